@@ -1,0 +1,70 @@
+// The loop IR: one fused kernel as plain data. Made by lower.cc, read by emit_llvm.cc (and later emit_cuda.cc).
+//
+// A kernel walks a 2-D iteration space of `rows` x `cols`. For each row it runs its stages in order: first the stage's row
+// instructions (scalars), then one sweep over the columns (vectors), then the sweep's reductions, whose results are scalars
+// that later stages may read. A column instruction may read row instructions of its own and earlier stages.
+//
+//   layer norm:  stage 0: column: load x            reductions: sum(x)
+//                stage 1: row: mean                 column: load x, sub, mul     reductions: sum((x-mean)^2)
+//                stage 2: row: rstd, store rstd     column: load x, w, b, ..., store y
+//
+// This header is shared with the LLVM plug-in: data only, no functions that need linking.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "rondo/runtime/lowering.h"
+
+namespace rondo::compile {
+
+// How an operand is addressed. Its element at (row, col) stands at
+//   base + sum over axes of ((row / divisor) % size) * stride  +  col * col_stride        (in elements)
+struct OperandAxis {
+  int64_t divisor;
+  int64_t size;
+  int64_t stride;
+};
+struct Operand {
+  DType dtype = kF32;             // in memory
+  std::vector<OperandAxis> axes;  // outermost first; one axis {1, rows, stride} in the common case, none if constant
+  int64_t col_stride = 1;         // 0: the operand is loaded once per row
+  bool is_output = false;
+  // A partial result of kColumnSum: a dense [n_chunks, cols] array of the compute type; a call for rows [begin, end)
+  // writes row begin / chunk_rows of it.
+  bool is_partial = false;
+};
+
+struct Instr {
+  LoopOp op;
+  DType type = kF32;                // of the result
+  int32_t a = -1, b = -1, c = -1;   // instruction ids
+  int32_t index = -1;               // operand or scalar
+  double value = 0;                 // kConst
+};
+
+struct Stage {
+  std::vector<int32_t> row;         // ids, in order
+  std::vector<int32_t> column;
+  std::vector<int32_t> reductions;  // kReduceSum, kReduceMax: `a` is a column instruction of this stage (or a row one)
+};
+
+struct LoopKernel {
+  std::string name;  // a valid identifier, unique in its module
+  int64_t rows = 1;
+  int64_t cols = 1;
+  // True: rows == 1 and a call covers columns [begin, end). Such a kernel has one stage and no reductions.
+  // False: a call covers rows [begin, end); with kColumnSum, exactly one chunk of chunk_rows (the last may be shorter).
+  bool split_columns = false;
+  int64_t chunk_rows = 0;
+  std::vector<Operand> operands;
+  int32_t n_scalars = 0;
+  std::vector<Instr> instrs;
+  std::vector<Stage> stages;
+};
+
+// operands: one base pointer each; scalars: the region's run-time scalars that this kernel reads.
+using KernelEntry = void (*)(void* const* operands, const double* scalars, int64_t begin, int64_t end);
+
+}  // namespace rondo::compile

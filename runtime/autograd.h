@@ -1,0 +1,130 @@
+// The tape. Each differentiable call leaves a Node that knows its op's VJP, the tensors it saved (with their versions) and
+// where its inputs came from. backward() visits nodes in reverse order of creation, so gradients meet in a fixed order.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <source_location>
+#include <vector>
+
+#include "rondo/runtime/op.h"
+#include "rondo/runtime/tensor.h"
+
+namespace rondo {
+
+class Node;
+
+// Where a gradient flows: output `output` of `node`, or, if node is null, the leaf tensor.
+struct Edge {
+  std::shared_ptr<Node> node;
+  int output = 0;
+};
+
+// A tensor kept for backward. get() throws StaleTensorError if it was overwritten since.
+class SavedTensor {
+ public:
+  SavedTensor() = default;
+  // `is_output`: saved by the node that makes it; its history is left out, else node and tensor would own each other.
+  SavedTensor(const Tensor& tensor, bool is_output);
+  const Tensor& get(const char* op, std::source_location where) const;
+  bool defined() const { return tensor_.defined(); }
+
+ private:
+  Tensor tensor_;
+  uint32_t version_ = 0;
+};
+
+class Node {
+ public:
+  Node();
+  virtual ~Node();
+  virtual const char* name() const = 0;
+  // grads_out has one entry per output (undefined where none arrived); returns one per edge.
+  virtual std::vector<Tensor> backward(std::span<const Tensor> grads_out) = 0;
+  // Drops saved tensors once backward has run without retain_graph; a second backward then throws.
+  virtual void release_saved() = 0;
+
+  std::vector<Edge> edges;                             // one per input; empty Edge where no gradient is needed
+  std::vector<std::function<Tensor(const Tensor&)>> output_hooks(int output) const;
+  int n_outputs = 1;
+  const uint64_t sequence;  // order of creation
+  // Hooks and retained gradients of the outputs.
+  struct OutputHook {
+    int output;
+    int64_t id;
+    std::function<Tensor(const Tensor&)> fn;
+  };
+  std::vector<OutputHook> hooks;
+  struct Retained {
+    int output;
+    std::weak_ptr<struct GradSlot> slot;
+  };
+  std::vector<Retained> retained;
+};
+
+// The place of an accumulated gradient; shared so that the tape can fill it after the tensor handle is gone.
+struct GradSlot {
+  Tensor grad;
+};
+
+// Autograd state of a tensor. Absent for plain data.
+struct AutogradMeta {
+  std::shared_ptr<Node> grad_fn;            // null for leaves
+  int output = 0;                           // which output of grad_fn
+  std::weak_ptr<Node> accumulator;          // leaves: the node that adds into `slot`
+  std::shared_ptr<GradSlot> slot;           // .grad
+  std::vector<Node::OutputHook> leaf_hooks;
+  // Differentiable views: the tensor this one looks into, and the version at which grad_fn was made.
+  Tensor base;
+  uint32_t view_version = 0;
+};
+
+// Grad mode of this thread; on by default.
+bool grad_enabled();
+class GradMode {
+ public:
+  explicit GradMode(bool on);
+  ~GradMode();
+  GradMode(const GradMode&) = delete;
+  GradMode& operator=(const GradMode&) = delete;
+
+ private:
+  bool previous_;
+};
+struct NoGrad : GradMode {
+  NoGrad() : GradMode(false) {}
+};
+// Calls fn without recording gradients: `no_grad([&] { ... })`.
+template <class F> decltype(auto) no_grad(F&& fn) {
+  NoGrad off;
+  return fn();
+}
+
+namespace autograd {
+
+// The edge that a gradient with respect to `tensor` flows along; empty if it needs none.
+Edge gradient_edge(const Tensor& tensor);
+// Makes `tensor` output `output` of `node`.
+void set_history(Tensor& tensor, std::shared_ptr<Node> node, int output);
+// Puts a tape node for a call of `op` and makes it the history of `outputs`. Dispatch calls it when a gradient is needed.
+void record_call(const OpDef& op, std::span<const Tensor* const> inputs, const Attrs& attrs, std::span<Tensor> outputs,
+                 std::source_location where);
+// As record_call for a call that overwrote `target`; if target is a view, its base's history is rebased too.
+void record_in_place(const OpDef& op, std::span<const Tensor* const> inputs, const Attrs& attrs, Tensor& target,
+                     const Tensor& previous, std::source_location where);
+// Throws if overwriting `target` would break autograd (a leaf that requires grad, in grad mode).
+void check_in_place(const OpDef& op, const Tensor& target, std::source_location where);
+
+// Gradients of `roots` (seeded with `grads`, or 1 for scalars) with respect to `inputs`, returned, not accumulated.
+std::vector<Tensor> grad(std::span<const Tensor> roots, std::span<const Tensor> inputs, std::span<const Tensor> grads = {},
+                         bool retain_graph = false, bool create_graph = false, bool allow_unused = false);
+void backward(std::span<const Tensor> roots, std::span<const Tensor> grads, bool retain_graph, bool create_graph,
+              std::source_location where);
+
+// Activation checkpointing: runs fn without saving, and again during backward. Random numbers are replayed, so both
+// runs draw the same dropout masks. fn must not have side effects.
+std::vector<Tensor> checkpoint(std::function<std::vector<Tensor>(std::span<const Tensor>)> fn,
+                               std::span<const Tensor> inputs);
+
+}  // namespace autograd
+}  // namespace rondo

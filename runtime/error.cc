@@ -1,0 +1,73 @@
+#include "rondo/runtime/error.h"
+
+#include "absl/strings/str_cat.h"
+#include "rondo/runtime/shape.h"
+
+namespace rondo {
+namespace {
+
+// Rondo's own modules call ops too; a user wants the line of their own program.
+bool is_library_file(std::string_view file) {
+  for (std::string_view folder : {"/rondo/modules/", "/rondo/optim/", "/rondo/compile/", "/rondo/runtime/"})
+    if (file.find(folder) != file.npos) return true;
+  for (std::string_view source : {RONDO_SOURCE_DIR "/modules/", RONDO_SOURCE_DIR "/optim/", RONDO_SOURCE_DIR "/compile/",
+                                  RONDO_SOURCE_DIR "/runtime/"})
+    if (file.starts_with(source)) return true;
+  return false;
+}
+
+}  // namespace
+
+FileError::FileError(std::string path, std::string_view reason)
+    : Error(path + ": " + std::string(reason)), path_(std::move(path)) {}
+
+void throw_internal(std::string_view what, std::source_location where) {
+  throw InternalError(absl::StrCat("internal error: ", std::string(what), " (", where.file_name(), ":", where.line(), ")"));
+}
+
+std::string describe_location(std::source_location where) {
+  const ModuleFrame* frame = ModuleFrame::innermost();
+  for (const ModuleFrame* f = frame; f != nullptr && is_library_file(where.file_name()); f = f->outer()) where = f->where();
+  std::string text = absl::StrCat(" (", where.file_name(), ":", where.line());
+  if (frame != nullptr && !frame->path().empty()) absl::StrAppend(&text, ", in ", frame->path());
+  return text + ")";
+}
+
+void throw_op_error(std::string_view op, std::string_view what, std::source_location where) {
+  throw Error(absl::StrCat(std::string(op), ": ", std::string(what), describe_location(where)));
+}
+
+std::string to_string(const Dims& dims) {
+  std::string text = "[";
+  for (int i = 0; i < dims.rank(); ++i) absl::StrAppend(&text, i ? ", " : "", dims[i]);
+  return text + "]";
+}
+
+int normalize_dim(int64_t dim, int rank) {
+  const int64_t span = std::max(rank, 1);
+  if (dim < -span || dim >= span)
+    throw Error(absl::StrCat("dimension ", dim, " is out of range for a tensor of ", rank, " dimensions"));
+  return static_cast<int>(dim < 0 ? dim + span : dim);
+}
+
+bool broadcast_shapes(const Dims& a, const Dims& b, Dims& out) {
+  const Dims& longer = a.rank() >= b.rank() ? a : b;
+  const Dims& shorter = a.rank() >= b.rank() ? b : a;
+  const int lead = longer.rank() - shorter.rank();
+  out = longer;
+  for (int i = 0; i < shorter.rank(); ++i) {
+    const int64_t x = longer[lead + i], y = shorter[i];
+    if (x != y && x != 1 && y != 1) return false;
+    out[lead + i] = x == 1 ? y : x;
+  }
+  return true;
+}
+
+Dims broadcast_strides(const Dims& sizes, const Dims& strides, const Dims& to) {
+  Dims result = Dims::filled(to.rank(), 0);
+  const int lead = to.rank() - sizes.rank();
+  for (int i = 0; i < sizes.rank(); ++i) result[lead + i] = sizes[i] == 1 && to[lead + i] != 1 ? 0 : strides[i];
+  return result;
+}
+
+}  // namespace rondo

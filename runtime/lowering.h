@@ -1,0 +1,65 @@
+// What OpDef::lower may say: one op's scalar program, written against LoopBuilder. compile/codegen implements it; the
+// same templates of ops/scalar_math.h run on float and double (eager kernels) and on LoopValue (generated kernels), so
+// the two agree bit for bit.
+#pragma once
+
+#include <cstdint>
+
+#include "rondo/runtime/dtype.h"
+
+namespace rondo {
+
+class LoopBuilder;
+
+// Scalar operations of the loop IR. Every one is exactly defined by IEEE 754, so any correct back end gives equal bits.
+enum class LoopOp : uint8_t {
+  // Leaves
+  kConst,   // Instr::value
+  kScalar,  // run-time scalar Instr::index, rounded to the instruction's type
+  kLoad,    // operand Instr::index at the current row and column
+  // Arithmetic on f32 or f64
+  kAdd, kSub, kMul, kDiv,
+  kFma,        // a * b + c, rounded once
+  kSqrt, kAbs, kNeg,
+  kRoundEven,  // to the nearest integer value, ties to even
+  kFloor,
+  kExp2Int,    // 2^a for an integer-valued a in the exponent range of normal numbers: on bits, for f32,
+               // (bits(a + 1.5 * 2^23) << 23) + (127 << 23); for f64 likewise with 52 and 1023
+  kExponent,   // of a positive normal a: the integer e, as a float, with a = m * 2^e, m in [1, 2)
+  kMantissa,   // of a positive normal a: m
+  // Comparisons give kBool; ordered: false if an operand is NaN, except kNe
+  kLt, kLe, kEq, kNe,
+  kAnd, kOr, kNot,
+  kSelect,     // a ? b : c
+  kCast,       // to the instruction's type; to a 16-bit float and back is how a value is rounded
+  // Effects and reductions
+  kStore,      // operand Instr::index = a
+  kReduceSum, kReduceMax,  // over the columns of a row, in the order of ops/reduction_order.h
+  kColumnSum,  // over the rows of a chunk, into partial operand Instr::index
+};
+
+// A value of the loop being built.
+struct LoopValue {
+  LoopBuilder* builder = nullptr;
+  int32_t id = -1;
+  DType type = kF32;  // kF32, kF64 or kBool
+};
+
+class LoopBuilder {
+ public:
+  virtual ~LoopBuilder() = default;
+  // Input i at the current element, converted to the op's compute type (f32, or f64 if any float operand is f64).
+  virtual LoopValue input(int i) = 0;
+  virtual bool has_input(int i) const = 0;
+  // Float attribute i, as a run-time scalar.
+  virtual LoopValue scalar(int i) = 0;
+  virtual int64_t integer(int i) const = 0;
+  virtual LoopValue constant(double value, DType type) = 0;
+  virtual LoopValue emit(LoopOp op, DType type, LoopValue a, LoopValue b = {}, LoopValue c = {}) = 0;
+  // Reduces over the dimensions that the op's attributes name. op: kReduceSum or kReduceMax.
+  virtual LoopValue reduce(LoopOp op, LoopValue v) = 0;
+  // Defines output i; rounds to its dtype.
+  virtual void output(int i, LoopValue v) = 0;
+};
+
+}  // namespace rondo

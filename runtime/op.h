@@ -1,0 +1,162 @@
+// OpDef: everything one op is, in one entry. Adding an op is adding an OpDef in its family file, a line in ops/table.cc
+// and its public function in ops/ops.h; the sweep test, autograd, recording and fusion pick it up from the entry.
+#pragma once
+
+#include <cstdint>
+#include <source_location>
+#include <span>
+
+#include "absl/container/inlined_vector.h"
+#include "rondo/runtime/amp.h"
+#include "rondo/runtime/tensor.h"
+
+namespace rondo {
+
+class LoopBuilder;
+
+// What a fusion pass may assume.
+enum class OpKind : uint8_t {
+  kElementwise,  // output element i reads input elements i (after broadcasting) only
+  kReduction,    // reduces dimensions, in the order that ops/reduction_order.h states
+  kView,         // shares the storage of input 0
+  kContraction,  // matrix products
+  kOpaque,       // anything else: runs as one call
+};
+
+// Non-tensor operands. Floats are run-time scalars of a compiled region; ints are part of the recording's side vector.
+struct Attrs {
+  absl::InlinedVector<int64_t, 8> ints;
+  absl::InlinedVector<double, 2> floats;
+  friend bool operator==(const Attrs&, const Attrs&) = default;
+};
+
+// Exactly what the gradient reads, as bit masks over inputs and outputs.
+struct SavedSpec {
+  uint32_t inputs = 0;
+  uint32_t outputs = 0;
+};
+
+inline constexpr int kMaxOpInputs = 8;
+inline constexpr int kMaxOpOutputs = 8;
+
+struct TensorMeta {
+  DType dtype = kF32;
+  Device device;
+  Dims sizes;
+  Dims strides;
+  int64_t offset = 0;  // views only: elements from the start of the storage
+};
+
+// Shapes and dtypes only; must not look at data.
+class InferContext {
+ public:
+  InferContext(const OpDef& op, std::span<const Tensor* const> inputs, const Attrs& attrs, std::source_location where)
+      : op_(op), inputs_(inputs), attrs_(attrs), where_(where) {}
+  int n_inputs() const { return static_cast<int>(inputs_.size()); }
+  bool has(int i) const { return i < n_inputs() && inputs_[i]->defined(); }
+  const Dims& sizes(int i) const { return inputs_[i]->sizes(); }
+  const Dims& strides(int i) const { return inputs_[i]->strides(); }
+  int64_t offset(int i) const { return inputs_[i]->storage_offset(); }
+  DType dtype(int i) const { return inputs_[i]->dtype(); }
+  int64_t integer(int i) const { return attrs_.ints[i]; }
+  double scalar(int i) const { return attrs_.floats[i]; }
+  const Attrs& attrs() const { return attrs_; }
+  // A dense output.
+  void output(int i, DType dtype, const Dims& sizes);
+  // A view of input 0.
+  void view(const Dims& sizes, const Dims& strides, int64_t offset);
+  // Throws Error with the op's name, the shapes of all inputs and the caller's line.
+  [[noreturn]] void fail(std::string_view what) const;
+  // fail() unless input i has one of the floating dtypes.
+  void require_floating(int i) const;
+  void require_same_dtype(int a, int b) const;
+
+  std::span<const TensorMeta> outputs() const { return {outputs_, static_cast<size_t>(n_outputs_)}; }
+
+ private:
+  friend class Dispatcher;
+  const OpDef& op_;
+  std::span<const Tensor* const> inputs_;
+  const Attrs& attrs_;
+  std::source_location where_;
+  TensorMeta outputs_[kMaxOpOutputs];
+  int n_outputs_ = 0;
+};
+
+// An eager kernel's arguments. Outputs are allocated as `infer` said; for an in-place call output 0 is input 0.
+struct KernelContext {
+  const OpDef& op;
+  std::span<const Tensor* const> inputs;
+  std::span<Tensor> outputs;
+  const Attrs& attrs;
+  std::source_location where;
+  bool has(int i) const { return i < static_cast<int>(inputs.size()) && inputs[i]->defined(); }
+  const Tensor& in(int i) const { return *inputs[i]; }
+  Tensor& out(int i = 0) const { return outputs[i]; }
+};
+
+// A vector-Jacobian product's view of one call. Written in public ops, so that it can be recorded, fused and
+// differentiated again.
+class GradContext {
+ public:
+  GradContext(const Attrs& attrs, std::span<const Tensor> inputs, std::span<const Tensor> outputs,
+              std::span<const Tensor> grads_out, std::span<const TensorMeta> input_metas, uint32_t needs,
+              std::span<Tensor> grads_in)
+      : attrs_(attrs), inputs_(inputs), outputs_(outputs), grads_out_(grads_out), input_metas_(input_metas),
+        needs_(needs), grads_in_(grads_in) {}
+  const Tensor& input(int i) const { return inputs_[i]; }    // defined only if in SavedSpec (and given)
+  const Tensor& output(int i) const { return outputs_[i]; }  // defined only if in SavedSpec
+  const Tensor& grad_out(int i = 0) const { return grads_out_[i]; }
+  bool needs(int i) const { return needs_ >> i & 1u; }
+  const Dims& input_sizes(int i) const { return input_metas_[i].sizes; }
+  DType input_dtype(int i) const { return input_metas_[i].dtype; }
+  int64_t integer(int i) const { return attrs_.ints[i]; }
+  double scalar(int i) const { return attrs_.floats[i]; }
+  const Attrs& attrs() const { return attrs_; }
+  int n_inputs() const { return static_cast<int>(input_metas_.size()); }
+  void set(int i, Tensor grad) const { grads_in_[i] = std::move(grad); }
+  // set(), after summing over broadcast dimensions and casting to the input's dtype.
+  void set_reduced(int i, Tensor grad) const;
+
+ private:
+  const Attrs& attrs_;
+  std::span<const Tensor> inputs_, outputs_, grads_out_;
+  std::span<const TensorMeta> input_metas_;
+  uint32_t needs_;
+  std::span<Tensor> grads_in_;
+};
+
+using InferFn = void (*)(InferContext&);
+using KernelFn = void (*)(const KernelContext&);
+// The op in simpler ops, one result per output: what runs where there is no kernel, what a compiler fuses, and the
+// oracle that the kernel is tested against.
+using DecomposeFn = void (*)(std::span<const Tensor> inputs, const Attrs&, std::span<Tensor> outputs);
+using GradFn = void (*)(const GradContext&);
+using LowerFn = void (*)(LoopBuilder&);
+
+struct OpDef {
+  const char* name;  // also the IR mnemonic
+  OpKind kind;
+  int n_outputs = 1;
+  SavedSpec saved = {};
+  AmpPolicy amp = AmpPolicy::kNone;
+  InferFn infer = nullptr;
+  KernelFn kernel[kNumBackends] = {};
+  DecomposeFn decompose = nullptr;
+  GradFn grad = nullptr;    // null: not differentiable
+  LowerFn lower = nullptr;  // null: runs as a library call
+  int32_t overwrites = -1;  // the input that output 0 is written into, for ops that exist only in place
+};
+
+// Every op, in a fixed order; the index is the op's id in recordings.
+std::span<const OpDef* const> all_ops();
+int op_id(const OpDef& op);
+const OpDef* find_op(std::string_view name);  // null if there is none
+
+// The only way an op is called (dispatch.cc): infer -> (recording? append : run the kernel) -> (grad needed? tape).
+Tensor call(const OpDef& op, std::span<const TensorArg> inputs, Attrs attrs = {});
+void call(const OpDef& op, std::span<const TensorArg> inputs, Attrs attrs, std::span<Tensor> outputs);
+// Output 0 is written into inputs[0], whose dtype and shape it must have. `op` must be elementwise, or have `overwrites`.
+void call_in_place(const OpDef& op, std::span<const TensorArg> inputs, Attrs attrs = {});
+
+}  // namespace rondo

@@ -1,0 +1,28 @@
+// The order of every floating-point reduction. It depends on shapes only, never on the number of threads or the ISA, and
+// generated kernels follow it too: this is what makes "compiled equals eager, bit for bit" possible.
+//
+// Note [Row order]. A reduction over the contiguous columns of a row keeps kLanes accumulators: column c goes to lane
+//   c % kLanes, in increasing c; the lanes then meet in a tree: 8 with 8, 4 with 4, 2 with 2, 1 with 1 (lane i takes i + k).
+//   Lanes start at the identity (0, or -inf for max).
+// Note [Column order]. A reduction over the rows splits them into chunks of column_chunk_rows(rows); in each chunk rows
+//   are added in order onto 0; the chunks' partial sums are then added in order onto the first.
+// Accumulators are f32 for f32, bf16 and f16, and f64 for f64.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+namespace rondo {
+
+inline constexpr int kLanes = 16;
+
+constexpr int64_t column_chunk_rows(int64_t rows) { return std::max<int64_t>(16, (rows + 63) / 64); }
+
+// The tree of Note [Row order].
+template <class T, class Combine> inline T combine_lanes(T (&lanes)[kLanes], Combine combine) {
+  for (int width = kLanes / 2; width > 0; width /= 2)
+    for (int i = 0; i < width; ++i) lanes[i] = combine(lanes[i], lanes[i + width]);
+  return lanes[0];
+}
+
+}  // namespace rondo

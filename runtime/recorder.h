@@ -1,0 +1,37 @@
+// The interface that tracing plugs into; compile/ implements it. While a Recorder is active on a thread, ops append to
+// it instead of running, and the tensors they return exist only in the recording until it is flushed.
+#pragma once
+
+#include <span>
+
+#include "rondo/runtime/op.h"
+
+namespace rondo {
+
+class Recorder {
+ public:
+  virtual ~Recorder() = default;
+  // Appends a call. `outputs` are fresh tensors with metadata and `requires_grad` set, but without storage; the recorder
+  // marks them as its own. For an in-place call outputs[0] is a fresh handle for the new value of *inputs[0].
+  virtual void record(const OpDef& op, std::span<const Tensor* const> inputs, const Attrs& attrs,
+                      std::span<Tensor> outputs, bool in_place, std::source_location where) = 0;
+  // Somebody reads the data of `tensor`, which is only recorded: run what is recorded (a graph break), so that it and
+  // every other live value has storage.
+  virtual void flush(const TensorImpl& tensor, std::source_location where) = 0;
+};
+
+// The recorder of this thread, or null.
+Recorder* active_recorder();
+
+class RecorderScope {
+ public:
+  explicit RecorderScope(Recorder* recorder);  // null: ops run again
+  ~RecorderScope();
+  RecorderScope(const RecorderScope&) = delete;
+  RecorderScope& operator=(const RecorderScope&) = delete;
+
+ private:
+  Recorder* previous_;
+};
+
+}  // namespace rondo

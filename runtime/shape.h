@@ -1,0 +1,101 @@
+// Dims: sizes or strides of a tensor, at most kMaxRank of them, stored inline.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <initializer_list>
+#include <span>
+#include <string>
+
+#include "rondo/runtime/error.h"
+
+namespace rondo {
+
+inline constexpr int kMaxRank = 8;
+
+class Dims {
+ public:
+  Dims() = default;
+  Dims(std::initializer_list<int64_t> values) { assign(values.begin(), static_cast<int>(values.size())); }
+  explicit Dims(std::span<const int64_t> values) { assign(values.data(), static_cast<int>(values.size())); }
+  static Dims filled(int rank, int64_t value) {
+    Dims dims;
+    for (int i = 0; i < rank; ++i) dims.push_back(value);
+    return dims;
+  }
+
+  int rank() const { return rank_; }
+  bool empty() const { return rank_ == 0; }
+  int64_t operator[](int i) const { return values_[i]; }
+  int64_t& operator[](int i) { return values_[i]; }
+  int64_t back() const { return values_[rank_ - 1]; }
+  const int64_t* begin() const { return values_; }
+  const int64_t* end() const { return values_ + rank_; }
+  int64_t* begin() { return values_; }
+  int64_t* end() { return values_ + rank_; }
+  void push_back(int64_t value) {
+    if (rank_ == kMaxRank) throw Error("a tensor has at most 8 dimensions");
+    values_[rank_++] = value;
+  }
+  void insert(int at, int64_t value) {
+    push_back(value);
+    std::rotate(begin() + at, end() - 1, end());
+  }
+  void erase(int at) {
+    std::copy(begin() + at + 1, end(), begin() + at);
+    --rank_;
+  }
+  // Product of all sizes; 1 for rank 0.
+  int64_t numel() const {
+    int64_t n = 1;
+    for (int64_t d : *this) n *= d;
+    return n;
+  }
+  friend bool operator==(const Dims& a, const Dims& b) { return std::equal(a.begin(), a.end(), b.begin(), b.end()); }
+  operator std::span<const int64_t>() const { return {values_, static_cast<size_t>(rank_)}; }
+
+ private:
+  void assign(const int64_t* values, int n) {
+    if (n > kMaxRank) throw Error("a tensor has at most 8 dimensions");
+    std::copy(values, values + n, values_);
+    rank_ = n;
+  }
+  int64_t values_[kMaxRank] = {};
+  int32_t rank_ = 0;
+};
+
+// "[8, 512, 64]"
+std::string to_string(const Dims& dims);
+
+// Strides, in elements, of a dense row-major tensor.
+inline Dims contiguous_strides(const Dims& sizes) {
+  Dims strides = sizes;
+  int64_t step = 1;
+  for (int i = sizes.rank() - 1; i >= 0; --i) {
+    strides[i] = step;
+    step *= std::max<int64_t>(sizes[i], 1);
+  }
+  return strides;
+}
+
+// True if (sizes, strides) is dense row-major; strides of dimensions of size 1 do not matter.
+inline bool is_contiguous(const Dims& sizes, const Dims& strides) {
+  int64_t step = 1;
+  for (int i = sizes.rank() - 1; i >= 0; --i) {
+    if (sizes[i] == 0) return true;
+    if (sizes[i] != 1 && strides[i] != step) return false;
+    step *= sizes[i];
+  }
+  return true;
+}
+
+// Wraps a negative dimension index; throws Error if it is out of range. `rank` 0 admits -1 and 0.
+int normalize_dim(int64_t dim, int rank);
+
+// NumPy broadcasting of two shapes. Returns false if they do not broadcast.
+bool broadcast_shapes(const Dims& a, const Dims& b, Dims& out);
+
+// Strides with which a tensor of (sizes, strides) is read when it is broadcast to `to`: 0 in each stretched dimension.
+Dims broadcast_strides(const Dims& sizes, const Dims& strides, const Dims& to);
+
+}  // namespace rondo

@@ -1,0 +1,83 @@
+// Storage: one reference-counted block of bytes, shared by a tensor and its views, with the version counter that in-place
+// writes bump. Memory comes from the caching allocator below.
+// Thread safety: reference counts and versions are atomic; the bytes are the user's to synchronise.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <utility>
+
+#include "rondo/runtime/device.h"
+
+namespace rondo {
+
+// Blocks are aligned so that a full vector register or cache line never straddles their start.
+inline constexpr size_t kAlignment = 64;
+
+struct AllocatorStats {
+  int64_t bytes_in_use = 0;  // handed out now
+  int64_t peak_bytes = 0;    // highest bytes_in_use since reset_peak()
+  int64_t bytes_cached = 0;  // held for reuse
+  int64_t allocations = 0;   // calls, ever
+};
+
+// Size-classed cache of host memory. Freed blocks are kept and reused; empty_cache() gives them back to the system.
+namespace allocator {
+void* allocate(size_t bytes);                 // throws Error when memory is exhausted
+void deallocate(void* data, size_t bytes) noexcept;
+AllocatorStats stats();
+void reset_peak();
+void empty_cache();
+// Fills every freed block with 0xFF bytes (NaN in every float type): a use after free becomes a wrong number at once.
+void set_poison_on_free(bool on);
+}  // namespace allocator
+
+class Storage {
+ public:
+  Storage() = default;
+  static Storage allocate(size_t bytes, Device device = kCPU);
+  // Memory owned by someone else (a mapped file): `owner` is kept alive as long as the storage.
+  static Storage borrow(void* data, size_t bytes, std::shared_ptr<const void> owner);
+
+  Storage(const Storage& other) : block_(other.block_) { retain(); }
+  Storage(Storage&& other) noexcept : block_(std::exchange(other.block_, nullptr)) {}
+  Storage& operator=(Storage other) noexcept {
+    std::swap(block_, other.block_);
+    return *this;
+  }
+  ~Storage() { release(); }
+
+  explicit operator bool() const { return block_ != nullptr; }
+  std::byte* data() const { return block_->data; }
+  size_t bytes() const { return block_->bytes; }
+  Device device() const { return block_->device; }
+  uint32_t version() const { return block_->version.load(std::memory_order_relaxed); }
+  void bump_version() const { block_->version.fetch_add(1, std::memory_order_relaxed); }
+  bool is_unique() const { return block_->refs.load(std::memory_order_acquire) == 1; }
+  bool is_borrowed() const { return block_->owner != nullptr; }
+  friend bool operator==(const Storage& a, const Storage& b) { return a.block_ == b.block_; }
+  const void* id() const { return block_; }
+
+ private:
+  struct Block {
+    std::atomic<int32_t> refs{1};
+    std::atomic<uint32_t> version{0};
+    Device device;
+    std::byte* data = nullptr;
+    size_t bytes = 0;
+    std::shared_ptr<const void> owner;
+  };
+  void retain() const {
+    if (block_) block_->refs.fetch_add(1, std::memory_order_relaxed);
+  }
+  void release() noexcept {
+    if (block_ && block_->refs.fetch_sub(1, std::memory_order_acq_rel) == 1) destroy(block_);
+  }
+  static void destroy(Block* block) noexcept;
+  Block* block_ = nullptr;
+};
+
+}  // namespace rondo
