@@ -14,7 +14,7 @@ namespace rondo {
 
 class Node;
 
-// Where a gradient flows: output `output` of `node`, or, if node is null, the leaf tensor.
+// Where a gradient flows: output `output` of `node` (for a leaf, the node that accumulates into its .grad).
 struct Edge {
   std::shared_ptr<Node> node;
   int output = 0;
@@ -34,47 +34,53 @@ class SavedTensor {
   uint32_t version_ = 0;
 };
 
-class Node {
- public:
-  Node();
-  virtual ~Node();
-  virtual const char* name() const = 0;
-  // grads_out has one entry per output (undefined where none arrived); returns one per edge.
-  virtual std::vector<Tensor> backward(std::span<const Tensor> grads_out) = 0;
-  // Drops saved tensors once backward has run without retain_graph; a second backward then throws.
-  virtual void release_saved() = 0;
-
-  std::vector<Edge> edges;                             // one per input; empty Edge where no gradient is needed
-  std::vector<std::function<Tensor(const Tensor&)>> output_hooks(int output) const;
-  int n_outputs = 1;
-  const uint64_t sequence;  // order of creation
-  // Hooks and retained gradients of the outputs.
-  struct OutputHook {
-    int output;
-    int64_t id;
-    std::function<Tensor(const Tensor&)> fn;
-  };
-  std::vector<OutputHook> hooks;
-  struct Retained {
-    int output;
-    std::weak_ptr<struct GradSlot> slot;
-  };
-  std::vector<Retained> retained;
+struct Hook {
+  int64_t id;
+  std::function<Tensor(const Tensor&)> fn;
 };
 
 // The place of an accumulated gradient; shared so that the tape can fill it after the tensor handle is gone.
 struct GradSlot {
   Tensor grad;
+  std::vector<Hook> hooks;  // of a leaf
+};
+
+class Node {
+ public:
+  Node();
+  virtual ~Node();
+  Node(const Node&) = delete;
+  Node& operator=(const Node&) = delete;
+  virtual const char* name() const = 0;
+  // grads_out has one entry per output (undefined where none arrived); fills one per edge.
+  virtual void backward(std::span<const Tensor> grads_out, std::span<Tensor> grads_in) = 0;
+  // Drops saved tensors once backward has run without retain_graph; a second backward then throws.
+  virtual void release_saved() {}
+
+  absl::InlinedVector<Edge, 3> edges;  // one per input; a null node where no gradient is needed
+  int n_outputs = 1;
+  const uint64_t sequence;             // order of creation
+
+  // Hooks and retained gradients of single outputs; rare, so kept apart.
+  struct OutputExtras {
+    int output;
+    std::vector<Hook> hooks;
+    std::weak_ptr<GradSlot> retained;
+  };
+  std::vector<OutputExtras> extras;
+  OutputExtras& extras_of(int output);
+
+ protected:
+  explicit Node(uint64_t fixed_sequence) : sequence(fixed_sequence) {}
 };
 
 // Autograd state of a tensor. Absent for plain data.
 struct AutogradMeta {
-  std::shared_ptr<Node> grad_fn;            // null for leaves
-  int output = 0;                           // which output of grad_fn
-  std::weak_ptr<Node> accumulator;          // leaves: the node that adds into `slot`
-  std::shared_ptr<GradSlot> slot;           // .grad
-  std::vector<Node::OutputHook> leaf_hooks;
-  // Differentiable views: the tensor this one looks into, and the version at which grad_fn was made.
+  std::shared_ptr<Node> grad_fn;    // null for leaves
+  int output = 0;                   // which output of grad_fn
+  std::weak_ptr<Node> accumulator;  // leaves: the node that adds into `slot`
+  std::shared_ptr<GradSlot> slot;   // .grad and leaf hooks
+  // Views: the tensor that this one looks into, and the version at which grad_fn was made.
   Tensor base;
   uint32_t view_version = 0;
 };
@@ -110,10 +116,13 @@ void set_history(Tensor& tensor, std::shared_ptr<Node> node, int output);
 void record_call(const OpDef& op, std::span<const Tensor* const> inputs, const Attrs& attrs, std::span<Tensor> outputs,
                  std::source_location where);
 // As record_call for a call that overwrote `target`; if target is a view, its base's history is rebased too.
+// `inputs` are the operands before the write: inputs[0] holds the old history (and, if it is saved, the old values).
 void record_in_place(const OpDef& op, std::span<const Tensor* const> inputs, const Attrs& attrs, Tensor& target,
-                     const Tensor& previous, std::source_location where);
+                     std::source_location where);
 // Throws if overwriting `target` would break autograd (a leaf that requires grad, in grad mode).
 void check_in_place(const OpDef& op, const Tensor& target, std::source_location where);
+// Remembers that `view` looks into `base`, so that a later write through the view reaches the base's history.
+void mark_view(Tensor& view, const Tensor& base);
 
 // Gradients of `roots` (seeded with `grads`, or 1 for scalars) with respect to `inputs`, returned, not accumulated.
 std::vector<Tensor> grad(std::span<const Tensor> roots, std::span<const Tensor> inputs, std::span<const Tensor> grads = {},

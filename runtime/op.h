@@ -47,6 +47,12 @@ struct TensorMeta {
   int64_t offset = 0;  // views only: elements from the start of the storage
 };
 
+// What a gradient needs to know of an input that was not saved.
+struct InputMeta {
+  DType dtype = kF32;
+  Dims sizes;
+};
+
 // Shapes and dtypes only; must not look at data.
 class InferContext {
  public:
@@ -63,8 +69,10 @@ class InferContext {
   const Attrs& attrs() const { return attrs_; }
   // A dense output.
   void output(int i, DType dtype, const Dims& sizes);
-  // A view of input 0.
-  void view(const Dims& sizes, const Dims& strides, int64_t offset);
+  // An output with a layout of its own (dense, but permuted).
+  void strided_output(int i, DType dtype, const Dims& sizes, const Dims& strides);
+  // Output i is a view of input 0.
+  void view(const Dims& sizes, const Dims& strides, int64_t offset, int i = 0);
   // Throws Error with the op's name, the shapes of all inputs and the caller's line.
   [[noreturn]] void fail(std::string_view what) const;
   // fail() unless input i has one of the floating dtypes.
@@ -100,7 +108,7 @@ struct KernelContext {
 class GradContext {
  public:
   GradContext(const Attrs& attrs, std::span<const Tensor> inputs, std::span<const Tensor> outputs,
-              std::span<const Tensor> grads_out, std::span<const TensorMeta> input_metas, uint32_t needs,
+              std::span<const Tensor> grads_out, std::span<const InputMeta> input_metas, uint32_t needs,
               std::span<Tensor> grads_in)
       : attrs_(attrs), inputs_(inputs), outputs_(outputs), grads_out_(grads_out), input_metas_(input_metas),
         needs_(needs), grads_in_(grads_in) {}
@@ -114,6 +122,7 @@ class GradContext {
   double scalar(int i) const { return attrs_.floats[i]; }
   const Attrs& attrs() const { return attrs_; }
   int n_inputs() const { return static_cast<int>(input_metas_.size()); }
+  int n_outputs() const { return static_cast<int>(grads_out_.size()); }
   void set(int i, Tensor grad) const { grads_in_[i] = std::move(grad); }
   // set(), after summing over broadcast dimensions and casting to the input's dtype.
   void set_reduced(int i, Tensor grad) const;
@@ -121,7 +130,7 @@ class GradContext {
  private:
   const Attrs& attrs_;
   std::span<const Tensor> inputs_, outputs_, grads_out_;
-  std::span<const TensorMeta> input_metas_;
+  std::span<const InputMeta> input_metas_;
   uint32_t needs_;
   std::span<Tensor> grads_in_;
 };
@@ -137,7 +146,7 @@ using LowerFn = void (*)(LoopBuilder&);
 struct OpDef {
   const char* name;  // also the IR mnemonic
   OpKind kind;
-  int n_outputs = 1;
+  int n_outputs = 1;        // -1: as many as the caller passes (split)
   SavedSpec saved = {};
   AmpPolicy amp = AmpPolicy::kNone;
   InferFn infer = nullptr;
@@ -158,5 +167,15 @@ Tensor call(const OpDef& op, std::span<const TensorArg> inputs, Attrs attrs = {}
 void call(const OpDef& op, std::span<const TensorArg> inputs, Attrs attrs, std::span<Tensor> outputs);
 // Output 0 is written into inputs[0], whose dtype and shape it must have. `op` must be elementwise, or have `overwrites`.
 void call_in_place(const OpDef& op, std::span<const TensorArg> inputs, Attrs attrs = {});
+// call(kAdd, {a, b})
+inline Tensor call(const OpDef& op, std::initializer_list<TensorArg> inputs, Attrs attrs = {}) {
+  return call(op, std::span<const TensorArg>(inputs.begin(), inputs.size()), std::move(attrs));
+}
+inline void call(const OpDef& op, std::initializer_list<TensorArg> inputs, Attrs attrs, std::span<Tensor> outputs) {
+  call(op, std::span<const TensorArg>(inputs.begin(), inputs.size()), std::move(attrs), outputs);
+}
+inline void call_in_place(const OpDef& op, std::initializer_list<TensorArg> inputs, Attrs attrs = {}) {
+  call_in_place(op, std::span<const TensorArg>(inputs.begin(), inputs.size()), std::move(attrs));
+}
 
 }  // namespace rondo

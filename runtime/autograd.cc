@@ -1,0 +1,515 @@
+#include "rondo/runtime/autograd.h"
+
+#include <algorithm>
+#include <queue>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/container/flat_hash_set.h"
+#include "absl/strings/str_cat.h"
+#include "rondo/runtime/ops/ops.h"
+#include "rondo/runtime/random.h"
+
+namespace rondo {
+namespace {
+
+std::atomic<uint64_t> next_sequence{0};
+thread_local bool grad_mode = true;
+
+// Dropping the last handle to a deep tape must not recurse: nodes queue up here and are freed one by one.
+thread_local std::vector<std::shared_ptr<Node>>* dying = nullptr;
+
+}  // namespace
+
+bool grad_enabled() { return grad_mode; }
+GradMode::GradMode(bool on) : previous_(std::exchange(grad_mode, on)) {}
+GradMode::~GradMode() { grad_mode = previous_; }
+
+Node::Node() : sequence(next_sequence.fetch_add(1, std::memory_order_relaxed)) {}
+
+Node::~Node() {
+  std::vector<std::shared_ptr<Node>> queue;
+  const bool outermost = dying == nullptr;
+  if (outermost) dying = &queue;
+  for (Edge& edge : edges)
+    if (edge.node && edge.node.use_count() == 1) dying->push_back(std::move(edge.node));
+  if (!outermost) return;
+  while (!queue.empty()) {
+    std::shared_ptr<Node> node = std::move(queue.back());
+    queue.pop_back();
+  }
+  dying = nullptr;
+}
+
+Node::OutputExtras& Node::extras_of(int output) {
+  for (OutputExtras& e : extras)
+    if (e.output == output) return e;
+  extras.push_back({output, {}, {}});
+  return extras.back();
+}
+
+SavedTensor::SavedTensor(const Tensor& tensor, bool is_output)
+    : tensor_(is_output ? tensor.detach() : tensor), version_(tensor.version()) {}
+
+const Tensor& SavedTensor::get(const char* op, std::source_location where) const {
+  if (tensor_.defined() && tensor_.version() != version_)
+    throw StaleTensorError(absl::StrCat("backward of ", op, ": a tensor of shape ", to_string(tensor_.sizes()),
+                                        " that the gradient needs was overwritten in place (version ",
+                                        tensor_.version(), ", saved at ", version_,
+                                        "); clone it before the write", describe_location(where)));
+  return tensor_;
+}
+
+namespace {
+
+// The leaf end of the tape: adds into .grad.
+class AccumulateNode final : public Node {
+ public:
+  // The highest sequence: a leaf's gradient is final, and delivered, as soon as its last contribution is there.
+  AccumulateNode(std::shared_ptr<GradSlot> slot) : Node(UINT64_MAX), slot_(std::move(slot)) {}
+  const char* name() const override { return "accumulate"; }
+  void backward(std::span<const Tensor> grads_out, std::span<Tensor>) override {
+    Tensor grad = grads_out[0];
+    for (const Hook& hook : slot_->hooks)
+      if (Tensor replaced = hook.fn(grad); replaced.defined()) grad = std::move(replaced);
+    Tensor& total = slot_->grad;
+    if (!total.defined()) {
+      // A gradient that nobody else holds is kept; a shared one is copied, so that in-place use of .grad stays private.
+      const bool private_copy = grad.impl()->refs.load() <= 2 && grad.storage().is_unique() && grad.is_contiguous();
+      total = private_copy || grad_mode ? (grad_mode ? grad : grad.detach()) : grad.detach().clone();
+    } else if (grad_mode) {
+      total = total + grad;
+    } else {
+      total.add_(grad);
+    }
+  }
+
+ private:
+  std::shared_ptr<GradSlot> slot_;
+};
+
+// One call of an op.
+class OpNode final : public Node {
+ public:
+  OpNode(const OpDef& op, std::span<const Tensor* const> inputs, const Attrs& attrs, std::source_location where)
+      : op_(op), attrs_(attrs), where_(where) {
+    edges.resize(inputs.size());
+    metas_.resize(inputs.size());
+    saved_inputs_.resize(inputs.size());
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      const Tensor& input = *inputs[i];
+      if (!input.defined()) continue;
+      metas_[i] = {input.dtype(), input.sizes()};
+      if (input.requires_grad() && is_floating(input.dtype())) {
+        edges[i] = autograd::gradient_edge(input);
+        if (edges[i].node) needs_ |= 1u << i;
+      }
+      if (op.saved.inputs >> i & 1u) saved_inputs_[i] = SavedTensor(input, false);
+    }
+  }
+  void save_outputs(std::span<const Tensor> outputs) {
+    n_outputs = static_cast<int>(outputs.size());
+    saved_outputs_.resize(outputs.size());
+    for (size_t i = 0; i < outputs.size(); ++i)
+      if (op_.saved.outputs >> i & 1u) saved_outputs_[i] = SavedTensor(outputs[i], true);
+  }
+  const char* name() const override { return op_.name; }
+  void release_saved() override {
+    saved_inputs_.clear();
+    saved_outputs_.clear();
+    released_ = true;
+  }
+  void backward(std::span<const Tensor> grads_out, std::span<Tensor> grads_in) override {
+    if (released_)
+      throw Error(absl::StrCat("backward of ", op_.name, ": its saved tensors were freed by an earlier backward; pass "
+                               "retain_graph = true to that one", describe_location(where_)));
+    Tensor inputs[kMaxOpInputs], outputs[kMaxOpOutputs];
+    for (size_t i = 0; i < saved_inputs_.size(); ++i) inputs[i] = saved_inputs_[i].get(op_.name, where_);
+    for (size_t i = 0; i < saved_outputs_.size(); ++i) {
+      outputs[i] = saved_outputs_[i].get(op_.name, where_);
+      // For a second derivative the saved output needs its history back.
+      if (grad_mode && outputs[i].defined()) {
+        outputs[i] = outputs[i].detach();
+        autograd::set_history(outputs[i], self.lock(), static_cast<int>(i));
+      }
+    }
+    op_.grad(GradContext(attrs_, inputs, outputs, grads_out, metas_, needs_, grads_in));
+  }
+
+  std::weak_ptr<Node> self;
+
+ private:
+  const OpDef& op_;
+  Attrs attrs_;
+  std::source_location where_;
+  uint32_t needs_ = 0;
+  bool released_ = false;
+  absl::InlinedVector<InputMeta, 3> metas_;
+  absl::InlinedVector<SavedTensor, 3> saved_inputs_;
+  absl::InlinedVector<SavedTensor, 1> saved_outputs_;
+};
+
+// Geometry of a view over its (contiguous) base.
+struct ViewGeometry {
+  Dims base_sizes, sizes, strides;
+  int64_t offset;
+  static ViewGeometry of(const Tensor& view, const Tensor& base) {
+    return {base.sizes(), view.sizes(), view.strides(), view.storage_offset() - base.storage_offset()};
+  }
+  Tensor look(const Tensor& dense) const {
+    return Tensor::from_storage(dense.storage(), dense.storage_offset() + offset, sizes, strides, dense.dtype());
+  }
+};
+
+// The history of a view after its base was overwritten: the gradient lands in a zero tensor of the base's shape.
+class ViewOfBaseNode final : public Node {
+ public:
+  ViewOfBaseNode(ViewGeometry geometry, Edge base) : geometry_(geometry) { edges.push_back(std::move(base)); }
+  const char* name() const override { return "view"; }
+  void backward(std::span<const Tensor> grads_out, std::span<Tensor> grads_in) override {
+    Tensor grad = Tensor::zeros(geometry_.base_sizes, {grads_out[0].dtype()});
+    geometry_.look(grad).copy_(grads_out[0]);
+    grads_in[0] = grad;
+  }
+
+ private:
+  ViewGeometry geometry_;
+};
+
+// The history of a base after a write through one of its views: the region's gradient goes to what was written, the rest
+// to the old base.
+class OverwriteNode final : public Node {
+ public:
+  OverwriteNode(ViewGeometry geometry, Edge base, Edge written) : geometry_(geometry) {
+    edges.push_back(std::move(base));
+    edges.push_back(std::move(written));
+  }
+  const char* name() const override { return "overwrite"; }
+  void backward(std::span<const Tensor> grads_out, std::span<Tensor> grads_in) override {
+    Tensor grad = grads_out[0].clone();
+    Tensor region = geometry_.look(grad);
+    grads_in[1] = region.clone();
+    if (edges[0].node) {
+      Tensor rest = grad.detach();
+      geometry_.look(rest).fill_(0);
+      grads_in[0] = rest;
+    }
+  }
+
+ private:
+  ViewGeometry geometry_;
+};
+
+AutogradMeta& meta_of(Tensor& tensor) {
+  auto& meta = tensor.impl()->autograd;
+  if (meta == nullptr) meta = std::make_unique<AutogradMeta>();
+  return *meta;
+}
+
+bool overlaps_itself(const Tensor& view) {
+  for (int i = 0; i < view.rank(); ++i)
+    if (view.strides()[i] == 0 && view.sizes()[i] > 1) return true;
+  return false;
+}
+
+}  // namespace
+
+namespace autograd {
+
+Edge gradient_edge(const Tensor& tensor) {
+  TensorImpl* impl = tensor.impl();
+  AutogradMeta* meta = impl->autograd.get();
+  if (meta != nullptr && meta->base.defined() && meta->view_version != tensor.version() && meta->base.requires_grad()) {
+    // The base was written since this view was made: look at it again.
+    if (overlaps_itself(tensor))
+      throw Error("autograd: an expanded view of a tensor that was overwritten in place; take the view after the write");
+    meta->grad_fn = std::make_shared<ViewOfBaseNode>(ViewGeometry::of(tensor, meta->base), gradient_edge(meta->base));
+    meta->output = 0;
+    meta->view_version = tensor.version();
+    impl->requires_grad = true;
+  }
+  if (!impl->requires_grad) return {};
+  if (meta != nullptr && meta->grad_fn) return {meta->grad_fn, meta->output};
+  Tensor leaf = tensor;
+  AutogradMeta& leaf_meta = meta_of(leaf);
+  std::shared_ptr<Node> accumulator = leaf_meta.accumulator.lock();
+  if (!accumulator) {
+    if (!leaf_meta.slot) leaf_meta.slot = std::make_shared<GradSlot>();
+    leaf_meta.accumulator = accumulator = std::make_shared<AccumulateNode>(leaf_meta.slot);
+  }
+  return {accumulator, 0};
+}
+
+void set_history(Tensor& tensor, std::shared_ptr<Node> node, int output) {
+  AutogradMeta& meta = meta_of(tensor);
+  meta.grad_fn = std::move(node);
+  meta.output = output;
+  tensor.impl()->requires_grad = true;
+}
+
+void mark_view(Tensor& view, const Tensor& base) {
+  const AutogradMeta* base_meta = base.impl()->autograd.get();
+  AutogradMeta& meta = meta_of(view);
+  meta.base = base_meta != nullptr && base_meta->base.defined() ? base_meta->base : base;
+  meta.view_version = view.version();
+}
+
+void record_call(const OpDef& op, std::span<const Tensor* const> inputs, const Attrs& attrs, std::span<Tensor> outputs,
+                 std::source_location where) {
+  auto node = std::make_shared<OpNode>(op, inputs, attrs, where);
+  node->self = node;
+  for (size_t i = 0; i < outputs.size(); ++i)
+    if (outputs[i].defined() && is_floating(outputs[i].dtype())) set_history(outputs[i], node, static_cast<int>(i));
+  node->save_outputs(outputs);
+}
+
+void record_in_place(const OpDef& op, std::span<const Tensor* const> inputs, const Attrs& attrs, Tensor& target,
+                     std::source_location where) {
+  AutogradMeta& meta = meta_of(target);
+  const Tensor base = meta.base;
+  auto node = std::make_shared<OpNode>(op, inputs, attrs, where);
+  node->self = node;
+  if (!base.defined()) {
+    set_history(target, node, 0);
+    node->save_outputs({&target, 1});
+    return;
+  }
+  if (!base.is_contiguous() || overlaps_itself(target))
+    throw_op_error(op.name, "a differentiable in-place write needs a non-overlapping view of a contiguous tensor", where);
+  node->save_outputs({&target, 1});
+  const ViewGeometry geometry = ViewGeometry::of(target, base);
+  Tensor root = base;
+  const Edge old_base = root.requires_grad() ? gradient_edge(root) : Edge{};
+  set_history(root, std::make_shared<OverwriteNode>(geometry, old_base, Edge{node, 0}), 0);
+  set_history(target, std::make_shared<ViewOfBaseNode>(geometry, gradient_edge(root)), 0);
+  meta.view_version = target.version();
+}
+
+void check_in_place(const OpDef& op, const Tensor& target, std::source_location where) {
+  const AutogradMeta* meta = target.impl()->autograd.get();
+  const bool history = meta != nullptr && meta->grad_fn != nullptr;
+  if (target.requires_grad() && !history)
+    throw_op_error(op.name, "a leaf that requires grad cannot be written in place; wrap the write in no_grad()", where);
+  if (meta != nullptr && meta->base.defined() && meta->base.requires_grad() && meta->base.is_leaf())
+    throw_op_error(op.name, "this is a view of a leaf that requires grad; wrap the write in no_grad()", where);
+}
+
+namespace {
+
+// One run of the tape.
+class Backward {
+ public:
+  Backward(bool retain_graph, bool create_graph) : retain_graph_(retain_graph), mode_(create_graph) {}
+
+  void seed(const Edge& edge, Tensor grad) {
+    roots_.push_back(edge.node);
+    add(edge, std::move(grad));
+  }
+  // The gradient that arrives at `edge` is kept in captured(index) instead of flowing on.
+  void capture(const Edge& edge, size_t index) { captures_[edge.node.get()].push_back({edge.output, index}); }
+
+  void run(std::vector<Tensor>* captured) {
+    count_dependencies();
+    std::priority_queue<Node*, std::vector<Node*>, LaterFirst> ready;
+    for (auto& [node, task] : tasks_)
+      if (task.waiting == 0) ready.push(node);
+    std::vector<Tensor> grads_in;
+    while (!ready.empty()) {
+      Node* node = ready.top();
+      ready.pop();
+      std::vector<Tensor> grads = std::move(tasks_[node].grads);
+      grads.resize(static_cast<size_t>(node->n_outputs));
+      bool any = false;
+      for (Tensor& grad : grads) any = any || grad.defined();
+      if (any) apply_extras(*node, grads);
+      const auto capture = captures_.find(node);
+      if (capture != captures_.end())
+        for (auto [output, index] : capture->second) (*captured)[index] = grads[static_cast<size_t>(output)];
+      const bool deliver = any && (captured == nullptr || node->sequence != UINT64_MAX);
+      grads_in.assign(node->edges.size(), Tensor());
+      if (deliver) node->backward(grads, grads_in);
+      grads.clear();
+      for (size_t i = 0; i < node->edges.size(); ++i) {
+        const Edge& edge = node->edges[i];
+        if (!edge.node) continue;
+        if (grads_in[i].defined()) add(edge, std::move(grads_in[i]));
+        if (--tasks_[edge.node.get()].waiting == 0) ready.push(edge.node.get());
+      }
+      if (!retain_graph_) node->release_saved();
+    }
+  }
+
+ private:
+  struct Task {
+    std::vector<Tensor> grads;
+    int waiting = 0;
+  };
+  struct LaterFirst {
+    bool operator()(const Node* a, const Node* b) const { return a->sequence < b->sequence; }
+  };
+
+  void add(const Edge& edge, Tensor grad) {
+    Task& task = tasks_[edge.node.get()];
+    task.grads.resize(static_cast<size_t>(edge.node->n_outputs));
+    Tensor& total = task.grads[static_cast<size_t>(edge.output)];
+    total = total.defined() ? total + grad : std::move(grad);
+  }
+
+  void count_dependencies() {
+    std::vector<Node*> stack;
+    absl::flat_hash_set<Node*> seen;
+    for (const auto& root : roots_)
+      if (seen.insert(root.get()).second) stack.push_back(root.get());
+    while (!stack.empty()) {
+      Node* node = stack.back();
+      stack.pop_back();
+      tasks_[node];
+      for (const Edge& edge : node->edges) {
+        if (!edge.node) continue;
+        ++tasks_[edge.node.get()].waiting;
+        if (seen.insert(edge.node.get()).second) stack.push_back(edge.node.get());
+      }
+    }
+  }
+
+  static void apply_extras(Node& node, std::vector<Tensor>& grads) {
+    for (const Node::OutputExtras& extra : node.extras) {
+      Tensor& grad = grads[static_cast<size_t>(extra.output)];
+      if (!grad.defined()) continue;
+      for (const Hook& hook : extra.hooks)
+        if (Tensor replaced = hook.fn(grad); replaced.defined()) grad = std::move(replaced);
+      if (auto slot = extra.retained.lock()) slot->grad = slot->grad.defined() ? slot->grad + grad : grad;
+    }
+  }
+
+  bool retain_graph_;
+  GradMode mode_;
+  std::vector<std::shared_ptr<Node>> roots_;
+  absl::flat_hash_map<Node*, Task> tasks_;
+  absl::flat_hash_map<Node*, std::vector<std::pair<int, size_t>>> captures_;
+};
+
+void seed_roots(Backward& run, std::span<const Tensor> roots, std::span<const Tensor> grads, std::source_location where) {
+  for (size_t i = 0; i < roots.size(); ++i) {
+    const Tensor& root = roots[i];
+    if (!root.defined() || !root.requires_grad())
+      throw_op_error("backward", "the tensor does not require grad and has no history", where);
+    Tensor grad = i < grads.size() ? grads[i] : Tensor();
+    if (!grad.defined()) {
+      if (root.numel() != 1)
+        throw_op_error("backward", "a gradient must be given for a tensor of shape " + to_string(root.sizes()) +
+                                       "; only a single element has the default 1", where);
+      grad = Tensor::ones(root.sizes(), {root.dtype(), root.device()});
+    }
+    if (!(grad.sizes() == root.sizes()))
+      throw_op_error("backward", "the gradient has shape " + to_string(grad.sizes()) + ", the tensor " +
+                                     to_string(root.sizes()), where);
+    run.seed(gradient_edge(root), std::move(grad));
+  }
+}
+
+}  // namespace
+
+void backward(std::span<const Tensor> roots, std::span<const Tensor> grads, bool retain_graph, bool create_graph,
+              std::source_location where) {
+  Backward run(retain_graph || create_graph, create_graph);
+  seed_roots(run, roots, grads, where);
+  run.run(nullptr);
+}
+
+std::vector<Tensor> grad(std::span<const Tensor> roots, std::span<const Tensor> inputs, std::span<const Tensor> grads,
+                         bool retain_graph, bool create_graph, bool allow_unused) {
+  Backward run(retain_graph || create_graph, create_graph);
+  seed_roots(run, roots, grads, std::source_location::current());
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    if (!inputs[i].requires_grad()) throw Error(absl::StrCat("autograd::grad: input ", i, " does not require grad"));
+    run.capture(gradient_edge(inputs[i]), i);
+  }
+  std::vector<Tensor> captured(inputs.size());
+  run.run(&captured);
+  for (size_t i = 0; i < inputs.size() && !allow_unused; ++i)
+    if (!captured[i].defined())
+      throw Error(absl::StrCat("autograd::grad: input ", i, " was not used; pass allow_unused = true if that is meant"));
+  return captured;
+}
+
+namespace {
+
+// Runs `fn` again, with gradients, when its backward comes.
+class CheckpointNode final : public Node {
+ public:
+  using Fn = std::function<std::vector<Tensor>(std::span<const Tensor>)>;
+  CheckpointNode(Fn fn, std::span<const Tensor> inputs) : fn_(std::move(fn)) {
+    const Generator& generator = default_generator();
+    seed_ = generator.seed();
+    offset_ = generator.offset();
+    autocast_ = amp::autocast_dtype();
+    for (const Tensor& input : inputs) {
+      inputs_.emplace_back(input, false);
+      edges.push_back(input.defined() && input.requires_grad() ? gradient_edge(input) : Edge{});
+    }
+  }
+  const char* name() const override { return "checkpoint"; }
+  void release_saved() override {
+    inputs_.clear();
+    released_ = true;
+  }
+  void backward(std::span<const Tensor> grads_out, std::span<Tensor> grads_in) override {
+    if (released_) throw Error("backward of checkpoint: already freed; pass retain_graph = true to the earlier backward");
+    std::vector<Tensor> inputs;
+    for (const SavedTensor& saved : inputs_) {
+      const Tensor& input = saved.get("checkpoint", {});
+      Tensor copy = input.defined() ? input.detach() : input;
+      if (input.defined() && input.requires_grad()) copy.requires_grad_();
+      inputs.push_back(copy);
+    }
+    Generator& generator = default_generator();
+    const uint64_t seed = generator.seed(), offset = generator.offset();
+    generator.set_state(seed_, offset_);
+    std::vector<Tensor> outputs;
+    {
+      GradMode on(true);
+      amp::Autocast autocast(autocast_);
+      outputs = fn_(inputs);
+    }
+    generator.set_state(seed, offset);
+    std::vector<Tensor> roots, seeds;
+    for (size_t i = 0; i < outputs.size(); ++i)
+      if (grads_out[i].defined() && outputs[i].requires_grad()) {
+        roots.push_back(outputs[i]);
+        seeds.push_back(grads_out[i]);
+      }
+    // Parameters that fn uses are leaves of the inner tape and accumulate directly.
+    autograd::backward(roots, seeds, false, grad_enabled(), {});
+    for (size_t i = 0; i < inputs.size(); ++i)
+      if (inputs[i].defined() && inputs[i].requires_grad()) grads_in[i] = inputs[i].grad();
+  }
+
+ private:
+  Fn fn_;
+  std::vector<SavedTensor> inputs_;
+  uint64_t seed_, offset_;
+  std::optional<DType> autocast_;
+  bool released_ = false;
+};
+
+}  // namespace
+
+std::vector<Tensor> checkpoint(std::function<std::vector<Tensor>(std::span<const Tensor>)> fn,
+                               std::span<const Tensor> inputs) {
+  if (!grad_enabled()) return fn(inputs);
+  auto node = std::make_shared<CheckpointNode>(fn, inputs);
+  std::vector<Tensor> outputs = no_grad([&] { return fn(inputs); });
+  node->n_outputs = static_cast<int>(outputs.size());
+  for (size_t i = 0; i < outputs.size(); ++i)
+    if (is_floating(outputs[i].dtype())) set_history(outputs[i], node, static_cast<int>(i));
+  return outputs;
+}
+
+}  // namespace autograd
+
+void GradContext::set_reduced(int i, Tensor grad) const {
+  grad = ops::sum_to(grad, input_sizes(i));
+  set(i, grad.dtype() == input_dtype(i) ? std::move(grad) : grad.to(input_dtype(i)));
+}
+
+}  // namespace rondo

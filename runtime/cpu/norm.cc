@@ -1,0 +1,174 @@
+#include "rondo/runtime/cpu/norm.h"
+
+#include <vector>
+
+#include "rondo/runtime/cpu/loops.h"
+#include "rondo/runtime/cpu/row_reduce.h"
+#include "rondo/runtime/recorder.h"
+
+namespace rondo::cpu {
+namespace {
+
+// Calls fn(TypeTag<T>) for the dtype of output 0, with recording off (kernels may make dense copies of their inputs).
+template <class Fn> void for_floating(const KernelContext& context, Fn fn) {
+  RecorderScope run(nullptr);
+  visit_floating(context.out().dtype(), fn);
+}
+template <class T> const T* pointer(const Tensor& t) { return reinterpret_cast<const T*>(t.impl()->data()); }
+template <class T> T* pointer(Tensor& t) { return reinterpret_cast<T*>(t.impl()->data()); }
+int64_t row_grain(int64_t cols) { return std::max<int64_t>(1, kElementwiseGrain / 4 / std::max<int64_t>(cols, 1)); }
+
+}  // namespace
+
+void layer_norm_kernel(const KernelContext& context) {
+  for_floating(context, [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    using C = ComputeType<T>;
+    const Tensor x = context.in(0).contiguous(), weight = context.in(1).contiguous(), bias = context.in(2).contiguous();
+    const int64_t cols = x.sizes().back(), rows = cols ? x.numel() / cols : 0;
+    const C inverse = static_cast<C>(1.0 / static_cast<double>(cols)), eps = static_cast<C>(context.attrs.floats[0]);
+    const T *in = pointer<T>(x), *w = pointer<T>(weight), *b = pointer<T>(bias);
+    T* y = pointer<T>(context.out(0));
+    C *means = pointer<C>(context.out(1)), *rstds = pointer<C>(context.out(2));
+    parallel_for(rows, row_grain(cols), [&](int64_t begin, int64_t end) {
+      for (int64_t r = begin; r < end; ++r) {
+        const T* row = in + r * cols;
+        T* out = y + r * cols;
+        const C mean = sum_row<C>(cols, [row](int64_t i) { return static_cast<C>(row[i]); }) * inverse;
+        const C variance = sum_row<C>(cols, [row, mean](int64_t i) {
+          const C d = static_cast<C>(row[i]) - mean;
+          return d * d;
+        }) * inverse;
+        const C rstd = scalar::rsqrt(variance + eps);
+        for (int64_t i = 0; i < cols; ++i)
+          out[i] = static_cast<T>((static_cast<C>(row[i]) - mean) * rstd * static_cast<C>(w[i]) + static_cast<C>(b[i]));
+        means[r] = mean;
+        rstds[r] = rstd;
+      }
+    });
+  });
+}
+
+void layer_norm_grad_kernel(const KernelContext& context) {
+  for_floating(context, [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    using C = ComputeType<T>;
+    const Tensor grad = context.in(0).contiguous(), x = context.in(1).contiguous(), weight = context.in(2).contiguous();
+    const int64_t cols = x.sizes().back(), rows = cols ? x.numel() / cols : 0;
+    const C inverse = static_cast<C>(1.0 / static_cast<double>(cols));
+    const T *g = pointer<T>(grad), *in = pointer<T>(x), *w = pointer<T>(weight);
+    const C *means = pointer<C>(context.in(3)), *rstds = pointer<C>(context.in(4));
+    T *dx = pointer<T>(context.out(0)), *dw = pointer<T>(context.out(1)), *db = pointer<T>(context.out(2));
+    // Note [Column order] for the two parameter gradients.
+    const int64_t chunk = column_chunk_rows(rows), chunks = (rows + chunk - 1) / chunk;
+    std::vector<C> partial(static_cast<size_t>(std::max<int64_t>(chunks, 1) * cols * 2), C(0));
+    parallel_for(chunks, 1, [&](int64_t begin, int64_t end) {
+      for (int64_t k = begin; k < end; ++k) {
+        C *sum_w = partial.data() + k * cols * 2, *sum_b = sum_w + cols;
+        for (int64_t r = k * chunk; r < std::min(rows, (k + 1) * chunk); ++r) {
+          const T *gr = g + r * cols, *xr = in + r * cols;
+          T* out = dx + r * cols;
+          const C mean = means[r], rstd = rstds[r];
+          const C mean_g = sum_row<C>(cols, [=](int64_t i) { return static_cast<C>(gr[i]) * static_cast<C>(w[i]); }) * inverse;
+          const C mean_gx = sum_row<C>(cols, [=](int64_t i) {
+            return static_cast<C>(gr[i]) * static_cast<C>(w[i]) * ((static_cast<C>(xr[i]) - mean) * rstd);
+          }) * inverse;
+          for (int64_t i = 0; i < cols; ++i) {
+            const C gi = static_cast<C>(gr[i]), hat = (static_cast<C>(xr[i]) - mean) * rstd;
+            out[i] = static_cast<T>((gi * static_cast<C>(w[i]) - mean_g - hat * mean_gx) * rstd);
+            sum_w[i] = sum_w[i] + gi * hat;
+            sum_b[i] = sum_b[i] + gi;
+          }
+        }
+      }
+    });
+    for (int64_t k = 1; k < chunks; ++k)
+      for (int64_t i = 0; i < cols * 2; ++i) partial[i] = partial[i] + partial[k * cols * 2 + i];
+    for (int64_t i = 0; i < cols; ++i) {
+      dw[i] = static_cast<T>(partial[i]);
+      db[i] = static_cast<T>(partial[cols + i]);
+    }
+  });
+}
+
+void softmax_kernel(const KernelContext& context) {
+  for_floating(context, [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    using C = ComputeType<T>;
+    const Tensor x = context.in(0).contiguous();
+    const int64_t cols = x.sizes().back(), rows = cols ? x.numel() / cols : 0;
+    const T* in = pointer<T>(x);
+    T* y = pointer<T>(context.out());
+    parallel_for(rows, row_grain(cols), [&](int64_t begin, int64_t end) {
+      std::vector<C> e(static_cast<size_t>(cols));
+      for (int64_t r = begin; r < end; ++r) {
+        const T* row = in + r * cols;
+        const C top = max_row<C>(cols, [row](int64_t i) { return static_cast<C>(row[i]); });
+        for (int64_t i = 0; i < cols; ++i) e[i] = scalar::exp(static_cast<C>(row[i]) - top);
+        const C inverse = C(1) / sum_row<C>(cols, [&e](int64_t i) { return e[i]; });
+        for (int64_t i = 0; i < cols; ++i) y[r * cols + i] = static_cast<T>(e[i] * inverse);
+      }
+    });
+  });
+}
+
+void softmax_grad_kernel(const KernelContext& context) {
+  for_floating(context, [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    using C = ComputeType<T>;
+    const Tensor grad = context.in(0).contiguous(), output = context.in(1).contiguous();
+    const int64_t cols = output.sizes().back(), rows = cols ? output.numel() / cols : 0;
+    const T *g = pointer<T>(grad), *y = pointer<T>(output);
+    T* dx = pointer<T>(context.out());
+    parallel_for(rows, row_grain(cols), [&](int64_t begin, int64_t end) {
+      for (int64_t r = begin; r < end; ++r) {
+        const T *gr = g + r * cols, *yr = y + r * cols;
+        const C dot = sum_row<C>(cols, [=](int64_t i) { return static_cast<C>(gr[i]) * static_cast<C>(yr[i]); });
+        for (int64_t i = 0; i < cols; ++i)
+          dx[r * cols + i] = static_cast<T>((static_cast<C>(gr[i]) - dot) * static_cast<C>(yr[i]));
+      }
+    });
+  });
+}
+
+void log_softmax_kernel(const KernelContext& context) {
+  for_floating(context, [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    using C = ComputeType<T>;
+    const Tensor x = context.in(0).contiguous();
+    const int64_t cols = x.sizes().back(), rows = cols ? x.numel() / cols : 0;
+    const T* in = pointer<T>(x);
+    T* y = pointer<T>(context.out());
+    parallel_for(rows, row_grain(cols), [&](int64_t begin, int64_t end) {
+      for (int64_t r = begin; r < end; ++r) {
+        const T* row = in + r * cols;
+        const C top = max_row<C>(cols, [row](int64_t i) { return static_cast<C>(row[i]); });
+        const C total = sum_row<C>(cols, [=](int64_t i) { return scalar::exp(static_cast<C>(row[i]) - top); });
+        const C log_total = scalar::log(total);
+        for (int64_t i = 0; i < cols; ++i)
+          y[r * cols + i] = static_cast<T>(static_cast<C>(row[i]) - top - log_total);
+      }
+    });
+  });
+}
+
+void log_softmax_grad_kernel(const KernelContext& context) {
+  for_floating(context, [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    using C = ComputeType<T>;
+    const Tensor grad = context.in(0).contiguous(), output = context.in(1).contiguous();
+    const int64_t cols = output.sizes().back(), rows = cols ? output.numel() / cols : 0;
+    const T *g = pointer<T>(grad), *y = pointer<T>(output);
+    T* dx = pointer<T>(context.out());
+    parallel_for(rows, row_grain(cols), [&](int64_t begin, int64_t end) {
+      for (int64_t r = begin; r < end; ++r) {
+        const T *gr = g + r * cols, *yr = y + r * cols;
+        const C total = sum_row<C>(cols, [=](int64_t i) { return static_cast<C>(gr[i]); });
+        for (int64_t i = 0; i < cols; ++i)
+          dx[r * cols + i] = static_cast<T>(static_cast<C>(gr[i]) - scalar::exp(static_cast<C>(yr[i])) * total);
+      }
+    });
+  });
+}
+
+}  // namespace rondo::cpu

@@ -1,0 +1,106 @@
+#include "rondo/runtime/cpu/reduction.h"
+
+#include <vector>
+
+#include "rondo/runtime/autograd.h"
+#include "rondo/runtime/cpu/loops.h"
+#include "rondo/runtime/cpu/row_reduce.h"
+#include "rondo/runtime/recorder.h"
+
+namespace rondo::cpu {
+namespace {
+
+struct Sum {
+  template <class C> static C identity() { return C(0); }
+  template <class C> static C combine(C a, C b) { return a + b; }
+};
+struct Max {
+  template <class C> static C identity() {
+    if constexpr (std::is_floating_point_v<C>) return -std::numeric_limits<C>::infinity();
+    else return std::numeric_limits<C>::lowest();
+  }
+  template <class C> static C combine(C a, C b) {
+    if constexpr (std::is_floating_point_v<C>) return scalar::maximum(a, b);
+    else return a < b ? b : a;
+  }
+};
+
+// x [rows, cols] -> out [rows]
+template <class Op, class T> void reduce_columns_of_rows(const T* x, T* out, int64_t rows, int64_t cols) {
+  using C = ComputeType<T>;
+  parallel_for(rows, std::max<int64_t>(1, kElementwiseGrain / std::max<int64_t>(cols, 1)), [&](int64_t begin, int64_t end) {
+    for (int64_t r = begin; r < end; ++r) {
+      const T* row = x + r * cols;
+      out[r] = static_cast<T>(reduce_row<C>(
+          cols, Op::template identity<C>(), [row](int64_t i) { return static_cast<C>(row[i]); },
+          [](C a, C b) { return Op::template combine<C>(a, b); }));
+    }
+  });
+}
+
+// x [rows, cols] -> out [cols]: Note [Column order].
+template <class Op, class T> void reduce_rows_of_columns(const T* x, T* out, int64_t rows, int64_t cols) {
+  using C = ComputeType<T>;
+  const int64_t chunk = column_chunk_rows(rows), chunks = (rows + chunk - 1) / chunk;
+  std::vector<C> partial(static_cast<size_t>(std::max<int64_t>(chunks, 1) * cols), Op::template identity<C>());
+  parallel_for(chunks, std::max<int64_t>(1, kElementwiseGrain / std::max<int64_t>(chunk * cols, 1)),
+               [&](int64_t begin, int64_t end) {
+                 for (int64_t k = begin; k < end; ++k) {
+                   C* sums = partial.data() + k * cols;
+                   for (int64_t r = k * chunk; r < std::min(rows, (k + 1) * chunk); ++r)
+                     for (int64_t c = 0; c < cols; ++c)
+                       sums[c] = Op::template combine<C>(sums[c], static_cast<C>(x[r * cols + c]));
+                 }
+               });
+  for (int64_t k = 1; k < chunks; ++k)
+    for (int64_t c = 0; c < cols; ++c) partial[c] = Op::template combine<C>(partial[c], partial[k * cols + c]);
+  for (int64_t c = 0; c < cols; ++c) out[c] = static_cast<T>(partial[c]);
+}
+
+template <class Op> void reduce(const KernelContext& context) {
+  NoGrad off;
+  RecorderScope run(nullptr);
+  Tensor x = context.in(0);
+  const int64_t mask = context.attrs.ints[0];
+  // Reduced dimensions must be one dense run, at the end or at the front; else bring them to the end.
+  const int rank = x.rank();
+  int first = rank, last = -1;
+  int64_t reduced = 1;
+  for (int i = 0; i < rank; ++i) {
+    if ((mask >> i & 1) == 0) continue;
+    first = std::min(first, i);
+    last = i;
+    reduced *= x.sizes()[i];
+  }
+  bool one_run = true;
+  for (int i = first; i <= last; ++i) one_run = one_run && (mask >> i & 1);
+  const bool at_front = one_run && first == 0 && last < rank - 1, at_end = one_run && last == rank - 1;
+  if (!at_front && !at_end && last >= 0) {
+    Dims order;
+    for (int i = 0; i < rank; ++i)
+      if ((mask >> i & 1) == 0) order.push_back(i);
+    for (int i = 0; i < rank; ++i)
+      if (mask >> i & 1) order.push_back(i);
+    x = x.permute(order);
+  }
+  x = x.contiguous();
+  const int64_t kept = context.out().numel();
+  visit_dtype(x.dtype(), [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    const T* in = reinterpret_cast<const T*>(x.impl()->data());
+    T* out = reinterpret_cast<T*>(context.out().impl()->data());
+    if constexpr (std::is_same_v<T, bool>) {
+      throw_op_error(context.op.name, "is not defined on bool; cast to a number first", context.where);
+    } else {
+      if (at_front) reduce_rows_of_columns<Op, T>(in, out, reduced, kept);
+      else reduce_columns_of_rows<Op, T>(in, out, kept, reduced);
+    }
+  });
+}
+
+}  // namespace
+
+void sum_kernel(const KernelContext& context) { reduce<Sum>(context); }
+void max_kernel(const KernelContext& context) { reduce<Max>(context); }
+
+}  // namespace rondo::cpu

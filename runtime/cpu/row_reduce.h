@@ -1,0 +1,32 @@
+// Reductions over one contiguous row: Note [Row order] of ops/reduction_order.h, vectorised by the compiler.
+#pragma once
+
+#include "rondo/runtime/ops/reduction_order.h"
+#include "rondo/runtime/ops/scalar_math.h"
+
+namespace rondo::cpu {
+
+// combine over value(0), ..., value(n - 1). `value` must be inlinable and free of side effects.
+template <class C, class Value, class Combine>
+inline C reduce_row(int64_t n, C identity, Value value, Combine combine) {
+  C lanes[kLanes];
+  for (int l = 0; l < kLanes; ++l) lanes[l] = identity;
+  int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes)
+    for (int l = 0; l < kLanes; ++l) lanes[l] = combine(lanes[l], value(i + l));
+  for (int l = 0; i < n; ++i, ++l) lanes[l] = combine(lanes[l], value(i));
+  return combine_lanes(lanes, combine);
+}
+
+template <class C, class Value> inline C sum_row(int64_t n, Value value) {
+  return reduce_row<C>(n, C(0), value, [](C a, C b) { return a + b; });
+}
+
+template <class C, class Value> inline C max_row(int64_t n, Value value) {
+  if constexpr (std::is_floating_point_v<C>)
+    return reduce_row<C>(n, -std::numeric_limits<C>::infinity(), value, [](C a, C b) { return scalar::maximum(a, b); });
+  else
+    return reduce_row<C>(n, std::numeric_limits<C>::lowest(), value, [](C a, C b) { return a < b ? b : a; });
+}
+
+}  // namespace rondo::cpu

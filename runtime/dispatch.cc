@@ -1,0 +1,225 @@
+// The only path of a call: infer -> (recording? append : run the backend's kernel) -> (gradient needed? tape).
+#include "absl/strings/str_cat.h"
+#include "rondo/runtime/autograd.h"
+#include "rondo/runtime/op.h"
+#include "rondo/runtime/recorder.h"
+
+namespace rondo {
+
+namespace {
+thread_local Recorder* recorder = nullptr;
+thread_local std::optional<DType> autocast;
+}  // namespace
+
+Recorder* active_recorder() { return recorder; }
+RecorderScope::RecorderScope(Recorder* r) : previous_(std::exchange(recorder, r)) {}
+RecorderScope::~RecorderScope() { recorder = previous_; }
+
+namespace amp {
+std::optional<DType> autocast_dtype() { return autocast; }
+Autocast::Autocast(std::optional<DType> dtype) : previous_(std::exchange(autocast, dtype)) {
+  if (dtype && !is_low_precision(*dtype)) {
+    autocast = previous_;
+    throw Error("amp::Autocast takes bf16 or f16");
+  }
+}
+Autocast::~Autocast() { autocast = previous_; }
+}  // namespace amp
+
+void InferContext::output(int i, DType dtype, const Dims& sizes) {
+  outputs_[i].dtype = dtype;
+  outputs_[i].sizes = sizes;
+  outputs_[i].strides = contiguous_strides(sizes);
+  outputs_[i].device = inputs_.empty() ? kCPU : inputs_[0]->device();
+  n_outputs_ = std::max(n_outputs_, i + 1);
+}
+
+void InferContext::strided_output(int i, DType dtype, const Dims& sizes, const Dims& strides) {
+  output(i, dtype, sizes);
+  outputs_[i].strides = strides;
+}
+
+void InferContext::view(const Dims& sizes, const Dims& strides, int64_t offset, int i) {
+  outputs_[i] = {dtype(0), inputs_[0]->device(), sizes, strides, offset};
+  n_outputs_ = std::max(n_outputs_, i + 1);
+}
+
+void InferContext::fail(std::string_view what) const {
+  std::string shapes;
+  for (const Tensor* input : inputs_)
+    if (input->defined())
+      absl::StrAppend(&shapes, shapes.empty() ? "" : ", ", std::string(name_of(input->dtype())), to_string(input->sizes()));
+  throw_op_error(op_.name, absl::StrCat(std::string(what), "; got ", shapes), where_);
+}
+
+void InferContext::require_floating(int i) const {
+  if (!is_floating(dtype(i))) fail("operand " + std::to_string(i) + " must be floating point");
+}
+void InferContext::require_same_dtype(int a, int b) const {
+  if (dtype(a) != dtype(b)) fail("operands must have the same dtype; cast one with .to()");
+}
+
+class Dispatcher {
+ public:
+  Dispatcher(const OpDef& op, std::span<const TensorArg> args, Attrs& attrs)
+      : op_(op), attrs_(attrs), n_(static_cast<int>(args.size())), where_(args.empty() ? std::source_location{} : args[0].where) {
+    for (int i = 0; i < n_; ++i) inputs_[i] = &args[i].tensor;
+    if (n_ > 0 && !inputs_[0]->defined()) throw_op_error(op.name, "operand 0 is an undefined tensor", where_);
+    if (autocast && op.amp != AmpPolicy::kNone) apply_autocast();
+  }
+
+  void run(std::span<Tensor> outputs) {
+    InferContext infer(op_, inputs(), attrs_, where_);
+    op_.infer(infer);
+    const bool differentiable = op_.grad != nullptr && needs_grad();
+    if (recorder != nullptr) {
+      for (size_t i = 0; i < outputs.size(); ++i) {
+        outputs[i] = make_handle(infer.outputs_[i]);
+        outputs[i].impl()->requires_grad = differentiable && is_floating(infer.outputs_[i].dtype);
+      }
+      recorder->record(op_, inputs(), attrs_, outputs, /*in_place=*/false, where_);
+      return;
+    }
+    if (op_.kind == OpKind::kView) {
+      for (size_t i = 0; i < outputs.size(); ++i) {
+        outputs[i] = make_handle(infer.outputs_[i]);
+        outputs[i].impl()->storage = inputs_[0]->storage();
+        if (grad_enabled()) autograd::mark_view(outputs[i], *inputs_[0]);
+      }
+    } else if (KernelFn kernel = op_.kernel[static_cast<int>(device().backend)]; kernel != nullptr && !must_decompose()) {
+      for (size_t i = 0; i < outputs.size(); ++i) {
+        const TensorMeta& meta = infer.outputs_[i];
+        outputs[i] = make_handle(meta);
+        outputs[i].impl()->storage =
+            Storage::allocate(static_cast<size_t>(meta.sizes.numel()) * size_of(meta.dtype), meta.device);
+      }
+      kernel(KernelContext{op_, inputs(), outputs, attrs_, where_});
+    } else {
+      invariant(op_.decompose != nullptr, op_.name);
+      Tensor copies[kMaxOpInputs];
+      for (int i = 0; i < n_; ++i) copies[i] = *inputs_[i];
+      // With a gradient of its own the op is one tape node; else its parts are.
+      GradMode mode(grad_enabled() && op_.grad == nullptr);
+      op_.decompose({copies, static_cast<size_t>(n_)}, attrs_, outputs);
+    }
+    if (differentiable) autograd::record_call(op_, inputs(), attrs_, outputs, where_);
+  }
+
+  void run_in_place() {
+    InferContext infer(op_, inputs(), attrs_, where_);
+    op_.infer(infer);
+    Tensor target = *inputs_[0];
+    const TensorMeta& meta = infer.outputs_[0];
+    if (!(meta.sizes == target.sizes()))
+      throw_op_error(op_.name, absl::StrCat("the result ", to_string(meta.sizes), " does not fit in place into ",
+                                            to_string(target.sizes())), where_);
+    if (meta.dtype != target.dtype())
+      throw_op_error(op_.name, absl::StrCat("the result is ", std::string(name_of(meta.dtype)),
+                                            " and cannot be written in place into ", std::string(name_of(target.dtype()))),
+                     where_);
+    const bool differentiable = op_.grad != nullptr && needs_grad();
+    if (grad_enabled()) autograd::check_in_place(op_, target, where_);
+    if (recorder != nullptr) {
+      Tensor next = make_handle(meta);
+      next.impl()->requires_grad = differentiable;
+      recorder->record(op_, inputs(), attrs_, {&next, 1}, /*in_place=*/true, where_);
+      return;
+    }
+    // Another operand that shares the target's memory, but not its layout, would be read after it is overwritten.
+    Tensor copies[kMaxOpInputs];
+    for (int i = 1; i < n_; ++i) {
+      const Tensor& input = *inputs_[i];
+      if (!input.defined() || !(input.storage() == target.storage())) continue;
+      if (input.storage_offset() == target.storage_offset() && input.sizes() == target.sizes() &&
+          input.strides() == target.strides())
+        continue;
+      copies[i] = input.clone();
+      inputs_[i] = &copies[i];
+    }
+    // What the gradient needs of the old value is copied before the write; the history of inputs[0] stays the old one.
+    Tensor before;
+    if (differentiable) {
+      before = target.detach();
+      if ((op_.saved.inputs & 1u) != 0) before = no_grad([&] { return before.clone(); });
+      if (target.impl()->autograd != nullptr || target.requires_grad()) {
+        const Edge edge = autograd::gradient_edge(target);
+        if (edge.node) autograd::set_history(before, edge.node, edge.output);
+      }
+    }
+    op_.kernel[static_cast<int>(device().backend)](KernelContext{op_, inputs(), {&target, 1}, attrs_, where_});
+    target.storage().bump_version();
+    if (differentiable) {
+      inputs_[0] = &before;
+      autograd::record_in_place(op_, inputs(), attrs_, target, where_);
+    }
+  }
+
+ private:
+  std::span<const Tensor* const> inputs() const { return {inputs_, static_cast<size_t>(n_)}; }
+  Device device() const { return n_ > 0 ? inputs_[0]->device() : kCPU; }
+
+  bool needs_grad() const {
+    if (!grad_enabled()) return false;
+    for (int i = 0; i < n_; ++i)
+      if (inputs_[i]->defined() && inputs_[i]->requires_grad()) return true;
+    return false;
+  }
+
+  // A gradient op without a gradient of its own runs in parts when a second derivative is asked for.
+  bool must_decompose() const { return op_.grad == nullptr && op_.decompose != nullptr && needs_grad(); }
+
+  static Tensor make_handle(const TensorMeta& meta) {
+    auto* impl = new TensorImpl;
+    impl->dtype = meta.dtype;
+    impl->device = meta.device;
+    impl->sizes = meta.sizes;
+    impl->strides = meta.strides;
+    impl->offset = meta.offset;
+    return Tensor(impl);
+  }
+
+  void apply_autocast() {
+    DType target = op_.amp == AmpPolicy::kLower ? *autocast : kF32;
+    if (op_.amp == AmpPolicy::kWidest) {
+      target = DType::kF16;
+      bool first = true;
+      for (int i = 0; i < n_; ++i) {
+        if (!inputs_[i]->defined() || !is_floating(inputs_[i]->dtype())) continue;
+        target = first ? inputs_[i]->dtype() : promote(target, inputs_[i]->dtype());
+        first = false;
+      }
+    }
+    const std::optional<DType> saved = std::exchange(autocast, std::nullopt);
+    for (int i = 0; i < n_; ++i) {
+      const Tensor& input = *inputs_[i];
+      // f64 is asked for by the user and never lowered.
+      if (!input.defined() || !is_floating(input.dtype()) || input.dtype() == kF64 || input.dtype() == target) continue;
+      cast_[i] = input.to(target, where_);
+      inputs_[i] = &cast_[i];
+    }
+    autocast = saved;
+  }
+
+  const OpDef& op_;
+  Attrs& attrs_;
+  int n_;
+  std::source_location where_;
+  const Tensor* inputs_[kMaxOpInputs];
+  Tensor cast_[kMaxOpInputs];  // operands that autocast converted
+};
+
+Tensor call(const OpDef& op, std::span<const TensorArg> inputs, Attrs attrs) {
+  Tensor output;
+  Dispatcher(op, inputs, attrs).run({&output, 1});
+  return output;
+}
+
+void call(const OpDef& op, std::span<const TensorArg> inputs, Attrs attrs, std::span<Tensor> outputs) {
+  Dispatcher(op, inputs, attrs).run(outputs);
+}
+
+void call_in_place(const OpDef& op, std::span<const TensorArg> inputs, Attrs attrs) {
+  Dispatcher(op, inputs, attrs).run_in_place();
+}
+
+}  // namespace rondo

@@ -1,0 +1,103 @@
+// Reductions over sets of dimensions. Attributes of every op of kind kReduction: ints = {mask of reduced dims, keepdim}.
+#include "rondo/runtime/cpu/reduction.h"
+
+#include "rondo/runtime/ops/elementwise_def.h"
+#include "rondo/runtime/ops/ops.h"
+#include "rondo/runtime/ops/table.h"
+
+namespace rondo::ops {
+namespace {
+
+void reduction_infer(InferContext& c) {
+  Dims sizes;
+  for (int i = 0; i < c.sizes(0).rank(); ++i) {
+    if ((c.integer(0) >> i & 1) == 0) sizes.push_back(c.sizes(0)[i]);
+    else if (c.integer(1)) sizes.push_back(1);
+  }
+  c.output(0, c.dtype(0), sizes);
+}
+
+// The reduced tensor's sizes with the reduced dimensions kept as 1.
+Dims kept_sizes(const Dims& sizes, int64_t mask) {
+  Dims kept = sizes;
+  for (int i = 0; i < sizes.rank(); ++i)
+    if (mask >> i & 1) kept[i] = 1;
+  return kept;
+}
+
+Attrs reduction_attrs(const char* op, TensorArg x, const Dims& dims, bool keepdim) {
+  const int rank = x.tensor.rank();
+  int64_t mask = 0;
+  for (int64_t d : dims) {
+    if (d < -std::max(rank, 1) || d >= std::max(rank, 1))
+      throw_op_error(op, "dimension " + std::to_string(d) + " is out of range for " + to_string(x.tensor.sizes()), x.where);
+    mask |= int64_t{1} << (d < 0 ? d + rank : d);
+  }
+  if (dims.empty()) mask = (int64_t{1} << rank) - 1;
+  return {.ints = {mask, keepdim}, .floats = {}};
+}
+
+}  // namespace
+
+constexpr OpDef kSum = {
+    .name = "sum",
+    .kind = OpKind::kReduction,
+    .amp = AmpPolicy::kFloat32,
+    .infer = &reduction_infer,
+    .kernel = {&cpu::sum_kernel},
+    .grad =
+        [](const GradContext& g) {
+          const Tensor kept = reshape(g.grad_out(), kept_sizes(g.input_sizes(0), g.integer(0)));
+          g.set(0, expand(kept, g.input_sizes(0)));
+        },
+    .lower = [](LoopBuilder& b) { b.output(0, b.reduce(LoopOp::kReduceSum, b.input(0))); },
+};
+
+constexpr OpDef kMax = {
+    .name = "max",
+    .kind = OpKind::kReduction,
+    .saved = {.inputs = kFirst, .outputs = kFirst},
+    .infer = &reduction_infer,
+    .kernel = {&cpu::max_kernel},
+    // Equal maxima share the gradient evenly.
+    .grad =
+        [](const GradContext& g) {
+          const Dims kept = kept_sizes(g.input_sizes(0), g.integer(0));
+          const Tensor hit = cast(equal(g.input(0), reshape(g.output(0), kept)), g.input_dtype(0));
+          const Tensor count = call(kSum, {hit}, {.ints = {g.integer(0), 1}, .floats = {}});
+          g.set(0, hit * (reshape(g.grad_out(), kept) / count));
+        },
+    .lower = [](LoopBuilder& b) { b.output(0, b.reduce(LoopOp::kReduceMax, b.input(0))); },
+};
+
+Tensor sum(TensorArg x, const Dims& dims, bool keepdim) {
+  return call(kSum, {x}, reduction_attrs("sum", x, dims, keepdim));
+}
+
+Tensor mean(TensorArg x, const Dims& dims, bool keepdim) {
+  const Attrs attrs = reduction_attrs("mean", x, dims, keepdim);
+  int64_t n = 1;
+  for (int i = 0; i < x.tensor.rank(); ++i)
+    if (attrs.ints[0] >> i & 1) n *= x.tensor.sizes()[i];
+  if (!is_floating(x.tensor.dtype())) throw_op_error("mean", "needs a floating-point tensor; cast it first", x.where);
+  return mul({call(kSum, {x}, attrs), x.where}, 1.0 / static_cast<double>(n));
+}
+
+Tensor max(TensorArg x, const Dims& dims, bool keepdim) {
+  const Attrs attrs = reduction_attrs("max", x, dims, keepdim);
+  if (x.tensor.numel() == 0) throw_op_error("max", "of an empty tensor is undefined", x.where);
+  return call(kMax, {x}, attrs);
+}
+
+Tensor sum_to(TensorArg x, const Dims& sizes) {
+  const Dims& from = x.tensor.sizes();
+  if (from == sizes) return x.tensor;
+  const int lead = from.rank() - sizes.rank();
+  int64_t mask = 0;
+  for (int i = 0; i < from.rank(); ++i)
+    if (i < lead || (sizes[i - lead] == 1 && from[i] != 1)) mask |= int64_t{1} << i;
+  const Tensor reduced = mask == 0 ? x.tensor : call(kSum, {x}, {.ints = {mask, 0}, .floats = {}});
+  return reshape({reduced, x.where}, sizes);
+}
+
+}  // namespace rondo::ops

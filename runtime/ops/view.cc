@@ -1,0 +1,379 @@
+// Views: new sizes and strides over the same storage; and cat, the copy that undoes split.
+#include "absl/strings/str_cat.h"
+#include "rondo/runtime/ops/elementwise_def.h"
+#include "rondo/runtime/ops/ops.h"
+#include "rondo/runtime/ops/table.h"
+#include "rondo/runtime/autograd.h"
+#include "rondo/runtime/recorder.h"
+
+namespace rondo::ops {
+namespace {
+
+Dims dims_of(const Attrs& attrs) { return Dims(std::span<const int64_t>(attrs.ints.data(), attrs.ints.size())); }
+Attrs attrs_of(const Dims& dims) {
+  Attrs attrs;
+  attrs.ints.assign(dims.begin(), dims.end());
+  return attrs;
+}
+
+// Strides that show `sizes`/`strides` as `to` without moving data; false if there are none.
+bool view_strides(const Dims& sizes, const Dims& strides, const Dims& to, Dims& result) {
+  result = contiguous_strides(to);
+  if (sizes.numel() == 0) return true;
+  // Walk both shapes from the back, one dense run of the source at a time.
+  int t = to.rank() - 1;
+  for (int s = sizes.rank() - 1; s >= 0;) {
+    int64_t run = sizes[s], stride = strides[s];
+    while (s > 0 && (sizes[s - 1] == 1 || strides[s - 1] == run * stride)) run *= sizes[--s];
+    // Sizes of 1 may carry any stride.
+    if (run == 1) {
+      --s;
+      continue;
+    }
+    int64_t taken = 1;
+    while (t >= 0 && taken < run) {
+      if (to[t] != 1) result[t] = taken * stride;
+      taken *= to[t--];
+    }
+    if (taken != run) return false;
+    --s;
+  }
+  return true;
+}
+
+Dims resolve_sizes(const char* op, TensorArg x, Dims sizes) {
+  int unknown = -1;
+  int64_t known = 1;
+  for (int i = 0; i < sizes.rank(); ++i) {
+    if (sizes[i] == -1 && unknown < 0) unknown = i;
+    else known *= sizes[i];
+  }
+  const int64_t numel = x.tensor.numel();
+  if (unknown >= 0 && known > 0 && numel % known == 0) sizes[unknown] = numel / known;
+  bool valid = true;
+  for (int64_t d : sizes) valid = valid && d >= 0;
+  if (!valid || sizes.numel() != numel)
+    throw_op_error(op, absl::StrCat("cannot show ", to_string(x.tensor.sizes()), " as ", to_string(sizes)), x.where);
+  return sizes;
+}
+
+int dim_of(const char* op, int64_t dim, int rank, std::source_location where) {
+  const int64_t span = std::max(rank, 1);
+  if (dim < -span || dim >= span)
+    throw_op_error(op, absl::StrCat("dimension ", dim, " is out of range for ", rank, " dimensions"), where);
+  return static_cast<int>(dim < 0 ? dim + span : dim);
+}
+
+}  // namespace
+
+// ints: the new sizes
+constexpr OpDef kView = {
+    .name = "view",
+    .kind = OpKind::kView,
+    .infer =
+        [](InferContext& c) {
+          Dims strides;
+          const Dims to = dims_of(c.attrs());
+          if (!view_strides(c.sizes(0), c.strides(0), to, strides)) c.fail("the strides do not allow it; use reshape");
+          c.view(to, strides, c.offset(0));
+        },
+    .grad = [](const GradContext& g) { g.set(0, reshape(g.grad_out(), g.input_sizes(0))); },
+};
+
+// ints: the source dimension of each new one
+constexpr OpDef kPermute = {
+    .name = "permute",
+    .kind = OpKind::kView,
+    .infer =
+        [](InferContext& c) {
+          Dims sizes, strides;
+          for (int64_t d : c.attrs().ints) {
+            sizes.push_back(c.sizes(0)[static_cast<int>(d)]);
+            strides.push_back(c.strides(0)[static_cast<int>(d)]);
+          }
+          c.view(sizes, strides, c.offset(0));
+        },
+    .grad =
+        [](const GradContext& g) {
+          Dims inverse = Dims::filled(static_cast<int>(g.attrs().ints.size()), 0);
+          for (int i = 0; i < inverse.rank(); ++i) inverse[static_cast<int>(g.integer(i))] = i;
+          g.set(0, permute(g.grad_out(), inverse));
+        },
+};
+
+// ints: the new sizes
+constexpr OpDef kExpand = {
+    .name = "expand",
+    .kind = OpKind::kView,
+    .infer =
+        [](InferContext& c) {
+          const Dims to = dims_of(c.attrs());
+          Dims sizes;
+          if (!broadcast_shapes(c.sizes(0), to, sizes) || !(sizes == to))
+            c.fail("cannot be expanded to " + to_string(to));
+          c.view(to, broadcast_strides(c.sizes(0), c.strides(0), to), c.offset(0));
+        },
+    .grad = [](const GradContext& g) { g.set_reduced(0, g.grad_out()); },
+};
+
+// Zeros of the sliced tensor's shape with the gradient in place. ints: {dim, begin, step, sizes...}
+constexpr OpDef kSliceGrad = {
+    .name = "slice_grad",
+    .kind = OpKind::kOpaque,
+    .infer =
+        [](InferContext& c) {
+          Dims sizes;
+          for (size_t i = 3; i < c.attrs().ints.size(); ++i) sizes.push_back(c.attrs().ints[i]);
+          c.output(0, c.dtype(0), sizes);
+        },
+    .kernel = {[](const KernelContext& context) {
+      NoGrad off;
+      RecorderScope run(nullptr);
+      Tensor target = context.out();
+      target.fill_(0);
+      const auto& ints = context.attrs.ints;
+      const int dim = static_cast<int>(ints[0]);
+      const int64_t n = context.in(0).sizes()[dim];
+      if (n > 0) target.slice(dim, {ints[1], ints[1] + (n - 1) * ints[2] + 1, ints[2]}).copy_(context.in(0));
+    }},
+    .grad =
+        [](const GradContext& g) {
+          const int dim = static_cast<int>(g.integer(0));
+          const int64_t n = g.input_sizes(0)[dim], begin = g.integer(1), step = g.integer(2);
+          g.set(0, slice(g.grad_out(), dim, {begin, begin + std::max<int64_t>(n - 1, 0) * step + 1, step}));
+        },
+};
+
+// ints: {dim, begin, end, step}, already clamped
+constexpr OpDef kSlice = {
+    .name = "slice",
+    .kind = OpKind::kView,
+    .infer =
+        [](InferContext& c) {
+          const int dim = static_cast<int>(c.integer(0));
+          const int64_t begin = c.integer(1), end = c.integer(2), step = c.integer(3);
+          Dims sizes = c.sizes(0), strides = c.strides(0);
+          sizes[dim] = end > begin ? (end - begin + step - 1) / step : 0;
+          const int64_t offset = c.offset(0) + begin * strides[dim];
+          strides[dim] *= step;
+          c.view(sizes, strides, offset);
+        },
+    .grad =
+        [](const GradContext& g) {
+          Attrs attrs{.ints = {g.integer(0), g.integer(1), g.integer(3)}, .floats = {}};
+          for (int64_t d : g.input_sizes(0)) attrs.ints.push_back(d);
+          g.set(0, call(kSliceGrad, {g.grad_out()}, attrs));
+        },
+};
+
+// ints: {dim, index}
+constexpr OpDef kSelect = {
+    .name = "select",
+    .kind = OpKind::kView,
+    .infer =
+        [](InferContext& c) {
+          const int dim = static_cast<int>(c.integer(0));
+          Dims sizes = c.sizes(0), strides = c.strides(0);
+          const int64_t offset = c.offset(0) + c.integer(1) * strides[dim];
+          sizes.erase(dim);
+          strides.erase(dim);
+          c.view(sizes, strides, offset);
+        },
+    .grad =
+        [](const GradContext& g) {
+          Attrs attrs{.ints = {g.integer(0), g.integer(1), 1}, .floats = {}};
+          for (int64_t d : g.input_sizes(0)) attrs.ints.push_back(d);
+          g.set(0, call(kSliceGrad, {unsqueeze(g.grad_out(), g.integer(0))}, attrs));
+        },
+};
+
+// ints: {dim, size}. One op for all pieces, so that its gradient is one cat and not a sum of padded pieces.
+constexpr OpDef kSplit = {
+    .name = "split",
+    .kind = OpKind::kView,
+    .n_outputs = -1,
+    .infer =
+        [](InferContext& c) {
+          const int dim = static_cast<int>(c.integer(0));
+          const int64_t total = c.sizes(0)[dim], size = c.integer(1);
+          int i = 0;
+          for (int64_t begin = 0; begin < total; begin += size, ++i) {
+            Dims sizes = c.sizes(0);
+            sizes[dim] = std::min(size, total - begin);
+            c.view(sizes, c.strides(0), c.offset(0) + begin * c.strides(0)[dim], i);
+          }
+        },
+    .grad =
+        [](const GradContext& g) {
+          const int dim = static_cast<int>(g.integer(0));
+          std::vector<Tensor> parts;
+          for (int i = 0; i < g.n_outputs(); ++i) {
+            if (g.grad_out(i).defined()) {
+              parts.push_back(g.grad_out(i));
+              continue;
+            }
+            Dims sizes = g.input_sizes(0);
+            sizes[dim] = std::min(g.integer(1), sizes[dim] - i * g.integer(1));
+            parts.push_back(Tensor::zeros(sizes, {g.input_dtype(0)}));
+          }
+          g.set(0, cat(parts, dim));
+        },
+};
+
+// ints: {dim}
+constexpr OpDef kCat = {
+    .name = "cat",
+    .kind = OpKind::kOpaque,
+    .infer =
+        [](InferContext& c) {
+          const int dim = static_cast<int>(c.integer(0));
+          Dims sizes = c.sizes(0);
+          for (int i = 1; i < c.n_inputs(); ++i) {
+            Dims other = c.sizes(i);
+            if (other.rank() != sizes.rank()) c.fail("operands must have the same number of dimensions");
+            const int64_t here = other[dim];
+            other[dim] = sizes[dim];
+            if (!(other == sizes)) c.fail("sizes may differ only along the dimension of cat");
+            c.require_same_dtype(0, i);
+            sizes[dim] += here;
+          }
+          c.output(0, c.dtype(0), sizes);
+        },
+    .kernel = {[](const KernelContext& context) {
+      NoGrad off;
+      RecorderScope run(nullptr);
+      const int dim = static_cast<int>(context.attrs.ints[0]);
+      int64_t begin = 0;
+      for (const Tensor* part : context.inputs) {
+        const int64_t n = part->sizes()[dim];
+        if (n > 0) context.out().slice(dim, {begin, begin + n}).copy_(*part);
+        begin += n;
+      }
+    }},
+    .grad =
+        [](const GradContext& g) {
+          const int dim = static_cast<int>(g.integer(0));
+          int64_t begin = 0;
+          for (int i = 0; i < g.n_inputs(); ++i) {
+            const int64_t n = g.input_sizes(i)[dim];
+            if (g.needs(i)) g.set(i, slice(g.grad_out(), dim, {begin, begin + n}));
+            begin += n;
+          }
+        },
+};
+
+Tensor view(TensorArg x, const Dims& sizes) { return call(kView, {x}, attrs_of(resolve_sizes("view", x, sizes))); }
+
+Tensor reshape(TensorArg x, const Dims& to) {
+  const Dims sizes = resolve_sizes("reshape", x, to);
+  if (sizes == x.tensor.sizes()) return x.tensor;
+  Dims strides;
+  if (view_strides(x.tensor.sizes(), x.tensor.strides(), sizes, strides)) return call(kView, {x}, attrs_of(sizes));
+  return view({x.tensor.clone(x.where), x.where}, sizes);
+}
+
+Tensor permute(TensorArg x, const Dims& order) {
+  const int rank = x.tensor.rank();
+  Dims normal;
+  uint32_t seen = 0;
+  for (int64_t d : order) {
+    normal.push_back(dim_of("permute", d, rank, x.where));
+    seen |= 1u << normal.back();
+  }
+  if (order.rank() != rank || seen != (1u << rank) - 1)
+    throw_op_error("permute", to_string(order) + " is not an order of " + std::to_string(rank) + " dimensions", x.where);
+  return call(kPermute, {x}, attrs_of(normal));
+}
+
+Tensor transpose(TensorArg x, int64_t a, int64_t b) {
+  const int rank = x.tensor.rank();
+  Dims order;
+  for (int i = 0; i < rank; ++i) order.push_back(i);
+  std::swap(order[dim_of("transpose", a, rank, x.where)], order[dim_of("transpose", b, rank, x.where)]);
+  return call(kPermute, {x}, attrs_of(order));
+}
+
+Tensor expand(TensorArg x, const Dims& to) {
+  Dims sizes = to;
+  const int lead = to.rank() - x.tensor.rank();
+  for (int i = 0; i < to.rank(); ++i)
+    if (sizes[i] == -1 && i >= lead) sizes[i] = x.tensor.sizes()[i - lead];
+  return call(kExpand, {x}, attrs_of(sizes));
+}
+
+Tensor select(TensorArg x, int64_t dim, int64_t index) {
+  if (x.tensor.rank() == 0) throw_op_error("select", "a scalar has no dimension to select from", x.where);
+  const int d = dim_of("select", dim, x.tensor.rank(), x.where);
+  const int64_t size = x.tensor.sizes()[d];
+  if (index < -size || index >= size)
+    throw_op_error("select", absl::StrCat("index ", index, " is out of range for size ", size), x.where);
+  return call(kSelect, {x}, {.ints = {d, index < 0 ? index + size : index}, .floats = {}});
+}
+
+Tensor slice(TensorArg x, int64_t dim, Slice range) {
+  if (x.tensor.rank() == 0) throw_op_error("slice", "a scalar has no dimension to slice", x.where);
+  const int d = dim_of("slice", dim, x.tensor.rank(), x.where);
+  if (range.step <= 0) throw_op_error("slice", absl::StrCat("the step must be positive, not ", range.step), x.where);
+  const int64_t size = x.tensor.sizes()[d];
+  const auto clamp = [size](int64_t i) { return std::clamp<int64_t>(i < 0 ? i + size : i, 0, size); };
+  const int64_t begin = clamp(range.begin), end = std::max(begin, clamp(range.end));
+  return call(kSlice, {x}, {.ints = {d, begin, end, range.step}, .floats = {}});
+}
+
+Tensor squeeze(TensorArg x, int64_t dim) {
+  const int d = dim_of("squeeze", dim, x.tensor.rank(), x.where);
+  Dims sizes = x.tensor.sizes();
+  if (sizes.empty() || sizes[d] != 1) return x.tensor;
+  sizes.erase(d);
+  return view(x, sizes);
+}
+
+Tensor unsqueeze(TensorArg x, int64_t dim) {
+  Dims sizes = x.tensor.sizes();
+  sizes.insert(dim_of("unsqueeze", dim, sizes.rank() + 1, x.where), 1);
+  return view(x, sizes);
+}
+
+Tensor flatten(TensorArg x, int64_t first, int64_t last) {
+  const int rank = x.tensor.rank();
+  if (rank == 0) return view(x, {1});
+  const int a = dim_of("flatten", first, rank, x.where), b = dim_of("flatten", last, rank, x.where);
+  Dims sizes;
+  for (int i = 0; i < rank; ++i) {
+    if (i > a && i <= b) sizes[sizes.rank() - 1] *= x.tensor.sizes()[i];
+    else sizes.push_back(x.tensor.sizes()[i]);
+  }
+  return reshape(x, sizes);
+}
+
+std::vector<Tensor> split(TensorArg x, int64_t size, int64_t dim) {
+  const int d = dim_of("split", dim, x.tensor.rank(), x.where);
+  if (size <= 0) throw_op_error("split", absl::StrCat("the size of a piece must be positive, not ", size), x.where);
+  const int64_t total = x.tensor.sizes()[d], n = std::max<int64_t>(1, (total + size - 1) / size);
+  std::vector<Tensor> pieces(static_cast<size_t>(n));
+  if (n <= kMaxOpOutputs && total > 0) {
+    call(kSplit, {x}, {.ints = {d, size}, .floats = {}}, pieces);
+  } else {
+    for (int64_t i = 0; i < n; ++i) pieces[static_cast<size_t>(i)] = slice(x, d, {i * size, std::min(total, (i + 1) * size)});
+  }
+  return pieces;
+}
+
+Tensor cat(std::span<const Tensor> parts, int64_t dim, std::source_location where) {
+  if (parts.empty()) throw_op_error("cat", "needs at least one tensor", where);
+  const int d = dim_of("cat", dim, parts[0].rank(), where);
+  // Long lists go in batches of what one op may take.
+  std::vector<Tensor> level(parts.begin(), parts.end());
+  while (true) {
+    std::vector<Tensor> next;
+    for (size_t i = 0; i < level.size(); i += kMaxOpInputs) {
+      std::vector<TensorArg> group;
+      for (size_t j = i; j < std::min(level.size(), i + kMaxOpInputs); ++j) group.emplace_back(level[j], where);
+      next.push_back(call(kCat, group, {.ints = {d}, .floats = {}}));
+    }
+    if (next.size() == 1) return next[0];
+    level = std::move(next);
+  }
+}
+
+}  // namespace rondo::ops

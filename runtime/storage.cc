@@ -1,0 +1,202 @@
+#include "rondo/runtime/storage.h"
+
+#include <sys/mman.h>
+
+#include <bit>
+#include <cstdlib>
+#include <cstring>
+#include <mutex>
+#include <new>
+#include <unordered_map>
+#include <vector>
+
+#include "rondo/runtime/error.h"
+
+namespace rondo {
+namespace allocator {
+namespace {
+
+// Blocks up to this size are cached per thread without a lock.
+constexpr size_t kSmall = 64 << 10;
+constexpr size_t kSmallPerClass = 32;
+// From here on a block is its own mapping on huge pages: a fresh 12 MB activation then costs 6 page faults, not 3,000.
+constexpr size_t kHuge = 2 << 20;
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr bool kCaching = false;  // so that the sanitizer sees every lifetime
+#else
+constexpr bool kCaching = true;
+#endif
+
+std::atomic<int64_t> bytes_in_use{0}, peak_bytes{0}, bytes_cached{0}, allocations{0};
+std::atomic<bool> poison{false};
+
+// Rounds up to a class: a power of two split into eight steps, so at most 12.5% is wasted.
+size_t class_size(size_t bytes) {
+  if (bytes <= 512) return (std::max<size_t>(bytes, 1) + kAlignment - 1) / kAlignment * kAlignment;
+  const size_t step = std::bit_floor(bytes - 1) / 8;
+  return (bytes + step - 1) / step * step;
+}
+// A dense number for small classes: 64..512 by 64, then eight steps for each power of two.
+int small_class(size_t rounded) {
+  if (rounded <= 512) return static_cast<int>(rounded / kAlignment) - 1;
+  const size_t floor = std::bit_floor(rounded - 1);
+  return 8 + (std::bit_width(floor) - 10) * 8 + static_cast<int>((rounded - floor) / (floor / 8)) - 1;
+}
+constexpr int kSmallClasses = 8 + 7 * 8;
+
+void* system_allocate(size_t bytes) {
+  if (bytes >= kHuge) {
+    const size_t mapped = (bytes + kHuge - 1) / kHuge * kHuge;
+    void* raw = mmap(nullptr, mapped + kHuge, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (raw == MAP_FAILED) return nullptr;
+    // Trim to a 2 MB boundary, else the kernel cannot use huge pages.
+    const auto start = reinterpret_cast<uintptr_t>(raw), aligned = (start + kHuge - 1) / kHuge * kHuge;
+    if (aligned != start) munmap(raw, aligned - start);
+    if (start + kHuge != aligned) munmap(reinterpret_cast<void*>(aligned + mapped), start + kHuge - aligned);
+    madvise(reinterpret_cast<void*>(aligned), mapped, MADV_HUGEPAGE);
+    return reinterpret_cast<void*>(aligned);
+  }
+  return std::aligned_alloc(kAlignment, bytes);
+}
+void system_free(void* data, size_t bytes) {
+  if (bytes >= kHuge) munmap(data, (bytes + kHuge - 1) / kHuge * kHuge);
+  else std::free(data);
+}
+
+struct LargeCache {
+  std::mutex mutex;
+  std::unordered_map<size_t, std::vector<void*>> free;
+};
+// Never destroyed: tensors with static lifetime may be freed after it would be.
+LargeCache& large_cache() {
+  static LargeCache* cache = new LargeCache;
+  return *cache;
+}
+
+struct SmallCache {
+  std::vector<void*> free[kSmallClasses];
+  static inline thread_local bool alive = false;
+  SmallCache() { alive = true; }
+  ~SmallCache() {
+    alive = false;
+    for (auto& list : free)
+      for (void* block : list) std::free(block);
+  }
+};
+SmallCache* small_cache() {
+  static thread_local SmallCache cache;
+  return SmallCache::alive ? &cache : nullptr;  // null while the thread is being torn down
+}
+
+}  // namespace
+
+void* allocate(size_t bytes) {
+  const size_t size = class_size(bytes);
+  const int64_t now = bytes_in_use.fetch_add(static_cast<int64_t>(size), std::memory_order_relaxed) + static_cast<int64_t>(size);
+  if (now > peak_bytes.load(std::memory_order_relaxed)) peak_bytes.store(now, std::memory_order_relaxed);
+  allocations.fetch_add(1, std::memory_order_relaxed);
+  if (kCaching) {
+    if (size <= kSmall) {
+      if (SmallCache* cache = small_cache()) {
+        auto& list = cache->free[small_class(size)];
+        if (!list.empty()) {
+          void* block = list.back();
+          list.pop_back();
+          return block;
+        }
+      }
+    } else {
+      LargeCache& cache = large_cache();
+      std::lock_guard lock(cache.mutex);
+      auto& list = cache.free[size];
+      if (!list.empty()) {
+        void* block = list.back();
+        list.pop_back();
+        bytes_cached.fetch_sub(static_cast<int64_t>(size), std::memory_order_relaxed);
+        return block;
+      }
+    }
+  }
+  void* block = system_allocate(size);
+  if (block == nullptr) {
+    empty_cache();
+    block = system_allocate(size);
+  }
+  if (block == nullptr) {
+    bytes_in_use.fetch_sub(static_cast<int64_t>(size), std::memory_order_relaxed);
+    throw Error("out of memory: cannot allocate " + std::to_string(bytes) + " bytes with " + std::to_string(now) +
+                " in use; use a smaller batch, or activation checkpointing");
+  }
+  return block;
+}
+
+void deallocate(void* data, size_t bytes) noexcept {
+  const size_t size = class_size(bytes);
+  bytes_in_use.fetch_sub(static_cast<int64_t>(size), std::memory_order_relaxed);
+  if (poison.load(std::memory_order_relaxed)) std::memset(data, 0xFF, size);
+  if (kCaching) {
+    try {
+      if (size <= kSmall) {
+        if (SmallCache* cache = small_cache()) {
+          auto& list = cache->free[small_class(size)];
+          if (list.size() < kSmallPerClass) {
+            list.push_back(data);
+            return;
+          }
+        }
+      } else {
+        LargeCache& cache = large_cache();
+        std::lock_guard lock(cache.mutex);
+        cache.free[size].push_back(data);
+        bytes_cached.fetch_add(static_cast<int64_t>(size), std::memory_order_relaxed);
+        return;
+      }
+    } catch (const std::bad_alloc&) {
+      // No room to remember the block: give it back below.
+    }
+  }
+  system_free(data, size);
+}
+
+AllocatorStats stats() { return {bytes_in_use.load(), peak_bytes.load(), bytes_cached.load(), allocations.load()}; }
+void reset_peak() { peak_bytes.store(bytes_in_use.load()); }
+void set_poison_on_free(bool on) { poison.store(on); }
+
+void empty_cache() {
+  LargeCache& cache = large_cache();
+  std::lock_guard lock(cache.mutex);
+  for (auto& [size, list] : cache.free) {
+    for (void* block : list) system_free(block, size);
+    bytes_cached.fetch_sub(static_cast<int64_t>(size * list.size()), std::memory_order_relaxed);
+  }
+  cache.free.clear();
+}
+
+}  // namespace allocator
+
+Storage Storage::allocate(size_t bytes, Device device) {
+  invariant(device.backend == Backend::kCPU, "only host memory can be allocated in this build");
+  Storage storage;
+  storage.block_ = new Block;
+  storage.block_->device = device;
+  storage.block_->bytes = bytes;
+  storage.block_->data = static_cast<std::byte*>(allocator::allocate(bytes));  // may throw: `storage` frees the block
+  return storage;
+}
+
+Storage Storage::borrow(void* data, size_t bytes, std::shared_ptr<const void> owner) {
+  Storage storage;
+  storage.block_ = new Block;
+  storage.block_->data = static_cast<std::byte*>(data);
+  storage.block_->bytes = bytes;
+  storage.block_->owner = std::move(owner);
+  return storage;
+}
+
+void Storage::destroy(Block* block) noexcept {
+  if (block->owner == nullptr && block->data != nullptr) allocator::deallocate(block->data, block->bytes);
+  delete block;
+}
+
+}  // namespace rondo
