@@ -1,0 +1,69 @@
+// Scaled dot-product attention on CPU, forward and backward, tiled: no [Tq, Tk] matrix is ever stored.
+// Raw pointers and strides; the op that owns shapes and checks is above.
+//
+//   out[i] = sum_j softmax_j(scale * q[i] . k[j] + mask[i, j]) v[j]
+//
+// After Dao et al., "FlashAttention" (2022): the forward keeps a running maximum and sum per query and saves their
+// logsumexp; the backward recomputes the probabilities from it.
+//
+// Element types: double, float, BFloat16, Float16. Arithmetic and all sums are f64 for double, else f32.
+// Determinism: each sum has one order, fixed by the shape; results do not depend on the number of threads.
+// Thread safety: free functions on caller's memory; inputs and outputs must not overlap.
+//
+//   AttentionShape shape{.batch = B, .heads = H, .kv_heads = H, .queries = T, .keys = T, .head_dim = D, .causal = true,
+//                        .scale = 1 / std::sqrt(D)};
+//   HeadsView<const float> q{qkv, T * 3 * C, D, 3 * C};  // One slice of a [B, T, 3C] projection.
+//   attention_forward<float>(shape, q, k, v, {}, out, logsumexp);
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <type_traits>
+
+namespace rondo::cpu {
+
+// A [B, H, T, D] array: element (b, h, t, d) at data[b * batch_stride + h * head_stride + t * row_stride + d].
+template <class T>
+struct HeadsView {
+  T* data = nullptr;
+  int64_t batch_stride = 0, head_stride = 0, row_stride = 0;
+};
+
+struct AttentionShape {
+  int64_t batch = 0;
+  int64_t heads = 0;     // Query heads H.
+  int64_t kv_heads = 0;  // Divides `heads`: query head h reads key and value head h / (heads / kv_heads).
+  int64_t queries = 0;   // Tq.
+  int64_t keys = 0;      // Tk.
+  int64_t head_dim = 0;  // D, of q, k, v and out.
+  bool causal = false;   // Query i attends to keys j <= i: aligned at the top left, as PyTorch's is_causal.
+  double scale = 1;
+};
+
+// Optional, broadcast over [B, H, Tq, Tk] by strides of 0; at most one of the pointers is set. Composes with `causal`.
+// A key that is masked for a query gets probability 0; a query with no key left gets output 0 and gradient 0. Masked
+// keys are still multiplied by that 0, so their k and v must be finite.
+template <class T>
+struct AttentionMask {
+  const bool* allowed = nullptr;  // True: the query may attend to the key.
+  const T* bias = nullptr;        // Added to the scaled score; -inf masks.
+  std::array<int64_t, 4> strides = {};
+};
+
+// The type of logsumexp: double for double, else float.
+template <class T>
+using AttentionAccumulator = std::conditional_t<std::is_same_v<T, double>, double, float>;
+
+// Overwrites out [B, H, Tq, D] and logsumexp [B, H, Tq] (dense; natural log; -inf where no key is allowed).
+template <class T>
+void attention_forward(const AttentionShape& shape, HeadsView<const T> q, HeadsView<const T> k, HeadsView<const T> v,
+                       const AttentionMask<T>& mask, HeadsView<T> out, AttentionAccumulator<T>* logsumexp);
+
+// Overwrites grad_q [B, H, Tq, D], grad_k and grad_v [B, kv_heads, Tk, D], given what the forward returned and grad_out
+// [B, H, Tq, D]. The mask gets no gradient.
+template <class T>
+void attention_backward(const AttentionShape& shape, HeadsView<const T> q, HeadsView<const T> k, HeadsView<const T> v,
+                        const AttentionMask<T>& mask, HeadsView<const T> out, const AttentionAccumulator<T>* logsumexp,
+                        HeadsView<const T> grad_out, HeadsView<T> grad_q, HeadsView<T> grad_k, HeadsView<T> grad_v);
+
+}  // namespace rondo::cpu

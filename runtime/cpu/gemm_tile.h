@@ -1,0 +1,171 @@
+// Small matrix products on packed tiles, the inner loops of attention: C (+)= A B with a register-blocked micro-kernel.
+//
+// B and C are row-major with whole vectors per row (pad the columns); A is read element by element, so it may have any
+// strides. Each C[i, j] is one chain of FMAs over increasing depth: its bits depend neither on the blocking nor on the
+// vector width. Kernel sources only.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "rondo/runtime/cpu/simd.h"
+
+namespace rondo::cpu {
+
+// Rows of C per micro-kernel: 8 rows x 2 vectors of accumulators hide the latency of two FMA units of 4 cycles.
+inline constexpr int kTileRows = kVectorBytes == 64 ? 8 : 4;
+// Vectors of C per micro-kernel.
+inline constexpr int kTileVectors = 2;
+template <class A>
+inline constexpr int kTileColumns = kTileVectors* kWidth<A>;
+
+// How a product starts: from 0, from C, or from C times a factor per column.
+enum class Start { kZero, kAdd, kScale };
+
+// The left operand: element (i, k) at data[i * row_stride + k * depth_stride]. One of the strides is 1; kRowsAdjacent
+// says which, so that the broadcasts get immediate offsets.
+template <class A, bool kRowsAdjacent>
+struct LeftOperand {
+  const A* data;
+  int64_t stride;
+  const A* at(int64_t row, int64_t depth) const {
+    return kRowsAdjacent ? data + row + depth * stride : data + row * stride + depth;
+  }
+};
+
+// C[M, N vectors] (+)= A[M, depth] B[depth, N vectors].
+template <Start kStart, int M, int N, class A, bool kRowsAdjacent>
+[[gnu::always_inline]] inline void multiply_micro(int64_t depth, LeftOperand<A, kRowsAdjacent> a, const A* b,
+                                                  int64_t b_stride, A* c, int64_t c_stride, const A* factors) {
+  Vector<A> sum[M][N];
+#pragma GCC unroll 16
+  for (int i = 0; i < M; ++i) {
+#pragma GCC unroll 4
+    for (int j = 0; j < N; ++j) {
+      sum[i][j] = Vector<A>{};
+      if constexpr (kStart != Start::kZero) sum[i][j] = load(c + i * c_stride + j * kWidth<A>);
+      if constexpr (kStart == Start::kScale) sum[i][j] *= load(factors + j * kWidth<A>);
+    }
+  }
+  for (int64_t k = 0; k < depth; ++k) {
+    Vector<A> row[N];
+#pragma GCC unroll 4
+    for (int j = 0; j < N; ++j) row[j] = load(b + k * b_stride + j * kWidth<A>);
+#pragma GCC unroll 16
+    for (int i = 0; i < M; ++i) {
+      const Vector<A> left = broadcast(*a.at(i, k));
+#pragma GCC unroll 4
+      for (int j = 0; j < N; ++j) sum[i][j] = fma(left, row[j], sum[i][j]);
+    }
+  }
+#pragma GCC unroll 16
+  for (int i = 0; i < M; ++i) {
+#pragma GCC unroll 4
+    for (int j = 0; j < N; ++j) store(c + i * c_stride + j * kWidth<A>, sum[i][j]);
+  }
+}
+
+// One block of at most kTileRows rows and N vectors: rows are taken in powers of two.
+template <Start kStart, int N, int M = kTileRows, class A, bool kRowsAdjacent>
+inline void multiply_rows(int64_t rows, int64_t depth, LeftOperand<A, kRowsAdjacent> a, const A* b, int64_t b_stride,
+                          A* c, int64_t c_stride, const A* factors) {
+  int64_t i = 0;
+  for (; i + M <= rows; i += M) {
+    multiply_micro<kStart, M, N>(depth, LeftOperand<A, kRowsAdjacent>{a.at(i, 0), a.stride}, b, b_stride,
+                                 c + i * c_stride, c_stride, factors);
+  }
+  if constexpr (M > 1) {
+    if (i < rows) {
+      multiply_rows<kStart, N, M / 2>(rows - i, depth, LeftOperand<A, kRowsAdjacent>{a.at(i, 0), a.stride}, b, b_stride,
+                                      c + i * c_stride, c_stride, factors);
+    }
+  }
+}
+
+// C[rows, vectors] (+)= A[rows, depth] B[depth, vectors], a panel of at most kTileVectors vectors wide.
+template <Start kStart, class A, bool kRowsAdjacent>
+inline void multiply_panel(int64_t rows, int vectors, int64_t depth, LeftOperand<A, kRowsAdjacent> a, const A* b,
+                           int64_t b_stride, A* c, int64_t c_stride, const A* factors = nullptr) {
+  if (vectors == 2)
+    multiply_rows<kStart, 2>(rows, depth, a, b, b_stride, c, c_stride, factors);
+  else
+    multiply_rows<kStart, 1>(rows, depth, a, b, b_stride, c, c_stride, factors);
+}
+
+// ---- Packing: element type to compute type, zero-padded to whole vectors
+
+// dst[c, r] = src[r, c] * scale, for r in [0, rows) padded with 0 up to a multiple of the width; dst is [cols,
+// dst_stride].
+template <class T>
+inline void pack_transposed(const T* src, int64_t src_stride, int64_t rows, int64_t cols, Compute<T> scale,
+                            Compute<T>* dst, int64_t dst_stride) {
+  using A = Compute<T>;
+  constexpr int kN = kWidth<A>;
+  for (int64_t r = 0; r < rows; r += kN) {
+    const int valid = static_cast<int>(std::min<int64_t>(kN, rows - r));
+    for (int64_t c = 0; c < cols; c += kN) {
+      Vector<A> block[kN] = {};
+      const int64_t width = std::min<int64_t>(kN, cols - c);
+      const T* from = src + r * src_stride + c;
+      if (valid == kN && width == kN) {
+#pragma GCC unroll 16
+        for (int i = 0; i < kN; ++i) block[i] = load(from + i * src_stride) * scale;
+        transpose<A>(block);
+#pragma GCC unroll 16
+        for (int i = 0; i < kN; ++i) store(dst + (c + i) * dst_stride + r, block[i]);
+        continue;
+      }
+      for (int i = 0; i < valid; ++i) block[i] = load(from + i * src_stride, width) * scale;
+      transpose<A>(block);
+      for (int i = 0; i < width; ++i) store(dst + (c + i) * dst_stride + r, block[i]);
+    }
+  }
+}
+
+// dst[c, r] = src[r, c] * factors[r]: the way back, from compute type to element type. src rows are whole vectors.
+template <class T>
+inline void unpack_transposed(const Compute<T>* src, int64_t src_stride, int64_t rows, int64_t cols,
+                              const Compute<T>* column_factors, T* dst, int64_t dst_stride) {
+  using A = Compute<T>;
+  constexpr int kN = kWidth<A>;
+  for (int64_t c = 0; c < cols; c += kN) {
+    const Vector<A> factor = load(column_factors + c);
+    const int64_t valid = std::min<int64_t>(kN, cols - c);
+    for (int64_t r = 0; r < rows; r += kN) {
+      Vector<A> block[kN] = {};
+      const int64_t width = std::min<int64_t>(kN, rows - r);
+      T* to = dst + c * dst_stride + r;
+      if (valid == kN && width == kN) {
+#pragma GCC unroll 16
+        for (int i = 0; i < kN; ++i) block[i] = load(src + (r + i) * src_stride + c) * factor;
+        transpose<A>(block);
+#pragma GCC unroll 16
+        for (int i = 0; i < kN; ++i) store(to + i * dst_stride, block[i]);
+        continue;
+      }
+      for (int i = 0; i < width; ++i) block[i] = load(src + (r + i) * src_stride + c) * factor;
+      transpose<A>(block);
+      for (int i = 0; i < valid; ++i) store(to + i * dst_stride, block[i], width);
+    }
+  }
+}
+
+// dst[r, c] = src[r, c], rows padded with 0 up to a multiple of the width.
+template <class T>
+inline void pack_rows(const T* src, int64_t src_stride, int64_t rows, int64_t cols, Compute<T>* dst,
+                      int64_t dst_stride) {
+  for (int64_t r = 0; r < rows; ++r)
+    for (int64_t c = 0; c < cols; c += kWidth<Compute<T>>)
+      store(dst + r * dst_stride + c, load(src + r * src_stride + c, cols - c));
+}
+
+// dst[r, c] = src[r, c] * scale, from compute type to element type.
+template <class T>
+inline void unpack_rows(const Compute<T>* src, int64_t src_stride, int64_t rows, int64_t cols, Compute<T> scale, T* dst,
+                        int64_t dst_stride) {
+  for (int64_t r = 0; r < rows; ++r)
+    for (int64_t c = 0; c < cols; c += kWidth<Compute<T>>)
+      store(dst + r * dst_stride + c, load(src + r * src_stride + c) * scale, cols - c);
+}
+
+}  // namespace rondo::cpu
