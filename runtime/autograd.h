@@ -7,6 +7,7 @@
 #include <source_location>
 #include <vector>
 
+#include "absl/container/inlined_vector.h"
 #include "rondo/runtime/op.h"
 #include "rondo/runtime/tensor.h"
 

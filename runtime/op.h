@@ -6,13 +6,13 @@
 #include <source_location>
 #include <span>
 
-#include "absl/container/inlined_vector.h"
 #include "rondo/runtime/amp.h"
 #include "rondo/runtime/tensor.h"
 
 namespace rondo {
 
 class LoopBuilder;
+struct OpDef;
 
 // What a fusion pass may assume.
 enum class OpKind : uint8_t {
@@ -25,8 +25,8 @@ enum class OpKind : uint8_t {
 
 // Non-tensor operands. Floats are run-time scalars of a compiled region; ints are part of the recording's side vector.
 struct Attrs {
-  absl::InlinedVector<int64_t, 8> ints;
-  absl::InlinedVector<double, 2> floats;
+  FixedVector<int64_t, kMaxRank + 4> ints = {};
+  FixedVector<double, 2> floats = {};
   friend bool operator==(const Attrs&, const Attrs&) = default;
 };
 

@@ -96,8 +96,9 @@ Tensor Tensor::randint(int64_t low, int64_t high, const Dims& sizes, TensorOptio
   const uint64_t seed = source.seed(), offset = source.next_offset(), span = static_cast<uint64_t>(high - low);
   return filled(sizes, options, [=](int64_t i) {
     const auto bits = philox(seed, static_cast<uint64_t>(i), offset);
+    __extension__ typedef unsigned __int128 Wide;
     const uint64_t word = static_cast<uint64_t>(bits[0]) << 32 | bits[1];
-    return low + static_cast<int64_t>((static_cast<unsigned __int128>(word) * span) >> 64);
+    return low + static_cast<int64_t>((static_cast<Wide>(word) * span) >> 64);
   });
 }
 

@@ -50,7 +50,7 @@ struct Slice {
 
 class Tensor {
  public:
-  Tensor() = default;
+  Tensor() {}
   explicit Tensor(TensorImpl* adopted) : impl_(adopted) {}  // takes over one reference
   Tensor(const Tensor& other) : impl_(other.impl_) {
     if (impl_) intrusive_retain(impl_);
@@ -127,7 +127,7 @@ class Tensor {
   int64_t register_hook(std::function<Tensor(const Tensor&)> hook);
   void remove_hook(int64_t id);
   // Gradients of this tensor (a scalar unless `grad` is given) are accumulated into every leaf that requires them.
-  void backward(const Tensor& grad = {}, bool retain_graph = false, bool create_graph = false,
+  void backward(const Tensor& grad = Tensor(), bool retain_graph = false, bool create_graph = false,
                 std::source_location where = std::source_location::current()) const;
   // Shares the data, not the history.
   Tensor detach() const;

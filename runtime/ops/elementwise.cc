@@ -155,6 +155,52 @@ constexpr OpDef kNotEqual = comparison<NotEqual{}>("not_equal");
 constexpr OpDef kLess = comparison<Less{}>("less");
 constexpr OpDef kLessEqual = comparison<LessEqual{}>("less_equal");
 
+// Inputs condition, a, b.
+constexpr OpDef kWhere = {
+    .name = "where",
+    .kind = OpKind::kElementwise,
+    .saved = {.inputs = kFirst},
+    .infer =
+        [](InferContext& c) {
+          Dims sizes;
+          if (c.dtype(0) != kBool) c.fail("the condition must be bool");
+          c.require_same_dtype(1, 2);
+          if (!broadcast_shapes(c.sizes(0), c.sizes(1), sizes) || !broadcast_shapes(Dims(sizes), c.sizes(2), sizes))
+            c.fail("shapes do not broadcast");
+          c.output(0, c.dtype(1), sizes);
+        },
+    .kernel = {[](const KernelContext& context) {
+      // Elements are only moved, so their width is all that matters.
+      auto run = [&]<class T>(T) {
+        const std::array<const Tensor*, 4> operands = {&context.out(), &context.in(0), &context.in(1), &context.in(2)};
+        T* out = reinterpret_cast<T*>(context.out().impl()->data());
+        const bool* condition = reinterpret_cast<const bool*>(context.in(0).impl()->data());
+        const T *a = reinterpret_cast<const T*>(context.in(1).impl()->data()),
+                *b = reinterpret_cast<const T*>(context.in(2).impl()->data());
+        if (context.out().numel() == 0) return;
+        cpu::StridedLoop<4>(context.out().sizes(), operands).run([&](const auto& at, const auto& step, int64_t n) {
+          for (int64_t i = 0; i < n; ++i)
+            out[at[0] + i * step[0]] = condition[at[1] + i * step[1]] ? a[at[2] + i * step[2]] : b[at[3] + i * step[3]];
+        });
+      };
+      switch (size_of(context.out().dtype())) {
+        case 1: return run(uint8_t{});
+        case 2: return run(uint16_t{});
+        case 4: return run(uint32_t{});
+        default: return run(uint64_t{});
+      }
+    }},
+    .grad =
+        [](const GradContext& g) {
+          if (g.needs(1)) g.set_reduced(1, where(g.input(0), g.grad_out(), 0.0));
+          if (g.needs(2)) {
+            const Tensor zero = Tensor::zeros({}, {g.grad_out().dtype()});
+            g.set_reduced(2, where(g.input(0), zero, g.grad_out()));
+          }
+        },
+    .lower = [](LoopBuilder& b) { b.output(0, scalar::select(b.input(0), b.input(1), b.input(2))); },
+};
+
 // ---- Casts, copies and fills
 
 // Float to integer truncates, as C++ does; a value out of range, or NaN, gives an unspecified integer.
@@ -287,6 +333,15 @@ Tensor less(TensorArg a, TensorArg b) { return binary(kLess, a, b); }
 Tensor less_equal(TensorArg a, TensorArg b) { return binary(kLessEqual, a, b); }
 Tensor greater(TensorArg a, TensorArg b) { return binary(kLess, b, a); }
 Tensor greater_equal(TensorArg a, TensorArg b) { return binary(kLessEqual, b, a); }
+
+Tensor where(TensorArg condition, TensorArg a, TensorArg b) {
+  const DType dtype = common_dtype(a.tensor, b.tensor);
+  const Tensor left = a.tensor.to(dtype, a.where), right = b.tensor.to(dtype, b.where);
+  return call(kWhere, {condition, {left, a.where}, {right, b.where}});
+}
+Tensor where(TensorArg condition, TensorArg a, double b) {
+  return where(condition, a, Tensor::full({}, b, {a.tensor.dtype()}));
+}
 
 void add_(TensorArg a, TensorArg b) { binary_(kAdd, a, b); }
 void sub_(TensorArg a, TensorArg b) { binary_(kSub, a, b); }

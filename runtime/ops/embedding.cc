@@ -32,7 +32,7 @@ constexpr OpDef kEmbedding = {
     .kernel = {&cpu::embedding_kernel},
     .grad =
         [](const GradContext& g) {
-          g.set(0, call(kEmbeddingGrad, {g.grad_out(), g.input(1)}, {.ints = {g.input_sizes(0)[0]}, .floats = {}}));
+          g.set(0, call(kEmbeddingGrad, {g.grad_out(), g.input(1)}, {.ints = {g.input_sizes(0)[0]}}));
         },
 };
 

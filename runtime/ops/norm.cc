@@ -155,7 +155,7 @@ constexpr OpDef kLogSoftmax = {
 
 Tensor layer_norm(TensorArg x, TensorArg weight, TensorArg bias, double eps) {
   Tensor outputs[3];
-  call(kLayerNorm, {x, weight, bias}, {.ints = {}, .floats = {eps}}, outputs);
+  call(kLayerNorm, {x, weight, bias}, {.floats = {eps}}, outputs);
   return outputs[0];
 }
 Tensor softmax(TensorArg x) { return call(kSoftmax, {x}); }

@@ -40,6 +40,9 @@ Tensor less(TensorArg a, TensorArg b);
 Tensor less_equal(TensorArg a, TensorArg b);
 Tensor greater(TensorArg a, TensorArg b);
 Tensor greater_equal(TensorArg a, TensorArg b);
+// condition ? a : b, elementwise; condition is bool.
+Tensor where(TensorArg condition, TensorArg a, TensorArg b);
+Tensor where(TensorArg condition, TensorArg a, double b);
 Tensor cast(TensorArg x, DType dtype);  // always a dense copy
 
 // ---- In place: the first operand is overwritten.
@@ -95,6 +98,9 @@ struct AttentionOptions {
 // Tiled after Dao et al., "FlashAttention" (2022): no Tq x Tk matrix is stored.
 Tensor scaled_dot_product_attention(TensorArg q, TensorArg k, TensorArg v, const Tensor& mask = {},
                                     AttentionOptions options = {});
+
+// The same result with every score stored: slow, differentiable any number of times.
+Tensor plain_attention(TensorArg q, TensorArg k, TensorArg v, const Tensor& mask = {}, AttentionOptions options = {});
 
 // ---- Embedding and loss (embedding.cc, loss.cc)
 // weight (V, C), indices i64 of any shape -> indices' shape + (C).

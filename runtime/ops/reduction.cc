@@ -34,7 +34,7 @@ Attrs reduction_attrs(const char* op, TensorArg x, const Dims& dims, bool keepdi
     mask |= int64_t{1} << (d < 0 ? d + rank : d);
   }
   if (dims.empty()) mask = (int64_t{1} << rank) - 1;
-  return {.ints = {mask, keepdim}, .floats = {}};
+  return {.ints = {mask, keepdim}};
 }
 
 }  // namespace
@@ -64,7 +64,7 @@ constexpr OpDef kMax = {
         [](const GradContext& g) {
           const Dims kept = kept_sizes(g.input_sizes(0), g.integer(0));
           const Tensor hit = cast(equal(g.input(0), reshape(g.output(0), kept)), g.input_dtype(0));
-          const Tensor count = call(kSum, {hit}, {.ints = {g.integer(0), 1}, .floats = {}});
+          const Tensor count = call(kSum, {hit}, {.ints = {g.integer(0), 1}});
           g.set(0, hit * (reshape(g.grad_out(), kept) / count));
         },
     .lower = [](LoopBuilder& b) { b.output(0, b.reduce(LoopOp::kReduceMax, b.input(0))); },
@@ -96,7 +96,7 @@ Tensor sum_to(TensorArg x, const Dims& sizes) {
   int64_t mask = 0;
   for (int i = 0; i < from.rank(); ++i)
     if (i < lead || (sizes[i - lead] == 1 && from[i] != 1)) mask |= int64_t{1} << i;
-  const Tensor reduced = mask == 0 ? x.tensor : call(kSum, {x}, {.ints = {mask, 0}, .floats = {}});
+  const Tensor reduced = mask == 0 ? x.tensor : call(kSum, {x}, {.ints = {mask, 0}});
   return reshape({reduced, x.where}, sizes);
 }
 

@@ -10,7 +10,7 @@ using namespace ops;
 
 constexpr const OpDef* kTable[] = {
     &kAdd, &kSub, &kMul, &kDiv, &kAddScalar, &kMulScalar, &kRsubScalar, &kRdivScalar, &kNeg, &kExp, &kLog, &kSqrt, &kRsqrt,
-    &kEqual, &kNotEqual, &kLess, &kLessEqual, &kTanh, &kErf, &kSigmoid, &kRelu, &kReluGrad, &kGeluTanh, &kGeluTanhGrad, &kGeluErf, &kGeluErfGrad, &kCast, &kCopy,
+    &kEqual, &kNotEqual, &kLess, &kLessEqual, &kWhere, &kTanh, &kErf, &kSigmoid, &kRelu, &kReluGrad, &kGeluTanh, &kGeluTanhGrad, &kGeluErf, &kGeluErfGrad, &kCast, &kCopy,
     &kFill,
     &kView, &kPermute, &kExpand, &kSlice, &kSliceGrad, &kSelect, &kSplit, &kCat,
     &kSum, &kMax,

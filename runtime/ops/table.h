@@ -7,7 +7,7 @@ namespace rondo::ops {
 
 // elementwise.cc
 extern const OpDef kAdd, kSub, kMul, kDiv, kAddScalar, kMulScalar, kRsubScalar, kRdivScalar, kNeg, kExp, kLog, kSqrt, kRsqrt,
-    kEqual, kNotEqual, kLess, kLessEqual, kTanh, kErf, kSigmoid, kRelu, kReluGrad, kGeluTanh, kGeluTanhGrad, kGeluErf, kGeluErfGrad, kCast, kCopy, kFill;
+    kEqual, kNotEqual, kLess, kLessEqual, kWhere, kTanh, kErf, kSigmoid, kRelu, kReluGrad, kGeluTanh, kGeluTanhGrad, kGeluErf, kGeluErfGrad, kCast, kCopy, kFill;
 // view.cc
 extern const OpDef kView, kPermute, kExpand, kSlice, kSliceGrad, kSelect, kSplit, kCat;
 // reduction.cc

@@ -160,7 +160,7 @@ constexpr OpDef kSlice = {
         },
     .grad =
         [](const GradContext& g) {
-          Attrs attrs{.ints = {g.integer(0), g.integer(1), g.integer(3)}, .floats = {}};
+          Attrs attrs{.ints = {g.integer(0), g.integer(1), g.integer(3)}};
           for (int64_t d : g.input_sizes(0)) attrs.ints.push_back(d);
           g.set(0, call(kSliceGrad, {g.grad_out()}, attrs));
         },
@@ -181,7 +181,7 @@ constexpr OpDef kSelect = {
         },
     .grad =
         [](const GradContext& g) {
-          Attrs attrs{.ints = {g.integer(0), g.integer(1), 1}, .floats = {}};
+          Attrs attrs{.ints = {g.integer(0), g.integer(1), 1}};
           for (int64_t d : g.input_sizes(0)) attrs.ints.push_back(d);
           g.set(0, call(kSliceGrad, {unsqueeze(g.grad_out(), g.integer(0))}, attrs));
         },
@@ -307,7 +307,7 @@ Tensor select(TensorArg x, int64_t dim, int64_t index) {
   const int64_t size = x.tensor.sizes()[d];
   if (index < -size || index >= size)
     throw_op_error("select", absl::StrCat("index ", index, " is out of range for size ", size), x.where);
-  return call(kSelect, {x}, {.ints = {d, index < 0 ? index + size : index}, .floats = {}});
+  return call(kSelect, {x}, {.ints = {d, index < 0 ? index + size : index}});
 }
 
 Tensor slice(TensorArg x, int64_t dim, Slice range) {
@@ -317,7 +317,7 @@ Tensor slice(TensorArg x, int64_t dim, Slice range) {
   const int64_t size = x.tensor.sizes()[d];
   const auto clamp = [size](int64_t i) { return std::clamp<int64_t>(i < 0 ? i + size : i, 0, size); };
   const int64_t begin = clamp(range.begin), end = std::max(begin, clamp(range.end));
-  return call(kSlice, {x}, {.ints = {d, begin, end, range.step}, .floats = {}});
+  return call(kSlice, {x}, {.ints = {d, begin, end, range.step}});
 }
 
 Tensor squeeze(TensorArg x, int64_t dim) {
@@ -352,7 +352,7 @@ std::vector<Tensor> split(TensorArg x, int64_t size, int64_t dim) {
   const int64_t total = x.tensor.sizes()[d], n = std::max<int64_t>(1, (total + size - 1) / size);
   std::vector<Tensor> pieces(static_cast<size_t>(n));
   if (n <= kMaxOpOutputs && total > 0) {
-    call(kSplit, {x}, {.ints = {d, size}, .floats = {}}, pieces);
+    call(kSplit, {x}, {.ints = {d, size}}, pieces);
   } else {
     for (int64_t i = 0; i < n; ++i) pieces[static_cast<size_t>(i)] = slice(x, d, {i * size, std::min(total, (i + 1) * size)});
   }
@@ -369,7 +369,7 @@ Tensor cat(std::span<const Tensor> parts, int64_t dim, std::source_location wher
     for (size_t i = 0; i < level.size(); i += kMaxOpInputs) {
       std::vector<TensorArg> group;
       for (size_t j = i; j < std::min(level.size(), i + kMaxOpInputs); ++j) group.emplace_back(level[j], where);
-      next.push_back(call(kCat, group, {.ints = {d}, .floats = {}}));
+      next.push_back(call(kCat, group, {.ints = {d}}));
     }
     if (next.size() == 1) return next[0];
     level = std::move(next);

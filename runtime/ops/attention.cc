@@ -1,0 +1,168 @@
+// Scaled dot-product attention.
+#include "rondo/runtime/cpu/attention.h"
+
+#include <cmath>
+
+#include "rondo/runtime/autograd.h"
+#include "rondo/runtime/ops/elementwise_def.h"
+#include "rondo/runtime/ops/ops.h"
+#include "rondo/runtime/ops/table.h"
+#include "rondo/runtime/recorder.h"
+
+namespace rondo::ops {
+namespace {
+
+// Strides of a (B, H, T, D) tensor that lies in memory as (B, T, H, D): merging heads afterwards is then a view.
+Dims heads_inside(const Dims& s) { return {s[2] * s[1] * s[3], s[3], s[1] * s[3], 1}; }
+
+void check_operands(InferContext& c) {
+  for (int i = 0; i < 3; ++i) {
+    if (c.sizes(i).rank() != 4) c.fail("q, k and v must have shape (B, H, T, D)");
+    c.require_floating(i);
+    c.require_same_dtype(0, i);
+  }
+  const Dims &q = c.sizes(0), &k = c.sizes(1);
+  if (!(k == c.sizes(2))) c.fail("k and v must have the same shape");
+  if (q[0] != k[0] || q[3] != k[3]) c.fail("q and k must agree in batch and head dimension");
+  if (k[1] == 0 || q[1] % k[1] != 0) c.fail("the heads of q must be a multiple of those of k");
+  if (!c.has(3)) return;
+  if (c.dtype(3) != kBool && c.dtype(3) != c.dtype(0)) c.fail("mask must be bool or have the dtype of q");
+  Dims full;
+  const Dims scores = {q[0], q[1], q[2], k[2]};
+  if (!broadcast_shapes(c.sizes(3), scores, full) || !(full == scores)) c.fail("mask does not broadcast to (B, H, Tq, Tk)");
+}
+
+template <class T> cpu::HeadsView<T> heads_of(const Tensor& t) {
+  return {reinterpret_cast<T*>(t.impl()->data()), t.strides()[0], t.strides()[1], t.strides()[2]};
+}
+
+// The kernels want the last dimension dense.
+Tensor dense_rows(const Tensor& t) { return t.strides()[3] == 1 || t.sizes()[3] == 1 ? t : t.contiguous(); }
+
+struct Operands {
+  Tensor q, k, v, mask;
+  cpu::AttentionShape shape;
+  Operands(const KernelContext& context, int first)
+      : q(dense_rows(context.in(first))), k(dense_rows(context.in(first + 1))), v(dense_rows(context.in(first + 2))) {
+    if (context.has(first + 3)) mask = context.in(first + 3);
+    shape = {.batch = q.sizes()[0], .heads = q.sizes()[1], .kv_heads = k.sizes()[1], .queries = q.sizes()[2],
+             .keys = k.sizes()[2], .head_dim = q.sizes()[3], .causal = context.attrs.ints[0] != 0,
+             .scale = context.attrs.floats[0]};
+  }
+  template <class T> cpu::AttentionMask<T> mask_view() const {
+    cpu::AttentionMask<T> view;
+    if (!mask.defined()) return view;
+    if (mask.dtype() == kBool) view.allowed = reinterpret_cast<const bool*>(mask.impl()->data());
+    else view.bias = reinterpret_cast<const T*>(mask.impl()->data());
+    const Dims strides = broadcast_strides(mask.sizes(), mask.strides(), {shape.batch, shape.heads, shape.queries, shape.keys});
+    for (int i = 0; i < 4; ++i) view.strides[static_cast<size_t>(i)] = strides[i];
+    return view;
+  }
+};
+
+void attention_kernel(const KernelContext& context) {
+  NoGrad off;
+  RecorderScope run(nullptr);
+  const Operands o(context, 0);
+  visit_floating(o.q.dtype(), [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    cpu::attention_forward<T>(o.shape, heads_of<const T>(o.q), heads_of<const T>(o.k), heads_of<const T>(o.v),
+                              o.mask_view<T>(), heads_of<T>(context.out(0)),
+                              reinterpret_cast<cpu::AttentionAccumulator<T>*>(context.out(1).impl()->data()));
+  });
+}
+
+void attention_grad_kernel(const KernelContext& context) {
+  NoGrad off;
+  RecorderScope run(nullptr);
+  const Tensor grad = dense_rows(context.in(0)), out = dense_rows(context.in(1));
+  const Operands o(context, 3);
+  visit_floating(o.q.dtype(), [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    cpu::attention_backward<T>(o.shape, heads_of<const T>(o.q), heads_of<const T>(o.k), heads_of<const T>(o.v),
+                               o.mask_view<T>(), heads_of<const T>(out),
+                               reinterpret_cast<const cpu::AttentionAccumulator<T>*>(context.in(2).impl()->data()),
+                               heads_of<const T>(grad), heads_of<T>(context.out(0)), heads_of<T>(context.out(1)),
+                               heads_of<T>(context.out(2)));
+  });
+}
+
+// softmax(scale q k^T + mask) v with every score stored: the oracle, and the way to second derivatives.
+Tensor plain_scores(const Tensor& q, const Tensor& k, const Tensor& mask, bool causal, double scale) {
+  const int64_t groups = q.sizes()[1] / k.sizes()[1];
+  Tensor keys = k;
+  if (groups > 1) {
+    keys = reshape(expand(unsqueeze(k, 2), {k.sizes()[0], k.sizes()[1], groups, k.sizes()[2], k.sizes()[3]}),
+                   {k.sizes()[0], q.sizes()[1], k.sizes()[2], k.sizes()[3]});
+  }
+  Tensor scores = matmul(q, transpose(keys, -1, -2)) * scale;
+  const double lowest = -std::numeric_limits<double>::infinity();
+  if (mask.defined()) scores = mask.dtype() == kBool ? where(mask, scores, lowest) : scores + mask;
+  if (causal) {
+    const Tensor rows = unsqueeze(Tensor::arange(q.sizes()[2]), 1), cols = unsqueeze(Tensor::arange(k.sizes()[2]), 0);
+    scores = where(less_equal(cols, rows), scores, lowest);
+  }
+  return scores;
+}
+
+}  // namespace
+
+// Inputs grad, out, logsumexp, q, k, v, mask; outputs dq, dk, dv.
+constexpr OpDef kAttentionGrad = {
+    .name = "attention_grad",
+    .kind = OpKind::kOpaque,
+    .n_outputs = 3,
+    .infer =
+        [](InferContext& c) {
+          for (int i = 0; i < 3; ++i) c.strided_output(i, c.dtype(3 + i), c.sizes(3 + i), heads_inside(c.sizes(3 + i)));
+        },
+    .kernel = {&attention_grad_kernel},
+};
+
+// ints: {causal}; floats: {scale}. Inputs q, k, v, mask; outputs out, and logsumexp (B, H, Tq).
+constexpr OpDef kAttention = {
+    .name = "attention",
+    .kind = OpKind::kOpaque,
+    .n_outputs = 2,
+    .saved = {.inputs = 0xF, .outputs = kFirst | kSecond},
+    .amp = AmpPolicy::kLower,
+    .infer =
+        [](InferContext& c) {
+          check_operands(c);
+          const Dims& q = c.sizes(0);
+          c.strided_output(0, c.dtype(0), q, heads_inside(q));
+          c.output(1, compute_dtype(c.dtype(0)), {q[0], q[1], q[2]});
+        },
+    .kernel = {&attention_kernel},
+    .grad =
+        [](const GradContext& g) {
+          if (!g.grad_out(0).defined()) return;
+          if (g.n_inputs() > 3 && g.needs(3)) throw Error("attention: the mask has no gradient; detach() it");
+          Tensor grads[3];
+          call(kAttentionGrad,
+               {g.grad_out(0), g.output(0), g.output(1), g.input(0), g.input(1), g.input(2), g.input(3)}, g.attrs(), grads);
+          for (int i = 0; i < 3; ++i)
+            if (g.needs(i)) g.set(i, grads[i]);
+        },
+};
+
+Tensor scaled_dot_product_attention(TensorArg q, TensorArg k, TensorArg v, const Tensor& mask, AttentionOptions options) {
+  if (q.tensor.defined() && q.tensor.rank() == 4 && !options.scale)
+    options.scale = 1.0 / std::sqrt(static_cast<double>(q.tensor.sizes()[3]));
+  Tensor outputs[2];
+  call(kAttention, {q, k, v, {mask, q.where}}, {.ints = {options.causal}, .floats = {options.scale.value_or(1.0)}}, outputs);
+  return outputs[0];
+}
+
+Tensor plain_attention(TensorArg q, TensorArg k, TensorArg v, const Tensor& mask, AttentionOptions options) {
+  const double scale = options.scale.value_or(1.0 / std::sqrt(static_cast<double>(q.tensor.sizes()[3])));
+  Tensor values = v.tensor;
+  const int64_t groups = q.tensor.sizes()[1] / values.sizes()[1];
+  if (groups > 1) {
+    const Dims s = values.sizes();
+    values = reshape(expand(unsqueeze(values, 2), {s[0], s[1], groups, s[2], s[3]}), {s[0], s[1] * groups, s[2], s[3]});
+  }
+  return matmul(softmax(plain_scores(q.tensor, k.tensor, mask, options.causal, scale)), values);
+}
+
+}  // namespace rondo::ops
