@@ -136,3 +136,4 @@ template <class T> inline T exp(T x) {
 }
 
 }  // namespace rondo::scalar
+#include "rondo/runtime/ops/scalar_math_tmp.h"
