@@ -136,4 +136,3 @@ template <class T> inline T exp(T x) {
 }
 
 }  // namespace rondo::scalar
-#include "rondo/runtime/ops/scalar_math_tmp.h"

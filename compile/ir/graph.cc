@@ -1,0 +1,56 @@
+#include "rondo/compile/ir/graph.h"
+
+#include "absl/strings/str_cat.h"
+
+namespace rondo::compile {
+namespace {
+
+std::string name(ValueId id) { return id == kNoValue ? "none" : absl::StrCat("%", id); }
+
+}  // namespace
+
+std::string to_string(const Graph& graph) {
+  std::string text;
+  auto typed = [&](ValueId id) {
+    const Value& v = graph.value(id);
+    return absl::StrCat(name(id), ": ", std::string(name_of(v.dtype)), rondo::to_string(v.sizes));
+  };
+  for (ValueId id : graph.inputs) absl::StrAppend(&text, "input ", typed(id), "\n");
+  for (const GraphNode& node : graph.nodes) {
+    for (size_t i = 0; i < node.outputs.size(); ++i) absl::StrAppend(&text, i ? ", " : "", typed(node.outputs[i]));
+    absl::StrAppend(&text, " = ", node.op->name, "(");
+    for (size_t i = 0; i < node.inputs.size(); ++i) absl::StrAppend(&text, i ? ", " : "", name(node.inputs[i]));
+    for (int64_t i : node.attrs.ints) absl::StrAppend(&text, ", ", i);
+    for (double f : node.attrs.floats) absl::StrAppend(&text, ", ", f);
+    absl::StrAppend(&text, ")\n");
+  }
+  absl::StrAppend(&text, "return");
+  for (ValueId id : graph.outputs) absl::StrAppend(&text, " ", name(id));
+  return text + "\n";
+}
+
+void verify(const Graph& graph) {
+  const auto n = static_cast<ValueId>(graph.values.size());
+  std::vector<bool> defined(graph.values.size(), false);
+  auto define = [&](ValueId id, int32_t producer) {
+    invariant(id >= 0 && id < n && !defined[static_cast<size_t>(id)], "graph: a value is defined twice or out of range");
+    invariant(graph.value(id).producer == producer, "graph: a value names the wrong producer");
+    defined[static_cast<size_t>(id)] = true;
+  };
+  for (ValueId id : graph.inputs) define(id, -1);
+  for (size_t i = 0; i < graph.nodes.size(); ++i) {
+    const GraphNode& node = graph.nodes[i];
+    for (ValueId id : node.inputs)
+      invariant(id == kNoValue || (id >= 0 && id < n && defined[static_cast<size_t>(id)]), "graph: a value is used before it is defined");
+    for (ValueId id : node.outputs) {
+      define(id, static_cast<int32_t>(i));
+      const Value& v = graph.value(id);
+      invariant(v.root >= 0 && v.root < n && defined[static_cast<size_t>(v.root)], "graph: a view of an undefined value");
+      invariant((node.op->kind == OpKind::kView) == (v.root != id), "graph: only views share memory");
+      invariant(graph.value(v.root).root == v.root, "graph: a root is itself a view");
+    }
+  }
+  for (ValueId id : graph.outputs) invariant(id >= 0 && id < n && defined[static_cast<size_t>(id)], "graph: an undefined output");
+}
+
+}  // namespace rondo::compile

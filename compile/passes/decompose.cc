@@ -1,0 +1,33 @@
+// Runs decompositions on symbolic tensors. The results keep the original's inputs and outputs in number and order.
+#include "rondo/compile/passes/passes.h"
+#include "rondo/compile/trace/trace.h"
+#include "rondo/runtime/autograd.h"
+
+namespace rondo::compile {
+
+Graph decompose(const Graph& graph) {
+  NoGrad off;
+  Trace trace;
+  RecorderScope record(&trace);
+  std::vector<Tensor> symbols(graph.values.size());
+  auto symbol = [&](ValueId id) { return id == kNoValue ? Tensor() : symbols[static_cast<size_t>(id)]; };
+  for (ValueId id : graph.inputs) symbols[static_cast<size_t>(id)] = trace.placeholder(graph.value(id));
+  for (const GraphNode& node : graph.nodes) {
+    std::vector<Tensor> inputs, outputs(node.outputs.size());
+    for (ValueId id : node.inputs) inputs.push_back(symbol(id));
+    if (node.op->decompose != nullptr && node.op->lower == nullptr && node.op->kind != OpKind::kContraction) {
+      node.op->decompose(inputs, node.attrs, outputs);
+    } else {
+      std::vector<TensorArg> args;
+      for (const Tensor& input : inputs) args.emplace_back(input, node.where);
+      call(*node.op, args, node.attrs, outputs);
+    }
+    for (size_t i = 0; i < outputs.size(); ++i) symbols[static_cast<size_t>(node.outputs[i])] = outputs[i];
+  }
+  for (ValueId id : graph.outputs) trace.graph.outputs.push_back(trace.value_of(symbols[static_cast<size_t>(id)]));
+  invariant(trace.graph.inputs.size() == graph.inputs.size(), "a decomposition brought in a tensor of its own");
+  // What users asked of gradients stays with the inputs.
+  return std::move(trace.graph);
+}
+
+}  // namespace rondo::compile

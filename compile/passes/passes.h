@@ -1,0 +1,36 @@
+// Passes: graph -> graph, or graph -> groups. They know kinds, specs and index expressions, never the names of ops.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "rondo/compile/ir/graph.h"
+
+namespace rondo::compile {
+
+// Replaces every op that cannot be lowered, but has a decomposition, by its parts.
+Graph decompose(const Graph& graph);
+// One node for equal calls of equal operands.
+Graph eliminate_common_subexpressions(const Graph& graph);
+// Drops what no output needs.
+Graph eliminate_dead_code(const Graph& graph);
+
+// Nodes that run as one kernel, or one library call. Views belong to no unit: they cost nothing.
+struct Unit {
+  std::vector<int32_t> nodes;  // in graph order
+  bool fused = false;          // a loop kernel; else a single library call
+  // Fused: the iteration space. A value of the unit has one element per (row, col), per row, or (an ordered sum over the
+  // rows) per col.
+  int64_t rows = 0;
+  int64_t cols = 0;
+};
+// In an order in which they can run.
+std::vector<Unit> fuse(const Graph& graph);
+
+// Follows views that show all of a dense value in its own order (reshapes): same bytes, same linear index.
+ValueId same_elements(const Graph& graph, ValueId id);
+
+// The standard pipeline before fusion.
+Graph simplify(Graph graph);
+
+}  // namespace rondo::compile

@@ -1,0 +1,106 @@
+#include "rondo/compile/trace/joint.h"
+
+#include "rondo/compile/trace/trace.h"
+#include "rondo/runtime/autograd.h"
+#include "rondo/runtime/ops/ops.h"
+
+namespace rondo::compile {
+namespace {
+
+class Deriver {
+ public:
+  explicit Deriver(const Graph& forward) : forward_(forward), grads_(forward.values.size()), symbols_(forward.values.size()) {}
+
+  BackwardGraph run() {
+    NoGrad off;
+    RecorderScope record(&trace_);
+    for (size_t i = 0; i < forward_.outputs.size(); ++i) {
+      const Value& value = forward_.value(forward_.outputs[i]);
+      if (!value.requires_grad) continue;
+      Value dense = value;
+      dense.requires_grad = false;
+      dense.strides = contiguous_strides(value.sizes);
+      accumulate(forward_.outputs[i], bind({BackwardInput::kGradient, static_cast<int32_t>(i), {}}, dense));
+    }
+    for (size_t i = forward_.nodes.size(); i-- > 0;) visit(forward_.nodes[i]);
+    for (size_t i = 0; i < forward_.inputs.size(); ++i) {
+      const Tensor& grad = grads_[static_cast<size_t>(forward_.inputs[i])];
+      if (!forward_.value(forward_.inputs[i]).requires_grad || !grad.defined()) continue;
+      result_.grad_inputs.push_back(static_cast<int>(i));
+      trace_.graph.outputs.push_back(trace_.value_of(grad));
+    }
+    // Inputs that were not bound are tensors that a rule made itself.
+    size_t next_constant = 0;
+    for (ValueId id : trace_.graph.inputs) {
+      const auto bound = bindings_.find(id);
+      result_.inputs.push_back(bound != bindings_.end()
+                                   ? bound->second
+                                   : BackwardInput{BackwardInput::kConstant, -1, trace_.external()[next_constant++]});
+    }
+    result_.graph = std::move(trace_.graph);
+    return std::move(result_);
+  }
+
+ private:
+  Tensor bind(BackwardInput source, const Value& like) {
+    const Tensor placeholder = trace_.placeholder(like);
+    bindings_[trace_.value_of(placeholder)] = std::move(source);
+    return placeholder;
+  }
+
+  void accumulate(ValueId id, const Tensor& grad) {
+    Tensor& total = grads_[static_cast<size_t>(id)];
+    total = total.defined() ? ops::add(total, grad) : grad;
+  }
+
+  const Tensor& symbol(ValueId id) {
+    Tensor& symbol = symbols_[static_cast<size_t>(id)];
+    if (!symbol.defined()) {
+      Value value = forward_.value(id);
+      value.requires_grad = false;
+      symbol = bind({BackwardInput::kSaved, id, {}}, value);
+    }
+    return symbol;
+  }
+
+  void visit(const GraphNode& node) {
+    const OpDef& op = *node.op;
+    Tensor grads_out[kMaxOpOutputs], inputs[kMaxOpInputs], outputs[kMaxOpOutputs], grads_in[kMaxOpInputs];
+    bool any = false;
+    for (size_t i = 0; i < node.outputs.size(); ++i) {
+      if (!forward_.value(node.outputs[i]).requires_grad) continue;
+      grads_out[i] = grads_[static_cast<size_t>(node.outputs[i])];
+      any = any || grads_out[i].defined();
+    }
+    if (!any) return;
+    InputMeta metas[kMaxOpInputs];
+    uint32_t needs = 0;
+    for (size_t i = 0; i < node.inputs.size(); ++i) {
+      const ValueId id = node.inputs[i];
+      if (id == kNoValue) continue;
+      const Value& value = forward_.value(id);
+      metas[i] = {value.dtype, value.sizes};
+      if (value.requires_grad && is_floating(value.dtype)) needs |= 1u << i;
+      if (op.saved.inputs >> i & 1u) inputs[i] = symbol(id);
+    }
+    for (size_t i = 0; i < node.outputs.size(); ++i)
+      if (op.saved.outputs >> i & 1u) outputs[i] = symbol(node.outputs[i]);
+    op.grad(GradContext(node.attrs, inputs, outputs, {grads_out, node.outputs.size()}, {metas, node.inputs.size()}, needs,
+                        grads_in));
+    for (size_t i = 0; i < node.inputs.size(); ++i)
+      if (grads_in[i].defined() && needs >> i & 1u) accumulate(node.inputs[i], grads_in[i]);
+  }
+
+  const Graph& forward_;
+  Trace trace_;
+  BackwardGraph result_;
+  absl::flat_hash_map<ValueId, BackwardInput> bindings_;
+  std::vector<Tensor> grads_;    // of each forward value, in the trace
+  std::vector<Tensor> symbols_;  // of each forward value that a rule reads
+};
+
+}  // namespace
+
+BackwardGraph derive_backward(const Graph& forward) { return Deriver(forward).run(); }
+
+}  // namespace rondo::compile

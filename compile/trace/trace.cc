@@ -1,0 +1,79 @@
+#include "rondo/compile/trace/trace.h"
+
+namespace rondo::compile {
+
+ValueId Trace::add_value(Tensor handle, int32_t producer) {
+  const auto id = static_cast<ValueId>(graph.values.size());
+  const TensorImpl& impl = *handle.impl();
+  Value& value = graph.values.emplace_back();
+  value.dtype = impl.dtype;
+  value.sizes = impl.sizes;
+  value.strides = impl.strides;
+  value.requires_grad = impl.requires_grad;
+  value.producer = producer;
+  value.root = id;
+  handles_.push_back(std::move(handle));
+  return id;
+}
+
+Tensor Trace::placeholder(const Value& like) {
+  auto* impl = new TensorImpl;
+  impl->dtype = like.dtype;
+  impl->sizes = like.sizes;
+  impl->strides = like.strides;
+  impl->requires_grad = like.requires_grad;
+  impl->recorder = this;
+  impl->recorded_value = static_cast<int32_t>(graph.values.size());
+  Tensor tensor(impl);
+  graph.inputs.push_back(add_value(tensor, -1));
+  return tensor;
+}
+
+ValueId Trace::value_of(const Tensor& tensor) {
+  TensorImpl* impl = tensor.impl();
+  if (impl->recorder == this) return impl->recorded_value;
+  // A value of another recording (an outer region) must exist before it can be an input here.
+  if (impl->recorder != nullptr) impl->recorder->flush(*impl, std::source_location::current());
+  auto [found, added] = external_ids_.try_emplace(impl, 0);
+  if (added) {
+    found->second = add_value(tensor, -1);
+    graph.inputs.push_back(found->second);
+    external_.push_back(tensor);
+  }
+  return found->second;
+}
+
+void Trace::record(const OpDef& op, std::span<const Tensor* const> inputs, const Attrs& attrs, std::span<Tensor> outputs,
+                   bool in_place, std::source_location where) {
+  invariant(!in_place, "an in-place op reached a trace");
+  const auto index = static_cast<int32_t>(graph.nodes.size());
+  GraphNode node{.op = &op, .inputs = {}, .outputs = {}, .attrs = attrs, .where = where};
+  node.inputs.reserve(inputs.size());
+  for (const Tensor* input : inputs) node.inputs.push_back(input->defined() ? value_of(*input) : kNoValue);
+  for (Tensor& output : outputs) {
+    output.impl()->recorder = this;
+    output.impl()->recorded_value = static_cast<int32_t>(graph.values.size());
+    const ValueId id = add_value(output, index);
+    if (op.kind == OpKind::kView) {
+      const Value& source = graph.value(node.inputs[0]);
+      graph.value(id).root = source.root;
+      graph.value(id).offset = source.offset + output.impl()->offset - inputs[0]->impl()->offset;
+    }
+    node.outputs.push_back(id);
+  }
+  graph.nodes.push_back(std::move(node));
+}
+
+void Trace::flush(const TensorImpl&, std::source_location where) {
+  throw_internal("an op rule read the data of a symbolic tensor", where);
+}
+
+void Trace::abandon() {
+  for (Tensor& handle : handles_)
+    if (handle.defined() && handle.impl()->recorder == this) handle.impl()->recorder = nullptr;
+  handles_.clear();
+  external_.clear();
+  external_ids_.clear();
+}
+
+}  // namespace rondo::compile

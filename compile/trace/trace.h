@@ -1,0 +1,47 @@
+// Trace: a Recorder that appends ops to a Graph. Used for what users run (region.cc) and for what the compiler derives by
+// running op rules on symbolic tensors: gradients (joint.cc) and decompositions (passes/decompose.cc).
+#pragma once
+
+#include <unordered_map>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "rondo/compile/ir/graph.h"
+#include "rondo/runtime/recorder.h"
+
+namespace rondo::compile {
+
+class Trace : public Recorder {
+ public:
+  ~Trace() override { abandon(); }
+
+  void record(const OpDef& op, std::span<const Tensor* const> inputs, const Attrs& attrs, std::span<Tensor> outputs,
+              bool in_place, std::source_location where) override;
+  // A symbolic tensor cannot be read; only a region (which overrides this) can run what is recorded.
+  void flush(const TensorImpl& tensor, std::source_location where) override;
+
+  // A symbolic input.
+  Tensor placeholder(const Value& like);
+  // The value that `tensor` stands for; a tensor with storage becomes an input.
+  ValueId value_of(const Tensor& tensor);
+  // A handle to a value.
+  const Tensor& handle(ValueId id) const { return handles_[static_cast<size_t>(id)]; }
+  // True if somebody besides the trace still holds the value.
+  bool is_alive(ValueId id) const { return handles_[static_cast<size_t>(id)].impl()->refs.load() > 1; }
+  // Real tensors met, in order; parallel to graph.inputs unless placeholders were made.
+  const std::vector<Tensor>& external() const { return external_; }
+
+  Graph graph;
+
+ protected:
+  // Forgets everything; handles that are still alive become ordinary tensors without storage.
+  void abandon();
+
+ private:
+  ValueId add_value(Tensor handle, int32_t producer);
+  std::vector<Tensor> handles_;   // of recorded values and placeholders; undefined for external inputs
+  std::vector<Tensor> external_;
+  absl::flat_hash_map<const TensorImpl*, ValueId> external_ids_;
+};
+
+}  // namespace rondo::compile
