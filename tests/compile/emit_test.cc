@@ -129,7 +129,7 @@ TEST(Emit, RowsOfSeveralAxes) {
 
 TEST(Emit, RowReductions) {
   for (DType type : {kF32, kF64, kBF16, kF16}) {
-    for (bool specials : {false, true}) {
+    for (Samples samples : {Samples::kWide, Samples::kSpecial}) {
       for (int64_t cols : {1, 15, 16, 17, 31, 32, 100, 1000}) {
         const DType compute = compute_dtype(type);
         KernelBuilder b("reduce", 23, cols, 2);
@@ -142,7 +142,7 @@ TEST(Emit, RowReductions) {
         b.store(sum, s);
         b.store(max, m);
         b.store(splats, repeated);
-        expect_equal_bits(b.kernel, {.specials = specials});
+        expect_equal_bits(b.kernel, {.samples = samples});
       }
     }
   }
@@ -178,7 +178,7 @@ LoopKernel layer_norm(DType type, int64_t rows, int64_t cols) {
 TEST(Emit, LayerNorm) {
   for (DType type : {kF32, kF64, kBF16})
     for (int64_t cols : {1, 16, 17, 100, 768})
-      expect_equal_bits(layer_norm(type, 13, cols), {.scalars = {1e-5}, .specials = false});
+      expect_equal_bits(layer_norm(type, 13, cols), {.scalars = {1e-5}, .samples = Samples::kWide});
 }
 
 LoopKernel softmax(DType type, int64_t rows, int64_t cols) {
@@ -199,7 +199,7 @@ TEST(Emit, Softmax) {
   for (DType type : {kF32, kF64, kF16}) {
     for (int64_t cols : {1, 16, 17, 100, 1024}) {
       expect_equal_bits(softmax(type, 7, cols));
-      expect_equal_bits(softmax(type, 7, cols), {.specials = false, .in_place = {{1, 0}}});
+      expect_equal_bits(softmax(type, 7, cols), {.samples = Samples::kWide, .in_place = {{1, 0}}});
     }
   }
 }
@@ -218,7 +218,7 @@ TEST(Emit, ColumnSums) {
       const LoopValue dot = b.reduce(LoopOp::kReduceSum, b.emit(LoopOp::kMul, compute, vg, vx));
       b.stage(1);
       b.store(dx, b.emit(LoopOp::kMul, compute, b.load(x, compute), dot));
-      expect_equal_bits(b.kernel, {.specials = false});
+      expect_equal_bits(b.kernel, {.samples = Samples::kWide});
     }
   }
 }

@@ -10,6 +10,7 @@
 #include "rondo/compile/codegen/loop_verify.h"
 #include "rondo/compile/jit/executable.h"
 #include "rondo/runtime/dtype.h"
+#include "rondo/runtime/ops/reduction_order.h"
 #include "rondo/runtime/ops/scalar_math.h"
 
 namespace rondo::compile {
@@ -86,17 +87,20 @@ class KernelBuilder : public LoopBuilder {
   bool row_ = false;
 };
 
-// Values that rounding and comparisons trip over, among ordinary ones.
-inline double sample(std::mt19937& random, bool specials) {
-  static const double kSpecials[] = {0.0, -0.0, 1.0, -1.0, 0.5, 1.5, 2.5, -2.5, INFINITY, -INFINITY, NAN, 1e-40, -1e-42, 1e-310,
-                                     65504.0, 65520.0, 6e-8, 3.3895e38, 1.00390625, 1.01171875, 88.0, -103.5, 1e30, 123456.5};
-  if (specials && random() % 4 == 0) return kSpecials[random() % std::size(kSpecials)];
-  return std::normal_distribution<double>(0.0, random() % 8 == 0 ? 100.0 : 1.0)(random);
+// kSpecial: values that rounding and comparisons trip over, among ordinary ones; kWide: some large; kTame: none.
+enum class Samples : uint8_t { kTame, kWide, kSpecial };
+
+inline double sample(std::mt19937& random, Samples samples) {
+  static const double kSpecials[] = {0.0,    -0.0,  1.0,    -1.0,   0.5,     1.5,      2.5,        -2.5,
+                                     INFINITY, NAN, 1e-40,  -1e-42, 1e-310,  65504.0,  65520.0,    -INFINITY,
+                                     6e-8,   88.0,  -103.5, 1e30,   123456.5, 3.3895e38, 1.00390625, 1.01171875};
+  if (samples == Samples::kSpecial && random() % 4 == 0) return kSpecials[random() % std::size(kSpecials)];
+  return std::normal_distribution<double>(0.0, samples != Samples::kTame && random() % 8 == 0 ? 100.0 : 1.0)(random);
 }
 
 using Buffer = std::vector<std::byte>;
 
-inline Buffer random_buffer(DType type, int64_t elements, std::mt19937& random, bool specials) {
+inline Buffer random_buffer(DType type, int64_t elements, std::mt19937& random, Samples samples) {
   Buffer buffer(elements * size_of(type));
   visit_dtype(type, [&](auto tag) {
     using T = typename decltype(tag)::type;
@@ -104,7 +108,7 @@ inline Buffer random_buffer(DType type, int64_t elements, std::mt19937& random, 
       T value;
       if constexpr (std::is_same_v<T, bool>) value = random() % 2 == 0;
       else if constexpr (std::is_integral_v<T>) value = static_cast<T>(random() % 200) - static_cast<T>(50);
-      else value = static_cast<T>(static_cast<std::conditional_t<sizeof(T) == 8, double, float>>(sample(random, specials)));
+      else value = static_cast<T>(static_cast<std::conditional_t<sizeof(T) == 8, double, float>>(sample(random, samples)));
       std::memcpy(buffer.data() + i * sizeof(T), &value, sizeof(T));
     }
   });
@@ -146,7 +150,7 @@ inline int64_t elements_of(const LoopKernel& kernel, const Operand& operand) {
 
 struct RunOptions {
   std::vector<double> scalars = {};
-  bool specials = true;
+  Samples samples = Samples::kSpecial;
   std::vector<std::pair<int, int>> in_place = {};       // (output, input): one buffer
   std::vector<std::pair<int64_t, int64_t>> calls = {};  // (begin, end); empty: one call, or one per chunk
 };
@@ -159,7 +163,7 @@ inline void expect_equal_bits(const LoopKernel& kernel, RunOptions options = {})
   std::mt19937 random(42);
   std::vector<Buffer> expected, actual;
   for (const Operand& operand : kernel.operands)
-    expected.push_back(random_buffer(operand.dtype, elements_of(kernel, operand), random, options.specials));
+    expected.push_back(random_buffer(operand.dtype, elements_of(kernel, operand), random, options.samples));
   actual = expected;
   auto pointers = [&](std::vector<Buffer>& buffers) {
     std::vector<void*> result;
