@@ -1,0 +1,614 @@
+#include "rondo/compile/codegen/emit_llvm.h"
+
+#include <llvm/IR/IRBuilder.h>
+#include <llvm/IR/Intrinsics.h>
+#include <llvm/IR/Module.h>
+
+#include "rondo/runtime/ops/reduction_order.h"
+
+namespace rondo::compile {
+namespace {
+
+using llvm::BasicBlock;
+using llvm::Type;
+using llvm::Value;
+
+// When a value changes. Note [Levels]: a value is computed at the outermost place where its operands are known, so that
+// no loop-invariant code motion is needed. Moving a load outwards past stores is sound because an output may alias an
+// input only element for element (loop_ir.h), and an element that is invariant in an input is then written at most once.
+enum class Level : uint8_t {
+  kKernel,  // once per call
+  kRow,     // once per row
+  kColumn,  // a vector for each step of kLanes columns
+};
+
+class KernelEmitter {
+ public:
+  KernelEmitter(const LoopKernel& kernel, llvm::Module& module)
+      : kernel_(kernel), module_(module), context_(module.getContext()), b_(context_) {}
+
+  llvm::Function* emit();
+
+ private:
+  // ---- Types
+  Type* widen(Type* scalar, int width) {
+    return width == 1 ? scalar : static_cast<Type*>(llvm::FixedVectorType::get(scalar, width));
+  }
+  Type* register_type(DType type, int width) {
+    if (type == kBool) return widen(b_.getInt1Ty(), width);
+    return widen(type == kF64 ? b_.getDoubleTy() : b_.getFloatTy(), width);
+  }
+  // 16-bit floats move as integers: masked moves of them are cheap on every target.
+  Type* memory_type(DType type) {
+    switch (type) {
+      case kF64: return b_.getDoubleTy();
+      case kF32: return b_.getFloatTy();
+      case kBF16:
+      case kF16: return b_.getInt16Ty();
+      case kI64: return b_.getInt64Ty();
+      case kI32: return b_.getInt32Ty();
+      default: return b_.getInt8Ty();
+    }
+  }
+  static int width_of(Value* v) {
+    const auto* vector = llvm::dyn_cast<llvm::FixedVectorType>(v->getType());
+    return vector ? static_cast<int>(vector->getNumElements()) : 1;
+  }
+  Value* integer(int bits, uint64_t value, int width) {
+    return llvm::ConstantInt::get(widen(b_.getIntNTy(bits), width), value);
+  }
+  Value* real(Type* type, double value) { return llvm::ConstantFP::get(type, value); }
+
+  // ---- Structure
+  void find_levels();
+  void emit_kernel_level();
+  void zero_partials();
+  void emit_row(Value* row);
+  void emit_stage(const Stage& stage);
+  void emit_step(const Stage& stage, Value* column, int active);
+  template <class Body> void sweep(llvm::MutableArrayRef<Value*> carried, Body body);
+  void make_splats(const Stage& stage, Level level);
+
+  // ---- Memory
+  Value* row_offset(const Operand& operand, Value* row);
+  Value* load(const Instr& instr, Value* column, int active);
+  void store(const Operand& operand, Value* base, Value* raw, Value* column, int active);
+  Value* element_pointers(const Operand& operand, Value* base, Value* column);
+  Value* load_vector(const Operand& operand, Value* base, Value* column, int active);
+  Value* from_memory(Value* raw, DType memory, DType type);
+  Value* to_memory(Value* v, DType memory, bool already_rounded);
+  bool is_rounded_to(int32_t id, DType type) const;
+
+  // ---- Arithmetic
+  Value* arithmetic(const Instr& instr, Value* a, Value* b, Value* c);
+  Value* compare(LoopOp op, Value* a, Value* b);
+  Value* convert(Value* v, DType type);
+  Value* round_to(Value* v, DType type);
+  Value* bf16_bits_in_upper_half(Value* v);
+  Value* exp2_int(Value* a);
+  Value* exponent(Value* a);
+  Value* mantissa(Value* a);
+  Value* maximum(Value* a, Value* b);
+  Value* lanes_to_scalar(Value* lanes, LoopOp op);
+
+  const Instr& instr(int32_t id) const { return kernel_.instrs[id]; }
+  const Operand& operand(const Instr& i) const { return kernel_.operands[i.index]; }
+  // The value of an instruction as a vector, for the code of a column step.
+  Value* vector(int32_t id) { return id < 0 ? nullptr : vectors_[id]; }
+  Value* scalar(int32_t id) { return id < 0 ? nullptr : scalars_[id]; }
+  llvm::Constant* mask(int active) {
+    llvm::SmallVector<llvm::Constant*, kLanes> bits;
+    for (int i = 0; i < kLanes; ++i) bits.push_back(b_.getInt1(i < active));
+    return llvm::ConstantVector::get(bits);
+  }
+
+  const LoopKernel& kernel_;
+  llvm::Module& module_;
+  llvm::LLVMContext& context_;
+  llvm::IRBuilder<> b_;
+  llvm::Function* function_ = nullptr;
+  Value *begin_ = nullptr, *end_ = nullptr, *scalar_array_ = nullptr;
+  std::vector<Level> levels_;            // by instruction
+  std::vector<Value*> scalars_;          // by instruction: kernel and row level
+  std::vector<Value*> vectors_;          // by instruction: column level, and splats of the others where needed
+  std::vector<Value*> bases_, row_ptrs_;  // by operand
+};
+
+// Operands at (row, 0): changes with the row only if an axis moves it.
+bool moves_with_row(const Operand& operand) {
+  for (const OperandAxis& axis : operand.axes)
+    if (axis.stride != 0 && axis.size > 1) return true;
+  return false;
+}
+
+void KernelEmitter::find_levels() {
+  levels_.assign(kernel_.instrs.size(), Level::kKernel);
+  auto of_operands = [&](const Instr& i) {
+    Level level = Level::kKernel;
+    for (int32_t id : {i.a, i.b, i.c})
+      if (id >= 0) level = std::max(level, levels_[id]);
+    return level;
+  };
+  for (const Stage& stage : kernel_.stages) {
+    for (int32_t id : stage.row) {
+      const Instr& i = instr(id);
+      if (i.op == LoopOp::kStore) levels_[id] = Level::kRow;
+      else if (i.op == LoopOp::kLoad) levels_[id] = moves_with_row(operand(i)) ? Level::kRow : Level::kKernel;
+      else levels_[id] = of_operands(i);
+    }
+    for (int32_t id : stage.column) {
+      const Instr& i = instr(id);
+      if (i.op == LoopOp::kStore || i.op == LoopOp::kColumnSum) levels_[id] = Level::kColumn;
+      else if (i.op != LoopOp::kLoad) levels_[id] = of_operands(i);
+      else if (operand(i).col_stride != 0) levels_[id] = Level::kColumn;
+      else levels_[id] = moves_with_row(operand(i)) ? Level::kRow : Level::kKernel;
+    }
+    for (int32_t id : stage.reductions) levels_[id] = Level::kRow;
+  }
+}
+
+llvm::Function* KernelEmitter::emit() {
+  Type* ptr = b_.getPtrTy();
+  auto* type = llvm::FunctionType::get(b_.getVoidTy(), {ptr, ptr, b_.getInt64Ty(), b_.getInt64Ty()}, false);
+  function_ = llvm::Function::Create(type, llvm::Function::ExternalLinkage, kernel_.name, module_);
+  function_->setDoesNotThrow();
+  for (unsigned i : {0u, 1u}) {
+    function_->addParamAttr(i, llvm::Attribute::NoAlias);
+    function_->addParamAttr(i, llvm::Attribute::ReadOnly);
+  }
+  Value* operand_array = function_->getArg(0);
+  scalar_array_ = function_->getArg(1);
+  begin_ = function_->getArg(2);
+  end_ = function_->getArg(3);
+  find_levels();
+  scalars_.assign(kernel_.instrs.size(), nullptr);
+  vectors_.assign(kernel_.instrs.size(), nullptr);
+
+  // An empty range must touch nothing: the invariant loads below stand in front of the loop.
+  BasicBlock* guard = BasicBlock::Create(context_, "guard", function_);
+  BasicBlock* entry = BasicBlock::Create(context_, "entry", function_);
+  BasicBlock* exit = BasicBlock::Create(context_, "exit");
+  b_.SetInsertPoint(guard);
+  b_.CreateCondBr(b_.CreateICmpSLT(begin_, end_), entry, exit);
+
+  b_.SetInsertPoint(entry);
+  for (size_t i = 0; i < kernel_.operands.size(); ++i)
+    bases_.push_back(b_.CreateLoad(ptr, b_.CreateConstInBoundsGEP1_64(ptr, operand_array, i)));
+  for (size_t i = 0; i < kernel_.operands.size(); ++i) {
+    const Operand& operand = kernel_.operands[i];
+    if (!operand.is_partial) continue;
+    Value* chunk = b_.CreateUDiv(begin_, b_.getInt64(kernel_.chunk_rows));
+    bases_[i] = b_.CreateGEP(memory_type(operand.dtype), bases_[i], b_.CreateMul(chunk, b_.getInt64(kernel_.cols)));
+  }
+  row_ptrs_ = bases_;
+  emit_kernel_level();
+  zero_partials();
+
+  if (kernel_.split_columns) {
+    emit_row(b_.getInt64(0));
+    b_.CreateBr(exit);
+  } else {
+    BasicBlock* before = b_.GetInsertBlock();
+    BasicBlock* body = BasicBlock::Create(context_, "row", function_);
+    b_.CreateBr(body);
+    b_.SetInsertPoint(body);
+    auto* row = b_.CreatePHI(b_.getInt64Ty(), 2, "r");
+    row->addIncoming(begin_, before);
+    emit_row(row);
+    Value* next = b_.CreateAdd(row, b_.getInt64(1), "", true, true);
+    row->addIncoming(next, b_.GetInsertBlock());
+    b_.CreateCondBr(b_.CreateICmpSLT(next, end_), body, exit);
+  }
+  exit->insertInto(function_);
+  b_.SetInsertPoint(exit);
+  b_.CreateRetVoid();
+  return function_;
+}
+
+void KernelEmitter::emit_kernel_level() {
+  for (const Stage& stage : kernel_.stages) {
+    for (const std::vector<int32_t>* list : {&stage.row, &stage.column}) {
+      for (int32_t id : *list) {
+        if (levels_[id] != Level::kKernel) continue;
+        const Instr& i = instr(id);
+        scalars_[id] = i.op == LoopOp::kLoad ? load(i, nullptr, 1)
+                                             : arithmetic(i, scalar(i.a), scalar(i.b), scalar(i.c));
+      }
+    }
+    make_splats(stage, Level::kKernel);
+  }
+}
+
+void KernelEmitter::zero_partials() {
+  for (size_t i = 0; i < kernel_.operands.size(); ++i) {
+    const Operand& operand = kernel_.operands[i];
+    if (!operand.is_partial) continue;
+    Value* zero = llvm::Constant::getNullValue(widen(memory_type(operand.dtype), kLanes));
+    sweep({}, [&](Value* column, int active) { store(operand, bases_[i], zero, column, active); });
+  }
+}
+
+void KernelEmitter::emit_row(Value* row) {
+  for (size_t i = 0; i < kernel_.operands.size(); ++i) {
+    const Operand& operand = kernel_.operands[i];
+    if (operand.is_partial || !moves_with_row(operand)) continue;
+    row_ptrs_[i] = b_.CreateGEP(memory_type(operand.dtype), bases_[i], row_offset(operand, row));
+  }
+  for (const Stage& stage : kernel_.stages) emit_stage(stage);
+}
+
+void KernelEmitter::emit_stage(const Stage& stage) {
+  for (const std::vector<int32_t>* list : {&stage.row, &stage.column}) {
+    for (int32_t id : *list) {
+      if (levels_[id] != Level::kRow) continue;
+      const Instr& i = instr(id);
+      if (i.op == LoopOp::kStore) {
+        const Operand& out = operand(i);
+        b_.CreateAlignedStore(to_memory(scalar(i.a), out.dtype, is_rounded_to(i.a, out.dtype)), row_ptrs_[i.index],
+                              llvm::Align(size_of(out.dtype)));
+      } else if (i.op == LoopOp::kLoad) {
+        scalars_[id] = load(i, nullptr, 1);
+      } else {
+        scalars_[id] = arithmetic(i, scalar(i.a), scalar(i.b), scalar(i.c));
+      }
+    }
+  }
+  make_splats(stage, Level::kRow);
+
+  bool has_column_work = !stage.reductions.empty();
+  for (int32_t id : stage.column) has_column_work |= levels_[id] == Level::kColumn;
+  if (!has_column_work) return;
+
+  // Two carried values for a maximum: see Note [NaN flags].
+  llvm::SmallVector<Value*, 8> lanes;
+  for (int32_t id : stage.reductions) {
+    const bool is_sum = instr(id).op == LoopOp::kReduceSum;
+    Type* type = register_type(instr(id).type, kLanes);
+    lanes.push_back(is_sum ? real(type, 0.0) : llvm::ConstantFP::getInfinity(type, /*Negative=*/true));
+    if (!is_sum) lanes.push_back(llvm::Constant::getNullValue(register_type(kBool, kLanes)));
+  }
+  sweep(lanes, [&](Value* column, int active) {
+    emit_step(stage, column, active);
+    Value** lane = lanes.begin();
+    for (int32_t id : stage.reductions) {
+      Value* v = vector(instr(id).a);
+      auto update = [&](Value* next) {
+        *lane = active == kLanes ? next : b_.CreateSelect(mask(active), next, *lane);
+        ++lane;
+      };
+      if (instr(id).op == LoopOp::kReduceSum) {
+        update(b_.CreateFAdd(*lane, v));
+      } else {
+        // Note [NaN flags]. The running maximum is `new < old ? old : new`, one instruction, which forgets a NaN at the
+        // next step; that one was seen is kept aside in a flag. Equal to maximum() step by step, with half the latency.
+        update(b_.CreateSelect(b_.CreateFCmpOLT(v, *lane), *lane, v));
+        update(b_.CreateOr(*lane, b_.CreateFCmpUNO(v, v)));
+      }
+    }
+  });
+  Value** lane = lanes.begin();
+  for (int32_t id : stage.reductions) {
+    Value* all = *lane++;
+    if (instr(id).op == LoopOp::kReduceMax)
+      all = b_.CreateSelect(*lane++, llvm::ConstantFP::getNaN(all->getType()), all);
+    scalars_[id] = lanes_to_scalar(all, instr(id).op);
+  }
+}
+
+// Broadcasts the values of `level` that the column code of this stage reads.
+void KernelEmitter::make_splats(const Stage& stage, Level level) {
+  auto want = [&](int32_t id) {
+    if (id < 0 || levels_[id] != level || vectors_[id] != nullptr) return;
+    vectors_[id] = b_.CreateVectorSplat(kLanes, scalars_[id]);
+  };
+  for (int32_t id : stage.column) {
+    if (levels_[id] != Level::kColumn) continue;
+    for (int32_t source : {instr(id).a, instr(id).b, instr(id).c}) want(source);
+  }
+  for (int32_t id : stage.reductions) want(instr(id).a);
+}
+
+// One step of kLanes columns from `column`, of which the first `active` exist.
+void KernelEmitter::emit_step(const Stage& stage, Value* column, int active) {
+  for (int32_t id : stage.column) {
+    if (levels_[id] != Level::kColumn) continue;
+    const Instr& i = instr(id);
+    switch (i.op) {
+      case LoopOp::kLoad: vectors_[id] = load(i, column, active); break;
+      case LoopOp::kStore: {
+        const Operand& out = operand(i);
+        Value* raw = to_memory(vector(i.a), out.dtype, is_rounded_to(i.a, out.dtype));
+        store(out, row_ptrs_[i.index], raw, column, active);
+        break;
+      }
+      case LoopOp::kColumnSum: {
+        const Operand& out = operand(i);
+        Value* sum = b_.CreateFAdd(load_vector(out, bases_[i.index], column, active), vector(i.a));
+        store(out, bases_[i.index], sum, column, active);
+        break;
+      }
+      default: vectors_[id] = arithmetic(i, vector(i.a), vector(i.b), vector(i.c));
+    }
+  }
+}
+
+// Runs `body(column, active)` over the columns of this call: whole steps in a loop, then the tail. `carried` holds the
+// loop-carried values: body reads and replaces them.
+template <class Body> void KernelEmitter::sweep(llvm::MutableArrayRef<Value*> carried, Body body) {
+  const int64_t whole = kernel_.cols / kLanes * kLanes;
+  const int tail = static_cast<int>(kernel_.cols - whole);
+  Type* i64 = b_.getInt64Ty();
+  Value* first = kernel_.split_columns ? begin_ : b_.getInt64(0);
+  Value* last = kernel_.split_columns ? b_.CreateAnd(end_, b_.getInt64(~int64_t{kLanes - 1})) : b_.getInt64(whole);
+  if (whole == kLanes && !kernel_.split_columns) {
+    body(first, kLanes);
+  } else if (whole > 0) {
+    BasicBlock* before = b_.GetInsertBlock();
+    BasicBlock* loop = BasicBlock::Create(context_, "columns", function_);
+    BasicBlock* after = BasicBlock::Create(context_, "after", function_);
+    if (kernel_.split_columns) b_.CreateCondBr(b_.CreateICmpSLT(first, last), loop, after);
+    else b_.CreateBr(loop);
+    b_.SetInsertPoint(loop);
+    auto* column = b_.CreatePHI(i64, 2, "c");
+    column->addIncoming(first, before);
+    llvm::SmallVector<llvm::PHINode*, 8> phis;
+    for (Value*& v : carried) {
+      phis.push_back(b_.CreatePHI(v->getType(), 2));
+      phis.back()->addIncoming(v, before);
+      v = phis.back();
+    }
+    body(column, kLanes);
+    BasicBlock* end_of_body = b_.GetInsertBlock();
+    Value* next = b_.CreateAdd(column, b_.getInt64(kLanes), "", true, true);
+    column->addIncoming(next, end_of_body);
+    for (size_t i = 0; i < phis.size(); ++i) phis[i]->addIncoming(carried[i], end_of_body);
+    b_.CreateCondBr(b_.CreateICmpSLT(next, last), loop, after);
+    b_.SetInsertPoint(after);
+  }
+  if (tail == 0) return;
+  if (!kernel_.split_columns) return body(b_.getInt64(whole), tail);
+  // Only the call that reaches the last column has the tail.
+  BasicBlock* rest = BasicBlock::Create(context_, "tail", function_);
+  BasicBlock* done = BasicBlock::Create(context_, "done", function_);
+  b_.CreateCondBr(b_.CreateICmpEQ(end_, b_.getInt64(kernel_.cols)), rest, done);
+  b_.SetInsertPoint(rest);
+  body(b_.getInt64(whole), tail);
+  b_.CreateBr(done);
+  b_.SetInsertPoint(done);
+}
+
+// ---- Memory
+
+Value* KernelEmitter::row_offset(const Operand& operand, Value* row) {
+  Value* offset = nullptr;
+  for (const OperandAxis& axis : operand.axes) {
+    if (axis.stride == 0 || axis.size == 1) continue;
+    Value* index = row;
+    if (axis.divisor != 1) index = b_.CreateUDiv(index, b_.getInt64(axis.divisor));
+    if (axis.divisor * axis.size < kernel_.rows) index = b_.CreateURem(index, b_.getInt64(axis.size));
+    Value* term = b_.CreateMul(index, b_.getInt64(axis.stride), "", false, true);
+    offset = offset ? b_.CreateAdd(offset, term, "", false, true) : term;
+  }
+  return offset;
+}
+
+// Pointers to kLanes elements, col_stride apart.
+Value* KernelEmitter::element_pointers(const Operand& operand, Value* base, Value* column) {
+  Type* type = memory_type(operand.dtype);
+  Value* first = b_.CreateGEP(type, base, b_.CreateMul(column, b_.getInt64(operand.col_stride), "", false, true));
+  llvm::SmallVector<llvm::Constant*, kLanes> steps;
+  // 32-bit indices where they fit: one gather instead of two.
+  const int64_t reach = operand.col_stride * (kLanes - 1);
+  const bool narrow = reach == static_cast<int32_t>(reach);
+  for (int i = 0; i < kLanes; ++i)
+    steps.push_back(llvm::ConstantInt::getSigned(narrow ? b_.getInt32Ty() : b_.getInt64Ty(), operand.col_stride * i));
+  return b_.CreateGEP(type, first, llvm::ConstantVector::get(steps));
+}
+
+Value* KernelEmitter::load_vector(const Operand& operand, Value* base, Value* column, int active) {
+  Type* scalar_type = memory_type(operand.dtype);
+  Type* type = widen(scalar_type, kLanes);
+  const llvm::Align align(size_of(operand.dtype));
+  Value* zero = llvm::Constant::getNullValue(type);
+  if (operand.col_stride != 1) {
+    return b_.CreateMaskedGather(type, element_pointers(operand, base, column), align, mask(active), zero);
+  }
+  Value* ptr = b_.CreateGEP(scalar_type, base, column);
+  if (active == kLanes) return b_.CreateAlignedLoad(type, ptr, align);
+  return b_.CreateMaskedLoad(type, ptr, align, mask(active), zero);
+}
+
+// `column` null: the element at the row's first column, as a scalar.
+Value* KernelEmitter::load(const Instr& instr, Value* column, int active) {
+  const Operand& from = operand(instr);
+  Value* base = row_ptrs_[instr.index];
+  Value* raw = column ? load_vector(from, base, column, active)
+                      : b_.CreateAlignedLoad(memory_type(from.dtype), base, llvm::Align(size_of(from.dtype)));
+  return from_memory(raw, from.dtype, instr.type);
+}
+
+void KernelEmitter::store(const Operand& operand, Value* base, Value* raw, Value* column, int active) {
+  const llvm::Align align(size_of(operand.dtype));
+  if (operand.col_stride != 1) {
+    b_.CreateMaskedScatter(raw, element_pointers(operand, base, column), align, mask(active));
+    return;
+  }
+  Value* ptr = b_.CreateGEP(memory_type(operand.dtype), base, column);
+  if (active == kLanes) b_.CreateAlignedStore(raw, ptr, align);
+  else b_.CreateMaskedStore(raw, ptr, align, mask(active));
+}
+
+Value* KernelEmitter::from_memory(Value* raw, DType memory, DType type) {
+  const int width = width_of(raw);
+  Type* f32 = widen(b_.getFloatTy(), width);
+  Value* v = raw;
+  switch (memory) {
+    case kF64:
+    case kF32: break;
+    case kBF16:
+      v = b_.CreateBitCast(b_.CreateShl(b_.CreateZExt(raw, widen(b_.getInt32Ty(), width)), 16), f32);
+      break;
+    case kF16: v = b_.CreateFPExt(b_.CreateBitCast(raw, widen(b_.getHalfTy(), width)), f32); break;
+    default: {
+      Type* wanted = register_type(type, width);
+      if (type == kBool || memory == kBool) {
+        v = b_.CreateICmpNE(raw, llvm::Constant::getNullValue(raw->getType()));
+        return type == kBool ? v : convert(v, type);
+      }
+      v = memory == kU8 ? b_.CreateUIToFP(raw, wanted) : b_.CreateSIToFP(raw, wanted);
+    }
+  }
+  return memory == type ? v : convert(v, type);
+}
+
+Value* KernelEmitter::to_memory(Value* v, DType memory, bool already_rounded) {
+  const int width = width_of(v);
+  Type* i16 = widen(b_.getInt16Ty(), width);
+  if (memory == kBool || memory == kU8) return b_.CreateZExt(convert(v, kBool), widen(b_.getInt8Ty(), width));
+  if (memory == kF64 || memory == kF32) return convert(v, memory);
+  v = convert(v, kF32);
+  if (memory == kF16) return b_.CreateBitCast(b_.CreateFPTrunc(v, widen(b_.getHalfTy(), width)), i16);
+  Value* bits = already_rounded ? b_.CreateBitCast(v, widen(b_.getInt32Ty(), width)) : bf16_bits_in_upper_half(v);
+  return b_.CreateTrunc(b_.CreateLShr(bits, 16), i16);
+}
+
+// True if the register is known to hold a value of that 16-bit type.
+bool KernelEmitter::is_rounded_to(int32_t id, DType type) const {
+  const LoopOp op = instr(id).op;
+  return instr(id).type == type &&
+         (op == LoopOp::kCast || op == LoopOp::kLoad || op == LoopOp::kConst || op == LoopOp::kScalar);
+}
+
+// ---- Arithmetic
+
+// To the register type of `type`, and rounded if that is a 16-bit float.
+Value* KernelEmitter::convert(Value* v, DType type) {
+  Type* wanted = register_type(type, width_of(v));
+  const bool from_bool = v->getType()->getScalarType()->isIntegerTy(1);
+  if (type == kBool) return from_bool ? v : b_.CreateFCmpUNE(v, llvm::Constant::getNullValue(v->getType()));
+  if (from_bool) return b_.CreateSelect(v, real(wanted, 1.0), real(wanted, 0.0));
+  v = b_.CreateFPCast(v, wanted);
+  return round_to(v, type);
+}
+
+Value* KernelEmitter::round_to(Value* v, DType type) {
+  const int width = width_of(v);
+  if (type == kF16) return b_.CreateFPExt(b_.CreateFPTrunc(v, widen(b_.getHalfTy(), width)), v->getType());
+  if (type != kBF16) return v;
+  return b_.CreateBitCast(b_.CreateAnd(bf16_bits_in_upper_half(v), integer(32, 0xFFFF0000u, width)), v->getType());
+}
+
+// BFloat16(float) of runtime/dtype.h, on integers: the hardware conversion flushes subnormals.
+Value* KernelEmitter::bf16_bits_in_upper_half(Value* v) {
+  const int width = width_of(v);
+  Value* u = b_.CreateBitCast(v, widen(b_.getInt32Ty(), width));
+  Value* odd = b_.CreateAnd(b_.CreateLShr(u, 16), integer(32, 1, width));
+  Value* rounded = b_.CreateAdd(b_.CreateAdd(u, integer(32, 0x7FFF, width)), odd);
+  Value* quiet_nan = b_.CreateOr(u, integer(32, 0x400000, width));
+  return b_.CreateSelect(b_.CreateFCmpUNO(v, v), quiet_nan, rounded);
+}
+
+// The three bit operations below are those of scalar_math.h.
+Value* KernelEmitter::exp2_int(Value* a) {
+  const bool wide = a->getType()->getScalarType()->isDoubleTy();
+  const int bits = wide ? 64 : 32, width = width_of(a);
+  Value* shifted = b_.CreateFAdd(a, real(a->getType(), wide ? 0x1.8p52 : 0x1.8p23));
+  Value* u = b_.CreateShl(b_.CreateBitCast(shifted, widen(b_.getIntNTy(bits), width)), wide ? 52 : 23);
+  u = b_.CreateAdd(u, integer(bits, wide ? 0x3FF0000000000000u : 0x3F800000u, width));
+  return b_.CreateBitCast(u, a->getType());
+}
+Value* KernelEmitter::exponent(Value* a) {
+  const bool wide = a->getType()->getScalarType()->isDoubleTy();
+  const int bits = wide ? 64 : 32, width = width_of(a);
+  Value* u = b_.CreateAShr(b_.CreateBitCast(a, widen(b_.getIntNTy(bits), width)), wide ? 52 : 23);
+  return b_.CreateSIToFP(b_.CreateSub(u, integer(bits, wide ? 1023 : 127, width)), a->getType());
+}
+Value* KernelEmitter::mantissa(Value* a) {
+  const bool wide = a->getType()->getScalarType()->isDoubleTy();
+  const int bits = wide ? 64 : 32, width = width_of(a);
+  Value* u = b_.CreateBitCast(a, widen(b_.getIntNTy(bits), width));
+  u = b_.CreateAnd(u, integer(bits, wide ? 0x000FFFFFFFFFFFFFu : 0x007FFFFFu, width));
+  u = b_.CreateOr(u, integer(bits, wide ? 0x3FF0000000000000u : 0x3F800000u, width));
+  return b_.CreateBitCast(u, a->getType());
+}
+
+Value* KernelEmitter::compare(LoopOp op, Value* a, Value* b) {
+  if (a->getType()->getScalarType()->isIntegerTy(1)) {
+    switch (op) {
+      case LoopOp::kLt: return b_.CreateICmpULT(a, b);
+      case LoopOp::kLe: return b_.CreateICmpULE(a, b);
+      case LoopOp::kEq: return b_.CreateICmpEQ(a, b);
+      default: return b_.CreateICmpNE(a, b);
+    }
+  }
+  switch (op) {
+    case LoopOp::kLt: return b_.CreateFCmpOLT(a, b);
+    case LoopOp::kLe: return b_.CreateFCmpOLE(a, b);
+    case LoopOp::kEq: return b_.CreateFCmpOEQ(a, b);
+    default: return b_.CreateFCmpUNE(a, b);
+  }
+}
+
+Value* KernelEmitter::arithmetic(const Instr& instr, Value* a, Value* b, Value* c) {
+  switch (instr.op) {
+    case LoopOp::kConst:
+      if (instr.type == kBool) return b_.getInt1(instr.value != 0);
+      return convert(real(register_type(instr.type, 1), instr.value), instr.type);
+    case LoopOp::kScalar: {
+      Value* address = b_.CreateConstInBoundsGEP1_64(b_.getDoubleTy(), scalar_array_, instr.index);
+      return convert(b_.CreateLoad(b_.getDoubleTy(), address), instr.type);
+    }
+    case LoopOp::kAdd: return b_.CreateFAdd(a, b);
+    case LoopOp::kSub: return b_.CreateFSub(a, b);
+    case LoopOp::kMul: return b_.CreateFMul(a, b);
+    case LoopOp::kDiv: return b_.CreateFDiv(a, b);
+    case LoopOp::kFma: return b_.CreateIntrinsic(llvm::Intrinsic::fma, {a->getType()}, {a, b, c});
+    case LoopOp::kSqrt: return b_.CreateUnaryIntrinsic(llvm::Intrinsic::sqrt, a);
+    case LoopOp::kAbs: return b_.CreateUnaryIntrinsic(llvm::Intrinsic::fabs, a);
+    case LoopOp::kNeg: return b_.CreateFNeg(a);
+    case LoopOp::kRoundEven: return b_.CreateUnaryIntrinsic(llvm::Intrinsic::roundeven, a);
+    case LoopOp::kFloor: return b_.CreateUnaryIntrinsic(llvm::Intrinsic::floor, a);
+    case LoopOp::kExp2Int: return exp2_int(a);
+    case LoopOp::kExponent: return exponent(a);
+    case LoopOp::kMantissa: return mantissa(a);
+    case LoopOp::kLt:
+    case LoopOp::kLe:
+    case LoopOp::kEq:
+    case LoopOp::kNe: return compare(instr.op, a, b);
+    case LoopOp::kAnd: return b_.CreateAnd(a, b);
+    case LoopOp::kOr: return b_.CreateOr(a, b);
+    case LoopOp::kNot: return b_.CreateNot(a);
+    case LoopOp::kSelect: return b_.CreateSelect(a, b, c);
+    case LoopOp::kCast: return convert(a, instr.type);
+    default: llvm_unreachable("a load, store or reduction among the arithmetic");
+  }
+}
+
+// maximum() of scalar_math.h.
+Value* KernelEmitter::maximum(Value* a, Value* b) {
+  Value* larger = b_.CreateSelect(b_.CreateFCmpOLT(b, a), a, b);
+  return b_.CreateSelect(b_.CreateFCmpUNO(a, a), a, larger);
+}
+
+// The tree of Note [Row order].
+Value* KernelEmitter::lanes_to_scalar(Value* lanes, LoopOp op) {
+  for (int width = kLanes / 2; width > 0; width /= 2) {
+    llvm::SmallVector<int, kLanes> low, high;
+    for (int i = 0; i < width; ++i) {
+      low.push_back(i);
+      high.push_back(i + width);
+    }
+    Value* a = b_.CreateShuffleVector(lanes, low);
+    Value* b = b_.CreateShuffleVector(lanes, high);
+    lanes = op == LoopOp::kReduceSum ? b_.CreateFAdd(a, b) : maximum(a, b);
+  }
+  return b_.CreateExtractElement(lanes, uint64_t{0});
+}
+
+}  // namespace
+
+llvm::Function* emit_llvm(const LoopKernel& kernel, llvm::Module& module) {
+  return KernelEmitter(kernel, module).emit();
+}
+
+}  // namespace rondo::compile

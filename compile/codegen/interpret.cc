@@ -1,0 +1,215 @@
+#include "rondo/compile/codegen/interpret.h"
+
+#include <array>
+#include <cstring>
+#include <limits>
+
+#include "rondo/compile/codegen/loop_verify.h"
+#include "rondo/runtime/error.h"
+#include "rondo/runtime/ops/reduction_order.h"
+#include "rondo/runtime/ops/scalar_math.h"
+
+namespace rondo::compile {
+namespace {
+
+// One register; the instruction's type says which member counts (f32 for the 16-bit floats).
+struct Register {
+  float f32 = 0;
+  double f64 = 0;
+  bool truth = false;
+
+  template <class T> T get() const {
+    if constexpr (std::is_same_v<T, float>) return f32;
+    else return f64;
+  }
+  template <class T> void set(T v) {
+    if constexpr (std::is_same_v<T, float>) f32 = v;
+    else f64 = v;
+  }
+};
+
+// To the register of `type`, rounded if that is a 16-bit float.
+template <class T> Register make(DType type, T value) {
+  Register r;
+  switch (type) {
+    case kBool: r.truth = value != T(0); break;
+    case kF64: r.f64 = static_cast<double>(value); break;
+    case kBF16: r.f32 = BFloat16(static_cast<float>(value)); break;
+    case kF16: r.f32 = Float16(static_cast<float>(value)); break;
+    default: r.f32 = static_cast<float>(value);
+  }
+  return r;
+}
+
+Register convert(const Register& from, DType from_type, DType type) {
+  if (from_type == kBool) return make(type, from.truth ? 1.0f : 0.0f);
+  return from_type == kF64 ? make(type, from.f64) : make(type, from.f32);
+}
+
+class Interpreter {
+ public:
+  Interpreter(const LoopKernel& kernel, void* const* operands, const double* scalars, int64_t begin)
+      : k_(kernel), operands_(operands), scalars_(scalars), registers_(kernel.instrs.size()), begin_(begin) {}
+
+  void run(int64_t end) {
+    for (size_t i = 0; i < k_.operands.size(); ++i)
+      if (k_.operands[i].is_partial) std::memset(address(i, 0, 0), 0, k_.cols * size_of(k_.operands[i].dtype));
+    if (k_.split_columns) return run_row(0, begin_, end);
+    for (int64_t row = begin_; row < end; ++row) run_row(row, 0, k_.cols);
+  }
+
+ private:
+  using Lanes = std::array<Register, kLanes>;
+
+  char* address(int operand_index, int64_t row, int64_t column) const {
+    const Operand& operand = k_.operands[operand_index];
+    int64_t offset = column * operand.col_stride;
+    if (operand.is_partial) offset += begin_ / k_.chunk_rows * k_.cols;
+    else
+      for (const OperandAxis& axis : operand.axes) offset += row / axis.divisor % axis.size * axis.stride;
+    return static_cast<char*>(operands_[operand_index]) + offset * static_cast<int64_t>(size_of(operand.dtype));
+  }
+
+  void run_row(int64_t row, int64_t first, int64_t last) {
+    for (const Stage& stage : k_.stages) {
+      for (int32_t id : stage.row) execute(id, row, 0);
+      std::vector<Lanes> lanes(stage.reductions.size());
+      for (size_t n = 0; n < lanes.size(); ++n) lanes[n].fill(identity(k_.instrs[stage.reductions[n]]));
+      for (int64_t column = first; column < last; ++column) {
+        for (int32_t id : stage.column) execute(id, row, column);
+        for (size_t n = 0; n < lanes.size(); ++n) {
+          const Instr& i = k_.instrs[stage.reductions[n]];
+          Register& lane = lanes[n][column % kLanes];
+          lane = combine(i, lane, registers_[i.a]);
+        }
+      }
+      for (size_t n = 0; n < lanes.size(); ++n) registers_[stage.reductions[n]] = tree(k_.instrs[stage.reductions[n]], lanes[n]);
+    }
+  }
+
+  static Register identity(const Instr& i) {
+    return make(i.type == kF64 ? kF64 : kF32,
+                i.op == LoopOp::kReduceSum ? 0.0f : -std::numeric_limits<float>::infinity());
+  }
+  static Register combine(const Instr& i, const Register& a, const Register& b) {
+    Register out;
+    auto apply = [&]<class T>(T x, T y) { out.set(i.op == LoopOp::kReduceSum ? x + y : scalar::maximum(x, y)); };
+    if (i.type == kF64) apply(a.f64, b.f64);
+    else apply(a.f32, b.f32);
+    return out;
+  }
+  static Register tree(const Instr& i, const Lanes& lanes) {
+    Register values[kLanes];
+    std::copy(lanes.begin(), lanes.end(), values);
+    return combine_lanes(values, [&](const Register& a, const Register& b) { return combine(i, a, b); });
+  }
+
+  void execute(int32_t id, int64_t row, int64_t column) {
+    const Instr& i = k_.instrs[id];
+    Register& out = registers_[id];
+    switch (i.op) {
+      case LoopOp::kConst: out = make(i.type, i.value); return;
+      case LoopOp::kScalar: out = make(i.type, scalars_[i.index]); return;
+      case LoopOp::kLoad: out = load(i, address(i.index, row, column)); return;
+      case LoopOp::kStore: store(i, address(i.index, row, column)); return;
+      case LoopOp::kCast: out = convert(registers_[i.a], k_.instrs[i.a].type, i.type); return;
+      case LoopOp::kAnd: out.truth = registers_[i.a].truth & registers_[i.b].truth; return;
+      case LoopOp::kOr: out.truth = registers_[i.a].truth | registers_[i.b].truth; return;
+      case LoopOp::kNot: out.truth = !registers_[i.a].truth; return;
+      case LoopOp::kSelect: out = registers_[i.a].truth ? registers_[i.b] : registers_[i.c]; return;
+      case LoopOp::kColumnSum:
+        if (i.type == kF64) add_to<double>(i, address(i.index, row, column));
+        else add_to<float>(i, address(i.index, row, column));
+        return;
+      default: break;
+    }
+    const DType type = k_.instrs[i.a].type;
+    if (type == kBool) out.truth = compare(i.op, registers_[i.a].truth, registers_[i.b].truth);
+    else if (type == kF64) arithmetic<double>(i, out);
+    else arithmetic<float>(i, out);
+  }
+
+  template <class T> static bool compare(LoopOp op, T a, T b) {
+    switch (op) {
+      case LoopOp::kLt: return a < b;
+      case LoopOp::kLe: return a <= b;
+      case LoopOp::kEq: return a == b;
+      default: return a != b;
+    }
+  }
+
+  template <class T> void arithmetic(const Instr& i, Register& out) const {
+    auto argument = [&](int32_t id) { return id < 0 ? T(0) : registers_[id].get<T>(); };
+    const T a = argument(i.a), b = argument(i.b), c = argument(i.c);
+    switch (i.op) {
+      case LoopOp::kAdd: return out.set(a + b);
+      case LoopOp::kSub: return out.set(a - b);
+      case LoopOp::kMul: return out.set(a * b);
+      case LoopOp::kDiv: return out.set(a / b);
+      case LoopOp::kFma: return out.set(scalar::fma(a, b, c));
+      case LoopOp::kSqrt: return out.set(scalar::sqrt(a));
+      case LoopOp::kAbs: return out.set(scalar::abs(a));
+      case LoopOp::kNeg: return out.set(-a);
+      case LoopOp::kRoundEven: return out.set(scalar::round_even(a));
+      case LoopOp::kFloor: return out.set(scalar::floor(a));
+      case LoopOp::kExp2Int: return out.set(scalar::exp2_int(a));
+      case LoopOp::kExponent: return out.set(scalar::exponent(a));
+      case LoopOp::kMantissa: return out.set(scalar::mantissa(a));
+      default: out.truth = compare(i.op, a, b);
+    }
+  }
+
+  Register load(const Instr& i, const char* from) const {
+    Register out;
+    visit_dtype(k_.operands[i.index].dtype, [&](auto tag) {
+      using T = typename decltype(tag)::type;
+      if constexpr (std::is_same_v<T, bool>) {
+        out = make(i.type, *from != 0 ? 1.0f : 0.0f);
+      } else {
+        T value;
+        std::memcpy(&value, from, sizeof(T));
+        if constexpr (std::is_same_v<T, BFloat16> || std::is_same_v<T, Float16>) out = make(i.type, static_cast<float>(value));
+        // An integer goes to an f64 register at once and to the others by way of f32.
+        else if constexpr (std::is_integral_v<T>)
+          out = i.type == kF64 ? make(kF64, static_cast<double>(value))
+                               : make(i.type, i.type == kBool ? static_cast<float>(value != 0) : static_cast<float>(value));
+        else out = make(i.type, value);
+      }
+    });
+    return out;
+  }
+
+  void store(const Instr& i, char* to) const {
+    const DType memory = k_.operands[i.index].dtype;
+    const bool as_byte = memory == kBool || memory == kU8;
+    const Register r = convert(registers_[i.a], k_.instrs[i.a].type, as_byte ? kBool : memory);
+    auto write = [&](auto value) { std::memcpy(to, &value, sizeof(value)); };
+    if (as_byte) write(static_cast<uint8_t>(r.truth));
+    else if (memory == kF64) write(r.f64);
+    else if (memory == kBF16) write(BFloat16(r.f32));
+    else if (memory == kF16) write(Float16(r.f32));
+    else write(r.f32);
+  }
+
+  template <class T> void add_to(const Instr& i, char* to) const {
+    T sum;
+    std::memcpy(&sum, to, sizeof(T));
+    sum = sum + registers_[i.a].get<T>();
+    std::memcpy(to, &sum, sizeof(T));
+  }
+
+  const LoopKernel& k_;
+  void* const* operands_;
+  const double* scalars_;
+  std::vector<Register> registers_;
+  int64_t begin_;
+};
+
+}  // namespace
+
+void interpret(const LoopKernel& kernel, void* const* operands, const double* scalars, int64_t begin, int64_t end) {
+  if (const std::string problem = verify(kernel); !problem.empty()) throw_internal(kernel.name + ": " + problem);
+  if (begin < end) Interpreter(kernel, operands, scalars, begin).run(end);
+}
+
+}  // namespace rondo::compile

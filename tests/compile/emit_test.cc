@@ -1,0 +1,270 @@
+// Generated code against the interpreter, on hand-built kernels: every operation, layout and reduction, bit for bit.
+#include "rondo/tests/compile/kernel_fixture.h"
+
+namespace rondo::compile {
+namespace {
+
+// Stores every operation on two loaded values, each to an output of its own.
+LoopKernel every_op(DType type, int64_t rows, int64_t cols) {
+  KernelBuilder b("every_op", rows, cols);
+  const int32_t x = b.dense(type), y = b.dense(type), z = b.dense(type);
+  auto output = [&](LoopValue v, DType stored) { b.store(b.dense(stored, true), v); };
+  const LoopValue vx = b.load(x, type), vy = b.load(y, type), vz = b.load(z, type);
+  for (LoopOp op : {LoopOp::kAdd, LoopOp::kSub, LoopOp::kMul, LoopOp::kDiv}) output(b.emit(op, type, vx, vy), type);
+  output(b.emit(LoopOp::kFma, type, vx, vy, vz), type);
+  // A product and a sum must stay two roundings.
+  output(b.emit(LoopOp::kAdd, type, b.emit(LoopOp::kMul, type, vx, vy), vz), type);
+  const LoopValue magnitude = b.emit(LoopOp::kAbs, type, vx);
+  for (LoopOp op : {LoopOp::kSqrt, LoopOp::kExponent, LoopOp::kMantissa}) output(b.emit(op, type, magnitude), type);
+  for (LoopOp op : {LoopOp::kSqrt, LoopOp::kAbs, LoopOp::kNeg, LoopOp::kRoundEven, LoopOp::kFloor})
+    output(b.emit(op, type, vx), type);
+  output(b.emit(LoopOp::kExp2Int, type, b.emit(LoopOp::kRoundEven, type, vy)), type);
+  for (LoopOp op : {LoopOp::kLt, LoopOp::kLe, LoopOp::kEq, LoopOp::kNe}) output(b.emit(op, kBool, vx, vy), kBool);
+  const LoopValue less = b.emit(LoopOp::kLt, kBool, vx, vy), same = b.emit(LoopOp::kEq, kBool, vx, vz);
+  output(b.emit(LoopOp::kAnd, kBool, less, b.emit(LoopOp::kNot, kBool, same)), kU8);
+  output(b.emit(LoopOp::kOr, kBool, less, same), kBool);
+  for (LoopOp op : {LoopOp::kLt, LoopOp::kLe, LoopOp::kEq, LoopOp::kNe}) output(b.emit(op, kBool, less, same), kBool);
+  output(b.emit(LoopOp::kSelect, type, less, vx, vz), type);
+  output(b.emit(LoopOp::kSelect, kBool, less, same, less), kBool);
+  for (DType to : {kF32, kF64, kBF16, kF16, kBool}) output(b.cast(vx, to), to == kBool ? kBool : kF64);
+  output(b.cast(less, type), type);
+  output(b.constant(0.1, type), type);
+  output(b.emit(LoopOp::kMul, type, vx, b.scalar(0, type)), type);
+  output(b.scalar(1, kBF16), kF32);
+  output(scalar::exp(vx), type);
+  return b.kernel;
+}
+
+TEST(Emit, EveryOp) {
+  for (DType type : {kF32, kF64})
+    for (int64_t cols : kWidths) expect_equal_bits(every_op(type, 9, cols), {.scalars = {0.3, 1.00390625}});
+}
+
+TEST(Emit, StoresAndLoadsOfEveryType) {
+  for (DType from : {kF64, kF32, kBF16, kF16, kI64, kI32, kU8, kBool}) {
+    for (int64_t cols : {int64_t{16}, int64_t{37}}) {
+      KernelBuilder b("convert", 8, cols);
+      const int32_t x = b.dense(from);
+      for (DType type : {kF64, kF32, kBF16, kF16, kBool}) {
+        const LoopValue v = b.load(x, type);
+        for (DType to : {kF64, kF32, kBF16, kF16, kBool}) b.store(b.dense(to, true), v);
+      }
+      expect_equal_bits(b.kernel);
+    }
+  }
+}
+
+// Every bf16 and f16 rounding case: all upper halves of an f32 with the lower halves that decide.
+TEST(Emit, RoundsLikeTheRuntime) {
+  constexpr uint32_t kLower[] = {0, 1, 0x0FFF, 0x1000, 0x1001, 0x2FFF, 0x3000, 0x7FFF, 0x8000, 0x8001, 0xFFFF};
+  const int64_t n = 65536 * static_cast<int64_t>(std::size(kLower));
+  KernelBuilder b("round", 1, n);
+  b.kernel.split_columns = true;
+  const int32_t x = b.dense(kF32), bf16 = b.dense(kBF16, true), f16 = b.dense(kF16, true), via = b.dense(kBF16, true);
+  const LoopValue v = b.load(x, kF32);
+  b.store(bf16, v);
+  b.store(f16, v);
+  b.store(via, b.cast(v, kBF16));
+  std::vector<float> input(n);
+  for (int64_t i = 0; i < n; ++i) {
+    const uint32_t bits = static_cast<uint32_t>(i / std::size(kLower)) << 16 | kLower[i % std::size(kLower)];
+    input[i] = std::bit_cast<float>(bits);
+  }
+  std::vector<uint16_t> out_bf16(n), out_f16(n), out_via(n);
+  void* operands[] = {input.data(), out_bf16.data(), out_f16.data(), out_via.data()};
+  const auto executable = compile_kernels({&b.kernel, 1});
+  executable->entry(0)(operands, nullptr, 0, n);
+  for (int64_t i = 0; i < n; ++i) {
+    ASSERT_EQ(out_bf16[i], BFloat16(input[i]).bits) << i;
+    ASSERT_EQ(out_via[i], BFloat16(input[i]).bits) << i;
+    ASSERT_EQ(out_f16[i], Float16(input[i]).bits) << i;
+  }
+}
+
+TEST(Emit, Broadcasts) {
+  for (DType type : {kF32, kBF16, kF64}) {
+    for (int64_t cols : kWidths) {
+      const DType compute = compute_dtype(type);
+      KernelBuilder b("broadcast", 11, cols);
+      const int32_t x = b.dense(type), row = b.per_row(type), column = b.per_column(type), one = b.single(type);
+      const int32_t y = b.dense(type, true), copy = b.per_row(compute, true);
+      // Chains of values that change with the row only, or not at all, are computed outside of the column loop.
+      const LoopValue r = b.load(row, compute), o = b.load(one, compute);
+      const LoopValue scale = b.emit(LoopOp::kMul, compute, r, b.emit(LoopOp::kSqrt, compute, o));
+      b.store(y, b.emit(LoopOp::kFma, compute, b.load(x, compute), scale, b.load(column, compute)));
+      b.in_row();
+      b.store(copy, b.emit(LoopOp::kAdd, compute, b.load(row, compute), b.load(column, compute)));
+      expect_equal_bits(b.kernel);
+    }
+  }
+}
+
+TEST(Emit, StridedColumns) {
+  for (DType type : {kF32, kF64, kBF16, kF16, kBool}) {
+    for (int64_t cols : kWidths) {
+      const DType compute = type == kBool ? kBool : compute_dtype(type);
+      KernelBuilder b("strided", 6, cols);
+      const int32_t x = b.operand(type, {{1, 6, 1}}, 6);                  // a transposed input
+      const int32_t y = b.operand(type, {{1, 6, 2 * cols}}, 2, true);  // every second element
+      b.store(y, b.load(x, compute));
+      expect_equal_bits(b.kernel);
+    }
+  }
+}
+
+// (4, 3, 5) rows: the outer and inner dims move one operand, the middle one another; a third repeats with period 5.
+TEST(Emit, RowsOfSeveralAxes) {
+  for (int64_t cols : {int64_t{5}, int64_t{48}}) {
+    KernelBuilder b("axes", 60, cols);
+    const int32_t x = b.operand(kF32, {{15, 4, 5 * cols}, {1, 5, cols}}, 1);
+    const int32_t y = b.operand(kF32, {{5, 3, cols}}, 1);
+    const int32_t z = b.operand(kF32, {{1, 5, 7}}, 0);
+    const int32_t out = b.operand(kF32, {{15, 4, cols}, {5, 3, 4 * 5 * cols}, {1, 5, 4 * cols}}, 1, true);
+    LoopValue sum = b.emit(LoopOp::kAdd, kF32, b.load(x, kF32), b.load(y, kF32));
+    b.store(out, b.emit(LoopOp::kMul, kF32, sum, b.load(z, kF32)));
+    expect_equal_bits(b.kernel);
+    expect_equal_bits(b.kernel, {.calls = {{0, 7}, {7, 31}, {31, 60}}});
+  }
+}
+
+TEST(Emit, RowReductions) {
+  for (DType type : {kF32, kF64, kBF16, kF16}) {
+    for (Samples samples : {Samples::kWide, Samples::kSpecial}) {
+      for (int64_t cols : {1, 15, 16, 17, 31, 32, 100, 1000}) {
+        const DType compute = compute_dtype(type);
+        KernelBuilder b("reduce", 23, cols, 2);
+        const int32_t x = b.dense(type), sum = b.per_row(compute, true), max = b.per_row(type, true);
+        const int32_t splats = b.per_row(compute, true), row = b.per_row(type);
+        const LoopValue v = b.load(x, compute);
+        const LoopValue s = b.reduce(LoopOp::kReduceSum, v), m = b.reduce(LoopOp::kReduceMax, v);
+        const LoopValue repeated = b.reduce(LoopOp::kReduceSum, b.load(row, compute));  // of a value without columns
+        b.stage(1).in_row();
+        b.store(sum, s);
+        b.store(max, m);
+        b.store(splats, repeated);
+        expect_equal_bits(b.kernel, {.samples = samples});
+      }
+    }
+  }
+}
+
+LoopKernel layer_norm(DType type, int64_t rows, int64_t cols) {
+  const DType compute = compute_dtype(type);
+  KernelBuilder b("layer_norm", rows, cols, 3);
+  const int32_t x = b.dense(type), w = b.per_column(type), bias = b.per_column(type);
+  const int32_t y = b.dense(type, true), mean_out = b.per_row(compute, true), rstd_out = b.per_row(compute, true);
+  const LoopValue sum = b.reduce(LoopOp::kReduceSum, b.load(x, compute));
+  b.stage(1).in_row();
+  const LoopValue n = b.constant(static_cast<double>(cols), compute);
+  const LoopValue mean = b.emit(LoopOp::kDiv, compute, sum, n);
+  b.store(mean_out, mean);
+  b.in_column();
+  const LoopValue d = b.emit(LoopOp::kSub, compute, b.load(x, compute), mean);
+  const LoopValue sum2 = b.reduce(LoopOp::kReduceSum, b.emit(LoopOp::kMul, compute, d, d));
+  b.stage(2).in_row();
+  const LoopValue one = b.constant(1.0, compute);
+  const LoopValue variance = b.emit(LoopOp::kDiv, compute, sum2, n);
+  const LoopValue rstd =
+      b.emit(LoopOp::kDiv, compute, one,
+             b.emit(LoopOp::kSqrt, compute, b.emit(LoopOp::kAdd, compute, variance, b.scalar(0, compute))));
+  b.store(rstd_out, rstd);
+  b.in_column();
+  const LoopValue centred = b.emit(LoopOp::kSub, compute, b.load(x, compute), mean);
+  const LoopValue scaled = b.emit(LoopOp::kMul, compute, centred, rstd);
+  b.store(y, b.emit(LoopOp::kFma, compute, scaled, b.load(w, compute), b.load(bias, compute)));
+  return b.kernel;
+}
+
+TEST(Emit, LayerNorm) {
+  for (DType type : {kF32, kF64, kBF16})
+    for (int64_t cols : {1, 16, 17, 100, 768})
+      expect_equal_bits(layer_norm(type, 13, cols), {.scalars = {1e-5}, .samples = Samples::kWide});
+}
+
+LoopKernel softmax(DType type, int64_t rows, int64_t cols) {
+  const DType compute = compute_dtype(type);
+  KernelBuilder b("softmax", rows, cols, 3);
+  const int32_t x = b.dense(type), y = b.dense(type, true);
+  const LoopValue max = b.reduce(LoopOp::kReduceMax, b.load(x, compute));
+  b.stage(1);
+  const LoopValue e = scalar::exp(b.emit(LoopOp::kSub, compute, b.load(x, compute), max));
+  const LoopValue sum = b.reduce(LoopOp::kReduceSum, e);
+  b.stage(2);
+  const LoopValue again = scalar::exp(b.emit(LoopOp::kSub, compute, b.load(x, compute), max));
+  b.store(y, b.emit(LoopOp::kDiv, compute, again, sum));
+  return b.kernel;
+}
+
+TEST(Emit, Softmax) {
+  for (DType type : {kF32, kF64, kF16}) {
+    for (int64_t cols : {1, 16, 17, 100, 1024}) {
+      expect_equal_bits(softmax(type, 7, cols));
+      expect_equal_bits(softmax(type, 7, cols), {.samples = Samples::kWide, .in_place = {{1, 0}}});
+    }
+  }
+}
+
+TEST(Emit, ColumnSums) {
+  for (DType type : {kF32, kF64, kBF16}) {
+    for (int64_t cols : kWidths) {
+      const DType compute = compute_dtype(type);
+      KernelBuilder b("column_sums", 53, cols, 2);
+      b.kernel.chunk_rows = 16;
+      const int32_t g = b.dense(type), x = b.dense(type), dx = b.dense(type, true);
+      const int32_t dw = b.partial(compute), db = b.partial(compute);
+      const LoopValue vg = b.load(g, compute), vx = b.load(x, compute);
+      b.column_sum(db, vg);
+      b.column_sum(dw, b.emit(LoopOp::kMul, compute, vg, vx));
+      const LoopValue dot = b.reduce(LoopOp::kReduceSum, b.emit(LoopOp::kMul, compute, vg, vx));
+      b.stage(1);
+      b.store(dx, b.emit(LoopOp::kMul, compute, b.load(x, compute), dot));
+      expect_equal_bits(b.kernel, {.samples = Samples::kWide});
+    }
+  }
+}
+
+TEST(Emit, SplitColumns) {
+  for (int64_t cols : {1, 16, 31, 64, 1000, 1008}) {
+    KernelBuilder b("split", 1, cols);
+    b.kernel.split_columns = true;
+    const int32_t x = b.dense(kF32), bias = b.single(kF32), y = b.dense(kBF16, true);
+    b.store(y, b.emit(LoopOp::kAdd, kF32, scalar::exp(b.load(x, kF32)), b.load(bias, kF32)));
+    expect_equal_bits(b.kernel);
+    if (cols > 64) expect_equal_bits(b.kernel, {.calls = {{0, 48}, {48, 64}, {64, cols}}});
+  }
+}
+
+TEST(Emit, InPlace) {
+  KernelBuilder b("in_place", 5, 37);
+  const int32_t x = b.dense(kF32), y = b.dense(kF32), out = b.dense(kF32, true), again = b.dense(kF32, true);
+  const LoopValue vx = b.load(x, kF32), vy = b.load(y, kF32);
+  b.store(out, b.emit(LoopOp::kAdd, kF32, vx, vy));
+  b.store(again, b.emit(LoopOp::kMul, kF32, vx, vy));
+  expect_equal_bits(b.kernel, {.in_place = {{out, x}}});
+  expect_equal_bits(b.kernel, {.in_place = {{out, y}, {again, x}}});
+}
+
+TEST(Emit, EmptyRangeTouchesNothing) {
+  const LoopKernel kernel = layer_norm(kF32, 4, 20);
+  std::vector<void*> nothing(kernel.operands.size(), nullptr);
+  compile_kernels({&kernel, 1})->entry(0)(nothing.data(), nullptr, 2, 2);
+}
+
+TEST(Verify, NamesTheBrokenRule) {
+  auto broken = [](auto change) {
+    LoopKernel kernel = softmax(kF32, 4, 20);
+    change(kernel);
+    return verify(kernel);
+  };
+  EXPECT_EQ(broken([](LoopKernel&) {}), "");
+  EXPECT_NE(broken([](LoopKernel& k) { k.stages[2].column.push_back(k.stages[1].column[0]); }).find("listed twice"),
+            std::string::npos);
+  EXPECT_NE(broken([](LoopKernel& k) { k.instrs[k.stages[2].column.back()].a = k.stages[1].column[0]; })
+                .find("outside of its stage"),
+            std::string::npos);
+  EXPECT_NE(broken([](LoopKernel& k) { k.operands[1].is_output = false; }).find("stores to an input"), std::string::npos);
+  EXPECT_NE(broken([](LoopKernel& k) { k.instrs[k.stages[1].column[1]].type = kF64; }).find("types"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace rondo::compile

@@ -1,0 +1,190 @@
+// Building small loop kernels by hand, and comparing compiled code with the interpreter bit for bit.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <random>
+
+#include "rondo/compile/codegen/interpret.h"
+#include "rondo/compile/codegen/loop_verify.h"
+#include "rondo/compile/jit/executable.h"
+#include "rondo/runtime/dtype.h"
+#include "rondo/runtime/ops/reduction_order.h"
+#include "rondo/runtime/ops/scalar_math.h"
+
+namespace rondo::compile {
+
+// Appends instructions to a kernel of `stages` stages; also a LoopBuilder, so that scalar_math.h can be used: emit() adds
+// to the current stage's columns, or to its row list after in_row().
+class KernelBuilder : public LoopBuilder {
+ public:
+  KernelBuilder(std::string name, int64_t rows, int64_t cols, int stages = 1) {
+    kernel.name = std::move(name);
+    kernel.rows = rows;
+    kernel.cols = cols;
+    kernel.stages.resize(stages);
+  }
+
+  // A dense [rows, cols] operand.
+  int32_t dense(DType type, bool output = false) { return operand(type, {{1, kernel.rows, kernel.cols}}, 1, output); }
+  // One element for each row; for each column; for the kernel.
+  int32_t per_row(DType type, bool output = false) { return operand(type, {{1, kernel.rows, 1}}, 0, output); }
+  int32_t per_column(DType type) { return operand(type, {}, 1, false); }
+  int32_t single(DType type) { return operand(type, {}, 0, false); }
+  int32_t operand(DType type, std::vector<OperandAxis> axes, int64_t col_stride, bool output = false) {
+    kernel.operands.push_back({type, std::move(axes), col_stride, output, false});
+    return static_cast<int32_t>(kernel.operands.size() - 1);
+  }
+  int32_t partial(DType type) {
+    kernel.operands.push_back({type, {}, 1, true, true});
+    return static_cast<int32_t>(kernel.operands.size() - 1);
+  }
+
+  KernelBuilder& stage(int s) { return stage_ = s, row_ = false, *this; }
+  KernelBuilder& in_row() { return row_ = true, *this; }
+  KernelBuilder& in_column() { return row_ = false, *this; }
+
+  LoopValue add(Instr i, std::vector<int32_t>& list) {
+    kernel.instrs.push_back(i);
+    list.push_back(static_cast<int32_t>(kernel.instrs.size() - 1));
+    return {this, list.back(), i.type};
+  }
+  std::vector<int32_t>& list() {
+    Stage& s = kernel.stages[stage_];
+    return row_ ? s.row : s.column;
+  }
+  LoopValue emit(LoopOp op, DType type, LoopValue a, LoopValue b = {}, LoopValue c = {}) override {
+    return add({op, type, a.id, b.id, c.id, -1, 0}, list());
+  }
+  LoopValue constant(double value, DType type) override {
+    return add({LoopOp::kConst, type, -1, -1, -1, -1, value}, list());
+  }
+  LoopValue scalar(int i) override { return scalar(i, kF32); }
+  LoopValue scalar(int i, DType type) {
+    kernel.n_scalars = std::max(kernel.n_scalars, i + 1);
+    return add({LoopOp::kScalar, type, -1, -1, -1, i, 0}, list());
+  }
+  LoopValue load(int32_t operand, DType type) { return add({LoopOp::kLoad, type, -1, -1, -1, operand, 0}, list()); }
+  void store(int32_t operand, LoopValue v) { add({LoopOp::kStore, v.type, v.id, -1, -1, operand, 0}, list()); }
+  void column_sum(int32_t operand, LoopValue v) {
+    add({LoopOp::kColumnSum, v.type, v.id, -1, -1, operand, 0}, list());
+  }
+  LoopValue cast(LoopValue v, DType type) { return emit(LoopOp::kCast, type, v); }
+  LoopValue reduce(LoopOp op, LoopValue v) override {
+    return add({op, v.type, v.id, -1, -1, -1, 0}, kernel.stages[stage_].reductions);
+  }
+
+  LoopValue input(int) override { return {}; }
+  bool has_input(int) const override { return true; }
+  int64_t integer(int) const override { return 0; }
+  void output(int, LoopValue) override {}
+
+  LoopKernel kernel;
+
+ private:
+  int stage_ = 0;
+  bool row_ = false;
+};
+
+// kSpecial: values that rounding and comparisons trip over, among ordinary ones; kWide: some large; kTame: none.
+enum class Samples : uint8_t { kTame, kWide, kSpecial };
+
+inline double sample(std::mt19937& random, Samples samples) {
+  static const double kSpecials[] = {0.0,    -0.0,  1.0,    -1.0,   0.5,     1.5,      2.5,        -2.5,
+                                     INFINITY, NAN, 1e-40,  -1e-42, 1e-310,  65504.0,  65520.0,    -INFINITY,
+                                     6e-8,   88.0,  -103.5, 1e30,   123456.5, 3.3895e38, 1.00390625, 1.01171875};
+  if (samples == Samples::kSpecial && random() % 4 == 0) return kSpecials[random() % std::size(kSpecials)];
+  return std::normal_distribution<double>(0.0, samples != Samples::kTame && random() % 8 == 0 ? 100.0 : 1.0)(random);
+}
+
+using Buffer = std::vector<std::byte>;
+
+inline Buffer random_buffer(DType type, int64_t elements, std::mt19937& random, Samples samples) {
+  Buffer buffer(elements * size_of(type));
+  visit_dtype(type, [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    for (int64_t i = 0; i < elements; ++i) {
+      T value;
+      if constexpr (std::is_same_v<T, bool>) value = random() % 2 == 0;
+      else if constexpr (std::is_integral_v<T>) value = static_cast<T>(random() % 200) - static_cast<T>(50);
+      else value = static_cast<T>(static_cast<std::conditional_t<sizeof(T) == 8, double, float>>(sample(random, samples)));
+      std::memcpy(buffer.data() + i * sizeof(T), &value, sizeof(T));
+    }
+  });
+  return buffer;
+}
+
+// The first element where the buffers differ, NaNs being equal, or "".
+inline std::string first_difference(DType type, const Buffer& expected, const Buffer& actual) {
+  std::string text;
+  visit_dtype(type, [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    for (size_t i = 0; i < expected.size() / sizeof(T); ++i) {
+      const std::byte *e = expected.data() + i * sizeof(T), *a = actual.data() + i * sizeof(T);
+      if (std::memcmp(e, a, sizeof(T)) == 0) continue;
+      if constexpr (!std::is_same_v<T, bool>) {
+        T x, y;
+        std::memcpy(&x, e, sizeof(T));
+        std::memcpy(&y, a, sizeof(T));
+        const double dx = static_cast<double>(x), dy = static_cast<double>(y);
+        if (dx != dx && dy != dy) continue;
+        char line[120];
+        std::snprintf(line, sizeof(line), "element %zu: expected %.17g, got %.17g", i, dx, dy);
+        text = line;
+      } else {
+        text = "element " + std::to_string(i);
+      }
+      return;
+    }
+  });
+  return text;
+}
+
+inline int64_t elements_of(const LoopKernel& kernel, const Operand& operand) {
+  if (operand.is_partial) return (kernel.rows + kernel.chunk_rows - 1) / kernel.chunk_rows * kernel.cols;
+  int64_t last = (kernel.cols - 1) * operand.col_stride;
+  for (const OperandAxis& axis : operand.axes) last += (std::min(axis.size, kernel.rows) - 1) * axis.stride;
+  return last + 1;
+}
+
+struct RunOptions {
+  std::vector<double> scalars = {};
+  Samples samples = Samples::kSpecial;
+  std::vector<std::pair<int, int>> in_place = {};       // (output, input): one buffer
+  std::vector<std::pair<int64_t, int64_t>> calls = {};  // (begin, end); empty: one call, or one per chunk
+};
+
+// Compiles the kernel, runs it and the interpreter on equal random buffers and compares every operand.
+inline void expect_equal_bits(const LoopKernel& kernel, RunOptions options = {}) {
+  SCOPED_TRACE(print(kernel));
+  ASSERT_EQ(verify(kernel), "");
+  const auto executable = compile_kernels({&kernel, 1});
+  std::mt19937 random(42);
+  std::vector<Buffer> expected, actual;
+  for (const Operand& operand : kernel.operands)
+    expected.push_back(random_buffer(operand.dtype, elements_of(kernel, operand), random, options.samples));
+  actual = expected;
+  auto pointers = [&](std::vector<Buffer>& buffers) {
+    std::vector<void*> result;
+    for (Buffer& buffer : buffers) result.push_back(buffer.data());
+    for (auto [output, input] : options.in_place) result[output] = result[input];
+    return result;
+  };
+  if (options.calls.empty()) {
+    const int64_t all = kernel.split_columns ? kernel.cols : kernel.rows;
+    const int64_t step = kernel.chunk_rows > 0 ? kernel.chunk_rows : all;
+    for (int64_t at = 0; at < all; at += step) options.calls.push_back({at, std::min(all, at + step)});
+  }
+  const std::vector<void*> expected_ptrs = pointers(expected), actual_ptrs = pointers(actual);
+  for (auto [begin, end] : options.calls) {
+    interpret(kernel, expected_ptrs.data(), options.scalars.data(), begin, end);
+    executable->entry(0)(actual_ptrs.data(), options.scalars.data(), begin, end);
+  }
+  for (size_t i = 0; i < expected.size(); ++i)
+    EXPECT_EQ(first_difference(kernel.operands[i].dtype, expected[i], actual[i]), "") << "operand " << i;
+}
+
+inline const int64_t kWidths[] = {1, 15, 16, 17, 32, 100};
+
+}  // namespace rondo::compile
