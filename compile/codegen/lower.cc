@@ -1,0 +1,299 @@
+#include "rondo/compile/codegen/lower.h"
+
+#include <map>
+#include <optional>
+#include <tuple>
+
+#include "rondo/runtime/ops/reduction_order.h"
+
+namespace rondo::compile {
+namespace {
+
+// Where an instruction runs: once a row or for every column, and in or after which sweep.
+struct Placement {
+  bool row = true;
+  int32_t level = 0;
+};
+
+// Addresses of a value read over `domain` (cols = its last dimension).
+Operand address(const Value& value, const Dims& domain) {
+  const Dims strides = broadcast_strides(value.sizes, value.strides, domain);
+  Operand operand;
+  operand.dtype = value.dtype;
+  operand.col_stride = domain.back() == 1 ? 0 : strides.back();
+  int64_t divisor = 1;
+  std::vector<OperandAxis> inner_first;
+  for (int d = domain.rank() - 2; d >= 0; --d) {
+    if (domain[d] == 1) continue;
+    if (!inner_first.empty() && inner_first.back().stride * inner_first.back().size == strides[d]) {
+      inner_first.back().size *= domain[d];
+    } else {
+      inner_first.push_back({divisor, domain[d], strides[d]});
+    }
+    divisor *= domain[d];
+  }
+  for (auto axis = inner_first.rbegin(); axis != inner_first.rend(); ++axis)
+    if (axis->stride != 0) operand.axes.push_back(*axis);
+  return operand;
+}
+
+class UnitLowering final : public LoopBuilder {
+ public:
+  UnitLowering(const Graph& graph, const Unit& unit, const std::vector<bool>& needed)
+      : graph_(graph), unit_(unit), needed_(needed) {}
+
+  LoweredUnit run() {
+    for (int32_t n : unit_.nodes) {
+      node_ = &graph_.nodes[static_cast<size_t>(n)];
+      domain_ = node_->op->kind == OpKind::kReduction ? graph_.value(node_->inputs[0]).sizes
+                                                      : graph_.value(node_->outputs[0]).sizes;
+      compute_ = kF32;
+      for (ValueId id : node_->inputs)
+        if (graph_.value(id).dtype == kF64) compute_ = kF64;
+      column_sum_.reset();
+      node_->op->lower(*this);
+    }
+    finish();
+    return std::move(result_);
+  }
+
+  // ---- LoopBuilder
+  LoopValue input(int i) override {
+    const ValueId id = node_->inputs[static_cast<size_t>(i)];
+    const auto made = made_.find(same_elements(graph_, id));
+    LoopValue v = made != made_.end() ? made->second : load(id);
+    if (v.type != kBool && v.type != compute_) v = emit(LoopOp::kCast, compute_, v);
+    return v;
+  }
+  bool has_input(int i) const override {
+    return static_cast<size_t>(i) < node_->inputs.size() && node_->inputs[static_cast<size_t>(i)] != kNoValue;
+  }
+  LoopValue scalar(int i) override {
+    const auto index = static_cast<int32_t>(result_.scalars.size());
+    result_.scalars.push_back(node_->attrs.floats[static_cast<size_t>(i)]);
+    return append({.op = LoopOp::kScalar, .type = compute_, .index = index}, {});
+  }
+  int64_t integer(int i) const override { return node_->attrs.ints[static_cast<size_t>(i)]; }
+  LoopValue constant(double value, DType type) override {
+    return append({.op = LoopOp::kConst, .type = type, .value = value}, {});
+  }
+  LoopValue emit(LoopOp op, DType type, LoopValue a, LoopValue b, LoopValue c) override {
+    Placement place = placement(a.id);
+    for (LoopValue v : {b, c}) {
+      if (v.id < 0) continue;
+      place.row = place.row && placement(v.id).row;
+      place.level = std::max(place.level, placement(v.id).level);
+    }
+    return append({.op = op, .type = type, .a = a.id, .b = b.id, .c = c.id}, place);
+  }
+  LoopValue reduce(LoopOp op, LoopValue v) override {
+    if (node_->attrs.ints[0] == int64_t{1} << (domain_.rank() - 1))
+      return append({.op = op, .type = v.type, .a = v.id}, {.row = true, .level = placement(v.id).level + 1});
+    Operand partial{.dtype = v.type, .is_partial = true};
+    column_sum_ = add_operand(partial, kNoValue);
+    sinks_.push_back(append({.op = LoopOp::kColumnSum, .type = v.type, .a = v.id, .index = *column_sum_},
+                            {.row = false, .level = placement(v.id).level}).id);
+    return v;
+  }
+  void output(int i, LoopValue v) override {
+    const ValueId id = node_->outputs[static_cast<size_t>(i)];
+    const Value& value = graph_.value(id);
+    if (column_sum_) {
+      result_.column_results.push_back({*column_sum_, id, v.type});
+      return;
+    }
+    if (value.dtype != kBool) {
+      const DType held = compute_dtype(value.dtype);
+      if (v.type != held) v = emit(LoopOp::kCast, held, v, {}, {});
+      if (is_low_precision(value.dtype)) {
+        v = emit(LoopOp::kCast, value.dtype, v, {}, {});
+        v.type = kF32;  // rounded, and held in an f32 register
+      }
+    }
+    made_[id] = v;
+    if (needed_[static_cast<size_t>(id)]) store(id, v);
+  }
+
+ private:
+  using InstrKey = std::tuple<LoopOp, DType, int32_t, int32_t, int32_t, int32_t, double>;
+
+  Placement placement(int32_t id) const { return placements_[static_cast<size_t>(id)]; }
+
+  // Equal instructions are one.
+  LoopValue append(Instr instr, Placement place) {
+    const InstrKey key{instr.op, instr.type, instr.a, instr.b, instr.c, instr.index, instr.value};
+    const bool effect = instr.op == LoopOp::kStore || instr.op == LoopOp::kColumnSum;
+    const auto [found, added] = numbering_.try_emplace(key, static_cast<int32_t>(instrs_.size()));
+    if (added || effect) {
+      found->second = static_cast<int32_t>(instrs_.size());
+      instrs_.push_back(instr);
+      placements_.push_back(place);
+    }
+    const DType held = is_low_precision(instr.type) ? kF32 : instr.type;
+    return {this, found->second, held};
+  }
+
+  int32_t add_operand(const Operand& operand, ValueId value) {
+    for (size_t i = 0; i < result_.operands.size(); ++i) {
+      const Operand& other = result_.kernel.operands[i];
+      if (value == kNoValue || result_.operands[i] != value || other.is_output != operand.is_output ||
+          other.col_stride != operand.col_stride || other.axes.size() != operand.axes.size())
+        continue;
+      bool equal = true;
+      for (size_t k = 0; k < operand.axes.size(); ++k)
+        equal = equal && operand.axes[k].divisor == other.axes[k].divisor && operand.axes[k].size == other.axes[k].size &&
+                operand.axes[k].stride == other.axes[k].stride;
+      if (equal) return static_cast<int32_t>(i);
+    }
+    result_.kernel.operands.push_back(operand);
+    result_.operands.push_back(value);
+    return static_cast<int32_t>(result_.operands.size()) - 1;
+  }
+
+  LoopValue load(ValueId id) {
+    // The same bytes under another shape are one operand.
+    const ValueId same = same_elements(graph_, id);
+    const Operand operand = address(graph_.value(id), domain_);
+    const DType held = operand.dtype == kBool ? kBool : compute_dtype(operand.dtype);
+    return append({.op = LoopOp::kLoad, .type = held, .index = add_operand(operand, same)},
+                  {.row = operand.col_stride == 0, .level = 0});
+  }
+
+  void store(ValueId id, LoopValue v) {
+    const Value& value = graph_.value(id);
+    Dims domain = value.sizes;
+    const bool per_row = unit_.cols > 1 && value.sizes.numel() == unit_.rows;
+    if (per_row && (domain.empty() || domain.back() != 1)) domain.push_back(1);
+    Operand operand;
+    operand.dtype = value.dtype;
+    operand.is_output = true;
+    operand.col_stride = per_row ? 0 : 1;
+    const int64_t step = per_row ? 1 : unit_.cols;
+    if (unit_.rows > 1) operand.axes = {{1, unit_.rows, step}};
+    Placement place = placement(v.id);
+    place.row = per_row;
+    sinks_.push_back(append({.op = LoopOp::kStore, .type = v.type, .a = v.id, .index = add_operand(operand, id)}, place).id);
+  }
+
+  // ---- From a list in order to stages
+
+  void finish() {
+    LoopKernel& kernel = result_.kernel;
+    kernel.rows = unit_.rows;
+    kernel.cols = unit_.cols;
+    kernel.n_scalars = static_cast<int32_t>(result_.scalars.size());
+    if (!result_.column_results.empty()) kernel.chunk_rows = column_chunk_rows(unit_.rows);
+    std::vector<int32_t> live_reductions;
+    int32_t last_level = 0;
+    for (int32_t id : sinks_) last_level = std::max(last_level, placement(id).level);
+    kernel.stages.resize(static_cast<size_t>(last_level) + 1);
+    row_copy_.assign(instrs_.size(), -1);
+    // Only what a sink needs is emitted; a reduction is a sink of the stage before its level.
+    mark_needed();
+    for (int32_t stage = 0; stage <= last_level; ++stage) {
+      column_copy_.assign(instrs_.size(), -1);
+      for (size_t i = 0; i < instrs_.size(); ++i)
+        if (used_[i] && placements_[i].row && placements_[i].level == stage && !is_reduction(instrs_[i].op))
+          copy_row(static_cast<int32_t>(i), stage);
+      for (size_t i = 0; i < instrs_.size(); ++i) {
+        if (!used_[i]) continue;
+        const Instr& instr = instrs_[i];
+        if (is_reduction(instr.op) && placements_[i].level == stage + 1) {
+          Instr reduction = instr;
+          reduction.a = operand_copy(instr.a, stage);
+          row_copy_[i] = add(reduction);
+          kernel.stages[static_cast<size_t>(stage)].reductions.push_back(row_copy_[i]);
+        } else if (!placements_[i].row && placements_[i].level == stage && is_sink(instr.op)) {
+          copy_column(static_cast<int32_t>(i), stage);
+        }
+      }
+    }
+    flatten();
+  }
+
+  static bool is_reduction(LoopOp op) { return op == LoopOp::kReduceSum || op == LoopOp::kReduceMax; }
+  static bool is_sink(LoopOp op) { return op == LoopOp::kStore || op == LoopOp::kColumnSum; }
+
+  void mark_needed() {
+    used_.assign(instrs_.size(), false);
+    for (int32_t id : sinks_) used_[static_cast<size_t>(id)] = true;
+    for (size_t i = instrs_.size(); i-- > 0;) {
+      if (!used_[i]) continue;
+      for (int32_t arg : {instrs_[i].a, instrs_[i].b, instrs_[i].c})
+        if (arg >= 0) used_[static_cast<size_t>(arg)] = true;
+    }
+  }
+
+  int32_t add(const Instr& instr) {
+    result_.kernel.instrs.push_back(instr);
+    return static_cast<int32_t>(result_.kernel.instrs.size()) - 1;
+  }
+  int32_t operand_copy(int32_t id, int32_t stage) {
+    if (id < 0) return id;
+    return placements_[static_cast<size_t>(id)].row ? copy_row(id, stage) : copy_column(id, stage);
+  }
+  // Row instructions exist once, in the stage of their level.
+  int32_t copy_row(int32_t id, int32_t stage) {
+    int32_t& copy = row_copy_[static_cast<size_t>(id)];
+    if (copy >= 0) return copy;
+    Instr instr = instrs_[static_cast<size_t>(id)];
+    invariant(!is_reduction(instr.op), "lowering: a reduction is read before its sweep");
+    const int32_t level = placements_[static_cast<size_t>(id)].level;
+    for (int32_t* arg : {&instr.a, &instr.b, &instr.c}) *arg = operand_copy(*arg, stage);
+    const int32_t made = add(instr);
+    result_.kernel.stages[static_cast<size_t>(level)].row.push_back(made);
+    return row_copy_[static_cast<size_t>(id)] = made;
+  }
+  // Column instructions are repeated in each sweep that needs them: recomputing a value costs less than a row of memory.
+  int32_t copy_column(int32_t id, int32_t stage) {
+    if (column_copy_[static_cast<size_t>(id)] >= 0) return column_copy_[static_cast<size_t>(id)];
+    Instr instr = instrs_[static_cast<size_t>(id)];
+    for (int32_t* arg : {&instr.a, &instr.b, &instr.c}) *arg = operand_copy(*arg, stage);
+    const int32_t made = add(instr);
+    result_.kernel.stages[static_cast<size_t>(stage)].column.push_back(made);
+    return column_copy_[static_cast<size_t>(id)] = made;
+  }
+
+  // A kernel without row structure walks all elements as one row, which threads split anywhere.
+  void flatten() {
+    LoopKernel& kernel = result_.kernel;
+    if (kernel.stages.size() != 1 || !kernel.stages[0].reductions.empty() || !result_.column_results.empty()) return;
+    for (const Operand& operand : kernel.operands) {
+      const bool constant = operand.axes.empty() && operand.col_stride == 0;
+      const bool dense = operand.col_stride == 1 &&
+                         (kernel.rows == 1 || (operand.axes.size() == 1 && operand.axes[0].divisor == 1 &&
+                                               operand.axes[0].size == kernel.rows && operand.axes[0].stride == kernel.cols));
+      if (!constant && !dense) return;
+    }
+    for (Operand& operand : kernel.operands) operand.axes.clear();
+    kernel.cols *= kernel.rows;
+    kernel.rows = 1;
+    kernel.split_columns = true;
+  }
+
+  const Graph& graph_;
+  const Unit& unit_;
+  const std::vector<bool>& needed_;
+  LoweredUnit result_;
+
+  const GraphNode* node_ = nullptr;
+  Dims domain_;
+  DType compute_ = kF32;
+  std::optional<int32_t> column_sum_;  // partial operand of the node being lowered
+
+  std::vector<Instr> instrs_;
+  std::vector<Placement> placements_;
+  std::map<InstrKey, int32_t> numbering_;
+  std::map<ValueId, LoopValue> made_;
+  std::vector<int32_t> sinks_;
+  std::vector<bool> used_;
+  std::vector<int32_t> row_copy_, column_copy_;
+};
+
+}  // namespace
+
+LoweredUnit lower(const Graph& graph, const Unit& unit, const std::vector<bool>& needed) {
+  return UnitLowering(graph, unit, needed).run();
+}
+
+}  // namespace rondo::compile

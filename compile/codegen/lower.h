@@ -1,0 +1,30 @@
+// Lowering: a fused unit of a graph -> one loop kernel, by running the ops' `lower` rules on symbolic scalars.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "rondo/compile/codegen/loop_ir.h"
+#include "rondo/compile/ir/graph.h"
+#include "rondo/compile/passes/passes.h"
+
+namespace rondo::compile {
+
+// An ordered sum over rows, left by the kernel as one partial row per chunk (Note [Column order]).
+struct ColumnResult {
+  int32_t operand;  // of the kernel: the partial sums, [chunks, cols] of the compute type
+  ValueId value;    // receives their sum
+  DType compute;
+};
+
+struct LoweredUnit {
+  LoopKernel kernel;
+  std::vector<ValueId> operands;  // the value behind each kernel operand; kNoValue for partial sums
+  std::vector<double> scalars;    // run-time scalars, in kernel order
+  std::vector<ColumnResult> column_results;
+};
+
+// `needed(id)`: the value is read outside the unit, so it is stored.
+LoweredUnit lower(const Graph& graph, const Unit& unit, const std::vector<bool>& needed);
+
+}  // namespace rondo::compile

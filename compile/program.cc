@@ -1,0 +1,261 @@
+#include "rondo/compile/program.h"
+
+#include <algorithm>
+#include <chrono>
+
+#include "rondo/compile/passes/passes.h"
+#include "rondo/runtime/autograd.h"
+#include "rondo/runtime/ops/reduction_order.h"
+#include "rondo/runtime/parallel.h"
+#include "rondo/runtime/recorder.h"
+
+namespace rondo::compile {
+namespace {
+
+// Elements of work that pay for waking a thread.
+constexpr int64_t kGrain = 1 << 14;
+
+int64_t bytes_of(const Value& v) { return v.sizes.numel() * static_cast<int64_t>(size_of(v.dtype)); }
+int64_t aligned(int64_t bytes) {
+  constexpr auto kStep = static_cast<int64_t>(kAlignment);
+  return (bytes + kStep - 1) / kStep * kStep;
+}
+
+// First fit over blocks that are alive at the same time.
+class ArenaPlanner {
+ public:
+  // Alive from launch `first` to launch `last`, both included.
+  int64_t place(int64_t bytes, int first, int last) {
+    std::vector<const Block*> rivals;
+    for (const Block& b : blocks_)
+      if (b.first <= last && first <= b.last) rivals.push_back(&b);
+    std::sort(rivals.begin(), rivals.end(), [](const Block* a, const Block* b) { return a->offset < b->offset; });
+    int64_t offset = 0;
+    for (const Block* b : rivals) {
+      if (offset + bytes <= b->offset) break;
+      offset = std::max(offset, b->offset + b->bytes);
+    }
+    blocks_.push_back({offset, bytes, first, last});
+    size_ = std::max(size_, offset + bytes);
+    return offset;
+  }
+  int64_t size() const { return size_; }
+
+ private:
+  struct Block {
+    int64_t offset, bytes;
+    int first, last;
+  };
+  std::vector<Block> blocks_;
+  int64_t size_ = 0;
+};
+
+// out[c] = sum over chunks, in order, onto the first: Note [Column order].
+template <class C> void combine_chunks(C* partial, int64_t chunks, int64_t cols, const Value& value, std::byte* out) {
+  for (int64_t k = 1; k < chunks; ++k)
+    for (int64_t c = 0; c < cols; ++c) partial[c] = partial[c] + partial[k * cols + c];
+  visit_floating(value.dtype, [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    for (int64_t c = 0; c < cols; ++c) reinterpret_cast<T*>(out)[c] = static_cast<T>(partial[c]);
+  });
+}
+
+}  // namespace
+
+// The memory of one run.
+struct Program::Frame {
+  struct Buffer {
+    Storage storage;
+    int64_t byte_offset = 0;
+    std::byte* data = nullptr;
+  };
+  std::vector<Buffer> buffers;  // by value; roots only
+  Storage arena;
+  const Graph& graph;
+
+  std::byte* address(ValueId id) const {
+    const Value& v = graph.value(id);
+    return buffers[static_cast<size_t>(v.root)].data + v.offset * static_cast<int64_t>(size_of(v.dtype));
+  }
+  Tensor tensor(ValueId id) const {
+    const Value& v = graph.value(id);
+    const Buffer& b = buffers[static_cast<size_t>(v.root)];
+    return Tensor::from_storage(b.storage, b.byte_offset / static_cast<int64_t>(size_of(v.dtype)) + v.offset, v.sizes,
+                                v.strides, v.dtype);
+  }
+};
+
+std::shared_ptr<const Program> Program::compile(Graph source) {
+  const auto start = std::chrono::steady_clock::now();
+  auto program = std::make_shared<Program>();
+  program->graph_ = simplify(std::move(source));
+  const Graph& graph = program->graph_;
+  const std::vector<Unit> units = fuse(graph);
+  // A value is stored if another unit or the caller reads it, through whatever view.
+  std::vector<int> unit_of(graph.nodes.size(), -1);
+  for (size_t u = 0; u < units.size(); ++u)
+    for (int32_t n : units[u].nodes) unit_of[static_cast<size_t>(n)] = static_cast<int>(u);
+  std::vector<bool> needed(graph.values.size(), false);
+  for (ValueId id : graph.outputs) needed[static_cast<size_t>(graph.value(id).root)] = true;
+  for (size_t n = 0; n < graph.nodes.size(); ++n) {
+    if (graph.nodes[n].op->kind == OpKind::kView) continue;
+    for (ValueId id : graph.nodes[n].inputs) {
+      if (id == kNoValue) continue;
+      const int32_t producer = graph.value(graph.value(id).root).producer;
+      if (producer >= 0 && unit_of[static_cast<size_t>(producer)] != unit_of[n])
+        needed[static_cast<size_t>(graph.value(id).root)] = true;
+    }
+  }
+  std::vector<LoopKernel> code;
+  for (const Unit& unit : units) {
+    if (!unit.fused) {
+      program->launches_.push_back({-1, unit.nodes[0]});
+      continue;
+    }
+    LoweredUnit lowered = lower(graph, unit, needed);
+    lowered.kernel.name = "kernel" + std::to_string(code.size());
+    program->launches_.push_back({static_cast<int32_t>(code.size()), unit.nodes[0]});
+    code.push_back(lowered.kernel);
+    program->kernels_.push_back(std::move(lowered));
+  }
+  if (!code.empty()) program->executable_ = compile_kernels(code);
+  program->plan();
+  program->stats_.kernels = static_cast<int>(code.size());
+  program->stats_.library_calls = static_cast<int>(program->launches_.size() - code.size());
+  program->stats_.compile_ms =
+      std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
+  return program;
+}
+
+void Program::plan() {
+  const int n = static_cast<int>(launches_.size());
+  placements_.resize(graph_.values.size());
+  for (size_t i = 0; i < graph_.inputs.size(); ++i)
+    placements_[static_cast<size_t>(graph_.inputs[i])] = {Placement::kInput, static_cast<int64_t>(i), 0};
+  for (ValueId id : graph_.outputs) {
+    Placement& p = placements_[static_cast<size_t>(graph_.value(id).root)];
+    if (p.kind == Placement::kNone) p = {Placement::kOutput, fresh_buffers_++, bytes_of(graph_.value(graph_.value(id).root))};
+  }
+  // First and last launch that touch each root.
+  std::vector<int> first(graph_.values.size(), n), last(graph_.values.size(), -1);
+  auto touch = [&](ValueId id, int launch) {
+    if (id == kNoValue) return;
+    const auto root = static_cast<size_t>(graph_.value(id).root);
+    first[root] = std::min(first[root], launch);
+    last[root] = std::max(last[root], launch);
+  };
+  for (int i = 0; i < n; ++i) {
+    const Launch& launch = launches_[static_cast<size_t>(i)];
+    if (launch.kernel < 0) {
+      const GraphNode& node = graph_.nodes[static_cast<size_t>(launch.node)];
+      for (ValueId id : node.inputs) touch(id, i);
+      for (ValueId id : node.outputs) touch(id, i);
+    } else {
+      const LoweredUnit& unit = kernels_[static_cast<size_t>(launch.kernel)];
+      for (ValueId id : unit.operands) touch(id, i);
+      for (const ColumnResult& r : unit.column_results) touch(r.value, i);
+    }
+  }
+  ArenaPlanner arena;
+  for (size_t v = 0; v < graph_.values.size(); ++v) {
+    if (graph_.values[v].root != static_cast<ValueId>(v) || last[v] < 0 || placements_[v].kind != Placement::kNone) continue;
+    placements_[v] = {Placement::kArena, arena.place(aligned(bytes_of(graph_.values[v])), first[v], last[v]), 0};
+  }
+  partial_offsets_.assign(kernels_.size(), 0);
+  for (int i = 0; i < n; ++i) {
+    const int32_t k = launches_[static_cast<size_t>(i)].kernel;
+    if (k < 0 || kernels_[static_cast<size_t>(k)].column_results.empty()) continue;
+    const LoweredUnit& unit = kernels_[static_cast<size_t>(k)];
+    const int64_t chunks = (unit.kernel.rows + unit.kernel.chunk_rows - 1) / unit.kernel.chunk_rows;
+    const int64_t bytes = static_cast<int64_t>(unit.column_results.size()) * aligned(chunks * unit.kernel.cols * 8);
+    partial_offsets_[static_cast<size_t>(k)] = arena.place(bytes, i, i);
+  }
+  stats_.arena_bytes = arena.size();
+}
+
+void Program::run_kernel(const LoweredUnit& unit, int32_t index, Frame& frame) const {
+  const LoopKernel& kernel = unit.kernel;
+  absl::InlinedVector<void*, 24> operands(unit.operands.size());
+  for (size_t i = 0; i < operands.size(); ++i)
+    if (unit.operands[i] != kNoValue) operands[i] = frame.address(unit.operands[i]);
+  const KernelEntry entry = executable_->entry(index);
+  const double* scalars = unit.scalars.data();
+  if (kernel.split_columns) {
+    parallel_for((kernel.cols + kLanes - 1) / kLanes, kGrain / kLanes, [&](int64_t begin, int64_t end) {
+      entry(operands.data(), scalars, begin * kLanes, std::min(end * kLanes, kernel.cols));
+    });
+    return;
+  }
+  if (unit.column_results.empty()) {
+    parallel_for(kernel.rows, std::max<int64_t>(1, kGrain / kernel.cols),
+                 [&](int64_t begin, int64_t end) { entry(operands.data(), scalars, begin, end); });
+    return;
+  }
+  const int64_t chunks = (kernel.rows + kernel.chunk_rows - 1) / kernel.chunk_rows;
+  const int64_t stride = aligned(chunks * kernel.cols * 8);
+  std::byte* partial = frame.arena.data() + partial_offsets_[static_cast<size_t>(index)];
+  for (size_t i = 0; i < unit.column_results.size(); ++i)
+    operands[static_cast<size_t>(unit.column_results[i].operand)] = partial + static_cast<int64_t>(i) * stride;
+  parallel_for(chunks, std::max<int64_t>(1, kGrain / (kernel.cols * kernel.chunk_rows)), [&](int64_t begin, int64_t end) {
+    for (int64_t k = begin; k < end; ++k)
+      entry(operands.data(), scalars, k * kernel.chunk_rows, std::min((k + 1) * kernel.chunk_rows, kernel.rows));
+  });
+  for (size_t i = 0; i < unit.column_results.size(); ++i) {
+    const ColumnResult& result = unit.column_results[i];
+    std::byte* sums = partial + static_cast<int64_t>(i) * stride;
+    const Value& value = graph_.value(result.value);
+    if (result.compute == kF64)
+      combine_chunks(reinterpret_cast<double*>(sums), chunks, kernel.cols, value, frame.address(result.value));
+    else
+      combine_chunks(reinterpret_cast<float*>(sums), chunks, kernel.cols, value, frame.address(result.value));
+  }
+}
+
+void Program::run_library_call(const GraphNode& node, Frame& frame) const {
+  Tensor inputs[kMaxOpInputs], outputs[kMaxOpOutputs];
+  const Tensor* pointers[kMaxOpInputs];
+  for (size_t i = 0; i < node.inputs.size(); ++i) {
+    if (node.inputs[i] != kNoValue) inputs[i] = frame.tensor(node.inputs[i]);
+    pointers[i] = &inputs[i];
+  }
+  for (size_t i = 0; i < node.outputs.size(); ++i) outputs[i] = frame.tensor(node.outputs[i]);
+  const KernelFn kernel = node.op->kernel[static_cast<int>(Backend::kCPU)];
+  kernel({*node.op, {pointers, node.inputs.size()}, {outputs, node.outputs.size()}, node.attrs, node.where});
+}
+
+std::vector<Tensor> Program::run(std::span<const Tensor> inputs) const {
+  NoGrad off;
+  RecorderScope eager(nullptr);
+  Frame frame{.buffers = {}, .arena = {}, .graph = graph_};
+  frame.buffers.resize(graph_.values.size());
+  if (stats_.arena_bytes > 0) frame.arena = Storage::allocate(static_cast<size_t>(stats_.arena_bytes));
+  for (size_t v = 0; v < placements_.size(); ++v) {
+    const Placement& p = placements_[v];
+    Frame::Buffer& b = frame.buffers[v];
+    switch (p.kind) {
+      case Placement::kNone: continue;
+      case Placement::kInput: {
+        const Tensor& input = inputs[static_cast<size_t>(p.index)];
+        b = {input.storage(), input.storage_offset() * static_cast<int64_t>(size_of(input.dtype())), input.impl()->data()};
+        break;
+      }
+      case Placement::kOutput: {
+        Storage storage = Storage::allocate(static_cast<size_t>(p.bytes));
+        std::byte* data = storage.data();
+        b = {std::move(storage), 0, data};
+        break;
+      }
+      case Placement::kArena: b = {frame.arena, p.index, frame.arena.data() + p.index}; break;
+    }
+  }
+  for (const Launch& launch : launches_) {
+    if (launch.kernel >= 0) run_kernel(kernels_[static_cast<size_t>(launch.kernel)], launch.kernel, frame);
+    else run_library_call(graph_.nodes[static_cast<size_t>(launch.node)], frame);
+  }
+  std::vector<Tensor> outputs;
+  outputs.reserve(graph_.outputs.size());
+  for (ValueId id : graph_.outputs) outputs.push_back(frame.tensor(id));
+  return outputs;
+}
+
+}  // namespace rondo::compile
