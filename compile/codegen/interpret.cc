@@ -209,6 +209,8 @@ class Interpreter {
 
 void interpret(const LoopKernel& kernel, void* const* operands, const double* scalars, int64_t begin, int64_t end) {
   if (const std::string problem = verify(kernel); !problem.empty()) throw_internal(kernel.name + ": " + problem);
+  if (kernel.split_columns)
+    invariant(begin % kSplitGrain == 0 && (end % kSplitGrain == 0 || end == kernel.cols), "a split inside of the grain");
   if (begin < end) Interpreter(kernel, operands, scalars, begin).run(end);
 }
 

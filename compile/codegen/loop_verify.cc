@@ -1,5 +1,7 @@
 #include "rondo/compile/codegen/loop_verify.h"
 
+#include <array>
+
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "rondo/runtime/ops/reduction_order.h"
@@ -94,6 +96,7 @@ class Verifier {
     if (k_.name.empty()) return "no name";
     if (k_.rows < 1 || k_.cols < 1) return "empty iteration space";
     if (k_.split_columns && (k_.rows != 1 || k_.stages.size() != 1)) return "split_columns needs one row and one stage";
+    if (k_.split_columns && !k_.stages[0].reductions.empty()) return "split_columns with a reduction";
     for (const Operand& operand : k_.operands) {
       for (const OperandAxis& axis : operand.axes)
         if (axis.divisor < 1 || axis.size < 1) return "an operand axis with divisor or size below 1";

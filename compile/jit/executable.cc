@@ -91,11 +91,17 @@ class PluginExecutable : public Executable {
   PluginExecutable(const JitPlugin& plugin, JitResult result) : plugin_(plugin), result_(std::move(result)) {}
   ~PluginExecutable() override { plugin_.release(result_.code); }
   KernelEntry entry(int i) const override { return result_.entries[i]; }
+  std::string_view object() const override { return result_.object; }
 
  private:
   const JitPlugin& plugin_;
   JitResult result_;
 };
+
+std::shared_ptr<Executable> finish(const JitPlugin& jit, JitResult result) {
+  if (!result.error.empty()) throw_internal(absl::StrCat("code generation: ", result.error));
+  return std::make_shared<PluginExecutable>(jit, std::move(result));
+}
 
 }  // namespace
 
@@ -105,8 +111,20 @@ std::shared_ptr<Executable> compile_kernels(std::span<const LoopKernel> kernels,
   const JitPlugin& jit = plugin();
   JitResult result;
   jit.compile(kernels, options, result);
-  if (!result.error.empty()) throw_internal(absl::StrCat("code generation: ", result.error));
-  return std::make_shared<PluginExecutable>(jit, std::move(result));
+  return finish(jit, std::move(result));
+}
+
+std::shared_ptr<Executable> load_kernels(std::string object, std::span<const std::string> names) {
+  const JitPlugin& jit = plugin();
+  JitResult result;
+  jit.load(std::move(object), names, result);
+  return finish(jit, std::move(result));
+}
+
+std::string jit_toolchain() {
+  std::string text;
+  plugin().describe(text);
+  return text;
 }
 
 bool jit_available() { return plugin_exists(); }
