@@ -17,7 +17,8 @@ using llvm::Value;
 
 // When a value changes. Note [Levels]: a value is computed at the outermost place where its operands are known, so that
 // no loop-invariant code motion is needed. Moving a load outwards past stores is sound because an output may alias an
-// input only element for element (loop_ir.h), and an element that is invariant in an input is then written at most once.
+// input only element for element (loop_ir.h), and an element that is invariant in an input is then written at most
+// once.
 enum class Level : uint8_t {
   kKernel,  // once per call
   kRow,     // once per row
@@ -325,8 +326,9 @@ void KernelEmitter::make_splats(const Stage& stage, Level level) {
 
 // Note [Interleaving]. A long chain of dependent operations fills the processor's schedulers with waiting instructions
 // before the next step's independent ones are seen. Emitting two steps in turn, instruction by instruction, keeps two
-// chains running. Measured on Zen 5: 15% faster for one exp, 25-40% for longer chains, nothing below some 20 instructions;
-// 20-50% more time to compile. Three and four steps gain more on the longest chains and double the time to compile.
+// chains running. Measured on Zen 5: 15% faster for one exp, 25-40% for longer chains, nothing below some 20
+// instructions; 20-50% more time to compile. Three and four steps gain more on the longest chains and double the time
+// to compile.
 int KernelEmitter::copies_of(const Stage& stage) const {
   int work = 0;  // in registers
   for (int32_t id : stage.column)
@@ -360,8 +362,8 @@ void KernelEmitter::emit_steps(const Stage& stage, Value* column, int active, in
   }
 }
 
-// Runs `body(column, active, copies)` over the columns of this call: groups of `copies` whole steps in a loop, then what
-// is left, step by step. `carried` holds the loop-carried values: body reads and replaces them.
+// Runs `body(column, active, copies)` over the columns of this call: groups of `copies` whole steps in a loop, then
+// what is left, step by step. `carried` holds the loop-carried values: body reads and replaces them.
 template <class Body> void KernelEmitter::sweep(int copies, llvm::MutableArrayRef<Value*> carried, Body body) {
   const int64_t group = int64_t{kLanes} * copies, grouped = kernel_.cols / group * group;
   Value* first = kernel_.split_columns ? begin_ : b_.getInt64(0);

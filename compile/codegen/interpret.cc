@@ -83,7 +83,10 @@ class Interpreter {
           lane = combine(i, lane, registers_[i.a]);
         }
       }
-      for (size_t n = 0; n < lanes.size(); ++n) registers_[stage.reductions[n]] = tree(k_.instrs[stage.reductions[n]], lanes[n]);
+      for (size_t n = 0; n < lanes.size(); ++n) {
+        const int32_t id = stage.reductions[n];
+        registers_[id] = tree(k_.instrs[id], lanes[n]);
+      }
     }
   }
 
@@ -168,11 +171,10 @@ class Interpreter {
       } else {
         T value;
         std::memcpy(&value, from, sizeof(T));
-        if constexpr (std::is_same_v<T, BFloat16> || std::is_same_v<T, Float16>) out = make(i.type, static_cast<float>(value));
+        if constexpr (sizeof(T) == 2) out = make(i.type, static_cast<float>(value));
         // An integer goes to an f64 register at once and to the others by way of f32.
         else if constexpr (std::is_integral_v<T>)
-          out = i.type == kF64 ? make(kF64, static_cast<double>(value))
-                               : make(i.type, i.type == kBool ? static_cast<float>(value != 0) : static_cast<float>(value));
+          out = i.type == kF64 ? make(kF64, static_cast<double>(value)) : make(i.type, static_cast<float>(value));
         else out = make(i.type, value);
       }
     });
@@ -210,7 +212,7 @@ class Interpreter {
 void interpret(const LoopKernel& kernel, void* const* operands, const double* scalars, int64_t begin, int64_t end) {
   if (const std::string problem = verify(kernel); !problem.empty()) throw_internal(kernel.name + ": " + problem);
   if (kernel.split_columns)
-    invariant(begin % kSplitGrain == 0 && (end % kSplitGrain == 0 || end == kernel.cols), "a split inside of the grain");
+    invariant(begin % kSplitGrain == 0 && (end % kSplitGrain == 0 || end == kernel.cols), "splits inside of a grain");
   if (begin < end) Interpreter(kernel, operands, scalars, begin).run(end);
 }
 

@@ -1,6 +1,6 @@
 // Runs a LoopKernel one element at a time, with the primitives of runtime/ops/scalar_math.h: the definition of what
-// generated code must compute, bit for bit. A test oracle and a tool to find a wrong kernel; hundreds of times slower than
-// compiled code.
+// generated code must compute, bit for bit. A test oracle and a tool to find a wrong kernel; hundreds of times slower
+// than compiled code.
 #pragma once
 
 #include "rondo/compile/codegen/loop_ir.h"

@@ -1,18 +1,18 @@
 // The loop IR: one fused kernel as plain data. Made by lower.cc, read by emit_llvm.cc (and later emit_cuda.cc).
 //
-// A kernel walks a 2-D iteration space of `rows` x `cols`. For each row it runs its stages in order: first the stage's row
-// instructions (scalars), then one sweep over the columns (vectors), then the sweep's reductions, whose results are scalars
-// that later stages may read. A column instruction may read row instructions of its own and earlier stages.
+// A kernel walks a 2-D iteration space of `rows` x `cols`. For each row it runs its stages in order: first the stage's
+// row instructions (scalars), then one sweep over the columns (vectors), then the sweep's reductions, whose results are
+// scalars that later stages may read. A column instruction may read row instructions of its own and earlier stages.
 //
 //   layer norm:  stage 0: column: load x            reductions: sum(x)
 //                stage 1: row: mean                 column: load x, sub, mul     reductions: sum((x-mean)^2)
 //                stage 2: row: rstd, store rstd     column: load x, w, b, ..., store y
 //
-// Registers are f32, f64 or booleans. A 16-bit float type on an instruction means an f32 register; kCast, kLoad, kConst and
-// kScalar of such a type round to it, arithmetic does not. kLoad converts from the operand's dtype, kStore to it.
+// Registers are f32, f64 or booleans. A 16-bit float type on an instruction means an f32 register; kCast, kLoad, kConst
+// and kScalar of such a type round to it, arithmetic does not. kLoad converts from the operand's dtype, kStore to it.
 //
-// An output may be the same memory as an input, element for element (in place); no other operands overlap. Then all loads
-// of an element must come before its store, in the order stage, row list, column list.
+// An output may be the same memory as an input, element for element (in place); no other operands overlap. Then all
+// loads of an element must come before its store, in the order stage, row list, column list.
 //
 // This header is shared with the LLVM plug-in: data only, no functions that need linking.
 #pragma once
@@ -54,8 +54,8 @@ struct Instr {
 };
 
 struct Stage {
-  // Ids, in order; every instruction stands in exactly one list of one stage. A column value is seen by its own stage only,
-  // a row value and a reduction by later stages too. Row instructions that touch an operand do so at column 0.
+  // Ids, in order; every instruction stands in exactly one list of one stage. A column value is seen by its own stage
+  // only, a row value and a reduction by later stages too. Row instructions that touch an operand do so at column 0.
   std::vector<int32_t> row;
   std::vector<int32_t> column;
   std::vector<int32_t> reductions;  // kReduceSum, kReduceMax: `a` is a column instruction of this stage (or a row one)
@@ -65,8 +65,8 @@ struct LoopKernel {
   std::string name;  // a valid identifier, unique in its module
   int64_t rows = 1;
   int64_t cols = 1;
-  // True: rows == 1 and a call covers columns [begin, end); begin is a multiple of kSplitGrain, and end is one too unless
-  // it is cols. Such a kernel has one stage and no reductions.
+  // True: rows == 1 and a call covers columns [begin, end); begin is a multiple of kSplitGrain, and end is one too
+  // unless it is cols. Such a kernel has one stage and no reductions.
   // False: a call covers rows [begin, end); with kColumnSum, exactly one chunk of chunk_rows (the last may be shorter).
   bool split_columns = false;
   int64_t chunk_rows = 0;

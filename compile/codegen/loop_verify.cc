@@ -121,7 +121,7 @@ class Verifier {
       const Position from = seen_[args[n]];
       if (from.stage < 0) return absl::StrCat("reads %", args[n], " before it is defined");
       const LoopOp source = k_.instrs[args[n]].op;
-      if (source == LoopOp::kStore || source == LoopOp::kColumnSum) return absl::StrCat("reads %", args[n], ", an effect");
+      if (source == LoopOp::kStore || source == LoopOp::kColumnSum) return absl::StrCat("reads the effect %", args[n]);
       if (from.place == Place::kColumn && (from.stage != stage || place == Place::kRow))
         return absl::StrCat("reads the column value %", args[n], " outside of its stage's columns");
       if (from.place == Place::kReduction && from.stage == stage)

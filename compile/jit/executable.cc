@@ -107,7 +107,7 @@ std::shared_ptr<Executable> finish(const JitPlugin& jit, JitResult result) {
 
 std::shared_ptr<Executable> compile_kernels(std::span<const LoopKernel> kernels, const JitOptions& options) {
   for (const LoopKernel& kernel : kernels)
-    if (std::string problem = verify(kernel); !problem.empty()) throw_internal(absl::StrCat(kernel.name, ": ", problem));
+    if (std::string what = verify(kernel); !what.empty()) throw_internal(absl::StrCat(kernel.name, ": ", what));
   const JitPlugin& jit = plugin();
   JitResult result;
   jit.compile(kernels, options, result);

@@ -30,13 +30,13 @@ struct JitOptions {
 // was moved), InternalError if LLVM rejects a kernel.
 std::shared_ptr<Executable> compile_kernels(std::span<const LoopKernel> kernels, const JitOptions& options = {});
 
-// Makes object() of an earlier Executable callable: 0.1 ms instead of 2 ms a kernel. `names`: the kernels wanted, in the
-// order of entry(). REQUIRES: the bytes are whole and come from an equal jit_toolchain(): keep a checksum beside them.
-// Throws Error if the plug-in is missing, InternalError if a name is.
+// Makes object() of an earlier Executable callable: 0.1 ms instead of 2 ms a kernel. `names`: the kernels wanted, in
+// the order of entry(). REQUIRES: the bytes are whole and come from an equal jit_toolchain(): keep a checksum beside
+// them. Throws Error if the plug-in is missing, InternalError if a name is.
 std::shared_ptr<Executable> load_kernels(std::string object, std::span<const std::string> names);
 
-// What object code depends on besides the kernels: LLVM's version, the target, the CPU and its features. For cache keys.
-// Throws Error if the plug-in is missing.
+// What object code depends on besides the kernels: LLVM's version, the target, the CPU and its features. For cache
+// keys. Throws Error if the plug-in is missing.
 std::string jit_toolchain();
 
 // True if compile_kernels can work: the plug-in is there. Does not load it.

@@ -36,8 +36,8 @@ struct Host {
   bool prefers_512 = false;
 };
 
-// Measured over elementwise, normalisation and optimizer kernels: 2.2 ms a kernel, as Less takes and as fast as Aggressive
-// runs. None takes 0.6 ms, but its kernels run up to six times slower.
+// Measured over elementwise, normalisation and optimizer kernels: 2.2 ms a kernel, as Less takes and as fast as
+// Aggressive runs. None takes 0.6 ms, but its kernels run up to six times slower.
 constexpr llvm::CodeGenOptLevel kLevel = llvm::CodeGenOptLevel::Default;
 
 // The process-wide state. Never destroyed: code may still be running while static destructors do.

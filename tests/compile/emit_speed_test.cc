@@ -1,5 +1,5 @@
-// How fast kernels compile and run. Prints, asserts nothing about time: a look at these lines shows a regression that no
-// correctness test sees.
+// How fast kernels compile and run. Prints, asserts nothing about time: a look at these lines shows a regression that
+// no correctness test sees.
 #include <chrono>
 
 #include "rondo/tests/compile/kernel_fixture.h"

@@ -12,8 +12,8 @@ LoopKernel every_op(DType type, int64_t rows, int64_t cols) {
   const LoopValue vx = b.load(x, type), vy = b.load(y, type), vz = b.load(z, type);
   for (LoopOp op : {LoopOp::kAdd, LoopOp::kSub, LoopOp::kMul, LoopOp::kDiv}) output(b.emit(op, type, vx, vy), type);
   output(b.emit(LoopOp::kFma, type, vx, vy, vz), type);
-  // A product and a sum must stay two roundings.
-  output(b.emit(LoopOp::kAdd, type, b.emit(LoopOp::kMul, type, vx, vy), vz), type);
+  // A product and a sum must stay two roundings (this product has no other use, so fusing would pay).
+  output(b.emit(LoopOp::kAdd, type, b.emit(LoopOp::kMul, type, vx, vz), vy), type);
   const LoopValue magnitude = b.emit(LoopOp::kAbs, type, vx);
   for (LoopOp op : {LoopOp::kSqrt, LoopOp::kExponent, LoopOp::kMantissa}) output(b.emit(op, type, magnitude), type);
   for (LoopOp op : {LoopOp::kSqrt, LoopOp::kAbs, LoopOp::kNeg, LoopOp::kRoundEven, LoopOp::kFloor})
@@ -104,7 +104,7 @@ TEST(Emit, StridedColumns) {
     for (int64_t cols : kWidths) {
       const DType compute = type == kBool ? kBool : compute_dtype(type);
       KernelBuilder b("strided", 6, cols);
-      const int32_t x = b.operand(type, {{1, 6, 1}}, 6);                  // a transposed input
+      const int32_t x = b.operand(type, {{1, 6, 1}}, 6);               // a transposed input
       const int32_t y = b.operand(type, {{1, 6, 2 * cols}}, 2, true);  // every second element
       b.store(y, b.load(x, compute));
       expect_equal_bits(b.kernel);
@@ -259,11 +259,14 @@ TEST(Verify, NamesTheBrokenRule) {
   EXPECT_EQ(broken([](LoopKernel&) {}), "");
   EXPECT_NE(broken([](LoopKernel& k) { k.stages[2].column.push_back(k.stages[1].column[0]); }).find("listed twice"),
             std::string::npos);
-  EXPECT_NE(broken([](LoopKernel& k) { k.instrs[k.stages[2].column.back()].a = k.stages[1].column[0]; })
-                .find("outside of its stage"),
+  EXPECT_NE(broken([](LoopKernel& k) {
+              k.instrs[k.stages[2].column.back()].a = k.stages[1].column[0];
+            }).find("outside of its stage"),
             std::string::npos);
-  EXPECT_NE(broken([](LoopKernel& k) { k.operands[1].is_output = false; }).find("stores to an input"), std::string::npos);
-  EXPECT_NE(broken([](LoopKernel& k) { k.instrs[k.stages[1].column[1]].type = kF64; }).find("types"), std::string::npos);
+  EXPECT_NE(broken([](LoopKernel& k) { k.operands[1].is_output = false; }).find("stores to an input"),
+            std::string::npos);
+  EXPECT_NE(broken([](LoopKernel& k) { k.instrs[k.stages[1].column[1]].type = kF64; }).find("types"),
+            std::string::npos);
 }
 
 }  // namespace

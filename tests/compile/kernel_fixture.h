@@ -15,8 +15,8 @@
 
 namespace rondo::compile {
 
-// Appends instructions to a kernel of `stages` stages; also a LoopBuilder, so that scalar_math.h can be used: emit() adds
-// to the current stage's columns, or to its row list after in_row().
+// Appends instructions to a kernel of `stages` stages; also a LoopBuilder, so that scalar_math.h can be used: emit()
+// adds to the current stage's columns, or to its row list after in_row().
 class KernelBuilder : public LoopBuilder {
  public:
   KernelBuilder(std::string name, int64_t rows, int64_t cols, int stages = 1) {
@@ -104,11 +104,12 @@ inline Buffer random_buffer(DType type, int64_t elements, std::mt19937& random, 
   Buffer buffer(elements * size_of(type));
   visit_dtype(type, [&](auto tag) {
     using T = typename decltype(tag)::type;
+    using Real = std::conditional_t<sizeof(T) == 8, double, float>;
     for (int64_t i = 0; i < elements; ++i) {
       T value;
       if constexpr (std::is_same_v<T, bool>) value = random() % 2 == 0;
       else if constexpr (std::is_integral_v<T>) value = static_cast<T>(random() % 200) - static_cast<T>(50);
-      else value = static_cast<T>(static_cast<std::conditional_t<sizeof(T) == 8, double, float>>(sample(random, samples)));
+      else value = static_cast<T>(static_cast<Real>(sample(random, samples)));
       std::memcpy(buffer.data() + i * sizeof(T), &value, sizeof(T));
     }
   });
