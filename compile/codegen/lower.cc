@@ -62,7 +62,7 @@ class UnitLowering final : public LoopBuilder {
     const ValueId id = node_->inputs[static_cast<size_t>(i)];
     const auto made = made_.find(same_elements(graph_, id));
     LoopValue v = made != made_.end() ? made->second : load(id);
-    if (v.type != kBool && v.type != compute_) v = emit(LoopOp::kCast, compute_, v);
+    if (v.type != kBool && v.type != compute_) v = emit(LoopOp::kCast, compute_, v, {}, {});
     return v;
   }
   bool has_input(int i) const override {
@@ -89,7 +89,9 @@ class UnitLowering final : public LoopBuilder {
   LoopValue reduce(LoopOp op, LoopValue v) override {
     if (node_->attrs.ints[0] == int64_t{1} << (domain_.rank() - 1))
       return append({.op = op, .type = v.type, .a = v.id}, {.row = true, .level = placement(v.id).level + 1});
-    Operand partial{.dtype = v.type, .is_partial = true};
+    Operand partial;
+    partial.dtype = v.type;
+    partial.is_partial = true;
     column_sum_ = add_operand(partial, kNoValue);
     sinks_.push_back(append({.op = LoopOp::kColumnSum, .type = v.type, .a = v.id, .index = *column_sum_},
                             {.row = false, .level = placement(v.id).level}).id);

@@ -91,7 +91,7 @@ Tensor log_softmax(TensorArg x);
 // ---- Attention (attention.cc)
 struct AttentionOptions {
   bool causal = false;
-  std::optional<double> scale;  // default 1 / sqrt(D)
+  std::optional<double> scale = std::nullopt;  // default 1 / sqrt(D)
 };
 // q (B, H, Tq, D), k and v (B, Hkv, Tk, D) with Hkv dividing H -> (B, H, Tq, D), laid out in memory as (B, Tq, H, D).
 // mask: undefined, bool (true = may attend) or additive, broadcast to (B, H, Tq, Tk).

@@ -1,0 +1,64 @@
+// Regional compilation: START HERE.
+//
+//   nn::GPT2 model(config);
+//   compile::Regions regions = compile::compile_regions(model);   // finds the repeated block
+//   model.loss(x, y).backward();                                  // first call records, compiles once; all layers reuse it
+//   puts(regions.summary().c_str());   // region TransformerBlock: compiled once in 93 ms, reused by 12 layers
+//
+// A compiled module re-records its forward on every call: ops append to a recording instead of running. The recording,
+// compared in full, decides which executable runs, so C++ control flow, hyper-parameters and shapes may change freely
+// from call to call. Reading a value inside a region (item(), data()) or writing in place runs what is recorded so far and
+// goes on (a graph break; counted).
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "rondo/modules/module.h"
+
+namespace rondo::compile {
+
+struct CompileOptions {
+  // Results are bitwise those of eager execution: forward, backward, any number of threads. Off, the compiler may also use
+  // rewrites that are only equal within rounding (this version has none yet).
+  bool exact = false;
+};
+
+class Region;
+
+// What one region has done so far.
+struct RegionReport {
+  std::string name;        // class of the block
+  int layers = 0;          // modules that share it
+  int entries = 0;         // recordings compiled
+  int kernels = 0;         // generated kernels of the latest entry, forward and backward
+  int library_calls = 0;   // matrix products and the like, of the latest entry
+  double compile_ms = 0;   // all entries together, without loading LLVM
+  int64_t calls = 0;
+  int64_t graph_breaks = 0;
+  std::string last_break;  // the user's file:line and why
+};
+
+class Regions {
+ public:
+  explicit Regions(std::vector<std::shared_ptr<Region>> regions) : regions_(std::move(regions)) {}
+  std::vector<RegionReport> report() const;
+  // One line per region.
+  std::string summary() const;
+
+ private:
+  std::vector<std::shared_ptr<Region>> regions_;
+};
+
+// Compiles the repeated blocks of `model`: the children of every list of modules, one region per class. The hooks live in
+// the modules; the result is for reports. Throws Error if Rondo was built without LLVM.
+Regions compile_regions(nn::ModuleBase& model, CompileOptions options = {});
+
+// One region for exactly this module.
+Regions compile_module(nn::ModuleBase& module, CompileOptions options = {});
+
+// Back to eager execution, for this module and all below it.
+void disable(nn::ModuleBase& module);
+
+}  // namespace rondo::compile

@@ -1,0 +1,343 @@
+#include "rondo/compile/region.h"
+
+#include <bit>
+#include <typeindex>
+
+#include "absl/strings/str_format.h"
+#include "rondo/compile/jit/executable.h"
+#include "rondo/runtime/autograd.h"
+
+namespace rondo::compile {
+
+RecordingKey pack(const Graph& graph) {
+  RecordingKey key;
+  key.reserve(graph.nodes.size() * 8 + graph.inputs.size() * 8);
+  auto add_dims = [&](const Dims& dims) {
+    key.push_back(static_cast<uint64_t>(dims.rank()));
+    key.insert(key.end(), dims.begin(), dims.end());
+  };
+  key.push_back(graph.inputs.size());
+  for (ValueId id : graph.inputs) {
+    const Value& v = graph.value(id);
+    key.push_back(static_cast<uint64_t>(id));
+    key.push_back(static_cast<uint64_t>(v.dtype) << 1 | v.requires_grad);
+    add_dims(v.sizes);
+    add_dims(v.strides);
+  }
+  for (const GraphNode& node : graph.nodes) {
+    key.push_back(reinterpret_cast<uint64_t>(node.op));
+    key.push_back(node.inputs.size() << 16 | node.outputs.size() << 8 | node.attrs.ints.size() << 4 | node.attrs.floats.size());
+    for (ValueId id : node.inputs) key.push_back(static_cast<uint64_t>(id));
+    for (int64_t i : node.attrs.ints) key.push_back(static_cast<uint64_t>(i));
+    for (double f : node.attrs.floats) key.push_back(std::bit_cast<uint64_t>(f));
+    // Shapes and dtypes of results follow from the rest; whether they carry gradients does not (no_grad).
+    for (ValueId id : node.outputs) key.push_back(graph.value(id).requires_grad);
+  }
+  for (ValueId id : graph.outputs) key.push_back(static_cast<uint64_t>(id));
+  return key;
+}
+
+std::shared_ptr<const Entry> compile_entry(const Graph& recorded) {
+  auto entry = std::make_shared<Entry>();
+  entry->forward_graph = recorded;
+  entry->n_outputs = static_cast<int>(recorded.outputs.size());
+  Graph forward = recorded;
+  bool differentiable = false;
+  for (ValueId id : recorded.outputs) differentiable = differentiable || recorded.value(id).requires_grad;
+  if (differentiable) {
+    BackwardGraph backward = derive_backward(recorded);
+    entry->backward = Program::compile(std::move(backward.graph));
+    entry->grad_inputs = std::move(backward.grad_inputs);
+    entry->backward_inputs = std::move(backward.inputs);
+    // Save what the simplified backward still reads.
+    const Graph& simplified = entry->backward->graph();
+    std::vector<bool> read(simplified.values.size(), false);
+    for (const GraphNode& node : simplified.nodes)
+      for (ValueId id : node.inputs)
+        if (id != kNoValue) read[static_cast<size_t>(id)] = true;
+    for (ValueId id : simplified.outputs) read[static_cast<size_t>(simplified.value(id).root)] = true;
+    for (size_t i = 0; i < entry->backward_inputs.size(); ++i) {
+      BackwardInput& input = entry->backward_inputs[i];
+      if (input.kind != BackwardInput::kSaved) continue;
+      const ValueId id = input.index;
+      input.index = -1;
+      if (!read[static_cast<size_t>(simplified.inputs[i])]) continue;
+      input.index = static_cast<int32_t>(entry->saved.size());
+      const auto position = [](const std::vector<ValueId>& list, ValueId v) {
+        return static_cast<int32_t>(std::find(list.begin(), list.end(), v) - list.begin());
+      };
+      if (const int32_t at = position(forward.inputs, id); at < static_cast<int32_t>(forward.inputs.size())) {
+        entry->saved.push_back({true, at});
+      } else {
+        const int32_t out = position(forward.outputs, id);
+        if (out == static_cast<int32_t>(forward.outputs.size())) forward.outputs.push_back(id);
+        entry->saved.push_back({false, out});
+      }
+    }
+  }
+  entry->forward = Program::compile(std::move(forward));
+  return entry;
+}
+
+namespace {
+
+// The tape's view of one run of an entry.
+class CompiledNode final : public Node {
+ public:
+  CompiledNode(std::shared_ptr<const Entry> entry, std::span<const Tensor> inputs, std::span<const Tensor> results)
+      : entry_(std::move(entry)) {
+    n_outputs = entry_->n_outputs;
+    edges.resize(inputs.size());
+    for (int i : entry_->grad_inputs)
+      edges[static_cast<size_t>(i)] = autograd::gradient_edge(inputs[static_cast<size_t>(i)]);
+    inputs_.reserve(inputs.size());
+    for (const Tensor& input : inputs) inputs_.emplace_back(input, false);
+    for (const Entry::Saved& s : entry_->saved)
+      if (!s.is_input) saved_.emplace_back(results[static_cast<size_t>(s.index)], true);
+      else saved_.emplace_back();
+  }
+  const char* name() const override { return "compiled region"; }
+  void release_saved() override {
+    inputs_.clear();
+    saved_.clear();
+    released_ = true;
+  }
+  void backward(std::span<const Tensor> grads_out, std::span<Tensor> grads_in) override {
+    if (released_)
+      throw Error("backward of a compiled region: its saved tensors were freed by an earlier backward; pass "
+                  "retain_graph = true to that one");
+    if (grad_enabled()) return replay(grads_out, grads_in);
+    std::vector<Tensor> inputs;
+    inputs.reserve(entry_->backward_inputs.size());
+    const Graph& graph = entry_->backward->graph();
+    for (size_t i = 0; i < entry_->backward_inputs.size(); ++i) {
+      const BackwardInput& source = entry_->backward_inputs[i];
+      const Value& value = graph.value(graph.inputs[i]);
+      switch (source.kind) {
+        case BackwardInput::kConstant: inputs.push_back(source.constant); break;
+        case BackwardInput::kGradient: {
+          const Tensor& grad = grads_out[static_cast<size_t>(source.index)];
+          inputs.push_back(grad.defined() ? grad.contiguous() : Tensor::zeros(value.sizes, {value.dtype}));
+          break;
+        }
+        case BackwardInput::kSaved:
+          inputs.push_back(source.index < 0 ? Tensor() : saved(static_cast<size_t>(source.index)));
+          break;
+      }
+    }
+    const std::vector<Tensor> grads = entry_->backward->run(inputs);
+    for (size_t i = 0; i < grads.size(); ++i) grads_in[static_cast<size_t>(entry_->grad_inputs[i])] = grads[i];
+  }
+
+ private:
+  const Tensor& saved(size_t i) const {
+    const Entry::Saved& s = entry_->saved[i];
+    return (s.is_input ? inputs_[static_cast<size_t>(s.index)] : saved_[i]).get("a compiled region", {});
+  }
+
+  // A second derivative: the recording again, op by op, on the eager tape.
+  void replay(std::span<const Tensor> grads_out, std::span<Tensor> grads_in) {
+    const Graph& graph = entry_->forward_graph;
+    std::vector<Tensor> values(graph.values.size());
+    for (size_t i = 0; i < graph.inputs.size(); ++i)
+      values[static_cast<size_t>(graph.inputs[i])] = inputs_[i].get("a compiled region", {});
+    for (const GraphNode& node : graph.nodes) {
+      std::vector<TensorArg> args;
+      std::vector<Tensor> outputs(node.outputs.size());
+      static const Tensor kUndefined;
+      for (ValueId id : node.inputs) args.emplace_back(id == kNoValue ? kUndefined : values[static_cast<size_t>(id)], node.where);
+      call(*node.op, args, node.attrs, outputs);
+      for (size_t i = 0; i < outputs.size(); ++i) values[static_cast<size_t>(node.outputs[i])] = outputs[i];
+    }
+    std::vector<Tensor> roots, seeds, leaves;
+    for (size_t i = 0; i < graph.outputs.size(); ++i) {
+      if (!grads_out[i].defined()) continue;
+      roots.push_back(values[static_cast<size_t>(graph.outputs[i])]);
+      seeds.push_back(grads_out[i]);
+    }
+    for (int i : entry_->grad_inputs) leaves.push_back(values[static_cast<size_t>(graph.inputs[static_cast<size_t>(i)])]);
+    const std::vector<Tensor> grads = autograd::grad(roots, leaves, seeds, true, true, true);
+    for (size_t i = 0; i < grads.size(); ++i) grads_in[static_cast<size_t>(entry_->grad_inputs[i])] = grads[i];
+  }
+
+  std::shared_ptr<const Entry> entry_;
+  std::vector<SavedTensor> inputs_, saved_;
+  bool released_ = false;
+};
+
+// The recording of one call of a region's module.
+class RegionTrace final : public Trace {
+ public:
+  explicit RegionTrace(Region& region) : region_(region) {}
+
+  void record(const OpDef& op, std::span<const Tensor* const> inputs, const Attrs& attrs, std::span<Tensor> outputs,
+              bool in_place, std::source_location where) override {
+    if (!in_place) return Trace::record(op, inputs, attrs, outputs, in_place, where);
+    // A write runs now, in its place in the program.
+    graph_break(std::string(op.name) + " in place", where);
+    RecorderScope eager(nullptr);
+    std::vector<TensorArg> args;
+    for (const Tensor* input : inputs) args.emplace_back(*input, where);
+    call_in_place(op, args, attrs);
+  }
+
+  void flush(const TensorImpl&, std::source_location where) override { graph_break("a value is read", where); }
+
+  void finish() {
+    RecorderScope eager(nullptr);
+    if (!graph.nodes.empty()) region_.run(*this);
+    abandon();
+    graph = {};
+  }
+
+ private:
+  void graph_break(const std::string& reason, std::source_location where) {
+    region_.count_break(reason + describe_location(where));
+    finish();
+  }
+  Region& region_;
+};
+
+class RegionHook final : public nn::CallHook {
+ public:
+  explicit RegionHook(std::shared_ptr<Region> region) : region_(std::move(region)) {}
+  void around(nn::ModuleBase&, absl::FunctionRef<void()> forward) override {
+    // Inside another recording the block is simply part of it.
+    if (active_recorder() != nullptr) return forward();
+    region_->count_call();
+    RegionTrace trace(*region_);
+    try {
+      RecorderScope record(&trace);
+      forward();
+    } catch (...) {
+      // What was recorded before the throw has happened, as in eager: handles that escaped get their values.
+      trace.finish();
+      throw;
+    }
+    trace.finish();
+  }
+
+ private:
+  std::shared_ptr<Region> region_;
+};
+
+}  // namespace
+
+std::shared_ptr<const Entry> Region::entry_for(const Graph& graph) {
+  const RecordingKey key = pack(graph);
+  std::lock_guard lock(mutex_);
+  if (auto found = entries_.find(key); found != entries_.end()) return found->second;
+  std::shared_ptr<const Entry> entry = compile_entry(graph);
+  entries_[key] = entry;
+  ++report_.entries;
+  report_.kernels = report_.library_calls = 0;
+  for (const Program* program : {entry->forward.get(), entry->backward.get()}) {
+    if (program == nullptr) continue;
+    report_.kernels += program->stats().kernels;
+    report_.library_calls += program->stats().library_calls;
+    report_.compile_ms += program->stats().compile_ms;
+  }
+  return entry;
+}
+
+void Region::run(Trace& trace) {
+  Graph& graph = trace.graph;
+  graph.outputs.clear();
+  for (const GraphNode& node : graph.nodes)
+    for (ValueId id : node.outputs)
+      if (trace.is_alive(id)) graph.outputs.push_back(id);
+  if (graph.outputs.empty()) return;
+  const std::shared_ptr<const Entry> entry = entry_for(graph);
+  const std::vector<Tensor> results = entry->forward->run(trace.external());
+  std::shared_ptr<CompiledNode> node;
+  if (entry->backward != nullptr) node = std::make_shared<CompiledNode>(entry, trace.external(), results);
+  for (int i = 0; i < entry->n_outputs; ++i) {
+    const ValueId id = graph.outputs[static_cast<size_t>(i)];
+    Tensor handle = trace.handle(id);
+    const Tensor& result = results[static_cast<size_t>(i)];
+    TensorImpl& impl = *handle.impl();
+    impl.storage = result.storage();
+    impl.offset = result.storage_offset();
+    impl.recorder = nullptr;
+    if (graph.value(id).requires_grad) autograd::set_history(handle, node, i);
+  }
+}
+
+void Region::count_call() {
+  std::lock_guard lock(mutex_);
+  ++report_.calls;
+}
+void Region::count_break(const std::string& reason) {
+  std::lock_guard lock(mutex_);
+  ++report_.graph_breaks;
+  report_.last_break = reason;
+}
+RegionReport Region::report() const {
+  std::lock_guard lock(mutex_);
+  return report_;
+}
+
+// ---- compile.h
+
+std::vector<RegionReport> Regions::report() const {
+  std::vector<RegionReport> reports;
+  for (const auto& region : regions_) reports.push_back(region->report());
+  return reports;
+}
+
+std::string Regions::summary() const {
+  std::string text;
+  for (const RegionReport& r : report()) {
+    if (!text.empty()) text += "\n";
+    if (r.entries == 0) {
+      text += absl::StrFormat("region %s: not called yet, shared by %d layers", r.name, r.layers);
+      continue;
+    }
+    text += absl::StrFormat("region %s: compiled %s in %.0f ms, reused by %d layers (%d kernels, %d library calls)", r.name,
+                            r.entries == 1 ? "once" : absl::StrFormat("%d times", r.entries), r.compile_ms, r.layers,
+                            r.kernels, r.library_calls);
+    if (r.graph_breaks > 0)
+      text += absl::StrFormat("; %d graph breaks, the last: %s", r.graph_breaks, r.last_break);
+  }
+  return text;
+}
+
+namespace {
+void require_jit() {
+  if (!jit_available())
+    throw Error("compile: no code generator; build Rondo with LLVM 19 (llvm-19-dev), or run without compilation");
+}
+bool is_list_item(const nn::ModuleBase& module) {
+  return !module.name().empty() && module.name().find_first_not_of("0123456789") == std::string::npos;
+}
+}  // namespace
+
+Regions compile_regions(nn::ModuleBase& model, CompileOptions options) {
+  require_jit();
+  std::vector<std::shared_ptr<Region>> regions;
+  for (const nn::NamedModule& named : model.named_modules()) {
+    std::map<std::type_index, std::shared_ptr<Region>> by_class;
+    for (nn::ModuleBase* child : named.module.children()) {
+      if (!is_list_item(*child)) continue;
+      std::shared_ptr<Region>& region = by_class[typeid(*child)];
+      if (!region) regions.push_back(region = std::make_shared<Region>(child->type_name(), options));
+      region->add_layer();
+      child->call_hook = std::make_shared<RegionHook>(region);
+    }
+  }
+  return Regions(std::move(regions));
+}
+
+Regions compile_module(nn::ModuleBase& module, CompileOptions options) {
+  require_jit();
+  auto region = std::make_shared<Region>(module.type_name(), options);
+  region->add_layer();
+  module.call_hook = std::make_shared<RegionHook>(region);
+  return Regions({region});
+}
+
+void disable(nn::ModuleBase& module) {
+  module.apply([](nn::ModuleBase& m) { m.call_hook = nullptr; });
+}
+
+}  // namespace rondo::compile

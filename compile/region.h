@@ -1,0 +1,59 @@
+// A region: the executables of one repeated block, keyed by what the block records. See compile.h.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "rondo/compile/compile.h"
+#include "rondo/compile/program.h"
+#include "rondo/compile/trace/joint.h"
+#include "rondo/compile/trace/trace.h"
+
+namespace rondo::compile {
+
+// The whole recording, packed: inputs' metadata, calls, attributes, gradient flags and live outputs. Two recordings run
+// the same executable if and only if these are equal.
+using RecordingKey = std::vector<uint64_t>;
+RecordingKey pack(const Graph& graph);
+
+// One compiled recording.
+struct Entry {
+  Graph forward_graph;  // as recorded: for double backward
+  std::shared_ptr<const Program> forward;
+  int n_outputs = 0;  // the caller's; what the backward needs follows
+  // Null where no output requires grad.
+  std::shared_ptr<const Program> backward;
+  std::vector<BackwardInput> backward_inputs;  // kSaved: `index` is a position in `saved`
+  struct Saved {
+    bool is_input;   // of the forward inputs, else of its outputs
+    int32_t index;
+  };
+  std::vector<Saved> saved;
+  std::vector<int> grad_inputs;
+};
+
+std::shared_ptr<const Entry> compile_entry(const Graph& recorded);
+
+// Thread safe.
+class Region {
+ public:
+  Region(std::string name, CompileOptions options) : options_(options) { report_.name = std::move(name); }
+  void add_layer() { ++report_.layers; }
+  // Runs one recorded piece and gives the live handles of `trace` their storage and history.
+  void run(Trace& trace);
+  void count_call();
+  void count_break(const std::string& reason);
+  RegionReport report() const;
+
+ private:
+  std::shared_ptr<const Entry> entry_for(const Graph& graph);
+
+  CompileOptions options_;
+  mutable std::mutex mutex_;
+  std::map<RecordingKey, std::shared_ptr<const Entry>> entries_;
+  RegionReport report_;
+};
+
+}  // namespace rondo::compile

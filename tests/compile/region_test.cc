@@ -1,0 +1,90 @@
+// Compiled regions against eager execution: equal in every bit, forward, backward and over training steps.
+#include <gtest/gtest.h>
+
+#include <cstring>
+
+#include "rondo/compile/compile.h"
+#include "rondo/compile/jit/executable.h"
+#include "rondo/modules/gpt2.h"
+#include "rondo/modules/layers.h"
+#include "rondo/runtime/autograd.h"
+#include "rondo/runtime/ops/ops.h"
+#include "rondo/runtime/random.h"
+
+namespace rondo {
+namespace {
+
+// Equal in every bit, NaNs included.
+void expect_same_bits(const Tensor& a, const Tensor& b, const std::string& what) {
+  ASSERT_EQ(a.defined(), b.defined()) << what;
+  if (!a.defined()) return;
+  ASSERT_EQ(a.dtype(), b.dtype()) << what;
+  ASSERT_EQ(to_string(a.sizes()), to_string(b.sizes())) << what;
+  const Tensor x = a.detach().contiguous(), y = b.detach().contiguous();
+  if (std::memcmp(x.raw_data(), y.raw_data(), static_cast<size_t>(x.nbytes())) == 0) return;
+  const std::vector<double> u = x.to_vector<double>(), v = y.to_vector<double>();
+  int shown = 0;
+  for (size_t i = 0; i < u.size() && shown < 5; ++i)
+    if (u[i] != v[i]) {
+      ADD_FAILURE() << what << ": element " << i << ": " << u[i] << " and " << v[i] << " differ by " << u[i] - v[i];
+      ++shown;
+    }
+}
+
+class RegionTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (!compile::jit_available()) GTEST_SKIP() << "built without LLVM";
+  }
+};
+
+struct Block : nn::Module<Block> {
+  explicit Block(int64_t width) : width(width) {}
+  int64_t width;
+  nn::LayerNorm norm = child("norm", width);
+  nn::MLP mlp = child("mlp", width, 4 * width);
+  Tensor forward(const Tensor& x) { return x + mlp(norm(x)); }
+};
+struct Stack : nn::Module<Stack> {
+  nn::ModuleList<Block> blocks = child("blocks", 3, 24);
+  Tensor forward(const Tensor& x) {
+    Tensor y = x;
+    for (Block& block : blocks) y = block(y);
+    return y;
+  }
+};
+
+TEST_F(RegionTest, MlpStackEqualsEagerInEveryBit) {
+  for (DType dtype : {kF32, kF64, kBF16}) {
+    Stack model;
+    manual_seed(3);
+    for (Tensor p : model.parameters()) no_grad([&] { p.copy_(Tensor::randn(p.sizes()) * 0.2); });
+    model.to(dtype);
+    Tensor x = Tensor::randn({5, 7, 24}).to(dtype);
+    x.requires_grad_();
+    auto run = [&](std::vector<Tensor>& grads) {
+      model.zero_grad();
+      x.zero_grad();
+      Tensor y = model(x);
+      ops::sum(y * y).backward();
+      for (const Tensor& p : model.parameters()) grads.push_back(p.grad());
+      grads.push_back(x.grad());
+      return y;
+    };
+    std::vector<Tensor> eager_grads, compiled_grads;
+    const Tensor eager = run(eager_grads);
+    compile::Regions regions = compile::compile_regions(model, {.exact = true});
+    const Tensor compiled = run(compiled_grads);
+    expect_same_bits(eager, compiled, "output");
+    for (size_t i = 0; i < eager_grads.size(); ++i)
+      expect_same_bits(eager_grads[i], compiled_grads[i], std::string(name_of(dtype)) + " gradient " + std::to_string(i));
+    ASSERT_EQ(regions.report().size(), 1u);
+    EXPECT_EQ(regions.report()[0].entries, 1) << regions.summary();
+    EXPECT_EQ(regions.report()[0].calls, 3);
+    EXPECT_EQ(regions.report()[0].layers, 3);
+    compile::disable(model);
+  }
+}
+
+}  // namespace
+}  // namespace rondo
