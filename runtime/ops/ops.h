@@ -91,7 +91,7 @@ Tensor log_softmax(TensorArg x);
 // ---- Attention (attention.cc)
 struct AttentionOptions {
   bool causal = false;
-  std::optional<double> scale;  // default 1 / sqrt(D)
+  std::optional<double> scale = std::nullopt;  // default 1 / sqrt(D)
 };
 // q (B, H, Tq, D), k and v (B, Hkv, Tk, D) with Hkv dividing H -> (B, H, Tq, D), laid out in memory as (B, Tq, H, D).
 // mask: undefined, bool (true = may attend) or additive, broadcast to (B, H, Tq, Tk).
@@ -113,5 +113,9 @@ struct CrossEntropyOptions {
 };
 // logits (N, V), target i64 (N) -> scalar, or (N) for kNone. kMean averages over the targets that are not ignored.
 Tensor cross_entropy(TensorArg logits, TensorArg target, CrossEntropyOptions options = {});
+
+// ---- Random (dropout.cc). Zeroes elements with probability p and scales the others by 1 / (1 - p). Takes one offset of
+// the generator (null: default_generator()); an element's fate depends on (seed, offset, its index) only.
+Tensor dropout(TensorArg x, double p, Generator* generator = nullptr);
 
 }  // namespace rondo::ops
