@@ -114,4 +114,8 @@ struct CrossEntropyOptions {
 // logits (N, V), target i64 (N) -> scalar, or (N) for kNone. kMean averages over the targets that are not ignored.
 Tensor cross_entropy(TensorArg logits, TensorArg target, CrossEntropyOptions options = {});
 
+// ---- Random (dropout.cc). Zeroes elements with probability p and scales the others by 1 / (1 - p). Takes one offset of
+// the generator (null: default_generator()); an element's fate depends on (seed, offset, its index) only.
+Tensor dropout(TensorArg x, double p, Generator* generator = nullptr);
+
 }  // namespace rondo::ops

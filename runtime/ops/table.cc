@@ -18,6 +18,7 @@ constexpr const OpDef* kTable[] = {
     &kLayerNorm, &kLayerNormGrad, &kSoftmax, &kSoftmaxGrad, &kLogSoftmax, &kLogSoftmaxGrad,
     &kAttention, &kAttentionGrad,
     &kEmbedding, &kEmbeddingGrad, &kCrossEntropy, &kCrossEntropyGrad,
+    &kDropout,
 };
 
 }  // namespace

@@ -20,5 +20,7 @@ extern const OpDef kLayerNorm, kLayerNormGrad, kSoftmax, kSoftmaxGrad, kLogSoftm
 extern const OpDef kAttention, kAttentionGrad;
 // embedding.cc, loss.cc
 extern const OpDef kEmbedding, kEmbeddingGrad, kCrossEntropy, kCrossEntropyGrad;
+// dropout.cc
+extern const OpDef kDropout;
 
 }  // namespace rondo::ops

@@ -1,0 +1,43 @@
+// Multi-head self-attention (Vaswani et al., "Attention is all you need", 2017) and the pre-norm transformer block of
+// GPT-2 (Radford et al., 2019).
+#pragma once
+
+#include "rondo/modules/layers.h"
+
+namespace rondo::nn {
+
+struct MultiheadAttentionOptions {
+  bool causal = true;
+  bool bias = true;
+  double dropout = 0;  // of the attention weights and of the result
+};
+// q, k and v come from one projection c_attn (3C, C), in this order; head h is columns [hD, (h+1)D) of each, D = C / H.
+struct MultiheadAttention : Module<MultiheadAttention> {
+  MultiheadAttention(int64_t n_embd, int64_t n_head, MultiheadAttentionOptions options = {});
+  int64_t n_embd, n_head;
+  MultiheadAttentionOptions options;
+  Linear c_attn;
+  Linear c_proj;
+  Dropout attn_dropout;
+  Dropout resid_dropout;
+  Tensor forward(const Tensor& x);  // (B, T, C) -> (B, T, C)
+
+ private:
+  Tensor attend(const Tensor& q, const Tensor& k, const Tensor& v);  // (B, H, T, D) each
+};
+
+struct TransformerBlockOptions {
+  bool causal = true;
+  bool bias = true;
+  double dropout = 0;
+};
+struct TransformerBlock : Module<TransformerBlock> {
+  TransformerBlock(int64_t n_embd, int64_t n_head, TransformerBlockOptions options = {});
+  LayerNorm ln_1;
+  MultiheadAttention attn;
+  LayerNorm ln_2;
+  MLP mlp;                          // hidden 4C
+  Tensor forward(const Tensor& x);  // (B, T, C) -> (B, T, C)
+};
+
+}  // namespace rondo::nn

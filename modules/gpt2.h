@@ -1,0 +1,55 @@
+// GPT-2 (Radford et al., "Language models are unsupervised multitask learners", 2019).
+//
+//   nn::GPT2 model({.vocab_size = 65, .block_size = 64, .n_layer = 4, .n_head = 4, .n_embd = 128}, /*seed=*/1337);
+//   model.loss(idx, targets).backward();
+//
+// Parameter names are those of published checkpoints without their "transformer." (weights are (out, in)); the output
+// layer is tied to wte.
+#pragma once
+
+#include "rondo/modules/attention.h"
+
+namespace rondo {
+class Generator;
+}
+
+namespace rondo::nn {
+
+// The defaults are GPT-2 124M.
+struct GPT2Config {
+  int64_t vocab_size = 50257;
+  int64_t block_size = 1024;
+  int64_t n_layer = 12;
+  int64_t n_head = 12;
+  int64_t n_embd = 768;
+  double dropout = 0;
+  bool bias = true;
+};
+
+struct GPT2 : Module<GPT2> {
+  // Weights start N(0, 0.02), those of residual projections N(0, 0.02 / sqrt(2 n_layer)), biases 0; the same for the
+  // same seed on any machine and any number of threads. (`skip` spares the layers' own initialisation.)
+  explicit GPT2(GPT2Config config, uint64_t seed = 0, const SkipInit& skip = SkipInit());
+
+  GPT2Config config;
+  Embedding wte = child("wte", config.vocab_size, config.n_embd);
+  Embedding wpe = child("wpe", config.block_size, config.n_embd);
+  Dropout drop = child("drop", config.dropout);
+  ModuleList<TransformerBlock> h = child("h", config.n_layer, config.n_embd, config.n_head,
+                                         TransformerBlockOptions{.bias = config.bias, .dropout = config.dropout});
+  LayerNorm ln_f = child("ln_f", config.n_embd, LayerNormOptions{.bias = config.bias});
+
+  // idx i64 (B, T), T <= block_size -> logits (B, T, V).
+  Tensor forward(const Tensor& idx);
+  // Everything below the output layer: (B, T) -> (B, T, C).
+  Tensor features(const Tensor& idx);
+  // Mean cross-entropy in nats of targets i64 (B, T), where -100 is ignored.
+  Tensor loss(const Tensor& idx, const Tensor& targets,
+              std::source_location where = std::source_location::current());
+  // Appends max_new_tokens sampled tokens to each row of idx (B, T): (B, T + max_new_tokens). The model sees the last
+  // block_size tokens, in eval mode. temperature 0 takes the most likely; top_k 0 samples from all.
+  Tensor generate(const Tensor& idx, int64_t max_new_tokens, double temperature = 1.0, int64_t top_k = 0,
+                  Generator* generator = nullptr);
+};
+
+}  // namespace rondo::nn

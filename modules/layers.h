@@ -1,0 +1,163 @@
+// The layers: Linear, Embedding, LayerNorm, Dropout, activations, MLP, and the containers ModuleList and Sequential.
+// Weights start as in PyTorch, drawn from default_generator(). Shapes: (..., C) means any leading dimensions.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "rondo/modules/module.h"
+#include "rondo/runtime/ops/ops.h"
+
+namespace rondo::nn {
+
+// While one is alive on this thread, layers leave their new weights unset: whoever builds them fills them.
+class SkipInit {
+ public:
+  SkipInit() { ++depth_; }
+  ~SkipInit() { --depth_; }
+  SkipInit(const SkipInit&) = delete;
+  SkipInit& operator=(const SkipInit&) = delete;
+  static bool active() { return depth_ > 0; }
+
+ private:
+  static inline thread_local int depth_ = 0;
+};
+
+struct LinearOptions {
+  bool bias = true;
+};
+// y = x weight^T + bias. weight (out, in) and bias (out) start uniform in +-1/sqrt(in).
+struct Linear : Module<Linear> {
+  Linear(int64_t in_features, int64_t out_features, LinearOptions options = {});
+  Tensor& weight;
+  Tensor& bias;                     // undefined without a bias
+  Tensor forward(const Tensor& x);  // (..., in) -> (..., out)
+};
+
+// Rows of weight (V, C), which starts N(0, 1).
+struct Embedding : Module<Embedding> {
+  Embedding(int64_t num_embeddings, int64_t embedding_dim);
+  Tensor& weight;
+  Tensor forward(const Tensor& indices);  // i64 (...) -> (..., C)
+};
+
+struct LayerNormOptions {
+  double eps = 1e-5;
+  bool bias = true;
+};
+// Ba et al., "Layer normalization" (2016), over the last dimension. weight (C) starts at 1, bias (C) at 0.
+struct LayerNorm : Module<LayerNorm> {
+  explicit LayerNorm(int64_t size, LayerNormOptions options = {});
+  Tensor& weight;
+  Tensor& bias;  // without a bias: a buffer of zeros, not in state_dict()
+  double eps;
+  Tensor forward(const Tensor& x);  // (..., C) -> (..., C)
+};
+
+// Zeroes elements with probability p and scales the others by 1/(1-p); the identity in eval mode and for p = 0.
+struct Dropout : Module<Dropout> {
+  explicit Dropout(double p = 0.5);
+  double p;
+  Tensor forward(const Tensor& x);
+};
+
+struct GELU : Module<GELU> {
+  explicit GELU(ops::GeluKind kind = ops::GeluKind::kErf) : kind(kind) {}
+  ops::GeluKind kind;
+  Tensor forward(const Tensor& x) { return ops::gelu(x, kind); }
+};
+struct ReLU : Module<ReLU> {
+  Tensor forward(const Tensor& x) { return ops::relu(x); }
+};
+struct Tanh : Module<Tanh> {
+  Tensor forward(const Tensor& x) { return ops::tanh(x); }
+};
+
+struct MLPOptions {
+  bool bias = true;
+  double dropout = 0;
+  ops::GeluKind gelu = ops::GeluKind::kTanh;
+};
+// c_proj(gelu(c_fc(x))), the feed-forward layer of a transformer block with GPT-2's names.
+struct MLP : Module<MLP> {
+  MLP(int64_t n_embd, int64_t hidden, MLPOptions options = {});
+  MLPOptions options;
+  Linear c_fc;
+  Linear c_proj;
+  Dropout dropout;
+  Tensor forward(const Tensor& x);  // (..., C) -> (..., C)
+};
+
+// Modules of one type, named "0", "1", ...; the parent's forward loops over them.
+//   nn::ModuleList<Block> h = child("h", 12, C, heads);   // twelve Block(C, heads)
+//   for (Block& block : h) x = block(x);
+template <class M> class ModuleList : public ModuleBase {
+ public:
+  ModuleList() = default;
+  template <class... Args> explicit ModuleList(int64_t n, const Args&... args) {
+    for (int64_t i = 0; i < n; ++i) emplace_back(args...);
+  }
+  template <class... Args> M& emplace_back(Args&&... args) {
+    items_.push_back(child(std::to_string(size()), std::forward<Args>(args)...).template make<M>());
+    return *items_.back();
+  }
+  int64_t size() const { return static_cast<int64_t>(items_.size()); }
+  M& operator[](int64_t i) { return *items_.at(static_cast<size_t>(i)); }
+
+  class Iterator {
+   public:
+    using Base = typename std::vector<std::unique_ptr<M>>::iterator;
+    explicit Iterator(Base at) : at_(at) {}
+    M& operator*() const { return **at_; }
+    Iterator& operator++() { return ++at_, *this; }
+    friend bool operator==(const Iterator&, const Iterator&) = default;
+
+   private:
+    Base at_;
+  };
+  Iterator begin() { return Iterator(items_.begin()); }
+  Iterator end() { return Iterator(items_.end()); }
+
+ private:
+  std::vector<std::unique_ptr<M>> items_;
+};
+
+class Sequential;
+// One layer of a Sequential, to be built: nn::layer<nn::Linear>(2, 16).
+struct SequentialLayer {
+  std::function<void(Sequential&)> add_to;
+};
+
+// A chain of modules of any types, named "0", "1", ..., each from one Tensor to one Tensor.
+//   nn::Sequential net(nn::layer<nn::Linear>(2, 16), nn::layer<nn::Tanh>(), nn::layer<nn::Linear>(16, 1));
+class Sequential : public Module<Sequential> {
+ public:
+  template <std::same_as<SequentialLayer>... Layers> explicit Sequential(const Layers&... layers) {
+    (layers.add_to(*this), ...);
+  }
+  template <class M, class... Args> M& add(Args&&... args) {
+    auto made = child(std::to_string(links_.size()), std::forward<Args>(args)...).template make<M>();
+    M& module = *made;
+    links_.push_back({std::move(made), [](ModuleBase& m, const Tensor& x) -> Tensor { return static_cast<M&>(m)(x); }});
+    return module;
+  }
+  Tensor forward(const Tensor& x);
+  int64_t size() const { return static_cast<int64_t>(links_.size()); }
+  ModuleBase& operator[](int64_t i) { return *links_.at(static_cast<size_t>(i)).module; }
+
+ private:
+  struct Link {
+    std::unique_ptr<ModuleBase> module;
+    Tensor (*call)(ModuleBase&, const Tensor&);
+  };
+  std::vector<Link> links_;
+};
+
+template <class M, class... Args> SequentialLayer layer(Args... args) {
+  return {[args...](Sequential& s) { s.add<M>(args...); }};
+}
+
+}  // namespace rondo::nn

@@ -1,0 +1,184 @@
+#include "rondo/modules/module.h"
+
+#include <cxxabi.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <unordered_set>
+
+#include "absl/strings/str_cat.h"
+#include "rondo/runtime/autograd.h"
+
+namespace rondo::nn {
+namespace {
+
+std::string joined(const std::string& prefix, const std::string& name) {
+  return prefix.empty() ? name : absl::StrCat(prefix, ".", name);
+}
+
+// Makes the tensor that `tensor` is a handle of hold `value` instead: every handle sees it.
+void replace_contents(Tensor& tensor, const Tensor& value) {
+  TensorImpl& impl = *tensor.impl();
+  // What backward saved must be seen to be stale: the new storage's version goes past the old one's.
+  const uint32_t passed = tensor.version() + 1;
+  while (value.storage().version() < passed) value.storage().bump_version();
+  impl.dtype = value.dtype();
+  impl.sizes = value.sizes();
+  impl.strides = value.strides();
+  impl.offset = value.storage_offset();
+  impl.storage = value.storage();
+}
+
+}  // namespace
+
+ModuleBase::Place& ModuleBase::next_place() {
+  static thread_local Place place;
+  return place;
+}
+
+ModuleBase::ModuleBase() {
+  Place place = std::exchange(next_place(), {});
+  if (place.parent == nullptr) return;
+  parent_ = place.parent;
+  name_ = std::move(place.name);
+  path_ = joined(parent_->path_, name_);
+  training_ = parent_->training_;
+  parent_->children_.push_back(this);
+}
+
+ModuleBase::~ModuleBase() {
+  if (parent_ != nullptr) std::erase(parent_->children_, this);
+}
+
+void ModuleBase::check_name(const std::string& name) const {
+  const auto fail = [&](const char* why) {
+    throw Error(absl::StrCat(type_name(), path_.empty() ? "" : " " + path_, ": the name '", name, "' ", why));
+  };
+  if (name.empty()) fail("is empty");
+  if (name.find('.') != name.npos) fail("contains a dot, which separates a child from its parent");
+  for (const ModuleBase* module : children_)
+    if (module->name_ == name) fail("is taken by a child");
+  for (const auto& entry : entries_)
+    if (entry->name == name) fail("is taken by a parameter or buffer");
+}
+
+Tensor& ModuleBase::add_entry(Entry entry) {
+  check_name(entry.name);
+  entries_.push_back(std::make_unique<Entry>(std::move(entry)));
+  return entries_.back()->tensor;
+}
+
+Tensor& ModuleBase::parameter(std::string name, Tensor value) {
+  if (value.defined()) value.requires_grad_();
+  return add_entry({std::move(name), std::move(value), true, true});
+}
+
+Tensor& ModuleBase::buffer(std::string name, Tensor value, bool persistent) {
+  return add_entry({std::move(name), std::move(value), false, persistent});
+}
+
+void ModuleBase::visit(const std::string& prefix, absl::FunctionRef<void(const std::string&, const Entry&)> fn) const {
+  for (const auto& entry : entries_)
+    if (entry->tensor.defined()) fn(joined(prefix, entry->name), *entry);
+  for (const ModuleBase* module : children_) module->visit(joined(prefix, module->name_), fn);
+}
+
+std::vector<NamedTensor> ModuleBase::named_parameters() const {
+  std::vector<NamedTensor> result;
+  std::unordered_set<const TensorImpl*> seen;
+  visit("", [&](const std::string& name, const Entry& entry) {
+    if (entry.is_parameter && seen.insert(entry.tensor.impl()).second) result.push_back({name, entry.tensor});
+  });
+  return result;
+}
+
+std::vector<Tensor> ModuleBase::parameters() const {
+  std::vector<Tensor> result;
+  for (NamedTensor& named : named_parameters()) result.push_back(std::move(named.tensor));
+  return result;
+}
+
+std::vector<NamedTensor> ModuleBase::named_buffers() const {
+  std::vector<NamedTensor> result;
+  std::unordered_set<const TensorImpl*> seen;
+  visit("", [&](const std::string& name, const Entry& entry) {
+    if (!entry.is_parameter && seen.insert(entry.tensor.impl()).second) result.push_back({name, entry.tensor});
+  });
+  return result;
+}
+
+std::vector<NamedModule> ModuleBase::named_modules() {
+  std::vector<NamedModule> result;
+  collect_modules("", result);
+  return result;
+}
+
+void ModuleBase::collect_modules(const std::string& prefix, std::vector<NamedModule>& out) {
+  out.push_back({prefix, *this});
+  for (ModuleBase* module : children_) module->collect_modules(joined(prefix, module->name_), out);
+}
+
+std::string ModuleBase::type_name() const {
+  int status = 0;
+  char* text = abi::__cxa_demangle(typeid(*this).name(), nullptr, nullptr, &status);
+  std::string name = status == 0 ? text : typeid(*this).name();
+  std::free(text);
+  const size_t template_start = std::min(name.find('<'), name.size());
+  const size_t scope = name.rfind("::", template_start);
+  return scope == name.npos ? name : name.substr(scope + 2);
+}
+
+int64_t ModuleBase::num_parameters() const {
+  int64_t total = 0;
+  for (const Tensor& p : parameters()) total += p.numel();
+  return total;
+}
+
+StateDict ModuleBase::state_dict() const {
+  StateDict state;
+  std::unordered_set<const TensorImpl*> seen;
+  visit("", [&](const std::string& name, const Entry& entry) {
+    if (entry.persistent && seen.insert(entry.tensor.impl()).second) state[name] = entry.tensor.detach();
+  });
+  return state;
+}
+
+StateDictReport ModuleBase::load_state_dict(const StateDict& state, bool strict) {
+  std::vector<NamedTensor> targets;
+  visit("", [&](const std::string& name, const Entry& entry) {
+    if (entry.persistent) targets.push_back({name, entry.tensor});
+  });
+  return load_tensors(targets, state, strict, type_name());
+}
+
+void ModuleBase::train(bool on) {
+  apply([on](ModuleBase& module) { module.training_ = on; });
+}
+
+void ModuleBase::to(DType dtype) {
+  if (!is_floating(dtype)) throw Error(absl::StrCat(type_name(), ".to: ", std::string(name_of(dtype)), " is not floating"));
+  const NoGrad off;
+  std::unordered_set<const TensorImpl*> seen;
+  visit("", [&](const std::string&, const Entry& entry) {
+    Tensor tensor = entry.tensor;
+    if (!is_floating(tensor.dtype()) || tensor.dtype() == dtype || !seen.insert(tensor.impl()).second) return;
+    const Tensor grad = tensor.grad();
+    replace_contents(tensor, tensor.detach().to(dtype));
+    if (grad.defined()) tensor.set_grad(grad.to(dtype));
+  });
+}
+
+void ModuleBase::requires_grad_(bool on) {
+  for (Tensor& p : parameters()) p.requires_grad_(on);
+}
+
+void ModuleBase::zero_grad(bool set_to_none) {
+  for (Tensor& p : parameters()) p.zero_grad(set_to_none);
+}
+
+void ModuleBase::apply(absl::FunctionRef<void(ModuleBase&)> fn) {
+  for (ModuleBase* module : children_) module->apply(fn);
+  fn(*this);
+}
+
+}  // namespace rondo::nn

@@ -1,0 +1,198 @@
+// Module: START HERE. A tree of named parameters, buffers and children, with a call operator.
+//
+// A child's or parameter's name is written once, where the member is declared. A GPT block:
+//
+//   struct Block : nn::Module<Block> {
+//     Block(int64_t C, int64_t heads) : C(C), heads(heads) {}
+//     int64_t C, heads;
+//     nn::LayerNorm ln_1 = child("ln_1", C);
+//     nn::MultiheadAttention attn = child("attn", C, heads);
+//     nn::LayerNorm ln_2 = child("ln_2", C);
+//     nn::MLP mlp = child("mlp", C, 4 * C);
+//     Tensor forward(const Tensor& x_) {      // (B, T, C) -> (B, T, C)
+//       Tensor x = x_ + attn(ln_1(x_));
+//       return x + mlp(ln_2(x));
+//     }
+//   };
+//   Block block(768, 12);                            // a root: the same constructor
+//   nn::ModuleList<Block> h = child("h", 12, C, 12);  // in a model: h.0 .. h.11
+//
+// Calling a module (`attn(x)`, not `attn.forward(x)`) runs forward() inside a frame, so that errors name its path and the
+// caller's line, and through `call_hook`, where a compiler plugs in. The first argument of forward is a tensor.
+//
+// Invariants: a module never moves (its parent and its members refer to it); children and parameters are listed in the
+// order of declaration; a parameter keeps its identity for life: to() and load_state_dict() change what the handle points
+// to, never the handle, so optimizers, tied parameters and user copies follow.
+// Ownership: modules own their parameters; a parent refers to its children, which are its members.
+// Thread safety: a tree is built, changed and called by one thread at a time.
+#pragma once
+
+#include <concepts>
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <tuple>
+#include <type_traits>
+#include <typeinfo>
+#include <utility>
+#include <vector>
+
+#include "absl/functional/function_ref.h"
+#include "rondo/modules/state_dict.h"
+#include "rondo/runtime/error.h"
+#include "rondo/runtime/tensor.h"
+
+namespace rondo::nn {
+
+class ModuleBase;
+template <class... Args> class Child;
+
+struct NamedModule {
+  std::string name;
+  ModuleBase& module;
+};
+
+// Wraps the forward of one module. `around` must call `forward` exactly once, on this thread, or throw.
+class CallHook {
+ public:
+  virtual ~CallHook() = default;
+  virtual void around(ModuleBase& module, absl::FunctionRef<void()> forward) = 0;
+};
+
+class ModuleBase {
+ public:
+  virtual ~ModuleBase();
+  ModuleBase(const ModuleBase&) = delete;
+  ModuleBase& operator=(const ModuleBase&) = delete;
+
+  // ---- The tree. Names are dotted paths below this module; tied parameters come once, under their first name.
+  std::vector<NamedTensor> named_parameters() const;
+  std::vector<Tensor> parameters() const;
+  std::vector<NamedTensor> named_buffers() const;
+  std::vector<NamedModule> named_modules();  // this one first, with an empty name
+  std::span<ModuleBase* const> children() const { return children_; }
+  ModuleBase* parent() const { return parent_; }
+  // "h.3.mlp" below the root; empty for a root.
+  const std::string& path() const { return path_; }
+  // The last part of the path.
+  const std::string& name() const { return name_; }
+  // The class, without namespaces: "TransformerBlock".
+  std::string type_name() const;
+  int64_t num_parameters() const;
+
+  // ---- State. The tensors share memory with the module.
+  StateDict state_dict() const;
+  // Copies values in, converting between floating dtypes. Throws StateDictError, which lists everything missing,
+  // unexpected or of another shape, before anything is changed; `strict = false` tolerates missing and unexpected names
+  // and returns them.
+  StateDictReport load_state_dict(const StateDict& state, bool strict = true);
+
+  // ---- Changing the whole tree
+  void train(bool on = true);
+  void eval() { train(false); }
+  bool is_training() const { return training_; }
+  // Converts floating parameters (with their gradients) and buffers.
+  void to(DType dtype);
+  void requires_grad_(bool on = true);
+  void zero_grad(bool set_to_none = true);
+  // Calls fn on every module, children before parents.
+  void apply(absl::FunctionRef<void(ModuleBase&)> fn);
+
+  // Null: a direct call.
+  std::shared_ptr<CallHook> call_hook;
+
+ protected:
+  ModuleBase();
+
+  // Registers a parameter and returns its handle, which this module keeps: `Tensor& weight = parameter("weight", ...)`.
+  // Assigning another parameter to the member ties the two. An undefined tensor holds a place: `bias` without a bias.
+  Tensor& parameter(std::string name, Tensor value);
+  // As parameter(), for state without a gradient; one that is not persistent stays out of state_dict().
+  Tensor& buffer(std::string name, Tensor value, bool persistent = true);
+  // Makes a member module: `nn::Linear fc = child("fc", 768, 3072);`. The arguments are those of its constructor.
+  template <class... Args> Child<Args...> child(std::string name, Args&&... args) {
+    return Child<Args...>(this, std::move(name), std::forward<Args>(args)...);
+  }
+
+ private:
+  template <class... Args> friend class Child;
+  struct Entry {
+    std::string name;
+    Tensor tensor;
+    bool is_parameter;
+    bool persistent;
+  };
+  // Where the next module to be constructed on this thread goes: set by Child, taken by the first ModuleBase().
+  struct Place {
+    ModuleBase* parent = nullptr;
+    std::string name;
+  };
+  static Place& next_place();
+  void check_name(const std::string& name) const;
+  Tensor& add_entry(Entry entry);
+  // Dotted names relative to this module, tied tensors repeated.
+  void visit(const std::string& prefix, absl::FunctionRef<void(const std::string& name, const Entry&)> fn) const;
+  void collect_modules(const std::string& prefix, std::vector<NamedModule>& out);
+
+  ModuleBase* parent_ = nullptr;
+  std::string name_, path_;
+  std::vector<std::unique_ptr<Entry>> entries_;  // addresses are stable: members refer to the tensors
+  std::vector<ModuleBase*> children_;
+  bool training_ = true;
+};
+
+// What child() returns: converts to the module that is being declared, built in place.
+template <class... Args> class [[nodiscard]] Child {
+ public:
+  Child(ModuleBase* parent, std::string name, Args&&... args)
+      : parent_(parent), name_(std::move(name)), args_(std::forward<Args>(args)...) {}
+  template <std::derived_from<ModuleBase> M> operator M() && {
+    static_assert(std::is_constructible_v<M, Args...>, "child(name, args...): no constructor takes these args");
+    const PlaceScope scope(*this);
+    return std::apply([](auto&&... args) { return M(std::forward<Args>(args)...); }, std::move(args_));
+  }
+  // The same on the heap, for lists.
+  template <std::derived_from<ModuleBase> M> std::unique_ptr<M> make() && {
+    static_assert(std::is_constructible_v<M, Args...>, "no constructor takes these args");
+    const PlaceScope scope(*this);
+    return std::apply([](auto&&... args) { return std::make_unique<M>(std::forward<Args>(args)...); }, std::move(args_));
+  }
+
+ private:
+  struct PlaceScope {
+    explicit PlaceScope(Child& child) {
+      child.parent_->check_name(child.name_);
+      ModuleBase::next_place() = {child.parent_, std::move(child.name_)};
+    }
+    ~PlaceScope() { ModuleBase::next_place() = {}; }  // an argument's conversion may have thrown
+  };
+  ModuleBase* parent_;
+  std::string name_;
+  std::tuple<Args&&...> args_;  // of the full expression that declares the member
+};
+
+// The base of every module, with the module itself as `Self`; gives it the call operator.
+template <class Self> class Module : public ModuleBase {
+ public:
+  template <class... Rest> decltype(auto) operator()(TensorArg first, Rest&&... rest) {
+    Self& self = static_cast<Self&>(*this);
+    const ModuleFrame frame(&path(), first.where);
+    using Result = decltype(self.forward(first.tensor, std::forward<Rest>(rest)...));
+    if (!call_hook) [[likely]] return static_cast<Result>(self.forward(first.tensor, std::forward<Rest>(rest)...));
+    const std::shared_ptr<CallHook> hook = call_hook;  // may be replaced by the call itself
+    if constexpr (std::is_void_v<Result>) {
+      hook->around(*this, [&] { self.forward(first.tensor, std::forward<Rest>(rest)...); });
+    } else {
+      static_assert(!std::is_reference_v<Result>, "forward must return a value");
+      std::optional<Result> result;
+      hook->around(*this, [&] { result.emplace(self.forward(first.tensor, std::forward<Rest>(rest)...)); });
+      invariant(result.has_value(), "a call hook did not run forward");
+      return static_cast<Result>(*std::move(result));
+    }
+  }
+};
+
+}  // namespace rondo::nn
