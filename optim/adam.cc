@@ -1,0 +1,67 @@
+#include "rondo/optim/adam.h"
+
+#include <cmath>
+
+#include "absl/strings/str_cat.h"
+
+namespace rondo::optim {
+namespace {
+
+void check(const AdamOptions& o) {
+  for (double beta : o.betas)
+    if (!(beta >= 0 && beta < 1)) throw Error(absl::StrCat("Adam: betas must be in [0, 1), got ", beta));
+  if (!(o.lr >= 0 && o.eps >= 0 && o.weight_decay >= 0))
+    throw Error("Adam: lr, eps and weight_decay must not be negative");
+}
+
+AdamOptions as_adam(const AdamWOptions& o) { return {o.lr, o.betas, o.eps, o.weight_decay, o.amsgrad, o.maximize}; }
+
+}  // namespace
+
+void AdamBase::add(std::span<const Tensor> params, Group group) {
+  check(group.options);
+  groups_.push_back(group);
+  add_group(params, std::span(AdamFormula<true>::kStateNames).first(group.options.amsgrad ? 3 : 2));
+}
+
+void AdamBase::visit_options(int group, OptionVisitor visit) {
+  AdamOptions& o = groups_[static_cast<size_t>(group)].options;
+  visit("lr", o.lr);
+  visit("beta1", o.betas[0]);
+  visit("beta2", o.betas[1]);
+  visit("eps", o.eps);
+  visit("weight_decay", o.weight_decay);
+}
+
+UpdateKernel AdamBase::kernel(int group) const {
+  return groups_[static_cast<size_t>(group)].options.amsgrad ? &run_update<AdamFormula<true>>
+                                                              : &run_update<AdamFormula<false>>;
+}
+
+void AdamBase::scalars(int group, int64_t step, std::span<double> out) const {
+  const auto& [o, decoupled] = groups_[static_cast<size_t>(group)];
+  const double t = static_cast<double>(step);
+  const double correction1 = 1 - std::pow(o.betas[0], t), correction2 = 1 - std::pow(o.betas[1], t);
+  const double values[] = {o.maximize ? -1.0 : 1.0,
+                           decoupled ? 0.0 : o.weight_decay,
+                           decoupled ? 1.0 - o.lr * o.weight_decay : 1.0,
+                           1 - o.betas[0],
+                           o.betas[1],
+                           1 - o.betas[1],
+                           o.lr / correction1,
+                           1 / std::sqrt(correction2),
+                           o.eps};
+  static_assert(std::size(values) == AdamFormula<false>::kScalars);
+  std::copy(std::begin(values), std::end(values), out.begin());
+}
+
+Adam::Adam(std::vector<Tensor> params, AdamOptions options) { add(params, {options, false}); }
+Adam::Adam(std::vector<ParamGroup<AdamOptions>> groups) {
+  for (const auto& group : groups) add(group.params, {group.options, false});
+}
+AdamW::AdamW(std::vector<Tensor> params, AdamWOptions options) { add(params, {as_adam(options), true}); }
+AdamW::AdamW(std::vector<ParamGroup<AdamWOptions>> groups) {
+  for (const auto& group : groups) add(group.params, {as_adam(group.options), true});
+}
+
+}  // namespace rondo::optim

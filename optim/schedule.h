@@ -1,0 +1,89 @@
+// Learning-rate schedules: plain functions of the step, counted from 0. PyTorch's values.
+//
+//   const optim::CosineWithWarmup schedule{.lr = 1e-3, .min_lr = 1e-4, .warmup_steps = 100, .decay_steps = 2000};
+//   for (int64_t step = 0; step < 2000; ++step) { optimizer.set_lr(schedule(step)); ... }
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <numbers>
+
+namespace rondo::optim {
+
+// From a to b along half a cosine wave, as `share` goes from 0 to 1.
+inline double cosine_between(double a, double b, double share) {
+  return b + (a - b) / 2 * (1 + std::cos(std::numbers::pi * share));
+}
+
+struct Constant {
+  double lr = 1e-3;
+  double operator()(int64_t /*step*/) const { return lr; }
+};
+
+// From lr * start_factor to lr * end_factor in `steps` steps, then constant: warm-up or linear decay (LinearLR).
+struct Linear {
+  double lr = 1e-3;
+  double start_factor = 1.0 / 3;
+  double end_factor = 1.0;
+  int64_t steps = 5;
+  double operator()(int64_t step) const {
+    const double share = steps == 0 ? 1.0 : static_cast<double>(std::min(step, steps)) / static_cast<double>(steps);
+    return lr * (start_factor + (end_factor - start_factor) * share);
+  }
+};
+
+// Half a cosine wave from lr to min_lr in `steps` steps, and back up after that (Loshchilov and Hutter, "SGDR", 2017;
+// CosineAnnealingLR).
+struct Cosine {
+  double lr = 1e-3;
+  double min_lr = 0;
+  int64_t steps = 1000;
+  double operator()(int64_t step) const {
+    return cosine_between(lr, min_lr, static_cast<double>(step) / static_cast<double>(steps));
+  }
+};
+
+// nanoGPT's: linear warm-up, reaching lr at warmup_steps; then half a cosine wave to min_lr at decay_steps; then min_lr.
+struct CosineWithWarmup {
+  double lr = 1e-3;
+  double min_lr = 1e-4;
+  int64_t warmup_steps = 100;
+  int64_t decay_steps = 2000;
+  double operator()(int64_t step) const {
+    if (step < warmup_steps) return lr * static_cast<double>(step + 1) / static_cast<double>(warmup_steps + 1);
+    if (step > decay_steps) return min_lr;
+    const int64_t length = std::max<int64_t>(decay_steps - warmup_steps, 1);
+    return cosine_between(lr, min_lr, static_cast<double>(step - warmup_steps) / static_cast<double>(length));
+  }
+};
+
+// The 1cycle policy (Smith and Topin, 2018; OneCycleLR): from max_lr / div_factor up to max_lr, which is reached after
+// `pct_start` of the steps, and down to max_lr / div_factor / final_div_factor; with three_phase by way of where it began.
+struct OneCycle {
+  enum Anneal { kCosine, kLinear };
+  double max_lr = 1e-2;
+  int64_t total_steps = 1000;
+  double pct_start = 0.3;
+  double div_factor = 25;
+  double final_div_factor = 1e4;
+  Anneal anneal = kCosine;
+  bool three_phase = false;
+  double operator()(int64_t step) const {
+    const double at = static_cast<double>(step), total = static_cast<double>(total_steps);
+    const double initial = max_lr / div_factor, lowest = initial / final_div_factor;
+    const double peak = pct_start * total - 1;
+    if (at <= peak) return between(initial, max_lr, at / peak);
+    if (!three_phase) return between(max_lr, lowest, (at - peak) / (total - 1 - peak));
+    const double down = 2 * pct_start * total - 2;
+    if (at <= down) return between(max_lr, initial, (at - peak) / (down - peak));
+    return between(initial, lowest, (at - down) / (total - 1 - down));
+  }
+
+ private:
+  double between(double a, double b, double share) const {
+    return anneal == kCosine ? cosine_between(a, b, share) : a + (b - a) * share;
+  }
+};
+
+}  // namespace rondo::optim

@@ -1,0 +1,57 @@
+// Stochastic gradient descent with momentum (Sutskever et al., 2013, in PyTorch's form: the learning rate multiplies the
+// momentum buffer, and the first step takes the gradient undamped).
+//
+//   optim::SGD optimizer(model.parameters(), {.lr = 0.1, .momentum = 0.9, .nesterov = true});
+#pragma once
+
+#include <array>
+#include <vector>
+
+#include "rondo/optim/optimizer.h"
+#include "rondo/runtime/ops/scalar_math.h"
+
+namespace rondo::optim {
+
+struct SGDOptions {
+  double lr = 1e-3;
+  double momentum = 0;
+  double dampening = 0;
+  double weight_decay = 0;  // times the parameter is added to the gradient
+  bool nesterov = false;    // needs momentum and no dampening
+  bool maximize = false;
+};
+
+template <bool kMomentum> struct SGDFormula {
+  static constexpr size_t kStates = kMomentum ? 1 : 0, kScalars = 7;
+  static constexpr const char* kStateNames[] = {"momentum_buffer"};
+
+  template <class T>
+  static void update(T& param, T grad, std::array<T, kStates>& states, const std::array<T, kScalars>& scalars) {
+    [[maybe_unused]] const auto& [sign, l2, lr, momentum, grad_weight, ahead_buffer, ahead_grad] = scalars;
+    T direction = scalar::fma(l2, param, grad * sign);
+    if constexpr (kMomentum) {
+      states[0] = scalar::fma(momentum, states[0], grad_weight * direction);
+      // Nesterov: grad + momentum buffer; else the buffer.
+      direction = scalar::fma(ahead_buffer, states[0], ahead_grad * direction);
+    }
+    param = scalar::fma(-lr, direction, param);
+  }
+};
+
+class SGD : public Optimizer {
+ public:
+  explicit SGD(std::vector<Tensor> params, SGDOptions options = {});
+  explicit SGD(std::vector<ParamGroup<SGDOptions>> groups);
+
+ protected:
+  const char* name() const override { return "SGD"; }
+  void visit_options(int group, OptionVisitor visit) override;
+  UpdateKernel kernel(int group) const override;
+  void scalars(int group, int64_t step, std::span<double> out) const override;
+
+ private:
+  void add(std::span<const Tensor> params, const SGDOptions& options);
+  std::vector<SGDOptions> groups_;
+};
+
+}  // namespace rondo::optim
