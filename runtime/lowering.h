@@ -25,6 +25,7 @@ enum class LoopOp : uint8_t {
   kFloor,
   kExp2Int,    // 2^a for an integer-valued a in the exponent range of normal numbers: on bits, for f32,
                // (bits(a + 1.5 * 2^23) << 23) + (127 << 23); for f64 likewise with 52 and 1023
+               // So one below the range gives 0 and one above gives infinity.
   kExponent,   // of a positive normal a: the integer e, as a float, with a = m * 2^e, m in [1, 2)
   kMantissa,   // of a positive normal a: m
   // Comparisons give kBool; ordered: false if an operand is NaN, except kNe

@@ -1,8 +1,15 @@
 // Scalar bodies of the elementwise ops, written once: templates over the scalar type. T is float or double in eager
-// kernels (which GCC vectorises: no branches, no libm) and LoopValue in generated ones.
+// kernels (which GCC vectorises: no branches, no libm) and LoopValue in generated ones; the two give the same bits.
 //
-// FMA is written explicitly and nothing else contracts (-ffp-contract=off). Errors are given in units in the last place
-// (ulp), measured against 80-bit libm by tests/runtime/scalar_math_test.cc.
+// Rules: no `if` on a value, only select; FMA is written explicitly and nothing else contracts (-ffp-contract=off); no
+// conversion of a float to an integer (undefined for NaN), only the bit operations exp2_int, exponent and mantissa.
+// is_f64 chooses between two sets of coefficients; all are minimax fits (Remez) unless a source is named. NaN in gives
+// NaN out. Errors are the largest found by tests/runtime/scalar_math_test.cc, rounded up: in units in the last place
+// (ulp) or, where results near 0 need only absolute accuracy, in epsilon max(1, |result|), with epsilon 2^-23 (f32) or
+// 2^-52 (f64).
+//
+// GCC: -fno-thread-jumps keeps chains of selects as blends and makes these loops 5 to 40% faster; the bits do not
+// change.
 #pragma once
 
 #include <bit>
@@ -186,132 +193,236 @@ inline constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 
 // ---- Exponentials
 
-// e^x. x = 2 h ln 2 + r with h integer and |r| <= ln 2; then e^x = (2^h e^r) 2^h: an even power, so that neither step
-// leaves the exponent range before the result does, and subnormal results round once. Minimax polynomial.
-template <class T>
-[[gnu::always_inline]] inline T exp(T x) {
-  const bool wide = is_f64(x);
-  x = wide ? limit(x, -746.0, 710.0) : limit(x, -104.0, 89.0);
-  const T half = round_even(x * constant(x, 0.72134752044448170368));  // 1 / (2 ln 2)
-  T r;
-  if (wide) {
-    r = fma(half, constant(x, -2 * 6.93147180369123816490e-01), x);
-    r = fma(half, constant(x, -2 * 1.90821492927058770002e-10), r);
-    r = polynomial(r, {1.0, 1.0, 1.0 / 2, 1.0 / 6, 1.0 / 24, 1.0 / 120, 1.0 / 720, 1.0 / 5040, 1.0 / 40320,
-                       1.0 / 362880, 1.0 / 3628800, 1.0 / 39916800, 1.0 / 479001600, 1.0 / 6227020800.0,
-                       1.0 / 87178291200.0, 1.0 / 1307674368000.0, 1.0 / 20922789888000.0});
-  } else {
-    r = fma(half, constant(x, -2 * 0.693145751953125), x);
-    r = fma(half, constant(x, -2 * 1.42860677279414e-06), r);
-    r = polynomial(r, {1.0, 1.0, 0.5000000107020002, 0.1666667390513262, 0.041666524774420146, 0.0083325247829408252,
-                       0.0013893720932102062, 0.00020110328192614859, 2.4439467760215985e-5});
-  }
-  const T power = exp2_int(half);
-  return r * power * power;
-}
-
-// 2^f on |f| <= 1/2: minimax, relative error 2^-28.6 (f32) and 2^-64 (f64), exact at 0.
+// 2^f on |f| <= 1/2, minimax: relative error 2^-28.6 (f32) and 2^-58 (f64), exact at 0.
 template <class T>
 [[gnu::always_inline]] inline T exp2_fraction(T f) {
   if (is_f64(f)) {
-    return polynomial(f,
-                      {1.0, 0.69314718055994531, 0.24022650695910071, 0.055504108664821699, 0.009618129107628483,
-                       0.0013333558146390353, 0.00015403530393362779, 1.5252733856293361e-5, 1.3215486815980507e-6,
-                       1.0178051193004869e-7, 7.0548943936793493e-9, 4.4566753343633976e-10, 2.5733558070274224e-11});
+    return polynomial(
+        f, {1.0, 0.693147180559945330, 0.240226506959101562, 0.0555041086648199221, 0.00961812910758833315,
+            0.00133335581467898459, 0.000154035304625167454, 0.0000152527334900400418, 1.32154330886187134e-6,
+            1.01781980050939174e-7, 7.07410578326017667e-9, 4.43528476964086447e-10});
   }
   return polynomial(f, {1.0, 0.69314720670276873, 0.24022650922160232, 0.055503272267866128, 0.0096180566964790616,
                         0.0013400428136708554, 0.00015461439212847729});
 }
 
-// 2^t where only absolute accuracy near 1 counts: t is limited to where the power of two is 0, a normal number or
-// infinity (exp2_int gives 0 one below its range and infinity one above).
+// The same where only errors relative to 1 + 2^t count: one degree less in f32 (2^-23.7).
+template <class T>
+[[gnu::always_inline]] inline T exp2_fraction_coarse(T f) {
+  if (is_f64(f)) return exp2_fraction(f);
+  return polynomial(f, {1.00000007165592815, 0.693146967087879420, 0.240221197185718915, 0.0555071324917496372,
+                        0.00967554155177321449, 0.00132764781993021475});
+}
+
+// 2^t of that accuracy. t is limited to where the power of two is 0, a normal number or infinity: exp2_int gives 0 one
+// below its range and infinity one above.
 template <class T>
 [[gnu::always_inline]] inline T exp2_coarse(T t) {
   t = is_f64(t) ? limit(t, -1023.0, 1024.0) : limit(t, -127.0, 128.0);
   const T n = round_even(t);
-  return exp2_fraction(t - n) * exp2_int(n);
+  return exp2_fraction_coarse(t - n) * exp2_int(n);
+}
+
+// e^r (2^half)^2 for |r| <= ln 2, by a minimax polynomial. An even power of two, applied in two steps: neither leaves
+// the exponent range before the result does, and a subnormal result rounds once.
+template <class T>
+[[gnu::always_inline]] inline T exp_reduced(T r, T half) {
+  const T fraction = is_f64(r) ? polynomial(r, {1.0, 1.0, 0.5, 0.166666666666666665, 0.0416666666666666372,
+                                                0.0083333333333333992, 0.00138888888888947721, 0.000198412698411947835,
+                                                0.0000248015872962194891, 2.75573192645778195e-6, 2.7557321792789418e-7,
+                                                2.50520972466476024e-8, 2.08760895536800531e-9, 1.60604818222830382e-10,
+                                                1.15598519992688103e-11, 7.59473693058219889e-13})
+                               : polynomial(r, {1.0, 1.0, 0.5000000107020002, 0.1666667390513262, 0.041666524774420146,
+                                                0.0083325247829408252, 0.0013893720932102062, 0.00020110328192614859,
+                                                2.4439467760215985e-5});
+  const T power = exp2_int(half);
+  return fraction * power * power;
+}
+
+// x - n ln 2 (times 2, 1 or -1: `times`). ln 2 in two parts; integers up to the largest exponent times the first are
+// exact (Cody and Waite 1980).
+template <class T>
+[[gnu::always_inline]] inline T minus_ln2_high(T n, double times, T x) {
+  return fma(n, constant(n, -times * (is_f64(n) ? 6.93147180369123816490e-01 : 0.693145751953125)), x);
+}
+template <class T>
+[[gnu::always_inline]] inline T minus_ln2_low(T n, double times, T x) {
+  return fma(n, constant(n, -times * (is_f64(n) ? 1.90821492927058770002e-10 : 1.42860677279414e-06)), x);
+}
+
+// e^(x + low) for |low| <= 1/2 ulp of x; x is limited to where the result is 0 or infinity.
+template <class T>
+[[gnu::always_inline]] inline T exp_sum(T x, T low) {
+  x = is_f64(x) ? limit(x, -746.0, 710.0) : limit(x, -104.0, 89.0);
+  const T half = round_even(x * constant(x, 0.72134752044448170368));  // 1 / (2 ln 2)
+  return exp_reduced(minus_ln2_low(half, 2.0, minus_ln2_high(half, 2.0, x)) + low, half);
+}
+
+// e^x. Error below 1.4 ulp (f32 and f64).
+template <class T>
+[[gnu::always_inline]] inline T exp(T x) {
+  x = is_f64(x) ? limit(x, -746.0, 710.0) : limit(x, -104.0, 89.0);
+  const T half = round_even(x * constant(x, 0.72134752044448170368));  // 1 / (2 ln 2)
+  return exp_reduced(minus_ln2_low(half, 2.0, minus_ln2_high(half, 2.0, x)), half);
+}
+
+// 2^x. Below 1.6 ulp.
+template <class T>
+[[gnu::always_inline]] inline T exp2(T x) {
+  x = is_f64(x) ? limit(x, -1080.0, 1030.0) : limit(x, -160.0, 130.0);
+  const T half = round_even(x * constant(x, 0.5));
+  const T f = fma(half, constant(x, -2.0), x);
+  constexpr double kLn2 = 0.693147180559945309417;
+  const T low = constant(x, is_f64(x) ? 2.31904681384629956e-17 : kLn2 - static_cast<float>(kLn2));
+  return exp_reduced(fma(f, low, f * constant(x, kLn2)), half);
+}
+
+// e^x - 1 = 2^n (e^r - 1) + (2^n - 1), with n - 1 in the exponent so that n = 128 stays finite. Below 1.5 ulp (f32), 2
+// (f64).
+template <class T>
+[[gnu::always_inline]] inline T expm1(T x) {
+  const bool wide = is_f64(x);
+  const T c = wide ? limit(x, -60.0, 710.0) : limit(x, -30.0, 89.0);
+  const T n = round_even(c * constant(x, 1.44269504088896340736)), half = constant(x, 0.5);
+  const T r = minus_ln2_low(n, 1.0, minus_ln2_high(n, 1.0, c));
+  const T p = wide ? polynomial(r, {0.500000000000000087, 0.16666666666666671, 0.0416666666666521865,
+                                    0.00833333333332610213, 0.00138888888956331762, 0.000198412698749455519,
+                                    0.0000248015744924245341, 2.75572552326881904e-6, 2.7567946057821539e-7,
+                                    2.51052896349130786e-8, 1.76878193345504027e-9})
+                   : polynomial(r, {0.500000004740131027, 0.166666667192646269, 0.0416663516387588518,
+                                    0.00833329835786057421, 0.00139412130770606043, 0.000198993814215200876});
+  const T power = exp2_int(n - constant(x, 1.0));
+  const T result = fma(power, fma(r * r, p, r), power - half) * constant(x, 2.0);
+  return select(lt(abs(x), constant(x, wide ? 0x1p-54 : 0x1p-25)), x, result);  // also keeps -0 and subnormals
 }
 
 // ---- Logarithms
 
-// ln x. x = 2^e m with m in [sqrt(1/2), sqrt(2)), f = m - 1 exact.
+// A positive x as 2^exponent (1 + f), 1 + f in [sqrt(1/2), sqrt(2)), f exact. Subnormals are scaled first.
 template <class T>
-[[gnu::always_inline]] inline T log(T x) {
+struct LogParts {
+  T exponent, f;
+};
+template <class T>
+[[gnu::always_inline]] inline LogParts<T> log_parts(T x) {
   const bool wide = is_f64(x);
-  // Subnormals: scale into the normal range.
   const auto tiny = lt(x, constant(x, wide ? 0x1p-1022 : 0x1p-126));
   const T scaled = select(tiny, x * constant(x, wide ? 0x1p54 : 0x1p25), x);
-  T m = mantissa(scaled);
-  T e = exponent(scaled) + select(tiny, constant(x, wide ? -54.0 : -25.0), constant(x, 0.0));
+  const T m = mantissa(scaled);
+  const T e = exponent(scaled) + select(tiny, constant(x, wide ? -54.0 : -25.0), constant(x, 0.0));
   const auto upper = lt(constant(x, 1.41421356237309504880), m);
-  m = select(upper, m * constant(x, 0.5), m);
-  e = select(upper, e + constant(x, 1.0), e);
-  const T f = m - constant(x, 1.0);
-  T result;
-  if (wide) {
-    // FDLIBM e_log.c: log(1 + f) = f - (f^2 / 2 - s (f^2 / 2 + R)), s = f / (2 + f), R even in s.
-    const T s = f / (constant(x, 2.0) + f), z = s * s, square = constant(x, 0.5) * f * f;
+  return {select(upper, e + constant(x, 1.0), e), select(upper, m * constant(x, 0.5), m) - constant(x, 1.0)};
+}
+
+// ln(1 + f) - f, f as above.
+template <class T>
+[[gnu::always_inline]] inline T log_tail(T f) {
+  const T square = f * f;
+  if (is_f64(f)) {
+    // FDLIBM e_log.c: ln(1 + f) = f - (f^2 / 2 - s (f^2 / 2 + R)), s = f / (2 + f), R even in s.
+    const T s = f / (constant(f, 2.0) + f), z = s * s, half_square = constant(f, 0.5) * square;
     const T remainder = z * polynomial(z, {6.666666666666735130e-01, 3.999999999940941908e-01, 2.857142874366239149e-01,
                                            2.222219843214978396e-01, 1.818357216161805012e-01, 1.531383769920937332e-01,
                                            1.479819860511658591e-01});
-    const T low = fma(s, square + remainder, e * constant(x, 1.90821492927058770002e-10));
-    result = fma(e, constant(x, 6.93147180369123816490e-01), f - (square - low));
-  } else {
-    T p = polynomial(f, {0.33333331697573035, -0.25000820979086644, 0.20001227512458317, -0.16623359622749971,
-                         0.14201747252518798, -0.13160151827079207, 0.12761632445418186, -0.076346378052188588});
-    const T square = f * f;
-    p = fma(e, constant(x, 1.42860677279414e-06), p * f * square);
-    p = fma(constant(x, -0.5), square, p);
-    result = fma(e, constant(x, 0.693145751953125), f + p);
+    return fma(s, half_square + remainder, -half_square);
   }
+  const T p = polynomial(f, {0.33333331697573035, -0.25000820979086644, 0.20001227512458317, -0.16623359622749971,
+                             0.14201747252518798, -0.13160151827079207, 0.12761632445418186, -0.076346378052188588});
+  return fma(constant(f, -0.5), square, p * f * square);
+}
+
+// The values of a logarithm outside the positive finite numbers, by its argument.
+template <class T>
+[[gnu::always_inline]] inline T log_special(T x, T result) {
   result = select(lt(x, constant(x, kInf)), result, x);  // infinity and NaN
   result = select(lt(x, constant(x, 0.0)), constant(x, kNaN), result);
   return select(eq(x, constant(x, 0.0)), constant(x, -kInf), result);
 }
 
-// ---- Sigmoids
-
-// tanh x = x P(x^2) / Q(x^2), minimax in relative error up to where tanh rounds to 1.
+// ln x. Below 0.9 ulp.
 template <class T>
-[[gnu::always_inline]] inline T tanh(T x) {
-  if (is_f64(x)) {
-    x = limit(x, -19.1, 19.1);
-    const T z = x * x;
-    const T p =
-        polynomial(z, {1.0, 0.153459218677365048, 0.00622465974982053098, 0.000103317434055567719,
-                       8.31592348319929382e-7, 3.48105479620435729e-9, 7.65745123183244638e-12, 8.47376553336844426e-15,
-                       4.19327788263184929e-18, 7.0743943863159891e-22, 1.71741806392319552e-26});
-    const T q = polynomial(
-        z, {1.0, 0.48679255201069838, 0.0351555104200533276, 0.000884401274234190997, 0.0000100861683652550581,
-            5.82762301844384326e-8, 1.77182993532699268e-10, 2.79008289752342988e-13, 2.10887711851849476e-16,
-            6.409865230388464e-20, 5.0179386038441047e-24});
-    return x * p / q;
-  }
-  x = limit(x, -9.05, 9.05);
-  const T z = x * x;
-  const T p = polynomial(z, {0.999999999533774748, 0.136811545971924826, 0.00386984084354690468,
-                             0.0000280354881454578026, 3.06421936834402366e-8, -1.22365121945806213e-11});
-  const T q =
-      polynomial(z, {1.0, 0.470144870556359, 0.0272514806019243876, 0.000394121058664156663, 1.28918913914676291e-6});
-  return x * p / q;
+[[gnu::always_inline]] inline T log(T x) {
+  const auto [e, f] = log_parts(x);
+  const T low = minus_ln2_low(e, -1.0, log_tail(f));
+  return log_special(x, minus_ln2_high(e, -1.0, f + low));
 }
 
-// 1 / (1 + e^-x), from e^-|x|, so that small values keep their relative accuracy.
+// log2 x; exact for powers of two. Below 1.2 ulp.
+template <class T>
+[[gnu::always_inline]] inline T log2(T x) {
+  constexpr double kLog2E = 1.44269504088896340736;
+  const T high = constant(x, kLog2E);
+  const T low = constant(x, is_f64(x) ? 2.03552737409310331e-17 : kLog2E - static_cast<float>(kLog2E));
+  const auto [e, f] = log_parts(x);
+  // f log2(e) as product and rounding error.
+  const T product = f * high;
+  const T rest = fma(f, high, -product) + fma(f, low, log_tail(f) * high);
+  return log_special(x, (e + product) + ((product - ((e + product) - e)) + rest));
+}
+
+// ln(1 + x). u = 1 + x with rounding error c (Knuth's two-sum); both are reduced by the exponent of u. Below 1.5 ulp.
+template <class T>
+[[gnu::always_inline]] inline T log1p(T x) {
+  const T one = constant(x, 1.0);
+  const T u = one + x, v = u - one, c = (one - (u - v)) + (x - v);
+  const auto [e, f] = log_parts(u);
+  // Above the limit c is below rounding.
+  const T g = fma(c, exp2_int(-minimum(e, constant(x, 64.0))), f);
+  const T low = minus_ln2_low(e, -1.0, log_tail(g));
+  const T result = log_special(u, minus_ln2_high(e, -1.0, g + low));
+  return select(lt(abs(x), constant(x, is_f64(x) ? 0x1p-54 : 0x1p-25)), x, result);
+}
+
+// ln(1 + e^x), as max(x, 0) + ln(1 + e) with e = e^-|x|; 1 + e lies in [1, 2] and is halved above sqrt(2). Below 2.5
+// ulp.
+template <class T>
+[[gnu::always_inline]] inline T softplus(T x) {
+  const T e = exp(-abs(x)), zero = constant(x, 0.0), one = constant(x, 1.0), half = constant(x, 0.5);
+  const auto upper = lt(constant(x, 0.41421356237309504880), e);
+  const T f = select(upper, (e - one) * half, e);
+  const T low = log_tail(f), n = select(upper, one, zero);
+  return select(lt(x, zero), zero, x) + minus_ln2_high(n, -1.0, f + minus_ln2_low(n, -1.0, low));
+}
+
+// ---- Sigmoids
+
+// tanh x. |x| < 0.6: x + x^3 P(x^2), minimax; above: 1 - 2 / (1 + e^2|x|). Below 1.7 ulp.
+template <class T>
+[[gnu::always_inline]] inline T tanh(T x) {
+  const bool wide = is_f64(x);
+  const T z = x * x, one = constant(x, 1.0);
+  const T p = wide ? polynomial(z, {-0.333333333333331342, 0.133333333333009018, -0.0539682539498742992,
+                                    0.0218694880159444485, -0.00886322695527622666, 0.0035920388406849453,
+                                    -0.00145522303941797608, 0.000587214229006070274, -0.000230450639572514351,
+                                    0.0000793772659544166666, -0.0000172108507249738115})
+                   : polynomial(z, {-0.333332992720883067, 0.133319582406639178, -0.0537866833738715671,
+                                    0.0208053840051179742, -0.00590586785308961531});
+  const T near = fma(x * z, p, x);
+  const T a = abs(x), top = constant(x, 40.0);
+  const T t = select(lt(top, a), top, a) * constant(x, 2.88539008177792681472);  // 2 log2(e)
+  const T n = round_even(t);
+  const T far = one - constant(x, 2.0) / fma(exp2_fraction(t - n), exp2_int(n), one);
+  const T signed_far = select(lt(x, constant(x, 0.0)), -far, far);
+  return select(eq(x, constant(x, 0.0)), x, select(lt(a, constant(x, 0.6)), near, signed_far));
+}
+
+// 1 / (1 + e^-x), from e^-|x|, so that small values keep their relative accuracy. Below 2.8 ulp.
 template <class T>
 [[gnu::always_inline]] inline T sigmoid(T x) {
   const T e = exp(-abs(x)), one = constant(x, 1.0);
   return select(lt(x, constant(x, 0.0)), e, one) / (one + e);
 }
 
-// erf x. Below 1: x + x P(x^2); above: 1 - 2^L(|x|) with L the minimax polynomial of log2 erfc, weighted by erfc.
+// erf x. |x| < 1: x + x P(x^2); above: 1 - 2^L(|x|), L the minimax polynomial of log2 erfc weighted by erfc. Below 1.6
+// ulp (f32), 1.1 (f64).
 template <class T>
 [[gnu::always_inline]] inline T erf(T x) {
   const bool wide = is_f64(x);
-  const T z = x * x, one = constant(x, 1.0);
-  const T a = wide ? limit(abs(x), 0.0, 6.0) : limit(abs(x), 0.0, 4.0);
-  T near, log2_erfc;
+  const T z = x * x, one = constant(x, 1.0), top = constant(x, wide ? 6.0 : 4.0);
+  const T a = select(lt(top, abs(x)), top, abs(x));
+  T p, log2_erfc;
   if (wide) {
-    near = polynomial(
+    p = polynomial(
         z, {0.12837916709551257375, -0.37612638903183747604, 0.11283791670954857498, -0.026866170645072895423,
             0.00522397762478086733, -0.00085483269787420512511, 0.000120553310368889494, -0.000014925593506540704548,
             1.6460972810247708704e-6, -1.6350025140912134475e-7, 1.4657879238739531955e-8, -1.1365663460445110125e-9,
@@ -323,92 +434,284 @@ template <class T>
             -0.000023864117451218997059, 6.253332225253186638e-6, -1.2293919127434854058e-6, 1.8172132552531848133e-7,
             -1.970291864106362015e-8, 1.4833840508563796109e-9, -6.9376578173658165234e-11, 1.5186676582123631335e-12});
   } else {
-    near = polynomial(z, {0.1283791224947954, -0.37612326189407545, 0.11280180119790182, -0.02671131129330692,
-                          0.0049175512299577393, -0.00056314209444965182});
+    p = polynomial(z, {0.1283791224947954, -0.37612326189407545, 0.11280180119790182, -0.02671131129330692,
+                       0.0049175512299577393, -0.00056314209444965182});
     log2_erfc = polynomial(a, {-0.00048968214368920858, -1.6260578683602709, -0.92062935288523714, -0.14876753341372393,
                                0.031513009417964187, -0.0042543381971326943, 0.00026906143720623708});
   }
+  const T near = fma(p, x, x);
   const T n = round_even(log2_erfc);
   const T far = one - exp2_fraction(log2_erfc - n) * exp2_int(n);
-  // x + x P rather than x (1 + P), and x itself at -0.
-  const T small = select(eq(x, constant(x, 0.0)), x, fma(near, x, x));
-  return select(lt(z, one), small, select(lt(x, constant(x, 0.0)), -far, far));
+  const T signed_far = select(lt(x, constant(x, 0.0)), -far, far);
+  return select(eq(x, constant(x, 0.0)), x, select(lt(z, one), near, signed_far));
 }
 
-// ---- GELU
+// Gradients from the output y = tanh(x) or sigmoid(x).
+template <class T>
+[[gnu::always_inline]] inline T tanh_grad(T y, T g) {
+  return g * fma(-y, y, constant(y, 1.0));
+}
+template <class T>
+[[gnu::always_inline]] inline T sigmoid_grad(T y, T g) {
+  return g * (y * (constant(y, 1.0) - y));
+}
+
+// ---- GELU and SiLU
 
 inline constexpr double kGeluCubic = 0.044715;
-// 2 sqrt(2 / pi) log2(e): with it, 1 + tanh(sqrt(2/pi) (x + c x^3)) = 2 / (1 + 2^-(kGeluLog2 (x + c x^3))).
-inline constexpr double kGeluLog2 = 2.30220819814432488913;
+// 2 sqrt(2/pi), and that times log2(e): 1 + tanh(sqrt(2/pi) v) = 2 / (1 + 2^(-kGeluLog2 v)).
+inline constexpr double kGeluSlope = 1.59576912160573071176, kGeluLog2 = 2.30220819814432488913;
 
-// x / 2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))) (Hendrycks and Gimpel 2016, arXiv 1606.08415, section 2), written as
-// x sigmoid(2 u). Absolute error below 1 ulp of max(1, |x|); minus infinity gives NaN, as in PyTorch.
+// x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))) (Hendrycks and Gimpel 2016, arXiv 1606.08415, section 2), as x times
+// one sigmoid. Minus infinity gives NaN, as in PyTorch. Error below 1.25 epsilon max(1, |result|).
 template <class T>
 [[gnu::always_inline]] inline T gelu_tanh(T x) {
   const T t = x * fma(x * x, constant(x, -kGeluLog2 * kGeluCubic), constant(x, -kGeluLog2));
   return x / (exp2_coarse(t) + constant(x, 1.0));
 }
 
-// g times the derivative of gelu_tanh: s + x s (1 - s) 2 u', s = sigmoid(2 u), u' = sqrt(2/pi) (1 + 3 * 0.044715 x^2).
+// g (s + x s (1 - s) v'), s the sigmoid above, v' = 2 sqrt(2/pi) (1 + 3 * 0.044715 x^2). Error for g = 1 below 2
+// epsilon max(1, |result|).
 template <class T>
 [[gnu::always_inline]] inline T gelu_tanh_grad(T x, T g) {
   const bool wide = is_f64(x);
-  // Beyond, the derivative is 0 or 1 to the last bit; inside, 2^t is a normal number.
+  // Beyond, the derivative is 0 or 1 to the last bit of 1; inside, 2^t is a normal number.
   x = wide ? limit(x, -20.0, 20.0) : limit(x, -9.5, 9.5);
   const T z = x * x, one = constant(x, 1.0);
   const T t = x * fma(z, constant(x, -kGeluLog2 * kGeluCubic), constant(x, -kGeluLog2));
-  const T slope = x * fma(z, constant(x, 3 * kGeluCubic * 1.59576912160573071), constant(x, 1.59576912160573071));
+  const T slope = x * fma(z, constant(x, 3 * kGeluSlope * kGeluCubic), constant(x, kGeluSlope));
   const T n = round_even(t);
-  const T e = exp2_fraction(t - n) * exp2_int(n);  // (1 - s) / s
+  const T e = exp2_fraction_coarse(t - n) * exp2_int(n);  // (1 - s) / s
   const T s = one / (e + one);
   return g * (s * fma(slope * e, s, one));
 }
 
-// x / 2 (1 + erf(x / sqrt 2)) (same paper). Absolute error below 1 ulp of max(1, |x|).
+// The distribution of the standard normal, with an error below one ulp of 1: 2^M(|x|), M the minimax polynomial of
+// log2 Phi(-|x|) weighted by Phi, and its complement. M falls below every exponent beyond its range (f32), or is set
+// to.
 template <class T>
-[[gnu::always_inline]] inline T gelu_erf(T x) {
-  const T phi = constant(x, 1.0) + erf(x * constant(x, 0.70710678118654752440));
-  return constant(x, 0.5) * x * phi;
+[[gnu::always_inline]] inline T normal_cdf(T x) {
+  const T a = abs(x);
+  T m;
+  if (is_f64(x)) {
+    m = polynomial(a, {-1.0000000000000000399,     -1.1511040990721504479,     -0.45922409426387942925,
+                       -0.052421193317285738412,   0.0068991287911545020616,   0.000053352666977542868822,
+                       -0.000305891554171973928,   0.000075259922561879341074, -2.3516923713881917028e-6,
+                       -4.0827613836073461101e-6,  1.3041691124198689136e-6,   -7.3923950766490230875e-8,
+                       -9.0521371984449444892e-8,  4.4105159603501688305e-8,   -1.1878224069308271314e-8,
+                       2.1392860860820791915e-9,   -2.4538482218284974089e-10, 1.0001180434850485173e-11,
+                       2.3155569377673566284e-12,  -5.6042592962522835701e-13, 6.3930462444082909851e-14,
+                       -4.3820358888110495969e-15, 1.7352704064249408042e-16,  -3.0776597437292100209e-18});
+    m = select(lt(constant(x, 8.4), a), constant(x, -2000.0), m);
+  } else {
+    m = polynomial(a, {-0.999999978283700422, -1.15110572346334913, -0.459204907669219294, -0.0525050278025389945,
+                       0.00707547113906403744, -0.0001458702441598274, -0.000182547276001342645,
+                       0.0000386206154657675778, -2.77203283082056124e-6});
+  }
+  const T tail = exp2_coarse(m);
+  return select(lt(x, constant(x, 0.0)), tail, constant(x, 1.0) - tail);
 }
 
-// g (Phi(x) + x phi(x)), Phi and phi the distribution and density of the standard normal.
+// x/2 (1 + erf(x / sqrt 2)) (same paper). Minus infinity gives NaN, as in PyTorch. Error below 1.1 epsilon max(1,
+// |result|).
+template <class T>
+[[gnu::always_inline]] inline T gelu_erf(T x) {
+  return x * normal_cdf(x);
+}
+
+// g (Phi(x) + x phi(x)), phi the density of the standard normal. Error for g = 1 below 1.6 epsilon max(1, |result|).
 template <class T>
 [[gnu::always_inline]] inline T gelu_erf_grad(T x, T g) {
-  const T half = constant(x, 0.5);
   const T c = limit(x, -40.0, 40.0);
-  const T cdf = fma(half, erf(c * constant(x, 0.70710678118654752440)), half);
   const T density = exp2_coarse(c * c * constant(x, -0.72134752044448170368)) * constant(x, 0.39894228040143267794);
-  return g * fma(c, density, cdf);
+  return g * fma(c, density, normal_cdf(c));
 }
 
 // x sigmoid(x); also called swish (Elfwing et al. 2017, arXiv 1702.03118). Minus infinity gives NaN, as in PyTorch.
+// Below 1.1 epsilon max(1, |result|).
 template <class T>
 [[gnu::always_inline]] inline T silu(T x) {
   const T e = exp(-abs(x)), one = constant(x, 1.0);
   return select(lt(x, constant(x, 0.0)), x * e, x) / (one + e);
 }
 
-// g s (1 + x (1 - s)), s = sigmoid(x).
+// g s (1 + x (1 - s)), s = sigmoid(x). Error for g = 1 below 2 epsilon max(1, |result|).
 template <class T>
 [[gnu::always_inline]] inline T silu_grad(T x, T g) {
   const T one = constant(x, 1.0);
-  // (1 - s) is sigmoid(-x): no cancellation. Beyond the clamp x (1 - s) is below rounding and s is 0 or 1.
-  const T c = is_f64(x) ? limit(x, -760.0, 760.0) : limit(x, -110.0, 110.0);
-  const T e = exp(-abs(c)), d = one / (one + e);
+  const T c = is_f64(x) ? limit(x, -760.0, 760.0) : limit(x, -110.0, 110.0);  // beyond, e is 0
+  const T e = exp(-abs(c)), d = one / (one + e), ed = e * d;
   const auto negative = lt(c, constant(x, 0.0));
-  const T s = select(negative, e, one) * d, rest = select(negative, one, e) * d;
+  const T s = select(negative, ed, d), rest = select(negative, d, ed);  // rest = 1 - s without cancellation
   return g * (s * fma(c, rest, one));
 }
 
-// max(x, 0); NaN stays NaN.
+// ---- Piecewise functions. NaN stays NaN; gradients at a kink are PyTorch's.
+
 template <class T>
 [[gnu::always_inline]] inline T relu(T x) {
   return select(lt(x, constant(x, 0.0)), constant(x, 0.0), x);
 }
-// g where x > 0, else 0 (PyTorch's choice at 0).
 template <class T>
 [[gnu::always_inline]] inline T relu_grad(T x, T g) {
   return select(lt(constant(x, 0.0), x), g, constant(x, 0.0));
+}
+
+template <class T>
+[[gnu::always_inline]] inline T leaky_relu(T x, T slope) {
+  return select(lt(constant(x, 0.0), x), x, x * slope);
+}
+template <class T>
+[[gnu::always_inline]] inline T leaky_relu_grad(T x, T slope, T g) {
+  return select(lt(constant(x, 0.0), x), g, g * slope);
+}
+
+// x above 0, else alpha (e^x - 1) (Clevert et al. 2015, arXiv 1511.07289).
+template <class T>
+[[gnu::always_inline]] inline T elu(T x, T alpha) {
+  return select(lt(constant(x, 0.0), x), x, alpha * expm1(x));
+}
+template <class T>
+[[gnu::always_inline]] inline T elu_grad(T x, T alpha, T g) {
+  return select(lt(constant(x, 0.0), x), g, g * (alpha * exp(x)));
+}
+
+// clamp(x, low, high) and its gradient: g strictly inside (hardtanh).
+template <class T>
+[[gnu::always_inline]] inline T hardtanh(T x, T low, T high) {
+  return clamp(x, low, high);
+}
+template <class T>
+[[gnu::always_inline]] inline T hardtanh_grad(T x, T low, T high, T g) {
+  return select(logical_and(lt(low, x), lt(x, high)), g, constant(x, 0.0));
+}
+// The gradient of clamp: g inside and on the bounds.
+template <class T>
+[[gnu::always_inline]] inline T clamp_grad(T x, T low, T high, T g) {
+  return select(logical_and(le(low, x), le(x, high)), g, constant(x, 0.0));
+}
+
+// min(max(x + 3, 0), 6) / 6 (Howard et al. 2019, arXiv 1905.02244) and x times that.
+template <class T>
+[[gnu::always_inline]] inline T hardsigmoid(T x) {
+  return limit(x + constant(x, 3.0), 0.0, 6.0) / constant(x, 6.0);
+}
+template <class T>
+[[gnu::always_inline]] inline T hardsigmoid_grad(T x, T g) {
+  return hardtanh_grad(x, constant(x, -3.0), constant(x, 3.0), g / constant(x, 6.0));
+}
+template <class T>
+[[gnu::always_inline]] inline T hardswish(T x) {
+  return x * limit(x + constant(x, 3.0), 0.0, 6.0) / constant(x, 6.0);
+}
+template <class T>
+[[gnu::always_inline]] inline T hardswish_grad(T x, T g) {
+  const T inner = g * fma(x, constant(x, 1.0 / 3), constant(x, 0.5));
+  return select(lt(x, constant(x, -3.0)), constant(x, 0.0), select(le(x, constant(x, 3.0)), inner, g));
+}
+
+// -1, 0 or 1; keeps -0 and NaN.
+template <class T>
+[[gnu::always_inline]] inline T sign(T x) {
+  return select(lt(constant(x, 0.0), x), constant(x, 1.0), select(lt(x, constant(x, 0.0)), constant(x, -1.0), x));
+}
+template <class T>
+[[gnu::always_inline]] inline T ceil(T x) {
+  return -floor(-x);
+}
+
+// ---- Powers
+
+// 1 / sqrt(x). Below 1.5 ulp (two roundings).
+template <class T>
+[[gnu::always_inline]] inline T rsqrt(T x) {
+  return constant(x, 1.0) / sqrt(x);
+}
+
+// x^y with the special values of C (ISO C annex F). ln |x| is computed as a sum of two numbers, with twice the
+// precision up to the cubic term of the series 2 atanh(f / (2 + f)); so the error does not grow with y. Below 2 ulp.
+template <class T>
+[[gnu::always_inline]] inline T pow(T x, T y) {
+  const bool wide = is_f64(x);
+  const T zero = constant(x, 0.0), one = constant(x, 1.0), two = constant(x, 2.0), infinity = constant(x, kInf);
+  const T a = abs(x);
+  const auto [e, f] = log_parts(a);
+  // s = f / (2 + f) and its error.
+  const T d = f + two, inverse = one / d, s = f * inverse;
+  const T s_low = fma(-s, f - (d - two), fma(-s, d, f)) * inverse;
+  // s^2, s^3 and the coefficient 2/3 + s^2 R, each in two parts.
+  const T z = s * s, z_low = fma(s, s, -z) + two * s * s_low;
+  const T cube = z * s, cube_low = fma(z, s, -cube) + fma(z_low, s, z * s_low);
+  const T series =
+      z * (wide
+               ? polynomial(z, {0.399999999999999771, 0.28571428571445337, 0.222222222174816516, 0.18181818877044192,
+                                0.153845564115544559, 0.133363351097711163, 0.116744590738161015, 0.119920094443224241})
+               : polynomial(z, {0.400001531094274776, 0.285470338473391746, 0.234210613283408217}));
+  constexpr double kTwoThirds = 2.0 / 3;
+  const T third = constant(x, kTwoThirds);
+  const T third_low = constant(x, wide ? 3.70074341541718826e-17 : kTwoThirds - static_cast<float>(kTwoThirds));
+  const T c = third + series, c_low = (series - (c - third)) + third_low;
+  const T term = cube * c, term_low = fma(cube, c, -term) + fma(cube, c_low, cube_low * c);
+  // ln |x| = e ln 2 + 2 s + term.
+  const T whole = minus_ln2_high(e, -1.0, zero), linear = two * s;
+  const T sum = whole + linear, sum_low = linear - (sum - whole);
+  T high = sum + term;
+  const T low = (term - (high - sum)) + (sum_low + (term_low + minus_ln2_low(e, -1.0, two * s_low)));
+  high = select(eq(a, zero), -infinity, select(lt(a, infinity), high, a));
+  const T product = y * high;
+  const T product_low = fma(y, high, -product) + y * low;
+  // Beyond the bound the result is 0 or infinity, and product_low may be NaN.
+  const auto bounded = lt(abs(product), constant(x, wide ? 800.0 : 120.0));
+  const T magnitude = exp_sum(product, select(bounded, product_low, zero));
+
+  const T half_y = y * constant(x, 0.5);
+  const auto odd = logical_and(eq(floor(y), y), ne(floor(half_y), half_y));
+  const auto negative = logical_or(lt(x, zero), lt(one / x, zero));  // -0 too
+  T result = select(logical_and(odd, negative), -magnitude, magnitude);
+  const auto finite_negative = logical_and(lt(x, zero), lt(-infinity, x));
+  result = select(logical_and(finite_negative, ne(floor(y), y)), constant(x, kNaN), result);
+  const auto unit_to_infinity = logical_and(eq(a, one), eq(abs(y), infinity));
+  return select(logical_or(logical_or(eq(y, zero), eq(x, one)), unit_to_infinity), one, result);
+}
+
+// ---- Trigonometry
+
+// sin(x + quarter_turns pi/2). x = n pi/2 + r, pi/2 in three parts (Cody and Waite 1980): accurate for |x| < 1e5 (f32)
+// and 1e9 (f64), beyond that the result is only bounded. Minimax polynomials of sin and cos on |r| <= pi/4.
+template <class T>
+[[gnu::always_inline]] inline T sin_quarter(T x, double quarter_turns) {
+  const bool wide = is_f64(x);
+  const T n = round_even(x * constant(x, 0.636619772367581343));
+  T r = fma(n, constant(x, wide ? -0x1.921fb54442d18p+0 : -0x1.921fb6p+0), x);
+  r = fma(n, constant(x, wide ? -0x1.1a62633145c07p-54 : 0x1.777a5cp-25), r);
+  r = fma(n, constant(x, wide ? 0x1.f1976b7ed8fbcp-110 : 0x1.ee59dap-50), r);
+  r = limit(r, -0.8, 0.8);
+  const T z = r * r, one = constant(x, 1.0);
+  const T s = wide ? polynomial(z, {-0.166666666666666666, 0.0083333333333333227, -0.000198412698412549892,
+                                    2.7557319214148878e-6, -2.50521049005458367e-8, 1.60583651939331704e-10,
+                                    -7.57862552589019936e-13})
+                   : polynomial(z, {-0.166666548735220374, 0.00833217354515805969, -0.000195166559862580985});
+  const T c = wide ? polynomial(z, {0.041666666666666592, -0.00138888888888728952, 0.0000248015872887482426,
+                                    -2.75573141486394201e-7, 2.08756965746886562e-9, -1.13583105947483444e-11})
+                   : polynomial(z, {0.0416666455544716512, -0.00138873098666524074, 0.0000244324129815231956});
+  const T sine = fma(r * z, s, r);
+  // 1 - z/2 + z^2 c, with the rounding error of 1 - z/2 (FDLIBM k_cos.c).
+  const T half_z = constant(x, 0.5) * z, head = one - half_z;
+  const T cosine = head + fma(z * z, c, (one - head) - half_z);
+  const T q = n + constant(x, quarter_turns), half_q = q * constant(x, 0.5), quarter_q = q * constant(x, 0.25);
+  const T value = select(eq(floor(half_q), half_q), sine, cosine);
+  return select(lt(quarter_q - floor(quarter_q), constant(x, 0.5)), value, -value);
+}
+
+// sin x. Below 1.6 ulp in the range of sin_quarter.
+template <class T>
+[[gnu::always_inline]] inline T sin(T x) {
+  return select(lt(abs(x), constant(x, is_f64(x) ? 0x1p-27 : 0x1p-13)), x, sin_quarter(x, 0.0));
+}
+// cos x. Below 1.6 ulp in the range of sin_quarter.
+template <class T>
+[[gnu::always_inline]] inline T cos(T x) {
+  return sin_quarter(x, 1.0);
 }
 
 }  // namespace rondo::scalar
