@@ -121,121 +121,163 @@ void apply_causal(const Panel<A>& panel) {
 
 // ---- Forward
 
+// Row j of a reduction goes to chain j % kChains, to hide the latency of an addition; left-over rows to chain 0, so
+// that chains stay in registers.
+constexpr int kChains = 4;
+template <class F>
+inline void for_rows(int64_t rows, F&& f) {
+  int64_t j = 0;
+  for (; j + kChains <= rows; j += kChains) {
+#pragma GCC unroll 4
+    for (int chain = 0; chain < kChains; ++chain) f(j + chain, chain);
+  }
+  for (; j < rows; ++j) f(j, 0);
+}
+
 // One step of online softmax on a panel: scores become exp2(score - maximum), maximum and sum are brought up to date,
 // and factors is what earlier sums must be multiplied by.
 template <int N, class A>
 void online_softmax(const Panel<A>& panel, A* maximum, A* sum, A* factors) {
   constexpr int kW = kWidth<A>;
-  Vector<A> top[N], shift[N], total[N];
-  for (int i = 0; i < N; ++i) top[i] = load(maximum + i * kW);
-  for (int64_t j = 0; j < panel.keys; ++j)
-    for (int i = 0; i < N; ++i) top[i] = larger(load(panel.scores + j * panel.stride + i * kW), top[i]);
+  Vector<A> shift[N], total[kChains][N] = {};
+  Vector<A> top[kChains][N];
+  for (auto& chain : top)
+    for (int i = 0; i < N; ++i) chain[i] = load(maximum + i * kW);
+  for_rows(panel.keys, [&](int64_t j, int chain) {
+    for (int i = 0; i < N; ++i) top[chain][i] = larger(load(panel.scores + j * panel.stride + i * kW), top[chain][i]);
+  });
   for (int i = 0; i < N; ++i) {
+    const Vector<A> last = larger(larger(top[0][i], top[1][i]), larger(top[2][i], top[3][i]));
     // With no key allowed so far the maximum is -inf: subtract 0 then, so that exp2 sees -inf and not NaN.
-    shift[i] = top[i] == -kInfinity<A> ? Vector<A>{} : top[i];
-    const Vector<A> factor = exp2<A>(load(maximum + i * kW) - shift[i]);
-    total[i] = load(sum + i * kW) * factor;
-    store(factors + i * kW, factor);
-    store(maximum + i * kW, top[i]);
+    shift[i] = last == -kInfinity<A> ? Vector<A>{} : last;
+    store(factors + i * kW, exp2<A>(load(maximum + i * kW) - shift[i]));
+    store(maximum + i * kW, last);
   }
-  for (int64_t j = 0; j < panel.keys; ++j) {
+  for_rows(panel.keys, [&](int64_t j, int chain) {
     for (int i = 0; i < N; ++i) {
       A* s = panel.scores + j * panel.stride + i * kW;
       const Vector<A> p = exp2<A>(load(s) - shift[i]);
       store(s, p);
-      total[i] += p;
+      total[chain][i] += p;
     }
+  });
+  for (int i = 0; i < N; ++i) {
+    const Vector<A> sum_here = (total[0][i] + total[1][i]) + (total[2][i] + total[3][i]);
+    store(sum + i * kW, fma(load(sum + i * kW), load(factors + i * kW), sum_here));
   }
-  for (int i = 0; i < N; ++i) store(sum + i * kW, total[i]);
 }
 
-// The output and logsumexp of one tile of queries of one head.
+// Computes tiles of queries, one after the other, on one thread.
 template <class T>
-void forward_tile(const AttentionShape& shape, const HeadsView<const T>& q, const HeadsView<const T>& k,
-                  const HeadsView<const T>& v, const AttentionMask<T>& mask, const HeadsView<T>& out,
-                  Compute<T>* logsumexp, int64_t batch, int64_t head, int64_t query_begin) {
+struct ForwardTask {
   using A = Compute<T>;
-  constexpr bool kDirect = std::is_same_v<T, A>;
-  constexpr int64_t kColumns = kTileColumns<A>;
-  constexpr int64_t kPanels = kQueryTile / kColumns;
+  // k and v of compute type are read where they are.
+  static constexpr bool kDirect = std::is_same_v<T, A>;
+  static constexpr int64_t kColumns = kTileColumns<A>;
+
+  struct Tile {
+    int64_t batch, head, query;
+  };
+
+  const AttentionShape& shape;
+  const HeadsView<const T>&q, &k, &v;
+  const AttentionMask<T>& mask;
+  const HeadsView<T>& out;
+  A* logsumexp;
+
   const int64_t d = shape.head_dim, d_padded = round_up(d, kWidth<A>);
-  const int64_t queries = std::min(kQueryTile, shape.queries - query_begin);
-  const int64_t kv_head = head / (shape.heads / shape.kv_heads);
-  const bool masked = mask.allowed || mask.bias;
+  A *q_t = nullptr, *out_t = nullptr;                        // [kQueryTile / kColumns, D, kColumns]
+  A *k_tile = nullptr, *v_tile = nullptr;                    // [kKeyTile, d_padded], unless kDirect
+  A* scores = nullptr;                                       // [kKeyTile, kColumns]
+  A *mask_rows = nullptr, *addend = nullptr;                 // [kColumns, kKeyTile] and its transpose
+  A *maximum = nullptr, *sum = nullptr, *factors = nullptr;  // [kQueryTile]
 
-  Scratch<A> scratch(2 * d * kQueryTile + 2 * kKeyTile * d_padded + 3 * kKeyTile * kColumns + 4 * kQueryTile);
-  A* const q_t = scratch.take(d * kQueryTile);    // [panels, D, kColumns]
-  A* const out_t = scratch.take(d * kQueryTile);  // [panels, D, kColumns]
-  A* const scores = scratch.take(kKeyTile * kColumns);
-  A* const maximum = scratch.take(kQueryTile);
-  A* const sum = scratch.take(kQueryTile);
-  A* const factors = scratch.take(kQueryTile);
-  A* const k_tile = kDirect ? nullptr : scratch.take(kKeyTile * d_padded);
-  A* const v_tile = kDirect ? nullptr : scratch.take(kKeyTile * d_padded);
-  A* const mask_rows = scratch.take(kKeyTile * kColumns);
-  A* const addend = scratch.take(kKeyTile * kColumns);
+  int64_t kv_head_of(const Tile& tile) const { return tile.head / (shape.heads / shape.kv_heads); }
 
-  std::fill_n(maximum, kQueryTile, -kInfinity<A>);
-  std::fill_n(sum, kQueryTile, A(0));
-  for (int64_t p = 0; p * kColumns < queries; ++p) {
-    pack_transposed<T>(row_of(q, batch, head, query_begin + p * kColumns), q.row_stride,
-                       std::min(kColumns, queries - p * kColumns), d, static_cast<A>(shape.scale * kLog2E),
-                       q_t + p * d * kColumns, kColumns);
+  // Writes the output and logsumexp of `tile`.
+  void run(const Tile& tile) {
+    Scratch<A> scratch(2 * d * kQueryTile + 2 * kKeyTile * d_padded + 3 * kKeyTile * kColumns + 3 * kQueryTile);
+    q_t = scratch.take(d * kQueryTile);
+    out_t = scratch.take(d * kQueryTile);
+    scores = scratch.take(kKeyTile * kColumns);
+    mask_rows = scratch.take(kKeyTile * kColumns);
+    addend = scratch.take(kKeyTile * kColumns);
+    maximum = scratch.take(kQueryTile);
+    sum = scratch.take(kQueryTile);
+    factors = scratch.take(kQueryTile);
+    k_tile = scratch.take(kKeyTile * d_padded);
+    v_tile = scratch.take(kKeyTile * d_padded);
+
+    std::fill_n(maximum, kQueryTile, -kInfinity<A>);
+    std::fill_n(sum, kQueryTile, A(0));
+    const int64_t queries = std::min(kQueryTile, shape.queries - tile.query);
+    for (int64_t i = 0; i < queries; i += kColumns) {
+      pack_transposed<T>(row_of(q, tile.batch, tile.head, tile.query + i), q.row_stride,
+                         std::min(kColumns, queries - i), d, static_cast<A>(shape.scale * kLog2E), q_t + i * d,
+                         kColumns);
+    }
+    const int64_t key_end = shape.causal ? std::min(shape.keys, tile.query + queries) : shape.keys;
+    if (key_end == 0) std::fill_n(out_t, d * kQueryTile, A(0));
+    for (int64_t key = 0; key < key_end; key += kKeyTile) {
+      attend(tile, queries, key, std::min(kKeyTile, key_end - key));
+    }
+    finish(tile, queries);
   }
 
-  const int64_t key_end = shape.causal ? std::min(shape.keys, query_begin + queries) : shape.keys;
-  if (key_end == 0) std::fill_n(out_t, d * kQueryTile, A(0));
-  for (int64_t key = 0; key < key_end; key += kKeyTile) {
-    const int64_t tile_keys = std::min(kKeyTile, key_end - key);
-    LeftOperand<A, false> k_left;
-    LeftOperand<A, true> v_left;
+  // One step of online softmax with a tile of keys.
+  void attend(const Tile& tile, int64_t queries, int64_t key, int64_t tile_keys) {
+    const T* const k_rows = row_of(k, tile.batch, kv_head_of(tile), key);
+    const T* const v_rows = row_of(v, tile.batch, kv_head_of(tile), key);
+    LeftOperand<A, false> k_left{k_tile, d_padded};
+    LeftOperand<A, true> v_left{v_tile, d_padded};
     if constexpr (kDirect) {
-      k_left = {row_of(k, batch, kv_head, key), k.row_stride};
-      v_left = {row_of(v, batch, kv_head, key), v.row_stride};
+      k_left = {k_rows, k.row_stride};
+      v_left = {v_rows, v.row_stride};
     } else {
-      pack_rows<T>(row_of(k, batch, kv_head, key), k.row_stride, tile_keys, d, k_tile, d_padded);
-      pack_rows<T>(row_of(v, batch, kv_head, key), v.row_stride, tile_keys, d, v_tile, d_padded);
-      k_left = {k_tile, d_padded};
-      v_left = {v_tile, d_padded};
+      pack_rows<T>(k_rows, k.row_stride, tile_keys, d, k_tile, d_padded);
+      pack_rows<T>(v_rows, v.row_stride, tile_keys, d, v_tile, d_padded);
     }
-    for (int64_t p = 0; p < kPanels && p * kColumns < queries; ++p) {
-      const int64_t query = query_begin + p * kColumns, valid = std::min(kColumns, queries - p * kColumns);
+    for (int64_t i = 0; i < queries; i += kColumns) {
+      const int64_t query = tile.query + i, valid = std::min(kColumns, queries - i);
       const int64_t keys = shape.causal ? std::min(tile_keys, query + valid - key) : tile_keys;
       if (keys <= 0) continue;
       const int vectors = valid > kWidth<A> ? 2 : 1;
       const Panel<A> panel{scores, kColumns, vectors, query, valid, key, keys};
-      multiply_panel<Start::kZero>(keys, vectors, d, k_left, q_t + p * d * kColumns, kColumns, scores, kColumns);
-      if (masked) {
-        load_mask(mask, batch, head, panel, mask_rows, addend);
+      multiply_panel<Start::kZero>(keys, vectors, d, k_left, q_t + i * d, kColumns, scores, kColumns);
+      if (mask.allowed || mask.bias) {
+        load_mask(mask, tile.batch, tile.head, panel, mask_rows, addend);
         add_mask(panel, addend);
       }
       if (shape.causal) apply_causal(panel);
-      A* const scale = factors + p * kColumns;
-      if (vectors == 2)
-        online_softmax<2>(panel, maximum + p * kColumns, sum + p * kColumns, scale);
-      else
-        online_softmax<1>(panel, maximum + p * kColumns, sum + p * kColumns, scale);
-      A* const to = out_t + p * d * kColumns;
-      if (key == 0)
+      if (vectors == 2) {
+        online_softmax<2>(panel, maximum + i, sum + i, factors + i);
+      } else {
+        online_softmax<1>(panel, maximum + i, sum + i, factors + i);
+      }
+      A* const to = out_t + i * d;
+      if (key == 0) {
         multiply_panel<Start::kZero>(d, vectors, keys, v_left, scores, kColumns, to, kColumns);
-      else
-        multiply_panel<Start::kScale>(d, vectors, keys, v_left, scores, kColumns, to, kColumns, scale);
+      } else {
+        multiply_panel<Start::kScale>(d, vectors, keys, v_left, scores, kColumns, to, kColumns, factors + i);
+      }
     }
   }
 
-  for (int64_t i = 0; i < queries; i += kWidth<A>) {
-    const Vector<A> total = load(sum + i);
-    const auto empty = total == A(0);
-    const Vector<A> lse = (load(maximum + i) + log2<A>(total)) * static_cast<A>(kLn2);
-    store(logsumexp + (batch * shape.heads + head) * shape.queries + query_begin + i,
-          empty ? broadcast(-kInfinity<A>) : lse, queries - i);
-    store(factors + i, empty ? Vector<A>{} : A(1) / total);
+  void finish(const Tile& tile, int64_t queries) {
+    A* const lse = logsumexp + (tile.batch * shape.heads + tile.head) * shape.queries + tile.query;
+    for (int64_t i = 0; i < queries; i += kWidth<A>) {
+      const Vector<A> total = load(sum + i);
+      const auto empty = total == A(0);
+      const Vector<A> value = (load(maximum + i) + log2<A>(total)) * static_cast<A>(kLn2);
+      store(lse + i, empty ? broadcast(-kInfinity<A>) : value, queries - i);
+      store(factors + i, empty ? Vector<A>{} : A(1) / total);
+    }
+    for (int64_t i = 0; i < queries; i += kColumns) {
+      unpack_transposed<T>(out_t + i * d, kColumns, d, std::min(kColumns, queries - i), factors + i,
+                           row_of(out, tile.batch, tile.head, tile.query + i), out.row_stride);
+    }
   }
-  for (int64_t p = 0; p * kColumns < queries; ++p) {
-    unpack_transposed<T>(out_t + p * d * kColumns, kColumns, d, std::min(kColumns, queries - p * kColumns),
-                         factors + p * kColumns, row_of(out, batch, head, query_begin + p * kColumns), out.row_stride);
-  }
-}
+};
 
 // ---- Backward
 
@@ -255,7 +297,8 @@ struct BackwardTask {
 
   // Adds share `share` of `shares` to grad_k / scale and grad_v, dense [Tk, D padded]; writes the share's rows of
   // grad_q.
-  void run(int64_t batch, int64_t kv_head, int64_t share, int64_t shares, A* grad_k_sum, A* grad_v_sum) {
+  void run(int64_t pair, int64_t share, int64_t shares, A* grad_k_sum, A* grad_v_sum) {
+    const int64_t batch = pair / shape.kv_heads, kv_head = pair % shape.kv_heads;
     Scratch<A> scratch(2 * shape.keys * d_padded + 2 * d * kQueryTile + 3 * kQueryTile * d_padded +
                        2 * kKeyTile * kQueryTile + 2 * kKeyTile * kColumns + 2 * kQueryTile);
     k_rows = scratch.take(shape.keys * d_padded);
@@ -277,8 +320,9 @@ struct BackwardTask {
     const int64_t group = shape.heads / shape.kv_heads;
     const int64_t tiles = (shape.queries + kQueryTile - 1) / kQueryTile;
     // Shares take turns, since the causal cost of a tile grows with its number.
-    for (int64_t item = share; item < group * tiles; item += shares)
+    for (int64_t item = share; item < group * tiles; item += shares) {
       query_tile(batch, kv_head * group + item / tiles, item % tiles * kQueryTile, grad_k_sum, grad_v_sum);
+    }
   }
 
   const int64_t d = shape.head_dim, d_padded = round_up(d, kWidth<A>);
@@ -312,23 +356,34 @@ struct BackwardTask {
     pack_rows<T>(grad_tile, grad_out.row_stride, queries, d, grad_out_rows, d_padded);
     pack_transposed<T>(q_tile, q.row_stride, queries, d, static_cast<A>(shape.scale * kLog2E), q_t, kQueryTile);
     pack_transposed<T>(grad_tile, grad_out.row_stride, queries, d, A(1), grad_out_t, kQueryTile);
+    load_delta(row_of(out, batch, head, query_begin), queries);
     const A* const lse = logsumexp + (batch * shape.heads + head) * shape.queries + query_begin;
     for (int64_t i = 0; i < kQueryTile; ++i) {
       // exp2(score - inf) = 0: no probability where no key was allowed, nor in the padding.
       shift[i] = i < queries && lse[i] != -kInfinity<A> ? lse[i] * static_cast<A>(kLog2E) : kInfinity<A>;
-      delta[i] = i < queries ? dot(grad_out_rows + i * d_padded, row_of(out, batch, head, query_begin + i)) : A(0);
     }
   }
 
-  // In the order of Note [Row order].
-  A dot(const A* a, const T* b) const {
-    A lanes[kLanes] = {};
-    static_assert(kLanes % kWidth<A> == 0);
-    for (int64_t c = 0; c < d; c += kWidth<A>) {
-      A* lane = lanes + c % kLanes;
-      store(lane, fma(load(a + c), load(b + c, d - c), load(lane)));
+  // In the order of Note [Row order], a vector of rows at a time: the tree of lanes is vertical after a transposition.
+  void load_delta(const T* out_tile, int64_t queries) {
+    constexpr int kN = kWidth<A>;
+    static_assert(kLanes % kN == 0);
+    for (int64_t i = 0; i < queries; i += kN) {
+      Vector<A> lanes[kLanes];
+      for (int first = 0; first < kLanes; first += kN) {
+        Vector<A> rows[kN];
+        for (int r = 0; r < kN; ++r) {
+          rows[r] = Vector<A>{};
+          if (i + r >= queries) continue;
+          const A* const g = grad_out_rows + (i + r) * d_padded;
+          const T* const o = out_tile + (i + r) * out.row_stride;
+          for (int64_t c = first; c < d; c += kLanes) rows[r] = fma(load(g + c), load(o + c, d - c), rows[r]);
+        }
+        transpose<A>(rows);
+        std::copy_n(rows, kN, lanes + first);
+      }
+      store(delta + i, combine_lanes(lanes, [](Vector<A> x, Vector<A> y) { return x + y; }));
     }
-    return combine_lanes(lanes, [](A x, A y) { return x + y; });
   }
 
   // probabilities and grad_scores for the panel at column `i`.
@@ -383,7 +438,7 @@ struct BackwardTask {
   // c[rows, D] += a b, with b and c of row stride d_padded and `a` a block of [kKeyTile, kQueryTile], transposed or
   // not.
   template <bool kRowsAdjacent>
-  void add_product(int64_t rows, int64_t depth, const A* a, const A* b, A* c) const {
+  void add_product(int64_t rows, int64_t depth, const A* a, const A* b, A* c) {
     for (int64_t column = 0; column < d_padded; column += kColumns) {
       const int vectors = d_padded - column > kWidth<A> ? 2 : 1;
       multiply_panel<Start::kAdd>(rows, vectors, depth, LeftOperand<A, kRowsAdjacent>{a, kQueryTile}, b + column,
@@ -399,12 +454,13 @@ void attention_forward(const AttentionShape& shape, HeadsView<const T> q, HeadsV
                        const AttentionMask<T>& mask, HeadsView<T> out, AttentionAccumulator<T>* logsumexp) {
   const int64_t tiles = (shape.queries + kQueryTile - 1) / kQueryTile;
   parallel_for(shape.batch * shape.heads * tiles, 1, [&](int64_t begin, int64_t end) {
-    for (int64_t task = begin; task < end; ++task) {
-      const int64_t head = task / tiles, n = task % tiles;
+    ForwardTask<T> task{shape, q, k, v, mask, out, logsumexp};
+    const auto tile_at = [&](int64_t n) {
       // 0, last, 1, last - 1, ...: contiguous pieces then cost the same under a causal mask.
-      const int64_t tile = n % 2 ? tiles - 1 - n / 2 : n / 2;
-      forward_tile(shape, q, k, v, mask, out, logsumexp, head / shape.heads, head % shape.heads, tile * kQueryTile);
-    }
+      const int64_t head = n / tiles, m = n % tiles, tile = m % 2 ? tiles - 1 - m / 2 : m / 2;
+      return typename ForwardTask<T>::Tile{head / shape.heads, head % shape.heads, tile * kQueryTile};
+    };
+    for (int64_t n = begin; n < end; ++n) task.run(tile_at(n));
   });
 }
 
@@ -422,7 +478,6 @@ void attention_backward(const AttentionShape& shape, HeadsView<const T> q, Heads
   const int64_t shares = std::clamp<int64_t>(kTasks / pairs, 1, std::max<int64_t>(1, items));
   const int64_t d_padded = round_up(shape.head_dim, kWidth<A>), size = shape.keys * d_padded;
 
-  BackwardTask<T> task{shape, q, k, v, mask, out, logsumexp, grad_out, grad_q};
   const auto write = [&](int64_t pair, const A* grad_k_sum, const A* grad_v_sum) {
     const int64_t batch = pair / shape.kv_heads, head = pair % shape.kv_heads;
     unpack_rows<T>(grad_k_sum, d_padded, shape.keys, shape.head_dim, static_cast<A>(shape.scale),
@@ -433,12 +488,12 @@ void attention_backward(const AttentionShape& shape, HeadsView<const T> q, Heads
   std::vector<A> sums(shares > 1 ? pairs * shares * size * 2 : 0);
   parallel_for(pairs * shares, 1, [&](int64_t begin, int64_t end) {
     thread_local std::vector<A> own;
-    BackwardTask<T> local = task;
+    BackwardTask<T> task{shape, q, k, v, mask, out, logsumexp, grad_out, grad_q};
     for (int64_t n = begin; n < end; ++n) {
       const int64_t pair = n / shares;
       if (shares == 1) own.assign(2 * size, A(0));
       A* const sum = shares == 1 ? own.data() : sums.data() + n * size * 2;
-      local.run(pair / shape.kv_heads, pair % shape.kv_heads, n % shares, shares, sum, sum + size);
+      task.run(pair, n % shares, shares, sum, sum + size);
       if (shares == 1) write(pair, sum, sum + size);
     }
   });

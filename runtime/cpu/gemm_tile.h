@@ -104,7 +104,7 @@ inline void pack_transposed(const T* src, int64_t src_stride, int64_t rows, int6
   for (int64_t r = 0; r < rows; r += kN) {
     const int valid = static_cast<int>(std::min<int64_t>(kN, rows - r));
     for (int64_t c = 0; c < cols; c += kN) {
-      Vector<A> block[kN] = {};
+      Vector<A> block[kN];
       const int64_t width = std::min<int64_t>(kN, cols - c);
       const T* from = src + r * src_stride + c;
       if (valid == kN && width == kN) {
@@ -115,7 +115,7 @@ inline void pack_transposed(const T* src, int64_t src_stride, int64_t rows, int6
         for (int i = 0; i < kN; ++i) store(dst + (c + i) * dst_stride + r, block[i]);
         continue;
       }
-      for (int i = 0; i < valid; ++i) block[i] = load(from + i * src_stride, width) * scale;
+      for (int i = 0; i < kN; ++i) block[i] = i < valid ? load(from + i * src_stride, width) * scale : Vector<A>{};
       transpose<A>(block);
       for (int i = 0; i < width; ++i) store(dst + (c + i) * dst_stride + r, block[i]);
     }
@@ -132,7 +132,7 @@ inline void unpack_transposed(const Compute<T>* src, int64_t src_stride, int64_t
     const Vector<A> factor = load(column_factors + c);
     const int64_t valid = std::min<int64_t>(kN, cols - c);
     for (int64_t r = 0; r < rows; r += kN) {
-      Vector<A> block[kN] = {};
+      Vector<A> block[kN];
       const int64_t width = std::min<int64_t>(kN, rows - r);
       T* to = dst + c * dst_stride + r;
       if (valid == kN && width == kN) {
@@ -143,7 +143,7 @@ inline void unpack_transposed(const Compute<T>* src, int64_t src_stride, int64_t
         for (int i = 0; i < kN; ++i) store(to + i * dst_stride, block[i]);
         continue;
       }
-      for (int i = 0; i < width; ++i) block[i] = load(src + (r + i) * src_stride + c) * factor;
+      for (int i = 0; i < kN; ++i) block[i] = i < width ? load(src + (r + i) * src_stride + c) * factor : Vector<A>{};
       transpose<A>(block);
       for (int i = 0; i < valid; ++i) store(to + i * dst_stride, block[i], width);
     }
@@ -154,18 +154,28 @@ inline void unpack_transposed(const Compute<T>* src, int64_t src_stride, int64_t
 template <class T>
 inline void pack_rows(const T* src, int64_t src_stride, int64_t rows, int64_t cols, Compute<T>* dst,
                       int64_t dst_stride) {
-  for (int64_t r = 0; r < rows; ++r)
-    for (int64_t c = 0; c < cols; c += kWidth<Compute<T>>)
-      store(dst + r * dst_stride + c, load(src + r * src_stride + c, cols - c));
+  constexpr int kN = kWidth<Compute<T>>;
+  for (int64_t r = 0; r < rows; ++r) {
+    const T* const from = src + r * src_stride;
+    Compute<T>* const to = dst + r * dst_stride;
+    int64_t c = 0;
+    for (; c + kN <= cols; c += kN) store(to + c, load(from + c));
+    if (c < cols) store(to + c, load(from + c, cols - c));
+  }
 }
 
 // dst[r, c] = src[r, c] * scale, from compute type to element type.
 template <class T>
 inline void unpack_rows(const Compute<T>* src, int64_t src_stride, int64_t rows, int64_t cols, Compute<T> scale, T* dst,
                         int64_t dst_stride) {
-  for (int64_t r = 0; r < rows; ++r)
-    for (int64_t c = 0; c < cols; c += kWidth<Compute<T>>)
-      store(dst + r * dst_stride + c, load(src + r * src_stride + c) * scale, cols - c);
+  constexpr int kN = kWidth<Compute<T>>;
+  for (int64_t r = 0; r < rows; ++r) {
+    const Compute<T>* const from = src + r * src_stride;
+    T* const to = dst + r * dst_stride;
+    int64_t c = 0;
+    for (; c + kN <= cols; c += kN) store(to + c, load(from + c) * scale);
+    if (c < cols) store(to + c, load(from + c) * scale, cols - c);
+  }
 }
 
 }  // namespace rondo::cpu
