@@ -48,7 +48,7 @@ void JsonReader::finish() {
   if (at_ != text_.size()) fail("unexpected text after the end");
 }
 
-void JsonReader::object(absl::FunctionRef<void(std::string)> member) {
+void JsonReader::object(absl::FunctionRef<void(std::string&)> member) {
   expect('{', "an object");
   if (accept('}')) return;
   do {
@@ -167,7 +167,7 @@ void JsonReader::skip() { skip_value(0); }
 void JsonReader::skip_value(int depth) {
   if (depth == kMaxDepth) fail("nested too deeply");
   switch (peek()) {
-    case '{': object([&](std::string) { skip_value(depth + 1); }); break;
+    case '{': object([&](std::string&) { skip_value(depth + 1); }); break;
     case '[': array([&] { skip_value(depth + 1); }); break;
     case '"': string(); break;
     case 't':

@@ -3,7 +3,7 @@
 // nothing is stored that was not asked for: memory is one string at a time.
 //
 //   JsonReader json(path, text);
-//   json.object([&](std::string key) { sizes[key] = json.unsigned_integer(); });
+//   json.object([&](std::string& key) { sizes[key] = json.unsigned_integer(); });
 //   json.finish();
 //
 // All errors are FileError(path, reason with the byte offset).
@@ -23,8 +23,9 @@ class JsonReader {
   // Keeps references: `text` and `path` outlive the reader.
   JsonReader(const std::string& path, std::string_view text) : path_(path), text_(text) {}
 
-  // Calls `member` for each key; it must read exactly the value. Duplicate keys are the caller's to refuse.
-  void object(absl::FunctionRef<void(std::string key)> member);
+  // Calls `member` for each key, which it may move from; it must read exactly the value. Duplicate keys are the
+  // caller's to refuse.
+  void object(absl::FunctionRef<void(std::string& key)> member);
   // Calls `element` before each value; it must read exactly that value.
   void array(absl::FunctionRef<void()> element);
   std::string string();

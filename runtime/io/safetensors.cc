@@ -38,7 +38,7 @@ TensorEntry parse_entry(JsonReader& json, std::string name) {
   const auto once = [&](bool& seen, std::string_view key) {
     if (std::exchange(seen, true)) json.fail(absl::StrCat("tensor ", shown(entry.name), " has two ", shown(key)));
   };
-  json.object([&](std::string key) {
+  json.object([&](std::string& key) {
     if (key == "dtype") {
       once(has_dtype, key);
       entry.dtype = parse_dtype(json, json.string(), entry.name);
@@ -108,13 +108,13 @@ void SafetensorsFile::parse_header(std::string_view header) {
   JsonReader json(path(), header);
   if (!header.starts_with('{')) json.fail("the header must start with '{'");
   bool has_metadata = false;
-  json.object([&](std::string name) {
+  json.object([&](std::string& name) {
     if (name != kMetadataKey) {
       entries_.push_back(parse_entry(json, std::move(name)));
       return;
     }
     if (std::exchange(has_metadata, true)) json.fail("two __metadata__ objects");
-    json.object([&](std::string key) {
+    json.object([&](std::string& key) {
       if (json.peek() != '"') json.fail(absl::StrCat("__metadata__ ", shown(key), " must be a string"));
       std::string value = json.string();
       const auto [at, inserted] = metadata_.try_emplace(std::move(key), std::move(value));
@@ -198,10 +198,10 @@ LoadedTensors load_sharded_safetensors(const std::string& index_path) {
   JsonReader json(index_path, index->text());
   std::map<std::string, std::string> weight_map;  // tensor -> file
   bool has_map = false;
-  json.object([&](std::string key) {
+  json.object([&](std::string& key) {
     if (key != "weight_map") return json.skip();
     if (std::exchange(has_map, true)) json.fail("two weight_map objects");
-    json.object([&](std::string name) {
+    json.object([&](std::string& name) {
       if (json.peek() != '"') json.fail(absl::StrCat("weight_map ", shown(name), " must be a file name"));
       std::string file = json.string();
       if (file.empty() || file == "." || file == ".." || file.find('/') != file.npos ||
