@@ -21,6 +21,8 @@ struct Header {
 static_assert(sizeof(Header) == 32);
 
 constexpr int64_t kMaxNarrow = 65536;
+__extension__ typedef unsigned __int128 Wide;
+
 // Keeps the sampler's numbers apart from tensors drawn with the same seed.
 constexpr uint64_t kSamplerKey = 0x746F6B656E730000u;
 
@@ -169,7 +171,7 @@ TokenBatch TokenDataset::sample(int64_t batch_size, uint64_t seed, int64_t step)
     const auto bits = philox(seed ^ kSamplerKey, static_cast<uint64_t>(row), static_cast<uint64_t>(step));
     const uint64_t word = static_cast<uint64_t>(bits[0]) << 32 | bits[1];
     // The high half of the product maps 64 bits to [0, positions) with a bias below 2^-20 for any real corpus.
-    const auto at = static_cast<int64_t>((static_cast<unsigned __int128>(word) * positions) >> 64);
+    const auto at = static_cast<int64_t>((static_cast<Wide>(word) * positions) >> 64);
     fill(at, block_size_, x + row * block_size_, y + row * block_size_);
   }
   return batch;

@@ -55,7 +55,7 @@ void JsonReader::object(absl::FunctionRef<void(std::string&)> member) {
     if (peek() != '"') fail("expected a name in quotes");
     std::string key = string();
     expect(':', "':'");
-    member(std::move(key));
+    member(key);
   } while (accept(','));
   expect('}', "',' or '}'");
 }
