@@ -171,8 +171,7 @@ Tensor SafetensorsFile::tensor(const TensorEntry& entry) const {
   // Any other byte is not a bool, and C++ may do anything with it.
   if (entry.dtype == kBool && !std::all_of(data, data + bytes, [](std::byte b) { return b <= std::byte{1}; }))
     throw FileError(path(), "BOOL tensor " + shown(entry.name) + " holds a byte that is neither 0 nor 1");
-  if (bytes == 0) return Tensor::empty(entry.shape, {entry.dtype});
-  if (reinterpret_cast<uintptr_t>(data) % size_of(entry.dtype) != 0) {
+  if (bytes > 0 && reinterpret_cast<uintptr_t>(data) % size_of(entry.dtype) != 0) {
     Tensor copy = Tensor::empty(entry.shape, {entry.dtype});
     std::memcpy(copy.raw_mutable_data(), data, bytes);
     return copy;
