@@ -6,7 +6,8 @@ set(RONDO_WARNINGS -Wall -Wextra -Wpedantic -Werror -Wno-psabi
 # Kernel code: full vector width of the host; contraction off, so that FMA is where the source writes it and the JIT can
 # match every bit.
 set(RONDO_KERNEL_FLAGS -march=${RONDO_CPU} -mprefer-vector-width=512 -ffp-contract=off -fno-math-errno
-                       -fno-trapping-math)
+                       -fno-trapping-math
+                       $<$<CXX_COMPILER_ID:GNU>:-fno-thread-jumps>)  # keeps chains of selects branch-free, so they vectorise
 
 if(RONDO_SANITIZE)
   add_compile_options(-fsanitize=${RONDO_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=undefined)

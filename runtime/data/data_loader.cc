@@ -1,0 +1,161 @@
+#include "rondo/runtime/data/data_loader.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+
+#include "absl/strings/str_cat.h"
+#include "rondo/runtime/random.h"
+
+namespace rondo::data {
+namespace {
+
+// Keeps shuffles apart from tensors drawn with the same seed.
+constexpr uint64_t kShuffleKey = 0x73687566666C6500u;
+
+int64_t batches_in(int64_t items, const DataLoaderOptions& options) {
+  if (options.batch_size < 1) throw Error(absl::StrCat("DataLoader: batch_size ", options.batch_size));
+  if (options.num_workers < 0 || options.num_workers > 1024)
+    throw Error(absl::StrCat("DataLoader: num_workers ", options.num_workers, " is outside [0, 1024]"));
+  if (options.prefetch < 1) throw Error(absl::StrCat("DataLoader: prefetch ", options.prefetch));
+  return options.drop_last ? items / options.batch_size : (items + options.batch_size - 1) / options.batch_size;
+}
+
+}  // namespace
+
+Permutation::Permutation(int64_t n, uint64_t seed, uint64_t epoch)
+    : n_(static_cast<uint64_t>(n)), seed_(seed ^ kShuffleKey), epoch_(epoch) {
+  half_bits_ = std::max((static_cast<int>(std::bit_width(n_ - 1)) + 1) / 2, 1);
+}
+
+int64_t Permutation::operator()(int64_t i) const {
+  constexpr uint64_t kRounds = 8;
+  const uint64_t mask = (uint64_t{1} << half_bits_) - 1;
+  uint64_t value = static_cast<uint64_t>(i);
+  do {
+    uint64_t left = value >> half_bits_, right = value & mask;
+    for (uint64_t round = 0; round < kRounds; ++round) {
+      // half_bits_ is at most 32, so the round's number fits above `right`.
+      const uint64_t mixed = philox(seed_, right | round << 32, epoch_)[0];
+      left = std::exchange(right, left ^ (mixed & mask));
+    }
+    value = left << half_bits_ | right;
+  } while (value >= n_);
+  return static_cast<int64_t>(value);
+}
+
+Tensor stack(const std::vector<Tensor>& items) {
+  if (items.empty()) throw Error("stack: no tensors");
+  const Tensor& first = items.front();
+  Dims sizes = first.sizes();
+  sizes.insert(0, static_cast<int64_t>(items.size()));
+  Tensor out = Tensor::empty(sizes, {first.dtype()});
+  auto* to = static_cast<std::byte*>(out.raw_mutable_data());
+  for (const Tensor& item : items) {
+    if (!(item.sizes() == first.sizes()) || item.dtype() != first.dtype())
+      throw Error(absl::StrCat("stack: the tensors differ: ", std::string(name_of(first.dtype())), " ",
+                               to_string(first.sizes()), " and ", std::string(name_of(item.dtype())), " ",
+                               to_string(item.sizes())));
+    if (item.numel() == 0) continue;
+    const Tensor dense = item.is_contiguous() ? item : item.detach().contiguous();
+    std::memcpy(to, dense.raw_data(), static_cast<size_t>(dense.nbytes()));
+    to += dense.nbytes();
+  }
+  return out;
+}
+
+DataLoader::DataLoader(std::shared_ptr<const Dataset> dataset, DataLoaderOptions options)
+    : dataset_(std::move(dataset)),
+      options_(options),
+      items_(dataset_ ? dataset_->size() : throw Error("DataLoader: no dataset")),
+      batches_(batches_in(items_, options)) {}
+
+DataLoader::~DataLoader() {
+  {
+    std::lock_guard lock(mutex_);
+    stop_ = true;
+  }
+  room_.notify_all();
+  for (std::thread& worker : workers_) worker.join();
+}
+
+Batch DataLoader::load(int64_t number) const {
+  const int64_t epoch = number / batches_, begin = number % batches_ * options_.batch_size;
+  const int64_t end = std::min(begin + options_.batch_size, items_);
+  const Permutation shuffled(items_, options_.seed, static_cast<uint64_t>(epoch));
+  std::vector<std::vector<Tensor>> columns;  // one per tensor of an item
+  for (int64_t i = begin; i < end; ++i) {
+    std::vector<Tensor> item = dataset_->get(options_.shuffle ? shuffled(i) : i);
+    if (i == begin) columns.resize(item.size());
+    if (item.size() != columns.size())
+      throw Error(absl::StrCat("DataLoader: items have ", columns.size(), " and ", item.size(), " tensors"));
+    for (size_t c = 0; c < item.size(); ++c) columns[c].push_back(std::move(item[c]));
+  }
+  Batch batch;
+  for (const std::vector<Tensor>& column : columns) batch.push_back(stack(column));
+  return batch;
+}
+
+std::optional<Batch> DataLoader::next() {
+  if (position_.batch >= batches_) {
+    position_ = {position_.epoch + 1, 0};
+    return std::nullopt;
+  }
+  const int64_t number = position_.epoch * batches_ + position_.batch;
+  ++position_.batch;
+  if (options_.num_workers == 0) return load(number);
+
+  if (workers_.empty()) start();
+  std::unique_lock lock(mutex_);
+  if (number != wanted_) {  // after a seek; slots of other numbers are stale and will be overwritten
+    wanted_ = taken_ = number;
+    for (Slot& slot : slots_) slot = {};
+    room_.notify_all();
+  }
+  Slot& slot = slots_[static_cast<size_t>(number) % slots_.size()];
+  ready_.wait(lock, [&] { return slot.ready && slot.number == number; });
+  Slot taken = std::exchange(slot, {});
+  ++wanted_;
+  lock.unlock();
+  room_.notify_all();
+  if (taken.error) std::rethrow_exception(taken.error);
+  return std::move(taken.batch);
+}
+
+void DataLoader::seek(Position position) {
+  if (position.epoch < 0 || position.batch < 0 || position.batch > batches_)
+    throw Error(absl::StrCat("DataLoader::seek: epoch ", position.epoch, ", batch ", position.batch, " of ", batches_));
+  position_ = position;
+}
+
+void DataLoader::start() {
+  slots_.resize(static_cast<size_t>(options_.num_workers) * static_cast<size_t>(options_.prefetch));
+  wanted_ = taken_ = position_.epoch * batches_ + position_.batch - 1;
+  for (int i = 0; i < options_.num_workers; ++i) workers_.emplace_back([this] { work(); });
+}
+
+void DataLoader::work() {
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    room_.wait(lock, [&] { return stop_ || taken_ < wanted_ + static_cast<int64_t>(slots_.size()); });
+    if (stop_) return;
+    const int64_t number = taken_++;
+    lock.unlock();
+    Slot filled{number, true, {}, nullptr};
+    try {
+      filled.batch = load(number);
+    } catch (...) {
+      filled.error = std::current_exception();
+    }
+    lock.lock();
+    // A seek may have moved on while this was loading, even to a range that holds the same number again.
+    Slot& slot = slots_[static_cast<size_t>(number) % slots_.size()];
+    const bool awaited = number >= wanted_ && number < wanted_ + static_cast<int64_t>(slots_.size());
+    if (awaited && !slot.ready) {
+      slot = std::move(filled);
+      ready_.notify_one();
+    }
+  }
+}
+
+}  // namespace rondo::data

@@ -1,0 +1,105 @@
+// DataLoader: batches of a Dataset, in order or shuffled, prepared ahead by worker threads.
+//
+//   data::DataLoader loader(dataset, {.batch_size = 32, .shuffle = true, .seed = 1, .num_workers = 2});
+//   for (int epoch = 0; epoch < 10; ++epoch)
+//     while (auto batch = loader.next()) train((*batch)[0], (*batch)[1]);   // nothing: the epoch has ended
+//
+// The order is a function of (seed, epoch): the same for any number of workers, and after seek(position()).
+// Batch b of item tensors of shape (...) is one tensor of shape (B, ...).
+// Threads: started by the first next(), joined by the destructor, which waits for at most one get() per worker. next(),
+// seek() and position() belong to one thread.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <thread>
+#include <vector>
+
+#include "rondo/runtime/data/dataset.h"
+
+namespace rondo::data {
+
+// A random permutation of [0, n) in constant memory: a Feistel network on the smallest even number of bits, walked until
+// it lands inside (Black and Rogaway, "Ciphers with arbitrary finite domains", CT-RSA 2002), with Philox rounds.
+class Permutation {
+ public:
+  Permutation(int64_t n, uint64_t seed, uint64_t epoch);
+  // Where position i of [0, n) goes.
+  int64_t operator()(int64_t i) const;
+
+ private:
+  uint64_t n_, seed_, epoch_;
+  int half_bits_ = 1;
+};
+
+struct DataLoaderOptions {
+  int64_t batch_size = 1;
+  bool shuffle = false;
+  uint64_t seed = 0;
+  bool drop_last = false;  // leave out the last batch of an epoch if it is smaller
+  int num_workers = 0;     // 0: next() prepares the batch itself
+  int prefetch = 2;        // batches that each worker may be ahead
+};
+
+using Batch = std::vector<Tensor>;
+
+class DataLoader {
+ public:
+  // The next batch to be returned; save it with a checkpoint.
+  struct Position {
+    int64_t epoch = 0;
+    int64_t batch = 0;  // within the epoch
+    friend bool operator==(const Position&, const Position&) = default;
+  };
+
+  DataLoader(std::shared_ptr<const Dataset> dataset, DataLoaderOptions options);
+  ~DataLoader();
+  DataLoader(const DataLoader&) = delete;
+  DataLoader& operator=(const DataLoader&) = delete;
+
+  // The next batch, or nothing once at the end of each epoch; the call after that starts the next epoch. Rethrows what
+  // the dataset threw for this batch (the batch is then skipped) and throws Error where items do not stack.
+  std::optional<Batch> next();
+
+  Position position() const { return position_; }
+  // Goes anywhere, at any time. Throws Error if the epoch has no such batch; one past the last is its end.
+  void seek(Position position);
+  // Batches in an epoch.
+  int64_t size() const { return batches_; }
+
+ private:
+  // A batch that a worker prepares. Batches are numbered through all epochs: number = epoch * batches_ + batch.
+  struct Slot {
+    int64_t number = -1;
+    bool ready = false;
+    Batch batch;
+    std::exception_ptr error;
+  };
+
+  Batch load(int64_t number) const;
+  void start();
+  void work();
+
+  const std::shared_ptr<const Dataset> dataset_;
+  const DataLoaderOptions options_;
+  const int64_t items_;
+  const int64_t batches_;
+  Position position_;
+
+  std::mutex mutex_;
+  std::condition_variable room_, ready_;  // a worker may take a number; a slot was filled
+  std::vector<Slot> slots_;               // batch `number` lives in slot number % slots_.size()
+  int64_t taken_ = 0;                     // the next number for a worker
+  int64_t wanted_ = 0;                    // the next number for the consumer
+  bool stop_ = false;
+  std::vector<std::thread> workers_;
+};
+
+// Stacks tensors of equal shape and dtype: (...) to (B, ...). Copies bytes, outside autograd and any recording.
+Tensor stack(const std::vector<Tensor>& items);
+
+}  // namespace rondo::data

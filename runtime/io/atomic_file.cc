@@ -1,0 +1,135 @@
+#include "rondo/runtime/io/atomic_file.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <filesystem>
+#include <system_error>
+
+#include "absl/strings/str_cat.h"
+#include "rondo/runtime/error.h"
+
+namespace rondo::io {
+namespace {
+
+constexpr size_t kBuffer = 256 << 10;
+
+std::string errno_reason(const char* what, int error = errno) {
+  return absl::StrCat(what, ": ", std::generic_category().message(error));
+}
+
+std::string folder_of(const std::string& path) {
+  const std::string folder = std::filesystem::path(path).parent_path().string();
+  return folder.empty() ? "." : folder;
+}
+
+// 0, or the errno of the failed call.
+int write_all(int fd, const char* data, size_t bytes, int64_t offset = -1) {
+  while (bytes > 0) {
+    const ssize_t n = offset < 0 ? ::write(fd, data, bytes) : ::pwrite(fd, data, bytes, offset);
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) return errno;
+    if (n == 0) return ENOSPC;
+    data += n;
+    bytes -= static_cast<size_t>(n);
+    if (offset >= 0) offset += n;
+  }
+  return 0;
+}
+
+}  // namespace
+
+AtomicFile::AtomicFile(std::string path) : path_(std::move(path)) {
+  static std::atomic<uint64_t> counter{0};
+  const std::filesystem::path target(path_);
+  if (target.filename().empty()) throw FileError(path_, "cannot write: the path names a folder");
+  for (;;) {
+    temp_ = absl::StrCat(folder_of(path_), "/", std::string(kTempPrefix), target.filename().string(), ".", ::getpid(),
+                         ".", counter.fetch_add(1));
+    fd_ = ::open(temp_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    if (fd_ >= 0) break;
+    // A process that was killed may have had our id.
+    if (errno != EEXIST) throw FileError(path_, errno_reason("cannot create a temporary file beside it"));
+  }
+}
+
+AtomicFile::~AtomicFile() { discard(); }
+
+void AtomicFile::discard() noexcept {
+  if (fd_ >= 0) ::close(fd_);
+  if (!temp_.empty()) ::unlink(temp_.c_str());
+  fd_ = -1;
+  temp_.clear();
+}
+
+void AtomicFile::fail(const char* what) {
+  const std::string reason = errno_reason(what);
+  discard();
+  throw FileError(path_, reason);
+}
+
+void AtomicFile::write(const void* data, size_t bytes) {
+  if (fd_ < 0) throw FileError(path_, "write: the file is committed or has failed");
+  if (buffer_.size() + bytes <= kBuffer) {
+    buffer_.append(static_cast<const char*>(data), bytes);
+    return;
+  }
+  flush();
+  if (bytes < kBuffer) {
+    buffer_.assign(static_cast<const char*>(data), bytes);
+  } else if ((errno = write_all(fd_, static_cast<const char*>(data), bytes)) != 0) {
+    fail("cannot write");
+  }
+}
+
+void AtomicFile::write_at(uint64_t offset, const void* data, size_t bytes) {
+  flush();
+  if ((errno = write_all(fd_, static_cast<const char*>(data), bytes, static_cast<int64_t>(offset))) != 0)
+    fail("cannot write");
+}
+
+void AtomicFile::flush() {
+  if (fd_ < 0) throw FileError(path_, "write: the file is committed or has failed");
+  if ((errno = write_all(fd_, buffer_.data(), buffer_.size())) != 0) fail("cannot write");
+  buffer_.clear();
+}
+
+void AtomicFile::commit() {
+  flush();
+  if (::fsync(fd_) != 0) fail("cannot fsync");
+  const int fd = std::exchange(fd_, -1);
+  if (::close(fd) != 0) fail("cannot close");
+  if (::rename(temp_.c_str(), path_.c_str()) != 0) fail("cannot rename onto it");
+  temp_.clear();
+  fsync_folder(folder_of(path_));
+}
+
+void write_file_atomic(const std::string& path, std::string_view contents) {
+  AtomicFile file(path);
+  file.write(contents);
+  file.commit();
+}
+
+void fsync_folder(const std::string& folder) {
+  const int fd = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (fd < 0) throw FileError(folder, errno_reason("cannot open the folder"));
+  const int error = ::fsync(fd) != 0 ? errno : 0;
+  ::close(fd);
+  // Some file systems cannot fsync a folder and say so with EINVAL; there the rename is as durable as it gets.
+  if (error != 0 && error != EINVAL) throw FileError(folder, errno_reason("cannot fsync the folder", error));
+}
+
+void make_folders(const std::string& folder) {
+  namespace fs = std::filesystem;
+  std::error_code error;
+  if (fs::is_directory(folder, error)) return;
+  const fs::path clean = fs::path(folder).lexically_normal();
+  const fs::path path = clean.has_filename() ? clean : clean.parent_path();
+  if (path.has_parent_path()) make_folders(path.parent_path().string());
+  if (!fs::create_directory(path, error) && error) throw FileError(folder, "cannot create: " + error.message());
+  fsync_folder(folder_of(path.string()));
+}
+
+}  // namespace rondo::io

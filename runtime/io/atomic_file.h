@@ -1,0 +1,55 @@
+// Writing files so that nothing half-written is ever visible: the bytes go to a temporary file in the same folder, which
+// is fsynced and renamed over the target; then the folder is fsynced. A crash at any moment leaves the old file or the
+// new one.
+//
+//   AtomicFile file("out/loss.svg");
+//   file.write(svg);
+//   file.commit();          // without it, the destructor removes the temporary file
+//
+// Thread safety: none; one object per thread. Two writers of one target do not disturb each other: the last rename wins.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+namespace rondo::io {
+
+class AtomicFile {
+ public:
+  // Temporary files are named kTempPrefix + name + a suffix unique to process and call.
+  static constexpr std::string_view kTempPrefix = ".tmp-";
+
+  // Throws FileError (here and below) naming the target.
+  explicit AtomicFile(std::string path);
+  ~AtomicFile();
+  AtomicFile(const AtomicFile&) = delete;
+  AtomicFile& operator=(const AtomicFile&) = delete;
+
+  void write(const void* data, size_t bytes);
+  void write(std::string_view text) { write(text.data(), text.size()); }
+  // Overwrites bytes written before, e.g. a header whose counts are known last.
+  void write_at(uint64_t offset, const void* data, size_t bytes);
+  // Makes the file visible and durable. On error the temporary file is removed and the target is as before, except
+  // when only the last fsync of the folder failed.
+  void commit();
+
+ private:
+  void flush();
+  void discard() noexcept;
+  [[noreturn]] void fail(const char* what);
+
+  std::string path_, temp_;
+  std::string buffer_;
+  int fd_ = -1;
+};
+
+// The whole of it in one call.
+void write_file_atomic(const std::string& path, std::string_view contents);
+// Makes renames and unlinks in `folder` durable.
+void fsync_folder(const std::string& folder);
+// Creates `folder` and its parents, durably, where they are missing.
+void make_folders(const std::string& folder);
+
+}  // namespace rondo::io

@@ -1,0 +1,80 @@
+// Training checkpoints that survive a kill at any moment, bit for bit.
+//
+//   io::Checkpoint now{.step = step, .model = model_state, .optimizer = optimizer_state};
+//   now.state["best_loss"] = best_loss;
+//   io::save_checkpoint("out", now, {.keep = 2});
+//   ...
+//   if (auto latest = io::load_latest_checkpoint("out"); latest.checkpoint) resume(*latest.checkpoint);
+//
+// One checkpoint is one safetensors file, <folder>/ckpt-00001000.safetensors, because one rename is atomic and a folder
+// of files is not: tensors "model.<name>" and "optimizer.<name>", and in the metadata "format", "step", "state" (a JSON
+// object of the scalars) and "checksum" (XXH64 over everything else). Any safetensors reader can open it.
+// Order of a save: write a temporary file, fsync, rename, fsync the folder, and only then prune.
+// One process writes a folder at a time (rank 0).
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "rondo/runtime/io/safetensors.h"
+
+namespace rondo::io {
+
+using Scalar = std::variant<bool, int64_t, double, std::string>;
+// Doubles keep their bits, infinities and NaNs included.
+using Scalars = std::map<std::string, Scalar>;
+
+struct Checkpoint {
+  int64_t step = 0;
+  TensorMap model;
+  TensorMap optimizer;
+  // RNG state, data position, best loss, configuration: whatever resuming needs.
+  Scalars state;
+
+  // Reads state[name] as a T: bool, int64_t, double or std::string. Throws Error if it is absent or of another type.
+  template <class T> const T& get(const std::string& name) const {
+    const auto at = state.find(name);
+    const T* value = at == state.end() ? nullptr : std::get_if<T>(&at->second);
+    if (value == nullptr)
+      throw Error("checkpoint: state \"" + name + "\" is " + (at == state.end() ? "missing" : "of another type"));
+    return *value;
+  }
+};
+
+struct CheckpointOptions {
+  int keep = 2;  // newest checkpoints that stay, the one just written included; at least 1
+};
+
+// Writes the checkpoint of `checkpoint.step`, replacing one of the same step; returns its path. Creates `folder`.
+// Throws FileError; then the checkpoints that were there are still there. Pruning removes only files of this module, and
+// never one of a later step than the one just written.
+std::string save_checkpoint(const std::string& folder, const Checkpoint& checkpoint, CheckpointOptions options = {});
+
+// Reads one file and verifies its checksum. Tensors are copy-on-write views of the mapped file (safetensors.h); copy them
+// into the parameters. Throws FileError.
+Checkpoint load_checkpoint(const std::string& path);
+
+struct SkippedCheckpoint {
+  std::string path;
+  std::string reason;
+};
+struct LatestCheckpoint {
+  std::optional<Checkpoint> checkpoint;    // nothing if no file is loadable
+  std::string path;                        // of `checkpoint`
+  std::vector<SkippedCheckpoint> skipped;  // newer files that are damaged, newest first
+};
+
+// The newest checkpoint that is whole. A missing or empty folder gives an empty result.
+LatestCheckpoint load_latest_checkpoint(const std::string& folder);
+
+// Paths of all checkpoints in `folder`, newest first, without opening them.
+std::vector<std::string> list_checkpoints(const std::string& folder);
+
+// Removes every checkpoint and leftover of one in `folder`: a new run in an old folder must not resume from the old one.
+void remove_checkpoints(const std::string& folder);
+
+}  // namespace rondo::io

@@ -1,0 +1,86 @@
+// Tokenizers: text to ids and back.
+//
+//   io::CharTokenizer chars = io::CharTokenizer::from_text(text);
+//   std::vector<int32_t> ids = chars.encode("To be");
+//   std::string same = chars.decode(ids);
+//
+// Thread safety: a tokenizer is immutable from outside; encode and decode may run in several threads.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace rondo::io {
+
+class Tokenizer {
+ public:
+  virtual ~Tokenizer() = default;
+  virtual std::vector<int32_t> encode(std::string_view text) const = 0;
+  // Throws Error on an id outside [0, vocab_size()).
+  virtual std::string decode(std::span<const int32_t> ids) const = 0;
+  virtual int64_t vocab_size() const = 0;
+};
+
+// One id per byte; any bytes round-trip.
+class ByteTokenizer : public Tokenizer {
+ public:
+  std::vector<int32_t> encode(std::string_view text) const override;
+  std::string decode(std::span<const int32_t> ids) const override;
+  int64_t vocab_size() const override { return 256; }
+};
+
+// One id per Unicode code point that occurs in a text, in code-point order (for ASCII, nanoGPT's order). Text that is not
+// UTF-8, or has a code point outside the vocabulary, is an Error that names it and its byte offset.
+class CharTokenizer : public Tokenizer {
+ public:
+  static CharTokenizer from_text(std::string_view text);
+  // {"type": "char", "vocabulary": ["\n", " ", ..]}; `path` names the file in errors. Throws FileError.
+  static CharTokenizer from_json(std::string_view json, const std::string& path);
+  static CharTokenizer load(const std::string& path);
+  std::string to_json() const;
+  // Atomically.
+  void save(const std::string& path) const;
+
+  std::vector<int32_t> encode(std::string_view text) const override;
+  std::string decode(std::span<const int32_t> ids) const override;
+  int64_t vocab_size() const override { return static_cast<int64_t>(points_.size()); }
+
+ private:
+  explicit CharTokenizer(std::vector<uint32_t> points);
+
+  std::vector<uint32_t> points_;    // id -> code point, ascending
+  std::vector<int32_t> low_ids_;    // code point below 256 -> id or -1: most text needs no search
+};
+
+// GPT-2's byte-level BPE (Radford et al., 2019; the rules are those of its published encoder.py). Text is cut by a
+// pattern into words, whose bytes are merged by rank. Bytes that are not UTF-8 are encoded too, so every string
+// round-trips exactly.
+class Gpt2Tokenizer : public Tokenizer {
+ public:
+  static constexpr std::string_view kEndOfText = "<|endoftext|>";
+
+  // encoder.json (vocab.json) and vocab.bpe (merges.txt). Throws FileError.
+  static Gpt2Tokenizer load(const std::string& encoder_path, const std::string& merges_path);
+  Gpt2Tokenizer(Gpt2Tokenizer&&) noexcept;
+  ~Gpt2Tokenizer() override;
+
+  // Takes "<|endoftext|>" for ordinary text: what a user typed cannot end a document.
+  std::vector<int32_t> encode(std::string_view text) const override;
+  // Where `allow_special`, "<|endoftext|>" becomes its one id.
+  std::vector<int32_t> encode(std::string_view text, bool allow_special) const;
+  std::string decode(std::span<const int32_t> ids) const override;
+  int64_t vocab_size() const override;
+  // -1 if the vocabulary has none.
+  int32_t end_of_text() const;
+
+ private:
+  struct Impl;
+  explicit Gpt2Tokenizer(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace rondo::io
