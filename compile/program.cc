@@ -181,8 +181,8 @@ void Program::run_kernel(const LoweredUnit& unit, int32_t index, Frame& frame) c
   const KernelEntry entry = executable_->entry(index);
   const double* scalars = unit.scalars.data();
   if (kernel.split_columns) {
-    parallel_for((kernel.cols + kLanes - 1) / kLanes, kGrain / kLanes, [&](int64_t begin, int64_t end) {
-      entry(operands.data(), scalars, begin * kLanes, std::min(end * kLanes, kernel.cols));
+    parallel_for((kernel.cols + kSplitGrain - 1) / kSplitGrain, kGrain / kSplitGrain, [&](int64_t begin, int64_t end) {
+      entry(operands.data(), scalars, begin * kSplitGrain, std::min(end * kSplitGrain, kernel.cols));
     });
     return;
   }
