@@ -151,8 +151,6 @@ inline LoopValue operator-(LoopValue a) { return scalar::emit(LoopOp::kNeg, a); 
 // Every function below is always inlined: a call in a loop would keep GCC from vectorising it.
 namespace rondo::scalar {
 
-template <class T> inline T rsqrt(T x) { return constant(x, 1.0) / sqrt(x); }
-
 // c[0] + c[1] x + ... + c[N-1] x^(N-1), by Horner's rule with FMA. A recursion and not a loop: GCC vectorises only what
 // it has unrolled early.
 template <int I, class T, int N>

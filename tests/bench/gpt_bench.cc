@@ -1,0 +1,199 @@
+// bench_gpt: one GPT-2 training step (zero_grad, forward, cross-entropy, backward, clip, AdamW), timed by phase, beside
+// the matmul floor: the same products, shape by shape, through oneDNN alone.
+//
+//   bench_gpt --n_layer=6 --n_head=6 --n_embd=384 --block_size=256 --batch_size=8 --compile=regions
+//
+// With --serve it speaks the protocol of tests/bench/peers: each line N on stdin runs N steps and prints one JSON line.
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <iostream>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <optional>
+
+#include "rondo/compile/compile.h"
+#include "rondo/modules/gpt2.h"
+#include "rondo/optim/adam.h"
+#include "rondo/optim/clip.h"
+#include "rondo/runtime/autograd.h"
+#include "rondo/runtime/cpu/matmul.h"
+#include "rondo/runtime/parallel.h"
+#include "rondo/runtime/random.h"
+
+namespace {
+
+using namespace rondo;
+using Clock = std::chrono::steady_clock;
+
+double ms_since(Clock::time_point start) { return std::chrono::duration<double, std::milli>(Clock::now() - start).count(); }
+double median(std::vector<double> v) {
+  if (v.empty()) return 0;
+  std::sort(v.begin(), v.end());
+  return v[v.size() / 2];
+}
+
+struct Options {
+  std::map<std::string, std::string> values;
+  Options(int argc, char** argv) {
+    for (int i = 1; i < argc; ++i) {
+      const std::string arg = argv[i];
+      const size_t eq = arg.find('=');
+      if (arg.rfind("--", 0) != 0) throw Error("unexpected argument " + arg);
+      if (eq != std::string::npos) values[arg.substr(2, eq - 2)] = arg.substr(eq + 1);
+      else if (i + 1 < argc && argv[i + 1][0] != '-') values[arg.substr(2)] = argv[++i];
+      else values[arg.substr(2)] = "1";
+    }
+  }
+  int64_t integer(const std::string& name, int64_t fallback) const {
+    const auto found = values.find(name);
+    return found == values.end() ? fallback : std::stoll(found->second);
+  }
+  std::string text(const std::string& name, const std::string& fallback) const {
+    const auto found = values.find(name);
+    return found == values.end() ? fallback : found->second;
+  }
+};
+
+// Milliseconds of y = x w^T, dx = g w and dw = g^T x with x (rows, in) and w (out, in), best of several runs.
+double linear_floor_ms(int64_t rows, int64_t in, int64_t out, DType dtype) {
+  const Tensor x = Tensor::randn({rows, in}).to(dtype), w = Tensor::randn({out, in}).to(dtype);
+  const Tensor y = Tensor::zeros({rows, out}, {dtype}), dx = Tensor::zeros({rows, in}, {dtype}), dw = Tensor::zeros({out, in}, {dtype});
+  const cpu::MatmulCall calls[] = {
+      {.dtype = dtype, .m = rows, .n = out, .k = in, .a_strides = {0, in, 1}, .b_strides = {0, 1, in}, .c_strides = {0, out, 1}},
+      {.dtype = dtype, .m = rows, .n = in, .k = out, .a_strides = {0, out, 1}, .b_strides = {0, in, 1}, .c_strides = {0, in, 1}},
+      {.dtype = dtype, .m = out, .n = in, .k = rows, .a_strides = {0, 1, out}, .b_strides = {0, in, 1}, .c_strides = {0, in, 1}}};
+  const void* operands[3][3] = {{x.raw_data(), w.raw_data(), y.raw_data()},
+                                {y.raw_data(), w.raw_data(), dx.raw_data()},
+                                {y.raw_data(), x.raw_data(), dw.raw_data()}};
+  double total = 0;
+  for (int i = 0; i < 3; ++i) {
+    std::vector<double> times;
+    for (int run = 0; run < 9; ++run) {
+      const auto start = Clock::now();
+      cpu::matmul(calls[i], operands[i][0], operands[i][1], nullptr, const_cast<void*>(operands[i][2]));
+      times.push_back(ms_since(start));
+    }
+    total += median({times.begin() + 2, times.end()});
+  }
+  return total;
+}
+
+class Trainer {
+ public:
+  explicit Trainer(const Options& o)
+      : config_{.vocab_size = o.integer("vocab_size", 65), .block_size = o.integer("block_size", 64),
+                .n_layer = o.integer("n_layer", 4), .n_head = o.integer("n_head", 4), .n_embd = o.integer("n_embd", 128)},
+        batch_(o.integer("batch_size", 12)), model_(config_, 1337), autocast_(o.text("dtype", "f32") == "bf16"),
+        optimizer_(model_.parameters(), {.lr = 1e-3, .betas = {0.9, 0.99}, .weight_decay = 0.1}),
+        parameters_(model_.parameters()), mode_(o.text("compile", "none")) {
+    manual_seed(1);
+    const Tensor tokens = Tensor::randint(0, config_.vocab_size, {batch_, config_.block_size + 1});
+    x_ = tokens.slice(1, {0, -1}).contiguous();
+    y_ = tokens.slice(1, {1}).contiguous();
+    if (mode_ == "regions") regions_ = compile::compile_regions(model_);
+    else if (mode_ != "none") throw Error("--compile takes none or regions");
+    for (int64_t i = 0; i < o.integer("warmup", 3); ++i) step();
+    step_ms_.clear();
+    forward_ms_.clear();
+    backward_ms_.clear();
+    optimizer_ms_.clear();
+  }
+
+  void step() {
+    const auto start = Clock::now();
+    optimizer_.zero_grad();
+    Tensor loss;
+    {
+      std::optional<amp::Autocast> lower;
+      if (autocast_) lower.emplace(kBF16);
+      loss = model_.loss(x_, y_);
+    }
+    forward_ms_.push_back(ms_since(start));
+    const auto middle = Clock::now();
+    loss.backward();
+    backward_ms_.push_back(ms_since(middle));
+    const auto late = Clock::now();
+    optim::clip_grad_norm_(parameters_, 1.0);
+    optimizer_.step();
+    optimizer_ms_.push_back(ms_since(late));
+    step_ms_.push_back(ms_since(start));
+    last_loss_ = loss.item();
+  }
+
+  // The products of one step; those of attention count as part of the model's own time.
+  double floor_ms() {
+    const int64_t rows = batch_ * config_.block_size, c = config_.n_embd;
+    const DType dtype = autocast_ ? kBF16 : kF32;
+    const double layer = linear_floor_ms(rows, c, 3 * c, dtype) + linear_floor_ms(rows, c, c, dtype) +
+                         linear_floor_ms(rows, c, 4 * c, dtype) + linear_floor_ms(rows, 4 * c, c, dtype);
+    return static_cast<double>(config_.n_layer) * layer + linear_floor_ms(rows, c, config_.vocab_size, dtype);
+  }
+
+  std::string run(int64_t steps, bool with_floor) {
+    step_ms_.clear();
+    forward_ms_.clear();
+    backward_ms_.clear();
+    optimizer_ms_.clear();
+    for (int64_t i = 0; i < steps; ++i) step();
+    rusage usage{};
+    getrusage(RUSAGE_SELF, &usage);
+    const double step = median(step_ms_);
+    nlohmann::ordered_json json = {{"peer", "rondo"},
+                                   {"mode", mode_},
+                                   {"step_ms_median", step},
+                                   {"step_ms_all", step_ms_},
+                                   {"tokens_per_s", step > 0 ? 1e3 * static_cast<double>(batch_ * config_.block_size) / step : 0},
+                                   {"forward_ms", median(forward_ms_)},
+                                   {"backward_ms", median(backward_ms_)},
+                                   {"optimizer_ms", median(optimizer_ms_)},
+                                   {"loss", last_loss_},
+                                   {"peak_rss_mib", static_cast<double>(usage.ru_maxrss) / 1024}};
+    if (regions_) json["compile_ms"] = regions_->report()[0].compile_ms;
+    if (with_floor && steps > 0) {
+      const double floor = floor_ms();
+      json["floor_ms"] = floor;
+      json["floor_share"] = floor / step;
+    }
+    return json.dump();
+  }
+
+  std::string summary() const { return regions_ ? regions_->summary() : "eager"; }
+
+ private:
+  nn::GPT2Config config_;
+  int64_t batch_;
+  nn::GPT2 model_;
+  bool autocast_;
+  optim::AdamW optimizer_;
+  std::vector<Tensor> parameters_;
+  std::string mode_;
+  Tensor x_, y_;
+  std::optional<compile::Regions> regions_;
+  std::vector<double> step_ms_, forward_ms_, backward_ms_, optimizer_ms_;
+  double last_loss_ = 0;
+};
+
+}  // namespace
+
+int main(int argc, char** argv) try {
+  const Options options(argc, argv);
+  set_num_threads(static_cast<int>(options.integer("threads", num_threads())));
+  if (options.integer("serve", 0)) {
+    std::optional<Trainer> trainer;
+    for (int64_t steps = 0; std::cin >> steps;) {
+      if (!trainer) trainer.emplace(options);
+      std::cout << trainer->run(steps, true) << std::endl;
+    }
+    return 0;
+  }
+  Trainer trainer(options);
+  std::fprintf(stderr, "%s\n", trainer.summary().c_str());
+  std::puts(trainer.run(options.integer("steps", 10), true).c_str());
+  return 0;
+} catch (const std::exception& error) {
+  std::fprintf(stderr, "bench_gpt: %s\n", error.what());
+  return 1;
+}
