@@ -58,6 +58,9 @@ class Scratch {
   Line* next_;
 };
 
+// Tasks per piece of a parallel_for, so that waking a thread pays: 2^20 FLOPs are about 5 us.
+int64_t grain_of(double flops_per_task) { return static_cast<int64_t>(0x1p20 / std::max(1.0, flops_per_task)) + 1; }
+
 template <class T>
 T* row_of(const HeadsView<T>& view, int64_t batch, int64_t head, int64_t row) {
   return view.data + batch * view.batch_stride + head * view.head_stride + row * view.row_stride;
@@ -453,7 +456,8 @@ template <class T>
 void attention_forward(const AttentionShape& shape, HeadsView<const T> q, HeadsView<const T> k, HeadsView<const T> v,
                        const AttentionMask<T>& mask, HeadsView<T> out, AttentionAccumulator<T>* logsumexp) {
   const int64_t tiles = (shape.queries + kQueryTile - 1) / kQueryTile;
-  parallel_for(shape.batch * shape.heads * tiles, 1, [&](int64_t begin, int64_t end) {
+  const double flops = 4.0 * std::min(kQueryTile, shape.queries) * shape.keys * shape.head_dim;
+  parallel_for(shape.batch * shape.heads * tiles, grain_of(flops), [&](int64_t begin, int64_t end) {
     ForwardTask<T> task{shape, q, k, v, mask, out, logsumexp};
     const auto tile_at = [&](int64_t n) {
       // 0, last, 1, last - 1, ...: contiguous pieces then cost the same under a causal mask.
@@ -486,7 +490,8 @@ void attention_backward(const AttentionShape& shape, HeadsView<const T> q, Heads
                    grad_v.row_stride);
   };
   std::vector<A> sums(shares > 1 ? pairs * shares * size * 2 : 0);
-  parallel_for(pairs * shares, 1, [&](int64_t begin, int64_t end) {
+  const double flops = 10.0 * shape.queries * shape.keys * shape.head_dim * (shape.heads / shape.kv_heads) / shares;
+  parallel_for(pairs * shares, grain_of(flops), [&](int64_t begin, int64_t end) {
     thread_local std::vector<A> own;
     BackwardTask<T> task{shape, q, k, v, mask, out, logsumexp, grad_out, grad_q};
     for (int64_t n = begin; n < end; ++n) {
