@@ -123,8 +123,13 @@ std::string ModuleBase::type_name() const {
   char* text = abi::__cxa_demangle(typeid(*this).name(), nullptr, nullptr, &status);
   std::string name = status == 0 ? text : typeid(*this).name();
   std::free(text);
-  const size_t template_start = std::min(name.find('<'), name.size());
-  const size_t scope = name.rfind("::", template_start);
+  if (name.ends_with('>')) {
+    size_t at = name.size();
+    for (int depth = 0; at > 0; --at)
+      if ((depth += (name[at - 1] == '>') - (name[at - 1] == '<')) == 0) break;
+    name.resize(at - 1);
+  }
+  const size_t scope = name.rfind("::");
   return scope == name.npos ? name : name.substr(scope + 2);
 }
 

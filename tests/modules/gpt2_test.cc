@@ -1,0 +1,149 @@
+// GPT-2 against values recorded from PyTorch (tests/reference/README.md), and its own promises.
+#include "rondo/modules/gpt2.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "rondo/optim/adam.h"
+#include "rondo/runtime/autograd.h"
+#include "rondo/runtime/io/safetensors.h"
+#include "rondo/runtime/parallel.h"
+#include "rondo/runtime/random.h"
+
+namespace rondo::nn {
+namespace {
+
+constexpr GPT2Config kTiny = {.vocab_size = 65, .block_size = 16, .n_layer = 2, .n_head = 2, .n_embd = 32};
+
+class GPT2Reference : public testing::TestWithParam<DType> {
+ protected:
+  io::TensorMap file = io::load_safetensors(RONDO_SOURCE_DIR "/tests/reference/gpt2.safetensors").tensors;
+  GPT2 model{kTiny};
+  const double tolerance = GetParam() == kF64 ? 1e-10 : 1e-4;
+
+  GPT2Reference() {
+    model.to(GetParam());
+    StateDict state;
+    for (const auto& [name, tensor] : file)
+      if (name.starts_with("param.")) state[name.substr(6)] = tensor;
+    model.load_state_dict(state);
+  }
+  // `scale`: the largest value of this kind.
+  void expect_close(const Tensor& got, const Tensor& want, double scale, const std::string& what) {
+    ASSERT_EQ(got.sizes(), want.sizes()) << what;
+    const std::vector<double> a = got.to_vector<double>(), b = want.to_vector<double>();
+    double worst = 0;
+    for (size_t i = 0; i < a.size(); ++i) worst = std::isnan(a[i]) ? INFINITY : std::max(worst, std::abs(a[i] - b[i]));
+    EXPECT_LE(worst, tolerance * scale) << what;
+  }
+  double largest(std::string_view prefix) {
+    double most = 0;
+    for (const auto& [name, tensor] : file)
+      if (name.starts_with(prefix))
+        for (double v : tensor.to_vector<double>()) most = std::max(most, std::abs(v));
+    return most;
+  }
+};
+
+TEST_P(GPT2Reference, LogitsLossAndEveryGradient) {
+  expect_close(model(file["input.ids"]), file["logits"], largest("logits"), "logits");
+  const Tensor loss = model.loss(file["input.ids"], file["input.targets"]);
+  expect_close(loss, file["loss"], largest("loss"), "loss");
+  loss.backward();
+  const double scale = largest("grad.");
+  for (const auto& [name, parameter] : model.named_parameters())
+    expect_close(parameter.grad(), file.at("grad." + name), scale, name);
+}
+
+TEST_P(GPT2Reference, TenAdamWSteps) {
+  std::vector<Tensor> matrices, vectors;
+  for (const Tensor& p : model.parameters()) (p.rank() >= 2 ? matrices : vectors).push_back(p);
+  const optim::AdamWOptions options = {.lr = 1e-3, .betas = {0.9, 0.95}, .eps = 1e-8, .weight_decay = 0.1};
+  optim::AdamWOptions no_decay = options;
+  no_decay.weight_decay = 0;
+  optim::AdamW optimizer({{matrices, options}, {vectors, no_decay}});
+  std::vector<double> losses;
+  for (int step = 0; step < 10; ++step) {
+    const Tensor loss = model.loss(file["input.ids"], file["input.targets"]);
+    losses.push_back(loss.item());
+    optimizer.zero_grad();
+    loss.backward();
+    optimizer.step();
+  }
+  expect_close(Tensor::from(losses, {10}), file[GetParam() == kF64 ? "losses" : "losses_f32"], largest("losses"), "losses");
+}
+
+INSTANTIATE_TEST_SUITE_P(DTypes, GPT2Reference, testing::Values(kF64, kF32),
+                         [](const auto& info) { return std::string(name_of(info.param)); });
+
+TEST(GPT2, SizeOfTheSmallestPublishedModel) {
+  GPT2 model({});
+  EXPECT_EQ(model.num_parameters(), 124439808);
+}
+
+TEST(GPT2, InitialisationFollowsTheSeed) {
+  set_num_threads(2);
+  GPT2 a(kTiny, 1), b(kTiny, 1), c(kTiny, 2);
+  EXPECT_EQ(a.h[1].attn.c_attn.weight.to_vector<float>(), b.h[1].attn.c_attn.weight.to_vector<float>());
+  EXPECT_NE(a.h[1].attn.c_attn.weight.to_vector<float>(), c.h[1].attn.c_attn.weight.to_vector<float>());
+  const auto deviation = [](const Tensor& t) {
+    double sum = 0;
+    for (double v : t.to_vector<double>()) sum += v * v;
+    return std::sqrt(sum / static_cast<double>(t.numel()));
+  };
+  EXPECT_NEAR(deviation(a.h[0].mlp.c_fc.weight), 0.02, 0.001);
+  EXPECT_NEAR(deviation(a.h[0].mlp.c_proj.weight), 0.01, 0.0005);
+  EXPECT_EQ(deviation(a.h[0].mlp.c_proj.bias), 0);
+  EXPECT_EQ(deviation(a.ln_f.weight), 1);
+  GPT2Config no_bias = kTiny;
+  no_bias.bias = false;
+  EXPECT_EQ(GPT2(no_bias).parameters().size(), 2 + 2 * 6 + 1);
+}
+
+TEST(GPT2, GenerateIsCausalAndRepeats) {
+  GPT2 model(kTiny, 3);
+  const Tensor prompt = Tensor::from<int64_t>({1, 2, 3, 4, 5, 6}, {2, 3});
+  Generator first(9), second(9), third(10);
+  const std::vector<int64_t> a = model.generate(prompt, 20, 0.8, 10, &first).to_vector<int64_t>();
+  EXPECT_EQ(a, model.generate(prompt, 20, 0.8, 10, &second).to_vector<int64_t>());
+  EXPECT_NE(a, model.generate(prompt, 20, 0.8, 10, &third).to_vector<int64_t>());
+  EXPECT_EQ(a.size(), 46u);  // past block_size
+  EXPECT_EQ(a[0], 1);
+  EXPECT_EQ(a[23], 4);
+  EXPECT_TRUE(model.is_training());
+  // Greedy: each token is the most likely one given what stands before it.
+  const Tensor greedy = model.generate(prompt, 1, 0);
+  const std::vector<float> logits = model(prompt).select(1, 2).to_vector<float>();
+  EXPECT_EQ(greedy.to_vector<int64_t>()[3], std::max_element(logits.begin(), logits.begin() + 65) - logits.begin());
+  // top_k = 1 is greedy, at any temperature.
+  EXPECT_EQ(model.generate(prompt, 5, 3.0, 1, &first).to_vector<int64_t>(), model.generate(prompt, 5, 0).to_vector<int64_t>());
+}
+
+TEST(GPT2, RefusesWhatDoesNotFit) {
+  GPT2 model(kTiny);
+  EXPECT_THROW(model(Tensor::zeros({1, 17}, {kI64})), Error);
+  EXPECT_THROW(model(Tensor::zeros({1, 4})), Error);
+  EXPECT_THROW(model(Tensor::full({1, 4}, 65, {kI64})), Error);
+  EXPECT_THROW(model.loss(Tensor::zeros({1, 4}, {kI64}), Tensor::zeros({1, 5}, {kI64})), Error);
+  EXPECT_THROW(GPT2({.n_head = 5, .n_embd = 768}), Error);
+}
+
+TEST(GPT2, TrainsWithDropout) {
+  GPT2Config config = kTiny;
+  config.dropout = 0.1;
+  GPT2 model(config, 1);
+  const Tensor idx = Tensor::randint(0, 65, {2, 8});
+  manual_seed(5);
+  const double a = model.loss(idx, idx).item(), b = model.loss(idx, idx).item();
+  manual_seed(5);
+  const Tensor again = model.loss(idx, idx);
+  EXPECT_EQ(a, again.item());
+  EXPECT_NE(a, b);
+  again.backward();
+  for (const auto& [name, parameter] : model.named_parameters()) EXPECT_TRUE(parameter.grad().defined()) << name;
+}
+
+}  // namespace
+}  // namespace rondo::nn

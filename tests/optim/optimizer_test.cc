@@ -1,0 +1,303 @@
+// Optimizers, clipping and schedules against values recorded from PyTorch (tests/reference/README.md).
+#include "rondo/optim/optimizer.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <functional>
+#include <limits>
+#include <memory>
+
+#include "rondo/modules/layers.h"
+#include "rondo/optim/adam.h"
+#include "rondo/optim/clip.h"
+#include "rondo/optim/schedule.h"
+#include "rondo/optim/sgd.h"
+#include "rondo/runtime/autograd.h"
+#include "rondo/runtime/io/safetensors.h"
+#include "rondo/runtime/parallel.h"
+
+namespace rondo::optim {
+namespace {
+
+const io::TensorMap& reference() {
+  static const io::TensorMap file = io::load_safetensors(RONDO_SOURCE_DIR "/tests/reference/optim.safetensors").tensors;
+  return file;
+}
+
+void expect_close(const Tensor& got, const Tensor& want, double tolerance, const std::string& what) {
+  const std::vector<double> a = got.to_vector<double>(), b = want.to_vector<double>();
+  ASSERT_EQ(a.size(), b.size());
+  for (size_t i = 0; i < a.size(); ++i) EXPECT_NEAR(a[i], b[i], tolerance) << what << " at " << i;
+}
+
+std::string message_of(const std::function<void()>& fn) {
+  try {
+    fn();
+  } catch (const Error& e) {
+    return e.what();
+  }
+  return "no error";
+}
+
+using Make = std::function<std::unique_ptr<Optimizer>(std::vector<Tensor>)>;
+template <class O, class Options> Make make(Options options) {
+  return [options](std::vector<Tensor> params) { return std::make_unique<O>(std::move(params), options); };
+}
+
+const std::map<std::string, Make>& cases() {
+  static const std::map<std::string, Make> all = {
+      {"sgd", make<SGD>(SGDOptions{.lr = 0.1})},
+      {"sgd_momentum", make<SGD>(SGDOptions{.lr = 0.1, .momentum = 0.9})},
+      {"sgd_dampening", make<SGD>(SGDOptions{.lr = 0.1, .momentum = 0.9, .dampening = 0.5})},
+      {"sgd_nesterov", make<SGD>(SGDOptions{.lr = 0.1, .momentum = 0.9, .nesterov = true})},
+      {"sgd_decay", make<SGD>(SGDOptions{.lr = 0.1, .momentum = 0.9, .weight_decay = 0.1})},
+      {"sgd_maximize", make<SGD>(SGDOptions{.lr = 0.1, .maximize = true})},
+      {"adam", make<Adam>(AdamOptions{.lr = 0.01})},
+      {"adam_decay", make<Adam>(AdamOptions{.lr = 0.01, .weight_decay = 0.1})},
+      {"adam_amsgrad", make<Adam>(AdamOptions{.lr = 0.01, .amsgrad = true})},
+      {"adam_maximize", make<Adam>(AdamOptions{.lr = 0.01, .maximize = true})},
+      {"adamw", make<AdamW>(AdamWOptions{.lr = 0.01, .betas = {0.9, 0.95}, .weight_decay = 0.1})},
+      {"adamw_amsgrad", make<AdamW>(AdamWOptions{.lr = 0.01, .betas = {0.9, 0.95}, .weight_decay = 0.1, .amsgrad = true})},
+      {"adamw_maximize", make<AdamW>(AdamWOptions{.lr = 0.01, .betas = {0.9, 0.95}, .weight_decay = 0.1, .maximize = true})},
+  };
+  return all;
+}
+
+// Copies of the recorded parameters {w, b}.
+std::vector<Tensor> start(DType dtype = kF64) {
+  std::vector<Tensor> params;
+  for (const char* name : {"w", "b"})
+    params.push_back(reference().at("param." + std::string(name)).to(dtype).clone().requires_grad_());
+  return params;
+}
+void set_grads(std::vector<Tensor>& params, int64_t step) {
+  const char* names[] = {"w", "b"};
+  for (size_t i = 0; i < 2; ++i)
+    params[i].set_grad(reference().at("grads." + std::string(names[i]))[step].to(params[i].dtype()).clone());
+}
+void train(Optimizer& optimizer, std::vector<Tensor>& params, int first, int last) {
+  for (int step = first; step < last; ++step) {
+    set_grads(params, step);
+    optimizer.step();
+  }
+}
+
+class Recorded : public testing::TestWithParam<std::string> {};
+
+TEST_P(Recorded, TenSteps) {
+  for (DType dtype : {kF64, kF32}) {
+    std::vector<Tensor> params = start(dtype);
+    const auto optimizer = cases().at(GetParam())(params);
+    train(*optimizer, params, 0, 10);
+    const double tolerance = dtype == kF64 ? 1e-10 : 1e-4;
+    expect_close(params[0], reference().at(GetParam() + ".w"), tolerance, "w");
+    expect_close(params[1], reference().at(GetParam() + ".b"), tolerance, "b");
+  }
+}
+
+TEST_P(Recorded, StateDictContinuesBitExactly) {
+  std::vector<Tensor> params = start(kF32);
+  const auto whole = cases().at(GetParam())(params);
+  train(*whole, params, 0, 5);
+  whole->set_lr(0.05);
+  nn::StateDict saved;
+  for (const auto& [name, tensor] : whole->state_dict()) saved[name] = tensor.clone();
+  std::vector<Tensor> copies;
+  for (const Tensor& p : params) copies.push_back(p.detach().clone().requires_grad_());
+  train(*whole, params, 5, 10);
+
+  const auto resumed = cases().at(GetParam())(copies);
+  resumed->load_state_dict(saved);
+  EXPECT_EQ(resumed->lr(), 0.05);
+  train(*resumed, copies, 5, 10);
+  for (size_t i = 0; i < params.size(); ++i) EXPECT_EQ(params[i].to_vector<float>(), copies[i].to_vector<float>());
+}
+
+std::vector<std::string> case_names() {
+  std::vector<std::string> names;
+  for (const auto& [name, make] : cases()) names.push_back(name);
+  return names;
+}
+INSTANTIATE_TEST_SUITE_P(Optimizers, Recorded, testing::ValuesIn(case_names()), [](const auto& i) { return i.param; });
+
+TEST(Optimizer, StateExistsFromConstruction) {
+  std::vector<Tensor> params = start(kF32);
+  const AdamW optimizer(params, {.amsgrad = true});
+  const nn::StateDict state = optimizer.state_dict();
+  for (const char* name : {"state.0.exp_avg", "state.1.exp_avg_sq", "state.1.max_exp_avg_sq", "state.0.step", "group.0.lr",
+                           "group.0.beta1", "group.0.weight_decay"})
+    EXPECT_TRUE(state.contains(name)) << name;
+  EXPECT_EQ(state.at("state.0.exp_avg").sizes(), (Dims{3, 4}));
+  EXPECT_EQ(state.size(), 2 * 4 + 5u);
+}
+
+TEST(Optimizer, GroupsHaveTheirOwnOptions) {
+  std::vector<Tensor> params = start();
+  AdamW optimizer({{{params[0]}, {.lr = 0.01, .betas = {0.9, 0.95}, .weight_decay = 0.1}},
+                   {{params[1]}, {.lr = 0.01, .betas = {0.9, 0.95}, .weight_decay = 0.1, .amsgrad = true}}});
+  EXPECT_EQ(optimizer.n_groups(), 2);
+  optimizer.set_lr(1, 0.5);
+  EXPECT_EQ(optimizer.lr(0), 0.01);
+  EXPECT_EQ(optimizer.lr(1), 0.5);
+  optimizer.set_lr(0.01);
+  train(optimizer, params, 0, 10);
+  expect_close(params[0], reference().at("adamw.w"), 1e-10, "w");
+  expect_close(params[1], reference().at("adamw_amsgrad.b"), 1e-10, "b");
+  EXPECT_THROW(optimizer.lr(2), Error);
+}
+
+TEST(Optimizer, AParameterWithoutAGradientStandsStill) {
+  std::vector<Tensor> params = start();
+  AdamW optimizer(params, {.lr = 0.01, .betas = {0.9, 0.95}, .weight_decay = 0.1});
+  const std::vector<double> before = params[0].to_vector<double>();
+  set_grads(params, 0);
+  params[0].zero_grad();
+  optimizer.step();
+  EXPECT_EQ(params[0].to_vector<double>(), before);
+  EXPECT_EQ(optimizer.state_dict().at("state.0.step").item(), 0);
+  EXPECT_EQ(optimizer.state_dict().at("state.1.step").item(), 1);
+  // Its first step is then a first step.
+  std::vector<Tensor> others = start();
+  AdamW fresh(others, {.lr = 0.01, .betas = {0.9, 0.95}, .weight_decay = 0.1});
+  train(optimizer, params, 0, 1);
+  train(fresh, others, 0, 1);
+  EXPECT_EQ(params[0].to_vector<double>(), others[0].to_vector<double>());
+}
+
+TEST(Optimizer, BadGradientsAreRefusedBeforeAnythingChanges) {
+  nn::Linear linear(3, 2);
+  AdamW optimizer(linear.parameters());
+  ops::sum(linear(Tensor::randn({4, 3}))).backward();
+  const std::vector<float> before = linear.weight.to_vector<float>();
+  linear.bias.set_grad(Tensor::zeros({2}, {kF64}));
+  EXPECT_NE(message_of([&] { optimizer.step(); }).find("AdamW: parameter 1 is f32[2], its gradient f64[2]"), std::string::npos);
+  EXPECT_EQ(linear.weight.to_vector<float>(), before);
+  EXPECT_EQ(optimizer.state_dict().at("state.0.step").item(), 0);
+  linear.to(kF64);
+  EXPECT_NE(message_of([&] { optimizer.step(); }).find("convert the model before"), std::string::npos);
+}
+
+TEST(Optimizer, BadParametersAreRefused) {
+  const Tensor x = Tensor::zeros({2, 3}).requires_grad_();
+  EXPECT_NE(message_of([&] { SGD({x, x}); }).find("given twice"), std::string::npos);
+  EXPECT_NE(message_of([&] { SGD({x * 2.0}); }).find("not a leaf"), std::string::npos);
+  EXPECT_NE(message_of([&] { SGD({Tensor::zeros({2}, {kI64})}); }).find("not floating"), std::string::npos);
+  EXPECT_NE(message_of([&] { SGD({x.detach().t()}); }).find("not contiguous"), std::string::npos);
+  EXPECT_THROW(SGD({x}, {.nesterov = true}), Error);
+  EXPECT_THROW(AdamW({x}, {.betas = {0.9, 1.0}}), Error);
+}
+
+TEST(Optimizer, AStateOfAnotherModelIsRefused) {
+  std::vector<Tensor> params = start();
+  AdamW optimizer(params), amsgrad(params, {.amsgrad = true});
+  EXPECT_THROW(optimizer.load_state_dict(amsgrad.state_dict()), nn::StateDictError);
+  EXPECT_THROW(amsgrad.load_state_dict(optimizer.state_dict()), nn::StateDictError);
+}
+
+TEST(Optimizer, StepMakesSavedTensorsStale) {
+  nn::Linear linear(3, 2);
+  SGD optimizer(linear.parameters());
+  const Tensor x = Tensor::randn({4, 3}).requires_grad_();
+  const Tensor loss = ops::sum(linear(x));
+  loss.backward({}, /*retain_graph=*/true);
+  optimizer.step();
+  EXPECT_THROW(loss.backward(), StaleTensorError);
+}
+
+TEST(Optimizer, StridedGradientsAndLowPrecision) {
+  Tensor a = Tensor::ones({3, 2}).requires_grad_(), b = Tensor::ones({3, 2}, {kBF16}).requires_grad_();
+  const Tensor grad = Tensor::arange(6).to(kF32).view({2, 3});
+  a.set_grad(grad.t());
+  b.set_grad(grad.t().to(kBF16));
+  SGD optimizer({a, b}, {.lr = 0.5});
+  optimizer.step();
+  EXPECT_EQ(a.to_vector<float>(), (std::vector<float>{1, -0.5, 0.5, -1, 0, -1.5}));
+  EXPECT_EQ(b.to_vector<float>(), a.to_vector<float>());
+  AdamW adam({b});
+  EXPECT_EQ(adam.state_dict().at("state.0.exp_avg").dtype(), kF32);
+  adam.step();
+}
+
+// One pass over many tensors of odd sizes gives the bits of one tensor at a time, whatever the number of threads.
+TEST(Optimizer, ThreadsAndNeighboursDoNotMatter) {
+  std::vector<std::vector<float>> results;
+  for (int threads : {1, 2, 3}) {
+    set_num_threads(threads);
+    std::vector<Tensor> params;
+    for (int64_t size : {1, 0, 70001, 3, 16385, 40000, 1})
+      params.push_back((Tensor::arange(size).to(kF32) * 1e-3).detach().requires_grad_());
+    for (Tensor& p : params) p.set_grad((p.detach() + 0.5).detach());
+    std::vector<std::unique_ptr<AdamW>> single;
+    if (threads == 1)
+      for (const Tensor& p : params) single.push_back(std::make_unique<AdamW>(std::vector<Tensor>{p}));
+    else single.push_back(std::make_unique<AdamW>(params));
+    for (int step = 0; step < 3; ++step)
+      for (auto& optimizer : single) optimizer->step();
+    std::vector<float> all;
+    for (const Tensor& p : params)
+      for (float v : p.to_vector<float>()) all.push_back(v);
+    results.push_back(std::move(all));
+  }
+  set_num_threads(2);
+  EXPECT_EQ(results[0], results[1]);
+  EXPECT_EQ(results[0], results[2]);
+}
+
+TEST(ClipGradNorm, MatchesTheRecordedValues) {
+  std::vector<Tensor> params = start();
+  set_grads(params, 0);
+  EXPECT_NEAR(clip_grad_norm_(params, 1.0), reference().at("clip.norm").item(), 1e-12);
+  expect_close(params[0].grad(), reference().at("clip.grad.w"), 1e-12, "w");
+  expect_close(params[1].grad(), reference().at("clip.grad.b"), 1e-12, "b");
+  const uint32_t version = params[0].grad().version();
+  clip_grad_norm_(params, 100.0);
+  EXPECT_EQ(params[0].grad().version(), version);
+  EXPECT_EQ(clip_grad_norm_({}, 1.0), 0.0);
+}
+
+TEST(ClipGradNorm, SameBitsForAnyNumberOfThreads) {
+  std::vector<double> norms;
+  for (int threads : {1, 2, 4}) {
+    set_num_threads(threads);
+    std::vector<Tensor> params = {Tensor::zeros({200003}).requires_grad_(), Tensor::zeros({17}).requires_grad_()};
+    for (Tensor& p : params) p.set_grad(ops::rdiv(Tensor::arange(p.numel()).to(kF32) + 1.0, 1.0));
+    norms.push_back(clip_grad_norm_(params, 1.0));
+  }
+  set_num_threads(2);
+  EXPECT_EQ(norms[0], norms[1]);
+  EXPECT_EQ(norms[0], norms[2]);
+}
+
+TEST(ClipGradNorm, NonFiniteGradients) {
+  Tensor p = Tensor::zeros({2}).requires_grad_();
+  p.set_grad(Tensor::from<float>({std::numeric_limits<float>::infinity(), 1}, {2}));
+  EXPECT_THROW(clip_grad_norm_({&p, 1}, 1.0, {.error_if_nonfinite = true}), Error);
+  EXPECT_EQ(p.grad().to_vector<float>()[1], 1);
+  EXPECT_TRUE(std::isinf(clip_grad_norm_({&p, 1}, 1.0)));
+  EXPECT_TRUE(std::isnan(p.grad().to_vector<float>()[0]));
+}
+
+TEST(Schedule, MatchesTheRecordedValues) {
+  const std::map<std::string, std::function<double(int64_t)>> schedules = {
+      {"constant", Constant{1e-3}},
+      {"linear_warmup", Linear{.lr = 1e-3, .start_factor = 0.1, .steps = 5}},
+      {"cosine", Cosine{.lr = 1e-3, .min_lr = 1e-4, .steps = 19}},
+      {"cosine_warmup", CosineWithWarmup{.lr = 1e-3, .min_lr = 1e-4, .warmup_steps = 5, .decay_steps = 18}},
+      {"onecycle", OneCycle{.max_lr = 1e-2, .total_steps = 20}},
+      {"onecycle_linear", OneCycle{.max_lr = 1e-2, .total_steps = 20, .anneal = OneCycle::kLinear}},
+      {"onecycle_three_phase", OneCycle{.max_lr = 1e-2, .total_steps = 20, .pct_start = 0.25, .div_factor = 10,
+                                        .final_div_factor = 100, .three_phase = true}},
+  };
+  int recorded = 0;
+  for (const auto& [name, values] : reference()) recorded += name.starts_with("lr.");
+  EXPECT_EQ(recorded, static_cast<int>(schedules.size()));
+  for (const auto& [name, schedule] : schedules) {
+    const std::vector<double> want = reference().at("lr." + name).to_vector<double>();
+    for (size_t step = 0; step < want.size(); ++step)
+      EXPECT_NEAR(schedule(static_cast<int64_t>(step)), want[step], 1e-15) << name << " at " << step;
+  }
+}
+
+}  // namespace
+}  // namespace rondo::optim
