@@ -25,7 +25,7 @@ struct UpdateItem {
   void* param = nullptr;
   const void* grad = nullptr;
   std::array<void*, kMaxStates> states = {};
-  std::array<double, kMaxScalars> scalars = {};
+  const double* scalars = nullptr;
 };
 
 // Updates elements [begin, end) of one item.

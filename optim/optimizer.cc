@@ -1,6 +1,7 @@
 #include "rondo/optim/optimizer.h"
 
 #include <algorithm>
+#include <deque>
 #include <string_view>
 
 #include "absl/strings/str_cat.h"
@@ -22,6 +23,8 @@ void Optimizer::add_group(std::span<const Tensor> params, std::span<const char* 
     Slot slot{param, group, Tensor::zeros({}, {kI64}), state_names, {}};
     for (size_t k = 0; k < state_names.size(); ++k)
       slot.states.push_back(Tensor::zeros(param.sizes(), {compute_dtype(param.dtype()), param.device()}));
+    slot.step_at = slot.step.mutable_data<int64_t>();
+    for (size_t k = 0; k < slot.states.size(); ++k) slot.states_at[k] = slot.states[k].raw_mutable_data();
     slots_.push_back(std::move(slot));
   }
   std::vector<const TensorImpl*> all;
@@ -35,55 +38,50 @@ std::string Optimizer::slot_name(size_t i) const { return absl::StrCat("paramete
 
 void Optimizer::step() {
   const NoGrad off;
-  std::vector<Tensor> grads(slots_.size());  // dense
+  std::vector<const Slot*> active;
+  std::vector<Tensor> dense;  // copies of gradients that were not
+  std::vector<UpdateItem> items;
+  active.reserve(slots_.size());
+  items.reserve(slots_.size());
   for (size_t i = 0; i < slots_.size(); ++i) {
-    const Tensor& param = slots_[i].param;
+    const Slot& slot = slots_[i];
+    const Tensor& param = slot.param;
     const Tensor& grad = param.grad();
     if (!grad.defined()) continue;
     if (grad.dtype() != param.dtype() || !(grad.sizes() == param.sizes()))
       throw Error(absl::StrCat(name(), ": ", slot_name(i), " is ", std::string(name_of(param.dtype())), to_string(param.sizes()),
                                ", its gradient ", std::string(name_of(grad.dtype())), to_string(grad.sizes())));
-    if (!slots_[i].states.empty() && slots_[i].states[0].dtype() != compute_dtype(param.dtype()))
+    if (!slot.states.empty() && slot.states[0].dtype() != compute_dtype(param.dtype()))
       throw Error(absl::StrCat(name(), ": ", slot_name(i), " is now ", std::string(name_of(param.dtype())), ", its state ",
-                               std::string(name_of(slots_[i].states[0].dtype())),
+                               std::string(name_of(slot.states[0].dtype())),
                                "; convert the model before you make its optimizer"));
-    grads[i] = grad.detach().contiguous();
+    const Tensor& read = grad.is_contiguous() ? grad : dense.emplace_back(grad.detach().contiguous());
+    active.push_back(&slot);
+    items.push_back({param.dtype(), param.numel(), nullptr, read.raw_data(), slot.states_at, nullptr});
   }
-  std::vector<UpdateItem> items;
-  std::vector<int64_t> sizes;
-  UpdateKernel batch_kernel = nullptr;
-  const auto run = [&] {
-    if (!items.empty())
-      parallel_for_each(sizes, [&](size_t i, int64_t begin, int64_t end) { batch_kernel(items[i], begin, end); });
-    items.clear();
-    sizes.clear();
-  };
-  items.reserve(slots_.size());
-  sizes.reserve(slots_.size());
-  const Slot* previous = nullptr;  // has the same scalars if group and step agree
-  for (size_t i = 0; i < slots_.size(); ++i) {
-    if (!grads[i].defined()) continue;
-    Slot& slot = slots_[i];
-    const int64_t step = ++*slot.step.mutable_data<int64_t>();
-    if (const UpdateKernel kernel = this->kernel(slot.group); kernel != batch_kernel) {
-      run();
-      batch_kernel = kernel;
-      previous = nullptr;
+  // From here on nothing fails.
+  std::deque<std::array<double, kMaxScalars>> scalars;  // one for each (group, step)
+  std::vector<int64_t> sizes(items.size());
+  for (size_t i = 0; i < items.size(); ++i) {
+    const Slot& slot = *active[i];
+    const int64_t step = ++*slot.step_at;
+    if (i > 0 && active[i - 1]->group == slot.group && *active[i - 1]->step_at == step) {
+      items[i].scalars = items[i - 1].scalars;
+    } else {
+      this->scalars(slot.group, step, scalars.emplace_back());
+      items[i].scalars = scalars.back().data();
     }
-    UpdateItem item;
-    item.dtype = slot.param.dtype();
-    item.numel = slot.param.numel();
-    item.param = slot.param.raw_mutable_data();
-    item.grad = grads[i].raw_data();
-    for (size_t k = 0; k < slot.states.size(); ++k) item.states[k] = slot.states[k].raw_mutable_data();
-    if (previous != nullptr && previous->group == slot.group && *previous->step.data<int64_t>() == step)
-      item.scalars = items.back().scalars;
-    else scalars(slot.group, step, item.scalars);
-    previous = &slot;
-    sizes.push_back(item.numel);
-    items.push_back(item);
+    Tensor param = slot.param;
+    items[i].param = param.raw_mutable_data();  // bumps the version
+    sizes[i] = items[i].numel;
   }
-  run();
+  // One pass, or one for each run of groups with the same formula.
+  for (size_t begin = 0, end; begin < items.size(); begin = end) {
+    const UpdateKernel kernel = this->kernel(active[begin]->group);
+    for (end = begin + 1; end < items.size() && this->kernel(active[end]->group) == kernel;) ++end;
+    parallel_for_each(std::span(sizes).subspan(begin, end - begin),
+                      [&](size_t i, int64_t from, int64_t to) { kernel(items[begin + i], from, to); });
+  }
 }
 
 void Optimizer::zero_grad(bool set_to_none) {

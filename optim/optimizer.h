@@ -75,6 +75,9 @@ class Optimizer {
     Tensor step;  // i64 scalar
     std::span<const char* const> state_names;
     std::vector<Tensor> states;
+    // Where step and states lie, for good: they are only ever written in place.
+    int64_t* step_at = nullptr;
+    std::array<void*, kMaxStates> states_at = {};
   };
   std::string slot_name(size_t i) const;
   double& option(int group, const char* name) const;
