@@ -180,13 +180,19 @@ Tensor SafetensorsFile::tensor(const TensorEntry& entry) const {
                               entry.dtype);
 }
 
+LoadedTensors SafetensorsFile::load_all() && {
+  LoadedTensors loaded;
+  for (TensorEntry& entry : entries_) {
+    Tensor made = tensor(entry);
+    loaded.tensors.emplace_hint(loaded.tensors.end(), std::move(entry.name), std::move(made));
+  }
+  loaded.metadata = std::move(metadata_);
+  return loaded;
+}
+
 LoadedTensors load_safetensors(const std::string& path) {
   if (path.ends_with(".index.json")) return load_sharded_safetensors(path);
-  const SafetensorsFile file(path);
-  LoadedTensors loaded{{}, file.metadata()};
-  for (const TensorEntry& entry : file.entries())
-    loaded.tensors.emplace_hint(loaded.tensors.end(), entry.name, file.tensor(entry));
-  return loaded;
+  return SafetensorsFile(path).load_all();
 }
 
 LoadedTensors load_sharded_safetensors(const std::string& index_path) {

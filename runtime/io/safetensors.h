@@ -37,6 +37,11 @@ struct TensorEntry {
   uint64_t begin = 0, end = 0;  // bytes from the start of the data
 };
 
+struct LoadedTensors {
+  TensorMap tensors;
+  Metadata metadata;
+};
+
 // An opened file: the header is read and checked, tensors are made when asked for.
 class SafetensorsFile {
  public:
@@ -53,6 +58,8 @@ class SafetensorsFile {
   // Throws FileError if there is no such tensor, or if a BOOL tensor holds a byte that is neither 0 nor 1.
   Tensor tensor(std::string_view name) const;
   Tensor tensor(const TensorEntry& entry) const;
+  // All of them, and the metadata moves along: two copies would break the memory bound.
+  LoadedTensors load_all() &&;
 
  private:
   const TensorEntry* find(std::string_view name) const;
@@ -63,11 +70,6 @@ class SafetensorsFile {
   size_t data_start_ = 0;
   std::vector<TensorEntry> entries_;
   Metadata metadata_;
-};
-
-struct LoadedTensors {
-  TensorMap tensors;
-  Metadata metadata;
 };
 
 // All tensors of a file, or of a sharded model where `path` ends in ".index.json" (load_sharded_safetensors).

@@ -346,7 +346,7 @@ TEST_F(Safetensors, MetadataAndText) {
   for (const char* open : {"[", "{\"a\":", "{\"__metadata__\":", "{\"a\":["}) {
     std::string deep = "{\"a\":";
     while (deep.size() < 1'000'000) deep += open;
-    expect_refused(file_of(deep), "expected");
+    expect_refused(file_of(deep), "at byte");
   }
 }
 
@@ -482,6 +482,16 @@ TEST(Json, AgreesWithAnotherParser) {
       return false;
     }
   };
+  // It refuses numbers beyond a double, which are JSON all the same.
+  const auto theirs = [](const std::string& text) {
+    try {
+      return !nlohmann::json::parse(text).is_discarded();
+    } catch (const nlohmann::json::parse_error&) {
+      return false;
+    } catch (const nlohmann::json::out_of_range&) {
+      return true;
+    }
+  };
   const std::string seeds[] = {R"({"a": [1, -2.5e+10, 0.1E-2, 0, -0], "b\u00e9\ud83d\ude00\n": {"c": null, "d": [true, false]}})",
                                R"([[], {}, "", "\"\\\/\b\f\n\r\t", {"x": [{"y": 1e5}]}, 123456789012345678901234567890])",
                                "[\"\xC3\xA9\xE2\x82\xAC\xF0\x9F\x98\x80\", \"z\"]"};
@@ -499,7 +509,7 @@ TEST(Json, AgreesWithAnotherParser) {
         default: text.insert(at, 1, alphabet[random() % alphabet.size()]);
       }
     }
-    const bool expected = nlohmann::json::accept(text);
+    const bool expected = theirs(text);
     accepted += expected;
     ASSERT_EQ(ours(text), expected) << text;
   }
