@@ -6,11 +6,12 @@
 //   auto [tensors, metadata] = io::load_safetensors("model.safetensors");
 //   io::save_safetensors("copy.safetensors", tensors, {{"format", "pt"}});
 //
-// Loading maps the file; a tensor is a view of the mapping, which it keeps alive, so a 500 MB file opens in microseconds.
-// The mapping is copy-on-write: writing such a tensor in place is allowed, costs memory page by page and never reaches
-// the file. Mapped tensors are aligned to their element size only.
-// A file is hostile until proven well-formed: everything in the header is checked before a tensor is made, and the check
-// needs less than 16 times the header's memory. Every failure is a FileError with path and reason.
+// Loading maps the file; a tensor is a view of the mapping, which it keeps alive, so a 500 MB file opens in
+// microseconds. The mapping is copy-on-write: writing such a tensor in place is allowed, costs memory page by page and
+// never reaches the file. Mapped tensors are aligned to their element size only; one that is not even that is copied.
+//
+// A file is hostile until proven well-formed: everything in the header is checked before a tensor is made, and the
+// check needs less than 16 times the header's memory. Every failure is a FileError with path and reason.
 #pragma once
 
 #include <cstdint>

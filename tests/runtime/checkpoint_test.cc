@@ -51,13 +51,20 @@ TEST(Checkpoint, RoundTripIsBitExact) {
   const std::string out = folder / "runs/first";  // is created
   Checkpoint checkpoint = checkpoint_of(7);
   const double nan = std::bit_cast<double>(0x7FF8'0000'DEAD'BEEFu);
-  checkpoint.state = {{"flag", true},          {"off", false},
-                      {"int", INT64_MIN},      {"big", INT64_MAX},
-                      {"whole", 3.0},          {"tiny", std::numeric_limits<double>::denorm_min()},
-                      {"tenth", 0.1},          {"huge", std::numeric_limits<double>::max()},
-                      {"minus zero", -0.0},    {"inf", std::numeric_limits<double>::infinity()},
-                      {"nan", nan},            {"empty", ""},
-                      {"text", "a\n\"b\" \\ \u4f60"}, {"", 1e300}};
+  checkpoint.state = {{"flag", true},
+                      {"off", false},
+                      {"int", INT64_MIN},
+                      {"big", INT64_MAX},
+                      {"whole", 3.0},
+                      {"tiny", std::numeric_limits<double>::denorm_min()},
+                      {"tenth", 0.1},
+                      {"huge", std::numeric_limits<double>::max()},
+                      {"minus zero", -0.0},
+                      {"inf", std::numeric_limits<double>::infinity()},
+                      {"nan", nan},
+                      {"empty", ""},
+                      {"text", "a\n\"b\" \\ \u4f60"},
+                      {"", 1e300}};
   const std::string path = save_checkpoint(out, checkpoint);
   EXPECT_EQ(path, out + "/ckpt-00000007.safetensors");
 
@@ -105,7 +112,8 @@ TEST(Checkpoint, PrunesToTheNewestAndTouchesNothingElse) {
   write_bytes(folder / ".tmp-ckpt-00000001.safetensors.99.0", "left by a killed run");
   for (int64_t step = 1; step <= 5; ++step) save_checkpoint(folder.path(), checkpoint_of(step, 10), {.keep = 3});
   std::vector<std::string> names;
-  for (const std::string& path : list_checkpoints(folder.path())) names.push_back(path.substr(folder.path().size() + 1));
+  for (const std::string& path : list_checkpoints(folder.path()))
+    names.push_back(path.substr(folder.path().size() + 1));
   EXPECT_EQ(names, (std::vector<std::string>{"ckpt-00000005.safetensors", "ckpt-00000004.safetensors",
                                              "ckpt-00000003.safetensors"}));
   EXPECT_EQ(folder.entries(), 6);
@@ -163,14 +171,14 @@ TEST(Checkpoint, EveryDamageIsNoticed) {
   std::memcpy(&header, whole.data(), 8);
   for (size_t at = 0; at < whole.size(); ++at) {
     for (int bit = at < 8 + header ? 0 : 7; bit < 8; ++bit) {
-      std::string flipped = whole;
-      flipped[at] = static_cast<char>(flipped[at] ^ (1 << bit));
-      write_bytes(path, flipped);
+      poke(path, at, static_cast<char>(whole[at] ^ (1 << bit)));
       EXPECT_THROW(load_checkpoint(path), FileError) << "byte " << at << ", bit " << bit;
     }
+    poke(path, at, whole[at]);
   }
-  for (size_t length = 0; length < whole.size(); ++length) {
-    write_bytes(path, whole.substr(0, length));
+  load_checkpoint(path);
+  for (size_t length = whole.size(); length-- > 0;) {
+    std::filesystem::resize_file(path, length);
     EXPECT_THROW(load_checkpoint(path), FileError) << length;
   }
 }

@@ -213,7 +213,8 @@ class Numbers : public Dataset {
     if (delay.count() > 0) std::this_thread::sleep_for(delay * (index % 3));
     if (index == bad_item) throw Error("item " + std::to_string(index) + " is bad");
     const auto value = static_cast<float>(index);
-    return {Tensor::scalar(index), Tensor::from<float>({value, value + 0.5f}, {index == odd_shape ? 1 : 2, index == odd_shape ? 2 : 1})};
+    const Dims shape = index == odd_shape ? Dims{1, 2} : Dims{2, 1};
+    return {Tensor::scalar(index), Tensor::from<float>({value, value + 0.5f}, shape)};
   }
   mutable std::atomic<int> gets{0};
   std::chrono::microseconds delay{0};
@@ -259,7 +260,8 @@ TEST(DataLoader, SameOrderWhateverTheWorkers) {
   const auto epochs = [](int workers, int prefetch) {
     auto numbers = std::make_shared<Numbers>(50);
     numbers->delay = std::chrono::microseconds(50);
-    DataLoader loader(numbers, {.batch_size = 4, .shuffle = true, .seed = 3, .num_workers = workers, .prefetch = prefetch});
+    DataLoader loader(numbers,
+                      {.batch_size = 4, .shuffle = true, .seed = 3, .num_workers = workers, .prefetch = prefetch});
     std::vector<std::vector<int64_t>> all;
     for (int epoch = 0; epoch < 3; ++epoch) all.push_back(epoch_of(loader));
     return all;
@@ -278,7 +280,8 @@ TEST(DataLoader, SameOrderWhateverTheWorkers) {
 TEST(DataLoader, ResumesFromAnyPosition) {
   const auto make = [](int workers) {
     return std::make_unique<DataLoader>(
-        std::make_shared<Numbers>(23), DataLoaderOptions{.batch_size = 4, .shuffle = true, .seed = 8, .num_workers = workers});
+        std::make_shared<Numbers>(23),
+        DataLoaderOptions{.batch_size = 4, .shuffle = true, .seed = 8, .num_workers = workers});
   };
   for (int workers : {0, 3}) {
     auto loader = make(workers);

@@ -103,7 +103,7 @@ struct TinyVocabulary {
     int next = 0x100;
     for (int b = 0; b < bytes; ++b) {
       const bool printable = (b >= 0x21 && b <= 0x7E) || (b >= 0xA1 && b <= 0xAC) || b >= 0xAE;
-      char escape[8];
+      char escape[16];
       snprintf(escape, sizeof escape, "\\u%04x", static_cast<unsigned>(printable ? b : next));
       next += !printable;
       json += (b ? ",\"" : "\"") + std::string(escape) + "\":" + std::to_string(b);
@@ -178,21 +178,22 @@ TEST_F(Gpt2Vocabulary, KnownIds) {
       {"Hello world", {15496, 995}},
       {" the", {262}},
       {"", {}},
-            {"'tis I'll we're  two   spaces \n\n tabs\t\tend ", {470, 271, 314, 1183, 356, 821, 220, 734, 220, 220,
-       9029, 220, 628, 22524, 197, 197, 437, 220}},
-            {"na\u00efve caf\u00e9 \u2014 \u201cquotes\u201d \u4f60\u597d\u4e16\u754c \U0001f600\U0001f44d\U0001f3fd
-       \u0928\u092e\u0938\u094d\u0924\u0947", {2616, 38776, 40304, 851, 564, 250, 421, 6421, 447, 251, 220, 19526,
-       254, 25001, 121, 10310, 244, 45911, 234, 30325, 222, 41840, 235, 8582, 237, 121, 28225, 101, 11976, 106, 11976,
-       116, 24231, 235, 11976, 97, 24231, 229}},
+      {"'tis I'll we're  two   spaces \n\n tabs\t\tend ",
+       {470, 271, 314, 1183, 356, 821, 220, 734, 220, 220, 9029, 220, 628, 22524, 197, 197, 437, 220}},
+      {"na\u00efve caf\u00e9 \u2014 \u201cquotes\u201d \u4f60\u597d\u4e16\u754c \U0001f600\U0001f44d\U0001f3fd "
+       "\u0928\u092e\u0938\u094d\u0924\u0947",
+       {2616,  38776, 40304, 851, 564,   250, 421,   6421, 447,   251, 220,   19526, 254,
+        25001, 121,   10310, 244, 45911, 234, 30325, 222,  41840, 235, 8582,  237,   121,
+        28225, 101,   11976, 106, 11976, 116, 24231, 235,  11976, 97,  24231, 229}},
       {"3.14159 1234567890 x\u00b2\u00bd", {18, 13, 1415, 19707, 17031, 2231, 30924, 3829, 2124, 31185, 23141}},
-            {"a\u00a0b\u2003c\u180ed\034e\u200bf\u3000g", {64, 1849, 65, 447, 225, 66, 157, 254, 236, 67, 216, 68,
-       9525, 69, 5099, 222, 70}},
-            {"supercalifragilisticexpialidocious antidisestablishmentarianism", {16668, 9948, 361, 22562, 346, 396,
-       501, 42372, 498, 312, 32346, 1885, 29207, 44390, 3699, 1042}},
+      {"a\u00a0b\u2003c\u180ed\034e\u200bf\u3000g",
+       {64, 1849, 65, 447, 225, 66, 157, 254, 236, 67, 216, 68, 9525, 69, 5099, 222, 70}},
+      {"supercalifragilisticexpialidocious antidisestablishmentarianism",
+       {16668, 9948, 361, 22562, 346, 396, 501, 42372, 498, 312, 32346, 1885, 29207, 44390, 3699, 1042}},
       {"<|endoftext|>", {27, 91, 437, 1659, 5239, 91, 29}},
       {"\r\n \177   ", {201, 198, 220, 221, 220, 220, 220}},
-            {"                    x\n\n\n\n\n\n\n", {220, 220, 220, 220, 220, 220, 220, 220, 220, 220, 220, 220, 220,
-       220, 220, 220, 220, 220, 220, 2124, 628, 628, 628, 198}},
+      {"                    x\n\n\n\n\n\n\n", {220, 220, 220, 220, 220, 220, 220, 220,  220, 220, 220, 220,
+                                               220, 220, 220, 220, 220, 220, 220, 2124, 628, 628, 628, 198}},
   };
   for (const auto& [text, ids] : known) {
     EXPECT_EQ(bpe->encode(text), ids) << text;
@@ -211,7 +212,7 @@ TEST_F(Gpt2Vocabulary, AnyBytesRoundTrip) {
   EXPECT_EQ(bpe->decode(bpe->encode(every_byte())), every_byte());
 }
 
-// One long word must not cost quadratic time: this took 20 minutes if it did.
+// One long word must not cost quadratic time.
 TEST_F(Gpt2Vocabulary, LongWords) {
   for (const char* unit : {"a", "ab", "\n", " ", "0", "!?"}) {
     std::string text;
