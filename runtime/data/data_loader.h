@@ -23,8 +23,8 @@
 
 namespace rondo::data {
 
-// A random permutation of [0, n) in constant memory: a Feistel network on the smallest even number of bits, walked until
-// it lands inside (Black and Rogaway, "Ciphers with arbitrary finite domains", CT-RSA 2002), with Philox rounds.
+// A random permutation of [0, n) in constant memory: a Feistel network on the smallest even number of bits, walked
+// until it lands inside (Black and Rogaway, "Ciphers with arbitrary finite domains", CT-RSA 2002), with Philox rounds.
 class Permutation {
  public:
   Permutation(int64_t n, uint64_t seed, uint64_t epoch);

@@ -42,8 +42,8 @@ TokenData TokenData::open(const std::string& path) {
       throw FileError(path, absl::StrCat("a token takes 2 or 4 bytes, not ", header.width));
     const uint64_t bytes = file->size() - sizeof header;
     if (bytes % header.width != 0 || bytes / header.width != header.count)
-      throw FileError(path, absl::StrCat("the header says ", header.count, " tokens of ", header.width,
-                                         " bytes, but ", bytes, " bytes follow: truncated?"));
+      throw FileError(path, absl::StrCat("the header says ", header.count, " tokens of ", header.width, " bytes, but ",
+                                         bytes, " bytes follow: truncated?"));
     if (header.vocab_size > uint64_t{1} << 32) throw FileError(path, "the vocabulary size is above 2^32");
     tokens.data_ = file->data() + sizeof header;
     tokens.size_ = static_cast<int64_t>(header.count);
@@ -51,8 +51,8 @@ TokenData TokenData::open(const std::string& path) {
     tokens.vocab_size_ = static_cast<int64_t>(header.vocab_size);
     // Ids index embedding tables: one pass now spares every reader a check.
     if (header.vocab_size > 0 && tokens.max_id() >= tokens.vocab_size_)
-      throw FileError(path, absl::StrCat("holds token ", tokens.max_id(), ", outside its vocabulary of ",
-                                         header.vocab_size));
+      throw FileError(path,
+                      absl::StrCat("holds token ", tokens.max_id(), ", outside its vocabulary of ", header.vocab_size));
     return tokens;
   }
   if (file->size() % 2 != 0)
@@ -76,8 +76,10 @@ TokenData TokenData::from(std::span<const int32_t> ids) {
     tokens.data_ = owner->data();
     tokens.owner_ = std::move(owner);
   };
-  if (largest < kMaxNarrow) adopt(std::vector<uint16_t>(ids.begin(), ids.end()));
-  else adopt(std::vector<uint32_t>(ids.begin(), ids.end()));
+  if (largest < kMaxNarrow)
+    adopt(std::vector<uint16_t>(ids.begin(), ids.end()));
+  else
+    adopt(std::vector<uint32_t>(ids.begin(), ids.end()));
   return tokens;
 }
 
@@ -89,8 +91,10 @@ int64_t TokenData::max_id() const {
 }
 
 void TokenData::copy(int64_t begin, int64_t count, int64_t* out) const {
-  if (width_ == 2) std::copy_n(static_cast<const uint16_t*>(data_) + begin, count, out);
-  else std::copy_n(static_cast<const uint32_t*>(data_) + begin, count, out);
+  if (width_ == 2)
+    std::copy_n(static_cast<const uint16_t*>(data_) + begin, count, out);
+  else
+    std::copy_n(static_cast<const uint32_t*>(data_) + begin, count, out);
 }
 
 TokenData TokenData::slice(int64_t begin, int64_t end) const {
@@ -127,8 +131,10 @@ void TokenWriter::append(std::span<const int32_t> ids) {
     }
     file_.write(narrow.data(), narrow.size() * sizeof(T));
   };
-  if (vocab_size_ <= kMaxNarrow) write(uint16_t{});
-  else write(uint32_t{});
+  if (vocab_size_ <= kMaxNarrow)
+    write(uint16_t{});
+  else
+    write(uint32_t{});
   count_ += ids.size();
 }
 
@@ -186,7 +192,8 @@ int64_t TokenDataset::eval_batches(int64_t batch_size) const {
 TokenBatch TokenDataset::eval_batch(int64_t index, int64_t batch_size) const {
   if (index < 0 || index >= eval_batches(batch_size))
     throw Error(absl::StrCat("TokenDataset: evaluation batch ", index, " of ", eval_batches(batch_size)));
-  TokenBatch batch{Tensor::empty({batch_size, block_size_}, {kI64}), Tensor::empty({batch_size, block_size_}, {kI64}), 0};
+  TokenBatch batch{Tensor::empty({batch_size, block_size_}, {kI64}), Tensor::empty({batch_size, block_size_}, {kI64}),
+                   0};
   int64_t* x = batch.x.mutable_data<int64_t>();
   int64_t* y = batch.y.mutable_data<int64_t>();
   for (int64_t row = 0; row < batch_size; ++row) {

@@ -1,12 +1,13 @@
-// Writing files so that nothing half-written is ever visible: the bytes go to a temporary file in the same folder, which
-// is fsynced and renamed over the target; then the folder is fsynced. A crash at any moment leaves the old file or the
-// new one.
+// Writing files so that nothing half-written is ever visible: the bytes go to a temporary file in the same folder,
+// which is fsynced and renamed over the target; then the folder is fsynced. A crash at any moment leaves the old file
+// or the new one.
 //
 //   AtomicFile file("out/loss.svg");
 //   file.write(svg);
 //   file.commit();          // without it, the destructor removes the temporary file
 //
-// Thread safety: none; one object per thread. Two writers of one target do not disturb each other: the last rename wins.
+// Thread safety: none; one object per thread. Two writers of one target do not disturb each other: the last rename
+// wins.
 #pragma once
 
 #include <cstddef>

@@ -88,7 +88,8 @@ std::string to_json(const std::string& path, const Scalars& state) {
   return out;
 }
 
-template <class T> T parse_number(const JsonReader& json, std::string_view text, auto... base) {
+template <class T>
+T parse_number(const JsonReader& json, std::string_view text, auto... base) {
   T value{};
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value, base...);
   if (error != std::errc() || end != text.data() + text.size()) json.fail("cannot represent " + shown(text));
@@ -102,8 +103,12 @@ Scalars parse_state(const std::string& path, std::string_view text) {
     Scalar scalar;
     switch (json.peek()) {
       case 't':
-      case 'f': scalar = json.boolean(); break;
-      case '"': scalar = json.string(); break;
+      case 'f':
+        scalar = json.boolean();
+        break;
+      case '"':
+        scalar = json.string();
+        break;
       case '{':
         json.object([&](std::string& key) {
           if (key != "f64") json.fail("expected \"f64\"");
@@ -112,8 +117,10 @@ Scalars parse_state(const std::string& path, std::string_view text) {
         break;
       default: {
         const std::string_view number = json.number();
-        if (number.find_first_of(".eE") == number.npos) scalar = parse_number<int64_t>(json, number);
-        else scalar = parse_number<double>(json, number);
+        if (number.find_first_of(".eE") == number.npos)
+          scalar = parse_number<int64_t>(json, number);
+        else
+          scalar = parse_number<double>(json, number);
       }
     }
     if (!state.try_emplace(std::move(name), std::move(scalar)).second) json.fail("a name appears twice in the state");
@@ -193,9 +200,12 @@ Checkpoint load_checkpoint(const std::string& path) {
   checkpoint.step = parse_number<int64_t>(json, metadata["step"]);
   checkpoint.state = parse_state(path, metadata["state"]);
   for (auto& [name, tensor] : loaded.tensors) {
-    if (name.starts_with(kModel)) checkpoint.model.emplace(name.substr(kModel.size()), std::move(tensor));
-    else if (name.starts_with(kOptimizer)) checkpoint.optimizer.emplace(name.substr(kOptimizer.size()), std::move(tensor));
-    else throw FileError(path, "tensor " + shown(name) + " is neither the model's nor the optimizer's");
+    if (name.starts_with(kModel))
+      checkpoint.model.emplace(name.substr(kModel.size()), std::move(tensor));
+    else if (name.starts_with(kOptimizer))
+      checkpoint.optimizer.emplace(name.substr(kOptimizer.size()), std::move(tensor));
+    else
+      throw FileError(path, "tensor " + shown(name) + " is neither the model's nor the optimizer's");
   }
   return checkpoint;
 }

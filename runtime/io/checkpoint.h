@@ -36,7 +36,8 @@ struct Checkpoint {
   Scalars state;
 
   // Reads state[name] as a T: bool, int64_t, double or std::string. Throws Error if it is absent or of another type.
-  template <class T> const T& get(const std::string& name) const {
+  template <class T>
+  const T& get(const std::string& name) const {
     const auto at = state.find(name);
     const T* value = at == state.end() ? nullptr : std::get_if<T>(&at->second);
     if (value == nullptr)
@@ -50,12 +51,12 @@ struct CheckpointOptions {
 };
 
 // Writes the checkpoint of `checkpoint.step`, replacing one of the same step; returns its path. Creates `folder`.
-// Throws FileError; then the checkpoints that were there are still there. Pruning removes only files of this module, and
-// never one of a later step than the one just written.
+// Throws FileError; then the checkpoints that were there are still there. Pruning removes only files of this module,
+// and never one of a later step than the one just written.
 std::string save_checkpoint(const std::string& folder, const Checkpoint& checkpoint, CheckpointOptions options = {});
 
-// Reads one file and verifies its checksum. Tensors are copy-on-write views of the mapped file (safetensors.h); copy them
-// into the parameters. Throws FileError.
+// Reads one file and verifies its checksum. Tensors are copy-on-write views of the mapped file (safetensors.h); copy
+// them into the parameters. Throws FileError.
 Checkpoint load_checkpoint(const std::string& path);
 
 struct SkippedCheckpoint {
@@ -74,7 +75,8 @@ LatestCheckpoint load_latest_checkpoint(const std::string& folder);
 // Paths of all checkpoints in `folder`, newest first, without opening them.
 std::vector<std::string> list_checkpoints(const std::string& folder);
 
-// Removes every checkpoint and leftover of one in `folder`: a new run in an old folder must not resume from the old one.
+// Removes every checkpoint and leftover of one in `folder`: a new run in an old folder must not resume from the old
+// one.
 void remove_checkpoints(const std::string& folder);
 
 }  // namespace rondo::io

@@ -3,9 +3,9 @@
 //   std::shared_ptr<const MappedFile> file = MappedFile::open("train.tok");
 //   parse(file->text());
 //
-// Lifetime: whoever keeps the pointer keeps the mapping; the file may be renamed over or unlinked meanwhile. A file that
-// is truncated in place while mapped raises SIGBUS, as for every mapping: replace files with AtomicFile.
-// Thread safety: immutable.
+// Lifetime: whoever keeps the pointer keeps the mapping; the file may be renamed over or unlinked meanwhile. A file
+// that is truncated in place while mapped raises SIGBUS, as for every mapping: replace files with AtomicFile. Thread
+// safety: immutable.
 #pragma once
 
 #include <cstddef>

@@ -58,8 +58,10 @@ TensorEntry parse_entry(JsonReader& json, std::string name) {
       int count = 0;
       json.array([&] {
         const uint64_t value = json.unsigned_integer();
-        if (count == 0) entry.begin = value;
-        else entry.end = value;
+        if (count == 0)
+          entry.begin = value;
+        else
+          entry.end = value;
         ++count;
       });
       if (count != 2)
@@ -70,7 +72,9 @@ TensorEntry parse_entry(JsonReader& json, std::string name) {
   });
   if (!has_dtype || !has_shape || !has_offsets)
     json.fail(absl::StrCat("tensor ", shown(entry.name), " lacks ",
-                           !has_dtype ? "dtype" : !has_shape ? "shape" : "data_offsets"));
+                           !has_dtype   ? "dtype"
+                           : !has_shape ? "shape"
+                                        : "data_offsets"));
   int64_t bytes = 0;
   if (__builtin_mul_overflow(span, static_cast<int64_t>(size_of(entry.dtype)), &bytes))
     json.fail(absl::StrCat("the shape of tensor ", shown(entry.name), " overflows"));
@@ -180,13 +184,19 @@ Tensor SafetensorsFile::tensor(const TensorEntry& entry) const {
                               entry.dtype);
 }
 
+LoadedTensors SafetensorsFile::load_all() && {
+  LoadedTensors loaded;
+  for (TensorEntry& entry : entries_) {
+    Tensor made = tensor(entry);
+    loaded.tensors.emplace_hint(loaded.tensors.end(), std::move(entry.name), std::move(made));
+  }
+  loaded.metadata = std::move(metadata_);
+  return loaded;
+}
+
 LoadedTensors load_safetensors(const std::string& path) {
   if (path.ends_with(".index.json")) return load_sharded_safetensors(path);
-  const SafetensorsFile file(path);
-  LoadedTensors loaded{{}, file.metadata()};
-  for (const TensorEntry& entry : file.entries())
-    loaded.tensors.emplace_hint(loaded.tensors.end(), entry.name, file.tensor(entry));
-  return loaded;
+  return SafetensorsFile(path).load_all();
 }
 
 LoadedTensors load_sharded_safetensors(const std::string& index_path) {
@@ -203,8 +213,8 @@ LoadedTensors load_sharded_safetensors(const std::string& index_path) {
     json.object([&](std::string& name) {
       if (json.peek() != '"') json.fail(absl::StrCat("weight_map ", shown(name), " must be a file name"));
       std::string file = json.string();
-      if (file.empty() || file == "." || file == ".." || file.find('/') != file.npos ||
-          file.find('\\') != file.npos || file.find('\0') != file.npos)
+      if (file.empty() || file == "." || file == ".." || file.find('/') != file.npos || file.find('\\') != file.npos ||
+          file.find('\0') != file.npos)
         json.fail(absl::StrCat("weight_map names ", shown(file), ", which is not a plain file name in this folder"));
       const auto [at, inserted] = weight_map.try_emplace(std::move(name), std::move(file));
       if (!inserted) json.fail(absl::StrCat("weight_map has two entries ", shown(at->first)));

@@ -6,11 +6,12 @@
 //   auto [tensors, metadata] = io::load_safetensors("model.safetensors");
 //   io::save_safetensors("copy.safetensors", tensors, {{"format", "pt"}});
 //
-// Loading maps the file; a tensor is a view of the mapping, which it keeps alive, so a 500 MB file opens in microseconds.
-// The mapping is copy-on-write: writing such a tensor in place is allowed, costs memory page by page and never reaches
-// the file. Mapped tensors are aligned to their element size only.
-// A file is hostile until proven well-formed: everything in the header is checked before a tensor is made, and the check
-// needs less than 16 times the header's memory. Every failure is a FileError with path and reason.
+// Loading maps the file; a tensor is a view of the mapping, which it keeps alive, so a 500 MB file opens in
+// microseconds. The mapping is copy-on-write: writing such a tensor in place is allowed, costs memory page by page and
+// never reaches the file. Mapped tensors are aligned to their element size only; one that is not even that is copied.
+//
+// A file is hostile until proven well-formed: everything in the header is checked before a tensor is made, and the
+// check needs less than 16 times the header's memory. Every failure is a FileError with path and reason.
 #pragma once
 
 #include <cstdint>
@@ -37,6 +38,11 @@ struct TensorEntry {
   uint64_t begin = 0, end = 0;  // bytes from the start of the data
 };
 
+struct LoadedTensors {
+  TensorMap tensors;
+  Metadata metadata;
+};
+
 // An opened file: the header is read and checked, tensors are made when asked for.
 class SafetensorsFile {
  public:
@@ -53,6 +59,8 @@ class SafetensorsFile {
   // Throws FileError if there is no such tensor, or if a BOOL tensor holds a byte that is neither 0 nor 1.
   Tensor tensor(std::string_view name) const;
   Tensor tensor(const TensorEntry& entry) const;
+  // All of them, and the metadata moves along: two copies would break the memory bound.
+  LoadedTensors load_all() &&;
 
  private:
   const TensorEntry* find(std::string_view name) const;
@@ -63,11 +71,6 @@ class SafetensorsFile {
   size_t data_start_ = 0;
   std::vector<TensorEntry> entries_;
   Metadata metadata_;
-};
-
-struct LoadedTensors {
-  TensorMap tensors;
-  Metadata metadata;
 };
 
 // All tensors of a file, or of a sharded model where `path` ends in ".index.json" (load_sharded_safetensors).

@@ -33,8 +33,8 @@ class ByteTokenizer : public Tokenizer {
   int64_t vocab_size() const override { return 256; }
 };
 
-// One id per Unicode code point that occurs in a text, in code-point order (for ASCII, nanoGPT's order). Text that is not
-// UTF-8, or has a code point outside the vocabulary, is an Error that names it and its byte offset.
+// One id per Unicode code point that occurs in a text, in code-point order (for ASCII, nanoGPT's order). Text that is
+// not UTF-8, or has a code point outside the vocabulary, is an Error that names it and its byte offset.
 class CharTokenizer : public Tokenizer {
  public:
   static CharTokenizer from_text(std::string_view text);
@@ -52,8 +52,8 @@ class CharTokenizer : public Tokenizer {
  private:
   explicit CharTokenizer(std::vector<uint32_t> points);
 
-  std::vector<uint32_t> points_;    // id -> code point, ascending
-  std::vector<int32_t> low_ids_;    // code point below 256 -> id or -1: most text needs no search
+  std::vector<uint32_t> points_;  // id -> code point, ascending
+  std::vector<int32_t> low_ids_;  // code point below 256 -> id or -1: most text needs no search
 };
 
 // GPT-2's byte-level BPE (Radford et al., 2019; the rules are those of its published encoder.py). Text is cut by a

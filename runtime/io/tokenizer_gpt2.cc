@@ -21,9 +21,8 @@ namespace {
 // with \s spelled out as Unicode's White_Space, which is what Python's `regex` means by it; PCRE2's own \s is ASCII, or
 // with UCP also U+180E.
 #define RONDO_SPACE R"(\x{9}-\x{d}\x{20}\x{85}\x{a0}\x{1680}\x{2000}-\x{200a}\x{2028}\x{2029}\x{202f}\x{205f}\x{3000})"
-constexpr std::string_view kPattern =
-    R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^)" RONDO_SPACE R"(\p{L}\p{N}]+)"
-    R"(|[)" RONDO_SPACE R"(]+(?![^)" RONDO_SPACE R"(])|[)" RONDO_SPACE R"(]+)";
+constexpr std::string_view kPattern = R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^)" RONDO_SPACE R"(\p{L}\p{N}]+)"
+                                      R"(|[)" RONDO_SPACE R"(]+(?![^)" RONDO_SPACE R"(])|[)" RONDO_SPACE R"(]+)";
 #undef RONDO_SPACE
 
 // The vocabulary files spell each byte as one printable character: printable Latin-1 as itself, the other 68 bytes as
@@ -94,8 +93,8 @@ struct Gpt2Tokenizer::Impl {
   Impl() {
     int error = 0;
     PCRE2_SIZE at = 0;
-    pattern = pcre2_compile(reinterpret_cast<PCRE2_SPTR>(kPattern.data()), kPattern.size(), PCRE2_UTF, &error, &at,
-                            nullptr);
+    pattern =
+        pcre2_compile(reinterpret_cast<PCRE2_SPTR>(kPattern.data()), kPattern.size(), PCRE2_UTF, &error, &at, nullptr);
     invariant(pattern != nullptr, "GPT-2's pattern does not compile");
     pcre2_jit_compile(pattern, PCRE2_JIT_COMPLETE);  // without it pcre2_match interprets
   }
@@ -165,8 +164,8 @@ void Gpt2Tokenizer::Impl::load_merges(const std::string& path) {
   }
 }
 
-// Repeatedly merges the adjacent pair of lowest rank, the leftmost of equals. A queue of candidate pairs over a linked list
-// of symbols makes it O(n log n); a candidate is stale if either symbol has changed since.
+// Repeatedly merges the adjacent pair of lowest rank, the leftmost of equals. A queue of candidate pairs over a linked
+// list of symbols makes it O(n log n); a candidate is stale if either symbol has changed since.
 void Gpt2Tokenizer::Impl::merge_word(std::string_view word, std::vector<int32_t>& out) const {
   struct Symbol {
     int32_t id, previous, next;  // id -1: merged into the one before
@@ -205,7 +204,8 @@ void Gpt2Tokenizer::Impl::merge_word(std::string_view word, std::vector<int32_t>
     if (consider(best.at)) std::push_heap(heap.begin(), heap.end());
     if (left.previous >= 0 && consider(left.previous)) std::push_heap(heap.begin(), heap.end());
   }
-  for (int32_t i = 0; i < n; i = symbols[static_cast<size_t>(i)].next) out.push_back(symbols[static_cast<size_t>(i)].id);
+  for (int32_t i = 0; i < n; i = symbols[static_cast<size_t>(i)].next)
+    out.push_back(symbols[static_cast<size_t>(i)].id);
 }
 
 void Gpt2Tokenizer::Impl::encode_word(std::string_view word, WordCache& cache, std::vector<int32_t>& out) const {

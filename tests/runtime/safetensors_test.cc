@@ -1,4 +1,5 @@
-// safetensors against files that mean harm, files of other writers, and its own; the JSON reader underneath; atomic files.
+// safetensors against files that mean harm, files of other writers, and its own; the JSON reader underneath; atomic
+// files.
 #include "rondo/runtime/io/safetensors.h"
 
 #include <malloc.h>
@@ -9,6 +10,7 @@
 #include <cstring>
 #include <new>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <random>
 
 #include "rondo/runtime/io/atomic_file.h"
@@ -22,8 +24,8 @@ std::atomic<int64_t> live_bytes{0}, peak_live{0};
 void* counted_new(size_t bytes) {
   void* p = std::malloc(bytes);
   if (p == nullptr) throw std::bad_alloc();
-  const int64_t now = live_bytes.fetch_add(static_cast<int64_t>(malloc_usable_size(p))) +
-                      static_cast<int64_t>(malloc_usable_size(p));
+  const int64_t now =
+      live_bytes.fetch_add(static_cast<int64_t>(malloc_usable_size(p))) + static_cast<int64_t>(malloc_usable_size(p));
   int64_t peak = peak_live.load();
   while (now > peak && !peak_live.compare_exchange_weak(peak, now)) {
   }
@@ -109,17 +111,21 @@ TEST_F(Safetensors, RoundTrip) {
 // What safetensors 0.5 (the reference implementation) writes for these tensors.
 TEST_F(Safetensors, SameBytesAsTheReference) {
   const auto two = [](DType dtype) { return Tensor::zeros({2}, {dtype}); };
-  save_safetensors(path, {{"float64", two(kF64)}, {"float32", two(kF32)}, {"float16", two(kF16)}, {"int64", two(kI64)},
-                          {"int32", two(kI32)}, {"uint8", two(kU8)}, {"bool", two(kBool)}});
-  EXPECT_EQ(read_bytes(path),
-            file_of(R"({"int64":{"dtype":"I64","shape":[2],"data_offsets":[0,16]},)"
-                    R"("float64":{"dtype":"F64","shape":[2],"data_offsets":[16,32]},)"
-                    R"("float32":{"dtype":"F32","shape":[2],"data_offsets":[32,40]},)"
-                    R"("int32":{"dtype":"I32","shape":[2],"data_offsets":[40,48]},)"
-                    R"("float16":{"dtype":"F16","shape":[2],"data_offsets":[48,52]},)"
-                    R"("uint8":{"dtype":"U8","shape":[2],"data_offsets":[52,54]},)"
-                    R"("bool":{"dtype":"BOOL","shape":[2],"data_offsets":[54,56]}}      )",
-                    56));
+  save_safetensors(path, {{"float64", two(kF64)},
+                          {"float32", two(kF32)},
+                          {"float16", two(kF16)},
+                          {"int64", two(kI64)},
+                          {"int32", two(kI32)},
+                          {"uint8", two(kU8)},
+                          {"bool", two(kBool)}});
+  EXPECT_EQ(read_bytes(path), file_of(R"({"int64":{"dtype":"I64","shape":[2],"data_offsets":[0,16]},)"
+                                      R"("float64":{"dtype":"F64","shape":[2],"data_offsets":[16,32]},)"
+                                      R"("float32":{"dtype":"F32","shape":[2],"data_offsets":[32,40]},)"
+                                      R"("int32":{"dtype":"I32","shape":[2],"data_offsets":[40,48]},)"
+                                      R"("float16":{"dtype":"F16","shape":[2],"data_offsets":[48,52]},)"
+                                      R"("uint8":{"dtype":"U8","shape":[2],"data_offsets":[52,54]},)"
+                                      R"("bool":{"dtype":"BOOL","shape":[2],"data_offsets":[54,56]}}      )",
+                                      56));
 }
 
 TEST_F(Safetensors, ViewsAreSavedDense) {
@@ -143,7 +149,8 @@ TEST_F(Safetensors, MappedTensorsOutliveTheFileAndNeverWriteToIt) {
 TEST_F(Safetensors, UnalignedTensorsAreCopied) {
   // The header has an odd length, so the doubles begin at an odd address.
   for (size_t padding = 0; padding < 8; ++padding) {
-    std::string bytes = file_of(R"({"d":{"dtype":"F64","shape":[2],"data_offsets":[0,16]}})" + std::string(padding, ' '));
+    std::string bytes =
+        file_of(R"({"d":{"dtype":"F64","shape":[2],"data_offsets":[0,16]}})" + std::string(padding, ' '));
     const double values[2] = {0.5, -3};
     bytes.append(reinterpret_cast<const char*>(values), 16);
     write_bytes(path, bytes);
@@ -156,13 +163,15 @@ TEST_F(Safetensors, UnalignedTensorsAreCopied) {
 
 TEST_F(Safetensors, EveryTruncation) {
   save_safetensors(path, some_tensors(), {{"format", "pt"}});
-  const std::string whole = read_bytes(path);
-  for (size_t length = 0; length < whole.size(); ++length) {
-    write_bytes(path, whole.substr(0, length));
+  write_bytes(path, read_bytes(path) + '\0');
+  expect_file_error(path, "1 bytes after the last tensor", [&] { load_safetensors(path); });
+  const uintmax_t whole = std::filesystem::file_size(path) - 1;
+  std::filesystem::resize_file(path, whole);
+  load_safetensors(path);
+  for (uintmax_t length = whole; length-- > 0;) {
+    std::filesystem::resize_file(path, length);
     expect_file_error(path, "", [&] { load_safetensors(path); });
   }
-  write_bytes(path, whole + '\0');
-  expect_file_error(path, "1 bytes after the last tensor", [&] { load_safetensors(path); });
 }
 
 // Every bit flipped in the header gives the tensors' shape of the file or a typed error, and never anything worse.
@@ -172,15 +181,14 @@ TEST_F(Safetensors, EveryFlippedBit) {
   const size_t header_end = whole.size() - 86;
   int accepted = 0;
   for (size_t bit = 0; bit < header_end * 8; ++bit) {
-    std::string flipped = whole;
-    flipped[bit / 8] = static_cast<char>(flipped[bit / 8] ^ (1 << bit % 8));
-    write_bytes(path, flipped);
+    poke(path, bit / 8, static_cast<char>(whole[bit / 8] ^ (1 << bit % 8)));
     try {
       for (const auto& [name, tensor] : load_safetensors(path).tensors) EXPECT_LE(tensor.nbytes(), 100);
       ++accepted;  // a letter of a name, say
     } catch (const FileError& error) {
       EXPECT_EQ(error.path(), path);
     }
+    poke(path, bit / 8, whole[bit / 8]);
   }
   EXPECT_GT(accepted, 0);
 }
@@ -216,8 +224,8 @@ TEST_F(Safetensors, HeaderLength) {
 
 TEST_F(Safetensors, Layout) {
   const auto u8 = [](std::string_view name, int64_t size, int64_t begin, int64_t end) {
-    return "\"" + std::string(name) + "\":{\"dtype\":\"U8\",\"shape\":[" + std::to_string(size) + "],\"data_offsets\":[" +
-           std::to_string(begin) + "," + std::to_string(end) + "]}";
+    return "\"" + std::string(name) + "\":{\"dtype\":\"U8\",\"shape\":[" + std::to_string(size) +
+           "],\"data_offsets\":[" + std::to_string(begin) + "," + std::to_string(end) + "]}";
   };
   expect_refused(file_of("{" + u8("a", 4, 0, 4) + "," + u8("b", 4, 3, 7) + "}", 7), "overlaps");
   expect_refused(file_of("{" + u8("a", 4, 0, 4) + "," + u8("b", 4, 0, 4) + "}", 4), "overlaps");
@@ -239,7 +247,8 @@ TEST_F(Safetensors, Fields) {
     return file_of("{\"a\":{" + std::string(fields) + "}}", bytes);
   };
   const auto shape = [&](std::string_view sizes, std::string_view offsets = "0,0") {
-    return one("\"dtype\":\"F32\",\"shape\":" + std::string(sizes) + ",\"data_offsets\":[" + std::string(offsets) + "]");
+    return one("\"dtype\":\"F32\",\"shape\":" + std::string(sizes) + ",\"data_offsets\":[" + std::string(offsets) +
+               "]");
   };
   const auto dtype = [&](std::string_view value) {
     return one("\"dtype\":" + std::string(value) + ",\"shape\":[0],\"data_offsets\":[0,0]");
@@ -318,8 +327,8 @@ TEST_F(Safetensors, MetadataAndText) {
   expect_refused(file_of(R"({"__metadata__":{"k":"1","k":"2"}})"), "two __metadata__ entries \"k\"");
   expect_refused(file_of(R"({"__metadata__":{},"__metadata__":{}})"), "two __metadata__");
   // UTF-8: a lone continuation, cut sequences, overlong forms, surrogates, beyond U+10FFFF.
-  for (const char* bad : {"\x80", "\xC3", "\xE2\x82", "\xF0\x9F\x98", "\xC0\xAF", "\xC1\xBF", "\xE0\x80\xAF", "\xED\xA0\x80",
-                          "\xF0\x80\x80\xAF", "\xF4\x90\x80\x80", "\xF5\x80\x80\x80", "\xFF", "\xFE"}) {
+  for (const char* bad : {"\x80", "\xC3", "\xE2\x82", "\xF0\x9F\x98", "\xC0\xAF", "\xC1\xBF", "\xE0\x80\xAF",
+                          "\xED\xA0\x80", "\xF0\x80\x80\xAF", "\xF4\x90\x80\x80", "\xF5\x80\x80\x80", "\xFF", "\xFE"}) {
     expect_refused(file_of("{\"" + std::string(bad) + "\":{}}"), "invalid UTF-8");
     expect_refused(file_of("{\"__metadata__\":{\"k\":\"" + std::string(bad) + "\"}}"), "invalid UTF-8");
   }
@@ -341,12 +350,13 @@ TEST_F(Safetensors, MetadataAndText) {
   expect_refused(file_of("\xEF\xBB\xBF{}"), "must start with '{'");
   // Escaped spellings are the same name.
   expect_refused(file_of(R"({"a":{"dtype":"U8","shape":[0],"data_offsets":[0,0]},)"
-                         R"("\u0061":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}})"), "two tensors named");
+                         R"("\u0061":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}})"),
+                 "two tensors named");
   // Nesting: no depth is needed to be refused, and no stack.
   for (const char* open : {"[", "{\"a\":", "{\"__metadata__\":", "{\"a\":["}) {
     std::string deep = "{\"a\":";
     while (deep.size() < 1'000'000) deep += open;
-    expect_refused(file_of(deep), "expected");
+    expect_refused(file_of(deep), "at byte");
   }
 }
 
@@ -385,7 +395,8 @@ TEST_F(HeaderMemory, StaysUnderSixteenHeaders) {
   for (int i = 0; tensors.size() < kSize; ++i)
     tensors += "\"" + name(i) + "\":{\"dtype\":\"U8\",\"shape\":[0],\"data_offsets\":[0,0]},";
   for (int i = 0; metadata.size() < kSize; ++i) metadata += "\"" + name(i) + "\":\"\",";
-  for (int i = 0; long_keys.size() < kSize; ++i) long_keys += "\"0123456789abcdef" + name(i) + "\":\"0123456789abcdef\",";
+  for (int i = 0; long_keys.size() < kSize; ++i)
+    long_keys += "\"0123456789abcdef" + name(i) + "\":\"0123456789abcdef\",";
   while (escapes.size() < kSize) escapes += "\\u0001";
   while (spaces.size() < kSize) spaces += "\n\t\r ";
   check("tensors, cut off", tensors);
@@ -482,9 +493,20 @@ TEST(Json, AgreesWithAnotherParser) {
       return false;
     }
   };
-  const std::string seeds[] = {R"({"a": [1, -2.5e+10, 0.1E-2, 0, -0], "b\u00e9\ud83d\ude00\n": {"c": null, "d": [true, false]}})",
-                               R"([[], {}, "", "\"\\\/\b\f\n\r\t", {"x": [{"y": 1e5}]}, 123456789012345678901234567890])",
-                               "[\"\xC3\xA9\xE2\x82\xAC\xF0\x9F\x98\x80\", \"z\"]"};
+  // Nothing where it gives up on a number beyond a double's range, which is JSON all the same.
+  const auto theirs = [](const std::string& text) -> std::optional<bool> {
+    try {
+      return !nlohmann::json::parse(text).is_discarded();
+    } catch (const nlohmann::json::parse_error&) {
+      return false;
+    } catch (const nlohmann::json::out_of_range&) {
+      return std::nullopt;
+    }
+  };
+  const std::string seeds[] = {
+      R"({"a": [1, -2.5e+10, 0.1E-2, 0, -0], "b\u00e9\ud83d\ude00\n": {"c": null, "d": [true, false]}})",
+      R"([[], {}, "", "\"\\\/\b\f\n\r\t", {"x": [{"y": 1e5}]}, 123456789012345678901234567890])",
+      "[\"\xC3\xA9\xE2\x82\xAC\xF0\x9F\x98\x80\", \"z\"]"};
   for (const std::string& seed : seeds) EXPECT_TRUE(ours(seed)) << seed;
   std::mt19937 random(1);
   const std::string alphabet = "{}[]\",:\\u0123456789.eE+-truefalsn \n\x01\x80\xC3\xED\xA0\xF0\xFF";
@@ -494,14 +516,20 @@ TEST(Json, AgreesWithAnotherParser) {
     for (unsigned edits = random() % 3 + 1; edits > 0 && !text.empty(); --edits) {
       const size_t at = random() % text.size();
       switch (random() % 3) {
-        case 0: text[at] = alphabet[random() % alphabet.size()]; break;
-        case 1: text.erase(at, random() % 3 + 1); break;
-        default: text.insert(at, 1, alphabet[random() % alphabet.size()]);
+        case 0:
+          text[at] = alphabet[random() % alphabet.size()];
+          break;
+        case 1:
+          text.erase(at, random() % 3 + 1);
+          break;
+        default:
+          text.insert(at, 1, alphabet[random() % alphabet.size()]);
       }
     }
-    const bool expected = nlohmann::json::accept(text);
-    accepted += expected;
-    ASSERT_EQ(ours(text), expected) << text;
+    const std::optional<bool> expected = theirs(text);
+    if (!expected) continue;
+    accepted += *expected;
+    ASSERT_EQ(ours(text), *expected) << text;
   }
   EXPECT_GT(accepted, 5'000);
 }

@@ -27,9 +27,7 @@ class TempFolder {
   }
   const std::string& path() const { return path_; }
   std::string operator/(std::string_view name) const { return path_ + "/" + std::string(name); }
-  int entries() const {
-    return static_cast<int>(std::distance(std::filesystem::directory_iterator(path_), {}));
-  }
+  int entries() const { return static_cast<int>(std::distance(std::filesystem::directory_iterator(path_), {})); }
 
  private:
   std::string path_;
@@ -42,16 +40,24 @@ inline std::string read_bytes(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
   return std::string(std::istreambuf_iterator<char>(file), {});
 }
+// Overwrites one byte.
+inline void poke(const std::string& path, size_t at, char byte) {
+  std::fstream file(path, std::ios::binary | std::ios::in | std::ios::out);
+  file.seekp(static_cast<std::streamoff>(at));
+  file.put(byte);
+}
 
 // `what` must throw a FileError that names `path` and says `reason`.
-template <class F> void expect_file_error(const std::string& path, std::string_view reason, F&& what) {
+template <class F>
+void expect_file_error(const std::string& path, std::string_view reason, F&& what) {
   try {
     what();
     ADD_FAILURE() << "accepted; expected: " << reason;
   } catch (const FileError& error) {
     EXPECT_EQ(error.path(), path);
     EXPECT_NE(std::string_view(error.what()).find(path), std::string_view::npos) << error.what();
-    EXPECT_NE(std::string_view(error.what()).find(reason), std::string_view::npos) << error.what() << "\nnot: " << reason;
+    EXPECT_NE(std::string_view(error.what()).find(reason), std::string_view::npos)
+        << error.what() << "\nnot: " << reason;
   }
 }
 

@@ -1,0 +1,240 @@
+// Checkpoints: bit-exact, pruned, robust against damage, and whole after a kill at any moment.
+#include "rondo/runtime/io/checkpoint.h"
+
+#include <signal.h>
+#include <sys/wait.h>
+
+#include <bit>
+#include <chrono>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <random>
+#include <thread>
+
+#include "rondo/tests/runtime/temp_folder.h"
+
+namespace rondo::io {
+namespace {
+
+constexpr int64_t kElements = 20'000;
+
+// Everything in it follows from the step, so that a test can tell whether what it reads is what was written.
+Checkpoint checkpoint_of(int64_t step, int64_t elements = kElements) {
+  std::vector<float> values(static_cast<size_t>(elements));
+  for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(step) + 0.001f * static_cast<float>(i);
+  Checkpoint checkpoint;
+  checkpoint.step = step;
+  checkpoint.model = {{"wte.weight", Tensor::from(values, {elements})}, {"ln.bias", Tensor::from<float>({-0.0f}, {1})}};
+  checkpoint.optimizer = {{"exp_avg.0", Tensor::from(values, {elements})}, {"step", Tensor::scalar<int64_t>(step)}};
+  checkpoint.state = {{"position", step}, {"best_loss", 1.0 / (static_cast<double>(step) + 3)}};
+  return checkpoint;
+}
+
+void expect_is_step(const Checkpoint& checkpoint, int64_t step, int64_t elements = kElements) {
+  const Checkpoint expected = checkpoint_of(step, elements);
+  EXPECT_EQ(checkpoint.step, step);
+  EXPECT_EQ(checkpoint.state, expected.state);
+  for (auto part : {&Checkpoint::model, &Checkpoint::optimizer}) {
+    ASSERT_EQ((checkpoint.*part).size(), (expected.*part).size());
+    for (const auto& [name, tensor] : expected.*part) {
+      const Tensor& read = (checkpoint.*part).at(name);
+      ASSERT_EQ(read.sizes(), tensor.sizes()) << name;
+      ASSERT_EQ(read.dtype(), tensor.dtype()) << name;
+      EXPECT_EQ(std::memcmp(read.raw_data(), tensor.raw_data(), static_cast<size_t>(tensor.nbytes())), 0) << name;
+    }
+  }
+}
+
+TEST(Checkpoint, RoundTripIsBitExact) {
+  TempFolder folder;
+  const std::string out = folder / "runs/first";  // is created
+  Checkpoint checkpoint = checkpoint_of(7);
+  const double nan = std::bit_cast<double>(0x7FF8'0000'DEAD'BEEFu);
+  checkpoint.state = {{"flag", true},
+                      {"off", false},
+                      {"int", INT64_MIN},
+                      {"big", INT64_MAX},
+                      {"whole", 3.0},
+                      {"tiny", std::numeric_limits<double>::denorm_min()},
+                      {"tenth", 0.1},
+                      {"huge", std::numeric_limits<double>::max()},
+                      {"minus zero", -0.0},
+                      {"inf", std::numeric_limits<double>::infinity()},
+                      {"nan", nan},
+                      {"empty", ""},
+                      {"text", "a\n\"b\" \\ \u4f60"},
+                      {"", 1e300}};
+  const std::string path = save_checkpoint(out, checkpoint);
+  EXPECT_EQ(path, out + "/ckpt-00000007.safetensors");
+
+  const LatestCheckpoint latest = load_latest_checkpoint(out);
+  ASSERT_TRUE(latest.checkpoint);
+  EXPECT_EQ(latest.path, path);
+  EXPECT_TRUE(latest.skipped.empty());
+  const Checkpoint& read = *latest.checkpoint;
+  ASSERT_EQ(read.state.size(), checkpoint.state.size());
+  for (const auto& [name, scalar] : checkpoint.state) {
+    ASSERT_EQ(read.state.at(name).index(), scalar.index()) << name;
+    if (const double* number = std::get_if<double>(&scalar)) {
+      EXPECT_EQ(std::bit_cast<uint64_t>(read.get<double>(name)), std::bit_cast<uint64_t>(*number)) << name;
+    } else {
+      EXPECT_EQ(read.state.at(name), scalar) << name;
+    }
+  }
+  EXPECT_THROW(read.get<double>("none"), Error);
+  EXPECT_THROW(read.get<double>("int"), Error);
+  EXPECT_EQ(std::bit_cast<uint32_t>(read.model.at("ln.bias").data<float>()[0]), 0x80000000u);
+}
+
+TEST(Checkpoint, DoublesRoundTrip) {
+  TempFolder folder;
+  std::mt19937_64 random(3);
+  Checkpoint checkpoint;
+  for (int i = 0; i < 5000; ++i) checkpoint.state[std::to_string(i)] = std::bit_cast<double>(random());
+  const Checkpoint read = load_checkpoint(save_checkpoint(folder.path(), checkpoint));
+  for (const auto& [name, scalar] : checkpoint.state)
+    EXPECT_EQ(std::bit_cast<uint64_t>(std::get<double>(scalar)), std::bit_cast<uint64_t>(read.get<double>(name)));
+}
+
+TEST(Checkpoint, NothingThere) {
+  TempFolder folder;
+  EXPECT_FALSE(load_latest_checkpoint(folder / "none").checkpoint);
+  EXPECT_FALSE(load_latest_checkpoint(folder.path()).checkpoint);
+  EXPECT_TRUE(list_checkpoints(folder.path()).empty());
+}
+
+TEST(Checkpoint, PrunesToTheNewestAndTouchesNothingElse) {
+  TempFolder folder;
+  write_bytes(folder / "metrics.jsonl", "{}");
+  write_bytes(folder / "ckpt-best.safetensors", "mine");
+  write_bytes(folder / "ckpt-7.safetensors", "mine");
+  write_bytes(folder / ".tmp-ckpt-00000001.safetensors.99.0", "left by a killed run");
+  for (int64_t step = 1; step <= 5; ++step) save_checkpoint(folder.path(), checkpoint_of(step, 10), {.keep = 3});
+  std::vector<std::string> names;
+  for (const std::string& path : list_checkpoints(folder.path()))
+    names.push_back(path.substr(folder.path().size() + 1));
+  EXPECT_EQ(names, (std::vector<std::string>{"ckpt-00000005.safetensors", "ckpt-00000004.safetensors",
+                                             "ckpt-00000003.safetensors"}));
+  EXPECT_EQ(folder.entries(), 6);
+
+  // A run that went back writes an earlier step: the later ones are not its to remove, and its own one stays.
+  save_checkpoint(folder.path(), checkpoint_of(2, 10), {.keep = 1});
+  EXPECT_EQ(list_checkpoints(folder.path()).size(), 4u);
+  // The same step again replaces.
+  save_checkpoint(folder.path(), checkpoint_of(5, 11), {.keep = 9});
+  expect_is_step(*load_latest_checkpoint(folder.path()).checkpoint, 5, 11);
+  // Steps beyond eight digits still order by number.
+  save_checkpoint(folder.path(), checkpoint_of(123'456'789, 10));
+  EXPECT_EQ(load_latest_checkpoint(folder.path()).checkpoint->step, 123'456'789);
+
+  remove_checkpoints(folder.path());
+  EXPECT_TRUE(list_checkpoints(folder.path()).empty());
+  EXPECT_EQ(folder.entries(), 3);
+  EXPECT_THROW(save_checkpoint(folder.path(), checkpoint_of(1), {.keep = 0}), Error);
+  EXPECT_THROW(save_checkpoint(folder.path(), checkpoint_of(-1)), Error);
+}
+
+TEST(Checkpoint, SkipsDamagedOnesWithTheReason) {
+  TempFolder folder;
+  for (int64_t step = 1; step <= 4; ++step) save_checkpoint(folder.path(), checkpoint_of(step), {.keep = 9});
+  const auto path = [&](int64_t step) { return folder / ("ckpt-0000000" + std::to_string(step) + ".safetensors"); };
+  const std::string whole = read_bytes(path(4));
+  write_bytes(path(4), whole.substr(0, whole.size() - 1));
+  std::string flipped = read_bytes(path(3));
+  flipped[flipped.size() - 5] ^= 1;
+  write_bytes(path(3), flipped);
+  write_bytes(path(2), "");
+  LatestCheckpoint latest = load_latest_checkpoint(folder.path());
+  ASSERT_TRUE(latest.checkpoint);
+  expect_is_step(*latest.checkpoint, 1);
+  ASSERT_EQ(latest.skipped.size(), 3u);
+  EXPECT_EQ(latest.skipped[0].path, path(4));
+  EXPECT_NE(latest.skipped[0].reason.find("truncated"), std::string::npos);
+  EXPECT_NE(latest.skipped[1].reason.find("checksum"), std::string::npos);
+  EXPECT_NE(latest.skipped[2].reason.find("not a safetensors file"), std::string::npos);
+
+  // All damaged: nothing to load, every reason told.
+  save_safetensors(path(1), {{"a", Tensor::zeros({1})}});
+  latest = load_latest_checkpoint(folder.path());
+  EXPECT_FALSE(latest.checkpoint);
+  ASSERT_EQ(latest.skipped.size(), 4u);
+  EXPECT_NE(latest.skipped[3].reason.find("not a checkpoint"), std::string::npos);
+}
+
+// No flipped bit, wherever it is, passes for a good checkpoint, and no truncation does.
+TEST(Checkpoint, EveryDamageIsNoticed) {
+  TempFolder folder;
+  const std::string path = save_checkpoint(folder.path(), checkpoint_of(3, 4));
+  const std::string whole = read_bytes(path);
+  uint64_t header = 0;
+  std::memcpy(&header, whole.data(), 8);
+  for (size_t at = 0; at < whole.size(); ++at) {
+    for (int bit = at < 8 + header ? 0 : 7; bit < 8; ++bit) {
+      poke(path, at, static_cast<char>(whole[at] ^ (1 << bit)));
+      EXPECT_THROW(load_checkpoint(path), FileError) << "byte " << at << ", bit " << bit;
+    }
+    poke(path, at, whole[at]);
+  }
+  load_checkpoint(path);
+  for (size_t length = whole.size(); length-- > 0;) {
+    std::filesystem::resize_file(path, length);
+    EXPECT_THROW(load_checkpoint(path), FileError) << length;
+  }
+}
+
+TEST(Checkpoint, TensorsStayValidAfterPruning) {
+  TempFolder folder;
+  save_checkpoint(folder.path(), checkpoint_of(1), {.keep = 1});
+  const LatestCheckpoint first = load_latest_checkpoint(folder.path());
+  save_checkpoint(folder.path(), checkpoint_of(2), {.keep = 1});
+  EXPECT_EQ(list_checkpoints(folder.path()).size(), 1u);
+  expect_is_step(*first.checkpoint, 1);
+}
+
+// A child saves one step after another and reports each on a pipe; it is killed at a random moment. What is then the
+// latest loadable checkpoint is at least the last one reported, and whole.
+TEST(Checkpoint, SurvivesKillAtAnyMoment) {
+  TempFolder folder;
+  std::mt19937 random(11);
+  int64_t step = 0;
+  int with_leftover = 0;
+  for (int kill_count = 0; kill_count < 60; ++kill_count) {
+    int reports[2];
+    ASSERT_EQ(pipe(reports), 0);
+    const pid_t child = fork();
+    ASSERT_GE(child, 0);
+    if (child == 0) {
+      close(reports[0]);
+      for (int64_t next = step + 1;; ++next) {
+        save_checkpoint(folder.path(), checkpoint_of(next), {.keep = 1 + kill_count % 3});
+        if (write(reports[1], &next, sizeof next) != sizeof next) _exit(1);
+      }
+    }
+    close(reports[1]);
+    std::this_thread::sleep_for(std::chrono::microseconds(random() % 20'000));
+    kill(child, SIGKILL);
+    ASSERT_EQ(waitpid(child, nullptr, 0), child);
+    int64_t reported = step, next = 0;
+    while (read(reports[0], &next, sizeof next) == sizeof next) reported = next;
+    close(reports[0]);
+
+    const LatestCheckpoint latest = load_latest_checkpoint(folder.path());
+    EXPECT_TRUE(latest.skipped.empty()) << latest.skipped[0].reason;
+    for (const auto& entry : std::filesystem::directory_iterator(folder.path()))
+      with_leftover += entry.path().filename().string().starts_with(".tmp-");
+    if (reported == 0 && !latest.checkpoint) continue;  // killed before the first was complete
+    ASSERT_TRUE(latest.checkpoint);
+    EXPECT_GE(latest.checkpoint->step, reported);
+    expect_is_step(*latest.checkpoint, latest.checkpoint->step);
+    step = latest.checkpoint->step;
+  }
+  EXPECT_GT(step, 0);
+  EXPECT_GT(with_leftover, 0) << "no kill hit a save: the test proves nothing";
+  // The next save cleans up after all of them.
+  save_checkpoint(folder.path(), checkpoint_of(step + 1), {.keep = 1});
+  EXPECT_EQ(folder.entries(), 1);
+}
+
+}  // namespace
+}  // namespace rondo::io
