@@ -383,6 +383,7 @@ class Backward {
 
   bool retain_graph_;
   GradMode mode_;
+  amp::Autocast as_recorded_{std::nullopt};  // gradients run in the dtypes that the forward chose
   std::vector<std::shared_ptr<Node>> roots_;
   absl::flat_hash_map<Node*, Task> tasks_;
   absl::flat_hash_map<Node*, std::vector<std::pair<int, size_t>>> captures_;

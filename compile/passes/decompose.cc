@@ -7,6 +7,7 @@ namespace rondo::compile {
 
 Graph decompose(const Graph& graph) {
   NoGrad off;
+  amp::Autocast as_recorded(std::nullopt);  // casts are in the recording already
   Trace trace;
   RecorderScope record(&trace);
   std::vector<Tensor> symbols(graph.values.size());

@@ -13,6 +13,7 @@ class Deriver {
 
   BackwardGraph run() {
     NoGrad off;
+    amp::Autocast as_recorded(std::nullopt);  // backward runs in the dtypes that the forward chose, as the eager tape does
     RecorderScope record(&trace_);
     for (size_t i = 0; i < forward_.outputs.size(); ++i) {
       const Value& value = forward_.value(forward_.outputs[i]);

@@ -7,6 +7,8 @@
 #include "rondo/compile/jit/executable.h"
 #include "rondo/modules/gpt2.h"
 #include "rondo/modules/layers.h"
+#include "rondo/optim/adam.h"
+#include "rondo/optim/clip.h"
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/random.h"
@@ -83,6 +85,44 @@ TEST_F(RegionTest, MlpStackEqualsEagerInEveryBit) {
     EXPECT_EQ(regions.report()[0].calls, 3);
     EXPECT_EQ(regions.report()[0].layers, 3);
     compile::disable(model);
+  }
+}
+
+// Five steps of training: every loss and every parameter.
+TEST_F(RegionTest, Gpt2TrainingEqualsEagerInEveryBit) {
+  for (std::optional<DType> autocast : {std::optional<DType>(), std::optional<DType>(kBF16)}) {
+    const nn::GPT2Config config{.vocab_size = 61, .block_size = 19, .n_layer = 3, .n_head = 2, .n_embd = 48};
+    auto train = [&](bool compiled) {
+      nn::GPT2 model(config, 7);
+      optim::AdamW optimizer(model.parameters(), {.lr = 1e-2, .weight_decay = 0.1});
+      std::optional<compile::Regions> regions;
+      if (compiled) regions = compile::compile_regions(model, {.exact = true});
+      Generator data(5);
+      std::vector<Tensor> trail;
+      for (int step = 0; step < 5; ++step) {
+        const Tensor tokens = Tensor::randint(0, 61, {3, 20}, {kI64}, &data);
+        std::optional<amp::Autocast> lower;
+        if (autocast) lower.emplace(*autocast);
+        const Tensor loss = model.loss(tokens.slice(1, {0, 19}), tokens.slice(1, {1}));
+        lower.reset();
+        loss.backward();
+        optim::clip_grad_norm_(model.parameters(), 1.0);
+        optimizer.step();
+        optimizer.zero_grad();
+        trail.push_back(loss.detach());
+      }
+      for (const Tensor& p : model.parameters()) trail.push_back(p.detach().clone());
+      if (compiled) {
+        EXPECT_EQ(regions->report().size(), 1u);
+        EXPECT_EQ(regions->report()[0].entries, 1) << regions->summary();
+        EXPECT_EQ(regions->report()[0].graph_breaks, 0) << regions->summary();
+        EXPECT_EQ(regions->report()[0].layers, 3);
+      }
+      return trail;
+    };
+    const std::vector<Tensor> eager = train(false), compiled = train(true);
+    for (size_t i = 0; i < eager.size(); ++i)
+      expect_same_bits(eager[i], compiled[i], (autocast ? "autocast, value " : "value ") + std::to_string(i));
   }
 }
 
