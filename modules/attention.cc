@@ -32,18 +32,21 @@ Tensor MultiheadAttention::attend(const Tensor& q, const Tensor& k, const Tensor
 }
 
 Tensor MultiheadAttention::forward(const Tensor& x) {
-  if (x.rank() != 3) throw_op_error("MultiheadAttention", "x must be (B, T, C), got " + to_string(x.sizes()), std::source_location::current());
+  if (x.rank() != 3)
+    throw_op_error("MultiheadAttention", "x must be (B, T, C), got " + to_string(x.sizes()),
+                   std::source_location::current());
   const int64_t B = x.size(0), T = x.size(1), D = n_embd / n_head;
-  std::vector<Tensor> qkv = ops::split(c_attn(x), n_embd, -1);                                      // 3 x (B, T, C)
-  for (Tensor& part : qkv) part = part.view({B, T, n_head, D}).transpose(1, 2);                     // 3 x (B, H, T, D)
-  const Tensor y = attend(qkv[0], qkv[1], qkv[2]).transpose(1, 2).reshape({B, T, n_embd});          // (B, T, C)
+  std::vector<Tensor> qkv = ops::split(c_attn(x), n_embd, -1);                              // 3 x (B, T, C)
+  for (Tensor& part : qkv) part = part.view({B, T, n_head, D}).transpose(1, 2);             // 3 x (B, H, T, D)
+  const Tensor y = attend(qkv[0], qkv[1], qkv[2]).transpose(1, 2).reshape({B, T, n_embd});  // (B, T, C)
   return resid_dropout(c_proj(y));
 }
 
 TransformerBlock::TransformerBlock(int64_t n_embd, int64_t n_head, TransformerBlockOptions options)
     : ln_1(child("ln_1", n_embd, LayerNormOptions{.bias = options.bias})),
-      attn(child("attn", n_embd, n_head,
-                 MultiheadAttentionOptions{.causal = options.causal, .bias = options.bias, .dropout = options.dropout})),
+      attn(
+          child("attn", n_embd, n_head,
+                MultiheadAttentionOptions{.causal = options.causal, .bias = options.bias, .dropout = options.dropout})),
       ln_2(child("ln_2", n_embd, LayerNormOptions{.bias = options.bias})),
       mlp(child("mlp", n_embd, 4 * n_embd, MLPOptions{.bias = options.bias, .dropout = options.dropout})) {}
 

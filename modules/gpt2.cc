@@ -18,9 +18,8 @@ int64_t sample(const float* logits, int64_t vocab_size, double temperature, int6
   std::iota(order.begin(), order.end(), 0);
   if (top_k > 0 && top_k < vocab_size) {
     // Ties go to the lower index, so that the choice is the same everywhere.
-    std::nth_element(order.begin(), order.begin() + top_k, order.end(), [&](int64_t a, int64_t b) {
-      return logits[a] != logits[b] ? logits[a] > logits[b] : a < b;
-    });
+    std::nth_element(order.begin(), order.begin() + top_k, order.end(),
+                     [&](int64_t a, int64_t b) { return logits[a] != logits[b] ? logits[a] > logits[b] : a < b; });
     order.resize(static_cast<size_t>(top_k));
     std::sort(order.begin(), order.end());
   }
@@ -43,14 +42,17 @@ GPT2::GPT2(GPT2Config config, uint64_t seed, const SkipInit&) : config(config) {
   const double residual_std = 0.02 / std::sqrt(2.0 * static_cast<double>(config.n_layer));
   for (auto& [name, parameter] : named_parameters()) {
     if (parameter.rank() >= 2)
-      parameter.copy_(Tensor::randn(parameter.sizes(), {}, &generator).mul_(name.ends_with("c_proj.weight") ? residual_std : 0.02));
-    else parameter.fill_(name.ends_with("bias") ? 0.0 : 1.0);
+      parameter.copy_(
+          Tensor::randn(parameter.sizes(), {}, &generator).mul_(name.ends_with("c_proj.weight") ? residual_std : 0.02));
+    else
+      parameter.fill_(name.ends_with("bias") ? 0.0 : 1.0);
   }
 }
 
 Tensor GPT2::features(const Tensor& idx) {
   const auto fail = [&](std::string_view what) {
-    throw_op_error("GPT2", absl::StrCat(std::string(what), ", got ", std::string(name_of(idx.dtype())), to_string(idx.sizes())),
+    throw_op_error("GPT2",
+                   absl::StrCat(std::string(what), ", got ", std::string(name_of(idx.dtype())), to_string(idx.sizes())),
                    std::source_location::current());
   };
   if (idx.rank() != 2 || idx.dtype() != kI64) fail("idx must be i64 (B, T)");
@@ -65,8 +67,10 @@ Tensor GPT2::forward(const Tensor& idx) { return ops::linear(features(idx), wte.
 Tensor GPT2::loss(const Tensor& idx, const Tensor& targets, std::source_location where) {
   const Tensor logits = (*this)({idx, where});
   if (!(targets.sizes() == idx.sizes()))
-    throw_op_error("GPT2::loss", absl::StrCat("targets must have idx's shape ", to_string(idx.sizes()), ", got ",
-                                              to_string(targets.sizes())), where);
+    throw_op_error(
+        "GPT2::loss",
+        absl::StrCat("targets must have idx's shape ", to_string(idx.sizes()), ", got ", to_string(targets.sizes())),
+        where);
   const int64_t n = idx.numel();
   return ops::cross_entropy({logits.view({n, config.vocab_size}), where}, targets.reshape({n}));
 }
@@ -75,7 +79,8 @@ Tensor GPT2::generate(const Tensor& idx, int64_t max_new_tokens, double temperat
                       Generator* generator) {
   if (idx.rank() != 2 || idx.dtype() != kI64 || idx.size(0) == 0 || idx.size(1) == 0)
     throw Error("GPT2::generate: idx must be i64 (B, T) and not empty");
-  if (!(temperature >= 0)) throw Error(absl::StrCat("GPT2::generate: temperature must not be negative, got ", temperature));
+  if (!(temperature >= 0))
+    throw Error(absl::StrCat("GPT2::generate: temperature must not be negative, got ", temperature));
   const NoGrad off;
   struct EvalScope {
     GPT2& model;
@@ -89,7 +94,7 @@ Tensor GPT2::generate(const Tensor& idx, int64_t max_new_tokens, double temperat
   tokens.slice(1, {0, T}).copy_(idx);
   for (int64_t t = T; t < total; ++t) {
     const Tensor seen = tokens.slice(1, {std::max<int64_t>(0, t - config.block_size), t}).contiguous();
-    const Tensor last = features(seen).select(1, -1);                                        // (B, C)
+    const Tensor last = features(seen).select(1, -1);                                              // (B, C)
     const std::vector<float> logits = ops::linear(last, wte.weight, Tensor()).to_vector<float>();  // (B, V)
     const uint64_t offset = source.next_offset();
     int64_t* out = tokens.mutable_data<int64_t>();

@@ -44,8 +44,7 @@ struct GPT2 : Module<GPT2> {
   // Everything below the output layer: (B, T) -> (B, T, C).
   Tensor features(const Tensor& idx);
   // Mean cross-entropy in nats of targets i64 (B, T), where -100 is ignored.
-  Tensor loss(const Tensor& idx, const Tensor& targets,
-              std::source_location where = std::source_location::current());
+  Tensor loss(const Tensor& idx, const Tensor& targets, std::source_location where = std::source_location::current());
   // Appends max_new_tokens sampled tokens to each row of idx (B, T): (B, T + max_new_tokens). The model sees the last
   // block_size tokens, in eval mode. temperature 0 takes the most likely; top_k 0 samples from all.
   Tensor generate(const Tensor& idx, int64_t max_new_tokens, double temperature = 1.0, int64_t top_k = 0,

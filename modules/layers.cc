@@ -29,7 +29,8 @@ double linear_bound(int64_t in_features, int64_t out_features) {
 
 Linear::Linear(int64_t in_features, int64_t out_features, LinearOptions options)
     : weight(parameter("weight", uniform({out_features, in_features}, linear_bound(in_features, out_features)))),
-      bias(parameter("bias", options.bias ? uniform({out_features}, linear_bound(in_features, out_features)) : Tensor())) {}
+      bias(parameter("bias",
+                     options.bias ? uniform({out_features}, linear_bound(in_features, out_features)) : Tensor())) {}
 Tensor Linear::forward(const Tensor& x) { return ops::linear(x, weight, bias); }
 
 Embedding::Embedding(int64_t num_embeddings, int64_t embedding_dim)

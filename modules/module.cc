@@ -161,7 +161,8 @@ void ModuleBase::train(bool on) {
 }
 
 void ModuleBase::to(DType dtype) {
-  if (!is_floating(dtype)) throw Error(absl::StrCat(type_name(), ".to: ", std::string(name_of(dtype)), " is not floating"));
+  if (!is_floating(dtype))
+    throw Error(absl::StrCat(type_name(), ".to: ", std::string(name_of(dtype)), " is not floating"));
   const NoGrad off;
   std::unordered_set<const TensorImpl*> seen;
   visit("", [&](const std::string&, const Entry& entry) {

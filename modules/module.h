@@ -17,13 +17,15 @@
 //   Block block(768, 12);                            // a root: the same constructor
 //   nn::ModuleList<Block> h = child("h", 12, C, 12);  // in a model: h.0 .. h.11
 //
-// Calling a module (`attn(x)`, not `attn.forward(x)`) runs forward() inside a frame, so that errors name its path and the
-// caller's line, and through `call_hook`, where a compiler plugs in. The first argument of forward is a tensor.
+// Calling a module (`attn(x)`, not `attn.forward(x)`) runs forward() inside a frame, so that errors name its path and
+// the caller's line, and through `call_hook`, where a compiler plugs in. The first argument of forward is a tensor.
 //
 // Invariants: a module never moves (its parent and its members refer to it); children and parameters are listed in the
-// order of declaration; a parameter keeps its identity for life: to() and load_state_dict() change what the handle points
-// to, never the handle, so optimizers, tied parameters and user copies follow.
+// order of declaration; a parameter keeps its identity for life: to() and load_state_dict() change what the handle
+// points to, never the handle, so optimizers, tied parameters and user copies follow.
+//
 // Ownership: modules own their parameters; a parent refers to its children, which are its members.
+//
 // Thread safety: a tree is built, changed and called by one thread at a time.
 #pragma once
 
@@ -48,7 +50,8 @@
 namespace rondo::nn {
 
 class ModuleBase;
-template <class... Args> class Child;
+template <class... Args>
+class Child;
 
 struct NamedModule {
   std::string name;
@@ -113,12 +116,14 @@ class ModuleBase {
   // As parameter(), for state without a gradient; one that is not persistent stays out of state_dict().
   Tensor& buffer(std::string name, Tensor value, bool persistent = true);
   // Makes a member module: `nn::Linear fc = child("fc", 768, 3072);`. The arguments are those of its constructor.
-  template <class... Args> Child<Args...> child(std::string name, Args&&... args) {
+  template <class... Args>
+  Child<Args...> child(std::string name, Args&&... args) {
     return Child<Args...>(this, std::move(name), std::forward<Args>(args)...);
   }
 
  private:
-  template <class... Args> friend class Child;
+  template <class... Args>
+  friend class Child;
   struct Entry {
     std::string name;
     Tensor tensor;
@@ -145,20 +150,24 @@ class ModuleBase {
 };
 
 // What child() returns: converts to the module that is being declared, built in place.
-template <class... Args> class [[nodiscard]] Child {
+template <class... Args>
+class [[nodiscard]] Child {
  public:
   Child(ModuleBase* parent, std::string name, Args&&... args)
       : parent_(parent), name_(std::move(name)), args_(std::forward<Args>(args)...) {}
-  template <std::derived_from<ModuleBase> M> operator M() && {
+  template <std::derived_from<ModuleBase> M>
+  operator M() && {
     static_assert(std::is_constructible_v<M, Args...>, "child(name, args...): no constructor takes these args");
     const PlaceScope scope(*this);
     return std::apply([](auto&&... args) { return M(std::forward<Args>(args)...); }, std::move(args_));
   }
   // The same on the heap, for lists.
-  template <std::derived_from<ModuleBase> M> std::unique_ptr<M> make() && {
+  template <std::derived_from<ModuleBase> M>
+  std::unique_ptr<M> make() && {
     static_assert(std::is_constructible_v<M, Args...>, "no constructor takes these args");
     const PlaceScope scope(*this);
-    return std::apply([](auto&&... args) { return std::make_unique<M>(std::forward<Args>(args)...); }, std::move(args_));
+    return std::apply([](auto&&... args) { return std::make_unique<M>(std::forward<Args>(args)...); },
+                      std::move(args_));
   }
 
  private:
@@ -175,13 +184,16 @@ template <class... Args> class [[nodiscard]] Child {
 };
 
 // The base of every module, with the module itself as `Self`; gives it the call operator.
-template <class Self> class Module : public ModuleBase {
+template <class Self>
+class Module : public ModuleBase {
  public:
-  template <class... Rest> decltype(auto) operator()(TensorArg first, Rest&&... rest) {
+  template <class... Rest>
+  decltype(auto) operator()(TensorArg first, Rest&&... rest) {
     Self& self = static_cast<Self&>(*this);
     const ModuleFrame frame(&path(), first.where);
     using Result = decltype(self.forward(first.tensor, std::forward<Rest>(rest)...));
-    if (!call_hook) [[likely]] return static_cast<Result>(self.forward(first.tensor, std::forward<Rest>(rest)...));
+    if (!call_hook) [[likely]]
+      return static_cast<Result>(self.forward(first.tensor, std::forward<Rest>(rest)...));
     const std::shared_ptr<CallHook> hook = call_hook;  // may be replaced by the call itself
     if constexpr (std::is_void_v<Result>) {
       hook->around(*this, [&] { self.forward(first.tensor, std::forward<Rest>(rest)...); });

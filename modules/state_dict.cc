@@ -42,7 +42,8 @@ StateDictError::StateDictError(std::string_view what, StateDictReport report)
 StateDictReport load_tensors(std::span<const NamedTensor> targets, const StateDict& source, bool strict,
                              std::string_view what) {
   StateDictReport report;
-  std::unordered_map<const TensorImpl*, const std::pair<const std::string, Tensor>*> given;  // first value of each target
+  std::unordered_map<const TensorImpl*, const std::pair<const std::string, Tensor>*>
+      given;  // first value of each target
   std::vector<std::pair<Tensor, Tensor>> copies;
   size_t used = 0;
   for (const auto& [name, target] : targets) {
@@ -60,7 +61,8 @@ StateDictReport load_tensors(std::span<const NamedTensor> targets, const StateDi
       continue;
     }
     const auto [first, is_new] = given.try_emplace(target.impl(), &*found);
-    if (is_new) copies.emplace_back(target, value);
+    if (is_new)
+      copies.emplace_back(target, value);
     else if (!same_bytes(first->second->second, value))
       report.mismatched.push_back(absl::StrCat(name, ": tied to ", first->second->first, ", but the values differ"));
   }

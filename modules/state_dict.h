@@ -37,8 +37,8 @@ class StateDictError : public Error {
 };
 
 // Copies `source` into `targets` (floating dtypes convert, others must be equal) after everything has been checked.
-// Targets that are the same tensor under several names need one of them; values that contradict each other are a mismatch.
-// Throws StateDictError; missing and unexpected names only if `strict`. `what` opens the message: "GPT2".
+// Targets that are the same tensor under several names need one of them; contradicting values are a mismatch. Throws
+// StateDictError; missing and unexpected names only if `strict`. `what` opens the message: "GPT2".
 StateDictReport load_tensors(std::span<const NamedTensor> targets, const StateDict& source, bool strict,
                              std::string_view what);
 

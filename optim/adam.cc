@@ -35,7 +35,7 @@ void AdamBase::visit_options(int group, OptionVisitor visit) {
 
 UpdateKernel AdamBase::kernel(int group) const {
   return groups_[static_cast<size_t>(group)].options.amsgrad ? &run_update<AdamFormula<true>>
-                                                              : &run_update<AdamFormula<false>>;
+                                                             : &run_update<AdamFormula<false>>;
 }
 
 void AdamBase::scalars(int group, int64_t step, std::span<double> out) const {

@@ -18,7 +18,8 @@ constexpr int64_t kChunk = 1 << 16;  // elements
 constexpr int kVectors = 4, kWidth = 8, kLanes = kVectors * kWidth;
 using Lanes = double __attribute__((vector_size(kWidth * sizeof(double))));
 
-template <class T> double sum_of_squares(const T* values, int64_t n) {
+template <class T>
+double sum_of_squares(const T* values, int64_t n) {
   Lanes sums[kVectors] = {};
   int64_t i = 0;
   for (; i + kLanes <= n; i += kLanes)
@@ -65,7 +66,8 @@ double clip_grad_norm_(std::span<const Tensor> params, double max_norm, ClipOpti
     sizes.push_back(grad.numel());
     const std::byte* data = static_cast<const std::byte*>(grad.raw_data());
     for (int64_t at = 0; at < grad.numel(); at += kChunk)
-      chunks.push_back({data + at * static_cast<int64_t>(size_of(grad.dtype())), grad.dtype(), std::min(kChunk, grad.numel() - at)});
+      chunks.push_back(
+          {data + at * static_cast<int64_t>(size_of(grad.dtype())), grad.dtype(), std::min(kChunk, grad.numel() - at)});
   }
   std::vector<double> partial(chunks.size());
   parallel_for(static_cast<int64_t>(chunks.size()), 1, [&](int64_t begin, int64_t end) {

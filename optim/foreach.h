@@ -1,6 +1,5 @@
-// One pass over all parameters: the chunks of every tensor are one list of elements that parallel_for cuts into equal
-// parts, so that one large and a thousand small tensors keep the threads equally busy, and each value is read and written
-// once.
+// One pass over all parameters: their elements are one list that parallel_for cuts into equal parts, so that one large
+// and a thousand small tensors keep the threads equally busy, and each value is read and written once.
 #pragma once
 
 #include <algorithm>
@@ -35,13 +34,15 @@ using UpdateKernel = void (*)(const UpdateItem& item, int64_t begin, int64_t end
 inline constexpr int64_t kForeachGrain = 1 << 14;
 
 // Calls fn(i, begin, end) in parallel for pieces that together cover [0, sizes[i]) of every i.
-void parallel_for_each(std::span<const int64_t> sizes, absl::FunctionRef<void(size_t i, int64_t begin, int64_t end)> fn);
+void parallel_for_each(std::span<const int64_t> sizes,
+                       absl::FunctionRef<void(size_t i, int64_t begin, int64_t end)> fn);
 
 // The loop around a formula, vectorised by the compiler. A formula has kStates, kScalars and
 //   template <class T> static void update(T& param, T grad, std::array<T, kStates>& states,
 //                                         const std::array<T, kScalars>& scalars);
 // where T is float or double here and LoopValue in generated kernels.
-template <class Formula> void run_update(const UpdateItem& item, int64_t begin, int64_t end) {
+template <class Formula>
+void run_update(const UpdateItem& item, int64_t begin, int64_t end) {
   visit_floating(item.dtype, [&](auto tag) {
     using P = typename decltype(tag)::type;
     using C = std::conditional_t<std::is_same_v<P, double>, double, float>;
@@ -59,9 +60,8 @@ template <class Formula> void run_update(const UpdateItem& item, int64_t begin, 
         param[i] = static_cast<P>(p);
       }
     };
-    [&]<size_t... K>(std::index_sequence<K...>) {
-      loop(static_cast<C*>(item.states[K])...);
-    }(std::make_index_sequence<Formula::kStates>());
+    [&]<size_t... K>(std::index_sequence<K...>) { loop(static_cast<C*>(item.states[K])...); }
+    (std::make_index_sequence<Formula::kStates>());
   });
 }
 

@@ -17,7 +17,8 @@ void Optimizer::add_group(std::span<const Tensor> params, std::span<const char* 
       throw Error(absl::StrCat("optimizer: ", slot_name(slots_.size()), " ", std::string(why)));
     };
     if (!param.defined()) fail("is undefined");
-    if (!is_floating(param.dtype())) fail(absl::StrCat("is ", std::string(name_of(param.dtype())), ", not floating point"));
+    if (!is_floating(param.dtype()))
+      fail(absl::StrCat("is ", std::string(name_of(param.dtype())), ", not floating point"));
     if (!param.is_leaf()) fail("is the result of an op, not a leaf");
     if (!param.is_contiguous()) fail("is not contiguous; make it so with .contiguous() before it becomes a parameter");
     Slot slot{param, group, Tensor::zeros({}, {kI64}), state_names, {}};
@@ -38,22 +39,23 @@ std::string Optimizer::slot_name(size_t i) const { return absl::StrCat("paramete
 
 void Optimizer::step() {
   const NoGrad off;
-  std::vector<const Slot*> active;
+  std::vector<Slot*> active;
   std::vector<Tensor> dense;  // copies of gradients that were not
   std::vector<UpdateItem> items;
   active.reserve(slots_.size());
   items.reserve(slots_.size());
   for (size_t i = 0; i < slots_.size(); ++i) {
-    const Slot& slot = slots_[i];
+    Slot& slot = slots_[i];
     const Tensor& param = slot.param;
     const Tensor& grad = param.grad();
     if (!grad.defined()) continue;
     if (grad.dtype() != param.dtype() || !(grad.sizes() == param.sizes()))
-      throw Error(absl::StrCat(name(), ": ", slot_name(i), " is ", std::string(name_of(param.dtype())), to_string(param.sizes()),
-                               ", its gradient ", std::string(name_of(grad.dtype())), to_string(grad.sizes())));
+      throw Error(absl::StrCat(name(), ": ", slot_name(i), " is ", std::string(name_of(param.dtype())),
+                               to_string(param.sizes()), ", its gradient ", std::string(name_of(grad.dtype())),
+                               to_string(grad.sizes())));
     if (!slot.states.empty() && slot.states[0].dtype() != compute_dtype(param.dtype()))
-      throw Error(absl::StrCat(name(), ": ", slot_name(i), " is now ", std::string(name_of(param.dtype())), ", its state ",
-                               std::string(name_of(slot.states[0].dtype())),
+      throw Error(absl::StrCat(name(), ": ", slot_name(i), " is now ", std::string(name_of(param.dtype())),
+                               ", its state ", std::string(name_of(slot.states[0].dtype())),
                                "; convert the model before you make its optimizer"));
     const Tensor& read = grad.is_contiguous() ? grad : dense.emplace_back(grad.detach().contiguous());
     active.push_back(&slot);
@@ -63,7 +65,7 @@ void Optimizer::step() {
   std::deque<std::array<double, kMaxScalars>> scalars;  // one for each (group, step)
   std::vector<int64_t> sizes(items.size());
   for (size_t i = 0; i < items.size(); ++i) {
-    const Slot& slot = *active[i];
+    Slot& slot = *active[i];
     const int64_t step = ++*slot.step_at;
     if (i > 0 && active[i - 1]->group == slot.group && *active[i - 1]->step_at == step) {
       items[i].scalars = items[i - 1].scalars;
@@ -71,8 +73,7 @@ void Optimizer::step() {
       this->scalars(slot.group, step, scalars.emplace_back());
       items[i].scalars = scalars.back().data();
     }
-    Tensor param = slot.param;
-    items[i].param = param.raw_mutable_data();  // bumps the version
+    items[i].param = slot.param.raw_mutable_data();  // bumps the version
     sizes[i] = items[i].numel;
   }
   // One pass, or one for each run of groups with the same formula.

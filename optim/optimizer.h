@@ -10,9 +10,10 @@
 //                                 {.params = vectors, .options = {.weight_decay = 0.0}}}).
 // Each optimizer is one formula on scalars (adam.h, sgd.h), run over all parameters in one pass (foreach.h).
 //
-// Invariants: state exists, as zeros, from construction; it and the update are in the parameter's compute dtype (f32 for
-// bf16 and f16). A parameter without a gradient is skipped and its step count stands still. step() checks every gradient
-// before it changes anything.
+// Invariants: state exists, as zeros, from construction; it and the update are in the parameter's compute dtype (f32
+// for bf16 and f16). A parameter without a gradient is skipped and its step count stands still. step() checks every
+// gradient before it changes anything.
+//
 // Ownership: shares the parameters' tensors. Thread safety: one thread at a time.
 #pragma once
 
@@ -29,7 +30,8 @@
 
 namespace rondo::optim {
 
-template <class Options> struct ParamGroup {
+template <class Options>
+struct ParamGroup {
   std::vector<Tensor> params;
   Options options = {};
 };

@@ -33,8 +33,8 @@ struct Linear {
   }
 };
 
-// Half a cosine wave from lr to min_lr in `steps` steps, and back up after that (Loshchilov and Hutter, "SGDR", 2017;
-// CosineAnnealingLR).
+// Half a cosine wave from lr to min_lr in `steps` steps, and back up after that (Loshchilov and Hutter, "SGDR",
+// 2017; CosineAnnealingLR).
 struct Cosine {
   double lr = 1e-3;
   double min_lr = 0;
@@ -44,7 +44,8 @@ struct Cosine {
   }
 };
 
-// nanoGPT's: linear warm-up, reaching lr at warmup_steps; then half a cosine wave to min_lr at decay_steps; then min_lr.
+// nanoGPT's: linear warm-up, reaching lr at warmup_steps; then half a cosine wave to min_lr at decay_steps; then
+// min_lr.
 struct CosineWithWarmup {
   double lr = 1e-3;
   double min_lr = 1e-4;
@@ -58,8 +59,9 @@ struct CosineWithWarmup {
   }
 };
 
-// The 1cycle policy (Smith and Topin, 2018; OneCycleLR): from max_lr / div_factor up to max_lr, which is reached after
-// `pct_start` of the steps, and down to max_lr / div_factor / final_div_factor; with three_phase by way of where it began.
+// The 1cycle policy (Smith and Topin, 2018; OneCycleLR): from max_lr / div_factor up to max_lr, which is reached
+// after `pct_start` of the steps, and down to max_lr / div_factor / final_div_factor; with three_phase, by way of where
+// it began.
 struct OneCycle {
   enum Anneal { kCosine, kLinear };
   double max_lr = 1e-2;

@@ -7,8 +7,7 @@ namespace rondo::optim {
 void SGD::add(std::span<const Tensor> params, const SGDOptions& o) {
   if (!(o.lr >= 0 && o.momentum >= 0 && o.weight_decay >= 0))
     throw Error("SGD: lr, momentum and weight_decay must not be negative");
-  if (o.nesterov && (o.momentum == 0 || o.dampening != 0))
-    throw Error("SGD: nesterov needs momentum and no dampening");
+  if (o.nesterov && (o.momentum == 0 || o.dampening != 0)) throw Error("SGD: nesterov needs momentum and no dampening");
   groups_.push_back(o);
   add_group(params, std::span(SGDFormula<true>::kStateNames).first(o.momentum != 0 ? 1 : 0));
 }
@@ -27,18 +26,15 @@ void SGD::visit_options(int group, OptionVisitor visit) {
 }
 
 UpdateKernel SGD::kernel(int group) const {
-  return groups_[static_cast<size_t>(group)].momentum != 0 ? &run_update<SGDFormula<true>> : &run_update<SGDFormula<false>>;
+  return groups_[static_cast<size_t>(group)].momentum != 0 ? &run_update<SGDFormula<true>>
+                                                           : &run_update<SGDFormula<false>>;
 }
 
 void SGD::scalars(int group, int64_t step, std::span<double> out) const {
   const SGDOptions& o = groups_[static_cast<size_t>(group)];
-  const double values[] = {o.maximize ? -1.0 : 1.0,
-                           o.weight_decay,
-                           o.lr,
-                           o.momentum,
-                           step == 1 ? 1.0 : 1.0 - o.dampening,
-                           o.nesterov ? o.momentum : 1.0,
-                           o.nesterov ? 1.0 : 0.0};
+  const double values[] = {
+      o.maximize ? -1.0 : 1.0,       o.weight_decay,        o.lr, o.momentum, step == 1 ? 1.0 : 1.0 - o.dampening,
+      o.nesterov ? o.momentum : 1.0, o.nesterov ? 1.0 : 0.0};
   static_assert(std::size(values) == SGDFormula<false>::kScalars);
   std::copy(std::begin(values), std::end(values), out.begin());
 }

@@ -1,5 +1,5 @@
-// Stochastic gradient descent with momentum (Sutskever et al., 2013, in PyTorch's form: the learning rate multiplies the
-// momentum buffer, and the first step takes the gradient undamped).
+// Stochastic gradient descent with momentum (Sutskever et al., 2013, in PyTorch's form: the learning rate multiplies
+// the momentum buffer, and the first step takes the gradient undamped).
 //
 //   optim::SGD optimizer(model.parameters(), {.lr = 0.1, .momentum = 0.9, .nesterov = true});
 #pragma once
@@ -21,7 +21,8 @@ struct SGDOptions {
   bool maximize = false;
 };
 
-template <bool kMomentum> struct SGDFormula {
+template <bool kMomentum>
+struct SGDFormula {
   static constexpr size_t kStates = kMomentum ? 1 : 0, kScalars = 7;
   static constexpr const char* kStateNames[] = {"momentum_buffer"};
 

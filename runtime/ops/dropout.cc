@@ -1,8 +1,8 @@
 // Dropout (Srivastava et al., 2014): y = x / (1 - p) where a random number is at least p, else 0.
 //
 // The stream's state (seed, offset) is an input tensor, not an attribute: a recorded region then takes it as data, and
-// the next step's numbers need no new recording. No mask is stored: dropout is linear in x, so its gradient is dropout of
-// the gradient with the same state.
+// the next step's numbers need no new recording. No mask is stored: dropout is linear in x, so its gradient is dropout
+// of the gradient with the same state.
 #include <array>
 
 #include "absl/strings/str_cat.h"
@@ -82,7 +82,10 @@ constexpr OpDef kDropout = {
           c.output(0, c.dtype(0), c.sizes(0));
         },
     .kernel = {&dropout_kernel},
-    .grad = [](const GradContext& g) { g.set(0, call(kDropout, {g.grad_out(), g.input(1)}, g.attrs())); },
+    .grad =
+        [](const GradContext& g) {
+          g.set(0, call(kDropout, {g.grad_out(), g.input(1)}, g.attrs()));
+        },
 };
 
 Tensor dropout(TensorArg x, double p, Generator* generator) {

@@ -1,6 +1,7 @@
-// AdamW, f32, eager: milliseconds a step over three lists of tensors, beside a bare stream loop over the same memory (four
-// arrays read, three written, one addition each), the two timed in turn. GB/s counts 28 bytes a parameter, as
+// AdamW, f32, eager: milliseconds a step over three lists of tensors, beside a bare stream loop over the same memory
+// (four arrays read, three written, one addition each), the two timed in turn. GB/s counts 28 bytes a parameter, as
 // peers/adamw.py does. Prints one JSON object a line.
+//
 //   bench_optim [--threads N] [--seconds S] [--list gpt2_124m|1000x1024|10000x64]
 #include <algorithm>
 #include <chrono>
@@ -22,8 +23,8 @@ using rondo::Tensor;
 std::vector<Dims> gpt2_124m() {
   std::vector<Dims> shapes = {{50257, 768}, {1024, 768}};
   for (int layer = 0; layer < 12; ++layer)
-    for (const Dims& d : {Dims{768}, Dims{768}, Dims{2304, 768}, Dims{2304}, Dims{768, 768}, Dims{768}, Dims{768}, Dims{768},
-                          Dims{3072, 768}, Dims{3072}, Dims{768, 3072}, Dims{768}})
+    for (const Dims& d : {Dims{768}, Dims{768}, Dims{2304, 768}, Dims{2304}, Dims{768, 768}, Dims{768}, Dims{768},
+                          Dims{768}, Dims{3072, 768}, Dims{3072}, Dims{768, 3072}, Dims{768}})
       shapes.push_back(d);
   shapes.insert(shapes.end(), 2, Dims{768});
   return shapes;
@@ -79,11 +80,13 @@ void run(const char* name, const std::vector<Dims>& shapes, double seconds) {
   }
   const auto least = [](const std::vector<double>& v) { return *std::min_element(v.begin(), v.end()); };
   const double gb = 28e-9 * static_cast<double>(n);
-  std::printf("{\"list\": \"%s\", \"threads\": %d, \"n_tensors\": %zu, \"n_parameters\": %lld, \"step_ms_median\": %.3f, "
-              "\"step_ms_min\": %.3f, \"gb_per_s\": %.2f, \"gb_per_s_best\": %.2f, \"stream_gb_per_s\": %.2f, "
-              "\"stream_gb_per_s_best\": %.2f, \"norm_ms_median\": %.3f, \"norm_gb_per_s\": %.2f, \"runs\": %zu}\n",
-              name, rondo::num_threads(), shapes.size(), static_cast<long long>(n), median(step) * 1e3, least(step) * 1e3,
-              gb / median(step), gb / least(step), gb / median(floor), gb / least(floor), median(norm) * 1e3, 4e-9 * static_cast<double>(n) / median(norm), step.size());
+  std::printf(
+      "{\"list\": \"%s\", \"threads\": %d, \"n_tensors\": %zu, \"n_parameters\": %lld, \"step_ms_median\": %.3f, "
+      "\"step_ms_min\": %.3f, \"gb_per_s\": %.2f, \"gb_per_s_best\": %.2f, \"stream_gb_per_s\": %.2f, "
+      "\"stream_gb_per_s_best\": %.2f, \"norm_ms_median\": %.3f, \"norm_gb_per_s\": %.2f, \"runs\": %zu}\n",
+      name, rondo::num_threads(), shapes.size(), static_cast<long long>(n), median(step) * 1e3, least(step) * 1e3,
+      gb / median(step), gb / least(step), gb / median(floor), gb / least(floor), median(norm) * 1e3,
+      4e-9 * static_cast<double>(n) / median(norm), step.size());
   std::fflush(stdout);
 }
 
@@ -94,9 +97,12 @@ int main(int argc, char** argv) {
   std::string list;
   for (int i = 1; i + 1 < argc; i += 2) {
     const std::string option = argv[i];
-    if (option == "--threads") rondo::set_num_threads(std::atoi(argv[i + 1]));
-    else if (option == "--seconds") seconds = std::atof(argv[i + 1]);
-    else if (option == "--list") list = argv[i + 1];
+    if (option == "--threads")
+      rondo::set_num_threads(std::atoi(argv[i + 1]));
+    else if (option == "--seconds")
+      seconds = std::atof(argv[i + 1]);
+    else if (option == "--list")
+      list = argv[i + 1];
   }
   const std::vector<std::pair<const char*, std::vector<Dims>>> lists = {
       {"gpt2_124m", gpt2_124m()},

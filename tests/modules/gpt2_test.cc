@@ -72,7 +72,8 @@ TEST_P(GPT2Reference, TenAdamWSteps) {
     loss.backward();
     optimizer.step();
   }
-  expect_close(Tensor::from(losses, {10}), file[GetParam() == kF64 ? "losses" : "losses_f32"], largest("losses"), "losses");
+  expect_close(Tensor::from(losses, {10}), file[GetParam() == kF64 ? "losses" : "losses_f32"], largest("losses"),
+               "losses");
 }
 
 INSTANTIATE_TEST_SUITE_P(DTypes, GPT2Reference, testing::Values(kF64, kF32),
@@ -118,7 +119,8 @@ TEST(GPT2, GenerateIsCausalAndRepeats) {
   const std::vector<float> logits = model(prompt).select(1, 2).to_vector<float>();
   EXPECT_EQ(greedy.to_vector<int64_t>()[3], std::max_element(logits.begin(), logits.begin() + 65) - logits.begin());
   // top_k = 1 is greedy, at any temperature.
-  EXPECT_EQ(model.generate(prompt, 5, 3.0, 1, &first).to_vector<int64_t>(), model.generate(prompt, 5, 0).to_vector<int64_t>());
+  EXPECT_EQ(model.generate(prompt, 5, 3.0, 1, &first).to_vector<int64_t>(),
+            model.generate(prompt, 5, 0).to_vector<int64_t>());
 }
 
 TEST(GPT2, RefusesWhatDoesNotFit) {

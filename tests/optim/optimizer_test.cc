@@ -41,7 +41,8 @@ std::string message_of(const std::function<void()>& fn) {
 }
 
 using Make = std::function<std::unique_ptr<Optimizer>(std::vector<Tensor>)>;
-template <class O, class Options> Make make(Options options) {
+template <class O, class Options>
+Make make(Options options) {
   return [options](std::vector<Tensor> params) { return std::make_unique<O>(std::move(params), options); };
 }
 
@@ -58,8 +59,10 @@ const std::map<std::string, Make>& cases() {
       {"adam_amsgrad", make<Adam>(AdamOptions{.lr = 0.01, .amsgrad = true})},
       {"adam_maximize", make<Adam>(AdamOptions{.lr = 0.01, .maximize = true})},
       {"adamw", make<AdamW>(AdamWOptions{.lr = 0.01, .betas = {0.9, 0.95}, .weight_decay = 0.1})},
-      {"adamw_amsgrad", make<AdamW>(AdamWOptions{.lr = 0.01, .betas = {0.9, 0.95}, .weight_decay = 0.1, .amsgrad = true})},
-      {"adamw_maximize", make<AdamW>(AdamWOptions{.lr = 0.01, .betas = {0.9, 0.95}, .weight_decay = 0.1, .maximize = true})},
+      {"adamw_amsgrad",
+       make<AdamW>(AdamWOptions{.lr = 0.01, .betas = {0.9, 0.95}, .weight_decay = 0.1, .amsgrad = true})},
+      {"adamw_maximize",
+       make<AdamW>(AdamWOptions{.lr = 0.01, .betas = {0.9, 0.95}, .weight_decay = 0.1, .maximize = true})},
   };
   return all;
 }
@@ -125,8 +128,8 @@ TEST(Optimizer, StateExistsFromConstruction) {
   std::vector<Tensor> params = start(kF32);
   const AdamW optimizer(params, {.amsgrad = true});
   const nn::StateDict state = optimizer.state_dict();
-  for (const char* name : {"state.0.exp_avg", "state.1.exp_avg_sq", "state.1.max_exp_avg_sq", "state.0.step", "group.0.lr",
-                           "group.0.beta1", "group.0.weight_decay"})
+  for (const char* name : {"state.0.exp_avg", "state.1.exp_avg_sq", "state.1.max_exp_avg_sq", "state.0.step",
+                           "group.0.lr", "group.0.beta1", "group.0.weight_decay"})
     EXPECT_TRUE(state.contains(name)) << name;
   EXPECT_EQ(state.at("state.0.exp_avg").sizes(), (Dims{3, 4}));
   EXPECT_EQ(state.size(), 2 * 4 + 5u);
@@ -171,7 +174,8 @@ TEST(Optimizer, BadGradientsAreRefusedBeforeAnythingChanges) {
   ops::sum(linear(Tensor::randn({4, 3}))).backward();
   const std::vector<float> before = linear.weight.to_vector<float>();
   linear.bias.set_grad(Tensor::zeros({2}, {kF64}));
-  EXPECT_NE(message_of([&] { optimizer.step(); }).find("AdamW: parameter 1 is f32[2], its gradient f64[2]"), std::string::npos);
+  EXPECT_NE(message_of([&] { optimizer.step(); }).find("AdamW: parameter 1 is f32[2], its gradient f64[2]"),
+            std::string::npos);
   EXPECT_EQ(linear.weight.to_vector<float>(), before);
   EXPECT_EQ(optimizer.state_dict().at("state.0.step").item(), 0);
   linear.to(kF64);
@@ -231,7 +235,8 @@ TEST(Optimizer, ThreadsAndNeighboursDoNotMatter) {
     std::vector<std::unique_ptr<AdamW>> single;
     if (threads == 1)
       for (const Tensor& p : params) single.push_back(std::make_unique<AdamW>(std::vector<Tensor>{p}));
-    else single.push_back(std::make_unique<AdamW>(params));
+    else
+      single.push_back(std::make_unique<AdamW>(params));
     for (int step = 0; step < 3; ++step)
       for (auto& optimizer : single) optimizer->step();
     std::vector<float> all;
@@ -286,8 +291,12 @@ TEST(Schedule, MatchesTheRecordedValues) {
       {"cosine_warmup", CosineWithWarmup{.lr = 1e-3, .min_lr = 1e-4, .warmup_steps = 5, .decay_steps = 18}},
       {"onecycle", OneCycle{.max_lr = 1e-2, .total_steps = 20}},
       {"onecycle_linear", OneCycle{.max_lr = 1e-2, .total_steps = 20, .anneal = OneCycle::kLinear}},
-      {"onecycle_three_phase", OneCycle{.max_lr = 1e-2, .total_steps = 20, .pct_start = 0.25, .div_factor = 10,
-                                        .final_div_factor = 100, .three_phase = true}},
+      {"onecycle_three_phase", OneCycle{.max_lr = 1e-2,
+                                        .total_steps = 20,
+                                        .pct_start = 0.25,
+                                        .div_factor = 10,
+                                        .final_div_factor = 100,
+                                        .three_phase = true}},
   };
   int recorded = 0;
   for (const auto& [name, values] : reference()) recorded += name.starts_with("lr.");
