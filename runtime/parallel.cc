@@ -36,14 +36,21 @@ struct ErrorSlot {
   }
 };
 
+// oneDNN does not go through parallel_for: it takes the calling thread's OpenMP setting.
+void store_threads(int n) {
+  threads.store(n, std::memory_order_relaxed);
+#ifndef RONDO_STD_THREADS
+  omp_set_num_threads(n);
+#endif
+}
+
 }  // namespace
 
 int num_threads() {
-  int n = threads.load(std::memory_order_relaxed);
-  if (n == 0) threads.store(n = default_threads(), std::memory_order_relaxed);
-  return n;
+  if (threads.load(std::memory_order_relaxed) == 0) store_threads(default_threads());
+  return threads.load(std::memory_order_relaxed);
 }
-void set_num_threads(int n) { threads.store(std::max(1, n)); }
+void set_num_threads(int n) { store_threads(std::max(1, n)); }
 bool in_parallel() { return inside; }
 
 void parallel_for(int64_t n, int64_t grain, absl::FunctionRef<void(int64_t, int64_t)> fn) {

@@ -1,0 +1,24 @@
+// Corpus: a text file as tokens, cut into a training and a validation part.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "rondo/examples/train_options.h"
+#include "rondo/runtime/data/token_data.h"
+#include "rondo/runtime/io/tokenizer.h"
+
+namespace rondo::examples {
+
+struct Corpus {
+  std::unique_ptr<io::Tokenizer> tokenizer;
+  data::TokenDataset train, val;  // val: the last tenth
+  int64_t checksum;               // of the text, so that a run does not go on with another one
+};
+
+// Reads options.data. The vocabulary of a character tokenizer goes to <out_dir>/tokenizer.json, for whoever loads the
+// model later. Throws Error.
+Corpus load_corpus(const TrainOptions& options);
+
+}  // namespace rondo::examples

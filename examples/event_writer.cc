@@ -1,0 +1,109 @@
+#include "rondo/examples/event_writer.h"
+
+#include <unistd.h>
+
+#include <array>
+#include <bit>
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <filesystem>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "rondo/runtime/error.h"
+#include "rondo/runtime/io/atomic_file.h"
+
+namespace rondo::examples {
+namespace {
+
+template <class T> void append_little_endian(std::string& out, T value) {
+  for (size_t i = 0; i < sizeof(T); ++i) out.push_back(static_cast<char>(value >> (8 * i)));
+}
+
+// Protobuf's wire format (protobuf.dev/programming-guides/encoding): a key is field number << 3 | wire type.
+void append_varint(std::string& out, uint64_t value) {
+  for (; value >= 0x80; value >>= 7) out.push_back(static_cast<char>(value | 0x80));
+  out.push_back(static_cast<char>(value));
+}
+void append_bytes_field(std::string& out, uint32_t field, std::string_view bytes) {
+  append_varint(out, field << 3 | 2);
+  append_varint(out, bytes.size());
+  out += bytes;
+}
+
+uint32_t masked_crc(std::string_view bytes) { return std::rotr(crc32c(bytes), 15) + 0xa282ead8u; }
+
+}  // namespace
+
+uint32_t crc32c(std::string_view bytes) {
+  static const std::array<uint32_t, 256> table = [] {
+    std::array<uint32_t, 256> t;
+    for (uint32_t i = 0; i < 256; ++i) {
+      uint32_t c = i;
+      for (int k = 0; k < 8; ++k) c = c >> 1 ^ (c & 1 ? 0x82F63B78u : 0);
+      t[i] = c;
+    }
+    return t;
+  }();
+  uint32_t crc = ~0u;
+  for (const char byte : bytes) crc = crc >> 8 ^ table[(crc ^ static_cast<uint8_t>(byte)) & 0xFF];
+  return ~crc;
+}
+
+EventWriter::EventWriter(const std::string& folder, int64_t first_step) {
+  io::make_folders(folder);
+  const std::string prefix = "events.out.tfevents.";
+  if (first_step == 0) {
+    for (const auto& entry : std::filesystem::directory_iterator(folder))
+      if (entry.path().filename().string().starts_with(prefix)) std::filesystem::remove(entry.path());
+  }
+  const auto now = std::chrono::system_clock::now().time_since_epoch();
+  path_ = absl::StrFormat("%s/%s%010d.%d", folder, prefix, std::chrono::floor<std::chrono::seconds>(now).count(), getpid());
+  file_ = std::fopen(path_.c_str(), "wb");
+  if (file_ == nullptr) throw FileError(path_, std::strerror(errno));
+  std::string payload;
+  append_bytes_field(payload, 3, "brain.Event:2");  // file_version
+  append_event(0, payload);
+  if (first_step > 0) {
+    payload.clear();
+    append_bytes_field(payload, 7, std::string_view("\x08\x01", 2));  // session_log { status: START }
+    append_event(first_step + 1, payload);
+  }
+}
+
+EventWriter::~EventWriter() { std::fclose(file_); }
+
+void EventWriter::write(int64_t step, std::span<const Scalar> scalars) {
+  std::string summary;
+  for (const Scalar& scalar : scalars) {
+    std::string value;
+    append_bytes_field(value, 1, scalar.tag);
+    append_varint(value, 2 << 3 | 5);  // simple_value
+    append_little_endian(value, std::bit_cast<uint32_t>(static_cast<float>(scalar.value)));
+    append_bytes_field(summary, 1, value);
+  }
+  std::string payload;
+  append_bytes_field(payload, 5, summary);
+  append_event(step, payload);
+}
+
+void EventWriter::append_event(int64_t step, std::string_view payload) {
+  const std::chrono::duration<double> wall_time = std::chrono::system_clock::now().time_since_epoch();
+  std::string event;
+  append_varint(event, 1 << 3 | 1);
+  append_little_endian(event, std::bit_cast<uint64_t>(wall_time.count()));
+  append_varint(event, 2 << 3 | 0);
+  append_varint(event, static_cast<uint64_t>(step));
+  event += payload;
+
+  std::string record;
+  append_little_endian(record, static_cast<uint64_t>(event.size()));
+  append_little_endian(record, masked_crc(record));
+  record += event;
+  append_little_endian(record, masked_crc(event));
+  if (std::fwrite(record.data(), 1, record.size(), file_) != record.size() || std::fflush(file_) != 0)
+    throw FileError(path_, std::strerror(errno));
+}
+
+}  // namespace rondo::examples

@@ -1,0 +1,132 @@
+#include "rondo/examples/flags.h"
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "rondo/runtime/error.h"
+
+namespace rondo::examples {
+namespace {
+
+std::string text_of(const Flags::Target& target) {
+  struct Visitor {
+    std::string operator()(const int64_t* v) const { return absl::StrCat(*v); }
+    std::string operator()(const double* v) const {
+      double back = 0;
+      for (int digits = 6; digits < 17; ++digits) {
+        const std::string text = absl::StrFormat("%.*g", digits, *v);
+        if (absl::SimpleAtod(text, &back) && back == *v) return text;
+      }
+      return absl::StrFormat("%.17g", *v);
+    }
+    std::string operator()(const bool* v) const { return *v ? "true" : "false"; }
+    std::string operator()(const std::string* v) const { return *v; }
+  };
+  return std::visit(Visitor(), target);
+}
+
+// False if `text` is not of the target's type; then the target is as before.
+bool assign(const Flags::Target& target, const std::string& text) {
+  struct Visitor {
+    const std::string& text;
+    bool operator()(int64_t* v) const {
+      int64_t parsed = 0;
+      return absl::SimpleAtoi(text, &parsed) && (*v = parsed, true);
+    }
+    bool operator()(double* v) const {
+      double parsed = 0;
+      return absl::SimpleAtod(text, &parsed) && (*v = parsed, true);
+    }
+    bool operator()(bool* v) const { return absl::SimpleAtob(text, v); }
+    bool operator()(std::string* v) const { return *v = text, true; }
+  };
+  return std::visit(Visitor{text}, target);
+}
+
+const char* type_name(const Flags::Target& target) {
+  constexpr const char* kNames[] = {"a whole number", "a number", "true or false", "text"};
+  return kNames[target.index()];
+}
+
+// Levenshtein's distance.
+size_t edit_distance(std::string_view a, std::string_view b) {
+  std::vector<size_t> row(b.size() + 1);
+  std::iota(row.begin(), row.end(), size_t{0});
+  for (size_t i = 1; i <= a.size(); ++i) {
+    size_t diagonal = std::exchange(row[0], i);
+    for (size_t j = 1; j <= b.size(); ++j) {
+      const size_t change = diagonal + (a[i - 1] == b[j - 1] ? 0 : 1);
+      diagonal = std::exchange(row[j], std::min({row[j] + 1, row[j - 1] + 1, change}));
+    }
+  }
+  return row.back();
+}
+
+}  // namespace
+
+void Flags::add(std::string name, Target target, std::string help, std::vector<std::string> choices) {
+  flags_.push_back({std::move(name), target, std::move(help), text_of(target), std::move(choices)});
+}
+
+const Flags::Flag& Flags::find(const std::string& name) const {
+  for (const Flag& flag : flags_)
+    if (flag.name == name) return flag;
+  const auto nearest = std::min_element(flags_.begin(), flags_.end(), [&](const Flag& a, const Flag& b) {
+    return edit_distance(name, a.name) < edit_distance(name, b.name);
+  });
+  std::string what = absl::StrCat("unknown flag --", name);
+  if (nearest != flags_.end() && edit_distance(name, nearest->name) <= std::max<size_t>(2, name.size() / 3))
+    absl::StrAppend(&what, "; did you mean --", nearest->name, "?");
+  throw Error(absl::StrCat(what, " (--help lists all)"));
+}
+
+void Flags::set(const std::string& name, const std::string& value) {
+  const Flag& flag = find(name);
+  if (!flag.choices.empty() && std::find(flag.choices.begin(), flag.choices.end(), value) == flag.choices.end())
+    throw Error(absl::StrCat("--", name, "=", value, ": must be one of ", absl::StrJoin(flag.choices, ", ")));
+  if (!assign(flag.target, value))
+    throw Error(absl::StrCat("--", name, "=", value, ": must be ", type_name(flag.target)));
+}
+
+void Flags::parse(const std::vector<std::string>& args) {
+  for (size_t i = 0; i < args.size(); ++i) {
+    const std::string& arg = args[i];
+    if (arg == "--help" || arg == "-h") {
+      help_wanted_ = true;
+      continue;
+    }
+    if (!arg.starts_with("--")) throw Error(absl::StrCat("\"", arg, "\" is not a flag; flags look like --name=value"));
+    const size_t equals = arg.find('=');
+    const std::string name = arg.substr(2, equals == std::string::npos ? equals : equals - 2);
+    find(name);
+    if (equals == std::string::npos && (i + 1 == args.size() || args[i + 1].starts_with("--")))
+      throw Error(absl::StrCat("--", name, " needs a value"));
+    set(name, equals == std::string::npos ? args[++i] : arg.substr(equals + 1));
+    given_.insert(name);
+  }
+}
+
+std::string Flags::usage() const {
+  std::string text = absl::StrCat(purpose_, "\n\nUsage: ", program_, " [--name=value ...]\n\n");
+  for (const Flag& flag : flags_) {
+    std::string left = absl::StrCat("  --", flag.name, flag.default_text.empty() ? "" : "=", flag.default_text);
+    left.resize(std::max<size_t>(left.size() + 2, 34), ' ');
+    absl::StrAppend(&text, left, flag.help);
+    if (!flag.choices.empty()) absl::StrAppend(&text, " (", absl::StrJoin(flag.choices, ", "), ")");
+    absl::StrAppend(&text, "\n");
+  }
+  return text;
+}
+
+std::map<std::string, std::string> Flags::values() const {
+  std::map<std::string, std::string> all;
+  for (const Flag& flag : flags_) all[flag.name] = text_of(flag.target);
+  return all;
+}
+
+}  // namespace rondo::examples

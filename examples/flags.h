@@ -1,0 +1,54 @@
+// Flags: a tiny typed command-line parser. `--name=value` and `--name value`; --help prints every flag with its default.
+//
+//   int64_t n_layer = 4;
+//   Flags flags("train_gpt", "Trains a GPT.");
+//   flags.add("n_layer", &n_layer, "number of blocks");
+//   flags.parse({"--n_layer=6"});              // Error: unknown flag --n_layers; did you mean --n_layer?
+//
+// Keeps pointers to the variables: they outlive the parser, and their values at the time of add() are the defaults.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <set>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+namespace rondo::examples {
+
+class Flags {
+ public:
+  using Target = std::variant<int64_t*, double*, bool*, std::string*>;
+
+  Flags(std::string program, std::string purpose) : program_(std::move(program)), purpose_(std::move(purpose)) {}
+  // `choices`, if any, are the only values of a string.
+  void add(std::string name, Target target, std::string help, std::vector<std::string> choices = {});
+  // Throws Error on an unknown flag, a missing value or one that is not of the flag's type.
+  void parse(const std::vector<std::string>& args);
+  void set(const std::string& name, const std::string& value);
+
+  bool help_wanted() const { return help_wanted_; }
+  std::string usage() const;
+  // True if parse() has seen the flag.
+  bool given(const std::string& name) const { return given_.contains(name); }
+  // Every flag with its value as text that set() takes back.
+  std::map<std::string, std::string> values() const;
+
+ private:
+  struct Flag {
+    std::string name;
+    Target target;
+    std::string help, default_text;
+    std::vector<std::string> choices;
+  };
+  const Flag& find(const std::string& name) const;
+
+  std::string program_, purpose_;
+  std::vector<Flag> flags_;
+  std::set<std::string> given_;
+  bool help_wanted_ = false;
+};
+
+}  // namespace rondo::examples

@@ -1,0 +1,25 @@
+#include <cstdio>
+#include "rondo/compile/compile.h"
+#include "rondo/modules/gpt2.h"
+#include "rondo/optim/adam.h"
+#include "rondo/runtime/data/token_data.h"
+#include "rondo/runtime/io/mapped_file.h"
+#include "rondo/runtime/io/tokenizer.h"
+using namespace rondo;
+
+int main(int, char** argv) {
+  const auto file = io::MappedFile::open(argv[1]);
+  const io::CharTokenizer chars = io::CharTokenizer::from_text(file->text());
+  const data::TokenDataset windows(data::TokenData::from(chars.encode(file->text())), /*block_size=*/64);
+  nn::GPT2 model({.vocab_size = chars.vocab_size(), .block_size = 64, .n_layer = 4, .n_head = 4, .n_embd = 128});
+  optim::AdamW optimizer(model.parameters(), {.lr = 1e-3, .betas = {0.9, 0.99}, .weight_decay = 0.1});
+  compile::compile_regions(model);  // optional: the block is compiled once and reused by all four layers
+  for (int step = 0; step < 500; ++step) {
+    const auto batch = windows.sample(/*batch_size=*/12, /*seed=*/1337, step);
+    const Tensor loss = model.loss(batch.x, batch.y);
+    loss.backward();
+    optimizer.step();
+    optimizer.zero_grad();
+    if (step % 50 == 0) std::printf("step %d: loss %.3f\n", step, loss.item());
+  }
+}

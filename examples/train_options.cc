@@ -1,0 +1,126 @@
+#include "rondo/examples/train_options.h"
+
+#include <filesystem>
+#include <set>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "rondo/compile/jit/executable.h"
+#include "rondo/runtime/error.h"
+
+namespace rondo::examples {
+namespace {
+
+constexpr const char* kPrefix = "option.";
+
+// What a checkpoint fixes: its tensors, or the meaning of its token ids, depend on it.
+const std::set<std::string> kFixed = {"n_layer", "n_head", "n_embd", "block_size", "bias", "tokenizer"};
+// What belongs to a process, not to the run.
+const std::set<std::string> kPerProcess = {"init_from", "out_dir"};
+
+}  // namespace
+
+OptionParser::OptionParser(int argc, char** argv)
+    : flags_("train_gpt", "Trains a GPT on a text file, on the CPU. Option names and defaults are nanoGPT's.") {
+  TrainOptions& o = options_;
+  flags_.add("data", &o.data, "text file; its last tenth is for validation");
+  flags_.add("tokenizer", &o.tokenizer, "what a token is", {"char", "byte", "gpt2"});
+  flags_.add("vocab_dir", &o.vocab_dir, "for gpt2: folder with encoder.json and vocab.bpe");
+  flags_.add("out_dir", &o.out_dir, "metrics, loss curve, TensorBoard events, checkpoints");
+  flags_.add("init_from", &o.init_from, "resume: go on from the last checkpoint in out_dir", {"scratch", "resume"});
+
+  flags_.add("n_layer", &o.n_layer, "blocks");
+  flags_.add("n_head", &o.n_head, "attention heads");
+  flags_.add("n_embd", &o.n_embd, "channels");
+  flags_.add("block_size", &o.block_size, "tokens in a window");
+  flags_.add("bias", &o.bias, "biases in Linear and LayerNorm");
+  flags_.add("dropout", &o.dropout, "probability");
+
+  flags_.add("batch_size", &o.batch_size, "windows in a batch");
+  flags_.add("gradient_accumulation_steps", &o.gradient_accumulation_steps, "batches in a step");
+  flags_.add("max_iters", &o.max_iters, "optimizer steps");
+  flags_.add("learning_rate", &o.learning_rate, "after warm-up");
+  flags_.add("min_lr", &o.min_lr, "at the end of the cosine");
+  flags_.add("warmup_iters", &o.warmup_iters, "steps of linear warm-up");
+  flags_.add("lr_decay_iters", &o.lr_decay_iters, "where the cosine ends; 0: max_iters");
+  flags_.add("beta1", &o.beta1, "AdamW");
+  flags_.add("beta2", &o.beta2, "AdamW");
+  flags_.add("weight_decay", &o.weight_decay, "AdamW, parameters of rank 2 and more");
+  flags_.add("grad_clip", &o.grad_clip, "norm of all gradients together; 0: off");
+  flags_.add("seed", &o.seed, "of weights, batches, dropout and samples");
+
+  flags_.add("compile", &o.compile, "auto: regions where LLVM is there", {"auto", "none", "regions"});
+  flags_.add("dtype", &o.dtype, "bfloat16: autocast", {"float32", "bfloat16"});
+  flags_.add("threads", &o.threads, "0: all cores");
+
+  flags_.add("eval_interval", &o.eval_interval, "steps between evaluations");
+  flags_.add("eval_iters", &o.eval_iters, "validation batches; 0: the whole validation split");
+  flags_.add("log_interval", &o.log_interval, "steps between lines of metrics.jsonl");
+  flags_.add("checkpoint_interval", &o.checkpoint_interval, "steps between checkpoints; 0: eval_interval");
+  flags_.add("keep_checkpoints", &o.keep_checkpoints, "how many stay");
+  flags_.add("sample_tokens", &o.sample_tokens, "tokens to sample at the end");
+  flags_.add("temperature", &o.temperature, "of the sample");
+  flags_.add("top_k", &o.top_k, "of the sample");
+
+  flags_.parse(std::vector<std::string>(argv + 1, argv + argc));
+  check_and_finish();
+}
+
+void OptionParser::check_and_finish() {
+  TrainOptions& o = options_;
+  const auto at_least = [](const char* name, int64_t value, int64_t least) {
+    if (value < least) throw Error(absl::StrCat("--", name, "=", value, ": must be at least ", least));
+  };
+  at_least("n_layer", o.n_layer, 1);
+  at_least("n_head", o.n_head, 1);
+  at_least("n_embd", o.n_embd, 1);
+  at_least("block_size", o.block_size, 1);
+  at_least("batch_size", o.batch_size, 1);
+  at_least("gradient_accumulation_steps", o.gradient_accumulation_steps, 1);
+  at_least("max_iters", o.max_iters, 1);
+  at_least("warmup_iters", o.warmup_iters, 0);
+  at_least("lr_decay_iters", o.lr_decay_iters, 0);
+  at_least("seed", o.seed, 0);
+  at_least("threads", o.threads, 0);
+  at_least("eval_interval", o.eval_interval, 1);
+  at_least("eval_iters", o.eval_iters, 0);
+  at_least("log_interval", o.log_interval, 1);
+  at_least("checkpoint_interval", o.checkpoint_interval, 0);
+  at_least("keep_checkpoints", o.keep_checkpoints, 1);
+  at_least("sample_tokens", o.sample_tokens, 0);
+  at_least("top_k", o.top_k, 0);
+  if (o.n_embd % o.n_head != 0)
+    throw Error(absl::StrCat("--n_embd=", o.n_embd, " is not a multiple of --n_head=", o.n_head));
+  if (!(o.dropout >= 0 && o.dropout < 1)) throw Error("--dropout must lie in [0, 1)");
+  if (!(o.temperature >= 0)) throw Error("--temperature must not be negative");
+
+  if (!o.data.empty()) o.data = std::filesystem::absolute(o.data);  // may be resumed from another folder
+  if (o.lr_decay_iters == 0) o.lr_decay_iters = o.max_iters;
+  if (o.checkpoint_interval == 0) o.checkpoint_interval = o.eval_interval;
+  if (o.compile == "auto") {
+    o.compile = compile::jit_available() ? "regions" : "none";
+    if (o.compile == "none") note_ = "Eager execution: this Rondo was built without LLVM.";
+  }
+}
+
+void OptionParser::store(io::Scalars& state) const {
+  for (const auto& [name, value] : flags_.values())
+    if (!kPerProcess.contains(name)) state[absl::StrCat(kPrefix, name)] = value;
+}
+
+void OptionParser::merge(const io::Checkpoint& checkpoint) {
+  const std::map<std::string, std::string> wanted = flags_.values();
+  for (const auto& [name, value] : wanted) {
+    const auto stored = checkpoint.state.find(kPrefix + name);
+    if (stored == checkpoint.state.end()) continue;
+    const std::string& before = std::get<std::string>(stored->second);
+    if (!flags_.given(name)) flags_.set(name, before);
+    else if (value != before && kFixed.contains(name))
+      throw Error(absl::StrCat("--", name, "=", value, ": the checkpoint in ", options_.out_dir, " has ", before));
+  }
+  // A longer run decays over its new length, unless told otherwise.
+  if (flags_.given("max_iters") && !flags_.given("lr_decay_iters")) options_.lr_decay_iters = options_.max_iters;
+  check_and_finish();
+}
+
+}  // namespace rondo::examples

@@ -1,0 +1,78 @@
+// The options of train_gpt: nanoGPT's names, and its values for a CPU where the two agree.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "rondo/examples/flags.h"
+#include "rondo/runtime/io/checkpoint.h"
+
+namespace rondo::examples {
+
+struct TrainOptions {
+  std::string data;
+  std::string tokenizer = "char";
+  std::string vocab_dir = ".";
+  std::string out_dir = "out";
+  std::string init_from = "scratch";
+
+  int64_t n_layer = 4;
+  int64_t n_head = 4;
+  int64_t n_embd = 128;
+  int64_t block_size = 64;
+  bool bias = false;
+  double dropout = 0;
+
+  int64_t batch_size = 12;
+  int64_t gradient_accumulation_steps = 1;
+  int64_t max_iters = 2000;
+  double learning_rate = 1e-3;
+  double min_lr = 1e-4;
+  int64_t warmup_iters = 100;
+  int64_t lr_decay_iters = 0;  // 0: max_iters
+  double beta1 = 0.9;
+  double beta2 = 0.99;
+  double weight_decay = 0.1;
+  double grad_clip = 1;
+  int64_t seed = 1337;
+
+  std::string compile = "auto";  // after finish(): none or regions
+  std::string dtype = "float32";
+  int64_t threads = 0;
+
+  int64_t eval_interval = 250;
+  int64_t eval_iters = 0;
+  int64_t log_interval = 10;
+  int64_t checkpoint_interval = 0;  // 0: eval_interval
+  int64_t keep_checkpoints = 2;
+  int64_t sample_tokens = 500;
+  double temperature = 0.8;
+  int64_t top_k = 200;
+};
+
+// Where the options are, and where they may come from: the command line, or a checkpoint below it.
+class OptionParser {
+ public:
+  // Throws Error with a message for the user.
+  explicit OptionParser(int argc, char** argv);
+  const Flags& flags() const { return flags_; }
+  // What the command line says, with every "0: as something else" resolved and every value checked.
+  const TrainOptions& options() const { return options_; }
+
+  // Takes the options of a run that goes on; what the command line gives wins. Throws Error where that cannot be: another
+  // model, text or tokenizer.
+  void merge(const io::Checkpoint& checkpoint);
+  // For the checkpoint: merge() reads them back.
+  void store(io::Scalars& state) const;
+  // Something the user should know, or empty.
+  const std::string& note() const { return note_; }
+
+ private:
+  void check_and_finish();
+
+  TrainOptions options_;
+  Flags flags_;
+  std::string note_;
+};
+
+}  // namespace rondo::examples

@@ -1,0 +1,61 @@
+#include "rondo/examples/flags.h"
+
+#include <gtest/gtest.h>
+
+#include "rondo/runtime/error.h"
+
+namespace rondo::examples {
+namespace {
+
+struct FlagsTest : ::testing::Test {
+  FlagsTest() {
+    flags.add("n_layer", &layers, "blocks");
+    flags.add("learning_rate", &rate, "after warm-up");
+    flags.add("bias", &bias, "biases");
+    flags.add("compile", &compile, "how", {"none", "regions"});
+  }
+  std::string error_of(const std::vector<std::string>& args) {
+    try {
+      flags.parse(args);
+    } catch (const Error& error) {
+      return error.what();
+    }
+    return "no error";
+  }
+  int64_t layers = 4;
+  double rate = 1e-3;
+  bool bias = false;
+  std::string compile = "none";
+  Flags flags{"program", "Purpose."};
+};
+
+TEST_F(FlagsTest, BothFormsAndNegativeNumbers) {
+  flags.parse({"--n_layer=6", "--learning_rate", "-2.5e-4", "--bias", "true", "--compile=regions"});
+  EXPECT_EQ(layers, 6);
+  EXPECT_EQ(rate, -2.5e-4);
+  EXPECT_TRUE(bias);
+  EXPECT_EQ(compile, "regions");
+  EXPECT_TRUE(flags.given("bias"));
+}
+
+TEST_F(FlagsTest, ErrorsNameTheFlagAndTheNearestOne) {
+  EXPECT_EQ(error_of({"--n_layers=3"}), "unknown flag --n_layers; did you mean --n_layer? (--help lists all)");
+  EXPECT_EQ(error_of({"--zebra_count=3"}), "unknown flag --zebra_count (--help lists all)");
+  EXPECT_EQ(error_of({"--n_layer=four"}), "--n_layer=four: must be a whole number");
+  EXPECT_EQ(error_of({"--n_layer=1.5"}), "--n_layer=1.5: must be a whole number");
+  EXPECT_EQ(error_of({"--n_layer"}), "--n_layer needs a value");
+  EXPECT_EQ(error_of({"--n_layer", "--bias=true"}), "--n_layer needs a value");
+  EXPECT_EQ(error_of({"--compile=all"}), "--compile=all: must be one of none, regions");
+  EXPECT_EQ(error_of({"6"}), "\"6\" is not a flag; flags look like --name=value");
+  EXPECT_EQ(layers, 4);
+}
+
+TEST_F(FlagsTest, ValuesReadBackExactly) {
+  rate = 0.1 + 0.2;
+  for (const auto& [name, text] : flags.values()) flags.set(name, text);
+  EXPECT_EQ(rate, 0.1 + 0.2);
+  EXPECT_NE(flags.usage().find("--learning_rate=0.001 "), std::string::npos);  // the default, not the value
+}
+
+}  // namespace
+}  // namespace rondo::examples

@@ -1,0 +1,48 @@
+#!/usr/bin/env bash
+# Kills train_gpt -9 at random moments and resumes until it is done; metrics and the last checkpoint must be those of an
+# undisturbed run, bit for bit.   resume_test.sh TRAIN_GPT none|regions [SEED]
+set -euo pipefail
+train_gpt=$1 compile=$2
+RANDOM=${3:-$$}
+echo "random seed ${3:-$$}"
+folder=$(mktemp -d)
+trap 'rm -rf "$folder"' EXIT
+
+# A text of its own: words of a made-up language, always the same.
+awk 'BEGIN { srand(7); for (i = 0; i < 6000; ++i) { w = ""; n = 1 + int(rand() * 6);
+             for (k = 0; k < n; ++k) w = w substr("aeioustrnl", 1 + int(rand() * 10), 1);
+             printf "%s%s", w, i % 9 == 8 ? ".\n" : " " } }' >"$folder/text"
+
+run() {  # run OUT_DIR INIT_FROM
+  exec "$train_gpt" --data="$folder/text" --out_dir="$1" --init_from="$2" --compile="$compile" --threads=1 --n_layer=2 \
+    --n_head=2 --n_embd=32 --block_size=16 --batch_size=4 --dropout=0.1 --gradient_accumulation_steps=2 --max_iters=200 \
+    --warmup_iters=20 --eval_interval=60 --checkpoint_interval=17 --log_interval=1 --sample_tokens=20
+}
+lines() { { wc -l <"$folder/b/metrics.jsonl"; } 2>/dev/null || echo 0; }
+without_timings() { sed -E 's/,"tokens_per_s".*//' "$1/metrics.jsonl"; }
+
+(run "$folder/a" scratch) >"$folder/a.log" || { cat "$folder/a.log"; exit 1; }
+
+kills=0 resumed=0
+while :; do
+  (run "$folder/b" resume) >"$folder/b.log" 2>&1 &
+  process=$!
+  if [ $kills -lt 8 ]; then
+    # The first kill comes while the program starts, later ones some steps further on.
+    if [ $kills = 0 ]; then sleep 0.03; fi
+    goal=$(($(lines) + RANDOM % 50 + 1))
+    while [ $kills != 0 ] && [ "$(lines)" -lt $goal ] && kill -0 $process 2>/dev/null; do sleep 0.01; done
+    if kill -9 $process 2>/dev/null; then kills=$((kills + 1)); fi
+  fi
+  status=0
+  wait $process 2>/dev/null || status=$?
+  if grep -q '^Resuming' "$folder/b.log"; then resumed=$((resumed + 1)); fi
+  [ $status != 0 ] || break
+  [ $status = 137 ] || { cat "$folder/b.log"; echo "train_gpt failed: $status"; exit 1; }
+done
+
+echo "compile=$compile: $kills kills, $resumed resumes, $(wc -l <"$folder/b/metrics.jsonl") lines"
+[ "$resumed" -gt 0 ] || { echo "no run was resumed"; exit 1; }
+diff <(without_timings "$folder/a") <(without_timings "$folder/b") || { echo "the losses differ"; exit 1; }
+cmp "$folder/a/ckpt-00000200.safetensors" "$folder/b/ckpt-00000200.safetensors" || { echo "the checkpoints differ"; exit 1; }
+[ "$(sed -n '/^$/,$p' "$folder/a.log" | sed '$d')" = "$(sed -n '/^$/,$p' "$folder/b.log" | sed '$d')" ] || { echo "the samples differ"; exit 1; }
