@@ -1,7 +1,5 @@
 #include "rondo/examples/event_writer.h"
 
-#include <unistd.h>
-
 #include <array>
 #include <bit>
 #include <cerrno>
@@ -59,7 +57,8 @@ EventWriter::EventWriter(const std::string& folder, int64_t first_step) {
       if (entry.path().filename().string().starts_with(prefix)) std::filesystem::remove(entry.path());
   }
   const auto now = std::chrono::system_clock::now().time_since_epoch();
-  path_ = absl::StrFormat("%s/%s%010d.%d", folder, prefix, std::chrono::floor<std::chrono::seconds>(now).count(), getpid());
+  const int64_t us = std::chrono::floor<std::chrono::microseconds>(now).count();
+  path_ = absl::StrFormat("%s/%s%010d.%06d", folder, prefix, us / 1000000, us % 1000000);  // readers go by the name's order
   file_ = std::fopen(path_.c_str(), "wb");
   if (file_ == nullptr) throw FileError(path_, std::strerror(errno));
   std::string payload;

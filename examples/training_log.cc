@@ -145,17 +145,10 @@ void TrainingLog::write(Record record) {
   const int64_t every = std::max<int64_t>(1, max_steps_ / 20);
   const bool plain = !terminal_ && (record.step == 1 || record.step % every == 0);
   if (!record.val_loss && !plain) return;
-  const double elapsed = seconds_between(started_, Clock::now());
   std::string text = absl::StrFormat("step %5d/%d  loss %.4f", record.step, max_steps_, record.loss);
   text += record.val_loss ? absl::StrFormat("  val %.4f", *record.val_loss) : "            ";
   absl::StrAppendFormat(&text, "  lr %.2e  %6.0f tokens/s", record.lr, record.tokens_per_s);
-  if (!last) {
-    const double left = elapsed / static_cast<double>(done_ - first_step_) * static_cast<double>(max_steps_ - done_);
-    absl::StrAppend(&text, "  ETA ", clock_text(left));
-  } else {
-    absl::StrAppend(&text, "  in ", clock_text(elapsed));
-  }
-  say(text);
+  say(text + (last ? "  in " + clock_text(seconds_between(started_, Clock::now())) : eta()));
 }
 
 void TrainingLog::sync() {
@@ -168,17 +161,21 @@ void TrainingLog::say(const std::string& text) {
   std::fflush(stdout);
 }
 
+std::string TrainingLog::eta() const {
+  if (done_ == first_step_) return "";
+  const double per_step = seconds_between(started_, Clock::now()) / static_cast<double>(done_ - first_step_);
+  return "  ETA " + clock_text(per_step * static_cast<double>(max_steps_ - done_));
+}
+
 void TrainingLog::draw_bar() {
   bar_drawn_ = Clock::now();
   const double share = static_cast<double>(done_) / static_cast<double>(max_steps_);
-  const double elapsed = seconds_between(started_, bar_drawn_);
-  const double left = elapsed / static_cast<double>(done_ - first_step_) * static_cast<double>(max_steps_ - done_);
   constexpr int kWidth = 24;
   const int filled = static_cast<int>(share * kWidth);
   std::string bar = std::string(filled, '#') + std::string(kWidth - filled, '.');
   std::string text = absl::StrFormat("\r\033[K[%s] %3.0f%%  step %d/%d  loss %.3f", bar, 100 * share, done_, max_steps_, loss_);
   if (val_loss_) absl::StrAppendFormat(&text, "  val %.3f", *val_loss_);
-  std::printf("%s  ETA %s", text.c_str(), clock_text(left).c_str());
+  std::printf("%s%s", text.c_str(), eta().c_str());
   std::fflush(stdout);
   bar_visible_ = true;
 }

@@ -53,6 +53,7 @@ class TrainingLog {
  private:
   using Clock = std::chrono::steady_clock;
   void load(int64_t first_step);
+  std::string eta() const;  // evaluations and checkpoints included
   void draw_bar();
   void clear_bar();
 
