@@ -246,6 +246,7 @@ void matmul_kernel(const KernelContext& context) {
     const int d = split - 1;
     if (batch[d] != 1) {
       if (inner == 1) {
+        if (a_batch[d] == 0 && b_batch[d] == 0) break;  // a batch of equal products: the library knows no such thing
         a_stride = a_batch[d];
         b_stride = b_batch[d];
       } else if (a_batch[d] != a_stride * inner || b_batch[d] != b_stride * inner) {
@@ -281,7 +282,6 @@ void linear_kernel(const KernelContext& context) {
   Tensor& y = context.out();
   if (y.numel() == 0) return;
   const int64_t in = w.sizes()[1], out = w.sizes()[0];
-  x = x.contiguous().view({-1, in});
   if (!readable(w)) w = w.clone();
   const bool bias = context.has(2);
   const Tensor b = bias ? context.in(2).contiguous() : Tensor();
@@ -290,6 +290,7 @@ void linear_kernel(const KernelContext& context) {
     else y.fill_(0);
     return;
   }
+  x = x.contiguous().view({-1, in});
   MatmulCall call{.dtype = y.dtype(), .m = x.sizes()[0], .n = out, .k = in, .bias = bias};
   matrix_strides(x, call.a_strides);
   matrix_strides(w.transpose(0, 1), call.b_strides);

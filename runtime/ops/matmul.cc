@@ -42,7 +42,12 @@ void linear_infer(InferContext& c) {
   c.output(0, c.dtype(0), sizes);
 }
 
-Tensor as_rows(const Tensor& t) { return reshape(t, {-1, t.sizes().back()}); }
+// (..., C) -> (rows, C), also where C is 0.
+Tensor as_rows(const Tensor& t) {
+  int64_t rows = 1;
+  for (int i = 0; i + 1 < t.rank(); ++i) rows *= t.sizes()[i];
+  return reshape(t, {rows, t.sizes().back()});
+}
 
 }  // namespace
 

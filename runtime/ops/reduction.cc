@@ -85,7 +85,9 @@ Tensor mean(TensorArg x, const Dims& dims, bool keepdim) {
 
 Tensor max(TensorArg x, const Dims& dims, bool keepdim) {
   const Attrs attrs = reduction_attrs("max", x, dims, keepdim);
-  if (x.tensor.numel() == 0) throw_op_error("max", "of an empty tensor is undefined", x.where);
+  for (int i = 0; i < x.tensor.rank(); ++i)
+    if ((attrs.ints[0] >> i & 1) != 0 && x.tensor.sizes()[i] == 0)
+      throw_op_error("max", "of no elements is undefined; the shape is " + to_string(x.tensor.sizes()), x.where);
   return call(kMax, {x}, attrs);
 }
 

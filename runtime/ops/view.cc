@@ -140,7 +140,7 @@ constexpr OpDef kSliceGrad = {
         [](const GradContext& g) {
           const int dim = static_cast<int>(g.integer(0));
           const int64_t n = g.input_sizes(0)[dim], begin = g.integer(1), step = g.integer(2);
-          g.set(0, slice(g.grad_out(), dim, {begin, begin + std::max<int64_t>(n - 1, 0) * step + 1, step}));
+          g.set(0, slice(g.grad_out(), dim, {begin, n == 0 ? begin : begin + (n - 1) * step + 1, step}));
         },
 };
 

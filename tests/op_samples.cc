@@ -1,0 +1,529 @@
+#include "rondo/tests/op_samples.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <random>
+
+#include "rondo/runtime/ops/ops.h"
+#include "rondo/tests/bits.h"
+
+namespace rondo::testing {
+
+namespace {
+// Small and not negative, so that every integer dtype holds them.
+Tensor whole_numbers(const Tensor& t, DType dtype) {
+  const std::vector<double> values = t.to_vector<double>();
+  Tensor result = Tensor::empty(t.sizes(), {dtype});
+  visit_dtype(dtype, [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    T* out = result.mutable_data<T>();
+    for (size_t i = 0; i < values.size(); ++i) {
+      if constexpr (std::is_same_v<T, bool>)
+        out[i] = values[i] > 0;
+      else
+        out[i] = static_cast<T>(std::floor(std::abs(values[i]) * 3) + 1);
+    }
+  });
+  return result;
+}
+}  // namespace
+
+Role OpSample::role(size_t i) const {
+  if (!roles.empty()) return roles[i];
+  return inputs[i].defined() && is_floating(inputs[i].dtype()) ? Role::kReal : Role::kFixed;
+}
+
+std::vector<Tensor> OpSample::inputs_as(DType dtype) const {
+  std::vector<Tensor> result;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    const Role part = role(i);
+    if (!inputs[i].defined() || part == Role::kFixed)
+      result.push_back(inputs[i]);
+    else if (!is_floating(dtype))
+      result.push_back(whole_numbers(inputs[i], dtype));
+    else
+      result.push_back(dense_copy(inputs[i].to(part == Role::kReal ? dtype : compute_dtype(dtype))));
+  }
+  return result;
+}
+
+Tensor uniform(const Dims& sizes, double low, double high, uint64_t seed) {
+  std::mt19937_64 random(seed * 7919 + 17);
+  std::vector<double> values(static_cast<size_t>(sizes.numel()));
+  for (double& v : values) v = low + (high - low) * (static_cast<double>(random() >> 11) * 0x1p-53);
+  return Tensor::from(values, sizes);
+}
+
+std::vector<Tensor> apply_op(const OpDef& op, std::span<const Tensor> inputs, const Attrs& attrs, int n_outputs) {
+  std::vector<TensorArg> args;
+  if (op.overwrites < 0) {
+    for (const Tensor& input : inputs) args.emplace_back(input);
+    std::vector<Tensor> outputs(static_cast<size_t>(n_outputs));
+    call(op, args, attrs, outputs);
+    return outputs;
+  }
+  Tensor target = inputs[0].requires_grad() ? inputs[0].clone() : inputs[0];
+  if (!inputs[0].requires_grad()) {
+    // The same layout, so that strided writing is swept too; a broadcast one cannot be written to.
+    bool broadcast = false;
+    int64_t extent = 1;
+    for (int d = 0; d < target.rank(); ++d) {
+      broadcast = broadcast || (target.strides()[d] == 0 && target.sizes()[d] > 1);
+      extent += std::max<int64_t>(target.sizes()[d] - 1, 0) * target.strides()[d];
+    }
+    target = broadcast ? dense_copy(target) : with_strides(target, target.strides(), 0, extent);
+  }
+  args.emplace_back(target);
+  for (const Tensor& input : inputs.subspan(1)) args.emplace_back(input);
+  call_in_place(op, args, attrs);
+  return {target};
+}
+
+namespace {
+
+uint64_t next_seed = 1;
+Tensor real(const Dims& sizes, double low = -2, double high = 2) { return uniform(sizes, low, high, next_seed++); }
+Tensor positive(const Dims& sizes) { return real(sizes, 0.3, 3); }
+// Multiples of a half: ties happen, and every dtype holds them.
+Tensor halves(const Dims& sizes, double low = -3, double high = 3) {
+  std::vector<double> values = real(sizes, low, high).to_vector<double>();
+  for (double& v : values) v = std::floor(v * 2) / 2;
+  return Tensor::from(values, sizes);
+}
+Tensor indices(const Dims& sizes, int64_t below) {
+  std::vector<int64_t> values;
+  for (double v : real(sizes, 0, static_cast<double>(below)).to_vector<double>())
+    values.push_back(static_cast<int64_t>(v));
+  return Tensor::from(values, sizes);
+}
+Tensor coins(const Dims& sizes) {
+  const std::vector<double> values = real(sizes, 0, 1).to_vector<double>();
+  Tensor t = Tensor::empty(sizes, {kBool});
+  bool* out = t.mutable_data<bool>();
+  for (size_t i = 0; i < values.size(); ++i) out[i] = values[i] < 0.5;
+  return t;
+}
+Attrs ints(const Dims& values) {
+  Attrs attrs;
+  attrs.ints.assign(values.begin(), values.end());
+  return attrs;
+}
+
+using Samples = std::vector<OpSample>;
+using Make = Tensor (*)(const Dims&);
+Tensor plain(const Dims& sizes) { return real(sizes); }
+Tensor tied(const Dims& sizes) { return halves(sizes); }
+
+template <Make kFirst, Make kSecond>
+Samples binary(bool large) {
+  using Pair = std::pair<Dims, Dims>;
+  const std::vector<Pair> shapes =
+      large ? std::vector<Pair>{{{257, 401}, {257, 401}}, {{257, 401}, {401}}, {{401, 1}, {257}}}
+            : std::vector<Pair>{{{7, 5}, {7, 5}},
+                                {{3, 1, 5}, {4, 1}},
+                                {{0, 3}, {1, 3}},
+                                {{}, {}},
+                                {{1}, {1, 1}},
+                                {{13}, {}},
+                                {{2, 3, 4, 5}, {3, 1, 5}},
+                                {{33}, {33}},
+                                {{2, 1, 3, 1, 2}, {4, 1, 5, 1}}};
+  Samples samples;
+  for (const auto& [a, b] : shapes)
+    samples.push_back({to_string(a) + " with " + to_string(b), {kFirst(a), kSecond(b)}});
+  return samples;
+}
+
+std::vector<Dims> unary_shapes(bool large) {
+  if (large) return {{257, 401}};
+  return {{7, 5}, {0, 3}, {}, {1, 1}, {33}, {2, 3, 4, 5}, {1, 70}};
+}
+template <Make kMake>
+Samples unary(bool large) {
+  Samples samples;
+  for (const Dims& sizes : unary_shapes(large)) samples.push_back({to_string(sizes), {kMake(sizes)}});
+  return samples;
+}
+template <Make kMake>
+Samples with_scalar(bool large) {
+  Samples samples = unary<kMake>(large);
+  for (OpSample& s : samples) s.attrs.floats = {3};
+  if (!large) samples.push_back({"-0.75", {kMake({5, 3})}, {.floats = {-0.75}}});
+  return samples;
+}
+// A gradient op of one elementwise input: x and grad of one shape.
+Samples unary_grad(bool large) {
+  Samples samples;
+  for (const Dims& sizes : unary_shapes(large)) samples.push_back({to_string(sizes), {real(sizes), real(sizes)}});
+  return samples;
+}
+
+Samples where_samples(bool large) {
+  if (large) return {{"large", {coins({257, 401}), real({257, 401}), real({401})}}};
+  return {{"same", {coins({7, 5}), real({7, 5}), real({7, 5})}},
+          {"broadcast", {coins({5}), real({3, 1, 5}), real({4, 1})}},
+          {"condition wider", {coins({2, 3, 4}), real({4}), real({})}},
+          {"scalars", {coins({}), real({}), real({})}},
+          {"empty", {coins({0, 3}), real({1, 3}), real({3})}}};
+}
+Samples cast_samples(bool large) {
+  Samples samples;
+  for (DType to : {kF64, kF32, kBF16, kF16, kI64, kI32, kU8, kBool})
+    for (const Dims& sizes : large ? std::vector<Dims>{{257, 401}} : std::vector<Dims>{{7, 5}, {0, 3}, {}, {33}})
+      samples.push_back({"to " + std::string(name_of(to)) + to_string(sizes),
+                         {halves(sizes, 0, 5)},
+                         ints({static_cast<int64_t>(to)})});
+  return samples;
+}
+Samples copy_samples(bool large) {
+  if (large) return {{"large", {real({257, 401}), real({401})}}};
+  return {{"same", {real({7, 5}), real({7, 5})}},
+          {"broadcast", {real({2, 3, 4}), real({3, 1})}},
+          {"scalar", {real({}), real({})}},
+          {"from a scalar", {real({6}), real({})}},
+          {"empty", {real({0, 3}), real({3})}}};
+}
+Samples fill_samples(bool large) {
+  Samples samples = unary<plain>(large);
+  for (OpSample& s : samples) s.attrs.floats = {2.5};
+  return samples;
+}
+
+Samples view_samples(bool large) {
+  if (large) return {};
+  return {{"split", {real({6, 4})}, ints({2, 3, 4})},      {"merge", {real({2, 3, 4})}, ints({6, 4})},
+          {"ones", {real({2, 1, 3})}, ints({1, 2, 3, 1})}, {"scalar", {real({1, 1})}, ints({})},
+          {"from scalar", {real({})}, ints({1, 1})},       {"empty", {real({0, 3})}, ints({3, 0, 5})}};
+}
+Samples permute_samples(bool large) {
+  if (large) return {};
+  return {{"matrix", {real({4, 3})}, ints({1, 0})},
+          {"three", {real({2, 3, 4})}, ints({2, 0, 1})},
+          {"scalar", {real({})}, ints({})},
+          {"empty", {real({0, 3, 1})}, ints({1, 2, 0})}};
+}
+Samples expand_samples(bool large) {
+  if (large) return {};
+  return {{"row", {real({1, 5})}, ints({4, 5})},        {"lead", {real({5})}, ints({2, 3, 5})},
+          {"scalar", {real({})}, ints({3, 2})},         {"middle", {real({2, 1, 3})}, ints({2, 4, 3})},
+          {"to nothing", {real({1, 3})}, ints({0, 3})}, {"same", {real({2, 3})}, ints({2, 3})}};
+}
+Samples slice_samples(bool large) {
+  if (large) return {};
+  return {{"front", {real({6, 3})}, ints({0, 0, 4, 1})},     {"step", {real({4, 9})}, ints({1, 1, 9, 3})},
+          {"all", {real({5})}, ints({0, 0, 5, 1})},          {"none", {real({5, 2})}, ints({0, 3, 3, 2})},
+          {"middle", {real({2, 5, 3})}, ints({1, 2, 4, 1})}, {"step past the end", {real({5})}, ints({0, 1, 5, 7})}};
+}
+Samples slice_grad_samples(bool large) {
+  if (large) return {{"large", {real({100, 401})}, ints({0, 3, 2, 257, 401})}};
+  return {{"front", {real({4, 3})}, ints({0, 0, 1, 6, 3})},
+          {"step", {real({4, 3})}, ints({1, 1, 3, 4, 9})},
+          {"none", {real({0, 2})}, ints({0, 3, 2, 5, 2})},
+          {"middle", {real({2, 2, 3})}, ints({1, 2, 1, 2, 5, 3})}};
+}
+Samples select_samples(bool large) {
+  if (large) return {};
+  return {{"first", {real({4, 3})}, ints({0, 2})},
+          {"last", {real({4, 3})}, ints({1, 0})},
+          {"to a scalar", {real({5})}, ints({0, 4})},
+          {"middle", {real({2, 3, 4})}, ints({1, 1})}};
+}
+Samples split_samples(bool large) {
+  if (large) return {};
+  return {{"even", {real({6, 4})}, ints({0, 2}), 3},
+          {"rest", {real({3, 7})}, ints({1, 3}), 3},
+          {"one", {real({3})}, ints({0, 9}), 1},
+          {"middle", {real({2, 5, 2})}, ints({1, 1}), 5},
+          {"empty rows", {real({0, 4})}, ints({1, 2}), 2}};
+}
+Samples cat_samples(bool large) {
+  if (large) return {{"large", {real({100, 401}), real({157, 401})}, ints({0})}};
+  return {{"rows", {real({2, 3}), real({4, 3})}, ints({0})},
+          {"columns", {real({3, 2}), real({3, 1}), real({3, 5})}, ints({1})},
+          {"one", {real({3})}, ints({0})},
+          {"with an empty one", {real({2, 3}), real({0, 3}), real({1, 3})}, ints({0})},
+          {"middle", {real({2, 1, 3}), real({2, 4, 3})}, ints({1})},
+          {"all empty", {real({0, 3}), real({0, 3})}, ints({0})}};
+}
+
+template <Make kMake, bool kEmpty>
+Samples reduction(bool large) {
+  Samples samples;
+  auto add = [&](const Dims& sizes, int64_t mask) {
+    for (int64_t keep : {0, 1})
+      samples.push_back({to_string(sizes) + " mask " + std::to_string(mask) + (keep ? " kept" : ""),
+                         {kMake(sizes)},
+                         ints({mask, keep})});
+  };
+  if (large) {
+    for (int64_t mask : {1, 2, 3}) add({300, 401}, mask);
+    add({5000, 17}, 1);
+    return samples;
+  }
+  for (int64_t mask : {0, 1, 2, 3}) add({7, 5}, mask);
+  for (int64_t mask : {1, 2, 3, 4, 5, 6, 7}) add({3, 4, 5}, mask);
+  add({2, 3, 4, 5}, 0b0101);
+  add({2, 70}, 2);
+  add({70, 2}, 1);
+  add({150, 3}, 1);
+  add({1, 1}, 3);
+  add({9}, 1);
+  add({1, 9}, 2);
+  add({9, 1}, 2);
+  add({}, 0);
+  add({2, 0}, 1);
+  if (kEmpty) {
+    add({0, 3}, 1);
+    add({0, 3}, 3);
+  }
+  return samples;
+}
+
+Samples matmul_samples(bool large) {
+  if (large)
+    return {{"large", {real({130, 140}), real({140, 150})}}, {"large batch", {real({6, 70, 64}), real({6, 64, 65})}}};
+  Samples samples;
+  auto add = [&](const Dims& a, const Dims& b) {
+    samples.push_back({to_string(a) + " x " + to_string(b), {real(a), real(b)}});
+  };
+  add({5, 7}, {7, 3});
+  add({2, 5, 7}, {7, 3});
+  add({2, 3, 4, 5}, {3, 5, 2});
+  add({2, 1, 4, 5}, {1, 3, 5, 2});
+  add({4, 5}, {3, 5, 2});
+  add({1, 1}, {1, 1});
+  add({0, 3}, {3, 2});
+  add({3, 0}, {0, 2});
+  add({17, 33}, {33, 19});
+  add({1, 40}, {40, 1});
+  add({0, 2, 3}, {3, 2});
+  add({2, 2, 0}, {2, 0, 3});
+  return samples;
+}
+Samples linear_samples(bool large) {
+  if (large) return {{"large", {real({2, 65, 140}), real({150, 140}), real({150})}}};
+  return {{"bias", {real({2, 3, 7}), real({5, 7}), real({5})}},    {"no bias", {real({6, 7}), real({5, 7}), Tensor()}},
+          {"vector", {real({7}), real({5, 7}), real({5})}},        {"empty", {real({0, 7}), real({5, 7}), real({5})}},
+          {"nothing in", {real({3, 0}), real({5, 0}), real({5})}}, {"ones", {real({1, 1}), real({1, 1}), real({1})}},
+          {"odd", {real({17, 33}), real({19, 33}), real({19})}}};
+}
+
+const std::vector<Dims>& row_shapes() {
+  static const std::vector<Dims> shapes = {{3, 7}, {2, 3, 33}, {5, 1}, {0, 4}, {1, 1}, {9}, {150, 5}, {2, 70}};
+  return shapes;
+}
+template <int kOperands>
+Samples rows(bool large) {
+  Samples samples;
+  for (const Dims& sizes : large ? std::vector<Dims>{{300, 129}} : row_shapes()) {
+    std::vector<Tensor> inputs;
+    for (int i = 0; i < kOperands; ++i) inputs.push_back(real(sizes));
+    samples.push_back({to_string(sizes), inputs});
+  }
+  return samples;
+}
+Samples softmax_grad_samples(bool large) {
+  Samples samples = rows<2>(large);
+  for (OpSample& s : samples) s.inputs[1] = ops::softmax(s.inputs[1]);
+  return samples;
+}
+Samples log_softmax_grad_samples(bool large) {
+  Samples samples = rows<2>(large);
+  for (OpSample& s : samples) s.inputs[1] = ops::log_softmax(s.inputs[1]);
+  return samples;
+}
+Samples layer_norm_samples(bool large) {
+  Samples samples = rows<1>(large);
+  for (OpSample& s : samples) {
+    const Dims row = {s.inputs[0].sizes().back()};
+    s.inputs.push_back(real(row));
+    s.inputs.push_back(real(row));
+    s.attrs.floats = {1e-5};
+    s.n_outputs = 3;
+  }
+  return samples;
+}
+Samples layer_norm_grad_samples(bool large) {
+  Samples samples = layer_norm_samples(large);
+  for (OpSample& s : samples) {
+    Tensor outputs[3];
+    call(*find_op("layer_norm"), {s.inputs[0], s.inputs[1], s.inputs[2]}, s.attrs, outputs);
+    s.inputs = {real(s.inputs[0].sizes()), s.inputs[0], s.inputs[1], outputs[1], outputs[2]};
+    s.roles = {Role::kReal, Role::kReal, Role::kReal, Role::kCompute, Role::kCompute};
+    s.attrs = {};
+  }
+  return samples;
+}
+
+Samples attention_samples(bool large) {
+  const double inf = std::numeric_limits<double>::infinity();
+  auto attrs = [](bool causal, double scale) { return Attrs{.ints = {causal}, .floats = {scale}}; };
+  if (large)
+    return {{"large",
+             {real({2, 4, 130, 16}), real({2, 4, 130, 16}), real({2, 4, 130, 16}), Tensor()},
+             attrs(true, 0.25),
+             2}};
+  Tensor bias = real({2, 1, 5, 6});
+  bias.mutable_data<double>()[3] = -inf;
+  Tensor allowed = coins({1, 1, 5, 6});
+  for (int i = 0; i < 5; ++i) allowed.mutable_data<bool>()[i * 6 + i] = true;
+  return {{"plain", {real({2, 4, 5, 8}), real({2, 4, 6, 8}), real({2, 4, 6, 8}), Tensor()}, attrs(false, 0.35), 2},
+          {"causal", {real({2, 2, 7, 3}), real({2, 2, 7, 3}), real({2, 2, 7, 3}), Tensor()}, attrs(true, 0.5), 2},
+          {"grouped", {real({1, 6, 5, 4}), real({1, 2, 5, 4}), real({1, 2, 5, 4}), Tensor()}, attrs(true, 0.5), 2},
+          {"bool mask", {real({2, 3, 5, 4}), real({2, 3, 6, 4}), real({2, 3, 6, 4}), allowed}, attrs(false, 0.5), 2},
+          {"bias", {real({2, 3, 5, 4}), real({2, 3, 6, 4}), real({2, 3, 6, 4}), bias}, attrs(false, 0.5), 2},
+          {"one query", {real({1, 2, 1, 8}), real({1, 2, 9, 8}), real({1, 2, 9, 8}), Tensor()}, attrs(false, 0.35), 2},
+          {"one of all", {real({1, 1, 1, 1}), real({1, 1, 1, 1}), real({1, 1, 1, 1}), Tensor()}, attrs(true, 1), 2},
+          {"no batch", {real({0, 2, 3, 4}), real({0, 2, 3, 4}), real({0, 2, 3, 4}), Tensor()}, attrs(true, 0.5), 2}};
+}
+Samples attention_grad_samples(bool large) {
+  Samples samples = attention_samples(large);
+  for (OpSample& s : samples) {
+    Tensor outputs[2];
+    call(*find_op("attention"), {s.inputs[0], s.inputs[1], s.inputs[2], s.inputs[3]}, s.attrs, outputs);
+    s.inputs.insert(s.inputs.begin(), {real(outputs[0].sizes()), outputs[0], outputs[1]});
+    s.roles = {Role::kReal,
+               Role::kReal,
+               Role::kCompute,
+               Role::kReal,
+               Role::kReal,
+               Role::kReal,
+               s.inputs[6].defined() && s.inputs[6].dtype() == kF64 ? Role::kReal : Role::kFixed};
+    s.n_outputs = 3;
+  }
+  return samples;
+}
+
+Samples embedding_samples(bool large) {
+  if (large) return {{"large", {real({300, 65}), indices({40, 50}, 300)}}};
+  return {{"matrix", {real({10, 6}), indices({3, 4}, 10)}},
+          {"scalar", {real({4, 3}), indices({}, 4)}},
+          {"empty", {real({4, 3}), indices({0, 2}, 4)}},
+          {"one row", {real({1, 1}), indices({5}, 1)}},
+          {"no columns", {real({4, 0}), indices({3}, 4)}}};
+}
+Samples embedding_grad_samples(bool large) {
+  if (large) return {{"large", {real({40, 50, 65}), indices({40, 50}, 300)}, ints({300})}};
+  return {{"matrix", {real({3, 4, 6}), indices({3, 4}, 10)}, ints({10})},
+          {"repeated", {real({9, 3}), indices({9}, 2)}, ints({4})},
+          {"scalar", {real({3}), indices({}, 4)}, ints({4})},
+          {"empty", {real({0, 3}), indices({0}, 4)}, ints({4})}};
+}
+Samples cross_entropy_samples(bool large) {
+  auto attrs = [](int64_t ignore, int64_t reduction, double smoothing) {
+    return Attrs{.ints = {ignore, reduction}, .floats = {smoothing}};
+  };
+  if (large) return {{"large", {real({300, 211}), indices({300}, 211)}, attrs(-100, 0, 0.1), 2}};
+  return {{"mean", {real({6, 7}), indices({6}, 7)}, attrs(-100, 0, 0), 2},
+          {"sum, smooth", {real({6, 7}), indices({6}, 7)}, attrs(-100, 1, 0.2), 2},
+          {"none, ignoring", {real({6, 3}), indices({6}, 3)}, attrs(1, 2, 0), 2},
+          {"mean, ignoring, smooth", {real({9, 3}), indices({9}, 3)}, attrs(2, 0, 0.1), 2},
+          {"one class", {real({3, 1}), indices({3}, 1)}, attrs(-100, 0, 0), 2},
+          {"odd", {real({5, 70}), indices({5}, 70)}, attrs(-100, 0, 0), 2},
+          {"no rows", {real({0, 4}), indices({0}, 4)}, attrs(-100, 1, 0), 2}};
+}
+Samples cross_entropy_grad_samples(bool large) {
+  Samples samples = cross_entropy_samples(large);
+  for (OpSample& s : samples) {
+    Tensor outputs[2];
+    call(*find_op("cross_entropy"), {s.inputs[0], s.inputs[1]}, s.attrs, outputs);
+    s.inputs = {real(outputs[0].sizes()), s.inputs[0], s.inputs[1], outputs[1]};
+    s.roles = {Role::kReal, Role::kReal, Role::kFixed, Role::kCompute};
+    s.n_outputs = 1;
+  }
+  return samples;
+}
+Samples dropout_samples(bool large) {
+  Samples samples = unary<plain>(large);
+  for (OpSample& s : samples) {
+    s.inputs.push_back(Tensor::from<int64_t>({42, 7}, {2}));
+    s.attrs.floats = {0.4};
+  }
+  if (!large) samples.push_back({"p = 0", {real({5, 3}), Tensor::from<int64_t>({1, 0}, {2})}, {.floats = {0.0}}});
+  return samples;
+}
+
+constexpr OpSpec kSpecs[] = {
+    {.name = "add", .make = &binary<plain, plain>, .takes_integers = true},
+    {.name = "sub", .make = &binary<plain, plain>, .takes_integers = true},
+    {.name = "mul", .make = &binary<plain, plain>, .takes_integers = true},
+    {.name = "div", .make = &binary<plain, positive>, .takes_integers = true},
+    {.name = "add_scalar", .make = &with_scalar<plain>, .takes_integers = true},
+    {.name = "mul_scalar", .make = &with_scalar<plain>, .takes_integers = true},
+    {.name = "rsub_scalar", .make = &with_scalar<plain>, .takes_integers = true},
+    {.name = "rdiv_scalar", .make = &with_scalar<positive>},
+    {.name = "neg", .make = &unary<plain>, .takes_integers = true},
+    {.name = "exp", .make = &unary<plain>},
+    {.name = "log", .make = &unary<positive>},
+    {.name = "sqrt", .make = &unary<positive>},
+    {.name = "rsqrt", .make = &unary<positive>},
+    {.name = "equal", .make = &binary<tied, tied>, .takes_integers = true, .takes_bool = true},
+    {.name = "not_equal", .make = &binary<tied, tied>, .takes_integers = true, .takes_bool = true},
+    {.name = "less", .make = &binary<tied, tied>, .takes_integers = true, .takes_bool = true},
+    {.name = "less_equal", .make = &binary<tied, tied>, .takes_integers = true, .takes_bool = true},
+    {.name = "where", .make = &where_samples, .takes_integers = true, .takes_bool = true},
+    {.name = "tanh", .make = &unary<plain>},
+    {.name = "erf", .make = &unary<plain>},
+    {.name = "sigmoid", .make = &unary<plain>},
+    {.name = "relu", .make = &unary<plain>},
+    {.name = "relu_grad", .make = &unary_grad},
+    {.name = "gelu_tanh", .make = &unary<plain>},
+    {.name = "gelu_tanh_grad", .make = &unary_grad},
+    {.name = "gelu_erf", .make = &unary<plain>},
+    {.name = "gelu_erf_grad", .make = &unary_grad},
+    {.name = "cast", .make = &cast_samples, .takes_integers = true, .takes_bool = true},
+    {.name = "copy", .make = &copy_samples, .takes_integers = true, .takes_bool = true},
+    {.name = "fill", .make = &fill_samples, .takes_integers = true, .takes_bool = true},
+    {.name = "view", .make = &view_samples, .takes_integers = true, .takes_bool = true},
+    {.name = "permute", .make = &permute_samples, .takes_integers = true, .takes_bool = true},
+    {.name = "expand", .make = &expand_samples, .takes_integers = true, .takes_bool = true},
+    {.name = "slice", .make = &slice_samples, .takes_integers = true, .takes_bool = true},
+    {.name = "slice_grad", .make = &slice_grad_samples},
+    {.name = "select", .make = &select_samples, .takes_integers = true, .takes_bool = true},
+    {.name = "split",
+     .make = &split_samples,
+     .takes_integers = true,
+     .takes_bool = true,
+     .differentiable_outputs = ~0u},
+    {.name = "cat", .make = &cat_samples, .takes_integers = true, .takes_bool = true},
+    {.name = "sum", .make = &reduction<plain, true>, .tolerance = 32, .takes_integers = true},
+    {.name = "max", .make = &reduction<plain, false>, .takes_integers = true},
+    {.name = "matmul", .make = &matmul_samples, .tolerance = 16},
+    {.name = "linear", .make = &linear_samples, .tolerance = 16},
+    {.name = "layer_norm", .make = &layer_norm_samples, .tolerance = 16, .decomposes_exactly = true},
+    {.name = "layer_norm_grad",
+     .make = &layer_norm_grad_samples,
+     .tolerance = 16,
+     .differentiable_outputs = 7,
+     .decomposes_exactly = true},
+    {.name = "softmax", .make = &rows<1>, .decomposes_exactly = true},
+    {.name = "softmax_grad", .make = &softmax_grad_samples, .tolerance = 8, .decomposes_exactly = true},
+    {.name = "log_softmax", .make = &rows<1>, .decomposes_exactly = true},
+    {.name = "log_softmax_grad", .make = &log_softmax_grad_samples, .tolerance = 8, .decomposes_exactly = true},
+    {.name = "attention", .make = &attention_samples, .tolerance = 16, .constant_inputs = 8},
+    {.name = "attention_grad", .make = &attention_grad_samples, .tolerance = 32, .differentiable_outputs = 7},
+    {.name = "embedding", .make = &embedding_samples},
+    {.name = "embedding_grad", .make = &embedding_grad_samples},
+    {.name = "cross_entropy", .make = &cross_entropy_samples, .tolerance = 8},
+    {.name = "cross_entropy_grad", .make = &cross_entropy_grad_samples, .tolerance = 8},
+    {.name = "dropout", .make = &dropout_samples},
+};
+
+}  // namespace
+
+std::span<const OpSpec> op_specs() { return kSpecs; }
+
+std::vector<OpSample> samples_of(const OpSpec& spec, bool large) {
+  next_seed = 1;
+  for (const char* c = spec.name; *c != 0; ++c) next_seed = next_seed * 31 + static_cast<unsigned char>(*c);
+  return spec.make(large);
+}
+
+const OpSpec* find_spec(std::string_view op) {
+  for (const OpSpec& spec : kSpecs)
+    if (op == spec.name) return &spec;
+  return nullptr;
+}
+
+}  // namespace rondo::testing
