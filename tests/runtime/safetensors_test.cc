@@ -21,27 +21,36 @@
 // Counts the heap bytes in use, so that tests can bound the memory that a hostile header costs.
 namespace {
 std::atomic<int64_t> live_bytes{0}, peak_live{0};
-void* counted_new(size_t bytes) {
-  void* p = std::malloc(bytes);
-  if (p == nullptr) throw std::bad_alloc();
-  const int64_t now =
-      live_bytes.fetch_add(static_cast<int64_t>(malloc_usable_size(p))) + static_cast<int64_t>(malloc_usable_size(p));
+void count(int64_t bytes) {
+  const int64_t now = live_bytes.fetch_add(bytes) + bytes;
   int64_t peak = peak_live.load();
   while (now > peak && !peak_live.compare_exchange_weak(peak, now)) {
   }
-  return p;
-}
-void counted_delete(void* p) noexcept {
-  if (p != nullptr) live_bytes.fetch_sub(static_cast<int64_t>(malloc_usable_size(p)));
-  std::free(p);
 }
 }  // namespace
-void* operator new(size_t bytes) { return counted_new(bytes); }
-void* operator new[](size_t bytes) { return counted_new(bytes); }
-void operator delete(void* p) noexcept { counted_delete(p); }
-void operator delete[](void* p) noexcept { counted_delete(p); }
-void operator delete(void* p, size_t) noexcept { counted_delete(p); }
-void operator delete[](void* p, size_t) noexcept { counted_delete(p); }
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+// A sanitizer must keep its own operator new, and offers hooks. (GCC ships the functions without their header.)
+extern "C" {
+int __sanitizer_install_malloc_and_free_hooks(void (*)(const volatile void*, size_t), void (*)(const volatile void*));
+size_t __sanitizer_get_allocated_size(const volatile void*);
+}
+const int hooks_installed = __sanitizer_install_malloc_and_free_hooks(
+    [](const volatile void*, size_t bytes) { count(static_cast<int64_t>(bytes)); },
+    [](const volatile void* p) { count(-static_cast<int64_t>(__sanitizer_get_allocated_size(p))); });
+#else
+void* operator new(size_t bytes) {
+  void* p = std::malloc(bytes);
+  if (p == nullptr) throw std::bad_alloc();
+  count(static_cast<int64_t>(malloc_usable_size(p)));
+  return p;
+}
+void operator delete(void* p) noexcept {
+  if (p != nullptr) count(-static_cast<int64_t>(malloc_usable_size(p)));
+  std::free(p);
+}
+void operator delete(void* p, size_t) noexcept { operator delete(p); }
+#endif
 
 namespace rondo::io {
 namespace {
