@@ -50,6 +50,14 @@ class ArenaPlanner {
   int64_t size_ = 0;
 };
 
+// True if the parts that the node would assemble were written in their places already.
+bool is_in_place(const Graph& graph, const GraphNode& node) {
+  if (!node.op->assembles) return false;
+  for (ValueId id : node.inputs)
+    if (graph.value(id).root != node.outputs[0]) return false;
+  return true;
+}
+
 // out[c] = sum over chunks, in order, onto the first: Note [Column order].
 template <class C> void combine_chunks(C* partial, int64_t chunks, int64_t cols, const Value& value, std::byte* out) {
   for (int64_t k = 1; k < chunks; ++k)
@@ -96,18 +104,19 @@ std::shared_ptr<const Program> Program::compile(Graph source) {
   for (size_t u = 0; u < units.size(); ++u)
     for (int32_t n : units[u].nodes) unit_of[static_cast<size_t>(n)] = static_cast<int>(u);
   std::vector<bool> needed(graph.values.size(), false);
-  for (ValueId id : graph.outputs) needed[static_cast<size_t>(graph.value(id).root)] = true;
+  for (ValueId id : graph.outputs) needed[static_cast<size_t>(graph.written(id))] = true;
   for (size_t n = 0; n < graph.nodes.size(); ++n) {
     if (graph.nodes[n].op->kind == OpKind::kView) continue;
     for (ValueId id : graph.nodes[n].inputs) {
       if (id == kNoValue) continue;
-      const int32_t producer = graph.value(graph.value(id).root).producer;
-      if (producer >= 0 && unit_of[static_cast<size_t>(producer)] != unit_of[n])
-        needed[static_cast<size_t>(graph.value(id).root)] = true;
+      const ValueId source = graph.written(id);
+      const int32_t producer = graph.value(source).producer;
+      if (producer >= 0 && unit_of[static_cast<size_t>(producer)] != unit_of[n]) needed[static_cast<size_t>(source)] = true;
     }
   }
   std::vector<LoopKernel> code;
   for (const Unit& unit : units) {
+    if (!unit.fused && is_in_place(graph, graph.nodes[static_cast<size_t>(unit.nodes[0])])) continue;
     if (!unit.fused) {
       program->launches_.push_back({-1, unit.nodes[0]});
       continue;

@@ -154,6 +154,11 @@ struct OpDef {
   DecomposeFn decompose = nullptr;
   GradFn grad = nullptr;    // null: not differentiable
   LowerFn lower = nullptr;  // null: runs as a library call
+  // What a memory planner may use. `assembles`: output 0 is nothing but the inputs side by side along dimension ints[0], so
+  // whoever writes them may write them there. `strided_outputs`: the kernel honours any strides of its outputs as long as
+  // the last dimension is dense.
+  bool assembles = false;
+  bool strided_outputs = false;
   int32_t overwrites = -1;  // the input that output 0 is written into, for ops that exist only in place
 };
 

@@ -20,7 +20,8 @@ struct Value {
   Dims strides;
   bool requires_grad = false;
   int32_t producer = -1;  // index into Graph::nodes; -1 for inputs
-  // Views share the memory of `root` (their own id otherwise), `offset` elements from where it starts.
+  // Views share the memory of `root` (their own id otherwise), `offset` elements from where it starts. So does a part that
+  // is written straight into what is assembled from it (passes/assemble.cc).
   ValueId root = kNoValue;
   int64_t offset = 0;
 };
@@ -41,7 +42,8 @@ struct Graph {
 
   const Value& value(ValueId id) const { return values[static_cast<size_t>(id)]; }
   Value& value(ValueId id) { return values[static_cast<size_t>(id)]; }
-  bool is_view(ValueId id) const { return value(id).root != id; }
+  // The value that `id` looks into, through any views: the one that some node writes, or an input.
+  ValueId written(ValueId id) const;
 };
 
 // A readable listing, one node a line: "%7 = gelu_tanh(%6) f32[8, 64, 512]".

@@ -84,9 +84,9 @@ class Fuser {
     }
   }
 
-  // The unit that computes a value's memory; -1 for inputs.
+  // The unit that computes a value, seen through views; -1 for inputs.
   int unit_of_value(ValueId id) const {
-    const int32_t producer = graph_.value(graph_.value(id).root).producer;
+    const int32_t producer = graph_.value(graph_.written(id)).producer;
     return producer < 0 ? -1 : unit_of_[static_cast<size_t>(producer)];
   }
 
@@ -146,9 +146,9 @@ class Fuser {
     for (int32_t n : consumer.unit.nodes) {
       const GraphNode& node = graph_.nodes[static_cast<size_t>(n)];
       for (ValueId id : node.inputs) {
-        const int32_t maker = graph_.value(graph_.value(id).root).producer;
+        const ValueId root = graph_.written(id);
+        const int32_t maker = graph_.value(root).producer;
         if (maker < 0 || !std::count(producer.unit.nodes.begin(), producer.unit.nodes.end(), maker)) continue;
-        const ValueId root = graph_.value(id).root;
         if (std::count(producer.column_results.begin(), producer.column_results.end(), root)) return false;
         if (!reads_in_place(merged, node, id)) return false;
       }

@@ -14,6 +14,8 @@ Graph decompose(const Graph& graph);
 Graph eliminate_common_subexpressions(const Graph& graph);
 // Drops what no output needs.
 Graph eliminate_dead_code(const Graph& graph);
+// Where a node only lays values side by side, has their producers write them there: the copy becomes nothing.
+Graph assemble_in_place(const Graph& graph);
 
 // Nodes that run as one kernel, or one library call. Views belong to no unit: they cost nothing.
 struct Unit {

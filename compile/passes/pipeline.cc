@@ -16,6 +16,7 @@ constexpr Pass kPipeline[] = {
     {"decompose", &decompose},
     {"cse", &eliminate_common_subexpressions},
     {"dce", &eliminate_dead_code},
+    {"assemble", &assemble_in_place},
 };
 
 // RONDO_DUMP=decompose,cse or RONDO_DUMP=all

@@ -117,6 +117,7 @@ constexpr OpDef kAttentionGrad = {
           for (int i = 0; i < 3; ++i) c.strided_output(i, c.dtype(3 + i), c.sizes(3 + i), heads_inside(c.sizes(3 + i)));
         },
     .kernel = {&attention_grad_kernel},
+    .strided_outputs = true,
 };
 
 // ints: {causal}; floats: {scale}. Inputs q, k, v, mask; outputs out, and logsumexp (B, H, Tq).

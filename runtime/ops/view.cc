@@ -260,6 +260,7 @@ constexpr OpDef kCat = {
             begin += n;
           }
         },
+    .assembles = true,
 };
 
 Tensor view(TensorArg x, const Dims& sizes) { return call(kView, {x}, attrs_of(resolve_sizes("view", x, sizes))); }
