@@ -117,7 +117,7 @@ TEST_F(Safetensors, RoundTrip) {
   EXPECT_TRUE(load_safetensors(path).tensors.empty());
 }
 
-// What safetensors 0.5 (the reference implementation) writes for these tensors.
+// What version 0.8.0 of the reference implementation writes for these tensors.
 TEST_F(Safetensors, SameBytesAsTheReference) {
   const auto two = [](DType dtype) { return Tensor::zeros({2}, {dtype}); };
   save_safetensors(path, {{"float64", two(kF64)},
