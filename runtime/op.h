@@ -152,9 +152,10 @@ struct OpDef {
   InferFn infer = nullptr;
   KernelFn kernel[kNumBackends] = {};
   DecomposeFn decompose = nullptr;
-  GradFn grad = nullptr;    // null: not differentiable
+  GradFn grad = nullptr;    // null: differentiated through `decompose`; without that, backward through it is an error
   LowerFn lower = nullptr;  // null: runs as a library call
   int32_t overwrites = -1;  // the input that output 0 is written into, for ops that exist only in place
+  bool fuse_parts = true;   // false: `decompose` is an oracle and the way to second derivatives, not for a compiler
 };
 
 // Every op, in a fixed order; the index is the op's id in recordings.
