@@ -122,6 +122,7 @@ class OpNode final : public Node {
     if (released_)
       throw Error(absl::StrCat("backward of ", op_.name, ": its saved tensors were freed by an earlier backward; pass "
                                "retain_graph = true to that one", describe_location(where_)));
+    if (op_.grad == nullptr) throw Error(absl::StrCat("backward of ", op_.name, ": it has no gradient", describe_location(where_)));
     Tensor inputs[kMaxOpInputs], outputs[kMaxOpOutputs];
     for (size_t i = 0; i < saved_inputs_.size(); ++i) inputs[i] = saved_inputs_[i].get(op_.name, where_);
     for (size_t i = 0; i < saved_outputs_.size(); ++i) {

@@ -71,7 +71,16 @@ class Dispatcher {
   void run(std::span<Tensor> outputs) {
     InferContext infer(op_, inputs(), attrs_, where_);
     op_.infer(infer);
-    const bool differentiable = op_.grad != nullptr && needs_grad();
+    const bool needs = needs_grad();
+    if (needs && op_.grad == nullptr && op_.decompose != nullptr) {
+      // A gradient op without a gradient of its own runs in parts when a second derivative is asked for.
+      Tensor copies[kMaxOpInputs];
+      for (int i = 0; i < n_; ++i) copies[i] = *inputs_[i];
+      op_.decompose({copies, static_cast<size_t>(n_)}, attrs_, outputs);
+      return;
+    }
+    // Where there is neither gradient nor decomposition, a node is put on the tape that says so if backward reaches it.
+    const bool differentiable = needs && has_floating(infer.outputs());
     if (recorder != nullptr) {
       for (size_t i = 0; i < outputs.size(); ++i) {
         outputs[i] = make_handle(infer.outputs_[i]);
@@ -86,7 +95,7 @@ class Dispatcher {
         outputs[i].impl()->storage = inputs_[0]->storage();
         if (grad_enabled()) autograd::mark_view(outputs[i], *inputs_[0]);
       }
-    } else if (KernelFn kernel = op_.kernel[static_cast<int>(device().backend)]; kernel != nullptr && !must_decompose()) {
+    } else if (KernelFn kernel = op_.kernel[static_cast<int>(device().backend)]; kernel != nullptr) {
       for (size_t i = 0; i < outputs.size(); ++i) {
         const TensorMeta& meta = infer.outputs_[i];
         outputs[i] = make_handle(meta);
@@ -98,8 +107,7 @@ class Dispatcher {
       invariant(op_.decompose != nullptr, op_.name);
       Tensor copies[kMaxOpInputs];
       for (int i = 0; i < n_; ++i) copies[i] = *inputs_[i];
-      // With a gradient of its own the op is one tape node; else its parts are.
-      GradMode mode(grad_enabled() && op_.grad == nullptr);
+      NoGrad off;  // the op is one tape node
       op_.decompose({copies, static_cast<size_t>(n_)}, attrs_, outputs);
     }
     if (differentiable) autograd::record_call(op_, inputs(), attrs_, outputs, where_);
@@ -117,7 +125,7 @@ class Dispatcher {
       throw_op_error(op_.name, absl::StrCat("the result is ", std::string(name_of(meta.dtype)),
                                             " and cannot be written in place into ", std::string(name_of(target.dtype()))),
                      where_);
-    const bool differentiable = op_.grad != nullptr && needs_grad();
+    const bool differentiable = needs_grad() && is_floating(target.dtype());
     if (grad_enabled()) autograd::check_in_place(op_, target, where_);
     if (recorder != nullptr) {
       Tensor next = make_handle(meta);
@@ -165,8 +173,11 @@ class Dispatcher {
     return false;
   }
 
-  // A gradient op without a gradient of its own runs in parts when a second derivative is asked for.
-  bool must_decompose() const { return op_.grad == nullptr && op_.decompose != nullptr && needs_grad(); }
+  static bool has_floating(std::span<const TensorMeta> outputs) {
+    for (const TensorMeta& meta : outputs)
+      if (is_floating(meta.dtype)) return true;
+    return false;
+  }
 
   static Tensor make_handle(const TensorMeta& meta) {
     auto* impl = new TensorImpl;

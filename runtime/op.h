@@ -152,7 +152,7 @@ struct OpDef {
   InferFn infer = nullptr;
   KernelFn kernel[kNumBackends] = {};
   DecomposeFn decompose = nullptr;
-  GradFn grad = nullptr;    // null: not differentiable
+  GradFn grad = nullptr;    // null: differentiated through `decompose`; without that, backward through it is an error
   LowerFn lower = nullptr;  // null: runs as a library call
   // What a memory planner may use. `assembles`: output 0 is nothing but the inputs side by side along dimension ints[0], so
   // whoever writes them may write them there. `strided_outputs`: the kernel honours any strides of its outputs as long as
@@ -160,6 +160,7 @@ struct OpDef {
   bool assembles = false;
   bool strided_outputs = false;
   int32_t overwrites = -1;  // the input that output 0 is written into, for ops that exist only in place
+  bool fuse_parts = true;   // false: `decompose` is an oracle and the way to second derivatives, not for a compiler
 };
 
 // Every op, in a fixed order; the index is the op's id in recordings.

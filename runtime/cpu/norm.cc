@@ -91,6 +91,70 @@ void layer_norm_grad_kernel(const KernelContext& context) {
   });
 }
 
+void rms_norm_kernel(const KernelContext& context) {
+  for_floating(context, [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    using C = ComputeType<T>;
+    const Tensor x = context.in(0).contiguous(), weight = context.in(1).contiguous();
+    const int64_t cols = x.sizes().back(), rows = cols ? x.numel() / cols : 0;
+    const C inverse = static_cast<C>(1.0 / static_cast<double>(cols)), eps = static_cast<C>(context.attrs.floats[0]);
+    const T *in = pointer<T>(x), *w = pointer<T>(weight);
+    T* y = pointer<T>(context.out(0));
+    C* rstds = pointer<C>(context.out(1));
+    parallel_for(rows, row_grain(cols), [&](int64_t begin, int64_t end) {
+      for (int64_t r = begin; r < end; ++r) {
+        const T* row = in + r * cols;
+        T* out = y + r * cols;
+        const C mean_square = sum_row<C>(cols, [row](int64_t i) {
+          const C v = static_cast<C>(row[i]);
+          return v * v;
+        }) * inverse;
+        const C rstd = scalar::rsqrt(mean_square + eps);
+        for (int64_t i = 0; i < cols; ++i) out[i] = static_cast<T>(static_cast<C>(row[i]) * rstd * static_cast<C>(w[i]));
+        rstds[r] = rstd;
+      }
+    });
+  });
+}
+
+void rms_norm_grad_kernel(const KernelContext& context) {
+  for_floating(context, [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    using C = ComputeType<T>;
+    const Tensor grad = context.in(0).contiguous(), x = context.in(1).contiguous(), weight = context.in(2).contiguous();
+    const Tensor statistics = context.in(3).contiguous();
+    const int64_t cols = x.sizes().back(), rows = cols ? x.numel() / cols : 0;
+    const C inverse = static_cast<C>(1.0 / static_cast<double>(cols));
+    const T *g = pointer<T>(grad), *in = pointer<T>(x), *w = pointer<T>(weight);
+    const C* rstds = pointer<C>(statistics);
+    T *dx = pointer<T>(context.out(0)), *dw = pointer<T>(context.out(1));
+    // Note [Column order] for the gradient of the weight.
+    const int64_t chunk = column_chunk_rows(rows), chunks = (rows + chunk - 1) / chunk;
+    std::vector<C> partial(static_cast<size_t>(std::max<int64_t>(chunks, 1) * cols), C(0));
+    parallel_for(chunks, 1, [&](int64_t begin, int64_t end) {
+      for (int64_t k = begin; k < end; ++k) {
+        C* sum_w = partial.data() + k * cols;
+        for (int64_t r = k * chunk; r < std::min(rows, (k + 1) * chunk); ++r) {
+          const T *gr = g + r * cols, *xr = in + r * cols;
+          T* out = dx + r * cols;
+          const C rstd = rstds[r];
+          const C mean_gx = sum_row<C>(cols, [=](int64_t i) {
+            return static_cast<C>(gr[i]) * static_cast<C>(w[i]) * (static_cast<C>(xr[i]) * rstd);
+          }) * inverse;
+          for (int64_t i = 0; i < cols; ++i) {
+            const C gi = static_cast<C>(gr[i]), hat = static_cast<C>(xr[i]) * rstd;
+            out[i] = static_cast<T>((gi * static_cast<C>(w[i]) - hat * mean_gx) * rstd);
+            sum_w[i] = sum_w[i] + gi * hat;
+          }
+        }
+      }
+    });
+    for (int64_t k = 1; k < chunks; ++k)
+      for (int64_t i = 0; i < cols; ++i) partial[i] = partial[i] + partial[k * cols + i];
+    for (int64_t i = 0; i < cols; ++i) dw[i] = static_cast<T>(partial[i]);
+  });
+}
+
 void softmax_kernel(const KernelContext& context) {
   for_floating(context, [&](auto tag) {
     using T = typename decltype(tag)::type;

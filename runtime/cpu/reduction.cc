@@ -25,6 +25,36 @@ struct Max {
   }
 };
 
+struct Min {
+  template <class C> static C identity() {
+    if constexpr (std::is_floating_point_v<C>) return std::numeric_limits<C>::infinity();
+    else return std::numeric_limits<C>::max();
+  }
+  template <class C> static C combine(C a, C b) {
+    if constexpr (std::is_floating_point_v<C>) return scalar::minimum(a, b);
+    else return b < a ? b : a;
+  }
+};
+
+// x [n] -> one element: Note [Full order].
+template <class Op, class T> void reduce_all(const T* x, T* out, int64_t n) {
+  using C = ComputeType<T>;
+  const int64_t chunks = std::max<int64_t>(1, (n + kFullChunk - 1) / kFullChunk);
+  std::vector<C> partial(static_cast<size_t>(chunks));
+  const auto combine = [](C a, C b) { return Op::template combine<C>(a, b); };
+  parallel_for(chunks, kElementwiseGrain / kFullChunk, [&](int64_t begin, int64_t end) {
+    for (int64_t k = begin; k < end; ++k) {
+      const T* piece = x + k * kFullChunk;
+      partial[static_cast<size_t>(k)] =
+          reduce_row<C>(std::min(kFullChunk, n - k * kFullChunk), Op::template identity<C>(),
+                        [piece](int64_t i) { return static_cast<C>(piece[i]); }, combine);
+    }
+  });
+  *out = static_cast<T>(chunks == 1 ? partial[0]
+                                    : reduce_row<C>(chunks, Op::template identity<C>(),
+                                                    [&](int64_t i) { return partial[static_cast<size_t>(i)]; }, combine));
+}
+
 // x [rows, cols] -> out [rows]
 template <class Op, class T> void reduce_columns_of_rows(const T* x, T* out, int64_t rows, int64_t cols) {
   using C = ComputeType<T>;
@@ -92,7 +122,8 @@ template <class Op> void reduce(const KernelContext& context) {
     if constexpr (std::is_same_v<T, bool>) {
       throw_op_error(context.op.name, "is not defined on bool; cast to a number first", context.where);
     } else {
-      if (at_front) reduce_rows_of_columns<Op, T>(in, out, reduced, kept);
+      if (is_full_reduction(context.attrs.ints[0], context.attrs.ints[1] != 0, rank)) reduce_all<Op, T>(in, out, reduced);
+      else if (at_front) reduce_rows_of_columns<Op, T>(in, out, reduced, kept);
       else reduce_columns_of_rows<Op, T>(in, out, kept, reduced);
     }
   });
@@ -102,5 +133,6 @@ template <class Op> void reduce(const KernelContext& context) {
 
 void sum_kernel(const KernelContext& context) { reduce<Sum>(context); }
 void max_kernel(const KernelContext& context) { reduce<Max>(context); }
+void min_kernel(const KernelContext& context) { reduce<Min>(context); }
 
 }  // namespace rondo::cpu

@@ -7,5 +7,6 @@ namespace rondo::cpu {
 
 void sum_kernel(const KernelContext& context);
 void max_kernel(const KernelContext& context);
+void min_kernel(const KernelContext& context);
 
 }  // namespace rondo::cpu

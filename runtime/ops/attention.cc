@@ -87,15 +87,17 @@ void attention_grad_kernel(const KernelContext& context) {
   });
 }
 
+// Heads of k or v, each repeated for its group of query heads.
+Tensor repeat_heads(const Tensor& t, int64_t heads) {
+  const Dims s = t.sizes();
+  if (s[1] == heads) return t;
+  const int64_t groups = heads / s[1];
+  return reshape(expand(unsqueeze(t, 2), {s[0], s[1], groups, s[2], s[3]}), {s[0], heads, s[2], s[3]});
+}
+
 // softmax(scale q k^T + mask) v with every score stored: the oracle, and the way to second derivatives.
 Tensor plain_scores(const Tensor& q, const Tensor& k, const Tensor& mask, bool causal, double scale) {
-  const int64_t groups = q.sizes()[1] / k.sizes()[1];
-  Tensor keys = k;
-  if (groups > 1) {
-    keys = reshape(expand(unsqueeze(k, 2), {k.sizes()[0], k.sizes()[1], groups, k.sizes()[2], k.sizes()[3]}),
-                   {k.sizes()[0], q.sizes()[1], k.sizes()[2], k.sizes()[3]});
-  }
-  Tensor scores = matmul(q, transpose(keys, -1, -2)) * scale;
+  Tensor scores = matmul(q, transpose(repeat_heads(k, q.sizes()[1]), -1, -2)) * scale;
   const double lowest = -std::numeric_limits<double>::infinity();
   if (mask.defined()) scores = mask.dtype() == kBool ? where(mask, scores, lowest) : scores + mask;
   if (causal) {
@@ -103,6 +105,37 @@ Tensor plain_scores(const Tensor& q, const Tensor& k, const Tensor& mask, bool c
     scores = where(less_equal(cols, rows), scores, lowest);
   }
   return scores;
+}
+
+// The gradient of repeat_heads.
+Tensor sum_heads(const Tensor& t, int64_t heads) {
+  const Dims s = t.sizes();
+  if (s[1] == heads) return t;
+  return sum(reshape(t, {s[0], heads, s[1] / heads, s[2], s[3]}), {2});
+}
+
+// The weights, with every score stored; a query that may attend to nothing has weights 0.
+Tensor plain_weights(const Tensor& q, const Tensor& k, const Tensor& mask, bool causal, double scale) {
+  constexpr double kLowest = -1e30;
+  const Tensor scores = plain_scores(q, k, mask, causal, scale);
+  const Tensor weights = softmax(clamp(scores, kLowest, std::numeric_limits<double>::infinity()));
+  return where(less_equal(scores, Tensor::full({}, kLowest, {scores.dtype()})), Tensor::zeros({}, {scores.dtype()}), weights);
+}
+
+// From q, k and v alone, so that second derivatives are complete: `out` and `logsumexp` depend on them too.
+void decompose_attention_grad(std::span<const Tensor> in, const Attrs& attrs, std::span<Tensor> out) {
+  const auto wide = [](const Tensor& t) { return t.to(compute_dtype(t.dtype())); };
+  const Tensor grad = wide(in[0]), q = wide(in[3]), k = wide(in[4]), v = wide(in[5]);
+  Tensor mask = in[6];
+  if (mask.defined() && mask.dtype() != kBool) mask = wide(mask);
+  const double scale = attrs.floats[0];
+  const int64_t heads = q.sizes()[1], kv_heads = k.sizes()[1];
+  const Tensor weights = plain_weights(q, k, mask, attrs.ints[0] != 0, scale);  // (B, H, Tq, Tk)
+  const Tensor d_weights = matmul(grad, transpose(repeat_heads(v, heads), -1, -2));
+  const Tensor d_scores = weights * (d_weights - sum(d_weights * weights, {-1}, true)) * scale;
+  out[0] = matmul(d_scores, repeat_heads(k, heads)).to(in[3].dtype());
+  out[1] = sum_heads(matmul(transpose(d_scores, -1, -2), q), kv_heads).to(in[4].dtype());
+  out[2] = sum_heads(matmul(transpose(weights, -1, -2), grad), kv_heads).to(in[5].dtype());
 }
 
 }  // namespace
@@ -117,7 +150,9 @@ constexpr OpDef kAttentionGrad = {
           for (int i = 0; i < 3; ++i) c.strided_output(i, c.dtype(3 + i), c.sizes(3 + i), heads_inside(c.sizes(3 + i)));
         },
     .kernel = {&attention_grad_kernel},
+    .decompose = &decompose_attention_grad,
     .strided_outputs = true,
+    .fuse_parts = false,
 };
 
 // ints: {causal}; floats: {scale}. Inputs q, k, v, mask; outputs out, and logsumexp (B, H, Tq).
@@ -157,13 +192,8 @@ Tensor scaled_dot_product_attention(TensorArg q, TensorArg k, TensorArg v, const
 
 Tensor plain_attention(TensorArg q, TensorArg k, TensorArg v, const Tensor& mask, AttentionOptions options) {
   const double scale = options.scale.value_or(1.0 / std::sqrt(static_cast<double>(q.tensor.sizes()[3])));
-  Tensor values = v.tensor;
-  const int64_t groups = q.tensor.sizes()[1] / values.sizes()[1];
-  if (groups > 1) {
-    const Dims s = values.sizes();
-    values = reshape(expand(unsqueeze(values, 2), {s[0], s[1], groups, s[2], s[3]}), {s[0], s[1] * groups, s[2], s[3]});
-  }
-  return matmul(softmax(plain_scores(q.tensor, k.tensor, mask, options.causal, scale)), values);
+  const Tensor weights = softmax(plain_scores(q.tensor, k.tensor, mask, options.causal, scale));
+  return matmul(weights, repeat_heads(v.tensor, q.tensor.sizes()[1]));
 }
 
 }  // namespace rondo::ops

@@ -268,9 +268,6 @@ constexpr OpDef kFill = {
 
 // ---- Public functions
 
-namespace {
-
-// Brings two operands to a common dtype: a scalar tensor does not widen a tensor of its own family.
 DType common_dtype(const Tensor& a, const Tensor& b) {
   if (is_floating(a.dtype()) == is_floating(b.dtype()) && a.rank() != b.rank()) {
     if (a.rank() == 0) return b.dtype();
@@ -278,6 +275,9 @@ DType common_dtype(const Tensor& a, const Tensor& b) {
   }
   return promote(a.dtype(), b.dtype());
 }
+
+namespace {
+
 Tensor binary(const OpDef& op, TensorArg a, TensorArg b) {
   if (!a.tensor.defined() || !b.tensor.defined()) throw_op_error(op.name, "an operand is an undefined tensor", a.where);
   if (a.tensor.dtype() == b.tensor.dtype()) return call(op, {a, b});
@@ -341,6 +341,10 @@ Tensor where(TensorArg condition, TensorArg a, TensorArg b) {
 }
 Tensor where(TensorArg condition, TensorArg a, double b) {
   return where(condition, a, Tensor::full({}, b, {a.tensor.dtype()}));
+}
+
+Tensor masked_fill(TensorArg x, TensorArg mask, double value) {
+  return where(mask, {Tensor::full({}, value, {x.tensor.dtype(), x.tensor.device()}), x.where}, x);
 }
 
 void add_(TensorArg a, TensorArg b) { binary_(kAdd, a, b); }

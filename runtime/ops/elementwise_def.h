@@ -14,6 +14,9 @@ namespace rondo::ops {
 
 enum Domain { kFloatingOnly, kNumeric };  // kNumeric: also i64, i32, u8
 
+// The dtype in which two operands meet: a scalar tensor does not widen a tensor of its own family.
+DType common_dtype(const Tensor& a, const Tensor& b);
+
 // Masks of SavedSpec.
 inline constexpr uint32_t kFirst = 1, kSecond = 2, kThird = 4;
 

@@ -6,12 +6,36 @@
 
 namespace rondo::ops {
 
+namespace {
+
+void decompose_cross_entropy_grad(std::span<const Tensor> in, const Attrs& attrs, std::span<Tensor> out) {
+  const Tensor &target = in[2], logits = in[1].to(compute_dtype(in[1].dtype())), grad = in[0].to(logits.dtype());
+  const int64_t n = logits.sizes()[0], V = logits.sizes()[1];
+  const bool mean = attrs.ints[1] == static_cast<int64_t>(Reduction::kMean);
+  // Scalars are rounded as the kernel's are.
+  const auto rounded = [&](double value) { return logits.dtype() == kF64 ? value : static_cast<double>(static_cast<float>(value)); };
+  const double smoothing = rounded(attrs.floats[0]);
+  const double share = rounded(smoothing * rounded(1.0 / static_cast<double>(V)));
+  const Tensor counts = not_equal(target, Tensor::scalar<int64_t>(attrs.ints[0]));
+  Tensor weight = grad;
+  if (mean) weight = grad * (1.0 / sum(counts.to(logits.dtype())));
+  if (weight.rank() == 1) weight = reshape(weight, {n, 1});
+  const Tensor p = exp(logits - reshape(in[3], {n, 1})) + -share;
+  const Tensor hit = equal(Tensor::arange(V), reshape(target, {n, 1}));
+  const Tensor dx = where(hit, p + -rounded(1.0 - smoothing), p) * weight;
+  out[0] = where(reshape(counts, {n, 1}), dx, 0.0).to(in[1].dtype());
+}
+
+}  // namespace
+
 // Inputs grad, logits, target, logsumexp; attributes as cross_entropy.
 constexpr OpDef kCrossEntropyGrad = {
     .name = "cross_entropy_grad",
     .kind = OpKind::kOpaque,
     .infer = [](InferContext& c) { c.output(0, c.dtype(1), c.sizes(1)); },
     .kernel = {&cpu::cross_entropy_grad_kernel},
+    .decompose = &decompose_cross_entropy_grad,
+    .fuse_parts = false,
 };
 
 // ints: {ignore_index, reduction}; floats: {label_smoothing}. Outputs the loss, and logsumexp (N).
@@ -32,8 +56,16 @@ constexpr OpDef kCrossEntropy = {
     .kernel = {&cpu::cross_entropy_kernel},
     .grad =
         [](const GradContext& g) {
+          Tensor grad;
           if (g.grad_out(0).defined())
-            g.set(0, call(kCrossEntropyGrad, {g.grad_out(0), g.input(0), g.input(1), g.output(1)}, g.attrs()));
+            grad = call(kCrossEntropyGrad, {g.grad_out(0), g.input(0), g.input(1), g.output(1)}, g.attrs());
+          if (g.grad_out(1).defined()) {  // of a second derivative: logsumexp's is the softmax
+            const Dims column = {g.input_sizes(0)[0], 1};
+            const Tensor logits = g.input(0).to(g.output(1).dtype());
+            const Tensor more = exp(logits - reshape(g.output(1), column)) * reshape(g.grad_out(1), column);
+            grad = grad.defined() ? grad + more.to(grad.dtype()) : more.to(g.input_dtype(0));
+          }
+          g.set(0, grad);
         },
 };
 

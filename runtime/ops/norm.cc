@@ -24,7 +24,11 @@ void require_rows(InferContext& c) {
   if (c.sizes(0).empty()) c.fail("needs at least one dimension");
 }
 Tensor widened(const Tensor& t) { return t.to(compute_dtype(t.dtype())); }
-Tensor sum_leading(const Tensor& t) { return t.rank() > 1 ? sum(t, leading_dims(t.rank())) : t; }
+Tensor sum_leading(const Tensor& t) {
+  return t.rank() > 1 ? sum(t, leading_dims(t.rank())) : sum(unsqueeze(t, 0), {0});
+}
+// What a gradient of the hidden statistics adds to dx: only a second derivative brings one.
+Tensor plus(const Tensor& a, const Tensor& b) { return a.defined() ? a + b.to(a.dtype()) : b; }
 
 void same_as_input(InferContext& c) {
   require_rows(c);
@@ -66,9 +70,17 @@ constexpr OpDef kLayerNorm = {
         },
     .grad =
         [](const GradContext& g) {
-          if (!g.grad_out(0).defined()) return;
           Tensor grads[3];
-          call(kLayerNormGrad, {g.grad_out(0), g.input(0), g.input(1), g.output(1), g.output(2)}, {}, grads);
+          if (g.grad_out(0).defined())
+            call(kLayerNormGrad, {g.grad_out(0), g.input(0), g.input(1), g.output(1), g.output(2)}, {}, grads);
+          const double inverse = 1.0 / static_cast<double>(g.input_sizes(0).back());
+          if (g.grad_out(1).defined() && g.needs(0))
+            grads[0] = plus(grads[0], expand(g.grad_out(1) * inverse, g.input_sizes(0)).to(g.input_dtype(0)));
+          if (g.grad_out(2).defined() && g.needs(0)) {
+            const Tensor& rstd = g.output(2);
+            const Tensor slope = g.grad_out(2) * (rstd * rstd * rstd) * -inverse;
+            grads[0] = plus(grads[0], ((widened(g.input(0)) - g.output(1)) * slope).to(g.input_dtype(0)));
+          }
           for (int i = 0; i < 3; ++i)
             if (g.needs(i)) g.set(i, grads[i]);
         },
@@ -96,6 +108,67 @@ constexpr OpDef kLayerNormGrad = {
           out[0] = ((gw - mean_g - hat * mean_gx) * rstd).to(in[1].dtype());
           out[1] = sum_leading(g * hat).to(in[2].dtype());
           out[2] = sum_leading(g).to(in[2].dtype());
+        },
+};
+
+// floats: {eps}. Outputs y, and rstd (..., 1).
+constexpr OpDef kRMSNorm = {
+    .name = "rms_norm",
+    .kind = OpKind::kOpaque,
+    .n_outputs = 2,
+    .saved = {.inputs = kFirst | kSecond, .outputs = kSecond},
+    .amp = AmpPolicy::kFloat32,
+    .infer =
+        [](InferContext& c) {
+          require_rows(c);
+          if (!(c.sizes(1) == Dims{c.sizes(0).back()})) c.fail("weight must have the size of the last dimension");
+          c.require_same_dtype(0, 1);
+          c.output(0, c.dtype(0), c.sizes(0));
+          c.output(1, compute_dtype(c.dtype(0)), row_sizes(c.sizes(0)));
+        },
+    .kernel = {&cpu::rms_norm_kernel},
+    .decompose =
+        [](std::span<const Tensor> in, const Attrs& attrs, std::span<Tensor> out) {
+          const Tensor x = widened(in[0]);
+          const Tensor mean_square = sum(x * x, {-1}, true) * (1.0 / static_cast<double>(x.sizes().back()));
+          const Tensor rstd = rsqrt(mean_square + attrs.floats[0]);
+          out[0] = (x * rstd * widened(in[1])).to(in[0].dtype());
+          out[1] = rstd;
+        },
+    .grad =
+        [](const GradContext& g) {
+          Tensor grads[2];
+          if (g.grad_out(0).defined()) call(kRMSNormGrad, {g.grad_out(0), g.input(0), g.input(1), g.output(1)}, {}, grads);
+          if (g.grad_out(1).defined() && g.needs(0)) {
+            const Tensor& rstd = g.output(1);
+            const Tensor slope = g.grad_out(1) * (rstd * rstd * rstd) * (-1.0 / static_cast<double>(g.input_sizes(0).back()));
+            grads[0] = plus(grads[0], (widened(g.input(0)) * slope).to(g.input_dtype(0)));
+          }
+          for (int i = 0; i < 2; ++i)
+            if (g.needs(i)) g.set(i, grads[i]);
+        },
+};
+
+// Inputs grad, x, weight, rstd; outputs dx, dweight.
+constexpr OpDef kRMSNormGrad = {
+    .name = "rms_norm_grad",
+    .kind = OpKind::kOpaque,
+    .n_outputs = 2,
+    .infer =
+        [](InferContext& c) {
+          c.output(0, c.dtype(1), c.sizes(1));
+          c.output(1, c.dtype(2), c.sizes(2));
+        },
+    .kernel = {&cpu::rms_norm_grad_kernel},
+    .decompose =
+        [](std::span<const Tensor> in, const Attrs&, std::span<Tensor> out) {
+          const Tensor g = widened(in[0]), x = widened(in[1]), w = widened(in[2]);
+          const Tensor& rstd = in[3];
+          const double inverse = 1.0 / static_cast<double>(x.sizes().back());
+          const Tensor hat = x * rstd, gw = g * w;
+          const Tensor mean_gx = sum(gw * hat, {-1}, true) * inverse;
+          out[0] = ((gw - hat * mean_gx) * rstd).to(in[1].dtype());
+          out[1] = sum_leading(g * hat).to(in[2].dtype());
         },
 };
 
@@ -158,7 +231,24 @@ Tensor layer_norm(TensorArg x, TensorArg weight, TensorArg bias, double eps) {
   call(kLayerNorm, {x, weight, bias}, {.floats = {eps}}, outputs);
   return outputs[0];
 }
-Tensor softmax(TensorArg x) { return call(kSoftmax, {x}); }
-Tensor log_softmax(TensorArg x) { return call(kLogSoftmax, {x}); }
+Tensor rms_norm(TensorArg x, TensorArg weight, double eps) {
+  Tensor outputs[2];
+  call(kRMSNorm, {x, weight}, {.floats = {eps}}, outputs);
+  return outputs[0];
+}
+
+namespace {
+
+// The rows of `op` run along `dim`.
+Tensor along(const OpDef& op, TensorArg x, int64_t dim) {
+  if (!x.tensor.defined() || dim == -1 || dim + 1 == x.tensor.rank()) return call(op, {x});
+  const Tensor rows = transpose(x, dim, -1);
+  return transpose(call(op, {{rows, x.where}}), dim, -1);
+}
+
+}  // namespace
+
+Tensor softmax(TensorArg x, int64_t dim) { return along(kSoftmax, x, dim); }
+Tensor log_softmax(TensorArg x, int64_t dim) { return along(kLogSoftmax, x, dim); }
 
 }  // namespace rondo::ops

@@ -53,21 +53,37 @@ constexpr OpDef kSum = {
     .lower = [](LoopBuilder& b) { b.output(0, b.reduce(LoopOp::kReduceSum, b.input(0))); },
 };
 
+namespace {
+
+// Equal maxima (minima) share the gradient evenly.
+void extremum_grad(const GradContext& g) {
+  const Dims kept = kept_sizes(g.input_sizes(0), g.integer(0));
+  const Tensor hit = cast(equal(g.input(0), reshape(g.output(0), kept)), g.input_dtype(0));
+  const Tensor count = call(kSum, {hit}, {.ints = {g.integer(0), 1}});
+  g.set(0, hit * (reshape(g.grad_out(), kept) / count));
+}
+
+}  // namespace
+
 constexpr OpDef kMax = {
     .name = "max",
     .kind = OpKind::kReduction,
     .saved = {.inputs = kFirst, .outputs = kFirst},
     .infer = &reduction_infer,
     .kernel = {&cpu::max_kernel},
-    // Equal maxima share the gradient evenly.
-    .grad =
-        [](const GradContext& g) {
-          const Dims kept = kept_sizes(g.input_sizes(0), g.integer(0));
-          const Tensor hit = cast(equal(g.input(0), reshape(g.output(0), kept)), g.input_dtype(0));
-          const Tensor count = call(kSum, {hit}, {.ints = {g.integer(0), 1}});
-          g.set(0, hit * (reshape(g.grad_out(), kept) / count));
-        },
+    .grad = &extremum_grad,
     .lower = [](LoopBuilder& b) { b.output(0, b.reduce(LoopOp::kReduceMax, b.input(0))); },
+};
+
+// As max of -x, negated.
+constexpr OpDef kMin = {
+    .name = "min",
+    .kind = OpKind::kReduction,
+    .saved = {.inputs = kFirst, .outputs = kFirst},
+    .infer = &reduction_infer,
+    .kernel = {&cpu::min_kernel},
+    .grad = &extremum_grad,
+    .lower = [](LoopBuilder& b) { b.output(0, -b.reduce(LoopOp::kReduceMax, -b.input(0))); },
 };
 
 Tensor sum(TensorArg x, const Dims& dims, bool keepdim) {
@@ -89,6 +105,12 @@ Tensor max(TensorArg x, const Dims& dims, bool keepdim) {
     if ((attrs.ints[0] >> i & 1) != 0 && x.tensor.sizes()[i] == 0)
       throw_op_error("max", "of no elements is undefined; the shape is " + to_string(x.tensor.sizes()), x.where);
   return call(kMax, {x}, attrs);
+}
+
+Tensor min(TensorArg x, const Dims& dims, bool keepdim) {
+  const Attrs attrs = reduction_attrs("min", x, dims, keepdim);
+  if (x.tensor.numel() == 0) throw_op_error("min", "of an empty tensor is undefined", x.where);
+  return call(kMin, {x}, attrs);
 }
 
 Tensor sum_to(TensorArg x, const Dims& sizes) {

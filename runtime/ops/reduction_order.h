@@ -6,6 +6,9 @@
 //   Lanes start at the identity (0, or -inf for max).
 // Note [Column order]. A reduction over the rows splits them into chunks of column_chunk_rows(rows); in each chunk rows
 //   are added in order onto 0; the chunks' partial sums are then added in order onto the first.
+// Note [Full order]. A reduction over every dimension (not keeping them) splits the elements, in row-major order, into
+//   chunks of kFullChunk; each is reduced in row order, and so are then the chunks' results. Such a reduction has one
+//   row, so it is never fused; with kept dimensions it is a row reduction of a normalisation and follows row order.
 // Accumulators are f32 for f32, bf16 and f16, and f64 for f64.
 #pragma once
 
@@ -15,6 +18,13 @@
 namespace rondo {
 
 inline constexpr int kLanes = 16;
+
+inline constexpr int64_t kFullChunk = 1 << 12;
+
+// True for a reduction that follows Note [Full order]: `mask` has a bit for each reduced dimension.
+constexpr bool is_full_reduction(int64_t mask, bool keepdim, int rank) {
+  return !keepdim && rank > 0 && mask == (int64_t{1} << rank) - 1;
+}
 
 constexpr int64_t column_chunk_rows(int64_t rows) { return std::max<int64_t>(16, (rows + 63) / 64); }
 

@@ -12,12 +12,16 @@ constexpr const OpDef* kTable[] = {
     &kAdd, &kSub, &kMul, &kDiv, &kAddScalar, &kMulScalar, &kRsubScalar, &kRdivScalar, &kNeg, &kExp, &kLog, &kSqrt, &kRsqrt,
     &kEqual, &kNotEqual, &kLess, &kLessEqual, &kWhere, &kTanh, &kErf, &kSigmoid, &kRelu, &kReluGrad, &kGeluTanh, &kGeluTanhGrad, &kGeluErf, &kGeluErfGrad, &kCast, &kCopy,
     &kFill,
+    &kMaximum, &kMinimum, &kAbs, &kSign, &kSin, &kCos, &kLog1p, &kExpm1, &kPowScalar, &kPowScalarGrad,
+    &kSilu, &kSiluGrad, &kSoftplus, &kLeakyRelu, &kLeakyReluGrad, &kClamp, &kClampGrad,
     &kView, &kPermute, &kExpand, &kSlice, &kSliceGrad, &kSelect, &kSplit, &kCat,
-    &kSum, &kMax,
+    &kSum, &kMax, &kMin,
     &kMatmul, &kLinear,
-    &kLayerNorm, &kLayerNormGrad, &kSoftmax, &kSoftmaxGrad, &kLogSoftmax, &kLogSoftmaxGrad,
+    &kLayerNorm, &kLayerNormGrad, &kRMSNorm, &kRMSNormGrad, &kSoftmax, &kSoftmaxGrad, &kLogSoftmax, &kLogSoftmaxGrad,
     &kAttention, &kAttentionGrad,
     &kEmbedding, &kEmbeddingGrad, &kCrossEntropy, &kCrossEntropyGrad,
+    &kGather, &kScatter, &kScatterSum, &kCumsum, &kArgmax, &kArgsort, &kTopk,
+    &kRotary,
     &kDropout,
 };
 

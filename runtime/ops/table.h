@@ -8,18 +8,27 @@ namespace rondo::ops {
 // elementwise.cc
 extern const OpDef kAdd, kSub, kMul, kDiv, kAddScalar, kMulScalar, kRsubScalar, kRdivScalar, kNeg, kExp, kLog, kSqrt, kRsqrt,
     kEqual, kNotEqual, kLess, kLessEqual, kWhere, kTanh, kErf, kSigmoid, kRelu, kReluGrad, kGeluTanh, kGeluTanhGrad, kGeluErf, kGeluErfGrad, kCast, kCopy, kFill;
+// math.cc
+extern const OpDef kMaximum, kMinimum, kAbs, kSign, kSin, kCos, kLog1p, kExpm1, kPowScalar, kPowScalarGrad;
+// activation.cc
+extern const OpDef kSilu, kSiluGrad, kSoftplus, kLeakyRelu, kLeakyReluGrad, kClamp, kClampGrad;
 // view.cc
 extern const OpDef kView, kPermute, kExpand, kSlice, kSliceGrad, kSelect, kSplit, kCat;
 // reduction.cc
-extern const OpDef kSum, kMax;
+extern const OpDef kSum, kMax, kMin;
 // matmul.cc
 extern const OpDef kMatmul, kLinear;
 // norm.cc
-extern const OpDef kLayerNorm, kLayerNormGrad, kSoftmax, kSoftmaxGrad, kLogSoftmax, kLogSoftmaxGrad;
+extern const OpDef kLayerNorm, kLayerNormGrad, kRMSNorm, kRMSNormGrad, kSoftmax, kSoftmaxGrad, kLogSoftmax,
+    kLogSoftmaxGrad;
 // attention.cc
 extern const OpDef kAttention, kAttentionGrad;
 // embedding.cc, loss.cc
 extern const OpDef kEmbedding, kEmbeddingGrad, kCrossEntropy, kCrossEntropyGrad;
+// indexing.cc
+extern const OpDef kGather, kScatter, kScatterSum, kCumsum, kArgmax, kArgsort, kTopk;
+// rotary.cc
+extern const OpDef kRotary;
 // dropout.cc
 extern const OpDef kDropout;
 

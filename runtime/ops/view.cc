@@ -377,4 +377,33 @@ Tensor cat(std::span<const Tensor> parts, int64_t dim, std::source_location wher
   }
 }
 
+Tensor stack(std::span<const Tensor> parts, int64_t dim, std::source_location where) {
+  if (parts.empty()) throw_op_error("stack", "needs at least one tensor", where);
+  const int d = dim_of("stack", dim, parts[0].rank() + 1, where);
+  std::vector<Tensor> raised;
+  for (const Tensor& part : parts) {
+    if (!(part.sizes() == parts[0].sizes()))
+      throw_op_error("stack", absl::StrCat("needs tensors of one shape, got ", to_string(parts[0].sizes()), " and ",
+                                           to_string(part.sizes())), where);
+    raised.push_back(unsqueeze({part, where}, d));
+  }
+  return cat(raised, d, where);
+}
+
+namespace {
+
+// Column minus row of each element of a matrix, against `diagonal`.
+Tensor triangle(const char* op, TensorArg x, int64_t diagonal, bool lower) {
+  const int rank = x.tensor.rank();
+  if (rank < 2) throw_op_error(op, "needs a matrix, got " + to_string(x.tensor.sizes()), x.where);
+  const Tensor rows = unsqueeze(Tensor::arange(x.tensor.size(-2)), 1) + static_cast<double>(diagonal);
+  const Tensor cols = unsqueeze(Tensor::arange(x.tensor.size(-1)), 0);
+  return where(lower ? less_equal(cols, rows) : less_equal(rows, cols), x, 0.0);
+}
+
+}  // namespace
+
+Tensor tril(TensorArg x, int64_t diagonal) { return triangle("tril", x, diagonal, true); }
+Tensor triu(TensorArg x, int64_t diagonal) { return triangle("triu", x, diagonal, false); }
+
 }  // namespace rondo::ops

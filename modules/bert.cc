@@ -1,0 +1,87 @@
+#include "rondo/modules/bert.h"
+
+#include "absl/strings/str_cat.h"
+#include "rondo/modules/init.h"
+
+namespace rondo::nn {
+
+BertEmbeddings::BertEmbeddings(const BertConfig& config)
+    : word_embeddings(child("word_embeddings", config.vocab_size, config.n_embd)),
+      position_embeddings(child("position_embeddings", config.block_size, config.n_embd)),
+      token_type_embeddings(child("token_type_embeddings", config.n_segment, config.n_embd)),
+      layer_norm(child("LayerNorm", config.n_embd, LayerNormOptions{.eps = config.norm_eps})),
+      dropout(child("dropout", config.dropout)) {}
+Tensor BertEmbeddings::forward(const Tensor& idx, const Tensor& segments) {
+  const Tensor x = word_embeddings(idx) + position_embeddings(Tensor::arange(idx.size(1)));
+  return dropout(layer_norm(x + token_type_embeddings(segments)));
+}
+
+BertSelfAttention::BertSelfAttention(const BertConfig& config)
+    : n_head(config.n_head),
+      query(child("query", config.n_embd, config.n_embd)),
+      key(child("key", config.n_embd, config.n_embd)),
+      value(child("value", config.n_embd, config.n_embd)) {
+  if (n_head <= 0 || config.n_embd % n_head != 0)
+    throw Error(absl::StrCat("Bert: n_head must divide n_embd, got ", n_head, " and ", config.n_embd));
+}
+Tensor BertSelfAttention::forward(const Tensor& x, const Tensor& mask) {
+  const int64_t B = x.size(0), T = x.size(1), C = x.size(2);
+  const auto heads = [&](const Tensor& t) { return t.view({B, T, n_head, C / n_head}).transpose(1, 2); };  // (B, H, T, D)
+  const Tensor y = ops::scaled_dot_product_attention(heads(query(x)), heads(key(x)), heads(value(x)), mask);
+  return y.transpose(1, 2).reshape({B, T, C});
+}
+
+BertOutput::BertOutput(int64_t n_in, const BertConfig& config)
+    : dense(child("dense", n_in, config.n_embd)),
+      layer_norm(child("LayerNorm", config.n_embd, LayerNormOptions{.eps = config.norm_eps})),
+      dropout(child("dropout", config.dropout)) {}
+Tensor BertOutput::forward(const Tensor& x, const Tensor& residual) { return layer_norm(residual + dropout(dense(x))); }
+
+BertAttention::BertAttention(const BertConfig& config)
+    : self(child("self", config)), output(child("output", config.n_embd, config)) {}
+
+BertDense::BertDense(int64_t n_in, int64_t n_out) : dense(child("dense", n_in, n_out)) {}
+
+BertLayer::BertLayer(const BertConfig& config)
+    : attention(child("attention", config)),
+      intermediate(child("intermediate", config.n_embd, config.n_hidden)),
+      output(child("output", config.n_hidden, config)) {}
+Tensor BertLayer::forward(const Tensor& x, const Tensor& mask) {
+  const Tensor y = attention(x, mask);
+  return output(ops::gelu(intermediate(y), ops::GeluKind::kErf), y);
+}
+
+BertEncoder::BertEncoder(const BertConfig& config) : layer(child("layer", config.n_layer, config)) {}
+Tensor BertEncoder::forward(const Tensor& x_, const Tensor& mask) {
+  Tensor x = x_;
+  for (BertLayer& block : layer) x = block(x, mask);
+  return x;
+}
+
+Bert::Bert(BertConfig config, uint64_t seed, const SkipInit&) : config(config) { init_normal(*this, seed); }
+
+Tensor Bert::features(const Tensor& idx, const Tensor& mask, const Tensor& segments) {
+  const auto fail = [&](std::string_view what, const Tensor& t) {
+    throw_op_error("Bert", absl::StrCat(std::string(what), ", got ", std::string(name_of(t.dtype())), to_string(t.sizes())),
+                   std::source_location::current());
+  };
+  if (idx.rank() != 2 || idx.dtype() != kI64 || idx.size(1) == 0) fail("idx must be i64 (B, T) with T > 0", idx);
+  if (idx.size(1) > config.block_size) fail(absl::StrCat("T must be at most block_size = ", config.block_size), idx);
+  if (mask.defined() && (mask.dtype() != kBool || !(mask.sizes() == idx.sizes()))) fail("mask must be bool (B, T)", mask);
+  const Tensor kinds = segments.defined() ? segments : Tensor::zeros(idx.sizes(), {kI64});
+  if (!(kinds.sizes() == idx.sizes())) fail("segments must be i64 (B, T)", kinds);
+  const Tensor allowed = mask.defined() ? mask.view({idx.size(0), 1, 1, idx.size(1)}) : Tensor();
+  return encoder(embeddings(idx, kinds), allowed);
+}
+
+Tensor Bert::forward(const Tensor& idx, const Tensor& mask, const Tensor& segments) {
+  const Tensor first = features(idx, mask, segments).select(1, 0);  // (B, C)
+  return classifier(ops::tanh(pooler(first)));
+}
+
+Tensor Bert::loss(const Tensor& idx, const Tensor& mask, const Tensor& segments, const Tensor& targets,
+                  std::source_location where) {
+  return ops::cross_entropy({(*this)({idx, where}, mask, segments), where}, targets);
+}
+
+}  // namespace rondo::nn

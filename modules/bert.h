@@ -1,0 +1,104 @@
+// BERT (Devlin et al., "BERT: pre-training of deep bidirectional transformers", 2019) with a classifier on its pooler.
+//
+//   nn::Bert model({.vocab_size = 30522, .n_layer = 2, .n_class = 3}, /*seed=*/1337);
+//   model.loss(idx, mask, segments, targets).backward();
+//
+// Parameter names are those of published checkpoints without their "bert.".
+#pragma once
+
+#include "rondo/modules/layers.h"
+
+namespace rondo::nn {
+
+// The defaults are BERT base.
+struct BertConfig {
+  int64_t vocab_size = 30522;
+  int64_t block_size = 512;
+  int64_t n_segment = 2;
+  int64_t n_layer = 12;
+  int64_t n_head = 12;
+  int64_t n_embd = 768;
+  int64_t n_hidden = 3072;
+  int64_t n_class = 2;
+  double dropout = 0;  // of the embeddings and of what each half of a layer adds
+  double norm_eps = 1e-12;
+};
+
+// The sum of word, position and segment embeddings, normalised.
+struct BertEmbeddings : Module<BertEmbeddings> {
+  explicit BertEmbeddings(const BertConfig& config);
+  Embedding word_embeddings;
+  Embedding position_embeddings;
+  Embedding token_type_embeddings;
+  LayerNorm layer_norm;  // "LayerNorm"
+  Dropout dropout;
+  Tensor forward(const Tensor& idx, const Tensor& segments);  // i64 (B, T) each -> (B, T, C)
+};
+
+struct BertSelfAttention : Module<BertSelfAttention> {
+  explicit BertSelfAttention(const BertConfig& config);
+  int64_t n_head;
+  Linear query;
+  Linear key;
+  Linear value;
+  Tensor forward(const Tensor& x, const Tensor& mask);  // (B, T, C), (B, 1, 1, T) -> (B, T, C)
+};
+
+// Post-norm: LayerNorm(residual + dropout(dense(x))).
+struct BertOutput : Module<BertOutput> {
+  BertOutput(int64_t n_in, const BertConfig& config);
+  Linear dense;
+  LayerNorm layer_norm;  // "LayerNorm"
+  Dropout dropout;
+  Tensor forward(const Tensor& x, const Tensor& residual);
+};
+
+struct BertAttention : Module<BertAttention> {
+  explicit BertAttention(const BertConfig& config);
+  BertSelfAttention self;
+  BertOutput output;
+  Tensor forward(const Tensor& x, const Tensor& mask) { return output(self(x, mask), x); }
+};
+
+// A linear layer under one more name.
+struct BertDense : Module<BertDense> {
+  BertDense(int64_t n_in, int64_t n_out);
+  Linear dense;
+  Tensor forward(const Tensor& x) { return dense(x); }
+};
+
+struct BertLayer : Module<BertLayer> {
+  explicit BertLayer(const BertConfig& config);
+  BertAttention attention;
+  BertDense intermediate;
+  BertOutput output;
+  Tensor forward(const Tensor& x, const Tensor& mask);  // (B, T, C), (B, 1, 1, T) or undefined -> (B, T, C)
+};
+
+struct BertEncoder : Module<BertEncoder> {
+  explicit BertEncoder(const BertConfig& config);
+  ModuleList<BertLayer> layer;
+  Tensor forward(const Tensor& x, const Tensor& mask);
+};
+
+struct Bert : Module<Bert> {
+  // Weights start N(0, 0.02), biases 0, gains 1; the same for the same seed on any machine.
+  explicit Bert(BertConfig config, uint64_t seed = 0, const SkipInit& skip = SkipInit());
+
+  BertConfig config;
+  BertEmbeddings embeddings = child("embeddings", config);
+  BertEncoder encoder = child("encoder", config);
+  BertDense pooler = child("pooler", config.n_embd, config.n_embd);
+  Linear classifier = child("classifier", config.n_embd, config.n_class);
+
+  // idx i64 (B, T); mask bool (B, T), true = a real token, undefined = all; segments i64 (B, T), undefined = 0
+  // -> logits (B, n_class).
+  Tensor forward(const Tensor& idx, const Tensor& mask = {}, const Tensor& segments = {});
+  // Every position's features: (B, T, C).
+  Tensor features(const Tensor& idx, const Tensor& mask = {}, const Tensor& segments = {});
+  // Mean cross-entropy in nats of targets i64 (B).
+  Tensor loss(const Tensor& idx, const Tensor& mask, const Tensor& segments, const Tensor& targets,
+              std::source_location where = std::source_location::current());
+};
+
+}  // namespace rondo::nn

@@ -1,0 +1,91 @@
+#include "rondo/modules/vit.h"
+
+#include "absl/strings/str_cat.h"
+#include "rondo/modules/init.h"
+
+namespace rondo::nn {
+
+PatchConv2d::PatchConv2d(int64_t in_channels, int64_t out_channels, int64_t patch_size)
+    : patch_size(patch_size),
+      weight(parameter("weight", Tensor::zeros({out_channels, in_channels, patch_size, patch_size}))),
+      bias(parameter("bias", Tensor::zeros({out_channels}))) {}
+Tensor PatchConv2d::forward(const Tensor& images) {
+  return ops::conv2d(images, weight, bias, {.stride = {patch_size, patch_size}});
+}
+
+PatchEmbed::PatchEmbed(const ViTConfig& config)
+    : proj(child("proj", config.n_channel, config.n_embd, config.patch_size)) {}
+Tensor PatchEmbed::forward(const Tensor& images) { return proj(images).flatten(2).transpose(1, 2); }
+
+ViTAttention::ViTAttention(const ViTConfig& config)
+    : n_head(config.n_head),
+      qkv(child("qkv", config.n_embd, 3 * config.n_embd)),
+      proj(child("proj", config.n_embd, config.n_embd)),
+      proj_drop(child("proj_drop", config.dropout)) {
+  if (n_head <= 0 || config.n_embd % n_head != 0)
+    throw Error(absl::StrCat("ViT: n_head must divide n_embd, got ", n_head, " and ", config.n_embd));
+}
+Tensor ViTAttention::forward(const Tensor& x) {
+  const int64_t B = x.size(0), T = x.size(1), C = x.size(2);
+  std::vector<Tensor> parts = ops::split(qkv(x), C, -1);                                        // 3 x (B, T, C)
+  for (Tensor& part : parts) part = part.view({B, T, n_head, C / n_head}).transpose(1, 2);      // 3 x (B, H, T, D)
+  const Tensor y = ops::scaled_dot_product_attention(parts[0], parts[1], parts[2]);
+  return proj_drop(proj(y.transpose(1, 2).reshape({B, T, C})));
+}
+
+ViTMLP::ViTMLP(const ViTConfig& config)
+    : fc1(child("fc1", config.n_embd, 4 * config.n_embd)),
+      fc2(child("fc2", 4 * config.n_embd, config.n_embd)),
+      drop(child("drop", config.dropout)) {}
+
+ViTBlock::ViTBlock(const ViTConfig& config)
+    : norm1(child("norm1", config.n_embd, LayerNormOptions{.eps = config.norm_eps})),
+      attn(child("attn", config)),
+      norm2(child("norm2", config.n_embd, LayerNormOptions{.eps = config.norm_eps})),
+      mlp(child("mlp", config)) {}
+Tensor ViTBlock::forward(const Tensor& x_) {
+  const Tensor x = x_ + attn(norm1(x_));
+  return x + mlp(norm2(x));
+}
+
+namespace {
+
+int64_t count_patches(const ViTConfig& config) {
+  if (config.patch_size <= 0 || config.image_size <= 0 || config.image_size % config.patch_size != 0)
+    throw Error(absl::StrCat("ViT: patch_size must divide image_size, got ", config.patch_size, " and ", config.image_size));
+  const int64_t side = config.image_size / config.patch_size;
+  return side * side;
+}
+
+}  // namespace
+
+ViT::ViT(ViTConfig config, uint64_t seed, const SkipInit&)
+    : config(config),
+      cls_token(parameter("cls_token", Tensor::zeros({1, 1, config.n_embd}))),
+      pos_embed(parameter("pos_embed", Tensor::zeros({1, count_patches(config) + 1, config.n_embd}))),
+      patch_embed(child("patch_embed", config)),
+      pos_drop(child("pos_drop", config.dropout)),
+      blocks(child("blocks", config.n_layer, config)),
+      norm(child("norm", config.n_embd, LayerNormOptions{.eps = config.norm_eps})),
+      head(child("head", config.n_embd, config.n_class)) {
+  init_normal(*this, seed);
+}
+
+Tensor ViT::features(const Tensor& images) {
+  const Dims& s = images.sizes();
+  if (s.rank() != 4 || s[1] != config.n_channel || s[2] != config.image_size || s[3] != config.image_size)
+    throw_op_error("ViT", absl::StrCat("images must be (B, ", config.n_channel, ", ", config.image_size, ", ",
+                                       config.image_size, "), got ", to_string(s)), std::source_location::current());
+  const Tensor parts[] = {cls_token.expand({s[0], 1, config.n_embd}), patch_embed(images)};
+  Tensor x = pos_drop(ops::cat(parts, 1) + pos_embed);  // (B, patches + 1, C)
+  for (ViTBlock& block : blocks) x = block(x);
+  return norm(x);
+}
+
+Tensor ViT::forward(const Tensor& images) { return head(features(images).select(1, 0)); }
+
+Tensor ViT::loss(const Tensor& images, const Tensor& targets, std::source_location where) {
+  return ops::cross_entropy({(*this)({images, where}), where}, targets);
+}
+
+}  // namespace rondo::nn

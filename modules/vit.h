@@ -1,0 +1,89 @@
+// Vision transformer (Dosovitskiy et al., "An image is worth 16x16 words", 2020): an image classifier.
+//
+//   nn::ViT model({.image_size = 32, .patch_size = 4, .n_layer = 6, .n_head = 6, .n_embd = 192, .n_class = 10}, /*seed=*/1);
+//   model.loss(images, targets).backward();
+//
+// Parameter names are those of timm's checkpoints.
+#pragma once
+
+#include "rondo/modules/layers.h"
+
+namespace rondo::nn {
+
+// The defaults are ViT-B/16.
+struct ViTConfig {
+  int64_t image_size = 224;
+  int64_t patch_size = 16;
+  int64_t n_channel = 3;
+  int64_t n_layer = 12;
+  int64_t n_head = 12;
+  int64_t n_embd = 768;
+  int64_t n_class = 1000;
+  double dropout = 0;  // of the embeddings and of what each half of a block adds
+  double norm_eps = 1e-6;
+};
+
+// A convolution over patches that do not overlap. weight (out, in, patch, patch), bias (out).
+struct PatchConv2d : Module<PatchConv2d> {
+  PatchConv2d(int64_t in_channels, int64_t out_channels, int64_t patch_size);
+  int64_t patch_size;
+  Tensor& weight;
+  Tensor& bias;
+  Tensor forward(const Tensor& images);  // (B, in, H, W) -> (B, out, H / patch, W / patch)
+};
+
+struct PatchEmbed : Module<PatchEmbed> {
+  explicit PatchEmbed(const ViTConfig& config);
+  PatchConv2d proj;
+  Tensor forward(const Tensor& images);  // (B, channels, H, W) -> (B, patches, C), patches row by row
+};
+
+struct ViTAttention : Module<ViTAttention> {
+  explicit ViTAttention(const ViTConfig& config);
+  int64_t n_head;
+  Linear qkv;
+  Linear proj;
+  Dropout proj_drop;
+  Tensor forward(const Tensor& x);  // (B, T, C) -> (B, T, C)
+};
+
+struct ViTMLP : Module<ViTMLP> {
+  explicit ViTMLP(const ViTConfig& config);
+  Linear fc1;
+  Linear fc2;
+  Dropout drop;
+  Tensor forward(const Tensor& x) { return drop(fc2(ops::gelu(fc1(x), ops::GeluKind::kErf))); }
+};
+
+struct ViTBlock : Module<ViTBlock> {
+  explicit ViTBlock(const ViTConfig& config);
+  LayerNorm norm1;
+  ViTAttention attn;
+  LayerNorm norm2;
+  ViTMLP mlp;
+  Tensor forward(const Tensor& x);  // (B, T, C) -> (B, T, C)
+};
+
+struct ViT : Module<ViT> {
+  // Weights start N(0, 0.02), biases 0, gains 1; the same for the same seed on any machine.
+  explicit ViT(ViTConfig config, uint64_t seed = 0, const SkipInit& skip = SkipInit());
+
+  ViTConfig config;
+  Tensor& cls_token;  // (1, 1, C)
+  Tensor& pos_embed;  // (1, patches + 1, C)
+  PatchEmbed patch_embed;
+  Dropout pos_drop;
+  ModuleList<ViTBlock> blocks;
+  LayerNorm norm;
+  Linear head;
+
+  // images (B, channels, image_size, image_size) -> logits (B, n_class).
+  Tensor forward(const Tensor& images);
+  // Every token's features, the class token first: (B, patches + 1, C).
+  Tensor features(const Tensor& images);
+  // Mean cross-entropy in nats of targets i64 (B).
+  Tensor loss(const Tensor& images, const Tensor& targets,
+              std::source_location where = std::source_location::current());
+};
+
+}  // namespace rondo::nn

@@ -1,0 +1,237 @@
+// Elements picked by index, and orders: gather, scatter, sort, top-k, argmax, running sums. `dim` is ints[0] unless noted.
+#include "absl/strings/str_cat.h"
+#include "rondo/runtime/cpu/gather.h"
+#include "rondo/runtime/cpu/sort.h"
+#include "rondo/runtime/ops/elementwise_def.h"
+#include "rondo/runtime/ops/ops.h"
+#include "rondo/runtime/ops/table.h"
+
+namespace rondo::ops {
+namespace {
+
+// A scalar counts as one dimension of size 1.
+int dim_of(const char* op, const Tensor& x, int64_t dim, std::source_location where) {
+  if (!x.defined()) throw_op_error(op, "operand 0 is an undefined tensor", where);
+  const int span = std::max(x.rank(), 1);
+  if (dim < -span || dim >= span)
+    throw_op_error(op, absl::StrCat("dimension ", dim, " is out of range for ", to_string(x.sizes())), where);
+  return static_cast<int>(dim < 0 ? dim + span : dim);
+}
+
+// `index` (input i) picks from `sizes` along `dim`: the same rank, and no larger in any other dimension.
+void require_index(InferContext& c, int i, const Dims& sizes, int dim) {
+  if (c.dtype(i) != kI64) c.fail("index must be i64");
+  const Dims& index = c.sizes(i);
+  if (index.rank() != sizes.rank()) c.fail("index must have as many dimensions as the tensor");
+  for (int d = 0; d < index.rank(); ++d)
+    if (d != dim && index[d] > sizes[d]) c.fail(absl::StrCat("index is larger than the tensor in dimension ", d));
+}
+
+Attrs scatter_sum_attrs(int64_t dim, const Dims& sizes) {
+  Attrs attrs{.ints = {dim}};
+  for (int64_t d : sizes) attrs.ints.push_back(d);
+  return attrs;
+}
+
+}  // namespace
+
+// ---- Gather and scatter
+
+// Inputs values, index (of one shape): zeros with values[i] added at index[i]. ints: {dim, sizes of the result...}
+constexpr OpDef kScatterSum = {
+    .name = "scatter_sum",
+    .kind = OpKind::kOpaque,
+    .saved = {.inputs = kSecond},
+    .infer =
+        [](InferContext& c) {
+          Dims sizes;
+          for (size_t i = 1; i < c.attrs().ints.size(); ++i) sizes.push_back(c.attrs().ints[i]);
+          require_index(c, 1, sizes, static_cast<int>(c.integer(0)));
+          if (!(c.sizes(0) == c.sizes(1))) c.fail("values and index must have the same shape");
+          c.output(0, c.dtype(0), sizes);
+        },
+    .kernel = {&cpu::scatter_sum_kernel},
+    .grad = [](const GradContext& g) { g.set(0, gather(g.grad_out(), g.integer(0), g.input(1))); },
+};
+
+// Inputs x, index.
+constexpr OpDef kGather = {
+    .name = "gather",
+    .kind = OpKind::kOpaque,
+    .saved = {.inputs = kSecond},
+    .infer =
+        [](InferContext& c) {
+          require_index(c, 1, c.sizes(0), static_cast<int>(c.integer(0)));
+          c.output(0, c.dtype(0), c.sizes(1));
+        },
+    .kernel = {&cpu::gather_kernel},
+    .grad =
+        [](const GradContext& g) {
+          g.set(0, call(kScatterSum, {g.grad_out(), g.input(1)}, scatter_sum_attrs(g.integer(0), g.input_sizes(0))));
+        },
+};
+
+// Inputs x, index, source (index's shape, or a scalar): x with source[i] written at index[i], the last one winning.
+constexpr OpDef kScatter = {
+    .name = "scatter",
+    .kind = OpKind::kOpaque,
+    .saved = {.inputs = kSecond},
+    .infer =
+        [](InferContext& c) {
+          require_index(c, 1, c.sizes(0), static_cast<int>(c.integer(0)));
+          c.require_same_dtype(0, 2);
+          if (!c.sizes(2).empty() && !(c.sizes(2) == c.sizes(1))) c.fail("source must have index's shape, or be a scalar");
+          c.output(0, c.dtype(0), c.sizes(0));
+        },
+    .kernel = {&cpu::scatter_kernel},
+    .grad =
+        [](const GradContext& g) {
+          const int64_t dim = g.integer(0);
+          const Tensor& index = g.input(1);
+          if (g.needs(0)) g.set(0, scatter(g.grad_out(), dim, index, 0.0));
+          if (!g.needs(2)) return;
+          // Only what was written last is in the result.
+          const Tensor number = reshape(Tensor::arange(index.numel()), index.sizes());
+          const Tensor winner = gather(scatter(Tensor::zeros(g.input_sizes(0), {kI64}), dim, index, number), dim, index);
+          g.set_reduced(2, where(equal(winner, number), gather(g.grad_out(), dim, index), 0.0));
+        },
+};
+
+// ints: {dim, reverse}
+constexpr OpDef kCumsum = {
+    .name = "cumsum",
+    .kind = OpKind::kOpaque,
+    .amp = AmpPolicy::kFloat32,
+    .infer =
+        [](InferContext& c) {
+          if (c.dtype(0) == kBool) c.fail("arithmetic on bool; cast to a number first");
+          c.output(0, c.dtype(0), c.sizes(0));
+        },
+    .kernel = {&cpu::cumsum_kernel},
+    .grad =
+        [](const GradContext& g) { g.set(0, call(kCumsum, {g.grad_out()}, {.ints = {g.integer(0), !g.integer(1)}})); },
+};
+
+Tensor gather(TensorArg x, int64_t dim, TensorArg index) {
+  return call(kGather, {x, index}, {.ints = {dim_of("gather", x.tensor, dim, x.where)}});
+}
+Tensor scatter(TensorArg x, int64_t dim, TensorArg index, TensorArg source) {
+  return call(kScatter, {x, index, source}, {.ints = {dim_of("scatter", x.tensor, dim, x.where)}});
+}
+Tensor scatter(TensorArg x, int64_t dim, TensorArg index, double value) {
+  const int d = dim_of("scatter", x.tensor, dim, x.where);
+  const Tensor source = Tensor::full({}, value, {x.tensor.dtype(), x.tensor.device()});
+  return call(kScatter, {x, index, {source, x.where}}, {.ints = {d}});
+}
+Tensor scatter_add(TensorArg x, int64_t dim, TensorArg index, TensorArg source) {
+  const int d = dim_of("scatter_add", x.tensor, dim, x.where);
+  const Tensor sums = call(kScatterSum, {source, index}, scatter_sum_attrs(d, x.tensor.sizes()));
+  if (sums.dtype() != x.tensor.dtype()) throw_op_error("scatter_add", "x and source must have the same dtype", x.where);
+  return add(x, {sums, x.where});
+}
+Tensor index_select(TensorArg x, int64_t dim, TensorArg index) {
+  const int d = dim_of("index_select", x.tensor, dim, x.where);
+  if (!index.tensor.defined() || index.tensor.dtype() != kI64 || index.tensor.rank() != 1)
+    throw_op_error("index_select", "index must be i64 of shape (N)", x.where);
+  if (x.tensor.rank() == 0) throw_op_error("index_select", "a scalar has no dimension to select from", x.where);
+  // Rows of a table (size along dim, everything else).
+  const Tensor front = transpose(x, 0, d);
+  Dims sizes = front.sizes();
+  const int64_t rows = sizes[0];
+  sizes[0] = 1;
+  const int64_t cols = sizes.numel();
+  sizes[0] = index.tensor.sizes()[0];
+  const Tensor picked = embedding({reshape({front, x.where}, {rows, cols}), x.where}, index);
+  return transpose(reshape(picked, sizes), 0, d);
+}
+Tensor cumsum(TensorArg x, int64_t dim) {
+  return call(kCumsum, {x}, {.ints = {dim_of("cumsum", x.tensor, dim, x.where), 0}});
+}
+
+// ---- Orders. These give indices; values follow from gather, which carries the gradient.
+
+namespace {
+
+void require_comparable(InferContext& c) {
+  if (c.dtype(0) == kBool) c.fail("bool has no order; cast to a number first");
+}
+
+}  // namespace
+
+// The index of the largest (smallest) element along dim, whose size becomes 1. ints: {dim, smallest}
+constexpr OpDef kArgmax = {
+    .name = "argmax",
+    .kind = OpKind::kOpaque,
+    .infer =
+        [](InferContext& c) {
+          require_comparable(c);
+          Dims sizes = c.sizes(0);
+          const int dim = static_cast<int>(c.integer(0));
+          if (!sizes.empty()) {
+            if (sizes[dim] == 0) c.fail(absl::StrCat("nothing to choose from: dimension ", dim, " has size 0"));
+            sizes[dim] = 1;
+          }
+          c.output(0, kI64, sizes);
+        },
+    .kernel = {&cpu::argmax_kernel},
+};
+
+// ints: {dim, descending}
+constexpr OpDef kArgsort = {
+    .name = "argsort",
+    .kind = OpKind::kOpaque,
+    .infer =
+        [](InferContext& c) {
+          require_comparable(c);
+          c.output(0, kI64, c.sizes(0));
+        },
+    .kernel = {&cpu::argsort_kernel},
+};
+
+// The indices of the k largest (smallest), best first. ints: {k, dim, largest}
+constexpr OpDef kTopk = {
+    .name = "topk",
+    .kind = OpKind::kOpaque,
+    .infer =
+        [](InferContext& c) {
+          require_comparable(c);
+          Dims sizes = c.sizes(0);
+          const int64_t k = c.integer(0), size = sizes.empty() ? 1 : sizes[static_cast<int>(c.integer(1))];
+          if (k < 0 || k > size) c.fail(absl::StrCat("k must lie in [0, ", size, "], not ", k));
+          if (sizes.empty() && k == 0) c.fail("a scalar has one element: k must be 1");
+          if (!sizes.empty()) sizes[static_cast<int>(c.integer(1))] = k;
+          c.output(0, kI64, sizes);
+        },
+    .kernel = {&cpu::topk_kernel},
+};
+
+namespace {
+
+Tensor arg_reduce(const char* name, TensorArg x, std::optional<int64_t> dim, bool keepdim, bool smallest) {
+  const Tensor flat = dim ? x.tensor : flatten(x);
+  const int d = dim_of(name, flat, dim.value_or(0), x.where);
+  const Tensor kept = call(kArgmax, {{flat, x.where}}, {.ints = {d, smallest}});
+  if (!dim) return reshape(kept, keepdim ? Dims::filled(x.tensor.rank(), 1) : Dims{});
+  return keepdim ? kept : squeeze(kept, d);
+}
+
+}  // namespace
+
+Tensor argmax(TensorArg x, std::optional<int64_t> dim, bool keepdim) { return arg_reduce("argmax", x, dim, keepdim, false); }
+Tensor argmin(TensorArg x, std::optional<int64_t> dim, bool keepdim) { return arg_reduce("argmin", x, dim, keepdim, true); }
+
+Tensor argsort(TensorArg x, int64_t dim, bool descending) {
+  return call(kArgsort, {x}, {.ints = {dim_of("argsort", x.tensor, dim, x.where), descending}});
+}
+ValuesAndIndices sort(TensorArg x, int64_t dim, bool descending) {
+  const int d = dim_of("sort", x.tensor, dim, x.where);
+  const Tensor indices = call(kArgsort, {x}, {.ints = {d, descending}});
+  return {gather(x, d, indices), indices};
+}
+ValuesAndIndices topk(TensorArg x, int64_t k, int64_t dim, bool largest) {
+  const int d = dim_of("topk", x.tensor, dim, x.where);
+  const Tensor indices = call(kTopk, {x}, {.ints = {k, d, largest}});
+  return {gather(x, d, indices), indices};
+}
+
+}  // namespace rondo::ops

@@ -1,0 +1,132 @@
+// Elementary functions. To add one: an OpDef here, its line in table.cc, its function in ops.h.
+#include "rondo/runtime/ops/elementwise_def.h"
+#include "rondo/runtime/ops/ops.h"
+#include "rondo/runtime/ops/table.h"
+
+namespace rondo::ops {
+namespace {
+
+// A gradient that is 0 everywhere, whatever the input and the incoming gradient hold.
+Tensor zeros_for(const GradContext& g, int i) {
+  return expand(Tensor::zeros({}, {g.input_dtype(i)}), g.input_sizes(i));
+}
+
+}  // namespace
+
+// ---- Two tensors. Equal operands share the gradient evenly; NaN in either gives NaN.
+
+struct Maximum {
+  template <class T> auto operator()(T a, T b) const {
+    if constexpr (std::is_integral_v<T>) return a < b ? b : a;
+    else return scalar::maximum(a, b);
+  }
+};
+struct Minimum {
+  template <class T> auto operator()(T a, T b) const {
+    if constexpr (std::is_integral_v<T>) return b < a ? b : a;
+    else return scalar::minimum(a, b);
+  }
+};
+
+namespace {
+
+// The share of operand `mine` in the gradient of maximum or minimum; `lost(mine, other)` says where the other one won.
+void set_share(const GradContext& g, int mine, Tensor (*lost)(TensorArg, TensorArg)) {
+  if (!g.needs(mine)) return;
+  const Tensor &a = g.input(mine), &b = g.input(1 - mine), &grad = g.grad_out();
+  const Tensor all_or_half = where(equal(a, b), grad * 0.5, grad);
+  g.set_reduced(mine, where(lost(a, b), Tensor::zeros({}, {grad.dtype()}), all_or_half));
+}
+
+}  // namespace
+
+constexpr OpDef kMaximum = elementwise<kNumeric, 2, 0, Maximum{}>(
+    "maximum", {.inputs = kFirst | kSecond}, [](const GradContext& g) {
+      for (int i = 0; i < 2; ++i) set_share(g, i, &less);
+    });
+constexpr OpDef kMinimum = elementwise<kNumeric, 2, 0, Minimum{}>(
+    "minimum", {.inputs = kFirst | kSecond}, [](const GradContext& g) {
+      for (int i = 0; i < 2; ++i) set_share(g, i, &greater);
+    });
+
+// ---- One tensor
+
+struct Abs {
+  template <class T> auto operator()(T x) const {
+    if constexpr (std::is_unsigned_v<T>) return x;
+    else if constexpr (std::is_integral_v<T>) return static_cast<T>(x < 0 ? -static_cast<std::make_unsigned_t<T>>(x) : x);
+    else return scalar::abs(x);
+  }
+};
+struct Sign {
+  template <class T> auto operator()(T x) const {
+    if constexpr (std::is_integral_v<T>) return static_cast<T>((x > T(0)) - (x < T(0)));
+    else return scalar::sign(x);
+  }
+};
+
+constexpr OpDef kSign = elementwise<kNumeric, 1, 0, Sign{}>(
+    "sign", {}, [](const GradContext& g) { g.set(0, zeros_for(g, 0)); });
+constexpr OpDef kAbs = elementwise<kNumeric, 1, 0, Abs{}>(
+    "abs", {.inputs = kFirst}, [](const GradContext& g) { g.set(0, g.grad_out() * sign(g.input(0))); });
+constexpr OpDef kSin = elementwise<kFloatingOnly, 1, 0, [](auto x) { return scalar::sin(x); }>(
+    "sin", {.inputs = kFirst}, [](const GradContext& g) { g.set(0, g.grad_out() * cos(g.input(0))); });
+constexpr OpDef kCos = elementwise<kFloatingOnly, 1, 0, [](auto x) { return scalar::cos(x); }>(
+    "cos", {.inputs = kFirst}, [](const GradContext& g) { g.set(0, neg(g.grad_out() * sin(g.input(0)))); });
+constexpr OpDef kLog1p = elementwise<kFloatingOnly, 1, 0, [](auto x) { return scalar::log1p(x); }>(
+    "log1p", {.inputs = kFirst}, [](const GradContext& g) { g.set(0, g.grad_out() / (g.input(0) + 1.0)); }, nullptr,
+    AmpPolicy::kFloat32);
+constexpr OpDef kExpm1 = elementwise<kFloatingOnly, 1, 0, [](auto x) { return scalar::expm1(x); }>(
+    "expm1", {.outputs = kFirst}, [](const GradContext& g) { g.set(0, g.grad_out() * (g.output(0) + 1.0)); }, nullptr,
+    AmpPolicy::kFloat32);
+
+// ---- Powers. floats: {exponent}
+
+// grad * (s x^(s-1)), and 0 for s = 0 even where x^(s-1) is infinite.
+struct PowGrad {
+  template <class T> T operator()(T x, T g, T s) const {
+    const T slope = s * scalar::pow(x, s - scalar::constant(x, 1.0));
+    return select(scalar::eq(s, scalar::constant(x, 0.0)), scalar::constant(x, 0.0), g * slope);
+  }
+  template <class T> static T select(auto c, T a, T b) { return scalar::select(c, a, b); }
+};
+constexpr OpDef kPowScalarGrad = elementwise<kFloatingOnly, 2, 1, PowGrad{}>(
+    "pow_scalar_grad", {.inputs = kFirst | kSecond}, [](const GradContext& g) {
+      const double s = g.scalar(0);
+      if (g.needs(1)) g.set(1, call(kPowScalarGrad, {g.input(0), g.grad_out()}, {.floats = {s}}));
+      // s times the derivative of x^(s-1).
+      if (g.needs(0)) {
+        const Tensor both = g.grad_out() * g.input(1);
+        g.set(0, call(kPowScalarGrad, {g.input(0), both}, {.floats = {s - 1.0}}) * s);
+      }
+    });
+constexpr OpDef kPowScalar = elementwise<kFloatingOnly, 1, 1, [](auto x, auto s) { return scalar::pow(x, s); }>(
+    "pow_scalar", {.inputs = kFirst},
+    [](const GradContext& g) { g.set(0, call(kPowScalarGrad, {g.input(0), g.grad_out()}, g.attrs())); }, nullptr,
+    AmpPolicy::kFloat32);
+
+// ---- Public functions
+
+namespace {
+
+Tensor binary_same_dtype(const OpDef& op, TensorArg a, TensorArg b) {
+  if (!a.tensor.defined() || !b.tensor.defined()) throw_op_error(op.name, "an operand is an undefined tensor", a.where);
+  const DType dtype = common_dtype(a.tensor, b.tensor);
+  const Tensor left = a.tensor.to(dtype, a.where), right = b.tensor.to(dtype, b.where);
+  return call(op, {{left, a.where}, {right, b.where}});
+}
+
+}  // namespace
+
+Tensor maximum(TensorArg a, TensorArg b) { return binary_same_dtype(kMaximum, a, b); }
+Tensor minimum(TensorArg a, TensorArg b) { return binary_same_dtype(kMinimum, a, b); }
+Tensor abs(TensorArg x) { return call(kAbs, {x}); }
+Tensor sign(TensorArg x) { return call(kSign, {x}); }
+Tensor square(TensorArg x) { return call(kMul, {x, x}); }
+Tensor sin(TensorArg x) { return call(kSin, {x}); }
+Tensor cos(TensorArg x) { return call(kCos, {x}); }
+Tensor log1p(TensorArg x) { return call(kLog1p, {x}); }
+Tensor expm1(TensorArg x) { return call(kExpm1, {x}); }
+Tensor pow(TensorArg x, double exponent) { return call(kPowScalar, {x}, {.floats = {exponent}}); }
+
+}  // namespace rondo::ops

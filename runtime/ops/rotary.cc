@@ -1,0 +1,71 @@
+// Rotary position embedding (Su et al., "RoFormer", 2021), in the half-split layout of GPT-NeoX and Llama: dimension i turns
+// with dimension i + D/2 by the angle t * base^(-2i/D).
+#include "absl/strings/str_cat.h"
+#include "rondo/runtime/autograd.h"
+#include "rondo/runtime/cpu/rotary.h"
+#include "rondo/runtime/ops/elementwise_def.h"
+#include "rondo/runtime/ops/ops.h"
+#include "rondo/runtime/ops/table.h"
+#include "rondo/runtime/recorder.h"
+
+namespace rondo::ops {
+
+// Inputs x (..., T, D), cos and sin (T, D/2) in x's compute dtype. ints: {inverse}. Linear in x, and orthogonal: the
+// gradient turns back.
+constexpr OpDef kRotary = {
+    .name = "rotary",
+    .kind = OpKind::kOpaque,
+    .saved = {.inputs = kSecond | kThird},
+    .infer =
+        [](InferContext& c) {
+          c.require_floating(0);
+          const Dims& x = c.sizes(0);
+          if (x.rank() < 2 || x.back() % 2 != 0) c.fail("x must have shape (..., T, D) with an even D");
+          const Dims table = {x[x.rank() - 2], x.back() / 2};
+          for (int i = 1; i < 3; ++i)
+            if (!(c.sizes(i) == table) || c.dtype(i) != compute_dtype(c.dtype(0)))
+              c.fail("cos and sin must have shape (T, D/2) and the compute dtype of x");
+          c.output(0, c.dtype(0), x);
+        },
+    .kernel = {&cpu::rotary_kernel},
+    .decompose =
+        [](std::span<const Tensor> in, const Attrs& attrs, std::span<Tensor> out) {
+          const Tensor x = in[0].to(compute_dtype(in[0].dtype()));
+          const int64_t half = x.sizes().back() / 2;
+          const Tensor a = slice(x, -1, {0, half}), b = slice(x, -1, {half, 2 * half});
+          const Tensor s = attrs.ints[0] ? neg(in[2]) : in[2];
+          const Tensor parts[] = {a * in[1] - b * s, b * in[1] + a * s};
+          out[0] = cat(parts, -1).to(in[0].dtype());
+        },
+    .grad =
+        [](const GradContext& g) {
+          if (g.needs(1) || g.needs(2)) throw Error("rotary: the tables of angles have no gradient; detach() them");
+          g.set(0, call(kRotary, {g.grad_out(), g.input(1), g.input(2)}, {.ints = {!g.integer(0)}}));
+        },
+    .fuse_parts = false,
+};
+
+RotaryTables rotary_tables(int64_t T, int64_t D, double base, int64_t start, DType dtype) {
+  if (D <= 0 || D % 2 != 0) throw Error(absl::StrCat("rotary_tables: D must be even and positive, got ", D));
+  const NoGrad off;
+  const RecorderScope run(nullptr);
+  // In f64: an angle in f32 would be off by t * 2^-24.
+  std::vector<double> rates;
+  for (int64_t i = 0; i < D / 2; ++i)
+    rates.push_back(scalar::pow(base, -2.0 * static_cast<double>(i) / static_cast<double>(D)));
+  const Tensor position = add(Tensor::arange(T).to(kF64), static_cast<double>(start));
+  const Tensor angle = unsqueeze(position, 1) * Tensor::from(rates, {1, D / 2});
+  return {cos(angle).to(compute_dtype(dtype)), sin(angle).to(compute_dtype(dtype))};
+}
+
+Tensor rotary_embedding(TensorArg x, const RotaryTables& tables) {
+  return call(kRotary, {x, {tables.cos, x.where}, {tables.sin, x.where}}, {.ints = {0}});
+}
+
+Tensor rotary_embedding(TensorArg x, int64_t start, double base) {
+  if (!x.tensor.defined() || x.tensor.rank() < 2 || x.tensor.sizes().back() % 2 != 0 || x.tensor.sizes().back() == 0)
+    throw_op_error("rotary", "x must have shape (..., T, D) with an even, positive D", x.where);
+  return rotary_embedding(x, rotary_tables(x.tensor.size(-2), x.tensor.size(-1), base, start, x.tensor.dtype()));
+}
+
+}  // namespace rondo::ops
