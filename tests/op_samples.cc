@@ -444,6 +444,105 @@ Samples dropout_samples(bool large) {
   return samples;
 }
 
+Samples two_scalars(bool large) {
+  Samples samples = unary<plain>(large);
+  for (OpSample& s : samples) s.attrs.floats = {-0.7, 1.1};
+  return samples;
+}
+template <Make kX, int kScalars>
+Samples unary_grad_with(bool large) {
+  Samples samples;
+  for (const Dims& sizes : unary_shapes(large)) {
+    Attrs attrs{.floats = {kScalars == 1 ? 2.5 : -0.7}};
+    if (kScalars == 2) attrs.floats.push_back(1.1);
+    samples.push_back({to_string(sizes), {kX(sizes), real(sizes)}, attrs});
+  }
+  return samples;
+}
+Samples rms_norm_samples(bool large) {
+  Samples samples = rows<1>(large);
+  for (OpSample& s : samples) {
+    s.inputs.push_back(real({s.inputs[0].sizes().back()}));
+    s.attrs.floats = {1e-5};
+    s.n_outputs = 2;
+  }
+  return samples;
+}
+Samples rms_norm_grad_samples(bool large) {
+  Samples samples = rms_norm_samples(large);
+  for (OpSample& s : samples) {
+    Tensor outputs[2];
+    call(*find_op("rms_norm"), {s.inputs[0], s.inputs[1]}, s.attrs, outputs);
+    s.inputs = {real(s.inputs[0].sizes()), s.inputs[0], s.inputs[1], outputs[1]};
+    s.roles = {Role::kReal, Role::kReal, Role::kReal, Role::kCompute};
+    s.attrs = {};
+  }
+  return samples;
+}
+Samples rotary_samples(bool large) {
+  Samples samples;
+  for (const Dims& x : large ? std::vector<Dims>{{3, 4, 65, 32}}
+                             : std::vector<Dims>{{2, 3, 5, 8}, {1, 2}, {4, 6}, {0, 3, 4}, {2, 0, 4}, {2, 1, 3, 34}})
+    for (int64_t inverse : {0, 1}) {
+      const ops::RotaryTables tables = ops::rotary_tables(x[x.rank() - 2], x.back(), 100.0, 3, kF64);
+      samples.push_back({to_string(x), {real(x), tables.cos, tables.sin}, ints({inverse})});
+      samples.back().roles = {Role::kReal, Role::kCompute, Role::kCompute};
+    }
+  return samples;
+}
+
+Samples gather_samples(bool large) {
+  if (large) return {{"large", {real({300, 257}), indices({300, 200}, 257)}, ints({1})}};
+  return {{"last", {real({4, 5}), indices({3, 6}, 5)}, ints({1})},
+          {"first", {real({4, 5}), indices({6, 3}, 4)}, ints({0})},
+          {"middle", {real({2, 3, 4}), indices({2, 5, 4}, 3)}, ints({1})},
+          {"vector", {real({7}), indices({9}, 7)}, ints({0})},
+          {"scalar", {real({}), indices({}, 1)}, ints({0})},
+          {"nothing", {real({4, 5}), indices({0, 6}, 5)}, ints({1})},
+          {"no rows", {real({0, 5}), indices({0, 2}, 5)}, ints({1})}};
+}
+Samples scatter_samples(bool large) {
+  if (large) return {{"large", {real({300, 257}), indices({300, 200}, 257), real({300, 200})}, ints({1})}};
+  return {{"last", {real({4, 5}), indices({3, 6}, 5), real({3, 6})}, ints({1})},
+          {"first", {real({4, 5}), indices({6, 3}, 4), real({6, 3})}, ints({0})},
+          {"from a scalar", {real({2, 3, 4}), indices({2, 2, 4}, 3), real({})}, ints({1})},
+          {"vector", {real({7}), indices({9}, 7), real({9})}, ints({0})},
+          {"scalar", {real({}), indices({}, 1), real({})}, ints({0})},
+          {"nothing", {real({4, 5}), indices({0, 6}, 5), real({0, 6})}, ints({1})}};
+}
+Samples scatter_sum_samples(bool large) {
+  if (large) return {{"large", {real({300, 200}), indices({300, 200}, 257)}, ints({1, 300, 257})}};
+  return {{"last", {real({3, 6}), indices({3, 6}, 5)}, ints({1, 4, 5})},
+          {"first", {real({6, 3}), indices({6, 3}, 4)}, ints({0, 4, 5})},
+          {"vector", {real({9}), indices({9}, 7)}, ints({0, 7})},
+          {"scalar", {real({}), indices({}, 1)}, ints({0})},
+          {"nothing", {real({0, 6}), indices({0, 6}, 5)}, ints({1, 4, 5})}};
+}
+// Ops along one dimension with one more integer.
+template <Make kMake, bool kEmpty>
+Samples lines(bool large) {
+  Samples samples;
+  for (int64_t flag : {0, 1}) {
+    if (large) {
+      samples.push_back({"large", {kMake({300, 257})}, ints({1, flag})});
+      continue;
+    }
+    for (int64_t dim : {0, 1, 2}) samples.push_back({"cube", {kMake({3, 4, 5})}, ints({dim, flag})});
+    samples.push_back({"vector", {kMake({33})}, ints({0, flag})});
+    samples.push_back({"scalar", {kMake({})}, ints({0, flag})});
+    samples.push_back({"no lines", {kMake({0, 3})}, ints({1, flag})});
+    if (kEmpty) samples.push_back({"no elements", {kMake({0, 3})}, ints({0, flag})});
+  }
+  return samples;
+}
+Samples topk_samples(bool large) {
+  if (large) return {{"large", {tied({300, 257})}, ints({7, 1, 1})}};
+  return {{"largest", {tied({4, 9})}, ints({3, 1, 1})},  {"smallest", {tied({4, 9})}, ints({3, 1, 0})},
+          {"first", {tied({5, 3})}, ints({2, 0, 1})},    {"all", {tied({7})}, ints({7, 0, 0})},
+          {"none", {tied({2, 7})}, ints({0, 1, 1})},     {"scalar", {tied({})}, ints({1, 0, 1})},
+          {"no lines", {tied({0, 3})}, ints({2, 1, 1})}};
+}
+
 constexpr OpSpec kSpecs[] = {
     {.name = "add", .make = &binary<plain, plain>, .takes_integers = true},
     {.name = "sub", .make = &binary<plain, plain>, .takes_integers = true},
@@ -472,6 +571,23 @@ constexpr OpSpec kSpecs[] = {
     {.name = "gelu_tanh_grad", .make = &unary_grad},
     {.name = "gelu_erf", .make = &unary<plain>},
     {.name = "gelu_erf_grad", .make = &unary_grad},
+    {.name = "maximum", .make = &binary<plain, plain>, .takes_integers = true},
+    {.name = "minimum", .make = &binary<plain, plain>, .takes_integers = true},
+    {.name = "abs", .make = &unary<plain>, .takes_integers = true},
+    {.name = "sign", .make = &unary<plain>, .takes_integers = true},
+    {.name = "sin", .make = &unary<plain>},
+    {.name = "cos", .make = &unary<plain>},
+    {.name = "log1p", .make = &unary<positive>},
+    {.name = "expm1", .make = &unary<plain>},
+    {.name = "pow_scalar", .make = &with_scalar<positive>},
+    {.name = "pow_scalar_grad", .make = &unary_grad_with<positive, 1>},
+    {.name = "silu", .make = &unary<plain>},
+    {.name = "silu_grad", .make = &unary_grad},
+    {.name = "softplus", .make = &unary<plain>},
+    {.name = "leaky_relu", .make = &with_scalar<plain>},
+    {.name = "leaky_relu_grad", .make = &unary_grad_with<plain, 1>},
+    {.name = "clamp", .make = &two_scalars},
+    {.name = "clamp_grad", .make = &unary_grad_with<plain, 2>},
     {.name = "cast", .make = &cast_samples, .takes_integers = true, .takes_bool = true},
     {.name = "copy", .make = &copy_samples, .takes_integers = true, .takes_bool = true},
     {.name = "fill", .make = &fill_samples, .takes_integers = true, .takes_bool = true},
@@ -489,6 +605,7 @@ constexpr OpSpec kSpecs[] = {
     {.name = "cat", .make = &cat_samples, .takes_integers = true, .takes_bool = true},
     {.name = "sum", .make = &reduction<plain, true>, .tolerance = 32, .takes_integers = true},
     {.name = "max", .make = &reduction<plain, false>, .takes_integers = true},
+    {.name = "min", .make = &reduction<plain, false>, .takes_integers = true},
     {.name = "matmul", .make = &matmul_samples, .tolerance = 16},
     {.name = "linear", .make = &linear_samples, .tolerance = 16},
     {.name = "layer_norm", .make = &layer_norm_samples, .tolerance = 16, .decomposes_exactly = true},
@@ -496,6 +613,12 @@ constexpr OpSpec kSpecs[] = {
      .make = &layer_norm_grad_samples,
      .tolerance = 16,
      .differentiable_outputs = 7,
+     .decomposes_exactly = true},
+    {.name = "rms_norm", .make = &rms_norm_samples, .tolerance = 16, .decomposes_exactly = true},
+    {.name = "rms_norm_grad",
+     .make = &rms_norm_grad_samples,
+     .tolerance = 16,
+     .differentiable_outputs = 3,
      .decomposes_exactly = true},
     {.name = "softmax", .make = &rows<1>, .decomposes_exactly = true},
     {.name = "softmax_grad", .make = &softmax_grad_samples, .tolerance = 8, .decomposes_exactly = true},
@@ -506,7 +629,18 @@ constexpr OpSpec kSpecs[] = {
     {.name = "embedding", .make = &embedding_samples},
     {.name = "embedding_grad", .make = &embedding_grad_samples},
     {.name = "cross_entropy", .make = &cross_entropy_samples, .tolerance = 8},
-    {.name = "cross_entropy_grad", .make = &cross_entropy_grad_samples, .tolerance = 8},
+    {.name = "cross_entropy_grad",
+     .make = &cross_entropy_grad_samples,
+     .tolerance = 8,
+     .decomposes_exactly = true},
+    {.name = "gather", .make = &gather_samples, .takes_integers = true, .takes_bool = true},
+    {.name = "scatter", .make = &scatter_samples, .takes_integers = true, .takes_bool = true},
+    {.name = "scatter_sum", .make = &scatter_sum_samples, .tolerance = 8, .takes_integers = true},
+    {.name = "cumsum", .make = &lines<plain, true>, .tolerance = 32, .takes_integers = true},
+    {.name = "argmax", .make = &lines<tied, false>, .takes_integers = true},
+    {.name = "argsort", .make = &lines<tied, true>, .takes_integers = true},
+    {.name = "topk", .make = &topk_samples, .takes_integers = true},
+    {.name = "rotary", .make = &rotary_samples, .constant_inputs = 6, .decomposes_exactly = true},
     {.name = "dropout", .make = &dropout_samples},
 };
 

@@ -114,28 +114,41 @@ Tensor sum_heads(const Tensor& t, int64_t heads) {
   return sum(reshape(t, {s[0], heads, s[1] / heads, s[2], s[3]}), {2});
 }
 
-// The weights, with every score stored; a query that may attend to nothing has weights 0.
-Tensor plain_weights(const Tensor& q, const Tensor& k, const Tensor& mask, bool causal, double scale) {
-  constexpr double kLowest = -1e30;
-  const Tensor scores = plain_scores(q, k, mask, causal, scale);
-  const Tensor weights = softmax(clamp(scores, kLowest, std::numeric_limits<double>::infinity()));
-  return where(less_equal(scores, Tensor::full({}, kLowest, {scores.dtype()})), Tensor::zeros({}, {scores.dtype()}), weights);
-}
+// What attention_grad and its own gradient compute with: everything in the compute dtype, every weight stored.
+struct PlainAttention {
+  Tensor q, k, v, mask, logsumexp;
+  Attrs attrs;
+  PlainAttention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& mask, const Tensor& logsumexp,
+                 const Attrs& attrs)
+      : q(wide(q)), k(wide(k)), v(wide(v)), mask(mask), logsumexp(logsumexp), attrs(attrs) {
+    if (mask.defined() && mask.dtype() != kBool) this->mask = wide(mask);
+  }
+  static Tensor wide(const Tensor& t) { return t.to(compute_dtype(t.dtype())); }
 
-// From q, k and v alone, so that second derivatives are complete: `out` and `logsumexp` depend on them too.
+  // exp(scores - logsumexp) (B, H, Tq, Tk); 0 for a query that may attend to nothing, whose logsumexp is -inf.
+  Tensor weights() const {
+    const Tensor lowest = Tensor::full({}, std::numeric_limits<float>::lowest(), {logsumexp.dtype()});
+    const Tensor shift = where(less(logsumexp, lowest), Tensor::zeros({}, {logsumexp.dtype()}), logsumexp);
+    return exp(plain_scores(q, k, mask, attrs.ints[0] != 0, attrs.floats[0]) - unsqueeze(shift, -1));
+  }
+  // dq and dk from the gradient of the scores before scaling.
+  void scores_grad(const Tensor& d_scores, Tensor& dq, Tensor& dk) const {
+    const Tensor scaled = d_scores * attrs.floats[0];
+    dq = matmul(scaled, repeat_heads(k, q.sizes()[1]));
+    dk = sum_heads(matmul(transpose(scaled, -1, -2), q), k.sizes()[1]);
+  }
+};
+
 void decompose_attention_grad(std::span<const Tensor> in, const Attrs& attrs, std::span<Tensor> out) {
-  const auto wide = [](const Tensor& t) { return t.to(compute_dtype(t.dtype())); };
-  const Tensor grad = wide(in[0]), q = wide(in[3]), k = wide(in[4]), v = wide(in[5]);
-  Tensor mask = in[6];
-  if (mask.defined() && mask.dtype() != kBool) mask = wide(mask);
-  const double scale = attrs.floats[0];
-  const int64_t heads = q.sizes()[1], kv_heads = k.sizes()[1];
-  const Tensor weights = plain_weights(q, k, mask, attrs.ints[0] != 0, scale);  // (B, H, Tq, Tk)
-  const Tensor d_weights = matmul(grad, transpose(repeat_heads(v, heads), -1, -2));
-  const Tensor d_scores = weights * (d_weights - sum(d_weights * weights, {-1}, true)) * scale;
-  out[0] = matmul(d_scores, repeat_heads(k, heads)).to(in[3].dtype());
-  out[1] = sum_heads(matmul(transpose(d_scores, -1, -2), q), kv_heads).to(in[4].dtype());
-  out[2] = sum_heads(matmul(transpose(weights, -1, -2), grad), kv_heads).to(in[5].dtype());
+  const PlainAttention a(in[3], in[4], in[5], in[6], in[2], attrs);
+  const Tensor grad = PlainAttention::wide(in[0]), weights = a.weights();
+  const Tensor d_weights = matmul(grad, transpose(repeat_heads(a.v, a.q.sizes()[1]), -1, -2));
+  const Tensor delta = sum(grad * PlainAttention::wide(in[1]), {-1}, true);
+  Tensor dq, dk;
+  a.scores_grad(weights * (d_weights - delta), dq, dk);
+  out[0] = dq.to(in[3].dtype());
+  out[1] = dk.to(in[4].dtype());
+  out[2] = sum_heads(matmul(transpose(weights, -1, -2), grad), a.v.sizes()[1]).to(in[5].dtype());
 }
 
 }  // namespace
@@ -172,11 +185,20 @@ constexpr OpDef kAttention = {
     .kernel = {&attention_kernel},
     .grad =
         [](const GradContext& g) {
-          if (!g.grad_out(0).defined()) return;
           if (g.n_inputs() > 3 && g.needs(3)) throw Error("attention: the mask has no gradient; detach() it");
           Tensor grads[3];
-          call(kAttentionGrad,
-               {g.grad_out(0), g.output(0), g.output(1), g.input(0), g.input(1), g.input(2), g.input(3)}, g.attrs(), grads);
+          if (g.grad_out(0).defined())
+            call(kAttentionGrad, {g.grad_out(0), g.output(0), g.output(1), g.input(0), g.input(1), g.input(2), g.input(3)},
+                 g.attrs(), grads);
+          if (g.grad_out(1).defined()) {  // of a second derivative: logsumexp's is the softmax
+            const PlainAttention a(g.input(0), g.input(1), g.input(2), g.input(3), g.output(1), g.attrs());
+            Tensor more[2];
+            a.scores_grad(a.weights() * unsqueeze(g.grad_out(1), -1), more[0], more[1]);
+            for (int i = 0; i < 2; ++i) {
+              const Tensor part = more[i].to(g.input_dtype(i));
+              grads[i] = grads[i].defined() ? grads[i] + part : part;
+            }
+          }
           for (int i = 0; i < 3; ++i)
             if (g.needs(i)) g.set(i, grads[i]);
         },

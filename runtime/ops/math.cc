@@ -86,9 +86,8 @@ constexpr OpDef kExpm1 = elementwise<kFloatingOnly, 1, 0, [](auto x) { return sc
 struct PowGrad {
   template <class T> T operator()(T x, T g, T s) const {
     const T slope = s * scalar::pow(x, s - scalar::constant(x, 1.0));
-    return select(scalar::eq(s, scalar::constant(x, 0.0)), scalar::constant(x, 0.0), g * slope);
+    return scalar::select(scalar::eq(s, scalar::constant(x, 0.0)), scalar::constant(x, 0.0), g * slope);
   }
-  template <class T> static T select(auto c, T a, T b) { return scalar::select(c, a, b); }
 };
 constexpr OpDef kPowScalarGrad = elementwise<kFloatingOnly, 2, 1, PowGrad{}>(
     "pow_scalar_grad", {.inputs = kFirst | kSecond}, [](const GradContext& g) {

@@ -99,19 +99,20 @@ Tensor mean(TensorArg x, const Dims& dims, bool keepdim) {
   return mul({call(kSum, {x}, attrs), x.where}, 1.0 / static_cast<double>(n));
 }
 
-Tensor max(TensorArg x, const Dims& dims, bool keepdim) {
-  const Attrs attrs = reduction_attrs("max", x, dims, keepdim);
+namespace {
+
+Tensor extremum(const OpDef& op, TensorArg x, const Dims& dims, bool keepdim) {
+  const Attrs attrs = reduction_attrs(op.name, x, dims, keepdim);
   for (int i = 0; i < x.tensor.rank(); ++i)
     if ((attrs.ints[0] >> i & 1) != 0 && x.tensor.sizes()[i] == 0)
-      throw_op_error("max", "of no elements is undefined; the shape is " + to_string(x.tensor.sizes()), x.where);
-  return call(kMax, {x}, attrs);
+      throw_op_error(op.name, "of no elements is undefined; the shape is " + to_string(x.tensor.sizes()), x.where);
+  return call(op, {x}, attrs);
 }
 
-Tensor min(TensorArg x, const Dims& dims, bool keepdim) {
-  const Attrs attrs = reduction_attrs("min", x, dims, keepdim);
-  if (x.tensor.numel() == 0) throw_op_error("min", "of an empty tensor is undefined", x.where);
-  return call(kMin, {x}, attrs);
-}
+}  // namespace
+
+Tensor max(TensorArg x, const Dims& dims, bool keepdim) { return extremum(kMax, x, dims, keepdim); }
+Tensor min(TensorArg x, const Dims& dims, bool keepdim) { return extremum(kMin, x, dims, keepdim); }
 
 Tensor sum_to(TensorArg x, const Dims& sizes) {
   const Dims& from = x.tensor.sizes();

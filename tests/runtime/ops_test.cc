@@ -1,0 +1,199 @@
+// What the sweep and the reference values do not say of the ops: ties, NaN, bad operands, second derivatives.
+#include "rondo/runtime/ops/ops.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <functional>
+
+#include "rondo/runtime/autograd.h"
+#include "rondo/runtime/parallel.h"
+#include "rondo/tests/bits.h"
+#include "rondo/tests/op_samples.h"
+
+namespace rondo {
+namespace {
+
+using Values = std::vector<double>;
+using Indices = std::vector<int64_t>;
+
+constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
+constexpr double kInf = std::numeric_limits<double>::infinity();
+
+std::string message_of(const std::function<void()>& fn) {
+  try {
+    fn();
+  } catch (const Error& e) {
+    return e.what();
+  }
+  return "no error";
+}
+
+TEST(Orders, TiesGoToTheFirstAndNaNIsLargest) {
+  const Tensor x = Tensor::from<double>({1, 3, kNaN, 3, -kInf, kNaN, 1, kInf}, {8});
+  EXPECT_EQ(ops::argmax(x).item(), 2);
+  EXPECT_EQ(ops::argmin(x).item(), 2);
+  EXPECT_EQ(ops::argmax(Tensor::from<double>({1, 3, 2, 3}, {4})).item(), 1);
+  EXPECT_EQ(ops::argmin(Tensor::from<double>({1, 3, 1, 3}, {4})).item(), 0);
+  EXPECT_EQ(ops::argsort(x).to_vector<int64_t>(), (Indices{4, 0, 6, 1, 3, 7, 2, 5}));
+  EXPECT_EQ(ops::argsort(x, 0, true).to_vector<int64_t>(), (Indices{2, 5, 7, 1, 3, 0, 6, 4}));
+  EXPECT_EQ(ops::topk(x, 4).indices.to_vector<int64_t>(), (Indices{2, 5, 7, 1}));
+  EXPECT_EQ(ops::topk(x, 3, -1, false).indices.to_vector<int64_t>(), (Indices{4, 0, 6}));
+  EXPECT_TRUE(std::isnan(ops::min(x).item()));
+  EXPECT_EQ(ops::min(Tensor::from<uint8_t>({3, 0, 1}, {3})).item(), 0);
+  EXPECT_EQ(to_string(ops::argmax(Tensor::zeros({2, 3}), std::nullopt, true).sizes()), "[1, 1]");
+  EXPECT_EQ(to_string(ops::argmax(Tensor::zeros({2, 3}), 1, true).sizes()), "[2, 1]");
+  EXPECT_EQ(to_string(ops::argmax(Tensor::zeros({2, 3}), 0).sizes()), "[3]");
+}
+
+TEST(Elementwise, KinksShareTheGradient) {
+  Tensor a = Tensor::from<double>({1, 2, 3, kNaN}, {4}), b = Tensor::from<double>({1, 3, 2, 0}, {4});
+  a.requires_grad_();
+  b.requires_grad_();
+  const Tensor y = ops::maximum(a, b);
+  EXPECT_TRUE(std::isnan(y.to_vector<double>()[3]));
+  ops::sum(y).backward();
+  EXPECT_EQ(a.grad().slice(0, {0, 3}).to_vector<double>(), (Values{0.5, 0, 1}));
+  EXPECT_EQ(b.grad().slice(0, {0, 3}).to_vector<double>(), (Values{0.5, 1, 0}));
+  Tensor x = Tensor::from<double>({-2, 0, 2}, {3});
+  x.requires_grad_();
+  ops::sum(ops::clamp(x, 0, 2) + ops::abs(x) + ops::sign(x)).backward();
+  EXPECT_EQ(x.grad().to_vector<double>(), (Values{-1, 1, 2}));
+  EXPECT_EQ(ops::clamp(Tensor::from<int64_t>({-5, 0, 9}, {3}), -1, 3).to_vector<int64_t>(), (Indices{-1, 0, 3}));
+  EXPECT_EQ(ops::clamp(Tensor::from<int64_t>({-5, 9}, {2}), 0, kInf).to_vector<int64_t>(), (Indices{0, 9}));
+}
+
+TEST(Elementwise, PowersAtZero) {
+  Tensor x = Tensor::from<double>({0, -2, 2}, {3});
+  x.requires_grad_();
+  EXPECT_EQ(ops::pow(x, 0).to_vector<double>(), (Values{1, 1, 1}));
+  ops::sum(ops::pow(x, 0)).backward();
+  EXPECT_EQ(x.grad().to_vector<double>(), (Values{0, 0, 0}));
+  x.zero_grad();
+  ops::sum(ops::pow(x, 2)).backward();
+  EXPECT_EQ(x.grad().to_vector<double>(), (Values{0, -4, 4}));
+  EXPECT_EQ(ops::square(x).to_vector<double>(), (Values{0, 4, 4}));
+}
+
+TEST(Views, StackAndTriangles) {
+  const Tensor a = Tensor::from<double>({1, 2}, {2}), b = Tensor::from<double>({3, 4}, {2});
+  const Tensor parts[] = {a, b};
+  EXPECT_EQ(ops::stack(parts, 0).to_vector<double>(), (Values{1, 2, 3, 4}));
+  EXPECT_EQ(ops::stack(parts, -1).to_vector<double>(), (Values{1, 3, 2, 4}));
+  EXPECT_EQ(ops::tril(Tensor::ones({2, 3})).to_vector<double>(), (Values{1, 0, 0, 1, 1, 0}));
+  EXPECT_EQ(ops::triu(Tensor::ones({2, 3}), 1).to_vector<double>(), (Values{0, 1, 1, 0, 0, 1}));
+  EXPECT_EQ(ops::masked_fill(a, ops::less(a, b * 0.5), 9).to_vector<double>(), (Values{9, 2}));
+  EXPECT_EQ(ops::cumsum(Tensor::from<int64_t>({1, 2, 3, 4}, {2, 2}), 1).to_vector<int64_t>(), (Indices{1, 3, 3, 7}));
+}
+
+TEST(Indexing, OverwrittenSourcesGetNoGradient) {
+  Tensor x = Tensor::from<double>({1, 2, 3}, {3}), source = Tensor::from<double>({7, 8}, {2});
+  x.requires_grad_();
+  source.requires_grad_();
+  const Tensor y = ops::scatter(x, 0, Tensor::from<int64_t>({1, 1}, {2}), source);
+  EXPECT_EQ(y.to_vector<double>(), (Values{1, 8, 3}));
+  ops::sum(y * Tensor::from<double>({2, 3, 5}, {3})).backward();
+  EXPECT_EQ(x.grad().to_vector<double>(), (Values{2, 0, 5}));
+  EXPECT_EQ(source.grad().to_vector<double>(), (Values{0, 3}));
+}
+
+TEST(Errors, NameTheOpAndTheReason) {
+  const Tensor x = Tensor::zeros({3, 4});
+  const Tensor bad = Tensor::from<int64_t>({4}, {1, 1});
+  EXPECT_NE(message_of([&] { ops::gather(x, 1, bad); }).find("gather: index 4 is out of range for size 4"), std::string::npos);
+  EXPECT_NE(message_of([&] { ops::gather(x, 2, bad); }).find("gather: dimension 2 is out of range"), std::string::npos);
+  EXPECT_NE(message_of([&] { ops::gather(x, 0, Tensor::zeros({1, 5}, {kI64})); }).find("larger than the tensor"), std::string::npos);
+  EXPECT_NE(message_of([&] { ops::topk(x, 5); }).find("topk: k must lie in [0, 4], not 5"), std::string::npos);
+  EXPECT_NE(message_of([&] { ops::argmax(Tensor::zeros({2, 0}), 1); }).find("argmax: nothing to choose from"), std::string::npos);
+  EXPECT_NE(message_of([&] { ops::min(Tensor::zeros({2, 0})); }).find("min: of no elements"), std::string::npos);
+  EXPECT_NE(message_of([&] { ops::rotary_embedding(Tensor::zeros({2, 3})); }).find("even, positive D"), std::string::npos);
+  const std::string conv = message_of([&] {
+    ops::conv2d(Tensor::zeros({1, 3, 8, 8}), Tensor::zeros({4, 3, 3, 3}), Tensor(), {.stride = {1, 1}, .padding = {1, 1}});
+  });
+  EXPECT_NE(conv.find("conv2d: only patches are supported, that is stride == kernel and padding == 0"), std::string::npos);
+  EXPECT_NE(conv.find("ops_test.cc:"), std::string::npos) << conv;
+}
+
+TEST(Reductions, FullOnesDoNotDependOnThreads) {
+  const Tensor x = testing::uniform({123, 457, 3}, -1, 1, 5).to(kF32);
+  const int before = num_threads();
+  set_num_threads(1);
+  const Tensor one = ops::sum(x), most = ops::max(x), least = ops::min(x);
+  set_num_threads(4);
+  EXPECT_TRUE(testing::same_bits(one, ops::sum(x)));
+  EXPECT_TRUE(testing::same_bits(most, ops::max(x)));
+  EXPECT_TRUE(testing::same_bits(least, ops::min(x)));
+  set_num_threads(before);
+  EXPECT_NEAR(one.item(), ops::sum(x.to(kF64)).item(), 1e-2);
+}
+
+// ---- Second derivatives: d/dx <gradient of f, r>, against central differences of the gradient.
+
+using Function = std::function<Tensor(std::span<const Tensor>)>;
+
+void expect_second_derivative(const Function& f, std::vector<Tensor> inputs, const std::string& what) {
+  SCOPED_TRACE(what);
+  std::vector<Tensor> directions;
+  for (size_t i = 0; i < inputs.size(); ++i) directions.push_back(testing::uniform(inputs[i].sizes(), -1, 1, 50 + i));
+  // <df/dx, r>, as a tensor that can be differentiated once more.
+  const auto slope = [&](std::span<const Tensor> at, bool again, std::vector<Tensor>& leaves) {
+    leaves.clear();
+    for (const Tensor& t : at) {
+      leaves.push_back(t.detach());
+      leaves.back().requires_grad_();
+    }
+    const Tensor root[] = {ops::sum(f(leaves))};
+    const std::vector<Tensor> grads = autograd::grad(root, leaves, {}, again, again);
+    Tensor total;
+    for (size_t i = 0; i < grads.size(); ++i) {
+      const Tensor part = ops::sum(grads[i] * directions[i]);
+      total = total.defined() ? total + part : part;
+    }
+    return total;
+  };
+  std::vector<Tensor> leaves, unused;
+  slope(inputs, true, leaves).backward();
+  constexpr double kStep = 1e-5;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    const Tensor move = testing::uniform(inputs[i].sizes(), -1, 1, 90 + i);
+    const auto at = [&](double step) {
+      std::vector<Tensor> moved = inputs;
+      moved[i] = inputs[i] + move * step;
+      return slope(moved, false, unused).item();
+    };
+    const double numeric = (at(kStep) - at(-kStep)) / (2 * kStep);
+    ASSERT_TRUE(leaves[i].grad().defined()) << "operand " << i;
+    EXPECT_NEAR(ops::sum(leaves[i].grad() * move).item(), numeric, 1e-6 * (1 + std::abs(numeric))) << "operand " << i;
+  }
+}
+
+Tensor real(const Dims& sizes, uint64_t seed) { return testing::uniform(sizes, -1, 1, seed); }
+
+TEST(SecondDerivatives, FollowFiniteDifferences) {
+  using In = std::span<const Tensor>;
+  const auto weighted = [](const Tensor& y) { return y * testing::uniform(y.sizes(), -1, 1, 77); };
+  const Tensor target = Tensor::from<int64_t>({1, 3, 0, 2}, {4});
+  expect_second_derivative([&](In x) { return weighted(ops::layer_norm(x[0], x[1], x[2])); }, {real({4, 6}, 1), real({6}, 2), real({6}, 3)}, "layer_norm");
+  expect_second_derivative([&](In x) { return weighted(ops::rms_norm(x[0], x[1])); }, {real({4, 6}, 1), real({6}, 2)}, "rms_norm");
+  expect_second_derivative([&](In x) { return weighted(ops::softmax(x[0])); }, {real({4, 6}, 1)}, "softmax");
+  expect_second_derivative([&](In x) { return weighted(ops::log_softmax(x[0])); }, {real({4, 6}, 1)}, "log_softmax");
+  for (auto reduction : {ops::Reduction::kMean, ops::Reduction::kNone})
+    expect_second_derivative([&](In x) { return weighted(ops::cross_entropy(x[0], target, {.ignore_index = 3, .label_smoothing = 0.1, .reduction = reduction})); }, {real({4, 5}, 1)}, "cross_entropy");
+  expect_second_derivative([&](In x) { return weighted(ops::pow(x[0], 3.0)); }, {real({7}, 1)}, "pow");
+  expect_second_derivative([&](In x) { return weighted(ops::silu(x[0])); }, {real({7}, 1)}, "silu");
+  expect_second_derivative([&](In x) { return weighted(ops::gelu(x[0])); }, {real({7}, 1)}, "gelu");
+  expect_second_derivative([&](In x) { return weighted(ops::softplus(ops::sin(x[0]) * ops::cos(x[0]))); }, {real({7}, 1)}, "softplus");
+  expect_second_derivative([&](In x) { return weighted(ops::rotary_embedding(x[0] * x[0])); }, {real({3, 4}, 1)}, "rotary");
+  expect_second_derivative([&](In x) { return weighted(ops::topk(x[0] * x[0], 2).values); }, {real({3, 4}, 1)}, "topk");
+  expect_second_derivative([&](In x) { return weighted(ops::max(x[0] * x[0], {1})); }, {real({3, 4}, 1)}, "max");
+  const std::vector<Tensor> qkv = {real({1, 4, 5, 3}, 1), real({1, 2, 5, 3}, 2), real({1, 2, 5, 3}, 3)};
+  Tensor allowed = Tensor::ones({5, 5}).to(kBool);
+  allowed.slice(0, {2, 3}).fill_(0);  // the third query may attend to nothing
+  for (bool causal : {false, true})
+    for (const Tensor& mask : {Tensor(), allowed})
+      expect_second_derivative([&](In x) { return weighted(ops::scaled_dot_product_attention(x[0], x[1], x[2], mask, {.causal = causal})); },
+                               qkv, std::string("attention") + (causal ? " causal" : "") + (mask.defined() ? " masked" : ""));
+}
+
+}  // namespace
+}  // namespace rondo
