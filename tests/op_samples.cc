@@ -537,9 +537,9 @@ Samples lines(bool large) {
 }
 Samples topk_samples(bool large) {
   if (large) return {{"large", {tied({300, 257})}, ints({7, 1, 1})}};
-  return {{"largest", {tied({4, 9})}, ints({3, 1, 1})},  {"smallest", {tied({4, 9})}, ints({3, 1, 0})},
-          {"first", {tied({5, 3})}, ints({2, 0, 1})},    {"all", {tied({7})}, ints({7, 0, 0})},
-          {"none", {tied({2, 7})}, ints({0, 1, 1})},     {"scalar", {tied({})}, ints({1, 0, 1})},
+  return {{"largest", {tied({4, 9})}, ints({3, 1, 1})}, {"smallest", {tied({4, 9})}, ints({3, 1, 0})},
+          {"first", {tied({5, 3})}, ints({2, 0, 1})},   {"all", {tied({7})}, ints({7, 0, 0})},
+          {"none", {tied({2, 7})}, ints({0, 1, 1})},    {"scalar", {tied({})}, ints({1, 0, 1})},
           {"no lines", {tied({0, 3})}, ints({2, 1, 1})}};
 }
 
@@ -629,10 +629,7 @@ constexpr OpSpec kSpecs[] = {
     {.name = "embedding", .make = &embedding_samples},
     {.name = "embedding_grad", .make = &embedding_grad_samples},
     {.name = "cross_entropy", .make = &cross_entropy_samples, .tolerance = 8},
-    {.name = "cross_entropy_grad",
-     .make = &cross_entropy_grad_samples,
-     .tolerance = 8,
-     .decomposes_exactly = true},
+    {.name = "cross_entropy_grad", .make = &cross_entropy_grad_samples, .tolerance = 8, .decomposes_exactly = true},
     {.name = "gather", .make = &gather_samples, .takes_integers = true, .takes_bool = true},
     {.name = "scatter", .make = &scatter_samples, .takes_integers = true, .takes_bool = true},
     {.name = "scatter_sum", .make = &scatter_sum_samples, .tolerance = 8, .takes_integers = true},

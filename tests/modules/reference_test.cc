@@ -1,5 +1,5 @@
-// GPT-2, BERT, ViT and Llama against values recorded from PyTorch (tests/reference/README.md): logits, loss, every gradient
-// and ten steps of AdamW, in f64 and f32, eager and compiled.
+// GPT-2, BERT, ViT and Llama against values recorded from PyTorch (tests/reference/README.md): logits, loss, every
+// gradient and ten steps of AdamW, in f64 and f32, eager and compiled.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -41,7 +41,8 @@ Subject make_gpt2(Inputs in) {
       [in](GPT2& m) { return m(in("ids")); }, [in](GPT2& m) { return m.loss(in("ids"), in("targets")); });
 }
 Subject make_bert(Inputs in) {
-  const BertConfig config = {.vocab_size = 50, .block_size = 16, .n_layer = 1, .n_head = 4, .n_embd = 32, .n_hidden = 64, .n_class = 3};
+  const BertConfig config = {
+      .vocab_size = 50, .block_size = 16, .n_layer = 1, .n_head = 4, .n_embd = 32, .n_hidden = 64, .n_class = 3};
   return subject(
       std::make_unique<Bert>(config), [in](Bert& m) { return m(in("ids"), in("mask"), in("segments")); },
       [in](Bert& m) { return m.loss(in("ids"), in("mask"), in("segments"), in("targets")); });
@@ -53,7 +54,8 @@ Subject make_vit(Inputs in) {
       [in](ViT& m) { return m.loss(in("images"), in("targets")); });
 }
 Subject make_llama(Inputs in) {
-  const LlamaConfig config = {.vocab_size = 50, .block_size = 16, .n_layer = 2, .n_head = 4, .n_kv_head = 2, .n_embd = 32, .n_hidden = 48};
+  const LlamaConfig config = {
+      .vocab_size = 50, .block_size = 16, .n_layer = 2, .n_head = 4, .n_kv_head = 2, .n_embd = 32, .n_hidden = 48};
   return subject(
       std::make_unique<Llama>(config), [in](Llama& m) { return m(in("ids")); },
       [in](Llama& m) { return m.loss(in("ids"), in("targets")); });
@@ -144,7 +146,8 @@ INSTANTIATE_TEST_SUITE_P(Models, ModelReference,
                          testing::Combine(testing::ValuesIn(kModels), testing::Values(kF64, kF32), testing::Bool()),
                          [](const testing::TestParamInfo<Parameters>& info) {
                            return std::string(std::get<0>(info.param).name) + "_" +
-                                  std::string(name_of(std::get<1>(info.param))) + (std::get<2>(info.param) ? "_regions" : "_eager");
+                                  std::string(name_of(std::get<1>(info.param))) +
+                                  (std::get<2>(info.param) ? "_regions" : "_eager");
                          });
 
 }  // namespace

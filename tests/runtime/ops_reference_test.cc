@@ -18,26 +18,26 @@ struct Case {
 };
 // The results of one case: the first is differentiated.
 using Results = std::vector<Tensor>;
-using Run = std::function<Results(const Case&)>;
+using RunCase = std::function<Results(const Case&)>;
 
 Tensor ones(const Case& c, const char* like) { return Tensor::ones({c[like].size(-1)}, {c.dtype}); }
 Results both(const ops::ValuesAndIndices& r) { return {r.values, r.indices}; }
-Run attention(ops::AttentionOptions options = {}, bool mask = false) {
+RunCase attention(ops::AttentionOptions options = {}, bool mask = false) {
   return [=](const Case& c) {
     return Results{ops::scaled_dot_product_attention(c["q"], c["k"], c["v"], mask ? c["mask"] : Tensor(), options)};
   };
 }
-Run cross_entropy(ops::Reduction reduction, double smoothing) {
+RunCase cross_entropy(ops::Reduction reduction, double smoothing) {
   return [=](const Case& c) {
     return Results{ops::cross_entropy(c["x"], c["targets"], {.label_smoothing = smoothing, .reduction = reduction})};
   };
 }
-Run softmax(bool log, int64_t dim) {
+RunCase softmax(bool log, int64_t dim) {
   return [=](const Case& c) { return Results{log ? ops::log_softmax(c["x"], dim) : ops::softmax(c["x"], dim)}; };
 }
 
-std::map<std::string, Run> make_cases() {
-  std::map<std::string, Run> cases = {
+std::map<std::string, RunCase> make_cases() {
+  std::map<std::string, RunCase> cases = {
       {"gelu_erf", [](const Case& c) { return Results{ops::gelu(c["x"], ops::GeluKind::kErf)}; }},
       {"gelu_tanh", [](const Case& c) { return Results{ops::gelu(c["x"], ops::GeluKind::kTanh)}; }},
       {"silu", [](const Case& c) { return Results{ops::silu(c["x"])}; }},
@@ -63,7 +63,9 @@ std::map<std::string, Run> make_cases() {
       {"rotary", [](const Case& c) { return Results{ops::rotary_embedding(c["x"])}; }},
       {"rotary_start7", [](const Case& c) { return Results{ops::rotary_embedding(c["x"], 7)}; }},
       {"conv2d_patch",
-       [](const Case& c) { return Results{ops::conv2d(c["x"], c["weight"], c["bias"], {.stride = {4, 4}})}; }},
+       [](const Case& c) {
+         return Results{ops::conv2d(c["x"], c["weight"], c["bias"], {.stride = {4, 4}})};
+       }},
       {"topk_last", [](const Case& c) { return both(ops::topk(c["x"], 3)); }},
       {"topk_smallest", [](const Case& c) { return both(ops::topk(c["x"], 3, -1, false)); }},
       {"topk_first", [](const Case& c) { return both(ops::topk(c["x"], 2, 0)); }},
@@ -106,7 +108,7 @@ TEST_P(OpsReference, ResultsAndGradients) {
     for (double v : b) largest = std::max(largest, std::abs(v));
     for (size_t i = 0; i < a.size(); ++i) ASSERT_NEAR(a[i], b[i], tolerance * largest) << what << " at " << i;
   };
-  const std::map<std::string, Run> cases = make_cases();
+  const std::map<std::string, RunCase> cases = make_cases();
   size_t met = 0;
   for (const auto& [name, unused] : file) {
     if (!name.ends_with(".out")) continue;
@@ -130,7 +132,8 @@ TEST_P(OpsReference, ResultsAndGradients) {
     // In f32 a value of 1000 leaves three digits for what normalisation keeps.
     if (label == "layer_norm_far" && c.dtype == kF32) continue;
     for (const auto& [input, tensor] : c.in)
-      if (is_floating(tensor.dtype())) expect_close(tensor.grad(), file.at(label + ".grad." + input), "gradient of " + input);
+      if (is_floating(tensor.dtype()))
+        expect_close(tensor.grad(), file.at(label + ".grad." + input), "gradient of " + input);
   }
   EXPECT_EQ(met, cases.size());
 }
