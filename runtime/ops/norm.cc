@@ -66,11 +66,22 @@ constexpr OpDef kLayerNorm = {
         },
     .grad =
         [](const GradContext& g) {
-          if (!g.grad_out(0).defined()) return;
           Tensor grads[3];
-          call(kLayerNormGrad, {g.grad_out(0), g.input(0), g.input(1), g.output(1), g.output(2)}, {}, grads);
+          if (g.grad_out(0).defined())
+            call(kLayerNormGrad, {g.grad_out(0), g.input(0), g.input(1), g.output(1), g.output(2)}, {}, grads);
+          // The statistics are read by the first derivative only: their gradients arrive with the second.
+          const double inverse = 1.0 / static_cast<double>(g.input_sizes(0).back());
+          const auto add_to_x = [&](const Tensor& part) {
+            const Tensor same = part.to(g.input_dtype(0));
+            grads[0] = grads[0].defined() ? grads[0] + same : same;
+          };
+          if (g.grad_out(1).defined()) add_to_x(expand(g.grad_out(1) * inverse, g.input_sizes(0)));
+          if (g.grad_out(2).defined()) {
+            const Tensor &mean = g.output(1), &rstd = g.output(2);
+            add_to_x((widened(g.input(0)) - mean) * (g.grad_out(2) * rstd * rstd * rstd * -inverse));
+          }
           for (int i = 0; i < 3; ++i)
-            if (g.needs(i)) g.set(i, grads[i]);
+            if (g.needs(i) && grads[i].defined()) g.set(i, grads[i]);
         },
 };
 
