@@ -82,7 +82,7 @@ constexpr OpDef kLayerNorm = {
             grads[0] = plus(grads[0], ((widened(g.input(0)) - g.output(1)) * slope).to(g.input_dtype(0)));
           }
           for (int i = 0; i < 3; ++i)
-            if (g.needs(i)) g.set(i, grads[i]);
+            if (g.needs(i) && grads[i].defined()) g.set(i, grads[i]);
         },
 };
 

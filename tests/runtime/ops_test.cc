@@ -127,14 +127,14 @@ TEST(Errors, NameTheOpAndTheReason) {
 }
 
 TEST(Reductions, FullOnesDoNotDependOnThreads) {
-  const Tensor x = testing::uniform({123, 457, 3}, -1, 1, 5).to(kF32);
+  const Tensor x = test::uniform({123, 457, 3}, -1, 1, 5).to(kF32);
   const int before = num_threads();
   set_num_threads(1);
   const Tensor one = ops::sum(x), most = ops::max(x), least = ops::min(x);
   set_num_threads(4);
-  EXPECT_TRUE(testing::same_bits(one, ops::sum(x)));
-  EXPECT_TRUE(testing::same_bits(most, ops::max(x)));
-  EXPECT_TRUE(testing::same_bits(least, ops::min(x)));
+  EXPECT_TRUE(test::same_bits(one, ops::sum(x)));
+  EXPECT_TRUE(test::same_bits(most, ops::max(x)));
+  EXPECT_TRUE(test::same_bits(least, ops::min(x)));
   set_num_threads(before);
   EXPECT_NEAR(one.item(), ops::sum(x.to(kF64)).item(), 1e-2);
 }
@@ -171,7 +171,7 @@ using Function = std::function<Tensor(std::span<const Tensor>)>;
 void expect_second_derivative(const Function& f, std::vector<Tensor> inputs, const std::string& what) {
   SCOPED_TRACE(what);
   std::vector<Tensor> directions;
-  for (size_t i = 0; i < inputs.size(); ++i) directions.push_back(testing::uniform(inputs[i].sizes(), -1, 1, 50 + i));
+  for (size_t i = 0; i < inputs.size(); ++i) directions.push_back(test::uniform(inputs[i].sizes(), -1, 1, 50 + i));
   // <df/dx, r>, as a tensor that can be differentiated once more.
   const auto slope = [&](std::span<const Tensor> at, bool again, std::vector<Tensor>& leaves) {
     leaves.clear();
@@ -192,7 +192,7 @@ void expect_second_derivative(const Function& f, std::vector<Tensor> inputs, con
   slope(inputs, true, leaves).backward();
   constexpr double kStep = 1e-5;
   for (size_t i = 0; i < inputs.size(); ++i) {
-    const Tensor move = testing::uniform(inputs[i].sizes(), -1, 1, 90 + i);
+    const Tensor move = test::uniform(inputs[i].sizes(), -1, 1, 90 + i);
     const auto at = [&](double step) {
       std::vector<Tensor> moved = inputs;
       moved[i] = inputs[i] + move * step;
@@ -205,11 +205,11 @@ void expect_second_derivative(const Function& f, std::vector<Tensor> inputs, con
   }
 }
 
-Tensor real(const Dims& sizes, uint64_t seed) { return testing::uniform(sizes, -1, 1, seed); }
+Tensor real(const Dims& sizes, uint64_t seed) { return test::uniform(sizes, -1, 1, seed); }
 
 TEST(SecondDerivatives, FollowFiniteDifferences) {
   using In = std::span<const Tensor>;
-  const auto weighted = [](const Tensor& y) { return y * testing::uniform(y.sizes(), -1, 1, 77); };
+  const auto weighted = [](const Tensor& y) { return y * test::uniform(y.sizes(), -1, 1, 77); };
   const Tensor target = Tensor::from<int64_t>({1, 3, 0, 2}, {4});
   expect_second_derivative([&](In x) { return weighted(ops::layer_norm(x[0], x[1], x[2])); },
                            {real({4, 6}, 1), real({6}, 2), real({6}, 3)}, "layer_norm");
