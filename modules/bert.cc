@@ -26,7 +26,9 @@ BertSelfAttention::BertSelfAttention(const BertConfig& config)
 }
 Tensor BertSelfAttention::forward(const Tensor& x, const Tensor& mask) {
   const int64_t B = x.size(0), T = x.size(1), C = x.size(2);
-  const auto heads = [&](const Tensor& t) { return t.view({B, T, n_head, C / n_head}).transpose(1, 2); };  // (B, H, T, D)
+  const auto heads = [&](const Tensor& t) {
+    return t.view({B, T, n_head, C / n_head}).transpose(1, 2);
+  };  // (B, H, T, D)
   const Tensor y = ops::scaled_dot_product_attention(heads(query(x)), heads(key(x)), heads(value(x)), mask);
   return y.transpose(1, 2).reshape({B, T, C});
 }
@@ -62,12 +64,14 @@ Bert::Bert(BertConfig config, uint64_t seed, const SkipInit&) : config(config) {
 
 Tensor Bert::features(const Tensor& idx, const Tensor& mask, const Tensor& segments) {
   const auto fail = [&](std::string_view what, const Tensor& t) {
-    throw_op_error("Bert", absl::StrCat(std::string(what), ", got ", std::string(name_of(t.dtype())), to_string(t.sizes())),
+    throw_op_error("Bert",
+                   absl::StrCat(std::string(what), ", got ", std::string(name_of(t.dtype())), to_string(t.sizes())),
                    std::source_location::current());
   };
   if (idx.rank() != 2 || idx.dtype() != kI64 || idx.size(1) == 0) fail("idx must be i64 (B, T) with T > 0", idx);
   if (idx.size(1) > config.block_size) fail(absl::StrCat("T must be at most block_size = ", config.block_size), idx);
-  if (mask.defined() && (mask.dtype() != kBool || !(mask.sizes() == idx.sizes()))) fail("mask must be bool (B, T)", mask);
+  if (mask.defined() && (mask.dtype() != kBool || !(mask.sizes() == idx.sizes())))
+    fail("mask must be bool (B, T)", mask);
   const Tensor kinds = segments.defined() ? segments : Tensor::zeros(idx.sizes(), {kI64});
   if (!(kinds.sizes() == idx.sizes())) fail("segments must be i64 (B, T)", kinds);
   const Tensor allowed = mask.defined() ? mask.view({idx.size(0), 1, 1, idx.size(1)}) : Tensor();

@@ -15,8 +15,9 @@ namespace {
 
 int64_t kv_width(int64_t n_embd, int64_t n_head, int64_t n_kv_head) {
   if (n_head <= 0 || n_kv_head <= 0 || n_embd % n_head != 0 || n_head % n_kv_head != 0)
-    throw Error(absl::StrCat("GroupedQueryAttention: n_head must divide n_embd and n_kv_head divide n_head, got n_embd ",
-                             n_embd, ", n_head ", n_head, ", n_kv_head ", n_kv_head));
+    throw Error(
+        absl::StrCat("GroupedQueryAttention: n_head must divide n_embd and n_kv_head divide n_head, got n_embd ",
+                     n_embd, ", n_head ", n_head, ", n_kv_head ", n_kv_head));
   return n_embd / n_head * n_kv_head;
 }
 
@@ -35,11 +36,13 @@ GroupedQueryAttention::GroupedQueryAttention(int64_t n_embd, int64_t n_head, int
 
 Tensor GroupedQueryAttention::forward(const Tensor& x, const ops::RotaryTables& rotary) {
   if (x.rank() != 3)
-    throw_op_error("GroupedQueryAttention", "x must be (B, T, C), got " + to_string(x.sizes()), std::source_location::current());
+    throw_op_error("GroupedQueryAttention", "x must be (B, T, C), got " + to_string(x.sizes()),
+                   std::source_location::current());
   const int64_t B = x.size(0), T = x.size(1), D = n_embd / n_head;
   const auto heads = [&](const Tensor& t, int64_t n) { return t.view({B, T, n, D}).transpose(1, 2); };  // (B, n, T, D)
   const auto turned = [&](const Tensor& t) { return rotary.cos.defined() ? ops::rotary_embedding(t, rotary) : t; };
-  const Tensor q = turned(heads(q_proj(x), n_head)), k = turned(heads(k_proj(x), n_kv_head)), v = heads(v_proj(x), n_kv_head);
+  const Tensor q = turned(heads(q_proj(x), n_head)), k = turned(heads(k_proj(x), n_kv_head)),
+               v = heads(v_proj(x), n_kv_head);
   const Tensor y = ops::scaled_dot_product_attention(q, k, v, {}, {.causal = options.causal});
   return o_proj(y.transpose(1, 2).reshape({B, T, n_embd}));
 }
@@ -58,12 +61,14 @@ Tensor LlamaBlock::forward(const Tensor& x_, const ops::RotaryTables& rotary) {
 Llama::Body::Body(const LlamaConfig& config)
     : config(config),
       embed_tokens(child("embed_tokens", config.vocab_size, config.n_embd)),
-      layers(child("layers", config.n_layer, config.n_embd, config.n_head, config.n_kv_head, config.n_hidden, config.norm_eps)),
+      layers(child("layers", config.n_layer, config.n_embd, config.n_head, config.n_kv_head, config.n_hidden,
+                   config.norm_eps)),
       norm(child("norm", config.n_embd, RMSNormOptions{.eps = config.norm_eps})) {}
 
 Tensor Llama::Body::forward(const Tensor& idx) {
   const auto fail = [&](std::string_view what) {
-    throw_op_error("Llama", absl::StrCat(std::string(what), ", got ", std::string(name_of(idx.dtype())), to_string(idx.sizes())),
+    throw_op_error("Llama",
+                   absl::StrCat(std::string(what), ", got ", std::string(name_of(idx.dtype())), to_string(idx.sizes())),
                    std::source_location::current());
   };
   if (idx.rank() != 2 || idx.dtype() != kI64) fail("idx must be i64 (B, T)");
@@ -84,8 +89,10 @@ Tensor Llama::forward(const Tensor& idx) { return lm_head(model(idx)); }
 Tensor Llama::loss(const Tensor& idx, const Tensor& targets, std::source_location where) {
   const Tensor logits = (*this)({idx, where});
   if (!(targets.sizes() == idx.sizes()))
-    throw_op_error("Llama::loss", absl::StrCat("targets must have idx's shape ", to_string(idx.sizes()), ", got ",
-                                               to_string(targets.sizes())), where);
+    throw_op_error(
+        "Llama::loss",
+        absl::StrCat("targets must have idx's shape ", to_string(idx.sizes()), ", got ", to_string(targets.sizes())),
+        where);
   const int64_t n = idx.numel();
   return ops::cross_entropy({logits.view({n, config.vocab_size}), where}, targets.reshape({n}));
 }

@@ -86,8 +86,7 @@ struct Llama : Module<Llama> {
   // idx i64 (B, T), T <= block_size -> logits (B, T, V).
   Tensor forward(const Tensor& idx);
   // Mean cross-entropy in nats of targets i64 (B, T), where -100 is ignored.
-  Tensor loss(const Tensor& idx, const Tensor& targets,
-              std::source_location where = std::source_location::current());
+  Tensor loss(const Tensor& idx, const Tensor& targets, std::source_location where = std::source_location::current());
 };
 
 }  // namespace rondo::nn

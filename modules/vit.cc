@@ -27,8 +27,8 @@ ViTAttention::ViTAttention(const ViTConfig& config)
 }
 Tensor ViTAttention::forward(const Tensor& x) {
   const int64_t B = x.size(0), T = x.size(1), C = x.size(2);
-  std::vector<Tensor> parts = ops::split(qkv(x), C, -1);                                        // 3 x (B, T, C)
-  for (Tensor& part : parts) part = part.view({B, T, n_head, C / n_head}).transpose(1, 2);      // 3 x (B, H, T, D)
+  std::vector<Tensor> parts = ops::split(qkv(x), C, -1);                                    // 3 x (B, T, C)
+  for (Tensor& part : parts) part = part.view({B, T, n_head, C / n_head}).transpose(1, 2);  // 3 x (B, H, T, D)
   const Tensor y = ops::scaled_dot_product_attention(parts[0], parts[1], parts[2]);
   return proj_drop(proj(y.transpose(1, 2).reshape({B, T, C})));
 }
@@ -52,7 +52,8 @@ namespace {
 
 int64_t count_patches(const ViTConfig& config) {
   if (config.patch_size <= 0 || config.image_size <= 0 || config.image_size % config.patch_size != 0)
-    throw Error(absl::StrCat("ViT: patch_size must divide image_size, got ", config.patch_size, " and ", config.image_size));
+    throw Error(
+        absl::StrCat("ViT: patch_size must divide image_size, got ", config.patch_size, " and ", config.image_size));
   const int64_t side = config.image_size / config.patch_size;
   return side * side;
 }
@@ -74,8 +75,10 @@ ViT::ViT(ViTConfig config, uint64_t seed, const SkipInit&)
 Tensor ViT::features(const Tensor& images) {
   const Dims& s = images.sizes();
   if (s.rank() != 4 || s[1] != config.n_channel || s[2] != config.image_size || s[3] != config.image_size)
-    throw_op_error("ViT", absl::StrCat("images must be (B, ", config.n_channel, ", ", config.image_size, ", ",
-                                       config.image_size, "), got ", to_string(s)), std::source_location::current());
+    throw_op_error("ViT",
+                   absl::StrCat("images must be (B, ", config.n_channel, ", ", config.image_size, ", ",
+                                config.image_size, "), got ", to_string(s)),
+                   std::source_location::current());
   const Tensor parts[] = {cls_token.expand({s[0], 1, config.n_embd}), patch_embed(images)};
   Tensor x = pos_drop(ops::cat(parts, 1) + pos_embed);  // (B, patches + 1, C)
   for (ViTBlock& block : blocks) x = block(x);

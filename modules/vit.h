@@ -1,7 +1,7 @@
 // Vision transformer (Dosovitskiy et al., "An image is worth 16x16 words", 2020): an image classifier.
 //
-//   nn::ViT model({.image_size = 32, .patch_size = 4, .n_layer = 6, .n_head = 6, .n_embd = 192, .n_class = 10}, /*seed=*/1);
-//   model.loss(images, targets).backward();
+//   nn::ViT model({.image_size = 32, .patch_size = 4, .n_layer = 6, .n_head = 6, .n_embd = 192, .n_class = 10},
+//   /*seed=*/1); model.loss(images, targets).backward();
 //
 // Parameter names are those of timm's checkpoints.
 #pragma once

@@ -10,12 +10,19 @@ namespace rondo::cpu {
 namespace {
 
 // Calls fn(TypeTag<T>) for the dtype of output 0, with recording off (kernels may make dense copies of their inputs).
-template <class Fn> void for_floating(const KernelContext& context, Fn fn) {
+template <class Fn>
+void for_floating(const KernelContext& context, Fn fn) {
   RecorderScope run(nullptr);
   visit_floating(context.out().dtype(), fn);
 }
-template <class T> const T* pointer(const Tensor& t) { return reinterpret_cast<const T*>(t.impl()->data()); }
-template <class T> T* pointer(Tensor& t) { return reinterpret_cast<T*>(t.impl()->data()); }
+template <class T>
+const T* pointer(const Tensor& t) {
+  return reinterpret_cast<const T*>(t.impl()->data());
+}
+template <class T>
+T* pointer(Tensor& t) {
+  return reinterpret_cast<T*>(t.impl()->data());
+}
 int64_t row_grain(int64_t cols) { return std::max<int64_t>(1, kElementwiseGrain / 4 / std::max<int64_t>(cols, 1)); }
 
 }  // namespace
@@ -35,10 +42,12 @@ void layer_norm_kernel(const KernelContext& context) {
         const T* row = in + r * cols;
         T* out = y + r * cols;
         const C mean = sum_row<C>(cols, [row](int64_t i) { return static_cast<C>(row[i]); }) * inverse;
-        const C variance = sum_row<C>(cols, [row, mean](int64_t i) {
-          const C d = static_cast<C>(row[i]) - mean;
-          return d * d;
-        }) * inverse;
+        const C variance = sum_row<C>(cols,
+                                      [row, mean](int64_t i) {
+                                        const C d = static_cast<C>(row[i]) - mean;
+                                        return d * d;
+                                      }) *
+                           inverse;
         const C rstd = scalar::rsqrt(variance + eps);
         for (int64_t i = 0; i < cols; ++i)
           out[i] = static_cast<T>((static_cast<C>(row[i]) - mean) * rstd * static_cast<C>(w[i]) + static_cast<C>(b[i]));
@@ -69,10 +78,14 @@ void layer_norm_grad_kernel(const KernelContext& context) {
           const T *gr = g + r * cols, *xr = in + r * cols;
           T* out = dx + r * cols;
           const C mean = means[r], rstd = rstds[r];
-          const C mean_g = sum_row<C>(cols, [=](int64_t i) { return static_cast<C>(gr[i]) * static_cast<C>(w[i]); }) * inverse;
-          const C mean_gx = sum_row<C>(cols, [=](int64_t i) {
-            return static_cast<C>(gr[i]) * static_cast<C>(w[i]) * ((static_cast<C>(xr[i]) - mean) * rstd);
-          }) * inverse;
+          const C mean_g =
+              sum_row<C>(cols, [=](int64_t i) { return static_cast<C>(gr[i]) * static_cast<C>(w[i]); }) * inverse;
+          const C mean_gx = sum_row<C>(cols,
+                                       [=](int64_t i) {
+                                         return static_cast<C>(gr[i]) * static_cast<C>(w[i]) *
+                                                ((static_cast<C>(xr[i]) - mean) * rstd);
+                                       }) *
+                            inverse;
           for (int64_t i = 0; i < cols; ++i) {
             const C gi = static_cast<C>(gr[i]), hat = (static_cast<C>(xr[i]) - mean) * rstd;
             out[i] = static_cast<T>((gi * static_cast<C>(w[i]) - mean_g - hat * mean_gx) * rstd);
@@ -105,12 +118,15 @@ void rms_norm_kernel(const KernelContext& context) {
       for (int64_t r = begin; r < end; ++r) {
         const T* row = in + r * cols;
         T* out = y + r * cols;
-        const C mean_square = sum_row<C>(cols, [row](int64_t i) {
-          const C v = static_cast<C>(row[i]);
-          return v * v;
-        }) * inverse;
+        const C mean_square = sum_row<C>(cols,
+                                         [row](int64_t i) {
+                                           const C v = static_cast<C>(row[i]);
+                                           return v * v;
+                                         }) *
+                              inverse;
         const C rstd = scalar::rsqrt(mean_square + eps);
-        for (int64_t i = 0; i < cols; ++i) out[i] = static_cast<T>(static_cast<C>(row[i]) * rstd * static_cast<C>(w[i]));
+        for (int64_t i = 0; i < cols; ++i)
+          out[i] = static_cast<T>(static_cast<C>(row[i]) * rstd * static_cast<C>(w[i]));
         rstds[r] = rstd;
       }
     });
@@ -138,9 +154,12 @@ void rms_norm_grad_kernel(const KernelContext& context) {
           const T *gr = g + r * cols, *xr = in + r * cols;
           T* out = dx + r * cols;
           const C rstd = rstds[r];
-          const C mean_gx = sum_row<C>(cols, [=](int64_t i) {
-            return static_cast<C>(gr[i]) * static_cast<C>(w[i]) * (static_cast<C>(xr[i]) * rstd);
-          }) * inverse;
+          const C mean_gx =
+              sum_row<C>(cols,
+                         [=](int64_t i) {
+                           return static_cast<C>(gr[i]) * static_cast<C>(w[i]) * (static_cast<C>(xr[i]) * rstd);
+                         }) *
+              inverse;
           for (int64_t i = 0; i < cols; ++i) {
             const C gi = static_cast<C>(gr[i]), hat = static_cast<C>(xr[i]) * rstd;
             out[i] = static_cast<T>((gi * static_cast<C>(w[i]) - hat * mean_gx) * rstd);
@@ -209,8 +228,7 @@ void log_softmax_kernel(const KernelContext& context) {
         const C top = max_row<C>(cols, [row](int64_t i) { return static_cast<C>(row[i]); });
         const C total = sum_row<C>(cols, [=](int64_t i) { return scalar::exp(static_cast<C>(row[i]) - top); });
         const C log_total = scalar::log(total);
-        for (int64_t i = 0; i < cols; ++i)
-          y[r * cols + i] = static_cast<T>(static_cast<C>(row[i]) - top - log_total);
+        for (int64_t i = 0; i < cols; ++i) y[r * cols + i] = static_cast<T>(static_cast<C>(row[i]) - top - log_total);
       }
     });
   });

@@ -9,16 +9,23 @@
 namespace rondo::cpu {
 namespace {
 
-template <class T> T* pointer(const Tensor& t) { return reinterpret_cast<T*>(t.impl()->data()); }
+template <class T>
+T* pointer(const Tensor& t) {
+  return reinterpret_cast<T*>(t.impl()->data());
+}
 
 // a < b with NaN above all numbers.
-template <class C> bool below(C a, C b) {
-  if constexpr (std::is_floating_point_v<C>) return a < b || (b != b && a == a);
-  else return a < b;
+template <class C>
+bool below(C a, C b) {
+  if constexpr (std::is_floating_point_v<C>)
+    return a < b || (b != b && a == a);
+  else
+    return a < b;
 }
 
 // fn(line, offset of the output line, its step) where line(i) reads element i of x's line.
-template <class Fn> void for_each_compared_line(const Tensor& x, const Tensor& out, const Dims& out_strides, int dim, Fn fn) {
+template <class Fn>
+void for_each_compared_line(const Tensor& x, const Tensor& out, const Dims& out_strides, int dim, Fn fn) {
   visit_dtype(x.dtype(), [&](auto tag) {
     using T = typename decltype(tag)::type;
     using C = ComputeType<T>;

@@ -17,8 +17,9 @@ void decompose_silu_grad(std::span<const Tensor> in, const Attrs&, std::span<Ten
 constexpr OpDef kSiluGrad = elementwise<kFloatingOnly, 2, 0, [](auto x, auto g) { return scalar::silu_grad(x, g); }>(
     "silu_grad", {}, nullptr, &decompose_silu_grad);
 constexpr OpDef kSilu = elementwise<kFloatingOnly, 1, 0, [](auto x) { return scalar::silu(x); }>(
-    "silu", {.inputs = kFirst},
-    [](const GradContext& g) { g.set(0, call(kSiluGrad, {g.input(0), g.grad_out()})); });
+    "silu", {.inputs = kFirst}, [](const GradContext& g) {
+      g.set(0, call(kSiluGrad, {g.input(0), g.grad_out()}));
+    });
 
 // ---- Softplus: ln(1 + e^x)
 
@@ -44,8 +45,9 @@ constexpr OpDef kLeakyReluGrad =
         "leaky_relu_grad", {.inputs = kFirst}, [](const GradContext& g) { piecewise_grad_grad(kLeakyReluGrad, g); });
 constexpr OpDef kLeakyRelu =
     elementwise<kFloatingOnly, 1, 1, [](auto x, auto slope) { return scalar::leaky_relu(x, slope); }>(
-        "leaky_relu", {.inputs = kFirst},
-        [](const GradContext& g) { g.set(0, call(kLeakyReluGrad, {g.input(0), g.grad_out()}, g.attrs())); });
+        "leaky_relu", {.inputs = kFirst}, [](const GradContext& g) {
+          g.set(0, call(kLeakyReluGrad, {g.input(0), g.grad_out()}, g.attrs()));
+        });
 
 // floats: {low, high}
 constexpr OpDef kClampGrad = elementwise<kFloatingOnly, 2, 2, [](auto x, auto g, auto low, auto high) {
@@ -53,8 +55,9 @@ constexpr OpDef kClampGrad = elementwise<kFloatingOnly, 2, 2, [](auto x, auto g,
 }>("clamp_grad", {.inputs = kFirst}, [](const GradContext& g) { piecewise_grad_grad(kClampGrad, g); });
 constexpr OpDef kClamp =
     elementwise<kFloatingOnly, 1, 2, [](auto x, auto low, auto high) { return scalar::clamp(x, low, high); }>(
-        "clamp", {.inputs = kFirst},
-        [](const GradContext& g) { g.set(0, call(kClampGrad, {g.input(0), g.grad_out()}, g.attrs())); });
+        "clamp", {.inputs = kFirst}, [](const GradContext& g) {
+          g.set(0, call(kClampGrad, {g.input(0), g.grad_out()}, g.attrs()));
+        });
 
 Tensor silu(TensorArg x) { return call(kSilu, {x}); }
 Tensor softplus(TensorArg x) { return call(kSoftplus, {x}); }

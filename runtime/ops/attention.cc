@@ -29,10 +29,12 @@ void check_operands(InferContext& c) {
   if (c.dtype(3) != kBool && c.dtype(3) != c.dtype(0)) c.fail("mask must be bool or have the dtype of q");
   Dims full;
   const Dims scores = {q[0], q[1], q[2], k[2]};
-  if (!broadcast_shapes(c.sizes(3), scores, full) || !(full == scores)) c.fail("mask does not broadcast to (B, H, Tq, Tk)");
+  if (!broadcast_shapes(c.sizes(3), scores, full) || !(full == scores))
+    c.fail("mask does not broadcast to (B, H, Tq, Tk)");
 }
 
-template <class T> cpu::HeadsView<T> heads_of(const Tensor& t) {
+template <class T>
+cpu::HeadsView<T> heads_of(const Tensor& t) {
   return {reinterpret_cast<T*>(t.impl()->data()), t.strides()[0], t.strides()[1], t.strides()[2]};
 }
 
@@ -45,16 +47,25 @@ struct Operands {
   Operands(const KernelContext& context, int first)
       : q(dense_rows(context.in(first))), k(dense_rows(context.in(first + 1))), v(dense_rows(context.in(first + 2))) {
     if (context.has(first + 3)) mask = context.in(first + 3);
-    shape = {.batch = q.sizes()[0], .heads = q.sizes()[1], .kv_heads = k.sizes()[1], .queries = q.sizes()[2],
-             .keys = k.sizes()[2], .head_dim = q.sizes()[3], .causal = context.attrs.ints[0] != 0,
+    shape = {.batch = q.sizes()[0],
+             .heads = q.sizes()[1],
+             .kv_heads = k.sizes()[1],
+             .queries = q.sizes()[2],
+             .keys = k.sizes()[2],
+             .head_dim = q.sizes()[3],
+             .causal = context.attrs.ints[0] != 0,
              .scale = context.attrs.floats[0]};
   }
-  template <class T> cpu::AttentionMask<T> mask_view() const {
+  template <class T>
+  cpu::AttentionMask<T> mask_view() const {
     cpu::AttentionMask<T> view;
     if (!mask.defined()) return view;
-    if (mask.dtype() == kBool) view.allowed = reinterpret_cast<const bool*>(mask.impl()->data());
-    else view.bias = reinterpret_cast<const T*>(mask.impl()->data());
-    const Dims strides = broadcast_strides(mask.sizes(), mask.strides(), {shape.batch, shape.heads, shape.queries, shape.keys});
+    if (mask.dtype() == kBool)
+      view.allowed = reinterpret_cast<const bool*>(mask.impl()->data());
+    else
+      view.bias = reinterpret_cast<const T*>(mask.impl()->data());
+    const Dims strides =
+        broadcast_strides(mask.sizes(), mask.strides(), {shape.batch, shape.heads, shape.queries, shape.keys});
     for (int i = 0; i < 4; ++i) view.strides[static_cast<size_t>(i)] = strides[i];
     return view;
   }
@@ -79,11 +90,10 @@ void attention_grad_kernel(const KernelContext& context) {
   const Operands o(context, 3);
   visit_floating(o.q.dtype(), [&](auto tag) {
     using T = typename decltype(tag)::type;
-    cpu::attention_backward<T>(o.shape, heads_of<const T>(o.q), heads_of<const T>(o.k), heads_of<const T>(o.v),
-                               o.mask_view<T>(), heads_of<const T>(out),
-                               reinterpret_cast<const cpu::AttentionAccumulator<T>*>(context.in(2).impl()->data()),
-                               heads_of<const T>(grad), heads_of<T>(context.out(0)), heads_of<T>(context.out(1)),
-                               heads_of<T>(context.out(2)));
+    cpu::attention_backward<T>(
+        o.shape, heads_of<const T>(o.q), heads_of<const T>(o.k), heads_of<const T>(o.v), o.mask_view<T>(),
+        heads_of<const T>(out), reinterpret_cast<const cpu::AttentionAccumulator<T>*>(context.in(2).impl()->data()),
+        heads_of<const T>(grad), heads_of<T>(context.out(0)), heads_of<T>(context.out(1)), heads_of<T>(context.out(2)));
   });
 }
 
@@ -188,8 +198,9 @@ constexpr OpDef kAttention = {
           if (g.n_inputs() > 3 && g.needs(3)) throw Error("attention: the mask has no gradient; detach() it");
           Tensor grads[3];
           if (g.grad_out(0).defined())
-            call(kAttentionGrad, {g.grad_out(0), g.output(0), g.output(1), g.input(0), g.input(1), g.input(2), g.input(3)},
-                 g.attrs(), grads);
+            call(kAttentionGrad,
+                 {g.grad_out(0), g.output(0), g.output(1), g.input(0), g.input(1), g.input(2), g.input(3)}, g.attrs(),
+                 grads);
           if (g.grad_out(1).defined()) {  // of a second derivative: logsumexp's is the softmax
             const PlainAttention a(g.input(0), g.input(1), g.input(2), g.input(3), g.output(1), g.attrs());
             Tensor more[2];
@@ -204,11 +215,13 @@ constexpr OpDef kAttention = {
         },
 };
 
-Tensor scaled_dot_product_attention(TensorArg q, TensorArg k, TensorArg v, const Tensor& mask, AttentionOptions options) {
+Tensor scaled_dot_product_attention(TensorArg q, TensorArg k, TensorArg v, const Tensor& mask,
+                                    AttentionOptions options) {
   if (q.tensor.defined() && q.tensor.rank() == 4 && !options.scale)
     options.scale = 1.0 / std::sqrt(static_cast<double>(q.tensor.sizes()[3]));
   Tensor outputs[2];
-  call(kAttention, {q, k, v, {mask, q.where}}, {.ints = {options.causal}, .floats = {options.scale.value_or(1.0)}}, outputs);
+  call(kAttention, {q, k, v, {mask, q.where}}, {.ints = {options.causal}, .floats = {options.scale.value_or(1.0)}},
+       outputs);
   return outputs[0];
 }
 

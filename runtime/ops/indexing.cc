@@ -1,4 +1,5 @@
-// Elements picked by index, and orders: gather, scatter, sort, top-k, argmax, running sums. `dim` is ints[0] unless noted.
+// Elements picked by index, and orders: gather, scatter, sort, top-k, argmax, running sums. `dim` is ints[0] unless
+// noted.
 #include "absl/strings/str_cat.h"
 #include "rondo/runtime/cpu/gather.h"
 #include "rondo/runtime/cpu/sort.h"
@@ -80,7 +81,8 @@ constexpr OpDef kScatter = {
         [](InferContext& c) {
           require_index(c, 1, c.sizes(0), static_cast<int>(c.integer(0)));
           c.require_same_dtype(0, 2);
-          if (!c.sizes(2).empty() && !(c.sizes(2) == c.sizes(1))) c.fail("source must have index's shape, or be a scalar");
+          if (!c.sizes(2).empty() && !(c.sizes(2) == c.sizes(1)))
+            c.fail("source must have index's shape, or be a scalar");
           c.output(0, c.dtype(0), c.sizes(0));
         },
     .kernel = {&cpu::scatter_kernel},
@@ -92,7 +94,8 @@ constexpr OpDef kScatter = {
           if (!g.needs(2)) return;
           // Only what was written last is in the result.
           const Tensor number = reshape(Tensor::arange(index.numel()), index.sizes());
-          const Tensor winner = gather(scatter(Tensor::zeros(g.input_sizes(0), {kI64}), dim, index, number), dim, index);
+          const Tensor winner =
+              gather(scatter(Tensor::zeros(g.input_sizes(0), {kI64}), dim, index, number), dim, index);
           g.set_reduced(2, where(equal(winner, number), gather(g.grad_out(), dim, index), 0.0));
         },
 };
@@ -109,7 +112,9 @@ constexpr OpDef kCumsum = {
         },
     .kernel = {&cpu::cumsum_kernel},
     .grad =
-        [](const GradContext& g) { g.set(0, call(kCumsum, {g.grad_out()}, {.ints = {g.integer(0), !g.integer(1)}})); },
+        [](const GradContext& g) {
+          g.set(0, call(kCumsum, {g.grad_out()}, {.ints = {g.integer(0), !g.integer(1)}}));
+        },
 };
 
 Tensor gather(TensorArg x, int64_t dim, TensorArg index) {
@@ -217,8 +222,12 @@ Tensor arg_reduce(const char* name, TensorArg x, std::optional<int64_t> dim, boo
 
 }  // namespace
 
-Tensor argmax(TensorArg x, std::optional<int64_t> dim, bool keepdim) { return arg_reduce("argmax", x, dim, keepdim, false); }
-Tensor argmin(TensorArg x, std::optional<int64_t> dim, bool keepdim) { return arg_reduce("argmin", x, dim, keepdim, true); }
+Tensor argmax(TensorArg x, std::optional<int64_t> dim, bool keepdim) {
+  return arg_reduce("argmax", x, dim, keepdim, false);
+}
+Tensor argmin(TensorArg x, std::optional<int64_t> dim, bool keepdim) {
+  return arg_reduce("argmin", x, dim, keepdim, true);
+}
 
 Tensor argsort(TensorArg x, int64_t dim, bool descending) {
   return call(kArgsort, {x}, {.ints = {dim_of("argsort", x.tensor, dim, x.where), descending}});

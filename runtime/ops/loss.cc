@@ -13,7 +13,9 @@ void decompose_cross_entropy_grad(std::span<const Tensor> in, const Attrs& attrs
   const int64_t n = logits.sizes()[0], V = logits.sizes()[1];
   const bool mean = attrs.ints[1] == static_cast<int64_t>(Reduction::kMean);
   // Scalars are rounded as the kernel's are.
-  const auto rounded = [&](double value) { return logits.dtype() == kF64 ? value : static_cast<double>(static_cast<float>(value)); };
+  const auto rounded = [&](double value) {
+    return logits.dtype() == kF64 ? value : static_cast<double>(static_cast<float>(value));
+  };
   const double smoothing = rounded(attrs.floats[0]);
   const double share = rounded(smoothing * rounded(1.0 / static_cast<double>(V)));
   const Tensor counts = not_equal(target, Tensor::scalar<int64_t>(attrs.ints[0]));
@@ -74,7 +76,8 @@ Tensor cross_entropy(TensorArg logits, TensorArg target, CrossEntropyOptions opt
     throw_op_error("cross_entropy", "label_smoothing must lie in [0, 1]", logits.where);
   Tensor outputs[2];
   call(kCrossEntropy, {logits, target},
-       {.ints = {options.ignore_index, static_cast<int64_t>(options.reduction)}, .floats = {options.label_smoothing}}, outputs);
+       {.ints = {options.ignore_index, static_cast<int64_t>(options.reduction)}, .floats = {options.label_smoothing}},
+       outputs);
   return outputs[0];
 }
 

@@ -48,7 +48,8 @@ constexpr OpDef kLayerNorm = {
         [](InferContext& c) {
           require_rows(c);
           const Dims row = {c.sizes(0).back()};
-          if (!(c.sizes(1) == row) || !(c.sizes(2) == row)) c.fail("weight and bias must have the size of the last dimension");
+          if (!(c.sizes(1) == row) || !(c.sizes(2) == row))
+            c.fail("weight and bias must have the size of the last dimension");
           c.require_same_dtype(0, 1);
           c.require_same_dtype(0, 2);
           c.output(0, c.dtype(0), c.sizes(0));
@@ -138,10 +139,12 @@ constexpr OpDef kRMSNorm = {
     .grad =
         [](const GradContext& g) {
           Tensor grads[2];
-          if (g.grad_out(0).defined()) call(kRMSNormGrad, {g.grad_out(0), g.input(0), g.input(1), g.output(1)}, {}, grads);
+          if (g.grad_out(0).defined())
+            call(kRMSNormGrad, {g.grad_out(0), g.input(0), g.input(1), g.output(1)}, {}, grads);
           if (g.grad_out(1).defined() && g.needs(0)) {
             const Tensor& rstd = g.output(1);
-            const Tensor slope = g.grad_out(1) * (rstd * rstd * rstd) * (-1.0 / static_cast<double>(g.input_sizes(0).back()));
+            const Tensor slope =
+                g.grad_out(1) * (rstd * rstd * rstd) * (-1.0 / static_cast<double>(g.input_sizes(0).back()));
             grads[0] = plus(grads[0], (widened(g.input(0)) * slope).to(g.input_dtype(0)));
           }
           for (int i = 0; i < 2; ++i)
@@ -196,7 +199,10 @@ constexpr OpDef kSoftmax = {
           const Tensor e = exp(x - max(x, {-1}, true));
           out[0] = (e * (1.0 / sum(e, {-1}, true))).to(in[0].dtype());
         },
-    .grad = [](const GradContext& g) { g.set(0, call(kSoftmaxGrad, {g.grad_out(), g.output(0)})); },
+    .grad =
+        [](const GradContext& g) {
+          g.set(0, call(kSoftmaxGrad, {g.grad_out(), g.output(0)}));
+        },
 };
 
 constexpr OpDef kLogSoftmaxGrad = {
@@ -223,7 +229,10 @@ constexpr OpDef kLogSoftmax = {
           const Tensor top = max(x, {-1}, true);
           out[0] = (x - top - log(sum(exp(x - top), {-1}, true))).to(in[0].dtype());
         },
-    .grad = [](const GradContext& g) { g.set(0, call(kLogSoftmaxGrad, {g.grad_out(), g.output(0)})); },
+    .grad =
+        [](const GradContext& g) {
+          g.set(0, call(kLogSoftmaxGrad, {g.grad_out(), g.output(0)}));
+        },
 };
 
 Tensor layer_norm(TensorArg x, TensorArg weight, TensorArg bias, double eps) {

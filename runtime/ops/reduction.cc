@@ -1,4 +1,5 @@
-// Reductions over sets of dimensions. Attributes of every op of kind kReduction: ints = {mask of reduced dims, keepdim}.
+// Reductions over sets of dimensions. Attributes of every op of kind kReduction: ints = {mask of reduced dims,
+// keepdim}.
 #include "rondo/runtime/cpu/reduction.h"
 
 #include "rondo/runtime/ops/elementwise_def.h"
@@ -11,8 +12,10 @@ namespace {
 void reduction_infer(InferContext& c) {
   Dims sizes;
   for (int i = 0; i < c.sizes(0).rank(); ++i) {
-    if ((c.integer(0) >> i & 1) == 0) sizes.push_back(c.sizes(0)[i]);
-    else if (c.integer(1)) sizes.push_back(1);
+    if ((c.integer(0) >> i & 1) == 0)
+      sizes.push_back(c.sizes(0)[i]);
+    else if (c.integer(1))
+      sizes.push_back(1);
   }
   c.output(0, c.dtype(0), sizes);
 }
@@ -30,7 +33,8 @@ Attrs reduction_attrs(const char* op, TensorArg x, const Dims& dims, bool keepdi
   int64_t mask = 0;
   for (int64_t d : dims) {
     if (d < -std::max(rank, 1) || d >= std::max(rank, 1))
-      throw_op_error(op, "dimension " + std::to_string(d) + " is out of range for " + to_string(x.tensor.sizes()), x.where);
+      throw_op_error(op, "dimension " + std::to_string(d) + " is out of range for " + to_string(x.tensor.sizes()),
+                     x.where);
     mask |= int64_t{1} << (d < 0 ? d + rank : d);
   }
   if (dims.empty()) mask = (int64_t{1} << rank) - 1;

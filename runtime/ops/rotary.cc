@@ -1,8 +1,8 @@
-// Rotary position embedding (Su et al., "RoFormer", 2021), in the half-split layout of GPT-NeoX and Llama: dimension i turns
-// with dimension i + D/2 by the angle t * base^(-2i/D).
+// Rotary position embedding (Su et al., "RoFormer", 2021), in the half-split layout of GPT-NeoX and Llama: dimension i
+// turns with dimension i + D/2 by the angle t * base^(-2i/D).
+#include "rondo/runtime/cpu/rotary.h"
 #include "absl/strings/str_cat.h"
 #include "rondo/runtime/autograd.h"
-#include "rondo/runtime/cpu/rotary.h"
 #include "rondo/runtime/ops/elementwise_def.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/ops/table.h"
