@@ -245,6 +245,7 @@ std::vector<Tensor> Program::run(std::span<const Tensor> inputs) const {
       case Placement::kNone: continue;
       case Placement::kInput: {
         const Tensor& input = inputs[static_cast<size_t>(p.index)];
+        if (!input.defined()) continue;  // the caller knows that nothing reads it
         b = {input.storage(), input.storage_offset() * static_cast<int64_t>(size_of(input.dtype())), input.impl()->data()};
         break;
       }

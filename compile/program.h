@@ -24,7 +24,7 @@ class Program {
  public:
   static std::shared_ptr<const Program> compile(Graph graph);
 
-  // Inputs as graph.inputs: same dtypes, sizes and strides. Returns one tensor per graph.outputs, without history.
+  // Inputs as graph.inputs: same dtypes, sizes and strides; undefined where nothing reads one. Returns one tensor per graph.outputs, without history.
   std::vector<Tensor> run(std::span<const Tensor> inputs) const;
 
   const Graph& graph() const { return graph_; }
