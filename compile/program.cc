@@ -168,7 +168,7 @@ void Program::plan() {
   ArenaPlanner arena;
   for (size_t v = 0; v < graph_.values.size(); ++v) {
     if (graph_.values[v].root != static_cast<ValueId>(v) || last[v] < 0 || placements_[v].kind != Placement::kNone) continue;
-    placements_[v] = {Placement::kArena, arena.place(aligned(bytes_of(graph_.values[v])), first[v], last[v]), 0};
+    placements_[v] = {Placement::kArena, arena.place(aligned(std::max<int64_t>(bytes_of(graph_.values[v]), 1)), first[v], last[v]), 0};
   }
   partial_offsets_.assign(kernels_.size(), 0);
   for (int i = 0; i < n; ++i) {

@@ -154,6 +154,7 @@ struct OpDef {
   DecomposeFn decompose = nullptr;
   GradFn grad = nullptr;    // null: differentiated through `decompose`; without that, backward through it is an error
   LowerFn lower = nullptr;  // null: runs as a library call
+  bool additive = false;    // reductions: results over parts of the input add up to the result over all of it
   // What a memory planner may use. `assembles`: output 0 is nothing but the inputs side by side along dimension ints[0], so
   // whoever writes them may write them there. `strided_outputs`: the kernel honours any strides of its outputs as long as
   // the last dimension is dense.

@@ -42,10 +42,11 @@ Space space_of(const Graph& graph, const GraphNode& node) {
   space.cols = sizes.back();
   space.rows = sizes.numel() / space.cols;
   if (op.kind == OpKind::kReduction) {
-    // Rows are reduced along the last dimension, or columns along all the others; anything else is a library call.
+    // Rows are reduced along the last dimension, or columns summed along all the others; anything else is a library call.
     const int64_t mask = node.attrs.ints[0], all = (int64_t{1} << sizes.rank()) - 1, last = int64_t{1} << (sizes.rank() - 1);
     const Value& input = graph.value(node.inputs[0]);
-    if (mask == all - last && sizes.rank() > 1 && is_contiguous(input.sizes, input.strides)) space.column_sum = true;
+    if (op.additive && mask == all - last && sizes.rank() > 1 && is_contiguous(input.sizes, input.strides))
+      space.column_sum = true;
     else if (mask != last || space.rows == 1) return space;
   }
   space.fusible = true;

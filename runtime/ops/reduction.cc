@@ -51,6 +51,7 @@ constexpr OpDef kSum = {
           g.set(0, expand(kept, g.input_sizes(0)));
         },
     .lower = [](LoopBuilder& b) { b.output(0, b.reduce(LoopOp::kReduceSum, b.input(0))); },
+    .additive = true,
 };
 
 namespace {
