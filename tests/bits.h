@@ -11,7 +11,7 @@
 
 #include "rondo/runtime/tensor.h"
 
-namespace rondo::testing {
+namespace rondo::test {
 
 // fn(offset of an element in (sizes, strides)), in row-major order.
 template <class F>
@@ -136,4 +136,4 @@ inline ::testing::AssertionResult same_bits(const Tensor& a, const Tensor& b) {
   return ::testing::AssertionSuccess();
 }
 
-}  // namespace rondo::testing
+}  // namespace rondo::test

@@ -8,7 +8,7 @@
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/tests/bits.h"
 
-namespace rondo::testing {
+namespace rondo::test {
 
 namespace {
 // Small and not negative, so that every integer dtype holds them.
@@ -657,4 +657,4 @@ const OpSpec* find_spec(std::string_view op) {
   return nullptr;
 }
 
-}  // namespace rondo::testing
+}  // namespace rondo::test

@@ -10,7 +10,7 @@
 
 #include "rondo/runtime/op.h"
 
-namespace rondo::testing {
+namespace rondo::test {
 
 // What becomes of a sample's tensor when the sweep turns to a dtype.
 enum class Role : uint8_t {
@@ -56,4 +56,4 @@ std::vector<Tensor> apply_op(const OpDef& op, std::span<const Tensor> inputs, co
 // Uniform in [low, high), in f64; the same on every run, another for each seed.
 Tensor uniform(const Dims& sizes, double low, double high, uint64_t seed);
 
-}  // namespace rondo::testing
+}  // namespace rondo::test

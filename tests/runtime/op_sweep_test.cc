@@ -13,16 +13,16 @@
 namespace rondo {
 namespace {
 
-using testing::apply_op;
-using testing::bytes_of;
-using testing::dense_copy;
-using testing::find_spec;
-using testing::layouts_of;
-using testing::OpSample;
-using testing::OpSpec;
-using testing::Role;
-using testing::same_bits;
-using testing::samples_of;
+using test::apply_op;
+
+using test::dense_copy;
+using test::find_spec;
+using test::layouts_of;
+using test::OpSample;
+using test::OpSpec;
+using test::Role;
+using test::same_bits;
+using test::samples_of;
 
 constexpr DType kFloats[] = {kF64, kF32, kBF16, kF16};
 
@@ -93,7 +93,7 @@ std::vector<Tensor> run(const OpDef& op, const OpSample& sample, std::span<const
 TEST(OpSweep, EveryOpHasSamplesAndEverySampleAnOp) {
   for (const OpDef* op : all_ops())
     EXPECT_NE(find_spec(op->name), nullptr) << "op '" << op->name << "' has no line in tests/op_samples.cc";
-  for (const OpSpec& spec : testing::op_specs()) {
+  for (const OpSpec& spec : test::op_specs()) {
     EXPECT_NE(find_op(spec.name), nullptr) << "tests/op_samples.cc: there is no op '" << spec.name << "'";
     EXPECT_FALSE(samples_of(spec).empty()) << spec.name;
   }
@@ -231,7 +231,7 @@ TEST(OpSweep, GradientsFollowFiniteDifferences) {
       for (size_t i = 0; i < outputs.size(); ++i) {
         if ((spec.differentiable_outputs >> i & 1u) == 0 || !is_floating(outputs[i].dtype())) continue;
         if (weights.size() <= i) weights.resize(i + 1);
-        if (!weights[i].defined()) weights[i] = testing::uniform(outputs[i].sizes(), -1, 1, 100 + i);
+        if (!weights[i].defined()) weights[i] = test::uniform(outputs[i].sizes(), -1, 1, 100 + i);
         const Tensor part = ops::sum(outputs[i].to(kF64) * weights[i]);
         loss = loss.defined() ? loss + part : part;
       }
@@ -266,7 +266,7 @@ TEST(OpSweep, GradientsFollowFiniteDifferences) {
       ASSERT_EQ(to_string(grad.sizes()), to_string(inputs[i].sizes()));
       ASSERT_EQ(grad.dtype(), kF64);
       for (uint64_t k = 0; k < 2; ++k) {
-        const Tensor direction = testing::uniform(inputs[i].sizes(), -1, 1, 7 + k);
+        const Tensor direction = test::uniform(inputs[i].sizes(), -1, 1, 7 + k);
         const double analytic = ops::sum(grad * direction).item();
         auto at = [&](double step) {
           std::vector<Tensor> moved = inputs;
@@ -296,7 +296,7 @@ TEST(OpSweep, GradientsOfStridedInputs) {
         std::vector<Tensor> roots, seeds, leaves;
         for (size_t i = 0; i < outputs.size(); ++i) {
           if (!(spec.differentiable_outputs >> i & 1u) || !outputs[i].requires_grad()) continue;
-          const Tensor seed = dense_copy(testing::uniform(outputs[i].sizes(), -1, 1, i).to(outputs[i].dtype()));
+          const Tensor seed = dense_copy(test::uniform(outputs[i].sizes(), -1, 1, i).to(outputs[i].dtype()));
           roots.push_back(outputs[i]);
           seeds.push_back(odd_grad ? layouts_of(seed).back().name.starts_with("expanded")
                                          ? layouts_of(seed)[0].tensor
@@ -352,7 +352,7 @@ TEST(OpSweep, OneThreadEqualsSeveral) {
           for (size_t i = 0; i < results.size(); ++i)
             if ((spec.differentiable_outputs >> i & 1u) && results[i].requires_grad()) {
               roots.push_back(results[i]);
-              seeds.push_back(testing::uniform(results[i].sizes(), -1, 1, i).to(results[i].dtype()));
+              seeds.push_back(test::uniform(results[i].sizes(), -1, 1, i).to(results[i].dtype()));
             }
           if (!roots.empty()) autograd::backward(roots, seeds, false, false, std::source_location::current());
           for (const Tensor& leaf : leaves) results.push_back(leaf.defined() ? leaf.grad() : Tensor());

@@ -1,0 +1,187 @@
+// Every op of the table through a compiled region against eager execution, in every bit: alone, on strided inputs, and
+// between elementwise ops that it may fuse with; forward and backward. Samples: tests/op_samples.cc.
+#include <gtest/gtest.h>
+
+#include "rondo/compile/compile.h"
+#include "rondo/compile/jit/executable.h"
+#include "rondo/modules/module.h"
+#include "rondo/runtime/autograd.h"
+#include "rondo/runtime/ops/ops.h"
+#include "rondo/tests/bits.h"
+#include "rondo/tests/op_samples.h"
+
+namespace rondo {
+namespace {
+
+using test::dense_copy;
+using test::layouts_of;
+using test::OpSample;
+using test::OpSpec;
+using test::Role;
+using test::same_bits;
+
+enum class Setting { kAlone, kFused };
+
+// One call of an op as a module. The inputs are those of `inputs`; forward's own argument is the first.
+struct OneOp : nn::Module<OneOp> {
+  OneOp(const OpDef& op, const OpSample& sample, Setting setting) : op(op), sample(sample), setting(setting) {}
+  const OpDef& op;
+  const OpSample& sample;
+  Setting setting;
+  std::vector<Tensor> inputs;
+
+  std::vector<Tensor> forward(const Tensor&) {
+    std::vector<Tensor> operands = inputs;
+    for (size_t i = 0; i < operands.size() && setting == Setting::kFused; ++i)
+      if (sample.role(i) == Role::kReal && is_floating(operands[i].dtype())) operands[i] = operands[i] * 0.75 + 0.125;
+    std::vector<Tensor> outputs(static_cast<size_t>(sample.n_outputs));
+    std::vector<TensorArg> args;
+    for (const Tensor& operand : operands) args.emplace_back(operand);
+    call(op, args, sample.attrs, outputs);
+    if (setting == Setting::kFused)
+      for (Tensor& out : outputs)
+        if (is_floating(out.dtype())) out = out * out + 0.5;
+    return outputs;
+  }
+};
+
+struct Results {
+  std::vector<Tensor> outputs, grads;
+};
+
+Results run(OneOp& module, const OpSpec& spec, const std::vector<Tensor>& inputs) {
+  module.inputs = inputs;
+  std::vector<Tensor> leaves;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    Tensor& input = module.inputs[i];
+    if (!input.defined() || !is_floating(input.dtype()) || (spec.constant_inputs >> i & 1u)) continue;
+    input = input.detach();
+    if (module.op.grad != nullptr) leaves.push_back(input.requires_grad_());
+  }
+  Results results;
+  results.outputs = module(module.inputs[0]);
+  std::vector<Tensor> roots, seeds;
+  for (size_t i = 0; i < results.outputs.size(); ++i) {
+    const Tensor& out = results.outputs[i];
+    if ((spec.differentiable_outputs >> i & 1u) == 0 || !out.requires_grad()) continue;
+    roots.push_back(out);
+    seeds.push_back(test::uniform(out.sizes(), -1, 1, i).to(out.dtype()));
+  }
+  if (!roots.empty()) autograd::backward(roots, seeds, false, false, std::source_location::current());
+  for (const Tensor& leaf : leaves) results.grads.push_back(leaf.grad());
+  return results;
+}
+
+void compare(const OpDef& op, const OpSpec& spec, const OpSample& sample, Setting setting,
+             const std::vector<Tensor>& inputs) {
+  OneOp module(op, sample, setting);
+  const Results eager = run(module, spec, inputs);
+  compile::compile_module(module, {.exact = true});
+  const Results compiled = run(module, spec, inputs);
+  ASSERT_EQ(eager.outputs.size(), compiled.outputs.size());
+  for (size_t i = 0; i < eager.outputs.size(); ++i) {
+    EXPECT_TRUE(same_bits(compiled.outputs[i], eager.outputs[i])) << "output " << i;
+    EXPECT_EQ(to_string(compiled.outputs[i].strides()), to_string(eager.outputs[i].strides())) << "output " << i;
+    EXPECT_EQ(compiled.outputs[i].requires_grad(), eager.outputs[i].requires_grad()) << "output " << i;
+  }
+  ASSERT_EQ(eager.grads.size(), compiled.grads.size());
+  for (size_t i = 0; i < eager.grads.size(); ++i)
+    EXPECT_TRUE(same_bits(compiled.grads[i], eager.grads[i])) << "gradient " << i;
+}
+
+class CompiledOpSweep : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (!compile::jit_available()) GTEST_SKIP() << "built without LLVM";
+  }
+
+  template <class F>
+  void for_each_sample(F&& fn) {
+    for (const OpDef* op : all_ops()) {
+      // What exists only in place is never part of a recording.
+      const OpSpec* spec = test::find_spec(op->name);
+      if (spec == nullptr || op->overwrites >= 0) continue;
+      for (const OpSample& sample : test::samples_of(*spec)) {
+        SCOPED_TRACE(std::string(op->name) + ": " + sample.label);
+        try {
+          fn(*op, *spec, sample);
+        } catch (const std::exception& e) {
+          ADD_FAILURE() << e.what();
+        }
+        if (HasFatalFailure()) return;
+      }
+    }
+  }
+};
+
+TEST_F(CompiledOpSweep, Alone) {
+  for_each_sample([](const OpDef& op, const OpSpec& spec, const OpSample& sample) {
+    compare(op, spec, sample, Setting::kAlone, sample.inputs_as(kF32));
+  });
+}
+
+TEST_F(CompiledOpSweep, BetweenElementwiseOpsInF32AndBF16) {
+  for_each_sample([](const OpDef& op, const OpSpec& spec, const OpSample& sample) {
+    for (DType dtype : {kF32, kBF16}) {
+      SCOPED_TRACE(name_of(dtype));
+      compare(op, spec, sample, Setting::kFused, sample.inputs_as(dtype));
+    }
+  });
+}
+
+TEST_F(CompiledOpSweep, BetweenElementwiseOpsInF64AndF16) {
+  const OpDef* last = nullptr;
+  int count = 0;
+  for_each_sample([&](const OpDef& op, const OpSpec& spec, const OpSample& sample) {
+    count = last == &op ? count + 1 : 0;
+    last = &op;
+    if (count >= 3) return;
+    for (DType dtype : {kF64, kF16}) {
+      SCOPED_TRACE(name_of(dtype));
+      compare(op, spec, sample, Setting::kFused, sample.inputs_as(dtype));
+    }
+  });
+}
+
+TEST_F(CompiledOpSweep, IntegersAndBool) {
+  for_each_sample([&](const OpDef& op, const OpSpec& spec, const OpSample& sample) {
+    for (DType dtype : {kI64, kI32, kU8, kBool}) {
+      if (dtype == kBool ? !spec.takes_bool : !spec.takes_integers) continue;
+      SCOPED_TRACE(name_of(dtype));
+      compare(op, spec, sample, Setting::kAlone, sample.inputs_as(dtype));
+    }
+  });
+}
+
+// Every layout of each operand, in one dtype.
+TEST_F(CompiledOpSweep, StridedInputs) {
+  const OpDef* last = nullptr;
+  int count = 0;
+  for_each_sample([&](const OpDef& op, const OpSpec& spec, const OpSample& sample) {
+    count = last == &op ? count + 1 : 0;
+    last = &op;
+    if (count >= 3) return;
+    const std::vector<Tensor> dense = sample.inputs_as(kF32);
+    for (size_t kind = 0; kind < 8; ++kind) {
+      std::vector<Tensor> strided = dense;
+      std::string name;
+      for (size_t i = 0; i < dense.size(); ++i) {
+        if (!dense[i].defined() || sample.role(i) == Role::kCompute) continue;
+        const auto layouts = layouts_of(dense[i]);
+        if (kind >= layouts.size()) continue;
+        strided[i] = layouts[kind].tensor;
+        name = layouts[kind].name;
+      }
+      if (name.empty()) continue;
+      SCOPED_TRACE(name);
+      try {
+        compare(op, spec, sample, Setting::kAlone, strided);
+      } catch (const Error& e) {
+        EXPECT_STREQ(op.name, "view") << e.what();
+      }
+    }
+  });
+}
+
+}  // namespace
+}  // namespace rondo
