@@ -61,6 +61,19 @@ const Tensor& SavedTensor::get(const char* op, std::source_location where) const
 
 namespace {
 
+// Hooks may remove themselves, or add others, while they run: this goes over a copy.
+void run_hooks(std::vector<Hook> hooks, Tensor& grad) {
+  for (const Hook& hook : hooks) {
+    Tensor replaced = hook.fn(grad);
+    if (!replaced.defined()) continue;
+    if (!(replaced.sizes() == grad.sizes()) || replaced.dtype() != grad.dtype())
+      throw Error(absl::StrCat("backward: a hook replaced a gradient ", std::string(name_of(grad.dtype())),
+                               to_string(grad.sizes()), " by ", std::string(name_of(replaced.dtype())),
+                               to_string(replaced.sizes())));
+    grad = std::move(replaced);
+  }
+}
+
 // The leaf end of the tape: adds into .grad.
 class AccumulateNode final : public Node {
  public:
@@ -69,8 +82,7 @@ class AccumulateNode final : public Node {
   const char* name() const override { return "accumulate"; }
   void backward(std::span<const Tensor> grads_out, std::span<Tensor>) override {
     Tensor grad = grads_out[0];
-    for (const Hook& hook : slot_->hooks)
-      if (Tensor replaced = hook.fn(grad); replaced.defined()) grad = std::move(replaced);
+    if (!slot_->hooks.empty()) run_hooks(slot_->hooks, grad);
     Tensor& total = slot_->grad;
     if (!total.defined()) {
       // A gradient that nobody else holds is kept; a shared one is copied, so that in-place use of .grad stays private.
@@ -149,6 +161,13 @@ class OpNode final : public Node {
   absl::InlinedVector<SavedTensor, 1> saved_outputs_;
 };
 
+// The two nodes below move gradients by hand: a second derivative would miss them.
+void refuse_second_derivative() {
+  if (grad_mode)
+    throw Error("backward with create_graph: second derivatives through an in-place write to a view, or to its base, are "
+                "not supported; build the tensor with where, cat or stack");
+}
+
 // Geometry of a view over its (contiguous) base.
 struct ViewGeometry {
   Dims base_sizes, sizes, strides;
@@ -167,6 +186,7 @@ class ViewOfBaseNode final : public Node {
   ViewOfBaseNode(ViewGeometry geometry, Edge base) : geometry_(geometry) { edges.push_back(std::move(base)); }
   const char* name() const override { return "view"; }
   void backward(std::span<const Tensor> grads_out, std::span<Tensor> grads_in) override {
+    refuse_second_derivative();
     Tensor grad = Tensor::zeros(geometry_.base_sizes, {grads_out[0].dtype()});
     geometry_.look(grad).copy_(grads_out[0]);
     grads_in[0] = grad;
@@ -186,6 +206,7 @@ class OverwriteNode final : public Node {
   }
   const char* name() const override { return "overwrite"; }
   void backward(std::span<const Tensor> grads_out, std::span<Tensor> grads_in) override {
+    refuse_second_derivative();
     Tensor grad = grads_out[0].clone();
     Tensor region = geometry_.look(grad);
     grads_in[1] = region.clone();
@@ -274,8 +295,6 @@ void record_in_place(const OpDef& op, std::span<const Tensor* const> inputs, con
     node->save_outputs({&target, 1});
     return;
   }
-  if (!base.is_contiguous() || overlaps_itself(target))
-    throw_op_error(op.name, "a differentiable in-place write needs a non-overlapping view of a contiguous tensor", where);
   node->save_outputs({&target, 1});
   const ViewGeometry geometry = ViewGeometry::of(target, base);
   Tensor root = base;
@@ -285,13 +304,18 @@ void record_in_place(const OpDef& op, std::span<const Tensor* const> inputs, con
   meta.view_version = target.version();
 }
 
-void check_in_place(const OpDef& op, const Tensor& target, std::source_location where) {
+void check_in_place(const OpDef& op, const Tensor& target, bool differentiable, std::source_location where) {
+  if (overlaps_itself(target))
+    throw_op_error(op.name, "an expanded tensor cannot be written in place: several elements are one; clone() it first", where);
+  if (!grad_mode) return;
   const AutogradMeta* meta = target.impl()->autograd.get();
   const bool history = meta != nullptr && meta->grad_fn != nullptr;
   if (target.requires_grad() && !history)
     throw_op_error(op.name, "a leaf that requires grad cannot be written in place; wrap the write in no_grad()", where);
   if (meta != nullptr && meta->base.defined() && meta->base.requires_grad() && meta->base.is_leaf())
     throw_op_error(op.name, "this is a view of a leaf that requires grad; wrap the write in no_grad()", where);
+  if (differentiable && meta != nullptr && meta->base.defined() && !meta->base.is_contiguous())
+    throw_op_error(op.name, "a differentiable in-place write to a view needs a contiguous base", where);
 }
 
 namespace {
@@ -310,6 +334,7 @@ class Backward {
 
   void run(std::vector<Tensor>* captured) {
     count_dependencies();
+    if (captured != nullptr) find_needed();
     std::priority_queue<Node*, std::vector<Node*>, LaterFirst> ready;
     for (auto& [node, task] : tasks_)
       if (task.waiting == 0) ready.push(node);
@@ -321,13 +346,13 @@ class Backward {
       grads.resize(static_cast<size_t>(node->n_outputs));
       bool any = false;
       for (Tensor& grad : grads) any = any || grad.defined();
-      if (any) apply_extras(*node, grads);
+      const bool needed = captured == nullptr || needed_.contains(node);
+      if (any && (needed || captures_.contains(node))) apply_extras(*node, grads);
       const auto capture = captures_.find(node);
       if (capture != captures_.end())
         for (auto [output, index] : capture->second) (*captured)[index] = grads[static_cast<size_t>(output)];
-      const bool deliver = any && (captured == nullptr || node->sequence != UINT64_MAX);
       grads_in.assign(node->edges.size(), Tensor());
-      if (deliver) node->backward(grads, grads_in);
+      if (any && needed) node->backward(grads, grads_in);
       grads.clear();
       for (size_t i = 0; i < node->edges.size(); ++i) {
         const Edge& edge = node->edges[i];
@@ -335,7 +360,7 @@ class Backward {
         if (grads_in[i].defined()) add(edge, std::move(grads_in[i]));
         if (--tasks_[edge.node.get()].waiting == 0) ready.push(edge.node.get());
       }
-      if (!retain_graph_) node->release_saved();
+      if (!retain_graph_ && needed) node->release_saved();
     }
   }
 
@@ -372,13 +397,31 @@ class Backward {
     }
   }
 
+  // Nodes on a way to a captured edge; nothing else runs.
+  void find_needed() {
+    absl::flat_hash_set<Node*> seen;
+    std::vector<std::pair<Node*, size_t>> path;  // a node and the next edge to follow
+    for (const auto& root : roots_)
+      if (seen.insert(root.get()).second) path.push_back({root.get(), 0});
+    while (!path.empty()) {
+      auto& [node, next] = path.back();
+      if (next == node->edges.size()) {
+        for (const Edge& edge : node->edges)
+          if (edge.node && (captures_.contains(edge.node.get()) || needed_.contains(edge.node.get()))) needed_.insert(node);
+        path.pop_back();
+        continue;
+      }
+      Node* below = node->edges[next++].node.get();
+      if (below != nullptr && seen.insert(below).second) path.push_back({below, 0});
+    }
+  }
+
   static void apply_extras(Node& node, std::vector<Tensor>& grads) {
-    for (const Node::OutputExtras& extra : node.extras) {
-      Tensor& grad = grads[static_cast<size_t>(extra.output)];
+    for (size_t i = 0; i < node.extras.size(); ++i) {
+      Tensor& grad = grads[static_cast<size_t>(node.extras[i].output)];
       if (!grad.defined()) continue;
-      for (const Hook& hook : extra.hooks)
-        if (Tensor replaced = hook.fn(grad); replaced.defined()) grad = std::move(replaced);
-      if (auto slot = extra.retained.lock()) slot->grad = slot->grad.defined() ? slot->grad + grad : grad;
+      if (!node.extras[i].hooks.empty()) run_hooks(node.extras[i].hooks, grad);
+      if (auto slot = node.extras[i].retained.lock()) slot->grad = slot->grad.defined() ? slot->grad + grad : grad;
     }
   }
 
@@ -388,6 +431,7 @@ class Backward {
   std::vector<std::shared_ptr<Node>> roots_;
   absl::flat_hash_map<Node*, Task> tasks_;
   absl::flat_hash_map<Node*, std::vector<std::pair<int, size_t>>> captures_;
+  absl::flat_hash_set<Node*> needed_;
 };
 
 void seed_roots(Backward& run, std::span<const Tensor> roots, std::span<const Tensor> grads, std::source_location where) {
@@ -405,6 +449,9 @@ void seed_roots(Backward& run, std::span<const Tensor> roots, std::span<const Te
     if (!(grad.sizes() == root.sizes()))
       throw_op_error("backward", "the gradient has shape " + to_string(grad.sizes()) + ", the tensor " +
                                      to_string(root.sizes()), where);
+    if (grad.dtype() != root.dtype())
+      throw_op_error("backward", absl::StrCat("the gradient is ", std::string(name_of(grad.dtype())), ", the tensor ",
+                                              std::string(name_of(root.dtype()))), where);
     run.seed(gradient_edge(root), std::move(grad));
   }
 }
@@ -436,6 +483,20 @@ std::vector<Tensor> grad(std::span<const Tensor> roots, std::span<const Tensor> 
 
 namespace {
 
+// Sets this thread's random stream for a scope.
+class StreamGuard {
+ public:
+  StreamGuard(uint64_t seed, uint64_t offset) : seed_(default_generator().seed()), offset_(default_generator().offset()) {
+    default_generator().set_state(seed, offset);
+  }
+  ~StreamGuard() { default_generator().set_state(seed_, offset_); }
+  StreamGuard(const StreamGuard&) = delete;
+  StreamGuard& operator=(const StreamGuard&) = delete;
+
+ private:
+  uint64_t seed_, offset_;
+};
+
 // Runs `fn` again, with gradients, when its backward comes.
 class CheckpointNode final : public Node {
  public:
@@ -456,6 +517,8 @@ class CheckpointNode final : public Node {
     released_ = true;
   }
   void backward(std::span<const Tensor> grads_out, std::span<Tensor> grads_in) override {
+    if (grad_mode)
+      throw Error("backward of checkpoint: second derivatives (create_graph) do not reach through a checkpoint");
     if (released_) throw Error("backward of checkpoint: already freed; pass retain_graph = true to the earlier backward");
     std::vector<Tensor> inputs;
     for (const SavedTensor& saved : inputs_) {
@@ -464,16 +527,13 @@ class CheckpointNode final : public Node {
       if (input.defined() && input.requires_grad()) copy.requires_grad_();
       inputs.push_back(copy);
     }
-    Generator& generator = default_generator();
-    const uint64_t seed = generator.seed(), offset = generator.offset();
-    generator.set_state(seed_, offset_);
     std::vector<Tensor> outputs;
     {
+      const StreamGuard stream(seed_, offset_);
       GradMode on(true);
       amp::Autocast autocast(autocast_);
       outputs = fn_(inputs);
     }
-    generator.set_state(seed, offset);
     std::vector<Tensor> roots, seeds;
     for (size_t i = 0; i < outputs.size(); ++i)
       if (grads_out[i].defined() && outputs[i].requires_grad()) {
@@ -481,7 +541,7 @@ class CheckpointNode final : public Node {
         seeds.push_back(grads_out[i]);
       }
     // Parameters that fn uses are leaves of the inner tape and accumulate directly.
-    autograd::backward(roots, seeds, false, grad_enabled(), {});
+    if (!roots.empty()) autograd::backward(roots, seeds, false, false, {});
     for (size_t i = 0; i < inputs.size(); ++i)
       if (inputs[i].defined() && inputs[i].requires_grad()) grads_in[i] = inputs[i].grad();
   }
@@ -502,8 +562,12 @@ std::vector<Tensor> checkpoint(std::function<std::vector<Tensor>(std::span<const
   auto node = std::make_shared<CheckpointNode>(fn, inputs);
   std::vector<Tensor> outputs = no_grad([&] { return fn(inputs); });
   node->n_outputs = static_cast<int>(outputs.size());
-  for (size_t i = 0; i < outputs.size(); ++i)
-    if (is_floating(outputs[i].dtype())) set_history(outputs[i], node, static_cast<int>(i));
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    if (!is_floating(outputs[i].dtype())) continue;
+    // fn may hand back an input, or a parameter: its own history stays.
+    if (outputs[i].requires_grad() || outputs[i].impl()->refs.load() > 1) outputs[i] = outputs[i].detach();
+    set_history(outputs[i], node, static_cast<int>(i));
+  }
   return outputs;
 }
 

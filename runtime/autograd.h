@@ -120,8 +120,9 @@ void record_call(const OpDef& op, std::span<const Tensor* const> inputs, const A
 // `inputs` are the operands before the write: inputs[0] holds the old history (and, if it is saved, the old values).
 void record_in_place(const OpDef& op, std::span<const Tensor* const> inputs, const Attrs& attrs, Tensor& target,
                      std::source_location where);
-// Throws if overwriting `target` would break autograd (a leaf that requires grad, in grad mode).
-void check_in_place(const OpDef& op, const Tensor& target, std::source_location where);
+// Throws if `target` cannot be overwritten: it overlaps itself, or that would break autograd (a leaf that requires grad,
+// in grad mode).
+void check_in_place(const OpDef& op, const Tensor& target, bool differentiable, std::source_location where);
 // Remembers that `view` looks into `base`, so that a later write through the view reaches the base's history.
 void mark_view(Tensor& view, const Tensor& base);
 

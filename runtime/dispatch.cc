@@ -126,19 +126,21 @@ class Dispatcher {
                                             " and cannot be written in place into ", std::string(name_of(target.dtype()))),
                      where_);
     const bool differentiable = needs_grad() && is_floating(target.dtype());
-    if (grad_enabled()) autograd::check_in_place(op_, target, where_);
     if (recorder != nullptr) {
       Tensor next = make_handle(meta);
       next.impl()->requires_grad = differentiable;
       recorder->record(op_, inputs(), attrs_, {&next, 1}, /*in_place=*/true, where_);
       return;
     }
-    // Another operand that shares the target's memory, but not its layout, would be read after it is overwritten.
+    autograd::check_in_place(op_, target, differentiable, where_);
+    // Another operand that shares the target's memory, but not its layout, would be read after it is overwritten;
+    // with the same layout, only its gradient would.
     Tensor copies[kMaxOpInputs];
     for (int i = 1; i < n_; ++i) {
       const Tensor& input = *inputs_[i];
       if (!input.defined() || !(input.storage() == target.storage())) continue;
-      if (input.storage_offset() == target.storage_offset() && input.sizes() == target.sizes() &&
+      const bool saved = differentiable && (op_.saved.inputs >> i & 1u) != 0;
+      if (!saved && input.storage_offset() == target.storage_offset() && input.sizes() == target.sizes() &&
           input.strides() == target.strides())
         continue;
       copies[i] = input.clone();

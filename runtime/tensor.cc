@@ -170,6 +170,10 @@ Tensor& Tensor::requires_grad_(bool on) {
   impl_->requires_grad = on;
   return *this;
 }
+bool Tensor::base_requires_grad() const {
+  const AutogradMeta& meta = *impl_->autograd;
+  return meta.base.defined() && meta.view_version != version() && meta.base.requires_grad();
+}
 bool Tensor::is_leaf() const { return impl_->autograd == nullptr || impl_->autograd->grad_fn == nullptr; }
 const Tensor& Tensor::grad() const {
   static const Tensor kUndefined;

@@ -172,6 +172,8 @@ class Tensor {
  private:
   const void* checked_data(DType expected) const;
   void* checked_mutable_data(DType expected);
+  // A view of plain data whose base was since overwritten by something that requires grad.
+  bool base_requires_grad() const;
   TensorImpl* impl_ = nullptr;
 };
 
@@ -209,7 +211,9 @@ inline const Dims& Tensor::sizes() const { return impl_->sizes; }
 inline const Dims& Tensor::strides() const { return impl_->strides; }
 inline DType Tensor::dtype() const { return impl_->dtype; }
 inline Device Tensor::device() const { return impl_->device; }
-inline bool Tensor::requires_grad() const { return impl_->requires_grad; }
+inline bool Tensor::requires_grad() const {
+  return impl_->requires_grad || (impl_->autograd != nullptr && base_requires_grad());
+}
 inline bool Tensor::is_contiguous() const { return rondo::is_contiguous(impl_->sizes, impl_->strides); }
 inline int64_t Tensor::storage_offset() const { return impl_->offset; }
 

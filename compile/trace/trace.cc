@@ -9,7 +9,7 @@ ValueId Trace::add_value(Tensor handle, int32_t producer) {
   value.dtype = impl.dtype;
   value.sizes = impl.sizes;
   value.strides = impl.strides;
-  value.requires_grad = impl.requires_grad;
+  value.requires_grad = handle.requires_grad();
   value.producer = producer;
   value.root = id;
   handles_.push_back(std::move(handle));

@@ -1,4 +1,6 @@
 // Elementwise arithmetic and activations. To add one: an OpDef here, its line in table.cc, its function in ops.h.
+#include <cmath>
+
 #include "rondo/runtime/ops/elementwise_def.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/ops/table.h"
@@ -245,7 +247,8 @@ constexpr OpDef kCopy = {
     }},
     .grad =
         [](const GradContext& g) {
-          if (g.needs(0)) g.set(0, g.grad_out() * 0.0);
+          // Zero, whatever arrives: infinity times 0 is not.
+          if (g.needs(0)) g.set(0, Tensor::zeros(g.input_sizes(0), {g.input_dtype(0)}));
           if (g.needs(1)) g.set_reduced(1, g.grad_out());
         },
     .overwrites = 0,
@@ -262,7 +265,7 @@ constexpr OpDef kFill = {
         cpu::elementwise<1, T, T>(context, [value](C) { return value; });
       });
     }},
-    .grad = [](const GradContext& g) { g.set(0, g.grad_out() * 0.0); },
+    .grad = [](const GradContext& g) { g.set(0, Tensor::zeros(g.input_sizes(0), {g.input_dtype(0)})); },
     .overwrites = 0,
 };
 
@@ -285,12 +288,25 @@ Tensor binary(const OpDef& op, TensorArg a, TensorArg b) {
   const Tensor left = a.tensor.to(dtype, a.where), right = b.tensor.to(dtype, b.where);
   return call(op, {{left, a.where}, {right, b.where}});
 }
+// Whole numbers cannot take a fraction in place; dropping it in silence would be worse.
+void require_fits(const OpDef& op, TensorArg a, bool fraction) {
+  if (fraction && a.tensor.defined() && !is_floating(a.tensor.dtype()))
+    throw_op_error(op.name, "a floating-point result cannot be written in place into " + std::string(name_of(a.tensor.dtype())),
+                   a.where);
+}
 void binary_(const OpDef& op, TensorArg a, TensorArg b) {
+  if (!a.tensor.defined() || !b.tensor.defined()) throw_op_error(op.name, "an operand is an undefined tensor", a.where);
+  require_fits(op, a, is_floating(b.tensor.dtype()));
   const Tensor right = b.tensor.to(a.tensor.dtype(), b.where);
   call_in_place(op, {a, {right, b.where}});
 }
+bool is_whole(double s) { return std::trunc(s) == s; }
+void with_scalar_(const OpDef& op, TensorArg a, double s) {
+  require_fits(op, a, !is_whole(s));
+  call_in_place(op, {a}, {.floats = {s}});
+}
 Tensor with_scalar(const OpDef& op, TensorArg a, double s) {
-  const bool whole = s == static_cast<double>(static_cast<int64_t>(s));
+  const bool whole = is_whole(s);
   if (a.tensor.defined() && !is_floating(a.tensor.dtype()) && !whole) {
     const Tensor real = a.tensor.to(kF32, a.where);  // an integer with a fraction is a float, as in PyTorch
     return call(op, {{real, a.where}}, {.floats = {s}});
@@ -351,8 +367,8 @@ void add_(TensorArg a, TensorArg b) { binary_(kAdd, a, b); }
 void sub_(TensorArg a, TensorArg b) { binary_(kSub, a, b); }
 void mul_(TensorArg a, TensorArg b) { binary_(kMul, a, b); }
 void div_(TensorArg a, TensorArg b) { binary_(kDiv, a, b); }
-void add_(TensorArg a, double s) { call_in_place(kAddScalar, {a}, {.floats = {s}}); }
-void mul_(TensorArg a, double s) { call_in_place(kMulScalar, {a}, {.floats = {s}}); }
+void add_(TensorArg a, double s) { with_scalar_(kAddScalar, a, s); }
+void mul_(TensorArg a, double s) { with_scalar_(kMulScalar, a, s); }
 void copy_(TensorArg target, TensorArg source) { call_in_place(kCopy, {target, source}); }
 void fill_(TensorArg target, double value) { call_in_place(kFill, {target}, {.floats = {value}}); }
 
