@@ -59,6 +59,10 @@ void InferContext::require_same_dtype(int a, int b) const {
   if (dtype(a) != dtype(b)) fail("operands must have the same dtype; cast one with .to()");
 }
 
+void require_defined(const char* op, const TensorArg& operand) {
+  if (!operand.tensor.defined()) throw_op_error(op, "an operand is an undefined tensor", operand.where);
+}
+
 class Dispatcher {
  public:
   Dispatcher(const OpDef& op, std::span<const TensorArg> args, Attrs& attrs)

@@ -60,10 +60,11 @@ class InferContext {
       : op_(op), inputs_(inputs), attrs_(attrs), where_(where) {}
   int n_inputs() const { return static_cast<int>(inputs_.size()); }
   bool has(int i) const { return i < n_inputs() && inputs_[i]->defined(); }
-  const Dims& sizes(int i) const { return inputs_[i]->sizes(); }
-  const Dims& strides(int i) const { return inputs_[i]->strides(); }
-  int64_t offset(int i) const { return inputs_[i]->storage_offset(); }
-  DType dtype(int i) const { return inputs_[i]->dtype(); }
+  // Asking for an operand makes it required: fail() if it is undefined. Optional ones are asked for with has() first.
+  const Dims& sizes(int i) const { return operand(i).sizes(); }
+  const Dims& strides(int i) const { return operand(i).strides(); }
+  int64_t offset(int i) const { return operand(i).storage_offset(); }
+  DType dtype(int i) const { return operand(i).dtype(); }
   int64_t integer(int i) const { return attrs_.ints[i]; }
   double scalar(int i) const { return attrs_.floats[i]; }
   const Attrs& attrs() const { return attrs_; }
@@ -83,6 +84,10 @@ class InferContext {
 
  private:
   friend class Dispatcher;
+  const Tensor& operand(int i) const {
+    if (!has(i)) [[unlikely]] fail("operand " + std::to_string(i) + " is an undefined tensor");
+    return *inputs_[i];
+  }
   const OpDef& op_;
   std::span<const Tensor* const> inputs_;
   const Attrs& attrs_;
@@ -168,6 +173,9 @@ struct OpDef {
 std::span<const OpDef* const> all_ops();
 int op_id(const OpDef& op);
 const OpDef* find_op(std::string_view name);  // null if there is none
+
+// Throws Error "op: operand is an undefined tensor" unless it is defined; for public functions that look at shapes first.
+void require_defined(const char* op, const TensorArg& operand);
 
 // The only way an op is called (dispatch.cc): infer -> (recording? append : run the kernel) -> (grad needed? tape).
 Tensor call(const OpDef& op, std::span<const TensorArg> inputs, Attrs attrs = {});

@@ -95,6 +95,18 @@ class Dims {
 // "[8, 512, 64]"
 std::string to_string(const Dims& dims);
 
+// As numel(), but -1 if a size is negative or the product does not fit into 62 bits.
+inline int64_t checked_numel(const Dims& sizes) {
+  int64_t n = 1;
+  bool overflows = false, empty = false;
+  for (int64_t d : sizes) {
+    if (d < 0) return -1;
+    empty = empty || d == 0;
+    overflows = overflows || __builtin_mul_overflow(n, d, &n) || n >= int64_t{1} << 62;
+  }
+  return empty ? 0 : overflows ? -1 : n;
+}
+
 // Strides, in elements, of a dense row-major tensor.
 inline Dims contiguous_strides(const Dims& sizes) {
   Dims strides = sizes;

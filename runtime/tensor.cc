@@ -25,7 +25,11 @@ void intrusive_release(TensorImpl* impl) noexcept {
 Tensor Tensor::empty(const Dims& sizes, TensorOptions options) {
   for (int64_t d : sizes)
     if (d < 0) throw Error("Tensor::empty: negative size in " + rondo::to_string(sizes));
-  const size_t bytes = static_cast<size_t>(sizes.numel()) * size_of(options.dtype);
+  constexpr int64_t kMaxBytes = int64_t{1} << 60;
+  const int64_t numel = checked_numel(sizes);
+  if (numel < 0 || numel > kMaxBytes / static_cast<int64_t>(size_of(options.dtype)))
+    throw Error("Tensor::empty: " + rondo::to_string(sizes) + " is more than memory can hold");
+  const size_t bytes = static_cast<size_t>(numel) * size_of(options.dtype);
   return from_storage(Storage::allocate(bytes, options.device), 0, sizes, contiguous_strides(sizes), options.dtype);
 }
 
@@ -115,36 +119,44 @@ const Storage& Tensor::storage() const {
   settle(impl_);
   return impl_->storage;
 }
-const void* Tensor::raw_data() const {
-  settle(impl_);
+const void* Tensor::raw_data(std::source_location where) const {
+  settle(impl_, where);
   return impl_->data();
 }
-void* Tensor::raw_mutable_data() {
-  settle(impl_);
+void* Tensor::raw_mutable_data(std::source_location where) {
+  settle(impl_, where);
   impl_->storage.bump_version();
   return impl_->data();
 }
-const void* Tensor::checked_data(DType expected) const {
-  if (impl_ == nullptr) throw Error("data(): the tensor is undefined");
+const void* Tensor::checked_data(DType expected, std::source_location where) const {
+  if (impl_ == nullptr) throw_op_error("data", "the tensor is undefined", where);
   if (impl_->dtype != expected)
-    throw Error(absl::StrCat("data(): the tensor is ", std::string(name_of(impl_->dtype)), ", not ",
-                             std::string(name_of(expected)), "; convert it with .to()"));
-  return raw_data();
+    throw_op_error("data", absl::StrCat("the tensor is ", std::string(name_of(impl_->dtype)), ", not ",
+                                        std::string(name_of(expected)), "; convert it with .to()"), where);
+  return raw_data(where);
 }
-void* Tensor::checked_mutable_data(DType expected) {
-  checked_data(expected);
-  return raw_mutable_data();
+void* Tensor::checked_mutable_data(DType expected, std::source_location where) {
+  checked_data(expected, where);
+  return raw_mutable_data(where);
+}
+Tensor Tensor::host_copy(DType dtype, std::source_location where) const {
+  if (impl_ == nullptr) throw_op_error("to_vector", "the tensor is undefined", where);
+  settle(impl_, where);
+  NoGrad off;
+  RecorderScope run(nullptr);
+  return to(dtype).contiguous();
 }
 
 double Tensor::item(std::source_location where) const {
+  if (impl_ == nullptr) throw_op_error("item", "the tensor is undefined", where);
   if (numel() != 1) throw_op_error("item", "needs one element, the shape is " + rondo::to_string(sizes()), where);
-  return to_vector<double>()[0];
+  return *static_cast<const double*>(host_copy(kF64, where).raw_data());
 }
 
-std::string Tensor::to_string() const {
+std::string Tensor::to_string(std::source_location where) const {
   if (!defined()) return "Tensor(undefined)";
   std::string text = absl::StrCat("Tensor(", std::string(name_of(dtype())), " ", rondo::to_string(sizes()), ": ");
-  const std::vector<double> values = to_vector<double>();
+  const std::vector<double> values = to_vector<double>(where);
   constexpr size_t kShown = 12;
   for (size_t i = 0; i < values.size() && i < kShown; ++i) absl::StrAppend(&text, i ? ", " : "", values[i]);
   return text + (values.size() > kShown ? ", ...)" : ")");
@@ -165,6 +177,7 @@ GradSlot& slot_of(TensorImpl* impl) {
 }  // namespace
 
 Tensor& Tensor::requires_grad_(bool on) {
+  settle(impl_);
   if (on && !is_floating(dtype())) throw Error("requires_grad_: only floating-point tensors have gradients");
   if (!is_leaf()) throw Error("requires_grad_: this tensor is a result of an op; detach() it first");
   impl_->requires_grad = on;
@@ -194,6 +207,7 @@ void Tensor::zero_grad(bool set_to_none) {
 }
 void Tensor::retain_grad() {
   if (!requires_grad()) throw Error("retain_grad: the tensor does not require grad");
+  settle(impl_);
   if (is_leaf()) return;
   slot_of(impl_);
   AutogradMeta& meta = *impl_->autograd;
@@ -201,6 +215,7 @@ void Tensor::retain_grad() {
 }
 int64_t Tensor::register_hook(std::function<Tensor(const Tensor&)> hook) {
   if (!requires_grad()) throw Error("register_hook: the tensor does not require grad");
+  settle(impl_);
   static std::atomic<int64_t> next_id{0};
   const int64_t id = next_id.fetch_add(1);
   AutogradMeta& meta = meta_of(impl_);
@@ -251,21 +266,21 @@ Tensor Tensor::to(DType dtype, std::source_location where) const {
 }
 
 Tensor& Tensor::add_(const Tensor& other, std::source_location where) {
-  return ops::add_({*this, where}, other), *this;
+  return ops::add_({*this, where}, {other, where}), *this;
 }
 Tensor& Tensor::sub_(const Tensor& other, std::source_location where) {
-  return ops::sub_({*this, where}, other), *this;
+  return ops::sub_({*this, where}, {other, where}), *this;
 }
 Tensor& Tensor::mul_(const Tensor& other, std::source_location where) {
-  return ops::mul_({*this, where}, other), *this;
+  return ops::mul_({*this, where}, {other, where}), *this;
 }
 Tensor& Tensor::div_(const Tensor& other, std::source_location where) {
-  return ops::div_({*this, where}, other), *this;
+  return ops::div_({*this, where}, {other, where}), *this;
 }
 Tensor& Tensor::add_(double other, std::source_location where) { return ops::add_({*this, where}, other), *this; }
 Tensor& Tensor::mul_(double other, std::source_location where) { return ops::mul_({*this, where}, other), *this; }
 Tensor& Tensor::copy_(const Tensor& source, std::source_location where) {
-  return ops::copy_({*this, where}, source), *this;
+  return ops::copy_({*this, where}, {source, where}), *this;
 }
 Tensor& Tensor::fill_(double value, std::source_location where) { return ops::fill_({*this, where}, value), *this; }
 

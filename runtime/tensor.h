@@ -48,6 +48,13 @@ struct Slice {
   int64_t step = 1;
 };
 
+// The operand of x[i], which carries the caller's line.
+struct IndexArg {
+  IndexArg(int64_t value, std::source_location where = std::source_location::current()) : value(value), where(where) {}
+  int64_t value;
+  std::source_location where;
+};
+
 class Tensor {
  public:
   Tensor() {}
@@ -102,16 +109,20 @@ class Tensor {
   int64_t nbytes() const { return numel() * static_cast<int64_t>(size_of(dtype())); }
 
   // ---- Host access. While a region is recording, these are graph breaks: what is recorded runs first.
-  template <class T> const T* data() const { return static_cast<const T*>(checked_data(dtype_of<T>)); }
+  template <class T> const T* data(std::source_location where = std::source_location::current()) const {
+    return static_cast<const T*>(checked_data(dtype_of<T>, where));
+  }
   // Writable memory; the caller bumps the version by calling this.
-  template <class T> T* mutable_data() { return static_cast<T*>(checked_mutable_data(dtype_of<T>)); }
-  const void* raw_data() const;
-  void* raw_mutable_data();
+  template <class T> T* mutable_data(std::source_location where = std::source_location::current()) {
+    return static_cast<T*>(checked_mutable_data(dtype_of<T>, where));
+  }
+  const void* raw_data(std::source_location where = std::source_location::current()) const;
+  void* raw_mutable_data(std::source_location where = std::source_location::current());
   // The value of a one-element tensor.
   double item(std::source_location where = std::source_location::current()) const;
   // Contents in row-major order, converted to T.
-  template <class T> std::vector<T> to_vector() const;
-  std::string to_string() const;
+  template <class T> std::vector<T> to_vector(std::source_location where = std::source_location::current()) const;
+  std::string to_string(std::source_location where = std::source_location::current()) const;
 
   // ---- Autograd
   bool requires_grad() const;
@@ -142,7 +153,7 @@ class Tensor {
   Tensor expand(const Dims& sizes, std::source_location where = std::source_location::current()) const;
   Tensor select(int64_t dim, int64_t index, std::source_location where = std::source_location::current()) const;
   Tensor slice(int64_t dim, Slice range, std::source_location where = std::source_location::current()) const;
-  Tensor operator[](int64_t index) const { return select(0, index); }
+  Tensor operator[](IndexArg index) const { return select(0, index.value, index.where); }
   Tensor squeeze(int64_t dim, std::source_location where = std::source_location::current()) const;
   Tensor unsqueeze(int64_t dim, std::source_location where = std::source_location::current()) const;
   Tensor flatten(int64_t first = 0, int64_t last = -1,
@@ -170,8 +181,10 @@ class Tensor {
   int64_t storage_offset() const;
 
  private:
-  const void* checked_data(DType expected) const;
-  void* checked_mutable_data(DType expected);
+  const void* checked_data(DType expected, std::source_location where) const;
+  void* checked_mutable_data(DType expected, std::source_location where);
+  // Dense, in `dtype`, without history, outside of any recording.
+  Tensor host_copy(DType dtype, std::source_location where) const;
   // A view of plain data whose base was since overwritten by something that requires grad.
   bool base_requires_grad() const;
   TensorImpl* impl_ = nullptr;
@@ -225,8 +238,8 @@ template <class T> Tensor Tensor::from(std::span<const T> values, const Dims& si
   return result;
 }
 
-template <class T> std::vector<T> Tensor::to_vector() const {
-  const Tensor dense = detach().to(dtype_of<T>).contiguous();
+template <class T> std::vector<T> Tensor::to_vector(std::source_location where) const {
+  const Tensor dense = host_copy(dtype_of<T>, where);
   const T* values = dense.data<T>();
   return std::vector<T>(values, values + dense.numel());
 }

@@ -2,6 +2,7 @@
 
 #include <atomic>
 #include <cstring>
+#include <optional>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -15,7 +16,8 @@ namespace {
 template <class T> const T* pointer(const Tensor& t) { return reinterpret_cast<const T*>(t.impl()->data()); }
 template <class T> T* pointer(Tensor& t) { return reinterpret_cast<T*>(t.impl()->data()); }
 
-void require_indices(const KernelContext& context, const Tensor& indices, int64_t size, int64_t allowed = -1) {
+void require_indices(const KernelContext& context, const Tensor& indices, int64_t size,
+                     std::optional<int64_t> allowed = std::nullopt) {
   const int64_t* index = pointer<int64_t>(indices);
   for (int64_t i = 0; i < indices.numel(); ++i)
     if ((index[i] < 0 || index[i] >= size) && index[i] != allowed)

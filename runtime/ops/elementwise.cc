@@ -27,7 +27,10 @@ constexpr OpDef kMul = elementwise<kNumeric, 2, 0, [](auto a, auto b) { return a
 // Integers divide towards zero; dividing one by 0 gives 0.
 struct Divide {
   template <class T> auto operator()(T a, T b) const {
-    if constexpr (std::is_integral_v<T>) return static_cast<T>(b == 0 ? 0 : a / b);
+    // The lowest number over -1 has no quotient of its own type (and traps): it wraps around.
+    if constexpr (std::is_signed_v<T> && std::is_integral_v<T>)
+      return static_cast<T>(b == 0 ? 0 : b == -1 ? T(0 - static_cast<std::make_unsigned_t<T>>(a)) : a / b);
+    else if constexpr (std::is_integral_v<T>) return static_cast<T>(b == 0 ? 0 : a / b);
     else return a / b;
   }
 };
@@ -282,7 +285,7 @@ DType common_dtype(const Tensor& a, const Tensor& b) {
 namespace {
 
 Tensor binary(const OpDef& op, TensorArg a, TensorArg b) {
-  if (!a.tensor.defined() || !b.tensor.defined()) throw_op_error(op.name, "an operand is an undefined tensor", a.where);
+  for (const TensorArg& operand : {a, b}) require_defined(op.name, operand);
   if (a.tensor.dtype() == b.tensor.dtype()) return call(op, {a, b});
   const DType dtype = common_dtype(a.tensor, b.tensor);
   const Tensor left = a.tensor.to(dtype, a.where), right = b.tensor.to(dtype, b.where);
@@ -295,7 +298,7 @@ void require_fits(const OpDef& op, TensorArg a, bool fraction) {
                    a.where);
 }
 void binary_(const OpDef& op, TensorArg a, TensorArg b) {
-  if (!a.tensor.defined() || !b.tensor.defined()) throw_op_error(op.name, "an operand is an undefined tensor", a.where);
+  for (const TensorArg& operand : {a, b}) require_defined(op.name, operand);
   require_fits(op, a, is_floating(b.tensor.dtype()));
   const Tensor right = b.tensor.to(a.tensor.dtype(), b.where);
   call_in_place(op, {a, {right, b.where}});
@@ -351,11 +354,13 @@ Tensor greater(TensorArg a, TensorArg b) { return binary(kLess, b, a); }
 Tensor greater_equal(TensorArg a, TensorArg b) { return binary(kLessEqual, b, a); }
 
 Tensor where(TensorArg condition, TensorArg a, TensorArg b) {
+  for (const TensorArg& operand : {a, b}) require_defined("where", operand);
   const DType dtype = common_dtype(a.tensor, b.tensor);
   const Tensor left = a.tensor.to(dtype, a.where), right = b.tensor.to(dtype, b.where);
   return call(kWhere, {condition, {left, a.where}, {right, b.where}});
 }
 Tensor where(TensorArg condition, TensorArg a, double b) {
+  require_defined("where", a);
   return where(condition, a, Tensor::full({}, b, {a.tensor.dtype()}));
 }
 

@@ -29,13 +29,13 @@ Dims kept_sizes(const Dims& sizes, int64_t mask) {
 }
 
 Attrs reduction_attrs(const char* op, TensorArg x, const Dims& dims, bool keepdim) {
+  require_defined(op, x);
   const int rank = x.tensor.rank();
   int64_t mask = 0;
   for (int64_t d : dims) {
     if (d < -std::max(rank, 1) || d >= std::max(rank, 1))
-      throw_op_error(op, "dimension " + std::to_string(d) + " is out of range for " + to_string(x.tensor.sizes()),
-                     x.where);
-    mask |= int64_t{1} << (d < 0 ? d + rank : d);
+      throw_op_error(op, "dimension " + std::to_string(d) + " is out of range for " + to_string(x.tensor.sizes()), x.where);
+    if (rank > 0) mask |= int64_t{1} << (d < 0 ? d + rank : d);
   }
   if (dims.empty()) mask = (int64_t{1} << rank) - 1;
   return {.ints = {mask, keepdim}};

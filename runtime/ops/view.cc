@@ -46,13 +46,13 @@ Dims resolve_sizes(const char* op, TensorArg x, Dims sizes) {
   int64_t known = 1;
   for (int i = 0; i < sizes.rank(); ++i) {
     if (sizes[i] == -1 && unknown < 0) unknown = i;
-    else known *= sizes[i];
+    else if (__builtin_mul_overflow(known, sizes[i], &known)) known = 0;
   }
   const int64_t numel = x.tensor.numel();
   if (unknown >= 0 && known > 0 && numel % known == 0) sizes[unknown] = numel / known;
   bool valid = true;
   for (int64_t d : sizes) valid = valid && d >= 0;
-  if (!valid || sizes.numel() != numel)
+  if (!valid || checked_numel(sizes) != numel)
     throw_op_error(op, absl::StrCat("cannot show ", to_string(x.tensor.sizes()), " as ", to_string(sizes)), x.where);
   return sizes;
 }
@@ -109,7 +109,7 @@ constexpr OpDef kExpand = {
         [](InferContext& c) {
           const Dims to = dims_of(c.attrs());
           Dims sizes;
-          if (!broadcast_shapes(c.sizes(0), to, sizes) || !(sizes == to))
+          if (!broadcast_shapes(c.sizes(0), to, sizes) || !(sizes == to) || checked_numel(to) < 0)
             c.fail("cannot be expanded to " + to_string(to));
           c.view(to, broadcast_strides(c.sizes(0), c.strides(0), to), c.offset(0));
         },
@@ -263,9 +263,13 @@ constexpr OpDef kCat = {
     .assembles = true,
 };
 
-Tensor view(TensorArg x, const Dims& sizes) { return call(kView, {x}, attrs_of(resolve_sizes("view", x, sizes))); }
+Tensor view(TensorArg x, const Dims& sizes) {
+  require_defined("view", x);
+  return call(kView, {x}, attrs_of(resolve_sizes("view", x, sizes)));
+}
 
 Tensor reshape(TensorArg x, const Dims& to) {
+  require_defined("reshape", x);
   const Dims sizes = resolve_sizes("reshape", x, to);
   if (sizes == x.tensor.sizes()) return x.tensor;
   Dims strides;
@@ -274,6 +278,7 @@ Tensor reshape(TensorArg x, const Dims& to) {
 }
 
 Tensor permute(TensorArg x, const Dims& order) {
+  require_defined("permute", x);
   const int rank = x.tensor.rank();
   Dims normal;
   uint32_t seen = 0;
@@ -287,6 +292,7 @@ Tensor permute(TensorArg x, const Dims& order) {
 }
 
 Tensor transpose(TensorArg x, int64_t a, int64_t b) {
+  require_defined("transpose", x);
   const int rank = x.tensor.rank();
   Dims order;
   for (int i = 0; i < rank; ++i) order.push_back(i);
@@ -295,6 +301,7 @@ Tensor transpose(TensorArg x, int64_t a, int64_t b) {
 }
 
 Tensor expand(TensorArg x, const Dims& to) {
+  require_defined("expand", x);
   Dims sizes = to;
   const int lead = to.rank() - x.tensor.rank();
   for (int i = 0; i < to.rank(); ++i)
@@ -303,6 +310,7 @@ Tensor expand(TensorArg x, const Dims& to) {
 }
 
 Tensor select(TensorArg x, int64_t dim, int64_t index) {
+  require_defined("select", x);
   if (x.tensor.rank() == 0) throw_op_error("select", "a scalar has no dimension to select from", x.where);
   const int d = dim_of("select", dim, x.tensor.rank(), x.where);
   const int64_t size = x.tensor.sizes()[d];
@@ -312,6 +320,7 @@ Tensor select(TensorArg x, int64_t dim, int64_t index) {
 }
 
 Tensor slice(TensorArg x, int64_t dim, Slice range) {
+  require_defined("slice", x);
   if (x.tensor.rank() == 0) throw_op_error("slice", "a scalar has no dimension to slice", x.where);
   const int d = dim_of("slice", dim, x.tensor.rank(), x.where);
   if (range.step <= 0) throw_op_error("slice", absl::StrCat("the step must be positive, not ", range.step), x.where);
@@ -322,6 +331,7 @@ Tensor slice(TensorArg x, int64_t dim, Slice range) {
 }
 
 Tensor squeeze(TensorArg x, int64_t dim) {
+  require_defined("squeeze", x);
   const int d = dim_of("squeeze", dim, x.tensor.rank(), x.where);
   Dims sizes = x.tensor.sizes();
   if (sizes.empty() || sizes[d] != 1) return x.tensor;
@@ -330,12 +340,14 @@ Tensor squeeze(TensorArg x, int64_t dim) {
 }
 
 Tensor unsqueeze(TensorArg x, int64_t dim) {
+  require_defined("unsqueeze", x);
   Dims sizes = x.tensor.sizes();
   sizes.insert(dim_of("unsqueeze", dim, sizes.rank() + 1, x.where), 1);
   return view(x, sizes);
 }
 
 Tensor flatten(TensorArg x, int64_t first, int64_t last) {
+  require_defined("flatten", x);
   const int rank = x.tensor.rank();
   if (rank == 0) return view(x, {1});
   const int a = dim_of("flatten", first, rank, x.where), b = dim_of("flatten", last, rank, x.where);
@@ -348,6 +360,8 @@ Tensor flatten(TensorArg x, int64_t first, int64_t last) {
 }
 
 std::vector<Tensor> split(TensorArg x, int64_t size, int64_t dim) {
+  require_defined("split", x);
+  if (x.tensor.rank() == 0) throw_op_error("split", "a scalar has no dimension to split", x.where);
   const int d = dim_of("split", dim, x.tensor.rank(), x.where);
   if (size <= 0) throw_op_error("split", absl::StrCat("the size of a piece must be positive, not ", size), x.where);
   const int64_t total = x.tensor.sizes()[d], n = std::max<int64_t>(1, (total + size - 1) / size);
@@ -362,6 +376,8 @@ std::vector<Tensor> split(TensorArg x, int64_t size, int64_t dim) {
 
 Tensor cat(std::span<const Tensor> parts, int64_t dim, std::source_location where) {
   if (parts.empty()) throw_op_error("cat", "needs at least one tensor", where);
+  for (const Tensor& part : parts) require_defined("cat", {part, where});
+  if (parts[0].rank() == 0) throw_op_error("cat", "a scalar has no dimension to join along; use stack", where);
   const int d = dim_of("cat", dim, parts[0].rank(), where);
   // Long lists go in batches of what one op may take.
   std::vector<Tensor> level(parts.begin(), parts.end());

@@ -1,0 +1,442 @@
+// A caller's mistake is a rondo::Error that names the op, what it was given, and the caller's line; never a crash.
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <functional>
+#include <limits>
+
+#include "rondo/runtime/autograd.h"
+#include "rondo/runtime/ops/ops.h"
+#include "rondo/tests/bits.h"
+#include "rondo/tests/op_samples.h"
+
+namespace rondo {
+namespace {
+
+struct Mistake {
+  const char* op;
+  std::function<void()> make;
+  std::vector<const char*> mentions;
+};
+
+Tensor f32(const Dims& sizes) { return Tensor::ones(sizes); }
+Tensor i64(const Dims& sizes) { return Tensor::zeros(sizes, {kI64}); }
+Tensor boolean(const Dims& sizes) { return Tensor::zeros(sizes, {kBool}); }
+
+std::vector<Mistake> mistakes() {
+  const Tensor none;
+  return {
+      {"add",
+       [] {
+         ops::add(f32({2, 3}), f32({4}));
+       },
+       {"[2, 3]", "[4]"}},
+      {"add",
+       [] {
+         f32({2, 3}) + f32({2});
+       },
+       {"[2, 3]", "[2]"}},
+      {"add", [] { ops::add(boolean({2}), boolean({2})); }, {"bool"}},
+      {"mul", [=] { ops::mul(f32({2}), none); }, {"undefined"}},
+      {"mul", [=] { none* f32({2}); }, {"undefined"}},
+      {"mul_scalar", [=] { none * 2.0; }, {"undefined"}},
+      {"exp", [] { ops::exp(i64({2})); }, {"i64", "[2]"}},
+      {"exp", [=] { ops::exp(none); }, {"undefined"}},
+      {"gelu_tanh", [] { ops::gelu(boolean({2})); }, {"bool"}},
+      {"less",
+       [] {
+         ops::less(f32({2, 3}), f32({2}));
+       },
+       {"[2, 3]", "[2]"}},
+      {"where", [] { ops::where(f32({2}), f32({2}), f32({2})); }, {"bool"}},
+      {"where", [] { ops::where(boolean({3}), f32({2}), f32({2})); }, {"[3]", "[2]"}},
+      {"where", [=] { ops::where(boolean({3}), none, f32({2})); }, {"undefined"}},
+      {"where", [=] { ops::where(boolean({3}), none, 1.0); }, {"undefined"}},
+      {"cast", [=] { ops::cast(none, kF32); }, {"undefined"}},
+      {"copy", [] { f32({2}).copy_(f32({3})); }, {"[2]", "[3]"}},
+      {"copy", [=] { f32({2}).copy_(none); }, {"undefined"}},
+      {"add", [=] { f32({2}).add_(none); }, {"undefined"}},
+      {"add",
+       [] {
+         f32({2}).add_(f32({3, 2}));
+       },
+       {"[2]", "[3, 2]"}},
+      {"add_scalar", [] { f32({1}).expand({3}).add_(1.0); }, {"expanded"}},
+      {"fill",
+       [] {
+         f32({2, 1}).expand({2, 3}).fill_(1.0);
+       },
+       {"expanded"}},
+      {"view",
+       [] {
+         ops::view(f32({2, 3}), {5});
+       },
+       {"[2, 3]", "[5]"}},
+      {"view",
+       [] {
+         ops::view(f32({2, 3}), {-1, 4});
+       },
+       {"[2, 3]"}},
+      {"view",
+       [] {
+         ops::view(f32({2, 3}), {-1, -1});
+       },
+       {"[2, 3]"}},
+      {"view",
+       [] {
+         ops::view(f32({2, 3}), {-2, -3});
+       },
+       {"[2, 3]"}},
+      {"view",
+       [] {
+         ops::view(f32({0, 3}), {-1, 0});
+       },
+       {"[0, 3]"}},
+      {"view",
+       [] {
+         ops::view(f32({2, 3}).t(), {6});
+       },
+       {"[3, 2]", "reshape"}},
+      {"view",
+       [] {
+         ops::view(f32({8}), {int64_t{1} << 62, 4});
+       },
+       {"[8]"}},
+      {"reshape",
+       [] {
+         ops::reshape(f32({2, 3}), {4, 2});
+       },
+       {"[2, 3]", "[4, 2]"}},
+      {"reshape",
+       [=] {
+         ops::reshape(none, {4, 2});
+       },
+       {"undefined"}},
+      {"permute",
+       [] {
+         ops::permute(f32({2, 3}), {0, 0});
+       },
+       {"[0, 0]"}},
+      {"permute",
+       [] {
+         ops::permute(f32({2, 3}), {0});
+       },
+       {"[0]"}},
+      {"permute",
+       [] {
+         ops::permute(f32({2, 3}), {0, 5});
+       },
+       {"5"}},
+      {"permute", [=] { ops::permute(none, {0}); }, {"undefined"}},
+      {"transpose",
+       [] {
+         ops::transpose(f32({2, 3}), 0, 2);
+       },
+       {"2"}},
+      {"transpose", [=] { none.t(); }, {"undefined"}},
+      {"expand",
+       [] {
+         ops::expand(f32({2, 3}), {2, 4});
+       },
+       {"[2, 3]", "[2, 4]"}},
+      {"expand",
+       [] {
+         ops::expand(f32({2, 3}), {3});
+       },
+       {"[2, 3]"}},
+      {"expand",
+       [] {
+         ops::expand(f32({3}), {-1, 3});
+       },
+       {"[3]"}},
+      {"expand",
+       [=] {
+         ops::expand(none, {-1, 3});
+       },
+       {"undefined"}},
+      {"select",
+       [] {
+         ops::select(f32({2, 3}), 0, 2);
+       },
+       {"2"}},
+      {"select",
+       [] {
+         ops::select(f32({2, 3}), 2, 0);
+       },
+       {"2"}},
+      {"select", [] { f32({})[0]; }, {"scalar"}},
+      {"select", [=] { none[0]; }, {"undefined"}},
+      {"slice",
+       [] {
+         ops::slice(f32({2, 3}), 3, {});
+       },
+       {"3"}},
+      {"slice", [] { ops::slice(f32({4}), 0, {.step = 0}); }, {"step"}},
+      {"slice", [=] { ops::slice(none, 0, {}); }, {"undefined"}},
+      {"split", [] { ops::split(f32({4}), 0, 0); }, {"0"}},
+      {"split", [] { ops::split(f32({4}), 2, 1); }, {"1"}},
+      {"split", [] { ops::split(f32({}), 2, 0); }, {"scalar"}},
+      {"split", [=] { ops::split(none, 2, 0); }, {"undefined"}},
+      {"cat", [] { ops::cat({}, 0); }, {}},
+      {"cat",
+       [] {
+         ops::cat(std::vector<Tensor>{f32({2, 3}), f32({2, 4})}, 0);
+       },
+       {"[2, 3]", "[2, 4]"}},
+      {"cat",
+       [] {
+         ops::cat(std::vector<Tensor>{f32({2, 3}), f32({2})}, 0);
+       },
+       {"[2, 3]", "[2]"}},
+      {"cat",
+       [] {
+         ops::cat(std::vector<Tensor>{f32({2}), i64({2})}, 0);
+       },
+       {"i64"}},
+      {"cat",
+       [=] {
+         ops::cat(std::vector<Tensor>{f32({2}), none}, 0);
+       },
+       {"undefined"}},
+      {"cat",
+       [=] {
+         ops::cat(std::vector<Tensor>{none, f32({2})}, 0);
+       },
+       {"undefined"}},
+      {"cat",
+       [] {
+         ops::cat(std::vector<Tensor>{f32({}), f32({})}, 0);
+       },
+       {"scalar"}},
+      {"squeeze", [] { ops::squeeze(f32({2}), 3); }, {"3"}},
+      {"unsqueeze", [=] { ops::unsqueeze(none, 0); }, {"undefined"}},
+      {"flatten", [] { ops::flatten(f32({2}), 1); }, {"1"}},
+      {"sum",
+       [] {
+         ops::sum(f32({2, 3}), {2});
+       },
+       {"2", "[2, 3]"}},
+      {"sum", [] { ops::sum(boolean({2})); }, {"bool"}},
+      {"sum", [=] { ops::sum(none); }, {"undefined"}},
+      {"mean", [] { ops::mean(i64({2})); }, {"float"}},
+      {"mean", [=] { ops::mean(none); }, {"undefined"}},
+      {"max",
+       [] {
+         ops::max(f32({0, 3}));
+       },
+       {"[0, 3]"}},
+      {"max", [=] { ops::max(none); }, {"undefined"}},
+      {"matmul",
+       [] {
+         ops::matmul(f32({8, 512}), f32({768, 64}));
+       },
+       {"[8, 512]", "[768, 64]", "512"}},
+      {"matmul",
+       [] {
+         ops::matmul(f32({8}), f32({8, 2}));
+       },
+       {"[8]"}},
+      {"matmul",
+       [] {
+         ops::matmul(f32({2, 3, 4}), f32({3, 4, 5}));
+       },
+       {"[2, 3, 4]", "[3, 4, 5]"}},
+      {"matmul",
+       [] {
+         ops::matmul(f32({2, 3}), f32({3, 2}).to(kF64));
+       },
+       {"f64"}},
+      {"matmul",
+       [] {
+         ops::matmul(i64({2, 3}), i64({3, 2}));
+       },
+       {"i64"}},
+      {"matmul",
+       [=] {
+         ops::matmul(f32({2, 3}), none);
+       },
+       {"undefined"}},
+      {"linear",
+       [] {
+         ops::linear(f32({2, 3}), f32({4, 5}), f32({4}));
+       },
+       {"[2, 3]", "[4, 5]"}},
+      {"linear",
+       [] {
+         ops::linear(f32({2, 3}), f32({4, 3}), f32({3}));
+       },
+       {"[3]"}},
+      {"linear",
+       [=] {
+         ops::linear(f32({2, 3}), none, none);
+       },
+       {"undefined"}},
+      {"layer_norm",
+       [] {
+         ops::layer_norm(f32({2, 3}), f32({2}), f32({2}));
+       },
+       {"[2, 3]", "[2]"}},
+      {"layer_norm", [] { ops::layer_norm(f32({}), f32({1}), f32({1})); }, {}},
+      {"layer_norm",
+       [=] {
+         ops::layer_norm(f32({2, 3}), none, f32({3}));
+       },
+       {"undefined"}},
+      {"softmax", [] { ops::softmax(f32({})); }, {}},
+      {"softmax", [] { ops::softmax(i64({2})); }, {"i64"}},
+      {"log_softmax", [=] { ops::log_softmax(none); }, {"undefined"}},
+      {"attention",
+       [] {
+         ops::scaled_dot_product_attention(f32({2, 3}), f32({2, 3}), f32({2, 3}));
+       },
+       {"[2, 3]"}},
+      {"attention",
+       [] {
+         ops::scaled_dot_product_attention(f32({1, 3, 4, 8}), f32({1, 2, 4, 8}), f32({1, 2, 4, 8}));
+       },
+       {"[1, 3, 4, 8]"}},
+      {"attention",
+       [=] {
+         ops::scaled_dot_product_attention(f32({1, 2, 4, 8}), none, none);
+       },
+       {"undefined"}},
+      {"attention", [=] { ops::scaled_dot_product_attention(none, none, none); }, {"undefined"}},
+      {"attention",
+       [] {
+         ops::scaled_dot_product_attention(f32({1, 2, 4, 8}), f32({1, 2, 4, 8}), f32({1, 2, 4, 8}), f32({3}));
+       },
+       {"[3]"}},
+      {"embedding",
+       [] {
+         ops::embedding(f32({4, 3}), f32({2}));
+       },
+       {"i64"}},
+      {"embedding", [] { ops::embedding(f32({4}), i64({2})); }, {"[4]"}},
+      {"embedding",
+       [] {
+         ops::embedding(f32({4, 3}), Tensor::from<int64_t>({1, 4}, {2}));
+       },
+       {"4"}},
+      {"embedding",
+       [] {
+         ops::embedding(f32({4, 3}), Tensor::from<int64_t>({-1}, {1}));
+       },
+       {"-1"}},
+      {"embedding",
+       [=] {
+         ops::embedding(f32({4, 3}), none);
+       },
+       {"undefined"}},
+      {"cross_entropy",
+       [] {
+         ops::cross_entropy(f32({2, 3}), Tensor::from<int64_t>({0, 3}, {2}));
+       },
+       {"3"}},
+      {"cross_entropy",
+       [] {
+         ops::cross_entropy(f32({2, 3}), i64({3}));
+       },
+       {"[2, 3]", "[3]"}},
+      {"cross_entropy",
+       [] {
+         ops::cross_entropy(f32({2, 3}), f32({2}));
+       },
+       {"f32"}},
+      {"cross_entropy",
+       [=] {
+         ops::cross_entropy(f32({2, 3}), none);
+       },
+       {"undefined"}},
+      {"dropout", [] { ops::dropout(f32({2}), 1.0); }, {"1"}},
+      {"dropout", [] { ops::dropout(f32({2}), -0.1); }, {"-0.1"}},
+      {"dropout", [] { ops::dropout(f32({2}), std::numeric_limits<double>::quiet_NaN()); }, {"nan"}},
+      {"dropout", [=] { ops::dropout(none, 0.5); }, {"undefined"}},
+  };
+}
+
+TEST(OpErrors, NameTheOpTheOperandsAndThisFile) {
+  for (const Mistake& mistake : mistakes()) {
+    std::string text;
+    try {
+      mistake.make();
+      ADD_FAILURE() << mistake.op << ": no error";
+      continue;
+    } catch (const Error& e) {
+      text = e.what();
+    }
+    SCOPED_TRACE(text);
+    EXPECT_TRUE(text.starts_with(std::string(mistake.op) + ":")) << "is not from " << mistake.op;
+    EXPECT_NE(text.find("op_errors_test.cc:"), std::string::npos) << "does not name the caller's line";
+    for (const char* part : mistake.mentions)
+      EXPECT_NE(text.find(part), std::string::npos) << "does not mention " << part;
+  }
+}
+
+// Every op with each operand in turn undefined, of another dtype, or of another shape: a result or an Error.
+TEST(OpErrors, NoOperandCrashesAnOp) {
+  for (const OpDef* op : all_ops()) {
+    const test::OpSpec* spec = test::find_spec(op->name);
+    // Gradient ops are called by gradients only; views get attributes that their public functions have checked.
+    if (spec == nullptr || std::string_view(op->name).ends_with("_grad")) continue;
+    const test::OpSample sample = test::samples_of(*spec)[0];
+    const std::vector<Tensor> inputs = sample.inputs_as(kF32);
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      std::vector<Tensor> replacements = {Tensor(), Tensor::zeros({}, {kBool}), Tensor::zeros({2, 2}, {kI64}),
+                                          Tensor::zeros({2, 2}, {kU8})};
+      if (inputs[i].defined()) replacements.push_back(inputs[i].to(inputs[i].dtype() == kF32 ? kF64 : kF32));
+      if (op->kind != OpKind::kView && op->kind != OpKind::kReduction && op->name != std::string_view("cat"))
+        for (const Dims& sizes : {Dims{}, Dims{0}, Dims{3}, Dims{2, 3, 4, 5, 6}})
+          replacements.push_back(Tensor::zeros(sizes, {inputs[i].defined() ? inputs[i].dtype() : kF32}));
+      for (const Tensor& replacement : replacements) {
+        if (op->kind == OpKind::kView && replacement.defined() && !(replacement.sizes() == inputs[i].sizes())) continue;
+        if (i == 0 && op->overwrites >= 0 && !replacement.defined()) continue;
+        std::vector<Tensor> changed = inputs;
+        changed[i] = replacement;
+        try {
+          test::apply_op(*op, changed, sample.attrs, sample.n_outputs);
+        } catch (const Error& e) {
+          EXPECT_TRUE(std::string(e.what()).starts_with(op->name)) << e.what();
+        }
+      }
+    }
+  }
+}
+
+TEST(OpErrors, ShapesWhoseProductOverflows) {
+  const int64_t huge = int64_t{1} << 62;
+  EXPECT_THROW(Tensor::zeros({huge, 8}), Error);
+  EXPECT_THROW(Tensor::empty({huge, 4}), Error);
+  EXPECT_THROW(Tensor::empty({int64_t{1} << 32, int64_t{1} << 31, 2}), Error);
+  EXPECT_THROW(Tensor::empty({-1}), Error);
+  EXPECT_EQ(Tensor::empty({huge, 0, 8}).numel(), 0);
+}
+
+TEST(OpErrors, DimensionsOfAScalar) {
+  const Tensor s = Tensor::from<float>({3}, {});
+  for (int64_t dim : {0, -1}) {
+    EXPECT_EQ(ops::sum(s, {dim}).item(), 3);
+    EXPECT_EQ(ops::mean(s, {dim}).item(), 3);
+    EXPECT_EQ(ops::max(s, {dim}, true).item(), 3);
+    EXPECT_THROW(ops::sum(s, {dim + (dim == 0 ? 1 : -1)}), Error);
+  }
+  EXPECT_EQ(to_string(ops::unsqueeze(s, -1).sizes()), "[1]");
+  EXPECT_EQ(to_string(ops::flatten(s).sizes()), "[1]");
+}
+
+TEST(OpErrors, IntegerDivisionHasNoTrap) {
+  const int64_t lowest = std::numeric_limits<int64_t>::min();
+  Tensor a = Tensor::from<int64_t>({lowest, 7, -7, 5}, {4});
+  a.div_(Tensor::from<int64_t>({-1, 2, 2, 0}, {4}));
+  EXPECT_EQ(a.to_vector<int64_t>(), (std::vector<int64_t>{lowest, 3, -3, 0}));
+  Tensor b = Tensor::from<int32_t>({std::numeric_limits<int32_t>::min()}, {1});
+  b.div_(Tensor::from<int32_t>({-1}, {1}));
+  EXPECT_EQ(b.to_vector<int32_t>()[0], std::numeric_limits<int32_t>::min());
+}
+
+TEST(OpErrors, NineDimensionsAreTooMany) {
+  EXPECT_THROW(Tensor::zeros({1, 1, 1, 1, 1, 1, 1, 1, 1}), Error);
+  EXPECT_THROW(ops::unsqueeze(Tensor::zeros({1, 1, 1, 1, 1, 1, 1, 1}), 0), Error);
+}
+
+}  // namespace
+}  // namespace rondo
