@@ -1,5 +1,6 @@
 #include "rondo/compile/codegen/lower.h"
 
+#include <bit>
 #include <map>
 #include <optional>
 #include <tuple>
@@ -117,13 +118,14 @@ class UnitLowering final : public LoopBuilder {
   }
 
  private:
-  using InstrKey = std::tuple<LoopOp, DType, int32_t, int32_t, int32_t, int32_t, double>;
+  using InstrKey = std::tuple<LoopOp, DType, int32_t, int32_t, int32_t, int32_t, uint64_t>;  // a value by its bits
 
   Placement placement(int32_t id) const { return placements_[static_cast<size_t>(id)]; }
 
   // Equal instructions are one.
   LoopValue append(Instr instr, Placement place) {
-    const InstrKey key{instr.op, instr.type, instr.a, instr.b, instr.c, instr.index, instr.value};
+    const InstrKey key{instr.op, instr.type, instr.a, instr.b, instr.c, instr.index,
+                       std::bit_cast<uint64_t>(instr.value)};
     const bool effect = instr.op == LoopOp::kStore || instr.op == LoopOp::kColumnSum;
     const auto [found, added] = numbering_.try_emplace(key, static_cast<int32_t>(instrs_.size()));
     if (added || effect) {

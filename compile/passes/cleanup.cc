@@ -1,4 +1,5 @@
 // Common subexpressions and dead code.
+#include <bit>
 #include <map>
 #include <tuple>
 
@@ -42,7 +43,11 @@ std::vector<ValueId> identity(const Graph& graph) {
 }  // namespace
 
 Graph eliminate_common_subexpressions(const Graph& graph) {
-  using Key = std::tuple<const OpDef*, std::vector<ValueId>, std::vector<int64_t>, std::vector<double>>;
+  // Floats by their bits: 0 and -0 differ, and NaN equals itself.
+  using Key = std::tuple<const OpDef*, std::vector<ValueId>, std::vector<int64_t>, std::vector<uint64_t>>;
+  // The caller may write to what it gets: two results are two memories, even if they are equal.
+  std::vector<bool> escapes(graph.values.size(), false);
+  for (ValueId id : graph.outputs) escapes[static_cast<size_t>(graph.value(id).root)] = true;
   std::map<Key, size_t> seen;
   std::vector<bool> keep(graph.nodes.size(), true);
   std::vector<ValueId> renamed = identity(graph);
@@ -51,11 +56,13 @@ Graph eliminate_common_subexpressions(const Graph& graph) {
     std::vector<ValueId> inputs = node.inputs;
     for (ValueId& id : inputs)
       if (id != kNoValue) id = renamed[static_cast<size_t>(id)];
-    auto [found, added] = seen.try_emplace(Key{node.op, inputs,
-                                               {node.attrs.ints.begin(), node.attrs.ints.end()},
-                                               {node.attrs.floats.begin(), node.attrs.floats.end()}},
-                                           i);
-    if (added) continue;
+    std::vector<uint64_t> floats;
+    for (double f : node.attrs.floats) floats.push_back(std::bit_cast<uint64_t>(f));
+    auto [found, added] =
+        seen.try_emplace(Key{node.op, inputs, {node.attrs.ints.begin(), node.attrs.ints.end()}, floats}, i);
+    bool escaped = false;
+    for (ValueId id : node.outputs) escaped = escaped || escapes[static_cast<size_t>(id)];
+    if (added || escaped) continue;
     keep[i] = false;
     for (size_t k = 0; k < node.outputs.size(); ++k)
       renamed[static_cast<size_t>(node.outputs[k])] = graph.nodes[found->second].outputs[k];
