@@ -28,6 +28,7 @@ function(rondo_library name)
   add_library(rondo::${name} ALIAS rondo_${name})
   set_target_properties(rondo_${name} PROPERTIES EXPORT_NAME ${name})
   rondo_configure(rondo_${name})
+  target_compile_features(rondo_${name} PUBLIC cxx_std_20)
   target_link_libraries(rondo_${name} PUBLIC ${ARG_LINK} PRIVATE ${ARG_PRIVATE_LINK})
 endfunction()
 

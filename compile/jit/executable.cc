@@ -2,8 +2,11 @@
 
 #include <dlfcn.h>
 
+#include <cstddef>
 #include <cstdlib>
 #include <filesystem>
+#include <new>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "rondo/compile/codegen/loop_verify.h"
@@ -31,6 +34,17 @@ std::vector<fs::path> candidates() {
   if (const fs::path program = fs::read_symlink("/proc/self/exe", ignored); !program.empty()) {
     paths.push_back(program.parent_path() / kPluginFile);
     paths.push_back(program.parent_path().parent_path() / "lib" / kPluginFile);
+  }
+  // The program's run path, which find_package(rondo) sets.
+  if (void* program = dlopen(nullptr, RTLD_LAZY)) {
+    Dl_serinfo size{};
+    if (dlinfo(program, RTLD_DI_SERINFOSIZE, &size) == 0) {
+      std::vector<std::max_align_t> memory(size.dls_size / sizeof(std::max_align_t) + 1);
+      auto* info = new (memory.data()) Dl_serinfo{};
+      if (dlinfo(program, RTLD_DI_SERINFOSIZE, info) == 0 && dlinfo(program, RTLD_DI_SERINFO, info) == 0)
+        for (unsigned i = 0; i < info->dls_cnt; ++i) paths.push_back(fs::path(info->dls_serpath[i].dls_name) / kPluginFile);
+    }
+    dlclose(program);
   }
 #ifdef RONDO_BUILD_LIBDIR
   paths.push_back(fs::path(RONDO_BUILD_LIBDIR) / kPluginFile);
