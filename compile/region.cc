@@ -6,6 +6,7 @@
 #include "absl/strings/str_format.h"
 #include "rondo/compile/jit/executable.h"
 #include "rondo/runtime/autograd.h"
+#include "rondo/runtime/ops/ops.h"
 
 namespace rondo::compile {
 
@@ -37,6 +38,32 @@ RecordingKey pack(const Graph& graph) {
   return key;
 }
 
+namespace {
+
+// Compiles a backward; `saved` gets what it reads of the forward, if it is not there yet.
+CompiledBackward compile_backward(BackwardGraph derived, absl::FunctionRef<int32_t(ValueId)> saved) {
+  CompiledBackward backward;
+  backward.program = Program::compile(std::move(derived.graph));
+  backward.inputs = std::move(derived.inputs);
+  backward.contributions = std::move(derived.contributions);
+  backward.grad_inputs = std::move(derived.grad_inputs);
+  // Save what the simplified backward still reads.
+  const Graph& simplified = backward.program->graph();
+  std::vector<bool> read(simplified.values.size(), false);
+  for (const GraphNode& node : simplified.nodes)
+    for (ValueId id : node.inputs)
+      if (id != kNoValue) read[static_cast<size_t>(id)] = true;
+  for (ValueId id : simplified.outputs) read[static_cast<size_t>(simplified.value(id).root)] = true;
+  for (size_t i = 0; i < backward.inputs.size(); ++i) {
+    BackwardInput& input = backward.inputs[i];
+    if (input.kind == BackwardInput::kSaved)
+      input.index = read[static_cast<size_t>(simplified.inputs[i])] ? saved(input.index) : -1;
+  }
+  return backward;
+}
+
+}  // namespace
+
 std::shared_ptr<const Entry> compile_entry(const Graph& recorded) {
   auto entry = std::make_shared<Entry>();
   entry->forward_graph = recorded;
@@ -45,38 +72,37 @@ std::shared_ptr<const Entry> compile_entry(const Graph& recorded) {
   bool differentiable = false;
   for (ValueId id : recorded.outputs) differentiable = differentiable || recorded.value(id).requires_grad;
   if (differentiable) {
-    BackwardGraph backward = derive_backward(recorded);
-    entry->backward = Program::compile(std::move(backward.graph));
-    entry->grad_inputs = std::move(backward.grad_inputs);
-    entry->backward_inputs = std::move(backward.inputs);
-    // Save what the simplified backward still reads.
-    const Graph& simplified = entry->backward->graph();
-    std::vector<bool> read(simplified.values.size(), false);
-    for (const GraphNode& node : simplified.nodes)
-      for (ValueId id : node.inputs)
-        if (id != kNoValue) read[static_cast<size_t>(id)] = true;
-    for (ValueId id : simplified.outputs) read[static_cast<size_t>(simplified.value(id).root)] = true;
-    for (size_t i = 0; i < entry->backward_inputs.size(); ++i) {
-      BackwardInput& input = entry->backward_inputs[i];
-      if (input.kind != BackwardInput::kSaved) continue;
-      const ValueId id = input.index;
-      input.index = -1;
-      if (!read[static_cast<size_t>(simplified.inputs[i])]) continue;
-      input.index = static_cast<int32_t>(entry->saved.size());
+    entry->backward = compile_backward(derive_backward(recorded), [&](ValueId id) {
       const auto position = [](const std::vector<ValueId>& list, ValueId v) {
         return static_cast<int32_t>(std::find(list.begin(), list.end(), v) - list.begin());
       };
       if (const int32_t at = position(forward.inputs, id); at < static_cast<int32_t>(forward.inputs.size())) {
-        entry->saved.push_back({true, at});
+        entry->saved.push_back({id, true, at});
       } else {
         const int32_t out = position(forward.outputs, id);
         if (out == static_cast<int32_t>(forward.outputs.size())) forward.outputs.push_back(id);
-        entry->saved.push_back({false, out});
+        entry->saved.push_back({id, false, out});
       }
-    }
+      return static_cast<int32_t>(entry->saved.size()) - 1;
+    });
   }
   entry->forward = Program::compile(std::move(forward));
   return entry;
+}
+
+const CompiledBackward& Entry::backward_for(const Arriving& arriving) const {
+  bool all = true;
+  for (bool total : arriving.totals) all = all && !total;
+  for (int i = 0; i < n_outputs; ++i)
+    all = all && (arriving.gradients[static_cast<size_t>(i)] || !forward_graph.value(forward_graph.outputs[static_cast<size_t>(i)]).requires_grad);
+  if (all) return backward;
+  std::lock_guard lock(mutex_);
+  if (const auto found = others_.find(arriving); found != others_.end()) return found->second;
+  return others_[arriving] = compile_backward(derive_backward(forward_graph, arriving), [&](ValueId id) {
+    const auto at = std::find_if(saved.begin(), saved.end(), [id](const Saved& s) { return s.value == id; });
+    invariant(at != saved.end(), "a part of a backward reads what the whole does not");
+    return static_cast<int32_t>(at - saved.begin());
+  });
 }
 
 namespace {
@@ -88,7 +114,7 @@ class CompiledNode final : public Node {
       : entry_(std::move(entry)) {
     n_outputs = entry_->n_outputs;
     edges.resize(inputs.size());
-    for (int i : entry_->grad_inputs)
+    for (int i : entry_->backward.grad_inputs)
       edges[static_cast<size_t>(i)] = autograd::gradient_edge(inputs[static_cast<size_t>(i)]);
     inputs_.reserve(inputs.size());
     for (const Tensor& input : inputs) inputs_.emplace_back(input, false);
@@ -97,6 +123,7 @@ class CompiledNode final : public Node {
       else saved_.emplace_back();
   }
   const char* name() const override { return "compiled region"; }
+  bool adds_to_totals() const override { return true; }
   void release_saved() override {
     inputs_.clear();
     saved_.clear();
@@ -107,26 +134,30 @@ class CompiledNode final : public Node {
       throw Error("backward of a compiled region: its saved tensors were freed by an earlier backward; pass "
                   "retain_graph = true to that one");
     if (grad_enabled()) return replay(grads_out, grads_in);
+    Arriving arriving;
+    for (const Tensor& grad : grads_out) arriving.gradients.push_back(grad.defined());
+    // Several contributions are added one by one to what later consumers sent, as on the eager tape; a single one can be
+    // added afterwards.
+    for (size_t i = 0; i < grads_in.size(); ++i)
+      arriving.totals.push_back(grads_in[i].defined() && entry_->backward.contributions[i] > 1);
+    const CompiledBackward& backward = entry_->backward_for(arriving);
     std::vector<Tensor> inputs;
-    inputs.reserve(entry_->backward_inputs.size());
-    const Graph& graph = entry_->backward->graph();
-    for (size_t i = 0; i < entry_->backward_inputs.size(); ++i) {
-      const BackwardInput& source = entry_->backward_inputs[i];
-      const Value& value = graph.value(graph.inputs[i]);
+    inputs.reserve(backward.inputs.size());
+    for (const BackwardInput& source : backward.inputs) {
       switch (source.kind) {
         case BackwardInput::kConstant: inputs.push_back(source.constant); break;
-        case BackwardInput::kGradient: {
-          const Tensor& grad = grads_out[static_cast<size_t>(source.index)];
-          inputs.push_back(grad.defined() ? grad.contiguous() : Tensor::zeros(value.sizes, {value.dtype}));
-          break;
-        }
+        case BackwardInput::kGradient: inputs.push_back(grads_out[static_cast<size_t>(source.index)].contiguous()); break;
+        case BackwardInput::kTotal: inputs.push_back(grads_in[static_cast<size_t>(source.index)].contiguous()); break;
         case BackwardInput::kSaved:
           inputs.push_back(source.index < 0 ? Tensor() : saved(static_cast<size_t>(source.index)));
           break;
       }
     }
-    const std::vector<Tensor> grads = entry_->backward->run(inputs);
-    for (size_t i = 0; i < grads.size(); ++i) grads_in[static_cast<size_t>(entry_->grad_inputs[i])] = grads[i];
+    const std::vector<Tensor> grads = backward.program->run(inputs);
+    for (size_t i = 0; i < grads.size(); ++i) {
+      const auto at = static_cast<size_t>(backward.grad_inputs[i]);
+      grads_in[at] = grads_in[at].defined() && !arriving.totals[at] ? grads_in[at] + grads[i] : grads[i];
+    }
   }
 
  private:
@@ -137,15 +168,27 @@ class CompiledNode final : public Node {
 
   // A second derivative: the recording again, op by op, on the eager tape.
   void replay(std::span<const Tensor> grads_out, std::span<Tensor> grads_in) {
+    RecorderScope eager(nullptr);
+    amp::Autocast as_recorded(std::nullopt);  // casts are in the recording already
     const Graph& graph = entry_->forward_graph;
     std::vector<Tensor> values(graph.values.size());
     for (size_t i = 0; i < graph.inputs.size(); ++i)
       values[static_cast<size_t>(graph.inputs[i])] = inputs_[i].get("a compiled region", {});
+    // Gradients stop at aliases of the inputs: one input may be computed from another.
+    for (int i : entry_->backward.grad_inputs) {
+      Tensor& value = values[static_cast<size_t>(graph.inputs[static_cast<size_t>(i)])];
+      Dims same;
+      for (int d = 0; d < value.rank(); ++d) same.push_back(d);
+      value = ops::permute(value, same);
+    }
     for (const GraphNode& node : graph.nodes) {
       std::vector<TensorArg> args;
       std::vector<Tensor> outputs(node.outputs.size());
       static const Tensor kUndefined;
       for (ValueId id : node.inputs) args.emplace_back(id == kNoValue ? kUndefined : values[static_cast<size_t>(id)], node.where);
+      bool differentiable = false;  // what ran under no_grad stays constant
+      for (ValueId id : node.outputs) differentiable = differentiable || graph.value(id).requires_grad;
+      GradMode mode(differentiable);
       call(*node.op, args, node.attrs, outputs);
       for (size_t i = 0; i < outputs.size(); ++i) values[static_cast<size_t>(node.outputs[i])] = outputs[i];
     }
@@ -155,9 +198,12 @@ class CompiledNode final : public Node {
       roots.push_back(values[static_cast<size_t>(graph.outputs[i])]);
       seeds.push_back(grads_out[i]);
     }
-    for (int i : entry_->grad_inputs) leaves.push_back(values[static_cast<size_t>(graph.inputs[static_cast<size_t>(i)])]);
+    for (int i : entry_->backward.grad_inputs) leaves.push_back(values[static_cast<size_t>(graph.inputs[static_cast<size_t>(i)])]);
     const std::vector<Tensor> grads = autograd::grad(roots, leaves, seeds, true, true, true);
-    for (size_t i = 0; i < grads.size(); ++i) grads_in[static_cast<size_t>(entry_->grad_inputs[i])] = grads[i];
+    for (size_t i = 0; i < grads.size(); ++i) add(grads_in[static_cast<size_t>(entry_->backward.grad_inputs[i])], grads[i]);
+  }
+  static void add(Tensor& total, const Tensor& grad) {
+    if (grad.defined()) total = total.defined() ? total + grad : grad;
   }
 
   std::shared_ptr<const Entry> entry_;
@@ -173,7 +219,9 @@ class RegionTrace final : public Trace {
   void record(const OpDef& op, std::span<const Tensor* const> inputs, const Attrs& attrs, std::span<Tensor> outputs,
               bool in_place, std::source_location where) override {
     if (!in_place) return Trace::record(op, inputs, attrs, outputs, in_place, where);
-    // A write runs now, in its place in the program.
+    // A write runs now, in its place in the program. Where it goes through a view, the base's history changes, too.
+    const TensorImpl& target = *inputs[0]->impl();
+    const Tensor base = target.recorder == this ? handle(graph.value(target.recorded_value).root) : Tensor();
     graph_break(std::string(op.name) + " in place", where);
     RecorderScope eager(nullptr);
     std::vector<TensorArg> args;
@@ -231,7 +279,7 @@ std::shared_ptr<const Entry> Region::entry_for(const Graph& graph) {
   entries_[key] = entry;
   ++report_.entries;
   report_.kernels = report_.library_calls = 0;
-  for (const Program* program : {entry->forward.get(), entry->backward.get()}) {
+  for (const Program* program : {entry->forward.get(), entry->backward.program.get()}) {
     if (program == nullptr) continue;
     report_.kernels += program->stats().kernels;
     report_.library_calls += program->stats().library_calls;
@@ -250,7 +298,7 @@ void Region::run(Trace& trace) {
   const std::shared_ptr<const Entry> entry = entry_for(graph);
   const std::vector<Tensor> results = entry->forward->run(trace.external());
   std::shared_ptr<CompiledNode> node;
-  if (entry->backward != nullptr) node = std::make_shared<CompiledNode>(entry, trace.external(), results);
+  if (entry->backward.program != nullptr) node = std::make_shared<CompiledNode>(entry, trace.external(), results);
   for (int i = 0; i < entry->n_outputs; ++i) {
     const ValueId id = graph.outputs[static_cast<size_t>(i)];
     Tensor handle = trace.handle(id);
@@ -260,6 +308,10 @@ void Region::run(Trace& trace) {
     impl.offset = result.storage_offset();
     impl.recorder = nullptr;
     if (graph.value(id).requires_grad) autograd::set_history(handle, node, i);
+    // A view knows its base, so that a later write through it reaches the base's history. (A root comes before its views.)
+    if (!grad_enabled() || graph.value(id).root == id) continue;
+    const Tensor& base = trace.handle(graph.value(id).root);
+    if (base.impl()->recorder == nullptr && base.impl()->storage) autograd::mark_view(handle, base);
   }
 }
 

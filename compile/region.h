@@ -18,20 +18,35 @@ namespace rondo::compile {
 using RecordingKey = std::vector<uint64_t>;
 RecordingKey pack(const Graph& graph);
 
-// One compiled recording.
+// The backward of an entry, for one set of gradients that arrive.
+struct CompiledBackward {
+  std::shared_ptr<const Program> program;
+  std::vector<BackwardInput> inputs;  // kSaved: `index` is a position in Entry::saved, -1 where it is not read
+  std::vector<int> contributions;     // to the gradient of each forward input
+  std::vector<int> grad_inputs;       // the program's results are the gradients of these forward inputs
+};
+
+// One compiled recording. Thread safe.
 struct Entry {
   Graph forward_graph;  // as recorded: for double backward
   std::shared_ptr<const Program> forward;
   int n_outputs = 0;  // the caller's; what the backward needs follows
-  // Null where no output requires grad.
-  std::shared_ptr<const Program> backward;
-  std::vector<BackwardInput> backward_inputs;  // kSaved: `index` is a position in `saved`
+  // For gradients of all outputs that require one; its program is null where none does.
+  CompiledBackward backward;
   struct Saved {
+    ValueId value;
     bool is_input;   // of the forward inputs, else of its outputs
     int32_t index;
   };
   std::vector<Saved> saved;
-  std::vector<int> grad_inputs;
+
+  // The backward for what arrives. An output that nobody used sends no gradient at all, rather than zeros: that is less
+  // work, and infinity times zero is not nothing. Compiled when it is first needed.
+  const CompiledBackward& backward_for(const Arriving& arriving) const;
+
+ private:
+  mutable std::mutex mutex_;
+  mutable std::map<Arriving, CompiledBackward> others_;
 };
 
 std::shared_ptr<const Entry> compile_entry(const Graph& recorded);

@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/random.h"
+#include "rondo/runtime/recorder.h"
 
 namespace rondo {
 namespace {
@@ -380,6 +381,9 @@ class Backward {
       if (capture != captures_.end())
         for (auto [output, index] : capture->second) (*captured)[index] = grads[static_cast<size_t>(output)];
       grads_in.assign(node->edges.size(), Tensor());
+      if (any && needed && node->adds_to_totals())
+        for (size_t i = 0; i < node->edges.size(); ++i)
+          if (node->edges[i].node) grads_in[i] = take(node->edges[i]);
       if (any && needed) node->backward(grads, grads_in);
       grads.clear();
       for (size_t i = 0; i < node->edges.size(); ++i) {
@@ -406,6 +410,12 @@ class Backward {
     task.grads.resize(static_cast<size_t>(edge.node->n_outputs));
     Tensor& total = task.grads[static_cast<size_t>(edge.output)];
     total = total.defined() ? total + grad : std::move(grad);
+  }
+
+  Tensor take(const Edge& edge) {
+    Task& task = tasks_[edge.node.get()];
+    task.grads.resize(static_cast<size_t>(edge.node->n_outputs));
+    return std::move(task.grads[static_cast<size_t>(edge.output)]);
   }
 
   void count_dependencies() {
@@ -586,7 +596,7 @@ class CheckpointNode final : public Node {
 
 std::vector<Tensor> checkpoint(std::function<std::vector<Tensor>(std::span<const Tensor>)> fn,
                                std::span<const Tensor> inputs) {
-  if (!grad_enabled()) return fn(inputs);
+  if (!grad_enabled() || active_recorder() != nullptr) return fn(inputs);
   auto node = std::make_shared<CheckpointNode>(fn, inputs);
   std::vector<Tensor> outputs = no_grad([&] { return fn(inputs); });
   node->n_outputs = static_cast<int>(outputs.size());

@@ -55,6 +55,9 @@ class Node {
   virtual const char* name() const = 0;
   // grads_out has one entry per output (undefined where none arrived); fills one per edge.
   virtual void backward(std::span<const Tensor> grads_out, std::span<Tensor> grads_in) = 0;
+  // If true, backward() finds in grads_in what has already arrived along each edge, and leaves the sum there: a node that
+  // stands for several ops adds their contributions one by one, as they would.
+  virtual bool adds_to_totals() const { return false; }
   // Drops saved tensors once backward has run without retain_graph; a second backward then throws.
   virtual void release_saved() {}
 
@@ -136,7 +139,7 @@ void backward(std::span<const Tensor> roots, std::span<const Tensor> grads, bool
               std::source_location where);
 
 // Activation checkpointing: runs fn without saving, and again during backward. Random numbers are replayed, so both
-// runs draw the same dropout masks. fn must not have side effects.
+// runs draw the same dropout masks. fn must not have side effects. While a region is recorded, fn is simply part of it.
 std::vector<Tensor> checkpoint(std::function<std::vector<Tensor>(std::span<const Tensor>)> fn,
                                std::span<const Tensor> inputs);
 

@@ -9,23 +9,28 @@ namespace {
 
 class Deriver {
  public:
-  explicit Deriver(const Graph& forward) : forward_(forward), grads_(forward.values.size()), symbols_(forward.values.size()) {}
+  Deriver(const Graph& forward, const Arriving& arriving)
+      : forward_(forward), arriving_(arriving), grads_(forward.values.size()), symbols_(forward.values.size()),
+        contributions_(forward.values.size()) {}
 
   BackwardGraph run() {
     NoGrad off;
     amp::Autocast as_recorded(std::nullopt);  // backward runs in the dtypes that the forward chose, as the eager tape does
     RecorderScope record(&trace_);
+    for (size_t i = 0; i < arriving_.totals.size(); ++i) {
+      if (!arriving_.totals[i]) continue;
+      const ValueId id = forward_.inputs[i];
+      grads_[static_cast<size_t>(id)] = bind({BackwardInput::kTotal, static_cast<int32_t>(i), {}}, dense_like(forward_.value(id)));
+    }
     for (size_t i = 0; i < forward_.outputs.size(); ++i) {
       const Value& value = forward_.value(forward_.outputs[i]);
-      if (!value.requires_grad) continue;
-      Value dense = value;
-      dense.requires_grad = false;
-      dense.strides = contiguous_strides(value.sizes);
-      accumulate(forward_.outputs[i], bind({BackwardInput::kGradient, static_cast<int32_t>(i), {}}, dense));
+      if (!value.requires_grad || (!arriving_.gradients.empty() && !arriving_.gradients[i])) continue;
+      accumulate(forward_.outputs[i], bind({BackwardInput::kGradient, static_cast<int32_t>(i), {}}, dense_like(value)));
     }
     for (size_t i = forward_.nodes.size(); i-- > 0;) visit(forward_.nodes[i]);
     for (size_t i = 0; i < forward_.inputs.size(); ++i) {
       const Tensor& grad = grads_[static_cast<size_t>(forward_.inputs[i])];
+      result_.contributions.push_back(contributions_[static_cast<size_t>(forward_.inputs[i])]);
       if (!forward_.value(forward_.inputs[i]).requires_grad || !grad.defined()) continue;
       result_.grad_inputs.push_back(static_cast<int>(i));
       trace_.graph.outputs.push_back(trace_.value_of(grad));
@@ -49,7 +54,15 @@ class Deriver {
     return placeholder;
   }
 
+  static Value dense_like(const Value& value) {
+    Value dense = value;
+    dense.requires_grad = false;
+    dense.strides = contiguous_strides(value.sizes);
+    return dense;
+  }
+
   void accumulate(ValueId id, const Tensor& grad) {
+    ++contributions_[static_cast<size_t>(id)];
     Tensor& total = grads_[static_cast<size_t>(id)];
     total = total.defined() ? ops::add(total, grad) : grad;
   }
@@ -94,15 +107,19 @@ class Deriver {
   }
 
   const Graph& forward_;
+  const Arriving& arriving_;
   Trace trace_;
   BackwardGraph result_;
   absl::flat_hash_map<ValueId, BackwardInput> bindings_;
   std::vector<Tensor> grads_;    // of each forward value, in the trace
   std::vector<Tensor> symbols_;  // of each forward value that a rule reads
+  std::vector<int> contributions_;
 };
 
 }  // namespace
 
-BackwardGraph derive_backward(const Graph& forward) { return Deriver(forward).run(); }
+BackwardGraph derive_backward(const Graph& forward, const Arriving& arriving) {
+  return Deriver(forward, arriving).run();
+}
 
 }  // namespace rondo::compile

@@ -8,17 +8,25 @@ namespace rondo::compile {
 
 // What a backward graph's input is bound to.
 struct BackwardInput {
-  enum Kind { kGradient, kSaved, kConstant } kind;
-  int32_t index = -1;  // kGradient: index into forward.outputs; kSaved: a forward ValueId
+  enum Kind { kGradient, kTotal, kSaved, kConstant } kind;
+  // kGradient: index into forward.outputs; kTotal: the sum so far of a forward input's gradient, index into
+  // forward.inputs; kSaved: a forward ValueId
+  int32_t index = -1;
   Tensor constant;     // kConstant: a tensor that a gradient rule made (zeros for an unused piece of a split)
 };
 
 struct BackwardGraph {
   Graph graph;
   std::vector<BackwardInput> inputs;  // parallel to graph.inputs
+  std::vector<int> contributions;     // to the gradient of each forward input
   std::vector<int> grad_inputs;       // graph.outputs are the gradients of these forward inputs (indices into forward.inputs)
 };
 
-BackwardGraph derive_backward(const Graph& forward);
+// What arrives: gradients of these outputs (empty: of all that require one), and sums to add to for these inputs.
+struct Arriving {
+  std::vector<bool> gradients, totals;
+  friend auto operator<=>(const Arriving&, const Arriving&) = default;
+};
+BackwardGraph derive_backward(const Graph& forward, const Arriving& arriving = {});
 
 }  // namespace rondo::compile
