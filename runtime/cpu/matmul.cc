@@ -32,12 +32,13 @@ dnnl::stream& stream() {
   return stream;
 }
 
-// A primitive for a new shape takes 160 us to make, so they are kept: the most recent kCapacity, over all threads.
+// A primitive for a new shape takes 160 us to make, so they are kept: the most recent kCapacity, over all threads. Each call
+// brings its scratchpad: the library's own belongs to the thread that made the primitive.
 class PrimitiveCache {
  public:
   struct Entry {
     dnnl::matmul primitive;
-    memory::desc a, b, bias, c;
+    memory::desc a, b, bias, c, scratchpad;
   };
   std::shared_ptr<const Entry> get(const MatmulCall& call) {
     {
@@ -80,19 +81,20 @@ class PrimitiveCache {
     entry.b = desc(call.k, call.n, call.b_strides);
     entry.c = desc(call.m, call.n, call.c_strides);
     dnnl::primitive_attr attributes;
+    attributes.set_scratchpad_mode(dnnl::scratchpad_mode::user);
     if (call.accumulate) {
       dnnl::post_ops post;
       post.append_sum(1.0f);
       attributes.set_post_ops(post);
     }
-    if (call.bias) {
+    if (call.bias)
       entry.bias = batched ? memory::desc({1, 1, call.n}, type, memory::dims{call.n, call.n, 1})
                            : memory::desc({1, call.n}, type, memory::dims{call.n, 1});
-      entry.primitive = dnnl::matmul(
-          {dnnl::matmul::desc(entry.a, entry.b, entry.bias, entry.c), attributes, engine()});
-    } else {
-      entry.primitive = dnnl::matmul({dnnl::matmul::desc(entry.a, entry.b, entry.c), attributes, engine()});
-    }
+    const dnnl::matmul::desc product = call.bias ? dnnl::matmul::desc(entry.a, entry.b, entry.bias, entry.c)
+                                                 : dnnl::matmul::desc(entry.a, entry.b, entry.c);
+    const dnnl::matmul::primitive_desc chosen(product, attributes, engine());
+    entry.scratchpad = chosen.scratchpad_desc();
+    entry.primitive = dnnl::matmul(chosen);
     return entry;
   }
 
@@ -113,6 +115,11 @@ void matmul_onednn(const MatmulCall& call, const void* a, const void* b, const v
                                        {DNNL_ARG_WEIGHTS, bind(entry->b, b)},
                                        {DNNL_ARG_DST, bind(entry->c, c)}};
   if (call.bias) args.emplace(DNNL_ARG_BIAS, bind(entry->bias, bias));
+  Storage scratchpad;
+  if (const size_t bytes = entry->scratchpad.get_size(); bytes > 0) {
+    scratchpad = Storage::allocate(bytes);
+    args.emplace(DNNL_ARG_SCRATCHPAD, bind(entry->scratchpad, scratchpad.data()));
+  }
   entry->primitive.execute(stream(), args);
 }
 

@@ -1,0 +1,61 @@
+#!/usr/bin/env bash
+# The rules of the house that a compiler does not check.   tests/structure_test.sh
+set -u
+cd "$(dirname "$0")/.."
+failures=0
+# report "rule" "offending lines"
+report() {
+  [ -n "$2" ] || return 0
+  printf '%s:\n%s\n' "$1" "$2" | sed '2,$s/^/  /'
+  failures=$((failures + 1))
+}
+sources() { find "$@" -name build -prune -o \( -name '*.cc' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' \) -print 2>/dev/null; }
+
+# ---- Includes: each folder sees itself and what stands to its left.
+order="runtime modules compile optim dist"
+allowed=""
+for folder in $order; do
+  allowed="$allowed${allowed:+|}$folder"
+  report "$folder/ may include rondo/{$allowed}/ only" \
+    "$(sources $folder | xargs -r grep -nE '#include "rondo/' | grep -vE "#include \"rondo/($allowed)/")"
+  report "$folder/ includes a file of the project by another name than \"rondo/...\"" \
+    "$(sources $folder | xargs -r grep -nE '#include "' | grep -vE '#include "(rondo|absl|oneapi|llvm|nlohmann)/')"
+done
+report "examples/ may not include tests/" "$(sources examples | xargs -r grep -nE '#include "rondo/tests/')"
+report "only codegen/emit_llvm.cc and jit/toolchain_llvm.cc may include LLVM" \
+  "$(sources $order examples | grep -vE 'compile/(codegen/emit|jit/toolchain)_llvm\.cc' | xargs -r grep -nE '#include [<"]llvm')"
+for header in Eigen oneapi nlohmann pcre2; do
+  report "a header may not pull in $header" \
+    "$(sources $order | grep '\.h$' | xargs -r grep -nE "#include [<\"]$header")"
+done
+
+# ---- Passes and regions know kinds and specs, never the names of ops and modules.
+ops=$(sed -nE 's/^ *\.name = "([a-z0-9_]+)".*/\1/p; s/^ *"([a-z0-9_]+)", \{.*/\1/p; s/.*comparison<.*>\("([a-z_]+)"\).*/\1/p' \
+  runtime/ops/*.cc | sort -u | paste -sd'|')
+constants=$(sed -nE '/^extern const OpDef/,/;/p' runtime/ops/table.h | grep -oE '\bk[A-Z][A-Za-z0-9]*' | sort -u | paste -sd'|')
+modules=$(grep -hoE '\b(struct|class) [A-Z][A-Za-z0-9]* : (public )?(nn::)?Module(<|Base)' modules/*.h | awk '{print $2}' | sort -u | paste -sd'|')
+[ -n "$ops" ] && [ -n "$constants" ] && [ -n "$modules" ] || report "structure_test.sh" "cannot find the names of ops or modules"
+generic=$(ls compile/passes/*.cc compile/passes/*.h compile/region.*)
+report "a pass or region names an op" \
+  "$(grep -nP "\"($ops)\"|(?<!OpKind::)\b($constants)\b|find_op|op(_id)?\(\*?.*\) *==|->name *==|\.name *==|strcmp" $generic)"
+report "a pass or region names a module" "$(grep -nE "\b(nn::)?($modules)\b" $generic)"
+
+# ---- Sizes and guides
+report "files of more than 900 lines" \
+  "$(find . \( -name build -o -name .git \) -prune -o -type f \( -name '*.cc' -o -name '*.h' -o -name '*.cu' -o -name '*.py' \
+     -o -name '*.sh' -o -name '*.cmake' -o -name '*.txt' -o -name '*.md' \) -print | xargs wc -l | awk '$1 > 900 && $2 != "total"')"
+for folder in $order examples tests; do
+  if [ ! -f $folder/README.md ]; then report "no README" "$folder/README.md"
+  elif [ "$(wc -l < $folder/README.md)" -gt 30 ]; then report "a README of more than 30 lines" "$folder/README.md"; fi
+done
+report "no static constructors that register ops" "$(sources runtime | xargs -r grep -nE 'REGISTER_|static .*[Rr]egistrar')"
+report "the library may not print" \
+  "$(sources runtime modules optim dist | xargs -r grep -nE 'std::(cout|cerr)|[^n]printf\(' | grep -v snprintf)"
+report "only RONDO_* may be read from the environment" \
+  "$(sources $order | xargs -r grep -nE 'getenv\(' | grep -vE 'getenv\("RONDO_')"
+
+if [ $failures -gt 0 ]; then
+  echo "$failures rules are broken"
+  exit 1
+fi
+echo "structure: all rules hold"
