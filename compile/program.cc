@@ -122,6 +122,7 @@ std::shared_ptr<const Program> Program::compile(Graph source) {
       continue;
     }
     LoweredUnit lowered = lower(graph, unit, needed);
+    lowered.extents = extents(lowered.kernel);
     lowered.kernel.name = "kernel" + std::to_string(code.size());
     program->launches_.push_back({static_cast<int32_t>(code.size()), unit.nodes[0]});
     code.push_back(lowered.kernel);
@@ -189,15 +190,16 @@ void Program::run_kernel(const LoweredUnit& unit, int32_t index, Frame& frame) c
     if (unit.operands[i] != kNoValue) operands[i] = frame.address(unit.operands[i]);
   const KernelEntry entry = executable_->entry(index);
   const double* scalars = unit.scalars.data();
+  const int64_t* extents = unit.extents.data();
   if (kernel.split_columns) {
     parallel_for((kernel.cols + kSplitGrain - 1) / kSplitGrain, kGrain / kSplitGrain, [&](int64_t begin, int64_t end) {
-      entry(operands.data(), scalars, begin * kSplitGrain, std::min(end * kSplitGrain, kernel.cols));
+      entry(operands.data(), scalars, extents, begin * kSplitGrain, std::min(end * kSplitGrain, kernel.cols));
     });
     return;
   }
   if (unit.column_results.empty()) {
     parallel_for(kernel.rows, std::max<int64_t>(1, kGrain / kernel.cols),
-                 [&](int64_t begin, int64_t end) { entry(operands.data(), scalars, begin, end); });
+                 [&](int64_t begin, int64_t end) { entry(operands.data(), scalars, extents, begin, end); });
     return;
   }
   const int64_t chunks = (kernel.rows + kernel.chunk_rows - 1) / kernel.chunk_rows;
@@ -207,7 +209,7 @@ void Program::run_kernel(const LoweredUnit& unit, int32_t index, Frame& frame) c
     operands[static_cast<size_t>(unit.column_results[i].operand)] = partial + static_cast<int64_t>(i) * stride;
   parallel_for(chunks, std::max<int64_t>(1, kGrain / (kernel.cols * kernel.chunk_rows)), [&](int64_t begin, int64_t end) {
     for (int64_t k = begin; k < end; ++k)
-      entry(operands.data(), scalars, k * kernel.chunk_rows, std::min((k + 1) * kernel.chunk_rows, kernel.rows));
+      entry(operands.data(), scalars, extents, k * kernel.chunk_rows, std::min((k + 1) * kernel.chunk_rows, kernel.rows));
   });
   for (size_t i = 0; i < unit.column_results.size(); ++i) {
     const ColumnResult& result = unit.column_results[i];

@@ -68,21 +68,25 @@ class KernelEmitter {
 
   // ---- Structure
   void find_levels();
+  void read_extents();
   void emit_kernel_level();
   void zero_partials();
   void emit_row(Value* row);
   void emit_stage(const Stage& stage);
-  void emit_steps(const Stage& stage, Value* column, int active, int copies);
+  void emit_steps(const Stage& stage, Value* column, Value* mask, int copies);
   int copies_of(const Stage& stage) const;
+  template <class Body>
+  void loop(Value* first, Value* last, int64_t step, llvm::MutableArrayRef<Value*> carried, Body body);
+  template <class Body> void guarded(Value* condition, llvm::MutableArrayRef<Value*> carried, Body body);
   template <class Body> void sweep(int copies, llvm::MutableArrayRef<Value*> carried, Body body);
   void make_splats(const Stage& stage, Level level);
 
   // ---- Memory
-  Value* row_offset(const Operand& operand, Value* row);
-  Value* load(const Instr& instr, Value* column, int active);
-  void store(const Operand& operand, Value* base, Value* raw, Value* column, int active);
-  Value* element_pointers(const Operand& operand, Value* base, Value* column);
-  Value* load_vector(const Operand& operand, Value* base, Value* column, int active);
+  Value* row_offset(size_t index, Value* row);
+  Value* load(const Instr& instr, Value* column, Value* mask);
+  void store(int32_t index, Value* base, Value* raw, Value* column, Value* mask);
+  Value* element_pointers(int32_t index, Value* base, Value* column);
+  Value* load_vector(int32_t index, Value* base, Value* column, Value* mask);
   Value* from_memory(Value* raw, DType memory, DType type);
   Value* to_memory(Value* v, DType memory, bool already_rounded);
   bool is_rounded_to(int32_t id, DType type) const;
@@ -107,11 +111,13 @@ class KernelEmitter {
     return copy == 0 ? column : b_.CreateAdd(column, b_.getInt64(copy * kLanes), "", true, true);
   }
   Value* scalar(int32_t id) { return id < 0 ? nullptr : scalars_[id]; }
-  llvm::Constant* mask(int active) {
+  // Masks say which of kLanes columns exist; null: all of them.
+  llvm::Constant* first_lanes(int64_t active) {
     llvm::SmallVector<llvm::Constant*, kLanes> bits;
     for (int i = 0; i < kLanes; ++i) bits.push_back(b_.getInt1(i < active));
     return llvm::ConstantVector::get(bits);
   }
+  Value* or_all(Value* mask) { return mask ? mask : first_lanes(kLanes); }
 
   const LoopKernel& kernel_;
   llvm::Module& module_;
@@ -119,6 +125,16 @@ class KernelEmitter {
   llvm::IRBuilder<> b_;
   llvm::Function* function_ = nullptr;
   Value *begin_ = nullptr, *end_ = nullptr, *scalar_array_ = nullptr;
+  // The kernel's extents: constants, or read when the kernel starts.
+  struct AxisExtents {
+    Value *divisor, *size, *stride;
+  };
+  struct OperandExtents {
+    Value* col_stride;
+    std::vector<AxisExtents> axes;
+  };
+  Value *cols_ = nullptr, *chunk_rows_ = nullptr;
+  std::vector<OperandExtents> strides_;
   std::vector<Level> levels_;            // by instruction
   std::vector<Value*> scalars_;          // by instruction: kernel and row level
   // By copy of the column step and instruction: column level, and splats of the others where needed.
@@ -161,17 +177,17 @@ void KernelEmitter::find_levels() {
 
 llvm::Function* KernelEmitter::emit() {
   Type* ptr = b_.getPtrTy();
-  auto* type = llvm::FunctionType::get(b_.getVoidTy(), {ptr, ptr, b_.getInt64Ty(), b_.getInt64Ty()}, false);
+  auto* type = llvm::FunctionType::get(b_.getVoidTy(), {ptr, ptr, ptr, b_.getInt64Ty(), b_.getInt64Ty()}, false);
   function_ = llvm::Function::Create(type, llvm::Function::ExternalLinkage, kernel_.name, module_);
   function_->setDoesNotThrow();
-  for (unsigned i : {0u, 1u}) {
+  for (unsigned i : {0u, 1u, 2u}) {
     function_->addParamAttr(i, llvm::Attribute::NoAlias);
     function_->addParamAttr(i, llvm::Attribute::ReadOnly);
   }
   Value* operand_array = function_->getArg(0);
   scalar_array_ = function_->getArg(1);
-  begin_ = function_->getArg(2);
-  end_ = function_->getArg(3);
+  begin_ = function_->getArg(3);
+  end_ = function_->getArg(4);
   find_levels();
   scalars_.assign(kernel_.instrs.size(), nullptr);
   for (std::vector<Value*>& copy : vectors_) copy.assign(kernel_.instrs.size(), nullptr);
@@ -184,13 +200,14 @@ llvm::Function* KernelEmitter::emit() {
   b_.CreateCondBr(b_.CreateICmpSLT(begin_, end_), entry, exit);
 
   b_.SetInsertPoint(entry);
+  read_extents();
   for (size_t i = 0; i < kernel_.operands.size(); ++i)
     bases_.push_back(b_.CreateLoad(ptr, b_.CreateConstInBoundsGEP1_64(ptr, operand_array, i)));
   for (size_t i = 0; i < kernel_.operands.size(); ++i) {
     const Operand& operand = kernel_.operands[i];
     if (!operand.is_partial) continue;
-    Value* chunk = b_.CreateUDiv(begin_, b_.getInt64(kernel_.chunk_rows));
-    bases_[i] = b_.CreateGEP(memory_type(operand.dtype), bases_[i], b_.CreateMul(chunk, b_.getInt64(kernel_.cols)));
+    Value* chunk = b_.CreateUDiv(begin_, chunk_rows_);
+    bases_[i] = b_.CreateGEP(memory_type(operand.dtype), bases_[i], b_.CreateMul(chunk, cols_));
   }
   row_ptrs_ = bases_;
   emit_kernel_level();
@@ -217,13 +234,32 @@ llvm::Function* KernelEmitter::emit() {
   return function_;
 }
 
+void KernelEmitter::read_extents() {
+  const std::vector<int64_t> values = extents(kernel_);
+  std::vector<Value*> read;
+  for (size_t i = 0; i < values.size(); ++i) {
+    Value* constant = b_.getInt64(static_cast<uint64_t>(values[i]));
+    const bool varies = !kernel_.varying.empty() && kernel_.varying[i] && may_vary(values[i]);
+    read.push_back(varies ? b_.CreateLoad(b_.getInt64Ty(), b_.CreateConstInBoundsGEP1_64(b_.getInt64Ty(), function_->getArg(2), i))
+                          : constant);
+  }
+  size_t next = 0;
+  cols_ = read[next++];
+  chunk_rows_ = read[next++];
+  for (const Operand& operand : kernel_.operands) {
+    strides_.push_back({read[next++], {}});
+    for (size_t axis = 0; axis < operand.axes.size(); ++axis, next += 3)
+      strides_.back().axes.push_back({read[next], read[next + 1], read[next + 2]});
+  }
+}
+
 void KernelEmitter::emit_kernel_level() {
   for (const Stage& stage : kernel_.stages) {
     for (const std::vector<int32_t>* list : {&stage.row, &stage.column}) {
       for (int32_t id : *list) {
         if (levels_[id] != Level::kKernel) continue;
         const Instr& i = instr(id);
-        scalars_[id] = i.op == LoopOp::kLoad ? load(i, nullptr, 1)
+        scalars_[id] = i.op == LoopOp::kLoad ? load(i, nullptr, nullptr)
                                              : arithmetic(i, scalar(i.a), scalar(i.b), scalar(i.c));
       }
     }
@@ -236,7 +272,9 @@ void KernelEmitter::zero_partials() {
     const Operand& operand = kernel_.operands[i];
     if (!operand.is_partial) continue;
     Value* zero = llvm::Constant::getNullValue(widen(memory_type(operand.dtype), kLanes));
-    sweep(1, {}, [&](Value* column, int active, int) { store(operand, bases_[i], zero, column, active); });
+    sweep(1, {}, [&](Value* column, Value* mask, int) {
+      store(static_cast<int32_t>(i), bases_[i], zero, column, mask);
+    });
   }
 }
 
@@ -244,7 +282,7 @@ void KernelEmitter::emit_row(Value* row) {
   for (size_t i = 0; i < kernel_.operands.size(); ++i) {
     const Operand& operand = kernel_.operands[i];
     if (operand.is_partial || !moves_with_row(operand)) continue;
-    row_ptrs_[i] = b_.CreateGEP(memory_type(operand.dtype), bases_[i], row_offset(operand, row));
+    row_ptrs_[i] = b_.CreateGEP(memory_type(operand.dtype), bases_[i], row_offset(i, row));
   }
   for (const Stage& stage : kernel_.stages) emit_stage(stage);
 }
@@ -259,7 +297,7 @@ void KernelEmitter::emit_stage(const Stage& stage) {
         b_.CreateAlignedStore(to_memory(scalar(i.a), out.dtype, is_rounded_to(i.a, out.dtype)), row_ptrs_[i.index],
                               llvm::Align(size_of(out.dtype)));
       } else if (i.op == LoopOp::kLoad) {
-        scalars_[id] = load(i, nullptr, 1);
+        scalars_[id] = load(i, nullptr, nullptr);
       } else {
         scalars_[id] = arithmetic(i, scalar(i.a), scalar(i.b), scalar(i.c));
       }
@@ -279,12 +317,12 @@ void KernelEmitter::emit_stage(const Stage& stage) {
     lanes.push_back(is_sum ? real(type, 0.0) : llvm::ConstantFP::getInfinity(type, /*Negative=*/true));
     if (!is_sum) lanes.push_back(llvm::Constant::getNullValue(register_type(kBool, kLanes)));
   }
-  sweep(copies_of(stage), lanes, [&](Value* column, int active, int copies) {
-    emit_steps(stage, column, active, copies);
+  sweep(copies_of(stage), lanes, [&](Value* column, Value* mask, int copies) {
+    emit_steps(stage, column, mask, copies);
     for (int copy = 0; copy < copies; ++copy) {
       Value** lane = lanes.begin();
       auto update = [&](Value* next) {
-        *lane = active == kLanes ? next : b_.CreateSelect(mask(active), next, *lane);
+        *lane = mask ? b_.CreateSelect(mask, next, *lane) : next;
         ++lane;
       };
       for (int32_t id : stage.reductions) {
@@ -336,8 +374,8 @@ int KernelEmitter::copies_of(const Stage& stage) const {
   return work >= 24 && work <= 256 ? kMaxCopies : 1;
 }
 
-// `copies` steps of kLanes columns each, from `column`, of which the first `active` lanes exist (all, if copies > 1).
-void KernelEmitter::emit_steps(const Stage& stage, Value* column, int active, int copies) {
+// `copies` steps of kLanes columns each, from `column`; with a mask, one step.
+void KernelEmitter::emit_steps(const Stage& stage, Value* column, Value* mask, int copies) {
   for (int32_t id : stage.column) {
     if (levels_[id] != Level::kColumn) continue;
     const Instr& i = instr(id);
@@ -345,15 +383,15 @@ void KernelEmitter::emit_steps(const Stage& stage, Value* column, int active, in
       Value*& result = vectors_[copy][id];
       Value *a = vector(i.a, copy), *at = column_of(column, copy);
       switch (i.op) {
-        case LoopOp::kLoad: result = load(i, at, active); break;
+        case LoopOp::kLoad: result = load(i, at, mask); break;
         case LoopOp::kStore: {
           const Operand& out = operand(i);
-          store(out, row_ptrs_[i.index], to_memory(a, out.dtype, is_rounded_to(i.a, out.dtype)), at, active);
+          store(i.index, row_ptrs_[i.index], to_memory(a, out.dtype, is_rounded_to(i.a, out.dtype)), at, mask);
           break;
         }
         case LoopOp::kColumnSum: {
-          const Operand& out = operand(i);
-          store(out, bases_[i.index], b_.CreateFAdd(load_vector(out, bases_[i.index], at, active), a), at, active);
+          Value* sum = b_.CreateFAdd(load_vector(i.index, bases_[i.index], at, mask), a);
+          store(i.index, bases_[i.index], sum, at, mask);
           break;
         }
         default: result = arithmetic(i, a, vector(i.b, copy), vector(i.c, copy));
@@ -362,113 +400,160 @@ void KernelEmitter::emit_steps(const Stage& stage, Value* column, int active, in
   }
 }
 
-// Runs `body(column, active, copies)` over the columns of this call: groups of `copies` whole steps in a loop, then
-// what is left, step by step. `carried` holds the loop-carried values: body reads and replaces them.
-template <class Body> void KernelEmitter::sweep(int copies, llvm::MutableArrayRef<Value*> carried, Body body) {
-  const int64_t group = int64_t{kLanes} * copies, grouped = kernel_.cols / group * group;
-  Value* first = kernel_.split_columns ? begin_ : b_.getInt64(0);
-  Value* last = b_.getInt64(grouped);
-  if (kernel_.split_columns) last = b_.CreateBinaryIntrinsic(llvm::Intrinsic::smin, end_, last);
-  if (grouped == group && !kernel_.split_columns) {
-    body(first, kLanes, copies);
-  } else if (grouped > 0) {
-    BasicBlock* before = b_.GetInsertBlock();
-    BasicBlock* loop = BasicBlock::Create(context_, "columns", function_);
-    BasicBlock* after = BasicBlock::Create(context_, "after", function_);
-    if (kernel_.split_columns) b_.CreateCondBr(b_.CreateICmpSLT(first, last), loop, after);
-    else b_.CreateBr(loop);
-    b_.SetInsertPoint(loop);
-    auto* column = b_.CreatePHI(b_.getInt64Ty(), 2, "c");
-    column->addIncoming(first, before);
-    llvm::SmallVector<llvm::PHINode*, 8> phis;
-    for (Value*& v : carried) {
-      phis.push_back(b_.CreatePHI(v->getType(), 2));
-      phis.back()->addIncoming(v, before);
-      v = phis.back();
-    }
-    body(column, kLanes, copies);
-    BasicBlock* end_of_body = b_.GetInsertBlock();
-    Value* next = b_.CreateAdd(column, b_.getInt64(group), "", true, true);
-    column->addIncoming(next, end_of_body);
-    for (size_t i = 0; i < phis.size(); ++i) phis[i]->addIncoming(carried[i], end_of_body);
-    b_.CreateCondBr(b_.CreateICmpSLT(next, last), loop, after);
-    b_.SetInsertPoint(after);
+// A loop over `column` from `first` to `last` in steps of `step`, at least once. `carried` holds the loop-carried values:
+// body reads and replaces them.
+template <class Body>
+void KernelEmitter::loop(Value* first, Value* last, int64_t step, llvm::MutableArrayRef<Value*> carried, Body body) {
+  BasicBlock* before = b_.GetInsertBlock();
+  BasicBlock* loop = BasicBlock::Create(context_, "columns", function_);
+  b_.CreateBr(loop);
+  b_.SetInsertPoint(loop);
+  auto* column = b_.CreatePHI(b_.getInt64Ty(), 2, "c");
+  column->addIncoming(first, before);
+  llvm::SmallVector<llvm::PHINode*, 8> phis;
+  for (Value*& v : carried) {
+    phis.push_back(b_.CreatePHI(v->getType(), 2));
+    phis.back()->addIncoming(v, before);
+    v = phis.back();
   }
-  if (grouped == kernel_.cols) return;
-  // In a split kernel only the call that reaches the last column has a rest.
-  BasicBlock* done = nullptr;
-  if (kernel_.split_columns) {
-    BasicBlock* rest = BasicBlock::Create(context_, "rest", function_);
-    done = BasicBlock::Create(context_, "done", function_);
-    b_.CreateCondBr(b_.CreateICmpEQ(end_, b_.getInt64(kernel_.cols)), rest, done);
-    b_.SetInsertPoint(rest);
-  }
-  for (int64_t column = grouped; column < kernel_.cols; column += kLanes)
-    body(b_.getInt64(column), static_cast<int>(std::min<int64_t>(kLanes, kernel_.cols - column)), 1);
-  if (done == nullptr) return;
+  body(column);
+  BasicBlock* end_of_body = b_.GetInsertBlock();
+  Value* next = b_.CreateAdd(column, b_.getInt64(step), "", true, true);
+  column->addIncoming(next, end_of_body);
+  for (size_t i = 0; i < phis.size(); ++i) phis[i]->addIncoming(carried[i], end_of_body);
+  BasicBlock* after = BasicBlock::Create(context_, "after", function_);
+  b_.CreateCondBr(b_.CreateICmpSLT(next, last), loop, after);
+  b_.SetInsertPoint(after);
+}
+
+// Runs `body` if `condition` holds; null: always.
+template <class Body>
+void KernelEmitter::guarded(Value* condition, llvm::MutableArrayRef<Value*> carried, Body body) {
+  if (condition == nullptr) return body();
+  BasicBlock* before = b_.GetInsertBlock();
+  BasicBlock* then = BasicBlock::Create(context_, "then", function_);
+  BasicBlock* done = BasicBlock::Create(context_, "done", function_);
+  b_.CreateCondBr(condition, then, done);
+  b_.SetInsertPoint(then);
+  const llvm::SmallVector<Value*, 8> old(carried.begin(), carried.end());
+  body();
+  BasicBlock* end_of_body = b_.GetInsertBlock();
   b_.CreateBr(done);
   b_.SetInsertPoint(done);
+  for (size_t i = 0; i < old.size(); ++i) {
+    auto* merged = b_.CreatePHI(old[i]->getType(), 2);
+    merged->addIncoming(old[i], before);
+    merged->addIncoming(carried[i], end_of_body);
+    carried[i] = merged;
+  }
+}
+
+// Runs `body(column, mask, copies)` over the columns of this call: groups of `copies` whole steps in a loop, then what is
+// left, step by step. In a split kernel only the call that reaches the last column has a rest.
+template <class Body> void KernelEmitter::sweep(int copies, llvm::MutableArrayRef<Value*> carried, Body body) {
+  const int64_t group = int64_t{kLanes} * copies;
+  const bool split = kernel_.split_columns;
+  Value* first = split ? begin_ : b_.getInt64(0);
+  const auto groups = [&](Value* last) { loop(first, last, group, carried, [&](Value* c) { body(c, nullptr, copies); }); };
+  if (!llvm::isa<llvm::ConstantInt>(cols_)) {
+    Value* grouped = b_.CreateMul(b_.CreateUDiv(cols_, b_.getInt64(group)), b_.getInt64(group));
+    Value* last = split ? b_.CreateBinaryIntrinsic(llvm::Intrinsic::smin, end_, grouped) : grouped;
+    guarded(b_.CreateICmpSLT(first, last), carried, [&] { groups(last); });
+    Value* rest = b_.CreateICmpSLT(grouped, cols_);
+    if (split) rest = b_.CreateAnd(rest, b_.CreateICmpEQ(end_, cols_));
+    guarded(rest, carried, [&] {
+      loop(grouped, cols_, kLanes, carried, [&](Value* column) {
+        llvm::SmallVector<llvm::Constant*, kLanes> indices;
+        for (int i = 0; i < kLanes; ++i) indices.push_back(b_.getInt64(i));
+        Value* left = b_.CreateVectorSplat(kLanes, b_.CreateSub(cols_, column));
+        body(column, b_.CreateICmpSLT(llvm::ConstantVector::get(indices), left), 1);
+      });
+    });
+    return;
+  }
+  const int64_t grouped = kernel_.cols / group * group;
+  if (grouped == group && !split) {
+    body(first, nullptr, copies);
+  } else if (grouped > 0) {
+    Value* last = b_.getInt64(static_cast<uint64_t>(grouped));
+    if (split) last = b_.CreateBinaryIntrinsic(llvm::Intrinsic::smin, end_, last);
+    guarded(split ? b_.CreateICmpSLT(first, last) : nullptr, carried, [&] { groups(last); });
+  }
+  if (grouped == kernel_.cols) return;
+  guarded(split ? b_.CreateICmpEQ(end_, cols_) : nullptr, carried, [&] {
+    for (int64_t column = grouped; column < kernel_.cols; column += kLanes) {
+      const int64_t left = kernel_.cols - column;
+      body(b_.getInt64(static_cast<uint64_t>(column)), left < kLanes ? first_lanes(left) : nullptr, 1);
+    }
+  });
 }
 
 // ---- Memory
 
-Value* KernelEmitter::row_offset(const Operand& operand, Value* row) {
+Value* KernelEmitter::row_offset(size_t index, Value* row) {
+  const Operand& operand = kernel_.operands[index];
   Value* offset = nullptr;
-  for (const OperandAxis& axis : operand.axes) {
+  for (size_t a = 0; a < operand.axes.size(); ++a) {
+    const OperandAxis& axis = operand.axes[a];
+    const AxisExtents& at = strides_[index].axes[a];
     if (axis.stride == 0 || axis.size == 1) continue;
-    Value* index = row;
-    if (axis.divisor != 1) index = b_.CreateUDiv(index, b_.getInt64(axis.divisor));
-    if (axis.divisor * axis.size < kernel_.rows) index = b_.CreateURem(index, b_.getInt64(axis.size));
-    Value* term = b_.CreateMul(index, b_.getInt64(axis.stride), "", false, true);
+    Value* i = row;
+    if (axis.divisor != 1) i = b_.CreateUDiv(i, at.divisor);
+    if (wraps(kernel_, axis)) i = b_.CreateURem(i, at.size);
+    Value* term = b_.CreateMul(i, at.stride, "", false, true);
     offset = offset ? b_.CreateAdd(offset, term, "", false, true) : term;
   }
   return offset;
 }
 
 // Pointers to kLanes elements, col_stride apart.
-Value* KernelEmitter::element_pointers(const Operand& operand, Value* base, Value* column) {
+Value* KernelEmitter::element_pointers(int32_t index, Value* base, Value* column) {
+  const Operand& operand = kernel_.operands[index];
   Type* type = memory_type(operand.dtype);
-  Value* first = b_.CreateGEP(type, base, b_.CreateMul(column, b_.getInt64(operand.col_stride), "", false, true));
-  llvm::SmallVector<llvm::Constant*, kLanes> steps;
+  Value* stride = strides_[index].col_stride;
+  Value* first = b_.CreateGEP(type, base, b_.CreateMul(column, stride, "", false, true));
   // 32-bit indices where they fit: one gather instead of two.
   const int64_t reach = operand.col_stride * (kLanes - 1);
-  const bool narrow = reach == static_cast<int32_t>(reach);
-  for (int i = 0; i < kLanes; ++i)
-    steps.push_back(llvm::ConstantInt::getSigned(narrow ? b_.getInt32Ty() : b_.getInt64Ty(), operand.col_stride * i));
-  return b_.CreateGEP(type, first, llvm::ConstantVector::get(steps));
+  const bool narrow = llvm::isa<llvm::ConstantInt>(stride) && reach == static_cast<int32_t>(reach);
+  Type* wide = narrow ? b_.getInt32Ty() : b_.getInt64Ty();
+  llvm::SmallVector<llvm::Constant*, kLanes> lanes;
+  for (int i = 0; i < kLanes; ++i) lanes.push_back(llvm::ConstantInt::get(wide, i));
+  Value* step = b_.CreateVectorSplat(kLanes, b_.CreateTrunc(stride, wide));
+  return b_.CreateGEP(type, first, b_.CreateMul(llvm::ConstantVector::get(lanes), step));
 }
 
-Value* KernelEmitter::load_vector(const Operand& operand, Value* base, Value* column, int active) {
+Value* KernelEmitter::load_vector(int32_t index, Value* base, Value* column, Value* mask) {
+  const Operand& operand = kernel_.operands[index];
   Type* scalar_type = memory_type(operand.dtype);
   Type* type = widen(scalar_type, kLanes);
   const llvm::Align align(size_of(operand.dtype));
   Value* zero = llvm::Constant::getNullValue(type);
-  if (operand.col_stride != 1) {
-    return b_.CreateMaskedGather(type, element_pointers(operand, base, column), align, mask(active), zero);
-  }
+  if (operand.col_stride != 1)
+    return b_.CreateMaskedGather(type, element_pointers(index, base, column), align, or_all(mask), zero);
   Value* ptr = b_.CreateGEP(scalar_type, base, column);
-  if (active == kLanes) return b_.CreateAlignedLoad(type, ptr, align);
-  return b_.CreateMaskedLoad(type, ptr, align, mask(active), zero);
+  if (mask == nullptr) return b_.CreateAlignedLoad(type, ptr, align);
+  return b_.CreateMaskedLoad(type, ptr, align, mask, zero);
 }
 
 // `column` null: the element at the row's first column, as a scalar.
-Value* KernelEmitter::load(const Instr& instr, Value* column, int active) {
+Value* KernelEmitter::load(const Instr& instr, Value* column, Value* mask) {
   const Operand& from = operand(instr);
   Value* base = row_ptrs_[instr.index];
-  Value* raw = column ? load_vector(from, base, column, active)
+  Value* raw = column ? load_vector(instr.index, base, column, mask)
                       : b_.CreateAlignedLoad(memory_type(from.dtype), base, llvm::Align(size_of(from.dtype)));
   return from_memory(raw, from.dtype, instr.type);
 }
 
-void KernelEmitter::store(const Operand& operand, Value* base, Value* raw, Value* column, int active) {
+void KernelEmitter::store(int32_t index, Value* base, Value* raw, Value* column, Value* mask) {
+  const Operand& operand = kernel_.operands[index];
   const llvm::Align align(size_of(operand.dtype));
   if (operand.col_stride != 1) {
-    b_.CreateMaskedScatter(raw, element_pointers(operand, base, column), align, mask(active));
+    b_.CreateMaskedScatter(raw, element_pointers(index, base, column), align, or_all(mask));
     return;
   }
   Value* ptr = b_.CreateGEP(memory_type(operand.dtype), base, column);
-  if (active == kLanes) b_.CreateAlignedStore(raw, ptr, align);
-  else b_.CreateMaskedStore(raw, ptr, align, mask(active));
+  if (mask == nullptr) b_.CreateAlignedStore(raw, ptr, align);
+  else b_.CreateMaskedStore(raw, ptr, align, mask);
 }
 
 Value* KernelEmitter::from_memory(Value* raw, DType memory, DType type) {

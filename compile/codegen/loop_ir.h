@@ -74,9 +74,27 @@ struct LoopKernel {
   int32_t n_scalars = 0;
   std::vector<Instr> instrs;
   std::vector<Stage> stages;
+  // By position in extents(): the code reads this one at run time, so that it serves other sizes, too. May be empty.
+  std::vector<bool> varying;
 };
 
-// operands: one base pointer each; scalars: the region's run-time scalars that this kernel reads.
-using KernelEntry = void (*)(void* const* operands, const double* scalars, int64_t begin, int64_t end);
+// The sizes and strides that code depends on, in a fixed order. (Of `rows` it knows only whether an axis wraps around.)
+inline std::vector<int64_t> extents(const LoopKernel& kernel) {
+  std::vector<int64_t> list{kernel.cols, kernel.chunk_rows};
+  for (const Operand& operand : kernel.operands) {
+    list.push_back(operand.col_stride);
+    for (const OperandAxis& axis : operand.axes) list.insert(list.end(), {axis.divisor, axis.size, axis.stride});
+  }
+  return list;
+}
+// 0 and 1 decide what code looks like (broadcast, contiguous): they are never read at run time.
+inline bool may_vary(int64_t extent) { return extent != 0 && extent != 1; }
+// True if several indices of the axis stand for one element.
+inline bool wraps(const LoopKernel& kernel, const OperandAxis& axis) { return axis.divisor * axis.size < kernel.rows; }
+
+// operands: one base pointer each; scalars: the run-time scalars that this kernel reads; extents: those of the kernel that
+// is run (read where they vary).
+using KernelEntry = void (*)(void* const* operands, const double* scalars, const int64_t* extents, int64_t begin,
+                             int64_t end);
 
 }  // namespace rondo::compile

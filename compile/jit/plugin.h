@@ -15,7 +15,7 @@ namespace rondo::compile {
 // Changes whenever the layout of anything that crosses the border does: a plug-in left over from another build must be
 // refused, not called.
 inline constexpr uint64_t kPluginAbi =
-    2 * 1000000 + sizeof(LoopKernel) * 1000 + sizeof(Instr) * 10 + sizeof(JitOptions);
+    3 * 1000000 + sizeof(LoopKernel) * 1000 + sizeof(Instr) * 10 + sizeof(JitOptions);
 
 struct JitResult {
   void* code = nullptr;              // owned by the caller; given back with JitPlugin::release

@@ -41,6 +41,7 @@ void report(const LoopKernel& kernel) {
   for (int i = 0; i < 10; ++i)
     compile_s = std::min(compile_s, seconds([&] { executable = compile_kernels({&kernel, 1}); }));
   Arrays arrays(kernel);
+  const std::vector<int64_t> sizes = extents(kernel);
   const int64_t all = kernel.split_columns ? kernel.cols : kernel.rows;
   const int64_t step = kernel.chunk_rows > 0 ? kernel.chunk_rows : all;
   const double elements = static_cast<double>(kernel.rows * kernel.cols);
@@ -48,7 +49,7 @@ void report(const LoopKernel& kernel) {
   const double run_s = best_seconds([&] {
     for (int n = 0; n < repeats; ++n)
       for (int64_t at = 0; at < all; at += step)
-        executable->entry(0)(arrays.pointers.data(), scalars, at, std::min(all, at + step));
+        executable->entry(0)(arrays.pointers.data(), scalars, sizes.data(), at, std::min(all, at + step));
   }) / repeats;
   std::printf("%-24s %5lld x %-8lld compile %6.2f ms   %7.3f ns/element  %7.1f GB/s\n", kernel.name.c_str(),
               static_cast<long long>(kernel.rows), static_cast<long long>(kernel.cols), compile_s * 1e3,

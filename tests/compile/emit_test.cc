@@ -73,7 +73,7 @@ TEST(Emit, RoundsLikeTheRuntime) {
   std::vector<uint16_t> out_bf16(n), out_f16(n), out_via(n);
   void* operands[] = {input.data(), out_bf16.data(), out_f16.data(), out_via.data()};
   const auto executable = compile_kernels({&b.kernel, 1});
-  executable->entry(0)(operands, nullptr, 0, n);
+  executable->entry(0)(operands, nullptr, nullptr, 0, n);
   for (int64_t i = 0; i < n; ++i) {
     ASSERT_EQ(out_bf16[i], BFloat16(input[i]).bits) << i;
     ASSERT_EQ(out_via[i], BFloat16(input[i]).bits) << i;
@@ -247,7 +247,7 @@ TEST(Emit, InPlace) {
 TEST(Emit, EmptyRangeTouchesNothing) {
   const LoopKernel kernel = layer_norm(kF32, 4, 20);
   std::vector<void*> nothing(kernel.operands.size(), nullptr);
-  compile_kernels({&kernel, 1})->entry(0)(nothing.data(), nullptr, 2, 2);
+  compile_kernels({&kernel, 1})->entry(0)(nothing.data(), nullptr, nullptr, 2, 2);
 }
 
 TEST(Verify, NamesTheBrokenRule) {

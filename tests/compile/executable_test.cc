@@ -18,7 +18,7 @@ LoopKernel scale(std::string name, double factor) {
 float run(KernelEntry entry) {
   std::vector<float> x(100, 1.0f), y(100);
   void* operands[] = {x.data(), y.data()};
-  entry(operands, nullptr, 0, 100);
+  entry(operands, nullptr, nullptr, 0, 100);
   EXPECT_EQ(y.front(), y.back());
   return y.front();
 }

@@ -156,11 +156,25 @@ struct RunOptions {
   std::vector<std::pair<int64_t, int64_t>> calls = {};  // (begin, end); empty: one call, or one per chunk
 };
 
+// The same kernel at other sizes, all of them read at run time: its code must serve `kernel`, too.
+inline LoopKernel at_other_sizes(LoopKernel kernel) {
+  kernel.varying.assign(extents(kernel).size(), true);
+  const auto change = [](int64_t& extent) { extent += may_vary(extent) ? 7 : 0; };
+  change(kernel.cols);
+  change(kernel.chunk_rows);
+  for (Operand& operand : kernel.operands) {
+    change(operand.col_stride);
+    for (OperandAxis& axis : operand.axes) change(axis.stride);
+  }
+  return kernel;
+}
+
 // Compiles the kernel, runs it and the interpreter on equal random buffers and compares every operand.
-inline void expect_equal_bits(const LoopKernel& kernel, RunOptions options = {}) {
+inline void expect_equal_bits(const LoopKernel& kernel, const LoopKernel& compiled, RunOptions options) {
   SCOPED_TRACE(print(kernel));
   ASSERT_EQ(verify(kernel), "");
-  const auto executable = compile_kernels({&kernel, 1});
+  const auto executable = compile_kernels({&compiled, 1});
+  const std::vector<int64_t> sizes = extents(kernel);
   std::mt19937 random(42);
   std::vector<Buffer> expected, actual;
   for (const Operand& operand : kernel.operands)
@@ -180,10 +194,15 @@ inline void expect_equal_bits(const LoopKernel& kernel, RunOptions options = {})
   const std::vector<void*> expected_ptrs = pointers(expected), actual_ptrs = pointers(actual);
   for (auto [begin, end] : options.calls) {
     interpret(kernel, expected_ptrs.data(), options.scalars.data(), begin, end);
-    executable->entry(0)(actual_ptrs.data(), options.scalars.data(), begin, end);
+    executable->entry(0)(actual_ptrs.data(), options.scalars.data(), sizes.data(), begin, end);
   }
   for (size_t i = 0; i < expected.size(); ++i)
     EXPECT_EQ(first_difference(kernel.operands[i].dtype, expected[i], actual[i]), "") << "operand " << i;
+}
+
+inline void expect_equal_bits(const LoopKernel& kernel, const RunOptions& options = {}) {
+  expect_equal_bits(kernel, kernel, options);
+  expect_equal_bits(kernel, at_other_sizes(kernel), options);
 }
 
 inline const int64_t kWidths[] = {1, 15, 16, 17, 32, 100};
