@@ -11,6 +11,7 @@
 // goes on (a graph break; counted).
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
@@ -19,10 +20,18 @@
 
 namespace rondo::compile {
 
+enum class Shapes : uint8_t {
+  kAutomatic,  // the first sizes compile code of their own; from the second on, code that reads sizes at run time
+  kStatic,     // each set of sizes compiles code of its own
+};
+
 struct CompileOptions {
   // Results are bitwise those of eager execution: forward, backward, any number of threads. Off, the compiler may also use
   // rewrites that are only equal within rounding (this version has none yet).
   bool exact = false;
+  Shapes shapes = Shapes::kAutomatic;
+  // Recordings kept per region; beyond it, the one that was not used for longest is forgotten.
+  int max_entries = 256;
 };
 
 class Region;
@@ -31,7 +40,8 @@ class Region;
 struct RegionReport {
   std::string name;        // class of the block
   int layers = 0;          // modules that share it
-  int entries = 0;         // recordings compiled
+  int entries = 0;         // different recordings met: shapes, control flow, hyper-parameters
+  int compilations = 0;    // of these, the ones for which code had to be generated
   int kernels = 0;         // generated kernels of the latest entry, forward and backward
   int library_calls = 0;   // matrix products and the like, of the latest entry
   double compile_ms = 0;   // all entries together, without loading LLVM

@@ -93,7 +93,7 @@ struct Program::Frame {
   }
 };
 
-std::shared_ptr<const Program> Program::compile(Graph source) {
+std::shared_ptr<const Program> Program::compile(Graph source, Sizes sizes) {
   const auto start = std::chrono::steady_clock::now();
   auto program = std::make_shared<Program>();
   program->graph_ = simplify(std::move(source));
@@ -123,12 +123,13 @@ std::shared_ptr<const Program> Program::compile(Graph source) {
     }
     LoweredUnit lowered = lower(graph, unit, needed);
     lowered.extents = extents(lowered.kernel);
-    lowered.kernel.name = "kernel" + std::to_string(code.size());
     program->launches_.push_back({static_cast<int32_t>(code.size()), unit.nodes[0]});
     code.push_back(lowered.kernel);
     program->kernels_.push_back(std::move(lowered));
   }
-  if (!code.empty()) program->executable_ = compile_kernels(code);
+  CompiledKernels found = find_or_compile(code, sizes);
+  program->code_ = std::move(found.kernels);
+  program->stats_.compiled = found.compiled;
   program->plan();
   program->stats_.kernels = static_cast<int>(code.size());
   program->stats_.library_calls = static_cast<int>(program->launches_.size() - code.size());
@@ -188,7 +189,7 @@ void Program::run_kernel(const LoweredUnit& unit, int32_t index, Frame& frame) c
   absl::InlinedVector<void*, 24> operands(unit.operands.size());
   for (size_t i = 0; i < operands.size(); ++i)
     if (unit.operands[i] != kNoValue) operands[i] = frame.address(unit.operands[i]);
-  const KernelEntry entry = executable_->entry(index);
+  const KernelEntry entry = code_[static_cast<size_t>(index)].entry;
   const double* scalars = unit.scalars.data();
   const int64_t* extents = unit.extents.data();
   if (kernel.split_columns) {

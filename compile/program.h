@@ -9,20 +9,21 @@
 
 #include "rondo/compile/codegen/lower.h"
 #include "rondo/compile/ir/graph.h"
-#include "rondo/compile/jit/executable.h"
+#include "rondo/compile/jit/kernel_table.h"
 
 namespace rondo::compile {
 
 struct ProgramStats {
   int kernels = 0;        // generated
+  int compiled = 0;       // of these, the ones that no earlier program had
   int library_calls = 0;
   int64_t arena_bytes = 0;
-  double compile_ms = 0;
+  double compile_ms = 0;  // all of it: passes, planning, code
 };
 
 class Program {
  public:
-  static std::shared_ptr<const Program> compile(Graph graph);
+  static std::shared_ptr<const Program> compile(Graph graph, Sizes sizes = Sizes::kConstant);
 
   // Inputs as graph.inputs: same dtypes, sizes and strides; undefined where nothing reads one. Returns one tensor per graph.outputs, without history.
   std::vector<Tensor> run(std::span<const Tensor> inputs) const;
@@ -52,7 +53,7 @@ class Program {
   std::vector<Launch> launches_;
   std::vector<LoweredUnit> kernels_;
   std::vector<int64_t> partial_offsets_;  // of each kernel: arena offset of its partial sums
-  std::shared_ptr<Executable> executable_;
+  std::vector<CompiledKernel> code_;      // of each kernel
   std::vector<Placement> placements_;  // by value
   int64_t fresh_buffers_ = 0;
   ProgramStats stats_;

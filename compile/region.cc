@@ -41,9 +41,9 @@ RecordingKey pack(const Graph& graph) {
 namespace {
 
 // Compiles a backward; `saved` gets what it reads of the forward, if it is not there yet.
-CompiledBackward compile_backward(BackwardGraph derived, absl::FunctionRef<int32_t(ValueId)> saved) {
+CompiledBackward compile_backward(BackwardGraph derived, Sizes sizes, absl::FunctionRef<int32_t(ValueId)> saved) {
   CompiledBackward backward;
-  backward.program = Program::compile(std::move(derived.graph));
+  backward.program = Program::compile(std::move(derived.graph), sizes);
   backward.inputs = std::move(derived.inputs);
   backward.contributions = std::move(derived.contributions);
   backward.grad_inputs = std::move(derived.grad_inputs);
@@ -64,15 +64,16 @@ CompiledBackward compile_backward(BackwardGraph derived, absl::FunctionRef<int32
 
 }  // namespace
 
-std::shared_ptr<const Entry> compile_entry(const Graph& recorded) {
+std::shared_ptr<const Entry> compile_entry(const Graph& recorded, Sizes sizes) {
   auto entry = std::make_shared<Entry>();
+  entry->sizes = sizes;
   entry->forward_graph = recorded;
   entry->n_outputs = static_cast<int>(recorded.outputs.size());
   Graph forward = recorded;
   bool differentiable = false;
   for (ValueId id : recorded.outputs) differentiable = differentiable || recorded.value(id).requires_grad;
   if (differentiable) {
-    entry->backward = compile_backward(derive_backward(recorded), [&](ValueId id) {
+    entry->backward = compile_backward(derive_backward(recorded), sizes, [&](ValueId id) {
       const auto position = [](const std::vector<ValueId>& list, ValueId v) {
         return static_cast<int32_t>(std::find(list.begin(), list.end(), v) - list.begin());
       };
@@ -86,7 +87,7 @@ std::shared_ptr<const Entry> compile_entry(const Graph& recorded) {
       return static_cast<int32_t>(entry->saved.size()) - 1;
     });
   }
-  entry->forward = Program::compile(std::move(forward));
+  entry->forward = Program::compile(std::move(forward), sizes);
   return entry;
 }
 
@@ -98,7 +99,7 @@ const CompiledBackward& Entry::backward_for(const Arriving& arriving) const {
   if (all) return backward;
   std::lock_guard lock(mutex_);
   if (const auto found = others_.find(arriving); found != others_.end()) return found->second;
-  return others_[arriving] = compile_backward(derive_backward(forward_graph, arriving), [&](ValueId id) {
+  return others_[arriving] = compile_backward(derive_backward(forward_graph, arriving), sizes, [&](ValueId id) {
     const auto at = std::find_if(saved.begin(), saved.end(), [id](const Saved& s) { return s.value == id; });
     invariant(at != saved.end(), "a part of a backward reads what the whole does not");
     return static_cast<int32_t>(at - saved.begin());
@@ -274,18 +275,32 @@ class RegionHook final : public nn::CallHook {
 std::shared_ptr<const Entry> Region::entry_for(const Graph& graph) {
   const RecordingKey key = pack(graph);
   std::lock_guard lock(mutex_);
-  if (auto found = entries_.find(key); found != entries_.end()) return found->second;
-  std::shared_ptr<const Entry> entry = compile_entry(graph);
-  entries_[key] = entry;
+  if (auto found = entries_.find(key); found != entries_.end()) {
+    found->second.last_use = ++uses_;
+    return found->second.entry;
+  }
+  const bool first = report_.entries == 0 || options_.shapes == Shapes::kStatic;
+  std::shared_ptr<const Entry> entry = compile_entry(graph, first ? Sizes::kConstant : Sizes::kVarying);
+  if (static_cast<int>(entries_.size()) >= std::max(options_.max_entries, 1)) forget_oldest();
+  entries_[key] = {entry, ++uses_};
   ++report_.entries;
   report_.kernels = report_.library_calls = 0;
+  int compiled = 0;
   for (const Program* program : {entry->forward.get(), entry->backward.program.get()}) {
     if (program == nullptr) continue;
+    compiled += program->stats().compiled;
     report_.kernels += program->stats().kernels;
     report_.library_calls += program->stats().library_calls;
     report_.compile_ms += program->stats().compile_ms;
   }
+  report_.compilations += compiled > 0;
   return entry;
+}
+
+void Region::forget_oldest() {
+  entries_.erase(std::min_element(entries_.begin(), entries_.end(), [](const auto& a, const auto& b) {
+    return a.second.last_use < b.second.last_use;
+  }));
 }
 
 void Region::run(Trace& trace) {
@@ -346,8 +361,9 @@ std::string Regions::summary() const {
       continue;
     }
     text += absl::StrFormat("region %s: compiled %s in %.0f ms, reused by %d layers (%d kernels, %d library calls)", r.name,
-                            r.entries == 1 ? "once" : absl::StrFormat("%d times", r.entries), r.compile_ms, r.layers,
-                            r.kernels, r.library_calls);
+                            r.compilations <= 1 ? "once" : absl::StrFormat("%d times", r.compilations), r.compile_ms,
+                            r.layers, r.kernels, r.library_calls);
+    if (r.entries > r.compilations) text += absl::StrFormat("; %d recordings", r.entries);
     if (r.graph_breaks > 0)
       text += absl::StrFormat("; %d graph breaks, the last: %s", r.graph_breaks, r.last_break);
   }

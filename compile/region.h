@@ -6,6 +6,7 @@
 #include <mutex>
 #include <vector>
 
+#include "absl/container/flat_hash_map.h"
 #include "rondo/compile/compile.h"
 #include "rondo/compile/program.h"
 #include "rondo/compile/trace/joint.h"
@@ -39,6 +40,7 @@ struct Entry {
     int32_t index;
   };
   std::vector<Saved> saved;
+  Sizes sizes = Sizes::kConstant;
 
   // The backward for what arrives. An output that nobody used sends no gradient at all, rather than zeros: that is less
   // work, and infinity times zero is not nothing. Compiled when it is first needed.
@@ -49,7 +51,7 @@ struct Entry {
   mutable std::map<Arriving, CompiledBackward> others_;
 };
 
-std::shared_ptr<const Entry> compile_entry(const Graph& recorded);
+std::shared_ptr<const Entry> compile_entry(const Graph& recorded, Sizes sizes = Sizes::kConstant);
 
 // Thread safe.
 class Region {
@@ -64,10 +66,16 @@ class Region {
 
  private:
   std::shared_ptr<const Entry> entry_for(const Graph& graph);
+  void forget_oldest();
 
   CompileOptions options_;
   mutable std::mutex mutex_;
-  std::map<RecordingKey, std::shared_ptr<const Entry>> entries_;
+  struct Slot {
+    std::shared_ptr<const Entry> entry;
+    int64_t last_use = 0;
+  };
+  absl::flat_hash_map<RecordingKey, Slot> entries_;
+  int64_t uses_ = 0;
   RegionReport report_;
 };
 

@@ -157,7 +157,8 @@ class Fuser {
     return true;
   }
 
-  // Bytes that a merged kernel reads once instead of twice, or never writes.
+  // What a merged kernel reads once instead of twice, or never writes: bytes per element of the space, and per row or column
+  // of it by far less. No sizes: a block is fused in the same way at every length, so that its code can be shared.
   int64_t bytes_shared(const Candidate& a, const Candidate& b) const {
     std::map<ValueId, int> touched;
     auto visit = [&](const Candidate& c, int bit) {
@@ -170,9 +171,10 @@ class Fuser {
     visit(a, 1);
     visit(b, 2);
     int64_t bytes = 0;
+    const int64_t elements = a.unit.rows * std::max(a.unit.cols, b.unit.cols);
     for (auto [id, bits] : touched) {
       const Value& v = graph_.value(id);
-      if (bits == 3) bytes += v.sizes.numel() * static_cast<int64_t>(size_of(v.dtype));
+      if (bits == 3) bytes += (v.sizes.numel() >= elements ? 4096 : 1) * static_cast<int64_t>(size_of(v.dtype));
     }
     return bytes;
   }

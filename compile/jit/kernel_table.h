@@ -1,0 +1,36 @@
+// The kernels of this process: equal ones are compiled once, whatever region asks, and one that is asked for at another
+// size becomes a kernel that reads this size at run time. So a block that meets many sequence lengths compiles twice:
+// for the first length, and for all.
+#pragma once
+
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "rondo/compile/codegen/loop_ir.h"
+#include "rondo/compile/jit/executable.h"
+
+namespace rondo::compile {
+
+enum class Sizes : uint8_t {
+  kConstant,  // code for exactly these sizes (of rows there may be any number)
+  kVarying,   // where a like kernel of other sizes exists, one that serves both
+};
+
+struct CompiledKernel {
+  KernelEntry entry = nullptr;
+  std::shared_ptr<Executable> code;  // keeps the entry valid
+};
+
+struct CompiledKernels {
+  std::vector<CompiledKernel> kernels;  // in the order asked for
+  int compiled = 0;                     // those that were not there yet
+};
+
+// Thread safe. Errors as compile_kernels.
+CompiledKernels find_or_compile(std::span<const LoopKernel> kernels, Sizes sizes);
+
+// Forgets every kernel that no program holds: for tests and for measurements of a cold start.
+void forget_unused_kernels();
+
+}  // namespace rondo::compile
