@@ -25,11 +25,19 @@ enum class Shapes : uint8_t {
   kStatic,     // each set of sizes compiles code of its own
 };
 
+// What a backward computes again instead of reading what the forward kept.
+enum class Recompute : uint8_t {
+  kAuto,  // elementwise values, where that keeps fewer bytes; they are computed inside the kernels that read them
+  kNone,  // nothing
+  kFull,  // all: a block keeps its inputs only (activation checkpointing)
+};
+
 struct CompileOptions {
   // Results are bitwise those of eager execution: forward, backward, any number of threads. Off, the compiler may also use
   // rewrites that are only equal within rounding (this version has none yet).
   bool exact = false;
   Shapes shapes = Shapes::kAutomatic;
+  Recompute recompute = Recompute::kAuto;
   // Recordings kept per region; beyond it, the one that was not used for longest is forgotten.
   int max_entries = 256;
 };
@@ -45,6 +53,7 @@ struct RegionReport {
   int kernels = 0;         // generated kernels of the latest entry, forward and backward
   int library_calls = 0;   // matrix products and the like, of the latest entry
   double compile_ms = 0;   // all entries together, without loading LLVM
+  int64_t kept_bytes = 0;  // by one call for its backward, besides inputs and outputs; of the latest entry
   int64_t calls = 0;
   int64_t graph_breaks = 0;
   std::string last_break;  // the user's file:line and why

@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_format.h"
 #include "rondo/compile/jit/executable.h"
+#include "rondo/compile/passes/passes.h"
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/ops/ops.h"
 
@@ -40,54 +41,49 @@ RecordingKey pack(const Graph& graph) {
 
 namespace {
 
-// Compiles a backward; `saved` gets what it reads of the forward, if it is not there yet.
-CompiledBackward compile_backward(BackwardGraph derived, Sizes sizes, absl::FunctionRef<int32_t(ValueId)> saved) {
-  CompiledBackward backward;
-  backward.program = Program::compile(std::move(derived.graph), sizes);
-  backward.inputs = std::move(derived.inputs);
-  backward.contributions = std::move(derived.contributions);
-  backward.grad_inputs = std::move(derived.grad_inputs);
-  // Save what the simplified backward still reads.
-  const Graph& simplified = backward.program->graph();
+// The values of the forward that a derived backward reads once it is simplified.
+std::vector<ValueId> values_read(const BackwardGraph& derived) {
+  const Graph simplified = simplify(derived.graph);
   std::vector<bool> read(simplified.values.size(), false);
   for (const GraphNode& node : simplified.nodes)
     for (ValueId id : node.inputs)
       if (id != kNoValue) read[static_cast<size_t>(id)] = true;
   for (ValueId id : simplified.outputs) read[static_cast<size_t>(simplified.value(id).root)] = true;
-  for (size_t i = 0; i < backward.inputs.size(); ++i) {
-    BackwardInput& input = backward.inputs[i];
-    if (input.kind == BackwardInput::kSaved)
-      input.index = read[static_cast<size_t>(simplified.inputs[i])] ? saved(input.index) : -1;
-  }
+  std::vector<ValueId> values;
+  for (size_t i = 0; i < derived.inputs.size(); ++i)
+    if (derived.inputs[i].kind == BackwardInput::kSaved && read[static_cast<size_t>(simplified.inputs[i])])
+      values.push_back(derived.inputs[i].index);
+  return values;
+}
+
+CompiledBackward compile_backward(BackwardGraph derived, const Partition& partition, Sizes sizes) {
+  partition.apply(derived);
+  CompiledBackward backward;
+  backward.program = Program::compile(std::move(derived.graph), sizes);
+  backward.inputs = std::move(derived.inputs);
+  backward.contributions = std::move(derived.contributions);
+  backward.grad_inputs = std::move(derived.grad_inputs);
   return backward;
 }
 
 }  // namespace
 
-std::shared_ptr<const Entry> compile_entry(const Graph& recorded, Sizes sizes) {
+std::shared_ptr<const Entry> compile_entry(const Graph& recorded, const CompileOptions& options, Sizes sizes,
+                                           const Partition* like) {
   auto entry = std::make_shared<Entry>();
   entry->sizes = sizes;
   entry->forward_graph = recorded;
   entry->n_outputs = static_cast<int>(recorded.outputs.size());
-  Graph forward = recorded;
   bool differentiable = false;
   for (ValueId id : recorded.outputs) differentiable = differentiable || recorded.value(id).requires_grad;
-  if (differentiable) {
-    entry->backward = compile_backward(derive_backward(recorded), sizes, [&](ValueId id) {
-      const auto position = [](const std::vector<ValueId>& list, ValueId v) {
-        return static_cast<int32_t>(std::find(list.begin(), list.end(), v) - list.begin());
-      };
-      if (const int32_t at = position(forward.inputs, id); at < static_cast<int32_t>(forward.inputs.size())) {
-        entry->saved.push_back({id, true, at});
-      } else {
-        const int32_t out = position(forward.outputs, id);
-        if (out == static_cast<int32_t>(forward.outputs.size())) forward.outputs.push_back(id);
-        entry->saved.push_back({id, false, out});
-      }
-      return static_cast<int32_t>(entry->saved.size()) - 1;
-    });
+  if (!differentiable) {
+    entry->forward = Program::compile(recorded, sizes);
+    return entry;
   }
-  entry->forward = Program::compile(std::move(forward), sizes);
+  BackwardGraph derived = derive_backward(recorded);
+  entry->partition.emplace(recorded, values_read(derived), options.recompute, like);
+  entry->backward = compile_backward(std::move(derived), *entry->partition, sizes);
+  entry->forward = Program::compile(entry->partition->forward(), sizes);
   return entry;
 }
 
@@ -99,11 +95,7 @@ const CompiledBackward& Entry::backward_for(const Arriving& arriving) const {
   if (all) return backward;
   std::lock_guard lock(mutex_);
   if (const auto found = others_.find(arriving); found != others_.end()) return found->second;
-  return others_[arriving] = compile_backward(derive_backward(forward_graph, arriving), sizes, [&](ValueId id) {
-    const auto at = std::find_if(saved.begin(), saved.end(), [id](const Saved& s) { return s.value == id; });
-    invariant(at != saved.end(), "a part of a backward reads what the whole does not");
-    return static_cast<int32_t>(at - saved.begin());
-  });
+  return others_[arriving] = compile_backward(derive_backward(forward_graph, arriving), *partition, sizes);
 }
 
 namespace {
@@ -119,8 +111,8 @@ class CompiledNode final : public Node {
       edges[static_cast<size_t>(i)] = autograd::gradient_edge(inputs[static_cast<size_t>(i)]);
     inputs_.reserve(inputs.size());
     for (const Tensor& input : inputs) inputs_.emplace_back(input, false);
-    for (const Entry::Saved& s : entry_->saved)
-      if (!s.is_input) saved_.emplace_back(results[static_cast<size_t>(s.index)], true);
+    for (const Partition::Kept& kept : entry_->partition->kept())
+      if (!kept.is_input) saved_.emplace_back(results[static_cast<size_t>(kept.index)], true);
       else saved_.emplace_back();
   }
   const char* name() const override { return "compiled region"; }
@@ -163,8 +155,8 @@ class CompiledNode final : public Node {
 
  private:
   const Tensor& saved(size_t i) const {
-    const Entry::Saved& s = entry_->saved[i];
-    return (s.is_input ? inputs_[static_cast<size_t>(s.index)] : saved_[i]).get("a compiled region", {});
+    const Partition::Kept& kept = entry_->partition->kept()[i];
+    return (kept.is_input ? inputs_[static_cast<size_t>(kept.index)] : saved_[i]).get("a compiled region", {});
   }
 
   // A second derivative: the recording again, op by op, on the eager tape.
@@ -280,7 +272,10 @@ std::shared_ptr<const Entry> Region::entry_for(const Graph& graph) {
     return found->second.entry;
   }
   const bool first = report_.entries == 0 || options_.shapes == Shapes::kStatic;
-  std::shared_ptr<const Entry> entry = compile_entry(graph, first ? Sizes::kConstant : Sizes::kVarying);
+  std::shared_ptr<const Entry> entry =
+      compile_entry(graph, options_, first ? Sizes::kConstant : Sizes::kVarying,
+                    latest_ != nullptr && latest_->partition ? &*latest_->partition : nullptr);
+  latest_ = entry;
   if (static_cast<int>(entries_.size()) >= std::max(options_.max_entries, 1)) forget_oldest();
   entries_[key] = {entry, ++uses_};
   ++report_.entries;
@@ -294,6 +289,7 @@ std::shared_ptr<const Entry> Region::entry_for(const Graph& graph) {
     report_.compile_ms += program->stats().compile_ms;
   }
   report_.compilations += compiled > 0;
+  report_.kept_bytes = entry->partition ? entry->partition->kept_bytes() : 0;
   return entry;
 }
 

@@ -4,12 +4,14 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
 #include "rondo/compile/compile.h"
 #include "rondo/compile/program.h"
 #include "rondo/compile/trace/joint.h"
+#include "rondo/compile/trace/partition.h"
 #include "rondo/compile/trace/trace.h"
 
 namespace rondo::compile {
@@ -22,7 +24,7 @@ RecordingKey pack(const Graph& graph);
 // The backward of an entry, for one set of gradients that arrive.
 struct CompiledBackward {
   std::shared_ptr<const Program> program;
-  std::vector<BackwardInput> inputs;  // kSaved: `index` is a position in Entry::saved, -1 where it is not read
+  std::vector<BackwardInput> inputs;  // kSaved: `index` is a position in partition.kept(), -1 where it is not read
   std::vector<int> contributions;     // to the gradient of each forward input
   std::vector<int> grad_inputs;       // the program's results are the gradients of these forward inputs
 };
@@ -34,12 +36,7 @@ struct Entry {
   int n_outputs = 0;  // the caller's; what the backward needs follows
   // For gradients of all outputs that require one; its program is null where none does.
   CompiledBackward backward;
-  struct Saved {
-    ValueId value;
-    bool is_input;   // of the forward inputs, else of its outputs
-    int32_t index;
-  };
-  std::vector<Saved> saved;
+  std::optional<Partition> partition;  // what the forward keeps; none without a backward
   Sizes sizes = Sizes::kConstant;
 
   // The backward for what arrives. An output that nobody used sends no gradient at all, rather than zeros: that is less
@@ -51,7 +48,8 @@ struct Entry {
   mutable std::map<Arriving, CompiledBackward> others_;
 };
 
-std::shared_ptr<const Entry> compile_entry(const Graph& recorded, Sizes sizes = Sizes::kConstant);
+std::shared_ptr<const Entry> compile_entry(const Graph& recorded, const CompileOptions& options, Sizes sizes,
+                                           const Partition* like);
 
 // Thread safe.
 class Region {
@@ -76,6 +74,7 @@ class Region {
   };
   absl::flat_hash_map<RecordingKey, Slot> entries_;
   int64_t uses_ = 0;
+  std::shared_ptr<const Entry> latest_;  // that was compiled
   RegionReport report_;
 };
 

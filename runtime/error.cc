@@ -10,9 +10,13 @@ namespace {
 bool is_library_file(std::string_view file) {
   for (std::string_view folder : {"/rondo/modules/", "/rondo/optim/", "/rondo/compile/", "/rondo/runtime/"})
     if (file.find(folder) != file.npos) return true;
-  for (std::string_view source : {RONDO_SOURCE_DIR "/modules/", RONDO_SOURCE_DIR "/optim/", RONDO_SOURCE_DIR "/compile/",
-                                  RONDO_SOURCE_DIR "/runtime/"})
-    if (file.starts_with(source)) return true;
+  // The source tree, by whatever name this build gives it (absolute, relative or mapped).
+  static constexpr std::string_view kThis = __FILE__, kName = "runtime/error.cc";
+  static_assert(kThis.ends_with(kName));
+  constexpr std::string_view root = kThis.substr(0, kThis.size() - kName.size());
+  if (!file.starts_with(root)) return false;
+  for (std::string_view folder : {"modules/", "optim/", "compile/", "runtime/"})
+    if (file.substr(root.size()).starts_with(folder)) return true;
   return false;
 }
 

@@ -107,13 +107,14 @@ inline int64_t checked_numel(const Dims& sizes) {
   return empty ? 0 : overflows ? -1 : n;
 }
 
-// Strides, in elements, of a dense row-major tensor.
+// Strides, in elements, of a dense row-major tensor. (Where the number of elements overflows, so do they: such a tensor is
+// refused when it is allocated.)
 inline Dims contiguous_strides(const Dims& sizes) {
   Dims strides = sizes;
-  int64_t step = 1;
+  uint64_t step = 1;
   for (int i = sizes.rank() - 1; i >= 0; --i) {
-    strides[i] = step;
-    step *= std::max<int64_t>(sizes[i], 1);
+    strides[i] = static_cast<int64_t>(step);
+    step *= static_cast<uint64_t>(std::max<int64_t>(sizes[i], 1));
   }
   return strides;
 }

@@ -26,6 +26,7 @@ Tensor Trace::placeholder(const Value& like) {
   impl->recorded_value = static_cast<int32_t>(graph.values.size());
   Tensor tensor(impl);
   graph.inputs.push_back(add_value(tensor, -1));
+  graph.values.back().leaf = like.leaf;
   return tensor;
 }
 
@@ -37,6 +38,7 @@ ValueId Trace::value_of(const Tensor& tensor) {
   auto [found, added] = external_ids_.try_emplace(impl, 0);
   if (added) {
     found->second = add_value(tensor, -1);
+    graph.values.back().leaf = tensor.requires_grad() && tensor.is_leaf();
     graph.inputs.push_back(found->second);
     external_.push_back(tensor);
   }
