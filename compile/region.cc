@@ -236,7 +236,6 @@ class RegionTrace final : public Trace {
     RecorderScope eager(nullptr);
     if (!graph.nodes.empty()) region_.run(*this);
     abandon();
-    graph = {};
   }
 
  private:

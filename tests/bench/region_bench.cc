@@ -57,12 +57,13 @@ double seconds_per_figure = 0.2;
 // Mean time of one call in the fastest of many batches: what the machine does when nobody disturbs it.
 double nanoseconds(int calls, const std::function<void()>& f) {
   f();
+  const int repeats = std::max(1, 20 / calls);
   double best = 1e30;
   const auto end = Clock::now() + std::chrono::duration<double>(seconds_per_figure);
   do {
     const auto start = Clock::now();
-    for (int i = 0; i < 20; ++i) f();
-    best = std::min(best, std::chrono::duration<double, std::nano>(Clock::now() - start).count() / (20.0 * calls));
+    for (int i = 0; i < repeats; ++i) f();
+    best = std::min(best, std::chrono::duration<double, std::nano>(Clock::now() - start).count() / (repeats * calls));
   } while (Clock::now() < end);
   return best;
 }
