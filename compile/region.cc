@@ -120,7 +120,7 @@ class CompiledNode final : public Node {
     inputs_.reserve(inputs.size());
     for (const Tensor& input : inputs) inputs_.emplace_back(input, false);
     for (const Entry::Saved& s : entry_->saved)
-      if (!s.is_input) saved_.emplace_back(results[static_cast<size_t>(s.index)], true);
+      if (!s.is_input) saved_.emplace_back(results[static_cast<size_t>(s.index)], false);
       else saved_.emplace_back();
   }
   const char* name() const override { return "compiled region"; }
