@@ -112,7 +112,7 @@ class CompiledNode final : public Node {
     inputs_.reserve(inputs.size());
     for (const Tensor& input : inputs) inputs_.emplace_back(input, false);
     for (const Partition::Kept& kept : entry_->partition->kept())
-      if (!kept.is_input) saved_.emplace_back(results[static_cast<size_t>(kept.index)], true);
+      if (!kept.is_input) saved_.emplace_back(results[static_cast<size_t>(kept.index)], false);
       else saved_.emplace_back();
   }
   const char* name() const override { return "compiled region"; }
@@ -228,7 +228,6 @@ class RegionTrace final : public Trace {
     RecorderScope eager(nullptr);
     if (!graph.nodes.empty()) region_.run(*this);
     abandon();
-    graph = {};
   }
 
  private:

@@ -103,10 +103,10 @@ void Flags::parse(const std::vector<std::string>& args) {
     if (!arg.starts_with("--")) throw Error(absl::StrCat("\"", arg, "\" is not a flag; flags look like --name=value"));
     const size_t equals = arg.find('=');
     const std::string name = arg.substr(2, equals == std::string::npos ? equals : equals - 2);
-    find(name);
-    if (equals == std::string::npos && (i + 1 == args.size() || args[i + 1].starts_with("--")))
-      throw Error(absl::StrCat("--", name, " needs a value"));
-    set(name, equals == std::string::npos ? args[++i] : arg.substr(equals + 1));
+    const bool is_switch = std::holds_alternative<bool*>(find(name).target);
+    const bool alone = equals == std::string::npos && (i + 1 == args.size() || args[i + 1].starts_with("--"));
+    if (alone && !is_switch) throw Error(absl::StrCat("--", name, " needs a value"));
+    set(name, alone ? "true" : equals == std::string::npos ? args[++i] : arg.substr(equals + 1));
     given_.insert(name);
   }
 }

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/container/inlined_vector.h"
 #include "rondo/runtime/op.h"
 
 namespace rondo::compile {
@@ -27,10 +28,13 @@ struct Value {
   int64_t offset = 0;
 };
 
+// The operands of one node: almost always few, so a recording allocates nothing for them.
+using ValueIds = absl::InlinedVector<ValueId, 4>;
+
 struct GraphNode {
   const OpDef* op = nullptr;
-  std::vector<ValueId> inputs;
-  std::vector<ValueId> outputs;
+  ValueIds inputs;
+  ValueIds outputs;
   Attrs attrs;
   std::source_location where;
 };

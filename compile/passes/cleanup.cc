@@ -44,7 +44,7 @@ std::vector<ValueId> identity(const Graph& graph) {
 
 Graph eliminate_common_subexpressions(const Graph& graph) {
   // Floats by their bits: 0 and -0 differ, and NaN equals itself.
-  using Key = std::tuple<const OpDef*, std::vector<ValueId>, std::vector<int64_t>, std::vector<uint64_t>>;
+  using Key = std::tuple<const OpDef*, ValueIds, std::vector<int64_t>, std::vector<uint64_t>>;
   // The caller may write to what it gets: two results are two memories, even if they are equal.
   std::vector<bool> escapes(graph.values.size(), false);
   for (ValueId id : graph.outputs) escapes[static_cast<size_t>(graph.value(id).root)] = true;
@@ -53,7 +53,7 @@ Graph eliminate_common_subexpressions(const Graph& graph) {
   std::vector<ValueId> renamed = identity(graph);
   for (size_t i = 0; i < graph.nodes.size(); ++i) {
     const GraphNode& node = graph.nodes[i];
-    std::vector<ValueId> inputs = node.inputs;
+    ValueIds inputs = node.inputs;
     for (ValueId& id : inputs)
       if (id != kNoValue) id = renamed[static_cast<size_t>(id)];
     std::vector<uint64_t> floats;

@@ -2,6 +2,31 @@
 
 namespace rondo::compile {
 
+Trace::Spare& Trace::spare() {
+  thread_local Spare spare;
+  return spare;
+}
+
+Trace::Trace() {
+  Spare& memory = spare();
+  graph = std::move(memory.graph);
+  handles_ = std::move(memory.handles);
+  external_ = std::move(memory.external);
+  external_ids_ = std::move(memory.external_ids);
+}
+
+Trace::~Trace() {
+  abandon();
+  // A whole model's recording is not kept, nor a graph that was taken away.
+  constexpr size_t kMaxKept = 1024;
+  if (graph.values.capacity() > kMaxKept || graph.nodes.capacity() == 0) return;
+  Spare& memory = spare();
+  memory.graph = std::move(graph);
+  memory.handles = std::move(handles_);
+  memory.external = std::move(external_);
+  memory.external_ids = std::move(external_ids_);
+}
+
 ValueId Trace::add_value(Tensor handle, int32_t producer) {
   const auto id = static_cast<ValueId>(graph.values.size());
   const TensorImpl& impl = *handle.impl();
@@ -49,9 +74,13 @@ void Trace::record(const OpDef& op, std::span<const Tensor* const> inputs, const
                    bool in_place, std::source_location where) {
   invariant(!in_place, "an in-place op reached a trace");
   const auto index = static_cast<int32_t>(graph.nodes.size());
-  GraphNode node{.op = &op, .inputs = {}, .outputs = {}, .attrs = attrs, .where = where};
-  node.inputs.reserve(inputs.size());
-  for (const Tensor* input : inputs) node.inputs.push_back(input->defined() ? value_of(*input) : kNoValue);
+  ValueIds operands;
+  for (const Tensor* input : inputs) operands.push_back(input->defined() ? value_of(*input) : kNoValue);
+  GraphNode& node = graph.nodes.emplace_back();
+  node.op = &op;
+  node.inputs = std::move(operands);
+  node.attrs = attrs;
+  node.where = where;
   for (Tensor& output : outputs) {
     output.impl()->recorder = this;
     output.impl()->recorded_value = static_cast<int32_t>(graph.values.size());
@@ -63,7 +92,6 @@ void Trace::record(const OpDef& op, std::span<const Tensor* const> inputs, const
     }
     node.outputs.push_back(id);
   }
-  graph.nodes.push_back(std::move(node));
 }
 
 void Trace::flush(const TensorImpl&, std::source_location where) {
@@ -76,6 +104,10 @@ void Trace::abandon() {
   handles_.clear();
   external_.clear();
   external_ids_.clear();
+  graph.values.clear();
+  graph.nodes.clear();
+  graph.inputs.clear();
+  graph.outputs.clear();
 }
 
 }  // namespace rondo::compile

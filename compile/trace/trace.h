@@ -13,7 +13,8 @@ namespace rondo::compile {
 
 class Trace : public Recorder {
  public:
-  ~Trace() override { abandon(); }
+  Trace();
+  ~Trace() override;
 
   void record(const OpDef& op, std::span<const Tensor* const> inputs, const Attrs& attrs, std::span<Tensor> outputs,
               bool in_place, std::source_location where) override;
@@ -38,6 +39,14 @@ class Trace : public Recorder {
   void abandon();
 
  private:
+  // Memory of an earlier recording on this thread: a region records on every call, and should not allocate for it.
+  struct Spare {
+    Graph graph;
+    std::vector<Tensor> handles, external;
+    absl::flat_hash_map<const TensorImpl*, ValueId> external_ids;
+  };
+  static Spare& spare();
+
   ValueId add_value(Tensor handle, int32_t producer);
   std::vector<Tensor> handles_;   // of recorded values and placeholders; undefined for external inputs
   std::vector<Tensor> external_;

@@ -3,6 +3,7 @@
 //
 //   bench_gpt --n_layer=6 --n_head=6 --n_embd=384 --block_size=256 --batch_size=8 --compile=regions
 //
+// --compile=none, regions or whole. --inference: a step is the forward pass alone, without gradients.
 // With --serve it speaks the protocol of tests/bench/peers: each line N on stdin runs N steps and prints one JSON line.
 #include <sys/resource.h>
 
@@ -88,13 +89,15 @@ class Trainer {
                 .n_layer = o.integer("n_layer", 4), .n_head = o.integer("n_head", 4), .n_embd = o.integer("n_embd", 128)},
         batch_(o.integer("batch_size", 12)), model_(config_, 1337), autocast_(o.text("dtype", "f32") == "bf16"),
         optimizer_(model_.parameters(), {.lr = 1e-3, .betas = {0.9, 0.99}, .weight_decay = 0.1}),
-        parameters_(model_.parameters()), mode_(o.text("compile", "none")) {
+        parameters_(model_.parameters()), mode_(o.text("compile", "none")), inference_(o.integer("inference", 0) != 0) {
     manual_seed(1);
     const Tensor tokens = Tensor::randint(0, config_.vocab_size, {batch_, config_.block_size + 1});
     x_ = tokens.slice(1, {0, -1}).contiguous();
     y_ = tokens.slice(1, {1}).contiguous();
+    if (inference_) model_.eval();
     if (mode_ == "regions") regions_ = compile::compile_regions(model_);
-    else if (mode_ != "none") throw Error("--compile takes none or regions");
+    else if (mode_ == "whole") regions_ = compile::compile_module(model_);
+    else if (mode_ != "none") throw Error("--compile takes none, regions or whole");
     for (int64_t i = 0; i < o.integer("warmup", 3); ++i) step();
     step_ms_.clear();
     forward_ms_.clear();
@@ -103,6 +106,7 @@ class Trainer {
   }
 
   void step() {
+    if (inference_) return infer();
     const auto start = Clock::now();
     optimizer_.zero_grad();
     Tensor loss;
@@ -121,6 +125,16 @@ class Trainer {
     optimizer_ms_.push_back(ms_since(late));
     step_ms_.push_back(ms_since(start));
     last_loss_ = loss.item();
+  }
+
+  void infer() {
+    const NoGrad off;
+    const auto start = Clock::now();
+    std::optional<amp::Autocast> lower;
+    if (autocast_) lower.emplace(kBF16);
+    const Tensor logits = model_(x_);
+    forward_ms_.push_back(ms_since(start));
+    step_ms_.push_back(forward_ms_.back());
   }
 
   // The products of one step; those of attention count as part of the model's own time.
@@ -152,7 +166,7 @@ class Trainer {
                                    {"loss", last_loss_},
                                    {"peak_rss_mib", static_cast<double>(usage.ru_maxrss) / 1024}};
     if (regions_) json["compile_ms"] = regions_->report()[0].compile_ms;
-    if (with_floor && steps > 0) {
+    if (with_floor && steps > 0 && !inference_) {
       const double floor = floor_ms();
       json["floor_ms"] = floor;
       json["floor_share"] = floor / step;
@@ -170,6 +184,7 @@ class Trainer {
   optim::AdamW optimizer_;
   std::vector<Tensor> parameters_;
   std::string mode_;
+  bool inference_;
   Tensor x_, y_;
   std::optional<compile::Regions> regions_;
   std::vector<double> step_ms_, forward_ms_, backward_ms_, optimizer_ms_;

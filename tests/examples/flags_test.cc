@@ -38,6 +38,16 @@ TEST_F(FlagsTest, BothFormsAndNegativeNumbers) {
   EXPECT_TRUE(flags.given("bias"));
 }
 
+TEST_F(FlagsTest, ABoolAloneIsOn) {
+  flags.parse({"--bias", "--n_layer=6"});
+  EXPECT_TRUE(bias);
+  EXPECT_EQ(layers, 6);
+  flags.parse({"--bias=false"});
+  EXPECT_FALSE(bias);
+  flags.parse({"--bias"});
+  EXPECT_TRUE(bias);
+}
+
 TEST_F(FlagsTest, ErrorsNameTheFlagAndTheNearestOne) {
   EXPECT_EQ(error_of({"--n_layers=3"}), "unknown flag --n_layers; did you mean --n_layer? (--help lists all)");
   EXPECT_EQ(error_of({"--zebra_count=3"}), "unknown flag --zebra_count (--help lists all)");

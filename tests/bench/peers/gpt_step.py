@@ -31,6 +31,7 @@ def parse_args():
     p.add_argument("--dtype", choices=["f32", "bf16"], default="f32", help="bf16: autocast, f32 parameters")
     p.add_argument("--compile", choices=["none", "whole", "block"], default="none")
     p.add_argument("--compile_mode", choices=["default", "reduce-overhead", "max-autotune"], default="default")
+    p.add_argument("--inference", action="store_true", help="a step is the forward pass alone, under no_grad")
     p.add_argument("--warm_cache", action="store_true", help="use the user's compile cache, not an empty one")
     p.add_argument("--optimizer", choices=["fused", "foreach", "for-loop"], default="fused")
     p.add_argument("--steps", type=int, default=20)
@@ -106,11 +107,13 @@ class Gpt2(nn.Module):
             elif name.endswith("bias"):
                 nn.init.zeros_(p)
 
-    def forward(self, ids, targets):  # both (B, T)
+    def forward(self, ids, targets=None):  # both (B, T); logits without targets
         x = self.wte(ids) + self.wpe(torch.arange(ids.shape[1]))
         for block in self.h:
             x = block(x)
         logits = F.linear(self.ln_f(x), self.wte.weight)  # (B, T, V)
+        if targets is None:
+            return logits
         return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
@@ -139,12 +142,16 @@ class Trainer:
                 block.compile(mode=mode)
         tokens = torch.randint(a.vocab_size, (a.batch_size, a.block_size + 1))
         self.ids, self.targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
-        self.loss = None
+        if a.inference:
+            self.model.eval()
+        self.loss = torch.zeros(())
         self.first_ms = None
 
     def step(self):
         """Runs one step; returns its (forward, backward, optimizer) times in ms. zero_grad and clipping
         count as optimizer."""
+        if self.a.inference:
+            return self.infer(), 0.0, 0.0
         t0 = time.perf_counter()
         self.optimizer.zero_grad(set_to_none=True)
         t1 = time.perf_counter()
@@ -157,6 +164,12 @@ class Trainer:
         self.optimizer.step()
         t4 = time.perf_counter()
         return (t2 - t1) * 1e3, (t3 - t2) * 1e3, (t1 - t0 + t4 - t3) * 1e3
+
+    def infer(self):
+        start = time.perf_counter()
+        with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16, enabled=self.a.dtype == "bf16"):
+            self.forward(self.ids)
+        return (time.perf_counter() - start) * 1e3
 
     def warm_up(self):
         for _ in range(max(1, self.a.warmup)):

@@ -32,15 +32,18 @@ def default_python():
     return python if os.path.exists(python) else sys.executable
 
 
-def parse_args():
+def parse_args(argv=None):
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--rondo-bin", help="path of bench_gpt; without it only PyTorch runs")
     p.add_argument("--rondo-args", default="", help="more flags for bench_gpt, in one string")
-    p.add_argument("--rondo-modes", default="none,regions", help="values for bench_gpt --compile")
+    p.add_argument("--rondo-modes", default="none,regions", help="values for bench_gpt --compile: none, regions, whole")
     p.add_argument("--python", default=default_python(), help="interpreter that has torch")
     p.add_argument("--no-pytorch", action="store_true")
+    p.add_argument("--no-pytorch-eager", dest="pytorch_eager", action="store_false")
     p.add_argument("--pytorch-compile", action="append", default=[], metavar="whole|block[:MODE]",
                    help="also run compiled PyTorch; may be given several times")
+    p.add_argument("--pytorch-args", default="", help="more flags for gpt_step.py, in one string")
+    p.add_argument("--inference", action="store_true", help="time the forward pass alone, without gradients")
     p.add_argument("--rounds", type=int, default=5)
     p.add_argument("--steps", type=int, default=5, help="steps of one contender in one round")
     p.add_argument("--warmup", type=int, default=3)
@@ -55,7 +58,7 @@ def parse_args():
     p.add_argument("--batch_size", type=int, default=8)
     p.add_argument("--vocab_size", type=int, default=65)
     p.add_argument("--json", metavar="FILE", help="write all that was measured (-: stdout, no table)")
-    return p.parse_args()
+    return p.parse_args(argv)
 
 
 class Contender:
@@ -127,7 +130,7 @@ def start_all(a):
     model = []
     for flag in ("n_layer", "n_head", "n_embd", "block_size", "batch_size", "vocab_size", "threads", "warmup"):
         model += [f"--{flag}={getattr(a, flag)}"]
-    model += [f"--dtype={a.dtype}", "--serve"]
+    model += [f"--dtype={a.dtype}", *(["--inference"] if a.inference else []), "--serve"]
     contenders = []
 
     def add(name, command):
@@ -137,8 +140,9 @@ def start_all(a):
         for mode in a.rondo_modes.split(","):
             add(f"rondo {mode}", [a.rondo_bin, f"--compile={mode}", *model, *shlex.split(a.rondo_args)])
     if not a.no_pytorch:
-        peer = [a.python, os.path.join(HERE, "gpt_step.py"), *model]
-        add("pytorch eager", peer)
+        peer = [a.python, os.path.join(HERE, "gpt_step.py"), *model, *shlex.split(a.pytorch_args)]
+        if a.pytorch_eager:
+            add("pytorch eager", peer)
         for spec in a.pytorch_compile:
             what, _, mode = spec.partition(":")
             add(f"pytorch {spec}", [*peer, f"--compile={what}", f"--compile_mode={mode or 'default'}"])
@@ -198,8 +202,7 @@ def print_table(result):
         print("warning: other processes used more than 5% of the machine; trust the ratios, not the times")
 
 
-def main():
-    a = parse_args()
+def run(a):
     contenders = start_all(a)
     try:
         for c in contenders:  # builds the model, compiles, warms up: one after the other
@@ -208,10 +211,15 @@ def main():
             k = i % len(contenders)
             for c in contenders[k:] + contenders[:k]:
                 c.turns.append(timed_turn(c, contenders, a.steps, a.rest_ms))
-        result = summarise(a, contenders)
+        return summarise(a, contenders)
     finally:
         for c in contenders:
             c.close()
+
+
+def main():
+    a = parse_args()
+    result = run(a)
     if a.json == "-":
         print(json.dumps(result, indent=1))
         return

@@ -1,0 +1,138 @@
+// bench_region: what it costs the host to enter a compiled block, in nanoseconds: record, find the entry, prepare the run,
+// hand out results.
+//
+//   bench_region [--json] [--only=pointwise|transformer] [--seconds=0.2]
+//
+// Two blocks of 12 parameters. `pointwise` is the figure: 30 elementwise ops on (1, 64), which become one kernel of some
+// 50 ns and one small output; both are in call_ns. `transformer` is a GPT-2 block on (1, 4, 64): six products and an
+// attention run in it, whose time call_ns includes, so it shows changes only. `taped` is with gradients: saved values are
+// allocated, and the node on the tape is made and dropped.
+// depth: so many blocks share the region and are called in turn. record and pack are parts of the call, measured alone.
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "rondo/compile/compile.h"
+#include "rondo/compile/region.h"
+#include "rondo/modules/attention.h"
+#include "rondo/runtime/autograd.h"
+#include "rondo/runtime/parallel.h"
+
+namespace {
+
+using namespace rondo;
+using Json = nlohmann::ordered_json;
+using Clock = std::chrono::steady_clock;
+
+// 30 ops, 12 parameters.
+struct PointwiseBlock : nn::Module<PointwiseBlock> {
+  explicit PointwiseBlock(int64_t C) {
+    for (int i = 0; i < 6; ++i) {
+      weight[i] = &parameter("weight" + std::to_string(i), Tensor::ones({C}));
+      bias[i] = &parameter("bias" + std::to_string(i), Tensor::zeros({C}));
+    }
+  }
+  Tensor* weight[6];
+  Tensor* bias[6];
+  Tensor forward(const Tensor& x_) {  // (B, C)
+    Tensor x = x_;
+    for (int i = 0; i < 6; ++i) x = ops::relu(x * *weight[i] + *bias[i]) * 0.5 + 0.25;
+    return x;
+  }
+};
+
+template <class Block> struct Stack : nn::Module<Stack<Block>> {
+  template <class... Args>
+  explicit Stack(int64_t depth, const Args&... args) : h(this->child("h", depth, args...)) {}
+  nn::ModuleList<Block> h;
+  Tensor forward(const Tensor& x) { return x; }
+};
+
+double seconds_per_figure = 0.2;
+
+// Mean time of one call in the fastest of many batches: what the machine does when nobody disturbs it.
+double nanoseconds(int calls, const std::function<void()>& f) {
+  f();
+  const int repeats = std::max(1, 20 / calls);
+  double best = 1e30;
+  const auto end = Clock::now() + std::chrono::duration<double>(seconds_per_figure);
+  do {
+    const auto start = Clock::now();
+    for (int i = 0; i < repeats; ++i) f();
+    best = std::min(best, std::chrono::duration<double, std::nano>(Clock::now() - start).count() / (repeats * calls));
+  } while (Clock::now() < end);
+  return best;
+}
+
+template <class Block, class... Args>
+void measure(Json& figures, const char* name, const Tensor& x, const Args&... args) {
+  for (const bool taped : {false, true}) {
+    GradMode mode(taped);
+    // The parts, without a region.
+    Block block(args...);
+    size_t ops = 0;
+    const double record = nanoseconds(1, [&] {
+      compile::Trace trace;
+      RecorderScope scope(&trace);
+      const Tensor y = block(x);
+      ops = trace.graph.nodes.size();
+    });
+    compile::Trace trace;
+    {
+      RecorderScope scope(&trace);
+      const Tensor y = block(x);
+    }
+    const double pack = nanoseconds(1, [&] { compile::pack(trace.graph); });
+    for (const int depth : {1, 96}) {
+      Stack<Block> stack(depth, args...);
+      const compile::Regions regions = compile::compile_regions(stack);
+      const double call = nanoseconds(depth, [&] {
+        for (Block& b : stack.h) const Tensor y = b(x);
+      });
+      figures.push_back({{"block", name},
+                         {"ops", ops},
+                         {"parameters", block.parameters().size()},
+                         {"capture", "re-record"},
+                         {"taped", taped},
+                         {"depth", depth},
+                         {"call_ns", call},
+                         {"record_ns", record},
+                         {"pack_ns", pack},
+                         {"entries", regions.report()[0].entries}});
+    }
+  }
+}
+
+std::string option(int argc, char** argv, const std::string& name, const std::string& fallback) {
+  for (int i = 1; i < argc; ++i)
+    if (const std::string arg = argv[i]; arg.rfind("--" + name + "=", 0) == 0) return arg.substr(name.size() + 3);
+  return fallback;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) try {
+  set_num_threads(1);
+  const std::string only = option(argc, argv, "only", "");
+  seconds_per_figure = std::stod(option(argc, argv, "seconds", "0.2"));
+  const bool json = argc > 1 && std::any_of(argv + 1, argv + argc, [](const char* arg) { return std::string(arg) == "--json"; });
+  Json figures = Json::array();
+  if (only != "transformer") measure<PointwiseBlock>(figures, "pointwise", Tensor::randn({1, 64}), int64_t{64});
+  if (only != "pointwise")
+    measure<nn::TransformerBlock>(figures, "transformer", Tensor::randn({1, 4, 64}), int64_t{64}, int64_t{4});
+  if (json) return std::puts(figures.dump(1).c_str()), 0;
+  std::printf("%-12s%5s%12s%11s%7s%7s%10s%11s%9s\n", "block", "ops", "parameters", "capture", "taped", "depth", "call ns",
+              "record ns", "pack ns");
+  for (const Json& f : figures)
+    std::printf("%-12s%5d%12d%11s%7s%7d%10.0f%11.0f%9.0f\n", f["block"].get<std::string>().c_str(), f["ops"].get<int>(),
+                f["parameters"].get<int>(), f["capture"].get<std::string>().c_str(), f["taped"].get<bool>() ? "yes" : "no",
+                f["depth"].get<int>(), f["call_ns"].get<double>(), f["record_ns"].get<double>(), f["pack_ns"].get<double>());
+  return 0;
+} catch (const std::exception& error) {
+  std::fprintf(stderr, "bench_region: %s\n", error.what());
+  return 1;
+}
