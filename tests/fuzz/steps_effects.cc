@@ -111,7 +111,10 @@ const StepKind kKinds[] = {
     {"branch_on_item", 1, &pick_read,
      [](Scene& s) { return Tensors{ops::max(s.in[1]).item() > 0.5 ? ops::tanh(s.in[0]) : ops::sigmoid(s.in[0])}; }},
     {"add_first_element", 1, &pick_read,
-     [](Scene& s) { return Tensors{s.in[0] + moderate(s.in[1].to_vector<double>()[0])}; }},
+     [](Scene& s) {
+       const std::vector<double> values = s.in[1].to_vector<double>();
+       return Tensors{s.in[0] + (values.empty() ? 1.0 : moderate(values[0]))};
+     }},
     {"throw", 1, &pick_throw,
      [](Scene& s) {
        if (s.counter % 3 == s.n(0)) throw std::runtime_error("thrown in forward");
