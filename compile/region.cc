@@ -224,6 +224,14 @@ class RegionTrace final : public Trace {
 
   void flush(const TensorImpl&, std::source_location where) override { graph_break("a value is read", where); }
 
+  void flush_gradient(const TensorImpl& tensor, std::source_location where) override {
+    // What has read the tensor already goes into a piece of its own, behind the hook.
+    region_.count_break("a gradient is watched" + describe_location(where));
+    const Tail tail = cut(graph.value(tensor.recorded_value).producer);
+    finish();
+    resume(tail);
+  }
+
   void finish() {
     RecorderScope eager(nullptr);
     if (!graph.nodes.empty()) region_.run(*this);
@@ -319,7 +327,7 @@ void Region::run(Trace& trace) {
     impl.recorder = nullptr;
     if (graph.value(id).requires_grad) autograd::set_history(handle, node, i);
     // A view knows its base, so that a later write through it reaches the base's history. (A root comes before its views.)
-    if (!grad_enabled() || graph.value(id).root == id) continue;
+    if (!graph.value(id).grad_mode || graph.value(id).root == id) continue;
     const Tensor& base = trace.handle(graph.value(id).root);
     if (base.impl()->recorder == nullptr && base.impl()->storage) autograd::mark_view(handle, base);
   }

@@ -18,6 +18,9 @@ class Recorder {
   // Somebody reads the data of `tensor`, which is only recorded: run what is recorded (a graph break), so that it and
   // every other live value has storage.
   virtual void flush(const TensorImpl& tensor, std::source_location where) = 0;
+  // As flush, for somebody who wants the gradient of `tensor` (a hook): what is recorded after it must not run together
+  // with it, so that all of its gradient passes through the tape.
+  virtual void flush_gradient(const TensorImpl& tensor, std::source_location where) { flush(tensor, where); }
 };
 
 // The recorder of this thread, or null.

@@ -112,6 +112,9 @@ namespace {
 void settle(const TensorImpl* impl, std::source_location where = std::source_location::current()) {
   if (impl->recorder != nullptr) impl->recorder->flush(*impl, where);
 }
+void settle_gradient(const TensorImpl* impl) {
+  if (impl->recorder != nullptr) impl->recorder->flush_gradient(*impl, std::source_location::current());
+}
 }  // namespace
 
 int64_t Tensor::size(int64_t dim) const { return sizes()[normalize_dim(dim, rank())]; }
@@ -187,7 +190,10 @@ bool Tensor::base_requires_grad() const {
   const AutogradMeta& meta = *impl_->autograd;
   return meta.base.defined() && meta.view_version != version() && meta.base.requires_grad();
 }
-bool Tensor::is_leaf() const { return impl_->autograd == nullptr || impl_->autograd->grad_fn == nullptr; }
+bool Tensor::is_leaf() const {
+  if (impl_->recorder != nullptr) return !impl_->requires_grad;
+  return impl_->autograd == nullptr || impl_->autograd->grad_fn == nullptr;
+}
 const Tensor& Tensor::grad() const {
   static const Tensor kUndefined;
   const AutogradMeta* meta = impl_->autograd.get();
@@ -207,7 +213,7 @@ void Tensor::zero_grad(bool set_to_none) {
 }
 void Tensor::retain_grad() {
   if (!requires_grad()) throw Error("retain_grad: the tensor does not require grad");
-  settle(impl_);
+  settle_gradient(impl_);
   if (is_leaf()) return;
   slot_of(impl_);
   AutogradMeta& meta = *impl_->autograd;
@@ -215,7 +221,7 @@ void Tensor::retain_grad() {
 }
 int64_t Tensor::register_hook(std::function<Tensor(const Tensor&)> hook) {
   if (!requires_grad()) throw Error("register_hook: the tensor does not require grad");
-  settle(impl_);
+  settle_gradient(impl_);
   static std::atomic<int64_t> next_id{0};
   const int64_t id = next_id.fetch_add(1);
   AutogradMeta& meta = meta_of(impl_);
@@ -232,6 +238,12 @@ void Tensor::backward(const Tensor& grad, bool retain_graph, bool create_graph, 
   autograd::backward({this, 1}, {&grad, grad.defined() ? 1u : 0u}, retain_graph, create_graph, where);
 }
 Tensor Tensor::detach() const {
+  if (impl_->recorder != nullptr && impl_->recorder == active_recorder()) {
+    // The same data under no_grad, as the recording knows it.
+    Dims order;
+    for (int d = 0; d < rank(); ++d) order.push_back(d);
+    return no_grad([&] { return ops::permute(*this, order); });
+  }
   settle(impl_);
   return from_storage(impl_->storage, impl_->offset, impl_->sizes, impl_->strides, impl_->dtype);
 }

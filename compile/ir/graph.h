@@ -21,6 +21,7 @@ struct Value {
   Dims strides;
   bool requires_grad = false;
   bool leaf = false;      // of an input: a parameter, which only an optimizer writes to
+  bool grad_mode = true;  // recorded while gradients were on: a view that is made so knows its base
   int32_t producer = -1;  // index into Graph::nodes; -1 for inputs
   // Views share the memory of `root` (their own id otherwise), `offset` elements from where it starts. So does a part that
   // is written straight into what is assembled from it (passes/assemble.cc).

@@ -5,6 +5,18 @@
 
 namespace rondo::compile {
 
+namespace {
+
+// Without elements there is nothing to fuse, and the parts may be stricter than the whole: the maximum of nothing is an error.
+bool is_empty(const Graph& graph, const GraphNode& node) {
+  for (const std::vector<ValueId>* list : {&node.inputs, &node.outputs})
+    for (ValueId id : *list)
+      if (id != kNoValue && graph.value(id).sizes.numel() == 0) return true;
+  return false;
+}
+
+}  // namespace
+
 Graph decompose(const Graph& graph) {
   NoGrad off;
   amp::Autocast as_recorded(std::nullopt);  // casts are in the recording already
@@ -17,7 +29,7 @@ Graph decompose(const Graph& graph) {
     std::vector<Tensor> inputs, outputs(node.outputs.size());
     for (ValueId id : node.inputs) inputs.push_back(symbol(id));
     if (node.op->decompose != nullptr && node.op->fuse_parts && node.op->lower == nullptr &&
-        node.op->kind != OpKind::kContraction) {
+        node.op->kind != OpKind::kContraction && !is_empty(graph, node)) {
       node.op->decompose(inputs, node.attrs, outputs);
     } else {
       std::vector<TensorArg> args;

@@ -68,6 +68,7 @@ class Fuser {
     Unit unit;
     bool alive = true;
     std::vector<ValueId> column_results;  // complete only after the last row
+    bool reduces_rows = false;
   };
 
   void make_singletons() {
@@ -82,6 +83,7 @@ class Fuser {
       c.unit.rows = space.rows;
       c.unit.cols = space.cols;
       if (space.column_sum) c.column_results = {node.outputs[0]};
+      c.reduces_rows = node.op->kind == OpKind::kReduction && !space.column_sum;
     }
   }
 
@@ -133,9 +135,10 @@ class Fuser {
     // A unit of one value per row joins the space whose rows they are.
     const bool row_of = a.unit.rows == b.unit.rows && (a.unit.cols == 1 || b.unit.cols == 1);
     if (!same && !row_of) return false;
-    if (row_of && !same && (!a.column_results.empty() || !b.column_results.empty())) {
+    if (!same) {
       const Candidate& narrow = a.unit.cols == 1 ? a : b;
-      if (!narrow.column_results.empty()) return false;
+      // Its sums over a single column would become sums over all of the others'.
+      if (!narrow.column_results.empty() || narrow.reduces_rows) return false;
     }
     return consumes_in_place(a, b) && consumes_in_place(b, a);
   }
@@ -204,6 +207,7 @@ class Fuser {
     std::sort(a.unit.nodes.begin(), a.unit.nodes.end());
     a.unit.cols = std::max(a.unit.cols, b.unit.cols);
     a.column_results.insert(a.column_results.end(), b.column_results.begin(), b.column_results.end());
+    a.reduces_rows = a.reduces_rows || b.reduces_rows;
     for (int32_t n : b.unit.nodes) unit_of_[static_cast<size_t>(n)] = static_cast<int>(best_a);
     b.alive = false;
     return true;

@@ -1,5 +1,7 @@
 #include "rondo/compile/trace/trace.h"
 
+#include "rondo/runtime/autograd.h"
+
 namespace rondo::compile {
 
 Trace::Spare& Trace::spare() {
@@ -35,6 +37,7 @@ ValueId Trace::add_value(Tensor handle, int32_t producer) {
   value.sizes = impl.sizes;
   value.strides = impl.strides;
   value.requires_grad = handle.requires_grad();
+  value.grad_mode = grad_enabled();
   value.producer = producer;
   value.root = id;
   handles_.push_back(std::move(handle));
@@ -91,6 +94,42 @@ void Trace::record(const OpDef& op, std::span<const Tensor* const> inputs, const
       graph.value(id).offset = source.offset + output.impl()->offset - inputs[0]->impl()->offset;
     }
     node.outputs.push_back(id);
+  }
+}
+
+Trace::Tail Trace::cut(int32_t last) {
+  Tail tail;
+  const auto begin = graph.nodes.begin() + last + 1;
+  tail.nodes.assign(begin, graph.nodes.end());
+  graph.nodes.erase(begin, graph.nodes.end());
+  tail.values = graph.values;
+  tail.handles.resize(handles_.size());
+  for (const GraphNode& node : tail.nodes)
+    for (const std::vector<ValueId>* list : {&node.inputs, &node.outputs})
+      for (ValueId id : *list)
+        if (id != kNoValue) tail.handles[static_cast<size_t>(id)] = handle(id);
+  return tail;
+}
+
+void Trace::resume(const Tail& tail) {
+  for (GraphNode node : tail.nodes) {
+    const auto index = static_cast<int32_t>(graph.nodes.size());
+    const ValueId viewed = node.inputs.empty() ? kNoValue : node.inputs[0];
+    for (ValueId& id : node.inputs)
+      if (id != kNoValue) id = value_of(tail.handles[static_cast<size_t>(id)]);
+    for (ValueId& id : node.outputs) {
+      const Value& before = tail.values[static_cast<size_t>(id)];
+      const Tensor& output = tail.handles[static_cast<size_t>(id)];
+      output.impl()->recorder = this;
+      output.impl()->recorded_value = static_cast<int32_t>(graph.values.size());
+      id = add_value(output, index);
+      graph.value(id).grad_mode = before.grad_mode;
+      if (node.op->kind != OpKind::kView) continue;
+      const Value& source = graph.value(node.inputs[0]);
+      graph.value(id).root = source.root;
+      graph.value(id).offset = source.offset + before.offset - tail.values[static_cast<size_t>(viewed)].offset;
+    }
+    graph.nodes.push_back(std::move(node));
   }
 }
 

@@ -35,6 +35,14 @@ class Trace : public Recorder {
   Graph graph;
 
  protected:
+  // What is recorded behind node `last`, taken out so that the rest can run first; and recorded again after that.
+  struct Tail {
+    std::vector<GraphNode> nodes;
+    std::vector<Value> values;    // as they were; ids in `nodes` are theirs
+    std::vector<Tensor> handles;  // of what the nodes read and make
+  };
+  Tail cut(int32_t last);
+  void resume(const Tail& tail);
   // Forgets everything; handles that are still alive become ordinary tensors without storage.
   void abandon();
 
@@ -48,7 +56,7 @@ class Trace : public Recorder {
   static Spare& spare();
 
   ValueId add_value(Tensor handle, int32_t producer);
-  std::vector<Tensor> handles_;   // of recorded values and placeholders; undefined for external inputs
+  std::vector<Tensor> handles_;  // by value
   std::vector<Tensor> external_;
   absl::flat_hash_map<const TensorImpl*, ValueId> external_ids_;
 };

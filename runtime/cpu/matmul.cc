@@ -234,6 +234,8 @@ void matmul_kernel(const KernelContext& context) {
   // A dense left operand against one shared matrix is a single tall product.
   if (b.rank() == 2 && a.is_contiguous()) {
     call.m *= batch.numel();
+    call.a_strides[1] = call.k;
+    call.a_strides[2] = call.k == 1 ? call.m : 1;  // a column's own stride spans it
     matmul(call, a.impl()->data(), b.impl()->data(), nullptr, c.impl()->data());
     return;
   }

@@ -29,6 +29,14 @@ std::string message_of(const std::function<void()>& fn) {
   return "no error";
 }
 
+// Many columns of one element against one row: a tall product whose left operand has strides of its own.
+TEST(Matmul, AnInnerDimensionOfOne) {
+  for (DType dtype : {kF32, kF64, kBF16, kF16}) {
+    const Tensor a = test::uniform({5, 2, 1}, -2, 2, 1).to(dtype), b = test::uniform({1, 5}, -2, 2, 2).to(dtype);
+    EXPECT_TRUE(test::same_bits(ops::matmul(a, b), a * b)) << name_of(dtype);
+  }
+}
+
 TEST(Orders, TiesGoToTheFirstAndNaNIsLargest) {
   const Tensor x = Tensor::from<double>({1, 3, kNaN, 3, -kInf, kNaN, 1, kInf}, {8});
   EXPECT_EQ(ops::argmax(x).item(), 2);

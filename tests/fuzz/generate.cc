@@ -1,0 +1,250 @@
+#include "rondo/tests/fuzz/generate.h"
+
+#include <cmath>
+
+#include "rondo/runtime/error.h"
+#include "rondo/runtime/random.h"
+#include "rondo/tests/fuzz/differential.h"
+#include "rondo/tests/fuzz/steps.h"
+
+namespace rondo::fuzz {
+namespace {
+
+class Generator : public Draft {
+ public:
+  Generator(uint64_t seed, Random& random, const GenerateOptions& options) : Draft(random), options_(options) {
+    program_.seed = seed;
+    large_ = random.chance(options.large);
+    program_.batches = {large_ ? random.pick<int64_t>({211, 521}) : random.pick<int64_t>({5, 7, 13})};
+    machine_.batch = program_.batches[0];
+    machine_.counter = -1;  // no step throws on purpose
+    special_values_ = random.chance(0.1);
+    main_dtype_ = random.pick<DType>({kF32, kF32, kF32, kF64, kBF16, kF16});
+    const bool effects = random.chance(options.effects);
+    for (auto family : {pointwise_steps(), shape_steps(), layer_steps(), effect_steps()}) {
+      if (family.data() == effect_steps().data() && !effects) continue;
+      for (const StepKind& kind : family) kinds_.insert(kinds_.end(), static_cast<size_t>(kind.weight), &kind);
+    }
+  }
+
+  Program run() {
+    manual_seed(program_.seed);
+    for (int64_t n = random.between(1, 3); n > 0; --n) add_input();
+    const int64_t steps = random.between(3, options_.max_steps);
+    for (int tries = 0; tries < 400 && static_cast<int64_t>(program_.steps.size()) < steps; ++tries) add_step();
+    choose_outputs();
+    choose_use();
+    drop_unused(program_);
+    repair();
+    return std::move(program_);
+  }
+
+  // ---- Draft
+  const Tensor& tensor(ValueId id) const override { return machine_.value(id); }
+
+  ValueId value(const std::function<bool(const Tensor&)>& fits) override {
+    std::vector<ValueId> all;
+    for (ValueId id : values_)
+      if (fits(machine_.value(id))) all.push_back(id);
+    if (all.empty()) return kNone;
+    // The better half of two draws: late values more often, so that chains grow.
+    const size_t i = static_cast<size_t>(random.below(static_cast<int64_t>(all.size())));
+    const size_t k = static_cast<size_t>(random.below(static_cast<int64_t>(all.size())));
+    return all[std::max(i, k)];
+  }
+
+  ValueId leaf(DType dtype, const Dims& sizes, bool weight) override {
+    if (random.chance(0.5)) {
+      const ValueId same = value([&](const Tensor& t) { return t.dtype() == dtype && coded(t.sizes()) == sizes; });
+      if (same != kNone) return same;
+    }
+    bool constant = true;  // a parameter cannot follow the batch size
+    for (int64_t s : sizes) constant = constant && s >= 0;
+    Leaf leaf;
+    leaf.meta = {dtype, sizes};
+    leaf.role = weight && constant && random.chance(0.8) ? Leaf::Role::kParameter : Leaf::Role::kInput;
+    return add_leaf(leaf);
+  }
+
+  ValueId indices(const Dims& sizes, int64_t bound) override {
+    Leaf leaf;
+    leaf.meta = {kI64, sizes};
+    leaf.bound = bound;
+    return add_leaf(leaf);
+  }
+
+  Dims coded(const Dims& sizes) const override {
+    Dims result = sizes;
+    for (int64_t& s : result)
+      if (s > 0 && s % machine_.batch == 0) s = -(s / machine_.batch);
+    return result;
+  }
+
+ private:
+  int64_t some_size() {
+    if (large_ && random.chance(0.3)) return random.pick<int64_t>({17, 48, 64, 71});
+    return random.pick<int64_t>({1, 1, 2, 2, 3, 3, 4, 4, 6, 8, 8, 9, 16, 17, 34, random.chance(0.15) ? 0 : 2});
+  }
+
+  void add_input() {
+    Leaf leaf;
+    leaf.meta.dtype = random.chance(0.75) ? main_dtype_ : random.pick<DType>({kF32, kF64, kBF16, kF16});
+    const bool leading = random.chance(0.8);
+    if (leading) leaf.meta.sizes.push_back(-1);
+    for (int64_t rank = random.pick<int64_t>({0, 1, 1, 1, 2, 2, 3}); rank > 0; --rank) leaf.meta.sizes.push_back(some_size());
+    if (!leading && random.chance(0.25)) leaf.role = random.chance(0.5) ? Leaf::Role::kParameter : Leaf::Role::kBuffer;
+    if (leaf.role == Leaf::Role::kInput && random.chance(0.1)) leaf.role = Leaf::Role::kOutside;
+    const ValueId id = add_leaf(leaf);
+    // The same memory under a second name.
+    if (leaf.role == Leaf::Role::kBuffer || !random.chance(0.12)) return;
+    Leaf again = *program_.leaf(id);
+    again.same_as = id;
+    again.layout = Layout::kDense;
+    if (again.role != Leaf::Role::kParameter && random.chance(0.6)) {
+      const bool dense = program_.leaf(id)->layout == Layout::kDense && !again.computed;
+      again.overlap = dense ? random.below(3) : 0;
+      if (!dense && !again.computed) again.overlap = -1;
+    }
+    add_leaf_as(again);
+  }
+
+  ValueId add_leaf(Leaf leaf) {
+    const bool floats = leaf.bound == 0;
+    if (floats) {
+      leaf.requires_grad = leaf.role != Leaf::Role::kBuffer && random.chance(0.75);
+      leaf.fill = special_values_ && random.chance(0.5) ? Fill::kSpecial
+                  : random.chance(0.15)                 ? Fill::kHalves
+                  : random.chance(0.1)                  ? Fill::kPositive
+                                                        : Fill::kNormal;
+    }
+    if (leaf.role == Leaf::Role::kInput) {
+      leaf.computed = floats && random.chance(0.4);
+      if (random.chance(0.2)) leaf.layout = static_cast<Layout>(random.between(1, 4));
+      // A gradient cannot be added into memory that overlaps itself, nor can anybody write there.
+      if (leaf.layout == Layout::kExpanded) leaf.requires_grad = false;
+    }
+    return add_leaf_as(leaf);
+  }
+
+  ValueId add_leaf_as(Leaf leaf) {
+    leaf.id = next_value_++;
+    Tensor tensor = leaf.same_as == kNone ? make_leaf(program_, leaf, machine_.batch, 0) : Tensor();
+    if (leaf.same_as != kNone) {
+      const Tensor& base = machine_.value(leaf.same_as);
+      tensor = leaf.overlap < 0 ? base : base.rank() > 0 ? base.slice(0, {}) : base;
+    } else {
+      if (leaf.requires_grad) tensor.requires_grad_();
+      if (leaf.computed) tensor = tensor * 1.25;
+    }
+    program_.leaves.push_back(leaf);
+    machine_.bind(leaf.id, tensor);
+    values_.push_back(leaf.id);
+    return leaf.id;
+  }
+
+  void add_step() {
+    Step step;
+    step.kind = random.pick(kinds_);
+    // A rejected step takes the leaves made for it along.
+    const size_t leaves = program_.leaves.size(), values = values_.size();
+    if (try_step(step)) {
+      program_.steps.push_back(std::move(step));
+      return;
+    }
+    program_.leaves.resize(leaves);
+    values_.resize(values);
+  }
+
+  bool try_step(Step& step) {
+    if (!step.kind->pick(*this, step)) return false;
+    step.no_grad = random.chance(0.04);
+    step.autocast = random.chance(0.03);
+    if (step.kind->has(kInPlace)) step.no_grad = step.no_grad || random.chance(0.1);
+    std::vector<Tensor> results;
+    try {
+      results = machine_.call(step);
+    } catch (const Error&) {
+      return false;
+    }
+    for (const Tensor& result : results) {
+      if (result.numel() > (large_ ? 1 << 18 : 1 << 13) || result.rank() > 6) return false;
+      if (!is_moderate(result) && !random.chance(special_values_ ? 0.8 : 0.05)) return false;
+    }
+    for (size_t i = 0; i < results.size(); ++i) {
+      step.out.push_back(next_value_++);
+      step.metas.push_back({results[i].dtype(), coded(results[i].sizes())});
+      machine_.bind(step.out[i], results[i]);
+      values_.push_back(step.out[i]);
+    }
+    if (random.chance(0.12)) choose_when(step, results);
+    return true;
+  }
+
+  // Control flow needs a result that can stand in for the operand.
+  void choose_when(Step& step, const std::vector<Tensor>& results) {
+    if (step.in.empty() || step.in[0] == kNone || results.size() > 1) return;
+    const Tensor& x = machine_.value(step.in[0]);
+    if (!results.empty() && (!(x.sizes() == results[0].sizes()) || x.dtype() != results[0].dtype())) return;
+    step.when = random.chance(0.5) ? Step::When::kOddSteps : Step::When::kRepeated;
+  }
+
+  // Numbers that say something: not all of them NaN, infinite or huge.
+  static bool is_moderate(const Tensor& t) {
+    if (!is_floating(t.dtype())) return true;
+    for (double v : t.to_vector<double>())
+      if (!(std::abs(v) < 1e4)) return false;
+    return true;
+  }
+
+  void choose_outputs() {
+    std::vector<ValueId> made;
+    for (const Step& step : program_.steps) made.insert(made.end(), step.out.begin(), step.out.end());
+    if (made.empty()) made.push_back(values_[0]);
+    program_.outputs = {made.back()};
+    for (int64_t n = random.between(0, 3); n > 0; --n)
+      program_.outputs.push_back(random.chance(0.9) ? random.pick(made) : random.pick(values_));
+  }
+
+  void choose_use() {
+    for (int64_t n = random.between(0, 2); n > 0; --n)
+      program_.batches.push_back(random.chance(0.6) ? program_.batches[0]
+                                 : large_           ? random.pick<int64_t>({64, 300})
+                                                    : random.pick<int64_t>({1, 2, 3, 11, 19, 64, 0}));
+    program_.calls = random.chance(0.2) ? 2 : 1;
+    program_.chained = random.chance(0.5);
+    program_.optimise = random.chance(0.3);
+    program_.flip_training = random.chance(0.2);
+    program_.freeze = random.chance(0.1);
+    program_.few_gradients = random.chance(0.2);
+  }
+
+  // A write may make what eager execution saved stale: an error, in both modes, that hides the rest of the program. Most
+  // such programs lose the write.
+  void repair() {
+    if (random.chance(0.1)) return;
+    for (size_t i = program_.steps.size(); i-- > 0;) {
+      if (!program_.steps[i].kind->has(kInPlace)) continue;
+      if (!fuzz::run(program_, Mode::kEager).backward_threw) return;
+      program_.steps.erase(program_.steps.begin() + static_cast<std::ptrdiff_t>(i));
+    }
+    drop_unused(program_);
+  }
+
+  const GenerateOptions& options_;
+  Program program_;
+  Interpreter machine_;
+  std::vector<ValueId> values_;
+  std::vector<const StepKind*> kinds_;
+  ValueId next_value_ = 0;
+  bool large_ = false, special_values_ = false;
+  DType main_dtype_ = kF32;
+};
+
+}  // namespace
+
+Program generate(uint64_t seed, const GenerateOptions& options) {
+  Random random(seed);
+  return Generator(seed, random, options).run();
+}
+
+}  // namespace rondo::fuzz

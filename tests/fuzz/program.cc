@@ -1,0 +1,112 @@
+#include "rondo/tests/fuzz/program.h"
+
+#include <set>
+
+#include "absl/strings/str_cat.h"
+#include "rondo/tests/fuzz/steps.h"
+
+namespace rondo::fuzz {
+
+Dims concrete(const Dims& sizes, int64_t batch) {
+  Dims result = sizes;
+  for (int64_t& s : result)
+    if (s < 0) s = -s * batch;
+  return result;
+}
+
+const Leaf* Program::leaf(ValueId id) const {
+  for (const Leaf& leaf : leaves)
+    if (leaf.id == id) return &leaf;
+  return nullptr;
+}
+
+const Step* Program::producer(ValueId id) const {
+  for (const Step& step : steps)
+    for (ValueId out : step.out)
+      if (out == id) return &step;
+  return nullptr;
+}
+
+namespace {
+
+std::string name(ValueId id) { return id == kNone ? "none" : absl::StrCat("%", id); }
+
+std::string text(const Dims& sizes) {
+  std::string result = "[";
+  for (int i = 0; i < sizes.rank(); ++i) {
+    if (i) result += ", ";
+    if (sizes[i] >= 0) absl::StrAppend(&result, sizes[i]);
+    else if (sizes[i] == -1) result += "B";
+    else absl::StrAppend(&result, -sizes[i], "*B");
+  }
+  return result + "]";
+}
+std::string text(const Meta& meta) { return std::string(name_of(meta.dtype)) + text(meta.sizes); }
+
+std::string text(const Leaf& leaf) {
+  constexpr const char* kRoles[] = {"input", "outside tensor", "parameter", "buffer"};
+  constexpr const char* kFills[] = {"", ", halves", ", positive", ", special values"};
+  constexpr const char* kLayouts[] = {"", ", transposed", ", every second element", ", offset", ", expanded"};
+  std::string line = absl::StrCat("  ", name(leaf.id), ": ", text(leaf.meta), " ", kRoles[static_cast<int>(leaf.role)],
+                                  leaf.requires_grad ? ", requires grad" : "", leaf.computed ? ", computed" : "",
+                                  kFills[static_cast<int>(leaf.fill)], kLayouts[static_cast<int>(leaf.layout)]);
+  if (leaf.bound > 0) absl::StrAppend(&line, ", below ", leaf.bound);
+  if (leaf.same_as != kNone) absl::StrAppend(&line, leaf.overlap < 0 ? ", is " : ", memory of ", name(leaf.same_as));
+  if (leaf.overlap > 0) absl::StrAppend(&line, " + ", leaf.overlap, " elements");
+  return line + "\n";
+}
+
+std::string text(const Step& step) {
+  std::string line = "  ";
+  for (size_t i = 0; i < step.out.size(); ++i) absl::StrAppend(&line, i ? ", " : "", name(step.out[i]));
+  absl::StrAppend(&line, step.out.empty() ? "" : " = ", step.kind->name, "(");
+  const char* separator = "";
+  for (ValueId id : step.in) absl::StrAppend(&line, std::exchange(separator, ", "), name(id));
+  for (int64_t i : step.ints) absl::StrAppend(&line, std::exchange(separator, ", "), i);
+  if (step.kind->has(kSizes)) absl::StrAppend(&line, std::exchange(separator, ", "), text(step.sizes));
+  if (step.kind->has(kScalar)) absl::StrAppend(&line, separator, step.scalar);
+  line += ")";
+  for (size_t i = 0; i < step.metas.size(); ++i) absl::StrAppend(&line, i ? ", " : " -> ", text(step.metas[i]));
+  if (step.when == Step::When::kOddSteps) line += "  if the step counter is odd";
+  if (step.when == Step::When::kRepeated) line += "  1 + counter % 3 times";
+  if (step.no_grad) line += "  under no_grad";
+  if (step.autocast) line += "  under autocast(bf16)";
+  return line + "\n";
+}
+
+}  // namespace
+
+std::string to_string(const Program& program) {
+  std::string result = absl::StrCat("program ", program.seed, ", batch sizes B:");
+  for (int64_t b : program.batches) absl::StrAppend(&result, " ", b);
+  if (program.calls > 1) absl::StrAppend(&result, "; ", program.calls, program.chained ? " chained" : "", " calls a step");
+  if (program.optimise) result += "; optimiser steps";
+  if (program.flip_training) result += "; train and eval";
+  if (program.freeze) result += "; a parameter is frozen now and then";
+  if (program.few_gradients) result += "; not every output has a gradient";
+  result += "\n";
+  for (const Leaf& leaf : program.leaves) result += text(leaf);
+  for (const Step& step : program.steps) result += text(step);
+  result += "  return";
+  for (ValueId id : program.outputs) absl::StrAppend(&result, " ", name(id));
+  return result + "\n";
+}
+
+void drop_unused(Program& program) {
+  std::set<ValueId> used(program.outputs.begin(), program.outputs.end());
+  std::vector<Step> kept;
+  for (size_t i = program.steps.size(); i-- > 0;) {
+    const Step& step = program.steps[i];
+    bool needed = step.kind->has(kEffect);
+    for (ValueId id : step.out) needed = needed || used.contains(id);
+    if (!needed) continue;
+    used.insert(step.in.begin(), step.in.end());
+    kept.insert(kept.begin(), step);
+  }
+  program.steps = std::move(kept);
+  for (size_t i = program.leaves.size(); i-- > 0;)
+    if (used.contains(program.leaves[i].id) && program.leaves[i].same_as != kNone) used.insert(program.leaves[i].same_as);
+  std::erase_if(program.leaves, [&](const Leaf& leaf) { return !used.contains(leaf.id); });
+}
+
+}  // namespace rondo::fuzz

@@ -1,0 +1,117 @@
+// A random program as plain data: leaves, a list of steps, outputs, and how it is used. START HERE for the fuzzer; then
+// steps.h (what a step can be), generate.h (making one), differential.h (running it eagerly and compiled), shrink.h.
+//
+// A program is concrete: every step names its operands and numbers, so that deleting one leaves the others as they were.
+// Sizes are plain numbers, except that a negative size -k stands for k times the batch size, which a run chooses: one
+// program runs at several sizes of its leading dimension.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "rondo/runtime/tensor.h"
+
+namespace rondo::fuzz {
+
+struct StepKind;
+
+// Values are named once and for all; names of deleted ones are not used again.
+using ValueId = int;
+inline constexpr ValueId kNone = -1;
+
+struct Meta {
+  DType dtype = kF32;
+  Dims sizes;  // -k: k times the batch size
+};
+Dims concrete(const Dims& sizes, int64_t batch);
+
+// What a leaf is filled with.
+enum class Fill { kNormal, kHalves, kPositive, kSpecial };  // halves have ties; special has infinities, NaN, -0, subnormals
+enum class Layout { kDense, kTransposed, kEverySecond, kOffset, kExpanded };
+
+struct Leaf {
+  enum class Role {
+    kInput,      // another tensor in every call
+    kOutside,    // a tensor that forward finds elsewhere; rebound in every second step
+    kParameter,
+    kBuffer,     // keeps what is written into it
+  };
+  ValueId id = kNone;
+  Role role = Role::kInput;
+  Meta meta;
+  bool requires_grad = false;
+  bool computed = false;  // inputs: the result of an op outside the region, so that it has a history and may be written to
+  int64_t bound = 0;      // integers are below this
+  Fill fill = Fill::kNormal;
+  Layout layout = Layout::kDense;
+  ValueId same_as = kNone;  // the tensor of another leaf of the same role and meta: tied weights, an input passed twice
+  int64_t overlap = -1;     // with same_as: another handle to its memory, this many elements further on
+};
+
+struct Step {
+  // Whether it runs.
+  enum class When {
+    kAlways,
+    kOddSteps,    // a C++ `if` on the step counter; else the result is operand 0
+    kRepeated,    // 1 + counter % 3 times, each on the result of the last
+  };
+  const StepKind* kind = nullptr;
+  std::vector<ValueId> in;  // kNone: an optional operand that is absent
+  std::vector<int64_t> ints;
+  Dims sizes;               // batch sizes coded as in Meta
+  double scalar = 0;
+  std::vector<ValueId> out;
+  std::vector<Meta> metas;  // of `out`
+  When when = When::kAlways;
+  bool no_grad = false;
+  bool autocast = false;  // to bf16
+};
+
+struct Program {
+  uint64_t seed = 0;  // of the data, and the name of the program
+  std::vector<Leaf> leaves;
+  std::vector<Step> steps;
+  std::vector<ValueId> outputs;
+
+  // Use: one training step for each batch size.
+  std::vector<int64_t> batches = {5};
+  int calls = 1;              // before one backward
+  bool chained = false;       // a later call takes what an earlier one returned, where it fits
+  bool optimise = false;      // parameters change between steps
+  bool flip_training = false; // every second step in eval mode
+  bool freeze = false;        // every second step without gradients for the first parameter
+  bool few_gradients = false; // not every output is used
+
+  const Leaf* leaf(ValueId id) const;
+  const Step* producer(ValueId id) const;
+};
+
+// Readable, one line a step.
+std::string to_string(const Program& program);
+
+// Drops steps without effects whose results nobody uses, and leaves that nobody reads.
+void drop_unused(Program& program);
+
+// SplitMix64 (Steele, Lea and Flood, 2014): the same programs on every machine.
+class Random {
+ public:
+  explicit Random(uint64_t seed) : state_(scramble(seed)) {}  // else neighbouring seeds would give shifted sequences
+  uint64_t next() { return scramble(state_ += 0x9E3779B97F4A7C15u); }
+  // In [0, n).
+  int64_t below(int64_t n) { return static_cast<int64_t>(next() % static_cast<uint64_t>(n)); }
+  int64_t between(int64_t low, int64_t high) { return low + below(high - low + 1); }
+  bool chance(double p) { return static_cast<double>(next() >> 11) * 0x1p-53 < p; }
+  double uniform(double low, double high) { return low + (high - low) * (static_cast<double>(next() >> 11) * 0x1p-53); }
+  template <class T> const T& pick(const std::vector<T>& list) { return list[static_cast<size_t>(below(static_cast<int64_t>(list.size())))]; }
+
+ private:
+  static uint64_t scramble(uint64_t z) {
+    z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9u;
+    z = (z ^ z >> 27) * 0x94D049BB133111EBu;
+    return z ^ z >> 31;
+  }
+  uint64_t state_;
+};
+
+}  // namespace rondo::fuzz

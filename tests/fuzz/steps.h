@@ -1,0 +1,75 @@
+// What a step of a random program can be: for each kind, how to choose its operands and how to run it. To add one: a line
+// in the table of its family's file.
+#pragma once
+
+#include <functional>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "rondo/tests/fuzz/program.h"
+
+namespace rondo::fuzz {
+
+// What a step sees while it runs.
+struct Scene {
+  const Step& step;
+  std::vector<Tensor> in;
+  int64_t batch;
+  int64_t counter;  // training steps so far
+  bool training;
+  // Side effects on the test's own state.
+  std::vector<Tensor>& kept;      // escapes from forward
+  std::vector<Tensor>& retained;  // whose gradient is compared too
+  int64_t& hook_calls;
+
+  Dims sizes() const { return concrete(step.sizes, batch); }
+  int64_t n(size_t i) const { return step.ints[i]; }
+  // A dimension, an index or a bound that was chosen at another batch size.
+  int64_t dim(size_t i) const { return step.ints[i]; }
+};
+
+// A program while it grows: its values so far, run eagerly.
+class Draft {
+ public:
+  Random& random;
+  explicit Draft(Random& random) : random(random) {}
+  virtual ~Draft() = default;
+  virtual const Tensor& tensor(ValueId id) const = 0;
+  // A value that fulfils `fits`, more often a late one; kNone if there is none.
+  virtual ValueId value(const std::function<bool(const Tensor&)>& fits) = 0;
+  // A leaf of these sizes, new or one that is there; a parameter if it can be one and `weight` asks for it.
+  virtual ValueId leaf(DType dtype, const Dims& sizes, bool weight) = 0;
+  // Integers in [0, bound).
+  virtual ValueId indices(const Dims& sizes, int64_t bound) = 0;
+  // Sizes with multiples of the batch size coded as such.
+  virtual Dims coded(const Dims& sizes) const = 0;
+
+  ValueId floating();
+  ValueId floating(int min_rank);
+  // A value that broadcasts with `id` and has its dtype, or, now and then, any floating dtype.
+  ValueId partner(ValueId id);
+};
+
+enum StepFlags : unsigned {
+  kEffect = 1,   // on something besides its results: never dropped as unused
+  kSizes = 2,    // takes Step::sizes
+  kScalar = 4,   // takes Step::scalar
+  kInPlace = 8,  // writes to operand 0
+};
+struct StepKind {
+  const char* name;
+  int weight;  // how often it is drawn
+  // Fills in operands and numbers; false if nothing fits.
+  bool (*pick)(Draft&, Step&);
+  std::vector<Tensor> (*run)(Scene&);
+  unsigned flags = 0;
+  bool has(StepFlags flag) const { return (flags & flag) != 0; }
+};
+
+std::span<const StepKind> pointwise_steps();
+std::span<const StepKind> shape_steps();
+std::span<const StepKind> layer_steps();
+std::span<const StepKind> effect_steps();
+
+}  // namespace rondo::fuzz

@@ -1,0 +1,169 @@
+// Reductions, products, norms, attention, embeddings, losses, dropout.
+#include "rondo/runtime/ops/ops.h"
+#include "rondo/tests/fuzz/steps.h"
+
+namespace rondo::fuzz {
+namespace {
+
+using Tensors = std::vector<Tensor>;
+
+const Dims& sizes_of(Draft& draft, ValueId id) { return draft.tensor(id).sizes(); }
+
+// ints: keepdim, then the dimensions (none: all).
+bool pick_reduction(Draft& draft, Step& step) {
+  step.in = {draft.floating()};
+  if (step.in[0] == kNone) return false;
+  step.ints = {draft.random.below(2)};
+  for (int d = 0; d < sizes_of(draft, step.in[0]).rank(); ++d)
+    if (draft.random.chance(0.45)) step.ints.push_back(d);
+  return true;
+}
+Dims dims_of(const Step& step) { return Dims(std::span<const int64_t>(step.ints).subspan(1)); }
+
+bool pick_last_dim(Draft& draft, Step& step) {
+  step.in = {draft.floating(1)};
+  return step.in[0] != kNone && sizes_of(draft, step.in[0]).back() > 0;
+}
+bool pick_softmax(Draft& draft, Step& step) {
+  if (!pick_last_dim(draft, step)) return false;
+  const int64_t rank = sizes_of(draft, step.in[0]).rank();
+  step.ints = {draft.random.chance(0.7) ? rank - 1 : draft.random.below(rank)};
+  return true;
+}
+// Weights of the last dimension's size.
+bool pick_norm(Draft& draft, Step& step, int weights) {
+  if (!pick_last_dim(draft, step)) return false;
+  constexpr double kEps[] = {1e-5, 1e-6, 0.1};
+  step.scalar = kEps[draft.random.below(3)];
+  const DType dtype = draft.tensor(step.in[0]).dtype();
+  const int64_t width = draft.coded(sizes_of(draft, step.in[0])).back();
+  for (int i = 0; i < weights; ++i) step.in.push_back(draft.leaf(dtype, {width}, true));
+  return true;
+}
+
+bool pick_linear(Draft& draft, Step& step) {
+  if (!pick_last_dim(draft, step)) return false;
+  const Tensor x = draft.tensor(step.in[0]);
+  const int64_t in = draft.coded(x.sizes()).back(), out = draft.random.pick<int64_t>({1, 2, 3, 4, 6, 8, 17});
+  step.in.push_back(draft.leaf(x.dtype(), {out, in}, true));
+  step.in.push_back(draft.random.chance(0.7) ? draft.leaf(x.dtype(), {out}, true) : kNone);
+  return true;
+}
+// With a value that fits, or with a leaf that is made to.
+bool pick_matmul(Draft& draft, Step& step) {
+  const ValueId a = draft.floating(2);
+  if (a == kNone) return false;
+  const Tensor left = draft.tensor(a);
+  const auto fits = [&](const Tensor& t) {
+    return t.dtype() == left.dtype() && t.rank() >= 2 && t.size(-2) == left.size(-1) && t.rank() <= left.rank();
+  };
+  ValueId b = draft.random.chance(0.6) ? draft.value(fits) : kNone;
+  if (b == kNone) {
+    const int64_t inner = draft.coded(left.sizes()).back();
+    b = draft.leaf(left.dtype(), {inner, draft.random.pick<int64_t>({1, 2, 3, 5, 8})}, true);
+  }
+  step.in = {a, b};
+  return true;
+}
+// x x^T: the same value on both sides.
+bool pick_gram(Draft& draft, Step& step) {
+  step.in = {draft.floating(2)};
+  return step.in[0] != kNone && draft.tensor(step.in[0]).numel() < 400;
+}
+bool pick_attention(Draft& draft, Step& step) {
+  step.in = {draft.value([](const Tensor& t) { return is_floating(t.dtype()) && t.rank() == 4 && t.numel() > 0; })};
+  if (step.in[0] == kNone) return false;
+  const Tensor q = draft.tensor(step.in[0]);
+  for (int i = 0; i < 2; ++i) {
+    ValueId id = draft.value([&](const Tensor& t) { return t.dtype() == q.dtype() && t.sizes() == q.sizes(); });
+    step.in.push_back(id);
+  }
+  step.ints = {draft.random.below(2)};
+  return true;
+}
+bool pick_embedding(Draft& draft, Step& step) {
+  const ValueId weight = draft.random.chance(0.3) ? draft.value([](const Tensor& t) {
+    return is_floating(t.dtype()) && t.rank() == 2 && t.size(0) > 0;
+  })
+                                                  : kNone;
+  constexpr DType kDTypes[] = {kF32, kF32, kF64, kBF16};
+  step.in = {weight != kNone ? weight
+                             : draft.leaf(kDTypes[draft.random.below(4)],
+                                          {draft.random.between(2, 9), draft.random.pick<int64_t>({1, 3, 4, 6})}, true)};
+  if (draft.coded(sizes_of(draft, step.in[0]))[0] <= 0) return false;
+  const std::vector<Dims> shapes = {{-1}, {-1, 3}, {4}, {2, 3}};
+  step.in.push_back(draft.indices(draft.random.pick(shapes), sizes_of(draft, step.in[0])[0]));
+  return true;
+}
+bool pick_cross_entropy(Draft& draft, Step& step) {
+  step.in = {draft.value([](const Tensor& t) { return is_floating(t.dtype()) && t.rank() == 2 && t.numel() > 0; })};
+  if (step.in[0] == kNone) return false;
+  const Dims sizes = draft.coded(sizes_of(draft, step.in[0]));
+  if (sizes[1] < 0) return false;
+  step.in.push_back(draft.indices({sizes[0]}, sizes[1]));
+  step.ints = {draft.random.below(3)};
+  step.scalar = draft.random.pick<double>({0, 0, 0.1});
+  return true;
+}
+bool pick_rotary(Draft& draft, Step& step) {
+  step.in = {draft.value([](const Tensor& t) { return is_floating(t.dtype()) && t.rank() >= 2 && t.size(-1) % 2 == 0 && t.numel() > 0; })};
+  step.ints = {draft.random.below(3)};
+  return step.in[0] != kNone;
+}
+bool pick_dropout(Draft& draft, Step& step) {
+  step.in = {draft.floating()};
+  step.scalar = draft.random.pick<double>({0.1, 0.5, 0.9});
+  return step.in[0] != kNone;
+}
+bool pick_patches(Draft& draft, Step& step) {
+  step.in = {draft.value([](const Tensor& t) { return is_floating(t.dtype()) && t.rank() == 4 && t.numel() > 0; })};
+  if (step.in[0] == kNone) return false;
+  const Tensor x = draft.tensor(step.in[0]);
+  const Dims sizes = draft.coded(x.sizes());
+  if (sizes[1] < 0 || sizes[2] < 0 || sizes[3] < 0) return false;
+  const int64_t kh = sizes[2] % 2 == 0 ? 2 : sizes[2], kw = sizes[3] % 3 == 0 ? 3 : 1, out = draft.random.between(1, 4);
+  step.in.push_back(draft.leaf(x.dtype(), {out, sizes[1], kh, kw}, true));
+  step.in.push_back(draft.random.chance(0.5) ? draft.leaf(x.dtype(), {out}, true) : kNone);
+  step.ints = {kh, kw};
+  return true;
+}
+
+const StepKind kKinds[] = {
+    {"sum", 6, &pick_reduction, [](Scene& s) { return Tensors{ops::sum(s.in[0], dims_of(s.step), s.n(0) != 0)}; }},
+    {"mean", 5, &pick_reduction, [](Scene& s) { return Tensors{ops::mean(s.in[0], dims_of(s.step), s.n(0) != 0)}; }},
+    {"max", 3, &pick_reduction, [](Scene& s) { return Tensors{ops::max(s.in[0], dims_of(s.step), s.n(0) != 0)}; }},
+    {"min", 2, &pick_reduction, [](Scene& s) { return Tensors{ops::min(s.in[0], dims_of(s.step), s.n(0) != 0)}; }},
+    {"softmax", 5, &pick_softmax, [](Scene& s) { return Tensors{ops::softmax(s.in[0], s.n(0))}; }},
+    {"log_softmax", 3, &pick_softmax, [](Scene& s) { return Tensors{ops::log_softmax(s.in[0], s.n(0))}; }},
+    {"layer_norm", 6, [](Draft& d, Step& s) { return pick_norm(d, s, 2); },
+     [](Scene& s) { return Tensors{ops::layer_norm(s.in[0], s.in[1], s.in[2], s.step.scalar)}; }, kScalar},
+    {"rms_norm", 4, [](Draft& d, Step& s) { return pick_norm(d, s, 1); },
+     [](Scene& s) { return Tensors{ops::rms_norm(s.in[0], s.in[1], s.step.scalar)}; }, kScalar},
+    {"linear", 8, &pick_linear, [](Scene& s) { return Tensors{ops::linear(s.in[0], s.in[1], s.in[2])}; }},
+    {"matmul", 6, &pick_matmul, [](Scene& s) { return Tensors{ops::matmul(s.in[0], s.in[1])}; }},
+    {"gram", 2, &pick_gram, [](Scene& s) { return Tensors{ops::matmul(s.in[0], s.in[0].transpose(-2, -1))}; }},
+    {"attention", 4, &pick_attention,
+     [](Scene& s) {
+       return Tensors{ops::scaled_dot_product_attention(s.in[0], s.in[1], s.in[2], {}, {.causal = s.n(0) != 0})};
+     }},
+    {"plain_attention", 1, &pick_attention,
+     [](Scene& s) { return Tensors{ops::plain_attention(s.in[0], s.in[1], s.in[2], {}, {.causal = s.n(0) != 0})}; }},
+    {"embedding", 4, &pick_embedding, [](Scene& s) { return Tensors{ops::embedding(s.in[0], s.in[1])}; }},
+    {"cross_entropy", 3, &pick_cross_entropy,
+     [](Scene& s) {
+       return Tensors{ops::cross_entropy(
+           s.in[0], s.in[1], {.label_smoothing = s.step.scalar, .reduction = static_cast<ops::Reduction>(s.n(0))})};
+     },
+     kScalar},
+    {"rotary", 1, &pick_rotary, [](Scene& s) { return Tensors{ops::rotary_embedding(s.in[0], s.n(0))}; }},
+    {"conv2d", 1, &pick_patches,
+     [](Scene& s) { return Tensors{ops::conv2d(s.in[0], s.in[1], s.in[2], {.stride = {s.n(0), s.n(1)}})}; }},
+    {"dropout", 4, &pick_dropout,
+     [](Scene& s) { return Tensors{s.training ? ops::dropout(s.in[0], s.step.scalar) : s.in[0]}; }, kScalar},
+};
+
+}  // namespace
+
+std::span<const StepKind> layer_steps() { return kKinds; }
+
+}  // namespace rondo::fuzz
