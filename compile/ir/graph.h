@@ -47,8 +47,17 @@ struct Graph {
   ValueId written(ValueId id) const;
 };
 
-// A readable listing, one node a line: "%7 = gelu_tanh(%6) f32[8, 64, 512]".
-std::string to_string(const Graph& graph);
+// One node a line, canonical: equal graphs give equal text, and parse_graph (ir/parse.h) gives the graph back. Strides are
+// left out where they are dense, a root where it is the value itself. No pointers and no paths, unless asked for: then each
+// node's line of the user's program follows as a comment.
+//   input %0: f32[8, 64] grad
+//   %2: f32[8, 64] grad = add_scalar(%0, 1.0)     # train.cc:41
+//   %3: f32[64, 8] strides[1, 64] of %2 grad = permute(%2, 1, 0)
+//   return %3
+enum class Locations { kOmit, kAsComments };
+std::string to_string(const Graph& graph, Locations locations = Locations::kOmit);
+// One node's line, without its end.
+std::string to_string(const Graph& graph, const GraphNode& node);
 
 // Throws InternalError at the first broken invariant: operands defined before use, metadata as `infer` says, roots valid.
 void verify(const Graph& graph);

@@ -39,12 +39,24 @@ void Scanner::skip_blanks() {
     while (at_ < text_.size() && text_[at_] != '\n') ++at_;
 }
 
-bool Scanner::accept(std::string_view token) {
+bool Scanner::next_is(std::string_view token) {
   skip_blanks();
   if (!text_.substr(at_).starts_with(token)) return false;
   const size_t after = at_ + token.size();
-  if (in_word(token.back()) && after < text_.size() && in_word(text_[after])) return false;
-  at_ = after;
+  return !in_word(token.back()) || after >= text_.size() || !in_word(text_[after]);
+}
+
+bool Scanner::next_is_integer() {
+  skip_blanks();
+  const size_t sign = at_ < text_.size() && text_[at_] == '-' ? 1 : 0;
+  const size_t end = text_.find_first_not_of("0123456789", at_ + sign);
+  const size_t stop = end == text_.npos ? text_.size() : end;
+  return stop > at_ + sign && (stop == text_.size() || !in_word(text_[stop]));
+}
+
+bool Scanner::accept(std::string_view token) {
+  if (!next_is(token)) return false;
+  at_ += token.size();
   return true;
 }
 

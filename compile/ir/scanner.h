@@ -17,6 +17,9 @@ class Scanner {
   // Takes `token` if it is next. A token of letters must end where the word ends.
   bool accept(std::string_view token);
   void expect(std::string_view token);
+  // Looks without taking.
+  bool next_is(std::string_view token);
+  bool next_is_integer();  // and not a real number
   // The next run of letters, digits, '_', '.' and '-'.
   std::string_view word();
   int64_t integer();
