@@ -73,7 +73,7 @@ std::string line_of(const LoopKernel& kernel, const char* list, int32_t id) {
 
 std::string to_string(const LoopKernel& kernel) {
   ExtentPrinter extent(kernel);
-  std::string text = absl::StrCat("kernel ", kernel.name, " rows=", kernel.rows, " cols=", extent.next(kernel.cols));
+  std::string text = absl::StrCat("kernel ", kernel.name, kernel.name.empty() ? "" : " ", "rows=", kernel.rows, " cols=", extent.next(kernel.cols));
   const std::string chunk_rows = extent.next(kernel.chunk_rows);
   if (kernel.split_columns) absl::StrAppend(&text, " split_columns");
   if (kernel.chunk_rows > 0) absl::StrAppend(&text, " chunk_rows=", chunk_rows);
@@ -107,7 +107,7 @@ class KernelParser {
 
   LoopKernel run() {
     in_.expect("kernel");
-    kernel_.name = std::string(in_.word());
+    if (!in_.next_is("rows=")) kernel_.name = std::string(in_.word());  // what has just been lowered has none
     in_.expect("rows=");
     kernel_.rows = in_.integer();
     in_.expect("cols=");

@@ -19,6 +19,19 @@ std::string typed(const Graph& graph, ValueId id) {
 
 }  // namespace
 
+std::string location_of(const Origin& origin) {
+  if (origin.where.line() == 0) return "unknown place";
+  std::string text = absl::StrCat(origin.user.file_name(), ":", origin.user.line());
+  const bool via = origin.user.line() != origin.where.line() || std::string_view(origin.user.file_name()) != origin.where.file_name();
+  if (via) absl::StrAppend(&text, ", via ", origin.where.file_name(), ":", origin.where.line());
+  return text;
+}
+
+std::string to_string(const Origin& origin) {
+  if (origin.op == nullptr) return location_of(origin);
+  return absl::StrCat(origin.gradient ? "gradient of " : "", origin.op->name, " (", location_of(origin), ")");
+}
+
 std::string to_string(const Graph& graph, const GraphNode& node) {
   std::string text;
   for (size_t i = 0; i < node.outputs.size(); ++i) absl::StrAppend(&text, i ? ", " : "", typed(graph, node.outputs[i]));
@@ -39,7 +52,7 @@ std::string to_string(const Graph& graph, Locations locations) {
   for (ValueId id : graph.inputs) absl::StrAppend(&text, "input ", typed(graph, id), "\n");
   for (const GraphNode& node : graph.nodes) {
     text += to_string(graph, node);
-    if (locations == Locations::kAsComments) absl::StrAppend(&text, "  # ", node.where.file_name(), ":", node.where.line());
+    if (locations == Locations::kAsComments) absl::StrAppend(&text, "  # ", to_string(node.origin));
     text += "\n";
   }
   text += "return";

@@ -27,12 +27,25 @@ struct Value {
   int64_t offset = 0;
 };
 
+// Which call of the user's program a node comes from. For explanations: no pass may decide by it.
+struct Origin {
+  const OpDef* op = nullptr;   // what was called; null: unknown
+  bool gradient = false;       // part of its gradient
+  std::source_location where;  // the call
+  std::source_location user;   // the innermost frame of the user's program
+};
+// "gradient of linear (train.cc:41, via layers.cc:30)". File names are as the compiler saw them.
+std::string to_string(const Origin& origin);
+// "train.cc:41, via layers.cc:30"
+std::string location_of(const Origin& origin);
+
 struct GraphNode {
   const OpDef* op = nullptr;
   std::vector<ValueId> inputs;
   std::vector<ValueId> outputs;
   Attrs attrs;
   std::source_location where;
+  Origin origin;
 };
 
 struct Graph {

@@ -99,11 +99,15 @@ class Deriver {
     }
     for (size_t i = 0; i < node.outputs.size(); ++i)
       if (op.saved.outputs >> i & 1u) outputs[i] = symbol(node.outputs[i]);
+    Origin origin = node.origin;
+    origin.gradient = true;
+    trace_.origin = &origin;
     if (op.grad == nullptr) throw Error(std::string("backward of ") + op.name + ": it has no gradient" + describe_location(node.where));
     op.grad(GradContext(node.attrs, inputs, outputs, {grads_out, node.outputs.size()}, {metas, node.inputs.size()}, needs,
                         grads_in));
     for (size_t i = 0; i < node.inputs.size(); ++i)
       if (grads_in[i].defined() && needs >> i & 1u) accumulate(node.inputs[i], grads_in[i]);
+    trace_.origin = nullptr;
   }
 
   const Graph& forward_;

@@ -1,5 +1,7 @@
 #include "rondo/compile/trace/trace.h"
 
+#include "rondo/runtime/location.h"
+
 namespace rondo::compile {
 
 ValueId Trace::add_value(Tensor handle, int32_t producer) {
@@ -49,7 +51,8 @@ void Trace::record(const OpDef& op, std::span<const Tensor* const> inputs, const
                    bool in_place, std::source_location where) {
   invariant(!in_place, "an in-place op reached a trace");
   const auto index = static_cast<int32_t>(graph.nodes.size());
-  GraphNode node{.op = &op, .inputs = {}, .outputs = {}, .attrs = attrs, .where = where};
+  GraphNode node{.op = &op, .inputs = {}, .outputs = {}, .attrs = attrs, .where = where,
+                 .origin = origin != nullptr ? *origin : Origin{&op, false, where, user_location(where)}};
   node.inputs.reserve(inputs.size());
   for (const Tensor* input : inputs) node.inputs.push_back(input->defined() ? value_of(*input) : kNoValue);
   for (Tensor& output : outputs) {

@@ -31,6 +31,9 @@ class Trace : public Recorder {
   // Real tensors met, in order; parallel to graph.inputs unless placeholders were made.
   const std::vector<Tensor>& external() const { return external_; }
 
+  // What is recorded from now on comes from: null, the calls themselves; else this call.
+  const Origin* origin = nullptr;
+
   Graph graph;
 
  protected:
