@@ -33,6 +33,7 @@ struct Origin {
   bool gradient = false;       // part of its gradient
   std::source_location where;  // the call
   std::source_location user;   // the innermost frame of the user's program
+  int32_t call = -1;           // nodes of one number are parts of one op that eager execution would run
 };
 // "gradient of linear (train.cc:41, via layers.cc:30)". File names are as the compiler saw them.
 std::string to_string(const Origin& origin);

@@ -53,6 +53,7 @@ void Trace::record(const OpDef& op, std::span<const Tensor* const> inputs, const
   const auto index = static_cast<int32_t>(graph.nodes.size());
   GraphNode node{.op = &op, .inputs = {}, .outputs = {}, .attrs = attrs, .where = where,
                  .origin = origin != nullptr ? *origin : Origin{&op, false, where, user_location(where)}};
+  if (node.origin.call < 0) node.origin.call = first_call + index;
   node.inputs.reserve(inputs.size());
   for (const Tensor* input : inputs) node.inputs.push_back(input->defined() ? value_of(*input) : kNoValue);
   for (Tensor& output : outputs) {
