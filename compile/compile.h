@@ -57,6 +57,9 @@ struct RegionReport {
   int64_t calls = 0;
   int64_t graph_breaks = 0;
   std::string last_break;  // the user's file:line and why
+  // Why the latest recording after the first was new: its first difference to the nearest one, as in
+  // "dim 1 of input #0 (read by linear (train.cc:41)): 64 -> 96".
+  std::string last_recompile;
 };
 
 class Regions {
@@ -65,6 +68,7 @@ class Regions {
   std::vector<RegionReport> report() const;
   // One line per region.
   std::string summary() const;
+  const std::vector<std::shared_ptr<Region>>& regions() const { return regions_; }
 
  private:
   std::vector<std::shared_ptr<Region>> regions_;

@@ -118,12 +118,12 @@ std::shared_ptr<const Program> Program::compile(Graph source, Sizes sizes) {
   for (const Unit& unit : units) {
     if (!unit.fused && is_in_place(graph, graph.nodes[static_cast<size_t>(unit.nodes[0])])) continue;
     if (!unit.fused) {
-      program->launches_.push_back({-1, unit.nodes[0]});
+      program->launches_.push_back({-1, unit.nodes[0], unit.nodes});
       continue;
     }
     LoweredUnit lowered = lower(graph, unit, needed);
     lowered.extents = extents(lowered.kernel);
-    program->launches_.push_back({static_cast<int32_t>(code.size()), unit.nodes[0]});
+    program->launches_.push_back({static_cast<int32_t>(code.size()), unit.nodes[0], unit.nodes});
     code.push_back(lowered.kernel);
     program->kernels_.push_back(std::move(lowered));
   }
@@ -176,12 +176,16 @@ void Program::plan() {
   for (int i = 0; i < n; ++i) {
     const int32_t k = launches_[static_cast<size_t>(i)].kernel;
     if (k < 0 || kernels_[static_cast<size_t>(k)].column_results.empty()) continue;
-    const LoweredUnit& unit = kernels_[static_cast<size_t>(k)];
-    const int64_t chunks = (unit.kernel.rows + unit.kernel.chunk_rows - 1) / unit.kernel.chunk_rows;
-    const int64_t bytes = static_cast<int64_t>(unit.column_results.size()) * aligned(chunks * unit.kernel.cols * 8);
-    partial_offsets_[static_cast<size_t>(k)] = arena.place(bytes, i, i);
+    partial_offsets_[static_cast<size_t>(k)] = arena.place(partial_bytes(k), i, i);
   }
   stats_.arena_bytes = arena.size();
+}
+
+int64_t Program::partial_bytes(int32_t kernel) const {
+  const LoweredUnit& unit = kernels_[static_cast<size_t>(kernel)];
+  if (unit.column_results.empty()) return 0;
+  const int64_t chunks = (unit.kernel.rows + unit.kernel.chunk_rows - 1) / unit.kernel.chunk_rows;
+  return static_cast<int64_t>(unit.column_results.size()) * aligned(chunks * unit.kernel.cols * 8);
 }
 
 void Program::run_kernel(const LoweredUnit& unit, int32_t index, Frame& frame) const {

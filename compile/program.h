@@ -23,19 +23,11 @@ struct ProgramStats {
 
 class Program {
  public:
-  static std::shared_ptr<const Program> compile(Graph graph, Sizes sizes = Sizes::kConstant);
-
-  // Inputs as graph.inputs: same dtypes, sizes and strides; undefined where nothing reads one. Returns one tensor per graph.outputs, without history.
-  std::vector<Tensor> run(std::span<const Tensor> inputs) const;
-
-  const Graph& graph() const { return graph_; }
-  const ProgramStats& stats() const { return stats_; }
-
- private:
   // One launch: a generated kernel (kernel >= 0) or a library call of graph_.nodes[node].
   struct Launch {
     int32_t kernel = -1;
     int32_t node = -1;
+    std::vector<int32_t> nodes;  // all that it runs
   };
   // Where the memory of a root value comes from.
   struct Placement {
@@ -43,6 +35,21 @@ class Program {
     int64_t index = 0;  // kInput: position; kArena: byte offset; kOutput: position among fresh buffers
     int64_t bytes = 0;
   };
+
+  static std::shared_ptr<const Program> compile(Graph graph, Sizes sizes = Sizes::kConstant);
+
+  // Inputs as graph.inputs: same dtypes, sizes and strides; undefined where nothing reads one. Returns one tensor per graph.outputs, without history.
+  std::vector<Tensor> run(std::span<const Tensor> inputs) const;
+
+  const Graph& graph() const { return graph_; }
+  const ProgramStats& stats() const { return stats_; }
+  const std::vector<Launch>& launches() const { return launches_; }
+  const std::vector<LoweredUnit>& kernels() const { return kernels_; }
+  const std::vector<Placement>& placements() const { return placements_; }
+  // Arena bytes of a kernel's partial sums.
+  int64_t partial_bytes(int32_t kernel) const;
+
+ private:
   struct Frame;
 
   void plan();

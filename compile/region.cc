@@ -4,8 +4,11 @@
 #include <typeindex>
 
 #include "absl/strings/str_format.h"
+#include "rondo/compile/explain.h"
 #include "rondo/compile/jit/executable.h"
+#include "rondo/compile/log.h"
 #include "rondo/compile/passes/passes.h"
+#include "rondo/compile/trace/difference.h"
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/ops/ops.h"
 
@@ -96,6 +99,14 @@ const CompiledBackward& Entry::backward_for(const Arriving& arriving) const {
   std::lock_guard lock(mutex_);
   if (const auto found = others_.find(arriving); found != others_.end()) return found->second;
   return others_[arriving] = compile_backward(derive_backward(forward_graph, arriving), *partition, sizes);
+}
+
+std::vector<std::shared_ptr<const Program>> Entry::backwards() const {
+  std::vector<std::shared_ptr<const Program>> programs;
+  if (backward.program != nullptr) programs.push_back(backward.program);
+  std::lock_guard lock(mutex_);
+  for (const auto& [arriving, compiled] : others_) programs.push_back(compiled.program);
+  return programs;
 }
 
 namespace {
@@ -207,7 +218,7 @@ class CompiledNode final : public Node {
 // The recording of one call of a region's module.
 class RegionTrace final : public Trace {
  public:
-  explicit RegionTrace(Region& region) : region_(region) {}
+  RegionTrace(Region& region, const nn::ModuleBase& module) : region_(region), module_(module) {}
 
   void record(const OpDef& op, std::span<const Tensor* const> inputs, const Attrs& attrs, std::span<Tensor> outputs,
               bool in_place, std::source_location where) override {
@@ -234,7 +245,7 @@ class RegionTrace final : public Trace {
 
   void finish() {
     RecorderScope eager(nullptr);
-    if (!graph.nodes.empty()) region_.run(*this);
+    if (!graph.nodes.empty()) region_.run(*this, module_, piece_++);
     abandon();
   }
 
@@ -244,16 +255,18 @@ class RegionTrace final : public Trace {
     finish();
   }
   Region& region_;
+  const nn::ModuleBase& module_;
+  int piece_ = 0;
 };
 
 class RegionHook final : public nn::CallHook {
  public:
   explicit RegionHook(std::shared_ptr<Region> region) : region_(std::move(region)) {}
-  void around(nn::ModuleBase&, absl::FunctionRef<void()> forward) override {
+  void around(nn::ModuleBase& module, absl::FunctionRef<void()> forward) override {
     // Inside another recording the block is simply part of it.
     if (active_recorder() != nullptr) return forward();
     region_->count_call();
-    RegionTrace trace(*region_);
+    RegionTrace trace(*region_, module);
     try {
       RecorderScope record(&trace);
       forward();
@@ -271,7 +284,8 @@ class RegionHook final : public nn::CallHook {
 
 }  // namespace
 
-std::shared_ptr<const Entry> Region::entry_for(const Graph& graph) {
+std::shared_ptr<const Entry> Region::entry_for(const Trace& trace, const nn::ModuleBase& module, int piece) {
+  const Graph& graph = trace.graph;
   const RecordingKey key = pack(graph);
   std::lock_guard lock(mutex_);
   if (auto found = entries_.find(key); found != entries_.end()) {
@@ -283,8 +297,14 @@ std::shared_ptr<const Entry> Region::entry_for(const Graph& graph) {
       compile_entry(graph, options_, first ? Sizes::kConstant : Sizes::kVarying,
                     latest_ != nullptr && latest_->partition ? &*latest_->partition : nullptr);
   latest_ = entry;
+  std::vector<const Graph*> earlier;
+  for (const auto& [other, slot] : entries_)
+    if (slot.piece == piece) earlier.push_back(&slot.entry->forward_graph);
+  const std::string why = nearest_difference(earlier, graph, name_inputs(module, trace.external()));
+  if (!why.empty()) report_.last_recompile = why;
+  log_entry(report_.name, *entry, why);
   if (static_cast<int>(entries_.size()) >= std::max(options_.max_entries, 1)) forget_oldest();
-  entries_[key] = {entry, ++uses_};
+  entries_[key] = {entry, ++uses_, piece};
   ++report_.entries;
   report_.kernels = report_.library_calls = 0;
   int compiled = 0;
@@ -306,14 +326,14 @@ void Region::forget_oldest() {
   }));
 }
 
-void Region::run(Trace& trace) {
+void Region::run(Trace& trace, const nn::ModuleBase& module, int piece) {
   Graph& graph = trace.graph;
   graph.outputs.clear();
   for (const GraphNode& node : graph.nodes)
     for (ValueId id : node.outputs)
       if (trace.is_alive(id)) graph.outputs.push_back(id);
   if (graph.outputs.empty()) return;
-  const std::shared_ptr<const Entry> entry = entry_for(graph);
+  const std::shared_ptr<const Entry> entry = entry_for(trace, module, piece);
   const std::vector<Tensor> results = entry->forward->run(trace.external());
   std::shared_ptr<CompiledNode> node;
   if (entry->backward.program != nullptr) node = std::make_shared<CompiledNode>(entry, trace.external(), results);
@@ -338,9 +358,19 @@ void Region::count_call() {
   ++report_.calls;
 }
 void Region::count_break(const std::string& reason) {
+  log::write(log::Topic::kGraphBreaks, report_.name + ": " + reason);
   std::lock_guard lock(mutex_);
   ++report_.graph_breaks;
   report_.last_break = reason;
+}
+std::vector<std::shared_ptr<const Entry>> Region::entries() const {
+  std::lock_guard lock(mutex_);
+  std::vector<Slot> slots;
+  for (const auto& [key, slot] : entries_) slots.push_back(slot);
+  std::sort(slots.begin(), slots.end(), [](const Slot& a, const Slot& b) { return a.last_use < b.last_use; });
+  std::vector<std::shared_ptr<const Entry>> entries;
+  for (Slot& slot : slots) entries.push_back(std::move(slot.entry));
+  return entries;
 }
 RegionReport Region::report() const {
   std::lock_guard lock(mutex_);
@@ -369,12 +399,14 @@ std::string Regions::summary() const {
     if (r.entries > r.compilations) text += absl::StrFormat("; %d recordings", r.entries);
     if (r.graph_breaks > 0)
       text += absl::StrFormat("; %d graph breaks, the last: %s", r.graph_breaks, r.last_break);
+    if (!r.last_recompile.empty()) text += "; recorded anew, the last time because " + r.last_recompile;
   }
   return text;
 }
 
 namespace {
 void require_jit() {
+  log::configure_from_environment();
   if (!jit_available())
     throw Error("compile: no code generator; build Rondo with LLVM 19 (llvm-19-dev), or run without compilation");
 }

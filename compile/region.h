@@ -42,6 +42,8 @@ struct Entry {
   // The backward for what arrives. An output that nobody used sends no gradient at all, rather than zeros: that is less
   // work, and infinity times zero is not nothing. Compiled when it is first needed.
   const CompiledBackward& backward_for(const Arriving& arriving) const;
+  // `backward` and what backward_for() added.
+  std::vector<std::shared_ptr<const Program>> backwards() const;
 
  private:
   mutable std::mutex mutex_;
@@ -56,14 +58,17 @@ class Region {
  public:
   Region(std::string name, CompileOptions options) : options_(options) { report_.name = std::move(name); }
   void add_layer() { ++report_.layers; }
-  // Runs one recorded piece and gives the live handles of `trace` their storage and history.
-  void run(Trace& trace);
+  // Runs one recorded piece of a call of `module` (there is one more after each graph break) and gives the live handles of
+  // `trace` their storage and history.
+  void run(Trace& trace, const nn::ModuleBase& module, int piece);
   void count_call();
   void count_break(const std::string& reason);
   RegionReport report() const;
+  // The latest used last.
+  std::vector<std::shared_ptr<const Entry>> entries() const;
 
  private:
-  std::shared_ptr<const Entry> entry_for(const Graph& graph);
+  std::shared_ptr<const Entry> entry_for(const Trace& trace, const nn::ModuleBase& module, int piece);
   void forget_oldest();
 
   CompileOptions options_;
@@ -71,6 +76,7 @@ class Region {
   struct Slot {
     std::shared_ptr<const Entry> entry;
     int64_t last_use = 0;
+    int piece = 0;
   };
   absl::flat_hash_map<RecordingKey, Slot> entries_;
   int64_t uses_ = 0;

@@ -1,6 +1,9 @@
 #include "rondo/runtime/error.h"
 
+#include <cstdint>
+
 #include "absl/strings/str_cat.h"
+#include "rondo/runtime/location.h"
 #include "rondo/runtime/shape.h"
 
 namespace rondo {
@@ -20,7 +23,26 @@ bool is_library_file(std::string_view file) {
   return false;
 }
 
+// As above. A location's file name is a literal, so its address stands for it; a name that a plug-in brought and took away
+// again could at worst make a report name the wrong frame.
+bool is_known_library_file(const char* file) {
+  struct Known {
+    const char* file = nullptr;
+    bool library = false;
+  };
+  thread_local Known known[64];
+  Known& slot = known[(reinterpret_cast<uintptr_t>(file) >> 3) * 0x9E3779B97F4A7C15u >> 58];
+  if (slot.file != file) slot = {file, is_library_file(file)};
+  return slot.library;
+}
+
 }  // namespace
+
+std::source_location user_location(std::source_location where) {
+  for (const ModuleFrame* f = ModuleFrame::innermost(); f != nullptr && is_known_library_file(where.file_name()); f = f->outer())
+    where = f->where();
+  return where;
+}
 
 FileError::FileError(std::string path, std::string_view reason)
     : Error(path + ": " + std::string(reason)), path_(std::move(path)) {}
@@ -30,8 +52,8 @@ void throw_internal(std::string_view what, std::source_location where) {
 }
 
 std::string describe_location(std::source_location where) {
+  where = user_location(where);
   const ModuleFrame* frame = ModuleFrame::innermost();
-  for (const ModuleFrame* f = frame; f != nullptr && is_library_file(where.file_name()); f = f->outer()) where = f->where();
   std::string text = absl::StrCat(" (", where.file_name(), ":", where.line());
   if (frame != nullptr && !frame->path().empty()) absl::StrAppend(&text, ", in ", frame->path());
   return text + ")";

@@ -3,51 +3,11 @@
 #include <array>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
+#include "rondo/compile/codegen/loop_text.h"
 #include "rondo/runtime/ops/reduction_order.h"
 
 namespace rondo::compile {
 namespace {
-
-struct OpInfo {
-  const char* name;
-  int n_args;
-};
-
-OpInfo info(LoopOp op) {
-  switch (op) {
-    case LoopOp::kConst: return {"const", 0};
-    case LoopOp::kScalar: return {"scalar", 0};
-    case LoopOp::kLoad: return {"load", 0};
-    case LoopOp::kAdd: return {"add", 2};
-    case LoopOp::kSub: return {"sub", 2};
-    case LoopOp::kMul: return {"mul", 2};
-    case LoopOp::kDiv: return {"div", 2};
-    case LoopOp::kFma: return {"fma", 3};
-    case LoopOp::kSqrt: return {"sqrt", 1};
-    case LoopOp::kAbs: return {"abs", 1};
-    case LoopOp::kNeg: return {"neg", 1};
-    case LoopOp::kRoundEven: return {"round_even", 1};
-    case LoopOp::kFloor: return {"floor", 1};
-    case LoopOp::kExp2Int: return {"exp2_int", 1};
-    case LoopOp::kExponent: return {"exponent", 1};
-    case LoopOp::kMantissa: return {"mantissa", 1};
-    case LoopOp::kLt: return {"lt", 2};
-    case LoopOp::kLe: return {"le", 2};
-    case LoopOp::kEq: return {"eq", 2};
-    case LoopOp::kNe: return {"ne", 2};
-    case LoopOp::kAnd: return {"and", 2};
-    case LoopOp::kOr: return {"or", 2};
-    case LoopOp::kNot: return {"not", 1};
-    case LoopOp::kSelect: return {"select", 3};
-    case LoopOp::kCast: return {"cast", 1};
-    case LoopOp::kStore: return {"store", 1};
-    case LoopOp::kReduceSum: return {"reduce_sum", 1};
-    case LoopOp::kReduceMax: return {"reduce_max", 1};
-    case LoopOp::kColumnSum: return {"column_sum", 1};
-  }
-  return {"?", 0};
-}
 
 bool is_reduction(LoopOp op) { return op == LoopOp::kReduceSum || op == LoopOp::kReduceMax; }
 bool is_comparison(LoopOp op) { return op >= LoopOp::kLt && op <= LoopOp::kNe; }
@@ -178,40 +138,8 @@ class Verifier {
   std::vector<bool> summed_;
 };
 
-std::string print_instr(const LoopKernel& kernel, int32_t id) {
-  const Instr& i = kernel.instrs[id];
-  std::string text = absl::StrCat("    %", id, ":", std::string(name_of(i.type)), " = ", info(i.op).name);
-  if (i.op == LoopOp::kConst) absl::StrAppend(&text, " ", absl::StrFormat("%a", i.value));
-  for (int32_t arg : {i.a, i.b, i.c})
-    if (arg >= 0) absl::StrAppend(&text, " %", arg);
-  if (i.index >= 0) absl::StrAppend(&text, " @", i.index);
-  return text + "\n";
-}
-
 }  // namespace
 
 std::string verify(const LoopKernel& kernel) { return Verifier(kernel).run(); }
-
-std::string print(const LoopKernel& kernel) {
-  std::string text = absl::StrCat("kernel ", kernel.name, " rows=", kernel.rows, " cols=", kernel.cols);
-  if (kernel.split_columns) absl::StrAppend(&text, " split_columns");
-  if (kernel.chunk_rows > 0) absl::StrAppend(&text, " chunk_rows=", kernel.chunk_rows);
-  absl::StrAppend(&text, " scalars=", kernel.n_scalars, "\n");
-  for (size_t n = 0; n < kernel.operands.size(); ++n) {
-    const Operand& operand = kernel.operands[n];
-    absl::StrAppend(&text, "  @", n, ":", std::string(name_of(operand.dtype)));
-    for (const OperandAxis& axis : operand.axes)
-      absl::StrAppend(&text, " {/", axis.divisor, " %", axis.size, " *", axis.stride, "}");
-    absl::StrAppend(&text, " col*", operand.col_stride, operand.is_output ? " output" : "",
-                    operand.is_partial ? " partial" : "", "\n");
-  }
-  for (const Stage& stage : kernel.stages) {
-    absl::StrAppend(&text, "  stage\n");
-    for (int32_t id : stage.row) absl::StrAppend(&text, "   row", print_instr(kernel, id));
-    for (int32_t id : stage.column) absl::StrAppend(&text, "   col", print_instr(kernel, id));
-    for (int32_t id : stage.reductions) absl::StrAppend(&text, "   red", print_instr(kernel, id));
-  }
-  return text;
-}
 
 }  // namespace rondo::compile

@@ -10,7 +10,4 @@ namespace rondo::compile {
 // The first broken rule of loop_ir.h, or "".
 std::string verify(const LoopKernel& kernel);
 
-// The kernel as text, one instruction a line, for dumps and test failures.
-std::string print(const LoopKernel& kernel);
-
 }  // namespace rondo::compile

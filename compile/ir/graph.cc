@@ -1,30 +1,61 @@
 #include "rondo/compile/ir/graph.h"
 
 #include "absl/strings/str_cat.h"
+#include "rondo/compile/ir/scanner.h"
 
 namespace rondo::compile {
 namespace {
 
 std::string name(ValueId id) { return id == kNoValue ? "none" : absl::StrCat("%", id); }
 
+std::string typed(const Graph& graph, ValueId id) {
+  const Value& v = graph.value(id);
+  std::string text = absl::StrCat(name(id), ": ", std::string(name_of(v.dtype)), rondo::to_string(v.sizes));
+  if (!(v.strides == contiguous_strides(v.sizes))) absl::StrAppend(&text, " strides", rondo::to_string(v.strides));
+  if (v.root != id) absl::StrAppend(&text, " of ", name(v.root));
+  if (v.offset != 0) absl::StrAppend(&text, " at ", v.offset);
+  return text + (v.requires_grad ? " grad" : "");
+}
+
 }  // namespace
 
-std::string to_string(const Graph& graph) {
+std::string location_of(const Origin& origin) {
+  if (origin.where.line() == 0) return "unknown place";
+  std::string text = absl::StrCat(origin.user.file_name(), ":", origin.user.line());
+  const bool via = origin.user.line() != origin.where.line() || std::string_view(origin.user.file_name()) != origin.where.file_name();
+  if (via) absl::StrAppend(&text, ", via ", origin.where.file_name(), ":", origin.where.line());
+  return text;
+}
+
+std::string to_string(const Origin& origin) {
+  if (origin.op == nullptr) return location_of(origin);
+  return absl::StrCat(origin.gradient ? "gradient of " : "", origin.op->name, " (", location_of(origin), ")");
+}
+
+std::string to_string(const Graph& graph, const GraphNode& node) {
   std::string text;
-  auto typed = [&](ValueId id) {
-    const Value& v = graph.value(id);
-    return absl::StrCat(name(id), ": ", std::string(name_of(v.dtype)), rondo::to_string(v.sizes));
+  for (size_t i = 0; i < node.outputs.size(); ++i) absl::StrAppend(&text, i ? ", " : "", typed(graph, node.outputs[i]));
+  absl::StrAppend(&text, " = ", node.op->name, "(");
+  const char* comma = "";
+  auto operand = [&](const std::string& written) {
+    absl::StrAppend(&text, comma, written);
+    comma = ", ";
   };
-  for (ValueId id : graph.inputs) absl::StrAppend(&text, "input ", typed(id), "\n");
+  for (ValueId id : node.inputs) operand(name(id));
+  for (int64_t i : node.attrs.ints) operand(std::to_string(i));
+  for (double f : node.attrs.floats) operand(exact_text(f));
+  return text + ")";
+}
+
+std::string to_string(const Graph& graph, Locations locations) {
+  std::string text;
+  for (ValueId id : graph.inputs) absl::StrAppend(&text, "input ", typed(graph, id), "\n");
   for (const GraphNode& node : graph.nodes) {
-    for (size_t i = 0; i < node.outputs.size(); ++i) absl::StrAppend(&text, i ? ", " : "", typed(node.outputs[i]));
-    absl::StrAppend(&text, " = ", node.op->name, "(");
-    for (size_t i = 0; i < node.inputs.size(); ++i) absl::StrAppend(&text, i ? ", " : "", name(node.inputs[i]));
-    for (int64_t i : node.attrs.ints) absl::StrAppend(&text, ", ", i);
-    for (double f : node.attrs.floats) absl::StrAppend(&text, ", ", f);
-    absl::StrAppend(&text, ")\n");
+    text += to_string(graph, node);
+    if (locations == Locations::kAsComments) absl::StrAppend(&text, "  # ", to_string(node.origin));
+    text += "\n";
   }
-  absl::StrAppend(&text, "return");
+  text += "return";
   for (ValueId id : graph.outputs) absl::StrAppend(&text, " ", name(id));
   return text + "\n";
 }

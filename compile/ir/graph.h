@@ -32,12 +32,26 @@ struct Value {
 // The operands of one node: almost always few, so a recording allocates nothing for them.
 using ValueIds = absl::InlinedVector<ValueId, 4>;
 
+// Which call of the user's program a node comes from. For explanations: no pass may decide by it.
+struct Origin {
+  const OpDef* op = nullptr;   // what was called; null: unknown
+  bool gradient = false;       // part of its gradient
+  std::source_location where;  // the call
+  std::source_location user;   // the innermost frame of the user's program
+  int32_t call = -1;           // nodes of one number are parts of one op that eager execution would run
+};
+// "gradient of linear (train.cc:41, via layers.cc:30)". File names are as the compiler saw them.
+std::string to_string(const Origin& origin);
+// "train.cc:41, via layers.cc:30"
+std::string location_of(const Origin& origin);
+
 struct GraphNode {
   const OpDef* op = nullptr;
   ValueIds inputs;
   ValueIds outputs;
   Attrs attrs;
   std::source_location where;
+  Origin origin;
 };
 
 struct Graph {
@@ -52,8 +66,17 @@ struct Graph {
   ValueId written(ValueId id) const;
 };
 
-// A readable listing, one node a line: "%7 = gelu_tanh(%6) f32[8, 64, 512]".
-std::string to_string(const Graph& graph);
+// One node a line, canonical: equal graphs give equal text, and parse_graph (ir/parse.h) gives the graph back. Strides are
+// left out where they are dense, a root where it is the value itself. No pointers and no paths, unless asked for: then each
+// node's line of the user's program follows as a comment.
+//   input %0: f32[8, 64] grad
+//   %2: f32[8, 64] grad = add_scalar(%0, 1.0)     # train.cc:41
+//   %3: f32[64, 8] strides[1, 64] of %2 grad = permute(%2, 1, 0)
+//   return %3
+enum class Locations { kOmit, kAsComments };
+std::string to_string(const Graph& graph, Locations locations = Locations::kOmit);
+// One node's line, without its end.
+std::string to_string(const Graph& graph, const GraphNode& node);
 
 // Throws InternalError at the first broken invariant: operands defined before use, metadata as `infer` says, roots valid.
 void verify(const Graph& graph);

@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "rondo/compile/codegen/loop_verify.h"
 #include "rondo/compile/jit/plugin.h"
+#include "rondo/compile/log.h"
 #include "rondo/runtime/error.h"
 
 namespace rondo::compile {
@@ -124,7 +125,11 @@ std::shared_ptr<Executable> compile_kernels(std::span<const LoopKernel> kernels,
     if (std::string what = verify(kernel); !what.empty()) throw_internal(absl::StrCat(kernel.name, ": ", what));
   const JitPlugin& jit = plugin();
   JitResult result;
-  jit.compile(kernels, options, result);
+  JitOptions wanted = options;
+  if (log::enabled(log::Topic::kOutputCode, log::Detail::kVerbose)) wanted.dump_ir = wanted.dump_asm = true;
+  jit.compile(kernels, wanted, result);
+  if (!result.ir.empty()) log::write(log::Topic::kOutputCode, absl::StrCat("LLVM IR\n", result.ir));
+  if (!result.assembly.empty()) log::write(log::Topic::kOutputCode, absl::StrCat("assembly\n", result.assembly));
   return finish(jit, std::move(result));
 }
 

@@ -22,8 +22,8 @@ class Executable {
 };
 
 struct JitOptions {
-  bool dump_ir = false;   // LLVM IR, to stderr
-  bool dump_asm = false;
+  bool dump_ir = false;   // LLVM IR, to the log's topic output_code
+  bool dump_asm = false;  // assembly, likewise
 };
 
 // Compiles kernels for this host. Thread safe. Throws Error if the plug-in is missing (Rondo was built without LLVM, or

@@ -15,13 +15,14 @@ namespace rondo::compile {
 // Changes whenever the layout of anything that crosses the border does: a plug-in left over from another build must be
 // refused, not called.
 inline constexpr uint64_t kPluginAbi =
-    3 * 1000000 + sizeof(LoopKernel) * 1000 + sizeof(Instr) * 10 + sizeof(JitOptions);
+    4 * 1000000 + sizeof(LoopKernel) * 1000 + sizeof(Instr) * 10 + sizeof(JitOptions);
 
 struct JitResult {
   void* code = nullptr;              // owned by the caller; given back with JitPlugin::release
   std::vector<KernelEntry> entries;  // in the order of the kernels
   std::string object;
   std::string error;                 // empty if all went well
+  std::string ir, assembly;          // as JitOptions asks
 };
 
 struct JitPlugin {

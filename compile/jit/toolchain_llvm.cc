@@ -176,7 +176,10 @@ std::string compile_module(Session& session, std::span<const LoopKernel> kernels
     set_host_attributes(*emit_llvm(kernel, module), session.host);
     names.push_back(kernel.name);
   }
-  if (options.dump_ir) module.print(llvm::errs(), nullptr);
+  if (options.dump_ir) {
+    llvm::raw_string_ostream text(result.ir);
+    module.print(text, nullptr);
+  }
 #ifndef NDEBUG
   std::string complaint;
   llvm::raw_string_ostream complaints(complaint);
@@ -188,7 +191,7 @@ std::string compile_module(Session& session, std::span<const LoopKernel> kernels
     const std::unique_ptr<llvm::Module> copy = llvm::CloneModule(module);
     if (std::string error = emit_code(*copy, *machine, llvm::CodeGenFileType::AssemblyFile, text); !error.empty())
       return error;
-    llvm::errs() << llvm::StringRef(text.data(), text.size());
+    result.assembly.assign(text.begin(), text.end());
   }
   llvm::SmallVector<char, 0> object;
   if (std::string error = emit_code(module, *machine, llvm::CodeGenFileType::ObjectFile, object); !error.empty())
@@ -203,7 +206,7 @@ template <class Work> void run(JitResult& result, Work work) {
   std::string error = s.error.empty() ? work(s) : s.error;
   if (error.empty()) return;
   if (result.code != nullptr) release(result.code);
-  result = {nullptr, {}, "", std::move(error)};
+  result = {nullptr, {}, "", std::move(error), "", ""};
 }
 
 void compile(std::span<const LoopKernel> kernels, const JitOptions& options, JitResult& result) {

@@ -28,6 +28,7 @@ Graph decompose(const Graph& graph) {
   for (const GraphNode& node : graph.nodes) {
     std::vector<Tensor> inputs, outputs(node.outputs.size());
     for (ValueId id : node.inputs) inputs.push_back(symbol(id));
+    trace.origin = &node.origin;
     if (node.op->decompose != nullptr && node.op->fuse_parts && node.op->lower == nullptr &&
         node.op->kind != OpKind::kContraction && !is_empty(graph, node)) {
       node.op->decompose(inputs, node.attrs, outputs);

@@ -17,6 +17,7 @@ class Deriver {
     NoGrad off;
     amp::Autocast as_recorded(std::nullopt);  // backward runs in the dtypes that the forward chose, as the eager tape does
     RecorderScope record(&trace_);
+    trace_.first_call = 1 << 20;  // other numbers than the forward's, whose nodes may join
     for (size_t i = 0; i < arriving_.totals.size(); ++i) {
       if (!arriving_.totals[i]) continue;
       const ValueId id = forward_.inputs[i];
@@ -99,11 +100,16 @@ class Deriver {
     }
     for (size_t i = 0; i < node.outputs.size(); ++i)
       if (op.saved.outputs >> i & 1u) outputs[i] = symbol(node.outputs[i]);
+    Origin origin = node.origin;
+    origin.gradient = true;
+    origin.call = -1;  // each op of a rule is an op of its own
+    trace_.origin = &origin;
     if (op.grad == nullptr) throw Error(std::string("backward of ") + op.name + ": it has no gradient" + describe_location(node.where));
     op.grad(GradContext(node.attrs, inputs, outputs, {grads_out, node.outputs.size()}, {metas, node.inputs.size()}, needs,
                         grads_in));
     for (size_t i = 0; i < node.inputs.size(); ++i)
       if (grads_in[i].defined() && needs >> i & 1u) accumulate(node.inputs[i], grads_in[i]);
+    trace_.origin = nullptr;
   }
 
   const Graph& forward_;

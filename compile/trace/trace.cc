@@ -1,6 +1,7 @@
 #include "rondo/compile/trace/trace.h"
 
 #include "rondo/runtime/autograd.h"
+#include "rondo/runtime/location.h"
 
 namespace rondo::compile {
 
@@ -84,6 +85,8 @@ void Trace::record(const OpDef& op, std::span<const Tensor* const> inputs, const
   node.inputs = std::move(operands);
   node.attrs = attrs;
   node.where = where;
+  node.origin = origin != nullptr ? *origin : Origin{&op, false, where, user_location(where)};
+  if (node.origin.call < 0) node.origin.call = first_call + index;
   for (Tensor& output : outputs) {
     output.impl()->recorder = this;
     output.impl()->recorded_value = static_cast<int32_t>(graph.values.size());

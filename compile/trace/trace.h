@@ -32,6 +32,11 @@ class Trace : public Recorder {
   // Real tensors met, in order; parallel to graph.inputs unless placeholders were made.
   const std::vector<Tensor>& external() const { return external_; }
 
+  // What is recorded from now on comes from: null, the calls themselves; else this call. A call without a number gets one,
+  // from `first_call` on.
+  const Origin* origin = nullptr;
+  int32_t first_call = 0;
+
   Graph graph;
 
  protected:

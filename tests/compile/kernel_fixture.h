@@ -7,6 +7,7 @@
 #include <random>
 
 #include "rondo/compile/codegen/interpret.h"
+#include "rondo/compile/codegen/loop_text.h"
 #include "rondo/compile/codegen/loop_verify.h"
 #include "rondo/compile/jit/executable.h"
 #include "rondo/runtime/dtype.h"
@@ -171,8 +172,11 @@ inline LoopKernel at_other_sizes(LoopKernel kernel) {
 
 // Compiles the kernel, runs it and the interpreter on equal random buffers and compares every operand.
 inline void expect_equal_bits(const LoopKernel& kernel, const LoopKernel& compiled, RunOptions options) {
-  SCOPED_TRACE(print(kernel));
+  SCOPED_TRACE(to_string(kernel));
   ASSERT_EQ(verify(kernel), "");
+  // The interpreter runs what the text says, so every kernel here tests the text, too.
+  const LoopKernel read = parse_loop_kernel(to_string(kernel));
+  ASSERT_EQ(to_string(read), to_string(kernel));
   const auto executable = compile_kernels({&compiled, 1});
   const std::vector<int64_t> sizes = extents(kernel);
   std::mt19937 random(42);
@@ -193,7 +197,7 @@ inline void expect_equal_bits(const LoopKernel& kernel, const LoopKernel& compil
   }
   const std::vector<void*> expected_ptrs = pointers(expected), actual_ptrs = pointers(actual);
   for (auto [begin, end] : options.calls) {
-    interpret(kernel, expected_ptrs.data(), options.scalars.data(), begin, end);
+    interpret(read, expected_ptrs.data(), options.scalars.data(), begin, end);
     executable->entry(0)(actual_ptrs.data(), options.scalars.data(), sizes.data(), begin, end);
   }
   for (size_t i = 0; i < expected.size(); ++i)

@@ -1,0 +1,68 @@
+// An explanation as text, for terminals.
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "rondo/compile/explain.h"
+
+namespace rondo::compile {
+namespace {
+
+// Every line of `text`, moved to the right.
+void append_indented(std::string& out, std::string_view text, std::string_view indent) {
+  while (!text.empty()) {
+    const size_t end = std::min(text.find('\n'), text.size());
+    absl::StrAppend(&out, std::string(indent), std::string(text.substr(0, end)), "\n");
+    text.remove_prefix(std::min(end + 1, text.size()));
+  }
+}
+
+void append_program(std::string& out, const ProgramExplanation& program) {
+  absl::StrAppendFormat(&out, "    %s: %d kernels (%d compiled), %d library calls, arena %s, %.1f ms to compile\n", program.name,
+                        program.kernels, program.compiled, program.library_calls, format_bytes(program.arena_bytes),
+                        program.compile_ms);
+  for (const LaunchExplanation& launch : program.launches) {
+    absl::StrAppendFormat(&out, "      %s: reads %s, writes %s", launch.name, format_bytes(launch.bytes_read),
+                          format_bytes(launch.bytes_written));
+    if (launch.bytes_saved > 0) absl::StrAppend(&out, ", saves ", format_bytes(launch.bytes_saved));
+    out += "\n";
+    for (const std::string& source : launch.sources) absl::StrAppend(&out, "        from ", source, "\n");
+    append_indented(out, launch.code, "        | ");
+  }
+  out += "      graph\n";
+  for (const std::string& input : program.inputs) absl::StrAppend(&out, "        input ", input, "\n");
+  for (const NodeExplanation& node : program.nodes) {
+    const std::string runs = node.launch < 0 ? "no launch" : program.launches[static_cast<size_t>(node.launch)].name;
+    absl::StrAppend(&out, "        ", node.text, "  # ", runs, "; ", node.origin, "\n");
+  }
+  for (const std::string& output : program.outputs) absl::StrAppend(&out, "        output ", output, "\n");
+}
+
+void append_memory(std::string& out, const EntryExplanation& entry) {
+  if (entry.memory.empty()) return;
+  const MemoryPoint* peak = &entry.memory[0];
+  for (const MemoryPoint& point : entry.memory)
+    if (point.total() > peak->total()) peak = &point;
+  absl::StrAppend(&out, "    memory: at most ", format_bytes(peak->total()), ", in ", peak->launch, " (inputs ",
+                  format_bytes(peak->inputs), ", outputs ", format_bytes(peak->outputs), ", kept for backward ",
+                  format_bytes(peak->kept), ", transients ", format_bytes(peak->transients), ")\n");
+}
+
+}  // namespace
+
+std::string to_text(const Explanation& explanation) {
+  std::string out;
+  for (const RegionExplanation& region : explanation.regions) {
+    const RegionReport& r = region.report;
+    absl::StrAppendFormat(&out, "region %s: %d layers, %d calls, %d recordings, %d compilations in %.1f ms, %d graph breaks\n", r.name,
+                          r.layers, r.calls, r.entries, r.compilations, r.compile_ms, r.graph_breaks);
+    if (!r.last_recompile.empty()) absl::StrAppend(&out, "  last recorded anew because: ", r.last_recompile, "\n");
+    for (const std::string& hint : region.hints) absl::StrAppend(&out, "  hint: ", hint, "\n");
+    for (size_t i = 0; i < region.entries.size(); ++i) {
+      absl::StrAppend(&out, "  recording ", i, ": keeps ", format_bytes(region.entries[i].kept_bytes), " for backward\n");
+      append_memory(out, region.entries[i]);
+      for (const ProgramExplanation& program : region.entries[i].programs) append_program(out, program);
+    }
+  }
+  return out;
+}
+
+}  // namespace rondo::compile

@@ -1,0 +1,17 @@
+// Reads what to_string(Graph) writes.
+#pragma once
+
+#include <string_view>
+
+#include "rondo/compile/ir/graph.h"
+#include "rondo/compile/ir/scanner.h"
+
+namespace rondo::compile {
+
+// The graph that `text` spells, equal to the printed one in all but `GraphNode::where`. Not verified. Throws Error "line 3:
+// what" where the text is not a graph or names an op that does not exist.
+Graph parse_graph(std::string_view text);
+// One graph, up to and including its "return", from the middle of a file.
+Graph parse_graph(Scanner& in);
+
+}  // namespace rondo::compile

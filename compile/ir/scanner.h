@@ -1,0 +1,47 @@
+// Reads the compiler's text formats (graphs, loop kernels, reproducers) word by word, and says on which line it stopped.
+// Blanks between words do not matter, ends of lines do; `#` begins a comment.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "rondo/runtime/dtype.h"
+
+namespace rondo::compile {
+
+class Scanner {
+ public:
+  explicit Scanner(std::string_view text, int first_line = 1) : text_(text), line_(first_line) {}
+
+  // Takes `token` if it is next. A token of letters must end where the word ends.
+  bool accept(std::string_view token);
+  void expect(std::string_view token);
+  // Looks without taking.
+  bool next_is(std::string_view token);
+  bool next_is_integer();  // and not a real number
+  // The next run of letters, digits, '_', '.' and '-'.
+  std::string_view word();
+  int64_t integer();
+  double real();  // as exact_text() writes
+  DType dtype();
+  bool at_end_of_line();
+  // The rest of the line must be empty; goes to the next line that is not.
+  void end_line();
+  bool at_end();
+  int line() const { return line_; }
+  // Throws Error "line 3: what".
+  [[noreturn]] void fail(const std::string& what) const;
+
+ private:
+  void skip_blanks();
+  std::string_view text_;
+  size_t at_ = 0;
+  int line_;
+};
+
+// The shortest decimals that read back as the same double, never an integer's form: "0.1", "1.0", "-inf", "nan". Any NaN but
+// the usual quiet one keeps its bits: "nan:7ff8000000000001".
+std::string exact_text(double value);
+
+}  // namespace rondo::compile
