@@ -127,7 +127,7 @@ void add_memory(const Program& program, const ProgramExplanation& names, size_t 
     std::vector<ValueId> values;
     if (launch.kernel < 0) {
       const GraphNode& node = graph.nodes[static_cast<size_t>(launch.node)];
-      values = node.inputs;
+      values.assign(node.inputs.begin(), node.inputs.end());
       values.insert(values.end(), node.outputs.begin(), node.outputs.end());
     } else {
       const LoweredUnit& unit = program.kernels()[static_cast<size_t>(launch.kernel)];

@@ -29,7 +29,7 @@ std::string location_of(const Origin& origin) {
 
 std::string to_string(const Origin& origin) {
   if (origin.op == nullptr) return location_of(origin);
-  return absl::StrCat(origin.gradient ? "gradient of " : "", origin.op->name, " (", location_of(origin), ")");
+  return absl::StrCat(origin.gradient ? "gradient of " : origin.again ? "recomputed " : "", origin.op->name, " (", location_of(origin), ")");
 }
 
 std::string to_string(const Graph& graph, const GraphNode& node) {

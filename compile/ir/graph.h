@@ -36,6 +36,7 @@ using ValueIds = absl::InlinedVector<ValueId, 4>;
 struct Origin {
   const OpDef* op = nullptr;   // what was called; null: unknown
   bool gradient = false;       // part of its gradient
+  bool again = false;          // computed a second time, for the backward
   std::source_location where;  // the call
   std::source_location user;   // the innermost frame of the user's program
   int32_t call = -1;           // nodes of one number are parts of one op that eager execution would run

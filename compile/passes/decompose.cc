@@ -9,7 +9,7 @@ namespace {
 
 // Without elements there is nothing to fuse, and the parts may be stricter than the whole: the maximum of nothing is an error.
 bool is_empty(const Graph& graph, const GraphNode& node) {
-  for (const std::vector<ValueId>* list : {&node.inputs, &node.outputs})
+  for (const ValueIds* list : {&node.inputs, &node.outputs})
     for (ValueId id : *list)
       if (id != kNoValue && graph.value(id).sizes.numel() == 0) return true;
   return false;

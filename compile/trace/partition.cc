@@ -261,7 +261,9 @@ void Partition::apply(BackwardGraph& backward) const {
   for (const GraphNode& node : forward_.nodes) {
     bool any = false;
     for (ValueId id : node.outputs) any = any || (wanted[static_cast<size_t>(id)] && kept_index_[static_cast<size_t>(id)] < 0);
-    if (any) append(node, forward_, of_forward);
+    if (!any) continue;
+    append(node, forward_, of_forward);
+    graph.nodes.back().origin.again = true;
   }
   for (size_t i = 0; i < old.inputs.size(); ++i) {
     ValueId& id = of_old[static_cast<size_t>(old.inputs[i])];

@@ -108,7 +108,7 @@ Trace::Tail Trace::cut(int32_t last) {
   tail.values = graph.values;
   tail.handles.resize(handles_.size());
   for (const GraphNode& node : tail.nodes)
-    for (const std::vector<ValueId>* list : {&node.inputs, &node.outputs})
+    for (const ValueIds* list : {&node.inputs, &node.outputs})
       for (ValueId id : *list)
         if (id != kNoValue) tail.handles[static_cast<size_t>(id)] = handle(id);
   return tail;
