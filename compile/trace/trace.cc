@@ -85,7 +85,7 @@ void Trace::record(const OpDef& op, std::span<const Tensor* const> inputs, const
   node.inputs = std::move(operands);
   node.attrs = attrs;
   node.where = where;
-  node.origin = origin != nullptr ? *origin : Origin{&op, false, where, user_location(where)};
+  node.origin = origin != nullptr ? *origin : Origin{.op = &op, .where = where, .user = user_location(where)};
   if (node.origin.call < 0) node.origin.call = first_call + index;
   for (Tensor& output : outputs) {
     output.impl()->recorder = this;
