@@ -23,6 +23,7 @@ namespace rondo::compile {
 enum class Shapes : uint8_t {
   kAutomatic,  // the first sizes compile code of their own; from the second on, code that reads sizes at run time
   kStatic,     // each set of sizes compiles code of its own
+  kDynamic,    // code reads its sizes at run time from the start: one compilation, a little slower for fixed sizes
 };
 
 // What a backward computes again instead of reading what the forward kept.
@@ -38,9 +39,23 @@ struct CompileOptions {
   bool exact = false;
   Shapes shapes = Shapes::kAutomatic;
   Recompute recompute = Recompute::kAuto;
+  // A graph break throws Error, with the reason and the user's line.
+  bool fullgraph = false;
   // Recordings kept per region; beyond it, the one that was not used for longest is forgotten.
   int max_entries = 256;
+  // Compilations per region; beyond it, new recordings run eagerly, with one warning.
+  int recompile_limit = 32;
 };
+
+// What regions of the whole process do about a recording that they have not met.
+enum class Stance : uint8_t {
+  kDefault,           // compile it
+  kFailOnRecompile,   // throw Error, which says what differs, if code had to be generated for any but a region's first
+  kEagerOnRecompile,  // run it eagerly, unless it is a region's first
+  kForceEager,        // as if nothing were compiled: no recording either
+};
+void set_stance(Stance stance);
+Stance stance();
 
 class Region;
 
@@ -52,6 +67,7 @@ struct RegionReport {
   int compilations = 0;    // of these, the ones for which code had to be generated
   int kernels = 0;         // generated kernels of the latest entry, forward and backward
   int library_calls = 0;   // matrix products and the like, of the latest entry
+  int eager_runs = 0;      // recordings that ran eagerly: a stance, or beyond the recompile limit
   double compile_ms = 0;   // all entries together, without loading LLVM
   int64_t kept_bytes = 0;  // by one call for its backward, besides inputs and outputs; of the latest entry
   int64_t calls = 0;
@@ -83,5 +99,28 @@ Regions compile_module(nn::ModuleBase& module, CompileOptions options = {});
 
 // Back to eager execution, for this module and all below it.
 void disable(nn::ModuleBase& module);
+
+// A function of tensors as a region of its own: auto f = compile::compile([&](const Tensor& x) { ... }); f(x).
+template <class F> class Compiled {
+ public:
+  Compiled(F function, CompileOptions options)
+      : module_(std::make_unique<Function>(std::move(function))), regions_(compile_module(*module_, options)) {}
+  template <class First, class... Rest> auto operator()(First&& first, Rest&&... rest) {
+    return (*module_)(std::forward<First>(first), std::forward<Rest>(rest)...);
+  }
+  const Regions& regions() const { return regions_; }
+
+ private:
+  struct Function : nn::Module<Function> {
+    explicit Function(F function) : function(std::move(function)) {}
+    F function;
+    template <class... Args> auto forward(const Args&... args) { return function(args...); }
+  };
+  std::unique_ptr<Function> module_;
+  Regions regions_;
+};
+template <class F> Compiled<F> compile(F function, CompileOptions options = {}) {
+  return Compiled<F>(std::move(function), options);
+}
 
 }  // namespace rondo::compile

@@ -1,16 +1,14 @@
 #include "rondo/compile/region.h"
 
 #include <bit>
-#include <typeindex>
 
-#include "absl/strings/str_format.h"
+#include "absl/strings/str_cat.h"
+#include "rondo/compile/compiled_node.h"
 #include "rondo/compile/explain.h"
-#include "rondo/compile/jit/executable.h"
 #include "rondo/compile/log.h"
 #include "rondo/compile/passes/passes.h"
 #include "rondo/compile/trace/difference.h"
 #include "rondo/runtime/autograd.h"
-#include "rondo/runtime/ops/ops.h"
 
 namespace rondo::compile {
 
@@ -109,181 +107,6 @@ std::vector<std::shared_ptr<const Program>> Entry::backwards() const {
   return programs;
 }
 
-namespace {
-
-// The tape's view of one run of an entry.
-class CompiledNode final : public Node {
- public:
-  CompiledNode(std::shared_ptr<const Entry> entry, std::span<const Tensor> inputs, std::span<const Tensor> results)
-      : entry_(std::move(entry)) {
-    n_outputs = entry_->n_outputs;
-    edges.resize(inputs.size());
-    for (int i : entry_->backward.grad_inputs)
-      edges[static_cast<size_t>(i)] = autograd::gradient_edge(inputs[static_cast<size_t>(i)]);
-    inputs_.reserve(inputs.size());
-    for (const Tensor& input : inputs) inputs_.emplace_back(input, false);
-    for (const Partition::Kept& kept : entry_->partition->kept())
-      if (!kept.is_input) saved_.emplace_back(results[static_cast<size_t>(kept.index)], false);
-      else saved_.emplace_back();
-  }
-  const char* name() const override { return "compiled region"; }
-  bool adds_to_totals() const override { return true; }
-  void release_saved() override {
-    inputs_.clear();
-    saved_.clear();
-    released_ = true;
-  }
-  void backward(std::span<const Tensor> grads_out, std::span<Tensor> grads_in) override {
-    if (released_)
-      throw Error("backward of a compiled region: its saved tensors were freed by an earlier backward; pass "
-                  "retain_graph = true to that one");
-    if (grad_enabled()) return replay(grads_out, grads_in);
-    Arriving arriving;
-    for (const Tensor& grad : grads_out) arriving.gradients.push_back(grad.defined());
-    // Several contributions are added one by one to what later consumers sent, as on the eager tape; a single one can be
-    // added afterwards.
-    for (size_t i = 0; i < grads_in.size(); ++i)
-      arriving.totals.push_back(grads_in[i].defined() && entry_->backward.contributions[i] > 1);
-    const CompiledBackward& backward = entry_->backward_for(arriving);
-    std::vector<Tensor> inputs;
-    inputs.reserve(backward.inputs.size());
-    for (const BackwardInput& source : backward.inputs) {
-      switch (source.kind) {
-        case BackwardInput::kConstant: inputs.push_back(source.constant); break;
-        case BackwardInput::kGradient: inputs.push_back(grads_out[static_cast<size_t>(source.index)].contiguous()); break;
-        case BackwardInput::kTotal: inputs.push_back(grads_in[static_cast<size_t>(source.index)].contiguous()); break;
-        case BackwardInput::kSaved:
-          inputs.push_back(source.index < 0 ? Tensor() : saved(static_cast<size_t>(source.index)));
-          break;
-      }
-    }
-    const std::vector<Tensor> grads = backward.program->run(inputs);
-    for (size_t i = 0; i < grads.size(); ++i) {
-      const auto at = static_cast<size_t>(backward.grad_inputs[i]);
-      grads_in[at] = grads_in[at].defined() && !arriving.totals[at] ? grads_in[at] + grads[i] : grads[i];
-    }
-  }
-
- private:
-  const Tensor& saved(size_t i) const {
-    const Partition::Kept& kept = entry_->partition->kept()[i];
-    return (kept.is_input ? inputs_[static_cast<size_t>(kept.index)] : saved_[i]).get("a compiled region", {});
-  }
-
-  // A second derivative: the recording again, op by op, on the eager tape.
-  void replay(std::span<const Tensor> grads_out, std::span<Tensor> grads_in) {
-    RecorderScope eager(nullptr);
-    amp::Autocast as_recorded(std::nullopt);  // casts are in the recording already
-    const Graph& graph = entry_->forward_graph;
-    std::vector<Tensor> values(graph.values.size());
-    for (size_t i = 0; i < graph.inputs.size(); ++i)
-      values[static_cast<size_t>(graph.inputs[i])] = inputs_[i].get("a compiled region", {});
-    // Gradients stop at aliases of the inputs: one input may be computed from another.
-    for (int i : entry_->backward.grad_inputs) {
-      Tensor& value = values[static_cast<size_t>(graph.inputs[static_cast<size_t>(i)])];
-      Dims same;
-      for (int d = 0; d < value.rank(); ++d) same.push_back(d);
-      value = ops::permute(value, same);
-    }
-    for (const GraphNode& node : graph.nodes) {
-      std::vector<TensorArg> args;
-      std::vector<Tensor> outputs(node.outputs.size());
-      static const Tensor kUndefined;
-      for (ValueId id : node.inputs) args.emplace_back(id == kNoValue ? kUndefined : values[static_cast<size_t>(id)], node.where);
-      bool differentiable = false;  // what ran under no_grad stays constant
-      for (ValueId id : node.outputs) differentiable = differentiable || graph.value(id).requires_grad;
-      GradMode mode(differentiable);
-      call(*node.op, args, node.attrs, outputs);
-      for (size_t i = 0; i < outputs.size(); ++i) values[static_cast<size_t>(node.outputs[i])] = outputs[i];
-    }
-    std::vector<Tensor> roots, seeds, leaves;
-    for (size_t i = 0; i < graph.outputs.size(); ++i) {
-      if (!grads_out[i].defined()) continue;
-      roots.push_back(values[static_cast<size_t>(graph.outputs[i])]);
-      seeds.push_back(grads_out[i]);
-    }
-    for (int i : entry_->backward.grad_inputs) leaves.push_back(values[static_cast<size_t>(graph.inputs[static_cast<size_t>(i)])]);
-    const std::vector<Tensor> grads = autograd::grad(roots, leaves, seeds, true, true, true);
-    for (size_t i = 0; i < grads.size(); ++i) add(grads_in[static_cast<size_t>(entry_->backward.grad_inputs[i])], grads[i]);
-  }
-  static void add(Tensor& total, const Tensor& grad) {
-    if (grad.defined()) total = total.defined() ? total + grad : grad;
-  }
-
-  std::shared_ptr<const Entry> entry_;
-  std::vector<SavedTensor> inputs_, saved_;
-  bool released_ = false;
-};
-
-// The recording of one call of a region's module.
-class RegionTrace final : public Trace {
- public:
-  RegionTrace(Region& region, const nn::ModuleBase& module) : region_(region), module_(module) {}
-
-  void record(const OpDef& op, std::span<const Tensor* const> inputs, const Attrs& attrs, std::span<Tensor> outputs,
-              bool in_place, std::source_location where) override {
-    if (!in_place) return Trace::record(op, inputs, attrs, outputs, in_place, where);
-    // A write runs now, in its place in the program. Where it goes through a view, the base's history changes, too.
-    const TensorImpl& target = *inputs[0]->impl();
-    const Tensor base = target.recorder == this ? handle(graph.value(target.recorded_value).root) : Tensor();
-    graph_break(std::string(op.name) + " in place", where);
-    RecorderScope eager(nullptr);
-    std::vector<TensorArg> args;
-    for (const Tensor* input : inputs) args.emplace_back(*input, where);
-    call_in_place(op, args, attrs);
-  }
-
-  void flush(const TensorImpl&, std::source_location where) override { graph_break("a value is read", where); }
-
-  void flush_gradient(const TensorImpl& tensor, std::source_location where) override {
-    // What has read the tensor already goes into a piece of its own, behind the hook.
-    region_.count_break("a gradient is watched" + describe_location(where));
-    const Tail tail = cut(graph.value(tensor.recorded_value).producer);
-    finish();
-    resume(tail);
-  }
-
-  void finish() {
-    RecorderScope eager(nullptr);
-    if (!graph.nodes.empty()) region_.run(*this, module_, piece_++);
-    abandon();
-  }
-
- private:
-  void graph_break(const std::string& reason, std::source_location where) {
-    region_.count_break(reason + describe_location(where));
-    finish();
-  }
-  Region& region_;
-  const nn::ModuleBase& module_;
-  int piece_ = 0;
-};
-
-class RegionHook final : public nn::CallHook {
- public:
-  explicit RegionHook(std::shared_ptr<Region> region) : region_(std::move(region)) {}
-  void around(nn::ModuleBase& module, absl::FunctionRef<void()> forward) override {
-    // Inside another recording the block is simply part of it.
-    if (active_recorder() != nullptr) return forward();
-    region_->count_call();
-    RegionTrace trace(*region_, module);
-    try {
-      RecorderScope record(&trace);
-      forward();
-    } catch (...) {
-      // What was recorded before the throw has happened, as in eager: handles that escaped get their values.
-      trace.finish();
-      throw;
-    }
-    trace.finish();
-  }
-
- private:
-  std::shared_ptr<Region> region_;
-};
-
-}  // namespace
-
 std::shared_ptr<const Entry> Region::entry_for(const Trace& trace, const nn::ModuleBase& module, int piece) {
   const Graph& graph = trace.graph;
   const RecordingKey key = pack(graph);
@@ -292,29 +115,43 @@ std::shared_ptr<const Entry> Region::entry_for(const Trace& trace, const nn::Mod
     found->second.last_use = ++uses_;
     return found->second.entry;
   }
-  const bool first = report_.entries == 0 || options_.shapes == Shapes::kStatic;
-  std::shared_ptr<const Entry> entry =
-      compile_entry(graph, options_, first ? Sizes::kConstant : Sizes::kVarying,
-                    latest_ != nullptr && latest_->partition ? &*latest_->partition : nullptr);
-  latest_ = entry;
   std::vector<const Graph*> earlier;
   for (const auto& [other, slot] : entries_)
     if (slot.piece == piece) earlier.push_back(&slot.entry->forward_graph);
   const std::string why = nearest_difference(earlier, graph, name_inputs(module, trace.external()));
   if (!why.empty()) report_.last_recompile = why;
+  const bool limit_reached = report_.compilations >= options_.recompile_limit;
+  if (!earlier.empty() && (limit_reached || stance() == Stance::kEagerOnRecompile)) {
+    if (limit_reached)
+      log::warn_once(absl::StrCat("region ", report_.name, ": ", report_.compilations,
+                                  " compilations, no more (CompileOptions::recompile_limit); what is new runs eagerly: ", why));
+    ++report_.eager_runs;
+    return nullptr;
+  }
+  const Sizes sizes = options_.shapes == Shapes::kDynamic                             ? Sizes::kAny
+                      : options_.shapes == Shapes::kStatic || report_.entries == 0 ? Sizes::kConstant
+                                                                                   : Sizes::kVarying;
+  std::shared_ptr<const Entry> entry =
+      compile_entry(graph, options_, sizes, latest_ != nullptr && latest_->partition ? &*latest_->partition : nullptr);
+  int kernels = 0, library_calls = 0, compiled = 0;
+  double compile_ms = 0;
+  for (const Program* program : {entry->forward.get(), entry->backward.program.get()}) {
+    if (program == nullptr) continue;
+    compiled += program->stats().compiled;
+    kernels += program->stats().kernels;
+    library_calls += program->stats().library_calls;
+    compile_ms += program->stats().compile_ms;
+  }
+  if (compiled > 0 && !earlier.empty() && stance() == Stance::kFailOnRecompile)
+    throw Error(absl::StrCat("region ", report_.name, " was compiled anew (Stance::kFailOnRecompile): ", why));
+  latest_ = entry;
   log_entry(report_.name, *entry, why);
   if (static_cast<int>(entries_.size()) >= std::max(options_.max_entries, 1)) forget_oldest();
   entries_[key] = {entry, ++uses_, piece};
   ++report_.entries;
-  report_.kernels = report_.library_calls = 0;
-  int compiled = 0;
-  for (const Program* program : {entry->forward.get(), entry->backward.program.get()}) {
-    if (program == nullptr) continue;
-    compiled += program->stats().compiled;
-    report_.kernels += program->stats().kernels;
-    report_.library_calls += program->stats().library_calls;
-    report_.compile_ms += program->stats().compile_ms;
-  }
+  report_.kernels = kernels;
+  report_.library_calls = library_calls;
+  report_.compile_ms += compile_ms;
   report_.compilations += compiled > 0;
   report_.kept_bytes = entry->partition ? entry->partition->kept_bytes() : 0;
   return entry;
@@ -334,18 +171,31 @@ void Region::run(Trace& trace, const nn::ModuleBase& module, int piece) {
       if (trace.is_alive(id)) graph.outputs.push_back(id);
   if (graph.outputs.empty()) return;
   const std::shared_ptr<const Entry> entry = entry_for(trace, module, piece);
+  if (entry == nullptr) return run_eagerly(trace);
   const std::vector<Tensor> results = entry->forward->run(trace.external());
-  std::shared_ptr<CompiledNode> node;
-  if (entry->backward.program != nullptr) node = std::make_shared<CompiledNode>(entry, trace.external(), results);
-  for (int i = 0; i < entry->n_outputs; ++i) {
-    const ValueId id = graph.outputs[static_cast<size_t>(i)];
+  std::shared_ptr<Node> node;
+  if (entry->backward.program != nullptr) node = make_compiled_node(entry, trace.external(), results);
+  hand_over(trace, results, node);
+}
+
+void Region::hand_over(Trace& trace, std::span<const Tensor> results, const std::shared_ptr<Node>& node) {
+  const Graph& graph = trace.graph;
+  for (size_t i = 0; i < graph.outputs.size(); ++i) {
+    const ValueId id = graph.outputs[i];
     Tensor handle = trace.handle(id);
-    const Tensor& result = results[static_cast<size_t>(i)];
+    const Tensor& result = results[i];
     TensorImpl& impl = *handle.impl();
     impl.storage = result.storage();
     impl.offset = result.storage_offset();
     impl.recorder = nullptr;
-    if (graph.value(id).requires_grad) autograd::set_history(handle, node, i);
+    if (graph.value(id).requires_grad) {
+      if (node != nullptr) {
+        autograd::set_history(handle, node, static_cast<int>(i));
+      } else {
+        const Edge edge = autograd::gradient_edge(result);
+        autograd::set_history(handle, edge.node, edge.output);
+      }
+    }
     // A view knows its base, so that a later write through it reaches the base's history. (A root comes before its views.)
     if (!graph.value(id).grad_mode || graph.value(id).root == id) continue;
     const Tensor& base = trace.handle(graph.value(id).root);
@@ -353,11 +203,22 @@ void Region::run(Trace& trace, const nn::ModuleBase& module, int piece) {
   }
 }
 
+void Region::run_eagerly(Trace& trace) {
+  const Graph& graph = trace.graph;
+  std::vector<Tensor> values(graph.values.size()), results;
+  for (size_t i = 0; i < graph.inputs.size(); ++i) values[static_cast<size_t>(graph.inputs[i])] = trace.external()[i];
+  compile::run_eagerly(graph, values);
+  for (ValueId id : graph.outputs) results.push_back(values[static_cast<size_t>(id)]);
+  hand_over(trace, results, nullptr);
+}
+
 void Region::count_call() {
   std::lock_guard lock(mutex_);
   ++report_.calls;
 }
-void Region::count_break(const std::string& reason) {
+void Region::break_graph(const std::string& reason) {
+  if (options_.fullgraph)
+    throw Error(absl::StrCat("graph break in ", report_.name, " (CompileOptions::fullgraph forbids them): ", reason));
   log::write(log::Topic::kGraphBreaks, report_.name + ": " + reason);
   std::lock_guard lock(mutex_);
   ++report_.graph_breaks;
@@ -375,72 +236,6 @@ std::vector<std::shared_ptr<const Entry>> Region::entries() const {
 RegionReport Region::report() const {
   std::lock_guard lock(mutex_);
   return report_;
-}
-
-// ---- compile.h
-
-std::vector<RegionReport> Regions::report() const {
-  std::vector<RegionReport> reports;
-  for (const auto& region : regions_) reports.push_back(region->report());
-  return reports;
-}
-
-std::string Regions::summary() const {
-  std::string text;
-  for (const RegionReport& r : report()) {
-    if (!text.empty()) text += "\n";
-    if (r.entries == 0) {
-      text += absl::StrFormat("region %s: not called yet, shared by %d layers", r.name, r.layers);
-      continue;
-    }
-    text += absl::StrFormat("region %s: compiled %s in %.0f ms, reused by %d layers (%d kernels, %d library calls)", r.name,
-                            r.compilations <= 1 ? "once" : absl::StrFormat("%d times", r.compilations), r.compile_ms,
-                            r.layers, r.kernels, r.library_calls);
-    if (r.entries > r.compilations) text += absl::StrFormat("; %d recordings", r.entries);
-    if (r.graph_breaks > 0)
-      text += absl::StrFormat("; %d graph breaks, the last: %s", r.graph_breaks, r.last_break);
-    if (!r.last_recompile.empty()) text += "; recorded anew, the last time because " + r.last_recompile;
-  }
-  return text;
-}
-
-namespace {
-void require_jit() {
-  log::configure_from_environment();
-  if (!jit_available())
-    throw Error("compile: no code generator; build Rondo with LLVM 19 (llvm-19-dev), or run without compilation");
-}
-bool is_list_item(const nn::ModuleBase& module) {
-  return !module.name().empty() && module.name().find_first_not_of("0123456789") == std::string::npos;
-}
-}  // namespace
-
-Regions compile_regions(nn::ModuleBase& model, CompileOptions options) {
-  require_jit();
-  std::vector<std::shared_ptr<Region>> regions;
-  for (const nn::NamedModule& named : model.named_modules()) {
-    std::map<std::type_index, std::shared_ptr<Region>> by_class;
-    for (nn::ModuleBase* child : named.module.children()) {
-      if (!is_list_item(*child)) continue;
-      std::shared_ptr<Region>& region = by_class[typeid(*child)];
-      if (!region) regions.push_back(region = std::make_shared<Region>(child->type_name(), options));
-      region->add_layer();
-      child->call_hook = std::make_shared<RegionHook>(region);
-    }
-  }
-  return Regions(std::move(regions));
-}
-
-Regions compile_module(nn::ModuleBase& module, CompileOptions options) {
-  require_jit();
-  auto region = std::make_shared<Region>(module.type_name(), options);
-  region->add_layer();
-  module.call_hook = std::make_shared<RegionHook>(region);
-  return Regions({region});
-}
-
-void disable(nn::ModuleBase& module) {
-  module.apply([](nn::ModuleBase& m) { m.call_hook = nullptr; });
 }
 
 }  // namespace rondo::compile

@@ -13,6 +13,7 @@
 #include "rondo/compile/trace/joint.h"
 #include "rondo/compile/trace/partition.h"
 #include "rondo/compile/trace/trace.h"
+#include "rondo/runtime/autograd.h"
 
 namespace rondo::compile {
 
@@ -62,13 +63,18 @@ class Region {
   // `trace` their storage and history.
   void run(Trace& trace, const nn::ModuleBase& module, int piece);
   void count_call();
-  void count_break(const std::string& reason);
+  // Counts a graph break. Throws Error if there must be none.
+  void break_graph(const std::string& reason);
   RegionReport report() const;
   // The latest used last.
   std::vector<std::shared_ptr<const Entry>> entries() const;
 
  private:
+  // Null: run the recording eagerly.
   std::shared_ptr<const Entry> entry_for(const Trace& trace, const nn::ModuleBase& module, int piece);
+  // Gives the live handles of `trace`, in the order of graph.outputs, their memory and history.
+  static void hand_over(Trace& trace, std::span<const Tensor> results, const std::shared_ptr<Node>& node);
+  static void run_eagerly(Trace& trace);
   void forget_oldest();
 
   CompileOptions options_;

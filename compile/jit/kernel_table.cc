@@ -78,6 +78,7 @@ class KernelTable {
       }
       LoopKernel kernel = kernels[i];
       kernel.varying = always_varying(kernel, wanted[i].sizes.size());
+      if (sizes == Sizes::kAny) kernel.varying.assign(kernel.varying.size(), true);
       if (best != nullptr && sizes == Sizes::kVarying)
         for (size_t k = 0; k < kernel.varying.size(); ++k)
           if (best->varying[k] || best->sizes[k] != wanted[i].sizes[k]) kernel.varying[k] = true;

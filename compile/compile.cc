@@ -1,0 +1,155 @@
+// What users call: hooks on modules, and the recording of their calls.
+#include "rondo/compile/compile.h"
+
+#include <atomic>
+#include <map>
+#include <typeindex>
+
+#include "absl/strings/str_format.h"
+#include "rondo/compile/jit/executable.h"
+#include "rondo/compile/log.h"
+#include "rondo/compile/region.h"
+#include "rondo/runtime/error.h"
+
+namespace rondo::compile {
+namespace {
+
+std::atomic<Stance> current_stance{Stance::kDefault};
+
+// The recording of one call of a region's module.
+class RegionTrace final : public Trace {
+ public:
+  RegionTrace(Region& region, const nn::ModuleBase& module) : region_(region), module_(module) {}
+
+  void record(const OpDef& op, std::span<const Tensor* const> inputs, const Attrs& attrs, std::span<Tensor> outputs,
+              bool in_place, std::source_location where) override {
+    if (!in_place) return Trace::record(op, inputs, attrs, outputs, in_place, where);
+    // A write runs now, in its place in the program. Where it goes through a view, the base's history changes, too.
+    const TensorImpl& target = *inputs[0]->impl();
+    const Tensor base = target.recorder == this ? handle(graph.value(target.recorded_value).root) : Tensor();
+    graph_break(std::string(op.name) + " in place", where);
+    RecorderScope eager(nullptr);
+    std::vector<TensorArg> args;
+    for (const Tensor* input : inputs) args.emplace_back(*input, where);
+    call_in_place(op, args, attrs);
+  }
+
+  void flush(const TensorImpl&, std::source_location where) override { graph_break("a value is read", where); }
+
+  void flush_gradient(const TensorImpl& tensor, std::source_location where) override {
+    // What has read the tensor already goes into a piece of its own, behind the hook.
+    region_.break_graph("a gradient is watched" + describe_location(where));
+    const Tail tail = cut(graph.value(tensor.recorded_value).producer);
+    finish();
+    resume(tail);
+  }
+
+  void finish() {
+    RecorderScope eager(nullptr);
+    if (!graph.nodes.empty()) region_.run(*this, module_, piece_++);
+    abandon();
+  }
+
+ private:
+  void graph_break(const std::string& reason, std::source_location where) {
+    region_.break_graph(reason + describe_location(where));
+    finish();
+  }
+  Region& region_;
+  const nn::ModuleBase& module_;
+  int piece_ = 0;
+};
+
+class RegionHook final : public nn::CallHook {
+ public:
+  explicit RegionHook(std::shared_ptr<Region> region) : region_(std::move(region)) {}
+  void around(nn::ModuleBase& module, absl::FunctionRef<void()> forward) override {
+    // Inside another recording the block is simply part of it.
+    if (active_recorder() != nullptr || stance() == Stance::kForceEager) return forward();
+    region_->count_call();
+    RegionTrace trace(*region_, module);
+    try {
+      RecorderScope record(&trace);
+      forward();
+    } catch (...) {
+      // What was recorded before the throw has happened, as in eager: handles that escaped get their values.
+      trace.finish();
+      throw;
+    }
+    trace.finish();
+  }
+
+ private:
+  std::shared_ptr<Region> region_;
+};
+
+}  // namespace
+
+std::vector<RegionReport> Regions::report() const {
+  std::vector<RegionReport> reports;
+  for (const auto& region : regions_) reports.push_back(region->report());
+  return reports;
+}
+
+std::string Regions::summary() const {
+  std::string text;
+  for (const RegionReport& r : report()) {
+    if (!text.empty()) text += "\n";
+    if (r.entries == 0) {
+      text += absl::StrFormat("region %s: not called yet, shared by %d layers", r.name, r.layers);
+      continue;
+    }
+    text += absl::StrFormat("region %s: compiled %s in %.0f ms, reused by %d layers (%d kernels, %d library calls)", r.name,
+                            r.compilations <= 1 ? "once" : absl::StrFormat("%d times", r.compilations), r.compile_ms,
+                            r.layers, r.kernels, r.library_calls);
+    if (r.entries > r.compilations) text += absl::StrFormat("; %d recordings", r.entries);
+    if (r.graph_breaks > 0)
+      text += absl::StrFormat("; %d graph breaks, the last: %s", r.graph_breaks, r.last_break);
+    if (!r.last_recompile.empty()) text += "; recorded anew, the last time because " + r.last_recompile;
+  }
+  return text;
+}
+
+namespace {
+void require_jit() {
+  log::configure_from_environment();
+  if (!jit_available())
+    throw Error("compile: no code generator; build Rondo with LLVM 19 (llvm-19-dev), or run without compilation");
+}
+bool is_list_item(const nn::ModuleBase& module) {
+  return !module.name().empty() && module.name().find_first_not_of("0123456789") == std::string::npos;
+}
+}  // namespace
+
+void set_stance(Stance stance) { current_stance.store(stance); }
+Stance stance() { return current_stance.load(); }
+
+Regions compile_regions(nn::ModuleBase& model, CompileOptions options) {
+  require_jit();
+  std::vector<std::shared_ptr<Region>> regions;
+  for (const nn::NamedModule& named : model.named_modules()) {
+    std::map<std::type_index, std::shared_ptr<Region>> by_class;
+    for (nn::ModuleBase* child : named.module.children()) {
+      if (!is_list_item(*child)) continue;
+      std::shared_ptr<Region>& region = by_class[typeid(*child)];
+      if (!region) regions.push_back(region = std::make_shared<Region>(child->type_name(), options));
+      region->add_layer();
+      child->call_hook = std::make_shared<RegionHook>(region);
+    }
+  }
+  return Regions(std::move(regions));
+}
+
+Regions compile_module(nn::ModuleBase& module, CompileOptions options) {
+  require_jit();
+  auto region = std::make_shared<Region>(module.type_name(), options);
+  region->add_layer();
+  module.call_hook = std::make_shared<RegionHook>(region);
+  return Regions({region});
+}
+
+void disable(nn::ModuleBase& module) {
+  module.apply([](nn::ModuleBase& m) { m.call_hook = nullptr; });
+}
+
+}  // namespace rondo::compile

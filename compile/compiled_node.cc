@@ -1,0 +1,127 @@
+#include "rondo/compile/compiled_node.h"
+
+#include "rondo/runtime/amp.h"
+#include "rondo/runtime/ops/ops.h"
+#include "rondo/runtime/recorder.h"
+
+namespace rondo::compile {
+
+void run_eagerly(const Graph& graph, std::vector<Tensor>& values) {
+  RecorderScope eager(nullptr);
+  amp::Autocast as_recorded(std::nullopt);  // casts are in the recording already
+  static const Tensor kUndefined;
+  for (const GraphNode& node : graph.nodes) {
+    std::vector<TensorArg> args;
+    std::vector<Tensor> outputs(node.outputs.size());
+    for (ValueId id : node.inputs) args.emplace_back(id == kNoValue ? kUndefined : values[static_cast<size_t>(id)], node.where);
+    bool differentiable = false;  // what ran under no_grad stays constant
+    for (ValueId id : node.outputs) differentiable = differentiable || graph.value(id).requires_grad;
+    GradMode mode(differentiable);
+    call(*node.op, args, node.attrs, outputs);
+    for (size_t i = 0; i < outputs.size(); ++i) values[static_cast<size_t>(node.outputs[i])] = outputs[i];
+  }
+}
+
+namespace {
+
+// The tape's view of one run of an entry.
+class CompiledNode final : public Node {
+ public:
+  CompiledNode(std::shared_ptr<const Entry> entry, std::span<const Tensor> inputs, std::span<const Tensor> results)
+      : entry_(std::move(entry)) {
+    n_outputs = entry_->n_outputs;
+    edges.resize(inputs.size());
+    for (int i : entry_->backward.grad_inputs)
+      edges[static_cast<size_t>(i)] = autograd::gradient_edge(inputs[static_cast<size_t>(i)]);
+    inputs_.reserve(inputs.size());
+    for (const Tensor& input : inputs) inputs_.emplace_back(input, false);
+    for (const Partition::Kept& kept : entry_->partition->kept())
+      if (!kept.is_input) saved_.emplace_back(results[static_cast<size_t>(kept.index)], false);
+      else saved_.emplace_back();
+  }
+  const char* name() const override { return "compiled region"; }
+  bool adds_to_totals() const override { return true; }
+  void release_saved() override {
+    inputs_.clear();
+    saved_.clear();
+    released_ = true;
+  }
+  void backward(std::span<const Tensor> grads_out, std::span<Tensor> grads_in) override {
+    if (released_)
+      throw Error("backward of a compiled region: its saved tensors were freed by an earlier backward; pass "
+                  "retain_graph = true to that one");
+    if (grad_enabled()) return replay(grads_out, grads_in);
+    Arriving arriving;
+    for (const Tensor& grad : grads_out) arriving.gradients.push_back(grad.defined());
+    // Several contributions are added one by one to what later consumers sent, as on the eager tape; a single one can be
+    // added afterwards.
+    for (size_t i = 0; i < grads_in.size(); ++i)
+      arriving.totals.push_back(grads_in[i].defined() && entry_->backward.contributions[i] > 1);
+    const CompiledBackward& backward = entry_->backward_for(arriving);
+    std::vector<Tensor> inputs;
+    inputs.reserve(backward.inputs.size());
+    for (const BackwardInput& source : backward.inputs) {
+      switch (source.kind) {
+        case BackwardInput::kConstant: inputs.push_back(source.constant); break;
+        case BackwardInput::kGradient: inputs.push_back(grads_out[static_cast<size_t>(source.index)].contiguous()); break;
+        case BackwardInput::kTotal: inputs.push_back(grads_in[static_cast<size_t>(source.index)].contiguous()); break;
+        case BackwardInput::kSaved:
+          inputs.push_back(source.index < 0 ? Tensor() : saved(static_cast<size_t>(source.index)));
+          break;
+      }
+    }
+    const std::vector<Tensor> grads = backward.program->run(inputs);
+    for (size_t i = 0; i < grads.size(); ++i) {
+      const auto at = static_cast<size_t>(backward.grad_inputs[i]);
+      grads_in[at] = grads_in[at].defined() && !arriving.totals[at] ? grads_in[at] + grads[i] : grads[i];
+    }
+  }
+
+ private:
+  const Tensor& saved(size_t i) const {
+    const Partition::Kept& kept = entry_->partition->kept()[i];
+    return (kept.is_input ? inputs_[static_cast<size_t>(kept.index)] : saved_[i]).get("a compiled region", {});
+  }
+
+  // A second derivative: the recording again, op by op, on the eager tape.
+  void replay(std::span<const Tensor> grads_out, std::span<Tensor> grads_in) {
+    RecorderScope eager(nullptr);
+    const Graph& graph = entry_->forward_graph;
+    std::vector<Tensor> values(graph.values.size());
+    for (size_t i = 0; i < graph.inputs.size(); ++i)
+      values[static_cast<size_t>(graph.inputs[i])] = inputs_[i].get("a compiled region", {});
+    // Gradients stop at aliases of the inputs: one input may be computed from another.
+    for (int i : entry_->backward.grad_inputs) {
+      Tensor& value = values[static_cast<size_t>(graph.inputs[static_cast<size_t>(i)])];
+      Dims same;
+      for (int d = 0; d < value.rank(); ++d) same.push_back(d);
+      value = ops::permute(value, same);
+    }
+    run_eagerly(graph, values);
+    std::vector<Tensor> roots, seeds, leaves;
+    for (size_t i = 0; i < graph.outputs.size(); ++i) {
+      if (!grads_out[i].defined()) continue;
+      roots.push_back(values[static_cast<size_t>(graph.outputs[i])]);
+      seeds.push_back(grads_out[i]);
+    }
+    for (int i : entry_->backward.grad_inputs) leaves.push_back(values[static_cast<size_t>(graph.inputs[static_cast<size_t>(i)])]);
+    const std::vector<Tensor> grads = autograd::grad(roots, leaves, seeds, true, true, true);
+    for (size_t i = 0; i < grads.size(); ++i) add(grads_in[static_cast<size_t>(entry_->backward.grad_inputs[i])], grads[i]);
+  }
+  static void add(Tensor& total, const Tensor& grad) {
+    if (grad.defined()) total = total.defined() ? total + grad : grad;
+  }
+
+  std::shared_ptr<const Entry> entry_;
+  std::vector<SavedTensor> inputs_, saved_;
+  bool released_ = false;
+};
+
+}  // namespace
+
+std::shared_ptr<Node> make_compiled_node(std::shared_ptr<const Entry> entry, std::span<const Tensor> inputs,
+                                         std::span<const Tensor> results) {
+  return std::make_shared<CompiledNode>(std::move(entry), inputs, results);
+}
+
+}  // namespace rondo::compile
