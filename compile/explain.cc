@@ -62,13 +62,7 @@ class Traffic {
   std::vector<std::vector<int32_t>> readers_;  // of each written value
 };
 
-// In a backward, what is not a gradient's is the forward's, computed again.
-std::string source_of(const Origin& origin, bool is_backward) {
-  return absl::StrCat(is_backward && !origin.gradient ? "again: " : "", to_string(origin));
-}
-
-void explain_launch(const Program& program, bool is_backward, const Traffic& traffic, const Program::Launch& launch,
-                    LaunchExplanation& e) {
+void explain_launch(const Program& program, const Traffic& traffic, const Program::Launch& launch, LaunchExplanation& e) {
   const Graph& graph = program.graph();
   e.generated = launch.kernel >= 0;
   e.name = e.generated ? absl::StrCat("kernel ", launch.kernel) : graph.nodes[static_cast<size_t>(launch.node)].op->name;
@@ -77,9 +71,9 @@ void explain_launch(const Program& program, bool is_backward, const Traffic& tra
   for (int32_t n : launch.nodes) {
     const Origin& origin = graph.nodes[static_cast<size_t>(n)].origin;
     e.nodes.push_back(n);
-    const std::string source = source_of(origin, is_backward);
+    const std::string source = to_string(origin);
     if (std::find(e.sources.begin(), e.sources.end(), source) == e.sources.end()) e.sources.push_back(source);
-    if (!is_backward || origin.gradient) calls[origin.call].push_back(n);  // eager execution computes nothing again
+    if (!origin.again) calls[origin.call].push_back(n);  // eager execution computes nothing again
   }
   traffic.of(launch.nodes, e.bytes_read, e.bytes_written);
   int64_t apart = 0;
@@ -97,7 +91,7 @@ std::string typed(const Graph& graph, ValueId id) {
   return absl::StrCat("%", id, ": ", std::string(rondo::name_of(v.dtype)), rondo::to_string(v.sizes));
 }
 
-ProgramExplanation explain_program(const Program& program, std::string name, bool is_backward) {
+ProgramExplanation explain_program(const Program& program, std::string name) {
   const Graph& graph = program.graph();
   ProgramExplanation e;
   e.name = std::move(name);
@@ -105,13 +99,13 @@ ProgramExplanation explain_program(const Program& program, std::string name, boo
   for (ValueId id : graph.outputs) e.outputs.push_back(typed(graph, id));
   for (const GraphNode& node : graph.nodes) {
     const Origin& origin = node.origin;
-    e.nodes.push_back({node.op->name, to_string(graph, node), source_of(origin, is_backward), origin.user.file_name(),
+    e.nodes.push_back({node.op->name, to_string(graph, node), to_string(origin), origin.user.file_name(),
                        static_cast<int>(origin.user.line()), -1});
   }
   const Traffic traffic(graph);
   for (const Program::Launch& launch : program.launches()) {
     for (int32_t n : launch.nodes) e.nodes[static_cast<size_t>(n)].launch = static_cast<int>(e.launches.size());
-    explain_launch(program, is_backward, traffic, launch, e.launches.emplace_back());
+    explain_launch(program, traffic, launch, e.launches.emplace_back());
   }
   e.kernels = program.stats().kernels;
   e.compiled = program.stats().compiled;
@@ -175,13 +169,13 @@ void add_memory(const Program& program, const ProgramExplanation& names, size_t 
 
 EntryExplanation explain(const Entry& entry) {
   EntryExplanation e;
-  e.programs.push_back(explain_program(*entry.forward, "forward", false));
+  e.programs.push_back(explain_program(*entry.forward, "forward"));
   const auto results = static_cast<size_t>(entry.n_outputs);
   add_memory(*entry.forward, e.programs[0], results, e.memory);
   e.kept_bytes = e.memory.empty() ? 0 : e.memory[0].kept;
   const Program* whole = entry.backward.program.get();
   for (const std::shared_ptr<const Program>& program : entry.backwards()) {
-    e.programs.push_back(explain_program(*program, program.get() == whole ? "backward" : "backward of other gradients", true));
+    e.programs.push_back(explain_program(*program, program.get() == whole ? "backward" : "backward of other gradients"));
     if (program.get() != whole) continue;
     const size_t at = e.memory.size();
     add_memory(*program, e.programs.back(), program->graph().outputs.size(), e.memory);

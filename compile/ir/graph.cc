@@ -14,7 +14,8 @@ std::string typed(const Graph& graph, ValueId id) {
   if (!(v.strides == contiguous_strides(v.sizes))) absl::StrAppend(&text, " strides", rondo::to_string(v.strides));
   if (v.root != id) absl::StrAppend(&text, " of ", name(v.root));
   if (v.offset != 0) absl::StrAppend(&text, " at ", v.offset);
-  return text + (v.requires_grad ? " grad" : "");
+  absl::StrAppend(&text, v.requires_grad ? " grad" : "", v.leaf ? " leaf" : "");
+  return text;
 }
 
 }  // namespace
