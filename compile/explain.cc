@@ -73,7 +73,7 @@ void explain_launch(const Program& program, const Traffic& traffic, const Progra
     e.nodes.push_back(n);
     const std::string source = to_string(origin);
     if (std::find(e.sources.begin(), e.sources.end(), source) == e.sources.end()) e.sources.push_back(source);
-    calls[origin.call].push_back(n);
+    if (!origin.again) calls[origin.call].push_back(n);  // eager execution computes nothing again
   }
   traffic.of(launch.nodes, e.bytes_read, e.bytes_written);
   int64_t apart = 0;

@@ -26,7 +26,7 @@ struct Entry;
 struct NodeExplanation {
   std::string op;
   std::string text;      // "%7: f32[8, 64] = add(%5, %6)"
-  std::string origin;    // "gradient of linear (train.cc:41, via layers.cc:30)"
+  std::string origin;    // "gradient of linear (train.cc:41, via layers.cc:30)"; or "recomputed gelu (...)"
   std::string file;      // the innermost frame of the user's program
   int line = 0;
   int launch = -1;       // index into ProgramExplanation::launches; -1: costs nothing (a view, or written in place)

@@ -3,7 +3,10 @@
 #include <algorithm>
 #include <chrono>
 
+#include "rondo/compile/codegen/loop_text.h"
+#include "rondo/compile/dump.h"
 #include "rondo/compile/passes/passes.h"
+#include "rondo/compile/reproducer.h"
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/ops/reduction_order.h"
 #include "rondo/runtime/parallel.h"
@@ -70,6 +73,23 @@ template <class C> void combine_chunks(C* partial, int64_t chunks, int64_t cols,
 
 }  // namespace
 
+namespace {
+
+// If a kernel is refused, each is compiled alone, so that the reproducer holds the one at fault.
+CompiledKernels emit(const std::vector<LoopKernel>& kernels, Sizes sizes) {
+  try {
+    return find_or_compile(kernels, sizes);
+  } catch (const InternalError&) {
+    for (LoopKernel kernel : kernels) {
+      kernel.name = "kernel";
+      run_reproducible({.stage = "emit", .kernel = &kernel}, [&] { compile_kernels({&kernel, 1}); });
+    }
+    throw;
+  }
+}
+
+}  // namespace
+
 // The memory of one run.
 struct Program::Frame {
   struct Buffer {
@@ -98,7 +118,8 @@ std::shared_ptr<const Program> Program::compile(Graph source, Sizes sizes) {
   auto program = std::make_shared<Program>();
   program->graph_ = simplify(std::move(source));
   const Graph& graph = program->graph_;
-  const std::vector<Unit> units = fuse(graph);
+  const std::vector<Unit> units = reproducible({.stage = "fuse", .graph = &graph}, [&] { return fuse(graph); });
+  if (wants_dump("fuse")) dump("fuse", to_string(graph, units));
   // A value is stored if another unit or the caller reads it, through whatever view.
   std::vector<int> unit_of(graph.nodes.size(), -1);
   for (size_t u = 0; u < units.size(); ++u)
@@ -121,13 +142,15 @@ std::shared_ptr<const Program> Program::compile(Graph source, Sizes sizes) {
       program->launches_.push_back({-1, unit.nodes[0], unit.nodes});
       continue;
     }
-    LoweredUnit lowered = lower(graph, unit, needed);
+    LoweredUnit lowered = reproducible({.stage = "lower", .graph = &graph, .unit = &unit, .needed = &needed},
+                                       [&] { return lower(graph, unit, needed); });
+    if (wants_dump("lower")) dump("lower", to_string(lowered.kernel));
     lowered.extents = extents(lowered.kernel);
     program->launches_.push_back({static_cast<int32_t>(code.size()), unit.nodes[0], unit.nodes});
     code.push_back(lowered.kernel);
     program->kernels_.push_back(std::move(lowered));
   }
-  CompiledKernels found = find_or_compile(code, sizes);
+  CompiledKernels found = emit(code, sizes);
   program->code_ = std::move(found.kernels);
   program->stats_.compiled = found.compiled;
   program->plan();

@@ -14,7 +14,8 @@ std::string typed(const Graph& graph, ValueId id) {
   if (!(v.strides == contiguous_strides(v.sizes))) absl::StrAppend(&text, " strides", rondo::to_string(v.strides));
   if (v.root != id) absl::StrAppend(&text, " of ", name(v.root));
   if (v.offset != 0) absl::StrAppend(&text, " at ", v.offset);
-  return text + (v.requires_grad ? " grad" : "");
+  absl::StrAppend(&text, v.requires_grad ? " grad" : "", v.leaf ? " leaf" : "");
+  return text;
 }
 
 }  // namespace
@@ -69,6 +70,35 @@ ValueId Graph::written(ValueId id) const {
   return id;
 }
 
+namespace {
+
+// What `infer` says of a node's results, given operands of the recorded shapes. (All dense: a later pass may have moved them,
+// and sizes do not depend on it.)
+void verify_results(const Graph& graph, const GraphNode& node) {
+  std::vector<Tensor> operands(node.inputs.size());
+  std::vector<const Tensor*> inputs;
+  for (size_t i = 0; i < operands.size(); ++i) {
+    inputs.push_back(&operands[i]);
+    if (node.inputs[i] == kNoValue) continue;
+    const Value& v = graph.value(node.inputs[i]);
+    auto* impl = new TensorImpl;
+    impl->dtype = v.dtype;
+    impl->sizes = v.sizes;
+    impl->strides = contiguous_strides(v.sizes);
+    operands[i] = Tensor(impl);
+  }
+  InferContext infer(*node.op, inputs, node.attrs, node.where);
+  node.op->infer(infer);
+  invariant(infer.outputs().size() >= node.outputs.size(), "graph: an op with too many results");
+  for (size_t i = 0; i < node.outputs.size(); ++i) {
+    const Value& v = graph.value(node.outputs[i]);
+    const TensorMeta& meta = infer.outputs()[i];
+    invariant(v.dtype == meta.dtype && v.sizes == meta.sizes, "graph: a value's dtype or sizes are not what its op gives");
+  }
+}
+
+}  // namespace
+
 void verify(const Graph& graph) {
   const auto n = static_cast<ValueId>(graph.values.size());
   std::vector<bool> defined(graph.values.size(), false);
@@ -91,6 +121,7 @@ void verify(const Graph& graph) {
       invariant(graph.value(v.root).root == v.root, "graph: a root is itself a view");
     }
   }
+  for (const GraphNode& node : graph.nodes) verify_results(graph, node);
   for (ValueId id : graph.outputs) invariant(id >= 0 && id < n && defined[static_cast<size_t>(id)], "graph: an undefined output");
 }
 

@@ -73,6 +73,7 @@ class GraphParser {
     if (in_.accept("of")) v.root = value();
     if (in_.accept("at")) v.offset = in_.integer();
     v.requires_grad = in_.accept("grad");
+    v.leaf = in_.accept("leaf");
     graph_.value(id) = v;
     return id;
   }

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <map>
 
+#include "absl/strings/str_cat.h"
 #include "rondo/compile/passes/passes.h"
 
 namespace rondo::compile {
@@ -244,5 +245,15 @@ class Fuser {
 }  // namespace
 
 std::vector<Unit> fuse(const Graph& graph) { return Fuser(graph).run(); }
+
+std::string to_string(const Graph& graph, const std::vector<Unit>& units) {
+  std::string text;
+  for (const Unit& unit : units) {
+    if (unit.fused) absl::StrAppend(&text, "kernel of ", unit.rows, " x ", unit.cols, "\n");
+    else text += "library call\n";
+    for (int32_t n : unit.nodes) absl::StrAppend(&text, "  ", to_string(graph, graph.nodes[static_cast<size_t>(n)]), "\n");
+  }
+  return text;
+}
 
 }  // namespace rondo::compile

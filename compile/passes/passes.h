@@ -2,6 +2,8 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
+#include <string_view>
 #include <vector>
 
 #include "rondo/compile/ir/graph.h"
@@ -28,11 +30,17 @@ struct Unit {
 };
 // In an order in which they can run.
 std::vector<Unit> fuse(const Graph& graph);
+// Each unit with the lines of its nodes.
+std::string to_string(const Graph& graph, const std::vector<Unit>& units);
 
 // Follows views that show all of a dense value in its own order (reshapes): same bytes, same linear index.
 ValueId same_elements(const Graph& graph, ValueId id);
 
 // The standard pipeline before fusion.
 Graph simplify(Graph graph);
+// Its passes, in order.
+std::vector<const char*> pass_names();
+// One of them, on a graph that is verified before and after; "verify" does only that. Throws Error if there is no such pass.
+Graph run_pass(std::string_view name, const Graph& graph);
 
 }  // namespace rondo::compile

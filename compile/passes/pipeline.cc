@@ -1,9 +1,9 @@
 // The pipeline, as a flat named list: this file is the table of contents.
-#include <cstdio>
-#include <cstdlib>
 #include <string_view>
 
+#include "rondo/compile/dump.h"
 #include "rondo/compile/passes/passes.h"
+#include "rondo/compile/reproducer.h"
 
 namespace rondo::compile {
 namespace {
@@ -19,26 +19,45 @@ constexpr Pass kPipeline[] = {
     {"assemble", &assemble_in_place},
 };
 
-// RONDO_DUMP=decompose,cse or RONDO_DUMP=all
-bool wants_dump(std::string_view name) {
-  static const char* const list = std::getenv("RONDO_DUMP");
-  return list != nullptr && (std::string_view(list) == "all" || std::string_view(list).find(name) != std::string_view::npos);
+Graph run_checked(const Pass& pass, const Graph& graph) {
+  Graph result = pass.run(graph);
+#ifndef NDEBUG
+  verify(result);
+#endif
+  return result;
 }
 
 }  // namespace
 
-Graph simplify(Graph graph) {
+std::vector<const char*> pass_names() {
+  std::vector<const char*> names;
+  for (const Pass& pass : kPipeline) names.push_back(pass.name);
+  return names;
+}
+
+Graph run_pass(std::string_view name, const Graph& graph) {
   verify(graph);
-  if (wants_dump("input")) std::fprintf(stderr, "---- input\n%s", to_string(graph).c_str());
+  if (name == "verify") return graph;
   for (const Pass& pass : kPipeline) {
-    const std::string before = wants_dump(pass.name) ? to_string(graph) : "";
-    graph = pass.run(graph);
-#ifndef NDEBUG
-    verify(graph);
-#endif
-    if (!wants_dump(pass.name)) continue;
-    const std::string after = to_string(graph);
-    std::fprintf(stderr, "---- %s%s\n%s", pass.name, after == before ? " (unchanged)" : "", after == before ? "" : after.c_str());
+    if (name != pass.name) continue;
+    Graph result = pass.run(graph);
+    verify(result);
+    return result;
+  }
+  throw Error("no stage \"" + std::string(name) + "\"");
+}
+
+Graph simplify(Graph graph) {
+  run_reproducible({.stage = "verify", .graph = &graph}, [&] { verify(graph); });
+  if (wants_dump("input")) dump("input", to_string(graph, Locations::kAsComments));
+  for (const Pass& pass : kPipeline) {
+    Graph result = reproducible({.stage = pass.name, .graph = &graph}, [&] { return run_checked(pass, graph); });
+    if (wants_dump(pass.name)) {
+      const std::string text = to_string(result, Locations::kAsComments);
+      if (text == to_string(graph, Locations::kAsComments)) dump(std::string(pass.name) + " (unchanged)", "");
+      else dump(pass.name, text);
+    }
+    graph = std::move(result);
   }
   return graph;
 }

@@ -74,6 +74,13 @@ ValueId Trace::value_of(const Tensor& tensor) {
   return found->second;
 }
 
+std::source_location Trace::user_of(std::source_location where) {
+  if (where.file_name() == user_file_) return where;  // most ops of a block stand in one file
+  const std::source_location user = user_location(where);
+  if (ModuleFrame::innermost() != nullptr && user.file_name() == where.file_name()) user_file_ = where.file_name();
+  return user;
+}
+
 void Trace::record(const OpDef& op, std::span<const Tensor* const> inputs, const Attrs& attrs, std::span<Tensor> outputs,
                    bool in_place, std::source_location where) {
   invariant(!in_place, "an in-place op reached a trace");
@@ -85,7 +92,7 @@ void Trace::record(const OpDef& op, std::span<const Tensor* const> inputs, const
   node.inputs = std::move(operands);
   node.attrs = attrs;
   node.where = where;
-  node.origin = origin != nullptr ? *origin : Origin{.op = &op, .where = where, .user = user_location(where)};
+  node.origin = origin != nullptr ? *origin : Origin{.op = &op, .where = where, .user = user_of(where)};
   if (node.origin.call < 0) node.origin.call = first_call + index;
   for (Tensor& output : outputs) {
     output.impl()->recorder = this;

@@ -60,10 +60,12 @@ class Trace : public Recorder {
   };
   static Spare& spare();
 
+  std::source_location user_of(std::source_location where);
   ValueId add_value(Tensor handle, int32_t producer);
   std::vector<Tensor> handles_;  // by value
   std::vector<Tensor> external_;
   absl::flat_hash_map<const TensorImpl*, ValueId> external_ids_;
+  const char* user_file_ = nullptr;  // known not to be Rondo's own
 };
 
 }  // namespace rondo::compile

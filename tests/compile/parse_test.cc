@@ -27,6 +27,7 @@ void expect_equal(const Graph& a, const Graph& b) {
     EXPECT_EQ(x.sizes, y.sizes) << i;
     EXPECT_EQ(x.strides, y.strides) << i;
     EXPECT_EQ(x.requires_grad, y.requires_grad) << i;
+    EXPECT_EQ(x.leaf, y.leaf) << i;
     EXPECT_EQ(x.producer, y.producer) << i;
     EXPECT_EQ(x.root, y.root) << i;
     EXPECT_EQ(x.offset, y.offset) << i;
@@ -98,7 +99,7 @@ TEST(ParseGraph, TextOfEveryPart) {
     const Tensor turned = ops::transpose(x, 0, 1);
     return std::vector<Tensor>{turned + 1.0, turned * 0.1};
   });
-  EXPECT_EQ(to_string(graph), R"(input %0: f32[2, 3] grad
+  EXPECT_EQ(to_string(graph), R"(input %0: f32[2, 3] grad leaf
 %1: f32[3, 2] strides[1, 3] of %0 grad = permute(%0, 1, 0)
 %2: f32[3, 2] grad = add_scalar(%1, 1.0)
 %3: f32[3, 2] grad = mul_scalar(%1, 0.1)

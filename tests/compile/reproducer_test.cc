@@ -1,0 +1,228 @@
+// A stage that fails leaves a file; the file fails again, in this process and in the tool.
+#include "rondo/compile/reproducer.h"
+
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+
+#include "rondo/compile/codegen/loop_text.h"
+#include "rondo/compile/ir/parse.h"
+#include "rondo/compile/jit/executable.h"
+#include "rondo/compile/program.h"
+#include "rondo/compile/trace/joint.h"
+#include "rondo/compile/trace/trace.h"
+#include "rondo/modules/gpt2.h"
+#include "rondo/runtime/ops/ops.h"
+
+namespace rondo::compile {
+namespace {
+
+namespace fs = std::filesystem;
+
+// Reproducers go to a folder of the test's own.
+class Reproducers : public testing::Test {
+ protected:
+  void SetUp() override {
+    folder_ = fs::path(testing::TempDir()) / ("rondo_reproducers_" + std::to_string(getpid()));
+    setenv("RONDO_REPRODUCERS", folder_.c_str(), 1);
+  }
+  void TearDown() override {
+    unsetenv("RONDO_REPRODUCERS");
+    fs::remove_all(folder_);
+  }
+
+  // The path in " (to reproduce: rondo_replay PATH)".
+  static std::string path_in(const std::string& error) {
+    const std::string mark = "rondo_replay ";
+    const size_t begin = error.find(mark);
+    return begin == error.npos ? "" : error.substr(begin + mark.size(), error.rfind(')') - begin - mark.size());
+  }
+  static std::string contents(const std::string& path) {
+    std::ifstream file(path);
+    std::stringstream text;
+    text << file.rdbuf();
+    return text.str();
+  }
+  // Exit code and stderr of the tool.
+  std::pair<int, std::string> run_tool(const std::string& path) const {
+    const std::string log = (folder_ / "stderr").string();
+    const int status = std::system((std::string(RONDO_REPLAY) + " " + path + " >/dev/null 2>" + log).c_str());
+    return {WEXITSTATUS(status), contents(log)};
+  }
+  // What `body` throws, as E.
+  template <class E, class Body>
+  static std::string thrown(Body body) {
+    try {
+      body();
+    } catch (const E& e) {
+      return e.what();
+    }
+    ADD_FAILURE() << "nothing was thrown";
+    return "";
+  }
+
+  fs::path folder_;
+};
+
+constexpr const char* kGoodGraph = "input %0: f32[4, 8]\n%1: f32[4, 8] = relu(%0)\n%2: f32[4, 8] = exp(%1)\nreturn %2\n";
+// A result that is larger than its op makes it.
+constexpr const char* kBadGraph = "input %0: f32[4, 8]\n%1: f32[4, 9] = relu(%0)\nreturn %1\n";
+
+TEST_F(Reproducers, ABadGraphIsFoundAndReplayed) {
+  const std::string error = thrown<InternalError>([] { simplify(parse_graph(kBadGraph)); });
+  EXPECT_NE(error.find("a value's dtype or sizes are not what its op gives"), error.npos) << error;
+  const std::string path = path_in(error);
+  ASSERT_TRUE(fs::exists(path)) << error;
+  EXPECT_EQ(fs::path(path).parent_path(), folder_);
+  const Reproducer r = parse_reproducer(contents(path));
+  EXPECT_EQ(r.stage, "verify");
+  EXPECT_EQ(to_string(*r.graph), kBadGraph);
+  EXPECT_THROW(replay(r), InternalError);
+  const auto [code, message] = run_tool(path);
+  EXPECT_EQ(code, 1);
+  EXPECT_NE(message.find("stage verify fails: internal error: graph: a value's dtype or sizes"), message.npos) << message;
+  // Equal failures share a file, and nothing else is left behind.
+  EXPECT_EQ(path_in(thrown<InternalError>([] { simplify(parse_graph(kBadGraph)); })), path);
+  EXPECT_EQ(std::distance(fs::directory_iterator(folder_), fs::directory_iterator()), 2) << "the reproducer and stderr";
+}
+
+TEST_F(Reproducers, EachPassCanBeReplayed) {
+  const Graph graph = parse_graph(kGoodGraph);
+  for (const char* pass : pass_names()) {
+    const std::string error = thrown<InternalError>([&] {
+      reproducible({.stage = pass, .graph = &graph}, []() -> Graph { throw InternalError("two\nlines"); });
+    });
+    EXPECT_TRUE(error.starts_with("two\nlines (to reproduce: ")) << error;
+    const Reproducer r = parse_reproducer(contents(path_in(error)));
+    EXPECT_EQ(r.stage, pass);
+    EXPECT_EQ(replay(r), kGoodGraph) << "nothing to simplify";
+    EXPECT_EQ(run_tool(path_in(error)), (std::pair<int, std::string>{0, "stage " + r.stage + " works\n"}));
+  }
+}
+
+TEST_F(Reproducers, FusionAndLoweringCanBeReplayed) {
+  const Graph graph = parse_graph(kGoodGraph);
+  const std::vector<Unit> units = fuse(graph);
+  ASSERT_EQ(units.size(), 1u);
+  const std::vector<bool> needed{false, false, true};
+  auto fail = []() -> int { throw Error("no"); };
+  std::string error = thrown<Error>([&] { reproducible({.stage = "fuse", .graph = &graph}, fail); });
+  EXPECT_EQ(replay(parse_reproducer(contents(path_in(error)))), to_string(graph, units));
+  error = thrown<Error>([&] {
+    reproducible({.stage = "lower", .graph = &graph, .unit = &units[0], .needed = &needed}, fail);
+  });
+  const Reproducer r = parse_reproducer(contents(path_in(error)));
+  EXPECT_EQ(r.unit->nodes, units[0].nodes);
+  EXPECT_EQ(r.unit->rows, units[0].rows);
+  EXPECT_EQ(r.unit->cols, units[0].cols);
+  EXPECT_TRUE(r.unit->fused);
+  EXPECT_EQ(r.needed, needed);
+  EXPECT_EQ(replay(r), to_string(lower(graph, units[0], needed).kernel));
+}
+
+constexpr const char* kKernel =
+    "kernel k rows=1 cols=100 split_columns\n  @0: f32 col*1\n  @1: f32 col*1 output\n  stage\n    col %0: f32 = load @0\n"
+    "    col %1: f32 = sqrt %0\n    col %2: f32 = store %1 @1\n";
+
+TEST_F(Reproducers, AKernelIsCompiledAndCompared) {
+  if (!jit_available()) GTEST_SKIP() << "built without LLVM";
+  fs::create_directories(folder_);
+  const std::string path = (folder_ / "kernel.txt").string();
+  std::ofstream(path) << kKernel;
+  EXPECT_EQ(run_tool(path), (std::pair<int, std::string>{0, "stage emit works\n"}));
+  std::string broken = kKernel;
+  broken.replace(broken.find("sqrt %0"), 7, "sqrt %2");
+  std::ofstream(path) << broken;
+  const auto [code, message] = run_tool(path);
+  EXPECT_EQ(code, 1);
+  EXPECT_NE(message.find("stage emit fails: "), message.npos) << message;
+}
+
+// As Program::compile does for each kernel when some are refused.
+TEST_F(Reproducers, ABadKernelIsSaved) {
+  if (!jit_available()) GTEST_SKIP() << "built without LLVM";
+  LoopKernel kernel = parse_loop_kernel(kKernel);
+  kernel.instrs[2].index = 0;  // stores to an input
+  const std::string error = thrown<InternalError>([&] {
+    run_reproducible({.stage = "emit", .kernel = &kernel}, [&] { compile_kernels({&kernel, 1}); });
+  });
+  EXPECT_NE(error.find("stores to an input"), error.npos) << error;
+  const Reproducer r = parse_reproducer(contents(path_in(error)));
+  EXPECT_EQ(to_string(*r.kernel), to_string(kernel));
+  EXPECT_THROW(replay(r), InternalError);
+}
+
+TEST_F(Reproducers, AWholeGraphCompiles) {
+  if (!jit_available()) GTEST_SKIP() << "built without LLVM";
+  nn::GPT2 model({.vocab_size = 31, .block_size = 8, .n_layer = 1, .n_head = 2, .n_embd = 16}, 1);
+  Trace trace;
+  {
+    RecorderScope scope(&trace);
+    const Tensor loss = model(Tensor::zeros({2, 8}, {kI64}));
+    trace.graph.outputs.push_back(trace.value_of(loss));
+  }
+  for (const Graph& graph : {trace.graph, derive_backward(trace.graph).graph}) {
+    const std::string text = replay(parse_reproducer(to_string(graph)));
+    const auto program = Program::compile(graph);
+    std::string expected;
+    for (const LoweredUnit& kernel : program->kernels()) expected += to_string(kernel.kernel);
+    EXPECT_EQ(text, expected);
+    EXPECT_GT(program->stats().kernels, 3);
+  }
+}
+
+TEST_F(Reproducers, FilesThatAreNone) {
+  fs::create_directories(folder_);
+  const std::string path = (folder_ / "file.txt").string();
+  EXPECT_EQ(run_tool(path).first, 2);
+  for (const auto& [text, message] : {std::pair{"", "line 1: nothing to replay"},
+                                      {"stage fuse\n", "line 2: expected \"%\""},
+                                      {"stage fuse\ninput %0: f32[2]\nreturn %0\nmore", "line 4: nothing more was expected"},
+                                      {"stage lower\ninput %0: f32[2]\nreturn %0\nunit rows=1 cols=2 nodes 7\n",
+                                       "line 4: 7 is out of range"}}) {
+    std::ofstream(path) << text;
+    const auto [code, said] = run_tool(path);
+    EXPECT_EQ(code, 2) << text;
+    EXPECT_NE(said.find(message), said.npos) << said;
+  }
+  std::ofstream(path) << "stage polish\n" << kGoodGraph;
+  EXPECT_EQ(run_tool(path), (std::pair<int, std::string>{1, "stage polish fails: no stage \"polish\"\n"}));
+}
+
+TEST_F(Reproducers, AFolderThatCannotBeWrittenIsNotAnotherFailure) {
+  fs::create_directories(folder_);
+  std::ofstream(folder_ / "file") << "not a folder";
+  setenv("RONDO_REPRODUCERS", (folder_ / "file" / "below").c_str(), 1);
+  const std::string error = thrown<InternalError>([] { simplify(parse_graph(kBadGraph)); });
+  EXPECT_NE(error.find("graph: a value's dtype"), error.npos);
+  EXPECT_NE(error.find(" (no reproducer: "), error.npos) << error;
+  setenv("RONDO_REPRODUCERS", "off", 1);
+  EXPECT_EQ(thrown<InternalError>([] { simplify(parse_graph(kBadGraph)); }).find("reproduce"), std::string::npos);
+}
+
+// RONDO_DUMP is read once, so this looks from outside.
+TEST_F(Reproducers, DumpsSayWhatEachStageMade) {
+  if (!jit_available()) GTEST_SKIP() << "built without LLVM";
+  fs::create_directories(folder_);
+  const std::string path = (folder_ / "graph.txt").string();
+  std::ofstream(path) << "input %0: f32[4, 8]\n%1: f32[4, 8] = relu(%0)\n%2: f32[4, 8] = relu(%0)\n%3: f32[4, 8] = mul(%1, %2)\nreturn %3\n";
+  setenv("RONDO_DUMP", "all", 1);
+  const std::string all = run_tool(path).second;
+  EXPECT_NE(all.find("---- input\ninput %0: f32[4, 8]\n%1: f32[4, 8] = relu(%0)"), all.npos) << all;
+  EXPECT_NE(all.find("---- decompose (unchanged)\n---- cse\n"), all.npos) << all;
+  EXPECT_NE(all.find("= mul(%1, %1)"), all.npos) << all;
+  EXPECT_NE(all.find("---- dce (unchanged)\n---- assemble (unchanged)\n---- fuse\nkernel of 4 x 8\n"), all.npos) << all;
+  EXPECT_NE(all.find("---- lower\nkernel rows=1 cols=32 split_columns\n"), all.npos) << all;
+  setenv("RONDO_DUMP", "dce", 1);
+  EXPECT_EQ(run_tool(path).second, "---- dce (unchanged)\nstage compile works\n");
+  setenv("RONDO_DUMP", "dce,inline", 1);
+  EXPECT_NE(run_tool(path).second.find("RONDO_DUMP: no stage \"inline\". Stages: all, input, decompose, cse"), std::string::npos);
+  unsetenv("RONDO_DUMP");
+}
+
+}  // namespace
+}  // namespace rondo::compile
