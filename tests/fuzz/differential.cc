@@ -224,7 +224,8 @@ class Runner {
         leaves_.emplace_back(leaf.id, slot);
       }
       if (leaf.computed) slot = slot * 1.25;
-      if (call > 0 && program_.chained && leaf.id == module_.first_input) {
+      const bool shared = std::any_of(program_.leaves.begin(), program_.leaves.end(), [&](const Leaf& l) { return l.same_as == leaf.id; });
+      if (call > 0 && program_.chained && leaf.id == module_.first_input && !shared) {
         for (const Tensor& y : previous)
           if (y.dtype() == slot.dtype() && y.sizes() == slot.sizes()) slot = y;
       }
