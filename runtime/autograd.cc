@@ -476,18 +476,21 @@ class Backward {
   void find_needed() {
     absl::flat_hash_set<Node*> seen;
     std::vector<std::pair<Node*, size_t>> path;  // a node and the next edge to follow
-    for (const auto& root : roots_)
+    // One root after the other: what stands below a node must be known when the node is left, and a root may stand below
+    // another.
+    for (const auto& root : roots_) {
       if (seen.insert(root.get()).second) path.push_back({root.get(), 0});
-    while (!path.empty()) {
-      auto& [node, next] = path.back();
-      if (next == node->edges.size()) {
-        for (const Edge& edge : node->edges)
-          if (edge.node && (captures_.contains(edge.node.get()) || needed_.contains(edge.node.get()))) needed_.insert(node);
-        path.pop_back();
-        continue;
+      while (!path.empty()) {
+        auto& [node, next] = path.back();
+        if (next == node->edges.size()) {
+          for (const Edge& edge : node->edges)
+            if (edge.node && (captures_.contains(edge.node.get()) || needed_.contains(edge.node.get()))) needed_.insert(node);
+          path.pop_back();
+          continue;
+        }
+        Node* below = node->edges[next++].node.get();
+        if (below != nullptr && seen.insert(below).second) path.push_back({below, 0});
       }
-      Node* below = node->edges[next++].node.get();
-      if (below != nullptr && seen.insert(below).second) path.push_back({below, 0});
     }
   }
 
