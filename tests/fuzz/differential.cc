@@ -163,7 +163,7 @@ class Runner {
     module_.machine.kept.clear();
     module_.machine.retained.clear();
     if (program_.flip_training) module_.train(step % 2 == 0);
-    if (program_.freeze && !module_.parameters().empty()) {
+    if (program_.freeze && !module_.parameters().empty() && module_.parameters()[0].is_leaf()) {
       Tensor first = module_.parameters()[0];
       first.requires_grad_(step % 2 == 0);
     }
