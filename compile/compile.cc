@@ -9,6 +9,7 @@
 #include "rondo/compile/jit/executable.h"
 #include "rondo/compile/log.h"
 #include "rondo/compile/region.h"
+#include "rondo/runtime/autograd.h"
 #include "rondo/runtime/error.h"
 
 namespace rondo::compile {
@@ -23,7 +24,13 @@ class RegionTrace final : public Trace {
 
   void record(const OpDef& op, std::span<const Tensor* const> inputs, const Attrs& attrs, std::span<Tensor> outputs,
               bool in_place, std::source_location where) override {
-    if (!in_place) return Trace::record(op, inputs, attrs, outputs, in_place, where);
+    if (!in_place) {
+      // A view whose base was written to since gets its new history here, as in eager, and not when all of this runs.
+      if (grad_enabled())
+        for (const Tensor* input : inputs)
+          if (is_stale_view(*input)) look_again(*input, where);
+      return Trace::record(op, inputs, attrs, outputs, in_place, where);
+    }
     // A write runs now, in its place in the program. Where it goes through a view, the base's history changes, too.
     const TensorImpl& target = *inputs[0]->impl();
     const Tensor base = target.recorder == this ? handle(graph.value(target.recorded_value).root) : Tensor();
@@ -51,6 +58,15 @@ class RegionTrace final : public Trace {
   }
 
  private:
+  bool is_stale_view(const Tensor& tensor) const {
+    if (!tensor.defined() || tensor.impl()->recorder != nullptr) return false;
+    const AutogradMeta* meta = tensor.impl()->autograd.get();
+    return meta != nullptr && meta->base.defined() && meta->view_version != tensor.version();
+  }
+  void look_again(const Tensor& view, std::source_location where) {
+    if (!graph.nodes.empty()) graph_break("a view of what was written in place is read", where);
+    autograd::gradient_edge(view);
+  }
   void graph_break(const std::string& reason, std::source_location where) {
     region_.break_graph(reason + describe_location(where));
     finish();

@@ -1,6 +1,7 @@
 #include "rondo/compile/compiled_node.h"
 
 #include "rondo/runtime/amp.h"
+#include "rondo/runtime/autograd_extras.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/recorder.h"
 
@@ -46,11 +47,14 @@ class CompiledNode final : public Node {
     saved_.clear();
     released_ = true;
   }
-  void backward(std::span<const Tensor> grads_out, std::span<Tensor> grads_in) override {
+  void backward(std::span<const Tensor> arrived, std::span<Tensor> grads_in) override {
     if (released_)
       throw Error("backward of a compiled region: its saved tensors were freed by an earlier backward; pass "
                   "retain_graph = true to that one");
-    if (grad_enabled()) return replay(grads_out, grads_in);
+    if (grad_enabled() || watches_inside()) return replay(arrived, grads_in);
+    std::vector<Tensor> grads_out(arrived.begin(), arrived.end());
+    autograd::apply_extras(*this, grads_out);
+    if (grads_in.empty()) return;
     Arriving arriving;
     for (const Tensor& grad : grads_out) arriving.gradients.push_back(grad.defined());
     // Several contributions are added one by one to what later consumers sent, as on the eager tape; a single one can be
@@ -83,9 +87,22 @@ class CompiledNode final : public Node {
     return (kept.is_input ? inputs_[static_cast<size_t>(kept.index)] : saved_[i]).get("a compiled region", {});
   }
 
-  // A second derivative: the recording again, op by op, on the eager tape.
+  // True if somebody wants the gradient of an output from which other outputs are computed.
+  bool watches_inside() const {
+    for (const OutputExtras& extra : extras) {
+      if (extra.hooks.empty() && extra.retained.expired()) continue;
+      const ValueId watched = entry_->forward_graph.outputs[static_cast<size_t>(extra.output)];
+      for (const GraphNode& node : entry_->forward_graph.nodes)
+        if (std::count(node.inputs.begin(), node.inputs.end(), watched) > 0) return true;
+    }
+    return false;
+  }
+
+  // A second derivative, or a hook inside: the recording again, op by op, on the eager tape.
   void replay(std::span<const Tensor> grads_out, std::span<Tensor> grads_in) {
     RecorderScope eager(nullptr);
+    const bool create_graph = grad_enabled();
+    GradMode on(true);
     const Graph& graph = entry_->forward_graph;
     std::vector<Tensor> values(graph.values.size());
     for (size_t i = 0; i < graph.inputs.size(); ++i)
@@ -104,12 +121,26 @@ class CompiledNode final : public Node {
       roots.push_back(values[static_cast<size_t>(graph.outputs[i])]);
       seeds.push_back(grads_out[i]);
     }
-    for (int i : entry_->backward.grad_inputs) leaves.push_back(values[static_cast<size_t>(graph.inputs[static_cast<size_t>(i)])]);
-    const std::vector<Tensor> grads = autograd::grad(roots, leaves, seeds, true, true, true);
-    for (size_t i = 0; i < grads.size(); ++i) add(grads_in[static_cast<size_t>(entry_->backward.grad_inputs[i])], grads[i]);
-  }
-  static void add(Tensor& total, const Tensor& grad) {
-    if (grad.defined()) total = total.defined() ? total + grad : grad;
+    for (const OutputExtras& extra : extras) {
+      Tensor& value = values[static_cast<size_t>(graph.outputs[static_cast<size_t>(extra.output)])];
+      if (!value.requires_grad()) continue;
+      for (const Hook& hook : extra.hooks) value.register_hook(hook.fn);
+      if (const auto slot = extra.retained.lock())
+        value.register_hook([slot](const Tensor& grad) {
+          slot->grad = slot->grad.defined() ? slot->grad + grad : grad;
+          return Tensor();
+        });
+    }
+    for (int i : entry_->backward.grad_inputs) {
+      leaves.push_back(values[static_cast<size_t>(graph.inputs[static_cast<size_t>(i)])]);
+      if (grads_in.empty() || !grads_in[static_cast<size_t>(i)].defined()) continue;
+      // What has arrived from later consumers comes first in the sum.
+      roots.push_back(leaves.back());
+      seeds.push_back(grads_in[static_cast<size_t>(i)]);
+    }
+    const std::vector<Tensor> grads = autograd::grad(roots, leaves, seeds, true, create_graph, true);
+    for (size_t i = 0; i < grads.size() && !grads_in.empty(); ++i)
+      if (grads[i].defined()) grads_in[static_cast<size_t>(entry_->backward.grad_inputs[i])] = grads[i];
   }
 
   std::shared_ptr<const Entry> entry_;

@@ -3,9 +3,11 @@
 #include <algorithm>
 #include <queue>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/container/flat_hash_map.h"
 #include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
+#include "rondo/runtime/autograd_extras.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/random.h"
 #include "rondo/runtime/recorder.h"
@@ -74,6 +76,21 @@ void run_hooks(std::vector<Hook> hooks, Tensor& grad) {
     grad = std::move(replaced);
   }
 }
+
+}  // namespace
+
+namespace autograd {
+void apply_extras(Node& node, std::span<Tensor> grads) {
+  for (size_t i = 0; i < node.extras.size(); ++i) {
+    Tensor& grad = grads[static_cast<size_t>(node.extras[i].output)];
+    if (!grad.defined()) continue;
+    if (!node.extras[i].hooks.empty()) run_hooks(node.extras[i].hooks, grad);
+    if (auto slot = node.extras[i].retained.lock()) slot->grad = slot->grad.defined() ? slot->grad + grad : grad;
+  }
+}
+}  // namespace autograd
+
+namespace {
 
 // The leaf end of the tape: adds into .grad.
 class AccumulateNode final : public Node {
@@ -376,20 +393,26 @@ class Backward {
       bool any = false;
       for (Tensor& grad : grads) any = any || grad.defined();
       const bool needed = captured == nullptr || needed_.contains(node);
-      if (any && (needed || captures_.contains(node))) apply_extras(*node, grads);
       const auto capture = captures_.find(node);
-      if (capture != captures_.end())
-        for (auto [output, index] : capture->second) (*captured)[index] = grads[static_cast<size_t>(output)];
-      grads_in.assign(node->edges.size(), Tensor());
-      if (any && needed && node->adds_to_totals())
-        for (size_t i = 0; i < node->edges.size(); ++i)
-          if (node->edges[i].node) grads_in[i] = take(node->edges[i]);
-      if (any && needed) node->backward(grads, grads_in);
+      const bool captures = capture != captures_.end();
+      grads_in.assign(needed ? node->edges.size() : 0, Tensor());
+      if (node->adds_to_totals()) {
+        for (size_t i = 0; i < grads_in.size(); ++i)
+          if (any && node->edges[i].node) grads_in[i] = take(node->edges[i]);
+        if (captures) watch(*node, capture->second, *captured);
+        const absl::Cleanup done = [node] { unwatch(*node); };
+        if (any && (needed || captures)) node->backward(grads, grads_in);
+      } else {
+        if (any && (needed || captures)) apply_extras(*node, grads);
+        if (captures)
+          for (auto [output, index] : capture->second) (*captured)[index] = grads[static_cast<size_t>(output)];
+        if (any && needed) node->backward(grads, grads_in);
+      }
       grads.clear();
       for (size_t i = 0; i < node->edges.size(); ++i) {
         const Edge& edge = node->edges[i];
         if (!edge.node) continue;
-        if (grads_in[i].defined()) add(edge, std::move(grads_in[i]));
+        if (needed && grads_in[i].defined()) add(edge, std::move(grads_in[i]));
         if (--tasks_[edge.node.get()].waiting == 0) ready.push(edge.node.get());
       }
       if (!retain_graph_ && needed) node->release_saved();
@@ -435,31 +458,39 @@ class Backward {
     }
   }
 
+  // A node that applies its hooks itself captures by one more.
+  static constexpr int64_t kCapture = -1;
+  static void watch(Node& node, std::span<const std::pair<int, size_t>> outputs, std::vector<Tensor>& captured) {
+    for (auto [output, index] : outputs)
+      node.extras_of(output).hooks.push_back({kCapture, [&captured, index = index](const Tensor& grad) {
+                                                captured[index] = grad;
+                                                return Tensor();
+                                              }});
+  }
+  static void unwatch(Node& node) {
+    for (Node::OutputExtras& extra : node.extras)
+      std::erase_if(extra.hooks, [](const Hook& hook) { return hook.id == kCapture; });
+  }
+
   // Nodes on a way to a captured edge; nothing else runs.
   void find_needed() {
     absl::flat_hash_set<Node*> seen;
     std::vector<std::pair<Node*, size_t>> path;  // a node and the next edge to follow
-    for (const auto& root : roots_)
+    // One root after the other: what stands below a node must be known when the node is left, and a root may stand below
+    // another.
+    for (const auto& root : roots_) {
       if (seen.insert(root.get()).second) path.push_back({root.get(), 0});
-    while (!path.empty()) {
-      auto& [node, next] = path.back();
-      if (next == node->edges.size()) {
-        for (const Edge& edge : node->edges)
-          if (edge.node && (captures_.contains(edge.node.get()) || needed_.contains(edge.node.get()))) needed_.insert(node);
-        path.pop_back();
-        continue;
+      while (!path.empty()) {
+        auto& [node, next] = path.back();
+        if (next == node->edges.size()) {
+          for (const Edge& edge : node->edges)
+            if (edge.node && (captures_.contains(edge.node.get()) || needed_.contains(edge.node.get()))) needed_.insert(node);
+          path.pop_back();
+          continue;
+        }
+        Node* below = node->edges[next++].node.get();
+        if (below != nullptr && seen.insert(below).second) path.push_back({below, 0});
       }
-      Node* below = node->edges[next++].node.get();
-      if (below != nullptr && seen.insert(below).second) path.push_back({below, 0});
-    }
-  }
-
-  static void apply_extras(Node& node, std::vector<Tensor>& grads) {
-    for (size_t i = 0; i < node.extras.size(); ++i) {
-      Tensor& grad = grads[static_cast<size_t>(node.extras[i].output)];
-      if (!grad.defined()) continue;
-      if (!node.extras[i].hooks.empty()) run_hooks(node.extras[i].hooks, grad);
-      if (auto slot = node.extras[i].retained.lock()) slot->grad = slot->grad.defined() ? slot->grad + grad : grad;
     }
   }
 

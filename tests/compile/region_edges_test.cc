@@ -75,6 +75,55 @@ TEST_F(RegionEdges, HooksOnWhatHasBeenReadAlready) {
   });
 }
 
+TEST_F(RegionEdges, HooksOnOutputsThatOtherOutputsAreMadeOf) {
+  const auto body = [](Block& b, const Tensor& x) {
+    const Tensor h = ops::matmul(x, b.weight), view = h.slice(1, {0, 3});
+    return Tensors{h, view, ops::tanh(h + b.bias) * ops::sum(view), b.norm(h)};
+  };
+  expect_as_eager(body, [](Block& b) {
+    const Tensor leaf = input(), x = leaf * 1.5;
+    Tensors y = b(x);
+    y[0].register_hook([](const Tensor& g) { return g * 0.5; });
+    y[1].retain_grad();
+    (ops::sum(y[2] * y[3]) + ops::sum(x * leaf)).backward();
+    return Tensors{y[1].grad(), leaf.grad(), y[2]};
+  });
+}
+
+TEST_F(RegionEdges, GradientsWithRespectToAnOutput) {
+  const auto body = [](Block& b, const Tensor& x) {
+    const Tensor h = ops::matmul(x, b.weight);
+    return Tensors{h, ops::tanh(h + b.bias), h * 2.0};
+  };
+  expect_as_eager(body, [](Block& b) {
+    const Tensor x = input();
+    const Tensors y = b(x), z = b(y[1]);
+    const Tensor loss = ops::sum(y[1] * y[1]) + ops::sum(z[0] * z[1]);
+    const Tensor inputs[] = {y[0], y[2], z[0], b.bias};
+    Tensors all = autograd::grad({&loss, 1}, inputs, {}, true, false, true);
+    const Tensors only = autograd::grad({&loss, 1}, {&y[0], 1}, {}, true);
+    all.insert(all.end(), only.begin(), only.end());
+    loss.backward();
+    all.push_back(x.grad());
+    return all;
+  });
+}
+
+TEST_F(RegionEdges, AViewOfAnInputThatIsOverwrittenInside) {
+  const auto body = [](Block& b, const Tensor& x) {
+    const Tensor view = x.t();
+    Tensor same = x;
+    same.mul_(b.bias);
+    return Tensors{ops::tanh(x) + ops::matmul(view.t(), b.weight), ops::exp(view * x.t())};
+  };
+  expect_as_eager(body, [](Block& b) {
+    const Tensor leaf = input();
+    Tensors all = train_step(b, leaf * 1.25);
+    all.push_back(leaf.grad());
+    return all;
+  });
+}
+
 TEST_F(RegionEdges, DetachIsNoBreak) {
   const auto body = [](Block& b, const Tensor& x) {
     const Tensor h = x * b.bias;

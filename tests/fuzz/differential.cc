@@ -163,7 +163,7 @@ class Runner {
     module_.machine.kept.clear();
     module_.machine.retained.clear();
     if (program_.flip_training) module_.train(step % 2 == 0);
-    if (program_.freeze && !module_.parameters().empty()) {
+    if (program_.freeze && !module_.parameters().empty() && module_.parameters()[0].is_leaf()) {
       Tensor first = module_.parameters()[0];
       first.requires_grad_(step % 2 == 0);
     }
@@ -224,7 +224,8 @@ class Runner {
         leaves_.emplace_back(leaf.id, slot);
       }
       if (leaf.computed) slot = slot * 1.25;
-      if (call > 0 && program_.chained && leaf.id == module_.first_input) {
+      const bool shared = std::any_of(program_.leaves.begin(), program_.leaves.end(), [&](const Leaf& l) { return l.same_as == leaf.id; });
+      if (call > 0 && program_.chained && leaf.id == module_.first_input && !shared) {
         for (const Tensor& y : previous)
           if (y.dtype() == slot.dtype() && y.sizes() == slot.sizes()) slot = y;
       }

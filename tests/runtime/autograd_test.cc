@@ -554,5 +554,15 @@ TEST_F(Autograd, Errors) {
   EXPECT_MENTIONS(error_of([&] { y.backward(); }), "autograd_test.cc");
 }
 
+// A root from which another root is computed, in either order.
+TEST(Grad, OneRootBelowAnother) {
+  for (bool first : {true, false}) {
+    const Tensor x = Tensor::full({2}, 3).requires_grad_(), h = x * 1.0, m = h * 2.0, e = m * m;
+    const Tensor below[] = {m, e}, above[] = {e, m}, seeds[] = {Tensor::ones({2}), Tensor::ones({2})};
+    const auto grads = autograd::grad(first ? below : above, {&h, 1}, seeds);
+    EXPECT_EQ(grads[0].to_vector<float>(), (std::vector<float>{26, 26}));
+  }
+}
+
 }  // namespace
 }  // namespace rondo

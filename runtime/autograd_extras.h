@@ -1,0 +1,14 @@
+// For nodes that stand for several ops (Node::adds_to_totals): the gradient of one output may flow through another, so
+// backward() leaves hooks and retained gradients of such a node to its own backward().
+#pragma once
+
+#include <span>
+
+#include "rondo/runtime/autograd.h"
+
+namespace rondo::autograd {
+
+// Runs the hooks of `node`'s outputs on their complete gradients, which a hook may replace, and keeps what is retained.
+void apply_extras(Node& node, std::span<Tensor> grads);
+
+}  // namespace rondo::autograd
