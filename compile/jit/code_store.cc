@@ -145,13 +145,14 @@ int CodeStore::load(const std::string& path) {
     Held& held = hold(record.kernel, std::move(record.object));
     held.from_artifact = true;
     held.last_use = ++uses_;
+    has_artifacts_ = true;
   }
   return count;
 }
 
 bool CodeStore::has_artifacts() const {
   std::lock_guard lock(mutex_);
-  return std::any_of(held_.begin(), held_.end(), [](const auto& entry) { return entry.second.from_artifact; });
+  return has_artifacts_;
 }
 
 CacheReport CodeStore::report() const {
@@ -187,6 +188,7 @@ CacheReport CodeStore::report() const {
 void CodeStore::forget() {
   std::lock_guard lock(mutex_);
   held_.clear();
+  has_artifacts_ = false;
 }
 
 void save_artifacts(const std::string& path) { CodeStore::instance().save(path); }

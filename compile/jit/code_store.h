@@ -51,6 +51,7 @@ class CodeStore {
   mutable std::mutex mutex_;  // guards what follows
   std::unordered_map<std::string, Held> held_;
   uint64_t uses_ = 0;
+  bool has_artifacts_ = false;
   CacheReport counts_;
   std::vector<Miss> misses_;
 };

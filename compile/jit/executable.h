@@ -43,7 +43,8 @@ std::string jit_toolchain();
 // True if compile_kernels can work: the plug-in is there, or an artifact file was loaded. Does not load LLVM.
 bool jit_available();
 
-// Forgets the code in memory: for tests, and for measurements of a cold or warm start. What is on disk stays.
+// Forgets the code in memory that no executable holds: for tests, and for measurements of a cold or warm start. What is on
+// disk stays.
 void forget_code();
 
 }  // namespace rondo::compile

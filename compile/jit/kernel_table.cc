@@ -157,6 +157,9 @@ KernelTable& table() {
 CompiledKernels find_or_compile(std::span<const LoopKernel> kernels, Sizes sizes) {
   return table().find_or_compile(kernels, sizes);
 }
-void forget_unused_kernels() { table().forget_unused_kernels(); }
+void forget_unused_kernels() {
+  table().forget_unused_kernels();
+  forget_code();
+}
 
 }  // namespace rondo::compile
