@@ -1,6 +1,7 @@
 // What a start costs: a GPT-2 block (12 heads, 768 wide), forward and backward, compiled again and again, as in a new process.
 //   RONDO_CACHE=off bench_compile     cold
 //   bench_compile; bench_compile      the second is warm from disk
+//   bench_compile 12                  a stack of twelve, compiled whole
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -19,11 +20,22 @@ double ms_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
 }
 
+struct Stack : rondo::nn::Module<Stack> {
+  explicit Stack(int64_t layers) : layers(layers) {}
+  int64_t layers;
+  rondo::nn::ModuleList<rondo::nn::TransformerBlock> h = child("h", layers, 768, 12);
+  rondo::Tensor forward(const rondo::Tensor& x) {
+    rondo::Tensor y = x;
+    for (int64_t i = 0; i < layers; ++i) y = h[i](y);
+    return y;
+  }
+};
+
 }  // namespace
 
-int main() {
+int main(int argc, char** argv) {
   using namespace rondo;
-  nn::TransformerBlock block(768, 12, {});
+  Stack block(argc > 1 ? std::atoi(argv[1]) : 1);
   const Tensor x = Tensor::randn({1, 64, 768}).requires_grad_();
   const auto step = [&] {
     const auto start = std::chrono::steady_clock::now();
