@@ -46,7 +46,7 @@ std::string variable(const char* name) {
 // What a child does: a step of a small model, compiled unless RONDO_TEST_EAGER is set, and a report on one line.
 TEST(CacheChild, DISABLED_Run) {
   std::vector<std::string> warnings;
-  compile::set_warning_handler([&](const std::string& text) { warnings.push_back(text); });
+  compile::log::set_log_sink([&](std::string_view text) { warnings.emplace_back(text); });
   std::string error;
   if (const std::string path = variable("RONDO_TEST_LOAD"); !path.empty()) {
     try {

@@ -3,7 +3,7 @@
 
 #include <fstream>
 
-#include "rondo/compile/codegen/loop_verify.h"
+#include "rondo/compile/codegen/loop_text.h"
 #include "rondo/compile/jit/toolchain.h"
 #include "rondo/runtime/error.h"
 #include "rondo/tests/compile/kernel_fixture.h"
@@ -28,7 +28,7 @@ class CodeStoreTest : public testing::Test {
   }
   // As compile_kernels does.
   static std::shared_ptr<const Code> get(CodeStore& store, const LoopKernel& kernel) {
-    const std::string text = canonical_text(kernel);
+    const std::string text = code_text(kernel);
     std::shared_ptr<const Code> code = store.find(text);
     return code != nullptr ? code : store.add(text, compile_object(kernel, {}));
   }
@@ -79,10 +79,10 @@ TEST_F(CodeStoreTest, AMissNamesTheNearestKernel) {
   get(other, scale(2, 64));
   report = other.report();
   ASSERT_EQ(report.missed.size(), 1u);
-  EXPECT_EQ(report.missed[0].kernel, canonical_text(scale(2, 64)));
+  EXPECT_EQ(report.missed[0].kernel, code_text(scale(2, 64)));
   EXPECT_EQ(report.missed[0].component, "kernel");
-  EXPECT_EQ(report.missed[0].why, "line 1: there \"cols=100 chunk_rows=0 split_columns scalars=0\", here \"cols=64 "
-                                  "chunk_rows=0 split_columns scalars=0\"");
+  EXPECT_EQ(report.missed[0].why, "line 1: there \"kernel rows=1 cols=100 split_columns\", here \"kernel rows=1 "
+                                  "cols=64 split_columns\"");
 }
 
 TEST_F(CodeStoreTest, AMissNamesTheComponentThatChanged) {
@@ -112,7 +112,7 @@ TEST_F(CodeStoreTest, CodeOutlivesWhatIsForgotten) {
   CodeStore store({});
   const auto code = get(store, scale(2));
   store.forget();
-  EXPECT_EQ(store.find(canonical_text(scale(2))), nullptr);
+  EXPECT_EQ(store.find(code_text(scale(2))), nullptr);
   float x[16] = {1}, y[16] = {};
   void* operands[] = {x, y};
   const LoopKernel kernel = scale(2);

@@ -71,14 +71,14 @@ class DiskCacheTest : public testing::Test {
  protected:
   void SetUp() override {
     if (describe_cpu().empty()) GTEST_SKIP() << "nothing is kept on disk here";
-    set_warning_handler([this](const std::string& text) { warnings_.push_back(text); });
+    before_ = log::set_log_sink([this](std::string_view text) { warnings_.emplace_back(text); });
   }
-  void TearDown() override { set_warning_handler({}); }
+  void TearDown() override { log::set_log_sink(before_); }
 
-  DiskCacheOptions options() const { return {.folder = temp_ / "cache"}; }
+  DiskCacheOptions options() const { return {.folder = temp_ / name_}; }
   // The one entry of the folder.
   std::string entry() const {
-    for (const auto& file : fs::recursive_directory_iterator(temp_ / "cache"))
+    for (const auto& file : fs::recursive_directory_iterator(temp_ / name_))
       if (file.path().extension() == ".rk") return file.path().string();
     return "";
   }
@@ -103,7 +103,9 @@ class DiskCacheTest : public testing::Test {
   }
 
   test::TempFolder temp_;
+  std::string name_ = "cache";
   std::vector<std::string> warnings_;
+  log::Sink before_;
 };
 
 TEST_F(DiskCacheTest, FindsWhatWasStored) {
@@ -117,9 +119,10 @@ TEST_F(DiskCacheTest, FindsWhatWasStored) {
   EXPECT_EQ(cache.find("kernel"), "code");
   EXPECT_EQ(cache.find("another"), "more code");
   EXPECT_EQ(cache.find("a third"), std::nullopt);
-  cache.remove("kernel");
-  EXPECT_EQ(cache.find("kernel"), std::nullopt);
   EXPECT_TRUE(warnings_.empty());
+  cache.reject("kernel", "a test says so");
+  EXPECT_EQ(cache.find("kernel"), std::nullopt);
+  EXPECT_EQ(warnings_.size(), 1u);
 }
 
 TEST_F(DiskCacheTest, IsForTheUserAloneWhateverTheUmask) {
@@ -128,7 +131,7 @@ TEST_F(DiskCacheTest, IsForTheUserAloneWhateverTheUmask) {
   cache.store("kernel", "code");
   ::umask(before);
   EXPECT_EQ(cache.find("kernel"), "code");
-  for (const std::string& path : {temp_ / "cache", fs::path(entry()).parent_path().string(), entry()})
+  for (const std::string& path : {temp_ / name_, fs::path(entry()).parent_path().string(), entry()})
     EXPECT_EQ(fs::status(path).permissions() & (fs::perms::group_all | fs::perms::others_all), fs::perms::none) << path;
   EXPECT_TRUE(warnings_.empty());
 }
@@ -139,7 +142,7 @@ TEST_F(DiskCacheTest, ComparesWholeTexts) {
   const std::string kernel = entry();
   cache.store("another", "more code");
   // As if the hashes of both were equal.
-  for (const auto& file : fs::recursive_directory_iterator(temp_ / "cache"))
+  for (const auto& file : fs::recursive_directory_iterator(temp_ / name_))
     if (file.path().extension() == ".rk" && file.path() != kernel) fs::rename(file.path(), kernel);
   EXPECT_EQ(cache.find("kernel"), std::nullopt);
   cache.store("kernel", "code");
@@ -156,8 +159,7 @@ TEST_F(DiskCacheTest, DamagedEntry) {
 TEST_F(DiskCacheTest, TruncatedAndEmptyEntries) {
   for (size_t size : {0, 10, 40}) {
     warnings_.clear();
-    set_warning_handler([this](const std::string& text) { warnings_.push_back(text); });
-    fs::remove_all(temp_ / "cache");
+    name_ = "cache" + std::to_string(size);
     DiskCache(options()).store("kernel", "code");
     spoil(entry(), [&](std::string& bytes) { bytes.resize(size); });
     expect_one_warning(size < 24 ? "shorter" : "checksum", true);
@@ -180,14 +182,14 @@ TEST_F(DiskCacheTest, EntryThatOthersMayWriteTo) {
 
 TEST_F(DiskCacheTest, FolderThatOthersMayWriteTo) {
   DiskCache(options()).store("kernel", "code");
-  fs::permissions(temp_ / "cache", fs::perms::others_write, fs::perm_options::add);
+  fs::permissions(temp_ / name_, fs::perms::others_write, fs::perm_options::add);
   expect_one_warning("chmod", false);
 }
 
 TEST_F(DiskCacheTest, ForeignFolder) {
   if (::geteuid() != 0) GTEST_SKIP() << "needs root to give files away";
   DiskCache(options()).store("kernel", "code");
-  ASSERT_EQ(::chown((temp_ / "cache").c_str(), 12345, 12345), 0);
+  ASSERT_EQ(::chown((temp_ / name_).c_str(), 12345, 12345), 0);
   expect_one_warning("belongs to user 12345", false);
 }
 
@@ -199,7 +201,7 @@ TEST_F(DiskCacheTest, ForeignEntry) {
 }
 
 TEST_F(DiskCacheTest, PlaceTakenByAFile) {
-  std::ofstream(temp_ / "cache") << "not a folder";
+  std::ofstream(temp_ / name_) << "not a folder";
   expect_one_warning("Not a directory", false);
 }
 
@@ -261,7 +263,7 @@ TEST_F(DiskCacheTest, RemovesTheOldestBeyondItsBound) {
   bounded.max_bytes = static_cast<int64_t>(fs::file_size(entry())) * 21 / 2;  // ten fit, and seven in three quarters of it
   for (int i = 0; i < 9; ++i) {
     DiskCache(bounded).store("kernel" + std::to_string(i), object);
-    for (const auto& file : fs::recursive_directory_iterator(temp_ / "cache"))  // each is an hour older than the next
+    for (const auto& file : fs::recursive_directory_iterator(temp_ / name_))  // each is an hour older than the next
       if (file.is_regular_file()) fs::last_write_time(file.path(), file.last_write_time() - 1h);
   }
   std::ofstream(temp_ / "cache/.tmp-left-behind") << "of a process that was killed";
@@ -326,17 +328,6 @@ TEST(HostKeyTest, IsTheSameEveryTime) {
   EXPECT_EQ(compare(HostKey::parse("build: 1\ncpu: a b\n"), HostKey::parse("build: 2\ncpu: a c\n")).text,
             "build: there 1, here 2; cpu: there b, here c");
   EXPECT_EQ(compare(HostKey::parse("old: 1\n"), HostKey::parse("new: 2\n")).components, "new, old");
-}
-
-TEST(Warnings, EachTopicOnce) {
-  std::vector<std::string> said;
-  set_warning_handler([&](const std::string& text) { said.push_back(text); });
-  warn_once("a", "first");
-  warn_once("a", "second");
-  warn_once("b", "third");
-  set_warning_handler({});
-  warn_once("c", "nobody hears this");
-  EXPECT_EQ(said, (std::vector<std::string>{"first", "third"}));
 }
 
 }  // namespace
