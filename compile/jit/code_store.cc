@@ -1,6 +1,7 @@
 #include "rondo/compile/jit/code_store.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
@@ -26,6 +27,8 @@ std::shared_ptr<const Code> place(const std::string& object, std::string& damage
   damage = std::string(code.status().message());
   return nullptr;
 }
+
+std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
 
 // How far two kernels are alike, and the first line in which they are not.
 struct Likeness {
@@ -80,20 +83,33 @@ CodeStore::Held& CodeStore::hold(const std::string& kernel, std::string object) 
 }
 
 std::shared_ptr<const Code> CodeStore::find(const std::string& kernel) {
+  const auto tell = [&](const std::string& what) {
+    if (log::enabled(log::Topic::kCache)) log::write(log::Topic::kCache, absl::StrCat(first_line(kernel), ": ", what));
+  };
   {
-    std::lock_guard lock(mutex_);
+    std::unique_lock lock(mutex_);
     if (const auto found = held_.find(kernel); found != held_.end()) {
       // An artifact's kernel counts as such once, then as one of ours.
-      int64_t& count = found->second.from_artifact ? counts_.from_artifacts : counts_.from_memory;
-      found->second.from_artifact = false;
-      if (std::shared_ptr<const Code> code = placed(kernel, found->second)) return ++count, code;
+      const bool from_artifact = std::exchange(found->second.from_artifact, false);
+      if (std::shared_ptr<const Code> code = placed(kernel, found->second)) {
+        ++(from_artifact ? counts_.from_artifacts : counts_.from_memory);
+        lock.unlock();
+        tell(from_artifact ? "found in artifacts" : "found in memory");
+        return code;
+      }
     }
   }
   if (std::optional<std::string> object = disk_.find(kernel)) {
-    std::lock_guard lock(mutex_);
-    if (std::shared_ptr<const Code> code = placed(kernel, hold(kernel, *std::move(object)))) return ++counts_.from_disk, code;
+    std::unique_lock lock(mutex_);
+    if (std::shared_ptr<const Code> code = placed(kernel, hold(kernel, *std::move(object)))) {
+      ++counts_.from_disk;
+      lock.unlock();
+      tell("found on disk");
+      return code;
+    }
   }
   Miss miss{kernel, disk_.nearest_host(kernel)};
+  if (log::enabled(log::Topic::kCache)) tell(absl::StrCat("miss: ", explained(miss, known_kernels()).why));
   std::lock_guard lock(mutex_);
   ++counts_.misses;
   if (misses_.size() == kMaxMisses) misses_.erase(misses_.begin());
@@ -155,33 +171,38 @@ bool CodeStore::has_artifacts() const {
   return has_artifacts_;
 }
 
+std::vector<std::string> CodeStore::known_kernels() const {
+  std::vector<std::string> known = disk_.some_kernels(kMaxMisses);
+  std::lock_guard lock(mutex_);
+  for (const auto& [kernel, held] : held_)
+    if (known.size() < 2 * kMaxMisses) known.push_back(kernel);
+  return known;
+}
+
+CacheReport::Miss CodeStore::explained(const Miss& miss, const std::vector<std::string>& known) const {
+  if (!miss.host.components.empty()) return {miss.kernel, miss.host.components, miss.host.text};
+  Likeness best;
+  for (const std::string& other : known) {
+    if (other == miss.kernel) continue;
+    Likeness likeness = compare_lines(other, miss.kernel);
+    if (best.first_difference.empty() || likeness.equal_lines > best.equal_lines) best = std::move(likeness);
+  }
+  if (best.first_difference.empty()) best.first_difference = "there is no other kernel to compare with";
+  return {miss.kernel, "kernel", std::move(best.first_difference)};
+}
+
 CacheReport CodeStore::report() const {
   CacheReport report;
   std::vector<Miss> misses;
-  std::vector<std::string> known = disk_.some_kernels(kMaxMisses);
   {
     std::lock_guard lock(mutex_);
     report = counts_;
     misses = misses_;
-    for (const auto& [kernel, held] : held_)
-      if (known.size() < 2 * kMaxMisses) known.push_back(kernel);
   }
   report.folder = disk_.folder();
-  for (Miss& miss : misses) {
-    CacheReport::Miss& out = report.missed.emplace_back();
-    if (!miss.host.components.empty()) {
-      out = {std::move(miss.kernel), std::move(miss.host.components), std::move(miss.host.text)};
-      continue;
-    }
-    Likeness best;
-    for (const std::string& other : known) {
-      if (other == miss.kernel) continue;
-      Likeness likeness = compare_lines(other, miss.kernel);
-      if (best.first_difference.empty() || likeness.equal_lines > best.equal_lines) best = std::move(likeness);
-    }
-    if (best.first_difference.empty()) best.first_difference = "there is no other kernel to compare with";
-    out = {std::move(miss.kernel), "kernel", std::move(best.first_difference)};
-  }
+  if (misses.empty()) return report;
+  const std::vector<std::string> known = known_kernels();
+  for (const Miss& miss : misses) report.missed.push_back(explained(miss, known));
   return report;
 }
 

@@ -43,6 +43,8 @@ class CodeStore {
     std::string kernel;
     Difference host;  // of code for another host, if there was some
   };
+  CacheReport::Miss explained(const Miss& miss, const std::vector<std::string>& known) const;
+  std::vector<std::string> known_kernels() const;
   std::shared_ptr<const Code> placed(const std::string& kernel, Held& held);
   Held& hold(const std::string& kernel, std::string object);
 

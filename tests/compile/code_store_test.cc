@@ -5,6 +5,7 @@
 
 #include "rondo/compile/codegen/loop_text.h"
 #include "rondo/compile/jit/toolchain.h"
+#include "rondo/compile/log.h"
 #include "rondo/runtime/error.h"
 #include "rondo/tests/compile/kernel_fixture.h"
 #include "rondo/tests/compile/temp_folder.h"
@@ -83,6 +84,22 @@ TEST_F(CodeStoreTest, AMissNamesTheNearestKernel) {
   EXPECT_EQ(report.missed[0].component, "kernel");
   EXPECT_EQ(report.missed[0].why, "line 1: there \"kernel rows=1 cols=100 split_columns\", here \"kernel rows=1 "
                                   "cols=64 split_columns\"");
+}
+
+TEST_F(CodeStoreTest, TheLogTellsHitsFromMisses) {
+  std::vector<std::string> lines;
+  const log::Sink before = log::set_log_sink([&](std::string_view text) { lines.emplace_back(text); });
+  log::configure("cache");
+  CodeStore first(disk()), second(disk());
+  get(first, scale(2));
+  get(first, scale(2));
+  get(second, scale(2));
+  log::configure("");
+  get(second, scale(2));
+  log::set_log_sink(before);
+  const std::string kernel = "[rondo cache] kernel rows=1 cols=100 split_columns: ";
+  EXPECT_EQ(lines, (std::vector<std::string>{kernel + "miss: there is no other kernel to compare with\n",
+                                             kernel + "found in memory\n", kernel + "found on disk\n"}));
 }
 
 TEST_F(CodeStoreTest, AMissNamesTheComponentThatChanged) {
