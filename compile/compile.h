@@ -123,4 +123,32 @@ template <class F> Compiled<F> compile(F function, CompileOptions options = {}) 
   return Compiled<F>(std::move(function), options);
 }
 
+// ---- Compiled code outlives the process
+//
+// Every kernel is kept on disk, in RONDO_CACHE_DIR, else $XDG_CACHE_HOME/rondo, else ~/.cache/rondo (RONDO_CACHE=off: nowhere;
+// RONDO_CACHE_MB: at most so much, 256 by default), so that the next process compiles nothing and never loads LLVM.
+
+// Writes every kernel that this process has compiled or loaded to one file, for shipping. Throws FileError.
+void save_artifacts(const std::string& path);
+// Makes the kernels of such a file this process's own; returns how many they are. Throws FileError with the reason if the
+// file is damaged, was made by another build of Rondo or for another processor, or if others than its owner (us or root)
+// could have written it: it is code that will be run.
+int load_artifacts(const std::string& path);
+
+// Where the code of this process came from.
+struct CacheReport {
+  std::string folder;         // of the disk cache; "": none
+  int64_t from_memory = 0;    // kernels asked for that were there already
+  int64_t from_artifacts = 0;
+  int64_t from_disk = 0;
+  int64_t misses = 0;         // compiled
+  struct Miss {
+    std::string kernel;     // its text
+    std::string component;  // what differs from the nearest entry: "build", "cpu", "llvm", "launch_abi", "kernel"
+    std::string why;        // "cpu: there avx512f, here nothing more"; "line 1: there "cols=768 ...", here ..."
+  };
+  std::vector<Miss> missed;  // the latest 256
+};
+CacheReport cache_report();
+
 }  // namespace rondo::compile

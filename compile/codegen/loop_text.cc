@@ -99,6 +99,29 @@ std::string to_string(const LoopKernel& kernel) {
   return text;
 }
 
+std::string code_text(const LoopKernel& kernel) {
+  LoopKernel same = kernel;
+  same.name.clear();
+  same.rows = 1;
+  size_t next = 0;
+  const auto forget = [&](int64_t& extent) {  // in the order of extents()
+    const size_t at = next++;
+    if (at < kernel.varying.size() && kernel.varying[at] && may_vary(extent)) extent = 2;
+  };
+  forget(same.cols);
+  forget(same.chunk_rows);
+  std::string wrapping;  // all that code knows of the number of rows
+  for (size_t n = 0; n < same.operands.size(); ++n) {
+    forget(same.operands[n].col_stride);
+    for (size_t a = 0; a < same.operands[n].axes.size(); ++a) {
+      if (wraps(kernel, kernel.operands[n].axes[a])) absl::StrAppend(&wrapping, " @", n, ".", a);
+      OperandAxis& axis = same.operands[n].axes[a];
+      for (int64_t* extent : {&axis.divisor, &axis.size, &axis.stride}) forget(*extent);
+    }
+  }
+  return absl::StrCat(to_string(same), "  wraps", wrapping, "\n");
+}
+
 namespace {
 
 class KernelParser {

@@ -27,6 +27,10 @@ LoopOpInfo info(LoopOp op);
 
 std::string to_string(const LoopKernel& kernel);
 
+// The text of everything that code depends on, and of nothing else: kernels with equal ones compile to equal code, whatever
+// their names, their numbers of rows, and the extents that are read at run time. For cache keys.
+std::string code_text(const LoopKernel& kernel);
+
 // The kernel that `text` spells; not verified. Throws Error "line 3: what".
 LoopKernel parse_loop_kernel(std::string_view text);
 // One kernel, from the middle of a file.

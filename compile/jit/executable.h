@@ -1,5 +1,5 @@
-// Turns loop kernels into machine code. LLVM lives in a plug-in that is loaded with the first kernel, so a process that
-// never compiles never maps it.
+// Turns loop kernels into machine code, which is made once: it is looked for in this process, in artifact files that were
+// loaded, on disk, and only then compiled (code_store.h). LLVM is loaded with the first kernel that has to be compiled.
 #pragma once
 
 #include <memory>
@@ -12,34 +12,39 @@
 
 namespace rondo::compile {
 
-// Machine code of some kernels; entries are valid as long as it lives.
+class Code;
+
+// Machine code of some kernels; entries are valid as long as it lives. Immutable.
 class Executable {
  public:
-  virtual ~Executable() = default;
-  virtual KernelEntry entry(int i) const = 0;  // in the order of the kernels given
-  // The object code behind the entries: a few kB a kernel, position independent, for load_kernels in another process.
-  virtual std::string_view object() const = 0;
+  explicit Executable(std::vector<std::shared_ptr<const Code>> code) : code_(std::move(code)) {}
+  KernelEntry entry(int i) const;  // in the order of the kernels given
+
+ private:
+  std::vector<std::shared_ptr<const Code>> code_;
 };
 
+// None of these changes the code: one that does must become part of the key in compile_kernels.
 struct JitOptions {
-  bool dump_ir = false;   // LLVM IR, to the log's topic output_code
-  bool dump_asm = false;  // assembly, likewise
+  // LLVM IR and assembly, to the log's topic output_code. With either of these, kernels are compiled whether they are in a
+  // cache or not.
+  bool dump_ir = false;
+  bool dump_asm = false;
 };
 
-// Compiles kernels for this host. Thread safe. Throws Error if the plug-in is missing (Rondo was built without LLVM, or
-// was moved), InternalError if LLVM rejects a kernel.
+// Machine code for this host; kernels that have to be compiled are so in parallel. Thread safe. Throws Error if one has to
+// be and the plug-in is missing (Rondo was built without LLVM, or was moved), InternalError if LLVM rejects a kernel.
 std::shared_ptr<Executable> compile_kernels(std::span<const LoopKernel> kernels, const JitOptions& options = {});
 
-// Makes object() of an earlier Executable callable: 0.1 ms instead of 2 ms a kernel. `names`: the kernels wanted, in
-// the order of entry(). REQUIRES: the bytes are whole and come from an equal jit_toolchain(): keep a checksum beside
-// them. Throws Error if the plug-in is missing, InternalError if a name is.
-std::shared_ptr<Executable> load_kernels(std::string object, std::span<const std::string> names);
-
-// What object code depends on besides the kernels: LLVM's version, the target, the CPU and its features. For cache
-// keys. Throws Error if the plug-in is missing.
+// The compiler, as it describes itself: LLVM's version, the target, the CPU and its features. Throws Error if the plug-in is
+// missing.
 std::string jit_toolchain();
 
-// True if compile_kernels can work: the plug-in is there. Does not load it.
+// True if compile_kernels can work: the plug-in is there, or an artifact file was loaded. Does not load LLVM.
 bool jit_available();
+
+// Forgets the code in memory that no executable holds: for tests, and for measurements of a cold or warm start. What is on
+// disk stays.
+void forget_code();
 
 }  // namespace rondo::compile

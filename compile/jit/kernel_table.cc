@@ -4,6 +4,7 @@
 #include <bit>
 #include <map>
 #include <mutex>
+#include <set>
 
 namespace rondo::compile {
 namespace {
@@ -134,8 +135,12 @@ class KernelTable {
     std::map<const Executable*, long> held;
     for (const auto& [structure, variants] : variants_)
       for (const Variant& v : variants) ++held[v.kernel.code.get()];
+    std::set<const Executable*> unused;  // all of them before any is dropped, which changes the counts
+    for (const auto& [structure, variants] : variants_)
+      for (const Variant& v : variants)
+        if (v.kernel.code.use_count() == held[v.kernel.code.get()]) unused.insert(v.kernel.code.get());
     for (auto it = variants_.begin(); it != variants_.end();) {
-      std::erase_if(it->second, [&](const Variant& v) { return v.kernel.code.use_count() == held[v.kernel.code.get()]; });
+      std::erase_if(it->second, [&](const Variant& v) { return unused.contains(v.kernel.code.get()); });
       it = it->second.empty() ? variants_.erase(it) : std::next(it);
     }
     size_ = 0;
@@ -158,6 +163,9 @@ KernelTable& table() {
 CompiledKernels find_or_compile(std::span<const LoopKernel> kernels, Sizes sizes) {
   return table().find_or_compile(kernels, sizes);
 }
-void forget_unused_kernels() { table().forget_unused_kernels(); }
+void forget_unused_kernels() {
+  table().forget_unused_kernels();
+  forget_code();
+}
 
 }  // namespace rondo::compile

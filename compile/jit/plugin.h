@@ -1,34 +1,41 @@
-// What the LLVM plug-in (toolchain_llvm.cc) offers to executable.cc: a table of functions behind one exported symbol.
+// What the LLVM plug-in (toolchain_llvm.cc) offers to toolchain.cc: a table of functions behind one exported symbol.
 // Nothing polymorphic and no exceptions cross the border, because the plug-in is built without RTTI, as LLVM is.
 // Thread safe.
 #pragma once
 
-#include <span>
 #include <string>
-#include <vector>
 
 #include "rondo/compile/codegen/loop_ir.h"
 #include "rondo/compile/jit/executable.h"
 
 namespace rondo::compile {
 
-// Changes whenever the layout of anything that crosses the border does: a plug-in left over from another build must be
-// refused, not called.
+// Changes whenever the layout of anything that crosses the border does, or the way in which kernels are called: a plug-in
+// left over from another build must be refused, not called, and so must its code.
 inline constexpr uint64_t kPluginAbi =
-    4 * 1000000 + sizeof(LoopKernel) * 1000 + sizeof(Instr) * 10 + sizeof(JitOptions);
+    5 * 1000000 + sizeof(LoopKernel) * 1000 + sizeof(Instr) * 10 + sizeof(JitOptions);
 
+// Every kernel object defines this symbol: names are no part of a kernel.
+inline constexpr const char* kKernelSymbol = "rondo_kernel";
+
+// Code that LLVM's linker placed.
+struct LinkedCode {
+  void* code = nullptr;  // owned by the caller; given back with JitPlugin::release
+  KernelEntry entry = nullptr;
+};
+
+// One compiled kernel.
 struct JitResult {
-  void* code = nullptr;              // owned by the caller; given back with JitPlugin::release
-  std::vector<KernelEntry> entries;  // in the order of the kernels
   std::string object;
-  std::string error;                 // empty if all went well
-  std::string ir, assembly;          // as JitOptions asks
+  std::string ir, assembly;  // as JitOptions asks
+  std::string error;         // empty if all went well
 };
 
 struct JitPlugin {
   uint64_t abi;
-  void (*compile)(std::span<const LoopKernel> kernels, const JitOptions& options, JitResult& result);
-  void (*load)(std::string object, std::span<const std::string> names, JitResult& result);
+  const char* (*build)();  // build_hash
+  void (*compile)(const LoopKernel& kernel, const JitOptions& options, JitResult& result);
+  void (*link)(const std::string& object, LinkedCode& linked, std::string& error);
   void (*release)(void* code);
   void (*describe)(std::string& toolchain);
 };

@@ -1,8 +1,7 @@
-// The LLVM back end of executable.h: loop kernels -> IR -> object code -> memory. Built as a plug-in of its own
+// The LLVM back end of toolchain.h: a loop kernel -> IR -> object code. Built as a plug-in of its own
 // (librondo_jit_llvm.so), so that a process that never compiles never maps LLVM.
 //
-// Each call works in a context of its own, so kernels compile in parallel on as many threads as callers bring; only the
-// ORC session, which places finished code in memory, is shared.
+// Each call works in a context of its own, so kernels compile in parallel on as many threads as callers bring.
 #include <llvm/ADT/StringExtras.h>
 #include <llvm/ADT/StringMap.h>
 #include <llvm/Config/llvm-config.h>
@@ -23,6 +22,7 @@
 #include <mutex>
 
 #include "rondo/compile/codegen/emit_llvm.h"
+#include "rondo/compile/jit/build_hash.h"
 #include "rondo/compile/jit/plugin.h"
 
 namespace rondo::compile {
@@ -43,9 +43,7 @@ constexpr llvm::CodeGenOptLevel kLevel = llvm::CodeGenOptLevel::Default;
 // The process-wide state. Never destroyed: code may still be running while static destructors do.
 struct Session {
   Host host;
-  std::unique_ptr<orc::LLJIT> jit;
   std::string error;
-  std::atomic<uint64_t> next_library{0};
   std::mutex mutex;  // guards `machines`
   std::vector<std::unique_ptr<llvm::TargetMachine>> machines;
 };
@@ -76,14 +74,6 @@ Session* make_session() {
   host.prefers_512 = features.lookup("avx512f");
   host.target = llvm::TargetRegistry::lookupTarget(host.triple, session->error);
   if (host.target == nullptr) return session;
-
-  auto jit = orc::LLJITBuilder()
-                 .setJITTargetMachineBuilder(orc::JITTargetMachineBuilder(llvm::Triple(host.triple)))
-                 // Kernels have no static constructors, thread locals or exceptions: no platform is needed.
-                 .setPlatformSetUp(orc::setUpInactivePlatform)
-                 .create();
-  if (!jit) session->error = llvm::toString(jit.takeError());
-  else session->jit = std::move(*jit);
   return session;
 }
 
@@ -139,43 +129,14 @@ std::string emit_code(llvm::Module& module, llvm::TargetMachine& machine, llvm::
   return "";
 }
 
-// Owned code of one Executable: its library in the session.
-struct Code {
-  orc::JITDylib* library;
-};
-
-void release(void* code) {
-  std::unique_ptr<Code> owned(static_cast<Code*>(code));
-  llvm::consumeError(session().jit->getExecutionSession().removeJITDylib(*owned->library));
-}
-
-// Makes result.object callable.
-std::string place(Session& session, std::span<const std::string> names, JitResult& result) {
-  auto library = session.jit->createJITDylib("rondo." + std::to_string(session.next_library++));
-  if (!library) return llvm::toString(library.takeError());
-  result.code = new Code{&*library};
-  if (llvm::Error error = session.jit->addObjectFile(*library, llvm::MemoryBuffer::getMemBufferCopy(result.object)))
-    return llvm::toString(std::move(error));
-  for (const std::string& name : names) {
-    auto address = session.jit->lookup(*library, name);
-    if (!address) return llvm::toString(address.takeError());
-    result.entries.push_back(address->toPtr<KernelEntry>());
-  }
-  return "";
-}
-
-std::string compile_module(Session& session, std::span<const LoopKernel> kernels, const JitOptions& options,
-                           JitResult& result) {
+std::string compile_kernel(Session& session, const LoopKernel& source, const JitOptions& options, JitResult& result) {
   MachineLease machine(session);
   llvm::LLVMContext context;
   llvm::Module module("rondo", context);
   module.setTargetTriple(session.host.triple);
   module.setDataLayout(machine->createDataLayout());
-  std::vector<std::string> names;
-  for (const LoopKernel& kernel : kernels) {
-    set_host_attributes(*emit_llvm(kernel, module), session.host);
-    names.push_back(kernel.name);
-  }
+  llvm::Function* kernel = emit_llvm(source, module);
+  set_host_attributes(*kernel, session.host);
   if (options.dump_ir) {
     llvm::raw_string_ostream text(result.ir);
     module.print(text, nullptr);
@@ -193,29 +154,74 @@ std::string compile_module(Session& session, std::span<const LoopKernel> kernels
       return error;
     result.assembly.assign(text.begin(), text.end());
   }
+  kernel->setName(kKernelSymbol);
   llvm::SmallVector<char, 0> object;
   if (std::string error = emit_code(module, *machine, llvm::CodeGenFileType::ObjectFile, object); !error.empty())
     return error;
   result.object.assign(object.begin(), object.end());
-  return place(session, names, result);
+  return "";
 }
 
-// Runs `work(session)`; on failure nothing but the error is left in `result`.
-template <class Work> void run(JitResult& result, Work work) {
+void compile(const LoopKernel& kernel, const JitOptions& options, JitResult& result) {
   Session& s = session();
-  std::string error = s.error.empty() ? work(s) : s.error;
-  if (error.empty()) return;
-  if (result.code != nullptr) release(result.code);
-  result = {nullptr, {}, "", std::move(error), "", ""};
+  result.error = s.error.empty() ? compile_kernel(s, kernel, options, result) : s.error;
 }
 
-void compile(std::span<const LoopKernel> kernels, const JitOptions& options, JitResult& result) {
-  run(result, [&](Session& s) { return compile_module(s, kernels, options, result); });
+// ---- LLVM's linker, for objects that ours (object.h) does not place
+
+struct Linker {
+  std::unique_ptr<orc::LLJIT> jit;
+  std::string error;
+  std::atomic<uint64_t> next_library{0};
+};
+
+Linker* make_linker() {
+  auto* linker = new Linker;  // never destroyed, as the session
+  auto jit = orc::LLJITBuilder()
+                 .setJITTargetMachineBuilder(orc::JITTargetMachineBuilder(llvm::Triple(session().host.triple)))
+                 // Kernels have no static constructors, thread locals or exceptions: no platform is needed.
+                 .setPlatformSetUp(orc::setUpInactivePlatform)
+                 .create();
+  if (!jit) linker->error = llvm::toString(jit.takeError());
+  else linker->jit = std::move(*jit);
+  return linker;
 }
 
-void load(std::string object, std::span<const std::string> names, JitResult& result) {
-  result.object = std::move(object);
-  run(result, [&](Session& s) { return place(s, names, result); });
+Linker& linker() {
+  static Linker* const instance = make_linker();
+  return *instance;
+}
+
+// `code` of a LinkedCode: its library in the linker.
+struct Library {
+  orc::JITDylib* dylib;
+};
+
+void release(void* code) {
+  std::unique_ptr<Library> owned(static_cast<Library*>(code));
+  llvm::consumeError(linker().jit->getExecutionSession().removeJITDylib(*owned->dylib));
+}
+
+std::string link_object(Linker& linker, const std::string& object, LinkedCode& linked) {
+  auto library = linker.jit->createJITDylib("rondo." + std::to_string(linker.next_library++));
+  if (!library) return llvm::toString(library.takeError());
+  linked.code = new Library{&*library};
+  if (llvm::Error error = linker.jit->addObjectFile(*library, llvm::MemoryBuffer::getMemBufferCopy(object)))
+    return llvm::toString(std::move(error));
+  auto address = linker.jit->lookup(*library, kKernelSymbol);
+  if (!address) return llvm::toString(address.takeError());
+  linked.entry = address->toPtr<KernelEntry>();
+  return "";
+}
+
+void link(const std::string& object, LinkedCode& linked, std::string& error) {
+  Session& s = session();
+  if (error = s.error; !error.empty()) return;
+  Linker& l = linker();
+  error = l.error.empty() ? link_object(l, object, linked) : l.error;
+  if (error.empty() || linked.code == nullptr) return;
+  release(linked.code);
+  linked = {};
 }
 
 void describe(std::string& toolchain) {
@@ -223,7 +229,7 @@ void describe(std::string& toolchain) {
   toolchain = llvm::join_items(" ", "LLVM", LLVM_VERSION_STRING, host.triple, host.cpu, host.features);
 }
 
-constexpr JitPlugin kPlugin{kPluginAbi, compile, load, release, describe};
+constexpr JitPlugin kPlugin{kPluginAbi, build_hash, compile, link, release, describe};
 
 }  // namespace
 

@@ -4,8 +4,11 @@
 // become one kernel if their spaces agree, no path through a third unit would close a cycle, and neither needs a result
 // of the other that exists only when all rows are done (a column sum).
 #include <algorithm>
-#include <map>
+#include <bit>
+#include <queue>
+#include <tuple>
 
+#include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
 #include "rondo/compile/passes/passes.h"
 
@@ -54,13 +57,86 @@ Space space_of(const Graph& graph, const GraphNode& node) {
   return space;
 }
 
+// Which units need which, directly or not; kept up to date while units merge.
+class Reachability {
+ public:
+  explicit Reachability(size_t n) : n_(n), words_((n + 63) / 64), after_(n * words_), before_(n * words_) {}
+
+  // `to` reads of `from`. REQUIRES: all edges to `from` were added before, and none from `to`.
+  void add_edge(size_t from, size_t to) {
+    uint64_t* before = row(before_, to);
+    for (size_t w = 0; w < words_; ++w) before[w] |= row(before_, from)[w];
+    set(before, from);
+  }
+  // To be called when all edges are there.
+  void complete() {
+    for (size_t to = 0; to < n_; ++to)
+      for_each(row(before_, to), [&](size_t from) { set(row(after_, from), to); });
+  }
+
+  // True if a third unit stands between the two.
+  bool passes_through(size_t from, size_t to) const {
+    const uint64_t *a = row(after_, from), *b = row(before_, to);
+    for (size_t w = 0; w < words_; ++w)
+      if ((a[w] & b[w]) != 0) return true;
+    return false;
+  }
+  // b becomes a part of a. REQUIRES: nothing stands between them.
+  void merge(size_t a, size_t b) {
+    std::vector<uint64_t> sources(words_), targets(words_);
+    for (size_t w = 0; w < words_; ++w) {
+      sources[w] = row(before_, a)[w] | row(before_, b)[w];
+      targets[w] = row(after_, a)[w] | row(after_, b)[w];
+    }
+    for (std::vector<uint64_t>* both : {&sources, &targets})
+      for (size_t u : {a, b}) clear(both->data(), u);
+    const auto connect = [&](std::vector<uint64_t>& table, const std::vector<uint64_t>& from, const std::vector<uint64_t>& to) {
+      for_each(from.data(), [&](size_t u) {
+        for (size_t w = 0; w < words_; ++w) row(table, u)[w] |= to[w];
+        set(row(table, u), a);
+        clear(row(table, u), b);
+      });
+      std::copy(to.begin(), to.end(), row(table, a));
+      std::fill(row(table, b), row(table, b) + words_, 0);
+    };
+    connect(after_, sources, targets);
+    connect(before_, targets, sources);
+  }
+
+ private:
+  const uint64_t* row(const std::vector<uint64_t>& table, size_t u) const { return table.data() + u * words_; }
+  uint64_t* row(std::vector<uint64_t>& table, size_t u) const { return table.data() + u * words_; }
+  static void set(uint64_t* bits, size_t u) { bits[u / 64] |= uint64_t{1} << u % 64; }
+  static void clear(uint64_t* bits, size_t u) { bits[u / 64] &= ~(uint64_t{1} << u % 64); }
+  template <class Visit> void for_each(const uint64_t* bits, Visit visit) const {
+    for (size_t w = 0; w < words_; ++w)
+      for (uint64_t rest = bits[w]; rest != 0; rest &= rest - 1) visit(w * 64 + static_cast<size_t>(std::countr_zero(rest)));
+  }
+
+  size_t n_, words_;
+  std::vector<uint64_t> after_, before_;  // a row of bits for each unit
+};
+
 class Fuser {
  public:
   explicit Fuser(const Graph& graph) : graph_(graph), unit_of_(graph.nodes.size(), -1) {}
 
   std::vector<Unit> run() {
     make_singletons();
-    while (merge_best()) {}
+    Reachability reach = reachability();
+    for (size_t u = 0; u < units_.size(); ++u) offer_pairs(u, u + 1);
+    while (!pairs_.empty()) {
+      const Pair pair = pairs_.top();
+      pairs_.pop();
+      Candidate &a = units_[pair.a], &b = units_[pair.b];
+      // What makes a merge impossible stays so until one of the two changes, and then they are another pair.
+      if (a.version != pair.a_version || b.version != pair.b_version || !may_merge(a, b) ||
+          reach.passes_through(pair.a, pair.b) || reach.passes_through(pair.b, pair.a))
+        continue;
+      reach.merge(pair.a, pair.b);
+      merge(pair.a, pair.b);
+      offer_pairs(pair.a, 0);
+    }
     return in_order();
   }
 
@@ -68,8 +144,17 @@ class Fuser {
   struct Candidate {
     Unit unit;
     bool alive = true;
+    int version = 0;
     std::vector<ValueId> column_results;  // complete only after the last row
+    std::vector<ValueId> touched;         // read or written, sorted
     bool reduces_rows = false;
+  };
+  // Two units that share values. The best comes first; of equals, the one that was recorded first.
+  struct Pair {
+    int64_t saved;
+    size_t a, b;  // a < b
+    int a_version, b_version;
+    bool operator<(const Pair& o) const { return std::tuple(saved, o.a, o.b) < std::tuple(o.saved, a, b); }
   };
 
   void make_singletons() {
@@ -85,6 +170,12 @@ class Fuser {
       c.unit.cols = space.cols;
       if (space.column_sum) c.column_results = {node.outputs[0]};
       c.reduces_rows = node.op->kind == OpKind::kReduction && !space.column_sum;
+      if (!space.fusible) continue;
+      for (ValueId id : node.inputs) c.touched.push_back(same_elements(graph_, id));
+      c.touched.insert(c.touched.end(), node.outputs.begin(), node.outputs.end());
+      std::sort(c.touched.begin(), c.touched.end());
+      c.touched.erase(std::unique(c.touched.begin(), c.touched.end()), c.touched.end());
+      for (ValueId id : c.touched) units_touching_[id].push_back(units_.size() - 1);
     }
   }
 
@@ -94,24 +185,17 @@ class Fuser {
     return producer < 0 ? -1 : unit_of_[static_cast<size_t>(producer)];
   }
 
-  // reach[u] bit v: v needs, directly or not, a result of u.
-  std::vector<std::vector<bool>> reachability() const {
-    const size_t n = units_.size();
-    std::vector<std::vector<bool>> reach(n, std::vector<bool>(n, false));
-    // Nodes are in order, but merged units are not; iterate to the fixed point over direct edges.
-    for (size_t i = 0; i < graph_.nodes.size(); ++i) {
-      if (unit_of_[i] < 0) continue;
-      for (ValueId id : graph_.nodes[i].inputs) {
-        if (id == kNoValue) continue;
-        const int from = unit_of_value(id);
-        if (from >= 0 && from != unit_of_[i]) reach[static_cast<size_t>(from)][static_cast<size_t>(unit_of_[i])] = true;
-      }
-    }
-    for (size_t k = 0; k < n; ++k)
-      for (size_t i = 0; i < n; ++i)
-        if (reach[i][k])
-          for (size_t j = 0; j < n; ++j)
-            if (reach[k][j]) reach[i][j] = true;
+  // The units that the nodes of a unit read from.
+  template <class Visit> void for_each_source(size_t unit, Visit visit) const {
+    for (int32_t n : units_[unit].unit.nodes)
+      for (ValueId id : graph_.nodes[static_cast<size_t>(n)].inputs)
+        if (const int from = id == kNoValue ? -1 : unit_of_value(id); from >= 0 && static_cast<size_t>(from) != unit)
+          visit(static_cast<size_t>(from));
+  }
+  Reachability reachability() const {
+    Reachability reach(units_.size());
+    for (size_t u = 0; u < units_.size(); ++u) for_each_source(u, [&](size_t from) { reach.add_edge(from, u); });
+    reach.complete();
     return reach;
   }
 
@@ -164,82 +248,86 @@ class Fuser {
   // What a merged kernel reads once instead of twice, or never writes: bytes per element of the space, and per row or column
   // of it by far less. No sizes: a block is fused in the same way at every length, so that its code can be shared.
   int64_t bytes_shared(const Candidate& a, const Candidate& b) const {
-    std::map<ValueId, int> touched;
-    auto visit = [&](const Candidate& c, int bit) {
-      for (int32_t n : c.unit.nodes) {
-        const GraphNode& node = graph_.nodes[static_cast<size_t>(n)];
-        for (ValueId id : node.inputs) touched[same_elements(graph_, id)] |= bit;
-        for (ValueId id : node.outputs) touched[id] |= bit;
-      }
-    };
-    visit(a, 1);
-    visit(b, 2);
     int64_t bytes = 0;
     const int64_t elements = a.unit.rows * std::max(a.unit.cols, b.unit.cols);
-    for (auto [id, bits] : touched) {
-      const Value& v = graph_.value(id);
-      if (bits == 3) bytes += (v.sizes.numel() >= elements ? 4096 : 1) * static_cast<int64_t>(size_of(v.dtype));
+    for (size_t i = 0, j = 0; i < a.touched.size() && j < b.touched.size();) {
+      if (a.touched[i] != b.touched[j]) {
+        ++(a.touched[i] < b.touched[j] ? i : j);
+        continue;
+      }
+      const Value& v = graph_.value(a.touched[i]);
+      bytes += (v.sizes.numel() >= elements ? 4096 : 1) * static_cast<int64_t>(size_of(v.dtype));
+      ++i, ++j;
     }
     return bytes;
   }
 
-  bool merge_best() {
-    const auto reach = reachability();
-    int64_t best = 0;
-    size_t best_a = 0, best_b = 0;
-    for (size_t a = 0; a < units_.size(); ++a) {
-      if (!units_[a].alive || !units_[a].unit.fused) continue;
-      for (size_t b = a + 1; b < units_.size(); ++b) {
-        if (!units_[b].alive || !units_[b].unit.fused) continue;
-        const int64_t bytes = bytes_shared(units_[a], units_[b]);
-        if (bytes <= best || !may_merge(units_[a], units_[b])) continue;
-        bool cycle = false;
-        for (size_t c = 0; c < units_.size() && !cycle; ++c)
-          cycle = c != a && c != b && units_[c].alive && ((reach[a][c] && reach[c][b]) || (reach[b][c] && reach[c][a]));
-        if (cycle) continue;
-        best = bytes;
-        best_a = a;
-        best_b = b;
-      }
+  // Puts the pairs of `unit` with units from `first` on into the queue.
+  void offer_pairs(size_t unit, size_t first) {
+    std::vector<size_t> others;
+    for (ValueId id : units_[unit].touched)
+      for (size_t other : units_touching_[id])
+        if (other >= first && other != unit && units_[other].alive) others.push_back(other);
+    std::sort(others.begin(), others.end());
+    others.erase(std::unique(others.begin(), others.end()), others.end());
+    for (size_t other : others) {
+      const size_t a = std::min(unit, other), b = std::max(unit, other);
+      const int64_t saved = bytes_shared(units_[a], units_[b]);
+      if (saved > 0) pairs_.push({saved, a, b, units_[a].version, units_[b].version});
     }
-    if (best == 0) return false;
-    Candidate &a = units_[best_a], &b = units_[best_b];
+  }
+
+  void merge(size_t into, size_t from) {
+    Candidate &a = units_[into], &b = units_[from];
     a.unit.nodes.insert(a.unit.nodes.end(), b.unit.nodes.begin(), b.unit.nodes.end());
     std::sort(a.unit.nodes.begin(), a.unit.nodes.end());
     a.unit.cols = std::max(a.unit.cols, b.unit.cols);
     a.column_results.insert(a.column_results.end(), b.column_results.begin(), b.column_results.end());
     a.reduces_rows = a.reduces_rows || b.reduces_rows;
-    for (int32_t n : b.unit.nodes) unit_of_[static_cast<size_t>(n)] = static_cast<int>(best_a);
+    for (int32_t n : b.unit.nodes) unit_of_[static_cast<size_t>(n)] = static_cast<int>(into);
+    std::vector<ValueId> both;
+    std::set_union(a.touched.begin(), a.touched.end(), b.touched.begin(), b.touched.end(), std::back_inserter(both));
+    for (ValueId id : b.touched) units_touching_[id].push_back(into);
+    a.touched = std::move(both);
+    b.touched.clear();
     b.alive = false;
-    return true;
+    ++a.version;
+    ++b.version;
   }
 
   std::vector<Unit> in_order() const {
-    const auto reach = reachability();
-    std::vector<size_t> live;
-    for (size_t i = 0; i < units_.size(); ++i)
-      if (units_[i].alive) live.push_back(i);
     // Earliest first node among those that are ready: keeps the order of recording where it can.
-    std::vector<Unit> result;
-    std::vector<bool> done(units_.size(), false);
-    while (result.size() < live.size()) {
-      size_t pick = units_.size();
-      for (size_t u : live) {
-        if (done[u]) continue;
-        bool ready = true;
-        for (size_t v : live) ready = ready && (done[v] || v == u || !reach[v][u]);
-        if (ready && (pick == units_.size() || units_[u].unit.nodes[0] < units_[pick].unit.nodes[0])) pick = u;
-      }
-      invariant(pick < units_.size(), "fusion made a cycle");
-      done[pick] = true;
-      result.push_back(units_[pick].unit);
+    std::vector<std::vector<size_t>> readers(units_.size());
+    std::vector<int> waits_for(units_.size(), 0);
+    using Ready = std::pair<int32_t, size_t>;  // first node, unit
+    std::priority_queue<Ready, std::vector<Ready>, std::greater<>> ready;
+    size_t live = 0;
+    for (size_t u = 0; u < units_.size(); ++u) {
+      if (!units_[u].alive) continue;
+      ++live;
+      for_each_source(u, [&](size_t from) {
+        readers[from].push_back(u);
+        ++waits_for[u];
+      });
+      if (waits_for[u] == 0) ready.emplace(units_[u].unit.nodes[0], u);
     }
+    std::vector<Unit> result;
+    while (!ready.empty()) {
+      const size_t u = ready.top().second;
+      ready.pop();
+      result.push_back(units_[u].unit);
+      for (size_t reader : readers[u])
+        if (--waits_for[reader] == 0) ready.emplace(units_[reader].unit.nodes[0], reader);
+    }
+    invariant(result.size() == live, "fusion made a cycle");
     return result;
   }
 
   const Graph& graph_;
   std::vector<int> unit_of_;  // of each node; -1 for views
   std::vector<Candidate> units_;
+  absl::flat_hash_map<ValueId, std::vector<size_t>> units_touching_;  // fusible ones; some may be gone
+  std::priority_queue<Pair> pairs_;
 };
 
 }  // namespace

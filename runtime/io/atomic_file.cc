@@ -41,14 +41,14 @@ int write_all(int fd, const char* data, size_t bytes, int64_t offset = -1) {
 
 }  // namespace
 
-AtomicFile::AtomicFile(std::string path) : path_(std::move(path)) {
+AtomicFile::AtomicFile(std::string path, Access access) : path_(std::move(path)) {
   static std::atomic<uint64_t> counter{0};
   const std::filesystem::path target(path_);
   if (target.filename().empty()) throw FileError(path_, "cannot write: the path names a folder");
   for (;;) {
     temp_ = absl::StrCat(folder_of(path_), "/", std::string(kTempPrefix), target.filename().string(), ".", ::getpid(),
                          ".", counter.fetch_add(1));
-    fd_ = ::open(temp_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    fd_ = ::open(temp_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, access == Access::kOwner ? 0600 : 0666);
     if (fd_ >= 0) break;
     // A process that was killed may have had our id.
     if (errno != EEXIST) throw FileError(path_, errno_reason("cannot create a temporary file beside it"));
@@ -99,11 +99,20 @@ void AtomicFile::flush() {
 void AtomicFile::commit() {
   flush();
   if (::fsync(fd_) != 0) fail("cannot fsync");
+  rename_over_target();
+  fsync_folder(folder_of(path_));
+}
+
+void AtomicFile::publish() {
+  flush();
+  rename_over_target();
+}
+
+void AtomicFile::rename_over_target() {
   const int fd = std::exchange(fd_, -1);
   if (::close(fd) != 0) fail("cannot close");
   if (::rename(temp_.c_str(), path_.c_str()) != 0) fail("cannot rename onto it");
   temp_.clear();
-  fsync_folder(folder_of(path_));
 }
 
 void write_file_atomic(const std::string& path, std::string_view contents) {

@@ -17,13 +17,18 @@
 
 namespace rondo::io {
 
+enum class Access {
+  kByUmask,
+  kOwner,  // others may neither read nor write
+};
+
 class AtomicFile {
  public:
   // Temporary files are named kTempPrefix + name + a suffix unique to process and call.
   static constexpr std::string_view kTempPrefix = ".tmp-";
 
   // Throws FileError (here and below) naming the target.
-  explicit AtomicFile(std::string path);
+  explicit AtomicFile(std::string path, Access access = Access::kByUmask);
   ~AtomicFile();
   AtomicFile(const AtomicFile&) = delete;
   AtomicFile& operator=(const AtomicFile&) = delete;
@@ -35,9 +40,13 @@ class AtomicFile {
   // Makes the file visible and durable. On error the temporary file is removed and the target is as before, except
   // when only the last fsync of the folder failed.
   void commit();
+  // Makes the file visible without waiting for the disk: after a crash of the machine (not of the process) the target may
+  // be damaged. For caches, which can tell.
+  void publish();
 
  private:
   void flush();
+  void rename_over_target();
   void discard() noexcept;
   [[noreturn]] void fail(const char* what);
 

@@ -53,26 +53,25 @@ TEST(Executable, ThreadsCompileAtOnce) {
   for (std::thread& thread : threads) thread.join();
 }
 
-TEST(Executable, ObjectCodeLoadsAgain) {
-  std::string object;
-  {
-    const std::vector<LoopKernel> kernels{scale("two", 2), scale("three", 3)};
-    object = compile_kernels(kernels)->object();
-  }
-  const std::vector<std::string> names{"three", "two"};
-  const auto loaded = load_kernels(object, names);
-  EXPECT_EQ(run(loaded->entry(0)), 3);
-  EXPECT_EQ(run(loaded->entry(1)), 2);
-  EXPECT_EQ(loaded->object(), object);
-  EXPECT_THROW(load_kernels(object, std::vector<std::string>{"four"}), InternalError);
-  EXPECT_THROW(load_kernels("not an object file", names), InternalError);
-  EXPECT_NE(jit_toolchain().find("LLVM"), std::string::npos);
+TEST(Executable, EqualKernelsShareCode) {
+  const std::vector<LoopKernel> kernels{scale("one", 2), scale("other", 2), scale("third", 3)};
+  const auto executable = compile_kernels(kernels);
+  EXPECT_EQ(executable->entry(0), executable->entry(1));
+  EXPECT_NE(executable->entry(0), executable->entry(2));
+  EXPECT_EQ(compile_kernels({&kernels[2], 1})->entry(0), executable->entry(2));
 }
 
-TEST(Executable, SameKernelSameObjectCode) {
+TEST(Executable, CodeThatIsForgottenStaysCallable) {
   const LoopKernel kernel = scale("kernel", 2);
-  EXPECT_EQ(compile_kernels({&kernel, 1})->object(), compile_kernels({&kernel, 1})->object());
+  const auto first = compile_kernels({&kernel, 1});
+  forget_code();
+  const auto second = compile_kernels({&kernel, 1});
+  EXPECT_NE(first->entry(0), second->entry(0));
+  EXPECT_EQ(run(first->entry(0)), 2);
+  EXPECT_EQ(run(second->entry(0)), 2);
 }
+
+TEST(Executable, NamesItsToolchain) { EXPECT_NE(jit_toolchain().find("LLVM"), std::string::npos); }
 
 TEST(Executable, RejectsABrokenKernel) {
   LoopKernel kernel = scale("broken", 2);
@@ -88,6 +87,7 @@ TEST(ExecutableDeathTest, SaysWhereItLooked) {
   if (linked_in) GTEST_SKIP() << "built with RONDO_STATIC_JIT";
   const auto compile_without_plugin = [] {
     setenv("RONDO_JIT_LIBRARY", "/nowhere/librondo_jit_llvm.so", 1);
+    setenv("RONDO_CACHE", "off", 1);
     try {
       const LoopKernel kernel = scale("kernel", 2);
       compile_kernels({&kernel, 1});

@@ -1,0 +1,219 @@
+#include "rondo/compile/jit/code_store.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "rondo/compile/jit/kernel_file.h"
+#include "rondo/compile/jit/toolchain.h"
+#include "rondo/compile/log.h"
+#include "rondo/runtime/error.h"
+#include "rondo/runtime/io/atomic_file.h"
+
+namespace rondo::compile {
+namespace {
+
+// Bounds of what is kept in memory: 8,192 kernels have about 80 MB.
+constexpr size_t kMaxHeld = 8192;
+constexpr size_t kMaxMisses = 256;
+
+// Code from an object; null and `damage` set if it is no object of ours.
+std::shared_ptr<const Code> place(const std::string& object, std::string& damage) {
+  absl::StatusOr<std::shared_ptr<const Code>> code = place_object(object);
+  if (code.ok()) return *std::move(code);
+  if (absl::IsUnimplemented(code.status())) return link_object(object);
+  if (absl::IsResourceExhausted(code.status())) throw Error(absl::StrCat("compile: ", std::string(code.status().message())));
+  damage = std::string(code.status().message());
+  return nullptr;
+}
+
+std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
+
+// How far two kernels are alike, and the first line in which they are not.
+struct Likeness {
+  size_t equal_lines = 0;
+  std::string first_difference;
+};
+Likeness compare_lines(const std::string& there, const std::string& here) {
+  const std::vector<std::string> a = absl::StrSplit(there, '\n'), b = absl::StrSplit(here, '\n');
+  Likeness result;
+  for (size_t i = 0; i < std::max(a.size(), b.size()); ++i) {
+    const std::string x = i < a.size() ? a[i] : "", y = i < b.size() ? b[i] : "";
+    if (x == y) ++result.equal_lines;
+    else if (result.first_difference.empty())
+      result.first_difference = absl::StrCat("line ", i + 1, ": there \"", x, "\", here \"", y, "\"");
+  }
+  return result;
+}
+
+}  // namespace
+
+CodeStore& CodeStore::instance() {
+  static auto* const store = new CodeStore(DiskCacheOptions::from_environment());
+  return *store;
+}
+
+// REQUIRES: mutex_ is held. Null if the object is damaged.
+std::shared_ptr<const Code> CodeStore::placed(const std::string& kernel, Held& held) {
+  held.last_use = ++uses_;
+  std::shared_ptr<const Code> code = held.code.lock();
+  if (code != nullptr) return code;
+  std::string damage;
+  code = place(held.object, damage);
+  held.code = code;
+  if (code != nullptr) return code;
+  disk_.reject(kernel, damage);
+  held_.erase(kernel);
+  return nullptr;
+}
+
+// REQUIRES: mutex_ is held.
+CodeStore::Held& CodeStore::hold(const std::string& kernel, std::string object) {
+  if (held_.size() >= kMaxHeld) {
+    std::vector<uint64_t> ages;
+    for (const auto& [text, held] : held_) ages.push_back(held.last_use);
+    std::nth_element(ages.begin(), ages.begin() + kMaxHeld / 4, ages.end());
+    const uint64_t oldest_kept = ages[kMaxHeld / 4];
+    std::erase_if(held_, [&](const auto& entry) { return entry.second.last_use < oldest_kept; });
+  }
+  Held& held = held_[kernel];
+  held.object = std::move(object);
+  return held;
+}
+
+std::shared_ptr<const Code> CodeStore::find(const std::string& kernel) {
+  const auto tell = [&](const std::string& what) {
+    if (log::enabled(log::Topic::kCache)) log::write(log::Topic::kCache, absl::StrCat(first_line(kernel), ": ", what));
+  };
+  {
+    std::unique_lock lock(mutex_);
+    if (const auto found = held_.find(kernel); found != held_.end()) {
+      // An artifact's kernel counts as such once, then as one of ours.
+      const bool from_artifact = std::exchange(found->second.from_artifact, false);
+      if (std::shared_ptr<const Code> code = placed(kernel, found->second)) {
+        ++(from_artifact ? counts_.from_artifacts : counts_.from_memory);
+        lock.unlock();
+        tell(from_artifact ? "found in artifacts" : "found in memory");
+        return code;
+      }
+    }
+  }
+  if (std::optional<std::string> object = disk_.find(kernel)) {
+    std::unique_lock lock(mutex_);
+    if (std::shared_ptr<const Code> code = placed(kernel, hold(kernel, *std::move(object)))) {
+      ++counts_.from_disk;
+      lock.unlock();
+      tell("found on disk");
+      return code;
+    }
+  }
+  Miss miss{kernel, disk_.nearest_host(kernel)};
+  if (log::enabled(log::Topic::kCache)) tell(absl::StrCat("miss: ", explained(miss, known_kernels()).why));
+  std::lock_guard lock(mutex_);
+  ++counts_.misses;
+  if (misses_.size() == kMaxMisses) misses_.erase(misses_.begin());
+  misses_.push_back(std::move(miss));
+  return nullptr;
+}
+
+std::shared_ptr<const Code> CodeStore::add(const std::string& kernel, std::string object) {
+  std::string damage;
+  std::shared_ptr<const Code> code = place(object, damage);
+  if (code == nullptr) throw_internal(absl::StrCat("code generation: ", damage));
+  disk_.store(kernel, object);
+  std::lock_guard lock(mutex_);
+  Held& held = hold(kernel, std::move(object));
+  held.code = code;
+  held.last_use = ++uses_;
+  return code;
+}
+
+void CodeStore::save(const std::string& path) const {
+  KernelFile file{host_.text(), {}};
+  {
+    std::lock_guard lock(mutex_);
+    for (const auto& [kernel, held] : held_) file.kernels.push_back({kernel, held.object});
+  }
+  // One set of kernels, one file.
+  std::sort(file.kernels.begin(), file.kernels.end(),
+            [](const KernelRecord& a, const KernelRecord& b) { return a.kernel < b.kernel; });
+  io::AtomicFile out(path, io::Access::kOwner);
+  out.write(pack(file));
+  out.commit();
+}
+
+int CodeStore::load(const std::string& path) {
+  const auto fail = [&](const std::string& why) { throw FileError(path, "artifacts: " + why); };
+  absl::StatusOr<std::string> bytes = read_trusted_file(path);
+  if (!bytes.ok()) fail(std::string(bytes.status().message()));
+  absl::StatusOr<KernelFile> file = unpack(*bytes);
+  if (!file.ok()) fail(std::string(file.status().message()));
+  if (const Difference d = compare(HostKey::parse(file->host), host_); !d.components.empty())
+    fail("made for another host: " + d.text);
+  for (const KernelRecord& record : file->kernels)
+    if (const absl::Status status = check_object(record.object); absl::IsInvalidArgument(status))
+      fail(std::string(status.message()));
+  const int count = static_cast<int>(file->kernels.size());
+  std::lock_guard lock(mutex_);
+  for (KernelRecord& record : file->kernels) {
+    if (held_.contains(record.kernel)) continue;
+    Held& held = hold(record.kernel, std::move(record.object));
+    held.from_artifact = true;
+    held.last_use = ++uses_;
+    has_artifacts_ = true;
+  }
+  return count;
+}
+
+bool CodeStore::has_artifacts() const {
+  std::lock_guard lock(mutex_);
+  return has_artifacts_;
+}
+
+std::vector<std::string> CodeStore::known_kernels() const {
+  std::vector<std::string> known = disk_.some_kernels(kMaxMisses);
+  std::lock_guard lock(mutex_);
+  for (const auto& [kernel, held] : held_)
+    if (known.size() < 2 * kMaxMisses) known.push_back(kernel);
+  return known;
+}
+
+CacheReport::Miss CodeStore::explained(const Miss& miss, const std::vector<std::string>& known) const {
+  if (!miss.host.components.empty()) return {miss.kernel, miss.host.components, miss.host.text};
+  Likeness best;
+  for (const std::string& other : known) {
+    if (other == miss.kernel) continue;
+    Likeness likeness = compare_lines(other, miss.kernel);
+    if (best.first_difference.empty() || likeness.equal_lines > best.equal_lines) best = std::move(likeness);
+  }
+  if (best.first_difference.empty()) best.first_difference = "there is no other kernel to compare with";
+  return {miss.kernel, "kernel", std::move(best.first_difference)};
+}
+
+CacheReport CodeStore::report() const {
+  CacheReport report;
+  std::vector<Miss> misses;
+  {
+    std::lock_guard lock(mutex_);
+    report = counts_;
+    misses = misses_;
+  }
+  report.folder = disk_.folder();
+  if (misses.empty()) return report;
+  const std::vector<std::string> known = known_kernels();
+  for (const Miss& miss : misses) report.missed.push_back(explained(miss, known));
+  return report;
+}
+
+void CodeStore::forget() {
+  std::lock_guard lock(mutex_);
+  held_.clear();
+  has_artifacts_ = false;
+}
+
+void save_artifacts(const std::string& path) { CodeStore::instance().save(path); }
+int load_artifacts(const std::string& path) { return CodeStore::instance().load(path); }
+CacheReport cache_report() { return CodeStore::instance().report(); }
+
+}  // namespace rondo::compile

@@ -1,0 +1,61 @@
+// The machine code of this process by the canonical texts of its kernels, backed by the disk cache. Thread safe.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "rondo/compile/compile.h"
+#include "rondo/compile/jit/disk_cache.h"
+#include "rondo/compile/jit/object.h"
+
+namespace rondo::compile {
+
+class CodeStore {
+ public:
+  explicit CodeStore(DiskCacheOptions disk, HostKey host = host_key()) : host_(host), disk_(std::move(disk), std::move(host)) {}
+  // The one of this process, with the disk cache that the environment names. Never destroyed.
+  static CodeStore& instance();
+
+  // The code for a kernel, or null: a miss, to be followed by add().
+  std::shared_ptr<const Code> find(const std::string& kernel);
+  // Places code that was just compiled and keeps it, on disk too.
+  std::shared_ptr<const Code> add(const std::string& kernel, std::string object);
+
+  // See compile.h.
+  void save(const std::string& path) const;
+  int load(const std::string& path);
+  CacheReport report() const;
+  void forget();
+  bool has_artifacts() const;
+
+ private:
+  struct Held {
+    std::string object;
+    std::weak_ptr<const Code> code;
+    bool from_artifact = false;
+    uint64_t last_use = 0;
+  };
+  struct Miss {
+    std::string kernel;
+    Difference host;  // of code for another host, if there was some
+  };
+  CacheReport::Miss explained(const Miss& miss, const std::vector<std::string>& known) const;
+  std::vector<std::string> known_kernels() const;
+  std::shared_ptr<const Code> placed(const std::string& kernel, Held& held);
+  Held& hold(const std::string& kernel, std::string object);
+
+  const HostKey host_;
+  DiskCache disk_;
+  mutable std::mutex mutex_;  // guards what follows
+  std::unordered_map<std::string, Held> held_;
+  uint64_t uses_ = 0;
+  bool has_artifacts_ = false;
+  CacheReport counts_;
+  std::vector<Miss> misses_;
+};
+
+}  // namespace rondo::compile

@@ -1,0 +1,232 @@
+#include "rondo/compile/jit/disk_cache.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cstdlib>
+#include <filesystem>
+#include <system_error>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "rondo/compile/jit/kernel_file.h"
+#include "rondo/compile/log.h"
+#include "rondo/runtime/error.h"
+#include "rondo/runtime/io/atomic_file.h"
+#include "rondo/runtime/io/checksum.h"
+
+namespace rondo::compile {
+namespace {
+
+namespace fs = std::filesystem;
+using namespace std::chrono_literals;
+
+constexpr const char* kExtension = ".rk";
+
+// Names need not be unique: the whole text is in the file, and compared.
+std::string hash_name(const std::string& text) {
+  io::Checksum sum;
+  sum.update(text);
+  return absl::StrCat(absl::Hex(sum.digest(), absl::kZeroPad16));
+}
+
+// Of a folder: "" if its files may be trusted.
+std::string distrust_folder(const std::string& path) {
+  const int fd = ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (fd < 0) return std::generic_category().message(errno);
+  std::string reason = distrust(fd);
+  ::close(fd);
+  return reason;
+}
+
+bool is_temporary(const fs::path& path) { return path.filename().string().starts_with(io::AtomicFile::kTempPrefix); }
+
+}  // namespace
+
+DiskCache::DiskCache(DiskCacheOptions options, HostKey host)
+    : root_(std::move(options.folder)),
+      max_bytes_(options.max_bytes),
+      host_(std::move(host)),
+      host_text_(host_.text()),
+      folder_(absl::StrCat(root_, "/", hash_name(host_text_))) {}
+
+DiskCacheOptions DiskCacheOptions::from_environment() {
+  const auto variable = [](const char* value) { return std::string(value == nullptr ? "" : value); };
+  const std::string mode = variable(std::getenv("RONDO_CACHE"));
+  DiskCacheOptions options;
+  if (mode == "off" || mode == "0" || describe_cpu().empty()) return options;
+  std::string& folder = options.folder;
+  folder = variable(std::getenv("RONDO_CACHE_DIR"));
+  // As the XDG base directory specification has it: a relative path there is ignored.
+  if (const std::string xdg = variable(std::getenv("XDG_CACHE_HOME")); folder.empty() && xdg.starts_with("/"))
+    folder = xdg + "/rondo";
+  if (const std::string home = variable(std::getenv("HOME")); folder.empty() && home.starts_with("/"))
+    folder = home + "/.cache/rondo";
+  if (int64_t megabytes; absl::SimpleAtoi(variable(std::getenv("RONDO_CACHE_MB")), &megabytes) && megabytes >= 0)
+    options.max_bytes = std::min<int64_t>(megabytes, 1 << 20) << 20;
+  return options;
+}
+
+std::string DiskCache::path_of(const std::string& kernel) const {
+  return absl::StrCat(folder_, "/", hash_name(kernel), kExtension);
+}
+
+// A cache that is broken in several ways is one broken cache.
+void DiskCache::warn(const std::string& what) {
+  if (warned_.exchange(true)) return;
+  log::warn_once(absl::StrCat("kernel cache ", root_, ": ", what,
+                              "; kernels are compiled as if it were not there (RONDO_CACHE=off silences this)"));
+}
+
+// True if entries may be looked for. Absent folders are looked for again: another process may make them.
+bool DiskCache::usable() {
+  std::lock_guard lock(mutex_);
+  if (root_.empty() || state_ == State::kRefused) return false;
+  if (state_ == State::kUsable) return true;
+  for (const std::string& path : {root_, folder_}) {
+    struct stat info;
+    if (::stat(path.c_str(), &info) != 0 && errno == ENOENT) return false;
+    if (const std::string reason = distrust_folder(path); !reason.empty()) {
+      warn(absl::StrCat(path, ": ", reason));
+      state_ = State::kRefused;
+      return false;
+    }
+  }
+  state_ = State::kUsable;
+  return true;
+}
+
+std::optional<std::string> DiskCache::find(const std::string& kernel) {
+  if (!usable()) return std::nullopt;
+  const std::string path = path_of(kernel);
+  absl::StatusOr<std::string> bytes = read_trusted_file(path);
+  if (!bytes.ok()) {
+    if (!absl::IsNotFound(bytes.status())) warn(absl::StrCat(path, ": ", std::string(bytes.status().message())));
+    return std::nullopt;
+  }
+  absl::StatusOr<KernelFile> file = unpack(*bytes);
+  if (!file.ok() || file->kernels.size() != 1) {
+    warn(absl::StrCat(path, ": ", file.ok() ? "no cache entry" : std::string(file.status().message())));
+    return std::nullopt;
+  }
+  // Another kernel with the same hash: not found, and to be replaced.
+  if (file->host != host_text_ || file->kernels[0].kernel != kernel) return std::nullopt;
+  // What is used stays longest; a day's precision spares most of the writes.
+  std::error_code ignored;
+  const auto now = fs::file_time_type::clock::now();
+  if (const auto written = fs::last_write_time(path, ignored); !ignored && now - written > 24h)
+    fs::last_write_time(path, now, ignored);
+  return std::move(file->kernels[0].object);
+}
+
+// Made for us alone, whatever the umask: a folder that the group may write to is one that we refuse.
+void DiskCache::make_folder(const std::string& path) {
+  if (::mkdir(path.c_str(), 0700) != 0 && errno != EEXIST)
+    throw FileError(path, absl::StrCat("cannot create: ", std::generic_category().message(errno)));
+}
+
+void DiskCache::store(const std::string& kernel, const std::string& object) {
+  {
+    std::lock_guard lock(mutex_);
+    if (root_.empty() || state_ == State::kRefused || !writable_ || max_bytes_ == 0) return;
+  }
+  try {
+    const std::string parent = fs::path(root_).parent_path().string();
+    if (!parent.empty()) io::make_folders(parent);
+    make_folder(root_);
+    make_folder(folder_);
+    if (!usable()) return;
+    const std::string bytes = pack({host_text_, {{kernel, object}}});
+    io::AtomicFile file(path_of(kernel), io::Access::kOwner);
+    file.write(bytes);
+    file.publish();
+    std::lock_guard lock(mutex_);
+    if (bytes_ >= 0) bytes_ += static_cast<int64_t>(bytes.size());
+    if (bytes_ < 0 || bytes_ > max_bytes_) prune();
+  } catch (const FileError& error) {
+    warn(error.what());
+    std::lock_guard lock(mutex_);
+    writable_ = false;  // full or read-only: it will not get better while we run
+  }
+}
+
+void DiskCache::reject(const std::string& kernel, const std::string& why) {
+  if (root_.empty()) return;
+  warn(absl::StrCat(path_of(kernel), ": ", why));
+  std::error_code ignored;
+  fs::remove(path_of(kernel), ignored);
+}
+
+// Counts what is there; beyond the bound, removes the oldest until three quarters are left. Other processes may do the same
+// at the same time: a file that is gone already is no error, and one that somebody is reading stays readable.
+void DiskCache::prune() {
+  struct File {
+    fs::file_time_type time;
+    int64_t bytes;
+    fs::path path;
+  };
+  std::vector<File> files;
+  std::error_code error;
+  bytes_ = 0;
+  const auto now = fs::file_time_type::clock::now();
+  for (fs::recursive_directory_iterator it(root_, error), end; !error && it != end; it.increment(error)) {
+    std::error_code gone;
+    if (!it->is_regular_file(gone) || gone) continue;
+    const File file{it->last_write_time(gone), static_cast<int64_t>(it->file_size(gone)), it->path()};
+    if (gone) continue;
+    if (is_temporary(file.path)) {
+      if (now - file.time > 1h) fs::remove(file.path, gone);  // of a process that was killed
+    } else if (file.path.extension() == kExtension) {
+      bytes_ += file.bytes;
+      files.push_back(file);
+    }
+  }
+  if (bytes_ <= max_bytes_) return;
+  std::sort(files.begin(), files.end(), [](const File& a, const File& b) { return a.time < b.time; });
+  for (const File& file : files) {
+    if (bytes_ <= max_bytes_ / 4 * 3) break;
+    std::error_code gone;
+    fs::remove(file.path, gone);
+    bytes_ -= file.bytes;
+    if (file.path.parent_path() != fs::path(folder_)) ::rmdir(file.path.parent_path().c_str());  // if it is empty now
+  }
+}
+
+Difference DiskCache::nearest_host(const std::string& kernel) const {
+  Difference nearest;
+  if (root_.empty()) return nearest;
+  std::error_code error;
+  int looked_at = 0;
+  for (fs::directory_iterator it(root_, error), end; !error && it != end; it.increment(error)) {
+    if (it->path() == fs::path(folder_)) continue;
+    const fs::path path = it->path() / (hash_name(kernel) + kExtension);
+    const absl::StatusOr<std::string> bytes = read_trusted_file(path.string());
+    if (!bytes.ok()) continue;
+    const absl::StatusOr<KernelFile> file = unpack(*bytes);
+    if (!file.ok() || file->kernels.size() != 1 || file->kernels[0].kernel != kernel) continue;
+    Difference found = compare(HostKey::parse(file->host), host_);
+    if (nearest.components.empty() || found.components.size() < nearest.components.size()) nearest = std::move(found);
+    if (++looked_at == 16) break;
+  }
+  return nearest;
+}
+
+std::vector<std::string> DiskCache::some_kernels(size_t at_most) const {
+  std::vector<std::string> kernels;
+  if (root_.empty()) return kernels;
+  std::error_code error;
+  for (fs::directory_iterator it(folder_, error), end; !error && it != end && kernels.size() < at_most; it.increment(error)) {
+    if (it->path().extension() != kExtension) continue;
+    const absl::StatusOr<std::string> bytes = read_trusted_file(it->path().string());
+    if (!bytes.ok()) continue;
+    absl::StatusOr<KernelFile> file = unpack(*bytes);
+    if (file.ok() && file->kernels.size() == 1) kernels.push_back(std::move(file->kernels[0].kernel));
+  }
+  return kernels;
+}
+
+}  // namespace rondo::compile

@@ -1,0 +1,66 @@
+// Compiled kernels on disk, shared by all processes of a user:
+//
+//   <folder>/<hash of the host key>/<hash of the kernel's text>.rk      (kernel_file.h, with both texts in full)
+//
+// A cache never fails: whatever is wrong with it (damaged, foreign, read-only or full) costs a compilation and gives one
+// warning (log.h) per process. Any number of processes may share it: files appear whole, by renaming; an equal one that is written
+// twice is written equally. Code is run, so files and folders that others can write to are refused. Thread safe.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "rondo/compile/jit/host_key.h"
+
+namespace rondo::compile {
+
+struct DiskCacheOptions {
+  std::string folder;  // made when the first kernel is stored; "": nothing is found or stored
+  int64_t max_bytes = int64_t{256} << 20;
+
+  // RONDO_CACHE_DIR, else $XDG_CACHE_HOME/rondo, else ~/.cache/rondo; RONDO_CACHE=off: none. RONDO_CACHE_MB bounds it.
+  static DiskCacheOptions from_environment();
+};
+
+class DiskCache {
+ public:
+  explicit DiskCache(DiskCacheOptions options, HostKey host = host_key());
+
+  // The object code for a kernel's canonical text.
+  std::optional<std::string> find(const std::string& kernel);
+  void store(const std::string& kernel, const std::string& object);
+  // Forgets an entry whose object turned out to be useless.
+  void reject(const std::string& kernel, const std::string& why);
+
+  // Code of this kernel for another host key: how that differs, for explaining a miss. Empty: there is none.
+  Difference nearest_host(const std::string& kernel) const;
+  // Texts of some kernels that are there for this host, for explaining a miss.
+  std::vector<std::string> some_kernels(size_t at_most) const;
+
+  const std::string& folder() const { return root_; }
+
+ private:
+  std::string path_of(const std::string& kernel) const;
+  bool usable();
+  void make_folder(const std::string& path);
+  void warn(const std::string& what);
+  void prune();
+
+  const std::string root_;
+  const int64_t max_bytes_;
+  const HostKey host_;
+  const std::string host_text_, folder_;
+
+  enum class State : uint8_t { kUnknown, kAbsent, kUsable, kRefused };
+  std::atomic<bool> warned_{false};
+  std::mutex mutex_;  // guards what follows
+  State state_ = State::kUnknown;
+  bool writable_ = true;
+  int64_t bytes_ = -1;  // of all entries, as far as this process knows; -1: not counted yet
+};
+
+}  // namespace rondo::compile

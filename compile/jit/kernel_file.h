@@ -1,0 +1,42 @@
+// The file format of compiled kernels: an entry of the disk cache has one, an artifact file many.
+//
+//   bytes 0..7    "RONDOKRN"
+//   8..11         format version, u32 (all numbers are little-endian)
+//   12..15        number of kernels, u32
+//   16..23        XXH64 of all that follows
+//   then strings, each as u64 length and bytes: the host key's text; of each kernel its text and its object code
+//
+// Reading trusts nothing: hostile bytes give an error, never a crash or a large allocation.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/statusor.h"
+
+namespace rondo::compile {
+
+struct KernelRecord {
+  std::string kernel;  // code_text
+  std::string object;
+};
+
+struct KernelFile {
+  std::string host;  // HostKey::text
+  std::vector<KernelRecord> kernels;
+};
+
+std::string pack(const KernelFile& file);
+// kInvalidArgument with the reason.
+absl::StatusOr<KernelFile> unpack(std::string_view bytes);
+
+// May this process run code that lies in the open file or folder? It must belong to us or to root, and nobody else may
+// write to it. "", or the reason why not.
+std::string distrust(int fd);
+
+// The bytes of a trusted regular file. kNotFound; kPermissionDenied: distrusted or not readable; kInvalidArgument: no
+// regular file, or too large for kernels.
+absl::StatusOr<std::string> read_trusted_file(const std::string& path);
+
+}  // namespace rondo::compile

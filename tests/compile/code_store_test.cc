@@ -1,0 +1,155 @@
+// The code of a process: found in memory, in artifacts, on disk, or missed, and a miss says why.
+#include "rondo/compile/jit/code_store.h"
+
+#include <fstream>
+
+#include "rondo/compile/codegen/loop_text.h"
+#include "rondo/compile/jit/toolchain.h"
+#include "rondo/compile/log.h"
+#include "rondo/runtime/error.h"
+#include "rondo/tests/compile/kernel_fixture.h"
+#include "rondo/tests/compile/temp_folder.h"
+
+namespace rondo::compile {
+namespace {
+
+LoopKernel scale(double factor, int64_t cols = 100) {
+  KernelBuilder b("scale", 1, cols);
+  b.kernel.split_columns = true;
+  const int32_t x = b.dense(kF32), y = b.dense(kF32, true);
+  b.store(y, b.emit(LoopOp::kMul, kF32, b.load(x, kF32), b.constant(factor, kF32)));
+  return b.kernel;
+}
+
+class CodeStoreTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (!toolchain_exists()) GTEST_SKIP() << "built without LLVM";
+    if (!can_place_objects()) GTEST_SKIP() << "nothing is kept on disk here";
+  }
+  // As compile_kernels does.
+  static std::shared_ptr<const Code> get(CodeStore& store, const LoopKernel& kernel) {
+    const std::string text = code_text(kernel);
+    std::shared_ptr<const Code> code = store.find(text);
+    return code != nullptr ? code : store.add(text, compile_object(kernel, {}));
+  }
+  DiskCacheOptions disk() const { return {.folder = temp_ / "cache"}; }
+
+  test::TempFolder temp_;
+};
+
+TEST_F(CodeStoreTest, CountsWhereCodeComesFrom) {
+  CodeStore first(disk());
+  const auto code = get(first, scale(2));
+  EXPECT_EQ(get(first, scale(2)), code);
+  first.save(temp_ / "artifacts");
+  CacheReport report = first.report();
+  EXPECT_EQ(report.misses, 1);
+  EXPECT_EQ(report.from_memory, 1);
+  EXPECT_EQ(report.from_disk + report.from_artifacts, 0);
+  EXPECT_EQ(report.folder, temp_ / "cache");
+
+  CodeStore second(disk());
+  get(second, scale(2));
+  EXPECT_EQ(second.report().from_disk, 1);
+  EXPECT_EQ(second.report().misses, 0);
+
+  CodeStore third({});
+  EXPECT_FALSE(third.has_artifacts());
+  EXPECT_EQ(third.load(temp_ / "artifacts"), 1);
+  EXPECT_TRUE(third.has_artifacts());
+  get(third, scale(2));
+  get(third, scale(2));
+  report = third.report();
+  EXPECT_EQ(report.from_artifacts, 1);
+  EXPECT_EQ(report.from_memory, 1);
+  EXPECT_EQ(report.misses, 0);
+  EXPECT_EQ(report.folder, "");
+}
+
+TEST_F(CodeStoreTest, AMissNamesTheNearestKernel) {
+  CodeStore store(disk());
+  get(store, scale(2));
+  CacheReport report = store.report();
+  ASSERT_EQ(report.missed.size(), 1u);
+  EXPECT_EQ(report.missed[0].component, "kernel");
+  EXPECT_EQ(report.missed[0].why, "there is no other kernel to compare with");
+
+  // In another process, that sees the first kernel on disk only.
+  CodeStore other(disk());
+  get(other, scale(2, 64));
+  report = other.report();
+  ASSERT_EQ(report.missed.size(), 1u);
+  EXPECT_EQ(report.missed[0].kernel, code_text(scale(2, 64)));
+  EXPECT_EQ(report.missed[0].component, "kernel");
+  EXPECT_EQ(report.missed[0].why, "line 1: there \"kernel rows=1 cols=100 split_columns\", here \"kernel rows=1 "
+                                  "cols=64 split_columns\"");
+}
+
+TEST_F(CodeStoreTest, TheLogTellsHitsFromMisses) {
+  std::vector<std::string> lines;
+  const log::Sink before = log::set_log_sink([&](std::string_view text) { lines.emplace_back(text); });
+  log::configure("cache");
+  CodeStore first(disk()), second(disk());
+  get(first, scale(2));
+  get(first, scale(2));
+  get(second, scale(2));
+  log::configure("");
+  get(second, scale(2));
+  log::set_log_sink(before);
+  const std::string kernel = "[rondo cache] kernel rows=1 cols=100 split_columns: ";
+  EXPECT_EQ(lines, (std::vector<std::string>{kernel + "miss: there is no other kernel to compare with\n",
+                                             kernel + "found in memory\n", kernel + "found on disk\n"}));
+}
+
+TEST_F(CodeStoreTest, AMissNamesTheComponentThatChanged) {
+  for (const char* component : {"build", "llvm", "launch_abi", "cpu"}) {
+    HostKey older = host_key();
+    for (HostKey::Component& c : older.components)
+      if (c.name == component) c.value = "old";
+    CodeStore before({.folder = temp_ / component}, older), now({.folder = temp_ / component});
+    get(before, scale(2));
+    get(now, scale(2));
+    const CacheReport report = now.report();
+    ASSERT_EQ(report.missed.size(), 1u);
+    EXPECT_EQ(report.missed[0].component, component);
+    EXPECT_TRUE(report.missed[0].why.starts_with(std::string(component) + ": there old, here ")) << report.missed[0].why;
+    // The same with an artifact file.
+    before.save(temp_ / "artifacts");
+    try {
+      now.load(temp_ / "artifacts");
+      ADD_FAILURE() << component;
+    } catch (const FileError& error) {
+      EXPECT_NE(std::string(error.what()).find(std::string(component) + ": there old"), std::string::npos) << error.what();
+    }
+  }
+}
+
+TEST_F(CodeStoreTest, CodeOutlivesWhatIsForgotten) {
+  CodeStore store({});
+  const auto code = get(store, scale(2));
+  store.forget();
+  EXPECT_EQ(store.find(code_text(scale(2))), nullptr);
+  float x[16] = {1}, y[16] = {};
+  void* operands[] = {x, y};
+  const LoopKernel kernel = scale(2);
+  code->entry()(operands, nullptr, extents(kernel).data(), 0, 16);
+  EXPECT_EQ(y[0], 2);
+}
+
+TEST_F(CodeStoreTest, KeepsABoundedNumber) {
+  CodeStore store({});
+  const std::string object = compile_object(scale(2), {});
+  for (int i = 0; i < 9000; ++i) store.add("kernel " + std::to_string(i), object);
+  EXPECT_NE(store.find("kernel 8999"), nullptr);
+  EXPECT_EQ(store.find("kernel 0"), nullptr);
+}
+
+TEST_F(CodeStoreTest, ArtifactsThatCannotBeWritten) {
+  CodeStore store({});
+  EXPECT_THROW(store.save(temp_ / "no/such/folder/artifacts"), FileError);
+  EXPECT_THROW(store.load(temp_.path()), FileError);
+}
+
+}  // namespace
+}  // namespace rondo::compile

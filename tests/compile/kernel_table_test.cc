@@ -1,0 +1,33 @@
+// The kernels of this process: found again, compiled once, and forgotten when nobody holds them.
+#include "rondo/compile/jit/kernel_table.h"
+
+#include "rondo/tests/compile/kernel_fixture.h"
+
+namespace rondo::compile {
+namespace {
+
+LoopKernel scale(double factor) {
+  KernelBuilder b("scale", 1, 100);
+  b.kernel.split_columns = true;
+  const int32_t x = b.dense(kF32), y = b.dense(kF32, true);
+  b.store(y, b.emit(LoopOp::kMul, kF32, b.load(x, kF32), b.constant(factor, kF32)));
+  return b.kernel;
+}
+
+TEST(KernelTable, ForgetsAllThatNobodyHolds) {
+  if (!jit_available()) GTEST_SKIP() << "built without LLVM";
+  forget_unused_kernels();
+  const std::vector<LoopKernel> kernels{scale(2), scale(3), scale(5), scale(2)};
+  CompiledKernels held = find_or_compile({&kernels[1], 1}, Sizes::kVarying);
+  EXPECT_EQ(held.compiled, 1);
+  EXPECT_EQ(find_or_compile(kernels, Sizes::kVarying).compiled, 2);
+  EXPECT_EQ(find_or_compile(kernels, Sizes::kVarying).compiled, 0);
+  forget_unused_kernels();
+  EXPECT_EQ(find_or_compile(kernels, Sizes::kVarying).compiled, 2);
+  held = {};
+  forget_unused_kernels();
+  EXPECT_EQ(find_or_compile(kernels, Sizes::kVarying).compiled, 3);
+}
+
+}  // namespace
+}  // namespace rondo::compile
