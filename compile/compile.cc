@@ -3,12 +3,14 @@
 
 #include <atomic>
 #include <map>
+#include <mutex>
 #include <typeindex>
 
 #include "absl/strings/str_format.h"
 #include "rondo/compile/jit/executable.h"
 #include "rondo/compile/log.h"
 #include "rondo/compile/region.h"
+#include "rondo/compile/replay.h"
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/error.h"
 
@@ -20,7 +22,7 @@ std::atomic<Stance> current_stance{Stance::kDefault};
 // The recording of one call of a region's module.
 class RegionTrace final : public Trace {
  public:
-  RegionTrace(Region& region, const nn::ModuleBase& module) : region_(region), module_(module) {}
+  RegionTrace(Region& region, const nn::ModuleCall& call) : region_(region), call_(call) {}
 
   void record(const OpDef& op, std::span<const Tensor* const> inputs, const Attrs& attrs, std::span<Tensor> outputs,
               bool in_place, std::source_location where) override {
@@ -53,8 +55,24 @@ class RegionTrace final : public Trace {
 
   void finish() {
     RecorderScope eager(nullptr);
-    if (!graph.nodes.empty()) region_.run(*this, module_, piece_++);
+    if (!graph.nodes.empty()) region_.run(*this, call_.module, piece_++);
     abandon();
+  }
+
+  // finish(), at the end of a call whose recording may be replayed. Null: it may not.
+  std::shared_ptr<const Replay> finish_for_replay(std::string& why_not) {
+    if (piece_ > 0 || graph.nodes.empty()) {
+      why_not = piece_ > 0 ? "there is a graph break" : "nothing is computed";
+      finish();
+      return nullptr;
+    }
+    RecorderScope eager(nullptr);
+    const std::shared_ptr<const Entry> entry = region_.run(*this, call_.module, piece_++);
+    std::shared_ptr<const Replay> replay;
+    if (entry != nullptr) replay = Replay::make(call_, *this, entry, why_not);
+    else why_not = "it ran eagerly";
+    abandon();
+    return replay;
   }
 
  private:
@@ -72,18 +90,25 @@ class RegionTrace final : public Trace {
     finish();
   }
   Region& region_;
-  const nn::ModuleBase& module_;
+  const nn::ModuleCall& call_;
   int piece_ = 0;
 };
 
 class RegionHook final : public nn::CallHook {
  public:
   explicit RegionHook(std::shared_ptr<Region> region) : region_(std::move(region)) {}
-  void around(nn::ModuleBase& module, absl::FunctionRef<void()> forward) override {
+
+  void around(const nn::ModuleCall& call, absl::FunctionRef<void()> forward) override {
     // Inside another recording the block is simply part of it.
     if (active_recorder() != nullptr || stance() == Stance::kForceEager) return forward();
     region_->count_call();
-    RegionTrace trace(*region_, module);
+    const Capture capture = region_->options().capture;
+    const std::shared_ptr<const Replay> known = capture == Capture::kRecord ? nullptr : find(call);
+    if (known != nullptr && capture == Capture::kReplay) {
+      region_->count_replay();
+      return known->run(call);
+    }
+    RegionTrace trace(*region_, call);
     try {
       RecorderScope record(&trace);
       forward();
@@ -92,11 +117,30 @@ class RegionHook final : public nn::CallHook {
       trace.finish();
       throw;
     }
-    trace.finish();
+    if (capture == Capture::kRecord) return trace.finish();
+    if (known != nullptr) region_->verify_replay(trace, known->entry());
+    std::string why_not;
+    const std::shared_ptr<const Replay> made = trace.finish_for_replay(why_not);
+    if (known != nullptr) return;
+    if (made == nullptr) return region_->refuse_replay(why_not);
+    std::lock_guard lock(mutex_);
+    if (replays_.size() >= kMaxReplays) replays_.erase(replays_.begin());
+    replays_.push_back(made);
   }
 
  private:
+  static constexpr size_t kMaxReplays = 16;  // per module: sizes, modes
+
+  std::shared_ptr<const Replay> find(const nn::ModuleCall& call) {
+    std::lock_guard lock(mutex_);
+    for (size_t i = replays_.size(); i-- > 0;)
+      if (replays_[i]->matches(call)) return replays_[i];
+    return nullptr;
+  }
+
   std::shared_ptr<Region> region_;
+  std::mutex mutex_;
+  std::vector<std::shared_ptr<const Replay>> replays_;
 };
 
 }  // namespace

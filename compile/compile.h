@@ -20,6 +20,14 @@
 
 namespace rondo::compile {
 
+// What a call of a compiled module does.
+enum class Capture : uint8_t {
+  kRecord,  // runs the module's C++, which records; the recording decides what runs. Never wrong
+  kReplay,  // trusts a recording of the same module under guards on the arguments' dtypes, shapes, strides and
+            // requires_grad, train/eval, grad mode and autocast: for forwards that depend on nothing else
+  kVerify,  // records, and throws Error where kReplay would have run something else
+};
+
 enum class Shapes : uint8_t {
   kAutomatic,  // the first sizes compile code of their own; from the second on, code that reads sizes at run time
   kStatic,     // each set of sizes compiles code of its own
@@ -37,6 +45,7 @@ struct CompileOptions {
   // Results are bitwise those of eager execution: forward, backward, any number of threads. Off, the compiler may also use
   // rewrites that are only equal within rounding (this version has none yet).
   bool exact = false;
+  Capture capture = Capture::kRecord;
   Shapes shapes = Shapes::kAutomatic;
   Recompute recompute = Recompute::kAuto;
   // A graph break throws Error, with the reason and the user's line.
@@ -71,6 +80,8 @@ struct RegionReport {
   double compile_ms = 0;   // all entries together, without loading LLVM
   int64_t kept_bytes = 0;  // by one call for its backward, besides inputs and outputs; of the latest entry
   int64_t calls = 0;
+  int64_t replays = 0;           // of the calls, those that ran no C++ of the module
+  std::string why_not_replayed;  // with Capture::kReplay: why some call was recorded all the same
   int64_t graph_breaks = 0;
   std::string last_break;  // the user's file:line and why
   // Why the latest recording after the first was new: its first difference to the nearest one, as in

@@ -163,19 +163,27 @@ void Region::forget_oldest() {
   }));
 }
 
-void Region::run(Trace& trace, const nn::ModuleBase& module, int piece) {
+void Region::find_outputs(Trace& trace) {
   Graph& graph = trace.graph;
   graph.outputs.clear();
   for (const GraphNode& node : graph.nodes)
     for (ValueId id : node.outputs)
       if (trace.is_alive(id)) graph.outputs.push_back(id);
-  if (graph.outputs.empty()) return;
+}
+
+std::shared_ptr<const Entry> Region::run(Trace& trace, const nn::ModuleBase& module, int piece) {
+  find_outputs(trace);
+  if (trace.graph.outputs.empty()) return nullptr;
   const std::shared_ptr<const Entry> entry = entry_for(trace, module, piece);
-  if (entry == nullptr) return run_eagerly(trace);
+  if (entry == nullptr) {
+    run_eagerly(trace);
+    return nullptr;
+  }
   const std::vector<Tensor> results = entry->forward->run(trace.external());
   std::shared_ptr<Node> node;
   if (entry->backward.program != nullptr) node = make_compiled_node(entry, trace.external(), results);
   hand_over(trace, results, node);
+  return entry;
 }
 
 void Region::hand_over(Trace& trace, std::span<const Tensor> results, const std::shared_ptr<Node>& node) {
@@ -215,6 +223,23 @@ void Region::run_eagerly(Trace& trace) {
 void Region::count_call() {
   std::lock_guard lock(mutex_);
   ++report_.calls;
+}
+void Region::count_replay() {
+  std::lock_guard lock(mutex_);
+  ++report_.replays;
+}
+void Region::refuse_replay(const std::string& why) {
+  std::lock_guard lock(mutex_);
+  if (report_.why_not_replayed != why) log::write(log::Topic::kPerfHints, report_.name + " is recorded on every call: " + why);
+  report_.why_not_replayed = why;
+}
+void Region::verify_replay(Trace& trace, const Entry& expected) const {
+  find_outputs(trace);
+  const Graph& recorded = trace.graph;
+  if (pack(recorded) == pack(expected.forward_graph)) return;
+  const Graph* const before[] = {&expected.forward_graph};
+  throw Error(absl::StrCat("Capture::kVerify: a replay of ", report_.name, " would not be what its forward does now: ",
+                           nearest_difference(before, recorded, {})));
 }
 void Region::break_graph(const std::string& reason) {
   if (options_.fullgraph)

@@ -61,8 +61,15 @@ class Region {
   void add_layer() { ++report_.layers; }
   // Runs one recorded piece of a call of `module` (there is one more after each graph break) and gives the live handles of
   // `trace` their storage and history.
-  void run(Trace& trace, const nn::ModuleBase& module, int piece);
+  // Returns what ran; null if nothing did, or eagerly.
+  std::shared_ptr<const Entry> run(Trace& trace, const nn::ModuleBase& module, int piece);
+  const CompileOptions& options() const { return options_; }
   void count_call();
+  void count_replay();
+  // A recording that must not be replayed, and why.
+  void refuse_replay(const std::string& why);
+  // Throws Error unless the recording is the one that would have been replayed.
+  void verify_replay(Trace& trace, const Entry& expected) const;
   // Counts a graph break. Throws Error if there must be none.
   void break_graph(const std::string& reason);
   RegionReport report() const;
@@ -73,6 +80,7 @@ class Region {
   // Null: run the recording eagerly.
   std::shared_ptr<const Entry> entry_for(const Trace& trace, const nn::ModuleBase& module, int piece);
   // Gives the live handles of `trace`, in the order of graph.outputs, their memory and history.
+  static void find_outputs(Trace& trace);
   static void hand_over(Trace& trace, std::span<const Tensor> results, const std::shared_ptr<Node>& node);
   static void run_eagerly(Trace& trace);
   void forget_oldest();

@@ -182,6 +182,12 @@ void ModuleBase::zero_grad(bool set_to_none) {
   for (Tensor& p : parameters()) p.zero_grad(set_to_none);
 }
 
+std::vector<const Tensor*> ModuleBase::tensor_slots() const {
+  std::vector<const Tensor*> slots;
+  visit("", [&](const std::string&, const Entry& entry) { slots.push_back(&entry.tensor); });
+  return slots;
+}
+
 void ModuleBase::apply(absl::FunctionRef<void(ModuleBase&)> fn) {
   for (ModuleBase* module : children_) module->apply(fn);
   fn(*this);

@@ -58,11 +58,20 @@ struct NamedModule {
   ModuleBase& module;
 };
 
-// Wraps the forward of one module. `around` must call `forward` exactly once, on this thread, or throw.
+// One call of a module that has a hook.
+struct ModuleCall {
+  ModuleBase& module;
+  // Where forward takes tensors and returns one, these; else empty and null.
+  std::span<const Tensor* const> inputs;
+  Tensor* result;
+};
+
+// Wraps the forward of one module. `around` must call `forward` exactly once, on this thread, or throw; or set
+// *call.result instead, if that is not null.
 class CallHook {
  public:
   virtual ~CallHook() = default;
-  virtual void around(ModuleBase& module, absl::FunctionRef<void()> forward) = 0;
+  virtual void around(const ModuleCall& call, absl::FunctionRef<void()> forward) = 0;
 };
 
 class ModuleBase {
@@ -101,6 +110,8 @@ class ModuleBase {
   void to(DType dtype);
   void requires_grad_(bool on = true);
   void zero_grad(bool set_to_none = true);
+  // Every parameter and buffer of this module and all below it, tied ones repeated. The addresses live as long as the module.
+  std::vector<const Tensor*> tensor_slots() const;
   // Calls fn on every module, children before parents.
   void apply(absl::FunctionRef<void(ModuleBase&)> fn);
 
@@ -196,11 +207,16 @@ class Module : public ModuleBase {
       return static_cast<Result>(self.forward(first.tensor, std::forward<Rest>(rest)...));
     const std::shared_ptr<CallHook> hook = call_hook;  // may be replaced by the call itself
     if constexpr (std::is_void_v<Result>) {
-      hook->around(*this, [&] { self.forward(first.tensor, std::forward<Rest>(rest)...); });
+      hook->around({*this, {}, nullptr}, [&] { self.forward(first.tensor, std::forward<Rest>(rest)...); });
+    } else if constexpr (std::is_same_v<Result, Tensor> && (std::is_convertible_v<const Rest&, const Tensor&> && ...)) {
+      const Tensor* const inputs[] = {&first.tensor, &static_cast<const Tensor&>(rest)...};
+      Tensor result;
+      hook->around({*this, inputs, &result}, [&] { result = self.forward(first.tensor, std::forward<Rest>(rest)...); });
+      return result;
     } else {
       static_assert(!std::is_reference_v<Result>, "forward must return a value");
       std::optional<Result> result;
-      hook->around(*this, [&] { result.emplace(self.forward(first.tensor, std::forward<Rest>(rest)...)); });
+      hook->around({*this, {}, nullptr}, [&] { result.emplace(self.forward(first.tensor, std::forward<Rest>(rest)...)); });
       invariant(result.has_value(), "a call hook did not run forward");
       return static_cast<Result>(*std::move(result));
     }

@@ -248,7 +248,8 @@ TEST(Module, ErrorsNameThePathAndTheUsersLine) {
 TEST(Module, CallHooksWrapForward) {
   struct Counter : CallHook {
     std::vector<std::string> paths;
-    void around(ModuleBase& module, absl::FunctionRef<void()> forward) override {
+    void around(const ModuleCall& call, absl::FunctionRef<void()> forward) override {
+      ModuleBase& module = call.module;
       paths.push_back(module.path());
       forward();
     }
@@ -267,7 +268,7 @@ TEST(Module, ForwardMayTakeAndReturnAnything) {
     std::pair<Tensor, int> forward(const Tensor& x, double scale, std::unique_ptr<int> n) { return {x * scale, *n}; }
   };
   struct Hook : CallHook {
-    void around(ModuleBase&, absl::FunctionRef<void()> forward) override { forward(); }
+    void around(const ModuleCall&, absl::FunctionRef<void()> forward) override { forward(); }
   };
   Pair pair;
   EXPECT_EQ(pair(Tensor::ones({2}), 3.0, std::make_unique<int>(4)).second, 4);

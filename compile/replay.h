@@ -1,0 +1,55 @@
+// Replay: a recording of one module instance, run again without running the module's C++ (Capture::kReplay).
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "rondo/compile/region.h"
+#include "rondo/modules/module.h"
+
+namespace rondo::compile {
+
+// Immutable once made.
+class Replay {
+ public:
+  // From a call that has just been recorded as one piece and run as `entry`. Null, with the reason in `why_not`, if the
+  // recording does not determine the call: it reads other tensors than arguments, parameters and buffers (random states,
+  // masks that forward makes), returns anything but one tensor of its own, or lets a value escape.
+  static std::shared_ptr<const Replay> make(const nn::ModuleCall& call, const Trace& trace,
+                                            std::shared_ptr<const Entry> entry, std::string& why_not);
+
+  // True if the arguments, the parameters and the modes are of the kind that was recorded: dtypes, shapes, strides,
+  // requires_grad, train/eval, grad mode, autocast. What else forward depends on is the user's promise.
+  bool matches(const nn::ModuleCall& call) const;
+  // REQUIRES: matches(call). Sets *call.result.
+  void run(const nn::ModuleCall& call) const;
+  const Entry& entry() const { return *entry_; }
+
+ private:
+  struct Kind {
+    DType dtype;
+    bool requires_grad;
+    Dims sizes, strides;
+    static Kind of(const Tensor& t) { return {t.dtype(), t.requires_grad(), t.sizes(), t.strides()}; }
+    friend bool operator==(const Kind&, const Kind&) = default;
+  };
+  struct Source {
+    bool is_argument;
+    int32_t index;  // of the arguments, or of slots_
+  };
+
+  std::shared_ptr<const Entry> entry_;
+  std::vector<Source> sources_;  // of the recording's inputs
+  std::vector<Kind> arguments_;
+  std::vector<const Tensor*> slots_;          // parameters and buffers of the module and all below it
+  std::vector<const TensorImpl*> in_slots_;   // what they held; another tensor there is another recording
+  std::vector<Kind> slot_kinds_;
+  std::vector<const nn::ModuleBase*> modules_;
+  std::vector<bool> training_;
+  bool grad_mode_ = true;
+  std::optional<DType> autocast_;
+};
+
+}  // namespace rondo::compile

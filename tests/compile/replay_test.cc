@@ -1,0 +1,165 @@
+// Capture::kReplay and kVerify: when a recording may stand for a call, and what happens when it may not.
+#include <gtest/gtest.h>
+
+#include "rondo/compile/compile.h"
+#include "rondo/compile/jit/executable.h"
+#include "rondo/modules/gpt2.h"
+#include "rondo/runtime/amp.h"
+#include "rondo/runtime/autograd.h"
+#include "rondo/runtime/ops/ops.h"
+#include "rondo/runtime/random.h"
+#include "rondo/tests/bits.h"
+
+namespace rondo {
+namespace {
+
+using compile::Capture;
+using Tensors = std::vector<Tensor>;
+
+class ReplayTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (!compile::jit_available()) GTEST_SKIP() << "built without LLVM";
+    allocator::set_poison_on_free(true);
+  }
+  void TearDown() override { allocator::set_poison_on_free(false); }
+};
+
+struct Layer : nn::Module<Layer> {
+  nn::Linear fc = child("fc", 6, 6);
+  nn::LayerNorm norm = child("norm", 6);
+  int forwards = 0;
+  double factor = 1;
+  Tensor forward(const Tensor& x) {
+    ++forwards;
+    return x + ops::gelu(fc(norm(x))) * (is_training() ? factor : 0.5);
+  }
+};
+
+Tensors step(Layer& layer, const Tensor& data) {
+  layer.zero_grad();
+  const Tensor x = data.detach().requires_grad_();
+  const Tensor y = layer(x * 1.5);
+  ops::sum(y * y).backward();
+  Tensors all = {y.detach(), x.grad()};
+  for (const Tensor& p : layer.parameters()) all.push_back(p.grad().defined() ? p.grad().clone() : Tensor::zeros({1}));
+  return all;
+}
+
+struct Pair {
+  Layer eager, compiled;
+  compile::Regions regions;
+  explicit Pair(Capture capture) : regions(compile::compile_module(compiled, {.exact = true, .capture = capture})) {
+    compiled.load_state_dict(eager.state_dict());
+  }
+  void expect_equal(int64_t rows = 4) {
+    const Tensor x = Tensor::randn({rows, 6});
+    const Tensors a = step(eager, x), b = step(compiled, x);
+    ASSERT_EQ(a.size(), b.size());
+    for (size_t i = 0; i < a.size(); ++i) EXPECT_TRUE(test::same_bits(a[i], b[i])) << i;
+  }
+  int64_t replays() const { return regions.report()[0].replays; }
+};
+
+TEST_F(ReplayTest, RunsNoForward) {
+  Pair pair(Capture::kReplay);
+  for (int i = 0; i < 5; ++i) pair.expect_equal();
+  EXPECT_EQ(pair.compiled.forwards, 1);
+  EXPECT_EQ(pair.replays(), 4);
+}
+
+TEST_F(ReplayTest, GuardsOnWhatItPromises) {
+  Pair pair(Capture::kReplay);
+  const auto both = [&](auto change) {
+    for (Layer* layer : {&pair.eager, &pair.compiled}) change(*layer);
+    const int before = pair.compiled.forwards;
+    pair.expect_equal();
+    pair.expect_equal();
+    EXPECT_EQ(pair.compiled.forwards, before + 1);
+  };
+  both([](Layer&) {});
+  both([](Layer& l) { l.eval(); });
+  both([](Layer& l) { l.train(); l.fc.weight.requires_grad_(false); });
+  both([](Layer& l) { l.norm.weight = l.norm.weight.clone().detach().requires_grad_(); });  // another parameter
+  pair.expect_equal(7);
+  pair.expect_equal(4);
+  // Values of parameters are data.
+  const int before = pair.compiled.forwards;
+  no_grad([&] {
+    for (Layer* layer : {&pair.eager, &pair.compiled}) layer->fc.bias.add_(1.0);
+  });
+  pair.expect_equal();
+  EXPECT_EQ(pair.compiled.forwards, before);
+  no_grad([&] {
+    const Tensor x = Tensor::randn({4, 6});
+    EXPECT_TRUE(test::same_bits(pair.eager(x), pair.compiled(x)));
+    EXPECT_FALSE(pair.compiled(x).requires_grad());
+  });
+  {
+    const amp::Autocast bf16(kBF16);
+    const Tensor x = Tensor::randn({4, 6});
+    EXPECT_TRUE(test::same_bits(pair.eager(x), pair.compiled(x)));
+  }
+}
+
+TEST_F(ReplayTest, VerifyFindsWhatTheGuardsDoNotSee) {
+  Pair pair(Capture::kVerify);
+  pair.expect_equal();
+  pair.expect_equal();
+  EXPECT_EQ(pair.compiled.forwards, 2);
+  pair.compiled.factor = 2;
+  try {
+    pair.compiled(Tensor::randn({4, 6}).requires_grad_() * 1.5);
+    ADD_FAILURE() << "not noticed";
+  } catch (const Error& e) {
+    EXPECT_NE(std::string(e.what()).find("replay_test.cc"), std::string::npos) << e.what();
+  }
+}
+
+TEST_F(ReplayTest, RandomNumbersAreRecorded) {
+  const nn::GPT2Config config{.vocab_size = 31, .block_size = 8, .n_layer = 3, .n_head = 2, .n_embd = 24, .dropout = 0.3};
+  const Tensor tokens = Tensor::from<int64_t>({1, 2, 3, 4, 5, 6, 7, 8}, {1, 8});
+  std::vector<Tensors> grads;
+  for (bool replay : {false, true}) {
+    nn::GPT2 model(config, 3);
+    std::optional<compile::Regions> regions;
+    if (replay) regions = compile::compile_regions(model, {.exact = true, .capture = Capture::kReplay});
+    manual_seed(5);
+    for (int i = 0; i < 3; ++i) model.loss(tokens, tokens).backward();
+    Tensors& all = grads.emplace_back();
+    for (const Tensor& p : model.parameters()) all.push_back(p.grad());
+    if (regions) {
+      EXPECT_EQ(regions->report()[0].replays, 0);
+      EXPECT_NE(regions->report()[0].why_not_replayed, "");
+      model.eval();
+      no_grad([&] { model.loss(tokens, tokens), model.loss(tokens, tokens); });
+      EXPECT_EQ(regions->report()[0].replays, 3);
+    }
+  }
+  for (size_t i = 0; i < grads[0].size(); ++i) EXPECT_TRUE(test::same_bits(grads[0][i], grads[1][i])) << i;
+}
+
+TEST_F(ReplayTest, WhatMayNotBeReplayed) {
+  struct Reader : nn::Module<Reader> {
+    bool breaks = false;
+    Tensor kept;
+    Tensor forward(const Tensor& x, const Tensor& y) {
+      Tensor z = x * y;
+      if (breaks && ops::sum(z).item() > 1e9) z = z * 2.0;
+      kept = z;
+      return ops::exp(z);
+    }
+  };
+  for (bool breaks : {false, true}) {
+    Reader reader;
+    reader.breaks = breaks;
+    auto regions = compile::compile_module(reader, {.capture = Capture::kReplay});
+    const Tensor x = Tensor::randn({3});
+    for (int i = 0; i < 3; ++i) EXPECT_TRUE(test::same_bits(reader(x, x), ops::exp(x * x)));
+    EXPECT_EQ(regions.report()[0].replays, 0);
+    EXPECT_NE(regions.report()[0].why_not_replayed, "");
+  }
+}
+
+}  // namespace
+}  // namespace rondo
