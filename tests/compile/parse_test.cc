@@ -135,6 +135,7 @@ TEST(ParseGraph, ErrorsNameTheLine) {
   EXPECT_EQ(complaint("input %0: f32[1, 1, 1, 1, 1, 1, 1, 1, 1]\nreturn %0\n"), "line 1: too many dimensions");
   EXPECT_EQ(complaint("input %99999999999: f32[2]\nreturn %0\n"), "line 1: a value's number is out of range");
   EXPECT_EQ(complaint("input %0: f32[2]\n%1: f32[2] = relu(%0, 1.0, 2.0, 3.0)\nreturn %1\n"), "line 2: too many attributes");
+  EXPECT_EQ(complaint("input %0: f32[2]\n%1: f32[2] = relu(%0, x)\nreturn %1\n"), "line 2: expected a number");
   EXPECT_EQ(complaint("input %0: f32[2]\nreturn %0\nreturn %0\n"), "line 3: nothing more was expected");
 }
 
