@@ -85,7 +85,7 @@ struct RegionReport {
   int64_t graph_breaks = 0;
   std::string last_break;  // the user's file:line and why
   // Why the latest recording after the first was new: its first difference to the nearest one, as in
-  // "dim 1 of input #0 (read by linear (train.cc:41)): 64 -> 96".
+  // "dim 1 of input #0 (read by linear (train.cc:41)): 64 -> 96". Of those that run eagerly, the first only.
   std::string last_recompile;
 };
 

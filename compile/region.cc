@@ -118,10 +118,16 @@ std::shared_ptr<const Entry> Region::entry_for(const Trace& trace, const nn::Mod
   std::vector<const Graph*> earlier;
   for (const auto& [other, slot] : entries_)
     if (slot.piece == piece) earlier.push_back(&slot.entry->forward_graph);
+  const bool limit_reached = report_.compilations >= options_.recompile_limit;
+  const bool eager = !earlier.empty() && (limit_reached || stance() == Stance::kEagerOnRecompile);
+  // What runs eagerly may do so on every call: the first explains itself, the others take no time for it.
+  if (eager && report_.eager_runs > 0) {
+    ++report_.eager_runs;
+    return nullptr;
+  }
   const std::string why = nearest_difference(earlier, graph, name_inputs(module, trace.external()));
   if (!why.empty()) report_.last_recompile = why;
-  const bool limit_reached = report_.compilations >= options_.recompile_limit;
-  if (!earlier.empty() && (limit_reached || stance() == Stance::kEagerOnRecompile)) {
+  if (eager) {
     if (limit_reached)
       log::warn_once(absl::StrCat("region ", report_.name, ": ", report_.compilations,
                                   " compilations, no more (CompileOptions::recompile_limit); what is new runs eagerly: ", why));

@@ -54,6 +54,7 @@ void throw_internal(std::string_view what, std::source_location where) {
 std::string describe_location(std::source_location where) {
   where = user_location(where);
   const ModuleFrame* frame = ModuleFrame::innermost();
+  if (where.line() == 0 && frame == nullptr) return "";  // a graph that was read from text
   std::string text = absl::StrCat(" (", where.file_name(), ":", where.line());
   if (frame != nullptr && !frame->path().empty()) absl::StrAppend(&text, ", in ", frame->path());
   return text + ")";

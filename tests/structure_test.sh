@@ -50,7 +50,7 @@ for folder in $order examples tests; do
 done
 report "no static constructors that register ops" "$(sources runtime | xargs -r grep -nE 'REGISTER_|static .*[Rr]egistrar')"
 report "the library may not print" \
-  "$(sources runtime modules optim dist | xargs -r grep -nE 'std::(cout|cerr)|[^n]printf\(' | grep -v snprintf)"
+  "$(sources $order | xargs -r grep -nE 'std::(cout|cerr)|[^n]printf\(' | grep -v snprintf)"
 # Where the cache lies is the user's choice, by the XDG base directory specification.
 report "only RONDO_* may be read from the environment" \
   "$(sources $order | xargs -r grep -nE 'getenv\(' | grep -vE 'getenv\("RONDO_|compile/jit/disk_cache.cc:.*getenv\("(XDG_CACHE_HOME|HOME)"')"

@@ -102,9 +102,14 @@ class GraphParser {
       if (node.inputs.back() != kNoValue) require(node.inputs.back());
       return;
     }
+    if (in_.next_is_integer()) add(node.attrs.ints, in_.integer());
+    else add(node.attrs.floats, in_.real());
+  }
+
+  template <class List, class T>
+  void add(List& list, T value) {
     try {
-      if (in_.next_is_integer()) node.attrs.ints.push_back(in_.integer());
-      else node.attrs.floats.push_back(in_.real());
+      list.push_back(value);
     } catch (const Error& e) {  // more attributes than a node can hold
       in_.fail(e.what());
     }

@@ -6,6 +6,7 @@
 #include <bit>
 #include <cmath>
 #include <limits>
+#include <random>
 
 #include "rondo/compile/passes/passes.h"
 #include "rondo/compile/trace/joint.h"
@@ -134,7 +135,37 @@ TEST(ParseGraph, ErrorsNameTheLine) {
   EXPECT_EQ(complaint("input %0: f32[1, 1, 1, 1, 1, 1, 1, 1, 1]\nreturn %0\n"), "line 1: too many dimensions");
   EXPECT_EQ(complaint("input %99999999999: f32[2]\nreturn %0\n"), "line 1: a value's number is out of range");
   EXPECT_EQ(complaint("input %0: f32[2]\n%1: f32[2] = relu(%0, 1.0, 2.0, 3.0)\nreturn %1\n"), "line 2: too many attributes");
+  EXPECT_EQ(complaint("input %0: f32[2]\n%1: f32[2] = relu(%0, x)\nreturn %1\n"), "line 2: expected a number");
   EXPECT_EQ(complaint("input %0: f32[2]\nreturn %0\nreturn %0\n"), "line 3: nothing more was expected");
+}
+
+// A damaged file is an error, or another graph; nothing worse.
+TEST(ParseGraph, DamagedText) {
+  const std::string whole = "input %0: f32[2, 3] grad leaf\ninput %4: f32[3]\n%1: f32[3, 2] strides[1, 3] of %0 grad = permute(%0, 1, 0)\n"
+                            "%2: f32[3, 2] grad = add_scalar(%1, 1.0)\n%3: f32[1, 2] at 3 = sum(%2, none, 1, -5, nan)\nreturn %2 %3\n";
+  const std::string letters = "%[]:, \n=()0123456789-.#adefgilnoprstu";
+  std::mt19937 random(7);
+  int graphs = 0, errors = 0;
+  for (int i = 0; i < 20000; ++i) {
+    std::string text = whole;
+    for (unsigned k = 0; k <= random() % 3; ++k) {
+      const size_t at = random() % text.size();
+      switch (random() % 3) {
+        case 0: text.erase(at, 1 + random() % 6); break;
+        case 1: text.insert(at, 1, letters[random() % letters.size()]); break;
+        default: text[at] = letters[random() % letters.size()];
+      }
+    }
+    try {
+      const std::string read = to_string(parse_graph(text));
+      ASSERT_EQ(to_string(parse_graph(read)), read) << text;
+      ++graphs;
+    } catch (const Error&) {
+      ++errors;
+    }
+  }
+  EXPECT_GT(graphs, 500);
+  EXPECT_GT(errors, 1000);
 }
 
 }  // namespace
