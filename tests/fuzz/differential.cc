@@ -143,7 +143,9 @@ class Runner {
  public:
   Runner(const Program& program, Mode mode, bool perturbed)
       : program_(program), perturbed_(perturbed), module_(program, perturbed) {
-    if (mode != Mode::kEager) regions_.emplace(compile::compile_module(module_, {.exact = mode == Mode::kExact}));
+    compile::CompileOptions options = program.options;
+    options.exact = mode == Mode::kExact;
+    if (mode != Mode::kEager) regions_.emplace(compile::compile_module(module_, options));
     for (const Leaf& leaf : program.leaves)
       if (leaf.role == Leaf::Role::kInput && module_.first_input == kNone) module_.first_input = leaf.id;
   }

@@ -216,6 +216,10 @@ class Generator : public Draft {
     program_.flip_training = random.chance(0.2);
     program_.freeze = random.chance(0.1);
     program_.few_gradients = random.chance(0.2);
+    using enum compile::Recompute;
+    program_.options.recompute = random.pick<compile::Recompute>({kAuto, kAuto, kNone, kFull});
+    if (random.chance(0.2)) program_.options.shapes = compile::Shapes::kStatic;
+    if (random.chance(0.1)) program_.options.max_entries = 1;
   }
 
   // A write may make what eager execution saved stale: an error, in both modes, that hides the rest of the program. Most
