@@ -109,7 +109,7 @@ class Generator : public Draft {
   }
 
   ValueId add_leaf(Leaf leaf) {
-    const bool floats = leaf.bound == 0;
+    const bool floats = leaf.bound == 0 && is_floating(leaf.meta.dtype);
     if (floats) {
       leaf.requires_grad = leaf.role != Leaf::Role::kBuffer && random.chance(0.75);
       leaf.fill = special_values_ && random.chance(0.5) ? Fill::kSpecial
