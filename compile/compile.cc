@@ -1,6 +1,7 @@
 // What users call: hooks on modules, and the recording of their calls.
 #include "rondo/compile/compile.h"
 
+#include <algorithm>
 #include <atomic>
 #include <map>
 #include <mutex>
@@ -28,7 +29,9 @@ class RegionTrace final : public Trace {
               bool in_place, std::source_location where) override {
     if (!in_place) {
       // A view whose base was written to since gets its new history here, as in eager, and not when all of this runs.
-      if (grad_enabled())
+      const bool differentiable =
+          std::any_of(outputs.begin(), outputs.end(), [](const Tensor& t) { return t.impl()->requires_grad; });
+      if (differentiable)
         for (const Tensor* input : inputs)
           if (is_stale_view(*input)) look_again(*input, where);
       return Trace::record(op, inputs, attrs, outputs, in_place, where);

@@ -57,6 +57,40 @@ std::vector<ValueId> values_read(const BackwardGraph& derived) {
   return values;
 }
 
+// The tensor that eager execution would call the base of a view: where the chain of views made with gradients on starts.
+ValueId base_of(const Graph& graph, ValueId id) {
+  ValueId base = kNoValue;
+  while (graph.value(id).root != id && graph.value(id).producer >= 0 && graph.value(id).grad_mode)
+    id = base = graph.nodes[static_cast<size_t>(graph.value(id).producer)].inputs[0];
+  return base;
+}
+
+// What is still wanted at the end of a recording. A view that is held keeps its base, so that a write through one view
+// reaches the base's history, and from there all its views.
+void choose_outputs(const Trace& trace, Graph& graph) {
+  std::vector<bool> held(graph.values.size(), false), based(graph.values.size(), false);
+  for (const GraphNode& node : graph.nodes)
+    for (ValueId id : node.outputs) {
+      held[static_cast<size_t>(id)] = trace.is_alive(id);
+      if (!held[static_cast<size_t>(id)]) continue;
+      if (const ValueId base = base_of(graph, id); base != kNoValue) based[static_cast<size_t>(base)] = true;
+    }
+  graph.outputs.clear();
+  for (const GraphNode& node : graph.nodes)
+    for (ValueId id : node.outputs) {
+      if (!held[static_cast<size_t>(id)] && !based[static_cast<size_t>(id)]) continue;
+      graph.value(id).hidden = !held[static_cast<size_t>(id)];
+      graph.outputs.push_back(id);
+    }
+}
+
+// Of all outputs that require a gradient; hidden ones get none in the ordinary course.
+std::vector<bool> usual_gradients(const Graph& recorded) {
+  std::vector<bool> arriving;
+  for (ValueId id : recorded.outputs) arriving.push_back(recorded.value(id).requires_grad && !recorded.value(id).hidden);
+  return arriving;
+}
+
 CompiledBackward compile_backward(BackwardGraph derived, const Partition& partition, Sizes sizes) {
   partition.apply(derived);
   CompiledBackward backward;
@@ -81,7 +115,7 @@ std::shared_ptr<const Entry> compile_entry(const Graph& recorded, const CompileO
     entry->forward = Program::compile(recorded, sizes);
     return entry;
   }
-  BackwardGraph derived = derive_backward(recorded);
+  BackwardGraph derived = derive_backward(recorded, {usual_gradients(recorded), {}});
   entry->partition.emplace(recorded, values_read(derived), options.recompute, like);
   entry->backward = compile_backward(std::move(derived), *entry->partition, sizes);
   entry->forward = Program::compile(entry->partition->forward(), sizes);
@@ -89,11 +123,9 @@ std::shared_ptr<const Entry> compile_entry(const Graph& recorded, const CompileO
 }
 
 const CompiledBackward& Entry::backward_for(const Arriving& arriving) const {
-  bool all = true;
-  for (bool total : arriving.totals) all = all && !total;
-  for (int i = 0; i < n_outputs; ++i)
-    all = all && (arriving.gradients[static_cast<size_t>(i)] || !forward_graph.value(forward_graph.outputs[static_cast<size_t>(i)]).requires_grad);
-  if (all) return backward;
+  bool usual = arriving.gradients == usual_gradients(forward_graph);
+  for (bool total : arriving.totals) usual = usual && !total;
+  if (usual) return backward;
   std::lock_guard lock(mutex_);
   if (const auto found = others_.find(arriving); found != others_.end()) return found->second;
   return others_[arriving] = compile_backward(derive_backward(forward_graph, arriving), *partition, sizes);
@@ -169,13 +201,7 @@ void Region::forget_oldest() {
   }));
 }
 
-void Region::find_outputs(Trace& trace) {
-  Graph& graph = trace.graph;
-  graph.outputs.clear();
-  for (const GraphNode& node : graph.nodes)
-    for (ValueId id : node.outputs)
-      if (trace.is_alive(id)) graph.outputs.push_back(id);
-}
+void Region::find_outputs(Trace& trace) { choose_outputs(trace, trace.graph); }
 
 std::shared_ptr<const Entry> Region::run(Trace& trace, const nn::ModuleBase& module, int piece) {
   find_outputs(trace);
@@ -210,10 +236,7 @@ void Region::hand_over(Trace& trace, std::span<const Tensor> results, const std:
         autograd::set_history(handle, edge.node, edge.output);
       }
     }
-    // A view knows its base, so that a later write through it reaches the base's history. (A root comes before its views.)
-    if (!graph.value(id).grad_mode || graph.value(id).root == id) continue;
-    const Tensor& base = trace.handle(graph.value(id).root);
-    if (base.impl()->recorder == nullptr && base.impl()->storage) autograd::mark_view(handle, base);
+    if (const ValueId base = base_of(graph, id); base != kNoValue) autograd::mark_view(handle, trace.handle(base));
   }
 }
 

@@ -22,6 +22,7 @@ struct Value {
   bool requires_grad = false;
   bool leaf = false;      // of an input: a parameter, which only an optimizer writes to
   bool grad_mode = true;  // recorded while gradients were on: a view that is made so knows its base
+  bool hidden = false;    // of an output: nobody holds it; it is the base of views that somebody holds
   int32_t producer = -1;  // index into Graph::nodes; -1 for inputs
   // Views share the memory of `root` (their own id otherwise), `offset` elements from where it starts. So does a part that
   // is written straight into what is assembled from it (passes/assemble.cc).

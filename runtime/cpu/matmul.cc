@@ -1,6 +1,8 @@
 #include "rondo/runtime/cpu/matmul.h"
 
 #include <Eigen/Core>
+#include <algorithm>
+#include <array>
 #include <list>
 #include <mutex>
 #include <vector>
@@ -208,6 +210,19 @@ void matrix_strides(const Tensor& t, int64_t (&out)[3]) {
   out[2] = cs;
 }
 
+// True if the dimensions can be ordered such that each steps over all of the next: the layouts that oneDNN knows.
+bool nests(int64_t batch, int64_t rows, int64_t cols, const int64_t (&strides)[3]) {
+  std::array<std::pair<int64_t, int64_t>, 3> dims = {{{strides[0], batch}, {strides[1], rows}, {strides[2], cols}}};
+  std::sort(dims.begin(), dims.end());
+  int64_t extent = 0;
+  for (auto [stride, size] : dims) {
+    if (stride == 0 || size == 1) continue;
+    if (stride < extent) return false;
+    extent = stride * size;
+  }
+  return true;
+}
+
 }  // namespace
 
 void matmul_kernel(const KernelContext& context) {
@@ -269,6 +284,14 @@ void matmul_kernel(const KernelContext& context) {
   call.a_strides[0] = a_stride;
   call.b_strides[0] = b_stride;
   call.c_strides[0] = call.m * call.n;
+  // Rare layouts (every second row of each matrix) are copied.
+  const bool a_nests = nests(call.batch, call.m, call.k, call.a_strides), b_nests = nests(call.batch, call.k, call.n, call.b_strides);
+  if (!a_nests || !b_nests) {
+    if (!a_nests) a = a.clone();
+    if (!b_nests) b = b.clone();
+    const Tensor* operands[] = {&a, &b};
+    return matmul_kernel({context.op, operands, context.outputs, context.attrs, context.where});
+  }
   int64_t outer = 1;
   for (int d = 0; d < split; ++d) outer *= batch[d];
   const int64_t size = static_cast<int64_t>(size_of(c.dtype()));

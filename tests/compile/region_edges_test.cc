@@ -52,6 +52,44 @@ TEST_F(RegionEdges, AViewMadeUnderNoGradKnowsNoBase) {
   });
 }
 
+// Two views of what nobody holds: a write through one is seen in the history of the other.
+TEST_F(RegionEdges, ViewsShareABaseThatIsGone) {
+  const auto body = [](Block& b, const Tensor& x) {
+    const Tensor h = x * b.bias, free = no_grad([&] { return h.view({24}); });
+    return Tensors{h[1], h.slice(0, {0, 3}), h.t(), free.slice(0, {0, 6}), free.slice(0, {3, 9})};
+  };
+  expect_as_eager(body, [](Block& b) {
+    Tensors all;
+    for (int first : {0, 1, 2, 3}) {
+      const Tensor x = input();
+      Tensors y = b(x);
+      y[static_cast<size_t>(first)].mul_(first == 2 ? b.bias.slice(0, {0, 4}) : b.bias * 2.0);
+      Tensor loss = ops::sum(y[0]) * 3.0 + ops::sum(y[1] * y[1]) + ops::sum(y[2]);
+      if (first == 3) loss = loss + ops::sum(y[3] * y[3]) + ops::sum(y[4]);
+      loss.backward();
+      all.insert(all.end(), y.begin(), y.end());
+      all.push_back(x.grad());
+      all.push_back(b.bias.grad().clone());
+    }
+    return all;
+  });
+}
+
+TEST_F(RegionEdges, AViewOfAViewMadeUnderNoGrad) {
+  const auto body = [](Block& b, const Tensor& x) {
+    Tensor leaf = (x.detach() * 2.0).requires_grad_();
+    b.state.kept = {leaf};
+    Tensor view = no_grad([&] { return leaf.t(); }), again = view.t();
+    again.add_(again);
+    return Tensors{again * b.bias, leaf * x};
+  };
+  expect_as_eager(body, [](Block& b) {
+    Tensors all = one_step(b);
+    all.push_back(b.state.kept[0].grad());
+    return all;
+  });
+}
+
 // Whoever watches a gradient sees all of it, also the part of what has read the tensor before.
 TEST_F(RegionEdges, HooksOnWhatHasBeenReadAlready) {
   const auto body = [](Block& b, const Tensor& x) {

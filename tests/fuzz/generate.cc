@@ -109,7 +109,7 @@ class Generator : public Draft {
   }
 
   ValueId add_leaf(Leaf leaf) {
-    const bool floats = leaf.bound == 0;
+    const bool floats = leaf.bound == 0 && is_floating(leaf.meta.dtype);
     if (floats) {
       leaf.requires_grad = leaf.role != Leaf::Role::kBuffer && random.chance(0.75);
       leaf.fill = special_values_ && random.chance(0.5) ? Fill::kSpecial
@@ -216,6 +216,10 @@ class Generator : public Draft {
     program_.flip_training = random.chance(0.2);
     program_.freeze = random.chance(0.1);
     program_.few_gradients = random.chance(0.2);
+    using enum compile::Recompute;
+    program_.options.recompute = random.pick<compile::Recompute>({kAuto, kAuto, kNone, kFull});
+    if (random.chance(0.2)) program_.options.shapes = compile::Shapes::kStatic;
+    if (random.chance(0.1)) program_.options.max_entries = 1;
   }
 
   // A write may make what eager execution saved stale: an error, in both modes, that hides the rest of the program. Most

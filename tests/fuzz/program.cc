@@ -84,6 +84,10 @@ std::string to_string(const Program& program) {
   if (program.flip_training) result += "; train and eval";
   if (program.freeze) result += "; a parameter is frozen now and then";
   if (program.few_gradients) result += "; not every output has a gradient";
+  constexpr const char* kRecompute[] = {"", "; recompute none", "; recompute full"};
+  result += kRecompute[static_cast<int>(program.options.recompute)];
+  if (program.options.shapes == compile::Shapes::kStatic) result += "; static shapes";
+  if (program.options.max_entries < 256) absl::StrAppend(&result, "; ", program.options.max_entries, " entries");
   result += "\n";
   for (const Leaf& leaf : program.leaves) result += text(leaf);
   for (const Step& step : program.steps) result += text(step);

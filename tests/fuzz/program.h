@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "rondo/compile/compile.h"
 #include "rondo/runtime/tensor.h"
 
 namespace rondo::fuzz {
@@ -82,6 +83,7 @@ struct Program {
   bool flip_training = false; // every second step in eval mode
   bool freeze = false;        // every second step without gradients for the first parameter
   bool few_gradients = false; // not every output is used
+  compile::CompileOptions options;  // besides `exact`
 
   const Leaf* leaf(ValueId id) const;
   const Step* producer(ValueId id) const;

@@ -51,6 +51,9 @@ class Shrinker {
     if (best_.calls > 1) attempt_change([](Program& p) { p.calls = 1; });
     for (bool Program::*flag : {&Program::chained, &Program::optimise, &Program::flip_training, &Program::freeze, &Program::few_gradients})
       if (best_.*flag) attempt_change([&](Program& p) { p.*flag = false; });
+    if (best_.options.recompute != compile::Recompute::kAuto || best_.options.shapes != compile::Shapes::kAutomatic ||
+        best_.options.max_entries < 256)
+      attempt_change([](Program& p) { p.options = {}; });
   }
 
   void drop_outputs() {

@@ -37,6 +37,16 @@ TEST(Matmul, AnInnerDimensionOfOne) {
   }
 }
 
+// Every second row of each matrix: no layout that the library knows.
+TEST(Matmul, MatricesWithRowsLeftOut) {
+  for (DType dtype : {kF32, kF64, kBF16, kF16}) {
+    const Tensor all = test::uniform({5, 3, 8}, -2, 2, 1).to(dtype), some = all.slice(1, {0, 3, 2});
+    const Tensor b = test::uniform({8, 5}, -2, 2, 2).to(dtype), many = test::uniform({5, 4, 2}, -2, 2, 3).to(dtype);
+    EXPECT_TRUE(test::same_bits(ops::matmul(some, b), ops::matmul(some.clone(), b))) << name_of(dtype);
+    EXPECT_TRUE(test::same_bits(ops::matmul(many, some), ops::matmul(many, some.clone()))) << name_of(dtype);
+  }
+}
+
 TEST(Orders, TiesGoToTheFirstAndNaNIsLargest) {
   const Tensor x = Tensor::from<double>({1, 3, kNaN, 3, -kInf, kNaN, 1, kInf}, {8});
   EXPECT_EQ(ops::argmax(x).item(), 2);
