@@ -5,7 +5,8 @@
 //   regional_compile --layers=1            other depths: the cost of a region does not depend on it
 //
 // A figure is compiler time for one forward and backward, as RegionReport::compile_ms counts it: without running, without
-// data, and without loading LLVM, which a trivial kernel does first. The table also gives what the first step took longer
+// data, and without loading LLVM, which a trivial kernel does first. Warm starts, from the disk cache or the artifact file of
+// a process before, never load it, and reading the artifact file counts. The table also gives what the first step took longer
 // than a later one, which has all of it. Every figure comes from processes of their own (this program runs itself with
 // --measure), so that nothing is warm by accident.
 #include <stdlib.h>
@@ -83,10 +84,17 @@ void load_code_generator() {
   relu(Tensor::ones({3}));
 }
 
-template <class Model> Json measure(const std::string& what, int64_t n_layer, const Tensor& x) {
+template <class Model> Json measure(const std::string& what, int64_t n_layer, const Tensor& x, const std::string& artifacts) {
   Model model(n_layer);
   step(model, x);  // eager: memory, threads and products of these shapes are there
-  load_code_generator();
+  double load_ms = 0;
+  if (what == "artifact") {
+    const auto start = Clock::now();
+    compile::load_artifacts(artifacts);
+    load_ms = ms_since(start);
+  } else if (what != "warm") {
+    load_code_generator();
+  }
   const compile::Regions regions = what == "full" ? compile::compile_module(model) : compile::compile_regions(model);
   auto start = Clock::now();
   step(model, x);
@@ -98,7 +106,8 @@ template <class Model> Json measure(const std::string& what, int64_t n_layer, co
     later_ms.push_back(ms_since(start));
   }
   const double later = *std::min_element(later_ms.begin(), later_ms.end());
-  double compile_ms = 0;
+  if (what == "regional") compile::save_artifacts(artifacts);
+  double compile_ms = load_ms;
   int kernels = 0, entries = 0;
   const std::vector<compile::RegionReport> report = regions.report();
   for (const compile::RegionReport& region : report) {
@@ -108,13 +117,13 @@ template <class Model> Json measure(const std::string& what, int64_t n_layer, co
   }
   return {{"compile_ms", compile_ms}, {"first_over_later_ms", first_ms - later},
           {"regions", report.size()}, {"kernels", kernels},
-          {"recompiles", entries - static_cast<int>(report.size())}};
+          {"recompiles", entries - static_cast<int>(report.size())}, {"misses", compile::cache_report().misses}};
 }
 
-Json measure(const std::string& what, const std::string& model, int64_t n_layer) {
-  if (model == "recipe") return measure<Recipe>(what, n_layer, Tensor::randn({10, 10}));
+Json measure(const std::string& what, const std::string& model, int64_t n_layer, const std::string& artifacts) {
+  if (model == "recipe") return measure<Recipe>(what, n_layer, Tensor::randn({10, 10}), artifacts);
   // As behind an embedding: a first block whose input needs no gradient has a backward of its own.
-  return measure<Gpt2Blocks>(what, n_layer, Tensor::randn({4, 64, 768}).requires_grad_());
+  return measure<Gpt2Blocks>(what, n_layer, Tensor::randn({4, 64, 768}).requires_grad_(), artifacts);
 }
 
 // ---- All measurements
@@ -138,11 +147,12 @@ class TemporaryFolder {
   std::string path_;
 };
 
-// Runs this program again. `cache`: the folder of the disk cache.
+// Runs this program again. `cache`: the folder of the disk cache, in which the artifact file lies too.
 Json measure_apart(const std::string& what, const std::string& model, int64_t n_layer, const std::string& cache) {
   const std::string self = std::filesystem::read_symlink("/proc/self/exe").string();
   const std::string command =
-      absl::StrCat("RONDO_CACHE_DIR='", cache, "' '", self, "' --measure=", what, " --model=", model, " --layers=", n_layer);
+      absl::StrCat(what == "artifact" ? "RONDO_CACHE=off" : "RONDO_CACHE_DIR='" + cache + "/kernels'", " '", self,
+                   "' --measure=", what, " --model=", model, " --layers=", n_layer, " --artifacts='", cache, "/artifacts'");
   std::unique_ptr<FILE, int (*)(FILE*)> child(popen(command.c_str(), "r"), pclose);
   if (!child) throw Error("cannot run " + command);
   std::string output;
@@ -162,14 +172,20 @@ struct Row {
   std::string model;
   int64_t n_layer;
   std::vector<Json> full, regional, shallow;  // shallow: regional, of a model of one layer
+  std::vector<Json> warm, artifact;           // after a regional one: from its disk cache, from its artifact file
 };
 
 Row measure_model(const std::string& model, int64_t n_layer, int64_t repeats) {
-  Row row{model, n_layer, {}, {}, {}};
+  Row row{model, n_layer, {}, {}, {}, {}, {}};
   // In turns: the machine is the same for all.
   for (int64_t i = 0; i < repeats; ++i) {
     row.full.push_back(measure_apart("full", model, n_layer, TemporaryFolder().path()));
-    row.regional.push_back(measure_apart("regional", model, n_layer, TemporaryFolder().path()));
+    const TemporaryFolder cache;
+    row.regional.push_back(measure_apart("regional", model, n_layer, cache.path()));
+    row.warm.push_back(measure_apart("warm", model, n_layer, cache.path()));
+    row.artifact.push_back(measure_apart("artifact", model, n_layer, cache.path()));
+    for (const Json* run : {&row.warm.back(), &row.artifact.back()})
+      if (run->at("misses") != 0) throw Error("a warm start compiled " + run->at("misses").dump() + " kernels");
     row.shallow.push_back(measure_apart("regional", model, 1, TemporaryFolder().path()));
   }
   return row;
@@ -181,8 +197,8 @@ Json to_json(const Row& row) {
           {"layers", row.n_layer},
           {"full_ms", median_of(row.full, "compile_ms")},
           {"regional_ms", median_of(row.regional, "compile_ms")},
-          {"warm_ms", nullptr},
-          {"artifact_ms", nullptr},
+          {"warm_ms", median_of(row.warm, "compile_ms")},
+          {"artifact_ms", median_of(row.artifact, "compile_ms")},
           {"regions", regional.at("regions")},
           {"kernels", regional.at("kernels")},
           {"recompiles", regional.at("recompiles")}};
@@ -200,6 +216,8 @@ void print_row(const Row& row) {
   line("whole model, cold", row.full);
   line("regional, cold", row.regional);
   line("regional, cold, 1 layer", row.shallow);
+  line("regional, warm from disk", row.warm);
+  line("regional, from artifacts", row.artifact);
   std::printf("  %lld layers cost %.2f x 1 layer\n", static_cast<long long>(row.n_layer),
               median_of(row.regional, "compile_ms") / median_of(row.shallow, "compile_ms"));
 }
@@ -209,16 +227,17 @@ void print_row(const Row& row) {
 int main(int argc, char** argv) try {
   bool json = false;
   int64_t layers = 0, repeats = 3;
-  std::string model = "all", what;
+  std::string model = "all", what, artifacts;
   examples::Flags flags("regional_compile", "Measures what compiling costs: whole, regional, warm.");
   flags.add("json", &json, "print JSON, not a table");
   flags.add("model", &model, "which model", {"all", "recipe", "gpt2"});
   flags.add("layers", &layers, "depth; 0: 64 for recipe, 12 for gpt2");
   flags.add("repeats", &repeats, "processes per figure; the median counts");
-  flags.add("measure", &what, "one figure, in this process", {"", "full", "regional"});
+  flags.add("measure", &what, "one figure, in this process", {"", "full", "regional", "warm", "artifact"});
+  flags.add("artifacts", &artifacts, "with --measure: the artifact file, written by \"regional\"");
   flags.parse({argv + 1, argv + argc});
   if (flags.help_wanted()) return std::fputs(flags.usage().c_str(), stdout), 0;
-  if (!what.empty()) return std::puts(measure(what, model, layers).dump().c_str()), 0;
+  if (!what.empty()) return std::puts(measure(what, model, layers, artifacts).dump().c_str()), 0;
   Json all = Json::array();
   for (const auto& [name, depth] : {std::pair{"recipe", 64}, std::pair{"gpt2", 12}}) {
     if (model != "all" && model != name) continue;

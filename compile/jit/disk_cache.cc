@@ -135,18 +135,13 @@ void DiskCache::store(const std::string& kernel, const std::string& object) {
     if (root_.empty() || state_ == State::kRefused || !writable_ || max_bytes_ == 0) return;
   }
   try {
-    const std::string parent = fs::path(root_).parent_path().string();
-    if (!parent.empty()) io::make_folders(parent);
-    make_folder(root_);
-    make_folder(folder_);
-    if (!usable()) return;
-    const std::string bytes = pack({host_text_, {{kernel, object}}});
-    io::AtomicFile file(path_of(kernel), io::Access::kOwner);
-    file.write(bytes);
-    file.publish();
-    std::lock_guard lock(mutex_);
-    if (bytes_ >= 0) bytes_ += static_cast<int64_t>(bytes.size());
-    if (bytes_ < 0 || bytes_ > max_bytes_) prune();
+    try {
+      write(kernel, object);
+    } catch (const FileError&) {
+      // Another process may have removed the folder, empty as it was.
+      if (std::error_code ignored; fs::exists(folder_, ignored)) throw;
+      write(kernel, object);
+    }
   } catch (const FileError& error) {
     warn(error.what());
     std::lock_guard lock(mutex_);
@@ -154,11 +149,47 @@ void DiskCache::store(const std::string& kernel, const std::string& object) {
   }
 }
 
+void DiskCache::write(const std::string& kernel, const std::string& object) {
+  const std::string parent = fs::path(root_).parent_path().string();
+  if (!parent.empty()) io::make_folders(parent);
+  make_folder(root_);
+  make_folder(folder_);
+  if (!usable()) return;
+  const std::string bytes = pack({host_text_, {{kernel, object}}});
+  io::AtomicFile file(path_of(kernel), io::Access::kOwner);
+  file.write(bytes);
+  file.publish();
+  std::lock_guard lock(mutex_);
+  if (prune_is_due(static_cast<int64_t>(bytes.size()))) prune();
+}
+
 void DiskCache::reject(const std::string& kernel, const std::string& why) {
   if (root_.empty()) return;
   warn(absl::StrCat(path_of(kernel), ": ", why));
   std::error_code ignored;
   fs::remove(path_of(kernel), ignored);
+}
+
+// Only folders that a cache made: somebody may have given us one that has other things in it.
+std::vector<std::string> DiskCache::host_folders() const {
+  std::vector<std::string> folders;
+  std::error_code error;
+  for (fs::directory_iterator it(root_, error), end; !error && it != end; it.increment(error)) {
+    const std::string name = it->path().filename().string();
+    const bool ours = name.size() == 16 && name.find_first_not_of("0123456789abcdef") == std::string::npos;
+    if (ours && it->is_directory(error)) folders.push_back(it->path().string());
+  }
+  return folders;
+}
+
+// Counting takes a while where there is much, so processes leave it to one a day, unless they store much themselves.
+bool DiskCache::prune_is_due(int64_t stored) {
+  stored_ += stored;
+  if (bytes_ >= 0) return (bytes_ += stored) > max_bytes_;
+  if (stored_ > max_bytes_ / 8) return true;
+  std::error_code error;
+  const auto last = fs::last_write_time(root_ + "/pruned", error);
+  return error || fs::file_time_type::clock::now() - last > 24h;
 }
 
 // Counts what is there; beyond the bound, removes the oldest until three quarters are left. Other processes may do the same
@@ -169,20 +200,23 @@ void DiskCache::prune() {
     int64_t bytes;
     fs::path path;
   };
+  io::AtomicFile(root_ + "/pruned", io::Access::kOwner).publish();
   std::vector<File> files;
-  std::error_code error;
   bytes_ = 0;
   const auto now = fs::file_time_type::clock::now();
-  for (fs::recursive_directory_iterator it(root_, error), end; !error && it != end; it.increment(error)) {
-    std::error_code gone;
-    if (!it->is_regular_file(gone) || gone) continue;
-    const File file{it->last_write_time(gone), static_cast<int64_t>(it->file_size(gone)), it->path()};
-    if (gone) continue;
-    if (is_temporary(file.path)) {
-      if (now - file.time > 1h) fs::remove(file.path, gone);  // of a process that was killed
-    } else if (file.path.extension() == kExtension) {
-      bytes_ += file.bytes;
-      files.push_back(file);
+  for (const std::string& folder : host_folders()) {
+    std::error_code error;
+    for (fs::directory_iterator it(folder, error), end; !error && it != end; it.increment(error)) {
+      std::error_code gone;
+      if (!it->is_regular_file(gone) || gone) continue;
+      const File file{it->last_write_time(gone), static_cast<int64_t>(it->file_size(gone)), it->path()};
+      if (gone) continue;
+      if (is_temporary(file.path)) {
+        if (now - file.time > 1h) fs::remove(file.path, gone);  // of a process that was killed
+      } else if (file.path.extension() == kExtension) {
+        bytes_ += file.bytes;
+        files.push_back(file);
+      }
     }
   }
   if (bytes_ <= max_bytes_) return;
@@ -199,18 +233,17 @@ void DiskCache::prune() {
 Difference DiskCache::nearest_host(const std::string& kernel) const {
   Difference nearest;
   if (root_.empty()) return nearest;
-  std::error_code error;
-  int looked_at = 0;
-  for (fs::directory_iterator it(root_, error), end; !error && it != end; it.increment(error)) {
-    if (it->path() == fs::path(folder_)) continue;
-    const fs::path path = it->path() / (hash_name(kernel) + kExtension);
+  std::vector<std::string> folders = host_folders();
+  if (folders.size() > 64) folders.resize(64);  // each costs a look
+  for (const std::string& folder : folders) {
+    if (folder == folder_) continue;
+    const fs::path path = folder + "/" + hash_name(kernel) + kExtension;
     const absl::StatusOr<std::string> bytes = read_trusted_file(path.string());
     if (!bytes.ok()) continue;
     const absl::StatusOr<KernelFile> file = unpack(*bytes);
     if (!file.ok() || file->kernels.size() != 1 || file->kernels[0].kernel != kernel) continue;
     Difference found = compare(HostKey::parse(file->host), host_);
     if (nearest.components.empty() || found.components.size() < nearest.components.size()) nearest = std::move(found);
-    if (++looked_at == 16) break;
   }
   return nearest;
 }

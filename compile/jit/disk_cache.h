@@ -48,7 +48,10 @@ class DiskCache {
   bool usable();
   void make_folder(const std::string& path);
   void warn(const std::string& what);
+  void write(const std::string& kernel, const std::string& object);
+  bool prune_is_due(int64_t stored);
   void prune();
+  std::vector<std::string> host_folders() const;
 
   const std::string root_;
   const int64_t max_bytes_;
@@ -60,6 +63,7 @@ class DiskCache {
   std::mutex mutex_;  // guards what follows
   State state_ = State::kUnknown;
   bool writable_ = true;
+  int64_t stored_ = 0;  // bytes, by this process
   int64_t bytes_ = -1;  // of all entries, as far as this process knows; -1: not counted yet
 };
 

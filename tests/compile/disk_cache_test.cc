@@ -266,18 +266,43 @@ TEST_F(DiskCacheTest, RemovesTheOldestBeyondItsBound) {
     for (const auto& file : fs::recursive_directory_iterator(temp_ / name_))  // each is an hour older than the next
       if (file.is_regular_file()) fs::last_write_time(file.path(), file.last_write_time() - 1h);
   }
-  std::ofstream(temp_ / "cache/.tmp-left-behind") << "of a process that was killed";
-  fs::last_write_time(temp_ / "cache/.tmp-left-behind", fs::file_time_type::clock::now() - 2h);
-  std::ofstream(temp_ / "cache/.tmp-in-use") << "of a process that is writing";
-  std::ofstream(temp_ / "cache/readme") << "not ours";
+  const std::string host = fs::path(entry()).parent_path().string(), dead = host + "/.tmp-dead", alive = host + "/.tmp-alive";
+  std::ofstream(dead) << "of a process that was killed";
+  fs::last_write_time(dead, fs::file_time_type::clock::now() - 2h);
+  std::ofstream(alive) << "of a process that is writing";
+  // Not ours, whatever it is called.
+  fs::create_directories(temp_ / "cache/music");
+  const std::string foreign[] = {temp_ / "cache/old.rk", temp_ / "cache/music/old.rk"};
+  for (const std::string& path : foreign) {
+    std::ofstream(path) << std::string(50000, 'x');
+    fs::last_write_time(path, fs::file_time_type::clock::now() - 1000h);
+  }
   DiskCache cache(bounded);
   for (int i = 9; i < 12; ++i) cache.store("kernel" + std::to_string(i), object);
   std::string left;
   for (int i = 0; i < 12; ++i) left += cache.find("kernel" + std::to_string(i)).has_value() ? '1' : '0';
   EXPECT_EQ(left, "000011111111");
-  EXPECT_FALSE(fs::exists(temp_ / "cache/.tmp-left-behind"));
-  EXPECT_TRUE(fs::exists(temp_ / "cache/.tmp-in-use"));
-  EXPECT_TRUE(fs::exists(temp_ / "cache/readme"));
+  EXPECT_FALSE(fs::exists(dead));
+  EXPECT_TRUE(fs::exists(alive));
+  for (const std::string& path : foreign) EXPECT_TRUE(fs::exists(path)) << path;
+  EXPECT_TRUE(warnings_.empty());
+}
+
+TEST_F(DiskCacheTest, CountsOnceADay) {
+  DiskCacheOptions bounded = options();
+  DiskCache(bounded).store("kernel0", std::string(9000, 'x'));
+  bounded.max_bytes = static_cast<int64_t>(fs::file_size(entry())) * 9;
+  const auto left = [&] {
+    int count = 0;
+    for (int i = 0; i < 20; ++i) count += DiskCache(bounded).find("kernel" + std::to_string(i)).has_value();
+    return count;
+  };
+  // Processes that store little each.
+  for (int i = 1; i < 20; ++i) DiskCache(bounded).store("kernel" + std::to_string(i), std::string(9000, 'x'));
+  EXPECT_EQ(left(), 20);
+  fs::last_write_time(temp_ / "cache/pruned", fs::file_time_type::clock::now() - 25h);
+  DiskCache(bounded).store("kernel0", std::string(9000, 'x'));
+  EXPECT_EQ(left(), 6);
   EXPECT_TRUE(warnings_.empty());
 }
 
