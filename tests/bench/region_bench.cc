@@ -4,7 +4,7 @@
 //   bench_region [--json] [--only=pointwise|transformer] [--seconds=0.2]
 //
 // Two blocks of 12 parameters. `pointwise` is the figure: 30 elementwise ops on (1, 64), which become one kernel of some
-// 50 ns and one small output; both are in call_ns. `transformer` is a GPT-2 block on (1, 4, 64): six products and an
+// 50 ns and one small output; both are in call_ns. `transformer` is a GPT-2 block on (1, 4, 16): six products and an
 // attention run in it, whose time call_ns includes, so it shows changes only. `taped` is with gradients: saved values are
 // allocated, and the node on the tape is made and dropped.
 // depth: so many blocks share the region and are called in turn. record and pack are parts of the call, measured alone.
@@ -123,7 +123,7 @@ int main(int argc, char** argv) try {
   Json figures = Json::array();
   if (only != "transformer") measure<PointwiseBlock>(figures, "pointwise", Tensor::randn({1, 64}), int64_t{64});
   if (only != "pointwise")
-    measure<nn::TransformerBlock>(figures, "transformer", Tensor::randn({1, 4, 64}), int64_t{64}, int64_t{4});
+    measure<nn::TransformerBlock>(figures, "transformer", Tensor::randn({1, 4, 16}), int64_t{16}, int64_t{2});
   if (json) return std::puts(figures.dump(1).c_str()), 0;
   std::printf("%-12s%5s%12s%11s%7s%7s%10s%11s%9s\n", "block", "ops", "parameters", "capture", "taped", "depth", "call ns",
               "record ns", "pack ns");
