@@ -201,10 +201,8 @@ void Region::forget_oldest() {
   }));
 }
 
-void Region::find_outputs(Trace& trace) { choose_outputs(trace, trace.graph); }
-
 std::shared_ptr<const Entry> Region::run(Trace& trace, const nn::ModuleBase& module, int piece) {
-  find_outputs(trace);
+  choose_outputs(trace, trace.graph);
   if (trace.graph.outputs.empty()) return nullptr;
   const std::shared_ptr<const Entry> entry = entry_for(trace, module, piece);
   if (entry == nullptr) {
@@ -263,7 +261,7 @@ void Region::refuse_replay(const std::string& why) {
   report_.why_not_replayed = why;
 }
 void Region::verify_replay(Trace& trace, const Entry& expected) const {
-  find_outputs(trace);
+  choose_outputs(trace, trace.graph);
   const Graph& recorded = trace.graph;
   if (pack(recorded) == pack(expected.forward_graph)) return;
   const Graph* const before[] = {&expected.forward_graph};

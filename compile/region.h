@@ -80,7 +80,6 @@ class Region {
   // Null: run the recording eagerly.
   std::shared_ptr<const Entry> entry_for(const Trace& trace, const nn::ModuleBase& module, int piece);
   // Gives the live handles of `trace`, in the order of graph.outputs, their memory and history.
-  static void find_outputs(Trace& trace);
   static void hand_over(Trace& trace, std::span<const Tensor> results, const std::shared_ptr<Node>& node);
   static void run_eagerly(Trace& trace);
   void forget_oldest();
