@@ -43,16 +43,13 @@ class PrimitiveCache {
     memory::desc a, b, bias, c, scratchpad;
   };
   std::shared_ptr<const Entry> get(const MatmulCall& call) {
-    {
-      std::lock_guard lock(mutex_);
-      if (auto found = entries_.find(call); found != entries_.end()) {
-        order_.splice(order_.begin(), order_, found->second.position);
-        return found->second.entry;
-      }
+    // Held while a primitive is made, too: two threads that meet a new shape want one.
+    std::lock_guard lock(mutex_);
+    if (auto found = entries_.find(call); found != entries_.end()) {
+      order_.splice(order_.begin(), order_, found->second.position);
+      return found->second.entry;
     }
     auto entry = std::make_shared<const Entry>(make(call));
-    std::lock_guard lock(mutex_);
-    if (auto found = entries_.find(call); found != entries_.end()) return found->second.entry;
     if (entries_.size() >= kCapacity) {
       entries_.erase(order_.back());
       order_.pop_back();
