@@ -266,11 +266,12 @@ TEST_F(ObjectFile, EqualTextsAreEqualCode) {
     b.store(y, b.emit(LoopOp::kMul, kF32, b.emit(LoopOp::kSub, kF32, b.load(x, kF32), sum), b.load(scale, kF32)));
     return b.kernel;
   };
-  LoopKernel fixed = rows(4, 48), taller = rows(5, 48), wider = rows(4, 80);
+  LoopKernel fixed = rows(4, 48), taller = rows(5, 48), wider = rows(4, 80), longer = rows(4000, 48);
   taller.operands[0].axes[0].size = fixed.operands[0].axes[0].size;
   EXPECT_FALSE(same(fixed, wider));
-  for (LoopKernel* k : {&fixed, &taller, &wider}) k->varying.assign(extents(*k).size(), true);
+  for (LoopKernel* k : {&fixed, &taller, &wider, &longer}) k->varying.assign(extents(*k).size(), true);
   EXPECT_TRUE(same(fixed, wider));
+  EXPECT_TRUE(same(fixed, longer));
   // An axis that wraps around is other code: the fifth row is the first again.
   EXPECT_FALSE(same(fixed, taller));
 }
