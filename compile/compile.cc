@@ -179,9 +179,6 @@ void require_jit() {
   if (!jit_available())
     throw Error("compile: no code generator; build Rondo with LLVM 19 (llvm-19-dev), or run without compilation");
 }
-bool is_list_item(const nn::ModuleBase& module) {
-  return !module.name().empty() && module.name().find_first_not_of("0123456789") == std::string::npos;
-}
 }  // namespace
 
 void set_stance(Stance stance) { current_stance.store(stance); }
@@ -190,15 +187,12 @@ Stance stance() { return current_stance.load(); }
 Regions compile_regions(nn::ModuleBase& model, CompileOptions options) {
   require_jit();
   std::vector<std::shared_ptr<Region>> regions;
-  for (const nn::NamedModule& named : model.named_modules()) {
-    std::map<std::type_index, std::shared_ptr<Region>> by_class;
-    for (nn::ModuleBase* child : named.module.children()) {
-      if (!is_list_item(*child)) continue;
-      std::shared_ptr<Region>& region = by_class[typeid(*child)];
-      if (!region) regions.push_back(region = std::make_shared<Region>(child->type_name(), options));
-      region->add_layer();
-      child->call_hook = std::make_shared<RegionHook>(region);
-    }
+  std::map<std::pair<nn::ModuleBase*, std::type_index>, std::shared_ptr<Region>> by_class;  // of each list
+  for (nn::ModuleBase* block : repeated_blocks(model)) {
+    std::shared_ptr<Region>& region = by_class[{block->parent(), typeid(*block)}];
+    if (!region) regions.push_back(region = std::make_shared<Region>(block->type_name(), options));
+    region->add_layer();
+    block->call_hook = std::make_shared<RegionHook>(region);
   }
   return Regions(std::move(regions));
 }

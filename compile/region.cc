@@ -139,6 +139,17 @@ std::vector<std::shared_ptr<const Program>> Entry::backwards() const {
   return programs;
 }
 
+std::vector<nn::ModuleBase*> repeated_blocks(nn::ModuleBase& model) {
+  const auto is_list_item = [](const std::string& name) {
+    return !name.empty() && name.find_first_not_of("0123456789") == std::string::npos;
+  };
+  std::vector<nn::ModuleBase*> blocks;
+  for (const nn::NamedModule& named : model.named_modules())
+    for (nn::ModuleBase* child : named.module.children())
+      if (is_list_item(child->name())) blocks.push_back(child);
+  return blocks;
+}
+
 std::shared_ptr<const Entry> Region::entry_for(const Trace& trace, const nn::ModuleBase& module, int piece) {
   const Graph& graph = trace.graph;
   const RecordingKey key = pack(graph);

@@ -54,6 +54,9 @@ struct Entry {
 std::shared_ptr<const Entry> compile_entry(const Graph& recorded, const CompileOptions& options, Sizes sizes,
                                            const Partition* like);
 
+// The items of every list of modules, in the order of the tree.
+std::vector<nn::ModuleBase*> repeated_blocks(nn::ModuleBase& model);
+
 // Thread safe.
 class Region {
  public:

@@ -111,6 +111,7 @@ class AccumulateNode final : public Node {
     } else {
       total.add_(grad);
     }
+    for (size_t i = 0; i < slot_->accumulated.size(); ++i) slot_->accumulated[i].second();
   }
 
  private:
@@ -294,6 +295,20 @@ Edge gradient_edge(const Tensor& tensor) {
     leaf_meta.accumulator = accumulator = std::make_shared<AccumulateNode>(leaf_meta.slot);
   }
   return {accumulator, 0};
+}
+
+int64_t on_accumulated(const Tensor& leaf, std::function<void()> fn) {
+  if (!leaf.defined() || !leaf.requires_grad() || !leaf.is_leaf())
+    throw Error("on_accumulated: the tensor is not a leaf that requires a gradient");
+  gradient_edge(leaf);  // makes the slot
+  static std::atomic<int64_t> next_id{0};
+  const int64_t id = next_id.fetch_add(1);
+  leaf.impl()->autograd->slot->accumulated.emplace_back(id, std::move(fn));
+  return id;
+}
+void remove_on_accumulated(const Tensor& leaf, int64_t id) {
+  if (!leaf.defined() || leaf.impl()->autograd == nullptr || leaf.impl()->autograd->slot == nullptr) return;
+  std::erase_if(leaf.impl()->autograd->slot->accumulated, [id](const auto& entry) { return entry.first == id; });
 }
 
 void set_history(Tensor& tensor, std::shared_ptr<Node> node, int output) {

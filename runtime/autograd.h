@@ -44,6 +44,8 @@ struct Hook {
 struct GradSlot {
   Tensor grad;
   std::vector<Hook> hooks;  // of a leaf
+  // Of a leaf: called when one backward has added all of its gradient to `grad`.
+  std::vector<std::pair<int64_t, std::function<void()>>> accumulated;
 };
 
 class Node {
@@ -131,6 +133,11 @@ void record_dead_end(const OpDef& op, std::span<const Tensor* const> inputs, std
 void check_in_place(const OpDef& op, const Tensor& target, bool differentiable, std::source_location where);
 // Remembers that `view` looks into `base`, so that a later write through the view reaches the base's history.
 void mark_view(Tensor& view, const Tensor& base);
+
+// Calls fn each time that a backward has finished adding to leaf.grad(), from within that backward. The result is for
+// remove_on_accumulated. Throws Error unless `leaf` is a leaf that requires a gradient.
+int64_t on_accumulated(const Tensor& leaf, std::function<void()> fn);
+void remove_on_accumulated(const Tensor& leaf, int64_t id);
 
 // Gradients of `roots` (seeded with `grads`, or 1 for scalars) with respect to `inputs`, returned, not accumulated.
 std::vector<Tensor> grad(std::span<const Tensor> roots, std::span<const Tensor> inputs, std::span<const Tensor> grads = {},
