@@ -108,16 +108,16 @@ template <class Model> Json measure(const std::string& what, int64_t n_layer, co
   const double later = *std::min_element(later_ms.begin(), later_ms.end());
   if (what == "regional") compile::save_artifacts(artifacts);
   double compile_ms = load_ms;
-  int kernels = 0, entries = 0;
+  int kernels = 0, compilations = 0;
   const std::vector<compile::RegionReport> report = regions.report();
   for (const compile::RegionReport& region : report) {
     compile_ms += region.compile_ms;
     kernels += region.kernels;
-    entries += region.entries;
+    compilations += region.compilations;
   }
   return {{"compile_ms", compile_ms}, {"first_over_later_ms", first_ms - later},
           {"regions", report.size()}, {"kernels", kernels},
-          {"recompiles", entries - static_cast<int>(report.size())}, {"misses", compile::cache_report().misses}};
+          {"recompiles", compilations - static_cast<int>(report.size())}, {"misses", compile::cache_report().misses}};
 }
 
 Json measure(const std::string& what, const std::string& model, int64_t n_layer, const std::string& artifacts) {

@@ -7,7 +7,8 @@
 // 50 ns and one small output; both are in call_ns. `transformer` is a GPT-2 block on (1, 4, 16): six products and an
 // attention run in it, whose time call_ns includes, so it shows changes only. `taped` is with gradients: saved values are
 // allocated, and the node on the tape is made and dropped.
-// depth: so many blocks share the region and are called in turn. record and pack are parts of the call, measured alone.
+// depth: so many blocks share the region and are called in turn. record and pack are parts of a recording call, measured
+// alone.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -87,22 +88,25 @@ void measure(Json& figures, const char* name, const Tensor& x, const Args&... ar
       const Tensor y = block(x);
     }
     const double pack = nanoseconds(1, [&] { compile::pack(trace.graph); });
-    for (const int depth : {1, 96}) {
-      Stack<Block> stack(depth, args...);
-      const compile::Regions regions = compile::compile_regions(stack);
-      const double call = nanoseconds(depth, [&] {
-        for (Block& b : stack.h) const Tensor y = b(x);
-      });
-      figures.push_back({{"block", name},
-                         {"ops", ops},
-                         {"parameters", block.parameters().size()},
-                         {"capture", "re-record"},
-                         {"taped", taped},
-                         {"depth", depth},
-                         {"call_ns", call},
-                         {"record_ns", record},
-                         {"pack_ns", pack},
-                         {"entries", regions.report()[0].entries}});
+    for (const auto& [capture, capture_name] :
+         {std::pair{compile::Capture::kRecord, "record"}, std::pair{compile::Capture::kReplay, "replay"}}) {
+      for (const int depth : {1, 96}) {
+        Stack<Block> stack(depth, args...);
+        const compile::Regions regions = compile::compile_regions(stack, {.capture = capture});
+        const double call = nanoseconds(depth, [&] {
+          for (Block& b : stack.h) const Tensor y = b(x);
+        });
+        figures.push_back({{"block", name},
+                           {"ops", ops},
+                           {"parameters", block.parameters().size()},
+                           {"capture", capture_name},
+                           {"taped", taped},
+                           {"depth", depth},
+                           {"call_ns", call},
+                           {"record_ns", record},
+                           {"pack_ns", pack},
+                           {"compilations", regions.report()[0].compilations}});
+      }
     }
   }
 }
