@@ -106,7 +106,7 @@ template <class Model> Json measure(const std::string& what, int64_t n_layer, co
     later_ms.push_back(ms_since(start));
   }
   const double later = *std::min_element(later_ms.begin(), later_ms.end());
-  if (what == "regional") compile::save_artifacts(artifacts);
+  if (what == "regional" && !artifacts.empty()) compile::save_artifacts(artifacts);
   double compile_ms = load_ms;
   int kernels = 0, compilations = 0;
   const std::vector<compile::RegionReport> report = regions.report();
