@@ -1,9 +1,13 @@
 // Random programs, compiled against eager (tests/fuzz/). tests/fuzz/run.sh runs many more.
 #include <gtest/gtest.h>
 
+#include <set>
+
 #include "rondo/compile/jit/executable.h"
 #include "rondo/runtime/storage.h"
 #include "rondo/tests/fuzz/fuzz.h"
+#include "rondo/tests/fuzz/shrink.h"
+#include "rondo/tests/fuzz/steps.h"
 
 namespace rondo {
 namespace {
@@ -15,9 +19,10 @@ class Fuzz : public testing::Test {
     allocator::set_poison_on_free(true);
   }
   void TearDown() override { allocator::set_poison_on_free(false); }
+  static constexpr fuzz::GenerateOptions kSmall{.max_steps = 10, .large = 0.02};
   static void try_seeds(uint64_t from, uint64_t count, bool default_mode) {
     fuzz::FuzzOptions options;
-    options.generate.max_steps = 10;
+    options.generate = kSmall;
     options.check.default_mode = default_mode;
     for (uint64_t seed = from; seed < from + count; ++seed) {
       const std::string what = fuzz::try_seed(seed, options);
@@ -28,6 +33,59 @@ class Fuzz : public testing::Test {
 
 TEST_F(Fuzz, ExactModeIsEagerInEveryBit) { try_seeds(0, 240, false); }
 TEST_F(Fuzz, DefaultModeIsCloseAndRunsAsManyKernels) { try_seeds(1000, 60, true); }
+
+// The generator reaches everything it has.
+TEST_F(Fuzz, ProgramsHaveEverything) {
+  std::set<std::string> kinds;
+  int shared = 0, batches = 0, conditional = 0, repeated = 0, dtypes = 0, failing = 0;
+  for (uint64_t seed = 0; seed < 600; ++seed) {
+    const fuzz::Program program = fuzz::generate(seed, kSmall);
+    if (seed < 5) {
+      EXPECT_EQ(to_string(program), to_string(fuzz::generate(seed, kSmall)));
+    }
+    for (const fuzz::Step& step : program.steps) {
+      kinds.insert(step.kind->name);
+      conditional += step.when == fuzz::Step::When::kOddSteps;
+      repeated += step.when == fuzz::Step::When::kRepeated;
+    }
+    std::set<DType> found;
+    for (const fuzz::Leaf& leaf : program.leaves) {
+      shared += leaf.same_as != fuzz::kNone;
+      if (leaf.bound == 0) found.insert(leaf.meta.dtype);
+    }
+    dtypes += found.size() > 1;
+    batches += std::set<int64_t>(program.batches.begin(), program.batches.end()).size() > 1;
+    if (seed % 6 == 0) failing += fuzz::run(program, fuzz::Mode::kEager).backward_threw;
+  }
+  for (auto family : {fuzz::pointwise_steps(), fuzz::shape_steps(), fuzz::layer_steps(), fuzz::effect_steps()})
+    for (const fuzz::StepKind& kind : family) EXPECT_TRUE(kinds.contains(kind.name)) << kind.name;
+  for (int count : {shared, batches, conditional, repeated, dtypes}) EXPECT_GT(count, 30);
+  EXPECT_LT(failing, 20);  // of 100: what cannot go backward tests little
+}
+
+TEST_F(Fuzz, ShrinksToWhatFails) {
+  const auto has = [](const fuzz::Program& program, const char* name) {
+    for (const fuzz::Step& step : program.steps)
+      if (std::string_view(step.kind->name) == name) return true;
+    return false;
+  };
+  int shrunk = 0;
+  for (uint64_t seed = 0; seed < 400; ++seed) {
+    const fuzz::Program program = fuzz::generate(seed, kSmall);
+    if (!has(program, "softmax") || program.steps.size() < 4) continue;
+    const auto fails = [&](const fuzz::Program& candidate) {
+      return has(candidate, "softmax") && fuzz::run(candidate, fuzz::Mode::kEager).forward_errors == 0;
+    };
+    if (!fails(program)) continue;
+    const fuzz::Program small = fuzz::shrink(program, fails);
+    EXPECT_TRUE(fails(small));
+    EXPECT_EQ(small.steps.size(), 1u) << to_string(small);
+    EXPECT_EQ(small.leaves.size(), 1u) << to_string(small);
+    EXPECT_EQ(small.batches.size(), 1u);
+    ++shrunk;
+  }
+  EXPECT_GT(shrunk, 5);
+}
 
 }  // namespace
 }  // namespace rondo

@@ -6,7 +6,7 @@ cd "$(dirname "$0")/../.."
 count=${1:-20000} first=${2:-0} preset=${3:-release}
 program=build/$preset/bin/fuzz_compile
 [ -x "$program" ] || { cmake --preset "$preset" && cmake --build --preset "$preset" --target fuzz_compile rondo_jit_llvm; }
-export OMP_WAIT_POLICY=passive
+export OMP_WAIT_POLICY=passive RONDO_CACHE=off
 logs=$(mktemp -d)
 trap 'rm -rf "$logs"' EXIT
 

@@ -59,12 +59,25 @@ class Shrinker {
   void drop_outputs() {
     for (size_t i = best_.outputs.size(); best_.outputs.size() > 1 && i-- > 0;)
       attempt_change([&](Program& p) { p.outputs.erase(p.outputs.begin() + static_cast<std::ptrdiff_t>(i)); });
-    // Return an earlier value instead.
+    // End earlier: return one value, and nothing happens after it.
+    for (size_t i = 0; i + 1 < best_.steps.size(); ++i) {
+      if (best_.steps[i].out.empty()) continue;
+      if (attempt_change([&](Program& p) {
+            p.outputs = {p.steps[i].out[0]};
+            p.steps.resize(i + 1);
+          }))
+        break;
+    }
+    // Return an operand instead, where that makes the program shorter.
     for (size_t i = best_.outputs.size(); i-- > 0;) {
       const Step* step = best_.producer(best_.outputs[i]);
       if (step == nullptr) continue;
-      for (ValueId id : std::vector<ValueId>(step->in))
-        if (id != kNone && attempt_change([&](Program& p) { p.outputs[i] = id; })) break;
+      for (ValueId id : std::vector<ValueId>(step->in)) {
+        Program candidate = best_;
+        candidate.outputs[i] = id;
+        drop_unused(candidate);
+        if (id != kNone && candidate.steps.size() < best_.steps.size() && attempt(std::move(candidate))) break;
+      }
     }
   }
 

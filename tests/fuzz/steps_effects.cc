@@ -106,11 +106,11 @@ const StepKind kKinds[] = {
        return Tensors{};
      },
      kEffect},
-    {"scale_by_item", 1, &pick_read,
+    {"scale_by_item", 2, &pick_read,
      [](Scene& s) { return Tensors{s.in[0] * (1.5 + moderate(ops::sum(s.in[1]).item()))}; }},
-    {"branch_on_item", 1, &pick_read,
+    {"branch_on_item", 3, &pick_read,
      [](Scene& s) { return Tensors{ops::max(s.in[1]).item() > 0.5 ? ops::tanh(s.in[0]) : ops::sigmoid(s.in[0])}; }},
-    {"add_first_element", 1, &pick_read,
+    {"add_first_element", 2, &pick_read,
      [](Scene& s) {
        const std::vector<double> values = s.in[1].to_vector<double>();
        return Tensors{s.in[0] + (values.empty() ? 1.0 : moderate(values[0]))};

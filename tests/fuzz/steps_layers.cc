@@ -142,11 +142,11 @@ const StepKind kKinds[] = {
     {"linear", 8, &pick_linear, [](Scene& s) { return Tensors{ops::linear(s.in[0], s.in[1], s.in[2])}; }},
     {"matmul", 6, &pick_matmul, [](Scene& s) { return Tensors{ops::matmul(s.in[0], s.in[1])}; }},
     {"gram", 2, &pick_gram, [](Scene& s) { return Tensors{ops::matmul(s.in[0], s.in[0].transpose(-2, -1))}; }},
-    {"attention", 4, &pick_attention,
+    {"attention", 6, &pick_attention,
      [](Scene& s) {
        return Tensors{ops::scaled_dot_product_attention(s.in[0], s.in[1], s.in[2], {}, {.causal = s.n(0) != 0})};
      }},
-    {"plain_attention", 1, &pick_attention,
+    {"plain_attention", 3, &pick_attention,
      [](Scene& s) { return Tensors{ops::plain_attention(s.in[0], s.in[1], s.in[2], {}, {.causal = s.n(0) != 0})}; }},
     {"embedding", 4, &pick_embedding, [](Scene& s) { return Tensors{ops::embedding(s.in[0], s.in[1])}; }},
     {"cross_entropy", 3, &pick_cross_entropy,
@@ -156,7 +156,7 @@ const StepKind kKinds[] = {
      },
      kScalar},
     {"rotary", 1, &pick_rotary, [](Scene& s) { return Tensors{ops::rotary_embedding(s.in[0], s.n(0))}; }},
-    {"conv2d", 1, &pick_patches,
+    {"conv2d", 3, &pick_patches,
      [](Scene& s) { return Tensors{ops::conv2d(s.in[0], s.in[1], s.in[2], {.stride = {s.n(0), s.n(1)}})}; }},
     {"dropout", 4, &pick_dropout,
      [](Scene& s) { return Tensors{s.training ? ops::dropout(s.in[0], s.step.scalar) : s.in[0]}; }, kScalar},

@@ -95,19 +95,19 @@ const StepKind kKinds[] = {
     BINARY("div", 3, a / b),
     BINARY("maximum", 2, ops::maximum(a, b)),
     BINARY("minimum", 2, ops::minimum(a, b)),
-    BINARY("less", 2, ops::less(a, b)),
+    BINARY("less", 4, ops::less(a, b)),
     BINARY("less_equal", 1, ops::less_equal(a, b)),
-    BINARY("greater", 1, ops::greater(a, b)),
+    BINARY("greater", 3, ops::greater(a, b)),
     BINARY("equal", 1, ops::equal(a, b)),
     BINARY("not_equal", 1, ops::not_equal(a, b)),
-    {"where", 4, [](Draft& d, Step& s) { return pick_condition(d, s, 2); },
+    {"where", 8, [](Draft& d, Step& s) { return pick_condition(d, s, 2); },
      [](Scene& s) {
        const DType dtype = promote(s.in[1].dtype(), s.in[2].dtype());
        return Tensors{ops::where(s.in[0], s.in[1].to(dtype), s.in[2].to(dtype))};
      }},
-    {"masked_fill", 2, [](Draft& d, Step& s) { return pick_condition(d, s, 1); },
+    {"masked_fill", 8, [](Draft& d, Step& s) { return pick_condition(d, s, 1); },
      [](Scene& s) { return Tensors{ops::masked_fill(s.in[1], s.in[0], -1.5)}; }},
-    {"mask_as_float", 1,
+    {"mask_as_float", 6,
      [](Draft& d, Step& s) {
        s.in = {d.value([](const Tensor& t) { return t.dtype() == kBool; })};
        return s.in[0] != kNone;
