@@ -154,7 +154,7 @@ class Runner {
     manual_seed(program_.seed);
     for (size_t step = 0; step < program_.batches.size() && !trail_.backward_threw; ++step) train(step);
     if (regions_) trail_.report = regions_->report()[0];
-    trail_.keeps_inputs_only = regions_ && program_.options.recompute == compile::Recompute::kFull;
+    trail_.recomputes = regions_ && program_.options.recompute != compile::Recompute::kNone;
     return std::move(trail_);
   }
 
@@ -341,8 +341,8 @@ size_t first_difference(const Trail& a, const Trail& b, bool in_every_bit, std::
     const Observation &x = a.seen[i], &y = b.seen[i];
     // A region keeps less than eager execution does, and so may go backward where that finds a stale tensor.
     if (a.backward_threw && i + 1 == n && x.text.ends_with("StaleTensorError") && !b.backward_threw) break;
-    // One that keeps nothing but its inputs needs them as they were, as checkpointing does.
-    if (b.keeps_inputs_only && y.text.ends_with("backward throws StaleTensorError")) break;
+    // What is computed again needs its operands as they were, and says so where eager has kept the result.
+    if (b.recomputes && y.text.ends_with("backward throws StaleTensorError")) break;
     if (x.what != y.what || x.text != y.text) {
       what = absl::StrCat(x.what, ": eager: ", x.text, "; compiled: ", y.what == x.what ? "" : y.what + ": ", y.text);
       return i;
@@ -353,7 +353,7 @@ size_t first_difference(const Trail& a, const Trail& b, bool in_every_bit, std::
     what = absl::StrCat(x.what, ": ", same.message(), " (eager, compiled)");
     return i;
   }
-  if (what.empty() && a.seen.size() != b.seen.size() && !a.backward_threw && !b.keeps_inputs_only) what = "one run saw more than the other";
+  if (what.empty() && a.seen.size() != b.seen.size() && !a.backward_threw && !b.recomputes) what = "one run saw more than the other";
   return n;
 }
 

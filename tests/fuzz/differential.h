@@ -45,7 +45,7 @@ struct Observation {
 struct Trail {
   std::vector<Observation> seen;
   bool backward_threw = false;
-  bool keeps_inputs_only = false;
+  bool recomputes = false;
   int forward_errors = 0;  // of ops, not of the program's own `throw`
   std::optional<compile::RegionReport> report;
 };
