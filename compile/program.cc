@@ -61,6 +61,28 @@ bool is_in_place(const Graph& graph, const GraphNode& node) {
   return true;
 }
 
+// True if the kernel may write operand `out` over operand `in`: both address the same elements, and every load of an element
+// comes before its store (loop_ir.h).
+bool may_overwrite(const LoopKernel& kernel, size_t in, size_t out) {
+  const Operand &a = kernel.operands[in], &b = kernel.operands[out];
+  if (a.dtype != b.dtype || a.col_stride != b.col_stride || a.is_partial || b.is_partial || a.axes.size() != b.axes.size())
+    return false;
+  for (size_t i = 0; i < a.axes.size(); ++i)
+    if (a.axes[i].divisor != b.axes[i].divisor || a.axes[i].size != b.axes[i].size || a.axes[i].stride != b.axes[i].stride)
+      return false;
+  bool stored = false;
+  for (const Stage& stage : kernel.stages) {
+    for (const std::vector<int32_t>* list : {&stage.row, &stage.column}) {
+      for (int32_t id : *list) {
+        const Instr& instr = kernel.instrs[static_cast<size_t>(id)];
+        if (instr.op == LoopOp::kLoad && instr.index == static_cast<int32_t>(in) && stored) return false;
+        stored = stored || (instr.op == LoopOp::kStore && instr.index == static_cast<int32_t>(out));
+      }
+    }
+  }
+  return stored;
+}
+
 // out[c] = sum over chunks, in order, onto the first: Note [Column order].
 template <class C> void combine_chunks(C* partial, int64_t chunks, int64_t cols, const Value& value, std::byte* out) {
   for (int64_t k = 1; k < chunks; ++k)
@@ -190,6 +212,7 @@ void Program::plan() {
       for (const ColumnResult& r : unit.column_results) touch(r.value, i);
     }
   }
+  share_in_place(first, last);
   ArenaPlanner arena;
   for (size_t v = 0; v < graph_.values.size(); ++v) {
     if (graph_.values[v].root != static_cast<ValueId>(v) || last[v] < 0 || placements_[v].kind != Placement::kNone) continue;
@@ -209,6 +232,43 @@ int64_t Program::partial_bytes(int32_t kernel) const {
   if (unit.column_results.empty()) return 0;
   const int64_t chunks = (unit.kernel.rows + unit.kernel.chunk_rows - 1) / unit.kernel.chunk_rows;
   return static_cast<int64_t>(unit.column_results.size()) * aligned(chunks * unit.kernel.cols * 8);
+}
+
+// A transient that a kernel reads for the last time gives its memory to a result of that kernel, so that the processor reads
+// and writes the same cache lines.
+void Program::share_in_place(std::vector<int>& first, std::vector<int>& last) {
+  for (int i = 0; i < static_cast<int>(launches_.size()); ++i) {
+    if (launches_[static_cast<size_t>(i)].kernel < 0) continue;
+    const LoweredUnit& unit = kernels_[static_cast<size_t>(launches_[static_cast<size_t>(i)].kernel)];
+    const auto root_of = [&](size_t operand) { return static_cast<size_t>(graph_.value(unit.operands[operand]).root); };
+    for (size_t out = 0; out < unit.operands.size(); ++out) {
+      if (!unit.kernel.operands[out].is_output || unit.operands[out] == kNoValue) continue;
+      const size_t result = root_of(out);
+      if (first[result] != i || placements_[result].kind == Placement::kInput) continue;
+      for (size_t in = 0; in < unit.operands.size(); ++in) {
+        if (unit.kernel.operands[in].is_output || unit.operands[in] == kNoValue) continue;
+        const size_t source = root_of(in);
+        if (last[source] != i || placements_[source].kind != Placement::kNone) continue;
+        // Both in full, and each known to the kernel by this one operand.
+        const auto whole = [&](size_t operand, size_t root) {
+          const Value& value = graph_.value(unit.operands[operand]);
+          return value.offset == 0 && value.sizes.numel() == graph_.values[root].sizes.numel() &&
+                 std::count_if(unit.operands.begin(), unit.operands.end(), [&](ValueId id) {
+                   return id != kNoValue && graph_.value(id).root == static_cast<ValueId>(root);
+                 }) == 1;
+        };
+        if (bytes_of(graph_.values[source]) != bytes_of(graph_.values[result]) || !whole(in, source) || !whole(out, result) ||
+            !may_overwrite(unit.kernel, in, out))
+          continue;
+        placements_[source] = {Placement::kShared, static_cast<int64_t>(result), 0};
+        first[result] = first[source];
+        break;
+      }
+    }
+  }
+  for (Placement& p : placements_)
+    while (p.kind == Placement::kShared && placements_[static_cast<size_t>(p.index)].kind == Placement::kShared)
+      p.index = placements_[static_cast<size_t>(p.index)].index;
 }
 
 void Program::run_kernel(const LoweredUnit& unit, int32_t index, Frame& frame) const {
@@ -285,9 +345,12 @@ std::vector<Tensor> Program::run(std::span<const Tensor> inputs) const {
         b = {std::move(storage), 0, data};
         break;
       }
+      case Placement::kShared: continue;
       case Placement::kArena: b = {frame.arena, p.index, frame.arena.data() + p.index}; break;
     }
   }
+  for (size_t v = 0; v < placements_.size(); ++v)
+    if (placements_[v].kind == Placement::kShared) frame.buffers[v] = frame.buffers[static_cast<size_t>(placements_[v].index)];
   for (const Launch& launch : launches_) {
     if (launch.kernel >= 0) run_kernel(kernels_[static_cast<size_t>(launch.kernel)], launch.kernel, frame);
     else run_library_call(graph_.nodes[static_cast<size_t>(launch.node)], frame);

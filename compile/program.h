@@ -31,8 +31,9 @@ class Program {
   };
   // Where the memory of a root value comes from.
   struct Placement {
-    enum Kind { kNone, kInput, kOutput, kArena } kind = kNone;
-    int64_t index = 0;  // kInput: position; kArena: byte offset; kOutput: position among fresh buffers
+    enum Kind { kNone, kInput, kOutput, kArena, kShared } kind = kNone;
+    int64_t index = 0;  // kInput: position; kArena: byte offset; kOutput: position among fresh buffers;
+                        // kShared: the value with whose memory it is one
     int64_t bytes = 0;
   };
 
@@ -53,6 +54,7 @@ class Program {
   struct Frame;
 
   void plan();
+  void share_in_place(std::vector<int>& first, std::vector<int>& last);
   void run_kernel(const LoweredUnit& unit, int32_t index, Frame& frame) const;
   void run_library_call(const GraphNode& node, Frame& frame) const;
 
