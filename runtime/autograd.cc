@@ -50,8 +50,19 @@ Node::OutputExtras& Node::extras_of(int output) {
   return extras.back();
 }
 
-SavedTensor::SavedTensor(const Tensor& tensor, bool is_output)
-    : tensor_(is_output ? tensor.detach() : tensor), version_(tensor.version()) {}
+// The user's handle is not kept: a later write in place may give it a history that leads to this very node, and the two
+// would own each other. (A parameter's history never changes.)
+SavedTensor::SavedTensor(const Tensor& tensor, bool is_output) : version_(tensor.version()) {
+  const bool parameter = tensor.requires_grad() && tensor.is_leaf();
+  if (parameter && !is_output) {
+    tensor_ = tensor;
+    return;
+  }
+  tensor_ = tensor.detach();
+  if (is_output || !tensor.requires_grad()) return;
+  const Edge history = autograd::gradient_edge(tensor);
+  if (history.node) autograd::set_history(tensor_, history.node, history.output);
+}
 
 const Tensor& SavedTensor::get(const char* op, std::source_location where) const {
   if (tensor_.defined() && tensor_.version() != version_)

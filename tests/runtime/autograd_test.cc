@@ -564,5 +564,18 @@ TEST(Grad, OneRootBelowAnother) {
   }
 }
 
+// A tensor is written in place after it was saved, so its new history leads to the node that saved it. Nobody goes backward.
+TEST(Grad, GraphsThatNobodyDifferentiatesAreFreed) {
+  const int64_t before = allocator::stats().bytes_in_use;
+  {
+    const Tensor x = Tensor::randn({100, 100}).requires_grad_();
+    Tensor y = x * 1.0;
+    y.add_(y * y);
+    Tensor constant = Tensor::ones({100, 100});
+    constant.add_(constant * x);
+  }
+  EXPECT_EQ(allocator::stats().bytes_in_use, before);
+}
+
 }  // namespace
 }  // namespace rondo
