@@ -3,8 +3,9 @@
 // By a minimum cut through the decomposed forward graph, weighed in bytes. Values that only take elementwise ops and views
 // to compute may be computed again, as part of the kernels that read them; products, reductions and library calls are not
 // repeated unless asked (Recompute::kFull). The region's inputs cost nothing: the caller holds parameters anyway, and
-// one activation per block has to be kept. Of inputs and outputs only what the ops' rules save is kept, so that writes
-// in place between forward and backward are errors exactly where they are in eager execution, or in fewer places.
+// one activation per block has to be kept. Of inputs and outputs only what the ops' rules save is kept, and parameters. A
+// write in place between forward and backward is then an error where it is one in eager execution; in fewer places for what
+// is computed again; and in one more: on a parameter from which something is computed again. It never gives a wrong gradient.
 #pragma once
 
 #include <span>

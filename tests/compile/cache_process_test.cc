@@ -73,9 +73,10 @@ TEST(CacheChild, DISABLED_Run) {
 
 using Report = std::map<std::string, std::string>;
 
-// A process with these variables set.
+// A process with these variables set, and none of the cache's that this one may have been started with.
 Report child(const std::string& environment) {
-  const std::string command = "env OMP_NUM_THREADS=2 " + environment + " " + fs::read_symlink("/proc/self/exe").string() +
+  const std::string command = "env -u RONDO_CACHE -u RONDO_CACHE_DIR OMP_NUM_THREADS=2 " + environment + " " +
+                              fs::read_symlink("/proc/self/exe").string() +
                               " --gtest_also_run_disabled_tests --gtest_filter=CacheChild.DISABLED_Run 2>&1";
   std::FILE* pipe = ::popen(command.c_str(), "r");
   std::string output;
