@@ -42,18 +42,23 @@ RecordingKey pack(const Graph& graph) {
 
 namespace {
 
-// The values of the forward that a derived backward reads once it is simplified.
-std::vector<ValueId> values_read(const BackwardGraph& derived) {
-  const Graph simplified = simplify(derived.graph);
-  std::vector<bool> read(simplified.values.size(), false);
+// By input of a simplified graph: whether anything reads it.
+std::vector<bool> inputs_read(const Graph& simplified) {
+  std::vector<bool> read(simplified.values.size(), false), inputs;
   for (const GraphNode& node : simplified.nodes)
     for (ValueId id : node.inputs)
       if (id != kNoValue) read[static_cast<size_t>(id)] = true;
   for (ValueId id : simplified.outputs) read[static_cast<size_t>(simplified.value(id).root)] = true;
+  for (ValueId id : simplified.inputs) inputs.push_back(read[static_cast<size_t>(id)]);
+  return inputs;
+}
+
+// The values of the forward that a derived backward reads once it is simplified.
+std::vector<ValueId> values_read(const BackwardGraph& derived) {
+  const std::vector<bool> read = inputs_read(simplify(derived.graph));
   std::vector<ValueId> values;
   for (size_t i = 0; i < derived.inputs.size(); ++i)
-    if (derived.inputs[i].kind == BackwardInput::kSaved && read[static_cast<size_t>(simplified.inputs[i])])
-      values.push_back(derived.inputs[i].index);
+    if (derived.inputs[i].kind == BackwardInput::kSaved && read[i]) values.push_back(derived.inputs[i].index);
   return values;
 }
 
@@ -96,6 +101,10 @@ CompiledBackward compile_backward(BackwardGraph derived, const Partition& partit
   CompiledBackward backward;
   backward.program = Program::compile(std::move(derived.graph), sizes);
   backward.inputs = std::move(derived.inputs);
+  const std::vector<bool> read = inputs_read(backward.program->graph());
+  for (size_t i = 0; i < read.size(); ++i)
+    invariant(!read[i] || backward.inputs[i].kind != BackwardInput::kSaved || backward.inputs[i].index >= 0,
+              "a backward reads what the forward did not keep");
   backward.contributions = std::move(derived.contributions);
   backward.grad_inputs = std::move(derived.grad_inputs);
   return backward;

@@ -7,19 +7,10 @@
 #include "rondo/modules/layers.h"
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/ops/ops.h"
+#include "rondo/tests/compile/graph_fixture.h"
 
 namespace rondo::compile {
 namespace {
-
-// What `body` computes, as a graph; what it returns is alive.
-template <class Body>
-Graph record(Body body) {
-  Trace trace;
-  RecorderScope scope(&trace);
-  const std::vector<Tensor> outputs = body();
-  for (const Tensor& out : outputs) trace.graph.outputs.push_back(trace.value_of(out));
-  return trace.graph;
-}
 
 // The text with every "(...difference_test.cc:LINE)" replaced by "(here)".
 std::string without_places(std::string text) {

@@ -7,14 +7,6 @@
 namespace rondo::compile {
 namespace {
 
-LoopKernel scale(std::string name, double factor) {
-  KernelBuilder b(std::move(name), 1, 100);
-  b.kernel.split_columns = true;
-  const int32_t x = b.dense(kF32), y = b.dense(kF32, true);
-  b.store(y, b.emit(LoopOp::kMul, kF32, b.load(x, kF32), b.constant(factor, kF32)));
-  return b.kernel;
-}
-
 float run(KernelEntry entry) {
   std::vector<float> x(100, 1.0f), y(100);
   void* operands[] = {x.data(), y.data()};
@@ -24,7 +16,7 @@ float run(KernelEntry entry) {
 }
 
 TEST(Executable, EntriesFollowTheKernels) {
-  const std::vector<LoopKernel> kernels{scale("b", 2), scale("a", 3), scale("c", 5)};
+  const std::vector<LoopKernel> kernels{scale(2, 100, "b"), scale(3, 100, "a"), scale(5, 100, "c")};
   const auto executable = compile_kernels(kernels);
   EXPECT_EQ(run(executable->entry(0)), 2);
   EXPECT_EQ(run(executable->entry(1)), 3);
@@ -32,7 +24,7 @@ TEST(Executable, EntriesFollowTheKernels) {
 }
 
 TEST(Executable, NamesAreLocalToOne) {
-  const LoopKernel two = scale("same", 2), three = scale("same", 3);
+  const LoopKernel two = scale(2, 100, "same"), three = scale(3, 100, "same");
   const auto first = compile_kernels({&two, 1});
   auto second = compile_kernels({&three, 1});
   EXPECT_EQ(run(second->entry(0)), 3);
@@ -45,7 +37,7 @@ TEST(Executable, ThreadsCompileAtOnce) {
   for (int t = 0; t < 4; ++t) {
     threads.emplace_back([t] {
       for (int i = 0; i < 8; ++i) {
-        const LoopKernel kernel = scale("kernel", t * 10 + i);
+        const LoopKernel kernel = scale(t * 10 + i, 100, "kernel");
         EXPECT_EQ(run(compile_kernels({&kernel, 1})->entry(0)), static_cast<float>(t * 10 + i));
       }
     });
@@ -54,7 +46,7 @@ TEST(Executable, ThreadsCompileAtOnce) {
 }
 
 TEST(Executable, EqualKernelsShareCode) {
-  const std::vector<LoopKernel> kernels{scale("one", 2), scale("other", 2), scale("third", 3)};
+  const std::vector<LoopKernel> kernels{scale(2, 100, "one"), scale(2, 100, "other"), scale(3, 100, "third")};
   const auto executable = compile_kernels(kernels);
   EXPECT_EQ(executable->entry(0), executable->entry(1));
   EXPECT_NE(executable->entry(0), executable->entry(2));
@@ -62,7 +54,7 @@ TEST(Executable, EqualKernelsShareCode) {
 }
 
 TEST(Executable, CodeThatIsForgottenStaysCallable) {
-  const LoopKernel kernel = scale("kernel", 2);
+  const LoopKernel kernel = scale(2, 100, "kernel");
   const auto first = compile_kernels({&kernel, 1});
   forget_code();
   const auto second = compile_kernels({&kernel, 1});
@@ -74,7 +66,7 @@ TEST(Executable, CodeThatIsForgottenStaysCallable) {
 TEST(Executable, NamesItsToolchain) { EXPECT_NE(jit_toolchain().find("LLVM"), std::string::npos); }
 
 TEST(Executable, RejectsABrokenKernel) {
-  LoopKernel kernel = scale("broken", 2);
+  LoopKernel kernel = scale(2, 100, "broken");
   kernel.instrs[2].b = 99;
   EXPECT_THROW(compile_kernels({&kernel, 1}), InternalError);
 }
@@ -89,7 +81,7 @@ TEST(ExecutableDeathTest, SaysWhereItLooked) {
   const auto compile_without_plugin = [] {
     setenv("RONDO_JIT_LIBRARY", "/nowhere/librondo_jit_llvm.so", 1);
     try {
-      const LoopKernel kernel = scale("kernel", 2);
+      const LoopKernel kernel = scale(2, 100, "kernel");
       compile_kernels({&kernel, 1});
     } catch (const Error& error) {
       std::fputs(error.what(), stderr);

@@ -209,6 +209,15 @@ inline void expect_equal_bits(const LoopKernel& kernel, const RunOptions& option
   expect_equal_bits(kernel, at_other_sizes(kernel), options);
 }
 
+// y = factor * x, for tests that care about code and not about what it computes.
+inline LoopKernel scale(double factor, int64_t cols = 100, std::string name = "scale") {
+  KernelBuilder b(std::move(name), 1, cols);
+  b.kernel.split_columns = true;
+  const int32_t x = b.dense(kF32), y = b.dense(kF32, true);
+  b.store(y, b.emit(LoopOp::kMul, kF32, b.load(x, kF32), b.constant(factor, kF32)));
+  return b.kernel;
+}
+
 inline const int64_t kWidths[] = {1, 15, 16, 17, 32, 100};
 
 }  // namespace rondo::compile

@@ -6,14 +6,6 @@
 namespace rondo::compile {
 namespace {
 
-LoopKernel scale(double factor) {
-  KernelBuilder b("scale", 1, 100);
-  b.kernel.split_columns = true;
-  const int32_t x = b.dense(kF32), y = b.dense(kF32, true);
-  b.store(y, b.emit(LoopOp::kMul, kF32, b.load(x, kF32), b.constant(factor, kF32)));
-  return b.kernel;
-}
-
 TEST(KernelTable, ForgetsAllThatNobodyHolds) {
   if (!jit_available()) GTEST_SKIP() << "built without LLVM";
   forget_unused_kernels();

@@ -14,14 +14,6 @@
 namespace rondo::compile {
 namespace {
 
-LoopKernel scale(double factor, int64_t cols = 100) {
-  KernelBuilder b("scale", 1, cols);
-  b.kernel.split_columns = true;
-  const int32_t x = b.dense(kF32), y = b.dense(kF32, true);
-  b.store(y, b.emit(LoopOp::kMul, kF32, b.load(x, kF32), b.constant(factor, kF32)));
-  return b.kernel;
-}
-
 float run(const Code& code) {
   std::vector<float> x(100, 1.0f), y(100);
   void* operands[] = {x.data(), y.data()};

@@ -13,6 +13,7 @@
 #include "rondo/compile/trace/trace.h"
 #include "rondo/modules/gpt2.h"
 #include "rondo/runtime/ops/ops.h"
+#include "rondo/tests/compile/graph_fixture.h"
 #include "rondo/tests/op_samples.h"
 
 namespace rondo::compile {
@@ -51,16 +52,6 @@ void expect_round_trip(const Graph& graph) {
   SCOPED_TRACE(text);
   expect_equal(parse_graph(text), graph);
   EXPECT_EQ(to_string(parse_graph(text)), to_string(graph));
-}
-
-// What `body` computes of tensors, as a graph whose outputs are its results.
-template <class Body>
-Graph record(Body body) {
-  Trace trace;
-  RecorderScope scope(&trace);
-  const std::vector<Tensor> outputs = body();
-  for (const Tensor& out : outputs) trace.graph.outputs.push_back(trace.value_of(out));
-  return trace.graph;
 }
 
 TEST(ParseGraph, EveryOp) {

@@ -4,6 +4,7 @@
 
 #include "rondo/modules/attention.h"
 #include "rondo/runtime/random.h"
+#include "rondo/tests/errors.h"
 
 namespace rondo::nn {
 namespace {
@@ -44,15 +45,6 @@ std::vector<std::string> names_of(const std::vector<NamedTensor>& list) {
   for (const auto& named : list) names.push_back(named.name);
   return names;
 }
-std::string message_of(const std::function<void()>& fn) {
-  try {
-    fn();
-  } catch (const Error& e) {
-    return e.what();
-  }
-  return "no error";
-}
-
 TEST(Module, NamesFollowTheDeclaration) {
   Model model(1);
   EXPECT_EQ(names_of(model.named_parameters()),
@@ -213,8 +205,8 @@ TEST(Module, BadNamesAreRefused) {
   struct Dotted : Module<Dotted> {
     Tensor& a = parameter("a.b", Tensor::zeros({1}));
   };
-  EXPECT_NE(message_of([] { Twice module; }).find("the name 'a' is taken by a child"), std::string::npos);
-  EXPECT_NE(message_of([] { Dotted module; }).find("contains a dot"), std::string::npos);
+  EXPECT_NE(test::error_of([] { Twice module; }).find("the name 'a' is taken by a child"), std::string::npos);
+  EXPECT_NE(test::error_of([] { Dotted module; }).find("contains a dot"), std::string::npos);
   // A failed construction must not leave a place behind: the next module is a root.
   Linear root(2, 2);
   EXPECT_EQ(root.parent(), nullptr);
@@ -240,7 +232,7 @@ TEST(Module, AThrowingChildLeavesNoTrace) {
 TEST(Module, ErrorsNameThePathAndTheUsersLine) {
   Model model;
   const int line = __LINE__ + 1;
-  const std::string text = message_of([&] { model.h[1].mlp.c_fc(Tensor::zeros({2, 5})); });
+  const std::string text = test::error_of([&] { model.h[1].mlp.c_fc(Tensor::zeros({2, 5})); });
   EXPECT_NE(text.find("in h.1.mlp.c_fc"), std::string::npos) << text;
   EXPECT_NE(text.find("module_test.cc:" + std::to_string(line)), std::string::npos) << text;
 }

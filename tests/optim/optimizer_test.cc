@@ -16,6 +16,7 @@
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/io/safetensors.h"
 #include "rondo/runtime/parallel.h"
+#include "rondo/tests/errors.h"
 
 namespace rondo::optim {
 namespace {
@@ -29,15 +30,6 @@ void expect_close(const Tensor& got, const Tensor& want, double tolerance, const
   const std::vector<double> a = got.to_vector<double>(), b = want.to_vector<double>();
   ASSERT_EQ(a.size(), b.size());
   for (size_t i = 0; i < a.size(); ++i) EXPECT_NEAR(a[i], b[i], tolerance) << what << " at " << i;
-}
-
-std::string message_of(const std::function<void()>& fn) {
-  try {
-    fn();
-  } catch (const Error& e) {
-    return e.what();
-  }
-  return "no error";
 }
 
 using Make = std::function<std::unique_ptr<Optimizer>(std::vector<Tensor>)>;
@@ -174,20 +166,20 @@ TEST(Optimizer, BadGradientsAreRefusedBeforeAnythingChanges) {
   ops::sum(linear(Tensor::randn({4, 3}))).backward();
   const std::vector<float> before = linear.weight.to_vector<float>();
   linear.bias.set_grad(Tensor::zeros({2}, {kF64}));
-  EXPECT_NE(message_of([&] { optimizer.step(); }).find("AdamW: parameter 1 is f32[2], its gradient f64[2]"),
+  EXPECT_NE(test::error_of([&] { optimizer.step(); }).find("AdamW: parameter 1 is f32[2], its gradient f64[2]"),
             std::string::npos);
   EXPECT_EQ(linear.weight.to_vector<float>(), before);
   EXPECT_EQ(optimizer.state_dict().at("state.0.step").item(), 0);
   linear.to(kF64);
-  EXPECT_NE(message_of([&] { optimizer.step(); }).find("convert the model before"), std::string::npos);
+  EXPECT_NE(test::error_of([&] { optimizer.step(); }).find("convert the model before"), std::string::npos);
 }
 
 TEST(Optimizer, BadParametersAreRefused) {
   const Tensor x = Tensor::zeros({2, 3}).requires_grad_();
-  EXPECT_NE(message_of([&] { SGD({x, x}); }).find("given twice"), std::string::npos);
-  EXPECT_NE(message_of([&] { SGD({x * 2.0}); }).find("not a leaf"), std::string::npos);
-  EXPECT_NE(message_of([&] { SGD({Tensor::zeros({2}, {kI64})}); }).find("not floating"), std::string::npos);
-  EXPECT_NE(message_of([&] { SGD({x.detach().t()}); }).find("not contiguous"), std::string::npos);
+  EXPECT_NE(test::error_of([&] { SGD({x, x}); }).find("given twice"), std::string::npos);
+  EXPECT_NE(test::error_of([&] { SGD({x * 2.0}); }).find("not a leaf"), std::string::npos);
+  EXPECT_NE(test::error_of([&] { SGD({Tensor::zeros({2}, {kI64})}); }).find("not floating"), std::string::npos);
+  EXPECT_NE(test::error_of([&] { SGD({x.detach().t()}); }).find("not contiguous"), std::string::npos);
   EXPECT_THROW(SGD({x}, {.nesterov = true}), Error);
   EXPECT_THROW(AdamW({x}, {.betas = {0.9, 1.0}}), Error);
 }

@@ -9,6 +9,7 @@
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/random.h"
 #include "rondo/tests/bits.h"
+#include "rondo/tests/errors.h"
 
 namespace rondo {
 namespace {
@@ -28,16 +29,7 @@ Tensor leaf(const Dims& sizes, DType dtype = kF32) { return Tensor::randn(sizes,
 std::vector<double> values(const Tensor& t) { return t.defined() ? t.to_vector<double>() : std::vector<double>{NAN}; }
 using V = std::vector<double>;
 
-// What `fn` throws, as text; empty if nothing.
-template <class E = Error, class F>
-std::string error_of(F&& fn) {
-  try {
-    fn();
-  } catch (const E& e) {
-    return e.what();
-  }
-  return "";
-}
+using test::error_of;
 #define EXPECT_MENTIONS(text, part) EXPECT_NE(std::string(text).find(part), std::string::npos) << "got: " << (text)
 
 // ---- Lifetimes (the line 8)

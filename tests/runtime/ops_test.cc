@@ -9,6 +9,7 @@
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/parallel.h"
 #include "rondo/tests/bits.h"
+#include "rondo/tests/errors.h"
 #include "rondo/tests/op_samples.h"
 
 namespace rondo {
@@ -19,15 +20,6 @@ using Indices = std::vector<int64_t>;
 
 constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 constexpr double kInf = std::numeric_limits<double>::infinity();
-
-std::string message_of(const std::function<void()>& fn) {
-  try {
-    fn();
-  } catch (const Error& e) {
-    return e.what();
-  }
-  return "no error";
-}
 
 // Many columns of one element against one row: a tall product whose left operand has strides of its own.
 TEST(Matmul, AnInnerDimensionOfOne) {
@@ -118,24 +110,24 @@ TEST(Indexing, OverwrittenSourcesGetNoGradient) {
 TEST(Errors, NameTheOpAndTheReason) {
   const Tensor x = Tensor::zeros({3, 4});
   const Tensor bad = Tensor::from<int64_t>({4}, {1, 1});
-  EXPECT_NE(message_of([&] { ops::gather(x, 1, bad); }).find("gather: index 4 is out of range for size 4"),
+  EXPECT_NE(test::error_of([&] { ops::gather(x, 1, bad); }).find("gather: index 4 is out of range for size 4"),
             std::string::npos);
-  EXPECT_NE(message_of([&] { ops::gather(x, 2, bad); }).find("gather: dimension 2 is out of range"), std::string::npos);
-  EXPECT_NE(message_of([&] {
+  EXPECT_NE(test::error_of([&] { ops::gather(x, 2, bad); }).find("gather: dimension 2 is out of range"), std::string::npos);
+  EXPECT_NE(test::error_of([&] {
               ops::gather(x, 0, Tensor::zeros({1, 5}, {kI64}));
             }).find("larger than the tensor"),
             std::string::npos);
-  EXPECT_NE(message_of([&] { ops::topk(x, 5); }).find("topk: k must lie in [0, 4], not 5"), std::string::npos);
-  EXPECT_NE(message_of([&] {
+  EXPECT_NE(test::error_of([&] { ops::topk(x, 5); }).find("topk: k must lie in [0, 4], not 5"), std::string::npos);
+  EXPECT_NE(test::error_of([&] {
               ops::argmax(Tensor::zeros({2, 0}), 1);
             }).find("argmax: nothing to choose from"),
             std::string::npos);
-  EXPECT_NE(message_of([&] { ops::min(Tensor::zeros({2, 0})); }).find("min: of no elements"), std::string::npos);
-  EXPECT_NE(message_of([&] {
+  EXPECT_NE(test::error_of([&] { ops::min(Tensor::zeros({2, 0})); }).find("min: of no elements"), std::string::npos);
+  EXPECT_NE(test::error_of([&] {
               ops::rotary_embedding(Tensor::zeros({2, 3}));
             }).find("even, positive D"),
             std::string::npos);
-  const std::string conv = message_of([&] {
+  const std::string conv = test::error_of([&] {
     ops::conv2d(Tensor::zeros({1, 3, 8, 8}), Tensor::zeros({4, 3, 3, 3}), Tensor(),
                 {.stride = {1, 1}, .padding = {1, 1}});
   });
@@ -173,7 +165,7 @@ TEST(Errors, AnOpWithoutAGradientSaysSoInBackward) {
   x.requires_grad_();
   const Tensor y = call(kTwice, {x});
   EXPECT_TRUE(y.requires_grad());
-  const std::string message = message_of([&] { ops::sum(y).backward(); });
+  const std::string message = test::error_of([&] { ops::sum(y).backward(); });
   EXPECT_NE(message.find("backward of twice: it has no gradient ("), std::string::npos) << message;
   EXPECT_NE(message.find("ops_test.cc:"), std::string::npos) << message;
   EXPECT_FALSE(no_grad([&] { return call(kTwice, {x}); }).requires_grad());

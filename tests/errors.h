@@ -1,0 +1,22 @@
+// What a call throws, for tests of messages.
+#pragma once
+
+#include <string>
+#include <utility>
+
+#include "rondo/runtime/error.h"
+
+namespace rondo::test {
+
+// The message of the E that `fn` throws; "" if it throws nothing. Others pass.
+template <class E = Error, class F>
+std::string error_of(F&& fn) {
+  try {
+    std::forward<F>(fn)();
+  } catch (const E& e) {
+    return e.what();
+  }
+  return "";
+}
+
+}  // namespace rondo::test
