@@ -297,15 +297,16 @@ Edge gradient_edge(const Tensor& tensor) {
     impl->requires_grad = true;
   }
   if (!impl->requires_grad) return {};
-  if (meta != nullptr && meta->grad_fn) return {meta->grad_fn, meta->output};
+  if (meta != nullptr) {
+    if (meta->grad_fn) return {meta->grad_fn, meta->output};
+    if (std::shared_ptr<Node> accumulator = meta->accumulator.lock()) return {std::move(accumulator), 0};
+  }
   Tensor leaf = tensor;
   AutogradMeta& leaf_meta = meta_of(leaf);
-  std::shared_ptr<Node> accumulator = leaf_meta.accumulator.lock();
-  if (!accumulator) {
-    if (!leaf_meta.slot) leaf_meta.slot = std::make_shared<GradSlot>();
-    leaf_meta.accumulator = accumulator = std::make_shared<AccumulateNode>(leaf_meta.slot);
-  }
-  return {accumulator, 0};
+  if (!leaf_meta.slot) leaf_meta.slot = std::make_shared<GradSlot>();
+  std::shared_ptr<Node> accumulator = std::make_shared<AccumulateNode>(leaf_meta.slot);
+  leaf_meta.accumulator = accumulator;
+  return {std::move(accumulator), 0};
 }
 
 int64_t on_accumulated(const Tensor& leaf, std::function<void()> fn) {

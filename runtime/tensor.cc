@@ -59,7 +59,8 @@ TensorImpl::TensorImpl() = default;
 TensorImpl::~TensorImpl() = default;
 
 void intrusive_release(TensorImpl* impl) noexcept {
-  if (impl->refs.fetch_sub(1, std::memory_order_acq_rel) == 1) delete impl;
+  // The last holder need not lock the bus to know that it is.
+  if (impl->refs.load(std::memory_order_acquire) == 1 || impl->refs.fetch_sub(1, std::memory_order_acq_rel) == 1) delete impl;
 }
 
 // ---- Making one
