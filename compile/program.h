@@ -10,6 +10,7 @@
 #include "rondo/compile/codegen/lower.h"
 #include "rondo/compile/ir/graph.h"
 #include "rondo/compile/jit/kernel_table.h"
+#include "rondo/compile/passes/passes.h"
 
 namespace rondo::compile {
 
@@ -21,13 +22,27 @@ struct ProgramStats {
   double compile_ms = 0;  // all of it: passes, planning, code
 };
 
+struct ProgramOptions {
+  Sizes sizes = Sizes::kConstant;
+  bool exact = false;
+  // Results to be written over an input, which belongs to the caller then, as positions in graph.inputs and graph.outputs.
+  // Where the order of reads and writes allows it, run() returns the input's own memory.
+  struct Update {
+    int32_t input, output;
+  };
+  std::vector<Update> updates = {};
+};
+
 class Program {
  public:
-  // One launch: a generated kernel (kernel >= 0) or a library call of graph_.nodes[node].
+  // One launch: a generated kernel (kernel >= 0) or a library call of graph_.nodes[node] with its epilogues.
   struct Launch {
     int32_t kernel = -1;
     int32_t node = -1;
     std::vector<int32_t> nodes;  // all that it runs
+    // Of a library call. Inputs: of the node, then what its epilogues add.
+    ValueIds inputs = {}, outputs = {};
+    std::shared_ptr<const PreparedKernel> prepared = nullptr;  // null: the op's kernel works out each call anew
   };
   // Where the memory of a root value comes from.
   struct Placement {
@@ -37,7 +52,7 @@ class Program {
     int64_t bytes = 0;
   };
 
-  static std::shared_ptr<const Program> compile(Graph graph, Sizes sizes = Sizes::kConstant);
+  static std::shared_ptr<const Program> compile(Graph graph, const ProgramOptions& options = {});
 
   // Inputs as graph.inputs: same dtypes, sizes and strides; undefined where nothing reads one. Returns one tensor per graph.outputs, without history.
   std::vector<Tensor> run(std::span<const Tensor> inputs) const;
@@ -47,16 +62,22 @@ class Program {
   const std::vector<Launch>& launches() const { return launches_; }
   const std::vector<LoweredUnit>& kernels() const { return kernels_; }
   const std::vector<Placement>& placements() const { return placements_; }
+  // All values that a launch reads or writes; kNoValue among them.
+  std::vector<ValueId> touched(const Launch& launch) const;
   // Arena bytes of a kernel's partial sums.
   int64_t partial_bytes(int32_t kernel) const;
 
  private:
   struct Frame;
 
-  void plan();
-  void share_in_place(std::vector<int>& first, std::vector<int>& last);
+  void add_library_call(const Unit& unit);
+  void plan(std::span<const ProgramOptions::Update> updates);
+  // (read, written) by a launch, so that the written value may have the memory of the one that is read.
+  std::vector<std::pair<ValueId, ValueId>> overwritable(const Launch& launch) const;
+  void share_in_place(std::span<const ProgramOptions::Update> updates, std::vector<int>& first, const std::vector<int>& last);
+  void prepare_library_calls();
   void run_kernel(const LoweredUnit& unit, int32_t index, Frame& frame) const;
-  void run_library_call(const GraphNode& node, Frame& frame) const;
+  void run_library_call(const Launch& launch, Frame& frame) const;
 
   Graph graph_;
   std::vector<Launch> launches_;

@@ -113,7 +113,9 @@ class AccumulateNode final : public Node {
     Tensor grad = grads_out[0];
     if (!slot_->hooks.empty()) run_hooks(slot_->hooks, grad);
     Tensor& total = slot_->grad;
-    if (!total.defined()) {
+    if (total.defined() && total.impl() == grad.impl()) {
+      // Added to where it stands: leaf_total().
+    } else if (!total.defined()) {
       // A gradient that nobody else holds is kept; a shared one is copied, so that in-place use of .grad stays private.
       const bool private_copy = grad.impl()->refs.load() <= 2 && grad.storage().is_unique() && grad.is_contiguous();
       total = private_copy || grad_mode ? (grad_mode ? grad : grad.detach()) : grad.detach().clone();
@@ -123,6 +125,10 @@ class AccumulateNode final : public Node {
       total.add_(grad);
     }
     for (size_t i = 0; i < slot_->accumulated.size(); ++i) slot_->accumulated[i].second();
+  }
+  Tensor leaf_total() const override {
+    const Tensor& total = slot_->grad;
+    return grad_mode || !slot_->hooks.empty() || !total.defined() || !total.is_contiguous() ? Tensor() : total;
   }
 
  private:
@@ -411,7 +417,7 @@ class Backward {
     std::priority_queue<Node*, std::vector<Node*>, LaterFirst> ready;
     for (auto& [node, task] : tasks_)
       if (task.waiting == 0) ready.push(node);
-    std::vector<Tensor> grads_in;
+    std::vector<Tensor> grads_in, leaves;
     while (!ready.empty()) {
       Node* node = ready.top();
       ready.pop();
@@ -424,11 +430,17 @@ class Backward {
       const bool captures = capture != captures_.end();
       grads_in.assign(needed ? node->edges.size() : 0, Tensor());
       if (node->adds_to_totals()) {
-        for (size_t i = 0; i < grads_in.size(); ++i)
-          if (any && node->edges[i].node) grads_in[i] = take(node->edges[i]);
+        leaves.assign(grads_in.size(), Tensor());
+        for (size_t i = 0; i < grads_in.size(); ++i) {
+          if (!any || !node->edges[i].node) continue;
+          grads_in[i] = take(node->edges[i]);
+          if (!grads_in[i].defined() && captured == nullptr && tasks_[node->edges[i].node.get()].waiting == 1)
+            leaves[i] = node->edges[i].node->leaf_total();
+        }
         if (captures) watch(*node, capture->second, *captured);
         const absl::Cleanup done = [node] { unwatch(*node); };
-        if (any && (needed || captures)) node->backward(grads, grads_in);
+        if (any && (needed || captures)) node->backward_onto(grads, grads_in, leaves);
+        leaves.clear();
       } else {
         if (any && (needed || captures)) apply_extras(*node, grads);
         if (captures)

@@ -105,7 +105,6 @@ class InferContext {
 enum class Epilogue : uint8_t {
   kNone,
   kAdd,  // result + operand, of the result's shape and dtype; may be the result's own memory, which is then added to
-  kRelu,
   kGelu,
   kGeluTanh,
 };

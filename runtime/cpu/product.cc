@@ -91,7 +91,6 @@ Product::Product(const MatmulCall& call, int variant) {
           post.append_binary(dnnl::algorithm::binary_add, plan->c);
         }
         break;
-      case Epilogue::kRelu: post.append_eltwise(1.0f, dnnl::algorithm::eltwise_relu, 0, 0); break;
       case Epilogue::kGelu: post.append_eltwise(1.0f, dnnl::algorithm::eltwise_gelu_erf, 0, 0); break;
       case Epilogue::kGeluTanh: post.append_eltwise(1.0f, dnnl::algorithm::eltwise_gelu_tanh, 0, 0); break;
     }

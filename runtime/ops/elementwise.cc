@@ -81,9 +81,10 @@ constexpr OpDef kReluGrad = elementwise<kFloatingOnly, 2, 0, [](auto x, auto g) 
       if (g.needs(0)) g.set(0, g.input(0) * 0.0);  // zero almost everywhere
       if (g.needs(1)) g.set(1, call(kReluGrad, {g.input(0), g.grad_out()}));
     });
-constexpr OpDef kRelu = as_epilogue(Epilogue::kRelu, elementwise<kFloatingOnly, 1, 0, [](auto x) { return scalar::relu(x); }>(
+// No epilogue of a product: the library's turns NaN into 0.
+constexpr OpDef kRelu = elementwise<kFloatingOnly, 1, 0, [](auto x) { return scalar::relu(x); }>(
     "relu", {.inputs = kFirst},
-    [](const GradContext& g) { g.set(0, call(kReluGrad, {g.input(0), g.grad_out()})); }));
+    [](const GradContext& g) { g.set(0, call(kReluGrad, {g.input(0), g.grad_out()})); });
 
 // ---- GELU. The gradient ops compute grad_out * gelu'(x) in one pass; decomposed, they can be differentiated again.
 
@@ -104,13 +105,15 @@ void decompose_gelu_erf_grad(std::span<const Tensor> in, const Attrs&, std::span
 constexpr OpDef kGeluTanhGrad =
     elementwise<kFloatingOnly, 2, 0, [](auto x, auto g) { return scalar::gelu_tanh_grad(x, g); }>(
         "gelu_tanh_grad", {}, nullptr, &decompose_gelu_tanh_grad);
-constexpr OpDef kGeluTanh = as_epilogue(Epilogue::kGeluTanh, elementwise<kFloatingOnly, 1, 0, [](auto x) { return scalar::gelu_tanh(x); }>(
+constexpr OpDef kGeluTanh = as_epilogue(
+    Epilogue::kGeluTanh, elementwise<kFloatingOnly, 1, 0, [](auto x) { return scalar::gelu_tanh(x); }>(
     "gelu_tanh", {.inputs = kFirst},
     [](const GradContext& g) { g.set(0, call(kGeluTanhGrad, {g.input(0), g.grad_out()})); }));
 constexpr OpDef kGeluErfGrad =
     elementwise<kFloatingOnly, 2, 0, [](auto x, auto g) { return scalar::gelu_erf_grad(x, g); }>(
         "gelu_erf_grad", {}, nullptr, &decompose_gelu_erf_grad);
-constexpr OpDef kGeluErf = as_epilogue(Epilogue::kGelu, elementwise<kFloatingOnly, 1, 0, [](auto x) { return scalar::gelu_erf(x); }>(
+constexpr OpDef kGeluErf = as_epilogue(
+    Epilogue::kGelu, elementwise<kFloatingOnly, 1, 0, [](auto x) { return scalar::gelu_erf(x); }>(
     "gelu_erf", {.inputs = kFirst},
     [](const GradContext& g) { g.set(0, call(kGeluErfGrad, {g.input(0), g.grad_out()})); }));
 constexpr OpDef kErf = elementwise<kFloatingOnly, 1, 0, [](auto x) { return scalar::erf(x); }>(
