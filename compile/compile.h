@@ -41,10 +41,19 @@ enum class Recompute : uint8_t {
   kFull,  // all: a block keeps its inputs only (activation checkpointing)
 };
 
+// What compilation spends its time on.
+enum class Mode : uint8_t {
+  kDefault,
+  kReduceOverhead,  // a program keeps its working memory from run to run: no allocation but of results (small models)
+  kMaxAutotune,     // each launch is timed in several ways, and the fastest kept, on disk too: thread split and tiles of
+                    // kernels, packing and threads of products. With `exact`, only ways with the same bits are tried
+};
+
 struct CompileOptions {
   // Results are bitwise those of eager execution: forward, backward, any number of threads. Off, the compiler may also use
   // rewrites that are only equal within rounding (this version has none yet).
   bool exact = false;
+  Mode mode = Mode::kDefault;
   Capture capture = Capture::kRecord;
   Shapes shapes = Shapes::kAutomatic;
   Recompute recompute = Recompute::kAuto;
