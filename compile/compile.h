@@ -49,11 +49,19 @@ enum class Mode : uint8_t {
                     // kernels, packing and threads of products. With `exact`, only ways with the same bits are tried
 };
 
+// Whether products add residuals and apply GELU to their own results before these are stored (the library's post-ops).
+enum class Epilogues : uint8_t {
+  kTuned,   // where Mode::kMaxAutotune measures that it pays: often a fused kernel that reads the result again is faster
+  kAlways,  // wherever it can be done; with `exact`, only f32 sums, whose bits are those of the separate op
+  kNever,
+};
+
 struct CompileOptions {
   // Results are bitwise those of eager execution: forward, backward, any number of threads. Off, the compiler may also use
   // rewrites that are only equal within rounding (this version has none yet).
   bool exact = false;
   Mode mode = Mode::kDefault;
+  Epilogues epilogues = Epilogues::kTuned;
   Capture capture = Capture::kRecord;
   Shapes shapes = Shapes::kAutomatic;
   Recompute recompute = Recompute::kAuto;

@@ -97,7 +97,8 @@ std::shared_ptr<const Program> Program::compile(Graph source, const ProgramOptio
   auto program = std::make_shared<Program>();
   program->graph_ = simplify(std::move(source));
   const Graph& graph = program->graph_;
-  const std::vector<Unit> units = reproducible({.stage = "fuse", .graph = &graph}, [&] { return fuse(graph, options.exact); });
+  const EpilogueChains epilogues = program->choose_epilogues(options);
+  const std::vector<Unit> units = reproducible({.stage = "fuse", .graph = &graph}, [&] { return fuse(graph, epilogues); });
   if (wants_dump("fuse")) dump("fuse", to_string(graph, units));
   // A value is stored if another unit or the caller reads it, through whatever view.
   std::vector<int> unit_of(graph.nodes.size(), -1);

@@ -28,6 +28,7 @@ struct ProgramOptions {
   Sizes sizes = Sizes::kConstant;
   bool exact = false;
   Mode mode = Mode::kDefault;
+  Epilogues epilogues = Epilogues::kTuned;
   // Results to be written over an input, which belongs to the caller then, as positions in graph.inputs and graph.outputs.
   // Where the order of reads and writes allows it, run() returns the input's own memory.
   struct Update {
@@ -83,6 +84,8 @@ class Program {
  private:
   struct Frame;
 
+  // Of the products of graph_, what they are to do on their own results.
+  EpilogueChains choose_epilogues(const ProgramOptions& options) const;
   void add_library_call(const Unit& unit);
   void plan(std::span<const ProgramOptions::Update> updates);
   // (read, written) by a launch, so that the written value may have the memory of the one that is read.
@@ -93,7 +96,7 @@ class Program {
   // The kernel of a library call in one of its variants; null: there is none.
   std::shared_ptr<const PreparedKernel> prepare(const Launch& launch, int variant) const;
   void tune(bool exact);
-  // program_run.cc
+  // program_run.cc; what is timed, in program_tune.cc
   Frame make_frame(std::span<const Tensor> inputs) const;
   void run_launch(const Launch& launch, Frame& frame) const;
   void run_kernel(const Launch& launch, Frame& frame) const;

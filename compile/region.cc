@@ -123,7 +123,7 @@ CompiledBackward compile_backward(BackwardGraph derived, const Partition& partit
 std::shared_ptr<const Entry> compile_entry(const Graph& recorded, const CompileOptions& options, Sizes sizes,
                                            const Partition* like) {
   auto entry = std::make_shared<Entry>();
-  const ProgramOptions program{.sizes = sizes, .exact = options.exact, .mode = options.mode};
+  const ProgramOptions program{.sizes = sizes, .exact = options.exact, .mode = options.mode, .epilogues = options.epilogues};
   entry->program_options = program;
   entry->forward_graph = recorded;
   entry->n_outputs = static_cast<int>(recorded.outputs.size());
