@@ -51,6 +51,7 @@ class RegionTrace final : public Trace {
   void flush_gradient(const TensorImpl& tensor, std::source_location where) override {
     // What has read the tensor already goes into a piece of its own, behind the hook.
     region_.break_graph("a gradient is watched" + describe_location(where));
+    broken_ = true;
     const Tail tail = cut(graph.value(tensor.recorded_value).producer);
     finish();
     resume(tail);
@@ -64,8 +65,8 @@ class RegionTrace final : public Trace {
 
   // finish(), at the end of a call whose recording may be replayed. Null: it may not.
   std::shared_ptr<const Replay> finish_for_replay(std::string& why_not) {
-    if (piece_ > 0 || graph.nodes.empty()) {
-      why_not = piece_ > 0 ? "there is a graph break" : "nothing is computed";
+    if (broken_ || graph.nodes.empty()) {
+      why_not = broken_ ? "there is a graph break" : "nothing is computed";
       finish();
       return nullptr;
     }
@@ -90,11 +91,13 @@ class RegionTrace final : public Trace {
   }
   void graph_break(const std::string& reason, std::source_location where) {
     region_.break_graph(reason + describe_location(where));
+    broken_ = true;
     finish();
   }
   Region& region_;
   const nn::ModuleCall& call_;
   int piece_ = 0;
+  bool broken_ = false;  // also by what happened before the first op, which makes no piece
 };
 
 class RegionHook final : public nn::CallHook {

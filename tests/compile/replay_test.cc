@@ -139,6 +139,23 @@ TEST_F(ReplayTest, RandomNumbersAreRecorded) {
   for (size_t i = 0; i < grads[0].size(); ++i) EXPECT_TRUE(test::same_bits(grads[0][i], grads[1][i])) << i;
 }
 
+// A write that comes before everything else makes no piece of a recording, but is part of the call.
+TEST_F(ReplayTest, AWriteBeforeTheFirstOpHappensInEveryCall) {
+  struct Counter : nn::Module<Counter> {
+    Tensor& calls = buffer("calls", Tensor::zeros({1}));
+    Tensor forward(const Tensor& x) {
+      calls.add_(1.0);
+      return ops::exp(x);
+    }
+  };
+  Counter counter;
+  auto regions = compile::compile_module(counter, {.capture = Capture::kReplay});
+  const Tensor x = Tensor::randn({3});
+  for (int i = 0; i < 4; ++i) EXPECT_TRUE(test::same_bits(counter(x), ops::exp(x)));
+  EXPECT_EQ(counter.calls.item(), 4);
+  EXPECT_EQ(regions.report()[0].why_not_replayed, "there is a graph break");
+}
+
 TEST_F(ReplayTest, WhatMayNotBeReplayed) {
   struct Reader : nn::Module<Reader> {
     bool breaks = false;

@@ -76,6 +76,7 @@ class Runner {
     if (program_.inference && odd) inference.emplace();
     leaves_.clear();
     std::vector<Tensor> roots, outputs;
+    size_t kept = 0;  // so many of machine.kept have gone backward
     for (int call = 0; call < program_.calls && !trail_.backward_threw; ++call) {
       const std::string where = absl::StrCat("step ", step, ", call ", call);
       make_inputs(step, call, batch, outputs);
@@ -83,11 +84,16 @@ class Runner {
       see_call(where, outputs);
       roots.insert(roots.end(), outputs.begin(), outputs.end());
       if (program_.watch) watch(outputs);
-      if (program_.backward == Program::Backward::kEveryCall) go_backward(step, std::exchange(roots, {}));
+      if (program_.backward == Program::Backward::kEveryCall) {
+        // What a region returns and what escaped from it have one history there, and go backward together.
+        roots.insert(roots.end(), machine.kept.begin() + static_cast<std::ptrdiff_t>(kept), machine.kept.end());
+        kept = machine.kept.size();
+        go_backward(step, std::exchange(roots, {}));
+      }
       if (threw) break;
     }
     if (trail_.backward_threw) return;
-    roots.insert(roots.end(), machine.kept.begin(), machine.kept.end());
+    roots.insert(roots.end(), machine.kept.begin() + static_cast<std::ptrdiff_t>(kept), machine.kept.end());
     go_backward(step, std::move(roots));
     if (trail_.backward_threw) return;
     see_gradients(absl::StrCat("step ", step));

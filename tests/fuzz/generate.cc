@@ -255,7 +255,7 @@ class Generator : public Draft {
   void choose_capture() {
     if (!random.chance(0.5) || !program_.parts.empty()) return;
     for (const Step& step : program_.steps)
-      if (step.when != Step::When::kAlways || (step.kind->has(kEffect) && !step.kind->has(kInPlace))) return;
+      if (step.when != Step::When::kAlways || (step.kind->has(kEffect) && !step.kind->has(kInPlace)) || step.kind->has(kReads)) return;
     for (Leaf& leaf : program_.leaves) {
       if (leaf.role == Leaf::Role::kOutside) leaf.role = Leaf::Role::kInput;
       // An argument that is passed twice is refused.

@@ -115,7 +115,8 @@ const StepKind kKinds[] = {
      [](Scene& s) {
        const std::vector<double> values = s.in[1].to_vector<double>();
        return Tensors{s.in[0] + (values.empty() ? 1.0 : moderate(values[0]))};
-     }},
+     },
+     kReads},
     {"throw", 1, &pick_throw,
      [](Scene& s) {
        if (s.counter % 3 == s.n(0)) throw std::runtime_error("thrown in forward");
