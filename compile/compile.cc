@@ -165,10 +165,12 @@ std::string Regions::summary() const {
       text += absl::StrFormat("region %s: not called yet, shared by %d layers", r.name, r.layers);
       continue;
     }
-    text += absl::StrFormat("region %s: compiled %s in %.0f ms, reused by %d layers (%d kernels, %d library calls)", r.name,
-                            r.compilations <= 1 ? "once" : absl::StrFormat("%d times", r.compilations), r.compile_ms,
-                            r.layers, r.kernels, r.library_calls);
-    if (r.entries > r.compilations) text += absl::StrFormat("; %d recordings", r.entries);
+    const std::string how = r.compilations == 0   ? "found compiled"
+                            : r.compilations == 1 ? "compiled once"
+                                                  : absl::StrFormat("compiled %d times", r.compilations);
+    text += absl::StrFormat("region %s: %s in %.0f ms, reused by %d layers (%d kernels, %d library calls)", r.name, how,
+                            r.compile_ms, r.layers, r.kernels, r.library_calls);
+    if (r.entries > std::max(r.compilations, 1)) text += absl::StrFormat("; %d recordings", r.entries);
     if (r.graph_breaks > 0)
       text += absl::StrFormat("; %d graph breaks, the last: %s", r.graph_breaks, r.last_break);
     if (!r.last_recompile.empty()) text += "; recorded anew, the last time because " + r.last_recompile;

@@ -76,8 +76,8 @@ class KernelTable {
       std::vector<std::shared_ptr<Slot>> made;  // of each missing one
       claim(kernels, sizes, slots, missing, made);
       // Without the lock: meanwhile other threads find what is there, make what they miss themselves, and wait for these.
-      if (!missing.empty()) make(missing, made);
-      result.compiled += static_cast<int>(missing.size());
+      if (!missing.empty()) result.compiled += make(missing, made);
+      result.added += static_cast<int>(missing.size());
       std::unique_lock lock(mutex_);
       result.kernels.clear();
       all_there = true;
@@ -145,7 +145,8 @@ class KernelTable {
     }
   }
 
-  void make(const std::vector<LoopKernel>& missing, const std::vector<std::shared_ptr<Slot>>& made) {
+  // Returns how many had to be compiled.
+  int make(const std::vector<LoopKernel>& missing, const std::vector<std::shared_ptr<Slot>>& made) {
     std::shared_ptr<Executable> code;
     try {
       code = compile_kernels(missing);
@@ -159,6 +160,7 @@ class KernelTable {
     std::lock_guard lock(mutex_);
     for (size_t i = 0; i < made.size(); ++i) *made[i] = {Slot::State::kReady, {code->entry(static_cast<int>(i)), code}};
     ready_.notify_all();
+    return code->compiled();
   }
 
   const Variant* nearest(const Wanted& wanted) const {
