@@ -163,8 +163,8 @@ const StepKind kKinds[] = {
      [](Scene& s) {
        const auto body = [](std::span<const Tensor> in) { return Tensors{ops::tanh(ops::linear(ops::gelu(in[0]), in[1], Tensor()))}; };
        // What eager execution checkpoints always has a history, since it cannot see into the function; and its result, which
-       // it does not need, could be written to.
-       const bool needed = s.in[0].requires_grad() || s.in[1].requires_grad();
+       // it does not need, could be written to; and it adds up the gradient of a tensor that it is given twice.
+       const bool needed = (s.in[0].requires_grad() || s.in[1].requires_grad()) && !s.in[0].is_same(s.in[1]);
        return Tensors{(needed ? autograd::checkpoint(body, {{s.in[0], s.in[1]}}) : body({{s.in[0], s.in[1]}}))[0] * 1.25};
      }},
     {"dropout", 4, &pick_dropout,
