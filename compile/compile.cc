@@ -51,6 +51,7 @@ class RegionTrace final : public Trace {
   void flush_gradient(const TensorImpl& tensor, std::source_location where) override {
     // What has read the tensor already goes into a piece of its own, behind the hook.
     region_.break_graph("a gradient is watched" + describe_location(where));
+    broken_ = true;
     const Tail tail = cut(graph.value(tensor.recorded_value).producer);
     finish();
     resume(tail);
@@ -64,8 +65,8 @@ class RegionTrace final : public Trace {
 
   // finish(), at the end of a call whose recording may be replayed. Null: it may not.
   std::shared_ptr<const Replay> finish_for_replay(std::string& why_not) {
-    if (piece_ > 0 || graph.nodes.empty()) {
-      why_not = piece_ > 0 ? "there is a graph break" : "nothing is computed";
+    if (broken_ || graph.nodes.empty()) {
+      why_not = broken_ ? "there is a graph break" : "nothing is computed";
       finish();
       return nullptr;
     }
@@ -90,11 +91,13 @@ class RegionTrace final : public Trace {
   }
   void graph_break(const std::string& reason, std::source_location where) {
     region_.break_graph(reason + describe_location(where));
+    broken_ = true;
     finish();
   }
   Region& region_;
   const nn::ModuleCall& call_;
   int piece_ = 0;
+  bool broken_ = false;  // also by what happened before the first op, which makes no piece
 };
 
 class RegionHook final : public nn::CallHook {
@@ -162,10 +165,12 @@ std::string Regions::summary() const {
       text += absl::StrFormat("region %s: not called yet, shared by %d layers", r.name, r.layers);
       continue;
     }
-    text += absl::StrFormat("region %s: compiled %s in %.0f ms, reused by %d layers (%d kernels, %d library calls)", r.name,
-                            r.compilations <= 1 ? "once" : absl::StrFormat("%d times", r.compilations), r.compile_ms,
-                            r.layers, r.kernels, r.library_calls);
-    if (r.entries > r.compilations) text += absl::StrFormat("; %d recordings", r.entries);
+    const std::string how = r.compilations == 0   ? "found compiled"
+                            : r.compilations == 1 ? "compiled once"
+                                                  : absl::StrFormat("compiled %d times", r.compilations);
+    text += absl::StrFormat("region %s: %s in %.0f ms, reused by %d layers (%d kernels, %d library calls)", r.name, how,
+                            r.compile_ms, r.layers, r.kernels, r.library_calls);
+    if (r.entries > std::max(r.compilations, 1)) text += absl::StrFormat("; %d recordings", r.entries);
     if (r.graph_breaks > 0)
       text += absl::StrFormat("; %d graph breaks, the last: %s", r.graph_breaks, r.last_break);
     if (!r.last_recompile.empty()) text += "; recorded anew, the last time because " + r.last_recompile;

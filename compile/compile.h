@@ -94,7 +94,7 @@ struct RegionReport {
   int kernels = 0;         // generated kernels of the latest entry, forward and backward
   int library_calls = 0;   // matrix products and the like, of the latest entry
   int eager_runs = 0;      // recordings that ran eagerly: a stance, or beyond the recompile limit
-  double compile_ms = 0;   // all entries together, without loading LLVM
+  double compile_ms = 0;   // all entries together; the first kernel that a process compiles loads LLVM, too
   int64_t kept_bytes = 0;  // by one call for its backward, besides inputs and outputs; of the latest entry
   int64_t calls = 0;
   int64_t replays = 0;           // of the calls, those that ran no C++ of the module

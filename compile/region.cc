@@ -1,6 +1,7 @@
 #include "rondo/compile/region.h"
 
 #include <bit>
+#include <chrono>
 
 #include "absl/strings/str_cat.h"
 #include "rondo/compile/compiled_node.h"
@@ -122,7 +123,12 @@ CompiledBackward compile_backward(BackwardGraph derived, const Partition& partit
 
 std::shared_ptr<const Entry> compile_entry(const Graph& recorded, const CompileOptions& options, Sizes sizes,
                                            const Partition* like) {
+  const auto start = std::chrono::steady_clock::now();
   auto entry = std::make_shared<Entry>();
+  const auto finished = [&] {
+    entry->compile_ms = std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
+    return entry;
+  };
   const ProgramOptions program{.sizes = sizes, .exact = options.exact, .mode = options.mode, .epilogues = options.epilogues};
   entry->program_options = program;
   entry->forward_graph = recorded;
@@ -131,22 +137,28 @@ std::shared_ptr<const Entry> compile_entry(const Graph& recorded, const CompileO
   for (ValueId id : recorded.outputs) differentiable = differentiable || recorded.value(id).requires_grad;
   if (!differentiable) {
     entry->forward = Program::compile(recorded, program);
-    return entry;
+    return finished();
   }
   BackwardGraph derived = derive_backward(recorded, {usual_gradients(recorded), {}});
   entry->partition.emplace(recorded, values_read(derived), options.recompute, like);
   entry->backward = compile_backward(std::move(derived), *entry->partition, program);
   entry->forward = Program::compile(entry->partition->forward(), program);
-  return entry;
+  return finished();
 }
 
 const CompiledBackward& Entry::backward_for(const Arriving& arriving) const {
   bool usual = arriving.gradients == usual_gradients(forward_graph);
   for (bool total : arriving.totals) usual = usual && !total;
   if (usual) return backward;
+  {
+    std::lock_guard lock(mutex_);
+    if (const auto found = others_.find(arriving); found != others_.end()) return found->second;
+  }
+  // Without the lock, which a log sink may want. A thread that comes second drops its own.
+  CompiledBackward made = 
+      compile_backward(derive_backward(forward_graph, arriving), *partition, program_options, arriving.owned);
   std::lock_guard lock(mutex_);
-  if (const auto found = others_.find(arriving); found != others_.end()) return found->second;
-  return others_[arriving] = compile_backward(derive_backward(forward_graph, arriving), *partition, program_options, arriving.owned);
+  return others_.try_emplace(arriving, std::move(made)).first->second;
 }
 
 std::vector<std::shared_ptr<const Program>> Entry::backwards() const {
@@ -169,56 +181,76 @@ std::vector<nn::ModuleBase*> repeated_blocks(nn::ModuleBase& model) {
 }
 
 std::shared_ptr<const Entry> Region::entry_for(const Trace& trace, const nn::ModuleBase& module, int piece) {
-  const Graph& graph = trace.graph;
-  const RecordingKey key = pack(graph);
+  const RecordingKey key = pack(trace.graph);
+  if (std::shared_ptr<const Entry> entry = find(key)) return entry;
+  News news;
+  const std::shared_ptr<const Entry> entry = make_entry(trace, module, piece, key, news);
+  // A user's sink may ask for reports: no lock is held.
+  if (!news.warning.empty()) log::warn_once(news.warning);
+  if (news.compiled) log_entry(news.region, *entry, news.why);
+  return entry;
+}
+
+std::shared_ptr<const Entry> Region::find(const RecordingKey& key) {
   std::lock_guard lock(mutex_);
-  if (auto found = entries_.find(key); found != entries_.end()) {
-    found->second.last_use = ++uses_;
-    return found->second.entry;
-  }
+  const auto found = entries_.find(key);
+  if (found == entries_.end()) return nullptr;
+  found->second.last_use = ++uses_;
+  return found->second.entry;
+}
+
+std::shared_ptr<const Entry> Region::make_entry(const Trace& trace, const nn::ModuleBase& module, int piece,
+                                                const RecordingKey& key, News& news) {
+  const Graph& graph = trace.graph;
+  // Only here do entries come and go, so that those that are found below stay.
+  std::lock_guard one_at_a_time(compile_mutex_);
+  if (std::shared_ptr<const Entry> entry = find(key)) return entry;  // another thread's, meanwhile
   std::vector<const Graph*> earlier;
-  for (const auto& [other, slot] : entries_)
-    if (slot.piece == piece) earlier.push_back(&slot.entry->forward_graph);
-  const bool limit_reached = report_.compilations >= options_.recompile_limit;
-  const bool eager = !earlier.empty() && (limit_reached || stance() == Stance::kEagerOnRecompile);
-  // What runs eagerly may do so on every call: the first explains itself, the others take no time for it.
-  if (eager && report_.eager_runs > 0) {
-    ++report_.eager_runs;
-    return nullptr;
+  bool limit_reached = false, eager = false, is_first = false;
+  {
+    std::lock_guard lock(mutex_);
+    for (const auto& [other, slot] : entries_)
+      if (slot.piece == piece) earlier.push_back(&slot.entry->forward_graph);
+    is_first = report_.entries == 0;
+    limit_reached = report_.compilations >= options_.recompile_limit;
+    eager = !earlier.empty() && (limit_reached || stance() == Stance::kEagerOnRecompile);
+    // What runs eagerly may do so on every call: the first explains itself, the others take no time for it.
+    if (eager && report_.eager_runs++ > 0) return nullptr;
+    news.region = report_.name;
+    if (eager && limit_reached)
+      news.warning = absl::StrCat("region ", report_.name, ": ", report_.compilations,
+                                  " compilations, no more (CompileOptions::recompile_limit); what is new runs eagerly: ");
   }
-  const std::string why = nearest_difference(earlier, graph, name_inputs(module, trace.external()));
-  if (!why.empty()) report_.last_recompile = why;
-  if (eager) {
-    if (limit_reached)
-      log::warn_once(absl::StrCat("region ", report_.name, ": ", report_.compilations,
-                                  " compilations, no more (CompileOptions::recompile_limit); what is new runs eagerly: ", why));
-    ++report_.eager_runs;
-    return nullptr;
+  news.why = nearest_difference(earlier, graph, name_inputs(module, trace.external()));
+  if (!news.warning.empty()) news.warning += news.why;
+  if (!news.why.empty()) {
+    std::lock_guard lock(mutex_);
+    report_.last_recompile = news.why;
   }
+  if (eager) return nullptr;
   const Sizes sizes = options_.shapes == Shapes::kDynamic                             ? Sizes::kAny
-                      : options_.shapes == Shapes::kStatic || report_.entries == 0 ? Sizes::kConstant
-                                                                                   : Sizes::kVarying;
-  std::shared_ptr<const Entry> entry =
-      compile_entry(graph, options_, sizes, latest_ != nullptr && latest_->partition ? &*latest_->partition : nullptr);
+                      : options_.shapes == Shapes::kStatic || is_first ? Sizes::kConstant
+                                                                     : Sizes::kVarying;
+  const Partition* like = latest_ != nullptr && latest_->partition ? &*latest_->partition : nullptr;
+  const std::shared_ptr<const Entry> entry = compile_entry(graph, options_, sizes, like);
   int kernels = 0, library_calls = 0, compiled = 0;
-  double compile_ms = 0;
   for (const Program* program : {entry->forward.get(), entry->backward.program.get()}) {
     if (program == nullptr) continue;
     compiled += program->stats().compiled;
     kernels += program->stats().kernels;
     library_calls += program->stats().library_calls;
-    compile_ms += program->stats().compile_ms;
   }
+  std::lock_guard lock(mutex_);
   if (compiled > 0 && !earlier.empty() && stance() == Stance::kFailOnRecompile)
-    throw Error(absl::StrCat("region ", report_.name, " was compiled anew (Stance::kFailOnRecompile): ", why));
+    throw Error(absl::StrCat("region ", report_.name, " was compiled anew (Stance::kFailOnRecompile): ", news.why));
+  news.compiled = true;
   latest_ = entry;
-  log_entry(report_.name, *entry, why);
   if (static_cast<int>(entries_.size()) >= std::max(options_.max_entries, 1)) forget_oldest();
   entries_[key] = {entry, ++uses_, piece};
   ++report_.entries;
   report_.kernels = kernels;
   report_.library_calls = library_calls;
-  report_.compile_ms += compile_ms;
+  report_.compile_ms += entry->compile_ms;
   report_.compilations += compiled > 0;
   report_.kept_bytes = entry->partition ? entry->partition->kept_bytes() : 0;
   return entry;
@@ -285,9 +317,12 @@ void Region::count_replay() {
   ++report_.replays;
 }
 void Region::refuse_replay(const std::string& why) {
-  std::lock_guard lock(mutex_);
-  if (report_.why_not_replayed != why) log::write(log::Topic::kPerfHints, report_.name + " is recorded on every call: " + why);
-  report_.why_not_replayed = why;
+  std::string known;
+  {
+    std::lock_guard lock(mutex_);
+    known = std::exchange(report_.why_not_replayed, why);
+  }
+  if (known != why) log::write(log::Topic::kPerfHints, report_.name + " is recorded on every call: " + why);
 }
 void Region::verify_replay(Trace& trace, const Entry& expected) const {
   choose_outputs(trace, trace.graph);

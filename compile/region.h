@@ -39,6 +39,7 @@ struct Entry {
   CompiledBackward backward;
   std::optional<Partition> partition;  // what the forward keeps; none without a backward
   ProgramOptions program_options;
+  double compile_ms = 0;  // all of compile_entry
 
   // The backward for what arrives. An output that nobody used sends no gradient at all, rather than zeros: that is less
   // work, and infinity times zero is not nothing. Compiled when it is first needed.
@@ -82,13 +83,22 @@ class Region {
  private:
   // Null: run the recording eagerly.
   std::shared_ptr<const Entry> entry_for(const Trace& trace, const nn::ModuleBase& module, int piece);
+  std::shared_ptr<const Entry> find(const RecordingKey& key);
+  struct News {  // for the log
+    std::string region, why, warning;
+    bool compiled = false;
+  };
+  // As entry_for, for a recording that has no entry yet.
+  std::shared_ptr<const Entry> make_entry(const Trace& trace, const nn::ModuleBase& module, int piece, const RecordingKey& key,
+                                          News& news);
   // Gives the live handles of `trace`, in the order of graph.outputs, their memory and history.
   static void hand_over(Trace& trace, std::span<const Tensor> results, const std::shared_ptr<Node>& node);
   static void run_eagerly(Trace& trace);
   void forget_oldest();
 
   CompileOptions options_;
-  mutable std::mutex mutex_;
+  std::mutex compile_mutex_;  // held while one recording is compiled; others run meanwhile. Taken before mutex_
+  mutable std::mutex mutex_;  // guards what follows; nothing is logged while it is held
   struct Slot {
     std::shared_ptr<const Entry> entry;
     int64_t last_use = 0;

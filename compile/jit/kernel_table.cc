@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <condition_variable>
 #include <map>
 #include <mutex>
 #include <set>
@@ -46,10 +47,16 @@ std::vector<bool> always_varying(const LoopKernel& kernel, size_t n) {
   return varying;
 }
 
+// A kernel's code, from the moment that a thread has decided to make it.
+struct Slot {
+  enum class State : uint8_t { kPending, kReady, kFailed } state = State::kPending;
+  CompiledKernel kernel;  // of kReady
+};
+
 struct Variant {
   std::vector<int64_t> sizes;  // as compiled; those that vary stand for any
   std::vector<bool> varying;
-  CompiledKernel kernel;
+  std::shared_ptr<Slot> slot;
 
   // How many sizes stand in the way of serving `wanted`.
   int64_t differences(const std::vector<int64_t>& wanted) const {
@@ -63,48 +70,24 @@ class KernelTable {
  public:
   CompiledKernels find_or_compile(std::span<const LoopKernel> kernels, Sizes sizes) {
     CompiledKernels result;
-    result.kernels.resize(kernels.size());
-    // Compilation holds the lock: two threads that ask for one kernel want it compiled once.
-    std::lock_guard lock(mutex_);
-    std::vector<LoopKernel> missing;
-    std::vector<size_t> position(kernels.size());  // of kernels[i] in missing; one past the end where it is there
-    std::vector<Wanted> wanted;
-    for (const LoopKernel& kernel : kernels) wanted.push_back({structure_of(kernel), extents(kernel)});
-    for (size_t i = 0; i < kernels.size(); ++i) {
-      const Variant* best = nearest(wanted[i]);
-      if (best != nullptr && best->differences(wanted[i].sizes) == 0) {
-        position[i] = SIZE_MAX;
-        result.kernels[i] = best->kernel;
-        continue;
+    for (bool all_there = false; !all_there;) {
+      std::vector<std::shared_ptr<Slot>> slots(kernels.size());  // of each kernel
+      std::vector<LoopKernel> missing;
+      std::vector<std::shared_ptr<Slot>> made;  // of each missing one
+      claim(kernels, sizes, slots, missing, made);
+      // Without the lock: meanwhile other threads find what is there, make what they miss themselves, and wait for these.
+      if (!missing.empty()) result.compiled += make(missing, made);
+      result.added += static_cast<int>(missing.size());
+      std::unique_lock lock(mutex_);
+      result.kernels.clear();
+      all_there = true;
+      for (const std::shared_ptr<Slot>& slot : slots) {
+        ready_.wait(lock, [&] { return slot->state != Slot::State::kPending; });
+        // Where another thread's compilation has failed, this one tries, and gets an error of its own.
+        all_there = all_there && slot->state == Slot::State::kReady;
+        result.kernels.push_back(slot->kernel);
       }
-      LoopKernel kernel = kernels[i];
-      kernel.varying = always_varying(kernel, wanted[i].sizes.size());
-      if (sizes == Sizes::kAny) kernel.varying.assign(kernel.varying.size(), true);
-      if (best != nullptr && sizes == Sizes::kVarying)
-        for (size_t k = 0; k < kernel.varying.size(); ++k)
-          if (best->varying[k] || best->sizes[k] != wanted[i].sizes[k]) kernel.varying[k] = true;
-      position[i] = missing.size();
-      // The same kernel twice in one program.
-      for (size_t k = 0; k < i; ++k)
-        if (position[k] != SIZE_MAX && wanted[k] == wanted[i]) position[i] = position[k];
-      if (position[i] < missing.size()) continue;
-      kernel.name = "kernel" + std::to_string(missing.size());
-      missing.push_back(std::move(kernel));
     }
-    if (missing.empty()) return result;
-    const std::shared_ptr<Executable> code = compile_kernels(missing);
-    result.compiled = static_cast<int>(missing.size());
-    for (size_t i = 0; i < kernels.size(); ++i) {
-      if (position[i] == SIZE_MAX) continue;
-      result.kernels[i] = {code->entry(static_cast<int>(position[i])), code};
-      std::vector<Variant>& variants = variants_[wanted[i].structure];
-      Variant made{std::move(wanted[i].sizes), missing[position[i]].varying, result.kernels[i]};
-      if (std::any_of(variants.begin(), variants.end(), [&](const Variant& v) { return v.differences(made.sizes) == 0; }))
-        continue;
-      variants.push_back(std::move(made));
-      ++size_;
-    }
-    if (size_ > kCapacity) forget_unused();
     return result;
   }
 
@@ -121,6 +104,65 @@ class KernelTable {
     bool operator==(const Wanted&) const = default;
   };
 
+  // Finds the slot of each kernel; kernels that have none get one, for the caller to fill.
+  void claim(std::span<const LoopKernel> kernels, Sizes sizes, std::vector<std::shared_ptr<Slot>>& slots,
+             std::vector<LoopKernel>& missing, std::vector<std::shared_ptr<Slot>>& made) {
+    std::vector<Wanted> wanted;
+    for (const LoopKernel& kernel : kernels) wanted.push_back({structure_of(kernel), extents(kernel)});
+    std::vector<size_t> position(kernels.size(), SIZE_MAX);  // of kernels[i] in missing
+    std::lock_guard lock(mutex_);
+    if (size_ > kCapacity) forget_unused();
+    for (size_t i = 0; i < kernels.size(); ++i) {
+      const Variant* best = nearest(wanted[i]);
+      if (best != nullptr && best->differences(wanted[i].sizes) == 0) {
+        slots[i] = best->slot;
+        continue;
+      }
+      LoopKernel kernel = kernels[i];
+      kernel.varying = always_varying(kernel, wanted[i].sizes.size());
+      if (sizes == Sizes::kAny) kernel.varying.assign(kernel.varying.size(), true);
+      if (best != nullptr && sizes == Sizes::kVarying)
+        for (size_t k = 0; k < kernel.varying.size(); ++k)
+          if (best->varying[k] || best->sizes[k] != wanted[i].sizes[k]) kernel.varying[k] = true;
+      position[i] = missing.size();
+      // The same kernel twice in one program.
+      for (size_t k = 0; k < i; ++k)
+        if (position[k] != SIZE_MAX && wanted[k] == wanted[i]) position[i] = position[k];
+      if (position[i] == missing.size()) {
+        kernel.name = "kernel" + std::to_string(missing.size());
+        missing.push_back(std::move(kernel));
+        made.push_back(std::make_shared<Slot>());
+      }
+      slots[i] = made[position[i]];
+    }
+    for (size_t i = 0; i < kernels.size(); ++i) {
+      if (position[i] == SIZE_MAX) continue;
+      std::vector<Variant>& variants = variants_[wanted[i].structure];
+      if (std::any_of(variants.begin(), variants.end(), [&](const Variant& v) { return v.differences(wanted[i].sizes) == 0; }))
+        continue;
+      variants.push_back({std::move(wanted[i].sizes), missing[position[i]].varying, slots[i]});
+      ++size_;
+    }
+  }
+
+  // Returns how many had to be compiled.
+  int make(const std::vector<LoopKernel>& missing, const std::vector<std::shared_ptr<Slot>>& made) {
+    std::shared_ptr<Executable> code;
+    try {
+      code = compile_kernels(missing);
+    } catch (...) {
+      std::lock_guard lock(mutex_);
+      for (const std::shared_ptr<Slot>& slot : made) slot->state = Slot::State::kFailed;
+      forget([](const Variant& v) { return v.slot->state == Slot::State::kFailed; });
+      ready_.notify_all();
+      throw;
+    }
+    std::lock_guard lock(mutex_);
+    for (size_t i = 0; i < made.size(); ++i) *made[i] = {Slot::State::kReady, {code->entry(static_cast<int>(i)), code}};
+    ready_.notify_all();
+    return code->compiled();
+  }
+
   const Variant* nearest(const Wanted& wanted) const {
     const auto found = variants_.find(wanted.structure);
     if (found == variants_.end()) return nullptr;
@@ -134,20 +176,27 @@ class KernelTable {
     // An executable is shared by the kernels that were compiled together.
     std::map<const Executable*, long> held;
     for (const auto& [structure, variants] : variants_)
-      for (const Variant& v : variants) ++held[v.kernel.code.get()];
+      for (const Variant& v : variants) ++held[v.slot->kernel.code.get()];
     std::set<const Executable*> unused;  // all of them before any is dropped, which changes the counts
     for (const auto& [structure, variants] : variants_)
-      for (const Variant& v : variants)
-        if (v.kernel.code.use_count() == held[v.kernel.code.get()]) unused.insert(v.kernel.code.get());
+      for (const Variant& v : variants) {
+        const std::shared_ptr<Executable>& code = v.slot->kernel.code;
+        if (code != nullptr && code.use_count() == held[code.get()]) unused.insert(code.get());
+      }
+    forget([&](const Variant& v) { return unused.contains(v.slot->kernel.code.get()); });
+  }
+
+  template <class Which> void forget(Which which) {
     for (auto it = variants_.begin(); it != variants_.end();) {
-      std::erase_if(it->second, [&](const Variant& v) { return unused.contains(v.kernel.code.get()); });
+      std::erase_if(it->second, which);
       it = it->second.empty() ? variants_.erase(it) : std::next(it);
     }
     size_ = 0;
     for (const auto& [structure, variants] : variants_) size_ += variants.size();
   }
 
-  std::mutex mutex_;
+  std::mutex mutex_;  // of all below, and of what the slots hold
+  std::condition_variable ready_;
   std::map<Structure, std::vector<Variant>> variants_;
   size_t size_ = 0;
 };

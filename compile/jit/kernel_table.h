@@ -25,10 +25,12 @@ struct CompiledKernel {
 
 struct CompiledKernels {
   std::vector<CompiledKernel> kernels;  // in the order asked for
-  int compiled = 0;                     // those that were not there yet
+  int added = 0;                        // those that this process had not asked for yet
+  int compiled = 0;                     // of these, the ones for which code had to be generated: no cache had any
 };
 
-// Thread safe. Errors as compile_kernels.
+// Thread safe: a kernel that several threads want is made by one of them; what is there is found while others compile.
+// Errors as compile_kernels.
 CompiledKernels find_or_compile(std::span<const LoopKernel> kernels, Sizes sizes);
 
 // Forgets every kernel that no program holds: for tests and for measurements of a cold start.
