@@ -98,9 +98,9 @@ template <class C> void combine_chunks(C* partial, int64_t chunks, int64_t cols,
 namespace {
 
 // If a kernel is refused, each is compiled alone, so that the reproducer holds the one at fault.
-CompiledKernels emit(const std::vector<LoopKernel>& kernels, Sizes sizes) {
+CompiledKernels emit(const std::vector<LoopKernel>& kernels, Sizes sizes, std::span<const KernelHint> hints) {
   try {
-    return find_or_compile(kernels, sizes);
+    return find_or_compile(kernels, sizes, hints);
   } catch (const InternalError&) {
     for (LoopKernel kernel : kernels) {
       kernel.name = "kernel";
@@ -135,11 +135,9 @@ struct Program::Frame {
   }
 };
 
-std::shared_ptr<const Program> Program::compile(Graph source, Sizes sizes) {
-  const auto start = std::chrono::steady_clock::now();
-  auto program = std::make_shared<Program>();
-  program->graph_ = simplify(std::move(source));
-  const Graph& graph = program->graph_;
+std::vector<LoopKernel> Program::make_launches(Graph source) {
+  graph_ = simplify(std::move(source));
+  const Graph& graph = graph_;
   const std::vector<Unit> units = reproducible({.stage = "fuse", .graph = &graph}, [&] { return fuse(graph); });
   if (wants_dump("fuse")) dump("fuse", to_string(graph, units));
   // A value is stored if another unit or the caller reads it, through whatever view.
@@ -161,18 +159,47 @@ std::shared_ptr<const Program> Program::compile(Graph source, Sizes sizes) {
   for (const Unit& unit : units) {
     if (!unit.fused && is_in_place(graph, graph.nodes[static_cast<size_t>(unit.nodes[0])])) continue;
     if (!unit.fused) {
-      program->launches_.push_back({-1, unit.nodes[0], unit.nodes});
+      launches_.push_back({-1, unit.nodes[0], unit.nodes});
       continue;
     }
     LoweredUnit lowered = reproducible({.stage = "lower", .graph = &graph, .unit = &unit, .needed = &needed},
                                        [&] { return lower(graph, unit, needed); });
     if (wants_dump("lower")) dump("lower", to_string(lowered.kernel));
     lowered.extents = extents(lowered.kernel);
-    program->launches_.push_back({static_cast<int32_t>(code.size()), unit.nodes[0], unit.nodes});
+    launches_.push_back({static_cast<int32_t>(code.size()), unit.nodes[0], unit.nodes});
     code.push_back(lowered.kernel);
-    program->kernels_.push_back(std::move(lowered));
+    kernels_.push_back(std::move(lowered));
   }
-  CompiledKernels found = emit(code, sizes);
+  return code;
+}
+
+// What is known of the kernels of one program from those of the same one at other sizes.
+std::vector<KernelHint> Program::compare(const std::vector<LoopKernel>& kernels, OtherSizes other) {
+  const auto at = [&](std::optional<Graph>& graph) {
+    const DumpsOff quiet;
+    std::vector<LoopKernel> there;
+    if (graph.has_value()) there = Program().make_launches(*std::move(graph));
+    if (there.size() != kernels.size()) there.clear();
+    return there;
+  };
+  const std::vector<LoopKernel> next = at(other.next), smallest = at(other.smallest), largest = at(other.largest);
+  const auto pick = [](const std::vector<LoopKernel>& list, size_t i) { return list.empty() ? nullptr : &list[i]; };
+  std::vector<KernelHint> hints;
+  for (size_t i = 0; i < kernels.size(); ++i)
+    hints.push_back(compare_sizes(kernels[i], pick(next, i), pick(smallest, i), pick(largest, i)));
+  return hints;
+}
+
+std::shared_ptr<const Program> Program::compile(Graph source, Sizes sizes, const SizeMarks* marks) {
+  const auto start = std::chrono::steady_clock::now();
+  auto program = std::make_shared<Program>();
+  const std::vector<LoopKernel> code = program->make_launches(std::move(source));
+  CompiledKernels found;
+  std::optional<CompiledKernels> there;
+  if (marks != nullptr && marks->ranges_met) there = find_kernels(code);
+  if (there.has_value()) found = *std::move(there);
+  else if (marks != nullptr && !code.empty()) found = emit(code, sizes, compare(code, marks->graph_at()));
+  else found = emit(code, sizes, {});
   program->code_ = std::move(found.kernels);
   program->stats_.compiled = found.compiled;
   program->plan();

@@ -4,9 +4,11 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
+#include "absl/functional/any_invocable.h"
 #include "rondo/compile/codegen/lower.h"
 #include "rondo/compile/ir/graph.h"
 #include "rondo/compile/jit/kernel_table.h"
@@ -19,6 +21,17 @@ struct ProgramStats {
   int library_calls = 0;
   int64_t arena_bytes = 0;
   double compile_ms = 0;  // all of it: passes, planning, code
+};
+
+// How a graph whose inputs have marked dimensions would look at other sizes of these.
+struct OtherSizes {
+  std::optional<Graph> next;               // at the next size of each; nothing: it cannot be told
+  std::optional<Graph> smallest, largest;  // nothing: as before, or there is no bound
+};
+struct SizeMarks {
+  absl::AnyInvocable<OtherSizes() const> graph_at;
+  // Code for these ranges of sizes exists, so whatever serves is taken.
+  bool ranges_met = false;
 };
 
 class Program {
@@ -37,7 +50,9 @@ class Program {
     int64_t bytes = 0;
   };
 
-  static std::shared_ptr<const Program> compile(Graph graph, Sizes sizes = Sizes::kConstant);
+  // `marks`, if not null: code reads what depends on marked dimensions when it runs, whatever `sizes` says, and assumes that
+  // they stay within their ranges.
+  static std::shared_ptr<const Program> compile(Graph graph, Sizes sizes = Sizes::kConstant, const SizeMarks* marks = nullptr);
 
   // Inputs as graph.inputs: same dtypes, sizes and strides; undefined where nothing reads one. Returns one tensor per graph.outputs, without history.
   std::vector<Tensor> run(std::span<const Tensor> inputs) const;
@@ -53,6 +68,9 @@ class Program {
  private:
   struct Frame;
 
+  // Passes, and all up to code; gives the kernels.
+  std::vector<LoopKernel> make_launches(Graph graph);
+  static std::vector<KernelHint> compare(const std::vector<LoopKernel>& kernels, OtherSizes other);
   void plan();
   void share_in_place(std::vector<int>& first, std::vector<int>& last);
   void run_kernel(const LoweredUnit& unit, int32_t index, Frame& frame) const;

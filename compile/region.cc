@@ -96,10 +96,10 @@ std::vector<bool> usual_gradients(const Graph& recorded) {
   return arriving;
 }
 
-CompiledBackward compile_backward(BackwardGraph derived, const Partition& partition, Sizes sizes) {
+CompiledBackward compile_backward(BackwardGraph derived, const Partition& partition, Sizes sizes, const SizeMarks* marks) {
   partition.apply(derived);
   CompiledBackward backward;
-  backward.program = Program::compile(std::move(derived.graph), sizes);
+  backward.program = Program::compile(std::move(derived.graph), sizes, marks);
   backward.inputs = std::move(derived.inputs);
   const std::vector<bool> read = inputs_read(backward.program->graph());
   for (size_t i = 0; i < read.size(); ++i)
@@ -110,25 +110,71 @@ CompiledBackward compile_backward(BackwardGraph derived, const Partition& partit
   return backward;
 }
 
+// What the programs of an entry are told of marked dimensions.
+SizeMarks forward_marks(const Entry& entry, Recompute recompute) {
+  return {.graph_at = [&entry, recompute] {
+    return entry.others->map([&](const Graph& recorded) {
+      if (!entry.partition) return recorded;
+      return Partition(recorded, entry.saved, recompute, &*entry.partition).forward();
+    });
+  }};
+}
+SizeMarks backward_marks(const Entry& entry, const Arriving& arriving) {
+  return {.graph_at = [&entry, arriving] {
+    return entry.others->map([&](const Graph& recorded) {
+      BackwardGraph derived = derive_backward(recorded, arriving);
+      Partition(recorded, entry.saved, Recompute::kAuto, &*entry.partition).apply(derived);
+      return std::move(derived.graph);
+    });
+  }};
+}
+
 }  // namespace
 
-std::shared_ptr<const Entry> compile_entry(const Graph& recorded, const CompileOptions& options, Sizes sizes,
-                                           const Partition* like) {
+std::shared_ptr<const Entry> compile_entry(const Graph& recorded, const CompileOptions& options, Sizes sizes, const Partition* like,
+                                           std::span<const MarkedDim> marked, absl::FunctionRef<bool(const OtherRecordings&)> ranges_met) {
   auto entry = std::make_shared<Entry>();
   entry->sizes = sizes;
   entry->forward_graph = recorded;
   entry->n_outputs = static_cast<int>(recorded.outputs.size());
+  if (!marked.empty()) entry->others = std::make_shared<OtherRecordings>(entry->forward_graph, marked);
+  if (entry->others != nullptr && !entry->others->any()) entry->others = nullptr;
+  const bool met = entry->others != nullptr && ranges_met(*entry->others);
+  const auto compile_forward = [&](const Graph& graph) {
+    if (entry->others == nullptr) return Program::compile(graph, sizes);
+    SizeMarks marks = forward_marks(*entry, options.recompute);
+    marks.ranges_met = met;
+    return Program::compile(graph, sizes, &marks);
+  };
   bool differentiable = false;
   for (ValueId id : recorded.outputs) differentiable = differentiable || recorded.value(id).requires_grad;
   if (!differentiable) {
-    entry->forward = Program::compile(recorded, sizes);
+    entry->forward = compile_forward(recorded);
     return entry;
   }
-  BackwardGraph derived = derive_backward(recorded, {usual_gradients(recorded), {}});
-  entry->partition.emplace(recorded, values_read(derived), options.recompute, like);
-  entry->backward = compile_backward(std::move(derived), *entry->partition, sizes);
-  entry->forward = Program::compile(entry->partition->forward(), sizes);
+  const Arriving usual{usual_gradients(recorded), {}};
+  BackwardGraph derived = derive_backward(recorded, usual);
+  entry->saved = values_read(derived);
+  entry->partition.emplace(recorded, entry->saved, options.recompute, like);
+  if (entry->others == nullptr) {
+    entry->backward = compile_backward(std::move(derived), *entry->partition, sizes, nullptr);
+  } else {
+    SizeMarks marks = backward_marks(*entry, usual);
+    marks.ranges_met = met;
+    entry->backward = compile_backward(std::move(derived), *entry->partition, sizes, &marks);
+  }
+  entry->forward = compile_forward(entry->partition->forward());
   return entry;
+}
+
+const std::vector<OtherRecordings::Follower>& Entry::followers(std::span<const MarkedDim> dims) const {
+  std::vector<std::pair<int32_t, int>> key;
+  for (const MarkedDim& d : dims) key.emplace_back(d.input, d.dim);
+  std::lock_guard lock(mutex_);
+  if (const auto found = followers_.find(key); found != followers_.end()) return found->second;
+  std::vector<MarkedDim> anyhow;  // whatever their ranges
+  for (const MarkedDim& d : dims) anyhow.push_back({d.input, d.dim, {}});
+  return followers_[key] = OtherRecordings(forward_graph, anyhow).followers();
 }
 
 const CompiledBackward& Entry::backward_for(const Arriving& arriving) const {
@@ -137,7 +183,10 @@ const CompiledBackward& Entry::backward_for(const Arriving& arriving) const {
   if (usual) return backward;
   std::lock_guard lock(mutex_);
   if (const auto found = others_.find(arriving); found != others_.end()) return found->second;
-  return others_[arriving] = compile_backward(derive_backward(forward_graph, arriving), *partition, sizes);
+  BackwardGraph derived = derive_backward(forward_graph, arriving);
+  if (others == nullptr) return others_[arriving] = compile_backward(std::move(derived), *partition, sizes, nullptr);
+  const SizeMarks marks = backward_marks(*this, arriving);
+  return others_[arriving] = compile_backward(std::move(derived), *partition, sizes, &marks);
 }
 
 std::vector<std::shared_ptr<const Program>> Entry::backwards() const {
@@ -159,7 +208,7 @@ std::vector<nn::ModuleBase*> repeated_blocks(nn::ModuleBase& model) {
   return blocks;
 }
 
-std::shared_ptr<const Entry> Region::entry_for(const Trace& trace, const nn::ModuleBase& module, int piece) {
+std::shared_ptr<const Entry> Region::entry_for(const Trace& trace, const nn::ModuleCall& call, int piece) {
   const Graph& graph = trace.graph;
   const RecordingKey key = pack(graph);
   std::lock_guard lock(mutex_);
@@ -177,7 +226,7 @@ std::shared_ptr<const Entry> Region::entry_for(const Trace& trace, const nn::Mod
     ++report_.eager_runs;
     return nullptr;
   }
-  const std::string why = nearest_difference(earlier, graph, name_inputs(module, trace.external()));
+  const std::string why = nearest_difference(earlier, graph, name_inputs(call.module, trace.external()));
   if (!why.empty()) report_.last_recompile = why;
   if (eager) {
     if (limit_reached)
@@ -189,8 +238,15 @@ std::shared_ptr<const Entry> Region::entry_for(const Trace& trace, const nn::Mod
   const Sizes sizes = options_.shapes == Shapes::kDynamic                             ? Sizes::kAny
                       : options_.shapes == Shapes::kStatic || report_.entries == 0 ? Sizes::kConstant
                                                                                    : Sizes::kVarying;
+  std::vector<MarkedDim> marked = marked_dims(trace.external());
+  add_marked_arguments(marked, trace.external(), call, options_.dynamic);
+  std::vector<int64_t> ranges{piece};
   std::shared_ptr<const Entry> entry =
-      compile_entry(graph, options_, sizes, latest_ != nullptr && latest_->partition ? &*latest_->partition : nullptr);
+      compile_entry(graph, options_, sizes, latest_ != nullptr && latest_->partition ? &*latest_->partition : nullptr, marked,
+                    [&](const OtherRecordings& others) {
+                      for (int64_t bound : others.ranges()) ranges.push_back(bound);
+                      return ranges_met_.contains(ranges);
+                    });
   int kernels = 0, library_calls = 0, compiled = 0;
   double compile_ms = 0;
   for (const Program* program : {entry->forward.get(), entry->backward.program.get()}) {
@@ -203,6 +259,7 @@ std::shared_ptr<const Entry> Region::entry_for(const Trace& trace, const nn::Mod
   if (compiled > 0 && !earlier.empty() && stance() == Stance::kFailOnRecompile)
     throw Error(absl::StrCat("region ", report_.name, " was compiled anew (Stance::kFailOnRecompile): ", why));
   latest_ = entry;
+  if (entry->others != nullptr) ranges_met_.insert(std::move(ranges));
   log_entry(report_.name, *entry, why);
   if (static_cast<int>(entries_.size()) >= std::max(options_.max_entries, 1)) forget_oldest();
   entries_[key] = {entry, ++uses_, piece};
@@ -221,10 +278,10 @@ void Region::forget_oldest() {
   }));
 }
 
-std::shared_ptr<const Entry> Region::run(Trace& trace, const nn::ModuleBase& module, int piece) {
+std::shared_ptr<const Entry> Region::run(Trace& trace, const nn::ModuleCall& call, int piece) {
   choose_outputs(trace, trace.graph);
   if (trace.graph.outputs.empty()) return nullptr;
-  const std::shared_ptr<const Entry> entry = entry_for(trace, module, piece);
+  const std::shared_ptr<const Entry> entry = entry_for(trace, call, piece);
   if (entry == nullptr) {
     run_eagerly(trace);
     return nullptr;
@@ -233,6 +290,11 @@ std::shared_ptr<const Entry> Region::run(Trace& trace, const nn::ModuleBase& mod
   std::shared_ptr<Node> node;
   if (entry->backward.program != nullptr) node = make_compiled_node(entry, trace.external(), results);
   hand_over(trace, results, node);
+  if (is_marked(trace.external())) {
+    std::vector<Tensor> handles;
+    for (ValueId id : trace.graph.outputs) handles.push_back(trace.handle(id));
+    hand_on_marks(*entry, trace.external(), handles);
+  }
   return entry;
 }
 
@@ -267,7 +329,8 @@ void Region::run_eagerly(Trace& trace) {
   hand_over(trace, results, nullptr);
 }
 
-void Region::count_call() {
+void Region::begin_call(const nn::ModuleCall& call) {
+  if (!options_.dynamic.empty()) check_arguments(report_.name, call, options_.dynamic);
   std::lock_guard lock(mutex_);
   ++report_.calls;
 }

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -18,6 +19,15 @@ enum class Sizes : uint8_t {
   kAny,       // one that serves all sizes
 };
 
+// What is known of a kernel's extents besides their values: which ones follow from sizes that will change, and how far they
+// may go. By position in extents().
+struct KernelHint {
+  std::vector<bool> varying;
+  std::vector<ExtentRange> ranges;  // useful_range() of each
+};
+// `here`, and the same kernel at the next sizes that may be met, at the smallest and at the largest (null: not known).
+KernelHint compare_sizes(const LoopKernel& here, const LoopKernel* next, const LoopKernel* smallest, const LoopKernel* largest);
+
 struct CompiledKernel {
   KernelEntry entry = nullptr;
   std::shared_ptr<Executable> code;  // keeps the entry valid
@@ -28,8 +38,10 @@ struct CompiledKernels {
   int compiled = 0;                     // those that were not there yet
 };
 
-// Thread safe. Errors as compile_kernels.
-CompiledKernels find_or_compile(std::span<const LoopKernel> kernels, Sizes sizes);
+// Thread safe. Errors as compile_kernels. `hints`, if any, one each: code is then found only if it takes as much for granted.
+CompiledKernels find_or_compile(std::span<const LoopKernel> kernels, Sizes sizes, std::span<const KernelHint> hints = {});
+// Nothing unless code that serves is there for all of them.
+std::optional<CompiledKernels> find_kernels(std::span<const LoopKernel> kernels);
 
 // Forgets every kernel that no program holds: for tests and for measurements of a cold start.
 void forget_unused_kernels();
