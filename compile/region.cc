@@ -235,9 +235,10 @@ std::shared_ptr<const Entry> Region::entry_for(const Trace& trace, const nn::Mod
     ++report_.eager_runs;
     return nullptr;
   }
-  const Sizes sizes = options_.shapes == Shapes::kDynamic                             ? Sizes::kAny
-                      : options_.shapes == Shapes::kStatic || report_.entries == 0 ? Sizes::kConstant
-                                                                                   : Sizes::kVarying;
+  const Sizes sizes = options_.shapes == Shapes::kDynamic  ? Sizes::kAny
+                      : options_.shapes == Shapes::kStatic ? Sizes::kOwn
+                      : report_.entries == 0               ? Sizes::kConstant
+                                                           : Sizes::kVarying;
   std::vector<MarkedDim> marked = marked_dims(trace.external());
   add_marked_arguments(marked, trace.external(), call, options_.dynamic);
   std::vector<int64_t> ranges{piece};

@@ -89,7 +89,8 @@ class KernelTable {
       wanted.push_back({structure_of(kernels[i]), extents(kernels[i]), hints.empty() ? nullptr : &hints[i]});
     for (size_t i = 0; i < kernels.size(); ++i) {
       const Variant* best = nearest(wanted[i]);
-      if (best != nullptr && best->differences(wanted[i].sizes) == 0 && best->leaves_open(wanted[i].hint) == 0) {
+      if (best != nullptr && best->differences(wanted[i].sizes) == 0 && best->leaves_open(wanted[i].hint) == 0 &&
+          (sizes != Sizes::kOwn || best->varying == specialize(kernels[i], wanted[i], nullptr, sizes).varying)) {
         position[i] = SIZE_MAX;
         result.kernels[i] = best->kernel;
         continue;

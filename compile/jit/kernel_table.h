@@ -14,6 +14,7 @@
 namespace rondo::compile {
 
 enum class Sizes : uint8_t {
+  kOwn,       // code for exactly these sizes, though code that serves them and others may be there
   kConstant,  // code for exactly these sizes (of rows there may be any number)
   kVarying,   // where a like kernel of other sizes exists, one that serves both
   kAny,       // one that serves all sizes
