@@ -10,6 +10,7 @@
 #include "absl/strings/str_format.h"
 #include "rondo/compile/jit/executable.h"
 #include "rondo/compile/log.h"
+#include "rondo/compile/marks.h"
 #include "rondo/compile/region.h"
 #include "rondo/compile/replay.h"
 #include "rondo/runtime/autograd.h"
@@ -59,7 +60,7 @@ class RegionTrace final : public Trace {
 
   void finish() {
     RecorderScope eager(nullptr);
-    if (!graph.nodes.empty()) region_.run(*this, call_.module, piece_++);
+    if (!graph.nodes.empty()) region_.run(*this, call_, piece_++);
     abandon();
   }
 
@@ -71,7 +72,7 @@ class RegionTrace final : public Trace {
       return nullptr;
     }
     RecorderScope eager(nullptr);
-    const std::shared_ptr<const Entry> entry = region_.run(*this, call_.module, piece_++);
+    const std::shared_ptr<const Entry> entry = region_.run(*this, call_, piece_++);
     std::shared_ptr<const Replay> replay;
     if (entry != nullptr) replay = Replay::make(call_, *this, entry, why_not);
     else why_not = "it ran eagerly";
@@ -107,7 +108,7 @@ class RegionHook final : public nn::CallHook {
   void around(const nn::ModuleCall& call, absl::FunctionRef<void()> forward) override {
     // Inside another recording the block is simply part of it.
     if (active_recorder() != nullptr || stance() == Stance::kForceEager) return forward();
-    region_->count_call();
+    region_->begin_call(call);
     const Capture capture = region_->options().capture;
     const std::shared_ptr<const Replay> known = capture == Capture::kRecord ? nullptr : find(call);
     if (known != nullptr && capture == Capture::kReplay) {
@@ -191,6 +192,7 @@ Stance stance() { return current_stance.load(); }
 
 Regions compile_regions(nn::ModuleBase& model, CompileOptions options) {
   require_jit();
+  check_options(options.dynamic);
   std::vector<std::shared_ptr<Region>> regions;
   std::map<std::pair<nn::ModuleBase*, std::type_index>, std::shared_ptr<Region>> by_class;  // of each list
   for (nn::ModuleBase* block : repeated_blocks(model)) {
@@ -204,6 +206,7 @@ Regions compile_regions(nn::ModuleBase& model, CompileOptions options) {
 
 Regions compile_module(nn::ModuleBase& module, CompileOptions options) {
   require_jit();
+  check_options(options.dynamic);
   auto region = std::make_shared<Region>(module.type_name(), options);
   region->add_layer();
   module.call_hook = std::make_shared<RegionHook>(region);

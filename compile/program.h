@@ -5,9 +5,11 @@
 
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <vector>
 
+#include "absl/functional/any_invocable.h"
 #include "rondo/compile/codegen/lower.h"
 #include "rondo/compile/compile.h"
 #include "rondo/compile/ir/graph.h"
@@ -24,6 +26,17 @@ struct ProgramStats {
   double compile_ms = 0;  // all of it: passes, planning, code
 };
 
+// How a graph whose inputs have marked dimensions would look at other sizes of these.
+struct OtherSizes {
+  std::optional<Graph> next;               // at the next size of each; nothing: it cannot be told
+  std::optional<Graph> smallest, largest;  // nothing: as before, or there is no bound
+};
+struct SizeMarks {
+  absl::AnyInvocable<OtherSizes() const> graph_at;
+  // Code for these ranges of sizes exists, so whatever serves is taken.
+  bool ranges_met = false;
+};
+
 struct ProgramOptions {
   Sizes sizes = Sizes::kConstant;
   bool exact = false;
@@ -35,6 +48,9 @@ struct ProgramOptions {
     int32_t input, output;
   };
   std::vector<Update> updates = {};
+  // If not null, for the time of compile(): code reads what depends on marked dimensions when it runs, whatever `sizes` says,
+  // and assumes that they stay within their ranges.
+  const SizeMarks* marks = nullptr;
 };
 
 class Program {
@@ -84,6 +100,9 @@ class Program {
  private:
   struct Frame;
 
+  // Passes, and all up to code; gives the kernels.
+  std::vector<LoopKernel> make_launches(Graph graph, const ProgramOptions& options);
+  static std::vector<KernelHint> compare(const std::vector<LoopKernel>& kernels, OtherSizes other, const ProgramOptions& options);
   // Of the products of graph_, what they are to do on their own results.
   EpilogueChains choose_epilogues(const ProgramOptions& options) const;
   void add_library_call(const Unit& unit);

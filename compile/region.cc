@@ -119,10 +119,29 @@ CompiledBackward compile_backward(BackwardGraph derived, const Partition& partit
   return backward;
 }
 
+// What the programs of an entry are told of marked dimensions.
+SizeMarks forward_marks(const Entry& entry, Recompute recompute) {
+  return {.graph_at = [&entry, recompute] {
+    return entry.others->map([&](const Graph& recorded) {
+      if (!entry.partition) return recorded;
+      return Partition(recorded, entry.saved, recompute, &*entry.partition).forward();
+    });
+  }};
+}
+SizeMarks backward_marks(const Entry& entry, const Arriving& arriving) {
+  return {.graph_at = [&entry, arriving] {
+    return entry.others->map([&](const Graph& recorded) {
+      BackwardGraph derived = derive_backward(recorded, arriving);
+      Partition(recorded, entry.saved, Recompute::kAuto, &*entry.partition).apply(derived);
+      return std::move(derived.graph);
+    });
+  }};
+}
+
 }  // namespace
 
-std::shared_ptr<const Entry> compile_entry(const Graph& recorded, const CompileOptions& options, Sizes sizes,
-                                           const Partition* like) {
+std::shared_ptr<const Entry> compile_entry(const Graph& recorded, const CompileOptions& options, Sizes sizes, const Partition* like,
+                                           std::span<const MarkedDim> marked, absl::FunctionRef<bool(const OtherRecordings&)> ranges_met) {
   const auto start = std::chrono::steady_clock::now();
   auto entry = std::make_shared<Entry>();
   const auto finished = [&] {
@@ -133,17 +152,48 @@ std::shared_ptr<const Entry> compile_entry(const Graph& recorded, const CompileO
   entry->program_options = program;
   entry->forward_graph = recorded;
   entry->n_outputs = static_cast<int>(recorded.outputs.size());
+  if (!marked.empty()) entry->others = std::make_shared<OtherRecordings>(entry->forward_graph, marked);
+  if (entry->others != nullptr && !entry->others->any()) entry->others = nullptr;
+  const bool met = entry->others != nullptr && ranges_met(*entry->others);
+  const auto compile_forward = [&](const Graph& graph) {
+    if (entry->others == nullptr) return Program::compile(graph, program);
+    SizeMarks marks = forward_marks(*entry, options.recompute);
+    marks.ranges_met = met;
+    ProgramOptions marked_program = program;
+    marked_program.marks = &marks;
+    return Program::compile(graph, marked_program);
+  };
   bool differentiable = false;
   for (ValueId id : recorded.outputs) differentiable = differentiable || recorded.value(id).requires_grad;
   if (!differentiable) {
-    entry->forward = Program::compile(recorded, program);
+    entry->forward = compile_forward(recorded);
     return finished();
   }
-  BackwardGraph derived = derive_backward(recorded, {usual_gradients(recorded), {}});
-  entry->partition.emplace(recorded, values_read(derived), options.recompute, like);
-  entry->backward = compile_backward(std::move(derived), *entry->partition, program);
-  entry->forward = Program::compile(entry->partition->forward(), program);
+  const Arriving usual{usual_gradients(recorded), {}};
+  BackwardGraph derived = derive_backward(recorded, usual);
+  entry->saved = values_read(derived);
+  entry->partition.emplace(recorded, entry->saved, options.recompute, like);
+  if (entry->others == nullptr) {
+    entry->backward = compile_backward(std::move(derived), *entry->partition, program);
+  } else {
+    SizeMarks marks = backward_marks(*entry, usual);
+    marks.ranges_met = met;
+    ProgramOptions marked_program = program;
+    marked_program.marks = &marks;
+    entry->backward = compile_backward(std::move(derived), *entry->partition, marked_program);
+  }
+  entry->forward = compile_forward(entry->partition->forward());
   return finished();
+}
+
+const std::vector<OtherRecordings::Follower>& Entry::followers(std::span<const MarkedDim> dims) const {
+  std::vector<std::pair<int32_t, int>> key;
+  for (const MarkedDim& d : dims) key.emplace_back(d.input, d.dim);
+  std::lock_guard lock(mutex_);
+  if (const auto found = followers_.find(key); found != followers_.end()) return found->second;
+  std::vector<MarkedDim> anyhow;  // whatever their ranges
+  for (const MarkedDim& d : dims) anyhow.push_back({d.input, d.dim, {}});
+  return followers_[key] = OtherRecordings(forward_graph, anyhow).followers();
 }
 
 const CompiledBackward& Entry::backward_for(const Arriving& arriving) const {
@@ -155,8 +205,10 @@ const CompiledBackward& Entry::backward_for(const Arriving& arriving) const {
     if (const auto found = others_.find(arriving); found != others_.end()) return found->second;
   }
   // Without the lock, which a log sink may want. A thread that comes second drops its own.
-  CompiledBackward made = 
-      compile_backward(derive_backward(forward_graph, arriving), *partition, program_options, arriving.owned);
+  ProgramOptions options = program_options;
+  std::optional<SizeMarks> marks;
+  if (others != nullptr) options.marks = &marks.emplace(backward_marks(*this, arriving));
+  CompiledBackward made = compile_backward(derive_backward(forward_graph, arriving), *partition, options, arriving.owned);
   std::lock_guard lock(mutex_);
   return others_.try_emplace(arriving, std::move(made)).first->second;
 }
@@ -180,11 +232,11 @@ std::vector<nn::ModuleBase*> repeated_blocks(nn::ModuleBase& model) {
   return blocks;
 }
 
-std::shared_ptr<const Entry> Region::entry_for(const Trace& trace, const nn::ModuleBase& module, int piece) {
+std::shared_ptr<const Entry> Region::entry_for(const Trace& trace, const nn::ModuleCall& call, int piece) {
   const RecordingKey key = pack(trace.graph);
   if (std::shared_ptr<const Entry> entry = find(key)) return entry;
   News news;
-  const std::shared_ptr<const Entry> entry = make_entry(trace, module, piece, key, news);
+  const std::shared_ptr<const Entry> entry = make_entry(trace, call, piece, key, news);
   // A user's sink may ask for reports: no lock is held.
   if (!news.warning.empty()) log::warn_once(news.warning);
   if (news.compiled) log_entry(news.region, *entry, news.why);
@@ -199,7 +251,7 @@ std::shared_ptr<const Entry> Region::find(const RecordingKey& key) {
   return found->second.entry;
 }
 
-std::shared_ptr<const Entry> Region::make_entry(const Trace& trace, const nn::ModuleBase& module, int piece,
+std::shared_ptr<const Entry> Region::make_entry(const Trace& trace, const nn::ModuleCall& call, int piece,
                                                 const RecordingKey& key, News& news) {
   const Graph& graph = trace.graph;
   // Only here do entries come and go, so that those that are found below stay.
@@ -221,18 +273,25 @@ std::shared_ptr<const Entry> Region::make_entry(const Trace& trace, const nn::Mo
       news.warning = absl::StrCat("region ", report_.name, ": ", report_.compilations,
                                   " compilations, no more (CompileOptions::recompile_limit); what is new runs eagerly: ");
   }
-  news.why = nearest_difference(earlier, graph, name_inputs(module, trace.external()));
+  news.why = nearest_difference(earlier, graph, name_inputs(call.module, trace.external()));
   if (!news.warning.empty()) news.warning += news.why;
   if (!news.why.empty()) {
     std::lock_guard lock(mutex_);
     report_.last_recompile = news.why;
   }
   if (eager) return nullptr;
-  const Sizes sizes = options_.shapes == Shapes::kDynamic                             ? Sizes::kAny
-                      : options_.shapes == Shapes::kStatic || is_first ? Sizes::kConstant
-                                                                     : Sizes::kVarying;
+  const Sizes sizes = options_.shapes == Shapes::kDynamic  ? Sizes::kAny
+                      : options_.shapes == Shapes::kStatic ? Sizes::kOwn
+                      : is_first                           ? Sizes::kConstant
+                                                           : Sizes::kVarying;
+  std::vector<MarkedDim> marked = marked_dims(trace.external());
+  add_marked_arguments(marked, trace.external(), call, options_.dynamic);
+  std::vector<int64_t> ranges{piece};
   const Partition* like = latest_ != nullptr && latest_->partition ? &*latest_->partition : nullptr;
-  const std::shared_ptr<const Entry> entry = compile_entry(graph, options_, sizes, like);
+  const std::shared_ptr<const Entry> entry = compile_entry(graph, options_, sizes, like, marked, [&](const OtherRecordings& others) {
+    for (int64_t bound : others.ranges()) ranges.push_back(bound);
+    return ranges_met_.contains(ranges);
+  });
   int kernels = 0, library_calls = 0, compiled = 0;
   for (const Program* program : {entry->forward.get(), entry->backward.program.get()}) {
     if (program == nullptr) continue;
@@ -245,6 +304,7 @@ std::shared_ptr<const Entry> Region::make_entry(const Trace& trace, const nn::Mo
     throw Error(absl::StrCat("region ", report_.name, " was compiled anew (Stance::kFailOnRecompile): ", news.why));
   news.compiled = true;
   latest_ = entry;
+  if (entry->others != nullptr) ranges_met_.insert(std::move(ranges));
   if (static_cast<int>(entries_.size()) >= std::max(options_.max_entries, 1)) forget_oldest();
   entries_[key] = {entry, ++uses_, piece};
   ++report_.entries;
@@ -262,10 +322,10 @@ void Region::forget_oldest() {
   }));
 }
 
-std::shared_ptr<const Entry> Region::run(Trace& trace, const nn::ModuleBase& module, int piece) {
+std::shared_ptr<const Entry> Region::run(Trace& trace, const nn::ModuleCall& call, int piece) {
   choose_outputs(trace, trace.graph);
   if (trace.graph.outputs.empty()) return nullptr;
-  const std::shared_ptr<const Entry> entry = entry_for(trace, module, piece);
+  const std::shared_ptr<const Entry> entry = entry_for(trace, call, piece);
   if (entry == nullptr) {
     run_eagerly(trace);
     return nullptr;
@@ -274,6 +334,11 @@ std::shared_ptr<const Entry> Region::run(Trace& trace, const nn::ModuleBase& mod
   std::shared_ptr<Node> node;
   if (entry->backward.program != nullptr) node = make_compiled_node(entry, trace.external(), results);
   hand_over(trace, results, node);
+  if (is_marked(trace.external())) {
+    std::vector<Tensor> handles;
+    for (ValueId id : trace.graph.outputs) handles.push_back(trace.handle(id));
+    hand_on_marks(*entry, trace.external(), handles);
+  }
   return entry;
 }
 
@@ -308,7 +373,8 @@ void Region::run_eagerly(Trace& trace) {
   hand_over(trace, results, nullptr);
 }
 
-void Region::count_call() {
+void Region::begin_call(const nn::ModuleCall& call) {
+  if (!options_.dynamic.empty()) check_arguments(report_.name, call, options_.dynamic);
   std::lock_guard lock(mutex_);
   ++report_.calls;
 }

@@ -22,6 +22,7 @@
 #include <vector>
 
 #include "rondo/runtime/lowering.h"
+#include "rondo/runtime/ops/reduction_order.h"
 
 namespace rondo::compile {
 
@@ -42,6 +43,10 @@ struct Operand {
   bool is_partial = false;
 };
 
+// A loop over columns takes one or two steps of kLanes at a time.
+inline constexpr int64_t kMaxStep = 2 * kLanes;
+// Column strides up to here are gathered with 32-bit indices.
+inline constexpr int64_t kNarrowStride = INT32_MAX / kLanes;
 // Calls of a split_columns kernel meet at multiples of this: what vector loops and cache lines like.
 inline constexpr int64_t kSplitGrain = 64;
 
@@ -61,6 +66,19 @@ struct Stage {
   std::vector<int32_t> reductions;  // kReduceSum, kReduceMax: `a` is a column instruction of this stage (or a row one)
 };
 
+// What code may take for granted of an extent that it reads at run time. The kernel table checks it before the code is used.
+struct ExtentRange {
+  int64_t min = 0;
+  int64_t max = INT64_MAX;
+  int64_t multiple_of = 1;
+  bool holds(int64_t extent) const { return extent >= min && extent <= max && extent % multiple_of == 0; }
+  // True if whatever fits this range fits `other`, too.
+  bool implies(const ExtentRange& other) const {
+    return min >= other.min && max <= other.max && multiple_of % other.multiple_of == 0;
+  }
+  friend bool operator==(const ExtentRange&, const ExtentRange&) = default;
+};
+
 struct LoopKernel {
   std::string name;  // a valid identifier, unique in its module
   int64_t rows = 1;
@@ -76,6 +94,8 @@ struct LoopKernel {
   std::vector<Stage> stages;
   // By position in extents(): the code reads this one at run time, so that it serves other sizes, too. May be empty.
   std::vector<bool> varying;
+  // By position in extents(), of those that vary, what useful_range() gives. May be empty.
+  std::vector<ExtentRange> ranges;
 };
 
 // The sizes and strides that code depends on, in a fixed order. (Of `rows` it knows only whether an axis wraps around.)
@@ -91,6 +111,27 @@ inline std::vector<int64_t> extents(const LoopKernel& kernel) {
 inline bool may_vary(int64_t extent) { return extent != 0 && extent != 1; }
 // True if several indices of the axis stand for one element.
 inline bool wraps(const LoopKernel& kernel, const OperandAxis& axis) { return axis.divisor * axis.size < kernel.rows; }
+
+// Of what is known of the extent at `position`, the part that makes code better: steps that divide the columns leave no rest,
+// columns that fit one step need no loop, small strides are gathered with 32-bit indices. The rest is forgotten, so that
+// what would be the same code is the same kernel.
+inline ExtentRange useful_range(const LoopKernel& kernel, size_t position, const ExtentRange& known) {
+  ExtentRange useful;
+  if (position == 0) {  // cols
+    for (int64_t step : {kMaxStep, int64_t{kLanes}}) {
+      if (known.multiple_of % step == 0 && useful.multiple_of == 1) useful.multiple_of = step;
+      if (!kernel.split_columns && known.min >= step && useful.min == 0) useful.min = step;
+    }
+    if (!kernel.split_columns && known.max < kMaxStep) useful.max = known.max <= kLanes ? kLanes : kMaxStep - 1;
+    return useful;
+  }
+  size_t at = 2;
+  for (const Operand& operand : kernel.operands) {
+    if (position == at && known.min >= 0 && known.max <= kNarrowStride) useful.max = kNarrowStride;
+    at += 1 + 3 * operand.axes.size();
+  }
+  return useful;
+}
 
 // operands: one base pointer each; scalars: the run-time scalars that this kernel reads; extents: those of the kernel that
 // is run (read where they vary).
