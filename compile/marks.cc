@@ -1,6 +1,7 @@
 #include "rondo/compile/marks.h"
 
 #include <algorithm>
+#include <cmath>
 #include <numeric>
 
 #include "absl/strings/str_cat.h"
@@ -123,14 +124,17 @@ std::pair<int64_t, int64_t> bucket_of(const DynamicRange& range, int64_t size) {
     }
     return {low, range.max};
   }
-  if (range.buckets == 1) return {range.min, range.max};
-  // The first sizes % buckets of them are one wider.
-  const int64_t sizes = range.max - range.min + 1, n = std::min<int64_t>(range.buckets, sizes), width = sizes / n;
-  for (int64_t i = 0;; ++i) {
-    const int64_t high = low + width - (i < sizes % n ? 0 : 1);
-    if (size <= high || i == n - 1) return {low, high};
-    low = high + 1;
+  // Bounds grow by a factor, since what a bound saves is a part of a step or two; and they are where steps of kernels end.
+  double bound = static_cast<double>(std::max<int64_t>(range.min, 1));
+  const double factor = std::pow(static_cast<double>(range.max) / bound, 1.0 / range.buckets);
+  for (int i = 1; i < range.buckets; ++i) {
+    bound *= factor;
+    const int64_t high = (static_cast<int64_t>(bound) + kLanes - 1) / kLanes * kLanes;
+    if (high >= range.max) break;
+    if (size <= high) return {low, high};
+    low = std::max(low, high + 1);
   }
+  return {low, range.max};
 }
 
 OtherRecordings::OtherRecordings(const Graph& recorded, std::span<const MarkedDim> dims) : recorded_(recorded) {
@@ -237,6 +241,7 @@ void hand_on_marks(const Entry& entry, std::span<const Tensor> inputs, std::span
     TensorImpl& impl = *results[static_cast<size_t>(f.output)].impl();
     auto marks = std::make_unique<DynamicDims>();
     if (impl.marks != nullptr) *marks = *impl.marks;
+    std::erase_if(marks->marks, [&](const DynamicDims::Mark& mark) { return mark.dim == f.dim; });
     marks->marks.push_back({f.dim, dims[static_cast<size_t>(f.marked)].range});
     impl.marks = std::move(marks);
   }

@@ -15,8 +15,8 @@ struct DynamicRange {
   int64_t min = 0;
   int64_t max = INT64_MAX;
   int64_t multiple_of = 1;
-  // Ranges of about equal width that [min, max] is divided into, each with code of its own where its bounds allow for better;
-  // needs `max`.
+  // At most so many ranges that [min, max] is divided into, shorter ones for small sizes. Each has code of its own where its
+  // bounds allow for better. Needs `max`.
   int buckets = 1;
   // Or the largest size of each bucket, ascending. The last is `max`, if that is given, too.
   std::vector<int64_t> bucket_bounds = {};

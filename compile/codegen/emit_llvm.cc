@@ -470,16 +470,21 @@ template <class Body> void KernelEmitter::sweep(int copies, llvm::MutableArrayRe
       for (int i = 0; i < kLanes; ++i) indices.push_back(b_.getInt64(i));
       return b_.CreateICmpSLT(llvm::ConstantVector::get(indices), b_.CreateVectorSplat(kLanes, b_.CreateSub(cols_, column)));
     };
-    if (range.max <= kLanes) return body(first, lanes_left(first), 1);
+    if (const int64_t steps = split ? 0 : steps_known(range); steps > 0) {
+      const int64_t last = (steps - 1) * kLanes;
+      for (int64_t at = 0; at < last;) {
+        const int together = at + group <= last ? copies : 1;
+        body(b_.getInt64(static_cast<uint64_t>(at)), nullptr, together);
+        at += int64_t{kLanes} * together;
+      }
+      Value* column = b_.getInt64(static_cast<uint64_t>(last));
+      return body(column, lanes_left(column), 1);
+    }
     const bool divides = range.multiple_of % group == 0;
     Value* grouped = divides ? cols_ : b_.CreateMul(b_.CreateUDiv(cols_, b_.getInt64(group)), b_.getInt64(group));
-    if (range.max >= group) {
-      Value* last = !split ? grouped : divides ? end_ : b_.CreateBinaryIntrinsic(llvm::Intrinsic::smin, end_, grouped);
-      const bool at_least_one = divides || (!split && range.min >= group);
-      guarded(at_least_one ? nullptr : b_.CreateICmpSLT(first, last), carried, [&] { groups(last); });
-    } else {
-      grouped = first;
-    }
+    Value* last = !split ? grouped : divides ? end_ : b_.CreateBinaryIntrinsic(llvm::Intrinsic::smin, end_, grouped);
+    const bool at_least_one = divides || (!split && range.min >= group);
+    guarded(at_least_one ? nullptr : b_.CreateICmpSLT(first, last), carried, [&] { groups(last); });
     if (divides) return;
     Value* rest = b_.CreateICmpSLT(grouped, cols_);
     if (split) rest = b_.CreateAnd(rest, b_.CreateICmpEQ(end_, cols_));

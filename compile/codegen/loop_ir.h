@@ -112,9 +112,15 @@ inline bool may_vary(int64_t extent) { return extent != 0 && extent != 1; }
 // True if several indices of the axis stand for one element.
 inline bool wraps(const LoopKernel& kernel, const OperandAxis& axis) { return axis.divisor * axis.size < kernel.rows; }
 
-// Of what is known of the extent at `position`, the part that makes code better: steps that divide the columns leave no rest,
-// columns that fit one step need no loop, small strides are gathered with 32-bit indices. The rest is forgotten, so that
-// what would be the same code is the same kernel.
+// How many steps of kLanes columns a row takes, the last perhaps in part, if that follows from the range; else 0.
+inline int64_t steps_known(const ExtentRange& cols) {
+  constexpr int64_t kMaxSteps = 4;  // beyond, a loop costs no more
+  const int64_t steps = (cols.min + kLanes - 1) / kLanes;
+  return steps > 0 && steps <= kMaxSteps && cols.max <= steps * kLanes ? steps : 0;
+}
+// Of what is known of the extent at `position`, the part that makes code better: known numbers of steps need no loop, steps that
+// divide the columns leave no rest, small strides are gathered with 32-bit indices. The rest is forgotten, so that what
+// would be the same code is the same kernel.
 inline ExtentRange useful_range(const LoopKernel& kernel, size_t position, const ExtentRange& known) {
   ExtentRange useful;
   if (position == 0) {  // cols
@@ -122,7 +128,8 @@ inline ExtentRange useful_range(const LoopKernel& kernel, size_t position, const
       if (known.multiple_of % step == 0 && useful.multiple_of == 1) useful.multiple_of = step;
       if (!kernel.split_columns && known.min >= step && useful.min == 0) useful.min = step;
     }
-    if (!kernel.split_columns && known.max < kMaxStep) useful.max = known.max <= kLanes ? kLanes : kMaxStep - 1;
+    if (const int64_t steps = steps_known(known); steps > 0 && !kernel.split_columns)
+      useful = {.min = (steps - 1) * kLanes + 1, .max = steps * kLanes, .multiple_of = useful.multiple_of};
     return useful;
   }
   size_t at = 2;

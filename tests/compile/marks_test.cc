@@ -145,10 +145,10 @@ TEST_F(Marks, BucketsOfColumnsHaveCodeOfTheirOwn) {
   for (DType dtype : {kF32, kF64, kBF16}) {
     Wide eager, compiled;
     auto regions = compile::compile_module(compiled, {.exact = true});
-    const DynamicRange range{.min = 3, .max = 256, .bucket_bounds = {16, 31, 64, 256}};
-    for (int64_t n : {7, 16, 3, 17, 31, 24, 32, 33, 64, 200, 65, 256, 129}) expect_wide_as_eager(eager, compiled, n, range, dtype);
-    EXPECT_GE(regions.report()[0].compilations, 3);
-    EXPECT_LE(regions.report()[0].compilations, 4);
+    const DynamicRange range{.min = 3, .max = 256, .bucket_bounds = {16, 32, 48, 64, 80, 256}};
+    for (int64_t n : {7, 16, 3, 17, 31, 24, 32, 33, 48, 64, 50, 70, 80, 200, 81, 256, 129})
+      expect_wide_as_eager(eager, compiled, n, range, dtype);
+    EXPECT_EQ(regions.report()[0].compilations, 5);  // the last two need the same code
   }
 }
 
@@ -227,6 +227,9 @@ TEST_F(Marks, BucketsDivideTheRange) {
       EXPECT_LE(bucket.first, size);
       EXPECT_GE(bucket.second, size);
       buckets.insert(bucket);
+    }
+    if (range.buckets == 8 && range.max == 256) {
+      EXPECT_GE(buckets.size(), 6u);
     }
     EXPECT_LE(buckets.size(), range.bucket_bounds.empty() ? static_cast<size_t>(range.buckets) : range.bucket_bounds.size());
     int64_t next = range.min;  // without gaps
