@@ -39,6 +39,8 @@ enum class Recompute : uint8_t {
   kAuto,  // elementwise values, where that keeps fewer bytes; they are computed inside the kernels that read them
   kNone,  // nothing
   kFull,  // all: a block keeps its inputs only (activation checkpointing)
+  kBudget,  // what kAuto does and, if it keeps more than CompileOptions::recompute_budget, more: products, reductions and
+            // library calls too, those first that take the least work for each byte that they save, until the rest fits
 };
 
 struct CompileOptions {
@@ -48,6 +50,9 @@ struct CompileOptions {
   Capture capture = Capture::kRecord;
   Shapes shapes = Shapes::kAutomatic;
   Recompute recompute = Recompute::kAuto;
+  // With Recompute::kBudget: bytes that one call may keep for its backward, besides its inputs and outputs. At 0, the same is
+  // kept as with kFull. RegionReport has what is kept, and what it costs.
+  int64_t recompute_budget = 0;
   // A graph break throws Error, with the reason and the user's line.
   bool fullgraph = false;
   // Recordings kept per region; beyond it, the one that was not used for longest is forgotten.
@@ -79,6 +84,8 @@ struct RegionReport {
   int eager_runs = 0;      // recordings that ran eagerly: a stance, or beyond the recompile limit
   double compile_ms = 0;   // all entries together, without loading LLVM
   int64_t kept_bytes = 0;  // by one call for its backward, besides inputs and outputs; of the latest entry
+  // Of the products that one backward computes again, and of library calls whose products are known; of the latest entry.
+  int64_t recomputed_flops = 0;
   int64_t calls = 0;
   int64_t replays = 0;           // of the calls, those that ran no C++ of the module
   std::string why_not_replayed;  // with Capture::kReplay: why some call was recorded all the same

@@ -125,7 +125,7 @@ std::shared_ptr<const Entry> compile_entry(const Graph& recorded, const CompileO
     return entry;
   }
   BackwardGraph derived = derive_backward(recorded, {usual_gradients(recorded), {}});
-  entry->partition.emplace(recorded, values_read(derived), options.recompute, like);
+  entry->partition.emplace(recorded, values_read(derived), options, like);
   entry->backward = compile_backward(std::move(derived), *entry->partition, sizes);
   entry->forward = Program::compile(entry->partition->forward(), sizes);
   return entry;
@@ -212,6 +212,7 @@ std::shared_ptr<const Entry> Region::entry_for(const Trace& trace, const nn::Mod
   report_.compile_ms += compile_ms;
   report_.compilations += compiled > 0;
   report_.kept_bytes = entry->partition ? entry->partition->kept_bytes() : 0;
+  report_.recomputed_flops = entry->backward.program ? recomputed_flops(entry->backward.program->graph()) : 0;
   return entry;
 }
 

@@ -84,8 +84,9 @@ std::string to_string(const Program& program) {
   if (program.flip_training) result += "; train and eval";
   if (program.freeze) result += "; a parameter is frozen now and then";
   if (program.few_gradients) result += "; not every output has a gradient";
-  constexpr const char* kRecompute[] = {"", "; recompute none", "; recompute full"};
+  constexpr const char* kRecompute[] = {"", "; recompute none", "; recompute full", "; recompute budget "};
   result += kRecompute[static_cast<int>(program.options.recompute)];
+  if (program.options.recompute == compile::Recompute::kBudget) absl::StrAppend(&result, program.options.recompute_budget);
   if (program.options.shapes == compile::Shapes::kStatic) result += "; static shapes";
   if (program.options.max_entries < 256) absl::StrAppend(&result, "; ", program.options.max_entries, " entries");
   result += "\n";
