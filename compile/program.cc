@@ -4,6 +4,7 @@
 #include <chrono>
 
 #include "rondo/compile/codegen/loop_text.h"
+#include "rondo/compile/codegen/relax.h"
 #include "rondo/compile/dump.h"
 #include "rondo/compile/passes/passes.h"
 #include "rondo/compile/reproducer.h"
@@ -135,7 +136,7 @@ struct Program::Frame {
   }
 };
 
-std::shared_ptr<const Program> Program::compile(Graph source, Sizes sizes) {
+std::shared_ptr<const Program> Program::compile(Graph source, Sizes sizes, bool exact) {
   const auto start = std::chrono::steady_clock::now();
   auto program = std::make_shared<Program>();
   program->graph_ = simplify(std::move(source));
@@ -166,6 +167,7 @@ std::shared_ptr<const Program> Program::compile(Graph source, Sizes sizes) {
     }
     LoweredUnit lowered = reproducible({.stage = "lower", .graph = &graph, .unit = &unit, .needed = &needed},
                                        [&] { return lower(graph, unit, needed); });
+    if (!exact) lowered.kernel = relax(lowered.kernel);
     if (wants_dump("lower")) dump("lower", to_string(lowered.kernel));
     lowered.extents = extents(lowered.kernel);
     program->launches_.push_back({static_cast<int32_t>(code.size()), unit.nodes[0], unit.nodes});

@@ -37,7 +37,8 @@ class Program {
     int64_t bytes = 0;
   };
 
-  static std::shared_ptr<const Program> compile(Graph graph, Sizes sizes = Sizes::kConstant);
+  // `exact`: false allows what codegen/relax.h does.
+  static std::shared_ptr<const Program> compile(Graph graph, Sizes sizes = Sizes::kConstant, bool exact = true);
 
   // Inputs as graph.inputs: same dtypes, sizes and strides; undefined where nothing reads one. Returns one tensor per graph.outputs, without history.
   std::vector<Tensor> run(std::span<const Tensor> inputs) const;

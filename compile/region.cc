@@ -3,6 +3,7 @@
 #include <bit>
 
 #include "absl/strings/str_cat.h"
+#include "rondo/compile/codegen/relax.h"
 #include "rondo/compile/compiled_node.h"
 #include "rondo/compile/explain.h"
 #include "rondo/compile/log.h"
@@ -96,10 +97,14 @@ std::vector<bool> usual_gradients(const Graph& recorded) {
   return arriving;
 }
 
-CompiledBackward compile_backward(BackwardGraph derived, const Partition& partition, Sizes sizes) {
+bool any_hidden(const Graph& recorded) {
+  return std::any_of(recorded.outputs.begin(), recorded.outputs.end(), [&](ValueId id) { return recorded.value(id).hidden; });
+}
+
+CompiledBackward compile_backward(BackwardGraph derived, const Partition& partition, Sizes sizes, bool exact) {
   partition.apply(derived);
   CompiledBackward backward;
-  backward.program = Program::compile(std::move(derived.graph), sizes);
+  backward.program = Program::compile(std::move(derived.graph), sizes, exact);
   backward.inputs = std::move(derived.inputs);
   const std::vector<bool> read = inputs_read(backward.program->graph());
   for (size_t i = 0; i < read.size(); ++i)
@@ -121,13 +126,19 @@ std::shared_ptr<const Entry> compile_entry(const Graph& recorded, const CompileO
   bool differentiable = false;
   for (ValueId id : recorded.outputs) differentiable = differentiable || recorded.value(id).requires_grad;
   if (!differentiable) {
-    entry->forward = Program::compile(recorded, sizes);
+    entry->exact = options.exact || !may_relax(recorded, nullptr);
+    entry->forward = Program::compile(recorded, sizes, entry->exact);
     return entry;
   }
   BackwardGraph derived = derive_backward(recorded, {usual_gradients(recorded), {}});
+  entry->exact = options.exact || !may_relax(recorded, &derived);
+  if (!entry->exact && any_hidden(recorded)) {  // other backwards may come
+    const BackwardGraph all = derive_backward(recorded);
+    entry->exact = !may_relax(recorded, &all);
+  }
   entry->partition.emplace(recorded, values_read(derived), options, like);
-  entry->backward = compile_backward(std::move(derived), *entry->partition, sizes);
-  entry->forward = Program::compile(entry->partition->forward(), sizes);
+  entry->backward = compile_backward(std::move(derived), *entry->partition, sizes, entry->exact);
+  entry->forward = Program::compile(entry->partition->forward(), sizes, entry->exact);
   return entry;
 }
 
@@ -137,7 +148,7 @@ const CompiledBackward& Entry::backward_for(const Arriving& arriving) const {
   if (usual) return backward;
   std::lock_guard lock(mutex_);
   if (const auto found = others_.find(arriving); found != others_.end()) return found->second;
-  return others_[arriving] = compile_backward(derive_backward(forward_graph, arriving), *partition, sizes);
+  return others_[arriving] = compile_backward(derive_backward(forward_graph, arriving), *partition, sizes, exact);
 }
 
 std::vector<std::shared_ptr<const Program>> Entry::backwards() const {

@@ -211,6 +211,9 @@ int64_t flops_of(const Graph& graph, const GraphNode& node) {
   if (node.op->kind == OpKind::kContraction)  // every element of the result is a sum along the first operand's last dimension
     return 2 * graph.value(node.outputs[0]).sizes.numel() * graph.value(node.inputs[0]).sizes.back();
   if (node.op->decompose == nullptr || node.op->lower != nullptr) return 0;
+  for (const ValueIds* list : {&node.inputs, &node.outputs})  // the parts may refuse what is empty
+    for (ValueId id : *list)
+      if (id != kNoValue && graph.value(id).sizes.numel() == 0) return 0;
   NoGrad off;
   amp::Autocast as_recorded(std::nullopt);
   Trace trace;
