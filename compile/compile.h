@@ -46,7 +46,7 @@ enum class Recompute : uint8_t {
 struct CompileOptions {
   // Results are bitwise those of eager execution: forward, backward, any number of threads. Off, generated code rounds
   // a * b + c once instead of twice (codegen/relax.h), in the same kernels, so results are equal within rounding: the op
-  // sweep holds every op to 1e-5 of the largest result in f32. Any number of threads gives the same bits in both modes.
+  // sweep holds every op and its gradient to 1e-5 of the largest element in f32. Any number of threads gives the same bits in both modes.
   bool exact = false;
   Capture capture = Capture::kRecord;
   Shapes shapes = Shapes::kAutomatic;

@@ -48,6 +48,9 @@ class CompiledNode final : public Node {
     released_ = true;
   }
   void backward(std::span<const Tensor> arrived, std::span<Tensor> grads_in) override {
+    backward_onto(arrived, grads_in, std::vector<Tensor>(grads_in.size()));
+  }
+  void backward_onto(std::span<const Tensor> arrived, std::span<Tensor> grads_in, std::span<const Tensor> leaves) override {
     if (released_)
       throw Error("backward of a compiled region: its saved tensors were freed by an earlier backward; pass "
                   "retain_graph = true to that one");
@@ -59,8 +62,12 @@ class CompiledNode final : public Node {
     for (const Tensor& grad : grads_out) arriving.gradients.push_back(grad.defined());
     // Several contributions are added one by one to what later consumers sent, as on the eager tape; a single one can be
     // added afterwards.
-    for (size_t i = 0; i < grads_in.size(); ++i)
-      arriving.totals.push_back(grads_in[i].defined() && entry_->backward.contributions[i] > 1);
+    // A leaf's own gradient takes a single contribution where it stands.
+    for (size_t i = 0; i < grads_in.size(); ++i) {
+      arriving.owned.push_back(leaves[i].defined() && entry_->backward.contributions[i] == 1 &&
+                               like(leaves[i], entry_->forward_graph.value(entry_->forward_graph.inputs[i])));
+      arriving.totals.push_back(arriving.owned[i] || (grads_in[i].defined() && entry_->backward.contributions[i] > 1));
+    }
     const CompiledBackward& backward = entry_->backward_for(arriving);
     std::vector<Tensor> inputs;
     inputs.reserve(backward.inputs.size());
@@ -68,20 +75,37 @@ class CompiledNode final : public Node {
       switch (source.kind) {
         case BackwardInput::kConstant: inputs.push_back(source.constant); break;
         case BackwardInput::kGradient: inputs.push_back(grads_out[static_cast<size_t>(source.index)].contiguous()); break;
-        case BackwardInput::kTotal: inputs.push_back(grads_in[static_cast<size_t>(source.index)].contiguous()); break;
+        case BackwardInput::kTotal: {
+          const auto at = static_cast<size_t>(source.index);
+          inputs.push_back(arriving.owned[at] ? leaves[at] : grads_in[at].contiguous());
+          break;
+        }
         case BackwardInput::kSaved:
           inputs.push_back(source.index < 0 ? Tensor() : saved(static_cast<size_t>(source.index)));
           break;
       }
     }
-    const std::vector<Tensor> grads = backward.program->run(inputs);
+    // Before anything is written over: should this throw, no later backward may read what is left.
+    const bool release = backward.program->reuses_inputs() && autograd::releasing();
+    if (release) release_saved();
+    const std::vector<Tensor> grads =
+        release ? backward.program->run_and_release(std::move(inputs)) : backward.program->run(inputs);
     for (size_t i = 0; i < grads.size(); ++i) {
       const auto at = static_cast<size_t>(backward.grad_inputs[i]);
+      if (arriving.owned[at]) {
+        grads_in[at] = leaves[at];
+        if (grads[i].storage() == leaves[at].storage()) leaves[at].storage().bump_version();
+        else grads_in[at].copy_(grads[i]);
+        continue;
+      }
       grads_in[at] = grads_in[at].defined() && !arriving.totals[at] ? grads_in[at] + grads[i] : grads[i];
     }
   }
 
  private:
+  static bool like(const Tensor& tensor, const Value& value) {
+    return tensor.dtype() == value.dtype && tensor.sizes() == value.sizes;
+  }
   const Tensor& saved(size_t i) const {
     const Partition::Kept& kept = entry_->partition->kept()[i];
     return (kept.is_input ? inputs_[static_cast<size_t>(kept.index)] : saved_[i]).get("a compiled region", {});

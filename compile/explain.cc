@@ -122,20 +122,8 @@ void add_memory(const Program& program, const ProgramExplanation& names, size_t 
   const auto n = static_cast<int>(program.launches().size());
   // A value is in use from the first launch that touches it to the last.
   std::vector<int> first(graph.values.size(), n), last(graph.values.size(), -1);
-  std::vector<std::vector<ValueId>> touched(static_cast<size_t>(n));
   for (int i = 0; i < n; ++i) {
-    const Program::Launch& launch = program.launches()[static_cast<size_t>(i)];
-    std::vector<ValueId> values;
-    if (launch.kernel < 0) {
-      const GraphNode& node = graph.nodes[static_cast<size_t>(launch.node)];
-      values.assign(node.inputs.begin(), node.inputs.end());
-      values.insert(values.end(), node.outputs.begin(), node.outputs.end());
-    } else {
-      const LoweredUnit& unit = program.kernels()[static_cast<size_t>(launch.kernel)];
-      values = unit.operands;
-      for (const ColumnResult& r : unit.column_results) values.push_back(r.value);
-    }
-    for (ValueId id : values) {
+    for (ValueId id : program.touched(program.launches()[static_cast<size_t>(i)])) {
       if (id == kNoValue) continue;
       const auto root = static_cast<size_t>(graph.value(id).root);
       first[root] = std::min(first[root], i);

@@ -10,6 +10,7 @@
 #include "rondo/compile/codegen/lower.h"
 #include "rondo/compile/ir/graph.h"
 #include "rondo/compile/jit/kernel_table.h"
+#include "rondo/compile/passes/passes.h"
 
 namespace rondo::compile {
 
@@ -21,43 +22,71 @@ struct ProgramStats {
   double compile_ms = 0;  // all of it: passes, planning, code
 };
 
+struct ProgramOptions {
+  Sizes sizes = Sizes::kConstant;
+  bool exact = false;
+  // Results to be written over an input, which belongs to the caller then, as positions in graph.inputs and graph.outputs.
+  // Where the order of reads and writes allows it, run() returns the input's own memory.
+  struct Update {
+    int32_t input, output;
+  };
+  std::vector<Update> updates = {};
+  // By position in graph.inputs (empty: none): a result that is computed element for element from what stands here may take
+  // its memory, in a call of run_and_release().
+  std::vector<bool> donated = {};
+};
+
 class Program {
  public:
-  // One launch: a generated kernel (kernel >= 0) or a library call of graph_.nodes[node].
+  // One launch: a generated kernel (kernel >= 0) or a library call of graph_.nodes[node] with its epilogues.
   struct Launch {
     int32_t kernel = -1;
     int32_t node = -1;
     std::vector<int32_t> nodes;  // all that it runs
+    // Of a library call. Inputs: of the node, then what its epilogues add.
+    ValueIds inputs = {}, outputs = {};
+    std::shared_ptr<const PreparedKernel> prepared = nullptr;  // null: the op's kernel works out each call anew
   };
   // Where the memory of a root value comes from.
   struct Placement {
-    enum Kind { kNone, kInput, kOutput, kArena, kShared } kind = kNone;
+    enum Kind { kNone, kInput, kOutput, kArena, kShared, kDonated } kind = kNone;
     int64_t index = 0;  // kInput: position; kArena: byte offset; kOutput: position among fresh buffers;
-                        // kShared: the value with whose memory it is one
+                        // kShared: the value with whose memory it is one; kDonated: position of the input whose memory
+                        // it takes, if that is given away
     int64_t bytes = 0;
   };
 
-  // `exact`: false allows what codegen/relax.h does.
-  static std::shared_ptr<const Program> compile(Graph graph, Sizes sizes = Sizes::kConstant, bool exact = true);
+  static std::shared_ptr<const Program> compile(Graph graph, const ProgramOptions& options = {});
 
   // Inputs as graph.inputs: same dtypes, sizes and strides; undefined where nothing reads one. Returns one tensor per graph.outputs, without history.
-  std::vector<Tensor> run(std::span<const Tensor> inputs) const;
+  std::vector<Tensor> run(std::span<const Tensor> inputs) const { return run(inputs, false); }
+  // The same; donated inputs that nobody but `inputs` holds are written over.
+  std::vector<Tensor> run_and_release(std::vector<Tensor> inputs) const { return run(inputs, true); }
+  // True if run_and_release() could write over anything.
+  bool reuses_inputs() const { return reuses_inputs_; }
 
   const Graph& graph() const { return graph_; }
   const ProgramStats& stats() const { return stats_; }
   const std::vector<Launch>& launches() const { return launches_; }
   const std::vector<LoweredUnit>& kernels() const { return kernels_; }
   const std::vector<Placement>& placements() const { return placements_; }
+  // All values that a launch reads or writes; kNoValue among them.
+  std::vector<ValueId> touched(const Launch& launch) const;
   // Arena bytes of a kernel's partial sums.
   int64_t partial_bytes(int32_t kernel) const;
 
  private:
   struct Frame;
 
-  void plan();
-  void share_in_place(std::vector<int>& first, std::vector<int>& last);
+  void add_library_call(const Unit& unit);
+  std::vector<Tensor> run(std::span<const Tensor> inputs, bool release) const;
+  void plan(const ProgramOptions& options);
+  // (read, written) by a launch, so that the written value may have the memory of the one that is read.
+  std::vector<std::pair<ValueId, ValueId>> overwritable(const Launch& launch) const;
+  void share_in_place(const ProgramOptions& options, std::vector<int>& first, const std::vector<int>& last);
+  void prepare_library_calls();
   void run_kernel(const LoweredUnit& unit, int32_t index, Frame& frame) const;
-  void run_library_call(const GraphNode& node, Frame& frame) const;
+  void run_library_call(const Launch& launch, Frame& frame) const;
 
   Graph graph_;
   std::vector<Launch> launches_;
@@ -66,6 +95,7 @@ class Program {
   std::vector<CompiledKernel> code_;      // of each kernel
   std::vector<Placement> placements_;  // by value
   int64_t fresh_buffers_ = 0;
+  bool reuses_inputs_ = false;
   ProgramStats stats_;
 };
 

@@ -101,10 +101,19 @@ bool any_hidden(const Graph& recorded) {
   return std::any_of(recorded.outputs.begin(), recorded.outputs.end(), [&](ValueId id) { return recorded.value(id).hidden; });
 }
 
-CompiledBackward compile_backward(BackwardGraph derived, const Partition& partition, Sizes sizes, bool exact) {
+CompiledBackward compile_backward(BackwardGraph derived, const Partition& partition, ProgramOptions options,
+                                  const std::vector<bool>& owned = {}) {
   partition.apply(derived);
+  for (size_t i = 0; i < derived.inputs.size(); ++i) {
+    const BackwardInput& source = derived.inputs[i];
+    options.donated.push_back(partition.may_donate(source));
+    if (source.kind != BackwardInput::kTotal || !owned[static_cast<size_t>(source.index)]) continue;
+    const auto sum = std::find(derived.grad_inputs.begin(), derived.grad_inputs.end(), source.index);
+    if (sum != derived.grad_inputs.end())
+      options.updates.push_back({static_cast<int32_t>(i), static_cast<int32_t>(sum - derived.grad_inputs.begin())});
+  }
   CompiledBackward backward;
-  backward.program = Program::compile(std::move(derived.graph), sizes, exact);
+  backward.program = Program::compile(std::move(derived.graph), options);
   backward.inputs = std::move(derived.inputs);
   const std::vector<bool> read = inputs_read(backward.program->graph());
   for (size_t i = 0; i < read.size(); ++i)
@@ -120,25 +129,27 @@ CompiledBackward compile_backward(BackwardGraph derived, const Partition& partit
 std::shared_ptr<const Entry> compile_entry(const Graph& recorded, const CompileOptions& options, Sizes sizes,
                                            const Partition* like) {
   auto entry = std::make_shared<Entry>();
-  entry->sizes = sizes;
+  ProgramOptions program{.sizes = sizes, .exact = options.exact};
   entry->forward_graph = recorded;
   entry->n_outputs = static_cast<int>(recorded.outputs.size());
   bool differentiable = false;
   for (ValueId id : recorded.outputs) differentiable = differentiable || recorded.value(id).requires_grad;
   if (!differentiable) {
-    entry->exact = options.exact || !may_relax(recorded, nullptr);
-    entry->forward = Program::compile(recorded, sizes, entry->exact);
+    program.exact = program.exact || !may_relax(recorded, nullptr);
+    entry->program_options = program;
+    entry->forward = Program::compile(recorded, program);
     return entry;
   }
   BackwardGraph derived = derive_backward(recorded, {usual_gradients(recorded), {}});
-  entry->exact = options.exact || !may_relax(recorded, &derived);
-  if (!entry->exact && any_hidden(recorded)) {  // other backwards may come
+  program.exact = program.exact || !may_relax(recorded, &derived);
+  if (!program.exact && any_hidden(recorded)) {  // other backwards may come
     const BackwardGraph all = derive_backward(recorded);
-    entry->exact = !may_relax(recorded, &all);
+    program.exact = !may_relax(recorded, &all);
   }
+  entry->program_options = program;
   entry->partition.emplace(recorded, values_read(derived), options, like);
-  entry->backward = compile_backward(std::move(derived), *entry->partition, sizes, entry->exact);
-  entry->forward = Program::compile(entry->partition->forward(), sizes, entry->exact);
+  entry->backward = compile_backward(std::move(derived), *entry->partition, program);
+  entry->forward = Program::compile(entry->partition->forward(), program);
   return entry;
 }
 
@@ -148,7 +159,7 @@ const CompiledBackward& Entry::backward_for(const Arriving& arriving) const {
   if (usual) return backward;
   std::lock_guard lock(mutex_);
   if (const auto found = others_.find(arriving); found != others_.end()) return found->second;
-  return others_[arriving] = compile_backward(derive_backward(forward_graph, arriving), *partition, sizes, exact);
+  return others_[arriving] = compile_backward(derive_backward(forward_graph, arriving), *partition, program_options, arriving.owned);
 }
 
 std::vector<std::shared_ptr<const Program>> Entry::backwards() const {

@@ -38,8 +38,7 @@ struct Entry {
   // For gradients of all outputs that require one; its program is null where none does.
   CompiledBackward backward;
   std::optional<Partition> partition;  // what the forward keeps; none without a backward
-  Sizes sizes = Sizes::kConstant;
-  bool exact = false;  // asked for, or needed: codegen/relax.h
+  ProgramOptions program_options;  // exact where asked for, or needed: codegen/relax.h
 
   // The backward for what arrives. An output that nobody used sends no gradient at all, rather than zeros: that is less
   // work, and infinity times zero is not nothing. Compiled when it is first needed.

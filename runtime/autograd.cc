@@ -17,6 +17,7 @@ namespace {
 
 std::atomic<uint64_t> next_sequence{0};
 thread_local bool grad_mode = true;
+thread_local bool releasing_now = false;
 
 // Dropping the last handle to a deep tape must not recurse: nodes queue up here and are freed one by one.
 thread_local std::vector<std::shared_ptr<Node>>* dying = nullptr;
@@ -91,6 +92,8 @@ void run_hooks(std::vector<Hook> hooks, Tensor& grad) {
 }  // namespace
 
 namespace autograd {
+bool releasing() { return releasing_now; }
+
 void apply_extras(Node& node, std::span<Tensor> grads) {
   for (size_t i = 0; i < node.extras.size(); ++i) {
     Tensor& grad = grads[static_cast<size_t>(node.extras[i].output)];
@@ -113,7 +116,9 @@ class AccumulateNode final : public Node {
     Tensor grad = grads_out[0];
     if (!slot_->hooks.empty()) run_hooks(slot_->hooks, grad);
     Tensor& total = slot_->grad;
-    if (!total.defined()) {
+    if (total.defined() && total.impl() == grad.impl()) {
+      // Added to where it stands: leaf_total().
+    } else if (!total.defined()) {
       // A gradient that nobody else holds is kept; a shared one is copied, so that in-place use of .grad stays private.
       const bool private_copy = grad.impl()->refs.load() <= 2 && grad.storage().is_unique() && grad.is_contiguous();
       total = private_copy || grad_mode ? (grad_mode ? grad : grad.detach()) : grad.detach().clone();
@@ -123,6 +128,10 @@ class AccumulateNode final : public Node {
       total.add_(grad);
     }
     for (size_t i = 0; i < slot_->accumulated.size(); ++i) slot_->accumulated[i].second();
+  }
+  Tensor leaf_total() const override {
+    const Tensor& total = slot_->grad;
+    return grad_mode || !slot_->hooks.empty() || !total.defined() || !total.is_contiguous() ? Tensor() : total;
   }
 
  private:
@@ -297,15 +306,16 @@ Edge gradient_edge(const Tensor& tensor) {
     impl->requires_grad = true;
   }
   if (!impl->requires_grad) return {};
-  if (meta != nullptr && meta->grad_fn) return {meta->grad_fn, meta->output};
+  if (meta != nullptr) {
+    if (meta->grad_fn) return {meta->grad_fn, meta->output};
+    if (std::shared_ptr<Node> accumulator = meta->accumulator.lock()) return {std::move(accumulator), 0};
+  }
   Tensor leaf = tensor;
   AutogradMeta& leaf_meta = meta_of(leaf);
-  std::shared_ptr<Node> accumulator = leaf_meta.accumulator.lock();
-  if (!accumulator) {
-    if (!leaf_meta.slot) leaf_meta.slot = std::make_shared<GradSlot>();
-    leaf_meta.accumulator = accumulator = std::make_shared<AccumulateNode>(leaf_meta.slot);
-  }
-  return {accumulator, 0};
+  if (!leaf_meta.slot) leaf_meta.slot = std::make_shared<GradSlot>();
+  std::shared_ptr<Node> accumulator = std::make_shared<AccumulateNode>(leaf_meta.slot);
+  leaf_meta.accumulator = accumulator;
+  return {std::move(accumulator), 0};
 }
 
 int64_t on_accumulated(const Tensor& leaf, std::function<void()> fn) {
@@ -410,7 +420,7 @@ class Backward {
     std::priority_queue<Node*, std::vector<Node*>, LaterFirst> ready;
     for (auto& [node, task] : tasks_)
       if (task.waiting == 0) ready.push(node);
-    std::vector<Tensor> grads_in;
+    std::vector<Tensor> grads_in, leaves;
     while (!ready.empty()) {
       Node* node = ready.top();
       ready.pop();
@@ -423,11 +433,19 @@ class Backward {
       const bool captures = capture != captures_.end();
       grads_in.assign(needed ? node->edges.size() : 0, Tensor());
       if (node->adds_to_totals()) {
-        for (size_t i = 0; i < grads_in.size(); ++i)
-          if (any && node->edges[i].node) grads_in[i] = take(node->edges[i]);
+        leaves.assign(grads_in.size(), Tensor());
+        for (size_t i = 0; i < grads_in.size(); ++i) {
+          if (!any || !node->edges[i].node) continue;
+          grads_in[i] = take(node->edges[i]);
+          if (!grads_in[i].defined() && captured == nullptr && tasks_[node->edges[i].node.get()].waiting == 1)
+            leaves[i] = node->edges[i].node->leaf_total();
+        }
         if (captures) watch(*node, capture->second, *captured);
         const absl::Cleanup done = [node] { unwatch(*node); };
-        if (any && (needed || captures)) node->backward(grads, grads_in);
+        const bool outer = std::exchange(releasing_now, !retain_graph_ && needed);
+        const absl::Cleanup restore = [outer] { releasing_now = outer; };
+        if (any && (needed || captures)) node->backward_onto(grads, grads_in, leaves);
+        leaves.clear();
       } else {
         if (any && (needed || captures)) apply_extras(*node, grads);
         if (captures)

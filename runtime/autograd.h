@@ -60,6 +60,14 @@ class Node {
   // If true, backward() finds in grads_in what has already arrived along each edge, and leaves the sum there: a node that
   // stands for several ops adds their contributions one by one, as they would.
   virtual bool adds_to_totals() const { return false; }
+  // backward(), for such a node. leaves[i], where defined, is the .grad of the leaf at edges[i] to which nothing else adds in
+  // this run: the node may add to it in place, and then leaves it in grads_in[i].
+  virtual void backward_onto(std::span<const Tensor> grads_out, std::span<Tensor> grads_in, std::span<const Tensor> leaves) {
+    (void)leaves;
+    backward(grads_out, grads_in);
+  }
+  // Of a leaf's end of the tape: its .grad, if a contribution may be added to it in place; else undefined.
+  virtual Tensor leaf_total() const { return {}; }
   // Drops saved tensors once backward has run without retain_graph; a second backward then throws.
   virtual void release_saved() {}
 

@@ -27,21 +27,15 @@ Autocast::~Autocast() { autocast = previous_; }
 }  // namespace amp
 
 void InferContext::output(int i, DType dtype, const Dims& sizes) {
-  outputs_[i].dtype = dtype;
-  outputs_[i].sizes = sizes;
-  outputs_[i].strides = contiguous_strides(sizes);
-  outputs_[i].device = inputs_.empty() ? kCPU : inputs_[0]->device();
-  n_outputs_ = std::max(n_outputs_, i + 1);
+  strided_output(i, dtype, sizes, contiguous_strides(sizes));
 }
 
 void InferContext::strided_output(int i, DType dtype, const Dims& sizes, const Dims& strides) {
-  output(i, dtype, sizes);
-  outputs_[i].strides = strides;
+  meta(i) = {dtype, inputs_.empty() ? kCPU : inputs_[0]->device(), sizes, strides, 0};
 }
 
 void InferContext::view(const Dims& sizes, const Dims& strides, int64_t offset, int i) {
-  outputs_[i] = {dtype(0), inputs_[0]->device(), sizes, strides, offset};
-  n_outputs_ = std::max(n_outputs_, i + 1);
+  meta(i) = {dtype(0), inputs_[0]->device(), sizes, strides, offset};
 }
 
 void InferContext::fail(std::string_view what) const {
@@ -75,6 +69,7 @@ class Dispatcher {
   void run(std::span<Tensor> outputs) {
     InferContext infer(op_, inputs(), attrs_, where_);
     op_.infer(infer);
+    if (infer.outputs_.size() < outputs.size()) [[unlikely]] throw_internal(std::string(op_.name) + ": infer left out a result", where_);
     const bool needs = needs_grad();
     if (needs && op_.grad == nullptr && op_.decompose != nullptr) {
       // A gradient op without a gradient of its own runs in parts when a second derivative is asked for.

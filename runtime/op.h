@@ -3,9 +3,11 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <source_location>
 #include <span>
 
+#include "absl/container/inlined_vector.h"
 #include "rondo/runtime/amp.h"
 #include "rondo/runtime/tensor.h"
 
@@ -80,7 +82,7 @@ class InferContext {
   void require_floating(int i) const;
   void require_same_dtype(int a, int b) const;
 
-  std::span<const TensorMeta> outputs() const { return {outputs_, static_cast<size_t>(n_outputs_)}; }
+  std::span<const TensorMeta> outputs() const { return outputs_; }
 
  private:
   friend class Dispatcher;
@@ -88,21 +90,38 @@ class InferContext {
     if (!has(i)) [[unlikely]] fail("operand " + std::to_string(i) + " is an undefined tensor");
     return *inputs_[i];
   }
+  TensorMeta& meta(int i) {
+    if (static_cast<size_t>(i) >= outputs_.size()) outputs_.resize(static_cast<size_t>(i) + 1);
+    return outputs_[static_cast<size_t>(i)];
+  }
   const OpDef& op_;
   std::span<const Tensor* const> inputs_;
   const Attrs& attrs_;
   std::source_location where_;
-  TensorMeta outputs_[kMaxOpOutputs];
-  int n_outputs_ = 0;
+  absl::InlinedVector<TensorMeta, 1> outputs_;
 };
 
-// An eager kernel's arguments. Outputs are allocated as `infer` said; for an in-place call output 0 is input 0.
+// Elementwise ops that a product can do on its result before it is stored.
+enum class Epilogue : uint8_t {
+  kNone,
+  kAdd,  // result + operand, of the result's shape and dtype; may be the result's own memory, which is then added to
+  kGelu,
+  kGeluTanh,
+};
+inline constexpr int kMaxEpilogues = 2;  // of one product
+struct EpilogueCall {
+  Epilogue kind = Epilogue::kNone;
+  const Tensor* operand = nullptr;  // kAdd
+};
+
+// A kernel's arguments. Outputs are allocated as `infer` said; for an in-place call output 0 is input 0.
 struct KernelContext {
   const OpDef& op;
   std::span<const Tensor* const> inputs;
   std::span<Tensor> outputs;
   const Attrs& attrs;
   std::source_location where;
+  std::span<const EpilogueCall> epilogues = {};  // in order; only those that the op `absorbs`
   bool has(int i) const { return i < static_cast<int>(inputs.size()) && inputs[i]->defined(); }
   const Tensor& in(int i) const { return *inputs[i]; }
   Tensor& out(int i = 0) const { return outputs[i]; }
@@ -140,8 +159,23 @@ class GradContext {
   std::span<Tensor> grads_in_;
 };
 
+// A kernel whose arguments are known but for their addresses: everything that depends on shapes is done. Thread safe.
+class PreparedKernel {
+ public:
+  virtual ~PreparedKernel() = default;
+  // Addresses of element 0 of the inputs, of the operands of epilogues, and of the outputs, in this order; null where a tensor
+  // is undefined.
+  virtual void run(std::span<std::byte* const> addresses) const = 0;
+};
+
 using InferFn = void (*)(InferContext&);
 using KernelFn = void (*)(const KernelContext&);
+// The kernel for tensors like the context's (whose data is not looked at). `variant` 0 does exactly what the kernel does, bit
+// for bit; others do the same product in another way that a tuner may prefer. Null: no such variant, or only the kernel itself
+// can run this call.
+using PrepareFn = std::unique_ptr<const PreparedKernel> (*)(const KernelContext&, int variant);
+// True if the op's kernel can do these epilogues on a result of this dtype; `exact`: with the bits of the separate ops.
+using AbsorbsFn = bool (*)(std::span<const Epilogue>, DType, bool exact);
 // The op in simpler ops, one result per output: what runs where there is no kernel, what a compiler fuses, and the
 // oracle that the kernel is tested against.
 using DecomposeFn = void (*)(std::span<const Tensor> inputs, const Attrs&, std::span<Tensor> outputs);
@@ -166,6 +200,9 @@ struct OpDef {
   bool assembles = false;
   bool strided_outputs = false;
   int32_t overwrites = -1;  // the input that output 0 is written into, for ops that exist only in place
+  PrepareFn prepare = nullptr;
+  AbsorbsFn absorbs = nullptr;
+  Epilogue epilogue = Epilogue::kNone;  // how a product does this op; its first operand (kAdd: either) is the product's result
   bool fuse_parts = true;   // false: `decompose` is an oracle and the way to second derivatives, not for a compiler
 };
 

@@ -74,7 +74,7 @@ class Storage {
     if (block_) block_->refs.fetch_add(1, std::memory_order_relaxed);
   }
   void release() noexcept {
-    if (block_ && block_->refs.fetch_sub(1, std::memory_order_acq_rel) == 1) destroy(block_);
+    if (block_ && (is_unique() || block_->refs.fetch_sub(1, std::memory_order_acq_rel) == 1)) destroy(block_);
   }
   static void destroy(Block* block) noexcept;
   Block* block_ = nullptr;

@@ -13,11 +13,54 @@
 
 namespace rondo {
 
+namespace {
+
+// Freed handles of this thread, as a list through their own memory.
+struct HandleCache {
+  struct Free {
+    Free* next;
+  };
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  static constexpr int kMost = 0;  // so that the sanitizer sees every lifetime
+#else
+  static constexpr int kMost = 256;
+#endif
+  Free* first = nullptr;
+  int count = 0;
+  static inline thread_local bool alive = false;
+
+  HandleCache() { alive = true; }
+  ~HandleCache() {
+    alive = false;
+    while (first != nullptr) ::operator delete(std::exchange(first, first->next));
+  }
+};
+HandleCache* handle_cache() {
+  static thread_local HandleCache cache;
+  return HandleCache::alive ? &cache : nullptr;  // null while the thread is being torn down
+}
+
+}  // namespace
+
+void* TensorImpl::operator new(size_t bytes) {
+  HandleCache* cache = handle_cache();
+  if (cache == nullptr || cache->first == nullptr) return ::operator new(bytes);
+  --cache->count;
+  return std::exchange(cache->first, cache->first->next);
+}
+void TensorImpl::operator delete(void* memory) noexcept {
+  HandleCache* cache = handle_cache();
+  if (cache == nullptr || cache->count >= HandleCache::kMost) return ::operator delete(memory);
+  cache->first = new (memory) HandleCache::Free{cache->first};
+  ++cache->count;
+}
+
 TensorImpl::TensorImpl() = default;
 TensorImpl::~TensorImpl() = default;
 
 void intrusive_release(TensorImpl* impl) noexcept {
-  if (impl->refs.fetch_sub(1, std::memory_order_acq_rel) == 1) delete impl;
+  // The last holder need not lock the bus to know that it is.
+  if (impl->refs.load(std::memory_order_acquire) == 1 || impl->refs.fetch_sub(1, std::memory_order_acq_rel) == 1) delete impl;
 }
 
 // ---- Making one

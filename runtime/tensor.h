@@ -215,6 +215,9 @@ struct TensorImpl {
 
   TensorImpl();
   ~TensorImpl();
+  // A recording makes and drops handles by the dozen: each thread keeps some of their memory.
+  static void* operator new(size_t bytes);
+  static void operator delete(void* memory) noexcept;
   std::byte* data() const { return storage.data() + offset * static_cast<int64_t>(size_of(dtype)); }
 };
 

@@ -19,17 +19,21 @@ Graph eliminate_dead_code(const Graph& graph);
 // Where a node only lays values side by side, has their producers write them there: the copy becomes nothing.
 Graph assemble_in_place(const Graph& graph);
 
+// By node: the elementwise nodes that it does on its own result, in order (OpDef::absorbs). A node is absorbed once.
+// `exact`: only where that gives the bits of the separate ops.
+std::vector<std::vector<int32_t>> find_epilogues(const Graph& graph, bool exact);
+
 // Nodes that run as one kernel, or one library call. Views belong to no unit: they cost nothing.
 struct Unit {
   std::vector<int32_t> nodes;  // in graph order
-  bool fused = false;          // a loop kernel; else a single library call
+  bool fused = false;          // a loop kernel; else a single library call and its epilogues
   // Fused: the iteration space. A value of the unit has one element per (row, col), per row, or (an ordered sum over the
   // rows) per col.
   int64_t rows = 0;
   int64_t cols = 0;
 };
 // In an order in which they can run.
-std::vector<Unit> fuse(const Graph& graph);
+std::vector<Unit> fuse(const Graph& graph, bool exact);
 // Each unit with the lines of its nodes.
 std::string to_string(const Graph& graph, const std::vector<Unit>& units);
 

@@ -22,9 +22,10 @@ struct BackwardGraph {
   std::vector<int> grad_inputs;       // graph.outputs are the gradients of these forward inputs (indices into forward.inputs)
 };
 
-// What arrives: gradients of these outputs (empty: of all that require one), and sums to add to for these inputs.
+// What arrives: gradients of these outputs (empty: of all that require one), and sums to add to for these inputs; the new sum
+// may be written over those that are `owned`.
 struct Arriving {
-  std::vector<bool> gradients, totals;
+  std::vector<bool> gradients, totals = {}, owned = {};
   friend auto operator<=>(const Arriving&, const Arriving&) = default;
 };
 BackwardGraph derive_backward(const Graph& forward, const Arriving& arriving = {});

@@ -54,6 +54,12 @@ bool Partition::resembles(const Partition& other) const {
   return true;
 }
 
+bool Partition::may_donate(const BackwardInput& input) const {
+  if (input.kind != BackwardInput::kSaved || input.index < 0) return false;
+  const Kept& kept = kept_[static_cast<size_t>(input.index)];
+  return !kept.is_input || !forward_.value(forward_.inputs[static_cast<size_t>(kept.index)]).leaf;
+}
+
 void Partition::apply(BackwardGraph& backward) const {
   const Graph& old = backward.graph;
   Graph graph;

@@ -37,6 +37,9 @@ class Partition {
   // Bytes kept besides inputs and the caller's outputs; views of one memory count once.
   int64_t kept_bytes() const { return kept_bytes_; }
 
+  // True for what a backward that is the last to read it may write over if nobody else holds it: not for parameters.
+  bool may_donate(const BackwardInput& input) const;
+
   // Rewrites a backward of `recorded` that reads nothing but `needed`: its kSaved inputs become indices into kept(), and
   // what is not kept is computed where it starts.
   void apply(BackwardGraph& backward) const;

@@ -3,124 +3,17 @@
 #include <Eigen/Core>
 #include <algorithm>
 #include <array>
-#include <list>
-#include <mutex>
+#include <optional>
 #include <vector>
 
-#include "absl/container/flat_hash_map.h"
-#include "absl/hash/hash.h"
-#include "oneapi/dnnl/dnnl.hpp"
+#include "absl/container/inlined_vector.h"
 #include "rondo/runtime/autograd.h"
-#include "rondo/runtime/cpu/loops.h"
+#include "rondo/runtime/cpu/product.h"
 #include "rondo/runtime/recorder.h"
 
 namespace rondo::cpu {
 
-template <class H> H AbslHashValue(H h, const MatmulCall& c) {
-  return H::combine(std::move(h), c.dtype, c.batch, c.m, c.n, c.k, c.a_strides[0], c.a_strides[1], c.a_strides[2],
-                    c.b_strides[0], c.b_strides[1], c.b_strides[2], c.c_strides[0], c.c_strides[1], c.bias, c.accumulate);
-}
-
 namespace {
-
-using dnnl::memory;
-
-dnnl::engine& engine() {
-  static auto* engine = new dnnl::engine(dnnl::engine::kind::cpu, 0);
-  return *engine;
-}
-dnnl::stream& stream() {
-  static thread_local dnnl::stream stream(engine());
-  return stream;
-}
-
-// A primitive for a new shape takes 160 us to make, so they are kept: the most recent kCapacity, over all threads. Each call
-// brings its scratchpad: the library's own belongs to the thread that made the primitive.
-class PrimitiveCache {
- public:
-  struct Entry {
-    dnnl::matmul primitive;
-    memory::desc a, b, bias, c, scratchpad;
-  };
-  std::shared_ptr<const Entry> get(const MatmulCall& call) {
-    // Held while a primitive is made, too: two threads that meet a new shape want one.
-    std::lock_guard lock(mutex_);
-    if (auto found = entries_.find(call); found != entries_.end()) {
-      order_.splice(order_.begin(), order_, found->second.position);
-      return found->second.entry;
-    }
-    auto entry = std::make_shared<const Entry>(make(call));
-    if (entries_.size() >= kCapacity) {
-      entries_.erase(order_.back());
-      order_.pop_back();
-    }
-    order_.push_front(call);
-    entries_[call] = {entry, order_.begin()};
-    return entry;
-  }
-
- private:
-  static constexpr size_t kCapacity = 1024;
-  struct Slot {
-    std::shared_ptr<const Entry> entry;
-    std::list<MatmulCall>::iterator position;
-  };
-
-  static Entry make(const MatmulCall& call) {
-    const auto type = call.dtype == kBF16 ? memory::data_type::bf16 : memory::data_type::f32;
-    const bool batched = call.batch > 1;
-    auto desc = [&](int64_t rows, int64_t cols, const int64_t (&s)[3]) {
-      if (!batched) return memory::desc({rows, cols}, type, memory::dims{s[1], s[2]});
-      // A stride of 0 is not a layout oneDNN knows; a shared operand is a batch of one, which it broadcasts.
-      const int64_t batch = s[0] == 0 ? 1 : call.batch;
-      return memory::desc({batch, rows, cols}, type, memory::dims{batch == 1 ? rows * cols : s[0], s[1], s[2]});
-    };
-    Entry entry;
-    entry.a = desc(call.m, call.k, call.a_strides);
-    entry.b = desc(call.k, call.n, call.b_strides);
-    entry.c = desc(call.m, call.n, call.c_strides);
-    dnnl::primitive_attr attributes;
-    attributes.set_scratchpad_mode(dnnl::scratchpad_mode::user);
-    if (call.accumulate) {
-      dnnl::post_ops post;
-      post.append_sum(1.0f);
-      attributes.set_post_ops(post);
-    }
-    if (call.bias)
-      entry.bias = batched ? memory::desc({1, 1, call.n}, type, memory::dims{call.n, call.n, 1})
-                           : memory::desc({1, call.n}, type, memory::dims{call.n, 1});
-    const dnnl::matmul::desc product = call.bias ? dnnl::matmul::desc(entry.a, entry.b, entry.bias, entry.c)
-                                                 : dnnl::matmul::desc(entry.a, entry.b, entry.c);
-    const dnnl::matmul::primitive_desc chosen(product, attributes, engine());
-    entry.scratchpad = chosen.scratchpad_desc();
-    entry.primitive = dnnl::matmul(chosen);
-    return entry;
-  }
-
-  std::mutex mutex_;
-  std::list<MatmulCall> order_;  // most recent first
-  absl::flat_hash_map<MatmulCall, Slot> entries_;
-};
-
-PrimitiveCache& primitives() {
-  static auto* cache = new PrimitiveCache;
-  return *cache;
-}
-
-void matmul_onednn(const MatmulCall& call, const void* a, const void* b, const void* bias, void* c) {
-  const auto entry = primitives().get(call);
-  auto bind = [](const memory::desc& desc, const void* data) { return memory(desc, engine(), const_cast<void*>(data)); };
-  std::unordered_map<int, memory> args{{DNNL_ARG_SRC, bind(entry->a, a)},
-                                       {DNNL_ARG_WEIGHTS, bind(entry->b, b)},
-                                       {DNNL_ARG_DST, bind(entry->c, c)}};
-  if (call.bias) args.emplace(DNNL_ARG_BIAS, bind(entry->bias, bias));
-  Storage scratchpad;
-  if (const size_t bytes = entry->scratchpad.get_size(); bytes > 0) {
-    scratchpad = Storage::allocate(bytes);
-    args.emplace(DNNL_ARG_SCRATCHPAD, bind(entry->scratchpad, scratchpad.data()));
-  }
-  entry->primitive.execute(stream(), args);
-}
 
 using Strided = Eigen::Stride<Eigen::Dynamic, Eigen::Dynamic>;
 using MatrixF64 = Eigen::Matrix<double, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
@@ -132,8 +25,7 @@ void matmul_f64(const MatmulCall& call, const double* a, const double* b, const 
     Eigen::Map<const MatrixF64, 0, Strided> right(b + i * call.b_strides[0], call.k, call.n,
                                                   Strided(call.b_strides[1], call.b_strides[2]));
     Eigen::Map<MatrixF64, 0, Strided> result(c + i * call.c_strides[0], call.m, call.n, Strided(call.c_strides[1], 1));
-    if (call.accumulate) result.noalias() += left * right;
-    else result.noalias() = left * right;
+    result.noalias() = left * right;
     if (call.bias) result.rowwise() += Eigen::Map<const Eigen::RowVectorXd>(bias, call.n);
   }
 }
@@ -151,8 +43,7 @@ void matmul_f16(const MatmulCall& call, const Float16* a, const Float16* b, cons
   const int64_t a_batch = call.a_strides[0] == 0 ? 1 : call.batch, b_batch = call.b_strides[0] == 0 ? 1 : call.batch;
   const std::vector<float> left = widen(a, a_batch, call.m, call.k, call.a_strides);
   const std::vector<float> right = widen(b, b_batch, call.k, call.n, call.b_strides);
-  std::vector<float> result = call.accumulate ? widen(c, call.batch, call.m, call.n, call.c_strides)
-                                              : std::vector<float>(static_cast<size_t>(call.batch * call.m * call.n));
+  std::vector<float> result(static_cast<size_t>(call.batch * call.m * call.n));
   std::vector<float> row(static_cast<size_t>(call.bias ? call.n : 0));
   for (size_t i = 0; i < row.size(); ++i) row[i] = static_cast<float>(bias[i]);
   MatmulCall wide = call;
@@ -161,7 +52,7 @@ void matmul_f16(const MatmulCall& call, const Float16* a, const Float16* b, cons
   dense(wide.a_strides, a_batch == 1 ? 0 : call.m * call.k, call.k);
   dense(wide.b_strides, b_batch == 1 ? 0 : call.k * call.n, call.n);
   dense(wide.c_strides, call.m * call.n, call.n);
-  matmul(wide, left.data(), right.data(), row.data(), result.data());
+  matmul(wide, {.a = left.data(), .b = right.data(), .bias = row.data(), .c = result.data()});
   for (int64_t i = 0; i < call.batch; ++i)
     for (int64_t r = 0; r < call.m; ++r)
       for (int64_t k = 0; k < call.n; ++k)
@@ -178,33 +69,35 @@ bool readable(const Tensor& t) {
 
 }  // namespace
 
-void matmul(const MatmulCall& call, const void* a, const void* b, const void* bias, void* c) {
+void matmul(const MatmulCall& call, const MatmulOperands& o) {
   if (call.m == 0 || call.n == 0 || call.batch == 0) return;
   invariant(call.k > 0, "matmul needs an inner dimension");
+  invariant(call.epilogues[0] == Epilogue::kNone || call.dtype == kF32 || call.dtype == kBF16, "epilogues are f32 or bf16");
   switch (call.dtype) {
     case kF64:
-      return matmul_f64(call, static_cast<const double*>(a), static_cast<const double*>(b),
-                        static_cast<const double*>(bias), static_cast<double*>(c));
+      return matmul_f64(call, static_cast<const double*>(o.a), static_cast<const double*>(o.b),
+                        static_cast<const double*>(o.bias), static_cast<double*>(o.c));
     case kF16:
-      return matmul_f16(call, static_cast<const Float16*>(a), static_cast<const Float16*>(b),
-                        static_cast<const Float16*>(bias), static_cast<Float16*>(c));
-    default: return matmul_onednn(call, a, b, bias, c);
+      return matmul_f16(call, static_cast<const Float16*>(o.a), static_cast<const Float16*>(o.b),
+                        static_cast<const Float16*>(o.bias), static_cast<Float16*>(o.c));
+    default: return Product::get(call)->run(o);
   }
 }
 
 namespace {
 
 // Strides of one matrix operand; dimensions of size 1 get canonical ones, so that the primitive cache is not split.
-void matrix_strides(const Tensor& t, int64_t (&out)[3]) {
-  const int rank = t.rank();
-  const int64_t rows = t.sizes()[rank - 2], cols = t.sizes()[rank - 1];
-  int64_t rs = t.strides()[rank - 2], cs = t.strides()[rank - 1];
+void matrix_strides(int64_t rows, int64_t cols, int64_t rs, int64_t cs, int64_t (&out)[3]) {
   if (cols == 1 && rs != 1) cs = 1;
   if (rows == 1 && cs == 1) rs = cols;
   if (rows == 1 && cs != 1) rs = 1;
   if (cols == 1 && rs == 1) cs = rows;
   out[1] = rs;
   out[2] = cs;
+}
+void matrix_strides(const Tensor& t, int64_t (&out)[3]) {
+  const int row = t.rank() - 2, col = t.rank() - 1;
+  matrix_strides(t.sizes()[row], t.sizes()[col], t.strides()[row], t.strides()[col], out);
 }
 
 // True if the dimensions can be ordered such that each steps over all of the next: the layouts that oneDNN knows.
@@ -220,26 +113,40 @@ bool nests(int64_t batch, int64_t rows, int64_t cols, const int64_t (&strides)[3
   return true;
 }
 
-}  // namespace
+// A call of an op as products: one for all pieces, at offsets in elements.
+struct Plan {
+  MatmulCall call;
+  struct Piece {
+    int64_t a, b, c;
+  };
+  absl::InlinedVector<Piece, 1> pieces;
+  bool dense = true;  // false: an operand must be copied first: `copy_a`, `copy_b`
+  bool copy_a = false, copy_b = false;
+  static Plan copies(bool a, bool b) { return {.call = {}, .pieces = {}, .dense = false, .copy_a = a, .copy_b = b}; }
+};
 
-void matmul_kernel(const KernelContext& context) {
-  NoGrad off;
-  RecorderScope run(nullptr);
-  Tensor a = context.in(0), b = context.in(1);
-  Tensor& c = context.out();
-  if (c.numel() == 0) return;
-  if (a.sizes().back() == 0) {
-    c.fill_(0);
-    return;
+void add_epilogues(const KernelContext& context, MatmulCall& call) {
+  invariant(context.epilogues.size() <= kMaxEpilogues, "a product has too many epilogues");
+  for (size_t i = 0; i < context.epilogues.size(); ++i) {
+    const EpilogueCall& epilogue = context.epilogues[i];
+    call.epilogues[i] = epilogue.kind;
+    call.in_place[i] = epilogue.operand != nullptr && epilogue.operand->storage() == context.outputs[0].storage() &&
+                       epilogue.operand->storage_offset() == context.outputs[0].storage_offset();
   }
-  if (!readable(a)) a = a.clone();
-  if (!readable(b)) b = b.clone();
+}
+
+Plan plan_matmul(const KernelContext& context) {
+  const Tensor &a = context.in(0), &b = context.in(1), &c = context.out();
+  if (!readable(a) || !readable(b)) return Plan::copies(!readable(a), !readable(b));
   const int rank = c.rank();
-  MatmulCall call{.dtype = c.dtype(), .m = c.sizes()[rank - 2], .n = c.sizes()[rank - 1], .k = a.sizes().back()};
+  Plan plan;
+  MatmulCall& call = plan.call;
+  call = {.dtype = c.dtype(), .m = c.sizes()[rank - 2], .n = c.sizes()[rank - 1], .k = a.sizes().back()};
   matrix_strides(a, call.a_strides);
   matrix_strides(b, call.b_strides);
   call.c_strides[1] = call.n;
   call.c_strides[2] = 1;
+  add_epilogues(context, call);
   Dims batch = c.sizes();
   batch.erase(rank - 1);
   batch.erase(rank - 2);
@@ -248,8 +155,8 @@ void matmul_kernel(const KernelContext& context) {
     call.m *= batch.numel();
     call.a_strides[1] = call.k;
     call.a_strides[2] = call.k == 1 ? call.m : 1;  // a column's own stride spans it
-    matmul(call, a.impl()->data(), b.impl()->data(), nullptr, c.impl()->data());
-    return;
+    plan.pieces.push_back({0, 0, 0});
+    return plan;
   }
   auto batch_strides = [&](const Tensor& t) {
     Dims sizes = t.sizes(), strides = t.strides();
@@ -260,7 +167,7 @@ void matmul_kernel(const KernelContext& context) {
     return broadcast_strides(sizes, strides, batch);
   };
   const Dims a_batch = batch_strides(a), b_batch = batch_strides(b);
-  // The innermost batch dimensions that merge into one stride go to the library as a batch; the rest is a loop here.
+  // The innermost batch dimensions that merge into one stride go to the library as a batch; the rest are pieces.
   int split = batch.rank();
   int64_t inner = 1, a_stride = 0, b_stride = 0;
   while (split > 0) {
@@ -283,49 +190,132 @@ void matmul_kernel(const KernelContext& context) {
   call.c_strides[0] = call.m * call.n;
   // Rare layouts (every second row of each matrix) are copied.
   const bool a_nests = nests(call.batch, call.m, call.k, call.a_strides), b_nests = nests(call.batch, call.k, call.n, call.b_strides);
-  if (!a_nests || !b_nests) {
-    if (!a_nests) a = a.clone();
-    if (!b_nests) b = b.clone();
-    const Tensor* operands[] = {&a, &b};
-    return matmul_kernel({context.op, operands, context.outputs, context.attrs, context.where});
-  }
+  if (!a_nests || !b_nests) return Plan::copies(!a_nests, !b_nests);
   int64_t outer = 1;
   for (int d = 0; d < split; ++d) outer *= batch[d];
-  const int64_t size = static_cast<int64_t>(size_of(c.dtype()));
   for (int64_t o = 0; o < outer; ++o) {
-    int64_t rest = o, a_offset = 0, b_offset = 0;
+    Plan::Piece piece{0, 0, o * inner * call.m * call.n};
+    int64_t rest = o;
     for (int d = split - 1; d >= 0; --d) {
-      a_offset += rest % batch[d] * a_batch[d];
-      b_offset += rest % batch[d] * b_batch[d];
+      piece.a += rest % batch[d] * a_batch[d];
+      piece.b += rest % batch[d] * b_batch[d];
       rest /= batch[d];
     }
-    matmul(call, a.impl()->data() + a_offset * size, b.impl()->data() + b_offset * size, nullptr,
-           c.impl()->data() + o * inner * call.m * call.n * size);
+    plan.pieces.push_back(piece);
   }
+  return plan;
+}
+
+Plan plan_linear(const KernelContext& context) {
+  const Tensor &x = context.in(0), &w = context.in(1), &y = context.out();
+  if (!readable(w) || !x.is_contiguous()) return Plan::copies(!x.is_contiguous(), !readable(w));
+  const int64_t in = w.sizes()[1], out = w.sizes()[0];
+  Plan plan;
+  plan.call = {.dtype = y.dtype(), .m = y.numel() / out, .n = out, .k = in, .bias = context.has(2)};
+  matrix_strides(plan.call.m, in, in, 1, plan.call.a_strides);
+  matrix_strides(in, out, w.strides()[1], w.strides()[0], plan.call.b_strides);
+  plan.call.c_strides[1] = out;
+  plan.call.c_strides[2] = 1;
+  add_epilogues(context, plan.call);
+  plan.pieces.push_back({0, 0, 0});
+  return plan;
+}
+
+MatmulOperands at(const MatmulOperands& base, const Plan::Piece& piece, DType dtype) {
+  const auto size = static_cast<int64_t>(size_of(dtype));
+  const auto move = [size](const void* data, int64_t elements) {
+    return data == nullptr ? nullptr : static_cast<const std::byte*>(data) + elements * size;
+  };
+  MatmulOperands moved = base;
+  moved.a = move(base.a, piece.a);
+  moved.b = move(base.b, piece.b);
+  for (size_t i = 0; i < moved.added.size(); ++i) moved.added[i] = move(base.added[i], piece.c);
+  moved.c = static_cast<std::byte*>(base.c) + piece.c * size;
+  return moved;
+}
+
+// The kernel of an op with this plan.
+template <class MakePlan> void run_product(const KernelContext& context, MakePlan make_plan) {
+  NoGrad off;
+  RecorderScope run(nullptr);
+  const Tensor& c = context.out();
+  if (c.numel() == 0) return;
+  const Plan plan = make_plan(context);
+  Tensor bias = context.has(2) ? context.in(2) : Tensor();
+  if (!plan.dense || (bias.defined() && !bias.is_contiguous())) {
+    const Tensor a = plan.copy_a ? context.in(0).clone() : context.in(0), b = plan.copy_b ? context.in(1).clone() : context.in(1);
+    bias = bias.defined() ? bias.contiguous() : bias;
+    const Tensor* operands[] = {&a, &b, &bias};
+    return run_product({context.op, {operands, context.inputs.size()}, context.outputs, context.attrs, context.where, context.epilogues},
+                       make_plan);
+  }
+  MatmulOperands operands{.a = context.in(0).impl()->data(), .b = context.in(1).impl()->data(),
+                          .bias = bias.defined() ? bias.impl()->data() : nullptr, .c = c.impl()->data()};
+  for (size_t i = 0; i < context.epilogues.size(); ++i)
+    if (context.epilogues[i].operand != nullptr) operands.added[i] = context.epilogues[i].operand->impl()->data();
+  for (const Plan::Piece& piece : plan.pieces) matmul(plan.call, at(operands, piece, plan.call.dtype));
+}
+
+class PreparedProduct final : public PreparedKernel {
+ public:
+  PreparedProduct(Plan plan, std::shared_ptr<const Product> product, size_t inputs)
+      : plan_(std::move(plan)), product_(std::move(product)), inputs_(inputs) {}
+  void run(std::span<std::byte* const> addresses) const override {
+    MatmulOperands operands{.a = addresses[0], .b = addresses[1], .bias = inputs_ > 2 ? addresses[2] : nullptr};
+    size_t next = inputs_;
+    for (size_t i = 0; i < operands.added.size(); ++i)
+      if (plan_.call.epilogues[i] == Epilogue::kAdd) operands.added[i] = addresses[next++];
+    operands.c = addresses[next];
+    for (const Plan::Piece& piece : plan_.pieces) product_->run(at(operands, piece, plan_.call.dtype));
+  }
+
+ private:
+  Plan plan_;
+  std::shared_ptr<const Product> product_;
+  size_t inputs_;
+};
+
+template <class MakePlan>
+std::unique_ptr<const PreparedKernel> prepare_product(const KernelContext& context, int variant, MakePlan make_plan) {
+  const DType dtype = context.out().dtype();
+  // What has no elements, or no inner dimension, is not a product; f64 and f16 do not run in the library.
+  if ((dtype != kF32 && dtype != kBF16) || context.out().numel() == 0 || context.in(0).numel() == 0) return nullptr;
+  if (context.has(2) && !context.in(2).is_contiguous()) return nullptr;
+  Plan plan = make_plan(context);
+  if (!plan.dense) return nullptr;
+  std::shared_ptr<const Product> product = Product::get(plan.call, variant);
+  if (product == nullptr) return nullptr;
+  return std::make_unique<PreparedProduct>(std::move(plan), std::move(product), context.inputs.size());
+}
+
+}  // namespace
+
+void matmul_kernel(const KernelContext& context) {
+  Tensor& c = context.out();
+  if (context.in(0).sizes().back() != 0) return run_product(context, plan_matmul);
+  NoGrad off;
+  c.fill_(0);
+}
+std::unique_ptr<const PreparedKernel> prepare_matmul(const KernelContext& context, int variant) {
+  return prepare_product(context, variant, plan_matmul);
 }
 
 void linear_kernel(const KernelContext& context) {
-  NoGrad off;
-  RecorderScope run(nullptr);
-  Tensor x = context.in(0), w = context.in(1);
   Tensor& y = context.out();
-  if (y.numel() == 0) return;
-  const int64_t in = w.sizes()[1], out = w.sizes()[0];
-  if (!readable(w)) w = w.clone();
-  const bool bias = context.has(2);
-  const Tensor b = bias ? context.in(2).contiguous() : Tensor();
-  if (in == 0) {
-    if (bias) y.copy_(b);
-    else y.fill_(0);
-    return;
-  }
-  x = x.contiguous().view({-1, in});
-  MatmulCall call{.dtype = y.dtype(), .m = x.sizes()[0], .n = out, .k = in, .bias = bias};
-  matrix_strides(x, call.a_strides);
-  matrix_strides(w.transpose(0, 1), call.b_strides);
-  call.c_strides[1] = out;
-  call.c_strides[2] = 1;
-  matmul(call, x.impl()->data(), w.impl()->data(), bias ? b.impl()->data() : nullptr, y.impl()->data());
+  if (context.in(1).sizes()[1] != 0) return run_product(context, plan_linear);
+  NoGrad off;
+  if (context.has(2)) y.copy_(context.in(2));
+  else y.fill_(0);
+}
+std::unique_ptr<const PreparedKernel> prepare_linear(const KernelContext& context, int variant) {
+  return prepare_product(context, variant, plan_linear);
+}
+
+bool product_absorbs(std::span<const Epilogue> epilogues, DType dtype, bool exact) {
+  if (epilogues.size() > kMaxEpilogues || (dtype != kF32 && dtype != kBF16)) return false;
+  for (Epilogue epilogue : epilogues)
+    if (exact && (dtype != kF32 || epilogue != Epilogue::kAdd)) return false;
+  return true;
 }
 
 }  // namespace rondo::cpu

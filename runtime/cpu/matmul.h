@@ -2,14 +2,17 @@
 // executables use the same primitives, so they agree bit for bit.
 #pragma once
 
+#include <array>
 #include <cstdint>
+#include <memory>
+#include <span>
 
 #include "rondo/runtime/op.h"
 
 namespace rondo::cpu {
 
-// One (batched) product C = A B (+ bias) (+ C). Strides are in elements; an operand must have one of its last two strides
-// equal to 1 (any size-1 dimension counts), C must be dense in its last dimension.
+// One (batched) product C = A B (+ bias), then its epilogues. Strides are in elements; an operand must have one of its last
+// two strides equal to 1 (any size-1 dimension counts), C must be dense in its last dimension.
 struct MatmulCall {
   DType dtype = kF32;  // f32, bf16, f16 or f64, all operands alike
   int64_t batch = 1, m = 0, n = 0, k = 0;
@@ -17,16 +20,31 @@ struct MatmulCall {
   int64_t b_strides[3] = {};
   int64_t c_strides[3] = {};  // column is 1
   bool bias = false;          // a row of n, added to every row
-  bool accumulate = false;    // C += A B
+  std::array<Epilogue, kMaxEpilogues> epilogues = {};  // f32 and bf16 only
+  // By epilogue: the operand is C itself, as it was before.
+  std::array<bool, kMaxEpilogues> in_place = {};
   friend bool operator==(const MatmulCall&, const MatmulCall&) = default;
 };
 
-// f64 runs through Eigen (oneDNN has no f64), f16 through f32 copies, the rest through oneDNN.
-void matmul(const MatmulCall& call, const void* a, const void* b, const void* bias, void* c);
+struct MatmulOperands {
+  const void* a = nullptr;
+  const void* b = nullptr;
+  const void* bias = nullptr;
+  std::array<const void*, kMaxEpilogues> added = {};  // by epilogue, laid out as C
+  void* c = nullptr;
+};
 
+// f64 runs through Eigen (oneDNN has no f64), f16 through f32 copies, the rest through oneDNN.
+void matmul(const MatmulCall& call, const MatmulOperands& operands);
+
+// The kernels of ops, and their prepared forms.
 // C (..., M, N) = A (..., M, K) B (..., K, N), batch dimensions broadcast.
 void matmul_kernel(const KernelContext& context);
+std::unique_ptr<const PreparedKernel> prepare_matmul(const KernelContext& context, int variant);
 // y (..., out) = x (..., in) w(out, in)^T + bias
 void linear_kernel(const KernelContext& context);
+std::unique_ptr<const PreparedKernel> prepare_linear(const KernelContext& context, int variant);
+// Measured bit for bit: f32 sums are those of the separate op; activations are not, and bf16 rounds once instead of twice.
+bool product_absorbs(std::span<const Epilogue> epilogues, DType dtype, bool exact);
 
 }  // namespace rondo::cpu

@@ -9,11 +9,11 @@ namespace rondo::ops {
 
 // ---- Two tensors
 
-constexpr OpDef kAdd = elementwise<kNumeric, 2, 0, [](auto a, auto b) { return a + b; }>(
+constexpr OpDef kAdd = as_epilogue(Epilogue::kAdd, elementwise<kNumeric, 2, 0, [](auto a, auto b) { return a + b; }>(
     "add", {}, [](const GradContext& g) {
       if (g.needs(0)) g.set_reduced(0, g.grad_out());
       if (g.needs(1)) g.set_reduced(1, g.grad_out());
-    });
+    }));
 constexpr OpDef kSub = elementwise<kNumeric, 2, 0, [](auto a, auto b) { return a - b; }>(
     "sub", {}, [](const GradContext& g) {
       if (g.needs(0)) g.set_reduced(0, g.grad_out());
@@ -81,6 +81,7 @@ constexpr OpDef kReluGrad = elementwise<kFloatingOnly, 2, 0, [](auto x, auto g) 
       if (g.needs(0)) g.set(0, g.input(0) * 0.0);  // zero almost everywhere
       if (g.needs(1)) g.set(1, call(kReluGrad, {g.input(0), g.grad_out()}));
     });
+// No epilogue of a product: the library's turns NaN into 0.
 constexpr OpDef kRelu = elementwise<kFloatingOnly, 1, 0, [](auto x) { return scalar::relu(x); }>(
     "relu", {.inputs = kFirst},
     [](const GradContext& g) { g.set(0, call(kReluGrad, {g.input(0), g.grad_out()})); });
@@ -104,15 +105,17 @@ void decompose_gelu_erf_grad(std::span<const Tensor> in, const Attrs&, std::span
 constexpr OpDef kGeluTanhGrad =
     elementwise<kFloatingOnly, 2, 0, [](auto x, auto g) { return scalar::gelu_tanh_grad(x, g); }>(
         "gelu_tanh_grad", {}, nullptr, &decompose_gelu_tanh_grad);
-constexpr OpDef kGeluTanh = elementwise<kFloatingOnly, 1, 0, [](auto x) { return scalar::gelu_tanh(x); }>(
+constexpr OpDef kGeluTanh = as_epilogue(
+    Epilogue::kGeluTanh, elementwise<kFloatingOnly, 1, 0, [](auto x) { return scalar::gelu_tanh(x); }>(
     "gelu_tanh", {.inputs = kFirst},
-    [](const GradContext& g) { g.set(0, call(kGeluTanhGrad, {g.input(0), g.grad_out()})); });
+    [](const GradContext& g) { g.set(0, call(kGeluTanhGrad, {g.input(0), g.grad_out()})); }));
 constexpr OpDef kGeluErfGrad =
     elementwise<kFloatingOnly, 2, 0, [](auto x, auto g) { return scalar::gelu_erf_grad(x, g); }>(
         "gelu_erf_grad", {}, nullptr, &decompose_gelu_erf_grad);
-constexpr OpDef kGeluErf = elementwise<kFloatingOnly, 1, 0, [](auto x) { return scalar::gelu_erf(x); }>(
+constexpr OpDef kGeluErf = as_epilogue(
+    Epilogue::kGelu, elementwise<kFloatingOnly, 1, 0, [](auto x) { return scalar::gelu_erf(x); }>(
     "gelu_erf", {.inputs = kFirst},
-    [](const GradContext& g) { g.set(0, call(kGeluErfGrad, {g.input(0), g.grad_out()})); });
+    [](const GradContext& g) { g.set(0, call(kGeluErfGrad, {g.input(0), g.grad_out()})); }));
 constexpr OpDef kErf = elementwise<kFloatingOnly, 1, 0, [](auto x) { return scalar::erf(x); }>(
     "erf", {.inputs = kFirst}, [](const GradContext& g) {
       g.set(0, g.grad_out() * exp(g.input(0) * g.input(0) * -1.0) * 1.1283791670955126);  // 2 / sqrt(pi)

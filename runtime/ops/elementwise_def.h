@@ -79,4 +79,10 @@ constexpr OpDef elementwise(const char* name, SavedSpec saved, GradFn grad, Deco
                .lower = &Impl::lower};
 }
 
+// `op`, which a product can also do on its own result.
+constexpr OpDef as_epilogue(Epilogue epilogue, OpDef op) {
+  op.epilogue = epilogue;
+  return op;
+}
+
 }  // namespace rondo::ops

@@ -67,6 +67,8 @@ constexpr OpDef kMatmul = {
           if (b.rank() == 2) g.set(1, matmul(transpose(as_rows(a), 0, 1), as_rows(grad)));
           else g.set_reduced(1, matmul(transpose(a, -1, -2), grad));
         },
+    .prepare = &cpu::prepare_matmul,
+    .absorbs = &cpu::product_absorbs,
 };
 
 constexpr OpDef kLinear = {
@@ -83,6 +85,8 @@ constexpr OpDef kLinear = {
           if (g.needs(1)) g.set(1, matmul(transpose(grad, 0, 1), as_rows(g.input(0))));
           if (g.needs(2)) g.set(2, sum(grad, {0}));
         },
+    .prepare = &cpu::prepare_linear,
+    .absorbs = &cpu::product_absorbs,
 };
 
 Tensor matmul(TensorArg a, TensorArg b) { return call(kMatmul, {a, b}); }

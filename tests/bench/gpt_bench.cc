@@ -74,7 +74,7 @@ double linear_floor_ms(int64_t rows, int64_t in, int64_t out, DType dtype) {
     std::vector<double> times;
     for (int run = 0; run < 9; ++run) {
       const auto start = Clock::now();
-      cpu::matmul(calls[i], operands[i][0], operands[i][1], nullptr, const_cast<void*>(operands[i][2]));
+      cpu::matmul(calls[i], {.a = operands[i][0], .b = operands[i][1], .c = const_cast<void*>(operands[i][2])});
       times.push_back(ms_since(start));
     }
     total += median({times.begin() + 2, times.end()});

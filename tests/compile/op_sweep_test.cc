@@ -76,7 +76,7 @@ Results run(OneOp& module, const OpSpec& spec, const std::vector<Tensor>& inputs
   return results;
 }
 
-// Of the largest element. Default mode saves roundings, each half a unit in the last place of something that may cancel; in
+// Of the largest element, or of 0.01 where terms of order one have cancelled. Default mode saves roundings, each half a unit in the last place of something that may cancel; in
 // the 16-bit types one that falls to the other side is a whole unit of the result, and then of what is computed from it.
 double default_tolerance(DType dtype) {
   switch (dtype) {
@@ -91,7 +91,7 @@ testing::AssertionResult is_close(const Tensor& a, const Tensor& b) {
   if (!a.defined() || !is_floating(a.dtype())) return same_bits(a, b);
   if (!b.defined() || !(a.sizes() == b.sizes()) || a.dtype() != b.dtype()) return testing::AssertionFailure() << "another kind of tensor";
   const std::vector<double> x = a.to_vector<double>(), y = b.to_vector<double>();
-  double largest = 0;
+  double largest = 0.01;
   for (double v : y)
     if (std::isfinite(v)) largest = std::max(largest, std::abs(v));
   for (size_t i = 0; i < x.size(); ++i) {

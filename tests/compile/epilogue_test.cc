@@ -1,0 +1,213 @@
+// Elementwise ops that a product does on its own result, and gradients that are added to where they stand.
+#include <cmath>
+#include <limits>
+
+#include "rondo/tests/compile/block_fixture.h"
+
+namespace rondo {
+namespace {
+
+using test::Block;
+using test::BlockTest;
+using test::same_bits;
+using test::Tensors;
+
+class Epilogues : public BlockTest {
+ protected:
+  // What `body` gives without gradients, eager and compiled.
+  struct Both {
+    Tensor eager, compiled;
+  };
+  Both both(const std::function<Tensor(const Tensor&)>& body, const Tensor& x, compile::CompileOptions options) {
+    NoGrad off;
+    auto compiled = compile::compile(body, options);
+    Both results{body(x), compiled(x)};
+    report = compiled.regions().report()[0];
+    return results;
+  }
+  static double difference(const Tensor& a, const Tensor& b) {
+    const auto x = a.to_vector<float>(), y = b.to_vector<float>();
+    double worst = 0;
+    for (size_t i = 0; i < x.size(); ++i)
+      worst = std::max(worst, std::abs(double{x[i]} - y[i]) / std::max(1.0, std::abs(double{y[i]})));
+    return worst;
+  }
+};
+
+TEST_F(Epilogues, ResidualHasTheBitsOfASeparateSum) {
+  for (const auto& [rows, in, out] : {std::tuple{1, 3, 5}, {7, 64, 64}, {64, 384, 384}, {33, 1536, 384}, {256, 384, 1536},
+                                      {5, 4099, 17}, {2, 1, 1}, {130, 2048, 50}}) {
+    SCOPED_TRACE(std::to_string(rows) + " x " + std::to_string(in) + " x " + std::to_string(out));
+    const Tensor w = Tensor::randn({out, in}), b = Tensor::randn({out}), skip = Tensor::randn({rows, out});
+    for (const bool bias : {false, true}) {
+      const auto [eager, compiled] = both([&](const Tensor& x) { return skip + ops::linear(x, w, bias ? b : Tensor()); },
+                                          Tensor::randn({rows, in}), {.exact = true});
+      EXPECT_TRUE(same_bits(eager, compiled));
+      EXPECT_EQ(report.kernels, 0);
+      EXPECT_EQ(report.library_calls, 1);
+    }
+  }
+}
+
+TEST_F(Epilogues, BatchedAndTransposedProductsToo) {
+  const Tensor q = Tensor::randn({2, 3, 9, 8}), mask = Tensor::randn({2, 3, 9, 9});
+  const auto [eager, compiled] =
+      both([&](const Tensor& k) { return ops::matmul(q, k.transpose(-1, -2)) + mask; }, Tensor::randn({2, 3, 9, 8}), {.exact = true});
+  EXPECT_TRUE(same_bits(eager, compiled));
+  EXPECT_EQ(report.kernels, 0);
+}
+
+TEST_F(Epilogues, SumsOfProductsChainInPlace) {
+  const Tensor a = Tensor::randn({16, 16}), b = Tensor::randn({16, 16}), c = Tensor::randn({16, 16});
+  const auto [eager, compiled] = both(
+      [&](const Tensor& x) { return (ops::matmul(x, a) + ops::matmul(x, b)) + ops::matmul(x, c); }, Tensor::randn({40, 16}), {.exact = true});
+  EXPECT_TRUE(same_bits(eager, compiled));
+  EXPECT_EQ(report.kernels, 0);
+  EXPECT_EQ(report.library_calls, 3);
+}
+
+TEST_F(Epilogues, WhatIsReadTwiceIsStored) {
+  const Tensor w = Tensor::randn({8, 8});
+  const Tensor x = Tensor::randn({4, 8});
+  for (const auto& body : {std::function([&](const Tensor& x) { const Tensor y = ops::linear(x, w, Tensor()); return (y + x) * y; }),
+                           std::function([&](const Tensor& x) { const Tensor y = ops::linear(x, w, Tensor()); return y + y; }),
+                           std::function([&](const Tensor& x) { return ops::linear(x, w, Tensor()) + x.transpose(0, 1).contiguous().view({8, 4}).transpose(0, 1); }),
+                           std::function([&](const Tensor& x) { return ops::linear(x, w, Tensor()) + x.slice(0, {1, 2}); })}) {
+    const auto [eager, compiled] = both(body, x, {.exact = true});
+    EXPECT_TRUE(same_bits(eager, compiled));
+  }
+}
+
+TEST_F(Epilogues, ActivationsAreTheirsInDefaultMode) {
+  const Tensor w = Tensor::randn({96, 64}) * 0.2, b = Tensor::randn({96});
+  const std::pair<const char*, std::function<Tensor(const Tensor&)>> activations[] = {
+      {"gelu", [](const Tensor& t) { return ops::gelu(t, ops::GeluKind::kErf); }},
+      {"gelu_tanh", [](const Tensor& t) { return ops::gelu(t, ops::GeluKind::kTanh); }}};
+  for (const auto& [name, activation] : activations) {
+    SCOPED_TRACE(name);
+    const auto body = [&](const Tensor& x) { return activation(ops::linear(x, w, b)); };
+    const Tensor x = Tensor::randn({32, 64});
+    const auto exact = both(body, x, {.exact = true});
+    EXPECT_TRUE(same_bits(exact.eager, exact.compiled));
+    EXPECT_EQ(report.kernels, 1);
+    const auto [eager, compiled] = both(body, x, {});
+    EXPECT_EQ(report.kernels, 0);
+    EXPECT_LT(difference(compiled, eager), 2e-6);
+    // What is not a number stays so, and infinity, too.
+    Tensor odd = Tensor::zeros({3, 64});
+    odd.mutable_data<float>()[0] = std::numeric_limits<float>::quiet_NaN();
+    odd.mutable_data<float>()[64] = std::numeric_limits<float>::infinity();
+    const auto [eager_odd, compiled_odd] = both([&](const Tensor& x) { return activation(ops::linear(x, ops::abs(w) + 0.1, b)); }, odd, {});
+    const auto expected = eager_odd.to_vector<float>(), got = compiled_odd.to_vector<float>();
+    for (size_t i = 0; i < expected.size(); ++i) {
+      EXPECT_EQ(std::isnan(expected[i]), std::isnan(got[i])) << i << ": " << expected[i] << " " << got[i];
+      EXPECT_EQ(std::isinf(expected[i]), std::isinf(got[i])) << i << ": " << expected[i] << " " << got[i];
+    }
+  }
+}
+
+TEST_F(Epilogues, Bf16RoundsOnceInDefaultModeAndTwiceInExact) {
+  const Tensor w = Tensor::randn({64, 64}).to(kBF16), skip = Tensor::randn({32, 64}).to(kBF16), x = Tensor::randn({32, 64}).to(kBF16);
+  const auto body = [&](const Tensor& x) { return ops::linear(x, w, Tensor()) + skip; };
+  const auto exact = both(body, x, {.exact = true});
+  EXPECT_TRUE(same_bits(exact.eager, exact.compiled));
+  EXPECT_EQ(report.kernels, 1);
+  const auto [eager, compiled] = both(body, x, {});
+  EXPECT_EQ(report.kernels, 0);
+  EXPECT_LT(difference(compiled.to(kF32), eager.to(kF32)), 1.0 / 64);
+}
+
+// ---- Gradients that are there already
+
+struct Accumulation : Epilogues {
+  // Four micro-batches; after each, `check` sees the block. The sums must agree in every bit.
+  void four_steps(const Block::Body& body, const std::function<void(Block&, int step)>& check = {}) {
+    expect_as_eager(body, [&](Block& block) {
+      for (int step = 0; step < 4; ++step) {
+        manual_seed(100 + static_cast<uint64_t>(step));
+        const Tensor x = Tensor::randn({5, 6});
+        Tensor y = block(x)[0];
+        ops::sum(y * y).backward();
+        if (check) check(block, step);
+      }
+      return Tensors{block.weight.grad(), block.bias.grad(), block.norm.weight.grad()};
+    });
+  }
+};
+
+TEST_F(Accumulation, HappensInTheMemoryOfTheGradient) {
+  const void* memory[2] = {};
+  four_steps([](Block& b, const Tensor& x) { return Tensors{ops::linear(b.norm(x), b.weight, b.bias)}; },
+             [&](Block& block, int step) {
+               const void* now[2] = {block.weight.grad().raw_data(), block.bias.grad().raw_data()};
+               for (int i = 0; i < 2; ++i) {
+                 if (step > 0) {
+                   EXPECT_EQ(now[i], memory[i]);
+                 }
+                 memory[i] = now[i];
+               }
+             });
+}
+
+TEST_F(Accumulation, OfAWeightUsedTwiceSumsItsPartsFirst) {
+  four_steps([](Block& b, const Tensor& x) {
+    return Tensors{ops::linear(ops::tanh(ops::linear(b.norm(x), b.weight, b.bias)), b.weight, b.bias)};
+  });
+}
+
+TEST_F(Accumulation, SeesHooksAndTheirReplacements) {
+  std::vector<int64_t> ids;
+  expect_as_eager([](Block& b, const Tensor& x) { return Tensors{ops::linear(b.norm(x), b.weight, b.bias)}; },
+                  [&](Block& block) {
+                    int calls = 0;
+                    block.weight.register_hook([&](const Tensor& grad) {
+                      ++calls;
+                      return grad * 0.5;
+                    });
+                    for (int step = 0; step < 3; ++step) ops::sum(block(Tensor::ones({2, 6}) * (step + 1))[0]).backward();
+                    EXPECT_EQ(calls, 3);
+                    return Tensors{block.weight.grad(), block.bias.grad()};
+                  });
+}
+
+TEST_F(Accumulation, LeavesAGradientOfAnotherLayoutItsOwn) {
+  expect_as_eager([](Block& b, const Tensor& x) { return Tensors{ops::linear(b.norm(x), b.weight, b.bias)}; },
+                  [](Block& block) {
+                    NoGrad off;
+                    block.weight.set_grad(Tensor::ones({6, 6}).transpose(0, 1));
+                    GradMode on(true);
+                    ops::sum(block(Tensor::ones({2, 6}))[0]).backward();
+                    return Tensors{block.weight.grad()};
+                  });
+}
+
+TEST_F(Accumulation, DoesNotTouchGradientsOfOtherQuestions) {
+  expect_as_eager([](Block& b, const Tensor& x) { return Tensors{ops::linear(b.norm(x), b.weight, b.bias)}; },
+                  [](Block& block) {
+                    ops::sum(block(Tensor::ones({2, 6}))[0]).backward();
+                    const Tensor before = block.weight.grad().clone();
+                    const Tensor loss = ops::sum(block(Tensor::ones({2, 6}) * 2.0)[0]);
+                    const Tensor leaves[] = {block.weight}, roots[] = {loss};
+                    const Tensor grad = autograd::grad(roots, leaves, {}, true, false, false)[0];
+                    EXPECT_TRUE(same_bits(before, block.weight.grad()));
+                    loss.backward({}, true);
+                    loss.backward();
+                    return Tensors{grad, block.weight.grad(), block.bias.grad()};
+                  });
+}
+
+TEST_F(Accumulation, WithSecondDerivativesGoesThroughTheTape) {
+  expect_as_eager([](Block& b, const Tensor& x) { return Tensors{ops::tanh(ops::linear(x, b.weight, b.bias))}; },
+                  [](Block& block) {
+                    Tensor x = Tensor::ones({2, 6});
+                    ops::sum(block(x)[0]).backward();
+                    const Tensor leaves[] = {block.weight};
+                    const Tensor roots[] = {ops::sum(block(x)[0])};
+                    const Tensor grad = autograd::grad(roots, leaves, {}, true, true, false)[0];
+                    ops::sum(grad * grad).backward();
+                    return Tensors{block.weight.grad()};
+                  });
+}
+
+}  // namespace
+}  // namespace rondo
