@@ -43,11 +43,20 @@ enum class Recompute : uint8_t {
             // library calls too, those first that take the least work for each byte that they save, until the rest fits
 };
 
+// What compilation spends its time on.
+enum class Mode : uint8_t {
+  kDefault,
+  kReduceOverhead,  // a program keeps its working memory from run to run: no allocation but of results (small models)
+  kMaxAutotune,     // each launch is timed in several ways, and the fastest kept, on disk too: thread split and tiles of
+                    // kernels, packing and threads of products. With `exact`, only ways with the same bits are tried
+};
+
 struct CompileOptions {
   // Results are bitwise those of eager execution: forward, backward, any number of threads. Off, generated code rounds
   // a * b + c once instead of twice (codegen/relax.h), in the same kernels, so results are equal within rounding: the op
   // sweep holds every op and its gradient to 1e-5 of the largest element in f32. Any number of threads gives the same bits in both modes.
   bool exact = false;
+  Mode mode = Mode::kDefault;
   Capture capture = Capture::kRecord;
   Shapes shapes = Shapes::kAutomatic;
   Recompute recompute = Recompute::kAuto;

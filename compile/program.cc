@@ -8,17 +8,11 @@
 #include "rondo/compile/dump.h"
 #include "rondo/compile/passes/passes.h"
 #include "rondo/compile/reproducer.h"
-#include "rondo/runtime/autograd.h"
 #include "rondo/runtime/ops/reduction_order.h"
 #include "rondo/runtime/ops/reuse.h"
-#include "rondo/runtime/parallel.h"
-#include "rondo/runtime/recorder.h"
 
 namespace rondo::compile {
 namespace {
-
-// Elements of work that pay for waking a thread.
-constexpr int64_t kGrain = 1 << 14;
 
 int64_t bytes_of(const Value& v) { return v.sizes.numel() * static_cast<int64_t>(size_of(v.dtype)); }
 int64_t aligned(int64_t bytes) {
@@ -85,20 +79,6 @@ bool may_overwrite(const LoopKernel& kernel, size_t in, size_t out) {
   return stored;
 }
 
-// out[c] = sum over chunks, in order, onto the first: Note [Column order].
-template <class C> void combine_chunks(C* partial, int64_t chunks, int64_t cols, const Value& value, std::byte* out) {
-  for (int64_t k = 1; k < chunks; ++k)
-    for (int64_t c = 0; c < cols; ++c) partial[c] = partial[c] + partial[k * cols + c];
-  visit_floating(value.dtype, [&](auto tag) {
-    using T = typename decltype(tag)::type;
-    for (int64_t c = 0; c < cols; ++c) reinterpret_cast<T*>(out)[c] = static_cast<T>(partial[c]);
-  });
-}
-
-}  // namespace
-
-namespace {
-
 // If a kernel is refused, each is compiled alone, so that the reproducer holds the one at fault.
 CompiledKernels emit(const std::vector<LoopKernel>& kernels, Sizes sizes) {
   try {
@@ -113,30 +93,6 @@ CompiledKernels emit(const std::vector<LoopKernel>& kernels, Sizes sizes) {
 }
 
 }  // namespace
-
-// The memory of one run.
-struct Program::Frame {
-  struct Buffer {
-    Storage storage;
-    int64_t byte_offset = 0;
-    std::byte* data = nullptr;
-  };
-  std::vector<Buffer> buffers;  // by value; roots only
-  Storage arena;
-  const Graph& graph;
-
-  std::byte* address(ValueId id) const {
-    const Value& v = graph.value(id);
-    return buffers[static_cast<size_t>(v.root)].data + v.offset * static_cast<int64_t>(size_of(v.dtype));
-  }
-  // The memory of a value, seen with the layout of `like`.
-  Tensor tensor(const Value& like, ValueId id) const {
-    const Value& v = graph.value(id);
-    const Buffer& b = buffers[static_cast<size_t>(v.root)];
-    return Tensor::from_storage(b.storage, b.byte_offset / static_cast<int64_t>(size_of(v.dtype)) + v.offset, like.sizes,
-                                like.strides, v.dtype);
-  }
-};
 
 std::shared_ptr<const Program> Program::compile(Graph source, const ProgramOptions& options) {
   const auto start = std::chrono::steady_clock::now();
@@ -179,7 +135,11 @@ std::shared_ptr<const Program> Program::compile(Graph source, const ProgramOptio
   program->code_ = std::move(found.kernels);
   program->stats_.compiled = found.compiled;
   program->plan(options);
-  program->prepare_library_calls();
+  program->resolve_addresses();
+  program->keeps_arena_ = options.mode == Mode::kReduceOverhead;
+  for (Launch& launch : program->launches_)
+    if (launch.kernel < 0) launch.prepared = program->prepare(launch, 0);
+  if (options.mode == Mode::kMaxAutotune) program->tune(options.exact);
   program->stats_.kernels = static_cast<int>(code.size());
   program->stats_.library_calls = static_cast<int>(program->launches_.size() - code.size());
   program->stats_.compile_ms =
@@ -217,7 +177,10 @@ void Program::plan(const ProgramOptions& options) {
     placements_[static_cast<size_t>(graph_.inputs[i])] = {Placement::kInput, static_cast<int64_t>(i), 0};
   for (ValueId id : graph_.outputs) {
     Placement& p = placements_[static_cast<size_t>(graph_.value(id).root)];
-    if (p.kind == Placement::kNone) p = {Placement::kOutput, fresh_buffers_++, bytes_of(graph_.value(graph_.value(id).root))};
+    if (p.kind == Placement::kNone) {
+      p = {Placement::kOutput, std::ssize(fresh_), 0};
+      fresh_.push_back({bytes_of(graph_.value(graph_.value(id).root))});
+    }
   }
   // First and last launch that touch each root.
   std::vector<int> first(graph_.values.size(), n), last(graph_.values.size(), -1);
@@ -314,12 +277,15 @@ void Program::share_in_place(const ProgramOptions& options, std::vector<int>& fi
         placements_[source] = {Placement::kShared, static_cast<int64_t>(result), 0};
         first[result] = first[source];
       } else if (donated[source] && !returned[source] && takes_donations) {
-        placements_[result] = {Placement::kDonated, placements_[source].index, bytes_of(graph_.values[result])};
-        first[result] = -1;  // taken: nothing else shares it
+        if (placements_[result].kind == Placement::kNone) {
+          placements_[result] = {Placement::kOutput, std::ssize(fresh_), 0};
+          fresh_.push_back({bytes_of(graph_.values[result])});
+        }
+        fresh_[static_cast<size_t>(placements_[result].index)].donor = static_cast<int32_t>(placements_[source].index);
+        first[result] = -1;  // that memory was there before any transient
         reuses_inputs_ = true;
-      } else if (placements_[source].kind == Placement::kDonated && !returned[source]) {
-        placements_[result] = placements_[source];
-        placements_[source] = {Placement::kShared, static_cast<int64_t>(result), 0};
+      } else if (placements_[source].kind == Placement::kOutput && !returned[source] && placements_[result].kind == Placement::kNone) {
+        placements_[result] = placements_[source];  // what was donated is handed on
         first[result] = -1;
       }
     }
@@ -329,167 +295,38 @@ void Program::share_in_place(const ProgramOptions& options, std::vector<int>& fi
       p.index = placements_[static_cast<size_t>(p.index)].index;
 }
 
-namespace {
-
-// The epilogues of a library call, given the tensors that its launch reads.
-absl::InlinedVector<EpilogueCall, kMaxEpilogues> epilogue_calls(const Graph& graph, const Program::Launch& launch,
-                                                                std::span<const Tensor> inputs) {
-  absl::InlinedVector<EpilogueCall, kMaxEpilogues> calls;
-  size_t next = graph.nodes[static_cast<size_t>(launch.node)].inputs.size();
-  for (size_t i = 1; i < launch.nodes.size(); ++i) {
-    const GraphNode& node = graph.nodes[static_cast<size_t>(launch.nodes[i])];
-    calls.push_back({node.op->epilogue, node.inputs.size() > 1 ? &inputs[next++] : nullptr});
+Program::Address Program::address_of(ValueId id) const {
+  if (id == kNoValue) return {};
+  const Value& value = graph_.value(id);
+  const Placement* p = &placements_[static_cast<size_t>(value.root)];
+  if (p->kind == Placement::kShared) p = &placements_[static_cast<size_t>(p->index)];
+  const int64_t offset = value.offset * static_cast<int64_t>(size_of(value.dtype));
+  const auto inputs = static_cast<int32_t>(graph_.inputs.size()), fresh = static_cast<int32_t>(fresh_.size());
+  switch (p->kind) {
+    case Placement::kInput: return {static_cast<int32_t>(p->index), offset};
+    case Placement::kOutput: return {inputs + static_cast<int32_t>(p->index), offset};
+    case Placement::kArena: return {inputs + fresh, p->index + offset};
+    default: return {};
   }
-  return calls;
 }
 
-// Calls `use` with the kernel's view of a library call; `tensor(id)` gives the value's tensor, `result(like, id)` one of
-// `like`'s layout in the memory of `id`.
-template <class MakeTensor, class MakeResult, class Use>
-void with_context(const Graph& graph, const Program::Launch& launch, MakeTensor tensor, MakeResult result, Use use) {
-  const GraphNode& node = graph.nodes[static_cast<size_t>(launch.node)];
-  Tensor inputs[kMaxOpInputs + kMaxEpilogues], outputs[kMaxOpOutputs];
-  const Tensor* pointers[kMaxOpInputs];
-  for (size_t i = 0; i < launch.inputs.size(); ++i)
-    if (launch.inputs[i] != kNoValue) inputs[i] = tensor(launch.inputs[i]);
-  for (size_t i = 0; i < node.inputs.size(); ++i) pointers[i] = &inputs[i];
-  // The product's own result, written where the last epilogue's belongs.
-  for (size_t i = 0; i < node.outputs.size(); ++i) outputs[i] = result(graph.value(node.outputs[i]), launch.outputs[i]);
-  const auto epilogues = epilogue_calls(graph, launch, inputs);
-  use(KernelContext{*node.op, {pointers, node.inputs.size()}, {outputs, node.outputs.size()}, node.attrs, node.where, epilogues});
-}
-
-}  // namespace
-
-void Program::prepare_library_calls() {
-  NoGrad off;
-  RecorderScope eager(nullptr);
-  // Stand-ins for the memory of each root: only who shares with whom matters.
-  std::vector<Storage> memory(graph_.values.size());
-  const auto memory_of = [&](ValueId id) -> Storage& {
-    auto root = static_cast<size_t>(graph_.value(id).root);
-    const Placement& p = placements_[root];
-    if (p.kind == Placement::kShared) root = static_cast<size_t>(p.index);
-    if (placements_[root].kind == Placement::kInput) root = static_cast<size_t>(graph_.inputs[static_cast<size_t>(placements_[root].index)]);
-    if (!memory[root]) memory[root] = Storage::allocate(1);
-    return memory[root];
-  };
-  const auto stand_in = [&](const Value& like, ValueId id) {
-    return Tensor::from_storage(memory_of(id), graph_.value(id).offset, like.sizes, like.strides, like.dtype);
-  };
+void Program::resolve_addresses() {
   for (Launch& launch : launches_) {
-    if (launch.kernel >= 0) continue;
-    const OpDef& op = *graph_.nodes[static_cast<size_t>(launch.node)].op;
-    if (op.prepare == nullptr) continue;
-    with_context(graph_, launch, [&](ValueId id) { return stand_in(graph_.value(id), id); }, stand_in,
-                 [&](const KernelContext& context) { launch.prepared = op.prepare(context, 0); });
-  }
-}
-
-void Program::run_kernel(const LoweredUnit& unit, int32_t index, Frame& frame) const {
-  const LoopKernel& kernel = unit.kernel;
-  absl::InlinedVector<void*, 24> operands(unit.operands.size());
-  for (size_t i = 0; i < operands.size(); ++i)
-    if (unit.operands[i] != kNoValue) operands[i] = frame.address(unit.operands[i]);
-  const KernelEntry entry = code_[static_cast<size_t>(index)].entry;
-  const double* scalars = unit.scalars.data();
-  const int64_t* extents = unit.extents.data();
-  if (kernel.split_columns) {
-    parallel_for((kernel.cols + kSplitGrain - 1) / kSplitGrain, kGrain / kSplitGrain, [&](int64_t begin, int64_t end) {
-      entry(operands.data(), scalars, extents, begin * kSplitGrain, std::min(end * kSplitGrain, kernel.cols));
-    });
-    return;
-  }
-  if (unit.column_results.empty()) {
-    parallel_for(kernel.rows, std::max<int64_t>(1, kGrain / kernel.cols),
-                 [&](int64_t begin, int64_t end) { entry(operands.data(), scalars, extents, begin, end); });
-    return;
-  }
-  const int64_t chunks = (kernel.rows + kernel.chunk_rows - 1) / kernel.chunk_rows;
-  const int64_t stride = aligned(chunks * kernel.cols * 8);
-  std::byte* partial = frame.arena.data() + partial_offsets_[static_cast<size_t>(index)];
-  for (size_t i = 0; i < unit.column_results.size(); ++i)
-    operands[static_cast<size_t>(unit.column_results[i].operand)] = partial + static_cast<int64_t>(i) * stride;
-  parallel_for(chunks, std::max<int64_t>(1, kGrain / (kernel.cols * kernel.chunk_rows)), [&](int64_t begin, int64_t end) {
-    for (int64_t k = begin; k < end; ++k)
-      entry(operands.data(), scalars, extents, k * kernel.chunk_rows, std::min((k + 1) * kernel.chunk_rows, kernel.rows));
-  });
-  for (size_t i = 0; i < unit.column_results.size(); ++i) {
-    const ColumnResult& result = unit.column_results[i];
-    std::byte* sums = partial + static_cast<int64_t>(i) * stride;
-    const Value& value = graph_.value(result.value);
-    if (result.compute == kF64)
-      combine_chunks(reinterpret_cast<double*>(sums), chunks, kernel.cols, value, frame.address(result.value));
-    else
-      combine_chunks(reinterpret_cast<float*>(sums), chunks, kernel.cols, value, frame.address(result.value));
-  }
-}
-
-void Program::run_library_call(const Launch& launch, Frame& frame) const {
-  if (launch.prepared != nullptr) {
-    absl::InlinedVector<std::byte*, kMaxOpInputs + 1> addresses;
-    for (ValueId id : launch.inputs) addresses.push_back(id == kNoValue ? nullptr : frame.address(id));
-    for (ValueId id : launch.outputs) addresses.push_back(frame.address(id));
-    return launch.prepared->run(addresses);
-  }
-  with_context(graph_, launch, [&](ValueId id) { return frame.tensor(graph_.value(id), id); },
-               [&](const Value& like, ValueId id) { return frame.tensor(like, id); },
-               [](const KernelContext& context) { context.op.kernel[static_cast<int>(Backend::kCPU)](context); });
-}
-
-std::vector<Tensor> Program::run(std::span<const Tensor> inputs, bool release) const {
-  NoGrad off;
-  RecorderScope eager(nullptr);
-  Frame frame{.buffers = {}, .arena = {}, .graph = graph_};
-  frame.buffers.resize(graph_.values.size());
-  std::vector<bool> given;  // before the frame holds them, too
-  if (release && reuses_inputs_)
-    for (const Tensor& input : inputs)
-      given.push_back(input.defined() && input.impl()->refs.load() == 1 && input.storage().is_unique() && !input.storage().is_borrowed());
-  if (stats_.arena_bytes > 0) frame.arena = Storage::allocate(static_cast<size_t>(stats_.arena_bytes));
-  for (size_t v = 0; v < placements_.size(); ++v) {
-    const Placement& p = placements_[v];
-    Frame::Buffer& b = frame.buffers[v];
-    switch (p.kind) {
-      case Placement::kNone: continue;
-      case Placement::kInput: {
-        const Tensor& input = inputs[static_cast<size_t>(p.index)];
-        if (!input.defined()) continue;  // the caller knows that nothing reads it
-        b = {input.storage(), input.storage_offset() * static_cast<int64_t>(size_of(input.dtype())), input.impl()->data()};
-        break;
+    if (launch.kernel >= 0) {
+      const LoweredUnit& unit = kernels_[static_cast<size_t>(launch.kernel)];
+      for (ValueId id : unit.operands) launch.addresses.push_back(address_of(id));
+      for (size_t i = 0; i < unit.column_results.size(); ++i) {
+        const int64_t stride = partial_bytes(launch.kernel) / std::ssize(unit.column_results);
+        launch.addresses[static_cast<size_t>(unit.column_results[i].operand)] = {
+            static_cast<int32_t>(graph_.inputs.size() + fresh_.size()),
+            partial_offsets_[static_cast<size_t>(launch.kernel)] + static_cast<int64_t>(i) * stride};
       }
-      case Placement::kOutput: {
-        Storage storage = Storage::allocate(static_cast<size_t>(p.bytes));
-        std::byte* data = storage.data();
-        b = {std::move(storage), 0, data};
-        break;
-      }
-      case Placement::kDonated: {
-        const auto at = static_cast<size_t>(p.index);
-        if (at < given.size() && given[at]) {
-          const Tensor& input = inputs[at];
-          b = {input.storage(), input.storage_offset() * static_cast<int64_t>(size_of(input.dtype())), input.impl()->data()};
-          break;
-        }
-        Storage storage = Storage::allocate(static_cast<size_t>(p.bytes));
-        std::byte* data = storage.data();
-        b = {std::move(storage), 0, data};
-        break;
-      }
-      case Placement::kShared: continue;
-      case Placement::kArena: b = {frame.arena, p.index, frame.arena.data() + p.index}; break;
+      for (const ColumnResult& result : unit.column_results) launch.addresses.push_back(address_of(result.value));
+    } else {
+      for (const ValueIds* list : {&launch.inputs, &launch.outputs})
+        for (ValueId id : *list) launch.addresses.push_back(address_of(id));
     }
   }
-  for (size_t v = 0; v < placements_.size(); ++v)
-    if (placements_[v].kind == Placement::kShared) frame.buffers[v] = frame.buffers[static_cast<size_t>(placements_[v].index)];
-  for (const Launch& launch : launches_) {
-    if (launch.kernel >= 0) run_kernel(kernels_[static_cast<size_t>(launch.kernel)], launch.kernel, frame);
-    else run_library_call(launch, frame);
-  }
-  std::vector<Tensor> outputs;
-  outputs.reserve(graph_.outputs.size());
-  for (ValueId id : graph_.outputs) outputs.push_back(frame.tensor(graph_.value(id), id));
-  return outputs;
 }
 
 }  // namespace rondo::compile

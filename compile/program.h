@@ -4,10 +4,12 @@
 #pragma once
 
 #include <memory>
+#include <mutex>
 #include <span>
 #include <vector>
 
 #include "rondo/compile/codegen/lower.h"
+#include "rondo/compile/compile.h"
 #include "rondo/compile/ir/graph.h"
 #include "rondo/compile/jit/kernel_table.h"
 #include "rondo/compile/passes/passes.h"
@@ -25,6 +27,7 @@ struct ProgramStats {
 struct ProgramOptions {
   Sizes sizes = Sizes::kConstant;
   bool exact = false;
+  Mode mode = Mode::kDefault;
   // Results to be written over an input, which belongs to the caller then, as positions in graph.inputs and graph.outputs.
   // Where the order of reads and writes allows it, run() returns the input's own memory.
   struct Update {
@@ -38,6 +41,12 @@ struct ProgramOptions {
 
 class Program {
  public:
+  static constexpr int64_t kGrain = 1 << 14;
+  // Where something lies in one run: in the memory of an input, of a fresh buffer, or (the last slot) in the arena.
+  struct Address {
+    int32_t slot = -1;  // -1: nowhere
+    int64_t offset = 0;  // bytes
+  };
   // One launch: a generated kernel (kernel >= 0) or a library call of graph_.nodes[node] with its epilogues.
   struct Launch {
     int32_t kernel = -1;
@@ -46,13 +55,16 @@ class Program {
     // Of a library call. Inputs: of the node, then what its epilogues add.
     ValueIds inputs = {}, outputs = {};
     std::shared_ptr<const PreparedKernel> prepared = nullptr;  // null: the op's kernel works out each call anew
+    // Of a kernel's operands; of a library call's inputs, then outputs.
+    std::vector<Address> addresses = {};
+    // Of a kernel: elements that pay for waking a thread.
+    int64_t grain = kGrain;
   };
   // Where the memory of a root value comes from.
   struct Placement {
-    enum Kind { kNone, kInput, kOutput, kArena, kShared, kDonated } kind = kNone;
+    enum Kind { kNone, kInput, kOutput, kArena, kShared } kind = kNone;
     int64_t index = 0;  // kInput: position; kArena: byte offset; kOutput: position among fresh buffers;
-                        // kShared: the value with whose memory it is one; kDonated: position of the input whose memory
-                        // it takes, if that is given away
+                        // kShared: the value with whose memory it is one
     int64_t bytes = 0;
   };
 
@@ -84,8 +96,15 @@ class Program {
   // (read, written) by a launch, so that the written value may have the memory of the one that is read.
   std::vector<std::pair<ValueId, ValueId>> overwritable(const Launch& launch) const;
   void share_in_place(const ProgramOptions& options, std::vector<int>& first, const std::vector<int>& last);
-  void prepare_library_calls();
-  void run_kernel(const LoweredUnit& unit, int32_t index, Frame& frame) const;
+  Address address_of(ValueId id) const;
+  void resolve_addresses();
+  // The kernel of a library call in one of its variants; null: there is none.
+  std::shared_ptr<const PreparedKernel> prepare(const Launch& launch, int variant) const;
+  void tune(bool exact);
+  // program_run.cc
+  Frame make_frame(std::span<const Tensor> inputs, bool release) const;
+  void run_launch(const Launch& launch, Frame& frame) const;
+  void run_kernel(const Launch& launch, Frame& frame) const;
   void run_library_call(const Launch& launch, Frame& frame) const;
 
   Graph graph_;
@@ -94,8 +113,16 @@ class Program {
   std::vector<int64_t> partial_offsets_;  // of each kernel: arena offset of its partial sums
   std::vector<CompiledKernel> code_;      // of each kernel
   std::vector<Placement> placements_;  // by value
-  int64_t fresh_buffers_ = 0;
+  struct FreshBuffer {
+    int64_t bytes = 0;
+    int32_t donor = -1;  // an input whose memory it is, where that is given away
+  };
+  std::vector<FreshBuffer> fresh_;
   bool reuses_inputs_ = false;
+  // Mode::kReduceOverhead: arenas of earlier runs.
+  bool keeps_arena_ = false;
+  mutable std::mutex mutex_;
+  mutable std::vector<Storage> arenas_;
   ProgramStats stats_;
 };
 

@@ -129,7 +129,7 @@ CompiledBackward compile_backward(BackwardGraph derived, const Partition& partit
 std::shared_ptr<const Entry> compile_entry(const Graph& recorded, const CompileOptions& options, Sizes sizes,
                                            const Partition* like) {
   auto entry = std::make_shared<Entry>();
-  ProgramOptions program{.sizes = sizes, .exact = options.exact};
+  ProgramOptions program{.sizes = sizes, .exact = options.exact, .mode = options.mode};
   entry->forward_graph = recorded;
   entry->n_outputs = static_cast<int>(recorded.outputs.size());
   bool differentiable = false;

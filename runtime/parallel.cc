@@ -6,6 +6,7 @@
 #include <exception>
 #include <mutex>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #ifndef RONDO_STD_THREADS
@@ -52,6 +53,18 @@ int num_threads() {
 }
 void set_num_threads(int n) { store_threads(std::max(1, n)); }
 bool in_parallel() { return inside; }
+
+OneThread::OneThread() : was_inside_(std::exchange(inside, true)) {
+#ifndef RONDO_STD_THREADS
+  omp_set_num_threads(1);
+#endif
+}
+OneThread::~OneThread() {
+  inside = was_inside_;
+#ifndef RONDO_STD_THREADS
+  omp_set_num_threads(num_threads());
+#endif
+}
 
 void parallel_for(int64_t n, int64_t grain, absl::FunctionRef<void(int64_t, int64_t)> fn) {
   if (n <= 0) return;

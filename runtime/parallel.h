@@ -17,6 +17,18 @@ void set_num_threads(int n);
 // Which thread gets which piece is not specified; results must not depend on it.
 void parallel_for(int64_t n, int64_t grain, absl::FunctionRef<void(int64_t begin, int64_t end)> fn);
 
+// RAII: what this thread calls in this scope, parallel_for or a library, uses no other thread.
+class OneThread {
+ public:
+  OneThread();
+  ~OneThread();
+  OneThread(const OneThread&) = delete;
+  OneThread& operator=(const OneThread&) = delete;
+
+ private:
+  bool was_inside_;
+};
+
 // True inside a parallel_for body.
 bool in_parallel();
 

@@ -1,10 +1,12 @@
 #include "rondo/runtime/cpu/product.h"
 
 #include <list>
+#include <optional>
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/hash/hash.h"
 #include "oneapi/dnnl/dnnl.hpp"
+#include "rondo/runtime/parallel.h"
 #include "rondo/runtime/storage.h"
 
 namespace rondo::cpu {
@@ -38,6 +40,7 @@ struct Product::Plan {
   memory::desc a, b, bias, c, scratchpad;
   memory::desc packed_a, packed_b;  // as `a` and `b` where they are read as they are
   dnnl::reorder pack_a, pack_b;     // empty there
+  bool one_thread = false;
   std::array<int, kMaxEpilogues> added = {};  // argument of each epilogue's operand, 0 where it has none
 };
 
@@ -96,7 +99,10 @@ Product::Product(const MatmulCall& call, int variant) {
     }
   }
   if (post.len() > 0) attributes.set_post_ops(post);
-  const memory::desc a = variant >= 2 ? any(plan->a) : plan->a, b = variant >= 1 ? any(plan->b) : plan->b;
+  // The library plans for the threads that there are when the primitive is made.
+  std::optional<OneThread> alone;
+  if ((plan->one_thread = variant == 3)) alone.emplace();
+  const memory::desc a = variant == 2 ? any(plan->a) : plan->a, b = variant == 1 || variant == 2 ? any(plan->b) : plan->b;
   const dnnl::matmul::desc product =
       call.bias ? dnnl::matmul::desc(a, b, plan->bias, plan->c) : dnnl::matmul::desc(a, b, plan->c);
   const dnnl::matmul::primitive_desc chosen(product, attributes, engine());
@@ -138,6 +144,8 @@ std::unique_ptr<Product::Arguments> Product::lease() const {
 }
 
 void Product::run(const MatmulOperands& operands) const {
+  std::optional<OneThread> alone;
+  if (plan_->one_thread) alone.emplace();
   const void *a = operands.a, *b = operands.b;
   // Each run brings its scratchpad: the library's own belongs to the thread that made the primitive.
   Storage scratchpad, packed_a, packed_b;
@@ -206,7 +214,7 @@ class ProductCache {
 
 std::shared_ptr<const Product> Product::get(const MatmulCall& call, int variant) {
   static auto* cache = new ProductCache;
-  if (variant < 0 || variant > 2) return nullptr;
+  if (variant < 0 || variant > 3) return nullptr;
   return cache->get({call, variant}, [&]() -> std::shared_ptr<const Product> {
     std::shared_ptr<const Product> product(new Product(call, variant));
     if (variant == 1 && !product->plan_->pack_b) return nullptr;

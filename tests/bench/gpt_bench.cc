@@ -3,7 +3,8 @@
 //
 //   bench_gpt --n_layer=6 --n_head=6 --n_embd=384 --block_size=256 --batch_size=8 --compile=regions
 //
-// --compile=none, regions or whole. --inference: a step is the forward pass alone, without gradients.
+// --compile=none, regions or whole; --mode=default, reduce_overhead or max_autotune; --accumulate=N: a step is N backward
+// passes over the same batch and one update. --inference: a step is the forward pass alone, without gradients.
 // With --serve it speaks the protocol of tests/bench/peers: each line N on stdin runs N steps and prints one JSON line.
 #include <sys/resource.h>
 
@@ -89,14 +90,15 @@ class Trainer {
                 .n_layer = o.integer("n_layer", 4), .n_head = o.integer("n_head", 4), .n_embd = o.integer("n_embd", 128)},
         batch_(o.integer("batch_size", 12)), model_(config_, 1337), autocast_(o.text("dtype", "f32") == "bf16"),
         optimizer_(model_.parameters(), {.lr = 1e-3, .betas = {0.9, 0.99}, .weight_decay = 0.1}),
-        parameters_(model_.parameters()), mode_(o.text("compile", "none")), inference_(o.integer("inference", 0) != 0) {
+        parameters_(model_.parameters()), mode_(o.text("compile", "none")), inference_(o.integer("inference", 0) != 0),
+        accumulate_(o.integer("accumulate", 1)) {
     manual_seed(1);
     const Tensor tokens = Tensor::randint(0, config_.vocab_size, {batch_, config_.block_size + 1});
     x_ = tokens.slice(1, {0, -1}).contiguous();
     y_ = tokens.slice(1, {1}).contiguous();
     if (inference_) model_.eval();
-    if (mode_ == "regions") regions_ = compile::compile_regions(model_);
-    else if (mode_ == "whole") regions_ = compile::compile_module(model_);
+    if (mode_ == "regions") regions_ = compile::compile_regions(model_, compile_options(o.text("mode", "default")));
+    else if (mode_ == "whole") regions_ = compile::compile_module(model_, compile_options(o.text("mode", "default")));
     else if (mode_ != "none") throw Error("--compile takes none, regions or whole");
     for (int64_t i = 0; i < o.integer("warmup", 3); ++i) step();
     step_ms_.clear();
@@ -105,10 +107,22 @@ class Trainer {
     optimizer_ms_.clear();
   }
 
+  static compile::CompileOptions compile_options(const std::string& mode) {
+    if (mode == "reduce_overhead") return {.mode = compile::Mode::kReduceOverhead};
+    if (mode == "max_autotune") return {.mode = compile::Mode::kMaxAutotune};
+    if (mode != "default") throw Error("--mode takes default, reduce_overhead or max_autotune");
+    return {};
+  }
+
   void step() {
     if (inference_) return infer();
     const auto start = Clock::now();
     optimizer_.zero_grad();
+    for (int64_t i = 1; i < accumulate_; ++i) {
+      std::optional<amp::Autocast> lower;
+      if (autocast_) lower.emplace(kBF16);
+      model_.loss(x_, y_).backward();
+    }
     Tensor loss;
     {
       std::optional<amp::Autocast> lower;
@@ -185,6 +199,7 @@ class Trainer {
   std::vector<Tensor> parameters_;
   std::string mode_;
   bool inference_;
+  int64_t accumulate_ = 1;
   Tensor x_, y_;
   std::optional<compile::Regions> regions_;
   std::vector<double> step_ms_, forward_ms_, backward_ms_, optimizer_ms_;

@@ -1,0 +1,136 @@
+// CompileOptions::mode: other ways to the same results.
+#include <thread>
+
+#include "rondo/compile/tuner.h"
+#include "rondo/modules/gpt2.h"
+#include "rondo/tests/compile/block_fixture.h"
+#include "rondo/tests/compile/temp_folder.h"
+
+namespace rondo {
+namespace {
+
+using test::BlockTest;
+using test::same_bits;
+
+class Modes : public BlockTest {
+ protected:
+  struct Step {
+    Tensor loss;
+    std::vector<Tensor> grads;
+  };
+  static constexpr nn::GPT2Config kConfig = {.vocab_size = 31, .block_size = 24, .n_layer = 2, .n_head = 2, .n_embd = 48};
+
+  // Two training steps without an optimizer; the gradients add up.
+  static Step train(nn::GPT2& model, int steps = 2) {
+    Step step;
+    for (int i = 0; i < steps; ++i) {
+      manual_seed(static_cast<uint64_t>(i));
+      const Tensor tokens = Tensor::randint(0, 31, {3, 24}), targets = Tensor::randint(0, 31, {3, 24});
+      step.loss = model.loss(tokens, targets);
+      step.loss.backward();
+    }
+    for (const Tensor& p : model.parameters()) step.grads.push_back(p.grad());
+    return step;
+  }
+  static Step train_compiled(compile::CompileOptions options) {
+    nn::GPT2 model(kConfig, 5);
+    const compile::Regions regions = compile::compile_regions(model, options);
+    return train(model);
+  }
+  static Step train_eagerly() {
+    nn::GPT2 model(kConfig, 5);
+    return train(model);
+  }
+  static void expect_equal(const Step& a, const Step& b) {
+    EXPECT_TRUE(same_bits(a.loss, b.loss));
+    ASSERT_EQ(a.grads.size(), b.grads.size());
+    for (size_t i = 0; i < a.grads.size(); ++i) EXPECT_TRUE(same_bits(a.grads[i], b.grads[i])) << "parameter " << i;
+  }
+  static void expect_close(const Step& a, const Step& b) {
+    EXPECT_NEAR(a.loss.item(), b.loss.item(), 1e-5);
+    for (size_t i = 0; i < a.grads.size(); ++i)
+      EXPECT_LT(ops::max(ops::abs(a.grads[i] - b.grads[i])).item(), 1e-4) << "parameter " << i;
+  }
+};
+
+TEST_F(Modes, ReducedOverheadChangesNoBit) {
+  expect_equal(train_eagerly(), train_compiled({.exact = true, .mode = compile::Mode::kReduceOverhead}));
+}
+
+TEST_F(Modes, ReducedOverheadAllocatesNoWorkingMemoryOnceItHasRun) {
+  NoGrad off;
+  nn::GPT2 model(kConfig, 5);
+  const compile::Regions regions = compile::compile_module(model, {.mode = compile::Mode::kReduceOverhead});
+  const Tensor tokens = Tensor::zeros({3, 24}, {kI64});
+  const auto allocations_of_a_call = [&] {
+    const int64_t before = allocator::stats().bytes_in_use;
+    allocator::reset_peak();
+    model(tokens);
+    return allocator::stats().peak_bytes - before;
+  };
+  model(tokens);
+  nn::GPT2 other(kConfig, 5);
+  const compile::Regions usual = compile::compile_module(other, {});
+  const auto usual_bytes = [&] {
+    const int64_t before = allocator::stats().bytes_in_use;
+    allocator::reset_peak();
+    other(tokens);
+    return allocator::stats().peak_bytes - before;
+  };
+  usual_bytes();
+  EXPECT_LT(allocations_of_a_call(), usual_bytes());
+}
+
+TEST_F(Modes, ReducedOverheadServesTwoThreadsAtOnce) {
+  NoGrad off;
+  nn::GPT2 model(kConfig, 5);
+  const Tensor tokens = Tensor::randint(0, 31, {3, 24});
+  const Tensor expected = model(tokens);
+  const compile::Regions regions = compile::compile_module(model, {.exact = true, .mode = compile::Mode::kReduceOverhead});
+  std::vector<std::thread> threads;
+  std::atomic<int> wrong{0};
+  for (int t = 0; t < 2; ++t)
+    threads.emplace_back([&] {
+      NoGrad off;
+      for (int i = 0; i < 20; ++i) wrong += !same_bits(model(tokens), expected);
+    });
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(wrong, 0);
+}
+
+TEST_F(Modes, TunedResultsAreTheSameWithinRounding) {
+  compile::forget_tunings();
+  expect_close(train_eagerly(), train_compiled({.mode = compile::Mode::kMaxAutotune}));
+  EXPECT_GT(compile::tunings_measured(), 0);
+}
+
+TEST_F(Modes, TunedExactResultsAreTheSame) {
+  compile::forget_tunings();
+  expect_equal(train_eagerly(), train_compiled({.exact = true, .mode = compile::Mode::kMaxAutotune}));
+}
+
+TEST_F(Modes, AMeasurementIsMadeOnce) {
+  compile::forget_tunings();
+  const int64_t start = compile::tunings_measured();
+  int slow_runs = 0, fast_runs = 0;
+  const std::function<void()> slow = [&] {
+    ++slow_runs;
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  };
+  const std::function<void()> fast = [&] { ++fast_runs; };
+  const std::function<void()> candidates[] = {slow, fast};
+  const std::string what = "a test of " + std::to_string(std::chrono::steady_clock::now().time_since_epoch().count());
+  EXPECT_EQ(compile::fastest(what, candidates), 1);
+  EXPECT_EQ(compile::tunings_measured(), start + 1);
+  slow_runs = 0;
+  EXPECT_EQ(compile::fastest(what, candidates), 1);
+  compile::forget_tunings();
+  EXPECT_EQ(compile::fastest(what, candidates), 1);  // from the disk
+  EXPECT_EQ(slow_runs, 0);
+  EXPECT_EQ(compile::tunings_measured(), start + 1);
+  // A result for more candidates than there are now is no result.
+  EXPECT_EQ(compile::fastest(what, std::span(candidates).first(1)), 0);
+}
+
+}  // namespace
+}  // namespace rondo
