@@ -180,10 +180,13 @@ std::string Regions::summary() const {
 }
 
 namespace {
-void require_jit() {
+void prepare(const CompileOptions& options) {
   log::configure_from_environment();
+  if (options.recompute_budget < 0)
+    throw Error(absl::StrFormat("compile: recompute_budget must not be negative: %d", options.recompute_budget));
   if (!jit_available())
     throw Error("compile: no code generator; build Rondo with LLVM 19 (llvm-19-dev), or run without compilation");
+  check_options(options.dynamic);
 }
 }  // namespace
 
@@ -191,8 +194,7 @@ void set_stance(Stance stance) { current_stance.store(stance); }
 Stance stance() { return current_stance.load(); }
 
 Regions compile_regions(nn::ModuleBase& model, CompileOptions options) {
-  require_jit();
-  check_options(options.dynamic);
+  prepare(options);
   std::vector<std::shared_ptr<Region>> regions;
   std::map<std::pair<nn::ModuleBase*, std::type_index>, std::shared_ptr<Region>> by_class;  // of each list
   for (nn::ModuleBase* block : repeated_blocks(model)) {
@@ -205,8 +207,7 @@ Regions compile_regions(nn::ModuleBase& model, CompileOptions options) {
 }
 
 Regions compile_module(nn::ModuleBase& module, CompileOptions options) {
-  require_jit();
-  check_options(options.dynamic);
+  prepare(options);
   auto region = std::make_shared<Region>(module.type_name(), options);
   region->add_layer();
   module.call_hook = std::make_shared<RegionHook>(region);

@@ -63,6 +63,8 @@ enum class Recompute : uint8_t {
   kAuto,  // elementwise values, where that keeps fewer bytes; they are computed inside the kernels that read them
   kNone,  // nothing
   kFull,  // all: a block keeps its inputs only (activation checkpointing)
+  kBudget,  // what kAuto does and, if it keeps more than CompileOptions::recompute_budget, more: products, reductions and
+            // library calls too, those first that take the least work for each byte that they save, until the rest fits
 };
 
 // What compilation spends its time on.
@@ -81,8 +83,9 @@ enum class Epilogues : uint8_t {
 };
 
 struct CompileOptions {
-  // Results are bitwise those of eager execution: forward, backward, any number of threads. Off, the compiler may also use
-  // rewrites that are only equal within rounding (this version has none yet).
+  // Results are bitwise those of eager execution: forward, backward, any number of threads. Off, generated code rounds
+  // a * b + c once instead of twice (codegen/relax.h), in the same kernels, so results are equal within rounding: the op
+  // sweep holds every op and its gradient to 1e-5 of the largest element in f32. Any number of threads gives the same bits in both modes.
   bool exact = false;
   Mode mode = Mode::kDefault;
   Epilogues epilogues = Epilogues::kTuned;
@@ -91,6 +94,9 @@ struct CompileOptions {
   // Marked dimensions, for modules that take intermediate results. A size outside its range: the call throws Error.
   std::vector<DynamicArgument> dynamic = {};
   Recompute recompute = Recompute::kAuto;
+  // With Recompute::kBudget: bytes that one call may keep for its backward, besides its inputs and outputs. At 0, the same is
+  // kept as with kFull. RegionReport has what is kept, and what it costs.
+  int64_t recompute_budget = 0;
   // A graph break throws Error, with the reason and the user's line.
   bool fullgraph = false;
   // Recordings kept per region; beyond it, the one that was not used for longest is forgotten.
@@ -122,6 +128,8 @@ struct RegionReport {
   int eager_runs = 0;      // recordings that ran eagerly: a stance, or beyond the recompile limit
   double compile_ms = 0;   // all entries together; the first kernel that a process compiles loads LLVM, too
   int64_t kept_bytes = 0;  // by one call for its backward, besides inputs and outputs; of the latest entry
+  // Of the products that one backward computes again, and of library calls whose products are known; of the latest entry.
+  int64_t recomputed_flops = 0;
   int64_t calls = 0;
   int64_t replays = 0;           // of the calls, those that ran no C++ of the module
   std::string why_not_replayed;  // with Capture::kReplay: why some call was recorded all the same

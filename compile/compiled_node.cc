@@ -85,7 +85,11 @@ class CompiledNode final : public Node {
           break;
       }
     }
-    const std::vector<Tensor> grads = backward.program->run(inputs);
+    // Before anything is written over: should this throw, no later backward may read what is left.
+    const bool release = backward.program->reuses_inputs() && autograd::releasing();
+    if (release) release_saved();
+    const std::vector<Tensor> grads =
+        release ? backward.program->run_and_release(std::move(inputs)) : backward.program->run(inputs);
     for (size_t i = 0; i < grads.size(); ++i) {
       const auto at = static_cast<size_t>(backward.grad_inputs[i]);
       if (arriving.owned[at]) {

@@ -9,6 +9,7 @@
 #include "rondo/compile/codegen/loop_text.h"
 #include "rondo/compile/log.h"
 #include "rondo/compile/region.h"
+#include "rondo/compile/trace/choose_kept.h"
 
 namespace rondo::compile {
 namespace {
@@ -165,6 +166,7 @@ EntryExplanation explain(const Entry& entry) {
   for (const std::shared_ptr<const Program>& program : entry.backwards()) {
     e.programs.push_back(explain_program(*program, program.get() == whole ? "backward" : "backward of other gradients"));
     if (program.get() != whole) continue;
+    e.recomputed_flops = recomputed_flops(program->graph());
     const size_t at = e.memory.size();
     add_memory(*program, e.programs.back(), program->graph().outputs.size(), e.memory);
     // What the forward kept is among the inputs of the backward.
@@ -174,6 +176,13 @@ EntryExplanation explain(const Entry& entry) {
     }
   }
   return e;
+}
+
+int64_t recomputed_flops(const Graph& backward) {
+  int64_t flops = 0;
+  for (const GraphNode& node : backward.nodes)
+    if (node.origin.again) flops += flops_of(backward, node);
+  return flops;
 }
 
 Explanation explain(const Regions& regions) {
@@ -203,6 +212,9 @@ std::vector<std::string> perf_hints(const EntryExplanation& entry) {
                                    launch.sources[0]));
     }
   }
+  if (entry.recomputed_flops > 0)
+    hints.push_back(absl::StrCat("the backward computes products of ", entry.recomputed_flops, " operations again, to keep no more than ",
+                                 format_bytes(entry.kept_bytes), " (CompileOptions::recompute)"));
   return hints;
 }
 

@@ -21,6 +21,7 @@
 namespace rondo::compile {
 
 struct Entry;
+struct Graph;
 
 // One node of a program's graph, after all passes.
 struct NodeExplanation {
@@ -72,6 +73,7 @@ struct EntryExplanation {
   std::vector<ProgramExplanation> programs;  // forward, backward (if anything requires a gradient), rarer backwards
   std::vector<MemoryPoint> memory;           // over the launches of forward and backward
   int64_t kept_bytes = 0;
+  int64_t recomputed_flops = 0;              // RegionReport::recomputed_flops
 };
 
 struct RegionExplanation {
@@ -87,6 +89,8 @@ struct Explanation {
 Explanation explain(const Regions& regions);
 EntryExplanation explain(const Entry& entry);
 std::vector<std::string> perf_hints(const EntryExplanation& entry);
+// RegionReport::recomputed_flops of a backward.
+int64_t recomputed_flops(const Graph& backward);
 
 std::string to_text(const Explanation& explanation);
 // A whole HTML page that loads nothing: regions, graphs, kernels with their code and lines, memory over time.

@@ -57,7 +57,10 @@ std::string to_text(const Explanation& explanation) {
     if (!r.last_recompile.empty()) absl::StrAppend(&out, "  last recorded anew because: ", r.last_recompile, "\n");
     for (const std::string& hint : region.hints) absl::StrAppend(&out, "  hint: ", hint, "\n");
     for (size_t i = 0; i < region.entries.size(); ++i) {
-      absl::StrAppend(&out, "  recording ", i, ": keeps ", format_bytes(region.entries[i].kept_bytes), " for backward\n");
+      absl::StrAppend(&out, "  recording ", i, ": keeps ", format_bytes(region.entries[i].kept_bytes), " for backward");
+      if (region.entries[i].recomputed_flops > 0)
+        absl::StrAppendFormat(&out, ", which computes %.1f MFLOP of products again", static_cast<double>(region.entries[i].recomputed_flops) / 1e6);
+      out += "\n";
       append_memory(out, region.entries[i]);
       for (const ProgramExplanation& program : region.entries[i].programs) append_program(out, program);
     }

@@ -4,10 +4,12 @@
 #include <chrono>
 
 #include "rondo/compile/codegen/loop_text.h"
+#include "rondo/compile/codegen/relax.h"
 #include "rondo/compile/dump.h"
 #include "rondo/compile/passes/passes.h"
 #include "rondo/compile/reproducer.h"
 #include "rondo/runtime/ops/reduction_order.h"
+#include "rondo/runtime/ops/reuse.h"
 
 namespace rondo::compile {
 namespace {
@@ -121,6 +123,7 @@ std::vector<LoopKernel> Program::make_launches(Graph source, const ProgramOption
     }
     LoweredUnit lowered = reproducible({.stage = "lower", .graph = &graph, .unit = &unit, .needed = &needed},
                                        [&] { return lower(graph, unit, needed); });
+    if (!options.exact) lowered.kernel = relax(lowered.kernel);
     if (wants_dump("lower")) dump("lower", to_string(lowered.kernel));
     lowered.extents = extents(lowered.kernel);
     launches_.push_back({.kernel = static_cast<int32_t>(code.size()), .node = unit.nodes[0], .nodes = unit.nodes});
@@ -163,7 +166,7 @@ std::shared_ptr<const Program> Program::compile(Graph source, const ProgramOptio
   else found = emit(code, options.sizes, {});
   program->code_ = std::move(found.kernels);
   program->stats_.compiled = found.compiled;
-  program->plan(options.updates);
+  program->plan(options);
   program->resolve_addresses();
   program->keeps_arena_ = options.mode == Mode::kReduceOverhead;
   for (Launch& launch : program->launches_)
@@ -199,7 +202,7 @@ std::vector<ValueId> Program::touched(const Launch& launch) const {
   return values;
 }
 
-void Program::plan(std::span<const ProgramOptions::Update> updates) {
+void Program::plan(const ProgramOptions& options) {
   const int n = static_cast<int>(launches_.size());
   placements_.resize(graph_.values.size());
   for (size_t i = 0; i < graph_.inputs.size(); ++i)
@@ -207,8 +210,8 @@ void Program::plan(std::span<const ProgramOptions::Update> updates) {
   for (ValueId id : graph_.outputs) {
     Placement& p = placements_[static_cast<size_t>(graph_.value(id).root)];
     if (p.kind == Placement::kNone) {
-      p = {Placement::kOutput, std::ssize(fresh_bytes_), 0};
-      fresh_bytes_.push_back(bytes_of(graph_.value(graph_.value(id).root)));
+      p = {Placement::kOutput, std::ssize(fresh_), 0};
+      fresh_.push_back({bytes_of(graph_.value(graph_.value(id).root))});
     }
   }
   // First and last launch that touch each root.
@@ -221,7 +224,7 @@ void Program::plan(std::span<const ProgramOptions::Update> updates) {
       last[root] = std::max(last[root], i);
     }
   }
-  share_in_place(updates, first, last);
+  share_in_place(options, first, last);
   ArenaPlanner arena;
   for (size_t v = 0; v < graph_.values.size(); ++v) {
     if (graph_.values[v].root != static_cast<ValueId>(v) || last[v] < 0 || placements_[v].kind != Placement::kNone) continue;
@@ -259,8 +262,15 @@ std::vector<std::pair<ValueId, ValueId>> Program::overwritable(const Launch& lau
   };
   if (launch.kernel < 0) {
     // A product may add to what it finds where its result goes.
-    const size_t own = graph_.nodes[static_cast<size_t>(launch.node)].inputs.size();
+    const GraphNode& node = graph_.nodes[static_cast<size_t>(launch.node)];
+    const size_t own = node.inputs.size();
     for (size_t i = own; i < launch.inputs.size(); ++i) offer(launch.inputs[i], launch.outputs[0]);
+    const int reusable = ops::reusable_input(*node.op);
+    if (reusable < 0) return pairs;
+    const ValueId in = node.inputs[static_cast<size_t>(reusable)];
+    const Value &from = graph_.value(in), &to = graph_.value(launch.outputs[0]);
+    if (from.dtype == to.dtype && is_contiguous(from.sizes, from.strides) && is_contiguous(to.sizes, to.strides))
+      offer(in, launch.outputs[0]);
     return pairs;
   }
   const LoweredUnit& unit = kernels_[static_cast<size_t>(launch.kernel)];
@@ -274,16 +284,23 @@ std::vector<std::pair<ValueId, ValueId>> Program::overwritable(const Launch& lau
 }
 
 // What a launch reads for the last time gives its memory to a result of that launch, so that the processor reads and writes the
-// same cache lines: transients, and inputs that the caller wants updated.
-void Program::share_in_place(std::span<const ProgramOptions::Update> updates, std::vector<int>& first, const std::vector<int>& last) {
+// same cache lines: transients, inputs that the caller wants updated, and inputs that he gives away.
+void Program::share_in_place(const ProgramOptions& options, std::vector<int>& first, const std::vector<int>& last) {
+  std::vector<bool> donated(graph_.values.size(), false);
+  for (size_t i = 0; i < options.donated.size(); ++i) donated[static_cast<size_t>(graph_.inputs[i])] = options.donated[i];
+  std::vector<bool> returned(graph_.values.size(), false);  // or handed on
+  for (ValueId id : graph_.outputs) returned[static_cast<size_t>(graph_.value(id).root)] = true;
   const auto is_update = [&](size_t source, size_t result) {
-    return std::any_of(updates.begin(), updates.end(), [&](const ProgramOptions::Update& update) {
+    return std::any_of(options.updates.begin(), options.updates.end(), [&](const ProgramOptions::Update& update) {
       return static_cast<size_t>(graph_.inputs[static_cast<size_t>(update.input)]) == source &&
              static_cast<size_t>(graph_.outputs[static_cast<size_t>(update.output)]) == result;
     });
   };
   for (int i = 0; i < static_cast<int>(launches_.size()); ++i) {
-    for (const auto& [in, out] : overwritable(launches_[static_cast<size_t>(i)])) {
+    // A product is prepared for memory that it adds to, or for memory that it does not: that must not depend on the call.
+    const Launch& launch = launches_[static_cast<size_t>(i)];
+    const bool takes_donations = launch.kernel >= 0 || ops::reusable_input(*graph_.nodes[static_cast<size_t>(launch.node)].op) >= 0;
+    for (const auto& [in, out] : overwritable(launch)) {
       const auto source = static_cast<size_t>(graph_.value(in).root), result = static_cast<size_t>(graph_.value(out).root);
       if (first[result] != i || last[source] != i || placements_[result].kind == Placement::kInput) continue;
       if (is_update(source, result)) {
@@ -291,6 +308,19 @@ void Program::share_in_place(std::span<const ProgramOptions::Update> updates, st
       } else if (placements_[source].kind == Placement::kNone) {
         placements_[source] = {Placement::kShared, static_cast<int64_t>(result), 0};
         first[result] = first[source];
+      } else if (donated[source] && !returned[source] && takes_donations) {
+        if (placements_[result].kind == Placement::kNone) {
+          placements_[result] = {Placement::kOutput, std::ssize(fresh_), 0};
+          fresh_.push_back({bytes_of(graph_.values[result])});
+        }
+        fresh_[static_cast<size_t>(placements_[result].index)].donor = static_cast<int32_t>(placements_[source].index);
+        first[result] = -1;  // that memory was there before any transient
+        donated[source] = false;
+        reuses_inputs_ = true;
+      } else if (placements_[source].kind == Placement::kOutput && !returned[source] && placements_[result].kind == Placement::kNone) {
+        placements_[result] = placements_[source];  // what was donated is handed on, once
+        first[result] = -1;
+        returned[source] = true;
       }
     }
   }
@@ -305,7 +335,7 @@ Program::Address Program::address_of(ValueId id) const {
   const Placement* p = &placements_[static_cast<size_t>(value.root)];
   if (p->kind == Placement::kShared) p = &placements_[static_cast<size_t>(p->index)];
   const int64_t offset = value.offset * static_cast<int64_t>(size_of(value.dtype));
-  const auto inputs = static_cast<int32_t>(graph_.inputs.size()), fresh = static_cast<int32_t>(fresh_bytes_.size());
+  const auto inputs = static_cast<int32_t>(graph_.inputs.size()), fresh = static_cast<int32_t>(fresh_.size());
   switch (p->kind) {
     case Placement::kInput: return {static_cast<int32_t>(p->index), offset};
     case Placement::kOutput: return {inputs + static_cast<int32_t>(p->index), offset};
@@ -322,7 +352,7 @@ void Program::resolve_addresses() {
       for (size_t i = 0; i < unit.column_results.size(); ++i) {
         const int64_t stride = partial_bytes(launch.kernel) / std::ssize(unit.column_results);
         launch.addresses[static_cast<size_t>(unit.column_results[i].operand)] = {
-            static_cast<int32_t>(graph_.inputs.size() + fresh_bytes_.size()),
+            static_cast<int32_t>(graph_.inputs.size() + fresh_.size()),
             partial_offsets_[static_cast<size_t>(launch.kernel)] + static_cast<int64_t>(i) * stride};
       }
       for (const ColumnResult& result : unit.column_results) launch.addresses.push_back(address_of(result.value));

@@ -48,6 +48,9 @@ struct ProgramOptions {
     int32_t input, output;
   };
   std::vector<Update> updates = {};
+  // By position in graph.inputs (empty: none): a result that is computed element for element from what stands here may take
+  // its memory, in a call of run_and_release().
+  std::vector<bool> donated = {};
   // If not null, for the time of compile(): code reads what depends on marked dimensions when it runs, whatever `sizes` says,
   // and assumes that they stay within their ranges.
   const SizeMarks* marks = nullptr;
@@ -85,7 +88,11 @@ class Program {
   static std::shared_ptr<const Program> compile(Graph graph, const ProgramOptions& options = {});
 
   // Inputs as graph.inputs: same dtypes, sizes and strides; undefined where nothing reads one. Returns one tensor per graph.outputs, without history.
-  std::vector<Tensor> run(std::span<const Tensor> inputs) const;
+  std::vector<Tensor> run(std::span<const Tensor> inputs) const { return run(inputs, false); }
+  // The same; donated inputs that nobody but `inputs` holds are written over.
+  std::vector<Tensor> run_and_release(std::vector<Tensor> inputs) const { return run(inputs, true); }
+  // True if run_and_release() could write over anything.
+  bool reuses_inputs() const { return reuses_inputs_; }
 
   const Graph& graph() const { return graph_; }
   const ProgramStats& stats() const { return stats_; }
@@ -106,17 +113,18 @@ class Program {
   // Of the products of graph_, what they are to do on their own results.
   EpilogueChains choose_epilogues(const ProgramOptions& options) const;
   void add_library_call(const Unit& unit);
-  void plan(std::span<const ProgramOptions::Update> updates);
+  std::vector<Tensor> run(std::span<const Tensor> inputs, bool release) const;
+  void plan(const ProgramOptions& options);
   // (read, written) by a launch, so that the written value may have the memory of the one that is read.
   std::vector<std::pair<ValueId, ValueId>> overwritable(const Launch& launch) const;
-  void share_in_place(std::span<const ProgramOptions::Update> updates, std::vector<int>& first, const std::vector<int>& last);
+  void share_in_place(const ProgramOptions& options, std::vector<int>& first, const std::vector<int>& last);
   Address address_of(ValueId id) const;
   void resolve_addresses();
   // The kernel of a library call in one of its variants; null: there is none.
   std::shared_ptr<const PreparedKernel> prepare(const Launch& launch, int variant) const;
   void tune(bool exact);
   // program_run.cc; what is timed, in program_tune.cc
-  Frame make_frame(std::span<const Tensor> inputs) const;
+  Frame make_frame(std::span<const Tensor> inputs, bool release) const;
   void run_launch(const Launch& launch, Frame& frame) const;
   void run_kernel(const Launch& launch, Frame& frame) const;
   void run_library_call(const Launch& launch, Frame& frame) const;
@@ -127,7 +135,12 @@ class Program {
   std::vector<int64_t> partial_offsets_;  // of each kernel: arena offset of its partial sums
   std::vector<CompiledKernel> code_;      // of each kernel
   std::vector<Placement> placements_;  // by value
-  std::vector<int64_t> fresh_bytes_;   // of each fresh buffer
+  struct FreshBuffer {
+    int64_t bytes = 0;
+    int32_t donor = -1;  // an input whose memory it is, where that is given away
+  };
+  std::vector<FreshBuffer> fresh_;
+  bool reuses_inputs_ = false;
   // Mode::kReduceOverhead: arenas of earlier runs.
   bool keeps_arena_ = false;
   mutable std::mutex mutex_;

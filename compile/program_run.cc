@@ -49,11 +49,21 @@ void with_context(const Graph& graph, const Program::Launch& launch, MakeTensor 
   use(KernelContext{*node.op, {pointers, node.inputs.size()}, {outputs, node.outputs.size()}, node.attrs, node.where, epilogues});
 }
 
+// True if the memory is gone when `tensor` is.
+bool is_only_holder(const Tensor& tensor) {
+  return tensor.defined() && tensor.impl()->refs.load() == 1 && tensor.storage().is_unique() && !tensor.storage().is_borrowed();
+}
+
 }  // namespace
 
-Program::Frame Program::make_frame(std::span<const Tensor> inputs) const {
+Program::Frame Program::make_frame(std::span<const Tensor> inputs, bool release) const {
   Frame frame;
-  frame.slots.resize(inputs.size() + fresh_bytes_.size() + 1);
+  frame.slots.resize(inputs.size() + fresh_.size() + 1);
+  // Asked before the frame holds them, too.
+  std::vector<bool> given(inputs.size(), false);
+  if (release)
+    for (const FreshBuffer& buffer : fresh_)
+      if (buffer.donor >= 0) given[static_cast<size_t>(buffer.donor)] = is_only_holder(inputs[static_cast<size_t>(buffer.donor)]);
   Frame::Slot* slot = frame.slots.data();
   for (const Tensor& input : inputs) {
     // The caller knows that nothing reads what is undefined.
@@ -66,7 +76,10 @@ Program::Frame Program::make_frame(std::span<const Tensor> inputs) const {
     slot->storage = std::move(storage);
     ++slot;
   };
-  for (int64_t bytes : fresh_bytes_) fill(Storage::allocate(static_cast<size_t>(bytes)));
+  for (const FreshBuffer& buffer : fresh_) {
+    if (buffer.donor >= 0 && given[static_cast<size_t>(buffer.donor)]) *slot++ = frame.slots[static_cast<size_t>(buffer.donor)];
+    else fill(Storage::allocate(static_cast<size_t>(buffer.bytes)));
+  }
   if (stats_.arena_bytes == 0) return frame;
   if (keeps_arena_) {
     std::lock_guard lock(mutex_);
@@ -130,10 +143,10 @@ void Program::run_launch(const Launch& launch, Frame& frame) const {
   else run_library_call(launch, frame);
 }
 
-std::vector<Tensor> Program::run(std::span<const Tensor> inputs) const {
+std::vector<Tensor> Program::run(std::span<const Tensor> inputs, bool release) const {
   NoGrad off;
   RecorderScope eager(nullptr);
-  Frame frame = make_frame(inputs);
+  Frame frame = make_frame(inputs, release);
   for (const Launch& launch : launches_) run_launch(launch, frame);
   std::vector<Tensor> outputs;
   outputs.reserve(graph_.outputs.size());

@@ -83,7 +83,7 @@ void Program::tune(bool exact) {
   for (ValueId id : graph_.inputs) inputs.push_back(made_up(graph_.value(id)));
   NoGrad off;
   RecorderScope eager(nullptr);
-  Frame frame = make_frame(inputs);
+  Frame frame = make_frame(inputs, /*release=*/false);
   for (size_t i = graph_.inputs.size(); i < frame.slots.size(); ++i) {
     Frame::Slot& slot = frame.slots[i];
     if (slot.data == nullptr) continue;

@@ -4,6 +4,7 @@
 #include <chrono>
 
 #include "absl/strings/str_cat.h"
+#include "rondo/compile/codegen/relax.h"
 #include "rondo/compile/compiled_node.h"
 #include "rondo/compile/explain.h"
 #include "rondo/compile/log.h"
@@ -97,11 +98,16 @@ std::vector<bool> usual_gradients(const Graph& recorded) {
   return arriving;
 }
 
+bool any_hidden(const Graph& recorded) {
+  return std::any_of(recorded.outputs.begin(), recorded.outputs.end(), [&](ValueId id) { return recorded.value(id).hidden; });
+}
+
 CompiledBackward compile_backward(BackwardGraph derived, const Partition& partition, ProgramOptions options,
                                   const std::vector<bool>& owned = {}) {
   partition.apply(derived);
   for (size_t i = 0; i < derived.inputs.size(); ++i) {
     const BackwardInput& source = derived.inputs[i];
+    options.donated.push_back(partition.may_donate(source));
     if (source.kind != BackwardInput::kTotal || !owned[static_cast<size_t>(source.index)]) continue;
     const auto sum = std::find(derived.grad_inputs.begin(), derived.grad_inputs.end(), source.index);
     if (sum != derived.grad_inputs.end())
@@ -120,11 +126,11 @@ CompiledBackward compile_backward(BackwardGraph derived, const Partition& partit
 }
 
 // What the programs of an entry are told of marked dimensions.
-SizeMarks forward_marks(const Entry& entry, Recompute recompute) {
-  return {.graph_at = [&entry, recompute] {
+SizeMarks forward_marks(const Entry& entry) {
+  return {.graph_at = [&entry] {
     return entry.others->map([&](const Graph& recorded) {
       if (!entry.partition) return recorded;
-      return Partition(recorded, entry.saved, recompute, &*entry.partition).forward();
+      return Partition(recorded, entry.saved, {}, &*entry.partition).forward();
     });
   }};
 }
@@ -132,7 +138,7 @@ SizeMarks backward_marks(const Entry& entry, const Arriving& arriving) {
   return {.graph_at = [&entry, arriving] {
     return entry.others->map([&](const Graph& recorded) {
       BackwardGraph derived = derive_backward(recorded, arriving);
-      Partition(recorded, entry.saved, Recompute::kAuto, &*entry.partition).apply(derived);
+      Partition(recorded, entry.saved, {}, &*entry.partition).apply(derived);
       return std::move(derived.graph);
     });
   }};
@@ -148,8 +154,7 @@ std::shared_ptr<const Entry> compile_entry(const Graph& recorded, const CompileO
     entry->compile_ms = std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
     return entry;
   };
-  const ProgramOptions program{.sizes = sizes, .exact = options.exact, .mode = options.mode, .epilogues = options.epilogues};
-  entry->program_options = program;
+  ProgramOptions program{.sizes = sizes, .exact = options.exact, .mode = options.mode, .epilogues = options.epilogues};
   entry->forward_graph = recorded;
   entry->n_outputs = static_cast<int>(recorded.outputs.size());
   if (!marked.empty()) entry->others = std::make_shared<OtherRecordings>(entry->forward_graph, marked);
@@ -157,7 +162,7 @@ std::shared_ptr<const Entry> compile_entry(const Graph& recorded, const CompileO
   const bool met = entry->others != nullptr && ranges_met(*entry->others);
   const auto compile_forward = [&](const Graph& graph) {
     if (entry->others == nullptr) return Program::compile(graph, program);
-    SizeMarks marks = forward_marks(*entry, options.recompute);
+    SizeMarks marks = forward_marks(*entry);
     marks.ranges_met = met;
     ProgramOptions marked_program = program;
     marked_program.marks = &marks;
@@ -166,13 +171,21 @@ std::shared_ptr<const Entry> compile_entry(const Graph& recorded, const CompileO
   bool differentiable = false;
   for (ValueId id : recorded.outputs) differentiable = differentiable || recorded.value(id).requires_grad;
   if (!differentiable) {
+    program.exact = program.exact || !may_relax(recorded, nullptr);
+    entry->program_options = program;
     entry->forward = compile_forward(recorded);
     return finished();
   }
   const Arriving usual{usual_gradients(recorded), {}};
   BackwardGraph derived = derive_backward(recorded, usual);
+  program.exact = program.exact || !may_relax(recorded, &derived);
+  if (!program.exact && any_hidden(recorded)) {  // other backwards may come
+    const BackwardGraph all = derive_backward(recorded);
+    program.exact = !may_relax(recorded, &all);
+  }
+  entry->program_options = program;
   entry->saved = values_read(derived);
-  entry->partition.emplace(recorded, entry->saved, options.recompute, like);
+  entry->partition.emplace(recorded, entry->saved, options, like);
   if (entry->others == nullptr) {
     entry->backward = compile_backward(std::move(derived), *entry->partition, program);
   } else {
@@ -313,6 +326,7 @@ std::shared_ptr<const Entry> Region::make_entry(const Trace& trace, const nn::Mo
   report_.compile_ms += entry->compile_ms;
   report_.compilations += compiled > 0;
   report_.kept_bytes = entry->partition ? entry->partition->kept_bytes() : 0;
+  report_.recomputed_flops = entry->backward.program ? recomputed_flops(entry->backward.program->graph()) : 0;
   return entry;
 }
 

@@ -40,8 +40,8 @@ struct Entry {
   // For gradients of all outputs that require one; its program is null where none does.
   CompiledBackward backward;
   std::optional<Partition> partition;  // what the forward keeps; none without a backward
-  ProgramOptions program_options;
-  double compile_ms = 0;  // all of compile_entry
+  ProgramOptions program_options;  // exact where asked for, or needed: codegen/relax.h
+  double compile_ms = 0;           // all of compile_entry
   std::shared_ptr<const OtherRecordings> others;  // with marked dimensions, else null
   std::vector<ValueId> saved;                     // values that the usual backward reads
 

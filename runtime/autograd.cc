@@ -17,6 +17,7 @@ namespace {
 
 std::atomic<uint64_t> next_sequence{0};
 thread_local bool grad_mode = true;
+thread_local bool releasing_now = false;
 
 // Dropping the last handle to a deep tape must not recurse: nodes queue up here and are freed one by one.
 thread_local std::vector<std::shared_ptr<Node>>* dying = nullptr;
@@ -91,6 +92,8 @@ void run_hooks(std::vector<Hook> hooks, Tensor& grad) {
 }  // namespace
 
 namespace autograd {
+bool releasing() { return releasing_now; }
+
 void apply_extras(Node& node, std::span<Tensor> grads) {
   for (size_t i = 0; i < node.extras.size(); ++i) {
     Tensor& grad = grads[static_cast<size_t>(node.extras[i].output)];
@@ -439,6 +442,8 @@ class Backward {
         }
         if (captures) watch(*node, capture->second, *captured);
         const absl::Cleanup done = [node] { unwatch(*node); };
+        const bool outer = std::exchange(releasing_now, !retain_graph_ && needed);
+        const absl::Cleanup restore = [outer] { releasing_now = outer; };
         if (any && (needed || captures)) node->backward_onto(grads, grads_in, leaves);
         leaves.clear();
       } else {

@@ -11,4 +11,7 @@ namespace rondo::autograd {
 // Runs the hooks of `node`'s outputs on their complete gradients, which a hook may replace, and keeps what is retained.
 void apply_extras(Node& node, std::span<Tensor> grads);
 
+// True while a node's backward() runs that is the last to read what the node saved: release_saved() follows.
+bool releasing();
+
 }  // namespace rondo::autograd

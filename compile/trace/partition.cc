@@ -1,95 +1,12 @@
 #include "rondo/compile/trace/partition.h"
 
 #include <algorithm>
-#include <limits>
 
 #include "rondo/compile/passes/passes.h"
+#include "rondo/compile/trace/choose_kept.h"
 
 namespace rondo::compile {
-namespace {
-
-// Dinic's maximum flow; afterwards, the minimum cut that lies closest to the sink.
-class FlowNetwork {
- public:
-  static constexpr int64_t kInfinite = std::numeric_limits<int64_t>::max() / 4;
-
-  explicit FlowNetwork(size_t nodes) : edges_of_(nodes) {}
-  void add_edge(size_t from, size_t to, int64_t capacity) {
-    edges_of_[from].push_back(edges_.size());
-    edges_.push_back({to, capacity});
-    edges_of_[to].push_back(edges_.size());
-    edges_.push_back({from, 0});
-  }
-  void run(size_t source, size_t sink) {
-    while (find_levels(source, sink)) {
-      next_.assign(edges_of_.size(), 0);
-      while (push(source, sink, kInfinite) > 0) {}
-    }
-  }
-  // By node: true if flow could still reach the sink from it. Edges from false to true are the cut.
-  std::vector<bool> reaches(size_t sink) const {
-    std::vector<bool> reached(edges_of_.size(), false);
-    std::vector<size_t> stack{sink};
-    reached[sink] = true;
-    while (!stack.empty()) {
-      const size_t node = stack.back();
-      stack.pop_back();
-      for (size_t e : edges_of_[node]) {
-        const size_t from = edges_[e].to;
-        if (reached[from] || edges_[e ^ 1].capacity == 0) continue;
-        reached[from] = true;
-        stack.push_back(from);
-      }
-    }
-    return reached;
-  }
-
- private:
-  struct Edge {
-    size_t to;
-    int64_t capacity;  // left
-  };
-  bool find_levels(size_t source, size_t sink) {
-    level_.assign(edges_of_.size(), -1);
-    std::vector<size_t> queue{source};
-    level_[source] = 0;
-    for (size_t i = 0; i < queue.size(); ++i)
-      for (size_t e : edges_of_[queue[i]])
-        if (edges_[e].capacity > 0 && level_[edges_[e].to] < 0) {
-          level_[edges_[e].to] = level_[queue[i]] + 1;
-          queue.push_back(edges_[e].to);
-        }
-    return level_[sink] >= 0;
-  }
-  // One augmenting path along the levels; recursion is as deep as the graph is long.
-  int64_t push(size_t node, size_t sink, int64_t limit) {
-    if (node == sink) return limit;
-    for (size_t& i = next_[node]; i < edges_of_[node].size(); ++i) {
-      const size_t e = edges_of_[node][i];
-      if (edges_[e].capacity == 0 || level_[edges_[e].to] != level_[node] + 1) continue;
-      const int64_t pushed = push(edges_[e].to, sink, std::min(limit, edges_[e].capacity));
-      if (pushed == 0) continue;
-      edges_[e].capacity -= pushed;
-      edges_[e ^ 1].capacity += pushed;
-      return pushed;
-    }
-    return 0;
-  }
-  std::vector<Edge> edges_;  // each followed by its reverse
-  std::vector<std::vector<size_t>> edges_of_;
-  std::vector<int> level_;
-  std::vector<size_t> next_;
-};
-
-bool is_cheap(const OpDef& op) {
-  return op.kind == OpKind::kView || (op.kind == OpKind::kElementwise && op.lower != nullptr);
-}
-
-int64_t bytes_of(const Value& value) { return value.sizes.numel() * static_cast<int64_t>(size_of(value.dtype)); }
-
-}  // namespace
-
-Partition::Partition(const Graph& recorded, std::span<const ValueId> needed, Recompute recompute, const Partition* like)
+Partition::Partition(const Graph& recorded, std::span<const ValueId> needed, const CompileOptions& options, const Partition* like)
     : caller_outputs_(recorded.outputs.size()), forward_id_(recorded.values.size(), kNoValue) {
   Graph extended = recorded;
   extended.outputs.insert(extended.outputs.end(), needed.begin(), needed.end());
@@ -102,11 +19,11 @@ Partition::Partition(const Graph& recorded, std::span<const ValueId> needed, Rec
   forward_.outputs.resize(caller_outputs_);
 
   std::vector<bool> keep;
-  if (like != nullptr && resembles(*like)) {
+  if (like != nullptr && resembles(*like))
     for (int32_t index : like->kept_index_) keep.push_back(index >= 0);
-  } else {
-    keep = minimum_cut(sinks, recompute);
-  }
+  const bool over = options.recompute == Recompute::kBudget && bytes_kept(forward_, keep) > options.recompute_budget;
+  if (keep.empty() || over) keep = choose_kept(forward_, sinks, options.recompute, options.recompute_budget);
+  kept_bytes_ = bytes_kept(forward_, keep);
   kept_index_.assign(forward_.values.size(), -1);
   for (size_t v = 0; v < keep.size(); ++v) {
     if (!keep[v]) continue;
@@ -137,57 +54,10 @@ bool Partition::resembles(const Partition& other) const {
   return true;
 }
 
-// Every value is two nodes, an edge between them that costs its bytes: cutting it is keeping the value.
-std::vector<bool> Partition::minimum_cut(const std::vector<ValueId>& needed, Recompute recompute) const {
-  const size_t n = forward_.values.size();
-  std::vector<bool> keep(n, false);
-  if (recompute == Recompute::kNone) {
-    for (ValueId id : needed) keep[static_cast<size_t>(id)] = true;
-    return keep;
-  }
-  const size_t source = 2 * n, sink = 2 * n + 1;
-  FlowNetwork network(2 * n + 2);
-  // The caller may write to his inputs and outputs before the backward runs. Eager execution allows that for all that its ops
-  // do not save, so nothing else of theirs is kept, but for parameters. (kFull is as strict as activation checkpointing.)
-  std::vector<bool> callers(n, false), is_needed(n, false);
-  for (ValueId id : forward_.inputs) callers[static_cast<size_t>(id)] = true;
-  for (ValueId id : forward_.outputs) callers[static_cast<size_t>(forward_.value(id).root)] = true;
-  for (ValueId id : needed) is_needed[static_cast<size_t>(id)] = true;
-  for (size_t v = 0; v < n; ++v) {
-    const Value& value = forward_.values[v];
-    // A view keeps the whole memory that it looks into.
-    int64_t cost = std::max<int64_t>(bytes_of(forward_.value(value.root)), 1);
-    if (callers[static_cast<size_t>(value.root)]) {
-      const bool allowed = is_needed[v] || value.leaf || (recompute == Recompute::kFull && value.producer < 0);
-      cost = allowed ? 0 : FlowNetwork::kInfinite;
-    }
-    network.add_edge(2 * v, 2 * v + 1, cost);
-    const bool given = value.producer < 0 ||
-                       (recompute == Recompute::kAuto && !is_cheap(*forward_.nodes[static_cast<size_t>(value.producer)].op));
-    if (given) network.add_edge(source, 2 * v, FlowNetwork::kInfinite);
-  }
-  for (const GraphNode& node : forward_.nodes)
-    for (ValueId in : node.inputs)
-      for (ValueId out : node.outputs)
-        if (in != kNoValue) network.add_edge(2 * static_cast<size_t>(in) + 1, 2 * static_cast<size_t>(out), FlowNetwork::kInfinite);
-  for (ValueId id : needed) network.add_edge(2 * static_cast<size_t>(id) + 1, sink, FlowNetwork::kInfinite);
-  network.run(source, sink);
-  const std::vector<bool> after = network.reaches(sink);
-  for (size_t v = 0; v < n; ++v) keep[v] = after[2 * v + 1] && !after[2 * v];
-  return keep;
-}
-
-int64_t Partition::kept_bytes() const {
-  std::vector<bool> counted(forward_.values.size(), false);
-  for (size_t i = 0; i < caller_outputs_; ++i) counted[static_cast<size_t>(forward_.value(forward_.outputs[i]).root)] = true;
-  int64_t bytes = 0;
-  for (size_t i = caller_outputs_; i < forward_.outputs.size(); ++i) {
-    const ValueId root = forward_.value(forward_.outputs[i]).root;
-    if (counted[static_cast<size_t>(root)] || forward_.value(root).producer < 0) continue;
-    counted[static_cast<size_t>(root)] = true;
-    bytes += bytes_of(forward_.value(root));
-  }
-  return bytes;
+bool Partition::may_donate(const BackwardInput& input) const {
+  if (input.kind != BackwardInput::kSaved || input.index < 0) return false;
+  const Kept& kept = kept_[static_cast<size_t>(input.index)];
+  return !kept.is_input || !forward_.value(forward_.inputs[static_cast<size_t>(kept.index)]).leaf;
 }
 
 void Partition::apply(BackwardGraph& backward) const {

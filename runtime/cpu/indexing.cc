@@ -162,10 +162,12 @@ void cross_entropy_grad_kernel(const KernelContext& context) {
           continue;
         }
         const C weight = static_cast<C>(g[options.reduction == 2 ? r : 0]) * scale, total = lse[r];
-        for (int64_t i = 0; i < cols; ++i)
-          out[i] = static_cast<T>((scalar::exp(static_cast<C>(row[i]) - total) - share) * weight);
         const int64_t hit = index[r];
         const C p = scalar::exp(static_cast<C>(row[hit]) - total) - share;
+        // `out` may be `row` (ops/reuse.h): equal, or apart.
+#pragma GCC ivdep
+        for (int64_t i = 0; i < cols; ++i)
+          out[i] = static_cast<T>((scalar::exp(static_cast<C>(row[i]) - total) - share) * weight);
         out[hit] = static_cast<T>((p - (C(1) - smoothing)) * weight);
       }
     });

@@ -178,6 +178,22 @@ constexpr OpDef kAttentionGrad = {
     .fuse_parts = false,
 };
 
+namespace {
+
+void decompose_attention(std::span<const Tensor> in, const Attrs& attrs, std::span<Tensor> out) {
+  const Tensor mask = in.size() > 3 ? in[3] : Tensor();
+  PlainAttention a(in[0], in[1], in[2], mask, {}, attrs);
+  const Tensor scores = plain_scores(a.q, a.k, a.mask, attrs.ints[0] != 0, attrs.floats[0]);
+  const Tensor largest = max(scores, {-1}, true);
+  const Tensor lowest = Tensor::full({}, std::numeric_limits<float>::lowest(), {scores.dtype()});
+  const Tensor shift = where(less(largest, lowest), Tensor::zeros({}, {scores.dtype()}), largest);
+  a.logsumexp = squeeze(log(sum(exp(scores - shift), {-1}, true)) + shift, -1);
+  out[0] = matmul(a.weights(), repeat_heads(a.v, a.q.sizes()[1])).to(in[0].dtype());
+  out[1] = a.logsumexp;
+}
+
+}  // namespace
+
 // ints: {causal}; floats: {scale}. Inputs q, k, v, mask; outputs out, and logsumexp (B, H, Tq).
 constexpr OpDef kAttention = {
     .name = "attention",
@@ -193,6 +209,7 @@ constexpr OpDef kAttention = {
           c.output(1, compute_dtype(c.dtype(0)), {q[0], q[1], q[2]});
         },
     .kernel = {&attention_kernel},
+    .decompose = &decompose_attention,
     .grad =
         [](const GradContext& g) {
           if (g.n_inputs() > 3 && g.needs(3)) throw Error("attention: the mask has no gradient; detach() it");
@@ -213,6 +230,7 @@ constexpr OpDef kAttention = {
           for (int i = 0; i < 3; ++i)
             if (g.needs(i)) g.set(i, grads[i]);
         },
+    .fuse_parts = false,
 };
 
 Tensor scaled_dot_product_attention(TensorArg q, TensorArg k, TensorArg v, const Tensor& mask,

@@ -2,6 +2,7 @@
 #include "rondo/runtime/cpu/indexing.h"
 #include "rondo/runtime/ops/elementwise_def.h"
 #include "rondo/runtime/ops/ops.h"
+#include "rondo/runtime/ops/reuse.h"
 #include "rondo/runtime/ops/table.h"
 
 namespace rondo::ops {
@@ -39,6 +40,8 @@ constexpr OpDef kCrossEntropyGrad = {
     .decompose = &decompose_cross_entropy_grad,
     .fuse_parts = false,
 };
+
+int reusable_input(const OpDef& op) { return &op == &kCrossEntropyGrad ? 1 : -1; }
 
 // ints: {ignore_index, reduction}; floats: {label_smoothing}. Outputs the loss, and logsumexp (N).
 constexpr OpDef kCrossEntropy = {

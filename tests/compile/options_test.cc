@@ -111,7 +111,7 @@ TEST_F(CompileControl, BeyondTheRecompileLimitNewRecordingsRunEagerly) {
 TEST_F(CompileControl, FullgraphNamesTheLineThatBreaks) {
   Chain chain;
   chain.reads = true;
-  compile::compile_module(chain, {.fullgraph = true});
+  compile::compile_module(chain, {.exact = true, .fullgraph = true});
   try {
     use(chain);
     ADD_FAILURE() << "no error";

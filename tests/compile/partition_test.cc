@@ -1,7 +1,10 @@
 // What a region keeps for its backward: bytes against what is expected by hand, and the same bits whatever is kept.
 #include <gtest/gtest.h>
 
+#include <set>
+
 #include "rondo/compile/compile.h"
+#include "rondo/compile/explain.h"
 #include "rondo/compile/jit/executable.h"
 #include "rondo/modules/gpt2.h"
 #include "rondo/runtime/autograd.h"
@@ -125,6 +128,84 @@ TEST_F(Partition, GptKeepsLessAndComputesTheSame) {
   }
   EXPECT_LT(bytes[0], bytes[1]);
   EXPECT_EQ(bytes[2], 0);
+}
+
+// A training step of a small GPT, by block or as a whole.
+struct Step {
+  std::vector<Tensor> grads;
+  compile::RegionReport report;
+  int library_calls_again = 0;  // in the backward
+};
+Step gpt_step(std::optional<compile::CompileOptions> options, bool whole = false, int64_t tokens = 24) {
+  const nn::GPT2Config config{.vocab_size = 31, .block_size = 64, .n_layer = 3, .n_head = 2, .n_embd = 24, .dropout = 0.2};
+  nn::GPT2 model(config, 3);
+  manual_seed(5);
+  std::optional<compile::Regions> regions;
+  if (options) regions = whole ? compile::compile_module(model, *options) : compile::compile_regions(model, *options);
+  const Tensor ids = ops::reshape(Tensor::randint(0, 31, {2 * tokens}), {2, tokens});
+  model.loss(ids, ids).backward();
+  Step step;
+  for (const Tensor& p : model.parameters()) step.grads.push_back(p.grad());
+  if (!regions) return step;
+  step.report = regions->report()[0];
+  const compile::Explanation explanation = compile::explain(*regions);
+  for (const compile::LaunchExplanation& launch : explanation.regions[0].entries[0].programs[1].launches)
+    step.library_calls_again += !launch.generated && launch.sources[0].starts_with("recomputed ");
+  return step;
+}
+
+TEST_F(Partition, ABudgetIsKeptAndTheLargerItIsTheLessIsComputedAgain) {
+  for (bool whole : {false, true}) {
+    const Step eager = gpt_step(std::nullopt);
+    const auto run = [&](Recompute recompute, int64_t budget) {
+      SCOPED_TRACE(testing::Message() << "whole " << whole << ", budget " << budget);
+      Step step = gpt_step(compile::CompileOptions{.exact = true, .recompute = recompute, .recompute_budget = budget}, whole);
+      for (size_t i = 0; i < eager.grads.size(); ++i) EXPECT_TRUE(test::same_bits(step.grads[i], eager.grads[i])) << i;
+      return step;
+    };
+    const Step automatic = run(Recompute::kAuto, 0), full = run(Recompute::kFull, 0);
+    const int64_t all = automatic.report.kept_bytes;
+    EXPECT_EQ(automatic.report.recomputed_flops, 0);
+    EXPECT_EQ(automatic.library_calls_again, 0);
+    int64_t flops = 0, kept = all;
+    int calls = 0;
+    std::set<int64_t> steps;
+    for (int64_t sixteenth = 16; sixteenth >= 0; sixteenth -= whole ? 4 : 1) {
+      const int64_t budget = all * sixteenth / 16;
+      const Step step = run(Recompute::kBudget, budget);
+      EXPECT_LE(step.report.kept_bytes, budget);
+      EXPECT_LE(step.report.kept_bytes, kept) << budget;
+      EXPECT_GE(step.report.recomputed_flops, flops) << budget;
+      EXPECT_GE(step.library_calls_again, calls) << budget;
+      steps.insert(flops = step.report.recomputed_flops);
+      kept = step.report.kept_bytes;
+      calls = step.library_calls_again;
+      EXPECT_TRUE(flops == 0 || sixteenth < 16) << "what kAuto keeps fits";
+    }
+    EXPECT_EQ(kept, 0);
+    EXPECT_EQ(flops, full.report.recomputed_flops);
+    EXPECT_GE(steps.size(), 4u) << "time grows bit by bit";
+  }
+}
+
+TEST_F(Partition, ABudgetIsKeptAtEverySize) {
+  const int64_t kept = gpt_step(compile::CompileOptions{}).report.kept_bytes;
+  for (int64_t tokens : {24, 60}) {  // the longer one alone, and after the shorter one
+    nn::GPT2 model({.vocab_size = 31, .block_size = 64, .n_layer = 1, .n_head = 2, .n_embd = 24}, 3);
+    const compile::Regions regions =
+        compile::compile_regions(model, {.recompute = Recompute::kBudget, .recompute_budget = kept});
+    for (int64_t length : {tokens, int64_t{60}}) {
+      const Tensor ids = ops::reshape(Tensor::randint(0, 31, {2 * length}), {2, length});
+      model.loss(ids, ids).backward();
+      EXPECT_LE(regions.report()[0].kept_bytes, kept) << length;
+      EXPECT_EQ(regions.report()[0].recomputed_flops > 0, length == 60) << length;
+    }
+  }
+}
+
+TEST_F(Partition, ANegativeBudgetIsAnError) {
+  nn::Linear layer(4, 4);
+  EXPECT_THROW(compile::compile_module(layer, {.recompute = Recompute::kBudget, .recompute_budget = -1}), Error);
 }
 
 }  // namespace

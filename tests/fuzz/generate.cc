@@ -220,7 +220,8 @@ class Generator : public Draft {
     program_.freeze = random.chance(0.1);
     program_.few_gradients = random.chance(0.2);
     using enum compile::Recompute;
-    program_.options.recompute = random.pick<compile::Recompute>({kAuto, kAuto, kNone, kFull});
+    program_.options.recompute = random.pick<compile::Recompute>({kAuto, kAuto, kNone, kFull, kBudget});
+    if (program_.options.recompute == kBudget) program_.options.recompute_budget = random.pick<int64_t>({0, 100, 2000, 50000});
     using enum compile::Shapes;
     program_.options.shapes = random.pick<compile::Shapes>({kAutomatic, kAutomatic, kAutomatic, kStatic, kDynamic});
     if (random.chance(0.1)) program_.options.max_entries = 1;

@@ -106,8 +106,9 @@ std::string to_string(const Program& program) {
   if (program.as_function) result += "; a function of its arguments";
   constexpr const char* kCapture[] = {"", "; replayed", "; verified"};
   result += kCapture[static_cast<int>(program.options.capture)];
-  constexpr const char* kRecompute[] = {"", "; recompute none", "; recompute full"};
+  constexpr const char* kRecompute[] = {"", "; recompute none", "; recompute full", "; recompute budget "};
   result += kRecompute[static_cast<int>(program.options.recompute)];
+  if (program.options.recompute == compile::Recompute::kBudget) absl::StrAppend(&result, program.options.recompute_budget);
   if (program.options.shapes == compile::Shapes::kStatic) result += "; static shapes";
   if (program.options.shapes == compile::Shapes::kDynamic) result += "; dynamic shapes";
   if (program.options.max_entries < 256) absl::StrAppend(&result, "; ", program.options.max_entries, " entries");

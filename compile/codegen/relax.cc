@@ -1,0 +1,115 @@
+#include "rondo/compile/codegen/relax.h"
+
+namespace rondo::compile {
+namespace {
+
+class Contraction {
+ public:
+  explicit Contraction(const LoopKernel& kernel)
+      : old_(kernel), uses_(kernel.instrs.size(), 0), once_a_row_(kernel.instrs.size(), false),
+        joins_(kernel.instrs.size(), false), new_id_(kernel.instrs.size(), -1) {}
+
+  LoopKernel run() {
+    for (const Instr& i : old_.instrs)
+      for (int32_t arg : {i.a, i.b, i.c})
+        if (arg >= 0) ++uses_[static_cast<size_t>(arg)];
+    for (const Stage& stage : old_.stages)
+      for (int32_t id : stage.row) once_a_row_[static_cast<size_t>(id)] = true;
+    for (size_t id = 0; id < old_.instrs.size(); ++id)
+      if (const int32_t product = product_in(static_cast<int32_t>(id)); product >= 0) joins_[static_cast<size_t>(product)] = true;
+    new_ = old_;
+    new_.instrs.clear();
+    for (size_t s = 0; s < old_.stages.size(); ++s) {
+      new_.stages[s] = {};
+      copy(old_.stages[s].row, new_.stages[s].row);
+      copy(old_.stages[s].column, new_.stages[s].column);
+      copy(old_.stages[s].reductions, new_.stages[s].reductions);
+    }
+    return std::move(new_);
+  }
+
+ private:
+  const Instr& at(int32_t id) const { return old_.instrs[static_cast<size_t>(id)]; }
+
+  // The product that joins this sum or difference; -1: none.
+  int32_t product_in(int32_t id) const {
+    const Instr& sum = at(id);
+    if (sum.op != LoopOp::kAdd && sum.op != LoopOp::kSub) return -1;
+    for (int32_t arg : {sum.a, sum.b}) {
+      // One that is computed once a row stays there.
+      const bool same_place = once_a_row_[static_cast<size_t>(arg)] == once_a_row_[static_cast<size_t>(id)];
+      if (at(arg).op == LoopOp::kMul && at(arg).type == sum.type && uses_[static_cast<size_t>(arg)] == 1 && same_place) return arg;
+    }
+    return -1;
+  }
+
+  int32_t add(const Instr& instr, std::vector<int32_t>& list) {
+    new_.instrs.push_back(instr);
+    list.push_back(static_cast<int32_t>(new_.instrs.size()) - 1);
+    return list.back();
+  }
+  int32_t renamed(int32_t id) const { return id < 0 ? id : new_id_[static_cast<size_t>(id)]; }
+
+  void copy(const std::vector<int32_t>& from, std::vector<int32_t>& list) {
+    for (int32_t id : from) {
+      if (joins_[static_cast<size_t>(id)]) continue;
+      Instr instr = at(id);
+      if (const int32_t product = product_in(id); product >= 0) {
+        const bool first = product == instr.a;
+        int32_t a = renamed(at(product).a), other = renamed(first ? instr.b : instr.a);
+        if (instr.op == LoopOp::kSub) {
+          int32_t& subtracted = first ? other : a;
+          subtracted = add({.op = LoopOp::kNeg, .type = instr.type, .a = subtracted}, list);
+        }
+        instr = {.op = LoopOp::kFma, .type = instr.type, .a = a, .b = renamed(at(product).b), .c = other};
+      } else {
+        for (int32_t* arg : {&instr.a, &instr.b, &instr.c}) *arg = renamed(*arg);
+      }
+      new_id_[static_cast<size_t>(id)] = add(instr, list);
+    }
+  }
+
+  const LoopKernel& old_;
+  LoopKernel new_;
+  // By instruction of the old kernel.
+  std::vector<int> uses_;
+  std::vector<bool> once_a_row_, joins_;
+  std::vector<int32_t> new_id_;
+};
+
+// `computed`: by value of the graph.
+bool compares(const Graph& graph, const std::vector<bool>& computed) {
+  for (const GraphNode& node : graph.nodes) {
+    if (node.op->kind != OpKind::kElementwise || graph.value(node.outputs[0]).dtype != kBool) continue;
+    int floats = 0;
+    for (ValueId id : node.inputs)
+      if (id != kNoValue && is_floating(graph.value(id).dtype) && computed[static_cast<size_t>(graph.written(id))]) ++floats;
+    if (floats > 1) return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+LoopKernel relax(const LoopKernel& kernel) { return Contraction(kernel).run(); }
+
+bool may_relax(const Graph& forward, const BackwardGraph* backward) {
+  const auto computed_in = [](const Graph& graph) {
+    std::vector<bool> computed;
+    for (const Value& value : graph.values) computed.push_back(value.producer >= 0);
+    return computed;
+  };
+  const std::vector<bool> computed = computed_in(forward);
+  if (compares(forward, computed)) return false;
+  if (backward == nullptr) return true;
+  const Graph& graph = backward->graph;
+  std::vector<bool> again = computed_in(graph);
+  for (size_t i = 0; i < graph.inputs.size(); ++i) {
+    const BackwardInput& source = backward->inputs[i];
+    if (source.kind == BackwardInput::kSaved && source.index >= 0)
+      again[static_cast<size_t>(graph.inputs[i])] = computed[static_cast<size_t>(forward.written(source.index))];
+  }
+  return !compares(graph, again);
+}
+
+}  // namespace rondo::compile

@@ -1,0 +1,153 @@
+// Default mode: what codegen/relax.h does to kernels, and what it may not do to gradients.
+#include "rondo/compile/codegen/relax.h"
+
+#include "rondo/compile/compile.h"
+#include "rondo/compile/explain.h"
+#include "rondo/modules/gpt2.h"
+#include "rondo/runtime/autograd.h"
+#include "rondo/runtime/ops/ops.h"
+#include "rondo/runtime/random.h"
+#include "rondo/tests/bits.h"
+#include "rondo/tests/compile/kernel_fixture.h"
+
+namespace rondo::compile {
+namespace {
+
+int count(const LoopKernel& kernel, LoopOp op) {
+  return static_cast<int>(std::count_if(kernel.instrs.begin(), kernel.instrs.end(), [&](const Instr& i) { return i.op == op; }));
+}
+
+// Sums and differences of products on either side, in every place that matters.
+LoopKernel products(DType type, int64_t cols) {
+  KernelBuilder b("products", 7, cols, 2);
+  const int32_t x = b.dense(type), y = b.dense(type), r = b.per_row(type);
+  const auto mul = [&](LoopValue u, LoopValue v) { return b.emit(LoopOp::kMul, type, u, v); };
+  const auto store = [&](LoopOp op, LoopValue u, LoopValue v) { b.store(b.dense(type, true), b.emit(op, type, u, v)); };
+  b.in_row();
+  const LoopValue row = b.load(r, type), row_product = mul(row, row);
+  b.in_column();
+  const LoopValue u = b.load(x, type), v = b.load(y, type);
+  store(LoopOp::kAdd, mul(u, v), u);
+  store(LoopOp::kAdd, v, mul(u, row));
+  store(LoopOp::kSub, mul(u, v), row);
+  store(LoopOp::kSub, u, mul(v, row));
+  store(LoopOp::kAdd, mul(u, u), mul(v, v));  // one of the two
+  const LoopValue twice = mul(u, v);          // stays
+  store(LoopOp::kAdd, twice, v);
+  store(LoopOp::kSub, twice, u);
+  store(LoopOp::kAdd, row_product, u);  // stays where it is computed once
+  const LoopValue total = b.reduce(LoopOp::kReduceSum, b.emit(LoopOp::kAdd, type, mul(u, v), v));
+  b.stage(1).in_row();
+  b.store(b.per_row(type, true), b.emit(LoopOp::kAdd, type, mul(total, row), row));
+  return b.kernel;
+}
+
+TEST(Relax, ProductsThatAreOnlyAddedJoinTheAddition) {
+  if (!jit_available()) GTEST_SKIP() << "built without LLVM";
+  for (DType type : {kF32, kF64}) {
+    for (int64_t cols : kWidths) {
+      const LoopKernel exact = products(type, cols), relaxed = relax(exact);
+      EXPECT_EQ(count(relaxed, LoopOp::kFma), 7);
+      EXPECT_EQ(count(relaxed, LoopOp::kNeg), 2);
+      EXPECT_EQ(count(exact, LoopOp::kMul) - count(relaxed, LoopOp::kMul), 7);
+      EXPECT_NE(code_text(exact), code_text(relaxed));  // the key
+      EXPECT_EQ(to_string(relax(relaxed)), to_string(relaxed));
+      expect_equal_bits(relaxed);  // generated code is the interpreter's to the bit in this mode, too
+    }
+  }
+}
+
+// The oracle's own results in both modes: within 4 units in the last place of the largest element.
+TEST(Relax, ScalarBodiesStayWhatTheyAre) {
+  using Function = LoopValue (*)(LoopValue);
+  const std::pair<const char*, Function> functions[] = {
+      {"exp", [](LoopValue v) { return scalar::exp(v); }},     {"log", [](LoopValue v) { return scalar::log(v); }},
+      {"tanh", [](LoopValue v) { return scalar::tanh(v); }},   {"erf", [](LoopValue v) { return scalar::erf(v); }},
+      {"sin", [](LoopValue v) { return scalar::sin(v); }},
+      {"sigmoid", [](LoopValue v) { return scalar::sigmoid(v); }}};
+  constexpr int64_t kElements = 40000;
+  for (const auto& [name, function] : functions) {
+    for (DType type : {kF32, kF64}) {
+      SCOPED_TRACE(testing::Message() << name << " " << name_of(type));
+      KernelBuilder b("body", 1, kElements);
+      b.kernel.split_columns = true;
+      const int32_t x = b.dense(type), y = b.dense(type, true);
+      b.store(y, function(b.load(x, type)));
+      const LoopKernel relaxed = relax(b.kernel);
+      ASSERT_EQ(verify(relaxed), "");
+      std::mt19937 random(3);
+      Buffer in = random_buffer(type, kElements, random, Samples::kSpecial), expected = in, actual = in;
+      void* first[] = {in.data(), expected.data()};
+      void* second[] = {in.data(), actual.data()};
+      interpret(b.kernel, first, nullptr, 0, kElements);
+      interpret(relaxed, second, nullptr, 0, kElements);
+      visit_floating(type, [&](auto tag) {
+        using T = typename decltype(tag)::type;
+        if constexpr (sizeof(T) >= 4) {
+          const T *e = reinterpret_cast<const T*>(expected.data()), *a = reinterpret_cast<const T*>(actual.data());
+          for (int64_t i = 0; i < kElements; ++i) {
+            if (std::memcmp(e + i, a + i, sizeof(T)) == 0 || (e[i] != e[i] && a[i] != a[i])) continue;
+            ASSERT_LE(std::abs(e[i] - a[i]), 4 * std::numeric_limits<T>::epsilon() * std::abs(e[i]))
+                << "element " << i << " of " << reinterpret_cast<const T*>(in.data())[i];
+          }
+        }
+      });
+    }
+  }
+}
+
+class DefaultMode : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (!jit_available()) GTEST_SKIP() << "built without LLVM";
+  }
+};
+
+TEST_F(DefaultMode, RunsTheSameKernelsWithOtherCode) {
+  nn::GPT2Config config{.vocab_size = 31, .block_size = 16, .n_layer = 2, .n_head = 2, .n_embd = 24};
+  const Tensor ids = Tensor::from<int64_t>({1, 2, 3, 4, 5, 6, 7, 8}, {2, 4});
+  RegionReport reports[2];
+  std::vector<Tensor> grads[2];
+  for (bool exact : {false, true}) {
+    nn::GPT2 model(config, 3);
+    const Regions regions = compile_regions(model, {.exact = exact});
+    model.loss(ids, ids).backward();
+    for (const Tensor& p : model.parameters()) grads[exact].push_back(p.grad());
+    reports[exact] = regions.report()[0];
+  }
+  EXPECT_EQ(reports[0].library_calls, reports[1].library_calls);
+  EXPECT_LE(reports[0].kernels, reports[1].kernels);  // a product may take an epilogue
+  bool any_differs = false;
+  for (size_t i = 0; i < grads[0].size(); ++i) {
+    any_differs = any_differs || !test::same_bits(grads[0][i], grads[1][i]);
+    const std::vector<double> a = grads[0][i].to_vector<double>(), b = grads[1][i].to_vector<double>();
+    double largest = 0;
+    for (double v : b) largest = std::max(largest, std::abs(v));
+    for (size_t k = 0; k < a.size(); ++k) ASSERT_NEAR(a[k], b[k], 1e-5 * largest) << "parameter " << i;
+  }
+  EXPECT_TRUE(any_differs) << "default mode is exact mode";
+}
+
+// The backward finds the largest element of a row among values that it computes again.
+TEST_F(DefaultMode, WhatIsComparedIsNotRelaxed) {
+  const Tensor w = Tensor::randn({50}), bias = Tensor::randn({50});
+  const auto largest = [&](const Tensor& x) { return ops::max(x * w + bias, {-1}); };
+  const auto mask = [&](const Tensor& x) {
+    const Tensor y = x * w + bias;
+    return ops::sum(ops::where(ops::equal(y, ops::max(y, {-1}, true)), y * 3.0, y), {-1});
+  };
+  for (const std::function<Tensor(const Tensor&)>& function : {std::function<Tensor(const Tensor&)>(largest), {mask}}) {
+    const Tensor data = Tensor::randn({200, 50});
+    std::vector<Tensor> grads;
+    auto compiled = compile(function);
+    for (bool eager : {true, false}) {
+      Tensor x = data.clone().requires_grad_();
+      ops::sum(eager ? function(x) : compiled(x)).backward();
+      grads.push_back(x.grad());
+    }
+    EXPECT_TRUE(test::same_bits(grads[0], grads[1]));
+  }
+}
+
+}  // namespace
+}  // namespace rondo::compile
