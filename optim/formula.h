@@ -16,6 +16,7 @@
 
 #include "rondo/optim/foreach.h"
 #include "rondo/runtime/ops/scalar_math.h"
+#include "rondo/runtime/shape.h"
 
 namespace rondo::optim {
 
@@ -29,6 +30,9 @@ struct StateSpec {
   Layout layout = Layout::kFull;
   bool transient = false;  // exists during a step only
 };
+
+// The shape of a state of a parameter of this shape.
+Dims sizes_of(const StateSpec& spec, const Dims& param);
 
 // One pass of an update. With `prepare`, Optimizer::prepare is called for every parameter before it.
 struct Sweep {

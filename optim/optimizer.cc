@@ -10,6 +10,14 @@
 #include "rondo/runtime/ops/ops.h"
 
 namespace rondo::optim {
+
+Dims sizes_of(const StateSpec& spec, const Dims& param) {
+  Dims sizes = param;
+  if (spec.layout == Layout::kPerRow) sizes[sizes.rank() - 1] = 1;
+  if (spec.layout == Layout::kPerColumn) sizes[sizes.rank() - 2] = 1;
+  return sizes;
+}
+
 namespace {
 
 // Parameters below this size keep their states in f32: they weigh nothing, and they are the sensitive ones (biases, norms).
@@ -18,13 +26,6 @@ constexpr int64_t kMin8BitElements = 4096;
 bool has_scales(StateFormat format, const StateSpec& spec, const Tensor& param) {
   return format == StateFormat::k8Bit && !spec.transient && spec.layout == Layout::kFull &&
          param.numel() >= kMin8BitElements;
-}
-
-Dims sizes_of(const StateSpec& spec, const Dims& param) {
-  Dims sizes = param;
-  if (spec.layout == Layout::kPerRow) sizes[sizes.rank() - 1] = 1;
-  if (spec.layout == Layout::kPerColumn) sizes[sizes.rank() - 2] = 1;
-  return sizes;
 }
 
 // A state that is `value` everywhere.

@@ -188,7 +188,7 @@ void Optimizer::run(Bucket& bucket, std::vector<Active>& active, double grad_fac
     Slot& slot = slots_[active[i].slot];
     for (size_t k = 0; k < plan.states.size(); ++k) {
       if (!plan.states[k].transient) continue;
-      slot.states[k] = Tensor::empty(slot.param.sizes(), {compute_dtype(bucket.dtype), slot.param.device()});
+      slot.states[k] = Tensor::empty(sizes_of(plan.states[k], slot.param.sizes()), {compute_dtype(bucket.dtype), slot.param.device()});
       slot.states_at[k] = slot.states[k].raw_mutable_data();
     }
   }
