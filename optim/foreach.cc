@@ -126,27 +126,27 @@ int Foreach::compile() {
   return made.compiled;
 }
 
-void Foreach::run(const ForeachTable& table) const {
+void Foreach::run(const ForeachTable& table, bool eager) const {
   if (table.items.empty()) return;
   parallel_for(table.ends.back(), kForeachGrain, [&](int64_t begin, int64_t end) {
     size_t i = static_cast<size_t>(std::upper_bound(table.ends.begin(), table.ends.end(), begin) - table.ends.begin());
     for (; begin < end; ++i) {
       const int64_t start = table.ends[i] - table.items[i].numel, stop = std::min(end, table.ends[i]);
-      if (begin < stop) run_piece(table, i, begin - start, stop - start);
+      if (begin < stop) run_piece(table, i, begin - start, stop - start, eager);
       begin = std::max(begin, stop);
     }
   });
 }
 
 // Pieces begin and end at whole units; whoever has the last element has the rest.
-void Foreach::run_piece(const ForeachTable& table, size_t i, int64_t begin, int64_t end) const {
+void Foreach::run_piece(const ForeachTable& table, size_t i, int64_t begin, int64_t end, bool eager) const {
   const ForeachItem& item = table.items[i];
   const int64_t unit = by_rows_ ? item.width : compile::kSplitGrain;
   begin = begin / unit * unit;
   if (end != item.numel) end = end / unit * unit;
   if (begin >= end) return;
   void* const* operands = table.operands.data() + i * static_cast<size_t>(n_operands_);
-  if (code_ != nullptr) return run_compiled(item, operands, begin, end);
+  if (code_ != nullptr && !eager) return run_compiled(item, operands, begin, end);
   return compute_ == kF64 ? run_eager<double>(item, operands, begin, end) : run_eager<float>(item, operands, begin, end);
 }
 

@@ -106,10 +106,11 @@ class Foreach {
   // The generated kernel, for dumps.
   const compile::LoopKernel& kernel() const { return *kernel_; }
 
-  void run(const ForeachTable& table) const;
+  // Runs generated code if there is some, unless `eager`.
+  void run(const ForeachTable& table, bool eager = false) const;
 
  private:
-  void run_piece(const ForeachTable& table, size_t i, int64_t begin, int64_t end) const;
+  void run_piece(const ForeachTable& table, size_t i, int64_t begin, int64_t end, bool eager) const;
   void run_compiled(const ForeachItem& item, void* const* operands, int64_t begin, int64_t end) const;
   template <class C>
   void run_eager(const ForeachItem& item, void* const* operands, int64_t begin, int64_t end) const;

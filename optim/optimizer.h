@@ -204,6 +204,7 @@ class Optimizer {
   bool zero_grad_ = false;  // what buckets_ were made for
   KernelReport report_;
   bool stepped_ = false;
+  bool postponed_ = false;  // a stance kept a pass from being compiled
   // Reused from step to step.
   ForeachTable table_;
   std::deque<std::array<double, kMaxScalars>> scalars_;

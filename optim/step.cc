@@ -107,7 +107,10 @@ std::vector<ArraySpec> Optimizer::arrays(const Slot& slot, size_t sweep, bool ze
 
 Foreach* Optimizer::pass_for(const Body& body, std::vector<ArraySpec> arrays) {
   for (const auto& pass : passes_)
-    if (pass->is(body, arrays)) return pass.get();
+    if (pass->is(body, arrays)) {
+      if (report_.compiled && !pass->compiled()) compile_pass(*pass);
+      return pass.get();
+    }
   Foreach& pass = *passes_.emplace_back(std::make_unique<Foreach>(body, std::move(arrays)));
   if (report_.compiled) compile_pass(pass);
   return &pass;
@@ -115,8 +118,8 @@ Foreach* Optimizer::pass_for(const Body& body, std::vector<ArraySpec> arrays) {
 
 void Optimizer::compile_pass(Foreach& pass) {
   const compile::Stance stance = compile::stance();
-  if (stance == compile::Stance::kForceEager) return;
-  if (stepped_ && stance == compile::Stance::kEagerOnRecompile) return;
+  postponed_ = stance == compile::Stance::kForceEager || (stepped_ && stance == compile::Stance::kEagerOnRecompile);
+  if (postponed_) return;
   if (stepped_ && stance == compile::Stance::kFailOnRecompile)
     throw Error(absl::StrCat(name(), ": a step needs a new kernel, and the stance forbids it:\n",
                              compile::to_string(pass.kernel())));
@@ -134,7 +137,7 @@ void Optimizer::compile_pass(Foreach& pass) {
 }
 
 void Optimizer::sort_into_buckets(std::vector<Active>& active, bool zero_grad) {
-  if (buckets_.empty() || zero_grad != zero_grad_) {
+  if (buckets_.empty() || zero_grad != zero_grad_ || postponed_) {
     buckets_.clear();
     for (Slot& slot : slots_) slot.bucket = -1;
     zero_grad_ = zero_grad;
@@ -257,7 +260,7 @@ void Optimizer::run(Bucket& bucket, std::vector<Active>& active, double grad_fac
         if (slot.copy.defined()) operands[k++] = at(const_cast<void*>(slot.copy.raw_data()), slot.copy.dtype(), numel);
       }
     }
-    pass.run(table_);
+    pass.run(table_, /*eager=*/compile::stance() == compile::Stance::kForceEager);
   }
   for (size_t i : bucket.active)
     for (size_t k = 0; k < plan.states.size(); ++k)
