@@ -22,6 +22,7 @@ namespace rondo::optim {
 
 // Scalars of every pass stand in front of the formula's own: the factor of the gradients, and the weight of the
 // parameters in their moving average.
+inline constexpr int kMaxStates = 4;
 inline constexpr int kGradFactor = 0, kAverageWeight = 1, kFirstScalar = 2;
 
 struct StateSpec {
@@ -59,6 +60,7 @@ template <class Formula>
 struct FormulaBody {
   static constexpr size_t kStates = Formula::kStates, kScalars = Formula::kScalars, kSums = sums_of<Formula>();
   static constexpr size_t kArrays = 2 + kStates + kSums;
+  static_assert(kStates <= kMaxStates && kArrays <= kMaxValues && kFirstScalar + kScalars <= kMaxScalars);
 
   // v: param, grad, states, sums.
   template <class T>

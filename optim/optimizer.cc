@@ -72,8 +72,9 @@ void Optimizer::add_group(std::span<const Tensor> params, PlanOf plan_of, GroupS
       Tensor& made = slot.states.emplace_back();
       Tensor& scales = slot.scales.emplace_back();
       if (!state.transient) made = make_state(spec.format, state, param, spec.initial_state, scales);
-      slot.states_at.push_back(made.defined() ? made.raw_mutable_data() : nullptr);
-      slot.scales_at.push_back(scales.defined() ? scales.raw_mutable_data() : nullptr);
+      const size_t k = slot.states.size() - 1;
+      if (made.defined()) slot.states_at[k] = made.raw_mutable_data();
+      if (scales.defined()) slot.scales_at[k] = scales.raw_mutable_data();
     }
     if (slot.plan->matrices) {
       slot.width = param.size(-1);
@@ -116,7 +117,10 @@ void Optimizer::track_average(AverageOptions options) {
   if (averaging_) return;
   const NoGrad off;
   averaging_ = true;
-  for (Slot& slot : slots_) slot.average = ops::cast(slot.param.detach(), compute_dtype(slot.param.dtype()));
+  for (Slot& slot : slots_) {
+    slot.average = ops::cast(slot.param.detach(), compute_dtype(slot.param.dtype()));
+    slot.average_at = slot.average.raw_mutable_data();
+  }
   buckets_.clear();
 }
 
@@ -135,7 +139,10 @@ void Optimizer::keep_copies(DType dtype) {
   if (!is_low_precision(dtype))
     throw Error(absl::StrCat(name(), ": copies of the parameters are bf16 or f16, not ", std::string(name_of(dtype))));
   const NoGrad off;
-  for (Slot& slot : slots_) slot.copy = ops::cast(slot.param.detach(), dtype);
+  for (Slot& slot : slots_) {
+    slot.copy = ops::cast(slot.param.detach(), dtype);
+    slot.copy_at = slot.copy.raw_mutable_data();
+  }
   buckets_.clear();
 }
 

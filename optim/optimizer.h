@@ -163,7 +163,8 @@ class Optimizer {
     Tensor average, copy;
     // Where these lie, for good: they are only ever written in place.
     int64_t* step_at = nullptr;
-    std::vector<void*> states_at, scales_at;
+    std::array<void*, kMaxStates> states_at = {}, scales_at = {};
+    void *average_at = nullptr, *copy_at = nullptr;
     int bucket = -1;
     int64_t matrices = 1, width = 0;  // of a plan with matrices
   };
@@ -176,6 +177,7 @@ class Optimizer {
   };
   struct Active {
     size_t slot;
+    int64_t numel;
     const void* grad;
     Tensor dense;             // the gradient, where it had to be made contiguous
     double* scalars = nullptr;

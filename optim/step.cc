@@ -45,6 +45,7 @@ std::vector<Optimizer::Active> Optimizer::collect() const {
     }
     Active& a = active.emplace_back();
     a.slot = i;
+    a.numel = param.numel();
     if (!grad.is_contiguous()) a.dense = grad.detach().contiguous();
     a.grad = (a.dense.defined() ? a.dense : grad).raw_data();
   }
@@ -56,7 +57,7 @@ double Optimizer::measure(const std::vector<Active>& active) const {
   operands.reserve(active.size());
   for (const Active& a : active) {
     const Tensor& param = slots_[a.slot].param;
-    operands.push_back({a.grad, param.dtype(), param.numel()});
+    operands.push_back({a.grad, param.dtype(), a.numel});
   }
   return norm_of(operands);
 }
@@ -231,14 +232,15 @@ void Optimizer::run(Bucket& bucket, std::vector<Active>& active, double grad_fac
     for (size_t n = 0; n < bucket.active.size(); ++n) {
       const Active& a = active[bucket.active[n]];
       const Slot& slot = slots_[a.slot];
-      if (slot.param.numel() == 0) continue;
-      const int64_t count = plan.matrices ? slot.matrices : 1, numel = slot.param.numel() / count;
+      if (a.numel == 0) continue;
+      const int64_t count = plan.matrices ? slot.matrices : 1, numel = a.numel / count;
       const int64_t width = plan.matrices ? slot.width : pass.row_width();
       for (int64_t m = 0; m < count; ++m) {
         // Array k of matrix m.
         const auto at = [&](void* data, DType dtype, int64_t size) {
           return static_cast<std::byte*>(data) + m * size * static_cast<int64_t>(size_of(dtype));
         };
+        const DType compute = compute_dtype(bucket.dtype);
         const std::span<void*> operands = table_.add(pass.item(numel, width, a.scalars), pass.n_operands());
         size_t k = 0;
         operands[k++] = at(a.param, bucket.dtype, numel);
@@ -247,7 +249,7 @@ void Optimizer::run(Bucket& bucket, std::vector<Active>& active, double grad_fac
         for (size_t state = 0; state < plan.states.size(); ++state) {
           const Layout layout = plan.states[state].layout;
           const int64_t size = layout == Layout::kFull ? numel : layout == Layout::kPerRow ? numel / width : width;
-          operands[k++] = at(slot.states_at[state], slot.states[state].dtype(), size);
+          operands[k++] = m == 0 ? slot.states_at[state] : at(slot.states_at[state], slot.states[state].dtype(), size);
           if (slot.scales_at[state] != nullptr) operands[scale++] = slot.scales_at[state];
         }
         for (int sum = 0; sum < n_sums; ++sum) {
@@ -256,8 +258,8 @@ void Optimizer::run(Bucket& bucket, std::vector<Active>& active, double grad_fac
                           static_cast<size_t>(m) * rows_of_matrix;
         }
         if (s + 1 < plan.sweeps.size()) continue;
-        if (slot.average.defined()) operands[k++] = at(const_cast<void*>(slot.average.raw_data()), slot.average.dtype(), numel);
-        if (slot.copy.defined()) operands[k++] = at(const_cast<void*>(slot.copy.raw_data()), slot.copy.dtype(), numel);
+        if (slot.average_at != nullptr) operands[k++] = at(slot.average_at, compute, numel);
+        if (slot.copy_at != nullptr) operands[k++] = at(slot.copy_at, kBF16, numel);  // kF16 has the same size
       }
     }
     pass.run(table_, /*eager=*/compile::stance() == compile::Stance::kForceEager);
