@@ -18,61 +18,71 @@ double epsilon_of(DType dtype) {
   }
 }
 
-// Means of (factor * g)^2 over the rows and the columns of a matrix, in f64.
-void mean_squares(const Tensor& grad, int64_t offset, double factor, std::span<double> rows, std::span<double> cols) {
-  std::fill(cols.begin(), cols.end(), 0.0);
-  const auto n_cols = static_cast<int64_t>(cols.size());
-  visit_floating(grad.dtype(), [&](auto tag) {
-    using T = typename decltype(tag)::type;
-    const T* g = static_cast<const T*>(grad.raw_data()) + offset;
-    std::vector<double> squares(cols.size());
-    for (size_t r = 0; r < rows.size(); ++r, g += n_cols) {
-      for (int64_t c = 0; c < n_cols; ++c) {
-        const double value = static_cast<double>(g[c]) * factor;
-        squares[static_cast<size_t>(c)] = value * value;
-      }
-      double lanes[kLanes] = {};
-      for (size_t c = 0; c < cols.size(); ++c) {
-        cols[c] += squares[c];
-        lanes[c % kLanes] += squares[c];
-      }
-      rows[r] = combine_lanes(lanes, [](double a, double b) { return a + b; }) / static_cast<double>(n_cols);
+// Sums of (factor * g)^2 over the rows and the columns of some rows of a matrix, in f64.
+template <class T>
+void sums_of_squares(const T* g, double factor, int64_t n_cols, std::span<double> rows, double* cols) {
+  std::vector<double> squares(static_cast<size_t>(n_cols));
+  std::fill_n(cols, n_cols, 0.0);
+  for (double& row : rows) {
+    for (int64_t c = 0; c < n_cols; ++c) {
+      const double value = static_cast<double>(g[c]) * factor;
+      squares[static_cast<size_t>(c)] = value * value;
+      cols[c] += squares[static_cast<size_t>(c)];
     }
-  });
-  for (double& c : cols) c /= static_cast<double>(rows.size());
+    double lanes[kLanes] = {};
+    for (int64_t c = 0; c < n_cols; ++c) lanes[c % kLanes] += squares[static_cast<size_t>(c)];
+    row = combine_lanes(lanes, [](double a, double b) { return a + b; });
+    g += n_cols;
+  }
 }
 
-// var += weight (mean - var)
+// var += weight (sum / n - var). The mean of var.
 template <class C>
-double move_towards(C* var, std::span<const double> mean, double weight) {
+double move_towards(C* var, std::span<const double> sums, double n, double weight) {
   double total = 0;
-  for (size_t i = 0; i < mean.size(); ++i) {
-    var[i] = static_cast<C>(static_cast<double>(var[i]) + weight * (mean[i] - static_cast<double>(var[i])));
+  for (size_t i = 0; i < sums.size(); ++i) {
+    var[i] = static_cast<C>(static_cast<double>(var[i]) + weight * (sums[i] / n - static_cast<double>(var[i])));
     total += static_cast<double>(var[i]);
   }
-  return total / static_cast<double>(mean.size());
+  return total / static_cast<double>(sums.size());
 }
 
 // Moves row_var and col_var to this step's squares, and fills the third state: row_var / max(mean(row_var), eps1).
+// Columns are summed in chunks of rows, as ops/reduction_order.h has it, so any number of threads gives the same bits.
 void move_factors(const Tensor& grad, double factor, std::span<Tensor> states, double weight, double eps1) {
   const int64_t n_rows = grad.size(-2), n_cols = grad.size(-1), size = n_rows * n_cols;
   if (size == 0) return;
+  const int64_t matrices = grad.numel() / size, chunk = column_chunk_rows(n_rows), chunks = (n_rows + chunk - 1) / chunk;
+  std::vector<double> rows(static_cast<size_t>(matrices * n_rows)), cols(static_cast<size_t>(matrices * chunks * n_cols));
+  visit_floating(grad.dtype(), [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    const T* g = static_cast<const T*>(grad.raw_data());
+    const int64_t grain = std::max<int64_t>(1, kForeachGrain / (chunk * n_cols));
+    parallel_for(matrices * chunks, grain, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) {
+        const int64_t m = i / chunks, first = i % chunks * chunk, n = std::min(chunk, n_rows - first), row = m * n_rows + first;
+        sums_of_squares(g + row * n_cols, factor, n_cols, std::span(rows).subspan(static_cast<size_t>(row), static_cast<size_t>(n)),
+                        cols.data() + i * n_cols);
+      }
+    });
+  });
   void* data[3];
   for (size_t k = 0; k < 3; ++k) data[k] = states[k].raw_mutable_data();
-  parallel_for(grad.numel() / size, 1, [&](int64_t begin, int64_t end) {
-    std::vector<double> rows(static_cast<size_t>(n_rows)), cols(static_cast<size_t>(n_cols));
-    for (int64_t m = begin; m < end; ++m) {
-      mean_squares(grad, m * size, factor, rows, cols);
-      visit_floating(states[0].dtype(), [&](auto tag) {
-        using C = typename decltype(tag)::type;
-        C* row_var = static_cast<C*>(data[0]) + m * n_rows;
-        const double mean = std::max(move_towards(row_var, rows, weight), eps1);
-        move_towards(static_cast<C*>(data[1]) + m * n_cols, cols, weight);
-        C* row_factor = static_cast<C*>(data[2]) + m * n_rows;
-        for (int64_t r = 0; r < n_rows; ++r) row_factor[r] = static_cast<C>(static_cast<double>(row_var[r]) / mean);
-      });
-    }
-  });
+  for (int64_t m = 0; m < matrices; ++m) {
+    double* col = cols.data() + m * chunks * n_cols;
+    for (int64_t k = 1; k < chunks; ++k)
+      for (int64_t c = 0; c < n_cols; ++c) col[c] += col[k * n_cols + c];
+    visit_floating(states[0].dtype(), [&](auto tag) {
+      using C = typename decltype(tag)::type;
+      C* row_var = static_cast<C*>(data[0]) + m * n_rows;
+      const std::span<const double> row_sums(rows.data() + m * n_rows, static_cast<size_t>(n_rows));
+      const double mean = std::max(move_towards(row_var, row_sums, static_cast<double>(n_cols), weight), eps1);
+      move_towards(static_cast<C*>(data[1]) + m * n_cols, std::span<const double>(col, static_cast<size_t>(n_cols)),
+                   static_cast<double>(n_rows), weight);
+      C* row_factor = static_cast<C*>(data[2]) + m * n_rows;
+      for (int64_t r = 0; r < n_rows; ++r) row_factor[r] = static_cast<C>(static_cast<double>(row_var[r]) / mean);
+    });
+  }
 }
 
 }  // namespace

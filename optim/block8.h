@@ -33,17 +33,24 @@ template <bool kSigned, class T>
   return value;
 }
 
+// What encode8 multiplies values with: 1 / scale, or 0 for a block without a normal number, which becomes zeros.
+template <class T>
+[[gnu::always_inline]] inline T inverse8(T scale) {
+  using namespace scalar;
+  const T one = constant(scale, 1.0);
+  return select(lt(scale, constant(scale, 0x1p-126)), constant(scale, 0.0), one / scale);
+}
+
 // The code nearest to a value, ties to even. Of NaN: anything; the scale is NaN then, too.
 template <bool kSigned, class T>
-[[gnu::always_inline]] inline T encode8(T value, T scale) {
+[[gnu::always_inline]] inline T encode8(T value, T inverse) {
   using namespace scalar;
   constexpr double kLowest = kSigned ? -6 : -14;
-  const T zero = constant(value, 0.0), lowest = constant(value, kLowest);
-  const T share = select(eq(scale, zero), zero, abs(value) / scale);
-  const T smallest = exp2_int(lowest);
+  const T zero = constant(value, 0.0), smallest = constant(value, kSigned ? 0x1p-6 : 0x1p-14);
+  const T share = abs(value) * inverse;
   const T e = exponent(select(lt(share, smallest), smallest, share));
   const T digits = round_even(share * exp2_int(constant(value, 4.0) - e));
-  T code = fma(e - lowest, constant(value, 16.0), digits);
+  T code = fma(e - constant(value, kLowest), constant(value, 16.0), digits);
   if constexpr (kSigned) return select(lt(value, zero), code + constant(value, 128.0), code);
   const T one = constant(value, 1.0);
   return select(lt(zero, value), select(lt(code, one), one, code), code);

@@ -19,41 +19,40 @@ constexpr int64_t kStrip = 1024;
 static_assert(kStrip % kLanes == 0 && kStrip % kBlock8 == 0 && kRow % kLanes == 0);
 
 template <class C>
-void load_strip(const ArraySpec& spec, const void* data, int64_t at, int64_t n, float scale, C* out) {
-  if (spec.format != Format::kPlain) {
-    const uint8_t* codes = static_cast<const uint8_t*>(data) + at;
-    const bool is_signed = spec.format == Format::kSigned8;
-    for (int64_t i = 0; i < n; ++i) {
-      const float code = codes[i];
-      out[i] = is_signed ? decode8<true>(code, scale) : decode8<false>(code, scale);
-    }
-    return;
-  }
+void load_strip(const ArraySpec& spec, const void* data, int64_t at, int64_t n, float scale, C* __restrict out) {
+  const auto decode = [&](auto is_signed) {
+    const uint8_t* __restrict codes = static_cast<const uint8_t*>(data) + at;
+    for (int64_t i = 0; i < n; ++i) out[i] = decode8<is_signed()>(static_cast<float>(codes[i]), scale);
+  };
+  if (spec.format == Format::kSigned8) return decode(std::true_type{});
+  if (spec.format == Format::kUnsigned8) return decode(std::false_type{});
   visit_floating(spec.dtype, [&](auto tag) {
     using P = typename decltype(tag)::type;
-    const P* from = static_cast<const P*>(data) + at;
+    const P* __restrict from = static_cast<const P*>(data) + at;
     for (int64_t i = 0; i < n; ++i) out[i] = static_cast<C>(from[i]);
   });
 }
 
 template <class C>
-void store_strip(DType dtype, void* data, int64_t at, int64_t n, const C* values) {
+void store_strip(DType dtype, void* data, int64_t at, int64_t n, const C* __restrict values) {
   visit_floating(dtype, [&](auto tag) {
     using P = typename decltype(tag)::type;
-    P* to = static_cast<P*>(data) + at;
+    P* __restrict to = static_cast<P*>(data) + at;
     for (int64_t i = 0; i < n; ++i) to[i] = static_cast<P>(values[i]);
   });
 }
 
-template <class C>
-void store_codes(Format format, uint8_t* codes, float& scale, int64_t n, const C* values) {
-  float largest = 0;
-  for (int64_t i = 0; i < n; ++i) largest = scalar::maximum(largest, scalar::abs(static_cast<float>(values[i])));
-  scale = largest;
-  for (int64_t i = 0; i < n; ++i) {
-    const float value = static_cast<float>(values[i]);
-    codes[i] = low_byte(format == Format::kSigned8 ? encode8<true>(value, largest) : encode8<false>(value, largest));
-  }
+// 8-bit arrays are computed on in f32.
+void store_codes(Format format, uint8_t* __restrict codes, float& scale, int64_t n, const float* __restrict values) {
+  float largest[kLanes] = {};
+  for (int64_t i = 0; i < n; ++i) largest[i % kLanes] = scalar::maximum(largest[i % kLanes], scalar::abs(values[i]));
+  scale = combine_lanes(largest, [](float a, float b) { return scalar::maximum(a, b); });
+  const float inverse = inverse8(scale);
+  const auto encode = [&](auto is_signed) {
+    for (int64_t i = 0; i < n; ++i) codes[i] = low_byte(encode8<is_signed()>(values[i], inverse));
+  };
+  if (format == Format::kSigned8) encode(std::true_type{});
+  else encode(std::false_type{});
 }
 
 std::byte* at(void* data, DType dtype, int64_t index) {
@@ -185,7 +184,8 @@ void Foreach::run_eager(const ForeachItem& item, void* const* operands, int64_t 
   C* values[kMaxValues];
   for (int64_t row = begin / width; row * width < end; ++row) {
     const int64_t first = std::max(begin - row * width, int64_t{0}), last = std::min(end - row * width, width);
-    double lanes[kMaxValues][kLanes] = {};
+    double lanes[kMaxValues][kLanes];
+    std::fill(&lanes[n_values][0], &lanes[n_all][0], 0.0);
     for (int64_t c = first; c < last; c += strip) {
       const int64_t n = std::min(strip, last - c), element = row * width + c;
       for (int k = 0; k < n_all; ++k) {
@@ -224,8 +224,9 @@ void Foreach::run_eager(const ForeachItem& item, void* const* operands, int64_t 
         } else if (((written_ >> k) & 1) == 0) {
           continue;
         } else if (a.format != Format::kPlain) {
-          store_codes(a.format, static_cast<uint8_t*>(operands[k]) + element,
-                      static_cast<float*>(operands[scale_operand_[k]])[row], n, values[k]);
+          if constexpr (sizeof(C) == sizeof(float))
+            store_codes(a.format, static_cast<uint8_t*>(operands[k]) + element,
+                        static_cast<float*>(operands[scale_operand_[k]])[row], n, values[k]);
         } else if (values[k] == buffers[k]) {
           store_strip(a.dtype, operands[k], element, n, values[k]);
         }

@@ -53,9 +53,9 @@ class KernelBuilder final : public LoopBuilder {
       finish_sums();
       values = apply();
       for (const auto& [k, id] : largest) {
-        const LoopValue scale{this, id, kF32};
-        const LoopValue code = arrays_[k].format == Format::kSigned8 ? encode8<true>(values[k], scale)
-                                                                     : encode8<false>(values[k], scale);
+        const LoopValue inverse = inverse8(LoopValue{this, id, kF32});
+        const LoopValue code = arrays_[k].format == Format::kSigned8 ? encode8<true>(values[k], inverse)
+                                                                     : encode8<false>(values[k], inverse);
         store(static_cast<int>(k), code);
       }
       store_values(values);

@@ -38,7 +38,7 @@ Tensor make_state(StateFormat format, const StateSpec& spec, const Tensor& param
   scales = Tensor::full({(param.numel() + kBlock8 - 1) / kBlock8}, value, {kF32, param.device()});
   Tensor codes = Tensor::zeros(sizes, {kU8, param.device()});
   const float v = static_cast<float>(value);
-  std::memset(codes.raw_mutable_data(), low_byte(spec.nonnegative ? encode8<false>(v, v) : encode8<true>(v, v)),
+  std::memset(codes.raw_mutable_data(), low_byte(spec.nonnegative ? encode8<false>(v, inverse8(v)) : encode8<true>(v, inverse8(v))),
               static_cast<size_t>(codes.numel()));
   return codes;
 }

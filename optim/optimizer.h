@@ -80,7 +80,7 @@ struct AverageOptions {
 struct KernelReport {
   bool compiled = false;   // optim::compile was called
   int kernels = 0;         // signatures in use: one for each combination of dtypes and formula
-  int compilations = 0;    // of these, the ones for which code had to be generated (the others came from a cache)
+  int compilations = 0;    // of these, the ones that this process had not met: generated, or loaded from disk
   int64_t late = 0;        // compilations after the first step: 0 unless dtypes or options of step() changed
   double compile_ms = 0;
 };

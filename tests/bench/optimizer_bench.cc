@@ -4,7 +4,7 @@
 // Also: what compiling costs for 10 and for 10,000 tensors, and a whole step (loss scale, finite check, clipping, moving
 // average, bf16 copy, zeroed gradients) in joined passes and one by one.
 //
-//   bench_optimizer [--json] [--threads N] [--seconds S] [--list gpt2_124m|1000x1024|10000x64]
+//   bench_optimizer [--json] [--threads N] [--seconds S] [--list gpt2_124m|1000x1024|10000x64] [--state f32|bf16|8bit]
 //   bench_optimizer --serve --list L     answers a line "N" with the times of N steps (tests/bench/peers/README.md)
 #include <algorithm>
 #include <chrono>
@@ -91,6 +91,8 @@ struct Stream {
   }
 };
 
+optim::StateFormat state_format = optim::StateFormat::kFull;
+
 // Parameters, their gradients, and an optimizer over them.
 struct Trained {
   std::vector<Tensor> params;
@@ -102,7 +104,7 @@ struct Trained {
       params.back().set_grad(Tensor::full(shape, 0.01));
       n += shape.numel();
     }
-    optimizer = std::make_unique<optim::AdamW>(params, optim::AdamWOptions{.betas = {0.9, 0.95}, .weight_decay = 0.1});
+    optimizer = std::make_unique<optim::AdamW>(params, optim::AdamWOptions{.betas = {0.9, 0.95}, .weight_decay = 0.1, .state = state_format});
     if (compiled) optim::compile(*optimizer);
   }
 };
@@ -242,6 +244,12 @@ int main(int argc, char** argv) {
     else if (option == "--threads" && i + 1 < argc) rondo::set_num_threads(std::atoi(argv[++i]));
     else if (option == "--seconds" && i + 1 < argc) seconds = std::atof(argv[++i]);
     else if (option == "--list" && i + 1 < argc) only = argv[++i];
+    else if (option == "--state" && i + 1 < argc) {
+      const std::string format = argv[++i];
+      state_format = format == "bf16"   ? optim::StateFormat::kBF16
+                     : format == "8bit" ? optim::StateFormat::k8Bit
+                                        : optim::StateFormat::kFull;
+    }
   }
   ::setenv("RONDO_CACHE", "off", 1);  // what is compiled is compiled here
   if (serving) return serve(only), 0;

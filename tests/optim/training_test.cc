@@ -17,6 +17,7 @@
 #include "rondo/optim/sgd.h"
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/ops/ops.h"
+#include "rondo/runtime/parallel.h"
 #include "rondo/runtime/random.h"
 #include "rondo/tests/errors.h"
 
@@ -46,6 +47,8 @@ struct Result {
 Result train(How how, StateFormat format) {
   constexpr double kScale = 8;
   manual_seed(5);
+  // The number of threads changes no bit.
+  set_num_threads(how == How::kCompiled && format == StateFormat::kFull ? 2 : 1);
   Net net;
   compile::Regions regions({});
   if (how == How::kCompiled) regions = compile::compile_module(net, {.exact = true});
@@ -106,6 +109,7 @@ Result train(How how, StateFormat format) {
   result.kernels = optimizer.kernels();
   for (const Tensor& p : ordered) result.params.push_back(p.to_vector<float>());
   for (const Tensor& a : averages) result.averages.push_back(a.to_vector<float>());
+  set_num_threads(2);
   return result;
 }
 
