@@ -604,6 +604,11 @@ Value* KernelEmitter::from_memory(Value* raw, DType memory, DType type) {
 Value* KernelEmitter::to_memory(Value* v, DType memory, bool already_rounded) {
   const int width = width_of(v);
   Type* i16 = widen(b_.getInt16Ty(), width);
+  const bool truth = v->getType()->getScalarType()->isIntegerTy(1);
+  if (memory == kU8 && !truth) {  // the low byte of the integer, as exp2_int finds it: defined for every value
+    Value* shifted = b_.CreateFAdd(v, real(v->getType(), 0x1.8p23));
+    return b_.CreateTrunc(b_.CreateBitCast(shifted, widen(b_.getInt32Ty(), width)), widen(b_.getInt8Ty(), width));
+  }
   if (memory == kBool || memory == kU8) return b_.CreateZExt(convert(v, kBool), widen(b_.getInt8Ty(), width));
   if (memory == kF64 || memory == kF32) return convert(v, memory);
   v = convert(v, kF32);

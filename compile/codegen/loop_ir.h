@@ -9,7 +9,8 @@
 //                stage 2: row: rstd, store rstd     column: load x, w, b, ..., store y
 //
 // Registers are f32, f64 or booleans. A 16-bit float type on an instruction means an f32 register; kCast, kLoad, kConst
-// and kScalar of such a type round to it, arithmetic does not. kLoad converts from the operand's dtype, kStore to it.
+// and kScalar of such a type round to it, arithmetic does not. kLoad converts from the operand's dtype, kStore to it; of
+// an f32 it stores to u8 the low byte of the integer that the f32 holds: the low bits of a + 1.5 * 2^23.
 //
 // An output may be the same memory as an input, element for element (in place); no other operands overlap. Then all
 // loads of an element must come before its store, in the order stage, row list, column list.
