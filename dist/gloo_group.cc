@@ -30,6 +30,8 @@ std::shared_ptr<ProcessGroup> connect_gloo(const Environment&, GroupOptions) {
 #include "gloo/rendezvous/context.h"
 #include "gloo/rendezvous/store.h"
 #include "gloo/transport/tcp/device.h"
+#include "gloo/transport/unbound_buffer.h"
+#include "gloo/types.h"
 #include "rondo/dist/reduction.h"
 #include "rondo/dist/store.h"
 
@@ -62,6 +64,7 @@ class Rendezvous final : public gloo::rendezvous::Store {
 };
 
 enum class Kind : uint8_t { kAllReduce, kBroadcast, kAllGather, kBarrier };
+constexpr uint8_t kHeaderSlotPrefix = 0x7F;  // Gloo's own collectives have others
 constexpr const char* kKindNames[] = {"all_reduce", "broadcast", "all_gather", "barrier"};
 
 // What a rank is about to do. The ranks exchange these before a tensor moves: sizes that differ would end the process from
@@ -107,16 +110,15 @@ class GlooGroup final : public ProcessGroup {
     thread_ = std::thread([this] { run(); });
   }
 
+  // What has not begun ends with an error; what moves data already is waited for, as its peers are there.
   ~GlooGroup() override {
-    bool busy = false;
+    say_goodbye("it has left the group");
     {
       const std::lock_guard lock(mutex_);
       closing_ = true;
-      busy = running_ || !jobs_.empty();
+      if (waiting_ != nullptr)
+        for (const auto& buffer : *waiting_) buffer->abortWaitRecv();
     }
-    say_goodbye("it has left the group");
-    // Nobody can wait for what is still on its way: that ends it, here and at the other ranks.
-    if (busy) close_connections();
     jobs_changed_.notify_all();
     thread_.join();
     context_.reset();
@@ -235,7 +237,6 @@ class GlooGroup final : public ProcessGroup {
         if (jobs_.empty()) return;
         job = std::move(jobs_.front());
         jobs_.pop_front();
-        running_ = true;
         if (closing_ && failure_.empty()) failure_ = "the process group was closed";
       }
       std::exception_ptr error;
@@ -248,10 +249,6 @@ class GlooGroup final : public ProcessGroup {
       }
       const std::shared_ptr<Work::State> state = job.state;
       job = Job();  // before whoever waits goes on: the tensors are theirs again
-      {
-        const std::lock_guard lock(mutex_);
-        running_ = false;
-      }
       state->finish(error);
     }
   }
@@ -278,20 +275,56 @@ class GlooGroup final : public ProcessGroup {
     }
   }
 
-  // Throws MismatchError, the same sentence on every rank, unless all are about to do the same.
+  // Throws MismatchError, the same sentence on every rank, unless all are about to do the same. Here is where a rank waits for
+  // one that is late, so it is done with buffers of our own, which the destructor can wake.
   void agree(const Header& mine) {
-    std::vector<Header> all(static_cast<size_t>(world_size_));
-    gloo::AllgatherOptions options(context_);
-    options.setInput(reinterpret_cast<char*>(const_cast<Header*>(&mine)), sizeof mine);
-    options.setOutput(reinterpret_cast<char*>(all.data()), sizeof mine * all.size());
-    set_up(options);
-    gloo::allgather(options);
+    std::vector<Header> all(static_cast<size_t>(world_size_), mine);
+    const uint64_t slot = gloo::Slot::build(kHeaderSlotPrefix, tag_++);
+    Buffers sends, receives;
+    for (int r = 0; r < world_size_; ++r) {
+      if (r == rank_) continue;
+      receives.push_back(context_->createUnboundBuffer(&all[static_cast<size_t>(r)], sizeof mine));
+      receives.back()->recv(r, slot);
+      sends.push_back(context_->createUnboundBuffer(const_cast<Header*>(&mine), sizeof mine));
+      sends.back()->send(r, slot);
+    }
+    {
+      const WaitingScope scope(*this, receives);
+      const Deadline deadline = after(timeout_);
+      for (const auto& buffer : receives)
+        if (!buffer->waitRecv(left_until(deadline))) throw ConnectionError("interrupted");
+      for (const auto& buffer : sends) buffer->waitSend(left_until(deadline));
+    }
     for (size_t r = 1; r < all.size(); ++r) {
       all[r].name[sizeof all[r].name - 1] = '\0';
       if (!same(all[0], all[r]))
         throw MismatchError(absl::StrCat("the ranks do not call the same collectives: rank 0 is at ", describe(all[0]),
                                          ", rank ", r, " at ", describe(all[r])));
     }
+  }
+
+  using Buffers = std::vector<std::unique_ptr<gloo::transport::UnboundBuffer>>;
+  // Lets the destructor interrupt waiting for these.
+  class WaitingScope {
+   public:
+    WaitingScope(GlooGroup& group, Buffers& buffers) : group_(group) {
+      const std::lock_guard lock(group.mutex_);
+      if (group.closing_) throw ConnectionError("interrupted");
+      group.waiting_ = &buffers;
+    }
+    ~WaitingScope() {
+      const std::lock_guard lock(group_.mutex_);
+      group_.waiting_ = nullptr;
+    }
+    WaitingScope(const WaitingScope&) = delete;
+    WaitingScope& operator=(const WaitingScope&) = delete;
+
+   private:
+    GlooGroup& group_;
+  };
+  // Zero would mean for ever.
+  static Milliseconds left_until(Deadline deadline) {
+    return std::max(Milliseconds(1), std::chrono::ceil<Milliseconds>(deadline - std::chrono::steady_clock::now()));
   }
 
   void move(Job& job) {
@@ -352,9 +385,8 @@ class GlooGroup final : public ProcessGroup {
   }
   void close_connections() noexcept {
     try {
-      const std::lock_guard lock(closing_mutex_);
       context_->closeConnections();
-    } catch (const std::exception&) {
+    } catch (const std::exception&) {  // then it takes them as long as the timeout
     }
   }
 
@@ -405,9 +437,9 @@ class GlooGroup final : public ProcessGroup {
   std::condition_variable jobs_changed_;
   std::deque<Job> jobs_;
   uint64_t issued_ = 0;
-  bool closing_ = false, running_ = false;
+  bool closing_ = false;
+  Buffers* waiting_ = nullptr;
 
-  std::mutex closing_mutex_;
   // The communication thread's own.
   uint32_t tag_ = 0;
   std::string failure_;
