@@ -45,9 +45,10 @@ BucketPlan plan_buckets(const nn::ModuleBase& model, const std::vector<compile::
       if (bucket.numel * static_cast<int64_t>(size_of(wire)) >= options.min_bytes || s + 1 == seams.size()) close(bucket, s);
   }
 
+  const auto path_of = [&](size_t seam) { return seams[seam].path.empty() ? "all blocks" : seams[seam].path; };
   for (size_t b = 0; b < plan.buckets.size(); ++b)
     for (const BucketSlot& slot : plan.buckets[b].slots)
-      absl::StrAppend(&plan.text, "bucket ", b, " after ", seams[plan.buckets[b].seam].path, ": ", slot.name, " ",
+      absl::StrAppend(&plan.text, "bucket ", b, " after ", path_of(plan.buckets[b].seam), ": ", slot.name, " ",
                       describe(slot.parameter), " at ", slot.offset, "\n");
   // What is sent once, at the start.
   for (const nn::NamedTensor& p : parameters)
