@@ -24,16 +24,16 @@ namespace {
 using std::chrono::steady_clock;
 using test::error_of;
 
-struct Run {
+struct Finished {
   int code = -1;
   std::string out;  // stdout and stderr
   std::chrono::duration<double> took{};
 };
 
 // rondorun with these arguments, through a shell.
-Run rondorun(const std::string& arguments, const std::string& variables = "") {
+Finished rondorun(const std::string& arguments, const std::string& variables = "") {
   const std::string command = absl::StrCat("env -u OMP_NUM_THREADS -u RONDO_NUM_THREADS ", variables, " ", RONDO_RONDORUN, " ", arguments, " 2>&1");
-  Run run;
+  Finished run;
   const auto began = steady_clock::now();
   std::FILE* pipe = ::popen(command.c_str(), "r");
   char buffer[4096];
@@ -44,16 +44,16 @@ Run rondorun(const std::string& arguments, const std::string& variables = "") {
   return run;
 }
 
-bool has(const Run& run, const std::string& part) { return run.out.find(part) != std::string::npos; }
-// True once no process `pid` is left; zombies count as left.
-bool ends_soon(pid_t pid) {
-  for (int i = 0; i < 500; ++i, std::this_thread::sleep_for(Milliseconds(20)))
-    if (::kill(pid, 0) != 0) return true;
-  return false;
-}
+bool has(const Finished& run, const std::string& part) { return run.out.find(part) != std::string::npos; }
 std::string text_of(const std::string& path) {
   std::ifstream file(path);
   return std::string((std::istreambuf_iterator<char>(file)), {});
+}
+// True once process `pid` has ended. Whoever inherits an orphan may take its time to bury it.
+bool ends_soon(pid_t pid) {
+  for (int i = 0; i < 500; ++i, std::this_thread::sleep_for(Milliseconds(20)))
+    if (::kill(pid, 0) != 0 || text_of(absl::StrCat("/proc/", pid, "/stat")).find(") Z ") != std::string::npos) return true;
+  return false;
 }
 pid_t pid_in(const std::string& path) {
   for (int i = 0; i < 1000; ++i, std::this_thread::sleep_for(Milliseconds(20)))
@@ -62,7 +62,7 @@ pid_t pid_in(const std::string& path) {
 }
 
 TEST(Rondorun, GivesTorchrunsVariables) {
-  const Run run = rondorun(
+  const Finished run = rondorun(
       "--nproc-per-node 3 sh -c 'echo $RANK $LOCAL_RANK $WORLD_SIZE $LOCAL_WORLD_SIZE $GROUP_RANK $MASTER_ADDR "
       "${MASTER_PORT:+port} ${RONDO_STORE:+store} $TORCHELASTIC_RUN_ID'");
   EXPECT_EQ(run.code, 0);
@@ -81,7 +81,7 @@ TEST(Rondorun, DividesTheCoresUnlessTold) {
 }
 
 TEST(Rondorun, LinesStayWhole) {
-  const Run run = rondorun("--nproc-per-node 2 sh -c 'for i in 1 2 3; do printf \"a%s\" $RANK; sleep 0.01; printf \"b\\n\"; done; printf end; echo x >&2'");
+  const Finished run = rondorun("--nproc-per-node 2 sh -c 'for i in 1 2 3; do printf \"a%s\" $RANK; sleep 0.01; printf \"b\\n\"; done; printf end; echo x >&2'");
   EXPECT_EQ(run.code, 0);
   int lines = 0;
   for (const std::string& line : std::vector<std::string>(absl::StrSplit(run.out, '\n'))) {
@@ -93,7 +93,7 @@ TEST(Rondorun, LinesStayWhole) {
   EXPECT_EQ(lines, 10);
   EXPECT_EQ(rondorun("--nproc-per-node 1 --no-prefix printf 'a\\nb\\n\\n'").out, "a\nb\n\n");
   // A line without an end, far longer than any buffer: nothing is lost.
-  const Run wide = rondorun("--nproc-per-node 1 --no-prefix sh -c 'head -c 300000 /dev/zero | tr \"\\000\" x'");
+  const Finished wide = rondorun("--nproc-per-node 1 --no-prefix sh -c 'head -c 300000 /dev/zero | tr \"\\000\" x'");
   EXPECT_EQ(std::count(wide.out.begin(), wide.out.end(), 'x'), 300000);
 }
 
@@ -102,7 +102,7 @@ TEST(Rondorun, StandardInputIsEmpty) {
 }
 
 TEST(Rondorun, AKilledRankEndsTheJobAndIsNamed) {
-  const Run run = rondorun("--nproc-per-node 3 sh -c 'if [ $RANK = 1 ]; then kill -9 $$; fi; exec sleep 100'");
+  const Finished run = rondorun("--nproc-per-node 3 sh -c 'if [ $RANK = 1 ]; then kill -9 $$; fi; exec sleep 100'");
   EXPECT_EQ(run.code, 137);
   EXPECT_TRUE(has(run, "rondorun: rank 1 (pid ")) << run.out;
   EXPECT_TRUE(has(run, ") was killed by signal 9 (SIGKILL); the job ends\n")) << run.out;
@@ -111,7 +111,7 @@ TEST(Rondorun, AKilledRankEndsTheJobAndIsNamed) {
 }
 
 TEST(Rondorun, AFailingRankEndsTheJobWithItsCode) {
-  const Run run = rondorun("--nproc-per-node 2 sh -c 'if [ $RANK = 0 ]; then echo why >&2; exit 7; fi; exec sleep 100'");
+  const Finished run = rondorun("--nproc-per-node 2 sh -c 'if [ $RANK = 0 ]; then echo why >&2; exit 7; fi; exec sleep 100'");
   EXPECT_EQ(run.code, 7);
   EXPECT_TRUE(has(run, "[rank 0] why\n")) << run.out;
   EXPECT_TRUE(has(run, ") exited with code 7; the job ends\n")) << run.out;
@@ -119,14 +119,14 @@ TEST(Rondorun, AFailingRankEndsTheJobWithItsCode) {
 }
 
 TEST(Rondorun, ASignalIsTheCauseOfOtherRanksFailures) {
-  const Run run = rondorun("--nproc-per-node 2 sh -c 'if [ $RANK = 1 ]; then sleep 0.05; kill -SEGV $$; fi; exit 3'");
+  const Finished run = rondorun("--nproc-per-node 2 sh -c 'if [ $RANK = 1 ]; then sleep 0.05; kill -SEGV $$; fi; exit 3'");
   EXPECT_EQ(run.code, 128 + SIGSEGV) << run.out;
   EXPECT_TRUE(has(run, "signal 11 (SIGSEGV); the job ends\n")) << run.out;
   EXPECT_TRUE(has(run, "exited with code 3\n")) << run.out;
 }
 
 TEST(Rondorun, ARankThatDoesNotListenIsKilled) {
-  const Run run = rondorun("--nproc-per-node 2 --grace-period 1 sh -c 'trap \"\" TERM; if [ $RANK = 0 ]; then sleep 0.2; exit 4; fi; sleep 100; sleep 100'");
+  const Finished run = rondorun("--nproc-per-node 2 --grace-period 1 sh -c 'trap \"\" TERM; if [ $RANK = 0 ]; then sleep 0.2; exit 4; fi; sleep 100; sleep 100'");
   EXPECT_EQ(run.code, 4);
   EXPECT_TRUE(has(run, "rondorun: rank 1 (pid ")) << run.out;
   EXPECT_TRUE(has(run, ") did not end in time and is killed\n")) << run.out;
@@ -134,7 +134,7 @@ TEST(Rondorun, ARankThatDoesNotListenIsKilled) {
 }
 
 TEST(Rondorun, OneThatEndsWellDoesNotEndTheOthers) {
-  const Run run = rondorun("--nproc-per-node 2 sh -c 'if [ $RANK = 1 ]; then sleep 0.5; echo late; fi'");
+  const Finished run = rondorun("--nproc-per-node 2 sh -c 'if [ $RANK = 1 ]; then sleep 0.5; echo late; fi'");
   EXPECT_EQ(run.code, 0);
   EXPECT_EQ(run.out, "[rank 1] late\n");
 }
@@ -142,7 +142,7 @@ TEST(Rondorun, OneThatEndsWellDoesNotEndTheOthers) {
 TEST(Rondorun, NothingIsLeftBehind) {
   const test::TempFolder folder;
   // A process of a rank's own, which holds the output open and does not listen.
-  const Run run = rondorun(absl::StrCat("--nproc-per-node 1 sh -c '(trap \"\" TERM; echo $$ > /dev/null; sh -c \"echo \\$\\$ > ",
+  const Finished run = rondorun(absl::StrCat("--nproc-per-node 1 sh -c '(trap \"\" TERM; echo $$ > /dev/null; sh -c \"echo \\$\\$ > ",
                                         folder / "pid", "; exec sleep 100\") & while ! [ -s ", folder / "pid", " ]; do sleep 0.01; done'"));
   EXPECT_EQ(run.code, 0);
   EXPECT_TRUE(ends_soon(pid_in(folder / "pid")));
@@ -216,11 +216,11 @@ TEST(Rondorun, RanksDoNotOutliveTheLauncher) {
 }
 
 TEST(Rondorun, SaysWhatIsWrong) {
-  const Run help = rondorun("--help");
+  const Finished help = rondorun("--help");
   EXPECT_EQ(help.code, 0);
   EXPECT_TRUE(has(help, "Usage: rondorun --nproc-per-node N"));
   EXPECT_EQ(rondorun("--nproc-per-node 2").code, 2);
-  const Run missing = rondorun("--nproc-per-node 2 /no/such/program");
+  const Finished missing = rondorun("--nproc-per-node 2 /no/such/program");
   EXPECT_EQ(missing.code, 2);
   EXPECT_EQ(missing.out, "rondorun: cannot run /no/such/program: No such file or directory\n");
 }
