@@ -64,7 +64,7 @@ class Rendezvous final : public gloo::rendezvous::Store {
 };
 
 enum class Kind : uint8_t { kAllReduce, kBroadcast, kAllGather, kBarrier };
-constexpr uint8_t kHeaderSlotPrefix = 0x7F;  // Gloo's own collectives have others
+constexpr uint8_t kMessageSlotPrefix = 0x7F;  // Gloo's own collectives have others
 constexpr const char* kKindNames[] = {"all_reduce", "broadcast", "all_gather", "barrier"};
 
 // What a rank is about to do. The ranks exchange these before a tensor moves: sizes that differ would end the process from
@@ -84,6 +84,14 @@ bool same(const Header& a, const Header& b) {
          a.dtype == b.dtype && std::strncmp(a.name, b.name, sizeof a.name) == 0;
 }
 
+// What goes to every rank at the start of a collective. A tensor that fits comes along, so that small collectives (a loss,
+// the end of a step) take one message and not two.
+constexpr size_t kSmall = 768;  // bytes
+struct Message {
+  Header header;
+  unsigned char data[kSmall] = {};
+};
+
 std::string describe(const Header& h) {
   std::string text = absl::StrCat(kKindNames[static_cast<int>(h.kind)], " ", h.number, " (", std::string(h.name));
   if (h.kind == Kind::kBarrier) return text + ")";
@@ -92,6 +100,8 @@ std::string describe(const Header& h) {
   if (h.kind == Kind::kBroadcast) absl::StrAppend(&text, " from rank ", h.root);
   return text + ")";
 }
+
+size_t bytes_of(const Header& h) { return static_cast<size_t>(h.numel) * size_of(h.dtype); }
 
 struct Job {
   Header header;
@@ -261,8 +271,9 @@ class GlooGroup final : public ProcessGroup {
     } catch (const DistError&) {  // only errors would be the poorer for it
     }
     try {
-      agree(job.header);
-      move(job);
+      const std::vector<Message> all = agree(job);
+      if (bytes_of(job.header) <= kSmall) take_small(job, all);
+      else move(job);
     } catch (const MismatchError& e) {
       fail(e.what());
       throw;
@@ -277,30 +288,37 @@ class GlooGroup final : public ProcessGroup {
 
   // Throws MismatchError, the same sentence on every rank, unless all are about to do the same. Here is where a rank waits for
   // one that is late, so it is done with buffers of our own, which the destructor can wake.
-  void agree(const Header& mine) {
-    std::vector<Header> all(static_cast<size_t>(world_size_), mine);
-    const uint64_t slot = gloo::Slot::build(kHeaderSlotPrefix, tag_++);
-    Buffers sends, receives;
+  std::vector<Message> agree(const Job& job) {
+    Message mine{.header = job.header};
+    const void* source = job.header.kind == Kind::kAllGather ? job.from : job.to;
+    const size_t bytes = bytes_of(job.header);
+    const bool sends = job.header.kind != Kind::kBroadcast || job.header.root == rank_;
+    if (sends && bytes > 0 && bytes <= kSmall) std::memcpy(mine.data, source, bytes);
+    std::vector<Message> all(static_cast<size_t>(world_size_), mine);
+    const uint64_t slot = gloo::Slot::build(kMessageSlotPrefix, tag_++);
+    Buffers sent, received;
     for (int r = 0; r < world_size_; ++r) {
       if (r == rank_) continue;
-      receives.push_back(context_->createUnboundBuffer(&all[static_cast<size_t>(r)], sizeof mine));
-      receives.back()->recv(r, slot);
-      sends.push_back(context_->createUnboundBuffer(const_cast<Header*>(&mine), sizeof mine));
-      sends.back()->send(r, slot);
+      received.push_back(context_->createUnboundBuffer(&all[static_cast<size_t>(r)], sizeof mine));
+      received.back()->recv(r, slot);
+      sent.push_back(context_->createUnboundBuffer(&mine, sizeof mine));
+      sent.back()->send(r, slot);
     }
     {
-      const WaitingScope scope(*this, receives);
+      const WaitingScope scope(*this, received);
       const Deadline deadline = after(timeout_);
-      for (const auto& buffer : receives)
+      for (const auto& buffer : received)
         if (!buffer->waitRecv(left_until(deadline))) throw ConnectionError("interrupted");
-      for (const auto& buffer : sends) buffer->waitSend(left_until(deadline));
+      for (const auto& buffer : sent) buffer->waitSend(left_until(deadline));
     }
     for (size_t r = 1; r < all.size(); ++r) {
-      all[r].name[sizeof all[r].name - 1] = '\0';
-      if (!same(all[0], all[r]))
-        throw MismatchError(absl::StrCat("the ranks do not call the same collectives: rank 0 is at ", describe(all[0]),
-                                         ", rank ", r, " at ", describe(all[r])));
+      Header &first = all[0].header, &other = all[r].header;
+      other.name[sizeof other.name - 1] = '\0';
+      if (!same(first, other))
+        throw MismatchError(absl::StrCat("the ranks do not call the same collectives: rank 0 is at ", describe(first),
+                                         ", rank ", r, " at ", describe(other)));
     }
+    return all;
   }
 
   using Buffers = std::vector<std::unique_ptr<gloo::transport::UnboundBuffer>>;
@@ -327,11 +345,32 @@ class GlooGroup final : public ProcessGroup {
     return std::max(Milliseconds(1), std::chrono::ceil<Milliseconds>(deadline - std::chrono::steady_clock::now()));
   }
 
+  // Everything is here already. Every rank adds in the order of the ranks: the same bits.
+  void take_small(Job& job, const std::vector<Message>& all) {
+    const Header& h = job.header;
+    const size_t bytes = bytes_of(h), n = static_cast<size_t>(h.numel);
+    if (bytes == 0) return;
+    if (h.kind == Kind::kBroadcast && h.root != rank_) std::memcpy(job.to, all[static_cast<size_t>(h.root)].data, bytes);
+    if (h.kind == Kind::kAllGather)
+      for (size_t r = 0; r < all.size(); ++r) std::memcpy(static_cast<char*>(job.to) + r * bytes, all[r].data, bytes);
+    if (h.kind != Kind::kAllReduce) return;
+    const DType wire = wire_dtype(h.dtype);
+    alignas(8) unsigned char sum[2 * kSmall] = {}, part[2 * kSmall];
+    for (size_t r = 0; r < all.size(); ++r) {
+      unsigned char* into = r == 0 ? sum : part;
+      if (wire == h.dtype) std::memcpy(into, all[r].data, bytes);
+      else widen(all[r].data, h.dtype, reinterpret_cast<float*>(into), n);
+      if (r > 0) sum_of(wire)(sum, sum, part, n);
+    }
+    if (h.op == ReduceOp::kAverage) divide(sum, wire, n, world_size_);
+    if (wire == h.dtype) std::memcpy(job.to, sum, bytes);
+    else narrow(reinterpret_cast<const float*>(sum), job.to, h.dtype, n);
+  }
+
   void move(Job& job) {
     const Header& h = job.header;
     const auto n = static_cast<size_t>(h.numel);
-    if (n == 0) return;
-    const size_t bytes = n * size_of(h.dtype);
+    const size_t bytes = bytes_of(h);
     switch (h.kind) {
       case Kind::kBarrier: return;
       case Kind::kBroadcast: {
