@@ -204,6 +204,7 @@ class GlooGroup final : public ProcessGroup {
 
   std::string gone_key(int rank) const { return absl::StrCat(prefix_, "gone/", rank); }
   std::string failed_key(int rank) const { return absl::StrCat(prefix_, "failed/", rank); }
+  std::string late_key(int rank) const { return absl::StrCat(prefix_, "late/", rank); }
   std::string progress_key(int rank) const { return absl::StrCat(prefix_, "progress/", rank); }
 
   void say_goodbye(const char* how) noexcept {
@@ -437,31 +438,36 @@ class GlooGroup final : public ProcessGroup {
       if (closing_) return begin + " was given up: the process group was closed";
     }
     std::string lost = begin + (late ? absl::StrCat(" did not complete within ", timeout_.count(), " ms") : " failed");
+    std::vector<std::string> silent;
     try {
+      if (late) store_->set(late_key(rank_), absl::StrCat(mine.number));
       for (const Deadline until = after(Milliseconds(2'000)); std::chrono::steady_clock::now() < until;
            std::this_thread::sleep_for(Milliseconds(20))) {
         std::vector<std::string> gone, behind, failed;
+        silent.clear();
         for (int r = 0; r < world_size_; ++r) {
           if (r == rank_) continue;
           const std::optional<std::string> left = store_->get_if_there(gone_key(r));
+          if (store_->get_if_there(late_key(r)) != absl::StrCat(mine.number)) silent.push_back(absl::StrCat("rank ", r));
           const std::optional<std::string> sentence = store_->get_if_there(failed_key(r));
-          const std::string progress = store_->get_if_there(progress_key(r)).value_or("0 nothing yet");
+          const std::string progress = store_->get_if_there(progress_key(r)).value_or("0 ");
           const std::pair<std::string, std::string> seen = absl::StrSplit(progress, absl::MaxSplits(' ', 1));
           uint64_t number = 0;
           if (sentence) failed.push_back(absl::StrCat("rank ", r, " gave up (", *sentence, ")"));
           else if (left) gone.push_back(absl::StrCat("rank ", r, " is gone: ", *left));
           else if (absl::SimpleAtoi(seen.first, &number) && number < mine.number)
-            behind.push_back(absl::StrCat("rank ", r, " has not come to it, and was last at ", seen.second));
+            behind.push_back(absl::StrCat("rank ", r, " has not come to it, ", number == 0 ? "nor to any before" : "and was last at ", seen.second));
         }
         if (!gone.empty()) return absl::StrCat(lost, ": ", absl::StrJoin(gone, "; "));
         if (!failed.empty()) return absl::StrCat(lost, ": ", failed[0]);
-        if (!late) continue;
-        if (!behind.empty()) return absl::StrCat(lost, ": ", absl::StrJoin(behind, "; "));
-        return absl::StrCat(lost, ": every rank has come to it, but not all its bytes");
+        if (late && !behind.empty()) return absl::StrCat(lost, ": ", absl::StrJoin(behind, "; "));
+        if (late && silent.empty()) return absl::StrCat(lost, ": every rank has come to it, but not all its bytes");
       }
     } catch (const DistError& e) {
       return absl::StrCat(lost, ", and ", e.what(), " (", what, ")");
     }
+    // All have come, and those that still run have run out of patience, too.
+    if (late) return absl::StrCat(lost, ": ", absl::StrJoin(silent, ", "), " came to it and was not heard of since");
     return absl::StrCat(lost, ": ", what);
   }
 
