@@ -72,7 +72,7 @@ EpilogueChains Program::choose_epilogues(const ProgramOptions& options) const {
     std::string what = absl::StrCat("epilogues of ", product.op->name, ", ", num_threads(), " threads\n");
     describe(graph_, product.inputs, what);
     for (int32_t epilogue : chains[n]) absl::StrAppend(&what, graph_.nodes[static_cast<size_t>(epilogue)].op->name, "\n");
-    if (fastest(what, candidates) == 0) chains[n].clear();
+    if (Tuner::instance().fastest(what, candidates) == 0) chains[n].clear();
   }
   return chains;
 }
@@ -116,7 +116,7 @@ void Program::tune(bool exact) {
           run_kernel(launch, frame);
         });
       what = absl::StrCat("kernel, ", num_threads(), " threads, ", exact ? "exact" : "default", "\n", to_string(unit.kernel));
-      choose(choices[static_cast<size_t>(fastest(what, candidates))]);
+      choose(choices[static_cast<size_t>(Tuner::instance().fastest(what, candidates))]);
       continue;
     }
     if (launch.prepared == nullptr || exact) continue;  // other products are other sums
@@ -134,7 +134,7 @@ void Program::tune(bool exact) {
     describe(graph_, launch.outputs, what);
     for (size_t i = 1; i < launch.nodes.size(); ++i)
       absl::StrAppend(&what, graph_.nodes[static_cast<size_t>(launch.nodes[i])].op->name, "\n");
-    launch.prepared = variants[static_cast<size_t>(fastest(what, candidates))];
+    launch.prepared = variants[static_cast<size_t>(Tuner::instance().fastest(what, candidates))];
   }
 }
 

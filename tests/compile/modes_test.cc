@@ -99,37 +99,36 @@ TEST_F(Modes, ReducedOverheadServesTwoThreadsAtOnce) {
 }
 
 TEST_F(Modes, TunedResultsAreTheSameWithinRounding) {
-  compile::forget_tunings();
   expect_close(train_eagerly(), train_compiled({.mode = compile::Mode::kMaxAutotune}));
-  EXPECT_GT(compile::tunings_measured(), 0);
+  EXPECT_GT(compile::Tuner::instance().measured(), 0);
 }
 
 TEST_F(Modes, TunedExactResultsAreTheSame) {
-  compile::forget_tunings();
   expect_equal(train_eagerly(), train_compiled({.exact = true, .mode = compile::Mode::kMaxAutotune}));
 }
 
 TEST_F(Modes, AMeasurementIsMadeOnce) {
-  compile::forget_tunings();
-  const int64_t start = compile::tunings_measured();
-  int slow_runs = 0, fast_runs = 0;
-  const std::function<void()> slow = [&] {
-    ++slow_runs;
-    std::this_thread::sleep_for(std::chrono::milliseconds(2));
-  };
-  const std::function<void()> fast = [&] { ++fast_runs; };
-  const std::function<void()> candidates[] = {slow, fast};
-  const std::string what = "a test of " + std::to_string(std::chrono::steady_clock::now().time_since_epoch().count());
-  EXPECT_EQ(compile::fastest(what, candidates), 1);
-  EXPECT_EQ(compile::tunings_measured(), start + 1);
+  const test::TempFolder folder;
+  const compile::DiskCacheOptions disk{.folder = folder / "cache"};
+  int slow_runs = 0;
+  const std::function<void()> candidates[] = {[&] {
+                                                ++slow_runs;
+                                                std::this_thread::sleep_for(std::chrono::milliseconds(2));
+                                              },
+                                              [] {}};
+  compile::Tuner here(disk);
+  EXPECT_EQ(here.fastest("a test", candidates), 1);
+  EXPECT_EQ(here.measured(), 1);
   slow_runs = 0;
-  EXPECT_EQ(compile::fastest(what, candidates), 1);
-  compile::forget_tunings();
-  EXPECT_EQ(compile::fastest(what, candidates), 1);  // from the disk
+  EXPECT_EQ(here.fastest("a test", candidates), 1);
+  compile::Tuner later(disk);  // another process
+  EXPECT_EQ(later.fastest("a test", candidates), 1);
   EXPECT_EQ(slow_runs, 0);
-  EXPECT_EQ(compile::tunings_measured(), start + 1);
-  // A result for more candidates than there are now is no result.
-  EXPECT_EQ(compile::fastest(what, std::span(candidates).first(1)), 0);
+  EXPECT_EQ(here.measured() + later.measured(), 1);
+  EXPECT_EQ(later.fastest("another test", candidates), 1);
+  EXPECT_EQ(later.measured(), 1);
+  // Where there is nothing to choose, nothing is measured, and a result for more candidates than there are is none.
+  EXPECT_EQ(later.fastest("a test", std::span(candidates).first(1)), 0);
 }
 
 }  // namespace
