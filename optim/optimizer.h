@@ -182,6 +182,7 @@ class Optimizer {
     Tensor dense;             // the gradient, where it had to be made contiguous
     double* scalars = nullptr;
     void* param = nullptr;
+    size_t sums = 0, sum_rows = 0;  // where in sums_, and how many of each
   };
   std::string slot_name(size_t i) const;
   double& option(int group, const char* name) const;
@@ -194,6 +195,9 @@ class Optimizer {
   double measure(const std::vector<Active>& active) const;
   void fill_scalars(std::vector<Active>& active, double grad_factor);
   void run(Bucket& bucket, std::vector<Active>& active, double grad_factor);
+  void prepare(int sweep, int n_sums, Active& active, double grad_factor);
+  void make_room_for_sums(const Bucket& bucket, size_t sweep, std::vector<Active>& active);
+  void fill_table(const Bucket& bucket, size_t sweep, const std::vector<Active>& active);
 
   std::vector<Slot> slots_;
   int n_groups_ = 0;

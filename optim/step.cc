@@ -192,81 +192,88 @@ void Optimizer::run(Bucket& bucket, std::vector<Active>& active, double grad_fac
     Slot& slot = slots_[active[i].slot];
     for (size_t k = 0; k < plan.states.size(); ++k) {
       if (!plan.states[k].transient) continue;
-      slot.states[k] = Tensor::empty(sizes_of(plan.states[k], slot.param.sizes()), {compute_dtype(bucket.dtype), slot.param.device()});
+      slot.states[k] = Tensor::empty(sizes_of(plan.states[k], slot.param.sizes()),
+                                     {compute_dtype(bucket.dtype), slot.param.device()});
       slot.states_at[k] = slot.states[k].raw_mutable_data();
     }
   }
-  std::vector<std::pair<size_t, size_t>> sums_of(bucket.active.size());  // of each: where in sums_, and how many rows
-  int n_sums = 0;                                                       // of the sweep before
   for (size_t s = 0; s < plan.sweeps.size(); ++s) {
-    const Sweep& sweep = plan.sweeps[s];
-    const Foreach& pass = *bucket.sweeps[s];
-    if (sweep.prepare) {
-      for (size_t n = 0; n < bucket.active.size(); ++n) {
-        Active& a = active[bucket.active[n]];
-        Slot& slot = slots_[a.slot];
-        std::array<double, kMaxValues> totals{};
-        for (int k = 0; k < n_sums; ++k)
-          for (size_t row = 0; row < sums_of[n].second; ++row)
-            totals[static_cast<size_t>(k)] += sums_[sums_of[n].first + static_cast<size_t>(k) * sums_of[n].second + row];
-        PreparedParam param{slot.group, slot.param, a.dense.defined() ? a.dense : slot.param.grad(), grad_factor,
-                            slot.states, std::span(totals).first(static_cast<size_t>(n_sums)),
-                            std::span(a.scalars + kFirstScalar, kMaxScalars - kFirstScalar)};
-        prepare(static_cast<int>(s), param);
-        for (size_t k = 0; k < plan.states.size(); ++k)
-          if (plan.states[k].transient) slot.states_at[k] = slot.states[k].raw_mutable_data();
-      }
-    }
-    // Room for the sums of this sweep: a number per row.
-    n_sums = sweep.body.n_sums;
-    size_t room = 0;
-    for (size_t n = 0; n < bucket.active.size() && n_sums > 0; ++n) {
-      const Slot& slot = slots_[active[bucket.active[n]].slot];
-      const int64_t width = plan.matrices ? slot.width : pass.row_width(), numel = slot.param.numel();
-      const auto rows = static_cast<size_t>(width == 0 ? 0 : (numel + width - 1) / width);
-      sums_of[n] = {room, rows};
-      room += rows * static_cast<size_t>(n_sums);
-    }
-    sums_.resize(room);
-    table_.clear();
-    for (size_t n = 0; n < bucket.active.size(); ++n) {
-      const Active& a = active[bucket.active[n]];
-      const Slot& slot = slots_[a.slot];
-      if (a.numel == 0) continue;
-      const int64_t count = plan.matrices ? slot.matrices : 1, numel = a.numel / count;
-      const int64_t width = plan.matrices ? slot.width : pass.row_width();
-      for (int64_t m = 0; m < count; ++m) {
-        // Array k of matrix m.
-        const auto at = [&](void* data, DType dtype, int64_t size) {
-          return static_cast<std::byte*>(data) + m * size * static_cast<int64_t>(size_of(dtype));
-        };
-        const DType compute = compute_dtype(bucket.dtype);
-        const std::span<void*> operands = table_.add(pass.item(numel, width, a.scalars), pass.n_operands());
-        size_t k = 0;
-        operands[k++] = at(a.param, bucket.dtype, numel);
-        operands[k++] = at(const_cast<void*>(a.grad), bucket.dtype, numel);
-        size_t scale = static_cast<size_t>(pass.n_arrays());
-        for (size_t state = 0; state < plan.states.size(); ++state) {
-          const Layout layout = plan.states[state].layout;
-          const int64_t size = layout == Layout::kFull ? numel : layout == Layout::kPerRow ? numel / width : width;
-          operands[k++] = m == 0 ? slot.states_at[state] : at(slot.states_at[state], slot.states[state].dtype(), size);
-          if (slot.scales_at[state] != nullptr) operands[scale++] = slot.scales_at[state];
-        }
-        for (int sum = 0; sum < n_sums; ++sum) {
-          const size_t rows_of_matrix = sums_of[n].second / static_cast<size_t>(count);
-          operands[k++] = sums_.data() + sums_of[n].first + static_cast<size_t>(sum) * sums_of[n].second +
-                          static_cast<size_t>(m) * rows_of_matrix;
-        }
-        if (s + 1 < plan.sweeps.size()) continue;
-        if (slot.average_at != nullptr) operands[k++] = at(slot.average_at, compute, numel);
-        if (slot.copy_at != nullptr) operands[k++] = at(slot.copy_at, kBF16, numel);  // kF16 has the same size
-      }
-    }
-    pass.run(table_, /*eager=*/compile::stance() == compile::Stance::kForceEager);
+    for (size_t i : bucket.active)
+      if (plan.sweeps[s].prepare) prepare(static_cast<int>(s), s == 0 ? 0 : plan.sweeps[s - 1].body.n_sums, active[i], grad_factor);
+    make_room_for_sums(bucket, s, active);
+    fill_table(bucket, s, active);
+    bucket.sweeps[s]->run(table_, /*eager=*/compile::stance() == compile::Stance::kForceEager);
   }
   for (size_t i : bucket.active)
     for (size_t k = 0; k < plan.states.size(); ++k)
       if (plan.states[k].transient) slots_[active[i].slot].states[k] = Tensor();
+}
+
+// `n_sums`: of the sweep before.
+void Optimizer::prepare(int sweep, int n_sums, Active& a, double grad_factor) {
+  Slot& slot = slots_[a.slot];
+  std::array<double, kMaxValues> totals{};
+  for (int k = 0; k < n_sums; ++k)
+    for (size_t row = 0; row < a.sum_rows; ++row)
+      totals[static_cast<size_t>(k)] += sums_[a.sums + static_cast<size_t>(k) * a.sum_rows + row];
+  PreparedParam param{slot.group, slot.param, a.dense.defined() ? a.dense : slot.param.grad(), grad_factor, slot.states,
+                      std::span(totals).first(static_cast<size_t>(n_sums)),
+                      std::span(a.scalars + kFirstScalar, kMaxScalars - kFirstScalar)};
+  prepare(sweep, param);
+  for (size_t k = 0; k < slot.states.size(); ++k)
+    if (slot.plan->states[k].transient) slot.states_at[k] = slot.states[k].raw_mutable_data();
+}
+
+// A number for each row and sum: of a parameter, first all rows of the first sum.
+void Optimizer::make_room_for_sums(const Bucket& bucket, size_t sweep, std::vector<Active>& active) {
+  const int n_sums = bucket.plan->sweeps[sweep].body.n_sums;
+  if (n_sums == 0) return;
+  size_t room = 0;
+  for (size_t i : bucket.active) {
+    Active& a = active[i];
+    const int64_t width = bucket.plan->matrices ? slots_[a.slot].width : bucket.sweeps[sweep]->row_width();
+    a.sums = room;
+    a.sum_rows = static_cast<size_t>(width == 0 ? 0 : (a.numel + width - 1) / width);
+    room += a.sum_rows * static_cast<size_t>(n_sums);
+  }
+  sums_.resize(room);
+}
+
+// The operands of every item, in the order of arrays().
+void Optimizer::fill_table(const Bucket& bucket, size_t sweep, const std::vector<Active>& active) {
+  const UpdatePlan& plan = *bucket.plan;
+  const Foreach& pass = *bucket.sweeps[sweep];
+  const bool last = sweep + 1 == plan.sweeps.size();
+  const DType compute = compute_dtype(bucket.dtype);
+  table_.clear();
+  for (size_t i : bucket.active) {
+    const Active& a = active[i];
+    const Slot& slot = slots_[a.slot];
+    if (a.numel == 0) continue;
+    const int64_t count = plan.matrices ? slot.matrices : 1, numel = a.numel / count;
+    const int64_t width = plan.matrices ? slot.width : pass.row_width();
+    for (int64_t m = 0; m < count; ++m) {
+      // An array of matrix m.
+      const auto at = [m](void* data, DType dtype, int64_t size) {
+        return static_cast<std::byte*>(data) + m * size * static_cast<int64_t>(size_of(dtype));
+      };
+      const std::span<void*> operands = table_.add(pass.item(numel, width, a.scalars), pass.n_operands());
+      size_t k = 0, scale = static_cast<size_t>(pass.n_arrays());
+      operands[k++] = at(a.param, bucket.dtype, numel);
+      operands[k++] = at(const_cast<void*>(a.grad), bucket.dtype, numel);
+      for (size_t state = 0; state < plan.states.size(); ++state) {
+        const Layout layout = plan.states[state].layout;
+        const int64_t size = layout == Layout::kFull ? numel : layout == Layout::kPerRow ? numel / width : width;
+        operands[k++] = m == 0 ? slot.states_at[state] : at(slot.states_at[state], slot.states[state].dtype(), size);
+        if (slot.scales_at[state] != nullptr) operands[scale++] = slot.scales_at[state];
+      }
+      for (int sum = 0; sum < plan.sweeps[sweep].body.n_sums; ++sum)
+        operands[k++] = sums_.data() + a.sums + static_cast<size_t>(sum) * a.sum_rows +
+                        static_cast<size_t>(m) * (a.sum_rows / static_cast<size_t>(count));
+      if (last && slot.average_at != nullptr) operands[k++] = at(slot.average_at, compute, numel);
+      if (last && slot.copy_at != nullptr) operands[k++] = at(slot.copy_at, kBF16, numel);  // kF16 has the same size
+    }
+  }
 }
 
 KernelReport Optimizer::kernels() const { return report_; }
