@@ -256,7 +256,7 @@ std::vector<std::pair<ValueId, ValueId>> Program::overwritable(const Launch& lau
 void Program::share_in_place(const ProgramOptions& options, std::vector<int>& first, const std::vector<int>& last) {
   std::vector<bool> donated(graph_.values.size(), false);
   for (size_t i = 0; i < options.donated.size(); ++i) donated[static_cast<size_t>(graph_.inputs[i])] = options.donated[i];
-  std::vector<bool> returned(graph_.values.size(), false);
+  std::vector<bool> returned(graph_.values.size(), false);  // or handed on
   for (ValueId id : graph_.outputs) returned[static_cast<size_t>(graph_.value(id).root)] = true;
   const auto is_update = [&](size_t source, size_t result) {
     return std::any_of(options.updates.begin(), options.updates.end(), [&](const ProgramOptions::Update& update) {
@@ -283,10 +283,12 @@ void Program::share_in_place(const ProgramOptions& options, std::vector<int>& fi
         }
         fresh_[static_cast<size_t>(placements_[result].index)].donor = static_cast<int32_t>(placements_[source].index);
         first[result] = -1;  // that memory was there before any transient
+        donated[source] = false;
         reuses_inputs_ = true;
       } else if (placements_[source].kind == Placement::kOutput && !returned[source] && placements_[result].kind == Placement::kNone) {
-        placements_[result] = placements_[source];  // what was donated is handed on
+        placements_[result] = placements_[source];  // what was donated is handed on, once
         first[result] = -1;
+        returned[source] = true;
       }
     }
   }
