@@ -7,10 +7,11 @@
 // Nothing here depends on what ran before: weights, batches, dropout and samples are functions of (seed, step), so the
 // step in a checkpoint is all the random state there is. Under rondorun every process draws its rows of the one batch, so
 // that n processes train as one with n times the batch; rank 0 prints, and writes what is kept.
-#include <exception>
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <exception>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -24,7 +25,7 @@
 #include "rondo/examples/training_log.h"
 #include "rondo/modules/gpt2.h"
 #include "rondo/optim/adam.h"
-#include "rondo/optim/clip.h"
+#include "rondo/optim/compile.h"
 #include "rondo/optim/schedule.h"
 #include "rondo/runtime/amp.h"
 #include "rondo/runtime/autograd.h"
@@ -126,7 +127,10 @@ int train(int argc, char** argv) {
     return io::save_checkpoint(o.out_dir, now, {.keep = static_cast<int>(o.keep_checkpoints)});
   };
   std::optional<compile::Regions> regions;
-  if (o.compile == "regions") regions = compile::compile_regions(model);
+  if (o.compile == "regions") {
+    regions = compile::compile_regions(model);
+    optim::compile(optimizer);
+  }
 
   const int64_t first_step = resumed ? resumed->step : 0, accumulate = o.gradient_accumulation_steps;
   std::optional<dist::DistributedDataParallel> ddp;
@@ -153,7 +157,6 @@ int train(int argc, char** argv) {
   };
   const optim::CosineWithWarmup schedule{
       .lr = o.learning_rate, .min_lr = o.min_lr, .warmup_steps = o.warmup_iters, .decay_steps = o.lr_decay_iters};
-  const std::vector<Tensor> parameters = model.parameters();
 
   for (int64_t step = first_step; step < o.max_iters; ++step) {
     if (log) log->begin_step();
@@ -173,8 +176,7 @@ int train(int argc, char** argv) {
       ddp->finish();
       loss = average(loss, *group, "loss");
     }
-    if (o.grad_clip > 0) optim::clip_grad_norm_(parameters, o.grad_clip);
-    optimizer.step();
+    optimizer.step({.max_norm = o.grad_clip > 0 ? o.grad_clip : std::numeric_limits<double>::infinity()});
     optimizer.zero_grad();
     if (ddp && o.check_ranks) ddp->check_parameters();
     if (log) log->end_step(static_cast<float>(loss));

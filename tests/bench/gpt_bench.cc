@@ -19,7 +19,7 @@
 #include "rondo/compile/compile.h"
 #include "rondo/modules/gpt2.h"
 #include "rondo/optim/adam.h"
-#include "rondo/optim/clip.h"
+#include "rondo/optim/compile.h"
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/cpu/matmul.h"
 #include "rondo/runtime/parallel.h"
@@ -90,7 +90,7 @@ class Trainer {
                 .n_layer = o.integer("n_layer", 4), .n_head = o.integer("n_head", 4), .n_embd = o.integer("n_embd", 128)},
         batch_(o.integer("batch_size", 12)), model_(config_, 1337), autocast_(o.text("dtype", "f32") == "bf16"),
         optimizer_(model_.parameters(), {.lr = 1e-3, .betas = {0.9, 0.99}, .weight_decay = 0.1}),
-        parameters_(model_.parameters()), mode_(o.text("compile", "none")), inference_(o.integer("inference", 0) != 0),
+        mode_(o.text("compile", "none")), inference_(o.integer("inference", 0) != 0),
         accumulate_(o.integer("accumulate", 1)) {
     manual_seed(1);
     const Tensor tokens = Tensor::randint(0, config_.vocab_size, {batch_, config_.block_size + 1});
@@ -100,6 +100,7 @@ class Trainer {
     if (mode_ == "regions") regions_ = compile::compile_regions(model_, compile_options(o.text("mode", "default")));
     else if (mode_ == "whole") regions_ = compile::compile_module(model_, compile_options(o.text("mode", "default")));
     else if (mode_ != "none") throw Error("--compile takes none, regions or whole");
+    if (mode_ != "none") optim::compile(optimizer_);
     for (int64_t i = 0; i < o.integer("warmup", 3); ++i) step();
     step_ms_.clear();
     forward_ms_.clear();
@@ -134,8 +135,7 @@ class Trainer {
     loss.backward();
     backward_ms_.push_back(ms_since(middle));
     const auto late = Clock::now();
-    optim::clip_grad_norm_(parameters_, 1.0);
-    optimizer_.step();
+    optimizer_.step({.max_norm = 1.0});
     optimizer_ms_.push_back(ms_since(late));
     step_ms_.push_back(ms_since(start));
     last_loss_ = loss.item();
@@ -196,7 +196,6 @@ class Trainer {
   nn::GPT2 model_;
   bool autocast_;
   optim::AdamW optimizer_;
-  std::vector<Tensor> parameters_;
   std::string mode_;
   bool inference_;
   int64_t accumulate_ = 1;

@@ -24,7 +24,7 @@ std::string contents(const std::string& path) {
 struct TrainingLogTest : ::testing::Test {
   TrainingLogTest() { std::filesystem::create_directories(folder); }
   ~TrainingLogTest() override { std::filesystem::remove_all(folder); }
-  std::string folder = ::testing::TempDir() + "training_log_test";
+  std::string folder = ::testing::TempDir() + "training_log_test_" + ::testing::UnitTest::GetInstance()->current_test_info()->name();
 };
 
 TEST(MetricsLine, ReadsBackToTheSameBits) {
