@@ -344,7 +344,14 @@ std::shared_ptr<const Entry> Region::run(Trace& trace, const nn::ModuleCall& cal
     run_eagerly(trace);
     return nullptr;
   }
-  const std::vector<Tensor> results = entry->forward->run(trace.external());
+  std::vector<Tensor> results;
+  try {
+    results = entry->forward->run(trace.external());
+  } catch (const Error&) {
+    // The data was wrong, say an index. Op by op, what stands before it gets its values, as in eager execution, and it throws.
+    run_eagerly(trace);
+    return nullptr;
+  }
   std::shared_ptr<Node> node;
   if (entry->backward.program != nullptr) node = make_compiled_node(entry, trace.external(), results);
   hand_over(trace, results, node);
@@ -362,6 +369,7 @@ void Region::hand_over(Trace& trace, std::span<const Tensor> results, const std:
     const ValueId id = graph.outputs[i];
     Tensor handle = trace.handle(id);
     const Tensor& result = results[i];
+    if (!result.defined()) continue;  // an op before it threw
     TensorImpl& impl = *handle.impl();
     impl.storage = result.storage();
     impl.offset = result.storage_offset();
@@ -382,9 +390,17 @@ void Region::run_eagerly(Trace& trace) {
   const Graph& graph = trace.graph;
   std::vector<Tensor> values(graph.values.size()), results;
   for (size_t i = 0; i < graph.inputs.size(); ++i) values[static_cast<size_t>(graph.inputs[i])] = trace.external()[i];
-  compile::run_eagerly(graph, values);
-  for (ValueId id : graph.outputs) results.push_back(values[static_cast<size_t>(id)]);
-  hand_over(trace, results, nullptr);
+  const auto hand_over_all = [&] {
+    for (ValueId id : graph.outputs) results.push_back(values[static_cast<size_t>(id)]);
+    hand_over(trace, results, nullptr);
+  };
+  try {
+    compile::run_eagerly(graph, values);
+  } catch (...) {
+    hand_over_all();
+    throw;
+  }
+  hand_over_all();
 }
 
 void Region::begin_call(const nn::ModuleCall& call) {

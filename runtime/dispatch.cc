@@ -97,6 +97,8 @@ class Dispatcher {
         if (inputs_[0]->impl()->marks != nullptr) [[unlikely]] follow_marks(*inputs_[0], outputs[i]);
       }
     } else if (KernelFn kernel = op_.kernel[static_cast<int>(device().backend)]; kernel != nullptr) {
+      for (int i = 0; i < n_; ++i)
+        if (inputs_[i]->defined() && !inputs_[i]->impl()->storage) [[unlikely]] static_cast<void>(inputs_[i]->raw_data(where_));
       for (size_t i = 0; i < outputs.size(); ++i) {
         const TensorMeta& meta = infer.outputs_[i];
         outputs[i] = make_handle(meta);

@@ -155,6 +155,8 @@ Tensor Tensor::randint(int64_t low, int64_t high, const Dims& sizes, TensorOptio
 namespace {
 void settle(const TensorImpl* impl, std::source_location where = std::source_location::current()) {
   if (impl->recorder != nullptr) impl->recorder->flush(*impl, where);
+  if (!impl->storage) [[unlikely]]
+    throw_op_error("data", "the tensor has no value: an error in the compiled region that made it came first", where);
 }
 void settle_gradient(const TensorImpl* impl) {
   if (impl->recorder != nullptr) impl->recorder->flush_gradient(*impl, std::source_location::current());

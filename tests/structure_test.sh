@@ -22,8 +22,8 @@ for folder in $order; do
     "$(sources $folder | xargs -r grep -nE '#include "' | grep -vE '#include "(rondo|absl|oneapi|llvm|nlohmann|gloo)/')"
 done
 report "examples/ may not include tests/" "$(sources examples | xargs -r grep -nE '#include "rondo/tests/')"
-report "only codegen/emit_llvm.cc and jit/toolchain_llvm.cc may include LLVM" \
-  "$(sources $order examples | grep -vE 'compile/(codegen/emit|jit/toolchain)_llvm\.cc' | xargs -r grep -nE '#include [<"]llvm')"
+report "only codegen/emit_llvm* and jit/toolchain_llvm.cc may include LLVM" \
+  "$(sources $order examples | grep -vE 'compile/(codegen/emit_llvm(_values)?|jit/toolchain_llvm)\.(cc|h)' | xargs -r grep -nE '#include [<"]llvm')"
 for header in Eigen oneapi nlohmann pcre2 gloo; do
   report "a header may not pull in $header" \
     "$(sources $order | grep '\.h$' | xargs -r grep -nE "#include [<\"]$header")"

@@ -1,11 +1,11 @@
 #include "rondo/compile/codegen/emit_llvm.h"
 
-#include <llvm/IR/IRBuilder.h>
 #include <llvm/IR/Intrinsics.h>
 #include <llvm/IR/Module.h>
 
 #include <array>
 
+#include "rondo/compile/codegen/emit_llvm_values.h"
 #include "rondo/runtime/ops/reduction_order.h"
 
 namespace rondo::compile {
@@ -29,43 +29,14 @@ enum class Level : uint8_t {
 constexpr int kMaxCopies = 2;
 static_assert(kMaxStep == kMaxCopies * kLanes && kSplitGrain % kMaxStep == 0);
 
-class KernelEmitter {
+class KernelEmitter : ValueEmitter {
  public:
   KernelEmitter(const LoopKernel& kernel, llvm::Module& module)
-      : kernel_(kernel), module_(module), context_(module.getContext()), b_(context_) {}
+      : ValueEmitter(module.getContext()), kernel_(kernel), module_(module), context_(module.getContext()) {}
 
   llvm::Function* emit();
 
  private:
-  // ---- Types
-  Type* widen(Type* scalar, int width) {
-    return width == 1 ? scalar : static_cast<Type*>(llvm::FixedVectorType::get(scalar, width));
-  }
-  Type* register_type(DType type, int width) {
-    if (type == kBool) return widen(b_.getInt1Ty(), width);
-    return widen(type == kF64 ? b_.getDoubleTy() : b_.getFloatTy(), width);
-  }
-  // 16-bit floats move as integers: masked moves of them are cheap on every target.
-  Type* memory_type(DType type) {
-    switch (type) {
-      case kF64: return b_.getDoubleTy();
-      case kF32: return b_.getFloatTy();
-      case kBF16:
-      case kF16: return b_.getInt16Ty();
-      case kI64: return b_.getInt64Ty();
-      case kI32: return b_.getInt32Ty();
-      default: return b_.getInt8Ty();
-    }
-  }
-  static int width_of(Value* v) {
-    const auto* vector = llvm::dyn_cast<llvm::FixedVectorType>(v->getType());
-    return vector ? static_cast<int>(vector->getNumElements()) : 1;
-  }
-  Value* integer(int bits, uint64_t value, int width) {
-    return llvm::ConstantInt::get(widen(b_.getIntNTy(bits), width), value);
-  }
-  Value* real(Type* type, double value) { return llvm::ConstantFP::get(type, value); }
-
   // ---- Structure
   void find_levels();
   void read_extents();
@@ -87,21 +58,7 @@ class KernelEmitter {
   void store(int32_t index, Value* base, Value* raw, Value* column, Value* mask);
   Value* element_pointers(int32_t index, Value* base, Value* column);
   Value* load_vector(int32_t index, Value* base, Value* column, Value* mask);
-  Value* from_memory(Value* raw, DType memory, DType type);
-  Value* to_memory(Value* v, DType memory, bool already_rounded);
   bool is_rounded_to(int32_t id, DType type) const;
-
-  // ---- Arithmetic
-  Value* arithmetic(const Instr& instr, Value* a, Value* b, Value* c);
-  Value* compare(LoopOp op, Value* a, Value* b);
-  Value* convert(Value* v, DType type);
-  Value* round_to(Value* v, DType type);
-  Value* bf16_bits_in_upper_half(Value* v);
-  Value* exp2_int(Value* a);
-  Value* exponent(Value* a);
-  Value* mantissa(Value* a);
-  Value* maximum(Value* a, Value* b);
-  Value* lanes_to_scalar(Value* lanes, LoopOp op);
 
   // What may be taken for granted of the extent at `position`.
   ExtentRange known(size_t position) const {
@@ -127,7 +84,6 @@ class KernelEmitter {
   const LoopKernel& kernel_;
   llvm::Module& module_;
   llvm::LLVMContext& context_;
-  llvm::IRBuilder<> b_;
   llvm::Function* function_ = nullptr;
   Value *begin_ = nullptr, *end_ = nullptr, *scalar_array_ = nullptr;
   // The kernel's extents: constants, or read when the kernel starts.
@@ -267,7 +223,7 @@ void KernelEmitter::emit_kernel_level() {
         if (levels_[id] != Level::kKernel) continue;
         const Instr& i = instr(id);
         scalars_[id] = i.op == LoopOp::kLoad ? load(i, nullptr, nullptr)
-                                             : arithmetic(i, scalar(i.a), scalar(i.b), scalar(i.c));
+                                             : arithmetic(i, scalar_array_, scalar(i.a), scalar(i.b), scalar(i.c));
       }
     }
     make_splats(stage, Level::kKernel);
@@ -306,7 +262,7 @@ void KernelEmitter::emit_stage(const Stage& stage) {
       } else if (i.op == LoopOp::kLoad) {
         scalars_[id] = load(i, nullptr, nullptr);
       } else {
-        scalars_[id] = arithmetic(i, scalar(i.a), scalar(i.b), scalar(i.c));
+        scalars_[id] = arithmetic(i, scalar_array_, scalar(i.a), scalar(i.b), scalar(i.c));
       }
     }
   }
@@ -401,7 +357,7 @@ void KernelEmitter::emit_steps(const Stage& stage, Value* column, Value* mask, i
           store(i.index, bases_[i.index], sum, at, mask);
           break;
         }
-        default: result = arithmetic(i, a, vector(i.b, copy), vector(i.c, copy));
+        default: result = arithmetic(i, scalar_array_, a, vector(i.b, copy), vector(i.c, copy));
       }
     }
   }
@@ -578,176 +534,11 @@ void KernelEmitter::store(int32_t index, Value* base, Value* raw, Value* column,
   else b_.CreateMaskedStore(raw, ptr, align, mask);
 }
 
-Value* KernelEmitter::from_memory(Value* raw, DType memory, DType type) {
-  const int width = width_of(raw);
-  Type* f32 = widen(b_.getFloatTy(), width);
-  Value* v = raw;
-  switch (memory) {
-    case kF64:
-    case kF32: break;
-    case kBF16:
-      v = b_.CreateBitCast(b_.CreateShl(b_.CreateZExt(raw, widen(b_.getInt32Ty(), width)), 16), f32);
-      break;
-    case kF16: v = b_.CreateFPExt(b_.CreateBitCast(raw, widen(b_.getHalfTy(), width)), f32); break;
-    default: {
-      Type* wanted = register_type(type, width);
-      if (type == kBool || memory == kBool) {
-        v = b_.CreateICmpNE(raw, llvm::Constant::getNullValue(raw->getType()));
-        return type == kBool ? v : convert(v, type);
-      }
-      v = memory == kU8 ? b_.CreateUIToFP(raw, wanted) : b_.CreateSIToFP(raw, wanted);
-    }
-  }
-  return memory == type ? v : convert(v, type);
-}
-
-Value* KernelEmitter::to_memory(Value* v, DType memory, bool already_rounded) {
-  const int width = width_of(v);
-  Type* i16 = widen(b_.getInt16Ty(), width);
-  const bool truth = v->getType()->getScalarType()->isIntegerTy(1);
-  if (memory == kU8 && !truth) {  // the low byte of the integer, as exp2_int finds it: defined for every value
-    Value* shifted = b_.CreateFAdd(v, real(v->getType(), 0x1.8p23));
-    return b_.CreateTrunc(b_.CreateBitCast(shifted, widen(b_.getInt32Ty(), width)), widen(b_.getInt8Ty(), width));
-  }
-  if (memory == kBool || memory == kU8) return b_.CreateZExt(convert(v, kBool), widen(b_.getInt8Ty(), width));
-  if (memory == kF64 || memory == kF32) return convert(v, memory);
-  v = convert(v, kF32);
-  if (memory == kF16) return b_.CreateBitCast(b_.CreateFPTrunc(v, widen(b_.getHalfTy(), width)), i16);
-  Value* bits = already_rounded ? b_.CreateBitCast(v, widen(b_.getInt32Ty(), width)) : bf16_bits_in_upper_half(v);
-  return b_.CreateTrunc(b_.CreateLShr(bits, 16), i16);
-}
-
 // True if the register is known to hold a value of that 16-bit type.
 bool KernelEmitter::is_rounded_to(int32_t id, DType type) const {
   const LoopOp op = instr(id).op;
   return instr(id).type == type &&
          (op == LoopOp::kCast || op == LoopOp::kLoad || op == LoopOp::kConst || op == LoopOp::kScalar);
-}
-
-// ---- Arithmetic
-
-// To the register type of `type`, and rounded if that is a 16-bit float.
-Value* KernelEmitter::convert(Value* v, DType type) {
-  Type* wanted = register_type(type, width_of(v));
-  const bool from_bool = v->getType()->getScalarType()->isIntegerTy(1);
-  if (type == kBool) return from_bool ? v : b_.CreateFCmpUNE(v, llvm::Constant::getNullValue(v->getType()));
-  if (from_bool) return b_.CreateSelect(v, real(wanted, 1.0), real(wanted, 0.0));
-  v = b_.CreateFPCast(v, wanted);
-  return round_to(v, type);
-}
-
-Value* KernelEmitter::round_to(Value* v, DType type) {
-  const int width = width_of(v);
-  if (type == kF16) return b_.CreateFPExt(b_.CreateFPTrunc(v, widen(b_.getHalfTy(), width)), v->getType());
-  if (type != kBF16) return v;
-  return b_.CreateBitCast(b_.CreateAnd(bf16_bits_in_upper_half(v), integer(32, 0xFFFF0000u, width)), v->getType());
-}
-
-// BFloat16(float) of runtime/dtype.h, on integers: the hardware conversion flushes subnormals.
-Value* KernelEmitter::bf16_bits_in_upper_half(Value* v) {
-  const int width = width_of(v);
-  Value* u = b_.CreateBitCast(v, widen(b_.getInt32Ty(), width));
-  Value* odd = b_.CreateAnd(b_.CreateLShr(u, 16), integer(32, 1, width));
-  Value* rounded = b_.CreateAdd(b_.CreateAdd(u, integer(32, 0x7FFF, width)), odd);
-  Value* quiet_nan = b_.CreateOr(u, integer(32, 0x400000, width));
-  return b_.CreateSelect(b_.CreateFCmpUNO(v, v), quiet_nan, rounded);
-}
-
-// The three bit operations below are those of scalar_math.h.
-Value* KernelEmitter::exp2_int(Value* a) {
-  const bool wide = a->getType()->getScalarType()->isDoubleTy();
-  const int bits = wide ? 64 : 32, width = width_of(a);
-  Value* shifted = b_.CreateFAdd(a, real(a->getType(), wide ? 0x1.8p52 : 0x1.8p23));
-  Value* u = b_.CreateShl(b_.CreateBitCast(shifted, widen(b_.getIntNTy(bits), width)), wide ? 52 : 23);
-  u = b_.CreateAdd(u, integer(bits, wide ? 0x3FF0000000000000u : 0x3F800000u, width));
-  return b_.CreateBitCast(u, a->getType());
-}
-Value* KernelEmitter::exponent(Value* a) {
-  const bool wide = a->getType()->getScalarType()->isDoubleTy();
-  const int bits = wide ? 64 : 32, width = width_of(a);
-  Value* u = b_.CreateAShr(b_.CreateBitCast(a, widen(b_.getIntNTy(bits), width)), wide ? 52 : 23);
-  return b_.CreateSIToFP(b_.CreateSub(u, integer(bits, wide ? 1023 : 127, width)), a->getType());
-}
-Value* KernelEmitter::mantissa(Value* a) {
-  const bool wide = a->getType()->getScalarType()->isDoubleTy();
-  const int bits = wide ? 64 : 32, width = width_of(a);
-  Value* u = b_.CreateBitCast(a, widen(b_.getIntNTy(bits), width));
-  u = b_.CreateAnd(u, integer(bits, wide ? 0x000FFFFFFFFFFFFFu : 0x007FFFFFu, width));
-  u = b_.CreateOr(u, integer(bits, wide ? 0x3FF0000000000000u : 0x3F800000u, width));
-  return b_.CreateBitCast(u, a->getType());
-}
-
-Value* KernelEmitter::compare(LoopOp op, Value* a, Value* b) {
-  if (a->getType()->getScalarType()->isIntegerTy(1)) {
-    switch (op) {
-      case LoopOp::kLt: return b_.CreateICmpULT(a, b);
-      case LoopOp::kLe: return b_.CreateICmpULE(a, b);
-      case LoopOp::kEq: return b_.CreateICmpEQ(a, b);
-      default: return b_.CreateICmpNE(a, b);
-    }
-  }
-  switch (op) {
-    case LoopOp::kLt: return b_.CreateFCmpOLT(a, b);
-    case LoopOp::kLe: return b_.CreateFCmpOLE(a, b);
-    case LoopOp::kEq: return b_.CreateFCmpOEQ(a, b);
-    default: return b_.CreateFCmpUNE(a, b);
-  }
-}
-
-Value* KernelEmitter::arithmetic(const Instr& instr, Value* a, Value* b, Value* c) {
-  switch (instr.op) {
-    case LoopOp::kConst:
-      if (instr.type == kBool) return b_.getInt1(instr.value != 0);
-      return convert(real(register_type(instr.type, 1), instr.value), instr.type);
-    case LoopOp::kScalar: {
-      Value* address = b_.CreateConstInBoundsGEP1_64(b_.getDoubleTy(), scalar_array_, instr.index);
-      return convert(b_.CreateLoad(b_.getDoubleTy(), address), instr.type);
-    }
-    case LoopOp::kAdd: return b_.CreateFAdd(a, b);
-    case LoopOp::kSub: return b_.CreateFSub(a, b);
-    case LoopOp::kMul: return b_.CreateFMul(a, b);
-    case LoopOp::kDiv: return b_.CreateFDiv(a, b);
-    case LoopOp::kFma: return b_.CreateIntrinsic(llvm::Intrinsic::fma, {a->getType()}, {a, b, c});
-    case LoopOp::kSqrt: return b_.CreateUnaryIntrinsic(llvm::Intrinsic::sqrt, a);
-    case LoopOp::kAbs: return b_.CreateUnaryIntrinsic(llvm::Intrinsic::fabs, a);
-    case LoopOp::kNeg: return b_.CreateFNeg(a);
-    case LoopOp::kRoundEven: return b_.CreateUnaryIntrinsic(llvm::Intrinsic::roundeven, a);
-    case LoopOp::kFloor: return b_.CreateUnaryIntrinsic(llvm::Intrinsic::floor, a);
-    case LoopOp::kExp2Int: return exp2_int(a);
-    case LoopOp::kExponent: return exponent(a);
-    case LoopOp::kMantissa: return mantissa(a);
-    case LoopOp::kLt:
-    case LoopOp::kLe:
-    case LoopOp::kEq:
-    case LoopOp::kNe: return compare(instr.op, a, b);
-    case LoopOp::kAnd: return b_.CreateAnd(a, b);
-    case LoopOp::kOr: return b_.CreateOr(a, b);
-    case LoopOp::kNot: return b_.CreateNot(a);
-    case LoopOp::kSelect: return b_.CreateSelect(a, b, c);
-    case LoopOp::kCast: return convert(a, instr.type);
-    default: llvm_unreachable("a load, store or reduction among the arithmetic");
-  }
-}
-
-// maximum() of scalar_math.h.
-Value* KernelEmitter::maximum(Value* a, Value* b) {
-  Value* larger = b_.CreateSelect(b_.CreateFCmpOLT(b, a), a, b);
-  return b_.CreateSelect(b_.CreateFCmpUNO(a, a), a, larger);
-}
-
-// The tree of Note [Row order].
-Value* KernelEmitter::lanes_to_scalar(Value* lanes, LoopOp op) {
-  for (int width = kLanes / 2; width > 0; width /= 2) {
-    llvm::SmallVector<int, kLanes> low, high;
-    for (int i = 0; i < width; ++i) {
-      low.push_back(i);
-      high.push_back(i + width);
-    }
-    Value* a = b_.CreateShuffleVector(lanes, low);
-    Value* b = b_.CreateShuffleVector(lanes, high);
-    lanes = op == LoopOp::kReduceSum ? b_.CreateFAdd(a, b) : maximum(a, b);
-  }
-  return b_.CreateExtractElement(lanes, uint64_t{0});
 }
 
 }  // namespace
