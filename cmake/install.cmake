@@ -12,8 +12,10 @@ foreach(folder runtime modules compile optim dist)
           FILES_MATCHING PATTERN "*.h")
 endforeach()
 install(TARGETS ${RONDO_TARGETS} EXPORT rondoTargets ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
+install(TARGETS rondorun DESTINATION ${CMAKE_INSTALL_BINDIR})
 install(EXPORT rondoTargets NAMESPACE rondo:: DESTINATION ${RONDO_CONFIG_DIR})
 
+set(RONDO_WITH_GLOO "${Gloo_FOUND}")
 configure_package_config_file(${CMAKE_CURRENT_LIST_DIR}/rondoConfig.cmake.in ${CMAKE_BINARY_DIR}/rondoConfig.cmake
                               INSTALL_DESTINATION ${RONDO_CONFIG_DIR} PATH_VARS CMAKE_INSTALL_LIBDIR)
 write_basic_package_version_file(${CMAKE_BINARY_DIR}/rondoConfigVersion.cmake COMPATIBILITY SameMinorVersion)

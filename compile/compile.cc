@@ -10,6 +10,7 @@
 #include "absl/strings/str_format.h"
 #include "rondo/compile/jit/executable.h"
 #include "rondo/compile/log.h"
+#include "rondo/compile/marks.h"
 #include "rondo/compile/region.h"
 #include "rondo/compile/replay.h"
 #include "rondo/runtime/autograd.h"
@@ -51,6 +52,7 @@ class RegionTrace final : public Trace {
   void flush_gradient(const TensorImpl& tensor, std::source_location where) override {
     // What has read the tensor already goes into a piece of its own, behind the hook.
     region_.break_graph("a gradient is watched" + describe_location(where));
+    broken_ = true;
     const Tail tail = cut(graph.value(tensor.recorded_value).producer);
     finish();
     resume(tail);
@@ -58,19 +60,19 @@ class RegionTrace final : public Trace {
 
   void finish() {
     RecorderScope eager(nullptr);
-    if (!graph.nodes.empty()) region_.run(*this, call_.module, piece_++);
+    if (!graph.nodes.empty()) region_.run(*this, call_, piece_++);
     abandon();
   }
 
   // finish(), at the end of a call whose recording may be replayed. Null: it may not.
   std::shared_ptr<const Replay> finish_for_replay(std::string& why_not) {
-    if (piece_ > 0 || graph.nodes.empty()) {
-      why_not = piece_ > 0 ? "there is a graph break" : "nothing is computed";
+    if (broken_ || graph.nodes.empty()) {
+      why_not = broken_ ? "there is a graph break" : "nothing is computed";
       finish();
       return nullptr;
     }
     RecorderScope eager(nullptr);
-    const std::shared_ptr<const Entry> entry = region_.run(*this, call_.module, piece_++);
+    const std::shared_ptr<const Entry> entry = region_.run(*this, call_, piece_++);
     std::shared_ptr<const Replay> replay;
     if (entry != nullptr) replay = Replay::make(call_, *this, entry, why_not);
     else why_not = "it ran eagerly";
@@ -90,11 +92,13 @@ class RegionTrace final : public Trace {
   }
   void graph_break(const std::string& reason, std::source_location where) {
     region_.break_graph(reason + describe_location(where));
+    broken_ = true;
     finish();
   }
   Region& region_;
   const nn::ModuleCall& call_;
   int piece_ = 0;
+  bool broken_ = false;  // also by what happened before the first op, which makes no piece
 };
 
 class RegionHook final : public nn::CallHook {
@@ -104,7 +108,7 @@ class RegionHook final : public nn::CallHook {
   void around(const nn::ModuleCall& call, absl::FunctionRef<void()> forward) override {
     // Inside another recording the block is simply part of it.
     if (active_recorder() != nullptr || stance() == Stance::kForceEager) return forward();
-    region_->count_call();
+    region_->begin_call(call);
     const Capture capture = region_->options().capture;
     const std::shared_ptr<const Replay> known = capture == Capture::kRecord ? nullptr : find(call);
     if (known != nullptr && capture == Capture::kReplay) {
@@ -162,10 +166,12 @@ std::string Regions::summary() const {
       text += absl::StrFormat("region %s: not called yet, shared by %d layers", r.name, r.layers);
       continue;
     }
-    text += absl::StrFormat("region %s: compiled %s in %.0f ms, reused by %d layers (%d kernels, %d library calls)", r.name,
-                            r.compilations <= 1 ? "once" : absl::StrFormat("%d times", r.compilations), r.compile_ms,
-                            r.layers, r.kernels, r.library_calls);
-    if (r.entries > r.compilations) text += absl::StrFormat("; %d recordings", r.entries);
+    const std::string how = r.compilations == 0   ? "found compiled"
+                            : r.compilations == 1 ? "compiled once"
+                                                  : absl::StrFormat("compiled %d times", r.compilations);
+    text += absl::StrFormat("region %s: %s in %.0f ms, reused by %d layers (%d kernels, %d library calls)", r.name, how,
+                            r.compile_ms, r.layers, r.kernels, r.library_calls);
+    if (r.entries > std::max(r.compilations, 1)) text += absl::StrFormat("; %d recordings", r.entries);
     if (r.graph_breaks > 0)
       text += absl::StrFormat("; %d graph breaks, the last: %s", r.graph_breaks, r.last_break);
     if (!r.last_recompile.empty()) text += "; recorded anew, the last time because " + r.last_recompile;
@@ -180,6 +186,7 @@ void prepare(const CompileOptions& options) {
     throw Error(absl::StrFormat("compile: recompute_budget must not be negative: %d", options.recompute_budget));
   if (!jit_available())
     throw Error("compile: no code generator; build Rondo with LLVM 19 (llvm-19-dev), or run without compilation");
+  check_options(options.dynamic);
 }
 }  // namespace
 

@@ -13,10 +13,12 @@
 
 #include <cstdint>
 #include <memory>
+#include <source_location>
 #include <string>
 #include <vector>
 
 #include "rondo/modules/module.h"
+#include "rondo/runtime/dynamic_range.h"
 
 namespace rondo::compile {
 
@@ -28,10 +30,32 @@ enum class Capture : uint8_t {
   kVerify,  // records, and throws Error where kReplay would have run something else
 };
 
+// Tells compiled regions that a dimension's size will change: their code reads all that depends on it when it runs, from the
+// first compilation on, whatever CompileOptions::shapes says of other dimensions; with buckets, at most one compilation each.
+//
+//   compile::mark_dynamic(tokens, 1, {.min = 8, .max = 1024, .multiple_of = 8});
+//   compile::mark_dynamic(tokens, 1, {.max = 256, .buckets = 8});
+//
+// A mark is metadata of this tensor, its views and detach()es that show the dimension, and of results of regions that have it;
+// results of other ops have none (CompileOptions::dynamic marks the arguments of modules). It counts where the tensor is the
+// input of a region. It never changes what is computed: sizes of 0 to 2, and models in which it cannot be told what depends
+// on the dimension, only take other or more general code. A second mark of a dimension replaces the first.
+// `dim` may be negative. Throws Error, with the caller's line, if there is no such dimension, if its size is not in the range, or
+// if the range is empty or its buckets are not in it. Not to be called while another thread uses the tensor.
+void mark_dynamic(const Tensor& tensor, int64_t dim, DynamicRange range = {},
+                  std::source_location where = std::source_location::current());
+
 enum class Shapes : uint8_t {
   kAutomatic,  // the first sizes compile code of their own; from the second on, code that reads sizes at run time
   kStatic,     // each set of sizes compiles code of its own
   kDynamic,    // code reads its sizes at run time from the start: one compilation, a little slower for fixed sizes
+};
+
+// An argument's dimension that is marked in every call of a compiled module (see mark_dynamic).
+struct DynamicArgument {
+  int argument = 0;  // of forward, which must take tensors only
+  int64_t dim = 0;   // negative: from the end
+  DynamicRange range = {};
 };
 
 // What a backward computes again instead of reading what the forward kept.
@@ -51,14 +75,24 @@ enum class Mode : uint8_t {
                     // kernels, packing and threads of products. With `exact`, only ways with the same bits are tried
 };
 
+// Whether products add residuals and apply GELU to their own results before these are stored (the library's post-ops).
+enum class Epilogues : uint8_t {
+  kTuned,   // where Mode::kMaxAutotune measures that it pays: often a fused kernel that reads the result again is faster
+  kAlways,  // wherever it can be done; with `exact`, only f32 sums, whose bits are those of the separate op
+  kNever,
+};
+
 struct CompileOptions {
   // Results are bitwise those of eager execution: forward, backward, any number of threads. Off, generated code rounds
   // a * b + c once instead of twice (codegen/relax.h), in the same kernels, so results are equal within rounding: the op
   // sweep holds every op and its gradient to 1e-5 of the largest element in f32. Any number of threads gives the same bits in both modes.
   bool exact = false;
   Mode mode = Mode::kDefault;
+  Epilogues epilogues = Epilogues::kTuned;
   Capture capture = Capture::kRecord;
   Shapes shapes = Shapes::kAutomatic;
+  // Marked dimensions, for modules that take intermediate results. A size outside its range: the call throws Error.
+  std::vector<DynamicArgument> dynamic = {};
   Recompute recompute = Recompute::kAuto;
   // With Recompute::kBudget: bytes that one call may keep for its backward, besides its inputs and outputs. At 0, the same is
   // kept as with kFull. RegionReport has what is kept, and what it costs.
@@ -92,7 +126,7 @@ struct RegionReport {
   int kernels = 0;         // generated kernels of the latest entry, forward and backward
   int library_calls = 0;   // matrix products and the like, of the latest entry
   int eager_runs = 0;      // recordings that ran eagerly: a stance, or beyond the recompile limit
-  double compile_ms = 0;   // all entries together, without loading LLVM
+  double compile_ms = 0;   // all entries together; the first kernel that a process compiles loads LLVM, too
   int64_t kept_bytes = 0;  // by one call for its backward, besides inputs and outputs; of the latest entry
   // Of the products that one backward computes again, and of library calls whose products are known; of the latest entry.
   int64_t recomputed_flops = 0;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -28,11 +29,16 @@ std::vector<std::string> chosen_stages() {
   return chosen;
 }
 
+thread_local bool dumps_off = false;
+
 }  // namespace
+
+DumpsOff::DumpsOff() : outer_(std::exchange(dumps_off, true)) {}
+DumpsOff::~DumpsOff() { dumps_off = outer_; }
 
 bool wants_dump(std::string_view stage) {
   static const std::vector<std::string> chosen = chosen_stages();
-  return std::any_of(chosen.begin(), chosen.end(), [&](const std::string& name) { return name == "all" || name == stage; });
+  return !dumps_off && std::any_of(chosen.begin(), chosen.end(), [&](const std::string& name) { return name == "all" || name == stage; });
 }
 
 void dump(std::string_view stage, const std::string& text) {

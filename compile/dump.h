@@ -9,6 +9,17 @@ namespace rondo::compile {
 
 // Throws Error, which lists the names, the first time if RONDO_DUMP has another.
 bool wants_dump(std::string_view stage);
+// While one is there, this thread wants none: what it makes is only compared with something.
+class DumpsOff {
+ public:
+  DumpsOff();
+  ~DumpsOff();
+  DumpsOff(const DumpsOff&) = delete;
+  DumpsOff& operator=(const DumpsOff&) = delete;
+
+ private:
+  bool outer_;
+};
 // "---- stage" and the text.
 void dump(std::string_view stage, const std::string& text);
 

@@ -52,7 +52,7 @@ struct ProgramExplanation {
   std::vector<NodeExplanation> nodes;
   std::vector<LaunchExplanation> launches;
   int kernels = 0;
-  int compiled = 0;                  // of these, kernels that no earlier program had
+  int compiled = 0;                  // of these, kernels for which code had to be generated
   int library_calls = 0;
   int64_t arena_bytes = 0;           // leased for a run
   double compile_ms = 0;

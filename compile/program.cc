@@ -80,9 +80,9 @@ bool may_overwrite(const LoopKernel& kernel, size_t in, size_t out) {
 }
 
 // If a kernel is refused, each is compiled alone, so that the reproducer holds the one at fault.
-CompiledKernels emit(const std::vector<LoopKernel>& kernels, Sizes sizes) {
+CompiledKernels emit(const std::vector<LoopKernel>& kernels, Sizes sizes, std::span<const KernelHint> hints) {
   try {
-    return find_or_compile(kernels, sizes);
+    return find_or_compile(kernels, sizes, hints);
   } catch (const InternalError&) {
     for (LoopKernel kernel : kernels) {
       kernel.name = "kernel";
@@ -94,12 +94,11 @@ CompiledKernels emit(const std::vector<LoopKernel>& kernels, Sizes sizes) {
 
 }  // namespace
 
-std::shared_ptr<const Program> Program::compile(Graph source, const ProgramOptions& options) {
-  const auto start = std::chrono::steady_clock::now();
-  auto program = std::make_shared<Program>();
-  program->graph_ = simplify(std::move(source));
-  const Graph& graph = program->graph_;
-  const std::vector<Unit> units = reproducible({.stage = "fuse", .graph = &graph}, [&] { return fuse(graph, options.exact); });
+std::vector<LoopKernel> Program::make_launches(Graph source, const ProgramOptions& options) {
+  graph_ = simplify(std::move(source));
+  const Graph& graph = graph_;
+  const EpilogueChains epilogues = choose_epilogues(options);
+  const std::vector<Unit> units = reproducible({.stage = "fuse", .graph = &graph}, [&] { return fuse(graph, epilogues); });
   if (wants_dump("fuse")) dump("fuse", to_string(graph, units));
   // A value is stored if another unit or the caller reads it, through whatever view.
   std::vector<int> unit_of(graph.nodes.size(), -1);
@@ -119,7 +118,7 @@ std::shared_ptr<const Program> Program::compile(Graph source, const ProgramOptio
   std::vector<LoopKernel> code;
   for (const Unit& unit : units) {
     if (!unit.fused) {
-      program->add_library_call(unit);
+      add_library_call(unit);
       continue;
     }
     LoweredUnit lowered = reproducible({.stage = "lower", .graph = &graph, .unit = &unit, .needed = &needed},
@@ -127,11 +126,44 @@ std::shared_ptr<const Program> Program::compile(Graph source, const ProgramOptio
     if (!options.exact) lowered.kernel = relax(lowered.kernel);
     if (wants_dump("lower")) dump("lower", to_string(lowered.kernel));
     lowered.extents = extents(lowered.kernel);
-    program->launches_.push_back({.kernel = static_cast<int32_t>(code.size()), .node = unit.nodes[0], .nodes = unit.nodes});
+    launches_.push_back({.kernel = static_cast<int32_t>(code.size()), .node = unit.nodes[0], .nodes = unit.nodes});
     code.push_back(lowered.kernel);
-    program->kernels_.push_back(std::move(lowered));
+    kernels_.push_back(std::move(lowered));
   }
-  CompiledKernels found = emit(code, options.sizes);
+  return code;
+}
+
+// What is known of the kernels of one program from those of the same one at other sizes.
+std::vector<KernelHint> Program::compare(const std::vector<LoopKernel>& kernels, OtherSizes other, const ProgramOptions& options) {
+  const auto at = [&](std::optional<Graph>& graph) {
+    const DumpsOff quiet;
+    std::vector<LoopKernel> there;
+    try {
+      if (graph.has_value()) there = Program().make_launches(*std::move(graph), options);
+    } catch (const std::exception&) {
+      there.clear();  // sizes that nobody asked for need not compile
+    }
+    if (there.size() != kernels.size()) there.clear();
+    return there;
+  };
+  const std::vector<LoopKernel> next = at(other.next), smallest = at(other.smallest), largest = at(other.largest);
+  const auto pick = [](const std::vector<LoopKernel>& list, size_t i) { return list.empty() ? nullptr : &list[i]; };
+  std::vector<KernelHint> hints;
+  for (size_t i = 0; i < kernels.size(); ++i)
+    hints.push_back(compare_sizes(kernels[i], pick(next, i), pick(smallest, i), pick(largest, i)));
+  return hints;
+}
+
+std::shared_ptr<const Program> Program::compile(Graph source, const ProgramOptions& options) {
+  const auto start = std::chrono::steady_clock::now();
+  auto program = std::make_shared<Program>();
+  const std::vector<LoopKernel> code = program->make_launches(std::move(source), options);
+  CompiledKernels found;
+  std::optional<CompiledKernels> there;
+  if (options.marks != nullptr && options.marks->ranges_met) there = find_kernels(code);
+  if (there.has_value()) found = *std::move(there);
+  else if (options.marks != nullptr && !code.empty()) found = emit(code, options.sizes, compare(code, options.marks->graph_at(), options));
+  else found = emit(code, options.sizes, {});
   program->code_ = std::move(found.kernels);
   program->stats_.compiled = found.compiled;
   program->plan(options);

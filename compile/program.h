@@ -5,9 +5,11 @@
 
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <vector>
 
+#include "absl/functional/any_invocable.h"
 #include "rondo/compile/codegen/lower.h"
 #include "rondo/compile/compile.h"
 #include "rondo/compile/ir/graph.h"
@@ -18,16 +20,28 @@ namespace rondo::compile {
 
 struct ProgramStats {
   int kernels = 0;        // generated
-  int compiled = 0;       // of these, the ones that no earlier program had
+  int compiled = 0;       // of these, the ones for which code had to be generated
   int library_calls = 0;
   int64_t arena_bytes = 0;
   double compile_ms = 0;  // all of it: passes, planning, code
+};
+
+// How a graph whose inputs have marked dimensions would look at other sizes of these.
+struct OtherSizes {
+  std::optional<Graph> next;               // at the next size of each; nothing: it cannot be told
+  std::optional<Graph> smallest, largest;  // nothing: as before, or there is no bound
+};
+struct SizeMarks {
+  absl::AnyInvocable<OtherSizes() const> graph_at;
+  // Code for these ranges of sizes exists, so whatever serves is taken.
+  bool ranges_met = false;
 };
 
 struct ProgramOptions {
   Sizes sizes = Sizes::kConstant;
   bool exact = false;
   Mode mode = Mode::kDefault;
+  Epilogues epilogues = Epilogues::kTuned;
   // Results to be written over an input, which belongs to the caller then, as positions in graph.inputs and graph.outputs.
   // Where the order of reads and writes allows it, run() returns the input's own memory.
   struct Update {
@@ -37,6 +51,9 @@ struct ProgramOptions {
   // By position in graph.inputs (empty: none): a result that is computed element for element from what stands here may take
   // its memory, in a call of run_and_release().
   std::vector<bool> donated = {};
+  // If not null, for the time of compile(): code reads what depends on marked dimensions when it runs, whatever `sizes` says,
+  // and assumes that they stay within their ranges.
+  const SizeMarks* marks = nullptr;
 };
 
 class Program {
@@ -90,6 +107,11 @@ class Program {
  private:
   struct Frame;
 
+  // Passes, and all up to code; gives the kernels.
+  std::vector<LoopKernel> make_launches(Graph graph, const ProgramOptions& options);
+  static std::vector<KernelHint> compare(const std::vector<LoopKernel>& kernels, OtherSizes other, const ProgramOptions& options);
+  // Of the products of graph_, what they are to do on their own results.
+  EpilogueChains choose_epilogues(const ProgramOptions& options) const;
   void add_library_call(const Unit& unit);
   std::vector<Tensor> run(std::span<const Tensor> inputs, bool release) const;
   void plan(const ProgramOptions& options);
@@ -101,7 +123,7 @@ class Program {
   // The kernel of a library call in one of its variants; null: there is none.
   std::shared_ptr<const PreparedKernel> prepare(const Launch& launch, int variant) const;
   void tune(bool exact);
-  // program_run.cc
+  // program_run.cc; what is timed, in program_tune.cc
   Frame make_frame(std::span<const Tensor> inputs, bool release) const;
   void run_launch(const Launch& launch, Frame& frame) const;
   void run_kernel(const Launch& launch, Frame& frame) const;

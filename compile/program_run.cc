@@ -1,38 +1,13 @@
-// Running a program, and timing the ways in which its launches can run.
+// Running a program.
 #include <algorithm>
-#include <cstring>
-#include <functional>
 
-#include "absl/strings/str_cat.h"
-#include "rondo/compile/codegen/loop_text.h"
-#include "rondo/compile/program.h"
-#include "rondo/compile/tuner.h"
+#include "rondo/compile/program_frame.h"
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/ops/reduction_order.h"
 #include "rondo/runtime/parallel.h"
 #include "rondo/runtime/recorder.h"
 
 namespace rondo::compile {
-
-// The memory of one run: inputs, fresh buffers, the arena.
-struct Program::Frame {
-  struct Slot {
-    std::byte* data = nullptr;
-    Storage storage;
-    int64_t byte_offset = 0;  // of `data` in it
-  };
-  absl::InlinedVector<Slot, 48> slots;
-
-  std::byte* at(const Address& address) const {
-    return address.slot < 0 ? nullptr : slots[static_cast<size_t>(address.slot)].data + address.offset;
-  }
-  // The memory there, seen with the layout of `like`.
-  Tensor tensor(const Value& like, const Address& address) const {
-    const Slot& slot = slots[static_cast<size_t>(address.slot)];
-    return Tensor::from_storage(slot.storage, (slot.byte_offset + address.offset) / static_cast<int64_t>(size_of(like.dtype)),
-                                like.sizes, like.strides, like.dtype);
-  }
-};
 
 namespace {
 
@@ -201,76 +176,6 @@ std::shared_ptr<const PreparedKernel> Program::prepare(const Launch& launch, int
   with_context(graph_, launch, [&](ValueId id) { return stand_in(graph_.value(id), id); }, stand_in,
                [&](const KernelContext& context) { prepared = op.prepare(context, variant); });
   return prepared;
-}
-
-// Every launch that can run in several ways is timed on made-up data.
-void Program::tune(bool exact) {
-  std::vector<Tensor> inputs;
-  for (ValueId id : graph_.inputs) {
-    const Value& value = graph_.value(id);
-    int64_t extent = 1;
-    for (int d = 0; d < value.sizes.rank(); ++d) extent += (value.sizes[d] - 1) * value.strides[d];
-    const Storage storage = Storage::allocate(static_cast<size_t>(std::max<int64_t>(extent, 1)) * size_of(value.dtype));
-    inputs.push_back(Tensor::from_storage(storage, 0, value.sizes, value.strides, value.dtype));
-  }
-  NoGrad off;
-  RecorderScope eager(nullptr);
-  Frame frame = make_frame(inputs, false);
-  for (Frame::Slot& slot : frame.slots) {
-    if (slot.data == nullptr) continue;
-    // Half in f32 and bf16, and a small number in any other type.
-    const uint16_t halves[] = {0x3f00, 0x3f00};
-    const size_t bytes = slot.storage.bytes();
-    for (size_t i = 0; i + sizeof(halves) <= bytes; i += sizeof(halves)) std::memcpy(slot.data + i, halves, sizeof(halves));
-  }
-  for (Launch& launch : launches_) {
-    std::string what;
-    std::vector<std::function<void()>> candidates;
-    if (launch.kernel >= 0) {
-      LoweredUnit& unit = kernels_[static_cast<size_t>(launch.kernel)];
-      const int64_t tile = unit.kernel.chunk_rows;
-      struct Choice {
-        int64_t grain, tile;
-      };
-      std::vector<Choice> choices{{kGrain, tile}, {kGrain / 8, tile}, {kGrain * 8, tile}, {int64_t{1} << 40, tile}};
-      // Other chunks are other sums. Larger ones need less room than was planned.
-      if (tile > 0 && !exact)
-        for (int64_t times : {2, 4})
-          if (tile * times < unit.kernel.rows) choices.push_back({kGrain, tile * times});
-      const auto choose = [&](const Choice& choice) {
-        launch.grain = choice.grain;
-        unit.kernel.chunk_rows = unit.extents[1] = choice.tile;
-      };
-      for (const Choice& choice : choices)
-        candidates.push_back([&, choice] {
-          choose(choice);
-          run_kernel(launch, frame);
-        });
-      what = absl::StrCat("kernel, ", num_threads(), " threads, ", exact ? "exact" : "default", "\n", to_string(unit.kernel));
-      choose(choices[static_cast<size_t>(fastest(what, candidates))]);
-      continue;
-    }
-    if (launch.prepared == nullptr || exact) continue;  // other products are other sums
-    std::vector<std::shared_ptr<const PreparedKernel>> variants{launch.prepared};
-    constexpr int kMostVariants = 8;
-    for (int variant = 1; variant < kMostVariants; ++variant)
-      if (auto prepared = prepare(launch, variant)) variants.push_back(std::move(prepared));
-    for (const auto& variant : variants)
-      candidates.push_back([&, variant] {
-        launch.prepared = variant;
-        run_library_call(launch, frame);
-      });
-    what = absl::StrCat(graph_.nodes[static_cast<size_t>(launch.node)].op->name, ", ", num_threads(), " threads\n");
-    for (const ValueIds* list : {&launch.inputs, &launch.outputs})
-      for (ValueId id : *list) {
-        if (id == kNoValue) continue;
-        const Value& value = graph_.value(id);
-        absl::StrAppend(&what, std::string(name_of(value.dtype)), rondo::to_string(value.sizes), rondo::to_string(value.strides), "\n");
-      }
-    for (size_t i = 1; i < launch.nodes.size(); ++i)
-      absl::StrAppend(&what, graph_.nodes[static_cast<size_t>(launch.nodes[i])].op->name, "\n");
-    launch.prepared = variants[static_cast<size_t>(fastest(what, candidates))];
-  }
 }
 
 }  // namespace rondo::compile

@@ -1,6 +1,7 @@
 #include "rondo/compile/region.h"
 
 #include <bit>
+#include <chrono>
 
 #include "absl/strings/str_cat.h"
 #include "rondo/compile/codegen/relax.h"
@@ -124,42 +125,105 @@ CompiledBackward compile_backward(BackwardGraph derived, const Partition& partit
   return backward;
 }
 
+// What the programs of an entry are told of marked dimensions.
+SizeMarks forward_marks(const Entry& entry) {
+  return {.graph_at = [&entry] {
+    return entry.others->map([&](const Graph& recorded) {
+      if (!entry.partition) return recorded;
+      return Partition(recorded, entry.saved, {}, &*entry.partition).forward();
+    });
+  }};
+}
+SizeMarks backward_marks(const Entry& entry, const Arriving& arriving) {
+  return {.graph_at = [&entry, arriving] {
+    return entry.others->map([&](const Graph& recorded) {
+      BackwardGraph derived = derive_backward(recorded, arriving);
+      Partition(recorded, entry.saved, {}, &*entry.partition).apply(derived);
+      return std::move(derived.graph);
+    });
+  }};
+}
+
 }  // namespace
 
-std::shared_ptr<const Entry> compile_entry(const Graph& recorded, const CompileOptions& options, Sizes sizes,
-                                           const Partition* like) {
+std::shared_ptr<const Entry> compile_entry(const Graph& recorded, const CompileOptions& options, Sizes sizes, const Partition* like,
+                                           std::span<const MarkedDim> marked, absl::FunctionRef<bool(const OtherRecordings&)> ranges_met) {
+  const auto start = std::chrono::steady_clock::now();
   auto entry = std::make_shared<Entry>();
-  ProgramOptions program{.sizes = sizes, .exact = options.exact, .mode = options.mode};
+  const auto finished = [&] {
+    entry->compile_ms = std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
+    return entry;
+  };
+  ProgramOptions program{.sizes = sizes, .exact = options.exact, .mode = options.mode, .epilogues = options.epilogues};
   entry->forward_graph = recorded;
   entry->n_outputs = static_cast<int>(recorded.outputs.size());
+  if (!marked.empty()) entry->others = std::make_shared<OtherRecordings>(entry->forward_graph, marked);
+  if (entry->others != nullptr && !entry->others->any()) entry->others = nullptr;
+  const bool met = entry->others != nullptr && ranges_met(*entry->others);
+  const auto compile_forward = [&](const Graph& graph) {
+    if (entry->others == nullptr) return Program::compile(graph, program);
+    SizeMarks marks = forward_marks(*entry);
+    marks.ranges_met = met;
+    ProgramOptions marked_program = program;
+    marked_program.marks = &marks;
+    return Program::compile(graph, marked_program);
+  };
   bool differentiable = false;
   for (ValueId id : recorded.outputs) differentiable = differentiable || recorded.value(id).requires_grad;
   if (!differentiable) {
     program.exact = program.exact || !may_relax(recorded, nullptr);
     entry->program_options = program;
-    entry->forward = Program::compile(recorded, program);
-    return entry;
+    entry->forward = compile_forward(recorded);
+    return finished();
   }
-  BackwardGraph derived = derive_backward(recorded, {usual_gradients(recorded), {}});
+  const Arriving usual{usual_gradients(recorded), {}};
+  BackwardGraph derived = derive_backward(recorded, usual);
   program.exact = program.exact || !may_relax(recorded, &derived);
   if (!program.exact && any_hidden(recorded)) {  // other backwards may come
     const BackwardGraph all = derive_backward(recorded);
     program.exact = !may_relax(recorded, &all);
   }
   entry->program_options = program;
-  entry->partition.emplace(recorded, values_read(derived), options, like);
-  entry->backward = compile_backward(std::move(derived), *entry->partition, program);
-  entry->forward = Program::compile(entry->partition->forward(), program);
-  return entry;
+  entry->saved = values_read(derived);
+  entry->partition.emplace(recorded, entry->saved, options, like);
+  if (entry->others == nullptr) {
+    entry->backward = compile_backward(std::move(derived), *entry->partition, program);
+  } else {
+    SizeMarks marks = backward_marks(*entry, usual);
+    marks.ranges_met = met;
+    ProgramOptions marked_program = program;
+    marked_program.marks = &marks;
+    entry->backward = compile_backward(std::move(derived), *entry->partition, marked_program);
+  }
+  entry->forward = compile_forward(entry->partition->forward());
+  return finished();
+}
+
+const std::vector<OtherRecordings::Follower>& Entry::followers(std::span<const MarkedDim> dims) const {
+  std::vector<std::pair<int32_t, int>> key;
+  for (const MarkedDim& d : dims) key.emplace_back(d.input, d.dim);
+  std::lock_guard lock(mutex_);
+  if (const auto found = followers_.find(key); found != followers_.end()) return found->second;
+  std::vector<MarkedDim> anyhow;  // whatever their ranges
+  for (const MarkedDim& d : dims) anyhow.push_back({d.input, d.dim, {}});
+  return followers_[key] = OtherRecordings(forward_graph, anyhow).followers();
 }
 
 const CompiledBackward& Entry::backward_for(const Arriving& arriving) const {
   bool usual = arriving.gradients == usual_gradients(forward_graph);
   for (bool total : arriving.totals) usual = usual && !total;
   if (usual) return backward;
+  {
+    std::lock_guard lock(mutex_);
+    if (const auto found = others_.find(arriving); found != others_.end()) return found->second;
+  }
+  // Without the lock, which a log sink may want. A thread that comes second drops its own.
+  ProgramOptions options = program_options;
+  std::optional<SizeMarks> marks;
+  if (others != nullptr) options.marks = &marks.emplace(backward_marks(*this, arriving));
+  CompiledBackward made = compile_backward(derive_backward(forward_graph, arriving), *partition, options, arriving.owned);
   std::lock_guard lock(mutex_);
-  if (const auto found = others_.find(arriving); found != others_.end()) return found->second;
-  return others_[arriving] = compile_backward(derive_backward(forward_graph, arriving), *partition, program_options, arriving.owned);
+  return others_.try_emplace(arriving, std::move(made)).first->second;
 }
 
 std::vector<std::shared_ptr<const Program>> Entry::backwards() const {
@@ -181,57 +245,85 @@ std::vector<nn::ModuleBase*> repeated_blocks(nn::ModuleBase& model) {
   return blocks;
 }
 
-std::shared_ptr<const Entry> Region::entry_for(const Trace& trace, const nn::ModuleBase& module, int piece) {
-  const Graph& graph = trace.graph;
-  const RecordingKey key = pack(graph);
+std::shared_ptr<const Entry> Region::entry_for(const Trace& trace, const nn::ModuleCall& call, int piece) {
+  const RecordingKey key = pack(trace.graph);
+  if (std::shared_ptr<const Entry> entry = find(key)) return entry;
+  News news;
+  const std::shared_ptr<const Entry> entry = make_entry(trace, call, piece, key, news);
+  // A user's sink may ask for reports: no lock is held.
+  if (!news.warning.empty()) log::warn_once(news.warning);
+  if (news.compiled) log_entry(news.region, *entry, news.why);
+  return entry;
+}
+
+std::shared_ptr<const Entry> Region::find(const RecordingKey& key) {
   std::lock_guard lock(mutex_);
-  if (auto found = entries_.find(key); found != entries_.end()) {
-    found->second.last_use = ++uses_;
-    return found->second.entry;
-  }
+  const auto found = entries_.find(key);
+  if (found == entries_.end()) return nullptr;
+  found->second.last_use = ++uses_;
+  return found->second.entry;
+}
+
+std::shared_ptr<const Entry> Region::make_entry(const Trace& trace, const nn::ModuleCall& call, int piece,
+                                                const RecordingKey& key, News& news) {
+  const Graph& graph = trace.graph;
+  // Only here do entries come and go, so that those that are found below stay.
+  std::lock_guard one_at_a_time(compile_mutex_);
+  if (std::shared_ptr<const Entry> entry = find(key)) return entry;  // another thread's, meanwhile
   std::vector<const Graph*> earlier;
-  for (const auto& [other, slot] : entries_)
-    if (slot.piece == piece) earlier.push_back(&slot.entry->forward_graph);
-  const bool limit_reached = report_.compilations >= options_.recompile_limit;
-  const bool eager = !earlier.empty() && (limit_reached || stance() == Stance::kEagerOnRecompile);
-  // What runs eagerly may do so on every call: the first explains itself, the others take no time for it.
-  if (eager && report_.eager_runs > 0) {
-    ++report_.eager_runs;
-    return nullptr;
+  bool limit_reached = false, eager = false, is_first = false;
+  {
+    std::lock_guard lock(mutex_);
+    for (const auto& [other, slot] : entries_)
+      if (slot.piece == piece) earlier.push_back(&slot.entry->forward_graph);
+    is_first = report_.entries == 0;
+    limit_reached = report_.compilations >= options_.recompile_limit;
+    eager = !earlier.empty() && (limit_reached || stance() == Stance::kEagerOnRecompile);
+    // What runs eagerly may do so on every call: the first explains itself, the others take no time for it.
+    if (eager && report_.eager_runs++ > 0) return nullptr;
+    news.region = report_.name;
+    if (eager && limit_reached)
+      news.warning = absl::StrCat("region ", report_.name, ": ", report_.compilations,
+                                  " compilations, no more (CompileOptions::recompile_limit); what is new runs eagerly: ");
   }
-  const std::string why = nearest_difference(earlier, graph, name_inputs(module, trace.external()));
-  if (!why.empty()) report_.last_recompile = why;
-  if (eager) {
-    if (limit_reached)
-      log::warn_once(absl::StrCat("region ", report_.name, ": ", report_.compilations,
-                                  " compilations, no more (CompileOptions::recompile_limit); what is new runs eagerly: ", why));
-    ++report_.eager_runs;
-    return nullptr;
+  news.why = nearest_difference(earlier, graph, name_inputs(call.module, trace.external()));
+  if (!news.warning.empty()) news.warning += news.why;
+  if (!news.why.empty()) {
+    std::lock_guard lock(mutex_);
+    report_.last_recompile = news.why;
   }
-  const Sizes sizes = options_.shapes == Shapes::kDynamic                             ? Sizes::kAny
-                      : options_.shapes == Shapes::kStatic || report_.entries == 0 ? Sizes::kConstant
-                                                                                   : Sizes::kVarying;
-  std::shared_ptr<const Entry> entry =
-      compile_entry(graph, options_, sizes, latest_ != nullptr && latest_->partition ? &*latest_->partition : nullptr);
+  if (eager) return nullptr;
+  const Sizes sizes = options_.shapes == Shapes::kDynamic  ? Sizes::kAny
+                      : options_.shapes == Shapes::kStatic ? Sizes::kOwn
+                      : is_first                           ? Sizes::kConstant
+                                                           : Sizes::kVarying;
+  std::vector<MarkedDim> marked = marked_dims(trace.external());
+  add_marked_arguments(marked, trace.external(), call, options_.dynamic);
+  std::vector<int64_t> ranges{piece};
+  const Partition* like = latest_ != nullptr && latest_->partition ? &*latest_->partition : nullptr;
+  const std::shared_ptr<const Entry> entry = compile_entry(graph, options_, sizes, like, marked, [&](const OtherRecordings& others) {
+    for (int64_t bound : others.ranges()) ranges.push_back(bound);
+    return ranges_met_.contains(ranges);
+  });
   int kernels = 0, library_calls = 0, compiled = 0;
-  double compile_ms = 0;
   for (const Program* program : {entry->forward.get(), entry->backward.program.get()}) {
     if (program == nullptr) continue;
     compiled += program->stats().compiled;
     kernels += program->stats().kernels;
     library_calls += program->stats().library_calls;
-    compile_ms += program->stats().compile_ms;
   }
+  std::lock_guard lock(mutex_);
   if (compiled > 0 && !earlier.empty() && stance() == Stance::kFailOnRecompile)
-    throw Error(absl::StrCat("region ", report_.name, " was compiled anew (Stance::kFailOnRecompile): ", why));
+    throw Error(absl::StrCat("region ", report_.name, " was compiled anew (Stance::kFailOnRecompile): ", news.why));
+  news.compiled = true;
   latest_ = entry;
-  log_entry(report_.name, *entry, why);
+  if (entry->others != nullptr) ranges_met_.insert(std::move(ranges));
   if (static_cast<int>(entries_.size()) >= std::max(options_.max_entries, 1)) forget_oldest();
   entries_[key] = {entry, ++uses_, piece};
   ++report_.entries;
   report_.kernels = kernels;
   report_.library_calls = library_calls;
-  report_.compile_ms += compile_ms;
+  report_.compile_ms += entry->compile_ms;
   report_.compilations += compiled > 0;
   report_.kept_bytes = entry->partition ? entry->partition->kept_bytes() : 0;
   report_.recomputed_flops = entry->backward.program ? recomputed_flops(entry->backward.program->graph()) : 0;
@@ -244,10 +336,10 @@ void Region::forget_oldest() {
   }));
 }
 
-std::shared_ptr<const Entry> Region::run(Trace& trace, const nn::ModuleBase& module, int piece) {
+std::shared_ptr<const Entry> Region::run(Trace& trace, const nn::ModuleCall& call, int piece) {
   choose_outputs(trace, trace.graph);
   if (trace.graph.outputs.empty()) return nullptr;
-  const std::shared_ptr<const Entry> entry = entry_for(trace, module, piece);
+  const std::shared_ptr<const Entry> entry = entry_for(trace, call, piece);
   if (entry == nullptr) {
     run_eagerly(trace);
     return nullptr;
@@ -256,6 +348,11 @@ std::shared_ptr<const Entry> Region::run(Trace& trace, const nn::ModuleBase& mod
   std::shared_ptr<Node> node;
   if (entry->backward.program != nullptr) node = make_compiled_node(entry, trace.external(), results);
   hand_over(trace, results, node);
+  if (is_marked(trace.external())) {
+    std::vector<Tensor> handles;
+    for (ValueId id : trace.graph.outputs) handles.push_back(trace.handle(id));
+    hand_on_marks(*entry, trace.external(), handles);
+  }
   return entry;
 }
 
@@ -290,7 +387,8 @@ void Region::run_eagerly(Trace& trace) {
   hand_over(trace, results, nullptr);
 }
 
-void Region::count_call() {
+void Region::begin_call(const nn::ModuleCall& call) {
+  if (!options_.dynamic.empty()) check_arguments(report_.name, call, options_.dynamic);
   std::lock_guard lock(mutex_);
   ++report_.calls;
 }
@@ -299,9 +397,12 @@ void Region::count_replay() {
   ++report_.replays;
 }
 void Region::refuse_replay(const std::string& why) {
-  std::lock_guard lock(mutex_);
-  if (report_.why_not_replayed != why) log::write(log::Topic::kPerfHints, report_.name + " is recorded on every call: " + why);
-  report_.why_not_replayed = why;
+  std::string known;
+  {
+    std::lock_guard lock(mutex_);
+    known = std::exchange(report_.why_not_replayed, why);
+  }
+  if (known != why) log::write(log::Topic::kPerfHints, report_.name + " is recorded on every call: " + why);
 }
 void Region::verify_replay(Trace& trace, const Entry& expected) const {
   choose_outputs(trace, trace.graph);

@@ -5,10 +5,12 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
 #include "rondo/compile/compile.h"
+#include "rondo/compile/marks.h"
 #include "rondo/compile/program.h"
 #include "rondo/compile/trace/joint.h"
 #include "rondo/compile/trace/partition.h"
@@ -39,7 +41,12 @@ struct Entry {
   CompiledBackward backward;
   std::optional<Partition> partition;  // what the forward keeps; none without a backward
   ProgramOptions program_options;  // exact where asked for, or needed: codegen/relax.h
+  double compile_ms = 0;           // all of compile_entry
+  std::shared_ptr<const OtherRecordings> others;  // with marked dimensions, else null
+  std::vector<ValueId> saved;                     // values that the usual backward reads
 
+  // The dimensions of the outputs that are these dimensions of the inputs.
+  const std::vector<OtherRecordings::Follower>& followers(std::span<const MarkedDim> dims) const;
   // The backward for what arrives. An output that nobody used sends no gradient at all, rather than zeros: that is less
   // work, and infinity times zero is not nothing. Compiled when it is first needed.
   const CompiledBackward& backward_for(const Arriving& arriving) const;
@@ -49,10 +56,12 @@ struct Entry {
  private:
   mutable std::mutex mutex_;
   mutable std::map<Arriving, CompiledBackward> others_;
+  mutable std::map<std::vector<std::pair<int32_t, int>>, std::vector<OtherRecordings::Follower>> followers_;
 };
 
-std::shared_ptr<const Entry> compile_entry(const Graph& recorded, const CompileOptions& options, Sizes sizes,
-                                           const Partition* like);
+// `ranges_met`: whether code for the ranges of these marked dimensions is there already.
+std::shared_ptr<const Entry> compile_entry(const Graph& recorded, const CompileOptions& options, Sizes sizes, const Partition* like,
+                                           std::span<const MarkedDim> marked, absl::FunctionRef<bool(const OtherRecordings&)> ranges_met);
 
 // The items of every list of modules, in the order of the tree.
 std::vector<nn::ModuleBase*> repeated_blocks(nn::ModuleBase& model);
@@ -62,12 +71,13 @@ class Region {
  public:
   Region(std::string name, CompileOptions options) : options_(options) { report_.name = std::move(name); }
   void add_layer() { ++report_.layers; }
-  // Runs one recorded piece of a call of `module` (there is one more after each graph break) and gives the live handles of
+  // Runs one recorded piece of `call` (there is one more after each graph break) and gives the live handles of
   // `trace` their storage and history.
   // Returns what ran; null if nothing did, or eagerly.
-  std::shared_ptr<const Entry> run(Trace& trace, const nn::ModuleBase& module, int piece);
+  std::shared_ptr<const Entry> run(Trace& trace, const nn::ModuleCall& call, int piece);
   const CompileOptions& options() const { return options_; }
-  void count_call();
+  // Counts it. Throws Error if its arguments are not what CompileOptions::dynamic allows.
+  void begin_call(const nn::ModuleCall& call);
   void count_replay();
   // A recording that must not be replayed, and why.
   void refuse_replay(const std::string& why);
@@ -81,20 +91,30 @@ class Region {
 
  private:
   // Null: run the recording eagerly.
-  std::shared_ptr<const Entry> entry_for(const Trace& trace, const nn::ModuleBase& module, int piece);
+  std::shared_ptr<const Entry> entry_for(const Trace& trace, const nn::ModuleCall& call, int piece);
+  std::shared_ptr<const Entry> find(const RecordingKey& key);
+  struct News {  // for the log
+    std::string region, why, warning;
+    bool compiled = false;
+  };
+  // As entry_for, for a recording that has no entry yet.
+  std::shared_ptr<const Entry> make_entry(const Trace& trace, const nn::ModuleCall& call, int piece, const RecordingKey& key,
+                                          News& news);
   // Gives the live handles of `trace`, in the order of graph.outputs, their memory and history.
   static void hand_over(Trace& trace, std::span<const Tensor> results, const std::shared_ptr<Node>& node);
   static void run_eagerly(Trace& trace);
   void forget_oldest();
 
   CompileOptions options_;
-  mutable std::mutex mutex_;
+  std::mutex compile_mutex_;  // held while one recording is compiled; others run meanwhile. Taken before mutex_
+  mutable std::mutex mutex_;  // guards what follows; nothing is logged while it is held
   struct Slot {
     std::shared_ptr<const Entry> entry;
     int64_t last_use = 0;
     int piece = 0;
   };
   absl::flat_hash_map<RecordingKey, Slot> entries_;
+  std::set<std::vector<int64_t>> ranges_met_;  // of marked dimensions, by piece
   int64_t uses_ = 0;
   std::shared_ptr<const Entry> latest_;  // that was compiled
   RegionReport report_;

@@ -25,7 +25,7 @@ std::shared_ptr<const Replay> Replay::make(const nn::ModuleCall& call, const Tra
   replay->slots_ = call.module.tensor_slots();
   for (const Tensor* slot : replay->slots_) {
     replay->in_slots_.push_back(slot->impl());
-    replay->slot_kinds_.push_back(Kind::of(*slot));
+    replay->slot_kinds_.push_back(slot->defined() ? Kind::of(*slot) : Kind{});
   }
   std::vector<const TensorImpl*> arguments;
   for (const Tensor* input : call.inputs) {
@@ -45,8 +45,7 @@ std::shared_ptr<const Replay> Replay::make(const nn::ModuleCall& call, const Tra
     else return refuse("forward reads a tensor that is no argument, parameter or buffer");
   }
   call.module.apply([&](nn::ModuleBase& module) {
-    replay->modules_.push_back(&module);
-    replay->training_.push_back(module.is_training());
+    replay->modules_.push_back({&module, module.is_training(), module.children().size()});
   });
   replay->grad_mode_ = grad_enabled();
   replay->autocast_ = amp::autocast_dtype();
@@ -66,15 +65,16 @@ bool Replay::matches(const nn::ModuleCall& call) const {
   }
   for (size_t i = 0; i < slots_.size(); ++i) {
     if (slots_[i]->impl() != in_slots_[i]) return false;
+    if (in_slots_[i] == nullptr) continue;
     // The kind of one tensor changes by to(dtype) or requires_grad_() only.
     const Kind& kind = slot_kinds_[i];
     if (slots_[i]->dtype() != kind.dtype || slots_[i]->requires_grad() != kind.requires_grad ||
         !(slots_[i]->sizes() == kind.sizes) || !(slots_[i]->strides() == kind.strides))
       return false;
   }
-  for (size_t i = 0; i < modules_.size(); ++i)
-    if (modules_[i]->is_training() != training_[i]) return false;
-  return true;
+  return std::all_of(modules_.begin(), modules_.end(), [](const ModuleState& s) {
+    return s.module->is_training() == s.training && s.module->children().size() == s.children;
+  });
 }
 
 void Replay::run(const nn::ModuleCall& call) const {
@@ -86,6 +86,7 @@ void Replay::run(const nn::ModuleCall& call) const {
   Tensor result = results[0];
   if (entry_->forward_graph.value(entry_->forward_graph.outputs[0]).requires_grad)
     autograd::set_history(result, make_compiled_node(entry_, inputs, results), 0);
+  if (is_marked(inputs)) hand_on_marks(*entry_, inputs, {&result, 1});
   *call.result = std::move(result);
 }
 

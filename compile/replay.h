@@ -44,10 +44,14 @@ class Replay {
   std::vector<Source> sources_;  // of the recording's inputs
   std::vector<Kind> arguments_;
   std::vector<const Tensor*> slots_;          // parameters and buffers of the module and all below it
-  std::vector<const TensorImpl*> in_slots_;   // what they held; another tensor there is another recording
+  std::vector<const TensorImpl*> in_slots_;   // what they held, null where undefined; another tensor there is another recording
   std::vector<Kind> slot_kinds_;
-  std::vector<const nn::ModuleBase*> modules_;
-  std::vector<bool> training_;
+  struct ModuleState {
+    const nn::ModuleBase* module;
+    bool training;
+    size_t children;  // a list of layers may grow
+  };
+  std::vector<ModuleState> modules_;
   bool grad_mode_ = true;
   std::optional<DType> autocast_;
 };

@@ -115,7 +115,7 @@ std::string replay(const Reproducer& r) {
   }
   if (r.stage == "fuse") {
     verify(graph());
-    return to_string(graph(), fuse(graph(), /*exact=*/false));
+    return to_string(graph(), fuse(graph()));
   }
   if (r.stage == "compile") {
     std::string text;

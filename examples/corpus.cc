@@ -11,23 +11,23 @@
 namespace rondo::examples {
 namespace {
 
-std::unique_ptr<io::Tokenizer> make_tokenizer(const TrainOptions& options, std::string_view text) {
+std::unique_ptr<io::Tokenizer> make_tokenizer(const TrainOptions& options, std::string_view text, bool keep) {
   if (options.tokenizer == "byte") return std::make_unique<io::ByteTokenizer>();
   if (options.tokenizer == "gpt2")
     return std::make_unique<io::Gpt2Tokenizer>(
         io::Gpt2Tokenizer::load(options.vocab_dir + "/encoder.json", options.vocab_dir + "/vocab.bpe"));
   auto chars = std::make_unique<io::CharTokenizer>(io::CharTokenizer::from_text(text));
-  chars->save(options.out_dir + "/tokenizer.json");
+  if (keep) chars->save(options.out_dir + "/tokenizer.json");
   return chars;
 }
 
 }  // namespace
 
-Corpus load_corpus(const TrainOptions& options) {
+Corpus load_corpus(const TrainOptions& options, bool keep) {
   if (options.data.empty()) throw Error("--data is missing: the text file to learn");
   const auto file = io::MappedFile::open(options.data);
-  io::make_folders(options.out_dir);
-  std::unique_ptr<io::Tokenizer> tokenizer = make_tokenizer(options, file->text());
+  if (keep) io::make_folders(options.out_dir);
+  std::unique_ptr<io::Tokenizer> tokenizer = make_tokenizer(options, file->text(), keep);
   const auto [train, val] = data::TokenData::from(tokenizer->encode(file->text())).split(0.1);
   io::Checksum sum;
   sum.update(file->text());

@@ -117,7 +117,7 @@ template <class Model> Json measure(const std::string& what, int64_t n_layer, co
   }
   return {{"compile_ms", compile_ms}, {"first_over_later_ms", first_ms - later},
           {"regions", report.size()}, {"kernels", kernels},
-          {"recompiles", compilations - static_cast<int>(report.size())}, {"misses", compile::cache_report().misses}};
+          {"recompiles", std::max(0, compilations - static_cast<int>(report.size()))}, {"misses", compile::cache_report().misses}};
 }
 
 Json measure(const std::string& what, const std::string& model, int64_t n_layer, const std::string& artifacts) {

@@ -16,7 +16,7 @@ constexpr const char* kPrefix = "option.";
 // What a checkpoint fixes: its tensors, or the meaning of its token ids, depend on it.
 const std::set<std::string> kFixed = {"n_layer", "n_head", "n_embd", "block_size", "bias", "tokenizer"};
 // What belongs to a process, not to the run.
-const std::set<std::string> kPerProcess = {"init_from", "out_dir"};
+const std::set<std::string> kPerProcess = {"init_from", "out_dir", "check_ranks", "dist_timeout"};
 
 }  // namespace
 
@@ -36,7 +36,7 @@ OptionParser::OptionParser(int argc, char** argv)
   flags_.add("bias", &o.bias, "biases in Linear and LayerNorm");
   flags_.add("dropout", &o.dropout, "probability");
 
-  flags_.add("batch_size", &o.batch_size, "windows in a batch");
+  flags_.add("batch_size", &o.batch_size, "windows in a batch of one process");
   flags_.add("gradient_accumulation_steps", &o.gradient_accumulation_steps, "batches in a step");
   flags_.add("max_iters", &o.max_iters, "optimizer steps");
   flags_.add("learning_rate", &o.learning_rate, "after warm-up");
@@ -51,7 +51,9 @@ OptionParser::OptionParser(int argc, char** argv)
 
   flags_.add("compile", &o.compile, "auto: regions where LLVM is there", {"auto", "none", "regions"});
   flags_.add("dtype", &o.dtype, "bfloat16: autocast", {"float32", "bfloat16"});
-  flags_.add("threads", &o.threads, "0: all cores");
+  flags_.add("threads", &o.threads, "0: all cores, or what rondorun gives");
+  flags_.add("check_ranks", &o.check_ranks, "under rondorun: compare the parameters of all ranks after every step");
+  flags_.add("dist_timeout", &o.dist_timeout, "under rondorun: seconds that a rank may be late");
 
   flags_.add("eval_interval", &o.eval_interval, "steps between evaluations");
   flags_.add("eval_iters", &o.eval_iters, "validation batches; 0: the whole validation split");
@@ -82,6 +84,7 @@ void OptionParser::check_and_finish() {
   at_least("lr_decay_iters", o.lr_decay_iters, 0);
   at_least("seed", o.seed, 0);
   at_least("threads", o.threads, 0);
+  if (!(o.dist_timeout > 0 && o.dist_timeout <= 1e6)) throw Error("--dist_timeout must lie in (0, 1e6]");
   at_least("eval_interval", o.eval_interval, 1);
   at_least("eval_iters", o.eval_iters, 0);
   at_least("log_interval", o.log_interval, 1);

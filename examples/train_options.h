@@ -39,6 +39,8 @@ struct TrainOptions {
   std::string compile = "auto";  // after finish(): none or regions
   std::string dtype = "float32";
   int64_t threads = 0;
+  bool check_ranks = false;
+  double dist_timeout = 300;
 
   int64_t eval_interval = 250;
   int64_t eval_iters = 0;

@@ -184,7 +184,9 @@ void ModuleBase::zero_grad(bool set_to_none) {
 
 std::vector<const Tensor*> ModuleBase::tensor_slots() const {
   std::vector<const Tensor*> slots;
-  visit("", [&](const std::string&, const Entry& entry) { slots.push_back(&entry.tensor); });
+  for (const auto& entry : entries_) slots.push_back(&entry->tensor);
+  for (const ModuleBase* module : children_)
+    for (const Tensor* slot : module->tensor_slots()) slots.push_back(slot);
   return slots;
 }
 

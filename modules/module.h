@@ -110,7 +110,8 @@ class ModuleBase {
   void to(DType dtype);
   void requires_grad_(bool on = true);
   void zero_grad(bool set_to_none = true);
-  // Every parameter and buffer of this module and all below it, tied ones repeated. The addresses live as long as the module.
+  // Every parameter and buffer of this module and all below it, tied and undefined ones, too. The addresses live as long as
+  // the module.
   std::vector<const Tensor*> tensor_slots() const;
   // Calls fn on every module, children before parents.
   void apply(absl::FunctionRef<void(ModuleBase&)> fn);

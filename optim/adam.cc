@@ -14,14 +14,24 @@ void check(const AdamOptions& o) {
     throw Error("Adam: lr, eps and weight_decay must not be negative");
 }
 
-AdamOptions as_adam(const AdamWOptions& o) { return {o.lr, o.betas, o.eps, o.weight_decay, o.amsgrad, o.maximize}; }
+AdamOptions as_adam(const AdamWOptions& o) { return {o.lr, o.betas, o.eps, o.weight_decay, o.amsgrad, o.maximize, o.state}; }
+
+const UpdatePlan& plan(bool amsgrad) {
+  static const UpdatePlan plain =
+      plan_of<AdamFormula<false>>("adam", {{"exp_avg"}, {.name = "exp_avg_sq", .nonnegative = true}});
+  static const UpdatePlan with_max =
+      plan_of<AdamFormula<true>>("adam_amsgrad", {{"exp_avg"},
+                                                  {.name = "exp_avg_sq", .nonnegative = true},
+                                                  {.name = "max_exp_avg_sq", .nonnegative = true}});
+  return amsgrad ? with_max : plain;
+}
 
 }  // namespace
 
 void AdamBase::add(std::span<const Tensor> params, Group group) {
   check(group.options);
   groups_.push_back(group);
-  add_group(params, std::span(AdamFormula<true>::kStateNames).first(group.options.amsgrad ? 3 : 2));
+  add_group(params, plan(group.options.amsgrad), {.format = group.options.state});
 }
 
 void AdamBase::visit_options(int group, OptionVisitor visit) {
@@ -31,11 +41,6 @@ void AdamBase::visit_options(int group, OptionVisitor visit) {
   visit("beta2", o.betas[1]);
   visit("eps", o.eps);
   visit("weight_decay", o.weight_decay);
-}
-
-UpdateKernel AdamBase::kernel(int group) const {
-  return groups_[static_cast<size_t>(group)].options.amsgrad ? &run_update<AdamFormula<true>>
-                                                             : &run_update<AdamFormula<false>>;
 }
 
 void AdamBase::scalars(int group, int64_t step, std::span<double> out) const {

@@ -19,6 +19,7 @@ struct AdamOptions {
   double weight_decay = 0;  // times the parameter is added to the gradient
   bool amsgrad = false;
   bool maximize = false;
+  StateFormat state = StateFormat::kFull;
 };
 
 struct AdamWOptions {
@@ -28,13 +29,13 @@ struct AdamWOptions {
   double weight_decay = 1e-2;  // times lr times the parameter is subtracted from the parameter
   bool amsgrad = false;
   bool maximize = false;
+  StateFormat state = StateFormat::kFull;
 };
 
 // The update. Both kinds of decay are in it: l2 is 0 in AdamW and keep is 1 in Adam, which changes no bit.
 template <bool kAmsgrad>
 struct AdamFormula {
   static constexpr size_t kStates = kAmsgrad ? 3 : 2, kScalars = 9;
-  static constexpr const char* kStateNames[] = {"exp_avg", "exp_avg_sq", "max_exp_avg_sq"};
 
   template <class T>
   static void update(T& param, T grad, std::array<T, kStates>& states, const std::array<T, kScalars>& scalars) {
@@ -59,7 +60,6 @@ class AdamBase : public Optimizer {
   };
   void add(std::span<const Tensor> params, Group group);
   void visit_options(int group, OptionVisitor visit) override;
-  UpdateKernel kernel(int group) const override;
   void scalars(int group, int64_t step, std::span<double> out) const override;
 
  private:

@@ -1,8 +1,241 @@
 #include "rondo/optim/foreach.h"
 
+#include <algorithm>
+#include <cstring>
+
+#include "rondo/compile/codegen/loop_ir.h"
+#include "rondo/compile/jit/kernel_table.h"
+#include "rondo/optim/block8.h"
+#include "rondo/optim/foreach_kernel.h"
+#include "rondo/runtime/error.h"
+#include "rondo/runtime/ops/reduction_order.h"
 #include "rondo/runtime/parallel.h"
 
 namespace rondo::optim {
+namespace {
+
+// Elements that are worked on at a time in eager runs: buffers of them stay in the first-level cache.
+constexpr int64_t kStrip = 1024;
+static_assert(kStrip % kLanes == 0 && kStrip % kBlock8 == 0 && kRow % kLanes == 0);
+
+template <class C>
+void load_strip(const ArraySpec& spec, const void* data, int64_t at, int64_t n, float scale, C* __restrict out) {
+  const auto decode = [&](auto is_signed) {
+    const uint8_t* __restrict codes = static_cast<const uint8_t*>(data) + at;
+    for (int64_t i = 0; i < n; ++i) out[i] = decode8<is_signed()>(static_cast<float>(codes[i]), scale);
+  };
+  if (spec.format == Format::kSigned8) return decode(std::true_type{});
+  if (spec.format == Format::kUnsigned8) return decode(std::false_type{});
+  visit_floating(spec.dtype, [&](auto tag) {
+    using P = typename decltype(tag)::type;
+    const P* __restrict from = static_cast<const P*>(data) + at;
+    for (int64_t i = 0; i < n; ++i) out[i] = static_cast<C>(from[i]);
+  });
+}
+
+template <class C>
+void store_strip(DType dtype, void* data, int64_t at, int64_t n, const C* __restrict values) {
+  visit_floating(dtype, [&](auto tag) {
+    using P = typename decltype(tag)::type;
+    P* __restrict to = static_cast<P*>(data) + at;
+    for (int64_t i = 0; i < n; ++i) to[i] = static_cast<P>(values[i]);
+  });
+}
+
+// 8-bit arrays are computed on in f32.
+void store_codes(Format format, uint8_t* __restrict codes, float& scale, int64_t n, const float* __restrict values) {
+  float largest[kLanes] = {};
+  for (int64_t i = 0; i < n; ++i) largest[i % kLanes] = scalar::maximum(largest[i % kLanes], scalar::abs(values[i]));
+  scale = combine_lanes(largest, [](float a, float b) { return scalar::maximum(a, b); });
+  const float inverse = inverse8(scale);
+  const auto encode = [&](auto is_signed) {
+    for (int64_t i = 0; i < n; ++i) codes[i] = low_byte(encode8<is_signed()>(values[i], inverse));
+  };
+  if (format == Format::kSigned8) encode(std::true_type{});
+  else encode(std::false_type{});
+}
+
+std::byte* at(void* data, DType dtype, int64_t index) {
+  return static_cast<std::byte*>(data) + index * static_cast<int64_t>(size_of(dtype));
+}
+
+}  // namespace
+
+void ForeachTable::clear() {
+  items.clear();
+  operands.clear();
+  ends.clear();
+}
+
+std::span<void*> ForeachTable::add(const ForeachItem& item, int n_operands) {
+  items.push_back(item);
+  ends.push_back(item.numel + (ends.empty() ? 0 : ends.back()));
+  operands.resize(operands.size() + static_cast<size_t>(n_operands));
+  return std::span(operands).last(static_cast<size_t>(n_operands));
+}
+
+Foreach::Foreach(const Body& body, std::vector<ArraySpec> arrays) : body_(body), arrays_(std::move(arrays)) {
+  n_operands_ = static_cast<int>(arrays_.size());
+  scale_operand_.assign(arrays_.size(), -1);
+  bool sums = false;
+  for (size_t i = 0; i < arrays_.size(); ++i) {
+    const ArraySpec& a = arrays_[i];
+    if (a.format != Format::kPlain) {
+      scale_operand_[i] = n_operands_++;
+      row_width_ = kBlock8;
+    } else if (a.dtype == kF64 && a.role != Role::kSum && a.role != Role::kCopy) {
+      compute_ = kF64;
+    }
+    sums = sums || a.role == Role::kSum;
+    by_rows_ = by_rows_ || a.layout != Layout::kFull;
+  }
+  if (sums && row_width_ == 0) row_width_ = kRow;
+  by_rows_ = by_rows_ || row_width_ > 0;
+  invariant(body_.n_values + body_.n_sums <= kMaxValues && body_.n_scalars <= kMaxScalars, "foreach: too many values");
+  invariant(compute_ == kF32 || row_width_ != kBlock8, "foreach: 8-bit arrays beside f64");
+  kernel_ = std::make_unique<compile::LoopKernel>(
+      make_kernel(body_, arrays_, scale_operand_, compute_, by_rows_, row_width_, written_));
+  extents_ = compile::extents(*kernel_);
+  if (!by_rows_) return;
+  // In extents(): cols, chunk_rows; of each operand the stride of its columns, and {divisor, size, stride} of its axis.
+  size_t next = 2;
+  for (const compile::Operand& operand : kernel_->operands) {
+    ++next;
+    if (!operand.axes.empty() && operand.col_stride == 1) row_stride_at_.push_back(next + 2);
+    next += 3 * operand.axes.size();
+  }
+}
+Foreach::~Foreach() = default;
+
+bool Foreach::is(const Body& body, std::span<const ArraySpec> arrays) const {
+  return body_.build == body.build && body_.context == body.context &&
+         std::equal(arrays_.begin(), arrays_.end(), arrays.begin(), arrays.end());
+}
+
+ForeachItem Foreach::item(int64_t numel, int64_t width, const double* scalars) const {
+  if (!by_rows_) width = numel;
+  return {width == 0 ? 0 : numel / width, width, numel, scalars};
+}
+
+int Foreach::compile() {
+  if (code_ != nullptr) return 0;
+  const compile::CompiledKernels made =
+      compile::find_or_compile({kernel_.get(), 1}, by_rows_ ? compile::Sizes::kAny : compile::Sizes::kConstant);
+  code_ = std::make_unique<compile::CompiledKernel>(made.kernels[0]);
+  return made.compiled;
+}
+
+void Foreach::run(const ForeachTable& table, bool eager) const {
+  if (table.items.empty()) return;
+  parallel_for(table.ends.back(), kForeachGrain, [&](int64_t begin, int64_t end) {
+    size_t i = static_cast<size_t>(std::upper_bound(table.ends.begin(), table.ends.end(), begin) - table.ends.begin());
+    for (; begin < end; ++i) {
+      const int64_t start = table.ends[i] - table.items[i].numel, stop = std::min(end, table.ends[i]);
+      if (begin < stop) run_piece(table, i, begin - start, stop - start, eager);
+      begin = std::max(begin, stop);
+    }
+  });
+}
+
+// Pieces begin and end at whole units; whoever has the last element has the rest.
+void Foreach::run_piece(const ForeachTable& table, size_t i, int64_t begin, int64_t end, bool eager) const {
+  const ForeachItem& item = table.items[i];
+  const int64_t unit = by_rows_ ? item.width : compile::kSplitGrain;
+  begin = begin / unit * unit;
+  if (end != item.numel) end = end / unit * unit;
+  if (begin >= end) return;
+  void* const* operands = table.operands.data() + i * static_cast<size_t>(n_operands_);
+  if (code_ != nullptr && !eager) return run_compiled(item, operands, begin, end);
+  return compute_ == kF64 ? run_eager<double>(item, operands, begin, end) : run_eager<float>(item, operands, begin, end);
+}
+
+void Foreach::run_compiled(const ForeachItem& item, void* const* operands, int64_t begin, int64_t end) const {
+  std::array<int64_t, 2 + 4 * kMaxOperands> extents;
+  std::copy(extents_.begin(), extents_.end(), extents.begin());
+  if (!by_rows_) {
+    extents[0] = item.numel;
+    return code_->entry(operands, item.scalars, extents.data(), begin, end);
+  }
+  extents[0] = item.width;
+  for (size_t at : row_stride_at_) extents[at] = item.width;
+  code_->entry(operands, item.scalars, extents.data(), begin / item.width, end / item.width);
+  const int64_t rest = end % item.width;
+  if (rest == 0) return;
+  // The last, shorter row is an item of its own, whose first row it is.
+  std::array<void*, kMaxOperands> moved;
+  for (size_t k = 0; k < arrays_.size(); ++k) {
+    const bool per_row = arrays_[k].role == Role::kSum;
+    const DType dtype = per_row ? kF64 : kernel_->operands[k].dtype;
+    moved[k] = at(operands[k], dtype, per_row ? item.rows : item.rows * item.width);
+    if (const int scale = scale_operand_[k]; scale >= 0)
+      moved[static_cast<size_t>(scale)] = at(operands[scale], kF32, item.rows);
+  }
+  extents[0] = rest;
+  code_->entry(moved.data(), item.scalars, extents.data(), 0, 1);
+}
+
+template <class C>
+void Foreach::run_eager(const ForeachItem& item, void* const* operands, int64_t begin, int64_t end) const {
+  alignas(64) C buffers[kMaxValues][kStrip];
+  C scalars[kMaxScalars];
+  for (int k = 0; k < body_.n_scalars; ++k) scalars[k] = static_cast<C>(item.scalars[k]);
+  const int64_t width = item.width, strip = row_width_ == kBlock8 ? kBlock8 : kStrip;
+  const int n_values = body_.n_values, n_all = n_values + body_.n_sums;
+  C* values[kMaxValues];
+  for (int64_t row = begin / width; row * width < end; ++row) {
+    const int64_t first = std::max(begin - row * width, int64_t{0}), last = std::min(end - row * width, width);
+    double lanes[kMaxValues][kLanes];
+    std::fill(&lanes[n_values][0], &lanes[n_all][0], 0.0);
+    for (int64_t c = first; c < last; c += strip) {
+      const int64_t n = std::min(strip, last - c), element = row * width + c;
+      for (int k = 0; k < n_all; ++k) {
+        const ArraySpec& a = arrays_[static_cast<size_t>(k)];
+        values[k] = buffers[k];
+        if (a.role == Role::kSum) continue;
+        const bool direct = a.format == Format::kPlain && a.dtype == compute_ && a.layout != Layout::kPerRow &&
+                            ((written_ | body_.keeps) >> k & 1) != 0;
+        const int64_t index = a.layout == Layout::kPerColumn ? c : element;
+        if (direct) {
+          values[k] = static_cast<C*>(operands[k]) + index;
+        } else if (a.layout == Layout::kPerRow) {
+          C value;
+          load_strip(a, operands[k], row, 1, 0, &value);
+          std::fill_n(buffers[k], n, value);
+        } else {
+          const int scale = scale_operand_[static_cast<size_t>(k)];
+          load_strip(a, operands[k], index, n, scale < 0 ? 0 : static_cast<const float*>(operands[scale])[row],
+                     buffers[k]);
+        }
+      }
+      if constexpr (sizeof(C) == 8) body_.f64(body_.context, values, scalars, n);
+      else body_.f32(body_.context, values, scalars, n);
+      for (size_t k = 0; k < arrays_.size(); ++k) {
+        const ArraySpec& a = arrays_[k];
+        if (a.role == Role::kSum) {
+          for (int64_t i = 0; i < n; ++i) lanes[k][i % kLanes] += static_cast<double>(values[k][i]);
+        } else if (a.role == Role::kAverage) {
+          C* __restrict average = static_cast<C*>(operands[k]) + element;
+          const C* __restrict value = values[0];
+          for (int64_t i = 0; i < n; ++i) average[i] = scalar::fma(scalars[1], value[i] - average[i], average[i]);
+        } else if (a.role == Role::kCopy) {
+          store_strip(a.dtype, operands[k], element, n, values[0]);
+        } else if (a.zero) {
+          std::memset(at(operands[k], a.dtype, element), 0, static_cast<size_t>(n) * size_of(a.dtype));
+        } else if (((written_ >> k) & 1) == 0) {
+          continue;
+        } else if (a.format != Format::kPlain) {
+          if constexpr (sizeof(C) == sizeof(float))
+            store_codes(a.format, static_cast<uint8_t*>(operands[k]) + element,
+                        static_cast<float*>(operands[scale_operand_[k]])[row], n, values[k]);
+        } else if (values[k] == buffers[k]) {
+          store_strip(a.dtype, operands[k], element, n, values[k]);
+        }
+      }
+    }
+    for (int k = n_values; k < n_all; ++k)
+      static_cast<double*>(operands[k])[row] = combine_lanes(lanes[k], [](double a, double b) { return a + b; });
+  }
+}
 
 void parallel_for_each(std::span<const int64_t> sizes, absl::FunctionRef<void(size_t, int64_t, int64_t)> fn) {
   std::vector<int64_t> ends;  // ends[i]: elements of the tensors up to and with i

@@ -1,16 +1,55 @@
 #include "rondo/optim/optimizer.h"
 
 #include <algorithm>
-#include <deque>
+#include <cstring>
 #include <string_view>
 
 #include "absl/strings/str_cat.h"
+#include "rondo/optim/block8.h"
 #include "rondo/runtime/autograd.h"
+#include "rondo/runtime/ops/ops.h"
 
 namespace rondo::optim {
 
-void Optimizer::add_group(std::span<const Tensor> params, std::span<const char* const> state_names) {
-  invariant(state_names.size() <= kMaxStates, "too many states");
+Dims sizes_of(const StateSpec& spec, const Dims& param) {
+  Dims sizes = param;
+  if (spec.layout == Layout::kPerRow) sizes[sizes.rank() - 1] = 1;
+  if (spec.layout == Layout::kPerColumn) sizes[sizes.rank() - 2] = 1;
+  return sizes;
+}
+
+namespace {
+
+// Parameters below this size keep their states in f32: they weigh nothing, and they are the sensitive ones (biases, norms).
+constexpr int64_t kMin8BitElements = 4096;
+
+bool has_scales(StateFormat format, const StateSpec& spec, const Tensor& param) {
+  return format == StateFormat::k8Bit && !spec.transient && spec.layout == Layout::kFull &&
+         param.numel() >= kMin8BitElements;
+}
+
+// A state that is `value` everywhere.
+Tensor make_state(StateFormat format, const StateSpec& spec, const Tensor& param, double value, Tensor& scales) {
+  const Dims sizes = sizes_of(spec, param.sizes());
+  if (!has_scales(format, spec, param)) {
+    const bool half = format == StateFormat::kBF16 && spec.layout == Layout::kFull;
+    return Tensor::full(sizes, value, {half ? kBF16 : compute_dtype(param.dtype()), param.device()});
+  }
+  scales = Tensor::full({(param.numel() + kBlock8 - 1) / kBlock8}, value, {kF32, param.device()});
+  Tensor codes = Tensor::zeros(sizes, {kU8, param.device()});
+  const float v = static_cast<float>(value);
+  std::memset(codes.raw_mutable_data(), low_byte(spec.nonnegative ? encode8<false>(v, inverse8(v)) : encode8<true>(v, inverse8(v))),
+              static_cast<size_t>(codes.numel()));
+  return codes;
+}
+
+}  // namespace
+
+void Optimizer::add_group(std::span<const Tensor> params, const UpdatePlan& plan, GroupSpec spec) {
+  add_group(params, [&](const Tensor&) -> const UpdatePlan& { return plan; }, spec);
+}
+
+void Optimizer::add_group(std::span<const Tensor> params, PlanOf plan_of, GroupSpec spec) {
   const int group = n_groups_++;
   for (const Tensor& param : params) {
     const auto fail = [&](std::string_view why) {
@@ -21,11 +60,26 @@ void Optimizer::add_group(std::span<const Tensor> params, std::span<const char* 
       fail(absl::StrCat("is ", std::string(name_of(param.dtype())), ", not floating point"));
     if (!param.is_leaf()) fail("is the result of an op, not a leaf");
     if (!param.is_contiguous()) fail("is not contiguous; make it so with .contiguous() before it becomes a parameter");
-    Slot slot{param, group, Tensor::zeros({}, {kI64}), state_names, {}};
-    for (size_t k = 0; k < state_names.size(); ++k)
-      slot.states.push_back(Tensor::zeros(param.sizes(), {compute_dtype(param.dtype()), param.device()}));
+    if (param.dtype() == kF64 && spec.format != StateFormat::kFull)
+      fail("is f64: its states are too, and have no shorter format");
+    Slot slot;
+    slot.param = param;
+    slot.group = group;
+    slot.plan = &plan_of(param);
+    slot.step = Tensor::zeros({}, {kI64});
     slot.step_at = slot.step.mutable_data<int64_t>();
-    for (size_t k = 0; k < slot.states.size(); ++k) slot.states_at[k] = slot.states[k].raw_mutable_data();
+    for (const StateSpec& state : slot.plan->states) {
+      Tensor& made = slot.states.emplace_back();
+      Tensor& scales = slot.scales.emplace_back();
+      if (!state.transient) made = make_state(spec.format, state, param, spec.initial_state, scales);
+      const size_t k = slot.states.size() - 1;
+      if (made.defined()) slot.states_at[k] = made.raw_mutable_data();
+      if (scales.defined()) slot.scales_at[k] = scales.raw_mutable_data();
+    }
+    if (slot.plan->matrices) {
+      slot.width = param.size(-1);
+      slot.matrices = param.numel() == 0 ? 0 : param.numel() / (param.size(-1) * param.size(-2));
+    }
     slots_.push_back(std::move(slot));
   }
   std::vector<const TensorImpl*> all;
@@ -36,54 +90,6 @@ void Optimizer::add_group(std::span<const Tensor> params, std::span<const char* 
 }
 
 std::string Optimizer::slot_name(size_t i) const { return absl::StrCat("parameter ", i); }
-
-void Optimizer::step() {
-  const NoGrad off;
-  std::vector<Slot*> active;
-  std::vector<Tensor> dense;  // copies of gradients that were not
-  std::vector<UpdateItem> items;
-  active.reserve(slots_.size());
-  items.reserve(slots_.size());
-  for (size_t i = 0; i < slots_.size(); ++i) {
-    Slot& slot = slots_[i];
-    const Tensor& param = slot.param;
-    const Tensor& grad = param.grad();
-    if (!grad.defined()) continue;
-    if (grad.dtype() != param.dtype() || !(grad.sizes() == param.sizes()))
-      throw Error(absl::StrCat(name(), ": ", slot_name(i), " is ", std::string(name_of(param.dtype())),
-                               to_string(param.sizes()), ", its gradient ", std::string(name_of(grad.dtype())),
-                               to_string(grad.sizes())));
-    if (!slot.states.empty() && slot.states[0].dtype() != compute_dtype(param.dtype()))
-      throw Error(absl::StrCat(name(), ": ", slot_name(i), " is now ", std::string(name_of(param.dtype())),
-                               ", its state ", std::string(name_of(slot.states[0].dtype())),
-                               "; convert the model before you make its optimizer"));
-    const Tensor& read = grad.is_contiguous() ? grad : dense.emplace_back(grad.detach().contiguous());
-    active.push_back(&slot);
-    items.push_back({param.dtype(), param.numel(), nullptr, read.raw_data(), slot.states_at, nullptr});
-  }
-  // From here on nothing fails.
-  std::deque<std::array<double, kMaxScalars>> scalars;  // one for each (group, step)
-  std::vector<int64_t> sizes(items.size());
-  for (size_t i = 0; i < items.size(); ++i) {
-    Slot& slot = *active[i];
-    const int64_t step = ++*slot.step_at;
-    if (i > 0 && active[i - 1]->group == slot.group && *active[i - 1]->step_at == step) {
-      items[i].scalars = items[i - 1].scalars;
-    } else {
-      this->scalars(slot.group, step, scalars.emplace_back());
-      items[i].scalars = scalars.back().data();
-    }
-    items[i].param = slot.param.raw_mutable_data();  // bumps the version
-    sizes[i] = items[i].numel;
-  }
-  // One pass, or one for each run of groups with the same formula.
-  for (size_t begin = 0, end; begin < items.size(); begin = end) {
-    const UpdateKernel kernel = this->kernel(active[begin]->group);
-    for (end = begin + 1; end < items.size() && this->kernel(active[end]->group) == kernel;) ++end;
-    parallel_for_each(std::span(sizes).subspan(begin, end - begin),
-                      [&](size_t i, int64_t from, int64_t to) { kernel(items[begin + i], from, to); });
-  }
-}
 
 void Optimizer::zero_grad(bool set_to_none) {
   for (Slot& slot : slots_) slot.param.zero_grad(set_to_none);
@@ -106,12 +112,59 @@ void Optimizer::set_lr(double lr) {
   for (int group = 0; group < n_groups_; ++group) set_lr(group, lr);
 }
 
+void Optimizer::track_average(AverageOptions options) {
+  set_average_decay(options.decay);
+  if (averaging_) return;
+  const NoGrad off;
+  averaging_ = true;
+  for (Slot& slot : slots_) {
+    slot.average = ops::cast(slot.param.detach(), compute_dtype(slot.param.dtype()));
+    slot.average_at = slot.average.raw_mutable_data();
+  }
+  buckets_.clear();
+}
+
+void Optimizer::set_average_decay(double decay) {
+  if (!(decay >= 0 && decay <= 1)) throw Error(absl::StrCat(name(), ": an average's decay must be in [0, 1], got ", decay));
+  average_decay_ = decay;
+}
+
+std::vector<Tensor> Optimizer::averages() const {
+  std::vector<Tensor> list;
+  for (const Slot& slot : slots_) list.push_back(slot.average);
+  return list;
+}
+
+void Optimizer::keep_copies(DType dtype) {
+  if (!is_low_precision(dtype))
+    throw Error(absl::StrCat(name(), ": copies of the parameters are bf16 or f16, not ", std::string(name_of(dtype))));
+  const NoGrad off;
+  for (Slot& slot : slots_) {
+    slot.copy = ops::cast(slot.param.detach(), dtype);
+    slot.copy_at = slot.copy.raw_mutable_data();
+  }
+  buckets_.clear();
+}
+
+std::vector<Tensor> Optimizer::copies() const {
+  std::vector<Tensor> list;
+  for (const Slot& slot : slots_) list.push_back(slot.copy);
+  return list;
+}
+
 nn::StateDict Optimizer::state_dict() const {
   nn::StateDict state;
   for (size_t i = 0; i < slots_.size(); ++i) {
-    state[absl::StrCat("state.", i, ".step")] = slots_[i].step.detach();
-    for (size_t k = 0; k < slots_[i].states.size(); ++k)
-      state[absl::StrCat("state.", i, ".", slots_[i].state_names[k])] = slots_[i].states[k].detach();
+    const Slot& slot = slots_[i];
+    const std::string prefix = absl::StrCat("state.", i, ".");
+    state[prefix + "step"] = slot.step.detach();
+    for (size_t k = 0; k < slot.states.size(); ++k) {
+      const StateSpec& spec = slot.plan->states[k];
+      if (spec.transient) continue;
+      state[prefix + spec.name] = slot.states[k].detach();
+      if (slot.scales[k].defined()) state[absl::StrCat(prefix, spec.name, ".scale")] = slot.scales[k].detach();
+    }
+    if (averaging_) state[prefix + "average"] = slot.average.detach();
   }
   for (int group = 0; group < n_groups_; ++group)
     const_cast<Optimizer*>(this)->visit_options(group, [&](const char* option_name, double& value) {

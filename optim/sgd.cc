@@ -9,7 +9,9 @@ void SGD::add(std::span<const Tensor> params, const SGDOptions& o) {
     throw Error("SGD: lr, momentum and weight_decay must not be negative");
   if (o.nesterov && (o.momentum == 0 || o.dampening != 0)) throw Error("SGD: nesterov needs momentum and no dampening");
   groups_.push_back(o);
-  add_group(params, std::span(SGDFormula<true>::kStateNames).first(o.momentum != 0 ? 1 : 0));
+  static const UpdatePlan plain = plan_of<SGDFormula<false>>("sgd", {});
+  static const UpdatePlan with_momentum = plan_of<SGDFormula<true>>("sgd_momentum", {{"momentum_buffer"}});
+  add_group(params, o.momentum != 0 ? with_momentum : plain, {.format = o.state});
 }
 
 SGD::SGD(std::vector<Tensor> params, SGDOptions options) { add(params, options); }
@@ -23,11 +25,6 @@ void SGD::visit_options(int group, OptionVisitor visit) {
   visit("momentum", o.momentum);
   visit("dampening", o.dampening);
   visit("weight_decay", o.weight_decay);
-}
-
-UpdateKernel SGD::kernel(int group) const {
-  return groups_[static_cast<size_t>(group)].momentum != 0 ? &run_update<SGDFormula<true>>
-                                                           : &run_update<SGDFormula<false>>;
 }
 
 void SGD::scalars(int group, int64_t step, std::span<double> out) const {

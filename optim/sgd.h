@@ -19,12 +19,12 @@ struct SGDOptions {
   double weight_decay = 0;  // times the parameter is added to the gradient
   bool nesterov = false;    // needs momentum and no dampening
   bool maximize = false;
+  StateFormat state = StateFormat::kFull;
 };
 
 template <bool kMomentum>
 struct SGDFormula {
   static constexpr size_t kStates = kMomentum ? 1 : 0, kScalars = 7;
-  static constexpr const char* kStateNames[] = {"momentum_buffer"};
 
   template <class T>
   static void update(T& param, T grad, std::array<T, kStates>& states, const std::array<T, kScalars>& scalars) {
@@ -47,7 +47,6 @@ class SGD : public Optimizer {
  protected:
   const char* name() const override { return "SGD"; }
   void visit_options(int group, OptionVisitor visit) override;
-  UpdateKernel kernel(int group) const override;
   void scalars(int group, int64_t step, std::span<double> out) const override;
 
  private:

@@ -1,6 +1,7 @@
 // The only path of a call: infer -> (recording? append : run the backend's kernel) -> (gradient needed? tape).
 #include "absl/strings/str_cat.h"
 #include "rondo/runtime/autograd.h"
+#include "rondo/runtime/dynamic_range.h"
 #include "rondo/runtime/op.h"
 #include "rondo/runtime/recorder.h"
 
@@ -93,6 +94,7 @@ class Dispatcher {
         outputs[i] = make_handle(infer.outputs_[i]);
         outputs[i].impl()->storage = inputs_[0]->storage();
         if (grad_enabled()) autograd::mark_view(outputs[i], *inputs_[0]);
+        if (inputs_[0]->impl()->marks != nullptr) [[unlikely]] follow_marks(*inputs_[0], outputs[i]);
       }
     } else if (KernelFn kernel = op_.kernel[static_cast<int>(device().backend)]; kernel != nullptr) {
       for (size_t i = 0; i < outputs.size(); ++i) {

@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "rondo/runtime/autograd.h"
+#include "rondo/runtime/dynamic_range.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/parallel.h"
 #include "rondo/runtime/random.h"
@@ -288,7 +289,9 @@ Tensor Tensor::detach() const {
     return no_grad([&] { return ops::permute(*this, order); });
   }
   settle(impl_);
-  return from_storage(impl_->storage, impl_->offset, impl_->sizes, impl_->strides, impl_->dtype);
+  Tensor same = from_storage(impl_->storage, impl_->offset, impl_->sizes, impl_->strides, impl_->dtype);
+  follow_marks(*this, same);
+  return same;
 }
 uint32_t Tensor::version() const { return impl_->storage ? impl_->storage.version() : 0; }
 

@@ -31,6 +31,7 @@ class Generator;
 class Recorder;
 class Tensor;
 struct AutogradMeta;
+struct DynamicDims;
 struct TensorImpl;
 
 void intrusive_retain(TensorImpl* impl);
@@ -208,6 +209,7 @@ struct TensorImpl {
   int64_t offset = 0;  // elements from the start of the storage
   Storage storage;     // empty while the value is only recorded
   std::unique_ptr<AutogradMeta> autograd;
+  std::unique_ptr<const DynamicDims> marks;  // compile::mark_dynamic; null almost always
 
   // Set while this value exists only in a recording (recorder.h).
   Recorder* recorder = nullptr;

@@ -13,4 +13,5 @@ sanitize=$(sed -n 's/^RONDO_SANITIZE:[A-Z]*=//p' "$build/CMakeCache.txt")
 cmake -S "$work/project" -B "$work/out" -G Ninja -DCMAKE_BUILD_TYPE=Release -DCMAKE_PREFIX_PATH="$work/prefix" \
   ${sanitize:+-DCMAKE_CXX_FLAGS=-fsanitize=$sanitize} > "$work/log" || { cat "$work/log"; exit 1; }
 cmake --build "$work/out" > "$work/log" || { cat "$work/log"; exit 1; }
+"$work/prefix/bin/rondorun" --nproc-per-node 2 true
 "$work/out/tiny" "$work/prefix"

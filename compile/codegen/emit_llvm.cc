@@ -27,7 +27,7 @@ enum class Level : uint8_t {
 
 // The most steps that Note [Interleaving] takes in turn.
 constexpr int kMaxCopies = 2;
-static_assert(kSplitGrain % (kMaxCopies * kLanes) == 0);
+static_assert(kMaxStep == kMaxCopies * kLanes && kSplitGrain % kMaxStep == 0);
 
 class KernelEmitter {
  public:
@@ -103,6 +103,11 @@ class KernelEmitter {
   Value* maximum(Value* a, Value* b);
   Value* lanes_to_scalar(Value* lanes, LoopOp op);
 
+  // What may be taken for granted of the extent at `position`.
+  ExtentRange known(size_t position) const {
+    if (position < kernel_.ranges.size()) return kernel_.ranges[position];
+    return {};
+  }
   const Instr& instr(int32_t id) const { return kernel_.instrs[id]; }
   const Operand& operand(const Instr& i) const { return kernel_.operands[i.index]; }
   // The value of an instruction as a vector, for the code of a column step.
@@ -131,6 +136,7 @@ class KernelEmitter {
   };
   struct OperandExtents {
     Value* col_stride;
+    bool small_col_stride;  // whatever it is when it is read
     std::vector<AxisExtents> axes;
   };
   Value *cols_ = nullptr, *chunk_rows_ = nullptr;
@@ -247,7 +253,8 @@ void KernelEmitter::read_extents() {
   cols_ = read[next++];
   chunk_rows_ = read[next++];
   for (const Operand& operand : kernel_.operands) {
-    strides_.push_back({read[next++], {}});
+    strides_.push_back({read[next], known(next).max <= kNarrowStride, {}});
+    ++next;
     for (size_t axis = 0; axis < operand.axes.size(); ++axis, next += 3)
       strides_.back().axes.push_back({read[next], read[next + 1], read[next + 2]});
   }
@@ -456,18 +463,33 @@ template <class Body> void KernelEmitter::sweep(int copies, llvm::MutableArrayRe
   Value* first = split ? begin_ : b_.getInt64(0);
   const auto groups = [&](Value* last) { loop(first, last, group, carried, [&](Value* c) { body(c, nullptr, copies); }); };
   if (!llvm::isa<llvm::ConstantInt>(cols_)) {
-    Value* grouped = b_.CreateMul(b_.CreateUDiv(cols_, b_.getInt64(group)), b_.getInt64(group));
-    Value* last = split ? b_.CreateBinaryIntrinsic(llvm::Intrinsic::smin, end_, grouped) : grouped;
-    guarded(b_.CreateICmpSLT(first, last), carried, [&] { groups(last); });
+    const ExtentRange range = known(0);
+    const auto lanes_left = [&](Value* column) -> Value* {
+      if (range.multiple_of % kLanes == 0) return nullptr;
+      llvm::SmallVector<llvm::Constant*, kLanes> indices;
+      for (int i = 0; i < kLanes; ++i) indices.push_back(b_.getInt64(i));
+      return b_.CreateICmpSLT(llvm::ConstantVector::get(indices), b_.CreateVectorSplat(kLanes, b_.CreateSub(cols_, column)));
+    };
+    if (const int64_t steps = split ? 0 : steps_known(range); steps > 0) {
+      const int64_t last = (steps - 1) * kLanes;
+      for (int64_t at = 0; at < last;) {
+        const int together = at + group <= last ? copies : 1;
+        body(b_.getInt64(static_cast<uint64_t>(at)), nullptr, together);
+        at += int64_t{kLanes} * together;
+      }
+      Value* column = b_.getInt64(static_cast<uint64_t>(last));
+      return body(column, lanes_left(column), 1);
+    }
+    const bool divides = range.multiple_of % group == 0;
+    Value* grouped = divides ? cols_ : b_.CreateMul(b_.CreateUDiv(cols_, b_.getInt64(group)), b_.getInt64(group));
+    Value* last = !split ? grouped : divides ? end_ : b_.CreateBinaryIntrinsic(llvm::Intrinsic::smin, end_, grouped);
+    const bool at_least_one = divides || (!split && range.min >= group);
+    guarded(at_least_one ? nullptr : b_.CreateICmpSLT(first, last), carried, [&] { groups(last); });
+    if (divides) return;
     Value* rest = b_.CreateICmpSLT(grouped, cols_);
     if (split) rest = b_.CreateAnd(rest, b_.CreateICmpEQ(end_, cols_));
     guarded(rest, carried, [&] {
-      loop(grouped, cols_, kLanes, carried, [&](Value* column) {
-        llvm::SmallVector<llvm::Constant*, kLanes> indices;
-        for (int i = 0; i < kLanes; ++i) indices.push_back(b_.getInt64(i));
-        Value* left = b_.CreateVectorSplat(kLanes, b_.CreateSub(cols_, column));
-        body(column, b_.CreateICmpSLT(llvm::ConstantVector::get(indices), left), 1);
-      });
+      loop(grouped, cols_, kLanes, carried, [&](Value* column) { body(column, lanes_left(column), 1); });
     });
     return;
   }
@@ -513,8 +535,8 @@ Value* KernelEmitter::element_pointers(int32_t index, Value* base, Value* column
   Value* stride = strides_[index].col_stride;
   Value* first = b_.CreateGEP(type, base, b_.CreateMul(column, stride, "", false, true));
   // 32-bit indices where they fit: one gather instead of two.
-  const int64_t reach = operand.col_stride * (kLanes - 1);
-  const bool narrow = llvm::isa<llvm::ConstantInt>(stride) && reach == static_cast<int32_t>(reach);
+  const bool narrow = llvm::isa<llvm::ConstantInt>(stride) ? std::abs(operand.col_stride) <= kNarrowStride
+                                                           : strides_[index].small_col_stride;
   Type* wide = narrow ? b_.getInt32Ty() : b_.getInt64Ty();
   llvm::SmallVector<llvm::Constant*, kLanes> lanes;
   for (int i = 0; i < kLanes; ++i) lanes.push_back(llvm::ConstantInt::get(wide, i));
@@ -582,6 +604,11 @@ Value* KernelEmitter::from_memory(Value* raw, DType memory, DType type) {
 Value* KernelEmitter::to_memory(Value* v, DType memory, bool already_rounded) {
   const int width = width_of(v);
   Type* i16 = widen(b_.getInt16Ty(), width);
+  const bool truth = v->getType()->getScalarType()->isIntegerTy(1);
+  if (memory == kU8 && !truth) {  // the low byte of the integer, as exp2_int finds it: defined for every value
+    Value* shifted = b_.CreateFAdd(v, real(v->getType(), 0x1.8p23));
+    return b_.CreateTrunc(b_.CreateBitCast(shifted, widen(b_.getInt32Ty(), width)), widen(b_.getInt8Ty(), width));
+  }
   if (memory == kBool || memory == kU8) return b_.CreateZExt(convert(v, kBool), widen(b_.getInt8Ty(), width));
   if (memory == kF64 || memory == kF32) return convert(v, memory);
   v = convert(v, kF32);

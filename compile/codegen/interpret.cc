@@ -1,6 +1,7 @@
 #include "rondo/compile/codegen/interpret.h"
 
 #include <array>
+#include <bit>
 #include <cstring>
 #include <limits>
 
@@ -183,6 +184,11 @@ class Interpreter {
 
   void store(const Instr& i, char* to) const {
     const DType memory = k_.operands[i.index].dtype;
+    if (memory == kU8 && k_.instrs[i.a].type == kF32) {
+      const auto byte = static_cast<uint8_t>(std::bit_cast<uint32_t>(registers_[i.a].f32 + 0x1.8p23f));
+      std::memcpy(to, &byte, 1);
+      return;
+    }
     const bool as_byte = memory == kBool || memory == kU8;
     const Register r = convert(registers_[i.a], k_.instrs[i.a].type, as_byte ? kBool : memory);
     auto write = [&](auto value) { std::memcpy(to, &value, sizeof(value)); };

@@ -9,7 +9,8 @@
 //                stage 2: row: rstd, store rstd     column: load x, w, b, ..., store y
 //
 // Registers are f32, f64 or booleans. A 16-bit float type on an instruction means an f32 register; kCast, kLoad, kConst
-// and kScalar of such a type round to it, arithmetic does not. kLoad converts from the operand's dtype, kStore to it.
+// and kScalar of such a type round to it, arithmetic does not. kLoad converts from the operand's dtype, kStore to it; of
+// an f32 it stores to u8 the low byte of the integer that the f32 holds: the low bits of a + 1.5 * 2^23.
 //
 // An output may be the same memory as an input, element for element (in place); no other operands overlap. Then all
 // loads of an element must come before its store, in the order stage, row list, column list.
@@ -22,6 +23,7 @@
 #include <vector>
 
 #include "rondo/runtime/lowering.h"
+#include "rondo/runtime/ops/reduction_order.h"
 
 namespace rondo::compile {
 
@@ -42,6 +44,10 @@ struct Operand {
   bool is_partial = false;
 };
 
+// A loop over columns takes one or two steps of kLanes at a time.
+inline constexpr int64_t kMaxStep = 2 * kLanes;
+// Column strides up to here are gathered with 32-bit indices.
+inline constexpr int64_t kNarrowStride = INT32_MAX / kLanes;
 // Calls of a split_columns kernel meet at multiples of this: what vector loops and cache lines like.
 inline constexpr int64_t kSplitGrain = 64;
 
@@ -61,6 +67,19 @@ struct Stage {
   std::vector<int32_t> reductions;  // kReduceSum, kReduceMax: `a` is a column instruction of this stage (or a row one)
 };
 
+// What code may take for granted of an extent that it reads at run time. The kernel table checks it before the code is used.
+struct ExtentRange {
+  int64_t min = 0;
+  int64_t max = INT64_MAX;
+  int64_t multiple_of = 1;
+  bool holds(int64_t extent) const { return extent >= min && extent <= max && extent % multiple_of == 0; }
+  // True if whatever fits this range fits `other`, too.
+  bool implies(const ExtentRange& other) const {
+    return min >= other.min && max <= other.max && multiple_of % other.multiple_of == 0;
+  }
+  friend bool operator==(const ExtentRange&, const ExtentRange&) = default;
+};
+
 struct LoopKernel {
   std::string name;  // a valid identifier, unique in its module
   int64_t rows = 1;
@@ -76,6 +95,8 @@ struct LoopKernel {
   std::vector<Stage> stages;
   // By position in extents(): the code reads this one at run time, so that it serves other sizes, too. May be empty.
   std::vector<bool> varying;
+  // By position in extents(), of those that vary, what useful_range() gives. May be empty.
+  std::vector<ExtentRange> ranges;
 };
 
 // The sizes and strides that code depends on, in a fixed order. (Of `rows` it knows only whether an axis wraps around.)
@@ -91,6 +112,34 @@ inline std::vector<int64_t> extents(const LoopKernel& kernel) {
 inline bool may_vary(int64_t extent) { return extent != 0 && extent != 1; }
 // True if several indices of the axis stand for one element.
 inline bool wraps(const LoopKernel& kernel, const OperandAxis& axis) { return axis.divisor * axis.size < kernel.rows; }
+
+// How many steps of kLanes columns a row takes, the last perhaps in part, if that follows from the range; else 0.
+inline int64_t steps_known(const ExtentRange& cols) {
+  constexpr int64_t kMaxSteps = 4;  // beyond, a loop costs no more
+  const int64_t steps = (cols.min + kLanes - 1) / kLanes;
+  return steps > 0 && steps <= kMaxSteps && cols.max <= steps * kLanes ? steps : 0;
+}
+// Of what is known of the extent at `position`, the part that makes code better: known numbers of steps need no loop, steps that
+// divide the columns leave no rest, small strides are gathered with 32-bit indices. The rest is forgotten, so that what
+// would be the same code is the same kernel.
+inline ExtentRange useful_range(const LoopKernel& kernel, size_t position, const ExtentRange& known) {
+  ExtentRange useful;
+  if (position == 0) {  // cols
+    for (int64_t step : {kMaxStep, int64_t{kLanes}}) {
+      if (known.multiple_of % step == 0 && useful.multiple_of == 1) useful.multiple_of = step;
+      if (!kernel.split_columns && known.min >= step && useful.min == 0) useful.min = step;
+    }
+    if (const int64_t steps = steps_known(known); steps > 0 && !kernel.split_columns)
+      useful = {.min = (steps - 1) * kLanes + 1, .max = steps * kLanes, .multiple_of = useful.multiple_of};
+    return useful;
+  }
+  size_t at = 2;
+  for (const Operand& operand : kernel.operands) {
+    if (position == at && known.min >= 0 && known.max <= kNarrowStride) useful.max = kNarrowStride;
+    at += 1 + 3 * operand.axes.size();
+  }
+  return useful;
+}
 
 // operands: one base pointer each; scalars: the run-time scalars that this kernel reads; extents: those of the kernel that
 // is run (read where they vary).

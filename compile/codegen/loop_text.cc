@@ -46,14 +46,23 @@ constexpr auto kLastOp = LoopOp::kColumnSum;
 // Extents in the order of extents(), each with its mark.
 class ExtentPrinter {
  public:
-  explicit ExtentPrinter(const LoopKernel& kernel) : varying_(kernel.varying) {}
+  explicit ExtentPrinter(const LoopKernel& kernel) : varying_(kernel.varying), ranges_(kernel.ranges) {}
   std::string next(int64_t extent) {
     const size_t at = at_++;
-    return absl::StrCat(extent, at < varying_.size() && varying_[at] && may_vary(extent) ? "?" : "");
+    if (at >= varying_.size() || !varying_[at] || !may_vary(extent)) return absl::StrCat(extent);
+    return absl::StrCat(extent, "?", at < ranges_.size() ? text_of(ranges_[at]) : "");
   }
 
  private:
+  static std::string text_of(const ExtentRange& range) {
+    std::string text;
+    if (range.min > 0) absl::StrAppend(&text, "[>=", range.min, "]");
+    if (range.max < INT64_MAX) absl::StrAppend(&text, "[<=", range.max, "]");
+    if (range.multiple_of > 1) absl::StrAppend(&text, "[/", range.multiple_of, "]");
+    return text;
+  }
   const std::vector<bool>& varying_;
+  const std::vector<ExtentRange>& ranges_;
   size_t at_ = 0;
 };
 
@@ -144,6 +153,9 @@ class KernelParser {
     while (in_.accept("stage")) stage();
     for (bool mark : marks_)
       if (mark) kernel_.varying = marks_;
+    ranges_.resize(marks_.size());
+    for (const ExtentRange& range : ranges_)
+      if (!(range == ExtentRange{})) kernel_.ranges = ranges_;
     for (const bool defined : defined_)
       if (!defined) in_.fail(absl::StrCat("kernel ", kernel_.name, ": an instruction is missing"));
     return std::move(kernel_);
@@ -155,7 +167,21 @@ class KernelParser {
     const int64_t value = in_.integer();
     if (marks_.size() <= at) marks_.resize(at + 1);
     marks_[at] = in_.accept("?");
+    if (marks_[at]) range(at);
     return value;
+  }
+
+  void range(size_t at) {
+    ExtentRange range;
+    while (in_.accept("[")) {
+      int64_t& bound = in_.accept(">=") ? range.min : in_.accept("<=") ? range.max : range.multiple_of;
+      if (&bound == &range.multiple_of) in_.expect("/");
+      bound = in_.integer();
+      in_.expect("]");
+    }
+    if (range.multiple_of < 1) in_.fail("a multiple of less than 1");
+    if (ranges_.size() <= at) ranges_.resize(at + 1);
+    ranges_[at] = range;
   }
 
   void operand() {
@@ -233,6 +259,7 @@ class KernelParser {
   Scanner& in_;
   LoopKernel kernel_;
   std::vector<bool> marks_, defined_;
+  std::vector<ExtentRange> ranges_;
 };
 
 }  // namespace

@@ -8,7 +8,8 @@
 //       col %0: f32 = load @0
 //       red %1: f32 = reduce_max %0
 //   ...
-// A `?` behind an extent marks one that the code reads at run time (LoopKernel::varying).
+// A `?` behind an extent marks one that the code reads at run time (LoopKernel::varying); what the code takes for granted of it
+// follows (LoopKernel::ranges): `4096?[>=32][<=65536][/32]`, at least 32, at most 65536, a multiple of 32.
 #pragma once
 
 #include <string>

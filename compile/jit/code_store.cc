@@ -54,18 +54,15 @@ CodeStore& CodeStore::instance() {
   return *store;
 }
 
-// REQUIRES: mutex_ is held. Null if the object is damaged.
-std::shared_ptr<const Code> CodeStore::placed(const std::string& kernel, Held& held) {
+// REQUIRES: mutex_ is held. Null, with `damage`, if the object is damaged.
+std::shared_ptr<const Code> CodeStore::placed(const std::string& kernel, Held& held, std::string& damage) {
   held.last_use = ++uses_;
   std::shared_ptr<const Code> code = held.code.lock();
   if (code != nullptr) return code;
-  std::string damage;
   code = place(held.object, damage);
   held.code = code;
-  if (code != nullptr) return code;
-  disk_.reject(kernel, damage);
-  held_.erase(kernel);
-  return nullptr;
+  if (code == nullptr) held_.erase(kernel);
+  return code;
 }
 
 // REQUIRES: mutex_ is held.
@@ -86,12 +83,17 @@ std::shared_ptr<const Code> CodeStore::find(const std::string& kernel) {
   const auto tell = [&](const std::string& what) {
     if (log::enabled(log::Topic::kCache)) log::write(log::Topic::kCache, absl::StrCat(first_line(kernel), ": ", what));
   };
+  // Told to the log, whose sink may ask for a report, when no lock is held.
+  std::string damage;
+  const auto reject = [&] {
+    if (!damage.empty()) disk_.reject(kernel, std::exchange(damage, ""));
+  };
   {
     std::unique_lock lock(mutex_);
     if (const auto found = held_.find(kernel); found != held_.end()) {
       // An artifact's kernel counts as such once, then as one of ours.
       const bool from_artifact = std::exchange(found->second.from_artifact, false);
-      if (std::shared_ptr<const Code> code = placed(kernel, found->second)) {
+      if (std::shared_ptr<const Code> code = placed(kernel, found->second, damage)) {
         ++(from_artifact ? counts_.from_artifacts : counts_.from_memory);
         lock.unlock();
         tell(from_artifact ? "found in artifacts" : "found in memory");
@@ -99,15 +101,17 @@ std::shared_ptr<const Code> CodeStore::find(const std::string& kernel) {
       }
     }
   }
+  reject();
   if (std::optional<std::string> object = disk_.find(kernel)) {
     std::unique_lock lock(mutex_);
-    if (std::shared_ptr<const Code> code = placed(kernel, hold(kernel, *std::move(object)))) {
+    if (std::shared_ptr<const Code> code = placed(kernel, hold(kernel, *std::move(object)), damage)) {
       ++counts_.from_disk;
       lock.unlock();
       tell("found on disk");
       return code;
     }
   }
+  reject();
   Miss miss{kernel, disk_.nearest_host(kernel)};
   if (log::enabled(log::Topic::kCache)) tell(absl::StrCat("miss: ", explained(miss, known_kernels()).why));
   std::lock_guard lock(mutex_);

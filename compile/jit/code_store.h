@@ -45,7 +45,7 @@ class CodeStore {
   };
   CacheReport::Miss explained(const Miss& miss, const std::vector<std::string>& known) const;
   std::vector<std::string> known_kernels() const;
-  std::shared_ptr<const Code> placed(const std::string& kernel, Held& held);
+  std::shared_ptr<const Code> placed(const std::string& kernel, Held& held, std::string& damage);
   Held& hold(const std::string& kernel, std::string object);
 
   const HostKey host_;

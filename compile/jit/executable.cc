@@ -57,7 +57,7 @@ std::shared_ptr<Executable> compile_kernels(std::span<const LoopKernel> kernels,
     else for_each_in_parallel(missing.size(), [&](size_t i) { compile(missing[i]); });
   }
   for (size_t i = 0; i < kernels.size(); ++i) code[i] = code[equal[i]];
-  return std::make_shared<Executable>(std::move(code));
+  return std::make_shared<Executable>(std::move(code), static_cast<int>(missing.size()));
 }
 
 bool jit_available() { return toolchain_exists() || CodeStore::instance().has_artifacts(); }

@@ -17,11 +17,13 @@ class Code;
 // Machine code of some kernels; entries are valid as long as it lives. Immutable.
 class Executable {
  public:
-  explicit Executable(std::vector<std::shared_ptr<const Code>> code) : code_(std::move(code)) {}
+  Executable(std::vector<std::shared_ptr<const Code>> code, int compiled) : code_(std::move(code)), compiled_(compiled) {}
   KernelEntry entry(int i) const;  // in the order of the kernels given
+  int compiled() const { return compiled_; }  // kernels that no cache had
 
  private:
   std::vector<std::shared_ptr<const Code>> code_;
+  int compiled_;
 };
 
 // None of these changes the code: one that does must become part of the key in compile_kernels.

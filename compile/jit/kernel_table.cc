@@ -2,9 +2,12 @@
 
 #include <algorithm>
 #include <bit>
+#include <condition_variable>
 #include <map>
 #include <mutex>
+#include <numeric>
 #include <set>
+#include <tuple>
 
 namespace rondo::compile {
 namespace {
@@ -46,65 +49,73 @@ std::vector<bool> always_varying(const LoopKernel& kernel, size_t n) {
   return varying;
 }
 
+// A kernel's code, from the moment that a thread has decided to make it.
+struct Slot {
+  enum class State : uint8_t { kPending, kReady, kFailed } state = State::kPending;
+  CompiledKernel kernel;  // of kReady
+};
+
 struct Variant {
   std::vector<int64_t> sizes;  // as compiled; those that vary stand for any
   std::vector<bool> varying;
-  CompiledKernel kernel;
+  std::vector<ExtentRange> ranges;  // of those that vary
+  std::shared_ptr<Slot> slot;
 
+  bool same_code(const Variant& other) const {
+    for (size_t i = 0; i < sizes.size(); ++i)
+      if (varying[i] != other.varying[i] || (varying[i] ? !(ranges[i] == other.ranges[i]) : sizes[i] != other.sizes[i]))
+        return false;
+    return true;
+  }
   // How many sizes stand in the way of serving `wanted`.
   int64_t differences(const std::vector<int64_t>& wanted) const {
     int64_t count = 0;
-    for (size_t i = 0; i < sizes.size(); ++i) count += !varying[i] && sizes[i] != wanted[i];
+    for (size_t i = 0; i < sizes.size(); ++i) count += varying[i] ? !ranges[i].holds(wanted[i]) : sizes[i] != wanted[i];
+    return count;
+  }
+  // How much it leaves open that code with this hint would know. (Of what is not known to vary, nothing: as without hints.)
+  int64_t leaves_open(const KernelHint* hint) const {
+    int64_t count = 0;
+    for (size_t i = 0; hint != nullptr && i < sizes.size(); ++i)
+      count += varying[i] && hint->varying[i] && !ranges[i].implies(hint->ranges[i]);
     return count;
   }
 };
 
 class KernelTable {
  public:
-  CompiledKernels find_or_compile(std::span<const LoopKernel> kernels, Sizes sizes) {
+  CompiledKernels find_or_compile(std::span<const LoopKernel> kernels, Sizes sizes, std::span<const KernelHint> hints) {
     CompiledKernels result;
-    result.kernels.resize(kernels.size());
-    // Compilation holds the lock: two threads that ask for one kernel want it compiled once.
-    std::lock_guard lock(mutex_);
-    std::vector<LoopKernel> missing;
-    std::vector<size_t> position(kernels.size());  // of kernels[i] in missing; one past the end where it is there
-    std::vector<Wanted> wanted;
-    for (const LoopKernel& kernel : kernels) wanted.push_back({structure_of(kernel), extents(kernel)});
-    for (size_t i = 0; i < kernels.size(); ++i) {
-      const Variant* best = nearest(wanted[i]);
-      if (best != nullptr && best->differences(wanted[i].sizes) == 0) {
-        position[i] = SIZE_MAX;
-        result.kernels[i] = best->kernel;
-        continue;
+    for (bool all_there = false; !all_there;) {
+      std::vector<std::shared_ptr<Slot>> slots(kernels.size());  // of each kernel
+      std::vector<LoopKernel> missing;
+      std::vector<std::shared_ptr<Slot>> made;  // of each missing one
+      claim(kernels, sizes, hints, slots, missing, made);
+      // Without the lock: meanwhile other threads find what is there, make what they miss themselves, and wait for these.
+      if (!missing.empty()) result.compiled += make(missing, made);
+      result.added += static_cast<int>(missing.size());
+      std::unique_lock lock(mutex_);
+      result.kernels.clear();
+      all_there = true;
+      for (const std::shared_ptr<Slot>& slot : slots) {
+        ready_.wait(lock, [&] { return slot->state != Slot::State::kPending; });
+        // Where another thread's compilation has failed, this one tries, and gets an error of its own.
+        all_there = all_there && slot->state == Slot::State::kReady;
+        result.kernels.push_back(slot->kernel);
       }
-      LoopKernel kernel = kernels[i];
-      kernel.varying = always_varying(kernel, wanted[i].sizes.size());
-      if (sizes == Sizes::kAny) kernel.varying.assign(kernel.varying.size(), true);
-      if (best != nullptr && sizes == Sizes::kVarying)
-        for (size_t k = 0; k < kernel.varying.size(); ++k)
-          if (best->varying[k] || best->sizes[k] != wanted[i].sizes[k]) kernel.varying[k] = true;
-      position[i] = missing.size();
-      // The same kernel twice in one program.
-      for (size_t k = 0; k < i; ++k)
-        if (position[k] != SIZE_MAX && wanted[k] == wanted[i]) position[i] = position[k];
-      if (position[i] < missing.size()) continue;
-      kernel.name = "kernel" + std::to_string(missing.size());
-      missing.push_back(std::move(kernel));
     }
-    if (missing.empty()) return result;
-    const std::shared_ptr<Executable> code = compile_kernels(missing);
-    result.compiled = static_cast<int>(missing.size());
-    for (size_t i = 0; i < kernels.size(); ++i) {
-      if (position[i] == SIZE_MAX) continue;
-      result.kernels[i] = {code->entry(static_cast<int>(position[i])), code};
-      std::vector<Variant>& variants = variants_[wanted[i].structure];
-      Variant made{std::move(wanted[i].sizes), missing[position[i]].varying, result.kernels[i]};
-      if (std::any_of(variants.begin(), variants.end(), [&](const Variant& v) { return v.differences(made.sizes) == 0; }))
-        continue;
-      variants.push_back(std::move(made));
-      ++size_;
+    return result;
+  }
+
+  std::optional<CompiledKernels> find(std::span<const LoopKernel> kernels) {
+    CompiledKernels result;
+    std::lock_guard lock(mutex_);
+    for (const LoopKernel& kernel : kernels) {
+      const Wanted wanted{structure_of(kernel), extents(kernel), nullptr};
+      const Variant* best = nearest(wanted);
+      if (best == nullptr || best->differences(wanted.sizes) > 0 || best->slot->state != Slot::State::kReady) return std::nullopt;
+      result.kernels.push_back(best->slot->kernel);
     }
-    if (size_ > kCapacity) forget_unused();
     return result;
   }
 
@@ -118,36 +129,126 @@ class KernelTable {
   struct Wanted {
     Structure structure;
     std::vector<int64_t> sizes;
-    bool operator==(const Wanted&) const = default;
+    const KernelHint* hint;
+    bool same_code(const Wanted& other) const {
+      return structure == other.structure && sizes == other.sizes &&
+             (hint == other.hint || (hint->varying == other.hint->varying && hint->ranges == other.hint->ranges));
+    }
   };
 
+  // Finds the slot of each kernel; kernels that have none get one, for the caller to fill.
+  void claim(std::span<const LoopKernel> kernels, Sizes sizes, std::span<const KernelHint> hints,
+             std::vector<std::shared_ptr<Slot>>& slots, std::vector<LoopKernel>& missing,
+             std::vector<std::shared_ptr<Slot>>& made) {
+    std::vector<Wanted> wanted;
+    for (size_t i = 0; i < kernels.size(); ++i)
+      wanted.push_back({structure_of(kernels[i]), extents(kernels[i]), hints.empty() ? nullptr : &hints[i]});
+    std::vector<size_t> position(kernels.size(), SIZE_MAX);  // of kernels[i] in missing
+    std::lock_guard lock(mutex_);
+    if (size_ > kCapacity) forget_unused();
+    for (size_t i = 0; i < kernels.size(); ++i) {
+      const Variant* best = nearest(wanted[i]);
+      if (best != nullptr && best->differences(wanted[i].sizes) == 0 && best->leaves_open(wanted[i].hint) == 0 &&
+          (sizes != Sizes::kOwn || best->varying == specialize(kernels[i], wanted[i], nullptr, sizes).varying)) {
+        slots[i] = best->slot;
+        continue;
+      }
+      position[i] = missing.size();
+      // The same kernel twice in one program.
+      for (size_t k = 0; k < i; ++k)
+        if (position[k] != SIZE_MAX && wanted[k].same_code(wanted[i])) position[i] = position[k];
+      if (position[i] == missing.size()) {
+        missing.push_back(specialize(kernels[i], wanted[i], best, sizes));
+        missing.back().name = "kernel" + std::to_string(position[i]);
+        made.push_back(std::make_shared<Slot>());
+      }
+      slots[i] = made[position[i]];
+    }
+    for (size_t i = 0; i < kernels.size(); ++i) {
+      if (position[i] == SIZE_MAX) continue;
+      std::vector<Variant>& variants = variants_[wanted[i].structure];
+      const LoopKernel& kernel = missing[position[i]];
+      Variant variant{std::move(wanted[i].sizes), kernel.varying, kernel.ranges, slots[i]};
+      if (std::any_of(variants.begin(), variants.end(), [&](const Variant& v) { return v.same_code(variant); })) continue;
+      variants.push_back(std::move(variant));
+      ++size_;
+    }
+  }
+
+  // Returns how many had to be compiled.
+  int make(const std::vector<LoopKernel>& missing, const std::vector<std::shared_ptr<Slot>>& made) {
+    std::shared_ptr<Executable> code;
+    try {
+      code = compile_kernels(missing);
+    } catch (...) {
+      std::lock_guard lock(mutex_);
+      for (const std::shared_ptr<Slot>& slot : made) slot->state = Slot::State::kFailed;
+      forget([](const Variant& v) { return v.slot->state == Slot::State::kFailed; });
+      ready_.notify_all();
+      throw;
+    }
+    std::lock_guard lock(mutex_);
+    for (size_t i = 0; i < made.size(); ++i) *made[i] = {Slot::State::kReady, {code->entry(static_cast<int>(i)), code}};
+    ready_.notify_all();
+    return code->compiled();
+  }
+
+  // The one that takes the most for granted of those that serve; else, of those that serve best.
   const Variant* nearest(const Wanted& wanted) const {
     const auto found = variants_.find(wanted.structure);
     if (found == variants_.end()) return nullptr;
-    const auto closer = [&](const Variant& a, const Variant& b) {
-      return a.differences(wanted.sizes) < b.differences(wanted.sizes);
+    const auto rank = [&](const Variant& v) {
+      const auto open = std::count(v.varying.begin(), v.varying.end(), true);
+      const auto known = std::count_if(v.ranges.begin(), v.ranges.end(), [](const ExtentRange& r) { return !(r == ExtentRange{}); });
+      return std::tuple(v.differences(wanted.sizes), v.leaves_open(wanted.hint), open, -known);
     };
-    return &*std::min_element(found->second.begin(), found->second.end(), closer);
+    return &*std::min_element(found->second.begin(), found->second.end(),
+                              [&](const Variant& a, const Variant& b) { return rank(a) < rank(b); });
+  }
+
+  // What is compiled for `kernel`. `best`: the nearest that is there, or null.
+  static LoopKernel specialize(const LoopKernel& kernel, const Wanted& wanted, const Variant* best, Sizes sizes) {
+    const size_t n = wanted.sizes.size();
+    LoopKernel made = kernel;
+    made.varying = always_varying(kernel, n);
+    made.ranges.resize(n);
+    if (sizes == Sizes::kAny) made.varying.assign(n, true);
+    for (size_t k = 0; k < n; ++k) {
+      if (wanted.hint != nullptr && wanted.hint->varying[k]) made.varying[k] = true;
+      if (best != nullptr && sizes == Sizes::kVarying && (best->varying[k] || best->sizes[k] != wanted.sizes[k]))
+        made.varying[k] = true;
+      // Strides that need 64 bits hardly exist: taken for granted until one is met.
+      if (made.varying[k] && k > 0) made.ranges[k] = useful_range(kernel, k, {.min = 0, .max = wanted.sizes[k]});
+      if (wanted.hint != nullptr && wanted.hint->varying[k]) made.ranges[k] = wanted.hint->ranges[k];
+    }
+    return made;
   }
 
   void forget_unused() {
     // An executable is shared by the kernels that were compiled together.
     std::map<const Executable*, long> held;
     for (const auto& [structure, variants] : variants_)
-      for (const Variant& v : variants) ++held[v.kernel.code.get()];
+      for (const Variant& v : variants) ++held[v.slot->kernel.code.get()];
     std::set<const Executable*> unused;  // all of them before any is dropped, which changes the counts
     for (const auto& [structure, variants] : variants_)
-      for (const Variant& v : variants)
-        if (v.kernel.code.use_count() == held[v.kernel.code.get()]) unused.insert(v.kernel.code.get());
+      for (const Variant& v : variants) {
+        const std::shared_ptr<Executable>& code = v.slot->kernel.code;
+        if (code != nullptr && code.use_count() == held[code.get()]) unused.insert(code.get());
+      }
+    forget([&](const Variant& v) { return unused.contains(v.slot->kernel.code.get()); });
+  }
+
+  template <class Which> void forget(Which which) {
     for (auto it = variants_.begin(); it != variants_.end();) {
-      std::erase_if(it->second, [&](const Variant& v) { return unused.contains(v.kernel.code.get()); });
+      std::erase_if(it->second, which);
       it = it->second.empty() ? variants_.erase(it) : std::next(it);
     }
     size_ = 0;
     for (const auto& [structure, variants] : variants_) size_ += variants.size();
   }
 
-  std::mutex mutex_;
+  std::mutex mutex_;  // of all below, and of what the slots hold
+  std::condition_variable ready_;
   std::map<Structure, std::vector<Variant>> variants_;
   size_t size_ = 0;
 };
@@ -160,9 +261,30 @@ KernelTable& table() {
 
 }  // namespace
 
-CompiledKernels find_or_compile(std::span<const LoopKernel> kernels, Sizes sizes) {
-  return table().find_or_compile(kernels, sizes);
+KernelHint compare_sizes(const LoopKernel& here, const LoopKernel* next, const LoopKernel* smallest, const LoopKernel* largest) {
+  const std::vector<int64_t> now = extents(here);
+  const Structure structure = structure_of(here);
+  const auto extents_of = [&](const LoopKernel* kernel) {
+    return kernel != nullptr && structure_of(*kernel) == structure ? extents(*kernel) : std::vector<int64_t>();
+  };
+  const std::vector<int64_t> then = extents_of(next), low = extents_of(smallest), high = extents_of(largest);
+  KernelHint hint{std::vector<bool>(now.size(), true), std::vector<ExtentRange>(now.size())};
+  if (then.empty()) return hint;  // another kernel altogether: all may vary
+  for (size_t i = 0; i < now.size(); ++i) {
+    hint.varying[i] = then[i] != now[i];
+    if (!hint.varying[i] || !may_vary(now[i])) continue;
+    ExtentRange known{.multiple_of = std::max<int64_t>(std::gcd(now[i], then[i]), 1)};
+    if (!low.empty()) known.min = std::min(low[i], now[i]);
+    if (!high.empty()) known.max = std::max(high[i], now[i]);
+    else if (i > 0) known.max = std::max(then[i], now[i]);  // small strides, as in specialize()
+    hint.ranges[i] = useful_range(here, i, known);
+  }
+  return hint;
 }
+CompiledKernels find_or_compile(std::span<const LoopKernel> kernels, Sizes sizes, std::span<const KernelHint> hints) {
+  return table().find_or_compile(kernels, sizes, hints);
+}
+std::optional<CompiledKernels> find_kernels(std::span<const LoopKernel> kernels) { return table().find(kernels); }
 void forget_unused_kernels() {
   table().forget_unused_kernels();
   forget_code();

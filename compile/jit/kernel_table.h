@@ -4,6 +4,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -13,10 +14,20 @@
 namespace rondo::compile {
 
 enum class Sizes : uint8_t {
+  kOwn,       // code for exactly these sizes, though code that serves them and others may be there
   kConstant,  // code for exactly these sizes (of rows there may be any number)
   kVarying,   // where a like kernel of other sizes exists, one that serves both
   kAny,       // one that serves all sizes
 };
+
+// What is known of a kernel's extents besides their values: which ones follow from sizes that will change, and how far they
+// may go. By position in extents().
+struct KernelHint {
+  std::vector<bool> varying;
+  std::vector<ExtentRange> ranges;  // useful_range() of each
+};
+// `here`, and the same kernel at the next sizes that may be met, at the smallest and at the largest (null: not known).
+KernelHint compare_sizes(const LoopKernel& here, const LoopKernel* next, const LoopKernel* smallest, const LoopKernel* largest);
 
 struct CompiledKernel {
   KernelEntry entry = nullptr;
@@ -25,11 +36,15 @@ struct CompiledKernel {
 
 struct CompiledKernels {
   std::vector<CompiledKernel> kernels;  // in the order asked for
-  int compiled = 0;                     // those that were not there yet
+  int added = 0;                        // those that this process had not asked for yet
+  int compiled = 0;                     // of these, the ones for which code had to be generated: no cache had any
 };
 
-// Thread safe. Errors as compile_kernels.
-CompiledKernels find_or_compile(std::span<const LoopKernel> kernels, Sizes sizes);
+// Thread safe: a kernel that several threads want is made by one of them; what is there is found while others compile.
+// Errors as compile_kernels. `hints`, if any, one each: code is then found only if it takes as much for granted.
+CompiledKernels find_or_compile(std::span<const LoopKernel> kernels, Sizes sizes, std::span<const KernelHint> hints = {});
+// Nothing unless code that serves is there for all of them.
+std::optional<CompiledKernels> find_kernels(std::span<const LoopKernel> kernels);
 
 // Forgets every kernel that no program holds: for tests and for measurements of a cold start.
 void forget_unused_kernels();

@@ -67,9 +67,9 @@ class EpilogueFinder {
 
 }  // namespace
 
-std::vector<std::vector<int32_t>> find_epilogues(const Graph& graph, bool exact) {
+EpilogueChains find_epilogues(const Graph& graph, bool exact) {
   const EpilogueFinder finder(graph, exact);
-  std::vector<std::vector<int32_t>> chains(graph.nodes.size());
+  EpilogueChains chains(graph.nodes.size());
   std::vector<bool> taken(graph.nodes.size(), false);  // the sum of two products is an epilogue of one
   for (size_t n = 0; n < graph.nodes.size(); ++n) {
     for (int32_t node : finder.chain_of(graph.nodes[n])) {

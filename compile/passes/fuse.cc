@@ -119,7 +119,8 @@ class Reachability {
 
 class Fuser {
  public:
-  Fuser(const Graph& graph, bool exact) : graph_(graph), exact_(exact), unit_of_(graph.nodes.size(), -1) {}
+  Fuser(const Graph& graph, const EpilogueChains& epilogues)
+      : graph_(graph), epilogues_(epilogues), unit_of_(graph.nodes.size(), -1) {}
 
   std::vector<Unit> run() {
     make_singletons();
@@ -159,21 +160,20 @@ class Fuser {
 
   void make_singletons() {
     // A product and its epilogues are one from the start, in the place of the last: what the others read is there by then.
-    std::vector<std::vector<int32_t>> epilogues = find_epilogues(graph_, exact_);
     std::vector<int32_t> ends(graph_.nodes.size(), -1);  // of a product's last epilogue: the product
     std::vector<bool> absorbed(graph_.nodes.size(), false);
-    for (size_t i = 0; i < epilogues.size(); ++i) {
-      if (epilogues[i].empty()) continue;
-      ends[static_cast<size_t>(epilogues[i].back())] = static_cast<int32_t>(i);
+    for (size_t i = 0; i < epilogues_.size(); ++i) {
+      if (epilogues_[i].empty()) continue;
+      ends[static_cast<size_t>(epilogues_[i].back())] = static_cast<int32_t>(i);
       absorbed[i] = true;
-      for (int32_t n : epilogues[i]) absorbed[static_cast<size_t>(n)] = true;
+      for (int32_t n : epilogues_[i]) absorbed[static_cast<size_t>(n)] = true;
     }
     for (size_t i = 0; i < graph_.nodes.size(); ++i) {
       const GraphNode& node = graph_.nodes[i];
       if (node.op->kind == OpKind::kView) continue;
       if (absorbed[i]) {
         if (ends[i] < 0) continue;
-        Unit unit{.nodes = epilogues[static_cast<size_t>(ends[i])]};
+        Unit unit{.nodes = epilogues_[static_cast<size_t>(ends[i])]};
         unit.nodes.insert(unit.nodes.begin(), ends[i]);
         for (int32_t n : unit.nodes) unit_of_[static_cast<size_t>(n)] = static_cast<int>(units_.size());
         units_.emplace_back().unit = std::move(unit);
@@ -342,7 +342,7 @@ class Fuser {
   }
 
   const Graph& graph_;
-  bool exact_;
+  const EpilogueChains& epilogues_;
   std::vector<int> unit_of_;  // of each node; -1 for views
   std::vector<Candidate> units_;
   absl::flat_hash_map<ValueId, std::vector<size_t>> units_touching_;  // fusible ones; some may be gone
@@ -351,7 +351,7 @@ class Fuser {
 
 }  // namespace
 
-std::vector<Unit> fuse(const Graph& graph, bool exact) { return Fuser(graph, exact).run(); }
+std::vector<Unit> fuse(const Graph& graph, const EpilogueChains& epilogues) { return Fuser(graph, epilogues).run(); }
 
 std::string to_string(const Graph& graph, const std::vector<Unit>& units) {
   std::string text;

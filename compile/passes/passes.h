@@ -19,9 +19,10 @@ Graph eliminate_dead_code(const Graph& graph);
 // Where a node only lays values side by side, has their producers write them there: the copy becomes nothing.
 Graph assemble_in_place(const Graph& graph);
 
-// By node: the elementwise nodes that it does on its own result, in order (OpDef::absorbs). A node is absorbed once.
+// By node: the elementwise nodes that a product can do on its own result, in order (OpDef::absorbs); no node is in two lists.
 // `exact`: only where that gives the bits of the separate ops.
-std::vector<std::vector<int32_t>> find_epilogues(const Graph& graph, bool exact);
+using EpilogueChains = std::vector<std::vector<int32_t>>;
+EpilogueChains find_epilogues(const Graph& graph, bool exact);
 
 // Nodes that run as one kernel, or one library call. Views belong to no unit: they cost nothing.
 struct Unit {
@@ -33,7 +34,7 @@ struct Unit {
   int64_t cols = 0;
 };
 // In an order in which they can run.
-std::vector<Unit> fuse(const Graph& graph, bool exact);
+std::vector<Unit> fuse(const Graph& graph, const EpilogueChains& epilogues = {});
 // Each unit with the lines of its nodes.
 std::string to_string(const Graph& graph, const std::vector<Unit>& units);
 

@@ -167,14 +167,14 @@ void TokenDataset::fill(int64_t begin, int64_t count, int64_t* x, int64_t* y) co
   std::fill(y + count, y + block_size_, kIgnoreIndex);
 }
 
-TokenBatch TokenDataset::sample(int64_t batch_size, uint64_t seed, int64_t step) const {
+TokenBatch TokenDataset::sample(int64_t batch_size, uint64_t seed, int64_t step, int64_t first_row) const {
   TokenBatch batch{Tensor::empty({batch_size, block_size_}, {kI64}), Tensor::empty({batch_size, block_size_}, {kI64}),
                    batch_size * block_size_};
   int64_t* x = batch.x.mutable_data<int64_t>();
   int64_t* y = batch.y.mutable_data<int64_t>();
   const uint64_t positions = static_cast<uint64_t>(tokens_.size() - block_size_);
   for (int64_t row = 0; row < batch_size; ++row) {
-    const auto bits = philox(seed ^ kSamplerKey, static_cast<uint64_t>(row), static_cast<uint64_t>(step));
+    const auto bits = philox(seed ^ kSamplerKey, static_cast<uint64_t>(first_row + row), static_cast<uint64_t>(step));
     const uint64_t word = static_cast<uint64_t>(bits[0]) << 32 | bits[1];
     // The high half of the product maps 64 bits to [0, positions) with a bias below 2^-20 for any real corpus.
     const auto at = static_cast<int64_t>((static_cast<Wide>(word) * positions) >> 64);

@@ -41,7 +41,7 @@ TEST_F(Epilogues, ResidualHasTheBitsOfASeparateSum) {
     const Tensor w = Tensor::randn({out, in}), b = Tensor::randn({out}), skip = Tensor::randn({rows, out});
     for (const bool bias : {false, true}) {
       const auto [eager, compiled] = both([&](const Tensor& x) { return skip + ops::linear(x, w, bias ? b : Tensor()); },
-                                          Tensor::randn({rows, in}), {.exact = true});
+                                          Tensor::randn({rows, in}), {.exact = true, .epilogues = compile::Epilogues::kAlways});
       EXPECT_TRUE(same_bits(eager, compiled));
       EXPECT_EQ(report.kernels, 0);
       EXPECT_EQ(report.library_calls, 1);
@@ -52,7 +52,7 @@ TEST_F(Epilogues, ResidualHasTheBitsOfASeparateSum) {
 TEST_F(Epilogues, BatchedAndTransposedProductsToo) {
   const Tensor q = Tensor::randn({2, 3, 9, 8}), mask = Tensor::randn({2, 3, 9, 9});
   const auto [eager, compiled] =
-      both([&](const Tensor& k) { return ops::matmul(q, k.transpose(-1, -2)) + mask; }, Tensor::randn({2, 3, 9, 8}), {.exact = true});
+      both([&](const Tensor& k) { return ops::matmul(q, k.transpose(-1, -2)) + mask; }, Tensor::randn({2, 3, 9, 8}), {.exact = true, .epilogues = compile::Epilogues::kAlways});
   EXPECT_TRUE(same_bits(eager, compiled));
   EXPECT_EQ(report.kernels, 0);
 }
@@ -60,7 +60,7 @@ TEST_F(Epilogues, BatchedAndTransposedProductsToo) {
 TEST_F(Epilogues, SumsOfProductsChainInPlace) {
   const Tensor a = Tensor::randn({16, 16}), b = Tensor::randn({16, 16}), c = Tensor::randn({16, 16});
   const auto [eager, compiled] = both(
-      [&](const Tensor& x) { return (ops::matmul(x, a) + ops::matmul(x, b)) + ops::matmul(x, c); }, Tensor::randn({40, 16}), {.exact = true});
+      [&](const Tensor& x) { return (ops::matmul(x, a) + ops::matmul(x, b)) + ops::matmul(x, c); }, Tensor::randn({40, 16}), {.exact = true, .epilogues = compile::Epilogues::kAlways});
   EXPECT_TRUE(same_bits(eager, compiled));
   EXPECT_EQ(report.kernels, 0);
   EXPECT_EQ(report.library_calls, 3);
@@ -73,7 +73,7 @@ TEST_F(Epilogues, WhatIsReadTwiceIsStored) {
                            std::function([&](const Tensor& x) { const Tensor y = ops::linear(x, w, Tensor()); return y + y; }),
                            std::function([&](const Tensor& x) { return ops::linear(x, w, Tensor()) + x.transpose(0, 1).contiguous().view({8, 4}).transpose(0, 1); }),
                            std::function([&](const Tensor& x) { return ops::linear(x, w, Tensor()) + x.slice(0, {1, 2}); })}) {
-    const auto [eager, compiled] = both(body, x, {.exact = true});
+    const auto [eager, compiled] = both(body, x, {.exact = true, .epilogues = compile::Epilogues::kAlways});
     EXPECT_TRUE(same_bits(eager, compiled));
   }
 }
@@ -87,17 +87,17 @@ TEST_F(Epilogues, ActivationsAreTheirsInDefaultMode) {
     SCOPED_TRACE(name);
     const auto body = [&](const Tensor& x) { return activation(ops::linear(x, w, b)); };
     const Tensor x = Tensor::randn({32, 64});
-    const auto exact = both(body, x, {.exact = true});
+    const auto exact = both(body, x, {.exact = true, .epilogues = compile::Epilogues::kAlways});
     EXPECT_TRUE(same_bits(exact.eager, exact.compiled));
     EXPECT_EQ(report.kernels, 1);
-    const auto [eager, compiled] = both(body, x, {});
+    const auto [eager, compiled] = both(body, x, {.epilogues = compile::Epilogues::kAlways});
     EXPECT_EQ(report.kernels, 0);
     EXPECT_LT(difference(compiled, eager), 2e-6);
     // What is not a number stays so, and infinity, too.
     Tensor odd = Tensor::zeros({3, 64});
     odd.mutable_data<float>()[0] = std::numeric_limits<float>::quiet_NaN();
     odd.mutable_data<float>()[64] = std::numeric_limits<float>::infinity();
-    const auto [eager_odd, compiled_odd] = both([&](const Tensor& x) { return activation(ops::linear(x, ops::abs(w) + 0.1, b)); }, odd, {});
+    const auto [eager_odd, compiled_odd] = both([&](const Tensor& x) { return activation(ops::linear(x, ops::abs(w) + 0.1, b)); }, odd, {.epilogues = compile::Epilogues::kAlways});
     const auto expected = eager_odd.to_vector<float>(), got = compiled_odd.to_vector<float>();
     for (size_t i = 0; i < expected.size(); ++i) {
       EXPECT_EQ(std::isnan(expected[i]), std::isnan(got[i])) << i << ": " << expected[i] << " " << got[i];
@@ -109,10 +109,10 @@ TEST_F(Epilogues, ActivationsAreTheirsInDefaultMode) {
 TEST_F(Epilogues, Bf16RoundsOnceInDefaultModeAndTwiceInExact) {
   const Tensor w = Tensor::randn({64, 64}).to(kBF16), skip = Tensor::randn({32, 64}).to(kBF16), x = Tensor::randn({32, 64}).to(kBF16);
   const auto body = [&](const Tensor& x) { return ops::linear(x, w, Tensor()) + skip; };
-  const auto exact = both(body, x, {.exact = true});
+  const auto exact = both(body, x, {.exact = true, .epilogues = compile::Epilogues::kAlways});
   EXPECT_TRUE(same_bits(exact.eager, exact.compiled));
   EXPECT_EQ(report.kernels, 1);
-  const auto [eager, compiled] = both(body, x, {});
+  const auto [eager, compiled] = both(body, x, {.epilogues = compile::Epilogues::kAlways});
   EXPECT_EQ(report.kernels, 0);
   EXPECT_LT(difference(compiled.to(kF32), eager.to(kF32)), 1.0 / 64);
 }

@@ -20,10 +20,9 @@ class Fuzz : public testing::Test {
   }
   void TearDown() override { allocator::set_poison_on_free(false); }
   static constexpr fuzz::GenerateOptions kSmall{.max_steps = 10, .large = 0.02};
-  static void try_seeds(uint64_t from, uint64_t count, bool default_mode) {
+  static void try_seeds(uint64_t from, uint64_t count) {
     fuzz::FuzzOptions options;
     options.generate = kSmall;
-    options.check.default_mode = default_mode;
     for (uint64_t seed = from; seed < from + count; ++seed) {
       const std::string what = fuzz::try_seed(seed, options);
       EXPECT_TRUE(what.empty()) << what;
@@ -31,13 +30,15 @@ class Fuzz : public testing::Test {
   }
 };
 
-TEST_F(Fuzz, ExactModeIsEagerInEveryBit) { try_seeds(0, 240, false); }
-TEST_F(Fuzz, DefaultModeIsCloseAndRunsAsManyKernels) { try_seeds(1000, 60, true); }
+// Exact mode gives eager's bits, default mode comes close, and both run as many kernels.
+TEST_F(Fuzz, CompiledIsEager) { try_seeds(0, 300); }
 
 // The generator reaches everything it has.
 TEST_F(Fuzz, ProgramsHaveEverything) {
   std::set<std::string> kinds;
   int shared = 0, batches = 0, conditional = 0, repeated = 0, dtypes = 0, failing = 0;
+  int nested = 0, layers = 0, parts_only = 0, twice = 0, every_call = 0, autocast = 0, inference = 0, watched = 0, dynamic = 0;
+  int64_t replays = 0, verified = 0;
   for (uint64_t seed = 0; seed < 600; ++seed) {
     const fuzz::Program program = fuzz::generate(seed, kSmall);
     if (seed < 5) {
@@ -54,12 +55,32 @@ TEST_F(Fuzz, ProgramsHaveEverything) {
       if (leaf.bound == 0) found.insert(leaf.meta.dtype);
     }
     dtypes += found.size() > 1;
+    nested += std::any_of(program.parts.begin(), program.parts.end(), [](const fuzz::Part& p) { return p.parent > 0; });
+    layers += program.layers > 1;
+    parts_only += program.compiled == fuzz::Program::Compiled::kParts;
+    twice += program.backward == fuzz::Program::Backward::kTwice;
+    every_call += program.backward == fuzz::Program::Backward::kEveryCall && program.calls > 1;
+    autocast += program.autocast;
+    inference += program.inference && program.batches.size() > 1;
+    watched += program.watch;
+    dynamic += program.options.shapes == compile::Shapes::kDynamic;
+    if (seed < 300 && program.options.capture != compile::Capture::kRecord) {
+      const fuzz::Trail trail = fuzz::run(program, fuzz::Mode::kExact);
+      for (const compile::RegionReport& report : trail.reports) {
+        replays += report.replays;
+        verified += program.options.capture == compile::Capture::kVerify && report.why_not_replayed.empty() ? report.calls : 0;
+      }
+    }
     batches += std::set<int64_t>(program.batches.begin(), program.batches.end()).size() > 1;
     if (seed % 6 == 0) failing += fuzz::run(program, fuzz::Mode::kEager).backward_threw;
   }
   for (auto family : {fuzz::pointwise_steps(), fuzz::shape_steps(), fuzz::layer_steps(), fuzz::effect_steps()})
     for (const fuzz::StepKind& kind : family) EXPECT_TRUE(kinds.contains(kind.name)) << kind.name;
-  for (int count : {shared, batches, conditional, repeated, dtypes}) EXPECT_GT(count, 30);
+  for (int count : {shared, batches, conditional, repeated, dtypes, layers, parts_only, twice, autocast, inference, watched, dynamic})
+    EXPECT_GT(count, 30);
+  for (int count : {nested, every_call}) EXPECT_GT(count, 10);
+  EXPECT_GT(replays, 30);
+  EXPECT_GT(verified, 10);
   EXPECT_LT(failing, 20);  // of 100: what cannot go backward tests little
 }
 

@@ -170,6 +170,21 @@ inline LoopKernel at_other_sizes(LoopKernel kernel) {
   return kernel;
 }
 
+// That code again, which takes all for granted that may be useful: where the last step of a row ends, or what divides a row.
+enum class Granted { kSteps, kMultiple };
+inline LoopKernel at_other_sizes(const LoopKernel& kernel, Granted granted) {
+  LoopKernel other = at_other_sizes(kernel);
+  const std::vector<int64_t> sizes = extents(kernel);
+  other.ranges.resize(sizes.size());
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    ExtentRange known{.min = sizes[i], .max = sizes[i]};
+    if (granted == Granted::kMultiple) known = {.multiple_of = std::max<int64_t>(sizes[i], 1)};
+    if (may_vary(sizes[i])) other.ranges[i] = useful_range(kernel, i, known);
+    EXPECT_TRUE(other.ranges[i].holds(sizes[i]));
+  }
+  return other;
+}
+
 // Compiles the kernel, runs it and the interpreter on equal random buffers and compares every operand.
 inline void expect_equal_bits(const LoopKernel& kernel, const LoopKernel& compiled, RunOptions options) {
   SCOPED_TRACE(to_string(kernel));
@@ -207,6 +222,8 @@ inline void expect_equal_bits(const LoopKernel& kernel, const LoopKernel& compil
 inline void expect_equal_bits(const LoopKernel& kernel, const RunOptions& options = {}) {
   expect_equal_bits(kernel, kernel, options);
   expect_equal_bits(kernel, at_other_sizes(kernel), options);
+  for (Granted granted : {Granted::kSteps, Granted::kMultiple})
+    expect_equal_bits(kernel, at_other_sizes(kernel, granted), options);
 }
 
 // y = factor * x, for tests that care about code and not about what it computes.

@@ -1,6 +1,13 @@
 // The kernels of this process: found again, compiled once, and forgotten when nobody holds them.
 #include "rondo/compile/jit/kernel_table.h"
 
+#include <atomic>
+#include <chrono>
+#include <future>
+#include <thread>
+
+#include "rondo/compile/log.h"
+#include "rondo/runtime/error.h"
 #include "rondo/tests/compile/kernel_fixture.h"
 
 namespace rondo::compile {
@@ -11,14 +18,96 @@ TEST(KernelTable, ForgetsAllThatNobodyHolds) {
   forget_unused_kernels();
   const std::vector<LoopKernel> kernels{scale(2), scale(3), scale(5), scale(2)};
   CompiledKernels held = find_or_compile({&kernels[1], 1}, Sizes::kVarying);
-  EXPECT_EQ(held.compiled, 1);
-  EXPECT_EQ(find_or_compile(kernels, Sizes::kVarying).compiled, 2);
-  EXPECT_EQ(find_or_compile(kernels, Sizes::kVarying).compiled, 0);
+  EXPECT_EQ(held.added, 1);
+  EXPECT_EQ(find_or_compile(kernels, Sizes::kVarying).added, 2);
+  EXPECT_EQ(find_or_compile(kernels, Sizes::kVarying).added, 0);
   forget_unused_kernels();
-  EXPECT_EQ(find_or_compile(kernels, Sizes::kVarying).compiled, 2);
+  EXPECT_EQ(find_or_compile(kernels, Sizes::kVarying).added, 2);
   held = {};
   forget_unused_kernels();
-  EXPECT_EQ(find_or_compile(kernels, Sizes::kVarying).compiled, 3);
+  EXPECT_EQ(find_or_compile(kernels, Sizes::kVarying).added, 3);
+}
+
+// By the log's sink, which hears of every kernel that is not there yet, in the thread that is about to compile it.
+class WhileCompiling {
+ public:
+  explicit WhileCompiling(std::function<void()> fn) {
+    log::configure("cache");
+    previous_ = log::set_log_sink([fn = std::move(fn)](std::string_view) { fn(); });
+  }
+  ~WhileCompiling() {
+    log::set_log_sink(std::move(previous_));
+    log::configure("");
+  }
+
+ private:
+  log::Sink previous_;
+};
+
+TEST(KernelTable, KernelsAreFoundWhileOthersCompile) {
+  if (!jit_available()) GTEST_SKIP() << "built without LLVM";
+  const LoopKernel there = scale(70), fresh = scale(71);
+  const CompiledKernels held = find_or_compile({&there, 1}, Sizes::kVarying);
+  std::promise<void> compiling, found;
+  std::once_flag once;
+  const WhileCompiling listen([&] {
+    std::call_once(once, [&] {
+      compiling.set_value();
+      EXPECT_EQ(found.get_future().wait_for(std::chrono::seconds(60)), std::future_status::ready);
+    });
+  });
+  std::thread other([&] { EXPECT_EQ(find_or_compile({&fresh, 1}, Sizes::kVarying).added, 1); });
+  compiling.get_future().wait();
+  EXPECT_EQ(find_or_compile({&there, 1}, Sizes::kVarying).kernels[0].entry, held.kernels[0].entry);
+  found.set_value();
+  other.join();
+}
+
+TEST(KernelTable, ThreadsCompileAKernelOnce) {
+  if (!jit_available()) GTEST_SKIP() << "built without LLVM";
+  forget_unused_kernels();
+  constexpr int kThreads = 6, kKernels = 8;
+  std::vector<CompiledKernels> results(kThreads);
+  std::vector<std::thread> threads;
+  for (int t = 0; t < kThreads; ++t)
+    threads.emplace_back([&, t] {
+      // Each in another order, so that everybody waits for somebody.
+      std::vector<LoopKernel> kernels;
+      for (int i = 0; i < kKernels; ++i) kernels.push_back(scale(80 + (i + t) % kKernels));
+      results[static_cast<size_t>(t)] = find_or_compile(kernels, Sizes::kVarying);
+    });
+  for (std::thread& thread : threads) thread.join();
+  int added = 0;
+  for (int t = 0; t < kThreads; ++t) {
+    added += results[static_cast<size_t>(t)].added;
+    for (int i = 0; i < kKernels; ++i)
+      EXPECT_EQ(results[static_cast<size_t>(t)].kernels[static_cast<size_t>(i)].entry,
+                results[0].kernels[static_cast<size_t>((i + t) % kKernels)].entry);
+  }
+  EXPECT_EQ(added, kKernels);
+}
+
+// What cannot be compiled is an error in every thread that wants it, and leaves nothing behind.
+TEST(KernelTable, AFailureIsEverybodysOwn) {
+  if (!jit_available()) GTEST_SKIP() << "built without LLVM";
+  LoopKernel broken = scale(90);
+  broken.instrs[2].b = 99;
+  std::atomic<int> errors = 0;
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 4; ++t)
+    threads.emplace_back([&] {
+      for (int again = 0; again < 20; ++again) {
+        try {
+          find_or_compile({&broken, 1}, Sizes::kVarying);
+        } catch (const InternalError&) {
+          ++errors;
+        }
+      }
+    });
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(errors, 80);
+  const LoopKernel whole = scale(90);
+  EXPECT_EQ(find_or_compile({&whole, 1}, Sizes::kVarying).added, 1);
 }
 
 }  // namespace

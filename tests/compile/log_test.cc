@@ -3,10 +3,16 @@
 
 #include <gtest/gtest.h>
 
+#include <set>
 #include <thread>
 #include <vector>
 
+#include "rondo/compile/explain.h"
+#include "rondo/compile/jit/executable.h"
+#include "rondo/modules/module.h"
+#include "rondo/runtime/autograd.h"
 #include "rondo/runtime/error.h"
+#include "rondo/runtime/ops/ops.h"
 
 namespace rondo::compile {
 namespace {
@@ -15,13 +21,13 @@ using log::Detail;
 using log::Topic;
 
 // Collects messages as long as it lives, with topics chosen by `spec`.
-class Capture {
+class Listener {
  public:
-  explicit Capture(std::string_view spec) {
+  explicit Listener(std::string_view spec) {
     log::configure(spec);
     previous_ = log::set_log_sink([this](std::string_view message) { messages.emplace_back(message); });
   }
-  ~Capture() {
+  ~Listener() {
     log::set_log_sink(std::move(previous_));
     log::configure("");
   }
@@ -32,7 +38,7 @@ class Capture {
 };
 
 TEST(Log, NothingUnlessAsked) {
-  const Capture log("");
+  const Listener log("");
   for (int topic = 0; topic < log::kTopics; ++topic) {
     EXPECT_FALSE(log::enabled(static_cast<Topic>(topic)));
     log::write(static_cast<Topic>(topic), "unheard");
@@ -42,7 +48,7 @@ TEST(Log, NothingUnlessAsked) {
 
 TEST(Log, GrammarOfTorchLogs) {
   auto chosen = [](std::string_view spec) {
-    const Capture log(spec);
+    const Listener log(spec);
     std::string text;
     for (int i = 0; i < log::kTopics; ++i) {
       const auto topic = static_cast<Topic>(i);
@@ -62,7 +68,7 @@ TEST(Log, GrammarOfTorchLogs) {
 }
 
 TEST(Log, UnknownTopicsListTheKnownOnes) {
-  const Capture log("cache");
+  const Listener log("cache");
   for (const char* spec : {"graph_break", "+", "recompiles;cache", "all-cache", "help"}) {
     try {
       log::configure(spec);
@@ -76,7 +82,7 @@ TEST(Log, UnknownTopicsListTheKnownOnes) {
 }
 
 TEST(Log, SinkGetsWholeMessages) {
-  Capture log("recompiles");
+  Listener log("recompiles");
   log::write(Topic::kRecompiles, "why");
   log::write(Topic::kRecompiles, "two\nlines\n");
   log::write(Topic::kCache, "unheard");
@@ -84,7 +90,7 @@ TEST(Log, SinkGetsWholeMessages) {
 }
 
 TEST(Log, WarnsOnce) {
-  Capture log("");
+  Listener log("");
   for (int i = 0; i < 3; ++i) log::warn_once("log_test: only once");
   log::warn_once("log_test: another");
   EXPECT_EQ(log.messages,
@@ -92,7 +98,7 @@ TEST(Log, WarnsOnce) {
 }
 
 TEST(Log, MessagesOfThreadsDoNotMix) {
-  Capture log("fusion");
+  Listener log("fusion");
   std::vector<std::thread> threads;
   for (int i = 0; i < 4; ++i)
     threads.emplace_back([i] {
@@ -101,6 +107,43 @@ TEST(Log, MessagesOfThreadsDoNotMix) {
   for (std::thread& t : threads) t.join();
   ASSERT_EQ(log.messages.size(), 400u);
   for (const std::string& m : log.messages) EXPECT_EQ(m, "[rondo fusion] " + std::string(20, m[15]) + "\n");
+}
+
+// Whatever is told, no lock is held that a report needs.
+TEST(Log, ASinkMayAskForReports) {
+  if (!jit_available()) GTEST_SKIP() << "built without LLVM";
+  struct Odd : nn::Module<Odd> {
+    int repeats = 1;
+    bool reads = false;
+    Tensor forward(const Tensor& x) {
+      Tensor y = x;
+      for (int i = 0; i < repeats; ++i) y = ops::tanh(y * 1.5) + x;
+      return reads && ops::sum(y).item() > 1e9 ? x : y;
+    }
+  };
+  Odd odd;
+  Regions regions = compile_module(odd, {.capture = compile::Capture::kReplay, .recompile_limit = 2});
+  std::set<std::string> topics;
+  log::configure("all");
+  log::Sink previous = log::set_log_sink([&](std::string_view message) {
+    topics.emplace(message.substr(0, message.find(']')));
+    EXPECT_EQ(regions.report().size(), 1u);
+    explain(regions);
+    cache_report();
+  });
+  for (int repeats : {1, 2, 3, 4}) {
+    odd.repeats = repeats;
+    odd.reads = repeats == 2;
+    const Tensor x = Tensor::randn({3, 10 + repeats}).requires_grad_();
+    const Tensor y = odd(x);
+    autograd::backward(std::vector{y, y}, std::vector{Tensor::ones(y.sizes()), Tensor::ones(y.sizes())}, false, false,
+                       std::source_location::current());
+  }
+  log::set_log_sink(std::move(previous));
+  log::configure("");
+  for (const char* topic : {"[rondo graph_breaks", "[rondo recompiles", "[rondo perf_hints", "[rondo fusion", "[rondo cache",
+                            "[rondo output_code", "[rondo warning"})
+    EXPECT_TRUE(topics.contains(topic)) << topic;
 }
 
 // In a process of its own, which has read nothing yet.

@@ -70,6 +70,26 @@ TEST(LoopText, GivesBackEveryField) {
   EXPECT_EQ(std::count(marks.begin(), marks.end(), true), 1);
 }
 
+// What code takes for granted is a part of its text, and so of the key under which it is kept.
+TEST(LoopText, RangesOfVaryingExtents) {
+  LoopKernel kernel = scaled_row_sum(), plain = kernel;
+  for (LoopKernel* k : {&kernel, &plain}) k->varying.assign(extents(kernel).size(), true);
+  kernel.ranges.resize(extents(kernel).size());
+  EXPECT_EQ(to_string(kernel), to_string(plain));
+  kernel.ranges[0] = {.min = 17, .max = 32, .multiple_of = 16};
+  kernel.ranges[2 + 3].max = 99;
+  const std::string text = to_string(kernel);
+  EXPECT_NE(text.find("cols=20?[>=17][<=32][/16]"), text.npos) << text;
+  EXPECT_NE(text.find("*20?[<=99]}"), text.npos) << text;
+  const LoopKernel read = parse_loop_kernel(text);
+  EXPECT_EQ(to_string(read), text);
+  EXPECT_EQ(read.ranges[0], kernel.ranges[0]);
+  EXPECT_NE(code_text(kernel), code_text(plain));
+  EXPECT_NE(code_text(kernel).find("cols=2?[>=17][<=32][/16]"), text.npos) << code_text(kernel);
+  EXPECT_THROW(parse_loop_kernel("kernel k rows=4 cols=20?[/0]\n"), Error);
+  EXPECT_THROW(parse_loop_kernel("kernel k rows=4 cols=20?[20]\n"), Error);
+}
+
 TEST(LoopText, NumbersKeepEveryBit) {
   using Limits = std::numeric_limits<double>;
   const double values[] = {0.0, -0.0, 1.0, -1.0, 0.1, 1.0 / 3, 1e300, Limits::denorm_min(), Limits::max(), 0x1.fffffep127,

@@ -264,6 +264,15 @@ TEST_F(ObjectFile, EqualTextsAreEqualCode) {
   for (LoopKernel* k : {&fixed, &taller, &wider, &longer}) k->varying.assign(extents(*k).size(), true);
   EXPECT_TRUE(same(fixed, wider));
   EXPECT_TRUE(same(fixed, longer));
+  // What code takes for granted of them is.
+  LoopKernel bounded = fixed, divisible = fixed;
+  bounded.ranges.resize(extents(fixed).size());
+  divisible.ranges = bounded.ranges;
+  bounded.ranges[0] = {.min = 33, .max = 48};
+  divisible.ranges[0] = {.multiple_of = 16};
+  EXPECT_FALSE(same(fixed, bounded));
+  EXPECT_FALSE(same(fixed, divisible));
+  EXPECT_FALSE(same(bounded, divisible));
   // An axis that wraps around is other code: the fifth row is the first again.
   EXPECT_FALSE(same(fixed, taller));
 }

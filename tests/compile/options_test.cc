@@ -4,6 +4,7 @@
 #include "rondo/compile/compile.h"
 #include "rondo/compile/jit/executable.h"
 #include "rondo/compile/jit/kernel_table.h"
+#include "rondo/compile/region.h"
 #include "rondo/modules/layers.h"
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/ops/ops.h"
@@ -116,7 +117,7 @@ TEST_F(CompileControl, FullgraphNamesTheLineThatBreaks) {
     use(chain);
     ADD_FAILURE() << "no error";
   } catch (const Error& e) {
-    EXPECT_NE(std::string(e.what()).find("options_test.cc:39"), std::string::npos) << e.what();
+    EXPECT_NE(std::string(e.what()).find("options_test.cc:40"), std::string::npos) << e.what();
   }
   chain.reads = false;
   expect_as_eager(chain);
@@ -127,6 +128,16 @@ TEST_F(CompileControl, DynamicShapesCompileOnce) {
   auto regions = compile::compile_module(chain, {.exact = true, .shapes = compile::Shapes::kDynamic});
   for (int64_t rows : {4, 9, 33}) expect_as_eager(chain, rows);
   EXPECT_EQ(regions.report()[0].compilations, 1);
+}
+
+// Deriving the backward and choosing what it keeps is work, too.
+TEST_F(CompileControl, CompileTimeIsAllOfIt) {
+  Chain chain;
+  auto regions = compile::compile_module(chain);
+  use(chain);
+  const auto entry = regions.regions()[0]->entries()[0];
+  ASSERT_NE(entry->backward.program, nullptr);
+  EXPECT_GT(regions.report()[0].compile_ms, entry->forward->stats().compile_ms + entry->backward.program->stats().compile_ms);
 }
 
 TEST_F(CompileControl, AFunction) {

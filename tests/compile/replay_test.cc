@@ -139,6 +139,53 @@ TEST_F(ReplayTest, RandomNumbersAreRecorded) {
   for (size_t i = 0; i < grads[0].size(); ++i) EXPECT_TRUE(test::same_bits(grads[0][i], grads[1][i])) << i;
 }
 
+// A write that comes before everything else makes no piece of a recording, but is part of the call.
+TEST_F(ReplayTest, AWriteBeforeTheFirstOpHappensInEveryCall) {
+  struct Counter : nn::Module<Counter> {
+    Tensor& calls = buffer("calls", Tensor::zeros({1}));
+    Tensor forward(const Tensor& x) {
+      calls.add_(1.0);
+      return ops::exp(x);
+    }
+  };
+  Counter counter;
+  auto regions = compile::compile_module(counter, {.capture = Capture::kReplay});
+  const Tensor x = Tensor::randn({3});
+  for (int i = 0; i < 4; ++i) EXPECT_TRUE(test::same_bits(counter(x), ops::exp(x)));
+  EXPECT_EQ(counter.calls.item(), 4);
+  EXPECT_EQ(regions.report()[0].why_not_replayed, "there is a graph break");
+}
+
+TEST_F(ReplayTest, NoticesParametersThatComeAndGoAndNewLayers) {
+  struct Tower : nn::Module<Tower> {
+    nn::ModuleList<nn::Linear> h = child("h", 1, 3, 3, nn::LinearOptions{.bias = false});
+    Tensor forward(const Tensor& x_) {
+      Tensor x = x_;
+      for (nn::Linear& fc : h) x = ops::tanh(fc(x));
+      return x;
+    }
+  };
+  Tower tower;
+  auto regions = compile::compile_module(tower, {.exact = true, .capture = Capture::kReplay});
+  const Tensor x = Tensor::randn({2, 3});
+  const auto expect_as_eager = [&] {
+    for (int i = 0; i < 3; ++i) {
+      const Tensor y = tower(x);
+      const auto hook = std::exchange(tower.call_hook, nullptr);
+      EXPECT_TRUE(test::same_bits(y, tower(x)));
+      tower.call_hook = hook;
+    }
+  };
+  expect_as_eager();
+  tower.h[0].bias = Tensor::randn({3});
+  expect_as_eager();
+  tower.h[0].bias = Tensor();
+  expect_as_eager();
+  tower.h.emplace_back(3, 3);
+  expect_as_eager();
+  EXPECT_EQ(regions.report()[0].replays, 9);
+}
+
 TEST_F(ReplayTest, WhatMayNotBeReplayed) {
   struct Reader : nn::Module<Reader> {
     bool breaks = false;

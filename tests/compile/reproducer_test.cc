@@ -106,7 +106,7 @@ TEST_F(Reproducers, EachPassCanBeReplayed) {
 
 TEST_F(Reproducers, FusionAndLoweringCanBeReplayed) {
   const Graph graph = parse_graph(kGoodGraph);
-  const std::vector<Unit> units = fuse(graph, /*exact=*/false);
+  const std::vector<Unit> units = fuse(graph);
   ASSERT_EQ(units.size(), 1u);
   const std::vector<bool> needed{false, false, true};
   auto fail = []() -> int { throw Error("no"); };
@@ -171,7 +171,7 @@ TEST_F(Reproducers, AWholeGraphCompiles) {
     std::string expected;
     for (const LoweredUnit& kernel : program->kernels()) expected += to_string(kernel.kernel);
     EXPECT_EQ(text, expected);
-    EXPECT_GE(program->stats().kernels, 3);
+    EXPECT_GT(program->stats().kernels, 3);
   }
 }
 

@@ -69,6 +69,20 @@ TEST_F(Shapes, StaticShapesCompileEachTime) {
   EXPECT_EQ(regions.report()[0].entries, 3);
 }
 
+// Code that serves these sizes and others may be there already.
+TEST_F(Shapes, StaticShapesBorrowNothing) {
+  nn::GPT2 any(kConfig, 3), one(kConfig, 3), again(kConfig, 3);
+  const auto varying = compile::compile_regions(any, {.exact = true, .shapes = compile::Shapes::kDynamic});
+  for (int64_t length : {17, 20}) step(any, 3, length, 1);
+  EXPECT_EQ(varying.report()[0].compilations, 1);
+  const auto fixed = compile::compile_regions(one, {.exact = true, .shapes = compile::Shapes::kStatic});
+  const auto same = compile::compile_regions(again, {.exact = true, .shapes = compile::Shapes::kStatic});
+  step(one, 3, 20, 1);
+  step(again, 3, 20, 1);
+  EXPECT_EQ(fixed.report()[0].compilations, 1);
+  EXPECT_EQ(same.report()[0].compilations, 0);
+}
+
 TEST_F(Shapes, EntriesAreBounded) {
   nn::GPT2 eager(kConfig, 3), compiled(kConfig, 3);
   auto regions = compile::compile_regions(compiled, {.exact = true, .max_entries = 2});

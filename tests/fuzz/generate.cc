@@ -5,6 +5,7 @@
 #include "rondo/runtime/error.h"
 #include "rondo/runtime/random.h"
 #include "rondo/tests/fuzz/differential.h"
+#include "rondo/tests/fuzz/model.h"
 #include "rondo/tests/fuzz/steps.h"
 
 namespace rondo::fuzz {
@@ -35,6 +36,8 @@ class Generator : public Draft {
     choose_outputs();
     choose_use();
     drop_unused(program_);
+    choose_parts();
+    choose_capture();
     repair();
     return std::move(program_);
   }
@@ -206,7 +209,7 @@ class Generator : public Draft {
   }
 
   void choose_use() {
-    for (int64_t n = random.between(0, 2); n > 0; --n)
+    for (int64_t n = random.between(0, 3); n > 0; --n)
       program_.batches.push_back(random.chance(0.6) ? program_.batches[0]
                                  : large_           ? random.pick<int64_t>({64, 300})
                                                     : random.pick<int64_t>({1, 2, 3, 11, 19, 64, 0}));
@@ -219,8 +222,67 @@ class Generator : public Draft {
     using enum compile::Recompute;
     program_.options.recompute = random.pick<compile::Recompute>({kAuto, kAuto, kNone, kFull, kBudget});
     if (program_.options.recompute == kBudget) program_.options.recompute_budget = random.pick<int64_t>({0, 100, 2000, 50000});
-    if (random.chance(0.2)) program_.options.shapes = compile::Shapes::kStatic;
+    using enum compile::Shapes;
+    program_.options.shapes = random.pick<compile::Shapes>({kAutomatic, kAutomatic, kAutomatic, kStatic, kDynamic});
     if (random.chance(0.1)) program_.options.max_entries = 1;
+    program_.accumulate = random.chance(0.15);
+    program_.inference = random.chance(0.15);
+    program_.autocast = random.chance(0.08);
+    program_.watch = random.chance(0.12);
+    using enum Program::Backward;
+    program_.backward = random.pick<Program::Backward>({kOnce, kOnce, kOnce, kOnce, kEveryCall, kTwice});
+    if (random.chance(0.25)) program_.layers = static_cast<int>(random.between(2, 3));
+    program_.tie_layers = random.chance(0.4);
+    using enum Program::Compiled;
+    program_.compiled = random.pick<Program::Compiled>({kModel, kModel, kBlocks, kBoth});
+  }
+
+  // Runs of neighbouring steps become functions, inside each other now and then.
+  void choose_parts() {
+    if (program_.steps.empty() || !random.chance(0.35)) return;
+    for (int64_t n = random.between(1, 3); n > 0; --n) {
+      const auto begin = static_cast<size_t>(random.below(static_cast<int64_t>(program_.steps.size())));
+      const int parent = program_.steps[begin].part;
+      program_.parts.push_back({parent, random.chance(0.8)});
+      const auto part = static_cast<int>(program_.parts.size());
+      for (size_t i = begin, end = begin + static_cast<size_t>(random.between(1, 6)); i < std::min(end, program_.steps.size()); ++i)
+        if (program_.steps[i].part == parent) program_.steps[i].part = part;
+    }
+    const bool one_is = std::any_of(program_.parts.begin(), program_.parts.end(), [](const Part& p) { return p.compiled; });
+    if (one_is && random.chance(0.4)) program_.compiled = Program::Compiled::kParts;
+  }
+
+  // What may be replayed depends on its arguments only, and does nothing but return a tensor.
+  void choose_capture() {
+    if (!random.chance(0.5) || !program_.parts.empty()) return;
+    for (const Step& step : program_.steps)
+      if (step.when != Step::When::kAlways || (step.kind->has(kEffect) && !step.kind->has(kInPlace)) || step.kind->has(kReads)) return;
+    for (Leaf& leaf : program_.leaves) {
+      if (leaf.role == Leaf::Role::kOutside) leaf.role = Leaf::Role::kInput;
+      // An argument that is passed twice is refused.
+      if (leaf.role == Leaf::Role::kInput && random.chance(0.8)) leaf.same_as = kNone, leaf.overlap = -1;
+    }
+    program_.outputs.resize(1);
+    if (random.chance(0.9)) return_no_view();
+    program_.as_function = true;
+    program_.compiled = random.chance(0.9) ? Program::Compiled::kBlocks : Program::Compiled::kBoth;
+    using enum compile::Capture;
+    program_.options.capture = random.pick<compile::Capture>({kRecord, kReplay, kReplay, kVerify});
+    drop_unused(program_);
+  }
+
+  void return_no_view() {
+    for (size_t i = program_.steps.size(); i-- > 0;) {
+      const Step& step = program_.steps[i];
+      if (step.out.size() != 1) continue;
+      const Tensor& result = machine_.value(step.out[0]);
+      const bool is_view = std::any_of(step.in.begin(), step.in.end(), [&](ValueId id) {
+        return id != kNone && machine_.value(id).storage() == result.storage();
+      });
+      if (is_view) continue;
+      program_.outputs = {step.out[0]};
+      return;
+    }
   }
 
   // A write may make what eager execution saved stale: an error, in both modes, that hides the rest of the program. Most

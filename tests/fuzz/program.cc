@@ -27,6 +27,15 @@ const Step* Program::producer(ValueId id) const {
   return nullptr;
 }
 
+int Program::part_inside(int part, int within) const {
+  while (part != within) {
+    const int parent = parts[static_cast<size_t>(part) - 1].parent;
+    if (parent == within) return part;
+    part = parent;
+  }
+  return 0;
+}
+
 namespace {
 
 std::string name(ValueId id) { return id == kNone ? "none" : absl::StrCat("%", id); }
@@ -71,6 +80,7 @@ std::string text(const Step& step) {
   if (step.when == Step::When::kRepeated) line += "  1 + counter % 3 times";
   if (step.no_grad) line += "  under no_grad";
   if (step.autocast) line += "  under autocast(bf16)";
+  if (step.part > 0) absl::StrAppend(&line, "  in part ", step.part);
   return line + "\n";
 }
 
@@ -84,11 +94,29 @@ std::string to_string(const Program& program) {
   if (program.flip_training) result += "; train and eval";
   if (program.freeze) result += "; a parameter is frozen now and then";
   if (program.few_gradients) result += "; not every output has a gradient";
+  if (program.accumulate) result += "; gradients of two steps add up";
+  if (program.inference) result += "; every second step without gradients";
+  if (program.autocast) result += "; autocast(bf16) but for the second step";
+  if (program.watch) result += "; outputs are watched";
+  constexpr const char* kBackward[] = {"", "; backward after every call", "; backward twice"};
+  result += kBackward[static_cast<int>(program.backward)];
+  if (program.layers > 1) absl::StrAppend(&result, "; ", program.layers, program.tie_layers ? " tied" : "", " layers");
+  constexpr const char* kCompiled[] = {"", "; blocks are compiled", "; model and blocks are compiled", "; only parts are compiled"};
+  result += kCompiled[static_cast<int>(program.compiled)];
+  if (program.as_function) result += "; a function of its arguments";
+  constexpr const char* kCapture[] = {"", "; replayed", "; verified"};
+  result += kCapture[static_cast<int>(program.options.capture)];
   constexpr const char* kRecompute[] = {"", "; recompute none", "; recompute full", "; recompute budget "};
   result += kRecompute[static_cast<int>(program.options.recompute)];
   if (program.options.recompute == compile::Recompute::kBudget) absl::StrAppend(&result, program.options.recompute_budget);
   if (program.options.shapes == compile::Shapes::kStatic) result += "; static shapes";
+  if (program.options.shapes == compile::Shapes::kDynamic) result += "; dynamic shapes";
   if (program.options.max_entries < 256) absl::StrAppend(&result, "; ", program.options.max_entries, " entries");
+  for (size_t i = 0; i < program.parts.size(); ++i) {
+    const Part& part = program.parts[i];
+    absl::StrAppend(&result, "; part ", i + 1, part.compiled ? "" : " (eager)");
+    if (part.parent > 0) absl::StrAppend(&result, " in part ", part.parent);
+  }
   result += "\n";
   for (const Leaf& leaf : program.leaves) result += text(leaf);
   for (const Step& step : program.steps) result += text(step);

@@ -67,6 +67,13 @@ struct Step {
   When when = When::kAlways;
   bool no_grad = false;
   bool autocast = false;  // to bf16
+  int part = 0;           // 0: forward itself; else inside parts[part - 1], with its neighbours of the same part
+};
+
+// A function of its own that forward calls.
+struct Part {
+  int parent = 0;  // as Step::part
+  bool compiled = true;
 };
 
 struct Program {
@@ -74,19 +81,31 @@ struct Program {
   std::vector<Leaf> leaves;
   std::vector<Step> steps;
   std::vector<ValueId> outputs;
+  std::vector<Part> parts;
+  int layers = 1;            // blocks, each this program with parameters of its own
+  bool tie_layers = false;   // blocks share every second parameter
+  bool as_function = false;  // a block is a function of its arguments that returns a tensor: it may be replayed
 
   // Use: one training step for each batch size.
   std::vector<int64_t> batches = {5};
   int calls = 1;              // before one backward
-  bool chained = false;       // a later call takes what an earlier one returned, where it fits
+  bool chained = false;       // a later call or layer takes what an earlier one returned, where it fits
   bool optimise = false;      // parameters change between steps
   bool flip_training = false; // every second step in eval mode
   bool freeze = false;        // every second step without gradients for the first parameter
   bool few_gradients = false; // not every output is used
+  bool accumulate = false;    // gradients are cleared in every second step only
+  bool inference = false;     // every second step under no_grad
+  bool autocast = false;      // to bf16, in all steps but the second
+  bool watch = false;         // hooks and retained gradients on what forward returns
+  enum class Backward { kOnce, kEveryCall, kTwice } backward = Backward::kOnce;
+  enum class Compiled { kModel, kBlocks, kBoth, kParts } compiled = Compiled::kModel;  // besides the parts
   compile::CompileOptions options;  // besides `exact`
 
   const Leaf* leaf(ValueId id) const;
   const Step* producer(ValueId id) const;
+  // The part right below `within` in which `part` lies; 0: none, `part` is `within`.
+  int part_inside(int part, int within) const;
 };
 
 // Readable, one line a step.

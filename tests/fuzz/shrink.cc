@@ -49,11 +49,25 @@ class Shrinker {
       for (int64_t smaller : {2, 1, 5, 64})
         if (smaller < best_.batches[i] && attempt_change([&](Program& p) { p.batches[i] = smaller; })) break;
     if (best_.calls > 1) attempt_change([](Program& p) { p.calls = 1; });
-    for (bool Program::*flag : {&Program::chained, &Program::optimise, &Program::flip_training, &Program::freeze, &Program::few_gradients})
+    if (best_.layers > 1) attempt_change([](Program& p) { p.layers = 1; });
+    if (best_.backward != Program::Backward::kOnce) attempt_change([](Program& p) { p.backward = Program::Backward::kOnce; });
+    if (!best_.parts.empty())
+      attempt_change([](Program& p) {
+        p.parts.clear();
+        for (Step& step : p.steps) step.part = 0;
+        if (p.compiled == Program::Compiled::kParts) p.compiled = Program::Compiled::kModel;
+      });
+    if (best_.compiled == Program::Compiled::kBoth) attempt_change([](Program& p) { p.compiled = Program::Compiled::kBlocks; });
+    if (best_.compiled != Program::Compiled::kModel) attempt_change([](Program& p) { p.compiled = Program::Compiled::kModel; });
+    for (bool Program::*flag : {&Program::chained, &Program::optimise, &Program::flip_training, &Program::freeze,
+                                &Program::few_gradients, &Program::accumulate, &Program::inference, &Program::autocast,
+                                &Program::watch, &Program::tie_layers, &Program::as_function})
       if (best_.*flag) attempt_change([&](Program& p) { p.*flag = false; });
-    if (best_.options.recompute != compile::Recompute::kAuto || best_.options.shapes != compile::Shapes::kAutomatic ||
-        best_.options.max_entries < 256)
-      attempt_change([](Program& p) { p.options = {}; });
+    const compile::CompileOptions& options = best_.options;
+    if (options.recompute != compile::Recompute::kAuto) attempt_change([](Program& p) { p.options.recompute = {}; });
+    if (options.shapes != compile::Shapes::kAutomatic) attempt_change([](Program& p) { p.options.shapes = {}; });
+    if (options.capture != compile::Capture::kRecord) attempt_change([](Program& p) { p.options.capture = {}; });
+    if (options.max_entries < 256) attempt_change([](Program& p) { p.options.max_entries = 256; });
   }
 
   void drop_outputs() {
@@ -134,6 +148,8 @@ class Shrinker {
   void simplify_steps() {
     for (size_t i = 0; i < best_.steps.size(); ++i) {
       if (best_.steps[i].when != Step::When::kAlways) attempt_change([&](Program& p) { p.steps[i].when = Step::When::kAlways; });
+      if (best_.steps[i].part != 0)
+        attempt_change([&](Program& p) { p.steps[i].part = p.parts[static_cast<size_t>(p.steps[i].part) - 1].parent; });
       if (best_.steps[i].no_grad) attempt_change([&](Program& p) { p.steps[i].no_grad = false; });
       if (best_.steps[i].autocast) attempt_change([&](Program& p) { p.steps[i].autocast = false; });
       // Operands that are the same value are simpler.

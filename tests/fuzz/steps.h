@@ -56,6 +56,7 @@ enum StepFlags : unsigned {
   kSizes = 2,    // takes Step::sizes
   kScalar = 4,   // takes Step::scalar
   kInPlace = 8,  // writes to operand 0
+  kReads = 16,   // the value of operand 1, as it is: nothing is recorded where that is an argument
 };
 struct StepKind {
   const char* name;

@@ -50,7 +50,8 @@ bool pick_any(Draft& draft, Step& step) {
   return step.in[0] != kNone;
 }
 bool pick_differentiable(Draft& draft, Step& step) {
-  step.in = {draft.value([](const Tensor& t) { return t.requires_grad() && !t.is_leaf(); })};
+  const bool leaf = draft.random.chance(0.2);
+  step.in = {draft.value([leaf](const Tensor& t) { return t.requires_grad() && (leaf || !t.is_leaf()); })};
   return step.in[0] != kNone;
 }
 bool pick_floating(Draft& draft, Step& step) {
@@ -114,7 +115,8 @@ const StepKind kKinds[] = {
      [](Scene& s) {
        const std::vector<double> values = s.in[1].to_vector<double>();
        return Tensors{s.in[0] + (values.empty() ? 1.0 : moderate(values[0]))};
-     }},
+     },
+     kReads},
     {"throw", 1, &pick_throw,
      [](Scene& s) {
        if (s.counter % 3 == s.n(0)) throw std::runtime_error("thrown in forward");

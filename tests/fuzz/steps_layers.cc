@@ -1,4 +1,5 @@
 // Reductions, products, norms, attention, embeddings, losses, dropout.
+#include "rondo/runtime/autograd.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/tests/fuzz/steps.h"
 
@@ -158,6 +159,14 @@ const StepKind kKinds[] = {
     {"rotary", 1, &pick_rotary, [](Scene& s) { return Tensors{ops::rotary_embedding(s.in[0], s.n(0))}; }},
     {"conv2d", 3, &pick_patches,
      [](Scene& s) { return Tensors{ops::conv2d(s.in[0], s.in[1], s.in[2], {.stride = {s.n(0), s.n(1)}})}; }},
+    {"checkpoint", 2, &pick_linear,
+     [](Scene& s) {
+       const auto body = [](std::span<const Tensor> in) { return Tensors{ops::tanh(ops::linear(ops::gelu(in[0]), in[1], Tensor()))}; };
+       // What eager execution checkpoints always has a history, since it cannot see into the function; and its result, which
+       // it does not need, could be written to; and it adds up the gradient of a tensor that it is given twice.
+       const bool needed = (s.in[0].requires_grad() || s.in[1].requires_grad()) && !s.in[0].is_same(s.in[1]);
+       return Tensors{(needed ? autograd::checkpoint(body, {{s.in[0], s.in[1]}}) : body({{s.in[0], s.in[1]}}))[0] * 1.25};
+     }},
     {"dropout", 4, &pick_dropout,
      [](Scene& s) { return Tensors{s.training ? ops::dropout(s.in[0], s.step.scalar) : s.in[0]}; }, kScalar},
 };

@@ -1,10 +1,11 @@
-// Trains a small network for five steps against an installed Rondo, eager and with its blocks compiled.
+// Trains a small network for five steps against an installed Rondo, eager and with its blocks compiled, as a job of one process.
 #include <cstdio>
 #include <cstring>
 #include <fstream>
 #include <string>
 
 #include "rondo/compile/compile.h"
+#include "rondo/dist/ddp.h"
 #include "rondo/modules/layers.h"
 #include "rondo/optim/adam.h"
 #include "rondo/runtime/ops/ops.h"
@@ -28,6 +29,7 @@ std::vector<double> train(bool compiled) {
   manual_seed(1);
   Net net;
   if (compiled) compile::compile_regions(net, {.exact = true});
+  dist::DistributedDataParallel ddp(net, dist::ProcessGroup::connect({}));
   optim::AdamW optimizer(net.parameters(), {.lr = 1e-2});
   const Tensor x = Tensor::randn({32, 4}), y = ops::sum(x, {1}, true);
   std::vector<double> losses;
@@ -35,6 +37,7 @@ std::vector<double> train(bool compiled) {
     optimizer.zero_grad();
     const Tensor error = net(x) - y, loss = ops::mean(error * error);
     loss.backward();
+    ddp.finish();
     optimizer.step();
     losses.push_back(loss.item());
   }

@@ -9,8 +9,15 @@
 #include <memory>
 
 #include "rondo/modules/layers.h"
+#include "rondo/optim/adafactor.h"
+#include "rondo/optim/adagrad.h"
 #include "rondo/optim/adam.h"
 #include "rondo/optim/clip.h"
+#include "rondo/optim/compile.h"
+#include "rondo/optim/lamb.h"
+#include "rondo/optim/lion.h"
+#include "rondo/optim/muon.h"
+#include "rondo/optim/rmsprop.h"
 #include "rondo/optim/schedule.h"
 #include "rondo/optim/sgd.h"
 #include "rondo/runtime/autograd.h"
@@ -26,10 +33,12 @@ const io::TensorMap& reference() {
   return file;
 }
 
+// `tolerance` is relative, and absolute below 1.
 void expect_close(const Tensor& got, const Tensor& want, double tolerance, const std::string& what) {
   const std::vector<double> a = got.to_vector<double>(), b = want.to_vector<double>();
   ASSERT_EQ(a.size(), b.size());
-  for (size_t i = 0; i < a.size(); ++i) EXPECT_NEAR(a[i], b[i], tolerance) << what << " at " << i;
+  for (size_t i = 0; i < a.size(); ++i)
+    EXPECT_NEAR(a[i], b[i], tolerance * std::max(1.0, std::abs(b[i]))) << what << " at " << i;
 }
 
 using Make = std::function<std::unique_ptr<Optimizer>(std::vector<Tensor>)>;
@@ -55,6 +64,18 @@ const std::map<std::string, Make>& cases() {
        make<AdamW>(AdamWOptions{.lr = 0.01, .betas = {0.9, 0.95}, .weight_decay = 0.1, .amsgrad = true})},
       {"adamw_maximize",
        make<AdamW>(AdamWOptions{.lr = 0.01, .betas = {0.9, 0.95}, .weight_decay = 0.1, .maximize = true})},
+      {"rmsprop", make<RMSprop>(RMSpropOptions{.lr = 0.01})},
+      {"rmsprop_centered", make<RMSprop>(RMSpropOptions{.lr = 0.01, .weight_decay = 0.1, .centered = true})},
+      {"rmsprop_momentum",
+       make<RMSprop>(RMSpropOptions{.lr = 0.01, .alpha = 0.9, .momentum = 0.9, .maximize = true})},
+      {"rmsprop_both", make<RMSprop>(RMSpropOptions{.lr = 0.01, .momentum = 0.9, .centered = true})},
+      {"adagrad", make<Adagrad>(AdagradOptions{.lr = 0.1})},
+      {"adagrad_decay",
+       make<Adagrad>(AdagradOptions{.lr = 0.1, .lr_decay = 0.1, .weight_decay = 0.1, .initial_accumulator_value = 0.5})},
+      {"adafactor", make<Adafactor>(AdafactorOptions{.lr = 0.1, .eps1 = 0x1p-23})},
+      {"adafactor_decay",
+       make<Adafactor>(
+           AdafactorOptions{.lr = 0.1, .eps1 = 1e-4, .eps2 = 1e-2, .d = 1.5, .weight_decay = 0.1, .maximize = true})},
   };
   return all;
 }
@@ -85,7 +106,7 @@ TEST_P(Recorded, TenSteps) {
     std::vector<Tensor> params = start(dtype);
     const auto optimizer = cases().at(GetParam())(params);
     train(*optimizer, params, 0, 10);
-    const double tolerance = dtype == kF64 ? 1e-10 : 1e-4;
+    const double tolerance = dtype == kF64 ? 1e-13 : 1e-6;
     expect_close(params[0], reference().at(GetParam() + ".w"), tolerance, "w");
     expect_close(params[1], reference().at(GetParam() + ".b"), tolerance, "b");
   }
@@ -115,6 +136,83 @@ std::vector<std::string> case_names() {
   return names;
 }
 INSTANTIATE_TEST_SUITE_P(Optimizers, Recorded, testing::ValuesIn(case_names()), [](const auto& i) { return i.param; });
+
+// The recorded run of Muon (tests/reference/record.py).
+std::vector<Tensor> run_muon(DType dtype, MuonOptions options, bool compiled) {
+  const Tensor w = reference().at("param.w").to(dtype), grads = reference().at("grads.w").to(dtype);
+  std::vector<Tensor> params = {w.clone().requires_grad_(), w.t().contiguous().clone().requires_grad_()};
+  Muon optimizer(params, options);
+  if (compiled) compile(optimizer);
+  for (int step = 0; step < 10; ++step) {
+    params[0].set_grad(grads[step].clone());
+    params[1].set_grad(grads[step].t().contiguous() * static_cast<double>(step + 1));
+    optimizer.step();
+  }
+  return params;
+}
+
+TEST(Muon, MatchesTheRecordedValues) {
+  const std::map<std::string, MuonOptions> runs = {
+      {"muon", {.lr = 0.02}},
+      {"muon_adjusted", {.lr = 0.02, .nesterov = false, .adjust_lr = MuonOptions::kMatchRmsAdamW}}};
+  for (const auto& [name, options] : runs) {
+    for (DType dtype : {kF64, kF32}) {
+      const std::vector<Tensor> params = run_muon(dtype, options, false);
+      const double tolerance = dtype == kF64 ? 1e-13 : 1e-6;
+      expect_close(params[0], reference().at(name + ".w"), tolerance, "w");
+      expect_close(params[1], reference().at(name + ".tall"), tolerance, "tall");
+    }
+    const std::vector<Tensor> eager = run_muon(kF32, options, false), compiled = run_muon(kF32, options, true);
+    for (size_t i = 0; i < 2; ++i) EXPECT_EQ(eager[i].to_vector<float>(), compiled[i].to_vector<float>());
+  }
+}
+
+TEST(Muon, RefusesWhatIsNoMatrix) {
+  EXPECT_NE(test::error_of([] { Muon({Tensor::zeros({3}).requires_grad_()}); }).find("must be matrices"),
+            std::string::npos);
+}
+
+// PyTorch has neither of these: against the papers' algorithms, written out.
+TEST(Lion, IsThePapersAlgorithm) {
+  std::vector<Tensor> params = start();
+  std::vector<double> p = params[0].to_vector<double>(), m(p.size(), 0.0);
+  Lion optimizer(params, {.lr = 0.01, .betas = {0.9, 0.95}, .weight_decay = 0.1});
+  train(optimizer, params, 0, 10);
+  for (int step = 0; step < 10; ++step) {
+    const std::vector<double> g = reference().at("grads.w")[step].to_vector<double>();
+    for (size_t i = 0; i < p.size(); ++i) {
+      const double c = 0.9 * m[i] + 0.1 * g[i];
+      p[i] -= 0.01 * ((c > 0) - (c < 0) + 0.1 * p[i]);
+      m[i] = 0.95 * m[i] + 0.05 * g[i];
+    }
+  }
+  expect_close(params[0], Tensor::from(p, {3, 4}), 1e-13, "w");
+}
+
+TEST(LAMB, IsThePapersAlgorithm) {
+  std::vector<Tensor> params = start();
+  std::vector<double> p = params[0].to_vector<double>(), m(p.size(), 0.0), v(p.size(), 0.0), r(p.size());
+  LAMB optimizer(params, {.lr = 0.01, .betas = {0.9, 0.95}, .weight_decay = 0.1});
+  train(optimizer, params, 0, 10);
+  for (int step = 1; step <= 10; ++step) {
+    const std::vector<double> g = reference().at("grads.w")[step - 1].to_vector<double>();
+    double weight = 0, update = 0;
+    for (size_t i = 0; i < p.size(); ++i) {
+      m[i] = 0.9 * m[i] + 0.1 * g[i];
+      v[i] = 0.95 * v[i] + 0.05 * g[i] * g[i];
+      r[i] = m[i] / (1 - std::pow(0.9, step)) / (std::sqrt(v[i] / (1 - std::pow(0.95, step))) + 1e-6) + 0.1 * p[i];
+      weight += p[i] * p[i];
+      update += r[i] * r[i];
+    }
+    for (size_t i = 0; i < p.size(); ++i) p[i] -= 0.01 * std::sqrt(weight / update) * r[i];
+  }
+  expect_close(params[0], Tensor::from(p, {3, 4}), 1e-13, "w");
+  // A tensor of zeros moves all the same.
+  Tensor zero = Tensor::zeros({3}).requires_grad_();
+  zero.set_grad(Tensor::ones({3}));
+  LAMB({zero}, {.lr = 0.5}).step();
+  EXPECT_NEAR(zero.to_vector<float>()[0], -0.5, 1e-5);
+}
 
 TEST(Optimizer, StateExistsFromConstruction) {
   std::vector<Tensor> params = start(kF32);

@@ -6,6 +6,8 @@
 Everything is computed in float64 with fixed seeds on one thread and stored as F64 (ids and indices I64,
 masks BOOL), so that the same torch gives the same bytes. README.md has every name and formula.
 """
+import importlib
+import inspect
 import json
 import os
 import sys
@@ -316,6 +318,8 @@ def record_model(folder, model, seed):
 
 def optimizer_cases():
     sgd, adam, adamw = torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW
+    rmsprop, adagrad, adafactor = torch.optim.RMSprop, torch.optim.Adagrad, torch.optim.Adafactor
+    muon = torch.optim.Muon
     betas = {"betas": (0.9, 0.95)}
     return {
         "sgd": (sgd, {"lr": 0.1}),
@@ -331,6 +335,17 @@ def optimizer_cases():
         "adamw": (adamw, {"lr": 0.01, "weight_decay": 0.1} | betas),
         "adamw_amsgrad": (adamw, {"lr": 0.01, "weight_decay": 0.1, "amsgrad": True} | betas),
         "adamw_maximize": (adamw, {"lr": 0.01, "weight_decay": 0.1, "maximize": True} | betas),
+        "rmsprop": (rmsprop, {"lr": 0.01}),
+        "rmsprop_centered": (rmsprop, {"lr": 0.01, "centered": True, "weight_decay": 0.1}),
+        "rmsprop_momentum": (rmsprop, {"lr": 0.01, "alpha": 0.9, "momentum": 0.9, "maximize": True}),
+        "rmsprop_both": (rmsprop, {"lr": 0.01, "momentum": 0.9, "centered": True}),
+        "adagrad": (adagrad, {"lr": 0.1}),
+        "adagrad_decay": (adagrad, {"lr": 0.1, "lr_decay": 0.1, "weight_decay": 0.1, "initial_accumulator_value": 0.5}),
+        "adafactor": (adafactor, {"lr": 0.1}),
+        "adafactor_decay": (adafactor, {"lr": 0.1, "weight_decay": 0.1, "d": 1.5, "eps": (1e-4, 1e-2),
+                                        "maximize": True}),
+        "muon": (muon, {"lr": 0.02}),
+        "muon_adjusted": (muon, {"lr": 0.02, "nesterov": False, "adjust_lr_fn": "match_rms_adamw"}),
     }
 
 
@@ -358,6 +373,23 @@ def schedule_cases(optimizer):
     }
 
 
+def run_muon(p, grads, options):
+    """Muon on the matrix and its transpose, its iterations in f64: bf16, as PyTorch casts them to, gives no reference."""
+    module = importlib.import_module("torch.optim._muon")
+    source = inspect.getsource(module._zeropower_via_newtonschulz)
+    assert "torch.bfloat16" in source
+    scope = dict(vars(module))
+    exec(source.replace("torch.bfloat16", "torch.float64"), scope)
+    original, module._zeropower_via_newtonschulz = module._zeropower_via_newtonschulz, scope["_zeropower_via_newtonschulz"]
+    p = {"w": p["w"], "tall": p["w"].detach().t().contiguous().requires_grad_()}
+    optimizer = torch.optim.Muon(p.values(), **options)
+    for i in range(10):
+        p["w"].grad, p["tall"].grad = grads["w"][i].clone(), grads["w"][i].t().contiguous() * (i + 1)
+        optimizer.step()
+    module._zeropower_via_newtonschulz = original
+    return p
+
+
 def record_optim(folder, seed):
     r = Source(seed)
     start = {"w": r.normal(3, 4), "b": r.normal(5)}
@@ -366,6 +398,12 @@ def record_optim(folder, seed):
     out = {f"param.{n}": v for n, v in start.items()} | {f"grads.{n}": v for n, v in grads.items()}
     for case, (kind, options) in optimizer_cases().items():
         p = {n: v.clone().requires_grad_() for n, v in start.items()}
+        if kind is torch.optim.Muon:
+            out |= {f"{case}.{n}": v for n, v in run_muon(p, grads, options).items()}
+            continue
+        # Adafactor's default epsilon is that of the dtype: recorded for f32, which is what trains.
+        if kind is torch.optim.Adafactor and "eps" not in options:
+            options = options | {"eps": (torch.finfo(torch.float32).eps, 1e-3)}
         optimizer = kind(p.values(), foreach=False, **options)
         for i in range(10):
             for n, v in p.items():

@@ -108,6 +108,9 @@ TEST(TokenDataset, SamplesDependOnSeedStepAndRowAlone) {
     // Fewer rows: the same ones.
     const std::vector<int64_t> fewer = windows.sample(3, 42, step).x.to_vector<int64_t>();
     EXPECT_TRUE(std::equal(fewer.begin(), fewer.end(), x.begin()));
+    // The last five of the eight.
+    const std::vector<int64_t> share = windows.sample(5, 42, step, /*first_row=*/3).x.to_vector<int64_t>();
+    EXPECT_TRUE(std::equal(share.rbegin(), share.rend(), x.rbegin()));
     EXPECT_NE(windows.sample(8, 43, step).x.to_vector<int64_t>(), x);
     for (size_t row = 0; row < 8; ++row) {
       for (size_t t = 0; t < 15; ++t) EXPECT_EQ(y[row * 16 + t], x[row * 16 + t + 1]);

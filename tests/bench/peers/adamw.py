@@ -25,7 +25,8 @@ LISTS = {"gpt2_124m": GPT2_124M, "1000x1024": [(1024,)] * 1000, "10000x64": [(64
 VARIANTS = ["for-loop", "foreach", "fused", "compiled"]
 
 
-def run_case(name, variant, a):
+def prepare(name, variant, a):
+    """The step to time, warm, the seconds its first call took, and the parameters."""
     os.environ["OMP_NUM_THREADS"] = str(a.threads)
     import torch
 
@@ -45,6 +46,29 @@ def run_case(name, variant, a):
     step()
     first = time.perf_counter() - start
     step()
+    return step, first, params
+
+
+def serve(name, variant, a):
+    """The serve protocol of README.md, for paired_optimizer.py."""
+    step = None
+    for line in sys.stdin:
+        if step is None:
+            step, first, _ = prepare(name, variant, a)
+        times = []
+        for _ in range(int(line)):
+            start = time.perf_counter()
+            step()
+            times.append(1e3 * (time.perf_counter() - start))
+        print(json.dumps({"peer": "pytorch", "list": name, "variant": variant, "step_ms_all": times,
+                          "step_ms_median": statistics.median(times) if times else 0.0,
+                          "compile_ms": 1e3 * first if variant == "compiled" else 0.0}), flush=True)
+
+
+def run_case(name, variant, a):
+    step, first, params = prepare(name, variant, a)
+    import torch
+
     times = []
     while len(times) < a.steps and (sum(times) < a.seconds or len(times) < 3):
         start = time.perf_counter()
@@ -66,8 +90,12 @@ def main():
     p.add_argument("--steps", type=int, default=20)
     p.add_argument("--seconds", type=float, default=3.0, help="stop a case after this much timed work")
     p.add_argument("--timeout", type=float, default=300.0, help="seconds one case may take, compiling included")
+    p.add_argument("--serve", nargs=2, metavar=("LIST", "VARIANT"), help="answer lines \"N\" with the times of N steps")
     p.add_argument("--one-case", nargs=2, metavar=("LIST", "VARIANT"), help=argparse.SUPPRESS)
     a = p.parse_args()
+    if a.serve:
+        serve(*a.serve, a)
+        return
     if a.one_case:
         print(json.dumps(run_case(*a.one_case, a)), flush=True)
         return

@@ -1,0 +1,79 @@
+// Marked dimensions: from what users say (mark_dynamic, CompileOptions::dynamic) to what the compiler is told of a recording.
+// Marks are no part of a recording's key: they only choose what code is made for one that is new, and any code that serves a
+// recording is right, however it came to be.
+#pragma once
+
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "absl/functional/function_ref.h"
+#include "rondo/compile/compile.h"
+#include "rondo/compile/program.h"
+#include "rondo/compile/trace/resize.h"
+
+namespace rondo::compile {
+
+struct Entry;
+
+// A marked dimension of an input of a recording.
+struct MarkedDim {
+  int32_t input;
+  int dim;
+  DynamicRange range;
+};
+
+// Throws Error if a call has arguments that CompileOptions::dynamic does not allow; `region` is for its text.
+void check_arguments(const std::string& region, const nn::ModuleCall& call, std::span<const DynamicArgument> dynamic);
+// Throws Error if the options themselves make no sense.
+void check_options(std::span<const DynamicArgument> dynamic);
+
+bool is_marked(std::span<const Tensor> tensors);
+// The marks of these tensors.
+std::vector<MarkedDim> marked_dims(std::span<const Tensor> inputs);
+// And those of the arguments of a call, where they are among `inputs`.
+void add_marked_arguments(std::vector<MarkedDim>& dims, std::span<const Tensor> inputs, const nn::ModuleCall& call,
+                          std::span<const DynamicArgument> dynamic);
+
+// A variable size, with the range that code is made for: the bucket that its present size lies in.
+struct SizeVariable {
+  int64_t size;
+  int64_t min, max;
+  int64_t multiple_of;
+};
+// The smallest and the largest size of the bucket.
+std::pair<int64_t, int64_t> bucket_of(const DynamicRange& range, int64_t size);
+
+// A recording at other sizes of its marked dimensions. Computed when it is first asked for; not thread safe.
+class OtherRecordings {
+ public:
+  // `recorded` must outlive this. Dimensions of equal size are one variable.
+  OtherRecordings(const Graph& recorded, std::span<const MarkedDim> dims);
+  // False: nothing varies. (What a bucket of one size holds is a constant, and so are sizes of 0 and 1.)
+  bool any() const { return !variables_.empty(); }
+  // What distinguishes the ranges that code is made for from those of other sizes.
+  std::vector<int64_t> ranges() const;
+  // What `derive` makes of the recordings at other sizes. Where it throws, nothing is known.
+  OtherSizes map(absl::FunctionRef<Graph(const Graph&)> derive) const;
+  // Which dimensions of the recording's results are marked ones.
+  struct Follower {
+    int32_t output;
+    int dim;
+    int32_t marked;  // index into the dims
+  };
+  std::vector<Follower> followers() const;
+
+ private:
+  void prepare() const;
+  const Graph& recorded_;
+  std::vector<SizeVariable> variables_;
+  std::vector<VariableDim> dims_;
+  std::vector<int32_t> marked_;  // of each of dims_, its index in the list given
+  mutable bool prepared_ = false;
+  mutable std::optional<Graph> next_, smallest_, largest_;
+};
+
+// Marks the dimensions of `results`, an entry's first outputs, that are marked ones of `inputs`.
+void hand_on_marks(const Entry& entry, std::span<const Tensor> inputs, std::span<const Tensor> results);
+
+}  // namespace rondo::compile

@@ -1,0 +1,13 @@
+// A ProcessGroup over Gloo's TCP transport. Without Gloo, connect_gloo() throws DistError, which says how to get it.
+#pragma once
+
+#include <memory>
+
+#include "rondo/dist/process_group.h"
+
+namespace rondo::dist {
+
+// REQUIRES: environment.world_size > 1.
+std::shared_ptr<ProcessGroup> connect_gloo(const Environment& environment, GroupOptions options);
+
+}  // namespace rondo::dist

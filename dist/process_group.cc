@@ -1,0 +1,108 @@
+#include "rondo/dist/process_group.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "absl/strings/str_cat.h"
+#include "rondo/dist/gloo_group.h"
+
+namespace rondo::dist {
+namespace {
+
+// One process: nothing to move.
+class SoloGroup final : public ProcessGroup {
+ public:
+  int rank() const override { return 0; }
+  int world_size() const override { return 1; }
+  Work all_reduce(const Tensor& tensor, ReduceOp op, std::string_view name) override {
+    check_reducible(tensor, op, name);
+    return Work();
+  }
+  Work broadcast(const Tensor& tensor, int root, std::string_view name) override {
+    check_dense(tensor, "broadcast", name);
+    if (root != 0) throw Error(absl::StrCat("broadcast (", std::string(name), "): there is no rank ", root));
+    return Work();
+  }
+  Work all_gather(const Tensor& out, const Tensor& in, std::string_view name) override {
+    check_gather(out, in, 1, name);
+    Tensor target = out;
+    if (in.nbytes() > 0) std::memcpy(target.raw_mutable_data(), in.raw_data(), static_cast<size_t>(in.nbytes()));
+    return Work();
+  }
+  Work barrier(std::string_view) override { return Work(); }
+};
+
+}  // namespace
+
+void Work::State::finish(std::exception_ptr with_error) {
+  {
+    const std::lock_guard lock(mutex);
+    done = true;
+    error = std::move(with_error);
+  }
+  done_changed.notify_all();
+}
+
+void Work::wait() const {
+  if (!state_) return;
+  std::unique_lock lock(state_->mutex);
+  state_->done_changed.wait(lock, [this] { return state_->done; });
+  if (state_->error) std::rethrow_exception(state_->error);
+}
+
+bool Work::is_done() const {
+  if (!state_) return true;
+  const std::lock_guard lock(state_->mutex);
+  return state_->done;
+}
+
+std::shared_ptr<ProcessGroup> ProcessGroup::connect(const Environment& environment, GroupOptions options) {
+  if (environment.world_size == 1) return std::make_shared<SoloGroup>();
+  return connect_gloo(environment, options);
+}
+
+void check_dense(const Tensor& tensor, std::string_view collective, std::string_view name) {
+  const std::string what = absl::StrCat(std::string(collective), " (", std::string(name), "): ");
+  if (!tensor.defined()) throw Error(what + "the tensor is undefined");
+  if (!tensor.is_contiguous()) throw Error(what + "the tensor is not contiguous; use contiguous()");
+}
+
+void check_reducible(const Tensor& tensor, ReduceOp op, std::string_view name) {
+  check_dense(tensor, "all_reduce", name);
+  const DType t = tensor.dtype();
+  if (is_floating(t) || (op == ReduceOp::kSum && (t == kI64 || t == kI32))) return;
+  throw Error(absl::StrCat("all_reduce (", std::string(name), "): ", std::string(name_of(t)), " cannot be ",
+                           op == ReduceOp::kSum ? "summed" : "averaged"));
+}
+
+void check_gather(const Tensor& out, const Tensor& in, int world_size, std::string_view name) {
+  check_dense(out, "all_gather", name);
+  check_dense(in, "all_gather", name);
+  bool fits = out.rank() == in.rank() + 1 && out.dtype() == in.dtype() && out.size(0) == world_size;
+  for (int d = 0; fits && d < in.rank(); ++d) fits = out.size(d + 1) == in.size(d);
+  if (!fits)
+    throw Error(absl::StrCat("all_gather (", std::string(name), "): ", world_size, " ranks with ", std::string(name_of(in.dtype())),
+                             to_string(in.sizes()), " do not make ", std::string(name_of(out.dtype())), to_string(out.sizes())));
+}
+
+std::vector<std::string> gather_texts(ProcessGroup& group, std::string_view text, int64_t max_bytes, std::string_view name) {
+  // (length, bytes) in a row of fixed size, as the lengths of the others are not known.
+  constexpr int64_t kLength = sizeof(uint32_t);
+  const int64_t row = kLength + max_bytes;
+  Tensor mine = Tensor::zeros({row}, {kU8}), all = Tensor::zeros({group.world_size(), row}, {kU8});
+  const auto size = static_cast<uint32_t>(std::min<size_t>(text.size(), static_cast<size_t>(max_bytes)));
+  uint8_t* bytes = mine.mutable_data<uint8_t>();
+  std::memcpy(bytes, &size, sizeof size);
+  std::memcpy(bytes + kLength, text.data(), size);
+  group.all_gather(all, mine, name).wait();
+  std::vector<std::string> texts;
+  for (int r = 0; r < group.world_size(); ++r) {
+    const uint8_t* from = all.data<uint8_t>() + r * row;
+    uint32_t length = 0;
+    std::memcpy(&length, from, sizeof length);
+    texts.emplace_back(reinterpret_cast<const char*>(from) + kLength, std::min<uint32_t>(length, static_cast<uint32_t>(max_bytes)));
+  }
+  return texts;
+}
+
+}  // namespace rondo::dist

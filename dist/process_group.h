@@ -1,0 +1,98 @@
+// ProcessGroup: the processes of a job, and what they compute together.
+//
+//   const auto group = dist::ProcessGroup::connect(dist::Environment::from_process());
+//   dist::Work sum = group->all_reduce(gradients, dist::ReduceOp::kAverage, "gradients of step 3");
+//   ...                                     // runs meanwhile, on the communication thread
+//   sum.wait();                             // gradients is now the average, with the same bits on every rank
+//
+// Every rank calls the same collectives in the same order; they run in that order. Before a byte of a tensor moves the
+// ranks compare what they are about to do: if they do not agree, that collective is a MismatchError on every rank, which
+// names the first rank that differs and what it does. A rank that does not come in time is named by a TimeoutError, one
+// that has ended by a ConnectionError. After an error the group is of no more use: every later collective fails at once
+// with the first error's sentence.
+//
+// Thread safety: one thread issues collectives; Work may be waited for anywhere. A tensor in flight belongs to its
+// collective, which keeps it alive: neither read nor write it before wait().
+#pragma once
+
+#include <condition_variable>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "rondo/dist/environment.h"
+#include "rondo/dist/errors.h"
+#include "rondo/dist/socket.h"
+#include "rondo/runtime/tensor.h"
+
+namespace rondo::dist {
+
+enum class ReduceOp : uint8_t { kSum, kAverage };
+
+// A collective on its way. Copies are the same one; dropping it does not stop it.
+class Work {
+ public:
+  struct State {
+    std::mutex mutex;
+    std::condition_variable done_changed;
+    bool done = false;
+    std::exception_ptr error;
+    void finish(std::exception_ptr with_error = nullptr);
+  };
+  Work() = default;  // of nothing: done
+  explicit Work(std::shared_ptr<State> state) : state_(std::move(state)) {}
+  // Returns when it is done; throws its error.
+  void wait() const;
+  bool is_done() const;
+
+ private:
+  std::shared_ptr<State> state_;
+};
+
+struct GroupOptions {
+  // How long a rank may be behind the others, in connecting and in every collective.
+  Milliseconds timeout{300'000};
+};
+
+// True if this Rondo was built with Gloo: without it a group has one process.
+bool gloo_available();
+
+class ProcessGroup {
+ public:
+  // Meets the other processes of the job. Throws DistError; TimeoutError names the ranks that did not come.
+  static std::shared_ptr<ProcessGroup> connect(const Environment& environment, GroupOptions options = {});
+  virtual ~ProcessGroup() = default;
+  ProcessGroup(const ProcessGroup&) = delete;
+  ProcessGroup& operator=(const ProcessGroup&) = delete;
+
+  virtual int rank() const = 0;
+  virtual int world_size() const = 0;
+
+  // Collectives. Tensors are dense, on the CPU, and of the same shape and dtype on every rank; `name` tells users what it
+  // was (up to 80 bytes count) and is compared, too. A tensor that does not fit throws Error here.
+
+  // In place, over the ranks. f64, f32, bf16, f16 (both are added, and divided, in f32 and rounded once), i64 and i32 (sums).
+  virtual Work all_reduce(const Tensor& tensor, ReduceOp op, std::string_view name) = 0;
+  // Overwrites `tensor`, of any dtype, by that of rank `root`.
+  virtual Work broadcast(const Tensor& tensor, int root, std::string_view name) = 0;
+  // out (world_size, ...) receives the `in` (...) of every rank; any dtype.
+  virtual Work all_gather(const Tensor& out, const Tensor& in, std::string_view name) = 0;
+  // Done when every rank has come to it.
+  virtual Work barrier(std::string_view name) = 0;
+
+ protected:
+  ProcessGroup() = default;
+};
+
+// What `text` is on every rank, in their order; waits. Texts may differ in length; each is cut to `max_bytes`.
+std::vector<std::string> gather_texts(ProcessGroup& group, std::string_view text, int64_t max_bytes, std::string_view name);
+
+// The checks that every group makes before it takes a tensor. They throw Error.
+void check_reducible(const Tensor& tensor, ReduceOp op, std::string_view name);
+void check_dense(const Tensor& tensor, std::string_view collective, std::string_view name);
+void check_gather(const Tensor& out, const Tensor& in, int world_size, std::string_view name);
+
+}  // namespace rondo::dist

@@ -1,0 +1,79 @@
+// The store: a small table of text that the processes of a job share, over TCP. They meet here before they know each other.
+//
+//   StoreServer server("127.0.0.1", 0);                        // in the launcher, or in rank 0
+//   Store store("127.0.0.1", server.port(), 10s);              // in every process
+//   store.set("rank/0", "here");
+//   store.get("rank/1", 10s);                                  // waits for it; TimeoutError names what did not come
+//   store.barrier("start", rank, world_size, 10s);             // TimeoutError names the ranks that did not come
+//
+// There is no password: anyone who reaches the port may read and write, so listen on loopback or a trusted network. A
+// connection that does not speak the protocol, or asks for too much (store_protocol.h), is closed and disturbs nobody.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "rondo/dist/socket.h"
+
+namespace rondo::dist {
+
+// Serves from its own thread until it is destroyed.
+class StoreServer {
+ public:
+  // Port 0: a free one. Throws ConnectionError.
+  StoreServer(const std::string& host, int port);
+  ~StoreServer();
+  StoreServer(const StoreServer&) = delete;
+  StoreServer& operator=(const StoreServer&) = delete;
+  int port() const;
+
+ private:
+  class Loop;
+  std::unique_ptr<Loop> loop_;
+};
+
+// One connection to the store. Thread safe, one call at a time: a call that waits keeps the others out.
+// Throws TimeoutError where the time given is over, ConnectionError where the server is gone or refuses. After a
+// ConnectionError every call throws it again.
+class Store {
+ public:
+  // Tries until `timeout` is over.
+  Store(const std::string& host, int port, Milliseconds timeout);
+  Store(const Store&) = delete;
+  Store& operator=(const Store&) = delete;
+
+  void set(std::string_view key, std::string_view value);
+  // As set(), without waiting for an answer: some microseconds.
+  void post(std::string_view key, std::string_view value);
+  // The value, as soon as there is one.
+  std::string get(std::string_view key, Milliseconds timeout);
+  std::optional<std::string> get_if_there(std::string_view key);
+  void wait(std::span<const std::string> keys, Milliseconds timeout);
+  // Adds to a number, 0 at first, and returns the sum. As text it is decimal.
+  int64_t add(std::string_view key, int64_t delta);
+  void remove(std::string_view key);
+  // What the server shall set when this connection ends, even if this process is killed. An empty key takes it back.
+  void set_will(std::string_view key, std::string_view value);
+  // Until `world_size` ranks have come with this name. A name can be used again, by the same ranks.
+  void barrier(const std::string& name, int rank, int world_size, Milliseconds timeout);
+
+  // This machine's address on the way to the store.
+  std::string local_address() const { return dist::local_address(socket_); }
+
+ private:
+  struct Reply;
+  Reply call(std::string request, Milliseconds patience);
+  void send(const std::string& request);
+
+  const std::string peer_;
+  std::mutex mutex_;
+  Fd socket_;
+  std::string broken_;  // why it cannot be used any more
+};
+
+}  // namespace rondo::dist

@@ -1,0 +1,89 @@
+// What goes over the store's connections. Little-endian, as every machine this runs on.
+//
+//   client: kGreeting once, then requests:  u32 bytes that follow, u8 StoreOp, fields
+//   server: one reply per request, in order:  u32 bytes that follow, u8 StoreStatus, fields   (none for kPost)
+//   fields: u32, i64, or text as u32 length + bytes
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <string>
+#include <string_view>
+
+namespace rondo::dist {
+
+inline constexpr std::string_view kGreeting = "RONDOST1";
+
+enum class StoreOp : uint8_t {
+  kSet,     // key, value
+  kPost,    // as kSet, without a reply
+  kGet,     // i64 milliseconds, key -> value
+  kWait,    // i64 milliseconds, u32 count, keys
+  kAdd,     // key, i64 delta -> i64 sum
+  kRemove,  // key
+  kWill,    // key, value: set when this connection ends, however it ends; an empty key takes it back
+};
+enum class StoreStatus : uint8_t {
+  kOk,
+  kTimeout,  // u32 count, the keys that are not there
+  kRefused,  // text: why
+};
+
+// A message beyond these is an error; on the server it ends the connection before anything is allocated for it.
+inline constexpr uint32_t kMaxMessage = 8 << 20;
+inline constexpr size_t kMaxKey = 1 << 10;
+inline constexpr uint32_t kMaxKeys = 1 << 14;      // in one kWait
+inline constexpr size_t kMaxStored = 256 << 20;    // keys and values together
+inline constexpr size_t kMaxConnections = 1 << 14;
+
+class MessageWriter {
+ public:
+  explicit MessageWriter(uint8_t code) : bytes_(4, '\0') { bytes_.push_back(static_cast<char>(code)); }
+  template <class T> MessageWriter& put(T value) {
+    bytes_.append(reinterpret_cast<const char*>(&value), sizeof value);
+    return *this;
+  }
+  MessageWriter& text(std::string_view text) {
+    put(static_cast<uint32_t>(text.size()));
+    bytes_.append(text);
+    return *this;
+  }
+  // The whole message, with its length in front.
+  std::string finish() {
+    const auto size = static_cast<uint32_t>(bytes_.size() - 4);
+    std::memcpy(bytes_.data(), &size, sizeof size);
+    return std::move(bytes_);
+  }
+
+ private:
+  std::string bytes_;
+};
+
+// Reads what may be anything: past the end every field is empty and ok() is false.
+class MessageReader {
+ public:
+  explicit MessageReader(std::string_view bytes) : left_(bytes) {}
+  template <class T> T get() {
+    T value = {};
+    if (left_.size() < sizeof value) return ok_ = false, left_ = {}, value;
+    std::memcpy(&value, left_.data(), sizeof value);
+    left_.remove_prefix(sizeof value);
+    return value;
+  }
+  std::string_view text() {
+    const auto size = get<uint32_t>();
+    if (left_.size() < size) return ok_ = false, left_ = {}, std::string_view();
+    const std::string_view text = left_.substr(0, size);
+    left_.remove_prefix(size);
+    return text;
+  }
+  bool ok() const { return ok_; }
+  // Everything was read, and nothing is left over.
+  bool done() const { return ok_ && left_.empty(); }
+
+ private:
+  std::string_view left_;
+  bool ok_ = true;
+};
+
+}  // namespace rondo::dist

@@ -1,0 +1,36 @@
+#include "rondo/optim/adagrad.h"
+
+#include "absl/strings/str_cat.h"
+
+namespace rondo::optim {
+
+void Adagrad::add(std::span<const Tensor> params, const AdagradOptions& o) {
+  if (!(o.lr >= 0 && o.lr_decay >= 0 && o.weight_decay >= 0 && o.initial_accumulator_value >= 0 && o.eps >= 0))
+    throw Error("Adagrad: options must not be negative");
+  groups_.push_back(o);
+  static const UpdatePlan plan = plan_of<AdagradFormula>("adagrad", {{.name = "sum", .nonnegative = true}});
+  add_group(params, plan, {.format = o.state, .initial_state = o.initial_accumulator_value});
+}
+
+Adagrad::Adagrad(std::vector<Tensor> params, AdagradOptions options) { add(params, options); }
+Adagrad::Adagrad(std::vector<ParamGroup<AdagradOptions>> groups) {
+  for (const auto& group : groups) add(group.params, group.options);
+}
+
+void Adagrad::visit_options(int group, OptionVisitor visit) {
+  AdagradOptions& o = groups_[static_cast<size_t>(group)];
+  visit("lr", o.lr);
+  visit("lr_decay", o.lr_decay);
+  visit("weight_decay", o.weight_decay);
+  visit("eps", o.eps);
+}
+
+void Adagrad::scalars(int group, int64_t step, std::span<double> out) const {
+  const AdagradOptions& o = groups_[static_cast<size_t>(group)];
+  const double lr = o.lr / (1 + static_cast<double>(step - 1) * o.lr_decay);
+  const double values[] = {o.maximize ? -1.0 : 1.0, o.weight_decay, o.eps, lr};
+  static_assert(std::size(values) == AdagradFormula::kScalars);
+  std::copy(std::begin(values), std::end(values), out.begin());
+}
+
+}  // namespace rondo::optim

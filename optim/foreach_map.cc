@@ -1,0 +1,65 @@
+#include "rondo/optim/foreach_map.h"
+
+#include <map>
+
+#include "absl/strings/str_cat.h"
+#include "rondo/runtime/autograd.h"
+
+namespace rondo::optim {
+
+void MapPasses::run(const Body& body, std::span<const std::span<const Tensor>> lists, std::span<const double> scalars) {
+  const NoGrad off;
+  const size_t n = lists[0].size();
+  const auto fail = [](size_t list, size_t i, std::string_view why) {
+    throw Error(absl::StrCat("foreach_map: tensor ", i, " of list ", list, " ", std::string(why)));
+  };
+  for (size_t k = 0; k < lists.size(); ++k) {
+    if (lists[k].size() != n)
+      throw Error(absl::StrCat("foreach_map: list 0 has ", n, " tensors, list ", k, " ", lists[k].size()));
+    for (size_t i = 0; i < n; ++i) {
+      const Tensor& t = lists[k][i];
+      if (!t.defined()) fail(k, i, "is undefined");
+      if (!is_floating(t.dtype())) fail(k, i, absl::StrCat("is ", std::string(name_of(t.dtype())), ", not floating point"));
+      if (!(t.sizes() == lists[0][i].sizes()))
+        fail(k, i, absl::StrCat("is ", to_string(t.sizes()), ", that of list 0 ", to_string(lists[0][i].sizes())));
+    }
+  }
+  struct Part {
+    std::vector<size_t> tensors;
+    ForeachTable table;
+  };
+  std::map<Foreach*, Part> parts;
+  std::vector<ArraySpec> arrays(lists.size());
+  for (size_t i = 0; i < n; ++i) {
+    for (size_t k = 0; k < lists.size(); ++k) arrays[k] = {.dtype = lists[k][i].dtype()};
+    Foreach* pass = nullptr;
+    for (const auto& known : passes_)
+      if (known->is(body, arrays)) pass = known.get();
+    if (pass == nullptr) pass = passes_.emplace_back(std::make_unique<Foreach>(body, arrays)).get();
+    if (compiled_) pass->compile();
+    for (size_t k = 0; k < lists.size(); ++k)
+      if ((pass->written() >> k & 1) != 0 && !lists[k][i].is_contiguous())
+        fail(k, i, "is written, and not contiguous");
+    parts[pass].tensors.push_back(i);
+  }
+  std::vector<Tensor> dense;  // copies of what is read and was not contiguous
+  for (auto& [pass, part] : parts) {
+    for (size_t i : part.tensors) {
+      const int64_t numel = lists[0][i].numel();
+      if (numel == 0) continue;
+      const std::span<void*> operands = part.table.add(pass->item(numel, 0, scalars.data()), pass->n_operands());
+      for (size_t k = 0; k < lists.size(); ++k) {
+        Tensor t = lists[k][i];
+        if ((pass->written() >> k & 1) != 0) {
+          operands[k] = t.raw_mutable_data();
+        } else {
+          if (!t.is_contiguous()) t = dense.emplace_back(t.contiguous());
+          operands[k] = const_cast<void*>(t.raw_data());
+        }
+      }
+    }
+  }
+  for (const auto& [pass, part] : parts) pass->run(part.table);
+}
+
+}  // namespace rondo::optim

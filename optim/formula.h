@@ -1,0 +1,128 @@
+// From a formula to what passes run. A formula is a type with
+//
+//   static constexpr size_t kStates, kScalars, kSums;   // kSums may be missing: 0
+//   template <class T> static void update(T& param, T grad, std::array<T, kStates>& states,
+//                                         const std::array<T, kScalars>& scalars [, std::array<T, kSums>& sums]);
+//
+// where T is float or double in eager kernels and LoopValue in generated ones. `grad` has been unscaled and clipped. The
+// source that calls body_of is kernel code (rondo_kernel_sources): its loops are vectorised by the compiler.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "rondo/optim/foreach.h"
+#include "rondo/runtime/ops/scalar_math.h"
+#include "rondo/runtime/shape.h"
+
+namespace rondo::optim {
+
+// Scalars of every pass stand in front of the formula's own: the factor of the gradients, and the weight of the
+// parameters in their moving average.
+inline constexpr int kMaxStates = 4;
+inline constexpr int kGradFactor = 0, kAverageWeight = 1, kFirstScalar = 2;
+
+struct StateSpec {
+  const char* name;
+  bool nonnegative = false;  // decides how 8 bits hold it
+  Layout layout = Layout::kFull;
+  bool transient = false;  // exists during a step only
+};
+
+// The shape of a state of a parameter of this shape.
+Dims sizes_of(const StateSpec& spec, const Dims& param);
+
+// One pass of an update. With `prepare`, Optimizer::prepare is called for every parameter before it.
+struct Sweep {
+  Body body;
+  bool prepare = false;
+};
+
+// How one parameter is updated. Most optimizers have one sweep; where something about the whole tensor must be known
+// first (a norm, factors, an orthogonal matrix), one sweep gathers it and the next uses it.
+struct UpdatePlan {
+  std::vector<StateSpec> states;
+  std::vector<Sweep> sweeps;
+  // Each matrix (the last two dimensions) is an item whose width is its number of columns.
+  bool matrices = false;
+};
+
+template <class Formula>
+constexpr size_t sums_of() {
+  if constexpr (requires { Formula::kSums; }) return Formula::kSums;
+  else return 0;
+}
+
+template <class Formula>
+struct FormulaBody {
+  static constexpr size_t kStates = Formula::kStates, kScalars = Formula::kScalars, kSums = sums_of<Formula>();
+  static constexpr size_t kArrays = 2 + kStates + kSums;
+  static_assert(kStates <= kMaxStates && kArrays <= kMaxValues && kFirstScalar + kScalars <= kMaxScalars);
+
+  // v: param, grad, states, sums.
+  template <class T>
+  [[gnu::always_inline]] static void apply(std::array<T, kArrays>& v, const std::array<T, kScalars>& scalars, T factor) {
+    const T grad = v[1] * factor;
+    std::array<T, kStates> states;
+    for (size_t k = 0; k < kStates; ++k) states[k] = v[2 + k];
+    if constexpr (kSums > 0) {
+      std::array<T, kSums> sums;
+      Formula::update(v[0], grad, states, scalars, sums);
+      for (size_t k = 0; k < kSums; ++k) v[2 + kStates + k] = sums[k];
+    } else {
+      Formula::update(v[0], grad, states, scalars);
+    }
+    for (size_t k = 0; k < kStates; ++k) v[2 + k] = states[k];
+  }
+
+  template <class C>
+  static void run(const void* /*context*/, C* const* values, const C* all_scalars, int64_t n) {
+    std::array<C, kScalars> scalars;
+    std::copy_n(all_scalars + kFirstScalar, kScalars, scalars.begin());
+    const C factor = all_scalars[kGradFactor];
+    const auto loop = [&](C* __restrict param, const C* __restrict grad, auto* __restrict... others) {
+      for (int64_t i = 0; i < n; ++i) {
+        std::array<C, kArrays> v = {param[i], grad[i], others[i]...};
+        apply(v, scalars, factor);
+        param[i] = v[0];
+        size_t k = 2;
+        ((others[i] = v[k++]), ...);
+      }
+    };
+    [&]<size_t... K>(std::index_sequence<K...>) { loop(values[0], values[1], values[2 + K]...); }
+    (std::make_index_sequence<kArrays - 2>());
+  }
+
+  static void build(const void* /*context*/, LoopValue* values, const LoopValue* all_scalars) {
+    std::array<LoopValue, kArrays> v;
+    std::copy_n(values, kArrays, v.begin());
+    std::array<LoopValue, kScalars> scalars;
+    std::copy_n(all_scalars + kFirstScalar, kScalars, scalars.begin());
+    apply(v, scalars, all_scalars[kGradFactor]);
+    std::copy_n(v.begin(), kArrays, values);
+  }
+};
+
+template <class Formula>
+Body body_of(const char* name) {
+  using B = FormulaBody<Formula>;
+  return {.name = name,
+          .n_values = 2 + static_cast<int>(B::kStates),
+          .n_sums = static_cast<int>(B::kSums),
+          .n_scalars = kFirstScalar + static_cast<int>(B::kScalars),
+          .f32 = &B::template run<float>,
+          .f64 = &B::template run<double>,
+          .build = &B::build,
+          .keeps = 1u << 1};  // the gradient
+}
+
+// The plan of an optimizer with one sweep.
+template <class Formula>
+UpdatePlan plan_of(const char* name, std::vector<StateSpec> states) {
+  return {std::move(states), {{body_of<Formula>(name)}}};
+}
+
+}  // namespace rondo::optim

@@ -1,0 +1,71 @@
+// LAMB (You et al., "Large Batch Optimization for Deep Learning: Training BERT in 76 minutes", 2020, Algorithm 2): Adam's
+// step of each tensor, scaled to the tensor's norm. Two sweeps: the first moves the averages and takes the norms, the
+// second moves the parameters.
+//
+//   optim::LAMB optimizer(model.parameters(), {.lr = 2e-3, .weight_decay = 0.01});
+#pragma once
+
+#include <array>
+#include <vector>
+
+#include "rondo/optim/optimizer.h"
+#include "rondo/runtime/ops/scalar_math.h"
+
+namespace rondo::optim {
+
+struct LAMBOptions {
+  double lr = 1e-3;
+  std::array<double, 2> betas = {0.9, 0.999};
+  double eps = 1e-6;
+  double weight_decay = 0;  // times the parameter is added to Adam's step, before it is scaled
+  StateFormat state = StateFormat::kFull;
+};
+
+// Adam's step r of section 3.3, from averages that are up to date.
+struct LAMBScalars {
+  static constexpr size_t kScalars = 9;
+  template <class T>
+  static T direction(T param, T exp_avg, T exp_avg_sq, const std::array<T, kScalars>& s) {
+    const auto& [weight1, beta2, weight2, inverse1, inverse_root2, eps, decay, lr, trust] = s;
+    const T denominator = scalar::fma(scalar::sqrt(exp_avg_sq), inverse_root2, eps);
+    return scalar::fma(decay, param, exp_avg * inverse1 / denominator);
+  }
+};
+struct LAMBGather : LAMBScalars {
+  static constexpr size_t kStates = 2, kSums = 2;
+  template <class T>
+  static void update(T& param, T grad, std::array<T, kStates>& states, const std::array<T, kScalars>& scalars,
+                     std::array<T, kSums>& sums) {
+    auto& [exp_avg, exp_avg_sq] = states;
+    exp_avg = scalar::fma(scalars[0], grad - exp_avg, exp_avg);
+    exp_avg_sq = scalar::fma(scalars[2] * grad, grad, scalars[1] * exp_avg_sq);
+    const T r = direction(param, exp_avg, exp_avg_sq, scalars);
+    sums = {param * param, r * r};
+  }
+};
+struct LAMBApply : LAMBScalars {
+  static constexpr size_t kStates = 2;
+  template <class T>
+  static void update(T& param, T /*grad*/, std::array<T, kStates>& states, const std::array<T, kScalars>& scalars) {
+    const T lr = scalars[7] * scalars[8];
+    param = scalar::fma(-lr, direction(param, states[0], states[1], scalars), param);
+  }
+};
+
+class LAMB : public Optimizer {
+ public:
+  explicit LAMB(std::vector<Tensor> params, LAMBOptions options = {});
+  explicit LAMB(std::vector<ParamGroup<LAMBOptions>> groups);
+
+ protected:
+  const char* name() const override { return "LAMB"; }
+  void visit_options(int group, OptionVisitor visit) override;
+  void scalars(int group, int64_t step, std::span<double> out) const override;
+  void prepare(int sweep, PreparedParam& param) override;
+
+ private:
+  void add(std::span<const Tensor> params, const LAMBOptions& options);
+  std::vector<LAMBOptions> groups_;
+};
+
+}  // namespace rondo::optim

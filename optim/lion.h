@@ -1,0 +1,51 @@
+// Lion (Chen et al., "Symbolic Discovery of Optimization Algorithms", 2023, Algorithm 2).
+//
+//   optim::Lion optimizer(model.parameters(), {.lr = 1e-4, .weight_decay = 0.1});
+#pragma once
+
+#include <array>
+#include <vector>
+
+#include "rondo/optim/optimizer.h"
+#include "rondo/runtime/ops/scalar_math.h"
+
+namespace rondo::optim {
+
+struct LionOptions {
+  double lr = 1e-4;
+  std::array<double, 2> betas = {0.9, 0.99};
+  double weight_decay = 0;  // times lr times the parameter is subtracted from the parameter
+  bool maximize = false;
+  StateFormat state = StateFormat::kFull;
+};
+
+struct LionFormula {
+  static constexpr size_t kStates = 1, kScalars = 5;
+
+  template <class T>
+  static void update(T& param, T grad, std::array<T, kStates>& states, const std::array<T, kScalars>& scalars) {
+    const auto& [sign, keep, weight1, weight2, lr] = scalars;
+    T& exp_avg = states[0];
+    const T g = grad * sign;
+    const T direction = scalar::sign(scalar::fma(weight1, g - exp_avg, exp_avg));
+    exp_avg = scalar::fma(weight2, g - exp_avg, exp_avg);
+    param = scalar::fma(-lr, direction, param * keep);
+  }
+};
+
+class Lion : public Optimizer {
+ public:
+  explicit Lion(std::vector<Tensor> params, LionOptions options = {});
+  explicit Lion(std::vector<ParamGroup<LionOptions>> groups);
+
+ protected:
+  const char* name() const override { return "Lion"; }
+  void visit_options(int group, OptionVisitor visit) override;
+  void scalars(int group, int64_t step, std::span<double> out) const override;
+
+ private:
+  void add(std::span<const Tensor> params, const LionOptions& options);
+  std::vector<LionOptions> groups_;
+};
+
+}  // namespace rondo::optim

@@ -1,0 +1,97 @@
+#include "rondo/optim/muon.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "rondo/compile/compile.h"
+#include "rondo/optim/norm.h"
+#include "rondo/runtime/ops/ops.h"
+
+namespace rondo::optim {
+namespace {
+
+// x (rows <= columns, spectral norm at most 1) with its singular values moved towards 1: the quintic iteration of the post.
+Tensor newton_schulz(Tensor x, const std::array<double, 3>& coefficients, int steps) {
+  const auto [a, b, c] = coefficients;
+  for (int i = 0; i < steps; ++i) {
+    const Tensor gram = ops::matmul(x, x.t());
+    const Tensor update = gram * b + ops::matmul(gram, gram) * c;
+    x = x * a + ops::matmul(update, x);
+  }
+  return x;
+}
+
+}  // namespace
+
+struct Muon::Iterations {
+  explicit Iterations(const MuonOptions& o) : run(Function{o.ns_coefficients, o.ns_steps}, {.exact = true}) {}
+  struct Function {
+    std::array<double, 3> coefficients;
+    int steps;
+    Tensor operator()(const Tensor& x) const { return newton_schulz(x, coefficients, steps); }
+  };
+  compile::Compiled<Function> run;
+};
+
+void Muon::add(std::span<const Tensor> params, const MuonOptions& o) {
+  if (!(o.lr >= 0 && o.weight_decay >= 0 && o.momentum >= 0 && o.ns_steps >= 0 && o.eps > 0))
+    throw Error("Muon: lr, weight_decay, momentum and ns_steps must not be negative, eps must be positive");
+  if (!is_floating(o.ns_dtype)) throw Error("Muon: ns_dtype must be a floating dtype");
+  for (const Tensor& p : params)
+    if (p.defined() && p.rank() != 2) throw Error("Muon: parameters must be matrices; give the others to AdamW");
+  groups_.push_back(o);
+  iterations_.emplace_back();
+  static const UpdatePlan plan = {{{"momentum_buffer"}, {.name = "step", .transient = true}},
+                                  {{body_of<MuonGather>("muon_gather")}, {body_of<MuonApply>("muon_apply"), true}}};
+  add_group(params, plan, {.format = o.state});
+}
+
+Muon::Muon(std::vector<Tensor> params, MuonOptions options) { add(params, options); }
+Muon::Muon(std::vector<ParamGroup<MuonOptions>> groups) {
+  for (const auto& group : groups) add(group.params, group.options);
+}
+Muon::~Muon() = default;
+
+void Muon::visit_options(int group, OptionVisitor visit) {
+  MuonOptions& o = groups_[static_cast<size_t>(group)];
+  visit("lr", o.lr);
+  visit("weight_decay", o.weight_decay);
+  visit("momentum", o.momentum);
+}
+
+void Muon::scalars(int group, int64_t /*step*/, std::span<double> out) const {
+  const MuonOptions& o = groups_[static_cast<size_t>(group)];
+  const double values[] = {1 - o.momentum, o.nesterov ? o.momentum : 1.0, o.nesterov ? 1 - o.momentum : 0.0,
+                           1 - o.lr * o.weight_decay, o.lr};
+  static_assert(std::size(values) == MuonScalars::kScalars);
+  std::copy(std::begin(values), std::end(values), out.begin());
+}
+
+Tensor Muon::orthogonalize(int group, const Tensor& matrix) {
+  const MuonOptions& o = groups_[static_cast<size_t>(group)];
+  const NormOperand whole{matrix.raw_data(), matrix.dtype(), matrix.numel()};
+  const bool tall = matrix.size(0) > matrix.size(1);
+  Tensor x = matrix * (1 / std::max(norm_of({&whole, 1}), o.eps));
+  if (tall) x = x.t().contiguous();
+  if (matrix.dtype() != kF64 && o.ns_dtype != kF64) x = x.to(o.ns_dtype);
+  if (compiled()) {
+    std::unique_ptr<Iterations>& region = iterations_[static_cast<size_t>(group)];
+    if (region == nullptr) region = std::make_unique<Iterations>(o);
+    x = region->run(x);
+  } else {
+    x = newton_schulz(x, o.ns_coefficients, o.ns_steps);
+  }
+  x = x.to(matrix.dtype());
+  return tall ? x.t().contiguous() : x.contiguous();
+}
+
+void Muon::prepare(int /*sweep*/, PreparedParam& param) {
+  if (param.param.numel() == 0) return;
+  const MuonOptions& o = groups_[static_cast<size_t>(param.group)];
+  param.states[1] = orthogonalize(param.group, param.states[1]);
+  const double rows = static_cast<double>(param.param.size(0)), cols = static_cast<double>(param.param.size(1));
+  param.scalars[4] *= o.adjust_lr == MuonOptions::kOriginal ? std::sqrt(std::max(1.0, rows / cols))
+                                                            : 0.2 * std::sqrt(std::max(rows, cols));
+}
+
+}  // namespace rondo::optim

@@ -1,0 +1,43 @@
+#include "rondo/optim/rmsprop.h"
+
+#include "absl/strings/str_cat.h"
+
+namespace rondo::optim {
+
+void RMSprop::add(std::span<const Tensor> params, const RMSpropOptions& o) {
+  if (!(o.lr >= 0 && o.eps >= 0 && o.weight_decay >= 0 && o.momentum >= 0 && o.alpha >= 0))
+    throw Error("RMSprop: lr, alpha, eps, weight_decay and momentum must not be negative");
+  groups_.push_back(o);
+  const StateSpec square = {.name = "square_avg", .nonnegative = true}, mean = {"grad_avg"}, buffer = {"momentum_buffer"};
+  static const UpdatePlan plans[] = {
+      plan_of<RMSpropFormula<false, false>>("rmsprop", {square}),
+      plan_of<RMSpropFormula<false, true>>("rmsprop_momentum", {square, buffer}),
+      plan_of<RMSpropFormula<true, false>>("rmsprop_centered", {square, mean}),
+      plan_of<RMSpropFormula<true, true>>("rmsprop_centered_momentum", {square, mean, buffer}),
+  };
+  add_group(params, plans[2 * o.centered + (o.momentum > 0)], {.format = o.state});
+}
+
+RMSprop::RMSprop(std::vector<Tensor> params, RMSpropOptions options) { add(params, options); }
+RMSprop::RMSprop(std::vector<ParamGroup<RMSpropOptions>> groups) {
+  for (const auto& group : groups) add(group.params, group.options);
+}
+
+void RMSprop::visit_options(int group, OptionVisitor visit) {
+  RMSpropOptions& o = groups_[static_cast<size_t>(group)];
+  visit("lr", o.lr);
+  visit("alpha", o.alpha);
+  visit("eps", o.eps);
+  visit("weight_decay", o.weight_decay);
+  visit("momentum", o.momentum);
+}
+
+void RMSprop::scalars(int group, int64_t step, std::span<double> out) const {
+  const RMSpropOptions& o = groups_[static_cast<size_t>(group)];
+  (void)step;
+  const double values[] = {o.maximize ? -1.0 : 1.0, o.weight_decay, o.alpha, 1 - o.alpha, o.eps, o.momentum, o.lr};
+  static_assert(std::size(values) == RMSpropFormula<false, false>::kScalars);
+  std::copy(std::begin(values), std::end(values), out.begin());
+}
+
+}  // namespace rondo::optim

@@ -1,0 +1,285 @@
+// Optimizer::step: collect and check, measure the gradients, then one pass for each sweep of each signature.
+#include <chrono>
+#include <cmath>
+
+#include "absl/strings/str_cat.h"
+#include "rondo/compile/codegen/loop_ir.h"
+#include "rondo/compile/codegen/loop_text.h"
+#include "rondo/compile/compile.h"
+#include "rondo/compile/jit/executable.h"
+#include "rondo/compile/log.h"
+#include "rondo/optim/compile.h"
+#include "rondo/optim/norm.h"
+#include "rondo/optim/optimizer.h"
+#include "rondo/runtime/autograd.h"
+
+namespace rondo::optim {
+
+void Optimizer::check_options(const StepOptions& o) const {
+  if (!(o.grad_scale > 0) || !std::isfinite(o.grad_scale))
+    throw Error(absl::StrCat(name(), ": grad_scale must be positive and finite, got ", o.grad_scale));
+  if (!(o.max_norm >= 0)) throw Error(absl::StrCat(name(), ": max_norm must not be negative, got ", o.max_norm));
+}
+
+// The parameters that have gradients.
+std::vector<Optimizer::Active> Optimizer::collect() const {
+  std::vector<Active> active;
+  active.reserve(slots_.size());
+  for (size_t i = 0; i < slots_.size(); ++i) {
+    const Slot& slot = slots_[i];
+    const Tensor& param = slot.param;
+    const Tensor& grad = param.grad();
+    if (!grad.defined()) continue;
+    if (grad.dtype() != param.dtype() || !(grad.sizes() == param.sizes()))
+      throw Error(absl::StrCat(name(), ": ", slot_name(i), " is ", std::string(name_of(param.dtype())),
+                               to_string(param.sizes()), ", its gradient ", std::string(name_of(grad.dtype())),
+                               to_string(grad.sizes())));
+    const DType compute = compute_dtype(param.dtype());
+    for (const Tensor* held : {slot.states.empty() ? nullptr : slot.states.data(), &slot.average}) {
+      if (held == nullptr || !held->defined()) continue;
+      const bool fits = compute == kF64 ? held->dtype() == kF64 : held->dtype() != kF64;
+      if (!fits)
+        throw Error(absl::StrCat(name(), ": ", slot_name(i), " is now ", std::string(name_of(param.dtype())),
+                                 ", its state ", std::string(name_of(held->dtype())),
+                                 "; convert the model before you make its optimizer"));
+    }
+    Active& a = active.emplace_back();
+    a.slot = i;
+    a.numel = param.numel();
+    if (!grad.is_contiguous()) a.dense = grad.detach().contiguous();
+    a.grad = (a.dense.defined() ? a.dense : grad).raw_data();
+  }
+  return active;
+}
+
+double Optimizer::measure(const std::vector<Active>& active) const {
+  std::vector<NormOperand> operands;
+  operands.reserve(active.size());
+  for (const Active& a : active) {
+    const Tensor& param = slots_[a.slot].param;
+    operands.push_back({a.grad, param.dtype(), a.numel});
+  }
+  return norm_of(operands);
+}
+
+StepReport Optimizer::step(const StepOptions& options) {
+  check_options(options);
+  const NoGrad off;
+  std::vector<Active> active = collect();
+  StepReport report;
+  double factor = 1 / options.grad_scale;
+  if (options.check_finite || options.grad_scale != 1 || std::isfinite(options.max_norm)) {
+    const double norm = report.grad_norm = measure(active) / options.grad_scale;
+    report.skipped = !std::isfinite(norm);
+    factor *= std::min(1.0, options.max_norm / (norm + 1e-6));
+  }
+  if (report.skipped) {
+    ++skipped_;
+    if (options.zero_grad) zero_grad(/*set_to_none=*/false);
+    return report;
+  }
+  sort_into_buckets(active, options.zero_grad);
+  // From here on nothing fails.
+  fill_scalars(active, factor);
+  for (Bucket& bucket : buckets_) run(bucket, active, factor);
+  if (options.zero_grad)
+    for (const Active& a : active)
+      if (a.dense.defined()) slots_[a.slot].param.zero_grad(/*set_to_none=*/false);
+  stepped_ = stepped_ || !active.empty();
+  return report;
+}
+
+std::vector<ArraySpec> Optimizer::arrays(const Slot& slot, size_t sweep, bool zero_grad) const {
+  const DType dtype = slot.param.dtype(), compute = compute_dtype(dtype);
+  const bool last = sweep + 1 == slot.plan->sweeps.size();
+  std::vector<ArraySpec> list = {{.dtype = dtype}, {.dtype = dtype, .zero = zero_grad && last}};
+  for (size_t k = 0; k < slot.states.size(); ++k) {
+    const StateSpec& spec = slot.plan->states[k];
+    const Format coded = spec.nonnegative ? Format::kUnsigned8 : Format::kSigned8;
+    list.push_back({.dtype = spec.transient ? compute : slot.states[k].dtype(),
+                    .format = slot.scales[k].defined() ? coded : Format::kPlain,
+                    .layout = spec.layout});
+  }
+  for (int k = 0; k < slot.plan->sweeps[sweep].body.n_sums; ++k) list.push_back({.role = Role::kSum, .dtype = kF64});
+  if (last && slot.average.defined()) list.push_back({.role = Role::kAverage, .dtype = compute});
+  if (last && slot.copy.defined()) list.push_back({.role = Role::kCopy, .dtype = slot.copy.dtype()});
+  return list;
+}
+
+Foreach* Optimizer::pass_for(const Body& body, std::vector<ArraySpec> arrays) {
+  for (const auto& pass : passes_)
+    if (pass->is(body, arrays)) {
+      if (report_.compiled && !pass->compiled()) compile_pass(*pass);
+      return pass.get();
+    }
+  Foreach& pass = *passes_.emplace_back(std::make_unique<Foreach>(body, std::move(arrays)));
+  if (report_.compiled) compile_pass(pass);
+  return &pass;
+}
+
+void Optimizer::compile_pass(Foreach& pass) {
+  const compile::Stance stance = compile::stance();
+  postponed_ = stance == compile::Stance::kForceEager || (stepped_ && stance == compile::Stance::kEagerOnRecompile);
+  if (postponed_) return;
+  if (stepped_ && stance == compile::Stance::kFailOnRecompile)
+    throw Error(absl::StrCat(name(), ": a step needs a new kernel, and the stance forbids it:\n",
+                             compile::to_string(pass.kernel())));
+  const auto start = std::chrono::steady_clock::now();
+  const int compilations = pass.compile();
+  report_.compile_ms += std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
+  report_.kernels += 1;
+  report_.compilations += compilations;
+  report_.late += stepped_ ? compilations : 0;
+  if (stepped_ && compile::log::enabled(compile::log::Topic::kRecompiles))
+    compile::log::write(compile::log::Topic::kRecompiles,
+                        absl::StrCat(name(), ": other dtypes or step options need another kernel, ", pass.kernel().name));
+  if (compile::log::enabled(compile::log::Topic::kOutputCode))
+    compile::log::write(compile::log::Topic::kOutputCode, compile::to_string(pass.kernel()));
+}
+
+void Optimizer::sort_into_buckets(std::vector<Active>& active, bool zero_grad) {
+  if (buckets_.empty() || zero_grad != zero_grad_ || postponed_) {
+    buckets_.clear();
+    for (Slot& slot : slots_) slot.bucket = -1;
+    zero_grad_ = zero_grad;
+  }
+  for (Bucket& bucket : buckets_) bucket.active.clear();
+  for (size_t i = 0; i < active.size(); ++i) {
+    Slot& slot = slots_[active[i].slot];
+    if (slot.bucket < 0 || buckets_[static_cast<size_t>(slot.bucket)].dtype != slot.param.dtype()) {
+      Bucket wanted{slot.plan, slot.param.dtype(), {}, {}};
+      for (size_t k = 0; k < slot.plan->sweeps.size(); ++k)
+        wanted.sweeps.push_back(pass_for(slot.plan->sweeps[k].body, arrays(slot, k, zero_grad)));
+      size_t b = 0;
+      while (b < buckets_.size() && (buckets_[b].plan != wanted.plan || buckets_[b].sweeps != wanted.sweeps)) ++b;
+      if (b == buckets_.size()) buckets_.push_back(std::move(wanted));
+      slot.bucket = static_cast<int>(b);
+    }
+    buckets_[static_cast<size_t>(slot.bucket)].active.push_back(i);
+  }
+}
+
+// Counts the step, and has the scalars of each (group, step) computed once; a parameter that changes its own has a copy.
+void Optimizer::fill_scalars(std::vector<Active>& active, double grad_factor) {
+  scalars_.clear();
+  double* shared = nullptr;
+  const Slot* of = nullptr;
+  for (Active& a : active) {
+    Slot& slot = slots_[a.slot];
+    const int64_t step = ++*slot.step_at;
+    bool own = false;
+    for (const Sweep& sweep : slot.plan->sweeps) own = own || sweep.prepare;
+    if (own || of == nullptr || of->group != slot.group || *of->step_at != step) {
+      std::array<double, kMaxScalars>& list = scalars_.emplace_back();
+      list[kGradFactor] = grad_factor;
+      list[kAverageWeight] = 1 - average_decay_;
+      scalars(slot.group, step, std::span(list).subspan(kFirstScalar));
+      shared = list.data();
+      of = own ? nullptr : &slot;
+    }
+    a.scalars = shared;
+    a.param = slot.param.raw_mutable_data();  // bumps the version
+    if (zero_grad_ && !a.dense.defined()) {
+      Tensor grad = slot.param.grad();
+      a.grad = grad.raw_mutable_data();
+    }
+  }
+}
+
+void Optimizer::run(Bucket& bucket, std::vector<Active>& active, double grad_factor) {
+  const UpdatePlan& plan = *bucket.plan;
+  for (size_t i : bucket.active) {
+    Slot& slot = slots_[active[i].slot];
+    for (size_t k = 0; k < plan.states.size(); ++k) {
+      if (!plan.states[k].transient) continue;
+      slot.states[k] = Tensor::empty(sizes_of(plan.states[k], slot.param.sizes()), {compute_dtype(bucket.dtype), slot.param.device()});
+      slot.states_at[k] = slot.states[k].raw_mutable_data();
+    }
+  }
+  std::vector<std::pair<size_t, size_t>> sums_of(bucket.active.size());  // of each: where in sums_, and how many rows
+  int n_sums = 0;                                                       // of the sweep before
+  for (size_t s = 0; s < plan.sweeps.size(); ++s) {
+    const Sweep& sweep = plan.sweeps[s];
+    const Foreach& pass = *bucket.sweeps[s];
+    if (sweep.prepare) {
+      for (size_t n = 0; n < bucket.active.size(); ++n) {
+        Active& a = active[bucket.active[n]];
+        Slot& slot = slots_[a.slot];
+        std::array<double, kMaxValues> totals{};
+        for (int k = 0; k < n_sums; ++k)
+          for (size_t row = 0; row < sums_of[n].second; ++row)
+            totals[static_cast<size_t>(k)] += sums_[sums_of[n].first + static_cast<size_t>(k) * sums_of[n].second + row];
+        PreparedParam param{slot.group, slot.param, a.dense.defined() ? a.dense : slot.param.grad(), grad_factor,
+                            slot.states, std::span(totals).first(static_cast<size_t>(n_sums)),
+                            std::span(a.scalars + kFirstScalar, kMaxScalars - kFirstScalar)};
+        prepare(static_cast<int>(s), param);
+        for (size_t k = 0; k < plan.states.size(); ++k)
+          if (plan.states[k].transient) slot.states_at[k] = slot.states[k].raw_mutable_data();
+      }
+    }
+    // Room for the sums of this sweep: a number per row.
+    n_sums = sweep.body.n_sums;
+    size_t room = 0;
+    for (size_t n = 0; n < bucket.active.size() && n_sums > 0; ++n) {
+      const Slot& slot = slots_[active[bucket.active[n]].slot];
+      const int64_t width = plan.matrices ? slot.width : pass.row_width(), numel = slot.param.numel();
+      const auto rows = static_cast<size_t>(width == 0 ? 0 : (numel + width - 1) / width);
+      sums_of[n] = {room, rows};
+      room += rows * static_cast<size_t>(n_sums);
+    }
+    sums_.resize(room);
+    table_.clear();
+    for (size_t n = 0; n < bucket.active.size(); ++n) {
+      const Active& a = active[bucket.active[n]];
+      const Slot& slot = slots_[a.slot];
+      if (a.numel == 0) continue;
+      const int64_t count = plan.matrices ? slot.matrices : 1, numel = a.numel / count;
+      const int64_t width = plan.matrices ? slot.width : pass.row_width();
+      for (int64_t m = 0; m < count; ++m) {
+        // Array k of matrix m.
+        const auto at = [&](void* data, DType dtype, int64_t size) {
+          return static_cast<std::byte*>(data) + m * size * static_cast<int64_t>(size_of(dtype));
+        };
+        const DType compute = compute_dtype(bucket.dtype);
+        const std::span<void*> operands = table_.add(pass.item(numel, width, a.scalars), pass.n_operands());
+        size_t k = 0;
+        operands[k++] = at(a.param, bucket.dtype, numel);
+        operands[k++] = at(const_cast<void*>(a.grad), bucket.dtype, numel);
+        size_t scale = static_cast<size_t>(pass.n_arrays());
+        for (size_t state = 0; state < plan.states.size(); ++state) {
+          const Layout layout = plan.states[state].layout;
+          const int64_t size = layout == Layout::kFull ? numel : layout == Layout::kPerRow ? numel / width : width;
+          operands[k++] = m == 0 ? slot.states_at[state] : at(slot.states_at[state], slot.states[state].dtype(), size);
+          if (slot.scales_at[state] != nullptr) operands[scale++] = slot.scales_at[state];
+        }
+        for (int sum = 0; sum < n_sums; ++sum) {
+          const size_t rows_of_matrix = sums_of[n].second / static_cast<size_t>(count);
+          operands[k++] = sums_.data() + sums_of[n].first + static_cast<size_t>(sum) * sums_of[n].second +
+                          static_cast<size_t>(m) * rows_of_matrix;
+        }
+        if (s + 1 < plan.sweeps.size()) continue;
+        if (slot.average_at != nullptr) operands[k++] = at(slot.average_at, compute, numel);
+        if (slot.copy_at != nullptr) operands[k++] = at(slot.copy_at, kBF16, numel);  // kF16 has the same size
+      }
+    }
+    pass.run(table_, /*eager=*/compile::stance() == compile::Stance::kForceEager);
+  }
+  for (size_t i : bucket.active)
+    for (size_t k = 0; k < plan.states.size(); ++k)
+      if (plan.states[k].transient) slots_[active[i].slot].states[k] = Tensor();
+}
+
+KernelReport Optimizer::kernels() const { return report_; }
+
+KernelReport compile(Optimizer& optimizer) {
+  compile::log::configure_from_environment();
+  if (!compile::jit_available())
+    throw Error(absl::StrCat(optimizer.name(), ": cannot be compiled, because Rondo was built without LLVM"));
+  if (optimizer.report_.compiled) return optimizer.report_;
+  optimizer.report_.compiled = true;
+  for (const auto& pass : optimizer.passes_) optimizer.compile_pass(*pass);
+  optimizer.stepped_ = false;  // from here on counts what is late
+  return optimizer.report_;
+}
+
+}  // namespace rondo::optim

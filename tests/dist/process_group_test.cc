@@ -1,0 +1,287 @@
+#include "rondo/dist/process_group.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cmath>
+
+#include "absl/strings/str_cat.h"
+#include "rondo/runtime/random.h"
+#include "rondo/tests/bits.h"
+#include "rondo/tests/dist/ranks.h"
+#include "rondo/tests/errors.h"
+
+namespace rondo::dist {
+namespace {
+
+using test::error_of;
+using test::run_ranks;
+using test::with_groups;
+
+class Group : public testing::TestWithParam<int> {
+ protected:
+  void SetUp() override {
+    if (GetParam() > 1) RONDO_SKIP_WITHOUT_GLOO();
+  }
+};
+
+TEST_P(Group, SumsAndAveragesEveryFloat) {
+  with_groups(GetParam(), [](ProcessGroup& group) {
+    const int n = group.world_size();
+    for (const DType dtype : {kF64, kF32, kBF16, kF16})
+      for (const int64_t size : {0, 1, 3, 96, 97, 192, 193, 384, 385, 300'000})
+        for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kAverage}) {
+          // Small whole numbers: exact in every dtype.
+          std::vector<float> values(static_cast<size_t>(size)), expected(values.size());
+          for (size_t i = 0; i < values.size(); ++i) {
+            values[i] = static_cast<float>(i % 5) + static_cast<float>(2 * group.rank());
+            const float sum = static_cast<float>(n) * static_cast<float>(i % 5) + static_cast<float>(n * (n - 1));
+            expected[i] = op == ReduceOp::kSum ? sum : sum / static_cast<float>(n);
+          }
+          Tensor tensor = Tensor::from(values, {size}).to(dtype);
+          group.all_reduce(tensor, op, "numbers").wait();
+          EXPECT_TRUE(test::same_bits(tensor, Tensor::from(expected, {size}).to(dtype))) << std::string(name_of(dtype)) << size;
+        }
+    Tensor counts = Tensor::from<int64_t>({int64_t{1} << 60, -group.rank()}, {2});
+    group.all_reduce(counts, ReduceOp::kSum, "counts").wait();
+    EXPECT_EQ(counts.to_vector<int64_t>(), (std::vector<int64_t>{n * (int64_t{1} << 60), -n * (n - 1) / 2}));
+    Tensor small = Tensor::from<int32_t>({group.rank()}, {1});
+    group.all_reduce(small, ReduceOp::kSum, "small counts").wait();
+    EXPECT_EQ(small.to_vector<int32_t>()[0], n * (n - 1) / 2);
+  });
+}
+
+// Sixteen-bit numbers are added in f32: 256 + 1 is no bf16, but 256 + 1 + 1 is.
+TEST(GroupOfThree, SixteenBitsAreRoundedOnce) {
+  RONDO_SKIP_WITHOUT_GLOO();
+  with_groups(3, [](ProcessGroup& group) {
+    Tensor x = Tensor::full({4}, group.rank() == 0 ? 256 : 1, {kBF16});
+    group.all_reduce(x, ReduceOp::kSum, "x").wait();
+    EXPECT_EQ(x.to_vector<float>()[3], 258);
+    // Beyond f16's largest number on the way, not at the end.
+    Tensor y = Tensor::full({1}, 60000, {kF16});
+    group.all_reduce(y, ReduceOp::kAverage, "y").wait();
+    EXPECT_EQ(y.to_vector<float>()[0], 60000);
+  });
+}
+
+TEST_P(Group, SameBitsOnEveryRank) {
+  with_groups(GetParam(), [](ProcessGroup& group) {
+    Generator generator(static_cast<uint64_t>(group.rank()));
+    Tensor x = Tensor::randn({1001}, {}, &generator);
+    group.all_reduce(x, ReduceOp::kAverage, "x").wait();
+    Tensor all = Tensor::zeros({group.world_size(), 1001});
+    group.all_gather(all, x, "all").wait();
+    for (int r = 0; r < group.world_size(); ++r) EXPECT_TRUE(test::same_bits(all[r], x)) << r;
+  });
+}
+
+TEST_P(Group, BroadcastsFromAnyRankAnyDtype) {
+  with_groups(GetParam(), [](ProcessGroup& group) {
+    for (int root = 0; root < group.world_size(); ++root)
+      for (const DType dtype : {kF64, kF32, kBF16, kF16, kI64, kI32, kU8, kBool}) {
+        Tensor x = Tensor::full({2, 3}, group.rank() == root ? 1 : 0, {dtype});
+        const uint32_t version = x.version();
+        group.broadcast(x, root, "x").wait();
+        EXPECT_EQ(x.to_vector<double>(), std::vector<double>(6, 1));
+        // A rank that was written to says so; what autograd saved is stale there.
+        EXPECT_EQ(x.version() != version, group.rank() != root);
+      }
+  });
+}
+
+TEST_P(Group, GathersTensorsAndTexts) {
+  with_groups(GetParam(), [](ProcessGroup& group) {
+    const int n = group.world_size();
+    const Tensor in = Tensor::full({2}, group.rank(), {kI64});
+    Tensor out = Tensor::zeros({n, 2}, {kI64});
+    group.all_gather(out, in, "ranks").wait();
+    for (int r = 0; r < n; ++r) EXPECT_EQ(out[r].to_vector<int64_t>(), (std::vector<int64_t>{r, r}));
+    const std::string text(static_cast<size_t>(3 * group.rank()), 'x');
+    const std::vector<std::string> texts = gather_texts(group, text, 5, "texts");
+    for (int r = 0; r < n; ++r) EXPECT_EQ(texts[static_cast<size_t>(r)], std::string(static_cast<size_t>(std::min(5, 3 * r)), 'x'));
+  });
+}
+
+TEST_P(Group, BarriersHold) {
+  std::atomic<int> come = 0;
+  with_groups(GetParam(), [&](ProcessGroup& group) {
+    for (int round = 1; round <= 5; ++round) {
+      ++come;
+      group.barrier("round").wait();
+      EXPECT_GE(come, round * group.world_size());
+    }
+  });
+}
+
+TEST_P(Group, RunsInOrderBesideItsCaller) {
+  with_groups(GetParam(), [](ProcessGroup& group) {
+    std::vector<Work> works;
+    Tensor x = Tensor::full({1000}, 1);
+    for (int i = 0; i < 10; ++i) works.push_back(group.all_reduce(x, ReduceOp::kSum, absl::StrCat(i)));
+    works.back().wait();
+    for (const Work& work : works) EXPECT_TRUE(work.is_done());
+    EXPECT_EQ(x.to_vector<double>()[999], std::pow(group.world_size(), 10));
+    Work().wait();
+    // What nobody waits for keeps its tensor alive and runs all the same.
+    group.all_reduce(Tensor::ones({1000}), ReduceOp::kSum, "forgotten");
+    group.barrier("end").wait();
+  });
+}
+
+TEST_P(Group, RefusesWhatItCannotTake) {
+  with_groups(GetParam(), [](ProcessGroup& group) {
+    const Tensor square = Tensor::zeros({2, 2}), counts = Tensor::zeros({2}, {kI64});
+    EXPECT_NE(error_of([&] { group.all_reduce(square.t(), ReduceOp::kSum, "view"); }).find("all_reduce (view): the tensor is not contiguous"), std::string::npos);
+    EXPECT_NE(error_of([&] { group.all_reduce(Tensor(), ReduceOp::kSum, "none"); }).find("undefined"), std::string::npos);
+    EXPECT_NE(error_of([&] { group.all_reduce(counts, ReduceOp::kAverage, "counts"); }).find("i64 cannot be averaged"), std::string::npos);
+    EXPECT_NE(error_of([&] { group.all_reduce(Tensor::zeros({2}, {kU8}), ReduceOp::kSum, "bytes"); }).find("u8 cannot be summed"), std::string::npos);
+    EXPECT_NE(error_of([&] { group.broadcast(counts, group.world_size(), "x"); }).find("there is no rank"), std::string::npos);
+    EXPECT_NE(error_of([&] { group.all_gather(square, counts, "x"); }).find("do not make"), std::string::npos);
+    group.barrier("still together").wait();
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, Group, testing::Values(1, 2, 3, 5));
+
+// ---- What goes wrong
+
+class GroupFailure : public testing::Test {
+ protected:
+  void SetUp() override { RONDO_SKIP_WITHOUT_GLOO(); }
+  static void expect_each(const std::vector<std::string>& errors, const std::string& part) {
+    for (size_t r = 0; r < errors.size(); ++r) EXPECT_NE(errors[r].find(part), std::string::npos) << r << ": " << errors[r];
+  }
+};
+
+TEST_F(GroupFailure, OtherCollectivesAreNamedBeforeATensorMoves) {
+  const auto errors = run_ranks(3, [](const Environment& e) {
+    const auto group = ProcessGroup::connect(e, {.timeout = test::kPatient});
+    Tensor x = Tensor::full({e.rank == 2 ? 7 : 8}, e.rank);
+    try {
+      group->all_reduce(x, ReduceOp::kSum, "gradients").wait();
+    } catch (const MismatchError&) {
+      EXPECT_EQ(x.to_vector<double>()[0], e.rank);
+      // The group is of no more use.
+      EXPECT_NE(error_of<ConnectionError>([&] { group->barrier("next").wait(); }).find("barrier 2 (next) cannot run"), std::string::npos);
+      throw;
+    }
+  });
+  expect_each(errors, "rank 0 is at all_reduce 1 (gradients; 8 f32), rank 2 at all_reduce 1 (gradients; 7 f32)");
+}
+
+TEST_F(GroupFailure, EveryPartOfACollectiveIsCompared) {
+  using Call = std::function<Work(ProcessGroup&, const Tensor&)>;
+  const Call sum = [](ProcessGroup& g, const Tensor& x) { return g.all_reduce(x, ReduceOp::kSum, "x"); };
+  const std::vector<Call> others = {
+      [](ProcessGroup& g, const Tensor& x) { return g.all_reduce(x, ReduceOp::kSum, "y"); },
+      [](ProcessGroup& g, const Tensor& x) { return g.all_reduce(x, ReduceOp::kAverage, "x"); },
+      [](ProcessGroup& g, const Tensor& x) { return g.all_reduce(x.to(kF64), ReduceOp::kSum, "x"); },
+      [](ProcessGroup& g, const Tensor& x) { return g.broadcast(x, 0, "x"); },
+      [](ProcessGroup& g, const Tensor&) { return g.barrier("x"); },
+  };
+  for (const Call& other : others) {
+    const auto errors = run_ranks(2, [&](const Environment& e) {
+      const auto group = ProcessGroup::connect(e, {.timeout = test::kPatient});
+      (e.rank == 0 ? sum : other)(*group, Tensor::ones({4})).wait();
+    });
+    expect_each(errors, "rank 0 is at all_reduce 1 (x; 4 f32), rank 1 at ");
+  }
+}
+
+TEST_F(GroupFailure, ARankThatDoesNotComeIsNamed) {
+  std::atomic<int> done = 0;
+  const auto errors = run_ranks(3, [&](const Environment& e) {
+    // Long enough for three threads to get through connecting on a busy machine.
+    const auto group = ProcessGroup::connect(e, {.timeout = Milliseconds(8'000)});
+    group->barrier("together").wait();
+    if (e.rank == 1) {
+      while (done < 2) std::this_thread::sleep_for(Milliseconds(5));
+      return;
+    }
+    const std::string error = error_of<DistError>([&] { group->all_reduce(Tensor::ones({4}), ReduceOp::kSum, "x").wait(); });
+    ++done;
+    throw Error(error);
+  });
+  // One of the two gives up first; the other passes that on.
+  const std::string sentence = "rank 1 has not come to it, and was last at barrier 1 (together)";
+  EXPECT_NE(errors[0].find(sentence), std::string::npos) << errors[0];
+  EXPECT_NE(errors[2].find(sentence), std::string::npos) << errors[2];
+  EXPECT_NE((errors[0] + errors[2]).find("all_reduce 2 (x; 4 f32) did not complete within 8000 ms"), std::string::npos) << errors[0];
+}
+
+TEST_F(GroupFailure, ARankThatLeavesIsNamedAtOnce) {
+  const auto began = std::chrono::steady_clock::now();
+  const auto errors = run_ranks(2, [](const Environment& e) {
+    const auto group = ProcessGroup::connect(e, {.timeout = test::kPatient});
+    group->barrier("together").wait();
+    if (e.rank == 0) group->all_reduce(Tensor::ones({4}), ReduceOp::kSum, "x").wait();
+  });
+  EXPECT_NE(errors[0].find("rank 0: all_reduce 2 (x; 4 f32) failed: rank 1 is gone: it has left the group"), std::string::npos) << errors[0];
+  EXPECT_LT(std::chrono::steady_clock::now() - began, test::kPatient);
+}
+
+TEST_F(GroupFailure, LeavingWithWorkUnderWayEndsIt) {
+  std::atomic<bool> left = false;
+  const auto errors = run_ranks(2, [&](const Environment& e) {
+    auto group = ProcessGroup::connect(e, {.timeout = test::kPatient});
+    group->barrier("together").wait();
+    if (e.rank == 1) {
+      while (!left) std::this_thread::sleep_for(Milliseconds(1));
+      return;
+    }
+    const Work first = group->all_reduce(Tensor::ones({4}), ReduceOp::kSum, "x"), second = group->barrier("y");
+    std::this_thread::sleep_for(Milliseconds(20));
+    group.reset();
+    left = true;
+    EXPECT_TRUE(first.is_done());
+    EXPECT_NE(error_of<ConnectionError>([&] { first.wait(); }).find("closed"), std::string::npos);
+    EXPECT_NE(error_of<ConnectionError>([&] { second.wait(); }), "");
+  });
+  EXPECT_EQ(errors, (std::vector<std::string>{"", ""}));
+}
+
+TEST_F(GroupFailure, ConnectingNamesWhoDidNotCome) {
+  const auto errors = run_ranks(4, [](const Environment& e) {
+    if (e.rank == 1 || e.rank == 2) return;
+    ProcessGroup::connect(e, {.timeout = Milliseconds(2'000)});
+  });
+  EXPECT_NE(errors[0].find("rank 1, rank 2 did not come within 2000 ms"), std::string::npos) << errors[0];
+  EXPECT_NE(errors[3].find("rank 1, rank 2 did not come within 2000 ms"), std::string::npos) << errors[3];
+}
+
+TEST(GroupLife, ManyCanBeMadeOneAfterTheOther) {
+  RONDO_SKIP_WITHOUT_GLOO();
+  const auto errors = run_ranks(2, [](const Environment& e) {
+    for (int i = 0; i < 10; ++i) {
+      const auto group = ProcessGroup::connect(e, {.timeout = test::kPatient});
+      Tensor x = Tensor::full({1}, i);
+      group->all_reduce(x, ReduceOp::kSum, "x").wait();
+      EXPECT_EQ(x.item(), 2 * i);
+    }
+  });
+  EXPECT_EQ(errors, (std::vector<std::string>{"", ""}));
+}
+
+// As under another launcher than ours.
+TEST(GroupLife, RankZeroOpensAStoreWhereNobodyElseDoes) {
+  RONDO_SKIP_WITHOUT_GLOO();
+  const int port = port_of(listen_on("127.0.0.1", 0));
+  const auto errors = run_ranks(2, [port](Environment e) {
+    e.store.clear();
+    e.master_port = port;
+    const auto group = ProcessGroup::connect(e, {.timeout = test::kPatient});
+    group->barrier("together").wait();
+  });
+  EXPECT_EQ(errors, (std::vector<std::string>{"", ""}));
+}
+
+TEST(GroupLife, WithoutGlooOneProcessIsAll) {
+  if (gloo_available()) GTEST_SKIP() << "built with Gloo";
+  Environment e;
+  e.world_size = 2;
+  EXPECT_NE(error_of<DistError>([&] { ProcessGroup::connect(e); }).find("libgloo-dev"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace rondo::dist
