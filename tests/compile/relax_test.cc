@@ -128,13 +128,17 @@ TEST_F(DefaultMode, RunsTheSameKernelsWithOtherCode) {
   EXPECT_TRUE(any_differs) << "default mode is exact mode";
 }
 
-// The backward finds the largest element of a row among values that it computes again.
+// The backward finds the largest element of a row among values that it computes again, from a product that has one use there
+// and two in the forward.
 TEST_F(DefaultMode, WhatIsComparedIsNotRelaxed) {
-  const Tensor w = Tensor::randn({50}), bias = Tensor::randn({50});
-  const auto largest = [&](const Tensor& x) { return ops::max(x * w + bias, {-1}); };
+  const Tensor w = Tensor::randn({50}).requires_grad_(), bias = Tensor::randn({50}).requires_grad_();
+  const auto largest = [&](const Tensor& x) {
+    const Tensor product = x * w;
+    return ops::max(product + bias, {-1}) + ops::sum(product, {-1});
+  };
   const auto mask = [&](const Tensor& x) {
-    const Tensor y = x * w + bias;
-    return ops::sum(ops::where(ops::equal(y, ops::max(y, {-1}, true)), y * 3.0, y), {-1});
+    const Tensor product = x * w, y = product + bias;
+    return ops::sum(ops::where(ops::equal(y, ops::max(y, {-1}, true)), ops::exp(y), y), {-1}) + ops::sum(product, {-1});
   };
   for (const std::function<Tensor(const Tensor&)>& function : {std::function<Tensor(const Tensor&)>(largest), {mask}}) {
     const Tensor data = Tensor::randn({200, 50});
