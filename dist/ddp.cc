@@ -38,6 +38,7 @@ uint64_t hash_of(const Tensor& tensor) {
 struct DistributedDataParallel::Parcel {
   Tensor flat;                // the bucket's elements, then the tag
   std::vector<Tensor> views;  // of its slots, in the shape of the parameters
+  std::vector<bool> filled;   // there was a gradient to send
   Work work;
 };
 
@@ -64,6 +65,7 @@ DistributedDataParallel::DistributedDataParallel(nn::ModuleBase& model, std::sha
     Parcel& parcel = parcels_.emplace_back();
     parcel.flat = Tensor::zeros({bucket.numel + kTagElements}, {bucket.dtype});
     arrivals_->arrived[b].resize(bucket.slots.size());
+    parcel.filled.resize(bucket.slots.size());
     for (size_t i = 0; i < bucket.slots.size(); ++i) {
       const BucketSlot& slot = bucket.slots[i];
       const Dims& sizes = slot.parameter.sizes();
@@ -152,14 +154,11 @@ void DistributedDataParallel::send(size_t b, bool complete) {
     Tensor& view = parcel.views[i];
     if (!complete && !arrivals_->arrived[b][i])
       note(absl::StrCat("the gradient of ", bucket.slots[i].name, " did not arrive"));
-    if (!grad.defined()) {
-      view.zero_();
-      continue;
-    }
-    const bool in_place = grad.storage() == view.storage() && grad.storage_offset() == view.storage_offset();
-    if (!in_place) view.copy_(grad);
-    // Frees what backward made; the average needs no copy back.
-    if (!in_place && grad.dtype() == view.dtype()) parameter.set_grad(view);
+    parcel.filled[i] = grad.defined();
+    if (!grad.defined()) view.zero_();
+    else if (!(grad.storage() == view.storage() && grad.storage_offset() == view.storage_offset())) view.copy_(grad);
+    // Frees what backward made. And a backward that should not be, before finish(), cannot write to what is under way.
+    parameter.set_grad(Tensor());
   }
   Tensor tag = parcel.flat.slice(0, {bucket.numel});
   tag[0].fill_(tag_of(step_, b));
@@ -211,8 +210,9 @@ void DistributedDataParallel::finish() {
     arrivals_->sent[b] = false;
     arrivals_->arrived[b].assign(arrivals_->arrived[b].size(), false);
     for (size_t i = 0; i < parcels_[b].views.size(); ++i) {
-      Tensor grad = plan_.buckets[b].slots[i].parameter.grad();
-      if (grad.defined() && grad.dtype() != parcels_[b].flat.dtype()) grad.copy_(parcels_[b].views[i]);
+      Tensor parameter = plan_.buckets[b].slots[i].parameter;
+      const Tensor& average = parcels_[b].views[i];
+      if (parcels_[b].filled[i]) parameter.set_grad(parameter.dtype() == average.dtype() ? average : average.to(parameter.dtype()));
     }
   }
   const std::vector<std::string> troubles = gather_texts(*group_, mine, kMaxSentence, absl::StrCat("end of step ", step));

@@ -15,8 +15,8 @@
 //
 // Invariants. The plan (bucket.h) is fixed when this is made, and equal on every rank. A gradient is sent once per step:
 // one that changes after that, or that never comes, a parameter that is in no bucket, and an all-reduce that did not happen
-// are errors, on every rank, that name the rank and the parameter. Once its bucket has left, a parameter's grad() is a view
-// of the bucket (if dtypes agree), not to be read before finish().
+// are errors, on every rank, that name the rank and the parameter. Once its bucket has left, a parameter has no grad() until
+// finish(); then it is a view of the bucket, if dtypes agree, and holds until the next step's gradients leave.
 //
 // The model must outlive this. Thread safety: the thread that runs backward.
 #pragma once

@@ -250,17 +250,21 @@ class GlooGroup final : public ProcessGroup {
         jobs_.pop_front();
         if (closing_ && failure_.empty()) failure_ = "the process group was closed";
       }
-      std::exception_ptr error;
+      auto outcome = Work::Outcome::kDone;
+      std::string error;
       try {
         if (!failure_.empty())
           throw ConnectionError(absl::StrCat(describe(job.header), " cannot run: ", failure_));
         execute(job);
-      } catch (...) {
-        error = std::current_exception();
+      } catch (const std::exception& e) {
+        error = e.what();
+        outcome = dynamic_cast<const MismatchError*>(&e) ? Work::Outcome::kMismatch
+                  : dynamic_cast<const TimeoutError*>(&e) ? Work::Outcome::kLate
+                                                          : Work::Outcome::kLost;
       }
       const std::shared_ptr<Work::State> state = job.state;
       job = Job();  // before whoever waits goes on: the tensors are theirs again
-      state->finish(error);
+      state->finish(outcome, std::move(error));
     }
   }
 

@@ -34,26 +34,32 @@ class SoloGroup final : public ProcessGroup {
 
 }  // namespace
 
-void Work::State::finish(std::exception_ptr with_error) {
+void Work::State::finish(Outcome with, std::string why) {
   {
     const std::lock_guard lock(mutex);
-    done = true;
-    error = std::move(with_error);
+    outcome = with;
+    error = std::move(why);
   }
   done_changed.notify_all();
 }
 
+// Every call throws an exception of its own: one object must not be shared by the threads that catch it.
 void Work::wait() const {
   if (!state_) return;
   std::unique_lock lock(state_->mutex);
-  state_->done_changed.wait(lock, [this] { return state_->done; });
-  if (state_->error) std::rethrow_exception(state_->error);
+  state_->done_changed.wait(lock, [this] { return state_->outcome != Outcome::kPending; });
+  switch (state_->outcome) {
+    case Outcome::kLate: throw TimeoutError(state_->error);
+    case Outcome::kLost: throw ConnectionError(state_->error);
+    case Outcome::kMismatch: throw MismatchError(state_->error);
+    default: return;
+  }
 }
 
 bool Work::is_done() const {
   if (!state_) return true;
   const std::lock_guard lock(state_->mutex);
-  return state_->done;
+  return state_->outcome != Outcome::kPending;
 }
 
 std::shared_ptr<ProcessGroup> ProcessGroup::connect(const Environment& environment, GroupOptions options) {

@@ -16,7 +16,6 @@
 #pragma once
 
 #include <condition_variable>
-#include <exception>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -35,16 +34,17 @@ enum class ReduceOp : uint8_t { kSum, kAverage };
 // A collective on its way. Copies are the same one; dropping it does not stop it.
 class Work {
  public:
+  enum class Outcome : uint8_t { kPending, kDone, kLate, kLost, kMismatch };
   struct State {
     std::mutex mutex;
     std::condition_variable done_changed;
-    bool done = false;
-    std::exception_ptr error;
-    void finish(std::exception_ptr with_error = nullptr);
+    Outcome outcome = Outcome::kPending;
+    std::string error;
+    void finish(Outcome with, std::string error);
   };
   Work() = default;  // of nothing: done
   explicit Work(std::shared_ptr<State> state) : state_(std::move(state)) {}
-  // Returns when it is done; throws its error.
+  // Returns when it is done; throws its error: TimeoutError, ConnectionError or MismatchError.
   void wait() const;
   bool is_done() const;
 

@@ -172,6 +172,7 @@ TEST_P(Ddp, BucketsLeaveWhileBackwardRuns) {
     const int64_t id = autograd::on_accumulated(first, [&] { sent_before.push_back(spy->sent.size()); });
     loss_of(model, group.rank(), 1).backward();
     EXPECT_EQ(spy->sent.size(), 4u);  // before finish()
+    EXPECT_FALSE(first.grad().defined());
     ddp.finish();
     autograd::remove_on_accumulated(first, id);
     ASSERT_EQ(sent_before.size(), 1u);
@@ -336,8 +337,14 @@ TEST_F(DdpRules, DtypesHaveBucketsOfTheirOwnAndBuffersAreSent) {
     EXPECT_EQ(ddp.plan().buckets[0].dtype, kF64);
     EXPECT_EQ(ddp.plan().buckets[1].dtype, kF32);  // of the bf16 parameters
     EXPECT_EQ(model.count.to_vector<int64_t>()[1], 5);
-    ops::sum(model(Tensor::full({1, 4}, group.rank() + 1))).backward();
+    const auto backward = [&] { ops::sum(model(Tensor::full({1, 4}, group.rank() + 1))).backward(); };
+    {
+      const auto local = ddp.no_sync();
+      backward();
+    }
     const Tensor own = model.low.weight.grad().clone();
+    model.zero_grad();
+    backward();
     ddp.finish();
     EXPECT_EQ(model.low.weight.grad().dtype(), kBF16);
     EXPECT_EQ(model.high.weight.grad().dtype(), kF64);
