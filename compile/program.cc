@@ -61,6 +61,8 @@ bool is_in_place(const Graph& graph, const GraphNode& node) {
 // comes before its store (loop_ir.h).
 bool may_overwrite(const LoopKernel& kernel, size_t in, size_t out) {
   const Operand &a = kernel.operands[in], &b = kernel.operands[out];
+  // Calls for parts of one row each read what is the same for all of it: the first to finish would change it for the others.
+  if (kernel.split_columns && a.col_stride == 0) return false;
   if (a.dtype != b.dtype || a.col_stride != b.col_stride || a.is_partial || b.is_partial || a.axes.size() != b.axes.size())
     return false;
   for (size_t i = 0; i < a.axes.size(); ++i)

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "rondo/tests/compile/block_fixture.h"
+#include "rondo/runtime/parallel.h"
 #include "rondo/tests/errors.h"
 
 namespace rondo {
@@ -205,6 +206,23 @@ TEST_F(RegionEdges, AnIndexOutOfRangeLeavesWhatCameBeforeIt) {
     }
     return results;
   });
+}
+
+// Threads share the one row, and its deviation is computed by each: not in the memory that the others read it from.
+TEST_F(RegionEdges, NormsOfOneLongRow) {
+  set_num_threads(2);
+  for (int64_t n : {1 << 15, 33344, 100000}) {
+    const Tensor x = Tensor::randn({n}).requires_grad_(), w = Tensor::randn({n});
+    const auto function = [&](const Tensor& x) { return ops::layer_norm(x, w, w, 0.1); };
+    auto compiled = compile::compile(function, {.exact = true});
+    for (int i = 0; i < 10; ++i) {
+      const Tensor expected = function(x), y = compiled(x);
+      ASSERT_TRUE(same_bits(y, expected)) << n;
+      const Tensor leaves[] = {x}, roots[] = {ops::sum(expected * w)}, compiled_roots[] = {ops::sum(y * w)};
+      ASSERT_TRUE(same_bits(autograd::grad(compiled_roots, leaves, {}, false, false, false)[0],
+                            autograd::grad(roots, leaves, {}, false, false, false)[0])) << n;
+    }
+  }
 }
 
 }  // namespace
