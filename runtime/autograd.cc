@@ -224,15 +224,22 @@ void refuse_second_derivative() {
                 "not supported; build the tensor with where, cat or stack");
 }
 
-// Geometry of a view over its (contiguous) base.
+// Geometry of a view over its base, in memory laid out like the base's.
 struct ViewGeometry {
-  Dims base_sizes, sizes, strides;
+  Dims base_sizes, base_strides, sizes, strides;
   int64_t offset;
   static ViewGeometry of(const Tensor& view, const Tensor& base) {
-    return {base.sizes(), view.sizes(), view.strides(), view.storage_offset() - base.storage_offset()};
+    return {base.sizes(), base.strides(), view.sizes(), view.strides(), view.storage_offset() - base.storage_offset()};
   }
-  Tensor look(const Tensor& dense) const {
-    return Tensor::from_storage(dense.storage(), dense.storage_offset() + offset, sizes, strides, dense.dtype());
+  Tensor look(const Tensor& base) const {
+    return Tensor::from_storage(base.storage(), base.storage_offset() + offset, sizes, strides, base.dtype());
+  }
+  // Zeros of the base's layout, gaps included.
+  Tensor zeros(DType dtype) const {
+    int64_t extent = base_sizes.numel() == 0 ? 0 : 1;
+    for (int d = 0; d < base_sizes.rank() && extent > 0; ++d) extent += (base_sizes[d] - 1) * base_strides[d];
+    const Tensor memory = Tensor::zeros({extent}, {dtype});
+    return Tensor::from_storage(memory.storage(), 0, base_sizes, base_strides, dtype);
   }
 };
 
@@ -243,9 +250,9 @@ class ViewOfBaseNode final : public Node {
   const char* name() const override { return "view"; }
   void backward(std::span<const Tensor> grads_out, std::span<Tensor> grads_in) override {
     refuse_second_derivative();
-    Tensor grad = Tensor::zeros(geometry_.base_sizes, {grads_out[0].dtype()});
+    const Tensor grad = geometry_.zeros(grads_out[0].dtype());
     geometry_.look(grad).copy_(grads_out[0]);
-    grads_in[0] = grad;
+    grads_in[0] = grad.contiguous();
   }
 
  private:
@@ -298,7 +305,7 @@ Edge gradient_edge(const Tensor& tensor) {
   AutogradMeta* meta = impl->autograd.get();
   if (meta != nullptr && meta->base.defined() && meta->view_version != tensor.version() && meta->base.requires_grad()) {
     // The base was written since this view was made: look at it again.
-    if (overlaps_itself(tensor))
+    if (overlaps_itself(tensor) || overlaps_itself(meta->base))
       throw Error("autograd: an expanded view of a tensor that was overwritten in place; take the view after the write");
     meta->grad_fn = std::make_shared<ViewOfBaseNode>(ViewGeometry::of(tensor, meta->base), gradient_edge(meta->base));
     meta->output = 0;

@@ -569,5 +569,16 @@ TEST(Grad, GraphsThatNobodyDifferentiatesAreFreed) {
   EXPECT_EQ(allocator::stats().bytes_in_use, before);
 }
 
+TEST_F(Autograd, AViewOfAStridedLeafThatWasOverwritten) {
+  // Every second element of its memory: the gradient has no gaps.
+  const Tensor memory = Tensor::arange(40, {kF32});
+  Tensor leaf = memory.slice(0, {0, 40, 2}).view({5, 4}).detach().requires_grad_();
+  ASSERT_FALSE(leaf.is_contiguous());
+  Tensor view = leaf.slice(0, {1, 5, 2});
+  no_grad([&] { view.mul_(0.5); });
+  ops::sum(view * Tensor::arange(8, {kF32}).view({2, 4})).backward();
+  EXPECT_EQ(leaf.grad().to_vector<float>(), (std::vector<float>{0, 0, 0, 0, 0, 1, 2, 3, 0, 0, 0, 0, 4, 5, 6, 7, 0, 0, 0, 0}));
+}
+
 }  // namespace
 }  // namespace rondo
