@@ -136,7 +136,8 @@ void Partition::apply(BackwardGraph& backward) const {
       saved_as[static_cast<size_t>(old.inputs[i])] = forward_id_[static_cast<size_t>(backward.inputs[i].index)];
   for (size_t n = old.nodes.size(); n-- > 0;)
     for (ValueId id : old.nodes[n].inputs)
-      if (id != kNoValue && saved_as[static_cast<size_t>(id)] != kNoValue) first_reader[static_cast<size_t>(saved_as[static_cast<size_t>(id)])] = n;
+      if (const ValueId saved = id == kNoValue ? kNoValue : saved_as[static_cast<size_t>(id)]; saved != kNoValue)
+        first_reader[static_cast<size_t>(saved)] = n;
   std::vector<std::vector<size_t>> due(old.nodes.size() + 1);  // by node of `old`: what comes before it, last first
   for (size_t n = forward_.nodes.size(); n-- > 0;) {
     bool any = false;
@@ -151,19 +152,21 @@ void Partition::apply(BackwardGraph& backward) const {
     for (ValueId id : forward_.nodes[n].inputs)
       if (id != kNoValue) first_reader[static_cast<size_t>(id)] = std::min(first_reader[static_cast<size_t>(id)], first);
   }
+  const auto bind = [&](const auto& inputs) {
+    for (ValueId id : inputs)
+      if (id != kNoValue && of_old[static_cast<size_t>(id)] == kNoValue)
+        of_old[static_cast<size_t>(id)] = of_forward[static_cast<size_t>(saved_as[static_cast<size_t>(id)])];
+  };
   for (size_t n = 0; n <= old.nodes.size(); ++n) {
     for (auto again = due[n].rbegin(); again != due[n].rend(); ++again) {
       append(forward_.nodes[*again], forward_, of_forward);
       graph.nodes.back().origin.again = true;
     }
     if (n == old.nodes.size()) break;
-    for (ValueId id : old.nodes[n].inputs)
-      if (id != kNoValue && of_old[static_cast<size_t>(id)] == kNoValue)
-        of_old[static_cast<size_t>(id)] = of_forward[static_cast<size_t>(saved_as[static_cast<size_t>(id)])];
+    bind(old.nodes[n].inputs);
     append(old.nodes[n], old, of_old);
   }
-  for (ValueId id : old.inputs)
-    if (of_old[static_cast<size_t>(id)] == kNoValue) of_old[static_cast<size_t>(id)] = of_forward[static_cast<size_t>(saved_as[static_cast<size_t>(id)])];
+  bind(old.inputs);
   for (ValueId id : old.outputs) graph.outputs.push_back(of_old[static_cast<size_t>(id)]);
   backward.graph = std::move(graph);
   backward.inputs = std::move(inputs);
