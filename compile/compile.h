@@ -95,7 +95,8 @@ struct CompileOptions {
   std::vector<DynamicArgument> dynamic = {};
   Recompute recompute = Recompute::kAuto;
   // With Recompute::kBudget: bytes that one call may keep for its backward, besides its inputs and outputs. At 0, the same is
-  // kept as with kFull. RegionReport has what is kept, and what it costs.
+  // kept as with kFull. RegionReport has what is kept, and what it costs. In blocks any budget saves memory; in a region that is a
+  // whole model a small one does not, as everything is then computed again from the model's inputs, and at once.
   int64_t recompute_budget = 0;
   // A graph break throws Error, with the reason and the user's line.
   bool fullgraph = false;

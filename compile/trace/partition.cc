@@ -128,18 +128,45 @@ void Partition::apply(BackwardGraph& backward) const {
     }
     graph.nodes.push_back(std::move(node));
   };
-  for (const GraphNode& node : forward_.nodes) {
+  // What is computed again is so right before the first node that reads it: until then it takes no memory.
+  std::vector<size_t> first_reader(forward_.values.size(), old.nodes.size());
+  std::vector<ValueId> saved_as(old.values.size(), kNoValue);  // by value of `old`
+  for (size_t i = 0; i < old.inputs.size(); ++i)
+    if (of_old[static_cast<size_t>(old.inputs[i])] == kNoValue)
+      saved_as[static_cast<size_t>(old.inputs[i])] = forward_id_[static_cast<size_t>(backward.inputs[i].index)];
+  for (size_t n = old.nodes.size(); n-- > 0;)
+    for (ValueId id : old.nodes[n].inputs)
+      if (const ValueId saved = id == kNoValue ? kNoValue : saved_as[static_cast<size_t>(id)]; saved != kNoValue)
+        first_reader[static_cast<size_t>(saved)] = n;
+  std::vector<std::vector<size_t>> due(old.nodes.size() + 1);  // by node of `old`: what comes before it, last first
+  for (size_t n = forward_.nodes.size(); n-- > 0;) {
     bool any = false;
-    for (ValueId id : node.outputs) any = any || (wanted[static_cast<size_t>(id)] && kept_index_[static_cast<size_t>(id)] < 0);
+    size_t first = old.nodes.size();
+    for (ValueId id : forward_.nodes[n].outputs) {
+      if (!wanted[static_cast<size_t>(id)] || kept_index_[static_cast<size_t>(id)] >= 0) continue;
+      any = true;
+      first = std::min(first, first_reader[static_cast<size_t>(id)]);
+    }
     if (!any) continue;
-    append(node, forward_, of_forward);
-    graph.nodes.back().origin.again = true;
+    due[first].push_back(n);
+    for (ValueId id : forward_.nodes[n].inputs)
+      if (id != kNoValue) first_reader[static_cast<size_t>(id)] = std::min(first_reader[static_cast<size_t>(id)], first);
   }
-  for (size_t i = 0; i < old.inputs.size(); ++i) {
-    ValueId& id = of_old[static_cast<size_t>(old.inputs[i])];
-    if (id == kNoValue) id = of_forward[static_cast<size_t>(forward_id_[static_cast<size_t>(backward.inputs[i].index)])];
+  const auto bind = [&](const auto& inputs) {
+    for (ValueId id : inputs)
+      if (id != kNoValue && of_old[static_cast<size_t>(id)] == kNoValue)
+        of_old[static_cast<size_t>(id)] = of_forward[static_cast<size_t>(saved_as[static_cast<size_t>(id)])];
+  };
+  for (size_t n = 0; n <= old.nodes.size(); ++n) {
+    for (auto again = due[n].rbegin(); again != due[n].rend(); ++again) {
+      append(forward_.nodes[*again], forward_, of_forward);
+      graph.nodes.back().origin.again = true;
+    }
+    if (n == old.nodes.size()) break;
+    bind(old.nodes[n].inputs);
+    append(old.nodes[n], old, of_old);
   }
-  for (const GraphNode& node : old.nodes) append(node, old, of_old);
+  bind(old.inputs);
   for (ValueId id : old.outputs) graph.outputs.push_back(of_old[static_cast<size_t>(id)]);
   backward.graph = std::move(graph);
   backward.inputs = std::move(inputs);

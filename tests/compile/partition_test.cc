@@ -203,6 +203,31 @@ TEST_F(Partition, ABudgetIsKeptAtEverySize) {
   }
 }
 
+// What is computed again waits until it is read.
+TEST_F(Partition, ABudgetLowersTheMemoryOfATrainingStep) {
+  const nn::GPT2Config config{.vocab_size = 31, .block_size = 64, .n_layer = 8, .n_head = 2, .n_embd = 48};
+  const Tensor ids = ops::reshape(Tensor::randint(0, 31, {8 * 64}), {8, 64});
+  for (bool whole : {false, true}) {
+    int64_t kept = 0;
+    std::vector<int64_t> peaks;
+    for (int fraction : {0, 1, 2, 4}) {
+      nn::GPT2 model(config, 3);
+      compile::CompileOptions options;
+      if (fraction > 0) options.recompute = Recompute::kBudget, options.recompute_budget = kept / fraction;
+      const compile::Regions regions = whole ? compile::compile_module(model, options) : compile::compile_regions(model, options);
+      model.loss(ids, ids).backward();
+      if (fraction == 0) kept = regions.report()[0].kept_bytes;
+      const int64_t before = allocator::stats().bytes_in_use;
+      allocator::reset_peak();
+      model.loss(ids, ids).backward();
+      peaks.push_back(allocator::stats().peak_bytes - before);
+    }
+    EXPECT_EQ(peaks[1], peaks[0]);
+    EXPECT_LT(peaks[2], peaks[1] * 0.85) << whole;
+    EXPECT_LE(peaks[3], peaks[2]) << whole;
+  }
+}
+
 TEST_F(Partition, ANegativeBudgetIsAnError) {
   nn::Linear layer(4, 4);
   EXPECT_THROW(compile::compile_module(layer, {.recompute = Recompute::kBudget, .recompute_budget = -1}), Error);
