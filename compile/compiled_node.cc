@@ -65,7 +65,8 @@ class CompiledNode final : public Node {
     // A leaf's own gradient takes a single contribution where it stands.
     for (size_t i = 0; i < grads_in.size(); ++i) {
       arriving.owned.push_back(leaves[i].defined() && entry_->backward.contributions[i] == 1 &&
-                               like(leaves[i], entry_->forward_graph.value(entry_->forward_graph.inputs[i])));
+                               like(leaves[i], entry_->forward_graph.value(entry_->forward_graph.inputs[i])) &&
+                               overlaps(leaves[i], leaves) <= 1);
       arriving.totals.push_back(arriving.owned[i] || (grads_in[i].defined() && entry_->backward.contributions[i] > 1));
     }
     const CompiledBackward& backward = entry_->backward_for(arriving);
@@ -84,6 +85,12 @@ class CompiledNode final : public Node {
           inputs.push_back(source.index < 0 ? Tensor() : saved(static_cast<size_t>(source.index)));
           break;
       }
+    }
+    // What a user also passed in as something else is not written over while that is read.
+    for (size_t k = 0; k < inputs.size(); ++k) {
+      const BackwardInput& source = backward.inputs[k];
+      if (source.kind == BackwardInput::kTotal && arriving.owned[static_cast<size_t>(source.index)] && overlaps(inputs[k], inputs) > 1)
+        inputs[k] = inputs[k].clone();
     }
     // Before anything is written over: should this throw, no later backward may read what is left.
     const bool release = backward.program->reuses_inputs() && autograd::releasing();
@@ -105,6 +112,21 @@ class CompiledNode final : public Node {
  private:
   static bool like(const Tensor& tensor, const Value& value) {
     return tensor.dtype() == value.dtype && tensor.sizes() == value.sizes;
+  }
+  // How many of `others` reach into the memory of a dense tensor, itself among them.
+  static int64_t overlaps(const Tensor& tensor, std::span<const Tensor> others) {
+    const auto extent = [](const Tensor& t) {
+      int64_t last = 0;
+      for (int d = 0; d < t.rank(); ++d) last += (t.sizes()[d] - 1) * t.strides()[d];
+      const int64_t size = static_cast<int64_t>(size_of(t.dtype())), begin = t.storage_offset() * size;
+      return std::pair(begin, t.numel() == 0 ? begin : begin + (last + 1) * size);
+    };
+    const auto [begin, end] = extent(tensor);
+    return std::count_if(others.begin(), others.end(), [&, begin = begin, end = end](const Tensor& other) {
+      if (!other.defined() || !(other.storage() == tensor.storage())) return false;
+      const auto [from, to] = extent(other);
+      return from < end && begin < to;
+    });
   }
   const Tensor& saved(size_t i) const {
     const Partition::Kept& kept = entry_->partition->kept()[i];

@@ -180,6 +180,8 @@ std::vector<int64_t> OtherRecordings::ranges() const {
 }
 
 void OtherRecordings::prepare() const {
+  // Backwards of one entry may be compiled by several threads.
+  std::lock_guard lock(mutex_);
   if (prepared_) return;
   prepared_ = true;
   std::vector<int64_t> now, next, smallest, largest;

@@ -3,6 +3,7 @@
 // recording is right, however it came to be.
 #pragma once
 
+#include <mutex>
 #include <optional>
 #include <span>
 #include <vector>
@@ -44,7 +45,7 @@ struct SizeVariable {
 // The smallest and the largest size of the bucket.
 std::pair<int64_t, int64_t> bucket_of(const DynamicRange& range, int64_t size);
 
-// A recording at other sizes of its marked dimensions. Computed when it is first asked for; not thread safe.
+// A recording at other sizes of its marked dimensions. Computed when it is first asked for. Thread safe.
 class OtherRecordings {
  public:
   // `recorded` must outlive this. Dimensions of equal size are one variable.
@@ -69,6 +70,7 @@ class OtherRecordings {
   std::vector<SizeVariable> variables_;
   std::vector<VariableDim> dims_;
   std::vector<int32_t> marked_;  // of each of dims_, its index in the list given
+  mutable std::mutex mutex_;  // guards what follows until it is prepared
   mutable bool prepared_ = false;
   mutable std::optional<Graph> next_, smallest_, largest_;
 };

@@ -209,5 +209,24 @@ TEST_F(Accumulation, WithSecondDerivativesGoesThroughTheTape) {
                   });
 }
 
+// The user's own sharing: one memory for two gradients, or a gradient that is also what the loss is weighed by.
+TEST_F(Accumulation, InSharedMemoryIsAsInEagerExecution) {
+  const auto body = [](Block& b, const Tensor& x) { return Tensors{(x * b.bias) * b.norm.weight + ops::matmul(x, b.weight)}; };
+  expect_as_eager(body, [](Block& block) {
+    const Tensor one = Tensor::ones({6});
+    NoGrad off;
+    block.bias.set_grad(one);
+    block.norm.weight.set_grad(one);
+    GradMode on(true);
+    ops::sum(block(Tensor::arange(12, {kF32}).view({2, 6}))[0]).backward();
+    return Tensors{block.bias.grad(), block.norm.weight.grad()};
+  });
+  expect_as_eager(body, [](Block& block) {
+    block.weight.set_grad(Tensor::arange(36, {kF32}).view({6, 6}));
+    for (int i = 0; i < 2; ++i) block(Tensor::arange(36, {kF32}).view({6, 6}) * 0.1)[0].backward(block.weight.grad());
+    return Tensors{block.weight.grad(), block.bias.grad()};
+  });
+}
+
 }  // namespace
 }  // namespace rondo
