@@ -70,29 +70,35 @@ ValueId Graph::written(ValueId id) const {
   return id;
 }
 
-namespace {
-
-// What `infer` says of a node's results, given operands of the recorded shapes. (All dense: a later pass may have moved them,
-// and sizes do not depend on it.)
-void verify_results(const Graph& graph, const GraphNode& node) {
-  std::vector<Tensor> operands(node.inputs.size());
+std::vector<TensorMeta> infer_results(const Graph& graph, const GraphNode& node, Operands operands) {
+  std::vector<Tensor> stand_ins(node.inputs.size());  // without memory: `infer` does not look at data
   std::vector<const Tensor*> inputs;
-  for (size_t i = 0; i < operands.size(); ++i) {
-    inputs.push_back(&operands[i]);
+  for (size_t i = 0; i < stand_ins.size(); ++i) {
+    inputs.push_back(&stand_ins[i]);
     if (node.inputs[i] == kNoValue) continue;
     const Value& v = graph.value(node.inputs[i]);
+    const bool dense = operands == Operands::kDense;
     auto* impl = new TensorImpl;
     impl->dtype = v.dtype;
     impl->sizes = v.sizes;
-    impl->strides = contiguous_strides(v.sizes);
-    operands[i] = Tensor(impl);
+    impl->strides = dense ? contiguous_strides(v.sizes) : v.strides;
+    impl->offset = dense ? 0 : v.offset;
+    stand_ins[i] = Tensor(impl);
   }
   InferContext infer(*node.op, inputs, node.attrs, node.where);
   node.op->infer(infer);
-  invariant(infer.outputs().size() >= node.outputs.size(), "graph: an op with too many results");
+  return {infer.outputs().begin(), infer.outputs().end()};
+}
+
+namespace {
+
+// Sizes do not depend on strides, which a later pass may have changed.
+void verify_results(const Graph& graph, const GraphNode& node) {
+  const std::vector<TensorMeta> results = infer_results(graph, node, Operands::kDense);
+  invariant(results.size() >= node.outputs.size(), "graph: an op with too many results");
   for (size_t i = 0; i < node.outputs.size(); ++i) {
     const Value& v = graph.value(node.outputs[i]);
-    const TensorMeta& meta = infer.outputs()[i];
+    const TensorMeta& meta = results[i];
     invariant(v.dtype == meta.dtype && v.sizes == meta.sizes, "graph: a value's dtype or sizes are not what its op gives");
   }
 }

@@ -80,6 +80,11 @@ std::string to_string(const Graph& graph, Locations locations = Locations::kOmit
 // One node's line, without its end.
 std::string to_string(const Graph& graph, const GraphNode& node);
 
+// What the node's op infers of its results, from its operands' sizes, with their strides or as if all were dense. Throws what
+// `infer` throws.
+enum class Operands { kAsTheyAre, kDense };
+std::vector<TensorMeta> infer_results(const Graph& graph, const GraphNode& node, Operands operands);
+
 // Throws InternalError at the first broken invariant: operands defined before use, metadata as `infer` says, roots valid.
 void verify(const Graph& graph);
 

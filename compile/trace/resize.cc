@@ -37,30 +37,17 @@ int64_t reach(const Value& value) {
 }
 
 // Gives the results of a node the metadata that follows from its operands' and these attributes. False if there is none.
-bool infer_results(Graph& graph, const GraphNode& node) {
-  std::vector<Tensor> operands(node.inputs.size());
-  std::vector<const Tensor*> inputs;
-  for (size_t i = 0; i < operands.size(); ++i) {
-    inputs.push_back(&operands[i]);
-    if (node.inputs[i] == kNoValue) continue;
-    const Value& v = graph.value(node.inputs[i]);
-    auto* impl = new TensorImpl;
-    impl->dtype = v.dtype;
-    impl->sizes = v.sizes;
-    impl->strides = v.strides;
-    impl->offset = v.offset;
-    operands[i] = Tensor(impl);
-  }
-  InferContext infer(*node.op, inputs, node.attrs, node.where);
+bool resize_results(Graph& graph, const GraphNode& node) {
+  std::vector<TensorMeta> results;
   try {
-    node.op->infer(infer);
+    results = infer_results(graph, node, Operands::kAsTheyAre);
   } catch (const std::exception&) {
     return false;  // no op was made for shapes that nobody asked for
   }
-  const size_t n = infer.outputs().size();
+  const size_t n = results.size();
   if (n < node.outputs.size() || (node.op->n_outputs < 0 && n > node.outputs.size())) return false;
   for (size_t i = 0; i < node.outputs.size(); ++i) {
-    const TensorMeta& meta = infer.outputs()[i];
+    const TensorMeta& meta = results[i];
     Value& value = graph.value(node.outputs[i]);
     if (checked_numel(meta.sizes) < 0) return false;
     value.sizes = meta.sizes;
@@ -165,7 +152,7 @@ bool Resizing::find_rules_of(Graph& graph, int32_t index, std::span<const int64_
     likely.push_back(recorded.ints[p] > kSmall && (rule->addend >= 0 || recorded.ints[p] == product));
   }
   const auto fits = [&](bool in_place) {
-    if (!infer_results(graph, node)) return false;
+    if (!resize_results(graph, node)) return false;
     if (node.op->kind != OpKind::kView) return true;
     const Dims &from = recorded_->value(node.inputs[0]).sizes, &to = recorded_->value(node.outputs[0]).sizes;
     // Where a view begins with its source's dimensions, they are likely the same ones.
@@ -206,7 +193,7 @@ std::optional<Graph> Resizing::at(std::span<const int64_t> sizes) const {
     value = apply(rule, value, sizes);
   }
   for (const GraphNode& node : graph.nodes)
-    if (!infer_results(graph, node)) return std::nullopt;
+    if (!resize_results(graph, node)) return std::nullopt;
   return graph;
 }
 
