@@ -77,7 +77,8 @@ enum class Mode : uint8_t {
 
 // Whether products add residuals and apply GELU to their own results before these are stored (the library's post-ops).
 enum class Epilogues : uint8_t {
-  kTuned,   // where Mode::kMaxAutotune measures that it pays: often a fused kernel that reads the result again is faster
+  kTuned,   // where Mode::kMaxAutotune measures that it pays: often a fused kernel that reads the result again is faster.
+            // A bf16 product writes f32 where that is all that becomes of it (a weight's gradient), unless `exact`
   kAlways,  // wherever it can be done; with `exact`, only f32 sums, whose bits are those of the separate op
   kNever,
 };

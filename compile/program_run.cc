@@ -44,7 +44,11 @@ void with_context(const Graph& graph, const Program::Launch& launch, MakeTensor 
     if (launch.inputs[i] != kNoValue) inputs[i] = tensor(launch.inputs[i]);
   for (size_t i = 0; i < node.inputs.size(); ++i) pointers[i] = &inputs[i];
   // The product's own result, written where the last epilogue's belongs.
-  for (size_t i = 0; i < node.outputs.size(); ++i) outputs[i] = result(graph.value(node.outputs[i]), launch.outputs[i]);
+  for (size_t i = 0; i < node.outputs.size(); ++i) {
+    Value like = graph.value(node.outputs[i]);
+    like.dtype = graph.value(launch.outputs[i]).dtype;
+    outputs[i] = result(like, launch.outputs[i]);
+  }
   const auto epilogues = epilogue_calls(graph, launch, inputs);
   use(KernelContext{*node.op, {pointers, node.inputs.size()}, {outputs, node.outputs.size()}, node.attrs, node.where, epilogues});
 }

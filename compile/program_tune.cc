@@ -31,19 +31,36 @@ void describe(const Graph& graph, const ValueIds& ids, std::string& text) {
   }
 }
 
+// True if the product may as well write f32, which nobody but the caller reads: the gradient of a weight.
+bool only_widens(const Graph& graph, const std::vector<int32_t>& chain) {
+  if (chain.size() != 1 || graph.nodes[static_cast<size_t>(chain[0])].op->epilogue != Epilogue::kWiden) return false;
+  const ValueId result = graph.nodes[static_cast<size_t>(chain[0])].outputs[0];
+  for (const GraphNode& node : graph.nodes)
+    for (ValueId id : node.inputs)
+      if (id != kNoValue && node.op->kind != OpKind::kView && graph.written(id) == result) return false;
+  return true;
+}
+
 }  // namespace
 
 EpilogueChains Program::choose_epilogues(const ProgramOptions& options) const {
-  if (options.epilogues == Epilogues::kNever || (options.epilogues == Epilogues::kTuned && options.mode != Mode::kMaxAutotune))
-    return {};
+  if (options.epilogues == Epilogues::kNever) return {};
   EpilogueChains chains = find_epilogues(graph_, options.exact);
   if (options.epilogues == Epilogues::kAlways) return chains;
+  // A product that widens its result is as fast as one that does not. Where a kernel goes on with it, 16 bits are less to read.
+  std::vector<bool> free(chains.size(), false);
+  for (size_t n = 0; n < chains.size(); ++n) {
+    free[n] = !chains[n].empty() && only_widens(graph_, chains[n]);
+    const bool widens = !chains[n].empty() && graph_.nodes[static_cast<size_t>(chains[n][0])].op->epilogue == Epilogue::kWiden;
+    if (!free[n] && (widens || options.mode != Mode::kMaxAutotune)) chains[n].clear();
+  }
+  if (options.mode != Mode::kMaxAutotune) return chains;
   // One more pass over the result, by the op's own kernel, stands for what the op would cost elsewhere.
   NoGrad off;
   RecorderScope eager(nullptr);
   const auto made_up = [&](ValueId id) { return rondo::compile::made_up(graph_.value(id)); };
   for (size_t n = 0; n < chains.size(); ++n) {
-    if (chains[n].empty()) continue;
+    if (chains[n].empty() || free[n]) continue;
     const GraphNode& product = graph_.nodes[n];
     std::vector<Tensor> operands, added;
     std::vector<const Tensor*> pointers;

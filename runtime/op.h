@@ -107,6 +107,7 @@ enum class Epilogue : uint8_t {
   kAdd,  // result + operand, of the result's shape and dtype; may be the result's own memory, which is then added to
   kGelu,
   kGeluTanh,
+  kWiden,  // of a bf16 product, first of its epilogues: the result is f32, and was never rounded to bf16
 };
 inline constexpr int kMaxEpilogues = 2;  // of one product
 struct EpilogueCall {

@@ -38,7 +38,7 @@ class EpilogueFinder {
       const GraphNode& node = graph_.nodes[static_cast<size_t>(reader)];
       if (!applies(node, result)) return chain;
       kinds.push_back(node.op->epilogue);
-      if (!product.op->absorbs(kinds, graph_.value(result).dtype, exact_)) return chain;
+      if (!product.op->absorbs(kinds, graph_.value(product.outputs[0]).dtype, exact_)) return chain;
       chain.push_back(reader);
       result = node.outputs[0];
     }
@@ -49,11 +49,14 @@ class EpilogueFinder {
   bool applies(const GraphNode& node, ValueId result) const {
     if (node.op->epilogue == Epilogue::kNone || node.outputs.size() != 1 || !is_dense(graph_, node.outputs[0])) return false;
     const Value& out = graph_.value(node.outputs[0]);
-    if (out.dtype != graph_.value(result).dtype || out.sizes.numel() != graph_.value(result).sizes.numel()) return false;
+    const bool widens = node.op->epilogue == Epilogue::kWiden;
+    if (widens && out.dtype != kF32) return false;
+    if (!widens && out.dtype != graph_.value(result).dtype) return false;
+    if (out.sizes.numel() != graph_.value(result).sizes.numel()) return false;
     for (ValueId id : node.inputs) {
       if (id == kNoValue) return false;
       const Value& in = graph_.value(id);
-      if (in.dtype != out.dtype || !(in.sizes == out.sizes) || !is_contiguous(in.sizes, in.strides)) return false;
+      if ((!widens && in.dtype != out.dtype) || !(in.sizes == out.sizes) || !is_contiguous(in.sizes, in.strides)) return false;
       if (graph_.written(id) == result && same_elements(graph_, id) != result) return false;
     }
     return true;

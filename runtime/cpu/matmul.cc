@@ -141,7 +141,7 @@ Plan plan_matmul(const KernelContext& context) {
   const int rank = c.rank();
   Plan plan;
   MatmulCall& call = plan.call;
-  call = {.dtype = c.dtype(), .m = c.sizes()[rank - 2], .n = c.sizes()[rank - 1], .k = a.sizes().back()};
+  call = {.dtype = a.dtype(), .m = c.sizes()[rank - 2], .n = c.sizes()[rank - 1], .k = a.sizes().back()};
   matrix_strides(a, call.a_strides);
   matrix_strides(b, call.b_strides);
   call.c_strides[1] = call.n;
@@ -211,7 +211,7 @@ Plan plan_linear(const KernelContext& context) {
   if (!readable(w) || !x.is_contiguous()) return Plan::copies(!x.is_contiguous(), !readable(w));
   const int64_t in = w.sizes()[1], out = w.sizes()[0];
   Plan plan;
-  plan.call = {.dtype = y.dtype(), .m = y.numel() / out, .n = out, .k = in, .bias = context.has(2)};
+  plan.call = {.dtype = x.dtype(), .m = y.numel() / out, .n = out, .k = in, .bias = context.has(2)};
   matrix_strides(plan.call.m, in, in, 1, plan.call.a_strides);
   matrix_strides(in, out, w.strides()[1], w.strides()[0], plan.call.b_strides);
   plan.call.c_strides[1] = out;
@@ -221,16 +221,15 @@ Plan plan_linear(const KernelContext& context) {
   return plan;
 }
 
-MatmulOperands at(const MatmulOperands& base, const Plan::Piece& piece, DType dtype) {
-  const auto size = static_cast<int64_t>(size_of(dtype));
-  const auto move = [size](const void* data, int64_t elements) {
-    return data == nullptr ? nullptr : static_cast<const std::byte*>(data) + elements * size;
+MatmulOperands at(const MatmulOperands& base, const Plan::Piece& piece, const MatmulCall& call) {
+  const auto move = [](const void* data, int64_t elements, DType dtype) {
+    return data == nullptr ? nullptr : static_cast<const std::byte*>(data) + elements * static_cast<int64_t>(size_of(dtype));
   };
   MatmulOperands moved = base;
-  moved.a = move(base.a, piece.a);
-  moved.b = move(base.b, piece.b);
-  for (size_t i = 0; i < moved.added.size(); ++i) moved.added[i] = move(base.added[i], piece.c);
-  moved.c = static_cast<std::byte*>(base.c) + piece.c * size;
+  moved.a = move(base.a, piece.a, call.dtype);
+  moved.b = move(base.b, piece.b, call.dtype);
+  for (size_t i = 0; i < moved.added.size(); ++i) moved.added[i] = move(base.added[i], piece.c, call.result_dtype());
+  moved.c = static_cast<std::byte*>(base.c) + piece.c * static_cast<int64_t>(size_of(call.result_dtype()));
   return moved;
 }
 
@@ -253,7 +252,7 @@ template <class MakePlan> void run_product(const KernelContext& context, MakePla
                           .bias = bias.defined() ? bias.impl()->data() : nullptr, .c = c.impl()->data()};
   for (size_t i = 0; i < context.epilogues.size(); ++i)
     if (context.epilogues[i].operand != nullptr) operands.added[i] = context.epilogues[i].operand->impl()->data();
-  for (const Plan::Piece& piece : plan.pieces) matmul(plan.call, at(operands, piece, plan.call.dtype));
+  for (const Plan::Piece& piece : plan.pieces) matmul(plan.call, at(operands, piece, plan.call));
 }
 
 class PreparedProduct final : public PreparedKernel {
@@ -266,7 +265,7 @@ class PreparedProduct final : public PreparedKernel {
     for (size_t i = 0; i < operands.added.size(); ++i)
       if (plan_.call.epilogues[i] == Epilogue::kAdd) operands.added[i] = addresses[next++];
     operands.c = addresses[next];
-    for (const Plan::Piece& piece : plan_.pieces) product_->run(at(operands, piece, plan_.call.dtype));
+    for (const Plan::Piece& piece : plan_.pieces) product_->run(at(operands, piece, plan_.call));
   }
 
  private:
@@ -277,7 +276,7 @@ class PreparedProduct final : public PreparedKernel {
 
 template <class MakePlan>
 std::unique_ptr<const PreparedKernel> prepare_product(const KernelContext& context, int variant, MakePlan make_plan) {
-  const DType dtype = context.out().dtype();
+  const DType dtype = context.in(0).dtype();
   // What has no elements, or no inner dimension, is not a product; f64 and f16 do not run in the library.
   if ((dtype != kF32 && dtype != kBF16) || context.out().numel() == 0 || context.in(0).numel() == 0) return nullptr;
   if (context.has(2) && !context.in(2).is_contiguous()) return nullptr;
@@ -313,8 +312,11 @@ std::unique_ptr<const PreparedKernel> prepare_linear(const KernelContext& contex
 
 bool product_absorbs(std::span<const Epilogue> epilogues, DType dtype, bool exact) {
   if (epilogues.size() > kMaxEpilogues || (dtype != kF32 && dtype != kBF16)) return false;
-  for (Epilogue epilogue : epilogues)
-    if (exact && (dtype != kF32 || epilogue != Epilogue::kAdd)) return false;
+  // `dtype` is that of the product itself; what is widened is added to as f32 is.
+  for (size_t i = 0; i < epilogues.size(); ++i) {
+    if (exact && (dtype != kF32 || epilogues[i] != Epilogue::kAdd)) return false;
+    if (epilogues[i] == Epilogue::kWiden && (i != 0 || dtype != kBF16)) return false;
+  }
   return true;
 }
 

@@ -228,14 +228,14 @@ void convert_kernel(const KernelContext& context) {
 }
 
 // ints: {dtype}
-constexpr OpDef kCast = {
+constexpr OpDef kCast = as_epilogue(Epilogue::kWiden, {
     .name = "cast",
     .kind = OpKind::kElementwise,
     .infer = [](InferContext& c) { c.output(0, static_cast<DType>(c.integer(0)), c.sizes(0)); },
     .kernel = {&convert_kernel},
     .grad = [](const GradContext& g) { g.set(0, cast(g.grad_out(), g.input_dtype(0))); },
     .lower = [](LoopBuilder& b) { b.output(0, b.input(0)); },
-};
+});
 
 void copy_infer(InferContext& c) {
   Dims sizes;

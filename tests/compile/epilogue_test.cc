@@ -117,6 +117,34 @@ TEST_F(Epilogues, Bf16RoundsOnceInDefaultModeAndTwiceInExact) {
   EXPECT_LT(difference(compiled.to(kF32), eager.to(kF32)), 1.0 / 64);
 }
 
+// A weight's gradient under autocast: f32 straight from the sums, in default mode; exact mode rounds as eager does.
+TEST_F(Epilogues, WhatOnlyTheCallerReadsIsWidenedByTheProduct) {
+  const Tensor w = Tensor::randn({64, 64}).to(kBF16), x = Tensor::randn({48, 64}).to(kBF16);
+  const Tensor in_f32 = ops::linear(x.to(kF32), w.to(kF32), Tensor());
+  const auto body = [&](const Tensor& x) { return ops::linear(x, w, Tensor()).to(kF32); };
+  const auto exact = both(body, x, {.exact = true});
+  EXPECT_TRUE(same_bits(exact.eager, exact.compiled));
+  EXPECT_EQ(report.kernels, 1);
+  const auto [eager, compiled] = both(body, x, {});
+  EXPECT_EQ(report.kernels, 0);
+  EXPECT_EQ(compiled.dtype(), kF32);
+  EXPECT_LT(difference(compiled, in_f32), 1e-5);
+  EXPECT_GT(difference(eager, in_f32), 1e-4);
+  // A kernel that goes on with the result reads bf16.
+  const auto [eager_more, more] = both([&](const Tensor& x) { return ops::linear(x, w, Tensor()).to(kF32) * 2.0; }, x, {});
+  EXPECT_TRUE(same_bits(eager_more, more));
+  // Pieces of a batch, at their places in f32; and sums onto what was widened.
+  const Tensor a = Tensor::randn({3, 5, 16, 8}).to(kBF16), b = Tensor::randn({5, 8, 16}).to(kBF16);
+  const Tensor skip = Tensor::randn({3, 5, 16, 16});
+  const Tensor product = ops::matmul(a.to(kF32), b.to(kF32));
+  const auto batched = both([&](const Tensor& a) { return ops::matmul(a, b).to(kF32); }, a, {});
+  EXPECT_LT(difference(batched.compiled, product), 1e-5);
+  EXPECT_EQ(report.kernels, 0);
+  const auto summed = both([&](const Tensor& a) { return skip + ops::matmul(a, b).to(kF32); }, a, {.epilogues = compile::Epilogues::kAlways});
+  EXPECT_LT(difference(summed.compiled, product + skip), 1e-5);
+  EXPECT_EQ(report.kernels, 0);
+}
+
 // ---- Gradients that are there already
 
 struct Accumulation : Epilogues {
