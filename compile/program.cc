@@ -209,6 +209,12 @@ void Program::plan(const ProgramOptions& options) {
   placements_.resize(graph_.values.size());
   for (size_t i = 0; i < graph_.inputs.size(); ++i)
     placements_[static_cast<size_t>(graph_.inputs[i])] = {Placement::kInput, static_cast<int64_t>(i), 0};
+  for (const GraphNode& node : graph_.nodes) {
+    if (!is_parameter_copy(graph_, node)) continue;
+    const size_t input = static_cast<size_t>(placements_[static_cast<size_t>(node.inputs[0])].index);
+    placements_[static_cast<size_t>(node.outputs[0])] = {Placement::kCopy, std::ssize(copies_), 0};
+    copies_.push_back({input, graph_.value(node.outputs[0]).dtype});
+  }
   for (ValueId id : graph_.outputs) {
     Placement& p = placements_[static_cast<size_t>(graph_.value(id).root)];
     if (p.kind == Placement::kNone) {
@@ -337,11 +343,13 @@ Program::Address Program::address_of(ValueId id) const {
   const Placement* p = &placements_[static_cast<size_t>(value.root)];
   if (p->kind == Placement::kShared) p = &placements_[static_cast<size_t>(p->index)];
   const int64_t offset = value.offset * static_cast<int64_t>(size_of(value.dtype));
-  const auto inputs = static_cast<int32_t>(graph_.inputs.size()), fresh = static_cast<int32_t>(fresh_.size());
+  const auto inputs = static_cast<int32_t>(graph_.inputs.size());
+  const auto given = inputs + static_cast<int32_t>(copies_.size()), fresh = static_cast<int32_t>(fresh_.size());
   switch (p->kind) {
     case Placement::kInput: return {static_cast<int32_t>(p->index), offset};
-    case Placement::kOutput: return {inputs + static_cast<int32_t>(p->index), offset};
-    case Placement::kArena: return {inputs + fresh, p->index + offset};
+    case Placement::kCopy: return {inputs + static_cast<int32_t>(p->index), offset};
+    case Placement::kOutput: return {given + static_cast<int32_t>(p->index), offset};
+    case Placement::kArena: return {given + fresh, p->index + offset};
     default: return {};
   }
 }
@@ -354,7 +362,7 @@ void Program::resolve_addresses() {
       for (size_t i = 0; i < unit.column_results.size(); ++i) {
         const int64_t stride = partial_bytes(launch.kernel) / std::ssize(unit.column_results);
         launch.addresses[static_cast<size_t>(unit.column_results[i].operand)] = {
-            static_cast<int32_t>(graph_.inputs.size() + fresh_.size()),
+            static_cast<int32_t>(graph_.inputs.size() + copies_.size() + fresh_.size()),
             partial_offsets_[static_cast<size_t>(launch.kernel)] + static_cast<int64_t>(i) * stride};
       }
       for (const ColumnResult& result : unit.column_results) launch.addresses.push_back(address_of(result.value));

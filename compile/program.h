@@ -59,7 +59,8 @@ struct ProgramOptions {
 class Program {
  public:
   static constexpr int64_t kGrain = 1 << 14;
-  // Where something lies in one run: in the memory of an input, of a fresh buffer, or (the last slot) in the arena.
+  // Where something lies in one run: in the memory of an input, of a parameter's copy, of a fresh buffer, or (the last slot) in
+  // the arena.
   struct Address {
     int32_t slot = -1;  // -1: nowhere
     int64_t offset = 0;  // bytes
@@ -79,8 +80,8 @@ class Program {
   };
   // Where the memory of a root value comes from.
   struct Placement {
-    enum Kind { kNone, kInput, kOutput, kArena, kShared } kind = kNone;
-    int64_t index = 0;  // kInput: position; kArena: byte offset; kOutput: position among fresh buffers;
+    enum Kind { kNone, kInput, kCopy, kOutput, kArena, kShared } kind = kNone;
+    int64_t index = 0;  // kInput: position; kCopy: position among the copies; kArena: byte offset; kOutput: position among fresh buffers;
                         // kShared: the value with whose memory it is one
     int64_t bytes = 0;
   };
@@ -140,6 +141,12 @@ class Program {
     int32_t donor = -1;  // an input whose memory it is, where that is given away
   };
   std::vector<FreshBuffer> fresh_;
+  // 16-bit copies of inputs that are parameters.
+  struct ParameterCopy {
+    size_t input = 0;
+    DType dtype = kBF16;
+  };
+  std::vector<ParameterCopy> copies_;
   bool reuses_inputs_ = false;
   // Mode::kReduceOverhead: arenas of earlier runs.
   bool keeps_arena_ = false;

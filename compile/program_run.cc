@@ -3,6 +3,7 @@
 
 #include "rondo/compile/program_frame.h"
 #include "rondo/runtime/autograd.h"
+#include "rondo/runtime/lowered.h"
 #include "rondo/runtime/ops/reduction_order.h"
 #include "rondo/runtime/parallel.h"
 #include "rondo/runtime/recorder.h"
@@ -62,7 +63,7 @@ bool is_only_holder(const Tensor& tensor) {
 
 Program::Frame Program::make_frame(std::span<const Tensor> inputs, bool release) const {
   Frame frame;
-  frame.slots.resize(inputs.size() + fresh_.size() + 1);
+  frame.slots.resize(inputs.size() + copies_.size() + fresh_.size() + 1);
   // Asked before the frame holds them, too.
   std::vector<bool> given(inputs.size(), false);
   if (release)
@@ -80,6 +81,7 @@ Program::Frame Program::make_frame(std::span<const Tensor> inputs, bool release)
     slot->storage = std::move(storage);
     ++slot;
   };
+  for (const ParameterCopy& copy : copies_) fill(amp::lowered(inputs[copy.input], copy.dtype).storage());
   for (const FreshBuffer& buffer : fresh_) {
     if (buffer.donor >= 0 && given[static_cast<size_t>(buffer.donor)]) *slot++ = frame.slots[static_cast<size_t>(buffer.donor)];
     else fill(Storage::allocate(static_cast<size_t>(buffer.bytes)));

@@ -2,7 +2,9 @@
 #include "absl/strings/str_cat.h"
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/dynamic_range.h"
+#include "rondo/runtime/lowered.h"
 #include "rondo/runtime/op.h"
+#include "rondo/runtime/ops/table.h"
 #include "rondo/runtime/recorder.h"
 
 namespace rondo {
@@ -212,10 +214,19 @@ class Dispatcher {
       const Tensor& input = *inputs_[i];
       // f64 is asked for by the user and never lowered.
       if (!input.defined() || !is_floating(input.dtype()) || input.dtype() == kF64 || input.dtype() == target) continue;
-      cast_[i] = input.to(target, where_);
+      cast_[i] = recorder == nullptr && is_low_precision(target) && amp::keeps_copy(input) ? lowered(input, target) : input.to(target, where_);
       inputs_[i] = &cast_[i];
     }
     autocast = saved;
+  }
+
+  // A parameter's own copy, as if it had been cast here.
+  Tensor lowered(const Tensor& parameter, DType target) const {
+    Tensor copy = amp::lowered(parameter, target);
+    const Tensor* inputs[] = {&parameter};
+    if (grad_enabled())
+      autograd::record_call(ops::kCast, inputs, {.ints = {static_cast<int64_t>(target)}}, {&copy, 1}, where_);
+    return copy;
   }
 
   const OpDef& op_;

@@ -199,6 +199,7 @@ struct OpDef {
   // whoever writes them may write them there. `strided_outputs`: the kernel honours any strides of its outputs as long as
   // the last dimension is dense.
   bool assembles = false;
+  bool converts = false;  // output 0 is input 0 in another dtype
   bool strided_outputs = false;
   int32_t overwrites = -1;  // the input that output 0 is written into, for ops that exist only in place
   PrepareFn prepare = nullptr;

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "rondo/runtime/error.h"
+#include "rondo/runtime/lowered.h"
 
 namespace rondo {
 namespace allocator {
@@ -195,6 +196,7 @@ Storage Storage::borrow(void* data, size_t bytes, std::shared_ptr<const void> ow
 }
 
 void Storage::destroy(Block* block) noexcept {
+  delete block->lowered.load(std::memory_order_acquire);
   if (block->owner == nullptr && block->data != nullptr) allocator::deallocate(block->data, block->bytes);
   delete block;
 }

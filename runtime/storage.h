@@ -14,6 +14,10 @@
 
 namespace rondo {
 
+namespace amp {
+struct LoweredCopy;
+}
+
 // Blocks are aligned so that a full vector register or cache line never straddles their start.
 inline constexpr size_t kAlignment = 64;
 
@@ -60,6 +64,8 @@ class Storage {
   bool is_borrowed() const { return block_->owner != nullptr; }
   friend bool operator==(const Storage& a, const Storage& b) { return a.block_ == b.block_; }
   const void* id() const { return block_; }
+  // A parameter's copy in a 16-bit type (lowered.h), freed with the block. Null: there is none.
+  std::atomic<amp::LoweredCopy*>& lowered() const { return block_->lowered; }
 
  private:
   struct Block {
@@ -69,6 +75,7 @@ class Storage {
     std::byte* data = nullptr;
     size_t bytes = 0;
     std::shared_ptr<const void> owner;
+    std::atomic<amp::LoweredCopy*> lowered{nullptr};
   };
   void retain() const {
     if (block_) block_->refs.fetch_add(1, std::memory_order_relaxed);

@@ -170,7 +170,7 @@ class Fuser {
     }
     for (size_t i = 0; i < graph_.nodes.size(); ++i) {
       const GraphNode& node = graph_.nodes[i];
-      if (node.op->kind == OpKind::kView) continue;
+      if (node.op->kind == OpKind::kView || is_parameter_copy(graph_, node)) continue;
       if (absorbed[i]) {
         if (ends[i] < 0) continue;
         Unit unit{.nodes = epilogues_[static_cast<size_t>(ends[i])]};
@@ -343,7 +343,7 @@ class Fuser {
 
   const Graph& graph_;
   const EpilogueChains& epilogues_;
-  std::vector<int> unit_of_;  // of each node; -1 for views
+  std::vector<int> unit_of_;  // of each node; -1 for views and copies of parameters
   std::vector<Candidate> units_;
   absl::flat_hash_map<ValueId, std::vector<size_t>> units_touching_;  // fusible ones; some may be gone
   std::priority_queue<Pair> pairs_;

@@ -24,7 +24,7 @@ Graph assemble_in_place(const Graph& graph);
 using EpilogueChains = std::vector<std::vector<int32_t>>;
 EpilogueChains find_epilogues(const Graph& graph, bool exact);
 
-// Nodes that run as one kernel, or one library call. Views belong to no unit: they cost nothing.
+// Nodes that run as one kernel, or one library call. Views belong to no unit: they cost nothing. Nor do copies of parameters.
 struct Unit {
   std::vector<int32_t> nodes;  // in graph order
   bool fused = false;          // a loop kernel; else a single library call and its epilogues
@@ -37,6 +37,10 @@ struct Unit {
 std::vector<Unit> fuse(const Graph& graph, const EpilogueChains& epilogues = {});
 // Each unit with the lines of its nodes.
 std::string to_string(const Graph& graph, const std::vector<Unit>& units);
+
+// True if the node's result is a parameter's 16-bit copy (runtime/lowered.h), which belongs to a step and not to a run: such a node
+// is in no unit, and whoever runs the graph brings the copy.
+bool is_parameter_copy(const Graph& graph, const GraphNode& node);
 
 // Follows views that show all of a dense value in its own order (reshapes): same bytes, same linear index.
 ValueId same_elements(const Graph& graph, ValueId id);

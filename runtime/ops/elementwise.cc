@@ -235,6 +235,7 @@ constexpr OpDef kCast = as_epilogue(Epilogue::kWiden, {
     .kernel = {&convert_kernel},
     .grad = [](const GradContext& g) { g.set(0, cast(g.grad_out(), g.input_dtype(0))); },
     .lower = [](LoopBuilder& b) { b.output(0, b.input(0)); },
+    .converts = true,
 });
 
 void copy_infer(InferContext& c) {
