@@ -9,7 +9,6 @@
 #include "rondo/compile/passes/passes.h"
 #include "rondo/compile/reproducer.h"
 #include "rondo/runtime/ops/reduction_order.h"
-#include "rondo/runtime/ops/reuse.h"
 
 namespace rondo::compile {
 namespace {
@@ -273,7 +272,7 @@ std::vector<std::pair<ValueId, ValueId>> Program::overwritable(const Launch& lau
     const GraphNode& node = graph_.nodes[static_cast<size_t>(launch.node)];
     const size_t own = node.inputs.size();
     for (size_t i = own; i < launch.inputs.size(); ++i) offer(launch.inputs[i], launch.outputs[0]);
-    const int reusable = ops::reusable_input(*node.op);
+    const int reusable = node.op->reuses;
     if (reusable < 0) return pairs;
     const ValueId in = node.inputs[static_cast<size_t>(reusable)];
     const Value &from = graph_.value(in), &to = graph_.value(launch.outputs[0]);
@@ -307,7 +306,7 @@ void Program::share_in_place(const ProgramOptions& options, std::vector<int>& fi
   for (int i = 0; i < static_cast<int>(launches_.size()); ++i) {
     // A product is prepared for memory that it adds to, or for memory that it does not: that must not depend on the call.
     const Launch& launch = launches_[static_cast<size_t>(i)];
-    const bool takes_donations = launch.kernel >= 0 || ops::reusable_input(*graph_.nodes[static_cast<size_t>(launch.node)].op) >= 0;
+    const bool takes_donations = launch.kernel >= 0 || graph_.nodes[static_cast<size_t>(launch.node)].op->reuses >= 0;
     for (const auto& [in, out] : overwritable(launch)) {
       const auto source = static_cast<size_t>(graph_.value(in).root), result = static_cast<size_t>(graph_.value(out).root);
       if (first[result] != i || last[source] != i || placements_[result].kind == Placement::kInput) continue;

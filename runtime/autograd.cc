@@ -164,6 +164,7 @@ class OpNode final : public Node {
       if (op_.saved.outputs >> i & 1u) saved_outputs_[i] = SavedTensor(outputs[i], true);
   }
   const char* name() const override { return op_.name; }
+  bool adds_to_totals() const override { return op_.grad_adds; }
   void release_saved() override {
     saved_inputs_.clear();
     saved_outputs_.clear();
@@ -185,6 +186,11 @@ class OpNode final : public Node {
       }
     }
     op_.grad(GradContext(attrs_, inputs, outputs, grads_out, metas_, needs_, grads_in));
+  }
+  void backward_onto(std::span<const Tensor> arrived, std::span<Tensor> grads_in, std::span<const Tensor>) override {
+    std::vector<Tensor> grads_out(arrived.begin(), arrived.end());
+    autograd::apply_extras(*this, grads_out);
+    if (!grads_in.empty()) backward(grads_out, grads_in);
   }
 
   std::weak_ptr<Node> self;

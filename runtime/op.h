@@ -149,6 +149,9 @@ class GradContext {
   int n_inputs() const { return static_cast<int>(input_metas_.size()); }
   int n_outputs() const { return static_cast<int>(grads_out_.size()); }
   void set(int i, Tensor grad) const { grads_in_[i] = std::move(grad); }
+  // The sum of other gradients of input i, to which set() is to give the sum with this one; undefined if there is none. Only in
+  // ops with `grad_adds`, and only of input 0.
+  Tensor take_total(int i) const { return std::exchange(grads_in_[i], Tensor()); }
   // set(), after summing over broadcast dimensions and casting to the input's dtype.
   void set_reduced(int i, Tensor grad) const;
 
@@ -202,6 +205,10 @@ struct OpDef {
   bool converts = false;  // output 0 is input 0 in another dtype
   bool strided_outputs = false;
   int32_t overwrites = -1;  // the input that output 0 is written into, for ops that exist only in place
+  // The input whose memory output 0 may be, if both are dense and of one dtype: the kernel reads each element, and whatever else
+  // it needs of the input, before it writes there.
+  int32_t reuses = -1;
+  bool grad_adds = false;   // `grad` adds to what has arrived at input 0 already: GradContext::take_total()
   PrepareFn prepare = nullptr;
   AbsorbsFn absorbs = nullptr;
   Epilogue epilogue = Epilogue::kNone;  // how a product does this op; its first operand (kAdd: either) is the product's result

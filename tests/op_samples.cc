@@ -410,6 +410,13 @@ Samples embedding_grad_samples(bool large) {
           {"scalar", {real({3}), indices({}, 4)}, ints({4})},
           {"empty", {real({0, 3}), indices({0}, 4)}, ints({4})}};
 }
+Samples embedding_grad_onto_samples(bool large) {
+  if (large) return {{"large", {real({300, 65}), real({40, 50, 65}), indices({40, 50}, 300)}}};
+  return {{"matrix", {real({10, 6}), real({3, 4, 6}), indices({3, 4}, 10)}},
+          {"repeated", {real({4, 3}), real({9, 3}), indices({9}, 2)}},
+          {"scalar", {real({4, 3}), real({3}), indices({}, 4)}},
+          {"empty", {real({4, 3}), real({0, 3}), indices({0}, 4)}}};
+}
 Samples cross_entropy_samples(bool large) {
   auto attrs = [](int64_t ignore, int64_t reduction, double smoothing) {
     return Attrs{.ints = {ignore, reduction}, .floats = {smoothing}};
@@ -628,6 +635,7 @@ constexpr OpSpec kSpecs[] = {
     {.name = "attention_grad", .make = &attention_grad_samples, .tolerance = 32, .differentiable_outputs = 7},
     {.name = "embedding", .make = &embedding_samples},
     {.name = "embedding_grad", .make = &embedding_grad_samples},
+    {.name = "embedding_grad_onto", .make = &embedding_grad_onto_samples},
     {.name = "cross_entropy", .make = &cross_entropy_samples, .tolerance = 8},
     {.name = "cross_entropy_grad", .make = &cross_entropy_grad_samples, .tolerance = 8, .decomposes_exactly = true},
     {.name = "gather", .make = &gather_samples, .takes_integers = true, .takes_bool = true},

@@ -62,10 +62,11 @@ class Deriver {
     return dense;
   }
 
-  void accumulate(ValueId id, const Tensor& grad) {
+  // `is_total`: what has arrived before is in it.
+  void accumulate(ValueId id, const Tensor& grad, bool is_total = false) {
     ++contributions_[static_cast<size_t>(id)];
     Tensor& total = grads_[static_cast<size_t>(id)];
-    total = total.defined() ? ops::add(total, grad) : grad;
+    total = total.defined() && !is_total ? ops::add(total, grad) : grad;
   }
 
   const Tensor& symbol(ValueId id) {
@@ -105,10 +106,12 @@ class Deriver {
     origin.call = -1;  // each op of a rule is an op of its own
     trace_.origin = &origin;
     if (op.grad == nullptr) throw Error(std::string("backward of ") + op.name + ": it has no gradient" + describe_location(node.where));
+    if (op.grad_adds && (needs & 1u) != 0) grads_in[0] = grads_[static_cast<size_t>(node.inputs[0])];
+    const bool onto = grads_in[0].defined();
     op.grad(GradContext(node.attrs, inputs, outputs, {grads_out, node.outputs.size()}, {metas, node.inputs.size()}, needs,
                         grads_in));
     for (size_t i = 0; i < node.inputs.size(); ++i)
-      if (grads_in[i].defined() && needs >> i & 1u) accumulate(node.inputs[i], grads_in[i]);
+      if (grads_in[i].defined() && needs >> i & 1u) accumulate(node.inputs[i], grads_in[i], onto && i == 0);
     trace_.origin = nullptr;
   }
 

@@ -1,11 +1,13 @@
 #include "rondo/runtime/cpu/indexing.h"
 
-#include <atomic>
+#include <algorithm>
 #include <cstring>
+#include <numeric>
 #include <optional>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "rondo/runtime/autograd.h"
 #include "rondo/runtime/cpu/loops.h"
 #include "rondo/runtime/cpu/row_reduce.h"
 #include "rondo/runtime/recorder.h"
@@ -41,39 +43,59 @@ void embedding_kernel(const KernelContext& context) {
   });
 }
 
-void embedding_grad_kernel(const KernelContext& context) {
-  RecorderScope run(nullptr);
-  const Tensor grad = context.in(0).contiguous(), indices = context.in(1).contiguous();
-  Tensor& out = context.out();
-  const int64_t rows = out.sizes()[0], cols = out.sizes()[1], n = indices.numel();
+namespace {
+
+// Adds to each row of the table the sum of its gradients, taken in the order of the indices. 16-bit ones are summed in f32 and
+// rounded once.
+void add_rows(const KernelContext& context, const Tensor& grad, const Tensor& indices, Tensor& table) {
+  const int64_t rows = table.sizes()[0], cols = table.sizes()[1], n = indices.numel();
   require_indices(context, indices, rows);
   const int64_t* index = pointer<int64_t>(indices);
-  visit_floating(out.dtype(), [&](auto tag) {
+  std::vector<int64_t> order(static_cast<size_t>(n));
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) { return index[a] < index[b]; });
+  std::vector<int64_t> starts;  // of each row's gradients in `order`
+  for (int64_t i = 0; i < n; ++i)
+    if (i == 0 || index[order[i]] != index[order[i - 1]]) starts.push_back(i);
+  starts.push_back(n);
+  visit_floating(table.dtype(), [&](auto tag) {
     using T = typename decltype(tag)::type;
     using C = ComputeType<T>;
     const T* g = pointer<T>(grad);
-    T* to = pointer<T>(out);
-    // Each thread owns a range of rows of the table and adds what falls into it, in the order of the indices.
-    parallel_for(rows, std::max<int64_t>(1, kElementwiseGrain / std::max<int64_t>(cols, 1)), [&](int64_t begin, int64_t end) {
-      std::memset(static_cast<void*>(to + begin * cols), 0, static_cast<size_t>((end - begin) * cols) * sizeof(T));
-      if constexpr (std::is_same_v<T, C>) {
-        for (int64_t i = 0; i < n; ++i) {
-          if (index[i] < begin || index[i] >= end) continue;
-          T* row = to + index[i] * cols;
-          for (int64_t c = 0; c < cols; ++c) row[c] = row[c] + g[i * cols + c];
-        }
-      } else {
-        // 16-bit tables sum in f32 and round once.
-        std::vector<C> sums(static_cast<size_t>((end - begin) * cols), C(0));
-        for (int64_t i = 0; i < n; ++i) {
-          if (index[i] < begin || index[i] >= end) continue;
-          C* row = sums.data() + (index[i] - begin) * cols;
-          for (int64_t c = 0; c < cols; ++c) row[c] = row[c] + static_cast<C>(g[i * cols + c]);
-        }
-        for (int64_t i = 0; i < (end - begin) * cols; ++i) to[begin * cols + i] = static_cast<T>(sums[i]);
+    T* to = pointer<T>(table);
+    const int64_t grain = std::max<int64_t>(1, kElementwiseGrain / std::max<int64_t>(cols, 1));
+    parallel_for(std::ssize(starts) - 1, grain, [&](int64_t begin, int64_t end) {
+      std::vector<C> sum(static_cast<size_t>(cols));
+      for (int64_t r = begin; r < end; ++r) {
+        std::fill(sum.begin(), sum.end(), C(0));
+        for (int64_t i = starts[r]; i < starts[r + 1]; ++i)
+          for (int64_t c = 0; c < cols; ++c) sum[c] = sum[c] + static_cast<C>(g[order[i] * cols + c]);
+        T* row = to + index[order[starts[r]]] * cols;
+        for (int64_t c = 0; c < cols; ++c) row[c] = static_cast<T>(static_cast<C>(row[c]) + static_cast<C>(static_cast<T>(sum[c])));
       }
     });
   });
+}
+
+}  // namespace
+
+void embedding_grad_kernel(const KernelContext& context) {
+  RecorderScope run(nullptr);
+  Tensor& out = context.out();
+  const int64_t bytes = out.nbytes();
+  std::byte* to = out.impl()->data();
+  parallel_for(bytes, kElementwiseGrain * 4, [&](int64_t begin, int64_t end) {
+    std::memset(to + begin, 0, static_cast<size_t>(end - begin));
+  });
+  add_rows(context, context.in(0).contiguous(), context.in(1).contiguous(), out);
+}
+
+void embedding_grad_onto_kernel(const KernelContext& context) {
+  RecorderScope run(nullptr);
+  const NoGrad off;
+  Tensor& out = context.out();
+  if (out.impl()->data() != context.in(0).impl()->data()) out.copy_(context.in(0));
+  add_rows(context, context.in(1).contiguous(), context.in(2).contiguous(), out);
 }
 
 namespace {
@@ -164,7 +186,7 @@ void cross_entropy_grad_kernel(const KernelContext& context) {
         const C weight = static_cast<C>(g[options.reduction == 2 ? r : 0]) * scale, total = lse[r];
         const int64_t hit = index[r];
         const C p = scalar::exp(static_cast<C>(row[hit]) - total) - share;
-        // `out` may be `row` (ops/reuse.h): equal, or apart.
+        // `out` may be `row` (OpDef::reuses): equal, or apart.
 #pragma GCC ivdep
         for (int64_t i = 0; i < cols; ++i)
           out[i] = static_cast<T>((scalar::exp(static_cast<C>(row[i]) - total) - share) * weight);

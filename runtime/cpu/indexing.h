@@ -8,6 +8,7 @@ namespace rondo::cpu {
 
 void embedding_kernel(const KernelContext& context);       // weight (V, C), indices -> (..., C)
 void embedding_grad_kernel(const KernelContext& context);  // grad (..., C), indices -> (V, C)
+void embedding_grad_onto_kernel(const KernelContext& context);  // total (V, C), grad (..., C), indices -> (V, C), may be total
 // logits (N, V), target (N) -> loss (scalar or N), logsumexp (N)
 void cross_entropy_kernel(const KernelContext& context);
 // grad, logits, target, logsumexp -> dlogits (N, V)

@@ -1,8 +1,10 @@
 // Rows of a table.
+#include "rondo/runtime/autograd.h"
 #include "rondo/runtime/cpu/indexing.h"
 #include "rondo/runtime/ops/elementwise_def.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/ops/table.h"
+#include "rondo/runtime/recorder.h"
 
 namespace rondo::ops {
 
@@ -15,6 +17,42 @@ constexpr OpDef kEmbeddingGrad = {
     .kernel = {&cpu::embedding_grad_kernel},
     .grad = [](const GradContext& g) { g.set(0, embedding(g.grad_out(), g.input(1))); },
 };
+
+// Inputs total (V, C), grad, indices: the total with the gradient of the table added. Only the rows that were looked up change,
+// so where the total's memory is free to take, the cost is that of those rows and not of the table.
+constexpr OpDef kEmbeddingGradOnto = {
+    .name = "embedding_grad_onto",
+    .kind = OpKind::kOpaque,
+    .saved = {.inputs = kThird},
+    .infer =
+        [](InferContext& c) {
+          c.require_floating(0);
+          c.require_same_dtype(0, 1);
+          if (c.dtype(2) != kI64) c.fail("indices must be i64");
+          Dims rows = c.sizes(2);
+          if (c.sizes(0).rank() == 2) rows.push_back(c.sizes(0)[1]);
+          if (c.sizes(0).rank() != 2 || !(c.sizes(1) == rows))
+            c.fail("needs a total (V, C), and gradients of the indices' shape and (C)");
+          c.output(0, c.dtype(0), c.sizes(0));
+        },
+    .kernel = {&cpu::embedding_grad_onto_kernel},
+    .grad =
+        [](const GradContext& g) {
+          if (g.needs(0)) g.set(0, g.grad_out());
+          if (g.needs(1)) g.set(1, embedding(g.grad_out(), g.input(2)));
+        },
+    .reuses = 0,
+};
+
+namespace {
+
+// Nobody else can see `total`, so it may become the sum.
+bool is_ours(const Tensor& total) {
+  return active_recorder() == nullptr && !grad_enabled() && total.impl()->refs.load() == 1 && total.storage().is_unique() &&
+         !total.storage().is_borrowed() && total.is_contiguous();
+}
+
+}  // namespace
 
 constexpr OpDef kEmbedding = {
     .name = "embedding",
@@ -32,8 +70,16 @@ constexpr OpDef kEmbedding = {
     .kernel = {&cpu::embedding_kernel},
     .grad =
         [](const GradContext& g) {
-          g.set(0, call(kEmbeddingGrad, {g.grad_out(), g.input(1)}, {.ints = {g.input_sizes(0)[0]}}));
+          Tensor total = g.take_total(0);
+          if (!total.defined())
+            return g.set(0, call(kEmbeddingGrad, {g.grad_out(), g.input(1)}, {.ints = {g.input_sizes(0)[0]}}));
+          const bool in_place = is_ours(total);
+          const std::initializer_list<TensorArg> operands = {total, g.grad_out(), g.input(1)};
+          if (in_place) call_in_place(kEmbeddingGradOnto, operands);
+          else total = call(kEmbeddingGradOnto, operands);
+          g.set(0, std::move(total));
         },
+    .grad_adds = true,
 };
 
 Tensor embedding(TensorArg weight, TensorArg indices) { return call(kEmbedding, {weight, indices}); }

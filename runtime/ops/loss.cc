@@ -2,7 +2,6 @@
 #include "rondo/runtime/cpu/indexing.h"
 #include "rondo/runtime/ops/elementwise_def.h"
 #include "rondo/runtime/ops/ops.h"
-#include "rondo/runtime/ops/reuse.h"
 #include "rondo/runtime/ops/table.h"
 
 namespace rondo::ops {
@@ -38,10 +37,9 @@ constexpr OpDef kCrossEntropyGrad = {
     .infer = [](InferContext& c) { c.output(0, c.dtype(1), c.sizes(1)); },
     .kernel = {&cpu::cross_entropy_grad_kernel},
     .decompose = &decompose_cross_entropy_grad,
+    .reuses = 1,
     .fuse_parts = false,
 };
-
-int reusable_input(const OpDef& op) { return &op == &kCrossEntropyGrad ? 1 : -1; }
 
 // ints: {ignore_index, reduction}; floats: {label_smoothing}. Outputs the loss, and logsumexp (N).
 constexpr OpDef kCrossEntropy = {

@@ -19,7 +19,7 @@ constexpr const OpDef* kTable[] = {
     &kMatmul, &kLinear,
     &kLayerNorm, &kLayerNormGrad, &kRMSNorm, &kRMSNormGrad, &kSoftmax, &kSoftmaxGrad, &kLogSoftmax, &kLogSoftmaxGrad,
     &kAttention, &kAttentionGrad,
-    &kEmbedding, &kEmbeddingGrad, &kCrossEntropy, &kCrossEntropyGrad,
+    &kEmbedding, &kEmbeddingGrad, &kEmbeddingGradOnto, &kCrossEntropy, &kCrossEntropyGrad,
     &kGather, &kScatter, &kScatterSum, &kCumsum, &kArgmax, &kArgsort, &kTopk,
     &kRotary,
     &kDropout,
