@@ -107,12 +107,23 @@ double& Optimizer::option(int group, const char* wanted) const {
 }
 
 double Optimizer::lr(int group) const { return option(group, "lr"); }
-void Optimizer::set_lr(int group, double lr) { option(group, "lr") = lr; }
+void Optimizer::set_lr(int group, double lr) {
+  check_whole("set_lr");
+  option(group, "lr") = lr;
+}
 void Optimizer::set_lr(double lr) {
   for (int group = 0; group < n_groups_; ++group) set_lr(group, lr);
 }
 
+// What all parameters of a step share cannot change between the updates of two seams.
+void Optimizer::check_whole(const char* what) const {
+  if (half_made_)
+    throw Error(absl::StrCat(name(), "::", what, ": a step is half made, some blocks are updated and others not; end it by "
+                             "UpdateAtSeams::finish(), or abandon() after an exception"));
+}
+
 void Optimizer::track_average(AverageOptions options) {
+  check_whole("track_average");
   set_average_decay(options.decay);
   if (averaging_) return;
   const NoGrad off;
@@ -125,6 +136,7 @@ void Optimizer::track_average(AverageOptions options) {
 }
 
 void Optimizer::set_average_decay(double decay) {
+  check_whole("set_average_decay");
   if (!(decay >= 0 && decay <= 1)) throw Error(absl::StrCat(name(), ": an average's decay must be in [0, 1], got ", decay));
   average_decay_ = decay;
 }
@@ -136,6 +148,7 @@ std::vector<Tensor> Optimizer::averages() const {
 }
 
 void Optimizer::keep_copies(DType dtype) {
+  check_whole("keep_copies");
   if (!is_low_precision(dtype))
     throw Error(absl::StrCat(name(), ": copies of the parameters are bf16 or f16, not ", std::string(name_of(dtype))));
   const NoGrad off;
@@ -153,6 +166,7 @@ std::vector<Tensor> Optimizer::copies() const {
 }
 
 nn::StateDict Optimizer::state_dict() const {
+  check_whole("state_dict");
   nn::StateDict state;
   for (size_t i = 0; i < slots_.size(); ++i) {
     const Slot& slot = slots_[i];
@@ -174,6 +188,7 @@ nn::StateDict Optimizer::state_dict() const {
 }
 
 void Optimizer::load_state_dict(const nn::StateDict& state) {
+  check_whole("load_state_dict");
   std::vector<nn::NamedTensor> targets;
   // Options are scalars of ours: they are loaded into copies, then taken over.
   for (const auto& [tensor_name, tensor] : state_dict()) targets.push_back({tensor_name, tensor});

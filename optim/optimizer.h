@@ -91,7 +91,8 @@ class Optimizer {
   Optimizer(const Optimizer&) = delete;
   Optimizer& operator=(const Optimizer&) = delete;
 
-  // Throws Error if a gradient has another dtype or shape than its parameter, or an option makes no sense.
+  // Throws Error if a gradient has another dtype or shape than its parameter, an option makes no sense, or an UpdateAtSeams
+  // (update_at_seams.h) makes the steps.
   StepReport step(const StepOptions& options = {});
   void zero_grad(bool set_to_none = true);
   // Since construction.
@@ -154,6 +155,7 @@ class Optimizer {
 
  private:
   friend KernelReport compile(Optimizer& optimizer);
+  friend class UpdateAtSeams;
   struct Slot {
     Tensor param;
     int group = 0;
@@ -186,7 +188,9 @@ class Optimizer {
   };
   std::string slot_name(size_t i) const;
   double& option(int group, const char* name) const;
-  std::vector<Active> collect() const;
+  void collect(size_t slot, std::vector<Active>& active) const;
+  void update(std::vector<Active>& active, double grad_factor, bool zero_grad);
+  void check_whole(const char* what) const;
   void check_options(const StepOptions& options) const;
   void sort_into_buckets(std::vector<Active>& active, bool zero_grad);
   std::vector<ArraySpec> arrays(const Slot& slot, size_t sweep, bool zero_grad) const;
@@ -211,6 +215,8 @@ class Optimizer {
   KernelReport report_;
   bool stepped_ = false;
   bool postponed_ = false;  // a stance kept a pass from being compiled
+  bool at_seams_ = false;   // an UpdateAtSeams makes the steps
+  bool half_made_ = false;  // it has updated some parameters of this step
   // Reused from step to step.
   ForeachTable table_;
   std::deque<std::array<double, kMaxScalars>> scalars_;
