@@ -184,7 +184,8 @@ int train(int argc, char** argv) {
       loss = average(loss, *group, "loss");
     }
     if (updates) updates->finish();
-    else optimizer.step(step_options);
+    else if (optimizer.step(step_options).skipped)
+      say(absl::StrCat("step ", step + 1, ": a gradient is not finite; no parameter was changed (", optimizer.skipped_steps(), " such steps)"));
     optimizer.zero_grad();
     if (ddp && o.check_ranks) ddp->check_parameters();
     if (log) log->end_step(static_cast<float>(loss));
