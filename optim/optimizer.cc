@@ -131,6 +131,7 @@ void Optimizer::track_average(AverageOptions options) {
   for (Slot& slot : slots_) {
     slot.average = ops::cast(slot.param.detach(), compute_dtype(slot.param.dtype()));
     slot.average_at = slot.average.raw_mutable_data();
+    slot.averaged = Seen::of(slot.param);
   }
   buckets_.clear();
 }
@@ -141,7 +142,28 @@ void Optimizer::set_average_decay(double decay) {
   average_decay_ = decay;
 }
 
+// Before its first step an average is what its parameter is.
+void Optimizer::refresh_average(Slot& slot) {
+  const Seen now = Seen::of(slot.param);
+  if (!slot.average.defined() || slot.moves || slot.averaged == now) return;
+  slot.average.copy_(slot.param.detach());
+  slot.averaged = now;
+}
+
+// What follows the parameters, where somebody else has written those.
+void Optimizer::refresh() const {
+  const NoGrad off;
+  for (Slot& slot : const_cast<Optimizer*>(this)->slots_) {
+    refresh_average(slot);
+    const Seen now = Seen::of(slot.param);
+    if (!slot.copy.defined() || slot.copied == now) continue;
+    slot.copy.copy_(slot.param.detach());
+    slot.copied = now;
+  }
+}
+
 std::vector<Tensor> Optimizer::averages() const {
+  refresh();
   std::vector<Tensor> list;
   for (const Slot& slot : slots_) list.push_back(slot.average);
   return list;
@@ -155,11 +177,13 @@ void Optimizer::keep_copies(DType dtype) {
   for (Slot& slot : slots_) {
     slot.copy = ops::cast(slot.param.detach(), dtype);
     slot.copy_at = slot.copy.raw_mutable_data();
+    slot.copied = Seen::of(slot.param);
   }
   buckets_.clear();
 }
 
 std::vector<Tensor> Optimizer::copies() const {
+  refresh();
   std::vector<Tensor> list;
   for (const Slot& slot : slots_) list.push_back(slot.copy);
   return list;
@@ -167,6 +191,7 @@ std::vector<Tensor> Optimizer::copies() const {
 
 nn::StateDict Optimizer::state_dict() const {
   check_whole("state_dict");
+  refresh();
   nn::StateDict state;
   for (size_t i = 0; i < slots_.size(); ++i) {
     const Slot& slot = slots_[i];
@@ -199,6 +224,7 @@ void Optimizer::load_state_dict(const nn::StateDict& state) {
     visit_options(group, [&](const char* option_name, double& value) {
       value = loaded.at(absl::StrCat("group.", group, ".", option_name)).item();
     });
+  for (Slot& slot : slots_) slot.moves = true;  // an average of its own, whatever is loaded into the model later
 }
 
 }  // namespace rondo::optim

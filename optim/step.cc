@@ -184,7 +184,10 @@ void Optimizer::fill_scalars(std::vector<Active>& active, double grad_factor) {
       of = own ? nullptr : &slot;
     }
     a.scalars = shared;
+    refresh_average(slot);
     a.param = slot.param.raw_mutable_data();  // bumps the version
+    slot.copied = Seen::of(slot.param);       // by the pass that follows
+    slot.moves = true;
     if (zero_grad_ && !a.dense.defined()) {
       Tensor grad = slot.param.grad();
       a.grad = grad.raw_mutable_data();
