@@ -132,6 +132,7 @@ void Optimizer::track_average(AverageOptions options) {
     slot.average = ops::cast(slot.param.detach(), compute_dtype(slot.param.dtype()));
     slot.average_at = slot.average.raw_mutable_data();
     slot.averaged = Seen::of(slot.param);
+    slot.moves = false;
   }
   buckets_.clear();
 }

@@ -175,7 +175,7 @@ class Optimizer {
     Tensor average, copy;
     Seen copied;      // what `copy` was made of
     Seen averaged;    // what `average` is a copy of, until it moves
-    bool moves = false;
+    bool moves = false;  // a step has moved `average`, or it was loaded
     // Where these lie, for good: they are only ever written in place.
     int64_t* step_at = nullptr;
     std::array<void*, kMaxStates> states_at = {}, scales_at = {};

@@ -299,6 +299,8 @@ TEST(Training, LoadedParametersReachCopiesAndAverages) {
   for (bool compiled : {false, true}) {
     nn::Linear model(4, 3), other(4, 3);
     SGD optimizer(model.parameters(), {.lr = 0.5, .momentum = 0.9});
+    for (Tensor p : model.parameters()) p.set_grad(Tensor::ones(p.sizes()));
+    optimizer.step();  // averages may begin later
     optimizer.track_average({.decay = 0.5});
     optimizer.keep_copies(kBF16);
     if (compiled) compile(optimizer);
