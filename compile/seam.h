@@ -1,5 +1,5 @@
 // Seams: the places between the backwards of a model's repeated blocks, where a block's gradients are final. Communication
-// hangs here.
+// (dist/ddp.h) and updates (optim/update_at_seams.h) hang here.
 #pragma once
 
 #include <functional>

@@ -13,10 +13,13 @@
 namespace rondo::dist {
 namespace {
 
+constexpr const char* kWho = "DistributedDataParallel";
+
 // Note [Tags]. Two elements at the end of a bucket prove that it was reduced, in this step, with the same bucket of every
 // rank: `tag`, the same number on all ranks, and rank + 1. Their averages are known beforehand, and differ from what a rank
 // itself wrote: a collective that silently did nothing, or met another one, is seen. Both sums are whole numbers below 2^24.
-constexpr int64_t kTagElements = 2;
+// A third one is 1 on a rank that cannot send what it should: by its average every rank leaves the same buckets alone.
+constexpr int64_t kTagElements = 3;
 constexpr int64_t kMaxSentence = 512;
 
 double tag_of(int64_t step, size_t bucket) {
@@ -52,11 +55,21 @@ struct DistributedDataParallel::Arrivals {
 DistributedDataParallel::DistributedDataParallel(nn::ModuleBase& model, std::shared_ptr<ProcessGroup> group,
                                                  BucketOptions options)
     : model_(model), group_(std::move(group)), arrivals_(std::make_shared<Arrivals>()) {
+  for (const Tensor& p : model.parameters())
+    if (const char* other = autograd::gradient_claim(p, GradientClaim::kUsesUp); other != nullptr)
+      throw Error(absl::StrCat(kWho, ": ", other, " would use the gradients up before they are averaged; make it from this, after "
+                               "wrapping the model: UpdateAtSeams(ddp, optimizer)"));
   seams_ = std::make_unique<compile::Seams>(model, [this](const compile::Seam& seam) { reach_seam(seam); });
   plan_ = plan_buckets(model, seams_->plan(), options);
   compare_plans();
   broadcast_state();
   const size_t n = plan_.buckets.size();
+  for (size_t b = 0; b < n; ++b)
+    for (const BucketSlot& slot : plan_.buckets[b].slots)
+      if (const char* other = autograd::gradient_claim(slot.parameter, GradientClaim::kChanges); other != nullptr)
+        throw Error(absl::StrCat(kWho, ": the gradients of this model are already averaged by ", other));
+  for (size_t b = 0; b < n; ++b)
+    for (const BucketSlot& slot : plan_.buckets[b].slots) autograd::claim_gradient(slot.parameter, GradientClaim::kChanges, kWho);
   arrivals_->sent.resize(n);
   arrivals_->arrived.resize(n);
   arrivals_->hooks.resize(n);
@@ -87,8 +100,22 @@ DistributedDataParallel::DistributedDataParallel(nn::ModuleBase& model, std::sha
 
 DistributedDataParallel::~DistributedDataParallel() {
   for (size_t b = 0; b < arrivals_->hooks.size(); ++b)
-    for (size_t i = 0; i < arrivals_->hooks[b].size(); ++i)
+    for (size_t i = 0; i < arrivals_->hooks[b].size(); ++i) {
       autograd::remove_on_accumulated(plan_.buckets[b].slots[i].parameter, arrivals_->hooks[b][i]);
+      autograd::unclaim_gradient(plan_.buckets[b].slots[i].parameter, GradientClaim::kChanges);
+    }
+}
+
+int64_t DistributedDataParallel::on_final(Listener listener) {
+  const int64_t id = listeners_.empty() ? 1 : listeners_.back().first + 1;
+  listeners_.emplace_back(id, std::move(listener));
+  return id;
+}
+void DistributedDataParallel::remove_on_final(int64_t id) {
+  std::erase_if(listeners_, [id](const auto& listener) { return listener.first == id; });
+}
+void DistributedDataParallel::check_finished() const {
+  if (next_bucket_ > 0) throw Error(absl::StrCat(kWho, ": gradients of this step are on their way; call finish() first"));
 }
 
 void DistributedDataParallel::compare_plans() {
@@ -140,6 +167,9 @@ void DistributedDataParallel::reach_seam(const compile::Seam& seam) {
   if (arrivals_->local) return;
   const size_t now = next_seam_++;
   while (next_bucket_ < plan_.buckets.size() && plan_.buckets[next_bucket_].seam == now) send(next_bucket_++, seam.complete);
+  // What is there by now. Which seam finds it differs from run to run, what is done with it does not.
+  while (!listeners_.empty() && next_delivered_ < next_bucket_ && parcels_[next_delivered_].work.is_done())
+    deliver(next_delivered_++);
 }
 
 // Every rank sends every bucket, even one that lacks a gradient: else the others would wait for it in vain. finish() tells
@@ -163,18 +193,39 @@ void DistributedDataParallel::send(size_t b, bool complete) {
   Tensor tag = parcel.flat.slice(0, {bucket.numel});
   tag[0].fill_(tag_of(step_, b));
   tag[1].fill_(group_->rank() + 1);
+  tag[2].fill_(trouble_.empty() ? 0 : 1);
   arrivals_->sent[b] = true;
   parcel.work = group_->all_reduce(parcel.flat, ReduceOp::kAverage, absl::StrCat("bucket ", b, " of step ", step_));
 }
 
-// See Note [Tags].
-void DistributedDataParallel::check_tag(size_t b) {
+// Ends a bucket: its averages become gradients, and listeners hear of them.
+void DistributedDataParallel::deliver(size_t b) {
+  const NoGrad off;
+  const Bucket& bucket = plan_.buckets[b];
+  parcels_[b].work.wait();
+  if (!check_tag(b)) spoilt_ = true;
+  if (spoilt_) return;
+  std::vector<Tensor> parameters;
+  for (size_t i = 0; i < bucket.slots.size(); ++i) {
+    if (!parcels_[b].filled[i]) continue;
+    Tensor& parameter = parameters.emplace_back(bucket.slots[i].parameter);
+    const Tensor& average = parcels_[b].views[i];
+    parameter.set_grad(parameter.dtype() == average.dtype() ? average : average.to(parameter.dtype()));
+  }
+  for (const auto& [id, listener] : listeners_) listener(parameters);
+}
+
+// See Note [Tags]. False if the average is of no use.
+bool DistributedDataParallel::check_tag(size_t b) {
   const std::vector<double> tag = parcels_[b].flat.slice(0, {plan_.buckets[b].numel}).to_vector<double>();
   const double expected[] = {tag_of(step_, b), (group_->world_size() + 1) / 2.0};
-  for (int i = 0; i < kTagElements; ++i)
-    if (!(std::abs(tag[static_cast<size_t>(i)] - expected[i]) <= 1e-5 * expected[i]))
-      return note(absl::StrCat("the all-reduce of bucket ", b, " (", plan_.buckets[b].slots[0].name,
-                               " and what follows) did not happen in this step"));
+  for (size_t i = 0; i < 2; ++i) {
+    if (std::abs(tag[i] - expected[i]) <= 1e-5 * expected[i]) continue;
+    note(absl::StrCat("the all-reduce of bucket ", b, " (", plan_.buckets[b].slots[0].name,
+                      " and what follows) did not happen in this step"));
+    return false;
+  }
+  return tag[2] == 0;
 }
 
 void DistributedDataParallel::check_no_stranger() {
@@ -198,22 +249,15 @@ void DistributedDataParallel::finish() {
   if (arrivals_->local) throw Error("DistributedDataParallel::finish: under no_sync(); end its scope before the last backward");
   const NoGrad off;
   seams_->finish();
-  for (size_t b = 0; b < parcels_.size(); ++b) {
-    parcels_[b].work.wait();
-    check_tag(b);
-  }
+  while (next_delivered_ < parcels_.size()) deliver(next_delivered_++);
   check_no_stranger();
   const int64_t step = step_++;
   const std::string mine = std::exchange(trouble_, "");
-  next_seam_ = next_bucket_ = 0;
+  next_seam_ = next_bucket_ = next_delivered_ = 0;
+  spoilt_ = false;
   for (size_t b = 0; b < parcels_.size(); ++b) {
     arrivals_->sent[b] = false;
     arrivals_->arrived[b].assign(arrivals_->arrived[b].size(), false);
-    for (size_t i = 0; i < parcels_[b].views.size(); ++i) {
-      Tensor parameter = plan_.buckets[b].slots[i].parameter;
-      const Tensor& average = parcels_[b].views[i];
-      if (parcels_[b].filled[i]) parameter.set_grad(parameter.dtype() == average.dtype() ? average : average.to(parameter.dtype()));
-    }
   }
   const std::vector<std::string> troubles = gather_texts(*group_, mine, kMaxSentence, absl::StrCat("end of step ", step));
   for (size_t r = 0; r < troubles.size(); ++r)

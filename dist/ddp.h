@@ -13,6 +13,12 @@
 //
 // Accumulation: all but the last backward of a step run under `const auto local = ddp.no_sync();`.
 //
+// The optimizer in backward (optim/update_at_seams.h): a bucket is updated once its average is there, at the first seam that
+// finds it, or in finish(), while the ones behind it are still on their way. On every rank the same buckets are updated: none
+// from the first one on for which some rank lacks a gradient.
+//   optim::UpdateAtSeams updates(ddp, optimizer);
+//   for (...) { model.loss(x, y).backward(); ddp.finish(); updates.finish(); }
+//
 // Invariants. The plan (bucket.h) is fixed when this is made, and equal on every rank. A gradient is sent once per step:
 // one that changes after that, or that never comes, a parameter that is in no bucket, and an all-reduce that did not happen
 // are errors, on every rank, that name the rank and the parameter. Once its bucket has left, a parameter has no grad() until
@@ -31,20 +37,27 @@
 #include "rondo/dist/bucket.h"
 #include "rondo/dist/process_group.h"
 #include "rondo/modules/module.h"
+#include "rondo/optim/update_at_seams.h"
 
 namespace rondo::dist {
 
-class DistributedDataParallel {
+class DistributedDataParallel final : public optim::GradientSource {
  public:
-  // A collective: compares the plans, then broadcasts rank 0's parameters and buffers. Throws MismatchError, on every rank.
+  // A collective: compares the plans, then broadcasts rank 0's parameters and buffers. Throws MismatchError, on every rank;
+  // Error if another one has the model, or an UpdateAtSeams would use the gradients before they are averaged.
   DistributedDataParallel(nn::ModuleBase& model, std::shared_ptr<ProcessGroup> group, BucketOptions options = {});
-  ~DistributedDataParallel();
+  ~DistributedDataParallel() override;
   DistributedDataParallel(const DistributedDataParallel&) = delete;
   DistributedDataParallel& operator=(const DistributedDataParallel&) = delete;
 
   // Ends a step: waits until every bucket is averaged. A collective. Throws MismatchError, on every rank; the gradients are
   // then of no use, but the next step may be tried.
   void finish();
+
+  // For UpdateAtSeams. With a listener, backward() throws what finish() would if a bucket fails early.
+  int64_t on_final(Listener listener) override;
+  void remove_on_final(int64_t id) override;
+  void check_finished() const override;
 
   // While it lives, backward only adds to the gradients of this process.
   class [[nodiscard]] NoSync {
@@ -73,7 +86,8 @@ class DistributedDataParallel {
   void broadcast_state();
   void reach_seam(const compile::Seam& seam);
   void send(size_t bucket, bool complete);
-  void check_tag(size_t bucket);
+  void deliver(size_t bucket);
+  bool check_tag(size_t bucket);
   void check_no_stranger();
   void note(std::string trouble);
 
@@ -84,6 +98,9 @@ class DistributedDataParallel {
   std::vector<Parcel> parcels_;         // by bucket
   std::shared_ptr<Arrivals> arrivals_;  // what backward's callbacks write to
   size_t next_seam_ = 0, next_bucket_ = 0;
+  size_t next_delivered_ = 0;  // buckets before it are averages, and their parameters have them
+  bool spoilt_ = false;        // no further average of this step is of use
+  std::vector<std::pair<int64_t, Listener>> listeners_;
   int64_t step_ = 1;
   std::string trouble_;  // of this rank, in this step
 };

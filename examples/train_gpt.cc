@@ -27,6 +27,7 @@
 #include "rondo/optim/adam.h"
 #include "rondo/optim/compile.h"
 #include "rondo/optim/schedule.h"
+#include "rondo/optim/update_at_seams.h"
 #include "rondo/runtime/amp.h"
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/io/checkpoint.h"
@@ -140,6 +141,10 @@ int train(int argc, char** argv) {
         throw Error(absl::StrCat("one rank found a checkpoint of step ", theirs, ", another of step ", first_step, "; do all see ", o.out_dir, "?"));
     ddp.emplace(model, group);
   }
+  const optim::StepOptions step_options{.max_norm = o.grad_clip > 0 ? o.grad_clip : std::numeric_limits<double>::infinity()};
+  std::optional<optim::UpdateAtSeams> updates;
+  if (o.update_at_seams && ddp) updates.emplace(*ddp, optimizer, optim::UpdateAtSeamsOptions{.step = step_options});
+  else if (o.update_at_seams) updates.emplace(model, optimizer, optim::UpdateAtSeamsOptions{.step = step_options});
   std::optional<TrainingLog> log;  // of rank 0
   if (lead) log.emplace(o.out_dir, first_step, o.max_iters, world_size * accumulate * o.batch_size * o.block_size);
   const auto say = [&log](const std::string& text) {
@@ -166,7 +171,9 @@ int train(int argc, char** argv) {
     double loss = 0;
     for (int64_t k = 0; k < accumulate; ++k) {
       std::optional<dist::DistributedDataParallel::NoSync> local;
+      std::optional<optim::UpdateAtSeams::NoUpdate> held;
       if (ddp && k + 1 < accumulate) local.emplace(*ddp);
+      else if (updates && k + 1 < accumulate) held.emplace(*updates);
       const data::TokenBatch batch = corpus.train.sample(o.batch_size, seed, step * accumulate + k, rank * o.batch_size);
       const Tensor part = loss_of(batch) / static_cast<double>(accumulate);
       part.backward();
@@ -176,7 +183,9 @@ int train(int argc, char** argv) {
       ddp->finish();
       loss = average(loss, *group, "loss");
     }
-    optimizer.step({.max_norm = o.grad_clip > 0 ? o.grad_clip : std::numeric_limits<double>::infinity()});
+    if (updates) updates->finish();
+    else if (optimizer.step(step_options).skipped)
+      say(absl::StrCat("step ", step + 1, ": a gradient is not finite; no parameter was changed (", optimizer.skipped_steps(), " such steps)"));
     optimizer.zero_grad();
     if (ddp && o.check_ranks) ddp->check_parameters();
     if (log) log->end_step(static_cast<float>(loss));

@@ -34,6 +34,7 @@ struct TrainOptions {
   double beta2 = 0.99;
   double weight_decay = 0.1;
   double grad_clip = 1;
+  bool update_at_seams = false;
   int64_t seed = 1337;
 
   std::string compile = "auto";  // after finish(): none or regions

@@ -107,12 +107,23 @@ double& Optimizer::option(int group, const char* wanted) const {
 }
 
 double Optimizer::lr(int group) const { return option(group, "lr"); }
-void Optimizer::set_lr(int group, double lr) { option(group, "lr") = lr; }
+void Optimizer::set_lr(int group, double lr) {
+  check_whole("set_lr");
+  option(group, "lr") = lr;
+}
 void Optimizer::set_lr(double lr) {
   for (int group = 0; group < n_groups_; ++group) set_lr(group, lr);
 }
 
+// What all parameters of a step share cannot change between the updates of two seams.
+void Optimizer::check_whole(const char* what) const {
+  if (half_made_)
+    throw Error(absl::StrCat(name(), "::", what, ": a step is half made, some blocks are updated and others not; end it by "
+                             "UpdateAtSeams::finish(), or abandon() after an exception"));
+}
+
 void Optimizer::track_average(AverageOptions options) {
+  check_whole("track_average");
   set_average_decay(options.decay);
   if (averaging_) return;
   const NoGrad off;
@@ -120,39 +131,68 @@ void Optimizer::track_average(AverageOptions options) {
   for (Slot& slot : slots_) {
     slot.average = ops::cast(slot.param.detach(), compute_dtype(slot.param.dtype()));
     slot.average_at = slot.average.raw_mutable_data();
+    slot.averaged = Seen::of(slot.param);
+    slot.moves = false;
   }
   buckets_.clear();
 }
 
 void Optimizer::set_average_decay(double decay) {
+  check_whole("set_average_decay");
   if (!(decay >= 0 && decay <= 1)) throw Error(absl::StrCat(name(), ": an average's decay must be in [0, 1], got ", decay));
   average_decay_ = decay;
 }
 
+// Before its first step an average is what its parameter is.
+void Optimizer::refresh_average(Slot& slot) {
+  const Seen now = Seen::of(slot.param);
+  if (!slot.average.defined() || slot.moves || slot.averaged == now) return;
+  slot.average.copy_(slot.param.detach());
+  slot.averaged = now;
+}
+
+// What follows the parameters, where somebody else has written those.
+void Optimizer::refresh() const {
+  const NoGrad off;
+  for (Slot& slot : const_cast<Optimizer*>(this)->slots_) {
+    refresh_average(slot);
+    const Seen now = Seen::of(slot.param);
+    if (!slot.copy.defined() || slot.copied == now) continue;
+    slot.copy.copy_(slot.param.detach());
+    slot.copied = now;
+  }
+}
+
 std::vector<Tensor> Optimizer::averages() const {
+  refresh();
   std::vector<Tensor> list;
   for (const Slot& slot : slots_) list.push_back(slot.average);
   return list;
 }
 
 void Optimizer::keep_copies(DType dtype) {
+  check_whole("keep_copies");
   if (!is_low_precision(dtype))
     throw Error(absl::StrCat(name(), ": copies of the parameters are bf16 or f16, not ", std::string(name_of(dtype))));
   const NoGrad off;
   for (Slot& slot : slots_) {
     slot.copy = ops::cast(slot.param.detach(), dtype);
     slot.copy_at = slot.copy.raw_mutable_data();
+    slot.copied = Seen::of(slot.param);
   }
   buckets_.clear();
 }
 
 std::vector<Tensor> Optimizer::copies() const {
+  refresh();
   std::vector<Tensor> list;
   for (const Slot& slot : slots_) list.push_back(slot.copy);
   return list;
 }
 
 nn::StateDict Optimizer::state_dict() const {
+  check_whole("state_dict");
+  refresh();
   nn::StateDict state;
   for (size_t i = 0; i < slots_.size(); ++i) {
     const Slot& slot = slots_[i];
@@ -174,6 +214,7 @@ nn::StateDict Optimizer::state_dict() const {
 }
 
 void Optimizer::load_state_dict(const nn::StateDict& state) {
+  check_whole("load_state_dict");
   std::vector<nn::NamedTensor> targets;
   // Options are scalars of ours: they are loaded into copies, then taken over.
   for (const auto& [tensor_name, tensor] : state_dict()) targets.push_back({tensor_name, tensor});
@@ -184,6 +225,7 @@ void Optimizer::load_state_dict(const nn::StateDict& state) {
     visit_options(group, [&](const char* option_name, double& value) {
       value = loaded.at(absl::StrCat("group.", group, ".", option_name)).item();
     });
+  for (Slot& slot : slots_) slot.moves = true;  // an average of its own, whatever is loaded into the model later
 }
 
 }  // namespace rondo::optim

@@ -80,7 +80,7 @@ struct AverageOptions {
 struct KernelReport {
   bool compiled = false;   // optim::compile was called
   int kernels = 0;         // signatures in use: one for each combination of dtypes and formula
-  int compilations = 0;    // of these, the ones that this process had not met: generated, or loaded from disk
+  int compilations = 0;    // of these, the ones that had to be generated: no table, disk cache or artifact file had them
   int64_t late = 0;        // compilations after the first step: 0 unless dtypes or options of step() changed
   double compile_ms = 0;
 };
@@ -91,7 +91,8 @@ class Optimizer {
   Optimizer(const Optimizer&) = delete;
   Optimizer& operator=(const Optimizer&) = delete;
 
-  // Throws Error if a gradient has another dtype or shape than its parameter, or an option makes no sense.
+  // Throws Error if a gradient has another dtype or shape than its parameter, an option makes no sense, or an UpdateAtSeams
+  // (update_at_seams.h) makes the steps.
   StepReport step(const StepOptions& options = {});
   void zero_grad(bool set_to_none = true);
   // Since construction.
@@ -103,13 +104,16 @@ class Optimizer {
   void set_lr(int group, double lr);
 
   // From now on every step moves an average of each parameter, average += (1 - decay) (param - average), which starts as
-  // a copy. Part of the state dict. In the compute dtype.
+  // a copy of what the parameter is before its first step from here: loading a model in between is seen. Part of the state
+  // dict. In the compute dtype.
   void track_average(AverageOptions options = {});
   void set_average_decay(double decay);
   // In the order of the parameters; updated in place.
   std::vector<Tensor> averages() const;
   // From now on every step also writes the parameters in `dtype` (bf16 or f16), for a forward that reads those.
   void keep_copies(DType dtype);
+  // In the order of the parameters; updated in place, always the same tensors. They are not part of the state dict: this call
+  // and load_state_dict() write anew those of parameters that somebody else has written since (a model that was loaded).
   std::vector<Tensor> copies() const;
 
   // "state.<i>.<name>" for parameter i (counted through the groups) with "state.<i>.step" i64; of 8-bit states also
@@ -154,6 +158,14 @@ class Optimizer {
 
  private:
   friend KernelReport compile(Optimizer& optimizer);
+  friend class UpdateAtSeams;
+  // A state of a parameter's memory.
+  struct Seen {
+    const void* data = nullptr;
+    uint32_t version = 0;
+    bool operator==(const Seen&) const = default;
+    static Seen of(const Tensor& param) { return {param.raw_data(), param.version()}; }
+  };
   struct Slot {
     Tensor param;
     int group = 0;
@@ -161,6 +173,9 @@ class Optimizer {
     Tensor step;  // i64 scalar
     std::vector<Tensor> states, scales;  // by StateSpec; scales are undefined where there are none
     Tensor average, copy;
+    Seen copied;      // what `copy` was made of
+    Seen averaged;    // what `average` is a copy of, until it moves
+    bool moves = false;  // a step has moved `average`, or it was loaded
     // Where these lie, for good: they are only ever written in place.
     int64_t* step_at = nullptr;
     std::array<void*, kMaxStates> states_at = {}, scales_at = {};
@@ -186,7 +201,11 @@ class Optimizer {
   };
   std::string slot_name(size_t i) const;
   double& option(int group, const char* name) const;
-  std::vector<Active> collect() const;
+  void collect(size_t slot, std::vector<Active>& active) const;
+  void update(std::vector<Active>& active, double grad_factor, bool zero_grad);
+  void check_whole(const char* what) const;
+  static void refresh_average(Slot& slot);
+  void refresh() const;
   void check_options(const StepOptions& options) const;
   void sort_into_buckets(std::vector<Active>& active, bool zero_grad);
   std::vector<ArraySpec> arrays(const Slot& slot, size_t sweep, bool zero_grad) const;
@@ -211,6 +230,8 @@ class Optimizer {
   KernelReport report_;
   bool stepped_ = false;
   bool postponed_ = false;  // a stance kept a pass from being compiled
+  bool at_seams_ = false;   // an UpdateAtSeams makes the steps
+  bool half_made_ = false;  // it has updated some parameters of this step
   // Reused from step to step.
   ForeachTable table_;
   std::deque<std::array<double, kMaxScalars>> scalars_;

@@ -21,35 +21,30 @@ void Optimizer::check_options(const StepOptions& o) const {
   if (!(o.max_norm >= 0)) throw Error(absl::StrCat(name(), ": max_norm must not be negative, got ", o.max_norm));
 }
 
-// The parameters that have gradients.
-std::vector<Optimizer::Active> Optimizer::collect() const {
-  std::vector<Active> active;
-  active.reserve(slots_.size());
-  for (size_t i = 0; i < slots_.size(); ++i) {
-    const Slot& slot = slots_[i];
-    const Tensor& param = slot.param;
-    const Tensor& grad = param.grad();
-    if (!grad.defined()) continue;
-    if (grad.dtype() != param.dtype() || !(grad.sizes() == param.sizes()))
-      throw Error(absl::StrCat(name(), ": ", slot_name(i), " is ", std::string(name_of(param.dtype())),
-                               to_string(param.sizes()), ", its gradient ", std::string(name_of(grad.dtype())),
-                               to_string(grad.sizes())));
-    const DType compute = compute_dtype(param.dtype());
-    for (const Tensor* held : {slot.states.empty() ? nullptr : slot.states.data(), &slot.average}) {
-      if (held == nullptr || !held->defined()) continue;
-      const bool fits = compute == kF64 ? held->dtype() == kF64 : held->dtype() != kF64;
-      if (!fits)
-        throw Error(absl::StrCat(name(), ": ", slot_name(i), " is now ", std::string(name_of(param.dtype())),
-                                 ", its state ", std::string(name_of(held->dtype())),
-                                 "; convert the model before you make its optimizer"));
-    }
-    Active& a = active.emplace_back();
-    a.slot = i;
-    a.numel = param.numel();
-    if (!grad.is_contiguous()) a.dense = grad.detach().contiguous();
-    a.grad = (a.dense.defined() ? a.dense : grad).raw_data();
+// Adds a parameter, if it has a gradient.
+void Optimizer::collect(size_t i, std::vector<Active>& active) const {
+  const Slot& slot = slots_[i];
+  const Tensor& param = slot.param;
+  const Tensor& grad = param.grad();
+  if (!grad.defined()) return;
+  if (grad.dtype() != param.dtype() || !(grad.sizes() == param.sizes()))
+    throw Error(absl::StrCat(name(), ": ", slot_name(i), " is ", std::string(name_of(param.dtype())),
+                             to_string(param.sizes()), ", its gradient ", std::string(name_of(grad.dtype())),
+                             to_string(grad.sizes())));
+  const DType compute = compute_dtype(param.dtype());
+  for (const Tensor* held : {slot.states.empty() ? nullptr : slot.states.data(), &slot.average}) {
+    if (held == nullptr || !held->defined()) continue;
+    const bool fits = compute == kF64 ? held->dtype() == kF64 : held->dtype() != kF64;
+    if (!fits)
+      throw Error(absl::StrCat(name(), ": ", slot_name(i), " is now ", std::string(name_of(param.dtype())),
+                               ", its state ", std::string(name_of(held->dtype())),
+                               "; convert the model before you make its optimizer"));
   }
-  return active;
+  Active& a = active.emplace_back();
+  a.slot = i;
+  a.numel = param.numel();
+  if (!grad.is_contiguous()) a.dense = grad.detach().contiguous();
+  a.grad = (a.dense.defined() ? a.dense : grad).raw_data();
 }
 
 double Optimizer::measure(const std::vector<Active>& active) const {
@@ -64,8 +59,13 @@ double Optimizer::measure(const std::vector<Active>& active) const {
 
 StepReport Optimizer::step(const StepOptions& options) {
   check_options(options);
+  if (at_seams_)
+    throw Error(absl::StrCat(name(), ": its parameters are updated at seams; end the step by UpdateAtSeams::finish(), not by "
+                             "step() (update_at_seams.h)"));
   const NoGrad off;
-  std::vector<Active> active = collect();
+  std::vector<Active> active;
+  active.reserve(slots_.size());
+  for (size_t i = 0; i < slots_.size(); ++i) collect(i, active);
   StepReport report;
   double factor = 1 / options.grad_scale;
   if (options.check_finite || options.grad_scale != 1 || std::isfinite(options.max_norm)) {
@@ -78,15 +78,21 @@ StepReport Optimizer::step(const StepOptions& options) {
     if (options.zero_grad) zero_grad(/*set_to_none=*/false);
     return report;
   }
-  sort_into_buckets(active, options.zero_grad);
-  // From here on nothing fails.
-  fill_scalars(active, factor);
-  for (Bucket& bucket : buckets_) run(bucket, active, factor);
-  if (options.zero_grad)
-    for (const Active& a : active)
-      if (a.dense.defined()) slots_[a.slot].param.zero_grad(/*set_to_none=*/false);
+  update(active, factor, options.zero_grad);
   stepped_ = stepped_ || !active.empty();
   return report;
+}
+
+// Of all parameters, or some: each has its own items in the passes, so the bits are the same either way.
+void Optimizer::update(std::vector<Active>& active, double factor, bool zero_grad) {
+  sort_into_buckets(active, zero_grad);
+  // From here on nothing fails.
+  fill_scalars(active, factor);
+  for (Bucket& bucket : buckets_)
+    if (!bucket.active.empty()) run(bucket, active, factor);
+  if (!zero_grad) return;
+  for (const Active& a : active)
+    if (a.dense.defined()) slots_[a.slot].param.zero_grad(/*set_to_none=*/false);
 }
 
 std::vector<ArraySpec> Optimizer::arrays(const Slot& slot, size_t sweep, bool zero_grad) const {
@@ -178,7 +184,10 @@ void Optimizer::fill_scalars(std::vector<Active>& active, double grad_factor) {
       of = own ? nullptr : &slot;
     }
     a.scalars = shared;
+    refresh_average(slot);
     a.param = slot.param.raw_mutable_data();  // bumps the version
+    slot.copied = Seen::of(slot.param);       // by the pass that follows
+    slot.moves = true;
     if (zero_grad_ && !a.dense.defined()) {
       Tensor grad = slot.param.grad();
       a.grad = grad.raw_mutable_data();

@@ -345,6 +345,22 @@ void remove_on_accumulated(const Tensor& leaf, int64_t id) {
   std::erase_if(leaf.impl()->autograd->slot->accumulated, [id](const auto& entry) { return entry.first == id; });
 }
 
+void claim_gradient(const Tensor& leaf, GradientClaim claim, const char* who) {
+  if (!leaf.defined() || !leaf.requires_grad() || !leaf.is_leaf())
+    throw Error(absl::StrCat(who, ": the tensor is not a leaf that requires a gradient"));
+  gradient_edge(leaf);  // makes the slot
+  const char*& owner = leaf.impl()->autograd->slot->claims[static_cast<size_t>(claim)];
+  if (owner != nullptr) throw Error(absl::StrCat(who, ": the gradients of these parameters are already taken by ", owner));
+  owner = who;
+}
+void unclaim_gradient(const Tensor& leaf, GradientClaim claim) {
+  if (gradient_claim(leaf, claim) != nullptr) leaf.impl()->autograd->slot->claims[static_cast<size_t>(claim)] = nullptr;
+}
+const char* gradient_claim(const Tensor& leaf, GradientClaim claim) {
+  const bool has_slot = leaf.defined() && leaf.impl()->autograd != nullptr && leaf.impl()->autograd->slot != nullptr;
+  return has_slot ? leaf.impl()->autograd->slot->claims[static_cast<size_t>(claim)] : nullptr;
+}
+
 void set_history(Tensor& tensor, std::shared_ptr<Node> node, int output) {
   AutogradMeta& meta = meta_of(tensor);
   meta.grad_fn = std::move(node);

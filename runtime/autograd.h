@@ -40,12 +40,17 @@ struct Hook {
   std::function<Tensor(const Tensor&)> fn;
 };
 
+// Who works on a leaf's gradient while backward runs: one who changes it when it is final (an average over processes), one
+// who then uses it up (an update).
+enum class GradientClaim : uint8_t { kChanges, kUsesUp };
+
 // The place of an accumulated gradient; shared so that the tape can fill it after the tensor handle is gone.
 struct GradSlot {
   Tensor grad;
   std::vector<Hook> hooks;  // of a leaf
   // Of a leaf: called when one backward has added all of its gradient to `grad`.
   std::vector<std::pair<int64_t, std::function<void()>>> accumulated;
+  const char* claims[2] = {};  // by GradientClaim; null: nobody's
 };
 
 class Node {
@@ -146,6 +151,12 @@ void mark_view(Tensor& view, const Tensor& base);
 // remove_on_accumulated. Throws Error unless `leaf` is a leaf that requires a gradient.
 int64_t on_accumulated(const Tensor& leaf, std::function<void()> fn);
 void remove_on_accumulated(const Tensor& leaf, int64_t id);
+
+// A claim is for one: a second one would work on what the first has left. `who` is a name for messages, and outlives the
+// claim. claim_gradient throws Error if somebody has it, or `leaf` is not a leaf that requires a gradient.
+void claim_gradient(const Tensor& leaf, GradientClaim claim, const char* who);
+void unclaim_gradient(const Tensor& leaf, GradientClaim claim);
+const char* gradient_claim(const Tensor& leaf, GradientClaim claim);  // who has it; null: nobody
 
 // Gradients of `roots` (seeded with `grads`, or 1 for scalars) with respect to `inputs`, returned, not accumulated.
 std::vector<Tensor> grad(std::span<const Tensor> roots, std::span<const Tensor> inputs, std::span<const Tensor> grads = {},

@@ -3,9 +3,11 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <bit>
 #include <charconv>
 #include <cmath>
+#include <cstring>
 #include <filesystem>
 
 #include "absl/strings/str_cat.h"
@@ -13,6 +15,7 @@
 #include "rondo/runtime/io/atomic_file.h"
 #include "rondo/runtime/io/checksum.h"
 #include "rondo/runtime/io/json.h"
+#include "rondo/runtime/parallel.h"
 
 namespace rondo::io {
 namespace {
@@ -152,6 +155,42 @@ std::string checksum_of(const Metadata& metadata, const TensorMap& tensors) {
   return absl::StrCat(absl::Hex(sum.digest(), absl::kZeroPad16));
 }
 
+// How many values of a dense tensor are not finite. An exponent of ones says so in every format.
+template <class Bits>
+int64_t count_nonfinite(const Tensor& tensor, Bits exponent) {
+  const std::byte* values = static_cast<const std::byte*>(tensor.raw_data());
+  std::atomic<int64_t> total = 0;
+  parallel_for(tensor.numel(), 1 << 16, [&](int64_t begin, int64_t end) {
+    int64_t count = 0;
+    for (int64_t i = begin; i < end; ++i) {
+      Bits bits;
+      std::memcpy(&bits, values + static_cast<size_t>(i) * sizeof bits, sizeof bits);
+      count += (bits & exponent) == exponent;
+    }
+    total += count;
+  });
+  return total;
+}
+
+void check_finite(const std::string& path, const TensorMap& tensors) {
+  for (const auto& [name, tensor] : tensors) {
+    if (!is_floating(tensor.dtype())) continue;
+    const Tensor dense = tensor.detach().contiguous();
+    int64_t count = 0;
+    switch (dense.dtype()) {
+      case kF64: count = count_nonfinite<uint64_t>(dense, 0x7FF0'0000'0000'0000); break;
+      case kF32: count = count_nonfinite<uint32_t>(dense, 0x7F80'0000); break;
+      case kBF16: count = count_nonfinite<uint16_t>(dense, 0x7F80); break;
+      case kF16: count = count_nonfinite<uint16_t>(dense, 0x7C00); break;
+      default: break;
+    }
+    if (count > 0)
+      throw NonFiniteError(name, absl::StrCat("save_checkpoint: ", path, " is not written: ", count, " of the ", dense.numel(),
+                                              " values of ", name, " are NaN or infinite; earlier checkpoints are kept. "
+                                              "CheckpointOptions::allow_nonfinite saves them all the same"));
+  }
+}
+
 }  // namespace
 
 std::string save_checkpoint(const std::string& folder, const Checkpoint& checkpoint, CheckpointOptions options) {
@@ -167,6 +206,7 @@ std::string save_checkpoint(const std::string& folder, const Checkpoint& checkpo
   };
   add(kModel, checkpoint.model);
   add(kOptimizer, checkpoint.optimizer);
+  if (!options.allow_nonfinite) check_finite(path, tensors);
   Metadata metadata = {{"format", std::string(kFormat)},
                        {"step", absl::StrCat(checkpoint.step)},
                        {"state", to_json(path, checkpoint.state)}};

@@ -17,6 +17,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <utility>
 #include <variant>
 #include <vector>
 
@@ -48,10 +49,22 @@ struct Checkpoint {
 
 struct CheckpointOptions {
   int keep = 2;  // newest checkpoints that stay, the one just written included; at least 1
+  // Saves NaN and infinities, too. A model that has some is beyond repair, and its checkpoint would push out a good one.
+  bool allow_nonfinite = false;
+};
+
+// A tensor that was to be saved has values that are not finite; nothing was written.
+class NonFiniteError : public Error {
+ public:
+  NonFiniteError(std::string tensor, const std::string& message) : Error(message), tensor_(std::move(tensor)) {}
+  const std::string& tensor() const { return tensor_; }  // "model.<name>" or "optimizer.<name>"
+
+ private:
+  std::string tensor_;
 };
 
 // Writes the checkpoint of `checkpoint.step`, replacing one of the same step; returns its path. Creates `folder`.
-// Throws FileError; then the checkpoints that were there are still there. Pruning removes only files of this module,
+// Throws FileError, or NonFiniteError; then the checkpoints that were there are still there. Pruning removes only files of this module,
 // and never one of a later step than the one just written.
 std::string save_checkpoint(const std::string& folder, const Checkpoint& checkpoint, CheckpointOptions options = {});
 

@@ -4,7 +4,8 @@
 //   bench_gpt --n_layer=6 --n_head=6 --n_embd=384 --block_size=256 --batch_size=8 --compile=regions
 //
 // --compile=none, regions or whole; --mode=default, reduce_overhead or max_autotune; --accumulate=N: a step is N backward
-// passes over the same batch and one update. --inference: a step is the forward pass alone, without gradients.
+// passes over the same batch and one update. --grad_clip=0 leaves out clipping; then --update_at_seams makes the updates during
+// backward, whose time they are part of. --inference: a step is the forward pass alone, without gradients.
 // With --serve it speaks the protocol of tests/bench/peers: each line N on stdin runs N steps and prints one JSON line.
 #include <sys/resource.h>
 
@@ -12,6 +13,7 @@
 #include <chrono>
 #include <cstdio>
 #include <iostream>
+#include <limits>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -20,6 +22,7 @@
 #include "rondo/modules/gpt2.h"
 #include "rondo/optim/adam.h"
 #include "rondo/optim/compile.h"
+#include "rondo/optim/update_at_seams.h"
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/cpu/matmul.h"
 #include "rondo/runtime/parallel.h"
@@ -92,6 +95,8 @@ class Trainer {
         optimizer_(model_.parameters(), {.lr = 1e-3, .betas = {0.9, 0.99}, .weight_decay = 0.1}),
         mode_(o.text("compile", "none")), inference_(o.integer("inference", 0) != 0),
         accumulate_(o.integer("accumulate", 1)) {
+    const double clip = std::stod(o.text("grad_clip", "1"));
+    if (clip > 0) step_options_.max_norm = clip;
     manual_seed(1);
     const Tensor tokens = Tensor::randint(0, config_.vocab_size, {batch_, config_.block_size + 1});
     x_ = tokens.slice(1, {0, -1}).contiguous();
@@ -101,6 +106,7 @@ class Trainer {
     else if (mode_ == "whole") regions_ = compile::compile_module(model_, compile_options(o.text("mode", "default")));
     else if (mode_ != "none") throw Error("--compile takes none, regions or whole");
     if (mode_ != "none") optim::compile(optimizer_);
+    if (o.integer("update_at_seams", 0) != 0) updates_.emplace(model_, optimizer_, optim::UpdateAtSeamsOptions{.step = step_options_});
     for (int64_t i = 0; i < o.integer("warmup", 3); ++i) step();
     step_ms_.clear();
     forward_ms_.clear();
@@ -120,6 +126,8 @@ class Trainer {
     const auto start = Clock::now();
     optimizer_.zero_grad();
     for (int64_t i = 1; i < accumulate_; ++i) {
+      std::optional<optim::UpdateAtSeams::NoUpdate> held;
+      if (updates_) held.emplace(*updates_);
       std::optional<amp::Autocast> lower;
       if (autocast_) lower.emplace(kBF16);
       model_.loss(x_, y_).backward();
@@ -135,7 +143,8 @@ class Trainer {
     loss.backward();
     backward_ms_.push_back(ms_since(middle));
     const auto late = Clock::now();
-    optimizer_.step({.max_norm = 1.0});
+    if (updates_) updates_->finish();
+    else optimizer_.step(step_options_);
     optimizer_ms_.push_back(ms_since(late));
     step_ms_.push_back(ms_since(start));
     last_loss_ = loss.item();
@@ -199,6 +208,8 @@ class Trainer {
   std::string mode_;
   bool inference_;
   int64_t accumulate_ = 1;
+  optim::StepOptions step_options_;
+  std::optional<optim::UpdateAtSeams> updates_;
   Tensor x_, y_;
   std::optional<compile::Regions> regions_;
   std::vector<double> step_ms_, forward_ms_, backward_ms_, optimizer_ms_;

@@ -13,6 +13,9 @@
 #include "rondo/compile/jit/kernel_file.h"
 #include "rondo/compile/log.h"
 #include "rondo/modules/layers.h"
+#include "rondo/optim/adafactor.h"
+#include "rondo/optim/adam.h"
+#include "rondo/optim/compile.h"
 #include "rondo/runtime/error.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/random.h"
@@ -63,10 +66,20 @@ TEST(CacheChild, DISABLED_Run) {
   const Tensor x = Tensor::randn({6, 24}).requires_grad_();
   const Tensor y = model(x);
   ops::sum(y * y).backward();
-  const double value = ops::sum(x.grad()).item() + ops::sum(y).item();
+  // Kernels of optimizers live in the same places as those of regions: one that reads sizes when it runs, too.
+  optim::AdamW adamw({model.gate.weight, model.gate.bias}, {.lr = 0.1});
+  optim::Adafactor adafactor({model.norm.weight, model.norm.bias}, {.lr = 0.1});
+  optim::KernelReport optimizers;
+  for (optim::Optimizer* optimizer : {static_cast<optim::Optimizer*>(&adamw), static_cast<optim::Optimizer*>(&adafactor)}) {
+    if (!eager) optim::compile(*optimizer);
+    optimizer->step({.max_norm = 1, .zero_grad = true});
+    optimizers.kernels += optimizer->kernels().kernels;
+    optimizers.compilations += optimizer->kernels().compilations;
+  }
+  const double value = ops::sum(x.grad()).item() + ops::sum(y).item() + ops::sum(model.gate.weight).item() + ops::sum(model.norm.bias).item();
   if (const std::string path = variable("RONDO_TEST_SAVE"); !path.empty()) compile::save_artifacts(path);
   const compile::CacheReport report = compile::cache_report();
-  std::printf("CHILD|value=%a|compilations=%d|misses=%d|disk=%d|artifacts=%d|warnings=%zu|llvm=%d|why=%s|error=%s\n", value,
+  std::printf("CHILD|value=%a|optimizer_kernels=%d|optimizer_compilations=%d|compilations=%d|misses=%d|disk=%d|artifacts=%d|warnings=%zu|llvm=%d|why=%s|error=%s\n", value, optimizers.kernels, optimizers.compilations,
               regions ? regions->report()[0].compilations : 0,
               static_cast<int>(report.misses), static_cast<int>(report.from_disk), static_cast<int>(report.from_artifacts),
               warnings.size(), maps_contain("libLLVM") || maps_contain("librondo_jit_llvm"),
@@ -138,6 +151,9 @@ TEST_F(CacheProcess, AWarmProcessCompilesNothing) {
   EXPECT_EQ(warm.at("disk"), cold.at("misses"));
   EXPECT_EQ(cold.at("compilations"), "1");
   EXPECT_EQ(warm.at("compilations"), "0");
+  EXPECT_GE(std::stoi(cold.at("optimizer_kernels")), 2);
+  EXPECT_EQ(warm.at("optimizer_kernels"), cold.at("optimizer_kernels"));
+  EXPECT_EQ(warm.at("optimizer_compilations"), "0");
 }
 
 TEST_F(CacheProcess, OffMeansOff) {
@@ -229,6 +245,8 @@ TEST_F(CacheProcess, ArtifactsTravel) {
   EXPECT_EQ(user.at("artifacts"), maker.at("misses"));
   EXPECT_EQ(user.at("misses"), "0");
   EXPECT_EQ(user.at("llvm"), "0");
+  EXPECT_EQ(user.at("optimizer_kernels"), maker.at("optimizer_kernels"));
+  EXPECT_EQ(user.at("optimizer_compilations"), "0");
   // What a process loaded it can pass on.
   const std::string second = temp_ / "again.rondo";
   child(off + "RONDO_TEST_LOAD=" + file + " RONDO_TEST_SAVE=" + second);

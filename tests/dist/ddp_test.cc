@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <limits>
 #include <map>
 
 #include "absl/strings/str_cat.h"
@@ -9,6 +10,8 @@
 #include "rondo/compile/jit/executable.h"
 #include "rondo/modules/gpt2.h"
 #include "rondo/optim/adam.h"
+#include "rondo/optim/compile.h"
+#include "rondo/optim/grad_scaler.h"
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/tests/bits.h"
@@ -242,6 +245,33 @@ TEST_P(Ddp, AGradientThatDoesNotArriveIsAnErrorOnEveryRank) {
   });
   for (const std::string& error : errors)
     EXPECT_NE(error.find("step 2, rank 1: the gradient of h.1.ln_1.weight did not arrive"), std::string::npos) << error;
+}
+
+// The average is not finite anywhere if one rank's gradient is not: nobody makes the step, and a loss scale falls everywhere.
+TEST_P(Ddp, ANonFiniteGradientOfOneRankSkipsTheStepOnAll) {
+  with_groups(2, [&](ProcessGroup& group) {
+    nn::GPT2 model(kConfig, 1);
+    compile_if_wanted(model);
+    DistributedDataParallel ddp(model, std::shared_ptr<ProcessGroup>(&group, [](auto*) {}), kPerBlock);
+    optim::AdamW optimizer(model.parameters(), {.lr = 1e-2});
+    if (GetParam()) optim::compile(optimizer);
+    amp::GradScaler scaler({.init_scale = 8});
+    uint64_t before = ddp.check_parameters();
+    for (int64_t step = 0; step < 6; ++step) {
+      const bool bad = step % 2 == 1;
+      const Tensor loss = scaler.scale(loss_of(model, 2 * group.rank(), 2, step));
+      (bad && group.rank() == 1 ? loss * std::numeric_limits<double>::infinity() : loss).backward();
+      ddp.finish();
+      EXPECT_EQ(scaler.step(optimizer, {.max_norm = 1}).skipped, bad);
+      scaler.update();
+      optimizer.zero_grad();
+      const uint64_t now = ddp.check_parameters();
+      EXPECT_EQ(now == before, bad);
+      before = now;
+    }
+    EXPECT_EQ(optimizer.skipped_steps(), 3);
+    EXPECT_EQ(scaler.get_scale(), 1);
+  });
 }
 
 INSTANTIATE_TEST_SUITE_P(EagerAndCompiled, Ddp, testing::Bool(),

@@ -35,6 +35,17 @@ paste -d' ' <(numbers one) <(numbers two) | awk '
   END { print NR " numbers, largest relative difference " most; exit bad || NR != 40 + 40 + 2 }' || fail "the losses differ"
 [ -f "$folder/two/ckpt-00000040.safetensors" ] || fail "no checkpoint"
 
+# ---- Blocks that are updated during backward: the very losses of steps after it, in one process and in two.
+"$train_gpt" $(options clipped 8) --threads=1 --update_at_seams >"$folder/log" 2>&1 && fail "clipping at seams" "$folder/log"
+grep -q -- "--update_at_seams: --grad_clip=1 needs the norm of all gradients" "$folder/log" || fail "clipping is not refused" "$folder/log"
+for launch in "" "$rondorun --nproc-per-node 2"; do
+  for at_seams in false true; do
+    $launch "$train_gpt" $(options seams_$at_seams 4) --grad_clip=0 --update_at_seams=$at_seams --threads=1 --check_ranks >"$folder/log" 2>&1 ||
+      fail "update_at_seams=$at_seams failed" "$folder/log"
+  done
+  diff <(without_timings "$folder/seams_false") <(without_timings "$folder/seams_true") || fail "the losses at seams differ: '$launch'"
+done
+
 # ---- Rank 1 is killed in the middle.
 for attempt in 1 2 3 4 5; do
   rm -rf "$folder/killed"

@@ -46,3 +46,15 @@ echo "compile=$compile: $kills kills, $resumed resumes, $(wc -l <"$folder/b/metr
 diff <(without_timings "$folder/a") <(without_timings "$folder/b") || { echo "the losses differ"; exit 1; }
 cmp "$folder/a/ckpt-00000200.safetensors" "$folder/b/ckpt-00000200.safetensors" || { echo "the checkpoints differ"; exit 1; }
 [ "$(sed -n '/^$/,$p' "$folder/a.log" | sed '$d')" = "$(sed -n '/^$/,$p' "$folder/b.log" | sed '$d')" ] || { echo "the samples differ"; exit 1; }
+
+# ---- A run that diverges saves nothing: neither where every step is skipped from there on, nor where NaN reaches the parameters.
+diverge() {  # diverge OUT_DIR GRAD_CLIP
+  "$train_gpt" --data="$folder/text" --out_dir="$1" --compile="$compile" --threads=1 --n_layer=1 --n_head=2 --n_embd=32 --block_size=16 \
+    --batch_size=4 --max_iters=6 --warmup_iters=0 --learning_rate=3e38 --min_lr=3e38 --grad_clip="$2" --eval_iters=1 --sample_tokens=0 \
+    --checkpoint_interval=6 >"$1.log" 2>&1
+}
+if diverge "$folder/nan" 0; then cat "$folder/nan.log"; echo "a model of NaN was saved"; exit 1; fi
+grep -q "ckpt-00000006.safetensors is not written: .* are NaN or infinite" "$folder/nan.log" || { cat "$folder/nan.log"; exit 1; }
+! ls "$folder/nan/"ckpt-* >"$folder/nan.log" 2>&1 || { cat "$folder/nan.log"; exit 1; }
+diverge "$folder/skipped" 1 || true
+grep -q "a gradient is not finite; no parameter was changed" "$folder/skipped.log" || { cat "$folder/skipped.log"; exit 1; }

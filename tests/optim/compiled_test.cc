@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <functional>
+#include <limits>
 #include <memory>
 
 #include "rondo/compile/codegen/interpret.h"
@@ -12,6 +13,7 @@
 #include "rondo/optim/adafactor.h"
 #include "rondo/optim/adagrad.h"
 #include "rondo/optim/adam.h"
+#include "rondo/optim/grad_scaler.h"
 #include "rondo/optim/lamb.h"
 #include "rondo/optim/lion.h"
 #include "rondo/optim/muon.h"
@@ -130,6 +132,39 @@ TEST_P(CompiledStep, EqualsEagerToTheBit) {
         expect_same(runs[0], runs[1], GetParam() + " " + std::string(name_of(dtype)) + " format " +
                                           std::to_string(static_cast<int>(format)) + (joined ? " joined" : ""));
       }
+    }
+  }
+}
+
+// One infinite gradient, added by the second of two micro-batches: the run goes on as if the step had never been.
+TEST_P(CompiledStep, ANonFiniteGradientChangesNothing) {
+  for (DType dtype : {kF32, kF16}) {
+    for (bool compiled : {false, true}) {
+      std::vector<Trained> runs(2);
+      for (size_t r = 0; r < 2; ++r) {
+        runs[r].params = parameters(GetParam() == "muon", dtype);
+        runs[r].optimizer = cases().at(GetParam())(runs[r].params, StateFormat::kFull);
+        Optimizer& optimizer = *runs[r].optimizer;
+        optimizer.track_average({.decay = 0.9});
+        optimizer.keep_copies(kBF16);
+        if (compiled) compile(optimizer);
+        amp::GradScaler scaler({.init_scale = 4, .growth_interval = 1000});
+        for (uint64_t step = 0; step < 4; ++step) {
+          if (r == 1 && step > 0) {
+            set_grads(runs[r].params, 9);
+            Tensor bad = Tensor::zeros(runs[r].params.back().sizes(), {dtype});
+            bad.view({-1})[step].fill_(step == 2 ? std::numeric_limits<double>::quiet_NaN() : -std::numeric_limits<double>::infinity());
+            Tensor grad = runs[r].params.back().grad();
+            grad.add_(bad);
+            const StepReport report = step == 3 ? scaler.step(optimizer) : optimizer.step({.max_norm = 1});
+            EXPECT_TRUE(report.skipped);
+            EXPECT_EQ(optimizer.skipped_steps(), static_cast<int64_t>(step));
+          }
+          set_grads(runs[r].params, step);
+          EXPECT_FALSE(optimizer.step({.check_finite = true}).skipped);
+        }
+      }
+      expect_same(runs[0], runs[1], GetParam() + " " + std::string(name_of(dtype)) + (compiled ? " compiled" : " eager"));
     }
   }
 }

@@ -55,20 +55,28 @@ const std::map<std::string, Make>& cases() {
       {"sgd_nesterov", make<SGD>(SGDOptions{.lr = 0.1, .momentum = 0.9, .nesterov = true})},
       {"sgd_decay", make<SGD>(SGDOptions{.lr = 0.1, .momentum = 0.9, .weight_decay = 0.1})},
       {"sgd_maximize", make<SGD>(SGDOptions{.lr = 0.1, .maximize = true})},
+      {"sgd_all",
+       make<SGD>(SGDOptions{.lr = 0.01, .momentum = 0.9, .weight_decay = 0.1, .nesterov = true, .maximize = true})},
       {"adam", make<Adam>(AdamOptions{.lr = 0.01})},
       {"adam_decay", make<Adam>(AdamOptions{.lr = 0.01, .weight_decay = 0.1})},
       {"adam_amsgrad", make<Adam>(AdamOptions{.lr = 0.01, .amsgrad = true})},
       {"adam_maximize", make<Adam>(AdamOptions{.lr = 0.01, .maximize = true})},
+      {"adam_all", make<Adam>(AdamOptions{.lr = 0.01, .betas = {0.9, 0.95}, .weight_decay = 0.1, .amsgrad = true, .maximize = true})},
       {"adamw", make<AdamW>(AdamWOptions{.lr = 0.01, .betas = {0.9, 0.95}, .weight_decay = 0.1})},
       {"adamw_amsgrad",
        make<AdamW>(AdamWOptions{.lr = 0.01, .betas = {0.9, 0.95}, .weight_decay = 0.1, .amsgrad = true})},
       {"adamw_maximize",
        make<AdamW>(AdamWOptions{.lr = 0.01, .betas = {0.9, 0.95}, .weight_decay = 0.1, .maximize = true})},
+      {"adamw_all",
+       make<AdamW>(AdamWOptions{.lr = 0.01, .betas = {0.9, 0.95}, .weight_decay = 0.1, .amsgrad = true, .maximize = true})},
       {"rmsprop", make<RMSprop>(RMSpropOptions{.lr = 0.01})},
       {"rmsprop_centered", make<RMSprop>(RMSpropOptions{.lr = 0.01, .weight_decay = 0.1, .centered = true})},
       {"rmsprop_momentum",
        make<RMSprop>(RMSpropOptions{.lr = 0.01, .alpha = 0.9, .momentum = 0.9, .maximize = true})},
       {"rmsprop_both", make<RMSprop>(RMSpropOptions{.lr = 0.01, .momentum = 0.9, .centered = true})},
+      {"rmsprop_all",
+       make<RMSprop>(RMSpropOptions{.lr = 0.01, .weight_decay = 0.1, .momentum = 0.9, .centered = true, .maximize = true})},
+      {"adagrad_maximize", make<Adagrad>(AdagradOptions{.lr = 0.1, .maximize = true})},
       {"adagrad", make<Adagrad>(AdagradOptions{.lr = 0.1})},
       {"adagrad_decay",
        make<Adagrad>(AdagradOptions{.lr = 0.1, .lr_decay = 0.1, .weight_decay = 0.1, .initial_accumulator_value = 0.5})},
@@ -154,6 +162,7 @@ std::vector<Tensor> run_muon(DType dtype, MuonOptions options, bool compiled) {
 TEST(Muon, MatchesTheRecordedValues) {
   const std::map<std::string, MuonOptions> runs = {
       {"muon", {.lr = 0.02}},
+      {"muon_plain", {.lr = 0.02, .weight_decay = 0, .momentum = 0.9, .ns_steps = 3}},
       {"muon_adjusted", {.lr = 0.02, .nesterov = false, .adjust_lr = MuonOptions::kMatchRmsAdamW}}};
   for (const auto& [name, options] : runs) {
     for (DType dtype : {kF64, kF32}) {

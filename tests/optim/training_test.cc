@@ -294,6 +294,101 @@ TEST(Training, CopiesAreTheRoundedParameters) {
   }
 }
 
+// What follows the parameters follows them where somebody else writes them, too.
+TEST(Training, LoadedParametersReachCopiesAndAverages) {
+  for (bool compiled : {false, true}) {
+    nn::Linear model(4, 3), other(4, 3);
+    SGD optimizer(model.parameters(), {.lr = 0.5, .momentum = 0.9});
+    for (Tensor p : model.parameters()) p.set_grad(Tensor::ones(p.sizes()));
+    optimizer.step();  // averages may begin later
+    optimizer.track_average({.decay = 0.5});
+    optimizer.keep_copies(kBF16);
+    if (compiled) compile(optimizer);
+    const std::vector<Tensor> held = optimizer.copies();
+    const auto expect_followed = [&] {
+      const std::vector<Tensor> copies = optimizer.copies();
+      for (size_t i = 0; i < copies.size(); ++i) {
+        EXPECT_EQ(copies[i].to_vector<float>(), model.parameters()[i].to(kBF16).to_vector<float>()) << i;
+        EXPECT_TRUE(copies[i].is_same(held[i])) << i;
+      }
+    };
+    // A model loaded before the first step: the average starts there, and the first step moves it from there.
+    model.load_state_dict(other.state_dict());
+    expect_followed();
+    EXPECT_EQ(optimizer.averages()[0].to_vector<float>(), other.weight.to_vector<float>());
+    no_grad([&] { model.weight.mul_(3.0); });
+    const std::vector<float> start = model.weight.to_vector<float>();
+    for (Tensor p : model.parameters()) p.set_grad(Tensor::ones(p.sizes()));
+    optimizer.step();
+    expect_followed();
+    const std::vector<float> moved = model.weight.to_vector<float>(), average = optimizer.averages()[0].to_vector<float>();
+    for (size_t i = 0; i < start.size(); ++i) EXPECT_NEAR(average[i], (start[i] + moved[i]) / 2, 1e-6) << i;
+    // A checkpoint: averages come from the state, copies from the parameters, in either order of loading.
+    nn::StateDict state, parameters;
+    for (const auto& [name, tensor] : optimizer.state_dict()) state[name] = tensor.clone();
+    for (const auto& [name, tensor] : model.state_dict()) parameters[name] = tensor.clone();
+    for (bool model_first : {false, true}) {
+      optimizer.step();
+      if (model_first) model.load_state_dict(parameters);
+      optimizer.load_state_dict(state);
+      if (!model_first) model.load_state_dict(parameters);
+      expect_followed();
+      EXPECT_EQ(optimizer.averages()[0].to_vector<float>(), average);
+    }
+    // Also in an optimizer that has made no step, whose model is loaded last.
+    nn::Linear third(4, 3);
+    SGD resumed(third.parameters(), {.lr = 0.5, .momentum = 0.9});
+    resumed.track_average({.decay = 0.5});
+    if (compiled) compile(resumed);
+    resumed.load_state_dict(state);
+    third.load_state_dict(parameters);
+    EXPECT_EQ(resumed.averages()[0].to_vector<float>(), average);
+    for (Tensor p : third.parameters()) p.set_grad(Tensor::ones(p.sizes()));
+    resumed.step();
+    optimizer.step();
+    EXPECT_EQ(resumed.averages()[0].to_vector<float>(), optimizer.averages()[0].to_vector<float>());
+    // A parameter that stands still has a copy all the same.
+    model.zero_grad();
+    no_grad([&] { model.bias.fill_(7); });
+    optimizer.step();
+    expect_followed();
+  }
+}
+
+// Of an embedding only the rows in use have a gradient; it is dense, with zeros elsewhere.
+TEST(Training, RowsOfAnEmbedding) {
+  for (bool compiled : {false, true}) {
+    nn::Embedding embedding(6, 4), twin(6, 4);
+    twin.load_state_dict(embedding.state_dict());
+    SGD sgd(embedding.parameters(), {.lr = 0.5});
+    AdamW adamw(twin.parameters(), {.lr = 0.5, .weight_decay = 0});
+    if (compiled) compile(sgd), compile(adamw);
+    const std::vector<float> before = embedding.weight.to_vector<float>();
+    const auto backward = [](nn::Embedding& e, std::vector<int64_t> ids) {
+      e.zero_grad();
+      const auto n = static_cast<int64_t>(ids.size());
+      ops::sum(e(Tensor::from(ids, {n}))).backward();
+    };
+    backward(embedding, {1, 3, 3});
+    sgd.step({.max_norm = 1e9});
+    const std::vector<float> after = embedding.weight.to_vector<float>();
+    const float uses[] = {0, 1, 0, 2, 0, 0};
+    for (size_t i = 0; i < after.size(); ++i) EXPECT_EQ(after[i], before[i] - 0.5f * uses[i / 4]) << i;
+    // A row that was used once goes on by its momentum; one that never was stays.
+    backward(twin, {1});
+    adamw.step();
+    backward(twin, {2});
+    adamw.step();
+    const std::vector<float> moved = twin.weight.to_vector<float>();
+    for (size_t i = 0; i < moved.size(); ++i) {
+      if (i / 4 == 1) EXPECT_LT(moved[i], before[i] - 0.5f - 0.1f) << i;
+      else if (i / 4 == 2) EXPECT_LT(moved[i], before[i]) << i;
+      else EXPECT_EQ(moved[i], before[i]) << i;
+    }
+    EXPECT_EQ(adamw.state_dict().at("state.0.step").item(), 2);
+  }
+}
+
 TEST(ForeachMap, EagerAndCompiledAgree) {
   const auto update = [](auto& slow, auto& fast, auto alpha) {
     slow = scalar::fma(alpha, fast - slow, slow);

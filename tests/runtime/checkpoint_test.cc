@@ -46,6 +46,41 @@ void expect_is_step(const Checkpoint& checkpoint, int64_t step, int64_t elements
   }
 }
 
+// NaN and infinities are not saved unasked: what is there stays the newest checkpoint.
+TEST(Checkpoint, ValuesThatAreNotFiniteAreRefused) {
+  const double bad[] = {std::numeric_limits<double>::quiet_NaN(), std::numeric_limits<double>::infinity(),
+                        -std::numeric_limits<double>::infinity()};
+  for (const bool of_model : {true, false}) {
+    for (const DType dtype : {kF64, kF32, kBF16, kF16}) {
+      for (const double value : bad) {
+        TempFolder folder;
+        save_checkpoint(folder / "out", checkpoint_of(1));
+        Checkpoint checkpoint = checkpoint_of(2);
+        Tensor tensor = Tensor::full({70'000, 2}, 1.5, {dtype});
+        tensor.mul_(0).add_(dtype == kF16 ? 65504.0 : 3.3e38);  // large, and finite
+        (of_model ? checkpoint.model : checkpoint.optimizer)["extra"] = tensor.t();
+        save_checkpoint(folder / "out", checkpoint);
+        tensor[69'999][1].fill_(value);
+        checkpoint.step = 3;
+        const std::string name = of_model ? "model.extra" : "optimizer.extra";
+        try {
+          save_checkpoint(folder / "out", checkpoint);
+          ADD_FAILURE() << "saved";
+        } catch (const NonFiniteError& error) {
+          EXPECT_EQ(error.tensor(), name);
+          EXPECT_NE(std::string(error.what()).find("1 of the 140000 values of " + name + " are NaN or infinite"), std::string::npos)
+              << error.what();
+        }
+        EXPECT_EQ(load_latest_checkpoint(folder / "out").checkpoint->step, 2);
+        save_checkpoint(folder / "out", checkpoint, {.allow_nonfinite = true});
+        const Checkpoint read = *load_latest_checkpoint(folder / "out").checkpoint;
+        EXPECT_EQ(read.step, 3);
+        EXPECT_FALSE(std::isfinite((of_model ? read.model : read.optimizer).at("extra").to_vector<double>().back()));
+      }
+    }
+  }
+}
+
 TEST(Checkpoint, RoundTripIsBitExact) {
   TempFolder folder;
   const std::string out = folder / "runs/first";  // is created

@@ -1,0 +1,187 @@
+// The optimizer in backward under DistributedDataParallel: a bucket is updated after its average is there, and not before.
+#include <gtest/gtest.h>
+
+#include "absl/strings/str_cat.h"
+#include "rondo/compile/compile.h"
+#include "rondo/compile/jit/executable.h"
+#include "rondo/dist/ddp.h"
+#include "rondo/modules/gpt2.h"
+#include "rondo/optim/adam.h"
+#include "rondo/optim/compile.h"
+#include "rondo/optim/update_at_seams.h"
+#include "rondo/runtime/autograd.h"
+#include "rondo/runtime/ops/ops.h"
+#include "rondo/tests/bits.h"
+#include "rondo/tests/dist/ranks.h"
+#include "rondo/tests/errors.h"
+
+namespace rondo::dist {
+namespace {
+
+using optim::UpdateAtSeams;
+using test::error_of;
+
+const nn::GPT2Config kConfig{.vocab_size = 31, .block_size = 8, .n_layer = 3, .n_head = 2, .n_embd = 16};
+constexpr BucketOptions kPerBlock{.min_bytes = 1};
+
+Tensor loss_of(nn::GPT2& model, int64_t rank, int64_t step) {
+  std::vector<int64_t> tokens;
+  for (int64_t i = 16 * rank; i < 16 * (rank + 1); ++i) tokens.push_back((i * i + 7 * i + 3 * step) % 31);
+  const Tensor batch = Tensor::from(tokens, {2, 8});
+  return model.loss(batch, batch);
+}
+
+std::shared_ptr<ProcessGroup> borrowed(ProcessGroup& group) { return {&group, [](auto*) {}}; }
+
+class DdpUpdates : public testing::TestWithParam<bool> {
+ protected:
+  void SetUp() override {
+    if (GetParam() && !compile::jit_available()) GTEST_SKIP() << "built without LLVM";
+  }
+  // 10 steps of two backwards each; the hash of the parameters.
+  uint64_t train(ProcessGroup& group, bool at_seams, BucketOptions buckets) const {
+    nn::GPT2 model(kConfig, 1);
+    DistributedDataParallel ddp(model, borrowed(group), buckets);
+    optim::AdamW optimizer(model.parameters(), {.lr = 1e-2});
+    if (GetParam()) compile::compile_regions(model), optim::compile(optimizer);
+    std::unique_ptr<UpdateAtSeams> updates;
+    if (at_seams) updates = std::make_unique<UpdateAtSeams>(ddp, optimizer);
+    for (int64_t step = 0; step < 10; ++step) {
+      {
+        const auto local = ddp.no_sync();
+        loss_of(model, group.rank(), 2 * step).backward();
+      }
+      loss_of(model, group.rank(), 2 * step + 1).backward();
+      ddp.finish();
+      if (!at_seams) {
+        optimizer.step();
+        optimizer.zero_grad();
+        continue;
+      }
+      const optim::UpdateReport report = updates->finish();
+      EXPECT_EQ(report.at_seams, 40);
+      EXPECT_EQ(report.at_end + report.without_gradient, 0);
+      for (const Tensor& p : model.parameters()) EXPECT_FALSE(p.grad().defined());
+    }
+    return ddp.check_parameters();
+  }
+};
+
+TEST_P(DdpUpdates, TheBitsOfStepsAfterBackward) {
+  RONDO_SKIP_WITHOUT_GLOO();
+  for (const BucketOptions buckets : {kPerBlock, BucketOptions{.min_bytes = 20'000}, BucketOptions{.min_bytes = 1, .max_bytes = 1}})
+    test::with_groups(2, [&](ProcessGroup& group) {
+      const uint64_t after = train(group, false, buckets);
+      EXPECT_EQ(train(group, true, buckets), after);
+    });
+}
+
+// One process, whose collectives end when the test says so.
+class Slow final : public ProcessGroup {
+ public:
+  int rank() const override { return 0; }
+  int world_size() const override { return 1; }
+  Work all_reduce(const Tensor&, ReduceOp, std::string_view) override {
+    works.push_back(std::make_shared<Work::State>());
+    if (on_issue) on_issue();
+    return Work(works.back());
+  }
+  Work broadcast(const Tensor&, int, std::string_view) override { return {}; }
+  Work all_gather(const Tensor& out, const Tensor& in, std::string_view name) override {
+    return ProcessGroup::connect({})->all_gather(out, in, name);
+  }
+  Work barrier(std::string_view) override { return {}; }
+  void end(size_t i) { works.at(i)->finish(Work::Outcome::kDone, ""); }
+
+  std::vector<std::shared_ptr<Work::State>> works;
+  std::function<void()> on_issue;
+};
+
+TEST_P(DdpUpdates, NotBeforeTheAllReduceIsDone) {
+  nn::GPT2 model(kConfig, 1);
+  if (GetParam()) compile::compile_regions(model);
+  const auto group = std::make_shared<Slow>();
+  DistributedDataParallel ddp(model, group, kPerBlock);
+  optim::AdamW optimizer(model.parameters());
+  UpdateAtSeams updates(ddp, optimizer);
+  const auto updated = [&] {
+    std::string list;
+    for (size_t i = 0; i < 3; ++i) list += updates.is_updated(model.h[i].ln_1.weight) ? 'x' : '-';
+    return list + (updates.is_updated(model.wte.weight) ? 'x' : '-');
+  };
+  // Nothing is done by the end of backward.
+  loss_of(model, 0, 0).backward();
+  EXPECT_EQ(group->works.size(), 4u);
+  EXPECT_EQ(updated(), "----");
+  EXPECT_NE(error_of([&] { updates.finish(); }).find("call finish() first"), std::string::npos);
+  EXPECT_NE(error_of([&] { updates.abandon(); }).find("call finish() first"), std::string::npos);
+  for (size_t i = 0; i < 4; ++i) group->end(i);
+  EXPECT_EQ(updated(), "----");
+  ddp.finish();
+  EXPECT_EQ(updated(), "xxxx");
+  EXPECT_EQ(updates.finish().at_seams, 40);
+  // The last block's average comes while the first block's backward runs, the second one's with the rest.
+  group->works.clear();
+  std::vector<std::string> seen;
+  group->on_issue = [&] {
+    seen.push_back(updated());
+    if (group->works.size() == 3) group->end(0);
+    if (group->works.size() == 4) group->end(1);
+  };
+  loss_of(model, 0, 1).backward();
+  EXPECT_EQ(seen, (std::vector<std::string>{"----", "----", "----", "--x-"}));
+  EXPECT_EQ(updated(), "-xx-");
+  group->end(2);
+  group->end(3);
+  ddp.finish();
+  EXPECT_EQ(updates.finish().at_seams, 40);
+}
+
+// Rank 1 does not go through the first two blocks: on both ranks the same blocks are updated, and both say why.
+TEST_P(DdpUpdates, AMissingGradientLeavesTheRanksAlike) {
+  RONDO_SKIP_WITHOUT_GLOO();
+  test::with_groups(2, [&](ProcessGroup& group) {
+    nn::GPT2 model(kConfig, 1);
+    if (GetParam()) compile::compile_regions(model);
+    DistributedDataParallel ddp(model, borrowed(group), kPerBlock);
+    optim::AdamW optimizer(model.parameters());
+    UpdateAtSeams updates(ddp, optimizer);
+    if (group.rank() == 1) ops::sum(model.h[2](Tensor::ones({1, 4, 16}))).backward();
+    else loss_of(model, 0, 0).backward();
+    const std::string error = error_of<MismatchError>([&] { ddp.finish(); });
+    EXPECT_NE(error.find("step 1, rank 1: the gradient of h.1.ln_1.weight did not arrive"), std::string::npos) << error;
+    EXPECT_TRUE(updates.is_updated(model.h[2].ln_1.weight));
+    EXPECT_FALSE(updates.is_updated(model.h[1].ln_1.weight));
+    const optim::UpdateReport report = updates.abandon();
+    EXPECT_EQ(report.at_seams, 12);
+    EXPECT_EQ(report.without_gradient, 28);
+    ddp.check_parameters();
+    loss_of(model, group.rank(), 1).backward();
+    ddp.finish();
+    EXPECT_EQ(updates.finish().at_seams, 40);
+    ddp.check_parameters();
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(EagerAndCompiled, DdpUpdates, testing::Bool(),
+                         [](const auto& info) { return info.param ? "compiled" : "eager"; });
+
+// Updating what is not averaged would let the ranks drift apart.
+TEST(DdpUpdatesRules, GradientsHaveOneOwner) {
+  nn::GPT2 model(kConfig, 1);
+  optim::AdamW optimizer(model.parameters());
+  {
+    UpdateAtSeams updates(model, optimizer);
+    EXPECT_NE(error_of([&] { DistributedDataParallel(model, ProcessGroup::connect({})); }).find("UpdateAtSeams(ddp, optimizer)"),
+              std::string::npos);
+  }
+  DistributedDataParallel ddp(model, ProcessGroup::connect({}));
+  EXPECT_NE(error_of([&] { UpdateAtSeams(model, optimizer); }).find("make it from that: UpdateAtSeams(ddp, optimizer)"), std::string::npos);
+  EXPECT_NE(error_of([&] { DistributedDataParallel(model, ProcessGroup::connect({})); }).find("already averaged"), std::string::npos);
+  UpdateAtSeams updates(ddp, optimizer);
+  EXPECT_NE(error_of([&] { const auto more = updates.no_update(); }).find("use its no_sync()"), std::string::npos);
+  EXPECT_NE(error_of([&] { optimizer.step(); }).find("UpdateAtSeams::finish()"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace rondo::dist
