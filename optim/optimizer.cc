@@ -177,7 +177,6 @@ void Optimizer::keep_copies(DType dtype) {
   const NoGrad off;
   for (Slot& slot : slots_) {
     slot.copy = ops::cast(slot.param.detach(), dtype);
-    slot.copy_at = slot.copy.raw_mutable_data();
     slot.copied = Seen::of(slot.param);
   }
   buckets_.clear();

@@ -29,6 +29,7 @@
 #include <functional>
 #include <limits>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -110,7 +111,8 @@ class Optimizer {
   void set_average_decay(double decay);
   // In the order of the parameters; updated in place.
   std::vector<Tensor> averages() const;
-  // From now on every step also writes the parameters in `dtype` (bf16 or f16), for a forward that reads those.
+  // From now on every step also writes the parameters in `dtype` (bf16 or f16), for a forward that reads those. (Autocast needs
+  // no such call: a step writes the copies that it uses, runtime/lowered.h.)
   void keep_copies(DType dtype);
   // In the order of the parameters; updated in place, always the same tensors. They are not part of the state dict: this call
   // and load_state_dict() write anew those of parameters that somebody else has written since (a model that was loaded).
@@ -179,7 +181,7 @@ class Optimizer {
     // Where these lie, for good: they are only ever written in place.
     int64_t* step_at = nullptr;
     std::array<void*, kMaxStates> states_at = {}, scales_at = {};
-    void *average_at = nullptr, *copy_at = nullptr;
+    void* average_at = nullptr;
     int bucket = -1;
     int64_t matrices = 1, width = 0;  // of a plan with matrices
   };
@@ -187,6 +189,7 @@ class Optimizer {
   struct Bucket {
     const UpdatePlan* plan = nullptr;
     DType dtype = kF32;
+    std::optional<DType> copy;
     std::vector<Foreach*> sweeps;
     std::vector<size_t> active;  // positions in Active, in this step
   };
@@ -195,6 +198,7 @@ class Optimizer {
     int64_t numel;
     const void* grad;
     Tensor dense;             // the gradient, where it had to be made contiguous
+    Tensor copy;              // in 16 bits, if there is to be one: the slot's, or the one that autocast uses
     double* scalars = nullptr;
     void* param = nullptr;
     size_t sums = 0, sum_rows = 0;  // where in sums_, and how many of each
@@ -208,7 +212,7 @@ class Optimizer {
   void refresh() const;
   void check_options(const StepOptions& options) const;
   void sort_into_buckets(std::vector<Active>& active, bool zero_grad);
-  std::vector<ArraySpec> arrays(const Slot& slot, size_t sweep, bool zero_grad) const;
+  std::vector<ArraySpec> arrays(const Slot& slot, size_t sweep, bool zero_grad, std::optional<DType> copy) const;
   Foreach* pass_for(const Body& body, std::vector<ArraySpec> arrays);
   void compile_pass(Foreach& pass);
   double measure(const std::vector<Active>& active) const;

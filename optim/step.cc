@@ -12,6 +12,7 @@
 #include "rondo/optim/norm.h"
 #include "rondo/optim/optimizer.h"
 #include "rondo/runtime/autograd.h"
+#include "rondo/runtime/lowered.h"
 
 namespace rondo::optim {
 
@@ -45,6 +46,8 @@ void Optimizer::collect(size_t i, std::vector<Active>& active) const {
   a.numel = param.numel();
   if (!grad.is_contiguous()) a.dense = grad.detach().contiguous();
   a.grad = (a.dense.defined() ? a.dense : grad).raw_data();
+  a.copy = slot.copy;
+  if (const std::optional<DType> used = amp::copy_in_use(param); used && !a.copy.defined()) a.copy = amp::copy_to_write(param, *used);
 }
 
 double Optimizer::measure(const std::vector<Active>& active) const {
@@ -90,12 +93,14 @@ void Optimizer::update(std::vector<Active>& active, double factor, bool zero_gra
   fill_scalars(active, factor);
   for (Bucket& bucket : buckets_)
     if (!bucket.active.empty()) run(bucket, active, factor);
+  for (const Active& a : active)
+    if (a.copy.defined()) amp::set_copy(slots_[a.slot].param, a.copy);
   if (!zero_grad) return;
   for (const Active& a : active)
     if (a.dense.defined()) slots_[a.slot].param.zero_grad(/*set_to_none=*/false);
 }
 
-std::vector<ArraySpec> Optimizer::arrays(const Slot& slot, size_t sweep, bool zero_grad) const {
+std::vector<ArraySpec> Optimizer::arrays(const Slot& slot, size_t sweep, bool zero_grad, std::optional<DType> copy) const {
   const DType dtype = slot.param.dtype(), compute = compute_dtype(dtype);
   const bool last = sweep + 1 == slot.plan->sweeps.size();
   std::vector<ArraySpec> list = {{.dtype = dtype}, {.dtype = dtype, .zero = zero_grad && last}};
@@ -108,7 +113,7 @@ std::vector<ArraySpec> Optimizer::arrays(const Slot& slot, size_t sweep, bool ze
   }
   for (int k = 0; k < slot.plan->sweeps[sweep].body.n_sums; ++k) list.push_back({.role = Role::kSum, .dtype = kF64});
   if (last && slot.average.defined()) list.push_back({.role = Role::kAverage, .dtype = compute});
-  if (last && slot.copy.defined()) list.push_back({.role = Role::kCopy, .dtype = slot.copy.dtype()});
+  if (last && copy) list.push_back({.role = Role::kCopy, .dtype = *copy});
   return list;
 }
 
@@ -152,12 +157,14 @@ void Optimizer::sort_into_buckets(std::vector<Active>& active, bool zero_grad) {
   for (Bucket& bucket : buckets_) bucket.active.clear();
   for (size_t i = 0; i < active.size(); ++i) {
     Slot& slot = slots_[active[i].slot];
-    if (slot.bucket < 0 || buckets_[static_cast<size_t>(slot.bucket)].dtype != slot.param.dtype()) {
-      Bucket wanted{slot.plan, slot.param.dtype(), {}, {}};
+    const std::optional<DType> copy = active[i].copy.defined() ? std::optional(active[i].copy.dtype()) : std::nullopt;
+    const Bucket* bucket = slot.bucket < 0 ? nullptr : &buckets_[static_cast<size_t>(slot.bucket)];
+    if (bucket == nullptr || bucket->dtype != slot.param.dtype() || bucket->copy != copy) {
+      Bucket wanted{slot.plan, slot.param.dtype(), copy, {}, {}};
       for (size_t k = 0; k < slot.plan->sweeps.size(); ++k)
-        wanted.sweeps.push_back(pass_for(slot.plan->sweeps[k].body, arrays(slot, k, zero_grad)));
+        wanted.sweeps.push_back(pass_for(slot.plan->sweeps[k].body, arrays(slot, k, zero_grad, copy)));
       size_t b = 0;
-      while (b < buckets_.size() && (buckets_[b].plan != wanted.plan || buckets_[b].sweeps != wanted.sweeps)) ++b;
+      while (b < buckets_.size() && (buckets_[b].plan != wanted.plan || buckets_[b].sweeps != wanted.sweeps || buckets_[b].copy != copy)) ++b;
       if (b == buckets_.size()) buckets_.push_back(std::move(wanted));
       slot.bucket = static_cast<int>(b);
     }
@@ -280,7 +287,7 @@ void Optimizer::fill_table(const Bucket& bucket, size_t sweep, const std::vector
         operands[k++] = sums_.data() + a.sums + static_cast<size_t>(sum) * a.sum_rows +
                         static_cast<size_t>(m) * (a.sum_rows / static_cast<size_t>(count));
       if (last && slot.average_at != nullptr) operands[k++] = at(slot.average_at, compute, numel);
-      if (last && slot.copy_at != nullptr) operands[k++] = at(slot.copy_at, kBF16, numel);  // kF16 has the same size
+      if (last && a.copy.defined()) operands[k++] = at(a.copy.impl()->data(), kBF16, numel);  // kF16 has the same size
     }
   }
 }

@@ -16,6 +16,7 @@
 #include "rondo/optim/schedule.h"
 #include "rondo/optim/sgd.h"
 #include "rondo/runtime/autograd.h"
+#include "rondo/runtime/lowered.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/parallel.h"
 #include "rondo/runtime/random.h"
@@ -442,6 +443,42 @@ TEST(ForeachMap, MistakesAreNamed) {
   EXPECT_NE(error(strided, one).find("is written, and not contiguous"), std::string::npos);
   EXPECT_EQ(error(one, strided), "");
   EXPECT_EQ(one[0].to_vector<float>(), std::vector<float>(6, 2.0f));
+}
+
+// The weights that autocast multiplies with are written by the pass that updates the parameters.
+TEST(Training, AStepWritesTheCopiesThatAutocastUses) {
+  for (const bool compiled : {false, true}) {
+    SCOPED_TRACE(compiled ? "compiled" : "eager");
+    manual_seed(3);
+    Net net;
+    AdamW optimizer(net.parameters(), {.lr = 1e-2});
+    if (compiled) compile(optimizer);
+    std::vector<const void*> memory;
+    for (int step = 0; step < 4; ++step) {
+      {
+        const amp::Autocast lower(kBF16);
+        ops::mean(ops::square(net(Tensor::randn({6, 12})))).backward();
+      }
+      for (const Tensor& p : net.parameters()) EXPECT_EQ(amp::copy_in_use(p), kBF16);
+      optimizer.step({.zero_grad = true});
+      for (const Tensor& p : net.parameters()) {
+        EXPECT_EQ(amp::copy_in_use(p), std::nullopt);
+        const Tensor copy = amp::lowered(p, kBF16);
+        EXPECT_EQ(copy.to_vector<float>(), ops::cast(p.detach(), kBF16).to_vector<float>());
+        if (step == 0) memory.push_back(copy.raw_data());
+      }
+      for (size_t i = 0; i < memory.size(); ++i) EXPECT_EQ(amp::lowered(net.parameters()[i], kBF16).raw_data(), memory[i]);
+      EXPECT_EQ(optimizer.kernels().late, 0);
+    }
+    // What nobody uses any more is not kept up; nor does it come back with old values.
+    optimizer.zero_grad();
+    ops::mean(ops::square(net(Tensor::randn({6, 12})))).backward();
+    optimizer.step();
+    ops::mean(ops::square(net(Tensor::randn({6, 12})))).backward();
+    optimizer.step();
+    for (const Tensor& p : net.parameters())
+      EXPECT_EQ(amp::lowered(p, kBF16).to_vector<float>(), ops::cast(p.detach(), kBF16).to_vector<float>());
+  }
 }
 
 }  // namespace
