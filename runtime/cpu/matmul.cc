@@ -72,6 +72,7 @@ bool readable(const Tensor& t) {
 void matmul(const MatmulCall& call, const MatmulOperands& o) {
   if (call.m == 0 || call.n == 0 || call.batch == 0) return;
   invariant(call.k > 0, "matmul needs an inner dimension");
+  invariant(!call.wide || call.dtype == kBF16, "only bf16 products have f32 results");
   invariant(call.epilogues[0] == Epilogue::kNone || call.dtype == kF32 || call.dtype == kBF16, "epilogues are f32 or bf16");
   switch (call.dtype) {
     case kF64:
@@ -141,7 +142,7 @@ Plan plan_matmul(const KernelContext& context) {
   const int rank = c.rank();
   Plan plan;
   MatmulCall& call = plan.call;
-  call = {.dtype = c.dtype(), .m = c.sizes()[rank - 2], .n = c.sizes()[rank - 1], .k = a.sizes().back()};
+  call = {.dtype = a.dtype(), .wide = c.dtype() != a.dtype(), .m = c.sizes()[rank - 2], .n = c.sizes()[rank - 1], .k = a.sizes().back()};
   matrix_strides(a, call.a_strides);
   matrix_strides(b, call.b_strides);
   call.c_strides[1] = call.n;
@@ -221,16 +222,16 @@ Plan plan_linear(const KernelContext& context) {
   return plan;
 }
 
-MatmulOperands at(const MatmulOperands& base, const Plan::Piece& piece, DType dtype) {
-  const auto size = static_cast<int64_t>(size_of(dtype));
-  const auto move = [size](const void* data, int64_t elements) {
-    return data == nullptr ? nullptr : static_cast<const std::byte*>(data) + elements * size;
+MatmulOperands at(const MatmulOperands& base, const Plan::Piece& piece, const MatmulCall& call) {
+  const auto size = static_cast<int64_t>(size_of(call.dtype)), size_c = call.wide ? static_cast<int64_t>(sizeof(float)) : size;
+  const auto move = [](const void* data, int64_t bytes) {
+    return data == nullptr ? nullptr : static_cast<const std::byte*>(data) + bytes;
   };
   MatmulOperands moved = base;
-  moved.a = move(base.a, piece.a);
-  moved.b = move(base.b, piece.b);
-  for (size_t i = 0; i < moved.added.size(); ++i) moved.added[i] = move(base.added[i], piece.c);
-  moved.c = static_cast<std::byte*>(base.c) + piece.c * size;
+  moved.a = move(base.a, piece.a * size);
+  moved.b = move(base.b, piece.b * size);
+  for (size_t i = 0; i < moved.added.size(); ++i) moved.added[i] = move(base.added[i], piece.c * size_c);
+  moved.c = static_cast<std::byte*>(base.c) + piece.c * size_c;
   return moved;
 }
 
@@ -253,7 +254,7 @@ template <class MakePlan> void run_product(const KernelContext& context, MakePla
                           .bias = bias.defined() ? bias.impl()->data() : nullptr, .c = c.impl()->data()};
   for (size_t i = 0; i < context.epilogues.size(); ++i)
     if (context.epilogues[i].operand != nullptr) operands.added[i] = context.epilogues[i].operand->impl()->data();
-  for (const Plan::Piece& piece : plan.pieces) matmul(plan.call, at(operands, piece, plan.call.dtype));
+  for (const Plan::Piece& piece : plan.pieces) matmul(plan.call, at(operands, piece, plan.call));
 }
 
 class PreparedProduct final : public PreparedKernel {
@@ -266,7 +267,7 @@ class PreparedProduct final : public PreparedKernel {
     for (size_t i = 0; i < operands.added.size(); ++i)
       if (plan_.call.epilogues[i] == Epilogue::kAdd) operands.added[i] = addresses[next++];
     operands.c = addresses[next];
-    for (const Plan::Piece& piece : plan_.pieces) product_->run(at(operands, piece, plan_.call.dtype));
+    for (const Plan::Piece& piece : plan_.pieces) product_->run(at(operands, piece, plan_.call));
   }
 
  private:

@@ -15,6 +15,7 @@ namespace rondo::cpu {
 // two strides equal to 1 (any size-1 dimension counts), C must be dense in its last dimension.
 struct MatmulCall {
   DType dtype = kF32;  // f32, bf16, f16 or f64, all operands alike
+  bool wide = false;   // but C, and what is added to it, is f32 and the others are bf16: nothing is rounded
   int64_t batch = 1, m = 0, n = 0, k = 0;
   int64_t a_strides[3] = {};  // batch (0: shared), row, column
   int64_t b_strides[3] = {};

@@ -12,7 +12,7 @@
 namespace rondo::cpu {
 
 template <class H> H AbslHashValue(H h, const MatmulCall& c) {
-  return H::combine(std::move(h), c.dtype, c.batch, c.m, c.n, c.k, c.a_strides[0], c.a_strides[1], c.a_strides[2],
+  return H::combine(std::move(h), c.dtype, c.wide, c.batch, c.m, c.n, c.k, c.a_strides[0], c.a_strides[1], c.a_strides[2],
                     c.b_strides[0], c.b_strides[1], c.b_strides[2], c.c_strides[0], c.c_strides[1], c.bias, c.epilogues,
                     c.in_place);
 }
@@ -66,7 +66,8 @@ struct Product::Arguments {
 Product::Product(const MatmulCall& call, int variant) {
   const auto type = call.dtype == kBF16 ? memory::data_type::bf16 : memory::data_type::f32;
   const bool batched = call.batch > 1;
-  auto desc = [&](int64_t rows, int64_t cols, const int64_t (&s)[3]) {
+  const auto result_type = call.wide ? memory::data_type::f32 : type;
+  auto desc = [&](int64_t rows, int64_t cols, const int64_t (&s)[3], memory::data_type type) {
     if (!batched) return memory::desc({rows, cols}, type, memory::dims{s[1], s[2]});
     // A stride of 0 is not a layout oneDNN knows; a shared operand is a batch of one, which it broadcasts.
     const int64_t batch = s[0] == 0 ? 1 : call.batch;
@@ -74,9 +75,9 @@ Product::Product(const MatmulCall& call, int variant) {
   };
   auto any = [&](const memory::desc& given) { return memory::desc(given.dims(), type, memory::format_tag::any); };
   auto plan = std::make_unique<Plan>();
-  plan->a = desc(call.m, call.k, call.a_strides);
-  plan->b = desc(call.k, call.n, call.b_strides);
-  plan->c = desc(call.m, call.n, call.c_strides);
+  plan->a = desc(call.m, call.k, call.a_strides, type);
+  plan->b = desc(call.k, call.n, call.b_strides, type);
+  plan->c = desc(call.m, call.n, call.c_strides, result_type);
   if (call.bias)
     plan->bias = batched ? memory::desc({1, 1, call.n}, type, memory::dims{call.n, call.n, 1})
                          : memory::desc({1, call.n}, type, memory::dims{call.n, 1});
