@@ -65,14 +65,9 @@ Tensor GPT2::features(const Tensor& idx) {
 Tensor GPT2::forward(const Tensor& idx) { return ops::linear(features(idx), wte.weight, Tensor()); }
 
 Tensor GPT2::loss(const Tensor& idx, const Tensor& targets, std::source_location where) {
-  const Tensor logits = (*this)({idx, where});
-  if (!(targets.sizes() == idx.sizes()))
-    throw_op_error(
-        "GPT2::loss",
-        absl::StrCat("targets must have idx's shape ", to_string(idx.sizes()), ", got ", to_string(targets.sizes())),
-        where);
-  const int64_t n = idx.numel();
-  return ops::cross_entropy({logits.view({n, config.vocab_size}), where}, targets.reshape({n}));
+  const auto logits = [&] { return (*this)({idx, where}); };
+  const auto below = [&] { return features(idx); };
+  return NextTokenLoss{*this, wte.weight, config.whole_logits, logits, below}(idx, targets, where);
 }
 
 Tensor GPT2::generate(const Tensor& idx, int64_t max_new_tokens, double temperature, int64_t top_k,

@@ -8,6 +8,7 @@
 #pragma once
 
 #include "rondo/modules/attention.h"
+#include "rondo/modules/next_token_loss.h"
 
 namespace rondo {
 class Generator;
@@ -24,6 +25,7 @@ struct GPT2Config {
   int64_t n_embd = 768;
   double dropout = 0;
   bool bias = true;
+  int64_t whole_logits = kWholeLogits;  // loss(): logits of more elements are computed in chunks, in training and evaluation
 };
 
 struct GPT2 : Module<GPT2> {

@@ -87,14 +87,9 @@ Llama::Llama(LlamaConfig config, uint64_t seed, const SkipInit&) : config(config
 Tensor Llama::forward(const Tensor& idx) { return lm_head(model(idx)); }
 
 Tensor Llama::loss(const Tensor& idx, const Tensor& targets, std::source_location where) {
-  const Tensor logits = (*this)({idx, where});
-  if (!(targets.sizes() == idx.sizes()))
-    throw_op_error(
-        "Llama::loss",
-        absl::StrCat("targets must have idx's shape ", to_string(idx.sizes()), ", got ", to_string(targets.sizes())),
-        where);
-  const int64_t n = idx.numel();
-  return ops::cross_entropy({logits.view({n, config.vocab_size}), where}, targets.reshape({n}));
+  const auto logits = [&] { return (*this)({idx, where}); };
+  const auto below = [&] { return model(idx); };
+  return NextTokenLoss{*this, lm_head.weight, config.whole_logits, logits, below}(idx, targets, where);
 }
 
 }  // namespace rondo::nn

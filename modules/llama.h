@@ -9,6 +9,7 @@
 #pragma once
 
 #include "rondo/modules/layers.h"
+#include "rondo/modules/next_token_loss.h"
 #include "rondo/modules/rms_norm.h"
 
 namespace rondo::nn {
@@ -60,6 +61,7 @@ struct LlamaConfig {
   int64_t n_hidden = 11008;
   double norm_eps = 1e-5;
   double rope_base = 10000.0;
+  int64_t whole_logits = kWholeLogits;  // loss(): logits of more elements are computed in chunks
 };
 
 struct Llama : Module<Llama> {

@@ -461,6 +461,8 @@ class Backward {
       const auto capture = captures_.find(node);
       const bool captures = capture != captures_.end();
       grads_in.assign(needed ? node->edges.size() : 0, Tensor());
+      const bool outer = std::exchange(releasing_now, !retain_graph_ && needed);
+      const absl::Cleanup restore = [outer] { releasing_now = outer; };
       if (node->adds_to_totals()) {
         leaves.assign(grads_in.size(), Tensor());
         for (size_t i = 0; i < grads_in.size(); ++i) {
@@ -471,8 +473,6 @@ class Backward {
         }
         if (captures) watch(*node, capture->second, *captured);
         const absl::Cleanup done = [node] { unwatch(*node); };
-        const bool outer = std::exchange(releasing_now, !retain_graph_ && needed);
-        const absl::Cleanup restore = [outer] { releasing_now = outer; };
         if (any && (needed || captures)) node->backward_onto(grads, grads_in, leaves);
         leaves.clear();
       } else {

@@ -441,6 +441,34 @@ Samples cross_entropy_grad_samples(bool large) {
   }
   return samples;
 }
+Samples linear_cross_entropy_samples(bool large) {
+  const auto head = [](const char* label, const Dims& sizes, bool bias, Dims options, double smoothing = 0) {  // N, C, V
+    return OpSample{label,
+                    {real({sizes[0], sizes[1]}), real({sizes[2], sizes[1]}), bias ? real({sizes[2]}) : Tensor(),
+                     indices({sizes[0]}, sizes[2])},
+                    {.ints = {options[0], options[1], options[2], -1, options[3]}, .floats = {smoothing}},
+                    4};
+  };
+  if (large) return {head("large", {300, 65, 211}, true, {-100, 0, 77, 7}, 0.1)};
+  return {head("mean", {6, 4, 7}, true, {-100, 0, 0, 7}),
+          head("chunks that do not divide N", {7, 4, 5}, false, {-100, 0, 3, 3}),
+          head("rows alone, ignoring, smooth", {9, 3, 4}, true, {2, 0, 1, 7}, 0.1),
+          head("sum", {5, 6, 70}, true, {-100, 1, 2, 7}, 0.2),
+          head("none", {5, 3, 4}, true, {1, 2, 2, 0}),
+          head("computed in the backward", {6, 4, 7}, true, {-100, 0, 4, 0}),
+          head("one class", {3, 2, 1}, false, {-100, 0, 2, 3}),
+          head("nothing in", {3, 0, 4}, true, {-100, 0, 2, 7}),
+          head("no rows", {0, 3, 4}, true, {-100, 1, 0, 7})};
+}
+Samples linear_cross_entropy_grad_samples(bool large) {
+  Samples samples = linear_cross_entropy_samples(large);
+  for (OpSample& s : samples) {
+    s.inputs.insert(s.inputs.begin(), real(s.attrs.ints[1] == 2 ? s.inputs[3].sizes() : Dims()));
+    s.attrs.ints[4] = s.inputs[3].defined() ? 7 : 3;
+    s.n_outputs = 3;
+  }
+  return samples;
+}
 Samples dropout_samples(bool large) {
   Samples samples = unary<plain>(large);
   for (OpSample& s : samples) {
@@ -638,6 +666,14 @@ constexpr OpSpec kSpecs[] = {
     {.name = "embedding_grad_onto", .make = &embedding_grad_onto_samples},
     {.name = "cross_entropy", .make = &cross_entropy_samples, .tolerance = 8},
     {.name = "cross_entropy_grad", .make = &cross_entropy_grad_samples, .tolerance = 8, .decomposes_exactly = true},
+    {.name = "linear_cross_entropy",
+     .make = &linear_cross_entropy_samples,
+     .tolerance = 16,
+     .differentiable_outputs = 15},
+    {.name = "linear_cross_entropy_grad",
+     .make = &linear_cross_entropy_grad_samples,
+     .tolerance = 16,
+     .differentiable_outputs = 7},
     {.name = "gather", .make = &gather_samples, .takes_integers = true, .takes_bool = true},
     {.name = "scatter", .make = &scatter_samples, .takes_integers = true, .takes_bool = true},
     {.name = "scatter_sum", .make = &scatter_sum_samples, .tolerance = 8, .takes_integers = true},

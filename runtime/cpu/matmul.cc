@@ -72,6 +72,7 @@ bool readable(const Tensor& t) {
 void matmul(const MatmulCall& call, const MatmulOperands& o) {
   if (call.m == 0 || call.n == 0 || call.batch == 0) return;
   invariant(call.k > 0, "matmul needs an inner dimension");
+  invariant(!call.wide || call.dtype == kBF16, "only bf16 products have f32 results");
   invariant(call.epilogues[0] == Epilogue::kNone || call.dtype == kF32 || call.dtype == kBF16, "epilogues are f32 or bf16");
   switch (call.dtype) {
     case kF64:
@@ -125,13 +126,17 @@ struct Plan {
   static Plan copies(bool a, bool b) { return {.call = {}, .pieces = {}, .dense = false, .copy_a = a, .copy_b = b}; }
 };
 
+// Widening is what `call.wide` says already.
+bool is_post_op(const EpilogueCall& epilogue) { return epilogue.kind != Epilogue::kWiden; }
+
 void add_epilogues(const KernelContext& context, MatmulCall& call) {
   invariant(context.epilogues.size() <= kMaxEpilogues, "a product has too many epilogues");
-  for (size_t i = 0; i < context.epilogues.size(); ++i) {
-    const EpilogueCall& epilogue = context.epilogues[i];
+  size_t i = 0;
+  for (const EpilogueCall& epilogue : context.epilogues) {
+    if (!is_post_op(epilogue)) continue;
     call.epilogues[i] = epilogue.kind;
-    call.in_place[i] = epilogue.operand != nullptr && epilogue.operand->storage() == context.outputs[0].storage() &&
-                       epilogue.operand->storage_offset() == context.outputs[0].storage_offset();
+    call.in_place[i++] = epilogue.operand != nullptr && epilogue.operand->storage() == context.outputs[0].storage() &&
+                         epilogue.operand->storage_offset() == context.outputs[0].storage_offset();
   }
 }
 
@@ -141,7 +146,7 @@ Plan plan_matmul(const KernelContext& context) {
   const int rank = c.rank();
   Plan plan;
   MatmulCall& call = plan.call;
-  call = {.dtype = a.dtype(), .m = c.sizes()[rank - 2], .n = c.sizes()[rank - 1], .k = a.sizes().back()};
+  call = {.dtype = a.dtype(), .wide = c.dtype() != a.dtype(), .m = c.sizes()[rank - 2], .n = c.sizes()[rank - 1], .k = a.sizes().back()};
   matrix_strides(a, call.a_strides);
   matrix_strides(b, call.b_strides);
   call.c_strides[1] = call.n;
@@ -211,7 +216,7 @@ Plan plan_linear(const KernelContext& context) {
   if (!readable(w) || !x.is_contiguous()) return Plan::copies(!x.is_contiguous(), !readable(w));
   const int64_t in = w.sizes()[1], out = w.sizes()[0];
   Plan plan;
-  plan.call = {.dtype = x.dtype(), .m = y.numel() / out, .n = out, .k = in, .bias = context.has(2)};
+  plan.call = {.dtype = x.dtype(), .wide = y.dtype() != x.dtype(), .m = y.numel() / out, .n = out, .k = in, .bias = context.has(2)};
   matrix_strides(plan.call.m, in, in, 1, plan.call.a_strides);
   matrix_strides(in, out, w.strides()[1], w.strides()[0], plan.call.b_strides);
   plan.call.c_strides[1] = out;
@@ -250,8 +255,12 @@ template <class MakePlan> void run_product(const KernelContext& context, MakePla
   }
   MatmulOperands operands{.a = context.in(0).impl()->data(), .b = context.in(1).impl()->data(),
                           .bias = bias.defined() ? bias.impl()->data() : nullptr, .c = c.impl()->data()};
-  for (size_t i = 0; i < context.epilogues.size(); ++i)
-    if (context.epilogues[i].operand != nullptr) operands.added[i] = context.epilogues[i].operand->impl()->data();
+  size_t post_op = 0;
+  for (const EpilogueCall& epilogue : context.epilogues) {
+    if (!is_post_op(epilogue)) continue;
+    if (epilogue.operand != nullptr) operands.added[post_op] = epilogue.operand->impl()->data();
+    ++post_op;
+  }
   for (const Plan::Piece& piece : plan.pieces) matmul(plan.call, at(operands, piece, plan.call));
 }
 

@@ -14,7 +14,8 @@ namespace rondo::cpu {
 // One (batched) product C = A B (+ bias), then its epilogues. Strides are in elements; an operand must have one of its last
 // two strides equal to 1 (any size-1 dimension counts), C must be dense in its last dimension.
 struct MatmulCall {
-  DType dtype = kF32;  // f32, bf16, f16 or f64, all operands alike, and C too unless an epilogue widens it
+  DType dtype = kF32;  // f32, bf16, f16 or f64, all operands alike
+  bool wide = false;   // but C, and what is added to it, is f32 and the others are bf16: nothing is rounded
   int64_t batch = 1, m = 0, n = 0, k = 0;
   int64_t a_strides[3] = {};  // batch (0: shared), row, column
   int64_t b_strides[3] = {};
@@ -23,7 +24,7 @@ struct MatmulCall {
   std::array<Epilogue, kMaxEpilogues> epilogues = {};  // f32 and bf16 only
   // By epilogue: the operand is C itself, as it was before.
   std::array<bool, kMaxEpilogues> in_place = {};
-  DType result_dtype() const { return epilogues[0] == Epilogue::kWiden ? kF32 : dtype; }
+  DType result_dtype() const { return wide ? kF32 : dtype; }
   friend bool operator==(const MatmulCall&, const MatmulCall&) = default;
 };
 

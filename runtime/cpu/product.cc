@@ -12,7 +12,7 @@
 namespace rondo::cpu {
 
 template <class H> H AbslHashValue(H h, const MatmulCall& c) {
-  return H::combine(std::move(h), c.dtype, c.batch, c.m, c.n, c.k, c.a_strides[0], c.a_strides[1], c.a_strides[2],
+  return H::combine(std::move(h), c.dtype, c.wide, c.batch, c.m, c.n, c.k, c.a_strides[0], c.a_strides[1], c.a_strides[2],
                     c.b_strides[0], c.b_strides[1], c.b_strides[2], c.c_strides[0], c.c_strides[1], c.bias, c.epilogues,
                     c.in_place);
 }
@@ -99,7 +99,7 @@ Product::Product(const MatmulCall& call, int variant) {
   for (size_t i = 0; i < kMaxEpilogues; ++i) {
     switch (call.epilogues[i]) {
       case Epilogue::kNone: break;
-      case Epilogue::kWiden: break;  // that is C's type
+      case Epilogue::kWiden: break;  // call.wide
       case Epilogue::kAdd:
         if (call.in_place[i]) {
           post.append_sum(1.0f);

@@ -1,8 +1,11 @@
 // Losses.
-#include "rondo/runtime/cpu/indexing.h"
+#include "rondo/runtime/cpu/loss.h"
+
+#include "rondo/runtime/autograd_extras.h"
 #include "rondo/runtime/ops/elementwise_def.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/ops/table.h"
+#include "rondo/runtime/recorder.h"
 
 namespace rondo::ops {
 
@@ -72,9 +75,201 @@ constexpr OpDef kCrossEntropy = {
         },
 };
 
+namespace {
+
+// ---- A linear layer and its cross-entropy, without whole logits
+
+using cpu::LinearLossAttrs;
+constexpr int kOperands = 3;  // x, weight, bias
+
+// Operands from `first` on: x, weight, bias, target.
+void require_head(InferContext& c, int first) {
+  const int x = first, weight = first + 1, bias = first + 2, target = first + 3;
+  c.require_floating(x);
+  c.require_same_dtype(x, weight);
+  if (c.sizes(x).rank() != 2 || c.sizes(weight).rank() != 2) c.fail("needs x (N, C) and weight (V, C)");
+  if (c.sizes(x)[1] != c.sizes(weight)[1]) c.fail("x (N, C) and weight (V, C) differ in C");
+  if (c.has(bias)) {
+    c.require_same_dtype(x, bias);
+    if (!(c.sizes(bias) == Dims{c.sizes(weight)[0]})) c.fail("bias must have shape (V)");
+  }
+  if (c.dtype(target) != kI64 || !(c.sizes(target) == Dims{c.sizes(x)[0]})) c.fail("target must be i64 of shape (N)");
+}
+// Those that are not wanted have no elements.
+void infer_gradients(InferContext& c, int first, int output) {
+  for (int i = 0; i < kOperands; ++i) {
+    const bool wanted = LinearLossAttrs(c.attrs()).wants(i);
+    c.output(output + i, c.dtype(first), wanted ? c.sizes(first + i) : Dims{0});
+  }
+}
+
+Attrs cross_entropy_attrs(const Attrs& attrs) { return {.ints = {attrs.ints[0], attrs.ints[1]}, .floats = attrs.floats}; }
+
+// The same in parts, with whole logits.
+struct WholeHead {
+  Tensor x, weight, bias;  // in the dtype of the products
+  Tensor logits;           // in x's
+  WholeHead(std::span<const Tensor> in, const Attrs& attrs) {
+    const DType given = in[0].dtype(), lower = LinearLossAttrs(attrs).dtype_of_products(given);
+    x = in[0].to(lower).contiguous();  // products may sum in another order for another layout
+    weight = in[1].to(lower).contiguous();
+    bias = in[2].defined() ? in[2].to(lower) : Tensor();
+    logits = linear(x, weight, bias).to(given);
+  }
+};
+
+void decompose_linear_cross_entropy_grad(std::span<const Tensor> in, const Attrs& attrs, std::span<Tensor> out) {
+  const WholeHead head(in.subspan(1), attrs);
+  const Attrs plain = cross_entropy_attrs(attrs);
+  Tensor loss[2];
+  call(kCrossEntropy, {head.logits, in[4]}, plain, loss);
+  const Tensor dlogits = call(kCrossEntropyGrad, {in[0], head.logits, in[4], loss[1]}, plain).to(head.x.dtype());
+  const DType given = in[1].dtype();
+  for (int i = 0; i < kOperands; ++i) {
+    if (!LinearLossAttrs(attrs).wants(i)) out[i] = Tensor::empty({0}, {given});
+    else if (i == 0) out[i] = matmul(dlogits, head.weight).to(given);
+    else if (i == 1) out[i] = matmul(transpose(dlogits, 0, 1), head.x).to(given);
+    else out[i] = sum(dlogits, {0}).to(given);
+  }
+}
+
+void decompose_linear_cross_entropy(std::span<const Tensor> in, const Attrs& attrs, std::span<Tensor> out) {
+  Tensor loss[2];
+  call(kCrossEntropy, {WholeHead(in, attrs).logits, in[3]}, cross_entropy_attrs(attrs), loss);
+  out[0] = loss[0];
+  const Tensor all[] = {Tensor::ones(out[0].sizes(), {out[0].dtype()}), in[0], in[1], in[2], in[3]};
+  decompose_linear_cross_entropy_grad(all, attrs, out.subspan(1));
+}
+
+// What gradients of the saved gradients add to `grads`. With P the logits' gradient of the loss, dx = P W, dweight = P^T x and
+// dbias = P^T 1; so Q arrives at P, and P's own derivative is weight (diag(p) - p p^T) in each row.
+void add_second_order(const GradContext& g, Tensor (&grads)[kOperands]) {
+  const Tensor in[] = {g.input(0), g.input(1), g.input(2), g.input(3)};
+  const WholeHead head(in, g.attrs());
+  const DType lower = head.x.dtype();
+  const Attrs plain = cross_entropy_attrs(g.attrs());
+  const auto product = [&](const Tensor& a, const Tensor& b) { return matmul(a.to(lower).contiguous(), b.to(lower).contiguous()); };
+  const auto flipped = [](const Tensor& t) { return transpose(t, 0, 1); };
+  const auto add = [](Tensor& total, const Tensor& part) { total = total.defined() ? total + part : part; };
+  const auto arrived = [&](int i) { return LinearLossAttrs(g.attrs()).wants(i) ? g.grad_out(1 + i) : Tensor(); };
+  const Tensor at_dx = arrived(0), at_dweight = arrived(1), at_dbias = arrived(2);
+
+  Tensor loss[2], Q;
+  call(kCrossEntropy, {head.logits, in[3]}, plain, loss);
+  if (at_dx.defined()) add(Q, product(at_dx, flipped(head.weight)));
+  if (at_dweight.defined()) add(Q, product(head.x, flipped(at_dweight)));
+  if (at_dbias.defined()) add(Q, expand(at_dbias.to(lower), head.logits.sizes()));
+  if (!Q.defined()) return;
+  const Dims column = {head.logits.sizes()[0], 1};
+  const DType wide = loss[1].dtype();
+  Tensor weight = not_equal(in[3], Tensor::scalar<int64_t>(plain.ints[0])).to(wide);
+  if (plain.ints[1] == static_cast<int64_t>(Reduction::kMean)) weight = weight / sum(weight);
+  const Tensor p = exp(head.logits.to(wide) - reshape(loss[1], column)), weighted = p * Q.to(wide) * reshape(weight, column);
+  const Tensor R = weighted - p * sum(weighted, {1}, true);
+  const Tensor one = Tensor::ones({}, {head.logits.dtype()});
+  const Tensor P = call(kCrossEntropyGrad, {one, head.logits, in[3], loss[1]}, plain);
+  if (g.needs(0)) {
+    add(grads[0], product(R, head.weight).to(g.input_dtype(0)));
+    if (at_dweight.defined()) add(grads[0], product(P, at_dweight).to(g.input_dtype(0)));
+  }
+  if (g.needs(1)) {
+    add(grads[1], product(flipped(R), head.x).to(g.input_dtype(1)));
+    if (at_dx.defined()) add(grads[1], product(flipped(P), at_dx).to(g.input_dtype(1)));
+  }
+  if (g.needs(2)) add(grads[2], sum(R, {0}).to(g.input_dtype(2)));
+}
+
+// A saved gradient of the loss, times the gradient that arrives there. A saved one that nobody else holds or will read is not
+// copied: that of an output layer is as large as the layer.
+Tensor scaled(const Tensor& saved, const Tensor& grad) {
+  if (active_recorder() != nullptr || !autograd::releasing() || !saved.storage().is_unique()) return saved * grad;
+  Tensor own = saved;
+  if (grad.item() != 1.0) own.mul_(grad);
+  return own;
+}
+
+}  // namespace
+
+// Inputs grad, x, weight, bias, target; outputs dx, dweight, dbias. Attributes: cpu::LinearLossAttrs.
+constexpr OpDef kLinearCrossEntropyGrad = {
+    .name = "linear_cross_entropy_grad",
+    .kind = OpKind::kOpaque,
+    .n_outputs = kOperands,
+    .infer = [](InferContext& c) { infer_gradients(c, 1, 0); },
+    .kernel = {&cpu::linear_cross_entropy_grad_kernel},
+    .decompose = &decompose_linear_cross_entropy_grad,
+    .fuse_parts = false,
+};
+
+// Inputs x, weight, bias, target; outputs the loss, and its gradients: those that are wanted (cpu::LinearLossAttrs). The forward
+// has the logits, so a gradient costs it two products; a backward would need a third, to have them again: a third of the head's
+// time in training. What arrives at a scalar loss only scales its gradients, as in Hsu et al., "Liger Kernel" (2024). That is
+// not so for kNone, nor for f16, which a loss scale must reach before they are rounded: there the backward walks again.
+constexpr OpDef kLinearCrossEntropy = {
+    .name = "linear_cross_entropy",
+    .kind = OpKind::kOpaque,
+    .n_outputs = 1 + kOperands,
+    .saved = {.inputs = 0xF, .outputs = 0xE},
+    .amp = AmpPolicy::kFloat32,
+    .infer =
+        [](InferContext& c) {
+          require_head(c, 0);
+          const bool per_row = c.integer(1) == static_cast<int64_t>(Reduction::kNone);
+          if (per_row && LinearLossAttrs(c.attrs()).wanted != 0) c.fail("losses of rows have no gradient of their own");
+          c.output(0, c.dtype(0), per_row ? c.sizes(3) : Dims());
+          infer_gradients(c, 0, 1);
+        },
+    .kernel = {&cpu::linear_cross_entropy_kernel},
+    .decompose = &decompose_linear_cross_entropy,
+    .grad =
+        [](const GradContext& g) {
+          Attrs attrs = g.attrs();
+          int64_t needed = 0;
+          for (int i = 0; i < kOperands; ++i) needed |= static_cast<int64_t>(g.needs(i)) << i;
+          Tensor grads[kOperands];
+          if (g.grad_out(0).defined() && !grad_enabled() && (needed & ~LinearLossAttrs(attrs).wanted) == 0) {
+            for (int i = 0; i < kOperands; ++i)
+              if (g.needs(i)) grads[i] = scaled(g.output(1 + i), g.grad_out(0));
+          } else if (g.grad_out(0).defined()) {
+            attrs.ints[4] = needed;
+            call(kLinearCrossEntropyGrad, {g.grad_out(0), g.input(0), g.input(1), g.input(2), g.input(3)}, attrs, grads);
+          }
+          if (g.grad_out(1).defined() || g.grad_out(2).defined() || g.grad_out(3).defined()) add_second_order(g, grads);
+          for (int i = 0; i < kOperands; ++i)
+            if (g.needs(i)) g.set(i, grads[i]);
+        },
+    .fuse_parts = false,
+};
+
+namespace {
+
+void require_smoothing(const char* op, double smoothing, std::source_location where) {
+  if (!(smoothing >= 0 && smoothing <= 1)) throw_op_error(op, "label_smoothing must lie in [0, 1]", where);
+}
+
+}  // namespace
+
+Tensor linear_cross_entropy(TensorArg x, TensorArg weight, TensorArg bias, TensorArg target, LinearCrossEntropyOptions options) {
+  require_smoothing("linear_cross_entropy", options.label_smoothing, x.where);
+  if (options.chunk_rows < 0) throw_op_error("linear_cross_entropy", "chunk_rows must not be negative", x.where);
+  require_defined("linear_cross_entropy", x);
+  const std::optional<DType> autocast = x.tensor.dtype() == kF64 ? std::nullopt : amp::autocast_dtype();
+  int64_t wanted = 0;
+  const Tensor* const operands[kOperands] = {&x.tensor, &weight.tensor, &bias.tensor};
+  for (int i = 0; i < kOperands && grad_enabled(); ++i)
+    wanted |= static_cast<int64_t>(operands[i]->defined() && operands[i]->requires_grad()) << i;
+  if (options.reduction == Reduction::kNone || autocast.value_or(x.tensor.dtype()) == kF16) wanted = 0;
+  Tensor outputs[1 + kOperands];
+  call(kLinearCrossEntropy, {x, weight, bias, target},
+       {.ints = {options.ignore_index, static_cast<int64_t>(options.reduction), options.chunk_rows,
+                 autocast ? static_cast<int64_t>(*autocast) : -1, wanted},
+        .floats = {options.label_smoothing}},
+       outputs);
+  return outputs[0];
+}
+
 Tensor cross_entropy(TensorArg logits, TensorArg target, CrossEntropyOptions options) {
-  if (options.label_smoothing < 0 || options.label_smoothing > 1)
-    throw_op_error("cross_entropy", "label_smoothing must lie in [0, 1]", logits.where);
+  require_smoothing("cross_entropy", options.label_smoothing, logits.where);
   Tensor outputs[2];
   call(kCrossEntropy, {logits, target},
        {.ints = {options.ignore_index, static_cast<int64_t>(options.reduction)}, .floats = {options.label_smoothing}},

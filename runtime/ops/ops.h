@@ -181,6 +181,17 @@ struct CrossEntropyOptions {
 };
 // logits (N, V), target i64 (N) -> scalar, or (N) for kNone. kMean averages over the targets that are not ignored.
 Tensor cross_entropy(TensorArg logits, TensorArg target, CrossEntropyOptions options = {});
+struct LinearCrossEntropyOptions {
+  int64_t ignore_index = -100;
+  double label_smoothing = 0;
+  Reduction reduction = Reduction::kMean;
+  int64_t chunk_rows = 0;  // rows whose logits exist at one time; 0: as many as suit V
+};
+// cross_entropy(linear(x, weight, bias), target), while only chunk_rows * V logits exist at a time, in their gradient too.
+// x (N, C), weight (V, C), bias (V) or undefined, target i64 (N); floats of one dtype, which the result has. Under autocast the
+// products run in its dtype, and loss and gradients are f32. Where a gradient is needed, those of a scalar loss are computed along
+// with it (a no_grad() scope spares that).
+Tensor linear_cross_entropy(TensorArg x, TensorArg weight, TensorArg bias, TensorArg target, LinearCrossEntropyOptions options = {});
 
 // ---- Random (dropout.cc). Zeroes elements with probability p and scales the others by 1 / (1 - p). Takes one offset of
 // the generator (null: default_generator()); an element's fate depends on (seed, offset, its index) only.

@@ -24,7 +24,8 @@ extern const OpDef kLayerNorm, kLayerNormGrad, kRMSNorm, kRMSNormGrad, kSoftmax,
 // attention.cc
 extern const OpDef kAttention, kAttentionGrad;
 // embedding.cc, loss.cc
-extern const OpDef kEmbedding, kEmbeddingGrad, kEmbeddingGradOnto, kCrossEntropy, kCrossEntropyGrad;
+extern const OpDef kEmbedding, kEmbeddingGrad, kEmbeddingGradOnto, kCrossEntropy, kCrossEntropyGrad, kLinearCrossEntropy,
+    kLinearCrossEntropyGrad;
 // indexing.cc
 extern const OpDef kGather, kScatter, kScatterSum, kCumsum, kArgmax, kArgsort, kTopk;
 // rotary.cc

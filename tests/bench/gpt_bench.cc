@@ -6,6 +6,7 @@
 // --compile=none, regions or whole; --mode=default, reduce_overhead or max_autotune; --accumulate=N: a step is N backward
 // passes over the same batch and one update. --grad_clip=0 leaves out clipping; then --update_at_seams makes the updates during
 // backward, whose time they are part of. --inference: a step is the forward pass alone, without gradients.
+// --whole_logits=N: the loss computes more logits than these in chunks.
 // With --serve it speaks the protocol of tests/bench/peers: each line N on stdin runs N steps and prints one JSON line.
 #include <sys/resource.h>
 
@@ -90,7 +91,7 @@ class Trainer {
  public:
   explicit Trainer(const Options& o)
       : config_{.vocab_size = o.integer("vocab_size", 65), .block_size = o.integer("block_size", 64),
-                .n_layer = o.integer("n_layer", 4), .n_head = o.integer("n_head", 4), .n_embd = o.integer("n_embd", 128)},
+                .n_layer = o.integer("n_layer", 4), .n_head = o.integer("n_head", 4), .n_embd = o.integer("n_embd", 128), .whole_logits = o.integer("whole_logits", nn::kWholeLogits)},
         batch_(o.integer("batch_size", 12)), model_(config_, 1337), autocast_(o.text("dtype", "f32") == "bf16"),
         optimizer_(model_.parameters(), {.lr = 1e-3, .betas = {0.9, 0.99}, .weight_decay = 0.1}),
         mode_(o.text("compile", "none")), inference_(o.integer("inference", 0) != 0),

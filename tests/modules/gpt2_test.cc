@@ -6,11 +6,13 @@
 #include <algorithm>
 #include <cmath>
 
+#include "rondo/modules/llama.h"
 #include "rondo/optim/adam.h"
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/io/safetensors.h"
 #include "rondo/runtime/parallel.h"
 #include "rondo/runtime/random.h"
+#include "rondo/tests/errors.h"
 
 namespace rondo::nn {
 namespace {
@@ -39,6 +41,52 @@ TEST(GPT2, InitialisationFollowsTheSeed) {
   GPT2Config no_bias = kTiny;
   no_bias.bias = false;
   EXPECT_EQ(GPT2(no_bias).parameters().size(), 2 + 2 * 6 + 1);
+}
+
+// Logits above GPT2Config::whole_logits are computed in chunks: the same loss and gradients, and so is evaluation.
+template <class Model, class Config>
+void expect_the_same_loss_in_chunks(Config config) {
+  const Tensor idx = Tensor::randint(0, 65, {3, 16}), targets = Tensor::randint(0, 65, {3, 16});
+  Model whole(config, 7);
+  config.whole_logits = 100;
+  Model chunked(config, 7);
+  const Tensor a = whole.loss(idx, targets), b = chunked.loss(idx, targets);
+  EXPECT_NEAR(a.item(), b.item(), 1e-6 * a.item());
+  EXPECT_NEAR(no_grad([&] { return chunked.loss(idx, targets).item(); }), a.item(), 1e-6 * a.item());
+  a.backward();
+  b.backward();
+  const auto expected = whole.named_parameters(), got = chunked.named_parameters();
+  for (size_t i = 0; i < got.size(); ++i) {
+    const std::vector<double> x = expected[i].tensor.grad().template to_vector<double>();
+    const std::vector<double> y = got[i].tensor.grad().template to_vector<double>();
+    for (size_t k = 0; k < x.size(); ++k) ASSERT_NEAR(x[k], y[k], 1e-6) << got[i].name << " " << k;
+  }
+  const std::string error = test::error_of([&] { chunked.loss(idx, Tensor::zeros({3, 4}, {kI64})); });
+  EXPECT_NE(error.find("::loss: targets must have idx's shape [3, 16], got [3, 4]"), std::string::npos) << error;
+}
+
+TEST(GPT2, LossInChunks) {
+  expect_the_same_loss_in_chunks<GPT2>(kTiny);
+  expect_the_same_loss_in_chunks<Llama>(LlamaConfig{
+      .vocab_size = 65, .block_size = 16, .n_layer = 2, .n_head = 4, .n_kv_head = 2, .n_embd = 32, .n_hidden = 48});
+}
+
+// A compiler of the whole model finds its forward called, however large the logits.
+TEST(GPT2, LossCallsAHookedForward) {
+  struct Count : CallHook {
+    int calls = 0;
+    void around(const ModuleCall&, absl::FunctionRef<void()> forward) override {
+      ++calls;
+      forward();
+    }
+  };
+  GPT2Config config = kTiny;
+  config.whole_logits = 1;
+  GPT2 model(config);
+  const auto hook = std::make_shared<Count>();
+  model.call_hook = hook;
+  model.loss(Tensor::zeros({1, 4}, {kI64}), Tensor::zeros({1, 4}, {kI64}));
+  EXPECT_EQ(hook->calls, 1);
 }
 
 TEST(GPT2, GenerateIsCausalAndRepeats) {

@@ -347,6 +347,51 @@ std::vector<Mistake> mistakes() {
          ops::cross_entropy(f32({2, 3}), none);
        },
        {"undefined"}},
+      {"linear_cross_entropy",
+       [=] {
+         ops::linear_cross_entropy(f32({2, 4}), f32({3, 4}), none, Tensor::from<int64_t>({0, 3}, {2}), {.chunk_rows = 1});
+       },
+       {"3", "position 1"}},
+      {"linear_cross_entropy",
+       [=] {
+         ops::linear_cross_entropy(f32({2, 4}), f32({3, 5}), none, i64({2}));
+       },
+       {"[2, 4]", "[3, 5]"}},
+      {"linear_cross_entropy",
+       [] {
+         ops::linear_cross_entropy(f32({2, 4}), f32({3, 4}), f32({4}), i64({2}));
+       },
+       {"bias", "[4]"}},
+      {"linear_cross_entropy",
+       [=] {
+         ops::linear_cross_entropy(f32({2, 4}), f32({3, 4}).to(kF64), none, i64({2}));
+       },
+       {"f32", "f64"}},
+      {"linear_cross_entropy",
+       [=] {
+         ops::linear_cross_entropy(f32({2, 4}), f32({3, 4}), none, i64({3}));
+       },
+       {"[2, 4]", "[3]"}},
+      {"linear_cross_entropy",
+       [=] {
+         ops::linear_cross_entropy(f32({2, 4}), f32({3, 4}), none, f32({2}));
+       },
+       {"i64"}},
+      {"linear_cross_entropy",
+       [=] {
+         ops::linear_cross_entropy(f32({2, 4}), none, none, i64({2}));
+       },
+       {"undefined"}},
+      {"linear_cross_entropy",
+       [=] {
+         ops::linear_cross_entropy(f32({2, 4}), f32({3, 4}), none, i64({2}), {.label_smoothing = 1.5});
+       },
+       {"label_smoothing"}},
+      {"linear_cross_entropy",
+       [=] {
+         ops::linear_cross_entropy(f32({2, 4}), f32({3, 4}), none, i64({2}), {.chunk_rows = -1});
+       },
+       {"chunk_rows"}},
       {"dropout", [] { ops::dropout(f32({2}), 1.0); }, {"1"}},
       {"dropout", [] { ops::dropout(f32({2}), -0.1); }, {"-0.1"}},
       {"dropout", [] { ops::dropout(f32({2}), std::numeric_limits<double>::quiet_NaN()); }, {"nan"}},

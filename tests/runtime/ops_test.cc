@@ -234,6 +234,14 @@ TEST(SecondDerivatives, FollowFiniteDifferences) {
               ops::cross_entropy(x[0], target, {.ignore_index = 3, .label_smoothing = 0.1, .reduction = reduction}));
         },
         {real({4, 5}, 1)}, "cross_entropy");
+  for (auto reduction : {ops::Reduction::kMean, ops::Reduction::kNone})
+    expect_second_derivative(
+        [&](In x) {
+          return weighted(ops::linear_cross_entropy(
+              x[0], x[1], x[2], target,
+              {.ignore_index = 3, .label_smoothing = 0.1, .reduction = reduction, .chunk_rows = 3}));
+        },
+        {real({4, 3}, 1), real({5, 3}, 2), real({5}, 3)}, "linear_cross_entropy");
   expect_second_derivative([&](In x) { return weighted(ops::pow(x[0], 3.0)); }, {real({7}, 1)}, "pow");
   expect_second_derivative([&](In x) { return weighted(ops::silu(x[0])); }, {real({7}, 1)}, "silu");
   expect_second_derivative([&](In x) { return weighted(ops::gelu(x[0])); }, {real({7}, 1)}, "gelu");

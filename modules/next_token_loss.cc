@@ -1,0 +1,24 @@
+#include "rondo/modules/next_token_loss.h"
+
+#include "absl/strings/str_cat.h"
+#include "rondo/runtime/ops/ops.h"
+
+namespace rondo::nn {
+
+Tensor NextTokenLoss::operator()(const Tensor& idx, const Tensor& targets, std::source_location where) const {
+  const int64_t n = idx.numel(), V = weight.size(0);
+  // A hook on the model as a whole wants its forward, which makes logits.
+  const bool whole = n * V <= whole_logits || model.call_hook != nullptr;
+  const Tensor x = whole ? logits() : [&] {
+    const ModuleFrame frame(&model.path(), where);
+    return features();
+  }();
+  if (!(targets.sizes() == idx.sizes()))
+    throw_op_error(
+        model.type_name() + "::loss",
+        absl::StrCat("targets must have idx's shape ", to_string(idx.sizes()), ", got ", to_string(targets.sizes())), where);
+  if (whole) return ops::cross_entropy({x.view({n, V}), where}, targets.reshape({n}));
+  return ops::linear_cross_entropy({x.reshape({n, weight.size(1)}), where}, weight, Tensor(), targets.reshape({n}));
+}
+
+}  // namespace rondo::nn

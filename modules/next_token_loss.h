@@ -1,0 +1,27 @@
+// The loss of a language model, for the models of this folder.
+#pragma once
+
+#include <source_location>
+
+#include "absl/functional/function_ref.h"
+#include "rondo/modules/module.h"
+
+namespace rondo::nn {
+
+// From so many logits on (32 MB in f32), a loss computes them in chunks of rows (ops::linear_cross_entropy). Measured at GPT-2
+// 124M's head, forward and backward: never slower from there on.
+inline constexpr int64_t kWholeLogits = int64_t{1} << 23;
+
+struct NextTokenLoss {
+  const ModuleBase& model;
+  const Tensor& weight;  // (V, C) of the output layer, which has no bias
+  // Logits of more elements than this are never whole.
+  int64_t whole_logits = kWholeLogits;
+  absl::FunctionRef<Tensor()> logits;    // (B, T, V)
+  absl::FunctionRef<Tensor()> features;  // (B, T, C)
+
+  // Mean cross-entropy in nats of targets i64 (B, T), as idx, where -100 is ignored.
+  Tensor operator()(const Tensor& idx, const Tensor& targets, std::source_location where) const;
+};
+
+}  // namespace rondo::nn

@@ -1,0 +1,275 @@
+#include "rondo/runtime/cpu/loss.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "rondo/runtime/amp.h"
+#include "rondo/runtime/autograd.h"
+#include "rondo/runtime/cpu/indexing.h"
+#include "rondo/runtime/cpu/loops.h"
+#include "rondo/runtime/cpu/matmul.h"
+#include "rondo/runtime/cpu/row_reduce.h"
+#include "rondo/runtime/lowered.h"
+#include "rondo/runtime/recorder.h"
+
+namespace rondo::cpu {
+namespace {
+
+template <class T> const T* pointer(const Tensor& t) { return reinterpret_cast<const T*>(t.impl()->data()); }
+template <class T> T* pointer(Tensor& t) { return reinterpret_cast<T*>(t.impl()->data()); }
+
+// Attributes of cross_entropy: ints {ignore_index, reduction}, floats {label_smoothing}.
+struct LossOptions {
+  int64_t ignore_index;
+  int64_t reduction;  // ops::Reduction: 0 mean, 1 sum, 2 none
+  double smoothing;
+  explicit LossOptions(const Attrs& attrs)
+      : ignore_index(attrs.ints[0]), reduction(attrs.ints[1]), smoothing(attrs.floats[0]) {}
+};
+
+int64_t count_targets(const Tensor& target, int64_t ignore_index) {
+  int64_t n = 0;
+  for (int64_t i = 0; i < target.numel(); ++i) n += pointer<int64_t>(target)[i] != ignore_index;
+  return n;
+}
+
+int64_t row_grain(int64_t cols) { return std::max<int64_t>(1, 4096 / std::max<int64_t>(cols, 1)); }
+
+// What is done with one row of logits, in the compute dtype.
+template <class C> struct RowLoss {
+  int64_t cols, ignore_index;
+  C smoothing, inverse, share;
+  RowLoss(const LossOptions& options, int64_t cols)
+      : cols(cols), ignore_index(options.ignore_index), smoothing(static_cast<C>(options.smoothing)),
+        inverse(static_cast<C>(1.0 / static_cast<double>(cols))), share(smoothing * inverse) {}
+
+  template <class T> C logsumexp(const T* row) const {
+    const C top = max_row<C>(cols, [row](int64_t i) { return static_cast<C>(row[i]); });
+    const C total = sum_row<C>(cols, [=](int64_t i) { return scalar::exp(static_cast<C>(row[i]) - top); });
+    return top + scalar::log(total);
+  }
+  template <class T> C loss(const T* row, int64_t target, C lse) const {
+    if (target == ignore_index) return C(0);
+    const C hard = lse - static_cast<C>(row[target]);
+    if (smoothing == C(0)) return hard;
+    const C mean = sum_row<C>(cols, [row](int64_t i) { return static_cast<C>(row[i]); }) * inverse;
+    return (C(1) - smoothing) * hard + smoothing * (lse - mean);
+  }
+  // `out` may be `row` (OpDef::reuses), or memory apart from it.
+  template <class T> void gradient(const T* row, T* out, int64_t target, C lse, C weight) const {
+    if (target == ignore_index) {
+      for (int64_t i = 0; i < cols; ++i) out[i] = T(C(0));
+      return;
+    }
+    const C p = scalar::exp(static_cast<C>(row[target]) - lse) - share, shared = share;
+#pragma GCC ivdep
+    for (int64_t i = 0; i < cols; ++i)
+      out[i] = static_cast<T>((scalar::exp(static_cast<C>(row[i]) - lse) - shared) * weight);
+    out[target] = static_cast<T>((p - (C(1) - smoothing)) * weight);
+  }
+};
+
+// The loss from those of the rows; in `out`'s dtype.
+template <class C> void reduce_losses(const LossOptions& options, const Tensor& target, const std::vector<C>& losses, Tensor& out) {
+  visit_floating(out.dtype(), [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    T* to = pointer<T>(out);
+    const auto rows = static_cast<int64_t>(losses.size());
+    if (options.reduction == 2) {
+      for (int64_t r = 0; r < rows; ++r) to[r] = static_cast<T>(losses[r]);
+      return;
+    }
+    C total = sum_row<C>(rows, [&](int64_t i) { return losses[i]; });
+    if (options.reduction == 0) total = total / static_cast<C>(count_targets(target, options.ignore_index));
+    *to = static_cast<T>(total);
+  });
+}
+
+template <class C> C mean_scale(const LossOptions& options, const Tensor& target) {
+  return options.reduction == 0 ? C(1) / static_cast<C>(count_targets(target, options.ignore_index)) : C(1);
+}
+
+}  // namespace
+
+void cross_entropy_kernel(const KernelContext& context) {
+  RecorderScope run(nullptr);
+  const LossOptions options(context.attrs);
+  const Tensor logits = context.in(0).contiguous(), target = context.in(1).contiguous();
+  const int64_t rows = logits.sizes()[0], cols = logits.sizes()[1];
+  require_indices(context, target, cols, options.ignore_index);
+  const int64_t* index = pointer<int64_t>(target);
+  visit_floating(logits.dtype(), [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    using C = ComputeType<T>;
+    const T* x = pointer<T>(logits);
+    C* lse = pointer<C>(context.out(1));
+    std::vector<C> losses(static_cast<size_t>(rows));
+    const RowLoss<C> of_row(options, cols);
+    parallel_for(rows, row_grain(cols), [&](int64_t begin, int64_t end) {
+      for (int64_t r = begin; r < end; ++r) {
+        lse[r] = of_row.logsumexp(x + r * cols);
+        losses[r] = of_row.loss(x + r * cols, index[r], lse[r]);
+      }
+    });
+    reduce_losses(options, target, losses, context.out(0));
+  });
+}
+
+void cross_entropy_grad_kernel(const KernelContext& context) {
+  RecorderScope run(nullptr);
+  const LossOptions options(context.attrs);
+  const Tensor grad = context.in(0).contiguous(), logits = context.in(1).contiguous(), target = context.in(2).contiguous();
+  const int64_t rows = logits.sizes()[0], cols = logits.sizes()[1];
+  const int64_t* index = pointer<int64_t>(target);
+  visit_floating(logits.dtype(), [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    using C = ComputeType<T>;
+    const T *g = pointer<T>(grad), *x = pointer<T>(logits);
+    const C* lse = pointer<C>(context.in(3));
+    T* dx = pointer<T>(context.out());
+    const RowLoss<C> of_row(options, cols);
+    const C scale = mean_scale<C>(options, target);
+    parallel_for(rows, row_grain(cols), [&](int64_t begin, int64_t end) {
+      for (int64_t r = begin; r < end; ++r)
+        of_row.gradient(x + r * cols, dx + r * cols, index[r], lse[r], static_cast<C>(g[options.reduction == 2 ? r : 0]) * scale);
+    });
+  });
+}
+
+// ---- Without whole logits
+
+namespace {
+
+// Note [Chunks of logits]. Rows go through the head in chunks: logits, their losses, the logits' gradient in the same memory,
+// and from that what it adds to dx, dweight and dbias. So one chunk of logits is all the memory that N and V cost together.
+// The chunks' weight gradients are added in order; in which chunk a row is depends on sizes only.
+class Head {
+ public:
+  // Operands from `first` on: x, weight, bias, target.
+  Head(const KernelContext& context, int first)
+      : context_(context), options_(context.attrs), attrs_(context.attrs), x_(context.in(first).contiguous()),
+        lower_(attrs_.dtype_of_products(x_.dtype())), weight_(lowered(context.in(first + 1))),
+        target_(context.in(first + 3).contiguous()), rows_(x_.sizes()[0]), cols_(weight_.sizes()[0]) {
+    if (context.has(first + 2)) bias_ = lowered(context.in(first + 2));
+    require_indices(context, target_, cols_, options_.ignore_index);
+  }
+
+  // `grad`: what arrives at the loss, undefined for 1. Undefined results are not wanted.
+  void walk(const Tensor& grad, Tensor* loss, Tensor dx, Tensor dweight, Tensor dbias) {
+    visit_floating(lower_, [&](auto tag) { run<typename decltype(tag)::type>(grad, loss, dx, dweight, dbias); });
+  }
+
+ private:
+  // Dense, in the dtype of the products.
+  Tensor lowered(const Tensor& operand) const {
+    return is_low_precision(lower_) && amp::keeps_copy(operand) ? amp::lowered(operand, lower_) : operand.contiguous().to(lower_);
+  }
+
+  template <class T> void run(const Tensor& grad, Tensor* loss, Tensor& dx, Tensor& dweight, Tensor& dbias) {
+    using C = ComputeType<T>;
+    const bool any_grad = dx.defined() || dweight.defined() || dbias.defined();
+    const RowLoss<C> of_row(options_, cols_);
+    const C scale = mean_scale<C>(options_, target_);
+    const std::vector<C> arriving = grad.defined() ? grad.to_vector<C>() : std::vector<C>{C(1)};
+    const int64_t* index = pointer<int64_t>(target_);
+    std::vector<C> losses(static_cast<size_t>(loss != nullptr ? rows_ : 0));
+    std::vector<C> bias_sums(static_cast<size_t>(dbias.defined() ? cols_ : 0), C(0));
+    const int64_t chunk = attrs_.rows_at_once(rows_, cols_);
+    const Tensor buffer = Tensor::empty({chunk, cols_}, {lower_});
+    // 16-bit weight gradients of several chunks are added up in f32 and rounded once.
+    Tensor weight_sum = dweight;
+    if (dweight.defined() && chunk < rows_ && is_low_precision(dweight.dtype())) weight_sum = Tensor::empty(dweight.sizes());
+    if (dweight.defined() && rows_ == 0) dweight.fill_(0);
+    for (int64_t at = 0; at < rows_; at += chunk) {
+      const int64_t n = std::min(chunk, rows_ - at);
+      const Tensor x = x_.slice(0, {at, at + n}).to(lower_);
+      Tensor logits = buffer.slice(0, {0, n});
+      product(&linear_kernel, {&x, &weight_, &bias_}, logits);
+      T* data = pointer<T>(logits);
+      parallel_for(n, row_grain(cols_), [&](int64_t begin, int64_t end) {
+        for (int64_t r = begin; r < end; ++r) {
+          T* row = data + r * cols_;
+          const int64_t target = index[at + r];
+          const C lse = of_row.logsumexp(row);
+          if (loss != nullptr) losses[static_cast<size_t>(at + r)] = of_row.loss(row, target, lse);
+          if (any_grad) of_row.gradient(row, row, target, lse, arriving[options_.reduction == 2 ? static_cast<size_t>(at + r) : 0] * scale);
+        }
+      });
+      if (dx.defined()) {
+        Tensor rows = dx.slice(0, {at, at + n});
+        product(&matmul_kernel, {&logits, &weight_}, rows);
+      }
+      if (dweight.defined()) {
+        const Tensor transposed = logits.transpose(0, 1);
+        if (at == 0) product(&matmul_kernel, {&transposed, &x}, weight_sum);
+        else add_product(transposed, x, weight_sum);
+      }
+      if (dbias.defined()) add_rows(data, n, bias_sums);
+    }
+    if (dweight.defined() && !weight_sum.is_same(dweight)) dweight.copy_(weight_sum);
+    if (dbias.defined()) dbias.copy_(Tensor::from(bias_sums, {cols_}));
+    if (loss != nullptr) reduce_losses(options_, target_, losses, *loss);
+  }
+
+  // out = the product, in out's dtype.
+  void product(KernelFn kernel, std::initializer_list<const Tensor*> operands, Tensor& out) const {
+    const std::span<const Tensor* const> inputs(operands.begin(), operands.size());
+    const DType given = inputs[0]->dtype();
+    if (out.dtype() == given || (given == kBF16 && out.dtype() == kF32))
+      return kernel({context_.op, inputs, {&out, 1}, {}, context_.where});
+    Tensor narrow = Tensor::empty(out.sizes(), {given});
+    kernel({context_.op, inputs, {&narrow, 1}, {}, context_.where});
+    out.copy_(narrow);
+  }
+  // sum += a b
+  void add_product(const Tensor& a, const Tensor& b, Tensor& sum) const {
+    const Tensor* operands[] = {&a, &b};
+    const EpilogueCall onto{Epilogue::kAdd, &sum};
+    if (product_absorbs({&onto.kind, 1}, a.dtype(), /*exact=*/false) && sum.numel() > 0 && b.numel() > 0)
+      return matmul_kernel({context_.op, operands, {&sum, 1}, {}, context_.where, {&onto, 1}});
+    Tensor part = Tensor::empty(sum.sizes(), {a.dtype()});
+    product(&matmul_kernel, {&a, &b}, part);
+    sum.add_(part.to(sum.dtype()));
+  }
+  // Rows are added in order, whatever their chunks.
+  template <class T, class C> void add_rows(const T* data, int64_t n, std::vector<C>& sums) const {
+    parallel_for(cols_, std::max<int64_t>(64, kElementwiseGrain / std::max<int64_t>(n, 1)), [&](int64_t begin, int64_t end) {
+      for (int64_t r = 0; r < n; ++r)
+        for (int64_t i = begin; i < end; ++i) sums[static_cast<size_t>(i)] += static_cast<C>(data[r * cols_ + i]);
+    });
+  }
+
+  const KernelContext& context_;
+  LossOptions options_;
+  LinearLossAttrs attrs_;
+  Tensor x_;
+  DType lower_;  // of the products and the logits
+  Tensor weight_, bias_, target_;
+  int64_t rows_, cols_;
+};
+
+// Kernels run ops on their chunks, which nobody records or differentiates, in the dtypes that the attributes say.
+struct Plainly {
+  NoGrad off;
+  RecorderScope run{nullptr};
+  amp::Autocast as_given{std::nullopt};
+};
+
+// The gradient of an operand, where it is wanted; gradients begin at output `first`.
+Tensor wanted(const KernelContext& context, int operand, int first) {
+  return LinearLossAttrs(context.attrs).wants(operand) ? context.out(first + operand) : Tensor();
+}
+
+}  // namespace
+
+void linear_cross_entropy_kernel(const KernelContext& context) {
+  const Plainly scope;
+  Head(context, 0).walk({}, &context.out(0), wanted(context, 0, 1), wanted(context, 1, 1), wanted(context, 2, 1));
+}
+
+void linear_cross_entropy_grad_kernel(const KernelContext& context) {
+  const Plainly scope;
+  Head(context, 1).walk(context.in(0), nullptr, wanted(context, 0, 0), wanted(context, 1, 0), wanted(context, 2, 0));
+}
+
+}  // namespace rondo::cpu
