@@ -5,6 +5,7 @@
 
 #include <map>
 #include <memory>
+#include <optional>
 
 #include "rondo/compile/compile.h"
 #include "rondo/compile/jit/executable.h"
@@ -18,6 +19,7 @@
 #include "rondo/optim/muon.h"
 #include "rondo/optim/schedule.h"
 #include "rondo/optim/sgd.h"
+#include "rondo/runtime/amp.h"
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/random.h"
@@ -87,6 +89,8 @@ struct How {
   compile::Recompute recompute = compile::Recompute::kAuto;
   bool joined = false;  // with averages and copies
   int micro_batches = 1;
+  bool whole = false;     // the model is one region
+  bool autocast = false;  // to bf16
 };
 
 struct Trained {
@@ -95,26 +99,32 @@ struct Trained {
 };
 
 // 20 steps, updated at the seams or after backward.
-Trained train(const Make& make, const How& setup, bool at_seams, UpdateAtSeamsOptions options = {}) {
+Trained train(const Make& make, const How& how, bool at_seams, UpdateAtSeamsOptions options = {}) {
   manual_seed(3);
   nn::GPT2 model(kConfig, 1);
-  if (setup.compiled) compile::compile_regions(model, {.recompute = setup.recompute});
+  if (how.compiled && how.whole) compile::compile_module(model);
+  else if (how.compiled) compile::compile_regions(model, {.recompute = how.recompute});
   Trained run{model.parameters(), make(model)};
   std::vector<std::unique_ptr<UpdateAtSeams>> updates;
   for (const auto& optimizer : run.optimizers) {
-    if (setup.joined) optimizer->track_average({.decay = 0.9});
-    if (setup.joined) optimizer->keep_copies(kBF16);
-    if (setup.compiled) compile(*optimizer);
+    if (how.joined) optimizer->track_average({.decay = 0.9});
+    if (how.joined) optimizer->keep_copies(kBF16);
+    if (how.compiled) compile(*optimizer);
     if (at_seams) updates.push_back(std::make_unique<UpdateAtSeams>(model, *optimizer, options));
   }
   const CosineWithWarmup schedule{.lr = 1e-2, .min_lr = 1e-3, .warmup_steps = 5, .decay_steps = 20};
   for (int64_t step = 0; step < 20; ++step) {
     for (const auto& optimizer : run.optimizers) optimizer->set_lr(schedule(step));
-    for (int k = 0; k < setup.micro_batches; ++k) {
+    for (int k = 0; k < how.micro_batches; ++k) {
       std::vector<std::unique_ptr<UpdateAtSeams::NoUpdate>> held;
-      if (k + 1 < setup.micro_batches)
+      if (k + 1 < how.micro_batches)
         for (const auto& u : updates) held.push_back(std::make_unique<UpdateAtSeams::NoUpdate>(*u));
-      loss_of(model, step * setup.micro_batches + k).backward();
+      Tensor loss;
+      {
+        const amp::Autocast lower(how.autocast ? std::optional(kBF16) : std::nullopt);
+        loss = loss_of(model, step * how.micro_batches + k);
+      }
+      loss.backward();
     }
     if (at_seams) {
       for (size_t i = 0; i < updates.size(); ++i) {
@@ -164,28 +174,33 @@ class AtSeams : public testing::TestWithParam<bool> {
 TEST_P(AtSeams, TwentyStepsHaveTheBitsOfStepsAfterBackward) {
   for (const auto& [name, make] : cases()) {
     SCOPED_TRACE(name);
-    const How setup{.compiled = GetParam()};
-    expect_same(train(make, setup, false), train(make, setup, true));
+    const How how{.compiled = GetParam()};
+    expect_same(train(make, how, false), train(make, how, true));
   }
 }
 
 TEST_P(AtSeams, WithAveragesCopiesAccumulationAndZeroedGradients) {
   for (int micro_batches : {1, 3}) {
-    const How setup{.compiled = GetParam(), .joined = true, .micro_batches = micro_batches};
-    const Trained after = train(cases().at("two_groups"), setup, false);
-    expect_same(after, train(cases().at("two_groups"), setup, true));
-    expect_same(after, train(cases().at("two_groups"), setup, true, {.drop_grads = false}));
+    const How how{.compiled = GetParam(), .joined = true, .micro_batches = micro_batches};
+    const Trained after = train(cases().at("two_groups"), how, false);
+    expect_same(after, train(cases().at("two_groups"), how, true));
+    expect_same(after, train(cases().at("two_groups"), how, true, {.drop_grads = false}));
     const UpdateAtSeamsOptions zeroed{.step = {.zero_grad = true}};
-    expect_same(train(cases().at("two_groups"), setup, false, zeroed), train(cases().at("two_groups"), setup, true, zeroed));
+    expect_same(train(cases().at("two_groups"), how, false, zeroed), train(cases().at("two_groups"), how, true, zeroed));
   }
+}
+
+TEST_P(AtSeams, UnderAutocastAndInOneRegion) {
+  for (const How& how : {How{.compiled = GetParam(), .autocast = true}, How{.compiled = GetParam(), .whole = true}})
+    expect_same(train(cases().at("adamw"), how, false), train(cases().at("adamw"), how, true));
 }
 
 // What backward computes once more, it computes from the parameters of the forward pass.
 TEST(AtSeamsRules, RecomputationReadsTheOldParameters) {
   if (!compile::jit_available()) GTEST_SKIP() << "built without LLVM";
   for (const compile::Recompute recompute : {compile::Recompute::kFull, compile::Recompute::kNone}) {
-    const How setup{.compiled = true, .recompute = recompute};
-    expect_same(train(cases().at("adamw"), setup, false), train(cases().at("adamw"), setup, true));
+    const How how{.compiled = true, .recompute = recompute};
+    expect_same(train(cases().at("adamw"), how, false), train(cases().at("adamw"), how, true));
   }
 }
 
