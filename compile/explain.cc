@@ -67,6 +67,10 @@ void explain_launch(const Program& program, const Traffic& traffic, const Progra
   const Graph& graph = program.graph();
   e.generated = launch.kernel >= 0;
   e.name = e.generated ? absl::StrCat("kernel ", launch.kernel) : graph.nodes[static_cast<size_t>(launch.node)].op->name;
+  if (!e.generated) {
+    const GraphNode& node = graph.nodes[static_cast<size_t>(launch.node)];
+    e.widens = node.op->kind == OpKind::kContraction && graph.value(node.inputs[0]).dtype == kF16;
+  }
   if (e.generated) e.code = to_string(program.kernels()[static_cast<size_t>(launch.kernel)].kernel);
   std::map<int32_t, std::vector<int32_t>> calls;  // parts of one eager op
   for (int32_t n : launch.nodes) {
@@ -202,6 +206,11 @@ Explanation explain(const Regions& regions) {
 
 std::vector<std::string> perf_hints(const EntryExplanation& entry) {
   std::vector<std::string> hints;
+  int64_t widened = 0;
+  for (const ProgramExplanation& program : entry.programs)
+    widened += std::count_if(program.launches.begin(), program.launches.end(), [](const auto& launch) { return launch.widens; });
+  if (widened > 0)
+    hints.push_back(absl::StrCat(widened, " products of f16 run in f32, since this CPU's library has none: bf16 (amp::Autocast) is faster"));
   for (const ProgramExplanation& program : entry.programs) {
     for (const LaunchExplanation& launch : program.launches) {
       const auto first = static_cast<size_t>(launch.nodes[0]);

@@ -37,6 +37,7 @@ struct NodeExplanation {
 struct LaunchExplanation {
   std::string name;                  // "kernel 2", or the op of a library call
   bool generated = false;
+  bool widens = false;               // a product of f16, which the CPU's library carries out in f32
   std::vector<int> nodes;            // indices into ProgramExplanation::nodes
   std::vector<std::string> sources;  // where they come from; each once
   std::string code;                  // loop IR; empty for library calls

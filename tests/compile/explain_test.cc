@@ -217,6 +217,17 @@ TEST_F(Explain, BreaksAndUnfusedOpsAreHints) {
   EXPECT_TRUE(contains(broken.regions[0].hints[0], "1 graph breaks")) << broken.regions[0].hints[0];
 }
 
+TEST_F(Explain, ProductsOfF16AreAHint) {
+  nn::Linear layer(8, 8);
+  const auto hints_under = [&](DType dtype) {
+    const amp::Autocast lower(dtype);
+    return explain(layer, Tensor::randn({4, 8})).regions[0].hints;
+  };
+  EXPECT_TRUE(hints_under(kBF16).empty());
+  ASSERT_EQ(hints_under(kF16).size(), 1u);
+  EXPECT_TRUE(contains(hints_under(kF16)[0], "products of f16 run in f32")) << hints_under(kF16)[0];
+}
+
 TEST_F(Explain, RecompilesNameTheirReason) {
   std::vector<std::string> messages;
   log::configure("recompiles");
