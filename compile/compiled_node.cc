@@ -2,6 +2,7 @@
 
 #include "rondo/runtime/amp.h"
 #include "rondo/runtime/autograd_extras.h"
+#include "rondo/runtime/memory.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/recorder.h"
 
@@ -51,6 +52,7 @@ class CompiledNode final : public Node {
     backward_onto(arrived, grads_in, std::vector<Tensor>(grads_in.size()));
   }
   void backward_onto(std::span<const Tensor> arrived, std::span<Tensor> grads_in, std::span<const Tensor> leaves) override {
+    const memory::Cause cause("backward of ", name(), entry_->forward_graph.nodes.empty() ? std::source_location() : entry_->forward_graph.nodes[0].where);
     if (released_)
       throw Error("backward of a compiled region: its saved tensors were freed by an earlier backward; pass "
                   "retain_graph = true to that one");

@@ -4,6 +4,7 @@
 #include "rondo/compile/program_frame.h"
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/lowered.h"
+#include "rondo/runtime/memory.h"
 #include "rondo/runtime/ops/reduction_order.h"
 #include "rondo/runtime/parallel.h"
 #include "rondo/runtime/recorder.h"
@@ -134,6 +135,8 @@ void Program::run_kernel(const Launch& launch, Frame& frame) const {
 }
 
 void Program::run_library_call(const Launch& launch, Frame& frame) const {
+  const GraphNode& node = graph_.nodes[static_cast<size_t>(launch.node)];
+  const memory::Cause cause("", node.op->name, node.where);
   if (launch.prepared != nullptr) {
     absl::InlinedVector<std::byte*, kMaxOpInputs + 1> addresses;
     for (const Address& address : launch.addresses) addresses.push_back(frame.at(address));

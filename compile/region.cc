@@ -11,6 +11,7 @@
 #include "rondo/compile/passes/passes.h"
 #include "rondo/compile/trace/difference.h"
 #include "rondo/runtime/autograd.h"
+#include "rondo/runtime/memory.h"
 
 namespace rondo::compile {
 
@@ -345,6 +346,7 @@ std::shared_ptr<const Entry> Region::run(Trace& trace, const nn::ModuleCall& cal
     return nullptr;
   }
   std::vector<Tensor> results;
+  const memory::Cause cause("region ", report_.name, std::source_location::current());
   try {
     results = entry->forward->run(trace.external());
   } catch (const Error&) {

@@ -31,6 +31,7 @@
 #include "rondo/runtime/amp.h"
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/io/checkpoint.h"
+#include "rondo/runtime/memory.h"
 #include "rondo/runtime/parallel.h"
 #include "rondo/runtime/random.h"
 
@@ -109,6 +110,8 @@ int train(int argc, char** argv) {
   const TrainOptions& o = parser.options();
   if (lead && !parser.note().empty()) std::printf("%s\n", parser.note().c_str());
   if (o.threads > 0) set_num_threads(static_cast<int>(o.threads));
+  std::optional<memory::Recording> memory_use;
+  if (o.memory_report && lead) memory_use.emplace();
 
   const Corpus corpus = load_corpus(o, lead);
   if (resumed && resumed->get<int64_t>("data_checksum") != corpus.checksum)
@@ -201,6 +204,7 @@ int train(int argc, char** argv) {
   }
 
   if (!lead) return 0;
+  if (memory_use) say(memory::to_string(memory_use->report()));
   if (o.sample_tokens > 0) say(absl::StrCat("\n", sample(model, *corpus.tokenizer, o), "\n"));
   say(absl::StrFormat("%1$s/metrics.jsonl, %1$s/loss.svg, %1$s/tensorboard/, %2$s", o.out_dir, io::list_checkpoints(o.out_dir).front()));
   return 0;

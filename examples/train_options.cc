@@ -16,7 +16,7 @@ constexpr const char* kPrefix = "option.";
 // What a checkpoint fixes: its tensors, or the meaning of its token ids, depend on it.
 const std::set<std::string> kFixed = {"n_layer", "n_head", "n_embd", "block_size", "bias", "tokenizer"};
 // What belongs to a process, not to the run.
-const std::set<std::string> kPerProcess = {"init_from", "out_dir", "check_ranks", "dist_timeout"};
+const std::set<std::string> kPerProcess = {"init_from", "out_dir", "check_ranks", "dist_timeout", "memory_report"};
 
 }  // namespace
 
@@ -54,6 +54,7 @@ OptionParser::OptionParser(int argc, char** argv)
   flags_.add("dtype", &o.dtype, "bfloat16: autocast", {"float32", "bfloat16"});
   flags_.add("threads", &o.threads, "0: all cores, or what rondorun gives");
   flags_.add("check_ranks", &o.check_ranks, "under rondorun: compare the parameters of all ranks after every step");
+  flags_.add("memory_report", &o.memory_report, "where the memory went, at the end");
   flags_.add("dist_timeout", &o.dist_timeout, "under rondorun: seconds that a rank may be late");
 
   flags_.add("eval_interval", &o.eval_interval, "steps between evaluations");

@@ -41,6 +41,7 @@ struct TrainOptions {
   std::string dtype = "float32";
   int64_t threads = 0;
   bool check_ranks = false;
+  bool memory_report = false;
   double dist_timeout = 300;
 
   int64_t eval_interval = 250;

@@ -27,6 +27,7 @@ void replace_contents(Tensor& tensor, const Tensor& value) {
   impl.strides = value.strides();
   impl.offset = value.storage_offset();
   impl.storage = value.storage();
+  impl.storage.set_purpose(Purpose::kParameters);
 }
 
 }  // namespace
@@ -74,6 +75,7 @@ Tensor& ModuleBase::parameter(std::string name, Tensor value) {
 }
 
 Tensor& ModuleBase::buffer(std::string name, Tensor value, bool persistent) {
+  if (value.defined()) value.storage().set_purpose(Purpose::kParameters);
   return add_entry({std::move(name), std::move(value), false, persistent});
 }
 

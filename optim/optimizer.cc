@@ -75,6 +75,8 @@ void Optimizer::add_group(std::span<const Tensor> params, PlanOf plan_of, GroupS
       const size_t k = slot.states.size() - 1;
       if (made.defined()) slot.states_at[k] = made.raw_mutable_data();
       if (scales.defined()) slot.scales_at[k] = scales.raw_mutable_data();
+      for (const Tensor* kept : {&made, &scales})
+        if (kept->defined()) kept->storage().set_purpose(Purpose::kStates);
     }
     if (slot.plan->matrices) {
       slot.width = param.size(-1);
@@ -133,6 +135,7 @@ void Optimizer::track_average(AverageOptions options) {
     slot.average_at = slot.average.raw_mutable_data();
     slot.averaged = Seen::of(slot.param);
     slot.moves = false;
+    slot.average.storage().set_purpose(Purpose::kStates);
   }
   buckets_.clear();
 }

@@ -8,6 +8,7 @@
 #include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
 #include "rondo/runtime/autograd_extras.h"
+#include "rondo/runtime/memory.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/random.h"
 #include "rondo/runtime/recorder.h"
@@ -60,6 +61,8 @@ SavedTensor::SavedTensor(const Tensor& tensor, bool is_output) : version_(tensor
     return;
   }
   tensor_ = tensor.detach();
+  if (memory::recording() && tensor_.storage() && tensor_.storage().purpose() == Purpose::kWorkspace)
+    tensor_.storage().set_purpose(Purpose::kActivations);
   if (is_output || !tensor.requires_grad()) return;
   const Edge history = autograd::gradient_edge(tensor);
   if (history.node) autograd::set_history(tensor_, history.node, history.output);
@@ -127,6 +130,7 @@ class AccumulateNode final : public Node {
     } else {
       total.add_(grad);
     }
+    if (total.impl()->storage) total.storage().set_purpose(Purpose::kGradients);
     for (size_t i = 0; i < slot_->accumulated.size(); ++i) slot_->accumulated[i].second();
   }
   Tensor leaf_total() const override {
@@ -171,6 +175,7 @@ class OpNode final : public Node {
     released_ = true;
   }
   void backward(std::span<const Tensor> grads_out, std::span<Tensor> grads_in) override {
+    const memory::Cause cause("backward of ", op_.name, where_);
     if (released_)
       throw Error(absl::StrCat("backward of ", op_.name, ": its saved tensors were freed by an earlier backward; pass "
                                "retain_graph = true to that one", describe_location(where_)));
@@ -505,7 +510,15 @@ class Backward {
     Task& task = tasks_[edge.node.get()];
     task.grads.resize(static_cast<size_t>(edge.node->n_outputs));
     Tensor& total = task.grads[static_cast<size_t>(edge.output)];
-    total = total.defined() ? total + grad : std::move(grad);
+    if (!total.defined()) total = std::move(grad);
+    else if (is_ours(total, grad)) total.add_(grad);
+    else total = total + grad;
+  }
+  // True if nobody else can see `total` change: the gradients of a tied embedding, say, are too large for a third copy.
+  static bool is_ours(const Tensor& total, const Tensor& grad) {
+    return !grad_mode && active_recorder() == nullptr && total.impl()->refs.load() == 1 && total.impl()->storage &&
+           total.storage().is_unique() && !total.storage().is_borrowed() && total.is_contiguous() &&
+           total.dtype() == grad.dtype() && total.sizes() == grad.sizes();
   }
 
   Tensor take(const Edge& edge) {
@@ -659,6 +672,7 @@ class CheckpointNode final : public Node {
     released_ = true;
   }
   void backward(std::span<const Tensor> grads_out, std::span<Tensor> grads_in) override {
+    const memory::Cause cause("backward of ", name(), {});
     if (grad_mode)
       throw Error("backward of checkpoint: second derivatives (create_graph) do not reach through a checkpoint");
     if (released_) throw Error("backward of checkpoint: already freed; pass retain_graph = true to the earlier backward");
@@ -666,7 +680,7 @@ class CheckpointNode final : public Node {
     for (const SavedTensor& saved : inputs_) {
       const Tensor& input = saved.get("checkpoint", {});
       Tensor copy = input.defined() ? input.detach() : input;
-      if (input.defined() && input.requires_grad()) copy.requires_grad_();
+      if (input.defined() && input.requires_grad()) copy.impl()->requires_grad = true;  // a leaf here, but no parameter
       inputs.push_back(copy);
     }
     std::vector<Tensor> outputs;

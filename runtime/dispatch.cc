@@ -3,6 +3,7 @@
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/dynamic_range.h"
 #include "rondo/runtime/lowered.h"
+#include "rondo/runtime/memory.h"
 #include "rondo/runtime/op.h"
 #include "rondo/runtime/ops/table.h"
 #include "rondo/runtime/recorder.h"
@@ -99,6 +100,7 @@ class Dispatcher {
         if (inputs_[0]->impl()->marks != nullptr) [[unlikely]] follow_marks(*inputs_[0], outputs[i]);
       }
     } else if (KernelFn kernel = op_.kernel[static_cast<int>(device().backend)]; kernel != nullptr) {
+      const memory::Cause cause("", op_.name, where_);
       for (int i = 0; i < n_; ++i)
         if (inputs_[i]->defined() && !inputs_[i]->impl()->storage) [[unlikely]] static_cast<void>(inputs_[i]->raw_data(where_));
       for (size_t i = 0; i < outputs.size(); ++i) {

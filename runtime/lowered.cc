@@ -18,7 +18,10 @@ LoweredCopy& copy_of(const Storage& storage) {
 // As large as the parameter; the copy's own memory where nothing else holds it.
 Storage memory_for(const LoweredCopy& copy, const Tensor& parameter, DType dtype) {
   const auto bytes = static_cast<size_t>(parameter.numel()) * size_of(dtype);
-  return copy.data && copy.data.is_unique() && copy.data.bytes() == bytes ? copy.data : Storage::allocate(bytes);
+  if (copy.data && copy.data.is_unique() && copy.data.bytes() == bytes) return copy.data;
+  const Storage made = Storage::allocate(bytes);
+  made.set_purpose(Purpose::kParameters);
+  return made;
 }
 
 Tensor as_tensor(const Storage& data, const Tensor& parameter, DType dtype) {

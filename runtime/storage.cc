@@ -12,6 +12,7 @@
 
 #include "rondo/runtime/error.h"
 #include "rondo/runtime/lowered.h"
+#include "rondo/runtime/memory.h"
 
 namespace rondo {
 namespace allocator {
@@ -29,7 +30,8 @@ constexpr bool kCaching = false;  // so that the sanitizer sees every lifetime
 constexpr bool kCaching = true;
 #endif
 
-std::atomic<int64_t> bytes_in_use{0}, peak_bytes{0}, bytes_cached{0}, allocations{0};
+std::atomic<int64_t> bytes_in_use{0}, peak_bytes{0}, bytes_cached{0}, allocations{0}, bytes_reserved{0};
+std::atomic<int64_t> bytes_by_purpose[kPurposes];
 std::atomic<bool> poison{false};
 
 // Rounds up to a class: a power of two split into eight steps, so at most 12.5% is wasted.
@@ -45,10 +47,18 @@ int small_class(size_t rounded) {
   return 8 + (std::bit_width(floor) - 10) * 8 + static_cast<int>((rounded - floor) / (floor / 8)) - 1;
 }
 constexpr int kSmallClasses = 8 + 7 * 8;
+constexpr size_t bytes_of_small_class(int c) {
+  if (c < 8) return static_cast<size_t>(c + 1) * kAlignment;
+  const size_t floor = size_t{512} << ((c - 8) / 8);
+  return floor + floor / 8 * static_cast<size_t>((c - 8) % 8 + 1);
+}
+
+void count_reserved(int64_t bytes) { bytes_reserved.fetch_add(bytes, std::memory_order_relaxed); }
+constexpr size_t mapped_bytes(size_t bytes) { return bytes >= kHuge ? (bytes + kHuge - 1) / kHuge * kHuge : bytes; }
 
 void* system_allocate(size_t bytes) {
   if (bytes >= kHuge) {
-    const size_t mapped = (bytes + kHuge - 1) / kHuge * kHuge;
+    const size_t mapped = mapped_bytes(bytes);
     void* raw = mmap(nullptr, mapped + kHuge, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (raw == MAP_FAILED) return nullptr;
     // Trim to a 2 MB boundary, else the kernel cannot use huge pages.
@@ -56,12 +66,16 @@ void* system_allocate(size_t bytes) {
     if (aligned != start) munmap(raw, aligned - start);
     if (start + kHuge != aligned) munmap(reinterpret_cast<void*>(aligned + mapped), start + kHuge - aligned);
     madvise(reinterpret_cast<void*>(aligned), mapped, MADV_HUGEPAGE);
+    count_reserved(static_cast<int64_t>(mapped));
     return reinterpret_cast<void*>(aligned);
   }
-  return std::aligned_alloc(kAlignment, bytes);
+  void* block = std::aligned_alloc(kAlignment, bytes);
+  if (block != nullptr) count_reserved(static_cast<int64_t>(bytes));
+  return block;
 }
 void system_free(void* data, size_t bytes) {
-  if (bytes >= kHuge) munmap(data, (bytes + kHuge - 1) / kHuge * kHuge);
+  count_reserved(-static_cast<int64_t>(mapped_bytes(bytes)));
+  if (bytes >= kHuge) munmap(data, mapped_bytes(bytes));
   else std::free(data);
 }
 
@@ -81,8 +95,8 @@ struct SmallCache {
   SmallCache() { alive = true; }
   ~SmallCache() {
     alive = false;
-    for (auto& list : free)
-      for (void* block : list) std::free(block);
+    for (int c = 0; c < kSmallClasses; ++c)
+      for (void* block : free[c]) system_free(block, bytes_of_small_class(c));
   }
 };
 SmallCache* small_cache() {
@@ -90,13 +104,8 @@ SmallCache* small_cache() {
   return SmallCache::alive ? &cache : nullptr;  // null while the thread is being torn down
 }
 
-}  // namespace
-
-void* allocate(size_t bytes) {
-  const size_t size = class_size(bytes);
-  const int64_t now = bytes_in_use.fetch_add(static_cast<int64_t>(size), std::memory_order_relaxed) + static_cast<int64_t>(size);
-  if (now > peak_bytes.load(std::memory_order_relaxed)) peak_bytes.store(now, std::memory_order_relaxed);
-  allocations.fetch_add(1, std::memory_order_relaxed);
+// A block of this class from a cache; null if there is none.
+void* reuse(size_t size) {
   if (kCaching) {
     if (size <= kSmall) {
       if (SmallCache* cache = small_cache()) {
@@ -119,7 +128,18 @@ void* allocate(size_t bytes) {
       }
     }
   }
-  void* block = system_allocate(size);
+  return nullptr;
+}
+
+}  // namespace
+
+void* allocate(size_t bytes) {
+  const size_t size = class_size(bytes);
+  const int64_t now = bytes_in_use.fetch_add(static_cast<int64_t>(size), std::memory_order_relaxed) + static_cast<int64_t>(size);
+  if (now > peak_bytes.load(std::memory_order_relaxed)) peak_bytes.store(now, std::memory_order_relaxed);
+  allocations.fetch_add(1, std::memory_order_relaxed);
+  void* block = reuse(size);
+  if (block == nullptr) block = system_allocate(size);
   if (block == nullptr) {
     empty_cache();
     block = system_allocate(size);
@@ -129,6 +149,7 @@ void* allocate(size_t bytes) {
     throw Error("out of memory: cannot allocate " + std::to_string(bytes) + " bytes with " + std::to_string(now) +
                 " in use; use a smaller batch, or activation checkpointing");
   }
+  if (memory::recording()) [[unlikely]] memory::detail::note_allocation(now, block);
   return block;
 }
 
@@ -160,7 +181,18 @@ void deallocate(void* data, size_t bytes) noexcept {
   system_free(data, size);
 }
 
-AllocatorStats stats() { return {bytes_in_use.load(), peak_bytes.load(), bytes_cached.load(), allocations.load()}; }
+AllocatorStats stats() {
+  AllocatorStats stats{.bytes_in_use = bytes_in_use.load(), .peak_bytes = peak_bytes.load(), .bytes_cached = bytes_cached.load(),
+                       .allocations = allocations.load(), .bytes_reserved = bytes_reserved.load()};
+  for (int i = 0; i < kPurposes; ++i) stats.by_purpose[i] = bytes_by_purpose[i].load();
+  return stats;
+}
+
+namespace {
+void count_purpose(Purpose purpose, int64_t bytes) {
+  if (purpose != Purpose::kWorkspace) bytes_by_purpose[static_cast<size_t>(purpose)].fetch_add(bytes, std::memory_order_relaxed);
+}
+}  // namespace
 void reset_peak() { peak_bytes.store(bytes_in_use.load()); }
 void set_poison_on_free(bool on) { poison.store(on); }
 
@@ -195,9 +227,26 @@ Storage Storage::borrow(void* data, size_t bytes, std::shared_ptr<const void> ow
   return storage;
 }
 
+void Storage::change_purpose(Purpose purpose) const {
+  if (block_->owner != nullptr) return;
+  // Whoever changes it counts what it was, so that threads may race.
+  const Purpose before = block_->purpose.exchange(purpose, std::memory_order_relaxed);
+  const size_t size = allocator::class_size(block_->bytes);
+  allocator::count_purpose(before, -static_cast<int64_t>(size));
+  allocator::count_purpose(purpose, static_cast<int64_t>(size));
+  if (memory::recording())
+    memory::detail::note_purpose(block_->data, size, before, purpose,
+                                 allocator::bytes_by_purpose[static_cast<size_t>(Purpose::kActivations)].load());
+}
+
 void Storage::destroy(Block* block) noexcept {
   delete block->lowered.load(std::memory_order_acquire);
-  if (block->owner == nullptr && block->data != nullptr) allocator::deallocate(block->data, block->bytes);
+  if (block->owner == nullptr && block->data != nullptr) {
+    const Purpose purpose = block->purpose.load(std::memory_order_relaxed);
+    allocator::count_purpose(purpose, -static_cast<int64_t>(allocator::class_size(block->bytes)));
+    if (memory::recording()) [[unlikely]] memory::detail::note_free(block->data);
+    allocator::deallocate(block->data, block->bytes);
+  }
   delete block;
 }
 

@@ -21,11 +21,17 @@ struct LoweredCopy;
 // Blocks are aligned so that a full vector register or cache line never straddles their start.
 inline constexpr size_t kAlignment = 64;
 
+// What a block of memory is for (memory.h).
+enum class Purpose : uint8_t { kWorkspace, kParameters, kGradients, kStates, kActivations };
+inline constexpr int kPurposes = 5;
+
 struct AllocatorStats {
   int64_t bytes_in_use = 0;  // handed out now
   int64_t peak_bytes = 0;    // highest bytes_in_use since reset_peak()
   int64_t bytes_cached = 0;  // held for reuse
   int64_t allocations = 0;   // calls, ever
+  int64_t bytes_reserved = 0;          // taken from the system: in use, cached, and what blocks are rounded up by
+  int64_t by_purpose[kPurposes] = {};  // of bytes_in_use; that of kWorkspace is not kept: it is the rest
 };
 
 // Size-classed cache of host memory. Freed blocks are kept and reused; empty_cache() gives them back to the system.
@@ -66,11 +72,16 @@ class Storage {
   const void* id() const { return block_; }
   // A parameter's copy in a 16-bit type (lowered.h), freed with the block. Null: there is none.
   std::atomic<amp::LoweredCopy*>& lowered() const { return block_->lowered; }
+  Purpose purpose() const { return block_->purpose.load(std::memory_order_relaxed); }
+  void set_purpose(Purpose purpose) const {
+    if (purpose != this->purpose()) change_purpose(purpose);
+  }
 
  private:
   struct Block {
     std::atomic<int32_t> refs{1};
     std::atomic<uint32_t> version{0};
+    std::atomic<Purpose> purpose{Purpose::kWorkspace};
     Device device;
     std::byte* data = nullptr;
     size_t bytes = 0;
@@ -83,6 +94,7 @@ class Storage {
   void release() noexcept {
     if (block_ && (is_unique() || block_->refs.fetch_sub(1, std::memory_order_acq_rel) == 1)) destroy(block_);
   }
+  void change_purpose(Purpose purpose) const;
   static void destroy(Block* block) noexcept;
   Block* block_ = nullptr;
 };

@@ -230,6 +230,7 @@ Tensor& Tensor::requires_grad_(bool on) {
   if (on && !is_floating(dtype())) throw Error("requires_grad_: only floating-point tensors have gradients");
   if (!is_leaf()) throw Error("requires_grad_: this tensor is a result of an op; detach() it first");
   impl_->requires_grad = on;
+  if (on && impl_->storage && impl_->storage.purpose() == Purpose::kWorkspace) impl_->storage.set_purpose(Purpose::kParameters);
   return *this;
 }
 bool Tensor::base_requires_grad() const {
@@ -249,6 +250,7 @@ void Tensor::set_grad(Tensor grad) {
   if (grad.defined() && !(grad.sizes() == sizes()))
     throw Error("set_grad: the gradient has shape " + rondo::to_string(grad.sizes()) + ", the tensor " +
                 rondo::to_string(sizes()));
+  if (grad.defined() && grad.impl()->storage) grad.storage().set_purpose(Purpose::kGradients);
   slot_of(impl_).grad = std::move(grad);
 }
 void Tensor::zero_grad(bool set_to_none) {

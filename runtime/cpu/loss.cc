@@ -264,6 +264,7 @@ Tensor wanted(const KernelContext& context, int operand, int first) {
 
 void linear_cross_entropy_kernel(const KernelContext& context) {
   const Plainly scope;
+  for (int i = 1; i < 4; ++i) context.out(i).storage().set_purpose(Purpose::kGradients);
   Head(context, 0).walk({}, &context.out(0), wanted(context, 0, 1), wanted(context, 1, 1), wanted(context, 2, 1));
 }
 

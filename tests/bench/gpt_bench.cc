@@ -6,7 +6,8 @@
 // --compile=none, regions or whole; --mode=default, reduce_overhead or max_autotune; --accumulate=N: a step is N backward
 // passes over the same batch and one update. --grad_clip=0 leaves out clipping; then --update_at_seams makes the updates during
 // backward, whose time they are part of. --inference: a step is the forward pass alone, without gradients.
-// --whole_logits=N: the loss computes more logits than these in chunks.
+// --whole_logits=N: the loss computes more logits than these in chunks. --recompute=auto, none or full: what a backward computes
+// again; full with --compile=none checkpoints each block. --memory_report: where the memory went, also in the JSON.
 // With --serve it speaks the protocol of tests/bench/peers: each line N on stdin runs N steps and prints one JSON line.
 #include <sys/resource.h>
 
@@ -26,6 +27,7 @@
 #include "rondo/optim/update_at_seams.h"
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/cpu/matmul.h"
+#include "rondo/runtime/memory.h"
 #include "rondo/runtime/parallel.h"
 #include "rondo/runtime/random.h"
 
@@ -87,6 +89,16 @@ double linear_floor_ms(int64_t rows, int64_t in, int64_t out, DType dtype) {
   return total;
 }
 
+// Activation checkpointing of a block, by hand.
+struct CheckpointHook : nn::CallHook {
+  explicit CheckpointHook(nn::TransformerBlock& block) : block(block) {}
+  nn::TransformerBlock& block;
+  void around(const nn::ModuleCall& call, absl::FunctionRef<void()>) override {
+    const auto forward = [this](std::span<const Tensor> x) { return std::vector<Tensor>{block.forward(x[0])}; };
+    *call.result = autograd::checkpoint(forward, {call.inputs[0], 1})[0];
+  }
+};
+
 class Trainer {
  public:
   explicit Trainer(const Options& o)
@@ -103,9 +115,13 @@ class Trainer {
     x_ = tokens.slice(1, {0, -1}).contiguous();
     y_ = tokens.slice(1, {1}).contiguous();
     if (inference_) model_.eval();
-    if (mode_ == "regions") regions_ = compile::compile_regions(model_, compile_options(o.text("mode", "default")));
-    else if (mode_ == "whole") regions_ = compile::compile_module(model_, compile_options(o.text("mode", "default")));
+    const std::string recompute = o.text("recompute", mode_ == "none" ? "none" : "auto");
+    const compile::CompileOptions options = compile_options(o.text("mode", "default"), recompute);
+    if (mode_ == "regions") regions_ = compile::compile_regions(model_, options);
+    else if (mode_ == "whole") regions_ = compile::compile_module(model_, options);
     else if (mode_ != "none") throw Error("--compile takes none, regions or whole");
+    if (mode_ == "none" && recompute == "full")
+      for (nn::TransformerBlock& block : model_.h) block.call_hook = std::make_shared<CheckpointHook>(block);
     if (mode_ != "none") optim::compile(optimizer_);
     if (o.integer("update_at_seams", 0) != 0) updates_.emplace(model_, optimizer_, optim::UpdateAtSeamsOptions{.step = step_options_});
     for (int64_t i = 0; i < o.integer("warmup", 3); ++i) step();
@@ -115,11 +131,15 @@ class Trainer {
     optimizer_ms_.clear();
   }
 
-  static compile::CompileOptions compile_options(const std::string& mode) {
-    if (mode == "reduce_overhead") return {.mode = compile::Mode::kReduceOverhead};
-    if (mode == "max_autotune") return {.mode = compile::Mode::kMaxAutotune};
-    if (mode != "default") throw Error("--mode takes default, reduce_overhead or max_autotune");
-    return {};
+  static compile::CompileOptions compile_options(const std::string& mode, const std::string& recompute) {
+    compile::CompileOptions options;
+    if (mode == "reduce_overhead") options.mode = compile::Mode::kReduceOverhead;
+    else if (mode == "max_autotune") options.mode = compile::Mode::kMaxAutotune;
+    else if (mode != "default") throw Error("--mode takes default, reduce_overhead or max_autotune");
+    if (recompute == "none") options.recompute = compile::Recompute::kNone;
+    else if (recompute == "full") options.recompute = compile::Recompute::kFull;
+    else if (recompute != "auto") throw Error("--recompute takes auto, none or full");
+    return options;
   }
 
   void step() {
@@ -170,7 +190,7 @@ class Trainer {
     return static_cast<double>(config_.n_layer) * layer + linear_floor_ms(rows, c, config_.vocab_size, dtype);
   }
 
-  std::string run(int64_t steps, bool with_floor) {
+  std::string run(int64_t steps, bool with_floor, const memory::Recording* recording) {
     step_ms_.clear();
     forward_ms_.clear();
     backward_ms_.clear();
@@ -189,6 +209,14 @@ class Trainer {
                                    {"optimizer_ms", median(optimizer_ms_)},
                                    {"loss", last_loss_},
                                    {"peak_rss_mib", static_cast<double>(usage.ru_maxrss) / 1024}};
+    if (recording != nullptr) {
+      const memory::Report r = recording->report();
+      json["memory"] = {{"parameters", r.parameters},   {"gradients", r.gradients}, {"states", r.states},
+                        {"activations", r.activations}, {"most_activations", r.most_activations}, {"workspace", r.workspace}, {"cached", r.cached},
+                        {"outside", r.outside},         {"total", r.total()},       {"process_peak", r.process_peak},
+                        {"cause", r.cause}};
+      std::fputs(memory::to_string(r).c_str(), stderr);
+    }
     if (regions_) json["compile_ms"] = regions_->report()[0].compile_ms;
     if (with_floor && steps > 0 && !inference_) {
       const double floor = floor_ms();
@@ -222,17 +250,20 @@ class Trainer {
 int main(int argc, char** argv) try {
   const Options options(argc, argv);
   set_num_threads(static_cast<int>(options.integer("threads", num_threads())));
+  std::optional<memory::Recording> recording;
+  if (options.integer("memory_report", 0)) recording.emplace();
+  const memory::Recording* const recorded = recording ? &*recording : nullptr;
   if (options.integer("serve", 0)) {
     std::optional<Trainer> trainer;
     for (int64_t steps = 0; std::cin >> steps;) {
       if (!trainer) trainer.emplace(options);
-      std::cout << trainer->run(steps, true) << std::endl;
+      std::cout << trainer->run(steps, true, recorded) << std::endl;
     }
     return 0;
   }
   Trainer trainer(options);
   std::fprintf(stderr, "%s\n", trainer.summary().c_str());
-  std::puts(trainer.run(options.integer("steps", 10), true).c_str());
+  std::puts(trainer.run(options.integer("steps", 10), true, recorded).c_str());
   return 0;
 } catch (const std::exception& error) {
   std::fprintf(stderr, "bench_gpt: %s\n", error.what());

@@ -1,0 +1,107 @@
+// Where the memory goes: bytes by what they are for, at the moment when most was in use, and what asked for them then.
+//
+//   const memory::Recording recording;               // from here on
+//   for (...) train_step();
+//   puts(memory::to_string(recording.report()).c_str());
+//
+// A block of memory is a workspace until somebody says what it is for: a leaf that requires a gradient and what a module
+// registers are parameters, .grad is a gradient (so is one that an op computes ahead, for its backward to deliver), an optimizer
+// has states, and what the tape saves is an activation unless it is one of these. That is known of every block but activations,
+// which are counted from the start of a recording on. Views, and memory that is not ours (a mapped file), count as nothing.
+// Off, it costs one relaxed load for each allocation, op and node.
+// Thread safety: everything here may be called from any thread; blocks of all threads are counted.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <source_location>
+#include <string>
+#include <string_view>
+
+#include "rondo/runtime/storage.h"
+
+namespace rondo::memory {
+
+// In bytes.
+struct Report {
+  // In use at the peak, by purpose.
+  int64_t parameters = 0;   // and buffers of modules
+  int64_t gradients = 0;    // in .grad
+  int64_t states = 0;       // of optimizers
+  int64_t activations = 0;  // saved for backward
+  int64_t workspace = 0;    // the rest: arenas, scratchpads, values under way
+  // The most that activations took at any time: not always at the peak, as gradients come when activations go.
+  int64_t most_activations = 0;
+  // What the allocator holds beyond that: freed blocks kept for reuse, and what blocks are rounded up by.
+  int64_t cached = 0;
+  // Resident, but not the allocator's: code, stacks, the libraries' own memory. Measured from the process; 0 where the system
+  // does not tell.
+  int64_t outside = 0;
+  // What asked for the block that made the peak: "matmul, in backward of linear (train.cc:41)".
+  std::string cause;
+  // The process's highest resident memory, ever, as the system counts it: what total() should come close to, unless more was in
+  // use before the recording began.
+  int64_t process_peak = 0;
+
+  int64_t in_use() const { return parameters + gradients + states + activations + workspace; }
+  int64_t total() const { return in_use() + cached + outside; }
+};
+
+// A table of a dozen lines, in MB (1 MB = 1000000 bytes).
+std::string to_string(const Report& report);
+
+// Records while it lives. One at a time: the constructor throws Error if there is another.
+class Recording {
+ public:
+  Recording();
+  ~Recording();
+  Recording(const Recording&) = delete;
+  Recording& operator=(const Recording&) = delete;
+  // So far.
+  Report report() const;
+  // Forgets the peak: what is in use now is the peak until more is.
+  void restart();
+};
+
+// ---- For the runtime
+
+namespace detail {
+extern std::atomic<bool> recording;
+void note_allocation(int64_t bytes_in_use, const void* data);
+void note_purpose(const void* data, size_t bytes, Purpose from, Purpose to, int64_t activations_now);
+void note_free(const void* data);
+}  // namespace detail
+inline bool recording() { return detail::recording.load(std::memory_order_relaxed); }
+
+// What this thread does in this scope, for Report::cause; nothing unless there is a recording. `prefix` and `name` must live as long.
+class Cause {
+ public:
+  Cause(const char* prefix, std::string_view name, std::source_location where) {
+    if (recording()) [[unlikely]] enter(prefix, name, where);
+  }
+  ~Cause() {
+    if (entered_) [[unlikely]] innermost_ = outer_;
+  }
+  Cause(const Cause&) = delete;
+  Cause& operator=(const Cause&) = delete;
+  // "matmul, in backward of linear (train.cc:41)"
+  static std::string describe();
+
+ private:
+  void enter(const char* prefix, std::string_view name, std::source_location where) {
+    prefix_ = prefix;
+    name_ = name;
+    where_ = where;
+    outer_ = innermost_;
+    innermost_ = this;
+    entered_ = true;
+  }
+  const char* prefix_ = "";
+  std::string_view name_;
+  std::source_location where_;
+  const Cause* outer_ = nullptr;
+  bool entered_ = false;
+  static inline thread_local const Cause* innermost_ = nullptr;
+};
+
+}  // namespace rondo::memory
