@@ -1,5 +1,7 @@
 #include "rondo/runtime/cpu/matmul.h"
 
+// Our own threads are enough: Eigen's would wait for each other by spinning.
+#define EIGEN_DONT_PARALLELIZE
 #include <Eigen/Core>
 #include <algorithm>
 #include <array>
@@ -9,6 +11,7 @@
 #include "absl/container/inlined_vector.h"
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/cpu/product.h"
+#include "rondo/runtime/parallel.h"
 #include "rondo/runtime/recorder.h"
 
 namespace rondo::cpu {
@@ -18,16 +21,24 @@ namespace {
 using Strided = Eigen::Stride<Eigen::Dynamic, Eigen::Dynamic>;
 using MatrixF64 = Eigen::Matrix<double, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
 
+// Pieces of some rows each, which do not depend on the number of threads: the library blocks its sums by the size of a product.
 void matmul_f64(const MatmulCall& call, const double* a, const double* b, const double* bias, double* c) {
-  for (int64_t i = 0; i < call.batch; ++i) {
-    Eigen::Map<const MatrixF64, 0, Strided> left(a + i * call.a_strides[0], call.m, call.k,
-                                                 Strided(call.a_strides[1], call.a_strides[2]));
-    Eigen::Map<const MatrixF64, 0, Strided> right(b + i * call.b_strides[0], call.k, call.n,
-                                                  Strided(call.b_strides[1], call.b_strides[2]));
-    Eigen::Map<MatrixF64, 0, Strided> result(c + i * call.c_strides[0], call.m, call.n, Strided(call.c_strides[1], 1));
-    result.noalias() = left * right;
-    if (call.bias) result.rowwise() += Eigen::Map<const Eigen::RowVectorXd>(bias, call.n);
-  }
+  constexpr int64_t kRows = 64, kFlops = 1 << 17;
+  const int64_t pieces = (call.m + kRows - 1) / kRows;
+  const int64_t grain = std::max<int64_t>(1, kFlops / (2 * std::min(call.m, kRows) * call.n * call.k));
+  parallel_for(call.batch * pieces, grain, [&](int64_t begin, int64_t end) {
+    for (int64_t piece = begin; piece < end; ++piece) {
+      const int64_t i = piece / pieces, first = piece % pieces * kRows, rows = std::min(kRows, call.m - first);
+      Eigen::Map<const MatrixF64, 0, Strided> left(a + i * call.a_strides[0] + first * call.a_strides[1], rows, call.k,
+                                                   Strided(call.a_strides[1], call.a_strides[2]));
+      Eigen::Map<const MatrixF64, 0, Strided> right(b + i * call.b_strides[0], call.k, call.n,
+                                                    Strided(call.b_strides[1], call.b_strides[2]));
+      Eigen::Map<MatrixF64, 0, Strided> result(c + i * call.c_strides[0] + first * call.c_strides[1], rows, call.n,
+                                               Strided(call.c_strides[1], 1));
+      result.noalias() = left * right;
+      if (call.bias) result.rowwise() += Eigen::Map<const Eigen::RowVectorXd>(bias, call.n);
+    }
+  });
 }
 
 // oneDNN 2.6 has no f16 product: convert, multiply in f32, round once.
