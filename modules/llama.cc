@@ -1,5 +1,7 @@
 #include "rondo/modules/llama.h"
 
+#include <limits>
+
 #include "absl/strings/str_cat.h"
 #include "rondo/modules/init.h"
 
@@ -89,7 +91,9 @@ Tensor Llama::forward(const Tensor& idx) { return lm_head(model(idx)); }
 Tensor Llama::loss(const Tensor& idx, const Tensor& targets, std::source_location where) {
   const auto logits = [&] { return (*this)({idx, where}); };
   const auto below = [&] { return model(idx); };
-  return NextTokenLoss{*this, lm_head.weight, config.whole_logits, logits, below}(idx, targets, where);
+  // A hook on the output layer wants its forward.
+  const int64_t whole = lm_head.call_hook != nullptr ? std::numeric_limits<int64_t>::max() : config.whole_logits;
+  return NextTokenLoss{*this, lm_head.weight, whole, logits, below}(idx, targets, where);
 }
 
 }  // namespace rondo::nn

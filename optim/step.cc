@@ -193,7 +193,10 @@ void Optimizer::fill_scalars(std::vector<Active>& active, double grad_factor) {
     a.scalars = shared;
     refresh_average(slot);
     a.param = slot.param.raw_mutable_data();  // bumps the version
-    slot.copied = Seen::of(slot.param);       // by the pass that follows
+    // What the pass that follows writes beside it may be on a tape, too.
+    for (const Tensor* written : {&slot.average, &a.copy})
+      if (written->defined()) written->storage().bump_version();
+    slot.copied = Seen::of(slot.param);
     slot.moves = true;
     if (zero_grad_ && !a.dense.defined()) {
       Tensor grad = slot.param.grad();

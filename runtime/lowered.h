@@ -1,5 +1,6 @@
 // The 16-bit copy of a parameter that autocast multiplies with: converted once for each version of the parameter, not for each
 // use of it. It hangs on the parameter's storage and lives as long. Thread safe, as far as nobody writes to the parameter.
+// Versions are all it goes by: whoever writes by a pointer asks for that anew (mutable_data()) after each use of the parameter.
 #pragma once
 
 #include <mutex>

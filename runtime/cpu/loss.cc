@@ -264,7 +264,12 @@ Tensor wanted(const KernelContext& context, int operand, int first) {
 
 void linear_cross_entropy_kernel(const KernelContext& context) {
   const Plainly scope;
-  for (int i = 1; i < 4; ++i) context.out(i).storage().set_purpose(Purpose::kGradients);
+  for (int i = 1; i < 4; ++i) {
+    const Tensor& gradient = context.out(i);
+    // In a region it may lie in an arena, beside other things.
+    if (gradient.nbytes() > 0 && gradient.storage().bytes() == static_cast<size_t>(gradient.nbytes()))
+      gradient.storage().set_purpose(Purpose::kGradients);
+  }
   Head(context, 0).walk({}, &context.out(0), wanted(context, 0, 1), wanted(context, 1, 1), wanted(context, 2, 1));
 }
 

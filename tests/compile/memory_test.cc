@@ -8,6 +8,7 @@
 #include "rondo/modules/gpt2.h"
 #include "rondo/optim/adam.h"
 #include "rondo/runtime/autograd.h"
+#include "rondo/runtime/ops/ops.h"
 
 namespace rondo {
 namespace {
@@ -91,6 +92,28 @@ TEST_F(MemoryOfRegions, AStepFillsEveryLine) {
   const Tensor y = step.model.h[0](x);
   const std::string cause = recording.report().cause;
   EXPECT_NE(cause.find("region TransformerBlock (" __FILE__ ":" + std::to_string(__LINE__ - 2) + ", in h.0"), std::string::npos) << cause;
+}
+
+struct Head : nn::Module<Head> {
+  Tensor& weight = parameter("weight", Tensor::randn({16, 8}));
+  Tensor forward(const Tensor& x) {
+    const Tensor target = Tensor::from<int64_t>({3, 1, 15, 7}, {4});
+    return ops::linear_cross_entropy(ops::gelu(ops::matmul(x, ops::matmul(weight.t(), weight))), weight, Tensor(), target);
+  }
+};
+
+// A loss of a region brings its gradients along; the arena in which the region works is none of them, for all that a gradient
+// which nobody wants (that of the bias, here) lies there.
+TEST_F(MemoryOfRegions, AnArenaIsNoGradient) {
+  Head head;
+  const compile::Regions regions = compile::compile_module(head, {.mode = compile::Mode::kReduceOverhead});  // keeps arenas
+  const auto gradients = [] { return allocator::stats().by_purpose[static_cast<int>(Purpose::kGradients)]; };
+  const int64_t before = gradients();
+  {
+    const Tensor loss = head(Tensor::randn({4, 8}));
+    EXPECT_GE(gradients() - before, 16 * 8 * 4);
+  }
+  EXPECT_EQ(gradients(), before);
 }
 
 }  // namespace

@@ -71,20 +71,32 @@ TEST(GPT2, LossInChunks) {
       .vocab_size = 65, .block_size = 16, .n_layer = 2, .n_head = 4, .n_kv_head = 2, .n_embd = 32, .n_hidden = 48});
 }
 
+struct CountCalls : CallHook {
+  int calls = 0;
+  void around(const ModuleCall&, absl::FunctionRef<void()> forward) override {
+    ++calls;
+    forward();
+  }
+};
+
 // A compiler of the whole model finds its forward called, however large the logits.
 TEST(GPT2, LossCallsAHookedForward) {
-  struct Count : CallHook {
-    int calls = 0;
-    void around(const ModuleCall&, absl::FunctionRef<void()> forward) override {
-      ++calls;
-      forward();
-    }
-  };
   GPT2Config config = kTiny;
   config.whole_logits = 1;
   GPT2 model(config);
-  const auto hook = std::make_shared<Count>();
+  const auto hook = std::make_shared<CountCalls>();
   model.call_hook = hook;
+  model.loss(Tensor::zeros({1, 4}, {kI64}), Tensor::zeros({1, 4}, {kI64}));
+  EXPECT_EQ(hook->calls, 1);
+}
+
+// So does one of any part of it, the output layer too.
+TEST(Llama, LossCallsAHookedOutputLayer) {
+  LlamaConfig config = {.vocab_size = 13, .block_size = 8, .n_layer = 1, .n_head = 2, .n_kv_head = 1, .n_embd = 8, .n_hidden = 16};
+  config.whole_logits = 1;
+  Llama model(config);
+  const auto hook = std::make_shared<CountCalls>();
+  model.lm_head.call_hook = hook;
   model.loss(Tensor::zeros({1, 4}, {kI64}), Tensor::zeros({1, 4}, {kI64}));
   EXPECT_EQ(hook->calls, 1);
 }

@@ -295,6 +295,27 @@ TEST(Training, CopiesAreTheRoundedParameters) {
   }
 }
 
+// A tape may read what a step writes: the user's own forward, or autocast, which takes the copies that are kept.
+TEST(Training, ATapeSeesThatAStepWroteWhatItReads) {
+  for (const bool autocast : {false, true}) {
+    Tensor p = Tensor::full({3, 4}, 0.5).requires_grad_(), x = Tensor::ones({2, 4}).requires_grad_();
+    SGD sgd({p}, {.lr = 0.1});
+    sgd.keep_copies(kBF16);
+    sgd.track_average();
+    const auto step = [&] {
+      p.set_grad(Tensor::ones({3, 4}));
+      sgd.step();
+    };
+    step();
+    const amp::Autocast lower(autocast ? std::optional(kBF16) : std::nullopt);
+    const Tensor y = autocast ? ops::linear(x, p, Tensor()) : ops::linear(x.to(kBF16), sgd.copies()[0], Tensor());
+    const Tensor z = ops::sum(x * sgd.averages()[0].slice(0, {0, 2}));
+    step();
+    EXPECT_THROW(ops::sum(y.to(kF32)).backward(), StaleTensorError) << autocast;
+    EXPECT_THROW(z.backward(), StaleTensorError);
+  }
+}
+
 // What follows the parameters follows them where somebody else writes them, too.
 TEST(Training, LoadedParametersReachCopiesAndAverages) {
   for (bool compiled : {false, true}) {
