@@ -44,8 +44,10 @@ Tensor lowered(const Tensor& parameter, DType dtype) {
   const uint32_t version = parameter.version();
   if (!copy.data || copy.dtype != dtype || copy.version != version) {
     // A tape may still hold the copy of an earlier version.
-    copy.data = memory_for(copy, parameter, dtype);
-    as_tensor(copy.data, parameter, dtype).copy_(parameter.detach());
+    Storage data = memory_for(copy, parameter, dtype);
+    copy.data = Storage();  // should this throw, there is no copy
+    as_tensor(data, parameter, dtype).copy_(parameter.detach());
+    copy.data = std::move(data);
     copy.dtype = dtype;
     copy.version = version;
   }
