@@ -1,16 +1,11 @@
 #include "rondo/runtime/autograd.h"
 
 #include <algorithm>
-#include <queue>
 
-#include "absl/cleanup/cleanup.h"
-#include "absl/container/flat_hash_map.h"
-#include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
 #include "rondo/runtime/autograd_extras.h"
 #include "rondo/runtime/memory.h"
 #include "rondo/runtime/ops/ops.h"
-#include "rondo/runtime/random.h"
 #include "rondo/runtime/recorder.h"
 
 namespace rondo {
@@ -18,7 +13,6 @@ namespace {
 
 std::atomic<uint64_t> next_sequence{0};
 thread_local bool grad_mode = true;
-thread_local bool releasing_now = false;
 
 // Dropping the last handle to a deep tape must not recurse: nodes queue up here and are freed one by one.
 thread_local std::vector<std::shared_ptr<Node>>* dying = nullptr;
@@ -95,7 +89,11 @@ void run_hooks(std::vector<Hook> hooks, Tensor& grad) {
 }  // namespace
 
 namespace autograd {
-bool releasing() { return releasing_now; }
+
+bool may_overwrite(const Tensor& tensor) {
+  return !grad_mode && active_recorder() == nullptr && tensor.impl()->refs.load() == 1 && tensor.impl()->storage &&
+         tensor.storage().is_unique() && !tensor.storage().is_borrowed() && tensor.is_contiguous();
+}
 
 void apply_extras(Node& node, std::span<Tensor> grads) {
   for (size_t i = 0; i < node.extras.size(); ++i) {
@@ -432,299 +430,6 @@ void check_in_place(const OpDef& op, const Tensor& target, bool differentiable, 
     throw_op_error(op.name, "this is a view of a leaf that requires grad; wrap the write in no_grad()", where);
   if (differentiable && meta != nullptr && meta->base.defined() && !meta->base.is_contiguous())
     throw_op_error(op.name, "a differentiable in-place write to a view needs a contiguous base", where);
-}
-
-namespace {
-
-// One run of the tape.
-class Backward {
- public:
-  Backward(bool retain_graph, bool create_graph) : retain_graph_(retain_graph), mode_(create_graph) {}
-
-  void seed(const Edge& edge, Tensor grad) {
-    roots_.push_back(edge.node);
-    add(edge, std::move(grad));
-  }
-  // The gradient that arrives at `edge` is kept in captured(index) instead of flowing on.
-  void capture(const Edge& edge, size_t index) { captures_[edge.node.get()].push_back({edge.output, index}); }
-
-  void run(std::vector<Tensor>* captured) {
-    count_dependencies();
-    if (captured != nullptr) find_needed();
-    std::priority_queue<Node*, std::vector<Node*>, LaterFirst> ready;
-    for (auto& [node, task] : tasks_)
-      if (task.waiting == 0) ready.push(node);
-    std::vector<Tensor> grads_in, leaves;
-    while (!ready.empty()) {
-      Node* node = ready.top();
-      ready.pop();
-      std::vector<Tensor> grads = std::move(tasks_[node].grads);
-      grads.resize(static_cast<size_t>(node->n_outputs));
-      bool any = false;
-      for (Tensor& grad : grads) any = any || grad.defined();
-      const bool needed = captured == nullptr || needed_.contains(node);
-      const auto capture = captures_.find(node);
-      const bool captures = capture != captures_.end();
-      grads_in.assign(needed ? node->edges.size() : 0, Tensor());
-      const bool outer = std::exchange(releasing_now, !retain_graph_ && needed);
-      const absl::Cleanup restore = [outer] { releasing_now = outer; };
-      if (node->adds_to_totals()) {
-        leaves.assign(grads_in.size(), Tensor());
-        for (size_t i = 0; i < grads_in.size(); ++i) {
-          if (!any || !node->edges[i].node) continue;
-          grads_in[i] = take(node->edges[i]);
-          if (!grads_in[i].defined() && captured == nullptr && tasks_[node->edges[i].node.get()].waiting == 1)
-            leaves[i] = node->edges[i].node->leaf_total();
-        }
-        if (captures) watch(*node, capture->second, *captured);
-        const absl::Cleanup done = [node] { unwatch(*node); };
-        if (any && (needed || captures)) node->backward_onto(grads, grads_in, leaves);
-        leaves.clear();
-      } else {
-        if (any && (needed || captures)) apply_extras(*node, grads);
-        if (captures)
-          for (auto [output, index] : capture->second) (*captured)[index] = grads[static_cast<size_t>(output)];
-        if (any && needed) node->backward(grads, grads_in);
-      }
-      grads.clear();
-      for (size_t i = 0; i < node->edges.size(); ++i) {
-        const Edge& edge = node->edges[i];
-        if (!edge.node) continue;
-        if (needed && grads_in[i].defined()) add(edge, std::move(grads_in[i]));
-        if (--tasks_[edge.node.get()].waiting == 0) ready.push(edge.node.get());
-      }
-      if (!retain_graph_ && needed) node->release_saved();
-    }
-  }
-
- private:
-  struct Task {
-    std::vector<Tensor> grads;
-    int waiting = 0;
-  };
-  struct LaterFirst {
-    bool operator()(const Node* a, const Node* b) const { return a->sequence < b->sequence; }
-  };
-
-  void add(const Edge& edge, Tensor grad) {
-    Task& task = tasks_[edge.node.get()];
-    task.grads.resize(static_cast<size_t>(edge.node->n_outputs));
-    Tensor& total = task.grads[static_cast<size_t>(edge.output)];
-    if (!total.defined()) total = std::move(grad);
-    else if (is_ours(total, grad)) total.add_(grad);
-    else total = total + grad;
-  }
-  // True if nobody else can see `total` change: the gradients of a tied embedding, say, are too large for a third copy.
-  static bool is_ours(const Tensor& total, const Tensor& grad) {
-    return !grad_mode && active_recorder() == nullptr && total.impl()->refs.load() == 1 && total.impl()->storage &&
-           total.storage().is_unique() && !total.storage().is_borrowed() && total.is_contiguous() &&
-           total.dtype() == grad.dtype() && total.sizes() == grad.sizes();
-  }
-
-  Tensor take(const Edge& edge) {
-    Task& task = tasks_[edge.node.get()];
-    task.grads.resize(static_cast<size_t>(edge.node->n_outputs));
-    return std::move(task.grads[static_cast<size_t>(edge.output)]);
-  }
-
-  void count_dependencies() {
-    std::vector<Node*> stack;
-    absl::flat_hash_set<Node*> seen;
-    for (const auto& root : roots_)
-      if (seen.insert(root.get()).second) stack.push_back(root.get());
-    while (!stack.empty()) {
-      Node* node = stack.back();
-      stack.pop_back();
-      tasks_[node];
-      for (const Edge& edge : node->edges) {
-        if (!edge.node) continue;
-        ++tasks_[edge.node.get()].waiting;
-        if (seen.insert(edge.node.get()).second) stack.push_back(edge.node.get());
-      }
-    }
-  }
-
-  // A node that applies its hooks itself captures by one more.
-  static constexpr int64_t kCapture = -1;
-  static void watch(Node& node, std::span<const std::pair<int, size_t>> outputs, std::vector<Tensor>& captured) {
-    for (auto [output, index] : outputs)
-      node.extras_of(output).hooks.push_back({kCapture, [&captured, index = index](const Tensor& grad) {
-                                                captured[index] = grad;
-                                                return Tensor();
-                                              }});
-  }
-  static void unwatch(Node& node) {
-    for (Node::OutputExtras& extra : node.extras)
-      std::erase_if(extra.hooks, [](const Hook& hook) { return hook.id == kCapture; });
-  }
-
-  // Nodes on a way to a captured edge; nothing else runs.
-  void find_needed() {
-    absl::flat_hash_set<Node*> seen;
-    std::vector<std::pair<Node*, size_t>> path;  // a node and the next edge to follow
-    // One root after the other: what stands below a node must be known when the node is left, and a root may stand below
-    // another.
-    for (const auto& root : roots_) {
-      if (seen.insert(root.get()).second) path.push_back({root.get(), 0});
-      while (!path.empty()) {
-        auto& [node, next] = path.back();
-        if (next == node->edges.size()) {
-          for (const Edge& edge : node->edges)
-            if (edge.node && (captures_.contains(edge.node.get()) || needed_.contains(edge.node.get()))) needed_.insert(node);
-          path.pop_back();
-          continue;
-        }
-        Node* below = node->edges[next++].node.get();
-        if (below != nullptr && seen.insert(below).second) path.push_back({below, 0});
-      }
-    }
-  }
-
-  bool retain_graph_;
-  GradMode mode_;
-  amp::Autocast as_recorded_{std::nullopt};  // gradients run in the dtypes that the forward chose
-  std::vector<std::shared_ptr<Node>> roots_;
-  absl::flat_hash_map<Node*, Task> tasks_;
-  absl::flat_hash_map<Node*, std::vector<std::pair<int, size_t>>> captures_;
-  absl::flat_hash_set<Node*> needed_;
-};
-
-void seed_roots(Backward& run, std::span<const Tensor> roots, std::span<const Tensor> grads, std::source_location where) {
-  for (size_t i = 0; i < roots.size(); ++i) {
-    const Tensor& root = roots[i];
-    if (!root.defined() || !root.requires_grad())
-      throw_op_error("backward", "the tensor does not require grad and has no history", where);
-    Tensor grad = i < grads.size() ? grads[i] : Tensor();
-    if (!grad.defined()) {
-      if (root.numel() != 1)
-        throw_op_error("backward", "a gradient must be given for a tensor of shape " + to_string(root.sizes()) +
-                                       "; only a single element has the default 1", where);
-      grad = Tensor::ones(root.sizes(), {root.dtype(), root.device()});
-    }
-    if (!(grad.sizes() == root.sizes()))
-      throw_op_error("backward", "the gradient has shape " + to_string(grad.sizes()) + ", the tensor " +
-                                     to_string(root.sizes()), where);
-    if (grad.dtype() != root.dtype())
-      throw_op_error("backward", absl::StrCat("the gradient is ", std::string(name_of(grad.dtype())), ", the tensor ",
-                                              std::string(name_of(root.dtype()))), where);
-    run.seed(gradient_edge(root), std::move(grad));
-  }
-}
-
-}  // namespace
-
-void backward(std::span<const Tensor> roots, std::span<const Tensor> grads, bool retain_graph, bool create_graph,
-              std::source_location where) {
-  Backward run(retain_graph || create_graph, create_graph);
-  seed_roots(run, roots, grads, where);
-  run.run(nullptr);
-}
-
-std::vector<Tensor> grad(std::span<const Tensor> roots, std::span<const Tensor> inputs, std::span<const Tensor> grads,
-                         bool retain_graph, bool create_graph, bool allow_unused) {
-  Backward run(retain_graph || create_graph, create_graph);
-  seed_roots(run, roots, grads, std::source_location::current());
-  for (size_t i = 0; i < inputs.size(); ++i) {
-    if (!inputs[i].requires_grad()) throw Error(absl::StrCat("autograd::grad: input ", i, " does not require grad"));
-    run.capture(gradient_edge(inputs[i]), i);
-  }
-  std::vector<Tensor> captured(inputs.size());
-  run.run(&captured);
-  for (size_t i = 0; i < inputs.size() && !allow_unused; ++i)
-    if (!captured[i].defined())
-      throw Error(absl::StrCat("autograd::grad: input ", i, " was not used; pass allow_unused = true if that is meant"));
-  return captured;
-}
-
-namespace {
-
-// Sets this thread's random stream for a scope.
-class StreamGuard {
- public:
-  StreamGuard(uint64_t seed, uint64_t offset) : seed_(default_generator().seed()), offset_(default_generator().offset()) {
-    default_generator().set_state(seed, offset);
-  }
-  ~StreamGuard() { default_generator().set_state(seed_, offset_); }
-  StreamGuard(const StreamGuard&) = delete;
-  StreamGuard& operator=(const StreamGuard&) = delete;
-
- private:
-  uint64_t seed_, offset_;
-};
-
-// Runs `fn` again, with gradients, when its backward comes.
-class CheckpointNode final : public Node {
- public:
-  using Fn = std::function<std::vector<Tensor>(std::span<const Tensor>)>;
-  CheckpointNode(Fn fn, std::span<const Tensor> inputs) : fn_(std::move(fn)) {
-    const Generator& generator = default_generator();
-    seed_ = generator.seed();
-    offset_ = generator.offset();
-    autocast_ = amp::autocast_dtype();
-    for (const Tensor& input : inputs) {
-      inputs_.emplace_back(input, false);
-      edges.push_back(input.defined() && input.requires_grad() ? gradient_edge(input) : Edge{});
-    }
-  }
-  const char* name() const override { return "checkpoint"; }
-  void release_saved() override {
-    inputs_.clear();
-    released_ = true;
-  }
-  void backward(std::span<const Tensor> grads_out, std::span<Tensor> grads_in) override {
-    const memory::Cause cause("backward of ", name(), {});
-    if (grad_mode)
-      throw Error("backward of checkpoint: second derivatives (create_graph) do not reach through a checkpoint");
-    if (released_) throw Error("backward of checkpoint: already freed; pass retain_graph = true to the earlier backward");
-    std::vector<Tensor> inputs;
-    for (const SavedTensor& saved : inputs_) {
-      const Tensor& input = saved.get("checkpoint", {});
-      Tensor copy = input.defined() ? input.detach() : input;
-      if (input.defined() && input.requires_grad()) copy.impl()->requires_grad = true;  // a leaf here, but no parameter
-      inputs.push_back(copy);
-    }
-    std::vector<Tensor> outputs;
-    {
-      const StreamGuard stream(seed_, offset_);
-      GradMode on(true);
-      amp::Autocast autocast(autocast_);
-      outputs = fn_(inputs);
-    }
-    std::vector<Tensor> roots, seeds;
-    for (size_t i = 0; i < outputs.size(); ++i)
-      if (grads_out[i].defined() && outputs[i].requires_grad()) {
-        roots.push_back(outputs[i]);
-        seeds.push_back(grads_out[i]);
-      }
-    // Parameters that fn uses are leaves of the inner tape and accumulate directly.
-    if (!roots.empty()) autograd::backward(roots, seeds, false, false, {});
-    for (size_t i = 0; i < inputs.size(); ++i)
-      if (inputs[i].defined() && inputs[i].requires_grad()) grads_in[i] = inputs[i].grad();
-  }
-
- private:
-  Fn fn_;
-  std::vector<SavedTensor> inputs_;
-  uint64_t seed_, offset_;
-  std::optional<DType> autocast_;
-  bool released_ = false;
-};
-
-}  // namespace
-
-std::vector<Tensor> checkpoint(std::function<std::vector<Tensor>(std::span<const Tensor>)> fn,
-                               std::span<const Tensor> inputs) {
-  if (!grad_enabled() || active_recorder() != nullptr) return fn(inputs);
-  auto node = std::make_shared<CheckpointNode>(fn, inputs);
-  std::vector<Tensor> outputs = no_grad([&] { return fn(inputs); });
-  node->n_outputs = static_cast<int>(outputs.size());
-  for (size_t i = 0; i < outputs.size(); ++i) {
-    if (!is_floating(outputs[i].dtype())) continue;
-    // fn may hand back an input, or a parameter: its own history stays.
-    if (outputs[i].requires_grad() || outputs[i].impl()->refs.load() > 1) outputs[i] = outputs[i].detach();
-    set_history(outputs[i], node, static_cast<int>(i));
-  }
-  return outputs;
 }
 
 }  // namespace autograd

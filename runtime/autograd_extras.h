@@ -1,5 +1,5 @@
-// For nodes that stand for several ops (Node::adds_to_totals): the gradient of one output may flow through another, so
-// backward() leaves hooks and retained gradients of such a node to its own backward().
+// What a node's own backward may need. Nodes that stand for several ops (Node::adds_to_totals): the gradient of one output may
+// flow through another, so backward() leaves hooks and retained gradients of such a node to its own backward().
 #pragma once
 
 #include <span>
@@ -13,5 +13,9 @@ void apply_extras(Node& node, std::span<Tensor> grads);
 
 // True while a node's backward() runs that is the last to read what the node saved: release_saved() follows.
 bool releasing();
+
+// True if nobody else can see a gradient on its way change, so that another may be added to it in place: those of a tied
+// embedding, say, are too large for a third copy.
+bool may_overwrite(const Tensor& tensor);
 
 }  // namespace rondo::autograd

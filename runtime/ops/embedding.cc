@@ -1,10 +1,9 @@
 // Rows of a table.
-#include "rondo/runtime/autograd.h"
+#include "rondo/runtime/autograd_extras.h"
 #include "rondo/runtime/cpu/indexing.h"
 #include "rondo/runtime/ops/elementwise_def.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/ops/table.h"
-#include "rondo/runtime/recorder.h"
 
 namespace rondo::ops {
 
@@ -44,16 +43,6 @@ constexpr OpDef kEmbeddingGradOnto = {
     .reuses = 0,
 };
 
-namespace {
-
-// Nobody else can see `total`, so it may become the sum.
-bool is_ours(const Tensor& total) {
-  return active_recorder() == nullptr && !grad_enabled() && total.impl()->refs.load() == 1 && total.storage().is_unique() &&
-         !total.storage().is_borrowed() && total.is_contiguous();
-}
-
-}  // namespace
-
 constexpr OpDef kEmbedding = {
     .name = "embedding",
     .kind = OpKind::kOpaque,
@@ -73,7 +62,7 @@ constexpr OpDef kEmbedding = {
           Tensor total = g.take_total(0);
           if (!total.defined())
             return g.set(0, call(kEmbeddingGrad, {g.grad_out(), g.input(1)}, {.ints = {g.input_sizes(0)[0]}}));
-          const bool in_place = is_ours(total);
+          const bool in_place = autograd::may_overwrite(total);
           const std::initializer_list<TensorArg> operands = {total, g.grad_out(), g.input(1)};
           if (in_place) call_in_place(kEmbeddingGradOnto, operands);
           else total = call(kEmbeddingGradOnto, operands);
