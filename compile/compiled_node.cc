@@ -1,5 +1,7 @@
 #include "rondo/compile/compiled_node.h"
 
+#include <algorithm>
+
 #include "rondo/runtime/amp.h"
 #include "rondo/runtime/autograd_extras.h"
 #include "rondo/runtime/memory.h"
@@ -8,11 +10,13 @@
 
 namespace rondo::compile {
 
-void run_eagerly(const Graph& graph, std::vector<Tensor>& values) {
+void run_eagerly(const Graph& graph, std::vector<Tensor>& values, const std::vector<bool>* wanted) {
   RecorderScope eager(nullptr);
   amp::Autocast as_recorded(std::nullopt);  // casts are in the recording already
   static const Tensor kUndefined;
   for (const GraphNode& node : graph.nodes) {
+    const auto is_wanted = [&](ValueId id) { return (*wanted)[static_cast<size_t>(id)]; };
+    if (wanted != nullptr && std::none_of(node.outputs.begin(), node.outputs.end(), is_wanted)) continue;
     std::vector<TensorArg> args;
     std::vector<Tensor> outputs(node.outputs.size());
     for (ValueId id : node.inputs) args.emplace_back(id == kNoValue ? kUndefined : values[static_cast<size_t>(id)], node.where);
@@ -146,6 +150,21 @@ class CompiledNode final : public Node {
     return false;
   }
 
+  // By value: whether what requires a gradient is computed from it. The user may have written over anything else.
+  std::vector<bool> leads_to_gradients() const {
+    const Graph& graph = entry_->forward_graph;
+    std::vector<bool> needed(graph.values.size(), false);
+    for (ValueId id : graph.outputs) needed[static_cast<size_t>(id)] = graph.value(id).requires_grad;
+    for (int i : entry_->backward.grad_inputs) needed[static_cast<size_t>(graph.inputs[static_cast<size_t>(i)])] = true;
+    for (size_t n = graph.nodes.size(); n-- > 0;) {
+      const GraphNode& node = graph.nodes[n];
+      if (std::none_of(node.outputs.begin(), node.outputs.end(), [&](ValueId id) { return needed[static_cast<size_t>(id)]; })) continue;
+      for (ValueId id : node.inputs)
+        if (id != kNoValue) needed[static_cast<size_t>(id)] = true;
+    }
+    return needed;
+  }
+
   // A second derivative, or a hook inside: the recording again, op by op, on the eager tape.
   void replay(std::span<const Tensor> grads_out, std::span<Tensor> grads_in) {
     RecorderScope eager(nullptr);
@@ -153,8 +172,9 @@ class CompiledNode final : public Node {
     GradMode on(true);
     const Graph& graph = entry_->forward_graph;
     std::vector<Tensor> values(graph.values.size());
+    const std::vector<bool> needed = leads_to_gradients();
     for (size_t i = 0; i < graph.inputs.size(); ++i)
-      values[static_cast<size_t>(graph.inputs[i])] = inputs_[i].get("a compiled region", {});
+      if (const auto id = static_cast<size_t>(graph.inputs[i]); needed[id]) values[id] = inputs_[i].get("a compiled region", {});
     // Gradients stop at aliases of the inputs: one input may be computed from another.
     for (int i : entry_->backward.grad_inputs) {
       Tensor& value = values[static_cast<size_t>(graph.inputs[static_cast<size_t>(i)])];
@@ -162,7 +182,7 @@ class CompiledNode final : public Node {
       for (int d = 0; d < value.rank(); ++d) same.push_back(d);
       value = ops::permute(value, same);
     }
-    run_eagerly(graph, values);
+    run_eagerly(graph, values, &needed);
     std::vector<Tensor> roots, seeds, leaves;
     for (size_t i = 0; i < graph.outputs.size(); ++i) {
       if (!grads_out[i].defined()) continue;
@@ -171,7 +191,7 @@ class CompiledNode final : public Node {
     }
     for (const OutputExtras& extra : extras) {
       Tensor& value = values[static_cast<size_t>(graph.outputs[static_cast<size_t>(extra.output)])];
-      if (!value.requires_grad()) continue;
+      if (!value.defined() || !value.requires_grad()) continue;
       for (const Hook& hook : extra.hooks) value.register_hook(hook.fn);
       if (const auto slot = extra.retained.lock())
         value.register_hook([slot](const Tensor& grad) {

@@ -23,6 +23,24 @@ TEST_F(RegionEdges, ReductionsOverOneColumnBesideWiderOnes) {
   expect_as_eager(body, one_step);
 }
 
+// A hook inside has the recording run again: what no gradient comes from may have been written over since.
+TEST_F(RegionEdges, WhatLeadsToNoGradientIsNotComputedAgain) {
+  const auto body = [](Block& b, const Tensor& x) {
+    Tensor constant = b.state.kept[0];
+    const Tensor h = x * 0.3, turned = h.transpose(0, 1), other = constant * 3.0;
+    constant.copy_(other);
+    return Tensors{h, turned, other};
+  };
+  expect_as_eager(body, [](Block& b) {
+    b.state.kept = {Tensor::randn({4, 6})};
+    const Tensor x = input();
+    Tensors results = b(x);
+    results[0].register_hook([](const Tensor& grad) { return grad * 0.75; });
+    (ops::sum(results[0]) + ops::sum(results[1] * results[1])).backward();
+    return Tensors{x.grad(), results[2], b.state.kept[0]};
+  });
+}
+
 TEST_F(RegionEdges, SoftmaxOfNoElements) {
   const auto body = [](Block& b, const Tensor& x) {
     return Tensors{ops::softmax(x, 0) * b.bias, ops::log_softmax(x), b.norm(x)};
