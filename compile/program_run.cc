@@ -2,7 +2,7 @@
 #include <algorithm>
 
 #include "rondo/compile/program_frame.h"
-#include "rondo/runtime/autograd.h"
+#include "rondo/runtime/autograd_extras.h"
 #include "rondo/runtime/lowered.h"
 #include "rondo/runtime/memory.h"
 #include "rondo/runtime/ops/reduction_order.h"
@@ -55,11 +55,6 @@ void with_context(const Graph& graph, const Program::Launch& launch, MakeTensor 
   use(KernelContext{*node.op, {pointers, node.inputs.size()}, {outputs, node.outputs.size()}, node.attrs, node.where, epilogues});
 }
 
-// True if the memory is gone when `tensor` is.
-bool is_only_holder(const Tensor& tensor) {
-  return tensor.defined() && tensor.impl()->refs.load() == 1 && tensor.storage().is_unique() && !tensor.storage().is_borrowed();
-}
-
 }  // namespace
 
 Program::Frame Program::make_frame(std::span<const Tensor> inputs, bool release) const {
@@ -69,7 +64,7 @@ Program::Frame Program::make_frame(std::span<const Tensor> inputs, bool release)
   std::vector<bool> given(inputs.size(), false);
   if (release)
     for (const FreshBuffer& buffer : fresh_)
-      if (buffer.donor >= 0) given[static_cast<size_t>(buffer.donor)] = is_only_holder(inputs[static_cast<size_t>(buffer.donor)]);
+      if (buffer.donor >= 0) given[static_cast<size_t>(buffer.donor)] = autograd::is_only_holder(inputs[static_cast<size_t>(buffer.donor)]);
   Frame::Slot* slot = frame.slots.data();
   for (const Tensor& input : inputs) {
     // The caller knows that nothing reads what is undefined.

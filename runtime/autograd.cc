@@ -90,9 +90,13 @@ void run_hooks(std::vector<Hook> hooks, Tensor& grad) {
 
 namespace autograd {
 
+bool is_only_holder(const Tensor& tensor) {
+  return tensor.defined() && tensor.impl()->refs.load() == 1 && tensor.impl()->storage && tensor.storage().is_unique() &&
+         !tensor.storage().is_borrowed();
+}
+
 bool may_overwrite(const Tensor& tensor) {
-  return !grad_mode && active_recorder() == nullptr && tensor.impl()->refs.load() == 1 && tensor.impl()->storage &&
-         tensor.storage().is_unique() && !tensor.storage().is_borrowed() && tensor.is_contiguous();
+  return !grad_mode && active_recorder() == nullptr && is_only_holder(tensor) && tensor.is_contiguous();
 }
 
 void apply_extras(Node& node, std::span<Tensor> grads) {

@@ -14,6 +14,9 @@ void apply_extras(Node& node, std::span<Tensor> grads);
 // True while a node's backward() runs that is the last to read what the node saved: release_saved() follows.
 bool releasing();
 
+// True if the memory is gone when `tensor` is: nobody else holds either.
+bool is_only_holder(const Tensor& tensor);
+
 // True if nobody else can see a gradient on its way change, so that another may be added to it in place: those of a tied
 // embedding, say, are too large for a third copy.
 bool may_overwrite(const Tensor& tensor);

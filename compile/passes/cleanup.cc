@@ -42,16 +42,6 @@ std::vector<ValueId> identity(const Graph& graph) {
 
 }  // namespace
 
-bool is_parameter_copy(const Graph& graph, const GraphNode& node) {
-  if (!node.op->converts) return false;
-  const Value &from = graph.value(node.inputs[0]), &to = graph.value(node.outputs[0]);
-  // What the caller gets is his to write to.
-  for (ValueId id : graph.outputs)
-    if (graph.value(id).root == node.outputs[0]) return false;
-  return from.leaf && from.producer < 0 && from.dtype == kF32 && is_low_precision(to.dtype) && to.root == node.outputs[0] &&
-         is_contiguous(from.sizes, from.strides) && is_contiguous(to.sizes, to.strides);
-}
-
 Graph eliminate_common_subexpressions(const Graph& graph) {
   // Floats by their bits: 0 and -0 differ, and NaN equals itself.
   using Key = std::tuple<const OpDef*, ValueIds, std::vector<int64_t>, std::vector<uint64_t>>;

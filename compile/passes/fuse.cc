@@ -23,6 +23,16 @@ ValueId same_elements(const Graph& graph, ValueId id) {
   return whole ? value.root : id;
 }
 
+bool is_parameter_copy(const Graph& graph, const GraphNode& node) {
+  if (!node.op->converts) return false;
+  const Value &from = graph.value(node.inputs[0]), &to = graph.value(node.outputs[0]);
+  // What the caller gets is his to write to.
+  for (ValueId id : graph.outputs)
+    if (graph.value(id).root == node.outputs[0]) return false;
+  return from.leaf && from.producer < 0 && from.dtype == kF32 && is_low_precision(to.dtype) && to.root == node.outputs[0] &&
+         is_contiguous(from.sizes, from.strides) && is_contiguous(to.sizes, to.strides);
+}
+
 namespace {
 
 bool lowerable_dtype(DType t) { return is_floating(t) || t == kBool; }
