@@ -18,7 +18,6 @@ function(rondo_configure target)
   target_compile_options(${target} PRIVATE ${RONDO_WARNINGS})
   target_include_directories(${target} PUBLIC $<BUILD_INTERFACE:${CMAKE_BINARY_DIR}/include>
                                               $<INSTALL_INTERFACE:include>)
-  target_compile_definitions(${target} PRIVATE RONDO_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
 endfunction()
 
 # rondo_library(runtime SOURCES a.cc b.cc LINK absl::strings)

@@ -30,8 +30,8 @@ class RegionTrace final : public Trace {
               bool in_place, std::source_location where) override {
     if (!in_place) {
       // A view whose base was written to since gets its new history here, as in eager, and not when all of this runs.
-      const bool differentiable =
-          std::any_of(outputs.begin(), outputs.end(), [](const Tensor& t) { return t.impl()->requires_grad; });
+      const bool differentiable = std::any_of(outputs.begin(), outputs.end(),
+                                              [](const Tensor& t) { return t.impl()->requires_grad; });
       if (differentiable)
         for (const Tensor* input : inputs)
           if (is_stale_view(*input)) look_again(*input, where);
@@ -172,8 +172,7 @@ std::string Regions::summary() const {
     text += absl::StrFormat("region %s: %s in %.0f ms, reused by %d layers (%d kernels, %d library calls)", r.name, how,
                             r.compile_ms, r.layers, r.kernels, r.library_calls);
     if (r.entries > std::max(r.compilations, 1)) text += absl::StrFormat("; %d recordings", r.entries);
-    if (r.graph_breaks > 0)
-      text += absl::StrFormat("; %d graph breaks, the last: %s", r.graph_breaks, r.last_break);
+    if (r.graph_breaks > 0) text += absl::StrFormat("; %d graph breaks, the last: %s", r.graph_breaks, r.last_break);
     if (!r.last_recompile.empty()) text += "; recorded anew, the last time because " + r.last_recompile;
   }
   return text;

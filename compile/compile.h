@@ -2,13 +2,13 @@
 //
 //   nn::GPT2 model(config);
 //   compile::Regions regions = compile::compile_regions(model);   // finds the repeated block
-//   model.loss(x, y).backward();                                  // first call records, compiles once; all layers reuse it
-//   puts(regions.summary().c_str());   // region TransformerBlock: compiled once in 93 ms, reused by 12 layers
+//   model.loss(x, y).backward();                                  // first call records, compiles once; all layers
+//   reuse it puts(regions.summary().c_str());   // region TransformerBlock: compiled once in 93 ms, reused by 12 layers
 //
 // A compiled module re-records its forward on every call: ops append to a recording instead of running. The recording,
 // compared in full, decides which executable runs, so C++ control flow, hyper-parameters and shapes may change freely
-// from call to call. Reading a value inside a region (item(), data()) or writing in place runs what is recorded so far and
-// goes on (a graph break; counted).
+// from call to call. Reading a value inside a region (item(), data()) or writing in place runs what is recorded so far
+// and goes on (a graph break; counted).
 #pragma once
 
 #include <cstdint>
@@ -30,18 +30,20 @@ enum class Capture : uint8_t {
   kVerify,  // records, and throws Error where kReplay would have run something else
 };
 
-// Tells compiled regions that a dimension's size will change: their code reads all that depends on it when it runs, from the
-// first compilation on, whatever CompileOptions::shapes says of other dimensions; with buckets, at most one compilation each.
+// Tells compiled regions that a dimension's size will change: their code reads all that depends on it when it runs,
+// from the first compilation on, whatever CompileOptions::shapes says of other dimensions; with buckets, at most one
+// compilation each.
 //
 //   compile::mark_dynamic(tokens, 1, {.min = 8, .max = 1024, .multiple_of = 8});
 //   compile::mark_dynamic(tokens, 1, {.max = 256, .buckets = 8});
 //
-// A mark is metadata of this tensor, its views and detach()es that show the dimension, and of results of regions that have it;
-// results of other ops have none (CompileOptions::dynamic marks the arguments of modules). It counts where the tensor is the
-// input of a region. It never changes what is computed: sizes of 0 to 2, and models in which it cannot be told what depends
-// on the dimension, only take other or more general code. A second mark of a dimension replaces the first.
-// `dim` may be negative. Throws Error, with the caller's line, if there is no such dimension, if its size is not in the range, or
-// if the range is empty or its buckets are not in it. Not to be called while another thread uses the tensor.
+// A mark is metadata of this tensor, its views and detach()es that show the dimension, and of results of regions that
+// have it; results of other ops have none (CompileOptions::dynamic marks the arguments of modules). It counts where the
+// tensor is the input of a region. It never changes what is computed: sizes of 0 to 2, and models in which it cannot be
+// told what depends on the dimension, only take other or more general code. A second mark of a dimension replaces the
+// first. `dim` may be negative. Throws Error, with the caller's line, if there is no such dimension, if its size is not
+// in the range, or if the range is empty or its buckets are not in it. Not to be called while another thread uses the
+// tensor.
 void mark_dynamic(const Tensor& tensor, int64_t dim, DynamicRange range = {},
                   std::source_location where = std::source_location::current());
 
@@ -60,33 +62,36 @@ struct DynamicArgument {
 
 // What a backward computes again instead of reading what the forward kept.
 enum class Recompute : uint8_t {
-  kAuto,  // elementwise values, where that keeps fewer bytes; they are computed inside the kernels that read them
-  kNone,  // nothing
-  kFull,  // all: a block keeps its inputs only (activation checkpointing)
-  kBudget,  // what kAuto does and, if it keeps more than CompileOptions::recompute_budget, more: products, reductions and
-            // library calls too, those first that take the least work for each byte that they save, until the rest fits
+  kAuto,    // elementwise values, where that keeps fewer bytes; they are computed inside the kernels that read them
+  kNone,    // nothing
+  kFull,    // all: a block keeps its inputs only (activation checkpointing)
+  kBudget,  // what kAuto does and, if it keeps more than CompileOptions::recompute_budget, more: products, reductions
+            // and library calls too, those first that take the least work for each byte that they save, until the rest
+            // fits
 };
 
 // What compilation spends its time on.
 enum class Mode : uint8_t {
   kDefault,
   kReduceOverhead,  // a program keeps its working memory from run to run: no allocation but of results (small models)
-  kMaxAutotune,     // each launch is timed in several ways, and the fastest kept, on disk too: thread split and tiles of
-                    // kernels, packing and threads of products. With `exact`, only ways with the same bits are tried
+  kMaxAutotune,  // each launch is timed in several ways, and the fastest kept, on disk too: thread split and tiles of
+                 // kernels, packing and threads of products. With `exact`, only ways with the same bits are tried
 };
 
 // Whether products add residuals and apply GELU to their own results before these are stored (the library's post-ops).
 enum class Epilogues : uint8_t {
-  kTuned,   // where Mode::kMaxAutotune measures that it pays: often a fused kernel that reads the result again is faster.
-            // A bf16 product writes f32 where that is all that becomes of it (a weight's gradient), unless `exact`
+  kTuned,   // where Mode::kMaxAutotune measures that it pays: often a fused kernel that reads the result again is
+            // faster. A bf16 product writes f32 where that is all that becomes of it (a weight's gradient), unless
+            // `exact`
   kAlways,  // wherever it can be done; with `exact`, only f32 sums, whose bits are those of the separate op
   kNever,
 };
 
 struct CompileOptions {
   // Results are bitwise those of eager execution: forward, backward, any number of threads. Off, generated code rounds
-  // a * b + c once instead of twice (codegen/relax.h), in the same kernels, so results are equal within rounding: the op
-  // sweep holds every op and its gradient to 1e-5 of the largest element in f32. Any number of threads gives the same bits in both modes.
+  // a * b + c once instead of twice (codegen/relax.h), in the same kernels, so results are equal within rounding: the
+  // op sweep holds every op and its gradient to 1e-5 of the largest element in f32. Any number of threads gives the
+  // same bits in both modes.
   bool exact = false;
   Mode mode = Mode::kDefault;
   Epilogues epilogues = Epilogues::kTuned;
@@ -95,9 +100,10 @@ struct CompileOptions {
   // Marked dimensions, for modules that take intermediate results. A size outside its range: the call throws Error.
   std::vector<DynamicArgument> dynamic = {};
   Recompute recompute = Recompute::kAuto;
-  // With Recompute::kBudget: bytes that one call may keep for its backward, besides its inputs and outputs. At 0, the same is
-  // kept as with kFull. RegionReport has what is kept, and what it costs. In blocks any budget saves memory; in a region that is a
-  // whole model a small one does not, as everything is then computed again from the model's inputs, and at once.
+  // With Recompute::kBudget: bytes that one call may keep for its backward, besides its inputs and outputs. At 0, the
+  // same is kept as with kFull. RegionReport has what is kept, and what it costs. In blocks any budget saves memory; in
+  // a region that is a whole model a small one does not, as everything is then computed again from the model's inputs,
+  // and at once.
   int64_t recompute_budget = 0;
   // A graph break throws Error, with the reason and the user's line.
   bool fullgraph = false;
@@ -130,7 +136,8 @@ struct RegionReport {
   int eager_runs = 0;      // recordings that ran eagerly: a stance, or beyond the recompile limit
   double compile_ms = 0;   // all entries together; the first kernel that a process compiles loads LLVM, too
   int64_t kept_bytes = 0;  // by one call for its backward, besides inputs and outputs; of the latest entry
-  // Of the products that one backward computes again, and of library calls whose products are known; of the latest entry.
+  // Of the products that one backward computes again, and of library calls whose products are known; of the latest
+  // entry.
   int64_t recomputed_flops = 0;
   int64_t calls = 0;
   int64_t replays = 0;           // of the calls, those that ran no C++ of the module
@@ -154,8 +161,8 @@ class Regions {
   std::vector<std::shared_ptr<Region>> regions_;
 };
 
-// Compiles the repeated blocks of `model`: the children of every list of modules, one region per class. The hooks live in
-// the modules; the result is for reports. Throws Error if Rondo was built without LLVM.
+// Compiles the repeated blocks of `model`: the children of every list of modules, one region per class. The hooks live
+// in the modules; the result is for reports. Throws Error if Rondo was built without LLVM.
 Regions compile_regions(nn::ModuleBase& model, CompileOptions options = {});
 
 // One region for exactly this module.
@@ -189,23 +196,24 @@ template <class F> Compiled<F> compile(F function, CompileOptions options = {}) 
 
 // ---- Compiled code outlives the process
 //
-// Every kernel is kept on disk, in RONDO_CACHE_DIR, else $XDG_CACHE_HOME/rondo, else ~/.cache/rondo (RONDO_CACHE=off: nowhere;
-// RONDO_CACHE_MB: at most so much, 256 by default), so that the next process compiles nothing and never loads LLVM.
+// Every kernel is kept on disk, in RONDO_CACHE_DIR, else $XDG_CACHE_HOME/rondo, else ~/.cache/rondo (RONDO_CACHE=off:
+// nowhere; RONDO_CACHE_MB: at most so much, 256 by default), so that the next process compiles nothing and never loads
+// LLVM.
 
 // Writes every kernel that this process has compiled or loaded to one file, for shipping. Throws FileError.
 void save_artifacts(const std::string& path);
-// Makes the kernels of such a file this process's own; returns how many they are. Throws FileError with the reason if the
-// file is damaged, was made by another build of Rondo or for another processor, or if others than its owner (us or root)
-// could have written it: it is code that will be run.
+// Makes the kernels of such a file this process's own; returns how many they are. Throws FileError with the reason if
+// the file is damaged, was made by another build of Rondo or for another processor, or if others than its owner (us or
+// root) could have written it: it is code that will be run.
 int load_artifacts(const std::string& path);
 
 // Where the code of this process came from.
 struct CacheReport {
-  std::string folder;         // of the disk cache; "": none
-  int64_t from_memory = 0;    // kernels asked for that were there already
+  std::string folder;       // of the disk cache; "": none
+  int64_t from_memory = 0;  // kernels asked for that were there already
   int64_t from_artifacts = 0;
   int64_t from_disk = 0;
-  int64_t misses = 0;         // compiled
+  int64_t misses = 0;  // compiled
   struct Miss {
     std::string kernel;     // its text
     std::string component;  // what differs from the nearest entry: "build", "cpu", "llvm", "launch_abi", "kernel"

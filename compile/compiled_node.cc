@@ -19,7 +19,8 @@ void run_eagerly(const Graph& graph, std::vector<Tensor>& values, const std::vec
     if (wanted != nullptr && std::none_of(node.outputs.begin(), node.outputs.end(), is_wanted)) continue;
     std::vector<TensorArg> args;
     std::vector<Tensor> outputs(node.outputs.size());
-    for (ValueId id : node.inputs) args.emplace_back(id == kNoValue ? kUndefined : values[static_cast<size_t>(id)], node.where);
+    for (ValueId id : node.inputs)
+      args.emplace_back(id == kNoValue ? kUndefined : values[static_cast<size_t>(id)], node.where);
     bool differentiable = false;  // what ran under no_grad stays constant
     for (ValueId id : node.outputs) differentiable = differentiable || graph.value(id).requires_grad;
     GradMode mode(differentiable);
@@ -55,20 +56,23 @@ class CompiledNode final : public Node {
   void backward(std::span<const Tensor> arrived, std::span<Tensor> grads_in) override {
     backward_onto(arrived, grads_in, std::vector<Tensor>(grads_in.size()));
   }
-  void backward_onto(std::span<const Tensor> arrived, std::span<Tensor> grads_in, std::span<const Tensor> leaves) override {
-    const memory::Cause cause("backward of ", name(), entry_->forward_graph.nodes.empty() ? std::source_location() : entry_->forward_graph.nodes[0].where);
+  void backward_onto(std::span<const Tensor> arrived, std::span<Tensor> grads_in,
+                     std::span<const Tensor> leaves) override {
+    const memory::Cause cause(
+        "backward of ", name(),
+        entry_->forward_graph.nodes.empty() ? std::source_location() : entry_->forward_graph.nodes[0].where);
     if (released_)
-      throw Error("backward of a compiled region: its saved tensors were freed by an earlier backward; pass "
-                  "retain_graph = true to that one");
+      throw Error(
+          "backward of a compiled region: its saved tensors were freed by an earlier backward; pass "
+          "retain_graph = true to that one");
     if (grad_enabled() || watches_inside()) return replay(arrived, grads_in);
     std::vector<Tensor> grads_out(arrived.begin(), arrived.end());
     autograd::apply_extras(*this, grads_out);
     if (grads_in.empty()) return;
     Arriving arriving;
     for (const Tensor& grad : grads_out) arriving.gradients.push_back(grad.defined());
-    // Several contributions are added one by one to what later consumers sent, as on the eager tape; a single one can be
-    // added afterwards.
-    // A leaf's own gradient takes a single contribution where it stands.
+    // Several contributions are added one by one to what later consumers sent, as on the eager tape; a single one can
+    // be added afterwards. A leaf's own gradient takes a single contribution where it stands.
     for (size_t i = 0; i < grads_in.size(); ++i) {
       arriving.owned.push_back(leaves[i].defined() && entry_->backward.contributions[i] == 1 &&
                                like(leaves[i], entry_->forward_graph.value(entry_->forward_graph.inputs[i])) &&
@@ -81,7 +85,9 @@ class CompiledNode final : public Node {
     for (const BackwardInput& source : backward.inputs) {
       switch (source.kind) {
         case BackwardInput::kConstant: inputs.push_back(source.constant); break;
-        case BackwardInput::kGradient: inputs.push_back(grads_out[static_cast<size_t>(source.index)].contiguous()); break;
+        case BackwardInput::kGradient:
+          inputs.push_back(grads_out[static_cast<size_t>(source.index)].contiguous());
+          break;
         case BackwardInput::kTotal: {
           const auto at = static_cast<size_t>(source.index);
           inputs.push_back(arriving.owned[at] ? leaves[at] : grads_in[at].contiguous());
@@ -95,14 +101,15 @@ class CompiledNode final : public Node {
     // What a user also passed in as something else is not written over while that is read.
     for (size_t k = 0; k < inputs.size(); ++k) {
       const BackwardInput& source = backward.inputs[k];
-      if (source.kind == BackwardInput::kTotal && arriving.owned[static_cast<size_t>(source.index)] && overlaps(inputs[k], inputs) > 1)
+      if (source.kind == BackwardInput::kTotal && arriving.owned[static_cast<size_t>(source.index)] &&
+          overlaps(inputs[k], inputs) > 1)
         inputs[k] = inputs[k].clone();
     }
     // Before anything is written over: should this throw, no later backward may read what is left.
     const bool release = backward.program->reuses_inputs() && autograd::releasing();
     if (release) release_saved();
-    const std::vector<Tensor> grads =
-        release ? backward.program->run_and_release(std::move(inputs)) : backward.program->run(inputs);
+    const std::vector<Tensor> grads = release ? backward.program->run_and_release(std::move(inputs))
+                                              : backward.program->run(inputs);
     for (size_t i = 0; i < grads.size(); ++i) {
       const auto at = static_cast<size_t>(backward.grad_inputs[i]);
       if (arriving.owned[at]) {
@@ -158,7 +165,9 @@ class CompiledNode final : public Node {
     for (int i : entry_->backward.grad_inputs) needed[static_cast<size_t>(graph.inputs[static_cast<size_t>(i)])] = true;
     for (size_t n = graph.nodes.size(); n-- > 0;) {
       const GraphNode& node = graph.nodes[n];
-      if (std::none_of(node.outputs.begin(), node.outputs.end(), [&](ValueId id) { return needed[static_cast<size_t>(id)]; })) continue;
+      if (std::none_of(node.outputs.begin(), node.outputs.end(),
+                       [&](ValueId id) { return needed[static_cast<size_t>(id)]; }))
+        continue;
       for (ValueId id : node.inputs)
         if (id != kNoValue) needed[static_cast<size_t>(id)] = true;
     }
@@ -174,7 +183,8 @@ class CompiledNode final : public Node {
     std::vector<Tensor> values(graph.values.size());
     const std::vector<bool> needed = leads_to_gradients();
     for (size_t i = 0; i < graph.inputs.size(); ++i)
-      if (const auto id = static_cast<size_t>(graph.inputs[i]); needed[id]) values[id] = inputs_[i].get("a compiled region", {});
+      if (const auto id = static_cast<size_t>(graph.inputs[i]); needed[id])
+        values[id] = inputs_[i].get("a compiled region", {});
     // Gradients stop at aliases of the inputs: one input may be computed from another.
     for (int i : entry_->backward.grad_inputs) {
       Tensor& value = values[static_cast<size_t>(graph.inputs[static_cast<size_t>(i)])];

@@ -14,9 +14,9 @@ namespace rondo::compile {
 std::shared_ptr<Node> make_compiled_node(std::shared_ptr<const Entry> entry, std::span<const Tensor> inputs,
                                          std::span<const Tensor> results);
 
-// Runs a recording op by op on the eager tape: what double backward differentiates, and what runs where compiling is not
-// wanted. `values` has the inputs in their places and receives everything else; with `wanted`, by value, what is, and whatever
-// else its nodes give.
+// Runs a recording op by op on the eager tape: what double backward differentiates, and what runs where compiling is
+// not wanted. `values` has the inputs in their places and receives everything else; with `wanted`, by value, what is,
+// and whatever else its nodes give.
 void run_eagerly(const Graph& graph, std::vector<Tensor>& values, const std::vector<bool>* wanted = nullptr);
 
 }  // namespace rondo::compile

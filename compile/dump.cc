@@ -38,7 +38,8 @@ DumpsOff::~DumpsOff() { dumps_off = outer_; }
 
 bool wants_dump(std::string_view stage) {
   static const std::vector<std::string> chosen = chosen_stages();
-  return !dumps_off && std::any_of(chosen.begin(), chosen.end(), [&](const std::string& name) { return name == "all" || name == stage; });
+  return !dumps_off && std::any_of(chosen.begin(), chosen.end(),
+                                   [&](const std::string& name) { return name == "all" || name == stage; });
 }
 
 void dump(std::string_view stage, const std::string& text) {

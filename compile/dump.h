@@ -1,5 +1,5 @@
-// RONDO_DUMP=name,...: what each stage made, as text, to the log's sink. Names: "input", every pass (passes/pipeline.cc),
-// "fuse" and "lower"; "all" is all of them.
+// RONDO_DUMP=name,...: what each stage made, as text, to the log's sink. Names: "input", every pass
+// (passes/pipeline.cc), "fuse" and "lower"; "all" is all of them.
 #pragma once
 
 #include <string>

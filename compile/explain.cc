@@ -31,7 +31,8 @@ int64_t total_bytes(const Graph& graph, const std::set<ValueId>& values) {
 // What a set of nodes reads from outside, and writes that others read.
 class Traffic {
  public:
-  explicit Traffic(const Graph& graph) : graph_(graph), outputs_(graph.values.size(), false), readers_(graph.values.size()) {
+  explicit Traffic(const Graph& graph)
+      : graph_(graph), outputs_(graph.values.size(), false), readers_(graph.values.size()) {
     for (ValueId id : graph.outputs) outputs_[static_cast<size_t>(graph.written(id))] = true;
     for (size_t n = 0; n < graph.nodes.size(); ++n)
       if (graph.nodes[n].op->kind != OpKind::kView)
@@ -63,10 +64,12 @@ class Traffic {
   std::vector<std::vector<int32_t>> readers_;  // of each written value
 };
 
-void explain_launch(const Program& program, const Traffic& traffic, const Program::Launch& launch, LaunchExplanation& e) {
+void explain_launch(const Program& program, const Traffic& traffic, const Program::Launch& launch,
+                    LaunchExplanation& e) {
   const Graph& graph = program.graph();
   e.generated = launch.kernel >= 0;
-  e.name = e.generated ? absl::StrCat("kernel ", launch.kernel) : graph.nodes[static_cast<size_t>(launch.node)].op->name;
+  e.name = e.generated ? absl::StrCat("kernel ", launch.kernel)
+                       : graph.nodes[static_cast<size_t>(launch.node)].op->name;
   if (!e.generated) {
     const GraphNode& node = graph.nodes[static_cast<size_t>(launch.node)];
     e.widens = node.op->kind == OpKind::kContraction && graph.value(node.inputs[0]).dtype == kF16;
@@ -121,7 +124,8 @@ ProgramExplanation explain_program(const Program& program, std::string name) {
 }
 
 // Adds a point for each launch. Outputs from `first_kept` on are kept for the backward.
-void add_memory(const Program& program, const ProgramExplanation& names, size_t first_kept, std::vector<MemoryPoint>& memory) {
+void add_memory(const Program& program, const ProgramExplanation& names, size_t first_kept,
+                std::vector<MemoryPoint>& memory) {
   const Graph& graph = program.graph();
   const auto n = static_cast<int>(program.launches().size());
   // A value is in use from the first launch that touches it to the last.
@@ -168,7 +172,8 @@ EntryExplanation explain(const Entry& entry) {
   e.kept_bytes = e.memory.empty() ? 0 : e.memory[0].kept;
   const Program* whole = entry.backward.program.get();
   for (const std::shared_ptr<const Program>& program : entry.backwards()) {
-    e.programs.push_back(explain_program(*program, program.get() == whole ? "backward" : "backward of other gradients"));
+    e.programs.push_back(
+        explain_program(*program, program.get() == whole ? "backward" : "backward of other gradients"));
     if (program.get() != whole) continue;
     e.recomputed_flops = recomputed_flops(program->graph());
     const size_t at = e.memory.size();
@@ -196,8 +201,9 @@ Explanation explain(const Regions& regions) {
     e.report = region->report();
     for (const std::shared_ptr<const Entry>& entry : region->entries()) e.entries.push_back(explain(*entry));
     if (e.report.graph_breaks > 0)
-      e.hints.push_back(absl::StrCat(e.report.graph_breaks, " graph breaks cut the region into pieces that cannot fuse; the last: ",
-                                     e.report.last_break));
+      e.hints.push_back(
+          absl::StrCat(e.report.graph_breaks,
+                       " graph breaks cut the region into pieces that cannot fuse; the last: ", e.report.last_break));
     if (!e.entries.empty())
       for (std::string& hint : perf_hints(e.entries.back())) e.hints.push_back(std::move(hint));
   }
@@ -208,22 +214,27 @@ std::vector<std::string> perf_hints(const EntryExplanation& entry) {
   std::vector<std::string> hints;
   int64_t widened = 0;
   for (const ProgramExplanation& program : entry.programs)
-    widened += std::count_if(program.launches.begin(), program.launches.end(), [](const auto& launch) { return launch.widens; });
+    widened += std::count_if(program.launches.begin(), program.launches.end(),
+                             [](const auto& launch) { return launch.widens; });
   if (widened > 0)
-    hints.push_back(absl::StrCat(widened, " products of f16 run in f32, since this CPU's library has none: bf16 (amp::Autocast) is faster"));
+    hints.push_back(absl::StrCat(
+        widened, " products of f16 run in f32, since this CPU's library has none: bf16 (amp::Autocast) is faster"));
   for (const ProgramExplanation& program : entry.programs) {
     for (const LaunchExplanation& launch : program.launches) {
       const auto first = static_cast<size_t>(launch.nodes[0]);
       const OpDef* op = find_op(program.nodes[first].op);
       if (launch.generated || op == nullptr || op->lower == nullptr) continue;
-      hints.push_back(absl::StrCat(program.name, ": ", program.nodes[first].op, " is not fused, because of its dtypes (kernels "
-                                   "hold floats and booleans) or of the dimensions it reduces (the last, or all others): ",
-                                   launch.sources[0]));
+      hints.push_back(
+          absl::StrCat(program.name, ": ", program.nodes[first].op,
+                       " is not fused, because of its dtypes (kernels "
+                       "hold floats and booleans) or of the dimensions it reduces (the last, or all others): ",
+                       launch.sources[0]));
     }
   }
   if (entry.recomputed_flops > 0)
-    hints.push_back(absl::StrCat("the backward computes products of ", entry.recomputed_flops, " operations again, to keep no more than ",
-                                 format_bytes(entry.kept_bytes), " (CompileOptions::recompute)"));
+    hints.push_back(absl::StrCat("the backward computes products of ", entry.recomputed_flops,
+                                 " operations again, to keep no more than ", format_bytes(entry.kept_bytes),
+                                 " (CompileOptions::recompute)"));
   return hints;
 }
 
@@ -245,7 +256,8 @@ void log_entry(std::string_view region, const Entry& entry, std::string_view why
                                                 compiled > 0 ? absl::StrCat("; ", compiled, " kernels compiled")
                                                              : "; planned anew, no kernel compiled"));
   }
-  const bool hints = log::enabled(Topic::kPerfHints), fusion = log::enabled(Topic::kFusion), code = log::enabled(Topic::kOutputCode);
+  const bool hints = log::enabled(Topic::kPerfHints), fusion = log::enabled(Topic::kFusion),
+             code = log::enabled(Topic::kOutputCode);
   if (!hints && !fusion && !code) return;
   const EntryExplanation e = explain(entry);
   if (hints)
@@ -260,7 +272,8 @@ void log_entry(std::string_view region, const Entry& entry, std::string_view why
                       format_bytes(launch.bytes_saved + launch.bytes_read + launch.bytes_written));
       if (log::enabled(Topic::kFusion, log::Detail::kVerbose))
         for (int n : launch.nodes)
-          absl::StrAppend(&text, "\n  ", program.nodes[static_cast<size_t>(n)].text, "  # ", program.nodes[static_cast<size_t>(n)].origin);
+          absl::StrAppend(&text, "\n  ", program.nodes[static_cast<size_t>(n)].text, "  # ",
+                          program.nodes[static_cast<size_t>(n)].origin);
       log::write(Topic::kFusion, text);
     }
   }

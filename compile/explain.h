@@ -4,8 +4,8 @@
 //   puts(compile::to_text(e).c_str());
 //   io::write_file_atomic("compiled.html", compile::to_html(e));       // one page, no other files
 //
-// An explanation is plain data: it holds no tensors and outlives the model. Bytes are those of the tensors' elements; a value
-// that a launch reads several times counts once.
+// An explanation is plain data: it holds no tensors and outlives the model. Bytes are those of the tensors' elements; a
+// value that a launch reads several times counts once.
 #pragma once
 
 #include <concepts>
@@ -26,16 +26,16 @@ struct Graph;
 // One node of a program's graph, after all passes.
 struct NodeExplanation {
   std::string op;
-  std::string text;      // "%7: f32[8, 64] = add(%5, %6)"
-  std::string origin;    // "gradient of linear (train.cc:41, via layers.cc:30)"; or "recomputed gelu (...)"
-  std::string file;      // the innermost frame of the user's program
+  std::string text;    // "%7: f32[8, 64] = add(%5, %6)"
+  std::string origin;  // "gradient of linear (train.cc:41, via layers.cc:30)"; or "recomputed gelu (...)"
+  std::string file;    // the innermost frame of the user's program
   int line = 0;
-  int launch = -1;       // index into ProgramExplanation::launches; -1: costs nothing (a view, or written in place)
+  int launch = -1;  // index into ProgramExplanation::launches; -1: costs nothing (a view, or written in place)
 };
 
 // One kernel or library call.
 struct LaunchExplanation {
-  std::string name;                  // "kernel 2", or the op of a library call
+  std::string name;  // "kernel 2", or the op of a library call
   bool generated = false;
   bool widens = false;               // a product of f16, which the CPU's library carries out in f32
   std::vector<int> nodes;            // indices into ProgramExplanation::nodes
@@ -43,29 +43,29 @@ struct LaunchExplanation {
   std::string code;                  // loop IR; empty for library calls
   int64_t bytes_read = 0;
   int64_t bytes_written = 0;
-  int64_t bytes_saved = 0;           // compared with one kernel for each op that eager execution would run
+  int64_t bytes_saved = 0;  // compared with one kernel for each op that eager execution would run
 };
 
 struct ProgramExplanation {
-  std::string name;                  // "forward", "backward", "backward of other gradients"
-  std::vector<std::string> inputs;   // "%0: f32[8, 64]"
+  std::string name;                 // "forward", "backward", "backward of other gradients"
+  std::vector<std::string> inputs;  // "%0: f32[8, 64]"
   std::vector<std::string> outputs;
   std::vector<NodeExplanation> nodes;
   std::vector<LaunchExplanation> launches;
   int kernels = 0;
-  int compiled = 0;                  // of these, kernels for which code had to be generated
+  int compiled = 0;  // of these, kernels for which code had to be generated
   int library_calls = 0;
-  int64_t arena_bytes = 0;           // leased for a run
+  int64_t arena_bytes = 0;  // leased for a run
   double compile_ms = 0;
 };
 
 // The memory in use while a launch runs.
 struct MemoryPoint {
-  std::string launch;                // "forward: kernel 2"
-  int64_t inputs = 0;                // read by this program: parameters, activations, incoming gradients
-  int64_t outputs = 0;               // results for the caller
-  int64_t kept = 0;                  // by the forward, for the backward
-  int64_t transients = 0;            // alive in the arena
+  std::string launch;      // "forward: kernel 2"
+  int64_t inputs = 0;      // read by this program: parameters, activations, incoming gradients
+  int64_t outputs = 0;     // results for the caller
+  int64_t kept = 0;        // by the forward, for the backward
+  int64_t transients = 0;  // alive in the arena
   int64_t total() const { return inputs + outputs + kept + transients; }
 };
 
@@ -74,13 +74,13 @@ struct EntryExplanation {
   std::vector<ProgramExplanation> programs;  // forward, backward (if anything requires a gradient), rarer backwards
   std::vector<MemoryPoint> memory;           // over the launches of forward and backward
   int64_t kept_bytes = 0;
-  int64_t recomputed_flops = 0;              // RegionReport::recomputed_flops
+  int64_t recomputed_flops = 0;  // RegionReport::recomputed_flops
 };
 
 struct RegionExplanation {
   RegionReport report;
-  std::vector<EntryExplanation> entries;     // the latest used last
-  std::vector<std::string> hints;            // what the user could change to run faster
+  std::vector<EntryExplanation> entries;  // the latest used last
+  std::vector<std::string> hints;         // what the user could change to run faster
 };
 
 struct Explanation {
@@ -100,8 +100,8 @@ std::string to_html(const Explanation& explanation);
 // "12.3 KB" (1 KB = 1000 bytes), for reports.
 std::string format_bytes(int64_t bytes);
 
-// Tells the topics recompiles, fusion, output_code and perf_hints about a new entry. `why`: the first difference to earlier
-// entries; empty for the first one.
+// Tells the topics recompiles, fusion, output_code and perf_hints about a new entry. `why`: the first difference to
+// earlier entries; empty for the first one.
 void log_entry(std::string_view region, const Entry& entry, std::string_view why);
 
 // Compiles the repeated blocks of a model, or all of it where it has none, and puts everything back when it dies.
@@ -126,11 +126,10 @@ class TemporaryRegions {
   Regions regions_;
 };
 
-// Runs `model(first, rest...)` once under TemporaryRegions, and explains. The run has the effects of any other: random numbers are
-// drawn and buffers change. Throws what it throws, and Error if Rondo was built without LLVM.
+// Runs `model(first, rest...)` once under TemporaryRegions, and explains. The run has the effects of any other: random
+// numbers are drawn and buffers change. Throws what it throws, and Error if Rondo was built without LLVM.
 template <class Model, class... Rest>
-  requires std::derived_from<Model, nn::ModuleBase>
-Explanation explain(Model& model, TensorArg first, Rest&&... rest) {
+requires std::derived_from<Model, nn::ModuleBase> Explanation explain(Model& model, TensorArg first, Rest&&... rest) {
   const TemporaryRegions temporary(model);
   static_cast<void>(model(first, std::forward<Rest>(rest)...));
   return explain(temporary.regions());

@@ -59,41 +59,52 @@ void append_memory(std::string& out, const std::vector<MemoryPoint>& memory) {
   int64_t peak = 1;
   for (const MemoryPoint& p : memory) peak = std::max(peak, p.total());
   constexpr double kWidth = 960, kHeight = 240, kLeft = 70, kTop = 14, kBottom = 22;
-  const double step = (kWidth - kLeft - 10) / static_cast<double>(memory.size()), scale = (kHeight - kTop - kBottom) / static_cast<double>(peak);
+  const double step = (kWidth - kLeft - 10) / static_cast<double>(memory.size()),
+               scale = (kHeight - kTop - kBottom) / static_cast<double>(peak);
   out += "<h3>Memory over time</h3>\n<p class=\"key\">In use while each launch runs:";
-  for (size_t s = 0; s < std::size(kSeries); ++s) absl::StrAppend(&out, "<span class=\"c", s, "\"></span>", kSeries[s].name);
-  absl::StrAppend(&out, "</p>\n<svg viewBox=\"0 0 ", kWidth, " ", kHeight, "\" role=\"img\" aria-label=\"memory over time\">\n");
+  for (size_t s = 0; s < std::size(kSeries); ++s)
+    absl::StrAppend(&out, "<span class=\"c", s, "\"></span>", kSeries[s].name);
+  absl::StrAppend(&out, "</p>\n<svg viewBox=\"0 0 ", kWidth, " ", kHeight,
+                  "\" role=\"img\" aria-label=\"memory over time\">\n");
   for (int i = 0; i <= 2; ++i) {
     const double y = kHeight - kBottom - scale * static_cast<double>(peak) * i / 2;
-    absl::StrAppendFormat(&out, "<line x1=\"%g\" x2=\"%g\" y1=\"%.1f\" y2=\"%.1f\" stroke=\"currentColor\" opacity=\".2\"/>", kLeft, kWidth, y, y);
-    absl::StrAppendFormat(&out, "<text x=\"%g\" y=\"%.1f\" text-anchor=\"end\">%s</text>\n", kLeft - 6, y + 4, format_bytes(peak * i / 2));
+    absl::StrAppendFormat(&out,
+                          "<line x1=\"%g\" x2=\"%g\" y1=\"%.1f\" y2=\"%.1f\" stroke=\"currentColor\" opacity=\".2\"/>",
+                          kLeft, kWidth, y, y);
+    absl::StrAppendFormat(&out, "<text x=\"%g\" y=\"%.1f\" text-anchor=\"end\">%s</text>\n", kLeft - 6, y + 4,
+                          format_bytes(peak * i / 2));
   }
   for (size_t i = 0; i < memory.size(); ++i) {
     const double x = kLeft + step * static_cast<double>(i);
-    absl::StrAppendFormat(&out, "<g><title>%s: %s (inputs %s, kept %s, outputs %s, transients %s)</title>", escape(memory[i].launch),
-                          format_bytes(memory[i].total()), format_bytes(memory[i].inputs), format_bytes(memory[i].kept),
-                          format_bytes(memory[i].outputs), format_bytes(memory[i].transients));
+    absl::StrAppendFormat(&out, "<g><title>%s: %s (inputs %s, kept %s, outputs %s, transients %s)</title>",
+                          escape(memory[i].launch), format_bytes(memory[i].total()), format_bytes(memory[i].inputs),
+                          format_bytes(memory[i].kept), format_bytes(memory[i].outputs),
+                          format_bytes(memory[i].transients));
     double y = kHeight - kBottom;
     for (size_t s = 0; s < std::size(kSeries); ++s) {
       const double height = scale * static_cast<double>(kSeries[s].of(memory[i]));
       y -= height;
       if (height > 0)
-        absl::StrAppendFormat(&out, "<rect class=\"c%d\" x=\"%.2f\" y=\"%.2f\" width=\"%.2f\" height=\"%.2f\"/>", s, x, y,
-                              std::max(step - 1, step * 0.8), height);
+        absl::StrAppendFormat(&out, "<rect class=\"c%d\" x=\"%.2f\" y=\"%.2f\" width=\"%.2f\" height=\"%.2f\"/>", s, x,
+                              y, std::max(step - 1, step * 0.8), height);
     }
     out += "</g>\n";
     // A mark where the next program begins.
     const std::string program = memory[i].launch.substr(0, memory[i].launch.find(':'));
     if (i == 0 || !memory[i - 1].launch.starts_with(program + ":"))
-      absl::StrAppendFormat(&out, "<line x1=\"%.2f\" x2=\"%.2f\" y1=\"%g\" y2=\"%g\" stroke=\"currentColor\" opacity=\".5\"/>"
-                            "<text x=\"%.2f\" y=\"%g\">%s</text>\n", x, x, kTop, kHeight - 4, x + 4, kHeight - 6, escape(program));
+      absl::StrAppendFormat(&out,
+                            "<line x1=\"%.2f\" x2=\"%.2f\" y1=\"%g\" y2=\"%g\" stroke=\"currentColor\" opacity=\".5\"/>"
+                            "<text x=\"%.2f\" y=\"%g\">%s</text>\n",
+                            x, x, kTop, kHeight - 4, x + 4, kHeight - 6, escape(program));
   }
   out += "</svg>\n";
 }
 
 void append_launches(std::string& out, const ProgramExplanation& program, const std::string& id) {
-  out += "<table>\n<tr><th>launch</th><th>from</th><th class=\"n\">ops</th><th class=\"n\">read</th><th class=\"n\">written</th>"
-         "<th class=\"n\">saved by fusion</th></tr>\n";
+  out +=
+      "<table>\n<tr><th>launch</th><th>from</th><th class=\"n\">ops</th><th class=\"n\">read</th><th "
+      "class=\"n\">written</th>"
+      "<th class=\"n\">saved by fusion</th></tr>\n";
   int64_t read = 0, written = 0, saved = 0;
   for (size_t i = 0; i < program.launches.size(); ++i) {
     const LaunchExplanation& launch = program.launches[i];
@@ -101,23 +112,28 @@ void append_launches(std::string& out, const ProgramExplanation& program, const 
                     launch.generated ? "" : "</i>", "</td><td><ul class=\"s\">");
     for (const std::string& source : launch.sources) absl::StrAppend(&out, "<li>", escape(source), "</li>");
     out += "</ul>";
-    if (launch.generated) absl::StrAppend(&out, "<details><summary>loop IR</summary><pre>", escape(launch.code), "</pre></details>");
-    absl::StrAppend(&out, "</td><td class=\"n\">", launch.nodes.size(), "</td><td class=\"n\">", format_bytes(launch.bytes_read),
-                    "</td><td class=\"n\">", format_bytes(launch.bytes_written), "</td><td class=\"n\">",
-                    launch.bytes_saved > 0 ? format_bytes(launch.bytes_saved) : "", "</td></tr>\n");
+    if (launch.generated)
+      absl::StrAppend(&out, "<details><summary>loop IR</summary><pre>", escape(launch.code), "</pre></details>");
+    absl::StrAppend(&out, "</td><td class=\"n\">", launch.nodes.size(), "</td><td class=\"n\">",
+                    format_bytes(launch.bytes_read), "</td><td class=\"n\">", format_bytes(launch.bytes_written),
+                    "</td><td class=\"n\">", launch.bytes_saved > 0 ? format_bytes(launch.bytes_saved) : "",
+                    "</td></tr>\n");
     read += launch.bytes_read;
     written += launch.bytes_written;
     saved += launch.bytes_saved;
   }
-  absl::StrAppend(&out, "<tr><th>all</th><th></th><th class=\"n\">", program.nodes.size(), "</th><th class=\"n\">", format_bytes(read),
-                  "</th><th class=\"n\">", format_bytes(written), "</th><th class=\"n\">", format_bytes(saved), "</th></tr>\n</table>\n");
+  absl::StrAppend(&out, "<tr><th>all</th><th></th><th class=\"n\">", program.nodes.size(), "</th><th class=\"n\">",
+                  format_bytes(read), "</th><th class=\"n\">", format_bytes(written), "</th><th class=\"n\">",
+                  format_bytes(saved), "</th></tr>\n</table>\n");
 }
 
 void append_program(std::string& out, const ProgramExplanation& program, const std::string& id) {
   absl::StrAppend(&out, "<h3>", escape(program.name), "</h3>\n");
-  absl::StrAppendFormat(&out, "<p><b>%d</b> kernels, %d of them compiled for this recording, <b>%d</b> library calls, an arena of "
-                        "<b>%s</b>, %.1f ms to compile.</p>\n", program.kernels, program.compiled, program.library_calls,
-                        format_bytes(program.arena_bytes), program.compile_ms);
+  absl::StrAppendFormat(
+      &out,
+      "<p><b>%d</b> kernels, %d of them compiled for this recording, <b>%d</b> library calls, an arena of "
+      "<b>%s</b>, %.1f ms to compile.</p>\n",
+      program.kernels, program.compiled, program.library_calls, format_bytes(program.arena_bytes), program.compile_ms);
   append_launches(out, program, id);
   out += "<details><summary>graph</summary><pre>";
   for (const std::string& input : program.inputs) absl::StrAppend(&out, "input ", escape(input), "\n");
@@ -135,16 +151,19 @@ void append_program(std::string& out, const ProgramExplanation& program, const s
 }  // namespace
 
 std::string to_html(const Explanation& explanation) {
-  std::string out = absl::StrCat("<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n"
-                                 "<meta name=\"viewport\" content=\"width=device-width\">\n<title>Compiled regions</title>\n<style>",
-                                 kStyle, "</style>\n</head>\n<body>\n<h1>Compiled regions</h1>\n");
+  std::string out = absl::StrCat(
+      "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n"
+      "<meta name=\"viewport\" content=\"width=device-width\">\n<title>Compiled regions</title>\n<style>",
+      kStyle, "</style>\n</head>\n<body>\n<h1>Compiled regions</h1>\n");
   for (size_t r = 0; r < explanation.regions.size(); ++r) {
     const RegionExplanation& region = explanation.regions[r];
     const RegionReport& report = region.report;
     absl::StrAppend(&out, "<h2>", escape(report.name), "</h2>\n");
-    absl::StrAppendFormat(&out, "<p>Shared by <b>%d</b> layers, called <b>%d</b> times, <b>%d</b> recordings, <b>%d</b> compilations "
-                          "in <b>%.1f ms</b>, <b>%d</b> graph breaks.</p>\n", report.layers, report.calls, report.entries,
-                          report.compilations, report.compile_ms, report.graph_breaks);
+    absl::StrAppendFormat(
+        &out,
+        "<p>Shared by <b>%d</b> layers, called <b>%d</b> times, <b>%d</b> recordings, <b>%d</b> compilations "
+        "in <b>%.1f ms</b>, <b>%d</b> graph breaks.</p>\n",
+        report.layers, report.calls, report.entries, report.compilations, report.compile_ms, report.graph_breaks);
     if (!report.last_recompile.empty())
       absl::StrAppend(&out, "<p>Last recorded anew because: <b>", escape(report.last_recompile), "</b></p>\n");
     if (!region.hints.empty()) out += "<ul>\n";
@@ -153,8 +172,8 @@ std::string to_html(const Explanation& explanation) {
     for (size_t e = 0; e < region.entries.size(); ++e) {
       const EntryExplanation& entry = region.entries[e];
       // The latest used is open.
-      absl::StrAppend(&out, "<details", e + 1 == region.entries.size() ? " open" : "", "><summary>recording ", e, ", keeps ",
-                      format_bytes(entry.kept_bytes), " for backward</summary>\n");
+      absl::StrAppend(&out, "<details", e + 1 == region.entries.size() ? " open" : "", "><summary>recording ", e,
+                      ", keeps ", format_bytes(entry.kept_bytes), " for backward</summary>\n");
       append_memory(out, entry.memory);
       for (size_t p = 0; p < entry.programs.size(); ++p)
         append_program(out, entry.programs[p], absl::StrCat("r", r, "e", e, "p", p));

@@ -16,9 +16,9 @@ void append_indented(std::string& out, std::string_view text, std::string_view i
 }
 
 void append_program(std::string& out, const ProgramExplanation& program) {
-  absl::StrAppendFormat(&out, "    %s: %d kernels (%d compiled), %d library calls, arena %s, %.1f ms to compile\n", program.name,
-                        program.kernels, program.compiled, program.library_calls, format_bytes(program.arena_bytes),
-                        program.compile_ms);
+  absl::StrAppendFormat(&out, "    %s: %d kernels (%d compiled), %d library calls, arena %s, %.1f ms to compile\n",
+                        program.name, program.kernels, program.compiled, program.library_calls,
+                        format_bytes(program.arena_bytes), program.compile_ms);
   for (const LaunchExplanation& launch : program.launches) {
     absl::StrAppendFormat(&out, "      %s: reads %s, writes %s", launch.name, format_bytes(launch.bytes_read),
                           format_bytes(launch.bytes_written));
@@ -52,14 +52,16 @@ std::string to_text(const Explanation& explanation) {
   std::string out;
   for (const RegionExplanation& region : explanation.regions) {
     const RegionReport& r = region.report;
-    absl::StrAppendFormat(&out, "region %s: %d layers, %d calls, %d recordings, %d compilations in %.1f ms, %d graph breaks\n", r.name,
-                          r.layers, r.calls, r.entries, r.compilations, r.compile_ms, r.graph_breaks);
+    absl::StrAppendFormat(
+        &out, "region %s: %d layers, %d calls, %d recordings, %d compilations in %.1f ms, %d graph breaks\n", r.name,
+        r.layers, r.calls, r.entries, r.compilations, r.compile_ms, r.graph_breaks);
     if (!r.last_recompile.empty()) absl::StrAppend(&out, "  last recorded anew because: ", r.last_recompile, "\n");
     for (const std::string& hint : region.hints) absl::StrAppend(&out, "  hint: ", hint, "\n");
     for (size_t i = 0; i < region.entries.size(); ++i) {
       absl::StrAppend(&out, "  recording ", i, ": keeps ", format_bytes(region.entries[i].kept_bytes), " for backward");
       if (region.entries[i].recomputed_flops > 0)
-        absl::StrAppendFormat(&out, ", which computes %.1f MFLOP of products again", static_cast<double>(region.entries[i].recomputed_flops) / 1e6);
+        absl::StrAppendFormat(&out, ", which computes %.1f MFLOP of products again",
+                              static_cast<double>(region.entries[i].recomputed_flops) / 1e6);
       out += "\n";
       append_memory(out, region.entries[i]);
       for (const ProgramExplanation& program : region.entries[i].programs) append_program(out, program);

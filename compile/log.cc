@@ -14,7 +14,8 @@
 namespace rondo::compile::log {
 namespace {
 
-constexpr std::string_view kNames[kTopics] = {"graph_breaks", "recompiles", "perf_hints", "fusion", "cache", "output_code"};
+constexpr std::string_view kNames[kTopics] = {"graph_breaks", "recompiles", "perf_hints",
+                                              "fusion",       "cache",      "output_code"};
 
 // Two bits a topic.
 constexpr uint32_t shifted(Detail detail, int topic) { return static_cast<uint32_t>(detail) << (2 * topic); }

@@ -1,9 +1,10 @@
-// What the compiler says while it works: nothing, unless asked. RONDO_LOGS chooses topics, in the grammar of TORCH_LOGS:
+// What the compiler says while it works: nothing, unless asked. RONDO_LOGS chooses topics, in the grammar of
+// TORCH_LOGS:
 //
 //   RONDO_LOGS=recompiles,+output_code,-cache ./train      # "+": in detail; "-": off; "all": every topic
 //
-// Items are read from left to right, so "all,-fusion" is all but one. Messages go to a sink, which writes to stderr until a
-// program brings its own. Thread safe; asking costs one load.
+// Items are read from left to right, so "all,-fusion" is all but one. Messages go to a sink, which writes to stderr
+// until a program brings its own. Thread safe; asking costs one load.
 #pragma once
 
 #include <cstdint>

@@ -12,7 +12,8 @@ namespace rondo::compile {
 namespace {
 
 std::string to_text(const DynamicRange& range) {
-  std::string text = range.max == INT64_MAX ? absl::StrCat(range.min, " or more") : absl::StrCat(range.min, "..", range.max);
+  std::string text = range.max == INT64_MAX ? absl::StrCat(range.min, " or more")
+                                            : absl::StrCat(range.min, "..", range.max);
   if (range.multiple_of > 1) absl::StrAppend(&text, ", a multiple of ", range.multiple_of);
   return text;
 }
@@ -27,7 +28,8 @@ DynamicRange checked(const char* who, DynamicRange range, std::source_location w
       if (bounds[i] <= bounds[i - 1]) fail("bucket bounds must ascend");
     if (range.max == INT64_MAX) range.max = bounds.back();
     if (bounds.front() < range.min || bounds.back() != range.max)
-      fail(absl::StrCat("bucket bounds must lie in ", to_text(range), " and end with its largest size, not with ", bounds.back()));
+      fail(absl::StrCat("bucket bounds must lie in ", to_text(range), " and end with its largest size, not with ",
+                        bounds.back()));
   }
   if (range.min < 0) fail(absl::StrCat("min must not be negative: ", range.min));
   if (range.multiple_of < 1) fail(absl::StrCat("multiple_of must be positive, not ", range.multiple_of));
@@ -53,8 +55,10 @@ void mark_dynamic(const Tensor& tensor, int64_t dim, DynamicRange range, std::so
   const int d = static_cast<int>(dim < 0 ? dim + rank : dim);
   range = checked(kWho, std::move(range), where);
   if (!allows(range, tensor.sizes()[d]))
-    throw_op_error(kWho, absl::StrCat("dim ", d, " of ", to_string(tensor.sizes()), " is ", tensor.sizes()[d], ", not ", to_text(range)),
-                   where);
+    throw_op_error(
+        kWho,
+        absl::StrCat("dim ", d, " of ", to_string(tensor.sizes()), " is ", tensor.sizes()[d], ", not ", to_text(range)),
+        where);
   TensorImpl& impl = *tensor.impl();
   auto dims = std::make_unique<DynamicDims>();
   if (impl.marks != nullptr) *dims = *impl.marks;
@@ -83,11 +87,12 @@ void check_arguments(const std::string& region, const nn::ModuleCall& call, std:
     if (!tensor.defined()) continue;
     const int rank = tensor.rank();
     if (a.dim < -rank || a.dim >= rank)
-      fail(absl::StrCat("dimension ", a.dim, " of argument ", a.argument, " is out of range for ", to_string(tensor.sizes())));
+      fail(absl::StrCat("dimension ", a.dim, " of argument ", a.argument, " is out of range for ",
+                        to_string(tensor.sizes())));
     const int d = static_cast<int>(a.dim < 0 ? a.dim + rank : a.dim);
     if (!allows(a.range, tensor.sizes()[d]))
-      fail(absl::StrCat("dim ", d, " of argument ", a.argument, ", ", to_string(tensor.sizes()), ", is ", tensor.sizes()[d], ", not ",
-                        to_text(a.range)));
+      fail(absl::StrCat("dim ", d, " of argument ", a.argument, ", ", to_string(tensor.sizes()), ", is ",
+                        tensor.sizes()[d], ", not ", to_text(a.range)));
   }
 }
 
@@ -99,7 +104,8 @@ std::vector<MarkedDim> marked_dims(std::span<const Tensor> inputs) {
   std::vector<MarkedDim> dims;
   for (size_t i = 0; i < inputs.size(); ++i)
     if (const DynamicDims* marks = inputs[i].impl()->marks.get(); marks != nullptr)
-      for (const DynamicDims::Mark& mark : marks->marks) dims.push_back({static_cast<int32_t>(i), mark.dim, mark.range});
+      for (const DynamicDims::Mark& mark : marks->marks)
+        dims.push_back({static_cast<int32_t>(i), mark.dim, mark.range});
   return dims;
 }
 
@@ -110,7 +116,8 @@ void add_marked_arguments(std::vector<MarkedDim>& dims, std::span<const Tensor> 
     for (size_t i = 0; index < call.inputs.size() && i < inputs.size(); ++i) {
       if (call.inputs[index]->impl() != inputs[i].impl()) continue;
       const int d = static_cast<int>(a.dim < 0 ? a.dim + inputs[i].rank() : a.dim);
-      dims.push_back({static_cast<int32_t>(i), d, checked("CompileOptions::dynamic", a.range, std::source_location::current())});
+      dims.push_back(
+          {static_cast<int32_t>(i), d, checked("CompileOptions::dynamic", a.range, std::source_location::current())});
     }
   }
 }
@@ -124,7 +131,8 @@ std::pair<int64_t, int64_t> bucket_of(const DynamicRange& range, int64_t size) {
     }
     return {low, range.max};
   }
-  // Bounds grow by a factor, since what a bound saves is a part of a step or two; and they are where steps of kernels end.
+  // Bounds grow by a factor, since what a bound saves is a part of a step or two; and they are where steps of kernels
+  // end.
   double bound = static_cast<double>(std::max<int64_t>(range.min, 1));
   const double factor = std::pow(static_cast<double>(range.max) / bound, 1.0 / range.buckets);
   for (int i = 1; i < range.buckets; ++i) {
@@ -143,7 +151,8 @@ OtherRecordings::OtherRecordings(const Graph& recorded, std::span<const MarkedDi
     const int64_t size = recorded.value(recorded.inputs[static_cast<size_t>(marked.input)]).sizes[marked.dim];
     if (!may_vary(size)) continue;
     auto [low, high] = bucket_of(marked.range, size);
-    auto variable = std::find_if(variables_.begin(), variables_.end(), [&](const SizeVariable& v) { return v.size == size; });
+    auto variable = std::find_if(variables_.begin(), variables_.end(),
+                                 [&](const SizeVariable& v) { return v.size == size; });
     if (variable == variables_.end()) variable = variables_.insert(variable, {size, 0, INT64_MAX, 1});
     variable->min = std::max(variable->min, low);
     variable->max = std::min(variable->max, high);
@@ -196,7 +205,8 @@ void OtherRecordings::prepare() const {
   }
   const std::optional<Resizing> resizing = Resizing::find(recorded_, dims_, now);
   if (!resizing.has_value()) {
-    log::write(log::Topic::kPerfHints, "what depends on a marked dimension cannot be told: all sizes are read at run time");
+    log::write(log::Topic::kPerfHints,
+               "what depends on a marked dimension cannot be told: all sizes are read at run time");
     return;
   }
   next_ = resizing->at(next);

@@ -1,6 +1,6 @@
-// Marked dimensions: from what users say (mark_dynamic, CompileOptions::dynamic) to what the compiler is told of a recording.
-// Marks are no part of a recording's key: they only choose what code is made for one that is new, and any code that serves a
-// recording is right, however it came to be.
+// Marked dimensions: from what users say (mark_dynamic, CompileOptions::dynamic) to what the compiler is told of a
+// recording. Marks are no part of a recording's key: they only choose what code is made for one that is new, and any
+// code that serves a recording is right, however it came to be.
 #pragma once
 
 #include <mutex>
@@ -70,7 +70,7 @@ class OtherRecordings {
   std::vector<SizeVariable> variables_;
   std::vector<VariableDim> dims_;
   std::vector<int32_t> marked_;  // of each of dims_, its index in the list given
-  mutable std::mutex mutex_;  // guards what follows until it is prepared
+  mutable std::mutex mutex_;     // guards what follows until it is prepared
   mutable bool prepared_ = false;
   mutable std::optional<Graph> next_, smallest_, largest_;
 };

@@ -56,16 +56,19 @@ bool is_in_place(const Graph& graph, const GraphNode& node) {
   return true;
 }
 
-// True if the kernel may write operand `out` over operand `in`: both address the same elements, and every load of an element
-// comes before its store (loop_ir.h).
+// True if the kernel may write operand `out` over operand `in`: both address the same elements, and every load of an
+// element comes before its store (loop_ir.h).
 bool may_overwrite(const LoopKernel& kernel, size_t in, size_t out) {
   const Operand &a = kernel.operands[in], &b = kernel.operands[out];
-  // Calls for parts of one row each read what is the same for all of it: the first to finish would change it for the others.
+  // Calls for parts of one row each read what is the same for all of it: the first to finish would change it for the
+  // others.
   if (kernel.split_columns && a.col_stride == 0) return false;
-  if (a.dtype != b.dtype || a.col_stride != b.col_stride || a.is_partial || b.is_partial || a.axes.size() != b.axes.size())
+  if (a.dtype != b.dtype || a.col_stride != b.col_stride || a.is_partial || b.is_partial ||
+      a.axes.size() != b.axes.size())
     return false;
   for (size_t i = 0; i < a.axes.size(); ++i)
-    if (a.axes[i].divisor != b.axes[i].divisor || a.axes[i].size != b.axes[i].size || a.axes[i].stride != b.axes[i].stride)
+    if (a.axes[i].divisor != b.axes[i].divisor || a.axes[i].size != b.axes[i].size ||
+        a.axes[i].stride != b.axes[i].stride)
       return false;
   bool stored = false;
   for (const Stage& stage : kernel.stages) {
@@ -99,7 +102,8 @@ std::vector<LoopKernel> Program::make_launches(Graph source, const ProgramOption
   graph_ = simplify(std::move(source));
   const Graph& graph = graph_;
   const EpilogueChains epilogues = choose_epilogues(options);
-  const std::vector<Unit> units = reproducible({.stage = "fuse", .graph = &graph}, [&] { return fuse(graph, epilogues); });
+  const std::vector<Unit> units = reproducible({.stage = "fuse", .graph = &graph},
+                                               [&] { return fuse(graph, epilogues); });
   if (wants_dump("fuse")) dump("fuse", to_string(graph, units));
   // A value is stored if another unit or the caller reads it, through whatever view.
   std::vector<int> unit_of(graph.nodes.size(), -1);
@@ -113,7 +117,8 @@ std::vector<LoopKernel> Program::make_launches(Graph source, const ProgramOption
       if (id == kNoValue) continue;
       const ValueId source = graph.written(id);
       const int32_t producer = graph.value(source).producer;
-      if (producer >= 0 && unit_of[static_cast<size_t>(producer)] != unit_of[n]) needed[static_cast<size_t>(source)] = true;
+      if (producer >= 0 && unit_of[static_cast<size_t>(producer)] != unit_of[n])
+        needed[static_cast<size_t>(source)] = true;
     }
   }
   std::vector<LoopKernel> code;
@@ -135,7 +140,8 @@ std::vector<LoopKernel> Program::make_launches(Graph source, const ProgramOption
 }
 
 // What is known of the kernels of one program from those of the same one at other sizes.
-std::vector<KernelHint> Program::compare(const std::vector<LoopKernel>& kernels, OtherSizes other, const ProgramOptions& options) {
+std::vector<KernelHint> Program::compare(const std::vector<LoopKernel>& kernels, OtherSizes other,
+                                         const ProgramOptions& options) {
   const auto at = [&](std::optional<Graph>& graph) {
     const DumpsOff quiet;
     std::vector<LoopKernel> there;
@@ -163,7 +169,8 @@ std::shared_ptr<const Program> Program::compile(Graph source, const ProgramOptio
   std::optional<CompiledKernels> there;
   if (options.marks != nullptr && options.marks->ranges_met) there = find_kernels(code);
   if (there.has_value()) found = *std::move(there);
-  else if (options.marks != nullptr && !code.empty()) found = emit(code, options.sizes, compare(code, options.marks->graph_at(), options));
+  else if (options.marks != nullptr && !code.empty())
+    found = emit(code, options.sizes, compare(code, options.marks->graph_at(), options));
   else found = emit(code, options.sizes, {});
   program->code_ = std::move(found.kernels);
   program->stats_.compiled = found.compiled;
@@ -234,8 +241,10 @@ void Program::plan(const ProgramOptions& options) {
   share_in_place(options, first, last);
   ArenaPlanner arena;
   for (size_t v = 0; v < graph_.values.size(); ++v) {
-    if (graph_.values[v].root != static_cast<ValueId>(v) || last[v] < 0 || placements_[v].kind != Placement::kNone) continue;
-    placements_[v] = {Placement::kArena, arena.place(aligned(std::max<int64_t>(bytes_of(graph_.values[v]), 1)), first[v], last[v]), 0};
+    if (graph_.values[v].root != static_cast<ValueId>(v) || last[v] < 0 || placements_[v].kind != Placement::kNone)
+      continue;
+    placements_[v] = {Placement::kArena,
+                      arena.place(aligned(std::max<int64_t>(bytes_of(graph_.values[v]), 1)), first[v], last[v]), 0};
   }
   partial_offsets_.assign(kernels_.size(), 0);
   for (int i = 0; i < n; ++i) {
@@ -260,11 +269,13 @@ std::vector<std::pair<ValueId, ValueId>> Program::overwritable(const Launch& lau
   const auto whole = [&](ValueId id) {
     const Value& value = graph_.value(id);
     return value.offset == 0 && value.sizes.numel() == graph_.value(value.root).sizes.numel() &&
-           std::count_if(operands.begin(), operands.end(),
-                         [&](ValueId other) { return other != kNoValue && graph_.value(other).root == value.root; }) == 1;
+           std::count_if(operands.begin(), operands.end(), [&](ValueId other) {
+             return other != kNoValue && graph_.value(other).root == value.root;
+           }) == 1;
   };
   const auto offer = [&](ValueId in, ValueId out) {
-    if (bytes_of(graph_.value(graph_.value(in).root)) == bytes_of(graph_.value(graph_.value(out).root)) && whole(in) && whole(out))
+    if (bytes_of(graph_.value(graph_.value(in).root)) == bytes_of(graph_.value(graph_.value(out).root)) && whole(in) &&
+        whole(out))
       pairs.emplace_back(in, out);
   };
   if (launch.kernel < 0) {
@@ -290,11 +301,12 @@ std::vector<std::pair<ValueId, ValueId>> Program::overwritable(const Launch& lau
   return pairs;
 }
 
-// What a launch reads for the last time gives its memory to a result of that launch, so that the processor reads and writes the
-// same cache lines: transients, inputs that the caller wants updated, and inputs that he gives away.
+// What a launch reads for the last time gives its memory to a result of that launch, so that the processor reads and
+// writes the same cache lines: transients, inputs that the caller wants updated, and inputs that he gives away.
 void Program::share_in_place(const ProgramOptions& options, std::vector<int>& first, const std::vector<int>& last) {
   std::vector<bool> donated(graph_.values.size(), false);
-  for (size_t i = 0; i < options.donated.size(); ++i) donated[static_cast<size_t>(graph_.inputs[i])] = options.donated[i];
+  for (size_t i = 0; i < options.donated.size(); ++i)
+    donated[static_cast<size_t>(graph_.inputs[i])] = options.donated[i];
   std::vector<bool> returned(graph_.values.size(), false);  // or handed on
   for (ValueId id : graph_.outputs) returned[static_cast<size_t>(graph_.value(id).root)] = true;
   const auto is_update = [&](size_t source, size_t result) {
@@ -304,11 +316,13 @@ void Program::share_in_place(const ProgramOptions& options, std::vector<int>& fi
     });
   };
   for (int i = 0; i < static_cast<int>(launches_.size()); ++i) {
-    // A product is prepared for memory that it adds to, or for memory that it does not: that must not depend on the call.
+    // A product is prepared for memory that it adds to, or for memory that it does not: that must not depend on the
+    // call.
     const Launch& launch = launches_[static_cast<size_t>(i)];
     const bool takes_donations = launch.kernel >= 0 || graph_.nodes[static_cast<size_t>(launch.node)].op->reuses >= 0;
     for (const auto& [in, out] : overwritable(launch)) {
-      const auto source = static_cast<size_t>(graph_.value(in).root), result = static_cast<size_t>(graph_.value(out).root);
+      const auto source = static_cast<size_t>(graph_.value(in).root),
+                 result = static_cast<size_t>(graph_.value(out).root);
       if (first[result] != i || last[source] != i || placements_[result].kind == Placement::kInput) continue;
       if (is_update(source, result)) {
         placements_[result] = placements_[source];
@@ -324,7 +338,8 @@ void Program::share_in_place(const ProgramOptions& options, std::vector<int>& fi
         first[result] = -1;  // that memory was there before any transient
         donated[source] = false;
         reuses_inputs_ = true;
-      } else if (placements_[source].kind == Placement::kOutput && !returned[source] && placements_[result].kind == Placement::kNone) {
+      } else if (placements_[source].kind == Placement::kOutput && !returned[source] &&
+                 placements_[result].kind == Placement::kNone) {
         placements_[result] = placements_[source];  // what was donated is handed on, once
         first[result] = -1;
         returned[source] = true;

@@ -1,6 +1,6 @@
-// Program: a compiled graph. A flat list of launches (generated kernels and library calls) over buffers that are planned
-// once: outputs are fresh, transients live in an arena leased for one run.
-// Immutable after compilation; run() may be called from several threads at once.
+// Program: a compiled graph. A flat list of launches (generated kernels and library calls) over buffers that are
+// planned once: outputs are fresh, transients live in an arena leased for one run. Immutable after compilation; run()
+// may be called from several threads at once.
 #pragma once
 
 #include <memory>
@@ -19,8 +19,8 @@
 namespace rondo::compile {
 
 struct ProgramStats {
-  int kernels = 0;        // generated
-  int compiled = 0;       // of these, the ones for which code had to be generated
+  int kernels = 0;   // generated
+  int compiled = 0;  // of these, the ones for which code had to be generated
   int library_calls = 0;
   int64_t arena_bytes = 0;
   double compile_ms = 0;  // all of it: passes, planning, code
@@ -42,27 +42,27 @@ struct ProgramOptions {
   bool exact = false;
   Mode mode = Mode::kDefault;
   Epilogues epilogues = Epilogues::kTuned;
-  // Results to be written over an input, which belongs to the caller then, as positions in graph.inputs and graph.outputs.
-  // Where the order of reads and writes allows it, run() returns the input's own memory.
+  // Results to be written over an input, which belongs to the caller then, as positions in graph.inputs and
+  // graph.outputs. Where the order of reads and writes allows it, run() returns the input's own memory.
   struct Update {
     int32_t input, output;
   };
   std::vector<Update> updates = {};
-  // By position in graph.inputs (empty: none): a result that is computed element for element from what stands here may take
-  // its memory, in a call of run_and_release().
+  // By position in graph.inputs (empty: none): a result that is computed element for element from what stands here may
+  // take its memory, in a call of run_and_release().
   std::vector<bool> donated = {};
-  // If not null, for the time of compile(): code reads what depends on marked dimensions when it runs, whatever `sizes` says,
-  // and assumes that they stay within their ranges.
+  // If not null, for the time of compile(): code reads what depends on marked dimensions when it runs, whatever `sizes`
+  // says, and assumes that they stay within their ranges.
   const SizeMarks* marks = nullptr;
 };
 
 class Program {
  public:
   static constexpr int64_t kGrain = 1 << 14;
-  // Where something lies in one run: in the memory of an input, of a parameter's copy, of a fresh buffer, or (the last slot) in
-  // the arena.
+  // Where something lies in one run: in the memory of an input, of a parameter's copy, of a fresh buffer, or (the last
+  // slot) in the arena.
   struct Address {
-    int32_t slot = -1;  // -1: nowhere
+    int32_t slot = -1;   // -1: nowhere
     int64_t offset = 0;  // bytes
   };
   // One launch: a generated kernel (kernel >= 0) or a library call of graph_.nodes[node] with its epilogues.
@@ -81,14 +81,15 @@ class Program {
   // Where the memory of a root value comes from.
   struct Placement {
     enum Kind { kNone, kInput, kCopy, kOutput, kArena, kShared } kind = kNone;
-    int64_t index = 0;  // kInput: position; kCopy: position among the copies; kArena: byte offset; kOutput: position among fresh buffers;
-                        // kShared: the value with whose memory it is one
+    int64_t index = 0;  // kInput: position; kCopy: position among the copies; kArena: byte offset; kOutput: position
+                        // among fresh buffers; kShared: the value with whose memory it is one
     int64_t bytes = 0;
   };
 
   static std::shared_ptr<const Program> compile(Graph graph, const ProgramOptions& options = {});
 
-  // Inputs as graph.inputs: same dtypes, sizes and strides; undefined where nothing reads one. Returns one tensor per graph.outputs, without history.
+  // Inputs as graph.inputs: same dtypes, sizes and strides; undefined where nothing reads one. Returns one tensor per
+  // graph.outputs, without history.
   std::vector<Tensor> run(std::span<const Tensor> inputs) const { return run(inputs, false); }
   // The same; donated inputs that nobody but `inputs` holds are written over.
   std::vector<Tensor> run_and_release(std::vector<Tensor> inputs) const { return run(inputs, true); }
@@ -110,7 +111,8 @@ class Program {
 
   // Passes, and all up to code; gives the kernels.
   std::vector<LoopKernel> make_launches(Graph graph, const ProgramOptions& options);
-  static std::vector<KernelHint> compare(const std::vector<LoopKernel>& kernels, OtherSizes other, const ProgramOptions& options);
+  static std::vector<KernelHint> compare(const std::vector<LoopKernel>& kernels, OtherSizes other,
+                                         const ProgramOptions& options);
   // Of the products of graph_, what they are to do on their own results.
   EpilogueChains choose_epilogues(const ProgramOptions& options) const;
   void add_library_call(const Unit& unit);
@@ -135,7 +137,7 @@ class Program {
   std::vector<LoweredUnit> kernels_;
   std::vector<int64_t> partial_offsets_;  // of each kernel: arena offset of its partial sums
   std::vector<CompiledKernel> code_;      // of each kernel
-  std::vector<Placement> placements_;  // by value
+  std::vector<Placement> placements_;     // by value
   struct FreshBuffer {
     int64_t bytes = 0;
     int32_t donor = -1;  // an input whose memory it is, where that is given away

@@ -35,8 +35,8 @@ absl::InlinedVector<EpilogueCall, kMaxEpilogues> epilogue_calls(const Graph& gra
   return calls;
 }
 
-// Calls `use` with the kernel's view of a library call; `tensor(id)` gives the value's tensor, `result(like, id)` one of
-// `like`'s layout in the memory of `id`.
+// Calls `use` with the kernel's view of a library call; `tensor(id)` gives the value's tensor, `result(like, id)` one
+// of `like`'s layout in the memory of `id`.
 template <class MakeTensor, class MakeResult, class Use>
 void with_context(const Graph& graph, const Program::Launch& launch, MakeTensor tensor, MakeResult result, Use use) {
   const GraphNode& node = graph.nodes[static_cast<size_t>(launch.node)];
@@ -52,7 +52,8 @@ void with_context(const Graph& graph, const Program::Launch& launch, MakeTensor 
     outputs[i] = result(like, launch.outputs[i]);
   }
   const auto epilogues = epilogue_calls(graph, launch, inputs);
-  use(KernelContext{*node.op, {pointers, node.inputs.size()}, {outputs, node.outputs.size()}, node.attrs, node.where, epilogues});
+  use(KernelContext{
+      *node.op, {pointers, node.inputs.size()}, {outputs, node.outputs.size()}, node.attrs, node.where, epilogues});
 }
 
 }  // namespace
@@ -64,12 +65,14 @@ Program::Frame Program::make_frame(std::span<const Tensor> inputs, bool release)
   std::vector<bool> given(inputs.size(), false);
   if (release)
     for (const FreshBuffer& buffer : fresh_)
-      if (buffer.donor >= 0) given[static_cast<size_t>(buffer.donor)] = autograd::is_only_holder(inputs[static_cast<size_t>(buffer.donor)]);
+      if (buffer.donor >= 0)
+        given[static_cast<size_t>(buffer.donor)] = autograd::is_only_holder(inputs[static_cast<size_t>(buffer.donor)]);
   Frame::Slot* slot = frame.slots.data();
   for (const Tensor& input : inputs) {
     // The caller knows that nothing reads what is undefined.
     if (input.defined())
-      *slot = {input.impl()->data(), input.storage(), input.storage_offset() * static_cast<int64_t>(size_of(input.dtype()))};
+      *slot = {input.impl()->data(), input.storage(),
+               input.storage_offset() * static_cast<int64_t>(size_of(input.dtype()))};
     ++slot;
   }
   const auto fill = [&](Storage storage) {
@@ -79,7 +82,8 @@ Program::Frame Program::make_frame(std::span<const Tensor> inputs, bool release)
   };
   for (const ParameterCopy& copy : copies_) fill(amp::lowered(inputs[copy.input], copy.dtype).storage());
   for (const FreshBuffer& buffer : fresh_) {
-    if (buffer.donor >= 0 && given[static_cast<size_t>(buffer.donor)]) *slot++ = frame.slots[static_cast<size_t>(buffer.donor)];
+    if (buffer.donor >= 0 && given[static_cast<size_t>(buffer.donor)])
+      *slot++ = frame.slots[static_cast<size_t>(buffer.donor)];
     else fill(Storage::allocate(static_cast<size_t>(buffer.bytes)));
   }
   if (stats_.arena_bytes == 0) return frame;
@@ -104,9 +108,10 @@ void Program::run_kernel(const Launch& launch, Frame& frame) const {
   const double* scalars = unit.scalars.data();
   const int64_t* extents = unit.extents.data();
   if (kernel.split_columns) {
-    parallel_for((kernel.cols + kSplitGrain - 1) / kSplitGrain, launch.grain / kSplitGrain, [&](int64_t begin, int64_t end) {
-      entry(operands.data(), scalars, extents, begin * kSplitGrain, std::min(end * kSplitGrain, kernel.cols));
-    });
+    parallel_for(
+        (kernel.cols + kSplitGrain - 1) / kSplitGrain, launch.grain / kSplitGrain, [&](int64_t begin, int64_t end) {
+          entry(operands.data(), scalars, extents, begin * kSplitGrain, std::min(end * kSplitGrain, kernel.cols));
+        });
     return;
   }
   if (unit.column_results.empty()) {
@@ -115,10 +120,12 @@ void Program::run_kernel(const Launch& launch, Frame& frame) const {
     return;
   }
   const int64_t chunks = (kernel.rows + kernel.chunk_rows - 1) / kernel.chunk_rows;
-  parallel_for(chunks, std::max<int64_t>(1, launch.grain / (kernel.cols * kernel.chunk_rows)), [&](int64_t begin, int64_t end) {
-    for (int64_t k = begin; k < end; ++k)
-      entry(operands.data(), scalars, extents, k * kernel.chunk_rows, std::min((k + 1) * kernel.chunk_rows, kernel.rows));
-  });
+  parallel_for(chunks, std::max<int64_t>(1, launch.grain / (kernel.cols * kernel.chunk_rows)),
+               [&](int64_t begin, int64_t end) {
+                 for (int64_t k = begin; k < end; ++k)
+                   entry(operands.data(), scalars, extents, k * kernel.chunk_rows,
+                         std::min((k + 1) * kernel.chunk_rows, kernel.rows));
+               });
   for (size_t i = 0; i < unit.column_results.size(); ++i) {
     const ColumnResult& result = unit.column_results[i];
     void* sums = operands[static_cast<size_t>(result.operand)];
@@ -137,9 +144,10 @@ void Program::run_library_call(const Launch& launch, Frame& frame) const {
     for (const Address& address : launch.addresses) addresses.push_back(frame.at(address));
     return launch.prepared->run(addresses);
   }
-  with_context(graph_, launch, [&](ValueId id) { return frame.tensor(graph_.value(id), address_of(id)); },
-               [&](const Value& like, ValueId id) { return frame.tensor(like, address_of(id)); },
-               [](const KernelContext& context) { context.op.kernel[static_cast<int>(Backend::kCPU)](context); });
+  with_context(
+      graph_, launch, [&](ValueId id) { return frame.tensor(graph_.value(id), address_of(id)); },
+      [&](const Value& like, ValueId id) { return frame.tensor(like, address_of(id)); },
+      [](const KernelContext& context) { context.op.kernel[static_cast<int>(Backend::kCPU)](context); });
 }
 
 void Program::run_launch(const Launch& launch, Frame& frame) const {
@@ -177,8 +185,9 @@ std::shared_ptr<const PreparedKernel> Program::prepare(const Launch& launch, int
     return Tensor::from_storage(found->second, offset, like.sizes, like.strides, like.dtype);
   };
   std::shared_ptr<const PreparedKernel> prepared;
-  with_context(graph_, launch, [&](ValueId id) { return stand_in(graph_.value(id), id); }, stand_in,
-               [&](const KernelContext& context) { prepared = op.prepare(context, variant); });
+  with_context(
+      graph_, launch, [&](ValueId id) { return stand_in(graph_.value(id), id); }, stand_in,
+      [&](const KernelContext& context) { prepared = op.prepare(context, variant); });
   return prepared;
 }
 

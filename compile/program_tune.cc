@@ -27,7 +27,8 @@ void describe(const Graph& graph, const ValueIds& ids, std::string& text) {
   for (ValueId id : ids) {
     if (id == kNoValue) continue;
     const Value& value = graph.value(id);
-    absl::StrAppend(&text, std::string(name_of(value.dtype)), rondo::to_string(value.sizes), rondo::to_string(value.strides), "\n");
+    absl::StrAppend(&text, std::string(name_of(value.dtype)), rondo::to_string(value.sizes),
+                    rondo::to_string(value.strides), "\n");
   }
 }
 
@@ -47,11 +48,13 @@ EpilogueChains Program::choose_epilogues(const ProgramOptions& options) const {
   if (options.epilogues == Epilogues::kNever) return {};
   EpilogueChains chains = find_epilogues(graph_, options.exact);
   if (options.epilogues == Epilogues::kAlways) return chains;
-  // A product that widens its result is as fast as one that does not. Where a kernel goes on with it, 16 bits are less to read.
+  // A product that widens its result is as fast as one that does not. Where a kernel goes on with it, 16 bits are less
+  // to read.
   std::vector<bool> free(chains.size(), false);
   for (size_t n = 0; n < chains.size(); ++n) {
     free[n] = !chains[n].empty() && only_widens(graph_, chains[n]);
-    const bool widens = !chains[n].empty() && graph_.nodes[static_cast<size_t>(chains[n][0])].op->epilogue == Epilogue::kWiden;
+    const bool widens = !chains[n].empty() &&
+                        graph_.nodes[static_cast<size_t>(chains[n][0])].op->epilogue == Epilogue::kWiden;
     if (!free[n] && (widens || options.mode != Mode::kMaxAutotune)) chains[n].clear();
   }
   if (options.mode != Mode::kMaxAutotune) return chains;
@@ -75,20 +78,23 @@ EpilogueChains Program::choose_epilogues(const ProgramOptions& options) const {
       calls.push_back({node.op->epilogue, node.inputs.size() > 1 ? &added.back() : nullptr});
     }
     const auto run_product = [&](std::span<const EpilogueCall> epilogues) {
-      product.op->kernel[static_cast<int>(Backend::kCPU)]({*product.op, pointers, {&result, 1}, product.attrs, product.where, epilogues});
+      product.op->kernel[static_cast<int>(Backend::kCPU)](
+          {*product.op, pointers, {&result, 1}, product.attrs, product.where, epilogues});
     };
     const std::function<void()> apart = [&] {
       run_product({});
       for (size_t i = 0; i < chains[n].size(); ++i) {
         const GraphNode& node = graph_.nodes[static_cast<size_t>(chains[n][i])];
         const Tensor* inputs[] = {&result, &added[i]};
-        node.op->kernel[static_cast<int>(Backend::kCPU)]({*node.op, {inputs, node.inputs.size()}, {&result, 1}, node.attrs, node.where});
+        node.op->kernel[static_cast<int>(Backend::kCPU)](
+            {*node.op, {inputs, node.inputs.size()}, {&result, 1}, node.attrs, node.where});
       }
     };
     const std::function<void()> candidates[] = {apart, [&] { run_product(calls); }};
     std::string what = absl::StrCat("epilogues of ", product.op->name, ", ", num_threads(), " threads\n");
     describe(graph_, product.inputs, what);
-    for (int32_t epilogue : chains[n]) absl::StrAppend(&what, graph_.nodes[static_cast<size_t>(epilogue)].op->name, "\n");
+    for (int32_t epilogue : chains[n])
+      absl::StrAppend(&what, graph_.nodes[static_cast<size_t>(epilogue)].op->name, "\n");
     if (Tuner::instance().fastest(what, candidates) == 0) chains[n].clear();
   }
   return chains;
@@ -107,7 +113,8 @@ void Program::tune(bool exact) {
     // One half in f32 and bf16, and some ordinary number in any other type.
     const uint16_t halves[] = {0x3f00, 0x3f00};
     const size_t bytes = slot.storage.bytes();
-    for (size_t at = 0; at + sizeof(halves) <= bytes; at += sizeof(halves)) std::memcpy(slot.data + at, halves, sizeof(halves));
+    for (size_t at = 0; at + sizeof(halves) <= bytes; at += sizeof(halves))
+      std::memcpy(slot.data + at, halves, sizeof(halves));
   }
   for (Launch& launch : launches_) {
     std::string what;
@@ -132,7 +139,8 @@ void Program::tune(bool exact) {
           choose(choice);
           run_kernel(launch, frame);
         });
-      what = absl::StrCat("kernel, ", num_threads(), " threads, ", exact ? "exact" : "default", "\n", to_string(unit.kernel));
+      what = absl::StrCat("kernel, ", num_threads(), " threads, ", exact ? "exact" : "default", "\n",
+                          to_string(unit.kernel));
       choose(choices[static_cast<size_t>(Tuner::instance().fastest(what, candidates))]);
       continue;
     }

@@ -32,7 +32,8 @@ RecordingKey pack(const Graph& graph) {
   }
   for (const GraphNode& node : graph.nodes) {
     key.push_back(reinterpret_cast<uint64_t>(node.op));
-    key.push_back(node.inputs.size() << 16 | node.outputs.size() << 8 | node.attrs.ints.size() << 4 | node.attrs.floats.size());
+    key.push_back(node.inputs.size() << 16 | node.outputs.size() << 8 | node.attrs.ints.size() << 4 |
+                  node.attrs.floats.size());
     for (ValueId id : node.inputs) key.push_back(static_cast<uint64_t>(id));
     for (int64_t i : node.attrs.ints) key.push_back(static_cast<uint64_t>(i));
     for (double f : node.attrs.floats) key.push_back(std::bit_cast<uint64_t>(f));
@@ -65,7 +66,8 @@ std::vector<ValueId> values_read(const BackwardGraph& derived) {
   return values;
 }
 
-// The tensor that eager execution would call the base of a view: where the chain of views made with gradients on starts.
+// The tensor that eager execution would call the base of a view: where the chain of views made with gradients on
+// starts.
 ValueId base_of(const Graph& graph, ValueId id) {
   ValueId base = kNoValue;
   while (graph.value(id).root != id && graph.value(id).producer >= 0 && graph.value(id).grad_mode)
@@ -95,12 +97,14 @@ void choose_outputs(const Trace& trace, Graph& graph) {
 // Of all outputs that require a gradient; hidden ones get none in the ordinary course.
 std::vector<bool> usual_gradients(const Graph& recorded) {
   std::vector<bool> arriving;
-  for (ValueId id : recorded.outputs) arriving.push_back(recorded.value(id).requires_grad && !recorded.value(id).hidden);
+  for (ValueId id : recorded.outputs)
+    arriving.push_back(recorded.value(id).requires_grad && !recorded.value(id).hidden);
   return arriving;
 }
 
 bool any_hidden(const Graph& recorded) {
-  return std::any_of(recorded.outputs.begin(), recorded.outputs.end(), [&](ValueId id) { return recorded.value(id).hidden; });
+  return std::any_of(recorded.outputs.begin(), recorded.outputs.end(),
+                     [&](ValueId id) { return recorded.value(id).hidden; });
 }
 
 CompiledBackward compile_backward(BackwardGraph derived, const Partition& partition, ProgramOptions options,
@@ -147,8 +151,9 @@ SizeMarks backward_marks(const Entry& entry, const Arriving& arriving) {
 
 }  // namespace
 
-std::shared_ptr<const Entry> compile_entry(const Graph& recorded, const CompileOptions& options, Sizes sizes, const Partition* like,
-                                           std::span<const MarkedDim> marked, absl::FunctionRef<bool(const OtherRecordings&)> ranges_met) {
+std::shared_ptr<const Entry> compile_entry(const Graph& recorded, const CompileOptions& options, Sizes sizes,
+                                           const Partition* like, std::span<const MarkedDim> marked,
+                                           absl::FunctionRef<bool(const OtherRecordings&)> ranges_met) {
   const auto start = std::chrono::steady_clock::now();
   auto entry = std::make_shared<Entry>();
   const auto finished = [&] {
@@ -222,7 +227,8 @@ const CompiledBackward& Entry::backward_for(const Arriving& arriving) const {
   ProgramOptions options = program_options;
   std::optional<SizeMarks> marks;
   if (others != nullptr) options.marks = &marks.emplace(backward_marks(*this, arriving));
-  CompiledBackward made = compile_backward(derive_backward(forward_graph, arriving), *partition, options, arriving.owned);
+  CompiledBackward made = compile_backward(derive_backward(forward_graph, arriving), *partition, options,
+                                           arriving.owned);
   std::lock_guard lock(mutex_);
   return others_.try_emplace(arriving, std::move(made)).first->second;
 }
@@ -284,8 +290,9 @@ std::shared_ptr<const Entry> Region::make_entry(const Trace& trace, const nn::Mo
     if (eager && report_.eager_runs++ > 0) return nullptr;
     news.region = report_.name;
     if (eager && limit_reached)
-      news.warning = absl::StrCat("region ", report_.name, ": ", report_.compilations,
-                                  " compilations, no more (CompileOptions::recompile_limit); what is new runs eagerly: ");
+      news.warning = absl::StrCat(
+          "region ", report_.name, ": ", report_.compilations,
+          " compilations, no more (CompileOptions::recompile_limit); what is new runs eagerly: ");
   }
   news.why = nearest_difference(earlier, graph, name_inputs(call.module, trace.external()));
   if (!news.warning.empty()) news.warning += news.why;
@@ -302,10 +309,12 @@ std::shared_ptr<const Entry> Region::make_entry(const Trace& trace, const nn::Mo
   add_marked_arguments(marked, trace.external(), call, options_.dynamic);
   std::vector<int64_t> ranges{piece};
   const Partition* like = latest_ != nullptr && latest_->partition ? &*latest_->partition : nullptr;
-  const std::shared_ptr<const Entry> entry = compile_entry(graph, options_, sizes, like, marked, [&](const OtherRecordings& others) {
-    for (int64_t bound : others.ranges()) ranges.push_back(bound);
-    return ranges_met_.contains(ranges);
-  });
+  const std::shared_ptr<const Entry> entry = compile_entry(graph, options_, sizes, like, marked,
+                                                           [&](const OtherRecordings& others) {
+                                                             for (int64_t bound : others.ranges())
+                                                               ranges.push_back(bound);
+                                                             return ranges_met_.contains(ranges);
+                                                           });
   int kernels = 0, library_calls = 0, compiled = 0;
   for (const Program* program : {entry->forward.get(), entry->backward.program.get()}) {
     if (program == nullptr) continue;
@@ -332,9 +341,8 @@ std::shared_ptr<const Entry> Region::make_entry(const Trace& trace, const nn::Mo
 }
 
 void Region::forget_oldest() {
-  entries_.erase(std::min_element(entries_.begin(), entries_.end(), [](const auto& a, const auto& b) {
-    return a.second.last_use < b.second.last_use;
-  }));
+  entries_.erase(std::min_element(entries_.begin(), entries_.end(),
+                                  [](const auto& a, const auto& b) { return a.second.last_use < b.second.last_use; }));
 }
 
 std::shared_ptr<const Entry> Region::run(Trace& trace, const nn::ModuleCall& call, int piece) {
@@ -350,7 +358,8 @@ std::shared_ptr<const Entry> Region::run(Trace& trace, const nn::ModuleCall& cal
   try {
     results = entry->forward->run(trace.external());
   } catch (const Error&) {
-    // The data was wrong, say an index. Op by op, what stands before it gets its values, as in eager execution, and it throws.
+    // The data was wrong, say an index. Op by op, what stands before it gets its values, as in eager execution, and it
+    // throws.
     run_eagerly(trace);
     return nullptr;
   }
@@ -427,8 +436,8 @@ void Region::verify_replay(Trace& trace, const Entry& expected) const {
   const Graph& recorded = trace.graph;
   if (pack(recorded) == pack(expected.forward_graph)) return;
   const Graph* const before[] = {&expected.forward_graph};
-  throw Error(absl::StrCat("Capture::kVerify: a replay of ", report_.name, " would not be what its forward does now: ",
-                           nearest_difference(before, recorded, {})));
+  throw Error(absl::StrCat("Capture::kVerify: a replay of ", report_.name,
+                           " would not be what its forward does now: ", nearest_difference(before, recorded, {})));
 }
 void Region::break_graph(const std::string& reason) {
   if (options_.fullgraph)

@@ -39,9 +39,9 @@ struct Entry {
   int n_outputs = 0;  // the caller's; what the backward needs follows
   // For gradients of all outputs that require one; its program is null where none does.
   CompiledBackward backward;
-  std::optional<Partition> partition;  // what the forward keeps; none without a backward
-  ProgramOptions program_options;  // exact where asked for, or needed: codegen/relax.h
-  double compile_ms = 0;           // all of compile_entry
+  std::optional<Partition> partition;             // what the forward keeps; none without a backward
+  ProgramOptions program_options;                 // exact where asked for, or needed: codegen/relax.h
+  double compile_ms = 0;                          // all of compile_entry
   std::shared_ptr<const OtherRecordings> others;  // with marked dimensions, else null
   std::vector<ValueId> saved;                     // values that the usual backward reads
 
@@ -60,8 +60,9 @@ struct Entry {
 };
 
 // `ranges_met`: whether code for the ranges of these marked dimensions is there already.
-std::shared_ptr<const Entry> compile_entry(const Graph& recorded, const CompileOptions& options, Sizes sizes, const Partition* like,
-                                           std::span<const MarkedDim> marked, absl::FunctionRef<bool(const OtherRecordings&)> ranges_met);
+std::shared_ptr<const Entry> compile_entry(const Graph& recorded, const CompileOptions& options, Sizes sizes,
+                                           const Partition* like, std::span<const MarkedDim> marked,
+                                           absl::FunctionRef<bool(const OtherRecordings&)> ranges_met);
 
 // The items of every list of modules, in the order of the tree.
 std::vector<nn::ModuleBase*> repeated_blocks(nn::ModuleBase& model);
@@ -98,8 +99,8 @@ class Region {
     bool compiled = false;
   };
   // As entry_for, for a recording that has no entry yet.
-  std::shared_ptr<const Entry> make_entry(const Trace& trace, const nn::ModuleCall& call, int piece, const RecordingKey& key,
-                                          News& news);
+  std::shared_ptr<const Entry> make_entry(const Trace& trace, const nn::ModuleCall& call, int piece,
+                                          const RecordingKey& key, News& news);
   // Gives the live handles of `trace`, in the order of graph.outputs, their memory and history.
   static void hand_over(Trace& trace, std::span<const Tensor> results, const std::shared_ptr<Node>& node);
   static void run_eagerly(Trace& trace);

@@ -16,7 +16,8 @@ std::shared_ptr<const Replay> Replay::make(const nn::ModuleCall& call, const Tra
     return nullptr;
   };
   if (call.result == nullptr) return refuse("forward does not take tensors and return one");
-  if (graph.outputs.size() != 1 || !call.result->defined() || trace.handle(graph.outputs[0]).impl() != call.result->impl())
+  if (graph.outputs.size() != 1 || !call.result->defined() ||
+      trace.handle(graph.outputs[0]).impl() != call.result->impl())
     return refuse("forward returns no value of its own, or others outlive it");
   if (graph.value(graph.outputs[0]).root != graph.outputs[0]) return refuse("forward returns a view");
 
@@ -41,7 +42,8 @@ std::shared_ptr<const Replay> Replay::make(const nn::ModuleCall& call, const Tra
       return static_cast<int32_t>(std::find(list.begin(), list.end(), input.impl()) - list.begin());
     };
     if (const int32_t i = at(arguments); i < std::ssize(arguments)) replay->sources_.push_back({true, i});
-    else if (const int32_t k = at(replay->in_slots_); k < std::ssize(replay->in_slots_)) replay->sources_.push_back({false, k});
+    else if (const int32_t k = at(replay->in_slots_); k < std::ssize(replay->in_slots_))
+      replay->sources_.push_back({false, k});
     else return refuse("forward reads a tensor that is no argument, parameter or buffer");
   }
   call.module.apply([&](nn::ModuleBase& module) {
@@ -81,7 +83,8 @@ void Replay::run(const nn::ModuleCall& call) const {
   std::vector<Tensor> inputs;
   inputs.reserve(sources_.size());
   for (const Source& source : sources_)
-    inputs.push_back(source.is_argument ? *call.inputs[static_cast<size_t>(source.index)] : *slots_[static_cast<size_t>(source.index)]);
+    inputs.push_back(source.is_argument ? *call.inputs[static_cast<size_t>(source.index)]
+                                        : *slots_[static_cast<size_t>(source.index)]);
   std::vector<Tensor> results = entry_->forward->run(inputs);
   Tensor result = results[0];
   if (entry_->forward_graph.value(entry_->forward_graph.outputs[0]).requires_grad)

@@ -15,8 +15,8 @@ namespace rondo::compile {
 class Replay {
  public:
   // From a call that has just been recorded as one piece and run as `entry`. Null, with the reason in `why_not`, if the
-  // recording does not determine the call: it reads other tensors than arguments, parameters and buffers (random states,
-  // masks that forward makes), returns anything but one tensor of its own, or lets a value escape.
+  // recording does not determine the call: it reads other tensors than arguments, parameters and buffers (random
+  // states, masks that forward makes), returns anything but one tensor of its own, or lets a value escape.
   static std::shared_ptr<const Replay> make(const nn::ModuleCall& call, const Trace& trace,
                                             std::shared_ptr<const Entry> entry, std::string& why_not);
 
@@ -43,8 +43,9 @@ class Replay {
   std::shared_ptr<const Entry> entry_;
   std::vector<Source> sources_;  // of the recording's inputs
   std::vector<Kind> arguments_;
-  std::vector<const Tensor*> slots_;          // parameters and buffers of the module and all below it
-  std::vector<const TensorImpl*> in_slots_;   // what they held, null where undefined; another tensor there is another recording
+  std::vector<const Tensor*> slots_;  // parameters and buffers of the module and all below it
+  std::vector<const TensorImpl*>
+      in_slots_;  // what they held, null where undefined; another tensor there is another recording
   std::vector<Kind> slot_kinds_;
   struct ModuleState {
     const nn::ModuleBase* module;

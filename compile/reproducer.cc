@@ -51,11 +51,12 @@ std::vector<int32_t> parse_list(Scanner& in, size_t below) {
 
 std::string to_string(const StageInput& input, std::string_view error) {
   std::string text = "# A stage of the compiler failed. rondo_replay FILE runs it again.\n# ";
-  absl::StrAppend(&text, absl::StrReplaceAll(std::string(error), {{"\n", "\n# "}}), "\nstage ", std::string(input.stage), "\n");
+  absl::StrAppend(&text, absl::StrReplaceAll(std::string(error), {{"\n", "\n# "}}), "\nstage ",
+                  std::string(input.stage), "\n");
   if (input.graph != nullptr) text += to_string(*input.graph);
   if (input.unit != nullptr) {
-    absl::StrAppend(&text, "unit ", input.unit->fused ? "fused " : "", "rows=", input.unit->rows, " cols=", input.unit->cols,
-                    " nodes");
+    absl::StrAppend(&text, "unit ", input.unit->fused ? "fused " : "", "rows=", input.unit->rows,
+                    " cols=", input.unit->cols, " nodes");
     append_list(text, input.unit->nodes);
   }
   if (input.needed != nullptr) {
@@ -131,7 +132,8 @@ std::string save_reproducer(const StageInput& input, std::string_view error) {
   if (chosen != nullptr && std::string_view(chosen) == "off") return "";
   try {
     const std::string text = to_string(input, error);
-    const std::filesystem::path folder = chosen != nullptr && *chosen != '\0' ? chosen : std::filesystem::temp_directory_path();
+    const std::filesystem::path folder = chosen != nullptr && *chosen != '\0' ? chosen
+                                                                              : std::filesystem::temp_directory_path();
     std::filesystem::create_directories(folder);
     const std::string path =
         (folder / absl::StrFormat("rondo-%s-%016x.txt", std::string(input.stage), hash(text))).string();

@@ -1,5 +1,5 @@
-// When a stage of the compiler fails, what it was given is left in a file that the tool rondo_replay (tests/replay/) runs
-// again, without the user's program. The error names the file.
+// When a stage of the compiler fails, what it was given is left in a file that the tool rondo_replay (tests/replay/)
+// runs again, without the user's program. The error names the file.
 //
 //   const std::vector<Unit> units = reproducible({.stage = "fuse", .graph = &graph}, [&] { return fuse(graph); });
 //
@@ -48,8 +48,7 @@ std::string save_reproducer(const StageInput& input, std::string_view error);
 
 // Runs `body`. If it throws Error or InternalError, so does this, with a reproducer's path in the text.
 void run_reproducible(const StageInput& input, absl::FunctionRef<void()> body);
-template <class Body>
-auto reproducible(const StageInput& input, Body body) {
+template <class Body> auto reproducible(const StageInput& input, Body body) {
   std::optional<decltype(body())> result;
   run_reproducible(input, [&] { result.emplace(body()); });
   return *std::move(result);

@@ -56,8 +56,8 @@ Seams::Seams(nn::ModuleBase& model, Callback callback) : state_(std::make_shared
   state_->hooks.resize(plan.size());
   for (size_t s = 0; s < plan.size(); ++s)
     for (size_t i = 0; i < plan[s].parameters.size(); ++i)
-      state_->hooks[s].push_back(autograd::on_accumulated(
-          plan[s].parameters[i], [state = std::weak_ptr<State>(state_), s, i] {
+      state_->hooks[s].push_back(
+          autograd::on_accumulated(plan[s].parameters[i], [state = std::weak_ptr<State>(state_), s, i] {
             if (const std::shared_ptr<State> alive = state.lock()) alive->arrive(s, i);
           }));
   state_->start_over();

@@ -1,5 +1,5 @@
-// Seams: the places between the backwards of a model's repeated blocks, where a block's gradients are final. Communication
-// (dist/ddp.h) and updates (optim/update_at_seams.h) hang here.
+// Seams: the places between the backwards of a model's repeated blocks, where a block's gradients are final.
+// Communication (dist/ddp.h) and updates (optim/update_at_seams.h) hang here.
 #pragma once
 
 #include <functional>
@@ -17,10 +17,10 @@ struct Seam {
   bool complete = true;            // false: some of them got no gradient in this backward (reported by finish())
 };
 
-// The plan is fixed when this is made: the repeated blocks of `model` from the last to the first, as a backward meets them,
-// then everything else (embeddings, the head). A parameter that requires a gradient stands in one seam, the last that uses
-// it. `callback` is called during backward, in the order of the plan: a seam that is ready early waits for those before it.
-// Not thread safe. The model must outlive it.
+// The plan is fixed when this is made: the repeated blocks of `model` from the last to the first, as a backward meets
+// them, then everything else (embeddings, the head). A parameter that requires a gradient stands in one seam, the last
+// that uses it. `callback` is called during backward, in the order of the plan: a seam that is ready early waits for
+// those before it. Not thread safe. The model must outlive it.
 class Seams {
  public:
   using Callback = std::function<void(const Seam&)>;

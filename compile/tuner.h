@@ -20,8 +20,8 @@ class Tuner {
   // The one of this process, with the disk cache that the environment names. Never destroyed.
   static Tuner& instance();
 
-  // The position of the fastest candidate: as measured before, in this process or another one on such a machine, else measured
-  // now. `what` says all that the times depend on. The first candidate wins unless another is clearly faster.
+  // The position of the fastest candidate: as measured before, in this process or another one on such a machine, else
+  // measured now. `what` says all that the times depend on. The first candidate wins unless another is clearly faster.
   int fastest(const std::string& what, std::span<const std::function<void()>> candidates);
   // Choices that were measured, not remembered.
   int64_t measured() const { return measured_.load(); }

@@ -42,7 +42,8 @@ BucketPlan plan_buckets(const nn::ModuleBase& model, const std::vector<compile::
       bucket.numel += taken;
     }
     for (auto& [wire, bucket] : open)
-      if (bucket.numel * static_cast<int64_t>(size_of(wire)) >= options.min_bytes || s + 1 == seams.size()) close(bucket, s);
+      if (bucket.numel * static_cast<int64_t>(size_of(wire)) >= options.min_bytes || s + 1 == seams.size())
+        close(bucket, s);
   }
 
   const auto path_of = [&](size_t seam) { return seams[seam].path.empty() ? "all blocks" : seams[seam].path; };

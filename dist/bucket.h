@@ -1,8 +1,8 @@
 // Buckets: where gradients lie side by side to be averaged in one collective.
 //
-// Note [Bucket order]. The plan region -> gradients -> offsets follows from the model and the options alone, never from the
-// order in which gradients become ready: so every rank issues the same collectives in the same order. Its text is compared
-// across ranks before anything is sent.
+// Note [Bucket order]. The plan region -> gradients -> offsets follows from the model and the options alone, never from
+// the order in which gradients become ready: so every rank issues the same collectives in the same order. Its text is
+// compared across ranks before anything is sent.
 #pragma once
 
 #include <cstdint>
@@ -22,12 +22,12 @@ struct BucketOptions {
 struct BucketSlot {
   std::string name;  // of the parameter
   Tensor parameter;
-  int64_t offset;    // elements from the start of the bucket
+  int64_t offset;  // elements from the start of the bucket
 };
 
 struct Bucket {
-  size_t seam;   // of the plan of seams: complete when this one is
-  DType dtype;   // of its elements: f32, also for bf16 and f16 parameters, or f64
+  size_t seam;  // of the plan of seams: complete when this one is
+  DType dtype;  // of its elements: f32, also for bf16 and f16 parameters, or f64
   int64_t numel;
   std::vector<BucketSlot> slots;
 };
@@ -38,6 +38,7 @@ struct BucketPlan {
 };
 
 // Buckets of one dtype each, in the order of the seams. Every parameter of the seams stands in exactly one.
-BucketPlan plan_buckets(const nn::ModuleBase& model, const std::vector<compile::Seam>& seams, const BucketOptions& options);
+BucketPlan plan_buckets(const nn::ModuleBase& model, const std::vector<compile::Seam>& seams,
+                        const BucketOptions& options);
 
 }  // namespace rondo::dist

@@ -15,10 +15,11 @@ namespace {
 
 constexpr const char* kWho = "DistributedDataParallel";
 
-// Note [Tags]. Two elements at the end of a bucket prove that it was reduced, in this step, with the same bucket of every
-// rank: `tag`, the same number on all ranks, and rank + 1. Their averages are known beforehand, and differ from what a rank
-// itself wrote: a collective that silently did nothing, or met another one, is seen. Both sums are whole numbers below 2^24.
-// A third one is 1 on a rank that cannot send what it should: by its average every rank leaves the same buckets alone.
+// Note [Tags]. Two elements at the end of a bucket prove that it was reduced, in this step, with the same bucket of
+// every rank: `tag`, the same number on all ranks, and rank + 1. Their averages are known beforehand, and differ from
+// what a rank itself wrote: a collective that silently did nothing, or met another one, is seen. Both sums are whole
+// numbers below 2^24. A third one is 1 on a rank that cannot send what it should: by its average every rank leaves the
+// same buckets alone.
 constexpr int64_t kTagElements = 3;
 constexpr int64_t kMaxSentence = 512;
 
@@ -46,7 +47,7 @@ struct DistributedDataParallel::Parcel {
 };
 
 struct DistributedDataParallel::Arrivals {
-  bool local = false;  // under no_sync
+  bool local = false;                      // under no_sync
   std::vector<std::vector<bool>> arrived;  // by bucket and slot, in this step
   std::vector<bool> sent;
   std::vector<std::vector<int64_t>> hooks;
@@ -57,7 +58,8 @@ DistributedDataParallel::DistributedDataParallel(nn::ModuleBase& model, std::sha
     : model_(model), group_(std::move(group)), arrivals_(std::make_shared<Arrivals>()) {
   for (const Tensor& p : model.parameters())
     if (const char* other = autograd::gradient_claim(p, GradientClaim::kUsesUp); other != nullptr)
-      throw Error(absl::StrCat(kWho, ": ", other, " would use the gradients up before they are averaged; make it from this, after "
+      throw Error(absl::StrCat(kWho, ": ", other,
+                               " would use the gradients up before they are averaged; make it from this, after "
                                "wrapping the model: UpdateAtSeams(ddp, optimizer)"));
   seams_ = std::make_unique<compile::Seams>(model, [this](const compile::Seam& seam) { reach_seam(seam); });
   plan_ = plan_buckets(model, seams_->plan(), options);
@@ -69,7 +71,8 @@ DistributedDataParallel::DistributedDataParallel(nn::ModuleBase& model, std::sha
       if (const char* other = autograd::gradient_claim(slot.parameter, GradientClaim::kChanges); other != nullptr)
         throw Error(absl::StrCat(kWho, ": the gradients of this model are already averaged by ", other));
   for (size_t b = 0; b < n; ++b)
-    for (const BucketSlot& slot : plan_.buckets[b].slots) autograd::claim_gradient(slot.parameter, GradientClaim::kChanges, kWho);
+    for (const BucketSlot& slot : plan_.buckets[b].slots)
+      autograd::claim_gradient(slot.parameter, GradientClaim::kChanges, kWho);
   arrivals_->sent.resize(n);
   arrivals_->arrived.resize(n);
   arrivals_->hooks.resize(n);
@@ -89,9 +92,10 @@ DistributedDataParallel::DistributedDataParallel(nn::ModuleBase& model, std::sha
             const std::shared_ptr<Arrivals> now = arrivals.lock();
             if (!now || now->local) return;
             if (now->sent[b] && now->arrived[b][i])
-              throw Error(absl::StrCat("DistributedDataParallel: the gradient of ", name,
-                                       " changed after it was sent; call finish() once per step, and put all but the last "
-                                       "backward of a step under no_sync()"));
+              throw Error(
+                  absl::StrCat("DistributedDataParallel: the gradient of ", name,
+                               " changed after it was sent; call finish() once per step, and put all but the last "
+                               "backward of a step under no_sync()"));
             now->arrived[b][i] = true;
           }));
     }
@@ -115,7 +119,8 @@ void DistributedDataParallel::remove_on_final(int64_t id) {
   std::erase_if(listeners_, [id](const auto& listener) { return listener.first == id; });
 }
 void DistributedDataParallel::check_finished() const {
-  if (next_bucket_ > 0) throw Error(absl::StrCat(kWho, ": gradients of this step are on their way; call finish() first"));
+  if (next_bucket_ > 0)
+    throw Error(absl::StrCat(kWho, ": gradients of this step are on their way; call finish() first"));
 }
 
 void DistributedDataParallel::compare_plans() {
@@ -136,10 +141,11 @@ void DistributedDataParallel::compare_plans() {
   size_t line = 0;
   while (line < theirs.size() && line < first.size() && theirs[line] == first[line]) ++line;
   const auto at = [line](const std::vector<std::string>& lines) {
-    return line < lines.size() && !lines[line].empty() ? absl::StrCat("\"", lines[line], "\"") : std::string("nothing more");
+    return line < lines.size() && !lines[line].empty() ? absl::StrCat("\"", lines[line], "\"")
+                                                       : std::string("nothing more");
   };
-  throw MismatchError(absl::StrCat("DistributedDataParallel: rank ", other, " has another plan than rank 0; line ", line + 1,
-                                   " is ", at(theirs), " there, and ", at(first),
+  throw MismatchError(absl::StrCat("DistributedDataParallel: rank ", other, " has another plan than rank 0; line ",
+                                   line + 1, " is ", at(theirs), " there, and ", at(first),
                                    " on rank 0. Every rank must make the same model, frozen in the same places"));
 }
 
@@ -166,14 +172,15 @@ void DistributedDataParallel::broadcast_state() {
 void DistributedDataParallel::reach_seam(const compile::Seam& seam) {
   if (arrivals_->local) return;
   const size_t now = next_seam_++;
-  while (next_bucket_ < plan_.buckets.size() && plan_.buckets[next_bucket_].seam == now) send(next_bucket_++, seam.complete);
+  while (next_bucket_ < plan_.buckets.size() && plan_.buckets[next_bucket_].seam == now)
+    send(next_bucket_++, seam.complete);
   // What is there by now. Which seam finds it differs from run to run, what is done with it does not.
   while (!listeners_.empty() && next_delivered_ < next_bucket_ && parcels_[next_delivered_].work.is_done())
     deliver(next_delivered_++);
 }
 
-// Every rank sends every bucket, even one that lacks a gradient: else the others would wait for it in vain. finish() tells
-// them all.
+// Every rank sends every bucket, even one that lacks a gradient: else the others would wait for it in vain. finish()
+// tells them all.
 void DistributedDataParallel::send(size_t b, bool complete) {
   const NoGrad off;
   const Bucket& bucket = plan_.buckets[b];
@@ -238,7 +245,8 @@ void DistributedDataParallel::check_no_stranger() {
   if (!strange) return;
   for (const nn::NamedTensor& p : model_.named_parameters())
     if (p.tensor.requires_grad() && !known.contains(p.tensor.impl()))
-      return note(absl::StrCat("the parameter ", p.name, " is in no bucket; it was made, or unfrozen, after the model was wrapped"));
+      return note(absl::StrCat("the parameter ", p.name,
+                               " is in no bucket; it was made, or unfrozen, after the model was wrapped"));
 }
 
 void DistributedDataParallel::note(std::string trouble) {
@@ -246,7 +254,8 @@ void DistributedDataParallel::note(std::string trouble) {
 }
 
 void DistributedDataParallel::finish() {
-  if (arrivals_->local) throw Error("DistributedDataParallel::finish: under no_sync(); end its scope before the last backward");
+  if (arrivals_->local)
+    throw Error("DistributedDataParallel::finish: under no_sync(); end its scope before the last backward");
   const NoGrad off;
   seams_->finish();
   while (next_delivered_ < parcels_.size()) deliver(next_delivered_++);
@@ -259,7 +268,8 @@ void DistributedDataParallel::finish() {
     arrivals_->sent[b] = false;
     arrivals_->arrived[b].assign(arrivals_->arrived[b].size(), false);
   }
-  const std::vector<std::string> troubles = gather_texts(*group_, mine, kMaxSentence, absl::StrCat("end of step ", step));
+  const std::vector<std::string> troubles = gather_texts(*group_, mine, kMaxSentence,
+                                                         absl::StrCat("end of step ", step));
   for (size_t r = 0; r < troubles.size(); ++r)
     if (!troubles[r].empty())
       throw MismatchError(absl::StrCat("DistributedDataParallel, step ", step, ", rank ", r, ": ", troubles[r]));

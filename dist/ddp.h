@@ -13,16 +13,17 @@
 //
 // Accumulation: all but the last backward of a step run under `const auto local = ddp.no_sync();`.
 //
-// The optimizer in backward (optim/update_at_seams.h): a bucket is updated once its average is there, at the first seam that
-// finds it, or in finish(), while the ones behind it are still on their way. On every rank the same buckets are updated: none
-// from the first one on for which some rank lacks a gradient.
+// The optimizer in backward (optim/update_at_seams.h): a bucket is updated once its average is there, at the first seam
+// that finds it, or in finish(), while the ones behind it are still on their way. On every rank the same buckets are
+// updated: none from the first one on for which some rank lacks a gradient.
 //   optim::UpdateAtSeams updates(ddp, optimizer);
 //   for (...) { model.loss(x, y).backward(); ddp.finish(); updates.finish(); }
 //
-// Invariants. The plan (bucket.h) is fixed when this is made, and equal on every rank. A gradient is sent once per step:
-// one that changes after that, or that never comes, a parameter that is in no bucket, and an all-reduce that did not happen
-// are errors, on every rank, that name the rank and the parameter. Once its bucket has left, a parameter has no grad() until
-// finish(); then it is a view of the bucket, if dtypes agree, and holds until the next step's gradients leave.
+// Invariants. The plan (bucket.h) is fixed when this is made, and equal on every rank. A gradient is sent once per
+// step: one that changes after that, or that never comes, a parameter that is in no bucket, and an all-reduce that did
+// not happen are errors, on every rank, that name the rank and the parameter. Once its bucket has left, a parameter has
+// no grad() until finish(); then it is a view of the bucket, if dtypes agree, and holds until the next step's gradients
+// leave.
 //
 // The model must outlive this. Thread safety: the thread that runs backward.
 #pragma once
@@ -43,15 +44,15 @@ namespace rondo::dist {
 
 class DistributedDataParallel final : public optim::GradientSource {
  public:
-  // A collective: compares the plans, then broadcasts rank 0's parameters and buffers. Throws MismatchError, on every rank;
-  // Error if another one has the model, or an UpdateAtSeams would use the gradients before they are averaged.
+  // A collective: compares the plans, then broadcasts rank 0's parameters and buffers. Throws MismatchError, on every
+  // rank; Error if another one has the model, or an UpdateAtSeams would use the gradients before they are averaged.
   DistributedDataParallel(nn::ModuleBase& model, std::shared_ptr<ProcessGroup> group, BucketOptions options = {});
   ~DistributedDataParallel() override;
   DistributedDataParallel(const DistributedDataParallel&) = delete;
   DistributedDataParallel& operator=(const DistributedDataParallel&) = delete;
 
-  // Ends a step: waits until every bucket is averaged. A collective. Throws MismatchError, on every rank; the gradients are
-  // then of no use, but the next step may be tried.
+  // Ends a step: waits until every bucket is averaged. A collective. Throws MismatchError, on every rank; the gradients
+  // are then of no use, but the next step may be tried.
   void finish();
 
   // For UpdateAtSeams. With a listener, backward() throws what finish() would if a bucket fails early.

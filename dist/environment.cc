@@ -32,7 +32,8 @@ Environment Environment::from_process() {
   constexpr int kMost = 1 << 14;
   e.world_size = number_of("WORLD_SIZE", 1, 1, kMost);
   if (e.world_size > 1 && text_of("RANK").empty())
-    throw Error(absl::StrCat("the variable WORLD_SIZE=", e.world_size, " without RANK: start the program with rondorun"));
+    throw Error(
+        absl::StrCat("the variable WORLD_SIZE=", e.world_size, " without RANK: start the program with rondorun"));
   e.rank = number_of("RANK", 0, 0, e.world_size - 1);
   e.local_world_size = number_of("LOCAL_WORLD_SIZE", e.world_size, 1, e.world_size);
   e.local_rank = number_of("LOCAL_RANK", e.rank % e.local_world_size, 0, e.local_world_size - 1);

@@ -13,9 +13,9 @@ struct Environment {
   // "host:port" of a store that the launcher keeps. Empty: rank 0 opens one at master_addr:master_port.
   std::string store;
 
-  // From RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT and RONDO_STORE; one process where they are
-  // not set. This is the only place of the library that reads variables not named RONDO_*, and only when a program calls it.
-  // Throws Error, which names the variable, where they make no sense.
+  // From RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT and RONDO_STORE; one process where
+  // they are not set. This is the only place of the library that reads variables not named RONDO_*, and only when a
+  // program calls it. Throws Error, which names the variable, where they make no sense.
   static Environment from_process();
 };
 

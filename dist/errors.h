@@ -1,4 +1,5 @@
-// What can go wrong between processes. Every message is a sentence that names the rank, or the address, that it is about.
+// What can go wrong between processes. Every message is a sentence that names the rank, or the address, that it is
+// about.
 #pragma once
 
 #include "rondo/runtime/error.h"

@@ -6,7 +6,8 @@ namespace rondo::dist {
 
 bool gloo_available() { return false; }
 std::shared_ptr<ProcessGroup> connect_gloo(const Environment&, GroupOptions) {
-  throw DistError("this Rondo was built without Gloo, so a job has one process; install libgloo-dev and configure again");
+  throw DistError(
+      "this Rondo was built without Gloo, so a job has one process; install libgloo-dev and configure again");
 }
 
 }  // namespace rondo::dist
@@ -67,8 +68,8 @@ enum class Kind : uint8_t { kAllReduce, kBroadcast, kAllGather, kBarrier };
 constexpr uint8_t kMessageSlotPrefix = 0x7F;  // Gloo's own collectives have others
 constexpr const char* kKindNames[] = {"all_reduce", "broadcast", "all_gather", "barrier"};
 
-// What a rank is about to do. The ranks exchange these before a tensor moves: sizes that differ would end the process from
-// inside Gloo, and equal sizes with another meaning would give wrong numbers.
+// What a rank is about to do. The ranks exchange these before a tensor moves: sizes that differ would end the process
+// from inside Gloo, and equal sizes with another meaning would give wrong numbers.
 struct Header {
   uint64_t number = 0;  // of the collective, from 1
   int64_t numel = 0;
@@ -84,8 +85,8 @@ bool same(const Header& a, const Header& b) {
          a.dtype == b.dtype && std::strncmp(a.name, b.name, sizeof a.name) == 0;
 }
 
-// What goes to every rank at the start of a collective. A tensor that fits comes along, so that small collectives (a loss,
-// the end of a step) take one message and not two.
+// What goes to every rank at the start of a collective. A tensor that fits comes along, so that small collectives (a
+// loss, the end of a step) take one message and not two.
 constexpr size_t kSmall = 768;  // bytes
 struct Message {
   Header header;
@@ -148,7 +149,8 @@ class GlooGroup final : public ProcessGroup {
   }
   Work broadcast(const Tensor& tensor, int root, std::string_view name) override {
     check_dense(tensor, "broadcast", name);
-    if (root < 0 || root >= world_size_) throw Error(absl::StrCat("broadcast (", std::string(name), "): there is no rank ", root));
+    if (root < 0 || root >= world_size_)
+      throw Error(absl::StrCat("broadcast (", std::string(name), "): there is no rank ", root));
     Job job;
     job.header = {.numel = tensor.numel(), .root = root, .kind = Kind::kBroadcast, .dtype = tensor.dtype()};
     job.out = tensor;
@@ -253,12 +255,11 @@ class GlooGroup final : public ProcessGroup {
       auto outcome = Work::Outcome::kDone;
       std::string error;
       try {
-        if (!failure_.empty())
-          throw ConnectionError(absl::StrCat(describe(job.header), " cannot run: ", failure_));
+        if (!failure_.empty()) throw ConnectionError(absl::StrCat(describe(job.header), " cannot run: ", failure_));
         execute(job);
       } catch (const std::exception& e) {
         error = e.what();
-        outcome = dynamic_cast<const MismatchError*>(&e) ? Work::Outcome::kMismatch
+        outcome = dynamic_cast<const MismatchError*>(&e)  ? Work::Outcome::kMismatch
                   : dynamic_cast<const TimeoutError*>(&e) ? Work::Outcome::kLate
                                                           : Work::Outcome::kLost;
       }
@@ -291,8 +292,8 @@ class GlooGroup final : public ProcessGroup {
     }
   }
 
-  // Throws MismatchError, the same sentence on every rank, unless all are about to do the same. Here is where a rank waits for
-  // one that is late, so it is done with buffers of our own, which the destructor can wake.
+  // Throws MismatchError, the same sentence on every rank, unless all are about to do the same. Here is where a rank
+  // waits for one that is late, so it is done with buffers of our own, which the destructor can wake.
   std::vector<Message> agree(const Job& job) {
     Message mine{.header = job.header};
     const void* source = job.header.kind == Kind::kAllGather ? job.from : job.to;
@@ -326,7 +327,7 @@ class GlooGroup final : public ProcessGroup {
     return all;
   }
 
-  using Buffers = std::vector<std::unique_ptr<gloo::transport::UnboundBuffer>>;
+  using Buffers = std::vector<std::unique_ptr<gloo::transport::UnboundBuffer> >;
   // Lets the destructor interrupt waiting for these.
   class WaitingScope {
    public:
@@ -355,7 +356,8 @@ class GlooGroup final : public ProcessGroup {
     const Header& h = job.header;
     const size_t bytes = bytes_of(h), n = static_cast<size_t>(h.numel);
     if (bytes == 0) return;
-    if (h.kind == Kind::kBroadcast && h.root != rank_) std::memcpy(job.to, all[static_cast<size_t>(h.root)].data, bytes);
+    if (h.kind == Kind::kBroadcast && h.root != rank_)
+      std::memcpy(job.to, all[static_cast<size_t>(h.root)].data, bytes);
     if (h.kind == Kind::kAllGather)
       for (size_t r = 0; r < all.size(); ++r) std::memcpy(static_cast<char*>(job.to) + r * bytes, all[r].data, bytes);
     if (h.kind != Kind::kAllReduce) return;
@@ -452,7 +454,8 @@ class GlooGroup final : public ProcessGroup {
         for (int r = 0; r < world_size_; ++r) {
           if (r == rank_) continue;
           const std::optional<std::string> left = store_->get_if_there(gone_key(r));
-          if (store_->get_if_there(late_key(r)) != absl::StrCat(mine.number)) silent.push_back(absl::StrCat("rank ", r));
+          if (store_->get_if_there(late_key(r)) != absl::StrCat(mine.number))
+            silent.push_back(absl::StrCat("rank ", r));
           const std::optional<std::string> sentence = store_->get_if_there(failed_key(r));
           const std::string progress = store_->get_if_there(progress_key(r)).value_or("0 ");
           const std::pair<std::string, std::string> seen = absl::StrSplit(progress, absl::MaxSplits(' ', 1));
@@ -460,7 +463,8 @@ class GlooGroup final : public ProcessGroup {
           if (sentence) failed.push_back(absl::StrCat("rank ", r, " gave up (", *sentence, ")"));
           else if (left) gone.push_back(absl::StrCat("rank ", r, " is gone: ", *left));
           else if (absl::SimpleAtoi(seen.first, &number) && number < mine.number)
-            behind.push_back(absl::StrCat("rank ", r, " has not come to it, ", number == 0 ? "nor to any before" : "and was last at ", seen.second));
+            behind.push_back(absl::StrCat("rank ", r, " has not come to it, ",
+                                          number == 0 ? "nor to any before" : "and was last at ", seen.second));
         }
         if (!gone.empty()) return absl::StrCat(lost, ": ", absl::StrJoin(gone, "; "));
         if (!failed.empty()) return absl::StrCat(lost, ": ", failed[0]);

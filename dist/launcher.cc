@@ -103,7 +103,10 @@ struct Rank {
 class Job {
  public:
   Job(const LaunchOptions& options, const LaunchOutput& output)
-      : options_(options), output_(output), store_("127.0.0.1", 0), ranks_(static_cast<size_t>(options.nproc_per_node)) {
+      : options_(options),
+        output_(output),
+        store_("127.0.0.1", 0),
+        ranks_(static_cast<size_t>(options.nproc_per_node)) {
     ::prctl(PR_SET_CHILD_SUBREAPER, 1);
   }
   ~Job() {
@@ -322,7 +325,7 @@ class Job {
 
   const LaunchOptions& options_;
   const LaunchOutput& output_;
-  Signals signals_;     // before the store: its thread takes none either
+  Signals signals_;  // before the store: its thread takes none either
   StoreServer store_;
   std::vector<Rank> ranks_;
   std::vector<size_t> failed_;

@@ -87,11 +87,13 @@ void check_gather(const Tensor& out, const Tensor& in, int world_size, std::stri
   bool fits = out.rank() == in.rank() + 1 && out.dtype() == in.dtype() && out.size(0) == world_size;
   for (int d = 0; fits && d < in.rank(); ++d) fits = out.size(d + 1) == in.size(d);
   if (!fits)
-    throw Error(absl::StrCat("all_gather (", std::string(name), "): ", world_size, " ranks with ", std::string(name_of(in.dtype())),
-                             to_string(in.sizes()), " do not make ", std::string(name_of(out.dtype())), to_string(out.sizes())));
+    throw Error(absl::StrCat("all_gather (", std::string(name), "): ", world_size, " ranks with ",
+                             std::string(name_of(in.dtype())), to_string(in.sizes()), " do not make ",
+                             std::string(name_of(out.dtype())), to_string(out.sizes())));
 }
 
-std::vector<std::string> gather_texts(ProcessGroup& group, std::string_view text, int64_t max_bytes, std::string_view name) {
+std::vector<std::string> gather_texts(ProcessGroup& group, std::string_view text, int64_t max_bytes,
+                                      std::string_view name) {
   // (length, bytes) in a row of fixed size, as the lengths of the others are not known.
   constexpr int64_t kLength = sizeof(uint32_t);
   const int64_t row = kLength + max_bytes;
@@ -106,7 +108,8 @@ std::vector<std::string> gather_texts(ProcessGroup& group, std::string_view text
     const uint8_t* from = all.data<uint8_t>() + r * row;
     uint32_t length = 0;
     std::memcpy(&length, from, sizeof length);
-    texts.emplace_back(reinterpret_cast<const char*>(from) + kLength, std::min<uint32_t>(length, static_cast<uint32_t>(max_bytes)));
+    texts.emplace_back(reinterpret_cast<const char*>(from) + kLength,
+                       std::min<uint32_t>(length, static_cast<uint32_t>(max_bytes)));
   }
   return texts;
 }

@@ -6,10 +6,10 @@
 //   sum.wait();                             // gradients is now the average, with the same bits on every rank
 //
 // Every rank calls the same collectives in the same order; they run in that order. Before a byte of a tensor moves the
-// ranks compare what they are about to do: if they do not agree, that collective is a MismatchError on every rank, which
-// names the first rank that differs and what it does. A rank that does not come in time is named by a TimeoutError, one
-// that has ended by a ConnectionError. After an error the group is of no more use: every later collective fails at once
-// with the first error's sentence.
+// ranks compare what they are about to do: if they do not agree, that collective is a MismatchError on every rank,
+// which names the first rank that differs and what it does. A rank that does not come in time is named by a
+// TimeoutError, one that has ended by a ConnectionError. After an error the group is of no more use: every later
+// collective fails at once with the first error's sentence.
 //
 // Thread safety: one thread issues collectives; Work may be waited for anywhere. A tensor in flight belongs to its
 // collective, which keeps it alive: neither read nor write it before wait().
@@ -71,10 +71,11 @@ class ProcessGroup {
   virtual int rank() const = 0;
   virtual int world_size() const = 0;
 
-  // Collectives. Tensors are dense, on the CPU, and of the same shape and dtype on every rank; `name` tells users what it
-  // was (up to 80 bytes count) and is compared, too. A tensor that does not fit throws Error here.
+  // Collectives. Tensors are dense, on the CPU, and of the same shape and dtype on every rank; `name` tells users what
+  // it was (up to 80 bytes count) and is compared, too. A tensor that does not fit throws Error here.
 
-  // In place, over the ranks. f64, f32, bf16, f16 (both are added, and divided, in f32 and rounded once), i64 and i32 (sums).
+  // In place, over the ranks. f64, f32, bf16, f16 (both are added, and divided, in f32 and rounded once), i64 and i32
+  // (sums).
   virtual Work all_reduce(const Tensor& tensor, ReduceOp op, std::string_view name) = 0;
   // Overwrites `tensor`, of any dtype, by that of rank `root`.
   virtual Work broadcast(const Tensor& tensor, int root, std::string_view name) = 0;
@@ -88,7 +89,8 @@ class ProcessGroup {
 };
 
 // What `text` is on every rank, in their order; waits. Texts may differ in length; each is cut to `max_bytes`.
-std::vector<std::string> gather_texts(ProcessGroup& group, std::string_view text, int64_t max_bytes, std::string_view name);
+std::vector<std::string> gather_texts(ProcessGroup& group, std::string_view text, int64_t max_bytes,
+                                      std::string_view name);
 
 // The checks that every group makes before it takes a tensor. They throw Error.
 void check_reducible(const Tensor& tensor, ReduceOp op, std::string_view name);

@@ -130,8 +130,10 @@ void send_all(const Fd& socket, std::string_view bytes, Deadline deadline, std::
     const ssize_t n = ::send(socket.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
     if (n >= 0) bytes.remove_prefix(static_cast<size_t>(n));
     else if (errno == EINTR) continue;
-    else if (errno != EAGAIN) throw ConnectionError(absl::StrCat("cannot send to ", std::string(peer), ": ", std::strerror(errno)));
-    else if (!wait_for(socket, POLLOUT, deadline)) throw TimeoutError(absl::StrCat(std::string(peer), " takes no bytes"));
+    else if (errno != EAGAIN)
+      throw ConnectionError(absl::StrCat("cannot send to ", std::string(peer), ": ", std::strerror(errno)));
+    else if (!wait_for(socket, POLLOUT, deadline))
+      throw TimeoutError(absl::StrCat(std::string(peer), " takes no bytes"));
   }
 }
 

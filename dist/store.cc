@@ -73,16 +73,16 @@ void Store::post(std::string_view key, std::string_view value) {
 }
 
 std::optional<std::string> Store::get_if_there(std::string_view key) {
-  const Reply reply =
-      call(MessageWriter(static_cast<uint8_t>(StoreOp::kGet)).put(int64_t{0}).text(key).finish(), kPatience);
+  const Reply reply = call(MessageWriter(static_cast<uint8_t>(StoreOp::kGet)).put(int64_t{0}).text(key).finish(),
+                           kPatience);
   if (reply.status != StoreStatus::kOk) return std::nullopt;
   return std::string(reply.fields().text());
 }
 
 std::string Store::get(std::string_view key, Milliseconds timeout) {
-  const Reply reply =
-      call(MessageWriter(static_cast<uint8_t>(StoreOp::kGet)).put(int64_t{timeout.count()}).text(key).finish(),
-           timeout + kPatience);
+  const Reply reply = call(
+      MessageWriter(static_cast<uint8_t>(StoreOp::kGet)).put(int64_t{timeout.count()}).text(key).finish(),
+      timeout + kPatience);
   if (reply.status != StoreStatus::kOk)
     throw TimeoutError(absl::StrCat("store: nobody has set ", std::string(key), " within ", timeout.count(), " ms"));
   return std::string(reply.fields().text());

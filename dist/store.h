@@ -1,4 +1,5 @@
-// The store: a small table of text that the processes of a job share, over TCP. They meet here before they know each other.
+// The store: a small table of text that the processes of a job share, over TCP. They meet here before they know each
+// other.
 //
 //   StoreServer server("127.0.0.1", 0);                        // in the launcher, or in rank 0
 //   Store store("127.0.0.1", server.port(), 10s);              // in every process

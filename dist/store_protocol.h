@@ -32,8 +32,8 @@ enum class StoreStatus : uint8_t {
 // A message beyond these is an error; on the server it ends the connection before anything is allocated for it.
 inline constexpr uint32_t kMaxMessage = 8 << 20;
 inline constexpr size_t kMaxKey = 1 << 10;
-inline constexpr uint32_t kMaxKeys = 1 << 14;      // in one kWait
-inline constexpr size_t kMaxStored = 256 << 20;    // keys and values together
+inline constexpr uint32_t kMaxKeys = 1 << 14;    // in one kWait
+inline constexpr size_t kMaxStored = 256 << 20;  // keys and values together
 inline constexpr size_t kMaxConnections = 1 << 14;
 
 class MessageWriter {

@@ -1,9 +1,10 @@
-// One thread, one poll(2) over all connections. Nothing that a peer sends can make it block, throw or grow without bound.
+// One thread, one poll(2) over all connections. Nothing that a peer sends can make it block, throw or grow without
+// bound.
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <poll.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
-#include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -72,7 +73,8 @@ class StoreServer::Loop {
       fds.push_back({open_door ? listener_.get() : -1, POLLIN, 0});
       for (const Connection& c : connections_) {
         const bool takes_more = c.in.size() < kMaxMessage + 5 && c.out.size() < kMaxMessage;
-        fds.push_back({c.socket.get(), static_cast<short>((takes_more ? POLLIN : 0) | (c.out.empty() ? 0 : POLLOUT)), 0});
+        fds.push_back(
+            {c.socket.get(), static_cast<short>((takes_more ? POLLIN : 0) | (c.out.empty() ? 0 : POLLOUT)), 0});
       }
       if (::poll(fds.data(), fds.size(), milliseconds_until(next_deadline())) < 0 && errno != EINTR) return;
       if (fds[0].revents != 0) return;

@@ -17,8 +17,8 @@ struct Corpus {
   int64_t checksum;               // of the text, so that a run does not go on with another one
 };
 
-// Reads options.data. If `keep`, makes out_dir, and the vocabulary of a character tokenizer goes to <out_dir>/tokenizer.json, for whoever loads
-// the model later. Throws Error.
+// Reads options.data. If `keep`, makes out_dir, and the vocabulary of a character tokenizer goes to
+// <out_dir>/tokenizer.json, for whoever loads the model later. Throws Error.
 Corpus load_corpus(const TrainOptions& options, bool keep);
 
 }  // namespace rondo::examples

@@ -58,7 +58,8 @@ EventWriter::EventWriter(const std::string& folder, int64_t first_step) {
   }
   const auto now = std::chrono::system_clock::now().time_since_epoch();
   const int64_t us = std::chrono::floor<std::chrono::microseconds>(now).count();
-  path_ = absl::StrFormat("%s/%s%010d.%06d", folder, prefix, us / 1000000, us % 1000000);  // readers go by the name's order
+  path_ = absl::StrFormat("%s/%s%010d.%06d", folder, prefix, us / 1000000,
+                          us % 1000000);  // readers go by the name's order
   file_ = std::fopen(path_.c_str(), "wb");
   if (file_ == nullptr) throw FileError(path_, std::strerror(errno));
   std::string payload;

@@ -3,8 +3,8 @@
 //   EventWriter events("out/tensorboard", /*first_step=*/0);
 //   events.write(step, {{"loss/train", 1.9}, {"lr", 1e-3}});      // tensorboard --logdir out/tensorboard
 //
-// A file is a sequence of TFRecords (tensorflow/core/lib/io/record_writer.h): u64 length, masked CRC-32C of it, the bytes,
-// masked CRC-32C of them; each holds one Event message (tensorflow/core/util/event.proto).
+// A file is a sequence of TFRecords (tensorflow/core/lib/io/record_writer.h): u64 length, masked CRC-32C of it, the
+// bytes, masked CRC-32C of them; each holds one Event message (tensorflow/core/util/event.proto).
 #pragma once
 
 #include <cstdint>
@@ -22,8 +22,8 @@ class EventWriter {
     double value;
   };
 
-  // Starts a file of its own in `folder`. Where first_step is 0 the events of an earlier run go; else readers are told to
-  // forget what they have after first_step. Throws FileError.
+  // Starts a file of its own in `folder`. Where first_step is 0 the events of an earlier run go; else readers are told
+  // to forget what they have after first_step. Throws FileError.
   EventWriter(const std::string& folder, int64_t first_step);
   ~EventWriter();
   EventWriter(const EventWriter&) = delete;

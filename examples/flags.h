@@ -1,5 +1,5 @@
-// Flags: a tiny typed command-line parser. `--name=value` and `--name value`; `--name` alone turns a bool on; --help prints
-// every flag with its default.
+// Flags: a tiny typed command-line parser. `--name=value` and `--name value`; `--name` alone turns a bool on; --help
+// prints every flag with its default.
 //
 //   int64_t n_layer = 4;
 //   Flags flags("train_gpt", "Trains a GPT.");

@@ -58,7 +58,8 @@ std::string polyline(const std::vector<Point>& points, const Axis& x, const Axis
 
 std::string loss_curve_svg(std::span<const Record> records) {
   constexpr double kWidth = 760, kHeight = 420, kLeft = 64, kRight = 24, kTop = 40, kBottom = 52;
-  constexpr const char *kTrain = "stroke=\"#4c78a8\" stroke-width=\"1.2\"", *kVal = "stroke=\"#e4572e\" stroke-width=\"2.2\"";
+  constexpr const char *kTrain = "stroke=\"#4c78a8\" stroke-width=\"1.2\"",
+                       *kVal = "stroke=\"#e4572e\" stroke-width=\"2.2\"";
   std::vector<Point> train, val;
   for (const Record& r : records) {
     if (std::isfinite(r.loss)) train.push_back({static_cast<double>(r.step), r.loss});
@@ -77,22 +78,26 @@ std::string loss_curve_svg(std::span<const Record> records) {
       "font-family=\"sans-serif\" font-size=\"13\" fill=\"#333\">\n<rect width=\"%g\" height=\"%g\" fill=\"#fff\"/>\n",
       kWidth, kHeight, kWidth, kHeight, kWidth, kHeight);
   for (double v = y.low; v <= y.high + y.tick / 2; v += y.tick)
-    absl::StrAppendFormat(&svg,
-                          "<path d=\"M%g %.1fH%g\" stroke=\"#ddd\"/><text x=\"%g\" y=\"%.1f\" text-anchor=\"end\">%.4g</text>\n",
-                          kLeft, y(v), kWidth - kRight, kLeft - 8, y(v) + 4, v);
+    absl::StrAppendFormat(
+        &svg, "<path d=\"M%g %.1fH%g\" stroke=\"#ddd\"/><text x=\"%g\" y=\"%.1f\" text-anchor=\"end\">%.4g</text>\n",
+        kLeft, y(v), kWidth - kRight, kLeft - 8, y(v) + 4, v);
   for (double v = x.low; v <= x.high + x.tick / 2; v += x.tick)
-    absl::StrAppendFormat(&svg, "<text x=\"%.1f\" y=\"%g\" text-anchor=\"middle\">%.10g</text>\n", x(v), kHeight - kBottom + 20, v);
-  absl::StrAppendFormat(&svg, "<path d=\"M%g %gV%gH%g\" fill=\"none\" stroke=\"#333\"/>\n", kLeft, kTop, kHeight - kBottom,
-                        kWidth - kRight);
-  absl::StrAppendFormat(&svg, "<text x=\"%g\" y=\"%g\" text-anchor=\"middle\">step</text>\n", (kLeft + kWidth - kRight) / 2,
-                        kHeight - 12);
-  absl::StrAppendFormat(&svg, "<text transform=\"translate(18 %g) rotate(-90)\" text-anchor=\"middle\">loss (nats per token)</text>\n",
-                        (kTop + kHeight - kBottom) / 2);
+    absl::StrAppendFormat(&svg, "<text x=\"%.1f\" y=\"%g\" text-anchor=\"middle\">%.10g</text>\n", x(v),
+                          kHeight - kBottom + 20, v);
+  absl::StrAppendFormat(&svg, "<path d=\"M%g %gV%gH%g\" fill=\"none\" stroke=\"#333\"/>\n", kLeft, kTop,
+                        kHeight - kBottom, kWidth - kRight);
+  absl::StrAppendFormat(&svg, "<text x=\"%g\" y=\"%g\" text-anchor=\"middle\">step</text>\n",
+                        (kLeft + kWidth - kRight) / 2, kHeight - 12);
+  absl::StrAppendFormat(
+      &svg, "<text transform=\"translate(18 %g) rotate(-90)\" text-anchor=\"middle\">loss (nats per token)</text>\n",
+      (kTop + kHeight - kBottom) / 2);
   svg += polyline(train, x, y, kTrain) + polyline(val, x, y, kVal);
   for (const Point& p : thinned(val, 100))
     absl::StrAppendFormat(&svg, "<circle cx=\"%.1f\" cy=\"%.1f\" r=\"3.5\" fill=\"#e4572e\"/>\n", x(p.x), y(p.y));
-  absl::StrAppendFormat(&svg, "<path d=\"M%g 22h28\" %s/><text x=\"%g\" y=\"26\">training</text>\n", kLeft, kTrain, kLeft + 36);
-  absl::StrAppendFormat(&svg, "<path d=\"M%g 22h28\" %s/><text x=\"%g\" y=\"26\">validation", kLeft + 120, kVal, kLeft + 156);
+  absl::StrAppendFormat(&svg, "<path d=\"M%g 22h28\" %s/><text x=\"%g\" y=\"26\">training</text>\n", kLeft, kTrain,
+                        kLeft + 36);
+  absl::StrAppendFormat(&svg, "<path d=\"M%g 22h28\" %s/><text x=\"%g\" y=\"26\">validation", kLeft + 120, kVal,
+                        kLeft + 156);
   if (!val.empty()) absl::StrAppendFormat(&svg, " (last: %.4f)", val.back().y);
   return svg + "</text>\n</svg>\n";
 }

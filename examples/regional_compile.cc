@@ -1,13 +1,14 @@
 // What compiling costs: the whole model as one region, one region per repeated block, and both warm starts.
 //
-//   regional_compile                       a table: 64 small layers (PyTorch's regional compilation recipe), 12 GPT-2 blocks
-//   regional_compile --json                the same as JSON: an array with an object per model
-//   regional_compile --layers=1            other depths: the cost of a region does not depend on it
+//   regional_compile                       a table: 64 small layers (PyTorch's regional compilation recipe), 12 GPT-2
+//   blocks regional_compile --json                the same as JSON: an array with an object per model regional_compile
+//   --layers=1            other depths: the cost of a region does not depend on it
 //
-// A figure is compiler time for one forward and backward, as RegionReport::compile_ms counts it: without running, without
-// data, and without loading LLVM, which a trivial kernel does first. Warm starts, from the disk cache or the artifact file of
-// a process before, never load it, and reading the artifact file counts. The table also gives what the first step took longer
-// than a later one, which has all of it. Every figure comes from processes of their own (this program runs itself with
+// A figure is compiler time for one forward and backward, as RegionReport::compile_ms counts it: without running,
+// without data, and without loading LLVM, which a trivial kernel does first. Warm starts, from the disk cache or the
+// artifact file of a process before, never load it, and reading the artifact file counts. The table also gives what the
+// first step took longer than a later one, which has all of it. Every figure comes from processes of their own (this
+// program runs itself with
 // --measure), so that nothing is warm by accident.
 #include <stdlib.h>
 #include <unistd.h>
@@ -31,7 +32,9 @@ using namespace rondo;
 using Json = nlohmann::ordered_json;
 using Clock = std::chrono::steady_clock;
 
-double ms_since(Clock::time_point start) { return std::chrono::duration<double, std::milli>(Clock::now() - start).count(); }
+double ms_since(Clock::time_point start) {
+  return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
+}
 
 double median(std::vector<double> values) {
   std::sort(values.begin(), values.end());
@@ -84,7 +87,8 @@ void load_code_generator() {
   relu(Tensor::ones({3}));
 }
 
-template <class Model> Json measure(const std::string& what, int64_t n_layer, const Tensor& x, const std::string& artifacts) {
+template <class Model>
+Json measure(const std::string& what, int64_t n_layer, const Tensor& x, const std::string& artifacts) {
   Model model(n_layer);
   step(model, x);  // eager: memory, threads and products of these shapes are there
   double load_ms = 0;
@@ -115,9 +119,12 @@ template <class Model> Json measure(const std::string& what, int64_t n_layer, co
     kernels += region.kernels;
     compilations += region.compilations;
   }
-  return {{"compile_ms", compile_ms}, {"first_over_later_ms", first_ms - later},
-          {"regions", report.size()}, {"kernels", kernels},
-          {"recompiles", std::max(0, compilations - static_cast<int>(report.size()))}, {"misses", compile::cache_report().misses}};
+  return {{"compile_ms", compile_ms},
+          {"first_over_later_ms", first_ms - later},
+          {"regions", report.size()},
+          {"kernels", kernels},
+          {"recompiles", std::max(0, compilations - static_cast<int>(report.size()))},
+          {"misses", compile::cache_report().misses}};
 }
 
 Json measure(const std::string& what, const std::string& model, int64_t n_layer, const std::string& artifacts) {
@@ -150,9 +157,9 @@ class TemporaryFolder {
 // Runs this program again. `cache`: the folder of the disk cache, in which the artifact file lies too.
 Json measure_apart(const std::string& what, const std::string& model, int64_t n_layer, const std::string& cache) {
   const std::string self = std::filesystem::read_symlink("/proc/self/exe").string();
-  const std::string command =
-      absl::StrCat(what == "artifact" ? "RONDO_CACHE=off" : "RONDO_CACHE_DIR='" + cache + "/kernels'", " '", self,
-                   "' --measure=", what, " --model=", model, " --layers=", n_layer, " --artifacts='", cache, "/artifacts'");
+  const std::string command = absl::StrCat(
+      what == "artifact" ? "RONDO_CACHE=off" : "RONDO_CACHE_DIR='" + cache + "/kernels'", " '", self,
+      "' --measure=", what, " --model=", model, " --layers=", n_layer, " --artifacts='", cache, "/artifacts'");
   std::unique_ptr<FILE, int (*)(FILE*)> child(popen(command.c_str(), "r"), pclose);
   if (!child) throw Error("cannot run " + command);
   std::string output;

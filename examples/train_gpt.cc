@@ -5,8 +5,8 @@
 //   rondorun --nproc-per-node 2 train_gpt --data=...        # two processes, each with its own --batch_size windows
 //
 // Nothing here depends on what ran before: weights, batches, dropout and samples are functions of (seed, step), so the
-// step in a checkpoint is all the random state there is. Under rondorun every process draws its rows of the one batch, so
-// that n processes train as one with n times the batch; rank 0 prints, and writes what is kept.
+// step in a checkpoint is all the random state there is. Under rondorun every process draws its rows of the one batch,
+// so that n processes train as one with n times the batch; rank 0 prints, and writes what is kept.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -47,9 +47,11 @@ optim::AdamW make_optimizer(const nn::GPT2& model, const TrainOptions& o) {
   return optim::AdamW({decayed, plain});
 }
 
-// Mean loss per token over the validation split, or over eval_iters batches spread evenly across it. The ranks share them.
+// Mean loss per token over the validation split, or over eval_iters batches spread evenly across it. The ranks share
+// them.
 template <class LossFn>
-double evaluate(nn::GPT2& model, const LossFn& loss_of, const Corpus& corpus, const TrainOptions& o, dist::ProcessGroup& group) {
+double evaluate(nn::GPT2& model, const LossFn& loss_of, const Corpus& corpus, const TrainOptions& o,
+                dist::ProcessGroup& group) {
   const NoGrad off;
   model.eval();
   const int64_t all = corpus.val.eval_batches(o.batch_size);
@@ -71,7 +73,8 @@ std::string sample(nn::GPT2& model, const io::Tokenizer& tokenizer, const TrainO
   compile::disable(model);
   Generator generator(static_cast<uint64_t>(o.seed));
   const Tensor start = Tensor::zeros({1, 1}, {kI64});  // token 0: a newline among the characters of a text
-  const std::vector<int64_t> ids = model.generate(start, o.sample_tokens, o.temperature, o.top_k, &generator).to_vector<int64_t>();
+  const std::vector<int64_t> ids =
+      model.generate(start, o.sample_tokens, o.temperature, o.top_k, &generator).to_vector<int64_t>();
   return tokenizer.decode(std::vector<int32_t>(ids.begin() + 1, ids.end()));
 }
 
@@ -86,7 +89,9 @@ std::optional<io::Checkpoint> find_checkpoint(const TrainOptions& o, bool lead) 
   if (o.init_from == "scratch" && !lead) return std::nullopt;
   if (o.init_from == "scratch") {
     const size_t old = io::list_checkpoints(o.out_dir).size();
-    if (old > 0) std::printf("Removing %zu checkpoints of an earlier run from %s (--init_from=resume goes on).\n", old, o.out_dir.c_str());
+    if (old > 0)
+      std::printf("Removing %zu checkpoints of an earlier run from %s (--init_from=resume goes on).\n", old,
+                  o.out_dir.c_str());
     io::remove_checkpoints(o.out_dir);
     return std::nullopt;
   }
@@ -101,8 +106,9 @@ std::optional<io::Checkpoint> find_checkpoint(const TrainOptions& o, bool lead) 
 int train(int argc, char** argv) {
   OptionParser parser(argc, argv);
   if (parser.flags().help_wanted()) return std::fputs(parser.flags().usage().c_str(), stdout), 0;
-  const std::shared_ptr<dist::ProcessGroup> group =
-      dist::ProcessGroup::connect(dist::Environment::from_process(), {.timeout = dist::Milliseconds(std::llround(1e3 * parser.options().dist_timeout))});
+  const std::shared_ptr<dist::ProcessGroup> group = dist::ProcessGroup::connect(
+      dist::Environment::from_process(),
+      {.timeout = dist::Milliseconds(std::llround(1e3 * parser.options().dist_timeout))});
   const int64_t rank = group->rank(), world_size = group->world_size();
   const bool lead = rank == 0;
   const std::optional<io::Checkpoint> resumed = find_checkpoint(parser.options(), lead);
@@ -117,8 +123,14 @@ int train(int argc, char** argv) {
   if (resumed && resumed->get<int64_t>("data_checksum") != corpus.checksum)
     throw Error(absl::StrCat(o.data, " is not the text that the checkpoint was trained on"));
   const auto seed = static_cast<uint64_t>(o.seed);
-  nn::GPT2 model({.vocab_size = corpus.tokenizer->vocab_size(), .block_size = o.block_size, .n_layer = o.n_layer,
-                  .n_head = o.n_head, .n_embd = o.n_embd, .dropout = o.dropout, .bias = o.bias}, seed);
+  nn::GPT2 model({.vocab_size = corpus.tokenizer->vocab_size(),
+                  .block_size = o.block_size,
+                  .n_layer = o.n_layer,
+                  .n_head = o.n_head,
+                  .n_embd = o.n_embd,
+                  .dropout = o.dropout,
+                  .bias = o.bias},
+                 seed);
   optim::AdamW optimizer = make_optimizer(model, o);
   if (resumed) {
     model.load_state_dict(resumed->model);
@@ -141,10 +153,12 @@ int train(int argc, char** argv) {
   if (world_size > 1) {
     for (const std::string& theirs : dist::gather_texts(*group, absl::StrCat(first_step), 20, "first step"))
       if (theirs != absl::StrCat(first_step))
-        throw Error(absl::StrCat("one rank found a checkpoint of step ", theirs, ", another of step ", first_step, "; do all see ", o.out_dir, "?"));
+        throw Error(absl::StrCat("one rank found a checkpoint of step ", theirs, ", another of step ", first_step,
+                                 "; do all see ", o.out_dir, "?"));
     ddp.emplace(model, group);
   }
-  const optim::StepOptions step_options{.max_norm = o.grad_clip > 0 ? o.grad_clip : std::numeric_limits<double>::infinity()};
+  const optim::StepOptions step_options{.max_norm = o.grad_clip > 0 ? o.grad_clip
+                                                                    : std::numeric_limits<double>::infinity()};
   std::optional<optim::UpdateAtSeams> updates;
   if (o.update_at_seams && ddp) updates.emplace(*ddp, optimizer, optim::UpdateAtSeamsOptions{.step = step_options});
   else if (o.update_at_seams) updates.emplace(model, optimizer, optim::UpdateAtSeamsOptions{.step = step_options});
@@ -153,10 +167,10 @@ int train(int argc, char** argv) {
   const auto say = [&log](const std::string& text) {
     if (log) log->say(text);
   };
-  say(absl::StrFormat("%d parameters, vocabulary of %d, %d training and %d validation tokens, %d threads, compile=%s, %s%s",
-                      model.num_parameters(), corpus.tokenizer->vocab_size(), corpus.train.tokens().size(),
-                      corpus.val.tokens().size(), num_threads(), o.compile, o.dtype,
-                      world_size > 1 ? absl::StrCat(", ", world_size, " processes") : ""));
+  say(absl::StrFormat(
+      "%d parameters, vocabulary of %d, %d training and %d validation tokens, %d threads, compile=%s, %s%s",
+      model.num_parameters(), corpus.tokenizer->vocab_size(), corpus.train.tokens().size(), corpus.val.tokens().size(),
+      num_threads(), o.compile, o.dtype, world_size > 1 ? absl::StrCat(", ", world_size, " processes") : ""));
 
   const std::optional<DType> autocast = o.dtype == "bfloat16" ? std::optional(kBF16) : std::nullopt;
   const auto loss_of = [&](const data::TokenBatch& batch) {
@@ -169,7 +183,8 @@ int train(int argc, char** argv) {
   for (int64_t step = first_step; step < o.max_iters; ++step) {
     if (log) log->begin_step();
     // Each rank has dropout masks of its own.
-    default_generator().set_state(seed + static_cast<uint64_t>(rank) * 0x9E3779B97F4A7C15u, static_cast<uint64_t>(step) << 32);
+    default_generator().set_state(seed + static_cast<uint64_t>(rank) * 0x9E3779B97F4A7C15u, static_cast<uint64_t>(step)
+                                                                                                << 32);
     optimizer.set_lr(schedule(step));
     double loss = 0;
     for (int64_t k = 0; k < accumulate; ++k) {
@@ -177,7 +192,8 @@ int train(int argc, char** argv) {
       std::optional<optim::UpdateAtSeams::NoUpdate> held;
       if (ddp && k + 1 < accumulate) local.emplace(*ddp);
       else if (updates && k + 1 < accumulate) held.emplace(*updates);
-      const data::TokenBatch batch = corpus.train.sample(o.batch_size, seed, step * accumulate + k, rank * o.batch_size);
+      const data::TokenBatch batch = corpus.train.sample(o.batch_size, seed, step * accumulate + k,
+                                                         rank * o.batch_size);
       const Tensor part = loss_of(batch) / static_cast<double>(accumulate);
       part.backward();
       loss += part.item();
@@ -188,7 +204,8 @@ int train(int argc, char** argv) {
     }
     if (updates) updates->finish();
     else if (optimizer.step(step_options).skipped)
-      say(absl::StrCat("step ", step + 1, ": a gradient is not finite; no parameter was changed (", optimizer.skipped_steps(), " such steps)"));
+      say(absl::StrCat("step ", step + 1, ": a gradient is not finite; no parameter was changed (",
+                       optimizer.skipped_steps(), " such steps)"));
     optimizer.zero_grad();
     if (ddp && o.check_ranks) ddp->check_parameters();
     if (log) log->end_step(static_cast<float>(loss));
@@ -206,7 +223,8 @@ int train(int argc, char** argv) {
   if (!lead) return 0;
   if (memory_use) say(memory::to_string(memory_use->report()));
   if (o.sample_tokens > 0) say(absl::StrCat("\n", sample(model, *corpus.tokenizer, o), "\n"));
-  say(absl::StrFormat("%1$s/metrics.jsonl, %1$s/loss.svg, %1$s/tensorboard/, %2$s", o.out_dir, io::list_checkpoints(o.out_dir).front()));
+  say(absl::StrFormat("%1$s/metrics.jsonl, %1$s/loss.svg, %1$s/tensorboard/, %2$s", o.out_dir,
+                      io::list_checkpoints(o.out_dir).front()));
   return 0;
 }
 

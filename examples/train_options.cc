@@ -47,7 +47,8 @@ OptionParser::OptionParser(int argc, char** argv)
   flags_.add("beta2", &o.beta2, "AdamW");
   flags_.add("weight_decay", &o.weight_decay, "AdamW, parameters of rank 2 and more");
   flags_.add("grad_clip", &o.grad_clip, "norm of all gradients together; 0: off");
-  flags_.add("update_at_seams", &o.update_at_seams, "update each block during backward: less memory; needs --grad_clip=0");
+  flags_.add("update_at_seams", &o.update_at_seams,
+             "update each block during backward: less memory; needs --grad_clip=0");
   flags_.add("seed", &o.seed, "of weights, batches, dropout and samples");
 
   flags_.add("compile", &o.compile, "auto: regions where LLVM is there", {"auto", "none", "regions"});
@@ -97,7 +98,8 @@ void OptionParser::check_and_finish() {
   if (o.n_embd % o.n_head != 0)
     throw Error(absl::StrCat("--n_embd=", o.n_embd, " is not a multiple of --n_head=", o.n_head));
   if (o.update_at_seams && o.grad_clip > 0)
-    throw Error(absl::StrCat("--update_at_seams: --grad_clip=", o.grad_clip, " needs the norm of all gradients before the first block is "
+    throw Error(absl::StrCat("--update_at_seams: --grad_clip=", o.grad_clip,
+                             " needs the norm of all gradients before the first block is "
                              "updated; pass --grad_clip=0"));
   if (!(o.dropout >= 0 && o.dropout < 1)) throw Error("--dropout must lie in [0, 1)");
   if (!(o.temperature >= 0)) throw Error("--temperature must not be negative");

@@ -63,8 +63,8 @@ class OptionParser {
   // What the command line says, with every "0: as something else" resolved and every value checked.
   const TrainOptions& options() const { return options_; }
 
-  // Takes the options of a run that goes on; what the command line gives wins. Throws Error where that cannot be: another
-  // model, text or tokenizer.
+  // Takes the options of a run that goes on; what the command line gives wins. Throws Error where that cannot be:
+  // another model, text or tokenizer.
   void merge(const io::Checkpoint& checkpoint);
   // For the checkpoint: merge() reads them back.
   void store(io::Scalars& state) const;

@@ -79,8 +79,13 @@ Record record_from_json(const std::string& json, const std::string& path) {
 }
 
 TrainingLog::TrainingLog(const std::string& folder, int64_t first_step, int64_t max_steps, int64_t tokens_per_step)
-    : folder_(folder), first_step_(first_step), max_steps_(max_steps), tokens_per_step_(tokens_per_step),
-      events_(folder + "/tensorboard", first_step), done_(first_step), terminal_(isatty(STDOUT_FILENO) == 1) {
+    : folder_(folder),
+      first_step_(first_step),
+      max_steps_(max_steps),
+      tokens_per_step_(tokens_per_step),
+      events_(folder + "/tensorboard", first_step),
+      done_(first_step),
+      terminal_(isatty(STDOUT_FILENO) == 1) {
   load(first_step);
   const std::string path = folder_ + "/metrics.jsonl";
   metrics_ = std::fopen(path.c_str(), "ab");
@@ -173,7 +178,8 @@ void TrainingLog::draw_bar() {
   constexpr int kWidth = 24;
   const int filled = static_cast<int>(share * kWidth);
   std::string bar = std::string(filled, '#') + std::string(kWidth - filled, '.');
-  std::string text = absl::StrFormat("\r\033[K[%s] %3.0f%%  step %d/%d  loss %.3f", bar, 100 * share, done_, max_steps_, loss_);
+  std::string text = absl::StrFormat("\r\033[K[%s] %3.0f%%  step %d/%d  loss %.3f", bar, 100 * share, done_, max_steps_,
+                                     loss_);
   if (val_loss_) absl::StrAppendFormat(&text, "  val %.3f", *val_loss_);
   std::printf("%s%s", text.c_str(), eta().c_str());
   std::fflush(stdout);

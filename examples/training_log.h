@@ -1,14 +1,16 @@
 // TrainingLog: what a run leaves behind and shows while it runs.
 //
 //   TrainingLog log("out", /*first_step=*/0, /*max_steps=*/2000, /*tokens_per_step=*/768);
-//   for (...) { log.begin_step(); ...; log.end_step(loss); if (due) log.write({.step = done, .loss = loss, .lr = lr}); }
+//   for (...) { log.begin_step(); ...; log.end_step(loss); if (due) log.write({.step = done, .loss = loss, .lr = lr});
+//   }
 //
-//   <folder>/metrics.jsonl  one JSON object a line: step, loss, val_loss where evaluated, lr, tokens_per_s and step_ms (means
+//   <folder>/metrics.jsonl  one JSON object a line: step, loss, val_loss where evaluated, lr, tokens_per_s and step_ms
+//   (means
 //                           since the line before); the last line also has peak_rss_mib
 //   <folder>/loss.svg       the curves, redrawn at each evaluation
 //   <folder>/tensorboard/   events (event_writer.h)
-// Steps are counted as they are done: the line of step n tells the loss that step n started from and, where evaluated, the
-// validation loss after it.
+// Steps are counted as they are done: the line of step n tells the loss that step n started from and, where evaluated,
+// the validation loss after it.
 #pragma once
 
 #include <chrono>

@@ -44,8 +44,7 @@ GPT2::GPT2(GPT2Config config, uint64_t seed, const SkipInit&) : config(config) {
     if (parameter.rank() >= 2)
       parameter.copy_(
           Tensor::randn(parameter.sizes(), {}, &generator).mul_(name.ends_with("c_proj.weight") ? residual_std : 0.02));
-    else
-      parameter.fill_(name.ends_with("bias") ? 0.0 : 1.0);
+    else parameter.fill_(name.ends_with("bias") ? 0.0 : 1.0);
   }
 }
 

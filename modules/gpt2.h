@@ -25,7 +25,8 @@ struct GPT2Config {
   int64_t n_embd = 768;
   double dropout = 0;
   bool bias = true;
-  int64_t whole_logits = kWholeLogits;  // loss(): logits of more elements are computed in chunks, in training and evaluation
+  int64_t whole_logits =
+      kWholeLogits;  // loss(): logits of more elements are computed in chunks, in training and evaluation
 };
 
 struct GPT2 : Module<GPT2> {

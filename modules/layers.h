@@ -94,16 +94,13 @@ struct MLP : Module<MLP> {
 // Modules of one type, named "0", "1", ...; the parent's forward loops over them.
 //   nn::ModuleList<Block> h = child("h", 12, C, heads);   // twelve Block(C, heads)
 //   for (Block& block : h) x = block(x);
-template <class M>
-class ModuleList : public ModuleBase {
+template <class M> class ModuleList : public ModuleBase {
  public:
   ModuleList() = default;
-  template <class... Args>
-  explicit ModuleList(int64_t n, const Args&... args) {
+  template <class... Args> explicit ModuleList(int64_t n, const Args&... args) {
     for (int64_t i = 0; i < n; ++i) emplace_back(args...);
   }
-  template <class... Args>
-  M& emplace_back(Args&&... args) {
+  template <class... Args> M& emplace_back(Args&&... args) {
     items_.push_back(child(std::to_string(size()), std::forward<Args>(args)...).template make<M>());
     return *items_.back();
   }
@@ -138,12 +135,10 @@ struct SequentialLayer {
 //   nn::Sequential net(nn::layer<nn::Linear>(2, 16), nn::layer<nn::Tanh>(), nn::layer<nn::Linear>(16, 1));
 class Sequential : public Module<Sequential> {
  public:
-  template <std::same_as<SequentialLayer>... Layers>
-  explicit Sequential(const Layers&... layers) {
+  template <std::same_as<SequentialLayer>... Layers> explicit Sequential(const Layers&... layers) {
     (layers.add_to(*this), ...);
   }
-  template <class M, class... Args>
-  M& add(Args&&... args) {
+  template <class M, class... Args> M& add(Args&&... args) {
     auto made = child(std::to_string(links_.size()), std::forward<Args>(args)...).template make<M>();
     M& module = *made;
     links_.push_back({std::move(made), [](ModuleBase& m, const Tensor& x) -> Tensor { return static_cast<M&>(m)(x); }});
@@ -161,8 +156,7 @@ class Sequential : public Module<Sequential> {
   std::vector<Link> links_;
 };
 
-template <class M, class... Args>
-SequentialLayer layer(Args... args) {
+template <class M, class... Args> SequentialLayer layer(Args... args) {
   return {[args...](Sequential& s) { s.add<M>(args...); }};
 }
 

@@ -50,8 +50,7 @@
 namespace rondo::nn {
 
 class ModuleBase;
-template <class... Args>
-class Child;
+template <class... Args> class Child;
 
 struct NamedModule {
   std::string name;
@@ -110,8 +109,8 @@ class ModuleBase {
   void to(DType dtype);
   void requires_grad_(bool on = true);
   void zero_grad(bool set_to_none = true);
-  // Every parameter and buffer of this module and all below it, tied and undefined ones, too. The addresses live as long as
-  // the module.
+  // Every parameter and buffer of this module and all below it, tied and undefined ones, too. The addresses live as
+  // long as the module.
   std::vector<const Tensor*> tensor_slots() const;
   // Calls fn on every module, children before parents.
   void apply(absl::FunctionRef<void(ModuleBase&)> fn);
@@ -128,14 +127,12 @@ class ModuleBase {
   // As parameter(), for state without a gradient; one that is not persistent stays out of state_dict().
   Tensor& buffer(std::string name, Tensor value, bool persistent = true);
   // Makes a member module: `nn::Linear fc = child("fc", 768, 3072);`. The arguments are those of its constructor.
-  template <class... Args>
-  Child<Args...> child(std::string name, Args&&... args) {
+  template <class... Args> Child<Args...> child(std::string name, Args&&... args) {
     return Child<Args...>(this, std::move(name), std::forward<Args>(args)...);
   }
 
  private:
-  template <class... Args>
-  friend class Child;
+  template <class... Args> friend class Child;
   struct Entry {
     std::string name;
     Tensor tensor;
@@ -162,20 +159,17 @@ class ModuleBase {
 };
 
 // What child() returns: converts to the module that is being declared, built in place.
-template <class... Args>
-class [[nodiscard]] Child {
+template <class... Args> class [[nodiscard]] Child {
  public:
   Child(ModuleBase* parent, std::string name, Args&&... args)
       : parent_(parent), name_(std::move(name)), args_(std::forward<Args>(args)...) {}
-  template <std::derived_from<ModuleBase> M>
-  operator M() && {
+  template <std::derived_from<ModuleBase> M> operator M() && {
     static_assert(std::is_constructible_v<M, Args...>, "child(name, args...): no constructor takes these args");
     const PlaceScope scope(*this);
     return std::apply([](auto&&... args) { return M(std::forward<Args>(args)...); }, std::move(args_));
   }
   // The same on the heap, for lists.
-  template <std::derived_from<ModuleBase> M>
-  std::unique_ptr<M> make() && {
+  template <std::derived_from<ModuleBase> M> std::unique_ptr<M> make() && {
     static_assert(std::is_constructible_v<M, Args...>, "no constructor takes these args");
     const PlaceScope scope(*this);
     return std::apply([](auto&&... args) { return std::make_unique<M>(std::forward<Args>(args)...); },
@@ -196,11 +190,9 @@ class [[nodiscard]] Child {
 };
 
 // The base of every module, with the module itself as `Self`; gives it the call operator.
-template <class Self>
-class Module : public ModuleBase {
+template <class Self> class Module : public ModuleBase {
  public:
-  template <class... Rest>
-  decltype(auto) operator()(TensorArg first, Rest&&... rest) {
+  template <class... Rest> decltype(auto) operator()(TensorArg first, Rest&&... rest) {
     Self& self = static_cast<Self&>(*this);
     const ModuleFrame frame(&path(), first.where);
     using Result = decltype(self.forward(first.tensor, std::forward<Rest>(rest)...));
@@ -217,7 +209,8 @@ class Module : public ModuleBase {
     } else {
       static_assert(!std::is_reference_v<Result>, "forward must return a value");
       std::optional<Result> result;
-      hook->around({*this, {}, nullptr}, [&] { result.emplace(self.forward(first.tensor, std::forward<Rest>(rest)...)); });
+      hook->around({*this, {}, nullptr},
+                   [&] { result.emplace(self.forward(first.tensor, std::forward<Rest>(rest)...)); });
       invariant(result.has_value(), "a call hook did not run forward");
       return static_cast<Result>(*std::move(result));
     }

@@ -16,7 +16,8 @@ Tensor NextTokenLoss::operator()(const Tensor& idx, const Tensor& targets, std::
   if (!(targets.sizes() == idx.sizes()))
     throw_op_error(
         model.type_name() + "::loss",
-        absl::StrCat("targets must have idx's shape ", to_string(idx.sizes()), ", got ", to_string(targets.sizes())), where);
+        absl::StrCat("targets must have idx's shape ", to_string(idx.sizes()), ", got ", to_string(targets.sizes())),
+        where);
   if (whole) return ops::cross_entropy({x.view({n, V}), where}, targets.reshape({n}));
   return ops::linear_cross_entropy({x.reshape({n, weight.size(1)}), where}, weight, Tensor(), targets.reshape({n}));
 }

@@ -8,9 +8,9 @@
 
 namespace rondo::nn {
 
-// From so many logits on (32 MB in f32), a loss computes them in chunks of rows (ops::linear_cross_entropy). Measured at GPT-2
-// 124M's head, forward and backward, beside whole logits (bench_head): 256 rows 1% faster in f32 and 5% in bf16, 1024 rows 1 to
-// 3% slower, 4096 rows 2 to 4% faster; peak memory -0%, -40% and -83% in f32.
+// From so many logits on (32 MB in f32), a loss computes them in chunks of rows (ops::linear_cross_entropy). Measured
+// at GPT-2 124M's head, forward and backward, beside whole logits (bench_head): 256 rows 1% faster in f32 and 5% in
+// bf16, 1024 rows 1 to 3% slower, 4096 rows 2 to 4% faster; peak memory -0%, -40% and -83% in f32.
 inline constexpr int64_t kWholeLogits = int64_t{1} << 23;
 
 struct NextTokenLoss {

@@ -61,8 +61,7 @@ StateDictReport load_tensors(std::span<const NamedTensor> targets, const StateDi
       continue;
     }
     const auto [first, is_new] = given.try_emplace(target.impl(), &*found);
-    if (is_new)
-      copies.emplace_back(target, value);
+    if (is_new) copies.emplace_back(target, value);
     else if (!same_bytes(first->second->second, value))
       report.mismatched.push_back(absl::StrCat(name, ": tied to ", first->second->first, ", but the values differ"));
   }

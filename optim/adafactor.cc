@@ -37,8 +37,7 @@ void sums_of_squares(const T* g, double factor, int64_t n_cols, std::span<double
 }
 
 // var += weight (sum / n - var). The mean of var.
-template <class C>
-double move_towards(C* var, std::span<const double> sums, double n, double weight) {
+template <class C> double move_towards(C* var, std::span<const double> sums, double n, double weight) {
   double total = 0;
   for (size_t i = 0; i < sums.size(); ++i) {
     var[i] = static_cast<C>(static_cast<double>(var[i]) + weight * (sums[i] / n - static_cast<double>(var[i])));
@@ -52,16 +51,20 @@ double move_towards(C* var, std::span<const double> sums, double n, double weigh
 void move_factors(const Tensor& grad, double factor, std::span<Tensor> states, double weight, double eps1) {
   const int64_t n_rows = grad.size(-2), n_cols = grad.size(-1), size = n_rows * n_cols;
   if (size == 0) return;
-  const int64_t matrices = grad.numel() / size, chunk = column_chunk_rows(n_rows), chunks = (n_rows + chunk - 1) / chunk;
-  std::vector<double> rows(static_cast<size_t>(matrices * n_rows)), cols(static_cast<size_t>(matrices * chunks * n_cols));
+  const int64_t matrices = grad.numel() / size, chunk = column_chunk_rows(n_rows),
+                chunks = (n_rows + chunk - 1) / chunk;
+  std::vector<double> rows(static_cast<size_t>(matrices * n_rows)),
+      cols(static_cast<size_t>(matrices * chunks * n_cols));
   visit_floating(grad.dtype(), [&](auto tag) {
     using T = typename decltype(tag)::type;
     const T* g = static_cast<const T*>(grad.raw_data());
     const int64_t grain = std::max<int64_t>(1, kForeachGrain / (chunk * n_cols));
     parallel_for(matrices * chunks, grain, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) {
-        const int64_t m = i / chunks, first = i % chunks * chunk, n = std::min(chunk, n_rows - first), row = m * n_rows + first;
-        sums_of_squares(g + row * n_cols, factor, n_cols, std::span(rows).subspan(static_cast<size_t>(row), static_cast<size_t>(n)),
+        const int64_t m = i / chunks, first = i % chunks * chunk, n = std::min(chunk, n_rows - first),
+                      row = m * n_rows + first;
+        sums_of_squares(g + row * n_cols, factor, n_cols,
+                        std::span(rows).subspan(static_cast<size_t>(row), static_cast<size_t>(n)),
                         cols.data() + i * n_cols);
       }
     });

@@ -1,6 +1,6 @@
-// Adafactor (Shazeer and Stern, "Adafactor: Adaptive Learning Rates with Sublinear Memory Cost", 2018, Algorithms 4 and 5),
-// in PyTorch's form. Of a matrix (the last two dimensions) only the means of the squared gradient over rows and columns are
-// kept; their outer product stands for the second moment.
+// Adafactor (Shazeer and Stern, "Adafactor: Adaptive Learning Rates with Sublinear Memory Cost", 2018, Algorithms 4 and
+// 5), in PyTorch's form. Of a matrix (the last two dimensions) only the means of the squared gradient over rows and
+// columns are kept; their outer product stands for the second moment.
 //
 //   optim::Adafactor optimizer(model.parameters(), {.lr = 1e-2});
 #pragma once
@@ -14,12 +14,12 @@
 namespace rondo::optim {
 
 struct AdafactorOptions {
-  double lr = 1e-2;            // the largest relative step
-  double beta2_decay = -0.8;   // 1 - beta2 at step t is t^beta2_decay
-  double eps1 = 0;             // of the second moment's root; 0: the epsilon of the parameter's dtype
-  double eps2 = 1e-3;          // the least root mean square that a parameter counts with
-  double d = 1.0;              // updates with a larger root mean square are scaled down to it
-  double weight_decay = 0;     // times lr times the parameter is subtracted from the parameter
+  double lr = 1e-2;           // the largest relative step
+  double beta2_decay = -0.8;  // 1 - beta2 at step t is t^beta2_decay
+  double eps1 = 0;            // of the second moment's root; 0: the epsilon of the parameter's dtype
+  double eps2 = 1e-3;         // the least root mean square that a parameter counts with
+  double d = 1.0;             // updates with a larger root mean square are scaled down to it
+  double weight_decay = 0;    // times lr times the parameter is subtracted from the parameter
   bool maximize = false;
   StateFormat state = StateFormat::kFull;  // of vectors; factors are always in the compute dtype
 };
@@ -28,8 +28,7 @@ struct AdafactorOptions {
 struct AdafactorScalars {
   static constexpr size_t kScalars = 5;
   static constexpr int kWeight = 1, kEps = 2, kStep = 4;
-  template <class T>
-  static T direction(T grad, T second, const std::array<T, kScalars>& s) {
+  template <class T> static T direction(T grad, T second, const std::array<T, kScalars>& s) {
     return scalar::rsqrt(scalar::maximum(second, s[kEps])) * (grad * s[0]);
   }
 };

@@ -1,5 +1,5 @@
-// Adagrad (Duchi, Hazan and Singer, "Adaptive Subgradient Methods for Online Learning and Stochastic Optimization", 2011),
-// in PyTorch's form.
+// Adagrad (Duchi, Hazan and Singer, "Adaptive Subgradient Methods for Online Learning and Stochastic Optimization",
+// 2011), in PyTorch's form.
 //
 //   optim::Adagrad optimizer(model.parameters(), {.lr = 1e-2});
 #pragma once
@@ -14,7 +14,7 @@ namespace rondo::optim {
 
 struct AdagradOptions {
   double lr = 1e-2;
-  double lr_decay = 0;  // lr / (1 + steps * lr_decay)
+  double lr_decay = 0;      // lr / (1 + steps * lr_decay)
   double weight_decay = 0;  // times the parameter is added to the gradient
   double initial_accumulator_value = 0;
   double eps = 1e-10;

@@ -14,15 +14,16 @@ void check(const AdamOptions& o) {
     throw Error("Adam: lr, eps and weight_decay must not be negative");
 }
 
-AdamOptions as_adam(const AdamWOptions& o) { return {o.lr, o.betas, o.eps, o.weight_decay, o.amsgrad, o.maximize, o.state}; }
+AdamOptions as_adam(const AdamWOptions& o) {
+  return {o.lr, o.betas, o.eps, o.weight_decay, o.amsgrad, o.maximize, o.state};
+}
 
 const UpdatePlan& plan(bool amsgrad) {
-  static const UpdatePlan plain =
-      plan_of<AdamFormula<false>>("adam", {{"exp_avg"}, {.name = "exp_avg_sq", .nonnegative = true}});
-  static const UpdatePlan with_max =
-      plan_of<AdamFormula<true>>("adam_amsgrad", {{"exp_avg"},
-                                                  {.name = "exp_avg_sq", .nonnegative = true},
-                                                  {.name = "max_exp_avg_sq", .nonnegative = true}});
+  static const UpdatePlan plain = plan_of<AdamFormula<false>>(
+      "adam", {{"exp_avg"}, {.name = "exp_avg_sq", .nonnegative = true}});
+  static const UpdatePlan with_max = plan_of<AdamFormula<true>>(
+      "adam_amsgrad",
+      {{"exp_avg"}, {.name = "exp_avg_sq", .nonnegative = true}, {.name = "max_exp_avg_sq", .nonnegative = true}});
   return amsgrad ? with_max : plain;
 }
 

@@ -33,8 +33,7 @@ struct AdamWOptions {
 };
 
 // The update. Both kinds of decay are in it: l2 is 0 in AdamW and keep is 1 in Adam, which changes no bit.
-template <bool kAmsgrad>
-struct AdamFormula {
+template <bool kAmsgrad> struct AdamFormula {
   static constexpr size_t kStates = kAmsgrad ? 3 : 2, kScalars = 9;
 
   template <class T>

@@ -1,11 +1,12 @@
 // 8-bit states: one byte for each element and one f32 scale for each block of 256, the largest magnitude in it
 // (block-wise quantisation: Dettmers et al., "8-bit Optimizers via Block-wise Quantization", 2022). A code is a small
-// floating-point number relative to the scale, so that small values keep their relative precision (what that paper calls
-// dynamic; its table of 256 values would need a search, this needs arithmetic only):
+// floating-point number relative to the scale, so that small values keep their relative precision (what that paper
+// calls dynamic; its table of 256 values would need a search, this needs arithmetic only):
 //
 //   unsigned  4 exponent and 4 mantissa bits: 2^-18 to 1, within 2^-5 relative above 2^-14. A positive value never
 //             becomes 0, because second moments stand in a denominator.
-//   signed    sign, 3 exponent and 4 mantissa bits: 2^-10 to 1, within 2^-5 relative above 2^-6, smaller ones towards 0.
+//   signed    sign, 3 exponent and 4 mantissa bits: 2^-10 to 1, within 2^-5 relative above 2^-6, smaller ones towards
+//   0.
 //
 // Bits are: [sign] exponent mantissa, with gradual underflow as in IEEE 754. Both are templates over the scalar type
 // (ops/scalar_math.h): eager and generated code give equal codes.
@@ -16,8 +17,7 @@
 namespace rondo::optim {
 
 // The value of a code (an integer from 0 to 255) in a block.
-template <bool kSigned, class T>
-[[gnu::always_inline]] inline T decode8(T code, T scale) {
+template <bool kSigned, class T> [[gnu::always_inline]] inline T decode8(T code, T scale) {
   using namespace scalar;
   constexpr double kLowest = kSigned ? -6 : -14;  // exponent of the smallest normal value
   const T one = constant(code, 1.0), sixteen = constant(code, 16.0), half = constant(code, 128.0);
@@ -34,16 +34,14 @@ template <bool kSigned, class T>
 }
 
 // What encode8 multiplies values with: 1 / scale, or 0 for a block without a normal number, which becomes zeros.
-template <class T>
-[[gnu::always_inline]] inline T inverse8(T scale) {
+template <class T> [[gnu::always_inline]] inline T inverse8(T scale) {
   using namespace scalar;
   const T one = constant(scale, 1.0);
   return select(lt(scale, constant(scale, 0x1p-126)), constant(scale, 0.0), one / scale);
 }
 
 // The code nearest to a value, ties to even. Of NaN: anything; the scale is NaN then, too.
-template <bool kSigned, class T>
-[[gnu::always_inline]] inline T encode8(T value, T inverse) {
+template <bool kSigned, class T> [[gnu::always_inline]] inline T encode8(T value, T inverse) {
   using namespace scalar;
   constexpr double kLowest = kSigned ? -6 : -14;
   const T zero = constant(value, 0.0), smallest = constant(value, kSigned ? 0x1p-6 : 0x1p-14);
@@ -57,8 +55,6 @@ template <bool kSigned, class T>
 }
 
 // A code as it is stored: the low byte of an integer-valued f32. Defined for every input, as LoopOp::kStore to u8.
-inline uint8_t low_byte(float integer) {
-  return static_cast<uint8_t>(std::bit_cast<uint32_t>(integer + 0x1.8p23f));
-}
+inline uint8_t low_byte(float integer) { return static_cast<uint8_t>(std::bit_cast<uint32_t>(integer + 0x1.8p23f)); }
 
 }  // namespace rondo::optim

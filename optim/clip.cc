@@ -18,7 +18,8 @@ double clip_grad_norm_(std::span<const Tensor> params, double max_norm, ClipOpti
   std::vector<NormOperand> operands;
   for (Tensor param : params) {
     if (const char* who = autograd::gradient_claim(param, GradientClaim::kUsesUp); who != nullptr)
-      throw Error(absl::StrCat("clip_grad_norm_: ", who, " uses these gradients up while backward runs, before their norm is "
+      throw Error(absl::StrCat("clip_grad_norm_: ", who,
+                               " uses these gradients up while backward runs, before their norm is "
                                "known; clip with Optimizer::step() after backward instead"));
     if (!param.defined() || !param.grad().defined()) continue;
     if (!param.grad().is_contiguous()) param.set_grad(param.grad().contiguous());

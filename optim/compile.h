@@ -1,6 +1,7 @@
-// Compiled optimizer steps: one generated kernel for each signature (formula, dtypes, what joins the pass), which walks a
-// table of the parameters' pointers. The cost of compiling does not depend on how many there are, and nothing that changes
-// from step to step (learning rate, corrections, clipping, loss scale, decay of the average) is part of the code.
+// Compiled optimizer steps: one generated kernel for each signature (formula, dtypes, what joins the pass), which walks
+// a table of the parameters' pointers. The cost of compiling does not depend on how many there are, and nothing that
+// changes from step to step (learning rate, corrections, clipping, loss scale, decay of the average) is part of the
+// code.
 //
 //   optim::AdamW optimizer(model.parameters(), {.lr = 3e-4});
 //   optim::compile(optimizer);

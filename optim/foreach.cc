@@ -33,8 +33,7 @@ void load_strip(const ArraySpec& spec, const void* data, int64_t at, int64_t n, 
   });
 }
 
-template <class C>
-void store_strip(DType dtype, void* data, int64_t at, int64_t n, const C* __restrict values) {
+template <class C> void store_strip(DType dtype, void* data, int64_t at, int64_t n, const C* __restrict values) {
   visit_floating(dtype, [&](auto tag) {
     using P = typename decltype(tag)::type;
     P* __restrict to = static_cast<P*>(data) + at;
@@ -119,8 +118,8 @@ ForeachItem Foreach::item(int64_t numel, int64_t width, const double* scalars) c
 
 int Foreach::compile() {
   if (code_ != nullptr) return 0;
-  const compile::CompiledKernels made =
-      compile::find_or_compile({kernel_.get(), 1}, by_rows_ ? compile::Sizes::kAny : compile::Sizes::kConstant);
+  const compile::CompiledKernels made = compile::find_or_compile(
+      {kernel_.get(), 1}, by_rows_ ? compile::Sizes::kAny : compile::Sizes::kConstant);
   code_ = std::make_unique<compile::CompiledKernel>(made.kernels[0]);
   return made.compiled;
 }
@@ -146,7 +145,8 @@ void Foreach::run_piece(const ForeachTable& table, size_t i, int64_t begin, int6
   if (begin >= end) return;
   void* const* operands = table.operands.data() + i * static_cast<size_t>(n_operands_);
   if (code_ != nullptr && !eager) return run_compiled(item, operands, begin, end);
-  return compute_ == kF64 ? run_eager<double>(item, operands, begin, end) : run_eager<float>(item, operands, begin, end);
+  return compute_ == kF64 ? run_eager<double>(item, operands, begin, end)
+                          : run_eager<float>(item, operands, begin, end);
 }
 
 void Foreach::run_compiled(const ForeachItem& item, void* const* operands, int64_t begin, int64_t end) const {

@@ -1,7 +1,7 @@
 // One pass over many tensors: a scalar formula is applied to every element of a list of items, each a few arrays (a
-// parameter, its gradient, its states) of the same shape. All elements together are one list that parallel_for cuts into
-// equal parts, so one large and ten thousand small tensors keep the threads equally busy, and each value is read and
-// written once. What else wants to see the same memory (averaging, a low-precision copy, zeroing) joins the pass.
+// parameter, its gradient, its states) of the same shape. All elements together are one list that parallel_for cuts
+// into equal parts, so one large and ten thousand small tensors keep the threads equally busy, and each value is read
+// and written once. What else wants to see the same memory (averaging, a low-precision copy, zeroing) joins the pass.
 //
 // The formula is a template over the scalar type. `run` applies it on float or double to strips of elements that lie in
 // the first-level cache (eager); after `compile`, generated code does the same and gives the same bits. Both walk the
@@ -112,8 +112,7 @@ class Foreach {
  private:
   void run_piece(const ForeachTable& table, size_t i, int64_t begin, int64_t end, bool eager) const;
   void run_compiled(const ForeachItem& item, void* const* operands, int64_t begin, int64_t end) const;
-  template <class C>
-  void run_eager(const ForeachItem& item, void* const* operands, int64_t begin, int64_t end) const;
+  template <class C> void run_eager(const ForeachItem& item, void* const* operands, int64_t begin, int64_t end) const;
 
   Body body_;
   std::vector<ArraySpec> arrays_;
@@ -125,8 +124,8 @@ class Foreach {
   uint32_t written_ = 0;
   std::unique_ptr<compile::LoopKernel> kernel_;
   std::unique_ptr<compile::CompiledKernel> code_;
-  std::vector<int64_t> extents_;        // of kernel_
-  std::vector<size_t> row_stride_at_;   // where in extents_ the width stands as a stride
+  std::vector<int64_t> extents_;       // of kernel_
+  std::vector<size_t> row_stride_at_;  // where in extents_ the width stands as a stride
 };
 
 // Calls fn(i, begin, end) in parallel for pieces that together cover [0, sizes[i]) of every i.

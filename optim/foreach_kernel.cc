@@ -97,7 +97,8 @@ class KernelBuilder final : public LoopBuilder {
   LoopValue append(const Instr& instr, std::vector<int32_t>& list) {
     const auto next = static_cast<int32_t>(kernel_.instrs.size());
     if (instr.op != LoopOp::kStore) {
-      const InstrKey key{instr.op, instr.type, instr.a, instr.b, instr.c, instr.index, std::bit_cast<uint64_t>(instr.value)};
+      const InstrKey key{
+          instr.op, instr.type, instr.a, instr.b, instr.c, instr.index, std::bit_cast<uint64_t>(instr.value)};
       const auto [found, added] = numbering_.try_emplace(key, next);
       if (!added) return {this, found->second, instr.type};
     }
@@ -137,8 +138,7 @@ class KernelBuilder final : public LoopBuilder {
       operand.is_output = (written_ >> k & 1) != 0;
       const bool per_row = a.role == Role::kSum || a.layout == Layout::kPerRow;
       operand.col_stride = per_row ? 0 : 1;
-      if (by_rows_ && a.layout != Layout::kPerColumn)
-        operand.axes = {{1, kernel_.rows, per_row ? 1 : kernel_.cols}};
+      if (by_rows_ && a.layout != Layout::kPerColumn) operand.axes = {{1, kernel_.rows, per_row ? 1 : kernel_.cols}};
     }
     for (size_t k = 0; k < arrays_.size(); ++k) {
       if (scale_operand_[k] < 0) continue;

@@ -19,7 +19,8 @@ void MapPasses::run(const Body& body, std::span<const std::span<const Tensor>> l
     for (size_t i = 0; i < n; ++i) {
       const Tensor& t = lists[k][i];
       if (!t.defined()) fail(k, i, "is undefined");
-      if (!is_floating(t.dtype())) fail(k, i, absl::StrCat("is ", std::string(name_of(t.dtype())), ", not floating point"));
+      if (!is_floating(t.dtype()))
+        fail(k, i, absl::StrCat("is ", std::string(name_of(t.dtype())), ", not floating point"));
       if (!(t.sizes() == lists[0][i].sizes()))
         fail(k, i, absl::StrCat("is ", to_string(t.sizes()), ", that of list 0 ", to_string(lists[0][i].sizes())));
     }
@@ -38,8 +39,7 @@ void MapPasses::run(const Body& body, std::span<const std::span<const Tensor>> l
     if (pass == nullptr) pass = passes_.emplace_back(std::make_unique<Foreach>(body, arrays)).get();
     if (compiled_) pass->compile();
     for (size_t k = 0; k < lists.size(); ++k)
-      if ((pass->written() >> k & 1) != 0 && !lists[k][i].is_contiguous())
-        fail(k, i, "is written, and not contiguous");
+      if ((pass->written() >> k & 1) != 0 && !lists[k][i].is_contiguous()) fail(k, i, "is written, and not contiguous");
     parts[pass].tensors.push_back(i);
   }
   std::vector<Tensor> dense;  // copies of what is read and was not contiguous

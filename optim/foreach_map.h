@@ -6,14 +6,14 @@
 //     fast = slow;
 //   };
 //   optim::foreach_map(lookahead, slow_weights, model.parameters(), 0.5);      // eager
-//   auto update = optim::compile_map(lookahead);                               // one kernel, whatever the lists' length
-//   update(slow_weights, model.parameters(), 0.5);
+//   auto update = optim::compile_map(lookahead);                               // one kernel, whatever the lists'
+//   length update(slow_weights, model.parameters(), 0.5);
 //
-// Arguments are lists of tensors (their elements i belong together and have the same shape) and numbers, in the order of
-// the lambda's parameters; numbers are run-time scalars and never recompile. The lambda is generic: its type T is float,
-// double (if a list is f64) or LoopValue. It may use + - * / and everything of runtime/ops/scalar_math.h, with constants
-// written constant(x, 0.5), and no `if` on a value, only select(). What it assigns is written back, rounded to the list's
-// dtype. It is called without gradients being recorded.
+// Arguments are lists of tensors (their elements i belong together and have the same shape) and numbers, in the order
+// of the lambda's parameters; numbers are run-time scalars and never recompile. The lambda is generic: its type T is
+// float, double (if a list is f64) or LoopValue. It may use + - * / and everything of runtime/ops/scalar_math.h, with
+// constants written constant(x, 0.5), and no `if` on a value, only select(). What it assigns is written back, rounded
+// to the list's dtype. It is called without gradients being recorded.
 //
 // Eager and compiled give the same bits where the lambda is compiled with -ffp-contract=off.
 // Thread safety: one thread at a time.
@@ -47,10 +47,10 @@ class MapPasses {
   std::vector<std::unique_ptr<Foreach>> passes_;
 };
 
-template <class Fn, bool... kIsList>
-struct MapBody {
+template <class Fn, bool... kIsList> struct MapBody {
   static constexpr size_t kArgs = sizeof...(kIsList), kLists = (size_t{kIsList} + ...), kNumbers = kArgs - kLists;
-  static_assert(kLists >= 1 && kLists <= kMaxValues && kNumbers <= kMaxScalars, "too many lists or numbers, or no list");
+  static_assert(kLists >= 1 && kLists <= kMaxValues && kNumbers <= kMaxScalars,
+                "too many lists or numbers, or no list");
   // Argument k is list or number ordinal(k).
   static constexpr size_t ordinal(size_t k) {
     constexpr bool is_list[] = {kIsList...};
@@ -58,18 +58,16 @@ struct MapBody {
     for (size_t j = 0; j < k; ++j) count += is_list[j] == is_list[k];
     return count;
   }
-  template <size_t K, class T>
-  static auto& pick(T* values, const T* numbers) {
+  template <size_t K, class T> static auto& pick(T* values, const T* numbers) {
     constexpr bool is_list[] = {kIsList...};
     if constexpr (is_list[K]) return values[ordinal(K)];
     else return numbers[ordinal(K)];
   }
-  template <class T>
-  [[gnu::always_inline]] static void apply(const Fn& fn, T* values, const T* numbers) {
-    [&]<size_t... K>(std::index_sequence<K...>) { fn(pick<K>(values, numbers)...); }(std::make_index_sequence<kArgs>());
+  template <class T> [[gnu::always_inline]] static void apply(const Fn& fn, T* values, const T* numbers) {
+    [&]<size_t... K>(std::index_sequence<K...>) { fn(pick<K>(values, numbers)...); }
+    (std::make_index_sequence<kArgs>());
   }
-  template <class C>
-  static void run(const void* fn, C* const* values, const C* numbers, int64_t n) {
+  template <class C> static void run(const void* fn, C* const* values, const C* numbers, int64_t n) {
     const auto loop = [&](auto* __restrict... list) {
       for (int64_t i = 0; i < n; ++i) {
         std::array<C, kLists> v = {list[i]...};
@@ -78,20 +76,19 @@ struct MapBody {
         ((list[i] = v[k++]), ...);
       }
     };
-    [&]<size_t... K>(std::index_sequence<K...>) { loop(values[K]...); }(std::make_index_sequence<kLists>());
+    [&]<size_t... K>(std::index_sequence<K...>) { loop(values[K]...); }
+    (std::make_index_sequence<kLists>());
   }
   static void build(const void* fn, LoopValue* values, const LoopValue* numbers) {
     apply(*static_cast<const Fn*>(fn), values, numbers);
   }
 };
 
-template <class Fn>
-class ForeachMap {
+template <class Fn> class ForeachMap {
  public:
   ForeachMap(Fn fn, bool compiled) : fn_(std::make_unique<Fn>(std::move(fn))), passes_(compiled) {}
 
-  template <class... Args>
-  void operator()(const Args&... args) {
+  template <class... Args> void operator()(const Args&... args) {
     using B = MapBody<Fn, !std::is_arithmetic_v<Args>...>;
     const Body body{.name = "foreach_map",
                     .n_values = static_cast<int>(B::kLists),
@@ -104,7 +101,8 @@ class ForeachMap {
     std::array<double, kMaxScalars> numbers;
     size_t list = 0, number = 0;
     const auto take = [&](const auto& arg) {
-      if constexpr (std::is_arithmetic_v<std::remove_cvref_t<decltype(arg)>>) numbers[number++] = static_cast<double>(arg);
+      if constexpr (std::is_arithmetic_v<std::remove_cvref_t<decltype(arg)>>)
+        numbers[number++] = static_cast<double>(arg);
       else lists[list++] = std::span<const Tensor>(arg);
     };
     (take(args), ...);
@@ -118,14 +116,11 @@ class ForeachMap {
   MapPasses passes_;
 };
 
-template <class Fn, class... Args>
-void foreach_map(Fn fn, const Args&... args) {
+template <class Fn, class... Args> void foreach_map(Fn fn, const Args&... args) {
   ForeachMap<Fn>(std::move(fn), false)(args...);
 }
-// Compiles with the first call, once for each combination of dtypes. Throws Error there if Rondo was built without LLVM.
-template <class Fn>
-ForeachMap<Fn> compile_map(Fn fn) {
-  return ForeachMap<Fn>(std::move(fn), true);
-}
+// Compiles with the first call, once for each combination of dtypes. Throws Error there if Rondo was built without
+// LLVM.
+template <class Fn> ForeachMap<Fn> compile_map(Fn fn) { return ForeachMap<Fn>(std::move(fn), true); }
 
 }  // namespace rondo::optim

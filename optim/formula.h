@@ -4,8 +4,8 @@
 //   template <class T> static void update(T& param, T grad, std::array<T, kStates>& states,
 //                                         const std::array<T, kScalars>& scalars [, std::array<T, kSums>& sums]);
 //
-// where T is float or double in eager kernels and LoopValue in generated ones. `grad` has been unscaled and clipped. The
-// source that calls body_of is kernel code (rondo_kernel_sources): its loops are vectorised by the compiler.
+// where T is float or double in eager kernels and LoopValue in generated ones. `grad` has been unscaled and clipped.
+// The source that calls body_of is kernel code (rondo_kernel_sources): its loops are vectorised by the compiler.
 #pragma once
 
 #include <array>
@@ -50,21 +50,20 @@ struct UpdatePlan {
   bool matrices = false;
 };
 
-template <class Formula>
-constexpr size_t sums_of() {
+template <class Formula> constexpr size_t sums_of() {
   if constexpr (requires { Formula::kSums; }) return Formula::kSums;
   else return 0;
 }
 
-template <class Formula>
-struct FormulaBody {
+template <class Formula> struct FormulaBody {
   static constexpr size_t kStates = Formula::kStates, kScalars = Formula::kScalars, kSums = sums_of<Formula>();
   static constexpr size_t kArrays = 2 + kStates + kSums;
   static_assert(kStates <= kMaxStates && kArrays <= kMaxValues && kFirstScalar + kScalars <= kMaxScalars);
 
   // v: param, grad, states, sums.
   template <class T>
-  [[gnu::always_inline]] static void apply(std::array<T, kArrays>& v, const std::array<T, kScalars>& scalars, T factor) {
+  [[gnu::always_inline]] static void apply(std::array<T, kArrays>& v, const std::array<T, kScalars>& scalars,
+                                           T factor) {
     const T grad = v[1] * factor;
     std::array<T, kStates> states;
     for (size_t k = 0; k < kStates; ++k) states[k] = v[2 + k];
@@ -78,8 +77,7 @@ struct FormulaBody {
     for (size_t k = 0; k < kStates; ++k) v[2 + k] = states[k];
   }
 
-  template <class C>
-  static void run(const void* /*context*/, C* const* values, const C* all_scalars, int64_t n) {
+  template <class C> static void run(const void* /*context*/, C* const* values, const C* all_scalars, int64_t n) {
     std::array<C, kScalars> scalars;
     std::copy_n(all_scalars + kFirstScalar, kScalars, scalars.begin());
     const C factor = all_scalars[kGradFactor];
@@ -106,8 +104,7 @@ struct FormulaBody {
   }
 };
 
-template <class Formula>
-Body body_of(const char* name) {
+template <class Formula> Body body_of(const char* name) {
   using B = FormulaBody<Formula>;
   return {.name = name,
           .n_values = 2 + static_cast<int>(B::kStates),
@@ -120,8 +117,7 @@ Body body_of(const char* name) {
 }
 
 // The plan of an optimizer with one sweep.
-template <class Formula>
-UpdatePlan plan_of(const char* name, std::vector<StateSpec> states) {
+template <class Formula> UpdatePlan plan_of(const char* name, std::vector<StateSpec> states) {
   return {std::move(states), {{body_of<Formula>(name)}}};
 }
 

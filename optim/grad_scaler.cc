@@ -16,12 +16,11 @@ GradScaler::GradScaler(GradScalerOptions options) : options_(options), scale_(op
   if (!(options.growth_factor > 1) || !(options.backoff_factor > 0 && options.backoff_factor < 1))
     throw Error(absl::StrCat("GradScaler: growth_factor must be above 1 and backoff_factor between 0 and 1, got ",
                              options.growth_factor, " and ", options.backoff_factor));
-  if (options.growth_interval < 1) throw Error(absl::StrCat("GradScaler: growth_interval must be at least 1, got ", options.growth_interval));
+  if (options.growth_interval < 1)
+    throw Error(absl::StrCat("GradScaler: growth_interval must be at least 1, got ", options.growth_interval));
 }
 
-Tensor GradScaler::scale(TensorArg loss) const {
-  return options_.enabled ? loss * scale_ : loss.tensor;
-}
+Tensor GradScaler::scale(TensorArg loss) const { return options_.enabled ? loss * scale_ : loss.tensor; }
 
 optim::StepReport GradScaler::step(optim::Optimizer& optimizer, optim::StepOptions options) {
   stepped_ = true;
@@ -34,7 +33,8 @@ optim::StepReport GradScaler::step(optim::Optimizer& optimizer, optim::StepOptio
 }
 
 void GradScaler::update() {
-  if (!stepped_) throw Error("GradScaler::update: no step() since the last update(); nothing is known of the gradients");
+  if (!stepped_)
+    throw Error("GradScaler::update: no step() since the last update(); nothing is known of the gradients");
   const bool overflowed = std::exchange(overflowed_, false);
   stepped_ = false;
   if (!options_.enabled) return;
@@ -51,7 +51,9 @@ void GradScaler::update() {
 }
 
 nn::StateDict GradScaler::state_dict() const {
-  return {{"scale", Tensor::scalar(scale_)}, {"growth_tracker", Tensor::scalar(good_steps_)}, {"skipped", Tensor::scalar(skipped_)}};
+  return {{"scale", Tensor::scalar(scale_)},
+          {"growth_tracker", Tensor::scalar(good_steps_)},
+          {"skipped", Tensor::scalar(skipped_)}};
 }
 
 void GradScaler::load_state_dict(const nn::StateDict& state) {
@@ -63,8 +65,10 @@ void GradScaler::load_state_dict(const nn::StateDict& state) {
       return 0;
     }
     const Tensor& value = found->second;
-    if (value.dtype() == dtype && value.numel() == 1 && value.item() >= least && std::isfinite(value.item())) return value.item();
-    report.mismatched.push_back(absl::StrCat(name, ": ", std::string(name_of(value.dtype())), rondo::to_string(value.sizes())));
+    if (value.dtype() == dtype && value.numel() == 1 && value.item() >= least && std::isfinite(value.item()))
+      return value.item();
+    report.mismatched.push_back(
+        absl::StrCat(name, ": ", std::string(name_of(value.dtype())), rondo::to_string(value.sizes())));
     return 0;
   };
   const double scale = number("scale", kF64, std::numeric_limits<double>::min());

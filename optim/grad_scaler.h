@@ -1,6 +1,6 @@
-// GradScaler: keeps small gradients of f16 training above underflow. The loss is multiplied by a scale; the optimizer divides it
-// out in the pass that it makes anyway, skips the step where a gradient overflowed, and the scale follows: down after a skipped
-// step, up after many good ones (Micikevicius et al., 2018, section 3.2).
+// GradScaler: keeps small gradients of f16 training above underflow. The loss is multiplied by a scale; the optimizer
+// divides it out in the pass that it makes anyway, skips the step where a gradient overflowed, and the scale follows:
+// down after a skipped step, up after many good ones (Micikevicius et al., 2018, section 3.2).
 //
 //   amp::GradScaler scaler;
 //   { amp::Autocast lower(kF16); loss = model.loss(x, y); }
@@ -29,7 +29,8 @@ class GradScaler {
 
   // loss * get_scale(), in the loss's dtype.
   Tensor scale(TensorArg loss) const;
-  // optimizer.step(), whose gradients are those of a scaled loss. With several optimizers, one call each before update().
+  // optimizer.step(), whose gradients are those of a scaled loss. With several optimizers, one call each before
+  // update().
   optim::StepReport step(optim::Optimizer& optimizer, optim::StepOptions options = {});
   // After the steps of one iteration. Throws Error if there was none.
   void update();
@@ -39,7 +40,8 @@ class GradScaler {
 
   // "scale" f64, "growth_tracker" and "skipped" i64.
   nn::StateDict state_dict() const;
-  // Throws nn::StateDictError, before anything is changed, if a tensor is missing or is not a positive number of its dtype.
+  // Throws nn::StateDictError, before anything is changed, if a tensor is missing or is not a positive number of its
+  // dtype.
   void load_state_dict(const nn::StateDict& state);
 
  private:

@@ -35,8 +35,9 @@ void LAMB::scalars(int group, int64_t step, std::span<double> out) const {
   const LAMBOptions& o = groups_[static_cast<size_t>(group)];
   const double t = static_cast<double>(step);
   const double correction1 = 1 - std::pow(o.betas[0], t), correction2 = 1 - std::pow(o.betas[1], t);
-  const double values[] = {1 - o.betas[0], o.betas[1], 1 - o.betas[1], 1 / correction1, 1 / std::sqrt(correction2),
-                           o.eps, o.weight_decay, o.lr, 1.0};
+  const double values[] = {
+      1 - o.betas[0], o.betas[1], 1 - o.betas[1], 1 / correction1, 1 / std::sqrt(correction2), o.eps, o.weight_decay,
+      o.lr,           1.0};
   static_assert(std::size(values) == LAMBScalars::kScalars);
   std::copy(std::begin(values), std::end(values), out.begin());
 }

@@ -1,6 +1,6 @@
-// LAMB (You et al., "Large Batch Optimization for Deep Learning: Training BERT in 76 minutes", 2020, Algorithm 2): Adam's
-// step of each tensor, scaled to the tensor's norm. Two sweeps: the first moves the averages and takes the norms, the
-// second moves the parameters.
+// LAMB (You et al., "Large Batch Optimization for Deep Learning: Training BERT in 76 minutes", 2020, Algorithm 2):
+// Adam's step of each tensor, scaled to the tensor's norm. Two sweeps: the first moves the averages and takes the
+// norms, the second moves the parameters.
 //
 //   optim::LAMB optimizer(model.parameters(), {.lr = 2e-3, .weight_decay = 0.01});
 #pragma once
@@ -24,8 +24,7 @@ struct LAMBOptions {
 // Adam's step r of section 3.3, from averages that are up to date.
 struct LAMBScalars {
   static constexpr size_t kScalars = 9;
-  template <class T>
-  static T direction(T param, T exp_avg, T exp_avg_sq, const std::array<T, kScalars>& s) {
+  template <class T> static T direction(T param, T exp_avg, T exp_avg_sq, const std::array<T, kScalars>& s) {
     const auto& [weight1, beta2, weight2, inverse1, inverse_root2, eps, decay, lr, trust] = s;
     const T denominator = scalar::fma(scalar::sqrt(exp_avg_sq), inverse_root2, eps);
     return scalar::fma(decay, param, exp_avg * inverse1 / denominator);

@@ -10,7 +10,8 @@
 namespace rondo::optim {
 namespace {
 
-// x (rows <= columns, spectral norm at most 1) with its singular values moved towards 1: the quintic iteration of the post.
+// x (rows <= columns, spectral norm at most 1) with its singular values moved towards 1: the quintic iteration of the
+// post.
 Tensor newton_schulz(Tensor x, const std::array<double, 3>& coefficients, int steps) {
   const auto [a, b, c] = coefficients;
   for (int i = 0; i < steps; ++i) {

@@ -1,7 +1,8 @@
-// Muon (Jordan et al., "Muon: An optimizer for hidden layers in neural networks", 2024, kellerjordan.github.io/posts/muon),
-// in PyTorch's form: the momentum of a matrix, made nearly orthogonal by Newton-Schulz iterations, is the step. For the
-// matrices of hidden layers; embeddings, heads and vectors belong to another optimizer. Sweeps before and after the
-// iterations are formulas; the iterations are matrix products, in a compiled region if the optimizer is compiled.
+// Muon (Jordan et al., "Muon: An optimizer for hidden layers in neural networks", 2024,
+// kellerjordan.github.io/posts/muon), in PyTorch's form: the momentum of a matrix, made nearly orthogonal by
+// Newton-Schulz iterations, is the step. For the matrices of hidden layers; embeddings, heads and vectors belong to
+// another optimizer. Sweeps before and after the iterations are formulas; the iterations are matrix products, in a
+// compiled region if the optimizer is compiled.
 //
 //   optim::Muon optimizer(matrices, {.lr = 0.02, .momentum = 0.95});
 #pragma once
@@ -15,8 +16,8 @@
 namespace rondo::optim {
 
 struct MuonOptions {
-  // How lr is adjusted to a matrix of A rows and B columns: times sqrt(max(1, A / B)), or times 0.2 sqrt(max(A, B)), with
-  // which AdamW's learning rates and decays may be kept (Liu et al., "Muon is Scalable for LLM Training", 2025).
+  // How lr is adjusted to a matrix of A rows and B columns: times sqrt(max(1, A / B)), or times 0.2 sqrt(max(A, B)),
+  // with which AdamW's learning rates and decays may be kept (Liu et al., "Muon is Scalable for LLM Training", 2025).
   enum AdjustLr { kOriginal, kMatchRmsAdamW };
   double lr = 1e-3;
   double weight_decay = 0.1;  // times lr times the parameter is subtracted from the parameter

@@ -17,8 +17,7 @@ constexpr int64_t kGrain = 1 << 15;  // elements that are worth a thread
 constexpr int kVectors = 4, kWidth = 8, kLanes = kVectors * kWidth;
 using Lanes = double __attribute__((vector_size(kWidth * sizeof(double))));
 
-template <class T>
-double sum_of_squares(const T* values, int64_t n) {
+template <class T> double sum_of_squares(const T* values, int64_t n) {
   Lanes sums[kVectors] = {};
   int64_t i = 0;
   for (; i + kLanes <= n; i += kLanes)

@@ -20,7 +20,8 @@ Dims sizes_of(const StateSpec& spec, const Dims& param) {
 
 namespace {
 
-// Parameters below this size keep their states in f32: they weigh nothing, and they are the sensitive ones (biases, norms).
+// Parameters below this size keep their states in f32: they weigh nothing, and they are the sensitive ones (biases,
+// norms).
 constexpr int64_t kMin8BitElements = 4096;
 
 bool has_scales(StateFormat format, const StateSpec& spec, const Tensor& param) {
@@ -38,7 +39,8 @@ Tensor make_state(StateFormat format, const StateSpec& spec, const Tensor& param
   scales = Tensor::full({(param.numel() + kBlock8 - 1) / kBlock8}, value, {kF32, param.device()});
   Tensor codes = Tensor::zeros(sizes, {kU8, param.device()});
   const float v = static_cast<float>(value);
-  std::memset(codes.raw_mutable_data(), low_byte(spec.nonnegative ? encode8<false>(v, inverse8(v)) : encode8<true>(v, inverse8(v))),
+  std::memset(codes.raw_mutable_data(),
+              low_byte(spec.nonnegative ? encode8<false>(v, inverse8(v)) : encode8<true>(v, inverse8(v))),
               static_cast<size_t>(codes.numel()));
   return codes;
 }
@@ -46,7 +48,8 @@ Tensor make_state(StateFormat format, const StateSpec& spec, const Tensor& param
 }  // namespace
 
 void Optimizer::add_group(std::span<const Tensor> params, const UpdatePlan& plan, GroupSpec spec) {
-  add_group(params, [&](const Tensor&) -> const UpdatePlan& { return plan; }, spec);
+  add_group(
+      params, [&](const Tensor&) -> const UpdatePlan& { return plan; }, spec);
 }
 
 void Optimizer::add_group(std::span<const Tensor> params, PlanOf plan_of, GroupSpec spec) {
@@ -120,7 +123,8 @@ void Optimizer::set_lr(double lr) {
 // What all parameters of a step share cannot change between the updates of two seams.
 void Optimizer::check_whole(const char* what) const {
   if (half_made_)
-    throw Error(absl::StrCat(name(), "::", what, ": a step is half made, some blocks are updated and others not; end it by "
+    throw Error(absl::StrCat(name(), "::", what,
+                             ": a step is half made, some blocks are updated and others not; end it by "
                              "UpdateAtSeams::finish(), or abandon() after an exception"));
 }
 
@@ -142,7 +146,8 @@ void Optimizer::track_average(AverageOptions options) {
 
 void Optimizer::set_average_decay(double decay) {
   check_whole("set_average_decay");
-  if (!(decay >= 0 && decay <= 1)) throw Error(absl::StrCat(name(), ": an average's decay must be in [0, 1], got ", decay));
+  if (!(decay >= 0 && decay <= 1))
+    throw Error(absl::StrCat(name(), ": an average's decay must be in [0, 1], got ", decay));
   average_decay_ = decay;
 }
 

@@ -16,9 +16,9 @@
 //
 // Each optimizer is one formula on scalars (adam.h, sgd.h, ...), run over all parameters in one pass (foreach.h).
 //
-// Invariants: state exists from construction; the update is in the parameter's compute dtype (f32 for bf16 and f16), and
-// so is state unless StateFormat says otherwise. A parameter without a gradient is skipped and its step count stands
-// still. step() checks every gradient before it changes anything.
+// Invariants: state exists from construction; the update is in the parameter's compute dtype (f32 for bf16 and f16),
+// and so is state unless StateFormat says otherwise. A parameter without a gradient is skipped and its step count
+// stands still. step() checks every gradient before it changes anything.
 //
 // Ownership: shares the parameters' tensors. Thread safety: one thread at a time.
 #pragma once
@@ -42,8 +42,7 @@
 
 namespace rondo::optim {
 
-template <class Options>
-struct ParamGroup {
+template <class Options> struct ParamGroup {
   std::vector<Tensor> params;
   Options options = {};
 };
@@ -79,10 +78,10 @@ struct AverageOptions {
 
 // What is generated for one optimizer.
 struct KernelReport {
-  bool compiled = false;   // optim::compile was called
-  int kernels = 0;         // signatures in use: one for each combination of dtypes and formula
-  int compilations = 0;    // of these, the ones that had to be generated: no table, disk cache or artifact file had them
-  int64_t late = 0;        // compilations after the first step: 0 unless dtypes or options of step() changed
+  bool compiled = false;  // optim::compile was called
+  int kernels = 0;        // signatures in use: one for each combination of dtypes and formula
+  int compilations = 0;   // of these, the ones that had to be generated: no table, disk cache or artifact file had them
+  int64_t late = 0;       // compilations after the first step: 0 unless dtypes or options of step() changed
   double compile_ms = 0;
 };
 
@@ -92,8 +91,8 @@ class Optimizer {
   Optimizer(const Optimizer&) = delete;
   Optimizer& operator=(const Optimizer&) = delete;
 
-  // Throws Error if a gradient has another dtype or shape than its parameter, an option makes no sense, or an UpdateAtSeams
-  // (update_at_seams.h) makes the steps.
+  // Throws Error if a gradient has another dtype or shape than its parameter, an option makes no sense, or an
+  // UpdateAtSeams (update_at_seams.h) makes the steps.
   StepReport step(const StepOptions& options = {});
   void zero_grad(bool set_to_none = true);
   // Since construction.
@@ -104,18 +103,19 @@ class Optimizer {
   void set_lr(double lr);  // of every group
   void set_lr(int group, double lr);
 
-  // From now on every step moves an average of each parameter, average += (1 - decay) (param - average), which starts as
-  // a copy of what the parameter is before its first step from here: loading a model in between is seen. Part of the state
-  // dict. In the compute dtype.
+  // From now on every step moves an average of each parameter, average += (1 - decay) (param - average), which starts
+  // as a copy of what the parameter is before its first step from here: loading a model in between is seen. Part of the
+  // state dict. In the compute dtype.
   void track_average(AverageOptions options = {});
   void set_average_decay(double decay);
   // In the order of the parameters; updated in place.
   std::vector<Tensor> averages() const;
-  // From now on every step also writes the parameters in `dtype` (bf16 or f16), for a forward that reads those. (Autocast needs
-  // no such call: a step writes the copies that it uses, runtime/lowered.h.)
+  // From now on every step also writes the parameters in `dtype` (bf16 or f16), for a forward that reads those.
+  // (Autocast needs no such call: a step writes the copies that it uses, runtime/lowered.h.)
   void keep_copies(DType dtype);
-  // In the order of the parameters; updated in place, always the same tensors. They are not part of the state dict: this call
-  // and load_state_dict() write anew those of parameters that somebody else has written since (a model that was loaded).
+  // In the order of the parameters; updated in place, always the same tensors. They are not part of the state dict:
+  // this call and load_state_dict() write anew those of parameters that somebody else has written since (a model that
+  // was loaded).
   std::vector<Tensor> copies() const;
 
   // "state.<i>.<name>" for parameter i (counted through the groups) with "state.<i>.step" i64; of 8-bit states also
@@ -142,18 +142,19 @@ class Optimizer {
   using OptionVisitor = absl::FunctionRef<void(const char* name, double& value)>;
   virtual void visit_options(int group, OptionVisitor visit) = 0;
   virtual const char* name() const = 0;
-  // The scalars of a group's formulas at a parameter's step (1 for the first): everything that changes from step to step.
+  // The scalars of a group's formulas at a parameter's step (1 for the first): everything that changes from step to
+  // step.
   virtual void scalars(int group, int64_t step, std::span<double> out) const = 0;
 
   // One parameter between two sweeps.
   struct PreparedParam {
     int group;
     const Tensor& param;
-    const Tensor& grad;         // contiguous; times grad_factor
+    const Tensor& grad;  // contiguous; times grad_factor
     double grad_factor;
-    std::span<Tensor> states;   // transient ones too, which may be replaced by tensors of the same shape and dtype
+    std::span<Tensor> states;      // transient ones too, which may be replaced by tensors of the same shape and dtype
     std::span<const double> sums;  // of the sweep before
-    std::span<double> scalars;  // of this parameter in the sweeps that follow; those of scalars() at first
+    std::span<double> scalars;     // of this parameter in the sweeps that follow; those of scalars() at first
   };
   virtual void prepare(int /*sweep*/, PreparedParam& /*param*/) {}
   bool compiled() const { return report_.compiled; }
@@ -172,11 +173,11 @@ class Optimizer {
     Tensor param;
     int group = 0;
     const UpdatePlan* plan = nullptr;
-    Tensor step;  // i64 scalar
+    Tensor step;                         // i64 scalar
     std::vector<Tensor> states, scales;  // by StateSpec; scales are undefined where there are none
     Tensor average, copy;
-    Seen copied;      // what `copy` was made of
-    Seen averaged;    // what `average` is a copy of, until it moves
+    Seen copied;         // what `copy` was made of
+    Seen averaged;       // what `average` is a copy of, until it moves
     bool moves = false;  // a step has moved `average`, or it was loaded
     // Where these lie, for good: they are only ever written in place.
     int64_t* step_at = nullptr;
@@ -197,8 +198,8 @@ class Optimizer {
     size_t slot;
     int64_t numel;
     const void* grad;
-    Tensor dense;             // the gradient, where it had to be made contiguous
-    Tensor copy;              // in 16 bits, if there is to be one: the slot's, or the one that autocast uses
+    Tensor dense;  // the gradient, where it had to be made contiguous
+    Tensor copy;   // in 16 bits, if there is to be one: the slot's, or the one that autocast uses
     double* scalars = nullptr;
     void* param = nullptr;
     size_t sums = 0, sum_rows = 0;  // where in sums_, and how many of each

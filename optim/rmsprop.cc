@@ -8,7 +8,8 @@ void RMSprop::add(std::span<const Tensor> params, const RMSpropOptions& o) {
   if (!(o.lr >= 0 && o.eps >= 0 && o.weight_decay >= 0 && o.momentum >= 0 && o.alpha >= 0))
     throw Error("RMSprop: lr, alpha, eps, weight_decay and momentum must not be negative");
   groups_.push_back(o);
-  const StateSpec square = {.name = "square_avg", .nonnegative = true}, mean = {"grad_avg"}, buffer = {"momentum_buffer"};
+  const StateSpec square = {.name = "square_avg", .nonnegative = true}, mean = {"grad_avg"},
+                  buffer = {"momentum_buffer"};
   static const UpdatePlan plans[] = {
       plan_of<RMSpropFormula<false, false>>("rmsprop", {square}),
       plan_of<RMSpropFormula<false, true>>("rmsprop_momentum", {square, buffer}),

@@ -1,5 +1,5 @@
-// RMSprop (Hinton, "Neural Networks for Machine Learning", lecture 6e, 2012), centered (Graves, "Generating Sequences With
-// Recurrent Neural Networks", 2013, equations 38 to 45), in PyTorch's form: epsilon stands outside of the root.
+// RMSprop (Hinton, "Neural Networks for Machine Learning", lecture 6e, 2012), centered (Graves, "Generating Sequences
+// With Recurrent Neural Networks", 2013, equations 38 to 45), in PyTorch's form: epsilon stands outside of the root.
 //
 //   optim::RMSprop optimizer(model.parameters(), {.lr = 1e-3, .momentum = 0.9, .centered = true});
 #pragma once
@@ -18,13 +18,12 @@ struct RMSpropOptions {
   double eps = 1e-8;
   double weight_decay = 0;  // times the parameter is added to the gradient
   double momentum = 0;
-  bool centered = false;    // divides by the standard deviation instead of the root of the mean square
+  bool centered = false;  // divides by the standard deviation instead of the root of the mean square
   bool maximize = false;
   StateFormat state = StateFormat::kFull;
 };
 
-template <bool kCentered, bool kMomentum>
-struct RMSpropFormula {
+template <bool kCentered, bool kMomentum> struct RMSpropFormula {
   static constexpr size_t kStates = 1 + kCentered + kMomentum, kScalars = 7;
 
   template <class T>

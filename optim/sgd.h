@@ -22,8 +22,7 @@ struct SGDOptions {
   StateFormat state = StateFormat::kFull;
 };
 
-template <bool kMomentum>
-struct SGDFormula {
+template <bool kMomentum> struct SGDFormula {
   static constexpr size_t kStates = kMomentum ? 1 : 0, kScalars = 7;
 
   template <class T>

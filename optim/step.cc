@@ -47,7 +47,8 @@ void Optimizer::collect(size_t i, std::vector<Active>& active) const {
   if (!grad.is_contiguous()) a.dense = grad.detach().contiguous();
   a.grad = (a.dense.defined() ? a.dense : grad).raw_data();
   a.copy = slot.copy;
-  if (const std::optional<DType> used = amp::copy_in_use(param); used && !a.copy.defined()) a.copy = amp::copy_to_write(param, *used);
+  if (const std::optional<DType> used = amp::copy_in_use(param); used && !a.copy.defined())
+    a.copy = amp::copy_to_write(param, *used);
 }
 
 double Optimizer::measure(const std::vector<Active>& active) const {
@@ -63,7 +64,8 @@ double Optimizer::measure(const std::vector<Active>& active) const {
 StepReport Optimizer::step(const StepOptions& options) {
   check_options(options);
   if (at_seams_)
-    throw Error(absl::StrCat(name(), ": its parameters are updated at seams; end the step by UpdateAtSeams::finish(), not by "
+    throw Error(absl::StrCat(name(),
+                             ": its parameters are updated at seams; end the step by UpdateAtSeams::finish(), not by "
                              "step() (update_at_seams.h)"));
   const NoGrad off;
   std::vector<Active> active;
@@ -100,7 +102,8 @@ void Optimizer::update(std::vector<Active>& active, double factor, bool zero_gra
     if (a.dense.defined()) slots_[a.slot].param.zero_grad(/*set_to_none=*/false);
 }
 
-std::vector<ArraySpec> Optimizer::arrays(const Slot& slot, size_t sweep, bool zero_grad, std::optional<DType> copy) const {
+std::vector<ArraySpec> Optimizer::arrays(const Slot& slot, size_t sweep, bool zero_grad,
+                                         std::optional<DType> copy) const {
   const DType dtype = slot.param.dtype(), compute = compute_dtype(dtype);
   const bool last = sweep + 1 == slot.plan->sweeps.size();
   std::vector<ArraySpec> list = {{.dtype = dtype}, {.dtype = dtype, .zero = zero_grad && last}};
@@ -142,8 +145,9 @@ void Optimizer::compile_pass(Foreach& pass) {
   report_.compilations += compilations;
   report_.late += stepped_ ? compilations : 0;
   if (stepped_ && compile::log::enabled(compile::log::Topic::kRecompiles))
-    compile::log::write(compile::log::Topic::kRecompiles,
-                        absl::StrCat(name(), ": other dtypes or step options need another kernel, ", pass.kernel().name));
+    compile::log::write(
+        compile::log::Topic::kRecompiles,
+        absl::StrCat(name(), ": other dtypes or step options need another kernel, ", pass.kernel().name));
   if (compile::log::enabled(compile::log::Topic::kOutputCode))
     compile::log::write(compile::log::Topic::kOutputCode, compile::to_string(pass.kernel()));
 }
@@ -164,7 +168,9 @@ void Optimizer::sort_into_buckets(std::vector<Active>& active, bool zero_grad) {
       for (size_t k = 0; k < slot.plan->sweeps.size(); ++k)
         wanted.sweeps.push_back(pass_for(slot.plan->sweeps[k].body, arrays(slot, k, zero_grad, copy)));
       size_t b = 0;
-      while (b < buckets_.size() && (buckets_[b].plan != wanted.plan || buckets_[b].sweeps != wanted.sweeps || buckets_[b].copy != copy)) ++b;
+      while (b < buckets_.size() &&
+             (buckets_[b].plan != wanted.plan || buckets_[b].sweeps != wanted.sweeps || buckets_[b].copy != copy))
+        ++b;
       if (b == buckets_.size()) buckets_.push_back(std::move(wanted));
       slot.bucket = static_cast<int>(b);
     }
@@ -172,7 +178,8 @@ void Optimizer::sort_into_buckets(std::vector<Active>& active, bool zero_grad) {
   }
 }
 
-// Counts the step, and has the scalars of each (group, step) computed once; a parameter that changes its own has a copy.
+// Counts the step, and has the scalars of each (group, step) computed once; a parameter that changes its own has a
+// copy.
 void Optimizer::fill_scalars(std::vector<Active>& active, double grad_factor) {
   scalars_.clear();
   double* shared = nullptr;
@@ -218,7 +225,8 @@ void Optimizer::run(Bucket& bucket, std::vector<Active>& active, double grad_fac
   }
   for (size_t s = 0; s < plan.sweeps.size(); ++s) {
     for (size_t i : bucket.active)
-      if (plan.sweeps[s].prepare) prepare(static_cast<int>(s), s == 0 ? 0 : plan.sweeps[s - 1].body.n_sums, active[i], grad_factor);
+      if (plan.sweeps[s].prepare)
+        prepare(static_cast<int>(s), s == 0 ? 0 : plan.sweeps[s - 1].body.n_sums, active[i], grad_factor);
     make_room_for_sums(bucket, s, active);
     fill_table(bucket, s, active);
     bucket.sweeps[s]->run(table_, /*eager=*/compile::stance() == compile::Stance::kForceEager);
@@ -235,7 +243,11 @@ void Optimizer::prepare(int sweep, int n_sums, Active& a, double grad_factor) {
   for (int k = 0; k < n_sums; ++k)
     for (size_t row = 0; row < a.sum_rows; ++row)
       totals[static_cast<size_t>(k)] += sums_[a.sums + static_cast<size_t>(k) * a.sum_rows + row];
-  PreparedParam param{slot.group, slot.param, a.dense.defined() ? a.dense : slot.param.grad(), grad_factor, slot.states,
+  PreparedParam param{slot.group,
+                      slot.param,
+                      a.dense.defined() ? a.dense : slot.param.grad(),
+                      grad_factor,
+                      slot.states,
                       std::span(totals).first(static_cast<size_t>(n_sums)),
                       std::span(a.scalars + kFirstScalar, kMaxScalars - kFirstScalar)};
   prepare(sweep, param);

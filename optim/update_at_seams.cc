@@ -14,11 +14,14 @@ constexpr const char* kWho = "UpdateAtSeams";
 
 void check(const StepOptions& step) {
   const auto refuse = [](const char* option, const char* instead) {
-    throw Error(absl::StrCat(kWho, ": ", option, " must see all gradients before the first parameter changes, and blocks are "
-                             "updated while backward runs; ", instead, ", or use Optimizer::step() after backward"));
+    throw Error(absl::StrCat(kWho, ": ", option,
+                             " must see all gradients before the first parameter changes, and blocks are "
+                             "updated while backward runs; ",
+                             instead, ", or use Optimizer::step() after backward"));
   };
   if (std::isfinite(step.max_norm)) refuse("max_norm", "leave out clipping");
-  if (step.grad_scale != 1) refuse("grad_scale (it skips steps that overflow)", "train in f32 or bf16, without a loss scale");
+  if (step.grad_scale != 1)
+    refuse("grad_scale (it skips steps that overflow)", "train in f32 or bf16, without a loss scale");
   if (step.check_finite) refuse("check_finite", "leave it out");
 }
 
@@ -37,19 +40,25 @@ UpdateAtSeams::UpdateAtSeams(nn::ModuleBase& model, Optimizer& optimizer, Update
   std::vector<Tensor> parameters;
   for (const Tensor& p : model.parameters())
     if (p.requires_grad() && slot_of_.contains(p.impl())) parameters.push_back(p);
-  if (parameters.empty()) throw Error(absl::StrCat(kWho, ": this ", optimizer.name(), " has no parameter of the model that requires a gradient"));
+  if (parameters.empty())
+    throw Error(
+        absl::StrCat(kWho, ": this ", optimizer.name(), " has no parameter of the model that requires a gradient"));
   for (const Tensor& p : parameters)
     if (const char* other = autograd::gradient_claim(p, GradientClaim::kChanges); other != nullptr)
-      throw Error(absl::StrCat(kWho, ": ", other, " averages these gradients after their seams; make it from that: UpdateAtSeams(ddp, optimizer)"));
+      throw Error(absl::StrCat(
+          kWho, ": ", other,
+          " averages these gradients after their seams; make it from that: UpdateAtSeams(ddp, optimizer)"));
   claim(parameters);
   // Before those of the seams: when a gradient is final for the first time, its parameter is not yet updated.
   for (const Tensor& p : parameters)
-    hooks_.emplace_back(p, autograd::on_accumulated(p, [this, slot = slot_of_.at(p.impl())] {
-      if (updated_[slot])
-        throw Error(absl::StrCat(kWho, ": the gradient of ", optimizer_.slot_name(slot), " of ", optimizer_.name(),
-                                 " changed after its update; call finish() once per step (after an exception: abandon()), put all "
-                                 "but the last backward of a step under no_update(), and checkpoint no two uses of one parameter"));
-    }));
+    hooks_.emplace_back(
+        p, autograd::on_accumulated(p, [this, slot = slot_of_.at(p.impl())] {
+          if (updated_[slot])
+            throw Error(absl::StrCat(
+                kWho, ": the gradient of ", optimizer_.slot_name(slot), " of ", optimizer_.name(),
+                " changed after its update; call finish() once per step (after an exception: abandon()), put all "
+                "but the last backward of a step under no_update(), and checkpoint no two uses of one parameter"));
+        }));
   seams_ = std::make_unique<compile::Seams>(model, [this](const compile::Seam& seam) {
     if (!listening_ || held_) return;
     std::vector<size_t> slots;
@@ -152,9 +161,11 @@ bool UpdateAtSeams::is_updated(const Tensor& parameter) const {
 
 UpdateAtSeams::NoUpdate::NoUpdate(UpdateAtSeams& updates) : updates_(updates) {
   if (updates.source_ != nullptr)
-    throw Error(absl::StrCat(kWho, "::no_update: the gradients come from elsewhere, which decides what is final: use its no_sync()"));
+    throw Error(absl::StrCat(
+        kWho, "::no_update: the gradients come from elsewhere, which decides what is final: use its no_sync()"));
   if (updates.held_) throw Error(absl::StrCat(kWho, "::no_update: there is one already"));
-  if (updates.optimizer_.half_made_) throw Error(absl::StrCat(kWho, "::no_update: some blocks are updated already; call finish() before the next step"));
+  if (updates.optimizer_.half_made_)
+    throw Error(absl::StrCat(kWho, "::no_update: some blocks are updated already; call finish() before the next step"));
   updates.held_ = true;
 }
 

@@ -1,5 +1,6 @@
-// UpdateAtSeams: the optimizer in backward. Each block is updated at its seam (compile/seam.h), as soon as its gradients are
-// final, while backward goes on below it; its gradients are then dropped, so that those of about one block exist at a time.
+// UpdateAtSeams: the optimizer in backward. Each block is updated at its seam (compile/seam.h), as soon as its
+// gradients are final, while backward goes on below it; its gradients are then dropped, so that those of about one
+// block exist at a time.
 //
 //   optim::AdamW optimizer(model.parameters(), {.lr = 3e-4});
 //   optim::UpdateAtSeams updates(model, optimizer);   // instead of optimizer.step()
@@ -12,15 +13,19 @@
 // Parameters, states, averages and copies have the bits of one step() after backward, eager and compiled, with the same
 // kernels. The differences:
 //
-// - What must see all gradients before the first update is refused: max_norm, grad_scale, check_finite, a GradScaler and
+// - What must see all gradients before the first update is refused: max_norm, grad_scale, check_finite, a GradScaler
+// and
 //   clip_grad_norm_. So a gradient that is not finite reaches its parameter.
-// - Accumulation: all but the last backward of a step run under `const auto more = updates.no_update();`. A second backward
+// - Accumulation: all but the last backward of a step run under `const auto more = updates.no_update();`. A second
+// backward
 //   that adds to what is updated already is an Error.
 // - Updates write parameters that the tape has saved: another backward through the same graph (retain_graph) throws
 //   StaleTensorError. A checkpoint() that runs again after a parameter it shares was updated leads to the Error above;
 //   one that reads a parameter by detach() alone is not noticed.
-// - An exception during backward leaves updated what has been updated, with its step counts; abandon() ends such a step.
-// - Several optimizers on one model have an UpdateAtSeams each. Under DistributedDataParallel it is made from that, and a
+// - An exception during backward leaves updated what has been updated, with its step counts; abandon() ends such a
+// step.
+// - Several optimizers on one model have an UpdateAtSeams each. Under DistributedDataParallel it is made from that, and
+// a
 //   bucket is updated once it is averaged (dist/ddp.h).
 //
 // In between, no option of the optimizer can be set, nor its state saved or loaded: Error.
@@ -46,8 +51,8 @@ class GradientSource {
  public:
   using Listener = std::function<void(std::span<const Tensor> parameters)>;
   virtual ~GradientSource() = default;
-  // From now on `listener` is called, once for each parameter and step, when its grad() is final; from within backward() or
-  // whatever ends a step. The result is for remove_on_final.
+  // From now on `listener` is called, once for each parameter and step, when its grad() is final; from within
+  // backward() or whatever ends a step. The result is for remove_on_final.
   virtual int64_t on_final(Listener listener) = 0;
   virtual void remove_on_final(int64_t id) = 0;
   // Throws Error if there are gradients of this step that listeners have not been told of.
@@ -57,8 +62,8 @@ class GradientSource {
 struct UpdateAtSeamsOptions {
   // Of every update. Only zero_grad may differ from its default.
   StepOptions step = {};
-  // Gradients are dropped right after their parameters' update, unless step.zero_grad keeps them as zeros. false: they stay
-  // until zero_grad().
+  // Gradients are dropped right after their parameters' update, unless step.zero_grad keeps them as zeros. false: they
+  // stay until zero_grad().
   bool drop_grads = true;
 };
 
@@ -71,19 +76,19 @@ struct UpdateReport {
 
 class UpdateAtSeams {
  public:
-  // Throws Error if an option asks for what seams cannot do, the optimizer has an UpdateAtSeams or no parameter of the model,
-  // or if somebody else has the gradients: DistributedDataParallel, or the UpdateAtSeams of another optimizer.
+  // Throws Error if an option asks for what seams cannot do, the optimizer has an UpdateAtSeams or no parameter of the
+  // model, or if somebody else has the gradients: DistributedDataParallel, or the UpdateAtSeams of another optimizer.
   UpdateAtSeams(nn::ModuleBase& model, Optimizer& optimizer, UpdateAtSeamsOptions options = {});
   UpdateAtSeams(GradientSource& source, Optimizer& optimizer, UpdateAtSeamsOptions options = {});
   ~UpdateAtSeams();
   UpdateAtSeams(const UpdateAtSeams&) = delete;
   UpdateAtSeams& operator=(const UpdateAtSeams&) = delete;
 
-  // Ends a step: updates the parameters that have a gradient and no update yet. Throws as Optimizer::step() does, before any
-  // of these changes; and if a source has not finished.
+  // Ends a step: updates the parameters that have a gradient and no update yet. Throws as Optimizer::step() does,
+  // before any of these changes; and if a source has not finished.
   UpdateReport finish();
-  // Ends a step that an exception interrupted: nothing more is updated, and the gradients of the rest are dropped, as they may
-  // be incomplete. What was updated stays so: a second try of the same batch moves it once more.
+  // Ends a step that an exception interrupted: nothing more is updated, and the gradients of the rest are dropped, as
+  // they may be incomplete. What was updated stays so: a second try of the same batch moves it once more.
   UpdateReport abandon();
   // In this step, so far.
   bool is_updated(const Tensor& parameter) const;

@@ -11,7 +11,8 @@ namespace {
 // Sets this thread's random stream for a scope.
 class StreamGuard {
  public:
-  StreamGuard(uint64_t seed, uint64_t offset) : seed_(default_generator().seed()), offset_(default_generator().offset()) {
+  StreamGuard(uint64_t seed, uint64_t offset)
+      : seed_(default_generator().seed()), offset_(default_generator().offset()) {
     default_generator().set_state(seed, offset);
   }
   ~StreamGuard() { default_generator().set_state(seed_, offset_); }
@@ -45,7 +46,8 @@ class CheckpointNode final : public Node {
     const memory::Cause cause("backward of ", name(), {});
     if (grad_enabled())
       throw Error("backward of checkpoint: second derivatives (create_graph) do not reach through a checkpoint");
-    if (released_) throw Error("backward of checkpoint: already freed; pass retain_graph = true to the earlier backward");
+    if (released_)
+      throw Error("backward of checkpoint: already freed; pass retain_graph = true to the earlier backward");
     std::vector<Tensor> inputs;
     for (const SavedTensor& saved : inputs_) {
       const Tensor& input = saved.get("checkpoint", {});

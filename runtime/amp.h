@@ -20,9 +20,9 @@ namespace amp {
 // The autocast dtype of this thread, if autocast is on.
 std::optional<DType> autocast_dtype();
 
-// RAII: autocast to bf16 or f16 in this scope; std::nullopt switches it off. A parameter is converted once for each of its
-// versions (lowered.h). On CPU, products of f16 are carried out in f32 and rounded once: f16 saves memory there, and no time;
-// bf16 is twice as fast as f32. A compiled region says so, too (RONDO_LOGS=perf_hints).
+// RAII: autocast to bf16 or f16 in this scope; std::nullopt switches it off. A parameter is converted once for each of
+// its versions (lowered.h). On CPU, products of f16 are carried out in f32 and rounded once: f16 saves memory there,
+// and no time; bf16 is twice as fast as f32. A compiled region says so, too (RONDO_LOGS=perf_hints).
 class Autocast {
  public:
   explicit Autocast(std::optional<DType> dtype);

@@ -66,8 +66,8 @@ const Tensor& SavedTensor::get(const char* op, std::source_location where) const
   if (tensor_.defined() && tensor_.version() != version_)
     throw StaleTensorError(absl::StrCat("backward of ", op, ": a tensor of shape ", to_string(tensor_.sizes()),
                                         " that the gradient needs was overwritten in place (version ",
-                                        tensor_.version(), ", saved at ", version_,
-                                        "); clone it before the write", describe_location(where)));
+                                        tensor_.version(), ", saved at ", version_, "); clone it before the write",
+                                        describe_location(where)));
   return tensor_;
 }
 
@@ -91,8 +91,8 @@ void run_hooks(std::vector<Hook> hooks, Tensor& grad) {
 namespace autograd {
 
 bool is_only_holder(const Tensor& tensor) {
-  return tensor.defined() && tensor.impl()->refs.load() == 1 && tensor.impl()->storage && tensor.storage().is_unique() &&
-         !tensor.storage().is_borrowed();
+  return tensor.defined() && tensor.impl()->refs.load() == 1 && tensor.impl()->storage &&
+         tensor.storage().is_unique() && !tensor.storage().is_borrowed();
 }
 
 bool may_overwrite(const Tensor& tensor) {
@@ -179,9 +179,12 @@ class OpNode final : public Node {
   void backward(std::span<const Tensor> grads_out, std::span<Tensor> grads_in) override {
     const memory::Cause cause("backward of ", op_.name, where_);
     if (released_)
-      throw Error(absl::StrCat("backward of ", op_.name, ": its saved tensors were freed by an earlier backward; pass "
-                               "retain_graph = true to that one", describe_location(where_)));
-    if (op_.grad == nullptr) throw Error(absl::StrCat("backward of ", op_.name, ": it has no gradient", describe_location(where_)));
+      throw Error(absl::StrCat("backward of ", op_.name,
+                               ": its saved tensors were freed by an earlier backward; pass "
+                               "retain_graph = true to that one",
+                               describe_location(where_)));
+    if (op_.grad == nullptr)
+      throw Error(absl::StrCat("backward of ", op_.name, ": it has no gradient", describe_location(where_)));
     Tensor inputs[kMaxOpInputs], outputs[kMaxOpOutputs];
     for (size_t i = 0; i < saved_inputs_.size(); ++i) inputs[i] = saved_inputs_[i].get(op_.name, where_);
     for (size_t i = 0; i < saved_outputs_.size(); ++i) {
@@ -216,7 +219,8 @@ class OpNode final : public Node {
 // The history of what an op without a gradient computed.
 class DeadEndNode final : public Node {
  public:
-  DeadEndNode(const OpDef& op, std::span<const Tensor* const> inputs, std::source_location where) : op_(op), where_(where) {
+  DeadEndNode(const OpDef& op, std::span<const Tensor* const> inputs, std::source_location where)
+      : op_(op), where_(where) {
     for (const Tensor* input : inputs)
       edges.push_back(input->defined() && input->requires_grad() ? autograd::gradient_edge(*input) : Edge{});
   }
@@ -233,8 +237,9 @@ class DeadEndNode final : public Node {
 // The two nodes below move gradients by hand: a second derivative would miss them.
 void refuse_second_derivative() {
   if (grad_mode)
-    throw Error("backward with create_graph: second derivatives through an in-place write to a view, or to its base, are "
-                "not supported; build the tensor with where, cat or stack");
+    throw Error(
+        "backward with create_graph: second derivatives through an in-place write to a view, or to its base, are "
+        "not supported; build the tensor with where, cat or stack");
 }
 
 // Geometry of a view over its base, in memory laid out like the base's.
@@ -272,8 +277,8 @@ class ViewOfBaseNode final : public Node {
   ViewGeometry geometry_;
 };
 
-// The history of a base after a write through one of its views: the region's gradient goes to what was written, the rest
-// to the old base.
+// The history of a base after a write through one of its views: the region's gradient goes to what was written, the
+// rest to the old base.
 class OverwriteNode final : public Node {
  public:
   OverwriteNode(ViewGeometry geometry, Edge base, Edge written) : geometry_(geometry) {
@@ -319,7 +324,8 @@ Edge gradient_edge(const Tensor& tensor) {
   if (meta != nullptr && meta->base.defined() && meta->view_version != tensor.version() && meta->base.requires_grad()) {
     // The base was written since this view was made: look at it again.
     if (overlaps_itself(tensor) || overlaps_itself(meta->base))
-      throw Error("autograd: an expanded view of a tensor that was overwritten in place; take the view after the write");
+      throw Error(
+          "autograd: an expanded view of a tensor that was overwritten in place; take the view after the write");
     meta->grad_fn = std::make_shared<ViewOfBaseNode>(ViewGeometry::of(tensor, meta->base), gradient_edge(meta->base));
     meta->output = 0;
     meta->view_version = tensor.version();
@@ -357,7 +363,8 @@ void claim_gradient(const Tensor& leaf, GradientClaim claim, const char* who) {
     throw Error(absl::StrCat(who, ": the tensor is not a leaf that requires a gradient"));
   gradient_edge(leaf);  // makes the slot
   const char*& owner = leaf.impl()->autograd->slot->claims[static_cast<size_t>(claim)];
-  if (owner != nullptr) throw Error(absl::StrCat(who, ": the gradients of these parameters are already taken by ", owner));
+  if (owner != nullptr)
+    throw Error(absl::StrCat(who, ": the gradients of these parameters are already taken by ", owner));
   owner = who;
 }
 void unclaim_gradient(const Tensor& leaf, GradientClaim claim) {
@@ -424,7 +431,8 @@ void record_dead_end(const OpDef& op, std::span<const Tensor* const> inputs, std
 
 void check_in_place(const OpDef& op, const Tensor& target, bool differentiable, std::source_location where) {
   if (overlaps_itself(target))
-    throw_op_error(op.name, "an expanded tensor cannot be written in place: several elements are one; clone() it first", where);
+    throw_op_error(op.name, "an expanded tensor cannot be written in place: several elements are one; clone() it first",
+                   where);
   if (!grad_mode) return;
   const AutogradMeta* meta = target.impl()->autograd.get();
   const bool history = meta != nullptr && meta->grad_fn != nullptr;

@@ -1,5 +1,6 @@
-// The tape. Each differentiable call leaves a Node that knows its op's VJP, the tensors it saved (with their versions) and
-// where its inputs came from. backward() visits nodes in reverse order of creation, so gradients meet in a fixed order.
+// The tape. Each differentiable call leaves a Node that knows its op's VJP, the tensors it saved (with their versions)
+// and where its inputs came from. backward() visits nodes in reverse order of creation, so gradients meet in a fixed
+// order.
 #pragma once
 
 #include <functional>
@@ -40,8 +41,8 @@ struct Hook {
   std::function<Tensor(const Tensor&)> fn;
 };
 
-// Who works on a leaf's gradient while backward runs: one who changes it when it is final (an average over processes), one
-// who then uses it up (an update).
+// Who works on a leaf's gradient while backward runs: one who changes it when it is final (an average over processes),
+// one who then uses it up (an update).
 enum class GradientClaim : uint8_t { kChanges, kUsesUp };
 
 // The place of an accumulated gradient; shared so that the tape can fill it after the tensor handle is gone.
@@ -62,12 +63,13 @@ class Node {
   virtual const char* name() const = 0;
   // grads_out has one entry per output (undefined where none arrived); fills one per edge.
   virtual void backward(std::span<const Tensor> grads_out, std::span<Tensor> grads_in) = 0;
-  // If true, backward() finds in grads_in what has already arrived along each edge, and leaves the sum there: a node that
-  // stands for several ops adds their contributions one by one, as they would.
+  // If true, backward() finds in grads_in what has already arrived along each edge, and leaves the sum there: a node
+  // that stands for several ops adds their contributions one by one, as they would.
   virtual bool adds_to_totals() const { return false; }
-  // backward(), for such a node. leaves[i], where defined, is the .grad of the leaf at edges[i] to which nothing else adds in
-  // this run: the node may add to it in place, and then leaves it in grads_in[i].
-  virtual void backward_onto(std::span<const Tensor> grads_out, std::span<Tensor> grads_in, std::span<const Tensor> leaves) {
+  // backward(), for such a node. leaves[i], where defined, is the .grad of the leaf at edges[i] to which nothing else
+  // adds in this run: the node may add to it in place, and then leaves it in grads_in[i].
+  virtual void backward_onto(std::span<const Tensor> grads_out, std::span<Tensor> grads_in,
+                             std::span<const Tensor> leaves) {
     (void)leaves;
     backward(grads_out, grads_in);
   }
@@ -78,7 +80,7 @@ class Node {
 
   absl::InlinedVector<Edge, 3> edges;  // one per input; a null node where no gradient is needed
   int n_outputs = 1;
-  const uint64_t sequence;             // order of creation
+  const uint64_t sequence;  // order of creation
 
   // Hooks and retained gradients of single outputs; rare, so kept apart.
   struct OutputExtras {
@@ -131,7 +133,8 @@ namespace autograd {
 Edge gradient_edge(const Tensor& tensor);
 // Makes `tensor` output `output` of `node`.
 void set_history(Tensor& tensor, std::shared_ptr<Node> node, int output);
-// Puts a tape node for a call of `op` and makes it the history of `outputs`. Dispatch calls it when a gradient is needed.
+// Puts a tape node for a call of `op` and makes it the history of `outputs`. Dispatch calls it when a gradient is
+// needed.
 void record_call(const OpDef& op, std::span<const Tensor* const> inputs, const Attrs& attrs, std::span<Tensor> outputs,
                  std::source_location where);
 // As record_call for a call that overwrote `target`; if target is a view, its base's history is rebased too.
@@ -141,8 +144,8 @@ void record_in_place(const OpDef& op, std::span<const Tensor* const> inputs, con
 // As record_call for an op without a gradient: going backward through `outputs` is an error that names the op.
 void record_dead_end(const OpDef& op, std::span<const Tensor* const> inputs, std::span<Tensor> outputs,
                      std::source_location where);
-// Throws if `target` cannot be overwritten: it overlaps itself, or that would break autograd (a leaf that requires grad,
-// in grad mode).
+// Throws if `target` cannot be overwritten: it overlaps itself, or that would break autograd (a leaf that requires
+// grad, in grad mode).
 void check_in_place(const OpDef& op, const Tensor& target, bool differentiable, std::source_location where);
 // Remembers that `view` looks into `base`, so that a later write through the view reaches the base's history.
 void mark_view(Tensor& view, const Tensor& base);
@@ -152,15 +155,16 @@ void mark_view(Tensor& view, const Tensor& base);
 int64_t on_accumulated(const Tensor& leaf, std::function<void()> fn);
 void remove_on_accumulated(const Tensor& leaf, int64_t id);
 
-// A claim is for one: a second one would work on what the first has left. `who` is a name for messages, and outlives the
-// claim. claim_gradient throws Error if somebody has it, or `leaf` is not a leaf that requires a gradient.
+// A claim is for one: a second one would work on what the first has left. `who` is a name for messages, and outlives
+// the claim. claim_gradient throws Error if somebody has it, or `leaf` is not a leaf that requires a gradient.
 void claim_gradient(const Tensor& leaf, GradientClaim claim, const char* who);
 void unclaim_gradient(const Tensor& leaf, GradientClaim claim);
 const char* gradient_claim(const Tensor& leaf, GradientClaim claim);  // who has it; null: nobody
 
 // Gradients of `roots` (seeded with `grads`, or 1 for scalars) with respect to `inputs`, returned, not accumulated.
-std::vector<Tensor> grad(std::span<const Tensor> roots, std::span<const Tensor> inputs, std::span<const Tensor> grads = {},
-                         bool retain_graph = false, bool create_graph = false, bool allow_unused = false);
+std::vector<Tensor> grad(std::span<const Tensor> roots, std::span<const Tensor> inputs,
+                         std::span<const Tensor> grads = {}, bool retain_graph = false, bool create_graph = false,
+                         bool allow_unused = false);
 void backward(std::span<const Tensor> roots, std::span<const Tensor> grads, bool retain_graph, bool create_graph,
               std::source_location where);
 

@@ -137,15 +137,16 @@ class Backward {
   void find_needed() {
     absl::flat_hash_set<Node*> seen;
     std::vector<std::pair<Node*, size_t>> path;  // a node and the next edge to follow
-    // One root after the other: what stands below a node must be known when the node is left, and a root may stand below
-    // another.
+    // One root after the other: what stands below a node must be known when the node is left, and a root may stand
+    // below another.
     for (const auto& root : roots_) {
       if (seen.insert(root.get()).second) path.push_back({root.get(), 0});
       while (!path.empty()) {
         auto& [node, next] = path.back();
         if (next == node->edges.size()) {
           for (const Edge& edge : node->edges)
-            if (edge.node && (captures_.contains(edge.node.get()) || needed_.contains(edge.node.get()))) needed_.insert(node);
+            if (edge.node && (captures_.contains(edge.node.get()) || needed_.contains(edge.node.get())))
+              needed_.insert(node);
           path.pop_back();
           continue;
         }
@@ -164,7 +165,8 @@ class Backward {
   absl::flat_hash_set<Node*> needed_;
 };
 
-void seed_roots(Backward& run, std::span<const Tensor> roots, std::span<const Tensor> grads, std::source_location where) {
+void seed_roots(Backward& run, std::span<const Tensor> roots, std::span<const Tensor> grads,
+                std::source_location where) {
   for (size_t i = 0; i < roots.size(); ++i) {
     const Tensor& root = roots[i];
     if (!root.defined() || !root.requires_grad())
@@ -172,16 +174,21 @@ void seed_roots(Backward& run, std::span<const Tensor> roots, std::span<const Te
     Tensor grad = i < grads.size() ? grads[i] : Tensor();
     if (!grad.defined()) {
       if (root.numel() != 1)
-        throw_op_error("backward", "a gradient must be given for a tensor of shape " + to_string(root.sizes()) +
-                                       "; only a single element has the default 1", where);
+        throw_op_error("backward",
+                       "a gradient must be given for a tensor of shape " + to_string(root.sizes()) +
+                           "; only a single element has the default 1",
+                       where);
       grad = Tensor::ones(root.sizes(), {root.dtype(), root.device()});
     }
     if (!(grad.sizes() == root.sizes()))
-      throw_op_error("backward", "the gradient has shape " + to_string(grad.sizes()) + ", the tensor " +
-                                     to_string(root.sizes()), where);
+      throw_op_error("backward",
+                     "the gradient has shape " + to_string(grad.sizes()) + ", the tensor " + to_string(root.sizes()),
+                     where);
     if (grad.dtype() != root.dtype())
-      throw_op_error("backward", absl::StrCat("the gradient is ", std::string(name_of(grad.dtype())), ", the tensor ",
-                                              std::string(name_of(root.dtype()))), where);
+      throw_op_error("backward",
+                     absl::StrCat("the gradient is ", std::string(name_of(grad.dtype())), ", the tensor ",
+                                  std::string(name_of(root.dtype()))),
+                     where);
     run.seed(gradient_edge(root), std::move(grad));
   }
 }
@@ -207,7 +214,8 @@ std::vector<Tensor> grad(std::span<const Tensor> roots, std::span<const Tensor> 
   run.run(&captured);
   for (size_t i = 0; i < inputs.size() && !allow_unused; ++i)
     if (!captured[i].defined())
-      throw Error(absl::StrCat("autograd::grad: input ", i, " was not used; pass allow_unused = true if that is meant"));
+      throw Error(
+          absl::StrCat("autograd::grad: input ", i, " was not used; pass allow_unused = true if that is meant"));
   return captured;
 }
 

@@ -46,7 +46,8 @@ void InferContext::fail(std::string_view what) const {
   std::string shapes;
   for (const Tensor* input : inputs_)
     if (input->defined())
-      absl::StrAppend(&shapes, shapes.empty() ? "" : ", ", std::string(name_of(input->dtype())), to_string(input->sizes()));
+      absl::StrAppend(&shapes, shapes.empty() ? "" : ", ", std::string(name_of(input->dtype())),
+                      to_string(input->sizes()));
   throw_op_error(op_.name, absl::StrCat(std::string(what), "; got ", shapes), where_);
 }
 
@@ -64,7 +65,10 @@ void require_defined(const char* op, const TensorArg& operand) {
 class Dispatcher {
  public:
   Dispatcher(const OpDef& op, std::span<const TensorArg> args, Attrs& attrs)
-      : op_(op), attrs_(attrs), n_(static_cast<int>(args.size())), where_(args.empty() ? std::source_location{} : args[0].where) {
+      : op_(op),
+        attrs_(attrs),
+        n_(static_cast<int>(args.size())),
+        where_(args.empty() ? std::source_location{} : args[0].where) {
     for (int i = 0; i < n_; ++i) inputs_[i] = &args[i].tensor;
     if (n_ > 0 && !inputs_[0]->defined()) throw_op_error(op.name, "operand 0 is an undefined tensor", where_);
     if (autocast && op.amp != AmpPolicy::kNone) apply_autocast();
@@ -73,7 +77,8 @@ class Dispatcher {
   void run(std::span<Tensor> outputs) {
     InferContext infer(op_, inputs(), attrs_, where_);
     op_.infer(infer);
-    if (infer.outputs_.size() < outputs.size()) [[unlikely]] throw_internal(std::string(op_.name) + ": infer left out a result", where_);
+    if (infer.outputs_.size() < outputs.size()) [[unlikely]]
+      throw_internal(std::string(op_.name) + ": infer left out a result", where_);
     const bool needs = needs_grad();
     if (needs && op_.grad == nullptr && op_.decompose != nullptr) {
       // A gradient op without a gradient of its own runs in parts when a second derivative is asked for.
@@ -97,17 +102,19 @@ class Dispatcher {
         outputs[i] = make_handle(infer.outputs_[i]);
         outputs[i].impl()->storage = inputs_[0]->storage();
         if (grad_enabled()) autograd::mark_view(outputs[i], *inputs_[0]);
-        if (inputs_[0]->impl()->marks != nullptr) [[unlikely]] follow_marks(*inputs_[0], outputs[i]);
+        if (inputs_[0]->impl()->marks != nullptr) [[unlikely]]
+          follow_marks(*inputs_[0], outputs[i]);
       }
     } else if (KernelFn kernel = op_.kernel[static_cast<int>(device().backend)]; kernel != nullptr) {
       const memory::Cause cause("", op_.name, where_);
       for (int i = 0; i < n_; ++i)
-        if (inputs_[i]->defined() && !inputs_[i]->impl()->storage) [[unlikely]] static_cast<void>(inputs_[i]->raw_data(where_));
+        if (inputs_[i]->defined() && !inputs_[i]->impl()->storage) [[unlikely]]
+          static_cast<void>(inputs_[i]->raw_data(where_));
       for (size_t i = 0; i < outputs.size(); ++i) {
         const TensorMeta& meta = infer.outputs_[i];
         outputs[i] = make_handle(meta);
-        outputs[i].impl()->storage =
-            Storage::allocate(static_cast<size_t>(meta.sizes.numel()) * size_of(meta.dtype), meta.device);
+        outputs[i].impl()->storage = Storage::allocate(static_cast<size_t>(meta.sizes.numel()) * size_of(meta.dtype),
+                                                       meta.device);
       }
       kernel(KernelContext{op_, inputs(), outputs, attrs_, where_});
     } else {
@@ -128,11 +135,14 @@ class Dispatcher {
     Tensor target = *inputs_[0];
     const TensorMeta& meta = infer.outputs_[0];
     if (!(meta.sizes == target.sizes()))
-      throw_op_error(op_.name, absl::StrCat("the result ", to_string(meta.sizes), " does not fit in place into ",
-                                            to_string(target.sizes())), where_);
+      throw_op_error(
+          op_.name,
+          absl::StrCat("the result ", to_string(meta.sizes), " does not fit in place into ", to_string(target.sizes())),
+          where_);
     if (meta.dtype != target.dtype())
-      throw_op_error(op_.name, absl::StrCat("the result is ", std::string(name_of(meta.dtype)),
-                                            " and cannot be written in place into ", std::string(name_of(target.dtype()))),
+      throw_op_error(op_.name,
+                     absl::StrCat("the result is ", std::string(name_of(meta.dtype)),
+                                  " and cannot be written in place into ", std::string(name_of(target.dtype()))),
                      where_);
     const bool differentiable = needs_grad() && is_floating(target.dtype());
     if (recorder != nullptr) {
@@ -216,7 +226,8 @@ class Dispatcher {
       const Tensor& input = *inputs_[i];
       // f64 is asked for by the user and never lowered.
       if (!input.defined() || !is_floating(input.dtype()) || input.dtype() == kF64 || input.dtype() == target) continue;
-      cast_[i] = recorder == nullptr && is_low_precision(target) && amp::keeps_copy(input) ? lowered(input, target) : input.to(target, where_);
+      cast_[i] = recorder == nullptr && is_low_precision(target) && amp::keeps_copy(input) ? lowered(input, target)
+                                                                                           : input.to(target, where_);
       inputs_[i] = &cast_[i];
     }
     autocast = saved;

@@ -64,7 +64,8 @@ inline Float16::Float16(float value) {
 inline Float16::operator float() const {
   const uint32_t sign = static_cast<uint32_t>(bits & 0x8000u) << 16;
   const uint32_t exponent = (bits >> 10) & 0x1Fu, mantissa = bits & 0x3FFu;
-  if (exponent == 0x1F) return std::bit_cast<float>(sign | 0x7F800000u | (mantissa ? 0x400000u : 0u) | (mantissa << 13));
+  if (exponent == 0x1F)
+    return std::bit_cast<float>(sign | 0x7F800000u | (mantissa ? 0x400000u : 0u) | (mantissa << 13));
   if (exponent == 0) {
     const float tiny = static_cast<float>(mantissa) * 0x1p-24f;
     return sign ? -tiny : tiny;

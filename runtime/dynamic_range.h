@@ -1,6 +1,7 @@
-// What a user knows of a dimension whose size changes from call to call: metadata of a tensor, for compilers. No op reads it.
-// Set by compile::mark_dynamic. It follows views (wherever a view's dimension has the size and stride of a marked one) and
-// detach(), and regions hand it on to the results that have the dimension; results of other ops carry none.
+// What a user knows of a dimension whose size changes from call to call: metadata of a tensor, for compilers. No op
+// reads it. Set by compile::mark_dynamic. It follows views (wherever a view's dimension has the size and stride of a
+// marked one) and detach(), and regions hand it on to the results that have the dimension; results of other ops carry
+// none.
 #pragma once
 
 #include <cstdint>
@@ -15,8 +16,8 @@ struct DynamicRange {
   int64_t min = 0;
   int64_t max = INT64_MAX;
   int64_t multiple_of = 1;
-  // At most so many ranges that [min, max] is divided into, shorter ones for small sizes. Each has code of its own where its
-  // bounds allow for better. Needs `max`.
+  // At most so many ranges that [min, max] is divided into, shorter ones for small sizes. Each has code of its own
+  // where its bounds allow for better. Needs `max`.
   int buckets = 1;
   // Or the largest size of each bucket, ascending. The last is `max`, if that is given, too.
   std::vector<int64_t> bucket_bounds = {};

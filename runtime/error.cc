@@ -23,8 +23,8 @@ bool is_library_file(std::string_view file) {
   return false;
 }
 
-// As above. A location's file name is a literal, so its address stands for it; a name that a plug-in brought and took away
-// again could at worst make a report name the wrong frame.
+// As above. A location's file name is a literal, so its address stands for it; a name that a plug-in brought and took
+// away again could at worst make a report name the wrong frame.
 bool is_known_library_file(const char* file) {
   struct Known {
     const char* file = nullptr;
@@ -39,7 +39,8 @@ bool is_known_library_file(const char* file) {
 }  // namespace
 
 std::source_location user_location(std::source_location where) {
-  for (const ModuleFrame* f = ModuleFrame::innermost(); f != nullptr && is_known_library_file(where.file_name()); f = f->outer())
+  for (const ModuleFrame* f = ModuleFrame::innermost(); f != nullptr && is_known_library_file(where.file_name());
+       f = f->outer())
     where = f->where();
   return where;
 }
@@ -48,7 +49,8 @@ FileError::FileError(std::string path, std::string_view reason)
     : Error(path + ": " + std::string(reason)), path_(std::move(path)) {}
 
 void throw_internal(std::string_view what, std::source_location where) {
-  throw InternalError(absl::StrCat("internal error: ", std::string(what), " (", where.file_name(), ":", where.line(), ")"));
+  throw InternalError(
+      absl::StrCat("internal error: ", std::string(what), " (", where.file_name(), ":", where.line(), ")"));
 }
 
 std::string describe_location(std::source_location where) {

@@ -40,7 +40,8 @@ class InternalError : public std::logic_error {
 
 // Checks an invariant of ours.
 inline void invariant(bool holds, const char* what, std::source_location where = std::source_location::current()) {
-  if (!holds) [[unlikely]] throw_internal(what, where);
+  if (!holds) [[unlikely]]
+    throw_internal(what, where);
 }
 
 // One frame of the user's program: a module call, kept on a thread-local stack so that errors can name the path.

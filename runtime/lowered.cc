@@ -32,7 +32,8 @@ Tensor as_tensor(const Storage& data, const Tensor& parameter, DType dtype) {
 
 bool keeps_copy(const Tensor& tensor) {
   return tensor.dtype() == kF32 && tensor.requires_grad() && tensor.is_leaf() && tensor.is_contiguous() &&
-         tensor.storage_offset() == 0 && tensor.storage() && tensor.storage().bytes() == static_cast<size_t>(tensor.nbytes());
+         tensor.storage_offset() == 0 && tensor.storage() &&
+         tensor.storage().bytes() == static_cast<size_t>(tensor.nbytes());
 }
 
 Tensor lowered(const Tensor& parameter, DType dtype) {
@@ -70,7 +71,8 @@ Tensor copy_to_write(const Tensor& parameter, DType dtype) {
 }
 
 void set_copy(const Tensor& parameter, const Tensor& written) {
-  invariant(written.sizes() == parameter.sizes() && is_low_precision(written.dtype()), "a parameter's copy is of another kind");
+  invariant(written.sizes() == parameter.sizes() && is_low_precision(written.dtype()),
+            "a parameter's copy is of another kind");
   if (!keeps_copy(parameter)) return;
   LoweredCopy& copy = copy_of(parameter.storage());
   std::lock_guard lock(copy.mutex);

@@ -1,6 +1,7 @@
-// The 16-bit copy of a parameter that autocast multiplies with: converted once for each version of the parameter, not for each
-// use of it. It hangs on the parameter's storage and lives as long. Thread safe, as far as nobody writes to the parameter.
-// Versions are all it goes by: whoever writes by a pointer asks for that anew (mutable_data()) after each use of the parameter.
+// The 16-bit copy of a parameter that autocast multiplies with: converted once for each version of the parameter, not
+// for each use of it. It hangs on the parameter's storage and lives as long. Thread safe, as far as nobody writes to
+// the parameter. Versions are all it goes by: whoever writes by a pointer asks for that anew (mutable_data()) after
+// each use of the parameter.
 #pragma once
 
 #include <mutex>
@@ -12,8 +13,8 @@ namespace rondo::amp {
 
 // True for what has such a copy: an f32 leaf that requires a gradient and is all of its storage, in order.
 bool keeps_copy(const Tensor& tensor);
-// `parameter` in `dtype` (bf16 or f16), without history. What does not keep a copy is converted anew. The memory is that of
-// other callers, too, and not to be written to.
+// `parameter` in `dtype` (bf16 or f16), without history. What does not keep a copy is converted anew. The memory is
+// that of other callers, too, and not to be written to.
 Tensor lowered(const Tensor& parameter, DType dtype);
 
 // For whoever changes a whole parameter and can write its copy in the same pass.

@@ -18,24 +18,35 @@ enum class LoopOp : uint8_t {
   kScalar,  // run-time scalar Instr::index, rounded to the instruction's type
   kLoad,    // operand Instr::index at the current row and column
   // Arithmetic on f32 or f64
-  kAdd, kSub, kMul, kDiv,
-  kFma,        // a * b + c, rounded once
-  kSqrt, kAbs, kNeg,
+  kAdd,
+  kSub,
+  kMul,
+  kDiv,
+  kFma,  // a * b + c, rounded once
+  kSqrt,
+  kAbs,
+  kNeg,
   kRoundEven,  // to the nearest integer value, ties to even
   kFloor,
-  kExp2Int,    // 2^a for an integer-valued a in the exponent range of normal numbers: on bits, for f32,
-               // (bits(a + 1.5 * 2^23) << 23) + (127 << 23); for f64 likewise with 52 and 1023
-               // So one below the range gives 0 and one above gives infinity.
-  kExponent,   // of a positive normal a: the integer e, as a float, with a = m * 2^e, m in [1, 2)
-  kMantissa,   // of a positive normal a: m
+  kExp2Int,   // 2^a for an integer-valued a in the exponent range of normal numbers: on bits, for f32,
+              // (bits(a + 1.5 * 2^23) << 23) + (127 << 23); for f64 likewise with 52 and 1023
+              // So one below the range gives 0 and one above gives infinity.
+  kExponent,  // of a positive normal a: the integer e, as a float, with a = m * 2^e, m in [1, 2)
+  kMantissa,  // of a positive normal a: m
   // Comparisons give kBool; ordered: false if an operand is NaN, except kNe
-  kLt, kLe, kEq, kNe,
-  kAnd, kOr, kNot,
-  kSelect,     // a ? b : c
-  kCast,       // to the instruction's type; to a 16-bit float and back is how a value is rounded
+  kLt,
+  kLe,
+  kEq,
+  kNe,
+  kAnd,
+  kOr,
+  kNot,
+  kSelect,  // a ? b : c
+  kCast,    // to the instruction's type; to a 16-bit float and back is how a value is rounded
   // Effects and reductions
-  kStore,      // operand Instr::index = a
-  kReduceSum, kReduceMax,  // over the columns of a row, in the order of ops/reduction_order.h
+  kStore,  // operand Instr::index = a
+  kReduceSum,
+  kReduceMax,  // over the columns of a row, in the order of ops/reduction_order.h
   kColumnSum,  // over the rows of a chunk, into partial operand Instr::index
 };
 

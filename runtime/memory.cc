@@ -67,7 +67,8 @@ void note_allocation(int64_t bytes_in_use, const void* data) {
 void note_purpose(const void* data, size_t bytes, Purpose from, Purpose to, int64_t activations_now) {
   Peak& p = peak();
   for (int64_t most = p.most_activations.load(std::memory_order_relaxed);
-       activations_now > most && !p.most_activations.compare_exchange_weak(most, activations_now, std::memory_order_relaxed);) {
+       activations_now > most &&
+       !p.most_activations.compare_exchange_weak(most, activations_now, std::memory_order_relaxed);) {
   }
   if (p.newest.load(std::memory_order_relaxed) != data) return;
   std::lock_guard lock(p.mutex);
@@ -89,7 +90,8 @@ std::string Cause::describe() {
   std::string text, place;
   std::string_view last;
   for (const Cause* c = innermost_; c != nullptr; c = c->outer_) {
-    if (c->name_ != last || *c->prefix_ != 0) absl::StrAppend(&text, text.empty() ? "" : ", in ", c->prefix_, std::string(c->name_));
+    if (c->name_ != last || *c->prefix_ != 0)
+      absl::StrAppend(&text, text.empty() ? "" : ", in ", c->prefix_, std::string(c->name_));
     last = c->name_;
     // The outermost line is the nearest to the user's.
     if (c->where_.line() != 0) place = describe_location(c->where_);
@@ -138,7 +140,9 @@ Report Recording::report() const {
 
 std::string to_string(const Report& r) {
   std::string text;
-  const auto line = [&](const char* what, int64_t bytes) { absl::StrAppendFormat(&text, "%-34s %10.1f MB\n", what, static_cast<double>(bytes) * 1e-6); };
+  const auto line = [&](const char* what, int64_t bytes) {
+    absl::StrAppendFormat(&text, "%-34s %10.1f MB\n", what, static_cast<double>(bytes) * 1e-6);
+  };
   line("parameters", r.parameters);
   line("gradients", r.gradients);
   line("optimizer states", r.states);

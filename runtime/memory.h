@@ -4,12 +4,12 @@
 //   for (...) train_step();
 //   puts(memory::to_string(recording.report()).c_str());
 //
-// A block of memory is a workspace until somebody says what it is for: a leaf that requires a gradient and what a module
-// registers are parameters, .grad is a gradient (so is one that an op computes ahead, for its backward to deliver), an optimizer
-// has states, and what the tape saves is an activation unless it is one of these. That is known of every block but activations,
-// which are counted from the start of a recording on. Views, and memory that is not ours (a mapped file), count as nothing.
-// Off, it costs one relaxed load for each allocation, op and node.
-// Thread safety: everything here may be called from any thread; blocks of all threads are counted.
+// A block of memory is a workspace until somebody says what it is for: a leaf that requires a gradient and what a
+// module registers are parameters, .grad is a gradient (so is one that an op computes ahead, for its backward to
+// deliver), an optimizer has states, and what the tape saves is an activation unless it is one of these. That is known
+// of every block but activations, which are counted from the start of a recording on. Views, and memory that is not
+// ours (a mapped file), count as nothing. Off, it costs one relaxed load for each allocation, op and node. Thread
+// safety: everything here may be called from any thread; blocks of all threads are counted.
 #pragma once
 
 #include <atomic>
@@ -34,13 +34,13 @@ struct Report {
   int64_t most_activations = 0;
   // What the allocator holds beyond that: freed blocks kept for reuse, and what blocks are rounded up by.
   int64_t cached = 0;
-  // Resident, but not the allocator's: code, stacks, the libraries' own memory. Measured from the process; 0 where the system
-  // does not tell.
+  // Resident, but not the allocator's: code, stacks, the libraries' own memory. Measured from the process; 0 where the
+  // system does not tell.
   int64_t outside = 0;
   // What asked for the block that made the peak: "matmul, in backward of linear (train.cc:41)".
   std::string cause;
-  // The process's highest resident memory, ever, as the system counts it: what total() should come close to, unless more was in
-  // use before the recording began.
+  // The process's highest resident memory, ever, as the system counts it: what total() should come close to, unless
+  // more was in use before the recording began.
   int64_t process_peak = 0;
 
   int64_t in_use() const { return parameters + gradients + states + activations + workspace; }
@@ -73,14 +73,17 @@ void note_free(const void* data);
 }  // namespace detail
 inline bool recording() { return detail::recording.load(std::memory_order_relaxed); }
 
-// What this thread does in this scope, for Report::cause; nothing unless there is a recording. `prefix` and `name` must live as long.
+// What this thread does in this scope, for Report::cause; nothing unless there is a recording. `prefix` and `name` must
+// live as long.
 class Cause {
  public:
   Cause(const char* prefix, std::string_view name, std::source_location where) {
-    if (recording()) [[unlikely]] enter(prefix, name, where);
+    if (recording()) [[unlikely]]
+      enter(prefix, name, where);
   }
   ~Cause() {
-    if (entered_) [[unlikely]] innermost_ = outer_;
+    if (entered_) [[unlikely]]
+      innermost_ = outer_;
   }
   Cause(const Cause&) = delete;
   Cause& operator=(const Cause&) = delete;

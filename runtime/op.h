@@ -87,7 +87,8 @@ class InferContext {
  private:
   friend class Dispatcher;
   const Tensor& operand(int i) const {
-    if (!has(i)) [[unlikely]] fail("operand " + std::to_string(i) + " is an undefined tensor");
+    if (!has(i)) [[unlikely]]
+      fail("operand " + std::to_string(i) + " is an undefined tensor");
     return *inputs_[i];
   }
   TensorMeta& meta(int i) {
@@ -135,8 +136,13 @@ class GradContext {
   GradContext(const Attrs& attrs, std::span<const Tensor> inputs, std::span<const Tensor> outputs,
               std::span<const Tensor> grads_out, std::span<const InputMeta> input_metas, uint32_t needs,
               std::span<Tensor> grads_in)
-      : attrs_(attrs), inputs_(inputs), outputs_(outputs), grads_out_(grads_out), input_metas_(input_metas),
-        needs_(needs), grads_in_(grads_in) {}
+      : attrs_(attrs),
+        inputs_(inputs),
+        outputs_(outputs),
+        grads_out_(grads_out),
+        input_metas_(input_metas),
+        needs_(needs),
+        grads_in_(grads_in) {}
   const Tensor& input(int i) const { return inputs_[i]; }    // defined only if in SavedSpec (and given)
   const Tensor& output(int i) const { return outputs_[i]; }  // defined only if in SavedSpec
   const Tensor& grad_out(int i = 0) const { return grads_out_[i]; }
@@ -149,8 +155,8 @@ class GradContext {
   int n_inputs() const { return static_cast<int>(input_metas_.size()); }
   int n_outputs() const { return static_cast<int>(grads_out_.size()); }
   void set(int i, Tensor grad) const { grads_in_[i] = std::move(grad); }
-  // The sum of other gradients of input i, to which set() is to give the sum with this one; undefined if there is none. Only in
-  // ops with `grad_adds`, and only of input 0.
+  // The sum of other gradients of input i, to which set() is to give the sum with this one; undefined if there is none.
+  // Only in ops with `grad_adds`, and only of input 0.
   Tensor take_total(int i) const { return std::exchange(grads_in_[i], Tensor()); }
   // set(), after summing over broadcast dimensions and casting to the input's dtype.
   void set_reduced(int i, Tensor grad) const;
@@ -167,16 +173,16 @@ class GradContext {
 class PreparedKernel {
  public:
   virtual ~PreparedKernel() = default;
-  // Addresses of element 0 of the inputs, of the operands of epilogues, and of the outputs, in this order; null where a tensor
-  // is undefined.
+  // Addresses of element 0 of the inputs, of the operands of epilogues, and of the outputs, in this order; null where a
+  // tensor is undefined.
   virtual void run(std::span<std::byte* const> addresses) const = 0;
 };
 
 using InferFn = void (*)(InferContext&);
 using KernelFn = void (*)(const KernelContext&);
-// The kernel for tensors like the context's (whose data is not looked at). `variant` 0 does exactly what the kernel does, bit
-// for bit; others do the same product in another way that a tuner may prefer. Null: no such variant, or only the kernel itself
-// can run this call.
+// The kernel for tensors like the context's (whose data is not looked at). `variant` 0 does exactly what the kernel
+// does, bit for bit; others do the same product in another way that a tuner may prefer. Null: no such variant, or only
+// the kernel itself can run this call.
 using PrepareFn = std::unique_ptr<const PreparedKernel> (*)(const KernelContext&, int variant);
 // True if the op's kernel can do these epilogues on a result of this dtype; `exact`: with the bits of the separate ops.
 using AbsorbsFn = bool (*)(std::span<const Epilogue>, DType, bool exact);
@@ -189,7 +195,7 @@ using LowerFn = void (*)(LoopBuilder&);
 struct OpDef {
   const char* name;  // also the IR mnemonic
   OpKind kind;
-  int n_outputs = 1;        // -1: as many as the caller passes (split)
+  int n_outputs = 1;  // -1: as many as the caller passes (split)
   SavedSpec saved = {};
   AmpPolicy amp = AmpPolicy::kNone;
   InferFn infer = nullptr;
@@ -198,21 +204,22 @@ struct OpDef {
   GradFn grad = nullptr;    // null: differentiated through `decompose`; without that, backward through it is an error
   LowerFn lower = nullptr;  // null: runs as a library call
   bool additive = false;    // reductions: results over parts of the input add up to the result over all of it
-  // What a memory planner may use. `assembles`: output 0 is nothing but the inputs side by side along dimension ints[0], so
-  // whoever writes them may write them there. `strided_outputs`: the kernel honours any strides of its outputs as long as
-  // the last dimension is dense.
+  // What a memory planner may use. `assembles`: output 0 is nothing but the inputs side by side along dimension
+  // ints[0], so whoever writes them may write them there. `strided_outputs`: the kernel honours any strides of its
+  // outputs as long as the last dimension is dense.
   bool assembles = false;
   bool converts = false;  // output 0 is input 0 in another dtype
   bool strided_outputs = false;
   int32_t overwrites = -1;  // the input that output 0 is written into, for ops that exist only in place
-  // The input whose memory output 0 may be, if both are dense and of one dtype: the kernel reads each element, and whatever else
-  // it needs of the input, before it writes there.
+  // The input whose memory output 0 may be, if both are dense and of one dtype: the kernel reads each element, and
+  // whatever else it needs of the input, before it writes there.
   int32_t reuses = -1;
-  bool grad_adds = false;   // `grad` adds to what has arrived at input 0 already: GradContext::take_total()
+  bool grad_adds = false;  // `grad` adds to what has arrived at input 0 already: GradContext::take_total()
   PrepareFn prepare = nullptr;
   AbsorbsFn absorbs = nullptr;
-  Epilogue epilogue = Epilogue::kNone;  // how a product does this op; its first operand (kAdd: either) is the product's result
-  bool fuse_parts = true;   // false: `decompose` is an oracle and the way to second derivatives, not for a compiler
+  Epilogue epilogue =
+      Epilogue::kNone;     // how a product does this op; its first operand (kAdd: either) is the product's result
+  bool fuse_parts = true;  // false: `decompose` is an oracle and the way to second derivatives, not for a compiler
 };
 
 // Every op, in a fixed order; the index is the op's id in recordings.
@@ -220,13 +227,15 @@ std::span<const OpDef* const> all_ops();
 int op_id(const OpDef& op);
 const OpDef* find_op(std::string_view name);  // null if there is none
 
-// Throws Error "op: operand is an undefined tensor" unless it is defined; for public functions that look at shapes first.
+// Throws Error "op: operand is an undefined tensor" unless it is defined; for public functions that look at shapes
+// first.
 void require_defined(const char* op, const TensorArg& operand);
 
 // The only way an op is called (dispatch.cc): infer -> (recording? append : run the kernel) -> (grad needed? tape).
 Tensor call(const OpDef& op, std::span<const TensorArg> inputs, Attrs attrs = {});
 void call(const OpDef& op, std::span<const TensorArg> inputs, Attrs attrs, std::span<Tensor> outputs);
-// Output 0 is written into inputs[0], whose dtype and shape it must have. `op` must be elementwise, or have `overwrites`.
+// Output 0 is written into inputs[0], whose dtype and shape it must have. `op` must be elementwise, or have
+// `overwrites`.
 void call_in_place(const OpDef& op, std::span<const TensorArg> inputs, Attrs attrs = {});
 // call(kAdd, {a, b})
 inline Tensor call(const OpDef& op, std::initializer_list<TensorArg> inputs, Attrs attrs = {}) {

@@ -89,7 +89,7 @@ void parallel_for(int64_t n, int64_t grain, absl::FunctionRef<void(int64_t, int6
   run_piece(0);
   for (std::thread& worker : workers) worker.join();
 #else
-#pragma omp parallel num_threads(static_cast<int>(pieces))
+#pragma omp parallel num_threads(static_cast <int>(pieces))
   // OpenMP may grant fewer threads than asked for.
   for (int64_t piece = omp_get_thread_num(); piece < pieces; piece += omp_get_num_threads()) run_piece(piece);
 #endif

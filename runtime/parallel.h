@@ -12,9 +12,9 @@ namespace rondo {
 int num_threads();
 void set_num_threads(int n);
 
-// Runs fn(begin, end) over [0, n) in contiguous pieces of at least `grain`. Runs inline when one piece is enough or when
-// called from inside another parallel_for. An exception of a worker is rethrown to the caller.
-// Which thread gets which piece is not specified; results must not depend on it.
+// Runs fn(begin, end) over [0, n) in contiguous pieces of at least `grain`. Runs inline when one piece is enough or
+// when called from inside another parallel_for. An exception of a worker is rethrown to the caller. Which thread gets
+// which piece is not specified; results must not depend on it.
 void parallel_for(int64_t n, int64_t grain, absl::FunctionRef<void(int64_t begin, int64_t end)> fn);
 
 // RAII: what this thread calls in this scope, parallel_for or a library, uses no other thread.

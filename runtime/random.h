@@ -1,6 +1,6 @@
 // Counter-based random numbers: Philox-4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011).
-// A value depends only on (seed, offset, element index): the same for any number of threads, in eager and compiled code,
-// and after a restart from (seed, offset).
+// A value depends only on (seed, offset, element index): the same for any number of threads, in eager and compiled
+// code, and after a restart from (seed, offset).
 #pragma once
 
 #include <array>

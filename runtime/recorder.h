@@ -11,8 +11,8 @@ namespace rondo {
 class Recorder {
  public:
   virtual ~Recorder() = default;
-  // Appends a call. `outputs` are fresh tensors with metadata and `requires_grad` set, but without storage; the recorder
-  // marks them as its own. For an in-place call outputs[0] is a fresh handle for the new value of *inputs[0].
+  // Appends a call. `outputs` are fresh tensors with metadata and `requires_grad` set, but without storage; the
+  // recorder marks them as its own. For an in-place call outputs[0] is a fresh handle for the new value of *inputs[0].
   virtual void record(const OpDef& op, std::span<const Tensor* const> inputs, const Attrs& attrs,
                       std::span<Tensor> outputs, bool in_place, std::source_location where) = 0;
   // Somebody reads the data of `tensor`, which is only recorded: run what is recorded (a graph break), so that it and

@@ -107,8 +107,8 @@ inline int64_t checked_numel(const Dims& sizes) {
   return empty ? 0 : overflows ? -1 : n;
 }
 
-// Strides, in elements, of a dense row-major tensor. (Where the number of elements overflows, so do they: such a tensor is
-// refused when it is allocated.)
+// Strides, in elements, of a dense row-major tensor. (Where the number of elements overflows, so do they: such a tensor
+// is refused when it is allocated.)
 inline Dims contiguous_strides(const Dims& sizes) {
   Dims strides = sizes;
   uint64_t step = 1;

@@ -135,7 +135,8 @@ void* reuse(size_t size) {
 
 void* allocate(size_t bytes) {
   const size_t size = class_size(bytes);
-  const int64_t now = bytes_in_use.fetch_add(static_cast<int64_t>(size), std::memory_order_relaxed) + static_cast<int64_t>(size);
+  const int64_t now = bytes_in_use.fetch_add(static_cast<int64_t>(size), std::memory_order_relaxed) +
+                      static_cast<int64_t>(size);
   if (now > peak_bytes.load(std::memory_order_relaxed)) peak_bytes.store(now, std::memory_order_relaxed);
   allocations.fetch_add(1, std::memory_order_relaxed);
   void* block = reuse(size);
@@ -149,7 +150,8 @@ void* allocate(size_t bytes) {
     throw Error("out of memory: cannot allocate " + std::to_string(bytes) + " bytes with " + std::to_string(now) +
                 " in use; use a smaller batch, or activation checkpointing");
   }
-  if (memory::recording()) [[unlikely]] memory::detail::note_allocation(now, block);
+  if (memory::recording()) [[unlikely]]
+    memory::detail::note_allocation(now, block);
   return block;
 }
 
@@ -182,15 +184,19 @@ void deallocate(void* data, size_t bytes) noexcept {
 }
 
 AllocatorStats stats() {
-  AllocatorStats stats{.bytes_in_use = bytes_in_use.load(), .peak_bytes = peak_bytes.load(), .bytes_cached = bytes_cached.load(),
-                       .allocations = allocations.load(), .bytes_reserved = bytes_reserved.load()};
+  AllocatorStats stats{.bytes_in_use = bytes_in_use.load(),
+                       .peak_bytes = peak_bytes.load(),
+                       .bytes_cached = bytes_cached.load(),
+                       .allocations = allocations.load(),
+                       .bytes_reserved = bytes_reserved.load()};
   for (int i = 0; i < kPurposes; ++i) stats.by_purpose[i] = bytes_by_purpose[i].load();
   return stats;
 }
 
 namespace {
 void count_purpose(Purpose purpose, int64_t bytes) {
-  if (purpose != Purpose::kWorkspace) bytes_by_purpose[static_cast<size_t>(purpose)].fetch_add(bytes, std::memory_order_relaxed);
+  if (purpose != Purpose::kWorkspace)
+    bytes_by_purpose[static_cast<size_t>(purpose)].fetch_add(bytes, std::memory_order_relaxed);
 }
 }  // namespace
 void reset_peak() { peak_bytes.store(bytes_in_use.load()); }
@@ -244,7 +250,8 @@ void Storage::destroy(Block* block) noexcept {
   if (block->owner == nullptr && block->data != nullptr) {
     const Purpose purpose = block->purpose.load(std::memory_order_relaxed);
     allocator::count_purpose(purpose, -static_cast<int64_t>(allocator::class_size(block->bytes)));
-    if (memory::recording()) [[unlikely]] memory::detail::note_free(block->data);
+    if (memory::recording()) [[unlikely]]
+      memory::detail::note_free(block->data);
     allocator::deallocate(block->data, block->bytes);
   }
   delete block;

@@ -1,6 +1,6 @@
-// Storage: one reference-counted block of bytes, shared by a tensor and its views, with the version counter that in-place
-// writes bump. Memory comes from the caching allocator below.
-// Thread safety: reference counts and versions are atomic; the bytes are the user's to synchronise.
+// Storage: one reference-counted block of bytes, shared by a tensor and its views, with the version counter that
+// in-place writes bump. Memory comes from the caching allocator below. Thread safety: reference counts and versions are
+// atomic; the bytes are the user's to synchronise.
 #pragma once
 
 #include <atomic>
@@ -26,17 +26,17 @@ enum class Purpose : uint8_t { kWorkspace, kParameters, kGradients, kStates, kAc
 inline constexpr int kPurposes = 5;
 
 struct AllocatorStats {
-  int64_t bytes_in_use = 0;  // handed out now
-  int64_t peak_bytes = 0;    // highest bytes_in_use since reset_peak()
-  int64_t bytes_cached = 0;  // held for reuse
-  int64_t allocations = 0;   // calls, ever
+  int64_t bytes_in_use = 0;            // handed out now
+  int64_t peak_bytes = 0;              // highest bytes_in_use since reset_peak()
+  int64_t bytes_cached = 0;            // held for reuse
+  int64_t allocations = 0;             // calls, ever
   int64_t bytes_reserved = 0;          // taken from the system: in use, cached, and what blocks are rounded up by
   int64_t by_purpose[kPurposes] = {};  // of bytes_in_use; that of kWorkspace is not kept: it is the rest
 };
 
 // Size-classed cache of host memory. Freed blocks are kept and reused; empty_cache() gives them back to the system.
 namespace allocator {
-void* allocate(size_t bytes);                 // throws Error when memory is exhausted
+void* allocate(size_t bytes);  // throws Error when memory is exhausted
 void deallocate(void* data, size_t bytes) noexcept;
 AllocatorStats stats();
 void reset_peak();

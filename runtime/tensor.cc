@@ -61,7 +61,8 @@ TensorImpl::~TensorImpl() = default;
 
 void intrusive_release(TensorImpl* impl) noexcept {
   // The last holder need not lock the bus to know that it is.
-  if (impl->refs.load(std::memory_order_acquire) == 1 || impl->refs.fetch_sub(1, std::memory_order_acq_rel) == 1) delete impl;
+  if (impl->refs.load(std::memory_order_acquire) == 1 || impl->refs.fetch_sub(1, std::memory_order_acq_rel) == 1)
+    delete impl;
 }
 
 // ---- Making one
@@ -97,7 +98,8 @@ template <class Value> Tensor filled(const Dims& sizes, TensorOptions options, V
     T* out = reinterpret_cast<T*>(result.impl()->data());
     parallel_for(result.numel(), 1 << 15, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) {
-        if constexpr (std::is_same_v<T, BFloat16> || std::is_same_v<T, Float16>) out[i] = T(static_cast<float>(value(i)));
+        if constexpr (std::is_same_v<T, BFloat16> || std::is_same_v<T, Float16>)
+          out[i] = T(static_cast<float>(value(i)));
         else out[i] = static_cast<T>(value(i));
       }
     });
@@ -134,9 +136,8 @@ Tensor Tensor::randn(const Dims& sizes, TensorOptions options, Generator* genera
 Tensor Tensor::rand(const Dims& sizes, TensorOptions options, Generator* generator) {
   Generator& source = generator ? *generator : default_generator();
   const uint64_t seed = source.seed(), offset = source.next_offset();
-  return filled(sizes, options, [=](int64_t i) {
-    return uniform_from_bits(philox(seed, static_cast<uint64_t>(i), offset)[0]);
-  });
+  return filled(sizes, options,
+                [=](int64_t i) { return uniform_from_bits(philox(seed, static_cast<uint64_t>(i), offset)[0]); });
 }
 Tensor Tensor::randint(int64_t low, int64_t high, const Dims& sizes, TensorOptions options, Generator* generator) {
   if (high <= low) throw Error(absl::StrCat("Tensor::randint: empty range [", low, ", ", high, ")"));
@@ -180,8 +181,10 @@ void* Tensor::raw_mutable_data(std::source_location where) {
 const void* Tensor::checked_data(DType expected, std::source_location where) const {
   if (impl_ == nullptr) throw_op_error("data", "the tensor is undefined", where);
   if (impl_->dtype != expected)
-    throw_op_error("data", absl::StrCat("the tensor is ", std::string(name_of(impl_->dtype)), ", not ",
-                                        std::string(name_of(expected)), "; convert it with .to()"), where);
+    throw_op_error("data",
+                   absl::StrCat("the tensor is ", std::string(name_of(impl_->dtype)), ", not ",
+                                std::string(name_of(expected)), "; convert it with .to()"),
+                   where);
   return raw_data(where);
 }
 void* Tensor::checked_mutable_data(DType expected, std::source_location where) {
@@ -230,7 +233,8 @@ Tensor& Tensor::requires_grad_(bool on) {
   if (on && !is_floating(dtype())) throw Error("requires_grad_: only floating-point tensors have gradients");
   if (!is_leaf()) throw Error("requires_grad_: this tensor is a result of an op; detach() it first");
   impl_->requires_grad = on;
-  if (on && impl_->storage && impl_->storage.purpose() == Purpose::kWorkspace) impl_->storage.set_purpose(Purpose::kParameters);
+  if (on && impl_->storage && impl_->storage.purpose() == Purpose::kWorkspace)
+    impl_->storage.set_purpose(Purpose::kParameters);
   return *this;
 }
 bool Tensor::base_requires_grad() const {
@@ -306,7 +310,9 @@ Tensor Tensor::reshape(const Dims& to, std::source_location where) const { retur
 Tensor Tensor::transpose(int64_t a, int64_t b, std::source_location where) const {
   return ops::transpose({*this, where}, a, b);
 }
-Tensor Tensor::permute(const Dims& order, std::source_location where) const { return ops::permute({*this, where}, order); }
+Tensor Tensor::permute(const Dims& order, std::source_location where) const {
+  return ops::permute({*this, where}, order);
+}
 Tensor Tensor::expand(const Dims& to, std::source_location where) const { return ops::expand({*this, where}, to); }
 Tensor Tensor::select(int64_t dim, int64_t index, std::source_location where) const {
   return ops::select({*this, where}, dim, index);
@@ -319,9 +325,7 @@ Tensor Tensor::unsqueeze(int64_t dim, std::source_location where) const { return
 Tensor Tensor::flatten(int64_t first, int64_t last, std::source_location where) const {
   return ops::flatten({*this, where}, first, last);
 }
-Tensor Tensor::contiguous(std::source_location where) const {
-  return is_contiguous() ? *this : clone(where);
-}
+Tensor Tensor::contiguous(std::source_location where) const { return is_contiguous() ? *this : clone(where); }
 Tensor Tensor::clone(std::source_location where) const { return ops::cast({*this, where}, dtype()); }
 Tensor Tensor::to(DType dtype, std::source_location where) const {
   return dtype == this->dtype() ? *this : ops::cast({*this, where}, dtype);

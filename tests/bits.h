@@ -14,8 +14,7 @@
 namespace rondo::test {
 
 // fn(offset of an element in (sizes, strides)), in row-major order.
-template <class F>
-void for_each_offset(const Dims& sizes, const Dims& strides, F&& fn) {
+template <class F> void for_each_offset(const Dims& sizes, const Dims& strides, F&& fn) {
   const int64_t n = sizes.numel();
   Dims index = Dims::filled(sizes.rank(), 0);
   for (int64_t i = 0; i < n; ++i) {
@@ -96,8 +95,8 @@ inline std::vector<Layout> layouts_of(const Tensor& dense) {
     if (sizes[d] < 2 || n == 0 || (d != 0 && rank == 1)) continue;
     Dims kept = sizes;
     kept[d] = 1;
-    const Tensor one =
-        Tensor::from_storage(dense.storage(), dense.storage_offset(), kept, dense.strides(), dense.dtype());
+    const Tensor one = Tensor::from_storage(dense.storage(), dense.storage_offset(), kept, dense.strides(),
+                                            dense.dtype());
     const Tensor copy = dense_copy(one);
     Dims strides = contiguous_strides(kept);
     strides[d] = 0;

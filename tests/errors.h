@@ -9,8 +9,7 @@
 namespace rondo::test {
 
 // The message of the E that `fn` throws; "" if it throws nothing. Others pass.
-template <class E = Error, class F>
-std::string error_of(F&& fn) {
+template <class E = Error, class F> std::string error_of(F&& fn) {
   try {
     std::forward<F>(fn)();
   } catch (const E& e) {

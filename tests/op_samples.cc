@@ -19,10 +19,8 @@ Tensor whole_numbers(const Tensor& t, DType dtype) {
     using T = typename decltype(tag)::type;
     T* out = result.mutable_data<T>();
     for (size_t i = 0; i < values.size(); ++i) {
-      if constexpr (std::is_same_v<T, bool>)
-        out[i] = values[i] > 0;
-      else
-        out[i] = static_cast<T>(std::floor(std::abs(values[i]) * 3) + 1);
+      if constexpr (std::is_same_v<T, bool>) out[i] = values[i] > 0;
+      else out[i] = static_cast<T>(std::floor(std::abs(values[i]) * 3) + 1);
     }
   });
   return result;
@@ -38,12 +36,9 @@ std::vector<Tensor> OpSample::inputs_as(DType dtype) const {
   std::vector<Tensor> result;
   for (size_t i = 0; i < inputs.size(); ++i) {
     const Role part = role(i);
-    if (!inputs[i].defined() || part == Role::kFixed)
-      result.push_back(inputs[i]);
-    else if (!is_floating(dtype))
-      result.push_back(whole_numbers(inputs[i], dtype));
-    else
-      result.push_back(dense_copy(inputs[i].to(part == Role::kReal ? dtype : compute_dtype(dtype))));
+    if (!inputs[i].defined() || part == Role::kFixed) result.push_back(inputs[i]);
+    else if (!is_floating(dtype)) result.push_back(whole_numbers(inputs[i], dtype));
+    else result.push_back(dense_copy(inputs[i].to(part == Role::kReal ? dtype : compute_dtype(dtype))));
   }
   return result;
 }
@@ -115,20 +110,20 @@ using Make = Tensor (*)(const Dims&);
 Tensor plain(const Dims& sizes) { return real(sizes); }
 Tensor tied(const Dims& sizes) { return halves(sizes); }
 
-template <Make kFirst, Make kSecond>
-Samples binary(bool large) {
+template <Make kFirst, Make kSecond> Samples binary(bool large) {
   using Pair = std::pair<Dims, Dims>;
-  const std::vector<Pair> shapes =
-      large ? std::vector<Pair>{{{257, 401}, {257, 401}}, {{257, 401}, {401}}, {{401, 1}, {257}}}
-            : std::vector<Pair>{{{7, 5}, {7, 5}},
-                                {{3, 1, 5}, {4, 1}},
-                                {{0, 3}, {1, 3}},
-                                {{}, {}},
-                                {{1}, {1, 1}},
-                                {{13}, {}},
-                                {{2, 3, 4, 5}, {3, 1, 5}},
-                                {{33}, {33}},
-                                {{2, 1, 3, 1, 2}, {4, 1, 5, 1}}};
+  const std::vector<Pair> shapes = large ? std::vector<Pair>{{{257, 401}, {257, 401}},
+                                                             {{257, 401}, {401}},
+                                                             {{401, 1}, {257}}}
+                                         : std::vector<Pair>{{{7, 5}, {7, 5}},
+                                                             {{3, 1, 5}, {4, 1}},
+                                                             {{0, 3}, {1, 3}},
+                                                             {{}, {}},
+                                                             {{1}, {1, 1}},
+                                                             {{13}, {}},
+                                                             {{2, 3, 4, 5}, {3, 1, 5}},
+                                                             {{33}, {33}},
+                                                             {{2, 1, 3, 1, 2}, {4, 1, 5, 1}}};
   Samples samples;
   for (const auto& [a, b] : shapes)
     samples.push_back({to_string(a) + " with " + to_string(b), {kFirst(a), kSecond(b)}});
@@ -139,14 +134,12 @@ std::vector<Dims> unary_shapes(bool large) {
   if (large) return {{257, 401}};
   return {{7, 5}, {0, 3}, {}, {1, 1}, {33}, {2, 3, 4, 5}, {1, 70}};
 }
-template <Make kMake>
-Samples unary(bool large) {
+template <Make kMake> Samples unary(bool large) {
   Samples samples;
   for (const Dims& sizes : unary_shapes(large)) samples.push_back({to_string(sizes), {kMake(sizes)}});
   return samples;
 }
-template <Make kMake>
-Samples with_scalar(bool large) {
+template <Make kMake> Samples with_scalar(bool large) {
   Samples samples = unary<kMake>(large);
   for (OpSample& s : samples) s.attrs.floats = {3};
   if (!large) samples.push_back({"-0.75", {kMake({5, 3})}, {.floats = {-0.75}}});
@@ -247,8 +240,7 @@ Samples cat_samples(bool large) {
           {"all empty", {real({0, 3}), real({0, 3})}, ints({0})}};
 }
 
-template <Make kMake, bool kEmpty>
-Samples reduction(bool large) {
+template <Make kMake, bool kEmpty> Samples reduction(bool large) {
   Samples samples;
   auto add = [&](const Dims& sizes, int64_t mask) {
     for (int64_t keep : {0, 1})
@@ -313,8 +305,7 @@ const std::vector<Dims>& row_shapes() {
   static const std::vector<Dims> shapes = {{3, 7}, {2, 3, 33}, {5, 1}, {0, 4}, {1, 1}, {9}, {150, 5}, {2, 70}};
   return shapes;
 }
-template <int kOperands>
-Samples rows(bool large) {
+template <int kOperands> Samples rows(bool large) {
   Samples samples;
   for (const Dims& sizes : large ? std::vector<Dims>{{300, 129}} : row_shapes()) {
     std::vector<Tensor> inputs;
@@ -442,7 +433,8 @@ Samples cross_entropy_grad_samples(bool large) {
   return samples;
 }
 Samples linear_cross_entropy_samples(bool large) {
-  const auto head = [](const char* label, const Dims& sizes, bool bias, Dims options, double smoothing = 0) {  // N, C, V
+  const auto head = [](const char* label, const Dims& sizes, bool bias, Dims options,
+                       double smoothing = 0) {  // N, C, V
     return OpSample{label,
                     {real({sizes[0], sizes[1]}), real({sizes[2], sizes[1]}), bias ? real({sizes[2]}) : Tensor(),
                      indices({sizes[0]}, sizes[2])},
@@ -484,8 +476,7 @@ Samples two_scalars(bool large) {
   for (OpSample& s : samples) s.attrs.floats = {-0.7, 1.1};
   return samples;
 }
-template <Make kX, int kScalars>
-Samples unary_grad_with(bool large) {
+template <Make kX, int kScalars> Samples unary_grad_with(bool large) {
   Samples samples;
   for (const Dims& sizes : unary_shapes(large)) {
     Attrs attrs{.floats = {kScalars == 1 ? 2.5 : -0.7}};
@@ -554,8 +545,7 @@ Samples scatter_sum_samples(bool large) {
           {"nothing", {real({0, 6}), indices({0, 6}, 5)}, ints({1, 4, 5})}};
 }
 // Ops along one dimension with one more integer.
-template <Make kMake, bool kEmpty>
-Samples lines(bool large) {
+template <Make kMake, bool kEmpty> Samples lines(bool large) {
   Samples samples;
   for (int64_t flag : {0, 1}) {
     if (large) {

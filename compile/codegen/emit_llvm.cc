@@ -97,8 +97,8 @@ class KernelEmitter : ValueEmitter {
   };
   Value *cols_ = nullptr, *chunk_rows_ = nullptr;
   std::vector<OperandExtents> strides_;
-  std::vector<Level> levels_;            // by instruction
-  std::vector<Value*> scalars_;          // by instruction: kernel and row level
+  std::vector<Level> levels_;    // by instruction
+  std::vector<Value*> scalars_;  // by instruction: kernel and row level
   // By copy of the column step and instruction: column level, and splats of the others where needed.
   std::array<std::vector<Value*>, kMaxCopies> vectors_;
   std::vector<Value*> bases_, row_ptrs_;  // by operand
@@ -202,8 +202,9 @@ void KernelEmitter::read_extents() {
   for (size_t i = 0; i < values.size(); ++i) {
     Value* constant = b_.getInt64(static_cast<uint64_t>(values[i]));
     const bool varies = !kernel_.varying.empty() && kernel_.varying[i] && may_vary(values[i]);
-    read.push_back(varies ? b_.CreateLoad(b_.getInt64Ty(), b_.CreateConstInBoundsGEP1_64(b_.getInt64Ty(), function_->getArg(2), i))
-                          : constant);
+    read.push_back(
+        varies ? b_.CreateLoad(b_.getInt64Ty(), b_.CreateConstInBoundsGEP1_64(b_.getInt64Ty(), function_->getArg(2), i))
+               : constant);
   }
   size_t next = 0;
   cols_ = read[next++];
@@ -235,9 +236,8 @@ void KernelEmitter::zero_partials() {
     const Operand& operand = kernel_.operands[i];
     if (!operand.is_partial) continue;
     Value* zero = llvm::Constant::getNullValue(widen(memory_type(operand.dtype), kLanes));
-    sweep(1, {}, [&](Value* column, Value* mask, int) {
-      store(static_cast<int32_t>(i), bases_[i], zero, column, mask);
-    });
+    sweep(1, {},
+          [&](Value* column, Value* mask, int) { store(static_cast<int32_t>(i), bases_[i], zero, column, mask); });
   }
 }
 
@@ -363,8 +363,8 @@ void KernelEmitter::emit_steps(const Stage& stage, Value* column, Value* mask, i
   }
 }
 
-// A loop over `column` from `first` to `last` in steps of `step`, at least once. `carried` holds the loop-carried values:
-// body reads and replaces them.
+// A loop over `column` from `first` to `last` in steps of `step`, at least once. `carried` holds the loop-carried
+// values: body reads and replaces them.
 template <class Body>
 void KernelEmitter::loop(Value* first, Value* last, int64_t step, llvm::MutableArrayRef<Value*> carried, Body body) {
   BasicBlock* before = b_.GetInsertBlock();
@@ -390,8 +390,7 @@ void KernelEmitter::loop(Value* first, Value* last, int64_t step, llvm::MutableA
 }
 
 // Runs `body` if `condition` holds; null: always.
-template <class Body>
-void KernelEmitter::guarded(Value* condition, llvm::MutableArrayRef<Value*> carried, Body body) {
+template <class Body> void KernelEmitter::guarded(Value* condition, llvm::MutableArrayRef<Value*> carried, Body body) {
   if (condition == nullptr) return body();
   BasicBlock* before = b_.GetInsertBlock();
   BasicBlock* then = BasicBlock::Create(context_, "then", function_);
@@ -411,20 +410,23 @@ void KernelEmitter::guarded(Value* condition, llvm::MutableArrayRef<Value*> carr
   }
 }
 
-// Runs `body(column, mask, copies)` over the columns of this call: groups of `copies` whole steps in a loop, then what is
-// left, step by step. In a split kernel only the call that reaches the last column has a rest.
+// Runs `body(column, mask, copies)` over the columns of this call: groups of `copies` whole steps in a loop, then what
+// is left, step by step. In a split kernel only the call that reaches the last column has a rest.
 template <class Body> void KernelEmitter::sweep(int copies, llvm::MutableArrayRef<Value*> carried, Body body) {
   const int64_t group = int64_t{kLanes} * copies;
   const bool split = kernel_.split_columns;
   Value* first = split ? begin_ : b_.getInt64(0);
-  const auto groups = [&](Value* last) { loop(first, last, group, carried, [&](Value* c) { body(c, nullptr, copies); }); };
+  const auto groups = [&](Value* last) {
+    loop(first, last, group, carried, [&](Value* c) { body(c, nullptr, copies); });
+  };
   if (!llvm::isa<llvm::ConstantInt>(cols_)) {
     const ExtentRange range = known(0);
     const auto lanes_left = [&](Value* column) -> Value* {
       if (range.multiple_of % kLanes == 0) return nullptr;
       llvm::SmallVector<llvm::Constant*, kLanes> indices;
       for (int i = 0; i < kLanes; ++i) indices.push_back(b_.getInt64(i));
-      return b_.CreateICmpSLT(llvm::ConstantVector::get(indices), b_.CreateVectorSplat(kLanes, b_.CreateSub(cols_, column)));
+      return b_.CreateICmpSLT(llvm::ConstantVector::get(indices),
+                              b_.CreateVectorSplat(kLanes, b_.CreateSub(cols_, column)));
     };
     if (const int64_t steps = split ? 0 : steps_known(range); steps > 0) {
       const int64_t last = (steps - 1) * kLanes;

@@ -16,9 +16,7 @@ Value* ValueEmitter::from_memory(Value* raw, DType memory, DType type) {
   switch (memory) {
     case kF64:
     case kF32: break;
-    case kBF16:
-      v = b_.CreateBitCast(b_.CreateShl(b_.CreateZExt(raw, widen(b_.getInt32Ty(), width)), 16), f32);
-      break;
+    case kBF16: v = b_.CreateBitCast(b_.CreateShl(b_.CreateZExt(raw, widen(b_.getInt32Ty(), width)), 16), f32); break;
     case kF16: v = b_.CreateFPExt(b_.CreateBitCast(raw, widen(b_.getHalfTy(), width)), f32); break;
     default: {
       Type* wanted = register_type(type, width);

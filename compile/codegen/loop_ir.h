@@ -9,8 +9,8 @@
 //                stage 2: row: rstd, store rstd     column: load x, w, b, ..., store y
 //
 // Registers are f32, f64 or booleans. A 16-bit float type on an instruction means an f32 register; kCast, kLoad, kConst
-// and kScalar of such a type round to it, arithmetic does not. kLoad converts from the operand's dtype, kStore to it; of
-// an f32 it stores to u8 the low byte of the integer that the f32 holds: the low bits of a + 1.5 * 2^23.
+// and kScalar of such a type round to it, arithmetic does not. kLoad converts from the operand's dtype, kStore to it;
+// of an f32 it stores to u8 the low byte of the integer that the f32 holds: the low bits of a + 1.5 * 2^23.
 //
 // An output may be the same memory as an input, element for element (in place); no other operands overlap. Then all
 // loads of an element must come before its store, in the order stage, row list, column list.
@@ -53,10 +53,10 @@ inline constexpr int64_t kSplitGrain = 64;
 
 struct Instr {
   LoopOp op;
-  DType type = kF32;                // of the result
-  int32_t a = -1, b = -1, c = -1;   // instruction ids
-  int32_t index = -1;               // operand or scalar
-  double value = 0;                 // kConst
+  DType type = kF32;               // of the result
+  int32_t a = -1, b = -1, c = -1;  // instruction ids
+  int32_t index = -1;              // operand or scalar
+  double value = 0;                // kConst
 };
 
 struct Stage {
@@ -67,7 +67,8 @@ struct Stage {
   std::vector<int32_t> reductions;  // kReduceSum, kReduceMax: `a` is a column instruction of this stage (or a row one)
 };
 
-// What code may take for granted of an extent that it reads at run time. The kernel table checks it before the code is used.
+// What code may take for granted of an extent that it reads at run time. The kernel table checks it before the code is
+// used.
 struct ExtentRange {
   int64_t min = 0;
   int64_t max = INT64_MAX;
@@ -119,9 +120,9 @@ inline int64_t steps_known(const ExtentRange& cols) {
   const int64_t steps = (cols.min + kLanes - 1) / kLanes;
   return steps > 0 && steps <= kMaxSteps && cols.max <= steps * kLanes ? steps : 0;
 }
-// Of what is known of the extent at `position`, the part that makes code better: known numbers of steps need no loop, steps that
-// divide the columns leave no rest, small strides are gathered with 32-bit indices. The rest is forgotten, so that what
-// would be the same code is the same kernel.
+// Of what is known of the extent at `position`, the part that makes code better: known numbers of steps need no loop,
+// steps that divide the columns leave no rest, small strides are gathered with 32-bit indices. The rest is forgotten,
+// so that what would be the same code is the same kernel.
 inline ExtentRange useful_range(const LoopKernel& kernel, size_t position, const ExtentRange& known) {
   ExtentRange useful;
   if (position == 0) {  // cols
@@ -141,8 +142,8 @@ inline ExtentRange useful_range(const LoopKernel& kernel, size_t position, const
   return useful;
 }
 
-// operands: one base pointer each; scalars: the run-time scalars that this kernel reads; extents: those of the kernel that
-// is run (read where they vary).
+// operands: one base pointer each; scalars: the run-time scalars that this kernel reads; extents: those of the kernel
+// that is run (read where they vary).
 using KernelEntry = void (*)(void* const* operands, const double* scalars, const int64_t* extents, int64_t begin,
                              int64_t end);
 

@@ -82,7 +82,8 @@ std::string line_of(const LoopKernel& kernel, const char* list, int32_t id) {
 
 std::string to_string(const LoopKernel& kernel) {
   ExtentPrinter extent(kernel);
-  std::string text = absl::StrCat("kernel ", kernel.name, kernel.name.empty() ? "" : " ", "rows=", kernel.rows, " cols=", extent.next(kernel.cols));
+  std::string text = absl::StrCat("kernel ", kernel.name, kernel.name.empty() ? "" : " ", "rows=", kernel.rows,
+                                  " cols=", extent.next(kernel.cols));
   const std::string chunk_rows = extent.next(kernel.chunk_rows);
   if (kernel.split_columns) absl::StrAppend(&text, " split_columns");
   if (kernel.chunk_rows > 0) absl::StrAppend(&text, " chunk_rows=", chunk_rows);
@@ -97,7 +98,8 @@ std::string to_string(const LoopKernel& kernel) {
       absl::StrAppend(&text, " %", extent.next(axis.size));
       absl::StrAppend(&text, " *", extent.next(axis.stride), "}");
     }
-    absl::StrAppend(&text, " col*", col_stride, operand.is_output ? " output" : "", operand.is_partial ? " partial" : "", "\n");
+    absl::StrAppend(&text, " col*", col_stride, operand.is_output ? " output" : "",
+                    operand.is_partial ? " partial" : "", "\n");
   }
   for (const Stage& stage : kernel.stages) {
     absl::StrAppend(&text, "  stage\n");

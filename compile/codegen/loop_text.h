@@ -1,5 +1,5 @@
-// Loop kernels as text: canonical (equal kernels give equal text, and parsing it gives the kernel back, to the bit), so it
-// serves dumps, cache keys and reproducers. It names no pointers, paths or values of the program.
+// Loop kernels as text: canonical (equal kernels give equal text, and parsing it gives the kernel back, to the bit), so
+// it serves dumps, cache keys and reproducers. It names no pointers, paths or values of the program.
 //
 //   kernel softmax rows=4 cols=20
 //     @0: f32 {/1 %4 *20} col*1            # operand: axes {divisor size stride}, stride of the columns
@@ -8,8 +8,9 @@
 //       col %0: f32 = load @0
 //       red %1: f32 = reduce_max %0
 //   ...
-// A `?` behind an extent marks one that the code reads at run time (LoopKernel::varying); what the code takes for granted of it
-// follows (LoopKernel::ranges): `4096?[>=32][<=65536][/32]`, at least 32, at most 65536, a multiple of 32.
+// A `?` behind an extent marks one that the code reads at run time (LoopKernel::varying); what the code takes for
+// granted of it follows (LoopKernel::ranges): `4096?[>=32][<=65536][/32]`, at least 32, at most 65536, a multiple
+// of 32.
 #pragma once
 
 #include <string>
@@ -28,8 +29,8 @@ LoopOpInfo info(LoopOp op);
 
 std::string to_string(const LoopKernel& kernel);
 
-// The text of everything that code depends on, and of nothing else: kernels with equal ones compile to equal code, whatever
-// their names, their numbers of rows, and the extents that are read at run time. For cache keys.
+// The text of everything that code depends on, and of nothing else: kernels with equal ones compile to equal code,
+// whatever their names, their numbers of rows, and the extents that are read at run time. For cache keys.
 std::string code_text(const LoopKernel& kernel);
 
 // The kernel that `text` spells; not verified. Throws Error "line 3: what".

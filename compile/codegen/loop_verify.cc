@@ -127,8 +127,8 @@ class Verifier {
       return "";
     }
     if (!operand.is_output) return "stores to an input";
-    if (!is_floating(operand.dtype) && !(operand.dtype == kBool ||
-                                        (operand.dtype == kU8 && (source == kBool || source == kF32))))
+    if (!is_floating(operand.dtype) &&
+        !(operand.dtype == kBool || (operand.dtype == kU8 && (source == kBool || source == kF32))))
       return "stores of this type do not exist";
     if (place == Place::kColumn && operand.col_stride == 0 && k_.cols > 1) return "every column stores to one element";
     return "";

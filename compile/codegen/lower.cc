@@ -95,7 +95,8 @@ class UnitLowering final : public LoopBuilder {
     partial.is_partial = true;
     column_sum_ = add_operand(partial, kNoValue);
     sinks_.push_back(append({.op = LoopOp::kColumnSum, .type = v.type, .a = v.id, .index = *column_sum_},
-                            {.row = false, .level = placement(v.id).level}).id);
+                            {.row = false, .level = placement(v.id).level})
+                         .id);
     return v;
   }
   void output(int i, LoopValue v) override {
@@ -124,8 +125,8 @@ class UnitLowering final : public LoopBuilder {
 
   // Equal instructions are one.
   LoopValue append(Instr instr, Placement place) {
-    const InstrKey key{instr.op, instr.type, instr.a, instr.b, instr.c, instr.index,
-                       std::bit_cast<uint64_t>(instr.value)};
+    const InstrKey key{
+        instr.op, instr.type, instr.a, instr.b, instr.c, instr.index, std::bit_cast<uint64_t>(instr.value)};
     const bool effect = instr.op == LoopOp::kStore || instr.op == LoopOp::kColumnSum;
     const auto [found, added] = numbering_.try_emplace(key, static_cast<int32_t>(instrs_.size()));
     if (added || effect) {
@@ -145,8 +146,8 @@ class UnitLowering final : public LoopBuilder {
         continue;
       bool equal = true;
       for (size_t k = 0; k < operand.axes.size(); ++k)
-        equal = equal && operand.axes[k].divisor == other.axes[k].divisor && operand.axes[k].size == other.axes[k].size &&
-                operand.axes[k].stride == other.axes[k].stride;
+        equal = equal && operand.axes[k].divisor == other.axes[k].divisor &&
+                operand.axes[k].size == other.axes[k].size && operand.axes[k].stride == other.axes[k].stride;
       if (equal) return static_cast<int32_t>(i);
     }
     result_.kernel.operands.push_back(operand);
@@ -176,7 +177,8 @@ class UnitLowering final : public LoopBuilder {
     if (unit_.rows > 1) operand.axes = {{1, unit_.rows, step}};
     Placement place = placement(v.id);
     place.row = per_row;
-    sinks_.push_back(append({.op = LoopOp::kStore, .type = v.type, .a = v.id, .index = add_operand(operand, id)}, place).id);
+    sinks_.push_back(
+        append({.op = LoopOp::kStore, .type = v.type, .a = v.id, .index = add_operand(operand, id)}, place).id);
   }
 
   // ---- From a list in order to stages
@@ -248,7 +250,8 @@ class UnitLowering final : public LoopBuilder {
     result_.kernel.stages[static_cast<size_t>(level)].row.push_back(made);
     return row_copy_[static_cast<size_t>(id)] = made;
   }
-  // Column instructions are repeated in each sweep that needs them: recomputing a value costs less than a row of memory.
+  // Column instructions are repeated in each sweep that needs them: recomputing a value costs less than a row of
+  // memory.
   int32_t copy_column(int32_t id, int32_t stage) {
     if (column_copy_[static_cast<size_t>(id)] >= 0) return column_copy_[static_cast<size_t>(id)];
     Instr instr = instrs_[static_cast<size_t>(id)];
@@ -265,8 +268,9 @@ class UnitLowering final : public LoopBuilder {
     for (const Operand& operand : kernel.operands) {
       const bool constant = operand.axes.empty() && operand.col_stride == 0;
       const bool dense = operand.col_stride == 1 &&
-                         (kernel.rows == 1 || (operand.axes.size() == 1 && operand.axes[0].divisor == 1 &&
-                                               operand.axes[0].size == kernel.rows && operand.axes[0].stride == kernel.cols));
+                         (kernel.rows == 1 ||
+                          (operand.axes.size() == 1 && operand.axes[0].divisor == 1 &&
+                           operand.axes[0].size == kernel.rows && operand.axes[0].stride == kernel.cols));
       if (!constant && !dense) return;
     }
     for (Operand& operand : kernel.operands) operand.axes.clear();

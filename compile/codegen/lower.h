@@ -22,7 +22,7 @@ struct LoweredUnit {
   std::vector<ValueId> operands;  // the value behind each kernel operand; kNoValue for partial sums
   std::vector<double> scalars;    // run-time scalars, in kernel order
   std::vector<ColumnResult> column_results;
-  std::vector<int64_t> extents;   // of the kernel, for its calls
+  std::vector<int64_t> extents;  // of the kernel, for its calls
 };
 
 // `needed(id)`: the value is read outside the unit, so it is stored.

@@ -6,8 +6,11 @@ namespace {
 class Contraction {
  public:
   explicit Contraction(const LoopKernel& kernel)
-      : old_(kernel), uses_(kernel.instrs.size(), 0), once_a_row_(kernel.instrs.size(), false),
-        joins_(kernel.instrs.size(), false), new_id_(kernel.instrs.size(), -1) {}
+      : old_(kernel),
+        uses_(kernel.instrs.size(), 0),
+        once_a_row_(kernel.instrs.size(), false),
+        joins_(kernel.instrs.size(), false),
+        new_id_(kernel.instrs.size(), -1) {}
 
   LoopKernel run() {
     for (const Instr& i : old_.instrs)
@@ -16,7 +19,8 @@ class Contraction {
     for (const Stage& stage : old_.stages)
       for (int32_t id : stage.row) once_a_row_[static_cast<size_t>(id)] = true;
     for (size_t id = 0; id < old_.instrs.size(); ++id)
-      if (const int32_t product = product_in(static_cast<int32_t>(id)); product >= 0) joins_[static_cast<size_t>(product)] = true;
+      if (const int32_t product = product_in(static_cast<int32_t>(id)); product >= 0)
+        joins_[static_cast<size_t>(product)] = true;
     new_ = old_;
     new_.instrs.clear();
     for (size_t s = 0; s < old_.stages.size(); ++s) {
@@ -38,7 +42,8 @@ class Contraction {
     for (int32_t arg : {sum.a, sum.b}) {
       // One that is computed once a row stays there.
       const bool same_place = once_a_row_[static_cast<size_t>(arg)] == once_a_row_[static_cast<size_t>(id)];
-      if (at(arg).op == LoopOp::kMul && at(arg).type == sum.type && uses_[static_cast<size_t>(arg)] == 1 && same_place) return arg;
+      if (at(arg).op == LoopOp::kMul && at(arg).type == sum.type && uses_[static_cast<size_t>(arg)] == 1 && same_place)
+        return arg;
     }
     return -1;
   }
@@ -83,7 +88,8 @@ bool compares(const Graph& graph, const std::vector<bool>& computed) {
     if (node.op->kind != OpKind::kElementwise || graph.value(node.outputs[0]).dtype != kBool) continue;
     int floats = 0;
     for (ValueId id : node.inputs)
-      if (id != kNoValue && is_floating(graph.value(id).dtype) && computed[static_cast<size_t>(graph.written(id))]) ++floats;
+      if (id != kNoValue && is_floating(graph.value(id).dtype) && computed[static_cast<size_t>(graph.written(id))])
+        ++floats;
     if (floats > 1) return true;
   }
   return false;

@@ -23,14 +23,18 @@ std::string typed(const Graph& graph, ValueId id) {
 std::string location_of(const Origin& origin) {
   if (origin.where.line() == 0) return "unknown place";
   std::string text = absl::StrCat(origin.user.file_name(), ":", origin.user.line());
-  const bool via = origin.user.line() != origin.where.line() || std::string_view(origin.user.file_name()) != origin.where.file_name();
+  const bool via = origin.user.line() != origin.where.line() ||
+                   std::string_view(origin.user.file_name()) != origin.where.file_name();
   if (via) absl::StrAppend(&text, ", via ", origin.where.file_name(), ":", origin.where.line());
   return text;
 }
 
 std::string to_string(const Origin& origin) {
   if (origin.op == nullptr) return location_of(origin);
-  return absl::StrCat(origin.gradient ? "gradient of " : origin.again ? "recomputed " : "", origin.op->name, " (", location_of(origin), ")");
+  return absl::StrCat(origin.gradient ? "gradient of "
+                      : origin.again  ? "recomputed "
+                                      : "",
+                      origin.op->name, " (", location_of(origin), ")");
 }
 
 std::string to_string(const Graph& graph, const GraphNode& node) {
@@ -99,7 +103,8 @@ void verify_results(const Graph& graph, const GraphNode& node) {
   for (size_t i = 0; i < node.outputs.size(); ++i) {
     const Value& v = graph.value(node.outputs[i]);
     const TensorMeta& meta = results[i];
-    invariant(v.dtype == meta.dtype && v.sizes == meta.sizes, "graph: a value's dtype or sizes are not what its op gives");
+    invariant(v.dtype == meta.dtype && v.sizes == meta.sizes,
+              "graph: a value's dtype or sizes are not what its op gives");
   }
 }
 
@@ -109,7 +114,8 @@ void verify(const Graph& graph) {
   const auto n = static_cast<ValueId>(graph.values.size());
   std::vector<bool> defined(graph.values.size(), false);
   auto define = [&](ValueId id, int32_t producer) {
-    invariant(id >= 0 && id < n && !defined[static_cast<size_t>(id)], "graph: a value is defined twice or out of range");
+    invariant(id >= 0 && id < n && !defined[static_cast<size_t>(id)],
+              "graph: a value is defined twice or out of range");
     invariant(graph.value(id).producer == producer, "graph: a value names the wrong producer");
     defined[static_cast<size_t>(id)] = true;
   };
@@ -117,7 +123,8 @@ void verify(const Graph& graph) {
   for (size_t i = 0; i < graph.nodes.size(); ++i) {
     const GraphNode& node = graph.nodes[i];
     for (ValueId id : node.inputs)
-      invariant(id == kNoValue || (id >= 0 && id < n && defined[static_cast<size_t>(id)]), "graph: a value is used before it is defined");
+      invariant(id == kNoValue || (id >= 0 && id < n && defined[static_cast<size_t>(id)]),
+                "graph: a value is used before it is defined");
     for (ValueId id : node.outputs) {
       define(id, static_cast<int32_t>(i));
       const Value& v = graph.value(id);
@@ -128,7 +135,8 @@ void verify(const Graph& graph) {
     }
   }
   for (const GraphNode& node : graph.nodes) verify_results(graph, node);
-  for (ValueId id : graph.outputs) invariant(id >= 0 && id < n && defined[static_cast<size_t>(id)], "graph: an undefined output");
+  for (ValueId id : graph.outputs)
+    invariant(id >= 0 && id < n && defined[static_cast<size_t>(id)], "graph: an undefined output");
 }
 
 }  // namespace rondo::compile

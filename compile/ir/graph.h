@@ -1,4 +1,5 @@
-// The graph: a straight-line program of ops over values, in the order of recording. Plain fields; passes rewrite it whole.
+// The graph: a straight-line program of ops over values, in the order of recording. Plain fields; passes rewrite it
+// whole.
 #pragma once
 
 #include <cstdint>
@@ -24,8 +25,8 @@ struct Value {
   bool grad_mode = true;  // recorded while gradients were on: a view that is made so knows its base
   bool hidden = false;    // of an output: nobody holds it; it is the base of views that somebody holds
   int32_t producer = -1;  // index into Graph::nodes; -1 for inputs
-  // Views share the memory of `root` (their own id otherwise), `offset` elements from where it starts. So does a part that
-  // is written straight into what is assembled from it (passes/assemble.cc).
+  // Views share the memory of `root` (their own id otherwise), `offset` elements from where it starts. So does a part
+  // that is written straight into what is assembled from it (passes/assemble.cc).
   ValueId root = kNoValue;
   int64_t offset = 0;
 };
@@ -68,9 +69,9 @@ struct Graph {
   ValueId written(ValueId id) const;
 };
 
-// One node a line, canonical: equal graphs give equal text, and parse_graph (ir/parse.h) gives the graph back. Strides are
-// left out where they are dense, a root where it is the value itself. No pointers and no paths, unless asked for: then each
-// node's line of the user's program follows as a comment.
+// One node a line, canonical: equal graphs give equal text, and parse_graph (ir/parse.h) gives the graph back. Strides
+// are left out where they are dense, a root where it is the value itself. No pointers and no paths, unless asked for:
+// then each node's line of the user's program follows as a comment.
 //   input %0: f32[8, 64] grad
 //   %2: f32[8, 64] grad = add_scalar(%0, 1.0)     # train.cc:41
 //   %3: f32[64, 8] strides[1, 64] of %2 grad = permute(%2, 1, 0)
@@ -80,12 +81,13 @@ std::string to_string(const Graph& graph, Locations locations = Locations::kOmit
 // One node's line, without its end.
 std::string to_string(const Graph& graph, const GraphNode& node);
 
-// What the node's op infers of its results, from its operands' sizes, with their strides or as if all were dense. Throws what
-// `infer` throws.
+// What the node's op infers of its results, from its operands' sizes, with their strides or as if all were dense.
+// Throws what `infer` throws.
 enum class Operands { kAsTheyAre, kDense };
 std::vector<TensorMeta> infer_results(const Graph& graph, const GraphNode& node, Operands operands);
 
-// Throws InternalError at the first broken invariant: operands defined before use, metadata as `infer` says, roots valid.
+// Throws InternalError at the first broken invariant: operands defined before use, metadata as `infer` says, roots
+// valid.
 void verify(const Graph& graph);
 
 }  // namespace rondo::compile

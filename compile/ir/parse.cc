@@ -56,7 +56,8 @@ class GraphParser {
     if (id == kNoValue) in_.fail("\"none\" cannot be defined");
     if (id >= std::ssize(graph_.values)) {
       // Numbers without a value stand for nothing: roots of their own.
-      for (auto next = static_cast<ValueId>(graph_.values.size()); next <= id; ++next) graph_.values.emplace_back().root = next;
+      for (auto next = static_cast<ValueId>(graph_.values.size()); next <= id; ++next)
+        graph_.values.emplace_back().root = next;
       defined_.resize(graph_.values.size());
     }
     if (defined_[static_cast<size_t>(id)]) in_.fail(absl::StrCat("%", id, " is defined twice"));
@@ -106,8 +107,7 @@ class GraphParser {
     else add(node.attrs.floats, in_.real());
   }
 
-  template <class List, class T>
-  void add(List& list, T value) {
+  template <class List, class T> void add(List& list, T value) {
     try {
       list.push_back(value);
     } catch (const Error& e) {  // more attributes than a node can hold

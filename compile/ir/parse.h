@@ -8,9 +8,9 @@
 
 namespace rondo::compile {
 
-// The graph that `text` spells: the printed one, but for what no stage of the compiler reads (GraphNode::where and origin,
-// Value::grad_mode). Not verified. Throws Error "line 3: what" where the text is not a graph or names an op that does not
-// exist.
+// The graph that `text` spells: the printed one, but for what no stage of the compiler reads (GraphNode::where and
+// origin, Value::grad_mode). Not verified. Throws Error "line 3: what" where the text is not a graph or names an op
+// that does not exist.
 Graph parse_graph(std::string_view text);
 // One graph, up to and including its "return", from the middle of a file.
 Graph parse_graph(Scanner& in);

@@ -1,5 +1,5 @@
-// Reads the compiler's text formats (graphs, loop kernels, reproducers) word by word, and says on which line it stopped.
-// Blanks between words do not matter, ends of lines do; `#` begins a comment.
+// Reads the compiler's text formats (graphs, loop kernels, reproducers) word by word, and says on which line it
+// stopped. Blanks between words do not matter, ends of lines do; `#` begins a comment.
 #pragma once
 
 #include <cstdint>
@@ -40,8 +40,8 @@ class Scanner {
   int line_;
 };
 
-// The shortest decimals that read back as the same double, never an integer's form: "0.1", "1.0", "-inf", "nan". Any NaN but
-// the usual quiet one keeps its bits: "nan:7ff8000000000001".
+// The shortest decimals that read back as the same double, never an integer's form: "0.1", "1.0", "-inf", "nan". Any
+// NaN but the usual quiet one keeps its bits: "nan:7ff8000000000001".
 std::string exact_text(double value);
 
 }  // namespace rondo::compile

@@ -23,7 +23,8 @@ std::shared_ptr<const Code> place(const std::string& object, std::string& damage
   absl::StatusOr<std::shared_ptr<const Code>> code = place_object(object);
   if (code.ok()) return *std::move(code);
   if (absl::IsUnimplemented(code.status())) return link_object(object);
-  if (absl::IsResourceExhausted(code.status())) throw Error(absl::StrCat("compile: ", std::string(code.status().message())));
+  if (absl::IsResourceExhausted(code.status()))
+    throw Error(absl::StrCat("compile: ", std::string(code.status().message())));
   damage = std::string(code.status().message());
   return nullptr;
 }

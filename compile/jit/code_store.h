@@ -16,7 +16,8 @@ namespace rondo::compile {
 
 class CodeStore {
  public:
-  explicit CodeStore(DiskCacheOptions disk, HostKey host = host_key()) : host_(host), disk_(std::move(disk), std::move(host)) {}
+  explicit CodeStore(DiskCacheOptions disk, HostKey host = host_key())
+      : host_(host), disk_(std::move(disk), std::move(host)) {}
   // The one of this process, with the disk cache that the environment names. Never destroyed.
   static CodeStore& instance();
 

@@ -192,8 +192,8 @@ bool DiskCache::prune_is_due(int64_t stored) {
   return error || fs::file_time_type::clock::now() - last > 24h;
 }
 
-// Counts what is there; beyond the bound, removes the oldest until three quarters are left. Other processes may do the same
-// at the same time: a file that is gone already is no error, and one that somebody is reading stays readable.
+// Counts what is there; beyond the bound, removes the oldest until three quarters are left. Other processes may do the
+// same at the same time: a file that is gone already is no error, and one that somebody is reading stays readable.
 void DiskCache::prune() {
   struct File {
     fs::file_time_type time;
@@ -252,7 +252,8 @@ std::vector<std::string> DiskCache::some_kernels(size_t at_most) const {
   std::vector<std::string> kernels;
   if (root_.empty()) return kernels;
   std::error_code error;
-  for (fs::directory_iterator it(folder_, error), end; !error && it != end && kernels.size() < at_most; it.increment(error)) {
+  for (fs::directory_iterator it(folder_, error), end; !error && it != end && kernels.size() < at_most;
+       it.increment(error)) {
     if (it->path().extension() != kExtension) continue;
     const absl::StatusOr<std::string> bytes = read_trusted_file(it->path().string());
     if (!bytes.ok()) continue;

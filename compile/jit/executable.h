@@ -1,5 +1,6 @@
-// Turns loop kernels into machine code, which is made once: it is looked for in this process, in artifact files that were
-// loaded, on disk, and only then compiled (code_store.h). LLVM is loaded with the first kernel that has to be compiled.
+// Turns loop kernels into machine code, which is made once: it is looked for in this process, in artifact files that
+// were loaded, on disk, and only then compiled (code_store.h). LLVM is loaded with the first kernel that has to be
+// compiled.
 #pragma once
 
 #include <memory>
@@ -17,8 +18,9 @@ class Code;
 // Machine code of some kernels; entries are valid as long as it lives. Immutable.
 class Executable {
  public:
-  Executable(std::vector<std::shared_ptr<const Code>> code, int compiled) : code_(std::move(code)), compiled_(compiled) {}
-  KernelEntry entry(int i) const;  // in the order of the kernels given
+  Executable(std::vector<std::shared_ptr<const Code>> code, int compiled)
+      : code_(std::move(code)), compiled_(compiled) {}
+  KernelEntry entry(int i) const;             // in the order of the kernels given
   int compiled() const { return compiled_; }  // kernels that no cache had
 
  private:
@@ -28,25 +30,26 @@ class Executable {
 
 // None of these changes the code: one that does must become part of the key in compile_kernels.
 struct JitOptions {
-  // LLVM IR and assembly, to the log's topic output_code. With either of these, kernels are compiled whether they are in a
-  // cache or not.
+  // LLVM IR and assembly, to the log's topic output_code. With either of these, kernels are compiled whether they are
+  // in a cache or not.
   bool dump_ir = false;
   bool dump_asm = false;
 };
 
-// Machine code for this host; kernels that have to be compiled are so in parallel. Thread safe. Throws Error if one has to
-// be and the plug-in is missing (Rondo was built without LLVM, or was moved), InternalError if LLVM rejects a kernel.
+// Machine code for this host; kernels that have to be compiled are so in parallel. Thread safe. Throws Error if one has
+// to be and the plug-in is missing (Rondo was built without LLVM, or was moved), InternalError if LLVM rejects a
+// kernel.
 std::shared_ptr<Executable> compile_kernels(std::span<const LoopKernel> kernels, const JitOptions& options = {});
 
-// The compiler, as it describes itself: LLVM's version, the target, the CPU and its features. Throws Error if the plug-in is
-// missing.
+// The compiler, as it describes itself: LLVM's version, the target, the CPU and its features. Throws Error if the
+// plug-in is missing.
 std::string jit_toolchain();
 
 // True if compile_kernels can work: the plug-in is there, or an artifact file was loaded. Does not load LLVM.
 bool jit_available();
 
-// Forgets the code in memory that no executable holds: for tests, and for measurements of a cold or warm start. What is on
-// disk stays.
+// Forgets the code in memory that no executable holds: for tests, and for measurements of a cold or warm start. What is
+// on disk stays.
 void forget_code();
 
 }  // namespace rondo::compile

@@ -27,7 +27,8 @@ std::vector<std::string> words_missing(const std::vector<std::string>& from, con
 std::string some_of(const std::vector<std::string>& words) {
   constexpr size_t kMost = 12;
   if (words.empty()) return "nothing more";
-  const std::vector<std::string> first(words.begin(), words.begin() + static_cast<std::ptrdiff_t>(std::min(words.size(), kMost)));
+  const std::vector<std::string> first(words.begin(),
+                                       words.begin() + static_cast<std::ptrdiff_t>(std::min(words.size(), kMost)));
   return absl::StrJoin(first, " ") + (words.size() > kMost ? " ..." : "");
 }
 
@@ -61,8 +62,8 @@ Difference compare(const HostKey& there, const HostKey& here) {
                                    b = absl::StrSplit(value_in(here, name), ' ', absl::SkipEmpty());
     if (a == b) return;
     absl::StrAppend(&result.components, result.components.empty() ? "" : ", ", name);
-    absl::StrAppend(&result.text, result.text.empty() ? "" : "; ", name, ": there ", some_of(words_missing(a, b)), ", here ",
-                    some_of(words_missing(b, a)));
+    absl::StrAppend(&result.text, result.text.empty() ? "" : "; ", name, ": there ", some_of(words_missing(a, b)),
+                    ", here ", some_of(words_missing(b, a)));
   };
   for (const HostKey::Component& c : here.components) add(c.name);
   for (const HostKey::Component& c : there.components)
@@ -80,15 +81,11 @@ std::string describe_cpu() {
   // All leaves that LLVM 19 derives a processor's name or features from.
   constexpr uint32_t kAll = ~0u;
   static constexpr Leaf kLeaves[] = {
-      {0, 0, {0, kAll, kAll, kAll}},          // the vendor
-      {1, 0, {kAll, 0, kAll, kAll}},          // family, model, stepping; features (ebx has the core's number)
-      {7, 0, {0, kAll, kAll, ~(1u << 15)}},   // features (edx bit 15: hybrid)
-      {7, 1, {kAll, kAll, kAll, kAll}},
-      {0xd, 1, {kAll, 0, 0, 0}},
-      {0x14, 0, {0, kAll, 0, 0}},
-      {0x19, 0, {0, kAll, 0, 0}},
-      {0x24, 0, {0, kAll, 0, 0}},
-      {0x80000001, 0, {0, 0, kAll, kAll}},
+      {0, 0, {0, kAll, kAll, kAll}},         // the vendor
+      {1, 0, {kAll, 0, kAll, kAll}},         // family, model, stepping; features (ebx has the core's number)
+      {7, 0, {0, kAll, kAll, ~(1u << 15)}},  // features (edx bit 15: hybrid)
+      {7, 1, {kAll, kAll, kAll, kAll}},     {0xd, 1, {kAll, 0, 0, 0}},  {0x14, 0, {0, kAll, 0, 0}},
+      {0x19, 0, {0, kAll, 0, 0}},           {0x24, 0, {0, kAll, 0, 0}}, {0x80000001, 0, {0, 0, kAll, kAll}},
       {0x80000008, 0, {0, kAll, 0, 0}},
   };
   // The names of those that decide what kernels look like, so that a difference reads well.
@@ -98,12 +95,11 @@ std::string describe_cpu() {
     const char* name;
   };
   static constexpr Name kNames[] = {
-      {1, 0, 2, 12, "fma"},          {1, 0, 2, 28, "avx"},           {1, 0, 2, 29, "f16c"},
-      {7, 0, 1, 5, "avx2"},          {7, 0, 1, 8, "bmi2"},           {7, 0, 1, 16, "avx512f"},
-      {7, 0, 1, 17, "avx512dq"},     {7, 0, 1, 30, "avx512bw"},      {7, 0, 1, 31, "avx512vl"},
-      {7, 0, 2, 1, "avx512vbmi"},    {7, 0, 2, 11, "avx512vnni"},    {7, 0, 3, 23, "avx512fp16"},
-      {7, 0, 3, 24, "amx-tile"},     {7, 1, 0, 4, "avxvnni"},        {7, 1, 0, 5, "avx512bf16"},
-      {7, 1, 3, 19, "avx10"},        {7, 1, 3, 21, "apx"},
+      {1, 0, 2, 12, "fma"},      {1, 0, 2, 28, "avx"},       {1, 0, 2, 29, "f16c"},       {7, 0, 1, 5, "avx2"},
+      {7, 0, 1, 8, "bmi2"},      {7, 0, 1, 16, "avx512f"},   {7, 0, 1, 17, "avx512dq"},   {7, 0, 1, 30, "avx512bw"},
+      {7, 0, 1, 31, "avx512vl"}, {7, 0, 2, 1, "avx512vbmi"}, {7, 0, 2, 11, "avx512vnni"}, {7, 0, 3, 23, "avx512fp16"},
+      {7, 0, 3, 24, "amx-tile"}, {7, 1, 0, 4, "avxvnni"},    {7, 1, 0, 5, "avx512bf16"},  {7, 1, 3, 19, "avx10"},
+      {7, 1, 3, 21, "apx"},
   };
   std::string names, raw;
   for (const Leaf& leaf : kLeaves) {

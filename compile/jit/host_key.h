@@ -1,5 +1,6 @@
 // What compiled code depends on besides its kernel: the sources of the compiler, LLVM, the processor, the launch ABI.
-// Nothing that differs from run to run: no pointers, paths or object identity. Costs microseconds and asks nothing of LLVM.
+// Nothing that differs from run to run: no pointers, paths or object identity. Costs microseconds and asks nothing of
+// LLVM.
 #pragma once
 
 #include <string>
@@ -27,8 +28,8 @@ struct Difference {
 };
 Difference compare(const HostKey& there, const HostKey& here);
 
-// The processor and all its features that code could use, as words. "" where this is not known (not x86-64): then nothing
-// can be kept on disk.
+// The processor and all its features that code could use, as words. "" where this is not known (not x86-64): then
+// nothing can be kept on disk.
 std::string describe_cpu();
 
 }  // namespace rondo::compile

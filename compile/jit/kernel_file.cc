@@ -78,7 +78,8 @@ absl::StatusOr<KernelFile> unpack(std::string_view bytes) {
   if (header.version != kVersion)
     return absl::InvalidArgumentError(absl::StrCat("format version ", header.version, "; this build reads ", kVersion));
   std::string_view rest = bytes.substr(sizeof(header));
-  if (checksum_of(rest) != header.checksum) return absl::InvalidArgumentError("its checksum is wrong: damaged or cut short");
+  if (checksum_of(rest) != header.checksum)
+    return absl::InvalidArgumentError("its checksum is wrong: damaged or cut short");
   KernelFile file;
   bool whole = take(rest, file.host);
   for (uint32_t i = 0; whole && i < header.kernels; ++i) {

@@ -73,7 +73,8 @@ struct Variant {
     for (size_t i = 0; i < sizes.size(); ++i) count += varying[i] ? !ranges[i].holds(wanted[i]) : sizes[i] != wanted[i];
     return count;
   }
-  // How much it leaves open that code with this hint would know. (Of what is not known to vary, nothing: as without hints.)
+  // How much it leaves open that code with this hint would know. (Of what is not known to vary, nothing: as without
+  // hints.)
   int64_t leaves_open(const KernelHint* hint) const {
     int64_t count = 0;
     for (size_t i = 0; hint != nullptr && i < sizes.size(); ++i)
@@ -91,7 +92,8 @@ class KernelTable {
       std::vector<LoopKernel> missing;
       std::vector<std::shared_ptr<Slot>> made;  // of each missing one
       claim(kernels, sizes, hints, slots, missing, made);
-      // Without the lock: meanwhile other threads find what is there, make what they miss themselves, and wait for these.
+      // Without the lock: meanwhile other threads find what is there, make what they miss themselves, and wait for
+      // these.
       if (!missing.empty()) result.compiled += make(missing, made);
       result.added += static_cast<int>(missing.size());
       std::unique_lock lock(mutex_);
@@ -113,7 +115,8 @@ class KernelTable {
     for (const LoopKernel& kernel : kernels) {
       const Wanted wanted{structure_of(kernel), extents(kernel), nullptr};
       const Variant* best = nearest(wanted);
-      if (best == nullptr || best->differences(wanted.sizes) > 0 || best->slot->state != Slot::State::kReady) return std::nullopt;
+      if (best == nullptr || best->differences(wanted.sizes) > 0 || best->slot->state != Slot::State::kReady)
+        return std::nullopt;
       result.kernels.push_back(best->slot->kernel);
     }
     return result;
@@ -169,7 +172,8 @@ class KernelTable {
       std::vector<Variant>& variants = variants_[wanted[i].structure];
       const LoopKernel& kernel = missing[position[i]];
       Variant variant{std::move(wanted[i].sizes), kernel.varying, kernel.ranges, slots[i]};
-      if (std::any_of(variants.begin(), variants.end(), [&](const Variant& v) { return v.same_code(variant); })) continue;
+      if (std::any_of(variants.begin(), variants.end(), [&](const Variant& v) { return v.same_code(variant); }))
+        continue;
       variants.push_back(std::move(variant));
       ++size_;
     }
@@ -199,7 +203,8 @@ class KernelTable {
     if (found == variants_.end()) return nullptr;
     const auto rank = [&](const Variant& v) {
       const auto open = std::count(v.varying.begin(), v.varying.end(), true);
-      const auto known = std::count_if(v.ranges.begin(), v.ranges.end(), [](const ExtentRange& r) { return !(r == ExtentRange{}); });
+      const auto known = std::count_if(v.ranges.begin(), v.ranges.end(),
+                                       [](const ExtentRange& r) { return !(r == ExtentRange{}); });
       return std::tuple(v.differences(wanted.sizes), v.leaves_open(wanted.hint), open, -known);
     };
     return &*std::min_element(found->second.begin(), found->second.end(),
@@ -261,7 +266,8 @@ KernelTable& table() {
 
 }  // namespace
 
-KernelHint compare_sizes(const LoopKernel& here, const LoopKernel* next, const LoopKernel* smallest, const LoopKernel* largest) {
+KernelHint compare_sizes(const LoopKernel& here, const LoopKernel* next, const LoopKernel* smallest,
+                         const LoopKernel* largest) {
   const std::vector<int64_t> now = extents(here);
   const Structure structure = structure_of(here);
   const auto extents_of = [&](const LoopKernel* kernel) {

@@ -20,14 +20,15 @@ enum class Sizes : uint8_t {
   kAny,       // one that serves all sizes
 };
 
-// What is known of a kernel's extents besides their values: which ones follow from sizes that will change, and how far they
-// may go. By position in extents().
+// What is known of a kernel's extents besides their values: which ones follow from sizes that will change, and how far
+// they may go. By position in extents().
 struct KernelHint {
   std::vector<bool> varying;
   std::vector<ExtentRange> ranges;  // useful_range() of each
 };
 // `here`, and the same kernel at the next sizes that may be met, at the smallest and at the largest (null: not known).
-KernelHint compare_sizes(const LoopKernel& here, const LoopKernel* next, const LoopKernel* smallest, const LoopKernel* largest);
+KernelHint compare_sizes(const LoopKernel& here, const LoopKernel* next, const LoopKernel* smallest,
+                         const LoopKernel* largest);
 
 struct CompiledKernel {
   KernelEntry entry = nullptr;
@@ -42,7 +43,8 @@ struct CompiledKernels {
 
 // Thread safe: a kernel that several threads want is made by one of them; what is there is found while others compile.
 // Errors as compile_kernels. `hints`, if any, one each: code is then found only if it takes as much for granted.
-CompiledKernels find_or_compile(std::span<const LoopKernel> kernels, Sizes sizes, std::span<const KernelHint> hints = {});
+CompiledKernels find_or_compile(std::span<const LoopKernel> kernels, Sizes sizes,
+                                std::span<const KernelHint> hints = {});
 // Nothing unless code that serves is there for all of them.
 std::optional<CompiledKernels> find_kernels(std::span<const LoopKernel> kernels);
 

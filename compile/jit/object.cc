@@ -34,7 +34,8 @@ struct Placed {
   std::string_view bytes;
 };
 
-// One patch of 4 or 8 bytes: the value of `target` (an address in the image), plus `addend`, minus the place if relative.
+// One patch of 4 or 8 bytes: the value of `target` (an address in the image), plus `addend`, minus the place if
+// relative.
 struct Patch {
   uint64_t place;
   uint64_t target;
@@ -174,8 +175,8 @@ class Parser {
         return damaged("a relocation beyond the end of its section");
       // Addends reach a few bytes around a symbol; anything else could make a value overflow below.
       if (entry.r_addend != static_cast<int32_t>(entry.r_addend)) return damaged("an addend");
-      image_.patches.push_back({target.address + entry.r_offset, image_.sections[symbol.st_shndx].address + symbol.st_value,
-                                entry.r_addend, relative});
+      image_.patches.push_back({target.address + entry.r_offset,
+                                image_.sections[symbol.st_shndx].address + symbol.st_value, entry.r_addend, relative});
     }
     return absl::OkStatus();
   }

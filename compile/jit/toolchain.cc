@@ -44,7 +44,8 @@ std::vector<fs::path> candidates() {
       std::vector<std::max_align_t> memory(size.dls_size / sizeof(std::max_align_t) + 1);
       auto* info = new (memory.data()) Dl_serinfo{};
       if (dlinfo(program, RTLD_DI_SERINFOSIZE, info) == 0 && dlinfo(program, RTLD_DI_SERINFO, info) == 0)
-        for (unsigned i = 0; i < info->dls_cnt; ++i) paths.push_back(fs::path(info->dls_serpath[i].dls_name) / kPluginFile);
+        for (unsigned i = 0; i < info->dls_cnt; ++i)
+          paths.push_back(fs::path(info->dls_serpath[i].dls_name) / kPluginFile);
     }
     dlclose(program);
   }
@@ -83,7 +84,8 @@ Loaded load_plugin() {
       continue;
     }
     auto* open = reinterpret_cast<decltype(&rondo_jit_plugin)>(dlsym(library, kPluginSymbol));
-    if (open != nullptr && open()->abi == kPluginAbi && std::string_view(open()->build()) == build_hash()) return {open(), ""};
+    if (open != nullptr && open()->abi == kPluginAbi && std::string_view(open()->build()) == build_hash())
+      return {open(), ""};
     absl::StrAppend(&tried, "\n  ", path.string(), ": belongs to another version of Rondo");
     dlclose(library);
   }
@@ -123,7 +125,8 @@ std::string compile_object(const LoopKernel& kernel, const JitOptions& options) 
   JitResult result;
   plugin().compile(kernel, options, result);
   check(result.error);
-  if (!result.ir.empty()) log::write(log::Topic::kOutputCode, absl::StrCat("LLVM IR of ", kernel.name, "\n", result.ir));
+  if (!result.ir.empty())
+    log::write(log::Topic::kOutputCode, absl::StrCat("LLVM IR of ", kernel.name, "\n", result.ir));
   if (!result.assembly.empty())
     log::write(log::Topic::kOutputCode, absl::StrCat("assembly of ", kernel.name, "\n", result.assembly));
   return std::move(result.object);

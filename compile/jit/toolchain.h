@@ -1,6 +1,6 @@
-// The code generator. LLVM lives in a plug-in that is loaded with the first call of any of these, so a process that finds
-// all its kernels in a cache never maps it. Thread safe. All throw Error if the plug-in is missing or belongs to another
-// build, InternalError if LLVM refuses.
+// The code generator. LLVM lives in a plug-in that is loaded with the first call of any of these, so a process that
+// finds all its kernels in a cache never maps it. Thread safe. All throw Error if the plug-in is missing or belongs to
+// another build, InternalError if LLVM refuses.
 #pragma once
 
 #include <memory>

@@ -1,5 +1,5 @@
-// Parts that are written straight into the whole: the gradients of q, k and v go into the one buffer that their projection's
-// backward reads, instead of into three that are copied together.
+// Parts that are written straight into the whole: the gradients of q, k and v go into the one buffer that their
+// projection's backward reads, instead of into three that are copied together.
 #include <optional>
 
 #include "rondo/compile/passes/passes.h"
@@ -57,11 +57,13 @@ Graph assemble_in_place(const Graph& graph) {
         possible = false;
         break;
       }
-      const Interleave lay{seen.sizes[dim] * out.strides[dim], out.sizes[dim] * out.strides[dim], begin * out.strides[dim]};
+      const Interleave lay{seen.sizes[dim] * out.strides[dim], out.sizes[dim] * out.strides[dim],
+                           begin * out.strides[dim]};
       begin += seen.sizes[dim];
       for (size_t v = 0; possible && v < result.values.size(); ++v) {
         if (result.values[v].root != part) continue;
-        if (const std::optional<Value> value = moved(result.values[v], lay, whole)) changes.emplace_back(static_cast<ValueId>(v), *value);
+        if (const std::optional<Value> value = moved(result.values[v], lay, whole))
+          changes.emplace_back(static_cast<ValueId>(v), *value);
         else possible = false;
       }
       parts.push_back(part);

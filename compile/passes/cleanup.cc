@@ -12,7 +12,9 @@ namespace {
 Graph rebuild(const Graph& graph, const std::vector<bool>& keep, const std::vector<ValueId>& renamed) {
   Graph result;
   std::vector<ValueId> map(graph.values.size(), kNoValue);
-  auto target = [&](ValueId id) { return id == kNoValue ? kNoValue : map[static_cast<size_t>(renamed[static_cast<size_t>(id)])]; };
+  auto target = [&](ValueId id) {
+    return id == kNoValue ? kNoValue : map[static_cast<size_t>(renamed[static_cast<size_t>(id)])];
+  };
   auto define = [&](ValueId id, int32_t producer) {
     const auto next = static_cast<ValueId>(result.values.size());
     map[static_cast<size_t>(id)] = next;
@@ -58,8 +60,8 @@ Graph eliminate_common_subexpressions(const Graph& graph) {
       if (id != kNoValue) id = renamed[static_cast<size_t>(id)];
     std::vector<uint64_t> floats;
     for (double f : node.attrs.floats) floats.push_back(std::bit_cast<uint64_t>(f));
-    auto [found, added] =
-        seen.try_emplace(Key{node.op, inputs, {node.attrs.ints.begin(), node.attrs.ints.end()}, floats}, i);
+    auto [found, added] = seen.try_emplace(
+        Key{node.op, inputs, {node.attrs.ints.begin(), node.attrs.ints.end()}, floats}, i);
     bool escaped = false;
     for (ValueId id : node.outputs) escaped = escaped || escapes[static_cast<size_t>(id)];
     if (added || escaped) continue;

@@ -7,7 +7,8 @@ namespace rondo::compile {
 
 namespace {
 
-// Without elements there is nothing to fuse, and the parts may be stricter than the whole: the maximum of nothing is an error.
+// Without elements there is nothing to fuse, and the parts may be stricter than the whole: the maximum of nothing is an
+// error.
 bool is_empty(const Graph& graph, const GraphNode& node) {
   for (const ValueIds* list : {&node.inputs, &node.outputs})
     for (ValueId id : *list)

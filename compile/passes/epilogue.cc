@@ -1,5 +1,5 @@
-// Elementwise ops that a product does on its own result before it is stored: what comes out of the product is then written
-// once and never read back.
+// Elementwise ops that a product does on its own result before it is stored: what comes out of the product is then
+// written once and never read back.
 #include "rondo/compile/passes/passes.h"
 
 namespace rondo::compile {
@@ -12,7 +12,8 @@ bool is_dense(const Graph& graph, ValueId id) {
 
 class EpilogueFinder {
  public:
-  EpilogueFinder(const Graph& graph, bool exact) : graph_(graph), exact_(exact), reads_(graph.values.size(), 0), reader_(graph.values.size(), -1) {
+  EpilogueFinder(const Graph& graph, bool exact)
+      : graph_(graph), exact_(exact), reads_(graph.values.size(), 0), reader_(graph.values.size(), -1) {
     for (size_t n = 0; n < graph.nodes.size(); ++n) {
       if (graph.nodes[n].op->kind == OpKind::kView) continue;
       for (ValueId id : graph.nodes[n].inputs) {
@@ -47,7 +48,8 @@ class EpilogueFinder {
  private:
   // True if all operands and the result are as large as `result`, element by element.
   bool applies(const GraphNode& node, ValueId result) const {
-    if (node.op->epilogue == Epilogue::kNone || node.outputs.size() != 1 || !is_dense(graph_, node.outputs[0])) return false;
+    if (node.op->epilogue == Epilogue::kNone || node.outputs.size() != 1 || !is_dense(graph_, node.outputs[0]))
+      return false;
     const Value& out = graph_.value(node.outputs[0]);
     const bool widens = node.op->epilogue == Epilogue::kWiden;
     if (widens && out.dtype != kF32) return false;
@@ -56,7 +58,8 @@ class EpilogueFinder {
     for (ValueId id : node.inputs) {
       if (id == kNoValue) return false;
       const Value& in = graph_.value(id);
-      if ((!widens && in.dtype != out.dtype) || !(in.sizes == out.sizes) || !is_contiguous(in.sizes, in.strides)) return false;
+      if ((!widens && in.dtype != out.dtype) || !(in.sizes == out.sizes) || !is_contiguous(in.sizes, in.strides))
+        return false;
       if (graph_.written(id) == result && same_elements(graph_, id) != result) return false;
     }
     return true;
@@ -64,8 +67,8 @@ class EpilogueFinder {
 
   const Graph& graph_;
   bool exact_;
-  std::vector<int> reads_;        // by written value
-  std::vector<int32_t> reader_;   // the last
+  std::vector<int> reads_;       // by written value
+  std::vector<int32_t> reader_;  // the last
 };
 
 }  // namespace

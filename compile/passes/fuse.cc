@@ -29,8 +29,8 @@ bool is_parameter_copy(const Graph& graph, const GraphNode& node) {
   // What the caller gets is his to write to.
   for (ValueId id : graph.outputs)
     if (graph.value(id).root == node.outputs[0]) return false;
-  return from.leaf && from.producer < 0 && from.dtype == kF32 && is_low_precision(to.dtype) && to.root == node.outputs[0] &&
-         is_contiguous(from.sizes, from.strides) && is_contiguous(to.sizes, to.strides);
+  return from.leaf && from.producer < 0 && from.dtype == kF32 && is_low_precision(to.dtype) &&
+         to.root == node.outputs[0] && is_contiguous(from.sizes, from.strides) && is_contiguous(to.sizes, to.strides);
 }
 
 namespace {
@@ -51,13 +51,16 @@ Space space_of(const Graph& graph, const GraphNode& node) {
     if (id == kNoValue || !lowerable_dtype(graph.value(id).dtype)) return space;
   for (ValueId id : node.outputs)
     if (!lowerable_dtype(graph.value(id).dtype)) return space;
-  const Dims& sizes = op.kind == OpKind::kReduction ? graph.value(node.inputs[0]).sizes : graph.value(node.outputs[0]).sizes;
+  const Dims& sizes = op.kind == OpKind::kReduction ? graph.value(node.inputs[0]).sizes
+                                                    : graph.value(node.outputs[0]).sizes;
   if (sizes.empty() || sizes.numel() == 0) return space;
   space.cols = sizes.back();
   space.rows = sizes.numel() / space.cols;
   if (op.kind == OpKind::kReduction) {
-    // Rows are reduced along the last dimension, or columns summed along all the others; anything else is a library call.
-    const int64_t mask = node.attrs.ints[0], all = (int64_t{1} << sizes.rank()) - 1, last = int64_t{1} << (sizes.rank() - 1);
+    // Rows are reduced along the last dimension, or columns summed along all the others; anything else is a library
+    // call.
+    const int64_t mask = node.attrs.ints[0], all = (int64_t{1} << sizes.rank()) - 1,
+                  last = int64_t{1} << (sizes.rank() - 1);
     const Value& input = graph.value(node.inputs[0]);
     if (op.additive && mask == all - last && sizes.rank() > 1 && is_contiguous(input.sizes, input.strides))
       space.column_sum = true;
@@ -80,8 +83,7 @@ class Reachability {
   }
   // To be called when all edges are there.
   void complete() {
-    for (size_t to = 0; to < n_; ++to)
-      for_each(row(before_, to), [&](size_t from) { set(row(after_, from), to); });
+    for (size_t to = 0; to < n_; ++to) for_each(row(before_, to), [&](size_t from) { set(row(after_, from), to); });
   }
 
   // True if a third unit stands between the two.
@@ -100,7 +102,8 @@ class Reachability {
     }
     for (std::vector<uint64_t>* both : {&sources, &targets})
       for (size_t u : {a, b}) clear(both->data(), u);
-    const auto connect = [&](std::vector<uint64_t>& table, const std::vector<uint64_t>& from, const std::vector<uint64_t>& to) {
+    const auto connect = [&](std::vector<uint64_t>& table, const std::vector<uint64_t>& from,
+                             const std::vector<uint64_t>& to) {
       for_each(from.data(), [&](size_t u) {
         for (size_t w = 0; w < words_; ++w) row(table, u)[w] |= to[w];
         set(row(table, u), a);
@@ -120,7 +123,8 @@ class Reachability {
   static void clear(uint64_t* bits, size_t u) { bits[u / 64] &= ~(uint64_t{1} << u % 64); }
   template <class Visit> void for_each(const uint64_t* bits, Visit visit) const {
     for (size_t w = 0; w < words_; ++w)
-      for (uint64_t rest = bits[w]; rest != 0; rest &= rest - 1) visit(w * 64 + static_cast<size_t>(std::countr_zero(rest)));
+      for (uint64_t rest = bits[w]; rest != 0; rest &= rest - 1)
+        visit(w * 64 + static_cast<size_t>(std::countr_zero(rest)));
   }
 
   size_t n_, words_;
@@ -169,7 +173,8 @@ class Fuser {
   };
 
   void make_singletons() {
-    // A product and its epilogues are one from the start, in the place of the last: what the others read is there by then.
+    // A product and its epilogues are one from the start, in the place of the last: what the others read is there by
+    // then.
     std::vector<int32_t> ends(graph_.nodes.size(), -1);  // of a product's last epilogue: the product
     std::vector<bool> absorbed(graph_.nodes.size(), false);
     for (size_t i = 0; i < epilogues_.size(); ++i) {
@@ -227,7 +232,8 @@ class Fuser {
     return reach;
   }
 
-  // True if the consumer reads `id` at the very element it is computing (or its row's), given that both units share a space.
+  // True if the consumer reads `id` at the very element it is computing (or its row's), given that both units share a
+  // space.
   bool reads_in_place(const Unit& producer, const GraphNode& consumer, ValueId id) const {
     const Value& value = graph_.value(same_elements(graph_, id));
     if (same_elements(graph_, id) != value.root) return false;  // a permuted or partial view
@@ -235,7 +241,8 @@ class Fuser {
     if (n == producer.rows * producer.cols) {
       // The element order must be the space's own.
       const Value& seen = graph_.value(id);
-      const Dims& sizes = consumer.op->kind == OpKind::kReduction ? seen.sizes : graph_.value(consumer.outputs[0]).sizes;
+      const Dims& sizes = consumer.op->kind == OpKind::kReduction ? seen.sizes
+                                                                  : graph_.value(consumer.outputs[0]).sizes;
       return seen.sizes == sizes;
     }
     // One per row.
@@ -273,8 +280,9 @@ class Fuser {
     return true;
   }
 
-  // What a merged kernel reads once instead of twice, or never writes: bytes per element of the space, and per row or column
-  // of it by far less. No sizes: a block is fused in the same way at every length, so that its code can be shared.
+  // What a merged kernel reads once instead of twice, or never writes: bytes per element of the space, and per row or
+  // column of it by far less. No sizes: a block is fused in the same way at every length, so that its code can be
+  // shared.
   int64_t bytes_shared(const Candidate& a, const Candidate& b) const {
     int64_t bytes = 0;
     const int64_t elements = a.unit.rows * std::max(a.unit.cols, b.unit.cols);
@@ -368,7 +376,8 @@ std::string to_string(const Graph& graph, const std::vector<Unit>& units) {
   for (const Unit& unit : units) {
     if (unit.fused) absl::StrAppend(&text, "kernel of ", unit.rows, " x ", unit.cols, "\n");
     else text += "library call\n";
-    for (int32_t n : unit.nodes) absl::StrAppend(&text, "  ", to_string(graph, graph.nodes[static_cast<size_t>(n)]), "\n");
+    for (int32_t n : unit.nodes)
+      absl::StrAppend(&text, "  ", to_string(graph, graph.nodes[static_cast<size_t>(n)]), "\n");
   }
   return text;
 }

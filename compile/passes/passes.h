@@ -19,17 +19,18 @@ Graph eliminate_dead_code(const Graph& graph);
 // Where a node only lays values side by side, has their producers write them there: the copy becomes nothing.
 Graph assemble_in_place(const Graph& graph);
 
-// By node: the elementwise nodes that a product can do on its own result, in order (OpDef::absorbs); no node is in two lists.
-// `exact`: only where that gives the bits of the separate ops.
+// By node: the elementwise nodes that a product can do on its own result, in order (OpDef::absorbs); no node is in two
+// lists. `exact`: only where that gives the bits of the separate ops.
 using EpilogueChains = std::vector<std::vector<int32_t>>;
 EpilogueChains find_epilogues(const Graph& graph, bool exact);
 
-// Nodes that run as one kernel, or one library call. Views belong to no unit: they cost nothing. Nor do copies of parameters.
+// Nodes that run as one kernel, or one library call. Views belong to no unit: they cost nothing. Nor do copies of
+// parameters.
 struct Unit {
   std::vector<int32_t> nodes;  // in graph order
   bool fused = false;          // a loop kernel; else a single library call and its epilogues
-  // Fused: the iteration space. A value of the unit has one element per (row, col), per row, or (an ordered sum over the
-  // rows) per col.
+  // Fused: the iteration space. A value of the unit has one element per (row, col), per row, or (an ordered sum over
+  // the rows) per col.
   int64_t rows = 0;
   int64_t cols = 0;
 };
@@ -38,8 +39,8 @@ std::vector<Unit> fuse(const Graph& graph, const EpilogueChains& epilogues = {})
 // Each unit with the lines of its nodes.
 std::string to_string(const Graph& graph, const std::vector<Unit>& units);
 
-// True if the node's result is a parameter's 16-bit copy (runtime/lowered.h), which belongs to a step and not to a run: such a node
-// is in no unit, and whoever runs the graph brings the copy.
+// True if the node's result is a parameter's 16-bit copy (runtime/lowered.h), which belongs to a step and not to a run:
+// such a node is in no unit, and whoever runs the graph brings the copy.
 bool is_parameter_copy(const Graph& graph, const GraphNode& node);
 
 // Follows views that show all of a dense value in its own order (reshapes): same bytes, same linear index.
@@ -49,7 +50,8 @@ ValueId same_elements(const Graph& graph, ValueId id);
 Graph simplify(Graph graph);
 // Its passes, in order.
 std::vector<const char*> pass_names();
-// One of them, on a graph that is verified before and after; "verify" does only that. Throws Error if there is no such pass.
+// One of them, on a graph that is verified before and after; "verify" does only that. Throws Error if there is no such
+// pass.
 Graph run_pass(std::string_view name, const Graph& graph);
 
 }  // namespace rondo::compile

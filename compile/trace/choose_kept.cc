@@ -25,7 +25,8 @@ class FlowNetwork {
   void run(size_t source, size_t sink) {
     while (find_levels(source, sink)) {
       next_.assign(edges_of_.size(), 0);
-      while (push(source, sink, kInfinite) > 0) {}
+      while (push(source, sink, kInfinite) > 0) {
+      }
     }
   }
   // By node: true if flow could still reach the sink from it. Edges from false to true are the cut.
@@ -89,8 +90,8 @@ bool is_cheap(const OpDef& op) {
 
 int64_t bytes_of(const Value& value) { return value.sizes.numel() * static_cast<int64_t>(size_of(value.dtype)); }
 
-// What computing a node takes, in bytes moved: what it reads and writes, and its products at so many operations a byte, about
-// what processors do (480 GFLOP/s of products beside 25 GB/s from memory, measured on two cores of Zen 5).
+// What computing a node takes, in bytes moved: what it reads and writes, and its products at so many operations a byte,
+// about what processors do (480 GFLOP/s of products beside 25 GB/s from memory, measured on two cores of Zen 5).
 int64_t work_of(const Graph& graph, const GraphNode& node) {
   constexpr int64_t kFlopsPerByte = 20;
   int64_t work = 1 + flops_of(graph, node) / kFlopsPerByte;
@@ -104,8 +105,8 @@ class Chooser {
  public:
   Chooser(const Graph& forward, std::span<const ValueId> needed, bool any_input)
       : graph_(forward), needed_(needed), keeping_costs_(forward.values.size()), work_(forward.nodes.size(), 0) {
-    // The caller may write to his inputs and outputs before the backward runs. Eager execution allows that for all that its
-    // ops do not save, so nothing else of theirs is kept, but for parameters; and with `any_input`, what activation
+    // The caller may write to his inputs and outputs before the backward runs. Eager execution allows that for all that
+    // its ops do not save, so nothing else of theirs is kept, but for parameters; and with `any_input`, what activation
     // checkpointing keeps.
     std::vector<bool> callers(forward.values.size(), false), is_needed(forward.values.size(), false);
     for (ValueId id : forward.inputs) callers[static_cast<size_t>(id)] = true;
@@ -129,8 +130,8 @@ class Chooser {
   };
   // By node, what computing it again costs in bytes.
   Cut cut(const std::vector<int64_t>& costs) const {
-    // Every value is two nodes, an edge between them that costs its bytes: cutting it is keeping the value. The node that
-    // makes it hangs on the source by what it costs: cutting that is computing it again.
+    // Every value is two nodes, an edge between them that costs its bytes: cutting it is keeping the value. The node
+    // that makes it hangs on the source by what it costs: cutting that is computing it again.
     const size_t n = graph_.values.size(), source = 2 * n, sink = 2 * n + 1;
     FlowNetwork network(2 * n + 2 + graph_.nodes.size());
     for (size_t v = 0; v < n; ++v) {
@@ -140,7 +141,8 @@ class Chooser {
     for (size_t i = 0; i < graph_.nodes.size(); ++i) {
       const GraphNode& node = graph_.nodes[i];
       if (costs[i] > 0) network.add_edge(source, sink + 1 + i, costs[i]);
-      for (ValueId out : node.outputs) network.add_edge(sink + 1 + i, 2 * static_cast<size_t>(out), FlowNetwork::kInfinite);
+      for (ValueId out : node.outputs)
+        network.add_edge(sink + 1 + i, 2 * static_cast<size_t>(out), FlowNetwork::kInfinite);
       for (ValueId in : node.inputs)
         if (in != kNoValue) network.add_edge(2 * static_cast<size_t>(in) + 1, sink + 1 + i, FlowNetwork::kInfinite);
     }
@@ -156,7 +158,8 @@ class Chooser {
   Cut cut_at(double price) const {
     std::vector<int64_t> costs;
     for (int64_t work : work_)
-      costs.push_back(static_cast<int64_t>(std::min(price * static_cast<double>(work), static_cast<double>(FlowNetwork::kInfinite))));
+      costs.push_back(static_cast<int64_t>(
+          std::min(price * static_cast<double>(work), static_cast<double>(FlowNetwork::kInfinite))));
     return cut(costs);
   }
   // Only these nodes are computed again, at no cost, and those that cost nothing anyway.
@@ -180,8 +183,8 @@ class Chooser {
       if (fits(middle)) low = price, cheap = std::move(middle);
       else high = price, dear = std::move(middle);
     }
-    // What becomes worth it at this one price, as like layers do, comes in the order of the program: the shortest part of it
-    // that keeps the budget.
+    // What becomes worth it at this one price, as like layers do, comes in the order of the program: the shortest part
+    // of it that keeps the budget.
     std::vector<size_t> group;
     for (size_t n = 0; n < cheap.again.size(); ++n)
       if (cheap.again[n] && !dear.again[n]) group.push_back(n);
@@ -208,7 +211,8 @@ class Chooser {
 }  // namespace
 
 int64_t flops_of(const Graph& graph, const GraphNode& node) {
-  if (node.op->kind == OpKind::kContraction)  // every element of the result is a sum along the first operand's last dimension
+  if (node.op->kind ==
+      OpKind::kContraction)  // every element of the result is a sum along the first operand's last dimension
     return 2 * graph.value(node.outputs[0]).sizes.numel() * graph.value(node.inputs[0]).sizes.back();
   if (node.op->decompose == nullptr || node.op->lower != nullptr) return 0;
   for (const ValueIds* list : {&node.inputs, &node.outputs})  // the parts may refuse what is empty
@@ -240,7 +244,8 @@ int64_t bytes_kept(const Graph& forward, const std::vector<bool>& keep) {
   return bytes;
 }
 
-std::vector<bool> choose_kept(const Graph& forward, std::span<const ValueId> needed, Recompute recompute, int64_t budget) {
+std::vector<bool> choose_kept(const Graph& forward, std::span<const ValueId> needed, Recompute recompute,
+                              int64_t budget) {
   if (recompute == Recompute::kNone) {
     std::vector<bool> keep(forward.values.size(), false);
     for (ValueId id : needed) keep[static_cast<size_t>(id)] = true;
@@ -252,7 +257,8 @@ std::vector<bool> choose_kept(const Graph& forward, std::span<const ValueId> nee
     if (recompute == Recompute::kAuto || bytes_kept(forward, keep) <= budget) return keep;
   }
   const Chooser chooser(forward, needed, true);
-  return recompute == Recompute::kBudget ? chooser.within(budget) : chooser.cut_allowing(chooser.everything_again()).keep;
+  return recompute == Recompute::kBudget ? chooser.within(budget)
+                                         : chooser.cut_allowing(chooser.everything_again()).keep;
 }
 
 }  // namespace rondo::compile

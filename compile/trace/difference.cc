@@ -12,14 +12,12 @@ namespace {
 
 const char* yes_no(bool b) { return b ? "true" : "false"; }
 
-std::string location(const GraphNode& node) {
-  return absl::StrCat(" (", location_of(node.origin), ")");
-}
+std::string location(const GraphNode& node) { return absl::StrCat(" (", location_of(node.origin), ")"); }
 
 bool same_float(double a, double b) { return std::bit_cast<uint64_t>(a) == std::bit_cast<uint64_t>(b); }
 
-// Walks both recordings side by side, in the order of the program: inputs are compared where they are first read, so what is
-// found first is a cause and what follows from it comes later.
+// Walks both recordings side by side, in the order of the program: inputs are compared where they are first read, so
+// what is found first is a cause and what follows from it comes later.
 class Comparison {
  public:
   Comparison(const Graph& before, const Graph& now, std::span<const std::string> names)
@@ -79,7 +77,8 @@ class Comparison {
       if (a.sizes[d] != b.sizes[d])
         return changed(absl::StrCat("dim ", d), std::to_string(a.sizes[d]), std::to_string(b.sizes[d]));
     if (!(a.strides == b.strides)) return changed("strides", rondo::to_string(a.strides), rondo::to_string(b.strides));
-    if (a.requires_grad != b.requires_grad) return changed("requires_grad", yes_no(a.requires_grad), yes_no(b.requires_grad));
+    if (a.requires_grad != b.requires_grad)
+      return changed("requires_grad", yes_no(a.requires_grad), yes_no(b.requires_grad));
   }
 
   // What an operand is, said without numbers of values.
@@ -90,7 +89,8 @@ class Comparison {
     const int32_t producer = graph.value(id).producer;
     const GraphNode& node = graph.nodes[static_cast<size_t>(producer)];
     const auto result = std::find(node.outputs.begin(), node.outputs.end(), id) - node.outputs.begin();
-    return absl::StrCat(result == 0 ? "the result" : absl::StrCat("result ", result), " of op ", producer, ", ", node.op->name);
+    return absl::StrCat(result == 0 ? "the result" : absl::StrCat("result ", result), " of op ", producer, ", ",
+                        node.op->name);
   }
 
   // Operands are the same if they are inputs at the same position, or the same result of the same op.
@@ -103,12 +103,14 @@ class Comparison {
     if (from != to) return false;
     const auto& outs = before_.nodes[static_cast<size_t>(from)].outputs;
     const auto& nows = now_.nodes[static_cast<size_t>(to)].outputs;
-    return std::find(outs.begin(), outs.end(), a) - outs.begin() == std::find(nows.begin(), nows.end(), b) - nows.begin();
+    return std::find(outs.begin(), outs.end(), a) - outs.begin() ==
+           std::find(nows.begin(), nows.end(), b) - nows.begin();
   }
 
   void compare_nodes(size_t i) {
     const GraphNode &a = before_.nodes[i], &b = now_.nodes[i];
-    if (a.op != b.op) return differ(absl::StrCat("op ", i, " is ", b.op->name, location(b), ", was ", a.op->name, location(a)));
+    if (a.op != b.op)
+      return differ(absl::StrCat("op ", i, " is ", b.op->name, location(b), ", was ", a.op->name, location(a)));
     const std::string op = absl::StrCat("op ", i, ", ", b.op->name, location(b));
     if (a.inputs.size() != b.inputs.size())
       return differ(absl::StrCat(op, ": ", a.inputs.size(), " -> ", b.inputs.size(), " operands"));
@@ -129,7 +131,8 @@ class Comparison {
     for (size_t k = 0; k < a.outputs.size(); ++k) {
       const bool was = before_.value(a.outputs[k]).requires_grad, is = now_.value(b.outputs[k]).requires_grad;
       if (was == is) continue;
-      differ(absl::StrCat("the result of ", op, is ? " requires a gradient, and did not" : " requires no gradient, and did"));
+      differ(absl::StrCat("the result of ", op,
+                          is ? " requires a gradient, and did not" : " requires no gradient, and did"));
     }
   }
 
@@ -142,7 +145,8 @@ class Comparison {
         return differ(absl::StrCat("integer ", k, " of ", op, ": ", from.ints[k], " -> ", to.ints[k]));
     for (size_t k = 0; k < from.floats.size(); ++k)
       if (!same_float(from.floats[k], to.floats[k]))
-        return differ(absl::StrCat("scalar ", k, " of ", op, ": ", exact_text(from.floats[k]), " -> ", exact_text(to.floats[k])));
+        return differ(
+            absl::StrCat("scalar ", k, " of ", op, ": ", exact_text(from.floats[k]), " -> ", exact_text(to.floats[k])));
   }
 
   // The ops are equal, so the values are numbered alike.
@@ -153,7 +157,8 @@ class Comparison {
         if (std::find(in.begin(), in.end(), id) == in.end()) result.push_back(id);
       return result;
     };
-    const std::vector<ValueId> more = missing(now_.outputs, before_.outputs), less = missing(before_.outputs, now_.outputs);
+    const std::vector<ValueId> more = missing(now_.outputs, before_.outputs),
+                               less = missing(before_.outputs, now_.outputs);
     if (more.empty() && less.empty()) {
       if (before_.outputs != now_.outputs) differ("outputs alive come in another order");
       return;
@@ -180,7 +185,8 @@ Difference difference(const Graph& before, const Graph& now, std::span<const std
   return Comparison(before, now, input_names).run();
 }
 
-std::string nearest_difference(std::span<const Graph* const> before, const Graph& now, std::span<const std::string> input_names) {
+std::string nearest_difference(std::span<const Graph* const> before, const Graph& now,
+                               std::span<const std::string> input_names) {
   Difference nearest;
   bool first = true;
   for (const Graph* graph : before) {
@@ -193,8 +199,10 @@ std::string nearest_difference(std::span<const Graph* const> before, const Graph
 
 std::vector<std::string> name_inputs(const nn::ModuleBase& module, std::span<const Tensor> inputs) {
   absl::flat_hash_map<const TensorImpl*, std::string> names;
-  for (const nn::NamedTensor& p : module.named_parameters()) names[p.tensor.impl()] = absl::StrCat("parameter \"", p.name, "\"");
-  for (const nn::NamedTensor& b : module.named_buffers()) names[b.tensor.impl()] = absl::StrCat("buffer \"", b.name, "\"");
+  for (const nn::NamedTensor& p : module.named_parameters())
+    names[p.tensor.impl()] = absl::StrCat("parameter \"", p.name, "\"");
+  for (const nn::NamedTensor& b : module.named_buffers())
+    names[b.tensor.impl()] = absl::StrCat("buffer \"", b.name, "\"");
   std::vector<std::string> result;
   for (const Tensor& input : inputs) {
     const auto found = names.find(input.impl());

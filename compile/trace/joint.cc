@@ -10,18 +10,23 @@ namespace {
 class Deriver {
  public:
   Deriver(const Graph& forward, const Arriving& arriving)
-      : forward_(forward), arriving_(arriving), grads_(forward.values.size()), symbols_(forward.values.size()),
+      : forward_(forward),
+        arriving_(arriving),
+        grads_(forward.values.size()),
+        symbols_(forward.values.size()),
         contributions_(forward.values.size()) {}
 
   BackwardGraph run() {
     NoGrad off;
-    amp::Autocast as_recorded(std::nullopt);  // backward runs in the dtypes that the forward chose, as the eager tape does
+    amp::Autocast as_recorded(
+        std::nullopt);  // backward runs in the dtypes that the forward chose, as the eager tape does
     RecorderScope record(&trace_);
     trace_.first_call = 1 << 20;  // other numbers than the forward's, whose nodes may join
     for (size_t i = 0; i < arriving_.totals.size(); ++i) {
       if (!arriving_.totals[i]) continue;
       const ValueId id = forward_.inputs[i];
-      grads_[static_cast<size_t>(id)] = bind({BackwardInput::kTotal, static_cast<int32_t>(i), {}}, dense_like(forward_.value(id)));
+      grads_[static_cast<size_t>(id)] = bind({BackwardInput::kTotal, static_cast<int32_t>(i), {}},
+                                             dense_like(forward_.value(id)));
     }
     for (size_t i = 0; i < forward_.outputs.size(); ++i) {
       const Value& value = forward_.value(forward_.outputs[i]);
@@ -105,11 +110,12 @@ class Deriver {
     origin.gradient = true;
     origin.call = -1;  // each op of a rule is an op of its own
     trace_.origin = &origin;
-    if (op.grad == nullptr) throw Error(std::string("backward of ") + op.name + ": it has no gradient" + describe_location(node.where));
+    if (op.grad == nullptr)
+      throw Error(std::string("backward of ") + op.name + ": it has no gradient" + describe_location(node.where));
     if (op.grad_adds && (needs & 1u) != 0) grads_in[0] = grads_[static_cast<size_t>(node.inputs[0])];
     const bool onto = grads_in[0].defined();
-    op.grad(GradContext(node.attrs, inputs, outputs, {grads_out, node.outputs.size()}, {metas, node.inputs.size()}, needs,
-                        grads_in));
+    op.grad(GradContext(node.attrs, inputs, outputs, {grads_out, node.outputs.size()}, {metas, node.inputs.size()},
+                        needs, grads_in));
     for (size_t i = 0; i < node.inputs.size(); ++i)
       if (grads_in[i].defined() && needs >> i & 1u) accumulate(node.inputs[i], grads_in[i], onto && i == 0);
     trace_.origin = nullptr;

@@ -12,18 +12,19 @@ struct BackwardInput {
   // kGradient: index into forward.outputs; kTotal: the sum so far of a forward input's gradient, index into
   // forward.inputs; kSaved: a forward ValueId
   int32_t index = -1;
-  Tensor constant;     // kConstant: a tensor that a gradient rule made (zeros for an unused piece of a split)
+  Tensor constant;  // kConstant: a tensor that a gradient rule made (zeros for an unused piece of a split)
 };
 
 struct BackwardGraph {
   Graph graph;
   std::vector<BackwardInput> inputs;  // parallel to graph.inputs
   std::vector<int> contributions;     // to the gradient of each forward input
-  std::vector<int> grad_inputs;       // graph.outputs are the gradients of these forward inputs (indices into forward.inputs)
+  std::vector<int>
+      grad_inputs;  // graph.outputs are the gradients of these forward inputs (indices into forward.inputs)
 };
 
-// What arrives: gradients of these outputs (empty: of all that require one), and sums to add to for these inputs; the new sum
-// may be written over those that are `owned`.
+// What arrives: gradients of these outputs (empty: of all that require one), and sums to add to for these inputs; the
+// new sum may be written over those that are `owned`.
 struct Arriving {
   std::vector<bool> gradients, totals = {}, owned = {};
   friend auto operator<=>(const Arriving&, const Arriving&) = default;

@@ -6,7 +6,8 @@
 #include "rondo/compile/trace/choose_kept.h"
 
 namespace rondo::compile {
-Partition::Partition(const Graph& recorded, std::span<const ValueId> needed, const CompileOptions& options, const Partition* like)
+Partition::Partition(const Graph& recorded, std::span<const ValueId> needed, const CompileOptions& options,
+                     const Partition* like)
     : caller_outputs_(recorded.outputs.size()), forward_id_(recorded.values.size(), kNoValue) {
   Graph extended = recorded;
   extended.outputs.insert(extended.outputs.end(), needed.begin(), needed.end());
@@ -150,7 +151,8 @@ void Partition::apply(BackwardGraph& backward) const {
     if (!any) continue;
     due[first].push_back(n);
     for (ValueId id : forward_.nodes[n].inputs)
-      if (id != kNoValue) first_reader[static_cast<size_t>(id)] = std::min(first_reader[static_cast<size_t>(id)], first);
+      if (id != kNoValue)
+        first_reader[static_cast<size_t>(id)] = std::min(first_reader[static_cast<size_t>(id)], first);
   }
   const auto bind = [&](const auto& inputs) {
     for (ValueId id : inputs)

@@ -1,14 +1,15 @@
 // Partition: what a region's forward keeps for its backward, and what the backward computes again.
 //
-// By a minimum cut through the decomposed forward graph, weighed in bytes (choose_kept.h). Values that only take elementwise
-// ops and views to compute may be computed again, as part of the kernels that read them; products, reductions and library
-// calls are not repeated unless asked: all that helps with Recompute::kFull, no more than a number of bytes takes with
-// kBudget, the least work per byte saved first. What is computed again has the same bits: random numbers follow from a state
-// that is an input. The region's inputs cost nothing: the caller holds parameters anyway, and one activation per block has to
-// be kept. Of inputs and outputs only what the ops' rules save is kept, and parameters. A write in place between forward and
-// backward is then an error where it is one in eager execution; in fewer places for what is computed again; and in one more:
-// on a parameter from which something is computed again (with kFull, and where kBudget computes more again than kAuto would:
-// on any input, as for activation checkpointing). It never gives a wrong gradient.
+// By a minimum cut through the decomposed forward graph, weighed in bytes (choose_kept.h). Values that only take
+// elementwise ops and views to compute may be computed again, as part of the kernels that read them; products,
+// reductions and library calls are not repeated unless asked: all that helps with Recompute::kFull, no more than a
+// number of bytes takes with kBudget, the least work per byte saved first. What is computed again has the same bits:
+// random numbers follow from a state that is an input. The region's inputs cost nothing: the caller holds parameters
+// anyway, and one activation per block has to be kept. Of inputs and outputs only what the ops' rules save is kept, and
+// parameters. A write in place between forward and backward is then an error where it is one in eager execution; in
+// fewer places for what is computed again; and in one more: on a parameter from which something is computed again (with
+// kFull, and where kBudget computes more again than kAuto would: on any input, as for activation checkpointing). It
+// never gives a wrong gradient.
 #pragma once
 
 #include <span>
@@ -22,11 +23,13 @@ namespace rondo::compile {
 class Partition {
  public:
   // `needed`: values of `recorded` that the backward reads.
-  // `like`: one of the same block at other sizes, or null; its choice is taken over, so that both run the same kernels, unless
-  // it exceeds a budget at these sizes.
-  Partition(const Graph& recorded, std::span<const ValueId> needed, const CompileOptions& options, const Partition* like);
+  // `like`: one of the same block at other sizes, or null; its choice is taken over, so that both run the same kernels,
+  // unless it exceeds a budget at these sizes.
+  Partition(const Graph& recorded, std::span<const ValueId> needed, const CompileOptions& options,
+            const Partition* like);
 
-  // What to run: `recorded` in simpler ops. Its outputs are those of `recorded`, then what is kept and is not there yet.
+  // What to run: `recorded` in simpler ops. Its outputs are those of `recorded`, then what is kept and is not there
+  // yet.
   const Graph& forward() const { return forward_; }
 
   struct Kept {
@@ -40,8 +43,8 @@ class Partition {
   // True for what a backward that is the last to read it may write over if nobody else holds it: not for parameters.
   bool may_donate(const BackwardInput& input) const;
 
-  // Rewrites a backward of `recorded` that reads nothing but `needed`: its kSaved inputs become indices into kept(), and
-  // what is not kept is computed where it starts.
+  // Rewrites a backward of `recorded` that reads nothing but `needed`: its kSaved inputs become indices into kept(),
+  // and what is not kept is computed where it starts.
   void apply(BackwardGraph& backward) const;
 
  private:

@@ -20,7 +20,8 @@ Dims resized_strides(const Dims& sizes, const Dims& strides, const Dims& to) {
   for (int d : inner_first) {
     if (strides[d] == 0) continue;
     if (inner >= 0)
-      if (const int64_t gap = strides[d] - strides[inner] * sizes[inner]; gap >= 0) result[d] = result[inner] * to[inner] + gap;
+      if (const int64_t gap = strides[d] - strides[inner] * sizes[inner]; gap >= 0)
+        result[d] = result[inner] * to[inner] + gap;
     inner = d;
   }
   return result;
@@ -36,7 +37,8 @@ int64_t reach(const Value& value) {
   return last + 1;
 }
 
-// Gives the results of a node the metadata that follows from its operands' and these attributes. False if there is none.
+// Gives the results of a node the metadata that follows from its operands' and these attributes. False if there is
+// none.
 bool resize_results(Graph& graph, const GraphNode& node) {
   std::vector<TensorMeta> results;
   try {
@@ -59,7 +61,8 @@ bool resize_results(Graph& graph, const GraphNode& node) {
 
 }  // namespace
 
-std::optional<Resizing> Resizing::find(const Graph& recorded, std::span<const VariableDim> dims, std::span<const int64_t> sizes) {
+std::optional<Resizing> Resizing::find(const Graph& recorded, std::span<const VariableDim> dims,
+                                       std::span<const int64_t> sizes) {
   constexpr size_t kMaxVariables = 8;
   if (sizes.size() > kMaxVariables) return std::nullopt;
   for (int64_t size : sizes)
@@ -116,20 +119,23 @@ std::optional<Resizing::Rule> Resizing::rule_for(int32_t node, int32_t position)
     for (size_t v = 0; v < sizes_.size(); ++v)
       if (mask >> v & 1u) product *= sizes_[v];
     // A product of more variables explains more.
-    if (value % product == 0 && (rule.factors == 0 || std::popcount(mask) > std::popcount(rule.factors))) rule.factors = mask;
+    if (value % product == 0 && (rule.factors == 0 || std::popcount(mask) > std::popcount(rule.factors)))
+      rule.factors = mask;
     if (value == product) {
       rule.factors = mask;
       return rule;
     }
   }
   for (size_t v = 0; v < sizes_.size(); ++v)
-    if (value > kSmall && std::abs(value - sizes_[v]) <= 2) rule = {.node = node, .position = position, .addend = static_cast<int32_t>(v)};
+    if (value > kSmall && std::abs(value - sizes_[v]) <= 2)
+      rule = {.node = node, .position = position, .addend = static_cast<int32_t>(v)};
   if (rule.factors == 0 && rule.addend < 0) return std::nullopt;
   return rule;
 }
 
 int64_t Resizing::apply(const Rule& rule, int64_t value, std::span<const int64_t> sizes) const {
-  if (rule.addend >= 0) return value + sizes[static_cast<size_t>(rule.addend)] - sizes_[static_cast<size_t>(rule.addend)];
+  if (rule.addend >= 0)
+    return value + sizes[static_cast<size_t>(rule.addend)] - sizes_[static_cast<size_t>(rule.addend)];
   for (size_t v = 0; v < sizes_.size(); ++v)
     if (rule.factors >> v & 1u) value = value / sizes_[v] * sizes[v];
   return value;
@@ -161,12 +167,15 @@ bool Resizing::find_rules_of(Graph& graph, int32_t index, std::span<const int64_
     // Each element of a view is one of its source, and all of them if it was so.
     const Value &source = graph.value(node.inputs[0]), &view = graph.value(node.outputs[0]);
     if (from.numel() == to.numel() && source.sizes.numel() != view.sizes.numel()) return false;
-    return std::all_of(node.outputs.begin(), node.outputs.end(), [&](ValueId id) { return reach(graph.value(id)) <= reach(source); });
+    return std::all_of(node.outputs.begin(), node.outputs.end(),
+                       [&](ValueId id) { return reach(graph.value(id)) <= reach(source); });
   };
-  // A choice is the set of candidates that are not as likely; small sets first, of equals the one that spares the first.
+  // A choice is the set of candidates that are not as likely; small sets first, of equals the one that spares the
+  // first.
   std::vector<uint32_t> choices(size_t{1} << candidates.size());
   std::iota(choices.rbegin(), choices.rend(), 0u);
-  std::stable_sort(choices.begin(), choices.end(), [](uint32_t a, uint32_t b) { return std::popcount(a) < std::popcount(b); });
+  std::stable_sort(choices.begin(), choices.end(),
+                   [](uint32_t a, uint32_t b) { return std::popcount(a) < std::popcount(b); });
   for (bool in_place : {true, false}) {
     for (uint32_t choice : choices) {
       node.attrs = recorded;

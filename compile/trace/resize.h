@@ -1,6 +1,7 @@
-// What a recording would be at other sizes of some dimensions of its inputs. C++ hands plain integers to reshape and slice, so
-// nobody can know which of them follow a size; but at a size one smaller most wrong guesses do not fit together. A recording
-// at other sizes is therefore never run: what it says of kernels is checked wherever code is used (jit/kernel_table.h).
+// What a recording would be at other sizes of some dimensions of its inputs. C++ hands plain integers to reshape and
+// slice, so nobody can know which of them follow a size; but at a size one smaller most wrong guesses do not fit
+// together. A recording at other sizes is therefore never run: what it says of kernels is checked wherever code is used
+// (jit/kernel_table.h).
 #pragma once
 
 #include <cstdint>
@@ -14,16 +15,18 @@ namespace rondo::compile {
 
 // A dimension whose size is a variable.
 struct VariableDim {
-  int32_t input;     // index into Graph::inputs
+  int32_t input;  // index into Graph::inputs
   int32_t dim;
   int32_t variable;  // dimensions of one variable have one size
 };
 
 class Resizing {
  public:
-  // Finds the integers of `recorded` (which must outlive this) that follow the variables, whose sizes are `sizes` now. Nothing
-  // if no choice of them gives a recording that fits together, or if a size is below 3, where all integers look alike.
-  static std::optional<Resizing> find(const Graph& recorded, std::span<const VariableDim> dims, std::span<const int64_t> sizes);
+  // Finds the integers of `recorded` (which must outlive this) that follow the variables, whose sizes are `sizes` now.
+  // Nothing if no choice of them gives a recording that fits together, or if a size is below 3, where all integers look
+  // alike.
+  static std::optional<Resizing> find(const Graph& recorded, std::span<const VariableDim> dims,
+                                      std::span<const int64_t> sizes);
 
   // The recording with these sizes of the variables; nothing if it does not fit together. Values keep their numbers.
   std::optional<Graph> at(std::span<const int64_t> sizes) const;

@@ -81,8 +81,8 @@ std::source_location Trace::user_of(std::source_location where) {
   return user;
 }
 
-void Trace::record(const OpDef& op, std::span<const Tensor* const> inputs, const Attrs& attrs, std::span<Tensor> outputs,
-                   bool in_place, std::source_location where) {
+void Trace::record(const OpDef& op, std::span<const Tensor* const> inputs, const Attrs& attrs,
+                   std::span<Tensor> outputs, bool in_place, std::source_location where) {
   invariant(!in_place, "an in-place op reached a trace");
   const auto index = static_cast<int32_t>(graph.nodes.size());
   ValueIds operands;

@@ -1,5 +1,5 @@
-// Trace: a Recorder that appends ops to a Graph. Used for what users run (region.cc) and for what the compiler derives by
-// running op rules on symbolic tensors: gradients (joint.cc) and decompositions (passes/decompose.cc).
+// Trace: a Recorder that appends ops to a Graph. Used for what users run (region.cc) and for what the compiler derives
+// by running op rules on symbolic tensors: gradients (joint.cc) and decompositions (passes/decompose.cc).
 #pragma once
 
 #include <unordered_map>
@@ -32,8 +32,8 @@ class Trace : public Recorder {
   // Real tensors met, in order; parallel to graph.inputs unless placeholders were made.
   const std::vector<Tensor>& external() const { return external_; }
 
-  // What is recorded from now on comes from: null, the calls themselves; else this call. A call without a number gets one,
-  // from `first_call` on.
+  // What is recorded from now on comes from: null, the calls themselves; else this call. A call without a number gets
+  // one, from `first_call` on.
   const Origin* origin = nullptr;
   int32_t first_call = 0;
 

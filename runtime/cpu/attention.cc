@@ -25,14 +25,12 @@ constexpr int64_t kQueryTile = 64;
 constexpr int64_t kKeyTile = 64;
 
 constexpr double kLog2E = 1.4426950408889634074, kLn2 = 0.69314718055994530942;
-template <class A>
-constexpr A kInfinity = std::numeric_limits<A>::infinity();
+template <class A> constexpr A kInfinity = std::numeric_limits<A>::infinity();
 
 constexpr int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 
 // One thread's temporaries: buffers cut from one block that grows and is then reused by every call.
-template <class A>
-class Scratch {
+template <class A> class Scratch {
  public:
   explicit Scratch(int64_t count) {
     const size_t lines = count * sizeof(A) / sizeof(Line) + kMaxBuffers;
@@ -61,14 +59,12 @@ class Scratch {
 // Tasks per piece of a parallel_for, so that waking a thread pays: 2^20 FLOPs are about 5 us.
 int64_t grain_of(double flops_per_task) { return static_cast<int64_t>(0x1p20 / std::max(1.0, flops_per_task)) + 1; }
 
-template <class T>
-T* row_of(const HeadsView<T>& view, int64_t batch, int64_t head, int64_t row) {
+template <class T> T* row_of(const HeadsView<T>& view, int64_t batch, int64_t head, int64_t row) {
   return view.data + batch * view.batch_stride + head * view.head_stride + row * view.row_stride;
 }
 
 // A panel of S^T: `vectors` vectors of queries from `query`, by `keys` keys from `key`.
-template <class A>
-struct Panel {
+template <class A> struct Panel {
   A* scores;  // [keys, stride]
   int64_t stride;
   int vectors;  // 1 or 2.
@@ -97,8 +93,7 @@ void load_mask(const AttentionMask<T>& mask, int64_t batch, int64_t head, const 
   pack_transposed<A>(rows, kKeyTile, panel.valid_queries, panel.keys, static_cast<A>(kLog2E), addend, kTileColumns<A>);
 }
 
-template <class A>
-void add_mask(const Panel<A>& panel, const A* addend) {
+template <class A> void add_mask(const Panel<A>& panel, const A* addend) {
   const int64_t columns = round_up(panel.valid_queries, kWidth<A>);
   for (int64_t j = 0; j < panel.keys; ++j) {
     for (int64_t i = 0; i < columns; i += kWidth<A>) {
@@ -109,8 +104,7 @@ void add_mask(const Panel<A>& panel, const A* addend) {
 }
 
 // Sets the scores of keys after their query to -inf.
-template <class A>
-void apply_causal(const Panel<A>& panel) {
+template <class A> void apply_causal(const Panel<A>& panel) {
   const IntegerVector<A> lanes = lane_numbers<A>();
   for (int64_t j = std::max<int64_t>(0, panel.query - panel.key + 1); j < panel.keys; ++j) {
     using Integer = typename VectorOf<A>::Integer;
@@ -127,8 +121,7 @@ void apply_causal(const Panel<A>& panel) {
 // Row j of a reduction goes to chain j % kChains, to hide the latency of an addition; left-over rows to chain 0, so
 // that chains stay in registers.
 constexpr int kChains = 4;
-template <class F>
-inline void for_rows(int64_t rows, F&& f) {
+template <class F> inline void for_rows(int64_t rows, F&& f) {
   int64_t j = 0;
   for (; j + kChains <= rows; j += kChains) {
 #pragma GCC unroll 4
@@ -139,8 +132,7 @@ inline void for_rows(int64_t rows, F&& f) {
 
 // One step of online softmax on a panel: scores become exp2(score - maximum), maximum and sum are brought up to date,
 // and factors is what earlier sums must be multiplied by.
-template <int N, class A>
-void online_softmax(const Panel<A>& panel, A* maximum, A* sum, A* factors) {
+template <int N, class A> void online_softmax(const Panel<A>& panel, A* maximum, A* sum, A* factors) {
   constexpr int kW = kWidth<A>;
   Vector<A> shift[N], total[kChains][N] = {};
   Vector<A> top[kChains][N];
@@ -171,8 +163,7 @@ void online_softmax(const Panel<A>& panel, A* maximum, A* sum, A* factors) {
 }
 
 // Computes tiles of queries, one after the other, on one thread.
-template <class T>
-struct ForwardTask {
+template <class T> struct ForwardTask {
   using A = Compute<T>;
   // k and v of compute type are read where they are.
   static constexpr bool kDirect = std::is_same_v<T, A>;
@@ -285,8 +276,7 @@ struct ForwardTask {
 // ---- Backward
 
 // A share of one (batch, key and value head): some of the query tiles of the query heads that read it.
-template <class T>
-struct BackwardTask {
+template <class T> struct BackwardTask {
   using A = Compute<T>;
   static constexpr int64_t kColumns = kTileColumns<A>;
 
@@ -440,8 +430,7 @@ struct BackwardTask {
 
   // c[rows, D] += a b, with b and c of row stride d_padded and `a` a block of [kKeyTile, kQueryTile], transposed or
   // not.
-  template <bool kRowsAdjacent>
-  void add_product(int64_t rows, int64_t depth, const A* a, const A* b, A* c) {
+  template <bool kRowsAdjacent> void add_product(int64_t rows, int64_t depth, const A* a, const A* b, A* c) {
     for (int64_t column = 0; column < d_padded; column += kColumns) {
       const int vectors = d_padded - column > kWidth<A> ? 2 : 1;
       multiply_panel<Start::kAdd>(rows, vectors, depth, LeftOperand<A, kRowsAdjacent>{a, kQueryTile}, b + column,

@@ -23,8 +23,7 @@
 namespace rondo::cpu {
 
 // A [B, H, T, D] array: element (b, h, t, d) at data[b * batch_stride + h * head_stride + t * row_stride + d].
-template <class T>
-struct HeadsView {
+template <class T> struct HeadsView {
   T* data = nullptr;
   int64_t batch_stride = 0, head_stride = 0, row_stride = 0;
 };
@@ -43,16 +42,14 @@ struct AttentionShape {
 // Optional, broadcast over [B, H, Tq, Tk] by strides of 0; at most one of the pointers is set. Composes with `causal`.
 // A key that is masked for a query gets probability 0; a query with no key left gets output 0 and gradient 0. Masked
 // keys are still multiplied by that 0, so their k and v must be finite.
-template <class T>
-struct AttentionMask {
+template <class T> struct AttentionMask {
   const bool* allowed = nullptr;  // True: the query may attend to the key.
   const T* bias = nullptr;        // Added to the scaled score; -inf masks.
   std::array<int64_t, 4> strides = {};
 };
 
 // The type of logsumexp: double for double, else float.
-template <class T>
-using AttentionAccumulator = std::conditional_t<std::is_same_v<T, double>, double, float>;
+template <class T> using AttentionAccumulator = std::conditional_t<std::is_same_v<T, double>, double, float>;
 
 // Overwrites out [B, H, Tq, D] and logsumexp [B, H, Tq] (dense; natural log; -inf where no key is allowed).
 template <class T>

@@ -11,10 +11,7 @@
 namespace rondo::cpu {
 namespace {
 
-template <class T>
-T* pointer(const Tensor& t) {
-  return reinterpret_cast<T*>(t.impl()->data());
-}
+template <class T> T* pointer(const Tensor& t) { return reinterpret_cast<T*>(t.impl()->data()); }
 
 [[noreturn]] void fail_index(const KernelContext& context, int64_t index, int64_t size) {
   throw_op_error(context.op.name, absl::StrCat("index ", index, " is out of range for size ", size), context.where);
@@ -29,17 +26,12 @@ int dim_of(const KernelContext& context) { return static_cast<int>(context.attrs
 int64_t length_of(const Dims& sizes, int dim) { return sizes.empty() ? 1 : sizes[dim]; }
 
 // Calls fn(T{}) with an unsigned integer as wide as the dtype: where elements only move, that is all that matters.
-template <class Fn>
-void for_width(DType dtype, Fn fn) {
+template <class Fn> void for_width(DType dtype, Fn fn) {
   switch (size_of(dtype)) {
-    case 1:
-      return fn(uint8_t{});
-    case 2:
-      return fn(uint16_t{});
-    case 4:
-      return fn(uint32_t{});
-    default:
-      return fn(uint64_t{});
+    case 1: return fn(uint8_t{});
+    case 2: return fn(uint16_t{});
+    case 4: return fn(uint32_t{});
+    default: return fn(uint64_t{});
   }
 }
 
@@ -109,12 +101,9 @@ void scatter_sum_kernel(const KernelContext& context) {
                          const int64_t k = at[o[1] + i * step[1]];
                          if (k < 0 || k >= size) fail_index(context, k, size);
                          const C value = static_cast<C>(from[o[2] + i * step[2]]);
-                         if constexpr (std::is_same_v<T, bool>)
-                           to[o[0] + k * step[0]] |= value;
-                         else if constexpr (std::is_same_v<T, C>)
-                           to[o[0] + k * step[0]] += value;
-                         else
-                           sums[static_cast<size_t>(k)] += value;
+                         if constexpr (std::is_same_v<T, bool>) to[o[0] + k * step[0]] |= value;
+                         else if constexpr (std::is_same_v<T, C>) to[o[0] + k * step[0]] += value;
+                         else sums[static_cast<size_t>(k)] += value;
                        }
                        if constexpr (!std::is_same_v<T, C>)
                          for (int64_t k = 0; k < size; ++k)

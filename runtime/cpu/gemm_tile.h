@@ -16,16 +16,14 @@ namespace rondo::cpu {
 inline constexpr int kTileRows = kVectorBytes == 64 ? 8 : 4;
 // Vectors of C per micro-kernel.
 inline constexpr int kTileVectors = 2;
-template <class A>
-inline constexpr int kTileColumns = kTileVectors* kWidth<A>;
+template <class A> inline constexpr int kTileColumns = kTileVectors* kWidth<A>;
 
 // How a product starts: from 0, from C, or from C times a factor per column.
 enum class Start { kZero, kAdd, kScale };
 
 // The left operand: element (i, k) at data[i * row_stride + k * depth_stride]. One of the strides is 1; kRowsAdjacent
 // says which, so that the broadcasts get immediate offsets.
-template <class A, bool kRowsAdjacent>
-struct LeftOperand {
+template <class A, bool kRowsAdjacent> struct LeftOperand {
   const A* data;
   int64_t stride;
   const A* at(int64_t row, int64_t depth) const {
@@ -86,10 +84,8 @@ inline void multiply_rows(int64_t rows, int64_t depth, LeftOperand<A, kRowsAdjac
 template <Start kStart, class A, bool kRowsAdjacent>
 inline void multiply_panel(int64_t rows, int vectors, int64_t depth, LeftOperand<A, kRowsAdjacent> a, const A* b,
                            int64_t b_stride, A* c, int64_t c_stride, const A* factors = nullptr) {
-  if (vectors == 2)
-    multiply_rows<kStart, 2>(rows, depth, a, b, b_stride, c, c_stride, factors);
-  else
-    multiply_rows<kStart, 1>(rows, depth, a, b, b_stride, c, c_stride, factors);
+  if (vectors == 2) multiply_rows<kStart, 2>(rows, depth, a, b, b_stride, c, c_stride, factors);
+  else multiply_rows<kStart, 1>(rows, depth, a, b, b_stride, c, c_stride, factors);
 }
 
 // ---- Packing: element type to compute type, zero-padded to whole vectors

@@ -18,11 +18,13 @@ template <class T> T* pointer(Tensor& t) { return reinterpret_cast<T*>(t.impl()-
 
 }  // namespace
 
-void require_indices(const KernelContext& context, const Tensor& indices, int64_t size, std::optional<int64_t> allowed) {
+void require_indices(const KernelContext& context, const Tensor& indices, int64_t size,
+                     std::optional<int64_t> allowed) {
   const int64_t* index = pointer<int64_t>(indices);
   for (int64_t i = 0; i < indices.numel(); ++i)
     if ((index[i] < 0 || index[i] >= size) && index[i] != allowed)
-      throw_op_error(context.op.name, absl::StrCat("index ", index[i], " at position ", i, " is out of range for size ", size),
+      throw_op_error(context.op.name,
+                     absl::StrCat("index ", index[i], " at position ", i, " is out of range for size ", size),
                      context.where);
 }
 
@@ -35,15 +37,16 @@ void embedding_kernel(const KernelContext& context) {
   const int64_t* index = pointer<int64_t>(indices);
   const std::byte* from = weight.impl()->data();
   std::byte* to = context.out().impl()->data();
-  parallel_for(indices.numel(), std::max<int64_t>(1, (1 << 16) / static_cast<int64_t>(bytes + 1)), [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) std::memcpy(to + i * bytes, from + index[i] * bytes, bytes);
-  });
+  parallel_for(indices.numel(), std::max<int64_t>(1, (1 << 16) / static_cast<int64_t>(bytes + 1)),
+               [&](int64_t begin, int64_t end) {
+                 for (int64_t i = begin; i < end; ++i) std::memcpy(to + i * bytes, from + index[i] * bytes, bytes);
+               });
 }
 
 namespace {
 
-// Adds to each row of the table the sum of its gradients, taken in the order of the indices. 16-bit ones are summed in f32 and
-// rounded once.
+// Adds to each row of the table the sum of its gradients, taken in the order of the indices. 16-bit ones are summed in
+// f32 and rounded once.
 void add_rows(const KernelContext& context, const Tensor& grad, const Tensor& indices, Tensor& table) {
   const int64_t rows = table.sizes()[0], cols = table.sizes()[1], n = indices.numel();
   require_indices(context, indices, rows);
@@ -68,7 +71,8 @@ void add_rows(const KernelContext& context, const Tensor& grad, const Tensor& in
         for (int64_t i = starts[r]; i < starts[r + 1]; ++i)
           for (int64_t c = 0; c < cols; ++c) sum[c] = sum[c] + static_cast<C>(g[order[i] * cols + c]);
         T* row = to + index[order[starts[r]]] * cols;
-        for (int64_t c = 0; c < cols; ++c) row[c] = static_cast<T>(static_cast<C>(row[c]) + static_cast<C>(static_cast<T>(sum[c])));
+        for (int64_t c = 0; c < cols; ++c)
+          row[c] = static_cast<T>(static_cast<C>(row[c]) + static_cast<C>(static_cast<T>(sum[c])));
       }
     });
   });
@@ -81,9 +85,8 @@ void embedding_grad_kernel(const KernelContext& context) {
   Tensor& out = context.out();
   const int64_t bytes = out.nbytes();
   std::byte* to = out.impl()->data();
-  parallel_for(bytes, kElementwiseGrain * 4, [&](int64_t begin, int64_t end) {
-    std::memset(to + begin, 0, static_cast<size_t>(end - begin));
-  });
+  parallel_for(bytes, kElementwiseGrain * 4,
+               [&](int64_t begin, int64_t end) { std::memset(to + begin, 0, static_cast<size_t>(end - begin)); });
   add_rows(context, context.in(0).contiguous(), context.in(1).contiguous(), out);
 }
 

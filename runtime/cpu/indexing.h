@@ -13,6 +13,7 @@ void require_indices(const KernelContext& context, const Tensor& indices, int64_
 
 void embedding_kernel(const KernelContext& context);       // weight (V, C), indices -> (..., C)
 void embedding_grad_kernel(const KernelContext& context);  // grad (..., C), indices -> (V, C)
-void embedding_grad_onto_kernel(const KernelContext& context);  // total (V, C), grad (..., C), indices -> (V, C), may be total
+void embedding_grad_onto_kernel(
+    const KernelContext& context);  // total (V, C), grad (..., C), indices -> (V, C), may be total
 
 }  // namespace rondo::cpu

@@ -12,8 +12,7 @@ namespace rondo::cpu {
 // fn(offsets, steps) for every line of `sizes` along `dim`: where each operand's line starts and how far apart its
 // elements are. Operand k has strides[k], one per dimension of `sizes`; the line's length is sizes[dim] (1 for a
 // scalar).
-template <int N, class Fn>
-void for_each_line(const Dims& sizes, int dim, const std::array<Dims, N>& strides, Fn fn) {
+template <int N, class Fn> void for_each_line(const Dims& sizes, int dim, const std::array<Dims, N>& strides, Fn fn) {
   if (sizes.numel() == 0) return;
   const int rank = sizes.rank();
   const int64_t length = rank == 0 ? 1 : sizes[dim], lines = sizes.numel() / length;

@@ -14,7 +14,8 @@ namespace rondo::cpu {
 // Elements below which threads cost more than they give.
 inline constexpr int64_t kElementwiseGrain = 1 << 15;
 
-template <class T> using ComputeType = std::conditional_t<std::is_same_v<T, BFloat16> || std::is_same_v<T, Float16>, float, T>;
+template <class T>
+using ComputeType = std::conditional_t<std::is_same_v<T, BFloat16> || std::is_same_v<T, Float16>, float, T>;
 
 // N operands over one broadcast iteration space, dimensions merged where strides allow. Operand 0 is the output.
 template <int N> struct StridedLoop {

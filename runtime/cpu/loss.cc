@@ -40,8 +40,11 @@ template <class C> struct RowLoss {
   int64_t cols, ignore_index;
   C smoothing, inverse, share;
   RowLoss(const LossOptions& options, int64_t cols)
-      : cols(cols), ignore_index(options.ignore_index), smoothing(static_cast<C>(options.smoothing)),
-        inverse(static_cast<C>(1.0 / static_cast<double>(cols))), share(smoothing * inverse) {}
+      : cols(cols),
+        ignore_index(options.ignore_index),
+        smoothing(static_cast<C>(options.smoothing)),
+        inverse(static_cast<C>(1.0 / static_cast<double>(cols))),
+        share(smoothing * inverse) {}
 
   template <class T> C logsumexp(const T* row) const {
     const C top = max_row<C>(cols, [row](int64_t i) { return static_cast<C>(row[i]); });
@@ -70,7 +73,8 @@ template <class C> struct RowLoss {
 };
 
 // The loss from those of the rows; in `out`'s dtype.
-template <class C> void reduce_losses(const LossOptions& options, const Tensor& target, const std::vector<C>& losses, Tensor& out) {
+template <class C>
+void reduce_losses(const LossOptions& options, const Tensor& target, const std::vector<C>& losses, Tensor& out) {
   visit_floating(out.dtype(), [&](auto tag) {
     using T = typename decltype(tag)::type;
     T* to = pointer<T>(out);
@@ -118,7 +122,8 @@ void cross_entropy_kernel(const KernelContext& context) {
 void cross_entropy_grad_kernel(const KernelContext& context) {
   RecorderScope run(nullptr);
   const LossOptions options(context.attrs);
-  const Tensor grad = context.in(0).contiguous(), logits = context.in(1).contiguous(), target = context.in(2).contiguous();
+  const Tensor grad = context.in(0).contiguous(), logits = context.in(1).contiguous(),
+               target = context.in(2).contiguous();
   const int64_t rows = logits.sizes()[0], cols = logits.sizes()[1];
   const int64_t* index = pointer<int64_t>(target);
   visit_floating(logits.dtype(), [&](auto tag) {
@@ -131,7 +136,8 @@ void cross_entropy_grad_kernel(const KernelContext& context) {
     const C scale = mean_scale<C>(options, target);
     parallel_for(rows, row_grain(cols), [&](int64_t begin, int64_t end) {
       for (int64_t r = begin; r < end; ++r)
-        of_row.gradient(x + r * cols, dx + r * cols, index[r], lse[r], static_cast<C>(g[options.reduction == 2 ? r : 0]) * scale);
+        of_row.gradient(x + r * cols, dx + r * cols, index[r], lse[r],
+                        static_cast<C>(g[options.reduction == 2 ? r : 0]) * scale);
     });
   });
 }
@@ -140,16 +146,22 @@ void cross_entropy_grad_kernel(const KernelContext& context) {
 
 namespace {
 
-// Note [Chunks of logits]. Rows go through the head in chunks: logits, their losses, the logits' gradient in the same memory,
-// and from that what it adds to dx, dweight and dbias. So one chunk of logits is all the memory that N and V cost together.
-// The chunks' weight gradients are added in order; in which chunk a row is depends on sizes only.
+// Note [Chunks of logits]. Rows go through the head in chunks: logits, their losses, the logits' gradient in the same
+// memory, and from that what it adds to dx, dweight and dbias. So one chunk of logits is all the memory that N and V
+// cost together. The chunks' weight gradients are added in order; in which chunk a row is depends on sizes only.
 class Head {
  public:
   // Operands from `first` on: x, weight, bias, target.
   Head(const KernelContext& context, int first)
-      : context_(context), options_(context.attrs), attrs_(context.attrs), x_(context.in(first).contiguous()),
-        lower_(attrs_.dtype_of_products(x_.dtype())), weight_(lowered(context.in(first + 1))),
-        target_(context.in(first + 3).contiguous()), rows_(x_.sizes()[0]), cols_(weight_.sizes()[0]) {
+      : context_(context),
+        options_(context.attrs),
+        attrs_(context.attrs),
+        x_(context.in(first).contiguous()),
+        lower_(attrs_.dtype_of_products(x_.dtype())),
+        weight_(lowered(context.in(first + 1))),
+        target_(context.in(first + 3).contiguous()),
+        rows_(x_.sizes()[0]),
+        cols_(weight_.sizes()[0]) {
     if (context.has(first + 2)) bias_ = lowered(context.in(first + 2));
     require_indices(context, target_, cols_, options_.ignore_index);
   }
@@ -162,7 +174,8 @@ class Head {
  private:
   // Dense, in the dtype of the products.
   Tensor lowered(const Tensor& operand) const {
-    return is_low_precision(lower_) && amp::keeps_copy(operand) ? amp::lowered(operand, lower_) : operand.contiguous().to(lower_);
+    return is_low_precision(lower_) && amp::keeps_copy(operand) ? amp::lowered(operand, lower_)
+                                                                : operand.contiguous().to(lower_);
   }
 
   template <class T> void run(const Tensor& grad, Tensor* loss, Tensor& dx, Tensor& dweight, Tensor& dbias) {
@@ -178,7 +191,8 @@ class Head {
     const Tensor buffer = Tensor::empty({chunk, cols_}, {lower_});
     // 16-bit weight gradients of several chunks are added up in f32 and rounded once.
     Tensor weight_sum = dweight;
-    if (dweight.defined() && chunk < rows_ && is_low_precision(dweight.dtype())) weight_sum = Tensor::empty(dweight.sizes());
+    if (dweight.defined() && chunk < rows_ && is_low_precision(dweight.dtype()))
+      weight_sum = Tensor::empty(dweight.sizes());
     if (dweight.defined() && rows_ == 0) dweight.fill_(0);
     for (int64_t at = 0; at < rows_; at += chunk) {
       const int64_t n = std::min(chunk, rows_ - at);
@@ -192,7 +206,9 @@ class Head {
           const int64_t target = index[at + r];
           const C lse = of_row.logsumexp(row);
           if (loss != nullptr) losses[static_cast<size_t>(at + r)] = of_row.loss(row, target, lse);
-          if (any_grad) of_row.gradient(row, row, target, lse, arriving[options_.reduction == 2 ? static_cast<size_t>(at + r) : 0] * scale);
+          if (any_grad)
+            of_row.gradient(row, row, target, lse,
+                            arriving[options_.reduction == 2 ? static_cast<size_t>(at + r) : 0] * scale);
         }
       });
       if (dx.defined()) {
@@ -233,10 +249,12 @@ class Head {
   }
   // Rows are added in order, whatever their chunks.
   template <class T, class C> void add_rows(const T* data, int64_t n, std::vector<C>& sums) const {
-    parallel_for(cols_, std::max<int64_t>(64, kElementwiseGrain / std::max<int64_t>(n, 1)), [&](int64_t begin, int64_t end) {
-      for (int64_t r = 0; r < n; ++r)
-        for (int64_t i = begin; i < end; ++i) sums[static_cast<size_t>(i)] += static_cast<C>(data[r * cols_ + i]);
-    });
+    parallel_for(cols_, std::max<int64_t>(64, kElementwiseGrain / std::max<int64_t>(n, 1)),
+                 [&](int64_t begin, int64_t end) {
+                   for (int64_t r = 0; r < n; ++r)
+                     for (int64_t i = begin; i < end; ++i)
+                       sums[static_cast<size_t>(i)] += static_cast<C>(data[r * cols_ + i]);
+                 });
   }
 
   const KernelContext& context_;

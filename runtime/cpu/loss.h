@@ -1,5 +1,5 @@
-// Cross-entropy on CPU: of logits, and of a linear layer whose logits are never whole. A target out of range throws, with its
-// position, before anything is computed.
+// Cross-entropy on CPU: of logits, and of a linear layer whose logits are never whole. A target out of range throws,
+// with its position, before anything is computed.
 #pragma once
 
 #include <algorithm>
@@ -8,8 +8,8 @@
 
 namespace rondo::cpu {
 
-// Attributes of linear_cross_entropy and its gradient: those of cross_entropy, and ints {rows of a chunk (0: as many as suit),
-// dtype of the products (-1: x's), wanted gradients (a bit for each of x, weight and bias)}.
+// Attributes of linear_cross_entropy and its gradient: those of cross_entropy, and ints {rows of a chunk (0: as many as
+// suit), dtype of the products (-1: x's), wanted gradients (a bit for each of x, weight and bias)}.
 struct LinearLossAttrs {
   int64_t chunk_rows, product_dtype, wanted;
   explicit LinearLossAttrs(const Attrs& attrs)
@@ -22,8 +22,8 @@ struct LinearLossAttrs {
     const int64_t chunks = std::max<int64_t>(1, (rows + most - 1) / most);
     return chunk_rows > 0 ? std::min(most, rows) : (rows + chunks - 1) / chunks;
   }
-  // Measured at V 50257, C 768, N 4096: chunks of 512 rows or more are 2 to 6% faster than whole logits in f32 and bf16, those of
-  // 256 rows 2 to 7% slower (each chunk reads the weight and its gradient once more).
+  // Measured at V 50257, C 768, N 4096: chunks of 512 rows or more are 2 to 6% faster than whole logits in f32 and
+  // bf16, those of 256 rows 2 to 7% slower (each chunk reads the weight and its gradient once more).
   static constexpr int64_t kChunkLogits = 1 << 25;
 };
 
@@ -31,8 +31,8 @@ struct LinearLossAttrs {
 void cross_entropy_kernel(const KernelContext& context);
 // grad, logits, target, logsumexp -> dlogits (N, V)
 void cross_entropy_grad_kernel(const KernelContext& context);
-// x (N, C), weight (V, C), bias (V) or undefined, target (N) -> loss (scalar or N), dx, dweight, dbias: those that are wanted,
-// of a loss whose gradient is 1
+// x (N, C), weight (V, C), bias (V) or undefined, target (N) -> loss (scalar or N), dx, dweight, dbias: those that are
+// wanted, of a loss whose gradient is 1
 void linear_cross_entropy_kernel(const KernelContext& context);
 // grad (as the loss), x, weight, bias, target -> dx, dweight, dbias: those that are wanted
 void linear_cross_entropy_grad_kernel(const KernelContext& context);

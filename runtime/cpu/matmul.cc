@@ -21,7 +21,8 @@ namespace {
 using Strided = Eigen::Stride<Eigen::Dynamic, Eigen::Dynamic>;
 using MatrixF64 = Eigen::Matrix<double, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
 
-// Pieces of some rows each, which do not depend on the number of threads: the library blocks its sums by the size of a product.
+// Pieces of some rows each, which do not depend on the number of threads: the library blocks its sums by the size of a
+// product.
 void matmul_f64(const MatmulCall& call, const double* a, const double* b, const double* bias, double* c) {
   constexpr int64_t kRows = 64, kFlops = 1 << 17;
   const int64_t pieces = (call.m + kRows - 1) / kRows;
@@ -43,7 +44,7 @@ void matmul_f64(const MatmulCall& call, const double* a, const double* b, const 
 
 // oneDNN 2.6 has no f16 product: convert, multiply in f32, round once.
 void matmul_f16(const MatmulCall& call, const Float16* a, const Float16* b, const Float16* bias, Float16* c) {
-  auto widen = [](const Float16* data, int64_t batch, int64_t rows, int64_t cols, const int64_t (&s)[3]) {
+  auto widen = [](const Float16* data, int64_t batch, int64_t rows, int64_t cols, const int64_t(&s)[3]) {
     std::vector<float> dense(static_cast<size_t>(batch * rows * cols));
     for (int64_t i = 0; i < batch; ++i)
       for (int64_t r = 0; r < rows; ++r)
@@ -59,7 +60,9 @@ void matmul_f16(const MatmulCall& call, const Float16* a, const Float16* b, cons
   for (size_t i = 0; i < row.size(); ++i) row[i] = static_cast<float>(bias[i]);
   MatmulCall wide = call;
   wide.dtype = kF32;
-  const auto dense = [](int64_t (&s)[3], int64_t batch_stride, int64_t cols) { s[0] = batch_stride, s[1] = cols, s[2] = 1; };
+  const auto dense = [](int64_t(&s)[3], int64_t batch_stride, int64_t cols) {
+    s[0] = batch_stride, s[1] = cols, s[2] = 1;
+  };
   dense(wide.a_strides, a_batch == 1 ? 0 : call.m * call.k, call.k);
   dense(wide.b_strides, b_batch == 1 ? 0 : call.k * call.n, call.n);
   dense(wide.c_strides, call.m * call.n, call.n);
@@ -84,7 +87,8 @@ void matmul(const MatmulCall& call, const MatmulOperands& o) {
   if (call.m == 0 || call.n == 0 || call.batch == 0) return;
   invariant(call.k > 0, "matmul needs an inner dimension");
   invariant(!call.wide || call.dtype == kBF16, "only bf16 products have f32 results");
-  invariant(call.epilogues[0] == Epilogue::kNone || call.dtype == kF32 || call.dtype == kBF16, "epilogues are f32 or bf16");
+  invariant(call.epilogues[0] == Epilogue::kNone || call.dtype == kF32 || call.dtype == kBF16,
+            "epilogues are f32 or bf16");
   switch (call.dtype) {
     case kF64:
       return matmul_f64(call, static_cast<const double*>(o.a), static_cast<const double*>(o.b),
@@ -157,7 +161,11 @@ Plan plan_matmul(const KernelContext& context) {
   const int rank = c.rank();
   Plan plan;
   MatmulCall& call = plan.call;
-  call = {.dtype = a.dtype(), .wide = c.dtype() != a.dtype(), .m = c.sizes()[rank - 2], .n = c.sizes()[rank - 1], .k = a.sizes().back()};
+  call = {.dtype = a.dtype(),
+          .wide = c.dtype() != a.dtype(),
+          .m = c.sizes()[rank - 2],
+          .n = c.sizes()[rank - 1],
+          .k = a.sizes().back()};
   matrix_strides(a, call.a_strides);
   matrix_strides(b, call.b_strides);
   call.c_strides[1] = call.n;
@@ -205,7 +213,8 @@ Plan plan_matmul(const KernelContext& context) {
   call.b_strides[0] = b_stride;
   call.c_strides[0] = call.m * call.n;
   // Rare layouts (every second row of each matrix) are copied.
-  const bool a_nests = nests(call.batch, call.m, call.k, call.a_strides), b_nests = nests(call.batch, call.k, call.n, call.b_strides);
+  const bool a_nests = nests(call.batch, call.m, call.k, call.a_strides),
+             b_nests = nests(call.batch, call.k, call.n, call.b_strides);
   if (!a_nests || !b_nests) return Plan::copies(!a_nests, !b_nests);
   int64_t outer = 1;
   for (int d = 0; d < split; ++d) outer *= batch[d];
@@ -227,7 +236,12 @@ Plan plan_linear(const KernelContext& context) {
   if (!readable(w) || !x.is_contiguous()) return Plan::copies(!x.is_contiguous(), !readable(w));
   const int64_t in = w.sizes()[1], out = w.sizes()[0];
   Plan plan;
-  plan.call = {.dtype = x.dtype(), .wide = y.dtype() != x.dtype(), .m = y.numel() / out, .n = out, .k = in, .bias = context.has(2)};
+  plan.call = {.dtype = x.dtype(),
+               .wide = y.dtype() != x.dtype(),
+               .m = y.numel() / out,
+               .n = out,
+               .k = in,
+               .bias = context.has(2)};
   matrix_strides(plan.call.m, in, in, 1, plan.call.a_strides);
   matrix_strides(in, out, w.strides()[1], w.strides()[0], plan.call.b_strides);
   plan.call.c_strides[1] = out;
@@ -239,7 +253,8 @@ Plan plan_linear(const KernelContext& context) {
 
 MatmulOperands at(const MatmulOperands& base, const Plan::Piece& piece, const MatmulCall& call) {
   const auto move = [](const void* data, int64_t elements, DType dtype) {
-    return data == nullptr ? nullptr : static_cast<const std::byte*>(data) + elements * static_cast<int64_t>(size_of(dtype));
+    return data == nullptr ? nullptr
+                           : static_cast<const std::byte*>(data) + elements * static_cast<int64_t>(size_of(dtype));
   };
   MatmulOperands moved = base;
   moved.a = move(base.a, piece.a, call.dtype);
@@ -258,14 +273,22 @@ template <class MakePlan> void run_product(const KernelContext& context, MakePla
   const Plan plan = make_plan(context);
   Tensor bias = context.has(2) ? context.in(2) : Tensor();
   if (!plan.dense || (bias.defined() && !bias.is_contiguous())) {
-    const Tensor a = plan.copy_a ? context.in(0).clone() : context.in(0), b = plan.copy_b ? context.in(1).clone() : context.in(1);
+    const Tensor a = plan.copy_a ? context.in(0).clone() : context.in(0),
+                 b = plan.copy_b ? context.in(1).clone() : context.in(1);
     bias = bias.defined() ? bias.contiguous() : bias;
     const Tensor* operands[] = {&a, &b, &bias};
-    return run_product({context.op, {operands, context.inputs.size()}, context.outputs, context.attrs, context.where, context.epilogues},
+    return run_product({context.op,
+                        {operands, context.inputs.size()},
+                        context.outputs,
+                        context.attrs,
+                        context.where,
+                        context.epilogues},
                        make_plan);
   }
-  MatmulOperands operands{.a = context.in(0).impl()->data(), .b = context.in(1).impl()->data(),
-                          .bias = bias.defined() ? bias.impl()->data() : nullptr, .c = c.impl()->data()};
+  MatmulOperands operands{.a = context.in(0).impl()->data(),
+                          .b = context.in(1).impl()->data(),
+                          .bias = bias.defined() ? bias.impl()->data() : nullptr,
+                          .c = c.impl()->data()};
   size_t post_op = 0;
   for (const EpilogueCall& epilogue : context.epilogues) {
     if (!is_post_op(epilogue)) continue;

@@ -11,16 +11,16 @@
 
 namespace rondo::cpu {
 
-// One (batched) product C = A B (+ bias), then its epilogues. Strides are in elements; an operand must have one of its last
-// two strides equal to 1 (any size-1 dimension counts), C must be dense in its last dimension.
+// One (batched) product C = A B (+ bias), then its epilogues. Strides are in elements; an operand must have one of its
+// last two strides equal to 1 (any size-1 dimension counts), C must be dense in its last dimension.
 struct MatmulCall {
   DType dtype = kF32;  // f32, bf16, f16 or f64, all operands alike
   bool wide = false;   // but C, and what is added to it, is f32 and the others are bf16: nothing is rounded
   int64_t batch = 1, m = 0, n = 0, k = 0;
   int64_t a_strides[3] = {};  // batch (0: shared), row, column
   int64_t b_strides[3] = {};
-  int64_t c_strides[3] = {};  // column is 1
-  bool bias = false;          // a row of n, added to every row
+  int64_t c_strides[3] = {};                           // column is 1
+  bool bias = false;                                   // a row of n, added to every row
   std::array<Epilogue, kMaxEpilogues> epilogues = {};  // f32 and bf16 only
   // By epilogue: the operand is C itself, as it was before.
   std::array<bool, kMaxEpilogues> in_place = {};
@@ -46,8 +46,8 @@ std::unique_ptr<const PreparedKernel> prepare_matmul(const KernelContext& contex
 // y (..., out) = x (..., in) w(out, in)^T + bias
 void linear_kernel(const KernelContext& context);
 std::unique_ptr<const PreparedKernel> prepare_linear(const KernelContext& context, int variant);
-// Measured bit for bit: f32 sums are those of the separate op; activations are not, and bf16 rounds once instead of twice, or
-// not at all where the result is widened.
+// Measured bit for bit: f32 sums are those of the separate op; activations are not, and bf16 rounds once instead of
+// twice, or not at all where the result is widened.
 bool product_absorbs(std::span<const Epilogue> epilogues, DType dtype, bool exact);
 
 }  // namespace rondo::cpu

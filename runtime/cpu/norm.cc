@@ -10,19 +10,12 @@ namespace rondo::cpu {
 namespace {
 
 // Calls fn(TypeTag<T>) for the dtype of output 0, with recording off (kernels may make dense copies of their inputs).
-template <class Fn>
-void for_floating(const KernelContext& context, Fn fn) {
+template <class Fn> void for_floating(const KernelContext& context, Fn fn) {
   RecorderScope run(nullptr);
   visit_floating(context.out().dtype(), fn);
 }
-template <class T>
-const T* pointer(const Tensor& t) {
-  return reinterpret_cast<const T*>(t.impl()->data());
-}
-template <class T>
-T* pointer(Tensor& t) {
-  return reinterpret_cast<T*>(t.impl()->data());
-}
+template <class T> const T* pointer(const Tensor& t) { return reinterpret_cast<const T*>(t.impl()->data()); }
+template <class T> T* pointer(Tensor& t) { return reinterpret_cast<T*>(t.impl()->data()); }
 int64_t row_grain(int64_t cols) { return std::max<int64_t>(1, kElementwiseGrain / 4 / std::max<int64_t>(cols, 1)); }
 
 }  // namespace
@@ -78,8 +71,8 @@ void layer_norm_grad_kernel(const KernelContext& context) {
           const T *gr = g + r * cols, *xr = in + r * cols;
           T* out = dx + r * cols;
           const C mean = means[r], rstd = rstds[r];
-          const C mean_g =
-              sum_row<C>(cols, [=](int64_t i) { return static_cast<C>(gr[i]) * static_cast<C>(w[i]); }) * inverse;
+          const C mean_g = sum_row<C>(cols, [=](int64_t i) { return static_cast<C>(gr[i]) * static_cast<C>(w[i]); }) *
+                           inverse;
           const C mean_gx = sum_row<C>(cols,
                                        [=](int64_t i) {
                                          return static_cast<C>(gr[i]) * static_cast<C>(w[i]) *
@@ -154,12 +147,12 @@ void rms_norm_grad_kernel(const KernelContext& context) {
           const T *gr = g + r * cols, *xr = in + r * cols;
           T* out = dx + r * cols;
           const C rstd = rstds[r];
-          const C mean_gx =
-              sum_row<C>(cols,
-                         [=](int64_t i) {
-                           return static_cast<C>(gr[i]) * static_cast<C>(w[i]) * (static_cast<C>(xr[i]) * rstd);
-                         }) *
-              inverse;
+          const C mean_gx = sum_row<C>(cols,
+                                       [=](int64_t i) {
+                                         return static_cast<C>(gr[i]) * static_cast<C>(w[i]) *
+                                                (static_cast<C>(xr[i]) * rstd);
+                                       }) *
+                            inverse;
           for (int64_t i = 0; i < cols; ++i) {
             const C gi = static_cast<C>(gr[i]), hat = static_cast<C>(xr[i]) * rstd;
             out[i] = static_cast<T>((gi * static_cast<C>(w[i]) - hat * mean_gx) * rstd);

@@ -12,9 +12,9 @@
 namespace rondo::cpu {
 
 template <class H> H AbslHashValue(H h, const MatmulCall& c) {
-  return H::combine(std::move(h), c.dtype, c.wide, c.batch, c.m, c.n, c.k, c.a_strides[0], c.a_strides[1], c.a_strides[2],
-                    c.b_strides[0], c.b_strides[1], c.b_strides[2], c.c_strides[0], c.c_strides[1], c.bias, c.epilogues,
-                    c.in_place);
+  return H::combine(std::move(h), c.dtype, c.wide, c.batch, c.m, c.n, c.k, c.a_strides[0], c.a_strides[1],
+                    c.a_strides[2], c.b_strides[0], c.b_strides[1], c.b_strides[2], c.c_strides[0], c.c_strides[1],
+                    c.bias, c.epilogues, c.in_place);
 }
 
 namespace {
@@ -30,10 +30,11 @@ dnnl::stream& stream() {
   return stream;
 }
 
-// Where a column of B meets few sets of the caches, a product is up to a fifth faster if B is first copied into the library's
-// own layout, and copying costs a twentieth. Measured on Zen 5 in f32, GFLOP/s with the copy counted: (256 x 2304)(2304 x 768)
-// 404 -> 443, (256 x 768)(768 x 3072) 426 -> 465, (1024 x 1024)(1024 x 1024) 430 -> 479; A transposed, (3072 x 256)(256 x 768)
-// 417 -> 487. Rows of 384 and 1600 gain nothing. bf16 is always copied by the library itself.
+// Where a column of B meets few sets of the caches, a product is up to a fifth faster if B is first copied into the
+// library's own layout, and copying costs a twentieth. Measured on Zen 5 in f32, GFLOP/s with the copy counted: (256 x
+// 2304)(2304 x 768) 404 -> 443, (256 x 768)(768 x 3072) 426 -> 465, (1024 x 1024)(1024 x 1024) 430 -> 479; A
+// transposed, (3072 x 256)(256 x 768) 417 -> 487. Rows of 384 and 1600 gain nothing. bf16 is always copied by the
+// library itself.
 bool packs_first(const MatmulCall& call) {
   constexpr int64_t kPage = 4096, kOwnCache = 4 << 20, kTooMuchMemory = 32 << 20, kRowsThatPay = 128;
   if (call.dtype != kF32 || call.batch > 1 || call.b_strides[2] != 1 || call.m < kRowsThatPay) return false;
@@ -76,10 +77,12 @@ struct Product::Arguments {
 };
 
 Product::Product(const MatmulCall& call, int variant) {
-  const auto library_type = [](DType dtype) { return dtype == kBF16 ? memory::data_type::bf16 : memory::data_type::f32; };
+  const auto library_type = [](DType dtype) {
+    return dtype == kBF16 ? memory::data_type::bf16 : memory::data_type::f32;
+  };
   const auto type = library_type(call.dtype);
   const bool batched = call.batch > 1;
-  auto desc = [&](int64_t rows, int64_t cols, const int64_t (&s)[3], memory::data_type type) {
+  auto desc = [&](int64_t rows, int64_t cols, const int64_t(&s)[3], memory::data_type type) {
     if (!batched) return memory::desc({rows, cols}, type, memory::dims{s[1], s[2]});
     // A stride of 0 is not a layout oneDNN knows; a shared operand is a batch of one, which it broadcasts.
     const int64_t batch = s[0] == 0 ? 1 : call.batch;
@@ -118,8 +121,8 @@ Product::Product(const MatmulCall& call, int variant) {
   if ((plan->one_thread = variant == 3)) alone.emplace();
   const bool pack_a = variant == 2, pack_b = variant == 1 || variant == 2 || packs_first(call);
   const memory::desc a = pack_a ? any(plan->a) : plan->a, b = pack_b ? any(plan->b) : plan->b;
-  const dnnl::matmul::desc product =
-      call.bias ? dnnl::matmul::desc(a, b, plan->bias, plan->c) : dnnl::matmul::desc(a, b, plan->c);
+  const dnnl::matmul::desc product = call.bias ? dnnl::matmul::desc(a, b, plan->bias, plan->c)
+                                               : dnnl::matmul::desc(a, b, plan->c);
   const dnnl::matmul::primitive_desc chosen(product, attributes, engine());
   plan->scratchpad = chosen.scratchpad_desc();
   plan->product = dnnl::matmul(chosen);
@@ -164,7 +167,8 @@ void Product::run(const MatmulOperands& operands) const {
   const void *a = operands.a, *b = operands.b;
   // Each run brings its scratchpad: the library's own belongs to the thread that made the primitive.
   Storage scratchpad, packed_a, packed_b;
-  const auto pack = [&](const dnnl::reorder& by, const memory::desc& from, const memory::desc& to, const void* data, Storage& packed) {
+  const auto pack = [&](const dnnl::reorder& by, const memory::desc& from, const memory::desc& to, const void* data,
+                        Storage& packed) {
     if (!by) return data;
     packed = Storage::allocate(to.get_size());
     memory source(from, engine(), const_cast<void*>(data)), target(to, engine(), packed.data());

@@ -12,9 +12,8 @@ namespace rondo::cpu {
 class Product {
  public:
   // f32 and bf16. Making one for a new shape takes 160 us, so they are kept: the most recent 1024, over all threads.
-  // Variants, all the same sum in another order: 1 has B packed into the library's own layout first, 2 both operands; 3 uses
-  // one thread.
-  // Null: no such variant, or it is no other than variant 0.
+  // Variants, all the same sum in another order: 1 has B packed into the library's own layout first, 2 both operands; 3
+  // uses one thread. Null: no such variant, or it is no other than variant 0.
   static std::shared_ptr<const Product> get(const MatmulCall& call, int variant = 0);
 
   ~Product();

@@ -11,52 +11,33 @@ namespace rondo::cpu {
 namespace {
 
 struct Sum {
-  template <class C>
-  static C identity() {
-    return C(0);
-  }
-  template <class C>
-  static C combine(C a, C b) {
-    return a + b;
-  }
+  template <class C> static C identity() { return C(0); }
+  template <class C> static C combine(C a, C b) { return a + b; }
 };
 struct Max {
-  template <class C>
-  static C identity() {
-    if constexpr (std::is_floating_point_v<C>)
-      return -std::numeric_limits<C>::infinity();
-    else
-      return std::numeric_limits<C>::lowest();
+  template <class C> static C identity() {
+    if constexpr (std::is_floating_point_v<C>) return -std::numeric_limits<C>::infinity();
+    else return std::numeric_limits<C>::lowest();
   }
-  template <class C>
-  static C combine(C a, C b) {
-    if constexpr (std::is_floating_point_v<C>)
-      return scalar::maximum(a, b);
-    else
-      return a < b ? b : a;
+  template <class C> static C combine(C a, C b) {
+    if constexpr (std::is_floating_point_v<C>) return scalar::maximum(a, b);
+    else return a < b ? b : a;
   }
 };
 
 struct Min {
-  template <class C>
-  static C identity() {
-    if constexpr (std::is_floating_point_v<C>)
-      return std::numeric_limits<C>::infinity();
-    else
-      return std::numeric_limits<C>::max();
+  template <class C> static C identity() {
+    if constexpr (std::is_floating_point_v<C>) return std::numeric_limits<C>::infinity();
+    else return std::numeric_limits<C>::max();
   }
-  template <class C>
-  static C combine(C a, C b) {
-    if constexpr (std::is_floating_point_v<C>)
-      return scalar::minimum(a, b);
-    else
-      return b < a ? b : a;
+  template <class C> static C combine(C a, C b) {
+    if constexpr (std::is_floating_point_v<C>) return scalar::minimum(a, b);
+    else return b < a ? b : a;
   }
 };
 
 // x [n] -> one element: Note [Full order].
-template <class Op, class T>
-void reduce_all(const T* x, T* out, int64_t n) {
+template <class Op, class T> void reduce_all(const T* x, T* out, int64_t n) {
   using C = ComputeType<T>;
   const int64_t chunks = std::max<int64_t>(1, (n + kFullChunk - 1) / kFullChunk);
   std::vector<C> partial(static_cast<size_t>(chunks));
@@ -76,8 +57,7 @@ void reduce_all(const T* x, T* out, int64_t n) {
 }
 
 // x [rows, cols] -> out [rows]
-template <class Op, class T>
-void reduce_columns_of_rows(const T* x, T* out, int64_t rows, int64_t cols) {
+template <class Op, class T> void reduce_columns_of_rows(const T* x, T* out, int64_t rows, int64_t cols) {
   using C = ComputeType<T>;
   parallel_for(rows, std::max<int64_t>(1, kElementwiseGrain / std::max<int64_t>(cols, 1)),
                [&](int64_t begin, int64_t end) {
@@ -91,8 +71,7 @@ void reduce_columns_of_rows(const T* x, T* out, int64_t rows, int64_t cols) {
 }
 
 // x [rows, cols] -> out [cols]: Note [Column order].
-template <class Op, class T>
-void reduce_rows_of_columns(const T* x, T* out, int64_t rows, int64_t cols) {
+template <class Op, class T> void reduce_rows_of_columns(const T* x, T* out, int64_t rows, int64_t cols) {
   using C = ComputeType<T>;
   const int64_t chunk = column_chunk_rows(rows), chunks = (rows + chunk - 1) / chunk;
   std::vector<C> partial(static_cast<size_t>(std::max<int64_t>(chunks, 1) * cols), Op::template identity<C>());
@@ -110,8 +89,7 @@ void reduce_rows_of_columns(const T* x, T* out, int64_t rows, int64_t cols) {
   for (int64_t c = 0; c < cols; ++c) out[c] = static_cast<T>(partial[c]);
 }
 
-template <class Op>
-void reduce(const KernelContext& context) {
+template <class Op> void reduce(const KernelContext& context) {
   NoGrad off;
   RecorderScope run(nullptr);
   Tensor x = context.in(0);
@@ -148,10 +126,8 @@ void reduce(const KernelContext& context) {
     } else {
       if (is_full_reduction(context.attrs.ints[0], context.attrs.ints[1] != 0, rank))
         reduce_all<Op, T>(in, out, reduced);
-      else if (at_front)
-        reduce_rows_of_columns<Op, T>(in, out, reduced, kept);
-      else
-        reduce_columns_of_rows<Op, T>(in, out, kept, reduced);
+      else if (at_front) reduce_rows_of_columns<Op, T>(in, out, reduced, kept);
+      else reduce_columns_of_rows<Op, T>(in, out, kept, reduced);
     }
   });
 }

@@ -42,10 +42,8 @@ void rotary_kernel(const KernelContext& context) {
             result[i + half] = static_cast<Element>(b * c[i] + a * turn_by);
           }
         };
-        if (column_step == 1)
-          turn(1);
-        else
-          turn(column_step);
+        if (column_step == 1) turn(1);
+        else turn(column_step);
       }
     });
   });

@@ -25,8 +25,7 @@ template <class C, class Value> inline C sum_row(int64_t n, Value value) {
 template <class C, class Value> inline C max_row(int64_t n, Value value) {
   if constexpr (std::is_floating_point_v<C>)
     return reduce_row<C>(n, -std::numeric_limits<C>::infinity(), value, [](C a, C b) { return scalar::maximum(a, b); });
-  else
-    return reduce_row<C>(n, std::numeric_limits<C>::lowest(), value, [](C a, C b) { return a < b ? b : a; });
+  else return reduce_row<C>(n, std::numeric_limits<C>::lowest(), value, [](C a, C b) { return a < b ? b : a; });
 }
 
 }  // namespace rondo::cpu

@@ -28,11 +28,9 @@ inline constexpr int kVectorBytes = 16;
 #endif
 
 // The type arithmetic on T is carried out in, as compute_dtype.
-template <class T>
-using Compute = std::conditional_t<std::is_same_v<T, double>, double, float>;
+template <class T> using Compute = std::conditional_t<std::is_same_v<T, double>, double, float>;
 
-template <class A>
-struct VectorOf {
+template <class A> struct VectorOf {
   static constexpr int kWidth = kVectorBytes / static_cast<int>(sizeof(A));
   using Bits = std::conditional_t<sizeof(A) == 8, uint64_t, uint32_t>;
   using Integer = std::make_signed_t<Bits>;
@@ -41,31 +39,22 @@ struct VectorOf {
   typedef Integer IntegerType __attribute__((vector_size(kVectorBytes)));
   typedef uint16_t Half __attribute__((vector_size(2 * kWidth)));
 };
-template <class A>
-using Vector = typename VectorOf<A>::Type;
-template <class A>
-using BitVector = typename VectorOf<A>::BitsType;
-template <class A>
-using IntegerVector = typename VectorOf<A>::IntegerType;
-template <class A>
-inline constexpr int kWidth = VectorOf<A>::kWidth;
+template <class A> using Vector = typename VectorOf<A>::Type;
+template <class A> using BitVector = typename VectorOf<A>::BitsType;
+template <class A> using IntegerVector = typename VectorOf<A>::IntegerType;
+template <class A> inline constexpr int kWidth = VectorOf<A>::kWidth;
 
-template <class To, class From>
-inline To vector_cast(From v) {
+template <class To, class From> inline To vector_cast(From v) {
   static_assert(sizeof(To) == sizeof(From));
   To to;
   __builtin_memcpy(&to, &v, sizeof(to));
   return to;
 }
 
-template <class A>
-inline Vector<A> broadcast(A value) {
-  return value - Vector<A>{};
-}
+template <class A> inline Vector<A> broadcast(A value) { return value - Vector<A>{}; }
 
 // 0, 1, 2, ... as integers, to compare with row and column numbers.
-template <class A>
-inline IntegerVector<A> lane_numbers() {
+template <class A> inline IntegerVector<A> lane_numbers() {
   IntegerVector<A> lanes;
   for (int i = 0; i < kWidth<A>; ++i) lanes[i] = i;
   return lanes;
@@ -73,8 +62,7 @@ inline IntegerVector<A> lane_numbers() {
 
 // ---- Loads and stores, converting from and to the element type T
 
-template <class T>
-inline Vector<Compute<T>> load(const T* p) {
+template <class T> inline Vector<Compute<T>> load(const T* p) {
   using A = Compute<T>;
   if constexpr (std::is_same_v<T, A>) {
     Vector<A> v;
@@ -97,8 +85,7 @@ inline Vector<Compute<T>> load(const T* p) {
 }
 
 // Rounds to nearest even; NaN stays NaN.
-template <class T>
-inline void store(T* p, Vector<Compute<T>> v) {
+template <class T> inline void store(T* p, Vector<Compute<T>> v) {
   using A = Compute<T>;
   if constexpr (std::is_same_v<T, A>) {
     __builtin_memcpy(p, &v, sizeof(v));
@@ -119,15 +106,13 @@ inline void store(T* p, Vector<Compute<T>> v) {
 }
 
 // The first n lanes; the others are 0 (load) or left alone (store). n in [0, width].
-template <class T>
-inline Vector<Compute<T>> load(const T* p, int64_t n) {
+template <class T> inline Vector<Compute<T>> load(const T* p, int64_t n) {
   if (n >= kWidth<Compute<T>>) return load(p);
   T lanes[kWidth<Compute<T>>] = {};
   std::memcpy(static_cast<void*>(lanes), p, n * sizeof(T));
   return load(lanes);
 }
-template <class T>
-inline void store(T* p, Vector<Compute<T>> v, int64_t n) {
+template <class T> inline void store(T* p, Vector<Compute<T>> v, int64_t n) {
   if (n >= kWidth<Compute<T>>) return store(p, v);
   T lanes[kWidth<Compute<T>>];
   store(lanes, v);
@@ -137,37 +122,27 @@ inline void store(T* p, Vector<Compute<T>> v, int64_t n) {
 // ---- Arithmetic
 
 // a * b + c, rounded once.
-template <class V>
-inline V fma(V a, V b, V c) {
+template <class V> inline V fma(V a, V b, V c) {
 #if defined(__AVX512F__)
-  if constexpr (sizeof(a[0]) == 4)
-    return (V)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
-  else
-    return (V)_mm512_fmadd_pd((__m512d)a, (__m512d)b, (__m512d)c);
+  if constexpr (sizeof(a[0]) == 4) return (V)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+  else return (V)_mm512_fmadd_pd((__m512d)a, (__m512d)b, (__m512d)c);
 #elif defined(__AVX2__) && defined(__FMA__)
-  if constexpr (sizeof(a[0]) == 4)
-    return (V)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
-  else
-    return (V)_mm256_fmadd_pd((__m256d)a, (__m256d)b, (__m256d)c);
+  if constexpr (sizeof(a[0]) == 4) return (V)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+  else return (V)_mm256_fmadd_pd((__m256d)a, (__m256d)b, (__m256d)c);
 #else
   for (unsigned i = 0; i < sizeof(a) / sizeof(a[0]); ++i) {
-    if constexpr (sizeof(a[0]) == 4)
-      c[i] = __builtin_fmaf(a[i], b[i], c[i]);
-    else
-      c[i] = __builtin_fma(a[i], b[i], c[i]);
+    if constexpr (sizeof(a[0]) == 4) c[i] = __builtin_fmaf(a[i], b[i], c[i]);
+    else c[i] = __builtin_fma(a[i], b[i], c[i]);
   }
   return c;
 #endif
 }
 
 // The larger; `b` if either is NaN. GCC does not see that the portable form is one instruction.
-template <class V>
-inline V larger(V a, V b) {
+template <class V> inline V larger(V a, V b) {
 #if defined(__AVX512F__)
-  if constexpr (sizeof(a[0]) == 4)
-    return (V)_mm512_maskz_max_ps(0xFFFF, (__m512)a, (__m512)b);
-  else
-    return (V)_mm512_maskz_max_pd(0xFF, (__m512d)a, (__m512d)b);
+  if constexpr (sizeof(a[0]) == 4) return (V)_mm512_maskz_max_ps(0xFFFF, (__m512)a, (__m512)b);
+  else return (V)_mm512_maskz_max_pd(0xFF, (__m512d)a, (__m512d)b);
 #else
   return a > b ? a : b;
 #endif
@@ -175,8 +150,7 @@ inline V larger(V a, V b) {
 
 // 2^t for t <= 127 (f32) or 1023 (f64). Results below the normal range, and t = -inf, give exactly 0; NaN gives NaN.
 // Error below 1 ulp. f32: minimax polynomial of degree 6 on [-1/2, 1/2]; f64: Taylor of degree 13.
-template <class A>
-inline Vector<A> exp2(Vector<A> t) {
+template <class A> inline Vector<A> exp2(Vector<A> t) {
   constexpr bool kWide = sizeof(A) == 8;
   // Adding 1.5 * 2^(mantissa bits) rounds to an integer and leaves it in the low bits.
   constexpr A kMagic = kWide ? static_cast<A>(0x1.8p52) : static_cast<A>(0x1.8p23f);
@@ -211,8 +185,7 @@ inline Vector<A> exp2(Vector<A> t) {
 
 // log2 x for normal x > 0; anything for other x, except that NaN and infinity stay themselves. Error below 2 ulp,
 // absolute near x = 1. From log2 f = (2 / ln 2) (z + z^3/3 + z^5/5 + ...), z = (f - 1) / (f + 1), with f in [3/4, 3/2).
-template <class A>
-inline Vector<A> log2(Vector<A> x) {
+template <class A> inline Vector<A> log2(Vector<A> x) {
   constexpr bool kWide = sizeof(A) == 8;
   constexpr int kMantissaBits = kWide ? 52 : 23;
   constexpr auto kThreeQuarters = static_cast<typename VectorOf<A>::Integer>(kWide ? 0x3FE8000000000000 : 0x3F400000);
@@ -231,21 +204,18 @@ inline Vector<A> log2(Vector<A> x) {
 // ---- Transposition of a square block held in registers: rows in, columns out.
 
 namespace detail {
-template <class V, int... I>
-inline V zip_low(V a, V b, std::integer_sequence<int, I...>) {
+template <class V, int... I> inline V zip_low(V a, V b, std::integer_sequence<int, I...>) {
   constexpr int kLanes = sizeof...(I);
   return __builtin_shufflevector(a, b, (I / 2 + I % 2 * kLanes)...);
 }
-template <class V, int... I>
-inline V zip_high(V a, V b, std::integer_sequence<int, I...>) {
+template <class V, int... I> inline V zip_high(V a, V b, std::integer_sequence<int, I...>) {
   constexpr int kLanes = sizeof...(I);
   return __builtin_shufflevector(a, b, (I / 2 + kLanes / 2 + I % 2 * kLanes)...);
 }
 }  // namespace detail
 
 // log2(width) perfect shuffles of the rows.
-template <class A>
-inline void transpose(Vector<A> (&rows)[kWidth<A>]) {
+template <class A> inline void transpose(Vector<A> (&rows)[kWidth<A>]) {
   constexpr int kN = kWidth<A>;
   using Lanes = std::make_integer_sequence<int, kN>;
 #pragma GCC unroll 8

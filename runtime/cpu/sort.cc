@@ -9,18 +9,12 @@
 namespace rondo::cpu {
 namespace {
 
-template <class T>
-T* pointer(const Tensor& t) {
-  return reinterpret_cast<T*>(t.impl()->data());
-}
+template <class T> T* pointer(const Tensor& t) { return reinterpret_cast<T*>(t.impl()->data()); }
 
 // a < b with NaN above all numbers.
-template <class C>
-bool below(C a, C b) {
-  if constexpr (std::is_floating_point_v<C>)
-    return a < b || (b != b && a == a);
-  else
-    return a < b;
+template <class C> bool below(C a, C b) {
+  if constexpr (std::is_floating_point_v<C>) return a < b || (b != b && a == a);
+  else return a < b;
 }
 
 // fn(line, offset of the output line, its step) where line(i) reads element i of x's line.

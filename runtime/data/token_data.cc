@@ -76,10 +76,8 @@ TokenData TokenData::from(std::span<const int32_t> ids) {
     tokens.data_ = owner->data();
     tokens.owner_ = std::move(owner);
   };
-  if (largest < kMaxNarrow)
-    adopt(std::vector<uint16_t>(ids.begin(), ids.end()));
-  else
-    adopt(std::vector<uint32_t>(ids.begin(), ids.end()));
+  if (largest < kMaxNarrow) adopt(std::vector<uint16_t>(ids.begin(), ids.end()));
+  else adopt(std::vector<uint32_t>(ids.begin(), ids.end()));
   return tokens;
 }
 
@@ -91,10 +89,8 @@ int64_t TokenData::max_id() const {
 }
 
 void TokenData::copy(int64_t begin, int64_t count, int64_t* out) const {
-  if (width_ == 2)
-    std::copy_n(static_cast<const uint16_t*>(data_) + begin, count, out);
-  else
-    std::copy_n(static_cast<const uint32_t*>(data_) + begin, count, out);
+  if (width_ == 2) std::copy_n(static_cast<const uint16_t*>(data_) + begin, count, out);
+  else std::copy_n(static_cast<const uint32_t*>(data_) + begin, count, out);
 }
 
 TokenData TokenData::slice(int64_t begin, int64_t end) const {
@@ -131,10 +127,8 @@ void TokenWriter::append(std::span<const int32_t> ids) {
     }
     file_.write(narrow.data(), narrow.size() * sizeof(T));
   };
-  if (vocab_size_ <= kMaxNarrow)
-    write(uint16_t{});
-  else
-    write(uint32_t{});
+  if (vocab_size_ <= kMaxNarrow) write(uint16_t{});
+  else write(uint32_t{});
   count_ += ids.size();
 }
 

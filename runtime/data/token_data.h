@@ -85,8 +85,8 @@ class TokenDataset : public Dataset {
   // Throws Error if there are not at least block_size + 1 tokens.
   TokenDataset(TokenData tokens, int64_t block_size);
 
-  // Windows at random positions. Row r depends on (seed, step, r) alone, so the data position of a run is its step. These
-  // are the rows from `first_row` on: processes that share a batch take a part each.
+  // Windows at random positions. Row r depends on (seed, step, r) alone, so the data position of a run is its step.
+  // These are the rows from `first_row` on: processes that share a batch take a part each.
   TokenBatch sample(int64_t batch_size, uint64_t seed, int64_t step, int64_t first_row = 0) const;
 
   // Batches that cover every target of the split exactly once, in order. All have shape (batch_size, block_size); what

@@ -40,8 +40,8 @@ class AtomicFile {
   // Makes the file visible and durable. On error the temporary file is removed and the target is as before, except
   // when only the last fsync of the folder failed.
   void commit();
-  // Makes the file visible without waiting for the disk: after a crash of the machine (not of the process) the target may
-  // be damaged. For caches, which can tell.
+  // Makes the file visible without waiting for the disk: after a crash of the machine (not of the process) the target
+  // may be damaged. For caches, which can tell.
   void publish();
 
  private:

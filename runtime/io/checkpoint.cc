@@ -91,8 +91,7 @@ std::string to_json(const std::string& path, const Scalars& state) {
   return out;
 }
 
-template <class T>
-T parse_number(const JsonReader& json, std::string_view text, auto... base) {
+template <class T> T parse_number(const JsonReader& json, std::string_view text, auto... base) {
   T value{};
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value, base...);
   if (error != std::errc() || end != text.data() + text.size()) json.fail("cannot represent " + shown(text));
@@ -106,12 +105,8 @@ Scalars parse_state(const std::string& path, std::string_view text) {
     Scalar scalar;
     switch (json.peek()) {
       case 't':
-      case 'f':
-        scalar = json.boolean();
-        break;
-      case '"':
-        scalar = json.string();
-        break;
+      case 'f': scalar = json.boolean(); break;
+      case '"': scalar = json.string(); break;
       case '{':
         json.object([&](std::string& key) {
           if (key != "f64") json.fail("expected \"f64\"");
@@ -120,10 +115,8 @@ Scalars parse_state(const std::string& path, std::string_view text) {
         break;
       default: {
         const std::string_view number = json.number();
-        if (number.find_first_of(".eE") == number.npos)
-          scalar = parse_number<int64_t>(json, number);
-        else
-          scalar = parse_number<double>(json, number);
+        if (number.find_first_of(".eE") == number.npos) scalar = parse_number<int64_t>(json, number);
+        else scalar = parse_number<double>(json, number);
       }
     }
     if (!state.try_emplace(std::move(name), std::move(scalar)).second) json.fail("a name appears twice in the state");
@@ -156,8 +149,7 @@ std::string checksum_of(const Metadata& metadata, const TensorMap& tensors) {
 }
 
 // How many values of a dense tensor are not finite. An exponent of ones says so in every format.
-template <class Bits>
-int64_t count_nonfinite(const Tensor& tensor, Bits exponent) {
+template <class Bits> int64_t count_nonfinite(const Tensor& tensor, Bits exponent) {
   const std::byte* values = static_cast<const std::byte*>(tensor.raw_data());
   std::atomic<int64_t> total = 0;
   parallel_for(tensor.numel(), 1 << 16, [&](int64_t begin, int64_t end) {
@@ -185,8 +177,9 @@ void check_finite(const std::string& path, const TensorMap& tensors) {
       default: break;
     }
     if (count > 0)
-      throw NonFiniteError(name, absl::StrCat("save_checkpoint: ", path, " is not written: ", count, " of the ", dense.numel(),
-                                              " values of ", name, " are NaN or infinite; earlier checkpoints are kept. "
+      throw NonFiniteError(name, absl::StrCat("save_checkpoint: ", path, " is not written: ", count, " of the ",
+                                              dense.numel(), " values of ", name,
+                                              " are NaN or infinite; earlier checkpoints are kept. "
                                               "CheckpointOptions::allow_nonfinite saves them all the same"));
   }
 }
@@ -240,12 +233,10 @@ Checkpoint load_checkpoint(const std::string& path) {
   checkpoint.step = parse_number<int64_t>(json, metadata["step"]);
   checkpoint.state = parse_state(path, metadata["state"]);
   for (auto& [name, tensor] : loaded.tensors) {
-    if (name.starts_with(kModel))
-      checkpoint.model.emplace(name.substr(kModel.size()), std::move(tensor));
+    if (name.starts_with(kModel)) checkpoint.model.emplace(name.substr(kModel.size()), std::move(tensor));
     else if (name.starts_with(kOptimizer))
       checkpoint.optimizer.emplace(name.substr(kOptimizer.size()), std::move(tensor));
-    else
-      throw FileError(path, "tensor " + shown(name) + " is neither the model's nor the optimizer's");
+    else throw FileError(path, "tensor " + shown(name) + " is neither the model's nor the optimizer's");
   }
   return checkpoint;
 }

@@ -37,8 +37,7 @@ struct Checkpoint {
   Scalars state;
 
   // Reads state[name] as a T: bool, int64_t, double or std::string. Throws Error if it is absent or of another type.
-  template <class T>
-  const T& get(const std::string& name) const {
+  template <class T> const T& get(const std::string& name) const {
     const auto at = state.find(name);
     const T* value = at == state.end() ? nullptr : std::get_if<T>(&at->second);
     if (value == nullptr)
@@ -49,7 +48,8 @@ struct Checkpoint {
 
 struct CheckpointOptions {
   int keep = 2;  // newest checkpoints that stay, the one just written included; at least 1
-  // Saves NaN and infinities, too. A model that has some is beyond repair, and its checkpoint would push out a good one.
+  // Saves NaN and infinities, too. A model that has some is beyond repair, and its checkpoint would push out a good
+  // one.
   bool allow_nonfinite = false;
 };
 
@@ -64,8 +64,8 @@ class NonFiniteError : public Error {
 };
 
 // Writes the checkpoint of `checkpoint.step`, replacing one of the same step; returns its path. Creates `folder`.
-// Throws FileError, or NonFiniteError; then the checkpoints that were there are still there. Pruning removes only files of this module,
-// and never one of a later step than the one just written.
+// Throws FileError, or NonFiniteError; then the checkpoints that were there are still there. Pruning removes only files
+// of this module, and never one of a later step than the one just written.
 std::string save_checkpoint(const std::string& folder, const Checkpoint& checkpoint, CheckpointOptions options = {});
 
 // Reads one file and verifies its checksum. Tensors are copy-on-write views of the mapped file (safetensors.h); copy

@@ -57,8 +57,7 @@ class Checksum {
   static constexpr uint64_t kP1 = 0x9E3779B185EBCA87u, kP2 = 0xC2B2AE3D27D4EB4Fu, kP3 = 0x165667B19E3779F9u,
                             kP4 = 0x85EBCA77C2B2AE63u, kP5 = 0x27D4EB2F165667C5u;
 
-  template <class T>
-  static T load(const std::byte* at) {
+  template <class T> static T load(const std::byte* at) {
     T value;
     std::memcpy(&value, at, sizeof(T));
     return value;

@@ -95,30 +95,14 @@ std::string JsonReader::string() {
     if (text_[at_++] == '"') return out;
     if (at_ >= text_.size()) fail("unterminated string");
     switch (text_[at_++]) {
-      case '"':
-        out += '"';
-        break;
-      case '\\':
-        out += '\\';
-        break;
-      case '/':
-        out += '/';
-        break;
-      case 'b':
-        out += '\b';
-        break;
-      case 'f':
-        out += '\f';
-        break;
-      case 'n':
-        out += '\n';
-        break;
-      case 'r':
-        out += '\r';
-        break;
-      case 't':
-        out += '\t';
-        break;
+      case '"': out += '"'; break;
+      case '\\': out += '\\'; break;
+      case '/': out += '/'; break;
+      case 'b': out += '\b'; break;
+      case 'f': out += '\f'; break;
+      case 'n': out += '\n'; break;
+      case 'r': out += '\r'; break;
+      case 't': out += '\t'; break;
       case 'u': {
         uint32_t value = hex4();
         if (value >= 0xD800 && value <= 0xDBFF) {  // the first half of a UTF-16 pair
@@ -132,8 +116,7 @@ std::string JsonReader::string() {
         append_utf8(out, value);
         break;
       }
-      default:
-        fail("unknown escape in a string");
+      default: fail("unknown escape in a string");
     }
   }
 }
@@ -146,10 +129,8 @@ std::string_view JsonReader::number() {
     while (at_ < text_.size() && is_digit(text_[at_])) ++at_;
   };
   if (at_ < text_.size() && text_[at_] == '-') ++at_;
-  if (at_ < text_.size() && text_[at_] == '0')
-    ++at_;  // no digit may follow a leading zero
-  else
-    digits();
+  if (at_ < text_.size() && text_[at_] == '0') ++at_;  // no digit may follow a leading zero
+  else digits();
   if (at_ < text_.size() && text_[at_] == '.') {
     ++at_;
     digits();
@@ -186,24 +167,15 @@ void JsonReader::skip() { skip_value(0); }
 void JsonReader::skip_value(int depth) {
   if (depth == kMaxDepth) fail("nested too deeply");
   switch (peek()) {
-    case '{':
-      object([&](std::string&) { skip_value(depth + 1); });
-      break;
-    case '[':
-      array([&] { skip_value(depth + 1); });
-      break;
-    case '"':
-      string();
-      break;
+    case '{': object([&](std::string&) { skip_value(depth + 1); }); break;
+    case '[': array([&] { skip_value(depth + 1); }); break;
+    case '"': string(); break;
     case 't':
-    case 'f':
-      boolean();
-      break;
+    case 'f': boolean(); break;
     case 'n':
       if (!accept_word("null")) fail("expected a value");
       break;
-    default:
-      number();
+    default: number();
   }
 }
 

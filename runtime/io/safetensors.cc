@@ -58,10 +58,8 @@ TensorEntry parse_entry(JsonReader& json, std::string name) {
       int count = 0;
       json.array([&] {
         const uint64_t value = json.unsigned_integer();
-        if (count == 0)
-          entry.begin = value;
-        else
-          entry.end = value;
+        if (count == 0) entry.begin = value;
+        else entry.end = value;
         ++count;
       });
       if (count != 2)

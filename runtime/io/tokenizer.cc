@@ -14,8 +14,7 @@ namespace rondo::io {
 namespace {
 
 // Calls `visit` for each code point; throws Error where there is none.
-template <class Visit>
-void for_each_code_point(std::string_view text, Visit&& visit) {
+template <class Visit> void for_each_code_point(std::string_view text, Visit&& visit) {
   for (size_t at = 0; at < text.size();) {
     const CodePoint point = decode_utf8(text, at);
     if (point.length == 0) throw Error(absl::StrCat("CharTokenizer: the text is not valid UTF-8 at byte ", at));

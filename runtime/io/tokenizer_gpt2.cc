@@ -93,8 +93,8 @@ struct Gpt2Tokenizer::Impl {
   Impl() {
     int error = 0;
     PCRE2_SIZE at = 0;
-    pattern =
-        pcre2_compile(reinterpret_cast<PCRE2_SPTR>(kPattern.data()), kPattern.size(), PCRE2_UTF, &error, &at, nullptr);
+    pattern = pcre2_compile(reinterpret_cast<PCRE2_SPTR>(kPattern.data()), kPattern.size(), PCRE2_UTF, &error, &at,
+                            nullptr);
     invariant(pattern != nullptr, "GPT-2's pattern does not compile");
     pcre2_jit_compile(pattern, PCRE2_JIT_COMPLETE);  // without it pcre2_match interprets
   }

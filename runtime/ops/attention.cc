@@ -33,8 +33,7 @@ void check_operands(InferContext& c) {
     c.fail("mask does not broadcast to (B, H, Tq, Tk)");
 }
 
-template <class T>
-cpu::HeadsView<T> heads_of(const Tensor& t) {
+template <class T> cpu::HeadsView<T> heads_of(const Tensor& t) {
   return {reinterpret_cast<T*>(t.impl()->data()), t.strides()[0], t.strides()[1], t.strides()[2]};
 }
 
@@ -56,16 +55,13 @@ struct Operands {
              .causal = context.attrs.ints[0] != 0,
              .scale = context.attrs.floats[0]};
   }
-  template <class T>
-  cpu::AttentionMask<T> mask_view() const {
+  template <class T> cpu::AttentionMask<T> mask_view() const {
     cpu::AttentionMask<T> view;
     if (!mask.defined()) return view;
-    if (mask.dtype() == kBool)
-      view.allowed = reinterpret_cast<const bool*>(mask.impl()->data());
-    else
-      view.bias = reinterpret_cast<const T*>(mask.impl()->data());
-    const Dims strides =
-        broadcast_strides(mask.sizes(), mask.strides(), {shape.batch, shape.heads, shape.queries, shape.keys});
+    if (mask.dtype() == kBool) view.allowed = reinterpret_cast<const bool*>(mask.impl()->data());
+    else view.bias = reinterpret_cast<const T*>(mask.impl()->data());
+    const Dims strides = broadcast_strides(mask.sizes(), mask.strides(),
+                                           {shape.batch, shape.heads, shape.queries, shape.keys});
     for (int i = 0; i < 4; ++i) view.strides[static_cast<size_t>(i)] = strides[i];
     return view;
   }

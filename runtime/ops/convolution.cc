@@ -24,10 +24,10 @@ Tensor conv2d(TensorArg x, TensorArg weight, TensorArg bias, Conv2dOptions optio
   const int64_t rows = x.tensor.size(2) / kh, cols = x.tensor.size(3) / kw;
   // Pixels beyond the last whole patch are not read.
   const Tensor whole = slice({slice(x, 2, {0, rows * kh}), x.where}, 3, {0, cols * kw});
-  const Tensor patches =
-      reshape(permute(view(whole, {B, C, rows, kh, cols, kw}), {0, 2, 4, 1, 3, 5}), {B, rows, cols, C * kh * kw});
-  const Tensor y =
-      linear({patches, x.where}, {reshape(weight, {O, C * kh * kw}), weight.where}, bias);  // (B, rows, cols, O)
+  const Tensor patches = reshape(permute(view(whole, {B, C, rows, kh, cols, kw}), {0, 2, 4, 1, 3, 5}),
+                                 {B, rows, cols, C * kh * kw});
+  const Tensor y = linear({patches, x.where}, {reshape(weight, {O, C * kh * kw}), weight.where},
+                          bias);  // (B, rows, cols, O)
   return permute(y, {0, 3, 1, 2});
 }
 

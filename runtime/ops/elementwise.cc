@@ -10,10 +10,10 @@ namespace rondo::ops {
 // ---- Two tensors
 
 constexpr OpDef kAdd = as_epilogue(Epilogue::kAdd, elementwise<kNumeric, 2, 0, [](auto a, auto b) { return a + b; }>(
-    "add", {}, [](const GradContext& g) {
-      if (g.needs(0)) g.set_reduced(0, g.grad_out());
-      if (g.needs(1)) g.set_reduced(1, g.grad_out());
-    }));
+                                                       "add", {}, [](const GradContext& g) {
+                                                         if (g.needs(0)) g.set_reduced(0, g.grad_out());
+                                                         if (g.needs(1)) g.set_reduced(1, g.grad_out());
+                                                       }));
 constexpr OpDef kSub = elementwise<kNumeric, 2, 0, [](auto a, auto b) { return a - b; }>(
     "sub", {}, [](const GradContext& g) {
       if (g.needs(0)) g.set_reduced(0, g.grad_out());
@@ -83,8 +83,9 @@ constexpr OpDef kReluGrad = elementwise<kFloatingOnly, 2, 0, [](auto x, auto g) 
     });
 // No epilogue of a product: the library's turns NaN into 0.
 constexpr OpDef kRelu = elementwise<kFloatingOnly, 1, 0, [](auto x) { return scalar::relu(x); }>(
-    "relu", {.inputs = kFirst},
-    [](const GradContext& g) { g.set(0, call(kReluGrad, {g.input(0), g.grad_out()})); });
+    "relu", {.inputs = kFirst}, [](const GradContext& g) {
+      g.set(0, call(kReluGrad, {g.input(0), g.grad_out()}));
+    });
 
 // ---- GELU. The gradient ops compute grad_out * gelu'(x) in one pass; decomposed, they can be differentiated again.
 
@@ -105,17 +106,19 @@ void decompose_gelu_erf_grad(std::span<const Tensor> in, const Attrs&, std::span
 constexpr OpDef kGeluTanhGrad =
     elementwise<kFloatingOnly, 2, 0, [](auto x, auto g) { return scalar::gelu_tanh_grad(x, g); }>(
         "gelu_tanh_grad", {}, nullptr, &decompose_gelu_tanh_grad);
-constexpr OpDef kGeluTanh = as_epilogue(
-    Epilogue::kGeluTanh, elementwise<kFloatingOnly, 1, 0, [](auto x) { return scalar::gelu_tanh(x); }>(
-    "gelu_tanh", {.inputs = kFirst},
-    [](const GradContext& g) { g.set(0, call(kGeluTanhGrad, {g.input(0), g.grad_out()})); }));
+constexpr OpDef kGeluTanh = as_epilogue(Epilogue::kGeluTanh,
+                                        elementwise<kFloatingOnly, 1, 0, [](auto x) { return scalar::gelu_tanh(x); }>(
+                                            "gelu_tanh", {.inputs = kFirst}, [](const GradContext& g) {
+                                              g.set(0, call(kGeluTanhGrad, {g.input(0), g.grad_out()}));
+                                            }));
 constexpr OpDef kGeluErfGrad =
     elementwise<kFloatingOnly, 2, 0, [](auto x, auto g) { return scalar::gelu_erf_grad(x, g); }>(
         "gelu_erf_grad", {}, nullptr, &decompose_gelu_erf_grad);
-constexpr OpDef kGeluErf = as_epilogue(
-    Epilogue::kGelu, elementwise<kFloatingOnly, 1, 0, [](auto x) { return scalar::gelu_erf(x); }>(
-    "gelu_erf", {.inputs = kFirst},
-    [](const GradContext& g) { g.set(0, call(kGeluErfGrad, {g.input(0), g.grad_out()})); }));
+constexpr OpDef kGeluErf = as_epilogue(Epilogue::kGelu,
+                                       elementwise<kFloatingOnly, 1, 0, [](auto x) { return scalar::gelu_erf(x); }>(
+                                           "gelu_erf", {.inputs = kFirst}, [](const GradContext& g) {
+                                             g.set(0, call(kGeluErfGrad, {g.input(0), g.grad_out()}));
+                                           }));
 constexpr OpDef kErf = elementwise<kFloatingOnly, 1, 0, [](auto x) { return scalar::erf(x); }>(
     "erf", {.inputs = kFirst}, [](const GradContext& g) {
       g.set(0, g.grad_out() * exp(g.input(0) * g.input(0) * -1.0) * 1.1283791670955126);  // 2 / sqrt(pi)
@@ -131,15 +134,18 @@ template <auto kBody> struct ComparisonImpl {
     c.output(0, kBool, sizes);
   }
   static void kernel(const KernelContext& context) {
-    visit_dtype(context.in(0).dtype(), [&](auto tag) {
-      cpu::elementwise<2, bool, typename decltype(tag)::type>(context, kBody);
-    });
+    visit_dtype(context.in(0).dtype(),
+                [&](auto tag) { cpu::elementwise<2, bool, typename decltype(tag)::type>(context, kBody); });
   }
   static void lower(LoopBuilder& b) { b.output(0, kBody(b.input(0), b.input(1))); }
 };
 template <auto kBody> constexpr OpDef comparison(const char* name) {
   using Impl = ComparisonImpl<kBody>;
-  return OpDef{.name = name, .kind = OpKind::kElementwise, .infer = &Impl::infer, .kernel = {&Impl::kernel}, .lower = &Impl::lower};
+  return OpDef{.name = name,
+               .kind = OpKind::kElementwise,
+               .infer = &Impl::infer,
+               .kernel = {&Impl::kernel},
+               .lower = &Impl::lower};
 }
 // Native types compare directly; LoopValues build an instruction.
 struct Equal {
@@ -214,7 +220,8 @@ constexpr OpDef kWhere = {
 // Float to integer truncates, as C++ does; a value out of range, or NaN, gives an unspecified integer.
 template <class Out, class In> Out convert(In value) {
   if constexpr (std::is_same_v<Out, bool>) return value != In(0);
-  else if constexpr (std::is_same_v<Out, BFloat16> || std::is_same_v<Out, Float16>) return Out(static_cast<float>(value));
+  else if constexpr (std::is_same_v<Out, BFloat16> || std::is_same_v<Out, Float16>)
+    return Out(static_cast<float>(value));
   else return static_cast<Out>(value);
 }
 void convert_kernel(const KernelContext& context) {
@@ -228,15 +235,16 @@ void convert_kernel(const KernelContext& context) {
 }
 
 // ints: {dtype}
-constexpr OpDef kCast = as_epilogue(Epilogue::kWiden, {
-    .name = "cast",
-    .kind = OpKind::kElementwise,
-    .infer = [](InferContext& c) { c.output(0, static_cast<DType>(c.integer(0)), c.sizes(0)); },
-    .kernel = {&convert_kernel},
-    .grad = [](const GradContext& g) { g.set(0, cast(g.grad_out(), g.input_dtype(0))); },
-    .lower = [](LoopBuilder& b) { b.output(0, b.input(0)); },
-    .converts = true,
-});
+constexpr OpDef kCast = as_epilogue(
+    Epilogue::kWiden, {
+                          .name = "cast",
+                          .kind = OpKind::kElementwise,
+                          .infer = [](InferContext& c) { c.output(0, static_cast<DType>(c.integer(0)), c.sizes(0)); },
+                          .kernel = {&convert_kernel},
+                          .grad = [](const GradContext& g) { g.set(0, cast(g.grad_out(), g.input_dtype(0))); },
+                          .lower = [](LoopBuilder& b) { b.output(0, b.input(0)); },
+                          .converts = true,
+                      });
 
 void copy_infer(InferContext& c) {
   Dims sizes;
@@ -298,7 +306,8 @@ Tensor binary(const OpDef& op, TensorArg a, TensorArg b) {
 // Whole numbers cannot take a fraction in place; dropping it in silence would be worse.
 void require_fits(const OpDef& op, TensorArg a, bool fraction) {
   if (fraction && a.tensor.defined() && !is_floating(a.tensor.dtype()))
-    throw_op_error(op.name, "a floating-point result cannot be written in place into " + std::string(name_of(a.tensor.dtype())),
+    throw_op_error(op.name,
+                   "a floating-point result cannot be written in place into " + std::string(name_of(a.tensor.dtype())),
                    a.where);
 }
 void binary_(const OpDef& op, TensorArg a, TensorArg b) {

@@ -1,5 +1,5 @@
-// How an elementwise op is written: one scalar body, from which the eager CPU kernel, the lowering for generated kernels
-// and shape inference all follow.
+// How an elementwise op is written: one scalar body, from which the eager CPU kernel, the lowering for generated
+// kernels and shape inference all follow.
 //
 //   constexpr OpDef kTanh = elementwise<kFloatingOnly, 1, 0, [](auto x) { return scalar::tanh(x); }>(
 //       "tanh", {.outputs = kFirst}, [](const GradContext& g) { ... });
@@ -25,7 +25,8 @@ template <Domain kDomain, int kInputs, int kScalars, auto kBody> struct Elementw
     Dims sizes = c.sizes(0);
     for (int i = 1; i < kInputs; ++i) {
       if (c.dtype(i) != c.dtype(0)) c.fail("operands must have the same dtype");
-      if (!(c.sizes(i) == sizes) && !broadcast_shapes(Dims(sizes), c.sizes(i), sizes)) c.fail("shapes do not broadcast");
+      if (!(c.sizes(i) == sizes) && !broadcast_shapes(Dims(sizes), c.sizes(i), sizes))
+        c.fail("shapes do not broadcast");
     }
     if (kDomain == kFloatingOnly) c.require_floating(0);
     if (c.dtype(0) == kBool) c.fail("arithmetic on bool; cast to a number first");
@@ -59,7 +60,8 @@ template <Domain kDomain, int kInputs, int kScalars, auto kBody> struct Elementw
   static void lower(LoopBuilder& b) {
     [&]<int... I, int... S>(std::integer_sequence<int, I...>, std::integer_sequence<int, S...>) {
       b.output(0, kBody(b.input(I)..., b.scalar(S)...));
-    }(std::make_integer_sequence<int, kInputs>(), std::make_integer_sequence<int, kScalars>());
+    }
+    (std::make_integer_sequence<int, kInputs>(), std::make_integer_sequence<int, kScalars>());
   }
 };
 

@@ -12,13 +12,16 @@ constexpr OpDef kEmbeddingGrad = {
     .name = "embedding_grad",
     .kind = OpKind::kOpaque,
     .saved = {.inputs = kSecond},
-    .infer = [](InferContext& c) { c.output(0, c.dtype(0), {c.integer(0), c.sizes(0).back()}); },
+    .infer =
+        [](InferContext& c) {
+          c.output(0, c.dtype(0), {c.integer(0), c.sizes(0).back()});
+        },
     .kernel = {&cpu::embedding_grad_kernel},
     .grad = [](const GradContext& g) { g.set(0, embedding(g.grad_out(), g.input(1))); },
 };
 
-// Inputs total (V, C), grad, indices: the total with the gradient of the table added. Only the rows that were looked up change,
-// so where the total's memory is free to take, the cost is that of those rows and not of the table.
+// Inputs total (V, C), grad, indices: the total with the gradient of the table added. Only the rows that were looked up
+// change, so where the total's memory is free to take, the cost is that of those rows and not of the table.
 constexpr OpDef kEmbeddingGradOnto = {
     .name = "embedding_grad_onto",
     .kind = OpKind::kOpaque,

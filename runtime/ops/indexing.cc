@@ -94,8 +94,8 @@ constexpr OpDef kScatter = {
           if (!g.needs(2)) return;
           // Only what was written last is in the result.
           const Tensor number = reshape(Tensor::arange(index.numel()), index.sizes());
-          const Tensor winner =
-              gather(scatter(Tensor::zeros(g.input_sizes(0), {kI64}), dim, index, number), dim, index);
+          const Tensor winner = gather(scatter(Tensor::zeros(g.input_sizes(0), {kI64}), dim, index, number), dim,
+                                       index);
           g.set_reduced(2, where(equal(winner, number), gather(g.grad_out(), dim, index), 0.0));
         },
 };

@@ -103,7 +103,9 @@ void infer_gradients(InferContext& c, int first, int output) {
   }
 }
 
-Attrs cross_entropy_attrs(const Attrs& attrs) { return {.ints = {attrs.ints[0], attrs.ints[1]}, .floats = attrs.floats}; }
+Attrs cross_entropy_attrs(const Attrs& attrs) {
+  return {.ints = {attrs.ints[0], attrs.ints[1]}, .floats = attrs.floats};
+}
 
 // The same in parts, with whole logits.
 struct WholeHead {
@@ -141,14 +143,16 @@ void decompose_linear_cross_entropy(std::span<const Tensor> in, const Attrs& att
   decompose_linear_cross_entropy_grad(all, attrs, out.subspan(1));
 }
 
-// What gradients of the saved gradients add to `grads`. With P the logits' gradient of the loss, dx = P W, dweight = P^T x and
-// dbias = P^T 1; so Q arrives at P, and P's own derivative is weight (diag(p) - p p^T) in each row.
+// What gradients of the saved gradients add to `grads`. With P the logits' gradient of the loss, dx = P W, dweight =
+// P^T x and dbias = P^T 1; so Q arrives at P, and P's own derivative is weight (diag(p) - p p^T) in each row.
 void add_second_order(const GradContext& g, Tensor (&grads)[kOperands]) {
   const Tensor in[] = {g.input(0), g.input(1), g.input(2), g.input(3)};
   const WholeHead head(in, g.attrs());
   const DType lower = head.x.dtype();
   const Attrs plain = cross_entropy_attrs(g.attrs());
-  const auto product = [&](const Tensor& a, const Tensor& b) { return matmul(a.to(lower).contiguous(), b.to(lower).contiguous()); };
+  const auto product = [&](const Tensor& a, const Tensor& b) {
+    return matmul(a.to(lower).contiguous(), b.to(lower).contiguous());
+  };
   const auto flipped = [](const Tensor& t) { return transpose(t, 0, 1); };
   const auto add = [](Tensor& total, const Tensor& part) { total = total.defined() ? total + part : part; };
   const auto arrived = [&](int i) { return LinearLossAttrs(g.attrs()).wants(i) ? g.grad_out(1 + i) : Tensor(); };
@@ -164,7 +168,8 @@ void add_second_order(const GradContext& g, Tensor (&grads)[kOperands]) {
   const DType wide = loss[1].dtype();
   Tensor weight = not_equal(in[3], Tensor::scalar<int64_t>(plain.ints[0])).to(wide);
   if (plain.ints[1] == static_cast<int64_t>(Reduction::kMean)) weight = weight / sum(weight);
-  const Tensor p = exp(head.logits.to(wide) - reshape(loss[1], column)), weighted = p * Q.to(wide) * reshape(weight, column);
+  const Tensor p = exp(head.logits.to(wide) - reshape(loss[1], column)),
+               weighted = p * Q.to(wide) * reshape(weight, column);
   const Tensor R = weighted - p * sum(weighted, {1}, true);
   const Tensor one = Tensor::ones({}, {head.logits.dtype()});
   const Tensor P = call(kCrossEntropyGrad, {one, head.logits, in[3], loss[1]}, plain);
@@ -179,8 +184,8 @@ void add_second_order(const GradContext& g, Tensor (&grads)[kOperands]) {
   if (g.needs(2)) add(grads[2], sum(R, {0}).to(g.input_dtype(2)));
 }
 
-// A saved gradient of the loss, times the gradient that arrives there. A saved one that nobody else holds or will read is not
-// copied: that of an output layer is as large as the layer.
+// A saved gradient of the loss, times the gradient that arrives there. A saved one that nobody else holds or will read
+// is not copied: that of an output layer is as large as the layer.
 Tensor scaled(const Tensor& saved, const Tensor& grad) {
   if (active_recorder() != nullptr || !autograd::releasing() || !saved.storage().is_unique()) return saved * grad;
   Tensor own = saved;
@@ -201,10 +206,11 @@ constexpr OpDef kLinearCrossEntropyGrad = {
     .fuse_parts = false,
 };
 
-// Inputs x, weight, bias, target; outputs the loss, and its gradients: those that are wanted (cpu::LinearLossAttrs). The forward
-// has the logits, so a gradient costs it two products; a backward would need a third, to have them again: a third of the head's
-// time in training. What arrives at a scalar loss only scales its gradients, as in Hsu et al., "Liger Kernel" (2024). That is
-// not so for kNone, nor for f16, which a loss scale must reach before they are rounded: there the backward walks again.
+// Inputs x, weight, bias, target; outputs the loss, and its gradients: those that are wanted (cpu::LinearLossAttrs).
+// The forward has the logits, so a gradient costs it two products; a backward would need a third, to have them again: a
+// third of the head's time in training. What arrives at a scalar loss only scales its gradients, as in Hsu et al.,
+// "Liger Kernel" (2024). That is not so for kNone, nor for f16, which a loss scale must reach before they are rounded:
+// there the backward walks again.
 constexpr OpDef kLinearCrossEntropy = {
     .name = "linear_cross_entropy",
     .kind = OpKind::kOpaque,
@@ -232,7 +238,8 @@ constexpr OpDef kLinearCrossEntropy = {
               if (g.needs(i)) grads[i] = scaled(g.output(1 + i), g.grad_out(0));
           } else if (g.grad_out(0).defined()) {
             attrs.ints[4] = needed;
-            call(kLinearCrossEntropyGrad, {g.grad_out(0), g.input(0), g.input(1), g.input(2), g.input(3)}, attrs, grads);
+            call(kLinearCrossEntropyGrad, {g.grad_out(0), g.input(0), g.input(1), g.input(2), g.input(3)}, attrs,
+                 grads);
           }
           if (g.grad_out(1).defined() || g.grad_out(2).defined() || g.grad_out(3).defined()) add_second_order(g, grads);
           for (int i = 0; i < kOperands; ++i)
@@ -249,7 +256,8 @@ void require_smoothing(const char* op, double smoothing, std::source_location wh
 
 }  // namespace
 
-Tensor linear_cross_entropy(TensorArg x, TensorArg weight, TensorArg bias, TensorArg target, LinearCrossEntropyOptions options) {
+Tensor linear_cross_entropy(TensorArg x, TensorArg weight, TensorArg bias, TensorArg target,
+                            LinearCrossEntropyOptions options) {
   require_smoothing("linear_cross_entropy", options.label_smoothing, x.where);
   if (options.chunk_rows < 0) throw_op_error("linear_cross_entropy", "chunk_rows must not be negative", x.where);
   require_defined("linear_cross_entropy", x);

@@ -16,21 +16,15 @@ Tensor zeros_for(const GradContext& g, int i) {
 // ---- Two tensors. Equal operands share the gradient evenly; NaN in either gives NaN.
 
 struct Maximum {
-  template <class T>
-  auto operator()(T a, T b) const {
-    if constexpr (std::is_integral_v<T>)
-      return a < b ? b : a;
-    else
-      return scalar::maximum(a, b);
+  template <class T> auto operator()(T a, T b) const {
+    if constexpr (std::is_integral_v<T>) return a < b ? b : a;
+    else return scalar::maximum(a, b);
   }
 };
 struct Minimum {
-  template <class T>
-  auto operator()(T a, T b) const {
-    if constexpr (std::is_integral_v<T>)
-      return b < a ? b : a;
-    else
-      return scalar::minimum(a, b);
+  template <class T> auto operator()(T a, T b) const {
+    if constexpr (std::is_integral_v<T>) return b < a ? b : a;
+    else return scalar::minimum(a, b);
   }
 };
 
@@ -46,40 +40,35 @@ void set_share(const GradContext& g, int mine, Tensor (*lost)(TensorArg, TensorA
 
 }  // namespace
 
-constexpr OpDef kMaximum =
-    elementwise<kNumeric, 2, 0, Maximum{}>("maximum", {.inputs = kFirst | kSecond}, [](const GradContext& g) {
-      for (int i = 0; i < 2; ++i) set_share(g, i, &less);
-    });
-constexpr OpDef kMinimum =
-    elementwise<kNumeric, 2, 0, Minimum{}>("minimum", {.inputs = kFirst | kSecond}, [](const GradContext& g) {
-      for (int i = 0; i < 2; ++i) set_share(g, i, &greater);
-    });
+constexpr OpDef kMaximum = elementwise<kNumeric, 2, 0, Maximum{}>("maximum", {.inputs = kFirst | kSecond},
+                                                                  [](const GradContext& g) {
+                                                                    for (int i = 0; i < 2; ++i) set_share(g, i, &less);
+                                                                  });
+constexpr OpDef kMinimum = elementwise<kNumeric, 2, 0, Minimum{}>("minimum", {.inputs = kFirst | kSecond},
+                                                                  [](const GradContext& g) {
+                                                                    for (int i = 0; i < 2; ++i)
+                                                                      set_share(g, i, &greater);
+                                                                  });
 
 // ---- One tensor
 
 struct Abs {
-  template <class T>
-  auto operator()(T x) const {
-    if constexpr (std::is_unsigned_v<T>)
-      return x;
+  template <class T> auto operator()(T x) const {
+    if constexpr (std::is_unsigned_v<T>) return x;
     else if constexpr (std::is_integral_v<T>)
       return static_cast<T>(x < 0 ? -static_cast<std::make_unsigned_t<T>>(x) : x);
-    else
-      return scalar::abs(x);
+    else return scalar::abs(x);
   }
 };
 struct Sign {
-  template <class T>
-  auto operator()(T x) const {
-    if constexpr (std::is_integral_v<T>)
-      return static_cast<T>((x > T(0)) - (x < T(0)));
-    else
-      return scalar::sign(x);
+  template <class T> auto operator()(T x) const {
+    if constexpr (std::is_integral_v<T>) return static_cast<T>((x > T(0)) - (x < T(0)));
+    else return scalar::sign(x);
   }
 };
 
-constexpr OpDef kSign =
-    elementwise<kNumeric, 1, 0, Sign{}>("sign", {}, [](const GradContext& g) { g.set(0, zeros_for(g, 0)); });
+constexpr OpDef kSign = elementwise<kNumeric, 1, 0, Sign{}>("sign", {},
+                                                            [](const GradContext& g) { g.set(0, zeros_for(g, 0)); });
 constexpr OpDef kAbs = elementwise<kNumeric, 1, 0, Abs{}>(
     "abs", {.inputs = kFirst}, [](const GradContext& g) { g.set(0, g.grad_out() * sign(g.input(0))); });
 constexpr OpDef kSin = elementwise<kFloatingOnly, 1, 0, [](auto x) { return scalar::sin(x); }>(
@@ -97,8 +86,7 @@ constexpr OpDef kExpm1 = elementwise<kFloatingOnly, 1, 0, [](auto x) { return sc
 
 // grad * (s x^(s-1)), and 0 for s = 0 even where x^(s-1) is infinite.
 struct PowGrad {
-  template <class T>
-  T operator()(T x, T g, T s) const {
+  template <class T> T operator()(T x, T g, T s) const {
     const T slope = s * scalar::pow(x, s - scalar::constant(x, 1.0));
     return scalar::select(scalar::eq(s, scalar::constant(x, 0.0)), scalar::constant(x, 0.0), g * slope);
   }

@@ -1,6 +1,6 @@
 // Contractions.
-#include "absl/strings/str_cat.h"
 #include "rondo/runtime/cpu/matmul.h"
+#include "absl/strings/str_cat.h"
 #include "rondo/runtime/ops/elementwise_def.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/ops/table.h"

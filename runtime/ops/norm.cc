@@ -143,8 +143,8 @@ constexpr OpDef kRMSNorm = {
             call(kRMSNormGrad, {g.grad_out(0), g.input(0), g.input(1), g.output(1)}, {}, grads);
           if (g.grad_out(1).defined() && g.needs(0)) {
             const Tensor& rstd = g.output(1);
-            const Tensor slope =
-                g.grad_out(1) * (rstd * rstd * rstd) * (-1.0 / static_cast<double>(g.input_sizes(0).back()));
+            const Tensor slope = g.grad_out(1) * (rstd * rstd * rstd) *
+                                 (-1.0 / static_cast<double>(g.input_sizes(0).back()));
             grads[0] = plus(grads[0], (widened(g.input(0)) * slope).to(g.input_dtype(0)));
           }
           for (int i = 0; i < 2; ++i)

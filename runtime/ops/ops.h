@@ -32,15 +32,15 @@ Tensor erf(TensorArg x);
 Tensor sigmoid(TensorArg x);
 Tensor relu(TensorArg x);
 Tensor leaky_relu(TensorArg x, double slope = 0.01);
-Tensor silu(TensorArg x);      // x sigmoid(x); also called swish
-Tensor softplus(TensorArg x);  // ln(1 + e^x)
+Tensor silu(TensorArg x);                  // x sigmoid(x); also called swish
+Tensor softplus(TensorArg x);              // ln(1 + e^x)
 Tensor maximum(TensorArg a, TensorArg b);  // NaN wins; equal operands share the gradient
 Tensor minimum(TensorArg a, TensorArg b);
 Tensor abs(TensorArg x);
 Tensor sign(TensorArg x);  // -1, 0 or 1
 Tensor square(TensorArg x);
 Tensor pow(TensorArg x, double exponent);  // with the special values of C
-Tensor sin(TensorArg x);  // accurate for |x| < 1e5 in f32, 1e9 in f64
+Tensor sin(TensorArg x);                   // accurate for |x| < 1e5 in f32, 1e9 in f64
 Tensor cos(TensorArg x);
 Tensor log1p(TensorArg x);  // ln(1 + x)
 Tensor expm1(TensorArg x);  // e^x - 1
@@ -136,8 +136,8 @@ struct Conv2dOptions {
   std::array<int64_t, 2> stride = {1, 1};
   std::array<int64_t, 2> padding = {0, 0};
 };
-// x (B, C, H, W), weight (O, C, kh, kw), bias (O) or undefined -> (B, O, H / kh, W / kw). Patches only: stride == kernel and
-// no padding; anything else is an error (convolution.cc).
+// x (B, C, H, W), weight (O, C, kh, kw), bias (O) or undefined -> (B, O, H / kh, W / kw). Patches only: stride ==
+// kernel and no padding; anything else is an error (convolution.cc).
 Tensor conv2d(TensorArg x, TensorArg weight, TensorArg bias, Conv2dOptions options);
 
 // ---- Normalisation and softmax (norm.cc), over the last dimension
@@ -187,14 +187,15 @@ struct LinearCrossEntropyOptions {
   Reduction reduction = Reduction::kMean;
   int64_t chunk_rows = 0;  // rows whose logits exist at one time; 0: as many as suit V
 };
-// cross_entropy(linear(x, weight, bias), target), while only chunk_rows * V logits exist at a time, in their gradient too.
-// x (N, C), weight (V, C), bias (V) or undefined, target i64 (N); floats of one dtype, which the result has. Under autocast the
-// products run in its dtype, and loss and gradients are f32. Where a gradient is needed, those of a scalar loss are computed along
-// with it (a no_grad() scope spares that).
-Tensor linear_cross_entropy(TensorArg x, TensorArg weight, TensorArg bias, TensorArg target, LinearCrossEntropyOptions options = {});
+// cross_entropy(linear(x, weight, bias), target), while only chunk_rows * V logits exist at a time, in their gradient
+// too. x (N, C), weight (V, C), bias (V) or undefined, target i64 (N); floats of one dtype, which the result has. Under
+// autocast the products run in its dtype, and loss and gradients are f32. Where a gradient is needed, those of a scalar
+// loss are computed along with it (a no_grad() scope spares that).
+Tensor linear_cross_entropy(TensorArg x, TensorArg weight, TensorArg bias, TensorArg target,
+                            LinearCrossEntropyOptions options = {});
 
-// ---- Random (dropout.cc). Zeroes elements with probability p and scales the others by 1 / (1 - p). Takes one offset of
-// the generator (null: default_generator()); an element's fate depends on (seed, offset, its index) only.
+// ---- Random (dropout.cc). Zeroes elements with probability p and scales the others by 1 / (1 - p). Takes one offset
+// of the generator (null: default_generator()); an element's fate depends on (seed, offset, its index) only.
 Tensor dropout(TensorArg x, double p, Generator* generator = nullptr);
 
 }  // namespace rondo::ops

@@ -12,10 +12,8 @@ namespace {
 void reduction_infer(InferContext& c) {
   Dims sizes;
   for (int i = 0; i < c.sizes(0).rank(); ++i) {
-    if ((c.integer(0) >> i & 1) == 0)
-      sizes.push_back(c.sizes(0)[i]);
-    else if (c.integer(1))
-      sizes.push_back(1);
+    if ((c.integer(0) >> i & 1) == 0) sizes.push_back(c.sizes(0)[i]);
+    else if (c.integer(1)) sizes.push_back(1);
   }
   c.output(0, c.dtype(0), sizes);
 }
@@ -34,7 +32,8 @@ Attrs reduction_attrs(const char* op, TensorArg x, const Dims& dims, bool keepdi
   int64_t mask = 0;
   for (int64_t d : dims) {
     if (d < -std::max(rank, 1) || d >= std::max(rank, 1))
-      throw_op_error(op, "dimension " + std::to_string(d) + " is out of range for " + to_string(x.tensor.sizes()), x.where);
+      throw_op_error(op, "dimension " + std::to_string(d) + " is out of range for " + to_string(x.tensor.sizes()),
+                     x.where);
     if (rank > 0) mask |= int64_t{1} << (d < 0 ? d + rank : d);
   }
   if (dims.empty()) mask = (int64_t{1} << rank) - 1;

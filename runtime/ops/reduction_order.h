@@ -1,9 +1,9 @@
-// The order of every floating-point reduction. It depends on shapes only, never on the number of threads or the ISA, and
-// generated kernels follow it too: this is what makes "compiled equals eager, bit for bit" possible.
+// The order of every floating-point reduction. It depends on shapes only, never on the number of threads or the ISA,
+// and generated kernels follow it too: this is what makes "compiled equals eager, bit for bit" possible.
 //
 // Note [Row order]. A reduction over the contiguous columns of a row keeps kLanes accumulators: column c goes to lane
-//   c % kLanes, in increasing c; the lanes then meet in a tree: 8 with 8, 4 with 4, 2 with 2, 1 with 1 (lane i takes i + k).
-//   Lanes start at the identity (0, or -inf for max).
+//   c % kLanes, in increasing c; the lanes then meet in a tree: 8 with 8, 4 with 4, 2 with 2, 1 with 1 (lane i takes i
+//   + k). Lanes start at the identity (0, or -inf for max).
 // Note [Column order]. A reduction over the rows splits them into chunks of column_chunk_rows(rows); in each chunk rows
 //   are added in order onto 0; the chunks' partial sums are then added in order onto the first.
 // Note [Full order]. A reduction over every dimension (not keeping them) splits the elements, in row-major order, into

@@ -25,92 +25,48 @@ namespace rondo::scalar {
 // ---- Primitives on float and double: one per LoopOp
 template <class T>
 concept Native = std::is_same_v<T, float> || std::is_same_v<T, double>;
-template <Native T>
-inline T fma(T a, T b, T c) {
-  if constexpr (sizeof(T) == 4)
-    return __builtin_fmaf(a, b, c);
-  else
-    return __builtin_fma(a, b, c);
+template <Native T> inline T fma(T a, T b, T c) {
+  if constexpr (sizeof(T) == 4) return __builtin_fmaf(a, b, c);
+  else return __builtin_fma(a, b, c);
 }
-template <Native T>
-inline T sqrt(T a) {
-  if constexpr (sizeof(T) == 4)
-    return __builtin_sqrtf(a);
-  else
-    return __builtin_sqrt(a);
+template <Native T> inline T sqrt(T a) {
+  if constexpr (sizeof(T) == 4) return __builtin_sqrtf(a);
+  else return __builtin_sqrt(a);
 }
-template <Native T>
-inline T abs(T a) {
-  if constexpr (sizeof(T) == 4)
-    return __builtin_fabsf(a);
-  else
-    return __builtin_fabs(a);
+template <Native T> inline T abs(T a) {
+  if constexpr (sizeof(T) == 4) return __builtin_fabsf(a);
+  else return __builtin_fabs(a);
 }
-template <Native T>
-inline T round_even(T a) {
-  if constexpr (sizeof(T) == 4)
-    return __builtin_rintf(a);
-  else
-    return __builtin_rint(a);
+template <Native T> inline T round_even(T a) {
+  if constexpr (sizeof(T) == 4) return __builtin_rintf(a);
+  else return __builtin_rint(a);
 }
-template <Native T>
-inline T floor(T a) {
-  if constexpr (sizeof(T) == 4)
-    return __builtin_floorf(a);
-  else
-    return __builtin_floor(a);
+template <Native T> inline T floor(T a) {
+  if constexpr (sizeof(T) == 4) return __builtin_floorf(a);
+  else return __builtin_floor(a);
 }
-template <Native T>
-inline T exp2_int(T a) {
+template <Native T> inline T exp2_int(T a) {
   // Adding 1.5 * 2^(mantissa bits) leaves the integer in the low bits: defined for every input, NaN too.
   if constexpr (sizeof(T) == 4)
     return std::bit_cast<float>((std::bit_cast<uint32_t>(a + 0x1.8p23f) << 23) + 0x3F800000u);
-  else
-    return std::bit_cast<double>((std::bit_cast<uint64_t>(a + 0x1.8p52) << 52) + 0x3FF0000000000000u);
+  else return std::bit_cast<double>((std::bit_cast<uint64_t>(a + 0x1.8p52) << 52) + 0x3FF0000000000000u);
 }
-template <Native T>
-inline T exponent(T a) {
-  if constexpr (sizeof(T) == 4)
-    return static_cast<float>((std::bit_cast<int32_t>(a) >> 23) - 127);
-  else
-    return static_cast<double>((std::bit_cast<int64_t>(a) >> 52) - 1023);
+template <Native T> inline T exponent(T a) {
+  if constexpr (sizeof(T) == 4) return static_cast<float>((std::bit_cast<int32_t>(a) >> 23) - 127);
+  else return static_cast<double>((std::bit_cast<int64_t>(a) >> 52) - 1023);
 }
-template <Native T>
-inline T mantissa(T a) {
-  if constexpr (sizeof(T) == 4)
-    return std::bit_cast<float>((std::bit_cast<int32_t>(a) & 0x007FFFFF) | 0x3F800000);
-  else
-    return std::bit_cast<double>((std::bit_cast<int64_t>(a) & 0x000FFFFFFFFFFFFF) | 0x3FF0000000000000);
+template <Native T> inline T mantissa(T a) {
+  if constexpr (sizeof(T) == 4) return std::bit_cast<float>((std::bit_cast<int32_t>(a) & 0x007FFFFF) | 0x3F800000);
+  else return std::bit_cast<double>((std::bit_cast<int64_t>(a) & 0x000FFFFFFFFFFFFF) | 0x3FF0000000000000);
 }
-template <Native T>
-inline bool lt(T a, T b) {
-  return a < b;
-}
-template <Native T>
-inline bool le(T a, T b) {
-  return a <= b;
-}
-template <Native T>
-inline bool eq(T a, T b) {
-  return a == b;
-}
-template <Native T>
-inline bool ne(T a, T b) {
-  return a != b;
-}
-template <Native T>
-inline T select(bool c, T a, T b) {
-  return c ? a : b;
-}
+template <Native T> inline bool lt(T a, T b) { return a < b; }
+template <Native T> inline bool le(T a, T b) { return a <= b; }
+template <Native T> inline bool eq(T a, T b) { return a == b; }
+template <Native T> inline bool ne(T a, T b) { return a != b; }
+template <Native T> inline T select(bool c, T a, T b) { return c ? a : b; }
 // A constant of the same type as `like`.
-template <Native T>
-inline T constant(T /*like*/, double value) {
-  return static_cast<T>(value);
-}
-template <Native T>
-constexpr bool is_f64(T) {
-  return sizeof(T) == 8;
-}
+template <Native T> inline T constant(T /*like*/, double value) { return static_cast<T>(value); }
+template <Native T> constexpr bool is_f64(T) { return sizeof(T) == 8; }
 inline bool logical_and(bool a, bool b) { return a & b; }
 inline bool logical_or(bool a, bool b) { return a | b; }
 
@@ -153,36 +109,28 @@ namespace rondo::scalar {
 
 // c[0] + c[1] x + ... + c[N-1] x^(N-1), by Horner's rule with FMA. A recursion and not a loop: GCC vectorises only what
 // it has unrolled early.
-template <int I, class T, int N>
-[[gnu::always_inline]] inline T horner(T x, T sum, const double (&c)[N]) {
-  if constexpr (I < 0)
-    return sum;
-  else
-    return horner<I - 1>(x, fma(sum, x, constant(x, c[I])), c);
+template <int I, class T, int N> [[gnu::always_inline]] inline T horner(T x, T sum, const double (&c)[N]) {
+  if constexpr (I < 0) return sum;
+  else return horner<I - 1>(x, fma(sum, x, constant(x, c[I])), c);
 }
-template <class T, int N>
-[[gnu::always_inline]] inline T polynomial(T x, const double (&c)[N]) {
+template <class T, int N> [[gnu::always_inline]] inline T polynomial(T x, const double (&c)[N]) {
   return horner<N - 2>(x, constant(x, c[N - 1]), c);
 }
 
 // NaN if either is NaN.
-template <class T>
-[[gnu::always_inline]] inline T maximum(T a, T b) {
+template <class T> [[gnu::always_inline]] inline T maximum(T a, T b) {
   return select(ne(a, a), a, select(lt(b, a), a, b));
 }
-template <class T>
-[[gnu::always_inline]] inline T minimum(T a, T b) {
+template <class T> [[gnu::always_inline]] inline T minimum(T a, T b) {
   return select(ne(a, a), a, select(lt(a, b), a, b));
 }
 
 // x limited to [low, high]; NaN stays NaN. One instruction each: the comparison is false for NaN and then gives x.
-template <class T>
-[[gnu::always_inline]] inline T clamp(T x, T low, T high) {
+template <class T> [[gnu::always_inline]] inline T clamp(T x, T low, T high) {
   x = select(lt(x, low), low, x);
   return select(lt(high, x), high, x);
 }
-template <class T>
-[[gnu::always_inline]] inline T limit(T x, double low, double high) {
+template <class T> [[gnu::always_inline]] inline T limit(T x, double low, double high) {
   return clamp(x, constant(x, low), constant(x, high));
 }
 
@@ -192,8 +140,7 @@ inline constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 // ---- Exponentials
 
 // 2^f on |f| <= 1/2, minimax: relative error 2^-28.6 (f32) and 2^-58 (f64), exact at 0.
-template <class T>
-[[gnu::always_inline]] inline T exp2_fraction(T f) {
+template <class T> [[gnu::always_inline]] inline T exp2_fraction(T f) {
   if (is_f64(f)) {
     return polynomial(
         f, {1.0, 0.693147180559945330, 0.240226506959101562, 0.0555041086648199221, 0.00961812910758833315,
@@ -205,8 +152,7 @@ template <class T>
 }
 
 // The same where only errors relative to 1 + 2^t count: one degree less in f32 (2^-23.7).
-template <class T>
-[[gnu::always_inline]] inline T exp2_fraction_coarse(T f) {
+template <class T> [[gnu::always_inline]] inline T exp2_fraction_coarse(T f) {
   if (is_f64(f)) return exp2_fraction(f);
   return polynomial(f, {1.00000007165592815, 0.693146967087879420, 0.240221197185718915, 0.0555071324917496372,
                         0.00967554155177321449, 0.00132764781993021475});
@@ -214,8 +160,7 @@ template <class T>
 
 // 2^t of that accuracy. t is limited to where the power of two is 0, a normal number or infinity: exp2_int gives 0 one
 // below its range and infinity one above.
-template <class T>
-[[gnu::always_inline]] inline T exp2_coarse(T t) {
+template <class T> [[gnu::always_inline]] inline T exp2_coarse(T t) {
   t = is_f64(t) ? limit(t, -1023.0, 1024.0) : limit(t, -127.0, 128.0);
   const T n = round_even(t);
   return exp2_fraction_coarse(t - n) * exp2_int(n);
@@ -223,8 +168,7 @@ template <class T>
 
 // e^r (2^half)^2 for |r| <= ln 2, by a minimax polynomial. An even power of two, applied in two steps: neither leaves
 // the exponent range before the result does, and a subnormal result rounds once.
-template <class T>
-[[gnu::always_inline]] inline T exp_reduced(T r, T half) {
+template <class T> [[gnu::always_inline]] inline T exp_reduced(T r, T half) {
   const T fraction = is_f64(r) ? polynomial(r, {1.0, 1.0, 0.5, 0.166666666666666665, 0.0416666666666666372,
                                                 0.0083333333333333992, 0.00138888888888947721, 0.000198412698411947835,
                                                 0.0000248015872962194891, 2.75573192645778195e-6, 2.7557321792789418e-7,
@@ -239,34 +183,29 @@ template <class T>
 
 // x - n ln 2 (times 2, 1 or -1: `times`). ln 2 in two parts; integers up to the largest exponent times the first are
 // exact (Cody and Waite 1980).
-template <class T>
-[[gnu::always_inline]] inline T minus_ln2_high(T n, double times, T x) {
+template <class T> [[gnu::always_inline]] inline T minus_ln2_high(T n, double times, T x) {
   return fma(n, constant(n, -times * (is_f64(n) ? 6.93147180369123816490e-01 : 0.693145751953125)), x);
 }
-template <class T>
-[[gnu::always_inline]] inline T minus_ln2_low(T n, double times, T x) {
+template <class T> [[gnu::always_inline]] inline T minus_ln2_low(T n, double times, T x) {
   return fma(n, constant(n, -times * (is_f64(n) ? 1.90821492927058770002e-10 : 1.42860677279414e-06)), x);
 }
 
 // e^(x + low) for |low| <= 1/2 ulp of x; x is limited to where the result is 0 or infinity.
-template <class T>
-[[gnu::always_inline]] inline T exp_sum(T x, T low) {
+template <class T> [[gnu::always_inline]] inline T exp_sum(T x, T low) {
   x = is_f64(x) ? limit(x, -746.0, 710.0) : limit(x, -104.0, 89.0);
   const T half = round_even(x * constant(x, 0.72134752044448170368));  // 1 / (2 ln 2)
   return exp_reduced(minus_ln2_low(half, 2.0, minus_ln2_high(half, 2.0, x)) + low, half);
 }
 
 // e^x. Error below 1.4 ulp (f32 and f64).
-template <class T>
-[[gnu::always_inline]] inline T exp(T x) {
+template <class T> [[gnu::always_inline]] inline T exp(T x) {
   x = is_f64(x) ? limit(x, -746.0, 710.0) : limit(x, -104.0, 89.0);
   const T half = round_even(x * constant(x, 0.72134752044448170368));  // 1 / (2 ln 2)
   return exp_reduced(minus_ln2_low(half, 2.0, minus_ln2_high(half, 2.0, x)), half);
 }
 
 // 2^x. Below 1.6 ulp.
-template <class T>
-[[gnu::always_inline]] inline T exp2(T x) {
+template <class T> [[gnu::always_inline]] inline T exp2(T x) {
   x = is_f64(x) ? limit(x, -1080.0, 1030.0) : limit(x, -160.0, 130.0);
   const T half = round_even(x * constant(x, 0.5));
   const T f = fma(half, constant(x, -2.0), x);
@@ -277,8 +216,7 @@ template <class T>
 
 // e^x - 1 = 2^n (e^r - 1) + (2^n - 1), with n - 1 in the exponent so that n = 128 stays finite. Below 1.5 ulp (f32), 2
 // (f64).
-template <class T>
-[[gnu::always_inline]] inline T expm1(T x) {
+template <class T> [[gnu::always_inline]] inline T expm1(T x) {
   const bool wide = is_f64(x);
   const T c = wide ? limit(x, -60.0, 710.0) : limit(x, -30.0, 89.0);
   const T n = round_even(c * constant(x, 1.44269504088896340736)), half = constant(x, 0.5);
@@ -297,12 +235,8 @@ template <class T>
 // ---- Logarithms
 
 // A positive x as 2^exponent (1 + f), 1 + f in [sqrt(1/2), sqrt(2)), f exact. Subnormals are scaled first.
-template <class T>
-struct LogParts {
-  T exponent, f;
-};
-template <class T>
-[[gnu::always_inline]] inline LogParts<T> log_parts(T x) {
+template <class T> struct LogParts { T exponent, f; };
+template <class T> [[gnu::always_inline]] inline LogParts<T> log_parts(T x) {
   const bool wide = is_f64(x);
   const auto tiny = lt(x, constant(x, wide ? 0x1p-1022 : 0x1p-126));
   const T scaled = select(tiny, x * constant(x, wide ? 0x1p54 : 0x1p25), x);
@@ -313,8 +247,7 @@ template <class T>
 }
 
 // ln(1 + f) - f, f as above.
-template <class T>
-[[gnu::always_inline]] inline T log_tail(T f) {
+template <class T> [[gnu::always_inline]] inline T log_tail(T f) {
   const T square = f * f;
   if (is_f64(f)) {
     // FDLIBM e_log.c: ln(1 + f) = f - (f^2 / 2 - s (f^2 / 2 + R)), s = f / (2 + f), R even in s.
@@ -330,24 +263,21 @@ template <class T>
 }
 
 // The values of a logarithm outside the positive finite numbers, by its argument.
-template <class T>
-[[gnu::always_inline]] inline T log_special(T x, T result) {
+template <class T> [[gnu::always_inline]] inline T log_special(T x, T result) {
   result = select(lt(x, constant(x, kInf)), result, x);  // infinity and NaN
   result = select(lt(x, constant(x, 0.0)), constant(x, kNaN), result);
   return select(eq(x, constant(x, 0.0)), constant(x, -kInf), result);
 }
 
 // ln x. Below 0.9 ulp.
-template <class T>
-[[gnu::always_inline]] inline T log(T x) {
+template <class T> [[gnu::always_inline]] inline T log(T x) {
   const auto [e, f] = log_parts(x);
   const T low = minus_ln2_low(e, -1.0, log_tail(f));
   return log_special(x, minus_ln2_high(e, -1.0, f + low));
 }
 
 // log2 x; exact for powers of two. Below 1.2 ulp.
-template <class T>
-[[gnu::always_inline]] inline T log2(T x) {
+template <class T> [[gnu::always_inline]] inline T log2(T x) {
   constexpr double kLog2E = 1.44269504088896340736;
   const T high = constant(x, kLog2E);
   const T low = constant(x, is_f64(x) ? 2.03552737409310331e-17 : kLog2E - static_cast<float>(kLog2E));
@@ -359,8 +289,7 @@ template <class T>
 }
 
 // ln(1 + x). u = 1 + x with rounding error c (Knuth's two-sum); both are reduced by the exponent of u. Below 1.5 ulp.
-template <class T>
-[[gnu::always_inline]] inline T log1p(T x) {
+template <class T> [[gnu::always_inline]] inline T log1p(T x) {
   const T one = constant(x, 1.0);
   const T u = one + x, v = u - one, c = (one - (u - v)) + (x - v);
   const auto [e, f] = log_parts(u);
@@ -373,8 +302,7 @@ template <class T>
 
 // ln(1 + e^x), as max(x, 0) + ln(1 + e) with e = e^-|x|; 1 + e lies in [1, 2] and is halved above sqrt(2). Below 2.5
 // ulp.
-template <class T>
-[[gnu::always_inline]] inline T softplus(T x) {
+template <class T> [[gnu::always_inline]] inline T softplus(T x) {
   const T e = exp(-abs(x)), zero = constant(x, 0.0), one = constant(x, 1.0), half = constant(x, 0.5);
   const auto upper = lt(constant(x, 0.41421356237309504880), e);
   const T f = select(upper, (e - one) * half, e);
@@ -385,8 +313,7 @@ template <class T>
 // ---- Sigmoids
 
 // tanh x. |x| < 0.6: x + x^3 P(x^2), minimax; above: 1 - 2 / (1 + e^2|x|). Below 1.7 ulp.
-template <class T>
-[[gnu::always_inline]] inline T tanh(T x) {
+template <class T> [[gnu::always_inline]] inline T tanh(T x) {
   const bool wide = is_f64(x);
   const T z = x * x, one = constant(x, 1.0);
   const T p = wide ? polynomial(z, {-0.333333333333331342, 0.133333333333009018, -0.0539682539498742992,
@@ -405,16 +332,14 @@ template <class T>
 }
 
 // 1 / (1 + e^-x), from e^-|x|, so that small values keep their relative accuracy. Below 2.8 ulp.
-template <class T>
-[[gnu::always_inline]] inline T sigmoid(T x) {
+template <class T> [[gnu::always_inline]] inline T sigmoid(T x) {
   const T e = exp(-abs(x)), one = constant(x, 1.0);
   return select(lt(x, constant(x, 0.0)), e, one) / (one + e);
 }
 
 // erf x. |x| < 1: x + x P(x^2); above: 1 - 2^L(|x|), L the minimax polynomial of log2 erfc weighted by erfc. Below 1.6
 // ulp (f32), 1.1 (f64).
-template <class T>
-[[gnu::always_inline]] inline T erf(T x) {
+template <class T> [[gnu::always_inline]] inline T erf(T x) {
   const bool wide = is_f64(x);
   const T z = x * x, one = constant(x, 1.0), top = constant(x, wide ? 6.0 : 4.0);
   const T a = select(lt(top, abs(x)), top, abs(x));
@@ -445,14 +370,8 @@ template <class T>
 }
 
 // Gradients from the output y = tanh(x) or sigmoid(x).
-template <class T>
-[[gnu::always_inline]] inline T tanh_grad(T y, T g) {
-  return g * fma(-y, y, constant(y, 1.0));
-}
-template <class T>
-[[gnu::always_inline]] inline T sigmoid_grad(T y, T g) {
-  return g * (y * (constant(y, 1.0) - y));
-}
+template <class T> [[gnu::always_inline]] inline T tanh_grad(T y, T g) { return g * fma(-y, y, constant(y, 1.0)); }
+template <class T> [[gnu::always_inline]] inline T sigmoid_grad(T y, T g) { return g * (y * (constant(y, 1.0) - y)); }
 
 // ---- GELU and SiLU
 
@@ -462,16 +381,14 @@ inline constexpr double kGeluSlope = 1.59576912160573071176, kGeluLog2 = 2.30220
 
 // x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))) (Hendrycks and Gimpel 2016, arXiv 1606.08415, section 2), as x times
 // one sigmoid. Minus infinity gives NaN, as in PyTorch. Error below 1.25 epsilon max(1, |result|).
-template <class T>
-[[gnu::always_inline]] inline T gelu_tanh(T x) {
+template <class T> [[gnu::always_inline]] inline T gelu_tanh(T x) {
   const T t = x * fma(x * x, constant(x, -kGeluLog2 * kGeluCubic), constant(x, -kGeluLog2));
   return x / (exp2_coarse(t) + constant(x, 1.0));
 }
 
 // g (s + x s (1 - s) v'), s the sigmoid above, v' = 2 sqrt(2/pi) (1 + 3 * 0.044715 x^2). Error for g = 1 below 2
 // epsilon max(1, |result|).
-template <class T>
-[[gnu::always_inline]] inline T gelu_tanh_grad(T x, T g) {
+template <class T> [[gnu::always_inline]] inline T gelu_tanh_grad(T x, T g) {
   const bool wide = is_f64(x);
   // Beyond, the derivative is 0 or 1 to the last bit of 1; inside, 2^t is a normal number.
   x = wide ? limit(x, -20.0, 20.0) : limit(x, -9.5, 9.5);
@@ -487,8 +404,7 @@ template <class T>
 // The distribution of the standard normal, with an error below one ulp of 1: 2^M(|x|), M the minimax polynomial of
 // log2 Phi(-|x|) weighted by Phi, and its complement. M falls below every exponent beyond its range (f32), or is set
 // to.
-template <class T>
-[[gnu::always_inline]] inline T normal_cdf(T x) {
+template <class T> [[gnu::always_inline]] inline T normal_cdf(T x) {
   const T a = abs(x);
   T m;
   if (is_f64(x)) {
@@ -512,14 +428,10 @@ template <class T>
 
 // x/2 (1 + erf(x / sqrt 2)) (same paper). Minus infinity gives NaN, as in PyTorch. Error below 1.1 epsilon max(1,
 // |result|).
-template <class T>
-[[gnu::always_inline]] inline T gelu_erf(T x) {
-  return x * normal_cdf(x);
-}
+template <class T> [[gnu::always_inline]] inline T gelu_erf(T x) { return x * normal_cdf(x); }
 
 // g (Phi(x) + x phi(x)), phi the density of the standard normal. Error for g = 1 below 1.6 epsilon max(1, |result|).
-template <class T>
-[[gnu::always_inline]] inline T gelu_erf_grad(T x, T g) {
+template <class T> [[gnu::always_inline]] inline T gelu_erf_grad(T x, T g) {
   const T c = limit(x, -40.0, 40.0);
   const T density = exp2_coarse(c * c * constant(x, -0.72134752044448170368)) * constant(x, 0.39894228040143267794);
   return g * fma(c, density, normal_cdf(c));
@@ -527,15 +439,13 @@ template <class T>
 
 // x sigmoid(x); also called swish (Elfwing et al. 2017, arXiv 1702.03118). Minus infinity gives NaN, as in PyTorch.
 // Below 1.1 epsilon max(1, |result|).
-template <class T>
-[[gnu::always_inline]] inline T silu(T x) {
+template <class T> [[gnu::always_inline]] inline T silu(T x) {
   const T e = exp(-abs(x)), one = constant(x, 1.0);
   return select(lt(x, constant(x, 0.0)), x * e, x) / (one + e);
 }
 
 // g s (1 + x (1 - s)), s = sigmoid(x). Error for g = 1 below 2 epsilon max(1, |result|).
-template <class T>
-[[gnu::always_inline]] inline T silu_grad(T x, T g) {
+template <class T> [[gnu::always_inline]] inline T silu_grad(T x, T g) {
   const T one = constant(x, 1.0);
   const T c = is_f64(x) ? limit(x, -760.0, 760.0) : limit(x, -110.0, 110.0);  // beyond, e is 0
   const T e = exp(-abs(c)), d = one / (one + e), ed = e * d;
@@ -546,90 +456,67 @@ template <class T>
 
 // ---- Piecewise functions. NaN stays NaN; gradients at a kink are PyTorch's.
 
-template <class T>
-[[gnu::always_inline]] inline T relu(T x) {
+template <class T> [[gnu::always_inline]] inline T relu(T x) {
   return select(lt(x, constant(x, 0.0)), constant(x, 0.0), x);
 }
-template <class T>
-[[gnu::always_inline]] inline T relu_grad(T x, T g) {
+template <class T> [[gnu::always_inline]] inline T relu_grad(T x, T g) {
   return select(lt(constant(x, 0.0), x), g, constant(x, 0.0));
 }
 
-template <class T>
-[[gnu::always_inline]] inline T leaky_relu(T x, T slope) {
+template <class T> [[gnu::always_inline]] inline T leaky_relu(T x, T slope) {
   return select(lt(constant(x, 0.0), x), x, x * slope);
 }
-template <class T>
-[[gnu::always_inline]] inline T leaky_relu_grad(T x, T slope, T g) {
+template <class T> [[gnu::always_inline]] inline T leaky_relu_grad(T x, T slope, T g) {
   return select(lt(constant(x, 0.0), x), g, g * slope);
 }
 
 // x above 0, else alpha (e^x - 1) (Clevert et al. 2015, arXiv 1511.07289).
-template <class T>
-[[gnu::always_inline]] inline T elu(T x, T alpha) {
+template <class T> [[gnu::always_inline]] inline T elu(T x, T alpha) {
   return select(lt(constant(x, 0.0), x), x, alpha * expm1(x));
 }
-template <class T>
-[[gnu::always_inline]] inline T elu_grad(T x, T alpha, T g) {
+template <class T> [[gnu::always_inline]] inline T elu_grad(T x, T alpha, T g) {
   return select(lt(constant(x, 0.0), x), g, g * (alpha * exp(x)));
 }
 
 // clamp(x, low, high) and its gradient: g strictly inside (hardtanh).
-template <class T>
-[[gnu::always_inline]] inline T hardtanh(T x, T low, T high) {
-  return clamp(x, low, high);
-}
-template <class T>
-[[gnu::always_inline]] inline T hardtanh_grad(T x, T low, T high, T g) {
+template <class T> [[gnu::always_inline]] inline T hardtanh(T x, T low, T high) { return clamp(x, low, high); }
+template <class T> [[gnu::always_inline]] inline T hardtanh_grad(T x, T low, T high, T g) {
   return select(logical_and(lt(low, x), lt(x, high)), g, constant(x, 0.0));
 }
 // The gradient of clamp: g inside and on the bounds.
-template <class T>
-[[gnu::always_inline]] inline T clamp_grad(T x, T low, T high, T g) {
+template <class T> [[gnu::always_inline]] inline T clamp_grad(T x, T low, T high, T g) {
   return select(logical_and(le(low, x), le(x, high)), g, constant(x, 0.0));
 }
 
 // min(max(x + 3, 0), 6) / 6 (Howard et al. 2019, arXiv 1905.02244) and x times that.
-template <class T>
-[[gnu::always_inline]] inline T hardsigmoid(T x) {
+template <class T> [[gnu::always_inline]] inline T hardsigmoid(T x) {
   return limit(x + constant(x, 3.0), 0.0, 6.0) / constant(x, 6.0);
 }
-template <class T>
-[[gnu::always_inline]] inline T hardsigmoid_grad(T x, T g) {
+template <class T> [[gnu::always_inline]] inline T hardsigmoid_grad(T x, T g) {
   return hardtanh_grad(x, constant(x, -3.0), constant(x, 3.0), g / constant(x, 6.0));
 }
-template <class T>
-[[gnu::always_inline]] inline T hardswish(T x) {
+template <class T> [[gnu::always_inline]] inline T hardswish(T x) {
   return x * limit(x + constant(x, 3.0), 0.0, 6.0) / constant(x, 6.0);
 }
-template <class T>
-[[gnu::always_inline]] inline T hardswish_grad(T x, T g) {
+template <class T> [[gnu::always_inline]] inline T hardswish_grad(T x, T g) {
   const T inner = g * fma(x, constant(x, 1.0 / 3), constant(x, 0.5));
   return select(lt(x, constant(x, -3.0)), constant(x, 0.0), select(le(x, constant(x, 3.0)), inner, g));
 }
 
 // -1, 0 or 1; keeps -0 and NaN.
-template <class T>
-[[gnu::always_inline]] inline T sign(T x) {
+template <class T> [[gnu::always_inline]] inline T sign(T x) {
   return select(lt(constant(x, 0.0), x), constant(x, 1.0), select(lt(x, constant(x, 0.0)), constant(x, -1.0), x));
 }
-template <class T>
-[[gnu::always_inline]] inline T ceil(T x) {
-  return -floor(-x);
-}
+template <class T> [[gnu::always_inline]] inline T ceil(T x) { return -floor(-x); }
 
 // ---- Powers
 
 // 1 / sqrt(x). Below 1.5 ulp (two roundings).
-template <class T>
-[[gnu::always_inline]] inline T rsqrt(T x) {
-  return constant(x, 1.0) / sqrt(x);
-}
+template <class T> [[gnu::always_inline]] inline T rsqrt(T x) { return constant(x, 1.0) / sqrt(x); }
 
 // x^y with the special values of C (ISO C annex F). ln |x| is computed as a sum of two numbers, with twice the
 // precision up to the cubic term of the series 2 atanh(f / (2 + f)); so the error does not grow with y. Below 2 ulp.
-template <class T>
-[[gnu::always_inline]] inline T pow(T x, T y) {
+template <class T> [[gnu::always_inline]] inline T pow(T x, T y) {
   const bool wide = is_f64(x);
   const T zero = constant(x, 0.0), one = constant(x, 1.0), two = constant(x, 2.0), infinity = constant(x, kInf);
   const T a = abs(x);
@@ -640,11 +527,10 @@ template <class T>
   // s^2, s^3 and the coefficient 2/3 + s^2 R, each in two parts.
   const T z = s * s, z_low = fma(s, s, -z) + two * s * s_low;
   const T cube = z * s, cube_low = fma(z, s, -cube) + fma(z_low, s, z * s_low);
-  const T series =
-      z * (wide
-               ? polynomial(z, {0.399999999999999771, 0.28571428571445337, 0.222222222174816516, 0.18181818877044192,
-                                0.153845564115544559, 0.133363351097711163, 0.116744590738161015, 0.119920094443224241})
-               : polynomial(z, {0.400001531094274776, 0.285470338473391746, 0.234210613283408217}));
+  const T series = z * (wide ? polynomial(z, {0.399999999999999771, 0.28571428571445337, 0.222222222174816516,
+                                              0.18181818877044192, 0.153845564115544559, 0.133363351097711163,
+                                              0.116744590738161015, 0.119920094443224241})
+                             : polynomial(z, {0.400001531094274776, 0.285470338473391746, 0.234210613283408217}));
   constexpr double kTwoThirds = 2.0 / 3;
   const T third = constant(x, kTwoThirds);
   const T third_low = constant(x, wide ? 3.70074341541718826e-17 : kTwoThirds - static_cast<float>(kTwoThirds));
@@ -676,8 +562,7 @@ template <class T>
 
 // sin(x + quarter_turns pi/2). x = n pi/2 + r, pi/2 in three parts (Cody and Waite 1980): accurate for |x| < 1e5 (f32)
 // and 1e9 (f64), beyond that the result is only bounded. Minimax polynomials of sin and cos on |r| <= pi/4.
-template <class T>
-[[gnu::always_inline]] inline T sin_quarter(T x, double quarter_turns) {
+template <class T> [[gnu::always_inline]] inline T sin_quarter(T x, double quarter_turns) {
   const bool wide = is_f64(x);
   const T n = round_even(x * constant(x, 0.636619772367581343));
   T r = fma(n, constant(x, wide ? -0x1.921fb54442d18p+0 : -0x1.921fb6p+0), x);
@@ -702,14 +587,10 @@ template <class T>
 }
 
 // sin x. Below 1.6 ulp in the range of sin_quarter.
-template <class T>
-[[gnu::always_inline]] inline T sin(T x) {
+template <class T> [[gnu::always_inline]] inline T sin(T x) {
   return select(lt(abs(x), constant(x, is_f64(x) ? 0x1p-27 : 0x1p-13)), x, sin_quarter(x, 0.0));
 }
 // cos x. Below 1.6 ulp in the range of sin_quarter.
-template <class T>
-[[gnu::always_inline]] inline T cos(T x) {
-  return sin_quarter(x, 1.0);
-}
+template <class T> [[gnu::always_inline]] inline T cos(T x) { return sin_quarter(x, 1.0); }
 
 }  // namespace rondo::scalar

@@ -6,8 +6,9 @@
 namespace rondo::ops {
 
 // elementwise.cc
-extern const OpDef kAdd, kSub, kMul, kDiv, kAddScalar, kMulScalar, kRsubScalar, kRdivScalar, kNeg, kExp, kLog, kSqrt, kRsqrt,
-    kEqual, kNotEqual, kLess, kLessEqual, kWhere, kTanh, kErf, kSigmoid, kRelu, kReluGrad, kGeluTanh, kGeluTanhGrad, kGeluErf, kGeluErfGrad, kCast, kCopy, kFill;
+extern const OpDef kAdd, kSub, kMul, kDiv, kAddScalar, kMulScalar, kRsubScalar, kRdivScalar, kNeg, kExp, kLog, kSqrt,
+    kRsqrt, kEqual, kNotEqual, kLess, kLessEqual, kWhere, kTanh, kErf, kSigmoid, kRelu, kReluGrad, kGeluTanh,
+    kGeluTanhGrad, kGeluErf, kGeluErfGrad, kCast, kCopy, kFill;
 // math.cc
 extern const OpDef kMaximum, kMinimum, kAbs, kSign, kSin, kCos, kLog1p, kExpm1, kPowScalar, kPowScalarGrad;
 // activation.cc
@@ -24,8 +25,8 @@ extern const OpDef kLayerNorm, kLayerNormGrad, kRMSNorm, kRMSNormGrad, kSoftmax,
 // attention.cc
 extern const OpDef kAttention, kAttentionGrad;
 // embedding.cc, loss.cc
-extern const OpDef kEmbedding, kEmbeddingGrad, kEmbeddingGradOnto, kCrossEntropy, kCrossEntropyGrad, kLinearCrossEntropy,
-    kLinearCrossEntropyGrad;
+extern const OpDef kEmbedding, kEmbeddingGrad, kEmbeddingGradOnto, kCrossEntropy, kCrossEntropyGrad,
+    kLinearCrossEntropy, kLinearCrossEntropyGrad;
 // indexing.cc
 extern const OpDef kGather, kScatter, kScatterSum, kCumsum, kArgmax, kArgsort, kTopk;
 // rotary.cc

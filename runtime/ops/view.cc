@@ -1,9 +1,9 @@
 // Views: new sizes and strides over the same storage; and cat, the copy that undoes split.
 #include "absl/strings/str_cat.h"
+#include "rondo/runtime/autograd.h"
 #include "rondo/runtime/ops/elementwise_def.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/ops/table.h"
-#include "rondo/runtime/autograd.h"
 #include "rondo/runtime/recorder.h"
 
 namespace rondo::ops {
@@ -287,7 +287,8 @@ Tensor permute(TensorArg x, const Dims& order) {
     seen |= 1u << normal.back();
   }
   if (order.rank() != rank || seen != (1u << rank) - 1)
-    throw_op_error("permute", to_string(order) + " is not an order of " + std::to_string(rank) + " dimensions", x.where);
+    throw_op_error("permute", to_string(order) + " is not an order of " + std::to_string(rank) + " dimensions",
+                   x.where);
   return call(kPermute, {x}, attrs_of(normal));
 }
 
@@ -369,7 +370,8 @@ std::vector<Tensor> split(TensorArg x, int64_t size, int64_t dim) {
   if (n <= kMaxOpOutputs && total > 0) {
     call(kSplit, {x}, {.ints = {d, size}}, pieces);
   } else {
-    for (int64_t i = 0; i < n; ++i) pieces[static_cast<size_t>(i)] = slice(x, d, {i * size, std::min(total, (i + 1) * size)});
+    for (int64_t i = 0; i < n; ++i)
+      pieces[static_cast<size_t>(i)] = slice(x, d, {i * size, std::min(total, (i + 1) * size)});
   }
   return pieces;
 }
@@ -399,8 +401,10 @@ Tensor stack(std::span<const Tensor> parts, int64_t dim, std::source_location wh
   std::vector<Tensor> raised;
   for (const Tensor& part : parts) {
     if (!(part.sizes() == parts[0].sizes()))
-      throw_op_error("stack", absl::StrCat("needs tensors of one shape, got ", to_string(parts[0].sizes()), " and ",
-                                           to_string(part.sizes())), where);
+      throw_op_error("stack",
+                     absl::StrCat("needs tensors of one shape, got ", to_string(parts[0].sizes()), " and ",
+                                  to_string(part.sizes())),
+                     where);
     raised.push_back(unsqueeze({part, where}, d));
   }
   return cat(raised, d, where);

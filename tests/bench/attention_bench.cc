@@ -13,8 +13,7 @@
 namespace rondo::cpu {
 namespace {
 
-template <class T>
-struct Problem {
+template <class T> struct Problem {
   AttentionShape shape;
   int64_t channels, row;
   std::vector<T> qkv, out, grad_out, grad_qkv;
@@ -34,8 +33,7 @@ struct Problem {
     for (T& x : qkv) x = T(normal(rng));
     for (T& x : grad_out) x = T(normal(rng));
   }
-  template <class E>
-  HeadsView<E> slice(std::vector<T>& x, int64_t part) {
+  template <class E> HeadsView<E> slice(std::vector<T>& x, int64_t part) {
     const int64_t stride = x.size() == qkv.size() ? row : channels;
     return {x.data() + part * channels, shape.queries * stride, shape.head_dim, stride};
   }
@@ -63,14 +61,12 @@ void report(benchmark::State& state, double flops) {
   state.counters["GFLOP/s"] = benchmark::Counter(flops * 1e-9, benchmark::Counter::kIsIterationInvariantRate);
 }
 
-template <class T>
-void forward(benchmark::State& state) {
+template <class T> void forward(benchmark::State& state) {
   Problem<T> problem(state.range(0), state.range(1), state.range(2), state.range(3));
   for (auto _ : state) problem.forward();
   report(state, 2 * problem.product_flops());
 }
-template <class T>
-void backward(benchmark::State& state) {
+template <class T> void backward(benchmark::State& state) {
   Problem<T> problem(state.range(0), state.range(1), state.range(2), state.range(3));
   problem.forward();
   for (auto _ : state) problem.backward();

@@ -1,4 +1,5 @@
-// What a start costs: a GPT-2 block (12 heads, 768 wide), forward and backward, compiled again and again, as in a new process.
+// What a start costs: a GPT-2 block (12 heads, 768 wide), forward and backward, compiled again and again, as in a new
+// process.
 //   RONDO_CACHE=off bench_compile     cold
 //   bench_compile; bench_compile      the second is warm from disk
 //   bench_compile 12                  a stack of twelve, compiled whole

@@ -24,7 +24,8 @@ template <class F> double nanoseconds(F f) {
   for (int batch = 0; batch < kBatches; ++batch) {
     const auto start = std::chrono::steady_clock::now();
     for (int i = 0; i < kCalls; ++i) f();
-    times.push_back(std::chrono::duration<double, std::nano>(std::chrono::steady_clock::now() - start).count() / kCalls);
+    times.push_back(std::chrono::duration<double, std::nano>(std::chrono::steady_clock::now() - start).count() /
+                    kCalls);
   }
   std::sort(times.begin(), times.end());
   return times[kBatches / 2];
@@ -39,7 +40,8 @@ int main(int argc, char** argv) {
   leaf.requires_grad_();
   const double plain = no_grad([&] { return nanoseconds([&] { const Tensor c = a + b; }); });
   const double taped = nanoseconds([&] { const Tensor c = leaf + b; });
-  std::printf("{\"peer\": \"rondo\", \"op\": \"add f32[64]\", \"no_grad_ns\": %.0f, \"tape_ns\": %.0f}\n", plain, taped);
+  std::printf("{\"peer\": \"rondo\", \"op\": \"add f32[64]\", \"no_grad_ns\": %.0f, \"tape_ns\": %.0f}\n", plain,
+              taped);
   std::fflush(stdout);
   if (argc < 2 || std::string(argv[1]) != "--peers") return 0;
   const std::string folder = std::string(RONDO_SOURCE_DIR) + "/tests/bench/peers";

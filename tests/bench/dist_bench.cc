@@ -30,7 +30,8 @@ void run() {
   for (const DType dtype : {kF32, kBF16})
     for (int64_t n : {int64_t{64}, int64_t{1} << 12, int64_t{1} << 16, int64_t{1} << 20, int64_t{1} << 24}) {
       const Tensor tensor = Tensor::ones({n}, {dtype});
-      const double us = median_us(n > 1 << 20 ? 11 : 101, [&] { group->all_reduce(tensor, dist::ReduceOp::kAverage, "bench").wait(); });
+      const double us = median_us(n > 1 << 20 ? 11 : 101,
+                                  [&] { group->all_reduce(tensor, dist::ReduceOp::kAverage, "bench").wait(); });
       if (lead)
         std::printf("all_reduce %4s %8lld  %9.1f us  %6.2f GB/s of tensor\n", std::string(name_of(dtype)).c_str(),
                     static_cast<long long>(n), us, static_cast<double>(tensor.nbytes()) / us * 1e-3);

@@ -1,5 +1,5 @@
-// Default mode beside exact mode: what the rewrites of codegen/relax.h are worth. Forward and backward of small regions on
-// arrays that stay in the caches, on one thread; the two modes alternate.
+// Default mode beside exact mode: what the rewrites of codegen/relax.h are worth. Forward and backward of small regions
+// on arrays that stay in the caches, on one thread; the two modes alternate.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -49,7 +49,8 @@ void report(const char* name, const Function& function, const Dims& sizes, DType
     return v[v.size() / 2];
   };
   std::printf("%-12s %-5s forward %8.1f us, default %5.3f of it   with backward %8.1f us, default %5.3f of it\n", name,
-              std::string(name_of(dtype)).c_str(), median(times[0]), median(ratios[0]), median(times[1]), median(ratios[1]));
+              std::string(name_of(dtype)).c_str(), median(times[0]), median(ratios[0]), median(times[1]),
+              median(ratios[1]));
 }
 
 }  // namespace
@@ -61,12 +62,19 @@ int main() {
   const Tensor w = Tensor::randn({768}).requires_grad_(), b = Tensor::randn({768}).requires_grad_();
   for (DType dtype : {kF32, kBF16}) {
     const Tensor weight = w.to(dtype).detach().requires_grad_(), bias = b.to(dtype).detach().requires_grad_();
-    report("softmax", [](const Tensor& x) { return ops::softmax(x); }, {128, 768}, dtype);
-    report("log_softmax", [](const Tensor& x) { return ops::log_softmax(x); }, {128, 768}, dtype);
-    report("gelu", [](const Tensor& x) { return ops::gelu(x); }, {128, 768}, dtype);
-    report("silu", [](const Tensor& x) { return ops::silu(x); }, {128, 768}, dtype);
-    report("layer_norm", [&](const Tensor& x) { return ops::layer_norm(x, weight, bias); }, {128, 768}, dtype);
-    report("rms_norm", [&](const Tensor& x) { return ops::rms_norm(x, weight); }, {128, 768}, dtype);
-    report("chain", [&](const Tensor& x) { return ops::tanh(x * weight + bias) * x + x * 0.5; }, {128, 768}, dtype);
+    report(
+        "softmax", [](const Tensor& x) { return ops::softmax(x); }, {128, 768}, dtype);
+    report(
+        "log_softmax", [](const Tensor& x) { return ops::log_softmax(x); }, {128, 768}, dtype);
+    report(
+        "gelu", [](const Tensor& x) { return ops::gelu(x); }, {128, 768}, dtype);
+    report(
+        "silu", [](const Tensor& x) { return ops::silu(x); }, {128, 768}, dtype);
+    report(
+        "layer_norm", [&](const Tensor& x) { return ops::layer_norm(x, weight, bias); }, {128, 768}, dtype);
+    report(
+        "rms_norm", [&](const Tensor& x) { return ops::rms_norm(x, weight); }, {128, 768}, dtype);
+    report(
+        "chain", [&](const Tensor& x) { return ops::tanh(x * weight + bias) * x + x * 0.5; }, {128, 768}, dtype);
   }
 }

@@ -3,12 +3,14 @@
 //
 //   bench_gpt --n_layer=6 --n_head=6 --n_embd=384 --block_size=256 --batch_size=8 --compile=regions
 //
-// --compile=none, regions or whole; --mode=default, reduce_overhead or max_autotune; --accumulate=N: a step is N backward
-// passes over the same batch and one update. --grad_clip=0 leaves out clipping; then --update_at_seams makes the updates during
-// backward, whose time they are part of. --inference: a step is the forward pass alone, without gradients.
-// --whole_logits=N: the loss computes more logits than these in chunks. --recompute=auto, none or full: what a backward computes
-// again; full with --compile=none checkpoints each block. --memory_report: where the memory went, also in the JSON.
-// With --serve it speaks the protocol of tests/bench/peers: each line N on stdin runs N steps and prints one JSON line.
+// --compile=none, regions or whole; --mode=default, reduce_overhead or max_autotune; --accumulate=N: a step is N
+// backward passes over the same batch and one update. --grad_clip=0 leaves out clipping; then --update_at_seams makes
+// the updates during backward, whose time they are part of. --inference: a step is the forward pass alone, without
+// gradients.
+// --whole_logits=N: the loss computes more logits than these in chunks. --recompute=auto, none or full: what a backward
+// computes again; full with --compile=none checkpoints each block. --memory_report: where the memory went, also in the
+// JSON. With --serve it speaks the protocol of tests/bench/peers: each line N on stdin runs N steps and prints one JSON
+// line.
 #include <sys/resource.h>
 
 #include <algorithm>
@@ -36,7 +38,9 @@ namespace {
 using namespace rondo;
 using Clock = std::chrono::steady_clock;
 
-double ms_since(Clock::time_point start) { return std::chrono::duration<double, std::milli>(Clock::now() - start).count(); }
+double ms_since(Clock::time_point start) {
+  return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
+}
 double median(std::vector<double> v) {
   if (v.empty()) return 0;
   std::sort(v.begin(), v.end());
@@ -68,11 +72,29 @@ struct Options {
 // Milliseconds of y = x w^T, dx = g w and dw = g^T x with x (rows, in) and w (out, in), best of several runs.
 double linear_floor_ms(int64_t rows, int64_t in, int64_t out, DType dtype) {
   const Tensor x = Tensor::randn({rows, in}).to(dtype), w = Tensor::randn({out, in}).to(dtype);
-  const Tensor y = Tensor::zeros({rows, out}, {dtype}), dx = Tensor::zeros({rows, in}, {dtype}), dw = Tensor::zeros({out, in}, {dtype});
-  const cpu::MatmulCall calls[] = {
-      {.dtype = dtype, .m = rows, .n = out, .k = in, .a_strides = {0, in, 1}, .b_strides = {0, 1, in}, .c_strides = {0, out, 1}},
-      {.dtype = dtype, .m = rows, .n = in, .k = out, .a_strides = {0, out, 1}, .b_strides = {0, in, 1}, .c_strides = {0, in, 1}},
-      {.dtype = dtype, .m = out, .n = in, .k = rows, .a_strides = {0, 1, out}, .b_strides = {0, in, 1}, .c_strides = {0, in, 1}}};
+  const Tensor y = Tensor::zeros({rows, out}, {dtype}), dx = Tensor::zeros({rows, in}, {dtype}),
+               dw = Tensor::zeros({out, in}, {dtype});
+  const cpu::MatmulCall calls[] = {{.dtype = dtype,
+                                    .m = rows,
+                                    .n = out,
+                                    .k = in,
+                                    .a_strides = {0, in, 1},
+                                    .b_strides = {0, 1, in},
+                                    .c_strides = {0, out, 1}},
+                                   {.dtype = dtype,
+                                    .m = rows,
+                                    .n = in,
+                                    .k = out,
+                                    .a_strides = {0, out, 1},
+                                    .b_strides = {0, in, 1},
+                                    .c_strides = {0, in, 1}},
+                                   {.dtype = dtype,
+                                    .m = out,
+                                    .n = in,
+                                    .k = rows,
+                                    .a_strides = {0, 1, out},
+                                    .b_strides = {0, in, 1},
+                                    .c_strides = {0, in, 1}}};
   const void* operands[3][3] = {{x.raw_data(), w.raw_data(), y.raw_data()},
                                 {y.raw_data(), w.raw_data(), dx.raw_data()},
                                 {y.raw_data(), x.raw_data(), dw.raw_data()}};
@@ -102,11 +124,18 @@ struct CheckpointHook : nn::CallHook {
 class Trainer {
  public:
   explicit Trainer(const Options& o)
-      : config_{.vocab_size = o.integer("vocab_size", 65), .block_size = o.integer("block_size", 64),
-                .n_layer = o.integer("n_layer", 4), .n_head = o.integer("n_head", 4), .n_embd = o.integer("n_embd", 128), .whole_logits = o.integer("whole_logits", nn::kWholeLogits)},
-        batch_(o.integer("batch_size", 12)), model_(config_, 1337), autocast_(o.text("dtype", "f32") == "bf16"),
+      : config_{.vocab_size = o.integer("vocab_size", 65),
+                .block_size = o.integer("block_size", 64),
+                .n_layer = o.integer("n_layer", 4),
+                .n_head = o.integer("n_head", 4),
+                .n_embd = o.integer("n_embd", 128),
+                .whole_logits = o.integer("whole_logits", nn::kWholeLogits)},
+        batch_(o.integer("batch_size", 12)),
+        model_(config_, 1337),
+        autocast_(o.text("dtype", "f32") == "bf16"),
         optimizer_(model_.parameters(), {.lr = 1e-3, .betas = {0.9, 0.99}, .weight_decay = 0.1}),
-        mode_(o.text("compile", "none")), inference_(o.integer("inference", 0) != 0),
+        mode_(o.text("compile", "none")),
+        inference_(o.integer("inference", 0) != 0),
         accumulate_(o.integer("accumulate", 1)) {
     const double clip = std::stod(o.text("grad_clip", "1"));
     if (clip > 0) step_options_.max_norm = clip;
@@ -123,7 +152,8 @@ class Trainer {
     if (mode_ == "none" && recompute == "full")
       for (nn::TransformerBlock& block : model_.h) block.call_hook = std::make_shared<CheckpointHook>(block);
     if (mode_ != "none") optim::compile(optimizer_);
-    if (o.integer("update_at_seams", 0) != 0) updates_.emplace(model_, optimizer_, optim::UpdateAtSeamsOptions{.step = step_options_});
+    if (o.integer("update_at_seams", 0) != 0)
+      updates_.emplace(model_, optimizer_, optim::UpdateAtSeamsOptions{.step = step_options_});
     for (int64_t i = 0; i < o.integer("warmup", 3); ++i) step();
     step_ms_.clear();
     forward_ms_.clear();
@@ -199,21 +229,29 @@ class Trainer {
     rusage usage{};
     getrusage(RUSAGE_SELF, &usage);
     const double step = median(step_ms_);
-    nlohmann::ordered_json json = {{"peer", "rondo"},
-                                   {"mode", mode_},
-                                   {"step_ms_median", step},
-                                   {"step_ms_all", step_ms_},
-                                   {"tokens_per_s", step > 0 ? 1e3 * static_cast<double>(batch_ * config_.block_size) / step : 0},
-                                   {"forward_ms", median(forward_ms_)},
-                                   {"backward_ms", median(backward_ms_)},
-                                   {"optimizer_ms", median(optimizer_ms_)},
-                                   {"loss", last_loss_},
-                                   {"peak_rss_mib", static_cast<double>(usage.ru_maxrss) / 1024}};
+    nlohmann::ordered_json json = {
+        {"peer", "rondo"},
+        {"mode", mode_},
+        {"step_ms_median", step},
+        {"step_ms_all", step_ms_},
+        {"tokens_per_s", step > 0 ? 1e3 * static_cast<double>(batch_ * config_.block_size) / step : 0},
+        {"forward_ms", median(forward_ms_)},
+        {"backward_ms", median(backward_ms_)},
+        {"optimizer_ms", median(optimizer_ms_)},
+        {"loss", last_loss_},
+        {"peak_rss_mib", static_cast<double>(usage.ru_maxrss) / 1024}};
     if (recording != nullptr) {
       const memory::Report r = recording->report();
-      json["memory"] = {{"parameters", r.parameters},   {"gradients", r.gradients}, {"states", r.states},
-                        {"activations", r.activations}, {"most_activations", r.most_activations}, {"workspace", r.workspace}, {"cached", r.cached},
-                        {"outside", r.outside},         {"total", r.total()},       {"process_peak", r.process_peak},
+      json["memory"] = {{"parameters", r.parameters},
+                        {"gradients", r.gradients},
+                        {"states", r.states},
+                        {"activations", r.activations},
+                        {"most_activations", r.most_activations},
+                        {"workspace", r.workspace},
+                        {"cached", r.cached},
+                        {"outside", r.outside},
+                        {"total", r.total()},
+                        {"process_peak", r.process_peak},
                         {"cause", r.cause}};
       std::fputs(memory::to_string(r).c_str(), stderr);
     }

@@ -1,6 +1,8 @@
-// bench_head: an output layer and its loss, forward and backward, with whole logits and in chunks of rows, at GPT-2's size.
+// bench_head: an output layer and its loss, forward and backward, with whole logits and in chunks of rows, at GPT-2's
+// size.
 //
-//   bench_head --rows=4096 --dtype=bf16 --chunks=0,128,256,512,1024      (0: what linear_cross_entropy chooses by itself)
+//   bench_head --rows=4096 --dtype=bf16 --chunks=0,128,256,512,1024      (0: what linear_cross_entropy chooses by
+//   itself)
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -34,14 +36,16 @@ int64_t integer(const std::string& text) {
 
 int main(int argc, char** argv) try {
   const int64_t N = integer(option(argc, argv, "rows", "256")), C = integer(option(argc, argv, "n_embd", "768")),
-                V = integer(option(argc, argv, "vocab_size", "50257")), rounds = integer(option(argc, argv, "rounds", "5"));
+                V = integer(option(argc, argv, "vocab_size", "50257")),
+                rounds = integer(option(argc, argv, "rounds", "5"));
   const bool lower = option(argc, argv, "dtype", "f32") == "bf16";
   Tensor x = Tensor::randn({N, C}), weight = (Tensor::randn({V, C}) * 0.02);
   x.requires_grad_();
   weight.requires_grad_();
   const Tensor target = Tensor::randint(0, V, {N});
   std::vector<int64_t> chunks = {-1};  // whole logits
-  for (const auto& text : absl::StrSplit(option(argc, argv, "chunks", "0,64,128,256,512,1024"), ',')) chunks.push_back(integer(std::string(text)));
+  for (const auto& text : absl::StrSplit(option(argc, argv, "chunks", "0,64,128,256,512,1024"), ','))
+    chunks.push_back(integer(std::string(text)));
   std::vector<std::vector<double>> times(chunks.size());
   std::vector<int64_t> peaks(chunks.size());
   for (int64_t round = -1; round < rounds; ++round)  // the first warms up; the others alternate
@@ -63,8 +67,12 @@ int main(int argc, char** argv) try {
     }
   for (size_t i = 0; i < chunks.size(); ++i) {
     std::sort(times[i].begin(), times[i].end());
-    std::printf("%-6s rows %5ld  %8.1f ms (best %.1f)  peak %.0f MB\n", chunks[i] < 0 ? "whole" : chunks[i] == 0 ? "chosen" : "chunks",
-                chunks[i] > 0 ? chunks[i] : N, times[i][times[i].size() / 2], times[i][0], static_cast<double>(peaks[i]) / 1e6);
+    std::printf("%-6s rows %5ld  %8.1f ms (best %.1f)  peak %.0f MB\n",
+                chunks[i] < 0    ? "whole"
+                : chunks[i] == 0 ? "chosen"
+                                 : "chunks",
+                chunks[i] > 0 ? chunks[i] : N, times[i][times[i].size() / 2], times[i][0],
+                static_cast<double>(peaks[i]) / 1e6);
   }
   return 0;
 } catch (const std::exception& error) {

@@ -47,10 +47,12 @@ void report(const LoopKernel& kernel) {
   const double elements = static_cast<double>(kernel.rows * kernel.cols);
   const int repeats = static_cast<int>(std::max(1.0, 1e6 / elements));
   const double run_s = best_seconds([&] {
-    for (int n = 0; n < repeats; ++n)
-      for (int64_t at = 0; at < all; at += step)
-        executable->entry(0)(arrays.pointers.data(), scalars, sizes.data(), at, std::min(all, at + step));
-  }) / repeats;
+                         for (int n = 0; n < repeats; ++n)
+                           for (int64_t at = 0; at < all; at += step)
+                             executable->entry(0)(arrays.pointers.data(), scalars, sizes.data(), at,
+                                                  std::min(all, at + step));
+                       }) /
+                       repeats;
   std::printf("%-24s %5lld x %-8lld compile %6.2f ms   %7.3f ns/element  %7.1f GB/s\n", kernel.name.c_str(),
               static_cast<long long>(kernel.rows), static_cast<long long>(kernel.cols), compile_s * 1e3,
               run_s * 1e9 / elements, arrays.bytes / run_s * 1e-9);
@@ -129,8 +131,8 @@ LoopKernel layer_norm(DType type, int64_t rows, int64_t cols) {
   const LoopValue sum2 = b.reduce(LoopOp::kReduceSum, op(LoopOp::kMul, d, d));
   b.stage(2).in_row();
   const LoopValue variance = op(LoopOp::kDiv, sum2, n);
-  const LoopValue rstd =
-      op(LoopOp::kDiv, b.constant(1.0, compute), op(LoopOp::kSqrt, op(LoopOp::kAdd, variance, b.scalar(0, compute))));
+  const LoopValue rstd = op(LoopOp::kDiv, b.constant(1.0, compute),
+                            op(LoopOp::kSqrt, op(LoopOp::kAdd, variance, b.scalar(0, compute))));
   b.in_column();
   const LoopValue scaled = op(LoopOp::kMul, op(LoopOp::kSub, b.load(x, compute), mean), rstd);
   b.store(y, op(LoopOp::kFma, scaled, b.load(w, compute), b.load(bias, compute)));
@@ -189,8 +191,9 @@ TEST(EmitSpeed, Report) {
   report(transpose(256));
 
   // A module of several kernels costs less than its kernels alone.
-  std::vector<LoopKernel> kernels{softmax(kF32, 64, 1024), layer_norm(kF32, 64, 768), column_sums(1024, 768),
-                                  adamw(4096),             chain(kF32, 4096),         add(kF32, 4096)};
+  std::vector<LoopKernel> kernels{softmax(kF32, 64, 1024), layer_norm(kF32, 64, 768),
+                                  column_sums(1024, 768),  adamw(4096),
+                                  chain(kF32, 4096),       add(kF32, 4096)};
   double best = 1e9;
   for (int i = 0; i < 10; ++i) best = std::min(best, seconds([&] { compile_kernels(kernels); }));
   std::printf("%zu kernels in one module: %.2f ms\n", kernels.size(), best * 1e3);

@@ -1,8 +1,8 @@
-// AdamW, f32, compiled and eager: milliseconds a step over three lists of tensors, beside the machine's own stream over as
-// much memory, all timed in turn. GB/s counts 28 bytes a parameter: four arrays read, three written. The stream is the
-// better of two loops that do nothing else: the same traffic (four read, three of them written), and one array in place.
-// Also: what compiling costs for 10 and for 10,000 tensors, and a whole step (loss scale, finite check, clipping, moving
-// average, bf16 copy, zeroed gradients) in joined passes and one by one.
+// AdamW, f32, compiled and eager: milliseconds a step over three lists of tensors, beside the machine's own stream over
+// as much memory, all timed in turn. GB/s counts 28 bytes a parameter: four arrays read, three written. The stream is
+// the better of two loops that do nothing else: the same traffic (four read, three of them written), and one array in
+// place. Also: what compiling costs for 10 and for 10,000 tensors, and a whole step (loss scale, finite check,
+// clipping, moving average, bf16 copy, zeroed gradients) in joined passes and one by one.
 //
 //   bench_optimizer [--json] [--threads N] [--seconds S] [--list gpt2_124m|1000x1024|10000x64] [--state f32|bf16|8bit]
 //   bench_optimizer --serve --list L     answers a line "N" with the times of N steps (tests/bench/peers/README.md)
@@ -69,7 +69,7 @@ struct Stream {
     float* p[4];
     for (size_t k = 0; k < 4; ++k) p[k] = arrays[k].mutable_data<float>();
     rondo::parallel_for(n, 1 << 14, [&](int64_t begin, int64_t end) {
-      float *__restrict a = p[0], *__restrict b = p[1], *__restrict c = p[2];
+      float* __restrict a = p[0], * __restrict b = p[1], * __restrict c = p[2];
       const float* __restrict d = p[3];
       for (int64_t i = begin; i < end; ++i) {
         a[i] += d[i];
@@ -104,7 +104,8 @@ struct Trained {
       params.back().set_grad(Tensor::full(shape, 0.01));
       n += shape.numel();
     }
-    optimizer = std::make_unique<optim::AdamW>(params, optim::AdamWOptions{.betas = {0.9, 0.95}, .weight_decay = 0.1, .state = state_format});
+    optimizer = std::make_unique<optim::AdamW>(
+        params, optim::AdamWOptions{.betas = {0.9, 0.95}, .weight_decay = 0.1, .state = state_format});
     if (compiled) optim::compile(*optimizer);
   }
 };
@@ -167,9 +168,8 @@ json run(const std::string& list, double seconds) {
     trained.optimizer->track_average();
     trained.optimizer->keep_copies(rondo::kBF16);
     for (double total = -1; total < seconds / 4 || joined.size() < 5;) {
-      const double t = seconds_of([&] {
-        trained.optimizer->step({.grad_scale = 2, .max_norm = 1, .zero_grad = true});
-      });
+      const double t = seconds_of(
+          [&] { trained.optimizer->step({.grad_scale = 2, .max_norm = 1, .zero_grad = true}); });
       if (total < 0) total = 0;
       else total += joined.emplace_back(t);
     }
@@ -206,10 +206,12 @@ json run(const std::string& list, double seconds) {
 }
 
 void print(const json& r) {
-  std::printf("%-10s  %5d tensors  %9.3f ms  %6.1f GB/s, stream %6.1f: %.3f   eager %9.3f ms   all joined %9.3f ms, apart %9.3f ms\n",
-              r["list"].get<std::string>().c_str(), r["n_tensors"].get<int>(), r["step_ms"].get<double>(),
-              r["gb_per_s"].get<double>(), r["stream_gb_per_s"].get<double>(), r["ratio"].get<double>(),
-              r["eager_ms"].get<double>(), r["joined_ms"].get<double>(), r["apart_ms"].get<double>());
+  std::printf(
+      "%-10s  %5d tensors  %9.3f ms  %6.1f GB/s, stream %6.1f: %.3f   eager %9.3f ms   all joined %9.3f ms, apart "
+      "%9.3f ms\n",
+      r["list"].get<std::string>().c_str(), r["n_tensors"].get<int>(), r["step_ms"].get<double>(),
+      r["gb_per_s"].get<double>(), r["stream_gb_per_s"].get<double>(), r["ratio"].get<double>(),
+      r["eager_ms"].get<double>(), r["joined_ms"].get<double>(), r["apart_ms"].get<double>());
   std::fflush(stdout);
 }
 
@@ -223,7 +225,9 @@ void serve(const std::string& list) {
     std::vector<double> times;
     for (int i = std::atoi(line.c_str()); i > 0; --i)
       times.push_back(1e3 * seconds_of([&] { trained->optimizer->step(); }));
-    const json answer = {{"peer", "rondo"}, {"list", list}, {"step_ms_all", times},
+    const json answer = {{"peer", "rondo"},
+                         {"list", list},
+                         {"step_ms_all", times},
                          {"step_ms_median", times.empty() ? 0.0 : median(times)},
                          {"compile_ms", trained->optimizer->kernels().compile_ms}};
     std::printf("%s\n", answer.dump().c_str());

@@ -1,14 +1,13 @@
-// bench_region: what it costs the host to enter a compiled block, in nanoseconds: record, find the entry, prepare the run,
-// hand out results.
+// bench_region: what it costs the host to enter a compiled block, in nanoseconds: record, find the entry, prepare the
+// run, hand out results.
 //
 //   bench_region [--json] [--only=pointwise|transformer] [--seconds=0.2]
 //
-// Two blocks of 12 parameters. `pointwise` is the figure: 30 elementwise ops on (1, 64), which become one kernel of some
-// 50 ns and one small output; both are in call_ns. `transformer` is a GPT-2 block on (1, 4, 16): six products and an
-// attention run in it, whose time call_ns includes, so it shows changes only. `taped` is with gradients: saved values are
-// allocated, and the node on the tape is made and dropped.
-// depth: so many blocks share the region and are called in turn. record and pack are parts of a recording call, measured
-// alone.
+// Two blocks of 12 parameters. `pointwise` is the figure: 30 elementwise ops on (1, 64), which become one kernel of
+// some 50 ns and one small output; both are in call_ns. `transformer` is a GPT-2 block on (1, 4, 16): six products and
+// an attention run in it, whose time call_ns includes, so it shows changes only. `taped` is with gradients: saved
+// values are allocated, and the node on the tape is made and dropped. depth: so many blocks share the region and are
+// called in turn. record and pack are parts of a recording call, measured alone.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -47,8 +46,7 @@ struct PointwiseBlock : nn::Module<PointwiseBlock> {
 };
 
 template <class Block> struct Stack : nn::Module<Stack<Block>> {
-  template <class... Args>
-  explicit Stack(int64_t depth, const Args&... args) : h(this->child("h", depth, args...)) {}
+  template <class... Args> explicit Stack(int64_t depth, const Args&... args) : h(this->child("h", depth, args...)) {}
   nn::ModuleList<Block> h;
   Tensor forward(const Tensor& x) { return x; }
 };
@@ -123,18 +121,20 @@ int main(int argc, char** argv) try {
   set_num_threads(1);
   const std::string only = option(argc, argv, "only", "");
   seconds_per_figure = std::stod(option(argc, argv, "seconds", "0.2"));
-  const bool json = argc > 1 && std::any_of(argv + 1, argv + argc, [](const char* arg) { return std::string(arg) == "--json"; });
+  const bool json = argc > 1 &&
+                    std::any_of(argv + 1, argv + argc, [](const char* arg) { return std::string(arg) == "--json"; });
   Json figures = Json::array();
   if (only != "transformer") measure<PointwiseBlock>(figures, "pointwise", Tensor::randn({1, 64}), int64_t{64});
   if (only != "pointwise")
     measure<nn::TransformerBlock>(figures, "transformer", Tensor::randn({1, 4, 16}), int64_t{16}, int64_t{2});
   if (json) return std::puts(figures.dump(1).c_str()), 0;
-  std::printf("%-12s%5s%12s%11s%7s%7s%10s%11s%9s\n", "block", "ops", "parameters", "capture", "taped", "depth", "call ns",
-              "record ns", "pack ns");
+  std::printf("%-12s%5s%12s%11s%7s%7s%10s%11s%9s\n", "block", "ops", "parameters", "capture", "taped", "depth",
+              "call ns", "record ns", "pack ns");
   for (const Json& f : figures)
     std::printf("%-12s%5d%12d%11s%7s%7d%10.0f%11.0f%9.0f\n", f["block"].get<std::string>().c_str(), f["ops"].get<int>(),
-                f["parameters"].get<int>(), f["capture"].get<std::string>().c_str(), f["taped"].get<bool>() ? "yes" : "no",
-                f["depth"].get<int>(), f["call_ns"].get<double>(), f["record_ns"].get<double>(), f["pack_ns"].get<double>());
+                f["parameters"].get<int>(), f["capture"].get<std::string>().c_str(),
+                f["taped"].get<bool>() ? "yes" : "no", f["depth"].get<int>(), f["call_ns"].get<double>(),
+                f["record_ns"].get<double>(), f["pack_ns"].get<double>());
   return 0;
 } catch (const std::exception& error) {
   std::fprintf(stderr, "bench_region: %s\n", error.what());

@@ -1,6 +1,7 @@
-// bench_shapes: training steps at sequence lengths drawn from 5..256: how often a region compiles, what a length costs when it
-// is new, and how much slower its code is than code for one size, for automatic shapes, a marked dimension and one with eight
-// buckets. Then the same for a length that is the kernels' last dimension, where ranges and multiples change the code.
+// bench_shapes: training steps at sequence lengths drawn from 5..256: how often a region compiles, what a length costs
+// when it is new, and how much slower its code is than code for one size, for automatic shapes, a marked dimension and
+// one with eight buckets. Then the same for a length that is the kernels' last dimension, where ranges and multiples
+// change the code.
 // --json for one object a line.
 #include <algorithm>
 #include <chrono>
@@ -35,7 +36,8 @@ double median(std::vector<double> v) {
 std::vector<int64_t> draw_lengths(int n, int64_t low, int64_t high, int64_t multiple) {
   std::vector<int64_t> lengths;
   for (int i = 0; i < n; ++i)
-    lengths.push_back((low + static_cast<int64_t>(philox(7, static_cast<uint64_t>(i), 0)[0] % static_cast<uint32_t>(high - low + 1))) /
+    lengths.push_back((low + static_cast<int64_t>(philox(7, static_cast<uint64_t>(i), 0)[0] %
+                                                  static_cast<uint32_t>(high - low + 1))) /
                       multiple * multiple);
   return lengths;
 }
@@ -73,8 +75,9 @@ struct Columns final : Workload {
   Tensor x = Tensor::scalar<float>(0);
 };
 
-template <class W> void measure(const char* workload, const char* mode, bool json, const compile::CompileOptions& options,
-                                const std::vector<int64_t>& lengths, const std::vector<int64_t>& timed, int rounds) {
+template <class W>
+void measure(const char* workload, const char* mode, bool json, const compile::CompileOptions& options,
+             const std::vector<int64_t>& lengths, const std::vector<int64_t>& timed, int rounds) {
   compile::forget_unused_kernels();
   W dynamic(options);
   std::vector<double> extra;  // of the first step at a length for which no code had to be made
@@ -95,14 +98,16 @@ template <class W> void measure(const char* workload, const char* mode, bool jso
     ratios.push_back(*std::min_element(a.begin() + 2, a.end()) / *std::min_element(b.begin() + 2, b.end()));
   }
   if (json) {
-    std::printf("{\"workload\": \"%s\", \"mode\": \"%s\", \"lengths\": %zu, \"compilations\": %d, \"recordings\": %d, "
-                "\"new_length_ms\": %.2f, \"ratio\": %.3f, \"worst_ratio\": %.3f}\n",
-                workload, mode, lengths.size(), report.compilations, report.entries, median(extra), median(ratios),
-                *std::max_element(ratios.begin(), ratios.end()));
+    std::printf(
+        "{\"workload\": \"%s\", \"mode\": \"%s\", \"lengths\": %zu, \"compilations\": %d, \"recordings\": %d, "
+        "\"new_length_ms\": %.2f, \"ratio\": %.3f, \"worst_ratio\": %.3f}\n",
+        workload, mode, lengths.size(), report.compilations, report.entries, median(extra), median(ratios),
+        *std::max_element(ratios.begin(), ratios.end()));
     return;
   }
-  std::printf("%-8s %-22s %2zu lengths: %d compilations, %2d recordings, %5.2f ms more for a new one; to static, median %.3f:", workload,
-              mode, lengths.size(), report.compilations, report.entries, median(extra), median(ratios));
+  std::printf(
+      "%-8s %-22s %2zu lengths: %d compilations, %2d recordings, %5.2f ms more for a new one; to static, median %.3f:",
+      workload, mode, lengths.size(), report.compilations, report.entries, median(extra), median(ratios));
   for (size_t i = 0; i < timed.size(); ++i) std::printf(" %ld:%.3f", static_cast<long>(timed[i]), ratios[i]);
   std::printf("\n");
 }
@@ -111,7 +116,9 @@ template <class W> void measure(const char* workload, const char* mode, bool jso
 
 int main(int argc, char** argv) {
   const bool json = argc > 1 && std::strcmp(argv[1], "--json") == 0;
-  const auto marked = [](DynamicRange range) { return compile::CompileOptions{.dynamic = {{.argument = 0, .dim = 1, .range = std::move(range)}}}; };
+  const auto marked = [](DynamicRange range) {
+    return compile::CompileOptions{.dynamic = {{.argument = 0, .dim = 1, .range = std::move(range)}}};
+  };
   const DynamicRange range{.min = 5, .max = 256}, buckets{.min = 5, .max = 256, .buckets = 8},
       multiples{.min = 32, .max = 256, .multiple_of = 32};
   const std::vector<int64_t> any = draw_lengths(60, 5, 256, 1), even = draw_lengths(20, 32, 256, 32);
@@ -124,7 +131,8 @@ int main(int argc, char** argv) {
   measure<Columns>("columns", "automatic", json, {}, any, narrow, 40);
   measure<Columns>("columns", "marked", json, marked(range), any, narrow, 40);
   measure<Columns>("columns", "eight buckets", json, marked(buckets), any, narrow, 40);
-  measure<Columns>("columns", "buckets 16, 31, 256", json, marked({.min = 5, .bucket_bounds = {16, 31, 256}}), any, narrow, 40);
+  measure<Columns>("columns", "buckets 16, 31, 256", json, marked({.min = 5, .bucket_bounds = {16, 31, 256}}), any,
+                   narrow, 40);
   measure<Columns>("columns", "automatic, multiples", json, {}, even, timed_even, 40);
   measure<Columns>("columns", "multiples of 32", json, marked(multiples), even, timed_even, 40);
 }

@@ -1,4 +1,5 @@
-// Regions under autocast: parameters are multiplied with as their 16-bit copies (runtime/lowered.h), which no kernel makes.
+// Regions under autocast: parameters are multiplied with as their 16-bit copies (runtime/lowered.h), which no kernel
+// makes.
 #include <gtest/gtest.h>
 
 #include "rondo/runtime/lowered.h"
@@ -48,7 +49,9 @@ TEST_F(AutocastRegions, NoKernelCastsAParameter) {
 
 // What the caller gets is his: writing to it changes no copy.
 TEST_F(AutocastRegions, ACopyThatIsReturnedIsAnother) {
-  const auto body = [](Block& b, const Tensor& x) { return Tensors{ops::linear(x, b.weight, Tensor()), b.weight.to(kBF16)}; };
+  const auto body = [](Block& b, const Tensor& x) {
+    return Tensors{ops::linear(x, b.weight, Tensor()), b.weight.to(kBF16)};
+  };
   expect_as_eager(body, [](Block& b) {
     Tensors all;
     for (int step = 0; step < 2; ++step) {

@@ -70,20 +70,24 @@ TEST(CacheChild, DISABLED_Run) {
   optim::AdamW adamw({model.gate.weight, model.gate.bias}, {.lr = 0.1});
   optim::Adafactor adafactor({model.norm.weight, model.norm.bias}, {.lr = 0.1});
   optim::KernelReport optimizers;
-  for (optim::Optimizer* optimizer : {static_cast<optim::Optimizer*>(&adamw), static_cast<optim::Optimizer*>(&adafactor)}) {
+  for (optim::Optimizer* optimizer :
+       {static_cast<optim::Optimizer*>(&adamw), static_cast<optim::Optimizer*>(&adafactor)}) {
     if (!eager) optim::compile(*optimizer);
     optimizer->step({.max_norm = 1, .zero_grad = true});
     optimizers.kernels += optimizer->kernels().kernels;
     optimizers.compilations += optimizer->kernels().compilations;
   }
-  const double value = ops::sum(x.grad()).item() + ops::sum(y).item() + ops::sum(model.gate.weight).item() + ops::sum(model.norm.bias).item();
+  const double value = ops::sum(x.grad()).item() + ops::sum(y).item() + ops::sum(model.gate.weight).item() +
+                       ops::sum(model.norm.bias).item();
   if (const std::string path = variable("RONDO_TEST_SAVE"); !path.empty()) compile::save_artifacts(path);
   const compile::CacheReport report = compile::cache_report();
-  std::printf("CHILD|value=%a|optimizer_kernels=%d|optimizer_compilations=%d|compilations=%d|misses=%d|disk=%d|artifacts=%d|warnings=%zu|llvm=%d|why=%s|error=%s\n", value, optimizers.kernels, optimizers.compilations,
-              regions ? regions->report()[0].compilations : 0,
-              static_cast<int>(report.misses), static_cast<int>(report.from_disk), static_cast<int>(report.from_artifacts),
-              warnings.size(), maps_contain("libLLVM") || maps_contain("librondo_jit_llvm"),
-              report.missed.empty() ? "" : report.missed[0].component.c_str(), error.c_str());
+  std::printf(
+      "CHILD|value=%a|optimizer_kernels=%d|optimizer_compilations=%d|compilations=%d|misses=%d|disk=%d|artifacts=%d|"
+      "warnings=%zu|llvm=%d|why=%s|error=%s\n",
+      value, optimizers.kernels, optimizers.compilations, regions ? regions->report()[0].compilations : 0,
+      static_cast<int>(report.misses), static_cast<int>(report.from_disk), static_cast<int>(report.from_artifacts),
+      warnings.size(), maps_contain("libLLVM") || maps_contain("librondo_jit_llvm"),
+      report.missed.empty() ? "" : report.missed[0].component.c_str(), error.c_str());
 }
 
 // All other tests compile what they run: what an earlier run has left on disk would hide that from them.
@@ -98,8 +102,8 @@ using Report = std::map<std::string, std::string>;
 
 // A process with these variables set, and none of the cache's that this one may have been started with.
 Report child(const std::string& environment) {
-  const std::string command = "env -u RONDO_CACHE -u RONDO_CACHE_DIR RONDO_TEST_DISK=1 OMP_NUM_THREADS=2 " + environment + " " +
-                              fs::read_symlink("/proc/self/exe").string() +
+  const std::string command = "env -u RONDO_CACHE -u RONDO_CACHE_DIR RONDO_TEST_DISK=1 OMP_NUM_THREADS=2 " +
+                              environment + " " + fs::read_symlink("/proc/self/exe").string() +
                               " --gtest_also_run_disabled_tests --gtest_filter=CacheChild.DISABLED_Run 2>&1";
   std::FILE* pipe = ::popen(command.c_str(), "r");
   std::string output;

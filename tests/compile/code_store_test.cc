@@ -74,8 +74,9 @@ TEST_F(CodeStoreTest, AMissNamesTheNearestKernel) {
   ASSERT_EQ(report.missed.size(), 1u);
   EXPECT_EQ(report.missed[0].kernel, code_text(scale(2, 64)));
   EXPECT_EQ(report.missed[0].component, "kernel");
-  EXPECT_EQ(report.missed[0].why, "line 1: there \"kernel rows=1 cols=100 split_columns\", here \"kernel rows=1 "
-                                  "cols=64 split_columns\"");
+  EXPECT_EQ(report.missed[0].why,
+            "line 1: there \"kernel rows=1 cols=100 split_columns\", here \"kernel rows=1 "
+            "cols=64 split_columns\"");
 }
 
 TEST_F(CodeStoreTest, TheLogTellsHitsFromMisses) {
@@ -105,14 +106,16 @@ TEST_F(CodeStoreTest, AMissNamesTheComponentThatChanged) {
     const CacheReport report = now.report();
     ASSERT_EQ(report.missed.size(), 1u);
     EXPECT_EQ(report.missed[0].component, component);
-    EXPECT_TRUE(report.missed[0].why.starts_with(std::string(component) + ": there old, here ")) << report.missed[0].why;
+    EXPECT_TRUE(report.missed[0].why.starts_with(std::string(component) + ": there old, here "))
+        << report.missed[0].why;
     // The same with an artifact file.
     before.save(temp_ / "artifacts");
     try {
       now.load(temp_ / "artifacts");
       ADD_FAILURE() << component;
     } catch (const FileError& error) {
-      EXPECT_NE(std::string(error.what()).find(std::string(component) + ": there old"), std::string::npos) << error.what();
+      EXPECT_NE(std::string(error.what()).find(std::string(component) + ": there old"), std::string::npos)
+          << error.what();
     }
   }
 }

@@ -42,7 +42,8 @@ TEST(Difference, Sizes) {
   const Graph before = sample(zeros({2, 64}), zeros({64}));
   EXPECT_EQ(first(before, sample(zeros({2, 96}), zeros({96})), {"input \"x\""}), "dim 1 of input \"x\": 64 -> 96");
   EXPECT_EQ(first(before, sample(zeros({5, 64}), zeros({64}))), "dim 0 of input #0 (read by add (here)): 2 -> 5");
-  EXPECT_EQ(first(before, sample(zeros({2, 64}), zeros({1})), {"", "parameter \"b\""}), "dim 0 of parameter \"b\": 64 -> 1");
+  EXPECT_EQ(first(before, sample(zeros({2, 64}), zeros({1})), {"", "parameter \"b\""}),
+            "dim 0 of parameter \"b\": 64 -> 1");
   EXPECT_EQ(first(before, sample(zeros({1, 2, 64}), zeros({64})), {"x"}), "shape of x: [2, 64] -> [1, 2, 64]");
 }
 
@@ -53,8 +54,10 @@ TEST(Difference, OtherMetadataOfInputs) {
   EXPECT_EQ(first(before, sample(x.to(kF64), b.to(kF64)), {"x"}), "dtype of x: f32 -> f64");
   Tensor trained = zeros({4});
   trained.requires_grad_();
-  EXPECT_EQ(first(before, sample(x, trained), {"", "parameter \"b\""}), "requires_grad of parameter \"b\": false -> true");
-  EXPECT_EQ(first(sample(x, trained), before, {"", "parameter \"b\""}), "requires_grad of parameter \"b\": true -> false");
+  EXPECT_EQ(first(before, sample(x, trained), {"", "parameter \"b\""}),
+            "requires_grad of parameter \"b\": false -> true");
+  EXPECT_EQ(first(sample(x, trained), before, {"", "parameter \"b\""}),
+            "requires_grad of parameter \"b\": true -> false");
 }
 
 TEST(Difference, Ops) {
@@ -70,7 +73,9 @@ TEST(Difference, Ops) {
 TEST(Difference, ScalarsAndIntegers) {
   const Tensor x = zeros({2, 6}), b = zeros({6});
   EXPECT_EQ(first(sample(x, b, 0.1), sample(x, b, 0.2)), "scalar 0 of op 2, mul_scalar (here): 0.1 -> 0.2");
-  auto sliced = [&](int64_t begin) { return record([&] { return std::vector<Tensor>{ops::exp(x.slice(1, {begin, begin + 2}))}; }); };
+  auto sliced = [&](int64_t begin) {
+    return record([&] { return std::vector<Tensor>{ops::exp(x.slice(1, {begin, begin + 2}))}; });
+  };
   const std::string text = first(sliced(1), sliced(3));
   EXPECT_TRUE(text.starts_with("integer ")) << text;
   EXPECT_NE(text.find("of op 0, slice (here): 1 -> 3"), text.npos) << text;
@@ -81,7 +86,8 @@ TEST(Difference, SharedTensors) {
   auto sum = [](const Tensor& a, const Tensor& b) { return record([&] { return std::vector<Tensor>{a + b}; }); };
   EXPECT_EQ(first(sum(x, y), sum(x, x)),
             "operand 1 of op 0, add (here) is input #0 (read by add (here)), was input #1");
-  EXPECT_EQ(first(sum(x, x), sum(x, y), {"", "parameter \"w\""}), "operand 1 of op 0, add (here) is parameter \"w\", was input #0");
+  EXPECT_EQ(first(sum(x, x), sum(x, y), {"", "parameter \"w\""}),
+            "operand 1 of op 0, add (here) is parameter \"w\", was input #0");
 }
 
 TEST(Difference, LiveOutputs) {
@@ -124,7 +130,8 @@ struct Block : nn::Module<Block> {
 TEST(Difference, InputsAreNamedByTheirModule) {
   const Block block;
   const Tensor inputs[] = {zeros({4}), block.fc.bias, block.fc.weight};
-  EXPECT_EQ(name_inputs(block, inputs), (std::vector<std::string>{"", "parameter \"fc.bias\"", "parameter \"fc.weight\""}));
+  EXPECT_EQ(name_inputs(block, inputs),
+            (std::vector<std::string>{"", "parameter \"fc.bias\"", "parameter \"fc.weight\""}));
 }
 
 // An op that a module of Rondo calls is placed at the user's line.

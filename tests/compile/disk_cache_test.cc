@@ -88,8 +88,8 @@ class DiskCacheTest : public testing::Test {
     change(bytes);
     std::ofstream(path, std::ios::binary | std::ios::trunc) << bytes;
   }
-  // Whatever is wrong: nothing is found, one warning is given however often one asks, and (unless the folder is refused) the
-  // next store repairs it.
+  // Whatever is wrong: nothing is found, one warning is given however often one asks, and (unless the folder is
+  // refused) the next store repairs it.
   void expect_one_warning(const std::string& about, bool repairs) {
     {
       DiskCache cache(options());
@@ -260,13 +260,15 @@ TEST_F(DiskCacheTest, RemovesTheOldestBeyondItsBound) {
   const std::string object(9000, 'x');
   DiskCache(options()).store("kernel0", object);
   DiskCacheOptions bounded = options();
-  bounded.max_bytes = static_cast<int64_t>(fs::file_size(entry())) * 21 / 2;  // ten fit, and seven in three quarters of it
+  bounded.max_bytes = static_cast<int64_t>(fs::file_size(entry())) * 21 /
+                      2;  // ten fit, and seven in three quarters of it
   for (int i = 0; i < 9; ++i) {
     DiskCache(bounded).store("kernel" + std::to_string(i), object);
     for (const auto& file : fs::recursive_directory_iterator(temp_ / name_))  // each is an hour older than the next
       if (file.is_regular_file()) fs::last_write_time(file.path(), file.last_write_time() - 1h);
   }
-  const std::string host = fs::path(entry()).parent_path().string(), dead = host + "/.tmp-dead", alive = host + "/.tmp-alive";
+  const std::string host = fs::path(entry()).parent_path().string(), dead = host + "/.tmp-dead",
+                    alive = host + "/.tmp-alive";
   std::ofstream(dead) << "of a process that was killed";
   fs::last_write_time(dead, fs::file_time_type::clock::now() - 2h);
   std::ofstream(alive) << "of a process that is writing";

@@ -107,7 +107,8 @@ TEST_F(Donation, WhatSomebodyHoldsStays) {
   }
 }
 
-// The region's own inputs: given away once the caller has dropped them, and never while he holds them or an op saved them.
+// The region's own inputs: given away once the caller has dropped them, and never while he holds them or an op saved
+// them.
 TEST_F(Donation, Inputs) {
   const auto function = [](const Tensor& x) { return ops::tanh(x) * x; };
   auto compiled = compile::compile(function, {.exact = true});
@@ -169,7 +170,8 @@ TEST_F(Donation, DoubleBackwardReadsWhatWasKept) {
 
 // A whole model: the same gradients, and less memory than with everything retained.
 TEST_F(Donation, ATrainingStepTakesLessMemory) {
-  const nn::GPT2Config config{.vocab_size = 800, .block_size = 64, .n_layer = 2, .n_head = 2, .n_embd = 48, .dropout = 0.1};
+  const nn::GPT2Config config{
+      .vocab_size = 800, .block_size = 64, .n_layer = 2, .n_head = 2, .n_embd = 48, .dropout = 0.1};
   const Tensor ids = ops::reshape(Tensor::randint(0, 800, {4 * 64}), {4, 64});
   std::vector<std::vector<Tensor>> grads;
   std::vector<int64_t> taken;

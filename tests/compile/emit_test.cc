@@ -164,9 +164,9 @@ LoopKernel layer_norm(DType type, int64_t rows, int64_t cols) {
   b.stage(2).in_row();
   const LoopValue one = b.constant(1.0, compute);
   const LoopValue variance = b.emit(LoopOp::kDiv, compute, sum2, n);
-  const LoopValue rstd =
-      b.emit(LoopOp::kDiv, compute, one,
-             b.emit(LoopOp::kSqrt, compute, b.emit(LoopOp::kAdd, compute, variance, b.scalar(0, compute))));
+  const LoopValue rstd = b.emit(
+      LoopOp::kDiv, compute, one,
+      b.emit(LoopOp::kSqrt, compute, b.emit(LoopOp::kAdd, compute, variance, b.scalar(0, compute))));
   b.store(rstd_out, rstd);
   b.in_column();
   const LoopValue centred = b.emit(LoopOp::kSub, compute, b.load(x, compute), mean);

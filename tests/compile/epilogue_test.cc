@@ -35,13 +35,20 @@ class Epilogues : public BlockTest {
 };
 
 TEST_F(Epilogues, ResidualHasTheBitsOfASeparateSum) {
-  for (const auto& [rows, in, out] : {std::tuple{1, 3, 5}, {7, 64, 64}, {64, 384, 384}, {33, 1536, 384}, {256, 384, 1536},
-                                      {5, 4099, 17}, {2, 1, 1}, {130, 2048, 50}}) {
+  for (const auto& [rows, in, out] : {std::tuple{1, 3, 5},
+                                      {7, 64, 64},
+                                      {64, 384, 384},
+                                      {33, 1536, 384},
+                                      {256, 384, 1536},
+                                      {5, 4099, 17},
+                                      {2, 1, 1},
+                                      {130, 2048, 50}}) {
     SCOPED_TRACE(std::to_string(rows) + " x " + std::to_string(in) + " x " + std::to_string(out));
     const Tensor w = Tensor::randn({out, in}), b = Tensor::randn({out}), skip = Tensor::randn({rows, out});
     for (const bool bias : {false, true}) {
-      const auto [eager, compiled] = both([&](const Tensor& x) { return skip + ops::linear(x, w, bias ? b : Tensor()); },
-                                          Tensor::randn({rows, in}), {.exact = true, .epilogues = compile::Epilogues::kAlways});
+      const auto [eager, compiled] = both(
+          [&](const Tensor& x) { return skip + ops::linear(x, w, bias ? b : Tensor()); }, Tensor::randn({rows, in}),
+          {.exact = true, .epilogues = compile::Epilogues::kAlways});
       EXPECT_TRUE(same_bits(eager, compiled));
       EXPECT_EQ(report.kernels, 0);
       EXPECT_EQ(report.library_calls, 1);
@@ -51,8 +58,9 @@ TEST_F(Epilogues, ResidualHasTheBitsOfASeparateSum) {
 
 TEST_F(Epilogues, BatchedAndTransposedProductsToo) {
   const Tensor q = Tensor::randn({2, 3, 9, 8}), mask = Tensor::randn({2, 3, 9, 9});
-  const auto [eager, compiled] =
-      both([&](const Tensor& k) { return ops::matmul(q, k.transpose(-1, -2)) + mask; }, Tensor::randn({2, 3, 9, 8}), {.exact = true, .epilogues = compile::Epilogues::kAlways});
+  const auto [eager, compiled] = both([&](const Tensor& k) { return ops::matmul(q, k.transpose(-1, -2)) + mask; },
+                                      Tensor::randn({2, 3, 9, 8}),
+                                      {.exact = true, .epilogues = compile::Epilogues::kAlways});
   EXPECT_TRUE(same_bits(eager, compiled));
   EXPECT_EQ(report.kernels, 0);
 }
@@ -60,7 +68,8 @@ TEST_F(Epilogues, BatchedAndTransposedProductsToo) {
 TEST_F(Epilogues, SumsOfProductsChainInPlace) {
   const Tensor a = Tensor::randn({16, 16}), b = Tensor::randn({16, 16}), c = Tensor::randn({16, 16});
   const auto [eager, compiled] = both(
-      [&](const Tensor& x) { return (ops::matmul(x, a) + ops::matmul(x, b)) + ops::matmul(x, c); }, Tensor::randn({40, 16}), {.exact = true, .epilogues = compile::Epilogues::kAlways});
+      [&](const Tensor& x) { return (ops::matmul(x, a) + ops::matmul(x, b)) + ops::matmul(x, c); },
+      Tensor::randn({40, 16}), {.exact = true, .epilogues = compile::Epilogues::kAlways});
   EXPECT_TRUE(same_bits(eager, compiled));
   EXPECT_EQ(report.kernels, 0);
   EXPECT_EQ(report.library_calls, 3);
@@ -69,10 +78,21 @@ TEST_F(Epilogues, SumsOfProductsChainInPlace) {
 TEST_F(Epilogues, WhatIsReadTwiceIsStored) {
   const Tensor w = Tensor::randn({8, 8});
   const Tensor x = Tensor::randn({4, 8});
-  for (const auto& body : {std::function([&](const Tensor& x) { const Tensor y = ops::linear(x, w, Tensor()); return (y + x) * y; }),
-                           std::function([&](const Tensor& x) { const Tensor y = ops::linear(x, w, Tensor()); return y + y; }),
-                           std::function([&](const Tensor& x) { return ops::linear(x, w, Tensor()) + x.transpose(0, 1).contiguous().view({8, 4}).transpose(0, 1); }),
-                           std::function([&](const Tensor& x) { return ops::linear(x, w, Tensor()) + x.slice(0, {1, 2}); })}) {
+  for (const auto& body :
+       {std::function([&](const Tensor& x) {
+          const Tensor y = ops::linear(x, w, Tensor());
+          return (y + x) * y;
+        }),
+        std::function([&](const Tensor& x) {
+          const Tensor y = ops::linear(x, w, Tensor());
+          return y + y;
+        }),
+        std::function([&](const Tensor& x) {
+          return ops::linear(x, w, Tensor()) + x.transpose(0, 1).contiguous().view({8, 4}).transpose(0, 1);
+        }),
+        std::function([&](const Tensor& x) {
+          return ops::linear(x, w, Tensor()) + x.slice(0, {1, 2});
+        })}) {
     const auto [eager, compiled] = both(body, x, {.exact = true, .epilogues = compile::Epilogues::kAlways});
     EXPECT_TRUE(same_bits(eager, compiled));
   }
@@ -97,7 +117,9 @@ TEST_F(Epilogues, ActivationsAreTheirsInDefaultMode) {
     Tensor odd = Tensor::zeros({3, 64});
     odd.mutable_data<float>()[0] = std::numeric_limits<float>::quiet_NaN();
     odd.mutable_data<float>()[64] = std::numeric_limits<float>::infinity();
-    const auto [eager_odd, compiled_odd] = both([&](const Tensor& x) { return activation(ops::linear(x, ops::abs(w) + 0.1, b)); }, odd, {.epilogues = compile::Epilogues::kAlways});
+    const auto [eager_odd, compiled_odd] = both(
+        [&](const Tensor& x) { return activation(ops::linear(x, ops::abs(w) + 0.1, b)); }, odd,
+        {.epilogues = compile::Epilogues::kAlways});
     const auto expected = eager_odd.to_vector<float>(), got = compiled_odd.to_vector<float>();
     for (size_t i = 0; i < expected.size(); ++i) {
       EXPECT_EQ(std::isnan(expected[i]), std::isnan(got[i])) << i << ": " << expected[i] << " " << got[i];
@@ -107,7 +129,8 @@ TEST_F(Epilogues, ActivationsAreTheirsInDefaultMode) {
 }
 
 TEST_F(Epilogues, Bf16RoundsOnceInDefaultModeAndTwiceInExact) {
-  const Tensor w = Tensor::randn({64, 64}).to(kBF16), skip = Tensor::randn({32, 64}).to(kBF16), x = Tensor::randn({32, 64}).to(kBF16);
+  const Tensor w = Tensor::randn({64, 64}).to(kBF16), skip = Tensor::randn({32, 64}).to(kBF16),
+               x = Tensor::randn({32, 64}).to(kBF16);
   const auto body = [&](const Tensor& x) { return ops::linear(x, w, Tensor()) + skip; };
   const auto exact = both(body, x, {.exact = true, .epilogues = compile::Epilogues::kAlways});
   EXPECT_TRUE(same_bits(exact.eager, exact.compiled));
@@ -131,7 +154,8 @@ TEST_F(Epilogues, WhatOnlyTheCallerReadsIsWidenedByTheProduct) {
   EXPECT_LT(difference(compiled, in_f32), 1e-5);
   EXPECT_GT(difference(eager, in_f32), 1e-4);
   // A kernel that goes on with the result reads bf16.
-  const auto [eager_more, more] = both([&](const Tensor& x) { return ops::linear(x, w, Tensor()).to(kF32) * 2.0; }, x, {});
+  const auto [eager_more, more] = both([&](const Tensor& x) { return ops::linear(x, w, Tensor()).to(kF32) * 2.0; }, x,
+                                       {});
   EXPECT_TRUE(same_bits(eager_more, more));
   // Pieces of a batch, at their places in f32; and sums onto what was widened.
   const Tensor a = Tensor::randn({3, 5, 16, 8}).to(kBF16), b = Tensor::randn({5, 8, 16}).to(kBF16);
@@ -140,7 +164,8 @@ TEST_F(Epilogues, WhatOnlyTheCallerReadsIsWidenedByTheProduct) {
   const auto batched = both([&](const Tensor& a) { return ops::matmul(a, b).to(kF32); }, a, {});
   EXPECT_LT(difference(batched.compiled, product), 1e-5);
   EXPECT_EQ(report.kernels, 0);
-  const auto summed = both([&](const Tensor& a) { return skip + ops::matmul(a, b).to(kF32); }, a, {.epilogues = compile::Epilogues::kAlways});
+  const auto summed = both([&](const Tensor& a) { return skip + ops::matmul(a, b).to(kF32); }, a,
+                           {.epilogues = compile::Epilogues::kAlways});
   EXPECT_LT(difference(summed.compiled, product + skip), 1e-5);
   EXPECT_EQ(report.kernels, 0);
 }
@@ -192,7 +217,8 @@ TEST_F(Accumulation, SeesHooksAndTheirReplacements) {
                       ++calls;
                       return grad * 0.5;
                     });
-                    for (int step = 0; step < 3; ++step) ops::sum(block(Tensor::ones({2, 6}) * (step + 1))[0]).backward();
+                    for (int step = 0; step < 3; ++step)
+                      ops::sum(block(Tensor::ones({2, 6}) * (step + 1))[0]).backward();
                     EXPECT_EQ(calls, 3);
                     return Tensors{block.weight.grad(), block.bias.grad()};
                   });
@@ -239,7 +265,9 @@ TEST_F(Accumulation, WithSecondDerivativesGoesThroughTheTape) {
 
 // The user's own sharing: one memory for two gradients, or a gradient that is also what the loss is weighed by.
 TEST_F(Accumulation, InSharedMemoryIsAsInEagerExecution) {
-  const auto body = [](Block& b, const Tensor& x) { return Tensors{(x * b.bias) * b.norm.weight + ops::matmul(x, b.weight)}; };
+  const auto body = [](Block& b, const Tensor& x) {
+    return Tensors{(x * b.bias) * b.norm.weight + ops::matmul(x, b.weight)};
+  };
   expect_as_eager(body, [](Block& block) {
     const Tensor one = Tensor::ones({6});
     NoGrad off;

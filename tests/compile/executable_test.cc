@@ -73,7 +73,7 @@ TEST(Executable, RejectsABrokenKernel) {
 
 TEST(ExecutableDeathTest, SaysWhereItLooked) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");  // a fresh process: here the plug-in may be loaded already
-  setenv("RONDO_CACHE", "off", 1);  // read with the first kernel; the fresh process comes by here, too
+  setenv("RONDO_CACHE", "off", 1);                 // read with the first kernel; the fresh process comes by here, too
   setenv("RONDO_JIT_LIBRARY", "/nowhere/librondo_jit_llvm.so", 1);
   const bool linked_in = jit_available();
   unsetenv("RONDO_JIT_LIBRARY");

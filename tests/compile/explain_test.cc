@@ -121,7 +121,9 @@ TEST_F(Explain, ATransformerBlock) {
     for (const NodeExplanation& node : program.nodes) {
       EXPECT_GT(node.line, 0) << node.text;
       EXPECT_TRUE(node.file.ends_with("explain_test.cc")) << node.text << ": " << node.file;
-      EXPECT_EQ(contains(node.origin, "gradient of ") || contains(node.origin, "recomputed "), program.name == "backward") << node.text << ": " << node.origin;
+      EXPECT_EQ(contains(node.origin, "gradient of ") || contains(node.origin, "recomputed "),
+                program.name == "backward")
+          << node.text << ": " << node.origin;
     }
   }
   ASSERT_EQ(entry.memory.size(), launches);
@@ -177,7 +179,8 @@ void expect_well_formed(const std::string& html) {
     }
   }
   EXPECT_TRUE(open.empty());
-  for (const char* fetched : {"http", "//", "src=", "@import", "url(", "<script", "<link"}) EXPECT_FALSE(contains(html, fetched)) << fetched;
+  for (const char* fetched : {"http", "//", "src=", "@import", "url(", "<script", "<link"})
+    EXPECT_FALSE(contains(html, fetched)) << fetched;
 }
 
 TEST_F(Explain, HtmlIsOneWholePage) {
@@ -272,10 +275,12 @@ TEST_F(Explain, EveryTopicSpeaks) {
   const Regions regions = compile_module(chain);
   chain(Tensor::ones({1}));
   auto said = [&](std::string_view begin, std::string_view part) {
-    return std::ranges::any_of(messages, [&](const std::string& m) { return m.starts_with(begin) && contains(m, part); });
+    return std::ranges::any_of(messages,
+                               [&](const std::string& m) { return m.starts_with(begin) && contains(m, part); });
   };
   EXPECT_TRUE(said("[rondo graph_breaks] Chain: a value is read (", "explain_test.cc:"));
-  EXPECT_TRUE(said("[rondo fusion] Chain forward, kernel 0: 2 ops, saves 8 B of 16 B\n  %1: f32[1] = exp(%0)  # exp (", "mul_scalar"));
+  EXPECT_TRUE(said("[rondo fusion] Chain forward, kernel 0: 2 ops, saves 8 B of 16 B\n  %1: f32[1] = exp(%0)  # exp (",
+                   "mul_scalar"));
   EXPECT_TRUE(said("[rondo output_code] Chain forward, kernel 0\nkernel ", "store"));
   EXPECT_FALSE(said("[rondo output_code]", "define")) << "LLVM IR only on request";
   messages.clear();

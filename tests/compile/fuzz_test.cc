@@ -37,7 +37,8 @@ TEST_F(Fuzz, CompiledIsEager) { try_seeds(0, 300); }
 TEST_F(Fuzz, ProgramsHaveEverything) {
   std::set<std::string> kinds;
   int shared = 0, batches = 0, conditional = 0, repeated = 0, dtypes = 0, failing = 0;
-  int nested = 0, layers = 0, parts_only = 0, twice = 0, every_call = 0, autocast = 0, inference = 0, watched = 0, dynamic = 0;
+  int nested = 0, layers = 0, parts_only = 0, twice = 0, every_call = 0, autocast = 0, inference = 0, watched = 0,
+      dynamic = 0;
   int64_t replays = 0, verified = 0;
   for (uint64_t seed = 0; seed < 600; ++seed) {
     const fuzz::Program program = fuzz::generate(seed, kSmall);
@@ -68,7 +69,9 @@ TEST_F(Fuzz, ProgramsHaveEverything) {
       const fuzz::Trail trail = fuzz::run(program, fuzz::Mode::kExact);
       for (const compile::RegionReport& report : trail.reports) {
         replays += report.replays;
-        verified += program.options.capture == compile::Capture::kVerify && report.why_not_replayed.empty() ? report.calls : 0;
+        verified += program.options.capture == compile::Capture::kVerify && report.why_not_replayed.empty()
+                        ? report.calls
+                        : 0;
       }
     }
     batches += std::set<int64_t>(program.batches.begin(), program.batches.end()).size() > 1;
@@ -76,7 +79,8 @@ TEST_F(Fuzz, ProgramsHaveEverything) {
   }
   for (auto family : {fuzz::pointwise_steps(), fuzz::shape_steps(), fuzz::layer_steps(), fuzz::effect_steps()})
     for (const fuzz::StepKind& kind : family) EXPECT_TRUE(kinds.contains(kind.name)) << kind.name;
-  for (int count : {shared, batches, conditional, repeated, dtypes, layers, parts_only, twice, autocast, inference, watched, dynamic})
+  for (int count : {shared, batches, conditional, repeated, dtypes, layers, parts_only, twice, autocast, inference,
+                    watched, dynamic})
     EXPECT_GT(count, 30);
   for (int count : {nested, every_call}) EXPECT_GT(count, 10);
   EXPECT_GT(replays, 30);

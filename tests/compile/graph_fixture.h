@@ -8,8 +8,7 @@
 namespace rondo::compile {
 
 // What `body` computes, as a graph; its outputs are the tensors that `body` returns.
-template <class Body>
-Graph record(Body body) {
+template <class Body> Graph record(Body body) {
   Trace trace;
   RecorderScope scope(&trace);
   const std::vector<Tensor> outputs = body();

@@ -68,9 +68,7 @@ class KernelBuilder : public LoopBuilder {
   }
   LoopValue load(int32_t operand, DType type) { return add({LoopOp::kLoad, type, -1, -1, -1, operand, 0}, list()); }
   void store(int32_t operand, LoopValue v) { add({LoopOp::kStore, v.type, v.id, -1, -1, operand, 0}, list()); }
-  void column_sum(int32_t operand, LoopValue v) {
-    add({LoopOp::kColumnSum, v.type, v.id, -1, -1, operand, 0}, list());
-  }
+  void column_sum(int32_t operand, LoopValue v) { add({LoopOp::kColumnSum, v.type, v.id, -1, -1, operand, 0}, list()); }
   LoopValue cast(LoopValue v, DType type) { return emit(LoopOp::kCast, type, v); }
   LoopValue reduce(LoopOp op, LoopValue v) override {
     return add({op, v.type, v.id, -1, -1, -1, 0}, kernel.stages[stage_].reductions);
@@ -92,9 +90,9 @@ class KernelBuilder : public LoopBuilder {
 enum class Samples : uint8_t { kTame, kWide, kSpecial };
 
 inline double sample(std::mt19937& random, Samples samples) {
-  static const double kSpecials[] = {0.0,    -0.0,  1.0,    -1.0,   0.5,     1.5,      2.5,        -2.5,
-                                     INFINITY, NAN, 1e-40,  -1e-42, 1e-310,  65504.0,  65520.0,    -INFINITY,
-                                     6e-8,   88.0,  -103.5, 1e30,   123456.5, 3.3895e38, 1.00390625, 1.01171875};
+  static const double kSpecials[] = {0.0,      -0.0, 1.0,    -1.0,   0.5,      1.5,       2.5,        -2.5,
+                                     INFINITY, NAN,  1e-40,  -1e-42, 1e-310,   65504.0,   65520.0,    -INFINITY,
+                                     6e-8,     88.0, -103.5, 1e30,   123456.5, 3.3895e38, 1.00390625, 1.01171875};
   if (samples == Samples::kSpecial && random() % 4 == 0) return kSpecials[random() % std::size(kSpecials)];
   return std::normal_distribution<double>(0.0, samples != Samples::kTame && random() % 8 == 0 ? 100.0 : 1.0)(random);
 }
@@ -170,7 +168,8 @@ inline LoopKernel at_other_sizes(LoopKernel kernel) {
   return kernel;
 }
 
-// That code again, which takes all for granted that may be useful: where the last step of a row ends, or what divides a row.
+// That code again, which takes all for granted that may be useful: where the last step of a row ends, or what divides a
+// row.
 enum class Granted { kSteps, kMultiple };
 inline LoopKernel at_other_sizes(const LoopKernel& kernel, Granted granted) {
   LoopKernel other = at_other_sizes(kernel);

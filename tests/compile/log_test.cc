@@ -141,8 +141,8 @@ TEST(Log, ASinkMayAskForReports) {
   }
   log::set_log_sink(std::move(previous));
   log::configure("");
-  for (const char* topic : {"[rondo graph_breaks", "[rondo recompiles", "[rondo perf_hints", "[rondo fusion", "[rondo cache",
-                            "[rondo output_code", "[rondo warning"})
+  for (const char* topic : {"[rondo graph_breaks", "[rondo recompiles", "[rondo perf_hints", "[rondo fusion",
+                            "[rondo cache", "[rondo output_code", "[rondo warning"})
     EXPECT_TRUE(topics.contains(topic)) << topic;
 }
 

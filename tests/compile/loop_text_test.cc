@@ -92,15 +92,28 @@ TEST(LoopText, RangesOfVaryingExtents) {
 
 TEST(LoopText, NumbersKeepEveryBit) {
   using Limits = std::numeric_limits<double>;
-  const double values[] = {0.0, -0.0, 1.0, -1.0, 0.1, 1.0 / 3, 1e300, Limits::denorm_min(), Limits::max(), 0x1.fffffep127,
-                           Limits::infinity(), -Limits::infinity(), Limits::quiet_NaN(), -Limits::quiet_NaN(),
+  const double values[] = {0.0,
+                           -0.0,
+                           1.0,
+                           -1.0,
+                           0.1,
+                           1.0 / 3,
+                           1e300,
+                           Limits::denorm_min(),
+                           Limits::max(),
+                           0x1.fffffep127,
+                           Limits::infinity(),
+                           -Limits::infinity(),
+                           Limits::quiet_NaN(),
+                           -Limits::quiet_NaN(),
                            std::bit_cast<double>(uint64_t{0x7FF8000000000123})};
   KernelBuilder b("constants", 1, 8);
   const int32_t out = b.operand(kF64, {}, 1, true);
   for (double value : values) b.store(out, b.constant(value, kF64));
   const LoopKernel read = parse_loop_kernel(to_string(b.kernel));
   for (size_t i = 0; i < std::size(values); ++i)
-    EXPECT_EQ(std::bit_cast<uint64_t>(read.instrs[2 * i].value), std::bit_cast<uint64_t>(values[i])) << exact_text(values[i]);
+    EXPECT_EQ(std::bit_cast<uint64_t>(read.instrs[2 * i].value), std::bit_cast<uint64_t>(values[i]))
+        << exact_text(values[i]);
 }
 
 TEST(LoopText, ErrorsNameTheLine) {
@@ -117,10 +130,12 @@ TEST(LoopText, ErrorsNameTheLine) {
   EXPECT_EQ(complaint("kernel k rows=one"), "line 1: expected an integer");
   EXPECT_EQ(complaint("kernel k rows=1 cols=8\n  @1: f32 col*1\n"), "line 2: operands must come in order");
   EXPECT_EQ(complaint("kernel k rows=1 cols=8\n\n  @0: f31 col*1\n"), "line 3: no dtype \"f31\"");
-  EXPECT_EQ(complaint("kernel k rows=1 cols=8\n  stage\n    col %0: f32 = lode @0\n"), "line 3: no loop operation \"lode\"");
+  EXPECT_EQ(complaint("kernel k rows=1 cols=8\n  stage\n    col %0: f32 = lode @0\n"),
+            "line 3: no loop operation \"lode\"");
   EXPECT_EQ(complaint("kernel k rows=1 cols=8\n  stage\n    col %1: f32 = const 1.0\n"),
             "line 4: kernel k: an instruction is missing");
-  EXPECT_EQ(complaint("kernel k rows=1 cols=8 # a comment\nkernel l rows=1 cols=8\n"), "line 2: nothing more was expected");
+  EXPECT_EQ(complaint("kernel k rows=1 cols=8 # a comment\nkernel l rows=1 cols=8\n"),
+            "line 2: nothing more was expected");
 }
 
 }  // namespace

@@ -46,7 +46,8 @@ std::string error_of(absl::FunctionRef<void()> body) {
 std::vector<int64_t> draw_lengths(int n, int64_t low, int64_t high, int64_t multiple = 1) {
   std::vector<int64_t> lengths;
   for (int i = 0; i < n; ++i)
-    lengths.push_back((low + static_cast<int64_t>(philox(11, static_cast<uint64_t>(i), 0)[0] % static_cast<uint32_t>(high - low + 1))) /
+    lengths.push_back((low + static_cast<int64_t>(philox(11, static_cast<uint64_t>(i), 0)[0] %
+                                                  static_cast<uint32_t>(high - low + 1))) /
                       multiple * multiple);
   return lengths;
 }
@@ -56,7 +57,8 @@ const nn::GPT2Config kConfig{.vocab_size = 31, .block_size = 256, .n_layer = 1, 
 
 Tensor random_tokens(int64_t batch, int64_t length) {
   std::vector<int64_t> ids(static_cast<size_t>(batch * length));
-  for (size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<int64_t>(philox(5, i, static_cast<uint64_t>(length))[0] % 31);
+  for (size_t i = 0; i < ids.size(); ++i)
+    ids[i] = static_cast<int64_t>(philox(5, i, static_cast<uint64_t>(length))[0] % 31);
   return Tensor::from<int64_t>(ids, {batch, length});
 }
 
@@ -93,7 +95,8 @@ TEST_F(Marks, OfBlocksByArgument) {
   nn::GPT2Config config = kConfig;
   config.n_layer = 2;
   nn::GPT2 eager(config, 3), compiled(config, 3);
-  auto regions = compile::compile_regions(compiled, {.exact = true, .dynamic = {{.argument = 0, .dim = 1, .range = {.min = 5, .max = 256}}}});
+  auto regions = compile::compile_regions(
+      compiled, {.exact = true, .dynamic = {{.argument = 0, .dim = 1, .range = {.min = 5, .max = 256}}}});
   for (int64_t length : draw_lengths(64, 5, 256)) expect_as_eager(eager, compiled, length, nullptr);
   EXPECT_EQ(regions.report()[0].compilations, 1);
   const std::string error = error_of([&] { results_of(compiled, 4, nullptr); });
@@ -120,7 +123,8 @@ TEST_F(Marks, MultiplesStayExact) {
 struct Wide : nn::Module<Wide> {
   Tensor forward(const Tensor& x) {
     const Tensor y = ops::softmax(ops::gelu(x) * 2.0) + (x - ops::mean(x, {-1}, true));
-    const Tensor across = ops::transpose(ops::softmax(ops::transpose(x, 0, 1)), 0, 1);  // read with a stride that varies
+    const Tensor across = ops::transpose(ops::softmax(ops::transpose(x, 0, 1)), 0,
+                                         1);  // read with a stride that varies
     return ops::sum(y * x, {0}) + ops::max(x, {-1}, true) * y + across;
   }
 };
@@ -185,16 +189,19 @@ TEST_F(Marks, RecordingsDecideNotMarks) {
   mark_dynamic(longer, 1, {.max = 64});
   compiled(longer);
   EXPECT_EQ(regions.report()[0].entries, 2);
-  EXPECT_NE(regions.report()[0].last_recompile.find("dim 1 of input #0"), std::string::npos) << regions.report()[0].last_recompile;
+  EXPECT_NE(regions.report()[0].last_recompile.find("dim 1 of input #0"), std::string::npos)
+      << regions.report()[0].last_recompile;
   EXPECT_NE(regions.report()[0].last_recompile.find("40 -> 41"), std::string::npos);
 }
 
 TEST_F(Marks, Errors) {
   const Tensor x = Tensor::zeros({8, 30});
   const auto error = [&](int64_t dim, DynamicRange range) { return error_of([&] { mark_dynamic(x, dim, range); }); };
-  EXPECT_NE(error(1, {.min = 5, .max = 16}).find("dim 1 of [8, 30] is 30, not 5..16 ("), std::string::npos) << error(1, {.max = 16});
+  EXPECT_NE(error(1, {.min = 5, .max = 16}).find("dim 1 of [8, 30] is 30, not 5..16 ("), std::string::npos)
+      << error(1, {.max = 16});
   EXPECT_NE(error(1, {.max = 16}).find("marks_test.cc:"), std::string::npos);
-  EXPECT_NE(error(-1, {.multiple_of = 8}).find("is 30, not 0 or more, a multiple of 8"), std::string::npos) << error(-1, {.multiple_of = 8});
+  EXPECT_NE(error(-1, {.multiple_of = 8}).find("is 30, not 0 or more, a multiple of 8"), std::string::npos)
+      << error(-1, {.multiple_of = 8});
   EXPECT_NE(error(2, {}).find("dimension 2 is out of range for [8, 30]"), std::string::npos);
   EXPECT_NE(error(-3, {}).find("out of range"), std::string::npos);
   EXPECT_NE(error(1, {.min = 40, .max = 30}).find("no size is 40..30"), std::string::npos);
@@ -209,8 +216,11 @@ TEST_F(Marks, Errors) {
   EXPECT_NE(error_of([] { mark_dynamic(Tensor(), 0); }).find("undefined"), std::string::npos);
   EXPECT_EQ(x.impl()->marks, nullptr);  // of all these, none was set
   Wide wide;
-  EXPECT_NE(error_of([&] { compile::compile_module(wide, {.dynamic = {{.argument = -1}}}); }).find("no argument -1"), std::string::npos);
-  EXPECT_NE(error_of([&] { compile::compile_module(wide, {.dynamic = {{.range = {.buckets = 2}}}}); }).find("buckets need max"),
+  EXPECT_NE(error_of([&] { compile::compile_module(wide, {.dynamic = {{.argument = -1}}}); }).find("no argument -1"),
+            std::string::npos);
+  EXPECT_NE(error_of([&] {
+              compile::compile_module(wide, {.dynamic = {{.range = {.buckets = 2}}}});
+            }).find("buckets need max"),
             std::string::npos);
   compile::compile_module(wide, {.dynamic = {{.argument = 1}}});
   EXPECT_NE(error_of([&] { wide(x); }).find("there is no argument 1"), std::string::npos);
@@ -219,8 +229,9 @@ TEST_F(Marks, Errors) {
 }
 
 TEST_F(Marks, BucketsDivideTheRange) {
-  for (const DynamicRange& range : {DynamicRange{.min = 5, .max = 256, .buckets = 8}, DynamicRange{.min = 1, .max = 3, .buckets = 8},
-                                    DynamicRange{.min = 2, .max = 100, .bucket_bounds = {10, 50, 100}}, DynamicRange{.max = 7}}) {
+  for (const DynamicRange& range :
+       {DynamicRange{.min = 5, .max = 256, .buckets = 8}, DynamicRange{.min = 1, .max = 3, .buckets = 8},
+        DynamicRange{.min = 2, .max = 100, .bucket_bounds = {10, 50, 100}}, DynamicRange{.max = 7}}) {
     std::set<std::pair<int64_t, int64_t>> buckets;
     for (int64_t size = range.min; size <= range.max; ++size) {
       const auto bucket = compile::bucket_of(range, size);
@@ -231,7 +242,8 @@ TEST_F(Marks, BucketsDivideTheRange) {
     if (range.buckets == 8 && range.max == 256) {
       EXPECT_GE(buckets.size(), 6u);
     }
-    EXPECT_LE(buckets.size(), range.bucket_bounds.empty() ? static_cast<size_t>(range.buckets) : range.bucket_bounds.size());
+    EXPECT_LE(buckets.size(),
+              range.bucket_bounds.empty() ? static_cast<size_t>(range.buckets) : range.bucket_bounds.size());
     int64_t next = range.min;  // without gaps
     for (const auto& [low, high] : buckets) {
       EXPECT_EQ(low, next);
@@ -271,7 +283,9 @@ TEST_F(Marks, FollowViewsAndNothingElse) {
 }
 
 struct Chain : nn::Module<Chain> {
-  Tensor forward(const Tensor& x) { return ops::transpose(ops::gelu(x) * 2.0, 1, 2).reshape({x.size(0), x.size(2), 1, x.size(1)}); }
+  Tensor forward(const Tensor& x) {
+    return ops::transpose(ops::gelu(x) * 2.0, 1, 2).reshape({x.size(0), x.size(2), 1, x.size(1)});
+  }
 };
 
 // A region hands marks on to the results that have the dimension, recorded or replayed.
@@ -367,7 +381,8 @@ TEST_F(Marks, TwoThreads) {
     std::jthread threads[2];
     for (int t = 0; t < 2; ++t)
       threads[t] = std::jthread([&, t] {
-        for (size_t i = 0; i < inputs.size(); ++i) results[t].push_back(compiled(inputs[t == 0 ? i : inputs.size() - 1 - i]));
+        for (size_t i = 0; i < inputs.size(); ++i)
+          results[t].push_back(compiled(inputs[t == 0 ? i : inputs.size() - 1 - i]));
       });
   }
   for (size_t i = 0; i < inputs.size(); ++i) {

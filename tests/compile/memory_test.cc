@@ -81,7 +81,9 @@ TEST_F(MemoryOfRegions, AStepFillsEveryLine) {
   const Tensor loss = step.model.loss(step.idx, step.targets);
   const memory::Report r = recording.report();
   const int64_t parameters = step.model.num_parameters() * 4;
-  for (auto [bytes, copies] : {std::pair(r.parameters - before.parameters, 1), {r.gradients - before.gradients, 1}, {r.states - before.states, 2}}) {
+  for (auto [bytes, copies] : {std::pair(r.parameters - before.parameters, 1),
+                               {r.gradients - before.gradients, 1},
+                               {r.states - before.states, 2}}) {
     EXPECT_GE(bytes, copies * parameters);
     EXPECT_LE(bytes, copies * parameters * 5 / 4);  // many small tensors, each rounded up; buffers
   }
@@ -91,22 +93,26 @@ TEST_F(MemoryOfRegions, AStepFillsEveryLine) {
   recording.restart();
   const Tensor y = step.model.h[0](x);
   const std::string cause = recording.report().cause;
-  EXPECT_NE(cause.find("region TransformerBlock (" __FILE__ ":" + std::to_string(__LINE__ - 2) + ", in h.0"), std::string::npos) << cause;
+  EXPECT_NE(cause.find("region TransformerBlock (" __FILE__ ":" + std::to_string(__LINE__ - 2) + ", in h.0"),
+            std::string::npos)
+      << cause;
 }
 
 struct Head : nn::Module<Head> {
   Tensor& weight = parameter("weight", Tensor::randn({16, 8}));
   Tensor forward(const Tensor& x) {
     const Tensor target = Tensor::from<int64_t>({3, 1, 15, 7}, {4});
-    return ops::linear_cross_entropy(ops::gelu(ops::matmul(x, ops::matmul(weight.t(), weight))), weight, Tensor(), target);
+    return ops::linear_cross_entropy(ops::gelu(ops::matmul(x, ops::matmul(weight.t(), weight))), weight, Tensor(),
+                                     target);
   }
 };
 
-// A loss of a region brings its gradients along; the arena in which the region works is none of them, for all that a gradient
-// which nobody wants (that of the bias, here) lies there.
+// A loss of a region brings its gradients along; the arena in which the region works is none of them, for all that a
+// gradient which nobody wants (that of the bias, here) lies there.
 TEST_F(MemoryOfRegions, AnArenaIsNoGradient) {
   Head head;
-  const compile::Regions regions = compile::compile_module(head, {.mode = compile::Mode::kReduceOverhead});  // keeps arenas
+  const compile::Regions regions = compile::compile_module(head,
+                                                           {.mode = compile::Mode::kReduceOverhead});  // keeps arenas
   const auto gradients = [] { return allocator::stats().by_purpose[static_cast<int>(Purpose::kGradients)]; };
   const int64_t before = gradients();
   {

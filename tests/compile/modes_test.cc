@@ -18,7 +18,8 @@ class Modes : public BlockTest {
     Tensor loss;
     std::vector<Tensor> grads;
   };
-  static constexpr nn::GPT2Config kConfig = {.vocab_size = 31, .block_size = 24, .n_layer = 2, .n_head = 2, .n_embd = 48};
+  static constexpr nn::GPT2Config kConfig = {
+      .vocab_size = 31, .block_size = 24, .n_layer = 2, .n_head = 2, .n_embd = 48};
 
   // Two training steps without an optimizer; the gradients add up.
   static Step train(nn::GPT2& model, int steps = 2) {
@@ -86,7 +87,8 @@ TEST_F(Modes, ReducedOverheadServesTwoThreadsAtOnce) {
   nn::GPT2 model(kConfig, 5);
   const Tensor tokens = Tensor::randint(0, 31, {3, 24});
   const Tensor expected = model(tokens);
-  const compile::Regions regions = compile::compile_module(model, {.exact = true, .mode = compile::Mode::kReduceOverhead});
+  const compile::Regions regions = compile::compile_module(model,
+                                                           {.exact = true, .mode = compile::Mode::kReduceOverhead});
   std::vector<std::thread> threads;
   std::atomic<int> wrong{0};
   for (int t = 0; t < 2; ++t)

@@ -41,16 +41,42 @@ struct HandMade {
     header.e_machine = EM_X86_64;
     header.e_shentsize = sizeof(Elf64_Shdr);
     header.e_shnum = kSections;
-    symbols = {{}, {1, ELF64_ST_INFO(STB_GLOBAL, STT_FUNC), 0, kText, 0, 1}, {0, STT_NOTYPE, 0, kConstants, 0, 0},
+    symbols = {{},
+               {1, ELF64_ST_INFO(STB_GLOBAL, STT_FUNC), 0, kText, 0, 1},
+               {0, STT_NOTYPE, 0, kConstants, 0, 0},
                {14, STT_NOTYPE, 0, SHN_UNDEF, 0, 0}};
-    sections[kText] = {.sh_name = 0, .sh_type = SHT_PROGBITS, .sh_flags = SHF_ALLOC | SHF_EXECINSTR, .sh_addr = 0,
-                       .sh_offset = 0, .sh_size = 0, .sh_link = 0, .sh_info = 0, .sh_addralign = 16, .sh_entsize = 0};
+    sections[kText] = {.sh_name = 0,
+                       .sh_type = SHT_PROGBITS,
+                       .sh_flags = SHF_ALLOC | SHF_EXECINSTR,
+                       .sh_addr = 0,
+                       .sh_offset = 0,
+                       .sh_size = 0,
+                       .sh_link = 0,
+                       .sh_info = 0,
+                       .sh_addralign = 16,
+                       .sh_entsize = 0};
     sections[kConstants] = sections[kText];
     sections[kConstants].sh_flags = SHF_ALLOC;
-    sections[kRela] = {.sh_name = 0, .sh_type = SHT_RELA, .sh_flags = 0, .sh_addr = 0, .sh_offset = 0, .sh_size = 0,
-                       .sh_link = kSymbols, .sh_info = kText, .sh_addralign = 8, .sh_entsize = sizeof(Elf64_Rela)};
-    sections[kSymbols] = {.sh_name = 0, .sh_type = SHT_SYMTAB, .sh_flags = 0, .sh_addr = 0, .sh_offset = 0, .sh_size = 0,
-                          .sh_link = kNames, .sh_info = 1, .sh_addralign = 8, .sh_entsize = sizeof(Elf64_Sym)};
+    sections[kRela] = {.sh_name = 0,
+                       .sh_type = SHT_RELA,
+                       .sh_flags = 0,
+                       .sh_addr = 0,
+                       .sh_offset = 0,
+                       .sh_size = 0,
+                       .sh_link = kSymbols,
+                       .sh_info = kText,
+                       .sh_addralign = 8,
+                       .sh_entsize = sizeof(Elf64_Rela)};
+    sections[kSymbols] = {.sh_name = 0,
+                          .sh_type = SHT_SYMTAB,
+                          .sh_flags = 0,
+                          .sh_addr = 0,
+                          .sh_offset = 0,
+                          .sh_size = 0,
+                          .sh_link = kNames,
+                          .sh_info = 1,
+                          .sh_addralign = 8,
+                          .sh_entsize = sizeof(Elf64_Sym)};
     sections[kNames].sh_type = SHT_STRTAB;
   }
   void relocate(uint64_t offset, uint32_t symbol, uint32_t type, int64_t addend) {
@@ -116,7 +142,8 @@ TEST_F(ObjectFile, RelocationsPointWhereTheyShould) {
   const float five = 5;
   std::memcpy(made.constants.data() + 32, &five, 4);
   // mov rdi, [rdi]; movss xmm0, [rip + constant]; movss [rdi], xmm0; ret: the first float of operand 0 becomes 5.
-  const unsigned char code_bytes[] = {0x48, 0x8b, 0x3f, 0xf3, 0x0f, 0x10, 0x05, 0, 0, 0, 0, 0xf3, 0x0f, 0x11, 0x07, 0xc3};
+  const unsigned char code_bytes[] = {0x48, 0x8b, 0x3f, 0xf3, 0x0f, 0x10, 0x05, 0,
+                                      0,    0,    0,    0xf3, 0x0f, 0x11, 0x07, 0xc3};
   std::memcpy(made.text.data(), code_bytes, sizeof(code_bytes));
   for (uint32_t type : {R_X86_64_PC32, R_X86_64_PLT32}) {
     made.relocations.clear();
@@ -151,8 +178,10 @@ TEST_F(ObjectFile, WhatItDoesNotKnowItLeavesToLlvm) {
   EXPECT_TRUE(absl::IsUnimplemented(external));
   EXPECT_NE(external.ToString().find("memset"), std::string::npos) << external;
   EXPECT_TRUE(absl::IsUnimplemented(code_of([](HandMade& m) { m.relocate(0, 2, R_X86_64_GOTPCREL, -4); })));
-  EXPECT_TRUE(absl::IsUnimplemented(code_of([](HandMade& m) { m.sections[HandMade::kConstants].sh_flags |= SHF_WRITE; })));
-  EXPECT_TRUE(absl::IsUnimplemented(code_of([](HandMade& m) { m.sections[HandMade::kConstants].sh_type = SHT_NOBITS; })));
+  EXPECT_TRUE(
+      absl::IsUnimplemented(code_of([](HandMade& m) { m.sections[HandMade::kConstants].sh_flags |= SHF_WRITE; })));
+  EXPECT_TRUE(
+      absl::IsUnimplemented(code_of([](HandMade& m) { m.sections[HandMade::kConstants].sh_type = SHT_NOBITS; })));
 }
 
 TEST_F(ObjectFile, RefusesWhatIsWrong) {
@@ -200,9 +229,12 @@ TEST_F(ObjectFile, RefusesWhatIsWrong) {
          m.symbols[2].st_value = 17;
          m.relocate(0, 2, R_X86_64_PC32, 0);
        }},
-      {"patches of no section", [](H& m) { m.sections[H::kRela].sh_info = 88; }, [](H& m) { m.relocate(0, 2, R_X86_64_PC32, 0); }},
-      {"patches of other symbols", [](H& m) { m.sections[H::kRela].sh_link = 1; }, [](H& m) { m.relocate(0, 2, R_X86_64_PC32, 0); }},
-      {"patches of another size", [](H& m) { m.sections[H::kRela].sh_entsize = 16; }, [](H& m) { m.relocate(0, 2, R_X86_64_PC32, 0); }},
+      {"patches of no section", [](H& m) { m.sections[H::kRela].sh_info = 88; },
+       [](H& m) { m.relocate(0, 2, R_X86_64_PC32, 0); }},
+      {"patches of other symbols", [](H& m) { m.sections[H::kRela].sh_link = 1; },
+       [](H& m) { m.relocate(0, 2, R_X86_64_PC32, 0); }},
+      {"patches of another size", [](H& m) { m.sections[H::kRela].sh_entsize = 16; },
+       [](H& m) { m.relocate(0, 2, R_X86_64_PC32, 0); }},
   };
   EXPECT_TRUE(check_object(HandMade().object()).ok());
   for (const Case& c : cases) {

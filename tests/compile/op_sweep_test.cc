@@ -1,6 +1,6 @@
-// Every op of the table through a compiled region against eager execution, in every bit (and in default mode within a stated
-// tolerance): alone, on strided inputs, and between elementwise ops that it may fuse with; forward and backward. Samples:
-// tests/op_samples.cc.
+// Every op of the table through a compiled region against eager execution, in every bit (and in default mode within a
+// stated tolerance): alone, on strided inputs, and between elementwise ops that it may fuse with; forward and backward.
+// Samples: tests/op_samples.cc.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -76,8 +76,9 @@ Results run(OneOp& module, const OpSpec& spec, const std::vector<Tensor>& inputs
   return results;
 }
 
-// Of the largest element, or of 0.01 where terms of order one have cancelled. Default mode saves roundings, each half a unit in the last place of something that may cancel; in
-// the 16-bit types one that falls to the other side is a whole unit of the result, and then of what is computed from it.
+// Of the largest element, or of 0.01 where terms of order one have cancelled. Default mode saves roundings, each half a
+// unit in the last place of something that may cancel; in the 16-bit types one that falls to the other side is a whole
+// unit of the result, and then of what is computed from it.
 double default_tolerance(DType dtype) {
   switch (dtype) {
     case kF64: return 1e-13;
@@ -89,7 +90,8 @@ double default_tolerance(DType dtype) {
 
 testing::AssertionResult is_close(const Tensor& a, const Tensor& b) {
   if (!a.defined() || !is_floating(a.dtype())) return same_bits(a, b);
-  if (!b.defined() || !(a.sizes() == b.sizes()) || a.dtype() != b.dtype()) return testing::AssertionFailure() << "another kind of tensor";
+  if (!b.defined() || !(a.sizes() == b.sizes()) || a.dtype() != b.dtype())
+    return testing::AssertionFailure() << "another kind of tensor";
   const std::vector<double> x = a.to_vector<double>(), y = b.to_vector<double>();
   double largest = 0.01;
   for (double v : y)
@@ -97,7 +99,8 @@ testing::AssertionResult is_close(const Tensor& a, const Tensor& b) {
   for (size_t i = 0; i < x.size(); ++i) {
     if (x[i] == y[i] || (std::isnan(x[i]) && std::isnan(y[i]))) continue;
     if (!(std::abs(x[i] - y[i]) <= default_tolerance(a.dtype()) * largest))
-      return testing::AssertionFailure() << "element " << i << ": " << x[i] << " and " << y[i] << ", the largest being " << largest;
+      return testing::AssertionFailure() << "element " << i << ": " << x[i] << " and " << y[i] << ", the largest being "
+                                         << largest;
   }
   return testing::AssertionSuccess();
 }
@@ -126,8 +129,7 @@ class CompiledOpSweep : public testing::Test {
     if (!compile::jit_available()) GTEST_SKIP() << "built without LLVM";
   }
 
-  template <class F>
-  void for_each_sample(F&& fn) {
+  template <class F> void for_each_sample(F&& fn) {
     for (const OpDef* op : all_ops()) {
       // What exists only in place is never part of a recording.
       const OpSpec* spec = test::find_spec(op->name);

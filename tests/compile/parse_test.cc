@@ -125,15 +125,17 @@ TEST(ParseGraph, ErrorsNameTheLine) {
   EXPECT_EQ(complaint("input %0: f32[2] strides[1, 2]\nreturn %0\n"), "line 1: as many strides as sizes are needed");
   EXPECT_EQ(complaint("input %0: f32[1, 1, 1, 1, 1, 1, 1, 1, 1]\nreturn %0\n"), "line 1: too many dimensions");
   EXPECT_EQ(complaint("input %99999999999: f32[2]\nreturn %0\n"), "line 1: a value's number is out of range");
-  EXPECT_EQ(complaint("input %0: f32[2]\n%1: f32[2] = relu(%0, 1.0, 2.0, 3.0)\nreturn %1\n"), "line 2: too many attributes");
+  EXPECT_EQ(complaint("input %0: f32[2]\n%1: f32[2] = relu(%0, 1.0, 2.0, 3.0)\nreturn %1\n"),
+            "line 2: too many attributes");
   EXPECT_EQ(complaint("input %0: f32[2]\n%1: f32[2] = relu(%0, x)\nreturn %1\n"), "line 2: expected a number");
   EXPECT_EQ(complaint("input %0: f32[2]\nreturn %0\nreturn %0\n"), "line 3: nothing more was expected");
 }
 
 // A damaged file is an error, or another graph; nothing worse.
 TEST(ParseGraph, DamagedText) {
-  const std::string whole = "input %0: f32[2, 3] grad leaf\ninput %4: f32[3]\n%1: f32[3, 2] strides[1, 3] of %0 grad = permute(%0, 1, 0)\n"
-                            "%2: f32[3, 2] grad = add_scalar(%1, 1.0)\n%3: f32[1, 2] at 3 = sum(%2, none, 1, -5, nan)\nreturn %2 %3\n";
+  const std::string whole =
+      "input %0: f32[2, 3] grad leaf\ninput %4: f32[3]\n%1: f32[3, 2] strides[1, 3] of %0 grad = permute(%0, 1, 0)\n"
+      "%2: f32[3, 2] grad = add_scalar(%1, 1.0)\n%3: f32[1, 2] at 3 = sum(%2, none, 1, -5, nan)\nreturn %2 %3\n";
   const std::string letters = "%[]:, \n=()0123456789-.#adefgilnoprstu";
   std::mt19937 random(7);
   int graphs = 0, errors = 0;

@@ -55,7 +55,8 @@ void expect_bytes(const Body::Function& function, int64_t automatic, int64_t non
   for (DType dtype : {kF32, kBF16, kF64}) {
     const Outcome eager = run(function, std::nullopt, dtype);
     const auto size = static_cast<int64_t>(size_of(dtype));
-    for (auto [recompute, bytes] : {std::pair{Recompute::kAuto, automatic}, {Recompute::kNone, none}, {Recompute::kFull, full}}) {
+    for (auto [recompute, bytes] :
+         {std::pair{Recompute::kAuto, automatic}, {Recompute::kNone, none}, {Recompute::kFull, full}}) {
       SCOPED_TRACE(testing::Message() << name_of(dtype) << " " << static_cast<int>(recompute));
       const Outcome compiled = run(function, recompute, dtype);
       EXPECT_TRUE(test::same_bits(eager.y, compiled.y));
@@ -83,15 +84,19 @@ TEST_F(Partition, ViewsOfOneMemoryCountOnce) {
   expect_bytes(
       [](const Tensor& x, const Tensor& w) {
         const Tensor y = ops::matmul(x, w);
-        return y.slice(1, {0, 16}) * y.slice(1, {16, 32}) * ops::transpose(ops::reshape(y, {16, 2, 64}), 1, 2).slice(2, {0, 1}).reshape({64, 16});
+        return y.slice(1, {0, 16}) * y.slice(1, {16, 32}) *
+               ops::transpose(ops::reshape(y, {16, 2, 64}), 1, 2).slice(2, {0, 1}).reshape({64, 16});
       },
       1, 2, 0);  // two halves are computed from it
 }
 
 TEST_F(Partition, TheSumOfTwoProductsIsOneValue) {
   // Only exp of the sum is read, so one value is kept, not two.
-  expect_bytes([](const Tensor& x, const Tensor& w) { return ops::matmul(ops::exp((ops::matmul(x, w) + ops::matmul(x, w.t())) * 0.01), w); },
-               1, 1, 0);
+  expect_bytes(
+      [](const Tensor& x, const Tensor& w) {
+        return ops::matmul(ops::exp((ops::matmul(x, w) + ops::matmul(x, w.t())) * 0.01), w);
+      },
+      1, 1, 0);
 }
 
 // Of inputs and outputs, nothing is kept that eager execution does not keep: writing to them is allowed.
@@ -111,10 +116,12 @@ TEST_F(Partition, WritesThatEagerExecutionAllows) {
 }
 
 TEST_F(Partition, GptKeepsLessAndComputesTheSame) {
-  const nn::GPT2Config config{.vocab_size = 31, .block_size = 16, .n_layer = 2, .n_head = 2, .n_embd = 24, .dropout = 0.2};
+  const nn::GPT2Config config{
+      .vocab_size = 31, .block_size = 16, .n_layer = 2, .n_head = 2, .n_embd = 24, .dropout = 0.2};
   std::vector<std::vector<Tensor>> grads;
   std::vector<int64_t> bytes;
-  for (std::optional<Recompute> recompute : {std::optional<Recompute>(), {Recompute::kAuto}, {Recompute::kNone}, {Recompute::kFull}}) {
+  for (std::optional<Recompute> recompute :
+       {std::optional<Recompute>(), {Recompute::kAuto}, {Recompute::kNone}, {Recompute::kFull}}) {
     nn::GPT2 model(config, 3);
     manual_seed(5);
     std::optional<compile::Regions> regions;
@@ -137,7 +144,8 @@ struct Step {
   int library_calls_again = 0;  // in the backward
 };
 Step gpt_step(std::optional<compile::CompileOptions> options, bool whole = false, int64_t tokens = 24) {
-  const nn::GPT2Config config{.vocab_size = 31, .block_size = 64, .n_layer = 3, .n_head = 2, .n_embd = 24, .dropout = 0.2};
+  const nn::GPT2Config config{
+      .vocab_size = 31, .block_size = 64, .n_layer = 3, .n_head = 2, .n_embd = 24, .dropout = 0.2};
   nn::GPT2 model(config, 3);
   manual_seed(5);
   std::optional<compile::Regions> regions;
@@ -159,7 +167,8 @@ TEST_F(Partition, ABudgetIsKeptAndTheLargerItIsTheLessIsComputedAgain) {
     const Step eager = gpt_step(std::nullopt);
     const auto run = [&](Recompute recompute, int64_t budget) {
       SCOPED_TRACE(testing::Message() << "whole " << whole << ", budget " << budget);
-      Step step = gpt_step(compile::CompileOptions{.exact = true, .recompute = recompute, .recompute_budget = budget}, whole);
+      Step step = gpt_step(compile::CompileOptions{.exact = true, .recompute = recompute, .recompute_budget = budget},
+                           whole);
       for (size_t i = 0; i < eager.grads.size(); ++i) EXPECT_TRUE(test::same_bits(step.grads[i], eager.grads[i])) << i;
       return step;
     };
@@ -192,8 +201,8 @@ TEST_F(Partition, ABudgetIsKeptAtEverySize) {
   const int64_t kept = gpt_step(compile::CompileOptions{}).report.kept_bytes;
   for (int64_t tokens : {24, 60}) {  // the longer one alone, and after the shorter one
     nn::GPT2 model({.vocab_size = 31, .block_size = 64, .n_layer = 1, .n_head = 2, .n_embd = 24}, 3);
-    const compile::Regions regions =
-        compile::compile_regions(model, {.recompute = Recompute::kBudget, .recompute_budget = kept});
+    const compile::Regions regions = compile::compile_regions(
+        model, {.recompute = Recompute::kBudget, .recompute_budget = kept});
     for (int64_t length : {tokens, int64_t{60}}) {
       const Tensor ids = ops::reshape(Tensor::randint(0, 31, {2 * length}), {2, length});
       model.loss(ids, ids).backward();
@@ -214,7 +223,8 @@ TEST_F(Partition, ABudgetLowersTheMemoryOfATrainingStep) {
       nn::GPT2 model(config, 3);
       compile::CompileOptions options;
       if (fraction > 0) options.recompute = Recompute::kBudget, options.recompute_budget = kept / fraction;
-      const compile::Regions regions = whole ? compile::compile_module(model, options) : compile::compile_regions(model, options);
+      const compile::Regions regions = whole ? compile::compile_module(model, options)
+                                             : compile::compile_regions(model, options);
       model.loss(ids, ids).backward();
       if (fraction == 0) kept = regions.report()[0].kept_bytes;
       const int64_t before = allocator::stats().bytes_in_use;

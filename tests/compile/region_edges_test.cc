@@ -1,8 +1,8 @@
 // Programs on which the fuzzer (tests/fuzz/) once saw compiled and eager execution differ.
 #include <gtest/gtest.h>
 
-#include "rondo/tests/compile/block_fixture.h"
 #include "rondo/runtime/parallel.h"
+#include "rondo/tests/compile/block_fixture.h"
 #include "rondo/tests/errors.h"
 
 namespace rondo {
@@ -238,7 +238,8 @@ TEST_F(RegionEdges, NormsOfOneLongRow) {
       ASSERT_TRUE(same_bits(y, expected)) << n;
       const Tensor leaves[] = {x}, roots[] = {ops::sum(expected * w)}, compiled_roots[] = {ops::sum(y * w)};
       ASSERT_TRUE(same_bits(autograd::grad(compiled_roots, leaves, {}, false, false, false)[0],
-                            autograd::grad(roots, leaves, {}, false, false, false)[0])) << n;
+                            autograd::grad(roots, leaves, {}, false, false, false)[0]))
+          << n;
     }
   }
 }

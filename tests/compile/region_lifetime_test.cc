@@ -461,8 +461,8 @@ TEST_F(RegionLifetime, NothingIsRecorded) {
 
 TEST_F(RegionLifetime, ATensorMadeInside) {
   const auto body = [](Block& b, const Tensor& x) {
-    const Tensor mask =
-        ops::less(Tensor::arange(6).to(kF32), Tensor::full({}, 3.0 + static_cast<double>(b.state.step++)));
+    const Tensor mask = ops::less(Tensor::arange(6).to(kF32),
+                                  Tensor::full({}, 3.0 + static_cast<double>(b.state.step++)));
     return Tensors{ops::where(mask, x, 0.0) + Tensor::randn({4, 6}) * b.bias, mask};
   };
   expect_as_eager(body, [](Block& b) {

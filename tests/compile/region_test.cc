@@ -79,7 +79,8 @@ TEST_F(RegionTest, MlpStackEqualsEagerInEveryBit) {
     const Tensor compiled = run(compiled_grads);
     expect_same_bits(eager, compiled, "output");
     for (size_t i = 0; i < eager_grads.size(); ++i)
-      expect_same_bits(eager_grads[i], compiled_grads[i], std::string(name_of(dtype)) + " gradient " + std::to_string(i));
+      expect_same_bits(eager_grads[i], compiled_grads[i],
+                       std::string(name_of(dtype)) + " gradient " + std::to_string(i));
     ASSERT_EQ(regions.report().size(), 1u);
     EXPECT_EQ(regions.report()[0].entries, 1) << regions.summary();
     EXPECT_EQ(regions.report()[0].calls, 3);

@@ -14,7 +14,8 @@ namespace rondo::compile {
 namespace {
 
 int count(const LoopKernel& kernel, LoopOp op) {
-  return static_cast<int>(std::count_if(kernel.instrs.begin(), kernel.instrs.end(), [&](const Instr& i) { return i.op == op; }));
+  return static_cast<int>(
+      std::count_if(kernel.instrs.begin(), kernel.instrs.end(), [&](const Instr& i) { return i.op == op; }));
 }
 
 // Sums and differences of products on either side, in every place that matters.
@@ -60,11 +61,12 @@ TEST(Relax, ProductsThatAreOnlyAddedJoinTheAddition) {
 // The oracle's own results in both modes: within 4 units in the last place of the largest element.
 TEST(Relax, ScalarBodiesStayWhatTheyAre) {
   using Function = LoopValue (*)(LoopValue);
-  const std::pair<const char*, Function> functions[] = {
-      {"exp", [](LoopValue v) { return scalar::exp(v); }},     {"log", [](LoopValue v) { return scalar::log(v); }},
-      {"tanh", [](LoopValue v) { return scalar::tanh(v); }},   {"erf", [](LoopValue v) { return scalar::erf(v); }},
-      {"sin", [](LoopValue v) { return scalar::sin(v); }},
-      {"sigmoid", [](LoopValue v) { return scalar::sigmoid(v); }}};
+  const std::pair<const char*, Function> functions[] = {{"exp", [](LoopValue v) { return scalar::exp(v); }},
+                                                        {"log", [](LoopValue v) { return scalar::log(v); }},
+                                                        {"tanh", [](LoopValue v) { return scalar::tanh(v); }},
+                                                        {"erf", [](LoopValue v) { return scalar::erf(v); }},
+                                                        {"sin", [](LoopValue v) { return scalar::sin(v); }},
+                                                        {"sigmoid", [](LoopValue v) { return scalar::sigmoid(v); }}};
   constexpr int64_t kElements = 40000;
   for (const auto& [name, function] : functions) {
     for (DType type : {kF32, kF64}) {
@@ -128,8 +130,8 @@ TEST_F(DefaultMode, RunsTheSameKernelsWithOtherCode) {
   EXPECT_TRUE(any_differs) << "default mode is exact mode";
 }
 
-// The backward finds the largest element of a row among values that it computes again, from a product that has one use there
-// and two in the forward.
+// The backward finds the largest element of a row among values that it computes again, from a product that has one use
+// there and two in the forward.
 TEST_F(DefaultMode, WhatIsComparedIsNotRelaxed) {
   const Tensor w = Tensor::randn({50}).requires_grad_(), bias = Tensor::randn({50}).requires_grad_();
   const auto largest = [&](const Tensor& x) {

@@ -79,7 +79,10 @@ TEST_F(ReplayTest, GuardsOnWhatItPromises) {
   };
   both([](Layer&) {});
   both([](Layer& l) { l.eval(); });
-  both([](Layer& l) { l.train(); l.fc.weight.requires_grad_(false); });
+  both([](Layer& l) {
+    l.train();
+    l.fc.weight.requires_grad_(false);
+  });
   both([](Layer& l) { l.norm.weight = l.norm.weight.clone().detach().requires_grad_(); });  // another parameter
   pair.expect_equal(7);
   pair.expect_equal(4);
@@ -117,7 +120,8 @@ TEST_F(ReplayTest, VerifyFindsWhatTheGuardsDoNotSee) {
 }
 
 TEST_F(ReplayTest, RandomNumbersAreRecorded) {
-  const nn::GPT2Config config{.vocab_size = 31, .block_size = 8, .n_layer = 3, .n_head = 2, .n_embd = 24, .dropout = 0.3};
+  const nn::GPT2Config config{
+      .vocab_size = 31, .block_size = 8, .n_layer = 3, .n_head = 2, .n_embd = 24, .dropout = 0.3};
   const Tensor tokens = Tensor::from<int64_t>({1, 2, 3, 4, 5, 6, 7, 8}, {1, 8});
   std::vector<Tensors> grads;
   for (bool replay : {false, true}) {

@@ -17,6 +17,7 @@
 #include "rondo/compile/trace/trace.h"
 #include "rondo/modules/gpt2.h"
 #include "rondo/runtime/ops/ops.h"
+#include "rondo/tests/paths.h"
 
 namespace rondo::compile {
 namespace {
@@ -50,12 +51,11 @@ class Reproducers : public testing::Test {
   // Exit code and stderr of the tool.
   std::pair<int, std::string> run_tool(const std::string& path) const {
     const std::string log = (folder_ / "stderr").string();
-    const int status = std::system((std::string(RONDO_REPLAY) + " " + path + " >/dev/null 2>" + log).c_str());
+    const int status = std::system((std::string(tests::kReplay) + " " + path + " >/dev/null 2>" + log).c_str());
     return {WEXITSTATUS(status), contents(log)};
   }
   // What `body` throws, as E.
-  template <class E, class Body>
-  static std::string thrown(Body body) {
+  template <class E, class Body> static std::string thrown(Body body) {
     try {
       body();
     } catch (const E& e) {
@@ -68,7 +68,8 @@ class Reproducers : public testing::Test {
   fs::path folder_;
 };
 
-constexpr const char* kGoodGraph = "input %0: f32[4, 8]\n%1: f32[4, 8] = relu(%0)\n%2: f32[4, 8] = exp(%1)\nreturn %2\n";
+constexpr const char* kGoodGraph =
+    "input %0: f32[4, 8]\n%1: f32[4, 8] = relu(%0)\n%2: f32[4, 8] = exp(%1)\nreturn %2\n";
 // A result that is larger than its op makes it.
 constexpr const char* kBadGraph = "input %0: f32[4, 8]\n%1: f32[4, 9] = relu(%0)\nreturn %1\n";
 
@@ -84,7 +85,8 @@ TEST_F(Reproducers, ABadGraphIsFoundAndReplayed) {
   EXPECT_THROW(replay(r), InternalError);
   const auto [code, message] = run_tool(path);
   EXPECT_EQ(code, 1);
-  EXPECT_NE(message.find("stage verify fails: internal error: graph: a value's dtype or sizes"), message.npos) << message;
+  EXPECT_NE(message.find("stage verify fails: internal error: graph: a value's dtype or sizes"), message.npos)
+      << message;
   // Equal failures share a file, and nothing else is left behind.
   EXPECT_EQ(path_in(thrown<InternalError>([] { simplify(parse_graph(kBadGraph)); })), path);
   EXPECT_EQ(std::distance(fs::directory_iterator(folder_), fs::directory_iterator()), 2) << "the reproducer and stderr";
@@ -93,9 +95,8 @@ TEST_F(Reproducers, ABadGraphIsFoundAndReplayed) {
 TEST_F(Reproducers, EachPassCanBeReplayed) {
   const Graph graph = parse_graph(kGoodGraph);
   for (const char* pass : pass_names()) {
-    const std::string error = thrown<InternalError>([&] {
-      reproducible({.stage = pass, .graph = &graph}, []() -> Graph { throw InternalError("two\nlines"); });
-    });
+    const std::string error = thrown<InternalError>(
+        [&] { reproducible({.stage = pass, .graph = &graph}, []() -> Graph { throw InternalError("two\nlines"); }); });
     EXPECT_TRUE(error.starts_with("two\nlines (to reproduce: ")) << error;
     const Reproducer r = parse_reproducer(contents(path_in(error)));
     EXPECT_EQ(r.stage, pass);
@@ -112,9 +113,8 @@ TEST_F(Reproducers, FusionAndLoweringCanBeReplayed) {
   auto fail = []() -> int { throw Error("no"); };
   std::string error = thrown<Error>([&] { reproducible({.stage = "fuse", .graph = &graph}, fail); });
   EXPECT_EQ(replay(parse_reproducer(contents(path_in(error)))), to_string(graph, units));
-  error = thrown<Error>([&] {
-    reproducible({.stage = "lower", .graph = &graph, .unit = &units[0], .needed = &needed}, fail);
-  });
+  error = thrown<Error>(
+      [&] { reproducible({.stage = "lower", .graph = &graph, .unit = &units[0], .needed = &needed}, fail); });
   const Reproducer r = parse_reproducer(contents(path_in(error)));
   EXPECT_EQ(r.unit->nodes, units[0].nodes);
   EXPECT_EQ(r.unit->rows, units[0].rows);
@@ -125,7 +125,8 @@ TEST_F(Reproducers, FusionAndLoweringCanBeReplayed) {
 }
 
 constexpr const char* kKernel =
-    "kernel k rows=1 cols=100 split_columns\n  @0: f32 col*1\n  @1: f32 col*1 output\n  stage\n    col %0: f32 = load @0\n"
+    "kernel k rows=1 cols=100 split_columns\n  @0: f32 col*1\n  @1: f32 col*1 output\n  stage\n    col %0: f32 = load "
+    "@0\n"
     "    col %1: f32 = sqrt %0\n    col %2: f32 = store %1 @1\n";
 
 TEST_F(Reproducers, AKernelIsCompiledAndCompared) {
@@ -179,11 +180,11 @@ TEST_F(Reproducers, FilesThatAreNone) {
   fs::create_directories(folder_);
   const std::string path = (folder_ / "file.txt").string();
   EXPECT_EQ(run_tool(path).first, 2);
-  for (const auto& [text, message] : {std::pair{"", "line 1: nothing to replay"},
-                                      {"stage fuse\n", "line 2: expected \"%\""},
-                                      {"stage fuse\ninput %0: f32[2]\nreturn %0\nmore", "line 4: nothing more was expected"},
-                                      {"stage lower\ninput %0: f32[2]\nreturn %0\nunit rows=1 cols=2 nodes 7\n",
-                                       "line 4: 7 is out of range"}}) {
+  for (const auto& [text, message] :
+       {std::pair{"", "line 1: nothing to replay"},
+        {"stage fuse\n", "line 2: expected \"%\""},
+        {"stage fuse\ninput %0: f32[2]\nreturn %0\nmore", "line 4: nothing more was expected"},
+        {"stage lower\ninput %0: f32[2]\nreturn %0\nunit rows=1 cols=2 nodes 7\n", "line 4: 7 is out of range"}}) {
     std::ofstream(path) << text;
     const auto [code, said] = run_tool(path);
     EXPECT_EQ(code, 2) << text;
@@ -209,7 +210,8 @@ TEST_F(Reproducers, DumpsSayWhatEachStageMade) {
   if (!jit_available()) GTEST_SKIP() << "built without LLVM";
   fs::create_directories(folder_);
   const std::string path = (folder_ / "graph.txt").string();
-  std::ofstream(path) << "input %0: f32[4, 8]\n%1: f32[4, 8] = relu(%0)\n%2: f32[4, 8] = relu(%0)\n%3: f32[4, 8] = mul(%1, %2)\nreturn %3\n";
+  std::ofstream(path) << "input %0: f32[4, 8]\n%1: f32[4, 8] = relu(%0)\n%2: f32[4, 8] = relu(%0)\n%3: f32[4, 8] = "
+                         "mul(%1, %2)\nreturn %3\n";
   setenv("RONDO_DUMP", "all", 1);
   const std::string all = run_tool(path).second;
   EXPECT_NE(all.find("---- input\ninput %0: f32[4, 8]\n%1: f32[4, 8] = relu(%0)"), all.npos) << all;
@@ -220,7 +222,8 @@ TEST_F(Reproducers, DumpsSayWhatEachStageMade) {
   setenv("RONDO_DUMP", "dce", 1);
   EXPECT_EQ(run_tool(path).second, "---- dce (unchanged)\nstage compile works\n");
   setenv("RONDO_DUMP", "dce,inline", 1);
-  EXPECT_NE(run_tool(path).second.find("RONDO_DUMP: no stage \"inline\". Stages: all, input, decompose, cse"), std::string::npos);
+  EXPECT_NE(run_tool(path).second.find("RONDO_DUMP: no stage \"inline\". Stages: all, input, decompose, cse"),
+            std::string::npos);
   unsetenv("RONDO_DUMP");
 }
 

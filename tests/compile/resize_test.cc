@@ -11,7 +11,8 @@ namespace rondo::compile {
 namespace {
 
 // Dimensions of input `input` with their present sizes as variables.
-std::optional<Graph> resized(const Graph& graph, std::vector<VariableDim> dims, std::vector<int64_t> now, std::vector<int64_t> then) {
+std::optional<Graph> resized(const Graph& graph, std::vector<VariableDim> dims, std::vector<int64_t> now,
+                             std::vector<int64_t> then) {
   const auto resizing = Resizing::find(graph, dims, now);
   return resizing ? resizing->at(then) : std::nullopt;
 }
@@ -27,7 +28,8 @@ TEST(Resize, AGptAtAnyLength) {
     const Graph graph = at(4, length);
     int32_t tokens = -1;
     for (size_t i = 0; i < graph.inputs.size(); ++i)
-      if (graph.value(graph.inputs[i]).sizes == Dims{4, length} && graph.value(graph.inputs[i]).dtype == kI64) tokens = static_cast<int32_t>(i);
+      if (graph.value(graph.inputs[i]).sizes == Dims{4, length} && graph.value(graph.inputs[i]).dtype == kI64)
+        tokens = static_cast<int32_t>(i);
     ASSERT_GE(tokens, 0);
     for (int64_t other : {2, 5, 17, 36, 200, 256}) {
       const auto graph_there = resized(graph, {{tokens, 1, 0}}, {length}, {other});

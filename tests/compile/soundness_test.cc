@@ -1,5 +1,5 @@
-// What may change between two calls of a compiled block: every such change is seen, and none costs more compilations than
-// there are different programs. Compiled against eager, in every bit, with freed memory poisoned.
+// What may change between two calls of a compiled block: every such change is seen, and none costs more compilations
+// than there are different programs. Compiled against eager, in every bit, with freed memory poisoned.
 #include <gtest/gtest.h>
 
 #include <thread>
@@ -71,7 +71,8 @@ TEST_F(Soundness, AnOutsideTensorIsReboundOrOverwritten) {
 
 TEST_F(Soundness, HyperParametersChangeWithoutNewCode) {
   const auto body = [](Block& b, const Tensor& x) {
-    return Tensors{ops::leaky_relu(b.norm(x) * (0.5 + static_cast<double>(b.state.step)), 0.01 * static_cast<double>(b.state.step))};
+    return Tensors{ops::leaky_relu(b.norm(x) * (0.5 + static_cast<double>(b.state.step)),
+                                   0.01 * static_cast<double>(b.state.step))};
   };
   expect_as_eager(body, [](Block& b) {
     Tensors all;
@@ -226,7 +227,8 @@ TEST_F(Soundness, OverlappingLeavesKeepTheirGradientsApart) {
 TEST_F(Soundness, WhatIsReturnedIsTheCallers) {
   const auto body = [](Block& b, const Tensor& x) {
     const Tensor h = x * 2.0, again = x * 2.0, mean = ops::mean(h);
-    return Tensors{h, again, h.t(), h[0], again.expand({2, 4, 6}), x.slice(0, {1, 3}), b.bias, mean, Tensor::zeros({3})};
+    return Tensors{
+        h, again, h.t(), h[0], again.expand({2, 4, 6}), x.slice(0, {1, 3}), b.bias, mean, Tensor::zeros({3})};
   };
   expect_as_eager(body, [](Block& b) {
     const Tensor x = Tensor::randn({4, 6});

@@ -152,8 +152,12 @@ class Spy final : public ProcessGroup {
     if (name == lost) return Work();
     return real_.all_reduce(tensor, op, name);
   }
-  Work broadcast(const Tensor& tensor, int root, std::string_view name) override { return real_.broadcast(tensor, root, name); }
-  Work all_gather(const Tensor& out, const Tensor& in, std::string_view name) override { return real_.all_gather(out, in, name); }
+  Work broadcast(const Tensor& tensor, int root, std::string_view name) override {
+    return real_.broadcast(tensor, root, name);
+  }
+  Work all_gather(const Tensor& out, const Tensor& in, std::string_view name) override {
+    return real_.all_gather(out, in, name);
+  }
   Work barrier(std::string_view name) override { return real_.barrier(name); }
 
   std::vector<std::string> sent;
@@ -180,7 +184,8 @@ TEST_P(Ddp, BucketsLeaveWhileBackwardRuns) {
     autograd::remove_on_accumulated(first, id);
     ASSERT_EQ(sent_before.size(), 1u);
     EXPECT_GE(sent_before[0], 2u);
-    EXPECT_EQ(spy->sent, (std::vector<std::string>{"bucket 0 of step 1", "bucket 1 of step 1", "bucket 2 of step 1", "bucket 3 of step 1"}));
+    EXPECT_EQ(spy->sent, (std::vector<std::string>{"bucket 0 of step 1", "bucket 1 of step 1", "bucket 2 of step 1",
+                                                   "bucket 3 of step 1"}));
   });
 }
 
@@ -205,7 +210,8 @@ TEST_P(Ddp, AnAllReduceThatEveryRankDropsIsCaught) {
 }
 
 TEST_P(Ddp, AnAllReduceThatOneRankDropsIsCaught) {
-  // A middle one: its peer would meet the next bucket, of the same size. And the last one: its peer meets the end of the step.
+  // A middle one: its peer would meet the next bucket, of the same size. And the last one: its peer meets the end of
+  // the step.
   for (const std::string lost : {"bucket 1 of step 1", "bucket 3 of step 1"}) {
     const auto errors = run_ranks(2, [&](const Environment& e) {
       const auto group = ProcessGroup::connect(e, {.timeout = test::kPatient});
@@ -247,7 +253,8 @@ TEST_P(Ddp, AGradientThatDoesNotArriveIsAnErrorOnEveryRank) {
     EXPECT_NE(error.find("step 2, rank 1: the gradient of h.1.ln_1.weight did not arrive"), std::string::npos) << error;
 }
 
-// The average is not finite anywhere if one rank's gradient is not: nobody makes the step, and a loss scale falls everywhere.
+// The average is not finite anywhere if one rank's gradient is not: nobody makes the step, and a loss scale falls
+// everywhere.
 TEST_P(Ddp, ANonFiniteGradientOfOneRankSkipsTheStepOnAll) {
   with_groups(2, [&](ProcessGroup& group) {
     nn::GPT2 model(kConfig, 1);
@@ -291,8 +298,10 @@ TEST_F(DdpRules, AnotherPlanIsAnErrorBeforeAParameterMoves) {
     DistributedDataParallel ddp(model, group, kPerBlock);
   });
   for (const std::string& error : errors) {
-    EXPECT_NE(error.find("rank 2 has another plan than rank 0; line 1 is \"bucket 0 after h.2: h.2.ln_1.weight f32[32] at 0\" there"),
-              std::string::npos) << error;
+    EXPECT_NE(error.find("rank 2 has another plan than rank 0; line 1 is \"bucket 0 after h.2: h.2.ln_1.weight f32[32] "
+                         "at 0\" there"),
+              std::string::npos)
+        << error;
     EXPECT_NE(error.find("f32[16] at 0\" on rank 0"), std::string::npos) << error;
   }
 }
@@ -304,7 +313,8 @@ TEST_F(DdpRules, FrozenParametersAreFrozenEverywhere) {
     if (e.rank == 1) model.h[0].requires_grad_(false);
     DistributedDataParallel ddp(model, group);
   });
-  for (const std::string& error : errors) EXPECT_NE(error.find("rank 1 has another plan than rank 0"), std::string::npos) << error;
+  for (const std::string& error : errors)
+    EXPECT_NE(error.find("rank 1 has another plan than rank 0"), std::string::npos) << error;
 }
 
 TEST_F(DdpRules, AParameterInNoBucketIsNamed) {
@@ -327,7 +337,8 @@ TEST_F(DdpRules, FinishIsNotForgotten) {
     DistributedDataParallel ddp(model, std::shared_ptr<ProcessGroup>(&group, [](auto*) {}));
     loss_of(model, 0, 1).backward();
     const Tensor again = loss_of(model, 0, 1);
-    EXPECT_NE(error_of([&] { again.backward(); }).find("changed after it was sent; call finish() once per step"), std::string::npos);
+    EXPECT_NE(error_of([&] { again.backward(); }).find("changed after it was sent; call finish() once per step"),
+              std::string::npos);
     EXPECT_NE(error_of([&] { const auto second = ddp.no_sync(); }).find("call finish()"), std::string::npos);
     ddp.finish();
     const auto local = ddp.no_sync();
@@ -391,7 +402,8 @@ TEST(BucketPlan, SmallRegionsShareLargeOnesAreSplit) {
   const auto sizes = [&](BucketOptions options) {
     std::vector<std::pair<size_t, size_t>> all;
     size_t n = 0;
-    for (const Bucket& b : plan_buckets(model, seams.plan(), options).buckets) all.emplace_back(b.seam, b.slots.size()), n += b.slots.size();
+    for (const Bucket& b : plan_buckets(model, seams.plan(), options).buckets)
+      all.emplace_back(b.seam, b.slots.size()), n += b.slots.size();
     EXPECT_EQ(n, model.parameters().size());
     return all;
   };

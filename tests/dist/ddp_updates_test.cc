@@ -1,4 +1,5 @@
-// The optimizer in backward under DistributedDataParallel: a bucket is updated after its average is there, and not before.
+// The optimizer in backward under DistributedDataParallel: a bucket is updated after its average is there, and not
+// before.
 #include <gtest/gtest.h>
 
 #include "absl/strings/str_cat.h"
@@ -31,7 +32,9 @@ Tensor loss_of(nn::GPT2& model, int64_t rank, int64_t step) {
   return model.loss(batch, batch);
 }
 
-std::shared_ptr<ProcessGroup> borrowed(ProcessGroup& group) { return {&group, [](auto*) {}}; }
+std::shared_ptr<ProcessGroup> borrowed(ProcessGroup& group) {
+  return {&group, [](auto*) {}};
+}
 
 class DdpUpdates : public testing::TestWithParam<bool> {
  protected:
@@ -69,7 +72,8 @@ class DdpUpdates : public testing::TestWithParam<bool> {
 
 TEST_P(DdpUpdates, TheBitsOfStepsAfterBackward) {
   RONDO_SKIP_WITHOUT_GLOO();
-  for (const BucketOptions buckets : {kPerBlock, BucketOptions{.min_bytes = 20'000}, BucketOptions{.min_bytes = 1, .max_bytes = 1}})
+  for (const BucketOptions buckets :
+       {kPerBlock, BucketOptions{.min_bytes = 20'000}, BucketOptions{.min_bytes = 1, .max_bytes = 1}})
     test::with_groups(2, [&](ProcessGroup& group) {
       const uint64_t after = train(group, false, buckets);
       EXPECT_EQ(train(group, true, buckets), after);
@@ -172,12 +176,16 @@ TEST(DdpUpdatesRules, GradientsHaveOneOwner) {
   optim::AdamW optimizer(model.parameters());
   {
     UpdateAtSeams updates(model, optimizer);
-    EXPECT_NE(error_of([&] { DistributedDataParallel(model, ProcessGroup::connect({})); }).find("UpdateAtSeams(ddp, optimizer)"),
+    EXPECT_NE(error_of([&] {
+                DistributedDataParallel(model, ProcessGroup::connect({}));
+              }).find("UpdateAtSeams(ddp, optimizer)"),
               std::string::npos);
   }
   DistributedDataParallel ddp(model, ProcessGroup::connect({}));
-  EXPECT_NE(error_of([&] { UpdateAtSeams(model, optimizer); }).find("make it from that: UpdateAtSeams(ddp, optimizer)"), std::string::npos);
-  EXPECT_NE(error_of([&] { DistributedDataParallel(model, ProcessGroup::connect({})); }).find("already averaged"), std::string::npos);
+  EXPECT_NE(error_of([&] { UpdateAtSeams(model, optimizer); }).find("make it from that: UpdateAtSeams(ddp, optimizer)"),
+            std::string::npos);
+  EXPECT_NE(error_of([&] { DistributedDataParallel(model, ProcessGroup::connect({})); }).find("already averaged"),
+            std::string::npos);
   UpdateAtSeams updates(ddp, optimizer);
   EXPECT_NE(error_of([&] { const auto more = updates.no_update(); }).find("use its no_sync()"), std::string::npos);
   EXPECT_NE(error_of([&] { optimizer.step(); }).find("UpdateAtSeams::finish()"), std::string::npos);

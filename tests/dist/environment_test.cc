@@ -15,7 +15,9 @@ class EnvironmentTest : public testing::Test {
   void SetUp() override { set({}); }
   void TearDown() override { set({}); }
   static void set(const std::map<std::string, std::string>& variables) {
-    for (const char* name : {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "RONDO_STORE"}) ::unsetenv(name);
+    for (const char* name :
+         {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "RONDO_STORE"})
+      ::unsetenv(name);
     for (const auto& [name, value] : variables) ::setenv(name.c_str(), value.c_str(), 1);
   }
   static std::string error(const std::map<std::string, std::string>& variables) {
@@ -32,7 +34,12 @@ TEST_F(EnvironmentTest, OneProcessWhereNothingIsSet) {
 }
 
 TEST_F(EnvironmentTest, ReadsTorchrunsVariables) {
-  set({{"RANK", "5"}, {"WORLD_SIZE", "8"}, {"LOCAL_RANK", "1"}, {"LOCAL_WORLD_SIZE", "4"}, {"MASTER_ADDR", "host"}, {"MASTER_PORT", "29500"}});
+  set({{"RANK", "5"},
+       {"WORLD_SIZE", "8"},
+       {"LOCAL_RANK", "1"},
+       {"LOCAL_WORLD_SIZE", "4"},
+       {"MASTER_ADDR", "host"},
+       {"MASTER_PORT", "29500"}});
   const Environment e = Environment::from_process();
   EXPECT_EQ(e.rank, 5);
   EXPECT_EQ(e.world_size, 8);
@@ -46,8 +53,10 @@ TEST_F(EnvironmentTest, NonsenseIsNamed) {
   EXPECT_EQ(error({{"WORLD_SIZE", "two"}}), "the variable WORLD_SIZE=two must be a number from 1 to 16384");
   EXPECT_EQ(error({{"WORLD_SIZE", "2"}}), "the variable WORLD_SIZE=2 without RANK: start the program with rondorun");
   EXPECT_EQ(error({{"WORLD_SIZE", "2"}, {"RANK", "2"}}), "the variable RANK=2 must be a number from 0 to 1");
-  EXPECT_EQ(error({{"WORLD_SIZE", "2"}, {"RANK", "1"}}), "the variable MASTER_PORT is not set: start the program with rondorun");
-  EXPECT_EQ(error({{"WORLD_SIZE", "2"}, {"RANK", "1"}, {"MASTER_PORT", "70000"}}), "the variable MASTER_PORT=70000 must be a number from 1 to 65535");
+  EXPECT_EQ(error({{"WORLD_SIZE", "2"}, {"RANK", "1"}}),
+            "the variable MASTER_PORT is not set: start the program with rondorun");
+  EXPECT_EQ(error({{"WORLD_SIZE", "2"}, {"RANK", "1"}, {"MASTER_PORT", "70000"}}),
+            "the variable MASTER_PORT=70000 must be a number from 1 to 65535");
 }
 
 }  // namespace

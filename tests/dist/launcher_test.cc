@@ -17,6 +17,7 @@
 #include "absl/strings/str_split.h"
 #include "rondo/tests/compile/temp_folder.h"
 #include "rondo/tests/errors.h"
+#include "rondo/tests/paths.h"
 
 namespace rondo::dist {
 namespace {
@@ -32,7 +33,8 @@ struct Finished {
 
 // rondorun with these arguments, through a shell.
 Finished rondorun(const std::string& arguments, const std::string& variables = "") {
-  const std::string command = absl::StrCat("env -u OMP_NUM_THREADS -u RONDO_NUM_THREADS ", variables, " ", RONDO_RONDORUN, " ", arguments, " 2>&1");
+  const std::string command = absl::StrCat("env -u OMP_NUM_THREADS -u RONDO_NUM_THREADS ", variables, " ",
+                                           tests::kRondorun, " ", arguments, " 2>&1");
   Finished run;
   const auto began = steady_clock::now();
   std::FILE* pipe = ::popen(command.c_str(), "r");
@@ -52,7 +54,8 @@ std::string text_of(const std::string& path) {
 // True once process `pid` has ended. Whoever inherits an orphan may take its time to bury it.
 bool ends_soon(pid_t pid) {
   for (int i = 0; i < 500; ++i, std::this_thread::sleep_for(Milliseconds(20)))
-    if (::kill(pid, 0) != 0 || text_of(absl::StrCat("/proc/", pid, "/stat")).find(") Z ") != std::string::npos) return true;
+    if (::kill(pid, 0) != 0 || text_of(absl::StrCat("/proc/", pid, "/stat")).find(") Z ") != std::string::npos)
+      return true;
   return false;
 }
 pid_t pid_in(const std::string& path) {
@@ -67,7 +70,8 @@ TEST(Rondorun, GivesTorchrunsVariables) {
       "${MASTER_PORT:+port} ${RONDO_STORE:+store} $TORCHELASTIC_RUN_ID'");
   EXPECT_EQ(run.code, 0);
   for (const char* rank : {"0", "1", "2"})
-    EXPECT_TRUE(has(run, absl::StrCat("[rank ", rank, "] ", rank, " ", rank, " 3 3 0 127.0.0.1 port store none\n"))) << run.out;
+    EXPECT_TRUE(has(run, absl::StrCat("[rank ", rank, "] ", rank, " ", rank, " 3 3 0 127.0.0.1 port store none\n")))
+        << run.out;
 }
 
 TEST(Rondorun, DividesTheCoresUnlessTold) {
@@ -81,14 +85,17 @@ TEST(Rondorun, DividesTheCoresUnlessTold) {
 }
 
 TEST(Rondorun, LinesStayWhole) {
-  const Finished run = rondorun("--nproc-per-node 2 sh -c 'for i in 1 2 3; do printf \"a%s\" $RANK; sleep 0.01; printf \"b\\n\"; done; printf end; echo x >&2'");
+  const Finished run = rondorun(
+      "--nproc-per-node 2 sh -c 'for i in 1 2 3; do printf \"a%s\" $RANK; sleep 0.01; printf \"b\\n\"; done; printf "
+      "end; echo x >&2'");
   EXPECT_EQ(run.code, 0);
   int lines = 0;
   for (const std::string& line : std::vector<std::string>(absl::StrSplit(run.out, '\n'))) {
     if (line.empty()) continue;
     ++lines;
     EXPECT_TRUE(line == "[rank 0] a0b" || line == "[rank 1] a1b" || line == "[rank 0] end" || line == "[rank 1] end" ||
-                line == "[rank 0] x" || line == "[rank 1] x") << line;
+                line == "[rank 0] x" || line == "[rank 1] x")
+        << line;
   }
   EXPECT_EQ(lines, 10);
   EXPECT_EQ(rondorun("--nproc-per-node 1 --no-prefix printf 'a\\nb\\n\\n'").out, "a\nb\n\n");
@@ -111,7 +118,8 @@ TEST(Rondorun, AKilledRankEndsTheJobAndIsNamed) {
 }
 
 TEST(Rondorun, AFailingRankEndsTheJobWithItsCode) {
-  const Finished run = rondorun("--nproc-per-node 2 sh -c 'if [ $RANK = 0 ]; then echo why >&2; exit 7; fi; exec sleep 100'");
+  const Finished run = rondorun(
+      "--nproc-per-node 2 sh -c 'if [ $RANK = 0 ]; then echo why >&2; exit 7; fi; exec sleep 100'");
   EXPECT_EQ(run.code, 7);
   EXPECT_TRUE(has(run, "[rank 0] why\n")) << run.out;
   EXPECT_TRUE(has(run, ") exited with code 7; the job ends\n")) << run.out;
@@ -119,14 +127,17 @@ TEST(Rondorun, AFailingRankEndsTheJobWithItsCode) {
 }
 
 TEST(Rondorun, ASignalIsTheCauseOfOtherRanksFailures) {
-  const Finished run = rondorun("--nproc-per-node 2 sh -c 'if [ $RANK = 1 ]; then sleep 0.05; kill -SEGV $$; fi; exit 3'");
+  const Finished run = rondorun(
+      "--nproc-per-node 2 sh -c 'if [ $RANK = 1 ]; then sleep 0.05; kill -SEGV $$; fi; exit 3'");
   EXPECT_EQ(run.code, 128 + SIGSEGV) << run.out;
   EXPECT_TRUE(has(run, "signal 11 (SIGSEGV); the job ends\n")) << run.out;
   EXPECT_TRUE(has(run, "exited with code 3\n")) << run.out;
 }
 
 TEST(Rondorun, ARankThatDoesNotListenIsKilled) {
-  const Finished run = rondorun("--nproc-per-node 2 --grace-period 1 sh -c 'trap \"\" TERM; if [ $RANK = 0 ]; then sleep 0.2; exit 4; fi; sleep 100; sleep 100'");
+  const Finished run = rondorun(
+      "--nproc-per-node 2 --grace-period 1 sh -c 'trap \"\" TERM; if [ $RANK = 0 ]; then sleep 0.2; exit 4; fi; sleep "
+      "100; sleep 100'");
   EXPECT_EQ(run.code, 4);
   EXPECT_TRUE(has(run, "rondorun: rank 1 (pid ")) << run.out;
   EXPECT_TRUE(has(run, ") did not end in time and is killed\n")) << run.out;
@@ -142,8 +153,9 @@ TEST(Rondorun, OneThatEndsWellDoesNotEndTheOthers) {
 TEST(Rondorun, NothingIsLeftBehind) {
   const test::TempFolder folder;
   // A process of a rank's own, which holds the output open and does not listen.
-  const Finished run = rondorun(absl::StrCat("--nproc-per-node 1 sh -c '(trap \"\" TERM; echo $$ > /dev/null; sh -c \"echo \\$\\$ > ",
-                                        folder / "pid", "; exec sleep 100\") & while ! [ -s ", folder / "pid", " ]; do sleep 0.01; done'"));
+  const Finished run = rondorun(
+      absl::StrCat("--nproc-per-node 1 sh -c '(trap \"\" TERM; echo $$ > /dev/null; sh -c \"echo \\$\\$ > ",
+                   folder / "pid", "; exec sleep 100\") & while ! [ -s ", folder / "pid", " ]; do sleep 0.01; done'"));
   EXPECT_EQ(run.code, 0);
   EXPECT_TRUE(ends_soon(pid_in(folder / "pid")));
   EXPECT_LT(run.took.count(), 50);
@@ -156,7 +168,7 @@ class Launched {
     pid_ = ::fork();
     if (pid_ != 0) return;
     std::vector<char*> argv;
-    static const char* const kProgram = RONDO_RONDORUN;
+    static const char* const kProgram = tests::kRondorun;
     argv.push_back(const_cast<char*>(kProgram));
     for (const std::string& a : arguments) argv.push_back(const_cast<char*>(a.c_str()));
     argv.push_back(nullptr);
@@ -180,7 +192,8 @@ TEST(Rondorun, PassesSignalsOn) {
   for (const int signal : {SIGINT, SIGTERM}) {
     const test::TempFolder folder;
     const Launched job({"--nproc-per-node", "2", "sh", "-c",
-                        absl::StrCat("trap 'echo caught; exit 0' INT TERM; echo $$ > ", folder.path(), "/$RANK; while :; do sleep 0.05; done")},
+                        absl::StrCat("trap 'echo caught; exit 0' INT TERM; echo $$ > ", folder.path(),
+                                     "/$RANK; while :; do sleep 0.05; done")},
                        folder / "out");
     ASSERT_GT(pid_in(folder / "0"), 0);
     ASSERT_GT(pid_in(folder / "1"), 0);
@@ -207,7 +220,9 @@ TEST(Rondorun, ASecondSignalKills) {
 
 TEST(Rondorun, RanksDoNotOutliveTheLauncher) {
   const test::TempFolder folder;
-  const Launched job({"--nproc-per-node", "1", "sh", "-c", absl::StrCat("echo $$ > ", folder.path(), "/pid; exec sleep 100")}, folder / "out");
+  const Launched job(
+      {"--nproc-per-node", "1", "sh", "-c", absl::StrCat("echo $$ > ", folder.path(), "/pid; exec sleep 100")},
+      folder / "out");
   const pid_t rank = pid_in(folder / "pid");
   ASSERT_GT(rank, 0);
   job.signal(SIGKILL);
@@ -226,13 +241,15 @@ TEST(Rondorun, SaysWhatIsWrong) {
 }
 
 TEST(LaunchOptions, AreParsed) {
-  const LaunchOptions o = parse_launch_options({"--nproc_per_node=4", "--master-port", "1234", "--grace-period=2", "--no-prefix", "prog", "--help", "-x"});
+  const LaunchOptions o = parse_launch_options(
+      {"--nproc_per_node=4", "--master-port", "1234", "--grace-period=2", "--no-prefix", "prog", "--help", "-x"});
   EXPECT_EQ(o.nproc_per_node, 4);
   EXPECT_EQ(o.master_port, 1234);
   EXPECT_EQ(o.grace_period, Milliseconds(2000));
   EXPECT_FALSE(o.prefix);
   EXPECT_EQ(o.command, (std::vector<std::string>{"prog", "--help", "-x"}));
-  EXPECT_EQ(parse_launch_options({"--standalone", "--nnodes=1", "--nproc-per-node=1", "--", "-strange"}).command[0], "-strange");
+  EXPECT_EQ(parse_launch_options({"--standalone", "--nnodes=1", "--nproc-per-node=1", "--", "-strange"}).command[0],
+            "-strange");
   EXPECT_TRUE(parse_launch_options({"-h"}).help);
   const auto error = [](const std::vector<std::string>& args) { return error_of([&] { parse_launch_options(args); }); };
   EXPECT_EQ(error({"--nproc-per-node", "0", "x"}), "--nproc-per-node=0: must be a number from 1 to 1024");

@@ -40,7 +40,8 @@ TEST_P(Group, SumsAndAveragesEveryFloat) {
           }
           Tensor tensor = Tensor::from(values, {size}).to(dtype);
           group.all_reduce(tensor, op, "numbers").wait();
-          EXPECT_TRUE(test::same_bits(tensor, Tensor::from(expected, {size}).to(dtype))) << std::string(name_of(dtype)) << size;
+          EXPECT_TRUE(test::same_bits(tensor, Tensor::from(expected, {size}).to(dtype)))
+              << std::string(name_of(dtype)) << size;
         }
     Tensor counts = Tensor::from<int64_t>({int64_t{1} << 60, -group.rank()}, {2});
     group.all_reduce(counts, ReduceOp::kSum, "counts").wait();
@@ -99,7 +100,8 @@ TEST_P(Group, GathersTensorsAndTexts) {
     for (int r = 0; r < n; ++r) EXPECT_EQ(out[r].to_vector<int64_t>(), (std::vector<int64_t>{r, r}));
     const std::string text(static_cast<size_t>(3 * group.rank()), 'x');
     const std::vector<std::string> texts = gather_texts(group, text, 5, "texts");
-    for (int r = 0; r < n; ++r) EXPECT_EQ(texts[static_cast<size_t>(r)], std::string(static_cast<size_t>(std::min(5, 3 * r)), 'x'));
+    for (int r = 0; r < n; ++r)
+      EXPECT_EQ(texts[static_cast<size_t>(r)], std::string(static_cast<size_t>(std::min(5, 3 * r)), 'x'));
   });
 }
 
@@ -132,11 +134,20 @@ TEST_P(Group, RunsInOrderBesideItsCaller) {
 TEST_P(Group, RefusesWhatItCannotTake) {
   with_groups(GetParam(), [](ProcessGroup& group) {
     const Tensor square = Tensor::zeros({2, 2}), counts = Tensor::zeros({2}, {kI64});
-    EXPECT_NE(error_of([&] { group.all_reduce(square.t(), ReduceOp::kSum, "view"); }).find("all_reduce (view): the tensor is not contiguous"), std::string::npos);
-    EXPECT_NE(error_of([&] { group.all_reduce(Tensor(), ReduceOp::kSum, "none"); }).find("undefined"), std::string::npos);
-    EXPECT_NE(error_of([&] { group.all_reduce(counts, ReduceOp::kAverage, "counts"); }).find("i64 cannot be averaged"), std::string::npos);
-    EXPECT_NE(error_of([&] { group.all_reduce(Tensor::zeros({2}, {kU8}), ReduceOp::kSum, "bytes"); }).find("u8 cannot be summed"), std::string::npos);
-    EXPECT_NE(error_of([&] { group.broadcast(counts, group.world_size(), "x"); }).find("there is no rank"), std::string::npos);
+    EXPECT_NE(error_of([&] {
+                group.all_reduce(square.t(), ReduceOp::kSum, "view");
+              }).find("all_reduce (view): the tensor is not contiguous"),
+              std::string::npos);
+    EXPECT_NE(error_of([&] { group.all_reduce(Tensor(), ReduceOp::kSum, "none"); }).find("undefined"),
+              std::string::npos);
+    EXPECT_NE(error_of([&] { group.all_reduce(counts, ReduceOp::kAverage, "counts"); }).find("i64 cannot be averaged"),
+              std::string::npos);
+    EXPECT_NE(error_of([&] {
+                group.all_reduce(Tensor::zeros({2}, {kU8}), ReduceOp::kSum, "bytes");
+              }).find("u8 cannot be summed"),
+              std::string::npos);
+    EXPECT_NE(error_of([&] { group.broadcast(counts, group.world_size(), "x"); }).find("there is no rank"),
+              std::string::npos);
     EXPECT_NE(error_of([&] { group.all_gather(square, counts, "x"); }).find("do not make"), std::string::npos);
     group.barrier("still together").wait();
   });
@@ -150,7 +161,8 @@ class GroupFailure : public testing::Test {
  protected:
   void SetUp() override { RONDO_SKIP_WITHOUT_GLOO(); }
   static void expect_each(const std::vector<std::string>& errors, const std::string& part) {
-    for (size_t r = 0; r < errors.size(); ++r) EXPECT_NE(errors[r].find(part), std::string::npos) << r << ": " << errors[r];
+    for (size_t r = 0; r < errors.size(); ++r)
+      EXPECT_NE(errors[r].find(part), std::string::npos) << r << ": " << errors[r];
   }
 };
 
@@ -163,7 +175,8 @@ TEST_F(GroupFailure, OtherCollectivesAreNamedBeforeATensorMoves) {
     } catch (const MismatchError&) {
       EXPECT_EQ(x.to_vector<double>()[0], e.rank);
       // The group is of no more use.
-      EXPECT_NE(error_of<ConnectionError>([&] { group->barrier("next").wait(); }).find("barrier 2 (next) cannot run"), std::string::npos);
+      EXPECT_NE(error_of<ConnectionError>([&] { group->barrier("next").wait(); }).find("barrier 2 (next) cannot run"),
+                std::string::npos);
       throw;
     }
   });
@@ -199,7 +212,8 @@ TEST_F(GroupFailure, ARankThatDoesNotComeIsNamed) {
       while (done < 2) std::this_thread::sleep_for(Milliseconds(5));
       return;
     }
-    const std::string error = error_of<DistError>([&] { group->all_reduce(Tensor::ones({4}), ReduceOp::kSum, "x").wait(); });
+    const std::string error = error_of<DistError>(
+        [&] { group->all_reduce(Tensor::ones({4}), ReduceOp::kSum, "x").wait(); });
     ++done;
     throw Error(error);
   });
@@ -207,7 +221,8 @@ TEST_F(GroupFailure, ARankThatDoesNotComeIsNamed) {
   const std::string sentence = "rank 1 has not come to it, and was last at barrier 1 (together)";
   EXPECT_NE(errors[0].find(sentence), std::string::npos) << errors[0];
   EXPECT_NE(errors[2].find(sentence), std::string::npos) << errors[2];
-  EXPECT_NE((errors[0] + errors[2]).find("all_reduce 2 (x; 4 f32) did not complete within 8000 ms"), std::string::npos) << errors[0];
+  EXPECT_NE((errors[0] + errors[2]).find("all_reduce 2 (x; 4 f32) did not complete within 8000 ms"), std::string::npos)
+      << errors[0];
 }
 
 TEST_F(GroupFailure, ARankThatLeavesIsNamedAtOnce) {
@@ -217,7 +232,9 @@ TEST_F(GroupFailure, ARankThatLeavesIsNamedAtOnce) {
     group->barrier("together").wait();
     if (e.rank == 0) group->all_reduce(Tensor::ones({4}), ReduceOp::kSum, "x").wait();
   });
-  EXPECT_NE(errors[0].find("rank 0: all_reduce 2 (x; 4 f32) failed: rank 1 is gone: it has left the group"), std::string::npos) << errors[0];
+  EXPECT_NE(errors[0].find("rank 0: all_reduce 2 (x; 4 f32) failed: rank 1 is gone: it has left the group"),
+            std::string::npos)
+      << errors[0];
   EXPECT_LT(std::chrono::steady_clock::now() - began, test::kPatient);
 }
 

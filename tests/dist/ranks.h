@@ -42,8 +42,8 @@ inline std::vector<std::string> run_ranks(int n, const std::function<void(const 
 
 // As above, with the group already made; every rank must end without an error.
 inline void with_groups(int n, const std::function<void(dist::ProcessGroup&)>& fn) {
-  const std::vector<std::string> errors =
-      run_ranks(n, [&](const dist::Environment& e) { fn(*dist::ProcessGroup::connect(e, {.timeout = kPatient})); });
+  const std::vector<std::string> errors = run_ranks(
+      n, [&](const dist::Environment& e) { fn(*dist::ProcessGroup::connect(e, {.timeout = kPatient})); });
   for (size_t r = 0; r < errors.size(); ++r) EXPECT_EQ(errors[r], "") << "rank " << r;
 }
 

@@ -107,8 +107,9 @@ TEST_F(StoreTest, BarriersHoldAllAndNameTheMissing) {
     });
   for (std::thread& thread : threads) thread.join();
   Store store = client();
-  EXPECT_NE(error_of<TimeoutError>([&] { store.barrier("few", 1, 3, kShort); }).find("few: rank 0, rank 2 did not come"),
-            std::string::npos);
+  EXPECT_NE(
+      error_of<TimeoutError>([&] { store.barrier("few", 1, 3, kShort); }).find("few: rank 0, rank 2 did not come"),
+      std::string::npos);
 }
 
 TEST_F(StoreTest, WillsAreDoneHoweverAConnectionEnds) {
@@ -128,14 +129,14 @@ TEST_F(StoreTest, GarbageIsShownTheDoorAndDisturbsNobody) {
   store.set("x", "still here");
   EXPECT_TRUE(is_shown_the_door("GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"));
   const std::string greeting(kGreeting);
-  EXPECT_TRUE(is_shown_the_door(greeting + std::string("\xFF\xFF\xFF\xFF", 4)));         // 4 GiB to come
-  EXPECT_TRUE(is_shown_the_door(greeting + std::string("\0\0\0\0", 4)));                  // nothing
-  EXPECT_TRUE(is_shown_the_door(greeting + std::string("\x01\0\0\0\x63", 5)));            // no such request
-  EXPECT_TRUE(is_shown_the_door(greeting + std::string("\x05\0\0\0\0\xFF\0\0\0", 9)));    // a key longer than its message
+  EXPECT_TRUE(is_shown_the_door(greeting + std::string("\xFF\xFF\xFF\xFF", 4)));        // 4 GiB to come
+  EXPECT_TRUE(is_shown_the_door(greeting + std::string("\0\0\0\0", 4)));                // nothing
+  EXPECT_TRUE(is_shown_the_door(greeting + std::string("\x01\0\0\0\x63", 5)));          // no such request
+  EXPECT_TRUE(is_shown_the_door(greeting + std::string("\x05\0\0\0\0\xFF\0\0\0", 9)));  // a key longer than its message
   EXPECT_TRUE(is_shown_the_door(greeting + MessageWriter(static_cast<uint8_t>(StoreOp::kWait))
                                                .put(int64_t{0})
                                                .put(uint32_t{0xFFFFFFFF})
-                                               .finish()));                              // a count that cannot be
+                                               .finish()));  // a count that cannot be
   std::mt19937 random(7);
   for (int i = 0; i < 50; ++i) {
     std::string noise = i % 2 == 0 ? greeting : "";
@@ -153,8 +154,8 @@ TEST_F(StoreTest, SilentAndSlowPeersAreNoTrouble) {
   send_all(half, std::string(kGreeting) + std::string("\x40\0", 2), after(kPatient), "the server");
   // A message in pieces is one message.
   const Fd slow = raw();
-  const std::string request =
-      std::string(kGreeting) + MessageWriter(static_cast<uint8_t>(StoreOp::kSet)).text("slow").text("came").finish();
+  const std::string request = std::string(kGreeting) +
+                              MessageWriter(static_cast<uint8_t>(StoreOp::kSet)).text("slow").text("came").finish();
   for (const char byte : request) send_all(slow, std::string_view(&byte, 1), after(kPatient), "the server");
   EXPECT_EQ(store.get("slow", kPatient), "came");
 }
@@ -179,7 +180,8 @@ TEST_F(StoreTest, LimitsAreErrors) {
   EXPECT_NE(error_of<ConnectionError>([&] { store.set(std::string(kMaxKey + 1, 'k'), "x"); }), "");
   const std::string block(7 << 20, 'x');
   std::string error;
-  for (int i = 0; i < 50 && error.empty(); ++i) error = error_of<ConnectionError>([&] { store.set(absl::StrCat(i), block); });
+  for (int i = 0; i < 50 && error.empty(); ++i)
+    error = error_of<ConnectionError>([&] { store.set(absl::StrCat(i), block); });
   EXPECT_NE(error.find("the store is full"), std::string::npos);
   store.remove("0");
   store.set("0", block);

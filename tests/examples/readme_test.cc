@@ -6,6 +6,8 @@
 #include <iterator>
 #include <string>
 
+#include "rondo/tests/paths.h"
+
 namespace rondo {
 namespace {
 
@@ -15,7 +17,7 @@ std::string contents(const std::string& path) {
 }
 
 TEST(Readme, TheTrainingLoopIsThatOfPlainLoop) {
-  const std::string root = RONDO_SOURCE_DIR, loop = contents(root + "/examples/plain_loop.cc");
+  const std::string root = rondo::tests::kSourceDir, loop = contents(root + "/examples/plain_loop.cc");
   ASSERT_FALSE(loop.empty());
   EXPECT_EQ(std::count(loop.begin(), loop.end(), '\n'), 25);
   EXPECT_NE(contents(root + "/README.md").find("```cpp\n" + loop + "```\n"), std::string::npos);

@@ -24,7 +24,8 @@ std::string contents(const std::string& path) {
 struct TrainingLogTest : ::testing::Test {
   TrainingLogTest() { std::filesystem::create_directories(folder); }
   ~TrainingLogTest() override { std::filesystem::remove_all(folder); }
-  std::string folder = ::testing::TempDir() + "training_log_test_" + ::testing::UnitTest::GetInstance()->current_test_info()->name();
+  std::string folder = ::testing::TempDir() + "training_log_test_" +
+                       ::testing::UnitTest::GetInstance()->current_test_info()->name();
 };
 
 TEST(MetricsLine, ReadsBackToTheSameBits) {
@@ -90,7 +91,8 @@ TEST_F(TrainingLogTest, EventsAreFramedRecords) {
   for (size_t at = 0; at < bytes.size(); at += 16 + records.back().size()) {
     records.push_back(bytes.substr(at + 12, number(at, 8)));
     for (const auto& [start, count] : {std::pair(at, size_t{8}), std::pair(at + 12, records.back().size())})
-      EXPECT_EQ(number(start + count, 4), std::rotr(crc32c(std::string_view(bytes).substr(start, count)), 15) + 0xa282ead8u);
+      EXPECT_EQ(number(start + count, 4),
+                std::rotr(crc32c(std::string_view(bytes).substr(start, count)), 15) + 0xa282ead8u);
   }
   ASSERT_EQ(records.size(), 2u);
   EXPECT_TRUE(records[0].ends_with("brain.Event:2"));

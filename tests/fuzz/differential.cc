@@ -22,8 +22,10 @@ class Runner {
     compile::CompileOptions options = program.options;
     options.exact = mode == Mode::kExact;
     using enum Program::Compiled;
-    if (compiled_ && (program.compiled == kBlocks || program.compiled == kBoth)) keep(compile::compile_regions(model_, options));
-    if (compiled_ && (program.compiled == kModel || program.compiled == kBoth)) keep(compile::compile_module(model_, options));
+    if (compiled_ && (program.compiled == kBlocks || program.compiled == kBoth))
+      keep(compile::compile_regions(model_, options));
+    if (compiled_ && (program.compiled == kModel || program.compiled == kBoth))
+      keep(compile::compile_module(model_, options));
     options.capture = compile::Capture::kRecord;  // parts have other effects than their result
     for (size_t i = 0; i < program.parts.size(); ++i) add_part(static_cast<int>(i) + 1, options);
   }
@@ -51,7 +53,8 @@ class Runner {
       scene_.parts.push_back(std::move(body));
       return;
     }
-    auto function = std::make_shared<compile::Compiled<std::function<Tensor(const Tensor&)>>>(compile::compile(std::move(body), options));
+    auto function = std::make_shared<compile::Compiled<std::function<Tensor(const Tensor&)>>>(
+        compile::compile(std::move(body), options));
     keep(function->regions());
     scene_.parts.push_back([function](const Tensor& first) { (*function)(first); });
   }
@@ -143,14 +146,16 @@ class Runner {
         } else if (program_.leaf(leaf.same_as)->computed) {
           slot = base.rank() > 0 ? base.slice(0, {}) : base;
         } else {
-          slot = Tensor::from_storage(base.storage(), base.storage_offset() + leaf.overlap, base.sizes(), base.strides(), base.dtype());
+          slot = Tensor::from_storage(base.storage(), base.storage_offset() + leaf.overlap, base.sizes(),
+                                      base.strides(), base.dtype());
           if (leaf.requires_grad) slot.requires_grad_();
           leaves_.emplace_back(leaf.id, slot);
         }
         continue;
       }
       // An outside tensor stays for two steps.
-      const size_t salt = leaf.role == Leaf::Role::kOutside ? 1 + step / 2 : 1000 + step * 10 + static_cast<size_t>(call);
+      const size_t salt = leaf.role == Leaf::Role::kOutside ? 1 + step / 2
+                                                            : 1000 + step * 10 + static_cast<size_t>(call);
       slot = make_leaf(program_, leaf, batch, salt, scene_.perturbed);
       if (leaf.requires_grad) {
         slot.requires_grad_();
@@ -164,7 +169,8 @@ class Runner {
     }
   }
   bool is_shared(const Leaf& leaf) const {
-    return std::any_of(program_.leaves.begin(), program_.leaves.end(), [&](const Leaf& l) { return l.same_as == leaf.id; });
+    return std::any_of(program_.leaves.begin(), program_.leaves.end(),
+                       [&](const Leaf& l) { return l.same_as == leaf.id; });
   }
 
   void go_backward(size_t step, std::vector<Tensor> candidates) {
@@ -195,7 +201,11 @@ class Runner {
     const bool stale = dynamic_cast<const StaleTensorError*>(&e) != nullptr;
     const bool user = dynamic_cast<const Error*>(&e) != nullptr;
     last_error() = e.what();
-    return absl::StrCat(what, " throws ", internal ? "an internal error" : stale ? "StaleTensorError" : user ? "Error" : "the program's own exception");
+    return absl::StrCat(what, " throws ",
+                        internal ? "an internal error"
+                        : stale  ? "StaleTensorError"
+                        : user   ? "Error"
+                                 : "the program's own exception");
   }
 
  public:
@@ -216,22 +226,26 @@ class Runner {
   void see_call(const std::string& where, const std::vector<Tensor>& outputs) {
     std::vector<std::pair<std::string, Tensor>> all;
     for (size_t i = 0; i < outputs.size(); ++i) all.emplace_back(absl::StrCat("output ", i), outputs[i]);
-    for (size_t i = 0; i < scene_.machine.kept.size(); ++i) all.emplace_back(absl::StrCat("kept ", i), scene_.machine.kept[i]);
+    for (size_t i = 0; i < scene_.machine.kept.size(); ++i)
+      all.emplace_back(absl::StrCat("kept ", i), scene_.machine.kept[i]);
     const size_t fresh = all.size();
     for (const auto& [id, tensor] : scene_.inputs) all.emplace_back(absl::StrCat("input %", id), tensor);
     for (Block& block : model_.h)
-      for (const auto& [id, handle] : block.lasting) all.emplace_back(absl::StrCat("value %", id, " of layer ", block.name()), *handle);
+      for (const auto& [id, handle] : block.lasting)
+        all.emplace_back(absl::StrCat("value %", id, " of layer ", block.name()), *handle);
     for (size_t i = 0; i < all.size(); ++i) {
       const auto& [name, tensor] = all[i];
       see(absl::StrCat(where, ", ", name), tensor);
       if (i >= fresh) continue;
-      std::string text = absl::StrCat("strides ", to_string(tensor.strides()), tensor.requires_grad() ? ", requires grad" : "",
+      std::string text = absl::StrCat("strides ", to_string(tensor.strides()),
+                                      tensor.requires_grad() ? ", requires grad" : "",
                                       tensor.is_leaf() ? ", leaf" : "");
       for (size_t k = i + 1; k < all.size(); ++k) {
         const Tensor& other = all[k].second;
         if (tensor.is_same(other)) absl::StrAppend(&text, ", is ", all[k].first);
         else if (tensor.storage() == other.storage())
-          absl::StrAppend(&text, ", in the memory of ", all[k].first, " at ", tensor.storage_offset() - other.storage_offset());
+          absl::StrAppend(&text, ", in the memory of ", all[k].first, " at ",
+                          tensor.storage_offset() - other.storage_offset());
       }
       see(absl::StrCat(where, ", ", name), std::move(text));
     }
@@ -263,7 +277,8 @@ bool is_close(const Tensor& a, const Tensor& b) {
   if (!is_floating(a.dtype())) return bool(test::same_bits(a, b));
   const double tolerance = a.dtype() == kF64 ? 1e-10 : a.dtype() == kF32 ? 1e-4 : a.dtype() == kF16 ? 1e-2 : 6e-2;
   const std::vector<double> x = a.to_vector<double>(), y = b.to_vector<double>();
-  // What cancels carries the rounding of its terms, which are of order 1: in f32, 1e-6 is eight units in their last place.
+  // What cancels carries the rounding of its terms, which are of order 1: in f32, 1e-6 is eight units in their last
+  // place.
   double scale = 1e-2;
   for (double v : x)
     if (std::isfinite(v)) scale = std::max(scale, std::abs(v));
@@ -293,21 +308,24 @@ size_t first_difference(const Trail& a, const Trail& b, bool in_every_bit, std::
     what = absl::StrCat(x.what, ": ", same.message(), " (eager, compiled)");
     return i;
   }
-  if (what.empty() && a.seen.size() != b.seen.size() && !a.backward_threw && !b.recomputes) what = "one run saw more than the other";
+  if (what.empty() && a.seen.size() != b.seen.size() && !a.backward_threw && !b.recomputes)
+    what = "one run saw more than the other";
   return n;
 }
 
 // Both modes fuse alike: only library calls may take over what are kernels in exact mode.
-std::string difference_in_kernels(const std::vector<compile::RegionReport>& exact, const std::vector<compile::RegionReport>& relaxed) {
+std::string difference_in_kernels(const std::vector<compile::RegionReport>& exact,
+                                  const std::vector<compile::RegionReport>& relaxed) {
   for (size_t i = 0; i < exact.size(); ++i) {
     const compile::RegionReport &e = exact[i], &d = relaxed[i];
     if (e.entries != d.entries || e.calls != d.calls || e.replays != d.replays || e.graph_breaks != d.graph_breaks ||
         e.library_calls != d.library_calls || e.kernels < d.kernels || (e.kernels > d.kernels && e.library_calls == 0))
       return absl::StrFormat(
-          "region %d: exact mode runs %d kernels and %d library calls in %d entries (%d calls, %d replays, %d breaks), default "
+          "region %d: exact mode runs %d kernels and %d library calls in %d entries (%d calls, %d replays, %d breaks), "
+          "default "
           "mode %d and %d in %d (%d, %d, %d)",
-          i, e.kernels, e.library_calls, e.entries, e.calls, e.replays, e.graph_breaks, d.kernels, d.library_calls, d.entries, d.calls,
-          d.replays, d.graph_breaks);
+          i, e.kernels, e.library_calls, e.entries, e.calls, e.replays, e.graph_breaks, d.kernels, d.library_calls,
+          d.entries, d.calls, d.replays, d.graph_breaks);
   }
   return "";
 }
@@ -335,7 +353,8 @@ std::string difference(const Program& program, const Check& check) {
   if (!what.empty()) {
     // Where the last bits of the inputs decide (a comparison, a cancellation), rounding may, too.
     std::string ignored;
-    if (first_difference(eager, run(program, Mode::kEager, true), false, ignored) > at) return with_error("default mode: " + what);
+    if (first_difference(eager, run(program, Mode::kEager, true), false, ignored) > at)
+      return with_error("default mode: " + what);
   }
   if (!exact) return "";
   return difference_in_kernels(exact->reports, relaxed.reports);

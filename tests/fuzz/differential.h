@@ -21,7 +21,7 @@ struct Trail {
   std::vector<Observation> seen;
   bool backward_threw = false;
   bool recomputes = false;
-  int forward_errors = 0;  // of ops, not of the program's own `throw`
+  int forward_errors = 0;                      // of ops, not of the program's own `throw`
   std::vector<compile::RegionReport> reports;  // of all regions
 };
 // `perturbed`: inputs differ in the last bits, to see how much a result depends on them.

@@ -27,7 +27,8 @@ std::string try_seed(uint64_t seed, const FuzzOptions& options) {
     }
   });
   return absl::StrCat("seed ", seed, ": ", what, "\nshrunk from ", program.steps.size(), " to ", small.steps.size(),
-                      " steps: ", compare(small), "\n", to_string(small), "repeat with: fuzz_compile --seed ", seed, "\n");
+                      " steps: ", compare(small), "\n", to_string(small), "repeat with: fuzz_compile --seed ", seed,
+                      "\n");
 }
 
 }  // namespace rondo::fuzz

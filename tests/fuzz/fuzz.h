@@ -16,8 +16,8 @@ struct FuzzOptions {
   std::function<std::string(const Program&)> compare;
 };
 
-// Empty if compiled and eager execution agree on the program of this seed; else what differs, in the smallest program that
-// still shows it.
+// Empty if compiled and eager execution agree on the program of this seed; else what differs, in the smallest program
+// that still shows it.
 std::string try_seed(uint64_t seed, const FuzzOptions& options = {});
 
 }  // namespace rondo::fuzz

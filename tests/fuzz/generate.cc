@@ -94,7 +94,8 @@ class Generator : public Draft {
     leaf.meta.dtype = random.chance(0.75) ? main_dtype_ : random.pick<DType>({kF32, kF64, kBF16, kF16});
     const bool leading = random.chance(0.8);
     if (leading) leaf.meta.sizes.push_back(-1);
-    for (int64_t rank = random.pick<int64_t>({0, 1, 1, 1, 2, 2, 3}); rank > 0; --rank) leaf.meta.sizes.push_back(some_size());
+    for (int64_t rank = random.pick<int64_t>({0, 1, 1, 1, 2, 2, 3}); rank > 0; --rank)
+      leaf.meta.sizes.push_back(some_size());
     if (!leading && random.chance(0.25)) leaf.role = random.chance(0.5) ? Leaf::Role::kParameter : Leaf::Role::kBuffer;
     if (leaf.role == Leaf::Role::kInput && random.chance(0.1)) leaf.role = Leaf::Role::kOutside;
     const ValueId id = add_leaf(leaf);
@@ -221,7 +222,8 @@ class Generator : public Draft {
     program_.few_gradients = random.chance(0.2);
     using enum compile::Recompute;
     program_.options.recompute = random.pick<compile::Recompute>({kAuto, kAuto, kNone, kFull, kBudget});
-    if (program_.options.recompute == kBudget) program_.options.recompute_budget = random.pick<int64_t>({0, 100, 2000, 50000});
+    if (program_.options.recompute == kBudget)
+      program_.options.recompute_budget = random.pick<int64_t>({0, 100, 2000, 50000});
     using enum compile::Shapes;
     program_.options.shapes = random.pick<compile::Shapes>({kAutomatic, kAutomatic, kAutomatic, kStatic, kDynamic});
     if (random.chance(0.1)) program_.options.max_entries = 1;
@@ -245,10 +247,12 @@ class Generator : public Draft {
       const int parent = program_.steps[begin].part;
       program_.parts.push_back({parent, random.chance(0.8)});
       const auto part = static_cast<int>(program_.parts.size());
-      for (size_t i = begin, end = begin + static_cast<size_t>(random.between(1, 6)); i < std::min(end, program_.steps.size()); ++i)
+      for (size_t i = begin, end = begin + static_cast<size_t>(random.between(1, 6));
+           i < std::min(end, program_.steps.size()); ++i)
         if (program_.steps[i].part == parent) program_.steps[i].part = part;
     }
-    const bool one_is = std::any_of(program_.parts.begin(), program_.parts.end(), [](const Part& p) { return p.compiled; });
+    const bool one_is = std::any_of(program_.parts.begin(), program_.parts.end(),
+                                    [](const Part& p) { return p.compiled; });
     if (one_is && random.chance(0.4)) program_.compiled = Program::Compiled::kParts;
   }
 
@@ -256,7 +260,9 @@ class Generator : public Draft {
   void choose_capture() {
     if (!random.chance(0.5) || !program_.parts.empty()) return;
     for (const Step& step : program_.steps)
-      if (step.when != Step::When::kAlways || (step.kind->has(kEffect) && !step.kind->has(kInPlace)) || step.kind->has(kReads)) return;
+      if (step.when != Step::When::kAlways || (step.kind->has(kEffect) && !step.kind->has(kInPlace)) ||
+          step.kind->has(kReads))
+        return;
     for (Leaf& leaf : program_.leaves) {
       if (leaf.role == Leaf::Role::kOutside) leaf.role = Leaf::Role::kInput;
       // An argument that is passed twice is refused.
@@ -285,8 +291,8 @@ class Generator : public Draft {
     }
   }
 
-  // A write may make what eager execution saved stale: an error, in both modes, that hides the rest of the program. Most
-  // such programs lose the write.
+  // A write may make what eager execution saved stale: an error, in both modes, that hides the rest of the program.
+  // Most such programs lose the write.
   void repair() {
     if (random.chance(0.1)) return;
     for (size_t i = program_.steps.size(); i-- > 0;) {

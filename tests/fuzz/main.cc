@@ -1,4 +1,5 @@
-// fuzz_compile --from 0 --count 20000: compiled against eager, program by program. tests/fuzz/run.sh runs it on all cores.
+// fuzz_compile --from 0 --count 20000: compiled against eager, program by program. tests/fuzz/run.sh runs it on all
+// cores.
 //   --seed N        one program: prints it, and what differs
 //   --steps N       at most N steps a program (14)
 //   --isolate       each comparison in a process of its own: a crash is a failure like others, and is shrunk
@@ -76,9 +77,11 @@ int main(int argc, char** argv) {
     else if (arg == "--steps" && has_value) options.generate.max_steps = std::atoi(argv[++i]);
     else if (arg == "--seed" && has_value) from = std::strtoull(argv[++i], nullptr, 10), count = 1, one = true;
     else if (arg == "--no-default") options.check.default_mode = false;
-    else if (arg == "--isolate") options.compare = [&](const fuzz::Program& program) { return isolated(program, options.check); };
+    else if (arg == "--isolate")
+      options.compare = [&](const fuzz::Program& program) { return isolated(program, options.check); };
     else {
-      std::fprintf(stderr, "usage: fuzz_compile [--from N] [--count N] [--seed N] [--steps N] [--isolate] [--no-default]\n");
+      std::fprintf(stderr,
+                   "usage: fuzz_compile [--from N] [--count N] [--seed N] [--steps N] [--isolate] [--no-default]\n");
       return 2;
     }
   }

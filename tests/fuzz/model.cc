@@ -82,7 +82,8 @@ Tensor make_leaf(const Program& program, const Leaf& leaf, int64_t batch, uint64
   const int64_t n = sizes.numel() + room;
   const uint64_t seed = mix(mix(program.seed, static_cast<uint64_t>(leaf.id)), salt);
   const Tensor flat = Tensor::from(numbers(leaf, n, seed, perturbed), {n}).to(leaf.meta.dtype);
-  const Tensor dense = Tensor::from_storage(flat.storage(), flat.storage_offset(), sizes, contiguous_strides(sizes), leaf.meta.dtype);
+  const Tensor dense = Tensor::from_storage(flat.storage(), flat.storage_offset(), sizes, contiguous_strides(sizes),
+                                            leaf.meta.dtype);
   return room > 0 ? dense : in_layout(dense, leaf.layout);
 }
 
@@ -136,7 +137,8 @@ Block::Block(Scenery* scenery) : scenery(*scenery) {
     if (leaf.same_as != kNone) handle = *lasting.at(leaf.same_as);
     else handle.requires_grad_(leaf.requires_grad);
     // Every second parameter is one of all layers.
-    if (program.tie_layers && layer > 0 && leaf.role == Leaf::Role::kParameter && leaf.same_as == kNone && leaf.id % 2 == 0)
+    if (program.tie_layers && layer > 0 && leaf.role == Leaf::Role::kParameter && leaf.same_as == kNone &&
+        leaf.id % 2 == 0)
       handle = *stack->h[0].lasting.at(leaf.id);
     lasting[leaf.id] = &handle;
   }
@@ -173,7 +175,9 @@ std::vector<Tensor> Block::call(const Tensor& first) {
   std::vector<Tensor> a;
   for (const auto& [id, tensor] : scenery.inputs) a.push_back(id == scenery.first_input ? first : tensor);
   if (a.size() < 2) a.resize(2, scenery.nothing);
-  return {a.size() == 2 ? (*this)(a[0], a[1]) : a.size() == 3 ? (*this)(a[0], a[1], a[2]) : (*this)(a[0], a[1], a[2], a[3])};
+  return {a.size() == 2   ? (*this)(a[0], a[1])
+          : a.size() == 3 ? (*this)(a[0], a[1], a[2])
+                          : (*this)(a[0], a[1], a[2], a[3])};
 }
 
 Stack::Stack(Scenery* scenery) : scenery(*scenery), h(child("h")) {

@@ -51,8 +51,8 @@ struct Scenery {
   ValueId first_input = kNone;       // what a stack hands from block to block
   std::map<ValueId, size_t> last_use;
   const Tensor nothing = Tensor::zeros({1});
-  // Parts of the program that are functions of their own, by Step::part - 1. They find their operands by themselves, as a
-  // lambda does, and in `range` the steps to run.
+  // Parts of the program that are functions of their own, by Step::part - 1. They find their operands by themselves, as
+  // a lambda does, and in `range` the steps to run.
   std::vector<std::function<void(const Tensor&)>> parts;
   std::pair<size_t, size_t> range;
 

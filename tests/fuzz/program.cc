@@ -89,7 +89,8 @@ std::string text(const Step& step) {
 std::string to_string(const Program& program) {
   std::string result = absl::StrCat("program ", program.seed, ", batch sizes B:");
   for (int64_t b : program.batches) absl::StrAppend(&result, " ", b);
-  if (program.calls > 1) absl::StrAppend(&result, "; ", program.calls, program.chained ? " chained" : "", " calls a step");
+  if (program.calls > 1)
+    absl::StrAppend(&result, "; ", program.calls, program.chained ? " chained" : "", " calls a step");
   if (program.optimise) result += "; optimiser steps";
   if (program.flip_training) result += "; train and eval";
   if (program.freeze) result += "; a parameter is frozen now and then";
@@ -101,14 +102,16 @@ std::string to_string(const Program& program) {
   constexpr const char* kBackward[] = {"", "; backward after every call", "; backward twice"};
   result += kBackward[static_cast<int>(program.backward)];
   if (program.layers > 1) absl::StrAppend(&result, "; ", program.layers, program.tie_layers ? " tied" : "", " layers");
-  constexpr const char* kCompiled[] = {"", "; blocks are compiled", "; model and blocks are compiled", "; only parts are compiled"};
+  constexpr const char* kCompiled[] = {"", "; blocks are compiled", "; model and blocks are compiled",
+                                       "; only parts are compiled"};
   result += kCompiled[static_cast<int>(program.compiled)];
   if (program.as_function) result += "; a function of its arguments";
   constexpr const char* kCapture[] = {"", "; replayed", "; verified"};
   result += kCapture[static_cast<int>(program.options.capture)];
   constexpr const char* kRecompute[] = {"", "; recompute none", "; recompute full", "; recompute budget "};
   result += kRecompute[static_cast<int>(program.options.recompute)];
-  if (program.options.recompute == compile::Recompute::kBudget) absl::StrAppend(&result, program.options.recompute_budget);
+  if (program.options.recompute == compile::Recompute::kBudget)
+    absl::StrAppend(&result, program.options.recompute_budget);
   if (program.options.shapes == compile::Shapes::kStatic) result += "; static shapes";
   if (program.options.shapes == compile::Shapes::kDynamic) result += "; dynamic shapes";
   if (program.options.max_entries < 256) absl::StrAppend(&result, "; ", program.options.max_entries, " entries");
@@ -138,7 +141,8 @@ void drop_unused(Program& program) {
   }
   program.steps = std::move(kept);
   for (size_t i = program.leaves.size(); i-- > 0;)
-    if (used.contains(program.leaves[i].id) && program.leaves[i].same_as != kNone) used.insert(program.leaves[i].same_as);
+    if (used.contains(program.leaves[i].id) && program.leaves[i].same_as != kNone)
+      used.insert(program.leaves[i].same_as);
   std::erase_if(program.leaves, [&](const Leaf& leaf) { return !used.contains(leaf.id); });
 }
 

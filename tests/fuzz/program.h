@@ -1,9 +1,9 @@
 // A random program as plain data: leaves, a list of steps, outputs, and how it is used. START HERE for the fuzzer; then
 // steps.h (what a step can be), generate.h (making one), differential.h (running it eagerly and compiled), shrink.h.
 //
-// A program is concrete: every step names its operands and numbers, so that deleting one leaves the others as they were.
-// Sizes are plain numbers, except that a negative size -k stands for k times the batch size, which a run chooses: one
-// program runs at several sizes of its leading dimension.
+// A program is concrete: every step names its operands and numbers, so that deleting one leaves the others as they
+// were. Sizes are plain numbers, except that a negative size -k stands for k times the batch size, which a run chooses:
+// one program runs at several sizes of its leading dimension.
 #pragma once
 
 #include <cstdint>
@@ -28,22 +28,28 @@ struct Meta {
 Dims concrete(const Dims& sizes, int64_t batch);
 
 // What a leaf is filled with.
-enum class Fill { kNormal, kHalves, kPositive, kSpecial };  // halves have ties; special has infinities, NaN, -0, subnormals
+enum class Fill {
+  kNormal,
+  kHalves,
+  kPositive,
+  kSpecial
+};  // halves have ties; special has infinities, NaN, -0, subnormals
 enum class Layout { kDense, kTransposed, kEverySecond, kOffset, kExpanded };
 
 struct Leaf {
   enum class Role {
-    kInput,      // another tensor in every call
-    kOutside,    // a tensor that forward finds elsewhere; rebound in every second step
+    kInput,    // another tensor in every call
+    kOutside,  // a tensor that forward finds elsewhere; rebound in every second step
     kParameter,
-    kBuffer,     // keeps what is written into it
+    kBuffer,  // keeps what is written into it
   };
   ValueId id = kNone;
   Role role = Role::kInput;
   Meta meta;
   bool requires_grad = false;
-  bool computed = false;  // inputs: the result of an op outside the region, so that it has a history and may be written to
-  int64_t bound = 0;      // integers are below this
+  bool computed =
+      false;          // inputs: the result of an op outside the region, so that it has a history and may be written to
+  int64_t bound = 0;  // integers are below this
   Fill fill = Fill::kNormal;
   Layout layout = Layout::kDense;
   ValueId same_as = kNone;  // the tensor of another leaf of the same role and meta: tied weights, an input passed twice
@@ -54,13 +60,13 @@ struct Step {
   // Whether it runs.
   enum class When {
     kAlways,
-    kOddSteps,    // a C++ `if` on the step counter; else the result is operand 0
-    kRepeated,    // 1 + counter % 3 times, each on the result of the last
+    kOddSteps,  // a C++ `if` on the step counter; else the result is operand 0
+    kRepeated,  // 1 + counter % 3 times, each on the result of the last
   };
   const StepKind* kind = nullptr;
   std::vector<ValueId> in;  // kNone: an optional operand that is absent
   std::vector<int64_t> ints;
-  Dims sizes;               // batch sizes coded as in Meta
+  Dims sizes;  // batch sizes coded as in Meta
   double scalar = 0;
   std::vector<ValueId> out;
   std::vector<Meta> metas;  // of `out`
@@ -88,19 +94,19 @@ struct Program {
 
   // Use: one training step for each batch size.
   std::vector<int64_t> batches = {5};
-  int calls = 1;              // before one backward
-  bool chained = false;       // a later call or layer takes what an earlier one returned, where it fits
-  bool optimise = false;      // parameters change between steps
-  bool flip_training = false; // every second step in eval mode
-  bool freeze = false;        // every second step without gradients for the first parameter
-  bool few_gradients = false; // not every output is used
-  bool accumulate = false;    // gradients are cleared in every second step only
-  bool inference = false;     // every second step under no_grad
-  bool autocast = false;      // to bf16, in all steps but the second
-  bool watch = false;         // hooks and retained gradients on what forward returns
+  int calls = 1;               // before one backward
+  bool chained = false;        // a later call or layer takes what an earlier one returned, where it fits
+  bool optimise = false;       // parameters change between steps
+  bool flip_training = false;  // every second step in eval mode
+  bool freeze = false;         // every second step without gradients for the first parameter
+  bool few_gradients = false;  // not every output is used
+  bool accumulate = false;     // gradients are cleared in every second step only
+  bool inference = false;      // every second step under no_grad
+  bool autocast = false;       // to bf16, in all steps but the second
+  bool watch = false;          // hooks and retained gradients on what forward returns
   enum class Backward { kOnce, kEveryCall, kTwice } backward = Backward::kOnce;
   enum class Compiled { kModel, kBlocks, kBoth, kParts } compiled = Compiled::kModel;  // besides the parts
-  compile::CompileOptions options;  // besides `exact`
+  compile::CompileOptions options;                                                     // besides `exact`
 
   const Leaf* leaf(ValueId id) const;
   const Step* producer(ValueId id) const;
@@ -124,7 +130,9 @@ class Random {
   int64_t between(int64_t low, int64_t high) { return low + below(high - low + 1); }
   bool chance(double p) { return static_cast<double>(next() >> 11) * 0x1p-53 < p; }
   double uniform(double low, double high) { return low + (high - low) * (static_cast<double>(next() >> 11) * 0x1p-53); }
-  template <class T> const T& pick(const std::vector<T>& list) { return list[static_cast<size_t>(below(static_cast<int64_t>(list.size())))]; }
+  template <class T> const T& pick(const std::vector<T>& list) {
+    return list[static_cast<size_t>(below(static_cast<int64_t>(list.size())))];
+  }
 
  private:
   static uint64_t scramble(uint64_t z) {

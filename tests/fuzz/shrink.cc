@@ -50,15 +50,18 @@ class Shrinker {
         if (smaller < best_.batches[i] && attempt_change([&](Program& p) { p.batches[i] = smaller; })) break;
     if (best_.calls > 1) attempt_change([](Program& p) { p.calls = 1; });
     if (best_.layers > 1) attempt_change([](Program& p) { p.layers = 1; });
-    if (best_.backward != Program::Backward::kOnce) attempt_change([](Program& p) { p.backward = Program::Backward::kOnce; });
+    if (best_.backward != Program::Backward::kOnce)
+      attempt_change([](Program& p) { p.backward = Program::Backward::kOnce; });
     if (!best_.parts.empty())
       attempt_change([](Program& p) {
         p.parts.clear();
         for (Step& step : p.steps) step.part = 0;
         if (p.compiled == Program::Compiled::kParts) p.compiled = Program::Compiled::kModel;
       });
-    if (best_.compiled == Program::Compiled::kBoth) attempt_change([](Program& p) { p.compiled = Program::Compiled::kBlocks; });
-    if (best_.compiled != Program::Compiled::kModel) attempt_change([](Program& p) { p.compiled = Program::Compiled::kModel; });
+    if (best_.compiled == Program::Compiled::kBoth)
+      attempt_change([](Program& p) { p.compiled = Program::Compiled::kBlocks; });
+    if (best_.compiled != Program::Compiled::kModel)
+      attempt_change([](Program& p) { p.compiled = Program::Compiled::kModel; });
     for (bool Program::*flag : {&Program::chained, &Program::optimise, &Program::flip_training, &Program::freeze,
                                 &Program::few_gradients, &Program::accumulate, &Program::inference, &Program::autocast,
                                 &Program::watch, &Program::tie_layers, &Program::as_function})
@@ -147,7 +150,8 @@ class Shrinker {
 
   void simplify_steps() {
     for (size_t i = 0; i < best_.steps.size(); ++i) {
-      if (best_.steps[i].when != Step::When::kAlways) attempt_change([&](Program& p) { p.steps[i].when = Step::When::kAlways; });
+      if (best_.steps[i].when != Step::When::kAlways)
+        attempt_change([&](Program& p) { p.steps[i].when = Step::When::kAlways; });
       if (best_.steps[i].part != 0)
         attempt_change([&](Program& p) { p.steps[i].part = p.parts[static_cast<size_t>(p.steps[i].part) - 1].parent; });
       if (best_.steps[i].no_grad) attempt_change([&](Program& p) { p.steps[i].no_grad = false; });
@@ -166,7 +170,11 @@ class Shrinker {
       auto attempt_leaf = [&](auto change) {
         if (i < best_.leaves.size()) attempt_change([&](Program& p) { change(p.leaves[i]); });
       };
-      if (leaf.same_as != kNone) attempt_leaf([](Leaf& l) { l.same_as = kNone; l.overlap = -1; });
+      if (leaf.same_as != kNone)
+        attempt_leaf([](Leaf& l) {
+          l.same_as = kNone;
+          l.overlap = -1;
+        });
       if (leaf.role != Leaf::Role::kInput) attempt_leaf([](Leaf& l) { l.role = Leaf::Role::kInput; });
       if (leaf.computed) attempt_leaf([](Leaf& l) { l.computed = false; });
       if (leaf.requires_grad) attempt_leaf([](Leaf& l) { l.requires_grad = false; });
@@ -174,7 +182,8 @@ class Shrinker {
       if (leaf.fill != Fill::kNormal) attempt_leaf([](Leaf& l) { l.fill = Fill::kNormal; });
       if (leaf.meta.dtype != kF32 && leaf.bound == 0) attempt_leaf([](Leaf& l) { l.meta.dtype = kF32; });
     }
-    if (std::any_of(best_.leaves.begin(), best_.leaves.end(), [](const Leaf& l) { return l.bound == 0 && l.meta.dtype != kF32; }))
+    if (std::any_of(best_.leaves.begin(), best_.leaves.end(),
+                    [](const Leaf& l) { return l.bound == 0 && l.meta.dtype != kF32; }))
       attempt_change([](Program& p) {
         for (Leaf& leaf : p.leaves)
           if (leaf.bound == 0 && is_floating(leaf.meta.dtype)) leaf.meta.dtype = kF32;

@@ -1,5 +1,5 @@
-// What a step of a random program can be: for each kind, how to choose its operands and how to run it. To add one: a line
-// in the table of its family's file.
+// What a step of a random program can be: for each kind, how to choose its operands and how to run it. To add one: a
+// line in the table of its family's file.
 #pragma once
 
 #include <functional>

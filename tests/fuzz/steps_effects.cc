@@ -76,18 +76,60 @@ bool pick_fresh(Draft& draft, Step& step) {
 double moderate(double value) { return std::isfinite(value) ? value / (1 + std::abs(value)) : 1.0; }
 
 const StepKind kKinds[] = {
-    {"add_", 3, &pick_write, [](Scene& s) { s.in[0].add_(s.in[1]); return Tensors{}; }, kEffect | kInPlace},
-    {"sub_", 1, &pick_write, [](Scene& s) { s.in[0].sub_(s.in[1]); return Tensors{}; }, kEffect | kInPlace},
-    {"mul_", 2, &pick_write, [](Scene& s) { s.in[0].mul_(s.in[1]); return Tensors{}; }, kEffect | kInPlace},
-    {"div_", 1, &pick_write, [](Scene& s) { s.in[0].div_(s.in[1]); return Tensors{}; }, kEffect | kInPlace},
-    {"copy_", 3, &pick_write, [](Scene& s) { s.in[0].copy_(s.in[1]); return Tensors{}; }, kEffect | kInPlace},
-    {"add_scalar_", 2, &pick_target, [](Scene& s) { s.in[0].add_(s.step.scalar); return Tensors{}; },
+    {"add_", 3, &pick_write,
+     [](Scene& s) {
+       s.in[0].add_(s.in[1]);
+       return Tensors{};
+     },
+     kEffect | kInPlace},
+    {"sub_", 1, &pick_write,
+     [](Scene& s) {
+       s.in[0].sub_(s.in[1]);
+       return Tensors{};
+     },
+     kEffect | kInPlace},
+    {"mul_", 2, &pick_write,
+     [](Scene& s) {
+       s.in[0].mul_(s.in[1]);
+       return Tensors{};
+     },
+     kEffect | kInPlace},
+    {"div_", 1, &pick_write,
+     [](Scene& s) {
+       s.in[0].div_(s.in[1]);
+       return Tensors{};
+     },
+     kEffect | kInPlace},
+    {"copy_", 3, &pick_write,
+     [](Scene& s) {
+       s.in[0].copy_(s.in[1]);
+       return Tensors{};
+     },
+     kEffect | kInPlace},
+    {"add_scalar_", 2, &pick_target,
+     [](Scene& s) {
+       s.in[0].add_(s.step.scalar);
+       return Tensors{};
+     },
      kEffect | kScalar | kInPlace},
-    {"mul_scalar_", 2, &pick_target, [](Scene& s) { s.in[0].mul_(s.step.scalar); return Tensors{}; },
+    {"mul_scalar_", 2, &pick_target,
+     [](Scene& s) {
+       s.in[0].mul_(s.step.scalar);
+       return Tensors{};
+     },
      kEffect | kScalar | kInPlace},
-    {"fill_", 1, &pick_target, [](Scene& s) { s.in[0].fill_(s.step.scalar); return Tensors{}; },
+    {"fill_", 1, &pick_target,
+     [](Scene& s) {
+       s.in[0].fill_(s.step.scalar);
+       return Tensors{};
+     },
      kEffect | kScalar | kInPlace},
-    {"keep", 2, &pick_any, [](Scene& s) { s.kept.push_back(s.in[0]); return Tensors{}; }, kEffect},
+    {"keep", 2, &pick_any,
+     [](Scene& s) {
+       s.kept.push_back(s.in[0]);
+       return Tensors{};
+     },
+     kEffect},
     {"hook", 2, &pick_differentiable,
      [](Scene& s) {
        if (s.in[0].requires_grad())

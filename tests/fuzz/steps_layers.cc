@@ -88,9 +88,10 @@ bool pick_embedding(Draft& draft, Step& step) {
   })
                                                   : kNone;
   constexpr DType kDTypes[] = {kF32, kF32, kF64, kBF16};
-  step.in = {weight != kNone ? weight
-                             : draft.leaf(kDTypes[draft.random.below(4)],
-                                          {draft.random.between(2, 9), draft.random.pick<int64_t>({1, 3, 4, 6})}, true)};
+  step.in = {weight != kNone
+                 ? weight
+                 : draft.leaf(kDTypes[draft.random.below(4)],
+                              {draft.random.between(2, 9), draft.random.pick<int64_t>({1, 3, 4, 6})}, true)};
   if (draft.coded(sizes_of(draft, step.in[0]))[0] <= 0) return false;
   const std::vector<Dims> shapes = {{-1}, {-1, 3}, {4}, {2, 3}};
   step.in.push_back(draft.indices(draft.random.pick(shapes), sizes_of(draft, step.in[0])[0]));
@@ -107,7 +108,8 @@ bool pick_cross_entropy(Draft& draft, Step& step) {
   return true;
 }
 bool pick_rotary(Draft& draft, Step& step) {
-  step.in = {draft.value([](const Tensor& t) { return is_floating(t.dtype()) && t.rank() >= 2 && t.size(-1) % 2 == 0 && t.numel() > 0; })};
+  step.in = {draft.value(
+      [](const Tensor& t) { return is_floating(t.dtype()) && t.rank() >= 2 && t.size(-1) % 2 == 0 && t.numel() > 0; })};
   step.ints = {draft.random.below(3)};
   return step.in[0] != kNone;
 }
@@ -158,14 +160,19 @@ const StepKind kKinds[] = {
      kScalar},
     {"rotary", 1, &pick_rotary, [](Scene& s) { return Tensors{ops::rotary_embedding(s.in[0], s.n(0))}; }},
     {"conv2d", 3, &pick_patches,
-     [](Scene& s) { return Tensors{ops::conv2d(s.in[0], s.in[1], s.in[2], {.stride = {s.n(0), s.n(1)}})}; }},
+     [](Scene& s) {
+       return Tensors{ops::conv2d(s.in[0], s.in[1], s.in[2], {.stride = {s.n(0), s.n(1)}})};
+     }},
     {"checkpoint", 2, &pick_linear,
      [](Scene& s) {
-       const auto body = [](std::span<const Tensor> in) { return Tensors{ops::tanh(ops::linear(ops::gelu(in[0]), in[1], Tensor()))}; };
-       // What eager execution checkpoints always has a history, since it cannot see into the function; and its result, which
-       // it does not need, could be written to; and it adds up the gradient of a tensor that it is given twice.
+       const auto body = [](std::span<const Tensor> in) {
+         return Tensors{ops::tanh(ops::linear(ops::gelu(in[0]), in[1], Tensor()))};
+       };
+       // What eager execution checkpoints always has a history, since it cannot see into the function; and its result,
+       // which it does not need, could be written to; and it adds up the gradient of a tensor that it is given twice.
        const bool needed = (s.in[0].requires_grad() || s.in[1].requires_grad()) && !s.in[0].is_same(s.in[1]);
-       return Tensors{(needed ? autograd::checkpoint(body, {{s.in[0], s.in[1]}}) : body({{s.in[0], s.in[1]}}))[0] * 1.25};
+       return Tensors{(needed ? autograd::checkpoint(body, {{s.in[0], s.in[1]}}) : body({{s.in[0], s.in[1]}}))[0] *
+                      1.25};
      }},
     {"dropout", 4, &pick_dropout,
      [](Scene& s) { return Tensors{s.training ? ops::dropout(s.in[0], s.step.scalar) : s.in[0]}; }, kScalar},

@@ -42,13 +42,30 @@ bool pick_condition(Draft& draft, Step& step, int operands) {
   return true;
 }
 
-#define UNARY(name, weight, expression) \
-  {name, weight, &pick_floating, [](Scene& s) { const Tensor& x = s.in[0]; return Tensors{expression}; }}
-#define SCALAR(name, weight, expression) \
-  {name, weight, &pick_with_scalar, [](Scene& s) { const Tensor& x = s.in[0]; const double k = s.step.scalar; return Tensors{expression}; }, \
-   kScalar}
-#define BINARY(name, weight, expression) \
-  {name, weight, &pick_pair, [](Scene& s) { const Tensor &a = s.in[0], &b = s.in[1]; return Tensors{expression}; }}
+#define UNARY(name, weight, expression)          \
+  {                                              \
+    name, weight, &pick_floating, [](Scene& s) { \
+      const Tensor& x = s.in[0];                 \
+      return Tensors{expression};                \
+    }                                            \
+  }
+#define SCALAR(name, weight, expression)  \
+  {                                       \
+    name, weight, &pick_with_scalar,      \
+        [](Scene& s) {                    \
+          const Tensor& x = s.in[0];      \
+          const double k = s.step.scalar; \
+          return Tensors{expression};     \
+        },                                \
+        kScalar                           \
+  }
+#define BINARY(name, weight, expression)       \
+  {                                            \
+    name, weight, &pick_pair, [](Scene& s) {   \
+      const Tensor &a = s.in[0], &b = s.in[1]; \
+      return Tensors{expression};              \
+    }                                          \
+  }
 
 const StepKind kKinds[] = {
     UNARY("neg", 2, -x),
@@ -56,7 +73,7 @@ const StepKind kKinds[] = {
     UNARY("log", 1, ops::log(x)),
     UNARY("log_of_abs", 1, ops::log(ops::abs(x) + 0.5)),
     UNARY("sqrt", 1, ops::sqrt(x)),
-    UNARY("sqrt_of_square", 1, ops::sqrt(x * x + 0.25)),
+    UNARY("sqrt_of_square", 1, ops::sqrt(x* x + 0.25)),
     UNARY("rsqrt", 1, ops::rsqrt(x)),
     UNARY("tanh", 4, ops::tanh(x)),
     UNARY("erf", 2, ops::erf(x)),
@@ -83,7 +100,7 @@ const StepKind kKinds[] = {
     UNARY("contiguous", 2, x.contiguous()),
     UNARY("detach", 2, x.detach()),
     SCALAR("add_scalar", 3, x + k),
-    SCALAR("mul_scalar", 4, x * k),
+    SCALAR("mul_scalar", 4, x* k),
     SCALAR("div_scalar", 2, x / k),
     SCALAR("rsub_scalar", 2, k - x),
     SCALAR("rdiv_scalar", 1, k / x),
@@ -91,7 +108,7 @@ const StepKind kKinds[] = {
     SCALAR("equal_scalar", 1, ops::equal(x, Tensor::full({}, k, {x.dtype()}))),
     BINARY("add", 8, a + b),
     BINARY("sub", 5, a - b),
-    BINARY("mul", 8, a * b),
+    BINARY("mul", 8, a* b),
     BINARY("div", 3, a / b),
     BINARY("maximum", 2, ops::maximum(a, b)),
     BINARY("minimum", 2, ops::minimum(a, b)),

@@ -121,7 +121,8 @@ bool pick_cat(Draft& draft, Step& step) {
 bool pick_stack(Draft& draft, Step& step) {
   if (!pick_unsqueeze(draft, step)) return false;
   const Tensor first = draft.tensor(step.in[0]);
-  step.in.push_back(draft.value([&](const Tensor& t) { return t.dtype() == first.dtype() && t.sizes() == first.sizes(); }));
+  step.in.push_back(
+      draft.value([&](const Tensor& t) { return t.dtype() == first.dtype() && t.sizes() == first.sizes(); }));
   return true;
 }
 
@@ -178,7 +179,9 @@ const StepKind kKinds[] = {
     {"transpose", 6, &pick_transpose, [](Scene& s) { return Tensors{s.in[0].transpose(s.n(0), s.n(1))}; }},
     {"expand", 4, &pick_expand, [](Scene& s) { return Tensors{s.in[0].expand(s.sizes())}; }, kSizes},
     {"slice", 7, &pick_slice,
-     [](Scene& s) { return Tensors{s.in[0].slice(s.n(0), {s.n(1), s.n(2), s.n(3)})}; }},
+     [](Scene& s) {
+       return Tensors{s.in[0].slice(s.n(0), {s.n(1), s.n(2), s.n(3)})};
+     }},
     {"select", 4, &pick_select,
      [](Scene& s) {
        const int64_t size = s.in[0].size(s.n(0));
@@ -209,7 +212,8 @@ const StepKind kKinds[] = {
      }},
     {"topk", 1, &pick_sort,
      [](Scene& s) {
-       const ops::ValuesAndIndices r = ops::topk(s.in[0], std::min<int64_t>(2, s.in[0].size(s.n(0))), s.n(0), s.n(1) != 0);
+       const ops::ValuesAndIndices r = ops::topk(s.in[0], std::min<int64_t>(2, s.in[0].size(s.n(0))), s.n(0),
+                                                 s.n(1) != 0);
        return Tensors{r.values, r.indices};
      }},
     {"argmax", 1, &pick_sort, [](Scene& s) { return Tensors{ops::argmax(s.in[0], s.n(0), s.n(1) != 0)}; }},

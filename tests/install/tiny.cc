@@ -1,4 +1,5 @@
-// Trains a small network for five steps against an installed Rondo, eager and with its blocks compiled, as a job of one process.
+// Trains a small network for five steps against an installed Rondo, eager and with its blocks compiled, as a job of one
+// process.
 #include <cstdio>
 #include <cstring>
 #include <fstream>

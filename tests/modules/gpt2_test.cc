@@ -44,8 +44,7 @@ TEST(GPT2, InitialisationFollowsTheSeed) {
 }
 
 // Logits above GPT2Config::whole_logits are computed in chunks: the same loss and gradients, and so is evaluation.
-template <class Model, class Config>
-void expect_the_same_loss_in_chunks(Config config) {
+template <class Model, class Config> void expect_the_same_loss_in_chunks(Config config) {
   const Tensor idx = Tensor::randint(0, 65, {3, 16}), targets = Tensor::randint(0, 65, {3, 16});
   Model whole(config, 7);
   config.whole_logits = 100;
@@ -92,7 +91,8 @@ TEST(GPT2, LossCallsAHookedForward) {
 
 // So does one of any part of it, the output layer too.
 TEST(Llama, LossCallsAHookedOutputLayer) {
-  LlamaConfig config = {.vocab_size = 13, .block_size = 8, .n_layer = 1, .n_head = 2, .n_kv_head = 1, .n_embd = 8, .n_hidden = 16};
+  LlamaConfig config = {
+      .vocab_size = 13, .block_size = 8, .n_layer = 1, .n_head = 2, .n_kv_head = 1, .n_embd = 8, .n_hidden = 16};
   config.whole_logits = 1;
   Llama model(config);
   const auto hook = std::make_shared<CountCalls>();

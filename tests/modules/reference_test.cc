@@ -15,6 +15,7 @@
 #include "rondo/optim/adam.h"
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/io/safetensors.h"
+#include "rondo/tests/paths.h"
 
 namespace rondo::nn {
 namespace {
@@ -29,8 +30,7 @@ struct Model {
   Subject (*make)(Inputs in);
 };
 
-template <class M, class Logits, class Loss>
-Subject subject(std::unique_ptr<M> model, Logits logits, Loss loss) {
+template <class M, class Logits, class Loss> Subject subject(std::unique_ptr<M> model, Logits logits, Loss loss) {
   M& m = *model;
   return {std::move(model), [&m, logits] { return logits(m); }, [&m, loss] { return loss(m); }};
 }
@@ -68,7 +68,7 @@ class ModelReference : public testing::TestWithParam<Parameters> {
     const auto& [model, dtype, compiled] = GetParam();
     if (compiled && !compile::jit_available()) GTEST_SKIP() << "built without LLVM";
     tolerance = dtype == kF64 ? 1e-10 : 1e-4;
-    file = io::load_safetensors(std::string(RONDO_REFERENCE_DIR "/") + model.name + ".safetensors").tensors;
+    file = io::load_safetensors(std::string(tests::kReferenceDir) + "/" + model.name + ".safetensors").tensors;
     subject = model.make([this](const std::string& name) {
       const Tensor input = file.at("input." + name);
       return is_floating(input.dtype()) ? input.to(std::get<DType>(GetParam())) : input;

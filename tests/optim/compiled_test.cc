@@ -1,4 +1,5 @@
-// Compiled steps against eager ones: equal to the bit, for every optimizer, dtype, state format and what joins the pass.
+// Compiled steps against eager ones: equal to the bit, for every optimizer, dtype, state format and what joins the
+// pass.
 #include "rondo/optim/compile.h"
 
 #include <gtest/gtest.h>
@@ -27,8 +28,7 @@ namespace rondo::optim {
 namespace {
 
 using Make = std::function<std::unique_ptr<Optimizer>(std::vector<Tensor>, StateFormat)>;
-template <class O, class Options>
-Make make(Options options) {
+template <class O, class Options> Make make(Options options) {
   return [options](std::vector<Tensor> params, StateFormat format) {
     Options with = options;
     with.state = format;
@@ -120,17 +120,16 @@ TEST_P(CompiledStep, EqualsEagerToTheBit) {
           if (joined) optimizer.keep_copies(kBF16);
           for (uint64_t step = 0; step < 4; ++step) {
             set_grads(runs[r].params, step, joined ? 8.0 : 1.0);
-            if (joined)
-              optimizer.step({.grad_scale = 8, .max_norm = 3, .zero_grad = true});
-            else
-              optimizer.step();
+            if (joined) optimizer.step({.grad_scale = 8, .max_norm = 3, .zero_grad = true});
+            else optimizer.step();
           }
           EXPECT_EQ(optimizer.kernels().late, 0);
           EXPECT_EQ(optimizer.kernels().kernels > 0, r == 1);
         }
         set_num_threads(2);
-        expect_same(runs[0], runs[1], GetParam() + " " + std::string(name_of(dtype)) + " format " +
-                                          std::to_string(static_cast<int>(format)) + (joined ? " joined" : ""));
+        expect_same(runs[0], runs[1],
+                    GetParam() + " " + std::string(name_of(dtype)) + " format " +
+                        std::to_string(static_cast<int>(format)) + (joined ? " joined" : ""));
       }
     }
   }
@@ -153,7 +152,8 @@ TEST_P(CompiledStep, ANonFiniteGradientChangesNothing) {
           if (r == 1 && step > 0) {
             set_grads(runs[r].params, 9);
             Tensor bad = Tensor::zeros(runs[r].params.back().sizes(), {dtype});
-            bad.view({-1})[step].fill_(step == 2 ? std::numeric_limits<double>::quiet_NaN() : -std::numeric_limits<double>::infinity());
+            bad.view({-1})[step].fill_(step == 2 ? std::numeric_limits<double>::quiet_NaN()
+                                                 : -std::numeric_limits<double>::infinity());
             Tensor grad = runs[r].params.back().grad();
             grad.add_(bad);
             const StepReport report = step == 3 ? scaler.step(optimizer) : optimizer.step({.max_norm = 1});
@@ -164,7 +164,8 @@ TEST_P(CompiledStep, ANonFiniteGradientChangesNothing) {
           EXPECT_FALSE(optimizer.step({.check_finite = true}).skipped);
         }
       }
-      expect_same(runs[0], runs[1], GetParam() + " " + std::string(name_of(dtype)) + (compiled ? " compiled" : " eager"));
+      expect_same(runs[0], runs[1],
+                  GetParam() + " " + std::string(name_of(dtype)) + (compiled ? " compiled" : " eager"));
     }
   }
 }
@@ -174,7 +175,8 @@ std::vector<std::string> case_names() {
   for (const auto& [name, make] : cases()) names.push_back(name);
   return names;
 }
-INSTANTIATE_TEST_SUITE_P(Optimizers, CompiledStep, testing::ValuesIn(case_names()), [](const auto& i) { return i.param; });
+INSTANTIATE_TEST_SUITE_P(Optimizers, CompiledStep, testing::ValuesIn(case_names()),
+                         [](const auto& i) { return i.param; });
 
 // The interpreter of loop kernels agrees, too: states of 8 bits need stores that nothing else has.
 TEST(Compiled, TheInterpreterAgrees) {
@@ -188,13 +190,17 @@ TEST(Compiled, TheInterpreterAgrees) {
     std::vector<float> scales[2];
     std::vector<uint16_t> copy;
     std::vector<void*> operands() {
-      return {param.data(), grad.data(), codes[0].data(), codes[1].data(), copy.data(), scales[0].data(), scales[1].data()};
+      return {param.data(), grad.data(),      codes[0].data(), codes[1].data(),
+              copy.data(),  scales[0].data(), scales[1].data()};
     }
     bool operator==(const Memory&) const = default;
   };
   Generator generator(3);
-  Memory start{Tensor::randn({kN}, {}, &generator).to_vector<float>(), Tensor::randn({kN}, {}, &generator).to_vector<float>(),
-               {}, {}, std::vector<uint16_t>(kN)};
+  Memory start{Tensor::randn({kN}, {}, &generator).to_vector<float>(),
+               Tensor::randn({kN}, {}, &generator).to_vector<float>(),
+               {},
+               {},
+               std::vector<uint16_t>(kN)};
   for (int k = 0; k < 2; ++k) {
     for (int64_t i = 0; i < kN; ++i) start.codes[k].push_back(static_cast<uint8_t>(i * 7 % (k == 0 ? 241 : 240)));
     start.scales[k] = {1.0f, 0.5f, 0.0f};

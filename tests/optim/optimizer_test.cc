@@ -24,12 +24,14 @@
 #include "rondo/runtime/io/safetensors.h"
 #include "rondo/runtime/parallel.h"
 #include "rondo/tests/errors.h"
+#include "rondo/tests/paths.h"
 
 namespace rondo::optim {
 namespace {
 
 const io::TensorMap& reference() {
-  static const io::TensorMap file = io::load_safetensors(RONDO_SOURCE_DIR "/tests/reference/optim.safetensors").tensors;
+  static const io::TensorMap file =
+      io::load_safetensors(std::string(tests::kReferenceDir) + "/optim.safetensors").tensors;
   return file;
 }
 
@@ -42,8 +44,7 @@ void expect_close(const Tensor& got, const Tensor& want, double tolerance, const
 }
 
 using Make = std::function<std::unique_ptr<Optimizer>(std::vector<Tensor>)>;
-template <class O, class Options>
-Make make(Options options) {
+template <class O, class Options> Make make(Options options) {
   return [options](std::vector<Tensor> params) { return std::make_unique<O>(std::move(params), options); };
 }
 
@@ -61,29 +62,28 @@ const std::map<std::string, Make>& cases() {
       {"adam_decay", make<Adam>(AdamOptions{.lr = 0.01, .weight_decay = 0.1})},
       {"adam_amsgrad", make<Adam>(AdamOptions{.lr = 0.01, .amsgrad = true})},
       {"adam_maximize", make<Adam>(AdamOptions{.lr = 0.01, .maximize = true})},
-      {"adam_all", make<Adam>(AdamOptions{.lr = 0.01, .betas = {0.9, 0.95}, .weight_decay = 0.1, .amsgrad = true, .maximize = true})},
+      {"adam_all", make<Adam>(AdamOptions{
+                       .lr = 0.01, .betas = {0.9, 0.95}, .weight_decay = 0.1, .amsgrad = true, .maximize = true})},
       {"adamw", make<AdamW>(AdamWOptions{.lr = 0.01, .betas = {0.9, 0.95}, .weight_decay = 0.1})},
       {"adamw_amsgrad",
        make<AdamW>(AdamWOptions{.lr = 0.01, .betas = {0.9, 0.95}, .weight_decay = 0.1, .amsgrad = true})},
       {"adamw_maximize",
        make<AdamW>(AdamWOptions{.lr = 0.01, .betas = {0.9, 0.95}, .weight_decay = 0.1, .maximize = true})},
-      {"adamw_all",
-       make<AdamW>(AdamWOptions{.lr = 0.01, .betas = {0.9, 0.95}, .weight_decay = 0.1, .amsgrad = true, .maximize = true})},
+      {"adamw_all", make<AdamW>(AdamWOptions{
+                        .lr = 0.01, .betas = {0.9, 0.95}, .weight_decay = 0.1, .amsgrad = true, .maximize = true})},
       {"rmsprop", make<RMSprop>(RMSpropOptions{.lr = 0.01})},
       {"rmsprop_centered", make<RMSprop>(RMSpropOptions{.lr = 0.01, .weight_decay = 0.1, .centered = true})},
-      {"rmsprop_momentum",
-       make<RMSprop>(RMSpropOptions{.lr = 0.01, .alpha = 0.9, .momentum = 0.9, .maximize = true})},
+      {"rmsprop_momentum", make<RMSprop>(RMSpropOptions{.lr = 0.01, .alpha = 0.9, .momentum = 0.9, .maximize = true})},
       {"rmsprop_both", make<RMSprop>(RMSpropOptions{.lr = 0.01, .momentum = 0.9, .centered = true})},
-      {"rmsprop_all",
-       make<RMSprop>(RMSpropOptions{.lr = 0.01, .weight_decay = 0.1, .momentum = 0.9, .centered = true, .maximize = true})},
+      {"rmsprop_all", make<RMSprop>(RMSpropOptions{
+                          .lr = 0.01, .weight_decay = 0.1, .momentum = 0.9, .centered = true, .maximize = true})},
       {"adagrad_maximize", make<Adagrad>(AdagradOptions{.lr = 0.1, .maximize = true})},
       {"adagrad", make<Adagrad>(AdagradOptions{.lr = 0.1})},
-      {"adagrad_decay",
-       make<Adagrad>(AdagradOptions{.lr = 0.1, .lr_decay = 0.1, .weight_decay = 0.1, .initial_accumulator_value = 0.5})},
+      {"adagrad_decay", make<Adagrad>(AdagradOptions{
+                            .lr = 0.1, .lr_decay = 0.1, .weight_decay = 0.1, .initial_accumulator_value = 0.5})},
       {"adafactor", make<Adafactor>(AdafactorOptions{.lr = 0.1, .eps1 = 0x1p-23})},
-      {"adafactor_decay",
-       make<Adafactor>(
-           AdafactorOptions{.lr = 0.1, .eps1 = 1e-4, .eps2 = 1e-2, .d = 1.5, .weight_decay = 0.1, .maximize = true})},
+      {"adafactor_decay", make<Adafactor>(AdafactorOptions{
+                              .lr = 0.1, .eps1 = 1e-4, .eps2 = 1e-2, .d = 1.5, .weight_decay = 0.1, .maximize = true})},
   };
   return all;
 }
@@ -334,8 +334,7 @@ TEST(Optimizer, ThreadsAndNeighboursDoNotMatter) {
     std::vector<std::unique_ptr<AdamW>> single;
     if (threads == 1)
       for (const Tensor& p : params) single.push_back(std::make_unique<AdamW>(std::vector<Tensor>{p}));
-    else
-      single.push_back(std::make_unique<AdamW>(params));
+    else single.push_back(std::make_unique<AdamW>(params));
     for (int step = 0; step < 3; ++step)
       for (auto& optimizer : single) optimizer->step();
     std::vector<float> all;

@@ -43,8 +43,8 @@ struct Result {
   KernelReport kernels;
 };
 
-// 200 steps: warm-up and cosine, two groups, 4 micro-batches a step, a loss scale, clipping, an average; the gradient of
-// step 50 overflows.
+// 200 steps: warm-up and cosine, two groups, 4 micro-batches a step, a loss scale, clipping, an average; the gradient
+// of step 50 overflows.
 Result train(How how, StateFormat format) {
   constexpr double kScale = 8;
   manual_seed(5);
@@ -83,7 +83,8 @@ Result train(How how, StateFormat format) {
     }
     if (how == How::kApart) {
       foreach_map([](auto& g, auto factor) { g = g * factor; },
-                  std::vector<Tensor>{params[0].grad(), params[1].grad(), params[2].grad(), params[3].grad()}, 1 / kScale);
+                  std::vector<Tensor>{params[0].grad(), params[1].grad(), params[2].grad(), params[3].grad()},
+                  1 / kScale);
       const double norm = clip_grad_norm_(ordered, 0.5);
       result.norms.push_back(norm);
       if (!std::isfinite(norm)) {
@@ -164,8 +165,9 @@ TEST(Training, ANonFiniteGradientSkipsTheStep) {
       nn::StateDict before;
       for (const auto& [name, tensor] : optimizer.state_dict()) before[name] = tensor.clone();
       const std::vector<float> param = a.to_vector<float>();
-      for (const StepOptions& options : {StepOptions{.check_finite = true}, StepOptions{.max_norm = 1},
-                                         StepOptions{.grad_scale = 4}, StepOptions{.check_finite = true, .zero_grad = true}}) {
+      for (const StepOptions& options :
+           {StepOptions{.check_finite = true}, StepOptions{.max_norm = 1}, StepOptions{.grad_scale = 4},
+            StepOptions{.check_finite = true, .zero_grad = true}}) {
         set(bad);
         const StepReport report = optimizer.step(options);
         EXPECT_TRUE(report.skipped);
@@ -343,7 +345,8 @@ TEST(Training, LoadedParametersReachCopiesAndAverages) {
     for (Tensor p : model.parameters()) p.set_grad(Tensor::ones(p.sizes()));
     optimizer.step();
     expect_followed();
-    const std::vector<float> moved = model.weight.to_vector<float>(), average = optimizer.averages()[0].to_vector<float>();
+    const std::vector<float> moved = model.weight.to_vector<float>(),
+                             average = optimizer.averages()[0].to_vector<float>();
     for (size_t i = 0; i < start.size(); ++i) EXPECT_NEAR(average[i], (start[i] + moved[i]) / 2, 1e-6) << i;
     // A checkpoint: averages come from the state, copies from the parameters, in either order of loading.
     nn::StateDict state, parameters;
@@ -439,10 +442,15 @@ TEST(ForeachMap, EagerAndCompiledAgree) {
 }
 
 TEST(ForeachMap, NumbersAndListsComeInAnyOrderAndOnlyAssignedListsChange) {
-  const std::vector<Tensor> x = {Tensor::ones({3}), Tensor::ones({2})}, y = {Tensor::full({3}, 2.0), Tensor::full({2}, 3.0)};
+  const std::vector<Tensor> x = {Tensor::ones({3}), Tensor::ones({2})},
+                            y = {Tensor::full({3}, 2.0), Tensor::full({2}, 3.0)};
   const uint32_t version = x[0].version();
-  foreach_map([](auto factor, auto from, auto& to, auto offset) { from = from * factor; to = to + from + offset; }, 10, x, y,
-              0.5f);
+  foreach_map(
+      [](auto factor, auto from, auto& to, auto offset) {
+        from = from * factor;
+        to = to + from + offset;
+      },
+      10, x, y, 0.5f);
   EXPECT_EQ(y[0].to_vector<float>(), std::vector<float>(3, 12.5f));
   EXPECT_EQ(y[1].to_vector<float>(), std::vector<float>(2, 13.5f));
   EXPECT_EQ(x[0].to_vector<float>(), std::vector<float>(3, 1.0f));
@@ -488,7 +496,8 @@ TEST(Training, AStepWritesTheCopiesThatAutocastUses) {
         EXPECT_EQ(copy.to_vector<float>(), ops::cast(p.detach(), kBF16).to_vector<float>());
         if (step == 0) memory.push_back(copy.raw_data());
       }
-      for (size_t i = 0; i < memory.size(); ++i) EXPECT_EQ(amp::lowered(net.parameters()[i], kBF16).raw_data(), memory[i]);
+      for (size_t i = 0; i < memory.size(); ++i)
+        EXPECT_EQ(amp::lowered(net.parameters()[i], kBF16).raw_data(), memory[i]);
       EXPECT_EQ(optimizer.kernels().late, 0);
     }
     // What nobody uses any more is not kept up; nor does it come back with old values.

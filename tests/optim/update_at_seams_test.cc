@@ -32,7 +32,8 @@ namespace {
 using test::error_of;
 using test::same_bits;
 
-const nn::GPT2Config kConfig{.vocab_size = 31, .block_size = 8, .n_layer = 3, .n_head = 2, .n_embd = 16, .dropout = 0.1};
+const nn::GPT2Config kConfig{
+    .vocab_size = 31, .block_size = 8, .n_layer = 3, .n_head = 2, .n_embd = 16, .dropout = 0.1};
 
 Tensor loss_of(nn::GPT2& model, int64_t step) {
   std::vector<int64_t> tokens;
@@ -46,8 +47,7 @@ double step_count(const Optimizer& optimizer, size_t slot) {
 }
 
 using Make = std::function<std::vector<std::unique_ptr<Optimizer>>(const nn::GPT2&)>;
-template <class O, class Options>
-Make make(Options options) {
+template <class O, class Options> Make make(Options options) {
   return [options](const nn::GPT2& model) {
     std::vector<std::unique_ptr<Optimizer>> list;
     list.push_back(std::make_unique<O>(model.parameters(), options));
@@ -64,7 +64,8 @@ const std::map<std::string, Make>& cases() {
       {"adafactor", make<Adafactor>(AdafactorOptions{.lr = 1e-2})},
       {"two_groups",
        [](const nn::GPT2& model) {
-         ParamGroup<AdamWOptions> matrices{{}, {.lr = 1e-2, .weight_decay = 0.1}}, vectors{{}, {.lr = 1e-2, .weight_decay = 0}};
+         ParamGroup<AdamWOptions> matrices{{}, {.lr = 1e-2, .weight_decay = 0.1}},
+             vectors{{}, {.lr = 1e-2, .weight_decay = 0}};
          for (const Tensor& p : model.parameters()) (p.rank() > 1 ? matrices : vectors).params.push_back(p);
          std::vector<std::unique_ptr<Optimizer>> list;
          list.push_back(std::make_unique<AdamW>(std::vector{matrices, vectors}));
@@ -186,7 +187,8 @@ TEST_P(AtSeams, WithAveragesCopiesAccumulationAndZeroedGradients) {
     expect_same(after, train(cases().at("two_groups"), how, true));
     expect_same(after, train(cases().at("two_groups"), how, true, {.drop_grads = false}));
     const UpdateAtSeamsOptions zeroed{.step = {.zero_grad = true}};
-    expect_same(train(cases().at("two_groups"), how, false, zeroed), train(cases().at("two_groups"), how, true, zeroed));
+    expect_same(train(cases().at("two_groups"), how, false, zeroed),
+                train(cases().at("two_groups"), how, true, zeroed));
   }
 }
 
@@ -210,7 +212,8 @@ struct CheckpointedBlock : nn::Module<CheckpointedBlock> {
   Tensor forward(const Tensor& x) {
     const Tensor inputs[] = {x};
     return autograd::checkpoint(
-        [this](std::span<const Tensor> in) { return std::vector<Tensor>{in[0] + down(ops::gelu(up(in[0])))}; }, inputs)[0];
+        [this](std::span<const Tensor> in) { return std::vector<Tensor>{in[0] + down(ops::gelu(up(in[0])))}; },
+        inputs)[0];
   }
 };
 struct Checkpointed : nn::Module<Checkpointed> {
@@ -276,8 +279,8 @@ struct Tied : nn::Module<Tied> {
   nn::ModuleList<nn::Linear> h = child("h", 3, 6, 6);
   nn::Linear head = child("head", 6, 6);
   Tied() {
-    h[2].weight = h[0].weight;   // of two blocks
-    head.weight = h[1].weight;   // of a block and of the rest
+    h[2].weight = h[0].weight;  // of two blocks
+    head.weight = h[1].weight;  // of a block and of the rest
   }
   Tensor forward(const Tensor& x) {
     Tensor y = x;
@@ -335,7 +338,9 @@ TEST_P(AtSeams, WhatBackwardDoesNotReachIsUpdatedAtTheEndOrNotAtAll) {
   for (size_t i = 0; i < parameters.size(); ++i) {
     bool of_last_block = false;
     for (const Tensor& p : model.h[2].parameters()) of_last_block = of_last_block || p.is_same(parameters[i]);
-    EXPECT_EQ(step_count(optimizer, i), of_last_block || parameters[i].is_same(early) || parameters[i].is_same(stranger)) << i;
+    EXPECT_EQ(step_count(optimizer, i),
+              of_last_block || parameters[i].is_same(early) || parameters[i].is_same(stranger))
+        << i;
   }
 }
 
@@ -398,7 +403,9 @@ INSTANTIATE_TEST_SUITE_P(EagerAndCompiled, AtSeams, testing::Bool(),
 TEST(AtSeamsRules, WhatNeedsAllGradientsIsRefused) {
   nn::GPT2 model(kConfig, 1);
   AdamW optimizer(model.parameters());
-  const auto error = [&](StepOptions step) { return error_of([&] { UpdateAtSeams(model, optimizer, {.step = step}); }); };
+  const auto error = [&](StepOptions step) {
+    return error_of([&] { UpdateAtSeams(model, optimizer, {.step = step}); });
+  };
   EXPECT_NE(error({.max_norm = 1}).find("max_norm must see all gradients"), std::string::npos);
   EXPECT_NE(error({.grad_scale = 8}).find("grad_scale"), std::string::npos);
   EXPECT_NE(error({.check_finite = true}).find("check_finite"), std::string::npos);
@@ -408,7 +415,8 @@ TEST(AtSeamsRules, WhatNeedsAllGradientsIsRefused) {
   EXPECT_NE(error_of([&] { optimizer.step(); }).find("end the step by UpdateAtSeams::finish()"), std::string::npos);
   amp::GradScaler scaler;
   EXPECT_NE(error_of([&] { scaler.step(optimizer); }).find("UpdateAtSeams::finish()"), std::string::npos);
-  EXPECT_NE(error_of([&] { clip_grad_norm_(model.parameters(), 1.0); }).find("UpdateAtSeams uses these gradients up"), std::string::npos);
+  EXPECT_NE(error_of([&] { clip_grad_norm_(model.parameters(), 1.0); }).find("UpdateAtSeams uses these gradients up"),
+            std::string::npos);
 }
 
 TEST(AtSeamsRules, OneForEachOptimizerAndParameter) {
@@ -420,7 +428,8 @@ TEST(AtSeamsRules, OneForEachOptimizerAndParameter) {
     EXPECT_NE(error_of([&] { UpdateAtSeams(model, twin); }).find("already taken by UpdateAtSeams"), std::string::npos);
     EXPECT_NE(error_of([&] { UpdateAtSeams(model, elsewhere); }).find("no parameter of the model"), std::string::npos);
     const auto more = updates.no_update();
-    EXPECT_NE(error_of([&] { const auto again = updates.no_update(); }).find("there is one already"), std::string::npos);
+    EXPECT_NE(error_of([&] { const auto again = updates.no_update(); }).find("there is one already"),
+              std::string::npos);
     EXPECT_NE(error_of([&] { updates.finish(); }).find("under no_update()"), std::string::npos);
   }
   // Gone, and nothing remembers it.

@@ -32,14 +32,16 @@ std::string compare_with_interpreter(const LoopKernel& kernel) {
     return result;
   };
   const std::vector<void*> from = pointers(expected), to = pointers(actual);
-  const int64_t all = kernel.split_columns ? kernel.cols : kernel.rows, step = kernel.chunk_rows > 0 ? kernel.chunk_rows : all;
+  const int64_t all = kernel.split_columns ? kernel.cols : kernel.rows,
+                step = kernel.chunk_rows > 0 ? kernel.chunk_rows : all;
   for (int64_t at = 0; at < all; at += step) {
     const int64_t end = std::min(all, at + step);
     interpret(kernel, from.data(), scalars.data(), at, end);
     code->entry(0)(to.data(), scalars.data(), sizes.data(), at, end);
   }
   for (size_t i = 0; i < expected.size(); ++i)
-    if (const std::string difference = first_difference(kernel.operands[i].dtype, expected[i], actual[i]); !difference.empty())
+    if (const std::string difference = first_difference(kernel.operands[i].dtype, expected[i], actual[i]);
+        !difference.empty())
       return "operand " + std::to_string(i) + ", " + difference;
   return "";
 }

@@ -33,22 +33,15 @@ std::string describe(const Case& c) {
   return s + (c.causal ? "causal " : "") + "mask " + std::to_string(static_cast<int>(c.mask));
 }
 
-template <class T>
-T convert(double x) {
-  return T(static_cast<float>(x));
-}
-template <>
-double convert<double>(double x) {
-  return x;
-}
+template <class T> T convert(double x) { return T(static_cast<float>(x)); }
+template <> double convert<double>(double x) { return x; }
 
 constexpr double kInf = std::numeric_limits<double>::infinity();
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 constexpr double kUntouched = 1234;
 
 // A [B, H, T, D] view of [B, T, H, D] memory whose rows are `pad` elements too long, to catch stray writes.
-template <class T>
-struct Heads {
+template <class T> struct Heads {
   static constexpr int64_t kPad = 3;
   int64_t batch, heads, rows, dim;
   std::vector<T> memory;
@@ -79,8 +72,7 @@ struct Heads {
   }
 };
 
-template <class T>
-struct Problem {
+template <class T> struct Problem {
   Case c;
   AttentionShape shape;
   Heads<T> q, k, v, out, grad_out, grad_q, grad_k, grad_v;
@@ -186,8 +178,7 @@ struct Reference {
   }
 };
 
-template <class T>
-void expect_close(const Heads<T>& actual, const Heads<double>& expected, double tolerance) {
+template <class T> void expect_close(const Heads<T>& actual, const Heads<double>& expected, double tolerance) {
   EXPECT_TRUE(actual.padding_untouched());
   double scale = 1e-30, worst = 0;
   for (int64_t n = 0; n < expected.batch * expected.heads * expected.rows * expected.dim; ++n) {
@@ -201,15 +192,13 @@ void expect_close(const Heads<T>& actual, const Heads<double>& expected, double 
   EXPECT_LE(worst, tolerance * std::max(1.0, scale));
 }
 
-template <class T>
-double tolerance() {
+template <class T> double tolerance() {
   if (std::is_same_v<T, double>) return 1e-13;
   if (std::is_same_v<T, float>) return 4e-6;
   return std::is_same_v<T, Float16> ? 2e-3 : 1.6e-2;  // The output is rounded to 11 or 8 bits, then used for delta.
 }
 
-template <class T>
-void check(const Case& c) {
+template <class T> void check(const Case& c) {
   SCOPED_TRACE(describe(c));
   Problem<T> p(c);
   const Reference reference(p);
@@ -217,8 +206,7 @@ void check(const Case& c) {
   expect_close(p.out, reference.out, tolerance<T>());
   for (size_t i = 0; i < p.logsumexp.size(); ++i) {
     const double expected = reference.logsumexp[i], actual = p.logsumexp[i];
-    if (expected == -kInf)
-      EXPECT_EQ(actual, -kInf);
+    if (expected == -kInf) EXPECT_EQ(actual, -kInf);
     else
       EXPECT_NEAR(actual, expected, (sizeof(p.logsumexp[0]) == 8 ? 1e-13 : 4e-6) * std::max(1.0, std::abs(expected)));
   }
@@ -228,8 +216,7 @@ void check(const Case& c) {
   expect_close(p.grad_v, reference.grad_v, tolerance<T>());
 }
 
-template <class T>
-class AttentionTest : public testing::Test {};
+template <class T> class AttentionTest : public testing::Test {};
 using ElementTypes = testing::Types<double, float, BFloat16, Float16>;
 TYPED_TEST_SUITE(AttentionTest, ElementTypes);
 

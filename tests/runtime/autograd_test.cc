@@ -556,7 +556,8 @@ TEST(Grad, OneRootBelowAnother) {
   }
 }
 
-// A tensor is written in place after it was saved, so its new history leads to the node that saved it. Nobody goes backward.
+// A tensor is written in place after it was saved, so its new history leads to the node that saved it. Nobody goes
+// backward.
 TEST(Grad, GraphsThatNobodyDifferentiatesAreFreed) {
   const int64_t before = allocator::stats().bytes_in_use;
   {
@@ -577,7 +578,8 @@ TEST_F(Autograd, AViewOfAStridedLeafThatWasOverwritten) {
   Tensor view = leaf.slice(0, {1, 5, 2});
   no_grad([&] { view.mul_(0.5); });
   ops::sum(view * Tensor::arange(8, {kF32}).view({2, 4})).backward();
-  EXPECT_EQ(leaf.grad().to_vector<float>(), (std::vector<float>{0, 0, 0, 0, 0, 1, 2, 3, 0, 0, 0, 0, 4, 5, 6, 7, 0, 0, 0, 0}));
+  EXPECT_EQ(leaf.grad().to_vector<float>(),
+            (std::vector<float>{0, 0, 0, 0, 0, 1, 2, 3, 0, 0, 0, 0, 4, 5, 6, 7, 0, 0, 0, 0}));
 }
 
 }  // namespace

@@ -68,7 +68,8 @@ TEST(Checkpoint, ValuesThatAreNotFiniteAreRefused) {
           ADD_FAILURE() << "saved";
         } catch (const NonFiniteError& error) {
           EXPECT_EQ(error.tensor(), name);
-          EXPECT_NE(std::string(error.what()).find("1 of the 140000 values of " + name + " are NaN or infinite"), std::string::npos)
+          EXPECT_NE(std::string(error.what()).find("1 of the 140000 values of " + name + " are NaN or infinite"),
+                    std::string::npos)
               << error.what();
         }
         EXPECT_EQ(load_latest_checkpoint(folder / "out").checkpoint->step, 2);

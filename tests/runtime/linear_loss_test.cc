@@ -68,7 +68,8 @@ void expect_close(const Tensor& a, const Tensor& b, double tolerance, const char
   double largest = 0;
   for (double v : y) largest = std::max(largest, std::abs(v));
   for (size_t i = 0; i < x.size(); ++i)
-    ASSERT_LE(std::abs(x[i] - y[i]), tolerance * largest) << what << ", element " << i << ": " << x[i] << ", not " << y[i];
+    ASSERT_LE(std::abs(x[i] - y[i]), tolerance * largest)
+        << what << ", element " << i << ": " << x[i] << ", not " << y[i];
 }
 
 void expect_same(const Head& head, double tolerance) {
@@ -128,7 +129,10 @@ TEST(LinearCrossEntropy, IgnoredTargets) {
     const Tensor none = Tensor::from<int64_t>({1, 2, 3, 4, 5, 6}, {6}), all = Tensor::full({6}, -100, {kI64});
     expect_same({.N = 6, .options = {.chunk_rows = chunk}, .target = none}, 4e-6);
     // Some ignored chunk as a whole.
-    expect_same({.N = 6, .options = {.ignore_index = 9, .chunk_rows = 2}, .target = Tensor::from<int64_t>({1, 2, 9, 9, 3, 9}, {6})}, 4e-6);
+    expect_same({.N = 6,
+                 .options = {.ignore_index = 9, .chunk_rows = 2},
+                 .target = Tensor::from<int64_t>({1, 2, 9, 9, 3, 9}, {6})},
+                4e-6);
     const Head head{.N = 6, .options = {.chunk_rows = chunk}, .target = all};
     const Results whole = head.run(false), chunked = head.run(true);
     EXPECT_TRUE(std::isnan(whole.loss.item()) && std::isnan(chunked.loss.item()));

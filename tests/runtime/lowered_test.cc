@@ -63,7 +63,8 @@ TEST(Lowered, AutocastGivesTheBitsOfACastAtEachUse) {
       return std::vector<Tensor>{w.grad(), b.grad(), x.grad()};
     };
     for (int round = 0; round < 3; ++round) {
-      Tensor cast = ops::sum(ops::square(ops::linear(ops::linear(x.to(dtype), w.to(dtype), b.to(dtype)), w.to(dtype).t(), Tensor()).to(kF32)));
+      Tensor cast = ops::sum(ops::square(
+          ops::linear(ops::linear(x.to(dtype), w.to(dtype), b.to(dtype)), w.to(dtype).t(), Tensor()).to(kF32)));
       const std::vector<Tensor> expected = gradients(cast);
       Tensor loss;
       {

@@ -140,13 +140,15 @@ TEST(Memory, CheckpointsKeepTheirInputsOnly) {
 // Against what the system says. The system's peak is reset first: other tests have run in this process.
 TEST(Memory, TheTotalIsTheProcesssPeak) {
   std::FILE* file = std::fopen("/proc/self/clear_refs", "w");
-  if (file == nullptr || std::fputs("5", file) < 0 || std::fclose(file) != 0) GTEST_SKIP() << "the system's peak cannot be reset";
+  if (file == nullptr || std::fputs("5", file) < 0 || std::fclose(file) != 0)
+    GTEST_SKIP() << "the system's peak cannot be reset";
   allocator::empty_cache();
   const memory::Recording recording;
   std::vector<Tensor> kept;
   for (int i = 0; i < 40; ++i) kept.push_back(ops::exp(matrix()));
   const memory::Report r = recording.report();
-  EXPECT_NEAR(static_cast<double>(r.total()), static_cast<double>(r.process_peak), 0.05 * static_cast<double>(r.process_peak))
+  EXPECT_NEAR(static_cast<double>(r.total()), static_cast<double>(r.process_peak),
+              0.05 * static_cast<double>(r.process_peak))
       << memory::to_string(r);
 }
 

@@ -349,7 +349,8 @@ std::vector<Mistake> mistakes() {
        {"undefined"}},
       {"linear_cross_entropy",
        [=] {
-         ops::linear_cross_entropy(f32({2, 4}), f32({3, 4}), none, Tensor::from<int64_t>({0, 3}, {2}), {.chunk_rows = 1});
+         ops::linear_cross_entropy(f32({2, 4}), f32({3, 4}), none, Tensor::from<int64_t>({0, 3}, {2}),
+                                   {.chunk_rows = 1});
        },
        {"3", "position 1"}},
       {"linear_cross_entropy",

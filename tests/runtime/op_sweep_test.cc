@@ -29,14 +29,10 @@ constexpr DType kFloats[] = {kF64, kF32, kBF16, kF16};
 // Distance between neighbours of 1.
 double unit_of(DType dtype) {
   switch (dtype) {
-    case DType::kF32:
-      return 0x1p-23;
-    case DType::kBF16:
-      return 0x1p-7;
-    case DType::kF16:
-      return 0x1p-10;
-    default:
-      return 0x1p-52;
+    case DType::kF32: return 0x1p-23;
+    case DType::kBF16: return 0x1p-7;
+    case DType::kF16: return 0x1p-10;
+    default: return 0x1p-52;
   }
 }
 
@@ -64,8 +60,7 @@ double unit_of(DType dtype) {
 }
 
 // fn(op, spec, sample) for every op and sample.
-template <class F>
-void for_each_sample(bool large, F&& fn) {
+template <class F> void for_each_sample(bool large, F&& fn) {
   for (const OpDef* op : all_ops()) {
     const OpSpec* spec = find_spec(op->name);
     if (spec == nullptr) continue;

@@ -7,6 +7,7 @@
 
 #include "rondo/runtime/io/safetensors.h"
 #include "rondo/runtime/ops/ops.h"
+#include "rondo/tests/paths.h"
 
 namespace rondo {
 namespace {
@@ -99,7 +100,7 @@ class OpsReference : public testing::TestWithParam<DType> {};
 
 TEST_P(OpsReference, ResultsAndGradients) {
   const double tolerance = GetParam() == kF64 ? 1e-10 : 1e-4;
-  const io::TensorMap file = io::load_safetensors(RONDO_REFERENCE_DIR "/ops.safetensors").tensors;
+  const io::TensorMap file = io::load_safetensors(std::string(tests::kReferenceDir) + "/ops.safetensors").tensors;
   const auto expect_close = [&](const Tensor& got, const Tensor& want, const std::string& what) {
     ASSERT_TRUE(got.defined()) << what;
     ASSERT_EQ(to_string(got.sizes()), to_string(want.sizes())) << what;

@@ -112,7 +112,8 @@ TEST(Errors, NameTheOpAndTheReason) {
   const Tensor bad = Tensor::from<int64_t>({4}, {1, 1});
   EXPECT_NE(test::error_of([&] { ops::gather(x, 1, bad); }).find("gather: index 4 is out of range for size 4"),
             std::string::npos);
-  EXPECT_NE(test::error_of([&] { ops::gather(x, 2, bad); }).find("gather: dimension 2 is out of range"), std::string::npos);
+  EXPECT_NE(test::error_of([&] { ops::gather(x, 2, bad); }).find("gather: dimension 2 is out of range"),
+            std::string::npos);
   EXPECT_NE(test::error_of([&] {
               ops::gather(x, 0, Tensor::zeros({1, 5}, {kI64}));
             }).find("larger than the tensor"),

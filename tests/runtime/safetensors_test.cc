@@ -158,8 +158,8 @@ TEST_F(Safetensors, MappedTensorsOutliveTheFileAndNeverWriteToIt) {
 TEST_F(Safetensors, UnalignedTensorsAreCopied) {
   // The header has an odd length, so the doubles begin at an odd address.
   for (size_t padding = 0; padding < 8; ++padding) {
-    std::string bytes =
-        file_of(R"({"d":{"dtype":"F64","shape":[2],"data_offsets":[0,16]}})" + std::string(padding, ' '));
+    std::string bytes = file_of(R"({"d":{"dtype":"F64","shape":[2],"data_offsets":[0,16]}})" +
+                                std::string(padding, ' '));
     const double values[2] = {0.5, -3};
     bytes.append(reinterpret_cast<const char*>(values), 16);
     write_bytes(path, bytes);
@@ -525,14 +525,9 @@ TEST(Json, AgreesWithAnotherParser) {
     for (unsigned edits = random() % 3 + 1; edits > 0 && !text.empty(); --edits) {
       const size_t at = random() % text.size();
       switch (random() % 3) {
-        case 0:
-          text[at] = alphabet[random() % alphabet.size()];
-          break;
-        case 1:
-          text.erase(at, random() % 3 + 1);
-          break;
-        default:
-          text.insert(at, 1, alphabet[random() % alphabet.size()]);
+        case 0: text[at] = alphabet[random() % alphabet.size()]; break;
+        case 1: text.erase(at, random() % 3 + 1); break;
+        default: text.insert(at, 1, alphabet[random() % alphabet.size()]);
       }
     }
     const std::optional<bool> expected = theirs(text);

@@ -17,23 +17,17 @@
 namespace rondo {
 namespace {
 
-template <class T>
-using Bits = std::conditional_t<sizeof(T) == 4, uint32_t, uint64_t>;
-template <class T>
-using Wide = std::conditional_t<sizeof(T) == 4, double, long double>;
-template <class T>
-constexpr T kInfinity = std::numeric_limits<T>::infinity();
-template <class T>
-constexpr T kQuietNaN = std::numeric_limits<T>::quiet_NaN();
+template <class T> using Bits = std::conditional_t<sizeof(T) == 4, uint32_t, uint64_t>;
+template <class T> using Wide = std::conditional_t<sizeof(T) == 4, double, long double>;
+template <class T> constexpr T kInfinity = std::numeric_limits<T>::infinity();
+template <class T> constexpr T kQuietNaN = std::numeric_limits<T>::quiet_NaN();
 
-template <class T>
-bool same_bits(T a, T b) {
+template <class T> bool same_bits(T a, T b) {
   return std::bit_cast<Bits<T>>(a) == std::bit_cast<Bits<T>>(b) || (std::isnan(a) && std::isnan(b));
 }
 
 // |got - exact| in units in the last place of the exact value; a result one rounding away from overflow counts as 1.
-template <class T>
-double ulp_error(T got, Wide<T> exact) {
+template <class T> double ulp_error(T got, Wide<T> exact) {
   const double wrong = 1e30;
   if (std::isnan(exact) || std::isnan(got)) return std::isnan(exact) && std::isnan(got) ? 0 : wrong;
   const Wide<T> largest = std::numeric_limits<T>::max();
@@ -52,16 +46,14 @@ double ulp_error(T got, Wide<T> exact) {
 }
 
 // |got - exact| in units of epsilon max(1, |exact|).
-template <class T>
-double epsilon_error(T got, Wide<T> exact) {
+template <class T> double epsilon_error(T got, Wide<T> exact) {
   if (std::isnan(exact) || std::isinf(exact)) return same_bits(got, static_cast<T>(exact)) ? 0 : 1e30;
   const Wide<T> unit = std::numeric_limits<T>::epsilon() * std::max<Wide<T>>(1, std::abs(exact));
   return static_cast<double>(std::abs(got - exact) / unit);
 }
 
 // Bit patterns over all exponents and both signs, then points spread evenly over [low, high].
-template <class T>
-std::vector<T> sweep(double low, double high) {
+template <class T> std::vector<T> sweep(double low, double high) {
   const int n = sizeof(T) == 4 ? 1 << 20 : 1 << 15;
   std::mt19937_64 random(7);
   std::vector<T> points;
@@ -95,13 +87,11 @@ void check(const char* name, F f, Reference reference, Error error, double low, 
   EXPECT_LE(worst, bound) << name << (sizeof(T) == 4 ? " f32" : " f64") << " at " << where;
 }
 
-template <class F, class Reference>
-void check_ulp(const char* name, F f, Reference reference, Bound b) {
+template <class F, class Reference> void check_ulp(const char* name, F f, Reference reference, Bound b) {
   check<float>(name, f, reference, ulp_error<float>, b.low, b.high, b.f32);
   check<double>(name, f, reference, ulp_error<double>, b.low, b.high, b.f64);
 }
-template <class F, class Reference>
-void check_epsilon(const char* name, F f, Reference reference, Bound b) {
+template <class F, class Reference> void check_epsilon(const char* name, F f, Reference reference, Bound b) {
   check<float>(name, f, reference, epsilon_error<float>, b.low, b.high, b.f32);
   check<double>(name, f, reference, epsilon_error<double>, b.low, b.high, b.f64);
 }
@@ -134,12 +124,8 @@ TEST(ScalarMath, Sigmoids) {
 }
 
 // s and 1 - s for s = 1 / (1 + e^-v).
-template <class W>
-W logistic(W v) {
-  return 1 / (1 + std::exp(-v));
-}
-template <class W>
-constexpr W kGeluSlope = 2 * std::numbers::sqrt2_v<W>* std::numbers::inv_sqrtpi_v<W>;
+template <class W> W logistic(W v) { return 1 / (1 + std::exp(-v)); }
+template <class W> constexpr W kGeluSlope = 2 * std::numbers::sqrt2_v<W>* std::numbers::inv_sqrtpi_v<W>;
 constexpr long double kGeluCubic = 0.044715L;
 
 TEST(ScalarMath, Gelu) {
@@ -183,8 +169,7 @@ TEST(ScalarMath, RsqrtIsTwoRoundings) {
   check_ulp("rsqrt", RONDO_SCALAR(rsqrt), [](auto x) { return 1 / std::sqrt(x); }, {0, 100, 1.5, 1.5});
 }
 
-template <class T>
-void trigonometry(double limit, double bound) {
+template <class T> void trigonometry(double limit, double bound) {
   // Random arguments of every size, and the numbers nearest to multiples of pi/2, where the reduction cancels most.
   std::mt19937_64 random(5);
   double worst_sin = 0, worst_cos = 0;
@@ -211,8 +196,7 @@ TEST(ScalarMath, Trigonometry) {
   trigonometry<double>(1e9, 1.6);
 }
 
-template <class T>
-void power(double bound) {
+template <class T> void power(double bound) {
   std::mt19937_64 random(11);
   const auto unit = [&] { return (random() >> 11) * 0x1p-53; };
   const double reach = sizeof(T) == 4 ? 1 : 8;  // how much larger exponents may be before every result overflows
@@ -220,22 +204,14 @@ void power(double bound) {
   for (int i = 0; i < (sizeof(T) == 4 ? 400'000 : 60'000); ++i) {
     T x, y;
     switch (i % 4) {
-      case 0:
-        x = T(std::exp2(20 * unit() - 10)), y = T(20 * unit() - 10);
-        break;
-      case 1:
-        x = T(0.65 + 0.7 * unit()), y = T(reach * (400 * unit() - 200));
-        break;
-      case 2:
-        x = T(0.995 + 0.01 * unit()), y = T(reach * (40000 * unit() - 20000));
-        break;
-      default:
-        x = std::abs(std::bit_cast<T>(static_cast<Bits<T>>(random()))), y = T(4 * unit() - 2);
-        break;
+      case 0: x = T(std::exp2(20 * unit() - 10)), y = T(20 * unit() - 10); break;
+      case 1: x = T(0.65 + 0.7 * unit()), y = T(reach * (400 * unit() - 200)); break;
+      case 2: x = T(0.995 + 0.01 * unit()), y = T(reach * (40000 * unit() - 20000)); break;
+      default: x = std::abs(std::bit_cast<T>(static_cast<Bits<T>>(random()))), y = T(4 * unit() - 2); break;
     }
     if (std::isnan(x)) continue;
-    worst =
-        std::max(worst, ulp_error<T>(scalar::pow(x, y), std::pow(static_cast<Wide<T>>(x), static_cast<Wide<T>>(y))));
+    worst = std::max(worst,
+                     ulp_error<T>(scalar::pow(x, y), std::pow(static_cast<Wide<T>>(x), static_cast<Wide<T>>(y))));
   }
   EXPECT_LE(worst, bound);
 
@@ -283,8 +259,7 @@ void special(const char* name, F f, double zero, double minus_zero, double inf, 
   }
   EXPECT_TRUE(std::isnan(f(kQuietNaN<T>))) << name;
 }
-template <class T>
-void specials() {
+template <class T> void specials() {
   const double inf = kInfinity<double>, nan = kQuietNaN<double>, ln2 = std::numbers::ln2;
   special<T>("exp", RONDO_SCALAR(exp), 1, 1, inf, 0);
   special<T>("exp2", RONDO_SCALAR(exp2), 1, 1, inf, 0);
@@ -354,8 +329,7 @@ TEST(ScalarMath, PiecewiseFunctions) {
 }
 
 // A LoopBuilder that evaluates as it builds: the same template must give the same bits on LoopValue as on T.
-template <class T>
-class Evaluator : public LoopBuilder {
+template <class T> class Evaluator : public LoopBuilder {
  public:
   LoopValue put(T value) { return push({value, false}, sizeof(T) == 8 ? kF64 : kF32); }
   T get(LoopValue v) const { return values_[v.id].number; }
@@ -370,49 +344,27 @@ class Evaluator : public LoopBuilder {
     const auto at = [&](LoopValue v) { return v.id < 0 ? Value{} : values_[v.id]; };
     const Value x = at(a), y = at(b), z = at(c);
     switch (op) {
-      case LoopOp::kAdd:
-        return push({x.number + y.number, false}, type);
-      case LoopOp::kSub:
-        return push({x.number - y.number, false}, type);
-      case LoopOp::kMul:
-        return push({x.number * y.number, false}, type);
-      case LoopOp::kDiv:
-        return push({x.number / y.number, false}, type);
-      case LoopOp::kNeg:
-        return push({-x.number, false}, type);
-      case LoopOp::kFma:
-        return push({scalar::fma(x.number, y.number, z.number), false}, type);
-      case LoopOp::kSqrt:
-        return push({scalar::sqrt(x.number), false}, type);
-      case LoopOp::kAbs:
-        return push({scalar::abs(x.number), false}, type);
-      case LoopOp::kRoundEven:
-        return push({scalar::round_even(x.number), false}, type);
-      case LoopOp::kFloor:
-        return push({scalar::floor(x.number), false}, type);
-      case LoopOp::kExp2Int:
-        return push({scalar::exp2_int(x.number), false}, type);
-      case LoopOp::kExponent:
-        return push({scalar::exponent(x.number), false}, type);
-      case LoopOp::kMantissa:
-        return push({scalar::mantissa(x.number), false}, type);
-      case LoopOp::kLt:
-        return push({0, x.number < y.number}, type);
-      case LoopOp::kLe:
-        return push({0, x.number <= y.number}, type);
-      case LoopOp::kEq:
-        return push({0, x.number == y.number}, type);
-      case LoopOp::kNe:
-        return push({0, x.number != y.number}, type);
-      case LoopOp::kAnd:
-        return push({0, x.truth && y.truth}, type);
-      case LoopOp::kOr:
-        return push({0, x.truth || y.truth}, type);
-      case LoopOp::kSelect:
-        return push(x.truth ? y : z, type);
-      default:
-        ADD_FAILURE() << "not a scalar operation";
-        return {};
+      case LoopOp::kAdd: return push({x.number + y.number, false}, type);
+      case LoopOp::kSub: return push({x.number - y.number, false}, type);
+      case LoopOp::kMul: return push({x.number * y.number, false}, type);
+      case LoopOp::kDiv: return push({x.number / y.number, false}, type);
+      case LoopOp::kNeg: return push({-x.number, false}, type);
+      case LoopOp::kFma: return push({scalar::fma(x.number, y.number, z.number), false}, type);
+      case LoopOp::kSqrt: return push({scalar::sqrt(x.number), false}, type);
+      case LoopOp::kAbs: return push({scalar::abs(x.number), false}, type);
+      case LoopOp::kRoundEven: return push({scalar::round_even(x.number), false}, type);
+      case LoopOp::kFloor: return push({scalar::floor(x.number), false}, type);
+      case LoopOp::kExp2Int: return push({scalar::exp2_int(x.number), false}, type);
+      case LoopOp::kExponent: return push({scalar::exponent(x.number), false}, type);
+      case LoopOp::kMantissa: return push({scalar::mantissa(x.number), false}, type);
+      case LoopOp::kLt: return push({0, x.number < y.number}, type);
+      case LoopOp::kLe: return push({0, x.number <= y.number}, type);
+      case LoopOp::kEq: return push({0, x.number == y.number}, type);
+      case LoopOp::kNe: return push({0, x.number != y.number}, type);
+      case LoopOp::kAnd: return push({0, x.truth && y.truth}, type);
+      case LoopOp::kOr: return push({0, x.truth || y.truth}, type);
+      case LoopOp::kSelect: return push(x.truth ? y : z, type);
+      default: ADD_FAILURE() << "not a scalar operation"; return {};
     }
   }
 
@@ -428,8 +380,7 @@ class Evaluator : public LoopBuilder {
   std::vector<Value> values_;
 };
 
-template <class T, class F>
-void same_on_loop_value(const char* name, F f) {
+template <class T, class F> void same_on_loop_value(const char* name, F f) {
   const T values[] = {T(0),    T(-0.0), T(1),     T(-1),    T(0.3), T(-0.7),      T(2.5),        T(-8.9),
                       T(19.5), T(-95),  T(1e-40), T(1e-20), T(1e5), kInfinity<T>, -kInfinity<T>, kQuietNaN<T>};
   for (T x : values) {

@@ -11,6 +11,7 @@
 #include <string_view>
 
 #include "rondo/runtime/error.h"
+#include "rondo/tests/paths.h"
 
 namespace rondo {
 
@@ -48,8 +49,7 @@ inline void poke(const std::string& path, size_t at, char byte) {
 }
 
 // `what` must throw a FileError that names `path` and says `reason`.
-template <class F>
-void expect_file_error(const std::string& path, std::string_view reason, F&& what) {
+template <class F> void expect_file_error(const std::string& path, std::string_view reason, F&& what) {
   try {
     what();
     ADD_FAILURE() << "accepted; expected: " << reason;
@@ -63,7 +63,7 @@ void expect_file_error(const std::string& path, std::string_view reason, F&& wha
 
 // Development data that lies outside the repository; empty if it is not there.
 inline std::string shared_data(std::string_view name) {
-  const std::string path = std::string(RONDO_SOURCE_DIR) + "/../shared/data/" + std::string(name);
+  const std::string path = std::string(rondo::tests::kSourceDir) + "/../shared/data/" + std::string(name);
   return std::filesystem::exists(path) ? path : "";
 }
 
