@@ -221,7 +221,7 @@ class Dispatcher {
         first = false;
       }
     }
-    const std::optional<DType> saved = std::exchange(autocast, std::nullopt);
+    const amp::Autocast off(std::nullopt);  // the casts themselves
     for (int i = 0; i < n_; ++i) {
       const Tensor& input = *inputs_[i];
       // f64 is asked for by the user and never lowered.
@@ -230,7 +230,6 @@ class Dispatcher {
                                                                                            : input.to(target, where_);
       inputs_[i] = &cast_[i];
     }
-    autocast = saved;
   }
 
   // A parameter's own copy, as if it had been cast here.

@@ -317,17 +317,17 @@ void binary_(const OpDef& op, TensorArg a, TensorArg b) {
   call_in_place(op, {a, {right, b.where}});
 }
 bool is_whole(double s) { return std::trunc(s) == s; }
-void with_scalar_(const OpDef& op, TensorArg a, double s) {
-  require_fits(op, a, !is_whole(s));
-  call_in_place(op, {a}, {.floats = {s}});
+void with_scalar_(const OpDef& op, TensorArg a, Scalar s) {
+  require_fits(op, a, !is_whole(s.real()));
+  call_in_place(op, {a}, {.floats = {s.real()}});
 }
-Tensor with_scalar(const OpDef& op, TensorArg a, double s) {
-  const bool whole = is_whole(s);
+Tensor with_scalar(const OpDef& op, TensorArg a, Scalar s) {
+  const bool whole = is_whole(s.real());
   if (a.tensor.defined() && !is_floating(a.tensor.dtype()) && !whole) {
     const Tensor real = a.tensor.to(kF32, a.where);  // an integer with a fraction is a float, as in PyTorch
-    return call(op, {{real, a.where}}, {.floats = {s}});
+    return call(op, {{real, a.where}}, {.floats = {s.real()}});
   }
-  return call(op, {a}, {.floats = {s}});
+  return call(op, {a}, {.floats = {s.real()}});
 }
 
 }  // namespace
@@ -342,11 +342,11 @@ Tensor div(TensorArg a, TensorArg b) {
   }
   return binary(kDiv, a, b);
 }
-Tensor add(TensorArg a, double s) { return with_scalar(kAddScalar, a, s); }
-Tensor mul(TensorArg a, double s) { return with_scalar(kMulScalar, a, s); }
-Tensor div(TensorArg a, double s) { return with_scalar(kMulScalar, a, 1.0 / s); }
-Tensor rsub(TensorArg a, double s) { return with_scalar(kRsubScalar, a, s); }
-Tensor rdiv(TensorArg a, double s) { return with_scalar(kRdivScalar, a, s); }
+Tensor add(TensorArg a, Scalar s) { return with_scalar(kAddScalar, a, s); }
+Tensor mul(TensorArg a, Scalar s) { return with_scalar(kMulScalar, a, s); }
+Tensor div(TensorArg a, Scalar s) { return with_scalar(kMulScalar, a, 1.0 / s.real()); }
+Tensor rsub(TensorArg a, Scalar s) { return with_scalar(kRsubScalar, a, s); }
+Tensor rdiv(TensorArg a, Scalar s) { return with_scalar(kRdivScalar, a, s); }
 Tensor neg(TensorArg x) { return call(kNeg, {x}); }
 Tensor exp(TensorArg x) { return call(kExp, {x}); }
 Tensor log(TensorArg x) { return call(kLog, {x}); }
@@ -372,22 +372,13 @@ Tensor where(TensorArg condition, TensorArg a, TensorArg b) {
   const Tensor left = a.tensor.to(dtype, a.where), right = b.tensor.to(dtype, b.where);
   return call(kWhere, {condition, {left, a.where}, {right, b.where}});
 }
-Tensor where(TensorArg condition, TensorArg a, double b) {
-  require_defined("where", a);
-  return where(condition, a, Tensor::full({}, b, {a.tensor.dtype()}));
-}
-
-Tensor masked_fill(TensorArg x, TensorArg mask, double value) {
-  return where(mask, {Tensor::full({}, value, {x.tensor.dtype(), x.tensor.device()}), x.where}, x);
-}
-
 void add_(TensorArg a, TensorArg b) { binary_(kAdd, a, b); }
 void sub_(TensorArg a, TensorArg b) { binary_(kSub, a, b); }
 void mul_(TensorArg a, TensorArg b) { binary_(kMul, a, b); }
 void div_(TensorArg a, TensorArg b) { binary_(kDiv, a, b); }
-void add_(TensorArg a, double s) { with_scalar_(kAddScalar, a, s); }
-void mul_(TensorArg a, double s) { with_scalar_(kMulScalar, a, s); }
+void add_(TensorArg a, Scalar s) { with_scalar_(kAddScalar, a, s); }
+void mul_(TensorArg a, Scalar s) { with_scalar_(kMulScalar, a, s); }
 void copy_(TensorArg target, TensorArg source) { call_in_place(kCopy, {target, source}); }
-void fill_(TensorArg target, double value) { call_in_place(kFill, {target}, {.floats = {value}}); }
+void fill_(TensorArg target, Scalar value) { call_in_place(kFill, {target}, {.floats = {value.real()}}); }
 
 }  // namespace rondo::ops
