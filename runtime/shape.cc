@@ -1,5 +1,7 @@
 #include "rondo/runtime/shape.h"
 
+#include <algorithm>
+
 #include "absl/strings/str_cat.h"
 
 namespace rondo {

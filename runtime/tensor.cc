@@ -140,12 +140,6 @@ Tensor Tensor::arange(Scalar begin, Scalar end, TensorOptions options) { return 
 Tensor Tensor::arange(Scalar end) { return arange(0, end, 1); }
 Tensor Tensor::arange(Scalar end, TensorOptions options) { return arange(0, end, 1, options); }
 
-Generator& default_generator() {
-  static thread_local Generator generator;
-  return generator;
-}
-void manual_seed(uint64_t seed) { default_generator().set_state(seed, 0); }
-
 Tensor Tensor::randn(const Dims& sizes, TensorOptions options, Generator* generator) {
   Generator& source = generator ? *generator : default_generator();
   const uint64_t seed = source.seed(), offset = source.next_offset();

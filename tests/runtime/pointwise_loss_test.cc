@@ -23,6 +23,7 @@ void expect_values(const Tensor& got, const std::vector<double>& expected) {
   ASSERT_EQ(values.size(), expected.size());
   for (size_t i = 0; i < values.size(); ++i) {
     if (std::isnan(expected[i])) EXPECT_TRUE(std::isnan(values[i])) << i;
+    else if (std::isinf(expected[i])) EXPECT_EQ(values[i], expected[i]) << i;
     else EXPECT_NEAR(values[i], expected[i], 1e-13 * std::max(1.0, std::abs(expected[i]))) << i;
   }
 }
