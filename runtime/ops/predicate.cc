@@ -10,7 +10,7 @@ template <auto kBody> struct PredicateImpl {
   static void infer(InferContext& c) { c.output(0, kBool, c.sizes(0)); }
   static void kernel(const KernelContext& context) {
     visit_dtype(context.in(0).dtype(),
-                [&](auto tag) { cpu::elementwise<1, bool, typename decltype(tag)::type>(context, kBody); });
+                [&](auto tag) { cpu::elementwise<bool, typename decltype(tag)::type>(context, kBody); });
   }
   static void lower(LoopBuilder& b) { b.output(0, kBody(b.input(0))); }
 };
