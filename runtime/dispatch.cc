@@ -211,16 +211,7 @@ class Dispatcher {
   }
 
   void apply_autocast() {
-    DType target = op_.amp == AmpPolicy::kLower ? *autocast : kF32;
-    if (op_.amp == AmpPolicy::kWidest) {
-      target = DType::kF16;
-      bool first = true;
-      for (int i = 0; i < n_; ++i) {
-        if (!inputs_[i]->defined() || !is_floating(inputs_[i]->dtype())) continue;
-        target = first ? inputs_[i]->dtype() : promote(target, inputs_[i]->dtype());
-        first = false;
-      }
-    }
+    const DType target = op_.amp == AmpPolicy::kLower ? *autocast : kF32;
     const std::optional<DType> saved = std::exchange(autocast, std::nullopt);
     for (int i = 0; i < n_; ++i) {
       const Tensor& input = *inputs_[i];

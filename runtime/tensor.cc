@@ -110,8 +110,8 @@ template <class Value> Tensor filled(const Dims& sizes, TensorOptions options, V
 
 Tensor Tensor::zeros(const Dims& sizes, TensorOptions options) { return full(sizes, 0.0, options); }
 Tensor Tensor::ones(const Dims& sizes, TensorOptions options) { return full(sizes, 1.0, options); }
-Tensor Tensor::full(const Dims& sizes, double value, TensorOptions options) {
-  return filled(sizes, options, [=](int64_t) { return value; });
+Tensor Tensor::full(const Dims& sizes, Scalar value, TensorOptions options) {
+  return value.visit([&](auto v) { return filled(sizes, options, [=](int64_t) { return v; }); });
 }
 Tensor Tensor::arange(int64_t end, TensorOptions options) {
   return filled({std::max<int64_t>(end, 0)}, options, [](int64_t i) { return i; });
@@ -343,25 +343,25 @@ Tensor& Tensor::mul_(const Tensor& other, std::source_location where) {
 Tensor& Tensor::div_(const Tensor& other, std::source_location where) {
   return ops::div_({*this, where}, {other, where}), *this;
 }
-Tensor& Tensor::add_(double other, std::source_location where) { return ops::add_({*this, where}, other), *this; }
-Tensor& Tensor::mul_(double other, std::source_location where) { return ops::mul_({*this, where}, other), *this; }
+Tensor& Tensor::add_(Scalar other, std::source_location where) { return ops::add_({*this, where}, other), *this; }
+Tensor& Tensor::mul_(Scalar other, std::source_location where) { return ops::mul_({*this, where}, other), *this; }
 Tensor& Tensor::copy_(const Tensor& source, std::source_location where) {
   return ops::copy_({*this, where}, {source, where}), *this;
 }
-Tensor& Tensor::fill_(double value, std::source_location where) { return ops::fill_({*this, where}, value), *this; }
+Tensor& Tensor::fill_(Scalar value, std::source_location where) { return ops::fill_({*this, where}, value), *this; }
 
 Tensor operator+(TensorArg a, TensorArg b) { return ops::add(a, b); }
 Tensor operator-(TensorArg a, TensorArg b) { return ops::sub(a, b); }
 Tensor operator*(TensorArg a, TensorArg b) { return ops::mul(a, b); }
 Tensor operator/(TensorArg a, TensorArg b) { return ops::div(a, b); }
-Tensor operator+(TensorArg a, double b) { return ops::add(a, b); }
-Tensor operator-(TensorArg a, double b) { return ops::add(a, -b); }
-Tensor operator*(TensorArg a, double b) { return ops::mul(a, b); }
-Tensor operator/(TensorArg a, double b) { return ops::div(a, b); }
-Tensor operator+(double a, TensorArg b) { return ops::add(b, a); }
-Tensor operator-(double a, TensorArg b) { return ops::rsub(b, a); }
-Tensor operator*(double a, TensorArg b) { return ops::mul(b, a); }
-Tensor operator/(double a, TensorArg b) { return ops::rdiv(b, a); }
+Tensor operator+(TensorArg a, Scalar b) { return ops::add(a, b); }
+Tensor operator-(TensorArg a, Scalar b) { return ops::add(a, -b); }
+Tensor operator*(TensorArg a, Scalar b) { return ops::mul(a, b); }
+Tensor operator/(TensorArg a, Scalar b) { return ops::div(a, b); }
+Tensor operator+(Scalar a, TensorArg b) { return ops::add(b, a); }
+Tensor operator-(Scalar a, TensorArg b) { return ops::rsub(b, a); }
+Tensor operator*(Scalar a, TensorArg b) { return ops::mul(b, a); }
+Tensor operator/(Scalar a, TensorArg b) { return ops::rdiv(b, a); }
 Tensor operator-(TensorArg a) { return ops::neg(a); }
 
 }  // namespace rondo

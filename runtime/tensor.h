@@ -22,6 +22,7 @@
 #include "rondo/runtime/device.h"
 #include "rondo/runtime/dtype.h"
 #include "rondo/runtime/error.h"
+#include "rondo/runtime/scalar.h"
 #include "rondo/runtime/shape.h"
 #include "rondo/runtime/storage.h"
 
@@ -76,7 +77,7 @@ class Tensor {
   static Tensor empty(const Dims& sizes, TensorOptions options = {});
   static Tensor zeros(const Dims& sizes, TensorOptions options = {});
   static Tensor ones(const Dims& sizes, TensorOptions options = {});
-  static Tensor full(const Dims& sizes, double value, TensorOptions options = {});
+  static Tensor full(const Dims& sizes, Scalar value, TensorOptions options = {});
   static Tensor arange(int64_t end, TensorOptions options = {kI64});
   // Random values come from `generator`, or the default one (random.h).
   static Tensor randn(const Dims& sizes, TensorOptions options = {}, Generator* generator = nullptr);
@@ -168,10 +169,10 @@ class Tensor {
   Tensor& sub_(const Tensor& other, std::source_location where = std::source_location::current());
   Tensor& mul_(const Tensor& other, std::source_location where = std::source_location::current());
   Tensor& div_(const Tensor& other, std::source_location where = std::source_location::current());
-  Tensor& add_(double other, std::source_location where = std::source_location::current());
-  Tensor& mul_(double other, std::source_location where = std::source_location::current());
+  Tensor& add_(Scalar other, std::source_location where = std::source_location::current());
+  Tensor& mul_(Scalar other, std::source_location where = std::source_location::current());
   Tensor& copy_(const Tensor& source, std::source_location where = std::source_location::current());
-  Tensor& fill_(double value, std::source_location where = std::source_location::current());
+  Tensor& fill_(Scalar value, std::source_location where = std::source_location::current());
   Tensor& zero_(std::source_location where = std::source_location::current()) { return fill_(0.0, where); }
 
   // ---- Inside the library
@@ -254,14 +255,14 @@ Tensor operator+(TensorArg a, TensorArg b);
 Tensor operator-(TensorArg a, TensorArg b);
 Tensor operator*(TensorArg a, TensorArg b);
 Tensor operator/(TensorArg a, TensorArg b);
-Tensor operator+(TensorArg a, double b);
-Tensor operator-(TensorArg a, double b);
-Tensor operator*(TensorArg a, double b);
-Tensor operator/(TensorArg a, double b);
-Tensor operator+(double a, TensorArg b);
-Tensor operator-(double a, TensorArg b);
-Tensor operator*(double a, TensorArg b);
-Tensor operator/(double a, TensorArg b);
+Tensor operator+(TensorArg a, Scalar b);
+Tensor operator-(TensorArg a, Scalar b);
+Tensor operator*(TensorArg a, Scalar b);
+Tensor operator/(TensorArg a, Scalar b);
+Tensor operator+(Scalar a, TensorArg b);
+Tensor operator-(Scalar a, TensorArg b);
+Tensor operator*(Scalar a, TensorArg b);
+Tensor operator/(Scalar a, TensorArg b);
 Tensor operator-(TensorArg a);
 
 }  // namespace rondo

@@ -17,11 +17,11 @@ Tensor add(TensorArg a, TensorArg b);
 Tensor sub(TensorArg a, TensorArg b);
 Tensor mul(TensorArg a, TensorArg b);
 Tensor div(TensorArg a, TensorArg b);
-Tensor add(TensorArg a, double s);
-Tensor mul(TensorArg a, double s);
-Tensor div(TensorArg a, double s);
-Tensor rsub(TensorArg a, double s);  // s - a
-Tensor rdiv(TensorArg a, double s);  // s / a
+Tensor add(TensorArg a, Scalar s);
+Tensor mul(TensorArg a, Scalar s);
+Tensor div(TensorArg a, Scalar s);
+Tensor rsub(TensorArg a, Scalar s);  // s - a
+Tensor rdiv(TensorArg a, Scalar s);  // s / a
 Tensor neg(TensorArg x);
 Tensor exp(TensorArg x);
 Tensor log(TensorArg x);
@@ -39,13 +39,13 @@ Tensor minimum(TensorArg a, TensorArg b);
 Tensor abs(TensorArg x);
 Tensor sign(TensorArg x);  // -1, 0 or 1
 Tensor square(TensorArg x);
-Tensor pow(TensorArg x, double exponent);  // with the special values of C
+Tensor pow(TensorArg x, Scalar exponent);  // with the special values of C
 Tensor sin(TensorArg x);                   // accurate for |x| < 1e5 in f32, 1e9 in f64
 Tensor cos(TensorArg x);
 Tensor log1p(TensorArg x);  // ln(1 + x)
 Tensor expm1(TensorArg x);  // e^x - 1
 // x limited to [low, high]; an infinite bound is none. The gradient passes on the bounds and inside.
-Tensor clamp(TensorArg x, double low, double high);
+Tensor clamp(TensorArg x, Scalar low, Scalar high);
 enum class GeluKind { kTanh, kErf };
 // Gaussian error linear unit (Hendrycks and Gimpel, 2016); kTanh is GPT-2's approximation.
 Tensor gelu(TensorArg x, GeluKind kind = GeluKind::kTanh);
@@ -58,9 +58,9 @@ Tensor greater(TensorArg a, TensorArg b);
 Tensor greater_equal(TensorArg a, TensorArg b);
 // condition ? a : b, elementwise; condition is bool.
 Tensor where(TensorArg condition, TensorArg a, TensorArg b);
-Tensor where(TensorArg condition, TensorArg a, double b);
+Tensor where(TensorArg condition, TensorArg a, Scalar b);
 // `value` where mask (bool, broadcast to x) is true.
-Tensor masked_fill(TensorArg x, TensorArg mask, double value);
+Tensor masked_fill(TensorArg x, TensorArg mask, Scalar value);
 Tensor cast(TensorArg x, DType dtype);  // always a dense copy
 
 // ---- In place: the first operand is overwritten.
@@ -68,10 +68,10 @@ void add_(TensorArg a, TensorArg b);
 void sub_(TensorArg a, TensorArg b);
 void mul_(TensorArg a, TensorArg b);
 void div_(TensorArg a, TensorArg b);
-void add_(TensorArg a, double s);
-void mul_(TensorArg a, double s);
+void add_(TensorArg a, Scalar s);
+void mul_(TensorArg a, Scalar s);
 void copy_(TensorArg target, TensorArg source);  // broadcasts and converts
-void fill_(TensorArg target, double value);
+void fill_(TensorArg target, Scalar value);
 
 // ---- Views (view.cc): no data moves.
 Tensor view(TensorArg x, const Dims& sizes);     // one size may be -1; throws if the strides do not allow it
@@ -98,7 +98,7 @@ Tensor triu(TensorArg x, int64_t diagonal = 0);
 Tensor gather(TensorArg x, int64_t dim, TensorArg index);
 // x with source written where gather would read. Of equal indices the last one wins.
 Tensor scatter(TensorArg x, int64_t dim, TensorArg index, TensorArg source);
-Tensor scatter(TensorArg x, int64_t dim, TensorArg index, double value);
+Tensor scatter(TensorArg x, int64_t dim, TensorArg index, Scalar value);
 // x with source added there; equal indices add up, in order.
 Tensor scatter_add(TensorArg x, int64_t dim, TensorArg index, TensorArg source);
 // Slices of x along dim: index (N).

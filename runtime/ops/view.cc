@@ -382,7 +382,11 @@ Tensor cat(std::span<const Tensor> parts, int64_t dim, std::source_location wher
   if (parts[0].rank() == 0) throw_op_error("cat", "a scalar has no dimension to join along; use stack", where);
   const int d = dim_of("cat", dim, parts[0].rank(), where);
   // Long lists go in batches of what one op may take.
-  std::vector<Tensor> level(parts.begin(), parts.end());
+  std::vector<const Tensor*> all;
+  for (const Tensor& part : parts) all.push_back(&part);
+  const DType dtype = result_dtype(all);
+  std::vector<Tensor> level;
+  for (const Tensor& part : parts) level.push_back(part.to(dtype, where));
   while (true) {
     std::vector<Tensor> next;
     for (size_t i = 0; i < level.size(); i += kMaxOpInputs) {
@@ -416,7 +420,7 @@ namespace {
 Tensor triangle(const char* op, TensorArg x, int64_t diagonal, bool lower) {
   const int rank = x.tensor.rank();
   if (rank < 2) throw_op_error(op, "needs a matrix, got " + to_string(x.tensor.sizes()), x.where);
-  const Tensor rows = unsqueeze(Tensor::arange(x.tensor.size(-2)), 1) + static_cast<double>(diagonal);
+  const Tensor rows = unsqueeze(Tensor::arange(x.tensor.size(-2)), 1) + diagonal;
   const Tensor cols = unsqueeze(Tensor::arange(x.tensor.size(-1)), 0);
   return where(lower ? less_equal(cols, rows) : less_equal(rows, cols), x, 0.0);
 }
