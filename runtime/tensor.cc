@@ -349,7 +349,7 @@ Tensor operator-(TensorArg a, TensorArg b) { return ops::sub(a, b); }
 Tensor operator*(TensorArg a, TensorArg b) { return ops::mul(a, b); }
 Tensor operator/(TensorArg a, TensorArg b) { return ops::div(a, b); }
 Tensor operator+(TensorArg a, Scalar b) { return ops::add(a, b); }
-Tensor operator-(TensorArg a, Scalar b) { return ops::add(a, -b); }
+Tensor operator-(TensorArg a, Scalar b) { return ops::sub(a, b); }
 Tensor operator*(TensorArg a, Scalar b) { return ops::mul(a, b); }
 Tensor operator/(TensorArg a, Scalar b) { return ops::div(a, b); }
 Tensor operator+(Scalar a, TensorArg b) { return ops::add(b, a); }

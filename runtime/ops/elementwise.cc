@@ -62,6 +62,10 @@ Tensor as_tensor(Scalar s) { return Tensor::full({}, s, {default_dtype(s)}); }
 bool needs_tensor(TensorArg a, Scalar s) {
   return !is_exact_attribute(s) && a.tensor.defined() && !is_floating(a.tensor.dtype());
 }
+Tensor divisor(TensorArg a, Scalar s) {
+  require_defined("div", a);
+  return Tensor::full({}, s.real(), {is_floating(a.tensor.dtype()) ? compute_dtype(a.tensor.dtype()) : kF32});
+}
 // 1 / s is as good as a division by s, unless it leaves the range of f32.
 bool has_inverse(double s) { return s == 0 || !std::isfinite(s) || (std::abs(s) > 0x1p-126 && std::abs(s) < 0x1p126); }
 
@@ -77,11 +81,15 @@ Tensor div(TensorArg a, TensorArg b) { return call_promoted(kDiv, a, b, Promotio
 Tensor add(TensorArg a, Scalar s) {
   return needs_tensor(a, s) ? add(a, {as_tensor(s), a.where}) : call_promoted(kAddScalar, a, s);
 }
+Tensor sub(TensorArg a, Scalar s) {
+  require_no_bool("sub", a);
+  return add(a, -s);
+}
 Tensor mul(TensorArg a, Scalar s) {
   return needs_tensor(a, s) ? mul(a, {as_tensor(s), a.where}) : call_promoted(kMulScalar, a, s);
 }
 Tensor div(TensorArg a, Scalar s) {
-  if (!has_inverse(s.real())) return div(a, {as_tensor(s), a.where});
+  if (!has_inverse(s.real())) return div(a, {divisor(a, s), a.where});
   return call_promoted(kMulScalar, a, 1.0 / s.real(), Promotion::kQuotient);
 }
 Tensor rsub(TensorArg a, Scalar s) {
@@ -101,8 +109,16 @@ void div_(TensorArg a, TensorArg b) { call_promoted_(kDiv, a, b, Promotion::kQuo
 void add_(TensorArg a, Scalar s) {
   return needs_tensor(a, s) ? add_(a, {as_tensor(s), a.where}) : call_promoted_(kAddScalar, a, s);
 }
+void sub_(TensorArg a, Scalar s) {
+  require_no_bool("sub", a);
+  add_(a, -s);
+}
 void mul_(TensorArg a, Scalar s) {
   return needs_tensor(a, s) ? mul_(a, {as_tensor(s), a.where}) : call_promoted_(kMulScalar, a, s);
+}
+void div_(TensorArg a, Scalar s) {
+  if (!has_inverse(s.real())) return div_(a, {divisor(a, s), a.where});
+  call_promoted_(kMulScalar, a, 1.0 / s.real(), Promotion::kQuotient);
 }
 
 }  // namespace rondo::ops

@@ -144,7 +144,10 @@ Tensor erf(TensorArg x) { return call_floating(kErf, x); }
 Tensor sigmoid(TensorArg x) { return call_floating(kSigmoid, x); }
 Tensor abs(TensorArg x) { return call(kAbs, {x}); }
 Tensor sign(TensorArg x) { return call(kSign, {x}); }
-Tensor square(TensorArg x) { return call(kMul, {x, x}); }
+Tensor square(TensorArg x) {
+  require_defined("square", x);
+  return x.tensor.dtype() == kBool ? pow(x, 2) : call(kMul, {x, x});
+}
 Tensor sin(TensorArg x) { return call_floating(kSin, x); }
 Tensor cos(TensorArg x) { return call_floating(kCos, x); }
 Tensor log1p(TensorArg x) { return call_floating(kLog1p, x); }

@@ -12,12 +12,15 @@
 
 namespace rondo::ops {
 
-// ---- Elementwise (elementwise.cc). Operands broadcast; dtypes are promoted.
+// ---- Elementwise (elementwise.cc). Operands broadcast. Dtypes are promoted as in PyTorch (promotion.h): a quotient of
+// integers is f32, and exp, sin and their like of integers are f32. In place, a float result in an integer tensor is an
+// error.
 Tensor add(TensorArg a, TensorArg b);
 Tensor sub(TensorArg a, TensorArg b);
 Tensor mul(TensorArg a, TensorArg b);
 Tensor div(TensorArg a, TensorArg b);
 Tensor add(TensorArg a, Scalar s);
+Tensor sub(TensorArg a, Scalar s);
 Tensor mul(TensorArg a, Scalar s);
 Tensor div(TensorArg a, Scalar s);
 Tensor rsub(TensorArg a, Scalar s);  // s - a
@@ -44,7 +47,7 @@ Tensor sin(TensorArg x);                   // accurate for |x| < 1e5 in f32, 1e9
 Tensor cos(TensorArg x);
 Tensor log1p(TensorArg x);  // ln(1 + x)
 Tensor expm1(TensorArg x);  // e^x - 1
-// x limited to [low, high]; an infinite bound is none. The gradient passes on the bounds and inside.
+// x limited to [low, high]; an infinite bound is none. The gradient passes strictly inside.
 Tensor clamp(TensorArg x, Scalar low, Scalar high);
 enum class GeluKind { kTanh, kErf };
 // Gaussian error linear unit (Hendrycks and Gimpel, 2016); kTanh is GPT-2's approximation.
@@ -59,7 +62,7 @@ Tensor greater_equal(TensorArg a, TensorArg b);
 // condition ? a : b, elementwise; condition is bool.
 Tensor where(TensorArg condition, TensorArg a, TensorArg b);
 Tensor where(TensorArg condition, TensorArg a, Scalar b);
-// `value` where mask (bool, broadcast to x) is true.
+// `value` where mask (bool, broadcast to x) is true, in x's dtype: converted as by fill_.
 Tensor masked_fill(TensorArg x, TensorArg mask, Scalar value);
 Tensor cast(TensorArg x, DType dtype);  // always a dense copy
 
@@ -69,9 +72,11 @@ void sub_(TensorArg a, TensorArg b);
 void mul_(TensorArg a, TensorArg b);
 void div_(TensorArg a, TensorArg b);
 void add_(TensorArg a, Scalar s);
+void sub_(TensorArg a, Scalar s);
 void mul_(TensorArg a, Scalar s);
+void div_(TensorArg a, Scalar s);
 void copy_(TensorArg target, TensorArg source);  // broadcasts and converts
-void fill_(TensorArg target, Scalar value);
+void fill_(TensorArg target, Scalar value);      // cuts the fraction for an integer target; must be in its range
 
 // ---- Views (view.cc): no data moves.
 Tensor view(TensorArg x, const Dims& sizes);     // one size may be -1; throws if the strides do not allow it
@@ -99,11 +104,11 @@ Tensor gather(TensorArg x, int64_t dim, TensorArg index);
 // x with source written where gather would read. Of equal indices the last one wins.
 Tensor scatter(TensorArg x, int64_t dim, TensorArg index, TensorArg source);
 Tensor scatter(TensorArg x, int64_t dim, TensorArg index, Scalar value);
-// x with source added there; equal indices add up, in order.
+// x with source added there; equal indices add up, in order. The result has the wider dtype, as that of cat and stack.
 Tensor scatter_add(TensorArg x, int64_t dim, TensorArg index, TensorArg source);
 // Slices of x along dim: index (N).
 Tensor index_select(TensorArg x, int64_t dim, TensorArg index);
-// Running sum, in order.
+// Running sum, in order; i64 for integers and bools.
 Tensor cumsum(TensorArg x, int64_t dim);
 // Index of the largest (smallest) element: the first of equal ones; NaN wins. Without dim, into the flattened tensor.
 Tensor argmax(TensorArg x, std::optional<int64_t> dim = std::nullopt, bool keepdim = false);
@@ -119,10 +124,10 @@ Tensor argsort(TensorArg x, int64_t dim = -1, bool descending = false);
 ValuesAndIndices topk(TensorArg x, int64_t k, int64_t dim = -1, bool largest = true);
 
 // ---- Reductions (reduction.cc). Empty `dims` means all.
-Tensor sum(TensorArg x, const Dims& dims = {}, bool keepdim = false);
-Tensor mean(TensorArg x, const Dims& dims = {}, bool keepdim = false);
-Tensor max(TensorArg x, const Dims& dims = {}, bool keepdim = false);  // NaN wins
-Tensor min(TensorArg x, const Dims& dims = {}, bool keepdim = false);  // NaN wins
+Tensor sum(TensorArg x, const Dims& dims = {}, bool keepdim = false);   // i64 for integers and bools
+Tensor mean(TensorArg x, const Dims& dims = {}, bool keepdim = false);  // of floats only
+Tensor max(TensorArg x, const Dims& dims = {}, bool keepdim = false);   // NaN wins
+Tensor min(TensorArg x, const Dims& dims = {}, bool keepdim = false);   // NaN wins
 // Sums the dimensions along which `sizes` was broadcast to x's shape.
 Tensor sum_to(TensorArg x, const Dims& sizes);
 
@@ -194,8 +199,8 @@ struct LinearCrossEntropyOptions {
 Tensor linear_cross_entropy(TensorArg x, TensorArg weight, TensorArg bias, TensorArg target,
                             LinearCrossEntropyOptions options = {});
 
-// ---- Random (dropout.cc). Zeroes elements with probability p and scales the others by 1 / (1 - p). Takes one offset
-// of the generator (null: default_generator()); an element's fate depends on (seed, offset, its index) only.
+// ---- Random (dropout.cc). Zeroes elements with probability p in [0, 1] and scales the others by 1 / (1 - p). Takes
+// one offset of the generator (null: default_generator()); an element's fate depends on (seed, offset, its index) only.
 Tensor dropout(TensorArg x, double p, Generator* generator = nullptr);
 
 }  // namespace rondo::ops

@@ -27,13 +27,18 @@ constexpr DType working_dtype(DType result, DType a, DType b, Promotion promotio
   return is_low_precision(result) && !(is_exact(a, result) && is_exact(b, result)) ? kF32 : result;
 }
 
+// True if an op on operands of `t` computes in `t` and its result keeps it: nearly every call.
+constexpr bool keeps_dtype(DType t, Promotion promotion) {
+  return is_floating(t) || promotion == Promotion::kCompare || (promotion == Promotion::kArithmetic && t != kBool);
+}
+
 Tensor rounded(const Tensor& result, DType dtype, Promotion promotion, std::source_location where) {
   return promotion == Promotion::kCompare ? result : result.to(dtype, where);
 }
 
 void require_fits_in_place(const OpDef& op, DType result, TensorArg target) {
   const DType into = target.tensor.dtype();
-  if (category(result) <= category(into) || (category(into) == kIntegers && category(result) == kIntegers)) return;
+  if (category(result) <= category(into)) return;
   throw_op_error(op.name,
                  absl::StrCat("the result is ", std::string(name_of(result)), " and cannot be written in place into ",
                               std::string(name_of(into))),
@@ -75,7 +80,7 @@ DType result_dtype(const Tensor& a, const Tensor& b) {
 Tensor call_promoted(const OpDef& op, TensorArg a, TensorArg b, Promotion promotion) {
   for (const TensorArg& operand : {a, b}) require_defined(op.name, operand);
   const DType left = a.tensor.dtype(), right = b.tensor.dtype();
-  if (left == right && (is_floating(left) || promotion == Promotion::kCompare)) return call(op, {a, b});
+  if (left == right && keeps_dtype(left, promotion)) return call(op, {a, b});
   const DType result = quotient_dtype(result_dtype(a.tensor, b.tensor), promotion);
   const DType working = working_dtype(result, left, right, promotion);
   const Tensor x = a.tensor.to(working, a.where), y = b.tensor.to(working, b.where);
@@ -85,7 +90,7 @@ Tensor call_promoted(const OpDef& op, TensorArg a, TensorArg b, Promotion promot
 Tensor call_promoted(const OpDef& op, TensorArg a, Scalar s, Promotion promotion) {
   require_defined(op.name, a);
   const DType dtype = a.tensor.dtype();
-  if (is_floating(dtype)) return call(op, {a}, {.floats = {s.real()}});
+  if (promote(dtype, s) == dtype && keeps_dtype(dtype, promotion)) return call(op, {a}, {.floats = {s.real()}});
   const DType result = quotient_dtype(promote(dtype, s), promotion);
   const Tensor x = a.tensor.to(working_dtype(result, dtype, result, promotion), a.where);
   return rounded(call(op, {{x, a.where}}, {.floats = {s.real()}}), result, promotion, a.where);
@@ -94,7 +99,7 @@ Tensor call_promoted(const OpDef& op, TensorArg a, Scalar s, Promotion promotion
 void call_promoted_(const OpDef& op, TensorArg a, TensorArg b, Promotion promotion) {
   for (const TensorArg& operand : {a, b}) require_defined(op.name, operand);
   const DType left = a.tensor.dtype(), right = b.tensor.dtype();
-  if (left == right && is_floating(left)) return call_in_place(op, {a, b});
+  if (left == right && keeps_dtype(left, promotion)) return call_in_place(op, {a, b});
   const DType result = quotient_dtype(result_dtype(a.tensor, b.tensor), promotion);
   require_fits_in_place(op, result, a);
   const DType working = working_dtype(result, left, right, promotion);
@@ -108,12 +113,10 @@ void call_promoted_(const OpDef& op, TensorArg a, Scalar s, Promotion promotion)
   require_defined(op.name, a);
   const DType dtype = a.tensor.dtype();
   const Attrs attrs{.floats = {s.real()}};
-  if (is_floating(dtype)) return call_in_place(op, {a}, attrs);
+  if (promote(dtype, s) == dtype && keeps_dtype(dtype, promotion)) return call_in_place(op, {a}, attrs);
   const DType result = quotient_dtype(promote(dtype, s), promotion);
   require_fits_in_place(op, result, a);
-  const DType working = working_dtype(result, dtype, result, promotion);
-  if (working == dtype) return call_in_place(op, {a}, attrs);
-  const Tensor x = a.tensor.to(working, a.where);
+  const Tensor x = a.tensor.to(working_dtype(result, dtype, result, promotion), a.where);
   write_back(op, call(op, {{x, a.where}}, attrs), a);
 }
 
