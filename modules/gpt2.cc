@@ -71,16 +71,22 @@ Tensor GPT2::loss(const Tensor& idx, const Tensor& targets, std::source_location
 
 Tensor GPT2::generate(const Tensor& idx, int64_t max_new_tokens, double temperature, int64_t top_k,
                       Generator* generator) {
-  if (idx.rank() != 2 || idx.dtype() != kI64 || idx.size(0) == 0 || idx.size(1) == 0)
+  if (!idx.defined() || idx.rank() != 2 || idx.dtype() != kI64 || idx.size(0) == 0 || idx.size(1) == 0)
     throw Error("GPT2::generate: idx must be i64 (B, T) and not empty");
   if (!(temperature >= 0))
     throw Error(absl::StrCat("GPT2::generate: temperature must not be negative, got ", temperature));
   const NoGrad off;
+  // Evaluation mode here; afterwards each module has its own mode again. train() reaches what is below a module, so the
+  // outer ones come first.
   struct EvalScope {
-    GPT2& model;
-    bool was_training = model.is_training();
-    explicit EvalScope(GPT2& m) : model(m) { model.eval(); }
-    ~EvalScope() { model.train(was_training); }
+    std::vector<std::pair<ModuleBase*, bool>> modes;
+    explicit EvalScope(GPT2& model) {
+      for (const NamedModule& m : model.named_modules()) modes.push_back({&m.module, m.module.is_training()});
+      model.eval();
+    }
+    ~EvalScope() {
+      for (const auto& [module, training] : modes) module->train(training);
+    }
   } eval_scope(*this);
   Generator& source = generator ? *generator : default_generator();
   const int64_t B = idx.size(0), T = idx.size(1), total = T + std::max<int64_t>(max_new_tokens, 0);

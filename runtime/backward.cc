@@ -169,7 +169,7 @@ void seed_roots(Backward& run, std::span<const Tensor> roots, std::span<const Te
                 std::source_location where) {
   for (size_t i = 0; i < roots.size(); ++i) {
     const Tensor& root = roots[i];
-    if (!root.defined() || !root.requires_grad())
+    if (!root.requires_grad(where))
       throw_op_error("backward", "the tensor does not require grad and has no history", where);
     Tensor grad = i < grads.size() ? grads[i] : Tensor();
     if (!grad.defined()) {

@@ -8,11 +8,11 @@
 namespace rondo {
 namespace {
 
-// Rondo's own modules call ops too; a user wants the line of their own program.
+// True for Rondo's own files. Its modules call ops too, but a user wants the line of their own program.
 bool is_library_file(std::string_view file) {
   for (std::string_view folder : {"/rondo/modules/", "/rondo/optim/", "/rondo/compile/", "/rondo/runtime/"})
     if (file.find(folder) != file.npos) return true;
-  // The source tree, by whatever name this build gives it (absolute, relative or mapped).
+  // The source tree, under the name that this build gives it (absolute, relative or mapped).
   static constexpr std::string_view kThis = __FILE__, kName = "runtime/error.cc";
   static_assert(kThis.ends_with(kName));
   constexpr std::string_view root = kThis.substr(0, kThis.size() - kName.size());
@@ -22,8 +22,8 @@ bool is_library_file(std::string_view file) {
   return false;
 }
 
-// As above. A location's file name is a literal, so its address stands for it; a name that a plug-in brought and took
-// away again could at worst make a report name the wrong frame.
+// The same, cached by the address of the file name, which is a literal. A plug-in that was unloaded may leave a stale
+// address behind; the worst outcome is a report that names the wrong frame.
 bool is_known_library_file(const char* file) {
   struct Known {
     const char* file = nullptr;
@@ -55,7 +55,7 @@ void throw_internal(std::string_view what, std::source_location where) {
 std::string describe_location(std::source_location where) {
   where = user_location(where);
   const ModuleFrame* frame = ModuleFrame::innermost();
-  if (where.line() == 0 && frame == nullptr) return "";  // a graph that was read from text
+  if (where.line() == 0 && frame == nullptr) return "";  // a graph that was parsed from text
   std::string text = absl::StrCat(" (", where.file_name(), ":", where.line());
   if (frame != nullptr && !frame->path().empty()) absl::StrAppend(&text, ", in ", frame->path());
   return text + ")";
@@ -63,6 +63,10 @@ std::string describe_location(std::source_location where) {
 
 void throw_op_error(std::string_view op, std::string_view what, std::source_location where) {
   throw Error(absl::StrCat(std::string(op), ": ", std::string(what), describe_location(where)));
+}
+
+void throw_undefined(const char* op, std::source_location where) {
+  throw_op_error(op, "the tensor is undefined", where);
 }
 
 }  // namespace rondo

@@ -1,5 +1,5 @@
-// Errors. A caller's mistake throws rondo::Error, which says what to do and where the caller stands; a bad file throws
-// FileError; a bug of ours throws InternalError. Kernels and destructors never throw.
+// Errors. A caller's mistake throws rondo::Error: its message names the op, the operands and the caller's line. A bad
+// file throws FileError. A bug in Rondo throws InternalError. Destructors never throw.
 #pragma once
 
 #include <source_location>
@@ -14,7 +14,7 @@ class Error : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// A file that cannot be read or written: names the file and the reason.
+// A file cannot be read or written. The message names the file and the reason.
 class FileError : public Error {
  public:
   FileError(std::string path, std::string_view reason);
@@ -24,13 +24,13 @@ class FileError : public Error {
   std::string path_;
 };
 
-// A saved tensor was overwritten between forward and backward.
+// A tensor that was saved for backward was overwritten between forward and backward.
 class StaleTensorError : public Error {
  public:
   using Error::Error;
 };
 
-// Broken invariant inside Rondo. Please report it.
+// An invariant inside Rondo is broken. Please report it.
 class InternalError : public std::logic_error {
  public:
   using std::logic_error::logic_error;
@@ -38,13 +38,13 @@ class InternalError : public std::logic_error {
 
 [[noreturn]] void throw_internal(std::string_view what, std::source_location where = std::source_location::current());
 
-// Checks an invariant of ours.
+// Throws InternalError unless `holds`.
 inline void invariant(bool holds, const char* what, std::source_location where = std::source_location::current()) {
   if (!holds) [[unlikely]]
     throw_internal(what, where);
 }
 
-// One frame of the user's program: a module call, kept on a thread-local stack so that errors can name the path.
+// A running module call. Frames form a thread-local stack, so that an error can name the path of the module.
 class ModuleFrame {
  public:
   ModuleFrame(const std::string* path, std::source_location where) : path_(path), where_(where), outer_(innermost_) {
@@ -66,10 +66,13 @@ class ModuleFrame {
   static inline thread_local const ModuleFrame* innermost_ = nullptr;
 };
 
-// " (train.cc:41, in h.3.mlp)": the innermost frame that is not Rondo's own code, and the module path.
+// " (train.cc:41, in h.3.mlp)": the innermost line outside Rondo's own code, and the module's path.
 std::string describe_location(std::source_location where);
 
 // Throws Error "op: what (file:line, in module.path)".
 [[noreturn]] void throw_op_error(std::string_view op, std::string_view what, std::source_location where);
+
+// Throws Error "op: the tensor is undefined (file:line, in module.path)".
+[[noreturn, gnu::cold]] void throw_undefined(const char* op, std::source_location where);
 
 }  // namespace rondo

@@ -12,10 +12,17 @@ std::string to_string(const Dims& dims) {
   return text + "]";
 }
 
-int normalize_dim(int64_t dim, int rank) {
+int normalize_dim(const char* op, int64_t dim, const Dims& sizes, std::source_location where) {
+  const int64_t span = std::max(sizes.rank(), 1);
+  if (dim < -span || dim >= span) [[unlikely]]
+    throw_op_error(op, absl::StrCat("dimension ", dim, " is out of range for ", to_string(sizes)), where);
+  return static_cast<int>(dim < 0 ? dim + span : dim);
+}
+
+int normalize_dim(const char* op, int64_t dim, int rank, std::source_location where) {
   const int64_t span = std::max(rank, 1);
-  if (dim < -span || dim >= span)
-    throw Error(absl::StrCat("dimension ", dim, " is out of range for a tensor of ", rank, " dimensions"));
+  if (dim < -span || dim >= span) [[unlikely]]
+    throw_op_error(op, absl::StrCat("dimension ", dim, " is out of range for ", rank, " dimensions"), where);
   return static_cast<int>(dim < 0 ? dim + span : dim);
 }
 

@@ -1,9 +1,11 @@
-// Dims: sizes or strides of a tensor, at most kMaxRank of them, stored inline.
+// Dims: the sizes or the strides of a tensor. At most kMaxRank numbers, stored inline.
 #pragma once
 
 #include <algorithm>
+#include <concepts>
 #include <cstdint>
 #include <initializer_list>
+#include <source_location>
 #include <span>
 #include <string>
 
@@ -92,10 +94,27 @@ class Dims {
   int32_t rank_ = 0;
 };
 
+// The dimensions that a reduction reduces: none for all of them, one number, or a list.
+//   sum(x)   sum(x, 1)   sum(x, {0, -1})
+class ReduceDims {
+ public:
+  ReduceDims() = default;
+  template <std::integral T>
+  requires(!std::same_as<T, bool>)  // sum(x, true) is a misplaced keepdim
+      ReduceDims(T dim)
+      : dims_{static_cast<int64_t>(dim)} {}
+  ReduceDims(std::initializer_list<int64_t> dims) : dims_(dims) {}
+  ReduceDims(const Dims& dims) : dims_(dims) {}
+  operator const Dims&() const { return dims_; }
+
+ private:
+  Dims dims_;
+};
+
 // "[8, 512, 64]"
 std::string to_string(const Dims& dims);
 
-// As numel(), but -1 if a size is negative or the product does not fit into 62 bits.
+// The number of elements, or -1 if a size is negative or the product does not fit into 62 bits.
 inline int64_t checked_numel(const Dims& sizes) {
   int64_t n = 1;
   bool overflows = false, empty = false;
@@ -107,8 +126,8 @@ inline int64_t checked_numel(const Dims& sizes) {
   return empty ? 0 : overflows ? -1 : n;
 }
 
-// Strides, in elements, of a dense row-major tensor. (Where the number of elements overflows, so do they: such a tensor
-// is refused when it is allocated.)
+// Strides, in elements, of a dense row-major tensor. They wrap around if the number of elements overflows; allocation
+// refuses such a tensor.
 inline Dims contiguous_strides(const Dims& sizes) {
   Dims strides = sizes;
   uint64_t step = 1;
@@ -119,7 +138,7 @@ inline Dims contiguous_strides(const Dims& sizes) {
   return strides;
 }
 
-// True if (sizes, strides) is dense row-major; strides of dimensions of size 1 do not matter.
+// True if (sizes, strides) is dense and row-major. The stride of a dimension of size 1 does not matter.
 inline bool is_contiguous(const Dims& sizes, const Dims& strides) {
   int64_t step = 1;
   for (int i = sizes.rank() - 1; i >= 0; --i) {
@@ -130,13 +149,16 @@ inline bool is_contiguous(const Dims& sizes, const Dims& strides) {
   return true;
 }
 
-// Wraps a negative dimension index; throws Error if it is out of range. `rank` 0 admits -1 and 0.
-int normalize_dim(int64_t dim, int rank);
+// The dimension that `dim` names: -1 is the last one. A scalar counts as one dimension, so rank 0 takes -1 and 0.
+// Throws Error "op: dimension 3 is out of range for [2, 4]".
+int normalize_dim(const char* op, int64_t dim, const Dims& sizes, std::source_location where);
+// The same for a rank without sizes; the message gives the number of dimensions.
+int normalize_dim(const char* op, int64_t dim, int rank, std::source_location where);
 
-// NumPy broadcasting of two shapes. Returns false if they do not broadcast.
+// The shape that `a` and `b` broadcast to, by NumPy's rules. Returns false if they do not broadcast.
 bool broadcast_shapes(const Dims& a, const Dims& b, Dims& out);
 
-// Strides with which a tensor of (sizes, strides) is read when it is broadcast to `to`: 0 in each stretched dimension.
+// The strides that read a tensor of (sizes, strides) broadcast to `to`: 0 in each stretched dimension.
 Dims broadcast_strides(const Dims& sizes, const Dims& strides, const Dims& to);
 
 }  // namespace rondo

@@ -2,7 +2,6 @@
 
 #include <cmath>
 #include <numbers>
-#include <thread>
 
 #include "absl/strings/str_cat.h"
 #include "rondo/runtime/autograd.h"
@@ -113,9 +112,33 @@ Tensor Tensor::ones(const Dims& sizes, TensorOptions options) { return full(size
 Tensor Tensor::full(const Dims& sizes, Scalar value, TensorOptions options) {
   return value.visit([&](auto v) { return filled(sizes, options, [=](int64_t) { return v; }); });
 }
-Tensor Tensor::arange(int64_t end, TensorOptions options) {
-  return filled({std::max<int64_t>(end, 0)}, options, [](int64_t i) { return i; });
+
+Tensor Tensor::arange(Scalar begin, Scalar end, Scalar step, TensorOptions options) {
+  if (begin.is_integer() && end.is_integer() && step.is_integer()) {
+    const int64_t first = begin.integer(), last = end.integer(), by = step.integer();
+    if (by == 0) throw Error("Tensor::arange: the step must not be 0");
+    // Unsigned, because the span may exceed an int64_t.
+    const uint64_t span = by > 0 ? static_cast<uint64_t>(last) - static_cast<uint64_t>(first)
+                                 : static_cast<uint64_t>(first) - static_cast<uint64_t>(last);
+    const uint64_t size = by > 0 ? static_cast<uint64_t>(by) : -static_cast<uint64_t>(by);
+    const bool empty = by > 0 ? first >= last : first <= last;
+    const auto n = static_cast<int64_t>(empty ? 0 : (span - 1) / size + 1);
+    return filled({n}, options, [=](int64_t i) { return first + i * by; });
+  }
+  const double first = begin.real(), by = step.real(), n = std::ceil((end.real() - first) / by);
+  if (!(by != 0) || !std::isfinite(first) || !std::isfinite(end.real()) || !std::isfinite(by))
+    throw Error(absl::StrCat("Tensor::arange: needs finite bounds and a finite step other than 0, got ", first, ", ",
+                             end.real(), ", ", by));
+  if (n >= 0x1p62) throw Error(absl::StrCat("Tensor::arange: ", n, " elements are more than memory can hold"));
+  return filled({static_cast<int64_t>(std::max(n, 0.0))}, options,
+                [=](int64_t i) { return first + static_cast<double>(i) * by; });
 }
+Tensor Tensor::arange(Scalar begin, Scalar end, Scalar step) {
+  return arange(begin, end, step, begin.is_integer() && end.is_integer() && step.is_integer() ? kI64 : kF32);
+}
+Tensor Tensor::arange(Scalar begin, Scalar end, TensorOptions options) { return arange(begin, end, 1, options); }
+Tensor Tensor::arange(Scalar end) { return arange(0, end, 1); }
+Tensor Tensor::arange(Scalar end, TensorOptions options) { return arange(0, end, 1, options); }
 
 Tensor Tensor::randn(const Dims& sizes, TensorOptions options, Generator* generator) {
   Generator& source = generator ? *generator : default_generator();
@@ -158,23 +181,26 @@ void settle_gradient(const TensorImpl* impl) {
 }
 }  // namespace
 
-int64_t Tensor::size(int64_t dim) const { return sizes()[normalize_dim(dim, rank())]; }
-const Storage& Tensor::storage() const {
-  settle(impl_);
+int64_t Tensor::size(int64_t dim, std::source_location where) const {
+  const Dims& sizes = checked("size", where)->sizes;
+  if (sizes.empty()) throw_op_error("size", "a scalar has no dimensions", where);
+  return sizes[normalize_dim("size", dim, sizes, where)];
+}
+const Storage& Tensor::storage(std::source_location where) const {
+  settle(checked("storage", where), where);
   return impl_->storage;
 }
 const void* Tensor::raw_data(std::source_location where) const {
-  settle(impl_, where);
+  settle(checked("raw_data", where), where);
   return impl_->data();
 }
 void* Tensor::raw_mutable_data(std::source_location where) {
-  settle(impl_, where);
+  settle(checked("raw_mutable_data", where), where);
   impl_->storage.bump_version();
   return impl_->data();
 }
 const void* Tensor::checked_data(DType expected, std::source_location where) const {
-  if (impl_ == nullptr) throw_op_error("data", "the tensor is undefined", where);
-  if (impl_->dtype != expected)
+  if (checked("data", where)->dtype != expected)
     throw_op_error("data",
                    absl::StrCat("the tensor is ", std::string(name_of(impl_->dtype)), ", not ",
                                 std::string(name_of(expected)), "; convert it with .to()"),
@@ -185,27 +211,27 @@ void* Tensor::checked_mutable_data(DType expected, std::source_location where) {
   checked_data(expected, where);
   return raw_mutable_data(where);
 }
-Tensor Tensor::host_copy(DType dtype, std::source_location where) const {
-  if (impl_ == nullptr) throw_op_error("to_vector", "the tensor is undefined", where);
-  settle(impl_, where);
+Tensor Tensor::host_copy(const char* op, DType dtype, std::source_location where) const {
+  settle(checked(op, where), where);
   NoGrad off;
   RecorderScope run(nullptr);
-  return to(dtype).contiguous();
+  return to(dtype, where).contiguous(where);
 }
 
+Tensor Tensor::one_element(DType dtype, std::source_location where) const {
+  if (checked("item", where)->sizes.numel() != 1)
+    throw_op_error("item", "needs one element, the shape is " + rondo::to_string(sizes()), where);
+  return host_copy("item", dtype, where);
+}
 double Tensor::item(std::source_location where) const {
-  if (impl_ == nullptr) throw_op_error("item", "the tensor is undefined", where);
-  if (numel() != 1) throw_op_error("item", "needs one element, the shape is " + rondo::to_string(sizes()), where);
-  return *static_cast<const double*>(host_copy(kF64, where).raw_data());
-}
-
-std::string Tensor::to_string(std::source_location where) const {
-  if (!defined()) return "Tensor(undefined)";
-  std::string text = absl::StrCat("Tensor(", std::string(name_of(dtype())), " ", rondo::to_string(sizes()), ": ");
-  const std::vector<double> values = to_vector<double>(where);
-  constexpr size_t kShown = 12;
-  for (size_t i = 0; i < values.size() && i < kShown; ++i) absl::StrAppend(&text, i ? ", " : "", values[i]);
-  return text + (values.size() > kShown ? ", ...)" : ")");
+  if (checked("item", where)->dtype == kI64) {
+    const int64_t exact = item<int64_t>(where);
+    const auto rounded = static_cast<double>(exact);
+    if (rounded >= 0x1p63 || static_cast<int64_t>(rounded) != exact)
+      throw_op_error("item", absl::StrCat(exact, " is not exact as a double; use item<int64_t>()"), where);
+    return rounded;
+  }
+  return item<double>(where);
 }
 
 // ---- Autograd
@@ -222,10 +248,11 @@ GradSlot& slot_of(TensorImpl* impl) {
 }
 }  // namespace
 
-Tensor& Tensor::requires_grad_(bool on) {
-  settle(impl_);
-  if (on && !is_floating(dtype())) throw Error("requires_grad_: only floating-point tensors have gradients");
-  if (!is_leaf()) throw Error("requires_grad_: this tensor is a result of an op; detach() it first");
+Tensor& Tensor::requires_grad_(bool on, std::source_location where) {
+  settle(checked("requires_grad_", where), where);
+  if (on && !is_floating(dtype()))
+    throw_op_error("requires_grad_", "only floating-point tensors have gradients", where);
+  if (!is_leaf()) throw_op_error("requires_grad_", "this tensor is the result of an op; detach() it first", where);
   impl_->requires_grad = on;
   if (on && impl_->storage && impl_->storage.purpose() == Purpose::kWorkspace)
     impl_->storage.set_purpose(Purpose::kParameters);
@@ -235,38 +262,44 @@ bool Tensor::base_requires_grad() const {
   const AutogradMeta& meta = *impl_->autograd;
   return meta.base.defined() && meta.view_version != version() && meta.base.requires_grad();
 }
-bool Tensor::is_leaf() const {
+bool Tensor::is_leaf(std::source_location where) const {
+  checked("is_leaf", where);
   if (impl_->recorder != nullptr) return !impl_->requires_grad;
   return impl_->autograd == nullptr || impl_->autograd->grad_fn == nullptr;
 }
-const Tensor& Tensor::grad() const {
+const Tensor& Tensor::grad(std::source_location where) const {
   static const Tensor kUndefined;
-  const AutogradMeta* meta = impl_->autograd.get();
+  const AutogradMeta* meta = checked("grad", where)->autograd.get();
   return meta != nullptr && meta->slot ? meta->slot->grad : kUndefined;
 }
-void Tensor::set_grad(Tensor grad) {
+void Tensor::set_grad(Tensor grad, std::source_location where) {
+  checked("set_grad", where);
   if (grad.defined() && !(grad.sizes() == sizes()))
-    throw Error("set_grad: the gradient has shape " + rondo::to_string(grad.sizes()) + ", the tensor " +
-                rondo::to_string(sizes()));
+    throw_op_error(
+        "set_grad",
+        "the gradient has shape " + rondo::to_string(grad.sizes()) + ", the tensor " + rondo::to_string(sizes()),
+        where);
   if (grad.defined() && grad.impl()->storage) grad.storage().set_purpose(Purpose::kGradients);
   slot_of(impl_).grad = std::move(grad);
 }
-void Tensor::zero_grad(bool set_to_none) {
-  if (impl_->autograd == nullptr || !impl_->autograd->slot) return;
+void Tensor::zero_grad(bool set_to_none, std::source_location where) {
+  if (checked("zero_grad", where)->autograd == nullptr || !impl_->autograd->slot) return;
   Tensor& grad = impl_->autograd->slot->grad;
   if (set_to_none || !grad.defined()) grad = Tensor();
   else no_grad([&] { (grad = grad.detach()).zero_(); });
 }
-void Tensor::retain_grad() {
-  if (!requires_grad()) throw Error("retain_grad: the tensor does not require grad");
+void Tensor::retain_grad(std::source_location where) {
+  checked("retain_grad", where);
+  if (!requires_grad()) throw_op_error("retain_grad", "the tensor does not require grad", where);
   settle_gradient(impl_);
   if (is_leaf()) return;
   slot_of(impl_);
   AutogradMeta& meta = *impl_->autograd;
   meta.grad_fn->extras_of(meta.output).retained = meta.slot;
 }
-int64_t Tensor::register_hook(std::function<Tensor(const Tensor&)> hook) {
-  if (!requires_grad()) throw Error("register_hook: the tensor does not require grad");
+int64_t Tensor::register_hook(std::function<Tensor(const Tensor&)> hook, std::source_location where) {
+  checked("register_hook", where);
+  if (!requires_grad()) throw_op_error("register_hook", "the tensor does not require grad", where);
   settle_gradient(impl_);
   static std::atomic<int64_t> next_id{0};
   const int64_t id = next_id.fetch_add(1);
@@ -275,27 +308,33 @@ int64_t Tensor::register_hook(std::function<Tensor(const Tensor&)> hook) {
   hooks.push_back({id, std::move(hook)});
   return id;
 }
-void Tensor::remove_hook(int64_t id) {
+void Tensor::remove_hook(int64_t id, std::source_location where) {
+  checked("remove_hook", where);
   AutogradMeta& meta = meta_of(impl_);
   auto& hooks = meta.grad_fn ? meta.grad_fn->extras_of(meta.output).hooks : slot_of(impl_).hooks;
   std::erase_if(hooks, [id](const Hook& hook) { return hook.id == id; });
 }
 void Tensor::backward(const Tensor& grad, bool retain_graph, bool create_graph, std::source_location where) const {
+  checked("backward", where);
   autograd::backward({this, 1}, {&grad, grad.defined() ? 1u : 0u}, retain_graph, create_graph, where);
 }
-Tensor Tensor::detach() const {
+Tensor Tensor::detach(std::source_location where) const {
+  checked("detach", where);
   if (impl_->recorder != nullptr && impl_->recorder == active_recorder()) {
     // The same data under no_grad, as the recording knows it.
     Dims order;
     for (int d = 0; d < rank(); ++d) order.push_back(d);
-    return no_grad([&] { return ops::permute(*this, order); });
+    return no_grad([&] { return ops::permute({*this, where}, order); });
   }
-  settle(impl_);
+  settle(impl_, where);
   Tensor same = from_storage(impl_->storage, impl_->offset, impl_->sizes, impl_->strides, impl_->dtype);
   follow_marks(*this, same);
   return same;
 }
-uint32_t Tensor::version() const { return impl_->storage ? impl_->storage.version() : 0; }
+uint32_t Tensor::version(std::source_location where) const {
+  const Storage& storage = checked("version", where)->storage;
+  return storage ? storage.version() : 0;
+}
 
 // ---- The ops as members
 
@@ -319,10 +358,39 @@ Tensor Tensor::unsqueeze(int64_t dim, std::source_location where) const { return
 Tensor Tensor::flatten(int64_t first, int64_t last, std::source_location where) const {
   return ops::flatten({*this, where}, first, last);
 }
-Tensor Tensor::contiguous(std::source_location where) const { return is_contiguous() ? *this : clone(where); }
-Tensor Tensor::clone(std::source_location where) const { return ops::cast({*this, where}, dtype()); }
+Tensor Tensor::contiguous(std::source_location where) const {
+  checked("contiguous", where);
+  return is_contiguous() ? *this : clone(where);
+}
+Tensor Tensor::clone(std::source_location where) const {
+  return ops::cast({*this, where}, checked("clone", where)->dtype);
+}
 Tensor Tensor::to(DType dtype, std::source_location where) const {
-  return dtype == this->dtype() ? *this : ops::cast({*this, where}, dtype);
+  return dtype == checked("to", where)->dtype ? *this : ops::cast({*this, where}, dtype);
+}
+
+Tensor Tensor::exp(std::source_location where) const { return ops::exp({*this, where}); }
+Tensor Tensor::log(std::source_location where) const { return ops::log({*this, where}); }
+Tensor Tensor::sqrt(std::source_location where) const { return ops::sqrt({*this, where}); }
+Tensor Tensor::abs(std::source_location where) const { return ops::abs({*this, where}); }
+Tensor Tensor::matmul(const Tensor& other, std::source_location where) const {
+  return ops::matmul({*this, where}, {other, where});
+}
+Tensor Tensor::softmax(int64_t dim, std::source_location where) const { return ops::softmax({*this, where}, dim); }
+Tensor Tensor::sum(const ReduceDims& dims, bool keepdim, std::source_location where) const {
+  return ops::sum({*this, where}, dims, keepdim);
+}
+Tensor Tensor::mean(const ReduceDims& dims, bool keepdim, std::source_location where) const {
+  return ops::mean({*this, where}, dims, keepdim);
+}
+Tensor Tensor::max(const ReduceDims& dims, bool keepdim, std::source_location where) const {
+  return ops::max({*this, where}, dims, keepdim);
+}
+Tensor Tensor::min(const ReduceDims& dims, bool keepdim, std::source_location where) const {
+  return ops::min({*this, where}, dims, keepdim);
+}
+Tensor Tensor::argmax(std::optional<int64_t> dim, bool keepdim, std::source_location where) const {
+  return ops::argmax({*this, where}, dim, keepdim);
 }
 
 Tensor& Tensor::add_(const Tensor& other, std::source_location where) {
@@ -338,11 +406,17 @@ Tensor& Tensor::div_(const Tensor& other, std::source_location where) {
   return ops::div_({*this, where}, {other, where}), *this;
 }
 Tensor& Tensor::add_(Scalar other, std::source_location where) { return ops::add_({*this, where}, other), *this; }
+Tensor& Tensor::sub_(Scalar other, std::source_location where) { return ops::sub_({*this, where}, other), *this; }
 Tensor& Tensor::mul_(Scalar other, std::source_location where) { return ops::mul_({*this, where}, other), *this; }
+Tensor& Tensor::div_(Scalar other, std::source_location where) { return ops::div_({*this, where}, other), *this; }
 Tensor& Tensor::copy_(const Tensor& source, std::source_location where) {
   return ops::copy_({*this, where}, {source, where}), *this;
 }
 Tensor& Tensor::fill_(Scalar value, std::source_location where) { return ops::fill_({*this, where}, value), *this; }
+Tensor& Tensor::operator+=(TensorArg other) { return add_(other.tensor, other.where); }
+Tensor& Tensor::operator-=(TensorArg other) { return sub_(other.tensor, other.where); }
+Tensor& Tensor::operator*=(TensorArg other) { return mul_(other.tensor, other.where); }
+Tensor& Tensor::operator/=(TensorArg other) { return div_(other.tensor, other.where); }
 
 Tensor operator+(TensorArg a, TensorArg b) { return ops::add(a, b); }
 Tensor operator-(TensorArg a, TensorArg b) { return ops::sub(a, b); }
@@ -357,5 +431,24 @@ Tensor operator-(Scalar a, TensorArg b) { return ops::rsub(b, a); }
 Tensor operator*(Scalar a, TensorArg b) { return ops::mul(b, a); }
 Tensor operator/(Scalar a, TensorArg b) { return ops::rdiv(b, a); }
 Tensor operator-(TensorArg a) { return ops::neg(a); }
+
+Tensor operator==(TensorArg a, TensorArg b) { return ops::equal(a, b); }
+Tensor operator!=(TensorArg a, TensorArg b) { return ops::not_equal(a, b); }
+Tensor operator<(TensorArg a, TensorArg b) { return ops::less(a, b); }
+Tensor operator<=(TensorArg a, TensorArg b) { return ops::less_equal(a, b); }
+Tensor operator>(TensorArg a, TensorArg b) { return ops::greater(a, b); }
+Tensor operator>=(TensorArg a, TensorArg b) { return ops::greater_equal(a, b); }
+Tensor operator==(TensorArg a, Scalar b) { return ops::equal(a, b); }
+Tensor operator!=(TensorArg a, Scalar b) { return ops::not_equal(a, b); }
+Tensor operator<(TensorArg a, Scalar b) { return ops::less(a, b); }
+Tensor operator<=(TensorArg a, Scalar b) { return ops::less_equal(a, b); }
+Tensor operator>(TensorArg a, Scalar b) { return ops::greater(a, b); }
+Tensor operator>=(TensorArg a, Scalar b) { return ops::greater_equal(a, b); }
+Tensor operator==(Scalar a, TensorArg b) { return ops::equal(b, a); }
+Tensor operator!=(Scalar a, TensorArg b) { return ops::not_equal(b, a); }
+Tensor operator<(Scalar a, TensorArg b) { return ops::greater(b, a); }
+Tensor operator<=(Scalar a, TensorArg b) { return ops::greater_equal(b, a); }
+Tensor operator>(Scalar a, TensorArg b) { return ops::less(b, a); }
+Tensor operator>=(Scalar a, TensorArg b) { return ops::less_equal(b, a); }
 
 }  // namespace rondo

@@ -1,17 +1,23 @@
 // Tensor: START HERE. A counted handle to a strided array with autograd state.
 //
 //   Tensor w = Tensor::randn({768, 768}).requires_grad_();
-//   Tensor loss = ops::mean(ops::gelu(ops::matmul(x, w)));
+//   Tensor loss = ops::gelu(x.matmul(w)).mean();
 //   loss.backward();                       // w.grad() is now defined
+//   std::cout << w.grad() << "\n";         // printed as PyTorch prints it
 //
-// Copying a Tensor copies the handle. Views share storage and a version counter; in-place ops (a trailing underscore)
-// bump it, and backward refuses a saved tensor whose version has moved.
-// Thread safety: handles may be copied between threads; one tensor's contents and autograd state must not be written by
-// two threads at once.
+// Copying a Tensor copies the handle. Views share their base's storage and its version counter. In-place ops (their
+// names end in an underscore) raise the version; backward refuses a saved tensor whose version has changed.
+// A default-made Tensor is undefined. Every function but defined(), is_same() and printing throws Error for it.
+// `t[0] = u` and `if (t)` do not compile: write t[0].copy_(u), and t.defined() or t.item().
+// Thread safety: threads may copy handles at the same time. One tensor's contents and autograd state must not be
+// written by two threads at once.
 #pragma once
 
 #include <atomic>
+#include <functional>
+#include <iosfwd>
 #include <memory>
+#include <optional>
 #include <source_location>
 #include <span>
 #include <string>
@@ -33,17 +39,22 @@ class Recorder;
 class Tensor;
 struct AutogradMeta;
 struct DynamicDims;
+struct TensorArg;
 struct TensorImpl;
 
 void intrusive_retain(TensorImpl* impl);
 void intrusive_release(TensorImpl* impl) noexcept;
 
+// Where the values of a new tensor lie and what they are: zeros({2, 3}, kF64), zeros({2, 3}, {kF64, device}).
 struct TensorOptions {
+  TensorOptions() = default;
+  TensorOptions(DType dtype, Device device = kCPU) : dtype(dtype), device(device) {}
+  TensorOptions(Device device) : device(device) {}
   DType dtype = kF32;
   Device device = kCPU;
 };
 
-// [begin, end) with a step; the bounds may be negative, `end` defaults to the size.
+// The indices begin, begin + step, ... below `end`. A negative bound counts from the back; `end` defaults to the size.
 struct Slice {
   int64_t begin = 0;
   int64_t end = INT64_MAX;
@@ -65,26 +76,34 @@ class Tensor {
     if (impl_) intrusive_retain(impl_);
   }
   Tensor(Tensor&& other) noexcept : impl_(std::exchange(other.impl_, nullptr)) {}
-  Tensor& operator=(Tensor other) noexcept {
+  Tensor& operator=(Tensor other) & noexcept {
     std::swap(impl_, other.impl_);
     return *this;
   }
+  void operator=(Tensor other) && = delete;  // `x[0] = y` would only change a temporary handle: write x[0].copy_(y)
+  explicit operator bool() const = delete;   // a tensor has no truth value: write defined(), or item() of one element
   ~Tensor() {
     if (impl_) intrusive_release(impl_);
   }
 
-  // ---- Making one
+  // ---- Factories
   static Tensor empty(const Dims& sizes, TensorOptions options = {});
   static Tensor zeros(const Dims& sizes, TensorOptions options = {});
   static Tensor ones(const Dims& sizes, TensorOptions options = {});
   static Tensor full(const Dims& sizes, Scalar value, TensorOptions options = {});
-  static Tensor arange(int64_t end, TensorOptions options = {kI64});
-  // Random values come from `generator`, or the default one (random.h).
+  // begin, begin + step, ... up to and without `end`. i64 if all numbers are integers, else f32, unless `options` says
+  // otherwise. A negative step counts down.
+  static Tensor arange(Scalar end);
+  static Tensor arange(Scalar end, TensorOptions options);
+  static Tensor arange(Scalar begin, Scalar end, Scalar step = 1);
+  static Tensor arange(Scalar begin, Scalar end, TensorOptions options);
+  static Tensor arange(Scalar begin, Scalar end, Scalar step, TensorOptions options);
+  // Random values come from `generator`, or from the default one (random.h).
   static Tensor randn(const Dims& sizes, TensorOptions options = {}, Generator* generator = nullptr);
   static Tensor rand(const Dims& sizes, TensorOptions options = {}, Generator* generator = nullptr);
   static Tensor randint(int64_t low, int64_t high, const Dims& sizes, TensorOptions options = {kI64},
                         Generator* generator = nullptr);
-  // Copies host values; their type decides the dtype.
+  // Copies host values. Their type decides the dtype.
   template <class T> static Tensor from(std::span<const T> values, const Dims& sizes);
   template <class T> static Tensor from(std::initializer_list<T> values, const Dims& sizes) {
     return from(std::span<const T>(values.begin(), values.size()), sizes);
@@ -97,56 +116,65 @@ class Tensor {
   // A view of memory that `storage` owns.
   static Tensor from_storage(Storage storage, int64_t offset, const Dims& sizes, const Dims& strides, DType dtype);
 
-  // ---- Looking at it (never touches the data)
+  // ---- Description. Never touches the data.
   bool defined() const { return impl_ != nullptr; }
-  explicit operator bool() const { return defined(); }
-  const Dims& sizes() const;
-  const Dims& strides() const;
-  int64_t size(int64_t dim) const;
-  int rank() const { return sizes().rank(); }
-  int64_t numel() const { return sizes().numel(); }
-  DType dtype() const;
-  Device device() const;
-  bool is_contiguous() const;
-  int64_t nbytes() const { return numel() * static_cast<int64_t>(size_of(dtype())); }
+  const Dims& sizes(std::source_location where = std::source_location::current()) const;
+  const Dims& strides(std::source_location where = std::source_location::current()) const;
+  int64_t size(int64_t dim, std::source_location where = std::source_location::current()) const;
+  int rank(std::source_location where = std::source_location::current()) const { return sizes(where).rank(); }
+  int64_t numel(std::source_location where = std::source_location::current()) const { return sizes(where).numel(); }
+  DType dtype(std::source_location where = std::source_location::current()) const;
+  Device device(std::source_location where = std::source_location::current()) const;
+  bool is_contiguous(std::source_location where = std::source_location::current()) const;
+  int64_t nbytes(std::source_location where = std::source_location::current()) const {
+    return numel(where) * static_cast<int64_t>(size_of(dtype(where)));
+  }
 
-  // ---- Host access. While a region is recording, these are graph breaks: what is recorded runs first.
+  // ---- Host access. While a region is recording, each of these is a graph break: what is recorded runs first.
   template <class T> const T* data(std::source_location where = std::source_location::current()) const {
     return static_cast<const T*>(checked_data(dtype_of<T>, where));
   }
-  // Writable memory; the caller bumps the version by calling this.
+  // Writable memory. The call raises the version, so make it again after the tensor was used.
   template <class T> T* mutable_data(std::source_location where = std::source_location::current()) {
     return static_cast<T*>(checked_mutable_data(dtype_of<T>, where));
   }
   const void* raw_data(std::source_location where = std::source_location::current()) const;
   void* raw_mutable_data(std::source_location where = std::source_location::current());
-  // The value of a one-element tensor.
+  // The value of a one-element tensor. Throws Error if an integer is not exact as a double: use item<int64_t>().
   double item(std::source_location where = std::source_location::current()) const;
-  // Contents in row-major order, converted to T.
+  // The same, converted to T as .to() converts. Exact for integers: item<int64_t>().
+  template <class T> T item(std::source_location where = std::source_location::current()) const {
+    return *static_cast<const T*>(one_element(dtype_of<T>, where).raw_data(where));
+  }
+  // The contents in row-major order, converted to T.
   template <class T> std::vector<T> to_vector(std::source_location where = std::source_location::current()) const;
+  // The values in rows, and what is not the default: shape (if the values do not show it), dtype, gradient. As PyTorch
+  // prints a tensor; an undefined one is "tensor(undefined)". More than 1000 elements are summarised.
   std::string to_string(std::source_location where = std::source_location::current()) const;
 
   // ---- Autograd
-  bool requires_grad() const;
-  Tensor& requires_grad_(bool on = true);
-  bool is_leaf() const;
-  // Accumulated gradient of a leaf (or after retain_grad); undefined until backward reaches it.
-  const Tensor& grad() const;
-  void set_grad(Tensor grad);
-  void zero_grad(bool set_to_none = true);
-  void retain_grad();
-  // Calls `hook` with this tensor's gradient when backward has it complete; what it returns, if defined, replaces it.
-  // Returns an id for remove_hook.
-  int64_t register_hook(std::function<Tensor(const Tensor&)> hook);
-  void remove_hook(int64_t id);
-  // Gradients of this tensor (a scalar unless `grad` is given) are accumulated into every leaf that requires them.
+  bool requires_grad(std::source_location where = std::source_location::current()) const;
+  Tensor& requires_grad_(bool on = true, std::source_location where = std::source_location::current());
+  bool is_leaf(std::source_location where = std::source_location::current()) const;
+  // The accumulated gradient of a leaf, or of any tensor after retain_grad(). Undefined until backward reaches it.
+  const Tensor& grad(std::source_location where = std::source_location::current()) const;
+  void set_grad(Tensor grad, std::source_location where = std::source_location::current());
+  void zero_grad(bool set_to_none = true, std::source_location where = std::source_location::current());
+  void retain_grad(std::source_location where = std::source_location::current());
+  // Backward calls `hook` with this tensor's complete gradient. If the hook returns a defined tensor, that replaces the
+  // gradient. Returns an id for remove_hook.
+  int64_t register_hook(std::function<Tensor(const Tensor&)> hook,
+                        std::source_location where = std::source_location::current());
+  void remove_hook(int64_t id, std::source_location where = std::source_location::current());
+  // Accumulates gradients of this tensor into every leaf that requires them. It must be a scalar unless `grad` is
+  // given.
   void backward(const Tensor& grad = Tensor(), bool retain_graph = false, bool create_graph = false,
                 std::source_location where = std::source_location::current()) const;
-  // Shares the data, not the history.
-  Tensor detach() const;
-  uint32_t version() const;
+  // Shares the data but not the history.
+  Tensor detach(std::source_location where = std::source_location::current()) const;
+  uint32_t version(std::source_location where = std::source_location::current()) const;
 
-  // ---- Views and copies: the same ops as rondo::ops, as members
+  // ---- Views and copies: the ops of the same names (ops/ops.h) as members
   Tensor view(const Dims& sizes, std::source_location where = std::source_location::current()) const;
   Tensor reshape(const Dims& sizes, std::source_location where = std::source_location::current()) const;
   Tensor transpose(int64_t a, int64_t b, std::source_location where = std::source_location::current()) const;
@@ -164,53 +192,91 @@ class Tensor {
   Tensor clone(std::source_location where = std::source_location::current()) const;
   Tensor to(DType dtype, std::source_location where = std::source_location::current()) const;
 
-  // ---- In place. `other` broadcasts to this tensor's shape.
+  // ---- Arithmetic: the same
+  Tensor exp(std::source_location where = std::source_location::current()) const;
+  Tensor log(std::source_location where = std::source_location::current()) const;
+  Tensor sqrt(std::source_location where = std::source_location::current()) const;
+  Tensor abs(std::source_location where = std::source_location::current()) const;
+  Tensor matmul(const Tensor& other, std::source_location where = std::source_location::current()) const;
+  Tensor softmax(int64_t dim = -1, std::source_location where = std::source_location::current()) const;
+  Tensor sum(const ReduceDims& dims = {}, bool keepdim = false,
+             std::source_location where = std::source_location::current()) const;
+  Tensor mean(const ReduceDims& dims = {}, bool keepdim = false,
+              std::source_location where = std::source_location::current()) const;
+  Tensor max(const ReduceDims& dims = {}, bool keepdim = false,
+             std::source_location where = std::source_location::current()) const;
+  Tensor min(const ReduceDims& dims = {}, bool keepdim = false,
+             std::source_location where = std::source_location::current()) const;
+  Tensor argmax(std::optional<int64_t> dim = std::nullopt, bool keepdim = false,
+                std::source_location where = std::source_location::current()) const;
+
+  // ---- In place. `other` broadcasts to this tensor's shape. All of these work on a view: x[0].add_(1), x[0] += 1.
   Tensor& add_(const Tensor& other, std::source_location where = std::source_location::current());
   Tensor& sub_(const Tensor& other, std::source_location where = std::source_location::current());
   Tensor& mul_(const Tensor& other, std::source_location where = std::source_location::current());
   Tensor& div_(const Tensor& other, std::source_location where = std::source_location::current());
   Tensor& add_(Scalar other, std::source_location where = std::source_location::current());
+  Tensor& sub_(Scalar other, std::source_location where = std::source_location::current());
   Tensor& mul_(Scalar other, std::source_location where = std::source_location::current());
+  Tensor& div_(Scalar other, std::source_location where = std::source_location::current());
   Tensor& copy_(const Tensor& source, std::source_location where = std::source_location::current());
   Tensor& fill_(Scalar value, std::source_location where = std::source_location::current());
-  Tensor& zero_(std::source_location where = std::source_location::current()) { return fill_(0.0, where); }
+  Tensor& zero_(std::source_location where = std::source_location::current()) { return fill_(0, where); }
+  Tensor& operator+=(TensorArg other);
+  Tensor& operator-=(TensorArg other);
+  Tensor& operator*=(TensorArg other);
+  Tensor& operator/=(TensorArg other);
+  Tensor& operator+=(ScalarArg other) { return add_(other.value, other.where); }
+  Tensor& operator-=(ScalarArg other) { return sub_(other.value, other.where); }
+  Tensor& operator*=(ScalarArg other) { return mul_(other.value, other.where); }
+  Tensor& operator/=(ScalarArg other) { return div_(other.value, other.where); }
 
   // ---- Inside the library
   TensorImpl* impl() const { return impl_; }
   TensorImpl* release() { return std::exchange(impl_, nullptr); }
   bool is_same(const Tensor& other) const { return impl_ == other.impl_; }
-  const Storage& storage() const;
-  int64_t storage_offset() const;
+  const Storage& storage(std::source_location where = std::source_location::current()) const;
+  int64_t storage_offset(std::source_location where = std::source_location::current()) const;
 
  private:
+  // What this handle points to; throws Error "op: the tensor is undefined" if there is nothing.
+  TensorImpl* checked(const char* op, std::source_location where) const {
+    if (impl_ == nullptr) [[unlikely]]
+      throw_undefined(op, where);
+    return impl_;
+  }
   const void* checked_data(DType expected, std::source_location where) const;
   void* checked_mutable_data(DType expected, std::source_location where);
-  // Dense, in `dtype`, without history, outside of any recording.
-  Tensor host_copy(DType dtype, std::source_location where) const;
-  // A view of plain data whose base was since overwritten by something that requires grad.
+  // A dense copy in `dtype`, without history, made outside of any recording; the tensor itself if it is that already.
+  Tensor host_copy(const char* op, DType dtype, std::source_location where) const;
+  Tensor one_element(DType dtype, std::source_location where) const;
+  // True for a view without history whose base was later overwritten by a value that requires grad.
   bool base_requires_grad() const;
   TensorImpl* impl_ = nullptr;
 };
 
-// An op's operand: the tensor and the caller's line, which rides along implicitly.
+// Prints to_string().
+std::ostream& operator<<(std::ostream& out, const Tensor& tensor);
+
+// An op's operand: a tensor and the caller's line, which is taken implicitly.
 struct TensorArg {
   TensorArg(const Tensor& t, std::source_location where = std::source_location::current()) : tensor(t), where(where) {}
   const Tensor& tensor;
   std::source_location where;
 };
 
-// What a Tensor points to. Fields are for the runtime; ops and modules go through Tensor.
+// What a Tensor points to. Only the runtime uses the fields; ops and modules go through Tensor.
 struct TensorImpl {
   std::atomic<int32_t> refs{1};
   DType dtype = kF32;
   Device device;
-  bool requires_grad = false;  // asked for by the user, or follows from an input
+  bool requires_grad = false;  // set by the user on a leaf, or follows from an input
   Dims sizes;
   Dims strides;
   int64_t offset = 0;  // elements from the start of the storage
   Storage storage;     // empty while the value is only recorded
   std::unique_ptr<AutogradMeta> autograd;
-  std::unique_ptr<const DynamicDims> marks;  // compile::mark_dynamic; null almost always
+  std::unique_ptr<const DynamicDims> marks;  // compile::mark_dynamic; nearly always null
 
   // Set while this value exists only in a recording (recorder.h).
   Recorder* recorder = nullptr;
@@ -218,7 +284,7 @@ struct TensorImpl {
 
   TensorImpl();
   ~TensorImpl();
-  // A recording makes and drops handles by the dozen: each thread keeps some of their memory.
+  // A recording makes and drops many handles, so each thread keeps the memory of some freed ones.
   static void* operator new(size_t bytes);
   static void operator delete(void* memory) noexcept;
   std::byte* data() const { return storage.data() + offset * static_cast<int64_t>(size_of(dtype)); }
@@ -226,31 +292,37 @@ struct TensorImpl {
 
 inline void intrusive_retain(TensorImpl* impl) { impl->refs.fetch_add(1, std::memory_order_relaxed); }
 
-inline const Dims& Tensor::sizes() const { return impl_->sizes; }
-inline const Dims& Tensor::strides() const { return impl_->strides; }
-inline DType Tensor::dtype() const { return impl_->dtype; }
-inline Device Tensor::device() const { return impl_->device; }
-inline bool Tensor::requires_grad() const {
-  return impl_->requires_grad || (impl_->autograd != nullptr && base_requires_grad());
+inline const Dims& Tensor::sizes(std::source_location where) const { return checked("sizes", where)->sizes; }
+inline const Dims& Tensor::strides(std::source_location where) const { return checked("strides", where)->strides; }
+inline DType Tensor::dtype(std::source_location where) const { return checked("dtype", where)->dtype; }
+inline Device Tensor::device(std::source_location where) const { return checked("device", where)->device; }
+inline bool Tensor::requires_grad(std::source_location where) const {
+  const TensorImpl* impl = checked("requires_grad", where);
+  return impl->requires_grad || (impl->autograd != nullptr && base_requires_grad());
 }
-inline bool Tensor::is_contiguous() const { return rondo::is_contiguous(impl_->sizes, impl_->strides); }
-inline int64_t Tensor::storage_offset() const { return impl_->offset; }
+inline bool Tensor::is_contiguous(std::source_location where) const {
+  const TensorImpl* impl = checked("is_contiguous", where);
+  return rondo::is_contiguous(impl->sizes, impl->strides);
+}
+inline int64_t Tensor::storage_offset(std::source_location where) const {
+  return checked("storage_offset", where)->offset;
+}
 
 template <class T> Tensor Tensor::from(std::span<const T> values, const Dims& sizes) {
   if (static_cast<int64_t>(values.size()) != sizes.numel())
     throw Error("Tensor::from: " + std::to_string(values.size()) + " values for shape " + rondo::to_string(sizes));
-  Tensor result = empty(sizes, {dtype_of<T>});
+  Tensor result = empty(sizes, dtype_of<T>);
   std::copy(values.begin(), values.end(), result.mutable_data<T>());
   return result;
 }
 
 template <class T> std::vector<T> Tensor::to_vector(std::source_location where) const {
-  const Tensor dense = host_copy(dtype_of<T>, where);
+  const Tensor dense = host_copy("to_vector", dtype_of<T>, where);
   const T* values = dense.data<T>();
   return std::vector<T>(values, values + dense.numel());
 }
 
-// Operators: elementwise, broadcasting.
+// Operators: elementwise, operands broadcast. Comparisons give a bool tensor.
 Tensor operator+(TensorArg a, TensorArg b);
 Tensor operator-(TensorArg a, TensorArg b);
 Tensor operator*(TensorArg a, TensorArg b);
@@ -263,6 +335,24 @@ Tensor operator+(Scalar a, TensorArg b);
 Tensor operator-(Scalar a, TensorArg b);
 Tensor operator*(Scalar a, TensorArg b);
 Tensor operator/(Scalar a, TensorArg b);
+Tensor operator==(TensorArg a, TensorArg b);
+Tensor operator!=(TensorArg a, TensorArg b);
+Tensor operator<(TensorArg a, TensorArg b);
+Tensor operator<=(TensorArg a, TensorArg b);
+Tensor operator>(TensorArg a, TensorArg b);
+Tensor operator>=(TensorArg a, TensorArg b);
+Tensor operator==(TensorArg a, Scalar b);
+Tensor operator!=(TensorArg a, Scalar b);
+Tensor operator<(TensorArg a, Scalar b);
+Tensor operator<=(TensorArg a, Scalar b);
+Tensor operator>(TensorArg a, Scalar b);
+Tensor operator>=(TensorArg a, Scalar b);
+Tensor operator==(Scalar a, TensorArg b);
+Tensor operator!=(Scalar a, TensorArg b);
+Tensor operator<(Scalar a, TensorArg b);
+Tensor operator<=(Scalar a, TensorArg b);
+Tensor operator>(Scalar a, TensorArg b);
+Tensor operator>=(Scalar a, TensorArg b);
 Tensor operator-(TensorArg a);
 
 }  // namespace rondo

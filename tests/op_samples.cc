@@ -20,7 +20,7 @@ Tensor whole_numbers(const Tensor& t, DType dtype) {
     T* out = result.mutable_data<T>();
     for (size_t i = 0; i < values.size(); ++i) {
       if constexpr (std::is_same_v<T, bool>) out[i] = values[i] > 0;
-      else out[i] = static_cast<T>(std::floor(std::abs(values[i]) * 3) + 1);
+      else out[i] = static_cast<T>(std::isfinite(values[i]) ? std::floor(std::abs(values[i]) * 3) + 1 : 0);
     }
   });
   return result;
@@ -109,6 +109,20 @@ using Samples = std::vector<OpSample>;
 using Make = Tensor (*)(const Dims&);
 Tensor plain(const Dims& sizes) { return real(sizes); }
 Tensor tied(const Dims& sizes) { return halves(sizes); }
+// Mostly zeros, and hardly any.
+Tensor sparse(const Dims& sizes) { return halves(sizes, 0, 0.55); }
+Tensor dense(const Dims& sizes) { return halves(sizes, 0.45, 3); }
+// Infinities and NaN among numbers.
+Tensor special(const Dims& sizes) {
+  constexpr double kInf = std::numeric_limits<double>::infinity();
+  std::vector<double> values = halves(sizes).to_vector<double>();
+  for (double& v : values) {
+    if (v == 2.5) v = kInf;
+    else if (v == -2.5) v = -kInf;
+    else if (v == 1.5) v = std::numeric_limits<double>::quiet_NaN();
+  }
+  return Tensor::from(values, sizes);
+}
 
 template <Make kFirst, Make kSecond> Samples binary(bool large) {
   using Pair = std::pair<Dims, Dims>;
@@ -268,6 +282,30 @@ template <Make kMake, bool kEmpty> Samples reduction(bool large) {
   if (kEmpty) {
     add({0, 3}, 1);
     add({0, 3}, 3);
+  }
+  return samples;
+}
+
+Samples variance_samples(bool large) {
+  Samples samples = reduction<plain, false>(large);
+  for (OpSample& s : samples) {
+    int64_t n = 1;
+    for (int d = 0; d < s.inputs[0].rank(); ++d)
+      if (s.attrs.ints[0] >> d & 1) n *= s.inputs[0].sizes()[d];
+    s.attrs.floats = {n > 1 ? 1.0 : 0.0};
+  }
+  // One element varies from nothing, and has no standard deviation to divide by.
+  std::erase_if(samples, [](const OpSample& s) { return s.attrs.floats[0] == 0; });
+  if (!large) samples.push_back({"correction", {real({6, 5})}, {.ints = {2, 0}, .floats = {0.0}}});
+  return samples;
+}
+// Input and target of a pointwise loss: of one shape.
+template <int kScalars> Samples pairs(bool large) {
+  Samples samples;
+  for (const Dims& sizes : unary_shapes(large)) {
+    Attrs attrs;
+    if (kScalars == 1) attrs.floats = {0.75};
+    samples.push_back({to_string(sizes), {real(sizes), real(sizes)}, attrs});
   }
   return samples;
 }
@@ -613,6 +651,9 @@ constexpr OpSpec kSpecs[] = {
     {.name = "leaky_relu_grad", .make = &unary_grad_with<plain, 1>},
     {.name = "clamp", .make = &two_scalars},
     {.name = "clamp_grad", .make = &unary_grad_with<plain, 2>},
+    {.name = "isfinite", .make = &unary<special>, .takes_integers = true, .takes_bool = true},
+    {.name = "isinf", .make = &unary<special>, .takes_integers = true, .takes_bool = true},
+    {.name = "isnan", .make = &unary<special>, .takes_integers = true, .takes_bool = true},
     {.name = "cast", .make = &cast_samples, .takes_integers = true, .takes_bool = true},
     {.name = "copy", .make = &copy_samples, .takes_integers = true, .takes_bool = true},
     {.name = "fill", .make = &fill_samples, .takes_integers = true, .takes_bool = true},
@@ -631,6 +672,10 @@ constexpr OpSpec kSpecs[] = {
     {.name = "sum", .make = &reduction<plain, true>, .tolerance = 32, .takes_integers = true},
     {.name = "max", .make = &reduction<plain, false>, .takes_integers = true},
     {.name = "min", .make = &reduction<plain, false>, .takes_integers = true},
+    {.name = "any", .make = &reduction<sparse, true>, .takes_integers = true, .takes_bool = true},
+    {.name = "all", .make = &reduction<dense, true>, .takes_integers = true, .takes_bool = true},
+    {.name = "var", .make = &variance_samples, .tolerance = 32},
+    {.name = "std", .make = &variance_samples, .tolerance = 32},
     {.name = "matmul", .make = &matmul_samples, .tolerance = 16},
     {.name = "linear", .make = &linear_samples, .tolerance = 16},
     {.name = "layer_norm", .make = &layer_norm_samples, .tolerance = 16, .decomposes_exactly = true},
@@ -654,6 +699,11 @@ constexpr OpSpec kSpecs[] = {
     {.name = "embedding", .make = &embedding_samples},
     {.name = "embedding_grad", .make = &embedding_grad_samples},
     {.name = "embedding_grad_onto", .make = &embedding_grad_onto_samples},
+    {.name = "index_select", .make = &embedding_samples, .takes_integers = true, .takes_bool = true},
+    {.name = "mse_loss", .make = &pairs<0>},
+    {.name = "l1_loss", .make = &pairs<0>},
+    {.name = "huber_loss", .make = &pairs<1>},
+    {.name = "bce_with_logits", .make = &pairs<0>},
     {.name = "cross_entropy", .make = &cross_entropy_samples, .tolerance = 8},
     {.name = "cross_entropy_grad", .make = &cross_entropy_grad_samples, .tolerance = 8, .decomposes_exactly = true},
     {.name = "linear_cross_entropy",

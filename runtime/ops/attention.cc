@@ -240,6 +240,13 @@ Tensor scaled_dot_product_attention(TensorArg q, TensorArg k, TensorArg v, const
 }
 
 Tensor plain_attention(TensorArg q, TensorArg k, TensorArg v, const Tensor& mask, AttentionOptions options) {
+  for (const TensorArg& operand : {q, k, v}) {
+    require_defined("plain_attention", operand);
+    if (operand.tensor.rank() != 4)
+      throw_op_error("plain_attention",
+                     "q, k and v must have shape (B, H, T, D), got " + to_string(operand.tensor.sizes()),
+                     operand.where);
+  }
   const double scale = options.scale.value_or(1.0 / std::sqrt(static_cast<double>(q.tensor.sizes()[3])));
   const Tensor weights = softmax(plain_scores(q.tensor, k.tensor, mask, options.causal, scale));
   return matmul(weights, repeat_heads(v.tensor, q.tensor.sizes()[1]));

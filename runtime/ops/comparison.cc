@@ -104,13 +104,8 @@ Tensor where(TensorArg condition, TensorArg a, TensorArg b) {
   const Tensor left = a.tensor.to(dtype, a.where), right = b.tensor.to(dtype, b.where);
   return call(kWhere, {condition, {left, a.where}, {right, b.where}});
 }
-Tensor where(TensorArg condition, TensorArg a, Scalar b) {
-  require_defined("where", a);
-  return where(condition, a, {Tensor::full({}, b, {promote(a.tensor.dtype(), b)}), a.where});
-}
-
 Tensor masked_fill(TensorArg x, TensorArg mask, Scalar value) {
-  require_defined("masked_fill", x);
+  for (const TensorArg& operand : {x, mask}) require_defined("masked_fill", operand);
   require_in_range("masked_fill", value, x.tensor.dtype(), x.where);
   return where(mask, {Tensor::full({}, value, {x.tensor.dtype(), x.tensor.device()}), x.where}, x);
 }

@@ -48,6 +48,7 @@ constexpr OpDef kRdivScalar = elementwise<kFloatingOnly, 1, 1, [](auto a, auto s
 
 constexpr OpDef kNeg = elementwise<kNumeric, 1, 0, [](auto x) { return -x; }>(
     "neg", {}, [](const GradContext& g) { g.set(0, neg(g.grad_out())); });
+
 // ---- Public functions
 
 namespace {

@@ -46,6 +46,29 @@ constexpr OpDef kEmbeddingGradOnto = {
     .reuses = 0,
 };
 
+namespace {
+
+// Inputs table (V, C), indices: a row for each index.
+void rows_infer(InferContext& c) {
+  if (c.sizes(0).rank() != 2) c.fail("the table must have shape (V, C)");
+  if (c.dtype(1) != kI64) c.fail("indices must be i64");
+  Dims sizes = c.sizes(1);
+  sizes.push_back(c.sizes(0)[1]);
+  c.output(0, c.dtype(0), sizes);
+}
+void rows_grad(const GradContext& g) {
+  Tensor total = g.take_total(0);
+  if (!total.defined())
+    return g.set(0, call(kEmbeddingGrad, {g.grad_out(), g.input(1)}, {.ints = {g.input_sizes(0)[0]}}));
+  const bool in_place = autograd::may_overwrite(total);
+  const std::initializer_list<TensorArg> operands = {total, g.grad_out(), g.input(1)};
+  if (in_place) call_in_place(kEmbeddingGradOnto, operands);
+  else total = call(kEmbeddingGradOnto, operands);
+  g.set(0, std::move(total));
+}
+
+}  // namespace
+
 constexpr OpDef kEmbedding = {
     .name = "embedding",
     .kind = OpKind::kOpaque,
@@ -53,24 +76,21 @@ constexpr OpDef kEmbedding = {
     .infer =
         [](InferContext& c) {
           c.require_floating(0);
-          if (c.sizes(0).rank() != 2) c.fail("the table must have shape (V, C)");
-          if (c.dtype(1) != kI64) c.fail("indices must be i64");
-          Dims sizes = c.sizes(1);
-          sizes.push_back(c.sizes(0)[1]);
-          c.output(0, c.dtype(0), sizes);
+          rows_infer(c);
         },
     .kernel = {&cpu::embedding_kernel},
-    .grad =
-        [](const GradContext& g) {
-          Tensor total = g.take_total(0);
-          if (!total.defined())
-            return g.set(0, call(kEmbeddingGrad, {g.grad_out(), g.input(1)}, {.ints = {g.input_sizes(0)[0]}}));
-          const bool in_place = autograd::may_overwrite(total);
-          const std::initializer_list<TensorArg> operands = {total, g.grad_out(), g.input(1)};
-          if (in_place) call_in_place(kEmbeddingGradOnto, operands);
-          else total = call(kEmbeddingGradOnto, operands);
-          g.set(0, std::move(total));
-        },
+    .grad = &rows_grad,
+    .grad_adds = true,
+};
+
+// The same for a table of any dtype: what index_select makes of its operand.
+constexpr OpDef kIndexSelect = {
+    .name = "index_select",
+    .kind = OpKind::kOpaque,
+    .saved = {.inputs = kSecond},
+    .infer = &rows_infer,
+    .kernel = {&cpu::embedding_kernel},
+    .grad = &rows_grad,
     .grad_adds = true,
 };
 

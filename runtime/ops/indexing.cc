@@ -10,13 +10,9 @@
 namespace rondo::ops {
 namespace {
 
-// A scalar counts as one dimension of size 1.
 int dim_of(const char* op, const Tensor& x, int64_t dim, std::source_location where) {
-  if (!x.defined()) throw_op_error(op, "operand 0 is an undefined tensor", where);
-  const int span = std::max(x.rank(), 1);
-  if (dim < -span || dim >= span)
-    throw_op_error(op, absl::StrCat("dimension ", dim, " is out of range for ", to_string(x.sizes())), where);
-  return static_cast<int>(dim < 0 ? dim + span : dim);
+  require_defined(op, {x, where});
+  return normalize_dim(op, dim, x.sizes(), where);
 }
 
 // `index` (input i) picks from `sizes` along `dim`: the same rank, and no larger in any other dimension.
@@ -138,7 +134,8 @@ Tensor scatter_add(TensorArg x, int64_t dim, TensorArg index, TensorArg source) 
 }
 Tensor index_select(TensorArg x, int64_t dim, TensorArg index) {
   const int d = dim_of("index_select", x.tensor, dim, x.where);
-  if (!index.tensor.defined() || index.tensor.dtype() != kI64 || index.tensor.rank() != 1)
+  require_defined("index_select", index);
+  if (index.tensor.dtype() != kI64 || index.tensor.rank() != 1)
     throw_op_error("index_select", "index must be i64 of shape (N)", x.where);
   if (x.tensor.rank() == 0) throw_op_error("index_select", "a scalar has no dimension to select from", x.where);
   // Rows of a table (size along dim, everything else).
@@ -148,7 +145,7 @@ Tensor index_select(TensorArg x, int64_t dim, TensorArg index) {
   sizes[0] = 1;
   const int64_t cols = sizes.numel();
   sizes[0] = index.tensor.sizes()[0];
-  const Tensor picked = embedding({reshape({front, x.where}, {rows, cols}), x.where}, index);
+  const Tensor picked = call(kIndexSelect, {{reshape({front, x.where}, {rows, cols}), x.where}, index});
   return transpose(reshape(picked, sizes), 0, d);
 }
 Tensor cumsum(TensorArg x, int64_t dim) {
@@ -215,6 +212,7 @@ constexpr OpDef kTopk = {
 namespace {
 
 Tensor arg_reduce(const char* name, TensorArg x, std::optional<int64_t> dim, bool keepdim, bool smallest) {
+  require_defined(name, x);
   const Tensor flat = dim ? x.tensor : flatten(x);
   const int d = dim_of(name, flat, dim.value_or(0), x.where);
   const Tensor kept = call(kArgmax, {{flat, x.where}}, {.ints = {d, smallest}});

@@ -1,8 +1,10 @@
-// The public functions of every op. Each takes its tensors as TensorArg, so that an error names the caller's line.
-// Shapes are written as comments in the usual letters: B batch, T time, C channels, H heads, D head dim, V vocabulary.
+// The public functions of every op. Each takes its tensors as TensorArg, so that an error names the caller's line, and
+// throws Error for an undefined tensor. Shapes in comments use the usual letters: B batch, T time, C channels, H heads,
+// D head dimension, V vocabulary.
 #pragma once
 
 #include <array>
+#include <initializer_list>
 #include <optional>
 #include <span>
 #include <vector>
@@ -12,9 +14,9 @@
 
 namespace rondo::ops {
 
-// ---- Elementwise (elementwise.cc). Operands broadcast. Dtypes are promoted as in PyTorch (promotion.h): a quotient of
-// integers is f32, and exp, sin and their like of integers are f32. In place, a float result in an integer tensor is an
-// error.
+// ---- Elementwise. Operands broadcast. Dtypes are promoted as in PyTorch (promotion.h); a Scalar operand counts as a
+// number, not as a tensor (scalar.h). A quotient of integers is f32, and so are exp, sin and their like. In place, a
+// float result in an integer tensor is an error.
 Tensor add(TensorArg a, TensorArg b);
 Tensor sub(TensorArg a, TensorArg b);
 Tensor mul(TensorArg a, TensorArg b);
@@ -39,6 +41,8 @@ Tensor silu(TensorArg x);                  // x sigmoid(x); also called swish
 Tensor softplus(TensorArg x);              // ln(1 + e^x)
 Tensor maximum(TensorArg a, TensorArg b);  // NaN wins; equal operands share the gradient
 Tensor minimum(TensorArg a, TensorArg b);
+Tensor maximum(TensorArg a, Scalar b);
+Tensor minimum(TensorArg a, Scalar b);
 Tensor abs(TensorArg x);
 Tensor sign(TensorArg x);  // -1, 0 or 1
 Tensor square(TensorArg x);
@@ -47,22 +51,34 @@ Tensor sin(TensorArg x);                   // accurate for |x| < 1e5 in f32, 1e9
 Tensor cos(TensorArg x);
 Tensor log1p(TensorArg x);  // ln(1 + x)
 Tensor expm1(TensorArg x);  // e^x - 1
-// x limited to [low, high]; an infinite bound is none. The gradient passes strictly inside.
+// x limited to [low, high]; an infinite bound does not limit. The gradient passes strictly inside.
 Tensor clamp(TensorArg x, Scalar low, Scalar high);
 enum class GeluKind { kTanh, kErf };
 // Gaussian error linear unit (Hendrycks and Gimpel, 2016); kTanh is GPT-2's approximation.
 Tensor gelu(TensorArg x, GeluKind kind = GeluKind::kTanh);
-// Comparisons give bool.
+// Comparisons give a bool tensor. NaN compares false, except in not_equal.
 Tensor equal(TensorArg a, TensorArg b);
 Tensor not_equal(TensorArg a, TensorArg b);
 Tensor less(TensorArg a, TensorArg b);
 Tensor less_equal(TensorArg a, TensorArg b);
 Tensor greater(TensorArg a, TensorArg b);
 Tensor greater_equal(TensorArg a, TensorArg b);
-// condition ? a : b, elementwise; condition is bool.
+Tensor equal(TensorArg a, Scalar b);
+Tensor not_equal(TensorArg a, Scalar b);
+Tensor less(TensorArg a, Scalar b);
+Tensor less_equal(TensorArg a, Scalar b);
+Tensor greater(TensorArg a, Scalar b);
+Tensor greater_equal(TensorArg a, Scalar b);
+// Tests of each element (predicate.cc); they give a bool tensor. Integers are always finite.
+Tensor isfinite(TensorArg x);
+Tensor isinf(TensorArg x);
+Tensor isnan(TensorArg x);
+// condition ? a : b for each element; condition is bool.
 Tensor where(TensorArg condition, TensorArg a, TensorArg b);
 Tensor where(TensorArg condition, TensorArg a, Scalar b);
-// `value` where mask (bool, broadcast to x) is true, in x's dtype: converted as by fill_.
+Tensor where(TensorArg condition, Scalar a, TensorArg b);
+Tensor where(TensorArg condition, Scalar a, Scalar b);
+// x, but `value` where mask (bool, broadcast to x) is true; converted to x's dtype as by fill_.
 Tensor masked_fill(TensorArg x, TensorArg mask, Scalar value);
 Tensor cast(TensorArg x, DType dtype);  // always a dense copy
 
@@ -91,9 +107,16 @@ Tensor unsqueeze(TensorArg x, int64_t dim);
 Tensor flatten(TensorArg x, int64_t first = 0, int64_t last = -1);
 // Pieces of `size` along `dim`; the last may be shorter.
 std::vector<Tensor> split(TensorArg x, int64_t size, int64_t dim);
-Tensor cat(std::span<const Tensor> parts, int64_t dim, std::source_location where = std::source_location::current());
-// Tensors of one shape along a new dimension.
-Tensor stack(std::span<const Tensor> parts, int64_t dim, std::source_location where = std::source_location::current());
+// Joins tensors along a dimension: cat({a, b}, 0).
+Tensor cat(std::span<const Tensor> parts, int64_t dim = 0,
+           std::source_location where = std::source_location::current());
+Tensor cat(std::initializer_list<Tensor> parts, int64_t dim = 0,
+           std::source_location where = std::source_location::current());
+// Joins tensors of one shape along a new dimension.
+Tensor stack(std::span<const Tensor> parts, int64_t dim = 0,
+             std::source_location where = std::source_location::current());
+Tensor stack(std::initializer_list<Tensor> parts, int64_t dim = 0,
+             std::source_location where = std::source_location::current());
 // x (..., M, N) with 0 above (below) the given diagonal; 0 is the main one, 1 the one above it.
 Tensor tril(TensorArg x, int64_t diagonal = 0);
 Tensor triu(TensorArg x, int64_t diagonal = 0);
@@ -101,16 +124,17 @@ Tensor triu(TensorArg x, int64_t diagonal = 0);
 // ---- Elements by index (indexing.cc). Indices are i64 and not negative; a bad one is an error.
 // out[i][j] = x[index[i][j]][j] for dim 0, and so on. index may be smaller than x in the other dimensions.
 Tensor gather(TensorArg x, int64_t dim, TensorArg index);
-// x with source written where gather would read. Of equal indices the last one wins.
+// x with source written where gather would read. If indices are equal, the last one wins.
 Tensor scatter(TensorArg x, int64_t dim, TensorArg index, TensorArg source);
 Tensor scatter(TensorArg x, int64_t dim, TensorArg index, Scalar value);
-// x with source added there; equal indices add up, in order. The result has the wider dtype, as that of cat and stack.
+// x with source added there. Values of equal indices add up, in order. The result has the wider dtype, as that of cat.
 Tensor scatter_add(TensorArg x, int64_t dim, TensorArg index, TensorArg source);
-// Slices of x along dim: index (N).
+// The slices x[..., index[i], ...] along dim. index (N).
 Tensor index_select(TensorArg x, int64_t dim, TensorArg index);
 // Running sum, in order; i64 for integers and bools.
 Tensor cumsum(TensorArg x, int64_t dim);
-// Index of the largest (smallest) element: the first of equal ones; NaN wins. Without dim, into the flattened tensor.
+// The index of the largest (smallest) element, the first one if several are equal; NaN wins. Without dim: the index
+// into the flattened tensor.
 Tensor argmax(TensorArg x, std::optional<int64_t> dim = std::nullopt, bool keepdim = false);
 Tensor argmin(TensorArg x, std::optional<int64_t> dim = std::nullopt, bool keepdim = false);
 struct ValuesAndIndices {
@@ -120,15 +144,22 @@ struct ValuesAndIndices {
 // Stable in both directions; NaN counts as the largest. Gradients flow through the values.
 ValuesAndIndices sort(TensorArg x, int64_t dim = -1, bool descending = false);
 Tensor argsort(TensorArg x, int64_t dim = -1, bool descending = false);
-// The k largest (smallest), best first; of equal elements the lower index comes first; NaN counts as the largest.
+// The k largest (smallest), best first. Equal elements come in the order of their indices. NaN counts as the largest.
 ValuesAndIndices topk(TensorArg x, int64_t k, int64_t dim = -1, bool largest = true);
 
-// ---- Reductions (reduction.cc). Empty `dims` means all.
-Tensor sum(TensorArg x, const Dims& dims = {}, bool keepdim = false);   // i64 for integers and bools
-Tensor mean(TensorArg x, const Dims& dims = {}, bool keepdim = false);  // of floats only
-Tensor max(TensorArg x, const Dims& dims = {}, bool keepdim = false);   // NaN wins
-Tensor min(TensorArg x, const Dims& dims = {}, bool keepdim = false);   // NaN wins
-// Sums the dimensions along which `sizes` was broadcast to x's shape.
+// ---- Reductions (reduction.cc) over one dimension, several, or (without `dims`) all: sum(x, 1), sum(x, {0, -1}).
+Tensor sum(TensorArg x, const ReduceDims& dims = {}, bool keepdim = false);   // i64 for integers and bools
+Tensor mean(TensorArg x, const ReduceDims& dims = {}, bool keepdim = false);  // of floats only
+Tensor max(TensorArg x, const ReduceDims& dims = {}, bool keepdim = false);   // NaN wins
+Tensor min(TensorArg x, const ReduceDims& dims = {}, bool keepdim = false);   // NaN wins
+// Variance and standard deviation (statistics.cc): sum((x - mean)^2) / (n - correction), over n elements. The default
+// correction of 1 gives the unbiased variance of a sample; 0 gives that of the values themselves.
+Tensor var(TensorArg x, const ReduceDims& dims = {}, double correction = 1, bool keepdim = false);
+Tensor std(TensorArg x, const ReduceDims& dims = {}, double correction = 1, bool keepdim = false);
+// True if any element (every element) is not 0; NaN is not 0. Gives bool (predicate.cc).
+Tensor any(TensorArg x, const ReduceDims& dims = {}, bool keepdim = false);
+Tensor all(TensorArg x, const ReduceDims& dims = {}, bool keepdim = false);
+// Sums over the dimensions along which `sizes` was broadcast to x's shape.
 Tensor sum_to(TensorArg x, const Dims& sizes);
 
 // ---- Contractions (matmul.cc)
@@ -163,22 +194,39 @@ struct AttentionOptions {
 Tensor scaled_dot_product_attention(TensorArg q, TensorArg k, TensorArg v, const Tensor& mask = {},
                                     AttentionOptions options = {});
 
-// The same result with every score stored: slow, differentiable any number of times.
+// The same result with every score stored: slow, but differentiable any number of times.
 Tensor plain_attention(TensorArg q, TensorArg k, TensorArg v, const Tensor& mask = {}, AttentionOptions options = {});
 
-// ---- Rotary position embedding (rotary.cc). x (..., T, D): row t turns by the angles of position start + t.
+// ---- Rotary position embedding (rotary.cc). x (..., T, D): row t is rotated by the angles of position start + t.
 struct RotaryTables {
   Tensor cos, sin;  // (T, D/2), in the compute dtype
 };
 RotaryTables rotary_tables(int64_t T, int64_t D, double base = 10000.0, int64_t start = 0, DType dtype = kF32);
 Tensor rotary_embedding(TensorArg x, const RotaryTables& tables);
-// The same, making the tables for this one call.
+// The same, with tables made for this one call.
 Tensor rotary_embedding(TensorArg x, int64_t start = 0, double base = 10000.0);
 
-// ---- Embedding and loss (embedding.cc, loss.cc)
+// ---- Embedding and losses (embedding.cc, loss.cc, pointwise_loss.cc)
 // weight (V, C), indices i64 of any shape -> indices' shape + (C).
 Tensor embedding(TensorArg weight, TensorArg indices);
 enum class Reduction { kMean, kSum, kNone };
+// Losses of each element of x and target, which have one shape; reduced to a scalar unless kNone.
+Tensor mse_loss(TensorArg x, TensorArg target, Reduction reduction = Reduction::kMean);  // (x - target)^2
+Tensor l1_loss(TensorArg x, TensorArg target, Reduction reduction = Reduction::kMean);   // |x - target|
+struct HuberLossOptions {
+  double delta = 1.0;
+  Reduction reduction = Reduction::kMean;
+};
+// Huber (1964), with d = |x - target|: d^2 / 2 up to delta, delta (d - delta / 2) above.
+Tensor huber_loss(TensorArg x, TensorArg target, HuberLossOptions options = {});
+struct BCEWithLogitsOptions {
+  Tensor weight = {};      // of each element, broadcast to x; undefined: 1
+  Tensor pos_weight = {};  // of the positive targets, broadcast to x; undefined: 1
+  Reduction reduction = Reduction::kMean;
+};
+// Binary cross-entropy of sigmoid(x) against targets in [0, 1]; stable for large |x|.
+// weight (pos_weight target softplus(-x) + (1 - target) softplus(x)). weight and pos_weight get no gradient.
+Tensor bce_with_logits(TensorArg x, TensorArg target, BCEWithLogitsOptions options = {});
 struct CrossEntropyOptions {
   int64_t ignore_index = -100;
   double label_smoothing = 0;
@@ -190,17 +238,18 @@ struct LinearCrossEntropyOptions {
   int64_t ignore_index = -100;
   double label_smoothing = 0;
   Reduction reduction = Reduction::kMean;
-  int64_t chunk_rows = 0;  // rows whose logits exist at one time; 0: as many as suit V
+  int64_t chunk_rows = 0;  // rows whose logits exist at one time; 0: chosen for V
 };
-// cross_entropy(linear(x, weight, bias), target), while only chunk_rows * V logits exist at a time, in their gradient
-// too. x (N, C), weight (V, C), bias (V) or undefined, target i64 (N); floats of one dtype, which the result has. Under
-// autocast the products run in its dtype, and loss and gradients are f32. Where a gradient is needed, those of a scalar
-// loss are computed along with it (a no_grad() scope spares that).
+// cross_entropy(linear(x, weight, bias), target), but only chunk_rows * V logits, or gradients of logits, exist at a
+// time. x (N, C), weight (V, C), bias (V) or undefined, target i64 (N). The floats have one dtype, which is the
+// result's. Under autocast the products run in its dtype, and loss and gradients are f32. If an operand requires a
+// gradient, the forward of a scalar loss computes the gradients too; under no_grad() it does not.
 Tensor linear_cross_entropy(TensorArg x, TensorArg weight, TensorArg bias, TensorArg target,
                             LinearCrossEntropyOptions options = {});
 
 // ---- Random (dropout.cc). Zeroes elements with probability p in [0, 1] and scales the others by 1 / (1 - p). Takes
-// one offset of the generator (null: default_generator()); an element's fate depends on (seed, offset, its index) only.
+// one offset of the generator (null: default_generator()). What happens to an element depends on (seed, offset, its
+// index) only.
 Tensor dropout(TensorArg x, double p, Generator* generator = nullptr);
 
 }  // namespace rondo::ops

@@ -2,13 +2,14 @@
 // keepdim}.
 #include "rondo/runtime/cpu/reduction.h"
 
+#include "rondo/runtime/autograd.h"
 #include "rondo/runtime/ops/elementwise_def.h"
 #include "rondo/runtime/ops/ops.h"
+#include "rondo/runtime/ops/reduction_def.h"
 #include "rondo/runtime/ops/table.h"
+#include "rondo/runtime/recorder.h"
 
 namespace rondo::ops {
-namespace {
-
 void reduction_infer(InferContext& c) {
   Dims sizes;
   for (int i = 0; i < c.sizes(0).rank(); ++i) {
@@ -18,7 +19,6 @@ void reduction_infer(InferContext& c) {
   c.output(0, c.dtype(0), sizes);
 }
 
-// The reduced tensor's sizes with the reduced dimensions kept as 1.
 Dims kept_sizes(const Dims& sizes, int64_t mask) {
   Dims kept = sizes;
   for (int i = 0; i < sizes.rank(); ++i)
@@ -31,10 +31,8 @@ Attrs reduction_attrs(const char* op, TensorArg x, const Dims& dims, bool keepdi
   const int rank = x.tensor.rank();
   int64_t mask = 0;
   for (int64_t d : dims) {
-    if (d < -std::max(rank, 1) || d >= std::max(rank, 1))
-      throw_op_error(op, "dimension " + std::to_string(d) + " is out of range for " + to_string(x.tensor.sizes()),
-                     x.where);
-    const int64_t bit = rank > 0 ? int64_t{1} << (d < 0 ? d + rank : d) : 0;
+    const int dim = normalize_dim(op, d, x.tensor.sizes(), x.where);
+    const int64_t bit = rank > 0 ? int64_t{1} << dim : 0;
     if ((mask & bit) != 0)
       throw_op_error(op, "dimension " + std::to_string(d) + " is given twice for " + to_string(x.tensor.sizes()),
                      x.where);
@@ -44,7 +42,21 @@ Attrs reduction_attrs(const char* op, TensorArg x, const Dims& dims, bool keepdi
   return {.ints = {mask, keepdim}};
 }
 
-}  // namespace
+int64_t reduced_numel(const Dims& sizes, int64_t mask) {
+  int64_t n = 1;
+  for (int i = 0; i < sizes.rank(); ++i)
+    if (mask >> i & 1) n *= sizes[i];
+  return n;
+}
+
+void decomposed_kernel(const KernelContext& context) {
+  const NoGrad off;
+  const RecorderScope eager(nullptr);
+  std::vector<Tensor> inputs, outputs(context.outputs.size());
+  for (const Tensor* input : context.inputs) inputs.push_back(*input);
+  context.op.decompose(inputs, context.attrs, outputs);
+  for (size_t i = 0; i < outputs.size(); ++i) context.outputs[i].copy_(outputs[i]);
+}
 
 // ints: {mask, keepdim} or {mask, keepdim, dtype of the result}. Without a dtype, floats keep theirs, and integers and
 // bools add up in i64.
@@ -103,15 +115,13 @@ constexpr OpDef kMin = {
     .lower = [](LoopBuilder& b) { b.output(0, -b.reduce(LoopOp::kReduceMax, -b.input(0))); },
 };
 
-Tensor sum(TensorArg x, const Dims& dims, bool keepdim) {
+Tensor sum(TensorArg x, const ReduceDims& dims, bool keepdim) {
   return call(kSum, {x}, reduction_attrs("sum", x, dims, keepdim));
 }
 
-Tensor mean(TensorArg x, const Dims& dims, bool keepdim) {
+Tensor mean(TensorArg x, const ReduceDims& dims, bool keepdim) {
   const Attrs attrs = reduction_attrs("mean", x, dims, keepdim);
-  int64_t n = 1;
-  for (int i = 0; i < x.tensor.rank(); ++i)
-    if (attrs.ints[0] >> i & 1) n *= x.tensor.sizes()[i];
+  const int64_t n = reduced_numel(x.tensor.sizes(), attrs.ints[0]);
   const DType dtype = x.tensor.dtype();
   if (!is_floating(dtype)) throw_op_error("mean", "needs a floating-point tensor; cast it first", x.where);
   const double share = 1.0 / static_cast<double>(n);
@@ -128,16 +138,17 @@ Tensor extremum(const OpDef& op, TensorArg x, const Dims& dims, bool keepdim) {
   const Attrs attrs = reduction_attrs(op.name, x, dims, keepdim);
   for (int i = 0; i < x.tensor.rank(); ++i)
     if ((attrs.ints[0] >> i & 1) != 0 && x.tensor.sizes()[i] == 0)
-      throw_op_error(op.name, "of no elements is undefined; the shape is " + to_string(x.tensor.sizes()), x.where);
+      throw_op_error(op.name, "input has no elements (shape " + to_string(x.tensor.sizes()) + ")", x.where);
   return call(op, {x}, attrs);
 }
 
 }  // namespace
 
-Tensor max(TensorArg x, const Dims& dims, bool keepdim) { return extremum(kMax, x, dims, keepdim); }
-Tensor min(TensorArg x, const Dims& dims, bool keepdim) { return extremum(kMin, x, dims, keepdim); }
+Tensor max(TensorArg x, const ReduceDims& dims, bool keepdim) { return extremum(kMax, x, dims, keepdim); }
+Tensor min(TensorArg x, const ReduceDims& dims, bool keepdim) { return extremum(kMin, x, dims, keepdim); }
 
 Tensor sum_to(TensorArg x, const Dims& sizes) {
+  require_defined("sum_to", x);
   const Dims& from = x.tensor.sizes();
   if (from == sizes) return x.tensor;
   const int lead = from.rank() - sizes.rank();

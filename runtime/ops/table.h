@@ -21,6 +21,10 @@ extern const OpDef kRelu, kReluGrad, kGeluTanh, kGeluTanhGrad, kGeluErf, kGeluEr
 extern const OpDef kView, kPermute, kExpand, kSlice, kSliceGrad, kSelect, kSplit, kCat;
 // reduction.cc
 extern const OpDef kSum, kMax, kMin;
+// predicate.cc
+extern const OpDef kIsFinite, kIsInf, kIsNan, kAny, kAll;
+// statistics.cc
+extern const OpDef kVar, kStd;
 // matmul.cc
 extern const OpDef kMatmul, kLinear;
 // norm.cc
@@ -29,8 +33,10 @@ extern const OpDef kLayerNorm, kLayerNormGrad, kRMSNorm, kRMSNormGrad, kSoftmax,
 // attention.cc
 extern const OpDef kAttention, kAttentionGrad;
 // embedding.cc, loss.cc
-extern const OpDef kEmbedding, kEmbeddingGrad, kEmbeddingGradOnto, kCrossEntropy, kCrossEntropyGrad,
+extern const OpDef kEmbedding, kEmbeddingGrad, kEmbeddingGradOnto, kIndexSelect, kCrossEntropy, kCrossEntropyGrad,
     kLinearCrossEntropy, kLinearCrossEntropyGrad;
+// pointwise_loss.cc
+extern const OpDef kMSELoss, kL1Loss, kHuberLoss, kBCEWithLogits;
 // indexing.cc
 extern const OpDef kGather, kScatter, kScatterSum, kCumsum, kArgmax, kArgsort, kTopk;
 // rotary.cc

@@ -57,13 +57,6 @@ Dims resolve_sizes(const char* op, TensorArg x, Dims sizes) {
   return sizes;
 }
 
-int dim_of(const char* op, int64_t dim, int rank, std::source_location where) {
-  const int64_t span = std::max(rank, 1);
-  if (dim < -span || dim >= span)
-    throw_op_error(op, absl::StrCat("dimension ", dim, " is out of range for ", rank, " dimensions"), where);
-  return static_cast<int>(dim < 0 ? dim + span : dim);
-}
-
 }  // namespace
 
 // ints: the new sizes
@@ -283,7 +276,7 @@ Tensor permute(TensorArg x, const Dims& order) {
   Dims normal;
   uint32_t seen = 0;
   for (int64_t d : order) {
-    normal.push_back(dim_of("permute", d, rank, x.where));
+    normal.push_back(normalize_dim("permute", d, rank, x.where));
     seen |= 1u << normal.back();
   }
   if (order.rank() != rank || seen != (1u << rank) - 1)
@@ -297,7 +290,7 @@ Tensor transpose(TensorArg x, int64_t a, int64_t b) {
   const int rank = x.tensor.rank();
   Dims order;
   for (int i = 0; i < rank; ++i) order.push_back(i);
-  std::swap(order[dim_of("transpose", a, rank, x.where)], order[dim_of("transpose", b, rank, x.where)]);
+  std::swap(order[normalize_dim("transpose", a, rank, x.where)], order[normalize_dim("transpose", b, rank, x.where)]);
   return call(kPermute, {x}, attrs_of(order));
 }
 
@@ -313,7 +306,7 @@ Tensor expand(TensorArg x, const Dims& to) {
 Tensor select(TensorArg x, int64_t dim, int64_t index) {
   require_defined("select", x);
   if (x.tensor.rank() == 0) throw_op_error("select", "a scalar has no dimension to select from", x.where);
-  const int d = dim_of("select", dim, x.tensor.rank(), x.where);
+  const int d = normalize_dim("select", dim, x.tensor.rank(), x.where);
   const int64_t size = x.tensor.sizes()[d];
   if (index < -size || index >= size)
     throw_op_error("select", absl::StrCat("index ", index, " is out of range for size ", size), x.where);
@@ -323,7 +316,7 @@ Tensor select(TensorArg x, int64_t dim, int64_t index) {
 Tensor slice(TensorArg x, int64_t dim, Slice range) {
   require_defined("slice", x);
   if (x.tensor.rank() == 0) throw_op_error("slice", "a scalar has no dimension to slice", x.where);
-  const int d = dim_of("slice", dim, x.tensor.rank(), x.where);
+  const int d = normalize_dim("slice", dim, x.tensor.rank(), x.where);
   if (range.step <= 0) throw_op_error("slice", absl::StrCat("the step must be positive, not ", range.step), x.where);
   const int64_t size = x.tensor.sizes()[d];
   const auto clamp = [size](int64_t i) { return std::clamp<int64_t>(i < 0 ? i + size : i, 0, size); };
@@ -333,7 +326,7 @@ Tensor slice(TensorArg x, int64_t dim, Slice range) {
 
 Tensor squeeze(TensorArg x, int64_t dim) {
   require_defined("squeeze", x);
-  const int d = dim_of("squeeze", dim, x.tensor.rank(), x.where);
+  const int d = normalize_dim("squeeze", dim, x.tensor.rank(), x.where);
   Dims sizes = x.tensor.sizes();
   if (sizes.empty() || sizes[d] != 1) return x.tensor;
   sizes.erase(d);
@@ -343,7 +336,7 @@ Tensor squeeze(TensorArg x, int64_t dim) {
 Tensor unsqueeze(TensorArg x, int64_t dim) {
   require_defined("unsqueeze", x);
   Dims sizes = x.tensor.sizes();
-  sizes.insert(dim_of("unsqueeze", dim, sizes.rank() + 1, x.where), 1);
+  sizes.insert(normalize_dim("unsqueeze", dim, sizes.rank() + 1, x.where), 1);
   return view(x, sizes);
 }
 
@@ -351,7 +344,7 @@ Tensor flatten(TensorArg x, int64_t first, int64_t last) {
   require_defined("flatten", x);
   const int rank = x.tensor.rank();
   if (rank == 0) return view(x, {1});
-  const int a = dim_of("flatten", first, rank, x.where), b = dim_of("flatten", last, rank, x.where);
+  const int a = normalize_dim("flatten", first, rank, x.where), b = normalize_dim("flatten", last, rank, x.where);
   Dims sizes;
   for (int i = 0; i < rank; ++i) {
     if (i > a && i <= b) sizes[sizes.rank() - 1] *= x.tensor.sizes()[i];
@@ -363,7 +356,7 @@ Tensor flatten(TensorArg x, int64_t first, int64_t last) {
 std::vector<Tensor> split(TensorArg x, int64_t size, int64_t dim) {
   require_defined("split", x);
   if (x.tensor.rank() == 0) throw_op_error("split", "a scalar has no dimension to split", x.where);
-  const int d = dim_of("split", dim, x.tensor.rank(), x.where);
+  const int d = normalize_dim("split", dim, x.tensor.rank(), x.where);
   if (size <= 0) throw_op_error("split", absl::StrCat("the size of a piece must be positive, not ", size), x.where);
   const int64_t total = x.tensor.sizes()[d], n = std::max<int64_t>(1, (total + size - 1) / size);
   std::vector<Tensor> pieces(static_cast<size_t>(n));
@@ -380,7 +373,7 @@ Tensor cat(std::span<const Tensor> parts, int64_t dim, std::source_location wher
   if (parts.empty()) throw_op_error("cat", "needs at least one tensor", where);
   for (const Tensor& part : parts) require_defined("cat", {part, where});
   if (parts[0].rank() == 0) throw_op_error("cat", "a scalar has no dimension to join along; use stack", where);
-  const int d = dim_of("cat", dim, parts[0].rank(), where);
+  const int d = normalize_dim("cat", dim, parts[0].rank(), where);
   // Long lists go in batches of what one op may take.
   std::vector<const Tensor*> all;
   for (const Tensor& part : parts) all.push_back(&part);
@@ -399,9 +392,14 @@ Tensor cat(std::span<const Tensor> parts, int64_t dim, std::source_location wher
   }
 }
 
+Tensor cat(std::initializer_list<Tensor> parts, int64_t dim, std::source_location where) {
+  return cat(std::span(parts.begin(), parts.size()), dim, where);
+}
+
 Tensor stack(std::span<const Tensor> parts, int64_t dim, std::source_location where) {
   if (parts.empty()) throw_op_error("stack", "needs at least one tensor", where);
-  const int d = dim_of("stack", dim, parts[0].rank() + 1, where);
+  for (const Tensor& part : parts) require_defined("stack", {part, where});
+  const int d = normalize_dim("stack", dim, parts[0].rank() + 1, where);
   std::vector<Tensor> raised;
   for (const Tensor& part : parts) {
     if (!(part.sizes() == parts[0].sizes()))
@@ -414,12 +412,16 @@ Tensor stack(std::span<const Tensor> parts, int64_t dim, std::source_location wh
   return cat(raised, d, where);
 }
 
+Tensor stack(std::initializer_list<Tensor> parts, int64_t dim, std::source_location where) {
+  return stack(std::span(parts.begin(), parts.size()), dim, where);
+}
+
 namespace {
 
 // Column minus row of each element of a matrix, against `diagonal`.
 Tensor triangle(const char* op, TensorArg x, int64_t diagonal, bool lower) {
-  const int rank = x.tensor.rank();
-  if (rank < 2) throw_op_error(op, "needs a matrix, got " + to_string(x.tensor.sizes()), x.where);
+  require_defined(op, x);
+  if (x.tensor.rank() < 2) throw_op_error(op, "needs a matrix, got " + to_string(x.tensor.sizes()), x.where);
   const Tensor rows = unsqueeze(Tensor::arange(x.tensor.size(-2)), 1) + diagonal;
   const Tensor cols = unsqueeze(Tensor::arange(x.tensor.size(-1)), 0);
   return where(lower ? less_equal(cols, rows) : less_equal(rows, cols), x, 0.0);

@@ -1,0 +1,94 @@
+// Ops that ask a question: of each element (isfinite, isinf, isnan) or of many (any, all). Their results are bool.
+#include "rondo/runtime/ops/elementwise_def.h"
+#include "rondo/runtime/ops/ops.h"
+#include "rondo/runtime/ops/reduction_def.h"
+#include "rondo/runtime/ops/table.h"
+
+namespace rondo::ops {
+
+template <auto kBody> struct PredicateImpl {
+  static void infer(InferContext& c) { c.output(0, kBool, c.sizes(0)); }
+  static void kernel(const KernelContext& context) {
+    visit_dtype(context.in(0).dtype(),
+                [&](auto tag) { cpu::elementwise<bool, typename decltype(tag)::type>(context, kBody); });
+  }
+  static void lower(LoopBuilder& b) { b.output(0, kBody(b.input(0))); }
+};
+template <auto kBody> constexpr OpDef predicate(const char* name) {
+  using Impl = PredicateImpl<kBody>;
+  return OpDef{.name = name,
+               .kind = OpKind::kElementwise,
+               .infer = &Impl::infer,
+               .kernel = {&Impl::kernel},
+               .lower = &Impl::lower};
+}
+
+// An integer is finite, and neither infinite nor NaN.
+struct IsFinite {
+  template <class T> auto operator()(T x) const {
+    if constexpr (std::is_integral_v<T>) return true;
+    else return scalar::lt(scalar::abs(x), scalar::constant(x, scalar::kInf));
+  }
+};
+struct IsInf {
+  template <class T> auto operator()(T x) const {
+    if constexpr (std::is_integral_v<T>) return false;
+    else return scalar::eq(scalar::abs(x), scalar::constant(x, scalar::kInf));
+  }
+};
+struct IsNan {
+  template <class T> auto operator()(T x) const {
+    if constexpr (std::is_integral_v<T>) return false;
+    else return scalar::ne(x, x);
+  }
+};
+constexpr OpDef kIsFinite = predicate<IsFinite{}>("isfinite");
+constexpr OpDef kIsInf = predicate<IsInf{}>("isinf");
+constexpr OpDef kIsNan = predicate<IsNan{}>("isnan");
+
+// ---- any and all count. A count of 0 is exact in f32 however large the input is, and only that matters.
+
+namespace {
+
+void infer_bool(InferContext& c) {
+  reduction_infer(c);
+  c.output(0, kBool, Dims(c.outputs()[0].sizes));
+}
+// 1 for true and 0 for false.
+Tensor as_number(const Tensor& truth) { return truth.to(kF32); }
+Tensor count(const Tensor& ones, const Attrs& attrs) { return call(kSum, {ones}, attrs); }
+
+}  // namespace
+
+// ints: as every reduction's
+constexpr OpDef kAny = {
+    .name = "any",
+    .kind = OpKind::kOpaque,
+    .infer = &infer_bool,
+    .kernel = {&decomposed_kernel},
+    .decompose = [](std::span<const Tensor> in, const Attrs& attrs,
+                    std::span<Tensor> out) { out[0] = count(as_number(in[0].to(kBool)), attrs).to(kBool); },
+};
+constexpr OpDef kAll = {
+    .name = "all",
+    .kind = OpKind::kOpaque,
+    .infer = &infer_bool,
+    .kernel = {&decomposed_kernel},
+    .decompose =
+        [](std::span<const Tensor> in, const Attrs& attrs, std::span<Tensor> out) {
+          const Tensor zeros = count(1.0 - as_number(in[0].to(kBool)), attrs);
+          out[0] = (1.0 - as_number(zeros.to(kBool))).to(kBool);
+        },
+};
+
+Tensor isfinite(TensorArg x) { return call(kIsFinite, {x}); }
+Tensor isinf(TensorArg x) { return call(kIsInf, {x}); }
+Tensor isnan(TensorArg x) { return call(kIsNan, {x}); }
+Tensor any(TensorArg x, const ReduceDims& dims, bool keepdim) {
+  return call(kAny, {x}, reduction_attrs("any", x, dims, keepdim));
+}
+Tensor all(TensorArg x, const ReduceDims& dims, bool keepdim) {
+  return call(kAll, {x}, reduction_attrs("all", x, dims, keepdim));
+}
+
+}  // namespace rondo::ops
