@@ -49,7 +49,7 @@ LayerNorm::LayerNorm(int64_t size, LayerNormOptions options)
 Tensor LayerNorm::forward(const Tensor& x) { return ops::layer_norm(x, weight, bias, eps); }
 
 Dropout::Dropout(double p) : p(p) {
-  if (!(p >= 0 && p < 1)) throw Error(absl::StrCat("Dropout: p must be in [0, 1), got ", p));
+  if (!(p >= 0 && p <= 1)) throw Error(absl::StrCat("Dropout: p must be in [0, 1], got ", p));
 }
 Tensor Dropout::forward(const Tensor& x) { return is_training() && p > 0 ? ops::dropout(x, p) : x; }
 

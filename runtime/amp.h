@@ -9,10 +9,9 @@
 namespace rondo {
 
 enum class AmpPolicy : uint8_t {
-  kNone,     // runs in the dtype it is given
+  kNone,     // runs in the dtypes it is given; several operands are promoted to the widest (ops/promotion.h)
   kLower,    // cast to the autocast dtype: contractions, attention
   kFloat32,  // cast to f32: losses, wide reductions
-  kWidest,   // cast all floats to the widest among the inputs
 };
 
 namespace amp {

@@ -200,16 +200,7 @@ class Dispatcher {
   }
 
   void apply_autocast(DType lower) {
-    DType target = op_.amp == AmpPolicy::kLower ? lower : kF32;
-    if (op_.amp == AmpPolicy::kWidest) {
-      target = DType::kF16;
-      bool first = true;
-      for (int i = 0; i < n_; ++i) {
-        if (!inputs_[i]->defined() || !is_floating(inputs_[i]->dtype())) continue;
-        target = first ? inputs_[i]->dtype() : promote(target, inputs_[i]->dtype());
-        first = false;
-      }
-    }
+    const DType target = op_.amp == AmpPolicy::kLower ? lower : kF32;
     const amp::Autocast off(std::nullopt);  // the casts are ops, too
     for (int i = 0; i < n_; ++i) {
       const Tensor& input = *inputs_[i];

@@ -26,8 +26,12 @@ inline std::array<uint32_t, 4> philox(uint64_t key, uint64_t counter_low, uint64
   return {c0, c1, c2, c3};
 }
 
-// Uniform in [0, 1) with 24 bits, or (0, 1] shifted by half a step: never exactly 0 or 1.
-inline float uniform_from_bits(uint32_t bits) { return (static_cast<float>(bits >> 8) + 0.5f) * 0x1p-24f; }
+// Uniform in (0, 1), from the upper 24 bits: never exactly 0 or 1. The middle of the last of the 2^24 steps would round
+// to 1, so the largest float below 1 takes its place.
+inline float uniform_from_bits(uint32_t bits) {
+  const float middle = (static_cast<float>(bits >> 8) + 0.5f) * 0x1p-24f;
+  return middle < 1.0f ? middle : 0x1.fffffep-1f;
+}
 
 // A stream of random tensors. Each use takes the next offset; saving (seed, offset) saves the stream.
 // Not thread safe: one per thread, or guard it.

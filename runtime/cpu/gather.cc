@@ -117,21 +117,22 @@ void cumsum_kernel(const KernelContext& context) {
   const int dim = dim_of(context);
   const bool reverse = context.attrs.ints[1] != 0;
   const int64_t length = length_of(x.sizes(), dim);
-  visit_dtype(out.dtype(), [&](auto tag) {
+  visit_dtype(x.dtype(), [&](auto tag) {
     using T = typename decltype(tag)::type;
-    if constexpr (!std::is_same_v<T, bool>) {
-      using C = ComputeType<T>;
-      const T* from = pointer<T>(x);
-      T* to = pointer<T>(out);
-      for_each_line<2>(x.sizes(), dim, {out.strides(), x.strides()}, [&](const auto& o, const auto& step) {
-        C total = C(0);
-        for (int64_t n = 0; n < length; ++n) {
-          const int64_t i = reverse ? length - 1 - n : n;
-          total = static_cast<C>(total + static_cast<C>(from[o[1] + i * step[1]]));
-          to[o[0] + i * step[0]] = static_cast<T>(total);
-        }
-      });
-    }
+    // A running sum in f32 stops at 2^24 ones, so that of f32 is kept in f64.
+    using Total = std::conditional_t<std::is_integral_v<T>, int64_t,
+                                     std::conditional_t<std::is_same_v<T, float>, double, ComputeType<T>>>;
+    using Out = std::conditional_t<std::is_integral_v<T>, int64_t, T>;
+    const T* from = pointer<T>(x);
+    Out* to = pointer<Out>(out);
+    for_each_line<2>(x.sizes(), dim, {out.strides(), x.strides()}, [&](const auto& o, const auto& step) {
+      Total total = 0;
+      for (int64_t n = 0; n < length; ++n) {
+        const int64_t i = reverse ? length - 1 - n : n;
+        total += static_cast<Total>(from[o[1] + i * step[1]]);
+        to[o[0] + i * step[0]] = static_cast<Out>(total);
+      }
+    });
   });
 }
 

@@ -1,6 +1,39 @@
 #include "rondo/runtime/cpu/loops.h"
 
+#include <algorithm>
+
 namespace rondo::cpu {
+namespace {
+
+// N operands over one broadcast iteration space, dimensions merged where strides allow. Operand 0 is the output.
+template <int N> struct IterationSpace {
+  Dims sizes;
+  std::array<Dims, N> strides;  // elements
+
+  IterationSpace(const Dims& shape, const std::array<const Tensor*, N>& operands) {
+    std::array<Dims, N> full;
+    for (int k = 0; k < N; ++k) full[k] = broadcast_strides(operands[k]->sizes(), operands[k]->strides(), shape);
+    for (int d = 0; d < shape.rank(); ++d) {
+      if (shape[d] == 1) continue;
+      const int last = sizes.rank() - 1;
+      bool merges = last >= 0;
+      for (int k = 0; merges && k < N; ++k) merges = strides[k][last] == full[k][d] * shape[d];
+      if (merges) {
+        sizes[last] *= shape[d];
+        for (int k = 0; k < N; ++k) strides[k][last] = full[k][d];
+      } else {
+        sizes.push_back(shape[d]);
+        for (int k = 0; k < N; ++k) strides[k].push_back(full[k][d]);
+      }
+    }
+    if (sizes.empty()) {
+      sizes.push_back(1);
+      for (int k = 0; k < N; ++k) strides[k].push_back(0);
+    }
+  }
+};
+
+}  // namespace
 
 template <int N> void for_each_run(const KernelContext& context, ElementwiseRunFn<N> run, const void* body) {
   Tensor& result = context.out();
@@ -17,36 +50,61 @@ template <int N> void for_each_run(const KernelContext& context, ElementwiseRunF
   whole.n = result.numel();
   if (dense && whole.n <= kElementwiseGrain) return run(whole, body);
   if (whole.n == 0) return;
-  // Addresses count bytes from here.
-  std::array<int64_t, N + 1> width;
-  width[0] = static_cast<int64_t>(size_of(result.dtype()));
-  for (int k = 0; k < N; ++k) width[k + 1] = static_cast<int64_t>(size_of(context.in(k).dtype()));
-  const auto run_at = [&](const std::array<int64_t, N + 1>& offsets, const std::array<int64_t, N + 1>& strides,
-                          int64_t n) {
-    ElementwiseRun<N> piece;
-    piece.out = whole.out + offsets[0] * width[0];
-    piece.out_stride = strides[0];
-    for (int k = 0; k < N; ++k) {
-      piece.in[k] = whole.in[k] + offsets[k + 1] * width[k + 1];
-      piece.strides[k] = strides[k + 1];
-    }
-    piece.n = n;
-    run(piece, body);
+  std::array<const Tensor*, N + 1> operands;
+  std::array<int64_t, N + 1> width;  // bytes of an element
+  for (int k = 0; k <= N; ++k) {
+    operands[k] = k == 0 ? &result : &context.in(k - 1);
+    width[k] = static_cast<int64_t>(size_of(operands[k]->dtype()));
+  }
+  // The part of `whole` that starts at these elements.
+  const auto part_at = [&](const std::array<int64_t, N + 1>& offsets, int64_t n) {
+    ElementwiseRun<N> part = whole;
+    part.out += offsets[0] * width[0];
+    for (int k = 0; k < N; ++k) part.in[k] += offsets[k + 1] * width[k + 1];
+    part.n = n;
+    return part;
   };
   if (dense) {
-    std::array<int64_t, N + 1> unit;
-    unit.fill(1);
     parallel_for(whole.n, kElementwiseGrain, [&](int64_t begin, int64_t end) {
       std::array<int64_t, N + 1> offsets;
       offsets.fill(begin);
-      run_at(offsets, unit, end - begin);
+      run(part_at(offsets, end - begin), body);
     });
     return;
   }
-  std::array<const Tensor*, N + 1> operands;
-  operands[0] = &result;
-  for (int k = 0; k < N; ++k) operands[k + 1] = &context.in(k);
-  StridedLoop<N + 1>(result.sizes(), operands).run(run_at);
+  const IterationSpace<N + 1> space(result.sizes(), operands);
+  const int last = space.sizes.rank() - 1;
+  const int64_t n = space.sizes[last];
+  whole.out_stride = space.strides[0][last];
+  for (int k = 0; k < N; ++k) whole.strides[k] = space.strides[k + 1][last];
+  if (last == 0) {
+    parallel_for(n, kElementwiseGrain, [&](int64_t begin, int64_t end) {
+      std::array<int64_t, N + 1> offsets;
+      for (int k = 0; k <= N; ++k) offsets[k] = begin * space.strides[k][0];
+      run(part_at(offsets, end - begin), body);
+    });
+    return;
+  }
+  int64_t all_rows = 1;
+  for (int d = 0; d < last; ++d) all_rows *= space.sizes[d];
+  const int64_t rows = space.sizes[last - 1];  // one step apart
+  whole.out_step = space.strides[0][last - 1] * width[0];
+  for (int k = 0; k < N; ++k) whole.steps[k] = space.strides[k + 1][last - 1] * width[k + 1];
+  parallel_for(all_rows, std::max<int64_t>(1, kElementwiseGrain / n), [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end;) {
+      std::array<int64_t, N + 1> offsets{};
+      int64_t rest = row;
+      for (int d = last - 1; d >= 0; --d) {
+        const int64_t index = rest % space.sizes[d];
+        rest /= space.sizes[d];
+        for (int k = 0; k <= N; ++k) offsets[k] += index * space.strides[k][d];
+      }
+      ElementwiseRun<N> part = part_at(offsets, n);
+      part.rows = std::min(end - row, rows - row % rows);
+      run(part, body);
+      row += part.rows;
+    }
+  });
 }
 
 template void for_each_run<1>(const KernelContext&, ElementwiseRunFn<1>, const void*);

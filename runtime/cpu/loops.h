@@ -32,72 +32,16 @@ template <class Out, class In> Out to_integer(In value) {
   }
 }
 
-// N operands over one broadcast iteration space, dimensions merged where strides allow. Operand 0 is the output.
-template <int N> struct StridedLoop {
-  Dims sizes;
-  std::array<Dims, N> strides;  // elements
-
-  StridedLoop(const Dims& shape, const std::array<const Tensor*, N>& operands) {
-    std::array<Dims, N> full;
-    for (int k = 0; k < N; ++k) full[k] = broadcast_strides(operands[k]->sizes(), operands[k]->strides(), shape);
-    for (int d = 0; d < shape.rank(); ++d) {
-      if (shape[d] == 1) continue;
-      const int last = sizes.rank() - 1;
-      bool merges = last >= 0;
-      for (int k = 0; merges && k < N; ++k) merges = strides[k][last] == full[k][d] * shape[d];
-      if (merges) {
-        sizes[last] *= shape[d];
-        for (int k = 0; k < N; ++k) strides[k][last] = full[k][d];
-      } else {
-        sizes.push_back(shape[d]);
-        for (int k = 0; k < N; ++k) strides[k].push_back(full[k][d]);
-      }
-    }
-    if (sizes.empty()) {
-      sizes.push_back(1);
-      for (int k = 0; k < N; ++k) strides[k].push_back(0);
-    }
-  }
-
-  // inner(offsets, strides, n): one run along the last dimension.
-  template <class Inner> void run(Inner inner) const {
-    const int last = sizes.rank() - 1;
-    const int64_t inner_size = sizes[last];
-    int64_t outer_size = 1;
-    for (int d = 0; d < last; ++d) outer_size *= sizes[d];
-    std::array<int64_t, N> inner_strides;
-    for (int k = 0; k < N; ++k) inner_strides[k] = strides[k][last];
-    if (outer_size == 1) {
-      parallel_for(inner_size, kElementwiseGrain, [&](int64_t begin, int64_t end) {
-        std::array<int64_t, N> offsets;
-        for (int k = 0; k < N; ++k) offsets[k] = begin * inner_strides[k];
-        inner(offsets, inner_strides, end - begin);
-      });
-      return;
-    }
-    parallel_for(outer_size, std::max<int64_t>(1, kElementwiseGrain / std::max<int64_t>(inner_size, 1)),
-                 [&](int64_t begin, int64_t end) {
-                   for (int64_t outer = begin; outer < end; ++outer) {
-                     std::array<int64_t, N> offsets{};
-                     int64_t rest = outer;
-                     for (int d = last - 1; d >= 0; --d) {
-                       const int64_t index = rest % sizes[d];
-                       rest /= sizes[d];
-                       for (int k = 0; k < N; ++k) offsets[k] += index * strides[k][d];
-                     }
-                     inner(offsets, inner_strides, inner_size);
-                   }
-                 });
-  }
-};
-
-// One strided run of an elementwise kernel: n elements of the output and of N inputs. Strides count elements.
+// Some rows of an elementwise kernel: `rows` times n elements of the output and of N inputs.
 template <int N> struct ElementwiseRun {
   std::byte* out;
   std::array<const std::byte*, N> in;
-  int64_t out_stride;
-  std::array<int64_t, N> strides;
+  int64_t out_stride;              // elements, along a row
+  std::array<int64_t, N> strides;  // likewise
   int64_t n;
+  int64_t rows = 1;
+  int64_t out_step = 0;               // bytes, from row to row
+  std::array<int64_t, N> steps = {};  // likewise
 };
 // The innermost loop of one kernel; `body` is its scalar body.
 template <int N> using ElementwiseRunFn = void (*)(const ElementwiseRun<N>&, const void* body);
@@ -114,22 +58,29 @@ template <class Out, class Body, class... In>
 void elementwise_run(const ElementwiseRun<sizeof...(In)>& run, const void* body) {
   [&]<size_t... I>(std::index_sequence<I...>) {
     // Copies: a store into `out` cannot change them, so the loops vectorise.
-    const auto [to, from, out_stride, strides, n] = run;
     const Body compute = *static_cast<const Body*>(body);
-    Out* out = reinterpret_cast<Out*>(to);
-    if (out_stride == 1 && ((strides[I] == 1) && ...)) {
-      for (int64_t i = 0; i < n; ++i) out[i] = static_cast<Out>(compute(element<In>(from[I], i)...));
-      return;
-    }
-    if constexpr (sizeof...(I) == 2) {
-      // A value per row against a row: the broadcast of norms and softmax.
-      if (out_stride == 1 && strides[0] == 1 && strides[1] == 0) {
-        for (int64_t i = 0; i < n; ++i) out[i] = static_cast<Out>(compute(element<In>(from[I], I == 0 ? i : 0)...));
-        return;
+    const int64_t n = run.n, out_stride = run.out_stride, out_step = run.out_step;
+    const std::array<int64_t, sizeof...(In)> strides = run.strides, steps = run.steps;
+    const bool dense = out_stride == 1 && ((strides[I] == 1) && ...);
+    std::byte* to = run.out;
+    std::array<const std::byte*, sizeof...(In)> from = run.in;
+    for (int64_t row = run.rows; row > 0; --row, to += out_step, ((from[I] += steps[I]), ...)) {
+      Out* out = reinterpret_cast<Out*>(to);
+      const std::array<const std::byte*, sizeof...(In)> in = from;
+      if (dense) {
+        for (int64_t i = 0; i < n; ++i) out[i] = static_cast<Out>(compute(element<In>(in[I], i)...));
+        continue;
       }
+      if constexpr (sizeof...(I) == 2) {
+        // A value per row against a row: the broadcast of norms and softmax.
+        if (out_stride == 1 && strides[0] == 1 && strides[1] == 0) {
+          for (int64_t i = 0; i < n; ++i) out[i] = static_cast<Out>(compute(element<In>(in[I], I == 0 ? i : 0)...));
+          continue;
+        }
+      }
+      for (int64_t i = 0; i < n; ++i)
+        out[i * out_stride] = static_cast<Out>(compute(element<In>(in[I], i * strides[I])...));
     }
-    for (int64_t i = 0; i < n; ++i)
-      out[i * out_stride] = static_cast<Out>(compute(element<In>(from[I], i * strides[I])...));
   }
   (std::index_sequence_for<In...>());
 }

@@ -37,8 +37,7 @@ struct Min {
 };
 
 // x [n] -> one element: Note [Full order].
-template <class Op, class T> void reduce_all(const T* x, T* out, int64_t n) {
-  using C = ComputeType<T>;
+template <class Op, class C, class T, class Out> void reduce_all(const T* x, Out* out, int64_t n) {
   const int64_t chunks = std::max<int64_t>(1, (n + kFullChunk - 1) / kFullChunk);
   std::vector<C> partial(static_cast<size_t>(chunks));
   const auto combine = [](C a, C b) { return Op::template combine<C>(a, b); };
@@ -50,20 +49,20 @@ template <class Op, class T> void reduce_all(const T* x, T* out, int64_t n) {
           [piece](int64_t i) { return static_cast<C>(piece[i]); }, combine);
     }
   });
-  *out = static_cast<T>(chunks == 1 ? partial[0]
-                                    : reduce_row<C>(
-                                          chunks, Op::template identity<C>(),
-                                          [&](int64_t i) { return partial[static_cast<size_t>(i)]; }, combine));
+  *out = static_cast<Out>(chunks == 1 ? partial[0]
+                                      : reduce_row<C>(
+                                            chunks, Op::template identity<C>(),
+                                            [&](int64_t i) { return partial[static_cast<size_t>(i)]; }, combine));
 }
 
 // x [rows, cols] -> out [rows]
-template <class Op, class T> void reduce_columns_of_rows(const T* x, T* out, int64_t rows, int64_t cols) {
-  using C = ComputeType<T>;
+template <class Op, class C, class T, class Out>
+void reduce_columns_of_rows(const T* x, Out* out, int64_t rows, int64_t cols) {
   parallel_for(rows, std::max<int64_t>(1, kElementwiseGrain / std::max<int64_t>(cols, 1)),
                [&](int64_t begin, int64_t end) {
                  for (int64_t r = begin; r < end; ++r) {
                    const T* row = x + r * cols;
-                   out[r] = static_cast<T>(reduce_row<C>(
+                   out[r] = static_cast<Out>(reduce_row<C>(
                        cols, Op::template identity<C>(), [row](int64_t i) { return static_cast<C>(row[i]); },
                        [](C a, C b) { return Op::template combine<C>(a, b); }));
                  }
@@ -71,8 +70,8 @@ template <class Op, class T> void reduce_columns_of_rows(const T* x, T* out, int
 }
 
 // x [rows, cols] -> out [cols]: Note [Column order].
-template <class Op, class T> void reduce_rows_of_columns(const T* x, T* out, int64_t rows, int64_t cols) {
-  using C = ComputeType<T>;
+template <class Op, class C, class T, class Out>
+void reduce_rows_of_columns(const T* x, Out* out, int64_t rows, int64_t cols) {
   const int64_t chunk = column_chunk_rows(rows), chunks = (rows + chunk - 1) / chunk;
   std::vector<C> partial(static_cast<size_t>(std::max<int64_t>(chunks, 1) * cols), Op::template identity<C>());
   parallel_for(chunks, std::max<int64_t>(1, kElementwiseGrain / std::max<int64_t>(chunk * cols, 1)),
@@ -86,7 +85,7 @@ template <class Op, class T> void reduce_rows_of_columns(const T* x, T* out, int
                });
   for (int64_t k = 1; k < chunks; ++k)
     for (int64_t c = 0; c < cols; ++c) partial[c] = Op::template combine<C>(partial[c], partial[k * cols + c]);
-  for (int64_t c = 0; c < cols; ++c) out[c] = static_cast<T>(partial[c]);
+  for (int64_t c = 0; c < cols; ++c) out[c] = static_cast<Out>(partial[c]);
 }
 
 template <class Op> void reduce(const KernelContext& context) {
@@ -117,17 +116,25 @@ template <class Op> void reduce(const KernelContext& context) {
   }
   x = x.contiguous();
   const int64_t kept = context.out().numel();
+  const bool full = is_full_reduction(context.attrs.ints[0], context.attrs.ints[1] != 0, rank);
+  const auto reduce_as = [&]<class C, class T, class Out>(C, T, Out) {
+    const T* in = reinterpret_cast<const T*>(x.impl()->data());
+    Out* out = reinterpret_cast<Out*>(context.out().impl()->data());
+    if (full) reduce_all<Op, C>(in, out, reduced);
+    else if (at_front) reduce_rows_of_columns<Op, C>(in, out, reduced, kept);
+    else reduce_columns_of_rows<Op, C>(in, out, kept, reduced);
+  };
   visit_dtype(x.dtype(), [&](auto tag) {
     using T = typename decltype(tag)::type;
-    const T* in = reinterpret_cast<const T*>(x.impl()->data());
-    T* out = reinterpret_cast<T*>(context.out().impl()->data());
-    if constexpr (std::is_same_v<T, bool>) {
-      throw_op_error(context.op.name, "is not defined on bool; cast to a number first", context.where);
+    if constexpr (std::is_same_v<Op, Sum> && std::is_integral_v<T>) {
+      reduce_as(int64_t{}, T{}, int64_t{});
+    } else if constexpr (std::is_same_v<T, bool>) {
+      reduce_as(uint8_t{}, uint8_t{}, uint8_t{});  // true is 1
+    } else if constexpr (std::is_same_v<Op, Sum> && !std::is_same_v<T, ComputeType<T>>) {
+      if (context.out().dtype() == kF32) reduce_as(float{}, T{}, float{});
+      else reduce_as(float{}, T{}, T{});
     } else {
-      if (is_full_reduction(context.attrs.ints[0], context.attrs.ints[1] != 0, rank))
-        reduce_all<Op, T>(in, out, reduced);
-      else if (at_front) reduce_rows_of_columns<Op, T>(in, out, reduced, kept);
-      else reduce_columns_of_rows<Op, T>(in, out, kept, reduced);
+      reduce_as(ComputeType<T>{}, T{}, T{});
     }
   });
 }

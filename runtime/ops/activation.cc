@@ -9,11 +9,19 @@ namespace rondo::ops {
 
 // ---- ReLU
 
+namespace {
+
+// The gradient of a piecewise linear op's gradient, whose inputs are x and grad: linear in grad and flat in x, also
+// where x is infinite.
+void piecewise_grad_grad(const OpDef& op, const GradContext& g) {
+  if (g.needs(0)) g.set(0, expand(Tensor::zeros({}, {g.input_dtype(0)}), g.input_sizes(0)));
+  if (g.needs(1)) g.set(1, call(op, {g.input(0), g.grad_out()}, g.attrs()));
+}
+
+}  // namespace
+
 constexpr OpDef kReluGrad = elementwise<kFloatingOnly, 2, 0, [](auto x, auto g) { return scalar::relu_grad(x, g); }>(
-    "relu_grad", {.inputs = kFirst}, [](const GradContext& g) {
-      if (g.needs(0)) g.set(0, g.input(0) * 0.0);  // zero almost everywhere
-      if (g.needs(1)) g.set(1, call(kReluGrad, {g.input(0), g.grad_out()}));
-    });
+    "relu_grad", {.inputs = kFirst}, [](const GradContext& g) { piecewise_grad_grad(kReluGrad, g); });
 // No epilogue of a product: the library's turns NaN into 0.
 constexpr OpDef kRelu = elementwise<kFloatingOnly, 1, 0, [](auto x) { return scalar::relu(x); }>(
     "relu", {.inputs = kFirst}, [](const GradContext& g) {
@@ -71,17 +79,7 @@ constexpr OpDef kSoftplus = elementwise<kFloatingOnly, 1, 0, [](auto x) { return
     "softplus", {.inputs = kFirst}, [](const GradContext& g) { g.set(0, g.grad_out() * sigmoid(g.input(0))); }, nullptr,
     AmpPolicy::kFloat32);
 
-// ---- Piecewise linear; their gradient ops are linear in the gradient and flat in x.
-
-namespace {
-
-// Inputs x, grad of a piecewise linear op.
-void piecewise_grad_grad(const OpDef& op, const GradContext& g) {
-  if (g.needs(0)) g.set(0, expand(Tensor::zeros({}, {g.input_dtype(0)}), g.input_sizes(0)));
-  if (g.needs(1)) g.set(1, call(op, {g.input(0), g.grad_out()}, g.attrs()));
-}
-
-}  // namespace
+// ---- Leaky ReLU and clamp
 
 // floats: {slope}
 constexpr OpDef kLeakyReluGrad =
@@ -103,22 +101,42 @@ constexpr OpDef kClamp =
           g.set(0, call(kClampGrad, {g.input(0), g.grad_out()}, g.attrs()));
         });
 
-Tensor relu(TensorArg x) { return call(kRelu, {x}); }
+Tensor relu(TensorArg x) {
+  require_defined("relu", x);
+  if (is_floating(x.tensor.dtype()) || x.tensor.dtype() == kBool) return call(kRelu, {x});
+  return maximum(x, Tensor::zeros({}, {x.tensor.dtype(), x.tensor.device()}));
+}
 Tensor gelu(TensorArg x, GeluKind kind) { return call(kind == GeluKind::kTanh ? kGeluTanh : kGeluErf, {x}); }
 Tensor silu(TensorArg x) { return call(kSilu, {x}); }
 Tensor softplus(TensorArg x) { return call(kSoftplus, {x}); }
 Tensor leaky_relu(TensorArg x, double slope) { return call(kLeakyRelu, {x}, {.floats = {slope}}); }
 
-Tensor clamp(TensorArg x, double low, double high) {
-  if (!(low <= high)) throw_op_error("clamp", "low must not be above high", x.where);
-  if (x.tensor.defined() && !is_floating(x.tensor.dtype())) {
-    Tensor result = x.tensor;
-    const TensorOptions like = {x.tensor.dtype(), x.tensor.device()};
-    if (std::isfinite(low)) result = maximum({result, x.where}, Tensor::full({}, low, like));
-    if (std::isfinite(high)) result = minimum({result, x.where}, Tensor::full({}, high, like));
-    return result;
+Tensor clamp(TensorArg x, Scalar low, Scalar high) {
+  require_defined("clamp", x);
+  if (!(low.real() <= high.real())) throw_op_error("clamp", "low must not be above high", x.where);
+  DType dtype = x.tensor.dtype();
+  for (const Scalar& bound : {low, high})
+    if (std::isfinite(bound.real())) dtype = promote(dtype, bound);
+  if (is_floating(dtype)) {
+    const Tensor real = x.tensor.to(dtype, x.where);
+    return call(kClamp, {{real, x.where}}, {.floats = {low.real(), high.real()}});
   }
-  return call(kClamp, {x}, {.floats = {low, high}});
+  // A bound outside the dtype's range becomes the nearest number inside.
+  Tensor result = x.tensor.to(dtype, x.where);
+  visit_dtype(dtype, [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    if constexpr (std::is_integral_v<T>) {
+      const auto nearest = [&](Scalar bound) {
+        const int64_t least = std::numeric_limits<T>::min();
+        const int64_t most = static_cast<int64_t>(std::numeric_limits<T>::max());
+        const int64_t value = bound.is_integer() ? bound.integer() : bound.real() < 0 ? least : most;
+        return Tensor::full({}, std::clamp(value, least, most), {dtype, x.tensor.device()});
+      };
+      if (std::isfinite(low.real())) result = maximum({result, x.where}, nearest(low));
+      if (std::isfinite(high.real())) result = minimum({result, x.where}, nearest(high));
+    }
+  });
+  return result;
 }
 
 }  // namespace rondo::ops

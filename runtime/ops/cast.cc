@@ -51,6 +51,11 @@ constexpr OpDef kFill = {
 
 Tensor cast(TensorArg x, DType dtype) { return call(kCast, {x}, {.ints = {static_cast<int64_t>(dtype)}}); }
 void copy_(TensorArg target, TensorArg source) { call_in_place(kCopy, {target, source}); }
-void fill_(TensorArg target, Scalar value) { call_in_place(kFill, {target}, {.floats = {value.real()}}); }
+void fill_(TensorArg target, Scalar value) {
+  require_defined("fill", target);
+  require_in_range("fill", value, target.tensor.dtype(), target.where);
+  if (is_exact_attribute(value)) call_in_place(kFill, {target}, {.floats = {value.real()}});
+  else copy_(target, {Tensor::full({}, value, {kI64}), target.where});
+}
 
 }  // namespace rondo::ops

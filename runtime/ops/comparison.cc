@@ -91,17 +91,23 @@ constexpr OpDef kWhere = {
 
 // ---- Public functions
 
-Tensor equal(TensorArg a, TensorArg b) { return call_promoted(kEqual, a, b); }
-Tensor not_equal(TensorArg a, TensorArg b) { return call_promoted(kNotEqual, a, b); }
-Tensor less(TensorArg a, TensorArg b) { return call_promoted(kLess, a, b); }
-Tensor less_equal(TensorArg a, TensorArg b) { return call_promoted(kLessEqual, a, b); }
-Tensor greater(TensorArg a, TensorArg b) { return call_promoted(kLess, b, a); }
-Tensor greater_equal(TensorArg a, TensorArg b) { return call_promoted(kLessEqual, b, a); }
+Tensor equal(TensorArg a, TensorArg b) { return call_promoted(kEqual, a, b, Promotion::kCompare); }
+Tensor not_equal(TensorArg a, TensorArg b) { return call_promoted(kNotEqual, a, b, Promotion::kCompare); }
+Tensor less(TensorArg a, TensorArg b) { return call_promoted(kLess, a, b, Promotion::kCompare); }
+Tensor less_equal(TensorArg a, TensorArg b) { return call_promoted(kLessEqual, a, b, Promotion::kCompare); }
+Tensor greater(TensorArg a, TensorArg b) { return call_promoted(kLess, b, a, Promotion::kCompare); }
+Tensor greater_equal(TensorArg a, TensorArg b) { return call_promoted(kLessEqual, b, a, Promotion::kCompare); }
 
 Tensor where(TensorArg condition, TensorArg a, TensorArg b) {
   for (const TensorArg& operand : {a, b}) require_defined("where", operand);
-  const DType dtype = common_dtype(a.tensor, b.tensor);
+  const DType dtype = result_dtype(a.tensor, b.tensor);
   const Tensor left = a.tensor.to(dtype, a.where), right = b.tensor.to(dtype, b.where);
   return call(kWhere, {condition, {left, a.where}, {right, b.where}});
 }
+Tensor masked_fill(TensorArg x, TensorArg mask, Scalar value) {
+  for (const TensorArg& operand : {x, mask}) require_defined("masked_fill", operand);
+  require_in_range("masked_fill", value, x.tensor.dtype(), x.where);
+  return where(mask, {Tensor::full({}, value, {x.tensor.dtype(), x.tensor.device()}), x.where}, x);
+}
+
 }  // namespace rondo::ops

@@ -3,6 +3,7 @@
 // The stream's state (seed, offset) is an input tensor, not an attribute: a recorded region then takes it as data, and
 // the next step's numbers need no new recording. No mask is stored: dropout is linear in x, so its gradient is dropout
 // of the gradient with the same state.
+#include <algorithm>
 #include <array>
 
 #include "absl/strings/str_cat.h"
@@ -43,6 +44,8 @@ void dropout_kernel(const KernelContext& context) {
     using C = cpu::ComputeType<T>;
     const T* from = reinterpret_cast<const T*>(x.impl()->data());
     T* to = reinterpret_cast<T*>(out.impl()->data());
+    // A p of 1 drops everything, whatever the words are.
+    if (p == 1) return static_cast<void>(std::fill_n(to, n, T{}));
     const C scale = static_cast<C>(1.0 / (1.0 - p));
     // On integers: a word w, as a number in [0, 1), is at least p.
     const uint32_t threshold = static_cast<uint32_t>(std::min(p * 0x1p32, 4294967295.0));
@@ -78,7 +81,7 @@ constexpr OpDef kDropout = {
         [](InferContext& c) {
           c.require_floating(0);
           if (c.dtype(1) != kI64 || !(c.sizes(1) == Dims{2})) c.fail("the random state must be i64 [2]");
-          if (!(c.scalar(0) >= 0 && c.scalar(0) < 1)) c.fail(absl::StrCat("p must be in [0, 1), got ", c.scalar(0)));
+          if (!(c.scalar(0) >= 0 && c.scalar(0) <= 1)) c.fail(absl::StrCat("p must be in [0, 1], got ", c.scalar(0)));
           c.output(0, c.dtype(0), c.sizes(0));
         },
     .kernel = {&dropout_kernel},

@@ -48,59 +48,78 @@ constexpr OpDef kRdivScalar = elementwise<kFloatingOnly, 1, 1, [](auto a, auto s
 
 constexpr OpDef kNeg = elementwise<kNumeric, 1, 0, [](auto x) { return -x; }>(
     "neg", {}, [](const GradContext& g) { g.set(0, neg(g.grad_out())); });
+
 // ---- Public functions
 
 namespace {
 
-// Whole numbers cannot take a fraction in place; dropping it in silence would be worse.
-void require_fits(const OpDef& op, TensorArg a, bool fraction) {
-  if (fraction && a.tensor.defined() && !is_floating(a.tensor.dtype()))
-    throw_op_error(op.name,
-                   "a floating-point result cannot be written in place into " + std::string(name_of(a.tensor.dtype())),
-                   a.where);
+// PyTorch refuses it, too: the meaning wanted is nearly always "not".
+void require_no_bool(const char* op, TensorArg x) {
+  require_defined(op, x);
+  if (x.tensor.dtype() == kBool) throw_op_error(op, "cannot subtract bool tensors; cast to a number first", x.where);
 }
-void binary_(const OpDef& op, TensorArg a, TensorArg b) {
-  for (const TensorArg& operand : {a, b}) require_defined(op.name, operand);
-  require_fits(op, a, is_floating(b.tensor.dtype()));
-  const Tensor right = b.tensor.to(a.tensor.dtype(), b.where);
-  call_in_place(op, {a, {right, b.where}});
+// An integer operand that a scalar attribute would round.
+Tensor as_tensor(Scalar s) { return Tensor::full({}, s, {default_dtype(s)}); }
+bool needs_tensor(TensorArg a, Scalar s) {
+  return !is_exact_attribute(s) && a.tensor.defined() && !is_floating(a.tensor.dtype());
 }
-bool is_whole(double s) { return std::trunc(s) == s; }
-void with_scalar_(const OpDef& op, TensorArg a, Scalar s) {
-  require_fits(op, a, !is_whole(s.real()));
-  call_in_place(op, {a}, {.floats = {s.real()}});
+Tensor divisor(TensorArg a, Scalar s) {
+  require_defined("div", a);
+  return Tensor::full({}, s.real(), {is_floating(a.tensor.dtype()) ? compute_dtype(a.tensor.dtype()) : kF32});
 }
-Tensor with_scalar(const OpDef& op, TensorArg a, Scalar s) {
-  const bool whole = is_whole(s.real());
-  if (a.tensor.defined() && !is_floating(a.tensor.dtype()) && !whole) {
-    const Tensor real = a.tensor.to(kF32, a.where);  // an integer with a fraction is a float, as in PyTorch
-    return call(op, {{real, a.where}}, {.floats = {s.real()}});
-  }
-  return call(op, {a}, {.floats = {s.real()}});
-}
+// 1 / s is as good as a division by s, unless it leaves the range of f32.
+bool has_inverse(double s) { return s == 0 || !std::isfinite(s) || (std::abs(s) > 0x1p-126 && std::abs(s) < 0x1p126); }
 
 }  // namespace
 
 Tensor add(TensorArg a, TensorArg b) { return call_promoted(kAdd, a, b); }
-Tensor sub(TensorArg a, TensorArg b) { return call_promoted(kSub, a, b); }
-Tensor mul(TensorArg a, TensorArg b) { return call_promoted(kMul, a, b); }
-Tensor div(TensorArg a, TensorArg b) {
-  if (a.tensor.defined() && b.tensor.defined() && !is_floating(a.tensor.dtype()) && !is_floating(b.tensor.dtype())) {
-    const Tensor left = a.tensor.to(kF32, a.where), right = b.tensor.to(kF32, b.where);  // true division
-    return call(kDiv, {{left, a.where}, {right, b.where}});
-  }
-  return call_promoted(kDiv, a, b);
+Tensor sub(TensorArg a, TensorArg b) {
+  for (const TensorArg& operand : {a, b}) require_no_bool("sub", operand);
+  return call_promoted(kSub, a, b);
 }
-Tensor add(TensorArg a, Scalar s) { return with_scalar(kAddScalar, a, s); }
-Tensor mul(TensorArg a, Scalar s) { return with_scalar(kMulScalar, a, s); }
-Tensor div(TensorArg a, Scalar s) { return with_scalar(kMulScalar, a, 1.0 / s.real()); }
-Tensor rsub(TensorArg a, Scalar s) { return with_scalar(kRsubScalar, a, s); }
-Tensor rdiv(TensorArg a, Scalar s) { return with_scalar(kRdivScalar, a, s); }
+Tensor mul(TensorArg a, TensorArg b) { return call_promoted(kMul, a, b); }
+Tensor div(TensorArg a, TensorArg b) { return call_promoted(kDiv, a, b, Promotion::kQuotient); }
+Tensor add(TensorArg a, Scalar s) {
+  return needs_tensor(a, s) ? add(a, {as_tensor(s), a.where}) : call_promoted(kAddScalar, a, s);
+}
+Tensor sub(TensorArg a, Scalar s) {
+  require_no_bool("sub", a);
+  return add(a, -s);
+}
+Tensor mul(TensorArg a, Scalar s) {
+  return needs_tensor(a, s) ? mul(a, {as_tensor(s), a.where}) : call_promoted(kMulScalar, a, s);
+}
+Tensor div(TensorArg a, Scalar s) {
+  if (!has_inverse(s.real())) return div(a, {divisor(a, s), a.where});
+  return call_promoted(kMulScalar, a, 1.0 / s.real(), Promotion::kQuotient);
+}
+Tensor rsub(TensorArg a, Scalar s) {
+  require_no_bool("sub", a);
+  return needs_tensor(a, s) ? sub({as_tensor(s), a.where}, a) : call_promoted(kRsubScalar, a, s);
+}
+Tensor rdiv(TensorArg a, Scalar s) { return call_promoted(kRdivScalar, a, s, Promotion::kQuotient); }
 Tensor neg(TensorArg x) { return call(kNeg, {x}); }
-void add_(TensorArg a, TensorArg b) { binary_(kAdd, a, b); }
-void sub_(TensorArg a, TensorArg b) { binary_(kSub, a, b); }
-void mul_(TensorArg a, TensorArg b) { binary_(kMul, a, b); }
-void div_(TensorArg a, TensorArg b) { binary_(kDiv, a, b); }
-void add_(TensorArg a, Scalar s) { with_scalar_(kAddScalar, a, s); }
-void mul_(TensorArg a, Scalar s) { with_scalar_(kMulScalar, a, s); }
+
+void add_(TensorArg a, TensorArg b) { call_promoted_(kAdd, a, b); }
+void sub_(TensorArg a, TensorArg b) {
+  for (const TensorArg& operand : {a, b}) require_no_bool("sub", operand);
+  call_promoted_(kSub, a, b);
+}
+void mul_(TensorArg a, TensorArg b) { call_promoted_(kMul, a, b); }
+void div_(TensorArg a, TensorArg b) { call_promoted_(kDiv, a, b, Promotion::kQuotient); }
+void add_(TensorArg a, Scalar s) {
+  return needs_tensor(a, s) ? add_(a, {as_tensor(s), a.where}) : call_promoted_(kAddScalar, a, s);
+}
+void sub_(TensorArg a, Scalar s) {
+  require_no_bool("sub", a);
+  add_(a, -s);
+}
+void mul_(TensorArg a, Scalar s) {
+  return needs_tensor(a, s) ? mul_(a, {as_tensor(s), a.where}) : call_promoted_(kMulScalar, a, s);
+}
+void div_(TensorArg a, Scalar s) {
+  if (!has_inverse(s.real())) return div_(a, {divisor(a, s), a.where});
+  call_promoted_(kMulScalar, a, 1.0 / s.real(), Promotion::kQuotient);
+}
+
 }  // namespace rondo::ops

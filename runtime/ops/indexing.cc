@@ -96,16 +96,12 @@ constexpr OpDef kScatter = {
         },
 };
 
-// ints: {dim, reverse}
+// Integers and bools add up in i64. ints: {dim, reverse}
 constexpr OpDef kCumsum = {
     .name = "cumsum",
     .kind = OpKind::kOpaque,
     .amp = AmpPolicy::kFloat32,
-    .infer =
-        [](InferContext& c) {
-          if (c.dtype(0) == kBool) c.fail("arithmetic on bool; cast to a number first");
-          c.output(0, c.dtype(0), c.sizes(0));
-        },
+    .infer = [](InferContext& c) { c.output(0, is_floating(c.dtype(0)) ? c.dtype(0) : kI64, c.sizes(0)); },
     .kernel = {&cpu::cumsum_kernel},
     .grad =
         [](const GradContext& g) {
@@ -117,17 +113,23 @@ Tensor gather(TensorArg x, int64_t dim, TensorArg index) {
   return call(kGather, {x, index}, {.ints = {dim_of("gather", x.tensor, dim, x.where)}});
 }
 Tensor scatter(TensorArg x, int64_t dim, TensorArg index, TensorArg source) {
-  return call(kScatter, {x, index, source}, {.ints = {dim_of("scatter", x.tensor, dim, x.where)}});
+  const int d = dim_of("scatter", x.tensor, dim, x.where);
+  require_defined("scatter", source);
+  const DType dtype = result_dtype(x.tensor, source.tensor);
+  const Tensor target = x.tensor.to(dtype, x.where), values = source.tensor.to(dtype, source.where);
+  return call(kScatter, {{target, x.where}, index, {values, source.where}}, {.ints = {d}});
 }
 Tensor scatter(TensorArg x, int64_t dim, TensorArg index, Scalar value) {
   const int d = dim_of("scatter", x.tensor, dim, x.where);
+  require_in_range("scatter", value, x.tensor.dtype(), x.where);
   const Tensor source = Tensor::full({}, value, {x.tensor.dtype(), x.tensor.device()});
   return call(kScatter, {x, index, {source, x.where}}, {.ints = {d}});
 }
 Tensor scatter_add(TensorArg x, int64_t dim, TensorArg index, TensorArg source) {
   const int d = dim_of("scatter_add", x.tensor, dim, x.where);
-  const Tensor sums = call(kScatterSum, {source, index}, scatter_sum_attrs(d, x.tensor.sizes()));
-  if (sums.dtype() != x.tensor.dtype()) throw_op_error("scatter_add", "x and source must have the same dtype", x.where);
+  require_defined("scatter_add", source);
+  const Tensor values = source.tensor.to(result_dtype(x.tensor, source.tensor), source.where);
+  const Tensor sums = call(kScatterSum, {{values, source.where}, index}, scatter_sum_attrs(d, x.tensor.sizes()));
   return add(x, {sums, x.where});
 }
 Tensor index_select(TensorArg x, int64_t dim, TensorArg index) {

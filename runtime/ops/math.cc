@@ -135,20 +135,36 @@ constexpr OpDef kPowScalar = elementwise<kFloatingOnly, 1, 1, [](auto x, auto s)
 
 Tensor maximum(TensorArg a, TensorArg b) { return call_promoted(kMaximum, a, b); }
 Tensor minimum(TensorArg a, TensorArg b) { return call_promoted(kMinimum, a, b); }
-Tensor exp(TensorArg x) { return call(kExp, {x}); }
-Tensor log(TensorArg x) { return call(kLog, {x}); }
-Tensor sqrt(TensorArg x) { return call(kSqrt, {x}); }
-Tensor rsqrt(TensorArg x) { return call(kRsqrt, {x}); }
-Tensor tanh(TensorArg x) { return call(kTanh, {x}); }
-Tensor erf(TensorArg x) { return call(kErf, {x}); }
-Tensor sigmoid(TensorArg x) { return call(kSigmoid, {x}); }
+Tensor exp(TensorArg x) { return call_floating(kExp, x); }
+Tensor log(TensorArg x) { return call_floating(kLog, x); }
+Tensor sqrt(TensorArg x) { return call_floating(kSqrt, x); }
+Tensor rsqrt(TensorArg x) { return call_floating(kRsqrt, x); }
+Tensor tanh(TensorArg x) { return call_floating(kTanh, x); }
+Tensor erf(TensorArg x) { return call_floating(kErf, x); }
+Tensor sigmoid(TensorArg x) { return call_floating(kSigmoid, x); }
 Tensor abs(TensorArg x) { return call(kAbs, {x}); }
 Tensor sign(TensorArg x) { return call(kSign, {x}); }
-Tensor square(TensorArg x) { return call(kMul, {x, x}); }
-Tensor sin(TensorArg x) { return call(kSin, {x}); }
-Tensor cos(TensorArg x) { return call(kCos, {x}); }
-Tensor log1p(TensorArg x) { return call(kLog1p, {x}); }
-Tensor expm1(TensorArg x) { return call(kExpm1, {x}); }
-Tensor pow(TensorArg x, double exponent) { return call(kPowScalar, {x}, {.floats = {exponent}}); }
+Tensor square(TensorArg x) {
+  require_defined("square", x);
+  return x.tensor.dtype() == kBool ? pow(x, 2) : call(kMul, {x, x});
+}
+Tensor sin(TensorArg x) { return call_floating(kSin, x); }
+Tensor cos(TensorArg x) { return call_floating(kCos, x); }
+Tensor log1p(TensorArg x) { return call_floating(kLog1p, x); }
+Tensor expm1(TensorArg x) { return call_floating(kExpm1, x); }
+Tensor pow(TensorArg x, Scalar exponent) {
+  require_defined("pow", x);
+  if (is_floating(x.tensor.dtype()) || !exponent.is_integer())
+    return call_floating(kPowScalar, x, {.floats = {exponent.real()}});
+  if (exponent.integer() < 0) throw_op_error("pow", "an integer has no negative power; cast it to a float", x.where);
+  // By squares; the result wraps around as a product does.
+  Tensor square = x.tensor.to(promote(x.tensor.dtype(), exponent), x.where);
+  Tensor result = Tensor::ones(square.sizes(), {square.dtype()});
+  for (int64_t rest = exponent.integer(); rest > 0; rest /= 2) {
+    if (rest % 2 != 0) result = mul({result, x.where}, square);
+    if (rest > 1) square = mul({square, x.where}, square);
+  }
+  return result;
+}
 
 }  // namespace rondo::ops

@@ -250,6 +250,8 @@ namespace {
 
 // The rows of `op` run along `dim`.
 Tensor along(const OpDef& op, TensorArg x, int64_t dim) {
+  if (x.tensor.defined() && x.tensor.rank() == 0 && (dim == 0 || dim == -1))
+    return reshape(call(op, {{reshape(x, {1}), x.where}}), {});  // a row of one
   if (!x.tensor.defined() || dim == -1 || dim + 1 == x.tensor.rank()) return call(op, {x});
   const Tensor rows = transpose(x, dim, -1);
   return transpose(call(op, {{rows, x.where}}), dim, -1);

@@ -14,8 +14,9 @@
 
 namespace rondo::ops {
 
-// ---- Elementwise. Operands broadcast. Dtypes are promoted as in PyTorch; a Scalar operand counts as a number, not as
-// a tensor (scalar.h).
+// ---- Elementwise. Operands broadcast. Dtypes are promoted as in PyTorch (promotion.h); a Scalar operand counts as a
+// number, not as a tensor (scalar.h). A quotient of integers is f32, and so are exp, sin and their like. In place, a
+// float result in an integer tensor is an error.
 Tensor add(TensorArg a, TensorArg b);
 Tensor sub(TensorArg a, TensorArg b);
 Tensor mul(TensorArg a, TensorArg b);
@@ -45,13 +46,13 @@ Tensor minimum(TensorArg a, Scalar b);
 Tensor abs(TensorArg x);
 Tensor sign(TensorArg x);  // -1, 0 or 1
 Tensor square(TensorArg x);
-Tensor pow(TensorArg x, double exponent);  // with the special values of C
+Tensor pow(TensorArg x, Scalar exponent);  // with the special values of C
 Tensor sin(TensorArg x);                   // accurate for |x| < 1e5 in f32, 1e9 in f64
 Tensor cos(TensorArg x);
 Tensor log1p(TensorArg x);  // ln(1 + x)
 Tensor expm1(TensorArg x);  // e^x - 1
-// x limited to [low, high]; an infinite bound does not limit. The gradient passes on the bounds and inside.
-Tensor clamp(TensorArg x, double low, double high);
+// x limited to [low, high]; an infinite bound does not limit. The gradient passes strictly inside.
+Tensor clamp(TensorArg x, Scalar low, Scalar high);
 enum class GeluKind { kTanh, kErf };
 // Gaussian error linear unit (Hendrycks and Gimpel, 2016); kTanh is GPT-2's approximation.
 Tensor gelu(TensorArg x, GeluKind kind = GeluKind::kTanh);
@@ -77,7 +78,7 @@ Tensor where(TensorArg condition, TensorArg a, TensorArg b);
 Tensor where(TensorArg condition, TensorArg a, Scalar b);
 Tensor where(TensorArg condition, Scalar a, TensorArg b);
 Tensor where(TensorArg condition, Scalar a, Scalar b);
-// x, but `value` where mask (bool, broadcast to x) is true.
+// x, but `value` where mask (bool, broadcast to x) is true; converted to x's dtype as by fill_.
 Tensor masked_fill(TensorArg x, TensorArg mask, Scalar value);
 Tensor cast(TensorArg x, DType dtype);  // always a dense copy
 
@@ -91,7 +92,7 @@ void sub_(TensorArg a, Scalar s);
 void mul_(TensorArg a, Scalar s);
 void div_(TensorArg a, Scalar s);
 void copy_(TensorArg target, TensorArg source);  // broadcasts and converts
-void fill_(TensorArg target, Scalar value);
+void fill_(TensorArg target, Scalar value);      // cuts the fraction for an integer target; must be in its range
 
 // ---- Views (view.cc): no data moves.
 Tensor view(TensorArg x, const Dims& sizes);     // one size may be -1; throws if the strides do not allow it
@@ -126,11 +127,11 @@ Tensor gather(TensorArg x, int64_t dim, TensorArg index);
 // x with source written where gather would read. If indices are equal, the last one wins.
 Tensor scatter(TensorArg x, int64_t dim, TensorArg index, TensorArg source);
 Tensor scatter(TensorArg x, int64_t dim, TensorArg index, Scalar value);
-// x with source added there. Values of equal indices add up, in order.
+// x with source added there. Values of equal indices add up, in order. The result has the wider dtype, as that of cat.
 Tensor scatter_add(TensorArg x, int64_t dim, TensorArg index, TensorArg source);
 // The slices x[..., index[i], ...] along dim. index (N).
 Tensor index_select(TensorArg x, int64_t dim, TensorArg index);
-// Running sum, in order.
+// Running sum, in order; i64 for integers and bools.
 Tensor cumsum(TensorArg x, int64_t dim);
 // The index of the largest (smallest) element, the first one if several are equal; NaN wins. Without dim: the index
 // into the flattened tensor.
@@ -147,10 +148,10 @@ Tensor argsort(TensorArg x, int64_t dim = -1, bool descending = false);
 ValuesAndIndices topk(TensorArg x, int64_t k, int64_t dim = -1, bool largest = true);
 
 // ---- Reductions (reduction.cc) over one dimension, several, or (without `dims`) all: sum(x, 1), sum(x, {0, -1}).
-Tensor sum(TensorArg x, const ReduceDims& dims = {}, bool keepdim = false);
-Tensor mean(TensorArg x, const ReduceDims& dims = {}, bool keepdim = false);
-Tensor max(TensorArg x, const ReduceDims& dims = {}, bool keepdim = false);  // NaN wins
-Tensor min(TensorArg x, const ReduceDims& dims = {}, bool keepdim = false);  // NaN wins
+Tensor sum(TensorArg x, const ReduceDims& dims = {}, bool keepdim = false);   // i64 for integers and bools
+Tensor mean(TensorArg x, const ReduceDims& dims = {}, bool keepdim = false);  // of floats only
+Tensor max(TensorArg x, const ReduceDims& dims = {}, bool keepdim = false);   // NaN wins
+Tensor min(TensorArg x, const ReduceDims& dims = {}, bool keepdim = false);   // NaN wins
 // Variance and standard deviation (statistics.cc): sum((x - mean)^2) / (n - correction), over n elements. The default
 // correction of 1 gives the unbiased variance of a sample; 0 gives that of the values themselves.
 Tensor var(TensorArg x, const ReduceDims& dims = {}, double correction = 1, bool keepdim = false);
@@ -246,8 +247,9 @@ struct LinearCrossEntropyOptions {
 Tensor linear_cross_entropy(TensorArg x, TensorArg weight, TensorArg bias, TensorArg target,
                             LinearCrossEntropyOptions options = {});
 
-// ---- Random (dropout.cc). Zeroes elements with probability p and scales the others by 1 / (1 - p). Takes one offset
-// of the generator (null: default_generator()). What happens to an element depends on (seed, offset, its index) only.
+// ---- Random (dropout.cc). Zeroes elements with probability p in [0, 1] and scales the others by 1 / (1 - p). Takes
+// one offset of the generator (null: default_generator()). What happens to an element depends on (seed, offset, its
+// index) only.
 Tensor dropout(TensorArg x, double p, Generator* generator = nullptr);
 
 }  // namespace rondo::ops

@@ -1,21 +1,151 @@
 #include "rondo/runtime/ops/promotion.h"
 
-namespace rondo::ops {
+#include <array>
+#include <cmath>
 
-DType common_dtype(const Tensor& a, const Tensor& b) {
-  if (is_floating(a.dtype()) == is_floating(b.dtype()) && a.rank() != b.rank()) {
-    if (a.rank() == 0) return b.dtype();
-    if (b.rank() == 0) return a.dtype();
-  }
-  return promote(a.dtype(), b.dtype());
+#include "absl/strings/str_cat.h"
+#include "rondo/runtime/ops/table.h"
+
+namespace rondo::ops {
+namespace {
+
+enum Category { kBools, kIntegers, kFloats };
+
+constexpr Category category(DType t) { return t == kBool ? kBools : is_floating(t) ? kFloats : kIntegers; }
+
+// True if every number of `from` is one of `to`.
+constexpr bool is_exact(DType from, DType to) { return from == to || from == kBool || (from == kU8 && to != kBool); }
+
+constexpr DType quotient_dtype(DType t, Promotion promotion) {
+  return promotion == Promotion::kQuotient && !is_floating(t) ? kF32 : t;
 }
 
-Tensor call_promoted(const OpDef& op, TensorArg a, TensorArg b) {
+// Where an op on operands of dtypes a and b computes a result of dtype `result`.
+constexpr DType working_dtype(DType result, DType a, DType b, Promotion promotion) {
+  if (promotion == Promotion::kCompare) return result;
+  if (result == kBool) return kU8;  // a sum is "or", a product is "and"
+  return is_low_precision(result) && !(is_exact(a, result) && is_exact(b, result)) ? kF32 : result;
+}
+
+// True if an op on operands of `t` computes in `t` and its result keeps it: nearly every call.
+constexpr bool keeps_dtype(DType t, Promotion promotion) {
+  return is_floating(t) || promotion == Promotion::kCompare || (promotion == Promotion::kArithmetic && t != kBool);
+}
+
+Tensor rounded(const Tensor& result, DType dtype, Promotion promotion, std::source_location where) {
+  return promotion == Promotion::kCompare ? result : result.to(dtype, where);
+}
+
+void require_fits_in_place(const OpDef& op, DType result, TensorArg target) {
+  const DType into = target.tensor.dtype();
+  if (category(result) <= category(into)) return;
+  throw_op_error(op.name,
+                 absl::StrCat("the result is ", std::string(name_of(result)), " and cannot be written in place into ",
+                              std::string(name_of(into))),
+                 target.where);
+}
+
+// The result, computed elsewhere in a wider dtype, into `target`.
+void write_back(const OpDef& op, const Tensor& result, TensorArg target) {
+  if (!(result.sizes() == target.tensor.sizes()))
+    throw_op_error(op.name,
+                   absl::StrCat("the result ", to_string(result.sizes()), " does not fit in place into ",
+                                to_string(target.tensor.sizes())),
+                   target.where);
+  call_in_place(kCopy, {target, {result, target.where}});
+}
+
+}  // namespace
+
+DType result_dtype(std::span<const Tensor* const> tensors) {
+  // Of each category, the widest dtype of tensors with dimensions, and of those without.
+  std::array<std::optional<DType>, 3> with_dims, without;
+  int highest = kBools;
+  for (const Tensor* tensor : tensors) {
+    const DType dtype = tensor->dtype();
+    const int c = category(dtype);
+    std::optional<DType>& widest = (tensor->rank() > 0 ? with_dims : without)[static_cast<size_t>(c)];
+    widest = widest ? promote(*widest, dtype) : dtype;
+    highest = std::max(highest, c);
+  }
+  const auto c = static_cast<size_t>(highest);
+  return with_dims[c] ? *with_dims[c] : without[c].value_or(kBool);
+}
+
+DType result_dtype(const Tensor& a, const Tensor& b) {
+  const Tensor* const both[] = {&a, &b};
+  return result_dtype(both);
+}
+
+Tensor call_promoted(const OpDef& op, TensorArg a, TensorArg b, Promotion promotion) {
   for (const TensorArg& operand : {a, b}) require_defined(op.name, operand);
-  if (a.tensor.dtype() == b.tensor.dtype()) return call(op, {a, b});
-  const DType dtype = common_dtype(a.tensor, b.tensor);
-  const Tensor left = a.tensor.to(dtype, a.where), right = b.tensor.to(dtype, b.where);
-  return call(op, {{left, a.where}, {right, b.where}});
+  const DType left = a.tensor.dtype(), right = b.tensor.dtype();
+  if (left == right && keeps_dtype(left, promotion)) return call(op, {a, b});
+  const DType result = quotient_dtype(result_dtype(a.tensor, b.tensor), promotion);
+  const DType working = working_dtype(result, left, right, promotion);
+  const Tensor x = a.tensor.to(working, a.where), y = b.tensor.to(working, b.where);
+  return rounded(call(op, {{x, a.where}, {y, b.where}}), result, promotion, a.where);
+}
+
+Tensor call_promoted(const OpDef& op, TensorArg a, Scalar s, Promotion promotion) {
+  require_defined(op.name, a);
+  const DType dtype = a.tensor.dtype();
+  if (promote(dtype, s) == dtype && keeps_dtype(dtype, promotion)) return call(op, {a}, {.floats = {s.real()}});
+  const DType result = quotient_dtype(promote(dtype, s), promotion);
+  const Tensor x = a.tensor.to(working_dtype(result, dtype, result, promotion), a.where);
+  return rounded(call(op, {{x, a.where}}, {.floats = {s.real()}}), result, promotion, a.where);
+}
+
+void call_promoted_(const OpDef& op, TensorArg a, TensorArg b, Promotion promotion) {
+  for (const TensorArg& operand : {a, b}) require_defined(op.name, operand);
+  const DType left = a.tensor.dtype(), right = b.tensor.dtype();
+  if (left == right && keeps_dtype(left, promotion)) return call_in_place(op, {a, b});
+  const DType result = quotient_dtype(result_dtype(a.tensor, b.tensor), promotion);
+  require_fits_in_place(op, result, a);
+  const DType working = working_dtype(result, left, right, promotion);
+  const Tensor y = b.tensor.to(working, b.where);
+  if (working == left) return call_in_place(op, {a, {y, b.where}});
+  const Tensor x = a.tensor.to(working, a.where);
+  write_back(op, call(op, {{x, a.where}, {y, b.where}}), a);
+}
+
+void call_promoted_(const OpDef& op, TensorArg a, Scalar s, Promotion promotion) {
+  require_defined(op.name, a);
+  const DType dtype = a.tensor.dtype();
+  const Attrs attrs{.floats = {s.real()}};
+  if (promote(dtype, s) == dtype && keeps_dtype(dtype, promotion)) return call_in_place(op, {a}, attrs);
+  const DType result = quotient_dtype(promote(dtype, s), promotion);
+  require_fits_in_place(op, result, a);
+  const Tensor x = a.tensor.to(working_dtype(result, dtype, result, promotion), a.where);
+  write_back(op, call(op, {{x, a.where}}, attrs), a);
+}
+
+Tensor call_floating(const OpDef& op, TensorArg x, Attrs attrs) {
+  require_defined(op.name, x);
+  if (is_floating(x.tensor.dtype())) return call(op, {x}, std::move(attrs));
+  const Tensor real = x.tensor.to(kF32, x.where);
+  return call(op, {{real, x.where}}, std::move(attrs));
+}
+
+bool is_exact_attribute(Scalar s) {
+  return !s.is_integer() || (std::abs(s.real()) < 0x1p63 && static_cast<int64_t>(s.real()) == s.integer());
+}
+
+void require_in_range(const char* op, Scalar value, DType dtype, std::source_location where) {
+  const double real = value.real(), whole = std::trunc(real);
+  bool fits = true;
+  switch (dtype) {
+    case DType::kF64:
+    case DType::kBool: break;
+    case DType::kF32: fits = std::isinf(real) || !(std::abs(real) > 0x1.fffffep127); break;
+    case DType::kBF16: fits = std::isinf(real) || !(std::abs(real) > 0x1.fep127); break;
+    case DType::kF16: fits = std::isinf(real) || !(std::abs(real) > 65504); break;
+    case DType::kI64: fits = value.is_integer() || (whole >= -0x1p63 && whole < 0x1p63); break;
+    case DType::kI32: fits = whole >= -0x1p31 && whole < 0x1p31; break;
+    case DType::kU8: fits = whole >= -255 && whole <= 255; break;  // -1 is 255, as in PyTorch
+  }
+  if (!fits)
+    throw_op_error(op, absl::StrCat("the value ", real, " is out of range for ", std::string(name_of(dtype))), where);
 }
 
 }  // namespace rondo::ops

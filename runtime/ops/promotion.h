@@ -1,14 +1,46 @@
-// Dtype promotion of ops with several operands, in one place.
+// Dtype promotion: the one place that decides in which dtype an op computes and which dtype its result has. The rules
+// are PyTorch's; tests/runtime/promotion_test.cc compares them with recorded values, cell by cell.
+//
+//   Tensor hypot(TensorArg a, TensorArg b) { return call_promoted(kHypot, a, b); }
+//
+// - The dtypes form three categories: bool < integers < floats. The operand of the highest category decides the
+//   result's dtype. Inside a category a tensor with dimensions counts before a 0-dim tensor, and that before a Scalar.
+// - Results of bf16 and f16 are computed in f32 and rounded once, unless all operands are exact in the result's dtype.
+// - Operands of one dtype are passed on as they are. Otherwise casts are recorded as ops of their own, so a compiled
+//   region runs the same casts as eager execution.
 #pragma once
 
+#include <span>
+
 #include "rondo/runtime/op.h"
+#include "rondo/runtime/scalar.h"
 
 namespace rondo::ops {
 
-// The dtype of a result of two operands: a scalar tensor does not widen a tensor of its own family.
-DType common_dtype(const Tensor& a, const Tensor& b);
+enum class Promotion : uint8_t {
+  kArithmetic,  // the result has the promoted dtype
+  kQuotient,    // the same, but integers and bools become f32
+  kCompare,     // both operands are cast to the promoted dtype; the op decides its result's dtype
+};
 
-// call(op, {a, b}) after casting both operands to their common dtype.
-Tensor call_promoted(const OpDef& op, TensorArg a, TensorArg b);
+// The promoted dtype of all tensors.
+DType result_dtype(std::span<const Tensor* const> tensors);
+DType result_dtype(const Tensor& a, const Tensor& b);
+
+// The result of an op of two tensors on operands of any dtypes. Throws Error for undefined tensors.
+Tensor call_promoted(const OpDef& op, TensorArg a, TensorArg b, Promotion promotion = Promotion::kArithmetic);
+// The same for an op of one tensor and a scalar attribute.
+Tensor call_promoted(const OpDef& op, TensorArg a, Scalar s, Promotion promotion = Promotion::kArithmetic);
+// Writes the result into `a`. Throws Error if the result is a float and `a` is not, or if only `a` is bool.
+void call_promoted_(const OpDef& op, TensorArg a, TensorArg b, Promotion promotion = Promotion::kArithmetic);
+void call_promoted_(const OpDef& op, TensorArg a, Scalar s, Promotion promotion = Promotion::kArithmetic);
+// The result of a function on floats; integers and bools become f32.
+Tensor call_floating(const OpDef& op, TensorArg x, Attrs attrs = {});
+
+// True if a double holds the scalar exactly, as scalar attributes do.
+bool is_exact_attribute(Scalar s);
+// Throws Error unless elements of `dtype` can take `value`: an integer must be in range without its fraction, and a
+// finite float must not become infinite.
+void require_in_range(const char* op, Scalar value, DType dtype, std::source_location where);
 
 }  // namespace rondo::ops

@@ -32,7 +32,11 @@ Attrs reduction_attrs(const char* op, TensorArg x, const Dims& dims, bool keepdi
   int64_t mask = 0;
   for (int64_t d : dims) {
     const int dim = normalize_dim(op, d, x.tensor.sizes(), x.where);
-    if (rank > 0) mask |= int64_t{1} << dim;
+    const int64_t bit = rank > 0 ? int64_t{1} << dim : 0;
+    if ((mask & bit) != 0)
+      throw_op_error(op, "dimension " + std::to_string(d) + " is given twice for " + to_string(x.tensor.sizes()),
+                     x.where);
+    mask |= bit;
   }
   if (dims.empty()) mask = (int64_t{1} << rank) - 1;
   return {.ints = {mask, keepdim}};
@@ -54,16 +58,23 @@ void decomposed_kernel(const KernelContext& context) {
   for (size_t i = 0; i < outputs.size(); ++i) context.outputs[i].copy_(outputs[i]);
 }
 
+// ints: {mask, keepdim} or {mask, keepdim, dtype of the result}. Without a dtype, floats keep theirs, and integers and
+// bools add up in i64.
 constexpr OpDef kSum = {
     .name = "sum",
     .kind = OpKind::kReduction,
     .amp = AmpPolicy::kFloat32,
-    .infer = &reduction_infer,
+    .infer =
+        [](InferContext& c) {
+          reduction_infer(c);
+          const DType own = is_floating(c.dtype(0)) ? c.dtype(0) : kI64;
+          c.output(0, c.attrs().ints.size() > 2 ? static_cast<DType>(c.integer(2)) : own, Dims(c.outputs()[0].sizes));
+        },
     .kernel = {&cpu::sum_kernel},
     .grad =
         [](const GradContext& g) {
           const Tensor kept = reshape(g.grad_out(), kept_sizes(g.input_sizes(0), g.integer(0)));
-          g.set(0, expand(kept, g.input_sizes(0)));
+          g.set(0, expand(kept.to(g.input_dtype(0)), g.input_sizes(0)));
         },
     .lower = [](LoopBuilder& b) { b.output(0, b.reduce(LoopOp::kReduceSum, b.input(0))); },
     .additive = true,
@@ -75,8 +86,10 @@ namespace {
 void extremum_grad(const GradContext& g) {
   const Dims kept = kept_sizes(g.input_sizes(0), g.integer(0));
   const Tensor hit = cast(equal(g.input(0), reshape(g.output(0), kept)), g.input_dtype(0));
-  const Tensor count = call(kSum, {hit}, {.ints = {g.integer(0), 1}});
-  g.set(0, hit * (reshape(g.grad_out(), kept) / count));
+  // In the compute dtype: 16-bit floats do not count far.
+  const DType compute = compute_dtype(g.input_dtype(0));
+  const Tensor count = call(kSum, {hit}, {.ints = {g.integer(0), 1, static_cast<int64_t>(compute)}});
+  g.set(0, hit * (reshape(g.grad_out(), kept) / count).to(g.input_dtype(0)));
 }
 
 }  // namespace
@@ -109,8 +122,14 @@ Tensor sum(TensorArg x, const ReduceDims& dims, bool keepdim) {
 Tensor mean(TensorArg x, const ReduceDims& dims, bool keepdim) {
   const Attrs attrs = reduction_attrs("mean", x, dims, keepdim);
   const int64_t n = reduced_numel(x.tensor.sizes(), attrs.ints[0]);
-  if (!is_floating(x.tensor.dtype())) throw_op_error("mean", "needs a floating-point tensor; cast it first", x.where);
-  return mul({call(kSum, {x}, attrs), x.where}, 1.0 / static_cast<double>(n));
+  const DType dtype = x.tensor.dtype();
+  if (!is_floating(dtype)) throw_op_error("mean", "needs a floating-point tensor; cast it first", x.where);
+  const double share = 1.0 / static_cast<double>(n);
+  if (!is_low_precision(dtype) || amp::autocast_dtype()) return mul({call(kSum, {x}, attrs), x.where}, share);
+  // A sum of 16-bit floats may be too large for them where the mean is not.
+  Attrs wide = attrs;
+  wide.ints.push_back(static_cast<int64_t>(compute_dtype(dtype)));
+  return mul({call(kSum, {x}, wide), x.where}, share).to(dtype, x.where);
 }
 
 namespace {

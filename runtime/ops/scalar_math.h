@@ -459,8 +459,9 @@ template <class T> [[gnu::always_inline]] inline T silu_grad(T x, T g) {
 template <class T> [[gnu::always_inline]] inline T relu(T x) {
   return select(lt(x, constant(x, 0.0)), constant(x, 0.0), x);
 }
+// 0 up to 0, else g; also where x is NaN.
 template <class T> [[gnu::always_inline]] inline T relu_grad(T x, T g) {
-  return select(lt(constant(x, 0.0), x), g, constant(x, 0.0));
+  return select(le(x, constant(x, 0.0)), constant(x, 0.0), g);
 }
 
 template <class T> [[gnu::always_inline]] inline T leaky_relu(T x, T slope) {
@@ -483,9 +484,9 @@ template <class T> [[gnu::always_inline]] inline T hardtanh(T x, T low, T high) 
 template <class T> [[gnu::always_inline]] inline T hardtanh_grad(T x, T low, T high, T g) {
   return select(logical_and(lt(low, x), lt(x, high)), g, constant(x, 0.0));
 }
-// The gradient of clamp: g inside and on the bounds.
+// The gradient of clamp: g strictly inside.
 template <class T> [[gnu::always_inline]] inline T clamp_grad(T x, T low, T high, T g) {
-  return select(logical_and(le(low, x), le(x, high)), g, constant(x, 0.0));
+  return hardtanh_grad(x, low, high, g);
 }
 
 // min(max(x + 3, 0), 6) / 6 (Howard et al. 2019, arXiv 1905.02244) and x times that.

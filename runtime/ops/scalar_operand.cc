@@ -70,14 +70,5 @@ Tensor where(TensorArg condition, Scalar a, Scalar b) {
                           {Tensor::full({}, a, {default_dtype(a), condition.tensor.device()}), condition.where}, b);
   return where(condition, operands.first(), operands.second());
 }
-Tensor masked_fill(TensorArg x, TensorArg mask, Scalar value) {
-  require_defined("masked_fill", x);
-  require_defined("masked_fill", mask);
-  return where(mask, {Tensor::full({}, value, {x.tensor.dtype(), x.tensor.device()}), x.where}, x);
-}
-
-Tensor sub(TensorArg a, Scalar s) { return add(a, -s); }
-void sub_(TensorArg a, Scalar s) { add_(a, -s); }
-void div_(TensorArg a, Scalar s) { mul_(a, 1.0 / s.real()); }
 
 }  // namespace rondo::ops

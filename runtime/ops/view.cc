@@ -375,7 +375,11 @@ Tensor cat(std::span<const Tensor> parts, int64_t dim, std::source_location wher
   if (parts[0].rank() == 0) throw_op_error("cat", "a scalar has no dimension to join along; use stack", where);
   const int d = normalize_dim("cat", dim, parts[0].rank(), where);
   // Long lists go in batches of what one op may take.
-  std::vector<Tensor> level(parts.begin(), parts.end());
+  std::vector<const Tensor*> all;
+  for (const Tensor& part : parts) all.push_back(&part);
+  const DType dtype = result_dtype(all);
+  std::vector<Tensor> level;
+  for (const Tensor& part : parts) level.push_back(part.to(dtype, where));
   while (true) {
     std::vector<Tensor> next;
     for (size_t i = 0; i < level.size(); i += kMaxOpInputs) {

@@ -13,6 +13,7 @@
 #include "rondo/modules/llama.h"
 #include "rondo/modules/vit.h"
 #include "rondo/optim/adam.h"
+#include "rondo/runtime/amp.h"
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/io/safetensors.h"
 #include "rondo/tests/paths.h"
@@ -139,6 +140,38 @@ TEST_P(ModelReference, TenAdamWSteps) {
   }
   const bool wide = std::get<DType>(GetParam()) == kF64;
   expect_close(Tensor::from(losses, {10}), file[wide ? "losses" : "losses_f32"], largest("losses"), "losses");
+}
+
+// Mixed precision follows the losses of full precision, step by step.
+TEST_P(ModelReference, TrainsUnderAutocast) {
+  if (std::get<DType>(GetParam()) != kF32) GTEST_SKIP() << "autocast leaves f64 alone";
+  const StateDict start = subject.model->state_dict();
+  StateDict copies;
+  for (const auto& [name, tensor] : start) copies[name] = tensor.clone();
+  for (const DType dtype : {kBF16, kF16}) {
+    SCOPED_TRACE(name_of(dtype));
+    no_grad([&] { subject.model->load_state_dict(copies); });
+    optim::AdamW optimizer(subject.model->parameters(), {.lr = 1e-3, .betas = {0.9, 0.95}, .weight_decay = 0.1});
+    std::vector<double> losses;
+    for (int step = 0; step < 10; ++step) {
+      const Tensor loss = [&] {
+        const amp::Autocast lower(dtype);
+        return subject.loss();
+      }();
+      EXPECT_EQ(loss.dtype(), kF32);
+      losses.push_back(loss.item());
+      optimizer.zero_grad();
+      loss.backward();
+      for (const auto& [name, parameter] : subject.model->named_parameters()) {
+        ASSERT_TRUE(parameter.grad().defined()) << name;
+        EXPECT_EQ(parameter.grad().dtype(), kF32) << name;
+      }
+      optimizer.step();
+    }
+    EXPECT_LT(losses.back(), losses.front());
+    tolerance = 0.02;
+    expect_close(Tensor::from(losses, {10}), file["losses_f32"], largest("losses"), "losses");
+  }
 }
 
 constexpr Model kModels[] = {{"gpt2", &make_gpt2}, {"bert", &make_bert}, {"vit", &make_vit}, {"llama", &make_llama}};

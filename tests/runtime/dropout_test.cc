@@ -65,9 +65,18 @@ TEST(Dropout, DropsWhatIsNotFinite) {
   for (float v : values(ops::dropout(Tensor::full({1000}, NAN), 0.5))) EXPECT_TRUE(v == 0 || std::isnan(v));
 }
 
+// Also words of which every bit is set, the largest of all.
+TEST(Dropout, AProbabilityOfOneDropsEverything) {
+  Tensor x = Tensor::full({100000}, INFINITY).requires_grad_();
+  const Tensor y = ops::dropout(x, 1.0);
+  for (float v : values(y)) ASSERT_EQ(v, 0);
+  y.backward(Tensor::ones({100000}));
+  for (float v : values(x.grad())) ASSERT_EQ(v, 0);
+}
+
 TEST(Dropout, EmptyAndWrong) {
   EXPECT_EQ(ops::dropout(Tensor::zeros({0, 3}), 0.5).numel(), 0);
-  EXPECT_THROW(ops::dropout(Tensor::ones({2}), 1.0), Error);
+  EXPECT_THROW(ops::dropout(Tensor::ones({2}), 1.1), Error);
   EXPECT_THROW(ops::dropout(Tensor::ones({2}), -0.1), Error);
   EXPECT_THROW(ops::dropout(Tensor::ones({2}, {kI64}), 0.5), Error);
 }
