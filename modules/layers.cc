@@ -42,7 +42,8 @@ Tensor Linear::forward(const Tensor& x) { return ops::linear(x, weight, bias); }
 Embedding::Embedding(int64_t num_embeddings, int64_t embedding_dim, EmbeddingOptions options)
     : options(options), weight(parameter("weight", normal_rows(num_embeddings, embedding_dim))) {
   if (options.padding_idx && (*options.padding_idx < 0 || *options.padding_idx >= num_embeddings))
-    throw Error(absl::StrCat("Embedding: padding_idx must be in [0, ", num_embeddings, "), got ", *options.padding_idx));
+    throw Error(
+        absl::StrCat("Embedding: padding_idx must be in [0, ", num_embeddings, "), got ", *options.padding_idx));
   zero_padding();
 }
 Tensor Embedding::forward(const Tensor& indices) {

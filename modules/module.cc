@@ -70,7 +70,8 @@ std::string demangled(const std::type_info& type) {
 
 bool ModuleBase::contains(const void* p) const {
   const auto* begin = reinterpret_cast<const std::byte*>(this);
-  return !std::less<>()(p, static_cast<const void*>(begin)) && std::less<>()(p, static_cast<const void*>(begin + size_));
+  return !std::less<>()(p, static_cast<const void*>(begin)) &&
+         std::less<>()(p, static_cast<const void*>(begin + size_));
 }
 
 ModuleBase* ModuleBase::enclosing(const void* p) {

@@ -98,9 +98,11 @@ Tensor ViT::loss(const Tensor& images, const Tensor& targets, std::source_locati
 namespace {
 
 // Hugging Face's name for a part of a block, and ours.
-constexpr std::pair<std::string_view, std::string_view> kBlockParts[] = {
-    {"attention.output.dense.", "attn.proj."}, {"intermediate.dense.", "mlp.fc1."}, {"output.dense.", "mlp.fc2."},
-    {"layernorm_before.", "norm1."},           {"layernorm_after.", "norm2."}};
+constexpr std::pair<std::string_view, std::string_view> kBlockParts[] = {{"attention.output.dense.", "attn.proj."},
+                                                                         {"intermediate.dense.", "mlp.fc1."},
+                                                                         {"output.dense.", "mlp.fc2."},
+                                                                         {"layernorm_before.", "norm1."},
+                                                                         {"layernorm_after.", "norm2."}};
 constexpr std::pair<std::string_view, std::string_view> kModelParts[] = {
     {"vit.embeddings.cls_token", "cls_token"},
     {"vit.embeddings.position_embeddings", "pos_embed"},
@@ -128,13 +130,14 @@ StateDict vit_from_hugging_face(const StateDict& published) {
       continue;
     }
     const size_t dot = name.find('.', kLayer.size());
-    if (dot == name.npos) throw Error(absl::StrCat("vit_from_hugging_face: the name ", name, " has no part after a layer"));
+    if (dot == name.npos)
+      throw Error(absl::StrCat("vit_from_hugging_face: the name ", name, " has no part after a layer"));
     const std::string layer = name.substr(0, dot + 1), rest = name.substr(dot + 1);
     const std::string block = absl::StrCat("blocks.", name.substr(kLayer.size(), dot + 1 - kLayer.size()));
     if (rest.starts_with("attention.attention.")) {
       const bool is_query = rest.starts_with(query);
       if (!is_query && published.contains(absl::StrCat(layer, query, rest.substr(rest.rfind('.') + 1))))
-        continue;  // joined with its query
+        continue;                                                 // joined with its query
       const std::string leaf = rest.substr(rest.rfind('.') + 1);  // weight or bias
       std::vector<Tensor> joined;
       for (const char* part : {"query.", "key.", "value."}) {

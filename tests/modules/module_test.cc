@@ -229,10 +229,11 @@ TEST(Module, AMemberWithoutChildIsRefused) {
     Linear fc{8, 4};
     Tensor forward(const Tensor& x) { return fc(ln(x)); }
   };
-  EXPECT_NE(test::error_of([] { Hidden module; })
-                .find("Hidden: the member module after \"ln\", a Linear, is not made by child(), so its parameters would "
-                      "not be trained or saved. Write: Linear fc = child(\"fc\", ...)"),
-            std::string::npos);
+  EXPECT_NE(
+      test::error_of([] { Hidden module; })
+          .find("Hidden: the member module after \"ln\", a Linear, is not made by child(), so its parameters would "
+                "not be trained or saved. Write: Linear fc = child(\"fc\", ...)"),
+      std::string::npos);
   EXPECT_NE(test::error_of([] { std::make_unique<Hidden>(); }).find("is not made by child()"), std::string::npos);
   struct HiddenList : Module<HiddenList> {
     ModuleList<Linear> h{2, 3, 3};
@@ -282,8 +283,9 @@ TEST(Module, AnArgumentDeclaredLaterIsRefused) {
     Linear fc = child("fc", in, 4);
     int64_t in = 8;
   };
-  EXPECT_NE(test::error_of([] { Late module; })
-                .find("Late: child(\"fc\", ...): an argument is a member of Late that is declared after this child"),
+  EXPECT_NE(test::error_of([] {
+              Late module;
+            }).find("Late: child(\"fc\", ...): an argument is a member of Late that is declared after this child"),
             std::string::npos);
   struct Early : Module<Early> {
     int64_t in = 8;
@@ -291,8 +293,8 @@ TEST(Module, AnArgumentDeclaredLaterIsRefused) {
     Linear again = child("again", fc.weight.size(0), in);
   } early;
   EXPECT_EQ(early.again.weight.sizes(), (Dims{8, 4}));
-  for (const auto& make : std::vector<std::function<void()>>{
-           [] { Linear(0, 2); }, [] { Linear(2, -1); }, [] { Embedding(-3, 2); }, [] { LayerNorm(0); }})
+  for (const auto& make : std::vector<std::function<void()>>{[] { Linear(0, 2); }, [] { Linear(2, -1); },
+                                                             [] { Embedding(-3, 2); }, [] { LayerNorm(0); }})
     EXPECT_NE(test::error_of(make).find("sizes must be positive, got"), std::string::npos);
 }
 
@@ -394,8 +396,9 @@ TEST(Published, BertLlamaAndViTLoadStrictly) {
   EXPECT_EQ(vit.blocks[0].norm2.bias.to_vector<float>(),
             published.at("vit.encoder.layer.0.layernorm_after.bias").to_vector<float>());
   published.erase("vit.encoder.layer.1.attention.attention.value.bias");
-  EXPECT_NE(test::error_of([&] { vit_from_hugging_face(published); })
-                .find("vit.encoder.layer.1.attention.attention.value.bias is missing"),
+  EXPECT_NE(test::error_of([&] {
+              vit_from_hugging_face(published);
+            }).find("vit.encoder.layer.1.attention.attention.value.bias is missing"),
             std::string::npos);
 }
 
