@@ -4,9 +4,9 @@
 //   train_gpt --init_from=resume --out_dir=out              # after a kill: goes on, bit for bit
 //   rondorun --nproc-per-node 2 train_gpt --data=...        # two processes, each with its own --batch_size windows
 //
-// Nothing here depends on what ran before: weights, batches, dropout and samples are functions of (seed, step), so the
-// step in a checkpoint is all the random state there is. Under rondorun every process draws its rows of the one batch,
-// so that n processes train as one with n times the batch; rank 0 prints, and writes what is kept.
+// Weights, batches, dropout and samples are functions of (seed, step). So the step in a checkpoint is all the random
+// state there is. Under rondorun every process draws its rows of one common batch: n processes train as one with n
+// times the batch. Rank 0 prints and writes the files.
 #include <algorithm>
 #include <cmath>
 #include <csignal>

@@ -14,7 +14,7 @@
 
 namespace rondo::nn {
 
-// While one is alive on this thread, layers leave their new weights unset: whoever builds them fills them.
+// While one is alive on this thread, layers do not initialise their weights: the code that makes them fills them.
 class SkipInit {
  public:
   SkipInit() { ++depth_; }

@@ -8,6 +8,8 @@
 #include <memory>
 #include <optional>
 
+#include "rondo/compile/compile.h"
+#include "rondo/compile/jit/executable.h"
 #include "rondo/modules/attention.h"
 #include "rondo/modules/bert.h"
 #include "rondo/modules/llama.h"
@@ -325,7 +327,19 @@ TEST(Module, ParametersOfACallHookAreItsModules) {
   EXPECT_EQ(adapter->gain.to_vector<float>(), (std::vector<float>{5, 5}));
 }
 
-// Of the row of padding_idx nothing is learned; elsewhere the gradients are the same.
+TEST(Module, CompilingBlocksOfAModelWithoutBlocksIsAnError) {
+  if (!compile::jit_available()) GTEST_SKIP() << "built without LLVM";
+  struct Net : Module<Net> {
+    Linear fc = child("fc", 2, 2);
+    Tensor forward(const Tensor& x) { return fc(x); }
+  } net;
+  EXPECT_NE(test::error_of([&] { compile::compile_regions(net); })
+                .find("compile_regions: Net has no blocks, that is, no nn::ModuleList of modules; compile the whole "
+                      "model with compile_module(model)"),
+            std::string::npos);
+}
+
+// The row of padding_idx gets no gradient; the other rows get the usual one.
 TEST(Layers, EmbeddingWithPadding) {
   Embedding padded(5, 3, {.padding_idx = 1}), plain(5, 3);
   EXPECT_EQ(padded.weight.select(0, 1).to_vector<float>(), (std::vector<float>{0, 0, 0}));
