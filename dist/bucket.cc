@@ -17,11 +17,10 @@ std::string describe(const Tensor& t) { return absl::StrCat(std::string(name_of(
 
 }  // namespace
 
-BucketPlan plan_buckets(const nn::ModuleBase& model, const std::vector<compile::Seam>& seams,
+BucketPlan plan_buckets(const nn::ModuleBase& model, const std::vector<optim::Seam>& seams,
                         const BucketOptions& options) {
   std::unordered_map<const TensorImpl*, std::string> names;
-  const std::vector<nn::NamedTensor> parameters = model.named_parameters();
-  for (const nn::NamedTensor& p : parameters) names[p.tensor.impl()] = p.name;
+  for (const nn::NamedTensor& p : model.named_parameters()) names[p.tensor.impl()] = p.name;
 
   BucketPlan plan;
   std::map<DType, Bucket> open;
@@ -34,29 +33,44 @@ BucketPlan plan_buckets(const nn::ModuleBase& model, const std::vector<compile::
   for (size_t s = 0; s < seams.size(); ++s) {
     for (const Tensor& p : seams[s].parameters) {
       const DType wire = wire_dtype(p.dtype());
-      const int64_t taken = (p.numel() + kAlign - 1) / kAlign * kAlign, width = static_cast<int64_t>(size_of(wire));
+      const int64_t width = static_cast<int64_t>(size_of(wire));
+      const int64_t room = std::max(options.max_bytes / width / kAlign * kAlign, kAlign);
       Bucket& bucket = open[wire];
-      if ((bucket.numel + taken) * width > options.max_bytes) close(bucket, s);
-      bucket.dtype = wire;
-      bucket.slots.push_back({names.at(p.impl()), p, bucket.numel});
-      bucket.numel += taken;
+      int64_t begin = 0;
+      do {
+        const int64_t numel = std::min(p.numel() - begin, room), taken = (numel + kAlign - 1) / kAlign * kAlign;
+        if (bucket.numel + taken > room) close(bucket, s);
+        bucket.dtype = wire;
+        bucket.slots.push_back({names.at(p.impl()), p, begin, numel, bucket.numel});
+        bucket.numel += taken;
+        begin += numel;
+      } while (begin < p.numel());
     }
     for (auto& [wire, bucket] : open)
       if (bucket.numel * static_cast<int64_t>(size_of(wire)) >= options.min_bytes || s + 1 == seams.size())
         close(bucket, s);
   }
 
-  const auto path_of = [&](size_t seam) { return seams[seam].path.empty() ? "all blocks" : seams[seam].path; };
+  const auto path_of = [&](size_t seam) {
+    return seams[seam].path.empty() ? "what is outside the blocks" : seams[seam].path;
+  };
   for (size_t b = 0; b < plan.buckets.size(); ++b)
-    for (const BucketSlot& slot : plan.buckets[b].slots)
+    for (const BucketSlot& slot : plan.buckets[b].slots) {
       absl::StrAppend(&plan.text, "bucket ", b, " after ", path_of(plan.buckets[b].seam), ": ", slot.name, " ",
-                      describe(slot.parameter), " at ", slot.offset, "\n");
-  // What is sent once, at the start.
-  for (const nn::NamedTensor& p : parameters)
-    if (!p.tensor.requires_grad()) absl::StrAppend(&plan.text, "frozen: ", p.name, " ", describe(p.tensor), "\n");
-  for (const nn::NamedTensor& b : model.named_buffers())
-    absl::StrAppend(&plan.text, "buffer: ", b.name, " ", describe(b.tensor), "\n");
+                      describe(slot.parameter), " at ", slot.offset);
+      if (!slot.whole()) absl::StrAppend(&plan.text, ", elements ", slot.begin, " to ", slot.begin + slot.numel);
+      plan.text += "\n";
+    }
   return plan;
+}
+
+std::string describe_state(const nn::ModuleBase& model) {
+  std::string text;
+  for (const nn::NamedTensor& p : model.named_parameters())
+    if (!p.tensor.requires_grad()) absl::StrAppend(&text, "frozen: ", p.name, " ", describe(p.tensor), "\n");
+  for (const nn::NamedTensor& b : model.named_buffers())
+    absl::StrAppend(&text, "buffer: ", b.name, " ", describe(b.tensor), "\n");
+  return text;
 }
 
 }  // namespace rondo::dist

@@ -1,32 +1,38 @@
 // Buckets: where gradients lie side by side to be averaged in one collective.
 //
-// Note [Bucket order]. The plan region -> gradients -> offsets follows from the model and the options alone, never from
-// the order in which gradients become ready: so every rank issues the same collectives in the same order. Its text is
-// compared across ranks before anything is sent.
+// Note [Bucket order]. Buckets are sent in the order in which gradients become final. DistributedDataParallel observes
+// that order in its first step, takes rank 0's for all ranks, and keeps it. So every rank issues the same collectives
+// in the same order, whatever becomes ready first later on. The text of the plan is compared across ranks, before the
+// first step and again when the order is known.
 #pragma once
 
 #include <cstdint>
 #include <string>
 #include <vector>
 
-#include "rondo/compile/seam.h"
 #include "rondo/modules/module.h"
+#include "rondo/optim/seam.h"
 
 namespace rondo::dist {
 
 struct BucketOptions {
-  int64_t min_bytes = 256 << 10;  // smaller regions share a bucket with the next: a collective costs 0.1 to 0.2 ms
-  int64_t max_bytes = 64 << 20;   // larger regions take several, so that the first is on its way early
+  int64_t min_bytes = 256 << 10;  // smaller parts of the model share a bucket with the next: a collective costs 0.1 ms
+  int64_t max_bytes = 64 << 20;   // larger parts and larger parameters are split, so that the first piece leaves early
 };
 
+// A parameter, or a piece of one that is larger than a bucket, in a bucket.
 struct BucketSlot {
   std::string name;  // of the parameter
   Tensor parameter;
+  int64_t begin;   // first element of the piece in the parameter
+  int64_t numel;   // elements of the piece
   int64_t offset;  // elements from the start of the bucket
+  bool whole() const { return numel == parameter.numel(); }
+  bool last_piece() const { return begin + numel == parameter.numel(); }
 };
 
 struct Bucket {
-  size_t seam;  // of the plan of seams: complete when this one is
+  size_t seam;  // of the parts that the plan was made of: the one that ends it
   DType dtype;  // of its elements: f32, also for bf16 and f16 parameters, or f64
   int64_t numel;
   std::vector<BucketSlot> slots;
@@ -37,8 +43,12 @@ struct BucketPlan {
   std::string text;             // one line per slot: what must be equal on every rank
 };
 
-// Buckets of one dtype each, in the order of the seams. Every parameter of the seams stands in exactly one.
-BucketPlan plan_buckets(const nn::ModuleBase& model, const std::vector<compile::Seam>& seams,
+// Buckets of one dtype each, in the order of the parts of the model (optim::plan_seams, or in the order learned). Every
+// parameter is in exactly one bucket; the pieces of a large one are in consecutive buckets.
+BucketPlan plan_buckets(const nn::ModuleBase& model, const std::vector<optim::Seam>& seams,
                         const BucketOptions& options);
+
+// One line for each frozen parameter and buffer: what is sent once, at the start.
+std::string describe_state(const nn::ModuleBase& model);
 
 }  // namespace rondo::dist

@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <optional>
+#include <unordered_map>
 #include <unordered_set>
 #include <utility>
 
@@ -40,74 +41,73 @@ uint64_t hash_of(const Tensor& tensor) {
 }  // namespace
 
 struct DistributedDataParallel::Parcel {
-  Tensor flat;                // the bucket's elements, then the tag
-  std::vector<Tensor> views;  // of its slots, in the shape of the parameters
-  std::vector<bool> filled;   // there was a gradient to send
+  Tensor flat;                     // the bucket's elements, then the tag
+  std::vector<Tensor> views;       // of its slots: a whole parameter has its shape, a piece is a line
+  std::vector<bool> filled;        // there was a gradient to send
+  std::vector<size_t> parameters;  // of the slots
+  size_t waiting = 0;              // slots whose gradient has not arrived in this step
   Work work;
 };
 
 struct DistributedDataParallel::Arrivals {
-  bool local = false;                      // under no_sync
-  std::vector<std::vector<bool>> arrived;  // by bucket and slot, in this step
-  std::vector<bool> sent;
-  std::vector<std::vector<int64_t>> hooks;
+  explicit Arrivals(DistributedDataParallel& ddp) : ddp(ddp) {}
+  DistributedDataParallel& ddp;
+  bool local = false;             // under no_sync
+  std::vector<size_t> order;      // parameters, as their gradients became final
+  std::vector<bool> arrived;      // by parameter
+  std::vector<bool> sent;         // by parameter: the first piece is on its way
+  std::vector<Tensor> held;       // by parameter: gradients that wait for finish(), in a step that learns
+  std::vector<Tensor> assembled;  // by parameter: averages of pieces
+
+  void start_over(size_t n) {
+    order.clear();
+    arrived.assign(n, false);
+    sent.assign(n, false);
+    held.assign(n, Tensor());
+    assembled.assign(n, Tensor());
+  }
 };
 
 DistributedDataParallel::DistributedDataParallel(nn::ModuleBase& model, std::shared_ptr<ProcessGroup> group,
                                                  BucketOptions options)
-    : model_(model), group_(std::move(group)), arrivals_(std::make_shared<Arrivals>()) {
-  for (const Tensor& p : model.parameters())
-    if (const char* other = autograd::gradient_claim(p, GradientClaim::kUsesUp); other != nullptr)
+    : model_(model), group_(std::move(group)), options_(options), arrivals_(std::make_shared<Arrivals>(*this)) {
+  for (nn::NamedTensor& p : model.named_parameters())
+    if (p.tensor.requires_grad()) parameters_.push_back(std::move(p));
+  for (const nn::NamedTensor& p : parameters_)
+    if (const char* other = autograd::gradient_claim(p.tensor, GradientClaim::kUsesUp); other != nullptr)
       throw Error(absl::StrCat(kWho, ": ", other,
-                               " would use the gradients up before they are averaged; make it from this, after "
+                               " would use the gradients before they are averaged; make it from this, after "
                                "wrapping the model: UpdateAtSeams(ddp, optimizer)"));
-  seams_ = std::make_unique<compile::Seams>(model, [this](const compile::Seam& seam) { reach_seam(seam); });
-  plan_ = plan_buckets(model, seams_->plan(), options);
-  compare_plans();
+  const std::vector<optim::Seam> seams = optim::plan_seams(model);
+  std::unordered_map<const TensorImpl*, const std::string*> paths;
+  for (const optim::Seam& seam : seams)
+    for (const Tensor& p : seam.parameters) paths[p.impl()] = &seam.path;
+  for (const nn::NamedTensor& p : parameters_) path_of_.push_back(*paths.at(p.tensor.impl()));
+  plan_ = plan_buckets(model, seams, options);
+  compare_plans(plan_.text + describe_state(model));
+  if (parameters_.empty())
+    throw Error(absl::StrCat(kWho, ": ", model.type_name(),
+                             " has no parameter that requires a gradient, so there is nothing to average. Modules find "
+                             "parameters that parameter() or child() has registered"));
   broadcast_state();
-  const size_t n = plan_.buckets.size();
-  for (size_t b = 0; b < n; ++b)
-    for (const BucketSlot& slot : plan_.buckets[b].slots)
-      if (const char* other = autograd::gradient_claim(slot.parameter, GradientClaim::kChanges); other != nullptr)
-        throw Error(absl::StrCat(kWho, ": the gradients of this model are already averaged by ", other));
-  for (size_t b = 0; b < n; ++b)
-    for (const BucketSlot& slot : plan_.buckets[b].slots)
-      autograd::claim_gradient(slot.parameter, GradientClaim::kChanges, kWho);
-  arrivals_->sent.resize(n);
-  arrivals_->arrived.resize(n);
-  arrivals_->hooks.resize(n);
-  for (size_t b = 0; b < n; ++b) {
-    const Bucket& bucket = plan_.buckets[b];
-    Parcel& parcel = parcels_.emplace_back();
-    parcel.flat = Tensor::zeros({bucket.numel + kTagElements}, {bucket.dtype});
-    arrivals_->arrived[b].resize(bucket.slots.size());
-    parcel.filled.resize(bucket.slots.size());
-    for (size_t i = 0; i < bucket.slots.size(); ++i) {
-      const BucketSlot& slot = bucket.slots[i];
-      const Dims& sizes = slot.parameter.sizes();
-      parcel.views.push_back(
-          Tensor::from_storage(parcel.flat.storage(), slot.offset, sizes, contiguous_strides(sizes), bucket.dtype));
-      arrivals_->hooks[b].push_back(autograd::on_accumulated(
-          slot.parameter, [arrivals = std::weak_ptr<Arrivals>(arrivals_), b, i, name = slot.name] {
-            const std::shared_ptr<Arrivals> now = arrivals.lock();
-            if (!now || now->local) return;
-            if (now->sent[b] && now->arrived[b][i])
-              throw Error(
-                  absl::StrCat("DistributedDataParallel: the gradient of ", name,
-                               " changed after it was sent; call finish() once per step, and put all but the last "
-                               "backward of a step under no_sync()"));
-            now->arrived[b][i] = true;
-          }));
-    }
+  for (const nn::NamedTensor& p : parameters_)
+    if (const char* other = autograd::gradient_claim(p.tensor, GradientClaim::kChanges); other != nullptr)
+      throw Error(absl::StrCat(kWho, ": the gradients of this model are already averaged by ", other));
+  arrivals_->start_over(parameters_.size());
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    autograd::claim_gradient(parameters_[i].tensor, GradientClaim::kChanges, kWho);
+    hooks_.push_back(
+        autograd::on_accumulated(parameters_[i].tensor, [arrivals = std::weak_ptr<Arrivals>(arrivals_), i] {
+          if (const std::shared_ptr<Arrivals> now = arrivals.lock()) now->ddp.arrive(i);
+        }));
   }
 }
 
 DistributedDataParallel::~DistributedDataParallel() {
-  for (size_t b = 0; b < arrivals_->hooks.size(); ++b)
-    for (size_t i = 0; i < arrivals_->hooks[b].size(); ++i) {
-      autograd::remove_on_accumulated(plan_.buckets[b].slots[i].parameter, arrivals_->hooks[b][i]);
-      autograd::unclaim_gradient(plan_.buckets[b].slots[i].parameter, GradientClaim::kChanges);
-    }
+  for (size_t i = 0; i < hooks_.size(); ++i) {
+    autograd::remove_on_accumulated(parameters_[i].tensor, hooks_[i]);
+    autograd::unclaim_gradient(parameters_[i].tensor, GradientClaim::kChanges);
+  }
 }
 
 int64_t DistributedDataParallel::on_final(Listener listener) {
@@ -119,14 +119,14 @@ void DistributedDataParallel::remove_on_final(int64_t id) {
   std::erase_if(listeners_, [id](const auto& listener) { return listener.first == id; });
 }
 void DistributedDataParallel::check_finished() const {
-  if (next_bucket_ > 0)
-    throw Error(absl::StrCat(kWho, ": gradients of this step are on their way; call finish() first"));
+  if (!arrivals_->order.empty())
+    throw Error(absl::StrCat(kWho, ": gradients of this step are not averaged yet; call finish() first"));
 }
 
-void DistributedDataParallel::compare_plans() {
+void DistributedDataParallel::compare_plans(const std::string& text) {
   io::Checksum sum;
-  sum.update(plan_.text);
-  const std::string mine = absl::StrCat(sum.digest(), " ", plan_.text.size());
+  sum.update(text);
+  const std::string mine = absl::StrCat(sum.digest(), " ", text.size());
   const std::vector<std::string> hashes = gather_texts(*group_, mine, 64, "hash of the plan");
   size_t other = 1;
   while (other < hashes.size() && hashes[other] == hashes[0]) ++other;
@@ -136,7 +136,7 @@ void DistributedDataParallel::compare_plans() {
     const std::pair<std::string, std::string> parts = absl::StrSplit(hash, ' ');
     longest = std::max(longest, static_cast<size_t>(std::stoull(parts.second)));
   }
-  const std::vector<std::string> texts = gather_texts(*group_, plan_.text, static_cast<int64_t>(longest), "plan");
+  const std::vector<std::string> texts = gather_texts(*group_, text, static_cast<int64_t>(longest), "plan");
   const std::vector<std::string> theirs = absl::StrSplit(texts[other], '\n'), first = absl::StrSplit(texts[0], '\n');
   size_t line = 0;
   while (line < theirs.size() && line < first.size() && theirs[line] == first[line]) ++line;
@@ -169,57 +169,130 @@ void DistributedDataParallel::broadcast_state() {
   }
 }
 
-void DistributedDataParallel::reach_seam(const compile::Seam& seam) {
-  if (arrivals_->local) return;
-  const size_t now = next_seam_++;
-  while (next_bucket_ < plan_.buckets.size() && plan_.buckets[next_bucket_].seam == now)
-    send(next_bucket_++, seam.complete);
-  // What is there by now. Which seam finds it differs from run to run, what is done with it does not.
+// Called by backward when the gradient of a parameter is final.
+void DistributedDataParallel::arrive(size_t i) {
+  Arrivals& now = *arrivals_;
+  if (now.local) return;
+  Tensor parameter = parameters_[i].tensor;
+  if (now.sent[i] || now.held[i].defined())
+    throw Error(absl::StrCat(kWho, ": the gradient of ", parameters_[i].name,
+                             " changed after it was sent; call finish() once per step, and put all but the last "
+                             "backward of a step under no_sync()"));
+  if (now.arrived[i]) return;  // several contributions before its bucket is full
+  now.arrived[i] = true;
+  now.order.push_back(i);
+  if (!learned_) {
+    now.held[i] = parameter.grad();
+    parameter.set_grad(Tensor());
+    return;
+  }
+  for (size_t b : buckets_of_[i]) --parcels_[b].waiting;
+  while (next_bucket_ < parcels_.size() && parcels_[next_bucket_].waiting == 0) send(next_bucket_++);
+  // Delivers what has come back by now. When that happens differs from run to run, the result does not.
   while (!listeners_.empty() && next_delivered_ < next_bucket_ && parcels_[next_delivered_].work.is_done())
     deliver(next_delivered_++);
 }
 
-// Every rank sends every bucket, even one that lacks a gradient: else the others would wait for it in vain. finish()
-// tells them all.
-void DistributedDataParallel::send(size_t b, bool complete) {
+// Makes the plan in the order that rank 0 has observed. See Note [Bucket order].
+void DistributedDataParallel::agree_on_order() {
+  std::vector<int64_t> order(arrivals_->order.begin(), arrivals_->order.end());
+  for (size_t i = 0; i < parameters_.size(); ++i)
+    if (!arrivals_->arrived[i]) order.push_back(static_cast<int64_t>(i));
+  const Tensor agreed = Tensor::from(order, {static_cast<int64_t>(order.size())});
+  group_->broadcast(agreed, 0, "order of the gradients").wait();
+  std::vector<optim::Seam> parts;
+  for (const int64_t i : agreed.to_vector<int64_t>()) {
+    const std::string& path = path_of_.at(static_cast<size_t>(i));
+    if (parts.empty() || parts.back().path != path) parts.push_back({path, {}, true});
+    parts.back().parameters.push_back(parameters_[static_cast<size_t>(i)].tensor);
+  }
+  plan_ = plan_buckets(model_, parts, options_);
+  compare_plans(plan_.text);
+  make_parcels();
+}
+
+void DistributedDataParallel::make_parcels() {
+  std::unordered_map<const TensorImpl*, size_t> position;
+  for (size_t i = 0; i < parameters_.size(); ++i) position[parameters_[i].tensor.impl()] = i;
+  parcels_.clear();
+  buckets_of_.assign(parameters_.size(), {});
+  for (size_t b = 0; b < plan_.buckets.size(); ++b) {
+    const Bucket& bucket = plan_.buckets[b];
+    Parcel& parcel = parcels_.emplace_back();
+    parcel.flat = Tensor::zeros({bucket.numel + kTagElements}, {bucket.dtype});
+    parcel.filled.resize(bucket.slots.size());
+    parcel.waiting = bucket.slots.size();
+    for (const BucketSlot& slot : bucket.slots) {
+      const Dims sizes = slot.whole() ? slot.parameter.sizes() : Dims{slot.numel};
+      const size_t i = position.at(slot.parameter.impl());
+      parcel.parameters.push_back(i);
+      buckets_of_[i].push_back(b);
+      parcel.views.push_back(
+          Tensor::from_storage(parcel.flat.storage(), slot.offset, sizes, contiguous_strides(sizes), bucket.dtype));
+    }
+  }
+}
+
+// Every rank sends every bucket, even one that lacks a gradient: otherwise the others would wait for it. finish() tells
+// them all.
+void DistributedDataParallel::send(size_t b) {
   const NoGrad off;
   const Bucket& bucket = plan_.buckets[b];
   Parcel& parcel = parcels_[b];
-  for (size_t i = 0; i < bucket.slots.size(); ++i) {
-    Tensor parameter = bucket.slots[i].parameter;
-    const Tensor grad = parameter.grad();
-    Tensor& view = parcel.views[i];
-    if (!complete && !arrivals_->arrived[b][i])
-      note(absl::StrCat("the gradient of ", bucket.slots[i].name, " did not arrive"));
-    parcel.filled[i] = grad.defined();
-    if (!grad.defined()) view.zero_();
-    else if (!(grad.storage() == view.storage() && grad.storage_offset() == view.storage_offset())) view.copy_(grad);
-    // Frees what backward made. And a backward that should not be, before finish(), cannot write to what is under way.
-    parameter.set_grad(Tensor());
+  for (size_t k = 0; k < bucket.slots.size(); ++k) {
+    const BucketSlot& slot = bucket.slots[k];
+    const size_t i = parcel.parameters[k];
+    Tensor parameter = slot.parameter;
+    if (!arrivals_->arrived[i] && !arrivals_->sent[i])
+      note(absl::StrCat("the gradient of ", slot.name, " did not arrive"));
+    // Taken with its first piece, so that no further backward before finish() can change what is sent.
+    if (slot.begin == 0 && !arrivals_->held[i].defined()) arrivals_->held[i] = parameter.grad();
+    if (slot.begin == 0) parameter.set_grad(Tensor());
+    arrivals_->sent[i] = true;
+    Tensor& grad = arrivals_->held[i];
+    Tensor& view = parcel.views[k];
+    parcel.filled[k] = grad.defined();
+    if (!grad.defined()) {
+      view.zero_();
+    } else if (slot.whole()) {
+      if (!(grad.storage() == view.storage() && grad.storage_offset() == view.storage_offset())) view.copy_(grad);
+    } else {
+      if (!grad.is_contiguous()) grad = grad.contiguous();
+      view.copy_(grad.view({grad.numel()}).slice(0, {slot.begin, slot.begin + slot.numel}));
+    }
+    if (slot.last_piece()) grad = Tensor();  // frees what backward made
   }
   Tensor tag = parcel.flat.slice(0, {bucket.numel});
   tag[0].fill_(tag_of(step_, b));
   tag[1].fill_(group_->rank() + 1);
   tag[2].fill_(trouble_.empty() ? 0 : 1);
-  arrivals_->sent[b] = true;
   parcel.work = group_->all_reduce(parcel.flat, ReduceOp::kAverage, absl::StrCat("bucket ", b, " of step ", step_));
 }
 
-// Ends a bucket: its averages become gradients, and listeners hear of them.
+// Ends a bucket: its averages become gradients, and listeners are told.
 void DistributedDataParallel::deliver(size_t b) {
   const NoGrad off;
   const Bucket& bucket = plan_.buckets[b];
+  const Parcel& parcel = parcels_[b];
   parcels_[b].work.wait();
   if (!check_tag(b)) spoilt_ = true;
   if (spoilt_) return;
-  std::vector<Tensor> parameters;
-  for (size_t i = 0; i < bucket.slots.size(); ++i) {
-    if (!parcels_[b].filled[i]) continue;
-    Tensor& parameter = parameters.emplace_back(bucket.slots[i].parameter);
-    const Tensor& average = parcels_[b].views[i];
+  std::vector<Tensor> final_ones;
+  for (size_t k = 0; k < bucket.slots.size(); ++k) {
+    const BucketSlot& slot = bucket.slots[k];
+    if (!parcel.filled[k]) continue;
+    Tensor parameter = slot.parameter, average = parcel.views[k];
+    if (!slot.whole()) {
+      Tensor& all = arrivals_->assembled[parcel.parameters[k]];
+      if (slot.begin == 0) all = Tensor::empty(parameter.sizes(), {parameter.dtype()});
+      all.view({all.numel()}).slice(0, {slot.begin, slot.begin + slot.numel}).copy_(average);
+      if (!slot.last_piece()) continue;
+      average = std::exchange(all, Tensor());
+    }
     parameter.set_grad(parameter.dtype() == average.dtype() ? average : average.to(parameter.dtype()));
+    final_ones.push_back(parameter);
   }
-  for (const auto& [id, listener] : listeners_) listener(parameters);
+  for (const auto& [id, listener] : listeners_) listener(final_ones);
 }
 
 // See Note [Tags]. False if the average is of no use.
@@ -237,8 +310,7 @@ bool DistributedDataParallel::check_tag(size_t b) {
 
 void DistributedDataParallel::check_no_stranger() {
   std::unordered_set<const TensorImpl*> known;
-  for (const Bucket& bucket : plan_.buckets)
-    for (const BucketSlot& slot : bucket.slots) known.insert(slot.parameter.impl());
+  for (const nn::NamedTensor& p : parameters_) known.insert(p.tensor.impl());
   bool strange = false;
   for (const Tensor* slot : model_.tensor_slots())
     strange = strange || (slot->defined() && slot->requires_grad() && !known.contains(slot->impl()));
@@ -257,35 +329,32 @@ void DistributedDataParallel::finish() {
   if (arrivals_->local)
     throw Error("DistributedDataParallel::finish: under no_sync(); end its scope before the last backward");
   const NoGrad off;
-  seams_->finish();
+  if (!learned_) agree_on_order();
+  while (next_bucket_ < parcels_.size()) send(next_bucket_++);
   while (next_delivered_ < parcels_.size()) deliver(next_delivered_++);
   check_no_stranger();
   const int64_t step = step_++;
   const std::string mine = std::exchange(trouble_, "");
-  next_seam_ = next_bucket_ = next_delivered_ = 0;
+  next_bucket_ = next_delivered_ = 0;
   spoilt_ = false;
-  for (size_t b = 0; b < parcels_.size(); ++b) {
-    arrivals_->sent[b] = false;
-    arrivals_->arrived[b].assign(arrivals_->arrived[b].size(), false);
-  }
+  arrivals_->start_over(parameters_.size());
+  for (Parcel& parcel : parcels_) parcel.waiting = parcel.parameters.size();
   const std::vector<std::string> troubles = gather_texts(*group_, mine, kMaxSentence,
                                                          absl::StrCat("end of step ", step));
   for (size_t r = 0; r < troubles.size(); ++r)
     if (!troubles[r].empty())
       throw MismatchError(absl::StrCat("DistributedDataParallel, step ", step, ", rank ", r, ": ", troubles[r]));
+  learned_ = true;  // every gradient arrived on every rank
 }
 
 DistributedDataParallel::NoSync::NoSync(DistributedDataParallel& ddp) : ddp_(ddp) {
   if (ddp.arrivals_->local) throw Error("DistributedDataParallel::no_sync: there is one already");
-  if (ddp.next_bucket_ > 0)
-    throw Error("DistributedDataParallel::no_sync: gradients are on their way; call finish() before the next step");
+  if (!ddp.arrivals_->order.empty())
+    throw Error("DistributedDataParallel::no_sync: gradients are under way; call finish() before the next step");
   ddp.arrivals_->local = true;
 }
 
-DistributedDataParallel::NoSync::~NoSync() {
-  ddp_.seams_->finish();  // its callbacks do nothing yet; then it starts over
-  ddp_.arrivals_->local = false;
-}
+DistributedDataParallel::NoSync::~NoSync() { ddp_.arrivals_->local = false; }
 
 uint64_t DistributedDataParallel::check_parameters() {
   const std::vector<nn::NamedTensor> parameters = model_.named_parameters();

@@ -13,17 +13,21 @@
 //
 // Accumulation: all but the last backward of a step run under `const auto local = ddp.no_sync();`.
 //
-// The optimizer in backward (optim/update_at_seams.h): a bucket is updated once its average is there, at the first seam
-// that finds it, or in finish(), while the ones behind it are still on their way. On every rank the same buckets are
-// updated: none from the first one on for which some rank lacks a gradient.
+// The optimizer in backward (optim/update_at_seams.h): a bucket is updated when its average has arrived, during the
+// backward of a later block or in finish(), while later buckets are still under way. Every rank updates the same
+// buckets: none from the first bucket on for which some rank lacks a gradient.
 //   optim::UpdateAtSeams updates(ddp, optimizer);
 //   for (...) { model.loss(x, y).backward(); ddp.finish(); updates.finish(); }
 //
-// Invariants. The plan (bucket.h) is fixed when this is made, and equal on every rank. A gradient is sent once per
-// step: one that changes after that, or that never comes, a parameter that is in no bucket, and an all-reduce that did
-// not happen are errors, on every rank, that name the rank and the parameter. Once its bucket has left, a parameter has
-// no grad() until finish(); then it is a view of the bucket, if dtypes agree, and holds until the next step's gradients
-// leave.
+// The first step learns the order in which gradients become final (Note [Bucket order] in bucket.h). Its buckets leave
+// in finish(); those of later steps leave during backward.
+//
+// Invariants. The plan is equal on every rank. A gradient is sent once per step. These are errors on every rank, which
+// name the rank and the parameter: a gradient that changes after it was sent, a gradient that does not come, a
+// parameter in no bucket, and an all-reduce that did not happen. Once its gradient was taken for sending, a parameter
+// has no grad() until finish(), and Optimizer::step() throws. After finish(), grad() is the average. It is a view of
+// the bucket if the dtypes agree and the bucket holds the whole parameter, and holds until the next step's gradients
+// are sent.
 //
 // The model must outlive this. Thread safety: the thread that runs backward.
 #pragma once
@@ -34,7 +38,6 @@
 #include <string_view>
 #include <vector>
 
-#include "rondo/compile/seam.h"
 #include "rondo/dist/bucket.h"
 #include "rondo/dist/process_group.h"
 #include "rondo/modules/module.h"
@@ -44,15 +47,16 @@ namespace rondo::dist {
 
 class DistributedDataParallel final : public optim::GradientSource {
  public:
-  // A collective: compares the plans, then broadcasts rank 0's parameters and buffers. Throws MismatchError, on every
-  // rank; Error if another one has the model, or an UpdateAtSeams would use the gradients before they are averaged.
+  // A collective: compares the plans, then broadcasts rank 0's parameters and buffers. Throws MismatchError on every
+  // rank if the plans differ. Throws Error if no parameter requires a gradient, if the model has a
+  // DistributedDataParallel already, or if an UpdateAtSeams would use the gradients before they are averaged.
   DistributedDataParallel(nn::ModuleBase& model, std::shared_ptr<ProcessGroup> group, BucketOptions options = {});
   ~DistributedDataParallel() override;
   DistributedDataParallel(const DistributedDataParallel&) = delete;
   DistributedDataParallel& operator=(const DistributedDataParallel&) = delete;
 
-  // Ends a step: waits until every bucket is averaged. A collective. Throws MismatchError, on every rank; the gradients
-  // are then of no use, but the next step may be tried.
+  // Ends a step: waits until every bucket is averaged. A collective. Throws MismatchError on every rank; the gradients
+  // of this step must then not be used, but the next step may be tried.
   void finish();
 
   // For UpdateAtSeams. With a listener, backward() throws what finish() would if a bucket fails early.
@@ -73,20 +77,23 @@ class DistributedDataParallel final : public optim::GradientSource {
   };
   NoSync no_sync() { return NoSync(*this); }
 
-  // A collective for those who want to be sure: throws MismatchError, on every rank, unless each parameter has the same
-  // bits on all of them. Returns a hash of all parameters.
+  // A collective that checks: throws MismatchError on every rank unless each parameter has the same bits on all of
+  // them. Returns a hash of all parameters.
   uint64_t check_parameters();
 
+  // From model and options before the first step, then in the learned order.
   const BucketPlan& plan() const { return plan_; }
   ProcessGroup& group() const { return *group_; }
 
  private:
-  struct Parcel;  // a bucket under way
-  struct Arrivals;
-  void compare_plans();
+  struct Parcel;    // a bucket under way
+  struct Arrivals;  // what backward's callbacks have seen in this step
+  void compare_plans(const std::string& text);
   void broadcast_state();
-  void reach_seam(const compile::Seam& seam);
-  void send(size_t bucket, bool complete);
+  void arrive(size_t parameter);
+  void agree_on_order();
+  void make_parcels();
+  void send(size_t bucket);
   void deliver(size_t bucket);
   bool check_tag(size_t bucket);
   void check_no_stranger();
@@ -94,13 +101,18 @@ class DistributedDataParallel final : public optim::GradientSource {
 
   nn::ModuleBase& model_;
   const std::shared_ptr<ProcessGroup> group_;
-  std::unique_ptr<compile::Seams> seams_;
+  const BucketOptions options_;
+  std::vector<nn::NamedTensor> parameters_;  // that require a gradient
+  std::vector<std::string> path_of_;         // of the block of each, "" outside the blocks
+  std::vector<int64_t> hooks_;
   BucketPlan plan_;
-  std::vector<Parcel> parcels_;         // by bucket
-  std::shared_ptr<Arrivals> arrivals_;  // what backward's callbacks write to
-  size_t next_seam_ = 0, next_bucket_ = 0;
-  size_t next_delivered_ = 0;  // buckets before it are averages, and their parameters have them
-  bool spoilt_ = false;        // no further average of this step is of use
+  bool learned_ = false;                         // plan_ is in the order in which gradients become final
+  std::vector<Parcel> parcels_;                  // by bucket
+  std::vector<std::vector<size_t>> buckets_of_;  // by parameter: one for each piece
+  std::shared_ptr<Arrivals> arrivals_;           // shared with hooks that a tape may keep alive
+  size_t next_bucket_ = 0;                       // buckets before it are sent
+  size_t next_delivered_ = 0;                    // buckets before it are averages, and their parameters have them
+  bool spoilt_ = false;                          // no further average of this step may be used
   std::vector<std::pair<int64_t, Listener>> listeners_;
   int64_t step_ = 1;
   std::string trouble_;  // of this rank, in this step

@@ -48,7 +48,7 @@ template <class C> double move_towards(C* var, std::span<const double> sums, dou
 
 // Moves row_var and col_var to this step's squares, and fills the third state: row_var / max(mean(row_var), eps1).
 // Columns are summed in chunks of rows, as ops/reduction_order.h has it, so any number of threads gives the same bits.
-void move_factors(const Tensor& grad, double factor, std::span<Tensor> states, double weight, double eps1) {
+void move_factors(const Tensor& grad, double factor, std::span<StateArray> states, double weight, double eps1) {
   const int64_t n_rows = grad.size(-2), n_cols = grad.size(-1), size = n_rows * n_cols;
   if (size == 0) return;
   const int64_t matrices = grad.numel() / size, chunk = column_chunk_rows(n_rows),
@@ -70,12 +70,12 @@ void move_factors(const Tensor& grad, double factor, std::span<Tensor> states, d
     });
   });
   void* data[3];
-  for (size_t k = 0; k < 3; ++k) data[k] = states[k].raw_mutable_data();
+  for (size_t k = 0; k < 3; ++k) data[k] = states[k].values.raw_mutable_data();
   for (int64_t m = 0; m < matrices; ++m) {
     double* col = cols.data() + m * chunks * n_cols;
     for (int64_t k = 1; k < chunks; ++k)
       for (int64_t c = 0; c < n_cols; ++c) col[c] += col[k * n_cols + c];
-    visit_floating(states[0].dtype(), [&](auto tag) {
+    visit_floating(states[0].values.dtype(), [&](auto tag) {
       using C = typename decltype(tag)::type;
       C* row_var = static_cast<C*>(data[0]) + m * n_rows;
       const std::span<const double> row_sums(rows.data() + m * n_rows, static_cast<size_t>(n_rows));
@@ -107,9 +107,10 @@ void Adafactor::add(std::span<const Tensor> params, const AdafactorOptions& o) {
             {.format = o.state});
 }
 
-Adafactor::Adafactor(std::vector<Tensor> params, AdafactorOptions options) { add(params, options); }
+Adafactor::Adafactor(std::vector<Tensor> params, AdafactorOptions options)
+    : Adafactor({ParamGroup<AdafactorOptions>{std::move(params), options}}) {}
 Adafactor::Adafactor(std::vector<ParamGroup<AdafactorOptions>> groups) {
-  for (const auto& group : groups) add(group.params, group.options);
+  add_groups(groups, [this](const auto& group) { add(group.params, group.options); });
 }
 
 void Adafactor::visit_options(int group, OptionVisitor visit) {

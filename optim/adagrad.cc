@@ -9,12 +9,13 @@ void Adagrad::add(std::span<const Tensor> params, const AdagradOptions& o) {
     throw Error("Adagrad: options must not be negative");
   groups_.push_back(o);
   static const UpdatePlan plan = plan_of<AdagradFormula>("adagrad", {{.name = "sum", .nonnegative = true}});
-  add_group(params, plan, {.format = o.state, .initial_state = o.initial_accumulator_value});
+  add_group(params, plan, {.format = o.state, .value = o.initial_accumulator_value});
 }
 
-Adagrad::Adagrad(std::vector<Tensor> params, AdagradOptions options) { add(params, options); }
+Adagrad::Adagrad(std::vector<Tensor> params, AdagradOptions options)
+    : Adagrad({ParamGroup<AdagradOptions>{std::move(params), options}}) {}
 Adagrad::Adagrad(std::vector<ParamGroup<AdagradOptions>> groups) {
-  for (const auto& group : groups) add(group.params, group.options);
+  add_groups(groups, [this](const auto& group) { add(group.params, group.options); });
 }
 
 void Adagrad::visit_options(int group, OptionVisitor visit) {

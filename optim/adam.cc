@@ -61,13 +61,15 @@ void AdamBase::scalars(int group, int64_t step, std::span<double> out) const {
   std::copy(std::begin(values), std::end(values), out.begin());
 }
 
-Adam::Adam(std::vector<Tensor> params, AdamOptions options) { add(params, {options, false}); }
+Adam::Adam(std::vector<Tensor> params, AdamOptions options)
+    : Adam({ParamGroup<AdamOptions>{std::move(params), options}}) {}
 Adam::Adam(std::vector<ParamGroup<AdamOptions>> groups) {
-  for (const auto& group : groups) add(group.params, {group.options, false});
+  add_groups(groups, [this](const auto& group) { add(group.params, {group.options, false}); });
 }
-AdamW::AdamW(std::vector<Tensor> params, AdamWOptions options) { add(params, {as_adam(options), true}); }
+AdamW::AdamW(std::vector<Tensor> params, AdamWOptions options)
+    : AdamW({ParamGroup<AdamWOptions>{std::move(params), options}}) {}
 AdamW::AdamW(std::vector<ParamGroup<AdamWOptions>> groups) {
-  for (const auto& group : groups) add(group.params, {as_adam(group.options), true});
+  add_groups(groups, [this](const auto& group) { add(group.params, {as_adam(group.options), true}); });
 }
 
 }  // namespace rondo::optim

@@ -17,9 +17,10 @@ void LAMB::add(std::span<const Tensor> params, const LAMBOptions& o) {
   add_group(params, plan, {.format = o.state});
 }
 
-LAMB::LAMB(std::vector<Tensor> params, LAMBOptions options) { add(params, options); }
+LAMB::LAMB(std::vector<Tensor> params, LAMBOptions options)
+    : LAMB({ParamGroup<LAMBOptions>{std::move(params), options}}) {}
 LAMB::LAMB(std::vector<ParamGroup<LAMBOptions>> groups) {
-  for (const auto& group : groups) add(group.params, group.options);
+  add_groups(groups, [this](const auto& group) { add(group.params, group.options); });
 }
 
 void LAMB::visit_options(int group, OptionVisitor visit) {

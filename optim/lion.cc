@@ -13,9 +13,10 @@ void Lion::add(std::span<const Tensor> params, const LionOptions& o) {
   add_group(params, plan, {.format = o.state});
 }
 
-Lion::Lion(std::vector<Tensor> params, LionOptions options) { add(params, options); }
+Lion::Lion(std::vector<Tensor> params, LionOptions options)
+    : Lion({ParamGroup<LionOptions>{std::move(params), options}}) {}
 Lion::Lion(std::vector<ParamGroup<LionOptions>> groups) {
-  for (const auto& group : groups) add(group.params, group.options);
+  add_groups(groups, [this](const auto& group) { add(group.params, group.options); });
 }
 
 void Lion::visit_options(int group, OptionVisitor visit) {

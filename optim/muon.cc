@@ -47,9 +47,10 @@ void Muon::add(std::span<const Tensor> params, const MuonOptions& o) {
   add_group(params, plan, {.format = o.state});
 }
 
-Muon::Muon(std::vector<Tensor> params, MuonOptions options) { add(params, options); }
+Muon::Muon(std::vector<Tensor> params, MuonOptions options)
+    : Muon({ParamGroup<MuonOptions>{std::move(params), options}}) {}
 Muon::Muon(std::vector<ParamGroup<MuonOptions>> groups) {
-  for (const auto& group : groups) add(group.params, group.options);
+  add_groups(groups, [this](const auto& group) { add(group.params, group.options); });
 }
 Muon::~Muon() = default;
 
@@ -89,7 +90,8 @@ Tensor Muon::orthogonalize(int group, const Tensor& matrix) {
 void Muon::prepare(int /*sweep*/, PreparedParam& param) {
   if (param.param.numel() == 0) return;
   const MuonOptions& o = groups_[static_cast<size_t>(param.group)];
-  param.states[1] = orthogonalize(param.group, param.states[1]);
+  Tensor& direction = param.states[1].values;
+  direction = orthogonalize(param.group, direction);
   const double rows = static_cast<double>(param.param.size(0)), cols = static_cast<double>(param.param.size(1));
   param.scalars[4] *= o.adjust_lr == MuonOptions::kOriginal ? std::sqrt(std::max(1.0, rows / cols))
                                                             : 0.2 * std::sqrt(std::max(rows, cols));

@@ -16,9 +16,10 @@
 //
 // Each optimizer is one formula on scalars (adam.h, sgd.h, ...), run over all parameters in one pass (foreach.h).
 //
-// Invariants: state exists from construction; the update is in the parameter's compute dtype (f32 for bf16 and f16),
-// and so is state unless StateFormat says otherwise. A parameter without a gradient is skipped and its step count
-// stands still. step() checks every gradient before it changes anything.
+// Invariants: a parameter's state is made at its first gradient, so frozen parameters have none. The update is computed
+// in the parameter's compute dtype (f32 for bf16 and f16). State is kept in that dtype unless StateFormat says
+// otherwise. A parameter without a gradient is skipped and its step count does not change. step() checks every gradient
+// before it changes anything.
 //
 // Ownership: shares the parameters' tensors. Thread safety: one thread at a time.
 #pragma once
@@ -38,6 +39,7 @@
 #include "rondo/modules/state_dict.h"
 #include "rondo/optim/foreach.h"
 #include "rondo/optim/formula.h"
+#include "rondo/optim/param_slot.h"
 #include "rondo/runtime/tensor.h"
 
 namespace rondo::optim {
@@ -47,23 +49,19 @@ template <class Options> struct ParamGroup {
   Options options = {};
 };
 
-// How state is kept. All arithmetic is in f32; formats below that need parameters of at most 32 bits.
-enum class StateFormat : uint8_t {
-  kFull,  // the compute dtype
-  kBF16,  // half the memory. Changes below 2^-9 of a value are lost: choose beta2 accordingly
-  k8Bit,  // a quarter: one byte and 1/64 for scales (block8.h). Parameters below 4,096 elements keep kFull
-};
-
 struct StepOptions {
-  // The gradients are those of grad_scale times the loss: they are divided by it. Set by a loss scaler.
+  // The gradients are those of grad_scale times the loss: they are divided by it. A loss scaler sets this.
   double grad_scale = 1;
-  // Gradients are scaled by max_norm / (norm + 1e-6) if that is below 1, norm that of all gradients together.
+  // Gradients are scaled by max_norm / (norm + 1e-6) if that is below 1. The norm is that of all gradients together.
   double max_norm = std::numeric_limits<double>::infinity();
-  // Measures the gradients even where neither of the above asks for it. A step whose gradients are measured and whose
-  // norm is not finite changes no parameter, state, average or step count; it is counted.
+  // Measures the norm of the gradients even if neither option above needs it. A step whose norm is measured and not
+  // finite is skipped and counted: it changes no parameter, state, average or step count.
   bool check_finite = false;
-  // Gradients are zeros afterwards, also when the step was skipped. (zero_grad() drops them.)
+  // Gradients are zeros afterwards, also when the step was skipped. (Optimizer::zero_grad() drops them.)
   bool zero_grad = false;
+  // A step in which no parameter has a gradient is an error, because it usually means a forgotten backward(). True:
+  // such a step does nothing.
+  bool allow_no_gradients = false;
 };
 
 struct StepReport {
@@ -91,38 +89,45 @@ class Optimizer {
   Optimizer(const Optimizer&) = delete;
   Optimizer& operator=(const Optimizer&) = delete;
 
-  // Throws Error if a gradient has another dtype or shape than its parameter, an option makes no sense, or an
-  // UpdateAtSeams (update_at_seams.h) makes the steps.
+  // Throws Error, before anything changes, if
+  // - no parameter has a gradient (unless options.allow_no_gradients),
+  // - DistributedDataParallel still holds a gradient, because its finish() was not called,
+  // - a gradient has another dtype or shape than its parameter,
+  // - an option is out of range, or
+  // - an UpdateAtSeams (update_at_seams.h) makes the steps.
   StepReport step(const StepOptions& options = {});
   void zero_grad(bool set_to_none = true);
   // Since construction.
   int64_t skipped_steps() const { return skipped_; }
 
-  int n_groups() const { return n_groups_; }
+  int n_groups() const { return static_cast<int>(group_sizes_.size()); }
   double lr(int group = 0) const;
   void set_lr(double lr);  // of every group
   void set_lr(int group, double lr);
 
-  // From now on every step moves an average of each parameter, average += (1 - decay) (param - average), which starts
-  // as a copy of what the parameter is before its first step from here: loading a model in between is seen. Part of the
-  // state dict. In the compute dtype.
+  // From now on every step moves an average of each parameter: average += (1 - decay) (param - average). An average
+  // starts as a copy of its parameter, taken before the first step that moves it, so a model that is loaded in between
+  // is seen. Averages are part of the state dict, in the compute dtype.
   void track_average(AverageOptions options = {});
   void set_average_decay(double decay);
-  // In the order of the parameters; updated in place.
+  // In the order of the parameters; updated in place. The average of a frozen parameter without state is the parameter
+  // itself (it shares the memory).
   std::vector<Tensor> averages() const;
   // From now on every step also writes the parameters in `dtype` (bf16 or f16), for a forward that reads those.
   // (Autocast needs no such call: a step writes the copies that it uses, runtime/lowered.h.)
   void keep_copies(DType dtype);
-  // In the order of the parameters; updated in place, always the same tensors. They are not part of the state dict:
-  // this call and load_state_dict() write anew those of parameters that somebody else has written since (a model that
+  // In the order of the parameters; updated in place, always the same tensors. Copies are not part of the state dict.
+  // This call and load_state_dict() rewrite the copies of parameters that were written by somebody else (a model that
   // was loaded).
   std::vector<Tensor> copies() const;
 
-  // "state.<i>.<name>" for parameter i (counted through the groups) with "state.<i>.step" i64; of 8-bit states also
-  // "state.<i>.<name>.scale"; "state.<i>.average"; "group.<g>.<option>" f64. The state tensors share memory with the
+  // For parameter i (counted through the groups), if it has had a gradient: "state.<i>.step" i64, "state.<i>.<name>",
+  // and for 8-bit states "state.<i>.<name>.scale". "state.<i>.average" if averages are tracked. For each group:
+  // "group.<g>.params" i64 (their number) and "group.<g>.<option>" f64. The state tensors share memory with the
   // optimizer.
   nn::StateDict state_dict() const;
-  // Restores state and options. Throws nn::StateDictError, before anything is changed, if the state does not fit.
+  // Restores state and options; a parameter without state in `state` has none afterwards. Throws nn::StateDictError,
+  // before anything is changed, if the state does not fit.
   void load_state_dict(const nn::StateDict& state);
 
   KernelReport kernels() const;
@@ -130,13 +135,14 @@ class Optimizer {
  protected:
   Optimizer() = default;
   // For constructors: the next group. `plan` is asked for each parameter; plans live as long as the optimizer.
-  struct GroupSpec {
-    StateFormat format = StateFormat::kFull;
-    double initial_state = 0;
-  };
   using PlanOf = absl::FunctionRef<const UpdatePlan&(const Tensor& param)>;
-  void add_group(std::span<const Tensor> params, PlanOf plan, GroupSpec spec);
-  void add_group(std::span<const Tensor> params, const UpdatePlan& plan, GroupSpec spec);
+  void add_group(std::span<const Tensor> params, PlanOf plan, StateInit init);
+  void add_group(std::span<const Tensor> params, const UpdatePlan& plan, StateInit init);
+  // For constructors: calls add(group) for each, which calls add_group. Throws Error if there is no parameter at all.
+  template <class Options, class Add> void add_groups(const std::vector<ParamGroup<Options>>& groups, Add add) {
+    for (const ParamGroup<Options>& group : groups) add(group);
+    check_has_parameters();
+  }
 
   // Numeric options of a group by name; "lr" is among them.
   using OptionVisitor = absl::FunctionRef<void(const char* name, double& value)>;
@@ -150,11 +156,11 @@ class Optimizer {
   struct PreparedParam {
     int group;
     const Tensor& param;
-    const Tensor& grad;  // contiguous; times grad_factor
+    const Tensor& grad;  // contiguous; still to be multiplied by grad_factor
     double grad_factor;
-    std::span<Tensor> states;      // transient ones too, which may be replaced by tensors of the same shape and dtype
+    std::span<StateArray> states;  // a transient one may be replaced by a tensor of the same shape and dtype
     std::span<const double> sums;  // of the sweep before
-    std::span<double> scalars;     // of this parameter in the sweeps that follow; those of scalars() at first
+    std::span<double> scalars;     // of this parameter in the sweeps that follow; initially those of scalars()
   };
   virtual void prepare(int /*sweep*/, PreparedParam& /*param*/) {}
   bool compiled() const { return report_.compiled; }
@@ -162,82 +168,70 @@ class Optimizer {
  private:
   friend KernelReport compile(Optimizer& optimizer);
   friend class UpdateAtSeams;
-  // A state of a parameter's memory.
-  struct Seen {
-    const void* data = nullptr;
-    uint32_t version = 0;
-    bool operator==(const Seen&) const = default;
-    static Seen of(const Tensor& param) { return {param.raw_data(), param.version()}; }
-  };
-  struct Slot {
-    Tensor param;
-    int group = 0;
-    const UpdatePlan* plan = nullptr;
-    Tensor step;                         // i64 scalar
-    std::vector<Tensor> states, scales;  // by StateSpec; scales are undefined where there are none
-    Tensor average, copy;
-    Seen copied;         // what `copy` was made of
-    Seen averaged;       // what `average` is a copy of, until it moves
-    bool moves = false;  // a step has moved `average`, or it was loaded
-    // Where these lie, for good: they are only ever written in place.
-    int64_t* step_at = nullptr;
-    std::array<void*, kMaxStates> states_at = {}, scales_at = {};
-    void* average_at = nullptr;
-    int bucket = -1;
-    int64_t matrices = 1, width = 0;  // of a plan with matrices
-  };
-  // Parameters that are updated by the same code.
-  struct Bucket {
+
+  // Parameters that are updated by the same code: one Foreach for each sweep of the plan.
+  struct Signature {
     const UpdatePlan* plan = nullptr;
     DType dtype = kF32;
     std::optional<DType> copy;
     std::vector<Foreach*> sweeps;
-    std::vector<size_t> active;  // positions in Active, in this step
+    std::vector<size_t> updates;  // positions in the list of this step's updates
   };
-  struct Active {
-    size_t slot;
-    int64_t numel;
-    const void* grad;
-    Tensor dense;  // the gradient, where it had to be made contiguous
-    Tensor copy;   // in 16 bits, if there is to be one: the slot's, or the one that autocast uses
-    double* scalars = nullptr;
+  // One parameter that is updated in this step.
+  struct Update {
+    ParamSlot* slot;
     void* param = nullptr;
-    size_t sums = 0, sum_rows = 0;  // where in sums_, and how many of each
+    const void* grad = nullptr;
+    Tensor dense_grad;  // a contiguous copy, if the parameter's gradient is not contiguous
+    Tensor copy;        // the 16-bit copy to write, if any: the slot's, or the one that autocast uses
+    double* scalars = nullptr;
+    size_t sums = 0, sum_rows = 0;  // first element in sums_, and the number of rows for each sum
+    int64_t numel() const { return slot->param.numel(); }
   };
-  std::string slot_name(size_t i) const;
-  double& option(int group, const char* name) const;
-  void collect(size_t slot, std::vector<Active>& active) const;
-  void update(std::vector<Active>& active, double grad_factor, bool zero_grad);
-  void check_whole(const char* what) const;
-  static void refresh_average(Slot& slot);
-  void refresh() const;
+
+  // ---- The parts of step(), in order (step.cc)
   void check_options(const StepOptions& options) const;
-  void sort_into_buckets(std::vector<Active>& active, bool zero_grad);
-  std::vector<ArraySpec> arrays(const Slot& slot, size_t sweep, bool zero_grad, std::optional<DType> copy) const;
+  void collect(size_t slot, std::vector<Update>& updates);
+  void check_any_gradient(const std::vector<Update>& updates) const;
+  [[noreturn]] void throw_no_gradients() const;
+  double measure(const std::vector<Update>& updates) const;
+  void update(std::vector<Update>& updates, double grad_factor, bool zero_grad);
+  static void zero_gradients(std::vector<Update>& updates);
+  void make_states(const std::vector<Update>& updates);
+  void sort_by_signature(std::vector<Update>& updates, bool zero_grad);
+  void count_and_fill_scalars(std::vector<Update>& updates, double grad_factor);
+  void open_for_writing(Update& update);
+  void run(Signature& signature, std::vector<Update>& updates, double grad_factor);
+  void prepare_update(const Signature& signature, size_t sweep, Update& update, double grad_factor);
+  void make_room_for_sums(const Signature& signature, size_t sweep, std::vector<Update>& updates);
+  void fill_table(const Signature& signature, size_t sweep, const std::vector<Update>& updates);
+
+  // ---- Code for a list of arrays
+  std::vector<ArraySpec> arrays(const ParamSlot& slot, size_t sweep, bool zero_grad, std::optional<DType> copy) const;
   Foreach* pass_for(const Body& body, std::vector<ArraySpec> arrays);
   void compile_pass(Foreach& pass);
-  double measure(const std::vector<Active>& active) const;
-  void fill_scalars(std::vector<Active>& active, double grad_factor);
-  void run(Bucket& bucket, std::vector<Active>& active, double grad_factor);
-  void prepare(int sweep, int n_sums, Active& active, double grad_factor);
-  void make_room_for_sums(const Bucket& bucket, size_t sweep, std::vector<Active>& active);
-  void fill_table(const Bucket& bucket, size_t sweep, const std::vector<Active>& active);
 
-  std::vector<Slot> slots_;
-  int n_groups_ = 0;
+  std::string slot_name(size_t i) const;
+  double& option(int group, const char* name) const;
+  void check_has_parameters() const;
+  void check_between_steps(const char* what) const;
+  void refresh() const;
+
+  std::vector<ParamSlot> slots_;
+  std::vector<int64_t> group_sizes_;
   bool averaging_ = false;
   double average_decay_ = 0;
   int64_t skipped_ = 0;
 
   std::vector<std::unique_ptr<Foreach>> passes_;
-  std::vector<Bucket> buckets_;
-  bool zero_grad_ = false;  // what buckets_ were made for
+  std::vector<Signature> signatures_;
+  bool zero_grad_ = false;  // what signatures_ were made for
   KernelReport report_;
   bool stepped_ = false;
   bool postponed_ = false;  // a stance kept a pass from being compiled
   bool at_seams_ = false;   // an UpdateAtSeams makes the steps
-  bool half_made_ = false;  // it has updated some parameters of this step
-  // Reused from step to step.
+  bool mid_step_ = false;   // it has updated some parameters of this step
+  // Memory that steps reuse.
   ForeachTable table_;
   std::deque<std::array<double, kMaxScalars>> scalars_;
   std::vector<double> sums_;

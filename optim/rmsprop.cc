@@ -19,9 +19,10 @@ void RMSprop::add(std::span<const Tensor> params, const RMSpropOptions& o) {
   add_group(params, plans[2 * o.centered + (o.momentum > 0)], {.format = o.state});
 }
 
-RMSprop::RMSprop(std::vector<Tensor> params, RMSpropOptions options) { add(params, options); }
+RMSprop::RMSprop(std::vector<Tensor> params, RMSpropOptions options)
+    : RMSprop({ParamGroup<RMSpropOptions>{std::move(params), options}}) {}
 RMSprop::RMSprop(std::vector<ParamGroup<RMSpropOptions>> groups) {
-  for (const auto& group : groups) add(group.params, group.options);
+  add_groups(groups, [this](const auto& group) { add(group.params, group.options); });
 }
 
 void RMSprop::visit_options(int group, OptionVisitor visit) {

@@ -14,9 +14,9 @@ void SGD::add(std::span<const Tensor> params, const SGDOptions& o) {
   add_group(params, o.momentum != 0 ? with_momentum : plain, {.format = o.state});
 }
 
-SGD::SGD(std::vector<Tensor> params, SGDOptions options) { add(params, options); }
+SGD::SGD(std::vector<Tensor> params, SGDOptions options) : SGD({ParamGroup<SGDOptions>{std::move(params), options}}) {}
 SGD::SGD(std::vector<ParamGroup<SGDOptions>> groups) {
-  for (const auto& group : groups) add(group.params, group.options);
+  add_groups(groups, [this](const auto& group) { add(group.params, group.options); });
 }
 
 void SGD::visit_options(int group, OptionVisitor visit) {

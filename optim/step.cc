@@ -1,4 +1,5 @@
-// Optimizer::step: collect and check, measure the gradients, then one pass for each sweep of each signature.
+// Optimizer::step: collect and check the updates, measure the gradients, then run each signature's sweeps.
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 
@@ -22,9 +23,9 @@ void Optimizer::check_options(const StepOptions& o) const {
   if (!(o.max_norm >= 0)) throw Error(absl::StrCat(name(), ": max_norm must not be negative, got ", o.max_norm));
 }
 
-// Adds a parameter, if it has a gradient.
-void Optimizer::collect(size_t i, std::vector<Active>& active) const {
-  const Slot& slot = slots_[i];
+// Adds the update of a parameter that has a gradient.
+void Optimizer::collect(size_t i, std::vector<Update>& updates) {
+  ParamSlot& slot = slots_[i];
   const Tensor& param = slot.param;
   const Tensor& grad = param.grad();
   if (!grad.defined()) return;
@@ -32,32 +33,39 @@ void Optimizer::collect(size_t i, std::vector<Active>& active) const {
     throw Error(absl::StrCat(name(), ": ", slot_name(i), " is ", std::string(name_of(param.dtype())),
                              to_string(param.sizes()), ", its gradient ", std::string(name_of(grad.dtype())),
                              to_string(grad.sizes())));
-  const DType compute = compute_dtype(param.dtype());
-  for (const Tensor* held : {slot.states.empty() ? nullptr : slot.states.data(), &slot.average}) {
-    if (held == nullptr || !held->defined()) continue;
-    const bool fits = compute == kF64 ? held->dtype() == kF64 : held->dtype() != kF64;
-    if (!fits)
+  const bool wide = compute_dtype(param.dtype()) == kF64;
+  for (const Tensor* held : {&slot.state.arrays[0].values, &slot.average})
+    if (held->defined() && wide != (held->dtype() == kF64))
       throw Error(absl::StrCat(name(), ": ", slot_name(i), " is now ", std::string(name_of(param.dtype())),
                                ", its state ", std::string(name_of(held->dtype())),
-                               "; convert the model before you make its optimizer"));
-  }
-  Active& a = active.emplace_back();
-  a.slot = i;
-  a.numel = param.numel();
-  if (!grad.is_contiguous()) a.dense = grad.detach().contiguous();
-  a.grad = (a.dense.defined() ? a.dense : grad).raw_data();
-  a.copy = slot.copy;
-  if (const std::optional<DType> used = amp::copy_in_use(param); used && !a.copy.defined())
-    a.copy = amp::copy_to_write(param, *used);
+                               "; convert the model before its first step"));
+  if (param.dtype() == kF64 && slot.init.format != StateFormat::kFull)
+    throw Error(absl::StrCat(name(), ": ", slot_name(i), " is now f64; f64 state has no shorter format"));
+  Update& update = updates.emplace_back();
+  update.slot = &slot;
+  if (!grad.is_contiguous()) update.dense_grad = grad.detach().contiguous();
+  update.grad = (update.dense_grad.defined() ? update.dense_grad : grad).raw_data();
+  update.copy = slot.copy;
+  if (const std::optional<DType> used = amp::copy_in_use(param); used && !update.copy.defined())
+    update.copy = amp::copy_to_write(param, *used);
 }
 
-double Optimizer::measure(const std::vector<Active>& active) const {
-  std::vector<NormOperand> operands;
-  operands.reserve(active.size());
-  for (const Active& a : active) {
-    const Tensor& param = slots_[a.slot].param;
-    operands.push_back({a.grad, param.dtype(), a.numel});
+// Gradients that are missing although they should be there.
+void Optimizer::check_any_gradient(const std::vector<Update>& updates) const {
+  if (updates.size() == slots_.size()) return;
+  for (size_t i = 0; i < slots_.size(); ++i) {
+    const Tensor& param = slots_[i].param;
+    if (param.grad().defined()) continue;
+    if (const char* holder = autograd::gradient_claim(param, GradientClaim::kChanges); holder != nullptr)
+      throw Error(absl::StrCat(name(), ": ", slot_name(i), " has no gradient, because ", holder,
+                               " averages it: call its finish() after backward() and before step()"));
   }
+}
+
+double Optimizer::measure(const std::vector<Update>& updates) const {
+  std::vector<NormOperand> operands;
+  operands.reserve(updates.size());
+  for (const Update& u : updates) operands.push_back({u.grad, u.slot->param.dtype(), u.numel()});
   return norm_of(operands);
 }
 
@@ -65,53 +73,80 @@ StepReport Optimizer::step(const StepOptions& options) {
   check_options(options);
   if (at_seams_)
     throw Error(absl::StrCat(name(),
-                             ": its parameters are updated at seams; end the step by UpdateAtSeams::finish(), not by "
-                             "step() (update_at_seams.h)"));
+                             ": its parameters are updated at seams; end the step with UpdateAtSeams::finish(), not "
+                             "with step() (update_at_seams.h)"));
   const NoGrad off;
-  std::vector<Active> active;
-  active.reserve(slots_.size());
-  for (size_t i = 0; i < slots_.size(); ++i) collect(i, active);
+  std::vector<Update> updates;
+  updates.reserve(slots_.size());
+  for (size_t i = 0; i < slots_.size(); ++i) collect(i, updates);
+  check_any_gradient(updates);
+  if (updates.empty() && !options.allow_no_gradients) throw_no_gradients();
   StepReport report;
   double factor = 1 / options.grad_scale;
   if (options.check_finite || options.grad_scale != 1 || std::isfinite(options.max_norm)) {
-    const double norm = report.grad_norm = measure(active) / options.grad_scale;
+    const double norm = report.grad_norm = measure(updates) / options.grad_scale;
     report.skipped = !std::isfinite(norm);
     factor *= std::min(1.0, options.max_norm / (norm + 1e-6));
   }
   if (report.skipped) {
     ++skipped_;
-    if (options.zero_grad) zero_grad(/*set_to_none=*/false);
+    if (options.zero_grad) zero_gradients(updates);
     return report;
   }
-  update(active, factor, options.zero_grad);
-  stepped_ = stepped_ || !active.empty();
+  update(updates, factor, options.zero_grad);
+  stepped_ = stepped_ || !updates.empty();
   return report;
 }
 
-// Of all parameters, or some: each has its own items in the passes, so the bits are the same either way.
-void Optimizer::update(std::vector<Active>& active, double factor, bool zero_grad) {
-  sort_into_buckets(active, zero_grad);
-  // From here on nothing fails.
-  fill_scalars(active, factor);
-  for (Bucket& bucket : buckets_)
-    if (!bucket.active.empty()) run(bucket, active, factor);
-  for (const Active& a : active)
-    if (a.copy.defined()) amp::set_copy(slots_[a.slot].param, a.copy);
-  if (!zero_grad) return;
-  for (const Active& a : active)
-    if (a.dense.defined()) slots_[a.slot].param.zero_grad(/*set_to_none=*/false);
+void Optimizer::throw_no_gradients() const {
+  throw Error(absl::StrCat(name(), ": none of the ", slots_.size(),
+                           " parameters has a gradient. Call backward() before the step, on a loss that depends on "
+                           "them; a step that may find no gradients needs {.allow_no_gradients = true}"));
 }
 
-std::vector<ArraySpec> Optimizer::arrays(const Slot& slot, size_t sweep, bool zero_grad,
+// Updates all parameters, or some: each has its own items in the passes, so the bits are the same either way.
+void Optimizer::update(std::vector<Update>& updates, double grad_factor, bool zero_grad) {
+  make_states(updates);
+  sort_by_signature(updates, zero_grad);
+  // From here on nothing fails.
+  count_and_fill_scalars(updates, grad_factor);
+  for (Update& u : updates) open_for_writing(u);
+  for (Signature& signature : signatures_)
+    if (!signature.updates.empty()) run(signature, updates, grad_factor);
+  for (const Update& u : updates)
+    if (u.copy.defined()) amp::set_copy(u.slot->param, u.copy);
+  if (!zero_grad) return;
+  std::erase_if(updates, [](const Update& u) { return !u.dense_grad.defined(); });  // the pass has zeroed the others
+  zero_gradients(updates);
+}
+
+// A gradient that is not contiguous is replaced: its elements may share memory (stride 0).
+void Optimizer::zero_gradients(std::vector<Update>& updates) {
+  for (Update& u : updates) {
+    if (u.dense_grad.defined()) u.slot->param.set_grad(u.dense_grad.zero_());
+    else u.slot->param.zero_grad(/*set_to_none=*/false);
+  }
+}
+
+void Optimizer::make_states(const std::vector<Update>& updates) {
+  for (const Update& u : updates) {
+    if (!u.slot->state.exists()) u.slot->state = u.slot->new_state();
+    if (averaging_ && !u.slot->average.defined()) u.slot->make_average();
+  }
+}
+
+// The operands of one item, in the order that fill_table writes them.
+std::vector<ArraySpec> Optimizer::arrays(const ParamSlot& slot, size_t sweep, bool zero_grad,
                                          std::optional<DType> copy) const {
   const DType dtype = slot.param.dtype(), compute = compute_dtype(dtype);
   const bool last = sweep + 1 == slot.plan->sweeps.size();
   std::vector<ArraySpec> list = {{.dtype = dtype}, {.dtype = dtype, .zero = zero_grad && last}};
-  for (size_t k = 0; k < slot.states.size(); ++k) {
+  for (size_t k = 0; k < slot.plan->states.size(); ++k) {
     const StateSpec& spec = slot.plan->states[k];
+    const StateArray& array = slot.state.arrays[k];
     const Format coded = spec.nonnegative ? Format::kUnsigned8 : Format::kSigned8;
-    list.push_back({.dtype = spec.transient ? compute : slot.states[k].dtype(),
-                    .format = slot.scales[k].defined() ? coded : Format::kPlain,
+    list.push_back({.dtype = spec.transient ? compute : array.values.dtype(),
+                    .format = array.scales.defined() ? coded : Format::kPlain,
                     .layout = spec.layout});
   }
   for (int k = 0; k < slot.plan->sweeps[sweep].body.n_sums; ++k) list.push_back({.role = Role::kSum, .dtype = kF64});
@@ -152,157 +187,166 @@ void Optimizer::compile_pass(Foreach& pass) {
     compile::log::write(compile::log::Topic::kOutputCode, compile::to_string(pass.kernel()));
 }
 
-void Optimizer::sort_into_buckets(std::vector<Active>& active, bool zero_grad) {
-  if (buckets_.empty() || zero_grad != zero_grad_ || postponed_) {
-    buckets_.clear();
-    for (Slot& slot : slots_) slot.bucket = -1;
+void Optimizer::sort_by_signature(std::vector<Update>& updates, bool zero_grad) {
+  if (signatures_.empty() || zero_grad != zero_grad_ || postponed_) {
+    signatures_.clear();
+    for (ParamSlot& slot : slots_) slot.signature = -1;
     zero_grad_ = zero_grad;
   }
-  for (Bucket& bucket : buckets_) bucket.active.clear();
-  for (size_t i = 0; i < active.size(); ++i) {
-    Slot& slot = slots_[active[i].slot];
-    const std::optional<DType> copy = active[i].copy.defined() ? std::optional(active[i].copy.dtype()) : std::nullopt;
-    const Bucket* bucket = slot.bucket < 0 ? nullptr : &buckets_[static_cast<size_t>(slot.bucket)];
-    if (bucket == nullptr || bucket->dtype != slot.param.dtype() || bucket->copy != copy) {
-      Bucket wanted{slot.plan, slot.param.dtype(), copy, {}, {}};
+  for (Signature& signature : signatures_) signature.updates.clear();
+  for (size_t i = 0; i < updates.size(); ++i) {
+    ParamSlot& slot = *updates[i].slot;
+    const Tensor& written = updates[i].copy;
+    const std::optional<DType> copy = written.defined() ? std::optional(written.dtype()) : std::nullopt;
+    const Signature* known = slot.signature < 0 ? nullptr : &signatures_[static_cast<size_t>(slot.signature)];
+    if (known == nullptr || known->dtype != slot.param.dtype() || known->copy != copy) {
+      Signature wanted{slot.plan, slot.param.dtype(), copy, {}, {}};
       for (size_t k = 0; k < slot.plan->sweeps.size(); ++k)
         wanted.sweeps.push_back(pass_for(slot.plan->sweeps[k].body, arrays(slot, k, zero_grad, copy)));
-      size_t b = 0;
-      while (b < buckets_.size() &&
-             (buckets_[b].plan != wanted.plan || buckets_[b].sweeps != wanted.sweeps || buckets_[b].copy != copy))
-        ++b;
-      if (b == buckets_.size()) buckets_.push_back(std::move(wanted));
-      slot.bucket = static_cast<int>(b);
+      const auto found = std::find_if(signatures_.begin(), signatures_.end(), [&](const Signature& s) {
+        return s.plan == wanted.plan && s.sweeps == wanted.sweeps && s.copy == copy;
+      });
+      slot.signature = static_cast<int>(found - signatures_.begin());
+      if (found == signatures_.end()) signatures_.push_back(std::move(wanted));
     }
-    buckets_[static_cast<size_t>(slot.bucket)].active.push_back(i);
+    signatures_[static_cast<size_t>(slot.signature)].updates.push_back(i);
   }
 }
 
-// Counts the step, and has the scalars of each (group, step) computed once; a parameter that changes its own has a
-// copy.
-void Optimizer::fill_scalars(std::vector<Active>& active, double grad_factor) {
+// Counts the step of each parameter. Parameters of one group at the same step share their scalars, unless the optimizer
+// changes them for each parameter (Sweep::prepare).
+void Optimizer::count_and_fill_scalars(std::vector<Update>& updates, double grad_factor) {
   scalars_.clear();
   double* shared = nullptr;
-  const Slot* of = nullptr;
-  for (Active& a : active) {
-    Slot& slot = slots_[a.slot];
-    const int64_t step = ++*slot.step_at;
+  int shared_group = 0;
+  int64_t shared_step = 0;
+  for (Update& u : updates) {
+    const int64_t step = ++*u.slot->state.step_data;
     bool own = false;
-    for (const Sweep& sweep : slot.plan->sweeps) own = own || sweep.prepare;
-    if (own || of == nullptr || of->group != slot.group || *of->step_at != step) {
+    for (const Sweep& sweep : u.slot->plan->sweeps) own = own || sweep.prepare;
+    if (own || shared == nullptr || shared_group != u.slot->group || shared_step != step) {
       std::array<double, kMaxScalars>& list = scalars_.emplace_back();
       list[kGradFactor] = grad_factor;
       list[kAverageWeight] = 1 - average_decay_;
-      scalars(slot.group, step, std::span(list).subspan(kFirstScalar));
-      shared = list.data();
-      of = own ? nullptr : &slot;
-    }
-    a.scalars = shared;
-    refresh_average(slot);
-    a.param = slot.param.raw_mutable_data();  // bumps the version
-    // What the pass that follows writes beside it may be on a tape, too.
-    for (const Tensor* written : {&slot.average, &a.copy})
-      if (written->defined()) written->storage().bump_version();
-    slot.copied = Seen::of(slot.param);
-    slot.moves = true;
-    if (zero_grad_ && !a.dense.defined()) {
-      Tensor grad = slot.param.grad();
-      a.grad = grad.raw_mutable_data();
+      scalars(u.slot->group, step, std::span(list).subspan(kFirstScalar));
+      u.scalars = list.data();
+      shared = own ? nullptr : list.data();
+      shared_group = u.slot->group;
+      shared_step = step;
+    } else {
+      u.scalars = shared;
     }
   }
 }
 
-void Optimizer::run(Bucket& bucket, std::vector<Active>& active, double grad_factor) {
-  const UpdatePlan& plan = *bucket.plan;
-  for (size_t i : bucket.active) {
-    Slot& slot = slots_[active[i].slot];
-    for (size_t k = 0; k < plan.states.size(); ++k) {
-      if (!plan.states[k].transient) continue;
-      slot.states[k] = Tensor::empty(sizes_of(plan.states[k], slot.param.sizes()),
-                                     {compute_dtype(bucket.dtype), slot.param.device()});
-      slot.states_at[k] = slot.states[k].raw_mutable_data();
-    }
+// Tells the tape, by versions, that the pass writes the parameter, its average, its copy and maybe its gradient.
+void Optimizer::open_for_writing(Update& u) {
+  ParamSlot& slot = *u.slot;
+  slot.refresh_average();
+  u.param = slot.param.raw_mutable_data();
+  for (const Tensor* written : {&slot.average, &u.copy})
+    if (written->defined()) written->storage().bump_version();
+  slot.copy_of = Contents::of(slot.param);
+  slot.average_moved = true;
+  if (zero_grad_ && !u.dense_grad.defined()) {
+    Tensor grad = slot.param.grad();
+    u.grad = grad.raw_mutable_data();
   }
-  for (size_t s = 0; s < plan.sweeps.size(); ++s) {
-    for (size_t i : bucket.active)
-      if (plan.sweeps[s].prepare)
-        prepare(static_cast<int>(s), s == 0 ? 0 : plan.sweeps[s - 1].body.n_sums, active[i], grad_factor);
-    make_room_for_sums(bucket, s, active);
-    fill_table(bucket, s, active);
-    bucket.sweeps[s]->run(table_, /*eager=*/compile::stance() == compile::Stance::kForceEager);
-  }
-  for (size_t i : bucket.active)
-    for (size_t k = 0; k < plan.states.size(); ++k)
-      if (plan.states[k].transient) slots_[active[i].slot].states[k] = Tensor();
 }
 
-// `n_sums`: of the sweep before.
-void Optimizer::prepare(int sweep, int n_sums, Active& a, double grad_factor) {
-  Slot& slot = slots_[a.slot];
+void Optimizer::run(Signature& signature, std::vector<Update>& updates, double grad_factor) {
+  const UpdatePlan& plan = *signature.plan;
+  const auto each_transient = [&](auto fn) {
+    for (size_t i : signature.updates)
+      for (size_t k = 0; k < plan.states.size(); ++k)
+        if (plan.states[k].transient) fn(*updates[i].slot, plan.states[k], updates[i].slot->state.arrays[k]);
+  };
+  each_transient([&](const ParamSlot& slot, const StateSpec& spec, StateArray& array) {
+    array.values = Tensor::empty(sizes_of(spec, slot.param.sizes()),
+                                 {compute_dtype(signature.dtype), slot.param.device()});
+    array.locate();
+  });
+  const bool eager = compile::stance() == compile::Stance::kForceEager;
+  for (size_t sweep = 0; sweep < plan.sweeps.size(); ++sweep) {
+    if (plan.sweeps[sweep].prepare)
+      for (size_t i : signature.updates) prepare_update(signature, sweep, updates[i], grad_factor);
+    make_room_for_sums(signature, sweep, updates);
+    fill_table(signature, sweep, updates);
+    signature.sweeps[sweep]->run(table_, eager);
+  }
+  each_transient([](const ParamSlot&, const StateSpec&, StateArray& array) { array = {}; });
+}
+
+// Hands the optimizer the sums of the sweep before `sweep`.
+void Optimizer::prepare_update(const Signature& signature, size_t sweep, Update& u, double grad_factor) {
+  const int n_sums = sweep == 0 ? 0 : signature.plan->sweeps[sweep - 1].body.n_sums;
   std::array<double, kMaxValues> totals{};
   for (int k = 0; k < n_sums; ++k)
-    for (size_t row = 0; row < a.sum_rows; ++row)
-      totals[static_cast<size_t>(k)] += sums_[a.sums + static_cast<size_t>(k) * a.sum_rows + row];
+    for (size_t row = 0; row < u.sum_rows; ++row)
+      totals[static_cast<size_t>(k)] += sums_[u.sums + static_cast<size_t>(k) * u.sum_rows + row];
+  ParamSlot& slot = *u.slot;
   PreparedParam param{slot.group,
                       slot.param,
-                      a.dense.defined() ? a.dense : slot.param.grad(),
+                      u.dense_grad.defined() ? u.dense_grad : slot.param.grad(),
                       grad_factor,
-                      slot.states,
+                      std::span(slot.state.arrays).first(slot.plan->states.size()),
                       std::span(totals).first(static_cast<size_t>(n_sums)),
-                      std::span(a.scalars + kFirstScalar, kMaxScalars - kFirstScalar)};
-  prepare(sweep, param);
-  for (size_t k = 0; k < slot.states.size(); ++k)
-    if (slot.plan->states[k].transient) slot.states_at[k] = slot.states[k].raw_mutable_data();
+                      std::span(u.scalars + kFirstScalar, kMaxScalars - kFirstScalar)};
+  prepare(static_cast<int>(sweep), param);
+  for (size_t k = 0; k < slot.plan->states.size(); ++k)
+    if (slot.plan->states[k].transient) slot.state.arrays[k].locate();
 }
 
-// A number for each row and sum: of a parameter, first all rows of the first sum.
-void Optimizer::make_room_for_sums(const Bucket& bucket, size_t sweep, std::vector<Active>& active) {
-  const int n_sums = bucket.plan->sweeps[sweep].body.n_sums;
+// One number for each row and sum of a parameter: all rows of the first sum, then all rows of the second.
+void Optimizer::make_room_for_sums(const Signature& signature, size_t sweep, std::vector<Update>& updates) {
+  const int n_sums = signature.plan->sweeps[sweep].body.n_sums;
   if (n_sums == 0) return;
   size_t room = 0;
-  for (size_t i : bucket.active) {
-    Active& a = active[i];
-    const int64_t width = bucket.plan->matrices ? slots_[a.slot].width : bucket.sweeps[sweep]->row_width();
-    a.sums = room;
-    a.sum_rows = static_cast<size_t>(width == 0 ? 0 : (a.numel + width - 1) / width);
-    room += a.sum_rows * static_cast<size_t>(n_sums);
+  for (size_t i : signature.updates) {
+    Update& u = updates[i];
+    const int64_t width = signature.plan->matrices ? u.slot->columns : signature.sweeps[sweep]->row_width();
+    u.sums = room;
+    u.sum_rows = static_cast<size_t>(width == 0 ? 0 : (u.numel() + width - 1) / width);
+    room += u.sum_rows * static_cast<size_t>(n_sums);
   }
   sums_.resize(room);
 }
 
-// The operands of every item, in the order of arrays().
-void Optimizer::fill_table(const Bucket& bucket, size_t sweep, const std::vector<Active>& active) {
-  const UpdatePlan& plan = *bucket.plan;
-  const Foreach& pass = *bucket.sweeps[sweep];
+// The operands of every item, in the order of arrays(). A plan with matrices has an item for each matrix.
+void Optimizer::fill_table(const Signature& signature, size_t sweep, const std::vector<Update>& updates) {
+  const UpdatePlan& plan = *signature.plan;
+  const Foreach& pass = *signature.sweeps[sweep];
   const bool last = sweep + 1 == plan.sweeps.size();
-  const DType compute = compute_dtype(bucket.dtype);
+  const int n_sums = plan.sweeps[sweep].body.n_sums;
+  const DType compute = compute_dtype(signature.dtype);
   table_.clear();
-  for (size_t i : bucket.active) {
-    const Active& a = active[i];
-    const Slot& slot = slots_[a.slot];
-    if (a.numel == 0) continue;
-    const int64_t count = plan.matrices ? slot.matrices : 1, numel = a.numel / count;
-    const int64_t width = plan.matrices ? slot.width : pass.row_width();
+  for (size_t i : signature.updates) {
+    const Update& u = updates[i];
+    const ParamSlot& slot = *u.slot;
+    if (u.numel() == 0) continue;
+    const int64_t count = plan.matrices ? slot.matrices : 1, numel = u.numel() / count;
+    const int64_t width = plan.matrices ? slot.columns : pass.row_width();
     for (int64_t m = 0; m < count; ++m) {
-      // An array of matrix m.
-      const auto at = [m](void* data, DType dtype, int64_t size) {
-        return static_cast<std::byte*>(data) + m * size * static_cast<int64_t>(size_of(dtype));
+      // Matrix m of an array with `size` elements for each matrix.
+      const auto part = [m](const void* data, DType dtype, int64_t size) -> void* {
+        return static_cast<std::byte*>(const_cast<void*>(data)) + m * size * static_cast<int64_t>(size_of(dtype));
       };
-      const std::span<void*> operands = table_.add(pass.item(numel, width, a.scalars), pass.n_operands());
-      size_t k = 0, scale = static_cast<size_t>(pass.n_arrays());
-      operands[k++] = at(a.param, bucket.dtype, numel);
-      operands[k++] = at(const_cast<void*>(a.grad), bucket.dtype, numel);
-      for (size_t state = 0; state < plan.states.size(); ++state) {
-        const Layout layout = plan.states[state].layout;
+      const std::span<void*> operands = table_.add(pass.item(numel, width, u.scalars), pass.n_operands());
+      size_t next = 0, next_scale = static_cast<size_t>(pass.n_arrays());
+      operands[next++] = part(u.param, signature.dtype, numel);
+      operands[next++] = part(u.grad, signature.dtype, numel);
+      for (size_t k = 0; k < plan.states.size(); ++k) {
+        const StateArray& array = slot.state.arrays[k];
+        const Layout layout = plan.states[k].layout;
         const int64_t size = layout == Layout::kFull ? numel : layout == Layout::kPerRow ? numel / width : width;
-        operands[k++] = m == 0 ? slot.states_at[state] : at(slot.states_at[state], slot.states[state].dtype(), size);
-        if (slot.scales_at[state] != nullptr) operands[scale++] = slot.scales_at[state];
+        operands[next++] = m == 0 ? array.values_data : part(array.values_data, array.values.dtype(), size);
+        if (array.scales_data != nullptr) operands[next_scale++] = array.scales_data;
       }
-      for (int sum = 0; sum < plan.sweeps[sweep].body.n_sums; ++sum)
-        operands[k++] = sums_.data() + a.sums + static_cast<size_t>(sum) * a.sum_rows +
-                        static_cast<size_t>(m) * (a.sum_rows / static_cast<size_t>(count));
-      if (last && slot.average_at != nullptr) operands[k++] = at(slot.average_at, compute, numel);
-      if (last && a.copy.defined()) operands[k++] = at(a.copy.impl()->data(), kBF16, numel);  // kF16 has the same size
+      for (int k = 0; k < n_sums; ++k)
+        operands[next++] = sums_.data() + u.sums + static_cast<size_t>(k) * u.sum_rows +
+                           static_cast<size_t>(m) * (u.sum_rows / static_cast<size_t>(count));
+      if (last && slot.average_data != nullptr) operands[next++] = part(slot.average_data, compute, numel);
+      if (last && u.copy.defined()) operands[next++] = part(u.copy.impl()->data(), u.copy.dtype(), numel);
     }
   }
 }

@@ -59,7 +59,7 @@ UpdateAtSeams::UpdateAtSeams(nn::ModuleBase& model, Optimizer& optimizer, Update
                 " changed after its update; call finish() once per step (after an exception: abandon()), put all "
                 "but the last backward of a step under no_update(), and checkpoint no two uses of one parameter"));
         }));
-  seams_ = std::make_unique<compile::Seams>(model, [this](const compile::Seam& seam) {
+  seams_ = std::make_unique<Seams>(model, [this](const Seam& seam) {
     if (!listening_ || held_) return;
     std::vector<size_t> slots;
     for (const Tensor& p : seam.parameters)
@@ -71,7 +71,7 @@ UpdateAtSeams::UpdateAtSeams(nn::ModuleBase& model, Optimizer& optimizer, Update
 UpdateAtSeams::UpdateAtSeams(GradientSource& source, Optimizer& optimizer, UpdateAtSeamsOptions options)
     : UpdateAtSeams(optimizer, options, &source) {
   std::vector<Tensor> parameters;
-  for (const Optimizer::Slot& slot : optimizer.slots_)
+  for (const ParamSlot& slot : optimizer.slots_)
     if (slot.param.requires_grad()) parameters.push_back(slot.param);
   claim(parameters);
   listener_ = source.on_final([this](std::span<const Tensor> final_ones) {
@@ -87,7 +87,7 @@ UpdateAtSeams::~UpdateAtSeams() {
   if (source_ != nullptr) source_->remove_on_final(listener_);
   for (const auto& [parameter, id] : hooks_) autograd::remove_on_accumulated(parameter, id);
   let_go();
-  optimizer_.at_seams_ = optimizer_.half_made_ = false;
+  optimizer_.at_seams_ = optimizer_.mid_step_ = false;
 }
 
 // The destructor lets go also where a constructor fails after this.
@@ -106,17 +106,21 @@ void UpdateAtSeams::let_go() {
 
 void UpdateAtSeams::update(std::span<const size_t> slots) {
   const NoGrad off;
-  std::vector<Optimizer::Active> active;
-  for (size_t slot : slots)
-    if (!updated_[slot]) optimizer_.collect(slot, active);
-  if (active.empty()) return;
-  optimizer_.update(active, 1, options_.step.zero_grad);
-  optimizer_.half_made_ = true;
-  for (const Optimizer::Active& a : active) {
-    updated_[a.slot] = true;
-    if (options_.drop_grads && !options_.step.zero_grad) optimizer_.slots_[a.slot].param.set_grad(Tensor());
+  std::vector<Optimizer::Update> updates;
+  std::vector<size_t> chosen;
+  for (size_t slot : slots) {
+    const size_t before = updates.size();
+    if (!updated_[slot]) optimizer_.collect(slot, updates);
+    if (updates.size() > before) chosen.push_back(slot);
   }
-  report_.at_seams += static_cast<int64_t>(active.size());
+  if (updates.empty()) return;
+  optimizer_.update(updates, 1, options_.step.zero_grad);
+  optimizer_.mid_step_ = true;
+  for (size_t slot : chosen) {
+    updated_[slot] = true;
+    if (options_.drop_grads && !options_.step.zero_grad) optimizer_.slots_[slot].param.set_grad(Tensor());
+  }
+  report_.at_seams += static_cast<int64_t>(chosen.size());
 }
 
 // Seams that were not reached come now, in vain.
@@ -131,8 +135,8 @@ UpdateReport UpdateAtSeams::end_step() {
   start_over_seams();
   report_.without_gradient = std::count(updated_.begin(), updated_.end(), false);
   updated_.assign(updated_.size(), false);
-  optimizer_.stepped_ = optimizer_.stepped_ || optimizer_.half_made_;
-  optimizer_.half_made_ = false;
+  optimizer_.stepped_ = optimizer_.stepped_ || optimizer_.mid_step_;
+  optimizer_.mid_step_ = false;
   return std::exchange(report_, {});
 }
 
@@ -144,7 +148,9 @@ UpdateReport UpdateAtSeams::finish() {
   const int64_t before = report_.at_seams;
   update(all);
   report_.at_end = std::exchange(report_.at_seams, before) - before;
-  return end_step();
+  const UpdateReport report = end_step();
+  if (report.at_seams + report.at_end == 0 && !options_.step.allow_no_gradients) optimizer_.throw_no_gradients();
+  return report;
 }
 
 UpdateReport UpdateAtSeams::abandon() {
@@ -164,7 +170,7 @@ UpdateAtSeams::NoUpdate::NoUpdate(UpdateAtSeams& updates) : updates_(updates) {
     throw Error(absl::StrCat(
         kWho, "::no_update: the gradients come from elsewhere, which decides what is final: use its no_sync()"));
   if (updates.held_) throw Error(absl::StrCat(kWho, "::no_update: there is one already"));
-  if (updates.optimizer_.half_made_)
+  if (updates.optimizer_.mid_step_)
     throw Error(absl::StrCat(kWho, "::no_update: some blocks are updated already; call finish() before the next step"));
   updates.held_ = true;
 }

@@ -1,34 +1,31 @@
-// UpdateAtSeams: the optimizer in backward. Each block is updated at its seam (compile/seam.h), as soon as its
-// gradients are final, while backward goes on below it; its gradients are then dropped, so that those of about one
-// block exist at a time.
+// UpdateAtSeams: the optimizer in backward. Each block is updated at its seam (seam.h), as soon as its gradients are
+// final, while backward goes on below it. Its gradients are then dropped, so that the gradients of about one block
+// exist at a time.
 //
 //   optim::AdamW optimizer(model.parameters(), {.lr = 3e-4});
 //   optim::UpdateAtSeams updates(model, optimizer);   // instead of optimizer.step()
 //   for (...) {
 //     optimizer.set_lr(schedule(step));               // before backward
 //     model.loss(x, y).backward();                    // updates the blocks, from the last to the first
-//     updates.finish();                               // and what is left: the end of the step
+//     updates.finish();                               // updates the rest and ends the step
 //   }
 //
-// Parameters, states, averages and copies have the bits of one step() after backward, eager and compiled, with the same
-// kernels. The differences:
+// Parameters, states, averages and copies get the same bits as with one step() after backward, eager and compiled, from
+// the same kernels. The differences:
 //
-// - What must see all gradients before the first update is refused: max_norm, grad_scale, check_finite, a GradScaler
-// and
-//   clip_grad_norm_. So a gradient that is not finite reaches its parameter.
+// - Options that need all gradients before the first update are refused: max_norm, grad_scale, check_finite, a
+//   GradScaler and clip_grad_norm_. So a gradient that is not finite reaches its parameter.
 // - Accumulation: all but the last backward of a step run under `const auto more = updates.no_update();`. A second
-// backward
-//   that adds to what is updated already is an Error.
+//   backward that adds to an updated parameter's gradient is an Error.
 // - Updates write parameters that the tape has saved: another backward through the same graph (retain_graph) throws
-//   StaleTensorError. A checkpoint() that runs again after a parameter it shares was updated leads to the Error above;
-//   one that reads a parameter by detach() alone is not noticed.
-// - An exception during backward leaves updated what has been updated, with its step counts; abandon() ends such a
-// step.
+//   StaleTensorError. A checkpoint() that runs again after a parameter it shares was updated causes the Error above; a
+//   checkpoint that reads a parameter through detach() only is not noticed.
+// - After an exception during backward, updated parameters keep their update and their step count. abandon() ends such
+//   a step.
 // - Several optimizers on one model have an UpdateAtSeams each. Under DistributedDataParallel it is made from that, and
-// a
-//   bucket is updated once it is averaged (dist/ddp.h).
+//   a bucket is updated once it is averaged (dist/ddp.h).
 //
-// In between, no option of the optimizer can be set, nor its state saved or loaded: Error.
+// During a step no option of the optimizer can be set, and its state cannot be saved or loaded: Error.
 // Model (or source) and optimizer must outlive this. Thread safety: the thread that runs backward.
 #pragma once
 
@@ -40,9 +37,9 @@
 #include <utility>
 #include <vector>
 
-#include "rondo/compile/seam.h"
 #include "rondo/modules/module.h"
 #include "rondo/optim/optimizer.h"
+#include "rondo/optim/seam.h"
 
 namespace rondo::optim {
 
@@ -70,22 +67,22 @@ struct UpdateAtSeamsOptions {
 // Of one step; counts parameters of the optimizer.
 struct UpdateReport {
   int64_t at_seams = 0;          // updated during backward (or while a source ended the step)
-  int64_t at_end = 0;            // by finish(): what stands in no block, or in a block that backward did not go through
-  int64_t without_gradient = 0;  // left alone, as their step counts
+  int64_t at_end = 0;            // updated by finish(), because their seam was not reached
+  int64_t without_gradient = 0;  // not updated; their step counts did not change
 };
 
 class UpdateAtSeams {
  public:
-  // Throws Error if an option asks for what seams cannot do, the optimizer has an UpdateAtSeams or no parameter of the
-  // model, or if somebody else has the gradients: DistributedDataParallel, or the UpdateAtSeams of another optimizer.
+  // Throws Error if an option needs all gradients, the optimizer has an UpdateAtSeams already or no parameter of the
+  // model, or somebody else works on the gradients: DistributedDataParallel, or another optimizer's UpdateAtSeams.
   UpdateAtSeams(nn::ModuleBase& model, Optimizer& optimizer, UpdateAtSeamsOptions options = {});
   UpdateAtSeams(GradientSource& source, Optimizer& optimizer, UpdateAtSeamsOptions options = {});
   ~UpdateAtSeams();
   UpdateAtSeams(const UpdateAtSeams&) = delete;
   UpdateAtSeams& operator=(const UpdateAtSeams&) = delete;
 
-  // Ends a step: updates the parameters that have a gradient and no update yet. Throws as Optimizer::step() does,
-  // before any of these changes; and if a source has not finished.
+  // Ends a step: updates the parameters that have a gradient and no update yet. Throws what Optimizer::step() throws,
+  // before any of these parameters changes, also if the whole step found no gradient; and if a source has not finished.
   UpdateReport finish();
   // Ends a step that an exception interrupted: nothing more is updated, and the gradients of the rest are dropped, as
   // they may be incomplete. What was updated stays so: a second try of the same batch moves it once more.
@@ -120,9 +117,9 @@ class UpdateAtSeams {
   std::unordered_map<const TensorImpl*, size_t> slot_of_;
   std::vector<Tensor> claimed_;
   std::vector<std::pair<Tensor, int64_t>> hooks_;
-  std::unique_ptr<compile::Seams> seams_;  // without a source
-  int64_t listener_ = 0;                   // of the source
-  std::vector<bool> updated_;              // by slot of the optimizer, in this step
+  std::unique_ptr<Seams> seams_;  // without a source
+  int64_t listener_ = 0;          // of the source
+  std::vector<bool> updated_;     // by slot of the optimizer, in this step
   UpdateReport report_;
   bool listening_ = true;
   bool held_ = false;  // under no_update()

@@ -14,6 +14,7 @@
 #include "rondo/optim/grad_scaler.h"
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/ops/ops.h"
+#include "rondo/runtime/random.h"
 #include "rondo/tests/bits.h"
 #include "rondo/tests/dist/ranks.h"
 #include "rondo/tests/errors.h"
@@ -66,7 +67,7 @@ TEST_P(Ddp, GradientsAreThoseOfTheWholeBatch) {
     if (group.rank() == 0) model.load_state_dict(whole.state_dict());
     DistributedDataParallel ddp(model, std::shared_ptr<ProcessGroup>(&group, [](auto*) {}), kPerBlock);
     compile_if_wanted(model);
-    EXPECT_EQ(ddp.plan().buckets.size(), 4u);  // three blocks and the rest
+    EXPECT_EQ(ddp.plan().buckets.size(), 5u);  // ln_f, three blocks, the embeddings
     for (int step = 0; step < 3; ++step) {
       loss_of(model, 2 * group.rank(), 2).backward();
       ddp.finish();
@@ -173,19 +174,26 @@ TEST_P(Ddp, BucketsLeaveWhileBackwardRuns) {
     compile_if_wanted(model);
     const auto spy = std::make_shared<Spy>(group);
     DistributedDataParallel ddp(model, spy, kPerBlock);
+    // The first step learns the order and sends its buckets in finish().
+    loss_of(model, group.rank(), 1).backward();
+    EXPECT_TRUE(spy->sent.empty());
+    ddp.finish();
+    EXPECT_EQ(spy->sent.size(), 5u);
+    spy->sent.clear();
+    model.zero_grad();
     // The first block's backward comes last of the blocks: by then the others are on their way.
     std::vector<size_t> sent_before;
     const Tensor first = model.h[0].parameters()[0];
     const int64_t id = autograd::on_accumulated(first, [&] { sent_before.push_back(spy->sent.size()); });
     loss_of(model, group.rank(), 1).backward();
-    EXPECT_EQ(spy->sent.size(), 4u);  // before finish()
+    EXPECT_EQ(spy->sent.size(), 5u);  // before finish()
     EXPECT_FALSE(first.grad().defined());
     ddp.finish();
     autograd::remove_on_accumulated(first, id);
     ASSERT_EQ(sent_before.size(), 1u);
-    EXPECT_GE(sent_before[0], 2u);
-    EXPECT_EQ(spy->sent, (std::vector<std::string>{"bucket 0 of step 1", "bucket 1 of step 1", "bucket 2 of step 1",
-                                                   "bucket 3 of step 1"}));
+    EXPECT_GE(sent_before[0], 3u);
+    EXPECT_EQ(spy->sent, (std::vector<std::string>{"bucket 0 of step 2", "bucket 1 of step 2", "bucket 2 of step 2",
+                                                   "bucket 3 of step 2", "bucket 4 of step 2"}));
   });
 }
 
@@ -206,13 +214,13 @@ TEST_P(Ddp, AnAllReduceThatEveryRankDropsIsCaught) {
     }
   });
   for (const std::string& error : errors)
-    EXPECT_NE(error.find("step 2, rank 0: the all-reduce of bucket 1 (h.1."), std::string::npos) << error;
+    EXPECT_NE(error.find("step 2, rank 0: the all-reduce of bucket 1 (h.2."), std::string::npos) << error;
 }
 
 TEST_P(Ddp, AnAllReduceThatOneRankDropsIsCaught) {
   // A middle one: its peer would meet the next bucket, of the same size. And the last one: its peer meets the end of
   // the step.
-  for (const std::string lost : {"bucket 1 of step 1", "bucket 3 of step 1"}) {
+  for (const std::string lost : {"bucket 1 of step 1", "bucket 4 of step 1"}) {
     const auto errors = run_ranks(2, [&](const Environment& e) {
       const auto group = ProcessGroup::connect(e, {.timeout = test::kPatient});
       nn::GPT2 model(kConfig, 1);
@@ -240,7 +248,7 @@ TEST_P(Ddp, AGradientThatDoesNotArriveIsAnErrorOnEveryRank) {
     ddp.finish();
     model.zero_grad();
     // Rank 1 leaves out the first blocks and the embedding.
-    if (e.rank == 1) ops::sum(model.h[2](Tensor::ones({1, 4, 16}))).backward();
+    if (e.rank == 1) ops::sum(model.ln_f(model.h[2](Tensor::ones({1, 4, 16})))).backward();
     else loss_of(model, e.rank, 1).backward();
     const std::string error = error_of<MismatchError>([&] { ddp.finish(); });
     // The step after may succeed.
@@ -250,7 +258,7 @@ TEST_P(Ddp, AGradientThatDoesNotArriveIsAnErrorOnEveryRank) {
     throw Error(error);
   });
   for (const std::string& error : errors)
-    EXPECT_NE(error.find("step 2, rank 1: the gradient of h.1.ln_1.weight did not arrive"), std::string::npos) << error;
+    EXPECT_NE(error.find("step 2, rank 1: the gradient of h.1."), std::string::npos) << error;
 }
 
 // The average is not finite anywhere if one rank's gradient is not: nobody makes the step, and a loss scale falls
@@ -298,8 +306,8 @@ TEST_F(DdpRules, AnotherPlanIsAnErrorBeforeAParameterMoves) {
     DistributedDataParallel ddp(model, group, kPerBlock);
   });
   for (const std::string& error : errors) {
-    EXPECT_NE(error.find("rank 2 has another plan than rank 0; line 1 is \"bucket 0 after h.2: h.2.ln_1.weight f32[32] "
-                         "at 0\" there"),
+    EXPECT_NE(error.find("rank 2 has another plan than rank 0; line 1 is \"bucket 0 after what is outside the "
+                         "blocks: ln_f.weight f32[32] at 0\" there"),
               std::string::npos)
         << error;
     EXPECT_NE(error.find("f32[16] at 0\" on rank 0"), std::string::npos) << error;
@@ -335,12 +343,22 @@ TEST_F(DdpRules, FinishIsNotForgotten) {
   with_groups(2, [](ProcessGroup& group) {
     nn::GPT2 model(kConfig, 1);
     DistributedDataParallel ddp(model, std::shared_ptr<ProcessGroup>(&group, [](auto*) {}));
-    loss_of(model, 0, 1).backward();
-    const Tensor again = loss_of(model, 0, 1);
-    EXPECT_NE(error_of([&] { again.backward(); }).find("changed after it was sent; call finish() once per step"),
-              std::string::npos);
-    EXPECT_NE(error_of([&] { const auto second = ddp.no_sync(); }).find("call finish()"), std::string::npos);
-    ddp.finish();
+    optim::AdamW optimizer(model.parameters());
+    // The first step learns the order of the gradients, the second one sends them during backward.
+    for (int step = 0; step < 2; ++step) {
+      loss_of(model, 0, 1).backward();
+      EXPECT_NE(error_of([&] { optimizer.step(); })
+                    .find("AdamW: parameter 0 has no gradient, because DistributedDataParallel averages it: call its "
+                          "finish()"),
+                std::string::npos);
+      const Tensor again = loss_of(model, 0, 1);
+      EXPECT_NE(error_of([&] { again.backward(); }).find("changed after it was sent; call finish() once per step"),
+                std::string::npos);
+      EXPECT_NE(error_of([&] { const auto second = ddp.no_sync(); }).find("call finish()"), std::string::npos);
+      ddp.finish();
+      optimizer.step();
+      optimizer.zero_grad();
+    }
     const auto local = ddp.no_sync();
     EXPECT_NE(error_of([&] { ddp.finish(); }).find("under no_sync()"), std::string::npos);
     EXPECT_NE(error_of([&] { const auto second = ddp.no_sync(); }).find("there is one already"), std::string::npos);
@@ -398,20 +416,88 @@ TEST_F(DdpRules, DtypesHaveBucketsOfTheirOwnAndBuffersAreSent) {
 // No processes: what the plan looks like.
 TEST(BucketPlan, SmallRegionsShareLargeOnesAreSplit) {
   nn::GPT2 model(kConfig, 1);
-  compile::Seams seams(model, [](const compile::Seam&) {});
+  const std::vector<optim::Seam> seams = optim::plan_seams(model);
   const auto sizes = [&](BucketOptions options) {
     std::vector<std::pair<size_t, size_t>> all;
     size_t n = 0;
-    for (const Bucket& b : plan_buckets(model, seams.plan(), options).buckets)
+    for (const Bucket& b : plan_buckets(model, seams, options).buckets)
       all.emplace_back(b.seam, b.slots.size()), n += b.slots.size();
     EXPECT_EQ(n, model.parameters().size());
     return all;
   };
   using Sizes = std::vector<std::pair<size_t, size_t>>;
-  EXPECT_EQ(sizes({.min_bytes = 1}), (Sizes{{0, 12}, {1, 12}, {2, 12}, {3, 4}}));
-  EXPECT_EQ(sizes({.min_bytes = 1 << 20}), (Sizes{{3, 40}}));
-  EXPECT_EQ(sizes({.min_bytes = 20'000}), (Sizes{{1, 24}, {3, 16}}));
-  for (const auto& [seam, n] : sizes({.min_bytes = 1, .max_bytes = 1})) EXPECT_EQ(n, 1u) << seam;
+  EXPECT_EQ(sizes({.min_bytes = 1}), (Sizes{{0, 2}, {1, 12}, {2, 12}, {3, 12}, {4, 2}}));
+  EXPECT_EQ(sizes({.min_bytes = 1 << 20}), (Sizes{{4, 40}}));
+  EXPECT_EQ(sizes({.min_bytes = 20'000}), (Sizes{{2, 26}, {4, 14}}));
+  // A parameter that is larger than a bucket is cut into pieces, whose buckets follow each other.
+  std::map<std::string, int64_t> covered;
+  const BucketPlan plan = plan_buckets(model, seams, {.min_bytes = 1, .max_bytes = 1024});
+  for (const Bucket& bucket : plan.buckets) {
+    EXPECT_LE(bucket.numel, 256);
+    for (const BucketSlot& slot : bucket.slots) {
+      EXPECT_EQ(slot.begin, covered[slot.name]) << slot.name;
+      EXPECT_LE(slot.offset + slot.numel, bucket.numel);
+      covered[slot.name] += slot.numel;
+    }
+  }
+  for (const nn::NamedTensor& p : model.named_parameters()) EXPECT_EQ(covered[p.name], p.tensor.numel()) << p.name;
+  EXPECT_NE(plan.text.find("wte.weight f32[31, 16] at 0, elements 256 to 496"), std::string::npos) << plan.text;
+}
+
+// An output layer of its own: its gradient is final first.
+struct Untied : nn::Module<Untied> {
+  nn::Embedding in = child("in", 31, 16);
+  nn::ModuleList<nn::Linear> h = child("h", 3, 16, 16);
+  nn::Linear late = child("late", 16, 16);  // declared last, used first
+  nn::Linear head = child("head", 16, 31);
+  Tensor forward(const Tensor& idx) {
+    Tensor x = late(in(idx));
+    for (nn::Linear& linear : h) x = ops::tanh(linear(x));
+    return head(x);
+  }
+};
+
+TEST_P(Ddp, BucketsFollowTheOrderInWhichGradientsBecomeFinal) {
+  with_groups(2, [&](ProcessGroup& group) {
+    manual_seed(1);
+    Untied model;
+    if (GetParam()) compile::compile_regions(model);
+    DistributedDataParallel ddp(model, std::shared_ptr<ProcessGroup>(&group, [](auto*) {}),
+                                {.min_bytes = 1, .max_bytes = 1024});
+    const std::string before = ddp.plan().text;
+    uint64_t hash = 0;
+    for (int step = 0; step < 3; ++step) {
+      ops::sum(model(rows(group.rank(), 1, step))).backward();
+      ddp.finish();
+      std::vector<std::string> order;
+      for (const Bucket& bucket : ddp.plan().buckets)
+        for (const BucketSlot& slot : bucket.slots) {
+          const std::string name = slot.name.substr(0, slot.name.rfind('.'));
+          if (order.empty() || order.back() != name) order.push_back(name);
+        }
+      EXPECT_EQ(order, (std::vector<std::string>{"head", "h.2", "h.1", "h.0", "late", "in"}));
+      // A parameter of several pieces has one gradient, the average.
+      Untied alone;
+      alone.load_state_dict(model.state_dict());
+      ((ops::sum(alone(rows(0, 1, step))) + ops::sum(alone(rows(1, 1, step)))) / 2.0).backward();
+      for (size_t i = 0; i < model.parameters().size(); ++i)
+        expect_close(model.parameters()[i].grad(), alone.parameters()[i].grad(), model.named_parameters()[i].name);
+      model.zero_grad(/*set_to_none=*/step == 0);
+      hash = ddp.check_parameters();
+    }
+    EXPECT_NE(hash, 0u);
+    EXPECT_NE(ddp.plan().text, before);
+  });
+}
+
+TEST(BucketPlan, AModelWithoutParametersIsRefused) {
+  struct Hidden : nn::Module<Hidden> {
+    Tensor forward(const Tensor& x) { return x; }
+  } model;
+  EXPECT_NE(error_of([&] {
+              DistributedDataParallel(model, ProcessGroup::connect({}));
+            }).find("Hidden has no parameter that requires a gradient, so there is nothing to average"),
+            std::string::npos);
 }
 
 TEST(BucketPlan, OneProcessNeedsNoGloo) {

@@ -23,6 +23,8 @@
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/io/safetensors.h"
 #include "rondo/runtime/parallel.h"
+#include "rondo/runtime/random.h"
+#include "rondo/tests/bits.h"
 #include "rondo/tests/errors.h"
 #include "rondo/tests/paths.h"
 
@@ -223,15 +225,17 @@ TEST(LAMB, IsThePapersAlgorithm) {
   EXPECT_NEAR(zero.to_vector<float>()[0], -0.5, 1e-5);
 }
 
-TEST(Optimizer, StateExistsFromConstruction) {
+TEST(Optimizer, StateIsMadeAtTheFirstGradient) {
   std::vector<Tensor> params = start(kF32);
-  const AdamW optimizer(params, {.amsgrad = true});
+  AdamW optimizer(params, {.amsgrad = true});
+  EXPECT_EQ(optimizer.state_dict().size(), 6u);  // the group's
+  train(optimizer, params, 0, 1);
   const nn::StateDict state = optimizer.state_dict();
   for (const char* name : {"state.0.exp_avg", "state.1.exp_avg_sq", "state.1.max_exp_avg_sq", "state.0.step",
                            "group.0.lr", "group.0.beta1", "group.0.weight_decay"})
     EXPECT_TRUE(state.contains(name)) << name;
   EXPECT_EQ(state.at("state.0.exp_avg").sizes(), (Dims{3, 4}));
-  EXPECT_EQ(state.size(), 2 * 4 + 5u);
+  EXPECT_EQ(state.size(), 2 * 4 + 6u);
 }
 
 TEST(Optimizer, GroupsHaveTheirOwnOptions) {
@@ -257,7 +261,7 @@ TEST(Optimizer, AParameterWithoutAGradientStandsStill) {
   params[0].zero_grad();
   optimizer.step();
   EXPECT_EQ(params[0].to_vector<double>(), before);
-  EXPECT_EQ(optimizer.state_dict().at("state.0.step").item(), 0);
+  EXPECT_FALSE(optimizer.state_dict().contains("state.0.step"));
   EXPECT_EQ(optimizer.state_dict().at("state.1.step").item(), 1);
   // Its first step is then a first step.
   std::vector<Tensor> others = start();
@@ -276,7 +280,9 @@ TEST(Optimizer, BadGradientsAreRefusedBeforeAnythingChanges) {
   EXPECT_NE(test::error_of([&] { optimizer.step(); }).find("AdamW: parameter 1 is f32[2], its gradient f64[2]"),
             std::string::npos);
   EXPECT_EQ(linear.weight.to_vector<float>(), before);
-  EXPECT_EQ(optimizer.state_dict().at("state.0.step").item(), 0);
+  EXPECT_FALSE(optimizer.state_dict().contains("state.0.step"));
+  linear.bias.set_grad(Tensor::zeros({2}));
+  optimizer.step();
   linear.to(kF64);
   EXPECT_NE(test::error_of([&] { optimizer.step(); }).find("convert the model before"), std::string::npos);
 }
@@ -294,8 +300,121 @@ TEST(Optimizer, BadParametersAreRefused) {
 TEST(Optimizer, AStateOfAnotherModelIsRefused) {
   std::vector<Tensor> params = start();
   AdamW optimizer(params), amsgrad(params, {.amsgrad = true});
+  train(optimizer, params, 0, 1);
+  train(amsgrad, params, 0, 1);
   EXPECT_THROW(optimizer.load_state_dict(amsgrad.state_dict()), nn::StateDictError);
   EXPECT_THROW(amsgrad.load_state_dict(optimizer.state_dict()), nn::StateDictError);
+}
+
+TEST(Optimizer, MissingParametersAndGradientsAreErrors) {
+  EXPECT_NE(
+      test::error_of([] { AdamW optimizer(std::vector<Tensor>{}); }).find("AdamW: there is no parameter to update"),
+      std::string::npos);
+  EXPECT_NE(test::error_of([] {
+              SGD optimizer(std::vector<ParamGroup<SGDOptions>>{{}, {}});
+            }).find("SGD: there is no"),
+            std::string::npos);
+  std::vector<Tensor> params = start();
+  const SGD one_group_is_enough({ParamGroup<SGDOptions>{params}, ParamGroup<SGDOptions>{}});
+  AdamW optimizer(params);
+  EXPECT_NE(test::error_of([&] { optimizer.step(); }).find("AdamW: none of the 2 parameters has a gradient"),
+            std::string::npos);
+  optimizer.step({.allow_no_gradients = true});
+  EXPECT_EQ(optimizer.state_dict().size(), 6u);
+}
+
+// Frozen parameters have no state. One that is unfrozen later starts as a fresh one, in compiled code that is there.
+TEST(Optimizer, FrozenParametersHaveNoState) {
+  for (const bool compiled : {false, true}) {
+    for (const StateFormat format : {StateFormat::kFull, StateFormat::k8Bit}) {
+      const auto make_params = [] {
+        Generator generator(3);
+        std::vector<Tensor> params;
+        for (int i = 0; i < 3; ++i) params.push_back(Tensor::randn({70, 70}, {}, &generator).requires_grad_(i > 0));
+        return params;
+      };
+      const auto set = [](std::vector<Tensor>& params, uint64_t step) {
+        Generator generator(step);
+        for (Tensor& p : params)
+          if (p.requires_grad()) p.set_grad(Tensor::randn(p.sizes(), {}, &generator));
+      };
+      const auto make = [&](const std::vector<Tensor>& params) {
+        auto optimizer = std::make_unique<AdamW>(params, AdamWOptions{.lr = 0.01, .state = format});
+        optimizer->track_average({.decay = 0.5});
+        if (compiled) compile(*optimizer);
+        return optimizer;
+      };
+      std::vector<Tensor> params = make_params();
+      const auto whole = make(params);
+      for (uint64_t step = 0; step < 3; ++step) set(params, step), whole->step();
+      EXPECT_FALSE(whole->state_dict().contains("state.0.step"));
+      EXPECT_FALSE(whole->state_dict().contains("state.0.average"));
+      EXPECT_EQ(whole->averages()[0].to_vector<float>(), params[0].to_vector<float>());
+      nn::StateDict saved;
+      for (const auto& [name, tensor] : whole->state_dict()) saved[name] = tensor.clone();
+      // Saved with partial state; loaded into a fresh optimizer and into one that has more state.
+      for (const bool used : {false, true}) {
+        std::vector<Tensor> copies;
+        for (const Tensor& p : params) copies.push_back(p.detach().clone().requires_grad_(used || p.requires_grad()));
+        const auto resumed = make(copies);
+        if (used) {
+          set(copies, 77);
+          resumed->step();
+          no_grad([&] {
+            for (size_t i = 0; i < 3; ++i) copies[i].copy_(params[i].detach());
+          });
+        }
+        resumed->load_state_dict(saved);
+        EXPECT_FALSE(resumed->state_dict().contains("state.0.step"));
+        std::vector<Tensor> originals;
+        for (const Tensor& p : params) originals.push_back(p.detach().clone().requires_grad_(p.requires_grad()));
+        const auto reference = make(originals);
+        reference->load_state_dict(saved);
+        for (std::vector<Tensor>* list : {&copies, &originals}) (*list)[0].requires_grad_();
+        for (uint64_t step = 3; step < 6; ++step) {
+          set(copies, step), resumed->step();
+          set(originals, step), reference->step();
+        }
+        EXPECT_EQ(resumed->state_dict().at("state.0.step").item(), 3);
+        EXPECT_EQ(resumed->state_dict().at("state.1.step").item(), 6);
+        for (size_t i = 0; i < 3; ++i) {
+          EXPECT_TRUE(test::same_bits(copies[i], originals[i])) << i;
+          EXPECT_TRUE(test::same_bits(resumed->averages()[i], reference->averages()[i])) << i;
+        }
+      }
+      // Unfrozen: no kernel is late, and its first step is a first step.
+      params[0].requires_grad_();
+      std::vector<Tensor> fresh = {params[0].detach().clone().requires_grad_()};
+      const auto first = make(fresh);
+      set(params, 9);
+      fresh[0].set_grad(params[0].grad().clone());
+      whole->step();
+      first->step();
+      EXPECT_TRUE(test::same_bits(params[0], fresh[0]));
+      EXPECT_TRUE(test::same_bits(whole->averages()[0], first->averages()[0]));
+      EXPECT_EQ(whole->kernels().late, 0);
+    }
+  }
+}
+
+TEST(Optimizer, AStateOfAnotherNumberOfParametersIsRefused) {
+  std::vector<Tensor> params = start();
+  SGD two(params), one(std::vector<Tensor>{params[0]});
+  EXPECT_NE(test::error_of<nn::StateDictError>([&] {
+              two.load_state_dict(one.state_dict());
+            }).find("group.0.params: 2 wanted, 1 given"),
+            std::string::npos);
+}
+
+TEST(Optimizer, AnExpandedGradientIsZeroedToo) {
+  for (const bool bad : {false, true}) {
+    Tensor p = Tensor::ones({3, 2}).requires_grad_();
+    p.set_grad(Tensor::full({1}, bad ? INFINITY : 1.0).expand({3, 2}));
+    SGD sgd({p}, {.lr = 0.5});
+    EXPECT_EQ(sgd.step({.check_finite = true, .zero_grad = true}).skipped, bad);
+    EXPECT_EQ(p.to_vector<float>(), std::vector<float>(6, bad ? 1.0f : 0.5f));
+    EXPECT_EQ(p.grad().to_vector<float>(), std::vector<float>(6, 0.0f));
+  }
 }
 
 TEST(Optimizer, StepMakesSavedTensorsStale) {
@@ -318,8 +437,8 @@ TEST(Optimizer, StridedGradientsAndLowPrecision) {
   EXPECT_EQ(a.to_vector<float>(), (std::vector<float>{1, -0.5, 0.5, -1, 0, -1.5}));
   EXPECT_EQ(b.to_vector<float>(), a.to_vector<float>());
   AdamW adam({b});
-  EXPECT_EQ(adam.state_dict().at("state.0.exp_avg").dtype(), kF32);
   adam.step();
+  EXPECT_EQ(adam.state_dict().at("state.0.exp_avg").dtype(), kF32);
 }
 
 // One pass over many tensors of odd sizes gives the bits of one tensor at a time, whatever the number of threads.

@@ -1,5 +1,5 @@
-// Seams: which gradients are final where, in which order. A fake group of two ranks averages them in place.
-#include "rondo/compile/seam.h"
+// Seams: when the gradients of each part of a model are final. A fake group of two ranks averages them in place.
+#include "rondo/optim/seam.h"
 
 #include <gtest/gtest.h>
 
@@ -31,13 +31,13 @@ class SeamTest : public testing::TestWithParam<bool> {
   }
 };
 
-TEST_P(SeamTest, BlocksFromTheLastThenTheRest) {
+TEST_P(SeamTest, TheHeadThenBlocksFromTheLastThenEmbeddings) {
   nn::GPT2 model(kConfig, 1), alone(kConfig, 1);
   compile_if_wanted(model);
   loss_of(alone).backward();
   std::vector<std::string> order;
   const std::vector<nn::NamedTensor> expected = alone.named_parameters(), names = model.named_parameters();
-  compile::Seams seams(model, [&](const compile::Seam& seam) {
+  optim::Seams seams(model, [&](const optim::Seam& seam) {
     order.push_back(seam.path);
     EXPECT_TRUE(seam.complete);
     // Final: what a whole backward gives.
@@ -48,15 +48,15 @@ TEST_P(SeamTest, BlocksFromTheLastThenTheRest) {
       }
   });
   size_t parameters = 0;
-  for (const compile::Seam& seam : seams.plan()) parameters += seam.parameters.size();
+  for (const optim::Seam& seam : seams.plan()) parameters += seam.parameters.size();
   EXPECT_EQ(parameters, names.size());
   loss_of(model).backward();
-  EXPECT_EQ(order, (std::vector<std::string>{"h.2", "h.1", "h.0", ""}));
+  EXPECT_EQ(order, (std::vector<std::string>{"", "h.2", "h.1", "h.0", ""}));
   seams.finish();
-  EXPECT_EQ(order.size(), 4u);
+  EXPECT_EQ(order.size(), 5u);
   model.zero_grad();
   loss_of(model).backward();
-  EXPECT_EQ(order.size(), 8u);
+  EXPECT_EQ(order.size(), 10u);
 }
 
 TEST_P(SeamTest, TwoRanksThatAverageAreOneWithBothBatches) {
@@ -69,7 +69,7 @@ TEST_P(SeamTest, TwoRanksThatAverageAreOneWithBothBatches) {
   std::map<const TensorImpl*, Tensor> theirs;
   const std::vector<Tensor> mine = one.parameters(), other = two.parameters();
   for (size_t i = 0; i < mine.size(); ++i) theirs[mine[i].impl()] = other[i].grad();
-  compile::Seams seams(one, [&](const compile::Seam& seam) {
+  optim::Seams seams(one, [&](const optim::Seam& seam) {
     for (const Tensor& p : seam.parameters) {
       Tensor grad = p.grad();
       no_grad([&] { grad.add_(theirs.at(p.impl())).mul_(0.5); });
@@ -90,13 +90,14 @@ TEST_P(SeamTest, WhatGetsNoGradientIsReportedByFinish) {
   compile_if_wanted(model);
   model.h[1].requires_grad_(false);
   std::vector<std::pair<std::string, bool>> called;
-  compile::Seams seams(model, [&](const compile::Seam& seam) { called.emplace_back(seam.path, seam.complete); });
-  EXPECT_EQ(seams.plan().size(), 3u);
-  // Only the last block and the head take part.
+  optim::Seams seams(model, [&](const optim::Seam& seam) { called.emplace_back(seam.path, seam.complete); });
+  EXPECT_EQ(seams.plan().size(), 4u);  // ln_f, h.2, h.0, the embeddings
+  // Only the last block takes part.
   ops::sum(model.h[2](Tensor::randn({1, 4, 16}))).backward();
   EXPECT_EQ(called, (std::vector<std::pair<std::string, bool>>{{"h.2", true}}));
   seams.finish();
-  EXPECT_EQ(called, (std::vector<std::pair<std::string, bool>>{{"h.2", true}, {"h.0", false}, {"", false}}));
+  EXPECT_EQ(called,
+            (std::vector<std::pair<std::string, bool>>{{"h.2", true}, {"", false}, {"h.0", false}, {"", false}}));
 }
 
 INSTANTIATE_TEST_SUITE_P(EagerAndCompiled, SeamTest, testing::Bool(),

@@ -1,0 +1,87 @@
+#include "rondo/optim/param_slot.h"
+
+#include <cstring>
+
+#include "rondo/optim/block8.h"
+#include "rondo/runtime/ops/ops.h"
+
+namespace rondo::optim {
+
+Dims sizes_of(const StateSpec& spec, const Dims& param) {
+  Dims sizes = param;
+  if (spec.layout == Layout::kPerRow) sizes[sizes.rank() - 1] = 1;
+  if (spec.layout == Layout::kPerColumn) sizes[sizes.rank() - 2] = 1;
+  return sizes;
+}
+
+namespace {
+
+// Smaller parameters (biases, norms) keep their state in f32: they need little memory and are the sensitive ones.
+constexpr int64_t kMin8BitElements = 4096;
+
+bool has_scales(StateFormat format, const StateSpec& spec, const Tensor& param) {
+  return format == StateFormat::k8Bit && !spec.transient && spec.layout == Layout::kFull &&
+         param.numel() >= kMin8BitElements;
+}
+
+// An array whose elements are all `init.value`.
+StateArray make_array(const StateInit& init, const StateSpec& spec, const Tensor& param) {
+  StateArray array;
+  const Dims sizes = sizes_of(spec, param.sizes());
+  if (!has_scales(init.format, spec, param)) {
+    const bool half = init.format == StateFormat::kBF16 && spec.layout == Layout::kFull;
+    array.values = Tensor::full(sizes, init.value, {half ? kBF16 : compute_dtype(param.dtype()), param.device()});
+    return array;
+  }
+  array.scales = Tensor::full({(param.numel() + kBlock8 - 1) / kBlock8}, init.value, {kF32, param.device()});
+  array.values = Tensor::zeros(sizes, {kU8, param.device()});
+  const float v = static_cast<float>(init.value);
+  std::memset(array.values.raw_mutable_data(),
+              low_byte(spec.nonnegative ? encode8<false>(v, inverse8(v)) : encode8<true>(v, inverse8(v))),
+              static_cast<size_t>(array.values.numel()));
+  return array;
+}
+
+}  // namespace
+
+void StateArray::locate() {
+  values_data = values.defined() ? static_cast<std::byte*>(values.raw_mutable_data()) : nullptr;
+  scales_data = scales.defined() ? static_cast<std::byte*>(scales.raw_mutable_data()) : nullptr;
+}
+
+ParamState ParamSlot::new_state() const {
+  ParamState made;
+  for (size_t k = 0; k < plan->states.size(); ++k) {
+    if (plan->states[k].transient) continue;
+    StateArray& array = made.arrays[k];
+    array = make_array(init, plan->states[k], param);
+    array.locate();
+    for (const Tensor* kept : {&array.values, &array.scales})
+      if (kept->defined()) kept->storage().set_purpose(Purpose::kStates);
+  }
+  made.step = Tensor::zeros({}, {kI64});
+  made.step_data = made.step.mutable_data<int64_t>();
+  return made;
+}
+
+void ParamSlot::make_average() {
+  average = ops::cast(param.detach(), compute_dtype(param.dtype()));
+  average.storage().set_purpose(Purpose::kStates);
+  average_data = static_cast<std::byte*>(average.raw_mutable_data());
+  average_copied = Contents::of(param);
+  average_moved = false;
+}
+
+void ParamSlot::refresh_average() {
+  if (!average.defined() || average_moved || average_copied == Contents::of(param)) return;
+  average.copy_(param.detach());
+  average_copied = Contents::of(param);
+}
+
+void ParamSlot::refresh_copy() {
+  if (!copy.defined() || copy_of == Contents::of(param)) return;
+  copy.copy_(param.detach());
+  copy_of = Contents::of(param);
+}
+
+}  // namespace rondo::optim

@@ -1,0 +1,78 @@
+// What an optimizer keeps for one parameter: its state, average and 16-bit copy.
+//
+// Invariant: once made, state and average are written in place, never replaced, until load_state_dict().
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+
+#include "rondo/optim/formula.h"
+#include "rondo/runtime/tensor.h"
+
+namespace rondo::optim {
+
+// How state is kept. All arithmetic is in f32; formats below that need parameters of at most 32 bits.
+enum class StateFormat : uint8_t {
+  kFull,  // the compute dtype
+  kBF16,  // half the memory. Changes below 2^-9 of a value are lost: choose beta2 accordingly
+  k8Bit,  // a quarter: one byte and 1/64 for scales (block8.h). Parameters below 4,096 elements keep kFull
+};
+
+struct StateInit {
+  StateFormat format = StateFormat::kFull;
+  double value = 0;  // every element's
+};
+
+// One array of a parameter's state, by its StateSpec. The addresses stand beside the tensors, because a step reads
+// those of thousands of parameters.
+struct StateArray {
+  Tensor values;  // undefined between steps if the spec says transient
+  Tensor scales;  // of 8-bit values, otherwise undefined
+  std::byte* values_data = nullptr;
+  std::byte* scales_data = nullptr;
+  void locate();  // sets the addresses
+};
+
+struct ParamState {
+  Tensor step;  // i64 scalar: the updates so far. Undefined: the parameter had no gradient yet
+  int64_t* step_data = nullptr;
+  std::array<StateArray, kMaxStates> arrays;  // by UpdatePlan::states
+  bool exists() const { return step_data != nullptr; }
+};
+
+// Identifies the contents of a tensor: changes with every write.
+struct Contents {
+  const void* data = nullptr;
+  uint32_t version = 0;
+  bool operator==(const Contents&) const = default;
+  static Contents of(const Tensor& t) { return {t.raw_data(), t.version()}; }
+};
+
+struct ParamSlot {
+  Tensor param;
+  int group = 0;
+  const UpdatePlan* plan = nullptr;
+  StateInit init;
+  ParamState state;
+
+  Tensor average;  // undefined: not tracked, or the parameter is frozen and has no state
+  std::byte* average_data = nullptr;
+  Contents average_copied;     // the parameter's contents when `average` was copied from it
+  bool average_moved = false;  // a step has moved `average`, or it was loaded: no longer a copy
+  Tensor copy;                 // 16 bits; undefined: not kept
+  Contents copy_of;            // the parameter's contents when `copy` was written
+
+  int signature = -1;    // position in Optimizer::signatures_
+  int64_t matrices = 1;  // plans with matrices: their number, and the columns of one
+  int64_t columns = 0;
+
+  ParamState new_state() const;
+  void make_average();
+  // Copies the parameter into an average that no step has moved, if the parameter was written since.
+  void refresh_average();
+  // As above, for the 16-bit copy.
+  void refresh_copy();
+};
+
+}  // namespace rondo::optim
