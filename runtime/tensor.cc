@@ -255,6 +255,7 @@ void Tensor::zero_grad(bool set_to_none) {
   if (impl_->autograd == nullptr || !impl_->autograd->slot) return;
   Tensor& grad = impl_->autograd->slot->grad;
   if (set_to_none || !grad.defined()) grad = Tensor();
+  else if (autograd::overlaps_itself(grad)) grad = Tensor::zeros(grad.sizes(), {grad.dtype(), grad.device()});
   else no_grad([&] { (grad = grad.detach()).zero_(); });
 }
 void Tensor::retain_grad() {
@@ -288,7 +289,9 @@ Tensor Tensor::detach() const {
     // The same data under no_grad, as the recording knows it.
     Dims order;
     for (int d = 0; d < rank(); ++d) order.push_back(d);
-    return no_grad([&] { return ops::permute(*this, order); });
+    Tensor same = no_grad([&] { return ops::permute(*this, order); });
+    same.impl()->autograd.reset();  // a write to it does not concern its base: Note [Views]
+    return same;
   }
   settle(impl_);
   Tensor same = from_storage(impl_->storage, impl_->offset, impl_->sizes, impl_->strides, impl_->dtype);
