@@ -286,6 +286,7 @@ void Tensor::zero_grad(bool set_to_none, std::source_location where) {
   if (checked("zero_grad", where)->autograd == nullptr || !impl_->autograd->slot) return;
   Tensor& grad = impl_->autograd->slot->grad;
   if (set_to_none || !grad.defined()) grad = Tensor();
+  else if (autograd::overlaps_itself(grad)) grad = Tensor::zeros(grad.sizes(), {grad.dtype(), grad.device()});
   else no_grad([&] { (grad = grad.detach()).zero_(); });
 }
 void Tensor::retain_grad(std::source_location where) {
@@ -324,7 +325,9 @@ Tensor Tensor::detach(std::source_location where) const {
     // The same data under no_grad, as the recording knows it.
     Dims order;
     for (int d = 0; d < rank(); ++d) order.push_back(d);
-    return no_grad([&] { return ops::permute({*this, where}, order); });
+    Tensor same = no_grad([&] { return ops::permute({*this, where}, order); });
+    same.impl()->autograd.reset();  // a write to it does not concern its base: Note [Views]
+    return same;
   }
   settle(impl_, where);
   Tensor same = from_storage(impl_->storage, impl_->offset, impl_->sizes, impl_->strides, impl_->dtype);
