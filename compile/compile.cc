@@ -7,6 +7,7 @@
 #include <mutex>
 #include <typeindex>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_format.h"
 #include "rondo/compile/jit/executable.h"
 #include "rondo/compile/log.h"
@@ -58,21 +59,27 @@ class RegionTrace final : public Trace {
     resume(tail);
   }
 
+  void before_write(const Storage& storage, std::source_location where) override {
+    if (running_) return;  // the program writes its results
+    broken_ = true;        // a replay would leave the write out
+    if (reads(storage)) graph_break("memory that a recorded op reads is written", where);
+  }
+
+  void interrupt(const char* what, std::source_location where) override { graph_break(what, where); }
+
   void finish() {
-    RecorderScope eager(nullptr);
-    if (!graph.nodes.empty()) region_.run(*this, call_, piece_++);
+    if (!graph.nodes.empty()) run_piece();
     abandon();
   }
 
   // finish(), at the end of a call whose recording may be replayed. Null: it may not.
   std::shared_ptr<const Replay> finish_for_replay(std::string& why_not) {
     if (broken_ || graph.nodes.empty()) {
-      why_not = broken_ ? "there is a graph break" : "nothing is computed";
+      why_not = broken_ ? "there is a graph break, or memory is written" : "nothing is computed";
       finish();
       return nullptr;
     }
-    RecorderScope eager(nullptr);
-    const std::shared_ptr<const Entry> entry = region_.run(*this, call_, piece_++);
+    const std::shared_ptr<const Entry> entry = run_piece();
     std::shared_ptr<const Replay> replay;
     if (entry != nullptr) replay = Replay::make(call_, *this, entry, why_not);
     else why_not = "it ran eagerly";
@@ -95,9 +102,16 @@ class RegionTrace final : public Trace {
     broken_ = true;
     finish();
   }
+  std::shared_ptr<const Entry> run_piece() {
+    RecorderScope eager(nullptr);
+    running_ = true;
+    const absl::Cleanup done = [this] { running_ = false; };
+    return region_.run(*this, call_, piece_++);
+  }
   Region& region_;
   const nn::ModuleCall& call_;
   int piece_ = 0;
+  bool running_ = false;
   bool broken_ = false;  // also by what happened before the first op, which makes no piece
 };
 

@@ -13,6 +13,7 @@
 #include "rondo/optim/optimizer.h"
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/lowered.h"
+#include "rondo/runtime/recorder.h"
 
 namespace rondo::optim {
 
@@ -63,6 +64,7 @@ double Optimizer::measure(const std::vector<Active>& active) const {
 
 StepReport Optimizer::step(const StepOptions& options) {
   check_options(options);
+  const RecordingPause pause("Optimizer::step() is called", std::source_location::current());
   if (at_seams_)
     throw Error(absl::StrCat(name(),
                              ": its parameters are updated at seams; end the step by UpdateAtSeams::finish(), not by "

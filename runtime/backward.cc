@@ -8,6 +8,7 @@
 #include "rondo/runtime/amp.h"
 #include "rondo/runtime/autograd_extras.h"
 #include "rondo/runtime/error.h"
+#include "rondo/runtime/recorder.h"
 
 namespace rondo::autograd {
 namespace {
@@ -197,6 +198,7 @@ void seed_roots(Backward& run, std::span<const Tensor> roots, std::span<const Te
 
 void backward(std::span<const Tensor> roots, std::span<const Tensor> grads, bool retain_graph, bool create_graph,
               std::source_location where) {
+  const RecordingPause pause("backward() is called", where);
   Backward run(retain_graph || create_graph, create_graph);
   seed_roots(run, roots, grads, where);
   run.run(nullptr);
@@ -204,6 +206,7 @@ void backward(std::span<const Tensor> roots, std::span<const Tensor> grads, bool
 
 std::vector<Tensor> grad(std::span<const Tensor> roots, std::span<const Tensor> inputs, std::span<const Tensor> grads,
                          bool retain_graph, bool create_graph, bool allow_unused) {
+  const RecordingPause pause("autograd::grad() is called", std::source_location::current());
   Backward run(retain_graph || create_graph, create_graph);
   seed_roots(run, roots, grads, std::source_location::current());
   for (size_t i = 0; i < inputs.size(); ++i) {

@@ -175,6 +175,7 @@ const void* Tensor::raw_data(std::source_location where) const {
 }
 void* Tensor::raw_mutable_data(std::source_location where) {
   settle(impl_, where);
+  before_write(impl_->storage, where);
   impl_->storage.bump_version();
   return impl_->data();
 }

@@ -109,11 +109,11 @@ class Tensor {
   bool is_contiguous() const;
   int64_t nbytes() const { return numel() * static_cast<int64_t>(size_of(dtype())); }
 
-  // ---- Host access. While a region is recording, these are graph breaks: what is recorded runs first.
+  // ---- Host access: a graph break inside a compiled region. There, pointers from before an op may not be written to.
   template <class T> const T* data(std::source_location where = std::source_location::current()) const {
     return static_cast<const T*>(checked_data(dtype_of<T>, where));
   }
-  // Writable memory; the caller bumps the version by calling this.
+  // Writable memory. Each call bumps the version. Inside a region, ask again after each op (compile.h, Host writes).
   template <class T> T* mutable_data(std::source_location where = std::source_location::current()) {
     return static_cast<T*>(checked_mutable_data(dtype_of<T>, where));
   }
@@ -178,7 +178,7 @@ class Tensor {
   TensorImpl* impl() const { return impl_; }
   TensorImpl* release() { return std::exchange(impl_, nullptr); }
   bool is_same(const Tensor& other) const { return impl_ == other.impl_; }
-  const Storage& storage() const;
+  const Storage& storage() const;  // before you write through storage().data(): before_write(), recorder.h
   int64_t storage_offset() const;
 
  private:
