@@ -61,21 +61,22 @@ class RegionTrace final : public Trace {
 
   void before_write(const Storage& storage, std::source_location where) override {
     if (running_) return;  // the program writes its results
-    broken_ = true;        // a replay would leave the write out
+    wrote_ = true;
     if (reads(storage)) graph_break("memory that a recorded op reads is written", where);
   }
 
   void interrupt(const char* what, std::source_location where) override { graph_break(what, where); }
 
+  // Where it throws, too, the recording is gone: it must not run twice.
   void finish() {
+    const absl::Cleanup forget = [this] { abandon(); };
     if (!graph.nodes.empty()) run_piece();
-    abandon();
   }
 
   // finish(), at the end of a call whose recording may be replayed. Null: it may not.
   std::shared_ptr<const Replay> finish_for_replay(std::string& why_not) {
     if (broken_ || graph.nodes.empty()) {
-      why_not = broken_ ? "there is a graph break, or memory is written" : "nothing is computed";
+      why_not = broken_ ? "there is a graph break" : "nothing is computed";
       finish();
       return nullptr;
     }
@@ -83,6 +84,10 @@ class RegionTrace final : public Trace {
     std::shared_ptr<const Replay> replay;
     if (entry != nullptr) replay = Replay::make(call_, *this, entry, why_not);
     else why_not = "it ran eagerly";
+    if (replay != nullptr && wrote_) {
+      why_not = "forward writes to memory by a pointer";
+      replay = nullptr;
+    }
     abandon();
     return replay;
   }
@@ -112,6 +117,7 @@ class RegionTrace final : public Trace {
   const nn::ModuleCall& call_;
   int piece_ = 0;
   bool running_ = false;
+  bool wrote_ = false;   // by a pointer: a replay would leave that out
   bool broken_ = false;  // also by what happened before the first op, which makes no piece
 };
 

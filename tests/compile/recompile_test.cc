@@ -166,6 +166,26 @@ TEST_F(Recompile, BadDataRunsOpByOpAndSaysSoOnce) {
   EXPECT_NE(report.last_failure.find("77"), std::string::npos) << report.last_failure;
   EXPECT_EQ(messages.count("runs op by op"), 1) << messages.all();
 }
+// An error at a graph break unwinds forward; the recording does not run a second time on the way.
+TEST_F(Recompile, BadDataAtABreakRunsOnce) {
+  int hooks = 0;
+  Block block([&](Block& b, const Tensor& x) {
+    const Tensor before = x * 2.0;
+    b.state.kept = {before, ops::index_select(before, 0, Tensor::from<int64_t>({b.state.step}, {1}))};
+    ++hooks;
+    return Tensors{before * ops::sum(b.state.kept[1]).item()};
+  });
+  const compile::Regions regions = compile::compile_module(block);
+  block.state.step = 55;
+  const std::string error = error_of([&] { block(input()); });
+  EXPECT_NE(error.find("55"), error.npos) << error;
+  EXPECT_EQ(regions.report()[0].failed_runs, 1);
+  EXPECT_EQ(hooks, 1);
+  EXPECT_EQ(block.state.kept[0].to_vector<float>().size(), 24u);
+  EXPECT_NE(error_of([&] { block.state.kept[1].to_vector<float>(); }), "");
+  block.state.step = 1;
+  EXPECT_EQ(error_of([&] { block(input()); }), "");
+}
 TEST_F(Recompile, OutOfMemoryIsThrownAtOnce) {
   Block block([](Block&, const Tensor& x) { return Tensors{x.view({1, 24}).expand({int64_t{1} << 44, 24}) + 1.0}; });
   const compile::Regions regions = compile::compile_module(block);
