@@ -7,6 +7,7 @@
 #include <mutex>
 #include <typeindex>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_format.h"
 #include "rondo/compile/jit/executable.h"
 #include "rondo/compile/log.h"
@@ -59,10 +60,18 @@ class RegionTrace final : public Trace {
     resume(tail);
   }
 
+  void before_write(const Storage& storage, std::source_location where) override {
+    if (running_) return;  // the program writes its results
+    wrote_ = true;
+    if (reads(storage)) graph_break("memory that a recorded op reads is written", where);
+  }
+
+  void interrupt(const char* what, std::source_location where) override { graph_break(what, where); }
+
+  // Where it throws, too, the recording is gone: it must not run twice.
   void finish() {
-    RecorderScope eager(nullptr);
-    if (!graph.nodes.empty()) region_.run(*this, call_, piece_++);
-    abandon();
+    const absl::Cleanup forget = [this] { abandon(); };
+    if (!graph.nodes.empty()) run_piece();
   }
 
   // finish(), at the end of a call whose recording may be replayed. Null: it may not.
@@ -72,11 +81,14 @@ class RegionTrace final : public Trace {
       finish();
       return nullptr;
     }
-    RecorderScope eager(nullptr);
-    const std::shared_ptr<const Entry> entry = region_.run(*this, call_, piece_++);
+    const std::shared_ptr<const Entry> entry = run_piece();
     std::shared_ptr<const Replay> replay;
     if (entry != nullptr) replay = Replay::make(call_, *this, entry, why_not);
     else why_not = "it ran eagerly";
+    if (replay != nullptr && wrote_) {
+      why_not = "forward writes to memory by a pointer";
+      replay = nullptr;
+    }
     abandon();
     return replay;
   }
@@ -97,9 +109,17 @@ class RegionTrace final : public Trace {
     broken_ = true;
     finish();
   }
+  std::shared_ptr<const Entry> run_piece() {
+    RecorderScope eager(nullptr);
+    running_ = true;
+    const absl::Cleanup done = [this] { running_ = false; };
+    return region_.run(*this, call_, piece_++);
+  }
   Region& region_;
   const nn::ModuleCall& call_;
   int piece_ = 0;
+  bool running_ = false;
+  bool wrote_ = false;   // by a pointer: a replay would leave that out
   bool broken_ = false;  // also by what happened before the first op, which makes no piece
 };
 

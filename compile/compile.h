@@ -2,13 +2,20 @@
 //
 //   nn::GPT2 model(config);
 //   compile::Regions regions = compile::compile_regions(model);   // finds the repeated block
-//   model.loss(x, y).backward();                                  // first call records, compiles once; all layers
-//   reuse it puts(regions.summary().c_str());   // region TransformerBlock: compiled once in 93 ms, reused by 12 layers
+//   model.loss(x, y).backward();                                  // the first call compiles once; all layers reuse it
+//   puts(regions.summary().c_str());   // region TransformerBlock: compiled once in 93 ms, reused by 12 layers
 //
-// A compiled module re-records its forward on every call: ops append to a recording instead of running. The recording,
-// compared in full, decides which executable runs, so C++ control flow, hyper-parameters and shapes may change freely
-// from call to call. Reading a value inside a region (item(), data()) or writing in place runs what is recorded so far
-// and goes on (a graph break; counted).
+// A compiled module records its forward on every call: ops append to a recording instead of running. The recording,
+// compared in full, decides which executable runs. So C++ control flow, hyper-parameters and shapes may change from
+// call to call.
+//
+// Graph breaks. Some calls inside a region cannot wait: reading a value (item(), data()), writing in place, writable
+// memory that a recorded op reads (mutable_data()), backward(), autograd::grad(), an optimizer's step. Rondo then runs
+// what is recorded so far, makes the call, and goes on recording. Each break is counted (RegionReport::graph_breaks).
+//
+// Host writes. A recorded op reads its operands when the recording runs, which is later than the line that calls it.
+// Inside a region, do not write through a pointer that you obtained before the latest op: call mutable_data() again.
+// Rondo cannot see such a write, and the op may read the new value.
 #pragma once
 
 #include <cstdint>
@@ -24,31 +31,32 @@ namespace rondo::compile {
 
 // What a call of a compiled module does.
 enum class Capture : uint8_t {
-  kRecord,  // runs the module's C++, which records; the recording decides what runs. Never wrong
-  kReplay,  // trusts a recording of the same module under guards on the arguments' dtypes, shapes, strides and
-            // requires_grad, train/eval, grad mode and autocast: for forwards that depend on nothing else
-  kVerify,  // records, and throws Error where kReplay would have run something else
+  kRecord,  // runs the module's C++, which records; the recording decides what runs. Always right
+  kReplay,  // reuses a recording of the same module without running its C++. Guards check the arguments' dtypes,
+            // shapes, strides, requires_grad and is_leaf, train/eval, grad mode and autocast: forward must depend on
+            // nothing else
+  kVerify,  // records, and throws Error if kReplay would run something else
 };
 
-// Tells compiled regions that a dimension's size will change: their code reads all that depends on it when it runs,
-// from the first compilation on, whatever CompileOptions::shapes says of other dimensions; with buckets, at most one
-// compilation each.
+// Tells compiled regions that the size of a dimension will change. From the first compilation on, their code reads the
+// size at run time, whatever CompileOptions::shapes says about other dimensions. With buckets, each bucket compiles at
+// most once.
 //
 //   compile::mark_dynamic(tokens, 1, {.min = 8, .max = 1024, .multiple_of = 8});
 //   compile::mark_dynamic(tokens, 1, {.max = 256, .buckets = 8});
 //
-// A mark is metadata of this tensor, its views and detach()es that show the dimension, and of results of regions that
-// have it; results of other ops have none (CompileOptions::dynamic marks the arguments of modules). It counts where the
-// tensor is the input of a region. It never changes what is computed: sizes of 0 to 2, and models in which it cannot be
-// told what depends on the dimension, only take other or more general code. A second mark of a dimension replaces the
-// first. `dim` may be negative. Throws Error, with the caller's line, if there is no such dimension, if its size is not
-// in the range, or if the range is empty or its buckets are not in it. Not to be called while another thread uses the
-// tensor.
+// A mark is metadata. Views and detach() keep it where they show the dimension, and regions pass it to results that
+// have the dimension; results of other ops have none (CompileOptions::dynamic marks the arguments of modules). It
+// matters where the tensor is the input of a region. It never changes results. For sizes 0 to 2, and for models in
+// which Rondo cannot tell what depends on the dimension, the code is more general or compiled again. A second mark of a
+// dimension replaces the first. `dim` may be negative. Throws Error, with the caller's line, if there is no such
+// dimension, if its size is outside the range, if the range is empty, or if a bucket lies outside it. Thread safety: no
+// other thread may use the tensor during the call.
 void mark_dynamic(const Tensor& tensor, int64_t dim, DynamicRange range = {},
                   std::source_location where = std::source_location::current());
 
 enum class Shapes : uint8_t {
-  kAutomatic,  // the first sizes compile code of their own; from the second on, code that reads sizes at run time
+  kAutomatic,  // the first sizes compile code for exactly these sizes; later sizes, code that reads sizes at run time
   kStatic,     // each set of sizes compiles code of its own
   kDynamic,    // code reads its sizes at run time from the start: one compilation, a little slower for fixed sizes
 };
@@ -60,14 +68,13 @@ struct DynamicArgument {
   DynamicRange range = {};
 };
 
-// What a backward computes again instead of reading what the forward kept.
+// What a backward recomputes instead of reading what the forward saved.
 enum class Recompute : uint8_t {
-  kAuto,    // elementwise values, where that keeps fewer bytes; they are computed inside the kernels that read them
+  kAuto,    // elementwise values, where that saves memory; the kernels that read them compute them
   kNone,    // nothing
-  kFull,    // all: a block keeps its inputs only (activation checkpointing)
-  kBudget,  // what kAuto does and, if it keeps more than CompileOptions::recompute_budget, more: products, reductions
-            // and library calls too, those first that take the least work for each byte that they save, until the rest
-            // fits
+  kFull,    // everything: a block saves its inputs only (activation checkpointing)
+  kBudget,  // as kAuto. If that saves more than CompileOptions::recompute_budget: products, reductions and library
+            // calls too, first those with the least work for each byte, until the rest fits
 };
 
 // What compilation spends its time on.
@@ -88,37 +95,38 @@ enum class Epilogues : uint8_t {
 };
 
 struct CompileOptions {
-  // Results are bitwise those of eager execution: forward, backward, any number of threads. Off, generated code rounds
-  // a * b + c once instead of twice (codegen/relax.h), in the same kernels, so results are equal within rounding: the
-  // op sweep holds every op and its gradient to 1e-5 of the largest element in f32. Any number of threads gives the
-  // same bits in both modes.
+  // On: forward and backward give the bits of eager execution. Off: generated code rounds a * b + c once instead of
+  // twice (codegen/relax.h), in the same kernels, and results are equal within rounding (tested for every op and its
+  // gradient: 1e-5 of the largest element in f32). In both modes the number of threads does not change the bits.
   bool exact = false;
   Mode mode = Mode::kDefault;
   Epilogues epilogues = Epilogues::kTuned;
   Capture capture = Capture::kRecord;
   Shapes shapes = Shapes::kAutomatic;
-  // Marked dimensions, for modules that take intermediate results. A size outside its range: the call throws Error.
+  // Marked dimensions, for modules that take intermediate results. A size outside its range is an Error.
   std::vector<DynamicArgument> dynamic = {};
   Recompute recompute = Recompute::kAuto;
-  // With Recompute::kBudget: bytes that one call may keep for its backward, besides its inputs and outputs. At 0, the
-  // same is kept as with kFull. RegionReport has what is kept, and what it costs. In blocks any budget saves memory; in
-  // a region that is a whole model a small one does not, as everything is then computed again from the model's inputs,
-  // and at once.
+  // With Recompute::kBudget: bytes that one call may save for its backward, besides its inputs and outputs. 0 saves the
+  // same as kFull. RegionReport has the bytes and what recomputing costs. In blocks any budget saves memory. In a
+  // region that is a whole model a small budget does not: everything is then recomputed from the model's inputs at
+  // once.
   int64_t recompute_budget = 0;
   // A graph break throws Error, with the reason and the user's line.
   bool fullgraph = false;
-  // Recordings kept per region; beyond it, the one that was not used for longest is forgotten.
+  // Recordings kept per region, and backwards of other gradients kept per recording. The least recently used is
+  // dropped.
   int max_entries = 256;
-  // Compilations per region; beyond it, new recordings run eagerly, with one warning.
+  // Compilations per region, backwards included. Beyond it, what is new runs eagerly, with one warning.
   int recompile_limit = 32;
 };
 
-// What regions of the whole process do about a recording that they have not met.
+// What all regions of the process do with a new recording, or with a backward of other gradients than before.
 enum class Stance : uint8_t {
   kDefault,           // compile it
-  kFailOnRecompile,   // throw Error, which says what differs, if code had to be generated for any but a region's first
-  kEagerOnRecompile,  // run it eagerly, unless it is a region's first
-  kForceEager,        // as if nothing were compiled: no recording either
+  kFailOnRecompile,   // a region's first recording compiles; later, throw Error with the difference if code is needed
+                      // that no cache has. No code is generated, so the same call fails again
+  kEagerOnRecompile,  // a region's first recording compiles; what is new later runs eagerly
+  kForceEager,        // do not record or compile anything
 };
 void set_stance(Stance stance);
 Stance stance();
@@ -127,21 +135,26 @@ class Region;
 
 // What one region has done so far.
 struct RegionReport {
-  std::string name;        // class of the block
-  int layers = 0;          // modules that share it
-  int entries = 0;         // different recordings met: shapes, control flow, hyper-parameters
-  int compilations = 0;    // of these, the ones for which code had to be generated
-  int kernels = 0;         // generated kernels of the latest entry, forward and backward
-  int library_calls = 0;   // matrix products and the like, of the latest entry
-  int eager_runs = 0;      // recordings that ran eagerly: a stance, or beyond the recompile limit
-  double compile_ms = 0;   // all entries together; the first kernel that a process compiles loads LLVM, too
-  int64_t kept_bytes = 0;  // by one call for its backward, besides inputs and outputs; of the latest entry
+  std::string name;         // class of the block
+  int layers = 0;           // modules that share it
+  int entries = 0;          // different recordings met: shapes, control flow, hyper-parameters
+  int compilations = 0;     // times that code had to be generated: for a recording, or for a backward (other_backwards)
+  int kernels = 0;          // generated kernels of the latest entry, forward and backward
+  int library_calls = 0;    // matrix products and the like, of the latest entry
+  int other_backwards = 0;  // compiled for other gradients than those of all outputs; each may count as a compilation
+  int eager_runs = 0;       // recordings and backwards that ran eagerly: a stance, or beyond the recompile limit
+  double compile_ms = 0;    // all entries together; the first kernel that a process compiles loads LLVM, too
+  int64_t kept_bytes = 0;   // by one call for its backward, besides inputs and outputs; of the latest entry
   // Of the products that one backward computes again, and of library calls whose products are known; of the latest
   // entry.
   int64_t recomputed_flops = 0;
   int64_t calls = 0;
   int64_t replays = 0;           // of the calls, those that ran no C++ of the module
   std::string why_not_replayed;  // with Capture::kReplay: why some call was recorded all the same
+  // Calls in which compiled code met an error of the data, for example an index out of range. They ran again op by op,
+  // which gives what stands before the error its value and throws the error with its line.
+  int64_t failed_runs = 0;
+  std::string last_failure;
   int64_t graph_breaks = 0;
   std::string last_break;  // the user's file:line and why
   // Why the latest recording after the first was new: its first difference to the nearest one, as in

@@ -68,8 +68,6 @@ class CompiledNode final : public Node {
           "backward of a compiled region: its saved tensors were freed by an earlier backward; pass "
           "retain_graph = true to that one");
     if (grad_enabled() || watches_inside() || autograd::detecting_anomaly()) return replay(grads_out, grads_in);
-    autograd::apply_extras(*this, grads_out);
-    if (grads_in.empty()) return;
     Arriving arriving;
     for (const Tensor& grad : grads_out) arriving.gradients.push_back(grad.defined());
     // Several contributions are added one by one to what later consumers sent, as on the eager tape. A single one is
@@ -82,7 +80,12 @@ class CompiledNode final : public Node {
                                overlaps(leaves[i], leaves) <= 1);
       arriving.totals.push_back(arriving.owned[i] || (grads_in[i].defined() && entry_->backward.contributions[i] > 1));
     }
-    const CompiledBackward& backward = entry_->backward_for(arriving);
+    const std::shared_ptr<const CompiledBackward> compiled = grads_in.empty() ? nullptr
+                                                                              : entry_->backward_for(arriving);
+    if (!grads_in.empty() && compiled == nullptr) return replay(grads_out, grads_in);
+    autograd::apply_extras(*this, grads_out);
+    if (grads_in.empty()) return;
+    const CompiledBackward& backward = *compiled;
     std::vector<Tensor> inputs;
     inputs.reserve(backward.inputs.size());
     for (const BackwardInput& source : backward.inputs) {

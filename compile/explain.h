@@ -1,4 +1,4 @@
-// What the compiler made of a model, for people: which ops became which kernels, from which lines, and what that saves.
+// Reports of what the compiler made of a model: which ops became which kernels, from which lines, and what that saves.
 //
 //   compile::Explanation e = compile::explain(model, tokens);          // runs the model once, compiled
 //   puts(compile::to_text(e).c_str());
@@ -37,13 +37,13 @@ struct NodeExplanation {
 struct LaunchExplanation {
   std::string name;  // "kernel 2", or the op of a library call
   bool generated = false;
-  bool widens = false;               // a product of f16, which the CPU's library carries out in f32
+  bool widens = false;               // a product of f16 that the CPU's library computes in f32
   std::vector<int> nodes;            // indices into ProgramExplanation::nodes
   std::vector<std::string> sources;  // where they come from; each once
   std::string code;                  // loop IR; empty for library calls
   int64_t bytes_read = 0;
   int64_t bytes_written = 0;
-  int64_t bytes_saved = 0;  // compared with one kernel for each op that eager execution would run
+  int64_t bytes_saved = 0;  // compared with eager execution, which runs one kernel for each op
 };
 
 struct ProgramExplanation {
@@ -71,8 +71,9 @@ struct MemoryPoint {
 
 // One recording and its programs.
 struct EntryExplanation {
-  std::vector<ProgramExplanation> programs;  // forward, backward (if anything requires a gradient), rarer backwards
-  std::vector<MemoryPoint> memory;           // over the launches of forward and backward
+  std::vector<ProgramExplanation>
+      programs;                     // forward; backward if a gradient is required; backwards of other gradients
+  std::vector<MemoryPoint> memory;  // over the launches of forward and backward
   int64_t kept_bytes = 0;
   int64_t recomputed_flops = 0;  // RegionReport::recomputed_flops
 };
@@ -100,11 +101,12 @@ std::string to_html(const Explanation& explanation);
 // "12.3 KB" (1 KB = 1000 bytes), for reports.
 std::string format_bytes(int64_t bytes);
 
-// Tells the topics recompiles, fusion, output_code and perf_hints about a new entry. `why`: the first difference to
-// earlier entries; empty for the first one.
+// Logs a new entry under the topics recompiles, fusion, output_code and perf_hints. `why`: the first difference to
+// earlier entries; empty for the first entry.
 void log_entry(std::string_view region, const Entry& entry, std::string_view why);
 
-// Compiles the repeated blocks of a model, or all of it where it has none, and puts everything back when it dies.
+// Compiles the repeated blocks of a model, or the whole model if it has none. The destructor restores the model's
+// hooks.
 class TemporaryRegions {
  public:
   explicit TemporaryRegions(nn::ModuleBase& model, CompileOptions options = {});
@@ -126,8 +128,8 @@ class TemporaryRegions {
   Regions regions_;
 };
 
-// Runs `model(first, rest...)` once under TemporaryRegions, and explains. The run has the effects of any other: random
-// numbers are drawn and buffers change. Throws what it throws, and Error if Rondo was built without LLVM.
+// Runs `model(first, rest...)` once under TemporaryRegions and explains the regions. The run draws random numbers and
+// changes buffers as any other run does. Throws what the run throws, and Error if Rondo was built without LLVM.
 template <class Model, class... Rest>
 requires std::derived_from<Model, nn::ModuleBase> Explanation explain(Model& model, TensorArg first, Rest&&... rest) {
   const TemporaryRegions temporary(model);

@@ -1,10 +1,10 @@
-// What the compiler says while it works: nothing, unless asked. RONDO_LOGS chooses topics, in the grammar of
+// Messages of the compiler. It is silent unless a topic is enabled. RONDO_LOGS chooses topics, in the grammar of
 // TORCH_LOGS:
 //
 //   RONDO_LOGS=recompiles,+output_code,-cache ./train      # "+": in detail; "-": off; "all": every topic
 //
-// Items are read from left to right, so "all,-fusion" is all but one. Messages go to a sink, which writes to stderr
-// until a program brings its own. Thread safe; asking costs one load.
+// Items are read from left to right: "all,-fusion" is every topic but fusion. Messages go to a sink. The default sink
+// writes to stderr; a program may set its own. Thread safe; enabled() costs one load.
 #pragma once
 
 #include <cstdint>
@@ -30,14 +30,14 @@ std::string_view name_of(Topic topic);
 bool enabled(Topic topic, Detail detail = Detail::kOn);
 // To the sink, if the topic is enabled. `text` may have several lines.
 void write(Topic topic, std::string_view text);
-// To the sink, whatever is enabled: the first time this process says exactly this.
+// To the sink, whatever is enabled; once in a process for each text.
 void warn_once(std::string_view text);
 // To the sink as it is, whatever is enabled: for RONDO_DUMP.
 void write_dump(std::string_view text);
 
 // Replaces all choices. Throws Error, which lists the topics, where `spec` names another.
 void configure(std::string_view spec);
-// configure(RONDO_LOGS), the first time it is called. Compiling a model calls it, so a typing error is met at once.
+// configure(RONDO_LOGS), the first time it is called. Compiling a model calls it, so a typing error is found at once.
 void configure_from_environment();
 
 // Receives whole messages, which end in a newline; one at a time. An empty function restores stderr.

@@ -1,6 +1,6 @@
-// Marked dimensions: from what users say (mark_dynamic, CompileOptions::dynamic) to what the compiler is told of a
-// recording. Marks are no part of a recording's key: they only choose what code is made for one that is new, and any
-// code that serves a recording is right, however it came to be.
+// Marked dimensions: turns what users say (mark_dynamic, CompileOptions::dynamic) into what the compiler knows of a
+// recording. Marks are not in a recording's key. They only choose which code is generated for a new recording, and all
+// code that fits a recording gives the same results.
 #pragma once
 
 #include <mutex>
@@ -24,7 +24,8 @@ struct MarkedDim {
   DynamicRange range;
 };
 
-// Throws Error if a call has arguments that CompileOptions::dynamic does not allow; `region` is for its text.
+// Throws Error if CompileOptions::dynamic does not allow an argument of the call. `region` names the region in the
+// text.
 void check_arguments(const std::string& region, const nn::ModuleCall& call, std::span<const DynamicArgument> dynamic);
 // Throws Error if the options themselves make no sense.
 void check_options(std::span<const DynamicArgument> dynamic);
@@ -32,11 +33,11 @@ void check_options(std::span<const DynamicArgument> dynamic);
 bool is_marked(std::span<const Tensor> tensors);
 // The marks of these tensors.
 std::vector<MarkedDim> marked_dims(std::span<const Tensor> inputs);
-// And those of the arguments of a call, where they are among `inputs`.
+// Adds the marks that `dynamic` gives to the arguments of a call, where an argument is among `inputs`.
 void add_marked_arguments(std::vector<MarkedDim>& dims, std::span<const Tensor> inputs, const nn::ModuleCall& call,
                           std::span<const DynamicArgument> dynamic);
 
-// A variable size, with the range that code is made for: the bucket that its present size lies in.
+// A size that varies, with the range that code is generated for: the bucket that holds the present size.
 struct SizeVariable {
   int64_t size;
   int64_t min, max;
@@ -50,13 +51,13 @@ class OtherRecordings {
  public:
   // `recorded` must outlive this. Dimensions of equal size are one variable.
   OtherRecordings(const Graph& recorded, std::span<const MarkedDim> dims);
-  // False: nothing varies. (What a bucket of one size holds is a constant, and so are sizes of 0 and 1.)
+  // False: nothing varies. (A bucket with a single size is a constant, and so are the sizes 0 and 1.)
   bool any() const { return !variables_.empty(); }
-  // What distinguishes the ranges that code is made for from those of other sizes.
+  // The ranges that code is generated for, as a key.
   std::vector<int64_t> ranges() const;
-  // What `derive` makes of the recordings at other sizes. Where it throws, nothing is known.
+  // Applies `derive` to the recordings at other sizes. Where it throws, the result is nothing.
   OtherSizes map(absl::FunctionRef<Graph(const Graph&)> derive) const;
-  // Which dimensions of the recording's results are marked ones.
+  // Dimensions of the recording's results that are marked dimensions of its inputs.
   struct Follower {
     int32_t output;
     int dim;
@@ -75,7 +76,7 @@ class OtherRecordings {
   mutable std::optional<Graph> next_, smallest_, largest_;
 };
 
-// Marks the dimensions of `results`, an entry's first outputs, that are marked ones of `inputs`.
+// Marks those dimensions of `results` (an entry's first outputs) that are marked dimensions of `inputs`.
 void hand_on_marks(const Entry& entry, std::span<const Tensor> inputs, std::span<const Tensor> results);
 
 }  // namespace rondo::compile

@@ -71,9 +71,11 @@ Program::Frame Program::make_frame(std::span<const Tensor> inputs, bool release)
   Frame::Slot* slot = frame.slots.data();
   for (const Tensor& input : inputs) {
     // The caller knows that nothing reads what is undefined.
-    if (input.defined())
-      *slot = {input.impl()->data(), input.storage(),
+    if (input.defined()) {
+      Storage storage = input.storage();  // throws if an error came before the value
+      *slot = {input.impl()->data(), std::move(storage),
                input.storage_offset() * static_cast<int64_t>(size_of(input.dtype()))};
+    }
     ++slot;
   }
   const auto fill = [&](Storage storage) {

@@ -15,6 +15,23 @@
 
 namespace rondo::compile {
 
+// Note [What shapes a plan]. Each fact that a plan depends on is in the key, or is asked for when the plan runs:
+//   in the key, of inputs       dtype, sizes, strides, requires_grad, leaf (a parameter may be read again by the
+//   backward;
+//                               anything else may be overwritten before it), and which of them are one tensor
+//   in the key, of calls        op, operands, integers, floats, gradients of results (which covers no_grad), order
+//   in the key, of outputs      which values are held, in what order; which of them only views need (hidden)
+//   part of the recording       autocast (casts are recorded), train/eval, hooks and writes (they end a recording),
+//                               random states (each is a recorded tensor)
+//   in the key of a backward    which gradients arrive, which sums it adds to, which of these it may overwrite
+//   (Arriving) asked when it runs          who else holds memory (donation, in-place sums), memory that inputs share,
+//   versions of
+//                               saved tensors, hooks and retained gradients, retain_graph, a parameter's 16-bit copy
+//   one for each region         CompileOptions; the key does not repeat them
+//   of no influence on results  thread count (fixed chunks), addresses and storage offsets, memory purposes, lines of
+//   the
+//                               program, marks and what was compiled before: these choose between codes of equal
+//                               results
 RecordingKey pack(const Graph& graph) {
   RecordingKey key;
   key.reserve(graph.nodes.size() * 8 + graph.inputs.size() * 8);
@@ -26,10 +43,11 @@ RecordingKey pack(const Graph& graph) {
   for (ValueId id : graph.inputs) {
     const Value& v = graph.value(id);
     key.push_back(static_cast<uint64_t>(id));
-    key.push_back(static_cast<uint64_t>(v.dtype) << 1 | v.requires_grad);
+    key.push_back(static_cast<uint64_t>(v.dtype) << 2 | v.leaf << 1 | v.requires_grad);
     add_dims(v.sizes);
     add_dims(v.strides);
   }
+  key.push_back(graph.nodes.size());
   for (const GraphNode& node : graph.nodes) {
     key.push_back(reinterpret_cast<uint64_t>(node.op));
     key.push_back(node.inputs.size() << 16 | node.outputs.size() << 8 | node.attrs.ints.size() << 4 |
@@ -40,7 +58,7 @@ RecordingKey pack(const Graph& graph) {
     // Shapes and dtypes of results follow from the rest; whether they carry gradients does not (no_grad).
     for (ValueId id : node.outputs) key.push_back(graph.value(id).requires_grad);
   }
-  for (ValueId id : graph.outputs) key.push_back(static_cast<uint64_t>(id));
+  for (ValueId id : graph.outputs) key.push_back(static_cast<uint64_t>(id) << 1 | graph.value(id).hidden);
   return key;
 }
 
@@ -151,9 +169,9 @@ SizeMarks backward_marks(const Entry& entry, const Arriving& arriving) {
 
 }  // namespace
 
-std::shared_ptr<const Entry> compile_entry(const Graph& recorded, const CompileOptions& options, Sizes sizes,
-                                           const Partition* like, std::span<const MarkedDim> marked,
-                                           absl::FunctionRef<bool(const OtherRecordings&)> ranges_met) {
+std::shared_ptr<Entry> compile_entry(const Graph& recorded, const CompileOptions& options, Sizes sizes,
+                                     const Partition* like, std::span<const MarkedDim> marked,
+                                     absl::FunctionRef<bool(const OtherRecordings&)> ranges_met) {
   const auto start = std::chrono::steady_clock::now();
   auto entry = std::make_shared<Entry>();
   const auto finished = [&] {
@@ -163,6 +181,7 @@ std::shared_ptr<const Entry> compile_entry(const Graph& recorded, const CompileO
   ProgramOptions program{.sizes = sizes, .exact = options.exact, .mode = options.mode, .epilogues = options.epilogues};
   entry->forward_graph = recorded;
   entry->n_outputs = static_cast<int>(recorded.outputs.size());
+  entry->options = options;
   if (!marked.empty()) entry->others = std::make_shared<OtherRecordings>(entry->forward_graph, marked);
   if (entry->others != nullptr && !entry->others->any()) entry->others = nullptr;
   const bool met = entry->others != nullptr && ranges_met(*entry->others);
@@ -215,30 +234,96 @@ const std::vector<OtherRecordings::Follower>& Entry::followers(std::span<const M
   return followers_[key] = OtherRecordings(forward_graph, anyhow).followers();
 }
 
-const CompiledBackward& Entry::backward_for(const Arriving& arriving) const {
+namespace {
+// "a gradient arrives for outputs [0, 2] of 4, and is added to 1 earlier gradients"
+std::string to_string(const Arriving& arriving) {
+  std::string outputs;
+  for (size_t i = 0; i < arriving.gradients.size(); ++i)
+    if (arriving.gradients[i]) absl::StrAppend(&outputs, outputs.empty() ? "" : ", ", i);
+  std::string text = absl::StrCat("a gradient arrives for outputs [", outputs, "] of ", arriving.gradients.size());
+  const auto totals = std::count(arriving.totals.begin(), arriving.totals.end(), true);
+  if (totals > 0) absl::StrAppend(&text, ", and is added to ", totals, " earlier gradients");
+  return text;
+}
+}  // namespace
+
+std::shared_ptr<const CompiledBackward> Entry::backward_for(const Arriving& arriving) const {
   bool usual = arriving.gradients == usual_gradients(forward_graph);
   for (bool total : arriving.totals) usual = usual && !total;
-  if (usual) return backward;
+  if (usual) return {std::shared_ptr<const void>(), &backward};  // lives as long as this entry
   {
     std::lock_guard lock(mutex_);
-    if (const auto found = others_.find(arriving); found != others_.end()) return found->second;
+    if (const auto found = others_.find(arriving); found != others_.end()) {
+      found->second.last_use = ++uses_;
+      return found->second.backward;
+    }
   }
+  const std::string why = "backward: " + to_string(arriving);
+  if (ledger != nullptr && ledger->must_run_eagerly(options, why)) return nullptr;
   // Without the lock, which a log sink may want. A thread that comes second drops its own.
-  ProgramOptions options = program_options;
+  ProgramOptions program = program_options;
   std::optional<SizeMarks> marks;
-  if (others != nullptr) options.marks = &marks.emplace(backward_marks(*this, arriving));
-  CompiledBackward made = compile_backward(derive_backward(forward_graph, arriving), *partition, options,
-                                           arriving.owned);
+  if (others != nullptr) program.marks = &marks.emplace(backward_marks(*this, arriving));
+  const auto compile = [&] {
+    return std::make_shared<const CompiledBackward>(
+        compile_backward(derive_backward(forward_graph, arriving), *partition, program, arriving.owned));
+  };
+  const std::shared_ptr<const CompiledBackward> made = ledger == nullptr ? compile()
+                                                                         : ledger->guarded(why, true, compile);
   std::lock_guard lock(mutex_);
-  return others_.try_emplace(arriving, std::move(made)).first->second;
+  if (others_.size() >= static_cast<size_t>(std::max(options.max_entries, 1)))
+    others_.erase(std::min_element(others_.begin(), others_.end(),
+                                   [](const auto& a, const auto& b) { return a.second.last_use < b.second.last_use; }));
+  const auto [at, added] = others_.try_emplace(arriving, OtherBackward{made, ++uses_});
+  if (added && ledger != nullptr) ledger->add_backward(made->program->stats(), why);
+  return at->second.backward;
 }
 
 std::vector<std::shared_ptr<const Program>> Entry::backwards() const {
   std::vector<std::shared_ptr<const Program>> programs;
   if (backward.program != nullptr) programs.push_back(backward.program);
   std::lock_guard lock(mutex_);
-  for (const auto& [arriving, compiled] : others_) programs.push_back(compiled.program);
+  for (const auto& [arriving, other] : others_) programs.push_back(other.backward->program);
   return programs;
+}
+
+bool Ledger::must_run_eagerly(const CompileOptions& options, const std::string& why) {
+  std::string warning;
+  {
+    std::lock_guard lock(mutex);
+    const bool limit_reached = report.compilations >= options.recompile_limit;
+    if (!limit_reached && stance() != Stance::kEagerOnRecompile) return false;
+    // What runs eagerly may do so on every call: the first explains itself.
+    if (report.eager_runs++ > 0) return true;
+    report.last_recompile = why;
+    if (limit_reached) warning = limit_warning();
+  }
+  if (!warning.empty()) log::warn_once(warning + why);
+  return true;
+}
+
+void Ledger::throw_recompile(const std::string& why) {
+  std::lock_guard lock(mutex);
+  throw Error(absl::StrCat("region ", report.name,
+                           " would have to be compiled anew (Stance::kFailOnRecompile forbids it): ", why));
+}
+
+std::string Ledger::limit_warning() const {
+  return absl::StrCat("region ", report.name, ": ", report.compilations,
+                      " compilations, no more (CompileOptions::recompile_limit); what is new runs eagerly: ");
+}
+
+void Ledger::add_backward(const ProgramStats& stats, const std::string& why) {
+  std::string name;
+  {
+    std::lock_guard lock(mutex);
+    ++report.other_backwards;
+    report.compilations += stats.compiled > 0;
+    report.compile_ms += stats.compile_ms;
+    report.last_recompile = why;
+    name = report.name;
+  }
+  if (log::enabled(log::Topic::kRecompiles)) log::write(log::Topic::kRecompiles, absl::StrCat(name, ": ", why));
 }
 
 std::vector<nn::ModuleBase*> repeated_blocks(nn::ModuleBase& model) {
@@ -289,10 +374,7 @@ std::shared_ptr<const Entry> Region::make_entry(const Trace& trace, const nn::Mo
     // What runs eagerly may do so on every call: the first explains itself, the others take no time for it.
     if (eager && report_.eager_runs++ > 0) return nullptr;
     news.region = report_.name;
-    if (eager && limit_reached)
-      news.warning = absl::StrCat(
-          "region ", report_.name, ": ", report_.compilations,
-          " compilations, no more (CompileOptions::recompile_limit); what is new runs eagerly: ");
+    if (eager && limit_reached) news.warning = ledger_->limit_warning();
   }
   news.why = nearest_difference(earlier, graph, name_inputs(call.module, trace.external()));
   if (!news.warning.empty()) news.warning += news.why;
@@ -309,12 +391,14 @@ std::shared_ptr<const Entry> Region::make_entry(const Trace& trace, const nn::Mo
   add_marked_arguments(marked, trace.external(), call, options_.dynamic);
   std::vector<int64_t> ranges{piece};
   const Partition* like = latest_ != nullptr && latest_->partition ? &*latest_->partition : nullptr;
-  const std::shared_ptr<const Entry> entry = compile_entry(graph, options_, sizes, like, marked,
-                                                           [&](const OtherRecordings& others) {
-                                                             for (int64_t bound : others.ranges())
-                                                               ranges.push_back(bound);
-                                                             return ranges_met_.contains(ranges);
-                                                           });
+  const auto compile = [&] {
+    return compile_entry(graph, options_, sizes, like, marked, [&](const OtherRecordings& others) {
+      for (int64_t bound : others.ranges()) ranges.push_back(bound);
+      return ranges_met_.contains(ranges);
+    });
+  };
+  const std::shared_ptr<Entry> entry = ledger_->guarded(news.why, !earlier.empty(), compile);
+  entry->ledger = ledger_;
   int kernels = 0, library_calls = 0, compiled = 0;
   for (const Program* program : {entry->forward.get(), entry->backward.program.get()}) {
     if (program == nullptr) continue;
@@ -323,8 +407,6 @@ std::shared_ptr<const Entry> Region::make_entry(const Trace& trace, const nn::Mo
     library_calls += program->stats().library_calls;
   }
   std::lock_guard lock(mutex_);
-  if (compiled > 0 && !earlier.empty() && stance() == Stance::kFailOnRecompile)
-    throw Error(absl::StrCat("region ", report_.name, " was compiled anew (Stance::kFailOnRecompile): ", news.why));
   news.compiled = true;
   latest_ = entry;
   if (entry->others != nullptr) ranges_met_.insert(std::move(ranges));
@@ -357,10 +439,14 @@ std::shared_ptr<const Entry> Region::run(Trace& trace, const nn::ModuleCall& cal
   const memory::Cause cause("region ", report_.name, std::source_location::current());
   try {
     results = entry->forward->run(trace.external());
-  } catch (const Error&) {
-    // The data was wrong, say an index. Op by op, what stands before it gets its values, as in eager execution, and it
-    // throws.
+  } catch (const OutOfMemoryError&) {
+    throw;  // op by op it would take more
+  } catch (const Error& e) {
+    // The data is wrong, for example an index. Op by op, what stands before the error gets its value, and the error
+    // names its line, as in eager execution.
+    note_failure(e.what());
     run_eagerly(trace);
+    note_success(e.what());
     return nullptr;
   }
   std::shared_ptr<Node> node;
@@ -372,6 +458,22 @@ std::shared_ptr<const Entry> Region::run(Trace& trace, const nn::ModuleCall& cal
     hand_on_marks(*entry, trace.external(), handles);
   }
   return entry;
+}
+
+void Region::note_failure(const std::string& reason) {
+  std::string warning;
+  {
+    std::lock_guard lock(mutex_);
+    report_.last_failure = reason;
+    if (report_.failed_runs++ == 0)
+      warning = absl::StrCat("region ", report_.name, " runs op by op, because compiled code met an error: ", reason);
+  }
+  if (!warning.empty()) log::warn_once(warning);
+}
+
+void Region::note_success(const std::string& reason) {
+  log::warn_once(absl::StrCat("region ", report().name, ": op by op there was no error where compiled code met one; ",
+                              "please report this: ", reason));
 }
 
 void Region::hand_over(Trace& trace, std::span<const Tensor> results, const std::shared_ptr<Node>& node) {

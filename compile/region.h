@@ -10,6 +10,7 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "rondo/compile/compile.h"
+#include "rondo/compile/jit/executable.h"
 #include "rondo/compile/marks.h"
 #include "rondo/compile/program.h"
 #include "rondo/compile/trace/joint.h"
@@ -32,6 +33,32 @@ struct CompiledBackward {
   std::vector<int> grad_inputs;       // the program's results are the gradients of these forward inputs
 };
 
+// The report of a region. Its entries have it too: they compile backwards, even when the region is gone. Thread safe.
+struct Ledger {
+  std::mutex mutex;  // guards `report`; nothing is logged while it is held
+  RegionReport report;
+
+  // True if something new may not be compiled, because of the stance or the limit; counts that it runs eagerly.
+  bool must_run_eagerly(const CompileOptions& options, const std::string& why);
+  void add_backward(const ProgramStats& stats, const std::string& why);
+  // REQUIRES: mutex is held.
+  std::string limit_warning() const;
+  // Returns compile(). With Stance::kFailOnRecompile and `is_recompile` no code is generated: throws Error if some is
+  // needed.
+  template <class Compile> auto guarded(const std::string& why, bool is_recompile, Compile compile) {
+    if (!is_recompile || stance() != Stance::kFailOnRecompile) return compile();
+    const ForbidCodeGeneration forbid;
+    try {
+      return compile();
+    } catch (const CodeForbidden&) {
+      throw_recompile(why);
+    }
+  }
+
+ private:
+  [[noreturn]] void throw_recompile(const std::string& why);
+};
+
 // One compiled recording. Thread safe.
 struct Entry {
   Graph forward_graph;  // as recorded: for double backward
@@ -39,30 +66,39 @@ struct Entry {
   int n_outputs = 0;  // the caller's; what the backward needs follows
   // For gradients of all outputs that require one; its program is null where none does.
   CompiledBackward backward;
-  std::optional<Partition> partition;             // what the forward keeps; none without a backward
-  ProgramOptions program_options;                 // exact where asked for, or needed: codegen/relax.h
-  double compile_ms = 0;                          // all of compile_entry
+  std::optional<Partition> partition;  // what the forward keeps; none without a backward
+  ProgramOptions program_options;      // exact where asked for, or needed: codegen/relax.h
+  double compile_ms = 0;               // all of compile_entry
+  CompileOptions options;
+  std::shared_ptr<Ledger> ledger;                 // of the region; null: there is none
   std::shared_ptr<const OtherRecordings> others;  // with marked dimensions, else null
   std::vector<ValueId> saved;                     // values that the usual backward reads
 
   // The dimensions of the outputs that are these dimensions of the inputs.
   const std::vector<OtherRecordings::Follower>& followers(std::span<const MarkedDim> dims) const;
   // The backward for what arrives. An output that nobody used sends no gradient at all, rather than zeros: that is less
-  // work, and infinity times zero is not nothing. Compiled when it is first needed.
-  const CompiledBackward& backward_for(const Arriving& arriving) const;
+  // work, and infinity times zero is NaN. Compiled when it is first needed; CompileOptions::max_entries of them are
+  // kept. Null: it may not be compiled (stance, limit), so go backward op by op. Throws Error with
+  // Stance::kFailOnRecompile.
+  std::shared_ptr<const CompiledBackward> backward_for(const Arriving& arriving) const;
   // `backward` and what backward_for() added.
   std::vector<std::shared_ptr<const Program>> backwards() const;
 
  private:
   mutable std::mutex mutex_;
-  mutable std::map<Arriving, CompiledBackward> others_;
+  struct OtherBackward {
+    std::shared_ptr<const CompiledBackward> backward;
+    int64_t last_use = 0;
+  };
+  mutable std::map<Arriving, OtherBackward> others_;
+  mutable int64_t uses_ = 0;
   mutable std::map<std::vector<std::pair<int32_t, int>>, std::vector<OtherRecordings::Follower>> followers_;
 };
 
 // `ranges_met`: whether code for the ranges of these marked dimensions is there already.
-std::shared_ptr<const Entry> compile_entry(const Graph& recorded, const CompileOptions& options, Sizes sizes,
-                                           const Partition* like, std::span<const MarkedDim> marked,
-                                           absl::FunctionRef<bool(const OtherRecordings&)> ranges_met);
+std::shared_ptr<Entry> compile_entry(const Graph& recorded, const CompileOptions& options, Sizes sizes,
+                                     const Partition* like, std::span<const MarkedDim> marked,
+                                     absl::FunctionRef<bool(const OtherRecordings&)> ranges_met);
 
 // The items of every list of modules, in the order of the tree.
 std::vector<nn::ModuleBase*> repeated_blocks(nn::ModuleBase& model);
@@ -104,11 +140,15 @@ class Region {
   // Gives the live handles of `trace`, in the order of graph.outputs, their memory and history.
   static void hand_over(Trace& trace, std::span<const Tensor> results, const std::shared_ptr<Node>& node);
   static void run_eagerly(Trace& trace);
+  // Compiled code met an error of the data; then: run_eagerly() met none.
+  void note_failure(const std::string& reason);
+  void note_success(const std::string& reason);
   void forget_oldest();
 
   CompileOptions options_;
   std::mutex compile_mutex_;  // held while one recording is compiled; others run meanwhile. Taken before mutex_
-  mutable std::mutex mutex_;  // guards what follows; nothing is logged while it is held
+  const std::shared_ptr<Ledger> ledger_ = std::make_shared<Ledger>();
+  std::mutex& mutex_ = ledger_->mutex;  // guards what follows; nothing is logged while it is held
   struct Slot {
     std::shared_ptr<const Entry> entry;
     int64_t last_use = 0;
@@ -118,7 +158,7 @@ class Region {
   std::set<std::vector<int64_t>> ranges_met_;  // of marked dimensions, by piece
   int64_t uses_ = 0;
   std::shared_ptr<const Entry> latest_;  // that was compiled
-  RegionReport report_;
+  RegionReport& report_ = ledger_->report;
 };
 
 }  // namespace rondo::compile

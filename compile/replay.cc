@@ -60,7 +60,7 @@ bool Replay::matches(const nn::ModuleCall& call) const {
     return false;
   for (size_t i = 0; i < arguments_.size(); ++i) {
     const Tensor& input = *call.inputs[i];
-    if (!input.defined() || !(Kind::of(input) == arguments_[i])) return false;
+    if (!input.defined() || !input.impl()->storage || !(Kind::of(input) == arguments_[i])) return false;
     for (size_t k = 0; k < i; ++k)
       if (call.inputs[k]->impl() == input.impl()) return false;
     if (std::count(in_slots_.begin(), in_slots_.end(), input.impl()) > 0) return false;

@@ -21,7 +21,7 @@ class Replay {
                                             std::shared_ptr<const Entry> entry, std::string& why_not);
 
   // True if the arguments, the parameters and the modes are of the kind that was recorded: dtypes, shapes, strides,
-  // requires_grad, train/eval, grad mode, autocast. What else forward depends on is the user's promise.
+  // requires_grad, leaf or result, train/eval, grad mode, autocast. What else forward depends on is the user's promise.
   bool matches(const nn::ModuleCall& call) const;
   // REQUIRES: matches(call). Sets *call.result.
   void run(const nn::ModuleCall& call) const;
@@ -31,8 +31,9 @@ class Replay {
   struct Kind {
     DType dtype;
     bool requires_grad;
+    bool leaf;
     Dims sizes, strides;
-    static Kind of(const Tensor& t) { return {t.dtype(), t.requires_grad(), t.sizes(), t.strides()}; }
+    static Kind of(const Tensor& t) { return {t.dtype(), t.requires_grad(), t.is_leaf(), t.sizes(), t.strides()}; }
     friend bool operator==(const Kind&, const Kind&) = default;
   };
   struct Source {

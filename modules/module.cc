@@ -10,6 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "rondo/runtime/autograd.h"
+#include "rondo/runtime/recorder.h"
 
 namespace rondo::nn {
 namespace {
@@ -21,6 +22,7 @@ std::string joined(const std::string& prefix, const std::string& name) {
 // Makes the tensor that `tensor` is a handle of hold `value` instead: every handle sees it.
 void replace_contents(Tensor& tensor, const Tensor& value) {
   TensorImpl& impl = *tensor.impl();
+  before_write(tensor.storage());
   // What backward saved must be seen to be stale: the new storage's version goes past the old one's.
   const uint32_t passed = tensor.version() + 1;
   while (value.storage().version() < passed) value.storage().bump_version();

@@ -118,8 +118,12 @@ ForeachItem Foreach::item(int64_t numel, int64_t width, const double* scalars) c
 
 int Foreach::compile() {
   if (code_ != nullptr) return 0;
+  // run_compiled() passes the sizes of each item, down to a single element.
+  compile::KernelUse use = compile::exact_use(*kernel_);
+  use[0] = {};
+  for (size_t at : row_stride_at_) use[at] = {};
   const compile::CompiledKernels made = compile::find_or_compile(
-      {kernel_.get(), 1}, by_rows_ ? compile::Sizes::kAny : compile::Sizes::kConstant);
+      {kernel_.get(), 1}, by_rows_ ? compile::Sizes::kAny : compile::Sizes::kConstant, {}, {&use, 1});
   code_ = std::make_unique<compile::CompiledKernel>(made.kernels[0]);
   return made.compiled;
 }

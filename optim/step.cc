@@ -14,6 +14,7 @@
 #include "rondo/optim/optimizer.h"
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/lowered.h"
+#include "rondo/runtime/recorder.h"
 
 namespace rondo::optim {
 
@@ -71,6 +72,7 @@ double Optimizer::measure(const std::vector<Update>& updates) const {
 
 StepReport Optimizer::step(const StepOptions& options) {
   check_options(options);
+  const RecordingPause pause("Optimizer::step() is called", std::source_location::current());
   if (at_seams_)
     throw Error(absl::StrCat(name(),
                              ": its parameters are updated at seams; end the step with UpdateAtSeams::finish(), not "

@@ -6,6 +6,7 @@
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "rondo/runtime/autograd.h"
+#include "rondo/runtime/recorder.h"
 
 namespace rondo::optim {
 namespace {
@@ -143,6 +144,7 @@ UpdateReport UpdateAtSeams::end_step() {
 UpdateReport UpdateAtSeams::finish() {
   if (held_) throw Error(absl::StrCat(kWho, "::finish: under no_update(); end its scope before the last backward"));
   if (source_ != nullptr) source_->check_finished();
+  const RecordingPause pause("UpdateAtSeams::finish() is called", std::source_location::current());
   std::vector<size_t> all(updated_.size());
   for (size_t i = 0; i < all.size(); ++i) all[i] = i;
   const int64_t before = report_.at_seams;

@@ -11,6 +11,7 @@
 #include "rondo/runtime/autograd_extras.h"
 #include "rondo/runtime/error.h"
 #include "rondo/runtime/gradient_memory.h"
+#include "rondo/runtime/recorder.h"
 
 namespace rondo::autograd {
 namespace {
@@ -211,6 +212,7 @@ void seed_roots(Backward& run, std::span<const Tensor> roots, std::span<const Te
 
 void backward(std::span<const Tensor> roots, std::span<const Tensor> grads, bool retain_graph, bool create_graph,
               std::source_location where) {
+  const RecordingPause pause("backward() is called", where);
   Backward run(retain_graph || create_graph, create_graph);
   seed_roots(run, roots, grads, where);
   run.run(nullptr);
@@ -218,6 +220,7 @@ void backward(std::span<const Tensor> roots, std::span<const Tensor> grads, bool
 
 std::vector<Tensor> grad(std::span<const Tensor> roots, std::span<const Tensor> inputs, std::span<const Tensor> grads,
                          bool retain_graph, bool create_graph, bool allow_unused) {
+  const RecordingPause pause("autograd::grad() is called", std::source_location::current());
   Backward run(retain_graph || create_graph, create_graph);
   seed_roots(run, roots, grads, std::source_location::current());
   for (size_t i = 0; i < inputs.size(); ++i) {

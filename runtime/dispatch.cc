@@ -13,11 +13,34 @@ namespace rondo {
 
 namespace {
 thread_local Recorder* recorder = nullptr;
+thread_local RecorderScope* innermost_scope = nullptr;
 }  // namespace
 
 Recorder* active_recorder() { return recorder; }
-RecorderScope::RecorderScope(Recorder* r) : previous_(std::exchange(recorder, r)) {}
-RecorderScope::~RecorderScope() { recorder = previous_; }
+RecorderScope::RecorderScope(Recorder* r) : recorder_(r), outer_(std::exchange(innermost_scope, this)) { recorder = r; }
+RecorderScope::~RecorderScope() {
+  innermost_scope = outer_;
+  recorder = outer_ == nullptr ? nullptr : outer_->recorder_;
+}
+
+void Recorder::before_write(const Storage&, std::source_location) {}
+void Recorder::interrupt(const char* what, std::source_location where) {
+  throw_internal(std::string("a rule that is traced may not call this: ") + what, where);
+}
+
+// A scope in which ops run may lie inside one whose recording is pending.
+void before_write(const Storage& storage, std::source_location where) {
+  for (RecorderScope* scope = innermost_scope; scope != nullptr; scope = scope->outer_)
+    if (scope->recorder_ != nullptr) scope->recorder_->before_write(storage, where);
+}
+
+namespace {
+Recorder* interrupted(const char* what, std::source_location where) {
+  if (recorder != nullptr) recorder->interrupt(what, where);
+  return nullptr;
+}
+}  // namespace
+RecordingPause::RecordingPause(const char* what, std::source_location where) : eager_(interrupted(what, where)) {}
 
 void InferContext::output(int i, DType dtype, const Dims& sizes) {
   strided_output(i, dtype, sizes, contiguous_strides(sizes));
@@ -146,6 +169,7 @@ class Dispatcher {
       return;
     }
     autograd::check_in_place(op_, target, differentiable, where_);
+    before_write(target.storage(), where_);
     // An operand that shares the target's memory in another layout would be read after it is overwritten. One of the
     // same layout would be overwritten before the gradient reads it.
     Tensor copies[kMaxOpInputs];

@@ -18,7 +18,18 @@
 #include <string>
 #include <string_view>
 
+#include "rondo/runtime/error.h"
 #include "rondo/runtime/storage.h"
+
+namespace rondo {
+
+// Memory is exhausted: what the allocator throws.
+class OutOfMemoryError : public Error {
+ public:
+  using Error::Error;
+};
+
+}  // namespace rondo
 
 namespace rondo::memory {
 

@@ -21,20 +21,44 @@ class Recorder {
   // As flush, when the gradient of `tensor` is asked for (a hook). Ops recorded after `tensor` was made must then run
   // separately, so that its whole gradient passes through the tape.
   virtual void flush_gradient(const TensorImpl& tensor, std::source_location where) { flush(tensor, where); }
+  // The caller is about to write the memory of `storage` without an op: if a recorded call reads it, run what is
+  // recorded first (a graph break).
+  virtual void before_write(const Storage& storage, std::source_location where);
+  // The caller is about to do something that no op describes, for example a backward. `what` names it in messages. Run
+  // what is recorded (a graph break); the caller then records nothing until it is done.
+  virtual void interrupt(const char* what, std::source_location where);
 };
 
 // The recorder of this thread, or null.
 Recorder* active_recorder();
 
+// While it lives, this thread's ops go to `recorder`; null: they run.
 class RecorderScope {
  public:
-  explicit RecorderScope(Recorder* recorder);  // null: ops run again
+  explicit RecorderScope(Recorder* recorder);
   ~RecorderScope();
   RecorderScope(const RecorderScope&) = delete;
   RecorderScope& operator=(const RecorderScope&) = delete;
 
  private:
-  Recorder* previous_;
+  friend void before_write(const Storage& storage, std::source_location where);
+  Recorder* recorder_;
+  RecorderScope* outer_;
+};
+
+// REQUIRED before memory that a tensor may share is written through a pointer (Tensor::raw_mutable_data does it):
+// recordings of this thread that read the memory run first. A recording reads memory when it runs, not when an op is
+// recorded.
+void before_write(const Storage& storage, std::source_location where = std::source_location::current());
+
+// Runs what this thread has recorded so far (Recorder::interrupt) and lets ops run until it dies. Nothing happens where
+// nothing is recorded.
+class RecordingPause {
+ public:
+  RecordingPause(const char* what, std::source_location where);
+
+ private:
+  RecorderScope eager_;
 };
 
 }  // namespace rondo

@@ -147,8 +147,8 @@ void* allocate(size_t bytes) {
   }
   if (block == nullptr) {
     bytes_in_use.fetch_sub(static_cast<int64_t>(size), std::memory_order_relaxed);
-    throw Error("out of memory: cannot allocate " + std::to_string(bytes) + " bytes with " + std::to_string(now) +
-                " in use; use a smaller batch, or activation checkpointing");
+    throw OutOfMemoryError("out of memory: cannot allocate " + std::to_string(bytes) + " bytes with " +
+                           std::to_string(now) + " in use; use a smaller batch, or activation checkpointing");
   }
   if (memory::recording()) [[unlikely]]
     memory::detail::note_allocation(now, block);

@@ -196,6 +196,7 @@ const void* Tensor::raw_data(std::source_location where) const {
 }
 void* Tensor::raw_mutable_data(std::source_location where) {
   settle(checked("raw_mutable_data", where), where);
+  before_write(impl_->storage, where);
   impl_->storage.bump_version();
   return impl_->data();
 }

@@ -130,11 +130,11 @@ class Tensor {
     return numel(where) * static_cast<int64_t>(size_of(dtype(where)));
   }
 
-  // ---- Host access. While a region is recording, each of these is a graph break: what is recorded runs first.
+  // ---- Host access. Inside a compiled region each of these is a graph break: what is recorded runs first.
   template <class T> const T* data(std::source_location where = std::source_location::current()) const {
     return static_cast<const T*>(checked_data(dtype_of<T>, where));
   }
-  // Writable memory. The call raises the version, so make it again after the tensor was used.
+  // Writable memory. Each call bumps the version. Inside a region, ask again after each op (compile.h, Host writes).
   template <class T> T* mutable_data(std::source_location where = std::source_location::current()) {
     return static_cast<T*>(checked_mutable_data(dtype_of<T>, where));
   }
@@ -235,6 +235,7 @@ class Tensor {
   TensorImpl* impl() const { return impl_; }
   TensorImpl* release() { return std::exchange(impl_, nullptr); }
   bool is_same(const Tensor& other) const { return impl_ == other.impl_; }
+  // Call before_write() (recorder.h) before you write through storage().data().
   const Storage& storage(std::source_location where = std::source_location::current()) const;
   int64_t storage_offset(std::source_location where = std::source_location::current()) const;
 

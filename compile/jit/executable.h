@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "rondo/compile/codegen/loop_ir.h"
+#include "rondo/runtime/error.h"
 
 namespace rondo::compile {
 
@@ -34,6 +35,23 @@ struct JitOptions {
   // in a cache or not.
   bool dump_ir = false;
   bool dump_asm = false;
+};
+
+// Code would have to be generated where that is forbidden.
+class CodeForbidden : public Error {
+ public:
+  using Error::Error;
+};
+// While it lives, this thread's compile_kernels() finds code in caches only and throws CodeForbidden where none has it.
+class ForbidCodeGeneration {
+ public:
+  ForbidCodeGeneration();
+  ~ForbidCodeGeneration();
+  ForbidCodeGeneration(const ForbidCodeGeneration&) = delete;
+  ForbidCodeGeneration& operator=(const ForbidCodeGeneration&) = delete;
+
+ private:
+  bool outer_;
 };
 
 // Machine code for this host; kernels that have to be compiled are so in parallel. Thread safe. Throws Error if one has

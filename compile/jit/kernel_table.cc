@@ -49,6 +49,9 @@ std::vector<bool> always_varying(const LoopKernel& kernel, size_t n) {
   return varying;
 }
 
+// The range of an extent that is always `extent`.
+ExtentRange exactly(int64_t extent) { return {extent, extent, extent}; }
+
 // A kernel's code, from the moment that a thread has decided to make it.
 struct Slot {
   enum class State : uint8_t { kPending, kReady, kFailed } state = State::kPending;
@@ -67,10 +70,11 @@ struct Variant {
         return false;
     return true;
   }
-  // How many sizes stand in the way of serving `wanted`.
-  int64_t differences(const std::vector<int64_t>& wanted) const {
+  // How many extents stand in the way of serving `use`.
+  int64_t differences(const KernelUse& use) const {
     int64_t count = 0;
-    for (size_t i = 0; i < sizes.size(); ++i) count += varying[i] ? !ranges[i].holds(wanted[i]) : sizes[i] != wanted[i];
+    for (size_t i = 0; i < sizes.size(); ++i)
+      count += varying[i] ? !use[i].implies(ranges[i]) : !(use[i] == exactly(sizes[i]));
     return count;
   }
   // How much it leaves open that code with this hint would know. (Of what is not known to vary, nothing: as without
@@ -85,13 +89,14 @@ struct Variant {
 
 class KernelTable {
  public:
-  CompiledKernels find_or_compile(std::span<const LoopKernel> kernels, Sizes sizes, std::span<const KernelHint> hints) {
+  CompiledKernels find_or_compile(std::span<const LoopKernel> kernels, Sizes sizes, std::span<const KernelHint> hints,
+                                  std::span<const KernelUse> uses) {
     CompiledKernels result;
     for (bool all_there = false; !all_there;) {
       std::vector<std::shared_ptr<Slot>> slots(kernels.size());  // of each kernel
       std::vector<LoopKernel> missing;
       std::vector<std::shared_ptr<Slot>> made;  // of each missing one
-      claim(kernels, sizes, hints, slots, missing, made);
+      claim(kernels, sizes, hints, uses, slots, missing, made);
       // Without the lock: meanwhile other threads find what is there, make what they miss themselves, and wait for
       // these.
       if (!missing.empty()) result.compiled += make(missing, made);
@@ -113,9 +118,9 @@ class KernelTable {
     CompiledKernels result;
     std::lock_guard lock(mutex_);
     for (const LoopKernel& kernel : kernels) {
-      const Wanted wanted{structure_of(kernel), extents(kernel), nullptr};
+      const Wanted wanted{structure_of(kernel), extents(kernel), exact_use(kernel), nullptr};
       const Variant* best = nearest(wanted);
-      if (best == nullptr || best->differences(wanted.sizes) > 0 || best->slot->state != Slot::State::kReady)
+      if (best == nullptr || best->differences(wanted.use) > 0 || best->slot->state != Slot::State::kReady)
         return std::nullopt;
       result.kernels.push_back(best->slot->kernel);
     }
@@ -132,26 +137,28 @@ class KernelTable {
   struct Wanted {
     Structure structure;
     std::vector<int64_t> sizes;
+    KernelUse use;
     const KernelHint* hint;
     bool same_code(const Wanted& other) const {
-      return structure == other.structure && sizes == other.sizes &&
+      return structure == other.structure && sizes == other.sizes && use == other.use &&
              (hint == other.hint || (hint->varying == other.hint->varying && hint->ranges == other.hint->ranges));
     }
   };
 
   // Finds the slot of each kernel; kernels that have none get one, for the caller to fill.
   void claim(std::span<const LoopKernel> kernels, Sizes sizes, std::span<const KernelHint> hints,
-             std::vector<std::shared_ptr<Slot>>& slots, std::vector<LoopKernel>& missing,
-             std::vector<std::shared_ptr<Slot>>& made) {
+             std::span<const KernelUse> uses, std::vector<std::shared_ptr<Slot>>& slots,
+             std::vector<LoopKernel>& missing, std::vector<std::shared_ptr<Slot>>& made) {
     std::vector<Wanted> wanted;
     for (size_t i = 0; i < kernels.size(); ++i)
-      wanted.push_back({structure_of(kernels[i]), extents(kernels[i]), hints.empty() ? nullptr : &hints[i]});
+      wanted.push_back({structure_of(kernels[i]), extents(kernels[i]), uses.empty() ? exact_use(kernels[i]) : uses[i],
+                        hints.empty() ? nullptr : &hints[i]});
     std::vector<size_t> position(kernels.size(), SIZE_MAX);  // of kernels[i] in missing
     std::lock_guard lock(mutex_);
     if (size_ > kCapacity) forget_unused();
     for (size_t i = 0; i < kernels.size(); ++i) {
       const Variant* best = nearest(wanted[i]);
-      if (best != nullptr && best->differences(wanted[i].sizes) == 0 && best->leaves_open(wanted[i].hint) == 0 &&
+      if (best != nullptr && best->differences(wanted[i].use) == 0 && best->leaves_open(wanted[i].hint) == 0 &&
           (sizes != Sizes::kOwn || best->varying == specialize(kernels[i], wanted[i], nullptr, sizes).varying)) {
         slots[i] = best->slot;
         continue;
@@ -205,7 +212,7 @@ class KernelTable {
       const auto open = std::count(v.varying.begin(), v.varying.end(), true);
       const auto known = std::count_if(v.ranges.begin(), v.ranges.end(),
                                        [](const ExtentRange& r) { return !(r == ExtentRange{}); });
-      return std::tuple(v.differences(wanted.sizes), v.leaves_open(wanted.hint), open, -known);
+      return std::tuple(v.differences(wanted.use), v.leaves_open(wanted.hint), open, -known);
     };
     return &*std::min_element(found->second.begin(), found->second.end(),
                               [&](const Variant& a, const Variant& b) { return rank(a) < rank(b); });
@@ -225,6 +232,10 @@ class KernelTable {
       // Strides that need 64 bits hardly exist: taken for granted until one is met.
       if (made.varying[k] && k > 0) made.ranges[k] = useful_range(kernel, k, {.min = 0, .max = wanted.sizes[k]});
       if (wanted.hint != nullptr && wanted.hint->varying[k]) made.ranges[k] = wanted.hint->ranges[k];
+      if (wanted.use[k] == exactly(wanted.sizes[k])) continue;
+      // The code assumes nothing that does not hold for all that it will be given.
+      made.varying[k] = true;
+      made.ranges[k] = useful_range(kernel, k, wanted.use[k]);
     }
     return made;
   }
@@ -287,8 +298,14 @@ KernelHint compare_sizes(const LoopKernel& here, const LoopKernel* next, const L
   }
   return hint;
 }
-CompiledKernels find_or_compile(std::span<const LoopKernel> kernels, Sizes sizes, std::span<const KernelHint> hints) {
-  return table().find_or_compile(kernels, sizes, hints);
+KernelUse exact_use(const LoopKernel& kernel) {
+  KernelUse use;
+  for (int64_t extent : extents(kernel)) use.push_back(exactly(extent));
+  return use;
+}
+CompiledKernels find_or_compile(std::span<const LoopKernel> kernels, Sizes sizes, std::span<const KernelHint> hints,
+                                std::span<const KernelUse> uses) {
+  return table().find_or_compile(kernels, sizes, hints, uses);
 }
 std::optional<CompiledKernels> find_kernels(std::span<const LoopKernel> kernels) { return table().find(kernels); }
 void forget_unused_kernels() {

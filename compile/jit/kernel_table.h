@@ -30,6 +30,12 @@ struct KernelHint {
 KernelHint compare_sizes(const LoopKernel& here, const LoopKernel* next, const LoopKernel* smallest,
                          const LoopKernel* largest);
 
+// The extents that the caller will pass when it runs a kernel's code, by position in extents(). A caller whose extents
+// differ from those of the kernel that it asks for must say so: code may assume a range of each extent.
+using KernelUse = std::vector<ExtentRange>;
+// Exactly the kernel's own extents, which is what callers that say nothing promise.
+KernelUse exact_use(const LoopKernel& kernel);
+
 struct CompiledKernel {
   KernelEntry entry = nullptr;
   std::shared_ptr<Executable> code;  // keeps the entry valid
@@ -43,8 +49,9 @@ struct CompiledKernels {
 
 // Thread safe: a kernel that several threads want is made by one of them; what is there is found while others compile.
 // Errors as compile_kernels. `hints`, if any, one each: code is then found only if it takes as much for granted.
+// `uses`, if any, one each.
 CompiledKernels find_or_compile(std::span<const LoopKernel> kernels, Sizes sizes,
-                                std::span<const KernelHint> hints = {});
+                                std::span<const KernelHint> hints = {}, std::span<const KernelUse> uses = {});
 // Nothing unless code that serves is there for all of them.
 std::optional<CompiledKernels> find_kernels(std::span<const LoopKernel> kernels);
 

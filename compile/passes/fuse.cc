@@ -3,6 +3,11 @@
 // Every fusible node has an iteration space of rows x cols, cols being the size of the last dimension; two units may
 // become one kernel if their spaces agree, no path through a third unit would close a cycle, and neither needs a result
 // of the other that exists only when all rows are done (a column sum).
+//
+// Note [Linear fusion]. Time grows linearly with the graph. Pairs of units, and which unit needs which, are looked at
+// in
+//   windows of kWindow units, in the order of the program: what lies in two windows is never fused. A kernel has at
+//   most kMaxFused nodes, because the time to generate code grows faster than its length.
 #include <algorithm>
 #include <bit>
 #include <queue>
@@ -34,6 +39,9 @@ bool is_parameter_copy(const Graph& graph, const GraphNode& node) {
 }
 
 namespace {
+
+constexpr size_t kWindow = 1024;
+constexpr size_t kMaxFused = 128;
 
 bool lowerable_dtype(DType t) { return is_floating(t) || t == kBool; }
 
@@ -138,24 +146,34 @@ class Fuser {
 
   std::vector<Unit> run() {
     make_singletons();
-    Reachability reach = reachability();
-    for (size_t u = 0; u < units_.size(); ++u) offer_pairs(u, u + 1);
-    while (!pairs_.empty()) {
-      const Pair pair = pairs_.top();
-      pairs_.pop();
-      Candidate &a = units_[pair.a], &b = units_[pair.b];
-      // What makes a merge impossible stays so until one of the two changes, and then they are another pair.
-      if (a.version != pair.a_version || b.version != pair.b_version || !may_merge(a, b) ||
-          reach.passes_through(pair.a, pair.b) || reach.passes_through(pair.b, pair.a))
-        continue;
-      reach.merge(pair.a, pair.b);
-      merge(pair.a, pair.b);
-      offer_pairs(pair.a, 0);
-    }
+    for (size_t begin = 0; begin < units_.size(); begin += kWindow)
+      fuse_window(begin, std::min(begin + kWindow, units_.size()));
     return in_order();
   }
 
  private:
+  // Units [begin, end). Each reads of earlier ones only, so no path between two of them leaves the window.
+  void fuse_window(size_t begin, size_t end) {
+    units_touching_.clear();
+    for (size_t u = begin; u < end; ++u)
+      for (ValueId id : units_[u].touched) units_touching_[id].push_back(u);
+    Reachability reach = reachability(begin, end);
+    for (size_t u = begin; u < end; ++u) offer_pairs(u, u + 1);
+    while (!pairs_.empty()) {
+      const Pair pair = pairs_.top();
+      pairs_.pop();
+      // What makes a merge impossible stays so until one of the two changes, and then they are another pair.
+      if (units_[pair.a].version != pair.a_version || units_[pair.b].version != pair.b_version ||
+          !may_merge(pair.a, pair.b))
+        continue;
+      const size_t a = pair.a - begin, b = pair.b - begin;
+      if (reach.passes_through(a, b) || reach.passes_through(b, a)) continue;
+      reach.merge(a, b);
+      merge(pair.a, pair.b);
+      offer_pairs(pair.a, 0);
+    }
+  }
+
   struct Candidate {
     Unit unit;
     bool alive = true;
@@ -208,7 +226,6 @@ class Fuser {
       c.touched.insert(c.touched.end(), node.outputs.begin(), node.outputs.end());
       std::sort(c.touched.begin(), c.touched.end());
       c.touched.erase(std::unique(c.touched.begin(), c.touched.end()), c.touched.end());
-      for (ValueId id : c.touched) units_touching_[id].push_back(units_.size() - 1);
     }
   }
 
@@ -225,20 +242,23 @@ class Fuser {
         if (const int from = id == kNoValue ? -1 : unit_of_value(id); from >= 0 && static_cast<size_t>(from) != unit)
           visit(static_cast<size_t>(from));
   }
-  Reachability reachability() const {
-    Reachability reach(units_.size());
-    for (size_t u = 0; u < units_.size(); ++u) for_each_source(u, [&](size_t from) { reach.add_edge(from, u); });
+  Reachability reachability(size_t begin, size_t end) const {
+    Reachability reach(end - begin);
+    for (size_t u = begin; u < end; ++u)
+      for_each_source(u, [&](size_t from) {
+        if (from >= begin) reach.add_edge(from - begin, u - begin);
+      });
     reach.complete();
     return reach;
   }
 
-  // True if the consumer reads `id` at the very element it is computing (or its row's), given that both units share a
-  // space.
-  bool reads_in_place(const Unit& producer, const GraphNode& consumer, ValueId id) const {
+  // True if the consumer reads `id` at the very element it is computing (or its row's), given that both units share
+  // this space.
+  bool reads_in_place(int64_t rows, int64_t cols, const GraphNode& consumer, ValueId id) const {
     const Value& value = graph_.value(same_elements(graph_, id));
     if (same_elements(graph_, id) != value.root) return false;  // a permuted or partial view
     const int64_t n = value.sizes.numel();
-    if (n == producer.rows * producer.cols) {
+    if (n == rows * cols) {
       // The element order must be the space's own.
       const Value& seen = graph_.value(id);
       const Dims& sizes = consumer.op->kind == OpKind::kReduction ? seen.sizes
@@ -246,11 +266,12 @@ class Fuser {
       return seen.sizes == sizes;
     }
     // One per row.
-    return n == producer.rows && !graph_.value(id).sizes.empty() && graph_.value(id).sizes.back() == 1;
+    return n == rows && !graph_.value(id).sizes.empty() && graph_.value(id).sizes.back() == 1;
   }
 
-  bool may_merge(const Candidate& a, const Candidate& b) const {
-    if (!a.unit.fused || !b.unit.fused) return false;
+  bool may_merge(size_t first, size_t second) const {
+    const Candidate &a = units_[first], &b = units_[second];
+    if (!a.unit.fused || !b.unit.fused || a.unit.nodes.size() + b.unit.nodes.size() > kMaxFused) return false;
     const bool same = a.unit.rows == b.unit.rows && a.unit.cols == b.unit.cols;
     // A unit of one value per row joins the space whose rows they are.
     const bool row_of = a.unit.rows == b.unit.rows && (a.unit.cols == 1 || b.unit.cols == 1);
@@ -260,21 +281,21 @@ class Fuser {
       // Its sums over a single column would become sums over all of the others'.
       if (!narrow.column_results.empty() || narrow.reduces_rows) return false;
     }
-    return consumes_in_place(a, b) && consumes_in_place(b, a);
+    return consumes_in_place(first, second) && consumes_in_place(second, first);
   }
 
-  // Everything that `consumer` reads of `producer` is there, row by row, when it is needed.
-  bool consumes_in_place(const Candidate& producer, const Candidate& consumer) const {
-    Unit merged = producer.unit;
-    merged.cols = std::max(producer.unit.cols, consumer.unit.cols);
+  // Everything that unit `second` reads of unit `first` is there, row by row, when it is needed.
+  bool consumes_in_place(size_t first, size_t second) const {
+    const Candidate &producer = units_[first], &consumer = units_[second];
+    const int64_t rows = producer.unit.rows, cols = std::max(producer.unit.cols, consumer.unit.cols);
     for (int32_t n : consumer.unit.nodes) {
       const GraphNode& node = graph_.nodes[static_cast<size_t>(n)];
       for (ValueId id : node.inputs) {
         const ValueId root = graph_.written(id);
         const int32_t maker = graph_.value(root).producer;
-        if (maker < 0 || !std::count(producer.unit.nodes.begin(), producer.unit.nodes.end(), maker)) continue;
+        if (maker < 0 || unit_of_[static_cast<size_t>(maker)] != static_cast<int>(first)) continue;
         if (std::count(producer.column_results.begin(), producer.column_results.end(), root)) return false;
-        if (!reads_in_place(merged, node, id)) return false;
+        if (!reads_in_place(rows, cols, node, id)) return false;
       }
     }
     return true;
@@ -363,7 +384,7 @@ class Fuser {
   const EpilogueChains& epilogues_;
   std::vector<int> unit_of_;  // of each node; -1 for views and copies of parameters
   std::vector<Candidate> units_;
-  absl::flat_hash_map<ValueId, std::vector<size_t>> units_touching_;  // fusible ones; some may be gone
+  absl::flat_hash_map<ValueId, std::vector<size_t>> units_touching_;  // of the window; some may be gone
   std::priority_queue<Pair> pairs_;
 };
 

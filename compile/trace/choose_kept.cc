@@ -25,7 +25,7 @@ class FlowNetwork {
   void run(size_t source, size_t sink) {
     while (find_levels(source, sink)) {
       next_.assign(edges_of_.size(), 0);
-      while (push(source, sink, kInfinite) > 0) {
+      while (push(source, sink) > 0) {
       }
     }
   }
@@ -64,24 +64,38 @@ class FlowNetwork {
         }
     return level_[sink] >= 0;
   }
-  // One augmenting path along the levels; recursion is as deep as the graph is long.
-  int64_t push(size_t node, size_t sink, int64_t limit) {
-    if (node == sink) return limit;
-    for (size_t& i = next_[node]; i < edges_of_[node].size(); ++i) {
-      const size_t e = edges_of_[node][i];
-      if (edges_[e].capacity == 0 || level_[edges_[e].to] != level_[node] + 1) continue;
-      const int64_t pushed = push(edges_[e].to, sink, std::min(limit, edges_[e].capacity));
-      if (pushed == 0) continue;
+  // Pushes what one path along the levels can take; 0: there is no path. No recursion: a graph may be long.
+  int64_t push(size_t source, size_t sink) {
+    path_.clear();
+    for (size_t node = source; node != sink;) {
+      const std::vector<size_t>& edges = edges_of_[node];
+      size_t& i = next_[node];
+      while (i < edges.size() && !leads_on(node, edges_[edges[i]])) ++i;
+      if (i < edges.size()) {
+        path_.push_back(edges[i]);
+        node = edges_[edges[i]].to;
+        continue;
+      }
+      if (path_.empty()) return 0;
+      node = edges_[path_.back() ^ 1].to;
+      path_.pop_back();
+      ++next_[node];
+    }
+    int64_t pushed = kInfinite;
+    for (size_t e : path_) pushed = std::min(pushed, edges_[e].capacity);
+    for (size_t e : path_) {
       edges_[e].capacity -= pushed;
       edges_[e ^ 1].capacity += pushed;
-      return pushed;
     }
-    return 0;
+    return pushed;
+  }
+  bool leads_on(size_t node, const Edge& edge) const {
+    return edge.capacity > 0 && level_[edge.to] == level_[node] + 1;
   }
   std::vector<Edge> edges_;  // each followed by its reverse
   std::vector<std::vector<size_t>> edges_of_;
   std::vector<int> level_;
-  std::vector<size_t> next_;
+  std::vector<size_t> next_, path_;
 };
 
 bool is_cheap(const OpDef& op) {

@@ -79,6 +79,7 @@ class Comparison {
     if (!(a.strides == b.strides)) return changed("strides", rondo::to_string(a.strides), rondo::to_string(b.strides));
     if (a.requires_grad != b.requires_grad)
       return changed("requires_grad", yes_no(a.requires_grad), yes_no(b.requires_grad));
+    if (a.leaf != b.leaf) return changed("is_leaf", yes_no(a.leaf), yes_no(b.leaf));
   }
 
   // What an operand is, said without numbers of values.
@@ -160,7 +161,12 @@ class Comparison {
     const std::vector<ValueId> more = missing(now_.outputs, before_.outputs),
                                less = missing(before_.outputs, now_.outputs);
     if (more.empty() && less.empty()) {
-      if (before_.outputs != now_.outputs) differ("outputs alive come in another order");
+      if (before_.outputs != now_.outputs) return differ("outputs alive come in another order");
+      for (ValueId id : now_.outputs)
+        if (before_.value(id).hidden != now_.value(id).hidden)
+          return differ(absl::StrCat(
+              "outputs alive differ: ", describe(now_, new_inputs_, id),
+              now_.value(id).hidden ? " is held by its views only, and was not" : " is held, and only its views were"));
       return;
     }
     const bool is_more = !more.empty();

@@ -48,6 +48,8 @@ bool Partition::resembles(const Partition& other) const {
       forward_.nodes.size() != other.forward_.nodes.size() || caller_outputs_ != other.caller_outputs_ ||
       !std::equal(forward_.outputs.begin(), forward_.outputs.end(), other.forward_.outputs.begin()))
     return false;
+  for (ValueId id : forward_.inputs)
+    if (forward_.value(id).leaf != other.forward_.value(id).leaf) return false;  // what may be kept depends on it
   for (size_t i = 0; i < forward_.nodes.size(); ++i) {
     const GraphNode &a = forward_.nodes[i], &b = other.forward_.nodes[i];
     if (a.op != b.op || a.inputs != b.inputs || a.outputs != b.outputs) return false;

@@ -1,5 +1,7 @@
 #include "rondo/compile/trace/trace.h"
 
+#include <algorithm>
+
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/location.h"
 
@@ -59,11 +61,11 @@ Tensor Trace::placeholder(const Value& like) {
   return tensor;
 }
 
-ValueId Trace::value_of(const Tensor& tensor) {
+ValueId Trace::value_of(const Tensor& tensor, std::source_location where) {
   TensorImpl* impl = tensor.impl();
   if (impl->recorder == this) return impl->recorded_value;
   // A value of another recording (an outer region) must exist before it can be an input here.
-  if (impl->recorder != nullptr) impl->recorder->flush(*impl, std::source_location::current());
+  if (impl->recorder != nullptr || !impl->storage) static_cast<void>(tensor.raw_data(where));
   auto [found, added] = external_ids_.try_emplace(impl, 0);
   if (added) {
     found->second = add_value(tensor, -1);
@@ -86,7 +88,7 @@ void Trace::record(const OpDef& op, std::span<const Tensor* const> inputs, const
   invariant(!in_place, "an in-place op reached a trace");
   const auto index = static_cast<int32_t>(graph.nodes.size());
   ValueIds operands;
-  for (const Tensor* input : inputs) operands.push_back(input->defined() ? value_of(*input) : kNoValue);
+  for (const Tensor* input : inputs) operands.push_back(input->defined() ? value_of(*input, where) : kNoValue);
   GraphNode& node = graph.nodes.emplace_back();
   node.op = &op;
   node.inputs = std::move(operands);
@@ -105,6 +107,11 @@ void Trace::record(const OpDef& op, std::span<const Tensor* const> inputs, const
     }
     node.outputs.push_back(id);
   }
+}
+
+bool Trace::reads(const Storage& storage) const {
+  return std::any_of(external_.begin(), external_.end(),
+                     [&](const Tensor& tensor) { return tensor.impl()->storage == storage; });
 }
 
 Trace::Tail Trace::cut(int32_t last) {

@@ -23,8 +23,9 @@ class Trace : public Recorder {
 
   // A symbolic input.
   Tensor placeholder(const Value& like);
-  // The value that `tensor` stands for; a tensor with storage becomes an input.
-  ValueId value_of(const Tensor& tensor);
+  // The value that `tensor` stands for; a tensor with storage becomes an input. Throws Error if it has no value,
+  // because the region that was to make it threw.
+  ValueId value_of(const Tensor& tensor, std::source_location where = std::source_location::current());
   // A handle to a value.
   const Tensor& handle(ValueId id) const { return handles_[static_cast<size_t>(id)]; }
   // True if somebody besides the trace still holds the value.
@@ -40,6 +41,8 @@ class Trace : public Recorder {
   Graph graph;
 
  protected:
+  // True if a recorded call reads memory of `storage`.
+  bool reads(const Storage& storage) const;
   // What is recorded behind node `last`, taken out so that the rest can run first; and recorded again after that.
   struct Tail {
     std::vector<GraphNode> nodes;

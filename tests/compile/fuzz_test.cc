@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <set>
+#include <thread>
 
 #include "rondo/compile/jit/executable.h"
 #include "rondo/runtime/storage.h"
@@ -33,12 +34,19 @@ class Fuzz : public testing::Test {
 // Exact mode gives eager's bits, default mode comes close, and both run as many kernels.
 TEST_F(Fuzz, CompiledIsEager) { try_seeds(0, 300); }
 
+// Each thread has regions of its own; kernels, caches and counts belong to all.
+TEST_F(Fuzz, TwoProgramsAtOnce) {
+  std::thread other([] { try_seeds(100000, 60); });
+  try_seeds(200000, 60);
+  other.join();
+}
+
 // The generator reaches everything it has.
 TEST_F(Fuzz, ProgramsHaveEverything) {
   std::set<std::string> kinds;
   int shared = 0, batches = 0, conditional = 0, repeated = 0, dtypes = 0, failing = 0;
   int nested = 0, layers = 0, parts_only = 0, twice = 0, every_call = 0, autocast = 0, inference = 0, watched = 0,
-      dynamic = 0;
+      dynamic = 0, flipped = 0, overwritten = 0, threads = 0, second_order = 0;
   int64_t replays = 0, verified = 0;
   for (uint64_t seed = 0; seed < 600; ++seed) {
     const fuzz::Program program = fuzz::generate(seed, kSmall);
@@ -64,6 +72,10 @@ TEST_F(Fuzz, ProgramsHaveEverything) {
     autocast += program.autocast;
     inference += program.inference && program.batches.size() > 1;
     watched += program.watch;
+    flipped += program.flip_leaves;
+    overwritten += program.overwrite;
+    threads += program.threads;
+    second_order += program.backward == fuzz::Program::Backward::kCreateGraph;
     dynamic += program.options.shapes == compile::Shapes::kDynamic;
     if (seed < 300 && program.options.capture != compile::Capture::kRecord) {
       const fuzz::Trail trail = fuzz::run(program, fuzz::Mode::kExact);
@@ -80,7 +92,7 @@ TEST_F(Fuzz, ProgramsHaveEverything) {
   for (auto family : {fuzz::pointwise_steps(), fuzz::shape_steps(), fuzz::layer_steps(), fuzz::effect_steps()})
     for (const fuzz::StepKind& kind : family) EXPECT_TRUE(kinds.contains(kind.name)) << kind.name;
   for (int count : {shared, batches, conditional, repeated, dtypes, layers, parts_only, twice, autocast, inference,
-                    watched, dynamic})
+                    watched, dynamic, flipped, overwritten, threads, second_order})
     EXPECT_GT(count, 30);
   for (int count : {nested, every_call}) EXPECT_GT(count, 10);
   EXPECT_GT(replays, 30);

@@ -7,6 +7,7 @@
 #include "absl/strings/str_format.h"
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/ops/ops.h"
+#include "rondo/runtime/parallel.h"
 #include "rondo/runtime/random.h"
 #include "rondo/tests/bits.h"
 #include "rondo/tests/fuzz/model.h"
@@ -35,7 +36,13 @@ class Runner {
     for (size_t step = 0; step < program_.batches.size() && !trail_.backward_threw; ++step) train(step);
     for (const compile::Regions& regions : regions_)
       for (compile::RegionReport& report : regions.report()) trail_.reports.push_back(std::move(report));
-    trail_.recomputes = compiled_ && program_.options.recompute != compile::Recompute::kNone;
+    set_num_threads(threads_);
+    using enum compile::Recompute;
+    // By default only parameters are read again, which a program may write to by a pointer.
+    const bool writes = std::any_of(program_.steps.begin(), program_.steps.end(),
+                                    [](const Step& step) { return step.kind->has(kInPlace); });
+    trail_.recomputes = compiled_ && (program_.options.recompute == kFull || program_.options.recompute == kBudget ||
+                                      (program_.options.recompute == kAuto && writes));
     return std::move(trail_);
   }
 
@@ -62,6 +69,7 @@ class Runner {
   void train(size_t step) {
     const int64_t batch = program_.batches[step];
     const bool odd = step % 2 == 1;
+    if (program_.threads && compiled_) set_num_threads(1 + static_cast<int>(step % 3));
     Interpreter& machine = scene_.machine;
     machine.batch = batch;
     machine.counter = static_cast<int64_t>(step);
@@ -96,6 +104,7 @@ class Runner {
       if (threw) break;
     }
     if (trail_.backward_threw) return;
+    if (program_.overwrite) overwrite_inputs();
     roots.insert(roots.end(), machine.kept.begin() + static_cast<std::ptrdiff_t>(kept), machine.kept.end());
     go_backward(step, std::move(roots));
     if (trail_.backward_threw) return;
@@ -161,11 +170,20 @@ class Runner {
         slot.requires_grad_();
         leaves_.emplace_back(leaf.id, slot);
       }
-      if (leaf.computed) slot = slot * 1.25;
+      if (leaf.computed && !(program_.flip_leaves && step % 2 == 1)) slot = slot * 1.25;
       if (call == 0 || !program_.chained || leaf.id != scene_.first_input || is_shared(leaf)) continue;
       for (const Tensor& y : previous)
         if (y.dtype() == slot.dtype() && y.sizes() == slot.sizes())
           slot = program_.backward == Program::Backward::kEveryCall ? y.detach() : y;  // its history is used up
+    }
+  }
+  void overwrite_inputs() {
+    for (const Leaf& leaf : program_.leaves) {
+      if (!leaf.computed || !scene_.inputs.contains(leaf.id)) continue;
+      try {
+        scene_.inputs.at(leaf.id).mul_(1.5);
+      } catch (const Error&) {  // a leaf, or what overlaps itself
+      }
     }
   }
   bool is_shared(const Leaf& leaf) const {
@@ -187,6 +205,7 @@ class Runner {
     if (roots.empty()) return;
     try {
       const bool twice = program_.backward == Program::Backward::kTwice;
+      if (program_.backward == Program::Backward::kCreateGraph) return go_backward_twice(step, roots, seeds);
       if (twice) autograd::backward(roots, seeds, true, false, std::source_location::current());
       autograd::backward(roots, seeds, false, false, std::source_location::current());
     } catch (const std::exception& e) {
@@ -194,6 +213,25 @@ class Runner {
       see(absl::StrCat("step ", step), describe("backward", e));
       trail_.backward_threw = true;
     }
+  }
+
+  // Gradients with a history, and theirs.
+  void go_backward_twice(size_t step, const std::vector<Tensor>& roots, const std::vector<Tensor>& seeds) {
+    std::vector<Tensor> inputs;
+    for (const auto& [id, leaf] : leaves_)
+      if (leaf.requires_grad()) inputs.push_back(leaf);
+    for (const Tensor& p : model_.parameters())
+      if (p.requires_grad()) inputs.push_back(p);
+    if (inputs.empty()) return;
+    const std::vector<Tensor> grads = autograd::grad(roots, inputs, seeds, true, /*create_graph=*/true, true);
+    Tensor loss;
+    for (size_t i = 0; i < grads.size(); ++i) {
+      see(absl::StrCat("step ", step, ", first gradient ", i), grads[i].defined() ? grads[i].detach() : Tensor());
+      if (!grads[i].defined() || !grads[i].requires_grad()) continue;
+      const Tensor term = ops::sum(ops::tanh(grads[i]).to(kF64));
+      loss = loss.defined() ? loss + term : term;
+    }
+    if (loss.defined()) loss.backward();
   }
 
   static std::string describe(const char* what, const std::exception& e) {
@@ -211,7 +249,7 @@ class Runner {
  public:
   // The text of the last exception, for the report.
   static std::string& last_error() {
-    static std::string text;
+    static thread_local std::string text;
     return text;
   }
 
@@ -265,6 +303,7 @@ class Runner {
 
   const Program& program_;
   const bool compiled_;
+  const int threads_ = num_threads();
   Scenery scene_;
   Stack model_;
   std::vector<compile::Regions> regions_;

@@ -231,8 +231,11 @@ class Generator : public Draft {
     program_.inference = random.chance(0.15);
     program_.autocast = random.chance(0.08);
     program_.watch = random.chance(0.12);
+    program_.flip_leaves = random.chance(0.15);
+    program_.overwrite = random.chance(0.12);
+    program_.threads = random.chance(0.15);
     using enum Program::Backward;
-    program_.backward = random.pick<Program::Backward>({kOnce, kOnce, kOnce, kOnce, kEveryCall, kTwice});
+    program_.backward = random.pick<Program::Backward>({kOnce, kOnce, kOnce, kOnce, kEveryCall, kTwice, kCreateGraph});
     if (random.chance(0.25)) program_.layers = static_cast<int>(random.between(2, 3));
     program_.tie_layers = random.chance(0.4);
     using enum Program::Compiled;

@@ -21,7 +21,7 @@ std::vector<Tensor> Interpreter::call(const Step& step, int64_t times) {
   if (step.no_grad) mode.emplace(false);
   std::optional<amp::Autocast> autocast;
   if (step.autocast) autocast.emplace(kBF16);
-  Scene scene{step, {}, batch, counter, training, kept, retained, hook_calls};
+  Scene scene{step, {}, batch, counter, training, kept, retained, hook_calls, generator};
   for (ValueId id : step.in) scene.in.push_back(value(id));
   std::vector<Tensor> results;
   for (int64_t i = 0; i < times; ++i) {

@@ -9,6 +9,7 @@
 
 #include "rondo/compile/compile.h"
 #include "rondo/modules/layers.h"
+#include "rondo/runtime/random.h"
 #include "rondo/tests/fuzz/program.h"
 
 namespace rondo::fuzz {
@@ -20,6 +21,7 @@ class Interpreter {
   bool training = true;
   std::vector<Tensor> kept, retained;
   int64_t hook_calls = 0;
+  rondo::Generator generator{99};
 
   void bind(ValueId id, Tensor tensor) { values_[id] = std::move(tensor); }
   const Tensor& value(ValueId id) const;

@@ -98,8 +98,12 @@ std::string to_string(const Program& program) {
   if (program.accumulate) result += "; gradients of two steps add up";
   if (program.inference) result += "; every second step without gradients";
   if (program.autocast) result += "; autocast(bf16) but for the second step";
+  if (program.flip_leaves) result += "; computed inputs are leaves now and then";
+  if (program.overwrite) result += "; computed inputs are overwritten before backward";
+  if (program.threads) result += "; thread counts change";
   if (program.watch) result += "; outputs are watched";
-  constexpr const char* kBackward[] = {"", "; backward after every call", "; backward twice"};
+  constexpr const char* kBackward[] = {"", "; backward after every call", "; backward twice",
+                                       "; gradients of gradients"};
   result += kBackward[static_cast<int>(program.backward)];
   if (program.layers > 1) absl::StrAppend(&result, "; ", program.layers, program.tie_layers ? " tied" : "", " layers");
   constexpr const char* kCompiled[] = {"", "; blocks are compiled", "; model and blocks are compiled",

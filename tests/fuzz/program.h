@@ -103,8 +103,12 @@ struct Program {
   bool accumulate = false;     // gradients are cleared in every second step only
   bool inference = false;      // every second step under no_grad
   bool autocast = false;       // to bf16, in all steps but the second
+  bool flip_leaves = false;    // computed inputs are leaves in every second step
+  bool overwrite = false;      // computed inputs are overwritten between the calls and the backward
+  bool threads = false;        // compiled code runs with another number of threads in each step
   bool watch = false;          // hooks and retained gradients on what forward returns
-  enum class Backward { kOnce, kEveryCall, kTwice } backward = Backward::kOnce;
+  // kCreateGraph: gradients of the gradients.
+  enum class Backward { kOnce, kEveryCall, kTwice, kCreateGraph } backward = Backward::kOnce;
   enum class Compiled { kModel, kBlocks, kBoth, kParts } compiled = Compiled::kModel;  // besides the parts
   compile::CompileOptions options;                                                     // besides `exact`
 

@@ -7,6 +7,7 @@
 #include <span>
 #include <vector>
 
+#include "rondo/runtime/random.h"
 #include "rondo/tests/fuzz/program.h"
 
 namespace rondo::fuzz {
@@ -22,6 +23,7 @@ struct Scene {
   std::vector<Tensor>& kept;      // escapes from forward
   std::vector<Tensor>& retained;  // whose gradient is compared too
   int64_t& hook_calls;
+  Generator& generator;  // of the run, besides the default one
 
   Dims sizes() const { return concrete(step.sizes, batch); }
   int64_t n(size_t i) const { return step.ints[i]; }

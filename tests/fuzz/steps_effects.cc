@@ -73,6 +73,39 @@ bool pick_fresh(Draft& draft, Step& step) {
   return true;
 }
 
+bool pick_host_write(Draft& draft, Step& step) {
+  step.in = {draft.value([](const Tensor& t) { return t.numel() > 0 && t.dtype() != kBool; })};
+  if (step.in[0] == kNone) return false;
+  step.ints = {draft.random.below(1 << 20)};
+  step.scalar = static_cast<double>(draft.random.below(2));  // an index stays one
+  return true;
+}
+// Writes one element through a pointer.
+void host_write(Tensor target, int64_t element, double value) {
+  if (target.numel() == 0) return;
+  element %= target.numel();
+  int64_t offset = 0;
+  for (int d = target.rank(); d-- > 0;) {
+    offset += element % target.size(d) * target.strides()[d];
+    element /= target.size(d);
+  }
+  visit_dtype(target.dtype(), [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    static_cast<T*>(target.raw_mutable_data())[offset] = static_cast<T>(static_cast<float>(value));
+  });
+}
+bool pick_backward(Draft& draft, Step& step) {
+  step.in = {draft.value([](const Tensor& t) { return t.requires_grad() && !t.is_leaf() && t.numel() > 0; })};
+  return step.in[0] != kNone;
+}
+// A result, and something that it may depend on.
+bool pick_grad(Draft& draft, Step& step) {
+  if (!pick_backward(draft, step)) return false;
+  step.in.push_back(draft.value([](const Tensor& t) { return t.requires_grad() && t.numel() > 0; }));
+  step.ints = {draft.random.below(2)};
+  return step.in[1] != kNone;
+}
+
 double moderate(double value) { return std::isfinite(value) ? value / (1 + std::abs(value)) : 1.0; }
 
 const StepKind kKinds[] = {
@@ -124,6 +157,27 @@ const StepKind kKinds[] = {
        return Tensors{};
      },
      kEffect | kScalar | kInPlace},
+    {"host_write", 4, &pick_host_write,
+     [](Scene& s) {
+       host_write(s.in[0], s.n(0), s.step.scalar);
+       return Tensors{};
+     },
+     kEffect | kScalar | kInPlace},
+    {"backward_inside", 1, &pick_backward,
+     [](Scene& s) {
+       if (s.in[0].requires_grad() && grad_enabled())
+         ops::sum(ops::tanh(s.in[0])).backward(Tensor(), /*retain_graph=*/true);
+       return Tensors{};
+     },
+     kEffect},
+    {"grad_inside", 2, &pick_grad,
+     [](Scene& s) {
+       if (!s.in[0].requires_grad() || !s.in[1].requires_grad() || !grad_enabled()) return Tensors{s.in[1] * 0.5};
+       const Tensor roots[] = {ops::sum(ops::tanh(s.in[0]))}, inputs[] = {s.in[1]};
+       const Tensor grad = autograd::grad(roots, inputs, {}, true, s.n(0) == 1, true)[0];
+       return Tensors{grad.defined() ? grad * 0.5 : s.in[1] * 0.5};
+     },
+     kEffect},
     {"keep", 2, &pick_any,
      [](Scene& s) {
        s.kept.push_back(s.in[0]);

@@ -176,6 +176,8 @@ const StepKind kKinds[] = {
      }},
     {"dropout", 4, &pick_dropout,
      [](Scene& s) { return Tensors{s.training ? ops::dropout(s.in[0], s.step.scalar) : s.in[0]}; }, kScalar},
+    {"dropout_generator", 2, &pick_dropout,
+     [](Scene& s) { return Tensors{ops::dropout(s.in[0], s.step.scalar, &s.generator)}; }, kScalar},
 };
 
 }  // namespace

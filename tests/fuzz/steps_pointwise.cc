@@ -1,4 +1,6 @@
 // Elementwise steps: one operand, a scalar, two operands with broadcasting, comparisons and choices, casts.
+#include <cmath>
+
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/tests/fuzz/steps.h"
@@ -40,6 +42,25 @@ bool pick_condition(Draft& draft, Step& step, int operands) {
     if (step.in.back() == kNone) return false;
   }
   return true;
+}
+
+// Far from what overflows.
+bool is_small_integer(const Tensor& t) {
+  if (is_floating(t.dtype()) || t.dtype() == kBool) return false;
+  for (double v : t.to_vector<double>())
+    if (std::abs(v) > 1e4) return false;
+  return true;
+}
+bool pick_integers(Draft& draft, Step& step) {
+  const ValueId a = draft.value(&is_small_integer);
+  if (a == kNone) return false;
+  const Tensor first = draft.tensor(a);
+  const ValueId b = draft.value([&](const Tensor& t) {
+    Dims ignored;
+    return is_small_integer(t) && t.dtype() == first.dtype() && broadcast_shapes(first.sizes(), t.sizes(), ignored);
+  });
+  step.in = {a, b};
+  return b != kNone;
 }
 
 #define UNARY(name, weight, expression)          \
@@ -124,6 +145,15 @@ const StepKind kKinds[] = {
      }},
     {"masked_fill", 8, [](Draft& d, Step& s) { return pick_condition(d, s, 1); },
      [](Scene& s) { return Tensors{ops::masked_fill(s.in[1], s.in[0], -1.5)}; }},
+    {"integer_add", 3, &pick_integers, [](Scene& s) { return Tensors{s.in[0] + s.in[1]}; }},
+    {"integer_sub_mul", 2, &pick_integers, [](Scene& s) { return Tensors{(s.in[0] - s.in[1]) * s.in[1]}; }},
+    {"integer_less", 2, &pick_integers, [](Scene& s) { return Tensors{ops::less(s.in[0], s.in[1])}; }},
+    {"integer_to_float", 4,
+     [](Draft& d, Step& s) {
+       s.in = {d.value([](const Tensor& t) { return is_small_integer(t); })};
+       return s.in[0] != kNone;
+     },
+     [](Scene& s) { return Tensors{s.in[0].to(kF32) * 0.125}; }},
     {"mask_as_float", 6,
      [](Draft& d, Step& s) {
        s.in = {d.value([](const Tensor& t) { return t.dtype() == kBool; })};

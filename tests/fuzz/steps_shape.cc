@@ -194,6 +194,11 @@ const StepKind kKinds[] = {
        const Tensors pieces = ops::split(s.in[0], s.n(1), s.n(0));
        return Tensors{pieces.front(), pieces.back()};
      }},
+    {"shifted_slices", 3, &pick_with_dim,
+     [](Scene& s) {
+       const int64_t size = s.in[0].size(s.n(0)), part = size - size / 2;
+       return Tensors{s.in[0].slice(s.n(0), {0, part}), s.in[0].slice(s.n(0), {size - part, size})};
+     }},
     {"cat", 5, &pick_cat, [](Scene& s) { return Tensors{ops::cat(s.in, s.n(0))}; }},
     {"stack", 2, &pick_stack, [](Scene& s) { return Tensors{ops::stack(s.in, s.n(0))}; }},
     {"tril", 1, &pick_matrix, [](Scene& s) { return Tensors{ops::tril(s.in[0], s.n(0))}; }},

@@ -1,0 +1,199 @@
+// What regions may compile, and what they do about errors: stances, limits, backwards of other gradients, bad data.
+#include <gtest/gtest.h>
+
+#include <thread>
+
+#include "rondo/compile/log.h"
+#include "rondo/compile/region.h"
+#include "rondo/runtime/memory.h"
+#include "rondo/tests/compile/block_fixture.h"
+#include "rondo/tests/errors.h"
+
+namespace rondo {
+namespace {
+
+using namespace test;
+using compile::Stance;
+
+class Recompile : public BlockTest {
+ protected:
+  void TearDown() override {
+    compile::set_stance(Stance::kDefault);
+    BlockTest::TearDown();
+  }
+};
+
+// A constant makes each call a recording and a kernel of its own.
+Tensors steps_body(Block& b, const Tensor& x) {
+  Tensor y = x * b.bias;
+  for (int64_t i = 0; i < b.state.step; ++i) y = ops::tanh(y + x);
+  return {y};
+}
+
+TEST_F(Recompile, FailOnRecompileFailsTheSameCallAgain) {
+  Block block(steps_body);
+  const compile::Regions regions = compile::compile_module(block);
+  block.state.step = 1;
+  block(input());
+  block.state.step = 21;
+  compile::set_stance(Stance::kFailOnRecompile);
+  for (int i = 0; i < 3; ++i)
+    EXPECT_NE(error_of([&] { block(input()); }).find("kFailOnRecompile"), std::string::npos) << i;
+  EXPECT_EQ(regions.report()[0].compilations, 1);
+  compile::set_stance(Stance::kDefault);
+  block(input());
+  EXPECT_EQ(regions.report()[0].compilations, 2);
+  compile::set_stance(Stance::kFailOnRecompile);
+  block(input());  // is known now
+}
+
+Tensors many_outputs(Block& b, const Tensor& x) {
+  const Tensor h = ops::tanh(x * b.bias) * 1.7;
+  return {h, ops::exp(h) * x, ops::sigmoid(h) + b.bias, ops::sum(h * x, {1})};
+}
+// Goes backward through the outputs that `mask` names.
+Tensor go(Block& block, unsigned mask, const Tensor& x) {
+  const Tensors y = block(x);
+  Tensor loss;
+  for (size_t i = 0; i < y.size(); ++i)
+    if (mask >> i & 1u) loss = loss.defined() ? loss + ops::sum(y[i]) : ops::sum(y[i]);
+  loss.backward();
+  return x.grad();
+}
+
+TEST_F(Recompile, BackwardsOfOtherGradientsAreCompilations) {
+  Block eager(many_outputs), block(many_outputs);
+  block.load_state_dict(eager.state_dict());
+  const compile::Regions regions = compile::compile_module(block, {.exact = true, .recompile_limit = 3});
+  for (unsigned mask = 15; mask > 0; --mask) {
+    const Tensor x = input();
+    EXPECT_TRUE(same_bits(go(eager, mask, x.detach().requires_grad_()), go(block, mask, x))) << mask;
+    EXPECT_TRUE(same_bits(eager.bias.grad(), block.bias.grad())) << mask;
+  }
+  const compile::RegionReport report = regions.report()[0];
+  EXPECT_EQ(report.compilations, 3);
+  EXPECT_EQ(report.entries, 1);
+  EXPECT_EQ(report.other_backwards, 2);
+  EXPECT_EQ(report.eager_runs, 12);  // of the 15, the usual one and two more are compiled
+  EXPECT_NE(report.last_recompile.find("gradient"), std::string::npos) << report.last_recompile;
+}
+TEST_F(Recompile, BackwardsOfOtherGradientsObeyTheStance) {
+  Block block(many_outputs), eager(many_outputs);
+  block.load_state_dict(eager.state_dict());
+  const compile::Regions regions = compile::compile_module(block, {.exact = true});
+  go(block, 15, input());
+  compile::set_stance(Stance::kFailOnRecompile);
+  for (int i = 0; i < 2; ++i)
+    EXPECT_NE(error_of([&] { go(block, 5, input()); }).find("kFailOnRecompile"), std::string::npos) << i;
+  compile::set_stance(Stance::kEagerOnRecompile);
+  block.zero_grad();
+  const Tensor x = input();
+  EXPECT_TRUE(same_bits(go(eager, 5, x.detach().requires_grad_()), go(block, 5, x)));
+  EXPECT_EQ(regions.report()[0].compilations, 1);
+}
+// As many as there are, only so many are kept.
+TEST_F(Recompile, BackwardsOfOtherGradientsAreBounded) {
+  Block block(many_outputs);
+  const compile::Regions regions = compile::compile_module(block, {.max_entries = 3, .recompile_limit = 1000});
+  for (unsigned mask = 15; mask > 0; --mask) go(block, mask, input());
+  EXPECT_EQ(regions.report()[0].other_backwards, 14);
+  EXPECT_LE(regions.regions()[0]->entries()[0]->backwards().size(), 4u);
+}
+
+// One region, two threads, each with inputs of its own: the same recordings and backwards are wanted at the same time.
+TEST_F(Recompile, TwoThreadsWantTheSameBackwards) {
+  const auto body = [](Block&, const Tensor& x) {
+    const Tensor h = ops::tanh(x) * 1.7;
+    return Tensors{h, ops::exp(h) * x, ops::sigmoid(h), ops::sum(h * x, {1})};
+  };
+  Block eager(body), block(body);
+  const compile::Regions regions = compile::compile_module(block, {.exact = true, .max_entries = 2});
+  Tensors expected, results[2];
+  std::vector<Tensor> inputs;
+  for (unsigned mask = 15; mask > 0; --mask) {
+    inputs.push_back(Tensor::randn({4 + mask % 3, 6}));
+    expected.push_back(go(eager, mask, inputs.back().detach().requires_grad_()));
+  }
+  {
+    std::jthread threads[2];
+    for (int t = 0; t < 2; ++t)
+      threads[t] = std::jthread([&, t] {
+        for (unsigned mask = 15; mask > 0; --mask)
+          results[t].push_back(go(block, mask, inputs[15 - mask].detach().requires_grad_()));
+      });
+  }
+  for (const Tensors& list : results)
+    for (size_t i = 0; i < expected.size(); ++i) EXPECT_TRUE(same_bits(list[i], expected[i])) << i;
+}
+
+// ---- Errors
+
+class Messages {
+ public:
+  Messages() {
+    previous_ = compile::log::set_log_sink([this](std::string_view text) { all_ += text; });
+  }
+  ~Messages() { compile::log::set_log_sink(std::move(previous_)); }
+  int count(std::string_view part) const {
+    int n = 0;
+    for (size_t at = 0; (at = all_.find(part, at)) != all_.npos; at += part.size()) ++n;
+    return n;
+  }
+  const std::string& all() const { return all_; }
+
+ private:
+  std::string all_;
+  compile::log::Sink previous_;
+};
+
+TEST_F(Recompile, BadDataRunsOpByOpAndSaysSoOnce) {
+  Block block([](Block& b, const Tensor& x) {
+    const Tensor before = x * 2.0;
+    b.state.kept = {before};
+    return Tensors{ops::index_select(before, 0, Tensor::from<int64_t>({b.state.step}, {1}))};
+  });
+  const compile::Regions regions = compile::compile_module(block);
+  block(input());
+  const Messages messages;
+  block.state.step = 77;
+  for (int i = 0; i < 3; ++i) {
+    const std::string error = error_of([&] { block(input()); });
+    EXPECT_NE(error.find("77"), error.npos) << error;
+    EXPECT_EQ(block.state.kept[0].to_vector<float>().size(), 24u);  // what stands before the error has its value
+  }
+  const compile::RegionReport report = regions.report()[0];
+  EXPECT_EQ(report.failed_runs, 3);
+  EXPECT_NE(report.last_failure.find("77"), std::string::npos) << report.last_failure;
+  EXPECT_EQ(messages.count("runs op by op"), 1) << messages.all();
+}
+// An error at a graph break unwinds forward; the recording does not run a second time on the way.
+TEST_F(Recompile, BadDataAtABreakRunsOnce) {
+  int hooks = 0;
+  Block block([&](Block& b, const Tensor& x) {
+    const Tensor before = x * 2.0;
+    b.state.kept = {before, ops::index_select(before, 0, Tensor::from<int64_t>({b.state.step}, {1}))};
+    ++hooks;
+    return Tensors{before * ops::sum(b.state.kept[1]).item()};
+  });
+  const compile::Regions regions = compile::compile_module(block);
+  block.state.step = 55;
+  const std::string error = error_of([&] { block(input()); });
+  EXPECT_NE(error.find("55"), error.npos) << error;
+  EXPECT_EQ(regions.report()[0].failed_runs, 1);
+  EXPECT_EQ(hooks, 1);
+  EXPECT_EQ(block.state.kept[0].to_vector<float>().size(), 24u);
+  EXPECT_NE(error_of([&] { block.state.kept[1].to_vector<float>(); }), "");
+  block.state.step = 1;
+  EXPECT_EQ(error_of([&] { block(input()); }), "");
+}
+TEST_F(Recompile, OutOfMemoryIsThrownAtOnce) {
+  Block block([](Block&, const Tensor& x) { return Tensors{x.view({1, 24}).expand({int64_t{1} << 44, 24}) + 1.0}; });
+  const compile::Regions regions = compile::compile_module(block);
+  const Messages messages;
+  EXPECT_NE(error_of<OutOfMemoryError>([&] { no_grad([&] { return block(input()); }); }), "");
+  EXPECT_EQ(regions.report()[0].failed_runs, 0);
+  EXPECT_EQ(messages.count("runs op by op"), 0);
+}
+
+}  // namespace
+}  // namespace rondo
