@@ -1,0 +1,16 @@
+#!/usr/bin/env bash
+# No inline function that was compiled for the host's processor is offered to other code, and none runs before main().
+#   kernel_symbols_test.sh NM OBJECTS_OF_KERNELS   (separated by ";")
+set -euo pipefail
+nm=$1
+IFS=';' read -ra objects <<<"$2"
+failures=0
+for object in "${objects[@]}"; do
+  shared=$("$nm" "$object" | awk '($2 == "W" || ($2 == "V" && $3 ~ /^_ZT[VTC]/)) && $3 !~ /\.kernel$/ { print "  " $3 }' | head -3)
+  if [ -n "$shared" ]; then printf '%s shares\n%s\n' "$object" "$shared"; failures=$((failures + 1)); fi
+  start=$("$nm" "$object" | awk '$3 ~ /^_GLOBAL__sub_I/ { print $3 }')
+  if [ -n "$start" ]; then echo "$object runs $start before main()"; failures=$((failures + 1)); fi
+done
+[ ${#objects[@]} -gt 30 ] || { echo "only ${#objects[@]} objects of kernels"; exit 1; }
+echo "${#objects[@]} objects of kernels, $failures at fault"
+[ $failures = 0 ]
