@@ -12,23 +12,11 @@ namespace rondo {
 
 namespace {
 thread_local Recorder* recorder = nullptr;
-thread_local std::optional<DType> autocast;
 }  // namespace
 
 Recorder* active_recorder() { return recorder; }
 RecorderScope::RecorderScope(Recorder* r) : previous_(std::exchange(recorder, r)) {}
 RecorderScope::~RecorderScope() { recorder = previous_; }
-
-namespace amp {
-std::optional<DType> autocast_dtype() { return autocast; }
-Autocast::Autocast(std::optional<DType> dtype) : previous_(std::exchange(autocast, dtype)) {
-  if (dtype && !is_low_precision(*dtype)) {
-    autocast = previous_;
-    throw Error("amp::Autocast takes bf16 or f16");
-  }
-}
-Autocast::~Autocast() { autocast = previous_; }
-}  // namespace amp
 
 void InferContext::output(int i, DType dtype, const Dims& sizes) {
   strided_output(i, dtype, sizes, contiguous_strides(sizes));
@@ -71,7 +59,8 @@ class Dispatcher {
         where_(args.empty() ? std::source_location{} : args[0].where) {
     for (int i = 0; i < n_; ++i) inputs_[i] = &args[i].tensor;
     if (n_ > 0 && !inputs_[0]->defined()) throw_op_error(op.name, "operand 0 is an undefined tensor", where_);
-    if (autocast && op.amp != AmpPolicy::kNone) apply_autocast();
+    if (op.amp != AmpPolicy::kNone)
+      if (const std::optional<DType> lower = amp::autocast_dtype()) apply_autocast(*lower);
   }
 
   void run(std::span<Tensor> outputs) {
@@ -210,8 +199,8 @@ class Dispatcher {
     return Tensor(impl);
   }
 
-  void apply_autocast() {
-    DType target = op_.amp == AmpPolicy::kLower ? *autocast : kF32;
+  void apply_autocast(DType lower) {
+    DType target = op_.amp == AmpPolicy::kLower ? lower : kF32;
     if (op_.amp == AmpPolicy::kWidest) {
       target = DType::kF16;
       bool first = true;
@@ -221,7 +210,7 @@ class Dispatcher {
         first = false;
       }
     }
-    const std::optional<DType> saved = std::exchange(autocast, std::nullopt);
+    const amp::Autocast off(std::nullopt);  // the casts are ops, too
     for (int i = 0; i < n_; ++i) {
       const Tensor& input = *inputs_[i];
       // f64 is asked for by the user and never lowered.
@@ -230,7 +219,6 @@ class Dispatcher {
                                                                                            : input.to(target, where_);
       inputs_[i] = &cast_[i];
     }
-    autocast = saved;
   }
 
   // A parameter's own copy, as if it had been cast here.

@@ -117,12 +117,6 @@ Tensor Tensor::arange(int64_t end, TensorOptions options) {
   return filled({std::max<int64_t>(end, 0)}, options, [](int64_t i) { return i; });
 }
 
-Generator& default_generator() {
-  static thread_local Generator generator;
-  return generator;
-}
-void manual_seed(uint64_t seed) { default_generator().set_state(seed, 0); }
-
 Tensor Tensor::randn(const Dims& sizes, TensorOptions options, Generator* generator) {
   Generator& source = generator ? *generator : default_generator();
   const uint64_t seed = source.seed(), offset = source.next_offset();
