@@ -57,6 +57,7 @@ function(rondo_library name)
     list(APPEND parts rondo_${name}_kernels)
     target_compile_options(rondo_${name}_kernels PRIVATE ${RONDO_KERNEL_FLAGS})
     if(RONDO_ISOLATES_KERNELS)
+      set_source_files_properties(${ARG_KERNELS} PROPERTIES OBJECT_DEPENDS ${PROJECT_SOURCE_DIR}/cmake/isolate_kernel.sh)
       set_target_properties(rondo_${name}_kernels PROPERTIES CXX_COMPILER_LAUNCHER
         "${PROJECT_SOURCE_DIR}/cmake/isolate_kernel.sh;${CMAKE_NM};${CMAKE_OBJCOPY};${CMAKE_CXX_COMPILER_LAUNCHER}")
     endif()
