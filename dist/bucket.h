@@ -13,6 +13,7 @@
 #include "rondo/modules/module.h"
 #include "rondo/optim/seam.h"
 
+#pragma GCC visibility push(default)
 namespace rondo::dist {
 
 struct BucketOptions {
@@ -52,3 +53,4 @@ BucketPlan plan_buckets(const nn::ModuleBase& model, const std::vector<optim::Se
 std::string describe_state(const nn::ModuleBase& model);
 
 }  // namespace rondo::dist
+#pragma GCC visibility pop

@@ -12,6 +12,7 @@
 #include "rondo/modules/module.h"
 #include "rondo/runtime/ops/ops.h"
 
+#pragma GCC visibility push(default)
 namespace rondo::nn {
 
 // While one is alive on this thread, layers do not initialise their weights: the code that makes them fills them.
@@ -172,3 +173,4 @@ template <class M, class... Args> SequentialLayer layer(Args... args) {
 }
 
 }  // namespace rondo::nn
+#pragma GCC visibility pop

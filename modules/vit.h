@@ -8,6 +8,7 @@
 
 #include "rondo/modules/layers.h"
 
+#pragma GCC visibility push(default)
 namespace rondo::nn {
 
 // The defaults are ViT-B/16.
@@ -91,3 +92,4 @@ struct ViT : Module<ViT> {
 StateDict vit_from_hugging_face(const StateDict& published);
 
 }  // namespace rondo::nn
+#pragma GCC visibility pop

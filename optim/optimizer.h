@@ -42,6 +42,7 @@
 #include "rondo/optim/param_slot.h"
 #include "rondo/runtime/tensor.h"
 
+#pragma GCC visibility push(default)
 namespace rondo::optim {
 
 template <class Options> struct ParamGroup {
@@ -238,3 +239,4 @@ class Optimizer {
 };
 
 }  // namespace rondo::optim
+#pragma GCC visibility pop

@@ -10,6 +10,7 @@
 #include "rondo/optim/formula.h"
 #include "rondo/runtime/tensor.h"
 
+#pragma GCC visibility push(default)
 namespace rondo::optim {
 
 // How state is kept. All arithmetic is in f32; formats below that need parameters of at most 32 bits.
@@ -76,3 +77,4 @@ struct ParamSlot {
 };
 
 }  // namespace rondo::optim
+#pragma GCC visibility pop

@@ -10,6 +10,7 @@
 
 #include "rondo/modules/module.h"
 
+#pragma GCC visibility push(default)
 namespace rondo::optim {
 
 struct Seam {
@@ -43,3 +44,4 @@ class Seams {
 };
 
 }  // namespace rondo::optim
+#pragma GCC visibility pop

@@ -41,6 +41,7 @@
 #include "rondo/optim/optimizer.h"
 #include "rondo/optim/seam.h"
 
+#pragma GCC visibility push(default)
 namespace rondo::optim {
 
 // Says when gradients are final, where that is later than at the seam: dist::DistributedDataParallel is one.
@@ -126,3 +127,4 @@ class UpdateAtSeams {
 };
 
 }  // namespace rondo::optim
+#pragma GCC visibility pop

@@ -11,6 +11,7 @@
 
 #include "rondo/runtime/dtype.h"
 
+#pragma GCC visibility push(default)
 namespace rondo {
 
 enum class AmpPolicy : uint8_t {
@@ -40,3 +41,4 @@ class Autocast {
 
 }  // namespace amp
 }  // namespace rondo
+#pragma GCC visibility pop

@@ -23,13 +23,14 @@
 
 #include <functional>
 #include <memory>
-#include <source_location>
 #include <vector>
 
 #include "absl/container/inlined_vector.h"
 #include "rondo/runtime/op.h"
+#include "rondo/runtime/source_location.h"
 #include "rondo/runtime/tensor.h"
 
+#pragma GCC visibility push(default)
 namespace rondo {
 
 class Node;
@@ -218,3 +219,4 @@ std::vector<Tensor> checkpoint(std::function<std::vector<Tensor>(std::span<const
 
 }  // namespace autograd
 }  // namespace rondo
+#pragma GCC visibility pop

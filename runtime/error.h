@@ -2,11 +2,13 @@
 // file throws FileError. A bug in Rondo throws InternalError. Destructors never throw.
 #pragma once
 
-#include <source_location>
 #include <stdexcept>
 #include <string>
 #include <string_view>
 
+#include "rondo/runtime/source_location.h"
+
+#pragma GCC visibility push(default)
 namespace rondo {
 
 class Error : public std::runtime_error {
@@ -26,6 +28,12 @@ class FileError : public Error {
 
 // A tensor that was saved for backward was overwritten between forward and backward.
 class StaleTensorError : public Error {
+ public:
+  using Error::Error;
+};
+
+// The processor lacks an instruction set that kernels were compiled for. Names it.
+class UnsupportedCpuError : public Error {
  public:
   using Error::Error;
 };
@@ -76,3 +84,4 @@ std::string describe_location(std::source_location where);
 [[noreturn, gnu::cold]] void throw_undefined(const char* op, std::source_location where);
 
 }  // namespace rondo
+#pragma GCC visibility pop

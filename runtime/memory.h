@@ -14,13 +14,14 @@
 
 #include <atomic>
 #include <cstdint>
-#include <source_location>
 #include <string>
 #include <string_view>
 
 #include "rondo/runtime/error.h"
+#include "rondo/runtime/source_location.h"
 #include "rondo/runtime/storage.h"
 
+#pragma GCC visibility push(default)
 namespace rondo {
 
 // Memory is exhausted: what the allocator throws.
@@ -119,3 +120,4 @@ class Cause {
 };
 
 }  // namespace rondo::memory
+#pragma GCC visibility pop

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <vector>
 
+#pragma GCC visibility push(default)
 namespace rondo {
 
 // Ten rounds on a 128-bit counter with a 64-bit key.
@@ -100,3 +101,4 @@ class GeneratorScope {
 };
 
 }  // namespace rondo
+#pragma GCC visibility pop

@@ -10,6 +10,7 @@
 
 #include "rondo/runtime/dtype.h"
 
+#pragma GCC visibility push(default)
 namespace rondo {
 
 class Scalar {
@@ -75,3 +76,4 @@ constexpr DType default_dtype(Scalar scalar) {
 }
 
 }  // namespace rondo
+#pragma GCC visibility pop

@@ -18,7 +18,6 @@
 #include <iosfwd>
 #include <memory>
 #include <optional>
-#include <source_location>
 #include <span>
 #include <string>
 #include <utility>
@@ -30,8 +29,10 @@
 #include "rondo/runtime/error.h"
 #include "rondo/runtime/scalar.h"
 #include "rondo/runtime/shape.h"
+#include "rondo/runtime/source_location.h"
 #include "rondo/runtime/storage.h"
 
+#pragma GCC visibility push(default)
 namespace rondo {
 
 class Generator;
@@ -357,3 +358,4 @@ Tensor operator>=(Scalar a, TensorArg b);
 Tensor operator-(TensorArg a);
 
 }  // namespace rondo
+#pragma GCC visibility pop

@@ -12,6 +12,7 @@
 #include "rondo/runtime/op.h"
 #include "rondo/runtime/tensor.h"
 
+#pragma GCC visibility push(default)
 namespace rondo::ops {
 
 // ---- Elementwise. Operands broadcast. Dtypes are promoted as in PyTorch (promotion.h); a Scalar operand counts as a
@@ -253,3 +254,4 @@ Tensor linear_cross_entropy(TensorArg x, TensorArg weight, TensorArg bias, Tenso
 Tensor dropout(TensorArg x, double p, Generator* generator = nullptr);
 
 }  // namespace rondo::ops
+#pragma GCC visibility pop
