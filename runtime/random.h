@@ -48,7 +48,11 @@ class Generator {
   uint64_t offset_ = 0;
 };
 
-// The generator used where none is given; one per thread, seeded by manual_seed.
+// The generator that is used where none is given. Each thread has one of its own.
+//
+// manual_seed(seed) seeds the calling thread with (seed, 0), and every thread that never calls it, now running or still
+// to start, with a stream of its own: a function of the seed and of the thread's number. Threads are numbered in the
+// order in which they first draw. A thread that called manual_seed keeps its stream when another thread calls it.
 Generator& default_generator();
 void manual_seed(uint64_t seed);
 
