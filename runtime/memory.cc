@@ -7,9 +7,11 @@
 #include <cstdio>
 #include <mutex>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "rondo/runtime/cpu/product.h"
 #include "rondo/runtime/error.h"
 
 namespace rondo::memory {
@@ -85,6 +87,33 @@ void note_free(const void* data) {
 }
 
 }  // namespace detail
+
+namespace {
+struct Trims {
+  std::mutex mutex;
+  std::vector<void (*)()> empty;
+};
+Trims& trims() {
+  static Trims* trims = new Trims;
+  return *trims;
+}
+}  // namespace
+
+void on_trim(void (*empty)()) {
+  std::lock_guard lock(trims().mutex);
+  trims().empty.push_back(empty);
+}
+
+void trim() {
+  std::vector<void (*)()> others;
+  {
+    std::lock_guard lock(trims().mutex);
+    others = trims().empty;
+  }
+  for (const auto empty : others) empty();
+  cpu::Product::trim();
+  allocator::empty_cache();  // last: the others free blocks
+}
 
 std::string Cause::describe() {
   std::string text, place;

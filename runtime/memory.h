@@ -75,7 +75,23 @@ class Recording {
   void restart();
 };
 
+// Gives back to the system what Rondo keeps for reuse. Nothing in use is touched; what is needed again is made again.
+//
+// | cache                                        | bound                              | trim()                       |
+// |----------------------------------------------|------------------------------------|------------------------------|
+// | freed blocks of memory above 64 KB           | allocator::set_cache_limit()       | empties it                   |
+// | smaller freed blocks                         | 26 MB a thread                     | other threads: when they next
+// allocate | | freed tensor handles                         | 256 a thread                       | keeps them, 64 KB |
+// | matrix products as oneDNN primitives         | the most recent 1024               | empties it, and oneDNN's own |
+// | generated kernels that no region holds       | 4096 kernels                       | empties it                   |
+// | recordings of a compiled region              | CompileOptions::max_entries        | keeps them: they are in use  |
+// | 16-bit copies of parameters (lowered.h)      | half of the parameters' bytes      | keeps them: they are in use  |
+void trim();
+
 // ---- For the runtime
+
+// trim() calls `empty` from now on: for a cache of another folder, when it is made.
+void on_trim(void (*empty)());
 
 namespace detail {
 extern std::atomic<bool> recording;

@@ -60,7 +60,11 @@ class Generator {
   uint64_t id_;  // never used twice in a process; 0 for the default generator of each thread
 };
 
-// The generator that is used where none is given. Each thread has one; manual_seed seeds it.
+// The generator that is used where none is given. Each thread has one of its own.
+//
+// manual_seed(seed) seeds the calling thread with (seed, 0), and every thread that never calls it, now running or still
+// to start, with a stream of its own: a function of the seed and of the thread's number. Threads are numbered in the
+// order in which they first draw. A thread that called manual_seed keeps its stream when another thread calls it.
 Generator& default_generator();
 void manual_seed(uint64_t seed);
 

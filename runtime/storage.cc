@@ -1,10 +1,16 @@
 #include "rondo/runtime/storage.h"
 
+#include <pthread.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <bit>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <deque>
+#include <limits>
+#include <list>
 #include <mutex>
 #include <new>
 #include <unordered_map>
@@ -80,56 +86,138 @@ void system_free(void* data, size_t bytes) {
   else std::free(data);
 }
 
-struct LargeCache {
-  std::mutex mutex;
-  std::unordered_map<size_t, std::vector<void*>> free;
-};
-// Never destroyed: tensors with static lifetime may be freed after it would be.
-LargeCache& large_cache() {
-  static LargeCache* cache = new LargeCache;
-  return *cache;
+// The memory that this process may use: the machine's, or its control group's if that is less.
+int64_t usable_memory() {
+  auto least = static_cast<int64_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<int64_t>(sysconf(_SC_PAGESIZE));
+  for (const char* path : {"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"}) {
+    std::FILE* file = std::fopen(path, "r");
+    if (file == nullptr) continue;
+    long long limit = 0;
+    if (std::fscanf(file, "%lld", &limit) == 1 && limit > 0) least = std::min<int64_t>(least, limit);
+    std::fclose(file);
+  }
+  return least;
 }
+
+// Freed blocks above kSmall, of all threads.
+class LargeCache {
+ public:
+  LargeCache() {
+    // A child process may be forked while another thread holds the lock.
+    pthread_atfork([] { instance().mutex_.lock(); }, [] { instance().mutex_.unlock(); },
+                   [] { instance().mutex_.unlock(); });
+  }
+  // Never destroyed: tensors with static lifetime may be freed after it would be.
+  static LargeCache& instance() {
+    static LargeCache* cache = new LargeCache;
+    return *cache;
+  }
+
+  // The block that was freed last, still warm; null if there is none.
+  void* take(size_t size) {
+    std::lock_guard lock(mutex_);
+    const auto found = by_size_.find(size);
+    if (found == by_size_.end() || found->second.empty()) return nullptr;
+    const auto at = found->second.back();
+    found->second.pop_back();
+    void* data = at->data;
+    by_age_.erase(at);
+    bytes_cached.fetch_sub(static_cast<int64_t>(size), std::memory_order_relaxed);
+    return data;
+  }
+  // May throw std::bad_alloc; the block is then the caller's again.
+  void put(void* data, size_t size) {
+    std::lock_guard lock(mutex_);
+    std::deque<std::list<Block>::iterator>& blocks = by_size_[size];
+    by_age_.push_back({data, size});
+    try {
+      blocks.push_back(std::prev(by_age_.end()));
+    } catch (...) {
+      by_age_.pop_back();
+      throw;
+    }
+    bytes_cached.fetch_add(static_cast<int64_t>(size), std::memory_order_relaxed);
+    shrink(limit_, 0);
+  }
+  // Gives blocks back until at most `most` bytes are cached and `more` bytes fit below the ceiling of all memory.
+  void trim(int64_t most, int64_t more) {
+    if (bytes_cached.load(std::memory_order_relaxed) == 0) return;
+    std::lock_guard lock(mutex_);
+    shrink(most, more);
+  }
+  void set_limit(int64_t bytes) {
+    std::lock_guard lock(mutex_);
+    limit_ = bytes;
+    shrink(limit_, 0);
+  }
+  int64_t limit() {
+    std::lock_guard lock(mutex_);
+    return limit_;
+  }
+
+ private:
+  struct Block {
+    void* data;
+    size_t size;
+  };
+  void shrink(int64_t most, int64_t more) {
+    while (!by_age_.empty() && (bytes_cached.load(std::memory_order_relaxed) > most ||
+                                bytes_reserved.load(std::memory_order_relaxed) + more > ceiling_)) {
+      const Block oldest = by_age_.front();
+      by_age_.pop_front();
+      by_size_[oldest.size].pop_front();
+      bytes_cached.fetch_sub(static_cast<int64_t>(oldest.size), std::memory_order_relaxed);
+      system_free(oldest.data, oldest.size);
+    }
+  }
+
+  std::mutex mutex_;
+  std::list<Block> by_age_;  // the oldest first
+  std::unordered_map<size_t, std::deque<std::list<Block>::iterator>> by_size_;
+  const int64_t memory_ = usable_memory(), ceiling_ = memory_ / 4 * 3;
+  int64_t limit_ = memory_ / 2;
+};
+
+// How often the small caches of all threads were asked to be emptied.
+std::atomic<uint32_t> small_trims{0};
 
 struct SmallCache {
   std::vector<void*> free[kSmallClasses];
+  uint32_t trims = small_trims.load(std::memory_order_relaxed);
   static inline thread_local bool alive = false;
   SmallCache() { alive = true; }
   ~SmallCache() {
     alive = false;
-    for (int c = 0; c < kSmallClasses; ++c)
+    clear();
+  }
+  void clear() {
+    for (int c = 0; c < kSmallClasses; ++c) {
       for (void* block : free[c]) system_free(block, bytes_of_small_class(c));
+      free[c].clear();
+    }
   }
 };
 SmallCache* small_cache() {
   static thread_local SmallCache cache;
-  return SmallCache::alive ? &cache : nullptr;  // null while the thread is being torn down
+  if (!SmallCache::alive) return nullptr;  // the thread is being torn down
+  if (const uint32_t trims = small_trims.load(std::memory_order_relaxed); trims != cache.trims) [[unlikely]] {
+    cache.trims = trims;
+    cache.clear();
+  }
+  return &cache;
 }
 
 // A block of this class from a cache; null if there is none.
 void* reuse(size_t size) {
-  if (kCaching) {
-    if (size <= kSmall) {
-      if (SmallCache* cache = small_cache()) {
-        auto& list = cache->free[small_class(size)];
-        if (!list.empty()) {
-          void* block = list.back();
-          list.pop_back();
-          return block;
-        }
-      }
-    } else {
-      LargeCache& cache = large_cache();
-      std::lock_guard lock(cache.mutex);
-      auto& list = cache.free[size];
-      if (!list.empty()) {
-        void* block = list.back();
-        list.pop_back();
-        bytes_cached.fetch_sub(static_cast<int64_t>(size), std::memory_order_relaxed);
-        return block;
-      }
-    }
-  }
-  return nullptr;
+  if (!kCaching) return nullptr;
+  if (size > kSmall) return LargeCache::instance().take(size);
+  SmallCache* cache = small_cache();
+  if (cache == nullptr) return nullptr;
+  auto& list = cache->free[small_class(size)];
+  if (list.empty()) return nullptr;
+  void* block = list.back();
+  list.pop_back();
+  return block;
 }
 
 }  // namespace
@@ -141,7 +229,10 @@ void* allocate(size_t bytes) {
   if (now > peak_bytes.load(std::memory_order_relaxed)) peak_bytes.store(now, std::memory_order_relaxed);
   allocations.fetch_add(1, std::memory_order_relaxed);
   void* block = reuse(size);
-  if (block == nullptr) block = system_allocate(size);
+  if (block == nullptr) {
+    if (size > kSmall) LargeCache::instance().trim(std::numeric_limits<int64_t>::max(), static_cast<int64_t>(size));
+    block = system_allocate(size);
+  }
   if (block == nullptr) {
     empty_cache();
     block = system_allocate(size);
@@ -171,11 +262,7 @@ void deallocate(void* data, size_t bytes) noexcept {
           }
         }
       } else {
-        LargeCache& cache = large_cache();
-        std::lock_guard lock(cache.mutex);
-        cache.free[size].push_back(data);
-        bytes_cached.fetch_add(static_cast<int64_t>(size), std::memory_order_relaxed);
-        return;
+        return LargeCache::instance().put(data, size);
       }
     } catch (const std::bad_alloc&) {
       // No room to remember the block: give it back below.
@@ -203,14 +290,16 @@ void count_purpose(Purpose purpose, int64_t bytes) {
 void reset_peak() { peak_bytes.store(bytes_in_use.load()); }
 void set_poison_on_free(bool on) { poison.store(on); }
 
+void set_cache_limit(int64_t bytes) {
+  if (bytes < 0) throw Error("allocator::set_cache_limit: " + std::to_string(bytes) + " bytes");
+  LargeCache::instance().set_limit(bytes);
+}
+int64_t cache_limit() { return LargeCache::instance().limit(); }
+void trim(int64_t bytes) { LargeCache::instance().trim(std::max<int64_t>(bytes, 0), 0); }
 void empty_cache() {
-  LargeCache& cache = large_cache();
-  std::lock_guard lock(cache.mutex);
-  for (auto& [size, list] : cache.free) {
-    for (void* block : list) system_free(block, size);
-    bytes_cached.fetch_sub(static_cast<int64_t>(size * list.size()), std::memory_order_relaxed);
-  }
-  cache.free.clear();
+  small_trims.fetch_add(1, std::memory_order_relaxed);
+  if (SmallCache* cache = small_cache()) cache->trims = small_trims.load(), cache->clear();
+  trim(0);
 }
 
 }  // namespace allocator

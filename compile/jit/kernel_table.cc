@@ -1,4 +1,5 @@
 #include "rondo/compile/jit/kernel_table.h"
+#include "rondo/runtime/memory.h"
 
 #include <algorithm>
 #include <bit>
@@ -271,7 +272,10 @@ class KernelTable {
 
 // Never destroyed: compiled code is callable until the process ends.
 KernelTable& table() {
-  static auto* table = new KernelTable;
+  static auto* table = [] {
+    memory::on_trim(&forget_unused_kernels);
+    return new KernelTable;
+  }();
   return *table;
 }
 

@@ -9,6 +9,7 @@
 #include "rondo/runtime/cpu/simd.h"
 #include "rondo/runtime/ops/reduction_order.h"
 #include "rondo/runtime/parallel.h"
+#include "rondo/runtime/storage.h"
 
 // Note [Transposed scores]. Scores live as S^T, [keys, queries]: a vector is 16 queries. Then softmax needs no sums
 // across lanes, k and v are read in place as the broadcast operand of both products, and only q (and the output) are
@@ -481,12 +482,13 @@ void attention_backward(const AttentionShape& shape, HeadsView<const T> q, Heads
   std::vector<A> sums(shares > 1 ? pairs * shares * size * 2 : 0);
   const double flops = 10.0 * shape.queries * shape.keys * shape.head_dim * (shape.heads / shape.kv_heads) / shares;
   parallel_for(pairs * shares, grain_of(flops), [&](int64_t begin, int64_t end) {
-    thread_local std::vector<A> own;
+    const Storage memory = shares == 1 ? Storage::allocate(static_cast<size_t>(2 * size) * sizeof(A)) : Storage();
+    A* const own = shares == 1 ? reinterpret_cast<A*>(memory.data()) : nullptr;
     BackwardTask<T> task{shape, q, k, v, mask, out, logsumexp, grad_out, grad_q};
     for (int64_t n = begin; n < end; ++n) {
       const int64_t pair = n / shares;
-      if (shares == 1) own.assign(2 * size, A(0));
-      A* const sum = shares == 1 ? own.data() : sums.data() + n * size * 2;
+      if (shares == 1) std::fill_n(own, 2 * size, A(0));
+      A* const sum = shares == 1 ? own : sums.data() + n * size * 2;
       task.run(pair, n % shares, shares, sum, sum + size);
       if (shares == 1) write(pair, sum, sum + size);
     }

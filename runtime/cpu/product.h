@@ -1,8 +1,14 @@
-// One matrix product as a oneDNN primitive, with everything but the addresses. Thread safe.
+// One matrix product with everything but the addresses, through oneDNN. Thread safe.
+//
+// The product is cut into slices: parts of the batch, rows and columns of C. Each slice is one oneDNN primitive that
+// runs on one thread, and the slices run in the pool (parallel.h). oneDNN's own threads are OpenMP's, which spin for
+// milliseconds while they wait, and can be told otherwise only by the environment. They never start here.
+//
+// oneDNN orders the sums of a primitive by its shape, so slices depend on the product's shape, dtype and layout alone:
+// results do not depend on the number of threads.
 #pragma once
 
 #include <memory>
-#include <mutex>
 #include <vector>
 
 #include "rondo/runtime/cpu/matmul.h"
@@ -11,23 +17,31 @@ namespace rondo::cpu {
 
 class Product {
  public:
-  // f32 and bf16. Making one for a new shape takes 160 us, so they are kept: the most recent 1024, over all threads.
-  // Variants, all the same sum in another order: 1 has B packed into the library's own layout first, 2 both operands; 3
-  // uses one thread. Null: no such variant, or it is no other than variant 0.
+  // f32 and bf16. Making one for a new shape takes 160 us or more, so the most recent 1024 are kept, over all threads.
+  // Variants are the same product in other slices, for a tuner to choose from: 1 cuts rows, 2 cuts columns, 3 cuts
+  // nothing and runs on one thread. Null: no such variant, or the slices are those of variant 0.
   static std::shared_ptr<const Product> get(const MatmulCall& call, int variant = 0);
+  // Forgets the products that are kept. Those in use live on.
+  static void trim();
 
   ~Product();
   void run(const MatmulOperands& operands) const;
+  // For tests.
+  size_t slices() const { return slices_.size(); }
 
  private:
-  struct Plan;
-  struct Arguments;  // of one run; leased, since two threads may run at once
-  Product(const MatmulCall& call, int variant);
-  std::unique_ptr<Arguments> lease() const;
+  class Primitive;
+  struct Grid;
+  struct Slice {
+    const Primitive* primitive;
+    int64_t a, b, bias, c;  // where its operands start, in elements
+  };
+  Product(const MatmulCall& call, const Grid& grid);
+  static Grid grid_of(const MatmulCall& call, int variant);
 
-  std::unique_ptr<const Plan> plan_;
-  mutable std::mutex mutex_;
-  mutable std::vector<std::unique_ptr<Arguments>> spare_;
+  MatmulCall call_;
+  std::vector<std::unique_ptr<const Primitive>> primitives_;  // one for each shape of a slice: one to four
+  std::vector<Slice> slices_;
 };
 
 }  // namespace rondo::cpu

@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
+#include "rondo/runtime/parallel.h"
 #include "rondo/runtime/random.h"
 
 namespace rondo::data {
@@ -135,6 +136,7 @@ void DataLoader::start() {
 }
 
 void DataLoader::work() {
+  const OneThread alone;  // workers run side by side, and beside the training
   std::unique_lock lock(mutex_);
   for (;;) {
     room_.wait(lock, [&] { return stop_ || taken_ < wanted_ + static_cast<int64_t>(slots_.size()); });

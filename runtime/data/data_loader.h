@@ -7,7 +7,9 @@
 // The order is a function of (seed, epoch): the same for any number of workers, and after seek(position()).
 // Batch b of item tensors of shape (...) is one tensor of shape (B, ...).
 // Threads: started by the first next(), joined by the destructor, which waits for at most one get() per worker. next(),
-// seek() and position() belong to one thread.
+// seek() and position() belong to one thread. What a worker computes in get() runs on that one thread (parallel.h). It
+// draws random numbers from that thread's default generator, so a dataset that augments its items should use a
+// Generator seeded by (seed, epoch, index).
 #pragma once
 
 #include <condition_variable>

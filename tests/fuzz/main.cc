@@ -36,7 +36,7 @@ void on_crash(int signal) {
   std::raise(signal);
 }
 
-// In a child process. Run with OMP_NUM_THREADS=1: a pool of threads does not survive a fork.
+// In a child process.
 std::string isolated(const fuzz::Program& program, const fuzz::Check& check) {
   int ends[2];
   if (pipe(ends) != 0) return "";

@@ -1,0 +1,127 @@
+// The caching allocator: its limit, and giving memory back.
+#include "rondo/runtime/storage.h"
+
+#include <gtest/gtest.h>
+
+#include <limits>
+#include <thread>
+#include <vector>
+
+#include "rondo/runtime/memory.h"
+#include "rondo/runtime/ops/ops.h"
+#include "rondo/runtime/random.h"
+#include "rondo/tests/bits.h"
+#include "rondo/tests/errors.h"
+
+namespace rondo {
+namespace {
+
+constexpr int64_t kMiB = 1 << 20;
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr bool kCaching = false;
+#else
+constexpr bool kCaching = true;
+#endif
+
+class Allocator : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (!kCaching) GTEST_SKIP() << "nothing is cached under this sanitizer";
+    allocator::empty_cache();
+  }
+  void TearDown() override { allocator::set_cache_limit(limit_); }
+  static int64_t cached() { return allocator::stats().bytes_cached; }
+  const int64_t limit_ = allocator::cache_limit();
+};
+
+// Review [14]: sizes that never come again.
+TEST_F(Allocator, VaryingShapesStayBelowTheLimit) {
+  constexpr int64_t kLimit = 24 * kMiB;
+  allocator::set_cache_limit(kLimit);
+  EXPECT_EQ(allocator::cache_limit(), kLimit);
+  Generator random(3);
+  int64_t most = 0;
+  const int64_t reserved = allocator::stats().bytes_reserved;
+  for (int i = 0; i < 400; ++i) {
+    const auto bytes = static_cast<size_t>(philox(3, static_cast<uint64_t>(i), 0)[0] % (16 * kMiB));
+    std::vector<Storage> held;
+    for (size_t part = 1; part <= 4; ++part) held.push_back(Storage::allocate(bytes / part + 100));
+    held.clear();
+    most = std::max(most, cached());
+    ASSERT_LE(cached(), kLimit);
+    ASSERT_LE(allocator::stats().bytes_reserved, reserved + kLimit + 40 * kMiB);
+  }
+  EXPECT_GT(most, kLimit / 2);  // it does cache
+}
+
+TEST_F(Allocator, TheOldestBlocksGoFirst) {
+  allocator::set_cache_limit(10 * kMiB);
+  void* const old = allocator::allocate(4 * kMiB);
+  void* const young = allocator::allocate(5 * kMiB);
+  allocator::deallocate(old, 4 * kMiB);
+  allocator::deallocate(young, 5 * kMiB);
+  EXPECT_EQ(cached(), 9 * kMiB);
+  void* const last = allocator::allocate(3 * kMiB);
+  allocator::deallocate(last, 3 * kMiB);
+  EXPECT_EQ(cached(), 8 * kMiB);
+  EXPECT_EQ(allocator::allocate(5 * kMiB), young);
+  allocator::deallocate(young, 5 * kMiB);
+}
+
+TEST_F(Allocator, TrimAndLimitZero) {
+  for (int i = 1; i <= 4; ++i) Storage::allocate(static_cast<size_t>(i) * kMiB);
+  EXPECT_EQ(cached(), 10 * kMiB);
+  allocator::trim(8 * kMiB);
+  EXPECT_EQ(cached(), 7 * kMiB);  // without the blocks of 1 and 2
+  allocator::trim(std::numeric_limits<int64_t>::max());
+  EXPECT_EQ(cached(), 7 * kMiB);
+  allocator::set_cache_limit(0);
+  EXPECT_EQ(cached(), 0);
+  Storage::allocate(kMiB);
+  EXPECT_EQ(cached(), 0);
+  EXPECT_NE(test::error_of([] { allocator::set_cache_limit(-1); }), "");
+}
+
+TEST_F(Allocator, ADefaultLimitThatFitsTheMachine) {
+  EXPECT_GT(limit_, 64 * kMiB);
+  EXPECT_LT(limit_, int64_t{1} << 50);
+}
+
+// Everything that is kept goes back, small blocks too, and what is needed again is made again.
+TEST_F(Allocator, MemoryTrimEmptiesEveryCache) {
+  const auto compute = [] {
+    Generator generator(1);
+    const Tensor a = Tensor::randn({300, 300}, {}, &generator);
+    return ops::sum(ops::exp(ops::matmul(a, a)), {0});
+  };
+  const Tensor before = compute();
+  std::vector<Storage> small;
+  for (int i = 0; i < 20; ++i) small.push_back(Storage::allocate(60000));
+  small.clear();
+  EXPECT_GT(cached(), 0);
+  const int64_t reserved = allocator::stats().bytes_reserved;
+  memory::trim();
+  EXPECT_EQ(cached(), 0);
+  EXPECT_LT(allocator::stats().bytes_reserved, reserved - 20 * 60000);
+  EXPECT_TRUE(test::same_bits(compute(), before));
+}
+
+TEST_F(Allocator, ThreadsShareTheLimit) {
+  allocator::set_cache_limit(8 * kMiB);
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([t] {
+      for (int i = 0; i < 300; ++i) {
+        const Storage one = Storage::allocate(static_cast<size_t>((i * 37 + t * 11) % 60 + 1) * 70000);
+        const Storage two = Storage::allocate(static_cast<size_t>(i % 7 + 1) * 1000);
+        if (i % 50 == 0) memory::trim();
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_LE(cached(), 8 * kMiB);
+}
+
+}  // namespace
+}  // namespace rondo
