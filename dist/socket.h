@@ -2,9 +2,11 @@
 #pragma once
 
 #include <chrono>
+#include <functional>
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "rondo/dist/errors.h"
 
@@ -41,9 +43,13 @@ int port_of(const Fd& socket);
 // The address of this end, as text: what the peer's machine can reach this one by.
 std::string local_address(const Fd& socket);
 
-// Tries again until the deadline while nobody listens there. The socket does not block. Throws TimeoutError, or
-// ConnectionError if there is no such host.
-Fd connect_to(const std::string& host, int port, Deadline deadline);
+// The addresses of a host, in numbers; none, and why, if there is no such host. May block.
+using HostLookup = std::function<std::vector<std::string>(const std::string& host, std::string& error)>;
+std::vector<std::string> system_lookup(const std::string& host, std::string& error);
+
+// Tries again until the deadline while nobody listens there, and looks the host up again. The socket does not block.
+// Throws TimeoutError, also if no name server answers in time; ConnectionError if there is no such host.
+Fd connect_to(const std::string& host, int port, Deadline deadline, const HostLookup& lookup = system_lookup);
 // Throw TimeoutError or ConnectionError; some of the bytes may then be through. `peer` is for the message.
 void send_all(const Fd& socket, std::string_view bytes, Deadline deadline, std::string_view peer);
 void receive_exactly(const Fd& socket, char* bytes, size_t n, Deadline deadline, std::string_view peer);
