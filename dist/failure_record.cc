@@ -19,9 +19,13 @@ void write_failure_of_this_process(const std::string& message) noexcept {
     if (environment.store.empty()) return;
     const HostPort at = environment.store_address();
     Store store(at.host, at.port, Milliseconds(2'000), environment.store_token);
-    // A process group knows more than the exception that it threw: whose failure it reports.
-    if (!store.get_if_there(failure_key(environment, environment.rank)))
-      write_failure(store, environment, FailureRecord::now({}, message));
+    FailureRecord record = FailureRecord::now({}, message);
+    if (const std::optional<std::string> text = store.get_if_there(failure_key(environment, environment.rank))) {
+      const std::optional<FailureRecord> before = FailureRecord::from_text(*text);
+      if (before && !before->causes.empty()) return;  // it says more: whose failure this rank reports
+      if (before) record.time = before->time;
+    }
+    write_failure(store, environment, record);
   } catch (const std::exception&) {  // the launcher reports the exit code all the same
   }
 }

@@ -465,15 +465,16 @@ std::string launch_usage() {
 Usage: rondorun --nproc-per-node N [options] program [arguments ...]
 
   --nproc-per-node N    processes to start, one rank each
-  --master-port PORT    MASTER_PORT for programs with a store of their own; a free one if not given
+  --master-port PORT    MASTER_PORT for programs with a store of their own; must be free (default: any free port)
   --grace-period S      seconds between asking the ranks to end and killing them (5)
   --no-prefix           lines of output as they are, without "[rank 1] "
   --nnodes 1            machines; more than one is not supported yet
   --help
 
-Each process finds torchrun's variables: RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT and the
-others, besides RONDO_STORE. OMP_NUM_THREADS and RONDO_NUM_THREADS are the cores divided by N, unless they are set.
-Standard input is empty. A rank that fails ends the job; its exit code, or 128 + n for signal n, is that of rondorun.
+Each process gets torchrun's variables: RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT and the
+others, besides RONDO_STORE and RONDO_STORE_TOKEN. OMP_NUM_THREADS and RONDO_NUM_THREADS are the cores divided by N, unless
+they are set. Standard input is empty. A rank that fails ends the job, with every process that it started. rondorun exits
+with the code of the rank that failed first, or 128 + n for signal n.
 )";
 }
 

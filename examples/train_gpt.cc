@@ -20,6 +20,7 @@
 #include "absl/strings/str_format.h"
 #include "rondo/compile/compile.h"
 #include "rondo/dist/ddp.h"
+#include "rondo/dist/failure_record.h"
 #include "rondo/examples/corpus.h"
 #include "rondo/examples/train_options.h"
 #include "rondo/examples/training_log.h"
@@ -233,7 +234,7 @@ int train(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   try {
-    return rondo::examples::train(argc, argv);
+    return rondo::dist::record_errors([&] { return rondo::examples::train(argc, argv); });
   } catch (const std::exception& error) {
     std::fprintf(stderr, "train_gpt: %s\n", error.what());
     return 1;

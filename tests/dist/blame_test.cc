@@ -72,7 +72,7 @@ TEST(BlameReport, TellsWhatTheRankWrote) {
   RONDO_SKIP_WITHOUT_GLOO();
   const Finished run = rondorun(absl::StrCat("--nproc-per-node 2 ", tests::kRankProgram, " throw recorded"));
   EXPECT_EQ(run.code, 9) << run.out;
-  EXPECT_TRUE(has(run, "rondorun: rank 1 reports: ")) << run.out;
+  EXPECT_TRUE(has(run, "rondorun: rank 1 reports: the data are gone\n")) << run.out;
 }
 
 TEST(FailureRecordTest, SurvivesTheStoreAndRefusesGarbage) {
