@@ -283,7 +283,8 @@ class StoreServer::Loop {
     const size_t size = message_size(c), want = std::max(size, kFreeBuffer);
     if (c.in.size() >= want) return;
     if (want > c.in.capacity()) {
-      if (buffers_ + want > limits_.max_buffers) return defer(c);
+      // A small request always has room: one client's large ones must not keep the others out.
+      if (want > kFreeBuffer && buffers_ + want > limits_.max_buffers) return defer(c);
       c.in.reserve(want);
     }
     const size_t before = c.in.size(), chunk = std::min(want - before, size_t{1} << 18);

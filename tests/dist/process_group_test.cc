@@ -289,12 +289,15 @@ TEST(GroupLife, ManyCanBeMadeOneAfterTheOther) {
 TEST(GroupLife, ARestartedJobMeetsWhateverTheLastOneLeft) {
   RONDO_SKIP_WITHOUT_GLOO();
   for (const int restart_count : {0, 1}) {
-    const auto errors = run_ranks(2, [restart_count](Environment e) {
+    std::atomic<bool> restarted = false;
+    const auto errors = run_ranks(2, [&restarted, restart_count](Environment e) {
+      while (e.rank == 1 && !restarted) std::this_thread::sleep_for(Milliseconds(1));
       for (int i = 0; i < 2 && e.rank == 0; ++i) {
         const std::string error = error_of<TimeoutError>(
             [&] { ProcessGroup::connect(e, {.timeout = Milliseconds(100)}); });
         EXPECT_NE(error.find("rank 1 did not come"), std::string::npos) << error;
       }
+      restarted = true;
       e.restart_count = restart_count;
       const auto group = ProcessGroup::connect(e, {.timeout = test::kPatient});
       group->barrier("together").wait();
