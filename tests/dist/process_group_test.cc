@@ -328,22 +328,23 @@ TEST(GroupLife, AnExceptionIsNotHeldUpByWorkUnderWay) {
     e.store = absl::StrCat("127.0.0.1:", server.port());
     return e;
   };
+  const Tensor large = Tensor::ones({1 << 24});  // made here: the thread pool does not survive a fork
   const pid_t peer = ::fork();
   if (peer == 0) {
     try {
       const auto group = ProcessGroup::connect(rank(1), {.timeout = test::kPatient});
-      for (;;) group->all_reduce(Tensor::ones({1 << 24}), ReduceOp::kSum, "large").wait();
+      for (;;) group->all_reduce(large, ReduceOp::kSum, "large").wait();
     } catch (const std::exception&) {
     }
     ::_exit(0);
   }
   const std::string error = error_of([&] {
     const auto group = ProcessGroup::connect(rank(0), {.timeout = Milliseconds(300'000)});
-    for (int i = 0; i < 3; ++i) group->all_reduce(Tensor::ones({1 << 24}), ReduceOp::kSum, "large").wait();
-    const Work stuck = group->all_reduce(Tensor::ones({1 << 24}), ReduceOp::kSum, "large");
+    for (int i = 0; i < 3; ++i) group->all_reduce(large, ReduceOp::kSum, "large").wait();
+    const Work stuck = group->all_reduce(large, ReduceOp::kSum, "large");
     ::kill(peer, SIGSTOP);
     std::this_thread::sleep_for(Milliseconds(100));
-    if (stuck.is_done()) group->all_reduce(Tensor::ones({1 << 24}), ReduceOp::kSum, "large");
+    if (stuck.is_done()) group->all_reduce(large, ReduceOp::kSum, "large");
     throw Error("mine");
   });
   EXPECT_EQ(error, "mine");
