@@ -17,6 +17,7 @@
 #include "rondo/dist/ddp.h"
 #include "rondo/dist/environment.h"
 #include "rondo/dist/errors.h"
+#include "rondo/dist/failure_record.h"
 #include "rondo/dist/process_group.h"
 #include "rondo/dist/socket.h"
 #include "rondo/modules/attention.h"

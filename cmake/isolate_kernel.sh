@@ -17,6 +17,18 @@ trap 'rm -f "$object.weak"' EXIT
 trap 'rm -f "$object"; exit 1' HUP INT TERM
 # Namespace rondo::cpu is left alone: nothing but kernels uses it, and some of its templates are called across files.
 # W: functions; V: data, of which only vtables point at functions; n: the group of a constructor's or destructor's variants.
+# A class whose members this object defines is this object's: others have no vtable of it and refer to the one here.
 "$nm" "$object" | awk '
-  ($2 == "W" && $3 !~ /^_ZNK?5rondo3cpu/) || ($2 == "V" && $3 ~ /^_ZT[VTC]/) || ($2 == "n" && $3 ~ /[CD]5/) { print $3, $3 ".kernel" }' >"$object.weak"
+  $2 == "T" { defined[$3] }
+  ($2 == "W" && $3 !~ /^_ZNK?5rondo3cpu/) || ($2 == "n" && $3 ~ /[CD]5/) { print $3, $3 ".kernel" }
+  $2 == "V" && $3 ~ /^_ZT[VTC]/ { vtables[$3] }
+  END {
+    for (vtable in vtables) {
+      class = substr(vtable, 5)
+      if (class ~ /^N/) class = substr(class, 2, length(class) - 2)
+      own = 0
+      for (f in defined) if (index(f, "_ZN" class) == 1 || index(f, "_ZNK" class) == 1) own = 1
+      if (!own) print vtable, vtable ".kernel"
+    }
+  }' >"$object.weak"
 "$objcopy" --redefine-syms="$object.weak" "$object" || { rm -f "$object"; exit 1; }

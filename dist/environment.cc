@@ -27,6 +27,16 @@ int number_of(const char* name, int otherwise, int least, int most) {
 
 }  // namespace
 
+HostPort Environment::store_address() const {
+  if (store.empty()) return {master_addr, master_port};
+  HostPort at;
+  const size_t colon = store.rfind(':');
+  if (colon == std::string::npos || !absl::SimpleAtoi(store.substr(colon + 1), &at.port))
+    throw Error(absl::StrCat("the variable RONDO_STORE=", store, " must be host:port"));
+  at.host = store.substr(0, colon);
+  return at;
+}
+
 Environment Environment::from_process() {
   Environment e;
   constexpr int kMost = 1 << 14;
@@ -40,6 +50,9 @@ Environment Environment::from_process() {
   if (const std::string address = text_of("MASTER_ADDR"); !address.empty()) e.master_addr = address;
   e.master_port = number_of("MASTER_PORT", 0, 1, 65535);
   e.store = text_of("RONDO_STORE");
+  e.store_token = text_of("RONDO_STORE_TOKEN");
+  if (const std::string id = text_of("TORCHELASTIC_RUN_ID"); !id.empty()) e.run_id = id;
+  e.restart_count = number_of("TORCHELASTIC_RESTART_COUNT", 0, 0, 1 << 30);
   if (e.world_size > 1 && e.master_port == 0 && e.store.empty())
     throw Error("the variable MASTER_PORT is not set: start the program with rondorun");
   return e;

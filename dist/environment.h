@@ -1,10 +1,15 @@
-// Where a process stands in its job: torchrun's words, which `rondorun` sets.
+// Which process of a job this one is. The variables have torchrun's names; `rondorun` sets them.
 #pragma once
 
 #include <string>
 
 #pragma GCC visibility push(default)
 namespace rondo::dist {
+
+struct HostPort {
+  std::string host;
+  int port = 0;
+};
 
 struct Environment {
   int rank = 0, world_size = 1;              // among all processes
@@ -13,10 +18,17 @@ struct Environment {
   int master_port = 0;
   // "host:port" of a store that the launcher keeps. Empty: rank 0 opens one at master_addr:master_port.
   std::string store;
+  std::string store_token;      // what the store asks its clients for
+  std::string run_id = "none";  // of the job
+  int restart_count = 0;        // how often the job was started again
 
-  // From RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT and RONDO_STORE; one process where
-  // they are not set. This is the only place of the library that reads variables not named RONDO_*, and only when a
-  // program calls it. Throws Error, which names the variable, where they make no sense.
+  // Where the store is. Throws Error if `store` is not host:port.
+  HostPort store_address() const;
+
+  // Reads RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT, TORCHELASTIC_RUN_ID,
+  // TORCHELASTIC_RESTART_COUNT, RONDO_STORE and RONDO_STORE_TOKEN. Variables that are not set mean a job of one
+  // process. No other place of the library reads variables not named RONDO_*, and this one only when a program calls
+  // it. Throws Error, which names the variable, if a value makes no sense.
   static Environment from_process();
 };
 

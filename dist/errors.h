@@ -1,5 +1,4 @@
-// What can go wrong between processes. Every message is a sentence that names the rank, or the address, that it is
-// about.
+// Errors between processes. Every message names the rank or the address that it is about.
 #pragma once
 
 #include "rondo/runtime/error.h"
@@ -7,25 +6,25 @@
 #pragma GCC visibility push(default)
 namespace rondo::dist {
 
-// The base of them all; by itself: this build cannot do it.
+// The base class. Thrown itself if this build lacks what a call needs (Gloo).
 class DistError : public Error {
  public:
   using Error::Error;
 };
 
-// Nothing was heard in time.
+// A peer or the store did not answer in time.
 class TimeoutError : public DistError {
  public:
   using DistError::DistError;
 };
 
-// A peer or the store is gone, cannot be reached, or does not speak our protocol.
+// A peer or the store has ended, cannot be reached, or does not speak this protocol.
 class ConnectionError : public DistError {
  public:
   using DistError::DistError;
 };
 
-// The ranks do not do the same thing: another collective, another plan, a gradient that one of them lacks.
+// The ranks do not do the same: they call different collectives, have different plans, or one lacks a gradient.
 class MismatchError : public DistError {
  public:
   using DistError::DistError;

@@ -14,126 +14,270 @@ std::shared_ptr<ProcessGroup> connect_gloo(const Environment&, GroupOptions) {
 
 #else
 
-#include <algorithm>
-#include <atomic>
+#include <condition_variable>
 #include <cstring>
 #include <deque>
+#include <exception>
+#include <mutex>
 #include <thread>
 #include <utility>
+#include <vector>
 
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
-#include "absl/strings/str_split.h"
-#include "gloo/allgather.h"
-#include "gloo/allreduce.h"
-#include "gloo/broadcast.h"
-#include "gloo/rendezvous/context.h"
-#include "gloo/rendezvous/store.h"
-#include "gloo/transport/tcp/device.h"
-#include "gloo/transport/unbound_buffer.h"
-#include "gloo/types.h"
+#include "rondo/dist/agreement.h"
+#include "rondo/dist/failure_record.h"
+#include "rondo/dist/gloo_transport.h"
+#include "rondo/dist/peer_status.h"
 #include "rondo/dist/reduction.h"
+#include "rondo/dist/rendezvous.h"
 #include "rondo/dist/store.h"
 
 namespace rondo::dist {
 namespace {
 
-// Where Gloo's pairs find each other's addresses.
-class Rendezvous final : public gloo::rendezvous::Store {
- public:
-  Rendezvous(dist::Store& store, std::string prefix, Milliseconds timeout)
-      : store_(store), prefix_(std::move(prefix)), timeout_(timeout) {}
-  void set(const std::string& key, const std::vector<char>& data) override {
-    store_.set(prefix_ + key, std::string_view(data.data(), data.size()));
-  }
-  std::vector<char> get(const std::string& key) override {
-    const std::string value = store_.get(prefix_ + key, timeout_);
-    return {value.begin(), value.end()};
-  }
-  void wait(const std::vector<std::string>& keys) override { wait(keys, timeout_); }
-  void wait(const std::vector<std::string>& keys, const std::chrono::milliseconds& timeout) override {
-    std::vector<std::string> names;
-    for (const std::string& key : keys) names.push_back(prefix_ + key);
-    store_.wait(names, timeout);
-  }
+constexpr size_t kLongestName = 80;
+// How long a group that is destroyed waits for a collective that moves data already, and for the ranks that still use
+// its store.
+constexpr Milliseconds kLeaving{2'000}, kStoreLeaving{5'000};
+// How long ranks that disagree wait for each other's sentences.
+constexpr Milliseconds kTelling{5'000};
 
- private:
-  dist::Store& store_;
-  const std::string prefix_;
-  const Milliseconds timeout_;
-};
-
-enum class Kind : uint8_t { kAllReduce, kBroadcast, kAllGather, kBarrier };
-constexpr uint8_t kMessageSlotPrefix = 0x7F;  // Gloo's own collectives have others
-constexpr const char* kKindNames[] = {"all_reduce", "broadcast", "all_gather", "barrier"};
-
-// What a rank is about to do. The ranks exchange these before a tensor moves: sizes that differ would end the process
-// from inside Gloo, and equal sizes with another meaning would give wrong numbers.
-struct Header {
-  uint64_t number = 0;  // of the collective, from 1
-  int64_t numel = 0;
-  int32_t root = 0;
-  Kind kind = Kind::kBarrier;
-  ReduceOp op = ReduceOp::kSum;
-  DType dtype = kU8;
-  char name[81] = {};
-};
-
-bool same(const Header& a, const Header& b) {
-  return a.number == b.number && a.numel == b.numel && a.root == b.root && a.kind == b.kind && a.op == b.op &&
-         a.dtype == b.dtype && std::strncmp(a.name, b.name, sizeof a.name) == 0;
-}
-
-// What goes to every rank at the start of a collective. A tensor that fits comes along, so that small collectives (a
-// loss, the end of a step) take one message and not two.
-constexpr size_t kSmall = 768;  // bytes
-struct Message {
-  Header header;
-  unsigned char data[kSmall] = {};
-};
-
-std::string describe(const Header& h) {
-  std::string text = absl::StrCat(kKindNames[static_cast<int>(h.kind)], " ", h.number, " (", std::string(h.name));
-  if (h.kind == Kind::kBarrier) return text + ")";
-  absl::StrAppend(&text, "; ", h.numel, " ", std::string(name_of(h.dtype)));
-  if (h.kind == Kind::kAllReduce && h.op == ReduceOp::kAverage) text += ", average";
-  if (h.kind == Kind::kBroadcast) absl::StrAppend(&text, " from rank ", h.root);
-  return text + ")";
-}
-
-size_t bytes_of(const Header& h) { return static_cast<size_t>(h.numel) * size_of(h.dtype); }
-
+// One collective on its way.
 struct Job {
-  Header header;
+  Call call;
+  std::string name;
   Tensor out, in;  // kept alive
   void* to = nullptr;
   const void* from = nullptr;
   std::shared_ptr<Work::State> state;
+
+  std::string text() const { return describe(call, name); }
+};
+
+// The communication thread's side of a group: takes jobs in order, and runs each one to its end.
+class Communicator {
+ public:
+  Communicator(const Environment& environment, Milliseconds timeout)
+      : rank_(environment.rank), world_size_(environment.world_size), timeout_(timeout) {
+    const HostPort at = environment.store_address();
+    store_ = std::make_unique<Store>(at.host, at.port, timeout, environment.store_token);
+    try {
+      const std::string prefix = meet(*store_, environment, timeout);
+      peers_ = std::make_unique<PeerStatus>(*store_, environment, prefix);
+      transport_ = std::make_unique<GlooTransport>(*store_, prefix, rank_, world_size_, timeout);
+    } catch (const MissingRanksError& e) {
+      write_failure(*store_, environment, FailureRecord::now(e.ranks, e.what()));
+      throw;
+    } catch (const DistError& e) {
+      if (peers_) peers_->fail(e.what(), {});
+      throw;
+    }
+  }
+
+  Work issue(Job job, std::string_view name) {
+    job.name = name.substr(0, kLongestName);
+    job.call.name = hash_of_name(job.name);
+    job.state = std::make_shared<Work::State>();
+    Work work(job.state);
+    {
+      const std::lock_guard lock(mutex_);
+      job.call.number = ++issued_;
+      jobs_.push_back(std::move(job));
+    }
+    changed_.notify_all();
+    return work;
+  }
+
+  // Until close() is called and every job has an outcome.
+  void run() {
+    const SigpipeBlocked blocked;
+    for (;;) {
+      Job job;
+      {
+        std::unique_lock lock(mutex_);
+        changed_.wait(lock, [this] { return closing_ || !jobs_.empty(); });
+        if (jobs_.empty()) break;
+        job = std::move(jobs_.front());
+        jobs_.pop_front();
+        if (closing_ && failure_.empty()) failure_ = "the process group was closed";
+      }
+      finish(std::move(job));
+    }
+    {
+      const std::lock_guard lock(mutex_);
+      ended_ = true;
+    }
+    changed_.notify_all();
+  }
+
+  // Jobs that have not begun get an error. Waits `patience` for one that moves data: its peers are there. False if it
+  // takes longer: the thread then ends by itself when the group's timeout is over.
+  bool close(const char* how, bool failed, Milliseconds patience) {
+    bool first = false;
+    {
+      const std::lock_guard lock(mutex_);
+      closing_ = true;
+      first = !has_failed_;
+    }
+    if (failed && first) peers_->fail(how, {});
+    peers_->leave(how);
+    transport_->interrupt();
+    changed_.notify_all();
+    std::unique_lock lock(mutex_);
+    return changed_.wait_for(lock, patience, [this] { return ended_; });
+  }
+
+ private:
+  void finish(Job job) {
+    auto outcome = Work::Outcome::kDone;
+    std::string error;
+    try {
+      if (!failure_.empty()) throw ConnectionError(absl::StrCat(job.text(), " cannot run: ", failure_));
+      execute(job);
+    } catch (const std::exception& e) {
+      error = e.what();
+      outcome = dynamic_cast<const MismatchError*>(&e)  ? Work::Outcome::kMismatch
+                : dynamic_cast<const TimeoutError*>(&e) ? Work::Outcome::kLate
+                                                        : Work::Outcome::kLost;
+    }
+    const std::shared_ptr<Work::State> state = job.state;
+    job = Job();  // before whoever waits goes on: the tensors are theirs again
+    state->finish(outcome, std::move(error));
+  }
+
+  void execute(Job& job) {
+    const auto began = std::chrono::steady_clock::now();
+    peers_->begin(job.call.number, job.text());
+    try {
+      const std::vector<CallMessage> calls = agree(job);
+      const size_t bytes = job.call.bytes();
+      if (bytes <= kInline) take_inline(job, calls);
+      else if (bytes <= kSmall) exchange_small(job);
+      else move(job);
+    } catch (const MismatchError& e) {
+      fail(e.what(), {});
+      throw;
+    } catch (const std::exception& e) {
+      const std::string what = absl::StrCat("rank ", rank_, ": ", job.text());
+      if (is_closing()) throw ConnectionError(what + " was given up: the process group was closed");
+      const bool late = std::chrono::steady_clock::now() - began >= timeout_;
+      const PeerStatus::Diagnosis diagnosis = peers_->diagnose(job.call.number, what, late, timeout_, e.what());
+      fail(diagnosis.sentence, diagnosis.causes);
+      if (late) throw TimeoutError(diagnosis.sentence);
+      throw ConnectionError(diagnosis.sentence);
+    }
+  }
+
+  bool is_closing() {
+    const std::lock_guard lock(mutex_);
+    return closing_;
+  }
+
+  void fail(const std::string& sentence, const std::vector<int>& causes) {
+    failure_ = sentence;
+    {
+      const std::lock_guard lock(mutex_);
+      has_failed_ = true;
+    }
+    peers_->fail(sentence, causes);
+    transport_->close();  // the others need not wait until they run out of patience
+  }
+
+  // ---- Agreement
+  // Throws MismatchError, the same sentence on every rank, unless all ranks are about to do the same.
+  std::vector<CallMessage> agree(const Job& job) {
+    CallMessage mine{.call = job.call};
+    if (sends(job.call) && job.call.bytes() <= kInline && job.call.bytes() > 0)
+      std::memcpy(mine.data, source(job), job.call.bytes());
+    std::vector<CallMessage> all(static_cast<size_t>(world_size_));
+    transport_->exchange(&mine, sizeof mine, all.data());
+    const size_t other = first_that_differs(all, world_size_);
+    if (other == 0) return all;
+    peers_->publish_call(job.text());
+    throw MismatchError(absl::StrCat("the ranks do not call the same collectives: rank 0 is at ",
+                                     call_of(0, all[0].call), ", rank ", other, " at ",
+                                     call_of(static_cast<int>(other), all[other].call)));
+  }
+  std::string call_of(int rank, const Call& call) {
+    try {
+      return peers_->call_of(rank, kTelling);
+    } catch (const DistError&) {
+      return describe(call, "its name is not known");
+    }
+  }
+
+  bool sends(const Call& call) const { return call.kind != CollectiveKind::kBroadcast || call.root == rank_; }
+  static const void* source(const Job& job) { return job.call.kind == CollectiveKind::kAllGather ? job.from : job.to; }
+
+  // ---- Data
+  void take_inline(Job& job, const std::vector<CallMessage>& calls) {
+    const size_t bytes = job.call.bytes();
+    std::vector<unsigned char> all(calls.size() * bytes);
+    for (size_t r = 0; r < calls.size() && bytes > 0; ++r) std::memcpy(all.data() + r * bytes, calls[r].data, bytes);
+    combine_small(job.call, rank_, world_size_, all.data(), job.to);
+  }
+
+  void exchange_small(Job& job) {
+    std::vector<unsigned char> all(static_cast<size_t>(world_size_) * job.call.bytes());
+    transport_->exchange(source(job), job.call.bytes(), all.data());
+    combine_small(job.call, rank_, world_size_, all.data(), job.to);
+  }
+
+  void move(Job& job) {
+    const Call& call = job.call;
+    const auto n = static_cast<size_t>(call.numel);
+    switch (call.kind) {
+      case CollectiveKind::kBarrier: return;
+      case CollectiveKind::kBroadcast: return transport_->broadcast(job.to, call.bytes(), call.root);
+      case CollectiveKind::kAllGather: return transport_->all_gather(job.from, job.to, call.bytes());
+      case CollectiveKind::kAllReduce: {
+        const DType wire = wire_dtype(call.dtype);
+        std::vector<float> wide(wire == call.dtype ? 0 : n);
+        void* values = wire == call.dtype ? job.to : wide.data();
+        if (wire != call.dtype) widen(job.to, call.dtype, wide.data(), n);
+        transport_->all_reduce(values, wire, n);
+        if (call.op == ReduceOp::kAverage) divide(values, wire, n, world_size_);
+        if (wire != call.dtype) narrow(wide.data(), job.to, call.dtype, n);
+      }
+    }
+  }
+
+  const int rank_, world_size_;
+  const Milliseconds timeout_;
+  std::unique_ptr<Store> store_;
+  std::unique_ptr<PeerStatus> peers_;
+  std::unique_ptr<GlooTransport> transport_;
+
+  std::mutex mutex_;  // guards what follows
+  std::condition_variable changed_;
+  std::deque<Job> jobs_;
+  uint64_t issued_ = 0;
+  bool closing_ = false, ended_ = false, has_failed_ = false;
+
+  std::string failure_;  // the communication thread's own: why no job can run any more
 };
 
 class GlooGroup final : public ProcessGroup {
  public:
   GlooGroup(const Environment& environment, GroupOptions options)
-      : rank_(environment.rank), world_size_(environment.world_size), timeout_(options.timeout) {
-    if (timeout_.count() <= 0) throw Error("ProcessGroup: the timeout must be positive");
-    meet(environment);
-    thread_ = std::thread([this] { run(); });
+      : rank_(environment.rank), world_size_(environment.world_size), exceptions_(std::uncaught_exceptions()) {
+    if (options.timeout.count() <= 0) throw Error("ProcessGroup: the timeout must be positive");
+    if (environment.store.empty() && rank_ == 0)
+      server_ = std::make_unique<StoreServer>(environment.master_addr, environment.master_port,
+                                              environment.store_token);
+    communicator_ = std::make_shared<Communicator>(environment, options.timeout);
+    thread_ = std::thread([communicator = communicator_] { communicator->run(); });
+    if (server_) lookout_ = std::make_unique<Lookout>(environment);
   }
 
-  // What has not begun ends with an error; what moves data already is waited for, as its peers are there.
   ~GlooGroup() override {
-    say_goodbye("it has left the group");
-    {
-      const std::lock_guard lock(mutex_);
-      closing_ = true;
-      if (waiting_ != nullptr)
-        for (const auto& buffer : *waiting_) buffer->abortWaitRecv();
-    }
-    jobs_changed_.notify_all();
-    thread_.join();
-    context_.reset();
-    if (server_) wait_for_the_others();
+    const bool unwinds = std::uncaught_exceptions() > exceptions_;
+    const bool ended = communicator_->close(unwinds ? "an exception ended it" : "it has left the group", unwinds,
+                                            unwinds ? Milliseconds(0) : kLeaving);
+    if (ended) thread_.join();
+    else thread_.detach();
+    communicator_.reset();
+    lookout_.reset();
   }
 
   int rank() const override { return rank_; }
@@ -142,360 +286,63 @@ class GlooGroup final : public ProcessGroup {
   Work all_reduce(const Tensor& tensor, ReduceOp op, std::string_view name) override {
     check_reducible(tensor, op, name);
     Job job;
-    job.header = {.numel = tensor.numel(), .kind = Kind::kAllReduce, .op = op, .dtype = tensor.dtype()};
+    job.call = {.numel = tensor.numel(), .kind = CollectiveKind::kAllReduce, .op = op, .dtype = tensor.dtype()};
     job.out = tensor;
     job.to = job.out.raw_mutable_data();
-    return issue(std::move(job), name);
+    return communicator_->issue(std::move(job), name);
   }
   Work broadcast(const Tensor& tensor, int root, std::string_view name) override {
     check_dense(tensor, "broadcast", name);
     if (root < 0 || root >= world_size_)
       throw Error(absl::StrCat("broadcast (", std::string(name), "): there is no rank ", root));
     Job job;
-    job.header = {.numel = tensor.numel(), .root = root, .kind = Kind::kBroadcast, .dtype = tensor.dtype()};
+    job.call = {.numel = tensor.numel(), .root = root, .kind = CollectiveKind::kBroadcast, .dtype = tensor.dtype()};
     job.out = tensor;
     // The root only reads.
     job.to = root == rank_ ? const_cast<void*>(tensor.raw_data()) : job.out.raw_mutable_data();
-    return issue(std::move(job), name);
+    return communicator_->issue(std::move(job), name);
   }
   Work all_gather(const Tensor& out, const Tensor& in, std::string_view name) override {
     check_gather(out, in, world_size_, name);
     Job job;
-    job.header = {.numel = in.numel(), .kind = Kind::kAllGather, .dtype = in.dtype()};
+    job.call = {.numel = in.numel(), .kind = CollectiveKind::kAllGather, .dtype = in.dtype()};
     job.in = in;
     job.from = in.raw_data();
     job.out = out;
     job.to = job.out.raw_mutable_data();
-    return issue(std::move(job), name);
+    return communicator_->issue(std::move(job), name);
   }
-  Work barrier(std::string_view name) override { return issue(Job(), name); }
+  Work barrier(std::string_view name) override { return communicator_->issue(Job(), name); }
 
  private:
-  // ---- Meeting the others
-  void meet(const Environment& e) {
-    std::pair<std::string, int> at = {e.master_addr, e.master_port};
-    if (!e.store.empty()) {
-      const size_t colon = e.store.rfind(':');
-      if (colon == std::string::npos || !absl::SimpleAtoi(e.store.substr(colon + 1), &at.second))
-        throw Error(absl::StrCat("the variable RONDO_STORE=", e.store, " must be host:port"));
-      at.first = e.store.substr(0, colon);
-    } else if (rank_ == 0) {
-      server_ = std::make_unique<StoreServer>(at.first, at.second);
-    }
-    store_ = std::make_unique<Store>(at.first, at.second, timeout_);
-    // Groups that are made one after the other are told apart by how many this rank has made.
-    prefix_ = absl::StrCat("group/", store_->add(absl::StrCat("groups/", rank_), 1), "/");
-    store_->barrier(prefix_ + "connect", rank_, world_size_, timeout_);
-    store_->set_will(gone_key(rank_), "its process ended");
-    auto context = std::make_shared<gloo::rendezvous::Context>(rank_, world_size_);
-    // While connecting, Gloo waits five times as long as it is told.
-    context->setTimeout(std::max(timeout_ / 5, Milliseconds(1)));
-    Rendezvous rendezvous(*store_, prefix_ + "address/", timeout_);
-    gloo::transport::tcp::attr attributes;
-    attributes.hostname = store_->local_address();
-    try {
-      std::shared_ptr<gloo::transport::Device> device = gloo::transport::tcp::CreateDevice(attributes);
-      context->connectFullMesh(rendezvous, device);
-    } catch (const DistError&) {
-      throw;
-    } catch (const std::exception& e) {
-      throw ConnectionError(absl::StrCat("rank ", rank_, " cannot connect to the other ranks: ", e.what()));
-    }
-    context_ = std::move(context);
-  }
-
-  std::string gone_key(int rank) const { return absl::StrCat(prefix_, "gone/", rank); }
-  std::string failed_key(int rank) const { return absl::StrCat(prefix_, "failed/", rank); }
-  std::string late_key(int rank) const { return absl::StrCat(prefix_, "late/", rank); }
-  std::string progress_key(int rank) const { return absl::StrCat(prefix_, "progress/", rank); }
-
-  void say_goodbye(const char* how) noexcept {
-    try {
-      store_->set(gone_key(rank_), how);
-      store_->set_will("", "");
-    } catch (const std::exception&) {  // without a store the others learn it from their sockets
-    }
-  }
-
-  // Keeps the store open while another rank may still ask it what went wrong.
-  void wait_for_the_others() noexcept {
-    try {
-      std::vector<std::string> keys;
-      for (int r = 0; r < world_size_; ++r) keys.push_back(gone_key(r));
-      store_->wait(keys, Milliseconds(5'000));
-    } catch (const std::exception&) {
-    }
-  }
-
-  // ---- The queue
-  Work issue(Job job, std::string_view name) {
-    std::memcpy(job.header.name, name.data(), std::min(name.size(), sizeof job.header.name - 1));
-    job.state = std::make_shared<Work::State>();
-    Work work(job.state);
-    {
-      const std::lock_guard lock(mutex_);
-      job.header.number = ++issued_;
-      jobs_.push_back(std::move(job));
-    }
-    jobs_changed_.notify_all();
-    return work;
-  }
-
-  void run() {
-    for (;;) {
-      Job job;
-      {
-        std::unique_lock lock(mutex_);
-        jobs_changed_.wait(lock, [this] { return closing_ || !jobs_.empty(); });
-        if (jobs_.empty()) return;
-        job = std::move(jobs_.front());
-        jobs_.pop_front();
-        if (closing_ && failure_.empty()) failure_ = "the process group was closed";
-      }
-      auto outcome = Work::Outcome::kDone;
-      std::string error;
-      try {
-        if (!failure_.empty()) throw ConnectionError(absl::StrCat(describe(job.header), " cannot run: ", failure_));
-        execute(job);
-      } catch (const std::exception& e) {
-        error = e.what();
-        outcome = dynamic_cast<const MismatchError*>(&e)  ? Work::Outcome::kMismatch
-                  : dynamic_cast<const TimeoutError*>(&e) ? Work::Outcome::kLate
-                                                          : Work::Outcome::kLost;
-      }
-      const std::shared_ptr<Work::State> state = job.state;
-      job = Job();  // before whoever waits goes on: the tensors are theirs again
-      state->finish(outcome, std::move(error));
-    }
-  }
-
-  // ---- One collective
-  void execute(Job& job) {
-    const auto began = std::chrono::steady_clock::now();
-    try {
-      store_->post(progress_key(rank_), absl::StrCat(job.header.number, " ", describe(job.header)));
-    } catch (const DistError&) {  // only errors would be the poorer for it
-    }
-    try {
-      const std::vector<Message> all = agree(job);
-      if (bytes_of(job.header) <= kSmall) take_small(job, all);
-      else move(job);
-    } catch (const MismatchError& e) {
-      fail(e.what());
-      throw;
-    } catch (const std::exception& e) {
-      const bool late = std::chrono::steady_clock::now() - began >= timeout_;
-      const std::string what = diagnose(job.header, late, e.what());
-      fail(what);
-      if (late) throw TimeoutError(what);
-      throw ConnectionError(what);
-    }
-  }
-
-  // Throws MismatchError, the same sentence on every rank, unless all are about to do the same. Here is where a rank
-  // waits for one that is late, so it is done with buffers of our own, which the destructor can wake.
-  std::vector<Message> agree(const Job& job) {
-    Message mine{.header = job.header};
-    const void* source = job.header.kind == Kind::kAllGather ? job.from : job.to;
-    const size_t bytes = bytes_of(job.header);
-    const bool sends = job.header.kind != Kind::kBroadcast || job.header.root == rank_;
-    if (sends && bytes > 0 && bytes <= kSmall) std::memcpy(mine.data, source, bytes);
-    std::vector<Message> all(static_cast<size_t>(world_size_), mine);
-    const uint64_t slot = gloo::Slot::build(kMessageSlotPrefix, tag_++);
-    Buffers sent, received;
-    for (int r = 0; r < world_size_; ++r) {
-      if (r == rank_) continue;
-      received.push_back(context_->createUnboundBuffer(&all[static_cast<size_t>(r)], sizeof mine));
-      received.back()->recv(r, slot);
-      sent.push_back(context_->createUnboundBuffer(&mine, sizeof mine));
-      sent.back()->send(r, slot);
-    }
-    {
-      const WaitingScope scope(*this, received);
-      const Deadline deadline = after(timeout_);
-      for (const auto& buffer : received)
-        if (!buffer->waitRecv(left_until(deadline))) throw ConnectionError("interrupted");
-      for (const auto& buffer : sent) buffer->waitSend(left_until(deadline));
-    }
-    for (size_t r = 1; r < all.size(); ++r) {
-      Header &first = all[0].header, &other = all[r].header;
-      other.name[sizeof other.name - 1] = '\0';
-      if (!same(first, other))
-        throw MismatchError(absl::StrCat("the ranks do not call the same collectives: rank 0 is at ", describe(first),
-                                         ", rank ", r, " at ", describe(other)));
-    }
-    return all;
-  }
-
-  using Buffers = std::vector<std::unique_ptr<gloo::transport::UnboundBuffer> >;
-  // Lets the destructor interrupt waiting for these.
-  class WaitingScope {
+  // In the process that keeps the store: waits until the other ranks have left it, so that they can still ask it what
+  // went wrong.
+  class Lookout {
    public:
-    WaitingScope(GlooGroup& group, Buffers& buffers) : group_(group) {
-      const std::lock_guard lock(group.mutex_);
-      if (group.closing_) throw ConnectionError("interrupted");
-      group.waiting_ = &buffers;
+    explicit Lookout(const Environment& environment) : environment_(environment) {}
+    ~Lookout() {
+      try {
+        const HostPort at = environment_.store_address();
+        Store store(at.host, at.port, kStoreLeaving, environment_.store_token);
+        const std::string prefix = absl::StrCat(job_prefix(environment_), "group/",
+                                                store.get_if_there(job_prefix(environment_) + "groups").value_or("0"),
+                                                "/gone/");
+        std::vector<std::string> keys;
+        for (int r = 0; r < environment_.world_size; ++r) keys.push_back(absl::StrCat(prefix, r));
+        store.wait_for(keys, kStoreLeaving);
+      } catch (const std::exception&) {
+      }
     }
-    ~WaitingScope() {
-      const std::lock_guard lock(group_.mutex_);
-      group_.waiting_ = nullptr;
-    }
-    WaitingScope(const WaitingScope&) = delete;
-    WaitingScope& operator=(const WaitingScope&) = delete;
 
    private:
-    GlooGroup& group_;
+    const Environment environment_;
   };
-  // Zero would mean for ever.
-  static Milliseconds left_until(Deadline deadline) {
-    return std::max(Milliseconds(1), std::chrono::ceil<Milliseconds>(deadline - std::chrono::steady_clock::now()));
-  }
-
-  // Everything is here already. Every rank adds in the order of the ranks: the same bits.
-  void take_small(Job& job, const std::vector<Message>& all) {
-    const Header& h = job.header;
-    const size_t bytes = bytes_of(h), n = static_cast<size_t>(h.numel);
-    if (bytes == 0) return;
-    if (h.kind == Kind::kBroadcast && h.root != rank_)
-      std::memcpy(job.to, all[static_cast<size_t>(h.root)].data, bytes);
-    if (h.kind == Kind::kAllGather)
-      for (size_t r = 0; r < all.size(); ++r) std::memcpy(static_cast<char*>(job.to) + r * bytes, all[r].data, bytes);
-    if (h.kind != Kind::kAllReduce) return;
-    const DType wire = wire_dtype(h.dtype);
-    alignas(8) unsigned char sum[2 * kSmall] = {}, part[2 * kSmall];
-    for (size_t r = 0; r < all.size(); ++r) {
-      unsigned char* into = r == 0 ? sum : part;
-      if (wire == h.dtype) std::memcpy(into, all[r].data, bytes);
-      else widen(all[r].data, h.dtype, reinterpret_cast<float*>(into), n);
-      if (r > 0) sum_of(wire)(sum, sum, part, n);
-    }
-    if (h.op == ReduceOp::kAverage) divide(sum, wire, n, world_size_);
-    if (wire == h.dtype) std::memcpy(job.to, sum, bytes);
-    else narrow(reinterpret_cast<const float*>(sum), job.to, h.dtype, n);
-  }
-
-  void move(Job& job) {
-    const Header& h = job.header;
-    const auto n = static_cast<size_t>(h.numel);
-    const size_t bytes = bytes_of(h);
-    switch (h.kind) {
-      case Kind::kBarrier: return;
-      case Kind::kBroadcast: {
-        gloo::BroadcastOptions options(context_);
-        options.setOutput(static_cast<char*>(job.to), bytes);
-        options.setRoot(h.root);
-        set_up(options);
-        return gloo::broadcast(options);
-      }
-      case Kind::kAllGather: {
-        gloo::AllgatherOptions options(context_);
-        options.setInput(static_cast<char*>(const_cast<void*>(job.from)), bytes);
-        options.setOutput(static_cast<char*>(job.to), bytes * static_cast<size_t>(world_size_));
-        set_up(options);
-        return gloo::allgather(options);
-      }
-      case Kind::kAllReduce: {
-        const DType wire = wire_dtype(h.dtype);
-        if (wire == h.dtype) return reduce(job.to, wire, n, h.op);
-        std::vector<float> wide(n);
-        widen(job.to, h.dtype, wide.data(), n);
-        reduce(wide.data(), wire, n, h.op);
-        return narrow(wide.data(), job.to, h.dtype, n);
-      }
-    }
-  }
-
-  void reduce(void* values, DType wire, size_t n, ReduceOp op) {
-    gloo::AllreduceOptions options(context_);
-    if (size_of(wire) == 8) options.setOutput(static_cast<double*>(values), n);
-    else options.setOutput(static_cast<float*>(values), n);
-    options.setReduceFunction(sum_of(wire));
-    set_up(options);
-    gloo::allreduce(options);
-    if (op == ReduceOp::kAverage) divide(values, wire, n, world_size_);
-  }
-
-  template <class Options> void set_up(Options& options) {
-    options.setTag(tag_++);
-    options.setTimeout(timeout_);
-  }
-
-  // ---- When it goes wrong
-  void fail(const std::string& what) {
-    failure_ = what;
-    try {
-      store_->set(failed_key(rank_), what);
-    } catch (const DistError&) {
-    }
-    close_connections();  // the others need not wait until they run out of patience
-  }
-  void close_connections() noexcept {
-    try {
-      context_->closeConnections();
-    } catch (const std::exception&) {  // then it takes them as long as the timeout
-    }
-  }
-
-  // The sentence that says which rank is missing. A socket may tell of a peer's end before the store does.
-  std::string diagnose(const Header& mine, bool late, const std::string& what) {
-    const std::string begin = absl::StrCat("rank ", rank_, ": ", describe(mine));
-    {
-      const std::lock_guard lock(mutex_);
-      if (closing_) return begin + " was given up: the process group was closed";
-    }
-    std::string lost = begin + (late ? absl::StrCat(" did not complete within ", timeout_.count(), " ms") : " failed");
-    std::vector<std::string> silent;
-    try {
-      if (late) store_->set(late_key(rank_), absl::StrCat(mine.number));
-      for (const Deadline until = after(Milliseconds(2'000)); std::chrono::steady_clock::now() < until;
-           std::this_thread::sleep_for(Milliseconds(20))) {
-        std::vector<std::string> gone, behind, failed;
-        silent.clear();
-        for (int r = 0; r < world_size_; ++r) {
-          if (r == rank_) continue;
-          const std::optional<std::string> left = store_->get_if_there(gone_key(r));
-          if (store_->get_if_there(late_key(r)) != absl::StrCat(mine.number))
-            silent.push_back(absl::StrCat("rank ", r));
-          const std::optional<std::string> sentence = store_->get_if_there(failed_key(r));
-          const std::string progress = store_->get_if_there(progress_key(r)).value_or("0 ");
-          const std::pair<std::string, std::string> seen = absl::StrSplit(progress, absl::MaxSplits(' ', 1));
-          uint64_t number = 0;
-          if (sentence) failed.push_back(absl::StrCat("rank ", r, " gave up (", *sentence, ")"));
-          else if (left) gone.push_back(absl::StrCat("rank ", r, " is gone: ", *left));
-          else if (absl::SimpleAtoi(seen.first, &number) && number < mine.number)
-            behind.push_back(absl::StrCat("rank ", r, " has not come to it, ",
-                                          number == 0 ? "nor to any before" : "and was last at ", seen.second));
-        }
-        if (!gone.empty()) return absl::StrCat(lost, ": ", absl::StrJoin(gone, "; "));
-        if (!failed.empty()) return absl::StrCat(lost, ": ", failed[0]);
-        if (late && !behind.empty()) return absl::StrCat(lost, ": ", absl::StrJoin(behind, "; "));
-        if (late && silent.empty()) return absl::StrCat(lost, ": every rank has come to it, but not all its bytes");
-      }
-    } catch (const DistError& e) {
-      return absl::StrCat(lost, ", and ", e.what(), " (", what, ")");
-    }
-    // All have come, and those that still run have run out of patience, too.
-    if (late) return absl::StrCat(lost, ": ", absl::StrJoin(silent, ", "), " came to it and was not heard of since");
-    return absl::StrCat(lost, ": ", what);
-  }
 
   const int rank_, world_size_;
-  const Milliseconds timeout_;
-  std::unique_ptr<StoreServer> server_;  // outlives the client
-  std::unique_ptr<Store> store_;
-  std::string prefix_;
-  std::shared_ptr<gloo::rendezvous::Context> context_;
-
-  std::mutex mutex_;  // guards the queue
-  std::condition_variable jobs_changed_;
-  std::deque<Job> jobs_;
-  uint64_t issued_ = 0;
-  bool closing_ = false;
-  Buffers* waiting_ = nullptr;
-
-  // The communication thread's own.
-  uint32_t tag_ = 0;
-  std::string failure_;
+  const int exceptions_;
+  std::unique_ptr<StoreServer> server_;
+  std::unique_ptr<Lookout> lookout_;
+  std::shared_ptr<Communicator> communicator_;
   std::thread thread_;
 };
 

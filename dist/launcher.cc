@@ -5,6 +5,7 @@
 #include <sched.h>
 #include <signal.h>
 #include <string.h>
+#include <sys/random.h>
 #include <sys/signalfd.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -14,10 +15,12 @@
 #include <cstdlib>
 #include <optional>
 
+#include "absl/strings/escaping.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
 #include "rondo/dist/descendants.h"
+#include "rondo/dist/failure_record.h"
 #include "rondo/dist/guard.h"
 #include "rondo/dist/output_queue.h"
 #include "rondo/dist/store.h"
@@ -29,6 +32,10 @@ namespace {
 constexpr Milliseconds kSettle{300};
 // How long output is waited for that nobody can be expected to write, or to read, any more.
 constexpr Milliseconds kDrain{500};
+// How long the rank to blame may take to end, after another rank has reported it.
+constexpr Milliseconds kEnding{1'000};
+// Of the launcher's connection to its own store.
+constexpr Milliseconds kOwnStore{10'000};
 constexpr size_t kLongestLine = 1 << 16;
 
 std::string signal_text(int signal) {
@@ -50,6 +57,13 @@ int choose_master_port(const LaunchOptions& options) {
     throw Error(absl::StrCat("--master-port=", options.master_port, ": ", e.what()));
   }
   return options.master_port;
+}
+
+// 128 random bits, in hexadecimal digits.
+std::string random_token() {
+  unsigned char bytes[16];
+  if (::getrandom(bytes, sizeof bytes, 0) != sizeof bytes) throw Error(absl::StrCat("getrandom: ", ::strerror(errno)));
+  return absl::BytesToHexString(std::string(reinterpret_cast<const char*>(bytes), sizeof bytes));
 }
 
 // Takes from this thread, and from threads that it starts, the signals that ask a program to end. A signal that this
@@ -92,6 +106,7 @@ struct Rank {
   std::string lines[2];  // the beginning of a line whose end has not come yet
   std::optional<int> status;
   int64_t ended_at = 0;  // microseconds since 1970
+  std::optional<FailureRecord> failure;
   bool failed() const { return status && (!WIFEXITED(*status) || WEXITSTATUS(*status) != 0); }
 };
 
@@ -101,7 +116,9 @@ class Job {
       : options_(options),
         master_port_(choose_master_port(options)),
         guard_(signals_.before()),
-        store_("127.0.0.1", 0),
+        token_(random_token()),
+        store_("127.0.0.1", 0, token_),
+        records_("127.0.0.1", store_.port(), kOwnStore, token_),
         output_(output),
         ranks_(static_cast<size_t>(options.nproc_per_node)) {}
 
@@ -115,7 +132,7 @@ class Job {
       if (blame_at_ && now >= *blame_at_) blame();
       if (kill_at_ && now >= *kill_at_) kill_all();
     }
-    if (blame_at_) blame();
+    while (blame_at_) blame();
     end();
     return code_;
   }
@@ -139,6 +156,7 @@ class Job {
         "TORCHELASTIC_MAX_RESTARTS=0",
         "TORCHELASTIC_RUN_ID=none",
         absl::StrCat("RONDO_STORE=127.0.0.1:", store_.port()),
+        "RONDO_STORE_TOKEN=" + token_,
     };
     // Each rank gets its share of the cores, unless the user has decided.
     const char* threads = std::getenv("OMP_NUM_THREADS");
@@ -240,24 +258,92 @@ class Job {
   }
 
   // ---- Its end
+  // Note [Who is to blame]. When one rank fails, the others fail because of it, and may even end before it: with an
+  // exit code, an uncaught ConnectionError (SIGABRT), or a shell's code for a signal. So neither the kind of end nor
+  // its order decides alone. A rank whose process group fails writes a FailureRecord: when, and which ranks it misses.
+  // The launcher starts at the first failure in time, by record or by exit, and goes on to the rank that this one
+  // misses, until it finds a rank that misses none. That rank may have exited with 0, or be stopped.
+  std::optional<size_t> find_culprit() {
+    const auto n = ranks_.size();
+    std::vector<std::optional<FailureRecord>> records(n);
+    for (size_t r = 0; r < n; ++r) records[r] = ranks_[r].failure = record_of(static_cast<int>(r));
+    std::optional<size_t> first;
+    int64_t first_time = 0;
+    for (size_t r = 0; r < n; ++r) {
+      std::optional<int64_t> time;
+      if (ranks_[r].failed()) time = ranks_[r].ended_at;
+      if (records[r]) time = std::min(time.value_or(records[r]->time), records[r]->time);
+      if (!time || (first && first_time <= *time)) continue;
+      first = r;
+      first_time = *time;
+    }
+    std::vector<bool> seen(n);
+    while (first && records[*first]) {
+      seen[*first] = true;
+      std::optional<size_t> next;
+      for (const int cause : records[*first]->causes)
+        if (!next && cause >= 0 && static_cast<size_t>(cause) < n && !seen[static_cast<size_t>(cause)])
+          next = static_cast<size_t>(cause);
+      if (!next) break;
+      accuser_ = *first;
+      first = next;
+    }
+    return first;
+  }
+
+  std::optional<FailureRecord> record_of(int rank) {
+    Environment job;  // as start_all() names it
+    try {
+      const std::optional<std::string> text = records_.get_if_there(failure_key(job, rank));
+      return text ? FailureRecord::from_text(*text) : std::nullopt;
+    } catch (const DistError&) {
+      return std::nullopt;
+    }
+  }
+
+  bool is_stopped(const Rank& rank) const {
+    ProcessInfo info;
+    if (rank.status || !read_process(rank.pid, info)) return false;
+    std::vector<ProcessInfo> all = descendants_of(rank.pid);
+    all.push_back(info);
+    return std::any_of(all.begin(), all.end(), [](const ProcessInfo& process) { return process.state == 'T'; });
+  }
+
   // Says which rank failed first, then the others, in the order in which they ended; and ends the job.
   void blame() {
     blame_at_.reset();
+    accuser_.reset();
+    const std::optional<size_t> culprit = find_culprit();
+    if (!culprit) return;
+    const Rank& root = ranks_[*culprit];
+    const bool stopped = is_stopped(root);
+    if (!root.status && !stopped && !has_waited_) {  // it may be about to end
+      has_waited_ = true;
+      blame_at_ = after(kEnding);
+      return;
+    }
     std::vector<size_t> failed;
     for (size_t r = 0; r < ranks_.size(); ++r)
-      if (ranks_[r].failed()) failed.push_back(r);
+      if (ranks_[r].failed() && r != *culprit) failed.push_back(r);
     std::stable_sort(failed.begin(), failed.end(),
                      [this](size_t a, size_t b) { return ranks_[a].ended_at < ranks_[b].ended_at; });
-    for (const size_t r : failed) {
-      const int status = *ranks_[r].status;
-      say(absl::StrCat("rank ", r, " (pid ", ranks_[r].pid, ") ",
-                       WIFSIGNALED(status) ? absl::StrCat("was killed by ", signal_text(WTERMSIG(status)))
-                                           : absl::StrCat("exited with code ", WEXITSTATUS(status)),
-                       r == failed.front() ? "; the job ends" : ""));
-    }
-    const int status = *ranks_[failed.front()].status;
+    say(absl::StrCat(name_of_rank(*culprit),
+                     stopped        ? " is stopped (SIGSTOP or SIGTSTP)"
+                     : !root.status ? " does not take part any more"
+                                    : how_it_ended(*root.status),
+                     root.status && !root.failed() ? " while other ranks needed it" : "", "; the job ends"));
+    if (root.failure) say(absl::StrCat("rank ", *culprit, " reports: ", root.failure->message));
+    else if (accuser_ && !root.failed())
+      say(absl::StrCat("rank ", *accuser_, " reports: ", ranks_[*accuser_].failure->message));
+    for (const size_t r : failed) say(absl::StrCat(name_of_rank(r), how_it_ended(*ranks_[r].status)));
+    const int status = *(root.failed() || failed.empty() ? root : ranks_[failed.front()]).status;
     code_ = WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
     end_all(SIGTERM);
+  }
+  std::string name_of_rank(size_t r) const { return absl::StrCat("rank ", r, " (pid ", ranks_[r].pid, ")"); }
+  static std::string how_it_ended(int status) {
+    return WIFSIGNALED(status) ? absl::StrCat(" was killed by ", signal_text(WTERMSIG(status)))
+                               : absl::StrCat(" exited with code ", WEXITSTATUS(status));
   }
 
   void pass_on(int signal) {
@@ -323,10 +409,14 @@ class Job {
   Signals signals_;           // before all threads: they take none of these signals either
   SubreaperScope subreaper_;  // Note [Who ends whom]
   Guard guard_;               // before all threads: it forks
+  const std::string token_;
   StoreServer store_;
+  Store records_;
   OutputQueue output_;
   std::vector<Rank> ranks_;
   std::optional<Deadline> blame_at_, kill_at_;
+  std::optional<size_t> accuser_;  // the rank whose record names the one to blame
+  bool has_waited_ = false;        // for that one to end
   bool ending_ = false;
   bool dropping_ = false;  // after a signal: output that has no room is dropped
   int code_ = 0;
@@ -375,15 +465,16 @@ std::string launch_usage() {
 Usage: rondorun --nproc-per-node N [options] program [arguments ...]
 
   --nproc-per-node N    processes to start, one rank each
-  --master-port PORT    MASTER_PORT for programs with a store of their own; a free one if not given
+  --master-port PORT    MASTER_PORT for programs with a store of their own; must be free (default: any free port)
   --grace-period S      seconds between asking the ranks to end and killing them (5)
   --no-prefix           lines of output as they are, without "[rank 1] "
   --nnodes 1            machines; more than one is not supported yet
   --help
 
-Each process finds torchrun's variables: RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT and the
-others, besides RONDO_STORE. OMP_NUM_THREADS and RONDO_NUM_THREADS are the cores divided by N, unless they are set.
-Standard input is empty. A rank that fails ends the job; its exit code, or 128 + n for signal n, is that of rondorun.
+Each process gets torchrun's variables: RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT and the
+others, besides RONDO_STORE and RONDO_STORE_TOKEN. OMP_NUM_THREADS and RONDO_NUM_THREADS are the cores divided by N, unless
+they are set. Standard input is empty. A rank that fails ends the job, with every process that it started. rondorun exits
+with the code of the rank that failed first, or 128 + n for signal n.
 )";
 }
 

@@ -94,22 +94,22 @@ void check_gather(const Tensor& out, const Tensor& in, int world_size, std::stri
 
 std::vector<std::string> gather_texts(ProcessGroup& group, std::string_view text, int64_t max_bytes,
                                       std::string_view name) {
-  // (length, bytes) in a row of fixed size, as the lengths of the others are not known.
-  constexpr int64_t kLength = sizeof(uint32_t);
-  const int64_t row = kLength + max_bytes;
+  const auto n = static_cast<size_t>(group.world_size());
+  text = text.substr(0, static_cast<size_t>(max_bytes));
+  // The lengths first: mostly they are all 0, and always the rows are then as short as they can be.
+  const Tensor length = Tensor::from<int64_t>({static_cast<int64_t>(text.size())}, {1});
+  Tensor lengths = Tensor::zeros({group.world_size(), 1}, {kI64});
+  group.all_gather(lengths, length, name).wait();
+  const std::vector<int64_t> sizes = lengths.to_vector<int64_t>();
+  const int64_t row = *std::max_element(sizes.begin(), sizes.end());
+  std::vector<std::string> texts(n);
+  if (row == 0) return texts;
   Tensor mine = Tensor::zeros({row}, {kU8}), all = Tensor::zeros({group.world_size(), row}, {kU8});
-  const auto size = static_cast<uint32_t>(std::min<size_t>(text.size(), static_cast<size_t>(max_bytes)));
-  uint8_t* bytes = mine.mutable_data<uint8_t>();
-  std::memcpy(bytes, &size, sizeof size);
-  std::memcpy(bytes + kLength, text.data(), size);
+  std::memcpy(mine.mutable_data<uint8_t>(), text.data(), text.size());
   group.all_gather(all, mine, name).wait();
-  std::vector<std::string> texts;
-  for (int r = 0; r < group.world_size(); ++r) {
-    const uint8_t* from = all.data<uint8_t>() + r * row;
-    uint32_t length = 0;
-    std::memcpy(&length, from, sizeof length);
-    texts.emplace_back(reinterpret_cast<const char*>(from) + kLength,
-                       std::min<uint32_t>(length, static_cast<uint32_t>(max_bytes)));
+  for (size_t r = 0; r < n; ++r) {
+    const char* from = reinterpret_cast<const char*>(all.data<uint8_t>()) + static_cast<int64_t>(r) * row;
+    texts[r].assign(from, static_cast<size_t>(sizes[r]));
   }
   return texts;
 }

@@ -5,11 +5,15 @@
 //   ...                                     // runs meanwhile, on the communication thread
 //   sum.wait();                             // gradients is now the average, with the same bits on every rank
 //
-// Every rank calls the same collectives in the same order; they run in that order. Before a byte of a tensor moves the
-// ranks compare what they are about to do: if they do not agree, that collective is a MismatchError on every rank,
-// which names the first rank that differs and what it does. A rank that does not come in time is named by a
-// TimeoutError, one that has ended by a ConnectionError. After an error the group is of no more use: every later
-// collective fails at once with the first error's sentence.
+// Every rank calls the same collectives in the same order; they run in that order. Before a byte of a tensor moves, the
+// ranks compare what they are about to do. If they do not agree, that collective throws MismatchError on every rank: it
+// names the first rank that differs and what that rank calls. TimeoutError names a rank that does not come in time,
+// ConnectionError a rank that has ended. After an error the group cannot be used any more: every later collective fails
+// at once and repeats the first error's message.
+//
+// Destruction is bounded. Collectives that have not begun fail. The destructor waits up to 2 s for a collective that
+// moves data already, not at all while an exception unwinds, and up to 5 s in the rank that keeps the store (no
+// launcher), so that the others can ask the store what went wrong.
 //
 // Thread safety: one thread issues collectives; Work may be waited for anywhere. A tensor in flight belongs to its
 // collective, which keeps it alive: neither read nor write it before wait().
@@ -32,7 +36,7 @@ namespace rondo::dist {
 
 enum class ReduceOp : uint8_t { kSum, kAverage };
 
-// A collective on its way. Copies are the same one; dropping it does not stop it.
+// A collective that was issued. Copies refer to the same collective. Destroying a Work does not stop it.
 class Work {
  public:
   enum class Outcome : uint8_t { kPending, kDone, kLate, kLost, kMismatch };
@@ -43,9 +47,9 @@ class Work {
     std::string error;
     void finish(Outcome with, std::string error);
   };
-  Work() = default;  // of nothing: done
+  Work() = default;  // refers to no collective: is_done() is true
   explicit Work(std::shared_ptr<State> state) : state_(std::move(state)) {}
-  // Returns when it is done; throws its error: TimeoutError, ConnectionError or MismatchError.
+  // Returns when the collective is done. Throws its error: TimeoutError, ConnectionError or MismatchError.
   void wait() const;
   bool is_done() const;
 
@@ -72,24 +76,24 @@ class ProcessGroup {
   virtual int rank() const = 0;
   virtual int world_size() const = 0;
 
-  // Collectives. Tensors are dense, on the CPU, and of the same shape and dtype on every rank; `name` tells users what
-  // it was (up to 80 bytes count) and is compared, too. A tensor that does not fit throws Error here.
+  // Collectives. Tensors are dense, on the CPU, and have the same shape and dtype on every rank. `name` is for
+  // messages, and the ranks compare it (its first 80 bytes). A tensor that does not fit throws Error here.
 
-  // In place, over the ranks. f64, f32, bf16, f16 (both are added, and divided, in f32 and rounded once), i64 and i32
-  // (sums).
+  // In place. dtypes: f64, f32, bf16, f16; i64 and i32 for kSum only. bf16 and f16 are added and divided in f32, and
+  // rounded once.
   virtual Work all_reduce(const Tensor& tensor, ReduceOp op, std::string_view name) = 0;
-  // Overwrites `tensor`, of any dtype, by that of rank `root`.
+  // Overwrites `tensor` with the tensor of rank `root`. Any dtype.
   virtual Work broadcast(const Tensor& tensor, int root, std::string_view name) = 0;
-  // out (world_size, ...) receives the `in` (...) of every rank; any dtype.
+  // out (world_size, ...) receives `in` (...) of every rank. Any dtype.
   virtual Work all_gather(const Tensor& out, const Tensor& in, std::string_view name) = 0;
-  // Done when every rank has come to it.
+  // Done when every rank has called it.
   virtual Work barrier(std::string_view name) = 0;
 
  protected:
   ProcessGroup() = default;
 };
 
-// What `text` is on every rank, in their order; waits. Texts may differ in length; each is cut to `max_bytes`.
+// Returns the `text` of every rank, in the order of the ranks. Waits. Each text is cut to `max_bytes`.
 std::vector<std::string> gather_texts(ProcessGroup& group, std::string_view text, int64_t max_bytes,
                                       std::string_view name);
 

@@ -10,8 +10,11 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <condition_variable>
 #include <cstring>
 #include <memory>
+#include <mutex>
+#include <optional>
 #include <thread>
 
 #include "absl/strings/str_cat.h"
@@ -19,17 +22,62 @@
 namespace rondo::dist {
 namespace {
 
-using Addresses = std::unique_ptr<addrinfo, decltype(&freeaddrinfo)>;
+// How long this machine's own name may take, and how often a peer's name is looked up again.
+constexpr Milliseconds kLookup{30'000}, kLookAgain{1'000};
 
-Addresses resolve(const std::string& host, int port, int flags) {
+using Addresses = std::shared_ptr<addrinfo>;
+
+// Null and an error text if there is no such host.
+Addresses look_up(const std::string& host, int port, int flags, std::string& error) {
   addrinfo hints = {};
   hints.ai_family = AF_UNSPEC;
   hints.ai_socktype = SOCK_STREAM;
   hints.ai_flags = flags;
   addrinfo* found = nullptr;
-  const int error = getaddrinfo(host.empty() ? nullptr : host.c_str(), std::to_string(port).c_str(), &hints, &found);
-  if (error != 0) throw ConnectionError(absl::StrCat("cannot find the host \"", host, "\": ", gai_strerror(error)));
-  return {found, freeaddrinfo};
+  const int code = getaddrinfo(host.empty() ? nullptr : host.c_str(), std::to_string(port).c_str(), &hints, &found);
+  if (code != 0) error = gai_strerror(code);
+  return code == 0 ? Addresses(found, freeaddrinfo) : nullptr;
+}
+
+// An address in numbers needs no name server.
+Addresses read_address(const std::string& host, int port) {
+  std::string ignored;
+  return look_up(host, port, AI_NUMERICHOST, ignored);
+}
+
+struct Answer {
+  std::vector<std::string> addresses;
+  std::string error;
+};
+
+// getaddrinfo() knows no deadline, so it gets a thread, which is left behind if it is late. Nothing if it is late.
+std::optional<Answer> look_up_until(const std::string& host, Deadline deadline, const HostLookup& lookup) {
+  struct Shared {
+    std::mutex mutex;
+    std::condition_variable done;
+    std::optional<Answer> answer;
+  };
+  const auto shared = std::make_shared<Shared>();
+  std::thread([shared, host, lookup] {
+    Answer answer;
+    answer.addresses = lookup(host, answer.error);
+    const std::lock_guard lock(shared->mutex);
+    shared->answer = std::move(answer);
+    shared->done.notify_all();
+  }).detach();
+  std::unique_lock lock(shared->mutex);
+  shared->done.wait_until(lock, deadline, [&] { return shared->answer.has_value(); });
+  return shared->answer;
+}
+
+// The addresses of a host, in numbers. Throws TimeoutError; none if there is no such host, with `error`.
+std::vector<std::string> addresses_of(const std::string& host, Deadline deadline, const HostLookup& lookup,
+                                      std::string& error) {
+  if (read_address(host, 0)) return {host};
+  const std::optional<Answer> answer = look_up_until(host, deadline, lookup);
+  if (!answer) throw TimeoutError(absl::StrCat("no name server answers for the host \"", host, "\""));
+  error = answer->error;
+  return answer->addresses;
 }
 
 Fd open_socket(const addrinfo& address) {
@@ -76,18 +124,33 @@ void Fd::reset() noexcept {
   fd_ = -1;
 }
 
+std::vector<std::string> system_lookup(const std::string& host, std::string& error) {
+  std::vector<std::string> all;
+  const Addresses found = look_up(host, 0, 0, error);
+  char text[NI_MAXHOST] = "";
+  for (const addrinfo* a = found.get(); a != nullptr; a = a->ai_next)
+    if (getnameinfo(a->ai_addr, a->ai_addrlen, text, sizeof text, nullptr, 0, NI_NUMERICHOST) == 0)
+      all.emplace_back(text);
+  return all;
+}
+
 Fd listen_on(const std::string& host, int port) {
-  int error = 0;
-  const Addresses addresses = resolve(host, port, AI_PASSIVE);
-  for (const addrinfo* address = addresses.get(); address != nullptr; address = address->ai_next) {
-    Fd socket = open_socket(*address);
-    const int on = 1;
-    if (socket && setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) == 0 &&
-        ::bind(socket.get(), address->ai_addr, address->ai_addrlen) == 0 && ::listen(socket.get(), SOMAXCONN) == 0)
-      return socket;
-    error = errno;
+  std::string error;
+  std::vector<std::string> names = {host};
+  if (!host.empty()) names = addresses_of(host, after(kLookup), system_lookup, error);
+  if (names.empty()) throw ConnectionError(absl::StrCat("cannot find the host \"", host, "\": ", error));
+  for (const std::string& name : names) {
+    const Addresses addresses = look_up(name, port, AI_PASSIVE | AI_NUMERICHOST, error);
+    for (const addrinfo* address = addresses.get(); address != nullptr; address = address->ai_next) {
+      Fd socket = open_socket(*address);
+      const int on = 1;
+      if (socket && setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) == 0 &&
+          ::bind(socket.get(), address->ai_addr, address->ai_addrlen) == 0 && ::listen(socket.get(), SOMAXCONN) == 0)
+        return socket;
+      error = std::strerror(errno);
+    }
   }
-  throw ConnectionError(absl::StrCat("cannot listen on ", host, ":", port, ": ", std::strerror(error)));
+  throw ConnectionError(absl::StrCat("cannot listen on ", host, ":", port, ": ", error));
 }
 
 int port_of(const Fd& socket) {
@@ -108,19 +171,33 @@ std::string local_address(const Fd& socket) {
   return text;
 }
 
-Fd connect_to(const std::string& host, int port, Deadline deadline) {
-  const Addresses addresses = resolve(host, port, 0);
+Fd connect_to(const std::string& host, int port, Deadline deadline, const HostLookup& lookup) {
+  std::vector<std::string> names;
+  Deadline look_again{};
   for (auto pause = Milliseconds(5);; pause = std::min(2 * pause, Milliseconds(200))) {
-    int error = 0;
-    for (const addrinfo* address = addresses.get(); address != nullptr; address = address->ai_next) {
-      Fd socket = open_socket(*address);
-      error = socket ? try_connect(socket, *address, deadline) : errno;
-      if (error != 0) continue;
-      no_delay(socket);
-      return socket;
+    std::string error;
+    // Again from time to time: a machine that comes back may have another address, and a name may come late.
+    if (std::chrono::steady_clock::now() >= look_again) {
+      names = addresses_of(host, deadline, lookup, error);
+      look_again = after(kLookAgain);
     }
-    if (std::chrono::steady_clock::now() + pause >= deadline)
-      throw TimeoutError(absl::StrCat("cannot connect to ", host, ":", port, ": ", std::strerror(error)));
+    const bool found = !names.empty();
+    for (const std::string& name : names) {
+      const Addresses address = look_up(name, port, AI_NUMERICHOST, error);
+      if (!address) continue;
+      Fd socket = open_socket(*address);
+      const int code = socket ? try_connect(socket, *address, deadline) : errno;
+      if (code == 0) {
+        no_delay(socket);
+        return socket;
+      }
+      error = std::strerror(code);
+    }
+    if (std::chrono::steady_clock::now() + pause >= deadline) {
+      if (!found) throw ConnectionError(absl::StrCat("cannot find the host \"", host, "\": ", error));
+      throw TimeoutError(absl::StrCat("cannot connect to ", host, ":", port, ": ", error));
+    }
+    if (!found) look_again = {};
     std::this_thread::sleep_for(pause);
   }
 }

@@ -1,10 +1,12 @@
-// TCP with deadlines: what the store's two ends are made of. No call blocks past its deadline or raises SIGPIPE.
+// TCP with deadlines, for the store's client and server. No call blocks past its deadline or raises SIGPIPE.
 #pragma once
 
 #include <chrono>
+#include <functional>
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "rondo/dist/errors.h"
 
@@ -36,16 +38,21 @@ class Fd {
   int fd_ = -1;
 };
 
-// Listens on `host` (a name or address of this machine; "" for all of them), port 0 for a free one. Not blocking.
+// Listens on `host`: a name or address of this machine, or "" for all its addresses. Port 0: any free port. The socket
+// does not block. Throws ConnectionError.
 Fd listen_on(const std::string& host, int port);
 int port_of(const Fd& socket);
-// The address of this end, as text: what the peer's machine can reach this one by.
+// The address of this end, as text: the peer's machine can reach this machine by it.
 std::string local_address(const Fd& socket);
 
-// Tries again until the deadline while nobody listens there. The socket does not block. Throws TimeoutError, or
-// ConnectionError if there is no such host.
-Fd connect_to(const std::string& host, int port, Deadline deadline);
-// Throw TimeoutError or ConnectionError; some of the bytes may then be through. `peer` is for the message.
+// The addresses of a host, in numbers; none, and why, if there is no such host. May block.
+using HostLookup = std::function<std::vector<std::string>(const std::string& host, std::string& error)>;
+std::vector<std::string> system_lookup(const std::string& host, std::string& error);
+
+// Tries again until the deadline while nobody listens there, and looks the host up again. The socket does not block.
+// Throws TimeoutError, also if no name server answers in time; ConnectionError if there is no such host.
+Fd connect_to(const std::string& host, int port, Deadline deadline, const HostLookup& lookup = system_lookup);
+// Throw TimeoutError or ConnectionError; a part of the bytes may then be sent or received. `peer` is for the message.
 void send_all(const Fd& socket, std::string_view bytes, Deadline deadline, std::string_view peer);
 void receive_exactly(const Fd& socket, char* bytes, size_t n, Deadline deadline, std::string_view peer);
 

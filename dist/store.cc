@@ -10,7 +10,7 @@
 namespace rondo::dist {
 namespace {
 
-// How long the server may take beyond the time that a call asks it to wait.
+// How much longer the server may take than a call asks it to wait.
 constexpr Milliseconds kPatience{10'000};
 
 }  // namespace
@@ -21,11 +21,16 @@ struct Store::Reply {
   MessageReader fields() const { return MessageReader(bytes); }
 };
 
-Store::Store(const std::string& host, int port, Milliseconds timeout)
+Store::Store(const std::string& host, int port, Milliseconds timeout, std::string_view token)
     : peer_(absl::StrCat("the store at ", host, ":", port)), socket_(connect_to(host, port, after(timeout))) {
-  send_all(socket_, kGreeting, after(timeout), peer_);
+  const std::string hello = std::string(kGreeting) +
+                            MessageWriter(static_cast<uint8_t>(StoreOp::kHello)).text(token).finish();
+  try {
+    send_all(socket_, hello, after(timeout), peer_);
+  } catch (const ConnectionError&) {  // a server that takes no more connections has said so, and closed this one
+  }
   // Whatever else may listen there does not answer like this.
-  const Reply reply = call(MessageWriter(static_cast<uint8_t>(StoreOp::kRemove)).text("hello").finish(), timeout);
+  const Reply reply = receive(timeout);
   if (!reply.bytes.empty()) throw ConnectionError(absl::StrCat(peer_, " is not a store"));
 }
 
@@ -44,6 +49,10 @@ void Store::send(const std::string& request) {
 Store::Reply Store::call(std::string request, Milliseconds patience) {
   const std::lock_guard lock(mutex_);
   send(request);
+  return receive(patience);
+}
+
+Store::Reply Store::receive(Milliseconds patience) {
   Reply reply;
   try {
     const Deadline deadline = after(patience);
@@ -88,17 +97,23 @@ std::string Store::get(std::string_view key, Milliseconds timeout) {
   return std::string(reply.fields().text());
 }
 
-void Store::wait(std::span<const std::string> keys, Milliseconds timeout) {
+std::vector<std::string> Store::wait_for(std::span<const std::string> keys, Milliseconds timeout) {
   MessageWriter request(static_cast<uint8_t>(StoreOp::kWait));
   request.put(int64_t{timeout.count()}).put(static_cast<uint32_t>(keys.size()));
   for (const std::string& key : keys) request.text(key);
   const Reply reply = call(request.finish(), timeout + kPatience);
-  if (reply.status == StoreStatus::kOk) return;
-  MessageReader fields = reply.fields();
   std::vector<std::string> missing;
+  if (reply.status == StoreStatus::kOk) return missing;
+  MessageReader fields = reply.fields();
   for (auto n = fields.get<uint32_t>(); n > 0 && fields.ok(); --n) missing.emplace_back(fields.text());
-  throw TimeoutError(
-      absl::StrCat("store: nobody has set ", absl::StrJoin(missing, ", "), " within ", timeout.count(), " ms"));
+  if (missing.empty()) missing.assign(keys.begin(), keys.end());
+  return missing;
+}
+
+void Store::wait(std::span<const std::string> keys, Milliseconds timeout) {
+  if (const std::vector<std::string> missing = wait_for(keys, timeout); !missing.empty())
+    throw TimeoutError(
+        absl::StrCat("store: nobody has set ", absl::StrJoin(missing, ", "), " within ", timeout.count(), " ms"));
 }
 
 int64_t Store::add(std::string_view key, int64_t delta) {
@@ -111,8 +126,13 @@ void Store::remove(std::string_view key) {
   call(MessageWriter(static_cast<uint8_t>(StoreOp::kRemove)).text(key).finish(), kPatience);
 }
 
-void Store::set_will(std::string_view key, std::string_view value) {
-  call(MessageWriter(static_cast<uint8_t>(StoreOp::kWill)).text(key).text(value).finish(), kPatience);
+void Store::hold(std::string_view key, std::string_view value) {
+  call(MessageWriter(static_cast<uint8_t>(StoreOp::kHold)).text(key).text(value).finish(), kPatience);
+}
+
+void Store::set_last_message(std::string_view key, std::string_view value) {
+  const std::lock_guard lock(mutex_);
+  send(MessageWriter(static_cast<uint8_t>(StoreOp::kLastMessage)).text(key).text(value).finish());
 }
 
 void Store::barrier(const std::string& name, int rank, int world_size, Milliseconds timeout) {
@@ -122,15 +142,13 @@ void Store::barrier(const std::string& name, int rank, int world_size, Milliseco
   set(key(rank), "");
   std::vector<std::string> keys;
   for (int r = 0; r < world_size; ++r) keys.push_back(key(r));
-  try {
-    wait(keys, timeout);
-  } catch (const TimeoutError&) {
+  if (!wait_for(keys, timeout).empty()) {
     std::vector<int> missing;
     for (int r = 0; r < world_size; ++r)
       if (!get_if_there(key(r))) missing.push_back(r);
-    if (missing.empty()) return;  // the last one came this moment
-    throw TimeoutError(absl::StrCat(name, ": rank ", absl::StrJoin(missing, ", rank "), " did not come within ",
-                                    timeout.count(), " ms"));
+    if (!missing.empty())
+      throw TimeoutError(absl::StrCat(name, ": rank ", absl::StrJoin(missing, ", rank "), " did not come within ",
+                                      timeout.count(), " ms"));
   }
   // Everyone is past the barrier before this one: its keys are not needed any more.
   if (use > 1) remove(absl::StrCat(name, "/", use - 1, "/", rank));

@@ -7,8 +7,9 @@
 //   store.get("rank/1", 10s);                                  // waits for it; TimeoutError names what did not come
 //   store.barrier("start", rank, world_size, 10s);             // TimeoutError names the ranks that did not come
 //
-// There is no password: anyone who reaches the port may read and write, so listen on loopback or a trusted network. A
-// connection that does not speak the protocol, or asks for too much (store_protocol.h), is closed and disturbs nobody.
+// A job's token keeps other jobs out: a client that does not send the server's token is refused. It is no protection
+// against someone who reads the network, so listen on loopback or a trusted network. A connection that does not speak
+// the protocol, or asks for too much (StoreLimits, store_protocol.h), is closed and disturbs no other connection.
 #pragma once
 
 #include <memory>
@@ -23,11 +24,20 @@
 
 namespace rondo::dist {
 
+// What a server takes, so that it stays under 256 MiB whatever its clients do.
+struct StoreLimits {
+  size_t max_connections = 4096;
+  size_t max_stored = 128 << 20;  // bytes: keys, values, last messages and waiting keys, with what keeping them costs
+  size_t max_buffers = 64 << 20;  // bytes: requests and replies on their way. Beyond, connections wait for their turn
+  Milliseconds greeting_time{5'000};  // for a new connection to send the token
+  Milliseconds stall_time{30'000};    // for the rest of a request, and for a client to take a reply
+};
+
 // Serves from its own thread until it is destroyed.
 class StoreServer {
  public:
   // Port 0: a free one. Throws ConnectionError.
-  StoreServer(const std::string& host, int port);
+  StoreServer(const std::string& host, int port, std::string token = "", StoreLimits limits = {});
   ~StoreServer();
   StoreServer(const StoreServer&) = delete;
   StoreServer& operator=(const StoreServer&) = delete;
@@ -43,8 +53,8 @@ class StoreServer {
 // ConnectionError every call throws it again.
 class Store {
  public:
-  // Tries until `timeout` is over.
-  Store(const std::string& host, int port, Milliseconds timeout);
+  // Tries until `timeout` is over. Throws ConnectionError at once if the server has another token.
+  Store(const std::string& host, int port, Milliseconds timeout, std::string_view token = "");
   Store(const Store&) = delete;
   Store& operator=(const Store&) = delete;
 
@@ -55,12 +65,17 @@ class Store {
   std::string get(std::string_view key, Milliseconds timeout);
   std::optional<std::string> get_if_there(std::string_view key);
   void wait(std::span<const std::string> keys, Milliseconds timeout);
+  // As wait(), but returns the keys that nobody has set, instead of throwing TimeoutError.
+  std::vector<std::string> wait_for(std::span<const std::string> keys, Milliseconds timeout);
   // Adds to a number, 0 at first, and returns the sum. As text it is decimal.
   int64_t add(std::string_view key, int64_t delta);
   void remove(std::string_view key);
-  // What the server shall set when this connection ends, even if this process is killed. An empty key takes it back.
-  void set_will(std::string_view key, std::string_view value);
-  // Until `world_size` ranks have come with this name. A name can be used again, by the same ranks.
+  // As set(). The server removes the key when this connection ends, also if this process is killed.
+  void hold(std::string_view key, std::string_view value);
+  // The server sets the key when this connection ends, also if this process is killed. One message for each connection:
+  // a later call replaces it, an empty key takes it back. Does not wait for an answer.
+  void set_last_message(std::string_view key, std::string_view value);
+  // Waits until `world_size` ranks have come with this name. The same ranks can use a name again.
   void barrier(const std::string& name, int rank, int world_size, Milliseconds timeout);
 
   // This machine's address on the way to the store.
@@ -70,6 +85,7 @@ class Store {
   struct Reply;
   Reply call(std::string request, Milliseconds patience);
   void send(const std::string& request);
+  Reply receive(Milliseconds patience);
 
   const std::string peer_;
   std::mutex mutex_;

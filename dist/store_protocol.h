@@ -1,8 +1,8 @@
 // What goes over the store's connections. Little-endian, as every machine this runs on.
 //
-//   client: kGreeting once, then requests:  u32 bytes that follow, u8 StoreOp, fields
-//   server: one reply per request, in order:  u32 bytes that follow, u8 StoreStatus, fields   (none for kPost)
-//   fields: u32, i64, or text as u32 length + bytes
+//   client: kGreeting once, then requests:  u32 bytes that follow, u8 StoreOp, fields.   The first request is kHello.
+//   server: one reply per request, in order:  u32 bytes that follow, u8 StoreStatus, fields   (kPost, kLastMessage:
+//   none) fields: u32, i64, or text as u32 length + bytes
 #pragma once
 
 #include <cstdint>
@@ -12,29 +12,30 @@
 
 namespace rondo::dist {
 
-inline constexpr std::string_view kGreeting = "RONDOST1";
+inline constexpr std::string_view kGreeting = "RONDOST2";
 
 enum class StoreOp : uint8_t {
-  kSet,     // key, value
-  kPost,    // as kSet, without a reply
-  kGet,     // i64 milliseconds, key -> value
-  kWait,    // i64 milliseconds, u32 count, keys
-  kAdd,     // key, i64 delta -> i64 sum
-  kRemove,  // key
-  kWill,    // key, value: set when this connection ends, however it ends; an empty key takes it back
+  kHello,        // the job's token
+  kSet,          // key, value
+  kPost,         // as kSet, without a reply
+  kGet,          // i64 milliseconds, key -> value
+  kWait,         // i64 milliseconds, u32 count, keys
+  kAdd,          // key, i64 delta -> i64 sum
+  kRemove,       // key
+  kHold,         // key, value: as kSet, and removed when this connection ends
+  kLastMessage,  // key, value: set when this connection ends, however it ends; an empty key takes it back. No reply
 };
 enum class StoreStatus : uint8_t {
   kOk,
-  kTimeout,  // u32 count, the keys that are not there
+  kTimeout,  // u32 count, the keys that are not there; none: the server had no room to list them
   kRefused,  // text: why
 };
 
 // A message beyond these is an error; on the server it ends the connection before anything is allocated for it.
 inline constexpr uint32_t kMaxMessage = 8 << 20;
 inline constexpr size_t kMaxKey = 1 << 10;
-inline constexpr uint32_t kMaxKeys = 1 << 14;    // in one kWait
-inline constexpr size_t kMaxStored = 256 << 20;  // keys and values together
-inline constexpr size_t kMaxConnections = 1 << 14;
+inline constexpr uint32_t kMaxKeys = 1 << 14;   // in one kWait
+inline constexpr uint32_t kMaxHello = 1 << 10;  // bytes of the first request
 
 class MessageWriter {
  public:

@@ -21,6 +21,7 @@
 #include "absl/strings/str_format.h"
 #include "rondo/compile/compile.h"
 #include "rondo/dist/ddp.h"
+#include "rondo/dist/failure_record.h"
 #include "rondo/examples/corpus.h"
 #include "rondo/examples/run_lock.h"
 #include "rondo/examples/train_options.h"
@@ -319,7 +320,7 @@ int main(int argc, char** argv) {
   try {
     rondo::examples::OptionParser parser(argc, argv);
     if (parser.flags().help_wanted()) std::fputs(parser.flags().usage().c_str(), stdout);
-    else rondo::examples::train(parser);
+    else return rondo::dist::record_errors([&] { return rondo::examples::train(parser), 0; });
     return 0;
   } catch (const std::exception& error) {
     std::fprintf(stderr, "train_gpt: %s\n", error.what());

@@ -7,6 +7,7 @@ namespace rondo::tests {
 extern const char* const kSourceDir;     // the checkout
 extern const char* const kReferenceDir;  // tests/reference
 extern const char* const kRondorun;      // the launcher, or "" where it is not built
+extern const char* const kRankProgram;   // dist_rank
 extern const char* const kReplay;        // rondo_replay
 
 }  // namespace rondo::tests

@@ -15,8 +15,8 @@ class EnvironmentTest : public testing::Test {
   void SetUp() override { set({}); }
   void TearDown() override { set({}); }
   static void set(const std::map<std::string, std::string>& variables) {
-    for (const char* name :
-         {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "RONDO_STORE"})
+    for (const char* name : {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT",
+                             "RONDO_STORE", "RONDO_STORE_TOKEN", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"})
       ::unsetenv(name);
     for (const auto& [name, value] : variables) ::setenv(name.c_str(), value.c_str(), 1);
   }
@@ -47,6 +47,18 @@ TEST_F(EnvironmentTest, ReadsTorchrunsVariables) {
   EXPECT_EQ(e.local_world_size, 4);
   EXPECT_EQ(e.master_addr, "host");
   EXPECT_EQ(e.master_port, 29500);
+  EXPECT_EQ(e.store_address().host, "host");
+  EXPECT_EQ(e.run_id, "none");
+  EXPECT_EQ(e.restart_count, 0);
+  set({{"RONDO_STORE", "[::1]:77"},
+       {"RONDO_STORE_TOKEN", "secret"},
+       {"TORCHELASTIC_RUN_ID", "job7"},
+       {"TORCHELASTIC_RESTART_COUNT", "3"}});
+  const Environment under_launcher = Environment::from_process();
+  EXPECT_EQ(under_launcher.store_address().port, 77);
+  EXPECT_EQ(under_launcher.store_token, "secret");
+  EXPECT_EQ(under_launcher.run_id, "job7");
+  EXPECT_EQ(under_launcher.restart_count, 3);
 }
 
 TEST_F(EnvironmentTest, NonsenseIsNamed) {

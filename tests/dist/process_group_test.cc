@@ -1,11 +1,16 @@
 #include "rondo/dist/process_group.h"
 
 #include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <cmath>
+#include <random>
 
 #include "absl/strings/str_cat.h"
+#include "rondo/dist/agreement.h"
 #include "rondo/runtime/random.h"
 #include "rondo/tests/bits.h"
 #include "rondo/tests/dist/ranks.h"
@@ -278,6 +283,88 @@ TEST(GroupLife, ManyCanBeMadeOneAfterTheOther) {
     }
   });
   EXPECT_EQ(errors, (std::vector<std::string>{"", ""}));
+}
+
+// The first start of a job broke off while one rank was connecting. The next start shares its store.
+TEST(GroupLife, ARestartedJobMeetsWhateverTheLastOneLeft) {
+  RONDO_SKIP_WITHOUT_GLOO();
+  for (const int restart_count : {0, 1}) {
+    std::atomic<bool> restarted = false;
+    const auto errors = run_ranks(2, [&restarted, restart_count](Environment e) {
+      while (e.rank == 1 && !restarted) std::this_thread::sleep_for(Milliseconds(1));
+      for (int i = 0; i < 2 && e.rank == 0; ++i) {
+        const std::string error = error_of<TimeoutError>(
+            [&] { ProcessGroup::connect(e, {.timeout = Milliseconds(100)}); });
+        EXPECT_NE(error.find("rank 1 did not come"), std::string::npos) << error;
+      }
+      restarted = true;
+      e.restart_count = restart_count;
+      const auto group = ProcessGroup::connect(e, {.timeout = test::kPatient});
+      group->barrier("together").wait();
+    });
+    EXPECT_EQ(errors, (std::vector<std::string>{"", ""}));
+  }
+}
+
+TEST(GroupLife, AnotherStartOfTheJobIsNotMet) {
+  RONDO_SKIP_WITHOUT_GLOO();
+  const auto errors = run_ranks(2, [](Environment e) {
+    e.restart_count = e.rank;
+    ProcessGroup::connect(e, {.timeout = Milliseconds(300)});
+  });
+  EXPECT_NE(errors[0].find("rank 1 did not come"), std::string::npos) << errors[0];
+  EXPECT_NE(errors[1].find("rank 0 did not come"), std::string::npos) << errors[1];
+}
+
+// An exception ends a rank while a large collective is on its way and its peer has stopped reading: the group must not
+// hold the exception up until the timeout is over.
+TEST(GroupLife, AnExceptionIsNotHeldUpByWorkUnderWay) {
+  RONDO_SKIP_WITHOUT_GLOO();
+  const StoreServer server("127.0.0.1", 0);
+  const auto rank = [&](int r) {
+    Environment e;
+    e.rank = r;
+    e.world_size = 2;
+    e.store = absl::StrCat("127.0.0.1:", server.port());
+    return e;
+  };
+  const Tensor large = Tensor::ones({1 << 24});  // made here: the thread pool does not survive a fork
+  const pid_t peer = ::fork();
+  if (peer == 0) {
+    try {
+      const auto group = ProcessGroup::connect(rank(1), {.timeout = test::kPatient});
+      for (;;) group->all_reduce(large, ReduceOp::kSum, "large").wait();
+    } catch (const std::exception&) {
+    }
+    ::_exit(0);
+  }
+  const std::string error = error_of([&] {
+    const auto group = ProcessGroup::connect(rank(0), {.timeout = Milliseconds(300'000)});
+    for (int i = 0; i < 3; ++i) group->all_reduce(large, ReduceOp::kSum, "large").wait();
+    const Work stuck = group->all_reduce(large, ReduceOp::kSum, "large");
+    ::kill(peer, SIGSTOP);
+    std::this_thread::sleep_for(Milliseconds(100));
+    if (stuck.is_done()) group->all_reduce(large, ReduceOp::kSum, "large");
+    throw Error("mine");
+  });
+  EXPECT_EQ(error, "mine");
+  ::kill(peer, SIGKILL);
+  ::waitpid(peer, nullptr, 0);
+}
+
+TEST(Agreement, WhateverAPeerSendsIsDescribedAndRefused) {
+  std::mt19937 random(3);
+  for (int i = 0; i < 10'000; ++i) {
+    CallMessage message;
+    auto* bytes = reinterpret_cast<unsigned char*>(&message.call);
+    for (size_t b = 0; b < sizeof(Call); ++b) bytes[b] = static_cast<unsigned char>(random());
+    EXPECT_FALSE(describe(message.call, "x").empty());
+    const std::vector<CallMessage> all = {CallMessage(), message};
+    EXPECT_EQ(first_that_differs(all, 2), 1u);
+  }
+  Call call{.number = 1, .numel = 4, .kind = static_cast<CollectiveKind>(200), .dtype = static_cast<DType>(99)};
+  EXPECT_FALSE(is_valid(call, 2));
+  EXPECT_EQ(describe(call, "x"), "unknown collective 200 1 (x; 4 of an unknown dtype)");
 }
 
 // As under another launcher than ours.

@@ -3,11 +3,14 @@
 #include <gtest/gtest.h>
 #include <sys/socket.h>
 
+#include <atomic>
+#include <memory>
 #include <random>
 #include <thread>
 
 #include "absl/strings/str_cat.h"
 #include "rondo/dist/store_protocol.h"
+#include "rondo/dist/store_table.h"
 #include "rondo/tests/errors.h"
 
 namespace rondo::dist {
@@ -17,16 +20,30 @@ using std::chrono::steady_clock;
 using test::error_of;
 constexpr Milliseconds kPatient{30'000}, kShort{50};
 
+std::string request(StoreOp op, std::string_view key, std::string_view value) {
+  return MessageWriter(static_cast<uint8_t>(op)).text(key).text(value).finish();
+}
+std::string set_request(std::string_view key, std::string_view value) { return request(StoreOp::kSet, key, value); }
+// What a client says first.
+std::string hello(std::string_view token = "") {
+  return std::string(kGreeting) + MessageWriter(static_cast<uint8_t>(StoreOp::kHello)).text(token).finish();
+}
+
 class StoreTest : public testing::Test {
  protected:
   Store client() { return Store("127.0.0.1", server_.port(), kPatient); }
   Fd raw() { return connect_to("127.0.0.1", server_.port(), after(kPatient)); }
-  // Sends bytes as they are; true if the server then closes the connection without a word.
+  // Sends bytes as they are; true if the server then closes the connection.
   bool is_shown_the_door(std::string_view bytes) {
     const Fd socket = raw();
     send_all(socket, bytes, after(kPatient), "the server");
+    return is_closed(socket);
+  }
+  static bool is_closed(const Fd& socket) {
     char answer;
-    return error_of<ConnectionError>([&] { receive_exactly(socket, &answer, 1, after(kPatient), "the server"); }) != "";
+    return error_of<ConnectionError>([&] {
+             for (;;) receive_exactly(socket, &answer, 1, after(kPatient), "the server");
+           }) != "";
   }
   StoreServer server_{"127.0.0.1", 0};
 };
@@ -116,9 +133,9 @@ TEST_F(StoreTest, WillsAreDoneHoweverAConnectionEnds) {
   Store store = client();
   {
     Store dies = client(), leaves = client();
-    dies.set_will("dead", "it died");
-    leaves.set_will("left", "it died");
-    leaves.set_will("", "");
+    dies.set_last_message("dead", "it died");
+    leaves.set_last_message("left", "it died");
+    leaves.set_last_message("", "");
   }
   EXPECT_EQ(store.get("dead", kPatient), "it died");
   EXPECT_EQ(store.get_if_there("left"), std::nullopt);
@@ -128,11 +145,14 @@ TEST_F(StoreTest, GarbageIsShownTheDoorAndDisturbsNobody) {
   Store store = client();
   store.set("x", "still here");
   EXPECT_TRUE(is_shown_the_door("GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"));
-  const std::string greeting(kGreeting);
-  EXPECT_TRUE(is_shown_the_door(greeting + std::string("\xFF\xFF\xFF\xFF", 4)));        // 4 GiB to come
-  EXPECT_TRUE(is_shown_the_door(greeting + std::string("\0\0\0\0", 4)));                // nothing
-  EXPECT_TRUE(is_shown_the_door(greeting + std::string("\x01\0\0\0\x63", 5)));          // no such request
-  EXPECT_TRUE(is_shown_the_door(greeting + std::string("\x05\0\0\0\0\xFF\0\0\0", 9)));  // a key longer than its message
+  EXPECT_TRUE(is_shown_the_door(std::string(kGreeting) + std::string("\xFF\xFF\0\0", 4)));  // too long for a token
+  EXPECT_TRUE(is_shown_the_door(std::string(kGreeting) + set_request("x", "no token yet")));
+  const std::string greeting = hello();
+  EXPECT_TRUE(is_shown_the_door(greeting + std::string("\xFF\xFF\xFF\xFF", 4)));  // 4 GiB to come
+  EXPECT_TRUE(is_shown_the_door(greeting + std::string("\0\0\0\0", 4)));          // nothing
+  EXPECT_TRUE(is_shown_the_door(greeting + std::string("\x01\0\0\0\x63", 5)));    // no such request
+  EXPECT_TRUE(
+      is_shown_the_door(greeting + std::string("\x05\0\0\0\x06\xFF\0\0\0", 9)));  // a key longer than its message
   EXPECT_TRUE(is_shown_the_door(greeting + MessageWriter(static_cast<uint8_t>(StoreOp::kWait))
                                                .put(int64_t{0})
                                                .put(uint32_t{0xFFFFFFFF})
@@ -151,11 +171,10 @@ TEST_F(StoreTest, GarbageIsShownTheDoorAndDisturbsNobody) {
 TEST_F(StoreTest, SilentAndSlowPeersAreNoTrouble) {
   Store store = client();
   const Fd silent = raw(), half = raw();
-  send_all(half, std::string(kGreeting) + std::string("\x40\0", 2), after(kPatient), "the server");
+  send_all(half, hello() + std::string("\x40\0", 2), after(kPatient), "the server");
   // A message in pieces is one message.
   const Fd slow = raw();
-  const std::string request = std::string(kGreeting) +
-                              MessageWriter(static_cast<uint8_t>(StoreOp::kSet)).text("slow").text("came").finish();
+  const std::string request = hello() + set_request("slow", "came");
   for (const char byte : request) send_all(slow, std::string_view(&byte, 1), after(kPatient), "the server");
   EXPECT_EQ(store.get("slow", kPatient), "came");
 }
@@ -163,7 +182,7 @@ TEST_F(StoreTest, SilentAndSlowPeersAreNoTrouble) {
 TEST_F(StoreTest, RequestsBehindAWaitComeInOrder) {
   Store store = client();
   const Fd eager = raw();
-  std::string requests(kGreeting);
+  std::string requests = hello();
   requests += MessageWriter(static_cast<uint8_t>(StoreOp::kGet)).put(int64_t{30'000}).text("late").finish();
   requests += MessageWriter(static_cast<uint8_t>(StoreOp::kSet)).text("after").text("1").finish();
   send_all(eager, requests, after(kPatient), "the server");
@@ -185,6 +204,129 @@ TEST_F(StoreTest, LimitsAreErrors) {
   EXPECT_NE(error.find("the store is full"), std::string::npos);
   store.remove("0");
   store.set("0", block);
+}
+
+TEST_F(StoreTest, WhatAClientHoldsGoesWithIt) {
+  Store store = client();
+  auto first = std::make_unique<Store>("127.0.0.1", server_.port(), kPatient),
+       second = std::make_unique<Store>("127.0.0.1", server_.port(), kPatient);
+  first->set_last_message("first/gone", "");
+  first->hold("mine", "first");
+  first->hold("taken over", "first");
+  second->hold("taken over", "second");
+  first.reset();
+  store.get("first/gone", kPatient);
+  EXPECT_EQ(store.get_if_there("mine"), std::nullopt);
+  EXPECT_EQ(store.get_if_there("taken over"), "second");
+  second->set_last_message("second/gone", "");
+  second.reset();
+  store.get("second/gone", kPatient);
+  EXPECT_EQ(store.get_if_there("taken over"), std::nullopt);
+}
+
+TEST_F(StoreTest, AKeyThatGoesIsMissingAgain) {
+  Store store = client();
+  store.set("a", "");
+  std::thread waiter([this] {
+    Store other = client();
+    const std::vector<std::string> keys = {"a", "b", "b"};
+    EXPECT_EQ(other.wait_for(keys, kPatient), std::vector<std::string>());
+    EXPECT_EQ(other.get_if_there("c"), "1");
+  });
+  std::this_thread::sleep_for(kShort);
+  store.remove("a");
+  store.set("b", "");
+  std::this_thread::sleep_for(kShort);
+  store.set("c", "1");
+  store.set("a", "");
+  waiter.join();
+}
+
+TEST(StoreToken, OnlyTheJobsOwnClientsAreTaken) {
+  const StoreServer server("127.0.0.1", 0, "secret");
+  const auto error = [&](const char* token) {
+    return error_of<ConnectionError>([&] { Store("127.0.0.1", server.port(), kPatient, token).set("x", "1"); });
+  };
+  for (const char* token : {"", "secre", "secret2", "Secret"})
+    EXPECT_NE(error(token).find("this is the store of another job"), std::string::npos) << token << error(token);
+  EXPECT_EQ(error("secret"), "");
+  const StoreServer open("127.0.0.1", 0);
+  EXPECT_NE(error_of<ConnectionError>([&] { Store("127.0.0.1", open.port(), kPatient, "secret"); }), "");
+}
+
+TEST(StoreLimitsTest, HalfAMessageAndATokenThatDoesNotComeTimeOut) {
+  const StoreServer server("127.0.0.1", 0, "", {.greeting_time = kShort, .stall_time = kShort});
+  Store waiter("127.0.0.1", server.port(), kPatient);
+  const auto raw = [&] { return connect_to("127.0.0.1", server.port(), after(kPatient)); };
+  const Fd silent = raw(), half_greeting = raw(), half = raw(), half_body = raw();
+  send_all(half_greeting, kGreeting.substr(0, 3), after(kPatient), "the server");
+  send_all(half, hello() + std::string("\x40\0", 2), after(kPatient), "the server");
+  send_all(half_body, hello() + set_request("x", "12345").substr(0, 15), after(kPatient), "the server");
+  for (const Fd* socket : {&silent, &half_greeting, &half, &half_body}) {
+    char byte;
+    EXPECT_NE(error_of<ConnectionError>([&] {
+                for (;;) receive_exactly(*socket, &byte, 1, after(kPatient), "the server");
+              }),
+              "");
+  }
+  // A client that waits, or has nothing to ask, is not affected.
+  EXPECT_EQ(waiter.wait_for(std::vector<std::string>{"never"}, 10 * kShort), std::vector<std::string>{"never"});
+  std::this_thread::sleep_for(4 * kShort);
+  waiter.set("x", "1");
+}
+
+TEST(StoreLimitsTest, TooManyConnectionsAreRefusedWithAReason) {
+  const StoreServer server("127.0.0.1", 0, "", {.max_connections = 2});
+  std::vector<std::unique_ptr<Store>> stores;
+  for (int i = 0; i < 2; ++i) stores.push_back(std::make_unique<Store>("127.0.0.1", server.port(), kPatient));
+  const std::string error = error_of<ConnectionError>([&] { Store("127.0.0.1", server.port(), kPatient); });
+  EXPECT_NE(error.find("the store has 2 connections and takes no more"), std::string::npos) << error;
+  stores.pop_back();
+  // The server may see the end of the other one a little later.
+  while (stores.size() < 2) try {
+      stores.push_back(std::make_unique<Store>("127.0.0.1", server.port(), kPatient));
+    } catch (const ConnectionError&) {
+      std::this_thread::sleep_for(Milliseconds(5));
+    }
+  stores[1]->set("x", "1");
+}
+
+TEST(StoreLimitsTest, LastMessagesAndWaitingKeysCount) {
+  StoreTable table(100'000);
+  const std::string large(30'000, 'x');
+  EXPECT_EQ(table.set_last_message(1, "a", large), nullptr);
+  EXPECT_EQ(table.set_last_message(2, "b", large), nullptr);
+  EXPECT_EQ(table.set_last_message(1, "a", large), nullptr);  // instead of the first
+  EXPECT_EQ(table.set("c", large), nullptr);
+  EXPECT_STREQ(table.set_last_message(3, "d", large), "the store is full");
+  EXPECT_STREQ(table.wait(3, std::vector<std::string>(100, "key")), "the store is full");
+  EXPECT_FALSE(table.is_waiting(3));
+  table.set_last_message(2, "", "");
+  EXPECT_EQ(table.set("d", large), nullptr);
+  table.forget(1);
+  EXPECT_EQ(*table.find("a"), large);
+  for (const char* key : {"a", "c", "d"}) table.remove(key);
+  table.forget(2);
+  EXPECT_EQ(table.bytes(), 0u);
+  // Empty values and short keys are not free.
+  int n = 0;
+  while (table.set(absl::StrCat("key", n), "") == nullptr) ++n;
+  EXPECT_LT(n, 1000);
+}
+
+// A key costs the clients that wait for it. With all waiters looked through at each set this would take minutes.
+TEST(StoreLimitsTest, ManyWaitersCostASetNothing) {
+  StoreTable table(size_t{1} << 30);
+  for (uint64_t client = 1; client <= 500; ++client) {
+    std::vector<std::string> keys;
+    for (int i = 0; i < 1000; ++i) keys.push_back(absl::StrCat("waited/", client, "/", i));
+    EXPECT_EQ(table.wait(client, std::move(keys)), nullptr);
+  }
+  for (int i = 0; i < 100'000; ++i) table.set(absl::StrCat("other/", i % 1000), "x");
+  EXPECT_TRUE(table.take_satisfied().empty());
+  for (int i = 0; i < 1000; ++i) table.set(absl::StrCat("waited/7/", i), "");
+  EXPECT_EQ(table.take_satisfied(), std::vector<StoreTable::Client>{7});
+  for (uint64_t client = 1; client <= 500; ++client) table.forget(client);
 }
 
 TEST(StoreConnection, ErrorsOfAStoreThatIsNotThere) {
@@ -234,6 +376,33 @@ TEST(StoreConnection, AnotherKindOfServerIsNoStore) {
   EXPECT_NE(error_of<ConnectionError>([&] { Store("127.0.0.1", port_of(listener), kPatient); }).find("is not a store"),
             std::string::npos);
   other.join();
+}
+
+TEST(StoreConnection, ANameServerThatDoesNotAnswerIsATimeout) {
+  const auto answered = std::make_shared<std::atomic<bool>>(false);
+  const HostLookup never = [answered](const std::string&, std::string&) {
+    while (!*answered) std::this_thread::sleep_for(Milliseconds(1));
+    return std::vector<std::string>();
+  };
+  EXPECT_NE(error_of<TimeoutError>([&] {
+              connect_to("some.host", 1, after(kShort), never);
+            }).find("no name server answers for the host \"some.host\""),
+            std::string::npos);
+  *answered = true;
+}
+
+// A machine that comes back under another address, and a name that is known later.
+TEST(StoreConnection, NamesAreLookedUpAgain) {
+  const Fd listener = listen_on("127.0.0.1", 0);
+  std::atomic<int> n = 0;
+  const HostLookup lookup = [&n](const std::string&, std::string& error) -> std::vector<std::string> {
+    const int now = n++;
+    if (now == 0) error = "not yet";
+    if (now == 0) return {};
+    return {now == 1 ? "127.0.0.2" : "127.0.0.1"};
+  };
+  EXPECT_TRUE(connect_to("some.host", port_of(listener), after(kPatient), lookup));
+  EXPECT_EQ(n, 3);
 }
 
 }  // namespace

@@ -1,0 +1,57 @@
+// What each rank of a group tells the others through the store: how far it is, that it has failed, that it has left.
+// When a collective fails, this says which rank is to blame.
+//
+// Thread safety: as Store.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "rondo/dist/environment.h"
+#include "rondo/dist/store.h"
+
+namespace rondo::dist {
+
+class PeerStatus {
+ public:
+  // `prefix`: of the group's keys. The store publishes "its process ended" when the connection ends without leave().
+  PeerStatus(Store& store, const Environment& environment, std::string prefix);
+
+  // The collective that this rank begins. Costs microseconds; never throws.
+  void begin(uint64_t number, std::string_view description) noexcept;
+  // The sentence that other ranks will report; and the record for the launcher. Never throws.
+  void fail(const std::string& sentence, const std::vector<int>& causes) noexcept;
+  // Waits for no answer. Never throws.
+  void leave(const char* how) noexcept;
+
+  struct Diagnosis {
+    std::string sentence;
+    std::vector<int> causes;  // the ranks that it names
+  };
+  // Why collective `number`, which `what` describes, did not complete: the rank that has ended, has failed or has not
+  // come. `late`: the timeout is over. Looks for two seconds, as a socket may tell of a rank's end before the store
+  // does.
+  Diagnosis diagnose(uint64_t number, std::string_view what, bool late, Milliseconds timeout, std::string_view error);
+
+  // For ranks that disagree: publishes what this rank calls, and reads what `rank` calls.
+  void publish_call(std::string_view description);
+  std::string call_of(int rank, Milliseconds timeout);
+
+ private:
+  enum class State { kUnknown, kGone, kFailed, kBehind };
+  struct Peer {
+    State state = State::kUnknown;
+    bool is_silent = false;  // has not said that it is late, too
+    std::string text;
+  };
+  Peer look_at(int rank, uint64_t number);
+  std::string key(const char* what, int rank) const;
+
+  Store& store_;
+  const Environment environment_;
+  const std::string prefix_;
+};
+
+}  // namespace rondo::dist

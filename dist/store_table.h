@@ -1,0 +1,73 @@
+// What the store's server keeps: keys with values, and which clients wait for which keys. No sockets: tests use it
+// alone.
+//
+// A change of one key costs the clients that wait for that key, not all that wait. Everything is counted in bytes() and
+// stays under the limit; what does not fit is refused and changes nothing.
+//
+// Thread safety: one thread.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+namespace rondo::dist {
+
+class StoreTable {
+ public:
+  using Client = uint64_t;
+  explicit StoreTable(size_t max_bytes) : max_bytes_(max_bytes) {}
+
+  // Null, or why the table refuses. `owner`: the key goes when forget(owner) is called; 0 for a key that stays.
+  const char* set(std::string_view key, std::string_view value, Client owner = 0);
+  const std::string* find(std::string_view key) const;
+  void remove(std::string_view key);
+
+  // The client waits until all of its keys are there. One wait at a time.
+  const char* wait(Client client, std::vector<std::string> keys);
+  bool is_waiting(Client client) const { return waits_.contains(client); }
+  // The keys of a client's wait that are not there.
+  std::vector<std::string_view> missing(Client client) const;
+  const std::vector<std::string>& keys_of_wait(Client client) const { return waits_.at(client).keys; }
+  bool is_satisfied(Client client) const { return waits_.at(client).n_missing == 0; }
+  void end_wait(Client client);
+  // Clients whose wait became satisfied since the last call. It may have changed again.
+  std::vector<Client> take_satisfied() { return std::move(satisfied_); }
+
+  // A value that is set when the client goes. An empty key takes it back.
+  const char* set_last_message(Client client, std::string_view key, std::string_view value);
+  // The client is gone: its wait ends, its own keys go, its last message is set.
+  void forget(Client client);
+
+  size_t bytes() const { return bytes_; }
+
+ private:
+  struct Entry {
+    std::string value;
+    Client owner = 0;
+  };
+  struct Wait {
+    std::vector<std::string> keys;
+    size_t n_missing = 0;
+  };
+  struct Message {
+    std::string key, value;
+  };
+  bool fits(size_t more, size_t less) const { return bytes_ - less + more <= max_bytes_; }
+  void count_waiters(std::string_view key, bool there);
+
+  const size_t max_bytes_;
+  size_t bytes_ = 0;
+  std::map<std::string, Entry, std::less<>> entries_;
+  std::map<std::string, std::vector<Client>, std::less<>> waiters_;  // by key
+  std::unordered_map<Client, Wait> waits_;
+  std::unordered_map<Client, Message> last_messages_;
+  std::unordered_map<Client, std::vector<std::string>> owned_;
+  std::vector<Client> satisfied_;
+};
+
+}  // namespace rondo::dist

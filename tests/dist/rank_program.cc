@@ -1,0 +1,54 @@
+// A rank that fails in a way of the caller's choice, for tests of the launcher.   dist_rank HOW
+#include <signal.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <stdexcept>
+#include <string>
+#include <thread>
+
+#include "rondo/dist/failure_record.h"
+#include "rondo/dist/process_group.h"
+
+namespace {
+
+using namespace rondo;
+
+constexpr int kSteps = 1000, kBadStep = 5;
+
+int train(const std::string& how) {
+  // Only a rank that is silent needs the timeout to pass.
+  const bool silent = how == "stop" || how == "late";
+  const auto group = dist::ProcessGroup::connect(dist::Environment::from_process(),
+                                                 {.timeout = dist::Milliseconds(silent ? 3'000 : 60'000)});
+  const bool bad = group->rank() == 1;
+  Tensor gradients = Tensor::ones({how == "kill in transfer" ? 1 << 20 : 1000});
+  for (int step = 0; step < kSteps; ++step) {
+    const dist::Work work = group->all_reduce(gradients, dist::ReduceOp::kAverage, "gradients");
+    if (bad && step == kBadStep) {
+      if (how == "kill" || how == "kill in transfer") ::raise(SIGKILL);
+      if (how == "stop") ::raise(SIGSTOP);
+      if (how == "exit 3") ::_exit(3);
+      if (how == "exit 0") std::exit(0);
+      if (how == "return 0") return 0;
+      if (how == "throw") throw std::runtime_error("the data are gone");
+      if (how == "late") std::this_thread::sleep_for(std::chrono::seconds(300));
+    }
+    work.wait();
+  }
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const std::string how = argc > 1 ? argv[1] : "";
+  // Nothing catches what this throws: std::terminate, SIGABRT.
+  if (argc > 2 && std::strcmp(argv[2], "recorded") != 0) return train(how);
+  try {
+    return dist::record_errors([&] { return train(how); });
+  } catch (const std::exception&) {
+    return 9;
+  }
+}
