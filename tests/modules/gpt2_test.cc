@@ -121,6 +121,26 @@ TEST(GPT2, GenerateIsCausalAndRepeats) {
             model.generate(prompt, 5, 0).to_vector<int64_t>());
 }
 
+// A part that its owner has frozen in evaluation mode stays so.
+TEST(GPT2, GenerateLeavesEveryModuleInItsMode) {
+  GPT2 model(kTiny, 3);
+  const auto modes = [&] {
+    std::vector<bool> on;
+    for (const NamedModule& m : model.named_modules()) on.push_back(m.module.is_training());
+    return on;
+  };
+  model.named_modules()[2].module.eval();
+  const std::vector<bool> before = modes();
+  model.generate(Tensor::zeros({1, 2}, kI64), 1);
+  EXPECT_EQ(modes(), before);
+  // In the other direction, too: one module trains inside a model that does not.
+  model.eval();
+  model.named_modules().back().module.train();
+  const std::vector<bool> mixed = modes();
+  model.generate(Tensor::zeros({1, 2}, kI64), 1);
+  EXPECT_EQ(modes(), mixed);
+}
+
 TEST(GPT2, RefusesWhatDoesNotFit) {
   GPT2 model(kTiny);
   EXPECT_THROW(model(Tensor::zeros({1, 17}, {kI64})), Error);
