@@ -3,7 +3,7 @@
 //   Tensor w = Tensor::randn({768, 768}).requires_grad_();
 //   Tensor loss = ops::gelu(x.matmul(w)).mean();
 //   loss.backward();                       // w.grad() is now defined
-//   std::cout << w.grad() << "\n";         // printed as PyTorch prints it
+//   std::string text = w.grad().to_string();  // as PyTorch prints it; operator<< writes the same
 //
 // Copying a Tensor copies the handle. Views share their base's storage and its version counter. In-place ops (their
 // names end in an underscore) raise the version; backward refuses a saved tensor whose version has changed.

@@ -106,7 +106,10 @@ class UnitLowering final : public LoopBuilder {
       result_.column_results.push_back({*column_sum_, id, v.type});
       return;
     }
-    if (value.dtype != kBool) {
+    if (value.dtype == kBool) {
+      // A reader in this kernel sees the truth of a number, and not the number.
+      if (v.type != kBool) v = emit(LoopOp::kNe, kBool, v, constant(0.0, v.type), {});
+    } else {
       const DType held = compute_dtype(value.dtype);
       if (v.type != held) v = emit(LoopOp::kCast, held, v, {}, {});
       if (is_low_precision(value.dtype)) {

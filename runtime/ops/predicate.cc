@@ -12,7 +12,11 @@ template <auto kBody> struct PredicateImpl {
     visit_dtype(context.in(0).dtype(),
                 [&](auto tag) { cpu::elementwise<bool, typename decltype(tag)::type>(context, kBody); });
   }
-  static void lower(LoopBuilder& b) { b.output(0, kBody(b.input(0))); }
+  static void lower(LoopBuilder& b) {
+    LoopValue x = b.input(0);
+    if (x.type == kBool) x = b.emit(LoopOp::kCast, kF32, x);
+    b.output(0, kBody(x));
+  }
 };
 template <auto kBody> constexpr OpDef predicate(const char* name) {
   using Impl = PredicateImpl<kBody>;
@@ -61,7 +65,7 @@ Tensor count(const Tensor& ones, const Attrs& attrs) { return call(kSum, {ones},
 }  // namespace
 
 // ints: as every reduction's
-constexpr OpDef kAny = {
+constexpr OpDef kAnyTrue = {
     .name = "any",
     .kind = OpKind::kOpaque,
     .infer = &infer_bool,
@@ -69,7 +73,7 @@ constexpr OpDef kAny = {
     .decompose = [](std::span<const Tensor> in, const Attrs& attrs,
                     std::span<Tensor> out) { out[0] = count(as_number(in[0].to(kBool)), attrs).to(kBool); },
 };
-constexpr OpDef kAll = {
+constexpr OpDef kAllTrue = {
     .name = "all",
     .kind = OpKind::kOpaque,
     .infer = &infer_bool,
@@ -85,10 +89,10 @@ Tensor isfinite(TensorArg x) { return call(kIsFinite, {x}); }
 Tensor isinf(TensorArg x) { return call(kIsInf, {x}); }
 Tensor isnan(TensorArg x) { return call(kIsNan, {x}); }
 Tensor any(TensorArg x, const ReduceDims& dims, bool keepdim) {
-  return call(kAny, {x}, reduction_attrs("any", x, dims, keepdim));
+  return call(kAnyTrue, {x}, reduction_attrs("any", x, dims, keepdim));
 }
 Tensor all(TensorArg x, const ReduceDims& dims, bool keepdim) {
-  return call(kAll, {x}, reduction_attrs("all", x, dims, keepdim));
+  return call(kAllTrue, {x}, reduction_attrs("all", x, dims, keepdim));
 }
 
 }  // namespace rondo::ops

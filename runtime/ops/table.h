@@ -22,7 +22,7 @@ extern const OpDef kView, kPermute, kExpand, kSlice, kSliceGrad, kSelect, kSplit
 // reduction.cc
 extern const OpDef kSum, kMax, kMin;
 // predicate.cc
-extern const OpDef kIsFinite, kIsInf, kIsNan, kAny, kAll;
+extern const OpDef kIsFinite, kIsInf, kIsNan, kAnyTrue, kAllTrue;
 // statistics.cc
 extern const OpDef kVar, kStd;
 // matmul.cc
