@@ -250,11 +250,12 @@ namespace {
 
 // The rows of `op` run along `dim`.
 Tensor along(const OpDef& op, TensorArg x, int64_t dim) {
-  if (x.tensor.defined() && x.tensor.rank() == 0 && (dim == 0 || dim == -1))
-    return reshape(call(op, {{reshape(x, {1}), x.where}}), {});  // a row of one
-  if (!x.tensor.defined() || dim == -1 || dim + 1 == x.tensor.rank()) return call(op, {x});
-  const Tensor rows = transpose(x, dim, -1);
-  return transpose(call(op, {{rows, x.where}}), dim, -1);
+  require_defined(op.name, x);
+  const int rank = x.tensor.rank(), d = normalize_dim(op.name, dim, x.tensor.sizes(), x.where);
+  if (rank == 0) return reshape(call(op, {{reshape(x, {1}), x.where}}), {});  // a row of one
+  if (d + 1 == rank) return call(op, {x});
+  const Tensor rows = transpose(x, d, -1);
+  return transpose(call(op, {{rows, x.where}}), d, -1);
 }
 
 }  // namespace

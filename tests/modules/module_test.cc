@@ -488,7 +488,7 @@ TEST(Layers, DropoutIsTheIdentityWhereItShouldBe) {
   EXPECT_TRUE(half(x).is_same(x));
   half.train();
   EXPECT_FALSE(half(x).is_same(x));
-  EXPECT_THROW(Dropout(1.0), Error);
+  EXPECT_THROW(Dropout(1.1), Error);
 }
 
 TEST(Layers, LayerNormWithoutBias) {

@@ -73,7 +73,7 @@ ONE |= {
     "fill__0.5": lambda x: x.fill_(0.5),
     "fill__-3": lambda x: x.fill_(-3),
     "fill__300": lambda x: x.fill_(300),
-    "fill__1e5": lambda x: x.fill_(1e5),
+    "fill__1e5": lambda x: x.repeat(2).fill_(1e5),  # of one element, f16 alone would become infinite
     "fill__inf": lambda x: x.fill_(float("inf")),
     "masked_fill_0.5": lambda x: x.masked_fill(CONDITION, 0.5),
     "masked_fill_-inf": lambda x: x.masked_fill(CONDITION, float("-inf")),

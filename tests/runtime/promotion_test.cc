@@ -213,7 +213,7 @@ TEST(Promotion, TheWiderDtypeComputesAlsoInPlace) {
   EXPECT_EQ(only(Tensor::full({}, 1e5) * vector({1e-3}, kF16)), 100.0625);
   EXPECT_EQ(only(vector({1e-3}, kF16) * vector({100000}, kI64)), 100.0625);
   EXPECT_EQ(only(vector({6e4}, kF16).sub_(Tensor::full({}, 1e5))), -40000);
-  EXPECT_EQ(only(vector({1e-30}, kF32).mul_(vector({1e50}, kF64))), 1e20f * (only(vector({1e-30}, kF32)) / 1e-30));
+  EXPECT_FLOAT_EQ(only(vector({1e-30}, kF32).mul_(vector({1e50}, kF64))), 1e20);
   // A write into a view reaches its base, and a shape that does not fit is named.
   Tensor base = Tensor::ones({2, 3}, {kF16});
   base.slice(1, {0, 2}).mul_(vector({3, 4}, kF32));
@@ -312,7 +312,7 @@ TEST(Promotion, SumsOfNarrowDtypesDoNotOverflow) {
   EXPECT_EQ(ops::mean(Tensor::ones({100000}, {kF16})).item(), 1);
   EXPECT_EQ(ops::mean(Tensor::ones({100000, 2}, {kF16}), {0}).to_vector<float>()[1], 1);
   EXPECT_EQ(ops::mean(Tensor::ones({2, 100000}, {kF16}), {1}).to_vector<float>()[1], 1);
-  EXPECT_EQ(ops::sum(Tensor::full({100000}, 0.5, {kF16})).item(), 50016);  // rounded once
+  EXPECT_EQ(ops::sum(Tensor::full({100000}, 0.5, {kF16})).item(), 49984);  // 50,000 rounded once, to even
   EXPECT_EQ(ops::mean((Tensor::arange(1000) * 0.37 + 3).to(kBF16)).item(), 188);
   EXPECT_THROW(ops::mean(Tensor::arange(3)), Error);
 }

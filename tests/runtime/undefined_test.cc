@@ -93,7 +93,7 @@ std::vector<Use> members() {
       USE("mul", x.clone().mul_(none)),
       USE("div", x.clone().div_(none)),
       USE("add_scalar", none.add_(1)),
-      USE("add_scalar", none.sub_(1)),
+      USE("sub", none.sub_(1)),
       USE("mul_scalar", none.mul_(1)),
       USE("mul_scalar", none.div_(1)),
       USE("copy", none.copy_(x)),
@@ -126,7 +126,7 @@ std::vector<Use> elementwise() {
       USE("masked_fill", ops::masked_fill(x, none, 1)),
       USE("cast", ops::cast(none, kF64)),
       USE("leaky_relu", ops::leaky_relu(none)),
-      USE("pow_scalar", ops::pow(none, 2)),
+      USE("pow", ops::pow(none, 2)),
       USE("clamp", ops::clamp(none, 0, 1)),
       USE("gelu_tanh", ops::gelu(none)),
       USE("neg", -none),
@@ -134,18 +134,18 @@ std::vector<Use> elementwise() {
   };
   using Unary = Tensor (*)(TensorArg);
   const std::pair<const char*, Unary> unary[] = {
-      {"neg", &ops::neg},     {"exp", &ops::exp},     {"log", &ops::log},           {"sqrt", &ops::sqrt},
-      {"rsqrt", &ops::rsqrt}, {"tanh", &ops::tanh},   {"erf", &ops::erf},           {"sigmoid", &ops::sigmoid},
-      {"relu", &ops::relu},   {"silu", &ops::silu},   {"softplus", &ops::softplus}, {"abs", &ops::abs},
-      {"sign", &ops::sign},   {"mul", &ops::square},  {"sin", &ops::sin},           {"cos", &ops::cos},
-      {"log1p", &ops::log1p}, {"expm1", &ops::expm1}, {"isfinite", &ops::isfinite}, {"isinf", &ops::isinf},
+      {"neg", &ops::neg},     {"exp", &ops::exp},       {"log", &ops::log},           {"sqrt", &ops::sqrt},
+      {"rsqrt", &ops::rsqrt}, {"tanh", &ops::tanh},     {"erf", &ops::erf},           {"sigmoid", &ops::sigmoid},
+      {"relu", &ops::relu},   {"silu", &ops::silu},     {"softplus", &ops::softplus}, {"abs", &ops::abs},
+      {"sign", &ops::sign},   {"square", &ops::square}, {"sin", &ops::sin},           {"cos", &ops::cos},
+      {"log1p", &ops::log1p}, {"expm1", &ops::expm1},   {"isfinite", &ops::isfinite}, {"isinf", &ops::isinf},
       {"isnan", &ops::isnan}};
   for (const auto& [name, op] : unary) uses.push_back(USE(name, op({none})));
   using Binary = Tensor (*)(TensorArg, TensorArg);
   using WithScalar = Tensor (*)(TensorArg, Scalar);
   const std::tuple<const char*, const char*, Binary, WithScalar> binary[] = {
       {"add", "add_scalar", &ops::add, &ops::add},
-      {"sub", "add_scalar", &ops::sub, &ops::sub},
+      {"sub", "sub", &ops::sub, &ops::sub},
       {"mul", "mul_scalar", &ops::mul, &ops::mul},
       {"div", "mul_scalar", &ops::div, &ops::div},
       {"maximum", "maximum", &ops::maximum, &ops::maximum},
@@ -163,12 +163,12 @@ std::vector<Use> elementwise() {
     uses.push_back(USE(name, both({x}, {none})));
     uses.push_back(USE(with_scalar_name, one({none}, 1)));
   }
-  uses.push_back(USE("rsub_scalar", ops::rsub(none, 1)));
+  uses.push_back(USE("sub", ops::rsub(none, 1)));
   uses.push_back(USE("rdiv_scalar", ops::rdiv(none, 1)));
   uses.push_back(USE("add", none + x));
   uses.push_back(USE("add", x + none));
   uses.push_back(USE("add_scalar", none + 1));
-  uses.push_back(USE("rsub_scalar", 1 - none));
+  uses.push_back(USE("sub", 1 - none));
   uses.push_back(USE("less", none < x));
   uses.push_back(USE("less", none < 1));
   uses.push_back(USE("greater", 1 < none));
@@ -195,7 +195,7 @@ std::vector<Use> shapes_and_indices() {
       USE("scatter", ops::scatter(x, 0, none, 1)),
       USE("scatter_add", ops::scatter_add(none, 0, index, x)),
       USE("scatter_sum", ops::scatter_add(x, 0, none, x)),
-      USE("scatter_sum", ops::scatter_add(x, 0, index, none)),
+      USE("scatter_add", ops::scatter_add(x, 0, index, none)),
       USE("index_select", ops::index_select(none, 0, row)),
       USE("index_select", ops::index_select(x, 0, none)),
       USE("cumsum", ops::cumsum(none, 0)),
