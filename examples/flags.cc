@@ -1,6 +1,7 @@
 #include "rondo/examples/flags.h"
 
 #include <algorithm>
+#include <cmath>
 #include <numeric>
 #include <utility>
 
@@ -40,7 +41,7 @@ bool assign(const Flags::Target& target, const std::string& text) {
     }
     bool operator()(double* v) const {
       double parsed = 0;
-      return absl::SimpleAtod(text, &parsed) && (*v = parsed, true);
+      return absl::SimpleAtod(text, &parsed) && std::isfinite(parsed) && (*v = parsed, true);
     }
     bool operator()(bool* v) const { return absl::SimpleAtob(text, v); }
     bool operator()(std::string* v) const { return *v = text, true; }
@@ -49,7 +50,7 @@ bool assign(const Flags::Target& target, const std::string& text) {
 }
 
 const char* type_name(const Flags::Target& target) {
-  constexpr const char* kNames[] = {"a whole number", "a number", "true or false", "text"};
+  constexpr const char* kNames[] = {"a whole number", "a finite number", "true or false", "text"};
   return kNames[target.index()];
 }
 

@@ -4,11 +4,12 @@
 //   train_gpt --init_from=resume --out_dir=out              # after a kill: goes on, bit for bit
 //   rondorun --nproc-per-node 2 train_gpt --data=...        # two processes, each with its own --batch_size windows
 //
-// Nothing here depends on what ran before: weights, batches, dropout and samples are functions of (seed, step), so the
-// step in a checkpoint is all the random state there is. Under rondorun every process draws its rows of the one batch,
-// so that n processes train as one with n times the batch; rank 0 prints, and writes what is kept.
+// Weights, batches, dropout and samples are functions of (seed, step). So the step in a checkpoint is all the random
+// state there is. Under rondorun every process draws its rows of one common batch: n processes train as one with n
+// times the batch. Rank 0 prints and writes the files.
 #include <algorithm>
 #include <cmath>
+#include <csignal>
 #include <cstdio>
 #include <exception>
 #include <limits>
@@ -21,6 +22,7 @@
 #include "rondo/compile/compile.h"
 #include "rondo/dist/ddp.h"
 #include "rondo/examples/corpus.h"
+#include "rondo/examples/run_lock.h"
 #include "rondo/examples/train_options.h"
 #include "rondo/examples/training_log.h"
 #include "rondo/modules/gpt2.h"
@@ -103,137 +105,222 @@ std::optional<io::Checkpoint> find_checkpoint(const TrainOptions& o, bool lead) 
   return std::move(latest.checkpoint);
 }
 
-int train(int argc, char** argv) {
-  OptionParser parser(argc, argv);
-  if (parser.flags().help_wanted()) return std::fputs(parser.flags().usage().c_str(), stdout), 0;
+optim::StepOptions step_options_of(const TrainOptions& o) {
+  optim::StepOptions step;
+  if (o.grad_clip > 0) step.max_norm = o.grad_clip;
+  return step;
+}
+
+// One run: the constructor builds what the options say, run() trains.
+class Training {
+ public:
+  Training(const OptionParser& parser, std::shared_ptr<dist::ProcessGroup> group,
+           const std::optional<io::Checkpoint>& resumed);
+  void run();
+
+ private:
+  void restore(const io::Checkpoint& checkpoint);
+  void compile_model();
+  void distribute();
+  void announce();
+  Tensor loss_of(const data::TokenBatch& batch);
+  // One optimizer step on this rank's share of the batch. The mean loss over all ranks.
+  double train_step(int64_t step);
+  void report(int64_t step, double loss);
+  void save(int64_t step);
+  void finish();
+  void say(const std::string& text) {
+    if (log_) log_->say(text);
+  }
+
+  const OptionParser& parser_;
+  const TrainOptions& o_;
+  const std::shared_ptr<dist::ProcessGroup> group_;
+  const bool lead_;  // rank 0: prints, and writes files
+  const uint64_t seed_;
+  const int64_t first_step_;
+  const optim::StepOptions step_options_;
+  const optim::CosineWithWarmup schedule_;
+  std::optional<memory::Recording> memory_use_;
+  const Corpus corpus_;
+  nn::GPT2 model_;
+  optim::AdamW optimizer_;
+  std::optional<compile::Regions> regions_;
+  std::optional<dist::DistributedDataParallel> ddp_;  // with several processes
+  std::optional<optim::UpdateAtSeams> updates_;       // with --update_at_seams
+  std::optional<TrainingLog> log_;                    // of rank 0
+};
+
+Training::Training(const OptionParser& parser, std::shared_ptr<dist::ProcessGroup> group,
+                   const std::optional<io::Checkpoint>& resumed)
+    : parser_(parser),
+      o_(parser.options()),
+      group_(std::move(group)),
+      lead_(group_->rank() == 0),
+      seed_(static_cast<uint64_t>(o_.seed)),
+      first_step_(resumed ? resumed->step : 0),
+      step_options_(step_options_of(o_)),
+      schedule_{.lr = o_.learning_rate,
+                .min_lr = o_.min_lr,
+                .warmup_steps = o_.warmup_iters,
+                .decay_steps = o_.lr_decay_iters},
+      memory_use_(o_.memory_report && lead_ ? std::make_optional<memory::Recording>() : std::nullopt),
+      corpus_(load_corpus(o_, lead_)),
+      model_({.vocab_size = corpus_.tokenizer->vocab_size(),
+              .block_size = o_.block_size,
+              .n_layer = o_.n_layer,
+              .n_head = o_.n_head,
+              .n_embd = o_.n_embd,
+              .dropout = o_.dropout,
+              .bias = o_.bias},
+             seed_),
+      optimizer_(make_optimizer(model_, o_)) {
+  if (resumed) restore(*resumed);
+  compile_model();
+  distribute();
+  if (lead_)
+    log_.emplace(o_.out_dir, first_step_, o_.max_iters,
+                 group_->world_size() * o_.gradient_accumulation_steps * o_.batch_size * o_.block_size);
+  announce();
+}
+
+void Training::restore(const io::Checkpoint& checkpoint) {
+  if (checkpoint.get<int64_t>("data_checksum") != corpus_.checksum)
+    throw Error(absl::StrCat(o_.data, " is not the text that the checkpoint was trained on"));
+  model_.load_state_dict(checkpoint.model);
+  optimizer_.load_state_dict(checkpoint.optimizer);
+}
+
+void Training::compile_model() {
+  if (o_.compile != "regions") return;
+  regions_ = compile::compile_regions(model_);
+  optim::compile(optimizer_);
+}
+
+void Training::distribute() {
+  if (group_->world_size() > 1) {
+    for (const std::string& theirs : dist::gather_texts(*group_, absl::StrCat(first_step_), 20, "first step"))
+      if (theirs != absl::StrCat(first_step_))
+        throw Error(absl::StrCat("one rank found a checkpoint of step ", theirs, ", another of step ", first_step_,
+                                 "; do all see ", o_.out_dir, "?"));
+    ddp_.emplace(model_, group_);
+  }
+  if (!o_.update_at_seams) return;
+  if (ddp_) updates_.emplace(*ddp_, optimizer_, optim::UpdateAtSeamsOptions{.step = step_options_});
+  else updates_.emplace(model_, optimizer_, optim::UpdateAtSeamsOptions{.step = step_options_});
+}
+
+void Training::announce() {
+  const int64_t n = group_->world_size();
+  say(absl::StrFormat(
+      "%d parameters, vocabulary of %d, %d training and %d validation tokens, %d threads, compile=%s, %s%s",
+      model_.num_parameters(), corpus_.tokenizer->vocab_size(), corpus_.train.tokens().size(),
+      corpus_.val.tokens().size(), num_threads(), o_.compile, o_.dtype,
+      n > 1 ? absl::StrCat(", ", n, " processes") : ""));
+}
+
+Tensor Training::loss_of(const data::TokenBatch& batch) {
+  const amp::Autocast scope(o_.dtype == "bfloat16" ? std::optional(kBF16) : std::nullopt);
+  return model_.loss(batch.x, batch.y);
+}
+
+double Training::train_step(int64_t step) {
+  const auto rank = static_cast<uint64_t>(group_->rank());
+  // Each rank and step has dropout masks of its own.
+  default_generator().set_state(seed_ + rank * 0x9E3779B97F4A7C15u, static_cast<uint64_t>(step) << 32);
+  optimizer_.set_lr(schedule_(step));
+  const int64_t accumulate = o_.gradient_accumulation_steps;
+  double loss = 0;
+  for (int64_t k = 0; k < accumulate; ++k) {
+    std::optional<dist::DistributedDataParallel::NoSync> local;
+    std::optional<optim::UpdateAtSeams::NoUpdate> held;
+    if (ddp_ && k + 1 < accumulate) local.emplace(*ddp_);
+    else if (updates_ && k + 1 < accumulate) held.emplace(*updates_);
+    const data::TokenBatch batch = corpus_.train.sample(o_.batch_size, seed_, step * accumulate + k,
+                                                        static_cast<int64_t>(rank) * o_.batch_size);
+    const Tensor part = loss_of(batch) / static_cast<double>(accumulate);
+    part.backward();
+    loss += part.item();
+  }
+  if (ddp_) {
+    ddp_->finish();
+    loss = average(loss, *group_, "loss");
+  }
+  if (updates_) updates_->finish();
+  else if (optimizer_.step(step_options_).skipped)
+    say(absl::StrCat("step ", step + 1, ": a gradient is not finite; no parameter was changed (",
+                     optimizer_.skipped_steps(), " such steps)"));
+  optimizer_.zero_grad();
+  if (ddp_ && o_.check_ranks) ddp_->check_parameters();
+  return loss;
+}
+
+// Evaluates, logs and saves after a step, as often as the options say.
+void Training::report(int64_t step, double loss) {
+  const int64_t done = step + 1;
+  const auto due = [&](int64_t interval) { return done % interval == 0 || done == o_.max_iters; };
+  if (step == first_step_ && regions_) say(regions_->summary());
+  Record record{.step = done, .loss = static_cast<float>(loss), .lr = optimizer_.lr()};
+  const auto batch_loss = [this](const data::TokenBatch& batch) { return loss_of(batch); };
+  if (due(o_.eval_interval)) record.val_loss = evaluate(model_, batch_loss, corpus_, o_, *group_);
+  if (!lead_) return;
+  if (due(o_.log_interval) || record.val_loss || done == 1) log_->write(record);
+  if (due(o_.checkpoint_interval)) save(done);
+}
+
+void Training::save(int64_t step) {
+  log_->sync();
+  io::Checkpoint now{.step = step, .model = model_.state_dict(), .optimizer = optimizer_.state_dict(), .state = {}};
+  now.state["data_checksum"] = corpus_.checksum;
+  parser_.store(now.state);
+  io::save_checkpoint(o_.out_dir, now, {.keep = static_cast<int>(o_.keep_checkpoints)});
+}
+
+void Training::finish() {
+  if (!lead_) return;
+  if (memory_use_) say(memory::to_string(memory_use_->report()));
+  if (o_.sample_tokens > 0) say(absl::StrCat("\n", sample(model_, *corpus_.tokenizer, o_), "\n"));
+  say(absl::StrFormat("%1$s/metrics.jsonl, %1$s/loss.svg, %1$s/tensorboard/, %2$s", o_.out_dir,
+                      io::list_checkpoints(o_.out_dir).front()));
+}
+
+void Training::run() {
+  for (int64_t step = first_step_; step < o_.max_iters; ++step) {
+    if (log_) log_->begin_step();
+    const double loss = train_step(step);
+    if (log_) log_->end_step(static_cast<float>(loss));
+    report(step, loss);
+  }
+  finish();
+}
+
+void train(OptionParser& parser) {
   const std::shared_ptr<dist::ProcessGroup> group = dist::ProcessGroup::connect(
       dist::Environment::from_process(),
       {.timeout = dist::Milliseconds(std::llround(1e3 * parser.options().dist_timeout))});
-  const int64_t rank = group->rank(), world_size = group->world_size();
-  const bool lead = rank == 0;
+  const bool lead = group->rank() == 0;
+  if (parser.options().data.empty() && parser.options().init_from == "scratch")
+    throw Error("--data is missing: the text file to learn");
+  std::optional<RunLock> lock;
+  if (lead) lock.emplace(parser.options().out_dir);
   const std::optional<io::Checkpoint> resumed = find_checkpoint(parser.options(), lead);
   if (resumed) parser.merge(*resumed);
-  const TrainOptions& o = parser.options();
   if (lead && !parser.note().empty()) std::printf("%s\n", parser.note().c_str());
-  if (o.threads > 0) set_num_threads(static_cast<int>(o.threads));
-  std::optional<memory::Recording> memory_use;
-  if (o.memory_report && lead) memory_use.emplace();
-
-  const Corpus corpus = load_corpus(o, lead);
-  if (resumed && resumed->get<int64_t>("data_checksum") != corpus.checksum)
-    throw Error(absl::StrCat(o.data, " is not the text that the checkpoint was trained on"));
-  const auto seed = static_cast<uint64_t>(o.seed);
-  nn::GPT2 model({.vocab_size = corpus.tokenizer->vocab_size(),
-                  .block_size = o.block_size,
-                  .n_layer = o.n_layer,
-                  .n_head = o.n_head,
-                  .n_embd = o.n_embd,
-                  .dropout = o.dropout,
-                  .bias = o.bias},
-                 seed);
-  optim::AdamW optimizer = make_optimizer(model, o);
-  if (resumed) {
-    model.load_state_dict(resumed->model);
-    optimizer.load_state_dict(resumed->optimizer);
-  }
-  const auto save = [&](int64_t step) {
-    io::Checkpoint now{.step = step, .model = model.state_dict(), .optimizer = optimizer.state_dict(), .state = {}};
-    now.state["data_checksum"] = corpus.checksum;
-    parser.store(now.state);
-    return io::save_checkpoint(o.out_dir, now, {.keep = static_cast<int>(o.keep_checkpoints)});
-  };
-  std::optional<compile::Regions> regions;
-  if (o.compile == "regions") {
-    regions = compile::compile_regions(model);
-    optim::compile(optimizer);
-  }
-
-  const int64_t first_step = resumed ? resumed->step : 0, accumulate = o.gradient_accumulation_steps;
-  std::optional<dist::DistributedDataParallel> ddp;
-  if (world_size > 1) {
-    for (const std::string& theirs : dist::gather_texts(*group, absl::StrCat(first_step), 20, "first step"))
-      if (theirs != absl::StrCat(first_step))
-        throw Error(absl::StrCat("one rank found a checkpoint of step ", theirs, ", another of step ", first_step,
-                                 "; do all see ", o.out_dir, "?"));
-    ddp.emplace(model, group);
-  }
-  const optim::StepOptions step_options{.max_norm = o.grad_clip > 0 ? o.grad_clip
-                                                                    : std::numeric_limits<double>::infinity()};
-  std::optional<optim::UpdateAtSeams> updates;
-  if (o.update_at_seams && ddp) updates.emplace(*ddp, optimizer, optim::UpdateAtSeamsOptions{.step = step_options});
-  else if (o.update_at_seams) updates.emplace(model, optimizer, optim::UpdateAtSeamsOptions{.step = step_options});
-  std::optional<TrainingLog> log;  // of rank 0
-  if (lead) log.emplace(o.out_dir, first_step, o.max_iters, world_size * accumulate * o.batch_size * o.block_size);
-  const auto say = [&log](const std::string& text) {
-    if (log) log->say(text);
-  };
-  say(absl::StrFormat(
-      "%d parameters, vocabulary of %d, %d training and %d validation tokens, %d threads, compile=%s, %s%s",
-      model.num_parameters(), corpus.tokenizer->vocab_size(), corpus.train.tokens().size(), corpus.val.tokens().size(),
-      num_threads(), o.compile, o.dtype, world_size > 1 ? absl::StrCat(", ", world_size, " processes") : ""));
-
-  const std::optional<DType> autocast = o.dtype == "bfloat16" ? std::optional(kBF16) : std::nullopt;
-  const auto loss_of = [&](const data::TokenBatch& batch) {
-    const amp::Autocast scope(autocast);
-    return model.loss(batch.x, batch.y);
-  };
-  const optim::CosineWithWarmup schedule{
-      .lr = o.learning_rate, .min_lr = o.min_lr, .warmup_steps = o.warmup_iters, .decay_steps = o.lr_decay_iters};
-
-  for (int64_t step = first_step; step < o.max_iters; ++step) {
-    if (log) log->begin_step();
-    // Each rank has dropout masks of its own.
-    default_generator().set_state(seed + static_cast<uint64_t>(rank) * 0x9E3779B97F4A7C15u, static_cast<uint64_t>(step)
-                                                                                                << 32);
-    optimizer.set_lr(schedule(step));
-    double loss = 0;
-    for (int64_t k = 0; k < accumulate; ++k) {
-      std::optional<dist::DistributedDataParallel::NoSync> local;
-      std::optional<optim::UpdateAtSeams::NoUpdate> held;
-      if (ddp && k + 1 < accumulate) local.emplace(*ddp);
-      else if (updates && k + 1 < accumulate) held.emplace(*updates);
-      const data::TokenBatch batch = corpus.train.sample(o.batch_size, seed, step * accumulate + k,
-                                                         rank * o.batch_size);
-      const Tensor part = loss_of(batch) / static_cast<double>(accumulate);
-      part.backward();
-      loss += part.item();
-    }
-    if (ddp) {
-      ddp->finish();
-      loss = average(loss, *group, "loss");
-    }
-    if (updates) updates->finish();
-    else if (optimizer.step(step_options).skipped)
-      say(absl::StrCat("step ", step + 1, ": a gradient is not finite; no parameter was changed (",
-                       optimizer.skipped_steps(), " such steps)"));
-    optimizer.zero_grad();
-    if (ddp && o.check_ranks) ddp->check_parameters();
-    if (log) log->end_step(static_cast<float>(loss));
-
-    const int64_t done = step + 1;
-    const auto due = [&](int64_t interval) { return done % interval == 0 || done == o.max_iters; };
-    if (step == first_step && regions) say(regions->summary());
-    Record record{.step = done, .loss = static_cast<float>(loss), .lr = optimizer.lr()};
-    if (due(o.eval_interval)) record.val_loss = evaluate(model, loss_of, corpus, o, *group);
-    if (!lead) continue;
-    if (due(o.log_interval) || record.val_loss || done == 1) log->write(record);
-    if (due(o.checkpoint_interval)) log->sync(), save(done);
-  }
-
-  if (!lead) return 0;
-  if (memory_use) say(memory::to_string(memory_use->report()));
-  if (o.sample_tokens > 0) say(absl::StrCat("\n", sample(model, *corpus.tokenizer, o), "\n"));
-  say(absl::StrFormat("%1$s/metrics.jsonl, %1$s/loss.svg, %1$s/tensorboard/, %2$s", o.out_dir,
-                      io::list_checkpoints(o.out_dir).front()));
-  return 0;
+  if (parser.options().threads > 0) set_num_threads(static_cast<int>(parser.options().threads));
+  Training(parser, group, resumed).run();
 }
 
 }  // namespace
 }  // namespace rondo::examples
 
 int main(int argc, char** argv) {
+  // A file that grows beyond the limit (ulimit -f) is then an error of its write, with a message.
+  std::signal(SIGXFSZ, SIG_IGN);
   try {
-    return rondo::examples::train(argc, argv);
+    rondo::examples::OptionParser parser(argc, argv);
+    if (parser.flags().help_wanted()) std::fputs(parser.flags().usage().c_str(), stdout);
+    else rondo::examples::train(parser);
+    return 0;
   } catch (const std::exception& error) {
     std::fprintf(stderr, "train_gpt: %s\n", error.what());
     return 1;

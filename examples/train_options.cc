@@ -1,6 +1,8 @@
 #include "rondo/examples/train_options.h"
 
+#include <cmath>
 #include <filesystem>
+#include <limits>
 #include <set>
 #include <vector>
 
@@ -87,7 +89,22 @@ void OptionParser::check_and_finish() {
   at_least("lr_decay_iters", o.lr_decay_iters, 0);
   at_least("seed", o.seed, 0);
   at_least("threads", o.threads, 0);
-  if (!(o.dist_timeout > 0 && o.dist_timeout <= 1e6)) throw Error("--dist_timeout must lie in (0, 1e6]");
+  const auto within = [](const char* name, double value, double least, double below) {
+    if (!(value >= least && value < below))
+      throw Error(absl::StrCat("--", name, "=", value, ": must be at least ", least,
+                               std::isfinite(below) ? absl::StrCat(" and below ", below) : ""));
+  };
+  constexpr double kAny = std::numeric_limits<double>::infinity();
+  within("learning_rate", o.learning_rate, 0, kAny);
+  within("min_lr", o.min_lr, 0, kAny);
+  within("beta1", o.beta1, 0, 1);
+  within("beta2", o.beta2, 0, 1);
+  within("weight_decay", o.weight_decay, 0, kAny);
+  within("grad_clip", o.grad_clip, 0, kAny);
+  within("dropout", o.dropout, 0, 1);
+  within("temperature", o.temperature, 0, kAny);
+  if (!(o.dist_timeout > 0 && o.dist_timeout <= 1e6))
+    throw Error(absl::StrCat("--dist_timeout=", o.dist_timeout, ": must be above 0 and at most 1e6"));
   at_least("eval_interval", o.eval_interval, 1);
   at_least("eval_iters", o.eval_iters, 0);
   at_least("log_interval", o.log_interval, 1);
@@ -101,8 +118,6 @@ void OptionParser::check_and_finish() {
     throw Error(absl::StrCat("--update_at_seams: --grad_clip=", o.grad_clip,
                              " needs the norm of all gradients before the first block is "
                              "updated; pass --grad_clip=0"));
-  if (!(o.dropout >= 0 && o.dropout < 1)) throw Error("--dropout must lie in [0, 1)");
-  if (!(o.temperature >= 0)) throw Error("--temperature must not be negative");
 
   if (!o.data.empty()) o.data = std::filesystem::absolute(o.data);  // may be resumed from another folder
   if (o.lr_decay_iters == 0) o.lr_decay_iters = o.max_iters;

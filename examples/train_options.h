@@ -54,19 +54,19 @@ struct TrainOptions {
   int64_t top_k = 200;
 };
 
-// Where the options are, and where they may come from: the command line, or a checkpoint below it.
+// The options of a run. They come from the command line, or from a checkpoint if the command line does not give them.
 class OptionParser {
  public:
-  // Throws Error with a message for the user.
+  // Throws Error for an unknown option and for a value out of range.
   explicit OptionParser(int argc, char** argv);
   const Flags& flags() const { return flags_; }
-  // What the command line says, with every "0: as something else" resolved and every value checked.
+  // Checked, with "0: same as another option" already replaced.
   const TrainOptions& options() const { return options_; }
 
-  // Takes the options of a run that goes on; what the command line gives wins. Throws Error where that cannot be:
-  // another model, text or tokenizer.
+  // Takes the options of the run that is resumed; the command line has priority. Throws Error if the command line asks
+  // for another model or tokenizer than the checkpoint has.
   void merge(const io::Checkpoint& checkpoint);
-  // For the checkpoint: merge() reads them back.
+  // Writes the options into a checkpoint's state; merge() reads them back.
   void store(io::Scalars& state) const;
   // Something the user should know, or empty.
   const std::string& note() const { return note_; }

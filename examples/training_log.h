@@ -1,16 +1,20 @@
-// TrainingLog: what a run leaves behind and shows while it runs.
+// TrainingLog: the files that a run writes, and what it prints while it runs.
 //
 //   TrainingLog log("out", /*first_step=*/0, /*max_steps=*/2000, /*tokens_per_step=*/768);
-//   for (...) { log.begin_step(); ...; log.end_step(loss); if (due) log.write({.step = done, .loss = loss, .lr = lr});
+//   for (...) {
+//     log.begin_step();
+//     ...
+//     log.end_step(loss);
+//     if (due) log.write({.step = done, .loss = loss, .lr = lr});
 //   }
 //
-//   <folder>/metrics.jsonl  one JSON object a line: step, loss, val_loss where evaluated, lr, tokens_per_s and step_ms
-//   (means
-//                           since the line before); the last line also has peak_rss_mib
-//   <folder>/loss.svg       the curves, redrawn at each evaluation
+//   <folder>/metrics.jsonl  one JSON object for each line: step, loss, val_loss if evaluated, lr, tokens_per_s and
+//   step_ms
+//                           (means since the line before); the last line also has peak_rss_mib
+//   <folder>/loss.svg       the curves, drawn again at each evaluation
 //   <folder>/tensorboard/   events (event_writer.h)
-// Steps are counted as they are done: the line of step n tells the loss that step n started from and, where evaluated,
-// the validation loss after it.
+// Steps count from 1. The line of step n has the loss before that step's update and, if evaluated, the validation loss
+// after it.
 #pragma once
 
 #include <chrono>
@@ -35,17 +39,17 @@ struct Record {
 
 class TrainingLog {
  public:
-  // Continues the log of a run of which `first_step` steps are done: later lines are cut off. Throws FileError.
+  // Continues the log of a run after `first_step` steps. Later lines are removed. Throws FileError.
   TrainingLog(const std::string& folder, int64_t first_step, int64_t max_steps, int64_t tokens_per_step);
   ~TrainingLog();
   TrainingLog(const TrainingLog&) = delete;
   TrainingLog& operator=(const TrainingLog&) = delete;
 
-  // Around the work whose time counts; evaluation and checkpoints are outside.
+  // Around the work that is timed. Evaluation and checkpoints are outside.
   void begin_step();
   void end_step(float loss);
   void write(Record record);
-  // Makes what is written durable: before a checkpoint, so that the log never ends before the checkpoint's step.
+  // Makes the lines durable. Called before a checkpoint, so that the log never ends before the checkpoint's step.
   void sync();
   // A line of text beside the progress bar.
   void say(const std::string& text);

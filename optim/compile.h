@@ -1,13 +1,13 @@
-// Compiled optimizer steps: one generated kernel for each signature (formula, dtypes, what joins the pass), which walks
-// a table of the parameters' pointers. The cost of compiling does not depend on how many there are, and nothing that
-// changes from step to step (learning rate, corrections, clipping, loss scale, decay of the average) is part of the
-// code.
+// Compiled optimizer steps: one generated kernel for each signature (formula, dtypes, step options), which walks a
+// table of pointers to the parameters. The cost of compiling does not depend on the number of parameters. The code
+// contains nothing that changes from step to step (learning rate, bias corrections, clipping, loss scale, decay of the
+// average).
 //
 //   optim::AdamW optimizer(model.parameters(), {.lr = 3e-4});
 //   optim::compile(optimizer);
-//   optimizer.step({.max_norm = 1.0});     // compiles with the first step: bit for bit what the eager step does
+//   optimizer.step({.max_norm = 1.0});     // compiles in the first step; the same bits as the eager step
 //
-// Kernels come from and go to the same caches and artifact files as those of regions (compile/compile.h).
+// Kernels use the same caches and artifact files as those of regions (compile/compile.h).
 #pragma once
 
 #include "rondo/optim/optimizer.h"

@@ -1,17 +1,17 @@
-// One pass over many tensors: a scalar formula is applied to every element of a list of items, each a few arrays (a
-// parameter, its gradient, its states) of the same shape. All elements together are one list that parallel_for cuts
-// into equal parts, so one large and ten thousand small tensors keep the threads equally busy, and each value is read
-// and written once. What else wants to see the same memory (averaging, a low-precision copy, zeroing) joins the pass.
+// Foreach: one pass over many tensors. It applies a scalar formula to every element of a list of items. An item is a
+// few arrays of the same shape: a parameter, its gradient, its states. parallel_for splits the elements of all items
+// together into equal parts, so one large tensor and ten thousand small ones keep the threads equally busy. Each value
+// is read and written once. Averaging, a low-precision copy and zeroing join the pass.
 //
-// The formula is a template over the scalar type. `run` applies it on float or double to strips of elements that lie in
-// the first-level cache (eager); after `compile`, generated code does the same and gives the same bits. Both walk the
-// same table of pointers: its length is no part of the code.
+// The formula is a template over the scalar type. Eager: `run` applies it to float or double, in strips that fit the
+// first-level cache. After `compile`, generated code does the same and gives the same bits. Both walk the same table of
+// pointers; the code does not depend on its length.
 //
-// Note [Items]. An item is `rows` x `width` elements and a last, shorter row. Most items have one layout: elements in a
-//   line. Where rows matter (8-bit states have a scale per row, sums are kept per row, Adafactor's factors belong to a
-//   row or a column) the width says where they end, and threads meet at row ends only.
+// Note [Items]. An item is `rows` x `width` elements and a last, shorter row. Most items are a single line of elements.
+//   Rows matter to 8-bit states (a scale for each row), to sums (kept for each row) and to Adafactor's factors (of rows
+//   and columns). Then `width` says where rows end, and work is split between threads at row ends only.
 // Note [Sums]. A sum is taken in f64, row by row in the order of ops/reduction_order.h (Note [Row order]), into one
-//   number per row; whoever reads them adds them in order. So they do not depend on the number of threads.
+//   number for each row. The reader adds these in order. So the result does not depend on the number of threads.
 #pragma once
 
 #include <array>
@@ -34,14 +34,14 @@ struct CompiledKernel;
 namespace rondo::optim {
 
 inline constexpr int kMaxValues = 10, kMaxScalars = 16;
-// Elements that one scale of an 8-bit array serves (block8.h), and of a row of an item with sums.
+// Elements for each scale of an 8-bit array (block8.h), and elements of a row of an item with sums.
 inline constexpr int64_t kBlock8 = 256, kRow = 1024;
-// Elements below which a second thread costs more than it gives.
+// With fewer elements, a second thread costs more than it saves.
 inline constexpr int64_t kForeachGrain = 1 << 14;
 
 enum class Role : uint8_t {
-  kValue,    // the formula's; written back if the formula changes it
-  kSum,      // the formula's: terms of a sum. In memory: an f64 for each row
+  kValue,    // an operand of the formula; written back if the formula changes it
+  kSum,      // a sum that the formula adds to. In memory: an f64 for each row
   kAverage,  // a += scalar 1 * (value 0 - a), after the formula: an exponential moving average
   kCopy,     // value 0 after the formula, in another dtype
 };
@@ -53,20 +53,20 @@ struct ArraySpec {
   DType dtype = kF32;
   Format format = Format::kPlain;
   Layout layout = Layout::kFull;
-  bool zero = false;  // filled with zeros at the end, whatever the formula says
+  bool zero = false;  // filled with zeros at the end; the formula's value is not stored
   bool operator==(const ArraySpec&) const = default;
 };
 
-// A formula, its type erased. `values`: one pointer for each array of role kValue, then one for each kSum.
+// A type-erased formula. `values`: one pointer for each array of role kValue, then one for each kSum.
 struct Body {
   const char* name = "";
   int n_values = 0, n_sums = 0, n_scalars = 0;
   void (*f32)(const void* context, float* const* values, const float* scalars, int64_t n) = nullptr;
   void (*f64)(const void* context, double* const* values, const double* scalars, int64_t n) = nullptr;
   void (*build)(const void* context, LoopValue* values, const LoopValue* scalars) = nullptr;
-  // Bit k: f32 and f64 never store to values[k]. To the others they may, even where nothing changes.
+  // Bit k: f32 and f64 never store to values[k]. They may store to the other arrays even if nothing changes.
   uint32_t keeps = 0;
-  const void* context = nullptr;  // the formula's own; lives as long as the body is used
+  const void* context = nullptr;  // passed to the functions; must live as long as the body is used
 };
 
 struct ForeachItem {
@@ -93,7 +93,7 @@ class Foreach {
   bool is(const Body& body, std::span<const ArraySpec> arrays) const;
   int n_operands() const { return n_operands_; }
   int n_arrays() const { return static_cast<int>(arrays_.size()); }
-  // The width of an item's rows where the formula does not care about its shape. 0: the item is one row.
+  // The width of an item's rows if the formula does not depend on the shape. 0: the item is one row.
   int64_t row_width() const { return row_width_; }
   DType compute() const { return compute_; }
   // Bit k: array k is written.

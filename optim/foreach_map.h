@@ -1,4 +1,4 @@
-// Elementwise updates of one's own over lists of tensors, in one pass: eager at once, or compiled.
+// foreach_map: a user's own elementwise update of lists of tensors, in one pass, eager or compiled.
 //
 //   using namespace rondo::scalar;
 //   const auto lookahead = [](auto& slow, auto& fast, auto alpha) {
@@ -6,16 +6,16 @@
 //     fast = slow;
 //   };
 //   optim::foreach_map(lookahead, slow_weights, model.parameters(), 0.5);      // eager
-//   auto update = optim::compile_map(lookahead);                               // one kernel, whatever the lists'
-//   length update(slow_weights, model.parameters(), 0.5);
+//   auto update = optim::compile_map(lookahead);    // one kernel for lists of any length
+//   update(slow_weights, model.parameters(), 0.5);
 //
-// Arguments are lists of tensors (their elements i belong together and have the same shape) and numbers, in the order
-// of the lambda's parameters; numbers are run-time scalars and never recompile. The lambda is generic: its type T is
-// float, double (if a list is f64) or LoopValue. It may use + - * / and everything of runtime/ops/scalar_math.h, with
-// constants written constant(x, 0.5), and no `if` on a value, only select(). What it assigns is written back, rounded
-// to the list's dtype. It is called without gradients being recorded.
+// The arguments are lists of tensors and numbers, in the order of the lambda's parameters. Tensors i of all lists have
+// the same shape. Numbers are run-time scalars and never recompile. The lambda is generic: its type T is float, double
+// (if a list is f64) or LoopValue. It may use + - * / and everything in runtime/ops/scalar_math.h. It writes constants
+// as constant(x, 0.5) and uses select() instead of an `if` on a value. What it assigns is written back, rounded to the
+// list's dtype. No gradients are recorded.
 //
-// Eager and compiled give the same bits where the lambda is compiled with -ffp-contract=off.
+// Eager and compiled give the same bits if the lambda is compiled with -ffp-contract=off.
 // Thread safety: one thread at a time.
 #pragma once
 

@@ -1,11 +1,11 @@
-// From a formula to what passes run. A formula is a type with
+// Turns a formula into the body that passes run. A formula is a type with
 //
 //   static constexpr size_t kStates, kScalars, kSums;   // kSums may be missing: 0
 //   template <class T> static void update(T& param, T grad, std::array<T, kStates>& states,
 //                                         const std::array<T, kScalars>& scalars [, std::array<T, kSums>& sums]);
 //
-// where T is float or double in eager kernels and LoopValue in generated ones. `grad` has been unscaled and clipped.
-// The source that calls body_of is kernel code (rondo_kernel_sources): its loops are vectorised by the compiler.
+// T is float or double in eager kernels and LoopValue in generated ones. `grad` is already unscaled and clipped.
+// Sources that call body_of are kernel code (rondo_kernel_sources): the compiler vectorises their loops.
 #pragma once
 
 #include <array>
@@ -20,8 +20,8 @@
 
 namespace rondo::optim {
 
-// Scalars of every pass stand in front of the formula's own: the factor of the gradients, and the weight of the
-// parameters in their moving average.
+// Every pass has these scalars before the formula's own: the factor of the gradients, and the weight of the parameters
+// in their moving average.
 inline constexpr int kMaxStates = 4;
 inline constexpr int kGradFactor = 0, kAverageWeight = 1, kFirstScalar = 2;
 
@@ -41,8 +41,8 @@ struct Sweep {
   bool prepare = false;
 };
 
-// How one parameter is updated. Most optimizers have one sweep; where something about the whole tensor must be known
-// first (a norm, factors, an orthogonal matrix), one sweep gathers it and the next uses it.
+// How one parameter is updated. Most optimizers have one sweep. An optimizer that needs something of the whole tensor
+// first (a norm, factors, an orthogonal matrix) gathers it in one sweep and uses it in the next.
 struct UpdatePlan {
   std::vector<StateSpec> states;
   std::vector<Sweep> sweeps;

@@ -1,6 +1,6 @@
-// GradScaler: keeps small gradients of f16 training above underflow. The loss is multiplied by a scale; the optimizer
-// divides it out in the pass that it makes anyway, skips the step where a gradient overflowed, and the scale follows:
-// down after a skipped step, up after many good ones (Micikevicius et al., 2018, section 3.2).
+// GradScaler: keeps small gradients of f16 training above underflow. The loss is multiplied by a scale. The optimizer
+// divides the gradients by it, in the pass that it makes anyway, and skips the step if a gradient overflowed. The scale
+// falls after a skipped step and rises after many good ones (Micikevicius et al., 2018, section 3.2).
 //
 //   amp::GradScaler scaler;
 //   { amp::Autocast lower(kF16); loss = model.loss(x, y); }
@@ -18,18 +18,18 @@ struct GradScalerOptions {
   double growth_factor = 2;
   double backoff_factor = 0.5;
   int64_t growth_interval = 2000;  // steps without overflow before the scale grows
-  bool enabled = true;             // false: the scale is 1, and nothing is checked that step() was not asked to
+  bool enabled = true;             // false: the scale is 1, and step() checks only what its options ask for
 };
 
 // Not thread safe.
 class GradScaler {
  public:
-  // Throws Error unless the factors lie where a scale can move both ways: growth above 1, backoff between 0 and 1.
+  // Throws Error unless growth_factor is above 1 and backoff_factor between 0 and 1.
   explicit GradScaler(GradScalerOptions options = {});
 
   // loss * get_scale(), in the loss's dtype.
   Tensor scale(TensorArg loss) const;
-  // optimizer.step(), whose gradients are those of a scaled loss. With several optimizers, one call each before
+  // optimizer.step() for the gradients of a scaled loss. With several optimizers, call it once for each before
   // update().
   optim::StepReport step(optim::Optimizer& optimizer, optim::StepOptions options = {});
   // After the steps of one iteration. Throws Error if there was none.

@@ -1,5 +1,5 @@
-// The Euclidean norm of many tensors together: one pass that reads, in f64, over chunks of fixed size in a fixed order,
-// so that the bits do not depend on the number of threads.
+// The Euclidean norm of many tensors together, in one pass. It sums in f64 over chunks of fixed size in a fixed order,
+// so the bits do not depend on the number of threads.
 #pragma once
 
 #include <cstdint>

@@ -44,21 +44,30 @@ StateArray make_array(const StateInit& init, const StateSpec& spec, const Tensor
 
 }  // namespace
 
+void StateArray::locate() {
+  values_data = values.defined() ? static_cast<std::byte*>(values.raw_mutable_data()) : nullptr;
+  scales_data = scales.defined() ? static_cast<std::byte*>(scales.raw_mutable_data()) : nullptr;
+}
+
 ParamState ParamSlot::new_state() const {
   ParamState made;
-  for (const StateSpec& spec : plan->states) {
-    StateArray& array = made.arrays.emplace_back();
-    if (!spec.transient) array = make_array(init, spec, param);
+  for (size_t k = 0; k < plan->states.size(); ++k) {
+    if (plan->states[k].transient) continue;
+    StateArray& array = made.arrays[k];
+    array = make_array(init, plan->states[k], param);
+    array.locate();
     for (const Tensor* kept : {&array.values, &array.scales})
       if (kept->defined()) kept->storage().set_purpose(Purpose::kStates);
   }
   made.step = Tensor::zeros({}, {kI64});
+  made.step_data = made.step.mutable_data<int64_t>();
   return made;
 }
 
 void ParamSlot::make_average() {
   average = ops::cast(param.detach(), compute_dtype(param.dtype()));
   average.storage().set_purpose(Purpose::kStates);
+  average_data = static_cast<std::byte*>(average.raw_mutable_data());
   average_copied = Contents::of(param);
   average_moved = false;
 }

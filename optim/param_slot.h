@@ -3,8 +3,9 @@
 // Invariant: once made, state and average are written in place, never replaced, until load_state_dict().
 #pragma once
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
-#include <vector>
 
 #include "rondo/optim/formula.h"
 #include "rondo/runtime/tensor.h"
@@ -23,16 +24,21 @@ struct StateInit {
   double value = 0;  // every element's
 };
 
-// One array of a parameter's state, by its StateSpec.
+// One array of a parameter's state, by its StateSpec. The addresses stand beside the tensors, because a step reads
+// those of thousands of parameters.
 struct StateArray {
   Tensor values;  // undefined between steps if the spec says transient
   Tensor scales;  // of 8-bit values, otherwise undefined
+  std::byte* values_data = nullptr;
+  std::byte* scales_data = nullptr;
+  void locate();  // sets the addresses
 };
 
 struct ParamState {
-  Tensor step;                     // i64 scalar: the updates so far. Undefined: the parameter had no gradient yet
-  std::vector<StateArray> arrays;  // by UpdatePlan::states
-  bool exists() const { return step.defined(); }
+  Tensor step;  // i64 scalar: the updates so far. Undefined: the parameter had no gradient yet
+  int64_t* step_data = nullptr;
+  std::array<StateArray, kMaxStates> arrays;  // by UpdatePlan::states
+  bool exists() const { return step_data != nullptr; }
 };
 
 // Identifies the contents of a tensor: changes with every write.
@@ -50,7 +56,8 @@ struct ParamSlot {
   StateInit init;
   ParamState state;
 
-  Tensor average;              // undefined: not tracked, or the parameter is frozen and has no state
+  Tensor average;  // undefined: not tracked, or the parameter is frozen and has no state
+  std::byte* average_data = nullptr;
   Contents average_copied;     // the parameter's contents when `average` was copied from it
   bool average_moved = false;  // a step has moved `average`, or it was loaded: no longer a copy
   Tensor copy;                 // 16 bits; undefined: not kept

@@ -34,8 +34,8 @@ void Optimizer::collect(size_t i, std::vector<Update>& updates) {
                              to_string(param.sizes()), ", its gradient ", std::string(name_of(grad.dtype())),
                              to_string(grad.sizes())));
   const bool wide = compute_dtype(param.dtype()) == kF64;
-  for (const Tensor* held : {slot.state.arrays.empty() ? nullptr : &slot.state.arrays[0].values, &slot.average})
-    if (held != nullptr && held->defined() && wide != (held->dtype() == kF64))
+  for (const Tensor* held : {&slot.state.arrays[0].values, &slot.average})
+    if (held->defined() && wide != (held->dtype() == kF64))
       throw Error(absl::StrCat(name(), ": ", slot_name(i), " is now ", std::string(name_of(param.dtype())),
                                ", its state ", std::string(name_of(held->dtype())),
                                "; convert the model before its first step"));
@@ -221,7 +221,7 @@ void Optimizer::count_and_fill_scalars(std::vector<Update>& updates, double grad
   int shared_group = 0;
   int64_t shared_step = 0;
   for (Update& u : updates) {
-    const int64_t step = ++*reinterpret_cast<int64_t*>(u.slot->state.step.impl()->data());
+    const int64_t step = ++*u.slot->state.step_data;
     bool own = false;
     for (const Sweep& sweep : u.slot->plan->sweeps) own = own || sweep.prepare;
     if (own || shared == nullptr || shared_group != u.slot->group || shared_step != step) {
@@ -259,10 +259,12 @@ void Optimizer::run(Signature& signature, std::vector<Update>& updates, double g
   const auto each_transient = [&](auto fn) {
     for (size_t i : signature.updates)
       for (size_t k = 0; k < plan.states.size(); ++k)
-        if (plan.states[k].transient) fn(*updates[i].slot, plan.states[k], updates[i].slot->state.arrays[k].values);
+        if (plan.states[k].transient) fn(*updates[i].slot, plan.states[k], updates[i].slot->state.arrays[k]);
   };
-  each_transient([&](const ParamSlot& slot, const StateSpec& spec, Tensor& values) {
-    values = Tensor::empty(sizes_of(spec, slot.param.sizes()), {compute_dtype(signature.dtype), slot.param.device()});
+  each_transient([&](const ParamSlot& slot, const StateSpec& spec, StateArray& array) {
+    array.values = Tensor::empty(sizes_of(spec, slot.param.sizes()),
+                                 {compute_dtype(signature.dtype), slot.param.device()});
+    array.locate();
   });
   const bool eager = compile::stance() == compile::Stance::kForceEager;
   for (size_t sweep = 0; sweep < plan.sweeps.size(); ++sweep) {
@@ -272,7 +274,7 @@ void Optimizer::run(Signature& signature, std::vector<Update>& updates, double g
     fill_table(signature, sweep, updates);
     signature.sweeps[sweep]->run(table_, eager);
   }
-  each_transient([](const ParamSlot&, const StateSpec&, Tensor& values) { values = Tensor(); });
+  each_transient([](const ParamSlot&, const StateSpec&, StateArray& array) { array = {}; });
 }
 
 // Hands the optimizer the sums of the sweep before `sweep`.
@@ -287,10 +289,12 @@ void Optimizer::prepare_update(const Signature& signature, size_t sweep, Update&
                       slot.param,
                       u.dense_grad.defined() ? u.dense_grad : slot.param.grad(),
                       grad_factor,
-                      slot.state.arrays,
+                      std::span(slot.state.arrays).first(slot.plan->states.size()),
                       std::span(totals).first(static_cast<size_t>(n_sums)),
                       std::span(u.scalars + kFirstScalar, kMaxScalars - kFirstScalar)};
   prepare(static_cast<int>(sweep), param);
+  for (size_t k = 0; k < slot.plan->states.size(); ++k)
+    if (slot.plan->states[k].transient) slot.state.arrays[k].locate();
 }
 
 // One number for each row and sum of a parameter: all rows of the first sum, then all rows of the second.
@@ -314,6 +318,7 @@ void Optimizer::fill_table(const Signature& signature, size_t sweep, const std::
   const Foreach& pass = *signature.sweeps[sweep];
   const bool last = sweep + 1 == plan.sweeps.size();
   const int n_sums = plan.sweeps[sweep].body.n_sums;
+  const DType compute = compute_dtype(signature.dtype);
   table_.clear();
   for (size_t i : signature.updates) {
     const Update& u = updates[i];
@@ -334,14 +339,13 @@ void Optimizer::fill_table(const Signature& signature, size_t sweep, const std::
         const StateArray& array = slot.state.arrays[k];
         const Layout layout = plan.states[k].layout;
         const int64_t size = layout == Layout::kFull ? numel : layout == Layout::kPerRow ? numel / width : width;
-        operands[next++] = part(array.values.impl()->data(), array.values.dtype(), size);
-        if (array.scales.defined()) operands[next_scale++] = array.scales.impl()->data();
+        operands[next++] = m == 0 ? array.values_data : part(array.values_data, array.values.dtype(), size);
+        if (array.scales_data != nullptr) operands[next_scale++] = array.scales_data;
       }
       for (int k = 0; k < n_sums; ++k)
         operands[next++] = sums_.data() + u.sums + static_cast<size_t>(k) * u.sum_rows +
                            static_cast<size_t>(m) * (u.sum_rows / static_cast<size_t>(count));
-      if (last && slot.average.defined())
-        operands[next++] = part(slot.average.impl()->data(), slot.average.dtype(), numel);
+      if (last && slot.average_data != nullptr) operands[next++] = part(slot.average_data, compute, numel);
       if (last && u.copy.defined()) operands[next++] = part(u.copy.impl()->data(), u.copy.dtype(), numel);
     }
   }

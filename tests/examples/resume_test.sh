@@ -58,3 +58,17 @@ grep -q "ckpt-00000006.safetensors is not written: .* are NaN or infinite" "$fol
 ! ls "$folder/nan/"ckpt-* >"$folder/nan.log" 2>&1 || { cat "$folder/nan.log"; exit 1; }
 diverge "$folder/skipped" 1 || true
 grep -q "a gradient is not finite; no parameter was changed" "$folder/skipped.log" || { cat "$folder/skipped.log"; exit 1; }
+
+# ---- Two runs on one folder: the second one names the first, which is not disturbed.
+(run "$folder/locked" scratch) >"$folder/locked.log" 2>&1 &
+first=$!
+while [ ! -s "$folder/locked/metrics.jsonl" ] && kill -0 $first 2>/dev/null; do sleep 0.01; done
+if (run "$folder/locked" scratch) >"$folder/second.log" 2>&1; then cat "$folder/second.log"; echo "two runs wrote to one folder"; exit 1; fi
+grep -q "another run writes to $folder/locked (process $first)" "$folder/second.log" || { cat "$folder/second.log"; exit 1; }
+wait $first || { cat "$folder/locked.log"; echo "the first run was disturbed"; exit 1; }
+diff <(without_timings "$folder/a") <(without_timings "$folder/locked") || { echo "the losses beside a second run differ"; exit 1; }
+
+# ---- A file size limit is an error with a message, not the end of the process by a signal.
+status=0
+(ulimit -f 16; run "$folder/limited" scratch) >"$folder/limited.log" 2>&1 || status=$?
+[ $status = 1 ] && grep -q "^train_gpt: .*File too large" "$folder/limited.log" || { cat "$folder/limited.log"; echo "a full file: status $status"; exit 1; }

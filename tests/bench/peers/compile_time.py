@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""What compiling costs: torch.compile and Rondo on the models of examples/regional_compile, in turns.
+"""What compiling costs: torch.compile and Rondo on the models of tests/bench/regional_bench.cc, in turns.
 
 Two models, forward and backward, f32, cold caches: `recipe` (PyTorch's regional compilation recipe:
 64 x [Linear 10-10, ReLU, sigmoid, Linear, ReLU] behind a Linear) and `gpt2` (12 blocks of GPT-2 124M,
 B=4, T=64). torch.compile takes the whole model or each block, in three modes. Each figure comes from a
 process of its own with an empty TORCHINDUCTOR_CACHE_DIR that has compiled a trivial function first
-(forward and backward), as regional_compile loads LLVM first: the compiler is in memory, nothing of the model is.
+(forward and backward), as bench_regional loads LLVM first: the compiler is in memory, nothing of the model is.
 compile_s is the first step less the fastest of the later ones, after an eager step.
 
-    compile_time.py --rondo-bin build/release/bin/regional_compile --json compile.json
+    compile_time.py --rondo-bin build/release/bin/bench_regional --json compile.json
 """
 import argparse
 import json
@@ -27,7 +27,7 @@ DEPTHS = {"recipe": 64, "gpt2": 12}
 
 def parse_args():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--rondo-bin", help="path of regional_compile; without it only PyTorch runs")
+    p.add_argument("--rondo-bin", help="path of bench_regional; without it only PyTorch runs")
     p.add_argument("--python", default=default_python(), help="interpreter that has torch")
     p.add_argument("--models", default="recipe,gpt2")
     p.add_argument("--what", default="block,whole")

@@ -1,15 +1,14 @@
 // What compiling costs: the whole model as one region, one region per repeated block, and both warm starts.
 //
-//   regional_compile                       a table: 64 small layers (PyTorch's regional compilation recipe), 12 GPT-2
-//   blocks regional_compile --json                the same as JSON: an array with an object per model regional_compile
-//   --layers=1            other depths: the cost of a region does not depend on it
+//   bench_regional              a table: 64 small layers (PyTorch's regional compilation recipe), 12 GPT-2 blocks
+//   bench_regional --json       the same as JSON: an array with an object for each model
+//   bench_regional --layers=1   other depths: the cost of a region does not depend on the depth
 //
-// A figure is compiler time for one forward and backward, as RegionReport::compile_ms counts it: without running,
-// without data, and without loading LLVM, which a trivial kernel does first. Warm starts, from the disk cache or the
-// artifact file of a process before, never load it, and reading the artifact file counts. The table also gives what the
-// first step took longer than a later one, which has all of it. Every figure comes from processes of their own (this
-// program runs itself with
-// --measure), so that nothing is warm by accident.
+// A figure is compiler time for one forward and backward, as RegionReport::compile_ms counts it. It leaves out running,
+// data, and loading LLVM, which a trivial kernel does first. Warm starts use the disk cache or the artifact file of a
+// process before; they never load LLVM, and reading the artifact file counts. The table also shows how much longer the
+// first step took than a later one, which includes all of it. Every figure comes from a process of its own (this
+// program runs itself with --measure), so that nothing is warm by accident.
 #include <stdlib.h>
 #include <unistd.h>
 
@@ -235,7 +234,7 @@ int main(int argc, char** argv) try {
   bool json = false;
   int64_t layers = 0, repeats = 3;
   std::string model = "all", what, artifacts;
-  examples::Flags flags("regional_compile", "Measures what compiling costs: whole, regional, warm.");
+  examples::Flags flags("bench_regional", "Measures what compiling costs: whole, regional, warm.");
   flags.add("json", &json, "print JSON, not a table");
   flags.add("model", &model, "which model", {"all", "recipe", "gpt2"});
   flags.add("layers", &layers, "depth; 0: 64 for recipe, 12 for gpt2");
@@ -255,6 +254,6 @@ int main(int argc, char** argv) try {
   if (json) std::puts(all.dump(1).c_str());
   return 0;
 } catch (const std::exception& error) {
-  std::fprintf(stderr, "regional_compile: %s\n", error.what());
+  std::fprintf(stderr, "bench_regional: %s\n", error.what());
   return 1;
 }

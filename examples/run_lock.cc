@@ -1,0 +1,48 @@
+#include "rondo/examples/run_lock.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_cat.h"
+#include "rondo/runtime/error.h"
+#include "rondo/runtime/io/atomic_file.h"
+
+namespace rondo::examples {
+namespace {
+
+std::string contents(int fd) {
+  char text[32] = {};
+  const ssize_t n = ::pread(fd, text, sizeof text - 1, 0);
+  return std::string(absl::StripAsciiWhitespace(std::string(text, n > 0 ? static_cast<size_t>(n) : 0)));
+}
+
+}  // namespace
+
+RunLock::RunLock(const std::string& folder) {
+  io::make_folders(folder);
+  const std::string path = folder + "/.lock";
+  fd_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+  if (fd_ < 0) throw FileError(path, std::strerror(errno));
+  const auto fail = [&](auto error) {
+    ::close(fd_);
+    throw error;
+  };
+  if (::flock(fd_, LOCK_EX | LOCK_NB) != 0) {
+    if (errno != EWOULDBLOCK) fail(FileError(path, std::strerror(errno)));
+    const std::string holder = contents(fd_);
+    fail(Error(absl::StrCat("another run writes to ", folder, holder.empty() ? "" : " (process " + holder + ")",
+                            "; wait for it, or choose another folder with --out_dir")));
+  }
+  const std::string own = absl::StrCat(::getpid(), "\n");
+  if (::ftruncate(fd_, 0) != 0 || ::pwrite(fd_, own.data(), own.size(), 0) != static_cast<ssize_t>(own.size()))
+    fail(FileError(path, std::strerror(errno)));
+}
+
+RunLock::~RunLock() { ::close(fd_); }
+
+}  // namespace rondo::examples

@@ -1,0 +1,23 @@
+// RunLock: keeps two runs from writing to one folder.
+#pragma once
+
+#include <string>
+
+namespace rondo::examples {
+
+// Holds a lock (flock) on <folder>/.lock for as long as it lives. The system releases it when the process ends, however
+// it ends. The file stays and holds the id of the process that last had the lock.
+class RunLock {
+ public:
+  // Creates the folder if it does not exist. Throws Error, which names the process, if another one has the lock;
+  // FileError if the file cannot be written.
+  explicit RunLock(const std::string& folder);
+  ~RunLock();
+  RunLock(const RunLock&) = delete;
+  RunLock& operator=(const RunLock&) = delete;
+
+ private:
+  int fd_;
+};
+
+}  // namespace rondo::examples
