@@ -202,6 +202,11 @@ Regions compile_regions(nn::ModuleBase& model, CompileOptions options) {
     region->add_layer();
     block->call_hook = std::make_shared<RegionHook>(region);
   }
+  if (regions.empty())
+    throw Error(
+        absl::StrFormat("compile_regions: %s has no blocks, that is, no nn::ModuleList of modules; compile the whole "
+                        "model with compile_module(model)",
+                        model.type_name()));
   return Regions(std::move(regions));
 }
 

@@ -6,11 +6,14 @@
 namespace rondo::nn {
 
 BertEmbeddings::BertEmbeddings(const BertConfig& config)
-    : word_embeddings(child("word_embeddings", config.vocab_size, config.n_embd)),
+    : word_embeddings(child("word_embeddings", config.vocab_size, config.n_embd,
+                            EmbeddingOptions{.padding_idx = config.padding_idx})),
       position_embeddings(child("position_embeddings", config.block_size, config.n_embd)),
       token_type_embeddings(child("token_type_embeddings", config.n_segment, config.n_embd)),
       layer_norm(child("LayerNorm", config.n_embd, LayerNormOptions{.eps = config.norm_eps})),
-      dropout(child("dropout", config.dropout)) {}
+      dropout(child("dropout", config.dropout)) {
+  ignore_in_state_dict("position_ids");
+}
 Tensor BertEmbeddings::forward(const Tensor& idx, const Tensor& segments) {
   const Tensor x = word_embeddings(idx) + position_embeddings(Tensor::arange(idx.size(1)));
   return dropout(layer_norm(x + token_type_embeddings(segments)));
@@ -60,7 +63,10 @@ Tensor BertEncoder::forward(const Tensor& x_, const Tensor& mask) {
   return x;
 }
 
-Bert::Bert(BertConfig config, uint64_t seed, const SkipInit&) : config(config) { init_normal(*this, seed); }
+Bert::Bert(BertConfig config, uint64_t seed, const SkipInit&) : config(config) {
+  init_normal(*this, seed);
+  embeddings.word_embeddings.zero_padding();
+}
 
 Tensor Bert::features(const Tensor& idx, const Tensor& mask, const Tensor& segments) {
   const auto fail = [&](std::string_view what, const Tensor& t) {

@@ -3,7 +3,7 @@
 //   nn::Bert model({.vocab_size = 30522, .n_layer = 2, .n_class = 3}, /*seed=*/1337);
 //   model.loss(idx, mask, segments, targets).backward();
 //
-// Parameter names are those of published checkpoints without their "bert.".
+// Parameter names are those of published checkpoints without their "bert."; their `embeddings.position_ids` is ignored.
 #pragma once
 
 #include "rondo/modules/layers.h"
@@ -22,6 +22,7 @@ struct BertConfig {
   int64_t n_class = 2;
   double dropout = 0;  // of the embeddings and of what each half of a layer adds
   double norm_eps = 1e-12;
+  std::optional<int64_t> padding_idx = 0;  // the word embedding of this token gets no gradient, as in published models
 };
 
 // The sum of word, position and segment embeddings, normalised.

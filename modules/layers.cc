@@ -15,13 +15,19 @@ Tensor uniform(const Dims& sizes, double bound) {
   return Tensor::rand(sizes).mul_(2 * bound).add_(-bound);
 }
 
-void require_positive(const char* layer, std::initializer_list<int64_t> sizes) {
-  for (int64_t size : sizes)
-    if (size <= 0) throw Error(absl::StrCat(layer, ": sizes must be positive, got ", size));
+int64_t positive(const char* layer, int64_t size) {
+  if (size <= 0) throw Error(absl::StrCat(layer, ": sizes must be positive, got ", size));
+  return size;
+}
+
+Tensor normal_rows(int64_t num_embeddings, int64_t embedding_dim) {
+  const Dims sizes = {positive("Embedding", num_embeddings), positive("Embedding", embedding_dim)};
+  return SkipInit::active() ? Tensor::empty(sizes) : Tensor::randn(sizes);
 }
 
 double linear_bound(int64_t in_features, int64_t out_features) {
-  require_positive("Linear", {in_features, out_features});
+  positive("Linear", in_features);
+  positive("Linear", out_features);
   return 1.0 / std::sqrt(static_cast<double>(in_features));
 }
 
@@ -33,19 +39,28 @@ Linear::Linear(int64_t in_features, int64_t out_features, LinearOptions options)
                      options.bias ? uniform({out_features}, linear_bound(in_features, out_features)) : Tensor())) {}
 Tensor Linear::forward(const Tensor& x) { return ops::linear(x, weight, bias); }
 
-Embedding::Embedding(int64_t num_embeddings, int64_t embedding_dim)
-    : weight(parameter("weight", SkipInit::active() ? Tensor::empty({num_embeddings, embedding_dim})
-                                                    : Tensor::randn({num_embeddings, embedding_dim}))) {
-  require_positive("Embedding", {num_embeddings, embedding_dim});
+Embedding::Embedding(int64_t num_embeddings, int64_t embedding_dim, EmbeddingOptions options)
+    : options(options), weight(parameter("weight", normal_rows(num_embeddings, embedding_dim))) {
+  if (options.padding_idx && (*options.padding_idx < 0 || *options.padding_idx >= num_embeddings))
+    throw Error(
+        absl::StrCat("Embedding: padding_idx must be in [0, ", num_embeddings, "), got ", *options.padding_idx));
+  zero_padding();
 }
-Tensor Embedding::forward(const Tensor& indices) { return ops::embedding(weight, indices); }
+Tensor Embedding::forward(const Tensor& indices) {
+  const Tensor rows = ops::embedding(weight, indices);
+  if (!options.padding_idx) return rows;
+  const Tensor is_padding = ops::equal(indices, Tensor::scalar(*options.padding_idx)).unsqueeze(-1);
+  return ops::where(is_padding, rows.detach(), rows);
+}
+void Embedding::zero_padding() {
+  const NoGrad off;
+  if (options.padding_idx) weight.select(0, *options.padding_idx).zero_();
+}
 
 LayerNorm::LayerNorm(int64_t size, LayerNormOptions options)
-    : weight(parameter("weight", Tensor::ones({size}))),
+    : weight(parameter("weight", Tensor::ones({positive("LayerNorm", size)}))),
       bias(options.bias ? parameter("bias", Tensor::zeros({size})) : buffer("bias", Tensor::zeros({size}), false)),
-      eps(options.eps) {
-  require_positive("LayerNorm", {size});
-}
+      eps(options.eps) {}
 Tensor LayerNorm::forward(const Tensor& x) { return ops::layer_norm(x, weight, bias, eps); }
 
 Dropout::Dropout(double p) : p(p) {

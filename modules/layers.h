@@ -4,6 +4,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -13,7 +14,7 @@
 
 namespace rondo::nn {
 
-// While one is alive on this thread, layers leave their new weights unset: whoever builds them fills them.
+// While one is alive on this thread, layers do not initialise their weights: the code that makes them fills them.
 class SkipInit {
  public:
   SkipInit() { ++depth_; }
@@ -37,11 +38,18 @@ struct Linear : Module<Linear> {
   Tensor forward(const Tensor& x);  // (..., in) -> (..., out)
 };
 
+struct EmbeddingOptions {
+  // This row starts at zero and gets no gradient, so it stays what it is.
+  std::optional<int64_t> padding_idx = std::nullopt;
+};
 // Rows of weight (V, C), which starts N(0, 1).
 struct Embedding : Module<Embedding> {
-  Embedding(int64_t num_embeddings, int64_t embedding_dim);
+  Embedding(int64_t num_embeddings, int64_t embedding_dim, EmbeddingOptions options = {});
+  EmbeddingOptions options;
   Tensor& weight;
   Tensor forward(const Tensor& indices);  // i64 (...) -> (..., C)
+  // Sets the row of padding_idx, if there is one, to zero.
+  void zero_padding();
 };
 
 struct LayerNormOptions {
@@ -96,8 +104,11 @@ struct MLP : Module<MLP> {
 //   for (Block& block : h) x = block(x);
 template <class M> class ModuleList : public ModuleBase {
  public:
-  ModuleList() = default;
-  template <class... Args> explicit ModuleList(int64_t n, const Args&... args) {
+  ModuleList() : ModuleBase(typeid(ModuleList), sizeof(ModuleList)) {}
+  ModuleList(const ModuleList&) : ModuleList() {
+    static_assert(kModulesMove<M>, "a ModuleList cannot be copied or moved, because its parent refers to it");
+  }
+  template <class... Args> explicit ModuleList(int64_t n, const Args&... args) : ModuleList() {
     for (int64_t i = 0; i < n; ++i) emplace_back(args...);
   }
   template <class... Args> M& emplace_back(Args&&... args) {

@@ -84,7 +84,10 @@ Tensor Llama::Body::forward(const Tensor& idx) {
   return norm(x);
 }
 
-Llama::Llama(LlamaConfig config, uint64_t seed, const SkipInit&) : config(config) { init_normal(*this, seed); }
+Llama::Llama(LlamaConfig config, uint64_t seed, const SkipInit&) : config(config) {
+  if (config.tie_word_embeddings) lm_head.weight = model.embed_tokens.weight;
+  init_normal(*this, seed);
+}
 
 Tensor Llama::forward(const Tensor& idx) { return lm_head(model(idx)); }
 

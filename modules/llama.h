@@ -62,6 +62,7 @@ struct LlamaConfig {
   double norm_eps = 1e-5;
   double rope_base = 10000.0;
   int64_t whole_logits = kWholeLogits;  // loss(): logits of more elements are computed in chunks
+  bool tie_word_embeddings = false;     // lm_head.weight is embed_tokens.weight; checkpoints then need only one of them
 };
 
 struct Llama : Module<Llama> {

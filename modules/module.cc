@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <functional>
+#include <mutex>
 #include <unordered_set>
 
 #include "absl/strings/str_cat.h"
@@ -37,8 +39,83 @@ ModuleBase::Place& ModuleBase::next_place() {
   return place;
 }
 
-ModuleBase::ModuleBase() {
+namespace {
+
+// Live modules that lie in no other module, by address. It tells which module an address lies in.
+struct Registry {
+  std::mutex mutex;
+  std::map<const void*, ModuleBase*> modules;
+};
+Registry& registry() {
+  static Registry& instance = *new Registry;  // outlives every module
+  return instance;
+}
+
+std::string demangled(const std::type_info& type) {
+  int status = 0;
+  char* text = abi::__cxa_demangle(type.name(), nullptr, nullptr, &status);
+  std::string name = status == 0 ? text : type.name();
+  std::free(text);
+  if (name.ends_with('>')) {
+    size_t at = name.size();
+    for (int depth = 0; at > 0; --at)
+      if ((depth += (name[at - 1] == '>') - (name[at - 1] == '<')) == 0) break;
+    name.resize(at - 1);
+  }
+  const size_t scope = name.rfind("::");
+  return scope == name.npos ? name : name.substr(scope + 2);
+}
+
+}  // namespace
+
+bool ModuleBase::contains(const void* p) const {
+  const auto* begin = reinterpret_cast<const std::byte*>(this);
+  return !std::less<>()(p, static_cast<const void*>(begin)) &&
+         std::less<>()(p, static_cast<const void*>(begin + size_));
+}
+
+ModuleBase* ModuleBase::enclosing(const void* p) {
+  ModuleBase* found = nullptr;
+  {
+    const std::lock_guard lock(registry().mutex);
+    auto after = registry().modules.upper_bound(p);
+    if (after != registry().modules.begin()) found = std::prev(after)->second;
+  }
+  if (found == nullptr || !found->contains(p)) return nullptr;
+  for (bool deeper = true; deeper;) {
+    deeper = false;
+    for (ModuleBase* inner : found->children_)
+      if (inner->contains(p)) found = inner, deeper = true;
+  }
+  return found;
+}
+
+void ModuleBase::check_initialised(const Place& place) const {
+  for (const void* argument : place.arguments)
+    if (place.parent->contains(argument) && std::less<>()(static_cast<const void*>(this), argument))
+      throw Error(absl::StrCat(place.parent->type_name(), ": child(\"", place.name,
+                               "\", ...): an argument is a member of ", place.parent->type_name(),
+                               " that is declared after this child, so it has no value yet; declare it before"));
+}
+
+ModuleBase::ModuleBase(const std::type_info& type, size_t size) : size_(size) {
   Place place = std::exchange(next_place(), {});
+  ModuleBase* outer = enclosing(this);
+  if (place.parent == nullptr && outer != nullptr) {
+    const std::string made = demangled(type);
+    std::string where = "its first member module";
+    for (const ModuleBase* sibling : outer->children_)
+      if (outer->contains(sibling)) where = absl::StrCat("the member module after \"", sibling->name_, "\"");
+    throw Error(absl::StrCat(outer->type_name(), ": ", where, ", a ", made,
+                             ", is not made by child(), so its parameters would not be trained or saved. Write: ", made,
+                             " fc = child(\"fc\", ...) with the arguments of its constructor"));
+  }
+  if (place.parent != nullptr) check_initialised(place);
+  if (outer == nullptr) {
+    const std::lock_guard lock(registry().mutex);
+    registry().modules[this] = this;
+    registered_ = true;
+  }
   if (place.parent == nullptr) return;
   parent_ = place.parent;
   name_ = std::move(place.name);
@@ -48,6 +125,10 @@ ModuleBase::ModuleBase() {
 }
 
 ModuleBase::~ModuleBase() {
+  if (registered_) {
+    const std::lock_guard lock(registry().mutex);
+    registry().modules.erase(this);
+  }
   if (parent_ != nullptr) std::erase(parent_->children_, this);
 }
 
@@ -82,6 +163,9 @@ Tensor& ModuleBase::buffer(std::string name, Tensor value, bool persistent) {
 void ModuleBase::visit(const std::string& prefix, absl::FunctionRef<void(const std::string&, const Entry&)> fn) const {
   for (const auto& entry : entries_)
     if (entry->tensor.defined()) fn(joined(prefix, entry->name), *entry);
+  if (call_hook != nullptr)
+    for (NamedTensor& own : call_hook->named_parameters())
+      fn(joined(prefix, own.name), {own.name, own.tensor, /*is_parameter=*/true, /*persistent=*/true});
   for (const ModuleBase* module : children_) module->visit(joined(prefix, module->name_), fn);
 }
 
@@ -120,20 +204,7 @@ void ModuleBase::collect_modules(const std::string& prefix, std::vector<NamedMod
   for (ModuleBase* module : children_) module->collect_modules(joined(prefix, module->name_), out);
 }
 
-std::string ModuleBase::type_name() const {
-  int status = 0;
-  char* text = abi::__cxa_demangle(typeid(*this).name(), nullptr, nullptr, &status);
-  std::string name = status == 0 ? text : typeid(*this).name();
-  std::free(text);
-  if (name.ends_with('>')) {
-    size_t at = name.size();
-    for (int depth = 0; at > 0; --at)
-      if ((depth += (name[at - 1] == '>') - (name[at - 1] == '<')) == 0) break;
-    name.resize(at - 1);
-  }
-  const size_t scope = name.rfind("::");
-  return scope == name.npos ? name : name.substr(scope + 2);
-}
+std::string ModuleBase::type_name() const { return demangled(typeid(*this)); }
 
 int64_t ModuleBase::num_parameters() const {
   int64_t total = 0;
@@ -155,7 +226,17 @@ StateDictReport ModuleBase::load_state_dict(const StateDict& state, bool strict)
   visit("", [&](const std::string& name, const Entry& entry) {
     if (entry.persistent) targets.push_back({name, entry.tensor});
   });
-  return load_tensors(targets, state, strict, type_name());
+  std::set<std::string> ignored;
+  collect_ignored("", ignored);
+  if (ignored.empty()) return load_tensors(targets, state, strict, type_name());
+  StateDict wanted = state;
+  for (const std::string& name : ignored) wanted.erase(name);
+  return load_tensors(targets, wanted, strict, type_name());
+}
+
+void ModuleBase::collect_ignored(const std::string& prefix, std::set<std::string>& out) const {
+  for (const std::string& name : ignored_) out.insert(joined(prefix, name));
+  for (const ModuleBase* module : children_) module->collect_ignored(joined(prefix, module->name_), out);
 }
 
 void ModuleBase::train(bool on) {

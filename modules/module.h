@@ -20,19 +20,23 @@
 // Calling a module (`attn(x)`, not `attn.forward(x)`) runs forward() inside a frame, so that errors name its path and
 // the caller's line, and through `call_hook`, where a compiler plugs in. The first argument of forward is a tensor.
 //
-// Invariants: a module never moves (its parent and its members refer to it); children and parameters are listed in the
-// order of declaration; a parameter keeps its identity for life: to() and load_state_dict() change what the handle
-// points to, never the handle, so optimizers, tied parameters and user copies follow.
+// Invariants: a module never moves, because its parent and its members refer to it. A module that is a member of
+// another one is made by child(): otherwise its constructor throws, since its parameters would never be trained.
+// Children and parameters are listed in the order of declaration. A parameter keeps its identity for life: to() and
+// load_state_dict() change what the handle points to, never the handle, so optimizers, tied parameters and user copies
+// see the change.
 //
-// Ownership: modules own their parameters; a parent refers to its children, which are its members.
+// Ownership: modules own their parameters. A parent refers to its children, which are its members.
 //
 // Thread safety: a tree is built, changed and called by one thread at a time.
 #pragma once
 
 #include <concepts>
+#include <cstdint>
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <string_view>
@@ -60,23 +64,25 @@ struct NamedModule {
 // One call of a module that has a hook.
 struct ModuleCall {
   ModuleBase& module;
-  // Where forward takes tensors and returns one, these; else empty and null.
+  // If forward takes tensors only and returns one tensor: these. Otherwise empty and null.
   std::span<const Tensor* const> inputs;
   Tensor* result;
 };
 
-// Wraps the forward of one module. `around` must call `forward` exactly once, on this thread, or throw; or set
-// *call.result instead, if that is not null.
+// Wraps the forward of one module.
 class CallHook {
  public:
   virtual ~CallHook() = default;
+  // Must either call `forward` exactly once, on this thread, or throw, or set *call.result (if that is not null).
   virtual void around(const ModuleCall& call, absl::FunctionRef<void()> forward) = 0;
+  // Tensors of the hook's own that train with the module (an adapter). They are among the module's parameters and in
+  // its state dict, under these names.
+  virtual std::vector<NamedTensor> named_parameters() const { return {}; }
 };
 
 class ModuleBase {
  public:
   virtual ~ModuleBase();
-  ModuleBase(const ModuleBase&) = delete;
   ModuleBase& operator=(const ModuleBase&) = delete;
 
   // ---- The tree. Names are dotted paths below this module; tied parameters come once, under their first name.
@@ -97,8 +103,8 @@ class ModuleBase {
   // ---- State. The tensors share memory with the module.
   StateDict state_dict() const;
   // Copies values in, converting between floating dtypes. Throws StateDictError, which lists everything missing,
-  // unexpected or of another shape, before anything is changed; `strict = false` tolerates missing and unexpected names
-  // and returns them.
+  // unexpected or of another shape, before anything is changed. With `strict = false`, missing and unexpected names are
+  // returned instead. Names given to ignore_in_state_dict() are never unexpected.
   StateDictReport load_state_dict(const StateDict& state, bool strict = true);
 
   // ---- Changing the whole tree
@@ -109,8 +115,8 @@ class ModuleBase {
   void to(DType dtype);
   void requires_grad_(bool on = true);
   void zero_grad(bool set_to_none = true);
-  // Every parameter and buffer of this module and all below it, tied and undefined ones, too. The addresses live as
-  // long as the module.
+  // The members that hold the parameters and buffers of this module and all below it, also tied and undefined ones. The
+  // addresses stay valid as long as the module lives.
   std::vector<const Tensor*> tensor_slots() const;
   // Calls fn on every module, children before parents.
   void apply(absl::FunctionRef<void(ModuleBase&)> fn);
@@ -119,14 +125,20 @@ class ModuleBase {
   std::shared_ptr<CallHook> call_hook;
 
  protected:
-  ModuleBase();
+  // `type` and `size` are those of the class that derives from Module. Throws Error if this object is a member of a
+  // module and was not made by child().
+  ModuleBase(const std::type_info& type, size_t size);
+  ModuleBase(const ModuleBase&) = delete;
 
   // Registers a parameter and returns its handle, which this module keeps: `Tensor& weight = parameter("weight", ...)`.
   // Assigning another parameter to the member ties the two. An undefined tensor holds a place: `bias` without a bias.
   Tensor& parameter(std::string name, Tensor value);
   // As parameter(), for state without a gradient; one that is not persistent stays out of state_dict().
   Tensor& buffer(std::string name, Tensor value, bool persistent = true);
-  // Makes a member module: `nn::Linear fc = child("fc", 768, 3072);`. The arguments are those of its constructor.
+  // load_state_dict() accepts and ignores this name: published checkpoints hold tensors that a model computes.
+  void ignore_in_state_dict(std::string name) { ignored_.push_back(std::move(name)); }
+  // Makes a member module: `nn::Linear fc = child("fc", 768, 3072);`. The arguments are those of its constructor. An
+  // argument that is a member declared further down is not initialised yet: Error.
   template <class... Args> Child<Args...> child(std::string name, Args&&... args) {
     return Child<Args...>(this, std::move(name), std::forward<Args>(args)...);
   }
@@ -143,16 +155,25 @@ class ModuleBase {
   struct Place {
     ModuleBase* parent = nullptr;
     std::string name;
+    std::vector<const void*> arguments;  // of its constructor
   };
+  bool contains(const void* p) const;
+  // The innermost module that `p` lies in; null: none.
+  static ModuleBase* enclosing(const void* p);
+  void check_initialised(const Place& place) const;
   static Place& next_place();
   void check_name(const std::string& name) const;
   Tensor& add_entry(Entry entry);
   // Dotted names relative to this module, tied tensors repeated.
   void visit(const std::string& prefix, absl::FunctionRef<void(const std::string& name, const Entry&)> fn) const;
+  void collect_ignored(const std::string& prefix, std::set<std::string>& out) const;
   void collect_modules(const std::string& prefix, std::vector<NamedModule>& out);
 
+  const size_t size_;
+  bool registered_ = false;  // a live module that lies in no other one
   ModuleBase* parent_ = nullptr;
   std::string name_, path_;
+  std::vector<std::string> ignored_;
   std::vector<std::unique_ptr<Entry>> entries_;  // addresses are stable: members refer to the tensors
   std::vector<ModuleBase*> children_;
   bool training_ = true;
@@ -165,22 +186,25 @@ template <class... Args> class [[nodiscard]] Child {
       : parent_(parent), name_(std::move(name)), args_(std::forward<Args>(args)...) {}
   template <std::derived_from<ModuleBase> M> operator M() && {
     static_assert(std::is_constructible_v<M, Args...>, "child(name, args...): no constructor takes these args");
-    const PlaceScope scope(*this);
+    const PlaceScope scope(*this, /*is_member=*/true);
     return std::apply([](auto&&... args) { return M(std::forward<Args>(args)...); }, std::move(args_));
   }
   // The same on the heap, for lists.
   template <std::derived_from<ModuleBase> M> std::unique_ptr<M> make() && {
     static_assert(std::is_constructible_v<M, Args...>, "no constructor takes these args");
-    const PlaceScope scope(*this);
+    const PlaceScope scope(*this, /*is_member=*/false);
     return std::apply([](auto&&... args) { return std::make_unique<M>(std::forward<Args>(args)...); },
                       std::move(args_));
   }
 
  private:
   struct PlaceScope {
-    explicit PlaceScope(Child& child) {
+    PlaceScope(Child& child, bool is_member) {
       child.parent_->check_name(child.name_);
-      ModuleBase::next_place() = {child.parent_, std::move(child.name_)};
+      ModuleBase::Place place{child.parent_, std::move(child.name_), {}};
+      if (is_member)
+        std::apply([&](const auto&... args) { (place.arguments.push_back(std::addressof(args)), ...); }, child.args_);
+      ModuleBase::next_place() = std::move(place);
     }
     ~PlaceScope() { ModuleBase::next_place() = {}; }  // an argument's conversion may have thrown
   };
@@ -189,9 +213,18 @@ template <class... Args> class [[nodiscard]] Child {
   std::tuple<Args&&...> args_;  // of the full expression that declares the member
 };
 
+template <class> inline constexpr bool kModulesMove = false;
+
 // The base of every module, with the module itself as `Self`; gives it the call operator.
 template <class Self> class Module : public ModuleBase {
  public:
+  // Declared so that the error of whoever copies or moves a module is this one.
+  Module(const Module&) : Module() {
+    static_assert(kModulesMove<Self>,
+                  "a module cannot be copied or moved, because other modules and its members refer to it: hold it in a "
+                  "std::unique_ptr, or a list of them in a ModuleList");
+  }
+
   template <class... Rest> decltype(auto) operator()(TensorArg first, Rest&&... rest) {
     Self& self = static_cast<Self&>(*this);
     const ModuleFrame frame(&path(), first.where);
@@ -214,6 +247,15 @@ template <class Self> class Module : public ModuleBase {
       invariant(result.has_value(), "a call hook did not run forward");
       return static_cast<Result>(*std::move(result));
     }
+  }
+
+ private:
+  friend Self;  // `struct B : Module<A>` does not compile: its call operator would call A's forward
+  Module() : ModuleBase(typeid(Self), sizeof(Self) - offset()) {}
+  // Bytes of a Self before its Module: not 0 if Self has another base first.
+  static size_t offset() {
+    constexpr uintptr_t kAnywhere = 1 << 20;
+    return reinterpret_cast<uintptr_t>(static_cast<Module*>(reinterpret_cast<Self*>(kAnywhere))) - kAnywhere;
   }
 };
 

@@ -1,4 +1,4 @@
-// StateDict: named tensors, as they are saved and loaded, and the check that keeps a load from stopping half way.
+// StateDict: named tensors as they are saved and loaded. A load checks everything before it changes anything.
 #pragma once
 
 #include <map>
@@ -36,9 +36,10 @@ class StateDictError : public Error {
   StateDictReport report_;
 };
 
-// Copies `source` into `targets` (floating dtypes convert, others must be equal) after everything has been checked.
-// Targets that are the same tensor under several names need one of them; contradicting values are a mismatch. Throws
-// StateDictError; missing and unexpected names only if `strict`. `what` opens the message: "GPT2".
+// Copies `source` into `targets`, after everything was checked. Floating dtypes convert, others must be equal. A tensor
+// that has several names among the targets needs only one of them in `source`; different values under its names are a
+// mismatch. Throws StateDictError for mismatches, and, if `strict`, for missing and unexpected names. The message
+// begins with `what`: "GPT2".
 StateDictReport load_tensors(std::span<const NamedTensor> targets, const StateDict& source, bool strict,
                              std::string_view what);
 

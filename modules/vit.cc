@@ -1,7 +1,11 @@
 #include "rondo/modules/vit.h"
 
+#include <string_view>
+#include <utility>
+
 #include "absl/strings/str_cat.h"
 #include "rondo/modules/init.h"
+#include "rondo/runtime/autograd.h"
 
 namespace rondo::nn {
 
@@ -89,6 +93,65 @@ Tensor ViT::forward(const Tensor& images) { return head(features(images).select(
 
 Tensor ViT::loss(const Tensor& images, const Tensor& targets, std::source_location where) {
   return ops::cross_entropy({(*this)({images, where}), where}, targets);
+}
+
+namespace {
+
+// Hugging Face's name for a part of a block, and ours.
+constexpr std::pair<std::string_view, std::string_view> kBlockParts[] = {{"attention.output.dense.", "attn.proj."},
+                                                                         {"intermediate.dense.", "mlp.fc1."},
+                                                                         {"output.dense.", "mlp.fc2."},
+                                                                         {"layernorm_before.", "norm1."},
+                                                                         {"layernorm_after.", "norm2."}};
+constexpr std::pair<std::string_view, std::string_view> kModelParts[] = {
+    {"vit.embeddings.cls_token", "cls_token"},
+    {"vit.embeddings.position_embeddings", "pos_embed"},
+    {"vit.embeddings.patch_embeddings.projection.", "patch_embed.proj."},
+    {"vit.layernorm.", "norm."},
+    {"classifier.", "head."}};
+
+template <size_t N>
+std::string replace_front(std::string_view name, const std::pair<std::string_view, std::string_view> (&parts)[N]) {
+  for (const auto& [theirs, ours] : parts)
+    if (name.starts_with(theirs)) return absl::StrCat(std::string(ours), std::string(name.substr(theirs.size())));
+  return std::string(name);
+}
+
+}  // namespace
+
+StateDict vit_from_hugging_face(const StateDict& published) {
+  constexpr std::string_view kLayer = "vit.encoder.layer.";
+  const std::string query = "attention.attention.query.";
+  const NoGrad off;
+  StateDict state;
+  for (const auto& [name, tensor] : published) {
+    if (!name.starts_with(kLayer)) {
+      state[replace_front(name, kModelParts)] = tensor;
+      continue;
+    }
+    const size_t dot = name.find('.', kLayer.size());
+    if (dot == name.npos)
+      throw Error(absl::StrCat("vit_from_hugging_face: the name ", name, " has no part after a layer"));
+    const std::string layer = name.substr(0, dot + 1), rest = name.substr(dot + 1);
+    const std::string block = absl::StrCat("blocks.", name.substr(kLayer.size(), dot + 1 - kLayer.size()));
+    if (rest.starts_with("attention.attention.")) {
+      const bool is_query = rest.starts_with(query);
+      if (!is_query && published.contains(absl::StrCat(layer, query, rest.substr(rest.rfind('.') + 1))))
+        continue;                                                 // joined with its query
+      const std::string leaf = rest.substr(rest.rfind('.') + 1);  // weight or bias
+      std::vector<Tensor> joined;
+      for (const char* part : {"query.", "key.", "value."}) {
+        const std::string wanted = absl::StrCat(layer, "attention.attention.", part, leaf);
+        const auto found = published.find(wanted);
+        if (found == published.end()) throw Error(absl::StrCat("vit_from_hugging_face: ", wanted, " is missing"));
+        joined.push_back(found->second);
+      }
+      state[absl::StrCat(block, "attn.qkv.", leaf)] = ops::cat(joined, 0);
+    } else {
+      state[block + replace_front(rest, kBlockParts)] = tensor;
+    }
+  }
+  return state;
 }
 
 }  // namespace rondo::nn

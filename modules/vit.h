@@ -1,9 +1,9 @@
 // Vision transformer (Dosovitskiy et al., "An image is worth 16x16 words", 2020): an image classifier.
 //
-//   nn::ViT model({.image_size = 32, .patch_size = 4, .n_layer = 6, .n_head = 6, .n_embd = 192, .n_class = 10},
-//   /*seed=*/1); model.loss(images, targets).backward();
+//   nn::ViT model({.image_size = 32, .patch_size = 4, .n_layer = 6, .n_head = 6, .n_embd = 192, .n_class = 10});
+//   model.loss(images, targets).backward();
 //
-// Parameter names are those of timm's checkpoints.
+// Parameter names are those of timm's checkpoints. vit_from_hugging_face() translates those of Hugging Face.
 #pragma once
 
 #include "rondo/modules/layers.h"
@@ -85,5 +85,9 @@ struct ViT : Module<ViT> {
   Tensor loss(const Tensor& images, const Tensor& targets,
               std::source_location where = std::source_location::current());
 };
+
+// The state dict of Hugging Face's ViTForImageClassification under this model's names: query, key and value are joined.
+// Throws Error if one of the three is missing. Names that are not a ViT's stay, so that a strict load reports them.
+StateDict vit_from_hugging_face(const StateDict& published);
 
 }  // namespace rondo::nn

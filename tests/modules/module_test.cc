@@ -2,7 +2,19 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+
+#include "rondo/compile/compile.h"
+#include "rondo/compile/jit/executable.h"
 #include "rondo/modules/attention.h"
+#include "rondo/modules/bert.h"
+#include "rondo/modules/llama.h"
+#include "rondo/modules/vit.h"
+#include "rondo/runtime/autograd.h"
 #include "rondo/runtime/random.h"
 #include "rondo/tests/errors.h"
 
@@ -210,6 +222,198 @@ TEST(Module, BadNamesAreRefused) {
   // A failed construction must not leave a place behind: the next module is a root.
   Linear root(2, 2);
   EXPECT_EQ(root.parent(), nullptr);
+}
+
+// A member that child() has not made would run and never be trained.
+TEST(Module, AMemberWithoutChildIsRefused) {
+  struct Hidden : Module<Hidden> {
+    LayerNorm ln = child("ln", 8);
+    Linear fc{8, 4};
+    Tensor forward(const Tensor& x) { return fc(ln(x)); }
+  };
+  EXPECT_NE(
+      test::error_of([] { Hidden module; })
+          .find("Hidden: the member module after \"ln\", a Linear, is not made by child(), so its parameters would "
+                "not be trained or saved. Write: Linear fc = child(\"fc\", ...)"),
+      std::string::npos);
+  EXPECT_NE(test::error_of([] { std::make_unique<Hidden>(); }).find("is not made by child()"), std::string::npos);
+  struct HiddenList : Module<HiddenList> {
+    ModuleList<Linear> h{2, 3, 3};
+  };
+  EXPECT_NE(test::error_of([] { HiddenList module; }).find("HiddenList: its first member module, a ModuleList"),
+            std::string::npos);
+  // In a child, and in one that a list made.
+  struct Outer : Module<Outer> {
+    Linear first = child("first", 2, 2);
+    Hidden inner = child("inner");
+  };
+  EXPECT_NE(test::error_of([] { Outer module; }).find("Hidden: the member module after \"ln\""), std::string::npos);
+  EXPECT_NE(test::error_of([] { ModuleList<Hidden> list(1); }).find("Hidden: the member"), std::string::npos);
+  struct Late : Module<Late> {
+    std::optional<Linear> fc;
+    int64_t after = 0;
+  };
+  Late late;
+  EXPECT_NE(test::error_of([&] { late.fc.emplace(2, 2); }).find("Late: its first member module"), std::string::npos);
+  // These are no members: neighbours, modules of a plain struct, heap memory, what forward makes.
+  struct Plain {
+    Linear a{2, 2}, b{2, 2};
+  } plain;
+  struct Makes : Module<Makes> {
+    std::unique_ptr<Linear> teacher = std::make_unique<Linear>(2, 2);
+    Tensor forward(const Tensor& x) { return Linear(2, 2)(x); }
+  } makes;
+  makes(Tensor::ones({1, 2}));
+  // Another base in front does not make the module longer than it is.
+  struct Front {
+    std::array<char, 4096> bytes;
+  };
+  struct Behind : Front, Module<Behind> {
+    Linear fc = child("fc", 2, 2);
+  };
+  const auto memory = std::make_unique<std::byte[]>(sizeof(Behind) + sizeof(Linear) + 64);
+  std::byte* at = memory.get() + (64 - reinterpret_cast<uintptr_t>(memory.get()) % 64) % 64;
+  auto* behind = new (at) Behind;
+  auto* neighbour = new (at + sizeof(Behind)) Linear(2, 2);
+  EXPECT_EQ(neighbour->parent(), nullptr);
+  neighbour->~Linear();
+  behind->~Behind();
+}
+
+TEST(Module, AnArgumentDeclaredLaterIsRefused) {
+  struct Late : Module<Late> {
+    Linear fc = child("fc", in, 4);
+    int64_t in = 8;
+  };
+  EXPECT_NE(test::error_of([] {
+              Late module;
+            }).find("Late: child(\"fc\", ...): an argument is a member of Late that is declared after this child"),
+            std::string::npos);
+  struct Early : Module<Early> {
+    int64_t in = 8;
+    Linear fc = child("fc", in, 4);
+    Linear again = child("again", fc.weight.size(0), in);
+  } early;
+  EXPECT_EQ(early.again.weight.sizes(), (Dims{8, 4}));
+  for (const auto& make : std::vector<std::function<void()>>{[] { Linear(0, 2); }, [] { Linear(2, -1); },
+                                                             [] { Embedding(-3, 2); }, [] { LayerNorm(0); }})
+    EXPECT_NE(test::error_of(make).find("sizes must be positive, got"), std::string::npos);
+}
+
+TEST(Module, ParametersOfACallHookAreItsModules) {
+  struct Adapter : CallHook {
+    Tensor gain = Tensor::full({2}, 3.0).requires_grad_();
+    void around(const ModuleCall& call, absl::FunctionRef<void()> forward) override {
+      forward();
+      *call.result = *call.result * gain;
+    }
+    std::vector<NamedTensor> named_parameters() const override { return {{"gain", gain}}; }
+  };
+  struct Net : Module<Net> {
+    Linear fc = child("fc", 2, 2);
+    Linear out = child("out", 2, 2);
+    Tensor forward(const Tensor& x) { return out(fc(x)); }
+  } net;
+  const auto adapter = std::make_shared<Adapter>();
+  net.fc.call_hook = adapter;
+  std::vector<std::string> names;
+  for (const NamedTensor& p : net.named_parameters()) names.push_back(p.name);
+  EXPECT_EQ(names, (std::vector<std::string>{"fc.weight", "fc.bias", "fc.gain", "out.weight", "out.bias"}));
+  ops::sum(net(Tensor::ones({1, 2}))).backward();
+  EXPECT_TRUE(net.parameters()[2].grad().defined());
+  StateDict state = net.state_dict();
+  state.at("fc.gain") = Tensor::full({2}, 5.0);
+  net.load_state_dict(state);
+  EXPECT_EQ(adapter->gain.to_vector<float>(), (std::vector<float>{5, 5}));
+}
+
+TEST(Module, CompilingBlocksOfAModelWithoutBlocksIsAnError) {
+  if (!compile::jit_available()) GTEST_SKIP() << "built without LLVM";
+  struct Net : Module<Net> {
+    Linear fc = child("fc", 2, 2);
+    Tensor forward(const Tensor& x) { return fc(x); }
+  } net;
+  EXPECT_NE(test::error_of([&] { compile::compile_regions(net); })
+                .find("compile_regions: Net has no blocks, that is, no nn::ModuleList of modules; compile the whole "
+                      "model with compile_module(model)"),
+            std::string::npos);
+}
+
+// The row of padding_idx gets no gradient; the other rows get the usual one.
+TEST(Layers, EmbeddingWithPadding) {
+  Embedding padded(5, 3, {.padding_idx = 1}), plain(5, 3);
+  EXPECT_EQ(padded.weight.select(0, 1).to_vector<float>(), (std::vector<float>{0, 0, 0}));
+  no_grad([&] { padded.weight.fill_(0.5); });
+  plain.load_state_dict(padded.state_dict());
+  const Tensor indices = Tensor::from<int64_t>({1, 2, 1, 4, 2, 0}, {2, 3}), weights = Tensor::rand({2, 3, 3});
+  EXPECT_EQ(padded(indices).to_vector<float>(), plain(indices).to_vector<float>());
+  ops::sum(padded(indices) * weights).backward();
+  ops::sum(plain(indices) * weights).backward();
+  for (int64_t row = 0; row < 5; ++row)
+    EXPECT_EQ(padded.weight.grad().select(0, row).to_vector<float>(),
+              row == 1 ? std::vector<float>(3, 0.0f) : plain.weight.grad().select(0, row).to_vector<float>());
+  EXPECT_NE(test::error_of([] { Embedding(5, 3, {.padding_idx = 5}); }).find("padding_idx must be in [0, 5)"),
+            std::string::npos);
+}
+
+// Published checkpoints as they are: names that Hugging Face's classes write.
+TEST(Published, BertLlamaAndViTLoadStrictly) {
+  Bert bert({.vocab_size = 9, .block_size = 6, .n_layer = 1, .n_head = 2, .n_embd = 8, .n_hidden = 12, .n_class = 2});
+  EXPECT_EQ(bert.embeddings.word_embeddings.weight.select(0, 0).to_vector<float>(), std::vector<float>(8, 0.0f));
+  StateDict state = bert.state_dict();
+  EXPECT_FALSE(state.contains("embeddings.position_ids"));
+  state["embeddings.position_ids"] = Tensor::arange(6).view({1, 6});
+  EXPECT_TRUE(bert.load_state_dict(state).empty());
+  state["embeddings.position_idx"] = Tensor::arange(6);
+  EXPECT_THROW(bert.load_state_dict(state), StateDictError);
+
+  const LlamaConfig config = {.vocab_size = 9,
+                              .block_size = 6,
+                              .n_layer = 1,
+                              .n_head = 2,
+                              .n_kv_head = 1,
+                              .n_embd = 8,
+                              .n_hidden = 12,
+                              .tie_word_embeddings = true};
+  Llama llama(config, 1), other(config, 2);
+  EXPECT_TRUE(llama.lm_head.weight.is_same(llama.model.embed_tokens.weight));
+  state = other.state_dict();
+  EXPECT_FALSE(state.contains("lm_head.weight"));
+  EXPECT_TRUE(llama.load_state_dict(state).empty());
+  EXPECT_EQ(llama.lm_head.weight.to_vector<float>(), other.lm_head.weight.to_vector<float>());
+
+  ViT vit({.image_size = 4, .patch_size = 2, .n_layer = 2, .n_head = 2, .n_embd = 4, .n_class = 3}, 1);
+  const std::map<std::string, Dims> of_layer = {{"attention.attention.query", {4, 4}},
+                                                {"attention.attention.key", {4, 4}},
+                                                {"attention.attention.value", {4, 4}},
+                                                {"attention.output.dense", {4, 4}},
+                                                {"intermediate.dense", {16, 4}},
+                                                {"output.dense", {4, 16}},
+                                                {"layernorm_before", {4}},
+                                                {"layernorm_after", {4}}};
+  StateDict published = {{"vit.embeddings.cls_token", Tensor::rand({1, 1, 4})},
+                         {"vit.embeddings.position_embeddings", Tensor::rand({1, 5, 4})},
+                         {"vit.embeddings.patch_embeddings.projection.weight", Tensor::rand({4, 3, 2, 2})},
+                         {"vit.embeddings.patch_embeddings.projection.bias", Tensor::rand({4})},
+                         {"vit.layernorm.weight", Tensor::rand({4})},
+                         {"vit.layernorm.bias", Tensor::rand({4})},
+                         {"classifier.weight", Tensor::rand({3, 4})},
+                         {"classifier.bias", Tensor::rand({3})}};
+  for (const std::string layer : {"vit.encoder.layer.0.", "vit.encoder.layer.1."})
+    for (const auto& [name, sizes] : of_layer) {
+      published[layer + name + ".weight"] = Tensor::rand(sizes);
+      published[layer + name + ".bias"] = Tensor::rand({sizes[0]});
+    }
+  EXPECT_TRUE(vit.load_state_dict(vit_from_hugging_face(published)).empty());
+  EXPECT_EQ(vit.blocks[1].attn.qkv.weight.slice(0, {4, 8}).to_vector<float>(),
+            published.at("vit.encoder.layer.1.attention.attention.key.weight").to_vector<float>());
+  EXPECT_EQ(vit.blocks[0].norm2.bias.to_vector<float>(),
+            published.at("vit.encoder.layer.0.layernorm_after.bias").to_vector<float>());
+  published.erase("vit.encoder.layer.1.attention.attention.value.bias");
+  EXPECT_NE(test::error_of([&] {
+              vit_from_hugging_face(published);
+            }).find("vit.encoder.layer.1.attention.attention.value.bias is missing"),
+            std::string::npos);
 }
 
 TEST(Module, AThrowingChildLeavesNoTrace) {

@@ -41,8 +41,14 @@ Subject make_gpt2(Inputs in) {
       [in](GPT2& m) { return m(in("ids")); }, [in](GPT2& m) { return m.loss(in("ids"), in("targets")); });
 }
 Subject make_bert(Inputs in) {
-  const BertConfig config = {
-      .vocab_size = 50, .block_size = 16, .n_layer = 1, .n_head = 4, .n_embd = 32, .n_hidden = 64, .n_class = 3};
+  const BertConfig config = {.vocab_size = 50,
+                             .block_size = 16,
+                             .n_layer = 1,
+                             .n_head = 4,
+                             .n_embd = 32,
+                             .n_hidden = 64,
+                             .n_class = 3,
+                             .padding_idx = std::nullopt};  // the recorded gradients are of all rows
   return subject(
       std::make_unique<Bert>(config), [in](Bert& m) { return m(in("ids"), in("mask"), in("segments")); },
       [in](Bert& m) { return m.loss(in("ids"), in("mask"), in("segments"), in("targets")); });
