@@ -106,14 +106,17 @@ class ExecutableDeathTest : public testing::Test {
       std::exit(3);
     }
   }
-  // The file that is mapped into this process.
+  // The file that is mapped into this process. The fresh process is told, since it must not have loaded one.
   static std::string path_of_plugin() {
+    if (const char* told = std::getenv("RONDO_TEST_PLUGIN"); told != nullptr) return told;
+    if (!jit_available()) return "";
     jit_toolchain();
     std::ifstream maps("/proc/self/maps");
     for (std::string line; std::getline(maps, line);)
       if (const size_t slash = line.find('/'); slash != line.npos && line.find("librondo_jit_llvm") != line.npos)
-        return line.substr(slash);
-    return "";
+        setenv("RONDO_TEST_PLUGIN", line.c_str() + slash, 1);
+    const char* found = std::getenv("RONDO_TEST_PLUGIN");
+    return found == nullptr ? "" : found;
   }
 
   test::TempFolder folder_;
