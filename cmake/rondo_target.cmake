@@ -1,37 +1,77 @@
 # What every Rondo target has in common.
-set(RONDO_WARNINGS -Wall -Wextra -Wpedantic -Werror -Wno-psabi
+include(CheckCXXCompilerFlag)
+
+set(RONDO_WARNINGS -Wall -Wextra -Wpedantic -Wno-psabi
     # False alarms of GCC 12: in its vector intrinsics and small-buffer containers, and in "literal" + std::string.
-    -Wno-maybe-uninitialized -Wno-restrict)
+    $<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized> $<$<CXX_COMPILER_ID:GNU>:-Wno-restrict>)
+if(RONDO_WERROR)
+  list(APPEND RONDO_WARNINGS -Werror)
+endif()
 
 # Kernel code: full vector width of the host; contraction off, so that FMA is where the source writes it and the JIT can
 # match every bit.
-set(RONDO_KERNEL_FLAGS -march=${RONDO_CPU} -mprefer-vector-width=512 -ffp-contract=off -fno-math-errno
-                       -fno-trapping-math
-                       $<$<CXX_COMPILER_ID:GNU>:-fno-thread-jumps>)  # keeps chains of selects branch-free, so they vectorise
+check_cxx_compiler_flag(-march=${RONDO_CPU} RONDO_HAS_MARCH_${RONDO_CPU})
+if(RONDO_HAS_MARCH_${RONDO_CPU})
+  set(RONDO_KERNEL_FLAGS -march=${RONDO_CPU})
+else()  # Clang for ARM: -march names architectures there
+  set(RONDO_KERNEL_FLAGS -mcpu=${RONDO_CPU})
+endif()
+check_cxx_compiler_flag(-mprefer-vector-width=512 RONDO_HAS_PREFER_VECTOR_WIDTH)  # x86 only
+if(RONDO_HAS_PREFER_VECTOR_WIDTH)
+  list(APPEND RONDO_KERNEL_FLAGS -mprefer-vector-width=512)
+endif()
+list(APPEND RONDO_KERNEL_FLAGS -ffp-contract=off -fno-math-errno -fno-trapping-math
+     $<$<CXX_COMPILER_ID:GNU>:-fno-thread-jumps>)  # keeps chains of selects branch-free, so they vectorise
 
-if(RONDO_SANITIZE)
-  add_compile_options(-fsanitize=${RONDO_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=undefined)
-  add_link_options(-fsanitize=${RONDO_SANITIZE})
+if(CMAKE_NM AND CMAKE_OBJCOPY AND NOT RONDO_SANITIZE)
+  set(RONDO_ISOLATES_KERNELS ON)
 endif()
 
 function(rondo_configure target)
+  set_target_properties(${target} PROPERTIES CXX_EXTENSIONS OFF POSITION_INDEPENDENT_CODE ON)
+  target_compile_features(${target} PUBLIC cxx_std_20)
   target_compile_options(${target} PRIVATE ${RONDO_WARNINGS})
-  target_include_directories(${target} PUBLIC $<BUILD_INTERFACE:${CMAKE_BINARY_DIR}/include>
-                                              $<INSTALL_INTERFACE:include>)
-endfunction()
-
-# rondo_library(runtime SOURCES a.cc b.cc LINK absl::strings)
-function(rondo_library name)
-  cmake_parse_arguments(ARG "" "" "SOURCES;LINK;PRIVATE_LINK" ${ARGN})
-  add_library(rondo_${name} STATIC ${ARG_SOURCES})
-  add_library(rondo::${name} ALIAS rondo_${name})
-  set_target_properties(rondo_${name} PROPERTIES EXPORT_NAME ${name})
-  rondo_configure(rondo_${name})
-  target_compile_features(rondo_${name} PUBLIC cxx_std_20)
-  target_link_libraries(rondo_${name} PUBLIC ${ARG_LINK} PRIVATE ${ARG_PRIVATE_LINK})
+  target_include_directories(${target} PUBLIC $<BUILD_INTERFACE:${RONDO_INCLUDE_FOLDER}>)
+  if(RONDO_SANITIZE)
+    target_compile_options(${target} PUBLIC -fsanitize=${RONDO_SANITIZE}
+                           PRIVATE -fno-omit-frame-pointer -fno-sanitize-recover=undefined)
+    target_link_options(${target} PUBLIC -fsanitize=${RONDO_SANITIZE})
+  endif()
 endfunction()
 
 # Marks sources as kernel code.
 function(rondo_kernel_sources)
   set_source_files_properties(${ARGN} PROPERTIES COMPILE_OPTIONS "${RONDO_KERNEL_FLAGS}")
+endfunction()
+
+# rondo_library(runtime SOURCES a.cc KERNELS k.cc HEADERS tensor.h LINK absl::strings PRIVATE_LINK DNNL::dnnl)
+# An archive of position-independent objects. What the public HEADERS declare is exported where the objects become part
+# of a shared library; all else is hidden. KERNELS are compiled for RONDO_CPU, and share no inline function with others
+# (isolate_kernel.sh).
+function(rondo_library name)
+  cmake_parse_arguments(ARG "" "" "SOURCES;KERNELS;HEADERS;LINK;PRIVATE_LINK" ${ARGN})
+  set(parts rondo_${name})
+  add_library(rondo_${name} STATIC ${ARG_SOURCES})
+  if(ARG_KERNELS)
+    add_library(rondo_${name}_kernels OBJECT ${ARG_KERNELS})
+    list(APPEND parts rondo_${name}_kernels)
+    target_compile_options(rondo_${name}_kernels PRIVATE ${RONDO_KERNEL_FLAGS})
+    if(RONDO_ISOLATES_KERNELS)
+      set_source_files_properties(${ARG_KERNELS} PROPERTIES OBJECT_DEPENDS ${PROJECT_SOURCE_DIR}/cmake/isolate_kernel.sh)
+      set_target_properties(rondo_${name}_kernels PROPERTIES CXX_COMPILER_LAUNCHER
+        "${PROJECT_SOURCE_DIR}/cmake/isolate_kernel.sh;${CMAKE_NM};${CMAKE_OBJCOPY};${CMAKE_CXX_COMPILER_LAUNCHER}")
+    endif()
+    target_sources(rondo_${name} PRIVATE $<TARGET_OBJECTS:rondo_${name}_kernels>)
+  endif()
+  foreach(part IN LISTS parts)
+    rondo_configure(${part})
+    set_target_properties(${part} PROPERTIES CXX_VISIBILITY_PRESET hidden VISIBILITY_INLINES_HIDDEN ON)
+    target_link_libraries(${part} PUBLIC ${ARG_LINK} PRIVATE ${ARG_PRIVATE_LINK})
+    set_property(GLOBAL APPEND PROPERTY RONDO_OBJECTS $<TARGET_OBJECTS:${part}>)
+  endforeach()
+  set_target_properties(rondo_${name} PROPERTIES EXPORT_NAME ${name})
+  set_property(GLOBAL APPEND PROPERTY RONDO_TARGETS rondo_${name})
+  foreach(header IN LISTS ARG_HEADERS)
+    set_property(GLOBAL APPEND PROPERTY RONDO_HEADERS ${name}/${header})
+  endforeach()
 endfunction()

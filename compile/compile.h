@@ -13,13 +13,14 @@
 
 #include <cstdint>
 #include <memory>
-#include <source_location>
 #include <string>
 #include <vector>
 
 #include "rondo/modules/module.h"
 #include "rondo/runtime/dynamic_range.h"
+#include "rondo/runtime/source_location.h"
 
+#pragma GCC visibility push(default)
 namespace rondo::compile {
 
 // What a call of a compiled module does.
@@ -224,3 +225,4 @@ struct CacheReport {
 CacheReport cache_report();
 
 }  // namespace rondo::compile
+#pragma GCC visibility pop

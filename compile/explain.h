@@ -18,6 +18,7 @@
 
 #include "rondo/compile/compile.h"
 
+#pragma GCC visibility push(default)
 namespace rondo::compile {
 
 struct Entry;
@@ -136,3 +137,4 @@ requires std::derived_from<Model, nn::ModuleBase> Explanation explain(Model& mod
 }
 
 }  // namespace rondo::compile
+#pragma GCC visibility pop

@@ -12,6 +12,7 @@
 #include <string>
 #include <string_view>
 
+#pragma GCC visibility push(default)
 namespace rondo::compile::log {
 
 enum class Topic : uint8_t {
@@ -46,3 +47,4 @@ using Sink = std::function<void(std::string_view message)>;
 Sink set_log_sink(Sink sink);
 
 }  // namespace rondo::compile::log
+#pragma GCC visibility pop

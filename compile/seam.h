@@ -9,6 +9,7 @@
 
 #include "rondo/modules/module.h"
 
+#pragma GCC visibility push(default)
 namespace rondo::compile {
 
 struct Seam {
@@ -39,3 +40,4 @@ class Seams {
 };
 
 }  // namespace rondo::compile
+#pragma GCC visibility pop

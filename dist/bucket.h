@@ -12,6 +12,7 @@
 #include "rondo/compile/seam.h"
 #include "rondo/modules/module.h"
 
+#pragma GCC visibility push(default)
 namespace rondo::dist {
 
 struct BucketOptions {
@@ -42,3 +43,4 @@ BucketPlan plan_buckets(const nn::ModuleBase& model, const std::vector<compile::
                         const BucketOptions& options);
 
 }  // namespace rondo::dist
+#pragma GCC visibility pop

@@ -40,6 +40,7 @@
 #include "rondo/modules/module.h"
 #include "rondo/optim/update_at_seams.h"
 
+#pragma GCC visibility push(default)
 namespace rondo::dist {
 
 class DistributedDataParallel final : public optim::GradientSource {
@@ -107,3 +108,4 @@ class DistributedDataParallel final : public optim::GradientSource {
 };
 
 }  // namespace rondo::dist
+#pragma GCC visibility pop

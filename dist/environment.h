@@ -3,6 +3,7 @@
 
 #include <string>
 
+#pragma GCC visibility push(default)
 namespace rondo::dist {
 
 struct Environment {
@@ -20,3 +21,4 @@ struct Environment {
 };
 
 }  // namespace rondo::dist
+#pragma GCC visibility pop

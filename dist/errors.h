@@ -4,6 +4,7 @@
 
 #include "rondo/runtime/error.h"
 
+#pragma GCC visibility push(default)
 namespace rondo::dist {
 
 // The base of them all; by itself: this build cannot do it.
@@ -31,3 +32,4 @@ class MismatchError : public DistError {
 };
 
 }  // namespace rondo::dist
+#pragma GCC visibility pop

@@ -27,6 +27,7 @@
 #include "rondo/dist/socket.h"
 #include "rondo/runtime/tensor.h"
 
+#pragma GCC visibility push(default)
 namespace rondo::dist {
 
 enum class ReduceOp : uint8_t { kSum, kAverage };
@@ -98,3 +99,4 @@ void check_dense(const Tensor& tensor, std::string_view collective, std::string_
 void check_gather(const Tensor& out, const Tensor& in, int world_size, std::string_view name);
 
 }  // namespace rondo::dist
+#pragma GCC visibility pop

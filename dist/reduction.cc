@@ -8,7 +8,7 @@ namespace {
 
 template <class T> void sum(void* out, const void* a, const void* b, size_t n) {
   // Unsigned: sums of integers wrap.
-  using U = std::conditional_t<std::is_integral_v<T>, std::make_unsigned<T>, std::type_identity<T>>::type;
+  using U = typename std::conditional_t<std::is_integral_v<T>, std::make_unsigned<T>, std::type_identity<T>>::type;
   const U* x = static_cast<const U*>(a);
   const U* y = static_cast<const U*>(b);
   U* z = static_cast<U*>(out);

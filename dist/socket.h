@@ -8,6 +8,7 @@
 
 #include "rondo/dist/errors.h"
 
+#pragma GCC visibility push(default)
 namespace rondo::dist {
 
 using Milliseconds = std::chrono::milliseconds;
@@ -49,3 +50,4 @@ void send_all(const Fd& socket, std::string_view bytes, Deadline deadline, std::
 void receive_exactly(const Fd& socket, char* bytes, size_t n, Deadline deadline, std::string_view peer);
 
 }  // namespace rondo::dist
+#pragma GCC visibility pop

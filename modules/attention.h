@@ -4,6 +4,7 @@
 
 #include "rondo/modules/layers.h"
 
+#pragma GCC visibility push(default)
 namespace rondo::nn {
 
 struct MultiheadAttentionOptions {
@@ -41,3 +42,4 @@ struct TransformerBlock : Module<TransformerBlock> {
 };
 
 }  // namespace rondo::nn
+#pragma GCC visibility pop

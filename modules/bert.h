@@ -8,6 +8,7 @@
 
 #include "rondo/modules/layers.h"
 
+#pragma GCC visibility push(default)
 namespace rondo::nn {
 
 // The defaults are BERT base.
@@ -102,3 +103,4 @@ struct Bert : Module<Bert> {
 };
 
 }  // namespace rondo::nn
+#pragma GCC visibility pop

@@ -10,6 +10,7 @@
 #include "rondo/modules/attention.h"
 #include "rondo/modules/next_token_loss.h"
 
+#pragma GCC visibility push(default)
 namespace rondo {
 class Generator;
 }
@@ -55,3 +56,4 @@ struct GPT2 : Module<GPT2> {
 };
 
 }  // namespace rondo::nn
+#pragma GCC visibility pop

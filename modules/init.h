@@ -5,6 +5,7 @@
 
 #include "rondo/modules/module.h"
 
+#pragma GCC visibility push(default)
 namespace rondo::nn {
 
 // Fills every parameter of a tree: those of rank >= 2 from N(0, std), biases (by name) with 0, gains with 1. The same
@@ -12,3 +13,4 @@ namespace rondo::nn {
 void init_normal(ModuleBase& module, uint64_t seed, double std = 0.02);
 
 }  // namespace rondo::nn
+#pragma GCC visibility pop

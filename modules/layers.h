@@ -11,6 +11,7 @@
 #include "rondo/modules/module.h"
 #include "rondo/runtime/ops/ops.h"
 
+#pragma GCC visibility push(default)
 namespace rondo::nn {
 
 // While one is alive on this thread, layers leave their new weights unset: whoever builds them fills them.
@@ -161,3 +162,4 @@ template <class M, class... Args> SequentialLayer layer(Args... args) {
 }
 
 }  // namespace rondo::nn
+#pragma GCC visibility pop

@@ -12,6 +12,7 @@
 #include "rondo/modules/next_token_loss.h"
 #include "rondo/modules/rms_norm.h"
 
+#pragma GCC visibility push(default)
 namespace rondo::nn {
 
 // down_proj(silu(gate_proj(x)) * up_proj(x)).
@@ -92,3 +93,4 @@ struct Llama : Module<Llama> {
 };
 
 }  // namespace rondo::nn
+#pragma GCC visibility pop

@@ -47,6 +47,7 @@
 #include "rondo/runtime/error.h"
 #include "rondo/runtime/tensor.h"
 
+#pragma GCC visibility push(default)
 namespace rondo::nn {
 
 class ModuleBase;
@@ -218,3 +219,4 @@ template <class Self> class Module : public ModuleBase {
 };
 
 }  // namespace rondo::nn
+#pragma GCC visibility pop

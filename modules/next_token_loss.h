@@ -1,11 +1,11 @@
 // The loss of a language model, for the models of this folder.
 #pragma once
 
-#include <source_location>
-
 #include "absl/functional/function_ref.h"
 #include "rondo/modules/module.h"
+#include "rondo/runtime/source_location.h"
 
+#pragma GCC visibility push(default)
 namespace rondo::nn {
 
 // From so many logits on (32 MB in f32), a loss computes them in chunks of rows (ops::linear_cross_entropy). Measured
@@ -26,3 +26,4 @@ struct NextTokenLoss {
 };
 
 }  // namespace rondo::nn
+#pragma GCC visibility pop

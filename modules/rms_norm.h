@@ -4,6 +4,7 @@
 #include "rondo/modules/module.h"
 #include "rondo/runtime/ops/ops.h"
 
+#pragma GCC visibility push(default)
 namespace rondo::nn {
 
 struct RMSNormOptions {
@@ -18,3 +19,4 @@ struct RMSNorm : Module<RMSNorm> {
 };
 
 }  // namespace rondo::nn
+#pragma GCC visibility pop

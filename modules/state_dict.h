@@ -10,6 +10,7 @@
 #include "rondo/runtime/error.h"
 #include "rondo/runtime/tensor.h"
 
+#pragma GCC visibility push(default)
 namespace rondo::nn {
 
 using StateDict = std::map<std::string, Tensor>;
@@ -43,3 +44,4 @@ StateDictReport load_tensors(std::span<const NamedTensor> targets, const StateDi
                              std::string_view what);
 
 }  // namespace rondo::nn
+#pragma GCC visibility pop

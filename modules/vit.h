@@ -8,6 +8,7 @@
 
 #include "rondo/modules/layers.h"
 
+#pragma GCC visibility push(default)
 namespace rondo::nn {
 
 // The defaults are ViT-B/16.
@@ -87,3 +88,4 @@ struct ViT : Module<ViT> {
 };
 
 }  // namespace rondo::nn
+#pragma GCC visibility pop

@@ -11,6 +11,7 @@
 #include "rondo/optim/optimizer.h"
 #include "rondo/runtime/ops/scalar_math.h"
 
+#pragma GCC visibility push(default)
 namespace rondo::optim {
 
 struct AdafactorOptions {
@@ -88,3 +89,4 @@ class Adafactor : public Optimizer {
 };
 
 }  // namespace rondo::optim
+#pragma GCC visibility pop

@@ -10,6 +10,7 @@
 #include "rondo/optim/optimizer.h"
 #include "rondo/runtime/ops/scalar_math.h"
 
+#pragma GCC visibility push(default)
 namespace rondo::optim {
 
 struct AdagradOptions {
@@ -50,3 +51,4 @@ class Adagrad : public Optimizer {
 };
 
 }  // namespace rondo::optim
+#pragma GCC visibility pop

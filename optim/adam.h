@@ -10,6 +10,7 @@
 #include "rondo/optim/optimizer.h"
 #include "rondo/runtime/ops/scalar_math.h"
 
+#pragma GCC visibility push(default)
 namespace rondo::optim {
 
 struct AdamOptions {
@@ -84,3 +85,4 @@ class AdamW : public AdamBase {
 };
 
 }  // namespace rondo::optim
+#pragma GCC visibility pop

@@ -5,6 +5,7 @@
 
 #include "rondo/runtime/tensor.h"
 
+#pragma GCC visibility push(default)
 namespace rondo::optim {
 
 struct ClipOptions {
@@ -17,3 +18,4 @@ struct ClipOptions {
 double clip_grad_norm_(std::span<const Tensor> params, double max_norm, ClipOptions options = {});
 
 }  // namespace rondo::optim
+#pragma GCC visibility pop

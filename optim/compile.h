@@ -12,9 +12,11 @@
 
 #include "rondo/optim/optimizer.h"
 
+#pragma GCC visibility push(default)
 namespace rondo::optim {
 
 // From now on step() runs generated code. Throws Error if Rondo was built without LLVM. Optimizer::kernels() reports.
 KernelReport compile(Optimizer& optimizer);
 
 }  // namespace rondo::optim
+#pragma GCC visibility pop

@@ -26,6 +26,7 @@
 #include "rondo/runtime/dtype.h"
 #include "rondo/runtime/lowering.h"
 
+#pragma GCC visibility push(default)
 namespace rondo::compile {
 struct LoopKernel;
 struct CompiledKernel;
@@ -133,3 +134,4 @@ void parallel_for_each(std::span<const int64_t> sizes,
                        absl::FunctionRef<void(size_t i, int64_t begin, int64_t end)> fn);
 
 }  // namespace rondo::optim
+#pragma GCC visibility pop

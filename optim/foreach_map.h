@@ -32,6 +32,7 @@
 #include "rondo/runtime/ops/scalar_math.h"
 #include "rondo/runtime/tensor.h"
 
+#pragma GCC visibility push(default)
 namespace rondo::optim {
 
 // The part that does not depend on the lambda: signatures met so far.
@@ -124,3 +125,4 @@ template <class Fn, class... Args> void foreach_map(Fn fn, const Args&... args) 
 template <class Fn> ForeachMap<Fn> compile_map(Fn fn) { return ForeachMap<Fn>(std::move(fn), true); }
 
 }  // namespace rondo::optim
+#pragma GCC visibility pop

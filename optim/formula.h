@@ -18,6 +18,7 @@
 #include "rondo/runtime/ops/scalar_math.h"
 #include "rondo/runtime/shape.h"
 
+#pragma GCC visibility push(default)
 namespace rondo::optim {
 
 // Scalars of every pass stand in front of the formula's own: the factor of the gradients, and the weight of the
@@ -122,3 +123,4 @@ template <class Formula> UpdatePlan plan_of(const char* name, std::vector<StateS
 }
 
 }  // namespace rondo::optim
+#pragma GCC visibility pop

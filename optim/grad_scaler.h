@@ -11,6 +11,7 @@
 
 #include "rondo/optim/optimizer.h"
 
+#pragma GCC visibility push(default)
 namespace rondo::amp {
 
 struct GradScalerOptions {
@@ -53,3 +54,4 @@ class GradScaler {
 };
 
 }  // namespace rondo::amp
+#pragma GCC visibility pop

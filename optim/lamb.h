@@ -11,6 +11,7 @@
 #include "rondo/optim/optimizer.h"
 #include "rondo/runtime/ops/scalar_math.h"
 
+#pragma GCC visibility push(default)
 namespace rondo::optim {
 
 struct LAMBOptions {
@@ -68,3 +69,4 @@ class LAMB : public Optimizer {
 };
 
 }  // namespace rondo::optim
+#pragma GCC visibility pop

@@ -9,6 +9,7 @@
 #include "rondo/optim/optimizer.h"
 #include "rondo/runtime/ops/scalar_math.h"
 
+#pragma GCC visibility push(default)
 namespace rondo::optim {
 
 struct LionOptions {
@@ -49,3 +50,4 @@ class Lion : public Optimizer {
 };
 
 }  // namespace rondo::optim
+#pragma GCC visibility pop

@@ -13,6 +13,7 @@
 #include "rondo/optim/optimizer.h"
 #include "rondo/runtime/ops/scalar_math.h"
 
+#pragma GCC visibility push(default)
 namespace rondo::optim {
 
 struct MuonOptions {
@@ -71,3 +72,4 @@ class Muon : public Optimizer {
 };
 
 }  // namespace rondo::optim
+#pragma GCC visibility pop

@@ -40,6 +40,7 @@
 #include "rondo/optim/formula.h"
 #include "rondo/runtime/tensor.h"
 
+#pragma GCC visibility push(default)
 namespace rondo::optim {
 
 template <class Options> struct ParamGroup {
@@ -244,3 +245,4 @@ class Optimizer {
 };
 
 }  // namespace rondo::optim
+#pragma GCC visibility pop

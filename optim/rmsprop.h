@@ -10,6 +10,7 @@
 #include "rondo/optim/optimizer.h"
 #include "rondo/runtime/ops/scalar_math.h"
 
+#pragma GCC visibility push(default)
 namespace rondo::optim {
 
 struct RMSpropOptions {
@@ -60,3 +61,4 @@ class RMSprop : public Optimizer {
 };
 
 }  // namespace rondo::optim
+#pragma GCC visibility pop

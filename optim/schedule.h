@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <numbers>
 
+#pragma GCC visibility push(default)
 namespace rondo::optim {
 
 // From a to b along half a cosine wave, as `share` goes from 0 to 1.
@@ -89,3 +90,4 @@ struct OneCycle {
 };
 
 }  // namespace rondo::optim
+#pragma GCC visibility pop

@@ -10,6 +10,7 @@
 #include "rondo/optim/optimizer.h"
 #include "rondo/runtime/ops/scalar_math.h"
 
+#pragma GCC visibility push(default)
 namespace rondo::optim {
 
 struct SGDOptions {
@@ -54,3 +55,4 @@ class SGD : public Optimizer {
 };
 
 }  // namespace rondo::optim
+#pragma GCC visibility pop

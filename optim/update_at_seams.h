@@ -44,6 +44,7 @@
 #include "rondo/modules/module.h"
 #include "rondo/optim/optimizer.h"
 
+#pragma GCC visibility push(default)
 namespace rondo::optim {
 
 // Says when gradients are final, where that is later than at the seam: dist::DistributedDataParallel is one.
@@ -129,3 +130,4 @@ class UpdateAtSeams {
 };
 
 }  // namespace rondo::optim
+#pragma GCC visibility pop

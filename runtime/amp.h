@@ -6,6 +6,7 @@
 
 #include "rondo/runtime/dtype.h"
 
+#pragma GCC visibility push(default)
 namespace rondo {
 
 enum class AmpPolicy : uint8_t {
@@ -36,3 +37,4 @@ class Autocast {
 
 }  // namespace amp
 }  // namespace rondo
+#pragma GCC visibility pop

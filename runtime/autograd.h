@@ -5,13 +5,14 @@
 
 #include <functional>
 #include <memory>
-#include <source_location>
 #include <vector>
 
 #include "absl/container/inlined_vector.h"
 #include "rondo/runtime/op.h"
+#include "rondo/runtime/source_location.h"
 #include "rondo/runtime/tensor.h"
 
+#pragma GCC visibility push(default)
 namespace rondo {
 
 class Node;
@@ -175,3 +176,4 @@ std::vector<Tensor> checkpoint(std::function<std::vector<Tensor>(std::span<const
 
 }  // namespace autograd
 }  // namespace rondo
+#pragma GCC visibility pop

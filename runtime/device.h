@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#pragma GCC visibility push(default)
 namespace rondo {
 
 enum class Backend : uint8_t { kCPU, kCUDA };
@@ -16,3 +17,4 @@ struct Device {
 inline constexpr Device kCPU{};
 
 }  // namespace rondo
+#pragma GCC visibility pop

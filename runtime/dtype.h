@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <string_view>
 
+#pragma GCC visibility push(default)
 namespace rondo {
 
 enum class DType : uint8_t { kF64, kF32, kBF16, kF16, kI64, kI32, kU8, kBool };
@@ -133,3 +134,4 @@ template <class F> decltype(auto) visit_floating(DType t, F&& f) {
 }
 
 }  // namespace rondo
+#pragma GCC visibility pop

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <vector>
 
+#pragma GCC visibility push(default)
 namespace rondo {
 
 class Tensor;
@@ -36,3 +37,4 @@ struct DynamicDims {
 void follow_marks(const Tensor& source, Tensor& view);
 
 }  // namespace rondo
+#pragma GCC visibility pop

@@ -2,11 +2,13 @@
 // FileError; a bug of ours throws InternalError. Kernels and destructors never throw.
 #pragma once
 
-#include <source_location>
 #include <stdexcept>
 #include <string>
 #include <string_view>
 
+#include "rondo/runtime/source_location.h"
+
+#pragma GCC visibility push(default)
 namespace rondo {
 
 class Error : public std::runtime_error {
@@ -26,6 +28,12 @@ class FileError : public Error {
 
 // A saved tensor was overwritten between forward and backward.
 class StaleTensorError : public Error {
+ public:
+  using Error::Error;
+};
+
+// The processor lacks an instruction set that kernels were compiled for. Names it.
+class UnsupportedCpuError : public Error {
  public:
   using Error::Error;
 };
@@ -73,3 +81,4 @@ std::string describe_location(std::source_location where);
 [[noreturn]] void throw_op_error(std::string_view op, std::string_view what, std::source_location where);
 
 }  // namespace rondo
+#pragma GCC visibility pop

@@ -1,7 +1,7 @@
 // Where in the user's program a call stands.
 #pragma once
 
-#include <source_location>
+#include "rondo/runtime/source_location.h"
 
 namespace rondo {
 

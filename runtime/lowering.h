@@ -7,6 +7,7 @@
 
 #include "rondo/runtime/dtype.h"
 
+#pragma GCC visibility push(default)
 namespace rondo {
 
 class LoopBuilder;
@@ -75,3 +76,4 @@ class LoopBuilder {
 };
 
 }  // namespace rondo
+#pragma GCC visibility pop

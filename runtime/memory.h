@@ -14,12 +14,13 @@
 
 #include <atomic>
 #include <cstdint>
-#include <source_location>
 #include <string>
 #include <string_view>
 
+#include "rondo/runtime/source_location.h"
 #include "rondo/runtime/storage.h"
 
+#pragma GCC visibility push(default)
 namespace rondo::memory {
 
 // In bytes.
@@ -108,3 +109,4 @@ class Cause {
 };
 
 }  // namespace rondo::memory
+#pragma GCC visibility pop

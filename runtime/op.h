@@ -4,13 +4,14 @@
 
 #include <cstdint>
 #include <memory>
-#include <source_location>
 #include <span>
 
 #include "absl/container/inlined_vector.h"
 #include "rondo/runtime/amp.h"
+#include "rondo/runtime/source_location.h"
 #include "rondo/runtime/tensor.h"
 
+#pragma GCC visibility push(default)
 namespace rondo {
 
 class LoopBuilder;
@@ -249,3 +250,4 @@ inline void call_in_place(const OpDef& op, std::initializer_list<TensorArg> inpu
 }
 
 }  // namespace rondo
+#pragma GCC visibility pop

@@ -6,6 +6,7 @@
 
 #include "absl/functional/function_ref.h"
 
+#pragma GCC visibility push(default)
 namespace rondo {
 
 // Threads that parallel_for uses from this thread; defaults to the number of cores, or RONDO_NUM_THREADS.
@@ -33,3 +34,4 @@ class OneThread {
 bool in_parallel();
 
 }  // namespace rondo
+#pragma GCC visibility pop

@@ -6,6 +6,7 @@
 #include <array>
 #include <cstdint>
 
+#pragma GCC visibility push(default)
 namespace rondo {
 
 // Ten rounds on a 128-bit counter with a 64-bit key.
@@ -53,3 +54,4 @@ Generator& default_generator();
 void manual_seed(uint64_t seed);
 
 }  // namespace rondo
+#pragma GCC visibility pop

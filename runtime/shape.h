@@ -9,6 +9,7 @@
 
 #include "rondo/runtime/error.h"
 
+#pragma GCC visibility push(default)
 namespace rondo {
 
 inline constexpr int kMaxRank = 8;
@@ -140,3 +141,4 @@ bool broadcast_shapes(const Dims& a, const Dims& b, Dims& out);
 Dims broadcast_strides(const Dims& sizes, const Dims& strides, const Dims& to);
 
 }  // namespace rondo
+#pragma GCC visibility pop

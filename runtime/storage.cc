@@ -10,6 +10,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "rondo/runtime/cpu_features.h"
 #include "rondo/runtime/error.h"
 #include "rondo/runtime/lowered.h"
 #include "rondo/runtime/memory.h"
@@ -215,6 +216,7 @@ void empty_cache() {
 }  // namespace allocator
 
 Storage Storage::allocate(size_t bytes, Device device) {
+  check_cpu();  // here, because no kernel runs without a tensor
   invariant(device.backend == Backend::kCPU, "only host memory can be allocated in this build");
   Storage storage;
   storage.block_ = new Block;
@@ -225,6 +227,7 @@ Storage Storage::allocate(size_t bytes, Device device) {
 }
 
 Storage Storage::borrow(void* data, size_t bytes, std::shared_ptr<const void> owner) {
+  check_cpu();
   Storage storage;
   storage.block_ = new Block;
   storage.block_->data = static_cast<std::byte*>(data);

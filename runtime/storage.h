@@ -12,6 +12,7 @@
 
 #include "rondo/runtime/device.h"
 
+#pragma GCC visibility push(default)
 namespace rondo {
 
 namespace amp {
@@ -100,3 +101,4 @@ class Storage {
 };
 
 }  // namespace rondo
+#pragma GCC visibility pop

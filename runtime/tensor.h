@@ -12,7 +12,6 @@
 
 #include <atomic>
 #include <memory>
-#include <source_location>
 #include <span>
 #include <string>
 #include <utility>
@@ -23,8 +22,10 @@
 #include "rondo/runtime/dtype.h"
 #include "rondo/runtime/error.h"
 #include "rondo/runtime/shape.h"
+#include "rondo/runtime/source_location.h"
 #include "rondo/runtime/storage.h"
 
+#pragma GCC visibility push(default)
 namespace rondo {
 
 class Generator;
@@ -265,3 +266,4 @@ Tensor operator/(double a, TensorArg b);
 Tensor operator-(TensorArg a);
 
 }  // namespace rondo
+#pragma GCC visibility pop

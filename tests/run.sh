@@ -6,4 +6,4 @@ preset=${1:-release}
 . ./cmake/install_packages.sh test
 cmake --preset "$preset"
 cmake --build --preset "$preset"
-ctest --preset "$preset" --no-tests=error
+ctest --preset "$preset" --no-tests=error -j"$(nproc)"

@@ -117,8 +117,8 @@ class Interpreter {
       case LoopOp::kLoad: out = load(i, address(i.index, row, column)); return;
       case LoopOp::kStore: store(i, address(i.index, row, column)); return;
       case LoopOp::kCast: out = convert(registers_[i.a], k_.instrs[i.a].type, i.type); return;
-      case LoopOp::kAnd: out.truth = registers_[i.a].truth & registers_[i.b].truth; return;
-      case LoopOp::kOr: out.truth = registers_[i.a].truth | registers_[i.b].truth; return;
+      case LoopOp::kAnd: out.truth = registers_[i.a].truth && registers_[i.b].truth; return;
+      case LoopOp::kOr: out.truth = registers_[i.a].truth || registers_[i.b].truth; return;
       case LoopOp::kNot: out.truth = !registers_[i.a].truth; return;
       case LoopOp::kSelect: out = registers_[i.a].truth ? registers_[i.b] : registers_[i.c]; return;
       case LoopOp::kColumnSum:

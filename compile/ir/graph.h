@@ -3,12 +3,12 @@
 #pragma once
 
 #include <cstdint>
-#include <source_location>
 #include <string>
 #include <vector>
 
 #include "absl/container/inlined_vector.h"
 #include "rondo/runtime/op.h"
+#include "rondo/runtime/source_location.h"
 
 namespace rondo::compile {
 

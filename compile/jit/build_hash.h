@@ -1,10 +1,14 @@
-// Which compiler this is. Both are fixed when Rondo is built, in the library and in the plug-in, which must agree.
+// Identifies this build of the compiler. Every function gives a constant that is fixed when Rondo is built. The library
+// and its plug-in must agree.
 #pragma once
 
 namespace rondo::compile {
 
-// A hash of the sources of compile/ and runtime/ops/: code made by other sources is other code.
+// A hash of the sources of compile/ and runtime/ops/, of all headers that they include, and of the C++ compiler.
+// Another hash means that compiled kernels and the plug-in cannot be used.
 const char* build_hash();
+// A text with the hash that is found in the plug-in's file, so that the file can be checked before it is loaded.
+const char* build_mark();
 // "19.1.7"; "none" if Rondo was built without LLVM.
 const char* llvm_version();
 

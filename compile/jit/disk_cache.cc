@@ -1,6 +1,5 @@
 #include "rondo/compile/jit/disk_cache.h"
 
-#include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -32,15 +31,6 @@ std::string hash_name(const std::string& text) {
   io::Checksum sum;
   sum.update(text);
   return absl::StrCat(absl::Hex(sum.digest(), absl::kZeroPad16));
-}
-
-// Of a folder: "" if its files may be trusted.
-std::string distrust_folder(const std::string& path) {
-  const int fd = ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (fd < 0) return std::generic_category().message(errno);
-  std::string reason = distrust(fd);
-  ::close(fd);
-  return reason;
 }
 
 bool is_temporary(const fs::path& path) { return path.filename().string().starts_with(io::AtomicFile::kTempPrefix); }

@@ -13,6 +13,7 @@
 #include "absl/strings/str_split.h"
 #include "rondo/compile/jit/build_hash.h"
 #include "rondo/compile/jit/plugin.h"
+#include "rondo/runtime/cpu_features.h"
 
 namespace rondo::compile {
 namespace {
@@ -88,19 +89,6 @@ std::string describe_cpu() {
       {0x19, 0, {0, kAll, 0, 0}},           {0x24, 0, {0, kAll, 0, 0}}, {0x80000001, 0, {0, 0, kAll, kAll}},
       {0x80000008, 0, {0, kAll, 0, 0}},
   };
-  // The names of those that decide what kernels look like, so that a difference reads well.
-  struct Name {
-    uint32_t leaf, subleaf;
-    int reg, bit;
-    const char* name;
-  };
-  static constexpr Name kNames[] = {
-      {1, 0, 2, 12, "fma"},      {1, 0, 2, 28, "avx"},       {1, 0, 2, 29, "f16c"},       {7, 0, 1, 5, "avx2"},
-      {7, 0, 1, 8, "bmi2"},      {7, 0, 1, 16, "avx512f"},   {7, 0, 1, 17, "avx512dq"},   {7, 0, 1, 30, "avx512bw"},
-      {7, 0, 1, 31, "avx512vl"}, {7, 0, 2, 1, "avx512vbmi"}, {7, 0, 2, 11, "avx512vnni"}, {7, 0, 3, 23, "avx512fp16"},
-      {7, 0, 3, 24, "amx-tile"}, {7, 1, 0, 4, "avxvnni"},    {7, 1, 0, 5, "avx512bf16"},  {7, 1, 3, 19, "avx10"},
-      {7, 1, 3, 21, "apx"},
-  };
   std::string names, raw;
   for (const Leaf& leaf : kLeaves) {
     uint32_t regs[4] = {};
@@ -113,9 +101,6 @@ std::string describe_cpu() {
       absl::StrAppend(&names, vendor);
     }
     if (leaf.leaf == 1) absl::StrAppend(&names, " ", absl::Hex(regs[0]));
-    for (const Name& n : kNames)
-      if (n.leaf == leaf.leaf && n.subleaf == leaf.subleaf && (regs[n.reg] >> n.bit & 1u) != 0)
-        absl::StrAppend(&names, " ", n.name);
     absl::StrAppend(&raw, " ", absl::Hex(leaf.leaf), ".", leaf.subleaf);
     for (int r = 0; r < 4; ++r) absl::StrAppend(&raw, "-", absl::Hex(regs[r] & leaf.mask[r]));
   }
@@ -123,7 +108,8 @@ std::string describe_cpu() {
   uint32_t low = 0, high = 0, regs[4] = {};
   __get_cpuid_count(1, 0, &regs[0], &regs[1], &regs[2], &regs[3]);
   if ((regs[2] >> 27 & 1u) != 0) __asm__("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
-  return absl::StrCat(names, raw, " xcr0-", absl::Hex(low), "-", absl::Hex(high));
+  // The names are there so that a difference reads well.
+  return absl::StrCat(names, " ", names_of(host_cpu_features()), raw, " xcr0-", absl::Hex(low), "-", absl::Hex(high));
 #else
   return "";
 #endif

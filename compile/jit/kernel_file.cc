@@ -99,6 +99,13 @@ std::string distrust(int fd) {
   return "";
 }
 
+std::string distrust_folder(const std::string& path) {
+  const int fd = ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (fd < 0) return errno_text();
+  const absl::Cleanup close = [fd] { ::close(fd); };
+  return distrust(fd);
+}
+
 absl::StatusOr<std::string> read_trusted_file(const std::string& path) {
   // Non-blocking: a FIFO must not hang us.
   const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);

@@ -2,18 +2,26 @@
 
 #include <dlfcn.h>
 
-#include <cstddef>
 #include <cstdlib>
 #include <filesystem>
-#include <new>
+#include <string>
 #include <string_view>
-#include <vector>
+#include <system_error>
 
 #include "absl/strings/str_cat.h"
 #include "rondo/compile/jit/build_hash.h"
+#include "rondo/compile/jit/kernel_file.h"
 #include "rondo/compile/jit/plugin.h"
 #include "rondo/compile/log.h"
 #include "rondo/runtime/error.h"
+
+#ifndef RONDO_STATIC_JIT
+// The folder of the plug-in, where "$ORIGIN" is the folder of the shared library that holds this code. Defined beside
+// this library: by the shared library's build, by find_package(rondo) in programs that link archives, or not at all.
+extern "C" {
+extern const char rondo_plugin_folder[] __attribute__((weak));
+}
+#endif
 
 namespace rondo::compile {
 namespace {
@@ -27,42 +35,39 @@ const JitPlugin& plugin() { return *rondo_jit_plugin(); }
 
 #else
 
-// Where the plug-in may be, in the order of trying.
-std::vector<fs::path> candidates() {
-  std::vector<fs::path> paths;
-  // Set: nothing else is tried, so that a wrong path is noticed.
-  if (const char* chosen = std::getenv("RONDO_JIT_LIBRARY"); chosen != nullptr && *chosen != '\0') return {chosen};
-  std::error_code ignored;
-  if (const fs::path program = fs::read_symlink("/proc/self/exe", ignored); !program.empty()) {
-    paths.push_back(program.parent_path() / kPluginFile);
-    paths.push_back(program.parent_path().parent_path() / "lib" / kPluginFile);
+// The only place that the plug-in is loaded from. No search path, run path or working directory has a say.
+fs::path plugin_path() {
+  if (const char* chosen = std::getenv("RONDO_JIT_LIBRARY"); chosen != nullptr && *chosen != '\0') return chosen;
+  const char* folder = RONDO_PLUGIN_INSTALL_FOLDER;
+  if (rondo_plugin_folder != nullptr) folder = rondo_plugin_folder;
+  std::string_view rest = folder;
+  if (constexpr std::string_view kOrigin = "$ORIGIN/"; rest.starts_with(kOrigin)) {
+    rest.remove_prefix(kOrigin.size());
+    Dl_info library{};
+    std::error_code ignored;
+    if (dladdr(folder, &library) != 0)
+      return fs::weakly_canonical(library.dli_fname, ignored).parent_path() / rest / kPluginFile;
   }
-  // The program's run path, which find_package(rondo) sets.
-  if (void* program = dlopen(nullptr, RTLD_LAZY)) {
-    Dl_serinfo size{};
-    if (dlinfo(program, RTLD_DI_SERINFOSIZE, &size) == 0) {
-      std::vector<std::max_align_t> memory(size.dls_size / sizeof(std::max_align_t) + 1);
-      auto* info = new (memory.data()) Dl_serinfo{};
-      if (dlinfo(program, RTLD_DI_SERINFOSIZE, info) == 0 && dlinfo(program, RTLD_DI_SERINFO, info) == 0)
-        for (unsigned i = 0; i < info->dls_cnt; ++i)
-          paths.push_back(fs::path(info->dls_serpath[i].dls_name) / kPluginFile);
-    }
-    dlclose(program);
-  }
-#ifdef RONDO_BUILD_LIBDIR
-  paths.push_back(fs::path(RONDO_BUILD_LIBDIR) / kPluginFile);
-#endif
-#ifdef RONDO_INSTALL_LIBDIR
-  paths.push_back(fs::path(RONDO_INSTALL_LIBDIR) / kPluginFile);
-#endif
-  return paths;
+  return fs::path(rest) / kPluginFile;
 }
 
 bool plugin_exists() {
   std::error_code ignored;
-  for (const fs::path& path : candidates())
-    if (fs::exists(path, ignored)) return true;
-  return false;
+  return fs::exists(plugin_path(), ignored);
+}
+
+// Why the plug-in may not be loaded: the checks that cached code gets. "" if it may.
+std::string refusal(const fs::path& path) {
+  // A name without a folder would be looked for in LD_LIBRARY_PATH.
+  if (!path.is_absolute()) return "the path is not absolute";
+  std::error_code ignored;
+  if (!fs::exists(path, ignored)) return "no such file";
+  if (const std::string reason = distrust_folder(path.parent_path().string()); !reason.empty())
+    return absl::StrCat("its folder is not safe: ", reason);
+  const absl::StatusOr<std::string> bytes = read_trusted_file(path.string());
+  if (!bytes.ok()) return std::string(bytes.status().message());
+  if (bytes->find(build_mark()) == std::string::npos) return "it belongs to another build of Rondo";
+  return "";
 }
 
 struct Loaded {
@@ -71,28 +76,22 @@ struct Loaded {
 };
 
 Loaded load_plugin() {
-  std::string tried;
-  for (const fs::path& path : candidates()) {
-    std::error_code ignored;
-    if (!fs::exists(path, ignored)) {
-      absl::StrAppend(&tried, "\n  ", path.string(), ": no such file");
-      continue;
+  const fs::path path = plugin_path();
+  std::string error = refusal(path);
+  if (error.empty()) {
+    if (void* library = dlopen(path.c_str(), RTLD_LAZY | RTLD_LOCAL); library == nullptr) {
+      error = dlerror();
+    } else {
+      auto* open = reinterpret_cast<decltype(&rondo_jit_plugin)>(dlsym(library, kPluginSymbol));
+      if (open != nullptr && open()->abi == kPluginAbi) return {open(), ""};
+      error = "it belongs to another build of Rondo";
+      dlclose(library);
     }
-    void* library = dlopen(path.c_str(), RTLD_LAZY | RTLD_LOCAL);
-    if (library == nullptr) {
-      absl::StrAppend(&tried, "\n  ", std::string(dlerror()));
-      continue;
-    }
-    auto* open = reinterpret_cast<decltype(&rondo_jit_plugin)>(dlsym(library, kPluginSymbol));
-    if (open != nullptr && open()->abi == kPluginAbi && std::string_view(open()->build()) == build_hash())
-      return {open(), ""};
-    absl::StrAppend(&tried, "\n  ", path.string(), ": belongs to another version of Rondo");
-    dlclose(library);
   }
-  return {nullptr, absl::StrCat("compile: cannot load the code generator (", std::string(kPluginFile),
-                                "); eager execution needs none. Build Rondo with LLVM 19, or set RONDO_JIT_LIBRARY to "
-                                "its path. Tried:",
-                                tried)};
+  return {nullptr, absl::StrCat("compile: cannot load the code generator ", path.string(), ": ", error,
+                                ". Eager execution needs no code generator. Build Rondo with LLVM 19, or set "
+                                "RONDO_JIT_LIBRARY to the path of ",
+                                std::string(kPluginFile), ".")};
 }
 
 // Loaded with the first kernel and never unloaded: compiled code and LLVM's own state live as long as the process.

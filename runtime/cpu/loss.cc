@@ -65,7 +65,11 @@ template <class C> struct RowLoss {
       return;
     }
     const C p = scalar::exp(static_cast<C>(row[target]) - lse) - share, shared = share;
+#ifdef __clang__
+#pragma clang loop vectorize(assume_safety)
+#else
 #pragma GCC ivdep
+#endif
     for (int64_t i = 0; i < cols; ++i)
       out[i] = static_cast<T>((scalar::exp(static_cast<C>(row[i]) - lse) - shared) * weight);
     out[target] = static_cast<T>((p - (C(1) - smoothing)) * weight);

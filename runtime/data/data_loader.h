@@ -21,6 +21,7 @@
 
 #include "rondo/runtime/data/dataset.h"
 
+#pragma GCC visibility push(default)
 namespace rondo::data {
 
 // A random permutation of [0, n) in constant memory: a Feistel network on the smallest even number of bits, walked
@@ -103,3 +104,4 @@ class DataLoader {
 Tensor stack(const std::vector<Tensor>& items);
 
 }  // namespace rondo::data
+#pragma GCC visibility pop

@@ -6,6 +6,7 @@
 
 #include "rondo/runtime/tensor.h"
 
+#pragma GCC visibility push(default)
 namespace rondo::data {
 
 class Dataset {
@@ -18,3 +19,4 @@ class Dataset {
 };
 
 }  // namespace rondo::data
+#pragma GCC visibility pop

@@ -21,6 +21,7 @@
 #include "rondo/runtime/data/dataset.h"
 #include "rondo/runtime/io/atomic_file.h"
 
+#pragma GCC visibility push(default)
 namespace rondo::data {
 
 // A sequence of token ids, mapped or in memory. Copies and slices share the memory.
@@ -111,3 +112,4 @@ class TokenDataset : public Dataset {
 };
 
 }  // namespace rondo::data
+#pragma GCC visibility pop

@@ -15,6 +15,7 @@
 #include <string>
 #include <string_view>
 
+#pragma GCC visibility push(default)
 namespace rondo::io {
 
 enum class Access {
@@ -63,3 +64,4 @@ void fsync_folder(const std::string& folder);
 void make_folders(const std::string& folder);
 
 }  // namespace rondo::io
+#pragma GCC visibility pop

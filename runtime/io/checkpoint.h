@@ -23,6 +23,7 @@
 
 #include "rondo/runtime/io/safetensors.h"
 
+#pragma GCC visibility push(default)
 namespace rondo::io {
 
 using Scalar = std::variant<bool, int64_t, double, std::string>;
@@ -93,3 +94,4 @@ std::vector<std::string> list_checkpoints(const std::string& folder);
 void remove_checkpoints(const std::string& folder);
 
 }  // namespace rondo::io
+#pragma GCC visibility pop

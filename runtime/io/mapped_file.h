@@ -13,6 +13,7 @@
 #include <string>
 #include <string_view>
 
+#pragma GCC visibility push(default)
 namespace rondo::io {
 
 enum class Mapping {
@@ -44,3 +45,4 @@ class MappedFile {
 };
 
 }  // namespace rondo::io
+#pragma GCC visibility pop

@@ -25,6 +25,7 @@
 #include "rondo/runtime/io/mapped_file.h"
 #include "rondo/runtime/tensor.h"
 
+#pragma GCC visibility push(default)
 namespace rondo::io {
 
 using TensorMap = std::map<std::string, Tensor>;
@@ -91,3 +92,4 @@ std::string_view safetensors_name(DType dtype);
 std::vector<TensorMap::const_iterator> file_order(const TensorMap& tensors);
 
 }  // namespace rondo::io
+#pragma GCC visibility pop

@@ -14,6 +14,7 @@
 #include <string_view>
 #include <vector>
 
+#pragma GCC visibility push(default)
 namespace rondo::io {
 
 class Tokenizer {
@@ -84,3 +85,4 @@ class Gpt2Tokenizer : public Tokenizer {
 };
 
 }  // namespace rondo::io
+#pragma GCC visibility pop

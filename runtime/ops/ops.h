@@ -10,6 +10,7 @@
 #include "rondo/runtime/op.h"
 #include "rondo/runtime/tensor.h"
 
+#pragma GCC visibility push(default)
 namespace rondo::ops {
 
 // ---- Elementwise (elementwise.cc). Operands broadcast; dtypes are promoted.
@@ -199,3 +200,4 @@ Tensor linear_cross_entropy(TensorArg x, TensorArg weight, TensorArg bias, Tenso
 Tensor dropout(TensorArg x, double p, Generator* generator = nullptr);
 
 }  // namespace rondo::ops
+#pragma GCC visibility pop

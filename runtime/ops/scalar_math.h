@@ -20,6 +20,7 @@
 
 #include "rondo/runtime/lowering.h"
 
+#pragma GCC visibility push(default)
 namespace rondo::scalar {
 
 // ---- Primitives on float and double: one per LoopOp
@@ -594,3 +595,4 @@ template <class T> [[gnu::always_inline]] inline T sin(T x) {
 template <class T> [[gnu::always_inline]] inline T cos(T x) { return sin_quarter(x, 1.0); }
 
 }  // namespace rondo::scalar
+#pragma GCC visibility pop

@@ -103,8 +103,9 @@ TEST_F(Epilogues, ActivationsAreTheirsInDefaultMode) {
   const std::pair<const char*, std::function<Tensor(const Tensor&)>> activations[] = {
       {"gelu", [](const Tensor& t) { return ops::gelu(t, ops::GeluKind::kErf); }},
       {"gelu_tanh", [](const Tensor& t) { return ops::gelu(t, ops::GeluKind::kTanh); }}};
-  for (const auto& [name, activation] : activations) {
+  for (const auto& [name, function] : activations) {
     SCOPED_TRACE(name);
+    const auto& activation = function;  // Clang 14 captures no structured bindings
     const auto body = [&](const Tensor& x) { return activation(ops::linear(x, w, b)); };
     const Tensor x = Tensor::randn({32, 64});
     const auto exact = both(body, x, {.exact = true, .epilogues = compile::Epilogues::kAlways});

@@ -1,8 +1,16 @@
 // The JIT as a service: lifetimes, threads, object code that outlives its process, and a plug-in that is not there.
+#include <sys/stat.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
 #include <thread>
 
+#include "rondo/compile/jit/build_hash.h"
 #include "rondo/runtime/error.h"
 #include "rondo/tests/compile/kernel_fixture.h"
+#include "rondo/tests/compile/temp_folder.h"
 
 namespace rondo::compile {
 namespace {
@@ -71,26 +79,86 @@ TEST(Executable, RejectsABrokenKernel) {
   EXPECT_THROW(compile_kernels({&kernel, 1}), InternalError);
 }
 
-TEST(ExecutableDeathTest, SaysWhereItLooked) {
-  GTEST_FLAG_SET(death_test_style, "threadsafe");  // a fresh process: here the plug-in may be loaded already
-  setenv("RONDO_CACHE", "off", 1);                 // read with the first kernel; the fresh process comes by here, too
-  setenv("RONDO_JIT_LIBRARY", "/nowhere/librondo_jit_llvm.so", 1);
-  const bool linked_in = jit_available();
-  unsetenv("RONDO_JIT_LIBRARY");
-  if (linked_in) GTEST_SKIP() << "built with RONDO_STATIC_JIT";
-  const auto compile_without_plugin = [] {
-    setenv("RONDO_JIT_LIBRARY", "/nowhere/librondo_jit_llvm.so", 1);
+// ---- The plug-in: loaded from one place, after the checks that cached code gets
+
+class ExecutableDeathTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    GTEST_FLAG_SET(death_test_style, "threadsafe");  // a fresh process: here the plug-in may be loaded already
+    setenv("RONDO_CACHE", "off", 1);                 // read with the first kernel; the fresh process comes by here, too
+    plugin_ = path_of_plugin();
+    if (plugin_.empty()) GTEST_SKIP() << "no plug-in: built with RONDO_STATIC_JIT, or without LLVM";
+    copy_ = folder_ / "librondo_jit_llvm.so";
+    chmod(folder_.path().c_str(), 0755);
+    std::filesystem::copy_file(plugin_, copy_);
+    chmod(copy_.c_str(), 0755);
+  }
+  void TearDown() override { unsetenv("RONDO_JIT_LIBRARY"); }
+
+  // Compiles a kernel with RONDO_JIT_LIBRARY = path: exit code 0, or 3 with the error's text on stderr.
+  [[noreturn]] static void compile_with(const std::string& path) {
+    setenv("RONDO_JIT_LIBRARY", path.c_str(), 1);
     try {
       const LoopKernel kernel = scale(2, 100, "kernel");
-      compile_kernels({&kernel, 1});
+      std::exit(run(compile_kernels({&kernel, 1})->entry(0)) == 2 ? 0 : 4);
     } catch (const Error& error) {
       std::fputs(error.what(), stderr);
       std::exit(3);
     }
-    std::exit(4);
-  };
-  EXPECT_EXIT(compile_without_plugin(), testing::ExitedWithCode(3), "/nowhere/librondo_jit_llvm.so: no such file");
-  setenv("RONDO_CACHE", "off", 1);  // as all of these tests run (cache_process_test.cc)
+  }
+  // The file that is mapped into this process. The fresh process is told, since it must not have loaded one.
+  static std::string path_of_plugin() {
+    if (const char* told = std::getenv("RONDO_TEST_PLUGIN"); told != nullptr) return told;
+    if (!jit_available()) return "";
+    jit_toolchain();
+    std::ifstream maps("/proc/self/maps");
+    for (std::string line; std::getline(maps, line);)
+      if (const size_t slash = line.find('/'); slash != line.npos && line.find("librondo_jit_llvm") != line.npos)
+        setenv("RONDO_TEST_PLUGIN", line.c_str() + slash, 1);
+    const char* found = std::getenv("RONDO_TEST_PLUGIN");
+    return found == nullptr ? "" : found;
+  }
+
+  test::TempFolder folder_;
+  std::string plugin_, copy_;
+};
+
+TEST_F(ExecutableDeathTest, LoadsAPlugInThatIsNamed) {
+  EXPECT_EXIT(compile_with(copy_), testing::ExitedWithCode(0), "");
+}
+
+TEST_F(ExecutableDeathTest, SaysWhereItLooked) {
+  EXPECT_EXIT(compile_with("/nowhere/librondo_jit_llvm.so"), testing::ExitedWithCode(3),
+              "/nowhere/librondo_jit_llvm.so: no such file");
+}
+
+// The dynamic linker would search LD_LIBRARY_PATH and run paths for a name, and the working directory for a path.
+TEST_F(ExecutableDeathTest, SearchesNothing) {
+  setenv("LD_LIBRARY_PATH", folder_.path().c_str(), 1);
+  EXPECT_EXIT(compile_with("librondo_jit_llvm.so"), testing::ExitedWithCode(3), "the path is not absolute");
+  unsetenv("LD_LIBRARY_PATH");
+  std::filesystem::current_path(folder_.path());
+  EXPECT_EXIT(compile_with("./librondo_jit_llvm.so"), testing::ExitedWithCode(3), "the path is not absolute");
+}
+
+TEST_F(ExecutableDeathTest, RefusesAPlugInThatOthersCanWrite) {
+  chmod(copy_.c_str(), 0775);
+  EXPECT_EXIT(compile_with(copy_), testing::ExitedWithCode(3), "others than its owner may write to it");
+  chmod(copy_.c_str(), 0755);
+  chmod(folder_.path().c_str(), 0777);
+  EXPECT_EXIT(compile_with(copy_), testing::ExitedWithCode(3), "its folder is not safe: others than its owner");
+}
+
+// It must not even be mapped: its constructors would run.
+TEST_F(ExecutableDeathTest, RefusesAPlugInOfAnotherBuild) {
+  std::fstream file(copy_, std::ios::in | std::ios::out | std::ios::binary);
+  std::string bytes{std::istreambuf_iterator<char>(file), {}};
+  const std::string mark = build_mark();
+  for (size_t at = bytes.find(mark); at != bytes.npos; at = bytes.find(mark)) bytes[at + mark.size() - 1] ^= 1;
+  file.seekp(0);
+  file.write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
+  file.close();
+  EXPECT_EXIT(compile_with(copy_), testing::ExitedWithCode(3), "it belongs to another build of Rondo");
 }
 
 }  // namespace

@@ -193,7 +193,7 @@ TEST(OpSweep, LowerPrecisionFollowsF64) {
 
 TEST(OpSweep, IntegersFollowF64) {
   for_each_sample(false, [](const OpDef& op, const OpSpec& spec, const OpSample& sample) {
-    if (!spec.takes_integers || !sample.attrs.floats.size() == 0) return;
+    if (!spec.takes_integers || sample.attrs.floats.size() != 0) return;
     for (DType dtype : {kI64, kI32, kU8}) {
       SCOPED_TRACE(name_of(dtype));
       const std::vector<Tensor> inputs = sample.inputs_as(dtype);

@@ -1,0 +1,70 @@
+// What the processor can do, and what the kernels of this build need. Kernels are compiled for one kind of processor
+// (RONDO_CPU in CMake, by default that of the build machine). On another one they would end the process with SIGILL, so
+// the first tensor checks. Thread safe.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace rondo {
+
+// Instruction sets that compilers use by themselves. On other processors than x86-64 nothing is known and nothing is
+// checked.
+enum class CpuFeature : uint8_t {
+  kSse3,
+  kSsse3,
+  kSse41,
+  kSse42,
+  kPopcnt,
+  kMovbe,
+  kAvx,
+  kF16c,
+  kFma,
+  kBmi,
+  kBmi2,
+  kLzcnt,
+  kAvx2,
+  kAvxVnni,
+  kAvx512f,
+  kAvx512bw,
+  kAvx512cd,
+  kAvx512dq,
+  kAvx512vl,
+  kAvx512ifma,
+  kAvx512vbmi,
+  kAvx512vbmi2,
+  kAvx512vnni,
+  kAvx512bitalg,
+  kAvx512vpopcntdq,
+  kAvx512vp2intersect,
+  kAvx512bf16,
+  kAvx512fp16,
+  kGfni,
+  kAmxTile,
+  kAvx10,
+  kApx,
+};
+inline constexpr int kCpuFeatures = 32;
+
+using CpuFeatureSet = uint32_t;
+constexpr CpuFeatureSet bit(CpuFeature feature) { return CpuFeatureSet{1} << static_cast<int>(feature); }
+
+// Features that the processor has and whose registers the system saves. RONDO_CPU_LACKS=avx512f,fma takes some away:
+// for tests of what follows.
+CpuFeatureSet host_cpu_features();
+// Features that the kernels were compiled for.
+extern const CpuFeatureSet kKernelCpuFeatures;
+
+// As GCC's options name them: "avx2 avx512f".
+std::string names_of(CpuFeatureSet features);
+
+// Throws UnsupportedCpuError, which names what is missing, unless `host` has all that is needed.
+void require_cpu_features(CpuFeatureSet needed, CpuFeatureSet host);
+
+// The same for this build on this machine. Costs one load once it has passed.
+inline void check_cpu() {
+  static const bool passed = (require_cpu_features(kKernelCpuFeatures, host_cpu_features()), true);
+  static_cast<void>(passed);
+}
+
+}  // namespace rondo

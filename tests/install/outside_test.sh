@@ -1,0 +1,57 @@
+#!/usr/bin/env bash
+# Builds and runs an outside program.
+#   outside_test.sh package BUILD static|shared COMPILER   against what prefix_test.sh installed from BUILD
+#   outside_test.sh subproject BUILD static|shared         with Rondo as a subproject
+#   outside_test.sh without_llvm BUILD                     against a Rondo that was built without LLVM
+# Sources that BUILD compiled with the same flags are not compiled again where there is ccache.
+set -euo pipefail
+how=$1 build=$(cd "$2" && pwd) kind=${3:-static} compiler=${4:-}
+here=$(cd "$(dirname "$0")" && pwd)
+cached() { sed -n "s/^$1:[A-Z]*=//p" "$build/CMakeCache.txt"; }
+compiler=${compiler:-$(cached CMAKE_CXX_COMPILER)}
+command -v "$compiler" >/dev/null || { echo "skipped: no $compiler"; exit 77; }
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+quietly() { "$@" >"$work/log" 2>&1 || { cat "$work/log"; echo "failed: $*"; exit 1; }; }
+configure() { quietly cmake -G Ninja -DCMAKE_CXX_COMPILER="$compiler" "$@"; }
+
+cp -r "$here" "$work/project"
+sanitize=$(cached RONDO_SANITIZE)
+# What a build of Rondo itself needs to meet the other's objects in ccache: the same flags and include folder.
+again=(-DRONDO_CPU="$(cached RONDO_CPU)" -DRONDO_INCLUDE_FOLDER="$build/include" -DRONDO_SANITIZE="$sanitize"
+       -DRONDO_STD_THREADS="$(cached RONDO_STD_THREADS)" -DCMAKE_BUILD_TYPE="$(cached CMAKE_BUILD_TYPE)"
+       -DCMAKE_CXX_COMPILER_LAUNCHER="$(command -v ccache || true)")
+prefix=$build/tests/prefix
+plugin=$prefix/lib/rondo
+case $how in
+  package)
+    configure -S "$work/project" -B "$work/out" -DCMAKE_BUILD_TYPE=Release -DCMAKE_PREFIX_PATH="$prefix" -DRONDO_KIND="$kind"
+    ;;
+  subproject)
+    configure -S "$work/project" -B "$work/out" "${again[@]}" -DRONDO_SOURCE="$here/../.." -DRONDO_WERROR=ON \
+      -DBUILD_SHARED_LIBS=$([ $kind = shared ] && echo ON || echo OFF)
+    plugin=$work/out/rondo/lib/rondo
+    ;;
+  without_llvm)
+    prefix=$work/prefix plugin=none
+    configure -S "$here/../.." -B "$work/rondo" "${again[@]}" -DCMAKE_DISABLE_FIND_PACKAGE_LLVM=ON -DRONDO_BUILD_TESTS=OFF \
+      -DRONDO_BUILD_EXAMPLES=OFF -DRONDO_BUILD_BENCHMARKS=OFF
+    quietly cmake --build "$work/rondo"
+    quietly cmake --install "$work/rondo" --prefix "$prefix"
+    configure -S "$work/project" -B "$work/out" -DCMAKE_BUILD_TYPE=Release -DCMAKE_PREFIX_PATH="$prefix"
+    ;;
+esac
+quietly cmake --build "$work/out" --target tiny
+[ -d "$plugin" ] || plugin=none
+if [ $kind = shared ]; then
+  ldd "$work/out/tiny" | grep -q "librondo\.so\.[0-9]" || { echo "tiny does not use the shared library"; exit 1; }
+fi
+# A cache of its own: the code generator has something to do.
+cd "$work"
+RONDO_CACHE_DIR=$work/cache "$work/out/tiny" "$plugin"
+if [ $how = package ] && [ "$plugin" != none ]; then
+  # A warm start needs no code generator; without either, the error says what is missing.
+  rm -rf "$work/moved" && cp -r "$work/cache" "$work/moved"
+  ! RONDO_CACHE_DIR=$work/moved "$work/out/tiny" "$plugin" >"$work/log" || { echo "a warm start loaded the code generator"; exit 1; }
+  grep -q "the code generator is from 'none'" "$work/log" || { cat "$work/log"; exit 1; }
+fi

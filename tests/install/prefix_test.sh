@@ -1,0 +1,47 @@
+#!/usr/bin/env bash
+# Installs BUILD to BUILD/tests/prefix, for the tests that use it, and looks at what was installed.
+#   prefix_test.sh BUILD
+set -euo pipefail
+build=$(cd "$1" && pwd)
+prefix=$build/tests/prefix
+fail() { echo "$1"; exit 1; }
+rm -rf "$prefix"
+(umask 002 && cmake --install "$build" --prefix "$prefix") >"$build/tests/install.log" || { cat "$build/tests/install.log"; exit 1; }
+
+# ---- rondo.h includes every public header, and no other header is there.
+diff <(cd "$prefix/include/rondo" && find . -name '*.h' ! -path ./rondo.h | sed 's|^\./||' | sort) \
+  <(sed -n 's|^#include "rondo/\(.*\)"|\1|p' "$prefix/include/rondo/rondo.h" | sort) || fail "rondo.h and the installed headers differ"
+for header in $(cd "$prefix/include/rondo" && find . -mindepth 2 -name '*.h'); do
+  [ "$(grep -c '^#pragma GCC visibility \(push(default)\|pop\)$' "$prefix/include/rondo/$header")" = 2 ] ||
+    fail "$header: a shared library exports what stands between #pragma GCC visibility push(default) and pop"
+done
+# ---- Each compiles alone, with these headers and Abseil's only, and with a user's warnings.
+compile() {
+  printf '#include "rondo/%s"\n#include "rondo/%s"\n' "$1" "$1" |
+    "$2" -std=c++20 -fsyntax-only -Wall -Wextra -Wpedantic -Werror -I"$3/include" -x c++ -
+}
+export -f compile
+(cd "$prefix/include/rondo" && find . -name '*.h' | sed 's|^\./||') |
+  xargs -P "$(nproc)" -I{} bash -c 'compile "$@"' _ {} "$(sed -n 's/^CMAKE_CXX_COMPILER:[A-Z]*=//p' "$build/CMakeCache.txt")" "$prefix" ||
+  fail "a public header does not compile alone"
+! grep -rhE '#include [<"](absl|Eigen|oneapi|nlohmann|llvm|gloo|pcre2|immintrin)' "$prefix/include" |
+  grep -vE 'absl/(types/span|functional/function_ref|container/inlined_vector)\.h' || fail "public headers include what a user must not need"
+
+# ---- The shared library: a name with a version, and no internals.
+library=$(echo "$prefix"/lib/librondo.so.*.*.*)
+[ -f "$library" ] || fail "no shared library"
+readelf -d "$library" | grep -q 'SONAME.*\[librondo\.so\.[0-9]*\.[0-9]*\]' || fail "no SONAME"
+# Imports (U), and a version's name (A), aside: namespace rondo only.
+others=$(nm -DC --defined-only "$library" | grep -vE ' [A] |(^[0-9a-f]+ . )(vtable for |typeinfo (name )?for |guard variable for |TLS (init|wrapper) function for |VTT for |non-virtual thunk to )?rondo::|\[abi:' |
+  grep -v ' rondo::' | head -5)
+[ -z "$others" ] || fail "exported: $others"
+internals=$(nm -DC --defined-only "$library" |
+  grep -E 'rondo::(compile::(Region|Program|DiskCache|CodeStore|KernelTable|LoopKernel)\b|cpu::|io::json)' | head -5)
+[ -z "$internals" ] || fail "internals are exported: $internals"
+nm -DC --defined-only "$library" | grep -q 'typeinfo for rondo::StaleTensorError' || fail "exceptions are not exported"
+
+# ---- The plug-in, and the launcher.
+if [ -e "$build/lib/rondo/librondo_jit_llvm.so" ]; then
+  [ -z "$(find "$prefix/lib/rondo" -perm /022)" ] || fail "others may write to the code generator or its folder"
+fi
+"$prefix/bin/rondorun" --nproc-per-node 2 true

@@ -1,0 +1,60 @@
+// The check at start: kernels for another processor are an error that names what is missing, not SIGILL.
+#include "rondo/runtime/cpu_features.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <string>
+
+#include "rondo/runtime/error.h"
+#include "rondo/runtime/tensor.h"
+
+namespace rondo {
+namespace {
+
+TEST(CpuFeatures, TheKernelsOfThisBuildRunHere) {
+  EXPECT_EQ(names_of(kKernelCpuFeatures & ~host_cpu_features()), "");
+  EXPECT_NO_THROW(check_cpu());
+}
+
+TEST(CpuFeatures, NamesWhatIsMissing) {
+  const CpuFeatureSet needed = bit(CpuFeature::kAvx2) | bit(CpuFeature::kAvx512f) | bit(CpuFeature::kFma);
+  EXPECT_NO_THROW(require_cpu_features(needed, needed | bit(CpuFeature::kApx)));
+  try {
+    require_cpu_features(needed, bit(CpuFeature::kAvx2));
+    FAIL();
+  } catch (const UnsupportedCpuError& error) {
+    EXPECT_NE(std::string(error.what()).find("lacks fma avx512f,"), std::string::npos) << error.what();
+  }
+}
+
+// A processor without the instructions, as far as the check can tell: nothing of a kernel may run there.
+TEST(CpuFeaturesDeathTest, TheFirstTensorChecks) {
+  if (kKernelCpuFeatures == 0) GTEST_SKIP() << "kernels for the oldest processor there is";
+  GTEST_FLAG_SET(death_test_style, "threadsafe");  // a fresh process: the check runs once
+  std::string lacks = names_of(kKernelCpuFeatures);
+  if (const size_t space = lacks.rfind(' '); space != std::string::npos) lacks.erase(0, space + 1);
+  const auto first_tensor = [&] {
+    for (int attempt = 0; attempt < 2; ++attempt) {  // a second one is refused, too
+      try {
+        Tensor::randn({4, 4});
+        std::exit(1);
+      } catch (const UnsupportedCpuError& error) {
+        std::fputs(error.what(), stderr);
+      }
+    }
+    float memory[4] = {};
+    try {
+      Storage::borrow(memory, sizeof(memory), nullptr);
+    } catch (const UnsupportedCpuError&) {
+      std::exit(3);
+    }
+    std::exit(1);
+  };
+  setenv("RONDO_CPU_LACKS", lacks.c_str(), 1);
+  EXPECT_EXIT(first_tensor(), testing::ExitedWithCode(3), "lacks " + lacks);
+  unsetenv("RONDO_CPU_LACKS");
+}
+
+}  // namespace
+}  // namespace rondo
