@@ -5,6 +5,7 @@
 #include <thread>
 
 #include "absl/strings/str_cat.h"
+#include "rondo/runtime/anomaly.h"
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/dynamic_range.h"
 #include "rondo/runtime/ops/ops.h"
@@ -190,6 +191,7 @@ Tensor Tensor::host_copy(DType dtype, std::source_location where) const {
   settle(impl_, where);
   NoGrad off;
   RecorderScope run(nullptr);
+  const autograd::DetectAnomaly unchecked(false);  // a NaN may be looked at
   return to(dtype).contiguous();
 }
 
