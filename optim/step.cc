@@ -2,6 +2,7 @@
 #include <chrono>
 #include <cmath>
 
+#include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
 #include "rondo/compile/codegen/loop_ir.h"
 #include "rondo/compile/codegen/loop_text.h"
@@ -91,6 +92,15 @@ StepReport Optimizer::step(const StepOptions& options) {
 // Of all parameters, or some: each has its own items in the passes, so the bits are the same either way.
 void Optimizer::update(std::vector<Active>& active, double factor, bool zero_grad) {
   sort_into_buckets(active, zero_grad);
+  if (zero_grad) {
+    // The pass zeroes each gradient that it has read. Two parameters may have been given one: the second reads a copy.
+    absl::flat_hash_set<const void*> read;
+    for (Active& a : active) {
+      if (a.numel == 0 || read.insert(a.grad).second) continue;
+      a.dense = slots_[a.slot].param.grad().detach().clone();
+      a.grad = a.dense.raw_data();
+    }
+  }
   // From here on nothing fails.
   fill_scalars(active, factor);
   for (Bucket& bucket : buckets_)
