@@ -3,6 +3,7 @@
 #include <chrono>
 #include <cmath>
 
+#include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
 #include "rondo/compile/codegen/loop_ir.h"
 #include "rondo/compile/codegen/loop_text.h"
@@ -109,6 +110,15 @@ void Optimizer::throw_no_gradients() const {
 // Updates all parameters, or some: each has its own items in the passes, so the bits are the same either way.
 void Optimizer::update(std::vector<Update>& updates, double grad_factor, bool zero_grad) {
   make_states(updates);
+  if (zero_grad) {
+    // The pass zeroes each gradient that it has read. If two parameters share one, the second reads a copy.
+    absl::flat_hash_set<const void*> read;
+    for (Update& u : updates) {
+      if (u.numel() == 0 || read.insert(u.grad).second) continue;
+      u.dense_grad = u.slot->param.grad().detach().clone();
+      u.grad = u.dense_grad.raw_data();
+    }
+  }
   sort_by_signature(updates, zero_grad);
   // From here on nothing fails.
   count_and_fill_scalars(updates, grad_factor);

@@ -74,11 +74,9 @@ struct GeneratorState {
 };
 
 // Notes or replays what this thread draws while in scope, for code that runs twice and must draw the same numbers.
-//   kNote:   adds to `states` the state of each generator when it is first used.
-//   kReplay: gives each generator that is in `states` that state when it is first used. The end of the scope gives
-//   every
-//            generator that was used its state from before, and leaves alone those that were destroyed meanwhile.
-// Reading seed() or offset() is a use, too. Scopes nest.
+// kNote adds to `states` the state that each generator has when it is first used. kReplay gives each generator that is
+// in `states` that state when it is first used; at its end, every generator that was used gets back its state from
+// before, unless it was destroyed meanwhile. Reading seed() or offset() is a use, too. Scopes nest.
 class GeneratorScope {
  public:
   enum Mode { kNote, kReplay };

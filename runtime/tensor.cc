@@ -4,6 +4,7 @@
 #include <numbers>
 
 #include "absl/strings/str_cat.h"
+#include "rondo/runtime/anomaly.h"
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/dynamic_range.h"
 #include "rondo/runtime/ops/ops.h"
@@ -216,6 +217,7 @@ Tensor Tensor::host_copy(const char* op, DType dtype, std::source_location where
   settle(checked(op, where), where);
   NoGrad off;
   RecorderScope run(nullptr);
+  const autograd::DetectAnomaly unchecked(false);  // a NaN may be looked at
   return to(dtype, where).contiguous(where);
 }
 

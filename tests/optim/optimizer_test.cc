@@ -442,6 +442,20 @@ TEST(Optimizer, StridedGradientsAndLowPrecision) {
   EXPECT_EQ(adam.state_dict().at("state.0.exp_avg").dtype(), kF32);
 }
 
+// set_grad() keeps the tensor that it is given, so two parameters may have one.
+TEST(Optimizer, OneGradientOfTwoParameters) {
+  for (const bool zero_grad : {false, true}) {
+    Tensor a = Tensor::ones({3}).requires_grad_(), b = Tensor::ones({3}).requires_grad_();
+    const Tensor grad = Tensor::ones({3});
+    a.set_grad(grad);
+    b.set_grad(grad);
+    SGD optimizer({a, b}, {.lr = 0.5});
+    optimizer.step({.zero_grad = zero_grad});
+    for (const Tensor& p : {a, b}) EXPECT_EQ(p.to_vector<float>(), std::vector<float>(3, 0.5f)) << zero_grad;
+    EXPECT_EQ(grad.to_vector<float>(), std::vector<float>(3, zero_grad ? 0.0f : 1.0f));
+  }
+}
+
 // One pass over many tensors of odd sizes gives the bits of one tensor at a time, whatever the number of threads.
 // Gradients that share memory, or are expanded: as of sum(a + b).backward() under create_graph, and of set_grad().
 TEST(Optimizer, GradientsOfCreateGraphAndExpandedOnes) {

@@ -74,6 +74,7 @@ TEST(Anomaly, ANaNOfTheData) {
   EXPECT_MENTIONS(error, "operand 0, f64[2], had a NaN");
   EXPECT_EQ(error_of([&] { ops::where(ops::not_equal(data, data), Tensor::zeros({2}, {kF64}), data); }), "");
   EXPECT_EQ(error_of([&] { data.view({1, 2}).t(); }), "");
+  EXPECT_EQ(error_of([&] { data.to_vector<float>(); }), "");
 }
 
 TEST(Anomaly, TheGradientRuleIsNamed) {

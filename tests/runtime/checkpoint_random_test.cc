@@ -148,6 +148,16 @@ TEST(CheckpointRandom, BackwardOnAnotherThread) {
   EXPECT_EQ(default_generator().offset(), 1u);
 }
 
+TEST(CheckpointRandom, BackwardOnAThreadThatNeverDrew) {
+  manual_seed(21);
+  Tensor x = Tensor::ones({256}).requires_grad_();
+  const Tensor in[] = {x};
+  const Tensor y = autograd::checkpoint([](std::span<const Tensor> t) { return Tensors{ops::dropout(t[0], 0.3)}; },
+                                        in)[0];
+  std::thread([&] { ops::sum(y).backward(); }).join();
+  EXPECT_TRUE(same_bits(y.detach(), x.grad()));
+}
+
 TEST(CheckpointRandom, ThreadsDoNotMix) {
   std::vector<std::thread> threads;
   for (uint64_t seed = 0; seed < 4; ++seed)
