@@ -71,7 +71,10 @@ def set_priority(contender, realtime):
 
 
 def has_torch(python):
-    return subprocess.run([python, "-c", "import torch"], capture_output=True).returncode == 0
+    try:
+        return subprocess.run([python, "-c", "import torch"], capture_output=True).returncode == 0
+    except OSError:
+        return False
 
 
 def step_ms(answer):
