@@ -8,7 +8,9 @@ held up is what is measured.
 
 With --old, the folder of an older build's programs, every round also runs old and new alone, one after the other, in
 alternating order: `slowdown` is new over old, and its bound is the upper end of a one-sided 95% interval (Student's t on
-the logarithms).
+the logarithms). --realtime gives the turns without busy processes real-time priority, where the system allows it: other
+work on the machine then disturbs them less. Do not start the script itself under `chrt`, as busy processes of real-time
+priority take turns with nobody.
 
     neighbour.py --bin build/release/bin --old /path/to/old/build/release/bin --python /path/to/python --rounds 15
 """
@@ -40,6 +42,7 @@ def parse_args():
     p.add_argument("--steps", type=int, default=40, help="training steps of one turn")
     p.add_argument("--runs", type=int, default=1000, help="runs of each small op in one turn")
     p.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    p.add_argument("--realtime", action="store_true", help="turns without busy processes run at real-time priority")
     p.add_argument("--rest-ms", type=float, default=30.0, help="pause between turns: spinning pools fall asleep")
     p.add_argument("--json", metavar="FILE", help="write all that was measured")
     return p.parse_args()
@@ -52,7 +55,8 @@ class Busy:
         self.n = n
 
     def __enter__(self):
-        self.processes = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(self.n)]
+        loop = f"import os\nwhile os.getppid() == {os.getpid()}: pass"
+        self.processes = [subprocess.Popen([sys.executable, "-c", loop]) for _ in range(self.n)]
 
     def __exit__(self, *_):
         for process in self.processes:
@@ -60,8 +64,17 @@ class Busy:
             process.wait()
 
 
+def set_priority(contender, realtime):
+    policy, priority = (os.SCHED_FIFO, 10) if realtime else (os.SCHED_OTHER, 0)
+    for task in os.listdir(f"/proc/{contender.process.pid}/task"):
+        os.sched_setscheduler(int(task), policy, os.sched_param(priority))
+
+
 def has_torch(python):
-    return subprocess.run([python, "-c", "import torch"], capture_output=True).returncode == 0
+    try:
+        return subprocess.run([python, "-c", "import torch"], capture_output=True).returncode == 0
+    except OSError:
+        return False
 
 
 def step_ms(answer):
@@ -104,32 +117,32 @@ def main():
 
     steps = {c: {n: [] for n in loads} for c in trainers}
     ops = {c: {n: [] for n in loads} for c in small}
-    pairs, others = [], []
+    pairs = []
 
-    def turn(c, n):
-        answer = timed_turn(c, everyone, n, a.rest_ms)
-        others.append(answer["others_share"])
-        return answer
+    def turn(c, n, load):
+        if a.realtime:
+            set_priority(c, load == 0)
+        return timed_turn(c, everyone, n, a.rest_ms)
 
     try:
         for c in everyone:
-            c.turn(5)
+            turn(c, 5, 0)
         for i in range(a.rounds):
             order = everyone[i % len(everyone):] + everyone[:i % len(everyone)]
             for n in loads:
                 with Busy(n):
                     for c in order:
                         if c in steps:
-                            steps[c][n].append(step_ms(turn(c, a.steps)))
+                            steps[c][n].append(step_ms(turn(c, a.steps, n)))
                         else:
-                            ops[c][n].append(turn(c, a.runs))
+                            ops[c][n].append(turn(c, a.runs, n))
             if a.old:
                 # Both orders, so that neither is always the second.
                 new, old = trainers[:2]
                 first, second = (new, old) if i % 2 == 0 else (old, new)
                 ms = {first: 0.0, second: 0.0}
                 for c in (first, second, second, first):
-                    ms[c] += statistics.median(turn(c, a.steps)["step_ms_all"])
+                    ms[c] += statistics.median(turn(c, a.steps, 0)["step_ms_all"])
                 pairs.append(ms[new] / ms[old])
             print(f"round {i + 1} of {a.rounds}", file=sys.stderr)
     finally:
@@ -137,7 +150,7 @@ def main():
             c.close()
 
     tokens = MODEL["batch_size"] * MODEL["block_size"]
-    print(f"{os.cpu_count()} cores, {a.threads} threads, {a.rounds} rounds, model {MODEL}")
+    print(f"{os.cpu_count()} cores, load average {os.getloadavg()[0]:.1f}, {a.threads} threads, {a.rounds} rounds, model {MODEL}")
     print(f"{'busy processes':<34}" + "".join(f"{n:>12}" for n in loads))
     for c in trainers:
         median = {n: statistics.median(steps[c][n]) for n in loads}

@@ -287,12 +287,12 @@ TEST_F(Parallel, ProductsHaveTheSameBitsForAnyNumberOfThreads) {
   const Layout layouts[] = {{"nn", false, false}, {"nt", false, true}, {"tn", true, false}};
   const int64_t sizes[][3] = {{768, 128, 512}, {384, 384, 2048}, {256, 768, 1536}, {65, 128, 768},
                               {1, 1000, 768},  {700, 65, 300},   {33, 1, 5000},    {2000, 17, 64}};
-  for (DType dtype : {kF32, kBF16, kF16}) {
+  for (DType dtype : {kF32, kBF16}) {
     for (const Layout& layout : layouts) {
       for (const auto& [m, n, k] : sizes) {
         set_num_threads(1);
         const Tensor one = product(m, n, k, dtype, layout);
-        for (int threads : {2, 3, 7}) {
+        for (int threads : {2, 7}) {
           set_num_threads(threads);
           EXPECT_TRUE(same_bits(product(m, n, k, dtype, layout), one))
               << layout.name << " " << m << " x " << n << " x " << k << ", " << name_of(dtype) << ", " << threads;
