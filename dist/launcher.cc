@@ -5,41 +5,31 @@
 #include <sched.h>
 #include <signal.h>
 #include <string.h>
-#include <sys/prctl.h>
 #include <sys/signalfd.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
-#include <map>
+#include <cstdlib>
 #include <optional>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
+#include "rondo/dist/descendants.h"
+#include "rondo/dist/guard.h"
+#include "rondo/dist/output_queue.h"
 #include "rondo/dist/store.h"
-
-extern char** environ;
 
 namespace rondo::dist {
 namespace {
 
-// Failures this close together have one cause: all of them are named.
+// Failures this close together may have one cause: all of them are named.
 constexpr Milliseconds kSettle{300};
-// How long the output of processes that escaped us is waited for.
+// How long output is waited for that nobody can be expected to write, or to read, any more.
 constexpr Milliseconds kDrain{500};
 constexpr size_t kLongestLine = 1 << 16;
-
-struct Pipe {
-  Fd read, write;
-};
-Pipe make_pipe() {
-  int ends[2];
-  if (::pipe2(ends, O_CLOEXEC) != 0) throw Error(absl::StrCat("pipe: ", ::strerror(errno)));
-  return {Fd(ends[0]), Fd(ends[1])};
-}
 
 std::string signal_text(int signal) {
   const char* name = ::sigabbrev_np(signal);
@@ -51,38 +41,41 @@ int usable_cores() {
   return ::sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
 }
 
-// A port that nobody has now: for programs that open a store of their own there, as PyTorch's.
-int free_port() { return port_of(listen_on("127.0.0.1", 0)); }
-
-using Variables = std::map<std::string, std::string>;
-
-Variables own_variables() {
-  Variables variables;
-  for (char** at = environ; *at != nullptr; ++at) {
-    const std::string_view text = *at;
-    const size_t equals = text.find('=');
-    if (equals != text.npos) variables[std::string(text.substr(0, equals))] = text.substr(equals + 1);
+// For programs that open a store of their own there, such as PyTorch's.
+int choose_master_port(const LaunchOptions& options) {
+  if (options.master_port == 0) return port_of(listen_on("127.0.0.1", 0));
+  try {
+    listen_on("127.0.0.1", options.master_port);
+  } catch (const ConnectionError& e) {
+    throw Error(absl::StrCat("--master-port=", options.master_port, ": ", e.what()));
   }
-  return variables;
+  return options.master_port;
 }
 
-// Takes SIGCHLD and what asks a program to end from this thread, and from threads that it starts.
+// Takes from this thread, and from threads that it starts, the signals that ask a program to end. A signal that this
+// process inherited as ignored stays ignored: that is how nohup, and a shell that starts a job with &, ask for it.
 class Signals {
  public:
   Signals() {
     sigset_t taken;
     sigemptyset(&taken);
-    for (const int signal : {SIGCHLD, SIGINT, SIGTERM, SIGHUP}) sigaddset(&taken, signal);
+    for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
+      struct sigaction now;
+      if (::sigaction(signal, nullptr, &now) == 0 && now.sa_handler != SIG_IGN) sigaddset(&taken, signal);
+    }
     pthread_sigmask(SIG_BLOCK, &taken, &before_);
     fd_ = Fd(::signalfd(-1, &taken, SFD_CLOEXEC | SFD_NONBLOCK));
-    if (!fd_) throw Error(absl::StrCat("signalfd: ", ::strerror(errno)));
+    if (!fd_) {
+      pthread_sigmask(SIG_SETMASK, &before_, nullptr);
+      throw Error(absl::StrCat("signalfd: ", ::strerror(errno)));
+    }
   }
   ~Signals() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
   Signals(const Signals&) = delete;
   Signals& operator=(const Signals&) = delete;
   int fd() const { return fd_.get(); }
   const sigset_t& before() const { return before_; }
-  // The next one that came, or 0.
+  // The next signal that came, or 0.
   int take() {
     signalfd_siginfo info;
     return ::read(fd_.get(), &info, sizeof info) == sizeof info ? static_cast<int>(info.ssi_signo) : 0;
@@ -96,118 +89,94 @@ class Signals {
 struct Rank {
   pid_t pid = -1;
   Fd streams[2];
-  std::string lines[2];  // what has come of the line that is not complete
+  std::string lines[2];  // the beginning of a line whose end has not come yet
   std::optional<int> status;
+  int64_t ended_at = 0;  // microseconds since 1970
+  bool failed() const { return status && (!WIFEXITED(*status) || WEXITSTATUS(*status) != 0); }
 };
 
 class Job {
  public:
   Job(const LaunchOptions& options, const LaunchOutput& output)
       : options_(options),
-        output_(output),
+        master_port_(choose_master_port(options)),
+        guard_(signals_.before()),
         store_("127.0.0.1", 0),
-        ranks_(static_cast<size_t>(options.nproc_per_node)) {
-    ::prctl(PR_SET_CHILD_SUBREAPER, 1);
-  }
-  ~Job() {
-    // Only where starting the job has failed.
-    for (const Rank& rank : ranks_)
-      if (rank.pid > 0 && !rank.status) {
-        ::kill(-rank.pid, SIGKILL);
-        ::waitpid(rank.pid, nullptr, 0);
-      }
-  }
+        output_(output),
+        ranks_(static_cast<size_t>(options.nproc_per_node)) {}
 
   int run() {
     start_all();
-    while (std::any_of(ranks_.begin(), ranks_.end(), [](const Rank& r) { return !r.status; })) {
+    while (!guard_.lost() && std::any_of(ranks_.begin(), ranks_.end(), [](const Rank& rank) { return !rank.status; })) {
       wait_for_something(next_deadline());
-      while (const int signal = signals_.take())
-        if (signal != SIGCHLD) pass_on(signal);
-      reap();
+      while (const int signal = signals_.take()) pass_on(signal);
+      take_events();
       const auto now = std::chrono::steady_clock::now();
       if (blame_at_ && now >= *blame_at_) blame();
       if (kill_at_ && now >= *kill_at_) kill_all();
     }
     if (blame_at_) blame();
-    for (const Deadline until = after(kDrain); any_open() && std::chrono::steady_clock::now() < until;)
-      wait_for_something(until);
-    for (size_t r = 0; r < ranks_.size(); ++r)
-      for (int s = 0; s < 2; ++s) end_line(r, s);
-    while (::waitpid(-1, nullptr, WNOHANG) > 0) {
-    }
+    end();
     return code_;
   }
 
  private:
-  void say(std::string_view text) { output_(STDERR_FILENO, absl::StrCat("rondorun: ", std::string(text), "\n")); }
+  void say(std::string_view text) { output_.push(STDERR_FILENO, absl::StrCat("rondorun: ", std::string(text), "\n")); }
 
   // ---- Start
   void start_all() {
-    Variables variables = own_variables();
     const int n = options_.nproc_per_node;
-    const std::string world = absl::StrCat(n);
-    variables["WORLD_SIZE"] = variables["LOCAL_WORLD_SIZE"] = variables["ROLE_WORLD_SIZE"] = world;
-    variables["GROUP_RANK"] = "0";
-    variables["GROUP_WORLD_SIZE"] = "1";
-    variables["ROLE_NAME"] = "default";
-    variables["MASTER_ADDR"] = "127.0.0.1";
-    variables["MASTER_PORT"] = absl::StrCat(options_.master_port > 0 ? options_.master_port : free_port());
-    variables["TORCHELASTIC_RESTART_COUNT"] = variables["TORCHELASTIC_MAX_RESTARTS"] = "0";
-    variables["TORCHELASTIC_RUN_ID"] = "none";
-    variables["RONDO_STORE"] = absl::StrCat("127.0.0.1:", store_.port());
-    // Each rank its share of the cores, unless the user has decided.
-    variables.try_emplace("OMP_NUM_THREADS", absl::StrCat(std::max(1, usable_cores() / n)));
-    variables.try_emplace("RONDO_NUM_THREADS", variables["OMP_NUM_THREADS"]);
+    std::vector<std::string> variables = {
+        absl::StrCat("WORLD_SIZE=", n),
+        absl::StrCat("LOCAL_WORLD_SIZE=", n),
+        absl::StrCat("ROLE_WORLD_SIZE=", n),
+        "GROUP_RANK=0",
+        "GROUP_WORLD_SIZE=1",
+        "ROLE_NAME=default",
+        "MASTER_ADDR=127.0.0.1",
+        absl::StrCat("MASTER_PORT=", master_port_),
+        "TORCHELASTIC_RESTART_COUNT=0",
+        "TORCHELASTIC_MAX_RESTARTS=0",
+        "TORCHELASTIC_RUN_ID=none",
+        absl::StrCat("RONDO_STORE=127.0.0.1:", store_.port()),
+    };
+    // Each rank gets its share of the cores, unless the user has decided.
+    const char* threads = std::getenv("OMP_NUM_THREADS");
+    const std::string share = threads != nullptr ? threads : absl::StrCat(std::max(1, usable_cores() / n));
+    variables.push_back("OMP_NUM_THREADS=" + share);
+    if (std::getenv("RONDO_NUM_THREADS") == nullptr) variables.push_back("RONDO_NUM_THREADS=" + share);
     for (int r = 0; r < n; ++r) {
-      variables["RANK"] = variables["LOCAL_RANK"] = variables["ROLE_RANK"] = absl::StrCat(r);
-      start(r, variables);
+      std::vector<std::string> all = variables;
+      for (const char* name : {"RANK=", "LOCAL_RANK=", "ROLE_RANK="}) all.push_back(absl::StrCat(name, r));
+      guard_.start(r, options_.command, all);
+      // One after the other: a program that is not there is reported once.
+      while (ranks_[static_cast<size_t>(r)].pid < 0) {
+        wait_for_something(std::nullopt);
+        take_events();
+        if (guard_.lost()) throw Error(absl::StrCat("cannot start rank ", r, ": the guard process has ended"));
+      }
     }
   }
 
-  void start(int r, const Variables& variables) {
-    std::vector<std::string> pairs;
-    for (const auto& [name, value] : variables) pairs.push_back(absl::StrCat(name, "=", value));
-    const auto pointers = [](const std::vector<std::string>& texts) {
-      std::vector<char*> all;
-      for (const std::string& text : texts) all.push_back(const_cast<char*>(text.c_str()));
-      all.push_back(nullptr);
-      return all;
-    };
-    const std::vector<char*> environment = pointers(pairs), arguments = pointers(options_.command);
-    Pipe out = make_pipe(), err = make_pipe(), failure = make_pipe();
-    const pid_t launcher = ::getpid(), pid = ::fork();
-    if (pid < 0) throw Error(absl::StrCat("cannot start rank ", r, ": ", ::strerror(errno)));
-    if (pid == 0) {
-      // The store's thread may hold any lock: only system calls from here on.
-      ::setpgid(0, 0);  // a terminal's Ctrl-C goes to the launcher alone, which passes it on once
-      ::prctl(PR_SET_PDEATHSIG, SIGKILL);
-      if (::getppid() != launcher) ::_exit(1);
-      ::signal(SIGPIPE, SIG_DFL);
-      ::sigprocmask(SIG_SETMASK, &signals_.before(), nullptr);
-      const int nothing = ::open("/dev/null", O_RDONLY);
-      ::dup2(nothing, STDIN_FILENO);
-      if (nothing > STDERR_FILENO) ::close(nothing);
-      ::dup2(out.write.get(), STDOUT_FILENO);
-      ::dup2(err.write.get(), STDERR_FILENO);
-      ::execvpe(arguments[0], arguments.data(), environment.data());
-      const int error = errno;
-      // Nothing helps if this fails, too: the exit code tells.
-      if (::write(failure.write.get(), &error, sizeof error) < 0) ::_exit(126);
-      ::_exit(127);
+  void take_events() {
+    while (std::optional<Guard::Event> event = guard_.next()) {
+      Rank& rank = ranks_[static_cast<size_t>(event->rank)];
+      switch (event->kind) {
+        case Guard::Event::Kind::kCannotStart:
+          throw Error(absl::StrCat("cannot run ", options_.command[0], ": ", ::strerror(event->status)));
+        case Guard::Event::Kind::kStarted:
+          rank.pid = event->pid;
+          rank.streams[0] = std::move(event->out);
+          rank.streams[1] = std::move(event->err);
+          for (const Fd& stream : rank.streams) ::fcntl(stream.get(), F_SETFL, O_NONBLOCK);
+          break;
+        case Guard::Event::Kind::kExited:
+          rank.status = event->status;
+          rank.ended_at = event->time;
+          if (rank.failed() && !ending_ && !blame_at_) blame_at_ = after(kSettle);
+          break;
+      }
     }
-    Rank& rank = ranks_[static_cast<size_t>(r)];
-    rank.pid = pid;
-    ::setpgid(pid, pid);  // here as well: it may not have run yet when it is to be killed
-    failure.write.reset();
-    int error = 0;
-    ssize_t n = 0;
-    while ((n = ::read(failure.read.get(), &error, sizeof error)) < 0 && errno == EINTR) {
-    }
-    if (n == sizeof error) throw Error(absl::StrCat("cannot run ", options_.command[0], ": ", ::strerror(error)));
-    rank.streams[0] = std::move(out.read);
-    rank.streams[1] = std::move(err.read);
-    for (const Fd& stream : rank.streams) ::fcntl(stream.get(), F_SETFL, O_NONBLOCK);
   }
 
   // ---- While it runs
@@ -220,14 +189,25 @@ class Job {
     return std::any_of(ranks_.begin(), ranks_.end(), [](const Rank& r) { return r.streams[0] || r.streams[1]; });
   }
 
-  // Until a signal, output or the deadline comes. Passes output on.
-  void wait_for_something(std::optional<Deadline> deadline) {
-    std::vector<pollfd> fds = {{signals_.fd(), POLLIN, 0}};
+  // Until a signal, an event, output or the deadline comes. Takes output. Output whose reader is behind stays in its
+  // pipe, so its rank waits as it would without a launcher; after a signal it is dropped, so that the rank can end.
+  // Returns false if there was no output to take.
+  bool wait_for_something(std::optional<Deadline> deadline) {
+    const bool room[] = {output_.has_room(STDOUT_FILENO) || dropping_, output_.has_room(STDERR_FILENO) || dropping_};
+    std::vector<pollfd> fds = {
+        {signals_.fd(), POLLIN, 0}, {guard_.lost() ? -1 : guard_.fd(), POLLIN, 0}, {output_.fd(), POLLIN, 0}};
+    const size_t first = fds.size();
     for (const Rank& rank : ranks_)
-      for (const Fd& stream : rank.streams) fds.push_back({stream.get(), POLLIN, 0});
-    if (::poll(fds.data(), fds.size(), deadline ? milliseconds_until(*deadline) : -1) <= 0) return;
-    for (size_t i = 1; i < fds.size(); ++i)
-      if (fds[i].revents != 0) read_from((i - 1) / 2, static_cast<int>((i - 1) % 2));
+      for (int s = 0; s < 2; ++s) fds.push_back({room[s] ? rank.streams[s].get() : -1, POLLIN, 0});
+    if (::poll(fds.data(), fds.size(), deadline ? milliseconds_until(*deadline) : -1) <= 0) return false;
+    output_.clear();
+    bool read = false;
+    for (size_t i = first; i < fds.size(); ++i)
+      if (fds[i].revents != 0) {
+        read_from((i - first) / 2, static_cast<int>((i - first) % 2));
+        read = true;
+      }
+    return read;
   }
 
   void read_from(size_t r, int s) {
@@ -253,47 +233,35 @@ class Job {
     line.clear();
   }
   void emit(size_t r, int s, std::string_view line) {
-    output_(s == 0 ? STDOUT_FILENO : STDERR_FILENO,
-            options_.prefix ? absl::StrCat("[rank ", r, "] ", std::string(line), "\n") : std::string(line) + "\n");
+    const int stream = s == 0 ? STDOUT_FILENO : STDERR_FILENO;
+    if (dropping_ && !output_.has_room(stream)) return;
+    output_.push(stream,
+                 options_.prefix ? absl::StrCat("[rank ", r, "] ", std::string(line), "\n") : std::string(line) + "\n");
   }
 
   // ---- Its end
-  void reap() {
-    for (;;) {
-      siginfo_t info = {};
-      // Looks before it takes: while the dead rank is there, its process group cannot be another's.
-      if (::waitid(P_ALL, 0, &info, WEXITED | WNOHANG | WNOWAIT) != 0 || info.si_pid == 0) return;
-      const auto rank = std::find_if(ranks_.begin(), ranks_.end(), [&](const Rank& r) { return r.pid == info.si_pid; });
-      int status = 0;
-      if (rank != ranks_.end()) ::kill(-rank->pid, SIGKILL);  // what it left behind
-      if (::waitpid(info.si_pid, &status, 0) != info.si_pid || rank == ranks_.end()) continue;
-      rank->status = status;
-      const bool failed = !WIFEXITED(status) || WEXITSTATUS(status) != 0;
-      if (!failed || ending_) continue;
-      failed_.push_back(static_cast<size_t>(rank - ranks_.begin()));
-      if (!blame_at_) blame_at_ = after(kSettle);
-    }
-  }
-
-  // Says who failed, and ends the others.
+  // Says which rank failed first, then the others, in the order in which they ended; and ends the job.
   void blame() {
     blame_at_.reset();
-    // A signal is a cause; an exit code may be the consequence of another rank's end.
-    const auto signalled = [this](size_t r) { return WIFSIGNALED(*ranks_[r].status); };
-    std::stable_partition(failed_.begin(), failed_.end(), signalled);
-    for (const size_t r : failed_) {
+    std::vector<size_t> failed;
+    for (size_t r = 0; r < ranks_.size(); ++r)
+      if (ranks_[r].failed()) failed.push_back(r);
+    std::stable_sort(failed.begin(), failed.end(),
+                     [this](size_t a, size_t b) { return ranks_[a].ended_at < ranks_[b].ended_at; });
+    for (const size_t r : failed) {
       const int status = *ranks_[r].status;
       say(absl::StrCat("rank ", r, " (pid ", ranks_[r].pid, ") ",
-                       signalled(r) ? absl::StrCat("was killed by ", signal_text(WTERMSIG(status)))
-                                    : absl::StrCat("exited with code ", WEXITSTATUS(status)),
-                       r == failed_.front() ? "; the job ends" : ""));
+                       WIFSIGNALED(status) ? absl::StrCat("was killed by ", signal_text(WTERMSIG(status)))
+                                           : absl::StrCat("exited with code ", WEXITSTATUS(status)),
+                       r == failed.front() ? "; the job ends" : ""));
     }
-    const int status = *ranks_[failed_.front()].status;
+    const int status = *ranks_[failed.front()].status;
     code_ = WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
     end_all(SIGTERM);
   }
 
   void pass_on(int signal) {
+    dropping_ = true;
     if (ending_ && kill_at_) {
       say(absl::StrCat(signal_text(signal), " once more; killing what is left"));
       return kill_all();
@@ -307,30 +275,60 @@ class Job {
   void end_all(int signal) {
     ending_ = true;
     kill_at_ = after(options_.grace_period);
-    for (const Rank& rank : ranks_)
-      if (!rank.status) {
-        ::kill(-rank.pid, signal);
-        ::kill(-rank.pid, SIGCONT);  // one that was stopped would not hear it
-      }
+    guard_.signal(Guard::kEveryRank, signal);
   }
 
   void kill_all() {
     kill_at_.reset();
-    for (size_t r = 0; r < ranks_.size(); ++r) {
-      if (ranks_[r].status) continue;
-      say(absl::StrCat("rank ", r, " (pid ", ranks_[r].pid, ") did not end in time and is killed"));
-      ::kill(-ranks_[r].pid, SIGKILL);
+    for (size_t r = 0; r < ranks_.size(); ++r)
+      if (!ranks_[r].status)
+        say(absl::StrCat("rank ", r, " (pid ", ranks_[r].pid, ") did not end in time and is killed"));
+    guard_.signal(Guard::kEveryRank, SIGKILL);
+  }
+
+  // No rank is left: ends the processes that they left behind, then delivers the rest of the output. A reader that is
+  // merely slow is waited for; after a signal it is not.
+  void end() {
+    if (guard_.lost() && std::any_of(ranks_.begin(), ranks_.end(), [](const Rank& r) { return !r.status; })) {
+      say("the guard process was killed; the job ends");
+      code_ = 128 + SIGKILL;
     }
+    guard_.end_all();
+    while (!guard_.lost()) {
+      wait_for_something(std::nullopt);
+      while (const int signal = signals_.take()) pass_on_late(signal);
+      take_events();
+    }
+    for (Deadline until = after(kDrain); any_open() && std::chrono::steady_clock::now() < until;) {
+      const bool waits_for_reader = !output_.has_room(STDOUT_FILENO) || !output_.has_room(STDERR_FILENO);
+      if (wait_for_something(until) || (waits_for_reader && !dropping_)) until = after(kDrain);
+      while (const int signal = signals_.take()) pass_on_late(signal);
+    }
+    for (size_t r = 0; r < ranks_.size(); ++r)
+      for (int s = 0; s < 2; ++s) end_line(r, s);
+    for (const Deadline began = std::chrono::steady_clock::now(); !output_.is_empty();) {
+      if (dropping_ && std::chrono::steady_clock::now() >= began + kDrain) break;
+      wait_for_something(after(kDrain));
+      while (const int signal = signals_.take()) pass_on_late(signal);
+    }
+  }
+  // A signal when no rank is there to get it: the reader is waited for no longer.
+  void pass_on_late(int signal) {
+    dropping_ = true;
+    if (code_ == 0) code_ = 128 + signal;
   }
 
   const LaunchOptions& options_;
-  const LaunchOutput& output_;
-  Signals signals_;  // before the store: its thread takes none either
+  const int master_port_;
+  Signals signals_;           // before all threads: they take none of these signals either
+  SubreaperScope subreaper_;  // Note [Who ends whom]
+  Guard guard_;               // before all threads: it forks
   StoreServer store_;
+  OutputQueue output_;
   std::vector<Rank> ranks_;
-  std::vector<size_t> failed_;
   std::optional<Deadline> blame_at_, kill_at_;
   bool ending_ = false;
+  bool dropping_ = false;  // after a signal: output that has no room is dropped
   int code_ = 0;
 };
 

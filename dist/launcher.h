@@ -1,11 +1,13 @@
 // What `rondorun` does: starts the processes of a job on this machine, passes on what they print, and ends them
 // together.
 //
-// A rank that fails (another exit code than 0, or a signal) ends the job: the others get SIGTERM and, after the grace
-// period, SIGKILL. SIGINT, SIGTERM and SIGHUP are passed on to the ranks, with the same end. Ranks that outlive the
-// launcher are killed by the kernel, processes that a rank leaves behind by the launcher.
+// A rank that fails ends the job: it exits with another code than 0, or a signal kills it. The other ranks get SIGTERM
+// and, after the grace period, SIGKILL. SIGINT, SIGTERM and SIGHUP are passed on to the ranks, with the same end. A
+// signal that the launcher inherited as ignored stays ignored (nohup).
 //
-// For a program of its own, with one thread: launch() takes the signals of the calling thread, and reaps every child.
+// No process of the job outlives it, also if the launcher is killed: guard.h, Note [Who ends whom].
+//
+// For a program of its own, with one thread: launch() forks, and blocks the signals above while it runs.
 #pragma once
 
 #include <functional>
@@ -19,7 +21,7 @@ namespace rondo::dist {
 
 struct LaunchOptions {
   int nproc_per_node = 1;
-  int master_port = 0;  // 0: one that is free
+  int master_port = 0;  // 0: any free port. A port that is in use is an error
   Milliseconds grace_period{5'000};
   bool prefix = true;  // "[rank 1] " before each line
   bool help = false;
@@ -30,11 +32,14 @@ struct LaunchOptions {
 LaunchOptions parse_launch_options(const std::vector<std::string>& args);
 std::string launch_usage();
 
-// Receives whole lines: what the ranks wrote to stdout (1) or stderr (2), and sentences of the launcher's own (2).
+// Receives whole lines: what the ranks wrote to stdout (1) or stderr (2), and the launcher's own messages (2). Called
+// from two threads, one for each stream. May block: signals still end the job. Must outlive a call that does not
+// return.
 using LaunchOutput = std::function<void(int stream, std::string_view text)>;
 
-// Returns when no rank is left. 0 if all ended well; else the code of the first rank that failed, 128 + n where it, or
-// the launcher, got signal n. Throws Error if a process cannot be started, and DistError.
+// Returns when no process of the job is left. Returns 0 if every rank exited with 0, otherwise the exit code of the
+// rank that failed first. For a rank, or a launcher, that got signal n the code is 128 + n. Throws Error if a process
+// cannot be started or the master port is in use, and DistError.
 int launch(const LaunchOptions& options, const LaunchOutput& output);
 
 }  // namespace rondo::dist

@@ -572,7 +572,7 @@ constexpr OpSpec kSpecs[] = {
     {.name = "add", .make = &binary<plain, plain>, .takes_integers = true},
     {.name = "sub", .make = &binary<plain, plain>, .takes_integers = true},
     {.name = "mul", .make = &binary<plain, plain>, .takes_integers = true},
-    {.name = "div", .make = &binary<plain, positive>, .takes_integers = true},
+    {.name = "div", .make = &binary<plain, positive>},
     {.name = "add_scalar", .make = &with_scalar<plain>, .takes_integers = true},
     {.name = "mul_scalar", .make = &with_scalar<plain>, .takes_integers = true},
     {.name = "rsub_scalar", .make = &with_scalar<plain>, .takes_integers = true},

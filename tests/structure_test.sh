@@ -55,7 +55,7 @@ report "the library may not print" \
 # program asks for them (dist/environment.h), and set by the launcher.
 report "only RONDO_* may be read from the environment" \
   "$(sources $order | xargs -r grep -nE 'getenv\(|environ\b' | grep -vE 'getenv\("RONDO_|compile/jit/disk_cache.cc:.*getenv\("(XDG_CACHE_HOME|HOME)"' |
-     grep -vE '^dist/(environment|launcher)\.cc:')"
+     grep -vE '^dist/(environment|guard|launcher)\.cc:')"
 
 if [ $failures -gt 0 ]; then
   echo "$failures rules are broken"

@@ -1,8 +1,10 @@
-// Loops that eager elementwise kernels run in: broadcasting, strides, dtypes and threads, around one scalar body.
+// Loops of the eager elementwise kernels: broadcasting, strides, dtypes and threads around one scalar body. The loops
+// over lines and threads are compiled once (loops.cc); each body and dtype adds only its innermost loop.
 #pragma once
 
 #include <array>
 #include <cstdint>
+#include <limits>
 #include <utility>
 
 #include "rondo/runtime/dtype.h"
@@ -16,6 +18,19 @@ inline constexpr int64_t kElementwiseGrain = 1 << 15;
 
 template <class T>
 using ComputeType = std::conditional_t<std::is_same_v<T, BFloat16> || std::is_same_v<T, Float16>, float, T>;
+
+// A float without its fraction as an integer. What is out of range becomes the nearest number of the type and NaN 0;
+// u8 takes the low byte of the i64, as PyTorch does.
+template <class Out, class In> Out to_integer(In value) {
+  if constexpr (std::is_same_v<Out, uint8_t>) {
+    return static_cast<uint8_t>(to_integer<int64_t>(value));
+  } else {
+    // The type's limits as floats: -2^n is exact, 2^n is one too many.
+    constexpr In kLow = static_cast<In>(std::numeric_limits<Out>::min()), kHigh = -kLow;
+    const Out inside = value >= kLow && value < kHigh ? static_cast<Out>(value) : Out(0);
+    return value >= kHigh ? std::numeric_limits<Out>::max() : value < kLow ? std::numeric_limits<Out>::min() : inside;
+  }
+}
 
 // N operands over one broadcast iteration space, dimensions merged where strides allow. Operand 0 is the output.
 template <int N> struct StridedLoop {
@@ -76,64 +91,52 @@ template <int N> struct StridedLoop {
   }
 };
 
-// out[i] = body(in0[i], in1[i], ...), computed in ComputeType. One strided run.
-template <class Out, class In, class Body, size_t... I>
-void elementwise_run(Out* out, int64_t out_stride, const std::array<const In*, sizeof...(I)>& in,
-                     const std::array<int64_t, sizeof...(I)>& strides, int64_t n, const Body& body,
-                     std::index_sequence<I...>) {
-  using C = ComputeType<In>;
-  if (out_stride == 1 && ((strides[I] == 1) && ...)) {
-    for (int64_t i = 0; i < n; ++i) out[i] = static_cast<Out>(body(static_cast<C>(in[I][i])...));
-    return;
-  }
-  if constexpr (sizeof...(I) == 2) {
-    // A value per row against a row, the broadcast that norms and softmax make.
-    if (out_stride == 1 && strides[0] == 1 && strides[1] == 0) {
-      const C right = static_cast<C>(*in[1]);
-      for (int64_t i = 0; i < n; ++i) out[i] = static_cast<Out>(body(static_cast<C>(in[0][i]), right));
-      return;
-    }
-  }
-  for (int64_t i = 0; i < n; ++i)
-    out[i * out_stride] = static_cast<Out>(body(static_cast<C>(in[I][i * strides[I]])...));
+// One strided run of an elementwise kernel: n elements of the output and of N inputs. Strides count elements.
+template <int N> struct ElementwiseRun {
+  std::byte* out;
+  std::array<const std::byte*, N> in;
+  int64_t out_stride;
+  std::array<int64_t, N> strides;
+  int64_t n;
+};
+// The innermost loop of one kernel; `body` is its scalar body.
+template <int N> using ElementwiseRunFn = void (*)(const ElementwiseRun<N>&, const void* body);
+
+// Cuts output 0 and the first N inputs of `context` into runs, on several threads where that pays. N is 1, 2 or 3.
+template <int N> void for_each_run(const KernelContext& context, ElementwiseRunFn<N> run, const void* body);
+
+template <class T> ComputeType<T> element(const std::byte* from, int64_t i) {
+  return static_cast<ComputeType<T>>(reinterpret_cast<const T*>(from)[i]);
 }
 
-// Runs body over context's inputs (all of type In) into output 0 (of type Out).
-template <int NIn, class Out, class In, class Body> void elementwise(const KernelContext& context, const Body& body) {
-  Tensor& result = context.out();
-  Out* out = reinterpret_cast<Out*>(result.impl()->data());
-  std::array<const In*, NIn> in;
-  std::array<int64_t, NIn> unit;
-  bool dense = result.is_contiguous();
-  for (int k = 0; k < NIn; ++k) {
-    in[k] = reinterpret_cast<const In*>(context.in(k).impl()->data());
-    unit[k] = 1;
-    dense = dense && context.in(k).is_contiguous() && context.in(k).sizes() == result.sizes();
-  }
-  constexpr auto kIndices = std::make_index_sequence<NIn>();
-  if (dense) {
-    const int64_t n = result.numel();
-    if (n <= kElementwiseGrain) return elementwise_run(out, 1, in, unit, n, body, kIndices);
-    parallel_for(n, kElementwiseGrain, [&](int64_t begin, int64_t end) {
-      std::array<const In*, NIn> at;
-      for (int k = 0; k < NIn; ++k) at[k] = in[k] + begin;
-      elementwise_run(out + begin, 1, at, unit, end - begin, body, kIndices);
-    });
-    return;
-  }
-  if (result.numel() == 0) return;
-  std::array<const Tensor*, NIn + 1> operands;
-  operands[0] = &result;
-  for (int k = 0; k < NIn; ++k) operands[k + 1] = &context.in(k);
-  StridedLoop<NIn + 1>(result.sizes(), operands).run([&](const auto& offsets, const auto& strides, int64_t n) {
-    std::array<const In*, NIn> at;
-    std::array<int64_t, NIn> in_strides;
-    for (int k = 0; k < NIn; ++k) {
-      at[k] = in[k] + offsets[k + 1];
-      in_strides[k] = strides[k + 1];
+// out[i] = body(in0[i], in1[i], ...), computed in ComputeType.
+template <class Out, class Body, class... In>
+void elementwise_run(const ElementwiseRun<sizeof...(In)>& run, const void* body) {
+  [&]<size_t... I>(std::index_sequence<I...>) {
+    // Copies: a store into `out` cannot change them, so the loops vectorise.
+    const auto [to, from, out_stride, strides, n] = run;
+    const Body compute = *static_cast<const Body*>(body);
+    Out* out = reinterpret_cast<Out*>(to);
+    if (out_stride == 1 && ((strides[I] == 1) && ...)) {
+      for (int64_t i = 0; i < n; ++i) out[i] = static_cast<Out>(compute(element<In>(from[I], i)...));
+      return;
     }
-    elementwise_run(out + offsets[0], strides[0], at, in_strides, n, body, kIndices);
-  });
+    if constexpr (sizeof...(I) == 2) {
+      // A value per row against a row: the broadcast of norms and softmax.
+      if (out_stride == 1 && strides[0] == 1 && strides[1] == 0) {
+        for (int64_t i = 0; i < n; ++i) out[i] = static_cast<Out>(compute(element<In>(from[I], I == 0 ? i : 0)...));
+        return;
+      }
+    }
+    for (int64_t i = 0; i < n; ++i)
+      out[i * out_stride] = static_cast<Out>(compute(element<In>(from[I], i * strides[I])...));
+  }
+  (std::index_sequence_for<In...>());
+}
+
+// Runs `body` over the inputs of `context`, one of type In each, into output 0 of type Out.
+template <class Out, class... In, class Body> void elementwise(const KernelContext& context, const Body& body) {
+  for_each_run<sizeof...(In)>(context, &elementwise_run<Out, Body, In...>, &body);
 }
 
 }  // namespace rondo::cpu

@@ -1,4 +1,4 @@
-// Activations beyond those that elementwise.cc has.
+// Activations.
 #include <cmath>
 
 #include "rondo/runtime/ops/elementwise_def.h"
@@ -6,6 +6,50 @@
 #include "rondo/runtime/ops/table.h"
 
 namespace rondo::ops {
+
+// ---- ReLU
+
+constexpr OpDef kReluGrad = elementwise<kFloatingOnly, 2, 0, [](auto x, auto g) { return scalar::relu_grad(x, g); }>(
+    "relu_grad", {.inputs = kFirst}, [](const GradContext& g) {
+      if (g.needs(0)) g.set(0, g.input(0) * 0.0);  // zero almost everywhere
+      if (g.needs(1)) g.set(1, call(kReluGrad, {g.input(0), g.grad_out()}));
+    });
+// No epilogue of a product: the library's turns NaN into 0.
+constexpr OpDef kRelu = elementwise<kFloatingOnly, 1, 0, [](auto x) { return scalar::relu(x); }>(
+    "relu", {.inputs = kFirst}, [](const GradContext& g) {
+      g.set(0, call(kReluGrad, {g.input(0), g.grad_out()}));
+    });
+
+// ---- GELU. The gradient ops compute grad_out * gelu'(x) in one pass; decomposed, they can be differentiated again.
+
+void decompose_gelu_tanh_grad(std::span<const Tensor> in, const Attrs&, std::span<Tensor> out) {
+  constexpr double kScale = 0.7978845608028654, kCubic = 0.044715;  // sqrt(2 / pi)
+  const Tensor &x = in[0], &g = in[1];
+  const Tensor t = tanh((x + x * x * x * kCubic) * kScale);
+  const Tensor inner = (x * x * (3 * kCubic) + 1.0) * kScale;
+  out[0] = g * ((t + 1.0) * 0.5 + x * (1.0 - t * t) * inner * 0.5);
+}
+void decompose_gelu_erf_grad(std::span<const Tensor> in, const Attrs&, std::span<Tensor> out) {
+  constexpr double kInverseSqrt2Pi = 0.3989422804014327;
+  const Tensor &x = in[0], &g = in[1];
+  // Phi(x) = gelu(x) / x has no removable form in public ops; its derivative is the density, so integrate by parts:
+  // gelu'(x) = Phi(x) + x phi(x), with Phi(x) = (1 + erf(x / sqrt 2)) / 2.
+  out[0] = g * ((erf(x * 0.7071067811865476) + 1.0) * 0.5 + x * exp(x * x * -0.5) * kInverseSqrt2Pi);
+}
+constexpr OpDef kGeluTanhGrad =
+    elementwise<kFloatingOnly, 2, 0, [](auto x, auto g) { return scalar::gelu_tanh_grad(x, g); }>(
+        "gelu_tanh_grad", {}, nullptr, &decompose_gelu_tanh_grad);
+void gelu_tanh_backward(const GradContext& g) { g.set(0, call(kGeluTanhGrad, {g.input(0), g.grad_out()})); }
+constexpr OpDef kGeluTanh = as_epilogue(Epilogue::kGeluTanh,
+                                        elementwise<kFloatingOnly, 1, 0, [](auto x) { return scalar::gelu_tanh(x); }>(
+                                            "gelu_tanh", {.inputs = kFirst}, &gelu_tanh_backward));
+constexpr OpDef kGeluErfGrad =
+    elementwise<kFloatingOnly, 2, 0, [](auto x, auto g) { return scalar::gelu_erf_grad(x, g); }>(
+        "gelu_erf_grad", {}, nullptr, &decompose_gelu_erf_grad);
+void gelu_erf_backward(const GradContext& g) { g.set(0, call(kGeluErfGrad, {g.input(0), g.grad_out()})); }
+constexpr OpDef kGeluErf = as_epilogue(Epilogue::kGelu,
+                                       elementwise<kFloatingOnly, 1, 0, [](auto x) { return scalar::gelu_erf(x); }>(
+                                           "gelu_erf", {.inputs = kFirst}, &gelu_erf_backward));
 
 // ---- SiLU: x sigmoid(x)
 
@@ -59,6 +103,8 @@ constexpr OpDef kClamp =
           g.set(0, call(kClampGrad, {g.input(0), g.grad_out()}, g.attrs()));
         });
 
+Tensor relu(TensorArg x) { return call(kRelu, {x}); }
+Tensor gelu(TensorArg x, GeluKind kind) { return call(kind == GeluKind::kTanh ? kGeluTanh : kGeluErf, {x}); }
 Tensor silu(TensorArg x) { return call(kSilu, {x}); }
 Tensor softplus(TensorArg x) { return call(kSoftplus, {x}); }
 Tensor leaky_relu(TensorArg x, double slope) { return call(kLeakyRelu, {x}, {.floats = {slope}}); }

@@ -8,19 +8,24 @@
 #include "rondo/runtime/cpu/loops.h"
 #include "rondo/runtime/lowering.h"
 #include "rondo/runtime/op.h"
+#include "rondo/runtime/ops/promotion.h"
 #include "rondo/runtime/ops/scalar_math.h"
 
 namespace rondo::ops {
 
 enum Domain { kFloatingOnly, kNumeric };  // kNumeric: also i64, i32, u8
 
-// The dtype in which two operands meet: a scalar tensor does not widen a tensor of its own family.
-DType common_dtype(const Tensor& a, const Tensor& b);
+// A scalar attribute in a kernel's type.
+template <class C> C scalar_as(double value) {
+  if constexpr (std::is_integral_v<C>) return cpu::to_integer<C>(value);
+  else return static_cast<C>(value);
+}
 
 // Masks of SavedSpec.
 inline constexpr uint32_t kFirst = 1, kSecond = 2, kThird = 4;
 
 template <Domain kDomain, int kInputs, int kScalars, auto kBody> struct ElementwiseImpl {
+  static_assert(kInputs == 1 || kInputs == 2);
   static void infer(InferContext& c) {
     Dims sizes = c.sizes(0);
     for (int i = 1; i < kInputs; ++i) {
@@ -35,15 +40,19 @@ template <Domain kDomain, int kInputs, int kScalars, auto kBody> struct Elementw
 
   template <class T> static void run(const KernelContext& context) {
     using C = cpu::ComputeType<T>;
+    const auto loop = [&](const auto& body) {
+      if constexpr (kInputs == 1) cpu::elementwise<T, T>(context, body);
+      else cpu::elementwise<T, T, T>(context, body);
+    };
     if constexpr (kScalars == 0) {
-      cpu::elementwise<kInputs, T, T>(context, kBody);
+      loop([](auto... x) { return kBody(x...); });
     } else if constexpr (kScalars == 1) {
-      const C s = static_cast<C>(context.attrs.floats[0]);
-      cpu::elementwise<kInputs, T, T>(context, [s](auto... x) { return kBody(x..., s); });
+      const C s = scalar_as<C>(context.attrs.floats[0]);
+      loop([s](auto... x) { return kBody(x..., s); });
     } else {
       static_assert(kScalars == 2);
-      const C s = static_cast<C>(context.attrs.floats[0]), t = static_cast<C>(context.attrs.floats[1]);
-      cpu::elementwise<kInputs, T, T>(context, [s, t](auto... x) { return kBody(x..., s, t); });
+      const C s = scalar_as<C>(context.attrs.floats[0]), t = scalar_as<C>(context.attrs.floats[1]);
+      loop([s, t](auto... x) { return kBody(x..., s, t); });
     }
   }
 

@@ -82,6 +82,29 @@ constexpr OpDef kExpm1 = elementwise<kFloatingOnly, 1, 0, [](auto x) { return sc
     "expm1", {.outputs = kFirst}, [](const GradContext& g) { g.set(0, g.grad_out() * (g.output(0) + 1.0)); }, nullptr,
     AmpPolicy::kFloat32);
 
+constexpr OpDef kExp = elementwise<kFloatingOnly, 1, 0, [](auto x) { return scalar::exp(x); }>(
+    "exp", {.outputs = kFirst}, [](const GradContext& g) { g.set(0, g.grad_out() * g.output(0)); });
+constexpr OpDef kLog = elementwise<kFloatingOnly, 1, 0, [](auto x) { return scalar::log(x); }>(
+    "log", {.inputs = kFirst}, [](const GradContext& g) { g.set(0, g.grad_out() / g.input(0)); }, nullptr,
+    AmpPolicy::kFloat32);
+constexpr OpDef kSqrt = elementwise<kFloatingOnly, 1, 0, [](auto x) { return scalar::sqrt(x); }>(
+    "sqrt", {.outputs = kFirst}, [](const GradContext& g) { g.set(0, g.grad_out() / g.output(0) * 0.5); });
+constexpr OpDef kRsqrt = elementwise<kFloatingOnly, 1, 0, [](auto x) { return scalar::rsqrt(x); }>(
+    "rsqrt", {.outputs = kFirst}, [](const GradContext& g) {
+      const Tensor& y = g.output(0);
+      g.set(0, g.grad_out() * (y * y * y) * -0.5);
+    });
+constexpr OpDef kTanh = elementwise<kFloatingOnly, 1, 0, [](auto x) { return scalar::tanh(x); }>(
+    "tanh", {.outputs = kFirst},
+    [](const GradContext& g) { g.set(0, g.grad_out() * (1.0 - g.output(0) * g.output(0))); });
+constexpr OpDef kSigmoid = elementwise<kFloatingOnly, 1, 0, [](auto x) { return scalar::sigmoid(x); }>(
+    "sigmoid", {.outputs = kFirst},
+    [](const GradContext& g) { g.set(0, g.grad_out() * (g.output(0) * (1.0 - g.output(0)))); });
+constexpr OpDef kErf = elementwise<kFloatingOnly, 1, 0, [](auto x) { return scalar::erf(x); }>(
+    "erf", {.inputs = kFirst}, [](const GradContext& g) {
+      g.set(0, g.grad_out() * exp(g.input(0) * g.input(0) * -1.0) * 1.1283791670955126);  // 2 / sqrt(pi)
+    });
+
 // ---- Powers. floats: {exponent}
 
 // grad * (s x^(s-1)), and 0 for s = 0 even where x^(s-1) is infinite.
@@ -110,19 +133,15 @@ constexpr OpDef kPowScalar = elementwise<kFloatingOnly, 1, 1, [](auto x, auto s)
 
 // ---- Public functions
 
-namespace {
-
-Tensor binary_same_dtype(const OpDef& op, TensorArg a, TensorArg b) {
-  if (!a.tensor.defined() || !b.tensor.defined()) throw_op_error(op.name, "an operand is an undefined tensor", a.where);
-  const DType dtype = common_dtype(a.tensor, b.tensor);
-  const Tensor left = a.tensor.to(dtype, a.where), right = b.tensor.to(dtype, b.where);
-  return call(op, {{left, a.where}, {right, b.where}});
-}
-
-}  // namespace
-
-Tensor maximum(TensorArg a, TensorArg b) { return binary_same_dtype(kMaximum, a, b); }
-Tensor minimum(TensorArg a, TensorArg b) { return binary_same_dtype(kMinimum, a, b); }
+Tensor maximum(TensorArg a, TensorArg b) { return call_promoted(kMaximum, a, b); }
+Tensor minimum(TensorArg a, TensorArg b) { return call_promoted(kMinimum, a, b); }
+Tensor exp(TensorArg x) { return call(kExp, {x}); }
+Tensor log(TensorArg x) { return call(kLog, {x}); }
+Tensor sqrt(TensorArg x) { return call(kSqrt, {x}); }
+Tensor rsqrt(TensorArg x) { return call(kRsqrt, {x}); }
+Tensor tanh(TensorArg x) { return call(kTanh, {x}); }
+Tensor erf(TensorArg x) { return call(kErf, {x}); }
+Tensor sigmoid(TensorArg x) { return call(kSigmoid, {x}); }
 Tensor abs(TensorArg x) { return call(kAbs, {x}); }
 Tensor sign(TensorArg x) { return call(kSign, {x}); }
 Tensor square(TensorArg x) { return call(kMul, {x, x}); }

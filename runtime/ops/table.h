@@ -6,13 +6,17 @@
 namespace rondo::ops {
 
 // elementwise.cc
-extern const OpDef kAdd, kSub, kMul, kDiv, kAddScalar, kMulScalar, kRsubScalar, kRdivScalar, kNeg, kExp, kLog, kSqrt,
-    kRsqrt, kEqual, kNotEqual, kLess, kLessEqual, kWhere, kTanh, kErf, kSigmoid, kRelu, kReluGrad, kGeluTanh,
-    kGeluTanhGrad, kGeluErf, kGeluErfGrad, kCast, kCopy, kFill;
+extern const OpDef kAdd, kSub, kMul, kDiv, kAddScalar, kMulScalar, kRsubScalar, kRdivScalar, kNeg;
+// comparison.cc
+extern const OpDef kEqual, kNotEqual, kLess, kLessEqual, kWhere;
+// cast.cc
+extern const OpDef kCast, kCopy, kFill;
 // math.cc
-extern const OpDef kMaximum, kMinimum, kAbs, kSign, kSin, kCos, kLog1p, kExpm1, kPowScalar, kPowScalarGrad;
+extern const OpDef kMaximum, kMinimum, kAbs, kSign, kExp, kLog, kSqrt, kRsqrt, kTanh, kErf, kSigmoid, kSin, kCos,
+    kLog1p, kExpm1, kPowScalar, kPowScalarGrad;
 // activation.cc
-extern const OpDef kSilu, kSiluGrad, kSoftplus, kLeakyRelu, kLeakyReluGrad, kClamp, kClampGrad;
+extern const OpDef kRelu, kReluGrad, kGeluTanh, kGeluTanhGrad, kGeluErf, kGeluErfGrad, kSilu, kSiluGrad, kSoftplus,
+    kLeakyRelu, kLeakyReluGrad, kClamp, kClampGrad;
 // view.cc
 extern const OpDef kView, kPermute, kExpand, kSlice, kSliceGrad, kSelect, kSplit, kCat;
 // reduction.cc

@@ -1,0 +1,56 @@
+// Casts, copies and fills.
+#include "rondo/runtime/cpu/convert.h"
+#include "rondo/runtime/ops/elementwise_def.h"
+#include "rondo/runtime/ops/ops.h"
+#include "rondo/runtime/ops/table.h"
+
+namespace rondo::ops {
+
+// ints: {dtype}
+constexpr OpDef kCast = {
+    .name = "cast",
+    .kind = OpKind::kElementwise,
+    .infer = [](InferContext& c) { c.output(0, static_cast<DType>(c.integer(0)), c.sizes(0)); },
+    .kernel = {&cpu::convert_kernel},
+    .grad = [](const GradContext& g) { g.set(0, cast(g.grad_out(), g.input_dtype(0))); },
+    .lower = [](LoopBuilder& b) { b.output(0, b.input(0)); },
+    .converts = true,
+    .epilogue = Epilogue::kWiden,
+};
+
+void copy_infer(InferContext& c) {
+  Dims sizes;
+  if (!broadcast_shapes(c.sizes(0), c.sizes(1), sizes) || !(sizes == c.sizes(0)))
+    c.fail("the source does not broadcast to the target");
+  c.output(0, c.dtype(0), c.sizes(0));
+}
+constexpr OpDef kCopy = {
+    .name = "copy",
+    .kind = OpKind::kOpaque,
+    .infer = &copy_infer,
+    .kernel = {[](const KernelContext& context) {
+      const Tensor* source[] = {context.inputs[1]};
+      cpu::convert_kernel({context.op, source, context.outputs, context.attrs, context.where});
+    }},
+    .grad =
+        [](const GradContext& g) {
+          // Zero, whatever arrives: infinity times 0 is not.
+          if (g.needs(0)) g.set(0, Tensor::zeros(g.input_sizes(0), {g.input_dtype(0)}));
+          if (g.needs(1)) g.set_reduced(1, g.grad_out());
+        },
+    .overwrites = 0,
+};
+constexpr OpDef kFill = {
+    .name = "fill",
+    .kind = OpKind::kOpaque,
+    .infer = [](InferContext& c) { c.output(0, c.dtype(0), c.sizes(0)); },
+    .kernel = {&cpu::fill_kernel},
+    .grad = [](const GradContext& g) { g.set(0, Tensor::zeros(g.input_sizes(0), {g.input_dtype(0)})); },
+    .overwrites = 0,
+};
+
+Tensor cast(TensorArg x, DType dtype) { return call(kCast, {x}, {.ints = {static_cast<int64_t>(dtype)}}); }
+void copy_(TensorArg target, TensorArg source) { call_in_place(kCopy, {target, source}); }
+void fill_(TensorArg target, double value) { call_in_place(kFill, {target}, {.floats = {value}}); }
+
+}  // namespace rondo::ops

@@ -1,0 +1,116 @@
+// Comparisons, and what is chosen by a condition.
+#include "rondo/runtime/ops/elementwise_def.h"
+#include "rondo/runtime/ops/ops.h"
+#include "rondo/runtime/ops/table.h"
+
+namespace rondo::ops {
+
+// ---- Comparisons: bool outputs, no gradient
+
+template <auto kBody> struct ComparisonImpl {
+  static void infer(InferContext& c) {
+    Dims sizes;
+    if (!broadcast_shapes(c.sizes(0), c.sizes(1), sizes)) c.fail("shapes do not broadcast");
+    c.require_same_dtype(0, 1);
+    c.output(0, kBool, sizes);
+  }
+  static void kernel(const KernelContext& context) {
+    visit_dtype(context.in(0).dtype(), [&](auto tag) {
+      using T = typename decltype(tag)::type;
+      cpu::elementwise<bool, T, T>(context, kBody);
+    });
+  }
+  static void lower(LoopBuilder& b) { b.output(0, kBody(b.input(0), b.input(1))); }
+};
+template <auto kBody> constexpr OpDef comparison(const char* name) {
+  using Impl = ComparisonImpl<kBody>;
+  return OpDef{.name = name,
+               .kind = OpKind::kElementwise,
+               .infer = &Impl::infer,
+               .kernel = {&Impl::kernel},
+               .lower = &Impl::lower};
+}
+// Native types compare directly; LoopValues build an instruction.
+struct Equal {
+  template <class T> bool operator()(T a, T b) const { return a == b; }
+  LoopValue operator()(LoopValue a, LoopValue b) const { return scalar::eq(a, b); }
+};
+struct Less {
+  template <class T> bool operator()(T a, T b) const { return a < b; }
+  LoopValue operator()(LoopValue a, LoopValue b) const { return scalar::lt(a, b); }
+};
+struct LessEqual {
+  template <class T> bool operator()(T a, T b) const { return a <= b; }
+  LoopValue operator()(LoopValue a, LoopValue b) const { return scalar::le(a, b); }
+};
+struct NotEqual {
+  template <class T> bool operator()(T a, T b) const { return a != b; }
+  LoopValue operator()(LoopValue a, LoopValue b) const { return scalar::ne(a, b); }
+};
+constexpr OpDef kEqual = comparison<Equal{}>("equal");
+constexpr OpDef kNotEqual = comparison<NotEqual{}>("not_equal");
+constexpr OpDef kLess = comparison<Less{}>("less");
+constexpr OpDef kLessEqual = comparison<LessEqual{}>("less_equal");
+
+// Inputs condition, a, b.
+constexpr OpDef kWhere = {
+    .name = "where",
+    .kind = OpKind::kElementwise,
+    .saved = {.inputs = kFirst},
+    .infer =
+        [](InferContext& c) {
+          Dims sizes;
+          if (c.dtype(0) != kBool) c.fail("the condition must be bool");
+          c.require_same_dtype(1, 2);
+          if (!broadcast_shapes(c.sizes(0), c.sizes(1), sizes) || !broadcast_shapes(Dims(sizes), c.sizes(2), sizes))
+            c.fail("shapes do not broadcast");
+          c.output(0, c.dtype(1), sizes);
+        },
+    .kernel = {[](const KernelContext& context) {
+      // Elements are only moved, so their width is all that matters.
+      const auto run = [&]<class T>(T) {
+        cpu::elementwise<T, bool, T, T>(context, [](bool condition, T a, T b) { return condition ? a : b; });
+      };
+      switch (size_of(context.out().dtype())) {
+        case 1: return run(uint8_t{});
+        case 2: return run(uint16_t{});
+        case 4: return run(uint32_t{});
+        default: return run(uint64_t{});
+      }
+    }},
+    .grad =
+        [](const GradContext& g) {
+          if (g.needs(1)) g.set_reduced(1, where(g.input(0), g.grad_out(), 0.0));
+          if (g.needs(2)) {
+            const Tensor zero = Tensor::zeros({}, {g.grad_out().dtype()});
+            g.set_reduced(2, where(g.input(0), zero, g.grad_out()));
+          }
+        },
+    .lower = [](LoopBuilder& b) { b.output(0, scalar::select(b.input(0), b.input(1), b.input(2))); },
+};
+
+// ---- Public functions
+
+Tensor equal(TensorArg a, TensorArg b) { return call_promoted(kEqual, a, b); }
+Tensor not_equal(TensorArg a, TensorArg b) { return call_promoted(kNotEqual, a, b); }
+Tensor less(TensorArg a, TensorArg b) { return call_promoted(kLess, a, b); }
+Tensor less_equal(TensorArg a, TensorArg b) { return call_promoted(kLessEqual, a, b); }
+Tensor greater(TensorArg a, TensorArg b) { return call_promoted(kLess, b, a); }
+Tensor greater_equal(TensorArg a, TensorArg b) { return call_promoted(kLessEqual, b, a); }
+
+Tensor where(TensorArg condition, TensorArg a, TensorArg b) {
+  for (const TensorArg& operand : {a, b}) require_defined("where", operand);
+  const DType dtype = common_dtype(a.tensor, b.tensor);
+  const Tensor left = a.tensor.to(dtype, a.where), right = b.tensor.to(dtype, b.where);
+  return call(kWhere, {condition, {left, a.where}, {right, b.where}});
+}
+Tensor where(TensorArg condition, TensorArg a, double b) {
+  require_defined("where", a);
+  return where(condition, a, Tensor::full({}, b, {a.tensor.dtype()}));
+}
+
+Tensor masked_fill(TensorArg x, TensorArg mask, double value) {
+  return where(mask, {Tensor::full({}, value, {x.tensor.dtype(), x.tensor.device()}), x.where}, x);
+}
+
+}  // namespace rondo::ops
