@@ -14,6 +14,7 @@
 #include "rondo/compile/marks.h"
 #include "rondo/compile/region.h"
 #include "rondo/compile/replay.h"
+#include "rondo/runtime/anomaly.h"
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/error.h"
 
@@ -96,7 +97,8 @@ class RegionTrace final : public Trace {
   bool is_stale_view(const Tensor& tensor) const {
     if (!tensor.defined() || tensor.impl()->recorder != nullptr) return false;
     const AutogradMeta* meta = tensor.impl()->autograd.get();
-    return meta != nullptr && meta->base.defined() && meta->view_version != tensor.version();
+    return meta != nullptr && meta->base.defined() && meta->view_version != tensor.version() &&
+           meta->base.requires_grad();
   }
   void look_again(const Tensor& view, std::source_location where) {
     if (!graph.nodes.empty()) graph_break("a view of what was written in place is read", where);
@@ -126,8 +128,9 @@ class RegionHook final : public nn::CallHook {
   explicit RegionHook(std::shared_ptr<Region> region) : region_(std::move(region)) {}
 
   void around(const nn::ModuleCall& call, absl::FunctionRef<void()> forward) override {
-    // Inside another recording the block is simply part of it.
-    if (active_recorder() != nullptr || stance() == Stance::kForceEager) return forward();
+    // Inside another recording the block is simply part of it. Under DetectAnomaly each op is checked by itself.
+    if (active_recorder() != nullptr || stance() == Stance::kForceEager || autograd::detecting_anomaly())
+      return forward();
     region_->begin_call(call);
     const Capture capture = region_->options().capture;
     const std::shared_ptr<const Replay> known = capture == Capture::kRecord ? nullptr : find(call);

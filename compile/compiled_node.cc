@@ -3,7 +3,9 @@
 #include <algorithm>
 
 #include "rondo/runtime/amp.h"
+#include "rondo/runtime/anomaly.h"
 #include "rondo/runtime/autograd_extras.h"
+#include "rondo/runtime/gradient_memory.h"
 #include "rondo/runtime/memory.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/recorder.h"
@@ -31,7 +33,7 @@ void run_eagerly(const Graph& graph, std::vector<Tensor>& values, const std::vec
 
 namespace {
 
-// The tape's view of one run of an entry.
+// The tape's node for one run of an entry.
 class CompiledNode final : public Node {
  public:
   CompiledNode(std::shared_ptr<const Entry> entry, std::span<const Tensor> inputs, std::span<const Tensor> results)
@@ -53,11 +55,11 @@ class CompiledNode final : public Node {
     saved_.clear();
     released_ = true;
   }
-  void backward(std::span<const Tensor> arrived, std::span<Tensor> grads_in) override {
-    backward_onto(arrived, grads_in, std::vector<Tensor>(grads_in.size()));
+  void backward(std::span<Tensor> grads_out, std::span<Tensor> grads_in) override {
+    std::vector<LeafGrad> none(grads_in.size());
+    backward_onto(grads_out, grads_in, none);
   }
-  void backward_onto(std::span<const Tensor> arrived, std::span<Tensor> grads_in,
-                     std::span<const Tensor> leaves) override {
+  void backward_onto(std::span<Tensor> grads_out, std::span<Tensor> grads_in, std::span<LeafGrad> leaf_grads) override {
     const memory::Cause cause(
         "backward of ", name(),
         entry_->forward_graph.nodes.empty() ? std::source_location() : entry_->forward_graph.nodes[0].where);
@@ -65,11 +67,13 @@ class CompiledNode final : public Node {
       throw Error(
           "backward of a compiled region: its saved tensors were freed by an earlier backward; pass "
           "retain_graph = true to that one");
-    if (grad_enabled() || watches_inside()) return replay(arrived, grads_in);
+    if (grad_enabled() || watches_inside() || autograd::detecting_anomaly()) return replay(grads_out, grads_in);
     Arriving arriving;
-    for (const Tensor& grad : arrived) arriving.gradients.push_back(grad.defined());
-    // Several contributions are added one by one to what later consumers sent, as on the eager tape; a single one can
-    // be added afterwards. A leaf's own gradient takes a single contribution where it stands.
+    for (const Tensor& grad : grads_out) arriving.gradients.push_back(grad.defined());
+    // Several contributions are added one by one to what later consumers sent, as on the eager tape. A single one is
+    // added afterwards, or, for a leaf, added to its .grad in place.
+    std::vector<Tensor> leaves;
+    for (const LeafGrad& leaf : leaf_grads) leaves.push_back(leaf.grad);
     for (size_t i = 0; i < grads_in.size(); ++i) {
       arriving.owned.push_back(leaves[i].defined() && entry_->backward.contributions[i] == 1 &&
                                like(leaves[i], entry_->forward_graph.value(entry_->forward_graph.inputs[i])) &&
@@ -78,8 +82,7 @@ class CompiledNode final : public Node {
     }
     const std::shared_ptr<const CompiledBackward> compiled = grads_in.empty() ? nullptr
                                                                               : entry_->backward_for(arriving);
-    if (!grads_in.empty() && compiled == nullptr) return replay(arrived, grads_in);
-    std::vector<Tensor> grads_out(arrived.begin(), arrived.end());
+    if (!grads_in.empty() && compiled == nullptr) return replay(grads_out, grads_in);
     autograd::apply_extras(*this, grads_out);
     if (grads_in.empty()) return;
     const CompiledBackward& backward = *compiled;
@@ -101,24 +104,24 @@ class CompiledNode final : public Node {
           break;
       }
     }
-    // What a user also passed in as something else is not written over while that is read.
+    // The user may have passed a leaf's .grad as another input of this run, too; that input must keep its values.
     for (size_t k = 0; k < inputs.size(); ++k) {
       const BackwardInput& source = backward.inputs[k];
       if (source.kind == BackwardInput::kTotal && arriving.owned[static_cast<size_t>(source.index)] &&
           overlaps(inputs[k], inputs) > 1)
         inputs[k] = inputs[k].clone();
     }
-    // Before anything is written over: should this throw, no later backward may read what is left.
-    const bool release = backward.program->reuses_inputs() && autograd::releasing();
+    // Released before the run, which overwrites saved tensors: if it throws, no later backward may read them.
+    const bool release = backward.program->reuses_inputs() && autograd::LastRead::now();
     if (release) release_saved();
     const std::vector<Tensor> grads = release ? backward.program->run_and_release(std::move(inputs))
                                               : backward.program->run(inputs);
     for (size_t i = 0; i < grads.size(); ++i) {
       const auto at = static_cast<size_t>(backward.grad_inputs[i]);
       if (arriving.owned[at]) {
-        grads_in[at] = leaves[at];
         if (grads[i].storage() == leaves[at].storage()) leaves[at].storage().bump_version();
-        else grads_in[at].copy_(grads[i]);
+        else leaves[at].copy_(grads[i]);
+        leaf_grads[at].added = true;
         continue;
       }
       grads_in[at] = grads_in[at].defined() && !arriving.totals[at] ? grads_in[at] + grads[i] : grads[i];
@@ -149,7 +152,7 @@ class CompiledNode final : public Node {
     return (kept.is_input ? inputs_[static_cast<size_t>(kept.index)] : saved_[i]).get("a compiled region", {});
   }
 
-  // True if somebody wants the gradient of an output from which other outputs are computed.
+  // True if a hook or retain_grad() asks for the gradient of an output from which other outputs are computed.
   bool watches_inside() const {
     for (const OutputExtras& extra : extras) {
       if (extra.hooks.empty() && extra.retained.expired()) continue;
@@ -160,7 +163,7 @@ class CompiledNode final : public Node {
     return false;
   }
 
-  // By value: whether what requires a gradient is computed from it. The user may have written over anything else.
+  // By value: whether something that requires a gradient is computed from it. Other values may be stale.
   std::vector<bool> leads_to_gradients() const {
     const Graph& graph = entry_->forward_graph;
     std::vector<bool> needed(graph.values.size(), false);
@@ -177,7 +180,8 @@ class CompiledNode final : public Node {
     return needed;
   }
 
-  // A second derivative, or a hook inside: the recording again, op by op, on the eager tape.
+  // For second derivatives, hooks inside the region and DetectAnomaly: the recording runs again, op by op, on the eager
+  // tape.
   void replay(std::span<const Tensor> grads_out, std::span<Tensor> grads_in) {
     RecorderScope eager(nullptr);
     const bool create_graph = grad_enabled();
@@ -188,7 +192,7 @@ class CompiledNode final : public Node {
     for (size_t i = 0; i < graph.inputs.size(); ++i)
       if (const auto id = static_cast<size_t>(graph.inputs[i]); needed[id])
         values[id] = inputs_[i].get("a compiled region", {});
-    // Gradients stop at aliases of the inputs: one input may be computed from another.
+    // Gradients stop at views of the inputs, not at the inputs: one input may be computed from another.
     for (int i : entry_->backward.grad_inputs) {
       Tensor& value = values[static_cast<size_t>(graph.inputs[static_cast<size_t>(i)])];
       Dims same;
@@ -208,14 +212,14 @@ class CompiledNode final : public Node {
       for (const Hook& hook : extra.hooks) value.register_hook(hook.fn);
       if (const auto slot = extra.retained.lock())
         value.register_hook([slot](const Tensor& grad) {
-          slot->grad = slot->grad.defined() ? slot->grad + grad : grad;
+          autograd::retain(*slot, grad);
           return Tensor();
         });
     }
     for (int i : entry_->backward.grad_inputs) {
       leaves.push_back(values[static_cast<size_t>(graph.inputs[static_cast<size_t>(i)])]);
       if (grads_in.empty() || !grads_in[static_cast<size_t>(i)].defined()) continue;
-      // What has arrived from later consumers comes first in the sum.
+      // The gradient from later consumers comes first in the sum.
       roots.push_back(leaves.back());
       seeds.push_back(grads_in[static_cast<size_t>(i)]);
     }

@@ -2,7 +2,8 @@
 #include <algorithm>
 
 #include "rondo/compile/program_frame.h"
-#include "rondo/runtime/autograd_extras.h"
+#include "rondo/runtime/autograd.h"
+#include "rondo/runtime/gradient_memory.h"
 #include "rondo/runtime/lowered.h"
 #include "rondo/runtime/memory.h"
 #include "rondo/runtime/ops/reduction_order.h"

@@ -84,11 +84,11 @@ std::vector<ValueId> values_read(const BackwardGraph& derived) {
   return values;
 }
 
-// The tensor that eager execution would call the base of a view: where the chain of views made with gradients on
-// starts.
-ValueId base_of(const Graph& graph, ValueId id) {
+// The base that a view would have in eager execution: where its chain of views starts, behind the last detach().
+ValueId base_of(const Trace& trace, const Graph& graph, ValueId id) {
   ValueId base = kNoValue;
-  while (graph.value(id).root != id && graph.value(id).producer >= 0 && graph.value(id).grad_mode)
+  while (graph.value(id).root != id && graph.value(id).producer >= 0 &&
+         (graph.value(id).grad_mode || autograd::is_no_grad_view(trace.handle(id))))
     id = base = graph.nodes[static_cast<size_t>(graph.value(id).producer)].inputs[0];
   return base;
 }
@@ -101,7 +101,7 @@ void choose_outputs(const Trace& trace, Graph& graph) {
     for (ValueId id : node.outputs) {
       held[static_cast<size_t>(id)] = trace.is_alive(id);
       if (!held[static_cast<size_t>(id)]) continue;
-      if (const ValueId base = base_of(graph, id); base != kNoValue) based[static_cast<size_t>(base)] = true;
+      if (const ValueId base = base_of(trace, graph, id); base != kNoValue) based[static_cast<size_t>(base)] = true;
     }
   graph.outputs.clear();
   for (const GraphNode& node : graph.nodes)
@@ -508,7 +508,8 @@ void Region::hand_over(Trace& trace, std::span<const Tensor> results, const std:
         autograd::set_history(handle, edge.node, edge.output);
       }
     }
-    if (const ValueId base = base_of(graph, id); base != kNoValue) autograd::mark_view(handle, trace.handle(base));
+    if (const ValueId base = base_of(trace, graph, id); base != kNoValue)
+      autograd::mark_view(handle, trace.handle(base), autograd::is_no_grad_view(handle));
   }
 }
 

@@ -1,4 +1,6 @@
-// Activation checkpointing: what a function saves is not kept, but computed again when its backward comes.
+// Activation checkpointing: the tensors that a function would save are computed again in its backward.
+#include <algorithm>
+
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/memory.h"
 #include "rondo/runtime/random.h"
@@ -8,29 +10,11 @@ namespace rondo::autograd {
 
 namespace {
 
-// Sets this thread's random stream for a scope.
-class StreamGuard {
- public:
-  StreamGuard(uint64_t seed, uint64_t offset)
-      : seed_(default_generator().seed()), offset_(default_generator().offset()) {
-    default_generator().set_state(seed, offset);
-  }
-  ~StreamGuard() { default_generator().set_state(seed_, offset_); }
-  StreamGuard(const StreamGuard&) = delete;
-  StreamGuard& operator=(const StreamGuard&) = delete;
-
- private:
-  uint64_t seed_, offset_;
-};
-
-// Runs `fn` again, with gradients, when its backward comes.
+// Runs `fn` again, with gradients, in its backward.
 class CheckpointNode final : public Node {
  public:
   using Fn = std::function<std::vector<Tensor>(std::span<const Tensor>)>;
   CheckpointNode(Fn fn, std::span<const Tensor> inputs) : fn_(std::move(fn)) {
-    const Generator& generator = default_generator();
-    seed_ = generator.seed();
-    offset_ = generator.offset();
     autocast_ = amp::autocast_dtype();
     for (const Tensor& input : inputs) {
       inputs_.emplace_back(input, false);
@@ -38,11 +22,17 @@ class CheckpointNode final : public Node {
     }
   }
   const char* name() const override { return "checkpoint"; }
+  // The first run of fn, without gradients.
+  std::vector<Tensor> run(std::span<const Tensor> inputs) {
+    const NoGrad off;
+    const GeneratorScope note(GeneratorScope::kNote, generators_);
+    return fn_(inputs);
+  }
   void release_saved() override {
     inputs_.clear();
     released_ = true;
   }
-  void backward(std::span<const Tensor> grads_out, std::span<Tensor> grads_in) override {
+  void backward(std::span<Tensor> grads_out, std::span<Tensor> grads_in) override {
     const memory::Cause cause("backward of ", name(), {});
     if (grad_enabled())
       throw Error("backward of checkpoint: second derivatives (create_graph) do not reach through a checkpoint");
@@ -57,43 +47,58 @@ class CheckpointNode final : public Node {
     }
     std::vector<Tensor> outputs;
     {
-      const StreamGuard stream(seed_, offset_);
+      const GeneratorScope replay(GeneratorScope::kReplay, generators_);
       GradMode on(true);
       amp::Autocast autocast(autocast_);
       outputs = fn_(inputs);
     }
     std::vector<Tensor> roots, seeds;
     for (size_t i = 0; i < outputs.size(); ++i)
-      if (grads_out[i].defined() && outputs[i].requires_grad()) {
+      if (grads_out[i].defined() && outputs[i].defined() && outputs[i].requires_grad()) {
         roots.push_back(outputs[i]);
         seeds.push_back(grads_out[i]);
       }
     // Parameters that fn uses are leaves of the inner tape and accumulate directly.
     if (!roots.empty()) autograd::backward(roots, seeds, false, false, {});
-    for (size_t i = 0; i < inputs.size(); ++i)
-      if (inputs[i].defined() && inputs[i].requires_grad()) grads_in[i] = inputs[i].grad();
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      if (!inputs[i].defined() || !inputs[i].grad().defined()) continue;
+      grads_in[i] = inputs[i].grad();
+      grads_in[i].storage().set_purpose(Purpose::kWorkspace);  // no .grad that a user sees
+    }
   }
 
  private:
   Fn fn_;
   std::vector<SavedTensor> inputs_;
-  uint64_t seed_, offset_;
+  std::vector<GeneratorState> generators_;  // that fn used, as they were before
   std::optional<DType> autocast_;
   bool released_ = false;
 };
+
+// True if `view` looks into a parameter or one of `inputs`.
+bool views_any_of(const Tensor& view, std::span<const Tensor> inputs) {
+  const AutogradMeta& meta = *view.impl()->autograd;
+  return (meta.base.defined() && meta.base.requires_grad()) ||
+         std::any_of(inputs.begin(), inputs.end(),
+                     [&](const Tensor& input) { return input.defined() && input.storage() == view.storage(); });
+}
 
 }  // namespace
 
 std::vector<Tensor> checkpoint(std::function<std::vector<Tensor>(std::span<const Tensor>)> fn,
                                std::span<const Tensor> inputs) {
   if (!grad_enabled() || active_recorder() != nullptr) return fn(inputs);
-  auto node = std::make_shared<CheckpointNode>(fn, inputs);
-  std::vector<Tensor> outputs = no_grad([&] { return fn(inputs); });
+  auto node = std::make_shared<CheckpointNode>(std::move(fn), inputs);
+  std::vector<Tensor> outputs = node->run(inputs);
   node->n_outputs = static_cast<int>(outputs.size());
   for (size_t i = 0; i < outputs.size(); ++i) {
-    if (!is_floating(outputs[i].dtype())) continue;
-    // fn may hand back an input, or a parameter: its own history stays.
-    if (outputs[i].requires_grad() || outputs[i].impl()->refs.load() > 1) outputs[i] = outputs[i].detach();
+    if (!outputs[i].defined() || !is_floating(outputs[i].dtype())) continue;
+    // fn may return an input or a parameter, which keeps its own history. A view of a tensor of fn's own is a plain
+    // tensor to the user; a view of the user's tensor stays a view made under no_grad.
+    const bool views_users = is_no_grad_view(outputs[i]) && views_any_of(outputs[i], inputs);
+    if (!views_users &&
+        (outputs[i].requires_grad() || is_no_grad_view(outputs[i]) || outputs[i].impl()->refs.load() > 1))
+      outputs[i] = outputs[i].detach();
     set_history(outputs[i], node, static_cast<int>(i));
   }
   return outputs;

@@ -1,4 +1,9 @@
-// Automatic mixed precision: what each op does with its inputs under autocast (the op table's `amp` field).
+// Automatic mixed precision. Under autocast each op converts its inputs as its AmpPolicy says (OpDef::amp).
+//
+//   amp::Autocast autocast(kBF16);
+//   Tensor loss = model(x);
+//
+// The scope is a setting of the thread. backward() needs no scope: gradients have the dtypes that the forward chose.
 #pragma once
 
 #include <cstdint>
@@ -9,20 +14,20 @@
 namespace rondo {
 
 enum class AmpPolicy : uint8_t {
-  kNone,     // runs in the dtype it is given
+  kNone,     // inputs are not cast
   kLower,    // cast to the autocast dtype: contractions, attention
   kFloat32,  // cast to f32: losses, wide reductions
-  kWidest,   // cast all floats to the widest among the inputs
+  kWidest,   // cast to the widest dtype among the inputs
 };
 
 namespace amp {
 
-// The autocast dtype of this thread, if autocast is on.
+// This thread's autocast dtype; nullopt if autocast is off.
 std::optional<DType> autocast_dtype();
 
-// RAII: autocast to bf16 or f16 in this scope; std::nullopt switches it off. A parameter is converted once for each of
-// its versions (lowered.h). On CPU, products of f16 are carried out in f32 and rounded once: f16 saves memory there,
-// and no time; bf16 is twice as fast as f32. A compiled region says so, too (RONDO_LOGS=perf_hints).
+// RAII: autocast to bf16 or f16 in this scope; std::nullopt switches autocast off. A parameter is converted once per
+// version (lowered.h). On CPU bf16 is twice as fast as f32. Products of f16 run in f32 and are rounded once: f16 saves
+// memory, but no time (RONDO_LOGS=perf_hints says so for a compiled region). Throws Error for any other dtype.
 class Autocast {
  public:
   explicit Autocast(std::optional<DType> dtype);

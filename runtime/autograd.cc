@@ -2,8 +2,11 @@
 
 #include <algorithm>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
+#include "rondo/runtime/anomaly_check.h"
 #include "rondo/runtime/autograd_extras.h"
+#include "rondo/runtime/gradient_memory.h"
 #include "rondo/runtime/memory.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/recorder.h"
@@ -13,8 +16,9 @@ namespace {
 
 std::atomic<uint64_t> next_sequence{0};
 thread_local bool grad_mode = true;
+thread_local bool in_gradient_rule = false;
 
-// Dropping the last handle to a deep tape must not recurse: nodes queue up here and are freed one by one.
+// Freeing a deep tape must not recurse: nodes queue up here and are freed one by one.
 thread_local std::vector<std::shared_ptr<Node>>* dying = nullptr;
 
 }  // namespace
@@ -46,8 +50,8 @@ Node::OutputExtras& Node::extras_of(int output) {
   return extras.back();
 }
 
-// The user's handle is not kept: a later write in place may give it a history that leads to this very node, and the two
-// would own each other. (A parameter's history never changes.)
+// The user's handle is not kept: a later write in place may give it a history that leads to this node, and the two
+// would own each other. A parameter's history never changes.
 SavedTensor::SavedTensor(const Tensor& tensor, bool is_output) : version_(tensor.version()) {
   const bool parameter = tensor.requires_grad() && tensor.is_leaf();
   if (parameter && !is_output) {
@@ -73,7 +77,7 @@ const Tensor& SavedTensor::get(const char* op, std::source_location where) const
 
 namespace {
 
-// Hooks may remove themselves, or add others, while they run: this goes over a copy.
+// Hooks may remove themselves, or add others, while they run, so this is a copy of the list.
 void run_hooks(std::vector<Hook> hooks, Tensor& grad) {
   for (const Hook& hook : hooks) {
     Tensor replaced = hook.fn(grad);
@@ -82,7 +86,7 @@ void run_hooks(std::vector<Hook> hooks, Tensor& grad) {
       throw Error(absl::StrCat("backward: a hook replaced a gradient ", std::string(name_of(grad.dtype())),
                                to_string(grad.sizes()), " by ", std::string(name_of(replaced.dtype())),
                                to_string(replaced.sizes())));
-    grad = std::move(replaced);
+    grad = autograd::apart_from_grads(std::move(replaced));
   }
 }
 
@@ -90,57 +94,58 @@ void run_hooks(std::vector<Hook> hooks, Tensor& grad) {
 
 namespace autograd {
 
-bool is_only_holder(const Tensor& tensor) {
-  return tensor.defined() && tensor.impl()->refs.load() == 1 && tensor.impl()->storage &&
-         tensor.storage().is_unique() && !tensor.storage().is_borrowed();
-}
-
-bool may_overwrite(const Tensor& tensor) {
-  return !grad_mode && active_recorder() == nullptr && is_only_holder(tensor) && tensor.is_contiguous();
-}
-
 void apply_extras(Node& node, std::span<Tensor> grads) {
   for (size_t i = 0; i < node.extras.size(); ++i) {
     Tensor& grad = grads[static_cast<size_t>(node.extras[i].output)];
     if (!grad.defined()) continue;
     if (!node.extras[i].hooks.empty()) run_hooks(node.extras[i].hooks, grad);
-    if (auto slot = node.extras[i].retained.lock()) slot->grad = slot->grad.defined() ? slot->grad + grad : grad;
+    if (auto slot = node.extras[i].retained.lock()) retain(*slot, grad);
   }
 }
+
+void retain(GradSlot& slot, const Tensor& grad) { slot.grad = slot.grad.defined() ? slot.grad + grad : grad.clone(); }
 }  // namespace autograd
 
 namespace {
 
-// The leaf end of the tape: adds into .grad.
+// The end of the tape at a leaf: accumulates into .grad.
 class AccumulateNode final : public Node {
  public:
-  // The highest sequence: a leaf's gradient is final, and delivered, as soon as its last contribution is there.
+  // The highest sequence: the node runs as soon as the leaf's last gradient has arrived.
   AccumulateNode(std::shared_ptr<GradSlot> slot) : Node(UINT64_MAX), slot_(std::move(slot)) {}
   const char* name() const override { return "accumulate"; }
-  void backward(std::span<const Tensor> grads_out, std::span<Tensor>) override {
-    Tensor grad = grads_out[0];
+  void backward(std::span<Tensor> grads_out, std::span<Tensor>) override {
+    Tensor grad = std::move(grads_out[0]);  // Note [Gradient memory]
     if (!slot_->hooks.empty()) run_hooks(slot_->hooks, grad);
-    Tensor& total = slot_->grad;
-    if (total.defined() && total.impl() == grad.impl()) {
-      // Added to where it stands: leaf_total().
-    } else if (!total.defined()) {
-      // A gradient that nobody else holds is kept; a shared one is copied, so that in-place use of .grad stays private.
-      const bool private_copy = grad.impl()->refs.load() <= 2 && grad.storage().is_unique() && grad.is_contiguous();
-      total = private_copy || grad_mode ? (grad_mode ? grad : grad.detach()) : grad.detach().clone();
-    } else if (grad_mode) {
-      total = total + grad;
+    if (anomaly::detecting) [[unlikely]] {
+      anomaly::Check check;
+      check.operand("the gradient", grad);
+      check.operand("what .grad held", slot_->grad);
+      accumulate(std::move(grad));
+      check.result("backward", "the .grad of a leaf", slot_->grad, [] { return std::string(); });
     } else {
-      total.add_(grad);
+      accumulate(std::move(grad));
     }
-    if (total.impl()->storage) total.storage().set_purpose(Purpose::kGradients);
-    for (size_t i = 0; i < slot_->accumulated.size(); ++i) slot_->accumulated[i].second();
+    leaf_grad_added();
   }
-  Tensor leaf_total() const override {
+  Tensor leaf_grad() const override {
     const Tensor& total = slot_->grad;
     return grad_mode || !slot_->hooks.empty() || !total.defined() || !total.is_contiguous() ? Tensor() : total;
   }
+  void leaf_grad_added() override {
+    if (slot_->grad.impl()->storage) slot_->grad.storage().set_purpose(Purpose::kGradients);
+    for (size_t i = 0; i < slot_->accumulated.size(); ++i) slot_->accumulated[i].second();
+  }
 
  private:
+  void accumulate(Tensor grad) {
+    Tensor& total = slot_->grad;
+    if (!grad_mode && grad.requires_grad()) grad = grad.detach();  // what a hook returned
+    if (!total.defined()) total = autograd::may_become_grad(grad) ? std::move(grad) : grad.clone();
+    else if (grad_mode || autograd::overlaps_itself(total)) total = total + grad;
+    else total.add_(grad);
+  }
+
   std::shared_ptr<GradSlot> slot_;
 };
 
@@ -149,6 +154,8 @@ class OpNode final : public Node {
  public:
   OpNode(const OpDef& op, std::span<const Tensor* const> inputs, const Attrs& attrs, std::source_location where)
       : op_(op), attrs_(attrs), where_(where) {
+    if (anomaly::in_scope) [[unlikely]]
+      location_ = std::make_unique<std::string>(describe_location(where));
     edges.resize(inputs.size());
     metas_.resize(inputs.size());
     saved_inputs_.resize(inputs.size());
@@ -170,13 +177,14 @@ class OpNode final : public Node {
       if (op_.saved.outputs >> i & 1u) saved_outputs_[i] = SavedTensor(outputs[i], true);
   }
   const char* name() const override { return op_.name; }
+  std::string location() const override { return location_ != nullptr ? *location_ : describe_location(where_); }
   bool adds_to_totals() const override { return op_.grad_adds; }
   void release_saved() override {
     saved_inputs_.clear();
     saved_outputs_.clear();
     released_ = true;
   }
-  void backward(std::span<const Tensor> grads_out, std::span<Tensor> grads_in) override {
+  void backward(std::span<Tensor> grads_out, std::span<Tensor> grads_in) override {
     const memory::Cause cause("backward of ", op_.name, where_);
     if (released_)
       throw Error(absl::StrCat("backward of ", op_.name,
@@ -195,10 +203,13 @@ class OpNode final : public Node {
         autograd::set_history(outputs[i], self.lock(), static_cast<int>(i));
       }
     }
-    op_.grad(GradContext(attrs_, inputs, outputs, grads_out, metas_, needs_, grads_in));
+    const GradContext context(attrs_, inputs, outputs, grads_out, metas_, needs_, grads_in);
+    const absl::Cleanup restore = [outer = std::exchange(in_gradient_rule, true)] { in_gradient_rule = outer; };
+    if (anomaly::detecting) [[unlikely]]
+      return checked_rule(context, inputs, outputs, grads_out, grads_in);
+    op_.grad(context);
   }
-  void backward_onto(std::span<const Tensor> arrived, std::span<Tensor> grads_in, std::span<const Tensor>) override {
-    std::vector<Tensor> grads_out(arrived.begin(), arrived.end());
+  void backward_onto(std::span<Tensor> grads_out, std::span<Tensor> grads_in, std::span<LeafGrad>) override {
     autograd::apply_extras(*this, grads_out);
     if (!grads_in.empty()) backward(grads_out, grads_in);
   }
@@ -206,9 +217,25 @@ class OpNode final : public Node {
   std::weak_ptr<Node> self;
 
  private:
+  void checked_rule(const GradContext& context, std::span<const Tensor> inputs, std::span<const Tensor> outputs,
+                    std::span<const Tensor> grads_out, std::span<const Tensor> grads_in) const {
+    anomaly::Check check;
+    for (size_t i = 0; i < grads_out.size(); ++i) check.operand("the arriving gradient", grads_out[i]);
+    for (size_t i = 0; i < saved_inputs_.size(); ++i) check.operand(absl::StrCat("saved operand ", i), inputs[i]);
+    for (size_t i = 0; i < saved_outputs_.size(); ++i) check.operand(absl::StrCat("saved result ", i), outputs[i]);
+    for (const Tensor& total : grads_in) check.operand("the gradient so far", total);
+    for (double value : attrs_.floats) check.operand("a number", value);
+    op_.grad(context);
+    for (size_t i = 0; i < grads_in.size(); ++i)
+      check.result(
+          absl::StrCat("backward of ", op_.name), absl::StrCat("the gradient of operand ", i), grads_in[i],
+          [this] { return (location_ == nullptr ? "; its forward ran outside of DetectAnomaly" : "") + location(); });
+  }
+
   const OpDef& op_;
   Attrs attrs_;
   std::source_location where_;
+  std::unique_ptr<const std::string> location_;  // under DetectAnomaly: with the module, which backward cannot see
   uint32_t needs_ = 0;
   bool released_ = false;
   absl::InlinedVector<InputMeta, 3> metas_;
@@ -216,7 +243,7 @@ class OpNode final : public Node {
   absl::InlinedVector<SavedTensor, 1> saved_outputs_;
 };
 
-// The history of what an op without a gradient computed.
+// The history of a result of an op without a gradient.
 class DeadEndNode final : public Node {
  public:
   DeadEndNode(const OpDef& op, std::span<const Tensor* const> inputs, std::source_location where)
@@ -225,7 +252,7 @@ class DeadEndNode final : public Node {
       edges.push_back(input->defined() && input->requires_grad() ? autograd::gradient_edge(*input) : Edge{});
   }
   const char* name() const override { return op_.name; }
-  void backward(std::span<const Tensor>, std::span<Tensor>) override {
+  void backward(std::span<Tensor>, std::span<Tensor>) override {
     throw_op_error(op_.name, "has no derivative: nothing can be differentiated through it", where_);
   }
 
@@ -242,7 +269,7 @@ void refuse_second_derivative() {
         "not supported; build the tensor with where, cat or stack");
 }
 
-// Geometry of a view over its base, in memory laid out like the base's.
+// Where a view stands in its base.
 struct ViewGeometry {
   Dims base_sizes, base_strides, sizes, strides;
   int64_t offset;
@@ -261,12 +288,12 @@ struct ViewGeometry {
   }
 };
 
-// The history of a view after its base was overwritten: the gradient lands in a zero tensor of the base's shape.
+// The history of a view after its base was overwritten: the gradient goes into a zero tensor of the base's shape.
 class ViewOfBaseNode final : public Node {
  public:
   ViewOfBaseNode(ViewGeometry geometry, Edge base) : geometry_(geometry) { edges.push_back(std::move(base)); }
   const char* name() const override { return "view"; }
-  void backward(std::span<const Tensor> grads_out, std::span<Tensor> grads_in) override {
+  void backward(std::span<Tensor> grads_out, std::span<Tensor> grads_in) override {
     refuse_second_derivative();
     const Tensor grad = geometry_.zeros(grads_out[0].dtype());
     geometry_.look(grad).copy_(grads_out[0]);
@@ -277,8 +304,8 @@ class ViewOfBaseNode final : public Node {
   ViewGeometry geometry_;
 };
 
-// The history of a base after a write through one of its views: the region's gradient goes to what was written, the
-// rest to the old base.
+// The history of a base after a write through one of its views: the view's part of the gradient goes to the written
+// values, the rest to the old base.
 class OverwriteNode final : public Node {
  public:
   OverwriteNode(ViewGeometry geometry, Edge base, Edge written) : geometry_(geometry) {
@@ -286,7 +313,7 @@ class OverwriteNode final : public Node {
     edges.push_back(std::move(written));
   }
   const char* name() const override { return "overwrite"; }
-  void backward(std::span<const Tensor> grads_out, std::span<Tensor> grads_in) override {
+  void backward(std::span<Tensor> grads_out, std::span<Tensor> grads_in) override {
     refuse_second_derivative();
     Tensor grad = grads_out[0].clone();
     Tensor region = geometry_.look(grad);
@@ -308,21 +335,38 @@ AutogradMeta& meta_of(Tensor& tensor) {
   return *meta;
 }
 
-bool overlaps_itself(const Tensor& view) {
-  for (int i = 0; i < view.rank(); ++i)
-    if (view.strides()[i] == 0 && view.sizes()[i] > 1) return true;
-  return false;
+constexpr const char* kStaleNoGradView =
+    "a view made under no_grad is read with gradients on, after its base was overwritten; take the view with gradients "
+    "on, or detach() it";
+
+// As Tensor::requires_grad(), for a view whose base was overwritten.
+bool is_stale_no_grad_view(const Tensor& tensor) {
+  const AutogradMeta* meta = tensor.impl()->autograd.get();
+  return meta != nullptr && meta->no_grad_view && meta->base.defined() && meta->view_version != tensor.version() &&
+         meta->base.requires_grad();
 }
 
 }  // namespace
 
 namespace autograd {
 
+bool overlaps_itself(const Tensor& tensor) {
+  if (tensor.numel() == 0) return false;
+  for (int i = 0; i < tensor.rank(); ++i)
+    if (tensor.strides()[i] == 0 && tensor.sizes()[i] > 1) return true;
+  return false;
+}
+
+void check_operand(const OpDef& op, const Tensor& input, std::source_location where) {
+  if (is_stale_no_grad_view(input)) throw_op_error(op.name, kStaleNoGradView, where);
+}
+
 Edge gradient_edge(const Tensor& tensor) {
   TensorImpl* impl = tensor.impl();
   AutogradMeta* meta = impl->autograd.get();
   if (meta != nullptr && meta->base.defined() && meta->view_version != tensor.version() && meta->base.requires_grad()) {
-    // The base was written since this view was made: look at it again.
+    if (meta->no_grad_view) throw Error(absl::StrCat("autograd: ", kStaleNoGradView));
+    // The base was overwritten since this view was made: look at it again.
     if (overlaps_itself(tensor) || overlaps_itself(meta->base))
       throw Error(
           "autograd: an expanded view of a tensor that was overwritten in place; take the view after the write");
@@ -382,11 +426,22 @@ void set_history(Tensor& tensor, std::shared_ptr<Node> node, int output) {
   tensor.impl()->requires_grad = true;
 }
 
-void mark_view(Tensor& view, const Tensor& base) {
+void mark_view(Tensor& view, const Tensor& base, bool under_no_grad) {
   const AutogradMeta* base_meta = base.impl()->autograd.get();
+  const bool of_view = base_meta != nullptr && base_meta->base.defined();
+  // Views of gradients, inside a gradient rule, stay inside it. To know their base would only keep its memory shared.
+  if (in_gradient_rule && under_no_grad && !of_view && !base.requires_grad()) return;
   AutogradMeta& meta = meta_of(view);
-  meta.base = base_meta != nullptr && base_meta->base.defined() ? base_meta->base : base;
+  meta.base = of_view ? base_meta->base : base;
   meta.view_version = view.version();
+  meta.no_grad_view = under_no_grad || is_no_grad_view(base);
+}
+
+void mark_no_grad_view(Tensor& view) { meta_of(view).no_grad_view = true; }
+
+bool is_no_grad_view(const Tensor& tensor) {
+  const AutogradMeta* meta = tensor.impl()->autograd.get();
+  return meta != nullptr && meta->no_grad_view;
 }
 
 void record_call(const OpDef& op, std::span<const Tensor* const> inputs, const Attrs& attrs, std::span<Tensor> outputs,
@@ -438,6 +493,11 @@ void check_in_place(const OpDef& op, const Tensor& target, bool differentiable, 
   const bool history = meta != nullptr && meta->grad_fn != nullptr;
   if (target.requires_grad() && !history)
     throw_op_error(op.name, "a leaf that requires grad cannot be written in place; wrap the write in no_grad()", where);
+  if (meta != nullptr && meta->no_grad_view && meta->base.defined() && (differentiable || meta->base.requires_grad()))
+    throw_op_error(op.name,
+                   "this view was made under no_grad and is overwritten with gradients on; do both under no_grad, so "
+                   "that no gradient sees the write, or both outside of it",
+                   where);
   if (meta != nullptr && meta->base.defined() && meta->base.requires_grad() && meta->base.is_leaf())
     throw_op_error(op.name, "this is a view of a leaf that requires grad; wrap the write in no_grad()", where);
   if (differentiable && meta != nullptr && meta->base.defined() && !meta->base.is_contiguous())

@@ -1,6 +1,5 @@
-// What a node's own backward may need. Nodes that stand for several ops (Node::adds_to_totals): the gradient of one
-// output may flow through another, so backward() leaves hooks and retained gradients of such a node to its own
-// backward().
+// Hooks and retained gradients of a node's outputs. backward() runs them before the node; a node that stands for
+// several ops (Node::adds_to_totals) runs them itself, since the gradient of one output may flow through another.
 #pragma once
 
 #include <span>
@@ -9,17 +8,11 @@
 
 namespace rondo::autograd {
 
-// Runs the hooks of `node`'s outputs on their complete gradients, which a hook may replace, and keeps what is retained.
+// Runs the hooks of `node`'s outputs on their complete gradients. A hook may replace a gradient. Then retains what
+// retain_grad() asked for.
 void apply_extras(Node& node, std::span<Tensor> grads);
 
-// True while a node's backward() runs that is the last to read what the node saved: release_saved() follows.
-bool releasing();
-
-// True if the memory is gone when `tensor` is: nobody else holds either.
-bool is_only_holder(const Tensor& tensor);
-
-// True if nobody else can see a gradient on its way change, so that another may be added to it in place: those of a
-// tied embedding, say, are too large for a third copy.
-bool may_overwrite(const Tensor& tensor);
+// Adds to a retained gradient, or makes it: a copy of its own.
+void retain(GradSlot& slot, const Tensor& grad);
 
 }  // namespace rondo::autograd

@@ -1,4 +1,5 @@
-// One backward pass over the tape: nodes run when all that flows into them is there, later ones first.
+// One backward pass over the tape. A node runs when all gradients of its outputs have arrived; of the nodes that can
+// run, the one made last runs first.
 #include <queue>
 
 #include "absl/cleanup/cleanup.h"
@@ -6,17 +7,13 @@
 #include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
 #include "rondo/runtime/amp.h"
+#include "rondo/runtime/anomaly_check.h"
 #include "rondo/runtime/autograd_extras.h"
 #include "rondo/runtime/error.h"
+#include "rondo/runtime/gradient_memory.h"
 #include "rondo/runtime/recorder.h"
 
 namespace rondo::autograd {
-namespace {
-thread_local bool releasing_now = false;
-}
-
-bool releasing() { return releasing_now; }
-
 namespace {
 
 // One run of the tape.
@@ -28,7 +25,7 @@ class Backward {
     roots_.push_back(edge.node);
     add(edge, std::move(grad));
   }
-  // The gradient that arrives at `edge` is kept in captured(index) instead of flowing on.
+  // The gradient that arrives at `edge` becomes captured[index].
   void capture(const Edge& edge, size_t index) { captures_[edge.node.get()].push_back({edge.output, index}); }
 
   void run(std::vector<Tensor>* captured) {
@@ -37,7 +34,8 @@ class Backward {
     std::priority_queue<Node*, std::vector<Node*>, LaterFirst> ready;
     for (auto& [node, task] : tasks_)
       if (task.waiting == 0) ready.push(node);
-    std::vector<Tensor> grads_in, leaves;
+    std::vector<Tensor> grads_in;
+    std::vector<LeafGrad> leaf_grads;
     while (!ready.empty()) {
       Node* node = ready.top();
       ready.pop();
@@ -49,20 +47,23 @@ class Backward {
       const auto capture = captures_.find(node);
       const bool captures = capture != captures_.end();
       grads_in.assign(needed ? node->edges.size() : 0, Tensor());
-      const bool outer = std::exchange(releasing_now, !retain_graph_ && needed);
-      const absl::Cleanup restore = [outer] { releasing_now = outer; };
-      if (node->adds_to_totals()) {
-        leaves.assign(grads_in.size(), Tensor());
+      const LastRead last(!retain_graph_ && needed);
+      if (tasks_[node].added_in_place) {
+        node->leaf_grad_added();
+      } else if (node->adds_to_totals()) {
+        leaf_grads.assign(grads_in.size(), LeafGrad());
         for (size_t i = 0; i < grads_in.size(); ++i) {
           if (!any || !node->edges[i].node) continue;
           grads_in[i] = take(node->edges[i]);
           if (!grads_in[i].defined() && captured == nullptr && tasks_[node->edges[i].node.get()].waiting == 1)
-            leaves[i] = node->edges[i].node->leaf_total();
+            leaf_grads[i].grad = node->edges[i].node->leaf_grad();
         }
         if (captures) watch(*node, capture->second, *captured);
         const absl::Cleanup done = [node] { unwatch(*node); };
-        if (any && (needed || captures)) node->backward_onto(grads, grads_in, leaves);
-        leaves.clear();
+        if (any && (needed || captures)) node->backward_onto(grads, grads_in, leaf_grads);
+        for (size_t i = 0; i < leaf_grads.size(); ++i)
+          if (leaf_grads[i].added) tasks_[node->edges[i].node.get()].added_in_place = true;
+        leaf_grads.clear();
       } else {
         if (any && (needed || captures)) apply_extras(*node, grads);
         if (captures)
@@ -84,6 +85,7 @@ class Backward {
   struct Task {
     std::vector<Tensor> grads;
     int waiting = 0;
+    bool added_in_place = false;  // a leaf's: LeafGrad::added
   };
   struct LaterFirst {
     bool operator()(const Node* a, const Node* b) const { return a->sequence < b->sequence; }
@@ -93,10 +95,22 @@ class Backward {
     Task& task = tasks_[edge.node.get()];
     task.grads.resize(static_cast<size_t>(edge.node->n_outputs));
     Tensor& total = task.grads[static_cast<size_t>(edge.output)];
-    if (!total.defined()) total = std::move(grad);
-    else if (may_overwrite(total) && total.dtype() == grad.dtype() && total.sizes() == grad.sizes()) total.add_(grad);
-    else total = total + grad;
+    if (!total.defined()) {
+      total = std::move(grad);
+    } else if (anomaly::detecting) [[unlikely]] {
+      anomaly::Check check;
+      check.operand("one", total);
+      check.operand("the other", grad);
+      total = total + grad;
+      check.result(absl::StrCat("backward of ", edge.node->name()), "the sum of the arriving gradients", total,
+                   [&] { return edge.node->location(); });
+    } else if (may_overwrite(total) && total.dtype() == grad.dtype() && total.sizes() == grad.sizes()) {
+      total.add_(grad);
+    } else {
+      total = total + grad;
+    }
   }
+  // What has arrived at `edge` so far, moved out.
   Tensor take(const Edge& edge) {
     Task& task = tasks_[edge.node.get()];
     task.grads.resize(static_cast<size_t>(edge.node->n_outputs));
@@ -120,7 +134,7 @@ class Backward {
     }
   }
 
-  // A node that applies its hooks itself captures by one more.
+  // A node that runs its hooks itself captures by one more hook.
   static constexpr int64_t kCapture = -1;
   static void watch(Node& node, std::span<const std::pair<int, size_t>> outputs, std::vector<Tensor>& captured) {
     for (auto [output, index] : outputs)
@@ -134,11 +148,11 @@ class Backward {
       std::erase_if(extra.hooks, [](const Hook& hook) { return hook.id == kCapture; });
   }
 
-  // Nodes on a way to a captured edge; nothing else runs.
+  // Finds the nodes from which a captured edge can be reached. No other node runs.
   void find_needed() {
     absl::flat_hash_set<Node*> seen;
     std::vector<std::pair<Node*, size_t>> path;  // a node and the next edge to follow
-    // One root after the other: what stands below a node must be known when the node is left, and a root may stand
+    // One root at a time: everything below a node must be known when the search leaves the node, and one root may be
     // below another.
     for (const auto& root : roots_) {
       if (seen.insert(root.get()).second) path.push_back({root.get(), 0});
@@ -159,7 +173,7 @@ class Backward {
 
   bool retain_graph_;
   GradMode mode_;
-  amp::Autocast as_recorded_{std::nullopt};  // gradients run in the dtypes that the forward chose
+  amp::Autocast as_recorded_{std::nullopt};  // gradients have the dtypes that the forward chose
   std::vector<std::shared_ptr<Node>> roots_;
   absl::flat_hash_map<Node*, Task> tasks_;
   absl::flat_hash_map<Node*, std::vector<std::pair<int, size_t>>> captures_;
@@ -190,7 +204,7 @@ void seed_roots(Backward& run, std::span<const Tensor> roots, std::span<const Te
                      absl::StrCat("the gradient is ", std::string(name_of(grad.dtype())), ", the tensor ",
                                   std::string(name_of(root.dtype()))),
                      where);
-    run.seed(gradient_edge(root), std::move(grad));
+    run.seed(gradient_edge(root), apart_from_grads(std::move(grad)));
   }
 }
 
@@ -205,10 +219,10 @@ void backward(std::span<const Tensor> roots, std::span<const Tensor> grads, bool
 }
 
 std::vector<Tensor> grad(std::span<const Tensor> roots, std::span<const Tensor> inputs, std::span<const Tensor> grads,
-                         bool retain_graph, bool create_graph, bool allow_unused) {
-  const RecordingPause pause("autograd::grad() is called", std::source_location::current());
+                         bool retain_graph, bool create_graph, bool allow_unused, std::source_location where) {
+  const RecordingPause pause("autograd::grad() is called", where);
   Backward run(retain_graph || create_graph, create_graph);
-  seed_roots(run, roots, grads, std::source_location::current());
+  seed_roots(run, roots, grads, where);
   for (size_t i = 0; i < inputs.size(); ++i) {
     if (!inputs[i].requires_grad()) throw Error(absl::StrCat("autograd::grad: input ", i, " does not require grad"));
     run.capture(gradient_edge(inputs[i]), i);
@@ -219,6 +233,12 @@ std::vector<Tensor> grad(std::span<const Tensor> roots, std::span<const Tensor> 
     if (!captured[i].defined())
       throw Error(
           absl::StrCat("autograd::grad: input ", i, " was not used; pass allow_unused = true if that is meant"));
+  // Note [Gradients do not alias]
+  absl::flat_hash_set<const void*> taken;
+  for (const Tensor& seed : grads)
+    if (seed.defined()) taken.insert(seed.storage().id());
+  for (Tensor& gradient : captured)
+    if (gradient.defined() && !taken.insert(gradient.storage().id()).second) gradient = gradient.clone();
   return captured;
 }
 

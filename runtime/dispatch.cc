@@ -1,5 +1,6 @@
 // The only path of a call: infer -> (recording? append : run the backend's kernel) -> (gradient needed? tape).
 #include "absl/strings/str_cat.h"
+#include "rondo/runtime/anomaly_check.h"
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/dynamic_range.h"
 #include "rondo/runtime/lowered.h"
@@ -93,18 +94,20 @@ class Dispatcher {
       throw_internal(std::string(op_.name) + ": infer left out a result", where_);
     const bool needs = needs_grad();
     if (needs && op_.grad == nullptr && op_.decompose != nullptr) {
-      // A gradient op without a gradient of its own runs in parts when a second derivative is asked for.
+      // An op without a gradient rule is differentiated through its decomposition.
       Tensor copies[kMaxOpInputs];
       for (int i = 0; i < n_; ++i) copies[i] = *inputs_[i];
       op_.decompose({copies, static_cast<size_t>(n_)}, attrs_, outputs);
       return;
     }
-    // Where there is neither gradient nor decomposition, a node is put on the tape that says so if backward reaches it.
+    // An op with neither gets a node whose backward is an error.
     const bool differentiable = needs && has_floating(infer.outputs());
     if (recorder != nullptr) {
       for (size_t i = 0; i < outputs.size(); ++i) {
         outputs[i] = make_handle(infer.outputs_[i]);
         outputs[i].impl()->requires_grad = differentiable && is_floating(infer.outputs_[i].dtype);
+        if (op_.kind == OpKind::kView && (!grad_enabled() || autograd::is_no_grad_view(*inputs_[0])))
+          autograd::mark_no_grad_view(outputs[i]);
       }
       recorder->record(op_, inputs(), attrs_, outputs, /*in_place=*/false, where_);
       return;
@@ -113,7 +116,7 @@ class Dispatcher {
       for (size_t i = 0; i < outputs.size(); ++i) {
         outputs[i] = make_handle(infer.outputs_[i]);
         outputs[i].impl()->storage = inputs_[0]->storage();
-        if (grad_enabled()) autograd::mark_view(outputs[i], *inputs_[0]);
+        autograd::mark_view(outputs[i], *inputs_[0], !grad_enabled());
         if (inputs_[0]->impl()->marks != nullptr) [[unlikely]]
           follow_marks(*inputs_[0], outputs[i]);
       }
@@ -135,6 +138,8 @@ class Dispatcher {
       for (int i = 0; i < n_; ++i) copies[i] = *inputs_[i];
       NoGrad off;  // the op is one tape node
       op_.decompose({copies, static_cast<size_t>(n_)}, attrs_, outputs);
+      for (Tensor& output : outputs)
+        if (output.defined() && autograd::is_no_grad_view(output)) output = output.detach();
     }
     if (differentiable) autograd::record_call(op_, inputs(), attrs_, outputs, where_);
     else if (op_.grad == nullptr && op_.decompose == nullptr && needs_grad())
@@ -165,8 +170,8 @@ class Dispatcher {
     }
     autograd::check_in_place(op_, target, differentiable, where_);
     before_write(target.storage(), where_);
-    // Another operand that shares the target's memory, but not its layout, would be read after it is overwritten;
-    // with the same layout, only its gradient would.
+    // An operand that shares the target's memory in another layout would be read after it is overwritten. One of the
+    // same layout would be overwritten before the gradient reads it.
     Tensor copies[kMaxOpInputs];
     for (int i = 1; i < n_; ++i) {
       const Tensor& input = *inputs_[i];
@@ -178,7 +183,7 @@ class Dispatcher {
       copies[i] = input.clone();
       inputs_[i] = &copies[i];
     }
-    // What the gradient needs of the old value is copied before the write; the history of inputs[0] stays the old one.
+    // If the gradient reads the old value, that is copied before the write. `before` keeps the old history.
     Tensor before;
     if (differentiable) {
       before = target.detach();
@@ -202,9 +207,14 @@ class Dispatcher {
 
   bool needs_grad() const {
     if (!grad_enabled()) return false;
-    for (int i = 0; i < n_; ++i)
-      if (inputs_[i]->defined() && inputs_[i]->requires_grad()) return true;
-    return false;
+    bool needs = false;
+    for (int i = 0; i < n_; ++i) {
+      if (!inputs_[i]->defined() || !inputs_[i]->requires_grad()) continue;
+      needs = true;
+      if (!inputs_[i]->impl()->requires_grad) [[unlikely]]
+        autograd::check_operand(op_, *inputs_[i], where_);
+    }
+    return needs;
   }
 
   static bool has_floating(std::span<const TensorMeta> outputs) {
@@ -264,15 +274,22 @@ class Dispatcher {
 
 Tensor call(const OpDef& op, std::span<const TensorArg> inputs, Attrs attrs) {
   Tensor output;
+  if (anomaly::detecting) [[unlikely]]
+    return call(op, inputs, std::move(attrs), {&output, 1}), output;
   Dispatcher(op, inputs, attrs).run({&output, 1});
   return output;
 }
 
 void call(const OpDef& op, std::span<const TensorArg> inputs, Attrs attrs, std::span<Tensor> outputs) {
+  if (anomaly::detecting) [[unlikely]]
+    return anomaly::checked_call(op, inputs, attrs, outputs, [&] { Dispatcher(op, inputs, attrs).run(outputs); });
   Dispatcher(op, inputs, attrs).run(outputs);
 }
 
 void call_in_place(const OpDef& op, std::span<const TensorArg> inputs, Attrs attrs) {
+  if (anomaly::detecting) [[unlikely]]
+    return anomaly::checked_call(op, inputs, attrs, {&inputs[0].tensor, 1},
+                                 [&] { Dispatcher(op, inputs, attrs).run_in_place(); });
   Dispatcher(op, inputs, attrs).run_in_place();
 }
 

@@ -1,7 +1,7 @@
-// The 16-bit copy of a parameter that autocast multiplies with: converted once for each version of the parameter, not
-// for each use of it. It hangs on the parameter's storage and lives as long. Thread safe, as far as nobody writes to
-// the parameter. Versions are all it goes by: whoever writes by a pointer asks for that anew (mutable_data()) after
-// each use of the parameter.
+// The 16-bit copy of a parameter that autocast computes with. It is converted once per version of the parameter, not
+// once per use. The parameter's storage owns it. Thread safe while nobody writes to the parameter. Only a new version
+// makes the copy stale: code that writes through a pointer must call mutable_data() again after each use of the
+// parameter.
 #pragma once
 
 #include <mutex>
@@ -11,21 +11,21 @@
 
 namespace rondo::amp {
 
-// True for what has such a copy: an f32 leaf that requires a gradient and is all of its storage, in order.
+// True if `tensor` keeps such a copy: a contiguous f32 leaf that requires grad and fills its storage.
 bool keeps_copy(const Tensor& tensor);
-// `parameter` in `dtype` (bf16 or f16), without history. What does not keep a copy is converted anew. The memory is
-// that of other callers, too, and not to be written to.
+// `parameter` in `dtype` (bf16 or f16), without history. A tensor that keeps no copy is converted on each call. Callers
+// share the memory, so the result must not be written to.
 Tensor lowered(const Tensor& parameter, DType dtype);
 
-// For whoever changes a whole parameter and can write its copy in the same pass.
-// The dtype of a copy that somebody has used since it was last written; nothing, if there is none.
+// For optimizers, which can write the copy in the pass that updates the parameter.
+// The dtype of the copy if it was used since it was last written, otherwise nullopt.
 std::optional<DType> copy_in_use(const Tensor& parameter);
-// Memory for the parameter's next copy in this dtype: the present one's, if nobody reads that any more.
+// Memory for the parameter's next copy in this dtype: the present copy's memory if nobody else holds it.
 Tensor copy_to_write(const Tensor& parameter, DType dtype);
-// From now on `copy` is the parameter's. REQUIRES: it holds what the parameter holds, element by element.
+// Makes `copy` the parameter's copy. REQUIRES: it holds the parameter's values, element by element.
 void set_copy(const Tensor& parameter, const Tensor& copy);
 
-// What hangs on a storage.
+// What a storage owns.
 struct LoweredCopy {
   std::mutex mutex;
   Storage data;

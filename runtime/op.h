@@ -1,5 +1,9 @@
-// OpDef: everything one op is, in one entry. Adding an op is adding an OpDef in its family file, a line in ops/table.cc
-// and its public function in ops/ops.h; the sweep test, autograd, recording and fusion pick it up from the entry.
+// OpDef: everything one op is, in one entry. A new op is an OpDef in its family file, a line in ops/table.cc and a
+// public function in ops/ops.h. The sweep test, autograd, recording and fusion read the entry.
+//
+//   constexpr OpDef kSin = {.name = "sin", .kind = OpKind::kElementwise, .infer = ..., .kernel = {...}, .grad = ...};
+//
+// OpDefs are constants: every thread may use them.
 #pragma once
 
 #include <cstdint>
@@ -18,21 +22,21 @@ struct OpDef;
 
 // What a fusion pass may assume.
 enum class OpKind : uint8_t {
-  kElementwise,  // output element i reads input elements i (after broadcasting) only
-  kReduction,    // reduces dimensions, in the order that ops/reduction_order.h states
+  kElementwise,  // output element i reads only element i of each input (after broadcasting)
+  kReduction,    // reduces dimensions, in the order of ops/reduction_order.h
   kView,         // shares the storage of input 0
   kContraction,  // matrix products
   kOpaque,       // anything else: runs as one call
 };
 
-// Non-tensor operands. Floats are run-time scalars of a compiled region; ints are part of the recording's side vector.
+// Operands that are no tensors. In a compiled region floats are run-time scalars; ints are part of the key.
 struct Attrs {
   FixedVector<int64_t, kMaxRank + 4> ints = {};
   FixedVector<double, 2> floats = {};
   friend bool operator==(const Attrs&, const Attrs&) = default;
 };
 
-// Exactly what the gradient reads, as bit masks over inputs and outputs.
+// What is saved for backward, as bit masks over inputs and outputs: exactly what the gradient reads.
 struct SavedSpec {
   uint32_t inputs = 0;
   uint32_t outputs = 0;
@@ -46,23 +50,23 @@ struct TensorMeta {
   Device device;
   Dims sizes;
   Dims strides;
-  int64_t offset = 0;  // views only: elements from the start of the storage
+  int64_t offset = 0;  // views only: in elements, from the start of the storage
 };
 
-// What a gradient needs to know of an input that was not saved.
+// What a gradient rule knows about an input that was not saved.
 struct InputMeta {
   DType dtype = kF32;
   Dims sizes;
 };
 
-// Shapes and dtypes only; must not look at data.
+// Computes shapes and dtypes of the outputs. It must not read data.
 class InferContext {
  public:
   InferContext(const OpDef& op, std::span<const Tensor* const> inputs, const Attrs& attrs, std::source_location where)
       : op_(op), inputs_(inputs), attrs_(attrs), where_(where) {}
   int n_inputs() const { return static_cast<int>(inputs_.size()); }
   bool has(int i) const { return i < n_inputs() && inputs_[i]->defined(); }
-  // Asking for an operand makes it required: fail() if it is undefined. Optional ones are asked for with has() first.
+  // These fail() if operand i is undefined. Test an optional operand with has() first.
   const Dims& sizes(int i) const { return operand(i).sizes(); }
   const Dims& strides(int i) const { return operand(i).strides(); }
   int64_t offset(int i) const { return operand(i).storage_offset(); }
@@ -72,7 +76,7 @@ class InferContext {
   const Attrs& attrs() const { return attrs_; }
   // A dense output.
   void output(int i, DType dtype, const Dims& sizes);
-  // An output with a layout of its own (dense, but permuted).
+  // A dense output with permuted strides.
   void strided_output(int i, DType dtype, const Dims& sizes, const Dims& strides);
   // Output i is a view of input 0.
   void view(const Dims& sizes, const Dims& strides, int64_t offset, int i = 0);
@@ -102,13 +106,13 @@ class InferContext {
   absl::InlinedVector<TensorMeta, 1> outputs_;
 };
 
-// Elementwise ops that a product can do on its result before it is stored.
+// Elementwise ops that a product can apply to its result before it stores it.
 enum class Epilogue : uint8_t {
   kNone,
-  kAdd,  // result + operand, of the result's shape and dtype; may be the result's own memory, which is then added to
+  kAdd,  // result + operand, of the result's shape and dtype; if the operand is the result's memory, adds in place
   kGelu,
   kGeluTanh,
-  kWiden,  // of a bf16 product, first of its epilogues: the result is f32, and was never rounded to bf16
+  kWiden,  // a bf16 product's first epilogue: the result stays f32 and is not rounded to bf16
 };
 inline constexpr int kMaxEpilogues = 2;  // of one product
 struct EpilogueCall {
@@ -129,8 +133,8 @@ struct KernelContext {
   Tensor& out(int i = 0) const { return outputs[i]; }
 };
 
-// A vector-Jacobian product's view of one call. Written in public ops, so that it can be recorded, fused and
-// differentiated again.
+// One call as its gradient rule (vector-Jacobian product) sees it. Rules are written in public ops, so they can be
+// recorded, fused and differentiated again.
 class GradContext {
  public:
   GradContext(const Attrs& attrs, std::span<const Tensor> inputs, std::span<const Tensor> outputs,
@@ -143,7 +147,7 @@ class GradContext {
         input_metas_(input_metas),
         needs_(needs),
         grads_in_(grads_in) {}
-  const Tensor& input(int i) const { return inputs_[i]; }    // defined only if in SavedSpec (and given)
+  const Tensor& input(int i) const { return inputs_[i]; }    // defined only if in SavedSpec and given
   const Tensor& output(int i) const { return outputs_[i]; }  // defined only if in SavedSpec
   const Tensor& grad_out(int i = 0) const { return grads_out_[i]; }
   bool needs(int i) const { return needs_ >> i & 1u; }
@@ -155,10 +159,10 @@ class GradContext {
   int n_inputs() const { return static_cast<int>(input_metas_.size()); }
   int n_outputs() const { return static_cast<int>(grads_out_.size()); }
   void set(int i, Tensor grad) const { grads_in_[i] = std::move(grad); }
-  // The sum of other gradients of input i, to which set() is to give the sum with this one; undefined if there is none.
-  // Only in ops with `grad_adds`, and only of input 0.
+  // Only in ops with `grad_adds`, for input 0: the gradient that has arrived there so far, undefined if there is none.
+  // The rule then passes the sum with its own gradient to set().
   Tensor take_total(int i) const { return std::exchange(grads_in_[i], Tensor()); }
-  // set(), after summing over broadcast dimensions and casting to the input's dtype.
+  // Sums over broadcast dimensions, casts to the input's dtype, and calls set().
   void set_reduced(int i, Tensor grad) const;
 
  private:
@@ -169,25 +173,26 @@ class GradContext {
   std::span<Tensor> grads_in_;
 };
 
-// A kernel whose arguments are known but for their addresses: everything that depends on shapes is done. Thread safe.
+// A kernel that has done everything that depends on shapes, and needs only addresses to run. Thread safe.
 class PreparedKernel {
  public:
   virtual ~PreparedKernel() = default;
-  // Addresses of element 0 of the inputs, of the operands of epilogues, and of the outputs, in this order; null where a
-  // tensor is undefined.
+  // The addresses of element 0 of the inputs, the operands of epilogues and the outputs, in this order. The address of
+  // an undefined tensor is null.
   virtual void run(std::span<std::byte* const> addresses) const = 0;
 };
 
 using InferFn = void (*)(InferContext&);
 using KernelFn = void (*)(const KernelContext&);
-// The kernel for tensors like the context's (whose data is not looked at). `variant` 0 does exactly what the kernel
-// does, bit for bit; others do the same product in another way that a tuner may prefer. Null: no such variant, or only
-// the kernel itself can run this call.
+// The kernel for tensors like the context's, whose data it does not read. `variant` 0 gives the kernel's results bit
+// for bit; the others compute the same product in another way, for a tuner to choose. Null: there is no such variant,
+// or only the kernel itself can run this call.
 using PrepareFn = std::unique_ptr<const PreparedKernel> (*)(const KernelContext&, int variant);
-// True if the op's kernel can do these epilogues on a result of this dtype; `exact`: with the bits of the separate ops.
+// True if the op's kernel can apply these epilogues to a result of this dtype; `exact`: with the bits of the separate
+// ops.
 using AbsorbsFn = bool (*)(std::span<const Epilogue>, DType, bool exact);
-// The op in simpler ops, one result per output: what runs where there is no kernel, what a compiler fuses, and the
-// oracle that the kernel is tested against.
+// The op in simpler ops, one result per output. It runs if there is no kernel, a compiler may fuse it, and tests
+// compare the kernel with it.
 using DecomposeFn = void (*)(std::span<const Tensor> inputs, const Attrs&, std::span<Tensor> outputs);
 using GradFn = void (*)(const GradContext&);
 using LowerFn = void (*)(LoopBuilder&);
@@ -201,41 +206,39 @@ struct OpDef {
   InferFn infer = nullptr;
   KernelFn kernel[kNumBackends] = {};
   DecomposeFn decompose = nullptr;
-  GradFn grad = nullptr;    // null: differentiated through `decompose`; without that, backward through it is an error
+  GradFn grad = nullptr;    // null: differentiated through `decompose`; if that is null, too, backward throws
   LowerFn lower = nullptr;  // null: runs as a library call
   bool additive = false;    // reductions: results over parts of the input add up to the result over all of it
-  // What a memory planner may use. `assembles`: output 0 is nothing but the inputs side by side along dimension
-  // ints[0], so whoever writes them may write them there. `strided_outputs`: the kernel honours any strides of its
-  // outputs as long as the last dimension is dense.
+  // For memory planning.
+  // Output 0 is the inputs side by side along dimension ints[0], so the ops that make them may write them there.
   bool assembles = false;
-  bool converts = false;  // output 0 is input 0 in another dtype
-  bool strided_outputs = false;
-  int32_t overwrites = -1;  // the input that output 0 is written into, for ops that exist only in place
-  // The input whose memory output 0 may be, if both are dense and of one dtype: the kernel reads each element, and
-  // whatever else it needs of the input, before it writes there.
+  bool converts = false;         // output 0 is input 0 in another dtype
+  bool strided_outputs = false;  // the kernel honours any strides of its outputs whose last dimension is dense
+  int32_t overwrites = -1;       // the input that output 0 is written into, for ops that exist only in place
+  // The input whose memory output 0 may take if both are dense and of one dtype: the kernel reads all that it needs of
+  // an element before it overwrites it.
   int32_t reuses = -1;
-  bool grad_adds = false;  // `grad` adds to what has arrived at input 0 already: GradContext::take_total()
+  bool grad_adds = false;  // `grad` adds to the gradient that has arrived at input 0 so far: GradContext::take_total()
   PrepareFn prepare = nullptr;
   AbsorbsFn absorbs = nullptr;
   Epilogue epilogue =
-      Epilogue::kNone;     // how a product does this op; its first operand (kAdd: either) is the product's result
-  bool fuse_parts = true;  // false: `decompose` is an oracle and the way to second derivatives, not for a compiler
+      Epilogue::kNone;  // as which epilogue a product applies this op; operand 0 (kAdd: either) is the product's result
+  bool fuse_parts = true;  // false: a compiler must not use `decompose`; it is for tests and second derivatives
 };
 
-// Every op, in a fixed order; the index is the op's id in recordings.
+// All ops, in a fixed order. The index is the op's id in recordings.
 std::span<const OpDef* const> all_ops();
 int op_id(const OpDef& op);
 const OpDef* find_op(std::string_view name);  // null if there is none
 
-// Throws Error "op: operand is an undefined tensor" unless it is defined; for public functions that look at shapes
-// first.
+// Throws Error "op: operand is an undefined tensor" unless it is defined. For public functions that read shapes before
+// they call an op.
 void require_defined(const char* op, const TensorArg& operand);
 
 // The only way an op is called (dispatch.cc): infer -> (recording? append : run the kernel) -> (grad needed? tape).
 Tensor call(const OpDef& op, std::span<const TensorArg> inputs, Attrs attrs = {});
 void call(const OpDef& op, std::span<const TensorArg> inputs, Attrs attrs, std::span<Tensor> outputs);
-// Output 0 is written into inputs[0], whose dtype and shape it must have. `op` must be elementwise, or have
-// `overwrites`.
+// Writes output 0 into inputs[0]; both have the same dtype and shape. `op` must be elementwise or have `overwrites`.
 void call_in_place(const OpDef& op, std::span<const TensorArg> inputs, Attrs attrs = {});
 // call(kAdd, {a, b})
 inline Tensor call(const OpDef& op, std::initializer_list<TensorArg> inputs, Attrs attrs = {}) {

@@ -5,6 +5,7 @@
 
 #include <array>
 #include <cstdint>
+#include <vector>
 
 namespace rondo {
 
@@ -29,27 +30,69 @@ inline std::array<uint32_t, 4> philox(uint64_t key, uint64_t counter_low, uint64
 // Uniform in [0, 1) with 24 bits, or (0, 1] shifted by half a step: never exactly 0 or 1.
 inline float uniform_from_bits(uint32_t bits) { return (static_cast<float>(bits >> 8) + 0.5f) * 0x1p-24f; }
 
-// A stream of random tensors. Each use takes the next offset; saving (seed, offset) saves the stream.
-// Not thread safe: one per thread, or guard it.
+// A stream of random tensors. Each tensor takes the next offset, so saving (seed, offset) saves the stream.
+// A copy draws the same numbers as the original, and is another generator.
+// Not thread safe: use one per thread, or guard it.
 class Generator {
  public:
-  explicit Generator(uint64_t seed = 0) : seed_(seed) {}
-  uint64_t seed() const { return seed_; }
-  uint64_t offset() const { return offset_; }
-  void set_state(uint64_t seed, uint64_t offset) {
-    seed_ = seed;
-    offset_ = offset;
-  }
-  // The offset for one tensor's worth of numbers.
-  uint64_t next_offset() { return offset_++; }
+  explicit Generator(uint64_t seed = 0);
+  Generator(const Generator& other);
+  Generator& operator=(const Generator& other);
+  ~Generator();
+  uint64_t seed() const;
+  uint64_t offset() const;
+  void set_state(uint64_t seed, uint64_t offset);
+  // The offset for one tensor's numbers.
+  uint64_t next_offset();
 
  private:
+  friend class GeneratorScope;
+  friend Generator& default_generator();
+  struct Default {};
+  explicit Generator(Default) : seed_(0), id_(0) {}
   uint64_t seed_;
   uint64_t offset_ = 0;
+  uint64_t id_;  // never used twice in a process; 0 for the default generator of each thread
 };
 
-// The generator used where none is given; one per thread, seeded by manual_seed.
+// The generator that is used where none is given. Each thread has one; manual_seed seeds it.
 Generator& default_generator();
 void manual_seed(uint64_t seed);
+
+// The state of a generator before code first used it.
+struct GeneratorState {
+  uint64_t id, seed, offset;
+};
+
+// Notes or replays what this thread draws while in scope, for code that runs twice and must draw the same numbers.
+//   kNote:   adds to `states` the state of each generator when it is first used.
+//   kReplay: gives each generator that is in `states` that state when it is first used. The end of the scope gives
+//   every
+//            generator that was used its state from before, and leaves alone those that were destroyed meanwhile.
+// Reading seed() or offset() is a use, too. Scopes nest.
+class GeneratorScope {
+ public:
+  enum Mode { kNote, kReplay };
+  GeneratorScope(Mode mode, std::vector<GeneratorState>& states);
+  ~GeneratorScope();
+  GeneratorScope(const GeneratorScope&) = delete;
+  GeneratorScope& operator=(const GeneratorScope&) = delete;
+
+ private:
+  friend class Generator;
+  static void note_use(const Generator& generator);
+  static void note_end(const Generator& generator);
+  static void set(Generator& generator, uint64_t seed, uint64_t offset);
+  void first_use(Generator& generator);
+
+  struct Used {
+    Generator* generator;  // null once it was destroyed
+    uint64_t id, seed, offset;
+  };
+  Mode mode_;
+  std::vector<GeneratorState>& states_;
+  std::vector<Used> used_;
+  GeneratorScope* outer_;
+};
 
 }  // namespace rondo

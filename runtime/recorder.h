@@ -1,5 +1,5 @@
-// The interface that tracing plugs into; compile/ implements it. While a Recorder is active on a thread, ops append to
-// it instead of running, and the tensors they return exist only in the recording until it is flushed.
+// The interface that tracing implements (compile/). While a Recorder is active on a thread, ops append to it instead of
+// running. The tensors they return have no storage until the recording is flushed.
 #pragma once
 
 #include <span>
@@ -11,15 +11,15 @@ namespace rondo {
 class Recorder {
  public:
   virtual ~Recorder() = default;
-  // Appends a call. `outputs` are fresh tensors with metadata and `requires_grad` set, but without storage; the
-  // recorder marks them as its own. For an in-place call outputs[0] is a fresh handle for the new value of *inputs[0].
+  // Appends a call. `outputs` are new tensors with metadata and `requires_grad`, but without storage; the recorder sets
+  // their `recorder` field. For an in-place call outputs[0] is a new handle for the new value of *inputs[0].
   virtual void record(const OpDef& op, std::span<const Tensor* const> inputs, const Attrs& attrs,
                       std::span<Tensor> outputs, bool in_place, std::source_location where) = 0;
-  // Somebody reads the data of `tensor`, which is only recorded: run what is recorded (a graph break), so that it and
-  // every other live value has storage.
+  // The data of `tensor` is read, but it is only recorded. The recorder runs what is recorded (a graph break), so that
+  // `tensor` and every other live value gets storage.
   virtual void flush(const TensorImpl& tensor, std::source_location where) = 0;
-  // As flush, for somebody who wants the gradient of `tensor` (a hook): what is recorded after it must not run together
-  // with it, so that all of its gradient passes through the tape.
+  // As flush, when the gradient of `tensor` is asked for (a hook). Ops recorded after `tensor` was made must then run
+  // separately, so that its whole gradient passes through the tape.
   virtual void flush_gradient(const TensorImpl& tensor, std::source_location where) { flush(tensor, where); }
   // The caller is about to write the memory of `storage` without an op: if a recorded call reads it, run what is
   // recorded first (a graph break).

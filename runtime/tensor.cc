@@ -5,6 +5,7 @@
 #include <thread>
 
 #include "absl/strings/str_cat.h"
+#include "rondo/runtime/anomaly.h"
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/dynamic_range.h"
 #include "rondo/runtime/ops/ops.h"
@@ -191,6 +192,7 @@ Tensor Tensor::host_copy(DType dtype, std::source_location where) const {
   settle(impl_, where);
   NoGrad off;
   RecorderScope run(nullptr);
+  const autograd::DetectAnomaly unchecked(false);  // a NaN may be looked at
   return to(dtype).contiguous();
 }
 
@@ -256,6 +258,7 @@ void Tensor::zero_grad(bool set_to_none) {
   if (impl_->autograd == nullptr || !impl_->autograd->slot) return;
   Tensor& grad = impl_->autograd->slot->grad;
   if (set_to_none || !grad.defined()) grad = Tensor();
+  else if (autograd::overlaps_itself(grad)) grad = Tensor::zeros(grad.sizes(), {grad.dtype(), grad.device()});
   else no_grad([&] { (grad = grad.detach()).zero_(); });
 }
 void Tensor::retain_grad() {
@@ -289,7 +292,9 @@ Tensor Tensor::detach() const {
     // The same data under no_grad, as the recording knows it.
     Dims order;
     for (int d = 0; d < rank(); ++d) order.push_back(d);
-    return no_grad([&] { return ops::permute(*this, order); });
+    Tensor same = no_grad([&] { return ops::permute(*this, order); });
+    same.impl()->autograd.reset();  // a write to it does not concern its base: Note [Views]
+    return same;
   }
   settle(impl_);
   Tensor same = from_storage(impl_->storage, impl_->offset, impl_->sizes, impl_->strides, impl_->dtype);

@@ -1,15 +1,17 @@
-// Partition: what a region's forward keeps for its backward, and what the backward computes again.
+// Partition: what a region's forward saves for its backward, and what the backward recomputes.
 //
-// By a minimum cut through the decomposed forward graph, weighed in bytes (choose_kept.h). Values that only take
-// elementwise ops and views to compute may be computed again, as part of the kernels that read them; products,
-// reductions and library calls are not repeated unless asked: all that helps with Recompute::kFull, no more than a
-// number of bytes takes with kBudget, the least work per byte saved first. What is computed again has the same bits:
-// random numbers follow from a state that is an input. The region's inputs cost nothing: the caller holds parameters
-// anyway, and one activation per block has to be kept. Of inputs and outputs only what the ops' rules save is kept, and
-// parameters. A write in place between forward and backward is then an error where it is one in eager execution; in
-// fewer places for what is computed again; and in one more: on a parameter from which something is computed again (with
-// kFull, and where kBudget computes more again than kAuto would: on any input, as for activation checkpointing). It
-// never gives a wrong gradient.
+// A minimum cut through the decomposed forward graph decides; its weights are bytes (choose_kept.h). Elementwise ops
+// and views may be recomputed, inside the kernels that read them. Products, reductions and library calls are recomputed
+// only on request: all that helps with Recompute::kFull; with kBudget only as much as the number of bytes demands, the
+// least work per byte saved first. Recomputed values have the same bits, since random numbers follow from a state that
+// is an input. Saving an input of the region costs nothing: the caller holds its parameters anyway, and one activation
+// per block has to be saved.
+//
+// In-place writes between forward and backward raise StaleTensorError as in eager mode, because of inputs and outputs
+// only parameters and what the ops' rules save are saved. Recomputed values relax this: they are not saved, so a write
+// to them is no error. One write more is an error: one to a parameter from which a value is recomputed (with kFull, and
+// with kBudget where it recomputes more than kAuto: to any input, as with activation checkpointing). No gradient is
+// ever wrong.
 #pragma once
 
 #include <span>

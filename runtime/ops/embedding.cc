@@ -1,6 +1,6 @@
 // Rows of a table.
-#include "rondo/runtime/autograd_extras.h"
 #include "rondo/runtime/cpu/indexing.h"
+#include "rondo/runtime/gradient_memory.h"
 #include "rondo/runtime/ops/elementwise_def.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/ops/table.h"

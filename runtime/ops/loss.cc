@@ -1,7 +1,8 @@
 // Losses.
 #include "rondo/runtime/cpu/loss.h"
 
-#include "rondo/runtime/autograd_extras.h"
+#include "rondo/runtime/autograd.h"
+#include "rondo/runtime/gradient_memory.h"
 #include "rondo/runtime/ops/elementwise_def.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/ops/table.h"
@@ -184,10 +185,10 @@ void add_second_order(const GradContext& g, Tensor (&grads)[kOperands]) {
   if (g.needs(2)) add(grads[2], sum(R, {0}).to(g.input_dtype(2)));
 }
 
-// A saved gradient of the loss, times the gradient that arrives there. A saved one that nobody else holds or will read
-// is not copied: that of an output layer is as large as the layer.
+// A saved gradient of the loss, times the gradient that arrives at the loss. It is scaled in place if possible: the one
+// of an output layer is as large as the layer.
 Tensor scaled(const Tensor& saved, const Tensor& grad) {
-  if (active_recorder() != nullptr || !autograd::releasing() || !saved.storage().is_unique()) return saved * grad;
+  if (!autograd::may_overwrite_saved(saved)) return saved * grad;
   Tensor own = saved;
   if (grad.item() != 1.0) own.mul_(grad);
   return own;

@@ -22,6 +22,7 @@
 #include "rondo/optim/sgd.h"
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/io/safetensors.h"
+#include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/parallel.h"
 #include "rondo/tests/errors.h"
 #include "rondo/tests/paths.h"
@@ -323,6 +324,24 @@ TEST(Optimizer, StridedGradientsAndLowPrecision) {
 }
 
 // One pass over many tensors of odd sizes gives the bits of one tensor at a time, whatever the number of threads.
+// Gradients that share memory, or are expanded: as of sum(a + b).backward() under create_graph, and of set_grad().
+TEST(Optimizer, GradientsOfCreateGraphAndExpandedOnes) {
+  for (const bool zero_grad : {false, true}) {
+    Tensor a = Tensor::ones({3}).requires_grad_(), b = Tensor::ones({3}).requires_grad_();
+    Tensor c = Tensor::ones({3}).requires_grad_();
+    SGD optimizer({a, b, c}, {.lr = 0.5});
+    ops::sum(a + b).backward({}, false, true);
+    const Tensor one = Tensor::ones({1});
+    c.set_grad(one.expand({3}));
+    optimizer.step({.zero_grad = zero_grad});
+    for (const Tensor& p : {a, b, c}) {
+      EXPECT_EQ(p.to_vector<float>(), std::vector<float>(3, 0.5f));
+      EXPECT_EQ(p.grad().to_vector<float>(), std::vector<float>(3, zero_grad ? 0.0f : 1.0f));
+    }
+    EXPECT_EQ(one.to_vector<float>(), std::vector<float>{1});
+  }
+}
+
 TEST(Optimizer, ThreadsAndNeighboursDoNotMatter) {
   std::vector<std::vector<float>> results;
   for (int threads : {1, 2, 3}) {
