@@ -206,10 +206,14 @@ class CompiledNode final : public Node {
       roots.push_back(values[static_cast<size_t>(graph.outputs[i])]);
       seeds.push_back(grads_out[i]);
     }
+    std::vector<std::pair<Tensor, int64_t>> captures;  // hooks of this run of backward, which its second tape outlives
     for (const OutputExtras& extra : extras) {
       Tensor& value = values[static_cast<size_t>(graph.outputs[static_cast<size_t>(extra.output)])];
       if (!value.defined() || !value.requires_grad()) continue;
-      for (const Hook& hook : extra.hooks) value.register_hook(hook.fn);
+      for (const Hook& hook : extra.hooks) {
+        const int64_t id = value.register_hook(hook.fn);
+        if (hook.id < 0) captures.emplace_back(value, id);
+      }
       if (const auto slot = extra.retained.lock())
         value.register_hook([slot](const Tensor& grad) {
           autograd::retain(*slot, grad);
@@ -224,6 +228,7 @@ class CompiledNode final : public Node {
       seeds.push_back(grads_in[static_cast<size_t>(i)]);
     }
     const std::vector<Tensor> grads = autograd::grad(roots, leaves, seeds, true, create_graph, true);
+    for (auto& [value, id] : captures) value.remove_hook(id);
     for (size_t i = 0; i < grads.size() && !grads_in.empty(); ++i)
       if (grads[i].defined()) grads_in[static_cast<size_t>(entry_->backward.grad_inputs[i])] = grads[i];
   }

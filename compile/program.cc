@@ -301,54 +301,81 @@ std::vector<std::pair<ValueId, ValueId>> Program::overwritable(const Launch& lau
   return pairs;
 }
 
+// Who may take over whose memory, while launches are visited in order. By root value.
+struct Program::Sharing {
+  const ProgramOptions& options;
+  std::vector<int>& first;       // launch that touches it
+  const std::vector<int>& last;  // as first
+  std::vector<bool> donated;     // the caller gives its memory away, and nobody has taken it yet
+  std::vector<bool> returned;    // the caller gets it, or its memory was handed on
+};
+
 // What a launch reads for the last time gives its memory to a result of that launch, so that the processor reads and
-// writes the same cache lines: transients, inputs that the caller wants updated, and inputs that he gives away.
+// writes the same cache lines.
 void Program::share_in_place(const ProgramOptions& options, std::vector<int>& first, const std::vector<int>& last) {
-  std::vector<bool> donated(graph_.values.size(), false);
+  Sharing sharing{options, first, last, std::vector<bool>(graph_.values.size(), false),
+                  std::vector<bool>(graph_.values.size(), false)};
   for (size_t i = 0; i < options.donated.size(); ++i)
-    donated[static_cast<size_t>(graph_.inputs[i])] = options.donated[i];
-  std::vector<bool> returned(graph_.values.size(), false);  // or handed on
-  for (ValueId id : graph_.outputs) returned[static_cast<size_t>(graph_.value(id).root)] = true;
-  const auto is_update = [&](size_t source, size_t result) {
-    return std::any_of(options.updates.begin(), options.updates.end(), [&](const ProgramOptions::Update& update) {
-      return static_cast<size_t>(graph_.inputs[static_cast<size_t>(update.input)]) == source &&
-             static_cast<size_t>(graph_.outputs[static_cast<size_t>(update.output)]) == result;
-    });
-  };
+    sharing.donated[static_cast<size_t>(graph_.inputs[i])] = options.donated[i];
+  for (ValueId id : graph_.outputs) sharing.returned[static_cast<size_t>(graph_.value(id).root)] = true;
   for (int i = 0; i < static_cast<int>(launches_.size()); ++i) {
-    // A product is prepared for memory that it adds to, or for memory that it does not: that must not depend on the
-    // call.
     const Launch& launch = launches_[static_cast<size_t>(i)];
-    const bool takes_donations = launch.kernel >= 0 || graph_.nodes[static_cast<size_t>(launch.node)].op->reuses >= 0;
     for (const auto& [in, out] : overwritable(launch)) {
       const auto source = static_cast<size_t>(graph_.value(in).root),
                  result = static_cast<size_t>(graph_.value(out).root);
       if (first[result] != i || last[source] != i || placements_[result].kind == Placement::kInput) continue;
-      if (is_update(source, result)) {
-        placements_[result] = placements_[source];
-      } else if (placements_[source].kind == Placement::kNone) {
-        placements_[source] = {Placement::kShared, static_cast<int64_t>(result), 0};
-        first[result] = first[source];
-      } else if (donated[source] && !returned[source] && takes_donations) {
-        if (placements_[result].kind == Placement::kNone) {
-          placements_[result] = {Placement::kOutput, std::ssize(fresh_), 0};
-          fresh_.push_back({bytes_of(graph_.values[result])});
-        }
-        fresh_[static_cast<size_t>(placements_[result].index)].donor = static_cast<int32_t>(placements_[source].index);
-        first[result] = -1;  // that memory was there before any transient
-        donated[source] = false;
-        reuses_inputs_ = true;
-      } else if (placements_[source].kind == Placement::kOutput && !returned[source] &&
-                 placements_[result].kind == Placement::kNone) {
-        placements_[result] = placements_[source];  // what was donated is handed on, once
-        first[result] = -1;
-        returned[source] = true;
-      }
+      if (is_update(options, source, result)) placements_[result] = placements_[source];
+      else if (placements_[source].kind == Placement::kNone) share_transient(source, result, sharing);
+      else if (sharing.donated[source] && !sharing.returned[source] && takes_donations(launch))
+        take_donation(source, result, sharing);
+      else hand_on(source, result, sharing);
     }
   }
   for (Placement& p : placements_)
     while (p.kind == Placement::kShared && placements_[static_cast<size_t>(p.index)].kind == Placement::kShared)
       p.index = placements_[static_cast<size_t>(p.index)].index;
+}
+
+// The caller wants this result written over this input.
+bool Program::is_update(const ProgramOptions& options, size_t source, size_t result) const {
+  return std::any_of(options.updates.begin(), options.updates.end(), [&](const ProgramOptions::Update& update) {
+    return static_cast<size_t>(graph_.inputs[static_cast<size_t>(update.input)]) == source &&
+           static_cast<size_t>(graph_.outputs[static_cast<size_t>(update.output)]) == result;
+  });
+}
+
+// A product is prepared either for memory that it adds to or for memory that it overwrites. Whether an input is donated
+// differs from call to call, so most products take none.
+bool Program::takes_donations(const Launch& launch) const {
+  return launch.kernel >= 0 || graph_.nodes[static_cast<size_t>(launch.node)].op->reuses >= 0;
+}
+
+// Neither is placed yet: both are one block, which is in use from the source's first launch on.
+void Program::share_transient(size_t source, size_t result, Sharing& sharing) {
+  placements_[source] = {Placement::kShared, static_cast<int64_t>(result), 0};
+  sharing.first[result] = sharing.first[source];
+}
+
+// The result is a fresh buffer whose memory is, if the caller lets go of it, that of an input.
+void Program::take_donation(size_t source, size_t result, Sharing& sharing) {
+  if (placements_[result].kind == Placement::kNone) {
+    placements_[result] = {Placement::kOutput, std::ssize(fresh_), 0};
+    fresh_.push_back({bytes_of(graph_.values[result])});
+  }
+  fresh_[static_cast<size_t>(placements_[result].index)].donor = static_cast<int32_t>(placements_[source].index);
+  sharing.first[result] = -1;  // that memory was there before any transient
+  sharing.donated[source] = false;
+  reuses_inputs_ = true;
+}
+
+// A transient in donated memory hands it on, once.
+void Program::hand_on(size_t source, size_t result, Sharing& sharing) {
+  if (placements_[source].kind != Placement::kOutput || sharing.returned[source] ||
+      placements_[result].kind != Placement::kNone)
+    return;
+  placements_[result] = placements_[source];
+  sharing.first[result] = -1;
+  sharing.returned[source] = true;
 }
 
 Program::Address Program::address_of(ValueId id) const {

@@ -120,7 +120,13 @@ class Program {
   void plan(const ProgramOptions& options);
   // (read, written) by a launch, so that the written value may have the memory of the one that is read.
   std::vector<std::pair<ValueId, ValueId>> overwritable(const Launch& launch) const;
+  struct Sharing;
   void share_in_place(const ProgramOptions& options, std::vector<int>& first, const std::vector<int>& last);
+  bool is_update(const ProgramOptions& options, size_t source, size_t result) const;
+  bool takes_donations(const Launch& launch) const;
+  void share_transient(size_t source, size_t result, Sharing& sharing);
+  void take_donation(size_t source, size_t result, Sharing& sharing);
+  void hand_on(size_t source, size_t result, Sharing& sharing);
   Address address_of(ValueId id) const;
   void resolve_addresses();
   // The kernel of a library call in one of its variants; null: there is none.

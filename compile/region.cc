@@ -358,68 +358,81 @@ std::shared_ptr<const Entry> Region::find(const RecordingKey& key) {
 
 std::shared_ptr<const Entry> Region::make_entry(const Trace& trace, const nn::ModuleCall& call, int piece,
                                                 const RecordingKey& key, News& news) {
-  const Graph& graph = trace.graph;
-  // Only here do entries come and go, so that those that are found below stay.
+  // Entries are added and dropped only while this is held, so that `earlier` stays valid.
   std::lock_guard one_at_a_time(compile_mutex_);
   if (std::shared_ptr<const Entry> entry = find(key)) return entry;  // another thread's, meanwhile
-  std::vector<const Graph*> earlier;
-  bool limit_reached = false, eager = false, is_first = false;
-  {
-    std::lock_guard lock(mutex_);
-    for (const auto& [other, slot] : entries_)
-      if (slot.piece == piece) earlier.push_back(&slot.entry->forward_graph);
-    is_first = report_.entries == 0;
-    limit_reached = report_.compilations >= options_.recompile_limit;
-    eager = !earlier.empty() && (limit_reached || stance() == Stance::kEagerOnRecompile);
-    // What runs eagerly may do so on every call: the first explains itself, the others take no time for it.
-    if (eager && report_.eager_runs++ > 0) return nullptr;
-    news.region = report_.name;
-    if (eager && limit_reached) news.warning = ledger_->limit_warning();
-  }
-  news.why = nearest_difference(earlier, graph, name_inputs(call.module, trace.external()));
+  const Standing standing = standing_of(piece, news);
+  // What runs eagerly may do so on every call: the first explains itself, the others take no time for it.
+  if (standing.eager && standing.explained) return nullptr;
+  news.why = nearest_difference(standing.earlier, trace.graph, name_inputs(call.module, trace.external()));
   if (!news.warning.empty()) news.warning += news.why;
   if (!news.why.empty()) {
     std::lock_guard lock(mutex_);
     report_.last_recompile = news.why;
   }
-  if (eager) return nullptr;
+  if (standing.eager) return nullptr;
+  std::vector<int64_t> ranges{piece};
+  const std::shared_ptr<Entry> entry = ledger_->guarded(
+      news.why, !standing.earlier.empty(), [&] { return compile_recording(trace, call, standing.is_first, ranges); });
+  news.compiled = true;
+  add(key, {entry, 0, piece}, std::move(ranges));
+  return entry;
+}
+
+Region::Standing Region::standing_of(int piece, News& news) {
+  std::lock_guard lock(mutex_);
+  Standing standing;
+  for (const auto& [other, slot] : entries_)
+    if (slot.piece == piece) standing.earlier.push_back(&slot.entry->forward_graph);
+  standing.is_first = report_.entries == 0;
+  const bool limit_reached = report_.compilations >= options_.recompile_limit;
+  standing.eager = !standing.earlier.empty() && (limit_reached || stance() == Stance::kEagerOnRecompile);
+  if (standing.eager) standing.explained = report_.eager_runs++ > 0;
+  news.region = report_.name;
+  if (standing.eager && limit_reached && !standing.explained) news.warning = ledger_->limit_warning();
+  return standing;
+}
+
+std::shared_ptr<Entry> Region::compile_recording(const Trace& trace, const nn::ModuleCall& call, bool is_first,
+                                                 std::vector<int64_t>& ranges) {
   const Sizes sizes = options_.shapes == Shapes::kDynamic  ? Sizes::kAny
                       : options_.shapes == Shapes::kStatic ? Sizes::kOwn
                       : is_first                           ? Sizes::kConstant
                                                            : Sizes::kVarying;
   std::vector<MarkedDim> marked = marked_dims(trace.external());
   add_marked_arguments(marked, trace.external(), call, options_.dynamic);
-  std::vector<int64_t> ranges{piece};
   const Partition* like = latest_ != nullptr && latest_->partition ? &*latest_->partition : nullptr;
-  const auto compile = [&] {
-    return compile_entry(graph, options_, sizes, like, marked, [&](const OtherRecordings& others) {
-      for (int64_t bound : others.ranges()) ranges.push_back(bound);
-      return ranges_met_.contains(ranges);
-    });
-  };
-  const std::shared_ptr<Entry> entry = ledger_->guarded(news.why, !earlier.empty(), compile);
+  const std::shared_ptr<Entry> entry = compile_entry(trace.graph, options_, sizes, like, marked,
+                                                     [&](const OtherRecordings& others) {
+                                                       for (int64_t bound : others.ranges()) ranges.push_back(bound);
+                                                       return ranges_met_.contains(ranges);
+                                                     });
   entry->ledger = ledger_;
+  return entry;
+}
+
+void Region::add(const RecordingKey& key, Slot slot, std::vector<int64_t> ranges) {
+  const Entry& entry = *slot.entry;
   int kernels = 0, library_calls = 0, compiled = 0;
-  for (const Program* program : {entry->forward.get(), entry->backward.program.get()}) {
+  for (const Program* program : {entry.forward.get(), entry.backward.program.get()}) {
     if (program == nullptr) continue;
     compiled += program->stats().compiled;
     kernels += program->stats().kernels;
     library_calls += program->stats().library_calls;
   }
   std::lock_guard lock(mutex_);
-  news.compiled = true;
-  latest_ = entry;
-  if (entry->others != nullptr) ranges_met_.insert(std::move(ranges));
+  latest_ = slot.entry;
+  if (entry.others != nullptr) ranges_met_.insert(std::move(ranges));
   if (static_cast<int>(entries_.size()) >= std::max(options_.max_entries, 1)) forget_oldest();
-  entries_[key] = {entry, ++uses_, piece};
+  slot.last_use = ++uses_;
   ++report_.entries;
   report_.kernels = kernels;
   report_.library_calls = library_calls;
-  report_.compile_ms += entry->compile_ms;
+  report_.compile_ms += entry.compile_ms;
   report_.compilations += compiled > 0;
-  report_.kept_bytes = entry->partition ? entry->partition->kept_bytes() : 0;
-  report_.recomputed_flops = entry->backward.program ? recomputed_flops(entry->backward.program->graph()) : 0;
-  return entry;
+  report_.kept_bytes = entry.partition ? entry.partition->kept_bytes() : 0;
+  report_.recomputed_flops = entry.backward.program ? recomputed_flops(entry.backward.program->graph()) : 0;
+  entries_[key] = std::move(slot);
 }
 
 void Region::forget_oldest() {

@@ -134,6 +134,23 @@ class Region {
     std::string region, why, warning;
     bool compiled = false;
   };
+  struct Slot {
+    std::shared_ptr<const Entry> entry;
+    int64_t last_use = 0;
+    int piece = 0;
+  };
+  // What is there before a recording is compiled.
+  struct Standing {
+    std::vector<const Graph*> earlier;  // recordings of the same piece
+    bool is_first = false;              // the region has compiled nothing yet
+    bool eager = false;                 // the stance or the limit forbids another compilation
+    bool explained = false;             // and the user knows
+  };
+  Standing standing_of(int piece, News& news);
+  // `ranges` gets those of its marked dimensions.
+  std::shared_ptr<Entry> compile_recording(const Trace& trace, const nn::ModuleCall& call, bool is_first,
+                                           std::vector<int64_t>& ranges);
+  void add(const RecordingKey& key, Slot slot, std::vector<int64_t> ranges);
   // As entry_for, for a recording that has no entry yet.
   std::shared_ptr<const Entry> make_entry(const Trace& trace, const nn::ModuleCall& call, int piece,
                                           const RecordingKey& key, News& news);
@@ -149,11 +166,6 @@ class Region {
   std::mutex compile_mutex_;  // held while one recording is compiled; others run meanwhile. Taken before mutex_
   const std::shared_ptr<Ledger> ledger_ = std::make_shared<Ledger>();
   std::mutex& mutex_ = ledger_->mutex;  // guards what follows; nothing is logged while it is held
-  struct Slot {
-    std::shared_ptr<const Entry> entry;
-    int64_t last_use = 0;
-    int piece = 0;
-  };
   absl::flat_hash_map<RecordingKey, Slot> entries_;
   std::set<std::vector<int64_t>> ranges_met_;  // of marked dimensions, by piece
   int64_t uses_ = 0;

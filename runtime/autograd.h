@@ -207,7 +207,7 @@ const char* gradient_claim(const Tensor& leaf, GradientClaim claim);  // the own
 // gradient of roots[i]; if it is missing or undefined, roots[i] must have one element, and its gradient is 1.
 std::vector<Tensor> grad(std::span<const Tensor> roots, std::span<const Tensor> inputs,
                          std::span<const Tensor> grads = {}, bool retain_graph = false, bool create_graph = false,
-                         bool allow_unused = false);
+                         bool allow_unused = false, std::source_location where = std::source_location::current());
 void backward(std::span<const Tensor> roots, std::span<const Tensor> grads, bool retain_graph, bool create_graph,
               std::source_location where);
 

@@ -219,10 +219,10 @@ void backward(std::span<const Tensor> roots, std::span<const Tensor> grads, bool
 }
 
 std::vector<Tensor> grad(std::span<const Tensor> roots, std::span<const Tensor> inputs, std::span<const Tensor> grads,
-                         bool retain_graph, bool create_graph, bool allow_unused) {
-  const RecordingPause pause("autograd::grad() is called", std::source_location::current());
+                         bool retain_graph, bool create_graph, bool allow_unused, std::source_location where) {
+  const RecordingPause pause("autograd::grad() is called", where);
   Backward run(retain_graph || create_graph, create_graph);
-  seed_roots(run, roots, grads, std::source_location::current());
+  seed_roots(run, roots, grads, where);
   for (size_t i = 0; i < inputs.size(); ++i) {
     if (!inputs[i].requires_grad()) throw Error(absl::StrCat("autograd::grad: input ", i, " does not require grad"));
     run.capture(gradient_edge(inputs[i]), i);

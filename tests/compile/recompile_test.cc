@@ -82,6 +82,7 @@ TEST_F(Recompile, BackwardsOfOtherGradientsObeyTheStance) {
   block.load_state_dict(eager.state_dict());
   const compile::Regions regions = compile::compile_module(block, {.exact = true});
   go(block, 15, input());
+  const int before = regions.report()[0].compilations;  // 0 if another test has left the code
   compile::set_stance(Stance::kFailOnRecompile);
   for (int i = 0; i < 2; ++i)
     EXPECT_NE(error_of([&] { go(block, 5, input()); }).find("kFailOnRecompile"), std::string::npos) << i;
@@ -89,7 +90,7 @@ TEST_F(Recompile, BackwardsOfOtherGradientsObeyTheStance) {
   block.zero_grad();
   const Tensor x = input();
   EXPECT_TRUE(same_bits(go(eager, 5, x.detach().requires_grad_()), go(block, 5, x)));
-  EXPECT_EQ(regions.report()[0].compilations, 1);
+  EXPECT_EQ(regions.report()[0].compilations, before);
 }
 // As many as there are, only so many are kept.
 TEST_F(Recompile, BackwardsOfOtherGradientsAreBounded) {

@@ -82,7 +82,9 @@ TEST_F(RegionTest, MlpStackEqualsEagerInEveryBit) {
       expect_same_bits(eager_grads[i], compiled_grads[i],
                        std::string(name_of(dtype)) + " gradient " + std::to_string(i));
     ASSERT_EQ(regions.report().size(), 1u);
-    EXPECT_EQ(regions.report()[0].entries, 1) << regions.summary();
+    // The first block's input is a leaf, the others' are results of ops: two plans, one compilation.
+    EXPECT_EQ(regions.report()[0].entries, 2) << regions.summary();
+    EXPECT_LE(regions.report()[0].compilations, 1) << regions.summary();
     EXPECT_EQ(regions.report()[0].calls, 3);
     EXPECT_EQ(regions.report()[0].layers, 3);
     compile::disable(model);

@@ -21,6 +21,7 @@ struct Trail {
   std::vector<Observation> seen;
   bool backward_threw = false;
   bool recomputes = false;
+  bool second_order = false;                   // gradients of gradients
   int forward_errors = 0;                      // of ops, not of the program's own `throw`
   std::vector<compile::RegionReport> reports;  // of all regions
 };
