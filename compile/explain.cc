@@ -282,8 +282,7 @@ void log_entry(std::string_view region, const Entry& entry, std::string_view why
 namespace {
 Regions compile_temporarily(nn::ModuleBase& model, const CompileOptions& options) {
   disable(model);
-  Regions regions = compile_regions(model, options);
-  return regions.regions().empty() ? compile_module(model, options) : regions;
+  return repeated_blocks(model).empty() ? compile_module(model, options) : compile_regions(model, options);
 }
 }  // namespace
 

@@ -4,10 +4,9 @@
 // become one kernel if their spaces agree, no path through a third unit would close a cycle, and neither needs a result
 // of the other that exists only when all rows are done (a column sum).
 //
-// Note [Fusion time]. Time grows linearly with the graph. Pairs of units, and which unit needs which, are looked at
-// in
-//   windows of kWindow units, in the order of the program: what lies in two windows is never fused. A kernel has at
-//   most kMaxFused nodes, because the time to generate code grows faster than its length.
+// Note [Fusion time]. Time grows linearly with the graph: fusion looks at windows of kWindow units, in the order of the
+//   program, and never fuses across two windows. A kernel has at most kMaxFused nodes, because the time to generate
+//   code grows faster than its length.
 #include <algorithm>
 #include <bit>
 #include <queue>

@@ -83,7 +83,8 @@ TEST_F(Soundness, HyperParametersChangeWithoutNewCode) {
     }
     return all;
   });
-  EXPECT_EQ(report.compilations, 1);
+  EXPECT_EQ(report.compilations - report.other_backwards, 1);
+  EXPECT_LE(report.other_backwards, 1);  // the backward that adds to .grad
 }
 
 TEST_F(Soundness, TrainEvalGradModeAndAutocastFlip) {
