@@ -83,8 +83,7 @@ TEST_F(Soundness, HyperParametersChangeWithoutNewCode) {
     }
     return all;
   });
-  EXPECT_EQ(report.compilations - report.other_backwards, 1);
-  EXPECT_LE(report.other_backwards, 1);  // the backward that adds to .grad
+  EXPECT_LE(report.compilations, 2);  // the first step's, and that of the backward that adds to .grad
 }
 
 TEST_F(Soundness, TrainEvalGradModeAndAutocastFlip) {
