@@ -132,7 +132,7 @@ enum class Stance : uint8_t {
 void set_stance(Stance stance);
 Stance stance();
 
-class Region;
+class [[gnu::visibility("hidden")]] Region;
 
 // What one region has done so far.
 struct RegionReport {

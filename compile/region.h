@@ -104,14 +104,14 @@ std::shared_ptr<Entry> compile_entry(const Graph& recorded, const CompileOptions
 std::vector<nn::ModuleBase*> repeated_blocks(nn::ModuleBase& model);
 
 // Thread safe.
-class Region {
+class [[gnu::visibility("hidden")]] Region {
  public:
   Region(std::string name, CompileOptions options) : options_(options) { report_.name = std::move(name); }
   void add_layer() { ++report_.layers; }
   // Runs one recorded piece of `call` (there is one more after each graph break) and gives the live handles of
   // `trace` their storage and history.
   // Returns what ran; null if nothing did, or eagerly.
-  std::shared_ptr<const Entry> run(Trace& trace, const nn::ModuleCall& call, int piece);
+  std::shared_ptr<const Entry> run(Trace & trace, const nn::ModuleCall& call, int piece);
   const CompileOptions& options() const { return options_; }
   // Counts it. Throws Error if its arguments are not what CompileOptions::dynamic allows.
   void begin_call(const nn::ModuleCall& call);
@@ -119,7 +119,7 @@ class Region {
   // A recording that must not be replayed, and why.
   void refuse_replay(const std::string& why);
   // Throws Error unless the recording is the one that would have been replayed.
-  void verify_replay(Trace& trace, const Entry& expected) const;
+  void verify_replay(Trace & trace, const Entry& expected) const;
   // Counts a graph break. Throws Error if there must be none.
   void break_graph(const std::string& reason);
   RegionReport report() const;
@@ -155,8 +155,8 @@ class Region {
   std::shared_ptr<const Entry> make_entry(const Trace& trace, const nn::ModuleCall& call, int piece,
                                           const RecordingKey& key, News& news);
   // Gives the live handles of `trace`, in the order of graph.outputs, their memory and history.
-  static void hand_over(Trace& trace, std::span<const Tensor> results, const std::shared_ptr<Node>& node);
-  static void run_eagerly(Trace& trace);
+  static void hand_over(Trace & trace, std::span<const Tensor> results, const std::shared_ptr<Node>& node);
+  static void run_eagerly(Trace & trace);
   // Compiled code met an error of the data; then: run_eagerly() met none.
   void note_failure(const std::string& reason);
   void note_success(const std::string& reason);
