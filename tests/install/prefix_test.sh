@@ -30,7 +30,7 @@ export -f compile
 # ---- The shared library: a name with a version, and no internals.
 library=$(echo "$prefix"/lib/librondo.so.*.*.*)
 [ -f "$library" ] || fail "no shared library"
-readelf -d "$library" | grep -q 'SONAME.*\[librondo\.so\.[0-9]*\.[0-9]*\]' || fail "no SONAME"
+readelf -d "$library" | grep 'SONAME.*\[librondo\.so\.[0-9]*\.[0-9]*\]' >/dev/null || fail "no SONAME"
 # Imports (U), and a version's name (A), aside: namespace rondo only.
 others=$(nm -DC --defined-only "$library" | grep -vE ' [A] |(^[0-9a-f]+ . )(vtable for |typeinfo (name )?for |guard variable for |TLS (init|wrapper) function for |VTT for |non-virtual thunk to )?rondo::|\[abi:' |
   grep -v ' rondo::' | head -5 || true)
@@ -38,7 +38,7 @@ others=$(nm -DC --defined-only "$library" | grep -vE ' [A] |(^[0-9a-f]+ . )(vtab
 internals=$(nm -DC --defined-only "$library" |
   grep -E 'rondo::(compile::(Region|Program|DiskCache|CodeStore|KernelTable|LoopKernel)\b|cpu::|io::json)' | head -5 || true)
 [ -z "$internals" ] || fail "internals are exported: $internals"
-nm -DC --defined-only "$library" | grep -q 'typeinfo for rondo::StaleTensorError' || fail "exceptions are not exported"
+nm -DC --defined-only "$library" | grep 'typeinfo for rondo::StaleTensorError' >/dev/null || fail "exceptions are not exported"
 
 # ---- The plug-in, and the launcher.
 if [ -e "$build/lib/rondo/librondo_jit_llvm.so" ]; then
