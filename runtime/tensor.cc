@@ -124,7 +124,9 @@ Tensor Tensor::arange(Scalar begin, Scalar end, Scalar step, TensorOptions optio
     const uint64_t size = by > 0 ? static_cast<uint64_t>(by) : -static_cast<uint64_t>(by);
     const bool empty = by > 0 ? first >= last : first <= last;
     const auto n = static_cast<int64_t>(empty ? 0 : (span - 1) / size + 1);
-    return filled({n}, options, [=](int64_t i) { return first + i * by; });
+    return filled({n}, options, [=](int64_t i) {  // unsigned: i * by alone may leave the range that the sum is in
+      return static_cast<int64_t>(static_cast<uint64_t>(first) + static_cast<uint64_t>(i) * static_cast<uint64_t>(by));
+    });
   }
   const double first = begin.real(), by = step.real(), n = std::ceil((end.real() - first) / by);
   if (!(by != 0) || !std::isfinite(first) || !std::isfinite(end.real()) || !std::isfinite(by))
