@@ -1,4 +1,4 @@
-// All that programs include: #include "rondo/rondo.h".
+// The whole public API: #include "rondo/rondo.h".
 //
 //   runtime/tensor.h      Tensor, the tape, files, data        namespace rondo, rondo::ops, rondo::io, rondo::data
 //   modules/module.h      layers and models                    namespace rondo::nn
@@ -6,8 +6,8 @@
 //   optim/optimizer.h     optimizers, schedules, clipping      namespace rondo::optim
 //   dist/ddp.h            data parallel training               namespace rondo::dist
 //
-// These headers and no others are installed. Each can be included alone, which compiles faster. A shared library
-// exports what they declare and hides the rest: each is inside `#pragma GCC visibility push(default)`.
+// Only these headers are installed. Each can be included alone, which compiles faster. A shared library exports what
+// they declare and hides everything else: each declares its names inside `#pragma GCC visibility push(default)`.
 #pragma once
 
 #include "rondo/compile/compile.h"
@@ -51,6 +51,7 @@
 #include "rondo/optim/sgd.h"
 #include "rondo/optim/update_at_seams.h"
 #include "rondo/runtime/amp.h"
+#include "rondo/runtime/anomaly.h"
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/data/data_loader.h"
 #include "rondo/runtime/data/dataset.h"

@@ -10,9 +10,10 @@ namespace rondo::nn {
 struct MultiheadAttentionOptions {
   bool causal = true;
   bool bias = true;
-  double dropout = 0;  // of the attention weights and of the result
+  double dropout = 0;  // probability, for the attention weights and for the result
 };
-// q, k and v come from one projection c_attn (3C, C), in this order; head h is columns [hD, (h+1)D) of each, D = C / H.
+// One projection c_attn (3C, C) gives q, k and v, in this order. Head h is columns [hD, (h+1)D) of each; D = C / H.
+// Throws Error unless n_head divides n_embd.
 struct MultiheadAttention : Module<MultiheadAttention> {
   MultiheadAttention(int64_t n_embd, int64_t n_head, MultiheadAttentionOptions options = {});
   int64_t n_embd, n_head;
@@ -37,7 +38,7 @@ struct TransformerBlock : Module<TransformerBlock> {
   LayerNorm ln_1;
   MultiheadAttention attn;
   LayerNorm ln_2;
-  MLP mlp;                          // hidden 4C
+  MLP mlp;                          // 4C hidden units
   Tensor forward(const Tensor& x);  // (B, T, C) -> (B, T, C)
 };
 

@@ -3,8 +3,8 @@
 //   nn::GPT2 model({.vocab_size = 65, .block_size = 64, .n_layer = 4, .n_head = 4, .n_embd = 128}, /*seed=*/1337);
 //   model.loss(idx, targets).backward();
 //
-// Parameter names are those of published checkpoints without their "transformer." (weights are (out, in)); the output
-// layer is tied to wte.
+// Parameter names are those of published checkpoints, without the prefix "transformer.". Weights are (out, in). The
+// output layer is tied to wte: both are one parameter.
 #pragma once
 
 #include "rondo/modules/attention.h"
@@ -26,13 +26,14 @@ struct GPT2Config {
   int64_t n_embd = 768;
   double dropout = 0;
   bool bias = true;
-  int64_t whole_logits =
-      kWholeLogits;  // loss(): logits of more elements are computed in chunks, in training and evaluation
+  // loss() computes logits in chunks if they have more elements than this, in training and evaluation.
+  int64_t whole_logits = kWholeLogits;
 };
 
 struct GPT2 : Module<GPT2> {
-  // Weights start N(0, 0.02), those of residual projections N(0, 0.02 / sqrt(2 n_layer)), biases 0; the same for the
-  // same seed on any machine and any number of threads. (`skip` spares the layers' own initialisation.)
+  // Weights start N(0, 0.02), those of residual projections N(0, 0.02 / sqrt(2 n_layer)), biases 0. The same seed gives
+  // the same weights on any machine and with any number of threads. Leave `skip` out: while it lives, the layers do not
+  // initialise their weights a first time.
   explicit GPT2(GPT2Config config, uint64_t seed = 0, const SkipInit& skip = SkipInit());
 
   GPT2Config config;
@@ -45,12 +46,13 @@ struct GPT2 : Module<GPT2> {
 
   // idx i64 (B, T), T <= block_size -> logits (B, T, V).
   Tensor forward(const Tensor& idx);
-  // Everything below the output layer: (B, T) -> (B, T, C).
+  // The input of the output layer, after ln_f: (B, T) -> (B, T, C).
   Tensor features(const Tensor& idx);
-  // Mean cross-entropy in nats of targets i64 (B, T), where -100 is ignored.
+  // The mean cross-entropy in nats. targets i64 (B, T); positions with target -100 are ignored.
   Tensor loss(const Tensor& idx, const Tensor& targets, std::source_location where = std::source_location::current());
   // Appends max_new_tokens sampled tokens to each row of idx (B, T): (B, T + max_new_tokens). The model sees the last
-  // block_size tokens, in eval mode. temperature 0 takes the most likely; top_k 0 samples from all.
+  // block_size tokens and runs in eval mode. temperature 0 takes the most likely token. top_k 0 samples from all
+  // tokens. A null generator is the default one (random.h).
   Tensor generate(const Tensor& idx, int64_t max_new_tokens, double temperature = 1.0, int64_t top_k = 0,
                   Generator* generator = nullptr);
 };

@@ -1,6 +1,6 @@
 // Adafactor (Shazeer and Stern, "Adafactor: Adaptive Learning Rates with Sublinear Memory Cost", 2018, Algorithms 4 and
-// 5), in PyTorch's form. Of a matrix (the last two dimensions) only the means of the squared gradient over rows and
-// columns are kept; their outer product stands for the second moment.
+// 5), in PyTorch's form. For a matrix (the last two dimensions) the state is the mean of the squared gradient of each
+// row and of each column. Their outer product approximates the second moment. Other parameters keep it in full.
 //
 //   optim::Adafactor optimizer(model.parameters(), {.lr = 1e-2});
 #pragma once
@@ -17,15 +17,15 @@ namespace rondo::optim {
 struct AdafactorOptions {
   double lr = 1e-2;           // the largest relative step
   double beta2_decay = -0.8;  // 1 - beta2 at step t is t^beta2_decay
-  double eps1 = 0;            // of the second moment's root; 0: the epsilon of the parameter's dtype
-  double eps2 = 1e-3;         // the least root mean square that a parameter counts with
-  double d = 1.0;             // updates with a larger root mean square are scaled down to it
-  double weight_decay = 0;    // times lr times the parameter is subtracted from the parameter
+  double eps1 = 0;            // lower bound of the second moment's square root; 0: the epsilon of the parameter's dtype
+  double eps2 = 1e-3;         // lower bound of the parameter's root mean square, which scales the step
+  double d = 1.0;             // an update with a larger root mean square is scaled down to this one
+  double weight_decay = 0;    // decoupled: param -= lr * weight_decay * param
   bool maximize = false;
-  StateFormat state = StateFormat::kFull;  // of vectors; factors are always in the compute dtype
+  StateFormat state = StateFormat::kFull;  // for vectors; row and column means are always in the compute dtype
 };
 
-// sign, weight of the new square, eps1^2, keep, step: the last is known after the first sweep.
+// The scalars: sign, weight of the new square, eps1^2, keep, step. The first sweep determines the last one.
 struct AdafactorScalars {
   static constexpr size_t kScalars = 5;
   static constexpr int kWeight = 1, kEps = 2, kStep = 4;
@@ -52,7 +52,7 @@ struct AdafactorVectorApply : AdafactorVector {
     param = scalar::fma(-scalars[kStep], direction(grad, states[0], scalars), param * scalars[3]);
   }
 };
-// States: row_var, col_var, and row_var over its mean, which exists during a step.
+// States: row_var, col_var, and row_var divided by its mean. The third one exists only during a step.
 struct AdafactorMatrix : AdafactorScalars {
   static constexpr size_t kStates = 3;
 };

@@ -15,8 +15,8 @@ namespace rondo::optim {
 
 struct AdagradOptions {
   double lr = 1e-2;
-  double lr_decay = 0;      // lr / (1 + steps * lr_decay)
-  double weight_decay = 0;  // times the parameter is added to the gradient
+  double lr_decay = 0;      // step t uses lr / (1 + (t - 1) * lr_decay)
+  double weight_decay = 0;  // L2: grad += weight_decay * param
   double initial_accumulator_value = 0;
   double eps = 1e-10;
   bool maximize = false;

@@ -1,5 +1,6 @@
-// Adam (Kingma and Ba, 2015, Algorithm 1), AMSGrad (Reddi et al., 2018) and AdamW, whose weight decay is decoupled from
-// the gradient (Loshchilov and Hutter, 2019, Algorithm 2).
+// Adam (Kingma and Ba, 2015, Algorithm 1), AMSGrad (Reddi et al., 2018) and AdamW (Loshchilov and Hutter, 2019,
+// Algorithm 2). Weight decay is L2 in Adam: it changes the gradient. In AdamW it is decoupled: it changes the
+// parameter.
 //
 //   optim::AdamW optimizer(model.parameters(), {.lr = 3e-4, .betas = {0.9, 0.95}, .weight_decay = 0.1});
 #pragma once
@@ -17,7 +18,7 @@ struct AdamOptions {
   double lr = 1e-3;
   std::array<double, 2> betas = {0.9, 0.999};
   double eps = 1e-8;
-  double weight_decay = 0;  // times the parameter is added to the gradient
+  double weight_decay = 0;  // L2: grad += weight_decay * param
   bool amsgrad = false;
   bool maximize = false;
   StateFormat state = StateFormat::kFull;
@@ -27,13 +28,13 @@ struct AdamWOptions {
   double lr = 1e-3;
   std::array<double, 2> betas = {0.9, 0.999};
   double eps = 1e-8;
-  double weight_decay = 1e-2;  // times lr times the parameter is subtracted from the parameter
+  double weight_decay = 1e-2;  // decoupled: param -= lr * weight_decay * param
   bool amsgrad = false;
   bool maximize = false;
   StateFormat state = StateFormat::kFull;
 };
 
-// The update. Both kinds of decay are in it: l2 is 0 in AdamW and keep is 1 in Adam, which changes no bit.
+// One formula for both kinds of decay: AdamW sets l2 = 0, Adam sets keep = 1. These two values change no bit.
 template <bool kAmsgrad> struct AdamFormula {
   static constexpr size_t kStates = kAmsgrad ? 3 : 2, kScalars = 9;
 
@@ -51,7 +52,7 @@ template <bool kAmsgrad> struct AdamFormula {
   }
 };
 
-// What Adam and AdamW share.
+// The shared base of Adam and AdamW.
 class AdamBase : public Optimizer {
  protected:
   struct Group {

@@ -1,15 +1,15 @@
-// 8-bit states: one byte for each element and one f32 scale for each block of 256, the largest magnitude in it
-// (block-wise quantisation: Dettmers et al., "8-bit Optimizers via Block-wise Quantization", 2022). A code is a small
-// floating-point number relative to the scale, so that small values keep their relative precision (what that paper
-// calls dynamic; its table of 256 values would need a search, this needs arithmetic only):
+// 8-bit states: one byte for each element, and one f32 scale for each block of 256 elements (Dettmers et al., "8-bit
+// Optimizers via Block-wise Quantization", 2022). The scale is the largest magnitude in the block. A code is a small
+// floating-point number relative to the scale, so small values keep their relative precision. The paper's "dynamic"
+// codes do the same with a table of 256 values, which needs a search; these codes need arithmetic only:
 //
 //   unsigned  4 exponent and 4 mantissa bits: 2^-18 to 1, within 2^-5 relative above 2^-14. A positive value never
-//             becomes 0, because second moments stand in a denominator.
-//   signed    sign, 3 exponent and 4 mantissa bits: 2^-10 to 1, within 2^-5 relative above 2^-6, smaller ones towards
-//   0.
+//             becomes 0, because second moments are divisors.
+//   signed    sign, 3 exponent and 4 mantissa bits: 2^-10 to 1, within 2^-5 relative above 2^-6. Smaller values
+//             lose precision, and the smallest become 0.
 //
-// Bits are: [sign] exponent mantissa, with gradual underflow as in IEEE 754. Both are templates over the scalar type
-// (ops/scalar_math.h): eager and generated code give equal codes.
+// Bits are: [sign] exponent mantissa, with gradual underflow as in IEEE 754. Both functions are templates over the
+// scalar type (ops/scalar_math.h), so eager and generated code give equal codes.
 #pragma once
 
 #include "rondo/runtime/ops/scalar_math.h"
@@ -33,14 +33,15 @@ template <bool kSigned, class T> [[gnu::always_inline]] inline T decode8(T code,
   return value;
 }
 
-// What encode8 multiplies values with: 1 / scale, or 0 for a block without a normal number, which becomes zeros.
+// The factor that encode8 takes: 1 / scale. It is 0, and the block becomes zeros, if the scale is below the smallest
+// normal f32.
 template <class T> [[gnu::always_inline]] inline T inverse8(T scale) {
   using namespace scalar;
   const T one = constant(scale, 1.0);
   return select(lt(scale, constant(scale, 0x1p-126)), constant(scale, 0.0), one / scale);
 }
 
-// The code nearest to a value, ties to even. Of NaN: anything; the scale is NaN then, too.
+// The code nearest to a value, ties to even. The code of a NaN is unspecified: its scale is a NaN, too.
 template <bool kSigned, class T> [[gnu::always_inline]] inline T encode8(T value, T inverse) {
   using namespace scalar;
   constexpr double kLowest = kSigned ? -6 : -14;
@@ -54,7 +55,7 @@ template <bool kSigned, class T> [[gnu::always_inline]] inline T encode8(T value
   return select(lt(zero, value), select(lt(code, one), one, code), code);
 }
 
-// A code as it is stored: the low byte of an integer-valued f32. Defined for every input, as LoopOp::kStore to u8.
+// The stored byte of a code: the low byte of an integer-valued f32. Defined for every input, like LoopOp::kStore to u8.
 inline uint8_t low_byte(float integer) { return static_cast<uint8_t>(std::bit_cast<uint32_t>(integer + 0x1.8p23f)); }
 
 }  // namespace rondo::optim

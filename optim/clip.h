@@ -1,4 +1,4 @@
-// Gradient clipping by the norm of all gradients together (Pascanu et al., 2013).
+// Gradient clipping by their global norm (Pascanu et al., 2013).
 #pragma once
 
 #include <span>
@@ -12,9 +12,9 @@ struct ClipOptions {
   bool error_if_nonfinite = false;
 };
 // Scales the gradients of `params` by max_norm / (norm + 1e-6) if that is below 1, and returns their Euclidean norm
-// before scaling. The norm is summed in f64 over chunks of fixed size in a fixed order: the same bits for any number of
-// threads. A norm that is not finite makes every gradient NaN; with error_if_nonfinite it throws Error instead and
-// changes nothing. Throws Error if the parameters are updated at seams (update_at_seams.h).
+// before scaling. The norm is summed in f64 over chunks of fixed size in a fixed order, so its bits do not depend on
+// the number of threads. If the norm is not finite, every gradient becomes NaN. With error_if_nonfinite, the call
+// throws Error instead and changes nothing. Throws Error if the parameters are updated at seams (update_at_seams.h).
 double clip_grad_norm_(std::span<const Tensor> params, double max_norm, ClipOptions options = {});
 
 }  // namespace rondo::optim

@@ -1,6 +1,6 @@
 // LAMB (You et al., "Large Batch Optimization for Deep Learning: Training BERT in 76 minutes", 2020, Algorithm 2):
-// Adam's step of each tensor, scaled to the tensor's norm. Two sweeps: the first moves the averages and takes the
-// norms, the second moves the parameters.
+// Adam's step of each parameter, scaled by the ratio of the parameter's norm to the step's norm. Two sweeps: the first
+// updates the averages and measures both norms, the second updates the parameters.
 //
 //   optim::LAMB optimizer(model.parameters(), {.lr = 2e-3, .weight_decay = 0.01});
 #pragma once
@@ -18,11 +18,11 @@ struct LAMBOptions {
   double lr = 1e-3;
   std::array<double, 2> betas = {0.9, 0.999};
   double eps = 1e-6;
-  double weight_decay = 0;  // times the parameter is added to Adam's step, before it is scaled
+  double weight_decay = 0;  // step += weight_decay * param, before the step is scaled
   StateFormat state = StateFormat::kFull;
 };
 
-// Adam's step r of section 3.3, from averages that are up to date.
+// Adam's step r of section 3.3, from the averages after their update.
 struct LAMBScalars {
   static constexpr size_t kScalars = 9;
   template <class T> static T direction(T param, T exp_avg, T exp_avg_sq, const std::array<T, kScalars>& s) {

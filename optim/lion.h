@@ -15,7 +15,7 @@ namespace rondo::optim {
 struct LionOptions {
   double lr = 1e-4;
   std::array<double, 2> betas = {0.9, 0.99};
-  double weight_decay = 0;  // times lr times the parameter is subtracted from the parameter
+  double weight_decay = 0;  // decoupled: param -= lr * weight_decay * param
   bool maximize = false;
   StateFormat state = StateFormat::kFull;
 };

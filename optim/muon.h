@@ -1,8 +1,8 @@
 // Muon (Jordan et al., "Muon: An optimizer for hidden layers in neural networks", 2024,
-// kellerjordan.github.io/posts/muon), in PyTorch's form: the momentum of a matrix, made nearly orthogonal by
-// Newton-Schulz iterations, is the step. For the matrices of hidden layers; embeddings, heads and vectors belong to
-// another optimizer. Sweeps before and after the iterations are formulas; the iterations are matrix products, in a
-// compiled region if the optimizer is compiled.
+// kellerjordan.github.io/posts/muon), in PyTorch's form. The step is the momentum of a matrix, made nearly orthogonal
+// by Newton-Schulz iterations. Use Muon for the matrices of hidden layers, and another optimizer for embeddings, heads
+// and vectors. One sweep runs before the iterations and one after them. The iterations are matrix products; they run in
+// a compiled region if the optimizer is compiled.
 //
 //   optim::Muon optimizer(matrices, {.lr = 0.02, .momentum = 0.95});
 #pragma once
@@ -17,22 +17,23 @@
 namespace rondo::optim {
 
 struct MuonOptions {
-  // How lr is adjusted to a matrix of A rows and B columns: times sqrt(max(1, A / B)), or times 0.2 sqrt(max(A, B)),
-  // with which AdamW's learning rates and decays may be kept (Liu et al., "Muon is Scalable for LLM Training", 2025).
+  // The factor of lr for a matrix of A rows and B columns. kOriginal: sqrt(max(1, A / B)). kMatchRmsAdamW:
+  // 0.2 sqrt(max(A, B)), which lets you keep the lr and weight_decay that you use with AdamW (Liu et al., "Muon is
+  // Scalable for LLM Training", 2025).
   enum AdjustLr { kOriginal, kMatchRmsAdamW };
   double lr = 1e-3;
-  double weight_decay = 0.1;  // times lr times the parameter is subtracted from the parameter
+  double weight_decay = 0.1;  // decoupled: param -= lr * weight_decay * param
   double momentum = 0.95;
   bool nesterov = true;
   std::array<double, 3> ns_coefficients = {3.4445, -4.7750, 2.0315};
   double eps = 1e-7;
   int ns_steps = 5;
-  DType ns_dtype = kF32;  // of the iterations; PyTorch's are in bf16. f64 parameters: always f64
+  DType ns_dtype = kF32;  // dtype of the iterations (PyTorch: bf16); f64 parameters use f64
   AdjustLr adjust_lr = kOriginal;
   StateFormat state = StateFormat::kFull;
 };
 
-// States: the momentum, and the step, which exists during a step.
+// States: the momentum, and the step to take. The second one exists only during a step.
 struct MuonScalars {
   static constexpr size_t kStates = 2, kScalars = 5;
 };
@@ -41,7 +42,7 @@ struct MuonGather : MuonScalars {
   static void update(T& /*param*/, T grad, std::array<T, kStates>& states, const std::array<T, kScalars>& scalars) {
     auto& [buffer, step] = states;
     buffer = scalar::fma(scalars[0], grad - buffer, buffer);
-    step = scalar::fma(scalars[1], buffer, scalars[2] * grad);  // Nesterov's, or the buffer itself
+    step = scalar::fma(scalars[1], buffer, scalars[2] * grad);  // Nesterov's direction, or the buffer
   }
 };
 struct MuonApply : MuonScalars {

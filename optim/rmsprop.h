@@ -1,5 +1,6 @@
-// RMSprop (Hinton, "Neural Networks for Machine Learning", lecture 6e, 2012), centered (Graves, "Generating Sequences
-// With Recurrent Neural Networks", 2013, equations 38 to 45), in PyTorch's form: epsilon stands outside of the root.
+// RMSprop (Hinton, "Neural Networks for Machine Learning", lecture 6e, 2012), and its centered form (Graves,
+// "Generating Sequences With Recurrent Neural Networks", 2013, equations 38 to 45). As in PyTorch, eps is added outside
+// the square root.
 //
 //   optim::RMSprop optimizer(model.parameters(), {.lr = 1e-3, .momentum = 0.9, .centered = true});
 #pragma once
@@ -17,9 +18,9 @@ struct RMSpropOptions {
   double lr = 1e-2;
   double alpha = 0.99;
   double eps = 1e-8;
-  double weight_decay = 0;  // times the parameter is added to the gradient
+  double weight_decay = 0;  // L2: grad += weight_decay * param
   double momentum = 0;
-  bool centered = false;  // divides by the standard deviation instead of the root of the mean square
+  bool centered = false;  // divide by the gradient's standard deviation, not by its root mean square
   bool maximize = false;
   StateFormat state = StateFormat::kFull;
 };
@@ -37,7 +38,8 @@ template <bool kCentered, bool kMomentum> struct RMSpropFormula {
     if constexpr (kCentered) {
       T& grad_avg = states[1];
       grad_avg = scalar::fma(weight, g - grad_avg, grad_avg);
-      second = scalar::maximum(scalar::fma(-grad_avg, grad_avg, square_avg), scalar::constant(g, 0.0));  // rounding
+      second = scalar::maximum(scalar::fma(-grad_avg, grad_avg, square_avg),
+                               scalar::constant(g, 0.0));  // rounding may give < 0
     }
     T step = g / (scalar::sqrt(second) + eps);
     if constexpr (kMomentum) step = states[kStates - 1] = scalar::fma(momentum, states[kStates - 1], step);

@@ -1,4 +1,4 @@
-// Learning-rate schedules: plain functions of the step, counted from 0. PyTorch's values.
+// Learning-rate schedules: functions of the step, which counts from 0. Their values are PyTorch's.
 //
 //   const optim::CosineWithWarmup schedule{.lr = 1e-3, .min_lr = 1e-4, .warmup_steps = 100, .decay_steps = 2000};
 //   for (int64_t step = 0; step < 2000; ++step) { optimizer.set_lr(schedule(step)); ... }
@@ -12,7 +12,7 @@
 #pragma GCC visibility push(default)
 namespace rondo::optim {
 
-// From a to b along half a cosine wave, as `share` goes from 0 to 1.
+// Goes from a to b along half a cosine wave while `share` goes from 0 to 1.
 inline double cosine_between(double a, double b, double share) {
   return b + (a - b) / 2 * (1 + std::cos(std::numbers::pi * share));
 }
@@ -22,7 +22,7 @@ struct Constant {
   double operator()(int64_t /*step*/) const { return lr; }
 };
 
-// From lr * start_factor to lr * end_factor in `steps` steps, then constant: warm-up or linear decay (LinearLR).
+// Warm-up or linear decay: from lr * start_factor to lr * end_factor in `steps` steps, then constant (LinearLR).
 struct Linear {
   double lr = 1e-3;
   double start_factor = 1.0 / 3;
@@ -34,8 +34,8 @@ struct Linear {
   }
 };
 
-// Half a cosine wave from lr to min_lr in `steps` steps, and back up after that (Loshchilov and Hutter, "SGDR",
-// 2017; CosineAnnealingLR).
+// Half a cosine wave from lr to min_lr in `steps` steps. Later steps rise again: stop at `steps` (Loshchilov and
+// Hutter, "SGDR", 2017; CosineAnnealingLR).
 struct Cosine {
   double lr = 1e-3;
   double min_lr = 0;
@@ -45,8 +45,7 @@ struct Cosine {
   }
 };
 
-// nanoGPT's: linear warm-up, reaching lr at warmup_steps; then half a cosine wave to min_lr at decay_steps; then
-// min_lr.
+// nanoGPT's schedule: linear warm-up to lr at warmup_steps, half a cosine wave to min_lr at decay_steps, then min_lr.
 struct CosineWithWarmup {
   double lr = 1e-3;
   double min_lr = 1e-4;
@@ -60,9 +59,9 @@ struct CosineWithWarmup {
   }
 };
 
-// The 1cycle policy (Smith and Topin, 2018; OneCycleLR): from max_lr / div_factor up to max_lr, which is reached
-// after `pct_start` of the steps, and down to max_lr / div_factor / final_div_factor; with three_phase, by way of where
-// it began.
+// The 1cycle policy (Smith and Topin, 2018; OneCycleLR): the rate starts at max_lr / div_factor, reaches max_lr
+// after the fraction `pct_start` of the steps, and falls to max_lr / div_factor / final_div_factor. With three_phase it
+// first falls back to the start value, as fast as it rose.
 struct OneCycle {
   enum Anneal { kCosine, kLinear };
   double max_lr = 1e-2;

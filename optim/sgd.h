@@ -1,5 +1,5 @@
-// Stochastic gradient descent with momentum (Sutskever et al., 2013, in PyTorch's form: the learning rate multiplies
-// the momentum buffer, and the first step takes the gradient undamped).
+// Stochastic gradient descent with momentum (Sutskever et al., 2013), in PyTorch's form: the learning rate multiplies
+// the momentum buffer, and dampening does not apply to the first step.
 //
 //   optim::SGD optimizer(model.parameters(), {.lr = 0.1, .momentum = 0.9, .nesterov = true});
 #pragma once
@@ -17,8 +17,8 @@ struct SGDOptions {
   double lr = 1e-3;
   double momentum = 0;
   double dampening = 0;
-  double weight_decay = 0;  // times the parameter is added to the gradient
-  bool nesterov = false;    // needs momentum and no dampening
+  double weight_decay = 0;  // L2: grad += weight_decay * param
+  bool nesterov = false;    // requires momentum > 0 and dampening = 0
   bool maximize = false;
   StateFormat state = StateFormat::kFull;
 };
@@ -32,7 +32,7 @@ template <bool kMomentum> struct SGDFormula {
     T direction = scalar::fma(l2, param, grad * sign);
     if constexpr (kMomentum) {
       states[0] = scalar::fma(momentum, states[0], grad_weight * direction);
-      // Nesterov: grad + momentum buffer; else the buffer.
+      // Nesterov's direction is grad + momentum * buffer. Otherwise it is the buffer.
       direction = scalar::fma(ahead_buffer, states[0], ahead_grad * direction);
     }
     param = scalar::fma(-lr, direction, param);

@@ -9,20 +9,21 @@
 //   - a result with a NaN is an error, always. The message says which operand had a NaN already, if one had: then the
 //     NaN came into the scope with the data;
 //   - a result with an infinity is an error if every operand is finite. Masks of -infinity therefore pass: masked_fill
-//     with an infinite value, and whatever is computed from its result. Only a NaN stops them, such as that of a
-//     softmax over a row that is masked throughout.
+//     with an infinite value, and every result computed from it. A softmax over a fully masked row gives a NaN, and
+//     that is an error.
 // The operands of a gradient rule are the arriving gradients and what the op saved. Float attributes are operands, too.
-// Views, integers, and what is not an op (Tensor::full, copies from the host) are not checked. Sums of gradients are.
+// Sums of gradients are checked. Views, integers, Tensor::full and copies from the host are not.
 //
-// Compiled regions run op by op in the scope, forward and backward, so that the op can be named. What is wrong only in
-// compiled code is therefore not found: run with Stance::kForceEager and compare, or use tests/fuzz. A backward whose
-// forward ran outside of the scope is checked, too, but its messages do not name the module. With an f16 loss scale,
-// infinities in gradients are part of the search for the scale (GradScaler), and are errors here.
+// Compiled regions run op by op in the scope, forward and backward, so that the op can be named. So the scope
+// does not find errors of compiled code: run with Stance::kForceEager and compare, or use tests/fuzz. A backward whose
+// forward ran outside of the scope is checked, too, but its messages do not name the module. GradScaler expects some
+// infinite f16 gradients while it searches for the scale; in this scope they are errors.
 //
 // The scope is slow: each result is read once more, and each op inside a recording is a graph break. Outside of any
 // scope a call pays for one test of a thread-local flag.
 #pragma once
 
+#pragma GCC visibility push(default)
 namespace rondo::autograd {
 
 class DetectAnomaly {
@@ -39,3 +40,4 @@ class DetectAnomaly {
 bool detecting_anomaly();
 
 }  // namespace rondo::autograd
+#pragma GCC visibility pop

@@ -492,7 +492,8 @@ void check_in_place(const OpDef& op, const Tensor& target, bool differentiable, 
   const AutogradMeta* meta = target.impl()->autograd.get();
   const bool history = meta != nullptr && meta->grad_fn != nullptr;
   if (target.requires_grad() && !history)
-    throw_op_error(op.name, "a leaf that requires grad cannot be written in place; wrap the write in no_grad()", where);
+    throw_op_error(
+        op.name, "a leaf that requires grad cannot be written in place; write it in a scope with `NoGrad off;`", where);
   if (meta != nullptr && meta->no_grad_view && meta->base.defined() && (differentiable || meta->base.requires_grad()))
     throw_op_error(op.name,
                    "this view was made under no_grad and is overwritten with gradients on; do both under no_grad, so "

@@ -185,13 +185,16 @@ void seed_roots(Backward& run, std::span<const Tensor> roots, std::span<const Te
   for (size_t i = 0; i < roots.size(); ++i) {
     const Tensor& root = roots[i];
     if (!root.requires_grad(where))
-      throw_op_error("backward", "the tensor does not require grad and has no history", where);
+      throw_op_error(
+          "backward",
+          "the tensor does not require grad: no tensor that it was computed from does, or it was computed under NoGrad",
+          where);
     Tensor grad = i < grads.size() ? grads[i] : Tensor();
     if (!grad.defined()) {
       if (root.numel() != 1)
         throw_op_error("backward",
-                       "a gradient must be given for a tensor of shape " + to_string(root.sizes()) +
-                           "; only a single element has the default 1",
+                       "the tensor has shape " + to_string(root.sizes()) +
+                           ", not one element; reduce it with sum() or mean(), or pass its gradient",
                        where);
       grad = Tensor::ones(root.sizes(), {root.dtype(), root.device()});
     }

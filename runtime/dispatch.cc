@@ -64,14 +64,16 @@ void InferContext::fail(std::string_view what) const {
 }
 
 void InferContext::require_floating(int i) const {
-  if (!is_floating(dtype(i))) fail("operand " + std::to_string(i) + " must be floating point");
+  if (!is_floating(dtype(i))) fail("operand " + std::to_string(i) + " must be floating point; cast it with .to(kF32)");
 }
 void InferContext::require_same_dtype(int a, int b) const {
   if (dtype(a) != dtype(b)) fail("operands must have the same dtype; cast one with .to()");
 }
 
 void require_defined(const char* op, const TensorArg& operand) {
-  if (!operand.tensor.defined()) throw_op_error(op, "an operand is an undefined tensor", operand.where);
+  if (!operand.tensor.defined())
+    throw_op_error(op, "an operand is an undefined tensor (a .grad() is undefined until backward() reaches it)",
+                   operand.where);
 }
 
 class Dispatcher {

@@ -4,12 +4,12 @@
 //   for (...) train_step();
 //   puts(memory::to_string(recording.report()).c_str());
 //
-// A block of memory is a workspace until somebody says what it is for: a leaf that requires a gradient and what a
-// module registers are parameters, .grad is a gradient (so is one that an op computes ahead, for its backward to
-// deliver), an optimizer has states, and what the tape saves is an activation unless it is one of these. That is known
-// of every block but activations, which are counted from the start of a recording on. Views, and memory that is not
-// ours (a mapped file), count as nothing. Off, it costs one relaxed load for each allocation, op and node. Thread
-// safety: everything here may be called from any thread; blocks of all threads are counted.
+// Leaves that require grad and registered tensors of modules are parameters. A .grad is a gradient; so is a gradient
+// that an op computes ahead for its backward. Optimizers have states. Other tensors that the tape saves are
+// activations. Everything else is workspace. Activations are counted from the start of a recording on, the others
+// always. Views and foreign memory (a mapped file) do not count. Without a recording, the cost is one relaxed load for
+// each allocation, op and node. Thread safety: everything here may be called from any thread; blocks of all threads are
+// counted.
 #pragma once
 
 #include <atomic>
@@ -80,8 +80,8 @@ class Recording {
 // | cache                                        | bound                              | trim()                       |
 // |----------------------------------------------|------------------------------------|------------------------------|
 // | freed blocks of memory above 64 KB           | allocator::set_cache_limit()       | empties it                   |
-// | smaller freed blocks                         | 26 MB a thread                     | other threads: when they next
-// allocate | | freed tensor handles                         | 256 a thread                       | keeps them, 64 KB |
+// | smaller freed blocks                         | 26 MB a thread                     | empties; other threads later |
+// | freed tensor handles                         | 256 a thread                       | keeps them, 64 KB            |
 // | matrix products as oneDNN primitives         | the most recent 1024               | empties it, and oneDNN's own |
 // | generated kernels that no region holds       | 4096 kernels                       | empties it                   |
 // | recordings of a compiled region              | CompileOptions::max_entries        | keeps them: they are in use  |

@@ -306,7 +306,8 @@ void empty_cache() {
 
 Storage Storage::allocate(size_t bytes, Device device) {
   check_cpu();  // here, because no kernel runs without a tensor
-  invariant(device.backend == Backend::kCPU, "only host memory can be allocated in this build");
+  if (device.backend != Backend::kCPU)
+    throw Error("Tensor: this build has CPU tensors only; leave the device out or write kCPU");
   Storage storage;
   storage.block_ = new Block;
   storage.block_->device = device;

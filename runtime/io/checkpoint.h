@@ -32,10 +32,10 @@ using Scalars = std::map<std::string, Scalar>;
 
 struct Checkpoint {
   int64_t step = 0;
-  TensorMap model;
-  TensorMap optimizer;
+  TensorMap model = {};
+  TensorMap optimizer = {};
   // RNG state, data position, best loss, configuration: whatever resuming needs.
-  Scalars state;
+  Scalars state = {};
 
   // Reads state[name] as a T: bool, int64_t, double or std::string. Throws Error if it is absent or of another type.
   template <class T> const T& get(const std::string& name) const {

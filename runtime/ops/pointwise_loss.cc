@@ -61,7 +61,7 @@ void require_same_shape(const char* op, TensorArg x, TensorArg target) {
   if (!(x.tensor.sizes() == target.tensor.sizes()))
     throw_op_error(op,
                    "input and target must have the same shape, got " + to_string(x.tensor.sizes()) + " and " +
-                       to_string(target.tensor.sizes()),
+                       to_string(target.tensor.sizes()) + "; reshape() or unsqueeze() one of them",
                    x.where);
 }
 
