@@ -12,14 +12,22 @@ namespace {
 
 using V = std::vector<double>;
 
+std::vector<Tensor> leaves;  // of the running test
+
 class GradientMemory : public testing::Test {
  protected:
   void SetUp() override { allocator::set_poison_on_free(true); }
-  void TearDown() override { allocator::set_poison_on_free(false); }
+  void TearDown() override {
+    // With create_graph a leaf owns its .grad, whose tape owns the leaf: dropping .grad ends that.
+    for (Tensor& leaf : leaves) leaf.zero_grad();
+    leaves.clear();
+    allocator::set_poison_on_free(false);
+  }
 };
 
 Tensor leaf(std::initializer_list<double> values) {
-  return Tensor::from<double>(values, {static_cast<int64_t>(values.size())}).requires_grad_();
+  leaves.push_back(Tensor::from<double>(values, {static_cast<int64_t>(values.size())}).requires_grad_());
+  return leaves.back();
 }
 V values(const Tensor& t) { return t.defined() ? t.to_vector<double>() : V{}; }
 bool share(const Tensor& a, const Tensor& b) { return a.storage() == b.storage(); }
