@@ -51,6 +51,7 @@
 #include "rondo/optim/sgd.h"
 #include "rondo/optim/update_at_seams.h"
 #include "rondo/runtime/amp.h"
+#include "rondo/runtime/anomaly.h"
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/data/data_loader.h"
 #include "rondo/runtime/data/dataset.h"

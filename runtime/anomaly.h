@@ -23,6 +23,7 @@
 // scope a call pays for one test of a thread-local flag.
 #pragma once
 
+#pragma GCC visibility push(default)
 namespace rondo::autograd {
 
 class DetectAnomaly {
@@ -39,3 +40,4 @@ class DetectAnomaly {
 bool detecting_anomaly();
 
 }  // namespace rondo::autograd
+#pragma GCC visibility pop
