@@ -1,6 +1,7 @@
 // Activation checkpointing: the tensors that a function would save are computed again in its backward.
 #include <algorithm>
 
+#include "absl/strings/str_cat.h"
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/memory.h"
 #include "rondo/runtime/random.h"
@@ -52,6 +53,9 @@ class CheckpointNode final : public Node {
       amp::Autocast autocast(autocast_);
       outputs = fn_(inputs);
     }
+    if (outputs.size() != grads_out.size())
+      throw Error(absl::StrCat("backward of checkpoint: the function returned ", grads_out.size(),
+                               " tensors in forward and ", outputs.size(), " in backward; both runs must do the same"));
     std::vector<Tensor> roots, seeds;
     for (size_t i = 0; i < outputs.size(); ++i)
       if (grads_out[i].defined() && outputs[i].defined() && outputs[i].requires_grad()) {
@@ -87,6 +91,7 @@ bool views_any_of(const Tensor& view, std::span<const Tensor> inputs) {
 
 std::vector<Tensor> checkpoint(std::function<std::vector<Tensor>(std::span<const Tensor>)> fn,
                                std::span<const Tensor> inputs) {
+  if (!fn) throw Error("autograd::checkpoint: the function is empty");
   if (!grad_enabled() || active_recorder() != nullptr) return fn(inputs);
   auto node = std::make_shared<CheckpointNode>(std::move(fn), inputs);
   std::vector<Tensor> outputs = node->run(inputs);

@@ -182,6 +182,9 @@ class Backward {
 
 void seed_roots(Backward& run, std::span<const Tensor> roots, std::span<const Tensor> grads,
                 std::source_location where) {
+  if (grads.size() > roots.size())
+    throw_op_error("backward", absl::StrCat(grads.size(), " gradients are given for ", roots.size(), " tensors"),
+                   where);
   for (size_t i = 0; i < roots.size(); ++i) {
     const Tensor& root = roots[i];
     if (!root.requires_grad(where))
@@ -227,15 +230,17 @@ std::vector<Tensor> grad(std::span<const Tensor> roots, std::span<const Tensor> 
   Backward run(retain_graph || create_graph, create_graph);
   seed_roots(run, roots, grads, where);
   for (size_t i = 0; i < inputs.size(); ++i) {
-    if (!inputs[i].requires_grad()) throw Error(absl::StrCat("autograd::grad: input ", i, " does not require grad"));
+    if (!inputs[i].defined()) throw_op_error("autograd::grad", absl::StrCat("input ", i, " is undefined"), where);
+    if (!inputs[i].requires_grad(where))
+      throw_op_error("autograd::grad", absl::StrCat("input ", i, " does not require grad"), where);
     run.capture(gradient_edge(inputs[i]), i);
   }
   std::vector<Tensor> captured(inputs.size());
   run.run(&captured);
   for (size_t i = 0; i < inputs.size() && !allow_unused; ++i)
     if (!captured[i].defined())
-      throw Error(
-          absl::StrCat("autograd::grad: input ", i, " was not used; pass allow_unused = true if that is meant"));
+      throw_op_error("autograd::grad",
+                     absl::StrCat("input ", i, " was not used; pass allow_unused = true if that is meant"), where);
   // Note [Gradients do not alias]
   absl::flat_hash_set<const void*> taken;
   for (const Tensor& seed : grads)

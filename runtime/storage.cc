@@ -226,8 +226,6 @@ void* allocate(size_t bytes) {
   const size_t size = class_size(bytes);
   const int64_t now = bytes_in_use.fetch_add(static_cast<int64_t>(size), std::memory_order_relaxed) +
                       static_cast<int64_t>(size);
-  if (now > peak_bytes.load(std::memory_order_relaxed)) peak_bytes.store(now, std::memory_order_relaxed);
-  allocations.fetch_add(1, std::memory_order_relaxed);
   void* block = reuse(size);
   if (block == nullptr) {
     if (size > kSmall) LargeCache::instance().trim(std::numeric_limits<int64_t>::max(), static_cast<int64_t>(size));
@@ -240,8 +238,11 @@ void* allocate(size_t bytes) {
   if (block == nullptr) {
     bytes_in_use.fetch_sub(static_cast<int64_t>(size), std::memory_order_relaxed);
     throw OutOfMemoryError("out of memory: cannot allocate " + std::to_string(bytes) + " bytes with " +
-                           std::to_string(now) + " in use; use a smaller batch, or activation checkpointing");
+                           std::to_string(now - static_cast<int64_t>(size)) +
+                           " in use; use a smaller batch, or activation checkpointing");
   }
+  if (now > peak_bytes.load(std::memory_order_relaxed)) peak_bytes.store(now, std::memory_order_relaxed);
+  allocations.fetch_add(1, std::memory_order_relaxed);
   if (memory::recording()) [[unlikely]]
     memory::detail::note_allocation(now, block);
   return block;

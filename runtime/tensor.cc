@@ -8,6 +8,7 @@
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/dynamic_range.h"
 #include "rondo/runtime/ops/ops.h"
+#include "rondo/runtime/ops/promotion.h"
 #include "rondo/runtime/parallel.h"
 #include "rondo/runtime/random.h"
 #include "rondo/runtime/recorder.h"
@@ -111,6 +112,7 @@ template <class Value> Tensor filled(const Dims& sizes, TensorOptions options, V
 Tensor Tensor::zeros(const Dims& sizes, TensorOptions options) { return full(sizes, 0.0, options); }
 Tensor Tensor::ones(const Dims& sizes, TensorOptions options) { return full(sizes, 1.0, options); }
 Tensor Tensor::full(const Dims& sizes, Scalar value, TensorOptions options) {
+  if (!is_floating(options.dtype)) ops::require_in_range("Tensor::full", value, options.dtype, {});
   return value.visit([&](auto v) { return filled(sizes, options, [=](int64_t) { return v; }); });
 }
 
@@ -143,7 +145,16 @@ Tensor Tensor::arange(Scalar begin, Scalar end, TensorOptions options) { return 
 Tensor Tensor::arange(Scalar end) { return arange(0, end, 1); }
 Tensor Tensor::arange(Scalar end, TensorOptions options) { return arange(0, end, 1, options); }
 
+namespace {
+void require_floating(const char* op, DType dtype) {
+  if (!is_floating(dtype))
+    throw Error(
+        absl::StrCat(op, ": the dtype must be a floating one, not ", std::string(name_of(dtype)), "; see randint"));
+}
+}  // namespace
+
 Tensor Tensor::randn(const Dims& sizes, TensorOptions options, Generator* generator) {
+  require_floating("Tensor::randn", options.dtype);
   Generator& source = generator ? *generator : default_generator();
   const uint64_t seed = source.seed(), offset = source.next_offset();
   // Box-Muller on two of the four words; element i has its own counter, so any split over threads agrees.
@@ -154,6 +165,7 @@ Tensor Tensor::randn(const Dims& sizes, TensorOptions options, Generator* genera
   });
 }
 Tensor Tensor::rand(const Dims& sizes, TensorOptions options, Generator* generator) {
+  require_floating("Tensor::rand", options.dtype);
   Generator& source = generator ? *generator : default_generator();
   const uint64_t seed = source.seed(), offset = source.next_offset();
   return filled(sizes, options,
@@ -306,6 +318,7 @@ void Tensor::retain_grad(std::source_location where) {
 int64_t Tensor::register_hook(std::function<Tensor(const Tensor&)> hook, std::source_location where) {
   checked("register_hook", where);
   if (!requires_grad()) throw_op_error("register_hook", "the tensor does not require grad", where);
+  if (!hook) throw_op_error("register_hook", "the hook is empty", where);
   settle_gradient(impl_);
   static std::atomic<int64_t> next_id{0};
   const int64_t id = next_id.fetch_add(1);

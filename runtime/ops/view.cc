@@ -146,7 +146,7 @@ constexpr OpDef kSlice = {
           const int dim = static_cast<int>(c.integer(0));
           const int64_t begin = c.integer(1), end = c.integer(2), step = c.integer(3);
           Dims sizes = c.sizes(0), strides = c.strides(0);
-          sizes[dim] = end > begin ? (end - begin + step - 1) / step : 0;
+          sizes[dim] = end > begin ? (end - begin - 1) / step + 1 : 0;  // a step may be as large as an int64_t
           const int64_t offset = c.offset(0) + begin * strides[dim];
           strides[dim] *= step;
           c.view(sizes, strides, offset);
@@ -422,9 +422,11 @@ namespace {
 Tensor triangle(const char* op, TensorArg x, int64_t diagonal, bool lower) {
   require_defined(op, x);
   if (x.tensor.rank() < 2) throw_op_error(op, "needs a matrix, got " + to_string(x.tensor.sizes()), x.where);
-  const Tensor rows = unsqueeze(Tensor::arange(x.tensor.size(-2)), 1) + diagonal;
+  // Beyond the matrix all diagonals are alike, and a sum with a very large one would not fit into an int64_t.
+  const int64_t limited = std::clamp(diagonal, -x.tensor.size(-2), x.tensor.size(-1));
+  const Tensor rows = unsqueeze(Tensor::arange(x.tensor.size(-2)), 1) + limited;
   const Tensor cols = unsqueeze(Tensor::arange(x.tensor.size(-1)), 0);
-  return where(lower ? less_equal(cols, rows) : less_equal(rows, cols), x, 0.0);
+  return where(lower ? less_equal(cols, rows) : less_equal(rows, cols), x, false);  // false widens no dtype
 }
 
 }  // namespace

@@ -6,8 +6,10 @@
 #include <limits>
 
 #include "rondo/runtime/autograd.h"
+#include "rondo/runtime/memory.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/tests/bits.h"
+#include "rondo/tests/errors.h"
 #include "rondo/tests/op_samples.h"
 
 namespace rondo {
@@ -478,6 +480,58 @@ TEST(OpErrors, IntegersAreNotDividedInPlace) {
 TEST(OpErrors, NineDimensionsAreTooMany) {
   EXPECT_THROW(Tensor::zeros({1, 1, 1, 1, 1, 1, 1, 1, 1}), Error);
   EXPECT_THROW(ops::unsqueeze(Tensor::zeros({1, 1, 1, 1, 1, 1, 1, 1}), 0), Error);
+}
+
+TEST(Misuse, ChecksWhatTheTapeIsGiven) {
+  const Tensor a = Tensor::ones({2}).requires_grad_(), b = Tensor::ones({2}).requires_grad_(), none;
+  const auto grad = [](const Tensor& root, const Tensor& input, std::vector<Tensor> grads = {}) {
+    return test::error_of([&] { autograd::grad(std::span(&root, 1), std::span(&input, 1), grads); });
+  };
+  const auto says = [](const std::string& message, const char* what) {
+    EXPECT_NE(message.find(what), std::string::npos) << message;
+    EXPECT_NE(message.find("op_errors_test.cc:"), std::string::npos) << message;
+  };
+  says(grad((a * 2).sum(), b), "autograd::grad: input 0 was not used");
+  says(grad((a * 2).sum(), none), "autograd::grad: input 0 is undefined");
+  says(grad((a * 2).sum(), Tensor::ones({2})), "autograd::grad: input 0 does not require grad");
+  says(grad(a * 2, a, {Tensor::ones({2}), Tensor::ones({2})}), "2 gradients are given for 1 tensors");
+  says(test::error_of([&] { Tensor(a).register_hook({}); }), "register_hook: the hook is empty");
+}
+
+TEST(Misuse, CheckpointedFunctionMustReturnTheSameAgain) {
+  const Tensor x = Tensor::ones({2}).requires_grad_();
+  EXPECT_NE(test::error_of([&] { autograd::checkpoint({}, {&x, 1}); }), "");
+  int runs = 0;
+  const std::vector<Tensor> out = autograd::checkpoint(
+      [&](std::span<const Tensor> in) { return std::vector<Tensor>(++runs == 1 ? 1 : 3, in[0] * 2); }, {&x, 1});
+  EXPECT_NE(test::error_of([&] { out[0].sum().backward(); }).find("1 tensors in forward and 3 in backward"),
+            std::string::npos);
+}
+
+TEST(Misuse, FactoriesRefuseWhatTheDtypeCannotHold) {
+  EXPECT_NE(test::error_of([] { Tensor::randn({2}, kI64); }), "");
+  EXPECT_NE(test::error_of([] { Tensor::rand({2}, kBool); }), "");
+  EXPECT_NE(test::error_of([] { Tensor::full({2}, 300, kU8); }), "");
+  EXPECT_NE(test::error_of([] { Tensor::full({2}, std::numeric_limits<double>::quiet_NaN(), kI64); }), "");
+  EXPECT_EQ(Tensor::full({1}, -1, kU8).item(), 255);
+}
+
+TEST(Misuse, FailedAllocationLeavesThePeakAlone) {
+  const int64_t before = allocator::stats().peak_bytes;
+  EXPECT_THROW(Tensor::empty({int64_t{1} << 45}), OutOfMemoryError);
+  EXPECT_EQ(allocator::stats().peak_bytes, before);
+}
+
+TEST(Views, LargestStepsAndDiagonals) {
+  const Tensor x = Tensor::arange(5);
+  EXPECT_EQ(x.slice(0, {0, INT64_MAX, INT64_MAX}).to_vector<int64_t>(), (std::vector<int64_t>{0}));
+  EXPECT_EQ(x.slice(0, {3, INT64_MAX, INT64_MAX - 1}).to_vector<int64_t>(), (std::vector<int64_t>{3}));
+  const Tensor m = Tensor::ones({2, 2}, kI64);
+  EXPECT_EQ(ops::triu(m, INT64_MAX).to_vector<int64_t>(), (std::vector<int64_t>{0, 0, 0, 0}));
+  EXPECT_EQ(ops::tril(m, INT64_MIN).to_vector<int64_t>(), (std::vector<int64_t>{0, 0, 0, 0}));
+  EXPECT_EQ(ops::tril(m, INT64_MAX).to_vector<int64_t>(), (std::vector<int64_t>{1, 1, 1, 1}));
+  EXPECT_EQ(ops::tril(m).dtype(), kI64);
+  EXPECT_EQ(ops::tril(m.to(kBool)).dtype(), kBool);
 }
 
 }  // namespace
