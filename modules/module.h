@@ -188,7 +188,8 @@ template <class... Args> class [[nodiscard]] Child {
   template <std::derived_from<ModuleBase> M> operator M() && {
     static_assert(std::is_constructible_v<M, Args...>, "child(name, args...): no constructor takes these args");
     const PlaceScope scope(*this, /*is_member=*/true);
-    return std::apply([](auto&&... args) { return M(std::forward<Args>(args)...); }, std::move(args_));
+    if constexpr (std::is_constructible_v<M, Args...>)  // otherwise the message above is the only error
+      return std::apply([](auto&&... args) { return M(std::forward<Args>(args)...); }, std::move(args_));
   }
   // The same on the heap, for lists.
   template <std::derived_from<ModuleBase> M> std::unique_ptr<M> make() && {

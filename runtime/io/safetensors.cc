@@ -97,8 +97,8 @@ SafetensorsFile::SafetensorsFile(const std::string& path) : file_(MappedFile::op
   uint64_t header = 0;
   std::memcpy(&header, file_->data(), 8);
   if (header > kMaxHeader)
-    throw FileError(path, absl::StrCat("not a safetensors file: its first 8 bytes give a header of ", header,
-                                       " bytes, and the limit is ", kMaxHeader));
+    throw FileError(path, absl::StrCat("not a safetensors file: its first 8 bytes give a header length of ", header,
+                                       ", above the limit of ", kMaxHeader));
   if (header > file_->size() - 8)
     throw FileError(path, absl::StrCat("the header length ", header, " is larger than the file (", file_->size(),
                                        " bytes): truncated?"));
