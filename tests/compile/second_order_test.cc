@@ -144,9 +144,9 @@ class Overwritten : public SecondOrder, public testing::WithParamInterface<bool>
     return [anomaly = GetParam()](Block& b) {
       const Tensor leaf = input();
       Tensor x = leaf * 1.5;
+      Tensors y = b(x);
       std::optional<autograd::DetectAnomaly> detect;
       if (anomaly) detect.emplace();
-      Tensors y = b(x);
       if (!anomaly) watch(y[0], b);
       x.mul_(2.0);
       Tensor loss;

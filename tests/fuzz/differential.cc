@@ -343,9 +343,8 @@ bool may_part(const Trail& a, const Trail& b, size_t i) {
     return true;
   // What is computed again needs its operands as they were, and says so where eager has kept the result.
   if (b.recomputes && y.ends_with("backward throws StaleTensorError")) return true;
-  // Second derivatives run a region's recording again, which needs its operands, too; and they pass through
-  // checkpoints.
-  return b.second_order && (y.ends_with("throws StaleTensorError") || x.ends_with("backward throws Error"));
+  // Second derivatives pass through the checkpoints of a region.
+  return b.second_order && x.ends_with("backward throws Error");
 }
 
 // The index of the first observation that differs; the number of them if none does.
