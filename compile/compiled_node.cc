@@ -1,6 +1,7 @@
 #include "rondo/compile/compiled_node.h"
 
 #include <algorithm>
+#include <cstring>
 
 #include "rondo/runtime/amp.h"
 #include "rondo/runtime/anomaly.h"
@@ -12,7 +13,8 @@
 
 namespace rondo::compile {
 
-void run_eagerly(const Graph& graph, std::vector<Tensor>& values, const std::vector<bool>* wanted) {
+void run_eagerly(const Graph& graph, std::vector<Tensor>& values, const std::vector<bool>* wanted,
+                 const std::function<void(const GraphNode&)>& made) {
   RecorderScope eager(nullptr);
   amp::Autocast as_recorded(std::nullopt);  // casts are in the recording already
   static const Tensor kUndefined;
@@ -28,10 +30,35 @@ void run_eagerly(const Graph& graph, std::vector<Tensor>& values, const std::vec
     GradMode mode(differentiable);
     call(*node.op, args, node.attrs, outputs);
     for (size_t i = 0; i < outputs.size(); ++i) values[static_cast<size_t>(node.outputs[i])] = outputs[i];
+    if (made) made(node);
   }
 }
 
 namespace {
+
+// Stands between the results of an op that is replayed for a second derivative and what reads them. While the replay
+// goes backward, the results' gradients pass through it to the op. Afterwards, those of the region's outputs lead to
+// the region's own node: as in eager execution, an output has one history, where all its gradients meet and its hooks
+// run.
+class Passage final : public Node {
+ public:
+  explicit Passage(int results) {
+    n_outputs = results;
+    edges.resize(static_cast<size_t>(results));
+  }
+  const char* name() const override { return "compiled region"; }
+  void backward(std::span<Tensor> grads_out, std::span<Tensor> grads_in) override {
+    for (size_t i = 0; i < grads_in.size(); ++i) grads_in[i] = grads_out[i];
+  }
+};
+
+// Zeros in the layout of `like`.
+Tensor zeros_like(const Value& like) {
+  int64_t extent = like.sizes.numel() == 0 ? 0 : 1;
+  for (int d = 0; d < like.sizes.rank() && extent > 0; ++d) extent += (like.sizes[d] - 1) * like.strides[d];
+  const Tensor memory = Tensor::zeros({extent}, {like.dtype});
+  return Tensor::from_storage(memory.storage(), 0, like.sizes, like.strides, like.dtype);
+}
 
 // The tape's node for one run of an entry.
 class CompiledNode final : public Node {
@@ -180,6 +207,121 @@ class CompiledNode final : public Node {
     return needed;
   }
 
+  // One replay. A replay has two differences to eager execution: it reads inputs that eager execution has no more use
+  // for, and it is another tape than the one on which the region's outputs stand.
+  class Replayed {
+   public:
+    Replayed(const CompiledNode& node, bool create_graph)
+        : node_(node),
+          create_graph_(create_graph),
+          values(graph().values.size()),
+          stale_(graph().values.size(), false) {
+      const std::vector<bool> needed = node.leads_to_gradients();
+      for (size_t i = 0; i < graph().inputs.size(); ++i)
+        if (const ValueId id = graph().inputs[i]; needed[static_cast<size_t>(id)]) read_input(i, id);
+      // Gradients stop at views of the inputs, not at the inputs: one input may be computed from another.
+      for (int i : node.entry_->backward.grad_inputs) {
+        const ValueId id = graph().inputs[static_cast<size_t>(i)];
+        if (stale_[static_cast<size_t>(id)]) continue;
+        Dims same;
+        for (int d = 0; d < value(id).rank(); ++d) same.push_back(d);
+        value(id) = ops::permute(value(id), same);
+      }
+      compile::run_eagerly(graph(), values, &needed, [this](const GraphNode& made) { after(made); });
+      // A gradient rule that reads one of these says that it was overwritten.
+      for (size_t id = 0; id < values.size(); ++id)
+        if (stale_[id] && values[id].defined()) values[id].storage().bump_version();
+    }
+    Tensor& value(ValueId id) { return values[static_cast<size_t>(id)]; }
+
+    // After the replay went backward: see Passage.
+    void lead_outputs_to(const std::shared_ptr<Node>& region) {
+      for (const auto& [passage, result, output] : passages_) {
+        passage->extras.clear();
+        passage->edges[static_cast<size_t>(result)] = {region, output};
+      }
+    }
+
+   private:
+    const Graph& graph() const { return node_.entry_->forward_graph; }
+
+    void read_input(size_t i, ValueId id) {
+      try {
+        value(id) = node_.inputs_[i].get("a compiled region", {});
+      } catch (const StaleTensorError&) {
+        // What was computed from it may still be there, and its own values may be of no further use.
+        value(id) = zeros_like(graph().value(id));
+        if (node_.edges[i].node != nullptr) {
+          const auto passage = std::make_shared<Passage>(1);
+          passage->edges[0] = node_.edges[i];
+          autograd::set_history(value(id), passage, 0);
+        }
+        stale_[static_cast<size_t>(id)] = any_stale_ = true;
+      }
+    }
+
+    void after(const GraphNode& made) {
+      const auto is_stale = [this](ValueId id) { return id != kNoValue && stale_[static_cast<size_t>(id)]; };
+      if (any_stale_ && std::any_of(made.inputs.begin(), made.inputs.end(), is_stale))
+        for (ValueId id : made.outputs) {
+          if (made.op->kind != OpKind::kView && restore(id)) continue;
+          stale_[static_cast<size_t>(id)] = true;
+          // Its version will change, which is no reason to look at its base again.
+          if (value(id).impl()->autograd != nullptr) value(id).impl()->autograd->base = Tensor();
+        }
+      if (create_graph_) put_passage(made);
+    }
+    // The value that the region has kept for its backward, instead of one computed from zeros.
+    bool restore(ValueId id) {
+      const int32_t at = node_.entry_->partition->kept_index(id);
+      if (at < 0 || node_.entry_->partition->kept()[static_cast<size_t>(at)].is_input) return false;
+      const Tensor& kept = node_.saved(static_cast<size_t>(at));
+      Tensor& result = value(id);
+      if (kept.dtype() != result.dtype() || !(kept.sizes() == result.sizes()) || !result.is_contiguous()) return false;
+      const Tensor dense = kept.contiguous();
+      const size_t size = size_of(result.dtype());
+      // The op has saved this memory, so its version must stay.
+      std::memcpy(
+          static_cast<std::byte*>(result.storage().data()) + static_cast<size_t>(result.storage_offset()) * size,
+          dense.raw_data(), static_cast<size_t>(result.numel()) * size);
+      return true;
+    }
+
+    void put_passage(const GraphNode& made) {
+      std::shared_ptr<Passage> passage;
+      for (size_t i = 0; i < made.outputs.size(); ++i) {
+        Tensor& result = value(made.outputs[i]);
+        const auto at = std::find(graph().outputs.begin(), graph().outputs.end(), made.outputs[i]);
+        if (at == graph().outputs.end() || !result.requires_grad()) continue;
+        if (passage == nullptr) passage = std::make_shared<Passage>(static_cast<int>(made.outputs.size()));
+        passages_.push_back({passage, static_cast<int>(i), static_cast<int>(at - graph().outputs.begin())});
+      }
+      if (passage == nullptr) return;
+      for (size_t i = 0; i < made.outputs.size(); ++i) {
+        Tensor& result = value(made.outputs[i]);
+        if (!result.requires_grad()) continue;
+        passage->edges[i] = autograd::gradient_edge(result);
+        autograd::set_history_of_saved_results(*passage->edges[i].node, passage);
+        autograd::set_history(result, passage, static_cast<int>(i));
+      }
+    }
+
+    struct Led {
+      std::shared_ptr<Passage> passage;
+      int result, output;  // of the op and of the region
+    };
+    const CompiledNode& node_;
+    const bool create_graph_;
+
+   public:
+    std::vector<Tensor> values;
+
+   private:
+    std::vector<bool> stale_;  // by value: computed from an input that was overwritten
+    bool any_stale_ = false;
+    std::vector<Led> passages_;
+  };
+
   // For second derivatives, hooks inside the region and DetectAnomaly: the recording runs again, op by op, on the eager
   // tape.
   void replay(std::span<const Tensor> grads_out, std::span<Tensor> grads_in) {
@@ -187,33 +329,17 @@ class CompiledNode final : public Node {
     const bool create_graph = grad_enabled();
     GradMode on(true);
     const Graph& graph = entry_->forward_graph;
-    std::vector<Tensor> values(graph.values.size());
-    const std::vector<bool> needed = leads_to_gradients();
-    for (size_t i = 0; i < graph.inputs.size(); ++i)
-      if (const auto id = static_cast<size_t>(graph.inputs[i]); needed[id])
-        values[id] = inputs_[i].get("a compiled region", {});
-    // Gradients stop at views of the inputs, not at the inputs: one input may be computed from another.
-    for (int i : entry_->backward.grad_inputs) {
-      Tensor& value = values[static_cast<size_t>(graph.inputs[static_cast<size_t>(i)])];
-      Dims same;
-      for (int d = 0; d < value.rank(); ++d) same.push_back(d);
-      value = ops::permute(value, same);
-    }
-    run_eagerly(graph, values, &needed);
+    Replayed replayed(*this, create_graph);
     std::vector<Tensor> roots, seeds, leaves;
     for (size_t i = 0; i < graph.outputs.size(); ++i) {
       if (!grads_out[i].defined()) continue;
-      roots.push_back(values[static_cast<size_t>(graph.outputs[i])]);
+      roots.push_back(replayed.value(graph.outputs[i]));
       seeds.push_back(grads_out[i]);
     }
-    std::vector<std::pair<Tensor, int64_t>> captures;  // hooks of this run of backward, which its second tape outlives
     for (const OutputExtras& extra : extras) {
-      Tensor& value = values[static_cast<size_t>(graph.outputs[static_cast<size_t>(extra.output)])];
+      Tensor& value = replayed.value(graph.outputs[static_cast<size_t>(extra.output)]);
       if (!value.defined() || !value.requires_grad()) continue;
-      for (const Hook& hook : extra.hooks) {
-        const int64_t id = value.register_hook(hook.fn);
-        if (hook.id < 0) captures.emplace_back(value, id);
-      }
+      for (const Hook& hook : extra.hooks) value.register_hook(hook.fn);
       if (const auto slot = extra.retained.lock())
         value.register_hook([slot](const Tensor& grad) {
           autograd::retain(*slot, grad);
@@ -221,14 +347,14 @@ class CompiledNode final : public Node {
         });
     }
     for (int i : entry_->backward.grad_inputs) {
-      leaves.push_back(values[static_cast<size_t>(graph.inputs[static_cast<size_t>(i)])]);
+      leaves.push_back(replayed.value(graph.inputs[static_cast<size_t>(i)]));
       if (grads_in.empty() || !grads_in[static_cast<size_t>(i)].defined()) continue;
       // The gradient from later consumers comes first in the sum.
       roots.push_back(leaves.back());
       seeds.push_back(grads_in[static_cast<size_t>(i)]);
     }
     const std::vector<Tensor> grads = autograd::grad(roots, leaves, seeds, true, create_graph, true);
-    for (auto& [value, id] : captures) value.remove_hook(id);
+    replayed.lead_outputs_to(self.lock());
     for (size_t i = 0; i < grads.size() && !grads_in.empty(); ++i)
       if (grads[i].defined()) grads_in[static_cast<size_t>(entry_->backward.grad_inputs[i])] = grads[i];
   }
@@ -236,13 +362,18 @@ class CompiledNode final : public Node {
   std::shared_ptr<const Entry> entry_;
   std::vector<SavedTensor> inputs_, saved_;
   bool released_ = false;
+
+ public:
+  std::weak_ptr<CompiledNode> self;
 };
 
 }  // namespace
 
 std::shared_ptr<Node> make_compiled_node(std::shared_ptr<const Entry> entry, std::span<const Tensor> inputs,
                                          std::span<const Tensor> results) {
-  return std::make_shared<CompiledNode>(std::move(entry), inputs, results);
+  auto node = std::make_shared<CompiledNode>(std::move(entry), inputs, results);
+  node->self = node;
+  return node;
 }
 
 }  // namespace rondo::compile

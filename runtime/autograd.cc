@@ -453,6 +453,10 @@ void record_call(const OpDef& op, std::span<const Tensor* const> inputs, const A
   node->save_outputs(outputs);
 }
 
+void set_history_of_saved_results(Node& node, const std::shared_ptr<Node>& to) {
+  if (auto* op = dynamic_cast<OpNode*>(&node)) op->self = to;
+}
+
 void record_in_place(const OpDef& op, std::span<const Tensor* const> inputs, const Attrs& attrs, Tensor& target,
                      std::source_location where) {
   AutogradMeta& meta = meta_of(target);

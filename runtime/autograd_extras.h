@@ -2,6 +2,7 @@
 // several ops (Node::adds_to_totals) runs them itself, since the gradient of one output may flow through another.
 #pragma once
 
+#include <memory>
 #include <span>
 
 #include "rondo/runtime/autograd.h"
@@ -14,5 +15,9 @@ void apply_extras(Node& node, std::span<Tensor> grads);
 
 // Adds to a retained gradient, or makes it: a copy of its own.
 void retain(GradSlot& slot, const Tensor& grad);
+
+// The history that the results which `node` has saved get for a second derivative: `to`, output by output, instead of
+// `node` itself. Whoever calls this keeps `to` alive.
+void set_history_of_saved_results(Node& node, const std::shared_ptr<Node>& to);
 
 }  // namespace rondo::autograd

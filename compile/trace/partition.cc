@@ -57,6 +57,11 @@ bool Partition::resembles(const Partition& other) const {
   return true;
 }
 
+int32_t Partition::kept_index(ValueId recorded) const {
+  const ValueId id = forward_id_[static_cast<size_t>(recorded)];
+  return id == kNoValue ? -1 : kept_index_[static_cast<size_t>(id)];
+}
+
 bool Partition::may_donate(const BackwardInput& input) const {
   if (input.kind != BackwardInput::kSaved || input.index < 0) return false;
   const Kept& kept = kept_[static_cast<size_t>(input.index)];

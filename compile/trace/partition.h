@@ -39,6 +39,8 @@ class Partition {
     int32_t index;
   };
   const std::vector<Kept>& kept() const { return kept_; }
+  // Where kept() has a value of `recorded`, or -1.
+  int32_t kept_index(ValueId recorded) const;
   // Bytes kept besides inputs and the caller's outputs; views of one memory count once.
   int64_t kept_bytes() const { return kept_bytes_; }
 

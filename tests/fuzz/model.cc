@@ -81,7 +81,8 @@ Tensor make_leaf(const Program& program, const Leaf& leaf, int64_t batch, uint64
     if (other.same_as == leaf.id) room = std::max(room, other.overlap);
   const int64_t n = sizes.numel() + room;
   const uint64_t seed = mix(mix(program.seed, static_cast<uint64_t>(leaf.id)), salt);
-  const Tensor flat = Tensor::from(numbers(leaf, n, seed, perturbed), {n}).to(leaf.meta.dtype);
+  const Tensor drawn = Tensor::from(numbers(leaf, n, seed, perturbed), {n}).to(leaf.drawn_in.value_or(leaf.meta.dtype));
+  const Tensor flat = drawn.to(leaf.meta.dtype);
   const Tensor dense = Tensor::from_storage(flat.storage(), flat.storage_offset(), sizes, contiguous_strides(sizes),
                                             leaf.meta.dtype);
   return room > 0 ? dense : in_layout(dense, leaf.layout);

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -52,6 +53,7 @@ struct Leaf {
   int64_t bound = 0;  // integers are below this
   Fill fill = Fill::kNormal;
   Layout layout = Layout::kDense;
+  std::optional<DType> drawn_in;  // its numbers are rounded to this dtype first
   ValueId same_as = kNone;  // the tensor of another leaf of the same role and meta: tied weights, an input passed twice
   int64_t overlap = -1;     // with same_as: another handle to its memory, this many elements further on
 };
