@@ -19,7 +19,7 @@ cp -r "$here" "$work/project"
 sanitize=$(cached RONDO_SANITIZE)
 # What a build of Rondo itself needs to meet the other's objects in ccache: the same flags and include folder.
 again=(-DRONDO_CPU="$(cached RONDO_CPU)" -DRONDO_INCLUDE_FOLDER="$build/include" -DRONDO_SANITIZE="$sanitize"
-       -DRONDO_STD_THREADS="$(cached RONDO_STD_THREADS)" -DCMAKE_BUILD_TYPE="$(cached CMAKE_BUILD_TYPE)"
+       -DCMAKE_BUILD_TYPE="$(cached CMAKE_BUILD_TYPE)"
        -DCMAKE_CXX_COMPILER_LAUNCHER="$(command -v ccache || true)")
 prefix=$build/tests/prefix
 plugin=$prefix/lib/rondo
