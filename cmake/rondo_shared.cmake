@@ -6,7 +6,7 @@ if(BUILD_SHARED_LIBS OR RONDO_BUILD_TESTS)
   add_library(rondo_shared SHARED ${objects} ${PROJECT_SOURCE_DIR}/cmake/plugin_folder_shared.cc)
   rondo_configure(rondo_shared)
   set_target_properties(rondo_shared PROPERTIES OUTPUT_NAME rondo EXPORT_NAME shared VERSION ${PROJECT_VERSION}
-    SOVERSION ${PROJECT_VERSION_MAJOR}.${PROJECT_VERSION_MINOR} LINK_DEPENDS ${PROJECT_SOURCE_DIR}/cmake/rondo.map)
+    SOVERSION ${PROJECT_VERSION_MAJOR}.${PROJECT_VERSION_MINOR} LIBRARY_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/lib LINK_DEPENDS ${PROJECT_SOURCE_DIR}/cmake/rondo.map)
   # Public headers include these; they are headers only.
   target_link_libraries(rondo_shared PUBLIC absl::span absl::function_ref absl::inlined_vector)
   foreach(folder IN LISTS folders)
