@@ -207,7 +207,8 @@ void prepare(const CompileOptions& options) {
   if (options.recompute_budget < 0)
     throw Error(absl::StrFormat("compile: recompute_budget must not be negative: %d", options.recompute_budget));
   if (!jit_available())
-    throw Error("compile: there is no code generator. Build Rondo with LLVM 19 (llvm-19-dev), or run without compilation");
+    throw Error(
+        "compile: there is no code generator. Build Rondo with LLVM 19 (llvm-19-dev), or run without compilation");
   check_options(options.dynamic);
 }
 }  // namespace
