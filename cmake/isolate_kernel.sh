@@ -6,8 +6,8 @@
 # kernels hold instructions that only RONDO_CPU has, so other code must never be given them.
 set -e
 # Namespace rondo::cpu is left alone: nothing but kernels uses it, and some of its templates are called across files.
-# W: functions; n: the group of a constructor's or destructor's variants; V: data, of which only vtables point at
-# functions. A vtable that no other file has stands beside strong members of its class.
+# nm's letters: W is a function, n a group of constructors or destructors, V is data. The only V that points at functions
+# is a vtable. If the object defines strong members of a class, no other file has the vtable, and it keeps its name.
 list() {
   "$1" "$2" | awk '
     $2 == "T" { strong = strong "\n" $3 }

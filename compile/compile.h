@@ -40,7 +40,7 @@ enum class Capture : uint8_t {
 };
 
 // Tells compiled regions that the size of a dimension will change. From the first compilation on, their code reads the
-// size at run time, whatever CompileOptions::shapes says about other dimensions. With buckets, each bucket compiles at
+// size at run time. CompileOptions::shapes decides about all other dimensions. With buckets, each bucket compiles at
 // most once.
 //
 //   compile::mark_dynamic(tokens, 1, {.min = 8, .max = 1024, .multiple_of = 8});
@@ -146,8 +146,8 @@ struct RegionReport {
   int eager_runs = 0;       // recordings and backwards that ran eagerly: a stance, or beyond the recompile limit
   double compile_ms = 0;    // all entries together; the first kernel that a process compiles loads LLVM, too
   int64_t kept_bytes = 0;   // by one call for its backward, besides inputs and outputs; of the latest entry
-  // Of the products that one backward computes again, and of library calls whose products are known; of the latest
-  // entry.
+  // Of the latest entry: the work of all products that one backward computes again. Library calls count where their
+  // products are known.
   int64_t recomputed_flops = 0;
   int64_t calls = 0;
   int64_t replays = 0;           // of the calls, those that ran no C++ of the module

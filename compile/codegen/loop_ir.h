@@ -120,9 +120,9 @@ inline int64_t steps_known(const ExtentRange& cols) {
   const int64_t steps = (cols.min + kLanes - 1) / kLanes;
   return steps > 0 && steps <= kMaxSteps && cols.max <= steps * kLanes ? steps : 0;
 }
-// Of what is known of the extent at `position`, the part that makes code better: known numbers of steps need no loop,
-// steps that divide the columns leave no rest, small strides are gathered with 32-bit indices. The rest is forgotten,
-// so that what would be the same code is the same kernel.
+// The facts about the extent at `position` that improve code: a known number of steps needs no loop, steps that divide
+// the columns leave no remainder, small strides are gathered with 32-bit indices. Other facts are dropped, so that
+// kernels with equal code are one kernel.
 inline ExtentRange useful_range(const LoopKernel& kernel, size_t position, const ExtentRange& known) {
   ExtentRange useful;
   if (position == 0) {  // cols

@@ -29,8 +29,8 @@ LoopOpInfo info(LoopOp op);
 
 std::string to_string(const LoopKernel& kernel);
 
-// The text of everything that code depends on, and of nothing else: kernels with equal ones compile to equal code,
-// whatever their names, their numbers of rows, and the extents that are read at run time. For cache keys.
+// A cache key: the text of everything that code depends on, and of nothing else. Kernels with equal texts compile to
+// equal code. Names, numbers of rows and extents that are read at run time are left out.
 std::string code_text(const LoopKernel& kernel);
 
 // The kernel that `text` spells; not verified. Throws Error "line 3: what".

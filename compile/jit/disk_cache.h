@@ -2,8 +2,8 @@
 //
 //   <folder>/<hash of the host key>/<hash of the kernel's text>.rk      (kernel_file.h, with both texts in full)
 //
-// A cache never fails: whatever is wrong with it (damaged, foreign, read-only or full) costs a compilation and gives
-// one warning (log.h) per process. Any number of processes may share it: files appear whole, by renaming; an equal one
+// A cache never fails. If it is damaged, foreign, read-only or full, Rondo compiles again and gives one warning
+// (log.h) per process. Any number of processes may share it: files appear whole, by renaming; an equal one
 // that is written twice is written equally. Code is run, so files and folders that others can write to are refused.
 // Thread safe.
 #pragma once

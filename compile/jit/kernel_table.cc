@@ -234,7 +234,7 @@ class KernelTable {
       if (made.varying[k] && k > 0) made.ranges[k] = useful_range(kernel, k, {.min = 0, .max = wanted.sizes[k]});
       if (wanted.hint != nullptr && wanted.hint->varying[k]) made.ranges[k] = wanted.hint->ranges[k];
       if (wanted.use[k] == exactly(wanted.sizes[k])) continue;
-      // The code assumes nothing that does not hold for all that it will be given.
+      // The code may assume only what holds for every extent that the caller declared.
       made.varying[k] = true;
       made.ranges[k] = useful_range(kernel, k, wanted.use[k]);
     }
