@@ -471,10 +471,10 @@ Usage: rondorun --nproc-per-node N [options] program [arguments ...]
   --nnodes 1            machines; more than one is not supported yet
   --help
 
-Each process gets torchrun's variables: RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT and the
-others, besides RONDO_STORE and RONDO_STORE_TOKEN. OMP_NUM_THREADS and RONDO_NUM_THREADS are the cores divided by N, unless
-they are set. Standard input is empty. A rank that fails ends the job, with every process that it started. rondorun exits
-with the code of the rank that failed first, or 128 + n for signal n.
+Each process gets torchrun's variables (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT and
+the others), RONDO_STORE and RONDO_STORE_TOKEN. OMP_NUM_THREADS and RONDO_NUM_THREADS are the cores divided by N, unless
+they are set. Standard input is empty. A rank that fails ends the job, with every process that it started. rondorun
+exits with the code of the rank that failed first, or 128 + n for signal n.
 )";
 }
 
