@@ -99,6 +99,7 @@ struct CompileOptions {
   // On: forward and backward give the bits of eager execution. Off: generated code rounds a * b + c once instead of
   // twice (codegen/relax.h), in the same kernels, and results are equal within rounding (tested for every op and its
   // gradient: 1e-5 of the largest element in f32). In both modes the number of threads does not change the bits.
+  // Gradients of gradients equal eager's within rounding in both modes: their sums meet in another order.
   bool exact = false;
   Mode mode = Mode::kDefault;
   Epilogues epilogues = Epilogues::kTuned;
