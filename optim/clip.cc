@@ -3,6 +3,7 @@
 #include <cmath>
 #include <vector>
 
+#include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
 #include "rondo/optim/foreach.h"
 #include "rondo/optim/norm.h"
@@ -16,6 +17,7 @@ double clip_grad_norm_(std::span<const Tensor> params, double max_norm, ClipOpti
   std::vector<Tensor> grads;
   std::vector<int64_t> sizes;
   std::vector<NormOperand> operands;
+  absl::flat_hash_set<const void*> seen;
   for (Tensor param : params) {
     if (const char* who = autograd::gradient_claim(param, GradientClaim::kUsesUp); who != nullptr)
       throw Error(absl::StrCat("clip_grad_norm_: ", who,
@@ -23,6 +25,8 @@ double clip_grad_norm_(std::span<const Tensor> params, double max_norm, ClipOpti
                                "known; clip with Optimizer::step() after backward instead"));
     if (!param.defined() || !param.grad().defined()) continue;
     if (!param.grad().is_contiguous()) param.set_grad(param.grad().contiguous());
+    // Two parameters may have been given one gradient, which would be scaled twice.
+    else if (!seen.insert(param.grad().raw_data()).second && param.numel() > 0) param.set_grad(param.grad().clone());
     const Tensor& grad = grads.emplace_back(param.grad());
     if (!is_floating(grad.dtype())) throw Error("clip_grad_norm_: gradients must be floating point");
     sizes.push_back(grad.numel());

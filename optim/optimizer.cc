@@ -1,6 +1,7 @@
 #include "rondo/optim/optimizer.h"
 
 #include <algorithm>
+#include <cmath>
 #include <string_view>
 
 #include "absl/strings/str_cat.h"
@@ -72,6 +73,8 @@ double& Optimizer::option(int group, const char* wanted) const {
 double Optimizer::lr(int group) const { return option(group, "lr"); }
 void Optimizer::set_lr(int group, double lr) {
   check_between_steps("set_lr");
+  if (!(lr >= 0) || !std::isfinite(lr))
+    throw Error(absl::StrCat(name(), ": lr must be finite and not negative, got ", lr));
   option(group, "lr") = lr;
 }
 void Optimizer::set_lr(double lr) {
@@ -179,6 +182,20 @@ nn::StateDict Optimizer::state_dict() const {
   return state;
 }
 
+namespace {
+// Adds the numbers with which a later step would write NaN: steps below 0, and options that are not finite.
+void check_numbers(const nn::StateDict& state, nn::StateDictReport& report) {
+  for (const auto& [key, value] : state) {
+    const bool is_step = key.starts_with("state.") && key.ends_with(".step"), is_option = key.starts_with("group.");
+    if ((!is_step && !is_option) || !value.defined() || value.numel() != 1) continue;
+    if (is_step && is_floating(value.dtype())) continue;  // refused for its dtype
+    const double number = value.item();
+    if (is_step ? number < 0 : !std::isfinite(number))
+      report.mismatched.push_back(absl::StrCat(key, ": ", number, is_step ? " is negative" : " is not finite"));
+  }
+}
+}  // namespace
+
 void Optimizer::load_state_dict(const nn::StateDict& state) {
   check_between_steps("load_state_dict");
   const NoGrad off;
@@ -211,8 +228,8 @@ void Optimizer::load_state_dict(const nn::StateDict& state) {
   for (int group = 0; group < n_groups(); ++group) {
     const std::string prefix = absl::StrCat("group.", group, ".");
     const int64_t n_params = group_sizes_[static_cast<size_t>(group)];
-    options[prefix + "params"] = Tensor::scalar(n_params);
     const auto given = state.find(prefix + "params");
+    if (given != state.end()) options[prefix + "params"] = Tensor::scalar(n_params);  // older files have none
     if (given != state.end() && given->second.defined() && given->second.numel() == 1 &&
         given->second.item() != static_cast<double>(n_params))
       report.mismatched.push_back(
@@ -220,6 +237,7 @@ void Optimizer::load_state_dict(const nn::StateDict& state) {
     visit_options(
         group, [&](const char* option_name, double& value) { options[prefix + option_name] = Tensor::scalar(value); });
   }
+  check_numbers(state, report);
   if (!report.empty()) throw nn::StateDictError(name(), report);
   for (const auto& [option_name, value] : options) targets.push_back({option_name, value});
   nn::load_tensors(targets, state, true, name());

@@ -173,6 +173,11 @@ Tensor Tensor::rand(const Dims& sizes, TensorOptions options, Generator* generat
 }
 Tensor Tensor::randint(int64_t low, int64_t high, const Dims& sizes, TensorOptions options, Generator* generator) {
   if (high <= low) throw Error(absl::StrCat("Tensor::randint: empty range [", low, ", ", high, ")"));
+  for (const int64_t bound : {low, high - 1}) {
+    ops::require_in_range("Tensor::randint", bound, options.dtype, {});
+    if (bound < 0 && options.dtype == kU8)
+      throw Error(absl::StrCat("Tensor::randint: the value ", bound, " is out of range for u8"));
+  }
   Generator& source = generator ? *generator : default_generator();
   const uint64_t seed = source.seed(), offset = source.next_offset(), span = static_cast<uint64_t>(high - low);
   return filled(sizes, options, [=](int64_t i) {
@@ -296,6 +301,11 @@ void Tensor::set_grad(Tensor grad, std::source_location where) {
         "set_grad",
         "the gradient has shape " + rondo::to_string(grad.sizes()) + ", the tensor " + rondo::to_string(sizes()),
         where);
+  if (grad.defined() && grad.dtype() != dtype())
+    throw_op_error("set_grad",
+                   absl::StrCat("the gradient is ", std::string(name_of(grad.dtype())), ", the tensor ",
+                                std::string(name_of(dtype())), "; cast it with .to()"),
+                   where);
   if (grad.defined() && grad.impl()->storage) grad.storage().set_purpose(Purpose::kGradients);
   slot_of(impl_).grad = std::move(grad);
 }

@@ -514,6 +514,17 @@ TEST(Misuse, FactoriesRefuseWhatTheDtypeCannotHold) {
   EXPECT_NE(test::error_of([] { Tensor::full({2}, 300, kU8); }), "");
   EXPECT_NE(test::error_of([] { Tensor::full({2}, std::numeric_limits<double>::quiet_NaN(), kI64); }), "");
   EXPECT_EQ(Tensor::full({1}, -1, kU8).item(), 255);
+  EXPECT_NE(test::error_of([] { Tensor::randint(0, 257, {2}, kU8); }), "");
+  EXPECT_NE(test::error_of([] { Tensor::randint(-1, 5, {2}, kU8); }), "");
+  EXPECT_NE(test::error_of([] { Tensor::randint(0, int64_t{1} << 40, {2}, kI32); }), "");
+  EXPECT_EQ(Tensor::randint(255, 256, {1}, kU8).item(), 255);
+}
+
+TEST(Misuse, AGradientHasTheDtypeOfItsTensor) {
+  Tensor leaf = Tensor::ones({2}).requires_grad_();
+  const std::string message = test::error_of([&] { leaf.set_grad(Tensor::ones({2}, kF64)); });
+  EXPECT_NE(message.find("set_grad: the gradient is f64, the tensor f32"), std::string::npos) << message;
+  EXPECT_FALSE(leaf.grad().defined());
 }
 
 TEST(Misuse, FailedAllocationLeavesThePeakAlone) {
