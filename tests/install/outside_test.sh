@@ -44,7 +44,9 @@ esac
 quietly cmake --build "$work/out" --target tiny
 [ -d "$plugin" ] || plugin=none
 if [ $kind = shared ]; then
-  ldd "$work/out/tiny" | grep -q "librondo\.so\.[0-9]" || { echo "tiny does not use the shared library"; exit 1; }
+  # Not by a pipe into `grep -q`: it closes the pipe at the first match, and ldd's next line would fail the pipeline.
+  libraries=$(ldd "$work/out/tiny")
+  grep -q "librondo\.so\.[0-9]" <<<"$libraries" || { echo "tiny does not use the shared library:"; echo "$libraries"; exit 1; }
 fi
 # A cache of its own: the code generator has something to do.
 cd "$work"
