@@ -2,7 +2,11 @@
 
 #include <algorithm>
 #include <cstring>
+#include <mutex>
+#include <optional>
 
+#include "absl/strings/str_cat.h"
+#include "rondo/compile/trace/passed_ops.h"
 #include "rondo/runtime/amp.h"
 #include "rondo/runtime/anomaly.h"
 #include "rondo/runtime/autograd_extras.h"
@@ -61,6 +65,11 @@ Tensor zeros_like(const Value& like) {
 }
 
 // The tape's node for one run of an entry.
+//
+// Note [Freed in parts]. The ops of the recording free what they saved as on the eager tape: those through which a
+// backward goes, and no others. So another output, or a part that grad() left out, may go backward later; an op that
+// has freed already throws, by its own name and line. The memory goes when no output that somebody may still use leads
+// to an op that has not freed. For that, each output has a port: its history owns the port, and the port owns the node.
 class CompiledNode final : public Node {
  public:
   CompiledNode(std::shared_ptr<const Entry> entry, std::span<const Tensor> inputs, std::span<const Tensor> results)
@@ -69,18 +78,32 @@ class CompiledNode final : public Node {
     edges.resize(inputs.size());
     for (int i : entry_->backward.grad_inputs)
       edges[static_cast<size_t>(i)] = autograd::gradient_edge(inputs[static_cast<size_t>(i)]);
-    inputs_.reserve(inputs.size());
-    for (const Tensor& input : inputs) inputs_.emplace_back(input, false);
+    auto saved = std::make_shared<Saved>();
+    saved->inputs.reserve(inputs.size());
+    for (const Tensor& input : inputs) saved->inputs.emplace_back(input, false);
     for (const Partition::Kept& kept : entry_->partition->kept())
-      if (!kept.is_input) saved_.emplace_back(results[static_cast<size_t>(kept.index)], false);
-      else saved_.emplace_back();
+      if (!kept.is_input) saved->values.emplace_back(results[static_cast<size_t>(kept.index)], false);
+      else saved->values.emplace_back();
+    saved_ = std::move(saved);
+    const Graph& graph = entry_->forward_graph;
+    for (ValueId id : graph.outputs) differentiable_.push_back(graph.value(id).requires_grad);
+    if (std::count(differentiable_.begin(), differentiable_.end(), true) > 1) ports_.resize(graph.outputs.size());
   }
   const char* name() const override { return "compiled region"; }
   bool adds_to_totals() const override { return true; }
-  void release_saved() override {
-    inputs_.clear();
-    saved_.clear();
-    released_ = true;
+  std::vector<bool> leads_to(const std::vector<bool>& edges_asked, const std::vector<int>& outputs) const override {
+    if (ports_.empty() && outputs.empty()) return {};
+    return outputs_leading_to(entry_->forward_graph, edges_asked, outputs);
+  }
+  // The node, as the history of one output.
+  std::shared_ptr<Node> history(int output) {
+    std::shared_ptr<CompiledNode> node = self.lock();
+    if (ports_.empty()) return node;
+    std::lock_guard lock(mutex_);
+    std::weak_ptr<Port>& port = ports_[static_cast<size_t>(output)];
+    std::shared_ptr<Port> owner = port.lock();
+    if (owner == nullptr) port = owner = std::make_shared<Port>(Port{std::move(node)});
+    return {owner, this};
   }
   void backward(std::span<Tensor> grads_out, std::span<Tensor> grads_in) override {
     std::vector<LeafGrad> none(grads_in.size());
@@ -90,13 +113,86 @@ class CompiledNode final : public Node {
     const memory::Cause cause(
         "backward of ", name(),
         entry_->forward_graph.nodes.empty() ? std::source_location() : entry_->forward_graph.nodes[0].where);
-    if (released_)
-      throw Error(
-          "backward of a compiled region: its saved tensors were freed by an earlier backward; pass "
-          "retain_graph = true to that one");
-    if (grad_enabled() || watches_inside() || autograd::detecting_anomaly()) return replay(grads_out, grads_in);
     Arriving arriving;
     for (const Tensor& grad : grads_out) arriving.gradients.push_back(grad.defined());
+    Pass pass = begin(arriving.gradients);
+    run(grads_out, grads_in, leaf_grads, arriving, pass);
+    if (autograd::LastRead::now() && !pass.released) free(pass);
+  }
+
+ private:
+  // What one run of the entry keeps for its backward. Other values than inputs stand in `values`, by position in
+  // Partition::kept().
+  struct Saved {
+    std::vector<SavedTensor> inputs, values;
+  };
+  struct Port {
+    std::shared_ptr<CompiledNode> node;
+  };
+  // One backward through the node.
+  struct Pass {
+    std::shared_ptr<const Saved> saved;
+    std::optional<OpSet> ops;  // that it goes through; nothing: all that anybody may still use
+    bool is_last = false;      // nothing is left for another one, unless the graph is retained
+    bool released = false;     // from the node, before the run that writes over it
+  };
+
+  // Throws Error if an op in the way has freed what it saved. As on the eager tape, those before it free, too.
+  Pass begin(const std::vector<bool>& outputs) {
+    std::lock_guard lock(mutex_);
+    const autograd::Asked* asked = autograd::Asked::now();
+    Pass pass;
+    pass.saved = saved_;
+    bool all = asked == nullptr;
+    for (size_t i = 0; i < outputs.size(); ++i) all = all && (outputs[i] || !is_in_use(i));
+    if (!all || saved_ == nullptr || !freed_.empty())
+      pass.ops = asked == nullptr ? ops_passed(entry_->forward_graph, outputs)
+                                  : ops_passed(entry_->forward_graph, outputs, &asked->edges, asked->outputs);
+    if (saved_ == nullptr || !freed_.empty())
+      for (size_t n = pass.ops->size(); n-- > 0;) {
+        if (!(*pass.ops)[n] || !(saved_ == nullptr || freed_[n])) continue;
+        if (autograd::LastRead::now())
+          for (size_t before = n + 1; before < freed_.size(); ++before)
+            freed_[before] = freed_[before] || (*pass.ops)[before];
+        throw_freed(entry_->forward_graph.nodes[n]);
+      }
+    pass.is_last = !pass.ops || !leaves_any(freed_and(*pass.ops));
+    return pass;
+  }
+  // The ops in its way free what they saved.
+  void free(const Pass& pass) {
+    std::lock_guard lock(mutex_);
+    if (pass.ops) freed_ = freed_and(*pass.ops);
+    if (!pass.ops || !leaves_any(freed_)) saved_ = nullptr;
+  }
+  // A gradient may still come from this output.
+  bool is_in_use(size_t output) const {
+    return differentiable_[output] && (ports_.empty() || !ports_[output].expired());
+  }
+  OpSet freed_and(OpSet ops) const {
+    for (size_t n = 0; n < freed_.size(); ++n) ops[n] = ops[n] || freed_[n];
+    return ops;
+  }
+  // An output that is in use leads to an op that is not in `freed`.
+  bool leaves_any(const OpSet& freed) const {
+    std::vector<bool> in_use;
+    for (size_t i = 0; i < differentiable_.size(); ++i) in_use.push_back(is_in_use(i));
+    const OpSet useful = ops_passed(entry_->forward_graph, in_use);
+    for (size_t n = 0; n < useful.size(); ++n)
+      if (useful[n] && !freed[n]) return true;
+    return false;
+  }
+  [[noreturn]] static void throw_freed(const GraphNode& node) {
+    throw Error(absl::StrCat("backward of ", node.op->name,
+                             ": its saved tensors were freed by an earlier backward; pass retain_graph = true to that "
+                             "one",
+                             describe_location(node.where)));
+  }
+
+  void run(std::span<Tensor> grads_out, std::span<Tensor> grads_in, std::span<LeafGrad> leaf_grads, Arriving& arriving,
+           Pass& pass) {
+    if (grad_enabled() || watches_inside() || autograd::detecting_anomaly())
+      return replay(*pass.saved, grads_out, grads_in);
     // Several contributions are added one by one to what later consumers sent, as on the eager tape. A single one is
     // added afterwards, or, for a leaf, added to its .grad in place.
     std::vector<Tensor> leaves;
@@ -109,7 +205,14 @@ class CompiledNode final : public Node {
     }
     const std::shared_ptr<const CompiledBackward> compiled = grads_in.empty() ? nullptr
                                                                               : entry_->backward_for(arriving);
-    if (!grads_in.empty() && compiled == nullptr) return replay(grads_out, grads_in);
+    const auto is_overwritten = [&](const BackwardInput& source) {
+      return source.kind == BackwardInput::kSaved && source.index >= 0 &&
+             kept(*pass.saved, static_cast<size_t>(source.index)).overwritten();
+    };
+    // Replayed, the op that needs what was overwritten says so, by its own name and line.
+    if (!grads_in.empty() &&
+        (compiled == nullptr || std::any_of(compiled->inputs.begin(), compiled->inputs.end(), is_overwritten)))
+      return replay(*pass.saved, grads_out, grads_in);
     autograd::apply_extras(*this, grads_out);
     if (grads_in.empty()) return;
     const CompiledBackward& backward = *compiled;
@@ -127,7 +230,8 @@ class CompiledNode final : public Node {
           break;
         }
         case BackwardInput::kSaved:
-          inputs.push_back(source.index < 0 ? Tensor() : saved(static_cast<size_t>(source.index)));
+          inputs.push_back(source.index < 0 ? Tensor()
+                                            : kept(*pass.saved, static_cast<size_t>(source.index)).get(name(), {}));
           break;
       }
     }
@@ -139,10 +243,13 @@ class CompiledNode final : public Node {
         inputs[k] = inputs[k].clone();
     }
     // Released before the run, which overwrites saved tensors: if it throws, no later backward may read them.
-    const bool release = backward.program->reuses_inputs() && autograd::LastRead::now();
-    if (release) release_saved();
-    const std::vector<Tensor> grads = release ? backward.program->run_and_release(std::move(inputs))
-                                              : backward.program->run(inputs);
+    if (backward.program->reuses_inputs() && autograd::LastRead::now() && pass.is_last) {
+      free(pass);
+      pass.released = true;
+      pass.saved = nullptr;
+    }
+    const std::vector<Tensor> grads = pass.released ? backward.program->run_and_release(std::move(inputs))
+                                                    : backward.program->run(inputs);
     for (size_t i = 0; i < grads.size(); ++i) {
       const auto at = static_cast<size_t>(backward.grad_inputs[i]);
       if (arriving.owned[at]) {
@@ -155,7 +262,6 @@ class CompiledNode final : public Node {
     }
   }
 
- private:
   static bool like(const Tensor& tensor, const Value& value) {
     return tensor.dtype() == value.dtype && tensor.sizes() == value.sizes;
   }
@@ -174,9 +280,9 @@ class CompiledNode final : public Node {
       return from < end && begin < to;
     });
   }
-  const Tensor& saved(size_t i) const {
+  const SavedTensor& kept(const Saved& saved, size_t i) const {
     const Partition::Kept& kept = entry_->partition->kept()[i];
-    return (kept.is_input ? inputs_[static_cast<size_t>(kept.index)] : saved_[i]).get("a compiled region", {});
+    return kept.is_input ? saved.inputs[static_cast<size_t>(kept.index)] : saved.values[i];
   }
 
   // True if a hook or retain_grad() asks for the gradient of an output from which other outputs are computed.
@@ -211,8 +317,9 @@ class CompiledNode final : public Node {
   // for, and it is another tape than the one on which the region's outputs stand.
   class Replayed {
    public:
-    Replayed(const CompiledNode& node, bool create_graph)
+    Replayed(const CompiledNode& node, const Saved& saved, bool create_graph)
         : node_(node),
+          saved_(saved),
           create_graph_(create_graph),
           values(graph().values.size()),
           stale_(graph().values.size(), false) {
@@ -228,17 +335,35 @@ class CompiledNode final : public Node {
         value(id) = ops::permute(value(id), same);
       }
       compile::run_eagerly(graph(), values, &needed, [this](const GraphNode& made) { after(made); });
-      // A gradient rule that reads one of these says that it was overwritten.
-      for (size_t id = 0; id < values.size(); ++id)
-        if (stale_[id] && values[id].defined()) values[id].storage().bump_version();
     }
     Tensor& value(ValueId id) { return values[static_cast<size_t>(id)]; }
 
+    // Where gradients stop.
+    std::vector<Tensor> leaves() {
+      std::vector<Tensor> inputs;
+      for (int i : node_.entry_->backward.grad_inputs) inputs.push_back(value(graph().inputs[static_cast<size_t>(i)]));
+      return inputs;
+    }
+    // From now on, a gradient rule that reads what was overwritten says so.
+    void mark_overwritten() {
+      for (size_t i = 0; i < graph().inputs.size(); ++i)
+        if (const ValueId id = graph().inputs[i]; stale_[static_cast<size_t>(id)]) value(id).storage().bump_version();
+      for (ValueId id : graph().outputs)
+        if (const int32_t at = kept_value(id); at >= 0 && saved_.values[static_cast<size_t>(at)].overwritten())
+          value(id).storage().bump_version();
+    }
+    // And one that reads what is computed from it, which eager execution might still have.
+    bool has_stale() const { return any_stale_; }
+    void mark_stale() {
+      for (size_t id = 0; id < values.size(); ++id)
+        if (stale_[id] && values[id].defined()) values[id].storage().bump_version();
+    }
+
     // After the replay went backward: see Passage.
-    void lead_outputs_to(const std::shared_ptr<Node>& region) {
+    void lead_outputs_to(CompiledNode& region) {
       for (const auto& [passage, result, output] : passages_) {
         passage->extras.clear();
-        passage->edges[static_cast<size_t>(result)] = {region, output};
+        passage->edges[static_cast<size_t>(result)] = {region.history(output), output};
       }
     }
 
@@ -247,7 +372,7 @@ class CompiledNode final : public Node {
 
     void read_input(size_t i, ValueId id) {
       try {
-        value(id) = node_.inputs_[i].get("a compiled region", {});
+        value(id) = saved_.inputs[i].get("a compiled region", {});
       } catch (const StaleTensorError&) {
         // What was computed from it may still be there, and its own values may be of no further use.
         value(id) = zeros_like(graph().value(id));
@@ -273,9 +398,9 @@ class CompiledNode final : public Node {
     }
     // The value that the region has kept for its backward, instead of one computed from zeros.
     bool restore(ValueId id) {
-      const int32_t at = node_.entry_->partition->kept_index(id);
-      if (at < 0 || node_.entry_->partition->kept()[static_cast<size_t>(at)].is_input) return false;
-      const Tensor& kept = node_.saved(static_cast<size_t>(at));
+      const int32_t at = kept_value(id);
+      if (at < 0 || saved_.values[static_cast<size_t>(at)].overwritten()) return false;
+      const Tensor& kept = saved_.values[static_cast<size_t>(at)].get("a compiled region", {});
       Tensor& result = value(id);
       if (kept.dtype() != result.dtype() || !(kept.sizes() == result.sizes()) || !result.is_contiguous()) return false;
       const Tensor dense = kept.contiguous();
@@ -285,6 +410,12 @@ class CompiledNode final : public Node {
           static_cast<std::byte*>(result.storage().data()) + static_cast<size_t>(result.storage_offset()) * size,
           dense.raw_data(), static_cast<size_t>(result.numel()) * size);
       return true;
+    }
+
+    // Where the region keeps this value, unless it is an input; otherwise -1.
+    int32_t kept_value(ValueId id) const {
+      const int32_t at = node_.entry_->partition->kept_index(id);
+      return at < 0 || node_.entry_->partition->kept()[static_cast<size_t>(at)].is_input ? -1 : at;
     }
 
     void put_passage(const GraphNode& made) {
@@ -311,6 +442,7 @@ class CompiledNode final : public Node {
       int result, output;  // of the op and of the region
     };
     const CompiledNode& node_;
+    const Saved& saved_;
     const bool create_graph_;
 
    public:
@@ -324,17 +456,23 @@ class CompiledNode final : public Node {
 
   // For second derivatives, hooks inside the region and DetectAnomaly: the recording runs again, op by op, on the eager
   // tape.
-  void replay(std::span<const Tensor> grads_out, std::span<Tensor> grads_in) {
+  void replay(const Saved& saved, std::span<const Tensor> grads_out, std::span<Tensor> grads_in) {
     RecorderScope eager(nullptr);
     const bool create_graph = grad_enabled();
     GradMode on(true);
     const Graph& graph = entry_->forward_graph;
-    Replayed replayed(*this, create_graph);
-    std::vector<Tensor> roots, seeds, leaves;
+    Replayed replayed(*this, saved, create_graph);
+    std::vector<Tensor> roots, seeds;
     for (size_t i = 0; i < graph.outputs.size(); ++i) {
       if (!grads_out[i].defined()) continue;
       roots.push_back(replayed.value(graph.outputs[i]));
       seeds.push_back(grads_out[i]);
+    }
+    replayed.mark_overwritten();
+    if (replayed.has_stale()) {
+      // First without the others, so that the error is that of eager execution, if there is one.
+      autograd::grad(roots, replayed.leaves(), seeds, true, false, true);
+      replayed.mark_stale();
     }
     for (const OutputExtras& extra : extras) {
       Tensor& value = replayed.value(graph.outputs[static_cast<size_t>(extra.output)]);
@@ -347,21 +485,23 @@ class CompiledNode final : public Node {
         });
     }
     for (int i : entry_->backward.grad_inputs) {
-      leaves.push_back(replayed.value(graph.inputs[static_cast<size_t>(i)]));
       if (grads_in.empty() || !grads_in[static_cast<size_t>(i)].defined()) continue;
       // The gradient from later consumers comes first in the sum.
-      roots.push_back(leaves.back());
+      roots.push_back(replayed.value(graph.inputs[static_cast<size_t>(i)]));
       seeds.push_back(grads_in[static_cast<size_t>(i)]);
     }
-    const std::vector<Tensor> grads = autograd::grad(roots, leaves, seeds, true, create_graph, true);
-    replayed.lead_outputs_to(self.lock());
+    const std::vector<Tensor> grads = autograd::grad(roots, replayed.leaves(), seeds, true, create_graph, true);
+    replayed.lead_outputs_to(*this);
     for (size_t i = 0; i < grads.size() && !grads_in.empty(); ++i)
       if (grads[i].defined()) grads_in[static_cast<size_t>(entry_->backward.grad_inputs[i])] = grads[i];
   }
 
   std::shared_ptr<const Entry> entry_;
-  std::vector<SavedTensor> inputs_, saved_;
-  bool released_ = false;
+  std::vector<bool> differentiable_;        // by output
+  std::mutex mutex_;                        // guards the rest: two threads may go backward through two outputs
+  std::shared_ptr<const Saved> saved_;      // null: all has been freed
+  OpSet freed_;                             // empty: none
+  std::vector<std::weak_ptr<Port>> ports_;  // by output; empty: there is but one to go backward from
 
  public:
   std::weak_ptr<CompiledNode> self;
@@ -374,6 +514,10 @@ std::shared_ptr<Node> make_compiled_node(std::shared_ptr<const Entry> entry, std
   auto node = std::make_shared<CompiledNode>(std::move(entry), inputs, results);
   node->self = node;
   return node;
+}
+
+void set_history(Tensor& tensor, const std::shared_ptr<Node>& node, int output) {
+  autograd::set_history(tensor, static_cast<CompiledNode&>(*node).history(output), output);
 }
 
 }  // namespace rondo::compile

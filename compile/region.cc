@@ -502,7 +502,7 @@ void Region::hand_over(Trace& trace, std::span<const Tensor> results, const std:
     impl.recorder = nullptr;
     if (graph.value(id).requires_grad) {
       if (node != nullptr) {
-        autograd::set_history(handle, node, static_cast<int>(i));
+        set_history(handle, node, static_cast<int>(i));
       } else {
         const Edge edge = autograd::gradient_edge(result);
         autograd::set_history(handle, edge.node, edge.output);

@@ -88,7 +88,7 @@ void Replay::run(const nn::ModuleCall& call) const {
   std::vector<Tensor> results = entry_->forward->run(inputs);
   Tensor result = results[0];
   if (entry_->forward_graph.value(entry_->forward_graph.outputs[0]).requires_grad)
-    autograd::set_history(result, make_compiled_node(entry_, inputs, results), 0);
+    set_history(result, make_compiled_node(entry_, inputs, results), 0);
   if (is_marked(inputs)) hand_on_marks(*entry_, inputs, {&result, 1});
   *call.result = std::move(result);
 }

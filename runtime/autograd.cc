@@ -67,7 +67,7 @@ SavedTensor::SavedTensor(const Tensor& tensor, bool is_output) : version_(tensor
 }
 
 const Tensor& SavedTensor::get(const char* op, std::source_location where) const {
-  if (tensor_.defined() && tensor_.version() != version_)
+  if (overwritten())
     throw StaleTensorError(absl::StrCat("backward of ", op, ": a tensor of shape ", to_string(tensor_.sizes()),
                                         " that the gradient needs was overwritten in place (version ",
                                         tensor_.version(), ", saved at ", version_, "); clone it before the write",

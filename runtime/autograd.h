@@ -50,6 +50,7 @@ class SavedTensor {
   SavedTensor(const Tensor& tensor, bool is_output);
   const Tensor& get(const char* op, std::source_location where) const;
   bool defined() const { return tensor_.defined(); }
+  bool overwritten() const { return tensor_.defined() && tensor_.version() != version_; }
 
  private:
   Tensor tensor_;
@@ -101,6 +102,12 @@ class Node {
   virtual void backward_onto(std::span<Tensor> grads_out, std::span<Tensor> grads_in, std::span<LeafGrad> leaf_grads) {
     (void)leaf_grads;
     backward(grads_out, grads_in);
+  }
+  // For a node that stands for several ops: by output, whether its gradient flows to an edge that is asked for, or to
+  // one of `outputs`. Empty: for each output it flows to every edge.
+  virtual std::vector<bool> leads_to(const std::vector<bool>& edges_asked, const std::vector<int>& outputs) const {
+    (void)edges_asked, (void)outputs;
+    return {};
   }
   // Leaf nodes only: the leaf's `.grad` if backward may accumulate into it in place, otherwise undefined.
   virtual Tensor leaf_grad() const { return {}; }

@@ -1,9 +1,11 @@
-// Hooks and retained gradients of a node's outputs. backward() runs them before the node; a node that stands for
-// several ops (Node::adds_to_totals) runs them itself, since the gradient of one output may flow through another.
+// What backward() does beside running nodes: hooks and retained gradients of a node's outputs. backward() runs them
+// before the node; a node that stands for several ops (Node::adds_to_totals) runs them itself, since the gradient of
+// one output may flow through another. Such a node also learns which gradients grad() asks for.
 #pragma once
 
 #include <memory>
 #include <span>
+#include <vector>
 
 #include "rondo/runtime/autograd.h"
 
@@ -15,6 +17,25 @@ void apply_extras(Node& node, std::span<Tensor> grads);
 
 // Adds to a retained gradient, or makes it: a copy of its own.
 void retain(GradSlot& slot, const Tensor& grad);
+
+// While in scope: what grad() asks of the running node.
+class Asked {
+ public:
+  // `edges`: by edge, whether its gradient is asked for, or one below it. `outputs`: those whose own gradient is.
+  Asked(std::vector<bool> edges, std::vector<int> outputs);
+  // backward() asks for everything.
+  Asked();
+  ~Asked();
+  Asked(const Asked&) = delete;
+  Asked& operator=(const Asked&) = delete;
+  static const Asked* now();  // null: for everything
+
+  const std::vector<bool> edges;
+  const std::vector<int> outputs;
+
+ private:
+  const Asked* previous_;
+};
 
 // The history that the results which `node` has saved get for a second derivative: `to`, output by output, instead of
 // `node` itself. Whoever calls this keeps `to` alive.

@@ -15,6 +15,16 @@
 
 namespace rondo::autograd {
 namespace {
+thread_local const Asked* asked = nullptr;
+}
+
+Asked::Asked(std::vector<bool> edges, std::vector<int> outputs)
+    : edges(std::move(edges)), outputs(std::move(outputs)), previous_(std::exchange(asked, this)) {}
+Asked::Asked() : previous_(std::exchange(asked, nullptr)) {}
+Asked::~Asked() { asked = previous_; }
+const Asked* Asked::now() { return asked; }
+
+namespace {
 
 // One run of the tape.
 class Backward {
@@ -47,7 +57,7 @@ class Backward {
       const auto capture = captures_.find(node);
       const bool captures = capture != captures_.end();
       grads_in.assign(needed ? node->edges.size() : 0, Tensor());
-      const LastRead last(!retain_graph_ && needed);
+      const LastRead last(!retain_graph_);
       if (tasks_[node].added_in_place) {
         node->leaf_grad_added();
       } else if (node->adds_to_totals()) {
@@ -60,7 +70,13 @@ class Backward {
         }
         if (captures) watch(*node, capture->second, *captured);
         const absl::Cleanup done = [node] { unwatch(*node); };
-        if (any && (needed || captures)) node->backward_onto(grads, grads_in, leaf_grads);
+        if (any && captured == nullptr) {
+          const Asked everything;
+          node->backward_onto(grads, grads_in, leaf_grads);
+        } else if (any && (needed || captures)) {
+          const Asked some(asked_edges(*node), captured_outputs(node));
+          node->backward_onto(grads, grads_in, leaf_grads);
+        }
         for (size_t i = 0; i < leaf_grads.size(); ++i)
           if (leaf_grads[i].added) tasks_[node->edges[i].node.get()].added_in_place = true;
         leaf_grads.clear();
@@ -77,7 +93,7 @@ class Backward {
         if (needed && grads_in[i].defined()) add(edge, std::move(grads_in[i]));
         if (--tasks_[edge.node.get()].waiting == 0) ready.push(edge.node.get());
       }
-      if (!retain_graph_ && needed) node->release_saved();
+      if (!retain_graph_ && needed && any) node->release_saved();
     }
   }
 
@@ -134,6 +150,26 @@ class Backward {
     }
   }
 
+  std::vector<bool> asked_edges(const Node& node) const {
+    std::vector<bool> edges;
+    for (const Edge& edge : node.edges) edges.push_back(is_asked(edge));
+    return edges;
+  }
+  std::vector<int> captured_outputs(const Node* node) const {
+    std::vector<int> outputs;
+    if (const auto at = captures_.find(node); at != captures_.end())
+      for (auto [output, index] : at->second) outputs.push_back(output);
+    return outputs;
+  }
+  // A captured gradient is the one of this edge, or is computed from it.
+  bool is_asked(const Edge& edge) const {
+    if (!edge.node) return false;
+    if (const auto at = captures_.find(edge.node.get()); at != captures_.end())
+      for (auto [output, index] : at->second)
+        if (output == edge.output) return true;
+    const auto at = leads_.find(edge.node.get());
+    return at == leads_.end() ? needed_.contains(edge.node.get()) : at->second[static_cast<size_t>(edge.output)];
+  }
   // A node that runs its hooks itself captures by one more hook.
   static constexpr int64_t kCapture = -1;
   static void watch(Node& node, std::span<const std::pair<int, size_t>> outputs, std::vector<Tensor>& captured) {
@@ -159,9 +195,10 @@ class Backward {
       while (!path.empty()) {
         auto& [node, next] = path.back();
         if (next == node->edges.size()) {
-          for (const Edge& edge : node->edges)
-            if (edge.node && (captures_.contains(edge.node.get()) || needed_.contains(edge.node.get())))
-              needed_.insert(node);
+          const std::vector<bool> edges = asked_edges(*node);
+          if (std::find(edges.begin(), edges.end(), true) != edges.end()) needed_.insert(node);
+          if (std::vector<bool> leads = node->leads_to(edges, captured_outputs(node)); !leads.empty())
+            leads_.emplace(node, std::move(leads));
           path.pop_back();
           continue;
         }
@@ -176,8 +213,9 @@ class Backward {
   amp::Autocast as_recorded_{std::nullopt};  // gradients have the dtypes that the forward chose
   std::vector<std::shared_ptr<Node>> roots_;
   absl::flat_hash_map<Node*, Task> tasks_;
-  absl::flat_hash_map<Node*, std::vector<std::pair<int, size_t>>> captures_;
-  absl::flat_hash_set<Node*> needed_;
+  absl::flat_hash_map<const Node*, std::vector<std::pair<int, size_t>>> captures_;
+  absl::flat_hash_set<const Node*> needed_;
+  absl::flat_hash_map<const Node*, std::vector<bool>> leads_;  // Node::leads_to
 };
 
 void seed_roots(Backward& run, std::span<const Tensor> roots, std::span<const Tensor> grads,
