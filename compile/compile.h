@@ -16,6 +16,10 @@
 // Host writes. A recorded op reads its operands when the recording runs, which is later than the line that calls it.
 // Inside a region, do not write through a pointer that you obtained before the latest op: call mutable_data() again.
 // Rondo cannot see such a write, and the op may read the new value.
+//
+// Writes before backward. A region may keep an input where eager execution keeps a result that is cheap to compute
+// again from it. If a tensor that a region has read is overwritten in place before backward, backward may throw
+// StaleTensorError although eager execution does not need the tensor. Clone it before the write.
 #pragma once
 
 #include <cstdint>

@@ -193,15 +193,18 @@ class CompiledNode final : public Node {
            Pass& pass) {
     if (grad_enabled() || watches_inside() || autograd::detecting_anomaly())
       return replay(*pass.saved, grads_out, grads_in);
-    // Several contributions are added one by one to what later consumers sent, as on the eager tape. A single one is
-    // added afterwards, or, for a leaf, added to its .grad in place.
+    // Several contributions are added one by one to what later consumers sent, as on the eager tape; so is that of an
+    // op that adds onto it, as an embedding does. Another single one is added afterwards, or, for a leaf, added to its
+    // .grad in place.
     std::vector<Tensor> leaves;
     for (const LeafGrad& leaf : leaf_grads) leaves.push_back(leaf.grad);
     for (size_t i = 0; i < grads_in.size(); ++i) {
-      arriving.owned.push_back(leaves[i].defined() && entry_->backward.contributions[i] == 1 &&
+      const int contributions = entry_->backward.contributions[i];
+      const bool adds_onto = entry_->backward.adds_onto[i];
+      arriving.owned.push_back(leaves[i].defined() && contributions == 1 && !(adds_onto && entry_->options.exact) &&
                                like(leaves[i], entry_->forward_graph.value(entry_->forward_graph.inputs[i])) &&
                                overlaps(leaves[i], leaves) <= 1);
-      arriving.totals.push_back(arriving.owned[i] || (grads_in[i].defined() && entry_->backward.contributions[i] > 1));
+      arriving.totals.push_back(arriving.owned[i] || (grads_in[i].defined() && (contributions > 1 || adds_onto)));
     }
     const std::shared_ptr<const CompiledBackward> compiled = grads_in.empty() ? nullptr
                                                                               : entry_->backward_for(arriving);

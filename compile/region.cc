@@ -144,6 +144,7 @@ CompiledBackward compile_backward(BackwardGraph derived, const Partition& partit
     invariant(!read[i] || backward.inputs[i].kind != BackwardInput::kSaved || backward.inputs[i].index >= 0,
               "a backward reads what the forward did not keep");
   backward.contributions = std::move(derived.contributions);
+  backward.adds_onto = std::move(derived.adds_onto);
   backward.grad_inputs = std::move(derived.grad_inputs);
   return backward;
 }

@@ -30,6 +30,7 @@ struct CompiledBackward {
   std::shared_ptr<const Program> program;
   std::vector<BackwardInput> inputs;  // kSaved: `index` is a position in partition.kept(), -1 where it is not read
   std::vector<int> contributions;     // to the gradient of each forward input
+  std::vector<bool> adds_onto;        // BackwardGraph::adds_onto
   std::vector<int> grad_inputs;       // the program's results are the gradients of these forward inputs
 };
 

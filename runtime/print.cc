@@ -152,5 +152,7 @@ std::string Tensor::to_string(std::source_location where) const {
 }
 
 std::ostream& operator<<(std::ostream& out, const Tensor& tensor) { return out << tensor.to_string(); }
+std::ostream& operator<<(std::ostream& out, const Dims& dims) { return out << to_string(dims); }
+std::ostream& operator<<(std::ostream& out, DType dtype) { return out << name_of(dtype); }
 
 }  // namespace rondo

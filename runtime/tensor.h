@@ -259,6 +259,8 @@ class Tensor {
 
 // Prints to_string().
 std::ostream& operator<<(std::ostream& out, const Tensor& tensor);
+std::ostream& operator<<(std::ostream& out, const Dims& dims);  // [2, 3]
+std::ostream& operator<<(std::ostream& out, DType dtype);       // f32
 
 // An op's operand: a tensor and the caller's line, which is taken implicitly.
 struct TensorArg {

@@ -14,7 +14,8 @@ class Deriver {
         arriving_(arriving),
         grads_(forward.values.size()),
         symbols_(forward.values.size()),
-        contributions_(forward.values.size()) {}
+        contributions_(forward.values.size()),
+        adds_onto_(forward.values.size()) {}
 
   BackwardGraph run() {
     NoGrad off;
@@ -37,6 +38,7 @@ class Deriver {
     for (size_t i = 0; i < forward_.inputs.size(); ++i) {
       const Tensor& grad = grads_[static_cast<size_t>(forward_.inputs[i])];
       result_.contributions.push_back(contributions_[static_cast<size_t>(forward_.inputs[i])]);
+      result_.adds_onto.push_back(adds_onto_[static_cast<size_t>(forward_.inputs[i])]);
       if (!forward_.value(forward_.inputs[i]).requires_grad || !grad.defined()) continue;
       result_.grad_inputs.push_back(static_cast<int>(i));
       trace_.graph.outputs.push_back(trace_.value_of(grad));
@@ -112,7 +114,10 @@ class Deriver {
     trace_.origin = &origin;
     if (op.grad == nullptr)
       throw Error(std::string("backward of ") + op.name + ": it has no gradient" + describe_location(node.where));
-    if (op.grad_adds && (needs & 1u) != 0) grads_in[0] = grads_[static_cast<size_t>(node.inputs[0])];
+    if (op.grad_adds && (needs & 1u) != 0) {
+      grads_in[0] = grads_[static_cast<size_t>(node.inputs[0])];
+      adds_onto_[static_cast<size_t>(node.inputs[0])] = true;
+    }
     const bool onto = grads_in[0].defined();
     op.grad(GradContext(node.attrs, inputs, outputs, {grads_out, node.outputs.size()}, {metas, node.inputs.size()},
                         needs, grads_in));
@@ -129,6 +134,7 @@ class Deriver {
   std::vector<Tensor> grads_;    // of each forward value, in the trace
   std::vector<Tensor> symbols_;  // of each forward value that a rule reads
   std::vector<int> contributions_;
+  std::vector<bool> adds_onto_;
 };
 
 }  // namespace

@@ -19,6 +19,7 @@ struct BackwardGraph {
   Graph graph;
   std::vector<BackwardInput> inputs;  // parallel to graph.inputs
   std::vector<int> contributions;     // to the gradient of each forward input
+  std::vector<bool> adds_onto;        // of each forward input: an op adds to the gradient so far (OpDef::grad_adds)
   std::vector<int>
       grad_inputs;  // graph.outputs are the gradients of these forward inputs (indices into forward.inputs)
 };

@@ -25,6 +25,44 @@ void expect_same(const Tensors& a, const Tensors& b) {
   for (size_t i = 0; i < a.size(); ++i) EXPECT_TRUE(same_bits(a[i], b[i])) << i;
 }
 
+// ---- What arrives from outside
+
+// Products may sum in another order for another layout, and a region receives dense gradients.
+TEST_F(Soundness, AGradientWithGapsReachesAProduct) {
+  for (const auto& [rows, columns] : std::vector<std::pair<int64_t, int64_t>>{{64, 1}, {1000, 2}, {1000, 33}, {3, 1}})
+    for (const bool linear : {true, false}) {
+      SCOPED_TRACE(testing::Message() << rows << " x " << columns << (linear ? " linear" : " matmul"));
+      Tensor weight = Tensor::randn({columns, 5}).requires_grad_();
+      const auto body = [&](Block&, const Tensor& x) {
+        return Tensors{linear ? ops::linear(x, weight, Tensor()) : ops::matmul(x, weight.t())};
+      };
+      expect_as_eager(body, [&](Block& b) {
+        const Tensor x = input({rows, 5}), beside = Tensor::randn({rows, 7});
+        weight.set_grad({});
+        const Tensor y = ops::cat({b(x)[0], beside}, 1);
+        ops::sum(y * Tensor::randn(y.sizes())).backward();
+        return Tensors{x.grad(), weight.grad()};
+      });
+    }
+}
+
+// An embedding adds its rows to the gradient so far and leaves the others as they are: a zero keeps its sign.
+TEST_F(Soundness, AnEmbeddingAddsToWhatCameFromOutside) {
+  const Tensor rows = Tensor::from(std::vector<int64_t>{1, 3}, {2});
+  Tensor table = Tensor::randn({6, 6}).requires_grad_();
+  const Block::Body body = [&](Block&, const Tensor& x) { return Tensors{ops::embedding(table, rows) * x}; };
+  expect_as_eager(body, [&](Block& b) {
+    Tensors all;
+    table.set_grad({});
+    for (int step = 0; step < 2; ++step) {  // the second adds to .grad
+      const Tensor y = b(input({2, 6}))[0];
+      (ops::sum(y) + ops::sum(table * -0.0)).backward();
+      all.push_back(table.grad().clone());
+    }
+    return all;
+  });
+}
+
 // ---- One block, called again
 
 TEST_F(Soundness, AnIfOnAStepCounter) {

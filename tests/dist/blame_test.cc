@@ -19,6 +19,7 @@ struct Failure {
   const char* how;       // dist_rank's argument
   const char* ending;    // what the launcher says of rank 1
   const char* in_shell;  // the same if rank 1 is a shell that runs the program
+  friend std::ostream& operator<<(std::ostream& out, const Failure& failure) { return out << failure.how; }
 };
 
 class Blame : public testing::TestWithParam<Failure> {

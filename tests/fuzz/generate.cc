@@ -273,11 +273,12 @@ class Generator : public Draft {
     }
     program_.outputs.resize(1);
     if (random.chance(0.9)) return_no_view();
+    drop_unused(program_);
+    if (!batch_is_in_arguments(program_)) return;
     program_.as_function = true;
     program_.compiled = random.chance(0.9) ? Program::Compiled::kBlocks : Program::Compiled::kBoth;
     using enum compile::Capture;
     program_.options.capture = random.pick<compile::Capture>({kRecord, kReplay, kReplay, kVerify});
-    drop_unused(program_);
   }
 
   void return_no_view() {

@@ -190,8 +190,10 @@ std::vector<Tensor> Stack::forward(const Tensor& first) {
   for (Block& block : h) {
     Tensor x = first;
     if (scenery.program.chained)
-      for (const Tensor& y : results)
-        if (y.dtype() == x.dtype() && y.sizes() == x.sizes()) x = y;
+      for (size_t i = 0; i < results.size(); ++i)
+        if (const Tensor& y = results[i]; y.dtype() == x.dtype() && y.sizes() == x.sizes() &&
+                                          scenery.program.may_chain(scenery.program.outputs[i], scenery.first_input))
+          x = y;
     results = block.call(x);
     all.insert(all.end(), results.begin(), results.end());
   }

@@ -27,6 +27,17 @@ const Step* Program::producer(ValueId id) const {
   return nullptr;
 }
 
+bool Program::may_chain(ValueId from, ValueId to) const {
+  const Leaf* argument = leaf(to);
+  const std::optional<DType> wanted = argument == nullptr ? std::nullopt : argument->drawn_in;
+  if (!wanted) return true;  // as it was made
+  if (const Leaf* input = leaf(from)) return input->drawn_in.value_or(input->meta.dtype) == *wanted;
+  const Step& step = *producer(from);
+  for (size_t i = 0; i < step.out.size(); ++i)
+    if (step.out[i] == from) return step.metas[i].dtype == *wanted;
+  return false;
+}
+
 int Program::part_inside(int part, int within) const {
   while (part != within) {
     const int parent = parts[static_cast<size_t>(part) - 1].parent;
@@ -148,6 +159,16 @@ void drop_unused(Program& program) {
     if (used.contains(program.leaves[i].id) && program.leaves[i].same_as != kNone)
       used.insert(program.leaves[i].same_as);
   std::erase_if(program.leaves, [&](const Leaf& leaf) { return !used.contains(leaf.id); });
+}
+
+bool batch_is_in_arguments(const Program& program) {
+  const auto has_batch = [](const Dims& sizes) {
+    return std::any_of(sizes.begin(), sizes.end(), [](int64_t size) { return size < 0; });
+  };
+  return std::none_of(program.steps.begin(), program.steps.end(),
+                      [&](const Step& step) { return has_batch(step.sizes); }) ||
+         std::any_of(program.leaves.begin(), program.leaves.end(),
+                     [&](const Leaf& leaf) { return leaf.role == Leaf::Role::kInput && has_batch(leaf.meta.sizes); });
 }
 
 }  // namespace rondo::fuzz

@@ -114,6 +114,8 @@ struct Program {
   enum class Compiled { kModel, kBlocks, kBoth, kParts } compiled = Compiled::kModel;  // besides the parts
   compile::CompileOptions options;                                                     // besides `exact`
 
+  // By the dtypes that the program was made with, so that its version in f64 chains the same values.
+  bool may_chain(ValueId from, ValueId to) const;
   const Leaf* leaf(ValueId id) const;
   const Step* producer(ValueId id) const;
   // The part right below `within` in which `part` lies; 0: none, `part` is `within`.
@@ -125,6 +127,10 @@ std::string to_string(const Program& program);
 
 // Drops steps without effects whose results nobody uses, and leaves that nobody reads.
 void drop_unused(Program& program);
+
+// False if a step knows the batch size although no argument of the block has it: then the block is no function of its
+// arguments.
+bool batch_is_in_arguments(const Program& program);
 
 // SplitMix64 (Steele, Lea and Flood, 2014): the same programs on every machine.
 class Random {

@@ -32,6 +32,7 @@ class Shrinker {
     if (budget_ <= 0 || candidate.outputs.empty()) return false;
     --budget_;
     drop_unused(candidate);
+    if (candidate.as_function && !batch_is_in_arguments(candidate)) return false;
     if (!fails_(candidate)) return false;
     best_ = std::move(candidate);
     return changed_ = true;

@@ -29,6 +29,7 @@ using Inputs = std::function<Tensor(const std::string&)>;  // "ids" -> the recor
 struct Model {
   const char* name;
   Subject (*make)(Inputs in);
+  friend std::ostream& operator<<(std::ostream& out, const Model& model) { return out << model.name; }
 };
 
 template <class M, class Logits, class Loss> Subject subject(std::unique_ptr<M> model, Logits logits, Loss loss) {

@@ -114,5 +114,11 @@ TEST(Print, StreamsTakeTensors) {
   EXPECT_EQ(out.str(), "tensor([0, 1, 2]) and tensor(undefined)");
 }
 
+TEST(Print, SizesAndDTypes) {
+  std::ostringstream out;
+  out << Tensor::zeros({2, 3}, kBF16).sizes() << " " << kBF16 << " " << Dims{};
+  EXPECT_EQ(out.str(), "[2, 3] bf16 []");
+}
+
 }  // namespace
 }  // namespace rondo
