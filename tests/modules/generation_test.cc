@@ -193,7 +193,8 @@ TEST(Generate, RepetitionPenaltySeesPromptAndNewTokens) {
   make_uneven(model);
   const std::vector<int64_t> prompt = {1, 2, 3};
   const double penalty = 1.8;
-  const Generation got = generate(model, prompt, {.max_new_tokens = 15, .repetition_penalty = penalty, .temperature = 0});
+  const Generation got = generate(model, prompt,
+                                  {.max_new_tokens = 15, .repetition_penalty = penalty, .temperature = 0});
   EXPECT_NE(got.tokens, plain_greedy(model, prompt, 15));
   const NoGrad off;
   std::vector<int64_t> all = prompt;
