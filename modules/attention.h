@@ -2,6 +2,7 @@
 // GPT-2 (Radford et al., 2019).
 #pragma once
 
+#include "rondo/modules/kv_cache.h"
 #include "rondo/modules/layers.h"
 
 #pragma GCC visibility push(default)
@@ -22,7 +23,8 @@ struct MultiheadAttention : Module<MultiheadAttention> {
   Linear c_proj;
   Dropout attn_dropout;
   Dropout resid_dropout;
-  Tensor forward(const Tensor& x);  // (B, T, C) -> (B, T, C)
+  // (B, T, C) -> (B, T, C). `cached`: x continues what the cache holds (kv_cache.h). Only a causal module takes one.
+  Tensor forward(const Tensor& x, const KVLayer& cached = {});
 
  private:
   Tensor attend(const Tensor& q, const Tensor& k, const Tensor& v);  // (B, H, T, D) each
@@ -38,8 +40,8 @@ struct TransformerBlock : Module<TransformerBlock> {
   LayerNorm ln_1;
   MultiheadAttention attn;
   LayerNorm ln_2;
-  MLP mlp;                          // 4C hidden units
-  Tensor forward(const Tensor& x);  // (B, T, C) -> (B, T, C)
+  MLP mlp;                                                      // 4C hidden units
+  Tensor forward(const Tensor& x, const KVLayer& cached = {});  // (B, T, C) -> (B, T, C)
 };
 
 }  // namespace rondo::nn

@@ -8,6 +8,7 @@
 // Parameter names are those of published checkpoints; no layer has a bias.
 #pragma once
 
+#include "rondo/modules/causal_lm.h"
 #include "rondo/modules/layers.h"
 #include "rondo/modules/next_token_loss.h"
 #include "rondo/modules/rms_norm.h"
@@ -38,8 +39,9 @@ struct GroupedQueryAttention : Module<GroupedQueryAttention> {
   Linear k_proj;
   Linear v_proj;
   Linear o_proj;
-  // (B, T, C) -> (B, T, C). `rotary`: what turns queries and keys (T, D/2); undefined tables for no positions.
-  Tensor forward(const Tensor& x, const ops::RotaryTables& rotary = {});
+  // (B, T, C) -> (B, T, C). `rotary`: what turns queries and keys (T, D/2), or (B T, D/2) for positions of each row;
+  // undefined tables for no positions. `cached`: x continues what the cache holds (kv_cache.h).
+  Tensor forward(const Tensor& x, const ops::RotaryTables& rotary = {}, const KVLayer& cached = {});
 };
 
 struct LlamaBlock : Module<LlamaBlock> {
@@ -48,7 +50,8 @@ struct LlamaBlock : Module<LlamaBlock> {
   GroupedQueryAttention self_attn;
   RMSNorm post_attention_layernorm;
   SwiGLU mlp;
-  Tensor forward(const Tensor& x, const ops::RotaryTables& rotary = {});  // (B, T, C) -> (B, T, C)
+  // (B, T, C) -> (B, T, C)
+  Tensor forward(const Tensor& x, const ops::RotaryTables& rotary = {}, const KVLayer& cached = {});
 };
 
 // The defaults are Llama 2 7B.
@@ -66,7 +69,7 @@ struct LlamaConfig {
   bool tie_word_embeddings = false;     // lm_head.weight is embed_tokens.weight; checkpoints then need only one of them
 };
 
-struct Llama : Module<Llama> {
+struct Llama : Module<Llama>, CausalLM {
   // Weights start N(0, 0.02), gains 1; the same for the same seed on any machine.
   explicit Llama(LlamaConfig config, uint64_t seed = 0, const SkipInit& skip = SkipInit());
 
@@ -78,8 +81,12 @@ struct Llama : Module<Llama> {
     ModuleList<LlamaBlock> layers;
     RMSNorm norm;
     Tensor forward(const Tensor& idx);  // i64 (B, T) -> (B, T, C)
+    // The same for the tokens that follow those in the cache.
+    Tensor forward(const Tensor& idx, KVCache::Pass& pass);
 
    private:
+    // Of positions 0 to T - 1, in the compute dtype of x.
+    const ops::RotaryTables& tables(int64_t T, const Tensor& x);
     ops::RotaryTables tables_;  // of the last length and dtype
   };
 
@@ -91,6 +98,12 @@ struct Llama : Module<Llama> {
   Tensor forward(const Tensor& idx);
   // Mean cross-entropy in nats of targets i64 (B, T), where -100 is ignored.
   Tensor loss(const Tensor& idx, const Tensor& targets, std::source_location where = std::source_location::current());
+
+  // ---- With a cache (causal_lm.h, generation.h)
+  ModuleBase& module() override { return *this; }
+  KVCacheOptions cache_options() const override;
+  Tensor features(const Tensor& idx, KVCache& cache, std::span<const int64_t> counts) override;
+  Tensor head(const Tensor& features) override { return lm_head(features); }
 };
 
 }  // namespace rondo::nn
