@@ -33,15 +33,18 @@ Tensor attention_with_dropout(const Tensor& q, const Tensor& k, const Tensor& v,
   return ops::matmul(weights(ops::softmax(scores)), v);
 }
 
-Tensor MultiheadAttention::forward(const Tensor& x) {
+Tensor MultiheadAttention::forward(const Tensor& x, const KVLayer& cached) {
   if (x.rank() != 3)
     throw_op_error("MultiheadAttention", "x must be (B, T, C), got " + to_string(x.sizes()),
                    std::source_location::current());
+  if (cached && !options.causal)
+    throw_op_error("MultiheadAttention", "only causal attention takes a KVCache", std::source_location::current());
   const int64_t B = x.size(0), T = x.size(1), D = n_embd / n_head;
   std::vector<Tensor> qkv = ops::split(c_attn(x), n_embd, -1);                   // 3 x (B, T, C)
   for (Tensor& part : qkv) part = part.view({B, T, n_head, D}).transpose(1, 2);  // 3 x (B, H, T, D)
-  const Tensor y = attention_with_dropout(qkv[0], qkv[1], qkv[2], {}, options.causal, attn_dropout);
-  return resid_dropout(c_proj(y.transpose(1, 2).reshape({B, T, n_embd})));
+  const Tensor y = cached ? cached.attend(qkv[0], qkv[1], qkv[2])
+                          : attention_with_dropout(qkv[0], qkv[1], qkv[2], {}, options.causal, attn_dropout);
+  return resid_dropout(c_proj(y.transpose(1, 2).reshape({B, T, n_embd})));  // (B, T, C)
 }
 
 TransformerBlock::TransformerBlock(int64_t n_embd, int64_t n_head, TransformerBlockOptions options)
@@ -55,8 +58,9 @@ TransformerBlock::TransformerBlock(int64_t n_embd, int64_t n_head, TransformerBl
       mlp(child("mlp", n_embd, options.hidden > 0 ? options.hidden : 4 * n_embd,
                 MLPOptions{.bias = options.bias, .dropout = options.dropout, .gelu = options.gelu})) {}
 
-Tensor TransformerBlock::forward(const Tensor& x_) {
-  const Tensor x = x_ + attn(ln_1(x_));
+Tensor TransformerBlock::forward(const Tensor& x_, const KVLayer& cached) {
+  const Tensor normed = ln_1(x_);
+  const Tensor x = x_ + (cached ? attn(normed, cached) : attn(normed));
   return x + mlp(ln_2(x));
 }
 

@@ -2,6 +2,7 @@
 // GPT-2 (Radford et al., 2019).
 #pragma once
 
+#include "rondo/modules/kv_cache.h"
 #include "rondo/modules/layers.h"
 
 #pragma GCC visibility push(default)
@@ -23,7 +24,8 @@ struct MultiheadAttention : Module<MultiheadAttention> {
   Linear c_proj;
   Dropout attn_dropout;
   Dropout resid_dropout;
-  Tensor forward(const Tensor& x);  // (B, T, C) -> (B, T, C)
+  // (B, T, C) -> (B, T, C). `cached`: x continues what the cache holds (kv_cache.h). Only a causal module takes one.
+  Tensor forward(const Tensor& x, const KVLayer& cached = {});
 };
 
 // scaled_dot_product_attention(q, k, v, mask) with `weights` applied to the attention weights. They are stored only if
@@ -46,7 +48,7 @@ struct TransformerBlock : Module<TransformerBlock> {
   MultiheadAttention attn;
   LayerNorm ln_2;
   MLP mlp;
-  Tensor forward(const Tensor& x);  // (B, T, C) -> (B, T, C)
+  Tensor forward(const Tensor& x, const KVLayer& cached = {});  // (B, T, C) -> (B, T, C)
 };
 
 }  // namespace rondo::nn

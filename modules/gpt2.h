@@ -8,6 +8,7 @@
 #pragma once
 
 #include "rondo/modules/attention.h"
+#include "rondo/modules/causal_lm.h"
 #include "rondo/modules/next_token_loss.h"
 
 #pragma GCC visibility push(default)
@@ -35,7 +36,7 @@ struct GPT2Config {
   ops::GeluKind gelu = ops::GeluKind::kTanh;
 };
 
-struct GPT2 : Module<GPT2> {
+struct GPT2 : Module<GPT2>, CausalLM {
   // Weights start N(0, 0.02), those of residual projections N(0, 0.02 / sqrt(2 n_layer)), biases 0. The same seed gives
   // the same weights on any machine and with any number of threads. Leave `skip` out: while it lives, the layers do not
   // initialise their weights a first time.
@@ -60,9 +61,15 @@ struct GPT2 : Module<GPT2> {
   Tensor features(const Tensor& idx);
   // The mean cross-entropy in nats. targets i64 (B, T); positions with target -100 are ignored.
   Tensor loss(const Tensor& idx, const Tensor& targets, std::source_location where = std::source_location::current());
-  // Appends max_new_tokens sampled tokens to each row of idx (B, T): (B, T + max_new_tokens). The model sees the last
-  // block_size tokens and runs in eval mode. temperature 0 takes the most likely token. top_k 0 samples from all
-  // tokens. A null generator is the default one (random.h).
+
+  // ---- With a cache (causal_lm.h, generation.h)
+  ModuleBase& module() override { return *this; }
+  KVCacheOptions cache_options() const override;
+  Tensor features(const Tensor& idx, KVCache& cache, std::span<const int64_t> counts) override;
+  Tensor head(const Tensor& features) override;
+  // nn::generate() for prompts of one length: appends max_new_tokens sampled tokens to each row of idx (B, T):
+  // (B, T + max_new_tokens). The model sees the last block_size tokens. temperature 0 takes the most likely token.
+  // top_k 0 samples from all tokens. A null generator is the default one (random.h).
   Tensor generate(const Tensor& idx, int64_t max_new_tokens, double temperature = 1.0, int64_t top_k = 0,
                   Generator* generator = nullptr);
 };

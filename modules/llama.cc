@@ -20,14 +20,6 @@ Tensor SwiGLU::forward(const Tensor& x) { return down_proj(ops::silu(gate_proj(x
 
 namespace {
 
-// bool (T, T): may query t attend to key s? Only t - s < window counts here; causal attention does the rest.
-Tensor sliding_window(int64_t T, int64_t window) {
-  const NoGrad off;
-  const RecorderScope run(nullptr);
-  const Tensor at = Tensor::arange(T);
-  return ops::less(at.view({T, 1}) - at.view({1, T}), window);
-}
-
 // D * `heads`: the width of the queries, or of the keys.
 int64_t width_of(int64_t heads, int64_t n_embd, int64_t n_head, int64_t n_kv_head, int64_t head_dim) {
   if (n_head <= 0 || n_kv_head <= 0 || (head_dim <= 0 && n_embd % n_head != 0) || n_head % n_kv_head != 0)
@@ -38,6 +30,13 @@ int64_t width_of(int64_t heads, int64_t n_embd, int64_t n_head, int64_t n_kv_hea
 }
 
 }  // namespace
+
+Tensor sliding_window_mask(int64_t T, int64_t window) {
+  const NoGrad off;
+  const RecorderScope run(nullptr);
+  const Tensor at = Tensor::arange(T);
+  return ops::less(at.view({T, 1}) - at.view({1, T}), window);
+}
 
 GroupedQueryAttention::GroupedQueryAttention(int64_t n_embd, int64_t n_head, int64_t n_kv_head,
                                              GroupedQueryAttentionOptions options)
@@ -59,20 +58,35 @@ GroupedQueryAttention::GroupedQueryAttention(int64_t n_embd, int64_t n_head, int
   k_norm = child("k_norm", D, RMSNormOptions{.eps = options.norm_eps}).make<RMSNorm>();
 }
 
-Tensor GroupedQueryAttention::forward(const Tensor& x, const ops::RotaryTables& rotary, const Tensor& mask) {
+Tensor GroupedQueryAttention::forward(const Tensor& x, const ops::RotaryTables& rotary, const KVLayer& cached,
+                                      const Tensor& window_mask) {
   if (x.rank() != 3)
     throw_op_error("GroupedQueryAttention", "x must be (B, T, C), got " + to_string(x.sizes()),
                    std::source_location::current());
   const int64_t B = x.size(0), T = x.size(1), D = head_dim();
-  const auto heads = [&](const Tensor& t, int64_t n) { return t.view({B, T, n, D}); };
-  const auto normed = [&](const Tensor& t, RMSNorm* norm) { return norm ? (*norm)(t) : t; };
-  const auto turned = [&](const Tensor& t) { return rotary.cos.defined() ? ops::rotary_embedding(t, rotary) : t; };
-  // (B, n, T, D) each
-  const Tensor q = turned(normed(heads(q_proj(x), n_head), q_norm.get()).transpose(1, 2)),
-               k = turned(normed(heads(k_proj(x), n_kv_head), k_norm.get()).transpose(1, 2)),
-               v = heads(v_proj(x), n_kv_head).transpose(1, 2);
-  const Tensor y = ops::scaled_dot_product_attention(q, k, v, mask, {.causal = options.causal});
-  return o_proj(y.transpose(1, 2).reshape({B, T, n_head * D}));
+  const auto heads = [&](const Tensor& t, int64_t n, RMSNorm* norm = nullptr) {  // (B, n, T, D)
+    const Tensor apart = t.view({B, T, n, D});
+    return (norm ? (*norm)(apart) : apart).transpose(1, 2);
+  };
+  const auto turned = [&](const Tensor& t) {
+    if (!rotary.cos.defined()) return t;
+    if (rotary.cos.size(0) == T) return ops::rotary_embedding(t, rotary);
+    // Positions of each row: as if all rows were one sequence of B T tokens, which is a view.
+    const int64_t n = t.size(1);
+    return ops::rotary_embedding(t.transpose(0, 1).reshape({n, B * T, D}), rotary).view({n, B, T, D}).transpose(0, 1);
+  };
+  const Tensor q = turned(heads(q_proj(x), n_head, q_norm.get())),
+               k = turned(heads(k_proj(x), n_kv_head, k_norm.get())), v = heads(v_proj(x), n_kv_head);
+  if (cached && !options.causal)
+    throw_op_error("GroupedQueryAttention", "only causal attention takes a KVCache", std::source_location::current());
+  const auto attend = [&] {
+    if (cached) return cached.attend(q, k, v, {.window = options.window});
+    if (options.window == 0 || options.window >= T)
+      return ops::scaled_dot_product_attention(q, k, v, {}, {.causal = options.causal});
+    const Tensor mask = window_mask.defined() ? window_mask : sliding_window_mask(T, options.window);
+    return ops::scaled_dot_product_attention(q, k, v, mask, {.causal = options.causal});
+  };
+  return o_proj(attend().transpose(1, 2).reshape({B, T, n_head * D}));
 }
 
 ops::RotaryTables rotary_tables(const LlamaConfig& config, int64_t T, int64_t start, DType dtype) {
@@ -101,24 +115,28 @@ ops::RotaryTables rotary_tables(const LlamaConfig& config, int64_t T, int64_t st
   return {ops::cos(angle).to(compute_dtype(dtype)), ops::sin(angle).to(compute_dtype(dtype))};
 }
 
-LlamaBlock::LlamaBlock(const LlamaConfig& config)
+LlamaBlock::LlamaBlock(const LlamaConfig& config, int64_t layer)
     : input_layernorm(child("input_layernorm", config.n_embd, RMSNormOptions{.eps = config.norm_eps})),
       self_attn(child("self_attn", config.n_embd, config.n_head, config.n_kv_head,
                       GroupedQueryAttentionOptions{.bias = config.qkv_bias,
                                                    .o_bias = config.o_bias,
                                                    .head_dim = config.head_dim,
                                                    .qk_norm = config.qk_norm,
-                                                   .norm_eps = config.norm_eps})),
+                                                   .norm_eps = config.norm_eps,
+                                                   .window = config.window(layer)})),
       post_attention_layernorm(
           child("post_attention_layernorm", config.n_embd, RMSNormOptions{.eps = config.norm_eps})),
       mlp(child("mlp", config.n_embd, config.n_hidden, LinearOptions{.bias = config.mlp_bias})) {}
 
 LlamaBlock::LlamaBlock(int64_t n_embd, int64_t n_head, int64_t n_kv_head, int64_t hidden, double norm_eps)
-    : LlamaBlock(LlamaConfig{
-          .n_head = n_head, .n_kv_head = n_kv_head, .n_embd = n_embd, .n_hidden = hidden, .norm_eps = norm_eps}) {}
+    : LlamaBlock(
+          LlamaConfig{
+              .n_head = n_head, .n_kv_head = n_kv_head, .n_embd = n_embd, .n_hidden = hidden, .norm_eps = norm_eps},
+          0) {}
 
-Tensor LlamaBlock::forward(const Tensor& x_, const ops::RotaryTables& rotary, const Tensor& mask) {
-  const Tensor x = x_ + self_attn(input_layernorm(x_), rotary, mask);
+Tensor LlamaBlock::forward(const Tensor& x_, const ops::RotaryTables& rotary, const KVLayer& cached,
+                           const Tensor& window_mask) {
+  const Tensor x = x_ + self_attn(input_layernorm(x_), rotary, cached, window_mask);
   return x + mlp(post_attention_layernorm(x));
 }
 
@@ -126,16 +144,12 @@ Llama::Body::Body(const LlamaConfig& config)
     : config(config),
       embed_tokens(
           child("embed_tokens", config.vocab_size, config.n_embd, EmbeddingOptions{.padding_idx = config.padding_idx})),
-      layers(child("layers", config.n_layer, config)),
+      layers(child("layers")),
       norm(child("norm", config.n_embd, RMSNormOptions{.eps = config.norm_eps})) {
   if (!config.window_layers.empty() && static_cast<int64_t>(config.window_layers.size()) != config.n_layer)
     throw Error(absl::StrCat("Llama: window_layers needs one flag for each of the ", config.n_layer, " layers, got ",
                              config.window_layers.size()));
-}
-
-bool Llama::Body::has_window(int64_t layer) const {
-  return config.sliding_window > 0 &&
-         (config.window_layers.empty() || config.window_layers[static_cast<size_t>(layer)]);
+  for (int64_t i = 0; i < config.n_layer; ++i) layers.emplace_back(config, i);
 }
 
 Tensor Llama::Body::forward(const Tensor& idx) {
@@ -148,13 +162,28 @@ Tensor Llama::Body::forward(const Tensor& idx) {
   const int64_t T = idx.size(1);
   if (T > config.block_size) fail(absl::StrCat("T must be at most block_size = ", config.block_size));
   Tensor x = embed_tokens(idx);  // (B, T, C)
+  const ops::RotaryTables& rotary = tables(T, x);
+  const bool windowed = config.sliding_window > 0 && T > config.sliding_window;
+  if (windowed && (!window_mask_.defined() || window_mask_.size(0) != T))
+    window_mask_ = sliding_window_mask(T, config.sliding_window);
+  for (LlamaBlock& block : layers) x = windowed ? block(x, rotary, KVLayer(), window_mask_) : block(x, rotary);
+  return norm(x);
+}
+
+Tensor Llama::Body::forward(const Tensor& idx, KVCache::Pass& pass) {
+  Tensor x = embed_tokens(idx);  // (B, T, C)
+  const ops::RotaryTables& all = tables(pass.max_length(), x);
+  const Tensor at = pass.positions().view({-1});
+  const ops::RotaryTables rotary = {ops::index_select(all.cos, 0, at), ops::index_select(all.sin, 0, at)};
+  for (int64_t i = 0; i < layers.size(); ++i) x = layers[i](x, rotary, pass.layer(i));
+  return norm(x);
+}
+
+const ops::RotaryTables& Llama::Body::tables(int64_t T, const Tensor& x) {
   const DType dtype = compute_dtype(x.dtype());
   if (!tables_.cos.defined() || tables_.cos.size(0) != T || tables_.cos.dtype() != dtype)
     tables_ = rotary_tables(config, T, 0, dtype);
-  const bool windowed = config.sliding_window > 0 && T > config.sliding_window;
-  if (windowed && (!window_.defined() || window_.size(0) != T)) window_ = sliding_window(T, config.sliding_window);
-  for (int64_t i = 0; i < layers.size(); ++i) x = layers[i](x, tables_, windowed && has_window(i) ? window_ : Tensor());
-  return norm(x);
+  return tables_;
 }
 
 Llama::Llama(LlamaConfig config, uint64_t seed, const SkipInit&) : config(config) {
@@ -164,6 +193,22 @@ Llama::Llama(LlamaConfig config, uint64_t seed, const SkipInit&) : config(config
 }
 
 Tensor Llama::forward(const Tensor& idx) { return lm_head(model(idx)); }
+
+Tensor Llama::features(const Tensor& idx, KVCache& cache, std::span<const int64_t> counts) {
+  check_cached_call("Llama", idx, cache);
+  KVCache::Pass pass(cache, idx.size(1), counts);
+  const Tensor x = model(idx, pass);
+  pass.finish();
+  return x;
+}
+
+KVCacheOptions Llama::cache_options() const {
+  return {.layers = config.n_layer,
+          .kv_heads = config.n_kv_head,
+          .max_length = config.block_size,
+          .head_dim = config.rotary_dim(),
+          .dtype = cached_dtype(lm_head.weight.dtype())};
+}
 
 Tensor Llama::loss(const Tensor& idx, const Tensor& targets, std::source_location where) {
   const auto logits = [&] { return (*this)({idx, where}); };

@@ -8,6 +8,7 @@
 // With other options it is Qwen 2 and 3 or Mistral. Parameter names are those of published checkpoints.
 #pragma once
 
+#include "rondo/modules/causal_lm.h"
 #include "rondo/modules/layers.h"
 #include "rondo/modules/next_token_loss.h"
 #include "rondo/modules/rms_norm.h"
@@ -24,6 +25,9 @@ struct SwiGLU : Module<SwiGLU> {
   Tensor forward(const Tensor& x);  // (..., C) -> (..., C)
 };
 
+// bool (T, T): true where query t may attend to key s, t - s < window. Keys after t are left to causal attention.
+Tensor sliding_window_mask(int64_t T, int64_t window);
+
 struct GroupedQueryAttentionOptions {
   bool causal = true;
   bool bias = false;                          // of the projections
@@ -31,6 +35,7 @@ struct GroupedQueryAttentionOptions {
   int64_t head_dim = 0;                       // D; 0: n_embd / n_head
   bool qk_norm = false;                       // RMSNorm over D of queries and keys, before they turn (Qwen 3)
   double norm_eps = 1e-6;                     // of qk_norm
+  int64_t window = 0;  // sliding window: a token sees the last `window` tokens, itself included; 0: all
 };
 // n_head heads of queries share n_kv_head heads of keys and values: query head h reads head h / (n_head / n_kv_head).
 // n_kv_head = n_head is multi-head attention, 1 is multi-query attention.
@@ -44,9 +49,11 @@ struct GroupedQueryAttention : Module<GroupedQueryAttention> {
   Linear o_proj;
   std::unique_ptr<RMSNorm> q_norm, k_norm;  // null without qk_norm
   int64_t head_dim() const { return options.head_dim > 0 ? options.head_dim : n_embd / n_head; }
-  // (B, T, C) -> (B, T, C). `rotary`: what turns queries and keys (T, D/2); undefined tables for no positions. `mask`
-  // bool, broadcast to (B, H, T, T), true = may attend; undefined: all.
-  Tensor forward(const Tensor& x, const ops::RotaryTables& rotary = {}, const Tensor& mask = {});
+  // (B, T, C) -> (B, T, C). `rotary`: what turns queries and keys (T, D/2), or (B T, D/2) for positions of each row;
+  // undefined tables for no positions. `cached`: x continues what the cache holds (kv_cache.h). `window_mask`: what
+  // sliding_window_mask() makes, if the caller shares it among layers.
+  Tensor forward(const Tensor& x, const ops::RotaryTables& rotary = {}, const KVLayer& cached = {},
+                 const Tensor& window_mask = {});
 };
 
 // How rotary positions stretch beyond the lengths of the first training.
@@ -91,6 +98,10 @@ struct LlamaConfig {
   std::optional<int64_t> padding_idx = std::nullopt;  // embed_tokens gives this token's row no gradient
 
   int64_t rotary_dim() const { return head_dim > 0 ? head_dim : n_embd / n_head; }
+  // Of one layer; 0: none.
+  int64_t window(int64_t layer) const {
+    return window_layers.empty() || window_layers.at(static_cast<size_t>(layer)) ? sliding_window : 0;
+  }
 };
 
 // Tables for positions start .. start + T - 1 (T, D/2), with the config's base and scaling.
@@ -98,16 +109,17 @@ ops::RotaryTables rotary_tables(const LlamaConfig& config, int64_t T, int64_t st
 
 struct LlamaBlock : Module<LlamaBlock> {
   LlamaBlock(int64_t n_embd, int64_t n_head, int64_t n_kv_head, int64_t hidden, double norm_eps = 1e-5);
-  explicit LlamaBlock(const LlamaConfig& config);
+  LlamaBlock(const LlamaConfig& config, int64_t layer);
   RMSNorm input_layernorm;
   GroupedQueryAttention self_attn;
   RMSNorm post_attention_layernorm;
   SwiGLU mlp;
-  // (B, T, C) -> (B, T, C). `mask`: of GroupedQueryAttention.
-  Tensor forward(const Tensor& x, const ops::RotaryTables& rotary = {}, const Tensor& mask = {});
+  // (B, T, C) -> (B, T, C), with the operands of GroupedQueryAttention.
+  Tensor forward(const Tensor& x, const ops::RotaryTables& rotary = {}, const KVLayer& cached = {},
+                 const Tensor& window_mask = {});
 };
 
-struct Llama : Module<Llama> {
+struct Llama : Module<Llama>, CausalLM {
   // Weights start N(0, 0.02), gains 1; the same for the same seed on any machine.
   explicit Llama(LlamaConfig config, uint64_t seed = 0, const SkipInit& skip = SkipInit());
 
@@ -119,11 +131,14 @@ struct Llama : Module<Llama> {
     ModuleList<LlamaBlock> layers;
     RMSNorm norm;
     Tensor forward(const Tensor& idx);  // i64 (B, T) -> (B, T, C)
+    // The same for the tokens that follow those in the cache.
+    Tensor forward(const Tensor& idx, KVCache::Pass& pass);
 
    private:
-    bool has_window(int64_t layer) const;
+    // Of positions 0 to T - 1, in the compute dtype of x.
+    const ops::RotaryTables& tables(int64_t T, const Tensor& x);
     ops::RotaryTables tables_;  // of the last length and dtype
-    Tensor window_;             // bool (T, T) of the last length above sliding_window
+    Tensor window_mask_;        // of the last length above sliding_window
   };
 
   LlamaConfig config;
@@ -134,6 +149,12 @@ struct Llama : Module<Llama> {
   Tensor forward(const Tensor& idx);
   // Mean cross-entropy in nats of targets i64 (B, T), where -100 is ignored.
   Tensor loss(const Tensor& idx, const Tensor& targets, std::source_location where = std::source_location::current());
+
+  // ---- With a cache (causal_lm.h, generation.h)
+  ModuleBase& module() override { return *this; }
+  KVCacheOptions cache_options() const override;
+  Tensor features(const Tensor& idx, KVCache& cache, std::span<const int64_t> counts) override;
+  Tensor head(const Tensor& features) override { return lm_head(features); }
 };
 
 }  // namespace rondo::nn

@@ -160,6 +160,7 @@ Tensor AutoModelForCausalLM::operator()(const Tensor& idx) {
   if (auto* llama = as<Llama>()) return (*llama)(idx);
   return (*as<GPT2>())(idx);
 }
+CausalLM& AutoModelForCausalLM::causal_lm() const { return *as<CausalLM>(); }
 Tensor AutoModelForCausalLM::loss(const Tensor& idx, const Tensor& targets, std::source_location where) {
   if (auto* llama = as<Llama>()) return llama->loss(idx, targets, where);
   return as<GPT2>()->loss(idx, targets, where);

@@ -39,6 +39,7 @@ namespace rondo::nn {
 struct GPT2;
 struct Llama;
 struct Published;
+class CausalLM;
 struct ConfigField;
 
 struct PretrainedOptions {
@@ -120,6 +121,7 @@ class AutoModelForCausalLM : public PretrainedModel {
  public:
   static AutoModelForCausalLM from_pretrained(const std::string& folder, const PretrainedOptions& options = {});
   Tensor operator()(const Tensor& idx);  // i64 (B, T) -> logits (B, T, V)
+  CausalLM& causal_lm() const;           // for generate() (generation.h)
   // Mean cross-entropy in nats of targets i64 (B, T), where -100 is ignored. targets[b][t] is what follows idx[b][t]:
   // nothing is shifted here.
   Tensor loss(const Tensor& idx, const Tensor& targets, std::source_location where = std::source_location::current());

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstdlib>
 
+#include "rondo/modules/causal_lm.h"
 #include "rondo/modules/gpt2.h"
 #include "rondo/modules/llama.h"
 #include "rondo/modules/vit.h"
@@ -179,6 +180,25 @@ TEST(PretrainedNames, TiesTransposesAndMode) {
   EXPECT_TRUE(llama.as<Llama>()->lm_head.weight.is_same(llama.as<Llama>()->model.embed_tokens.weight));
   auto plain = AutoModelForCausalLM::from_pretrained(recorded_folder("gpt2"), {.dropout = 0.0});
   EXPECT_EQ(plain.as<GPT2>()->h[0].attn.attn_dropout.p, 0);
+}
+
+// Decoding with a cache sees what the whole sequence sees: windows, scaled positions and all.
+TEST(PretrainedGeneration, CachedLogitsAreThoseOfTheWholeSequence) {
+  for (const char* name : {"gpt2", "llama3", "llama_bias", "qwen2", "qwen3", "mistral"}) {
+    SCOPED_TRACE(name);
+    auto model = AutoModelForCausalLM::from_pretrained(recorded_folder(name), {.dtype = kF64});
+    const Tensor idx = expected_values(name).at("input.ids");
+    const NoGrad off;
+    const Tensor whole = model(idx);
+    KVCacheOptions options = model.causal_lm().cache_options();
+    options.batch = idx.size(0);
+    KVCache cache(options);
+    expect_close(model.causal_lm().cached_logits(idx.slice(1, {0, 7}).contiguous(), cache), whole.slice(1, {0, 7}),
+                 1e-12, "prompt");
+    for (int64_t t = 7; t < idx.size(1); ++t)
+      expect_close(model.causal_lm().next_logits(idx.slice(1, {t, t + 1}).contiguous(), cache), whole.select(1, t),
+                   1e-12, "token");
+  }
 }
 
 // A model without a head from the file of one with a head, and the reverse.
