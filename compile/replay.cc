@@ -49,12 +49,15 @@ std::shared_ptr<const Replay> Replay::make(const nn::ModuleCall& call, const Tra
   call.module.apply([&](nn::ModuleBase& module) {
     replay->modules_.push_back({&module, module.is_training(), module.children().size()});
   });
+  replay->tree_version_ = call.module.tree_version();
   replay->grad_mode_ = grad_enabled();
   replay->autocast_ = amp::autocast_dtype();
   return replay;
 }
 
 bool Replay::matches(const nn::ModuleCall& call) const {
+  // First: after a change of the tree, what this points to may be gone.
+  if (call.module.tree_version() != tree_version_) return false;
   if (call.result == nullptr || call.inputs.size() != arguments_.size() || grad_enabled() != grad_mode_ ||
       amp::autocast_dtype() != autocast_)
     return false;

@@ -54,6 +54,7 @@ class Replay {
     size_t children;  // a list of layers may grow
   };
   std::vector<ModuleState> modules_;
+  uint64_t tree_version_ = 0;  // of the module: children that came or went leave nothing here to compare
   bool grad_mode_ = true;
   std::optional<DType> autocast_;
 };

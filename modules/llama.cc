@@ -214,7 +214,7 @@ Tensor Llama::loss(const Tensor& idx, const Tensor& targets, std::source_locatio
   const auto logits = [&] { return (*this)({idx, where}); };
   const auto below = [&] { return model(idx); };
   // A hook on the output layer wants its forward.
-  const int64_t whole = lm_head.call_hook != nullptr ? std::numeric_limits<int64_t>::max() : config.whole_logits;
+  const int64_t whole = !lm_head.is_plain() ? std::numeric_limits<int64_t>::max() : config.whole_logits;
   return NextTokenLoss{*this, lm_head.weight, whole, logits, below}(idx, targets, where);
 }
 

@@ -165,9 +165,6 @@ Tensor& ModuleBase::buffer(std::string name, Tensor value, bool persistent) {
 void ModuleBase::visit(const std::string& prefix, absl::FunctionRef<void(const std::string&, const Entry&)> fn) const {
   for (const auto& entry : entries_)
     if (entry->tensor.defined()) fn(joined(prefix, entry->name), *entry);
-  if (call_hook != nullptr)
-    for (NamedTensor& own : call_hook->named_parameters())
-      fn(joined(prefix, own.name), {own.name, own.tensor, /*is_parameter=*/true, /*persistent=*/true});
   for (const ModuleBase* module : children_) module->visit(joined(prefix, module->name_), fn);
 }
 
@@ -275,6 +272,128 @@ std::vector<const Tensor*> ModuleBase::tensor_slots() const {
   for (const ModuleBase* module : children_)
     for (const Tensor* slot : module->tensor_slots()) slots.push_back(slot);
   return slots;
+}
+
+std::vector<ModuleBase::Slot> ModuleBase::own_slots() {
+  std::vector<Slot> slots;
+  for (const auto& entry : entries_)
+    if (entry->persistent) slots.push_back({entry->name, &entry->tensor, entry->is_parameter});
+  return slots;
+}
+
+// ---- Changing the tree
+
+void ModuleBase::require_root(const ModuleBase* module) {
+  if (module == nullptr) throw Error("attach and replace: the module is null");
+  if (module->parent_ != nullptr)
+    throw Error(absl::StrCat("attach and replace: this ", module->type_name(), " is already ", module->path_, " of a ",
+                             module->parent_->type_name()));
+}
+
+void ModuleBase::note_change() {
+  for (ModuleBase* module = this; module != nullptr; module = module->parent_) ++module->tree_version_;
+}
+
+void ModuleBase::settle(ModuleBase* parent, std::string name) {
+  parent_ = parent;
+  name_ = std::move(name);
+  update_paths();
+  if (parent != nullptr) train(parent->training_);
+}
+
+void ModuleBase::update_paths() {
+  path_ = parent_ == nullptr ? "" : joined(parent_->path_, name_);
+  for (ModuleBase* module : children_) module->update_paths();
+}
+
+ModuleBase& ModuleBase::child_named(std::string_view name) const {
+  std::string names;
+  for (ModuleBase* module : children_) {
+    if (module->name_ == name) return *module;
+    absl::StrAppend(&names, names.empty() ? "" : ", ", module->name_);
+  }
+  throw Error(absl::StrCat(type_name(), path_.empty() ? "" : " " + path_, ": there is no child '", std::string(name),
+                           "'; there is ", names.empty() ? "none at all" : names));
+}
+
+void ModuleBase::attach_child(std::string name, std::unique_ptr<ModuleBase> module) {
+  check_name(name);
+  children_.push_back(module.get());
+  if (auto* hook = dynamic_cast<CallHook*>(module.get())) attached_hooks_.push_back(hook);
+  attached_.push_back(std::move(module));
+  attached_.back()->settle(this, std::move(name));
+  note_change();
+}
+
+std::unique_ptr<ModuleBase> ModuleBase::detach(std::string_view name) {
+  ModuleBase& module = child_named(name);
+  const auto at = std::find_if(attached_.begin(), attached_.end(), [&](const auto& a) { return a.get() == &module; });
+  const bool replaces = std::any_of(replaced_.begin(), replaced_.end(),
+                                    [&](const ModuleBase* m) { return m->stand_in_.module == &module; });
+  if (at == attached_.end() || replaces)
+    throw Error(absl::StrCat(type_name(), "::detach: ", module.path_,
+                             " was not attached: the model's own code calls it. Use replace()"));
+  std::unique_ptr<ModuleBase> taken = std::move(*at);
+  attached_.erase(at);
+  std::erase(attached_hooks_, dynamic_cast<CallHook*>(taken.get()));
+  std::erase(children_, taken.get());
+  note_change();
+  taken->settle(nullptr, "");
+  return taken;
+}
+
+void ModuleBase::redirect_to(ModuleBase& module, TensorCall call) {
+  stand_in_ = {&module, call};
+  for (const auto& entry : entries_) {
+    const auto same = std::find_if(module.entries_.begin(), module.entries_.end(),
+                                   [&](const auto& other) { return other->name == entry->name; });
+    entry->tensor = same == module.entries_.end() ? Tensor() : (*same)->tensor;
+  }
+  // Calls of a member's members: of the same class only, as nothing is known of how they are called.
+  for (ModuleBase* inner : children_)
+    for (ModuleBase* other : module.children_)
+      if (other->name_ == inner->name_) inner->redirect_to(*other, nullptr);
+}
+
+void ModuleBase::replace_child(std::string_view name, Replacement replacement) {
+  ModuleBase& old = child_named(name);
+  ModuleBase& placed = *replacement.module;
+  const auto owned = std::find_if(attached_.begin(), attached_.end(), [&](const auto& a) { return a.get() == &old; });
+  // The member that the model's code calls: `old`, or one that `old` has replaced.
+  std::vector<ModuleBase*> members;
+  for (ModuleBase* member : replaced_)
+    if (member->stand_in_.module == &old) members.push_back(member);
+  const bool was_attached = owned != attached_.end();
+  if (!was_attached) {
+    members.push_back(&old);
+    replaced_.push_back(&old);
+  }
+  *std::find(children_.begin(), children_.end(), &old) = &placed;
+  if (placed.call_hook == nullptr) placed.call_hook = std::exchange(old.call_hook, nullptr);
+  std::erase(attached_hooks_, dynamic_cast<CallHook*>(&old));
+  const bool is_member = !members.empty();
+  if (auto* hook = dynamic_cast<CallHook*>(&placed); hook != nullptr && !is_member) attached_hooks_.push_back(hook);
+  placed.settle(this, std::string(name));
+  for (ModuleBase* member : members) member->redirect_to(placed, replacement.call);
+  attached_.push_back(std::move(replacement.module));
+  note_change();
+  if (was_attached) std::erase_if(attached_, [&](const auto& a) { return a.get() == &old; });
+}
+
+void ModuleBase::throw_cannot_stand_in() const {
+  throw Error(absl::StrCat(
+      path_, ": this ", type_name(), " was replaced by a ", stand_in_.module->type_name(),
+      ", which can stand in only for calls that take tensors and return one tensor; replace it by a ", type_name()));
+}
+
+void ModuleBase::call_through_hooks(const ModuleCall& call, absl::FunctionRef<void()> forward) {
+  const auto inside = [&](const auto& self, size_t hooks) -> void {
+    if (hooks == 0) return forward();
+    attached_hooks_[hooks - 1]->around(call, [&] { self(self, hooks - 1); });
+  };
+  const std::shared_ptr<CallHook> outermost = call_hook;  // may be replaced by the call itself
+  if (outermost == nullptr) return inside(inside, attached_hooks_.size());
+  outermost->around(call, [&] { inside(inside, attached_hooks_.size()); });
 }
 
 void ModuleBase::apply(absl::FunctionRef<void(ModuleBase&)> fn) {

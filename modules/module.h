@@ -20,15 +20,29 @@
 // Calling a module (`attn(x)`, not `attn.forward(x)`) runs forward() inside a frame, so that errors name its path and
 // the caller's line, and through `call_hook`, where a compiler plugs in. The first argument of forward is a tensor.
 //
+// A finished model can be changed without changing its code (Note [Calls of a changed tree]):
+//
+//   model.replace("classifier", std::make_unique<nn::Linear>(768, 5));   // model.classifier(x) calls the new layer
+//   model.attach("probe", std::make_unique<Probe>());                    // a further child, with parameters
+//   nn::add_lora(model, {.rank = 8, .targets = {"c_attn"}});             // adapters (lora.h)
+//
 // Invariants: a module never moves, because its parent and its members refer to it. A module that is a member of
 // another one is made by child(): otherwise its constructor throws, since its parameters would never be trained.
 // Children and parameters are listed in the order of declaration. A parameter keeps its identity for life: to() and
 // load_state_dict() change what the handle points to, never the handle, so optimizers, tied parameters and user copies
 // see the change.
 //
-// Ownership: modules own their parameters. A parent refers to its children, which are its members.
+// Ownership: modules own their parameters. A parent refers to its children, which are its members, and owns those that
+// were attached.
 //
 // Thread safety: a tree is built, changed and called by one thread at a time.
+//
+// Note [Calls of a changed tree]. A model's code calls its members: `c_attn(x)` names one object for good. So that
+// object passes the call on. Around its forward stand, from the outside in: call_hook, which is a compiler's, then the
+// attached children that are CallHooks, which are adapters, the last attached first. A member that was replaced passes
+// the call to the module in its place. A region is therefore outside of every adapter: it records the adapters' ops
+// with the block's own, takes their parameters as inputs, and one region serves all layers. compile::disable() leaves
+// adapters alone.
 #pragma once
 
 #include <concepts>
@@ -70,15 +84,12 @@ struct ModuleCall {
   Tensor* result;
 };
 
-// Wraps the forward of one module.
+// Wraps the forward of one module. A hook with parameters is a module too: attach() it.
 class CallHook {
  public:
   virtual ~CallHook() = default;
   // Must either call `forward` exactly once, on this thread, or throw, or set *call.result (if that is not null).
   virtual void around(const ModuleCall& call, absl::FunctionRef<void()> forward) = 0;
-  // Tensors of the hook's own that train with the module (an adapter). They are among the module's parameters and in
-  // its state dict, under these names.
-  virtual std::vector<NamedTensor> named_parameters() const { return {}; }
 };
 
 class ModuleBase {
@@ -123,6 +134,48 @@ class ModuleBase {
   // Calls fn on every module, children before parents.
   void apply(absl::FunctionRef<void(ModuleBase&)> fn);
 
+  // ---- Changing the tree after construction; never during a call. Everything that walks the tree sees the change:
+  // parameters(), state_dict(), train(), to(), regions. An optimizer or DistributedDataParallel that was made before
+  // has its own list of parameters and does not: make it after, or use Optimizer::add_param_group().
+
+  // Adds a child, which this module owns from now on. It gets this module's mode (train or eval). If it is a CallHook,
+  // it wraps every call of this module. Throws Error if the name is empty, taken or has a dot, or if `module` has a
+  // parent.
+  template <std::derived_from<ModuleBase> M> M& attach(std::string name, std::unique_ptr<M> module) {
+    M& attached = require_module(module.get());
+    attach_child(std::move(name), std::move(module));
+    return attached;
+  }
+  // Takes away a child that was attached. Throws Error if there is none of this name.
+  std::unique_ptr<ModuleBase> detach(std::string_view name);
+  // Puts `module` in the place of the child `name`, under its name and with its mode and call_hook. A child that is a
+  // member of this module stays where it is, but is no longer in the tree: its calls, and those of its own members that
+  // the new module has too, go to the new ones. The old parameters are dropped. Where code reads them directly, as in
+  // `wte.weight`, it finds the new module's tensors of the same names, or undefined ones. The new module may be of
+  // another class if the calls take tensors only, at most four, and return one tensor. Throws Error if there is no such
+  // child, or if `module` has a parent.
+  template <std::derived_from<ModuleBase> M> M& replace(std::string_view name, std::unique_ptr<M> module) {
+    M& placed = require_module(module.get());
+    replace_child(name, {std::move(module), &call_with_tensors<M>});
+    return placed;
+  }
+  // A call runs this module's own forward, and nothing around it or in its place.
+  bool is_plain() const { return call_hook == nullptr && attached_hooks_.empty() && stand_in_.module == nullptr; }
+  // Rises with each change of the tree at or below this module, and with note_change().
+  uint64_t tree_version() const { return tree_version_; }
+  // For modules that compute something else from now on although their tensors and modes are the same, such as an
+  // adapter that was switched off: recordings of this module, and of those around it, are not replayed any more
+  // (compile.h, Capture::kReplay).
+  void note_change();
+
+  struct Slot {
+    std::string name;
+    Tensor* tensor;  // the member: assigning to it gives the module another tensor
+    bool is_parameter;
+  };
+  // This module's own parameters and persistent buffers, without its children's; also undefined ones.
+  std::vector<Slot> own_slots();
+
   // Null: a direct call.
   std::shared_ptr<CallHook> call_hook;
 
@@ -145,6 +198,17 @@ class ModuleBase {
     return Child<Args...>(this, std::move(name), std::forward<Args>(args)...);
   }
 
+  using TensorCall = Tensor (*)(ModuleBase&, std::span<const Tensor* const> inputs, std::source_location where);
+  // What calls of this module go to: nothing, or the module that has replaced it.
+  struct StandIn {
+    ModuleBase* module = nullptr;
+    TensorCall call = nullptr;
+  };
+  const StandIn& stand_in() const { return stand_in_; }
+  [[noreturn]] void throw_cannot_stand_in() const;
+  // Runs `forward` inside all hooks.
+  void call_through_hooks(const ModuleCall& call, absl::FunctionRef<void()> forward);
+
  private:
   template <class... Args> friend class Child;
   struct Entry {
@@ -152,6 +216,10 @@ class ModuleBase {
     Tensor tensor;
     bool is_parameter;
     bool persistent;
+  };
+  struct Replacement {
+    std::unique_ptr<ModuleBase> module;
+    TensorCall call;
   };
   // Where the next module to be constructed on this thread goes: set by Child, taken by the first ModuleBase().
   struct Place {
@@ -166,6 +234,20 @@ class ModuleBase {
   static Place& next_place();
   void check_name(const std::string& name) const;
   Tensor& add_entry(Entry entry);
+  template <class M> static M& require_module(M* module) {
+    require_root(module);
+    return *module;
+  }
+  static void require_root(const ModuleBase* module);
+  template <class M>
+  static Tensor call_with_tensors(ModuleBase& module, std::span<const Tensor* const> in, std::source_location where);
+  void attach_child(std::string name, std::unique_ptr<ModuleBase> module);
+  void replace_child(std::string_view name, Replacement replacement);
+  ModuleBase& child_named(std::string_view name) const;
+  // Takes the parent's place for it: name, path, mode.
+  void settle(ModuleBase* parent, std::string name);
+  void update_paths();
+  void redirect_to(ModuleBase& module, TensorCall call);
   // Dotted names relative to this module, tied tensors repeated.
   void visit(const std::string& prefix, absl::FunctionRef<void(const std::string& name, const Entry&)> fn) const;
   void collect_ignored(const std::string& prefix, std::set<std::string>& out) const;
@@ -179,7 +261,32 @@ class ModuleBase {
   std::vector<std::unique_ptr<Entry>> entries_;  // addresses are stable: members refer to the tensors
   std::vector<ModuleBase*> children_;
   bool training_ = true;
+  uint64_t tree_version_ = 0;
+  std::vector<CallHook*> attached_hooks_;  // those of attached_, in this order
+  StandIn stand_in_;
+  std::vector<ModuleBase*> replaced_;  // members whose place in children_ an attached module has
+  // Destroyed first: each takes itself out of children_.
+  std::vector<std::unique_ptr<ModuleBase>> attached_;
 };
+
+template <class M>
+Tensor ModuleBase::call_with_tensors(ModuleBase& module, std::span<const Tensor* const> in,
+                                     std::source_location where) {
+  const auto run = [&](const auto&... rest) -> Tensor {
+    if constexpr (requires(M & m) {
+                    { m.forward(*in[0], rest...) } -> std::same_as<Tensor>;
+                  })
+      return static_cast<M&>(module)(TensorArg(*in[0], where), rest...);
+    else
+      throw Error(module.type_name() + " is called with " + std::to_string(in.size()) + " tensors, which it cannot be");
+  };
+  switch (in.size()) {
+    case 1: return run();
+    case 2: return run(*in[1]);
+    case 3: return run(*in[1], *in[2]);
+    default: return run(*in[1], *in[2], *in[3]);
+  }
+}
 
 // What child() returns: converts to the module that is being declared, built in place.
 template <class... Args> class [[nodiscard]] Child {
@@ -230,29 +337,46 @@ template <class Self> class Module : public ModuleBase {
 
   template <class... Rest> decltype(auto) operator()(TensorArg first, Rest&&... rest) {
     Self& self = static_cast<Self&>(*this);
-    const ModuleFrame frame(&path(), first.where);
     using Result = decltype(self.forward(first.tensor, std::forward<Rest>(rest)...));
-    if (!call_hook) [[likely]]
+    if (is_plain()) [[likely]] {
+      const ModuleFrame frame(&path(), first.where);
       return static_cast<Result>(self.forward(first.tensor, std::forward<Rest>(rest)...));
-    const std::shared_ptr<CallHook> hook = call_hook;  // may be replaced by the call itself
+    }
+    if (stand_in().module != nullptr)
+      return static_cast<Result>(call_stand_in<Result>(first, std::forward<Rest>(rest)...));
+    const ModuleFrame frame(&path(), first.where);
     if constexpr (std::is_void_v<Result>) {
-      hook->around({*this, {}, nullptr}, [&] { self.forward(first.tensor, std::forward<Rest>(rest)...); });
-    } else if constexpr (std::is_same_v<Result, Tensor> && (std::is_convertible_v<const Rest&, const Tensor&> && ...)) {
+      call_through_hooks({*this, {}, nullptr}, [&] { self.forward(first.tensor, std::forward<Rest>(rest)...); });
+    } else if constexpr (kTensorsOnly<Result, Rest...>) {
       const Tensor* const inputs[] = {&first.tensor, &static_cast<const Tensor&>(rest)...};
       Tensor result;
-      hook->around({*this, inputs, &result}, [&] { result = self.forward(first.tensor, std::forward<Rest>(rest)...); });
+      call_through_hooks({*this, inputs, &result},
+                         [&] { result = self.forward(first.tensor, std::forward<Rest>(rest)...); });
       return result;
     } else {
       static_assert(!std::is_reference_v<Result>, "forward must return a value");
       std::optional<Result> result;
-      hook->around({*this, {}, nullptr},
-                   [&] { result.emplace(self.forward(first.tensor, std::forward<Rest>(rest)...)); });
+      call_through_hooks({*this, {}, nullptr},
+                         [&] { result.emplace(self.forward(first.tensor, std::forward<Rest>(rest)...)); });
       invariant(result.has_value(), "a call hook did not run forward");
       return static_cast<Result>(*std::move(result));
     }
   }
 
  private:
+  template <class Result, class... Rest>
+  static constexpr bool kTensorsOnly = std::is_same_v<Result, Tensor> &&
+                                       (std::is_convertible_v<const Rest&, const Tensor&> && ...);
+  template <class Result, class... Rest> Result call_stand_in(TensorArg first, Rest&&... rest) {
+    if (Self* same = dynamic_cast<Self*>(stand_in().module); same != nullptr)
+      return static_cast<Result>((*same)(first, std::forward<Rest>(rest)...));
+    if constexpr (kTensorsOnly<Result, Rest...> && sizeof...(Rest) < 4) {
+      const Tensor* const inputs[] = {&first.tensor, &static_cast<const Tensor&>(rest)...};
+      return stand_in().call(*stand_in().module, {inputs, 1 + sizeof...(rest)}, first.where);
+    } else {
+      throw_cannot_stand_in();
+    }
+  }
   friend Self;  // `struct B : Module<A>` does not compile: its call operator would call A's forward
   Module() : ModuleBase(typeid(Self), sizeof(Self) - offset()) {}
   // Bytes of a Self before its Module: not 0 if Self has another base first.

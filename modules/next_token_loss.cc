@@ -6,9 +6,10 @@
 namespace rondo::nn {
 
 Tensor NextTokenLoss::operator()(const Tensor& idx, const Tensor& targets, std::source_location where) const {
-  const int64_t n = idx.numel(), V = weight.size(0);
-  // A hook on the model as a whole wants its forward, which makes logits.
-  const bool whole = n * V <= whole_logits || model.call_hook != nullptr;
+  const int64_t n = idx.numel();
+  // A hook on the model as a whole wants its forward, which makes logits. An output layer that was replaced by one of
+  // another class has no weight here.
+  const bool whole = !model.is_plain() || !weight.defined() || n * weight.size(0) <= whole_logits;
   const Tensor x = whole ? logits() : [&] {
     const ModuleFrame frame(&model.path(), where);
     return features();
@@ -18,7 +19,7 @@ Tensor NextTokenLoss::operator()(const Tensor& idx, const Tensor& targets, std::
         model.type_name() + "::loss",
         absl::StrCat("targets must have idx's shape ", to_string(idx.sizes()), ", got ", to_string(targets.sizes())),
         where);
-  if (whole) return ops::cross_entropy({x.view({n, V}), where}, targets.reshape({n}));
+  if (whole) return ops::cross_entropy({x.view({n, x.size(-1)}), where}, targets.reshape({n}));
   return ops::linear_cross_entropy({x.reshape({n, weight.size(1)}), where}, weight, Tensor(), targets.reshape({n}));
 }
 

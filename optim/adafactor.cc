@@ -93,7 +93,6 @@ void move_factors(const Tensor& grad, double factor, std::span<StateArray> state
 void Adafactor::add(std::span<const Tensor> params, const AdafactorOptions& o) {
   if (!(o.lr >= 0 && o.eps1 >= 0 && o.eps2 >= 0 && o.weight_decay >= 0 && o.d >= 1 && o.beta2_decay <= 0))
     throw Error("Adafactor: lr, eps1, eps2, weight_decay must not be negative, d not below 1, beta2_decay not above 0");
-  groups_.push_back(o);
   static const UpdatePlan vector = {{{.name = "variance", .nonnegative = true}},
                                     {{body_of<AdafactorVectorGather>("adafactor_vector_gather"), true},
                                      {body_of<AdafactorVectorApply>("adafactor_vector_apply"), true}}};
@@ -105,6 +104,7 @@ void Adafactor::add(std::span<const Tensor> params, const AdafactorOptions& o) {
                                     /*matrices=*/true};
   add_group(params, [](const Tensor& p) -> const UpdatePlan& { return p.rank() > 1 ? matrix : vector; },
             {.format = o.state});
+  groups_.push_back(o);
 }
 
 Adafactor::Adafactor(std::vector<Tensor> params, AdafactorOptions options)

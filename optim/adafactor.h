@@ -76,6 +76,10 @@ class Adafactor : public Optimizer {
  public:
   explicit Adafactor(std::vector<Tensor> params, AdafactorOptions options = {});
   explicit Adafactor(std::vector<ParamGroup<AdafactorOptions>> groups);
+  // One more group; see Optimizer::n_groups(). Throws what the constructor throws; then the optimizer is as before.
+  void add_param_group(const ParamGroup<AdafactorOptions>& group) {
+    add_later([&] { add(group.params, group.options); });
+  }
 
  protected:
   const char* name() const override { return "Adafactor"; }

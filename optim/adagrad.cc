@@ -7,9 +7,9 @@ namespace rondo::optim {
 void Adagrad::add(std::span<const Tensor> params, const AdagradOptions& o) {
   if (!(o.lr >= 0 && o.lr_decay >= 0 && o.weight_decay >= 0 && o.initial_accumulator_value >= 0 && o.eps >= 0))
     throw Error("Adagrad: options must not be negative");
-  groups_.push_back(o);
   static const UpdatePlan plan = plan_of<AdagradFormula>("adagrad", {{.name = "sum", .nonnegative = true}});
   add_group(params, plan, {.format = o.state, .value = o.initial_accumulator_value});
+  groups_.push_back(o);
 }
 
 Adagrad::Adagrad(std::vector<Tensor> params, AdagradOptions options)

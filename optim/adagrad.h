@@ -39,6 +39,10 @@ class Adagrad : public Optimizer {
  public:
   explicit Adagrad(std::vector<Tensor> params, AdagradOptions options = {});
   explicit Adagrad(std::vector<ParamGroup<AdagradOptions>> groups);
+  // One more group; see Optimizer::n_groups(). Throws what the constructor throws; then the optimizer is as before.
+  void add_param_group(const ParamGroup<AdagradOptions>& group) {
+    add_later([&] { add(group.params, group.options); });
+  }
 
  protected:
   const char* name() const override { return "Adagrad"; }

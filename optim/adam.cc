@@ -31,8 +31,8 @@ const UpdatePlan& plan(bool amsgrad) {
 
 void AdamBase::add(std::span<const Tensor> params, Group group) {
   check(group.options);
-  groups_.push_back(group);
   add_group(params, plan(group.options.amsgrad), {.format = group.options.state});
+  groups_.push_back(group);
 }
 
 void AdamBase::visit_options(int group, OptionVisitor visit) {
@@ -59,6 +59,13 @@ void AdamBase::scalars(int group, int64_t step, std::span<double> out) const {
                            o.eps};
   static_assert(std::size(values) == AdamFormula<false>::kScalars);
   std::copy(std::begin(values), std::end(values), out.begin());
+}
+
+void Adam::add_param_group(const ParamGroup<AdamOptions>& group) {
+  add_later([&] { add(group.params, {group.options, false}); });
+}
+void AdamW::add_param_group(const ParamGroup<AdamWOptions>& group) {
+  add_later([&] { add(group.params, {as_adam(group.options), true}); });
 }
 
 Adam::Adam(std::vector<Tensor> params, AdamOptions options)

@@ -71,6 +71,8 @@ class Adam : public AdamBase {
  public:
   explicit Adam(std::vector<Tensor> params, AdamOptions options = {});
   explicit Adam(std::vector<ParamGroup<AdamOptions>> groups);
+  // One more group; see Optimizer::n_groups(). Throws what the constructor throws; then the optimizer is as before.
+  void add_param_group(const ParamGroup<AdamOptions>& group);
 
  protected:
   const char* name() const override { return "Adam"; }
@@ -80,6 +82,8 @@ class AdamW : public AdamBase {
  public:
   explicit AdamW(std::vector<Tensor> params, AdamWOptions options = {});
   explicit AdamW(std::vector<ParamGroup<AdamWOptions>> groups);
+  // One more group; see Optimizer::n_groups(). Throws what the constructor throws; then the optimizer is as before.
+  void add_param_group(const ParamGroup<AdamWOptions>& group);
 
  protected:
   const char* name() const override { return "AdamW"; }

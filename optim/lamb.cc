@@ -11,10 +11,10 @@ void LAMB::add(std::span<const Tensor> params, const LAMBOptions& o) {
     if (!(beta >= 0 && beta < 1)) throw Error(absl::StrCat("LAMB: betas must be in [0, 1), got ", beta));
   if (!(o.lr >= 0 && o.eps >= 0 && o.weight_decay >= 0))
     throw Error("LAMB: lr, eps and weight_decay must not be negative");
-  groups_.push_back(o);
   static const UpdatePlan plan = {{{"exp_avg"}, {.name = "exp_avg_sq", .nonnegative = true}},
                                   {{body_of<LAMBGather>("lamb_gather")}, {body_of<LAMBApply>("lamb_apply"), true}}};
   add_group(params, plan, {.format = o.state});
+  groups_.push_back(o);
 }
 
 LAMB::LAMB(std::vector<Tensor> params, LAMBOptions options)

@@ -56,6 +56,10 @@ class LAMB : public Optimizer {
  public:
   explicit LAMB(std::vector<Tensor> params, LAMBOptions options = {});
   explicit LAMB(std::vector<ParamGroup<LAMBOptions>> groups);
+  // One more group; see Optimizer::n_groups(). Throws what the constructor throws; then the optimizer is as before.
+  void add_param_group(const ParamGroup<LAMBOptions>& group) {
+    add_later([&] { add(group.params, group.options); });
+  }
 
  protected:
   const char* name() const override { return "LAMB"; }

@@ -8,9 +8,9 @@ void Lion::add(std::span<const Tensor> params, const LionOptions& o) {
   for (double beta : o.betas)
     if (!(beta >= 0 && beta < 1)) throw Error(absl::StrCat("Lion: betas must be in [0, 1), got ", beta));
   if (!(o.lr >= 0 && o.weight_decay >= 0)) throw Error("Lion: lr and weight_decay must not be negative");
-  groups_.push_back(o);
   static const UpdatePlan plan = plan_of<LionFormula>("lion", {{"exp_avg"}});
   add_group(params, plan, {.format = o.state});
+  groups_.push_back(o);
 }
 
 Lion::Lion(std::vector<Tensor> params, LionOptions options)

@@ -38,6 +38,10 @@ class Lion : public Optimizer {
  public:
   explicit Lion(std::vector<Tensor> params, LionOptions options = {});
   explicit Lion(std::vector<ParamGroup<LionOptions>> groups);
+  // One more group; see Optimizer::n_groups(). Throws what the constructor throws; then the optimizer is as before.
+  void add_param_group(const ParamGroup<LionOptions>& group) {
+    add_later([&] { add(group.params, group.options); });
+  }
 
  protected:
   const char* name() const override { return "Lion"; }

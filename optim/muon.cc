@@ -40,11 +40,11 @@ void Muon::add(std::span<const Tensor> params, const MuonOptions& o) {
   if (!is_floating(o.ns_dtype)) throw Error("Muon: ns_dtype must be a floating dtype");
   for (const Tensor& p : params)
     if (p.defined() && p.rank() != 2) throw Error("Muon: parameters must be matrices; give the others to AdamW");
-  groups_.push_back(o);
-  iterations_.emplace_back();
   static const UpdatePlan plan = {{{"momentum_buffer"}, {.name = "step", .transient = true}},
                                   {{body_of<MuonGather>("muon_gather")}, {body_of<MuonApply>("muon_apply"), true}}};
   add_group(params, plan, {.format = o.state});
+  groups_.push_back(o);
+  iterations_.emplace_back();
 }
 
 Muon::Muon(std::vector<Tensor> params, MuonOptions options)

@@ -56,6 +56,10 @@ class Muon : public Optimizer {
  public:
   explicit Muon(std::vector<Tensor> params, MuonOptions options = {});
   explicit Muon(std::vector<ParamGroup<MuonOptions>> groups);
+  // One more group; see Optimizer::n_groups(). Throws what the constructor throws; then the optimizer is as before.
+  void add_param_group(const ParamGroup<MuonOptions>& group) {
+    add_later([&] { add(group.params, group.options); });
+  }
   ~Muon() override;
 
  protected:

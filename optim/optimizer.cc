@@ -4,6 +4,7 @@
 #include <cmath>
 #include <string_view>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/ops/ops.h"
@@ -15,9 +16,27 @@ void Optimizer::add_group(std::span<const Tensor> params, const UpdatePlan& plan
       params, [&](const Tensor&) -> const UpdatePlan& { return plan; }, init);
 }
 
+void Optimizer::add_later(absl::FunctionRef<void()> add) {
+  check_between_steps("add_param_group");
+  if (at_seams_)
+    throw Error(absl::StrCat(name(),
+                             "::add_param_group: an UpdateAtSeams makes the steps and would not know the group; "
+                             "make it after adding groups"));
+  const size_t first = slots_.size();
+  add();
+  signatures_.clear();
+  if (first == 0 || !slots_[0].copy.defined()) return;
+  const NoGrad off;
+  for (size_t i = first; i < slots_.size(); ++i) {
+    slots_[i].copy = ops::cast(slots_[i].param.detach(), slots_[0].copy.dtype());
+    slots_[i].copy_of = Contents::of(slots_[i].param);
+  }
+}
+
 void Optimizer::add_group(std::span<const Tensor> params, PlanOf plan_of, StateInit init) {
   const int group = n_groups();
-  group_sizes_.push_back(static_cast<int64_t>(params.size()));
+  const size_t before = slots_.size();
+  absl::Cleanup forget = [&] { slots_.resize(before); };
   for (const Tensor& param : params) {
     const auto fail = [&](std::string_view why) {
       throw Error(absl::StrCat(name(), ": ", slot_name(slots_.size()), " ", std::string(why)));
@@ -44,6 +63,8 @@ void Optimizer::add_group(std::span<const Tensor> params, PlanOf plan_of, StateI
   std::sort(all.begin(), all.end());
   if (std::adjacent_find(all.begin(), all.end()) != all.end())
     throw Error(absl::StrCat(name(), ": a parameter is given twice; parameters() lists tied ones once"));
+  std::move(forget).Cancel();
+  group_sizes_.push_back(static_cast<int64_t>(params.size()));
 }
 
 void Optimizer::check_has_parameters() const {
@@ -79,6 +100,19 @@ void Optimizer::set_lr(int group, double lr) {
 }
 void Optimizer::set_lr(double lr) {
   for (int group = 0; group < n_groups(); ++group) set_lr(group, lr);
+}
+
+void Optimizer::set_lr(const std::vector<Schedule>& schedules, int64_t step) {
+  if (static_cast<int>(schedules.size()) != n_groups())
+    throw Error(absl::StrCat(name(), "::set_lr: ", schedules.size(), " schedules for ", n_groups(), " groups"));
+  std::vector<double> rates;
+  for (const Schedule& schedule : schedules) {
+    rates.push_back(schedule(step));
+    if (!(rates.back() >= 0) || !std::isfinite(rates.back()))
+      throw Error(absl::StrCat(name(), "::set_lr: the rate of group ", rates.size() - 1, " at step ", step,
+                               " must be finite and not negative, got ", rates.back()));
+  }
+  for (int group = 0; group < n_groups(); ++group) set_lr(group, rates[static_cast<size_t>(group)]);
 }
 
 // The updates of one step share its options: nothing may change them between two seams.

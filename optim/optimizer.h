@@ -8,6 +8,7 @@
 //
 // Parameter groups: optim::AdamW({{.params = matrices, .options = {.weight_decay = 0.1}},
 //                                 {.params = vectors, .options = {.weight_decay = 0.0}}}).
+// One more, later: optimizer.add_param_group({.params = head.parameters(), .options = {.lr = 1e-3}}).
 // What else a training step does to parameters and gradients joins the same pass over memory:
 //
 //   optim::compile(optimizer);                    // generated code from now on (compile.h)
@@ -105,6 +106,10 @@ class Optimizer {
   double lr(int group = 0) const;
   void set_lr(double lr);  // of every group
   void set_lr(int group, double lr);
+  // One schedule (schedule.h) for each group: group g gets schedules[g](step). Throws Error, before any rate changes,
+  // if their numbers differ or if a rate is negative or not finite.
+  using Schedule = std::function<double(int64_t step)>;
+  void set_lr(const std::vector<Schedule>& schedules, int64_t step);
 
   // From now on every step moves an average of each parameter: average += (1 - decay) (param - average). An average
   // starts as a copy of its parameter, taken before the first step that moves it, so a model that is loaded in between
@@ -144,6 +149,9 @@ class Optimizer {
     for (const ParamGroup<Options>& group : groups) add(group);
     check_has_parameters();
   }
+
+  // For add_param_group() between two steps: calls add(), which calls add_group() once.
+  void add_later(absl::FunctionRef<void()> add);
 
   // Numeric options of a group by name; "lr" is among them.
   using OptionVisitor = absl::FunctionRef<void(const char* name, double& value)>;

@@ -7,7 +7,6 @@ namespace rondo::optim {
 void RMSprop::add(std::span<const Tensor> params, const RMSpropOptions& o) {
   if (!(o.lr >= 0 && o.eps >= 0 && o.weight_decay >= 0 && o.momentum >= 0 && o.alpha >= 0))
     throw Error("RMSprop: lr, alpha, eps, weight_decay and momentum must not be negative");
-  groups_.push_back(o);
   const StateSpec square = {.name = "square_avg", .nonnegative = true}, mean = {"grad_avg"},
                   buffer = {"momentum_buffer"};
   static const UpdatePlan plans[] = {
@@ -17,6 +16,7 @@ void RMSprop::add(std::span<const Tensor> params, const RMSpropOptions& o) {
       plan_of<RMSpropFormula<true, true>>("rmsprop_centered_momentum", {square, mean, buffer}),
   };
   add_group(params, plans[2 * o.centered + (o.momentum > 0)], {.format = o.state});
+  groups_.push_back(o);
 }
 
 RMSprop::RMSprop(std::vector<Tensor> params, RMSpropOptions options)

@@ -51,6 +51,10 @@ class RMSprop : public Optimizer {
  public:
   explicit RMSprop(std::vector<Tensor> params, RMSpropOptions options = {});
   explicit RMSprop(std::vector<ParamGroup<RMSpropOptions>> groups);
+  // One more group; see Optimizer::n_groups(). Throws what the constructor throws; then the optimizer is as before.
+  void add_param_group(const ParamGroup<RMSpropOptions>& group) {
+    add_later([&] { add(group.params, group.options); });
+  }
 
  protected:
   const char* name() const override { return "RMSprop"; }

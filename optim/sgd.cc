@@ -8,10 +8,10 @@ void SGD::add(std::span<const Tensor> params, const SGDOptions& o) {
   if (!(o.lr >= 0 && o.momentum >= 0 && o.weight_decay >= 0))
     throw Error("SGD: lr, momentum and weight_decay must not be negative");
   if (o.nesterov && (o.momentum == 0 || o.dampening != 0)) throw Error("SGD: nesterov needs momentum and no dampening");
-  groups_.push_back(o);
   static const UpdatePlan plain = plan_of<SGDFormula<false>>("sgd", {});
   static const UpdatePlan with_momentum = plan_of<SGDFormula<true>>("sgd_momentum", {{"momentum_buffer"}});
   add_group(params, o.momentum != 0 ? with_momentum : plain, {.format = o.state});
+  groups_.push_back(o);
 }
 
 SGD::SGD(std::vector<Tensor> params, SGDOptions options) : SGD({ParamGroup<SGDOptions>{std::move(params), options}}) {}

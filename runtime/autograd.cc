@@ -169,8 +169,11 @@ class OpNode final : public Node {
         edges[i] = autograd::gradient_edge(input);
         if (edges[i].node) needs_ |= 1u << i;
       }
-      if (op.saved.inputs >> i & 1u) saved_inputs_[i] = SavedTensor(input, false);
     }
+    uint32_t read = op.saved.inputs;
+    if (op.saved.product) read &= (needs_ & 1u) << 1 | (needs_ >> 1 & 1u);
+    for (size_t i = 0; i < inputs.size(); ++i)
+      if ((read >> i & 1u) != 0 && inputs[i]->defined()) saved_inputs_[i] = SavedTensor(*inputs[i], false);
   }
   void save_outputs(std::span<const Tensor> outputs) {
     n_outputs = static_cast<int>(outputs.size());

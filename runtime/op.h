@@ -41,6 +41,10 @@ struct Attrs {
 struct SavedSpec {
   uint32_t inputs = 0;
   uint32_t outputs = 0;
+  // A product: the gradient of input 0 reads input 1 and not input 0, that of input 1 reads input 0 and not input 1.
+  // The tape then keeps no operand for a gradient that is not wanted, such as the input of a layer with a frozen
+  // weight.
+  bool product = false;
 };
 
 inline constexpr int kMaxOpInputs = 8;

@@ -96,9 +96,13 @@ void AtomicFile::flush() {
   buffer_.clear();
 }
 
-void AtomicFile::commit() {
+void AtomicFile::prepare() {
   flush();
   if (::fsync(fd_) != 0) fail("cannot fsync");
+}
+
+void AtomicFile::commit() {
+  prepare();
   rename_over_target();
   fsync_folder(folder_of(path_));
 }

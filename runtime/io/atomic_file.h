@@ -38,6 +38,9 @@ class AtomicFile {
   void write(std::string_view text) { write(text.data(), text.size()); }
   // Overwrites bytes written before, e.g. a header whose counts are known last.
   void write_at(uint64_t offset, const void* data, size_t bytes);
+  // Writes everything to the disk, so that commit() only has to rename. For two files that belong together: a disk that
+  // is full shows before either is visible.
+  void prepare();
   // Makes the file visible and durable. On error the temporary file is removed and the target is as before, except
   // when only the last fsync of the folder failed.
   void commit();

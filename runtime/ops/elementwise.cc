@@ -21,7 +21,7 @@ constexpr OpDef kSub = elementwise<kNumeric, 2, 0, [](auto a, auto b) { return a
       if (g.needs(1)) g.set_reduced(1, neg(g.grad_out()));
     });
 constexpr OpDef kMul = elementwise<kNumeric, 2, 0, [](auto a, auto b) { return a * b; }>(
-    "mul", {.inputs = kFirst | kSecond}, [](const GradContext& g) {
+    "mul", {.inputs = kFirst | kSecond, .product = true}, [](const GradContext& g) {
       if (g.needs(0)) g.set_reduced(0, g.grad_out() * g.input(1));
       if (g.needs(1)) g.set_reduced(1, g.grad_out() * g.input(0));
     });

@@ -58,7 +58,7 @@ Tensor dense_gradient(const GradContext& g) { return g.grad_out().contiguous(); 
 constexpr OpDef kMatmul = {
     .name = "matmul",
     .kind = OpKind::kContraction,
-    .saved = {.inputs = kFirst | kSecond},
+    .saved = {.inputs = kFirst | kSecond, .product = true},
     .amp = AmpPolicy::kLower,
     .infer = &matmul_infer,
     .kernel = {&cpu::matmul_kernel},
@@ -68,7 +68,7 @@ constexpr OpDef kMatmul = {
           if (g.needs(0)) g.set_reduced(0, matmul(grad, transpose(b, -1, -2)));
           if (!g.needs(1)) return;
           // One shared matrix gathers over all rows at once.
-          if (b.rank() == 2) g.set(1, matmul(transpose(as_rows(a), 0, 1), as_rows(grad)));
+          if (g.input_sizes(1).rank() == 2) g.set(1, matmul(transpose(as_rows(a), 0, 1), as_rows(grad)));
           else g.set_reduced(1, matmul(transpose(a, -1, -2), grad));
         },
     .prepare = &cpu::prepare_matmul,
@@ -78,7 +78,7 @@ constexpr OpDef kMatmul = {
 constexpr OpDef kLinear = {
     .name = "linear",
     .kind = OpKind::kContraction,
-    .saved = {.inputs = kFirst | kSecond},
+    .saved = {.inputs = kFirst | kSecond, .product = true},
     .amp = AmpPolicy::kLower,
     .infer = &linear_infer,
     .kernel = {&cpu::linear_kernel},

@@ -9,6 +9,7 @@
 #include "rondo/compile/compile.h"
 #include "rondo/compile/jit/executable.h"
 #include "rondo/modules/gpt2.h"
+#include "rondo/modules/lora.h"
 #include "rondo/optim/adam.h"
 #include "rondo/optim/compile.h"
 #include "rondo/optim/grad_scaler.h"
@@ -76,6 +77,45 @@ TEST_P(Ddp, GradientsAreThoseOfTheWholeBatch) {
         expect_close(parameters[i].tensor.grad(), expected[i].tensor.grad(), parameters[i].name);
       model.zero_grad(/*set_to_none=*/step != 0);
     }
+  });
+}
+
+// Only the adapter is averaged: the buckets hold nothing of the frozen base, which is sent once, at the start.
+TEST_P(Ddp, AnAdapterIsAllThatIsSent) {
+  const auto make = [](uint64_t seed) {
+    auto model = std::make_unique<nn::GPT2>(kConfig, seed);
+    manual_seed(seed);
+    nn::add_lora(*model, {.rank = 2, .targets = {"c_attn"}, .modules_to_save = {"ln_f"}});
+    const NoGrad off;
+    for (Tensor& p : model->parameters())
+      if (p.requires_grad()) p.add_(Tensor::randn(p.sizes()) * 0.1);
+    return model;
+  };
+  const std::unique_ptr<nn::GPT2> whole = make(1);
+  loss_of(*whole, 0, 6).backward();
+  const std::vector<nn::NamedTensor> expected = whole->named_parameters();
+  with_groups(3, [&](ProcessGroup& group) {
+    const std::unique_ptr<nn::GPT2> model = make(group.rank() == 0 ? 1 : 50 + static_cast<uint64_t>(group.rank()));
+    DistributedDataParallel ddp(*model, std::shared_ptr<ProcessGroup>(&group, [](auto*) {}), kPerBlock);
+    compile_if_wanted(*model);
+    int64_t sent = 0;
+    for (const Bucket& bucket : ddp.plan().buckets) {
+      sent += bucket.numel;
+      for (const BucketSlot& slot : bucket.slots) EXPECT_TRUE(slot.parameter.requires_grad()) << slot.name;
+    }
+    EXPECT_EQ(sent, 3 * 2 * (16 + 48) + 2 * 16);
+    for (int step = 0; step < 2; ++step) {
+      loss_of(*model, 2 * group.rank(), 2).backward();
+      ddp.finish();
+      const std::vector<nn::NamedTensor> parameters = model->named_parameters();
+      for (size_t i = 0; i < parameters.size(); ++i) {
+        ASSERT_EQ(parameters[i].tensor.grad().defined(), parameters[i].tensor.requires_grad()) << parameters[i].name;
+        if (parameters[i].tensor.requires_grad())
+          expect_close(parameters[i].tensor.grad(), expected[i].tensor.grad(), parameters[i].name);
+      }
+      model->zero_grad();
+    }
+    ddp.check_parameters();
   });
 }
 

@@ -300,33 +300,6 @@ TEST(Module, AnArgumentDeclaredLaterIsRefused) {
     EXPECT_NE(test::error_of(make).find("sizes must be positive, got"), std::string::npos);
 }
 
-TEST(Module, ParametersOfACallHookAreItsModules) {
-  struct Adapter : CallHook {
-    Tensor gain = Tensor::full({2}, 3.0).requires_grad_();
-    void around(const ModuleCall& call, absl::FunctionRef<void()> forward) override {
-      forward();
-      *call.result = *call.result * gain;
-    }
-    std::vector<NamedTensor> named_parameters() const override { return {{"gain", gain}}; }
-  };
-  struct Net : Module<Net> {
-    Linear fc = child("fc", 2, 2);
-    Linear out = child("out", 2, 2);
-    Tensor forward(const Tensor& x) { return out(fc(x)); }
-  } net;
-  const auto adapter = std::make_shared<Adapter>();
-  net.fc.call_hook = adapter;
-  std::vector<std::string> names;
-  for (const NamedTensor& p : net.named_parameters()) names.push_back(p.name);
-  EXPECT_EQ(names, (std::vector<std::string>{"fc.weight", "fc.bias", "fc.gain", "out.weight", "out.bias"}));
-  ops::sum(net(Tensor::ones({1, 2}))).backward();
-  EXPECT_TRUE(net.parameters()[2].grad().defined());
-  StateDict state = net.state_dict();
-  state.at("fc.gain") = Tensor::full({2}, 5.0);
-  net.load_state_dict(state);
-  EXPECT_EQ(adapter->gain.to_vector<float>(), (std::vector<float>{5, 5}));
-}
-
 TEST(Module, CompilingBlocksOfAModelWithoutBlocksIsAnError) {
   if (!compile::jit_available()) GTEST_SKIP() << "built without LLVM";
   struct Net : Module<Net> {

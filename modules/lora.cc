@@ -1,0 +1,422 @@
+#include "rondo/modules/lora.h"
+
+#include <algorithm>
+#include <cmath>
+#include <set>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "rondo/modules/bert.h"
+#include "rondo/modules/gpt2.h"
+#include "rondo/modules/llama.h"
+#include "rondo/modules/lora_layer.h"
+#include "rondo/modules/lora_targets.h"
+#include "rondo/runtime/amp.h"
+#include "rondo/runtime/autograd.h"
+
+namespace rondo::nn {
+namespace {
+
+// 16-bit matrices would lose small updates.
+DType dtype_beside(const Tensor& weight) { return is_low_precision(weight.dtype()) ? kF32 : weight.dtype(); }
+
+}  // namespace
+
+double AdapterInfo::scaling() const {
+  const auto rank = static_cast<double>(options.rank);
+  return options.alpha / (options.rslora ? std::sqrt(rank) : rank);
+}
+
+// ---- The parts
+
+LoraLinear::LoraLinear(const Linear& base, AdapterInfoPtr info_)
+    : LoraDelta(std::move(info_)),
+      lora_A(child("lora_A", base.weight.size(1), info->options.rank, LinearOptions{.bias = false})),
+      lora_B(child("lora_B", info->options.rank, base.weight.size(0), LinearOptions{.bias = false})),
+      lora_dropout(child("lora_dropout", info->options.dropout)) {
+  const NoGrad off;
+  lora_B.weight.zero_();
+  to(dtype_beside(base.weight));
+}
+Tensor LoraLinear::forward(const Tensor& x) {
+  const Tensor in = amp::autocast_dtype() ? x : x.to(lora_A.weight.dtype());
+  return lora_B(lora_A(lora_dropout(in)) * info->scaling());
+}
+Tensor LoraLinear::weight_delta() { return ops::matmul(lora_B.weight, lora_A.weight) * info->scaling(); }
+std::vector<NamedTensor> LoraLinear::in_file() {
+  return {{"lora_A.weight", lora_A.weight}, {"lora_B.weight", lora_B.weight}};
+}
+
+LoraEmbedding::LoraEmbedding(const Embedding& base, AdapterInfoPtr info_)
+    : LoraDelta(std::move(info_)),
+      lora_embedding_A(child("lora_embedding_A", base.weight.size(0), info->options.rank, base.options)),
+      lora_embedding_B(
+          child("lora_embedding_B", info->options.rank, base.weight.size(1), LinearOptions{.bias = false})) {
+  const NoGrad off;
+  lora_embedding_A.weight.zero_();
+  if (!SkipInit::active()) lora_embedding_B.weight.copy_(Tensor::randn(lora_embedding_B.weight.sizes()));
+  to(dtype_beside(base.weight));
+}
+Tensor LoraEmbedding::forward(const Tensor& indices) {
+  return lora_embedding_B(lora_embedding_A(indices) * info->scaling());
+}
+Tensor LoraEmbedding::weight_delta() {
+  return ops::matmul(lora_embedding_A.weight, lora_embedding_B.weight.t()) * info->scaling();
+}
+std::vector<NamedTensor> LoraEmbedding::in_file() {
+  const NoGrad off;
+  return {{"lora_embedding_A", lora_embedding_A.weight.t()}, {"lora_embedding_B", lora_embedding_B.weight}};
+}
+
+void LoraLayer::around(const ModuleCall& call, absl::FunctionRef<void()> forward) {
+  forward();
+  if (active == nullptr || merged != nullptr) return;
+  Tensor& y = *call.result;
+  y = (y + active->delta(*call.inputs[0])).to(y.dtype());
+}
+
+LoraDelta* LoraLayer::find(const std::string& adapter) const {
+  for (ModuleBase* module : children())
+    if (module->name() == adapter) return dynamic_cast<LoraDelta*>(module);
+  return nullptr;
+}
+
+void LoraLayer::activate(const std::string& adapter) {
+  active = find(adapter);
+  for (ModuleBase* module : children()) {
+    auto* delta = dynamic_cast<LoraDelta*>(module);
+    module->requires_grad_(delta == active && delta->info->trainable);
+  }
+  note_change();
+}
+
+Tensor& LoraLayer::base_weight() const {
+  if (auto* linear = dynamic_cast<Linear*>(parent()); linear != nullptr) return linear->weight;
+  return dynamic_cast<Embedding&>(*parent()).weight;
+}
+
+void LoraLayer::merge(bool keep_base) {
+  const NoGrad off;
+  Tensor& weight = base_weight();
+  const Tensor update = active->weight_delta();
+  if (keep_base) kept = weight.detach().clone();
+  if (weight.dtype() == update.dtype()) weight.add_(update);
+  else weight.copy_(weight.to(update.dtype()) + update);
+  merged = active;
+  merged_version = weight.version();
+  note_change();
+}
+
+void LoraLayer::unmerge() {
+  const NoGrad off;
+  Tensor& weight = base_weight();
+  if (kept.defined()) {
+    weight.copy_(kept);
+  } else {
+    const Tensor update = merged->weight_delta();
+    if (weight.dtype() == update.dtype()) weight.sub_(update);
+    else weight.copy_(weight.to(update.dtype()) - update);
+  }
+  kept = Tensor();
+  merged = nullptr;
+  note_change();
+}
+
+TensorSet::TensorSet(ModuleBase& of, bool copies, AdapterInfoPtr info_) : info(std::move(info_)) {
+  for (const Slot& slot : of.own_slots()) {
+    const Tensor& given = *slot.tensor;
+    Tensor value = given.defined() && copies ? given.detach().clone() : given;
+    const bool train = value.defined() && value.requires_grad();
+    if (!slot.is_parameter) buffer(slot.name, value);
+    else parameter(slot.name, value);
+    if (value.defined() && !copies && slot.is_parameter) value.requires_grad_(train);
+  }
+}
+
+TensorSet* SavedCopies::find(const std::string& adapter) const {
+  for (ModuleBase* module : children())
+    if (module->name() == adapter) return dynamic_cast<TensorSet*>(module);
+  return nullptr;
+}
+
+void SavedCopies::activate(const std::string& adapter) {
+  TensorSet* chosen = find(adapter);
+  for (ModuleBase* module : children())
+    module->requires_grad_(module == chosen && dynamic_cast<TensorSet&>(*module).info->trainable);
+  for (ModuleBase* module : parent()->children())
+    if (chosen == nullptr && module->name() == "original_module") chosen = dynamic_cast<TensorSet*>(module);
+  invariant(chosen != nullptr, "modules_to_save without the original");
+  const std::vector<Slot> from = chosen->own_slots();
+  for (const Slot& slot : parent()->own_slots())
+    for (const Slot& source : from)
+      if (source.name == slot.name) *slot.tensor = *source.tensor;
+  note_change();
+}
+
+// ---- The tree
+
+namespace {
+void collect_base(ModuleBase& module, const std::string& prefix, std::vector<NamedModule>& out) {
+  out.push_back({prefix, module});
+  for (ModuleBase* inner : module.children())
+    if (dynamic_cast<AdapterPart*>(inner) == nullptr)
+      collect_base(*inner, prefix.empty() ? inner->name() : absl::StrCat(prefix, ".", inner->name()), out);
+}
+}  // namespace
+
+std::vector<NamedModule> base_modules(ModuleBase& model) {
+  std::vector<NamedModule> modules;
+  collect_base(model, "", modules);
+  return modules;
+}
+
+AdapterParts adapter_parts(ModuleBase& model) {
+  AdapterParts parts;
+  for (const NamedModule& base : base_modules(model))
+    for (ModuleBase* child : base.module.children()) {
+      if (auto* layer = dynamic_cast<LoraLayer*>(child); layer != nullptr) parts.layers.push_back(layer);
+      if (auto* copies = dynamic_cast<SavedCopies*>(child); copies != nullptr) parts.copies.push_back(copies);
+    }
+  return parts;
+}
+
+std::string PublishedLayout::path_of(const std::string& path) const {
+  for (const std::string& first : without)
+    if (path == first || path.starts_with(first + ".")) return path;
+  return prefix + path;
+}
+
+PublishedLayout published_layout(const ModuleBase& model) {
+  if (dynamic_cast<const GPT2*>(&model) != nullptr)
+    return {"transformer.", {}, /*linear_is_conv1d=*/true, "CAUSAL_LM", "wte"};
+  if (dynamic_cast<const Bert*>(&model) != nullptr) return {.prefix = "bert.", .without = {"classifier"}};
+  if (dynamic_cast<const Llama*>(&model) != nullptr) return {.prefix = "", .without = {}, .task_type = "CAUSAL_LM"};
+  return {};
+}
+
+void require_unmerged(const char* function, const AdapterParts& parts) {
+  for (const LoraLayer* layer : parts.layers)
+    if (layer->merged != nullptr)
+      throw Error(absl::StrCat(function, ": the adapter '", layer->merged->info->options.adapter,
+                               "' is merged; call unmerge_adapter() first"));
+}
+
+namespace {
+// The adapters' infos, by name.
+std::map<std::string, AdapterInfoPtr> infos_of(const AdapterParts& parts) {
+  std::map<std::string, AdapterInfoPtr> infos;
+  for (const LoraLayer* layer : parts.layers)
+    for (ModuleBase* module : layer->children())
+      infos.try_emplace(module->name(), dynamic_cast<LoraDelta&>(*module).info);
+  return infos;
+}
+}  // namespace
+
+AdapterInfoPtr require_adapter(const char* function, ModuleBase& model, const std::string& adapter) {
+  const std::map<std::string, AdapterInfoPtr> infos = infos_of(adapter_parts(model));
+  if (const auto found = infos.find(adapter); found != infos.end()) return found->second;
+  throw Error(absl::StrCat(function, ": ", model.type_name(), " has no adapter '", adapter, "'; it has ",
+                           infos.empty() ? "none" : absl::StrJoin(adapter_names(model), ", ")));
+}
+
+void activate(const AdapterParts& parts, const std::string& adapter) {
+  for (LoraLayer* layer : parts.layers) layer->activate(adapter);
+  for (SavedCopies* copies : parts.copies) copies->activate(adapter);
+}
+
+// ---- Making one
+
+void check_new_adapter(const char* function, ModuleBase& model, const LoraOptions& options) {
+  const auto fail = [&](const std::string& why) { throw Error(absl::StrCat(function, ": ", why)); };
+  if (options.rank <= 0) fail(absl::StrCat("rank must be positive, got ", options.rank));
+  if (!std::isfinite(options.alpha)) fail(absl::StrCat("alpha must be finite, got ", options.alpha));
+  if (!(options.dropout >= 0 && options.dropout < 1))
+    fail(absl::StrCat("dropout must be in [0, 1), got ", options.dropout));
+  const std::string& name = options.adapter;
+  if (name.find_first_not_of("0123456789") == name.npos || name.find('.') != name.npos)
+    fail(absl::StrCat("the adapter's name '", name, "' is empty, only digits, or has a dot"));
+  const AdapterParts parts = adapter_parts(model);
+  require_unmerged(function, parts);
+  if (infos_of(parts).contains(name))
+    fail(absl::StrCat(model.type_name(), " has an adapter '", name,
+                      "' already; give another name, or remove_adapter()"));
+}
+
+NewAdapter make_adapter(const LoraMatch& match, const LoraOptions& options, bool trainable) {
+  NewAdapter made;
+  auto info = std::make_shared<AdapterInfo>(AdapterInfo{options, trainable});
+  made.info = info;
+  for (const NamedModule& target : match.targets) {
+    made.report.targets.push_back(target.name);
+    std::unique_ptr<ModuleBase> adapter;
+    if (auto* linear = dynamic_cast<Linear*>(&target.module); linear != nullptr)
+      adapter = std::make_unique<LoraLinear>(*linear, info);
+    else adapter = std::make_unique<LoraEmbedding>(dynamic_cast<Embedding&>(target.module), info);
+    made.targets.push_back({&target.module, std::move(adapter)});
+  }
+  for (const NamedModule& saved : match.saved) {
+    made.report.saved.push_back(saved.name);
+    for (const NamedModule& part : base_modules(saved.module)) {
+      if (part.module.own_slots().empty()) continue;
+      // A copy of the base's tensors, not of another adapter's.
+      ModuleBase* from = &part.module;
+      for (ModuleBase* child : part.module.children())
+        if (dynamic_cast<TensorSet*>(child) != nullptr) from = child;
+      made.saved.push_back({&part.module, std::make_unique<TensorSet>(*from, /*copies=*/true, info)});
+    }
+  }
+  return made;
+}
+
+LoraReport install_adapter(ModuleBase& model, NewAdapter adapter) {
+  const std::string name = adapter.info->options.adapter;
+  const auto child_of = [](ModuleBase & module, const auto& make) -> auto& {
+    using Part = std::remove_reference_t<decltype(*make())>;
+    for (ModuleBase* child : module.children())
+      if (auto* part = dynamic_cast<Part*>(child); part != nullptr) return *part;
+    auto made = make();
+    Part& part = *made;
+    module.attach(std::is_same_v<Part, LoraLayer> ? "lora" : "modules_to_save", std::move(made));
+    return part;
+  };
+  // The base's parameters, before copies take their places.
+  for (Tensor& p : model.parameters()) {
+    p.requires_grad_(false);
+    p.set_grad(Tensor());
+  }
+  for (NewAdapter::Target& target : adapter.targets)
+    child_of(*target.module, [] { return std::make_unique<LoraLayer>(); }).attach(name, std::move(target.adapter));
+  for (NewAdapter::Saved& saved : adapter.saved) {
+    SavedCopies& copies = child_of(*saved.module, [] { return std::make_unique<SavedCopies>(); });
+    if (copies.children().empty())
+      saved.module->attach("original_module",
+                           std::make_unique<TensorSet>(*saved.module, /*copies=*/false, AdapterInfoPtr()));
+    copies.attach(name, std::move(saved.copies));
+  }
+  activate(adapter_parts(model), name);
+  LoraReport report = std::move(adapter.report);
+  for (const Tensor& p : model.parameters()) {
+    report.total += p.numel();
+    if (p.requires_grad()) report.trainable += p.numel();
+  }
+  return report;
+}
+
+LoraReport add_lora(ModuleBase& model, const LoraOptions& options) {
+  check_new_adapter("add_lora", model, options);
+  const LoraMatch match = match_lora_targets("add_lora", model, options);
+  return install_adapter(model, make_adapter(match, options, /*trainable=*/true));
+}
+
+// ---- Several adapters
+
+std::vector<std::string> adapter_names(ModuleBase& model) {
+  std::vector<std::string> names;
+  for (const auto& [name, info] : infos_of(adapter_parts(model))) names.push_back(name);
+  return names;
+}
+
+std::string active_adapter(ModuleBase& model) {
+  for (const LoraLayer* layer : adapter_parts(model).layers)
+    if (layer->active != nullptr) return layer->active->info->options.adapter;
+  return "";
+}
+
+LoraOptions adapter_options(ModuleBase& model, const std::string& adapter) {
+  return require_adapter("adapter_options", model, adapter)->options;
+}
+
+void set_adapter(ModuleBase& model, const std::string& adapter) {
+  require_adapter("set_adapter", model, adapter);
+  const AdapterParts parts = adapter_parts(model);
+  require_unmerged("set_adapter", parts);
+  activate(parts, adapter);
+}
+
+void remove_adapter(ModuleBase& model, const std::string& adapter) {
+  require_adapter("remove_adapter", model, adapter);
+  const AdapterParts parts = adapter_parts(model);
+  require_unmerged("remove_adapter", parts);
+  if (active_adapter(model) == adapter) activate(parts, "");
+  for (LoraLayer* layer : parts.layers) {
+    if (layer->find(adapter) != nullptr) layer->detach(adapter);
+    if (layer->children().empty()) layer->parent()->detach("lora");
+  }
+  for (SavedCopies* copies : parts.copies) {
+    if (copies->find(adapter) != nullptr) copies->detach(adapter);
+    if (!copies->children().empty()) continue;
+    copies->parent()->detach("original_module");
+    copies->parent()->detach("modules_to_save");
+  }
+}
+
+UseAdapter::UseAdapter(ModuleBase& model, const std::string& adapter) : model_(model), before_(active_adapter(model)) {
+  set_adapter(model, adapter);
+}
+UseAdapter::~UseAdapter() { activate(adapter_parts(model_), before_); }
+
+DisableAdapters::DisableAdapters(ModuleBase& model) : model_(model), before_(active_adapter(model)) {
+  const AdapterParts parts = adapter_parts(model);
+  require_unmerged("DisableAdapters", parts);
+  activate(parts, "");
+}
+DisableAdapters::~DisableAdapters() { activate(adapter_parts(model_), before_); }
+
+// ---- Merging
+
+namespace {
+
+// The layers of the active adapter.
+std::vector<LoraLayer*> layers_to_merge(const char* function, ModuleBase& model) {
+  const AdapterParts parts = adapter_parts(model);
+  require_unmerged(function, parts);
+  std::vector<LoraLayer*> layers;
+  for (LoraLayer* layer : parts.layers)
+    if (layer->active != nullptr) layers.push_back(layer);
+  if (layers.empty()) throw Error(absl::StrCat(function, ": no adapter is active; call set_adapter() first"));
+  std::map<const TensorImpl*, int> uses;
+  for (const Tensor* slot : model.tensor_slots())
+    if (slot->defined()) ++uses[slot->impl()];
+  const std::string output = published_layout(model).embedding_is_output;
+  for (const LoraLayer* layer : layers) {
+    const std::string& path = layer->parent()->path();
+    if (uses[layer->base_weight().impl()] > 1 || (!output.empty() && path == output))
+      throw Error(absl::StrCat(function, ": ", path,
+                               ".weight is used elsewhere in the model, too, and merging would change what is computed "
+                               "there; leave this target out, or do not merge"));
+  }
+  return layers;
+}
+
+}  // namespace
+
+void merge_adapter(ModuleBase& model, const MergeOptions& options) {
+  for (LoraLayer* layer : layers_to_merge("merge_adapter", model)) layer->merge(options.keep_base);
+}
+
+void unmerge_adapter(ModuleBase& model) {
+  std::vector<LoraLayer*> merged;
+  for (LoraLayer* layer : adapter_parts(model).layers)
+    if (layer->merged != nullptr) merged.push_back(layer);
+  if (merged.empty()) throw Error("unmerge_adapter: no adapter is merged");
+  for (const LoraLayer* layer : merged)
+    if (layer->base_weight().version() != layer->merged_version)
+      throw Error(
+          absl::StrCat("unmerge_adapter: ", layer->parent()->path(),
+                       ".weight was written after merge_adapter(), so the weight before is not known any more"));
+  for (LoraLayer* layer : merged) layer->unmerge();
+}
+
+void merge_and_unload(ModuleBase& model) {
+  for (LoraLayer* layer : layers_to_merge("merge_and_unload", model)) layer->merge(/*keep_base=*/false);
+  const AdapterParts parts = adapter_parts(model);
+  for (LoraLayer* layer : parts.layers) layer->parent()->detach("lora");
+  for (SavedCopies* copies : parts.copies) {
+    ModuleBase& module = *copies->parent();
+    module.detach("original_module");
+    module.detach("modules_to_save");
+  }
+  model.requires_grad_(false);
+}
+
+}  // namespace rondo::nn

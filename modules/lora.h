@@ -1,0 +1,150 @@
+// LoRA: START HERE. Fine-tuning through small matrices beside frozen weights (Hu et al., "LoRA: low-rank adaptation of
+// large language models", 2021), on a finished model and without changing its code.
+//
+//   nn::add_lora(model, {.rank = 8, .alpha = 16, .targets = {"c_attn"}});   // the base is frozen from here on
+//   optim::AdamW optimizer(model.parameters(), {.lr = 2e-4});               // frozen parameters take no state
+//   ... train, eagerly or after compile::compile_regions(model) ...
+//   nn::save_adapter(model, "adapter");                                     // PEFT loads it
+//
+// A target `y = x W^T + b` becomes `y = x W^T + b + scaling * drop(x) A^T B^T`, with A (rank, in), B (out, rank) and
+// scaling = alpha / rank, or alpha / sqrt(rank) with rslora (Kalajdzievski, 2023). A starts as a Linear's weight, B at
+// zero, so the model is at first what it was. An embedding's rows e become e + scaling * A[index] B^T, without dropout;
+// there A starts at zero and B from N(0, 1). All this is as in PEFT (https://github.com/huggingface/peft).
+//
+// The tree: target `h.0.attn.c_attn` gets a child `lora`, and below it one for each adapter, so the parameters are
+// h.0.attn.c_attn.lora.default.lora_A.weight and ....lora_B.weight. The base keeps its names. An embedding's are
+// `lora_embedding_A` (V, rank), which is PEFT's transposed, and `lora_embedding_B` (C, rank). Adapters of bf16 and f16
+// weights are f32, others have their base's dtype.
+//
+// Invariants: at most one adapter is active. The active adapter is used, and it alone requires gradients. Memory of the
+// base's parameters never changes, except by merge_adapter(). Every function checks before it changes anything: where
+// it throws, the model is as before.
+//
+// Ownership: the tree owns adapters. Thread safety: that of the tree (module.h).
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "rondo/modules/module.h"
+
+#pragma GCC visibility push(default)
+namespace rondo::nn {
+
+struct LoraOptions {
+  int64_t rank = 8;
+  double alpha = 8;
+  double dropout = 0;  // probability, for the input of A; in [0, 1)
+  // The Linear and Embedding modules that get an adapter: those whose dotted path is a name of the list or ends in "."
+  // and the name. {"all-linear"}: every Linear except output layers (lm_head, score, classifier, head).
+  std::vector<std::string> targets = {};
+  // Instead of `targets`: a regular expression that the whole path must match, such as R"(h\.[0-5]\.attn\.c_attn)".
+  std::string target_pattern = {};
+  bool rslora = false;
+  // Modules that are trained whole and saved with the adapter, such as a new classifier. By name, as in `targets`. Each
+  // adapter has its own copy; the base's values stay.
+  std::vector<std::string> modules_to_save = {};
+  // Not empty, not digits only, without a dot.
+  std::string adapter = "default";
+};
+
+struct LoraReport {
+  std::vector<std::string> targets;  // paths of the modules that got an adapter
+  std::vector<std::string> saved;    // paths of the modules of modules_to_save
+  int64_t trainable = 0;             // elements of parameters that require a gradient
+  int64_t total = 0;                 // of all parameters, other adapters' included
+};
+
+// Gives the model one more adapter and makes it the active one. Freezes all other parameters and drops their gradients;
+// an optimizer that was made before keeps its list of parameters (Optimizer::add_param_group). A is drawn from
+// default_generator(), in the order of the tree. Throws Error if a name of `targets` or `modules_to_save` matches
+// nothing (the message lists what there is), if a target is neither a Linear nor an Embedding, if an option is out of
+// range, if there is an adapter of this name, or if an adapter is merged.
+LoraReport add_lora(ModuleBase& model, const LoraOptions& options);
+
+// The names of the model's adapters, sorted.
+std::vector<std::string> adapter_names(ModuleBase& model);
+// "" if none is active.
+std::string active_adapter(ModuleBase& model);
+// What the adapter was made with. Throws Error if there is none of this name.
+LoraOptions adapter_options(ModuleBase& model, const std::string& adapter);
+// From now on this adapter is used and trained, and no other. Throws Error if there is none of this name, or if an
+// adapter is merged.
+void set_adapter(ModuleBase& model, const std::string& adapter);
+// Deletes an adapter; if it was active, none is. Throws Error if there is none of this name, or if it is merged.
+void remove_adapter(ModuleBase& model, const std::string& adapter);
+
+// Another adapter while this lives: for single calls. As set_adapter(); afterwards the one from before is active again.
+// The model must outlive it.
+class [[nodiscard]] UseAdapter {
+ public:
+  UseAdapter(ModuleBase& model, const std::string& adapter);
+  ~UseAdapter();
+  UseAdapter(const UseAdapter&) = delete;
+  UseAdapter& operator=(const UseAdapter&) = delete;
+
+ private:
+  ModuleBase& model_;
+  std::string before_;
+};
+
+// The base alone, with its own values of modules_to_save, while this lives. No adapter requires a gradient then. Throws
+// Error if an adapter is merged. The model must outlive it.
+class [[nodiscard]] DisableAdapters {
+ public:
+  explicit DisableAdapters(ModuleBase& model);
+  ~DisableAdapters();
+  DisableAdapters(const DisableAdapters&) = delete;
+  DisableAdapters& operator=(const DisableAdapters&) = delete;
+
+ private:
+  ModuleBase& model_;
+  std::string before_;
+};
+
+struct MergeOptions {
+  // Keeps a copy of every weight that is merged, so that unmerge_adapter() gives back the same bits. Otherwise it
+  // subtracts again, and what it gives back is rounded twice: within 2 ulp of the larger of weight and update.
+  bool keep_base = true;
+};
+// Adds the active adapter to the base's weights: W += scaling * B A, in the wider of the two dtypes, rounded once.
+// Calls then cost what they cost without an adapter, and the adapter gets no gradient. Throws Error if no adapter is
+// active, if one is merged, or if a weight is used elsewhere too, as a tied embedding is: the other use would change.
+void merge_adapter(ModuleBase& model, const MergeOptions& options = {});
+// Undoes merge_adapter(). Throws Error if nothing is merged, or if a merged weight was written meanwhile.
+void unmerge_adapter(ModuleBase& model);
+// Merges the active adapter for good and deletes all adapters. The active copies of modules_to_save become the model's
+// own. All of the model is frozen afterwards: model.requires_grad_() trains it again.
+void merge_and_unload(ModuleBase& model);
+
+// ---- Files: PEFT's folder of adapter_config.json and adapter_model.safetensors
+
+// The adapter under the names and in the layout of PEFT's file, such as
+// "base_model.model.transformer.h.0.attn.c_attn.lora_A.weight". "": the active one. Floats keep their dtype. The
+// tensors share memory with the model where the layout allows. For GPT2 and Bert the paths get the prefixes
+// ("transformer.", "bert.") that Transformers' classes with a head give them, and GPT2's saved weights are (in, out),
+// as Conv1D's.
+StateDict adapter_state_dict(ModuleBase& model, const std::string& adapter = "");
+
+struct SaveAdapterOptions {
+  std::string adapter = "";                  // "": the active one
+  std::string base_model_name_or_path = "";  // for PEFT, which loads the base from there
+};
+// Makes the folder if it is missing. Nothing half-written is ever visible: a folder without adapter_config.json holds
+// no adapter. Throws FileError; if the disk is full, what was in the folder is still there.
+void save_adapter(ModuleBase& model, const std::string& folder, const SaveAdapterOptions& options = {});
+
+struct LoadAdapterOptions {
+  std::string adapter = "default";
+  bool trainable = true;  // false: its parameters never require gradients
+};
+// Reads an adapter, from here or from PEFT, and makes it the active one. If the model has an adapter of this name
+// already, its values are replaced, and its rank and modules must be those of the file. Throws StateDictError, which
+// lists what differs, if the adapter is not for this model: modules that the model lacks, other shapes or another rank,
+// tensors that are missing. Throws FileError if a file cannot be read, or if the config asks for what Rondo does not do
+// (the message names the fields).
+LoraReport load_adapter(ModuleBase& model, const std::string& folder, const LoadAdapterOptions& options = {});
+
+}  // namespace rondo::nn
+#pragma GCC visibility pop

@@ -1,0 +1,180 @@
+#include "rondo/modules/lora_config.h"
+
+#include <charconv>
+#include <cmath>
+#include <set>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "rondo/runtime/io/json.h"
+#include "rondo/runtime/io/mapped_file.h"
+
+namespace rondo::nn {
+namespace {
+
+constexpr uint64_t kMaxRank = 1 << 20;
+
+// Fields that do not change what an adapter computes.
+const std::set<std::string>& harmless() {
+  static const std::set<std::string> names = {"auto_mapping",
+                                              "base_model_name_or_path",
+                                              "fan_in_fan_out",
+                                              "inference_mode",
+                                              "megatron_core",
+                                              "peft_version",
+                                              "qalora_group_size",
+                                              "revision",
+                                              "task_type",
+                                              "runtime_config",
+                                              "loftq_config",
+                                              "eva_config",
+                                              "corda_config",
+                                              "lora_ga_config",
+                                              "ephemeral_gpu_offload",
+                                              "arrow_config",
+                                              "ensure_weight_tying"};
+  return names;
+}
+
+// Whether the next value is null, false, 0, or empty: a field that asks for nothing.
+bool asks_for_nothing(io::JsonReader& json) {
+  bool any = false;
+  switch (json.peek()) {
+    case '{': json.object([&](std::string&) { any = true, json.skip(); }); return !any;
+    case '[': json.array([&] { any = true, json.skip(); }); return !any;
+    case '"': return json.string().empty();
+    case 't':
+    case 'f': return !json.boolean();
+    case 'n': json.skip(); return true;
+    default: return json.number() == "0";
+  }
+}
+
+double real(io::JsonReader& json) {
+  const std::string_view text = json.number();
+  double value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size() || !std::isfinite(value))
+    json.fail("number out of range");
+  return value;
+}
+
+std::vector<std::string> strings(io::JsonReader& json) {
+  std::vector<std::string> list;
+  if (json.peek() == 'n') json.skip();
+  else json.array([&] { list.push_back(json.string()); });
+  return list;
+}
+
+bool flag(io::JsonReader& json) {
+  if (json.peek() != 'n') return json.boolean();
+  json.skip();
+  return false;
+}
+
+std::string json_string(const std::string& text) {
+  std::string out;
+  io::append_json_string(out, text);
+  return out;
+}
+std::string json_list(const std::vector<std::string>& list) {
+  if (list.empty()) return "null";
+  return absl::StrCat(
+      "[\n    ",
+      absl::StrJoin(list, ",\n    ",
+                    [](std::string* out, const std::string& text) { io::append_json_string(*out, text); }),
+      "\n  ]");
+}
+std::string json_number(double value) {
+  char text[32];
+  const auto [end, error] = std::to_chars(text, text + sizeof text, value);
+  return std::string(text, end);
+}
+
+}  // namespace
+
+LoraOptions read_adapter_config(const std::string& path) {
+  const std::shared_ptr<const io::MappedFile> file = io::MappedFile::open(path);
+  io::JsonReader json(path, file->text());
+  LoraOptions options;
+  std::vector<std::string> unsupported;
+  std::set<std::string> seen;
+  bool has_rank = false, is_lora = false, has_targets = false;
+  json.object([&](std::string& key) {
+    if (!seen.insert(key).second) json.fail("the field " + io::shown(key) + " stands there twice");
+    if (key == "peft_type") {
+      const std::string type = json.string();
+      if (type != "LORA") json.fail("peft_type is " + io::shown(type) + ", not \"LORA\": another kind of adapter,");
+      is_lora = true;
+    } else if (key == "r") {
+      const uint64_t rank = json.unsigned_integer();
+      if (rank == 0 || rank > kMaxRank) json.fail(absl::StrCat("r must be in [1, ", kMaxRank, "],"));
+      options.rank = static_cast<int64_t>(rank);
+      has_rank = true;
+    } else if (key == "lora_alpha") {
+      options.alpha = real(json);
+    } else if (key == "lora_dropout") {
+      options.dropout = real(json);
+      if (!(options.dropout >= 0 && options.dropout < 1)) json.fail("lora_dropout must be in [0, 1),");
+    } else if (key == "use_rslora") {
+      options.rslora = flag(json);
+    } else if (key == "target_modules") {
+      has_targets = json.peek() != 'n';
+      if (json.peek() != '"') {
+        options.targets = strings(json);
+      } else if (const std::string text = json.string(); text == "all-linear") {
+        options.targets = {text};
+      } else {
+        options.target_pattern = text;
+      }
+    } else if (key == "modules_to_save") {
+      options.modules_to_save = strings(json);
+    } else if (key == "bias") {
+      if (const std::string bias = json.string(); bias != "none") unsupported.push_back(absl::StrCat("bias = ", bias));
+    } else if (key == "init_lora_weights") {
+      // The others change the base's weights, too.
+      if (json.peek() != '"') return json.skip();
+      const std::string init = json.string();
+      if (init != "gaussian" && init != "eva" && init != "orthogonal")
+        unsupported.push_back(absl::StrCat("init_lora_weights = ", init));
+    } else if (harmless().contains(key)) {
+      json.skip();
+    } else if (!asks_for_nothing(json)) {
+      unsupported.push_back(key);
+    }
+  });
+  json.finish();
+  if (!is_lora) throw FileError(path, "is no adapter config: peft_type is missing");
+  if (!unsupported.empty())
+    throw FileError(path, "asks for what Rondo does not do: " + absl::StrJoin(unsupported, ", "));
+  if (!has_rank || !has_targets)
+    throw FileError(path, absl::StrCat("has no ", has_rank ? "target_modules" : "r", ", which Rondo needs"));
+  return options;
+}
+
+std::string adapter_config_text(const LoraOptions& options, const std::vector<std::string>& targets,
+                                const PublishedLayout& layout, const std::string& base_model_name_or_path) {
+  const auto text_or_null = [](const std::string& text) { return text.empty() ? "null" : json_string(text); };
+  const auto word = [](bool value) { return value ? "true" : "false"; };
+  return absl::StrCat("{\n",                                                                            //
+                      "  \"alpha_pattern\": {},\n",                                                     //
+                      "  \"base_model_name_or_path\": ", text_or_null(base_model_name_or_path), ",\n",  //
+                      "  \"bias\": \"none\",\n",                                                        //
+                      "  \"fan_in_fan_out\": ", word(layout.linear_is_conv1d), ",\n",                   //
+                      "  \"inference_mode\": true,\n",                                                  //
+                      "  \"init_lora_weights\": true,\n",                                               //
+                      "  \"lora_alpha\": ", json_number(options.alpha), ",\n",                          //
+                      "  \"lora_dropout\": ", json_number(options.dropout), ",\n",                      //
+                      "  \"modules_to_save\": ", json_list(options.modules_to_save), ",\n",             //
+                      "  \"peft_type\": \"LORA\",\n",                                                   //
+                      "  \"r\": ", options.rank, ",\n",                                                 //
+                      "  \"rank_pattern\": {},\n",                                                      //
+                      "  \"target_modules\": ", json_list(targets), ",\n",                              //
+                      "  \"task_type\": ", layout.task_type == nullptr ? "null" : json_string(layout.task_type),
+                      ",\n",                                             //
+                      "  \"use_dora\": false,\n",                        //
+                      "  \"use_rslora\": ", word(options.rslora), "\n",  //
+                      "}\n");
+}
+
+}  // namespace rondo::nn

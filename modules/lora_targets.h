@@ -1,0 +1,22 @@
+// Which modules an adapter goes to. Not installed: lora.h.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "rondo/modules/lora.h"
+
+namespace rondo::nn {
+
+struct LoraMatch {
+  std::vector<NamedModule> targets;  // Linear and Embedding modules, in the order of the tree
+  std::vector<NamedModule> saved;    // the outermost modules that modules_to_save names
+};
+
+// Throws Error as add_lora() does. A path matches as it is, or as Transformers names it (PublishedLayout).
+LoraMatch match_lora_targets(const char* function, ModuleBase& model, const LoraOptions& options);
+// As above, for names from a file: those that match nothing are left out, and so are other targets than Linear and
+// Embedding.
+LoraMatch match_lora_targets_leniently(const char* function, ModuleBase& model, const LoraOptions& options);
+
+}  // namespace rondo::nn

@@ -1,0 +1,681 @@
+// LoRA against values recorded from PEFT (tests/reference/record_lora.py), and its own promises.
+#include "rondo/modules/lora.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+
+#include "rondo/compile/compile.h"
+#include "rondo/compile/jit/executable.h"
+#include "rondo/modules/bert.h"
+#include "rondo/modules/gpt2.h"
+#include "rondo/modules/llama.h"
+#include "rondo/optim/adam.h"
+#include "rondo/optim/sgd.h"
+#include "rondo/runtime/amp.h"
+#include "rondo/runtime/autograd.h"
+#include "rondo/runtime/io/safetensors.h"
+#include "rondo/runtime/memory.h"
+#include "rondo/runtime/ops/ops.h"
+#include "rondo/runtime/random.h"
+#include "rondo/tests/bits.h"
+#include "rondo/tests/compile/temp_folder.h"
+#include "rondo/tests/errors.h"
+#include "rondo/tests/paths.h"
+
+namespace rondo::nn {
+namespace {
+
+using test::error_of;
+using test::same_bits;
+using test::TempFolder;
+
+constexpr GPT2Config kTiny = {.vocab_size = 65, .block_size = 16, .n_layer = 2, .n_head = 2, .n_embd = 32};
+constexpr LlamaConfig kTinyLlama = {
+    .vocab_size = 50, .block_size = 16, .n_layer = 2, .n_head = 4, .n_kv_head = 2, .n_embd = 32, .n_hidden = 48};
+
+Tensor tokens(int64_t rows = 2, int64_t vocabulary = 65) {
+  Generator generator(3);
+  return Tensor::randint(0, vocabulary, {rows, 16}, {kI64}, &generator);
+}
+StateDict copy_of(const ModuleBase& model) {
+  StateDict copies;
+  for (const auto& [name, tensor] : model.state_dict()) copies[name] = tensor.clone();
+  return copies;
+}
+void expect_same(const StateDict& a, const StateDict& b) {
+  ASSERT_EQ(a.size(), b.size());
+  for (const auto& [name, tensor] : a) EXPECT_TRUE(same_bits(tensor, b.at(name))) << name;
+}
+// Moves every parameter of the active adapter off its start.
+void stir(ModuleBase& model, double scale = 0.1) {
+  const NoGrad off;
+  for (Tensor& p : model.parameters())
+    if (p.requires_grad()) p.add_(Tensor::randn(p.sizes()).to(p.dtype()) * scale);
+}
+double largest(const Tensor& t) { return ops::max(ops::abs(t.detach().to(kF64))).item(); }
+double difference(const Tensor& a, const Tensor& b) { return largest(a.detach().to(kF64) - b.detach().to(kF64)); }
+
+// ---- Against PEFT
+
+struct Case {
+  const char* name;
+  std::unique_ptr<ModuleBase> (*make)();
+  Tensor (*logits)(ModuleBase&, const io::TensorMap&);
+};
+Tensor bert_logits(ModuleBase& model, const io::TensorMap& in) {
+  return dynamic_cast<Bert&>(model)(in.at("ids"), in.at("mask"));
+}
+constexpr Case kCases[] = {
+    {"gpt2", [] { return std::unique_ptr<ModuleBase>(std::make_unique<GPT2>(kTiny)); },
+     [](ModuleBase& model, const io::TensorMap& in) { return dynamic_cast<GPT2&>(model)(in.at("ids")); }},
+    {"gpt2_embedding", [] { return std::unique_ptr<ModuleBase>(std::make_unique<GPT2>(kTiny)); },
+     [](ModuleBase& model, const io::TensorMap& in) { return dynamic_cast<GPT2&>(model)(in.at("ids")); }},
+    {"llama", [] { return std::unique_ptr<ModuleBase>(std::make_unique<Llama>(kTinyLlama)); },
+     [](ModuleBase& model, const io::TensorMap& in) { return dynamic_cast<Llama&>(model)(in.at("ids")); }},
+    {"bert",
+     [] {
+       return std::unique_ptr<ModuleBase>(std::make_unique<Bert>(BertConfig{
+           .vocab_size = 50, .block_size = 16, .n_layer = 1, .n_head = 4, .n_embd = 32, .n_hidden = 64, .n_class = 3}));
+     },
+     &bert_logits},
+};
+std::string folder_of(const Case& c) { return std::string(tests::kReferenceDir) + "/lora_" + c.name; }
+
+// A model with the recorded base.
+struct Recorded {
+  io::TensorMap values;
+  std::unique_ptr<ModuleBase> model;
+  Recorded(const Case& c, DType dtype) : values(io::load_safetensors(folder_of(c) + "/values.safetensors").tensors) {
+    model = c.make();
+    const bool gpt2 = dynamic_cast<GPT2*>(model.get()) != nullptr;
+    StateDict base;
+    for (const auto& [key, tensor] : values) {
+      if (!key.starts_with("base.")) continue;
+      std::string name = key.substr(5);
+      for (const std::string_view prefix : {"transformer.", "bert."})
+        if (name.starts_with(prefix)) name = name.substr(prefix.size());
+      const bool conv1d = gpt2 && name.find(".c_") != name.npos && name.ends_with("weight");
+      base[name] = conv1d ? tensor.t() : tensor;
+    }
+    model->to(dtype);
+    model->load_state_dict(base);
+    model->eval();
+  }
+  Tensor loss(const Case& c) {
+    const Tensor logits = c.logits(*model, values);
+    return ops::cross_entropy(logits.reshape({-1, logits.size(-1)}), values.at("targets").reshape({-1}));
+  }
+};
+
+class AgainstPeft : public testing::TestWithParam<std::tuple<Case, DType, bool>> {};
+
+TEST_P(AgainstPeft, LogitsTenLossesAndTheTrainedAdapter) {
+  const auto& [c, dtype, compiled] = GetParam();
+  if (compiled && !compile::jit_available()) GTEST_SKIP() << "built without LLVM";
+  const double tolerance = dtype == kF64 ? 1e-10 : 1e-4;
+  Recorded recorded(c, dtype);
+  ModuleBase& model = *recorded.model;
+  load_adapter(model, folder_of(c));
+  std::unique_ptr<compile::Regions> regions;
+  if (compiled) regions = std::make_unique<compile::Regions>(compile::compile_regions(model));
+  const Tensor& logits = recorded.values.at("logits");
+  EXPECT_LE(difference(c.logits(model, recorded.values), logits), tolerance * largest(logits));
+
+  optim::AdamW optimizer(model.parameters(), {.lr = 1e-2, .weight_decay = 0});
+  const Tensor& losses = recorded.values.at(dtype == kF64 ? "losses" : "losses_f32");
+  for (int step = 0; step < 10; ++step) {
+    const Tensor loss = recorded.loss(c);
+    const double expected = losses[step].item();
+    EXPECT_LE(std::abs(loss.item() - expected), tolerance * expected) << "step " << step;
+    optimizer.zero_grad();
+    loss.backward();
+    optimizer.step();
+  }
+  if (dtype != kF64) return;
+  for (const auto& [name, tensor] : adapter_state_dict(model)) {
+    const Tensor& expected = recorded.values.at("trained." + name);
+    EXPECT_LE(difference(tensor, expected), 1e-8 * std::max(1.0, largest(expected))) << name;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, AgainstPeft,
+                         testing::Combine(testing::ValuesIn(kCases), testing::Values(kF64, kF32), testing::Bool()),
+                         [](const testing::TestParamInfo<std::tuple<Case, DType, bool>>& info) {
+                           return std::string(std::get<0>(info.param).name) + "_" +
+                                  std::string(name_of(std::get<1>(info.param))) +
+                                  (std::get<2>(info.param) ? "_regions" : "_eager");
+                         });
+
+// What PEFT wrote and we write again holds the same tensors under the same names; a file of ours loads here again.
+TEST(LoraFiles, RoundTrip) {
+  for (const Case& c : kCases) {
+    SCOPED_TRACE(c.name);
+    Recorded recorded(c, kF64);
+    load_adapter(*recorded.model, folder_of(c));
+    const TempFolder folder;
+    save_adapter(*recorded.model, folder / "out", {.base_model_name_or_path = "tiny \"base\""});
+    expect_same(io::load_safetensors(folder / "out/adapter_model.safetensors").tensors,
+                io::load_safetensors(folder_of(c) + "/adapter_model.safetensors").tensors);
+    Recorded again(c, kF64);
+    const LoraReport report = load_adapter(*again.model, folder / "out");
+    EXPECT_FALSE(report.targets.empty());
+    EXPECT_TRUE(
+        same_bits(c.logits(*again.model, again.values).detach(), c.logits(*recorded.model, recorded.values).detach()));
+    // Into the adapter that is there; and over the files that are there.
+    stir(*again.model);
+    load_adapter(*again.model, folder / "out");
+    EXPECT_TRUE(
+        same_bits(c.logits(*again.model, again.values).detach(), c.logits(*recorded.model, recorded.values).detach()));
+    save_adapter(*again.model, folder / "out");
+    EXPECT_EQ(std::distance(std::filesystem::directory_iterator(folder / "out"), {}), 2);
+    load_adapter(*again.model, folder / "out", {.adapter = "second", .trainable = false});
+    for (const NamedTensor& p : again.model->named_parameters()) EXPECT_FALSE(p.tensor.requires_grad()) << p.name;
+  }
+}
+
+// What we save loads in PEFT with equal logits: every kind of target, saved modules, patterns, rslora.
+TEST(LoraFiles, PeftReadsThem) {
+  const char* venv = std::getenv("RONDO_PEERS_VENV");
+  const std::string python = std::string(venv != nullptr ? venv : "") + "/bin/python";
+  if (venv == nullptr || std::system((python + " -c 'import peft, transformers' 2>/dev/null").c_str()) != 0)
+    GTEST_SKIP() << "RONDO_PEERS_VENV names no Python with peft and transformers";
+  const TempFolder folder;
+  for (const Case& c : kCases) {
+    Recorded recorded(c, kF64);
+    manual_seed(5);
+    const bool bert = std::string_view(c.name) == "bert", llama = std::string_view(c.name) == "llama";
+    LoraOptions options = {.rank = 5, .alpha = 7.5};
+    if (std::string_view(c.name) == "gpt2") options.targets = {"all-linear"};
+    else if (llama) options.target_pattern = R"(model\.layers\.1\..*_proj|model\.embed_tokens)";
+    else if (bert) options.targets = {"word_embeddings", "attention.output.dense"};
+    else options.targets = {"wte", "attn.c_proj"};
+    options.rslora = llama;
+    if (bert) options.modules_to_save = {"classifier", "pooler"};
+    if (std::string_view(c.name) == "gpt2_embedding") options.modules_to_save = {"mlp.c_fc", "ln_f"};
+    add_lora(*recorded.model, options);
+    stir(*recorded.model);
+    save_adapter(*recorded.model, folder / c.name);
+    io::save_safetensors(folder / (std::string(c.name) + ".safetensors"),
+                         {{"logits", c.logits(*recorded.model, recorded.values).detach()}});
+  }
+  const std::string command = python + " " + tests::kReferenceDir + "/record_lora.py --check " + folder.path() + " >" +
+                              folder.path() + "/log 2>&1";
+  const int status = std::system(command.c_str());
+  std::ifstream log(folder / "log");
+  EXPECT_EQ(status, 0) << std::string(std::istreambuf_iterator<char>(log), {});
+}
+
+// ---- add_lora
+
+TEST(Lora, StartsAsTheBaseAndFreezesIt) {
+  GPT2 model(kTiny, 1);
+  const Tensor idx = tokens(), before = model(idx);
+  model.loss(idx, idx).backward();
+  const LoraReport report = add_lora(model, {.rank = 4, .alpha = 8, .targets = {"c_attn"}});
+  EXPECT_EQ(report.targets, (std::vector<std::string>{"h.0.attn.c_attn", "h.1.attn.c_attn"}));
+  EXPECT_EQ(report.trainable, 2 * 4 * (32 + 96));
+  EXPECT_EQ(report.total, model.num_parameters());
+  EXPECT_TRUE(same_bits(model(idx).detach(), before.detach()));
+  std::vector<std::string> trained;
+  for (const NamedTensor& p : model.named_parameters()) {
+    EXPECT_FALSE(p.tensor.grad().defined()) << p.name;
+    if (p.tensor.requires_grad()) trained.push_back(p.name);
+  }
+  EXPECT_EQ(trained, (std::vector<std::string>{
+                         "h.0.attn.c_attn.lora.default.lora_A.weight", "h.0.attn.c_attn.lora.default.lora_B.weight",
+                         "h.1.attn.c_attn.lora.default.lora_A.weight", "h.1.attn.c_attn.lora.default.lora_B.weight"}));
+  // Uniform in +-1/sqrt(in).
+  const Tensor a = model.state_dict().at(trained[0]);
+  EXPECT_LE(largest(a), 1 / std::sqrt(32.0));
+  EXPECT_GT(largest(a), 0.8 / std::sqrt(32.0));
+  EXPECT_EQ(largest(model.state_dict().at(trained[1])), 0);
+
+  // Training changes the adapter and nothing else.
+  const StateDict base = copy_of(model);
+  optim::AdamW optimizer(model.parameters(), {.lr = 1e-2});
+  for (int step = 0; step < 5; ++step) {
+    optimizer.zero_grad();
+    model.loss(idx, idx).backward();
+    for (const NamedTensor& p : model.named_parameters())
+      EXPECT_EQ(p.tensor.grad().defined(), p.tensor.requires_grad()) << p.name;
+    optimizer.step();
+  }
+  for (const auto& [name, tensor] : model.state_dict())
+    EXPECT_EQ(same_bits(tensor, base.at(name)), name.find("lora") == name.npos) << name;
+  // Frozen parameters have no state: a step count and two moments for each of four.
+  int states = 0;
+  for (const auto& [name, tensor] : optimizer.state_dict()) states += name.starts_with("state.");
+  EXPECT_EQ(states, 4 * 3);
+}
+
+TEST(Lora, TargetsMatchAsInPeft) {
+  const auto targets = [](LoraOptions options) {
+    GPT2 model(kTiny);
+    return add_lora(model, options).targets;
+  };
+  using Names = std::vector<std::string>;
+  EXPECT_EQ(targets({.targets = {"mlp.c_proj"}}), (Names{"h.0.mlp.c_proj", "h.1.mlp.c_proj"}));
+  EXPECT_EQ(targets({.targets = {"h.1.attn.c_attn", "wpe"}}), (Names{"wpe", "h.1.attn.c_attn"}));
+  EXPECT_EQ(targets({.targets = {"transformer.h.1.attn.c_attn"}}), (Names{"h.1.attn.c_attn"}));
+  EXPECT_EQ(targets({.target_pattern = R"(h\.0\..*c_.*)"}).size(), 4u);
+  EXPECT_EQ(targets({.target_pattern = R"(.*\.h\.0\.attn\.c_attn)"}), (Names{"h.0.attn.c_attn"}));
+  EXPECT_EQ(targets({.targets = {"all-linear"}}).size(), 8u);
+  // Not in the middle of a name.
+  EXPECT_NE(error_of([&] {
+              targets({.targets = {"attn.c_attn", "_proj"}});
+            })
+                .find("add_lora: no module of GPT2 is named '_proj'; those that can get an adapter are wte, wpe, "
+                      "c_attn, c_proj, c_fc"),
+            std::string::npos);
+  Llama llama(kTinyLlama);
+  for (const std::string& name : add_lora(llama, {.targets = {"all-linear"}}).targets) EXPECT_NE(name, "lm_head");
+}
+
+TEST(Lora, SaysWhatIsWrongAndChangesNothing) {
+  GPT2 model(kTiny, 1);
+  const auto error = [&](LoraOptions options) {
+    const std::string text = error_of([&] { add_lora(model, options); });
+    EXPECT_EQ(model.parameters().size(), 28u);
+    for (const Tensor& p : model.parameters()) EXPECT_TRUE(p.requires_grad());
+    return text;
+  };
+  EXPECT_NE(error({}).find("give either targets or a target_pattern"), std::string::npos);
+  EXPECT_NE(error({.targets = {"attn"}}).find("the target h.0.attn is a MultiheadAttention; only"), std::string::npos);
+  EXPECT_NE(error({.rank = 0, .targets = {"c_attn"}}).find("rank must be positive, got 0"), std::string::npos);
+  EXPECT_NE(error({.dropout = 1, .targets = {"c_attn"}}).find("dropout must be in [0, 1)"), std::string::npos);
+  EXPECT_NE(error({.alpha = INFINITY, .targets = {"c_attn"}}).find("alpha must be finite"), std::string::npos);
+  EXPECT_NE(error({.targets = {"c_attn"}, .adapter = "12"}).find("only digits"), std::string::npos);
+  EXPECT_NE(error({.targets = {"c_attn"}, .modules_to_save = {"score"}}).find("no module of GPT2 is named 'score'"),
+            std::string::npos);
+  EXPECT_NE(error({.targets = {"c_attn"}, .modules_to_save = {"attn"}}).find("is trained whole, too"),
+            std::string::npos);
+  EXPECT_NE(error({.target_pattern = "(("}).find("is no regular expression"), std::string::npos);
+  EXPECT_NE(error({.target_pattern = "c_attn"}).find("matches the path of no module"), std::string::npos);
+  // The work of a hostile pattern is bounded.
+  EXPECT_NE(error({.target_pattern = "(((([a-z0-9_.]+)+)+)+)+[!?]"}).find("cannot be matched"), std::string::npos);
+  add_lora(model, {.targets = {"c_attn"}});
+  EXPECT_NE(error_of([&] { add_lora(model, {.targets = {"c_attn"}}); }).find("has an adapter 'default' already"),
+            std::string::npos);
+  EXPECT_NE(error_of([&] { set_adapter(model, "other"); }).find("GPT2 has no adapter 'other'; it has default"),
+            std::string::npos);
+}
+
+TEST(Lora, FollowsTheEquation) {
+  for (const bool rslora : {false, true}) {
+    struct One : Module<One> {
+      Linear fc = child("fc", 6, 5);
+      Embedding table = child("table", 7, 6, EmbeddingOptions{.padding_idx = 2});
+      Tensor forward(const Tensor& idx) { return fc(table(idx)); }
+    } one;
+    one.to(kF64);
+    add_lora(one, {.rank = 4, .alpha = 6, .targets = {"fc", "table"}, .rslora = rslora});
+    stir(one);
+    const StateDict s = one.state_dict();
+    const double scaling = 6 / (rslora ? 2.0 : 4.0);
+    const Tensor a = s.at("fc.lora.default.lora_A.weight"), b = s.at("fc.lora.default.lora_B.weight"),
+                 ea = s.at("table.lora.default.lora_embedding_A.weight"),
+                 eb = s.at("table.lora.default.lora_embedding_B.weight");
+    EXPECT_EQ(a.sizes(), (Dims{4, 6}));
+    EXPECT_EQ(ea.sizes(), (Dims{7, 4}));
+    const Tensor idx = Tensor::from<int64_t>({0, 2, 6}, {3});
+    const Tensor rows = ops::embedding(s.at("table.weight") + ea.matmul(eb.t()) * scaling, idx);
+    const Tensor expected = ops::linear(rows, s.at("fc.weight") + b.matmul(a) * scaling, s.at("fc.bias"));
+    EXPECT_LE(difference(one(idx), expected), 1e-12);
+    // The padding row gets no gradient.
+    ops::sum(one(idx)).backward();
+    for (const NamedTensor& p : one.named_parameters())
+      EXPECT_TRUE(!p.name.ends_with("lora_embedding_A.weight") || largest(p.tensor.grad().select(0, 2)) == 0);
+  }
+}
+
+TEST(Lora, DropoutIsForTheInputOfA) {
+  struct Holder : Module<Holder> {
+    Linear fc = child("fc", 64, 8);
+    Tensor forward(const Tensor& x) { return fc(x); }
+  } holder;
+  add_lora(holder, {.rank = 4, .dropout = 0.5, .targets = {"fc"}});
+  stir(holder);
+  const Tensor x = Tensor::ones({3, 64});
+  EXPECT_FALSE(same_bits(holder(x).detach(), holder(x).detach()));
+  holder.eval();
+  EXPECT_TRUE(same_bits(holder(x).detach(), holder(x).detach()));
+}
+
+// Adapters of 16-bit weights are f32, and the results keep the base's dtype.
+TEST(Lora, Dtypes) {
+  const Tensor idx = tokens();
+  for (DType dtype : {kBF16, kF16, kF64}) {
+    GPT2 model(kTiny, 1);
+    model.to(dtype);
+    add_lora(model, {.rank = 4, .targets = {"c_attn", "wte"}});
+    stir(model);
+    for (const NamedTensor& p : model.named_parameters())
+      EXPECT_EQ(p.tensor.dtype(), p.name.find("lora") == p.name.npos || dtype == kF64 ? dtype : kF32) << p.name;
+    EXPECT_EQ(model(idx).dtype(), dtype);
+    model.loss(idx, idx).backward();
+    for (const Tensor& p : model.parameters()) EXPECT_EQ(p.grad().defined(), p.requires_grad());
+  }
+  GPT2 model(kTiny, 1);
+  add_lora(model, {.rank = 4, .targets = {"c_attn"}});
+  stir(model);
+  const double full = model.loss(idx, idx).item();
+  const amp::Autocast lower(kBF16);
+  EXPECT_NEAR(model.loss(idx, idx).item(), full, 0.02 * full);
+}
+
+// The whole model is a target, the output layer of a Llama, a batch of none.
+TEST(Lora, AtTheEdges) {
+  Llama model(kTinyLlama, 1);
+  const Tensor idx = tokens(2, 50);
+  LlamaConfig chunked = kTinyLlama;
+  chunked.whole_logits = 1;
+  Llama small(chunked, 1);
+  for (Llama* m : {&model, &small}) {
+    manual_seed(1);
+    add_lora(*m, {.targets = {"lm_head"}});
+    stir(*m);
+  }
+  EXPECT_NEAR(model.loss(idx, idx).item(), small.loss(idx, idx).item(), 1e-5);
+  EXPECT_EQ(model(Tensor::zeros({0, 4}, {kI64})).sizes(), (Dims{0, 4, 50}));
+}
+
+// ---- modules_to_save
+
+TEST(Lora, ModulesToSaveAreCopies) {
+  Bert model(
+      {.vocab_size = 50, .block_size = 16, .n_layer = 1, .n_head = 4, .n_embd = 32, .n_hidden = 64, .n_class = 3}, 1);
+  const Tensor idx = tokens(2, 50), targets = Tensor::from<int64_t>({0, 2}, {2});
+  const StateDict base = copy_of(model);
+  const Tensor before = model(idx);
+  const LoraReport report = add_lora(model, {.targets = {"query"}, .modules_to_save = {"classifier"}});
+  EXPECT_EQ(report.saved, (std::vector<std::string>{"classifier"}));
+  EXPECT_EQ(report.trainable, 8 * 64 + 32 * 3 + 3);
+  EXPECT_TRUE(same_bits(model(idx).detach(), before.detach()));
+  optim::AdamW optimizer(model.parameters(), {.lr = 1e-2});
+  for (int step = 0; step < 3; ++step) {
+    optimizer.zero_grad();
+    model.loss(idx, {}, {}, targets).backward();
+    optimizer.step();
+  }
+  EXPECT_FALSE(same_bits(model.classifier.weight.detach(), base.at("classifier.weight")));
+  const Tensor trained = model(idx);
+  {
+    const DisableAdapters disabled(model);
+    EXPECT_TRUE(same_bits(model(idx).detach(), before.detach()));
+    for (const Tensor& p : model.parameters()) EXPECT_FALSE(p.requires_grad());
+  }
+  EXPECT_TRUE(same_bits(model(idx).detach(), trained.detach()));
+  // A second adapter starts from the base's classifier.
+  add_lora(model, {.targets = {"value"}, .modules_to_save = {"classifier"}, .adapter = "second"});
+  EXPECT_TRUE(same_bits(model(idx).detach(), before.detach()));
+  set_adapter(model, "default");
+  EXPECT_TRUE(same_bits(model(idx).detach(), trained.detach()));
+  remove_adapter(model, "default");
+  EXPECT_TRUE(same_bits(model(idx).detach(), before.detach()));
+  remove_adapter(model, "second");
+  expect_same(model.state_dict(), base);
+  EXPECT_TRUE(adapter_names(model).empty());
+}
+
+// ---- Several adapters
+
+TEST(Lora, SeveralAdaptersOnOneBase) {
+  GPT2 model(kTiny, 1);
+  const Tensor idx = tokens(), base = model(idx);
+  add_lora(model, {.rank = 2, .targets = {"c_attn"}, .adapter = "a"});
+  stir(model);
+  const Tensor with_a = model(idx);
+  add_lora(model, {.rank = 4, .targets = {"c_fc", "wpe"}, .adapter = "b"});
+  EXPECT_EQ(active_adapter(model), "b");
+  EXPECT_TRUE(same_bits(model(idx).detach(), base.detach()));
+  stir(model);
+  const Tensor with_b = model(idx);
+  EXPECT_EQ(adapter_names(model), (std::vector<std::string>{"a", "b"}));
+  EXPECT_EQ(adapter_options(model, "a").rank, 2);
+  {
+    const UseAdapter use(model, "a");
+    EXPECT_TRUE(same_bits(model(idx).detach(), with_a.detach()));
+    const DisableAdapters off(model);
+    EXPECT_TRUE(same_bits(model(idx).detach(), base.detach()));
+  }
+  EXPECT_TRUE(same_bits(model(idx).detach(), with_b.detach()));
+  set_adapter(model, "a");
+  EXPECT_TRUE(same_bits(model(idx).detach(), with_a.detach()));
+  for (const NamedTensor& p : model.named_parameters())
+    EXPECT_EQ(p.tensor.requires_grad(), p.name.find(".lora.a.") != p.name.npos) << p.name;
+  // A backward after the scope goes to the adapter that made the loss.
+  Tensor loss;
+  {
+    const UseAdapter use(model, "b");
+    loss = model.loss(idx, idx);
+  }
+  loss.backward();
+  for (const NamedTensor& p : model.named_parameters())
+    EXPECT_EQ(p.tensor.grad().defined(), p.name.find(".lora.b.") != p.name.npos) << p.name;
+  remove_adapter(model, "a");
+  EXPECT_EQ(active_adapter(model), "");
+  EXPECT_TRUE(same_bits(model(idx).detach(), base.detach()));
+}
+
+// ---- Merging
+
+TEST(Lora, MergedEqualsUnmerged) {
+  for (DType dtype : {kF32, kF64, kBF16}) {
+    SCOPED_TRACE(name_of(dtype));
+    Llama model(kTinyLlama, 1);
+    model.to(dtype);
+    const Tensor idx = tokens(2, 50);
+    add_lora(model, {.rank = 4, .alpha = 2, .targets = {"all-linear"}});
+    add_lora(model, {.rank = 4, .alpha = 2, .targets = {"embed_tokens", "q_proj"}, .adapter = "second"});
+    stir(model, 0.05);
+    const StateDict before = copy_of(model);
+    const Tensor unmerged = model(idx);
+    merge_adapter(model);
+    const double rounding = dtype == kF64 ? 1e-13 : dtype == kF32 ? 1e-5 : 0.05;
+    EXPECT_LE(difference(model(idx), unmerged), rounding * largest(unmerged));
+    EXPECT_NE(error_of([&] { set_adapter(model, "default"); }).find("'second' is merged"), std::string::npos);
+    EXPECT_NE(error_of([&] { merge_adapter(model); }).find("is merged"), std::string::npos);
+    unmerge_adapter(model);
+    expect_same(model.state_dict(), before);  // bit for bit
+    EXPECT_TRUE(same_bits(model(idx).detach(), unmerged.detach()));
+    merge_adapter(model, {.keep_base = false});
+    unmerge_adapter(model);
+    for (const auto& [name, tensor] : model.state_dict())
+      EXPECT_LE(difference(tensor, before.at(name)), rounding * 0.1 * std::max(1.0, largest(tensor))) << name;
+  }
+}
+
+TEST(Lora, MergeAndUnload) {
+  GPT2 model(kTiny, 1), plain(kTiny, 1);
+  const Tensor idx = tokens();
+  add_lora(model, {.rank = 4, .targets = {"c_attn", "c_fc"}, .modules_to_save = {"ln_f"}});
+  stir(model);
+  const Tensor before = model(idx);
+  merge_and_unload(model);
+  EXPECT_LE(difference(model(idx), before), 1e-5 * largest(before));
+  EXPECT_EQ(model.named_parameters().size(), plain.named_parameters().size());
+  plain.load_state_dict(model.state_dict());
+  EXPECT_TRUE(same_bits(plain(idx).detach(), model(idx).detach()));
+}
+
+TEST(Lora, MergingSaysWhatIsWrong) {
+  GPT2 model(kTiny, 1);
+  EXPECT_NE(error_of([&] { merge_adapter(model); }).find("no adapter is active"), std::string::npos);
+  EXPECT_NE(error_of([&] { unmerge_adapter(model); }).find("no adapter is merged"), std::string::npos);
+  add_lora(model, {.targets = {"wte"}});
+  EXPECT_NE(error_of([&] { merge_adapter(model); }).find("wte.weight is used elsewhere"), std::string::npos);
+  remove_adapter(model, "default");
+  LlamaConfig tied = kTinyLlama;
+  tied.tie_word_embeddings = true;
+  Llama llama(tied, 1);
+  add_lora(llama, {.targets = {"embed_tokens"}});
+  EXPECT_NE(error_of([&] { merge_adapter(llama); }).find("used elsewhere"), std::string::npos);
+  add_lora(model, {.targets = {"c_attn"}});
+  merge_adapter(model);
+  no_grad([&] { model.h[0].attn.c_attn.weight.mul_(2.0); });
+  EXPECT_NE(error_of([&] { unmerge_adapter(model); }).find("h.0.attn.c_attn.weight was written after"),
+            std::string::npos);
+}
+
+// ---- Files that do not fit
+
+TEST(LoraFiles, AnAdapterForAnotherBaseIsRefusedByName) {
+  const std::string folder = folder_of(kCases[0]);  // of a GPT-2 of two layers, width 32, rank 4
+  const auto error = [&](ModuleBase& model) {
+    const StateDict before = copy_of(model);
+    const std::string text = error_of<StateDictError>([&] { load_adapter(model, folder); });
+    expect_same(model.state_dict(), before);
+    for (const Tensor& p : model.parameters()) EXPECT_TRUE(p.requires_grad());
+    return text;
+  };
+  GPT2Config config = kTiny;
+  config.n_layer = 1;
+  GPT2 shallow(config);
+  EXPECT_NE(error(shallow).find("unexpected: base_model.model.transformer.h.1.attn.c_attn.lora_A.weight"),
+            std::string::npos);
+  config.n_layer = 3;
+  GPT2 deep(config);
+  EXPECT_NE(error(deep).find("missing: base_model.model.transformer.h.2.attn.c_attn.lora_A.weight"), std::string::npos);
+  config = kTiny;
+  config.n_embd = 64;
+  GPT2 wide(config);
+  EXPECT_NE(error(wide).find("h.0.attn.c_attn.lora_A.weight: f32[4, 64] wanted, f64[4, 32] given"), std::string::npos);
+  Llama llama(kTinyLlama);
+  EXPECT_NE(error(llama).find("unexpected: base_model.model.transformer.h.0"), std::string::npos);
+  GPT2 model(kTiny, 1);
+  add_lora(model, {.rank = 8, .alpha = 16, .targets = {"c_attn", "c_proj"}});
+  EXPECT_NE(error_of([&] { load_adapter(model, folder); }).find("scales otherwise"), std::string::npos);
+  add_lora(model, {.rank = 8, .alpha = 8, .targets = {"c_attn", "c_proj"}, .adapter = "other"});
+  EXPECT_NE(error_of<StateDictError>([&] {
+              load_adapter(model, folder, {.adapter = "other"});
+            }).find("lora_A.weight: f32[8, 32] wanted, f64[4, 32] given"),
+            std::string::npos);
+}
+
+void write(const std::string& path, const std::string& text) { std::ofstream(path, std::ios::binary) << text; }
+std::string read(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+TEST(LoraFiles, DamagedFilesAreRefused) {
+  const std::string good = folder_of(kCases[0]);
+  const TempFolder folder;
+  const std::string config = folder / "adapter_config.json", weights = folder / "adapter_model.safetensors";
+  const std::string text = read(good + "/adapter_config.json"), bytes = read(good + "/adapter_model.safetensors");
+  GPT2 model(kTiny, 1);
+  const auto error = [&] {
+    const std::string what = error_of<FileError>([&] { load_adapter(model, folder.path()); });
+    EXPECT_EQ(model.parameters().size(), 28u);
+    return what;
+  };
+  EXPECT_NE(error().find("adapter_config.json"), std::string::npos);
+  write(config, text);
+  EXPECT_NE(error().find("adapter_model.safetensors"), std::string::npos);
+  write(folder / "adapter_model.bin", "x");
+  EXPECT_NE(error().find("is a pickle"), std::string::npos);
+  for (size_t length : {size_t{0}, size_t{7}, bytes.size() / 2, bytes.size() - 1}) {
+    write(weights, bytes.substr(0, length));
+    EXPECT_NE(error(), "") << length;
+  }
+  write(weights, bytes);
+  for (size_t length = 0; length < text.size() - 1; length += 37) {
+    write(config, text.substr(0, length));
+    EXPECT_NE(error(), "") << length;
+  }
+  const auto with = [&](const std::string& from, const std::string& to) {
+    std::string changed = text;
+    const size_t at = changed.find(from);
+    EXPECT_NE(at, changed.npos) << from;
+    changed.replace(at, from.size(), to);
+    write(config, changed);
+    return error();
+  };
+  EXPECT_NE(with("\"r\": 4", "\"r\": 0").find("r must be in [1,"), std::string::npos);
+  EXPECT_NE(with("\"LORA\"", "\"IA3\"").find("peft_type is \"IA3\", not \"LORA\""), std::string::npos);
+  EXPECT_NE(with("\"bias\": \"none\"", "\"bias\": \"all\"").find("asks for what Rondo does not do: bias = all"),
+            std::string::npos);
+  const std::string several = with("\"use_dora\": false", "\"use_dora\": true, \"future_field\": {\"x\": 1}");
+  EXPECT_NE(several.find("use_dora, future_field"), std::string::npos) << several;
+  EXPECT_NE(with("\"rank_pattern\": {}", "\"rank_pattern\": {\"c_attn\": 2}").find("rank_pattern"), std::string::npos);
+  EXPECT_NE(with("\"init_lora_weights\": true", "\"init_lora_weights\": \"pissa\"").find("init_lora_weights = pissa"),
+            std::string::npos);
+  EXPECT_NE(with("\"lora_alpha\": 8", "\"lora_alpha\": 1e999").find("number out of range"), std::string::npos);
+}
+
+// Nothing half-written: where the second file cannot be written, what was there stays.
+TEST(LoraFiles, AFailedSaveLeavesTheOldAdapter) {
+  GPT2 model(kTiny, 1);
+  add_lora(model, {.rank = 4, .targets = {"c_attn"}});
+  const TempFolder folder;
+  save_adapter(model, folder.path());
+  const std::string config = read(folder / "adapter_config.json"), weights = read(folder / "adapter_model.safetensors");
+  stir(model);
+  std::filesystem::create_directory(folder / ".tmp-adapter_model.safetensors");  // where the new weights would go
+  EXPECT_NE(error_of<FileError>([&] { save_adapter(model, folder.path()); }), "");
+  EXPECT_EQ(read(folder / "adapter_config.json"), config);
+  EXPECT_EQ(read(folder / "adapter_model.safetensors"), weights);
+  std::filesystem::remove(folder / ".tmp-adapter_model.safetensors");
+  save_adapter(model, folder.path());
+  EXPECT_NE(read(folder / "adapter_model.safetensors"), weights);
+  EXPECT_NE(error_of<FileError>([&] { save_adapter(model, folder / "adapter_config.json"); }), "");
+}
+
+// ---- Frozen operands cost nothing
+
+// A layer whose weight is larger than everything else: neither its gradient nor, on the tape, its input is there.
+TEST(Lora, FrozenOperandsTakeNoMemory) {
+  struct Wide : Module<Wide> {
+    Linear first = child("first", 512, 512);
+    Linear second = child("second", 512, 512);
+    Tensor forward(const Tensor& x) { return second(ops::gelu(first(x))); }
+  };
+  const int64_t weight = 512 * 512 * 4;
+  const auto peak = [&](bool lora) {
+    Wide wide;
+    if (lora) add_lora(wide, {.rank = 2, .targets = {"first"}});
+    optim::AdamW optimizer(wide.parameters(), {});
+    const Tensor x = Tensor::randn({4, 512});
+    memory::Recording recording;
+    const memory::Report before = recording.report();
+    for (int step = 0; step < 2; ++step) {
+      optimizer.zero_grad();
+      ops::sum(wide(x)).backward();
+      optimizer.step();
+    }
+    memory::Report after = recording.report();
+    after.gradients -= before.gradients;
+    after.states -= before.states;
+    after.workspace -= before.workspace;
+    return after;
+  };
+  const memory::Report full = peak(false), lora = peak(true);
+  EXPECT_GE(full.gradients + full.workspace, 2 * weight);
+  EXPECT_GE(full.states, 4 * weight);
+  EXPECT_LT(lora.gradients + lora.states + lora.workspace + lora.most_activations, weight / 4);
+}
+
+// The tape keeps the operands of the gradients that are wanted, and no others.
+TEST(Lora, AFrozenWeightKeepsNoInput) {
+  for (const bool frozen : {false, true}) {
+    Linear fc(64, 64);
+    fc.requires_grad_(!frozen);
+    Tensor x = Tensor::randn({1024, 64}).requires_grad_();
+    const memory::Recording recording;
+    const int64_t before = recording.report().most_activations;
+    const Tensor y = fc(x * 2.0);
+    const int64_t kept = recording.report().most_activations - before;
+    EXPECT_EQ(kept < 1024 * 64 * 4, frozen) << kept;
+    ops::sum(y).backward();
+    EXPECT_LE(difference(x.grad(), ops::matmul(Tensor::full({1024, 64}, 2.0), fc.weight)), 1e-5);
+    EXPECT_EQ(fc.weight.grad().defined(), !frozen);
+  }
+}
+
+}  // namespace
+}  // namespace rondo::nn
