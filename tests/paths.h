@@ -9,5 +9,6 @@ extern const char* const kReferenceDir;  // tests/reference
 extern const char* const kRondorun;      // the launcher, or "" where it is not built
 extern const char* const kRankProgram;   // dist_rank
 extern const char* const kReplay;        // rondo_replay
+extern const char* const kFinetune;      // examples/finetune.cc
 
 }  // namespace rondo::tests
