@@ -120,8 +120,7 @@ class KVCache::Pass {
   void finish();
 
   class Layer;
-  // The part of one layer, for its attention module.
-  Layer layer(int64_t index, const CachedAttentionOptions& options = {});
+  Layer layer(int64_t index);
 
  private:
   void store(int64_t layer, const Tensor& k, const Tensor& v);
@@ -143,22 +142,17 @@ class KVCache::Pass {
 class KVCache::Pass::Layer {
  public:
   Layer() = default;
-  Layer(Pass& pass, int64_t index, const CachedAttentionOptions& options)
-      : pass_(&pass), index_(index), options_(options) {}
+  Layer(Pass& pass, int64_t index) : pass_(&pass), index_(index) {}
   explicit operator bool() const { return pass_ != nullptr; }
-  // Pass::attend.
-  Tensor attend(const Tensor& q, const Tensor& k, const Tensor& v) const {
-    return pass_->attend(index_, q, k, v, options_);
+  Tensor attend(const Tensor& q, const Tensor& k, const Tensor& v, const CachedAttentionOptions& options = {}) const {
+    return pass_->attend(index_, q, k, v, options);
   }
 
  private:
   Pass* pass_ = nullptr;
   int64_t index_ = 0;
-  CachedAttentionOptions options_;
 };
-inline KVCache::Pass::Layer KVCache::Pass::layer(int64_t index, const CachedAttentionOptions& options) {
-  return {*this, index, options};
-}
+inline KVCache::Pass::Layer KVCache::Pass::layer(int64_t index) { return {*this, index}; }
 using KVLayer = KVCache::Pass::Layer;
 
 }  // namespace rondo::nn
