@@ -84,3 +84,4 @@
 #include "rondo/runtime/source_location.h"
 #include "rondo/runtime/storage.h"
 #include "rondo/runtime/tensor.h"
+#include "rondo/runtime/text/tokenizer.h"
