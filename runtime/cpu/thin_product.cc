@@ -129,8 +129,17 @@ template <class T, class R> void run(const MatmulCall& call, const MatmulOperand
   for (int64_t m = 0; m < call.m; ++m) {
     const T* const row = static_cast<const T*>(operands.a) + m * call.a_strides[1];
     std::fill(a + (m + 1) * stride - kStep, a + (m + 1) * stride, 0.0f);
-    for (int64_t i = 0; i < call.k; ++i)
-      a[m * stride + packed_at<T>(i)] = static_cast<float>(row[i * call.a_strides[2]]);
+    int64_t i = 0;
+    if (call.a_strides[2] == 1) {
+      for (; i + kStep <= call.k; i += kStep)
+        for (int part = 0; part < kParts; ++part) {
+          const Chains<T> step = load_step(row + i, part);
+          float* const to = a + m * stride + i + part * kWidth<float>;
+          store(to, step.of[0]);
+          store(to + kLanes, step.of[1]);
+        }
+    }
+    for (; i < call.k; ++i) a[m * stride + packed_at<T>(i)] = static_cast<float>(row[i * call.a_strides[2]]);
   }
   constexpr int64_t kBytes = 1 << 16;  // of B, for a piece that pays for a thread
   const int64_t grain = std::max<int64_t>(8, kBytes / (call.k * static_cast<int64_t>(sizeof(T))));

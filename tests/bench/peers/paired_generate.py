@@ -53,6 +53,8 @@ def compare(a, dtype, env):
         except SystemExit as failure:
             print(f"  {dtype} pytorch {form}: {failure}", flush=True)
         contender.close()
+    if not alone:
+        raise SystemExit(f"no form of the peer runs with {a.python}; is torch there (setup.sh)?")
     best = min(alone, key=alone.get)
     ours = paired_gpt.Contender("rondo", [a.rondo_bin, "--serve", *common], env, a.timeout)
     theirs = peer(best)
