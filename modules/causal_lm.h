@@ -3,9 +3,9 @@
 //
 //   struct MyModel : nn::Module<MyModel>, nn::CausalLM {
 //     nn::ModuleBase& module() override { return *this; }
-//     nn::KVCacheOptions cache_options() const override { return {.layers = 4, .kv_heads = 2, .max_length = 512, ...};
-//     } Tensor features(const Tensor& idx, nn::KVCache& cache, std::span<const int64_t> counts) override; Tensor
-//     head(const Tensor& features) override { return lm_head(features); }
+//     nn::KVCacheOptions cache_options() const override { return {.layers = 4, .kv_heads = 2, ...}; }
+//     Tensor features(const Tensor& idx, nn::KVCache& cache, std::span<const int64_t> counts) override;
+//     Tensor head(const Tensor& features) override { return lm_head(features); }
 //   };
 //
 // `features` makes a KVCache::Pass and hands pass.layer(i) to the attention of layer i.

@@ -1,57 +1,75 @@
 #include "rondo/runtime/cpu/thin_product.h"
 
 #include <algorithm>
+#include <type_traits>
 
 #include "rondo/runtime/cpu/simd.h"
 #include "rondo/runtime/ops/reduction_order.h"
 #include "rondo/runtime/parallel.h"
 #include "rondo/runtime/storage.h"
 
-// Note [Thin order]. An inner product of k elements keeps kChains accumulators of kLanes lanes: element i goes to lane
-// i % kLanes of chain i / kLanes % kChains by FMA, in increasing i. The chains meet first, then the lanes in the tree
-// of Note [Row order].
+// Note [Thin order]. An inner product of k elements keeps two chains of kLanes accumulators, and takes kStep elements
+// at a time by FMA, in increasing order. f32: the first kLanes elements of a step go to chain 0, the others to chain 1.
+// bf16: even elements go to chain 0, odd ones to chain 1, since a 32-bit word holds one of each, and each is one
+// instruction away from f32. What is missing in the last step counts as 0. The chains meet first, then the lanes in the
+// tree of Note [Row order].
 
 namespace rondo::cpu {
 namespace {
 
 constexpr int kChains = 2;
-constexpr int kPerLine = kLanes / kWidth<float>;  // vectors of one line of lanes
+constexpr int64_t kStep = kChains * kLanes;
+constexpr int kParts = kLanes / kWidth<float>;  // vectors that hold the lanes of one chain
 
 constexpr int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 
-// sums[m][j] = a row m . b row j, for M rows of f32 (padded with 0 to whole steps) and N adjacent rows of b.
+// Part `part` of the lanes of both chains, from one step of elements.
+template <class T> struct Chains { Vector<float> of[kChains]; };
+[[gnu::always_inline]] inline Chains<float> load_step(const float* p, int part) {
+  return {{load(p + part * kWidth<float>), load(p + kLanes + part * kWidth<float>)}};
+}
+[[gnu::always_inline]] inline Chains<BFloat16> load_step(const BFloat16* p, int part) {
+  BitVector<float> words;
+  __builtin_memcpy(&words, p + 2 * part * kWidth<float>, sizeof(words));
+  return {{vector_cast<Vector<float>>(words << 16), vector_cast<Vector<float>>(words & 0xFFFF0000u)}};
+}
+// Where element i of a step stands in a row of A that is packed for this: chain by chain.
+template <class T> constexpr int64_t packed_at(int64_t i) {
+  return std::is_same_v<T, float> ? i : i / kStep * kStep + i % 2 * kLanes + i % kStep / 2;
+}
+
+// sums[m][j] = a row m . b row j, for M packed rows of A and N adjacent rows of B. `next`: rows that are wanted soon.
 template <class T, int M, int N>
 [[gnu::always_inline]] inline void inner_products(int64_t k, const float* a, int64_t a_stride, const T* b,
-                                                  int64_t b_stride, float (&sums)[M][N]) {
-  constexpr int64_t kStep = kChains * kLanes;
-  Vector<float> total[M][N][kChains][kPerLine] = {};
-  const auto add = [&](int64_t i, int chain, int64_t left) __attribute__((always_inline)) {
+                                                  int64_t b_stride, const T* next, float (&sums)[M][N]) {
+  Vector<float> total[M][N][kChains][kParts] = {};
+  const auto add = [&](int64_t i, const T* from, int64_t stride) __attribute__((always_inline)) {
 #pragma GCC unroll 4
-    for (int part = 0; part < kPerLine; ++part) {
-      const int64_t at = i + part * kWidth<float>;
-      Vector<float> x[M];
-#pragma GCC unroll 4
-      for (int m = 0; m < M; ++m) x[m] = load(a + m * a_stride + at);
+    for (int part = 0; part < kParts; ++part) {
 #pragma GCC unroll 4
       for (int j = 0; j < N; ++j) {
-        const int64_t here = left - part * kWidth<float>;
-        const Vector<float> w = left >= kLanes ? load(b + j * b_stride + at)
-                                : here > 0     ? load(b + j * b_stride + at, here)
-                                               : Vector<float>{};
+        const Chains<T> w = load_step(from + j * stride, part);
 #pragma GCC unroll 4
-        for (int m = 0; m < M; ++m) total[m][j][chain][part] = fma(x[m], w, total[m][j][chain][part]);
+        for (int m = 0; m < M; ++m) {
+          const float* const x = a + m * a_stride + i + part * kWidth<float>;
+          total[m][j][0][part] = fma(load(x), w.of[0], total[m][j][0][part]);
+          total[m][j][1][part] = fma(load(x + kLanes), w.of[1], total[m][j][1][part]);
+        }
       }
     }
   };
+  constexpr int64_t kLine = 64 / static_cast<int64_t>(sizeof(T));
   int64_t i = 0;
   for (; i + kStep <= k; i += kStep) {
-#pragma GCC unroll 2
-    for (int chain = 0; chain < kChains; ++chain) add(i + chain * kLanes, chain, kLanes);
+#pragma GCC unroll 4
+    for (int j = 0; j < N; ++j)
+      for (int64_t line = 0; line < kStep; line += kLine) __builtin_prefetch(next + j * b_stride + i + line, 0, 2);
+    add(i, b + i, b_stride);
   }
-  for (int chain = 0; i < k; i += kLanes, ++chain) {
-    // Whole lines first; a constant chain keeps the accumulators in registers.
-    if (chain == 0) add(i, 0, k - i);
-    else add(i, 1, k - i);
+  if (i < k) {
+    T rest[N][kStep] = {};
+    for (int j = 0; j < N; ++j) std::copy_n(b + j * b_stride + i, k - i, rest[j]);
+    add(i, rest[0], kStep);
   }
 #pragma GCC unroll 4
   for (int m = 0; m < M; ++m) {
@@ -59,7 +77,7 @@ template <class T, int M, int N>
     for (int j = 0; j < N; ++j) {
       float lanes[kLanes];
 #pragma GCC unroll 4
-      for (int part = 0; part < kPerLine; ++part)
+      for (int part = 0; part < kParts; ++part)
         store(lanes + part * kWidth<float>, total[m][j][0][part] + total[m][j][1][part]);
       sums[m][j] = combine_lanes(lanes, [](float x, float y) { return x + y; });
     }
@@ -93,7 +111,8 @@ void columns(const MatmulCall& call, const float* a, int64_t a_stride, const Mat
   int64_t n = begin;
   for (; n + N <= end; n += N) {
     float sums[M][N];
-    inner_products<T, M, N>(call.k, a, a_stride, b + n * stride, stride, sums);
+    const T* const rows = b + n * stride;
+    inner_products<T, M, N>(call.k, a, a_stride, rows, stride, n + 2 * N <= end ? rows + N * stride : rows, sums);
     for (int m = 0; m < M; ++m)
       for (int j = 0; j < N; ++j) output.write<T, R>(m, n + j, sums[m][j]);
   }
@@ -103,14 +122,24 @@ void columns(const MatmulCall& call, const float* a, int64_t a_stride, const Mat
 }
 
 template <class T, class R> void run(const MatmulCall& call, const MatmulOperands& operands) {
-  // A in f32, dense, its rows padded with 0 to whole steps.
-  const int64_t stride = round_up(call.k, kChains * kLanes);
+  // A in f32, packed, its rows padded with 0 to whole steps.
+  const int64_t stride = round_up(call.k, kStep);
   const Storage packed = Storage::allocate(static_cast<size_t>(call.m * stride) * sizeof(float));
   float* const a = reinterpret_cast<float*>(packed.data());
   for (int64_t m = 0; m < call.m; ++m) {
     const T* const row = static_cast<const T*>(operands.a) + m * call.a_strides[1];
-    for (int64_t i = 0; i < call.k; ++i) a[m * stride + i] = static_cast<float>(row[i * call.a_strides[2]]);
-    std::fill(a + m * stride + call.k, a + (m + 1) * stride, 0.0f);
+    std::fill(a + (m + 1) * stride - kStep, a + (m + 1) * stride, 0.0f);
+    int64_t i = 0;
+    if (call.a_strides[2] == 1) {
+      for (; i + kStep <= call.k; i += kStep)
+        for (int part = 0; part < kParts; ++part) {
+          const Chains<T> step = load_step(row + i, part);
+          float* const to = a + m * stride + i + part * kWidth<float>;
+          store(to, step.of[0]);
+          store(to + kLanes, step.of[1]);
+        }
+    }
+    for (; i < call.k; ++i) a[m * stride + packed_at<T>(i)] = static_cast<float>(row[i * call.a_strides[2]]);
   }
   constexpr int64_t kBytes = 1 << 16;  // of B, for a piece that pays for a thread
   const int64_t grain = std::max<int64_t>(8, kBytes / (call.k * static_cast<int64_t>(sizeof(T))));

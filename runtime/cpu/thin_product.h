@@ -1,8 +1,8 @@
 // Products with few rows, C (m, n) = A (m, k) B (k, n) with m <= kThinRows, where B is the transpose of a dense (n, k)
 // matrix: a linear layer that decodes one token, or a few. They read each weight once and compute little with it, so
 // memory sets the pace: this kernel walks B row by row of (n, k), in order, on every core.
-//
-// Measured beside oneDNN's own product of one row: tests/bench/README.md.
+// Measured on 2 cores of Zen 5, decoding GPT-2 124M: a token takes 0.85 (bf16) and 0.93 (f32) of the time with oneDNN's
+// product of one row.
 #pragma once
 
 #include "rondo/runtime/cpu/matmul.h"

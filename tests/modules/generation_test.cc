@@ -12,11 +12,13 @@
 
 #include "rondo/modules/gpt2.h"
 #include "rondo/modules/llama.h"
+#include "rondo/modules/pretrained/auto_model.h"
 #include "rondo/modules/sampler.h"
 #include "rondo/optim/adam.h"
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/random.h"
 #include "rondo/tests/errors.h"
+#include "rondo/tests/paths.h"
 
 namespace rondo::nn {
 namespace {
@@ -167,6 +169,30 @@ template <class Model, class Config> void expect_greedy(const Config& config) {
 TEST(Generate, GreedyIsThatOfWholeForwards) {
   expect_greedy<GPT2>(kGPT2);
   expect_greedy<Llama>(kLlama);
+}
+
+// Each published family, with the parts that its recorded checkpoint has: biases, norms, windows, scaled positions.
+TEST(Generate, PublishedModels) {
+  for (const char* name : {"gpt2", "gpt2_gelu", "llama2", "llama3", "llama_bias", "mistral", "qwen2", "qwen3"}) {
+    SCOPED_TRACE(name);
+    auto model = AutoModelForCausalLM::from_pretrained(tests::kReferenceDir + std::string("/pretrained/") + name,
+                                                       {.dtype = kF64});
+    CausalLM& lm = model.causal_lm();
+    const int64_t room = lm.cache_options().max_length;
+    ASSERT_GE(room, 12);
+    const std::vector<std::vector<int64_t>> prompts = {{1, 2, 3}, {4, 5, 6, 7, 8}};
+    const std::vector<Generation> got = generate(lm, prompts, {.max_new_tokens = room - 5, .temperature = 0});
+    const NoGrad off;
+    for (size_t row = 0; row < 2; ++row) {
+      std::vector<int64_t> text = prompts[row];
+      for (const int64_t token : got[row].tokens) {
+        const auto T = static_cast<int64_t>(text.size());
+        ASSERT_EQ(model(Tensor::from(text, {1, T})).select(1, T - 1).argmax().item<int64_t>(), token) << T;
+        text.push_back(token);
+      }
+      EXPECT_EQ(static_cast<int64_t>(got[row].tokens.size()), room - 5);
+    }
+  }
 }
 
 TEST(Generate, SamplingRepeatsAndFollowsTheGenerator) {

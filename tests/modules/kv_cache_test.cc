@@ -29,6 +29,18 @@ constexpr LlamaConfig kLlama = {.vocab_size = kVocabulary,
                                 .n_embd = 48,
                                 .n_hidden = 40};
 
+// Qwen's and Mistral's parts: heads of their own size, normed, a window in one layer of two, scaled positions.
+LlamaConfig with_parts() {
+  LlamaConfig config = kLlama;
+  config.head_dim = 10;
+  config.qkv_bias = true;
+  config.qk_norm = true;
+  config.sliding_window = 6;
+  config.window_layers = {false, true};
+  config.rope_scaling = {.kind = RopeScaling::Kind::kLlama3, .factor = 4, .original_positions = 16};
+  return config;
+}
+
 // Weights far from zero, so that wrong positions or masks show in the logits.
 template <class Model> void make_uneven(Model& model) {
   const NoGrad off;
@@ -92,6 +104,8 @@ TEST(KVCache, LlamaAtEveryLength) {
   expect_every_length<Llama>(kLlama, kF64, 1e-12);
   expect_every_length<Llama>(kLlama, kF32, 1e-5);
   expect_every_length<Llama>(kLlama, kF16, 0.05);
+  expect_every_length<Llama>(with_parts(), kF64, 1e-12);
+  expect_every_length<Llama>(with_parts(), kF32, 1e-5);
 }
 
 // Rows of different lengths, padded on the right, and then pieces of different lengths.
@@ -141,6 +155,7 @@ TEST(KVCache, RowsOfDifferentLengths) {
   expect_padding<Llama>(kLlama, kF64, 1e-12);
   expect_padding<GPT2>(kGPT2, kF32, 1e-5);
   expect_padding<Llama>(kLlama, kF32, 1e-5);
+  expect_padding<Llama>(with_parts(), kF64, 1e-12);
 }
 
 // What a row held before, and what padding computed, must not reach a later token, not even as 0 * NaN.

@@ -25,6 +25,8 @@ def parse_args():
     p.add_argument("--threads", type=int, default=2)
     # static: attention over the whole buffer with a mask, as a compiled step needs; sliced: over the tokens so far.
     p.add_argument("--cache", default="sliced", choices=["sliced", "static"])
+    # in_out: the weights of layers lie as [in, out] in memory, as in transformers' GPT-2; faster in f32, slower in bf16.
+    p.add_argument("--layout", default="out_in", choices=["out_in", "in_out"])
     p.add_argument("--compile", action="store_true")
     p.add_argument("--serve", action="store_true")
     return p.parse_args()
@@ -40,13 +42,17 @@ class Decoder:
         def weight(*sizes):
             return (torch.randn(*sizes) * 0.02).to(dtype)
 
+        def layer(rows, columns):
+            w = weight(rows, columns)
+            return (w.t().contiguous().t() if a.layout == "in_out" else w), torch.zeros(rows, dtype=dtype)
+
         self.wte, self.wpe = weight(V, C), weight(1024, C)
         self.layers = [{"ln_1": (torch.ones(C, dtype=dtype), torch.zeros(C, dtype=dtype)),
-                        "c_attn": (weight(3 * C, C), torch.zeros(3 * C, dtype=dtype)),
-                        "c_proj": (weight(C, C), torch.zeros(C, dtype=dtype)),
+                        "c_attn": layer(3 * C, C),
+                        "c_proj": layer(C, C),
                         "ln_2": (torch.ones(C, dtype=dtype), torch.zeros(C, dtype=dtype)),
-                        "c_fc": (weight(4 * C, C), torch.zeros(4 * C, dtype=dtype)),
-                        "m_proj": (weight(C, 4 * C), torch.zeros(C, dtype=dtype))} for _ in range(a.n_layer)]
+                        "c_fc": layer(4 * C, C),
+                        "m_proj": layer(C, 4 * C)} for _ in range(a.n_layer)]
         self.ln_f = (torch.ones(C, dtype=dtype), torch.zeros(C, dtype=dtype))
         shape = (1, a.n_head, self.length, C // a.n_head)
         self.keys = [torch.zeros(shape, dtype=dtype) for _ in range(a.n_layer)]
@@ -115,7 +121,7 @@ def main():
     a = parse_args()
     torch.set_num_threads(a.threads)
     decoder = None
-    mode = "compiled" if a.compile else a.cache
+    mode = f"{'compiled' if a.compile else a.cache} {a.layout}"
     for line in sys.stdin if a.serve else ["3"]:
         if decoder is None:
             decoder = Decoder(a)

@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """Greedy decoding of one sequence, GPT-2 124M's size, in Rondo and in PyTorch's fastest form, in turns.
 
-For each dtype the peer's forms (sliced cache, static cache with a mask, the static one compiled) first run alone, and the
-fastest goes into the rounds. Prints the median of the ratios within each round, and our share of the memory stream.
+For each dtype the peer's forms first run alone, and the fastest goes into the rounds: a sliced cache, the same with
+weights as [in, out], a static cache with a mask, and the static one compiled. Prints the median of the ratios within each
+round, and our share of the memory stream.
 
     paired_generate.py --rondo-bin build/release/bin/bench_generate --json generate.json
 """
@@ -16,7 +17,7 @@ import time
 import paired_gpt
 
 PEER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "generate.py")
-FORMS = {"sliced": [], "static": ["--cache", "static"], "compiled": ["--cache", "static", "--compile"]}
+FORMS = {"sliced": [], "in_out": ["--layout", "in_out"], "static": ["--cache", "static"], "compiled": ["--cache", "static", "--compile"]}
 
 
 def parse_args():
@@ -24,7 +25,7 @@ def parse_args():
     p.add_argument("--rondo-bin", required=True, help="path of bench_generate")
     p.add_argument("--python", default=paired_gpt.default_python(), help="interpreter that has torch")
     p.add_argument("--dtypes", default="f32,bf16")
-    p.add_argument("--forms", default="sliced,static,compiled")
+    p.add_argument("--forms", default="sliced,in_out,static,compiled")
     p.add_argument("--prompt", type=int, default=64)
     p.add_argument("--new_tokens", type=int, default=64)
     p.add_argument("--rounds", type=int, default=7)
@@ -52,6 +53,8 @@ def compare(a, dtype, env):
         except SystemExit as failure:
             print(f"  {dtype} pytorch {form}: {failure}", flush=True)
         contender.close()
+    if not alone:
+        raise SystemExit(f"no form of the peer runs with {a.python}; is torch there (setup.sh)?")
     best = min(alone, key=alone.get)
     ours = paired_gpt.Contender("rondo", [a.rondo_bin, "--serve", *common], env, a.timeout)
     theirs = peer(best)
