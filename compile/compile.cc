@@ -14,6 +14,7 @@
 #include "rondo/compile/marks.h"
 #include "rondo/compile/region.h"
 #include "rondo/compile/replay.h"
+#include "rondo/modules/eager_scope.h"
 #include "rondo/runtime/anomaly.h"
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/error.h"
@@ -129,7 +130,8 @@ class RegionHook final : public nn::CallHook {
 
   void around(const nn::ModuleCall& call, absl::FunctionRef<void()> forward) override {
     // Inside another recording the block is simply part of it. Under DetectAnomaly each op is checked by itself.
-    if (active_recorder() != nullptr || stance() == Stance::kForceEager || autograd::detecting_anomaly())
+    if (active_recorder() != nullptr || stance() == Stance::kForceEager || nn::EagerScope::active() ||
+        autograd::detecting_anomaly())
       return forward();
     region_->begin_call(call);
     const Capture capture = region_->options().capture;

@@ -197,7 +197,9 @@ class CompiledNode final : public Node {
     // op that adds onto it, as an embedding does. Another single one is added afterwards, or, for a leaf, added to its
     // .grad in place.
     std::vector<Tensor> leaves;
-    for (const LeafGrad& leaf : leaf_grads) leaves.push_back(leaf.grad);
+    const std::vector<bool> reached = pass.ops ? inputs_reached(entry_->forward_graph, *pass.ops) : std::vector<bool>();
+    for (size_t i = 0; i < leaf_grads.size(); ++i)
+      leaves.push_back(reached.empty() || reached[i] ? leaf_grads[i].grad() : Tensor());
     for (size_t i = 0; i < grads_in.size(); ++i) {
       const int contributions = entry_->backward.contributions[i];
       const bool adds_onto = entry_->backward.adds_onto[i];
@@ -341,12 +343,6 @@ class CompiledNode final : public Node {
     }
     Tensor& value(ValueId id) { return values[static_cast<size_t>(id)]; }
 
-    // Where gradients stop.
-    std::vector<Tensor> leaves() {
-      std::vector<Tensor> inputs;
-      for (int i : node_.entry_->backward.grad_inputs) inputs.push_back(value(graph().inputs[static_cast<size_t>(i)]));
-      return inputs;
-    }
     // From now on, a gradient rule that reads what was overwritten says so.
     void mark_overwritten() {
       for (size_t i = 0; i < graph().inputs.size(); ++i)
@@ -471,10 +467,22 @@ class CompiledNode final : public Node {
       roots.push_back(replayed.value(graph.outputs[i]));
       seeds.push_back(grads_out[i]);
     }
+    // What is asked for: gradients of inputs, then of outputs, for the hooks there. Nothing else runs, nor do its
+    // hooks.
+    const autograd::Asked* asked = autograd::Asked::now();
+    std::vector<int> asked_inputs;
+    std::vector<Tensor> targets;
+    for (int i : entry_->backward.grad_inputs) {
+      if (asked != nullptr && !asked->edges[static_cast<size_t>(i)]) continue;
+      asked_inputs.push_back(i);
+      targets.push_back(replayed.value(graph.inputs[static_cast<size_t>(i)]));
+    }
+    if (asked != nullptr)
+      for (int i : asked->outputs) targets.push_back(replayed.value(graph.outputs[static_cast<size_t>(i)]));
     replayed.mark_overwritten();
     if (replayed.has_stale()) {
       // First without the others, so that the error is that of eager execution, if there is one.
-      autograd::grad(roots, replayed.leaves(), seeds, true, false, true);
+      autograd::grad(roots, targets, seeds, true, false, true);
       replayed.mark_stale();
     }
     for (const OutputExtras& extra : extras) {
@@ -493,10 +501,10 @@ class CompiledNode final : public Node {
       roots.push_back(replayed.value(graph.inputs[static_cast<size_t>(i)]));
       seeds.push_back(grads_in[static_cast<size_t>(i)]);
     }
-    const std::vector<Tensor> grads = autograd::grad(roots, replayed.leaves(), seeds, true, create_graph, true);
+    const std::vector<Tensor> grads = autograd::grad(roots, targets, seeds, true, create_graph, true);
     replayed.lead_outputs_to(*this);
-    for (size_t i = 0; i < grads.size() && !grads_in.empty(); ++i)
-      if (grads[i].defined()) grads_in[static_cast<size_t>(entry_->backward.grad_inputs[i])] = grads[i];
+    for (size_t i = 0; i < asked_inputs.size() && !grads_in.empty(); ++i)
+      if (grads[i].defined()) grads_in[static_cast<size_t>(asked_inputs[i])] = grads[i];
   }
 
   std::shared_ptr<const Entry> entry_;

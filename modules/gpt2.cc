@@ -2,41 +2,15 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numeric>
 
 #include "absl/strings/str_cat.h"
+#include "rondo/modules/generation.h"
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/random.h"
 
 namespace rondo::nn {
-namespace {
-
-// An index in [0, V) drawn from softmax(logits / temperature) over the top_k largest.
-int64_t sample(const float* logits, int64_t vocab_size, double temperature, int64_t top_k, double uniform) {
-  if (temperature == 0) return std::max_element(logits, logits + vocab_size) - logits;
-  std::vector<int64_t> order(static_cast<size_t>(vocab_size));
-  std::iota(order.begin(), order.end(), 0);
-  if (top_k > 0 && top_k < vocab_size) {
-    // Ties go to the lower index, so that the choice is the same everywhere.
-    std::nth_element(order.begin(), order.begin() + top_k, order.end(),
-                     [&](int64_t a, int64_t b) { return logits[a] != logits[b] ? logits[a] > logits[b] : a < b; });
-    order.resize(static_cast<size_t>(top_k));
-    std::sort(order.begin(), order.end());
-  }
-  double highest = -INFINITY, total = 0;
-  for (int64_t i : order) highest = std::max<double>(highest, logits[i]);
-  std::vector<double> weights;
-  weights.reserve(order.size());
-  for (int64_t i : order) total += weights.emplace_back(std::exp((logits[i] - highest) / temperature));
-  double left = uniform * total;
-  for (size_t i = 0; i < order.size(); ++i)
-    if ((left -= weights[i]) < 0) return order[i];
-  return order.back();
-}
-
-}  // namespace
-
 GPT2::GPT2(GPT2Config config, uint64_t seed, const SkipInit&) : config(config) {
+  if (SkipInit::without_memory()) return;
   const NoGrad off;
   Generator generator(seed);
   const double residual_std = 0.02 / std::sqrt(2.0 * static_cast<double>(config.n_layer));
@@ -61,7 +35,26 @@ Tensor GPT2::features(const Tensor& idx) {
   return ln_f(x);
 }
 
-Tensor GPT2::forward(const Tensor& idx) { return ops::linear(features(idx), wte.weight, Tensor()); }
+Tensor GPT2::features(const Tensor& idx, KVCache& cache, std::span<const int64_t> counts) {
+  check_cached_call("GPT2", idx, cache);
+  KVCache::Pass pass(cache, idx.size(1), counts);
+  Tensor x = drop(wte(idx) + wpe(pass.positions()));  // (B, T, C)
+  for (int64_t i = 0; i < h.size(); ++i) x = h[i](x, pass.layer(i));
+  pass.finish();
+  return ln_f(x);
+}
+
+Tensor GPT2::head(const Tensor& features) { return ops::linear(features, wte.weight, Tensor()); }
+
+KVCacheOptions GPT2::cache_options() const {
+  return {.layers = config.n_layer,
+          .kv_heads = config.n_head,
+          .max_length = config.block_size,
+          .head_dim = config.n_embd / config.n_head,
+          .dtype = cached_dtype(wte.weight.dtype())};
+}
+
+Tensor GPT2::forward(const Tensor& idx) { return head(features(idx)); }
 
 Tensor GPT2::loss(const Tensor& idx, const Tensor& targets, std::source_location where) {
   const auto logits = [&] { return (*this)({idx, where}); };
@@ -75,35 +68,22 @@ Tensor GPT2::generate(const Tensor& idx, int64_t max_new_tokens, double temperat
     throw Error("GPT2::generate: idx must be i64 (B, T) and not empty");
   if (!(temperature >= 0))
     throw Error(absl::StrCat("GPT2::generate: temperature must not be negative, got ", temperature));
-  const NoGrad off;
-  // Evaluation mode here; afterwards each module has its own mode again. train() reaches what is below a module, so the
-  // outer ones come first.
-  struct EvalScope {
-    std::vector<std::pair<ModuleBase*, bool>> modes;
-    explicit EvalScope(GPT2& model) {
-      for (const NamedModule& m : model.named_modules()) modes.push_back({&m.module, m.module.is_training()});
-      model.eval();
-    }
-    ~EvalScope() {
-      for (const auto& [module, training] : modes) module->train(training);
-    }
-  } eval_scope(*this);
-  Generator& source = generator ? *generator : default_generator();
-  const int64_t B = idx.size(0), T = idx.size(1), total = T + std::max<int64_t>(max_new_tokens, 0);
-  Tensor tokens = Tensor::empty({B, total}, {kI64});
-  tokens.slice(1, {0, T}).copy_(idx);
-  for (int64_t t = T; t < total; ++t) {
-    const Tensor seen = tokens.slice(1, {std::max<int64_t>(0, t - config.block_size), t}).contiguous();
-    const Tensor last = features(seen).select(1, -1);                                              // (B, C)
-    const std::vector<float> logits = ops::linear(last, wte.weight, Tensor()).to_vector<float>();  // (B, V)
-    const uint64_t offset = source.next_offset();
-    int64_t* out = tokens.mutable_data<int64_t>();
-    for (int64_t b = 0; b < B; ++b) {
-      const double uniform = uniform_from_bits(philox(source.seed(), static_cast<uint64_t>(b), offset)[0]);
-      out[b * total + t] = sample(&logits[b * config.vocab_size], config.vocab_size, temperature, top_k, uniform);
-    }
+  const int64_t B = idx.size(0), T = idx.size(1), more = std::max<int64_t>(max_new_tokens, 0);
+  const std::vector<int64_t> tokens = idx.to_vector<int64_t>();
+  std::vector<std::vector<int64_t>> rows;
+  for (int64_t b = 0; b < B; ++b) rows.emplace_back(tokens.begin() + b * T, tokens.begin() + (b + 1) * T);
+  const std::vector<Generation> made = nn::generate(*this, rows,
+                                                    {.max_new_tokens = more,
+                                                     .temperature = temperature,
+                                                     .top_k = std::max<int64_t>(top_k, 0),
+                                                     .generator = generator,
+                                                     .slide = true});
+  std::vector<int64_t> all;
+  for (size_t b = 0; b < rows.size(); ++b) {
+    all.insert(all.end(), rows[b].begin(), rows[b].end());
+    all.insert(all.end(), made[b].tokens.begin(), made[b].tokens.end());
   }
-  return tokens;
+  return Tensor::from(all, {B, T + more});
 }
 
 }  // namespace rondo::nn

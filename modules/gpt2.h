@@ -8,6 +8,7 @@
 #pragma once
 
 #include "rondo/modules/attention.h"
+#include "rondo/modules/causal_lm.h"
 #include "rondo/modules/next_token_loss.h"
 
 #pragma GCC visibility push(default)
@@ -28,9 +29,14 @@ struct GPT2Config {
   bool bias = true;
   // loss() computes logits in chunks if they have more elements than this, in training and evaluation.
   int64_t whole_logits = kWholeLogits;
+  int64_t n_inner = 0;                                // hidden units of each MLP; 0: 4 n_embd
+  std::optional<double> attn_dropout = std::nullopt;  // of the attention weights; nullopt: dropout
+  std::optional<double> embd_dropout = std::nullopt;  // of the embeddings; nullopt: dropout
+  double norm_eps = 1e-5;
+  ops::GeluKind gelu = ops::GeluKind::kTanh;
 };
 
-struct GPT2 : Module<GPT2> {
+struct GPT2 : Module<GPT2>, CausalLM {
   // Weights start N(0, 0.02), those of residual projections N(0, 0.02 / sqrt(2 n_layer)), biases 0. The same seed gives
   // the same weights on any machine and with any number of threads. Leave `skip` out: while it lives, the layers do not
   // initialise their weights a first time.
@@ -39,10 +45,15 @@ struct GPT2 : Module<GPT2> {
   GPT2Config config;
   Embedding wte = child("wte", config.vocab_size, config.n_embd);
   Embedding wpe = child("wpe", config.block_size, config.n_embd);
-  Dropout drop = child("drop", config.dropout);
+  Dropout drop = child("drop", config.embd_dropout.value_or(config.dropout));
   ModuleList<TransformerBlock> h = child("h", config.n_layer, config.n_embd, config.n_head,
-                                         TransformerBlockOptions{.bias = config.bias, .dropout = config.dropout});
-  LayerNorm ln_f = child("ln_f", config.n_embd, LayerNormOptions{.bias = config.bias});
+                                         TransformerBlockOptions{.bias = config.bias,
+                                                                 .dropout = config.dropout,
+                                                                 .attn_dropout = config.attn_dropout,
+                                                                 .hidden = config.n_inner,
+                                                                 .norm_eps = config.norm_eps,
+                                                                 .gelu = config.gelu});
+  LayerNorm ln_f = child("ln_f", config.n_embd, LayerNormOptions{.eps = config.norm_eps, .bias = config.bias});
 
   // idx i64 (B, T), T <= block_size -> logits (B, T, V).
   Tensor forward(const Tensor& idx);
@@ -50,9 +61,15 @@ struct GPT2 : Module<GPT2> {
   Tensor features(const Tensor& idx);
   // The mean cross-entropy in nats. targets i64 (B, T); positions with target -100 are ignored.
   Tensor loss(const Tensor& idx, const Tensor& targets, std::source_location where = std::source_location::current());
-  // Appends max_new_tokens sampled tokens to each row of idx (B, T): (B, T + max_new_tokens). The model sees the last
-  // block_size tokens and runs in eval mode. temperature 0 takes the most likely token. top_k 0 samples from all
-  // tokens. A null generator is the default one (random.h).
+
+  // ---- With a cache (causal_lm.h, generation.h)
+  ModuleBase& module() override { return *this; }
+  KVCacheOptions cache_options() const override;
+  Tensor features(const Tensor& idx, KVCache& cache, std::span<const int64_t> counts) override;
+  Tensor head(const Tensor& features) override;
+  // nn::generate() for prompts of one length: appends max_new_tokens sampled tokens to each row of idx (B, T):
+  // (B, T + max_new_tokens). The model sees the last block_size tokens. temperature 0 takes the most likely token.
+  // top_k 0 samples from all tokens. A null generator is the default one (random.h).
   Tensor generate(const Tensor& idx, int64_t max_new_tokens, double temperature = 1.0, int64_t top_k = 0,
                   Generator* generator = nullptr);
 };

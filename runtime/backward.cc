@@ -51,6 +51,7 @@ class Backward {
       ready.pop();
       std::vector<Tensor> grads = std::move(tasks_[node].grads);
       grads.resize(static_cast<size_t>(node->n_outputs));
+      drop_unasked(node, grads);
       bool any = false;
       for (Tensor& grad : grads) any = any || grad.defined();
       const bool needed = captured == nullptr || needed_.contains(node);
@@ -66,7 +67,7 @@ class Backward {
           if (!any || !node->edges[i].node) continue;
           grads_in[i] = take(node->edges[i]);
           if (!grads_in[i].defined() && captured == nullptr && tasks_[node->edges[i].node.get()].waiting == 1)
-            leaf_grads[i].grad = node->edges[i].node->leaf_grad();
+            leaf_grads[i].leaf = node->edges[i].node.get();
         }
         if (captures) watch(*node, capture->second, *captured);
         const absl::Cleanup done = [node] { unwatch(*node); };
@@ -150,6 +151,12 @@ class Backward {
     }
   }
 
+  // A root may be a gradient of which nothing that is captured depends.
+  void drop_unasked(const Node* node, std::span<Tensor> grads) const {
+    if (!leads_.contains(node)) return;
+    for (size_t i = 0; i < grads.size(); ++i)
+      if (!is_asked(node, static_cast<int>(i))) grads[i] = Tensor();
+  }
   std::vector<bool> asked_edges(const Node& node) const {
     std::vector<bool> edges;
     for (const Edge& edge : node.edges) edges.push_back(is_asked(edge));
@@ -162,13 +169,13 @@ class Backward {
     return outputs;
   }
   // A captured gradient is the one of this edge, or is computed from it.
-  bool is_asked(const Edge& edge) const {
-    if (!edge.node) return false;
-    if (const auto at = captures_.find(edge.node.get()); at != captures_.end())
-      for (auto [output, index] : at->second)
-        if (output == edge.output) return true;
-    const auto at = leads_.find(edge.node.get());
-    return at == leads_.end() ? needed_.contains(edge.node.get()) : at->second[static_cast<size_t>(edge.output)];
+  bool is_asked(const Edge& edge) const { return edge.node != nullptr && is_asked(edge.node.get(), edge.output); }
+  bool is_asked(const Node* node, int output) const {
+    if (const auto at = captures_.find(node); at != captures_.end())
+      for (auto [captured, index] : at->second)
+        if (captured == output) return true;
+    const auto at = leads_.find(node);
+    return at == leads_.end() ? needed_.contains(node) : at->second[static_cast<size_t>(output)];
   }
   // A node that runs its hooks itself captures by one more hook.
   static constexpr int64_t kCapture = -1;

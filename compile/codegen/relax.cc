@@ -1,5 +1,7 @@
 #include "rondo/compile/codegen/relax.h"
 
+#include "rondo/compile/passes/passes.h"
+
 namespace rondo::compile {
 namespace {
 
@@ -95,6 +97,43 @@ bool compares(const Graph& graph, const std::vector<bool>& computed) {
   return false;
 }
 
+// Learns whether an op takes a maximum.
+class MaximumProbe final : public LoopBuilder {
+ public:
+  explicit MaximumProbe(const GraphNode& node) : node_(node) {}
+  bool found = false;
+
+ private:
+  LoopValue input(int) override { return value(); }
+  bool has_input(int i) const override { return node_.inputs[static_cast<size_t>(i)] != kNoValue; }
+  LoopValue scalar(int) override { return value(); }
+  int64_t integer(int i) const override { return node_.attrs.ints[static_cast<size_t>(i)]; }
+  LoopValue constant(double, DType type) override { return value(type); }
+  LoopValue emit(LoopOp, DType type, LoopValue, LoopValue, LoopValue) override { return value(type); }
+  LoopValue reduce(LoopOp op, LoopValue v) override {
+    found = found || op == LoopOp::kReduceMax;
+    return v;
+  }
+  void output(int, LoopValue) override {}
+  LoopValue value(DType type = kF32) { return {this, 0, type}; }
+
+  const GraphNode& node_;
+};
+
+// `graph` is decomposed.
+bool takes_maximum(const Graph& graph) {
+  for (const GraphNode& node : graph.nodes) {
+    if (node.op->kind != OpKind::kReduction || node.op->lower == nullptr) continue;
+    MaximumProbe probe(node);
+    node.op->lower(probe);
+    const Value& row = graph.value(graph.written(node.inputs[0]));
+    if (probe.found && row.producer >= 0 &&
+        graph.nodes[static_cast<size_t>(row.producer)].op->kind == OpKind::kElementwise)
+      return true;
+  }
+  return false;
+}
+
 }  // namespace
 
 LoopKernel relax(const LoopKernel& kernel) { return Contraction(kernel).run(); }
@@ -106,7 +145,7 @@ bool may_relax(const Graph& forward, const BackwardGraph* backward) {
     return computed;
   };
   const std::vector<bool> computed = computed_in(forward);
-  if (compares(forward, computed)) return false;
+  if (compares(forward, computed) || takes_maximum(decompose(forward))) return false;
   if (backward == nullptr) return true;
   const Graph& graph = backward->graph;
   std::vector<bool> again = computed_in(graph);
@@ -115,7 +154,7 @@ bool may_relax(const Graph& forward, const BackwardGraph* backward) {
     if (source.kind == BackwardInput::kSaved && source.index >= 0)
       again[static_cast<size_t>(graph.inputs[i])] = computed[static_cast<size_t>(forward.written(source.index))];
   }
-  return !compares(graph, again);
+  return !compares(graph, again) && !takes_maximum(decompose(graph));
 }
 
 }  // namespace rondo::compile

@@ -16,10 +16,14 @@ namespace rondo::compile {
 
 LoopKernel relax(const LoopKernel& kernel);
 
-// False if the forward or a backward of it compares two computed floating-point values. One that the backward computes
-// again may differ from the forward's in the last bit, as other kernels hold other products; then an element that was
-// the largest of its row would be none in the gradient. Such a recording stays exact. `backward`: of all gradients;
-// null: there is none.
+// False where the last bit of a value decides more than a last bit, as kernels, and stages of one, may hold other
+// products and so compute one value in two ways. Such a recording stays exact. That is so where the forward or a
+// backward of it
+// - compares two computed floating-point values: an element that was the largest of its row would be none in the
+//   gradient;
+// - takes the maximum of a row of values that a kernel computes, as softmax(x * scale) does: beside 1e20, the largest
+//   element less the maximum would not be 0 but 1e13, and its exponential infinite.
+// `backward`: of all gradients; null: there is none.
 bool may_relax(const Graph& forward, const BackwardGraph* backward);
 
 }  // namespace rondo::compile

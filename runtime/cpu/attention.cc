@@ -5,6 +5,7 @@
 #include <limits>
 #include <vector>
 
+#include "rondo/runtime/cpu/attention_decode.h"
 #include "rondo/runtime/cpu/gemm_tile.h"
 #include "rondo/runtime/cpu/simd.h"
 #include "rondo/runtime/ops/reduction_order.h"
@@ -445,6 +446,7 @@ template <class T> struct BackwardTask {
 template <class T>
 void attention_forward(const AttentionShape& shape, HeadsView<const T> q, HeadsView<const T> k, HeadsView<const T> v,
                        const AttentionMask<T>& mask, HeadsView<T> out, AttentionAccumulator<T>* logsumexp) {
+  if (shape.queries == 1) return attention_decode(shape, q, k, v, mask, out, logsumexp);
   const int64_t tiles = (shape.queries + kQueryTile - 1) / kQueryTile;
   const double flops = 4.0 * std::min(kQueryTile, shape.queries) * shape.keys * shape.head_dim;
   parallel_for(shape.batch * shape.heads * tiles, grain_of(flops), [&](int64_t begin, int64_t end) {

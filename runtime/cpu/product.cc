@@ -10,6 +10,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/hash/hash.h"
 #include "oneapi/dnnl/dnnl.hpp"
+#include "rondo/runtime/cpu/thin_product.h"
 #include "rondo/runtime/parallel.h"
 #include "rondo/runtime/storage.h"
 
@@ -271,9 +272,12 @@ Product::Product(const MatmulCall& call, const Grid& grid) : call_(call) {
   });
 }
 
+Product::Product(const MatmulCall& thin) : call_(thin), thin_(true) {}
+
 Product::~Product() = default;
 
 void Product::run(const MatmulOperands& operands) const {
+  if (thin_) return thin_product(call_, operands);
   const auto move = [](const void* data, int64_t elements, DType dtype) -> const void* {
     if (data == nullptr) return nullptr;
     return static_cast<const std::byte*>(data) + elements * static_cast<int64_t>(size_of(dtype));
@@ -338,6 +342,7 @@ ProductCache& product_cache() {
 
 std::shared_ptr<const Product> Product::get(const MatmulCall& call, int variant) {
   if (variant < 0 || variant > 3) return nullptr;
+  if (is_thin_product(call)) return variant == 0 ? std::shared_ptr<const Product>(new Product(call)) : nullptr;
   const Grid grid = grid_of(call, variant);
   for (int other = 0; other < variant; ++other)
     if (grid == grid_of(call, other)) return nullptr;

@@ -4,7 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "rondo/runtime/error.h"
-#include "rondo/runtime/io/mapped_file.h"
+#include "rondo/runtime/io/open_file.h"
 #include "rondo/runtime/io/utf8.h"
 #include "rondo/runtime/parallel.h"
 #include "rondo/runtime/text/tokenizer_impl.h"
@@ -240,7 +240,7 @@ PreTrainedTokenizer PreTrainedTokenizer::from_json(std::string_view json, const 
   return PreTrainedTokenizer(read_tokenizer_json(json, path));
 }
 PreTrainedTokenizer PreTrainedTokenizer::from_file(const std::string& path) {
-  return from_json(io::MappedFile::open(path)->text(), path);
+  return from_json(io::read_text(path, kLargestFile), path);
 }
 
 std::vector<int32_t> PreTrainedTokenizer::encode(std::string_view text) const { return encode(text, EncodeOptions{}); }

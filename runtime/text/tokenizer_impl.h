@@ -86,6 +86,9 @@ struct PreTrainedTokenizer::Impl {
   mutable std::vector<std::unique_ptr<Scratch>> idle_;
 };
 
+// Bytes of a tokenizer file. Files are copied, not mapped: one that is truncated meanwhile is an error and not a
+// signal.
+inline constexpr uint64_t kLargestFile = uint64_t{1} << 30;
 // tokenizer.json.
 std::unique_ptr<PreTrainedTokenizer::Impl> read_tokenizer_json(std::string_view text, const std::string& path);
 

@@ -155,5 +155,30 @@ TEST_F(DefaultMode, WhatIsComparedIsNotRelaxed) {
   }
 }
 
+// Beside 1e20 the last bit of a product is 1e13: the largest element of a row must be its maximum to the bit.
+TEST_F(DefaultMode, SoftmaxOfLargeProductsIsFinite) {
+  const Tensor data = Tensor::from<float>(
+      {1e20f, 0, -1e20f, 3e4f, 1e38f, 3e38f, -3e38f, 1, -3.4e38f, -3.4e38f, -3.4e38f, -3.4e38f}, {3, 4});
+  const Tensor mask = Tensor::full({4}, -1e30), weights = Tensor::randn({12});
+  const std::function<Tensor(const Tensor&)> functions[] = {
+      [](const Tensor& x) { return ops::softmax(x * 0.70710678, -1); },
+      [](const Tensor& x) {
+        return ops::log_softmax(ops::reshape(x * 0.70710678, {1, 12}), -1);
+      },
+      [&](const Tensor& x) { return ops::exp(ops::log_softmax(x * x * 1e-20 + mask, -1)); }};
+  for (const auto& function : functions) {
+    auto compiled = compile(function);
+    std::vector<Tensor> results;
+    for (bool eager : {true, false}) {
+      const Tensor x = data.clone().requires_grad_();
+      const Tensor y = eager ? function(x) : compiled(x);
+      ops::sum(y * ops::reshape(weights, y.sizes())).backward();
+      results.insert(results.end(), {y.detach(), x.grad()});
+    }
+    EXPECT_TRUE(test::same_bits(results[0], results[2]));
+    EXPECT_TRUE(test::same_bits(results[1], results[3]));
+  }
+}
+
 }  // namespace
 }  // namespace rondo::compile

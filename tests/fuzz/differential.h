@@ -22,11 +22,12 @@ struct Trail {
   bool backward_threw = false;
   bool recomputes = false;
   bool second_order = false;                   // gradients of gradients
+  size_t comparable = SIZE_MAX;                // observations until second derivatives have moved parameters
   int forward_errors = 0;                      // of ops, not of the program's own `throw`
   std::vector<compile::RegionReport> reports;  // of all regions
 };
-// `perturbed`: inputs differ in the last bits, to see how much a result depends on them.
-Trail run(const Program& program, Mode mode, bool perturbed = false);
+// `perturbation`: by how much of itself a number of the inputs may differ, to see how much a result depends on it.
+Trail run(const Program& program, Mode mode, double perturbation = 0);
 
 struct Check {
   bool exact = true;         // exact mode against eager, in every bit

@@ -1,5 +1,6 @@
 #include "rondo/tests/fuzz/model.h"
 
+#include <bit>
 #include <cmath>
 #include <limits>
 
@@ -40,7 +41,7 @@ void Interpreter::run(const Step& step) {
   for (size_t i = 0; i < step.out.size(); ++i) values_[step.out[i]] = results[i];
 }
 
-std::vector<double> numbers(const Leaf& leaf, int64_t n, uint64_t seed, bool perturbed) {
+std::vector<double> numbers(const Leaf& leaf, int64_t n, uint64_t seed) {
   Random random(seed);
   std::vector<double> values(static_cast<size_t>(n));
   constexpr double kInf = std::numeric_limits<double>::infinity();
@@ -55,8 +56,14 @@ std::vector<double> numbers(const Leaf& leaf, int64_t n, uint64_t seed, bool per
     if (leaf.fill == Fill::kHalves) v = std::floor(v * 2) / 2;
     if (leaf.fill == Fill::kPositive) v = std::abs(v) + 0.1;
     if (leaf.fill == Fill::kSpecial && random.chance(0.1)) v = special[random.below(std::size(special))];
-    if (perturbed) v *= 1 + random.uniform(-1, 1) * 0x1p-22;
   }
+  return values;
+}
+
+std::vector<double> perturbed(std::vector<double> values, double perturbation, uint64_t seed) {
+  Random random(~seed ^ std::bit_cast<uint64_t>(perturbation));
+  if (perturbation != 0)
+    for (double& v : values) v *= 1 + random.uniform(-1, 1) * perturbation;
   return values;
 }
 
@@ -74,21 +81,23 @@ Tensor in_layout(const Tensor& dense, Layout layout) {
 
 }  // namespace
 
-Tensor make_leaf(const Program& program, const Leaf& leaf, int64_t batch, uint64_t salt, bool perturbed) {
+Tensor make_leaf(const Program& program, const Leaf& leaf, int64_t batch, uint64_t salt, double perturbation) {
   const Dims sizes = concrete(leaf.meta.sizes, batch);
   int64_t room = 0;  // for other handles to this memory
   for (const Leaf& other : program.leaves)
     if (other.same_as == leaf.id) room = std::max(room, other.overlap);
   const int64_t n = sizes.numel() + room;
   const uint64_t seed = mix(mix(program.seed, static_cast<uint64_t>(leaf.id)), salt);
-  const Tensor drawn = Tensor::from(numbers(leaf, n, seed, perturbed), {n}).to(leaf.drawn_in.value_or(leaf.meta.dtype));
-  const Tensor flat = drawn.to(leaf.meta.dtype);
+  std::vector<double> values = numbers(leaf, n, seed);
+  if (leaf.drawn_in) values = Tensor::from(values, {n}).to(*leaf.drawn_in).to_vector<double>();
+  if (leaf.bound == 0) values = perturbed(std::move(values), perturbation, seed);
+  const Tensor flat = Tensor::from(values, {n}).to(leaf.meta.dtype);
   const Tensor dense = Tensor::from_storage(flat.storage(), flat.storage_offset(), sizes, contiguous_strides(sizes),
                                             leaf.meta.dtype);
   return room > 0 ? dense : in_layout(dense, leaf.layout);
 }
 
-Scenery::Scenery(const Program& program, bool perturbed) : program(program), perturbed(perturbed) {
+Scenery::Scenery(const Program& program, double perturbation) : program(program), perturbation(perturbation) {
   for (const Leaf& leaf : program.leaves)
     if (leaf.role == Leaf::Role::kInput && first_input == kNone) first_input = leaf.id;
   for (size_t i = 0; i < program.steps.size(); ++i)
@@ -133,7 +142,7 @@ Block::Block(Scenery* scenery) : scenery(*scenery) {
   for (const Leaf& leaf : program.leaves) {
     if (leaf.role != Leaf::Role::kParameter && leaf.role != Leaf::Role::kBuffer) continue;
     const std::string name = absl::StrCat("v", leaf.id);
-    Tensor value = make_leaf(program, leaf, program.batches[0], layer << 32, scenery->perturbed);
+    Tensor value = make_leaf(program, leaf, program.batches[0], layer << 32, scenery->perturbation);
     Tensor& handle = leaf.role == Leaf::Role::kParameter ? parameter(name, value) : buffer(name, value);
     if (leaf.same_as != kNone) handle = *lasting.at(leaf.same_as);
     else handle.requires_grad_(leaf.requires_grad);

@@ -37,17 +37,19 @@ class Interpreter {
 };
 
 uint64_t mix(uint64_t a, uint64_t b);
-// Values of a leaf, in f64. `perturbed`: they differ in the last bits.
-std::vector<double> numbers(const Leaf& leaf, int64_t n, uint64_t seed, bool perturbed);
+// Values of a leaf, in f64.
+std::vector<double> numbers(const Leaf& leaf, int64_t n, uint64_t seed);
+// The same, each moved by at most this much of itself, to see what depends on it.
+std::vector<double> perturbed(std::vector<double> values, double perturbation, uint64_t seed);
 // The tensor of an input or parameter; the same for the same arguments.
-Tensor make_leaf(const Program& program, const Leaf& leaf, int64_t batch, uint64_t salt, bool perturbed = false);
+Tensor make_leaf(const Program& program, const Leaf& leaf, int64_t batch, uint64_t salt, double perturbation = 0);
 
 // What the blocks of one run share.
 struct Scenery {
-  Scenery(const Program& program, bool perturbed);
+  Scenery(const Program& program, double perturbation);
 
   const Program& program;
-  const bool perturbed;
+  const double perturbation;
   Interpreter machine;
   std::map<ValueId, Tensor> inputs;  // of this call
   ValueId first_input = kNone;       // what a stack hands from block to block

@@ -251,6 +251,41 @@ TYPED_TEST(AttentionTest, Masks) {
   }
 }
 
+// Decoding: several chunks of keys, groups of heads, every mask.
+TYPED_TEST(AttentionTest, OneQuery) {
+  for (const bool causal : {false, true})
+    for (const int64_t keys : {1, 15, 16, 17, 31, 256, 257, 700})
+      for (const int64_t head_dim : {1, 8, 17, 64, 100, 128}) check<TypeParam>({2, 4, 2, 1, keys, head_dim, causal});
+  check<TypeParam>({1, 7, 1, 1, 600, 80});
+  for (const MaskKind kind : {MaskKind::kBias, MaskKind::kKeyPadding})
+    for (const int64_t keys : {5, 300, 530}) check<TypeParam>({2, 6, 3, 1, keys, 24, false, kind});
+  // MaskKind::kBool leaves the first query nothing: a mask of its own, and one of each head.
+  for (const bool of_head : {false, true}) {
+    Problem<TypeParam> p({2, 4, 2, 1, 530, 24, false, MaskKind::kBool});
+    p.allowed.reset(new bool[4 * 530]);
+    std::mt19937 rng(3);
+    for (int64_t i = 0; i < 4 * 530; ++i) p.allowed[i] = rng() % 3 != 0;
+    p.mask = {.allowed = p.allowed.get(), .strides = {of_head ? 0 : 530, of_head ? 530 : 0, 0, 1}};
+    const Reference reference(p);
+    p.forward();
+    expect_close(p.out, reference.out, tolerance<TypeParam>());
+    for (size_t i = 0; i < p.logsumexp.size(); ++i) EXPECT_NEAR(p.logsumexp[i], reference.logsumexp[i], 4e-5);
+  }
+}
+
+// A cache holds anything outside of a row's tokens.
+TYPED_TEST(AttentionTest, OneQueryLeavesMaskedEndsAlone) {
+  Problem<TypeParam> p({1, 2, 1, 1, 600, 16});
+  p.allowed.reset(new bool[600]);
+  for (int64_t j = 0; j < 600; ++j) p.allowed[j] = j >= 37 && j < 301;
+  p.mask = {.allowed = p.allowed.get(), .strides = {0, 0, 0, 1}};
+  const Reference reference(p);
+  for (int64_t j = 0; j < 600; ++j)
+    if (!p.allowed[j]) p.k.at(0, 0, j, 3) = p.v.at(0, 0, j, 3) = convert<TypeParam>(kNan);
+  p.forward();
+  expect_close(p.out, reference.out, tolerance<TypeParam>());
+}
+
 TYPED_TEST(AttentionTest, FullyMaskedRowsGiveZero) {
   Problem<TypeParam> p({1, 2, 2, 70, 70, 16, false, MaskKind::kBool});
   std::fill_n(p.allowed.get(), 70 * 70, false);
@@ -305,7 +340,7 @@ TYPED_TEST(AttentionTest, LargeScores) {
 TYPED_TEST(AttentionTest, SameBitsOnEveryThreadCount) {
   const int before = num_threads();
   for (const Case& c : {Case{3, 2, 2, 200, 200, 24, true}, Case{1, 1, 1, 700, 300, 16, false},
-                        Case{1, 4, 2, 300, 300, 32, true, MaskKind::kBool}}) {
+                        Case{1, 4, 2, 300, 300, 32, true, MaskKind::kBool}, Case{2, 4, 1, 1, 1000, 40, false}}) {
     SCOPED_TRACE(describe(c));
     set_num_threads(1);
     Problem<TypeParam> one(c);

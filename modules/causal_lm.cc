@@ -1,0 +1,44 @@
+#include "rondo/modules/causal_lm.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "rondo/runtime/amp.h"
+#include "rondo/runtime/ops/ops.h"
+
+namespace rondo::nn {
+
+DType CausalLM::cached_dtype(DType weights) { return amp::autocast_dtype().value_or(weights); }
+
+void CausalLM::check_cached_call(const char* model, const Tensor& idx, const KVCache& cache) const {
+  const KVCacheOptions mine = cache_options(), &given = cache.options();
+  if (!idx.defined() || idx.rank() != 2 || idx.dtype() != kI64 || idx.size(0) != given.batch)
+    throw Error(absl::StrCat(model, ": idx must be i64 (B, T) with the cache's B = ", given.batch, ", got ",
+                             idx.defined() ? absl::StrCat(std::string(name_of(idx.dtype())), to_string(idx.sizes()))
+                                           : "an undefined tensor"));
+  if (given.layers != mine.layers || given.kv_heads != mine.kv_heads || given.head_dim != mine.head_dim)
+    throw Error(absl::StrCat(model, ": the cache is for another model: it has ", given.layers, " layers, ",
+                             given.kv_heads, " heads and head_dim ", given.head_dim, "; this model needs ", mine.layers,
+                             ", ", mine.kv_heads, " and ", mine.head_dim));
+  if (given.max_length > mine.max_length)
+    throw Error(absl::StrCat(model, ": the cache has room for ", given.max_length, " tokens, but the model has ",
+                             mine.max_length, " positions; make it with max_length of at most that"));
+}
+
+Tensor CausalLM::cached_logits(const Tensor& idx, KVCache& cache, std::span<const int64_t> counts) {
+  return head(features(idx, cache, counts));
+}
+
+Tensor CausalLM::next_logits(const Tensor& idx, KVCache& cache, std::span<const int64_t> counts) {
+  const Tensor x = features(idx, cache, counts);  // (B, T, C)
+  const int64_t B = x.size(0), T = x.size(1);
+  if (std::all_of(counts.begin(), counts.end(), [&](int64_t count) { return count == T; }))
+    return head(x.select(1, T - 1));
+  std::vector<int64_t> last;
+  for (int64_t row = 0; row < B; ++row)
+    last.push_back(row * T + std::max<int64_t>(0, counts[static_cast<size_t>(row)] - 1));
+  return head(ops::index_select(x.reshape({B * T, x.size(2)}), 0, Tensor::from(last, {B})));
+}
+
+}  // namespace rondo::nn

@@ -1,0 +1,164 @@
+#include "rondo/modules/generation.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "rondo/modules/sampler.h"
+#include "rondo/runtime/autograd.h"
+#include "rondo/runtime/random.h"
+
+namespace rondo::nn {
+namespace {
+
+// Evaluation mode here; afterwards each module has its own mode again. train() reaches what is below a module, so the
+// outer ones come first.
+class EvalScope {
+ public:
+  explicit EvalScope(ModuleBase& model) {
+    for (const NamedModule& m : model.named_modules()) modes_.push_back({&m.module, m.module.is_training()});
+    model.eval();
+  }
+  ~EvalScope() {
+    for (const auto& [module, training] : modes_) module->train(training);
+  }
+  EvalScope(const EvalScope&) = delete;
+  EvalScope& operator=(const EvalScope&) = delete;
+
+ private:
+  std::vector<std::pair<ModuleBase*, bool>> modes_;
+};
+
+// One prompt and what follows it.
+struct Row {
+  std::vector<int64_t> tokens;  // prompt and new ones
+  size_t prompt = 0;            // of those, the first
+  bool active = true;
+  Generation result = {};
+  void end(FinishReason reason) {
+    active = false;
+    result.reason = reason;
+  }
+};
+
+void check(std::span<const std::vector<int64_t>> prompts, const GenerationOptions& options, int64_t positions) {
+  if (options.max_new_tokens < 0)
+    throw Error(absl::StrCat("generate: max_new_tokens must not be negative, got ", options.max_new_tokens));
+  if (!options.stop_strings.empty() && options.decode == nullptr)
+    throw Error("generate: stop_strings need `decode`, which makes text of tokens");
+  for (const std::string& stop : options.stop_strings)
+    if (stop.empty()) throw Error("generate: a stop string is empty");
+  for (size_t i = 0; i < prompts.size(); ++i) {
+    if (prompts[i].empty())
+      throw Error(absl::StrCat("generate: prompt ", i,
+                               " is empty; begin with a token, for example the model's "
+                               "beginning of text"));
+    if (static_cast<int64_t>(prompts[i].size()) > positions && !options.slide)
+      throw Error(absl::StrCat("generate: prompt ", i, " has ", prompts[i].size(), " tokens, but the model has ",
+                               positions, " positions; shorten it, or set `slide` to use its end only"));
+  }
+}
+
+}  // namespace
+
+std::vector<Generation> generate(CausalLM& model, std::span<const std::vector<int64_t>> prompts,
+                                 const GenerationOptions& options) {
+  KVCacheOptions cache_options = model.cache_options();
+  check(prompts, options, cache_options.max_length);
+  Sampler sampler({.repetition_penalty = options.repetition_penalty,
+                   .temperature = options.temperature,
+                   .top_k = options.top_k,
+                   .top_p = options.top_p,
+                   .min_p = options.min_p});
+  if (prompts.empty() || options.max_new_tokens == 0) return std::vector<Generation>(prompts.size());
+
+  std::vector<Row> rows;
+  int64_t longest = 0;
+  for (const std::vector<int64_t>& prompt : prompts) {
+    rows.push_back({.tokens = prompt, .prompt = prompt.size()});
+    longest = std::max(longest, static_cast<int64_t>(prompt.size()));
+  }
+  const auto B = static_cast<int64_t>(rows.size());
+  const NoGrad off;
+  const EvalScope eval(model.module());
+  // The last new token is never fed to the model.
+  cache_options.max_length = std::min(cache_options.max_length, longest + options.max_new_tokens - 1);
+  cache_options.batch = B;
+  cache_options.dtype = options.cache_dtype.value_or(cache_options.dtype);
+  KVCache cache(cache_options);
+  Generator* const source = sampler.greedy()               ? nullptr
+                            : options.generator != nullptr ? options.generator
+                                                           : &default_generator();
+
+  // The last `most` tokens of each active row that the cache does not hold, padded to one length.
+  std::vector<int64_t> counts(rows.size());
+  const auto pending = [&] {
+    int64_t T = 1;
+    for (size_t b = 0; b < rows.size(); ++b) {
+      const auto size = static_cast<int64_t>(rows[b].tokens.size()), held = cache.lengths()[b];
+      counts[b] = !rows[b].active ? 0 : held == 0 ? std::min(size, cache_options.max_length) : 1;
+      T = std::max(T, counts[b]);
+    }
+    std::vector<int64_t> idx(static_cast<size_t>(B * T), 0);
+    for (size_t b = 0; b < rows.size(); ++b)
+      std::copy(rows[b].tokens.end() - counts[b], rows[b].tokens.end(), idx.begin() + static_cast<int64_t>(b) * T);
+    return Tensor::from(idx, {B, T});
+  };
+  // Chooses and handles the next token of a row. False: the caller wants no more.
+  const auto extend = [&](size_t b, std::span<float> logits, uint64_t offset) {
+    Row& row = rows[b];
+    const double uniform = source == nullptr ? 0.5 : uniform_from_bits(philox(source->seed(), b, offset)[0]);
+    const int64_t token = sampler.draw(logits, row.tokens, uniform);
+    row.tokens.push_back(token);
+    row.result.tokens.push_back(token);
+    const bool go_on = options.on_token == nullptr || options.on_token(static_cast<int64_t>(b), token);
+    if (std::find(options.stop_tokens.begin(), options.stop_tokens.end(), token) != options.stop_tokens.end())
+      row.end(FinishReason::kStopToken);
+    if (!options.stop_strings.empty() && row.active) {
+      row.result.text = options.decode(row.result.tokens);
+      size_t cut = std::string::npos;
+      for (const std::string& stop : options.stop_strings) cut = std::min(cut, row.result.text.find(stop));
+      if (cut != std::string::npos) {
+        row.result.text.resize(cut);
+        row.end(FinishReason::kStopString);
+      }
+    }
+    return go_on;
+  };
+
+  for (int64_t made = 0;;) {
+    const Tensor idx = pending();
+    std::vector<float> logits = model.next_logits(idx, cache, counts).to_vector<float>();
+    const size_t V = logits.size() / rows.size();
+    const uint64_t offset = source == nullptr ? 0 : source->next_offset();
+    bool go_on = true;
+    for (size_t b = 0; b < rows.size() && go_on; ++b)
+      if (rows[b].active) go_on = extend(b, std::span(logits).subspan(b * V, V), offset);
+    const bool last = ++made == options.max_new_tokens;
+    bool full = false, any = false;
+    for (size_t b = 0; b < rows.size(); ++b) {
+      Row& row = rows[b];
+      if (!row.active) continue;
+      if (!go_on) row.end(FinishReason::kCancelled);
+      else if (last) row.end(FinishReason::kMaxTokens);
+      else if (cache.lengths()[b] == cache_options.max_length && !options.slide) row.end(FinishReason::kModelFull);
+      full = full || (row.active && cache.lengths()[b] == cache_options.max_length);
+      any = any || row.active;
+    }
+    if (!any) break;
+    if (full) cache.reset();  // pending() then gives the last tokens of each row
+  }
+
+  std::vector<Generation> results;
+  for (Row& row : rows) {
+    if (options.decode != nullptr && row.result.reason != FinishReason::kStopString)
+      row.result.text = options.decode(row.result.tokens);
+    results.push_back(std::move(row.result));
+  }
+  return results;
+}
+
+Generation generate(CausalLM& model, const std::vector<int64_t>& prompt, const GenerationOptions& options) {
+  return std::move(generate(model, std::span(&prompt, 1), options)[0]);
+}
+
+}  // namespace rondo::nn

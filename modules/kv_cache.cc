@@ -1,0 +1,251 @@
+#include "rondo/modules/kv_cache.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "absl/strings/str_cat.h"
+#include "rondo/runtime/autograd.h"
+#include "rondo/runtime/ops/ops.h"
+#include "rondo/runtime/recorder.h"
+
+namespace rondo::nn {
+
+KVCache::KVCache(KVCacheOptions options) : options_(options) {
+  for (const auto& [name, size] :
+       {std::pair{"layers", options.layers}, std::pair{"batch", options.batch}, std::pair{"kv_heads", options.kv_heads},
+        std::pair{"max_length", options.max_length}, std::pair{"head_dim", options.head_dim}})
+    if (size <= 0) throw Error(absl::StrCat("KVCache: ", name, " must be positive, got ", size));
+  if (!is_floating(options.dtype))
+    throw Error(absl::StrCat("KVCache: the dtype must be floating, got ", std::string(name_of(options.dtype))));
+  lengths_.assign(static_cast<size_t>(options.batch), 0);
+  // Zeros, so that no value that was never written is ever a NaN.
+  const RecorderScope run(nullptr);
+  for (int64_t i = 0; i < options.layers; ++i)
+    for (std::vector<Tensor>* buffers : {&keys_, &values_})
+      buffers->push_back(
+          Tensor::zeros({options.batch, options.kv_heads, options.max_length, options.head_dim}, options.dtype));
+}
+
+int64_t KVCache::length(int64_t row) const {
+  if (row < 0 || row >= options_.batch)
+    throw Error(absl::StrCat("KVCache: row ", row, " of ", options_.batch, " does not exist"));
+  return lengths_[static_cast<size_t>(row)];
+}
+
+int64_t KVCache::bytes() const { return 2 * options_.layers * keys_[0].nbytes(); }
+
+void KVCache::check_layer(int64_t layer) const {
+  if (layer < 0 || layer >= options_.layers)
+    throw Error(absl::StrCat("KVCache: layer ", layer, " of ", options_.layers, " does not exist"));
+}
+const Tensor& KVCache::keys(int64_t layer) const {
+  check_layer(layer);
+  return keys_[static_cast<size_t>(layer)];
+}
+const Tensor& KVCache::values(int64_t layer) const {
+  check_layer(layer);
+  return values_[static_cast<size_t>(layer)];
+}
+
+void KVCache::reset() { trim(0); }
+
+void KVCache::trim(int64_t length) {
+  for (int64_t row = 0; row < options_.batch; ++row) trim(row, length);
+}
+
+void KVCache::trim(int64_t row, int64_t length) {
+  if (length < 0) throw Error(absl::StrCat("KVCache::trim: the length must not be negative, got ", length));
+  const int64_t kept = std::min(this->length(row), length);
+  lengths_[static_cast<size_t>(row)] = kept;
+}
+
+void KVCache::reorder(std::span<const int64_t> rows) {
+  if (static_cast<int64_t>(rows.size()) != options_.batch)
+    throw Error(absl::StrCat("KVCache::reorder: needs ", options_.batch, " rows, got ", rows.size()));
+  int64_t longest = 0;
+  std::vector<int64_t> lengths;
+  for (const int64_t row : rows) {
+    longest = std::max(longest, length(row));  // throws for a row that does not exist
+    lengths.push_back(length(row));
+  }
+  if (longest > 0) {
+    const NoGrad off;
+    const RecorderScope run(nullptr);
+    const Tensor index = Tensor::from(rows, {options_.batch});
+    for (std::vector<Tensor>* buffers : {&keys_, &values_})
+      for (Tensor& buffer : *buffers) {
+        Tensor used = buffer.slice(2, {0, longest});
+        used.copy_(ops::index_select(used, 0, index));
+      }
+  }
+  lengths_ = std::move(lengths);
+}
+
+// ---- One forward
+
+namespace {
+
+// Runs what is recorded so far: memory that a recording has not read yet is about to change.
+std::unique_ptr<const RecordingPause> pause(std::source_location where) {
+  return std::make_unique<const RecordingPause>("a cached forward begins", where);
+}
+
+}  // namespace
+
+KVCache::Pass::Pass(KVCache& cache, int64_t T, std::span<const int64_t> counts, std::source_location where)
+    : cache_(cache), T_(T), starts_(cache.lengths_), pause_(pause(where)) {
+  const KVCacheOptions& o = cache.options_;
+  if (T <= 0) throw Error(absl::StrCat("KVCache: a forward needs at least one new token, got ", T));
+  if (!counts.empty() && static_cast<int64_t>(counts.size()) != o.batch)
+    throw Error(absl::StrCat("KVCache: counts needs one entry for each of ", o.batch, " rows, got ", counts.size()));
+  for (size_t row = 0; row < starts_.size(); ++row) {
+    const int64_t count = counts.empty() ? T : counts[row];
+    if (count < 0 || count > T)
+      throw Error(absl::StrCat("KVCache: row ", row, " has ", T, " new tokens, of which ", count, " cannot be real"));
+    if (starts_[row] + count > o.max_length)
+      throw KVCacheFullError(absl::StrCat("KVCache: row ", row, " holds ", starts_[row], " of at most ", o.max_length,
+                                          " tokens, so ", count,
+                                          " more do not fit; make the cache longer (max_length), "
+                                          "if the model allows it, or shorten the text"));
+    uniform_ = uniform_ && starts_[row] == starts_[0] && count == T;
+    counts_.push_back(count);
+  }
+}
+
+KVCache::Pass::~Pass() = default;
+
+Tensor KVCache::Pass::positions() const {
+  std::vector<int64_t> at;
+  for (const int64_t start : starts_)
+    for (int64_t t = 0; t < T_; ++t) at.push_back(std::min(start + t, cache_.options_.max_length - 1));
+  return Tensor::from(at, {cache_.options_.batch, T_});
+}
+
+void KVCache::Pass::finish() {
+  for (size_t row = 0; row < starts_.size(); ++row) cache_.lengths_[row] = starts_[row] + counts_[row];
+}
+
+int64_t KVCache::Pass::key_end(size_t row) const { return starts_[row] + counts_[row]; }
+
+void KVCache::Pass::store(int64_t layer, const Tensor& k, const Tensor& v) {
+  const Tensor* const sources[] = {&k, &v};
+  const Tensor targets[] = {cache_.keys(layer), cache_.values(layer)};
+  for (int i = 0; i < 2; ++i) {
+    if (uniform_) {
+      targets[i].slice(2, {starts_[0], starts_[0] + T_}).copy_(*sources[i]);
+      continue;
+    }
+    for (size_t row = 0; row < starts_.size(); ++row)
+      if (counts_[row] > 0)
+        targets[i][static_cast<int64_t>(row)]
+            .slice(1, {starts_[row], key_end(row)})
+            .copy_((*sources[i])[static_cast<int64_t>(row)].slice(1, {0, counts_[row]}));
+  }
+}
+
+Tensor KVCache::Pass::attend(int64_t layer, const Tensor& q, const Tensor& k, const Tensor& v,
+                             const CachedAttentionOptions& options) {
+  const KVCacheOptions& o = cache_.options_;
+  const Dims expected = {o.batch, o.kv_heads, T_, o.head_dim};
+  if (!(k.sizes() == expected) || !(v.sizes() == expected))
+    throw Error(absl::StrCat("KVCache: keys and values must be (B, H_kv, T, D) = ", to_string(expected), ", got ",
+                             to_string(k.sizes()), " and ", to_string(v.sizes()),
+                             "; the cache was made for another model or batch"));
+  if (q.rank() != 4 || q.size(0) != o.batch || q.size(2) != T_ || q.size(3) != o.head_dim)
+    throw Error(absl::StrCat("KVCache: queries must be (B, H, T, D), with keys of ", to_string(expected), ", got ",
+                             to_string(q.sizes())));
+  if (options.window < 0) throw Error(absl::StrCat("KVCache: the window must not be negative, got ", options.window));
+  if (grad_enabled() && (q.requires_grad() || k.requires_grad() || v.requires_grad()))
+    throw Error(
+        "KVCache: keys and values are stored without history, so a cached forward has no gradient; call the "
+        "model under NoGrad");
+  store(layer, k, v);
+  // New tokens of empty rows see each other only: padding stands behind them, where no real token looks.
+  if (std::all_of(starts_.begin(), starts_.end(), [](int64_t start) { return start == 0; }))
+    return attend_fresh(q, k, v, options);
+  const Tensor result = T_ == 1 ? attend_one(layer, q.to(o.dtype), options)
+                                : attend_many(layer, q.to(o.dtype), options);
+  return result.to(q.dtype());
+}
+
+namespace {
+
+// bool (rows, keys): query i stands at slot first_query + i, key j at slot first_key + j.
+Tensor causal_mask(int64_t rows, int64_t keys, int64_t first_query, int64_t first_key, int64_t window) {
+  Tensor mask = Tensor::empty({rows, keys}, kBool);
+  bool* allowed = mask.mutable_data<bool>();
+  for (int64_t i = 0; i < rows; ++i)
+    for (int64_t j = 0; j < keys; ++j) {
+      const int64_t back = first_query + i - (first_key + j);
+      allowed[i * keys + j] = back >= 0 && (window == 0 || back < window);
+    }
+  return mask;
+}
+
+}  // namespace
+
+Tensor KVCache::Pass::attend_fresh(const Tensor& q, const Tensor& k, const Tensor& v,
+                                   const CachedAttentionOptions& options) {
+  if (options.window == 0 || options.window >= T_)
+    return ops::scaled_dot_product_attention(q, k, v, {}, {.causal = true, .scale = options.scale});
+  Tensor& mask = masks_[options.window];
+  if (!mask.defined()) mask = causal_mask(T_, T_, 0, 0, options.window);
+  return ops::scaled_dot_product_attention(q, k, v, mask, {.scale = options.scale});
+}
+
+// Each row has one query, at its last slot.
+Tensor KVCache::Pass::attend_one(int64_t layer, const Tensor& q, const CachedAttentionOptions& options) {
+  // Row `row` reads the slots from begin to end; padding reads what the row holds.
+  const auto end = [&](size_t row) { return std::max<int64_t>(1, key_end(row)); };
+  const auto begin = [&](size_t row) {
+    return options.window == 0 ? 0 : std::max<int64_t>(0, end(row) - options.window);
+  };
+  int64_t first = begin(0), last = end(0);
+  bool same = true;
+  for (size_t row = 1; row < starts_.size(); ++row) {
+    same = same && begin(row) == begin(0) && end(row) == end(0);
+    first = std::min(first, begin(row));
+    last = std::max(last, end(row));
+  }
+  Tensor mask;
+  if (!same) {
+    Tensor& made = masks_[options.window];
+    if (!made.defined()) {
+      made = Tensor::empty({cache_.options_.batch, 1, 1, last - first}, kBool);
+      bool* allowed = made.mutable_data<bool>();
+      for (size_t row = 0; row < starts_.size(); ++row)
+        for (int64_t j = first; j < last; ++j) *allowed++ = begin(row) <= j && j < end(row);
+    }
+    mask = made;
+  }
+  const auto used = [&](const Tensor& buffer) { return buffer.slice(2, {first, last}); };
+  return ops::scaled_dot_product_attention(q, used(cache_.keys(layer)), used(cache_.values(layer)), mask,
+                                           {.scale = options.scale});
+}
+
+// Several queries after cached keys. Rows at different slots are computed one by one, so that none reads what it has
+// not stored.
+Tensor KVCache::Pass::attend_many(int64_t layer, const Tensor& q, const CachedAttentionOptions& options) {
+  const Tensor &keys = cache_.keys(layer), &values = cache_.values(layer);
+  const auto attend = [&](const Tensor& queries, const Tensor& k, const Tensor& v, int64_t start, int64_t count) {
+    const int64_t end = start + count;
+    const int64_t first = options.window == 0 ? 0 : std::max<int64_t>(0, start + 1 - options.window);
+    return ops::scaled_dot_product_attention(queries, k.slice(2, {first, end}), v.slice(2, {first, end}),
+                                             causal_mask(count, end - first, start, first, options.window),
+                                             {.scale = options.scale});
+  };
+  if (uniform_) return attend(q, keys, values, starts_[0], T_);
+  const int64_t B = q.size(0), H = q.size(1), D = q.size(3);
+  Tensor out = Tensor::zeros({B, T_, H, D}, q.dtype());
+  for (int64_t row = 0; row < B; ++row) {
+    const int64_t start = starts_[static_cast<size_t>(row)], count = counts_[static_cast<size_t>(row)];
+    if (count == 0) continue;
+    const auto of_row = [&](const Tensor& t) { return t.slice(0, {row, row + 1}); };
+    out.slice(0, {row, row + 1})
+        .slice(1, {0, count})
+        .copy_(attend(of_row(q).slice(2, {0, count}), of_row(keys), of_row(values), start, count).transpose(1, 2));
+  }
+  return out.transpose(1, 2);
+}
+
+}  // namespace rondo::nn

@@ -1,0 +1,17 @@
+// Attention of one query for each row and head: what decoding a token costs beside its products. attention_forward()
+// comes here for shape.queries == 1, so that the choice is made in one place.
+#pragma once
+
+#include "rondo/runtime/cpu/attention.h"
+
+namespace rondo::cpu {
+
+// As attention_forward with shape.queries == 1. Reads each key and value once for all query heads that share it. Keys
+// before the first and after the last one that the mask (`allowed`) lets some head of the group read are not touched at
+// all: they may hold anything.
+// Determinism: keys are split into chunks by their number alone; sums of chunks are added in order.
+template <class T>
+void attention_decode(const AttentionShape& shape, HeadsView<const T> q, HeadsView<const T> k, HeadsView<const T> v,
+                      const AttentionMask<T>& mask, HeadsView<T> out, AttentionAccumulator<T>* logsumexp);
+
+}  // namespace rondo::cpu

@@ -1,0 +1,122 @@
+// bench_generate: tokens a second of greedy decoding, GPT-2's architecture with random weights, and which share of the
+// machine's memory stream that is.
+//
+//   bench_generate --dtype=bf16 --prompt=64 --new_tokens=64 --batch=1 --threads=2 [--json]
+//   bench_generate --serve ...     answers each line "N" with the best of N runs (tests/bench/peers/README.md)
+//
+// Bytes of a token: each weight that a token reads once (of wte the output layer's read, of wpe one row), and the keys
+// and values of all tokens before it. The stream is measured in the same run: the best of several reads of 256 MiB by
+// the same threads, by plain loads.
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <iostream>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/numbers.h"
+#include "rondo/modules/generation.h"
+#include "rondo/modules/gpt2.h"
+#include "rondo/runtime/autograd.h"
+#include "rondo/runtime/parallel.h"
+
+namespace {
+
+using namespace rondo;
+using Clock = std::chrono::steady_clock;
+
+std::string option(int argc, char** argv, const std::string& name, const std::string& fallback) {
+  for (int i = 1; i < argc; ++i)
+    if (const std::string arg = argv[i]; arg.rfind("--" + name + "=", 0) == 0) return arg.substr(name.size() + 3);
+  return fallback;
+}
+int64_t integer(const std::string& text) {
+  int64_t value = 0;
+  if (!absl::SimpleAtoi(text, &value)) throw Error("not a number: " + text);
+  return value;
+}
+double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+
+// Bytes a second.
+double stream(const std::vector<int64_t>& memory) {
+  double best = 1e9;
+  for (int round = 0; round < 5; ++round) {
+    const auto start = Clock::now();
+    std::vector<int64_t> sums(64, 0);
+    parallel_for(64, 1, [&](int64_t begin, int64_t end) {
+      for (int64_t part = begin; part < end; ++part) {
+        const auto n = static_cast<int64_t>(memory.size()) / 64;
+        int64_t sum = 0;
+        for (const int64_t* at = memory.data() + part * n; at < memory.data() + (part + 1) * n; ++at) sum += *at;
+        sums[static_cast<size_t>(part)] = sum;
+      }
+    });
+    for (const int64_t sum : sums)
+      if (sum == 42) std::printf(" ");
+    best = std::min(best, seconds_since(start));
+  }
+  return static_cast<double>(memory.size() * sizeof(int64_t)) / best;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) try {
+  const int64_t prompt = integer(option(argc, argv, "prompt", "64")),
+                more = integer(option(argc, argv, "new_tokens", "64")), B = integer(option(argc, argv, "batch", "1")),
+                rounds = integer(option(argc, argv, "rounds", "3"));
+  const DType dtype = option(argc, argv, "dtype", "f32") == "bf16" ? kBF16 : kF32;
+  set_num_threads(static_cast<int>(integer(option(argc, argv, "threads", "2"))));
+  const auto flag = [&](const char* name) { return std::find(argv, argv + argc, std::string(name)) != argv + argc; };
+  const bool serves = flag("--serve"), json = serves || flag("--json");
+  nn::GPT2 model({.vocab_size = integer(option(argc, argv, "vocab_size", "50257")),
+                  .block_size = integer(option(argc, argv, "block_size", "1024")),
+                  .n_layer = integer(option(argc, argv, "n_layer", "12")),
+                  .n_head = integer(option(argc, argv, "n_head", "12")),
+                  .n_embd = integer(option(argc, argv, "n_embd", "768"))});
+  model.to(dtype);
+  model.requires_grad_(false);
+  const std::vector<int64_t> memory((256 << 20) / sizeof(int64_t), 1);
+
+  const auto element = static_cast<double>(size_of(dtype));
+  const double weights = static_cast<double>(model.num_parameters() - model.wpe.weight.numel()) * element;
+  const double a_cached_token = 2.0 * static_cast<double>(model.config.n_layer * model.config.n_embd * B) * element;
+  const double bytes = weights + a_cached_token * (static_cast<double>(prompt) + static_cast<double>(more) / 2);
+
+  std::vector<int64_t> tokens(static_cast<size_t>(prompt));
+  for (size_t i = 0; i < tokens.size(); ++i)
+    tokens[i] = static_cast<int64_t>(i * 7919 % 50000) % model.config.vocab_size;
+  const std::vector<std::vector<int64_t>> prompts(static_cast<size_t>(B), tokens);
+  const auto run = [&](int64_t repeats) {
+    double best_token = 1e9, best_prompt = 1e9, best_stream = 0;
+    for (int64_t i = 0; i < std::max<int64_t>(1, repeats); ++i) {
+      best_stream = std::max(best_stream, stream(memory));
+      Clock::time_point first;
+      const auto start = Clock::now();
+      bool begun = false;
+      nn::generate(model, prompts,
+                   {.max_new_tokens = more + 1, .temperature = 0, .on_token = [&](int64_t row, int64_t) {
+                      if (row == B - 1 && !std::exchange(begun, true)) first = Clock::now();
+                      return true;
+                    }});
+      best_token = std::min(best_token, seconds_since(first) / static_cast<double>(more));
+      best_prompt = std::min(best_prompt, std::chrono::duration<double>(first - start).count());
+    }
+    std::printf(json ? "{\"peer\": \"rondo\", \"dtype\": \"%s\", \"tokens_per_s\": %.2f, \"ms_per_token\": %.4f, "
+                       "\"prompt_ms\": %.2f, \"stream_gb_per_s\": %.2f, \"mb_per_token\": %.1f, \"share\": %.3f}\n"
+                     : "%s: %.1f tokens/s (%.2f ms each, prompt %.1f ms); stream %.1f GB/s, %.0f MB a token: %.2f of "
+                       "the stream\n",
+                std::string(name_of(dtype)).c_str(), static_cast<double>(B) / best_token, best_token * 1e3,
+                best_prompt * 1e3, best_stream / 1e9, bytes / 1e6, bytes / best_stream / best_token);
+    std::fflush(stdout);
+  };
+  if (!serves) {
+    run(rounds);
+    return 0;
+  }
+  for (std::string line; std::getline(std::cin, line);) run(integer(line));
+  return 0;
+} catch (const std::exception& error) {
+  std::fprintf(stderr, "bench_generate: %s\n", error.what());
+  return 1;
+}
