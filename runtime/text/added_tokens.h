@@ -21,6 +21,7 @@ struct AddedToken {
   bool lstrip = false, rstrip = false;  // takes the white space beside it
   bool normalized = false;              // looked for in normalised text
   bool special = false;
+  std::string decoded{};  // what decode() writes: the content, normalised if the token is, as in the reference
 };
 
 // Finds the added tokens of one kind: leftmost, then longest.

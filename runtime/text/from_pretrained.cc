@@ -6,7 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "rondo/runtime/error.h"
-#include "rondo/runtime/io/mapped_file.h"
+#include "rondo/runtime/io/open_file.h"
 #include "rondo/runtime/text/json_fields.h"
 #include "rondo/runtime/text/tokenizer_impl.h"
 
@@ -14,7 +14,6 @@ namespace rondo::text {
 namespace {
 
 using Impl = PreTrainedTokenizer::Impl;
-using io::MappedFile;
 
 // What tokenizer_config.json says that matters here. The other fields are for other programs.
 struct Config {
@@ -66,8 +65,8 @@ std::string* name_of(SpecialNames& names, std::string_view key) {
 bool read_flag(io::JsonReader& json, bool unset) { return read_null(json) ? unset : json.boolean(); }
 
 void read_config(const std::string& path, Config& out) {
-  const auto file = MappedFile::open(path);
-  io::JsonReader json(path, file->text());
+  const std::string text = io::read_text(path, kLargestFile);
+  io::JsonReader json(path, text);
   json.object([&](std::string& key) {
     if (std::string* name = name_of(out.names, key)) {
       if (!read_null(json)) *name = read_special(json).content;
@@ -152,13 +151,12 @@ std::unique_ptr<Impl> read_byte_level(const std::string& vocab_path, const std::
     throw FileError(config.path, "add_bos_token and add_eos_token are not supported without a tokenizer.json");
   auto out = std::make_unique<Impl>();
   {
-    const auto vocab = MappedFile::open(vocab_path);
-    io::JsonReader json(vocab_path, vocab->text());
-    Vocabulary vocabulary = Vocabulary::read(json, vocab->size());
+    const std::string vocab = io::read_text(vocab_path, kLargestFile);
+    io::JsonReader json(vocab_path, vocab);
+    Vocabulary vocabulary = Vocabulary::read(json, vocab.size());
     json.finish();
-    const auto merges = MappedFile::open(merges_path);
-    out->model = make_bpe(std::move(vocabulary), read_merges(merges->text(), merges_path), {.byte_level = true},
-                          merges_path);
+    const std::string merges = io::read_text(merges_path, kLargestFile);
+    out->model = make_bpe(std::move(vocabulary), read_merges(merges, merges_path), {.byte_level = true}, merges_path);
   }
   if (qwen) {
     out->normalizers.push_back(nfc_normalizer());
@@ -204,9 +202,8 @@ std::unique_ptr<Impl> read_bert(const std::string& vocab_path, Config config) {
   fill(config.names.unk, "[UNK]"), fill(config.names.sep, "[SEP]"), fill(config.names.pad, "[PAD]");
   fill(config.names.cls, "[CLS]"), fill(config.names.mask, "[MASK]");
   auto out = std::make_unique<Impl>();
-  const auto file = MappedFile::open(vocab_path);
-  out->model = make_word_piece(Vocabulary::read_lines(file->text(), vocab_path), {.unk_token = config.names.unk},
-                               vocab_path);
+  out->model = make_word_piece(Vocabulary::read_lines(io::read_text(vocab_path, kLargestFile), vocab_path),
+                               {.unk_token = config.names.unk}, vocab_path);
   append_bert_normalizer(out->normalizers, true, config.tokenize_chinese_chars,
                          config.strip_accents.value_or(config.do_lower_case), config.do_lower_case);
   out->pre_tokenizers.steps.push_back(bert_pre_tokenizer());
@@ -246,8 +243,7 @@ PreTrainedTokenizer AutoTokenizer::from_pretrained(const std::string& folder) {
   const std::string vocab = in_folder("vocab.json"), merges = in_folder("merges.txt"), lines = in_folder("vocab.txt");
   std::unique_ptr<Impl> impl;
   if (const std::string whole = in_folder("tokenizer.json"); is_file(whole)) {
-    const auto file = MappedFile::open(whole);
-    impl = read_tokenizer_json(file->text(), whole);
+    impl = read_tokenizer_json(io::read_text(whole, kLargestFile), whole);
     impl->names = config.names;
     impl->model_max_length = config.model_max_length;
   } else if (is_file(vocab) && is_file(merges)) {

@@ -287,9 +287,18 @@ class PatternParser {
     switch (c) {
       case 's': add_ascii(set, is_white_space), set.spaces = true; break;
       case 'S': add_ascii(set, [](uint32_t p) { return !is_white_space(p); }), set.not_spaces = true; break;
-      case 'w': add_ascii(set, [](uint32_t p) { return is_word(p, WordRule::kOniguruma); }), set.words = true; break;
+      case 'w':
       case 'W':
-        add_ascii(set, [](uint32_t p) { return !is_word(p, WordRule::kOniguruma); }), set.not_words = true;
+        if (in_class && c == 'W') {
+          add_ascii(set, [](uint32_t p) { return !is_word(p, WordRule::kOniguruma); });
+          set.not_words = true;
+          break;
+        }
+        add_ascii(set, [](uint32_t p) { return is_word(p, WordRule::kOniguruma); });
+        set.words = true;
+        // Outside of classes, Oniguruma takes the other numbers of Latin-1 for words.
+        if (!in_class) add_ranges(set, {{0xB2, 0xB3}, {0xB9, 0xB9}, {0xBC, 0xBE}});
+        if (c == 'W') negate(set);
         break;
       case 'd': add_categories(set, bit(kNd)); break;
       case 'D': add_categories(set, ~bit(kNd)); break;

@@ -4,7 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "rondo/runtime/error.h"
-#include "rondo/runtime/io/mapped_file.h"
+#include "rondo/runtime/io/open_file.h"
 #include "rondo/runtime/io/utf8.h"
 #include "rondo/runtime/parallel.h"
 #include "rondo/runtime/text/tokenizer_impl.h"
@@ -33,18 +33,18 @@ bool Impl::add_token(AddedToken token) {
 }
 
 void Impl::finish() {
-  for (const AddedToken& token : added_) {
+  for (AddedToken& token : added_) {
+    token.decoded = token.content;
     if (!token.normalized) {
       in_raw_.add(&token, token.content);
       continue;
     }
-    std::string content = token.content;
     for (const auto& normalizer : normalizers) {
       AlignedText next(false);
-      normalizer->rewrite({.text = content, .tracked = false}, next);
-      content = std::string(next.piece().text);
+      normalizer->rewrite({.text = token.decoded, .tracked = false}, next);
+      token.decoded = std::string(next.piece().text);
     }
-    in_normalized_.add(&token, content);
+    in_normalized_.add(&token, token.decoded);
   }
   in_raw_.finish();
   in_normalized_.finish();
@@ -93,6 +93,34 @@ Impl::Lease::~Lease() {
   }
 }
 
+namespace {
+
+// Raw spaces, and those in GPT-2's spelling (U+0120).
+Spaces spaces_of(std::string_view token) {
+  const auto is_space = [](uint32_t point) { return point == 0x120 || is_white_space(point); };
+  Spaces out;
+  for (size_t at = 0; at < token.size() && is_space(next_point(token, at));) ++out.leading;
+  for (size_t end = token.size(); end > 0; ++out.trailing) {
+    end = previous_point(token, end);
+    size_t at = end;
+    if (!is_space(next_point(token, at))) break;
+  }
+  return out;
+}
+
+// Spaces at the ends of tokens leave the offsets, except the one that add_prefix_space put before the text: if there
+// are several, it put none there.
+void trim_offsets(std::vector<Encoding::Offset>& offsets, std::span<const Spaces> spaces, bool add_prefix_space) {
+  for (size_t i = 0; i < offsets.size(); ++i) {
+    Encoding::Offset& offset = offsets[i];
+    const bool was_put = (i == 0 || offset.begin == 0) && add_prefix_space && spaces[i].leading == 1;
+    offset.begin = std::min(offset.begin + (was_put ? 0 : spaces[i].leading), offset.end);
+    if (offset.end >= spaces[i].trailing) offset.end = std::max(offset.end - spaces[i].trailing, offset.begin);
+  }
+}
+
+}  // namespace
+
 void Impl::cut(size_t step, const Piece& piece, absl::FunctionRef<void(const Piece&)> word) const {
   if (step == pre_tokenizers.steps.size()) return word(piece);
   pre_tokenizers.steps[step]->cut(piece, [&](const Piece& part) { cut(step + 1, part, word); });
@@ -120,34 +148,13 @@ void Impl::walk(std::string_view text, bool skip_special, bool tracked, absl::Fu
   });
 }
 
-namespace {
-
-// Spaces at the ends of a token, raw or in GPT-2's spelling (U+0120).
-struct Spaces {
-  int32_t leading = 0, trailing = 0;
-};
-Spaces spaces_of(std::string_view token) {
-  const auto is_space = [](uint32_t point) { return point == 0x120 || is_white_space(point); };
-  Spaces out;
-  for (size_t at = 0; at < token.size() && is_space(next_point(token, at));) ++out.leading;
-  for (size_t end = token.size(); end > 0; ++out.trailing) {
-    end = previous_point(token, end);
-    size_t at = end;
-    if (!is_space(next_point(token, at))) break;
-  }
-  return out;
-}
-
-}  // namespace
-
-void Impl::encode(std::string_view text, const EncodeOptions& options, bool ids_only, Scratch& scratch,
-                  Encoding& out) const {
+void Impl::encode(std::string_view text, const EncodeOptions& options, bool ids_only, Scratch& scratch, Encoding& out,
+                  std::vector<Spaces>& spaces) const {
   if (text.size() > INT32_MAX) throw Error("encode: at most 2 GB of text at once");
   if (const size_t valid = io::valid_utf8_prefix(text); valid < text.size())
     throw Error(absl::StrCat("encode: the text is not valid UTF-8 at byte ", valid));
   out.ids.reserve(text.size() / 3);
   int32_t word_id = 0;
-  std::vector<Spaces> spaces;  // of each token, if they are trimmed
   // `spelled`: the token as the reference spells it.
   const auto push = [&](int32_t id, const Piece& piece, size_t begin, size_t end, std::string_view spelled) {
     out.ids.push_back(id);
@@ -191,23 +198,20 @@ void Impl::encode(std::string_view text, const EncodeOptions& options, bool ids_
   out.sequence_ids.assign(out.size(), 0);
   out.attention_mask.assign(out.size(), 1);
   out.special_tokens_mask.assign(out.size(), 0);
-  if (!post_processor.trim_offsets) return;
-  // Spaces at the ends of tokens leave the offsets, except the one that add_prefix_space put before the text: if there
-  // are several, it put none there.
-  for (size_t i = 0; i < out.size(); ++i) {
-    Encoding::Offset& offset = out.offsets[i];
-    const bool was_put = (i == 0 || offset.begin == 0) && post_processor.add_prefix_space && spaces[i].leading == 1;
-    offset.begin = std::min(offset.begin + (was_put ? 0 : spaces[i].leading), offset.end);
-    if (offset.end >= spaces[i].trailing) offset.end = std::max(offset.end - spaces[i].trailing, offset.begin);
-  }
 }
 
 Encoding Impl::encode_texts(std::span<const std::string_view> texts, const EncodeOptions& options,
                             Scratch& scratch) const {
   std::vector<Encoding> parts(texts.size());
-  for (size_t i = 0; i < texts.size(); ++i) encode(texts[i], options, false, scratch, parts[i]);
-  if (const auto& how = options.truncation ? options.truncation : truncation)
-    truncate(parts, *how, options.add_special_tokens ? post_processor.added_tokens(texts.size() > 1) : 0);
+  std::vector<std::vector<Spaces>> spaces(texts.size());
+  for (size_t i = 0; i < texts.size(); ++i) encode(texts[i], options, false, scratch, parts[i], spaces[i]);
+  const auto& how = options.truncation ? options.truncation : truncation;
+  if (how) truncate(parts, *how, options.add_special_tokens ? post_processor.added_tokens(texts.size() > 1) : 0);
+  if (post_processor.trim_offsets)  // behind truncation: the first token that is left is treated as the first
+    for (size_t i = 0; i < texts.size(); ++i) {
+      const size_t cut = how && how->side == Side::kLeft ? spaces[i].size() - parts[i].size() : 0;
+      trim_offsets(parts[i].offsets, std::span(spaces[i]).subspan(cut), post_processor.add_prefix_space);
+    }
   return post_processor.join(std::move(parts), options.add_special_tokens);
 }
 
@@ -236,7 +240,7 @@ PreTrainedTokenizer PreTrainedTokenizer::from_json(std::string_view json, const 
   return PreTrainedTokenizer(read_tokenizer_json(json, path));
 }
 PreTrainedTokenizer PreTrainedTokenizer::from_file(const std::string& path) {
-  return from_json(io::MappedFile::open(path)->text(), path);
+  return from_json(io::read_text(path, kLargestFile), path);
 }
 
 std::vector<int32_t> PreTrainedTokenizer::encode(std::string_view text) const { return encode(text, EncodeOptions{}); }
@@ -246,7 +250,8 @@ std::vector<int32_t> PreTrainedTokenizer::encode(std::string_view text, const En
     return std::move((*this)(text, options).ids);
   Impl::Lease scratch(*impl_);
   std::vector<Encoding> parts(1);
-  impl_->encode(text, options, true, *scratch, parts[0]);
+  std::vector<Spaces> no_spaces;
+  impl_->encode(text, options, true, *scratch, parts[0], no_spaces);
   if (!options.add_special_tokens || impl_->post_processor.added_tokens(false) == 0) return std::move(parts[0].ids);
   return std::move(impl_->post_processor.join(std::move(parts), true).ids);
 }
@@ -282,7 +287,9 @@ std::string PreTrainedTokenizer::decode(std::span<const int32_t> ids, const Deco
     const std::string* token = impl_->spelling(id);
     if (token == nullptr)
       throw Error(absl::StrCat("decode: id ", id, " names no token of the vocabulary of ", vocab_size()));
-    if (!options.skip_special_tokens || !is_special(id)) tokens.push_back(*token);
+    const AddedToken* added = impl_->added_token(id);
+    if (added == nullptr) tokens.push_back(*token);
+    else if (!added->special || !options.skip_special_tokens) tokens.push_back(added->decoded);
   }
   std::string text = impl_->decoders.join(std::move(tokens));
   return options.replace_invalid ? replace_invalid_utf8(std::move(text)) : text;

@@ -5,11 +5,12 @@
 //   std::string text = tokenizer.decode(ids);
 //   text::Encoding full = tokenizer("A question?", "Its answer.", {.truncation = {{.max_length = 128}}});
 //
-// Ids, offsets, masks and texts equal those of Hugging Face's `tokenizers` (version and Unicode tables: README.md).
-// What a file asks for and this cannot do is a FileError that names it. Three differences are on purpose: text that is
-// not UTF-8 is an Error, since the reference cannot be given any; a character that the vocabulary cannot express,
-// without an unknown token, is an Error, where the reference drops it in silence; decode() refuses ids that name no
-// token.
+// Ids, offsets, masks and texts equal those of Hugging Face's `tokenizers` (README.md names the version). What a file
+// asks for and this cannot do is a FileError that names it. Four differences are on purpose:
+// - text that is not UTF-8 is an Error: the reference cannot be given any;
+// - a character that the vocabulary cannot express, without an unknown token, is an Error: the reference drops it;
+// - decode() refuses ids that name no token;
+// - decode() skips every special token: the reference misses those whose text its normaliser changes.
 //
 // Special tokens' text ("<|endoftext|>") inside an input becomes the special token, as in the reference. Set
 // `split_special_tokens` for text that a user typed.

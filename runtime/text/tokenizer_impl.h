@@ -24,6 +24,11 @@ struct SpecialNames {
   std::string bos, eos, unk, pad, sep, cls, mask;
 };
 
+// How many spaces stand at the ends of a token.
+struct Spaces {
+  int32_t leading = 0, trailing = 0;
+};
+
 struct PreTrainedTokenizer::Impl {
   Normalizers normalizers;
   PreTokenizers pre_tokenizers;
@@ -46,9 +51,9 @@ struct PreTrainedTokenizer::Impl {
   int32_t id(std::string_view token) const;
   int64_t size() const;
 
-  // One text; with ids only, the other vectors stay empty.
-  void encode(std::string_view text, const EncodeOptions& options, bool ids_only, Scratch& scratch,
-              Encoding& out) const;
+  // One text; with ids only, the other vectors stay empty. `spaces`: of each token, if offsets are to be trimmed.
+  void encode(std::string_view text, const EncodeOptions& options, bool ids_only, Scratch& scratch, Encoding& out,
+              std::vector<Spaces>& spaces) const;
   Encoding encode_texts(std::span<const std::string_view> texts, const EncodeOptions& options, Scratch& scratch) const;
   template <class TextsOf>
   std::vector<Encoding> encode_batch(size_t n, const EncodeOptions& options, TextsOf texts_of) const;
@@ -81,6 +86,9 @@ struct PreTrainedTokenizer::Impl {
   mutable std::vector<std::unique_ptr<Scratch>> idle_;
 };
 
+// Bytes of a tokenizer file. Files are copied, not mapped: one that is truncated meanwhile is an error and not a
+// signal.
+inline constexpr uint64_t kLargestFile = uint64_t{1} << 30;
 // tokenizer.json.
 std::unique_ptr<PreTrainedTokenizer::Impl> read_tokenizer_json(std::string_view text, const std::string& path);
 

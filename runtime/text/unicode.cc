@@ -141,8 +141,7 @@ bool is_word(uint32_t point, WordRule rule) {
   if ((point >= 0x24B6 && point <= 0x24E9) || (point >= 0x1F130 && point <= 0x1F149) ||
       (point >= 0x1F150 && point <= 0x1F169) || (point >= 0x1F170 && point <= 0x1F189))
     return true;
-  if (rule == WordRule::kUts18) return point == 0x200C || point == 0x200D;
-  return point == 0xB2 || point == 0xB3 || point == 0xB9 || (point >= 0xBC && point <= 0xBE);
+  return rule == WordRule::kUts18 && (point == 0x200C || point == 0x200D);
 }
 
 Lower to_lower(uint32_t point) {

@@ -63,8 +63,8 @@ Category category(uint32_t point);
 inline bool is(uint32_t point, uint32_t categories) { return (bit(category(point)) & categories) != 0; }
 // Unicode's White_Space.
 bool is_white_space(uint32_t point);
-// What \w means: alphabetic, marks, decimal digits, connectors. The reference's two engines differ: UTS 18 adds U+200C
-// and U+200D; Oniguruma, in patterns, adds the six other numbers of Latin-1.
+// What \w means: alphabetic, marks, decimal digits, connectors. Of the reference's two engines, the one that follows
+// UTS 18 adds U+200C and U+200D; patterns are matched by the other.
 enum class WordRule { kUts18, kOniguruma };
 bool is_word(uint32_t point, WordRule rule = WordRule::kUts18);
 // The lower case of one code point, context apart: itself if it has none. `second` is 0 but for U+0130.

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Trains small tokenizers with the reference and records what they make of some hundred strings.
+"""Makes small tokenizers with the reference and records what they make of some hundred strings.
 
     record_tokenizers.py            (needs tokenizers 0.23.3)
 
@@ -14,6 +14,7 @@ import json
 import pathlib
 import random
 import unicodedata
+from collections import Counter
 
 import tokenizers
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
@@ -68,6 +69,50 @@ def strings():
     return fixed
 
 
+def word_pieces(specials, lower, size):
+    """A WordPiece vocabulary of frequent pieces: the reference's trainer gives another one with each run."""
+    normalizer = normalizers.BertNormalizer(lowercase=lower)
+    counts, letters = Counter(), set()
+    for line in corpus():
+        for word, _ in pre_tokenizers.BertPreTokenizer().pre_tokenize_str(normalizer.normalize_str(line)):
+            letters.update(word)
+            for start in range(len(word)):
+                for end in range(start + 2, len(word) + 1):
+                    counts["##" * (start > 0) + word[start:end]] += end - start
+    vocab = specials + sorted(letters) + ["##" + c for c in sorted(letters)]
+    vocab += sorted(counts, key=lambda piece: (-counts[piece], piece))[: size - len(vocab)]
+    return {token: i for i, token in enumerate(vocab)}
+
+
+def suffix_bpe(normalizer, pre_tokenizer, merges_wanted):
+    """Vocabulary and merges with </w>, for the same reason."""
+    words = Counter()
+    for line in corpus():
+        for word, _ in pre_tokenizer.pre_tokenize_str(normalizer.normalize_str(line)):
+            words[(*word[:-1], word[-1] + "</w>")] += 1
+    symbols = sorted({c for word in words for s in word for c in (s.removesuffix("</w>"), s.removesuffix("</w>") + "</w>")})
+    merges = []
+    for _ in range(merges_wanted):
+        pairs = Counter()
+        for word, count in words.items():
+            for pair in zip(word, word[1:]):
+                pairs[pair] += count
+        best = min(pairs, key=lambda pair: (-pairs[pair], pair))
+        merges.append(best)
+        merged = Counter()
+        for word, count in words.items():
+            out = []
+            for s in word:
+                if out and (out[-1], s) == best:
+                    out[-1] += s
+                else:
+                    out.append(s)
+            merged[tuple(out)] += count
+        words = merged
+    tokens = dict.fromkeys(["<unk>"] + symbols + [a + b for a, b in merges])
+    return {token: i for i, token in enumerate(tokens)}, merges
+
+
 def build():
     byte_level = pre_tokenizers.ByteLevel
     alphabet = byte_level.alphabet()
@@ -120,11 +165,11 @@ def build():
 
     specials = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
     for name, lower in (("bert_uncased", True), ("bert_cased", False)):
-        t = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+        t = Tokenizer(models.WordPiece(word_pieces(specials, lower, 600), unk_token="[UNK]"))
         t.normalizer = normalizers.BertNormalizer(lowercase=lower)
         t.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
         t.decoder = decoders.WordPiece(prefix="##", cleanup=True)
-        t.train_from_iterator(corpus(), trainers.WordPieceTrainer(vocab_size=600, show_progress=False, special_tokens=specials))
+        t.add_special_tokens(specials)
         t.post_processor = (
             processors.TemplateProcessing(
                 single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
@@ -156,16 +201,18 @@ def build():
     t.add_tokens([AddedToken("keepme", normalized=True)])
     yield "metaspace", t
 
-    t = Tokenizer(models.BPE(unk_token="<unk>", end_of_word_suffix="</w>"))
-    t.normalizer = normalizers.Sequence([normalizers.NFD(), normalizers.StripAccents(), normalizers.Lowercase()])
-    t.pre_tokenizer = pre_tokenizers.Sequence(
+    normalizer = normalizers.Sequence([normalizers.NFD(), normalizers.StripAccents(), normalizers.Lowercase()])
+    pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Whitespace(), pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.Punctuation("merged_with_next")]
     )
+    vocab, merges = suffix_bpe(normalizer, pre_tokenizer, 300)
+    t = Tokenizer(models.BPE(vocab, merges, unk_token="<unk>", end_of_word_suffix="</w>"))
+    t.normalizer, t.pre_tokenizer = normalizer, pre_tokenizer
     t.decoder = decoders.BPEDecoder(suffix="</w>")
-    t.train_from_iterator(corpus(), bpe(["<unk>"], size=600, end_of_word_suffix="</w>"))
+    t.add_special_tokens(["<unk>"])
     yield "suffix", t
 
-    t = Tokenizer(models.WordPiece(unk_token="[UNK]", max_input_chars_per_word=20))
+    t = Tokenizer(models.WordPiece(word_pieces(specials, False, 600), unk_token="[UNK]", max_input_chars_per_word=20))
     t.normalizer = normalizers.NFKD()
     t.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -176,7 +223,7 @@ def build():
         ]
     )
     t.decoder = decoders.WordPiece(cleanup=False)
-    t.train_from_iterator(corpus(), trainers.WordPieceTrainer(vocab_size=600, show_progress=False, special_tokens=specials))
+    t.add_special_tokens(specials)
     yield "split", t
 
 

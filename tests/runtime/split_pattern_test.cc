@@ -41,6 +41,9 @@ TEST(SplitPattern, Matches) {
   EXPECT_EQ(matches(R"([^\s\p{L}\p{N}]+)", "a\u3000\u2014\u2014b"), "a\u3000<\u2014\u2014>b");
   EXPECT_EQ(matches(R"(\d\D)", "1a\u0663b22"), "<1a><\u0663b>22");
   EXPECT_EQ(matches(R"(\w+)", "a_\u00b2 \u24b6"), "<a_\u00b2> <\u24b6>");
+  EXPECT_EQ(matches(R"([\w]+)", "a_\u00b2 \u24b6"), "<a_>\u00b2 <\u24b6>") << "as the reference";
+  EXPECT_EQ(matches(R"(\W+)", "a\u00b2 \u00b7!b"), "a\u00b2< \u00b7!>b");
+  EXPECT_EQ(matches(R"([\W]+)", "a\u00b2 \u00b7!b"), "a<\u00b2 \u00b7!>b");
   EXPECT_EQ(matches(R"(\x{4f60}|\u597D|\x41)", "\u4f60\u597dA"), "<\u4f60><\u597d><A>");
   EXPECT_EQ(matches(".", "a\n\u4f60"), "<a>\n<\u4f60>");
   EXPECT_EQ(matches(R"(\\|\.|\{|\/)", R"(\.{/)"), R"(<\><.><{></>)");
