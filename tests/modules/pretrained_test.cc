@@ -6,6 +6,8 @@
 #include <cmath>
 #include <cstdlib>
 
+#include "rondo/compile/compile.h"
+#include "rondo/compile/jit/executable.h"
 #include "rondo/modules/causal_lm.h"
 #include "rondo/modules/gpt2.h"
 #include "rondo/modules/llama.h"
@@ -68,7 +70,34 @@ TEST_P(Pretrained, OutputAndTenLosses) {
   expect_close(no_grad(load({.dtype = dtype}).output), expected.at("output" + end), tolerance, "the file is untouched");
 }
 
-// Two models, or a model built here: the same folder again.
+// One region for all layers (two where some layers have a window): the same bits as eager execution.
+TEST_P(Pretrained, RegionsTrainTheSame) {
+  if (!compile::jit_available()) GTEST_SKIP() << "built without LLVM";
+  std::vector<std::vector<double>> losses;
+  for (const bool compiled : {false, true}) {
+    PretrainedCase c = load({.dtype = dtype, .dropout = 0.0});
+    (*c.model)->train();
+    std::unique_ptr<compile::Regions> regions;
+    if (compiled) regions = std::make_unique<compile::Regions>(compile::compile_regions(**c.model, {.exact = true}));
+    optim::AdamW optimizer((*c.model)->parameters(), {.lr = 1e-3});
+    losses.emplace_back();
+    for (int step = 0; step < 3; ++step) {
+      const Tensor loss = c.loss();
+      losses.back().push_back(loss.item());
+      optimizer.zero_grad();
+      loss.backward();
+      optimizer.step();
+    }
+    if (!compiled) continue;
+    const auto report = regions->report();
+    ASSERT_EQ(report.size(), 1u);
+    EXPECT_EQ(report[0].graph_breaks, 0) << report[0].last_break;
+    EXPECT_GT(report[0].kernels, 0);
+  }
+  EXPECT_EQ(losses[0], losses[1]);
+}
+
+// In one file or in shards, into a new folder or over an older save: the tensors and the config.json of the original.
 TEST_P(Pretrained, SavesWhatItLoaded) {
   const TempFolder folder;
   PretrainedCase c = load({.dtype = std::nullopt});
