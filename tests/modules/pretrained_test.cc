@@ -13,7 +13,9 @@
 #include "rondo/modules/llama.h"
 #include "rondo/modules/vit.h"
 #include "rondo/optim/adam.h"
+#include "rondo/runtime/amp.h"
 #include "rondo/runtime/autograd.h"
+#include "rondo/runtime/random.h"
 #include "rondo/runtime/storage.h"
 #include "rondo/tests/bits.h"
 #include "rondo/tests/errors.h"
@@ -127,6 +129,27 @@ TEST_P(Pretrained, SavesAModelWithoutItsConfig) {
   const PretrainedCase again = load_case(name, folder.path(), {.dtype = dtype}, expected);
   EXPECT_TRUE(same_bits(no_grad(again.output), no_grad(c.output)));
   EXPECT_EQ(again.model->model_type(), c.model->model_type());
+}
+
+// In bf16, and in f32 under autocast: near the recorded loss, and every trained parameter gets a finite gradient.
+TEST_P(Pretrained, LowerPrecision) {
+  if (dtype != kF32) GTEST_SKIP() << "f32 only";
+  const double want = expected.at("losses").to_vector<double>()[0];
+  for (const bool autocast : {false, true}) {
+    SCOPED_TRACE(autocast ? "autocast" : "bf16");
+    PretrainedCase c = load({.dtype = autocast ? kF32 : kBF16, .dropout = 0.0});
+    const Tensor loss = [&] {
+      if (!autocast) return c.loss();
+      const amp::Autocast lower(kBF16);
+      return c.loss();
+    }();
+    EXPECT_NEAR(loss.item(), want, 0.05 * std::max(1.0, std::abs(want)));
+    loss.backward();
+    for (const auto& [key, p] : (*c.model)->named_parameters()) {
+      if (!p.grad().defined()) continue;
+      EXPECT_TRUE(std::isfinite(p.grad().to(kF32).abs().max().item())) << key;
+    }
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Cases, Pretrained,
@@ -249,6 +272,64 @@ TEST(PretrainedGeneration, CachedLogitsAreThoseOfTheWholeSequence) {
       expect_close(model.causal_lm().next_logits(idx.slice(1, {t, t + 1}).contiguous(), cache), whole.select(1, t),
                    1e-12, "token");
   }
+}
+
+// Dropout of the attention weights, in training mode, where one row is nothing but padding: no NaN, and a seed decides.
+TEST(PretrainedTraining, DropoutWithARowOfPadding) {
+  for (const char* name : {"bert_sequence", "roberta_sequence"}) {
+    SCOPED_TRACE(name);
+    io::TensorMap values = expected_values(name);
+    values.at("input.mask").select(0, 1).fill_(0);
+    std::vector<double> losses;
+    for (const uint64_t seed : {1, 1, 2}) {
+      const PretrainedCase c = load_case(name, recorded_folder(name), {.dropout = 0.4}, values);
+      (*c.model)->train();
+      manual_seed(seed);
+      const Tensor loss = c.loss();
+      loss.backward();
+      losses.push_back(loss.item());
+      for (const auto& [key, p] : (*c.model)->named_parameters())
+        EXPECT_TRUE(!p.grad().defined() || std::isfinite(p.grad().abs().max().item())) << key;
+    }
+    EXPECT_EQ(losses[0], losses[1]);
+    EXPECT_NE(losses[0], losses[2]);
+    EXPECT_NE(losses[0], values.at("losses").to_vector<double>()[0]);
+  }
+}
+
+// Padding gets no gradient: neither its word nor, in RoBERTa, its position.
+TEST(PretrainedTraining, ThePaddingRowIsFrozen) {
+  const PretrainedCase bert = load_case("bert_token", recorded_folder("bert_token"), {}, expected_values("bert_token"));
+  const PretrainedCase roberta = load_case("roberta_token", recorded_folder("roberta_token"), {},
+                                           expected_values("roberta_token"));
+  bert.loss().backward();
+  roberta.loss().backward();
+  const auto& b = bert.model->as<BertForTokenClassification>()->bert.embeddings;
+  const auto& r = roberta.model->as<BertForTokenClassification>()->bert.embeddings;
+  const auto largest = [](const Embedding& e, int64_t row) {
+    return e.weight.grad().select(0, row).abs().max().item();
+  };
+  EXPECT_EQ(largest(b.word_embeddings, 0), 0);
+  EXPECT_NE(largest(b.position_embeddings, 0), 0);
+  EXPECT_EQ(largest(r.word_embeddings, 2), 0);
+  EXPECT_EQ(largest(r.position_embeddings, 2), 0);
+  EXPECT_NE(largest(r.position_embeddings, 3), 0);
+  const PretrainedCase llama = load_case("llama3", recorded_folder("llama3"), {}, expected_values("llama3"));
+  EXPECT_EQ(llama.model->as<Llama>()->config.padding_idx, 3);
+}
+
+// The longest sequence: RoBERTa's positions begin after the padding's.
+TEST(PretrainedTraining, SequencesLongerThanTheModel) {
+  auto roberta = AutoModelForTokenClassification::from_pretrained(recorded_folder("roberta_token"));
+  EXPECT_NO_THROW(roberta(Tensor::full({1, 29}, 5, {kI64})));
+  EXPECT_NE(error_of([&] {
+              roberta(Tensor::full({1, 30}, 5, {kI64}));
+            }).find("T must be at most block_size - padding_idx - 1 = 29"),
+            std::string::npos);
+  auto llama = AutoModelForCausalLM::from_pretrained(recorded_folder("mistral"));
+  EXPECT_NO_THROW(llama(Tensor::full({1, 32}, 5, {kI64})));
+  EXPECT_THROW(llama(Tensor::full({1, 33}, 5, {kI64})), Error);
+  EXPECT_THROW(llama(Tensor::full({1, 3}, 61, {kI64})), Error);
 }
 
 // A model without a head from the file of one with a head, and the reverse.
