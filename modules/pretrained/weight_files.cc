@@ -12,6 +12,7 @@
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/io/atomic_file.h"
 #include "rondo/runtime/io/json.h"
+#include "rondo/runtime/parallel.h"
 #include "rondo/runtime/random.h"
 #include "rondo/runtime/recorder.h"
 
@@ -192,7 +193,11 @@ class Loader {
     if (part.numel() == 0) return;
     if (entry.dtype == part.dtype() && !transposed) {
       std::byte* to = part.storage().data() + part.storage_offset() * static_cast<int64_t>(size_of(part.dtype()));
-      place.file->read(entry, 0, to, static_cast<size_t>(part.nbytes()));
+      const int64_t bytes = part.nbytes();
+      parallel_for((bytes + kBuffer - 1) / kBuffer, 1, [&](int64_t first, int64_t last) {
+        const int64_t begin = first * kBuffer, end = std::min(last * kBuffer, bytes);
+        place.file->read(entry, static_cast<uint64_t>(begin), to + begin, static_cast<size_t>(end - begin));
+      });
       return;
     }
     // By rows of the file, through a buffer.

@@ -92,14 +92,12 @@ bool by_name(const TensorEntry& a, const TensorEntry& b) { return a.name < b.nam
 
 std::string_view safetensors_name(DType dtype) { return kDTypeNames[static_cast<int>(dtype)]; }
 
-SafetensorsFile::SafetensorsFile(const std::string& path, Reading reading) : path_(path) {
-  if (reading == Reading::kMap) file_ = MappedFile::open(path, Mapping::kCopyOnWrite);
-  else positional_ = std::make_shared<OpenFile>(path);
-  const uint64_t size = file_ ? file_->size() : positional_->size();
+SafetensorsFile::SafetensorsFile(const std::string& path, Reading reading)
+    : file_(std::make_shared<const OpenFile>(path)) {
+  const uint64_t size = file_->size();
   if (size < 8) throw FileError(path, absl::StrCat("not a safetensors file: ", size, " bytes, the header needs 8"));
   uint64_t header = 0;
-  if (file_) std::memcpy(&header, file_->data(), 8);
-  else positional_->read(0, &header, 8);
+  file_->read(0, &header, 8);
   if (header > kMaxHeader)
     throw FileError(path, absl::StrCat("not a safetensors file: its first 8 bytes give a header length of ", header,
                                        ", above the limit of ", kMaxHeader));
@@ -107,15 +105,16 @@ SafetensorsFile::SafetensorsFile(const std::string& path, Reading reading) : pat
     throw FileError(
         path, absl::StrCat("the header length ", header, " is larger than the file (", size, " bytes): truncated?"));
   data_start_ = 8 + static_cast<size_t>(header);
-  if (file_) {
-    parse_header(file_->text().substr(8, static_cast<size_t>(header)));
-  } else {
-    std::string text(static_cast<size_t>(header), '\0');
-    positional_->read(8, text.data(), text.size());
-    parse_header(text);
-  }
+  std::string text(static_cast<size_t>(header), '\0');
+  file_->read(8, text.data(), text.size());
+  parse_header(text);
   check_layout(size - data_start_);
+  if (reading == Reading::kCopy) return;
+  mapping_ = MappedFile::open(path, Mapping::kCopyOnWrite);
+  if (mapping_->size() != size) throw FileError(path, "was replaced while it was opened");
 }
+
+const std::string& SafetensorsFile::path() const { return file_->path(); }
 
 void SafetensorsFile::parse_header(std::string_view header) {
   JsonReader json(path(), header);
@@ -180,14 +179,12 @@ Tensor SafetensorsFile::tensor(std::string_view name) const {
 
 void SafetensorsFile::read(const TensorEntry& entry, uint64_t begin, void* out, size_t bytes) const {
   if (bytes == 0) return;
-  const uint64_t at = data_start_ + entry.begin + begin;
-  if (file_) std::memcpy(out, file_->data() + at, bytes);
-  else positional_->read(at, out, bytes);
+  file_->read(data_start_ + entry.begin + begin, out, bytes);
 }
 
 Tensor SafetensorsFile::tensor(const TensorEntry& entry) const {
   const size_t bytes = static_cast<size_t>(entry.end - entry.begin);
-  std::byte* data = file_ ? file_->mutable_data() + data_start_ + entry.begin : nullptr;
+  std::byte* data = mapping_ ? mapping_->mutable_data() + data_start_ + entry.begin : nullptr;
   Tensor copy;
   if (data == nullptr || (bytes > 0 && reinterpret_cast<uintptr_t>(data) % size_of(entry.dtype) != 0)) {
     copy = Tensor::empty(entry.shape, {entry.dtype});
@@ -198,7 +195,7 @@ Tensor SafetensorsFile::tensor(const TensorEntry& entry) const {
   if (entry.dtype == kBool && !std::all_of(data, data + bytes, [](std::byte b) { return b <= std::byte{1}; }))
     throw FileError(path(), "BOOL tensor " + shown(entry.name) + " holds a byte that is neither 0 nor 1");
   if (copy.defined()) return copy;
-  return Tensor::from_storage(Storage::borrow(data, bytes, file_), 0, entry.shape, contiguous_strides(entry.shape),
+  return Tensor::from_storage(Storage::borrow(data, bytes, mapping_), 0, entry.shape, contiguous_strides(entry.shape),
                               entry.dtype);
 }
 

@@ -59,7 +59,7 @@ class SafetensorsFile {
 
   explicit SafetensorsFile(const std::string& path, Reading reading = Reading::kMap);
 
-  const std::string& path() const { return path_; }
+  const std::string& path() const;
   const Metadata& metadata() const { return metadata_; }
   // Sorted by name.
   const std::vector<TensorEntry>& entries() const { return entries_; }
@@ -69,7 +69,8 @@ class SafetensorsFile {
   Tensor tensor(const TensorEntry& entry) const;
   // The entry of this name; null: none.
   const TensorEntry* find(std::string_view name) const;
-  // Copies `bytes` bytes of a tensor, from its byte `begin` on. REQUIRES: they lie in the tensor.
+  // Copies `bytes` bytes of a tensor, from its byte `begin` on, without touching a mapping. Throws FileError if the
+  // file has shrunk. REQUIRES: they lie in the tensor.
   void read(const TensorEntry& entry, uint64_t begin, void* out, size_t bytes) const;
   // All of them, and the metadata moves along: two copies would break the memory bound.
   LoadedTensors load_all() &&;
@@ -78,9 +79,8 @@ class SafetensorsFile {
   void parse_header(std::string_view header);
   void check_layout(uint64_t data_bytes) const;
 
-  std::string path_;
-  std::shared_ptr<const MappedFile> file_;      // kMap
-  std::shared_ptr<const OpenFile> positional_;  // kCopy
+  std::shared_ptr<const OpenFile> file_;
+  std::shared_ptr<const MappedFile> mapping_;  // kMap
   size_t data_start_ = 0;
   std::vector<TensorEntry> entries_;
   Metadata metadata_;

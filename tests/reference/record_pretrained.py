@@ -4,6 +4,8 @@
     record_pretrained.py [folder]            writes pretrained/<case>/ (default: beside this file)
     record_pretrained.py --check FOLDER     loads FOLDER/<case>/<any>, which Rondo saved, and compares with the case
 
+    record_pretrained.py --embed MODEL OUT  writes ids, mask and embeddings of some sentences by the MiniLM in MODEL
+
 Needs torch and transformers. Each case has config.json and model.safetensors as transformers writes them, and
 expected.safetensors: the inputs (input.*), the output and the losses before each of ten AdamW steps on this one batch
 (lr 1e-3, betas 0.9 0.95, eps 1e-8, weight decay 0.1), in float64 and float32 (output, losses; output_f32, losses_f32).
@@ -221,11 +223,27 @@ def check(saved, root, name):
     print(f"{saved}: equal in transformers {tr.__version__}")
 
 
+def embed(folder, out):
+    """Mean of the features of real tokens, normalised: how sentence-transformers uses this model."""
+    sentences = ["Rondo is a piece whose theme keeps coming back.", "A dog runs.",
+                 "The quick brown fox jumps over the lazy dog, twice; then it sleeps until the next morning.", "42"]
+    batch = tr.AutoTokenizer.from_pretrained(folder)(sentences, padding=True, return_tensors="pt")
+    model = tr.AutoModel.from_pretrained(folder, attn_implementation="eager", dtype=torch.float32).eval()
+    mask = batch["attention_mask"]
+    with torch.no_grad():
+        features = model(input_ids=batch["input_ids"], attention_mask=mask).last_hidden_state
+    weights = mask.unsqueeze(-1).float()
+    save(out, {"input.ids": batch["input_ids"], "input.mask": mask.bool(),
+               "embeddings": F.normalize((features * weights).sum(1) / weights.sum(1))})
+
+
 if __name__ == "__main__":
     here = os.path.join(os.path.dirname(os.path.abspath(__file__)), "pretrained")
     if sys.argv[1:2] == ["--check"]:
         for case in CASES:
             for part in sorted(os.listdir(os.path.join(sys.argv[2], case))):
                 check(os.path.join(sys.argv[2], case, part), here, case)
+    elif sys.argv[1:2] == ["--embed"]:
+        embed(sys.argv[2], sys.argv[3])
     else:
         record(sys.argv[1] if len(sys.argv) > 1 else here)
