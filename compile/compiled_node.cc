@@ -197,7 +197,9 @@ class CompiledNode final : public Node {
     // op that adds onto it, as an embedding does. Another single one is added afterwards, or, for a leaf, added to its
     // .grad in place.
     std::vector<Tensor> leaves;
-    for (const LeafGrad& leaf : leaf_grads) leaves.push_back(leaf.grad);
+    const std::vector<bool> reached = pass.ops ? inputs_reached(entry_->forward_graph, *pass.ops) : std::vector<bool>();
+    for (size_t i = 0; i < leaf_grads.size(); ++i)
+      leaves.push_back(reached.empty() || reached[i] ? leaf_grads[i].grad() : Tensor());
     for (size_t i = 0; i < grads_in.size(); ++i) {
       const int contributions = entry_->backward.contributions[i];
       const bool adds_onto = entry_->backward.adds_onto[i];

@@ -12,23 +12,25 @@ MultiheadAttention::MultiheadAttention(int64_t n_embd, int64_t n_head, Multihead
       options(options),
       c_attn(child("c_attn", n_embd, 3 * n_embd, LinearOptions{.bias = options.bias})),
       c_proj(child("c_proj", n_embd, n_embd, LinearOptions{.bias = options.bias})),
-      attn_dropout(child("attn_dropout", options.dropout)),
+      attn_dropout(child("attn_dropout", options.attn_dropout.value_or(options.dropout))),
       resid_dropout(child("resid_dropout", options.dropout)) {
   if (n_head <= 0 || n_embd % n_head != 0)
     throw Error(absl::StrCat("MultiheadAttention: n_head must divide n_embd, got ", n_head, " and ", n_embd));
 }
 
-Tensor MultiheadAttention::attend(const Tensor& q, const Tensor& k, const Tensor& v) {
-  if (!is_training() || attn_dropout.p == 0)
-    return ops::scaled_dot_product_attention(q, k, v, {}, {.causal = options.causal});
-  // Dropout of the weights needs them stored.
+Tensor attention_with_dropout(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& mask, bool causal,
+                              Dropout& weights) {
+  if (!weights.is_training() || weights.p == 0)
+    return ops::scaled_dot_product_attention(q, k, v, mask, {.causal = causal});
   const int64_t T = q.size(2);
   Tensor scores = ops::matmul(q, k.transpose(-2, -1)) * (1.0 / std::sqrt(static_cast<double>(q.size(3))));
-  if (options.causal) {
+  // Finite, so that a row of padding that may attend to nothing has no NaN.
+  if (mask.defined()) scores = ops::where(mask, scores, q.dtype() == kF16 ? -6e4 : -1e30);
+  if (causal) {
     const Tensor at = Tensor::arange(T);
     scores = ops::where(ops::greater_equal(at.view({T, 1}), at.view({1, T})), scores, -INFINITY);
   }
-  return ops::matmul(attn_dropout(ops::softmax(scores)), v);
+  return ops::matmul(weights(ops::softmax(scores)), v);
 }
 
 Tensor MultiheadAttention::forward(const Tensor& x, const KVLayer& cached) {
@@ -40,17 +42,21 @@ Tensor MultiheadAttention::forward(const Tensor& x, const KVLayer& cached) {
   const int64_t B = x.size(0), T = x.size(1), D = n_embd / n_head;
   std::vector<Tensor> qkv = ops::split(c_attn(x), n_embd, -1);                   // 3 x (B, T, C)
   for (Tensor& part : qkv) part = part.view({B, T, n_head, D}).transpose(1, 2);  // 3 x (B, H, T, D)
-  const Tensor y = cached ? cached.attend(qkv[0], qkv[1], qkv[2]) : attend(qkv[0], qkv[1], qkv[2]);
+  const Tensor y = cached ? cached.attend(qkv[0], qkv[1], qkv[2])
+                          : attention_with_dropout(qkv[0], qkv[1], qkv[2], {}, options.causal, attn_dropout);
   return resid_dropout(c_proj(y.transpose(1, 2).reshape({B, T, n_embd})));  // (B, T, C)
 }
 
 TransformerBlock::TransformerBlock(int64_t n_embd, int64_t n_head, TransformerBlockOptions options)
-    : ln_1(child("ln_1", n_embd, LayerNormOptions{.bias = options.bias})),
-      attn(
-          child("attn", n_embd, n_head,
-                MultiheadAttentionOptions{.causal = options.causal, .bias = options.bias, .dropout = options.dropout})),
-      ln_2(child("ln_2", n_embd, LayerNormOptions{.bias = options.bias})),
-      mlp(child("mlp", n_embd, 4 * n_embd, MLPOptions{.bias = options.bias, .dropout = options.dropout})) {}
+    : ln_1(child("ln_1", n_embd, LayerNormOptions{.eps = options.norm_eps, .bias = options.bias})),
+      attn(child("attn", n_embd, n_head,
+                 MultiheadAttentionOptions{.causal = options.causal,
+                                           .bias = options.bias,
+                                           .dropout = options.dropout,
+                                           .attn_dropout = options.attn_dropout})),
+      ln_2(child("ln_2", n_embd, LayerNormOptions{.eps = options.norm_eps, .bias = options.bias})),
+      mlp(child("mlp", n_embd, options.hidden > 0 ? options.hidden : 4 * n_embd,
+                MLPOptions{.bias = options.bias, .dropout = options.dropout, .gelu = options.gelu})) {}
 
 Tensor TransformerBlock::forward(const Tensor& x_, const KVLayer& cached) {
   const Tensor normed = ln_1(x_);

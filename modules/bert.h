@@ -4,6 +4,7 @@
 //   model.loss(idx, mask, segments, targets).backward();
 //
 // Parameter names are those of published checkpoints without their "bert."; their `embeddings.position_ids` is ignored.
+// The published models with their own names, RoBERTa among them, are in bert_tasks.h.
 #pragma once
 
 #include "rondo/modules/layers.h"
@@ -24,11 +25,20 @@ struct BertConfig {
   double dropout = 0;  // of the embeddings and of what each half of a layer adds
   double norm_eps = 1e-12;
   std::optional<int64_t> padding_idx = 0;  // the word embedding of this token gets no gradient, as in published models
+  double attention_dropout = 0;            // of the attention weights
+  ops::GeluKind gelu = ops::GeluKind::kErf;
+  // RoBERTa (Liu et al., 2019): tokens that are not padding_idx have the positions padding_idx + 1, padding_idx + 2,
+  // ... of the block_size position embeddings; padding has position padding_idx, which is frozen too.
+  bool roberta = false;
+
+  // The longest sequence.
+  int64_t max_length() const { return roberta ? block_size - padding_idx.value_or(0) - 1 : block_size; }
 };
 
 // The sum of word, position and segment embeddings, normalised.
 struct BertEmbeddings : Module<BertEmbeddings> {
   explicit BertEmbeddings(const BertConfig& config);
+  bool roberta;
   Embedding word_embeddings;
   Embedding position_embeddings;
   Embedding token_type_embeddings;
@@ -43,6 +53,7 @@ struct BertSelfAttention : Module<BertSelfAttention> {
   Linear query;
   Linear key;
   Linear value;
+  Dropout dropout;
   Tensor forward(const Tensor& x, const Tensor& mask);  // (B, T, C), (B, 1, 1, T) -> (B, T, C)
 };
 
@@ -71,6 +82,7 @@ struct BertDense : Module<BertDense> {
 
 struct BertLayer : Module<BertLayer> {
   explicit BertLayer(const BertConfig& config);
+  ops::GeluKind gelu;
   BertAttention attention;
   BertDense intermediate;
   BertOutput output;
@@ -82,6 +94,11 @@ struct BertEncoder : Module<BertEncoder> {
   ModuleList<BertLayer> layer;
   Tensor forward(const Tensor& x, const Tensor& mask);
 };
+
+// The features (B, T, C) of idx i64 (B, T). mask bool (B, T), true = a real token, undefined = all; segments i64 (B,
+// T), undefined = 0. Throws Error for other shapes and for T > config.max_length().
+Tensor bert_features(const BertConfig& config, BertEmbeddings& embeddings, BertEncoder& encoder, const Tensor& idx,
+                     const Tensor& mask, const Tensor& segments);
 
 struct Bert : Module<Bert> {
   // Weights start N(0, 0.02), biases 0, gains 1; the same for the same seed on any machine.

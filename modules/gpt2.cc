@@ -10,6 +10,7 @@
 
 namespace rondo::nn {
 GPT2::GPT2(GPT2Config config, uint64_t seed, const SkipInit&) : config(config) {
+  if (SkipInit::without_memory()) return;
   const NoGrad off;
   Generator generator(seed);
   const double residual_std = 0.02 / std::sqrt(2.0 * static_cast<double>(config.n_layer));

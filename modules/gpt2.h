@@ -29,6 +29,11 @@ struct GPT2Config {
   bool bias = true;
   // loss() computes logits in chunks if they have more elements than this, in training and evaluation.
   int64_t whole_logits = kWholeLogits;
+  int64_t n_inner = 0;                                // hidden units of each MLP; 0: 4 n_embd
+  std::optional<double> attn_dropout = std::nullopt;  // of the attention weights; nullopt: dropout
+  std::optional<double> embd_dropout = std::nullopt;  // of the embeddings; nullopt: dropout
+  double norm_eps = 1e-5;
+  ops::GeluKind gelu = ops::GeluKind::kTanh;
 };
 
 struct GPT2 : Module<GPT2>, CausalLM {
@@ -40,10 +45,15 @@ struct GPT2 : Module<GPT2>, CausalLM {
   GPT2Config config;
   Embedding wte = child("wte", config.vocab_size, config.n_embd);
   Embedding wpe = child("wpe", config.block_size, config.n_embd);
-  Dropout drop = child("drop", config.dropout);
+  Dropout drop = child("drop", config.embd_dropout.value_or(config.dropout));
   ModuleList<TransformerBlock> h = child("h", config.n_layer, config.n_embd, config.n_head,
-                                         TransformerBlockOptions{.bias = config.bias, .dropout = config.dropout});
-  LayerNorm ln_f = child("ln_f", config.n_embd, LayerNormOptions{.bias = config.bias});
+                                         TransformerBlockOptions{.bias = config.bias,
+                                                                 .dropout = config.dropout,
+                                                                 .attn_dropout = config.attn_dropout,
+                                                                 .hidden = config.n_inner,
+                                                                 .norm_eps = config.norm_eps,
+                                                                 .gelu = config.gelu});
+  LayerNorm ln_f = child("ln_f", config.n_embd, LayerNormOptions{.eps = config.norm_eps, .bias = config.bias});
 
   // idx i64 (B, T), T <= block_size -> logits (B, T, V).
   Tensor forward(const Tensor& idx);

@@ -8,8 +8,17 @@
 namespace rondo::nn {
 namespace {
 
+Tensor without_memory(const Dims& sizes) {
+  constexpr int64_t kMostElements = int64_t{1} << 57;  // as many as Tensor::empty makes of f64
+  const int64_t numel = checked_numel(sizes);
+  if (numel < 0 || numel > kMostElements)
+    throw Error(absl::StrCat("a parameter of shape ", to_string(sizes), " is more than memory can hold"));
+  return Tensor::from_storage(Storage::allocate(0), 0, sizes, contiguous_strides(sizes), kF32);
+}
+
 // Uniform in [-bound, bound).
 Tensor uniform(const Dims& sizes, double bound) {
+  if (SkipInit::without_memory()) return without_memory(sizes);
   if (SkipInit::active()) return Tensor::empty(sizes);
   const NoGrad off;
   return Tensor::rand(sizes).mul_(2 * bound).add_(-bound);
@@ -22,6 +31,7 @@ int64_t positive(const char* layer, int64_t size) {
 
 Tensor normal_rows(int64_t num_embeddings, int64_t embedding_dim) {
   const Dims sizes = {positive("Embedding", num_embeddings), positive("Embedding", embedding_dim)};
+  if (SkipInit::without_memory()) return without_memory(sizes);
   return SkipInit::active() ? Tensor::empty(sizes) : Tensor::randn(sizes);
 }
 
@@ -32,6 +42,10 @@ double linear_bound(int64_t in_features, int64_t out_features) {
 }
 
 }  // namespace
+
+Tensor constant_parameter(const Dims& sizes, double value) {
+  return SkipInit::without_memory() ? without_memory(sizes) : Tensor::full(sizes, value);
+}
 
 Linear::Linear(int64_t in_features, int64_t out_features, LinearOptions options)
     : weight(parameter("weight", uniform({out_features, in_features}, linear_bound(in_features, out_features)))),
@@ -54,12 +68,13 @@ Tensor Embedding::forward(const Tensor& indices) {
 }
 void Embedding::zero_padding() {
   const NoGrad off;
-  if (options.padding_idx) weight.select(0, *options.padding_idx).zero_();
+  if (options.padding_idx && !SkipInit::without_memory()) weight.select(0, *options.padding_idx).zero_();
 }
 
 LayerNorm::LayerNorm(int64_t size, LayerNormOptions options)
-    : weight(parameter("weight", Tensor::ones({positive("LayerNorm", size)}))),
-      bias(options.bias ? parameter("bias", Tensor::zeros({size})) : buffer("bias", Tensor::zeros({size}), false)),
+    : weight(parameter("weight", constant_parameter({positive("LayerNorm", size)}, 1.0))),
+      bias(options.bias ? parameter("bias", constant_parameter({size}, 0.0))
+                        : buffer("bias", Tensor::zeros({size}), false)),
       eps(options.eps) {}
 Tensor LayerNorm::forward(const Tensor& x) { return ops::layer_norm(x, weight, bias, eps); }
 

@@ -18,15 +18,33 @@ namespace rondo::nn {
 // While one is alive on this thread, layers do not initialise their weights: the code that makes them fills them.
 class SkipInit {
  public:
-  SkipInit() { ++depth_; }
-  ~SkipInit() { --depth_; }
+  enum class Memory {
+    kUninitialised,
+    // Parameters have sizes and no memory, whatever their number: load_state_dict(state, true, /*assign=*/true) must
+    // give them some before anything reads them.
+    kNone,
+  };
+  explicit SkipInit(Memory memory = Memory::kUninitialised) : memory_(memory) {
+    ++depth_;
+    if (memory_ == Memory::kNone) ++without_memory_;
+  }
+  ~SkipInit() {
+    --depth_;
+    if (memory_ == Memory::kNone) --without_memory_;
+  }
   SkipInit(const SkipInit&) = delete;
   SkipInit& operator=(const SkipInit&) = delete;
   static bool active() { return depth_ > 0; }
+  static bool without_memory() { return without_memory_ > 0; }
 
  private:
+  const Memory memory_;
   static inline thread_local int depth_ = 0;
+  static inline thread_local int without_memory_ = 0;
 };
+
+// A parameter of this value; under SkipInit::Memory::kNone it has no memory. For constructors of layers.
+Tensor constant_parameter(const Dims& sizes, double value);
 
 struct LinearOptions {
   bool bias = true;

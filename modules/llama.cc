@@ -1,29 +1,42 @@
 #include "rondo/modules/llama.h"
 
+#include <algorithm>
+#include <cmath>
 #include <limits>
+#include <numbers>
 
 #include "absl/strings/str_cat.h"
 #include "rondo/modules/init.h"
+#include "rondo/runtime/autograd.h"
+#include "rondo/runtime/recorder.h"
 
 namespace rondo::nn {
 
-SwiGLU::SwiGLU(int64_t n_embd, int64_t hidden)
-    : gate_proj(child("gate_proj", n_embd, hidden, LinearOptions{.bias = false})),
-      up_proj(child("up_proj", n_embd, hidden, LinearOptions{.bias = false})),
-      down_proj(child("down_proj", hidden, n_embd, LinearOptions{.bias = false})) {}
+SwiGLU::SwiGLU(int64_t n_embd, int64_t hidden, LinearOptions options)
+    : gate_proj(child("gate_proj", n_embd, hidden, options)),
+      up_proj(child("up_proj", n_embd, hidden, options)),
+      down_proj(child("down_proj", hidden, n_embd, options)) {}
 Tensor SwiGLU::forward(const Tensor& x) { return down_proj(ops::silu(gate_proj(x)) * up_proj(x)); }
 
 namespace {
 
-int64_t kv_width(int64_t n_embd, int64_t n_head, int64_t n_kv_head) {
-  if (n_head <= 0 || n_kv_head <= 0 || n_embd % n_head != 0 || n_head % n_kv_head != 0)
+// D * `heads`: the width of the queries, or of the keys.
+int64_t width_of(int64_t heads, int64_t n_embd, int64_t n_head, int64_t n_kv_head, int64_t head_dim) {
+  if (n_head <= 0 || n_kv_head <= 0 || (head_dim <= 0 && n_embd % n_head != 0) || n_head % n_kv_head != 0)
     throw Error(
         absl::StrCat("GroupedQueryAttention: n_head must divide n_embd and n_kv_head divide n_head, got n_embd ",
                      n_embd, ", n_head ", n_head, ", n_kv_head ", n_kv_head));
-  return n_embd / n_head * n_kv_head;
+  return heads * (head_dim > 0 ? head_dim : n_embd / n_head);
 }
 
 }  // namespace
+
+Tensor sliding_window_mask(int64_t T, int64_t window) {
+  const NoGrad off;
+  const RecorderScope run(nullptr);
+  const Tensor at = Tensor::arange(T);
+  return ops::less(at.view({T, 1}) - at.view({1, T}), window);
+}
 
 GroupedQueryAttention::GroupedQueryAttention(int64_t n_embd, int64_t n_head, int64_t n_kv_head,
                                              GroupedQueryAttentionOptions options)
@@ -31,17 +44,30 @@ GroupedQueryAttention::GroupedQueryAttention(int64_t n_embd, int64_t n_head, int
       n_head(n_head),
       n_kv_head(n_kv_head),
       options(options),
-      q_proj(child("q_proj", n_embd, n_embd, LinearOptions{.bias = options.bias})),
-      k_proj(child("k_proj", n_embd, kv_width(n_embd, n_head, n_kv_head), LinearOptions{.bias = options.bias})),
-      v_proj(child("v_proj", n_embd, kv_width(n_embd, n_head, n_kv_head), LinearOptions{.bias = options.bias})),
-      o_proj(child("o_proj", n_embd, n_embd, LinearOptions{.bias = options.bias})) {}
+      q_proj(child("q_proj", n_embd, width_of(n_head, n_embd, n_head, n_kv_head, options.head_dim),
+                   LinearOptions{.bias = options.bias})),
+      k_proj(child("k_proj", n_embd, width_of(n_kv_head, n_embd, n_head, n_kv_head, options.head_dim),
+                   LinearOptions{.bias = options.bias})),
+      v_proj(child("v_proj", n_embd, width_of(n_kv_head, n_embd, n_head, n_kv_head, options.head_dim),
+                   LinearOptions{.bias = options.bias})),
+      o_proj(child("o_proj", width_of(n_head, n_embd, n_head, n_kv_head, options.head_dim), n_embd,
+                   LinearOptions{.bias = options.o_bias.value_or(options.bias)})) {
+  if (!options.qk_norm) return;
+  const int64_t D = head_dim();
+  q_norm = child("q_norm", D, RMSNormOptions{.eps = options.norm_eps}).make<RMSNorm>();
+  k_norm = child("k_norm", D, RMSNormOptions{.eps = options.norm_eps}).make<RMSNorm>();
+}
 
-Tensor GroupedQueryAttention::forward(const Tensor& x, const ops::RotaryTables& rotary, const KVLayer& cached) {
+Tensor GroupedQueryAttention::forward(const Tensor& x, const ops::RotaryTables& rotary, const KVLayer& cached,
+                                      const Tensor& window_mask) {
   if (x.rank() != 3)
     throw_op_error("GroupedQueryAttention", "x must be (B, T, C), got " + to_string(x.sizes()),
                    std::source_location::current());
-  const int64_t B = x.size(0), T = x.size(1), D = n_embd / n_head;
-  const auto heads = [&](const Tensor& t, int64_t n) { return t.view({B, T, n, D}).transpose(1, 2); };  // (B, n, T, D)
+  const int64_t B = x.size(0), T = x.size(1), D = head_dim();
+  const auto heads = [&](const Tensor& t, int64_t n, RMSNorm* norm = nullptr) {  // (B, n, T, D)
+    const Tensor apart = t.view({B, T, n, D});
+    return (norm ? (*norm)(apart) : apart).transpose(1, 2);
+  };
   const auto turned = [&](const Tensor& t) {
     if (!rotary.cos.defined()) return t;
     if (rotary.cos.size(0) == T) return ops::rotary_embedding(t, rotary);
@@ -49,32 +75,82 @@ Tensor GroupedQueryAttention::forward(const Tensor& x, const ops::RotaryTables& 
     const int64_t n = t.size(1);
     return ops::rotary_embedding(t.transpose(0, 1).reshape({n, B * T, D}), rotary).view({n, B, T, D}).transpose(0, 1);
   };
-  const Tensor q = turned(heads(q_proj(x), n_head)), k = turned(heads(k_proj(x), n_kv_head)),
-               v = heads(v_proj(x), n_kv_head);
+  const Tensor q = turned(heads(q_proj(x), n_head, q_norm.get())),
+               k = turned(heads(k_proj(x), n_kv_head, k_norm.get())), v = heads(v_proj(x), n_kv_head);
   if (cached && !options.causal)
     throw_op_error("GroupedQueryAttention", "only causal attention takes a KVCache", std::source_location::current());
-  const Tensor y = cached ? cached.attend(q, k, v)
-                          : ops::scaled_dot_product_attention(q, k, v, {}, {.causal = options.causal});
-  return o_proj(y.transpose(1, 2).reshape({B, T, n_embd}));
+  const auto attend = [&] {
+    if (cached) return cached.attend(q, k, v, {.window = options.window});
+    if (options.window == 0 || options.window >= T)
+      return ops::scaled_dot_product_attention(q, k, v, {}, {.causal = options.causal});
+    const Tensor mask = window_mask.defined() ? window_mask : sliding_window_mask(T, options.window);
+    return ops::scaled_dot_product_attention(q, k, v, mask, {.causal = options.causal});
+  };
+  return o_proj(attend().transpose(1, 2).reshape({B, T, n_head * D}));
 }
 
-LlamaBlock::LlamaBlock(int64_t n_embd, int64_t n_head, int64_t n_kv_head, int64_t hidden, double norm_eps)
-    : input_layernorm(child("input_layernorm", n_embd, RMSNormOptions{.eps = norm_eps})),
-      self_attn(child("self_attn", n_embd, n_head, n_kv_head)),
-      post_attention_layernorm(child("post_attention_layernorm", n_embd, RMSNormOptions{.eps = norm_eps})),
-      mlp(child("mlp", n_embd, hidden)) {}
+ops::RotaryTables rotary_tables(const LlamaConfig& config, int64_t T, int64_t start, DType dtype) {
+  const int64_t D = config.rotary_dim();
+  const RopeScaling& scaling = config.rope_scaling;
+  if (scaling.kind == RopeScaling::Kind::kNone) return ops::rotary_tables(T, D, config.rope_base, start, dtype);
+  if (D <= 0 || D % 2 != 0)
+    throw Error(absl::StrCat("rotary_tables: the head dimension must be even and positive, got ", D));
+  const NoGrad off;
+  const RecorderScope run(nullptr);
+  std::vector<double> rates;  // radians for each position
+  for (int64_t i = 0; i < D / 2; ++i) {
+    const double rate = std::pow(config.rope_base, -2.0 * static_cast<double>(i) / static_cast<double>(D));
+    if (scaling.kind == RopeScaling::Kind::kLinear) {
+      rates.push_back(rate / scaling.factor);
+      continue;
+    }
+    // How many waves the first training's length holds: 0 on the ramp's slow side, 1 on its fast one.
+    const double waves = static_cast<double>(scaling.original_positions) * rate / (2 * std::numbers::pi);
+    const double ramp = (waves - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor);
+    const double kept = std::clamp(ramp, 0.0, 1.0);
+    rates.push_back((1 - kept) * rate / scaling.factor + kept * rate);
+  }
+  const Tensor position = Tensor::arange(T).to(kF64) + static_cast<double>(start);
+  const Tensor angle = position.unsqueeze(1) * Tensor::from(rates, {1, D / 2});
+  return {ops::cos(angle).to(compute_dtype(dtype)), ops::sin(angle).to(compute_dtype(dtype))};
+}
 
-Tensor LlamaBlock::forward(const Tensor& x_, const ops::RotaryTables& rotary, const KVLayer& cached) {
-  const Tensor x = x_ + self_attn(input_layernorm(x_), rotary, cached);
+LlamaBlock::LlamaBlock(const LlamaConfig& config, int64_t layer)
+    : input_layernorm(child("input_layernorm", config.n_embd, RMSNormOptions{.eps = config.norm_eps})),
+      self_attn(child("self_attn", config.n_embd, config.n_head, config.n_kv_head,
+                      GroupedQueryAttentionOptions{.bias = config.qkv_bias,
+                                                   .o_bias = config.o_bias,
+                                                   .head_dim = config.head_dim,
+                                                   .qk_norm = config.qk_norm,
+                                                   .norm_eps = config.norm_eps,
+                                                   .window = config.window(layer)})),
+      post_attention_layernorm(
+          child("post_attention_layernorm", config.n_embd, RMSNormOptions{.eps = config.norm_eps})),
+      mlp(child("mlp", config.n_embd, config.n_hidden, LinearOptions{.bias = config.mlp_bias})) {}
+
+LlamaBlock::LlamaBlock(int64_t n_embd, int64_t n_head, int64_t n_kv_head, int64_t hidden, double norm_eps)
+    : LlamaBlock(
+          LlamaConfig{
+              .n_head = n_head, .n_kv_head = n_kv_head, .n_embd = n_embd, .n_hidden = hidden, .norm_eps = norm_eps},
+          0) {}
+
+Tensor LlamaBlock::forward(const Tensor& x_, const ops::RotaryTables& rotary, const KVLayer& cached,
+                           const Tensor& window_mask) {
+  const Tensor x = x_ + self_attn(input_layernorm(x_), rotary, cached, window_mask);
   return x + mlp(post_attention_layernorm(x));
 }
 
 Llama::Body::Body(const LlamaConfig& config)
     : config(config),
-      embed_tokens(child("embed_tokens", config.vocab_size, config.n_embd)),
-      layers(child("layers", config.n_layer, config.n_embd, config.n_head, config.n_kv_head, config.n_hidden,
-                   config.norm_eps)),
-      norm(child("norm", config.n_embd, RMSNormOptions{.eps = config.norm_eps})) {}
+      embed_tokens(
+          child("embed_tokens", config.vocab_size, config.n_embd, EmbeddingOptions{.padding_idx = config.padding_idx})),
+      layers(child("layers")),
+      norm(child("norm", config.n_embd, RMSNormOptions{.eps = config.norm_eps})) {
+  if (!config.window_layers.empty() && static_cast<int64_t>(config.window_layers.size()) != config.n_layer)
+    throw Error(absl::StrCat("Llama: window_layers needs one flag for each of the ", config.n_layer, " layers, got ",
+                             config.window_layers.size()));
+  for (int64_t i = 0; i < config.n_layer; ++i) layers.emplace_back(config, i);
+}
 
 Tensor Llama::Body::forward(const Tensor& idx) {
   const auto fail = [&](std::string_view what) {
@@ -87,7 +163,10 @@ Tensor Llama::Body::forward(const Tensor& idx) {
   if (T > config.block_size) fail(absl::StrCat("T must be at most block_size = ", config.block_size));
   Tensor x = embed_tokens(idx);  // (B, T, C)
   const ops::RotaryTables& rotary = tables(T, x);
-  for (LlamaBlock& block : layers) x = block(x, rotary);
+  const bool windowed = config.sliding_window > 0 && T > config.sliding_window;
+  if (windowed && (!window_mask_.defined() || window_mask_.size(0) != T))
+    window_mask_ = sliding_window_mask(T, config.sliding_window);
+  for (LlamaBlock& block : layers) x = windowed ? block(x, rotary, KVLayer(), window_mask_) : block(x, rotary);
   return norm(x);
 }
 
@@ -103,13 +182,14 @@ Tensor Llama::Body::forward(const Tensor& idx, KVCache::Pass& pass) {
 const ops::RotaryTables& Llama::Body::tables(int64_t T, const Tensor& x) {
   const DType dtype = compute_dtype(x.dtype());
   if (!tables_.cos.defined() || tables_.cos.size(0) != T || tables_.cos.dtype() != dtype)
-    tables_ = ops::rotary_tables(T, config.n_embd / config.n_head, config.rope_base, 0, dtype);
+    tables_ = rotary_tables(config, T, 0, dtype);
   return tables_;
 }
 
 Llama::Llama(LlamaConfig config, uint64_t seed, const SkipInit&) : config(config) {
   if (config.tie_word_embeddings) lm_head.weight = model.embed_tokens.weight;
   init_normal(*this, seed);
+  model.embed_tokens.zero_padding();
 }
 
 Tensor Llama::forward(const Tensor& idx) { return lm_head(model(idx)); }
@@ -126,7 +206,7 @@ KVCacheOptions Llama::cache_options() const {
   return {.layers = config.n_layer,
           .kv_heads = config.n_kv_head,
           .max_length = config.block_size,
-          .head_dim = config.n_embd / config.n_head,
+          .head_dim = config.rotary_dim(),
           .dtype = cached_dtype(lm_head.weight.dtype())};
 }
 

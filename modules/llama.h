@@ -5,7 +5,7 @@
 //                    .n_hidden = 688}, /*seed=*/1337);
 //   model.loss(idx, targets).backward();
 //
-// Parameter names are those of published checkpoints; no layer has a bias.
+// With other options it is Qwen 2 and 3 or Mistral. Parameter names are those of published checkpoints.
 #pragma once
 
 #include "rondo/modules/causal_lm.h"
@@ -18,16 +18,24 @@ namespace rondo::nn {
 
 // down_proj(silu(gate_proj(x)) * up_proj(x)).
 struct SwiGLU : Module<SwiGLU> {
-  SwiGLU(int64_t n_embd, int64_t hidden);
+  SwiGLU(int64_t n_embd, int64_t hidden, LinearOptions options = {.bias = false});
   Linear gate_proj;
   Linear up_proj;
   Linear down_proj;
   Tensor forward(const Tensor& x);  // (..., C) -> (..., C)
 };
 
+// bool (T, T): true where query t may attend to key s, t - s < window. Keys after t are left to causal attention.
+Tensor sliding_window_mask(int64_t T, int64_t window);
+
 struct GroupedQueryAttentionOptions {
   bool causal = true;
-  bool bias = false;
+  bool bias = false;                          // of the projections
+  std::optional<bool> o_bias = std::nullopt;  // of o_proj, if it differs
+  int64_t head_dim = 0;                       // D; 0: n_embd / n_head
+  bool qk_norm = false;                       // RMSNorm over D of queries and keys, before they turn (Qwen 3)
+  double norm_eps = 1e-6;                     // of qk_norm
+  int64_t window = 0;  // sliding window: a token sees the last `window` tokens, itself included; 0: all
 };
 // n_head heads of queries share n_kv_head heads of keys and values: query head h reads head h / (n_head / n_kv_head).
 // n_kv_head = n_head is multi-head attention, 1 is multi-query attention.
@@ -39,19 +47,29 @@ struct GroupedQueryAttention : Module<GroupedQueryAttention> {
   Linear k_proj;
   Linear v_proj;
   Linear o_proj;
+  std::unique_ptr<RMSNorm> q_norm, k_norm;  // null without qk_norm
+  int64_t head_dim() const { return options.head_dim > 0 ? options.head_dim : n_embd / n_head; }
   // (B, T, C) -> (B, T, C). `rotary`: what turns queries and keys (T, D/2), or (B T, D/2) for positions of each row;
-  // undefined tables for no positions. `cached`: x continues what the cache holds (kv_cache.h).
-  Tensor forward(const Tensor& x, const ops::RotaryTables& rotary = {}, const KVLayer& cached = {});
+  // undefined tables for no positions. `cached`: x continues what the cache holds (kv_cache.h). `window_mask`: what
+  // sliding_window_mask() makes, if the caller shares it among layers.
+  Tensor forward(const Tensor& x, const ops::RotaryTables& rotary = {}, const KVLayer& cached = {},
+                 const Tensor& window_mask = {});
 };
 
-struct LlamaBlock : Module<LlamaBlock> {
-  LlamaBlock(int64_t n_embd, int64_t n_head, int64_t n_kv_head, int64_t hidden, double norm_eps = 1e-5);
-  RMSNorm input_layernorm;
-  GroupedQueryAttention self_attn;
-  RMSNorm post_attention_layernorm;
-  SwiGLU mlp;
-  // (B, T, C) -> (B, T, C)
-  Tensor forward(const Tensor& x, const ops::RotaryTables& rotary = {}, const KVLayer& cached = {});
+// How rotary positions stretch beyond the lengths of the first training.
+struct RopeScaling {
+  enum class Kind {
+    kNone,
+    kLinear,  // every frequency / factor (Chen et al., 2023)
+    kLlama3,  // low frequencies / factor, high ones as they are, a ramp between (Llama 3.1's model code)
+  };
+  Kind kind = Kind::kNone;
+  double factor = 1;
+  // kLlama3: wave lengths above original_positions / low_freq_factor are divided by factor, those below
+  // original_positions / high_freq_factor are not.
+  double low_freq_factor = 1;
+  double high_freq_factor = 4;
+  int64_t original_positions = 8192;
 };
 
 // The defaults are Llama 2 7B.
@@ -67,6 +85,38 @@ struct LlamaConfig {
   double rope_base = 10000.0;
   int64_t whole_logits = kWholeLogits;  // loss(): logits of more elements are computed in chunks
   bool tie_word_embeddings = false;     // lm_head.weight is embed_tokens.weight; checkpoints then need only one of them
+  RopeScaling rope_scaling = {};
+  int64_t head_dim = 0;  // 0: n_embd / n_head
+  bool qkv_bias = false;
+  bool o_bias = false;
+  bool mlp_bias = false;
+  bool qk_norm = false;
+  // A query sees this many positions, its own included; 0: all before it.
+  int64_t sliding_window = 0;
+  // Which layers have the window: one flag for each. Empty: all of them.
+  std::vector<bool> window_layers = {};
+  std::optional<int64_t> padding_idx = std::nullopt;  // embed_tokens gives this token's row no gradient
+
+  int64_t rotary_dim() const { return head_dim > 0 ? head_dim : n_embd / n_head; }
+  // Of one layer; 0: none.
+  int64_t window(int64_t layer) const {
+    return window_layers.empty() || window_layers.at(static_cast<size_t>(layer)) ? sliding_window : 0;
+  }
+};
+
+// Tables for positions start .. start + T - 1 (T, D/2), with the config's base and scaling.
+ops::RotaryTables rotary_tables(const LlamaConfig& config, int64_t T, int64_t start = 0, DType dtype = kF32);
+
+struct LlamaBlock : Module<LlamaBlock> {
+  LlamaBlock(int64_t n_embd, int64_t n_head, int64_t n_kv_head, int64_t hidden, double norm_eps = 1e-5);
+  LlamaBlock(const LlamaConfig& config, int64_t layer);
+  RMSNorm input_layernorm;
+  GroupedQueryAttention self_attn;
+  RMSNorm post_attention_layernorm;
+  SwiGLU mlp;
+  // (B, T, C) -> (B, T, C), with the operands of GroupedQueryAttention.
+  Tensor forward(const Tensor& x, const ops::RotaryTables& rotary = {}, const KVLayer& cached = {},
+                 const Tensor& window_mask = {});
 };
 
 struct Llama : Module<Llama>, CausalLM {
@@ -88,6 +138,7 @@ struct Llama : Module<Llama>, CausalLM {
     // Of positions 0 to T - 1, in the compute dtype of x.
     const ops::RotaryTables& tables(int64_t T, const Tensor& x);
     ops::RotaryTables tables_;  // of the last length and dtype
+    Tensor window_mask_;        // of the last length above sliding_window
   };
 
   LlamaConfig config;

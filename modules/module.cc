@@ -220,17 +220,19 @@ StateDict ModuleBase::state_dict() const {
   return state;
 }
 
-StateDictReport ModuleBase::load_state_dict(const StateDict& state, bool strict) {
+StateDictReport ModuleBase::load_state_dict(const StateDict& state, bool strict, bool assign) {
   std::vector<NamedTensor> targets;
   visit("", [&](const std::string& name, const Entry& entry) {
     if (entry.persistent) targets.push_back({name, entry.tensor});
   });
   std::set<std::string> ignored;
   collect_ignored("", ignored);
-  if (ignored.empty()) return load_tensors(targets, state, strict, type_name());
   StateDict wanted = state;
   for (const std::string& name : ignored) wanted.erase(name);
-  return load_tensors(targets, wanted, strict, type_name());
+  if (!assign) return load_tensors(targets, wanted, strict, type_name());
+  return load_tensors(targets, wanted, strict, type_name(), [](Tensor& target, const Tensor& value) {
+    if (!target.is_same(value)) replace_contents(target, value.detach());
+  });
 }
 
 void ModuleBase::collect_ignored(const std::string& prefix, std::set<std::string>& out) const {

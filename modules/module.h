@@ -116,8 +116,9 @@ class ModuleBase {
   StateDict state_dict() const;
   // Copies values in, converting between floating dtypes. Throws StateDictError, which lists everything missing,
   // unexpected or of another shape, before anything is changed. With `strict = false`, missing and unexpected names are
-  // returned instead. Names given to ignore_in_state_dict() are never unexpected.
-  StateDictReport load_state_dict(const StateDict& state, bool strict = true);
+  // returned instead. Names given to ignore_in_state_dict() are never unexpected. With `assign`, no value is copied:
+  // parameters and buffers take over the given tensors' memory and dtype, and share it with `state`.
+  StateDictReport load_state_dict(const StateDict& state, bool strict = true, bool assign = false);
 
   // ---- Changing the whole tree
   void train(bool on = true);

@@ -41,6 +41,13 @@ StateDictError::StateDictError(std::string_view what, StateDictReport report)
 
 StateDictReport load_tensors(std::span<const NamedTensor> targets, const StateDict& source, bool strict,
                              std::string_view what) {
+  return load_tensors(targets, source, strict, what, [](Tensor& target, const Tensor& value) {
+    if (!target.is_same(value)) target.copy_(value);
+  });
+}
+
+StateDictReport load_tensors(std::span<const NamedTensor> targets, const StateDict& source, bool strict,
+                             std::string_view what, absl::FunctionRef<void(Tensor&, const Tensor&)> store) {
   StateDictReport report;
   std::unordered_map<const TensorImpl*, const std::pair<const std::string, Tensor>*>
       given;  // first value of each target
@@ -77,8 +84,7 @@ StateDictReport load_tensors(std::span<const NamedTensor> targets, const StateDi
   }
   if (!report.mismatched.empty() || (strict && !report.empty())) throw StateDictError(what, report);
   const NoGrad off;
-  for (auto& [target, value] : copies)
-    if (!target.is_same(value)) target.copy_(value);
+  for (auto& [target, value] : copies) store(target, value);
   return report;
 }
 

@@ -7,6 +7,7 @@
 #include <string_view>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "rondo/runtime/error.h"
 #include "rondo/runtime/tensor.h"
 
@@ -43,6 +44,9 @@ class StateDictError : public Error {
 // begins with `what`: "GPT2".
 StateDictReport load_tensors(std::span<const NamedTensor> targets, const StateDict& source, bool strict,
                              std::string_view what);
+// The same checks; then `store` is called for each tensor instead of the copy.
+StateDictReport load_tensors(std::span<const NamedTensor> targets, const StateDict& source, bool strict,
+                             std::string_view what, absl::FunctionRef<void(Tensor& target, const Tensor& value)> store);
 
 }  // namespace rondo::nn
 #pragma GCC visibility pop

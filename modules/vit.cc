@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "rondo/modules/attention.h"
 #include "rondo/modules/init.h"
 #include "rondo/runtime/autograd.h"
 
@@ -11,8 +12,8 @@ namespace rondo::nn {
 
 PatchConv2d::PatchConv2d(int64_t in_channels, int64_t out_channels, int64_t patch_size)
     : patch_size(patch_size),
-      weight(parameter("weight", Tensor::zeros({out_channels, in_channels, patch_size, patch_size}))),
-      bias(parameter("bias", Tensor::zeros({out_channels}))) {}
+      weight(parameter("weight", constant_parameter({out_channels, in_channels, patch_size, patch_size}, 0.0))),
+      bias(parameter("bias", constant_parameter({out_channels}, 0.0))) {}
 Tensor PatchConv2d::forward(const Tensor& images) {
   return ops::conv2d(images, weight, bias, {.stride = {patch_size, patch_size}});
 }
@@ -23,7 +24,8 @@ Tensor PatchEmbed::forward(const Tensor& images) { return proj(images).flatten(2
 
 ViTAttention::ViTAttention(const ViTConfig& config)
     : n_head(config.n_head),
-      qkv(child("qkv", config.n_embd, 3 * config.n_embd)),
+      qkv(child("qkv", config.n_embd, 3 * config.n_embd, LinearOptions{.bias = config.qkv_bias})),
+      attn_drop(child("attn_drop", config.attention_dropout)),
       proj(child("proj", config.n_embd, config.n_embd)),
       proj_drop(child("proj_drop", config.dropout)) {
   if (n_head <= 0 || config.n_embd % n_head != 0)
@@ -33,13 +35,14 @@ Tensor ViTAttention::forward(const Tensor& x) {
   const int64_t B = x.size(0), T = x.size(1), C = x.size(2);
   std::vector<Tensor> parts = ops::split(qkv(x), C, -1);                                    // 3 x (B, T, C)
   for (Tensor& part : parts) part = part.view({B, T, n_head, C / n_head}).transpose(1, 2);  // 3 x (B, H, T, D)
-  const Tensor y = ops::scaled_dot_product_attention(parts[0], parts[1], parts[2]);
+  const Tensor y = attention_with_dropout(parts[0], parts[1], parts[2], {}, /*causal=*/false, attn_drop);
   return proj_drop(proj(y.transpose(1, 2).reshape({B, T, C})));
 }
 
 ViTMLP::ViTMLP(const ViTConfig& config)
-    : fc1(child("fc1", config.n_embd, 4 * config.n_embd)),
-      fc2(child("fc2", 4 * config.n_embd, config.n_embd)),
+    : gelu(config.gelu),
+      fc1(child("fc1", config.n_embd, config.n_hidden > 0 ? config.n_hidden : 4 * config.n_embd)),
+      fc2(child("fc2", config.n_hidden > 0 ? config.n_hidden : 4 * config.n_embd, config.n_embd)),
       drop(child("drop", config.dropout)) {}
 
 ViTBlock::ViTBlock(const ViTConfig& config)
@@ -66,8 +69,8 @@ int64_t count_patches(const ViTConfig& config) {
 
 ViT::ViT(ViTConfig config, uint64_t seed, const SkipInit&)
     : config(config),
-      cls_token(parameter("cls_token", Tensor::zeros({1, 1, config.n_embd}))),
-      pos_embed(parameter("pos_embed", Tensor::zeros({1, count_patches(config) + 1, config.n_embd}))),
+      cls_token(parameter("cls_token", constant_parameter({1, 1, config.n_embd}, 0.0))),
+      pos_embed(parameter("pos_embed", constant_parameter({1, count_patches(config) + 1, config.n_embd}, 0.0))),
       patch_embed(child("patch_embed", config)),
       pos_drop(child("pos_drop", config.dropout)),
       blocks(child("blocks", config.n_layer, config)),

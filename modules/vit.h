@@ -22,6 +22,10 @@ struct ViTConfig {
   int64_t n_class = 1000;
   double dropout = 0;  // of the embeddings and of what each half of a block adds
   double norm_eps = 1e-6;
+  double attention_dropout = 0;  // of the attention weights
+  int64_t n_hidden = 0;          // units of each MLP; 0: 4 n_embd
+  bool qkv_bias = true;
+  ops::GeluKind gelu = ops::GeluKind::kErf;
 };
 
 // A convolution over patches that do not overlap. weight (out, in, patch, patch), bias (out).
@@ -43,6 +47,7 @@ struct ViTAttention : Module<ViTAttention> {
   explicit ViTAttention(const ViTConfig& config);
   int64_t n_head;
   Linear qkv;
+  Dropout attn_drop;
   Linear proj;
   Dropout proj_drop;
   Tensor forward(const Tensor& x);  // (B, T, C) -> (B, T, C)
@@ -50,10 +55,11 @@ struct ViTAttention : Module<ViTAttention> {
 
 struct ViTMLP : Module<ViTMLP> {
   explicit ViTMLP(const ViTConfig& config);
+  ops::GeluKind gelu;
   Linear fc1;
   Linear fc2;
   Dropout drop;
-  Tensor forward(const Tensor& x) { return drop(fc2(ops::gelu(fc1(x), ops::GeluKind::kErf))); }
+  Tensor forward(const Tensor& x) { return drop(fc2(ops::gelu(fc1(x), gelu))); }
 };
 
 struct ViTBlock : Module<ViTBlock> {

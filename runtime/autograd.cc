@@ -43,6 +43,8 @@ Node::~Node() {
   dying = nullptr;
 }
 
+Tensor LeafGrad::grad() const { return leaf == nullptr ? Tensor() : leaf->leaf_grad(); }
+
 Node::OutputExtras& Node::extras_of(int output) {
   for (OutputExtras& e : extras)
     if (e.output == output) return e;

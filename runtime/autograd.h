@@ -75,10 +75,13 @@ struct GradSlot {
   const char* claims[2] = {};  // the name of each GradientClaim's owner; null if it has none
 };
 
-// The .grad of a leaf to which only one gradient is still to come in this backward.
+// A leaf to which only one gradient is still to come in this backward.
 struct LeafGrad {
-  Tensor grad;         // undefined if it must not be written over
-  bool added = false;  // the node has added the gradient in place
+  const Node* leaf = nullptr;  // null: there is no such leaf
+  bool added = false;          // the node has added the gradient in place
+  // Its .grad; undefined if it must not be written over. Ask only for a leaf that gets a gradient: another thread may
+  // be using any other.
+  Tensor grad() const;
 };
 
 class Node {
@@ -97,8 +100,8 @@ class Node {
   // stands for would. The tape then calls backward_onto().
   virtual bool adds_to_totals() const { return false; }
   // As backward(), but grads_in[i] holds what edge i has received so far, and the node leaves the new sum there. If
-  // leaf_grads[i].grad is defined, the node may instead add to it in place; it then sets `added` and leaves grads_in[i]
-  // undefined.
+  // leaf_grads[i].grad() is defined, the node may instead add to it in place; it then sets `added` and leaves
+  // grads_in[i] undefined.
   virtual void backward_onto(std::span<Tensor> grads_out, std::span<Tensor> grads_in, std::span<LeafGrad> leaf_grads) {
     (void)leaf_grads;
     backward(grads_out, grads_in);

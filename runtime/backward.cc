@@ -67,7 +67,7 @@ class Backward {
           if (!any || !node->edges[i].node) continue;
           grads_in[i] = take(node->edges[i]);
           if (!grads_in[i].defined() && captured == nullptr && tasks_[node->edges[i].node.get()].waiting == 1)
-            leaf_grads[i].grad = node->edges[i].node->leaf_grad();
+            leaf_grads[i].leaf = node->edges[i].node.get();
         }
         if (captures) watch(*node, capture->second, *captured);
         const absl::Cleanup done = [node] { unwatch(*node); };

@@ -40,6 +40,15 @@ std::vector<bool> outputs_leading_to(const Graph& recorded, const std::vector<bo
   return outputs;
 }
 
+std::vector<bool> inputs_reached(const Graph& recorded, const OpSet& passed) {
+  std::vector<bool> reached(recorded.values.size(), false), inputs;
+  for (size_t n = 0; n < recorded.nodes.size(); ++n)
+    for (ValueId id : recorded.nodes[n].inputs)
+      if (passed[n] && differentiable(recorded, id)) reached[static_cast<size_t>(id)] = true;
+  for (ValueId id : recorded.inputs) inputs.push_back(reached[static_cast<size_t>(id)]);
+  return inputs;
+}
+
 OpSet ops_passed(const Graph& recorded, const std::vector<bool>& outputs, const std::vector<bool>* inputs,
                  const std::vector<int>& inner) {
   OpSet passed = leading(recorded, inputs, inner).ops;

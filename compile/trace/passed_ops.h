@@ -17,6 +17,9 @@ using OpSet = std::vector<bool>;
 OpSet ops_passed(const Graph& recorded, const std::vector<bool>& outputs, const std::vector<bool>* inputs = nullptr,
                  const std::vector<int>& inner = {});
 
+// By input: whether a gradient flows to it through these ops.
+std::vector<bool> inputs_reached(const Graph& recorded, const OpSet& passed);
+
 // By output: whether its gradient flows to one of these.
 std::vector<bool> outputs_leading_to(const Graph& recorded, const std::vector<bool>& inputs,
                                      const std::vector<int>& inner);

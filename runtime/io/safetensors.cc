@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "rondo/runtime/io/atomic_file.h"
 #include "rondo/runtime/io/json.h"
+#include "rondo/runtime/io/open_file.h"
 #include "rondo/runtime/io/utf8.h"
 
 namespace rondo::io {
@@ -91,20 +92,29 @@ bool by_name(const TensorEntry& a, const TensorEntry& b) { return a.name < b.nam
 
 std::string_view safetensors_name(DType dtype) { return kDTypeNames[static_cast<int>(dtype)]; }
 
-SafetensorsFile::SafetensorsFile(const std::string& path) : file_(MappedFile::open(path, Mapping::kCopyOnWrite)) {
-  if (file_->size() < 8)
-    throw FileError(path, absl::StrCat("not a safetensors file: ", file_->size(), " bytes, the header needs 8"));
+SafetensorsFile::SafetensorsFile(const std::string& path, Reading reading) : path_(path) {
+  if (reading == Reading::kMap) file_ = MappedFile::open(path, Mapping::kCopyOnWrite);
+  else positional_ = std::make_shared<OpenFile>(path);
+  const uint64_t size = file_ ? file_->size() : positional_->size();
+  if (size < 8) throw FileError(path, absl::StrCat("not a safetensors file: ", size, " bytes, the header needs 8"));
   uint64_t header = 0;
-  std::memcpy(&header, file_->data(), 8);
+  if (file_) std::memcpy(&header, file_->data(), 8);
+  else positional_->read(0, &header, 8);
   if (header > kMaxHeader)
     throw FileError(path, absl::StrCat("not a safetensors file: its first 8 bytes give a header length of ", header,
                                        ", above the limit of ", kMaxHeader));
-  if (header > file_->size() - 8)
-    throw FileError(path, absl::StrCat("the header length ", header, " is larger than the file (", file_->size(),
-                                       " bytes): truncated?"));
+  if (header > size - 8)
+    throw FileError(
+        path, absl::StrCat("the header length ", header, " is larger than the file (", size, " bytes): truncated?"));
   data_start_ = 8 + static_cast<size_t>(header);
-  parse_header(file_->text().substr(8, static_cast<size_t>(header)));
-  check_layout(file_->size() - data_start_);
+  if (file_) {
+    parse_header(file_->text().substr(8, static_cast<size_t>(header)));
+  } else {
+    std::string text(static_cast<size_t>(header), '\0');
+    positional_->read(8, text.data(), text.size());
+    parse_header(text);
+  }
+  check_layout(size - data_start_);
 }
 
 void SafetensorsFile::parse_header(std::string_view header) {
@@ -168,17 +178,26 @@ Tensor SafetensorsFile::tensor(std::string_view name) const {
   return tensor(*entry);
 }
 
+void SafetensorsFile::read(const TensorEntry& entry, uint64_t begin, void* out, size_t bytes) const {
+  if (bytes == 0) return;
+  const uint64_t at = data_start_ + entry.begin + begin;
+  if (file_) std::memcpy(out, file_->data() + at, bytes);
+  else positional_->read(at, out, bytes);
+}
+
 Tensor SafetensorsFile::tensor(const TensorEntry& entry) const {
   const size_t bytes = static_cast<size_t>(entry.end - entry.begin);
-  std::byte* data = file_->mutable_data() + data_start_ + entry.begin;
+  std::byte* data = file_ ? file_->mutable_data() + data_start_ + entry.begin : nullptr;
+  Tensor copy;
+  if (data == nullptr || (bytes > 0 && reinterpret_cast<uintptr_t>(data) % size_of(entry.dtype) != 0)) {
+    copy = Tensor::empty(entry.shape, {entry.dtype});
+    data = copy.storage().data();
+    read(entry, 0, data, bytes);
+  }
   // Any other byte is not a bool, and C++ may do anything with it.
   if (entry.dtype == kBool && !std::all_of(data, data + bytes, [](std::byte b) { return b <= std::byte{1}; }))
     throw FileError(path(), "BOOL tensor " + shown(entry.name) + " holds a byte that is neither 0 nor 1");
-  if (bytes > 0 && reinterpret_cast<uintptr_t>(data) % size_of(entry.dtype) != 0) {
-    Tensor copy = Tensor::empty(entry.shape, {entry.dtype});
-    std::memcpy(copy.raw_mutable_data(), data, bytes);
-    return copy;
-  }
+  if (copy.defined()) return copy;
   return Tensor::from_storage(Storage::borrow(data, bytes, file_), 0, entry.shape, contiguous_strides(entry.shape),
                               entry.dtype);
 }
@@ -198,13 +217,10 @@ LoadedTensors load_safetensors(const std::string& path) {
   return SafetensorsFile(path).load_all();
 }
 
-LoadedTensors load_sharded_safetensors(const std::string& index_path) {
-  const auto index = MappedFile::open(index_path);
-  if (index->size() > SafetensorsFile::kMaxHeader)
-    throw FileError(index_path, absl::StrCat("the index has ", index->size(), " bytes, the limit is ",
-                                             SafetensorsFile::kMaxHeader));
-  JsonReader json(index_path, index->text());
-  std::map<std::string, std::string> weight_map;  // tensor -> file
+std::map<std::string, std::string> read_safetensors_index(const std::string& index_path) {
+  const std::string text = read_text(index_path, SafetensorsFile::kMaxHeader);
+  JsonReader json(index_path, text);
+  std::map<std::string, std::string> weight_map;
   bool has_map = false;
   json.object([&](std::string& key) {
     if (key != "weight_map") return json.skip();
@@ -221,11 +237,14 @@ LoadedTensors load_sharded_safetensors(const std::string& index_path) {
   });
   json.finish();
   if (!has_map) throw FileError(index_path, "has no weight_map");
+  return weight_map;
+}
 
+LoadedTensors load_sharded_safetensors(const std::string& index_path) {
   const std::filesystem::path folder = std::filesystem::path(index_path).parent_path();
   std::map<std::string, SafetensorsFile> shards;
   LoadedTensors loaded;
-  for (const auto& [name, file] : weight_map) {
+  for (const auto& [name, file] : read_safetensors_index(index_path)) {
     auto shard = shards.find(file);
     if (shard == shards.end()) shard = shards.try_emplace(file, (folder / file).string()).first;
     loaded.tensors.emplace_hint(loaded.tensors.end(), name, shard->second.tensor(name));

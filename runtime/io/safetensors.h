@@ -9,6 +9,7 @@
 // Loading maps the file; a tensor is a view of the mapping, which it keeps alive, so a 500 MB file opens in
 // microseconds. The mapping is copy-on-write: writing such a tensor in place is allowed, costs memory page by page and
 // never reaches the file. Mapped tensors are aligned to their element size only; one that is not even that is copied.
+// SafetensorsFile reads by copying if asked to (Reading::kCopy).
 //
 // A file is hostile until proven well-formed: everything in the header is checked before a tensor is made, and the
 // check needs less than 16 times the header's memory. Every failure is a FileError with path and reason.
@@ -28,6 +29,7 @@
 #pragma GCC visibility push(default)
 namespace rondo::io {
 
+class OpenFile;
 using TensorMap = std::map<std::string, Tensor>;
 using Metadata = std::map<std::string, std::string>;
 
@@ -44,15 +46,20 @@ struct LoadedTensors {
   Metadata metadata;
 };
 
+enum class Reading {
+  kMap,   // tensors are views of the mapping. A file that is truncated in place while mapped raises SIGBUS.
+  kCopy,  // tensors have memory of their own. A file that is truncated meanwhile is a FileError.
+};
+
 // An opened file: the header is read and checked, tensors are made when asked for.
 class SafetensorsFile {
  public:
   // The limit of the reference implementation.
   static constexpr uint64_t kMaxHeader = 100'000'000;
 
-  explicit SafetensorsFile(const std::string& path);
+  explicit SafetensorsFile(const std::string& path, Reading reading = Reading::kMap);
 
-  const std::string& path() const { return file_->path(); }
+  const std::string& path() const { return path_; }
   const Metadata& metadata() const { return metadata_; }
   // Sorted by name.
   const std::vector<TensorEntry>& entries() const { return entries_; }
@@ -60,15 +67,20 @@ class SafetensorsFile {
   // Throws FileError if there is no such tensor, or if a BOOL tensor holds a byte that is neither 0 nor 1.
   Tensor tensor(std::string_view name) const;
   Tensor tensor(const TensorEntry& entry) const;
+  // The entry of this name; null: none.
+  const TensorEntry* find(std::string_view name) const;
+  // Copies `bytes` bytes of a tensor, from its byte `begin` on. REQUIRES: they lie in the tensor.
+  void read(const TensorEntry& entry, uint64_t begin, void* out, size_t bytes) const;
   // All of them, and the metadata moves along: two copies would break the memory bound.
   LoadedTensors load_all() &&;
 
  private:
-  const TensorEntry* find(std::string_view name) const;
   void parse_header(std::string_view header);
   void check_layout(uint64_t data_bytes) const;
 
-  std::shared_ptr<const MappedFile> file_;
+  std::string path_;
+  std::shared_ptr<const MappedFile> file_;      // kMap
+  std::shared_ptr<const OpenFile> positional_;  // kCopy
   size_t data_start_ = 0;
   std::vector<TensorEntry> entries_;
   Metadata metadata_;
@@ -80,6 +92,8 @@ LoadedTensors load_safetensors(const std::string& path);
 // `index_path` is {"metadata": {..}, "weight_map": {"tensor name": "file beside the index"}}. File names with a folder,
 // "..", or a leading "/" are refused: an index cannot reach out of its folder. The metadata is the first shard's.
 LoadedTensors load_sharded_safetensors(const std::string& index_path);
+// The weight_map of such an index, checked: tensor name -> file name.
+std::map<std::string, std::string> read_safetensors_index(const std::string& index_path);
 
 // Writes atomically (atomic_file.h). Tensors go by descending element size, then name, and the header is padded with
 // spaces so that the data starts at a multiple of 8: with the same tensors, byte for byte what the reference

@@ -1,0 +1,92 @@
+// BERT and RoBERTa (Liu et al., "RoBERTa: a robustly optimized BERT pretraining approach", 2019) as they are published:
+// a body called "bert" or "roberta" below a head for one task. Parameter names are exactly those of published
+// checkpoints.
+//
+//   nn::BertForSequenceClassification model({.vocab_size = 30522, .n_layer = 2, .n_class = 3});
+//   model.loss(idx, mask, segments, targets).backward();
+//
+// Shapes: idx i64 (B, T); mask bool (B, T), true = a real token, undefined = all; segments i64 (B, T), undefined = 0.
+// Weights start N(0, 0.02), biases 0, gains 1; the same for the same seed on any machine.
+#pragma once
+
+#include "rondo/modules/bert.h"
+
+#pragma GCC visibility push(default)
+namespace rondo::nn {
+
+// Embeddings and encoder: every position's features.
+struct BertModel : Module<BertModel> {
+  explicit BertModel(BertConfig config, bool has_pooler = true, uint64_t seed = 0, const SkipInit& skip = SkipInit());
+  BertConfig config;
+  BertEmbeddings embeddings = child("embeddings", config);
+  BertEncoder encoder = child("encoder", config);
+  std::unique_ptr<BertDense> pooler;                                                        // null without one
+  Tensor forward(const Tensor& idx, const Tensor& mask = {}, const Tensor& segments = {});  // (B, T, C)
+  // tanh of a linear layer of the first position's features: (B, C). Throws Error without a pooler.
+  Tensor pooled(const Tensor& features);
+};
+
+// The mean of the features of real tokens, as sentence-transformers' models (MiniLM) pool: features (B, T, C), mask
+// bool (B, T) or undefined -> (B, C). A row without a real token gives 0.
+Tensor mean_pooling(const Tensor& features, const Tensor& mask);
+
+struct BertTaskOptions {
+  std::optional<double> classifier_dropout = std::nullopt;  // nullopt: config.dropout
+  uint64_t seed = 0;
+};
+
+// Logits (B, n_class) of the pooled first position.
+struct BertForSequenceClassification : Module<BertForSequenceClassification> {
+  explicit BertForSequenceClassification(BertConfig config, BertTaskOptions options = {},
+                                         const SkipInit& skip = SkipInit());
+  BertConfig config;
+  BertTaskOptions options;
+  BertModel bert = child("bert", config);
+  Dropout dropout = child("dropout", options.classifier_dropout.value_or(config.dropout));
+  Linear classifier = child("classifier", config.n_embd, config.n_class);
+  Tensor forward(const Tensor& idx, const Tensor& mask = {}, const Tensor& segments = {});
+  // Mean cross-entropy in nats of targets i64 (B).
+  Tensor loss(const Tensor& idx, const Tensor& mask, const Tensor& segments, const Tensor& targets,
+              std::source_location where = std::source_location::current());
+};
+
+// out_proj(tanh(dense(first position))), with dropout before each.
+struct RobertaClassificationHead : Module<RobertaClassificationHead> {
+  RobertaClassificationHead(const BertConfig& config, double dropout);
+  Linear dense;
+  Dropout dropout;
+  Linear out_proj;
+  Tensor forward(const Tensor& features);  // (B, T, C) -> (B, n_class)
+};
+
+// The same for RoBERTa, which has no pooler.
+struct RobertaForSequenceClassification : Module<RobertaForSequenceClassification> {
+  explicit RobertaForSequenceClassification(BertConfig config, BertTaskOptions options = {},
+                                            const SkipInit& skip = SkipInit());
+  BertConfig config;
+  BertTaskOptions options;
+  BertModel roberta = child("roberta", config, /*has_pooler=*/false);
+  RobertaClassificationHead classifier = child("classifier", config,
+                                               options.classifier_dropout.value_or(config.dropout));
+  Tensor forward(const Tensor& idx, const Tensor& mask = {}, const Tensor& segments = {});
+  Tensor loss(const Tensor& idx, const Tensor& mask, const Tensor& segments, const Tensor& targets,
+              std::source_location where = std::source_location::current());
+};
+
+// Logits (B, T, n_class) of every position. The body is called "roberta" if config.roberta.
+struct BertForTokenClassification : Module<BertForTokenClassification> {
+  explicit BertForTokenClassification(BertConfig config, BertTaskOptions options = {},
+                                      const SkipInit& skip = SkipInit());
+  BertConfig config;
+  BertTaskOptions options;
+  BertModel bert = child(config.roberta ? "roberta" : "bert", config, /*has_pooler=*/false);
+  Dropout dropout = child("dropout", options.classifier_dropout.value_or(config.dropout));
+  Linear classifier = child("classifier", config.n_embd, config.n_class);
+  Tensor forward(const Tensor& idx, const Tensor& mask = {}, const Tensor& segments = {});
+  // Mean cross-entropy in nats of targets i64 (B, T), where -100 is ignored.
+  Tensor loss(const Tensor& idx, const Tensor& mask, const Tensor& segments, const Tensor& targets,
+              std::source_location where = std::source_location::current());
+};
+
+}  // namespace rondo::nn
+#pragma GCC visibility pop

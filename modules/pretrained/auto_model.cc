@@ -1,0 +1,204 @@
+#include "rondo/modules/pretrained/auto_model.h"
+
+#include <algorithm>
+#include <filesystem>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "rondo/modules/bert_tasks.h"
+#include "rondo/modules/gpt2.h"
+#include "rondo/modules/llama.h"
+#include "rondo/modules/pretrained/published.h"
+#include "rondo/modules/pretrained/weight_files.h"
+#include "rondo/modules/vit.h"
+#include "rondo/runtime/io/atomic_file.h"
+#include "rondo/runtime/io/json.h"
+#include "rondo/runtime/io/open_file.h"
+
+namespace rondo::nn {
+namespace fs = std::filesystem;
+namespace {
+
+constexpr const char* kConfig = "config.json";
+
+constexpr struct {
+  const char* model_type;
+  MakeModel make;
+} kFamilies[] = {{"gpt2", &make_gpt2},     {"llama", &make_llama}, {"qwen2", &make_llama},  {"qwen3", &make_llama},
+                 {"mistral", &make_llama}, {"bert", &make_bert},   {"roberta", &make_bert}, {"vit", &make_vit}};
+
+std::string families() {
+  std::vector<std::string> names;
+  for (const auto& family : kFamilies) names.push_back(family.model_type);
+  return absl::StrJoin(names, ", ");
+}
+
+// transformers' name of a floating dtype.
+std::string torch_name(DType dtype) {
+  switch (dtype) {
+    case kF64: return "float64";
+    case kBF16: return "bfloat16";
+    case kF16: return "float16";
+    default: return "float32";
+  }
+}
+
+void write_config(const std::string& folder, const std::vector<ConfigField>& fields) {
+  std::string text = "{";
+  for (const ConfigField& field : fields)
+    absl::StrAppend(&text, text.size() > 1 ? "," : "", "\n  ", json_text(field.name), ": ", field.json);
+  io::write_file_atomic((fs::path(folder) / kConfig).string(), text + "\n}\n");
+}
+
+// Replaces a field, or adds it.
+void set_field(std::vector<ConfigField>& fields, const std::string& name, const std::string& json) {
+  for (ConfigField& field : fields)
+    if (field.name == name) {
+      field.json = json;
+      return;
+    }
+  fields.push_back({name, json});
+}
+
+void save(ModuleBase& module, const Published& published, std::vector<ConfigField> config, const std::string& folder,
+          const SaveOptions& options) {
+  const io::TensorMap tensors = published_tensors(module, published);
+  io::make_folders(folder);
+  // A folder without config.json is not complete: nobody loads old and new shards mixed.
+  const fs::path root(folder);
+  std::error_code error;
+  if (fs::exists(root / "model.safetensors.index.json", error)) fs::remove(root / kConfig, error);
+  if (error) throw FileError((root / kConfig).string(), "cannot replace it: " + error.message());
+  save_weights(tensors, folder, options);
+  set_field(config, "architectures", absl::StrCat("[\n    ", json_text(published.architecture), "\n  ]"));
+  DType dtype = kF32;
+  for (const auto& [name, tensor] : tensors) dtype = tensor.dtype();
+  const bool old_name = std::any_of(config.begin(), config.end(),
+                                    [](const ConfigField& field) { return field.name == "torch_dtype"; });
+  set_field(config, old_name ? "torch_dtype" : "dtype", json_text(torch_name(dtype)));
+  write_config(folder, config);
+}
+
+}  // namespace
+
+void save_pretrained(ModuleBase& model, const std::string& folder, const SaveOptions& options) {
+  const Published published = describe(model);
+  if (!published.why_unpublished.empty())
+    throw Error(
+        absl::StrCat("save_pretrained: no published model is like this one: it has ", published.why_unpublished));
+  std::vector<ConfigField> config = {{"model_type", json_text(published.model_type)}};
+  config.insert(config.end(), published.config.begin(), published.config.end());
+  save(model, published, std::move(config), folder, options);
+}
+
+// ---- PretrainedModel
+
+PretrainedModel::PretrainedModel(Kind kind, const std::string& folder, const PretrainedOptions& options) {
+  const char* const kNames[] = {"AutoModel", "AutoModelForCausalLM", "AutoModelForSequenceClassification",
+                                "AutoModelForTokenClassification", "AutoModelForImageClassification"};
+  const std::string name = kNames[static_cast<int>(kind)];
+  if (options.dtype && !is_floating(*options.dtype))
+    throw Error(
+        absl::StrCat(name, "::from_pretrained: dtype must be floating, got ", std::string(name_of(*options.dtype))));
+  const std::string path = (fs::path(folder) / kConfig).string();
+  ConfigFields config(path, io::read_text(path, ConfigFields::kMostBytes));
+  config_ = config.fields();
+  model_type_ = config.word("model_type", "");
+  const auto family = std::find_if(std::begin(kFamilies), std::end(kFamilies),
+                                   [&](const auto& f) { return model_type_ == f.model_type; });
+  ConfigProblems problems;
+  if (!config.has("model_type")) problems.missing = {"model_type"};
+  else if (family == std::end(kFamilies))
+    problems.unsupported = {absl::StrCat("model_type: ", io::shown(model_type_), " (there are ", families(), ")")};
+  if (!problems.empty()) throw ConfigError(path, problems);
+  module_ = family->make(config, static_cast<Task>(kind), options);
+  if (module_ == nullptr)
+    throw Error(absl::StrCat(name, "::from_pretrained: there is no such model of the family ", model_type_, ", which ",
+                             path, " names"));
+  published_ = std::make_unique<const Published>(describe(*module_, model_type_));
+  const WeightFiles files(folder, options.map ? io::Reading::kMap : io::Reading::kCopy);
+  load_weights(*module_, *published_, files, options);
+  module_->eval();
+  if (options.num_labels) {
+    std::erase_if(config_, [](const ConfigField& field) { return field.name == "num_labels"; });
+    for (const ConfigField& field : label_fields(*options.num_labels)) set_field(config_, field.name, field.json);
+  }
+}
+
+PretrainedModel::PretrainedModel(PretrainedModel&&) noexcept = default;
+PretrainedModel& PretrainedModel::operator=(PretrainedModel&&) noexcept = default;
+PretrainedModel::~PretrainedModel() = default;
+
+void PretrainedModel::save_pretrained(const std::string& folder, const SaveOptions& options) const {
+  save(*module_, *published_, config_, folder, options);
+}
+
+std::string PretrainedModel::published_name(std::string_view name) const {
+  for (const PublishedTensor& tensor : published_->tensors)
+    if (tensor.name == name && tensor.rows == 0) return tensor.file_name;
+  throw Error(absl::StrCat(published_->architecture, ": no tensor of published files is ", std::string(name)));
+}
+
+// ---- The tasks
+
+AutoModel AutoModel::from_pretrained(const std::string& folder, const PretrainedOptions& options) {
+  return AutoModel(Kind::kBase, folder, options);
+}
+Tensor AutoModel::operator()(const Tensor& idx, const Tensor& mask, const Tensor& segments) {
+  if (auto* bert = as<BertModel>()) return (*bert)(idx, mask, segments);
+  if (mask.defined() || segments.defined())
+    throw Error(absl::StrCat("AutoModel: ", model_type(), " takes neither a mask nor segments"));
+  if (auto* body = as<Llama::Body>()) return (*body)(idx);
+  return as<GPT2>()->features(idx);
+}
+
+AutoModelForCausalLM AutoModelForCausalLM::from_pretrained(const std::string& folder,
+                                                           const PretrainedOptions& options) {
+  return AutoModelForCausalLM(Kind::kCausalLM, folder, options);
+}
+Tensor AutoModelForCausalLM::operator()(const Tensor& idx) {
+  if (auto* llama = as<Llama>()) return (*llama)(idx);
+  return (*as<GPT2>())(idx);
+}
+CausalLM& AutoModelForCausalLM::causal_lm() const { return *as<CausalLM>(); }
+Tensor AutoModelForCausalLM::loss(const Tensor& idx, const Tensor& targets, std::source_location where) {
+  if (auto* llama = as<Llama>()) return llama->loss(idx, targets, where);
+  return as<GPT2>()->loss(idx, targets, where);
+}
+
+AutoModelForSequenceClassification AutoModelForSequenceClassification::from_pretrained(
+    const std::string& folder, const PretrainedOptions& options) {
+  return AutoModelForSequenceClassification(Kind::kSequenceClassification, folder, options);
+}
+Tensor AutoModelForSequenceClassification::operator()(const Tensor& idx, const Tensor& mask, const Tensor& segments) {
+  if (auto* roberta = as<RobertaForSequenceClassification>()) return (*roberta)(idx, mask, segments);
+  return (*as<BertForSequenceClassification>())(idx, mask, segments);
+}
+Tensor AutoModelForSequenceClassification::loss(const Tensor& idx, const Tensor& mask, const Tensor& segments,
+                                                const Tensor& targets, std::source_location where) {
+  if (auto* roberta = as<RobertaForSequenceClassification>()) return roberta->loss(idx, mask, segments, targets, where);
+  return as<BertForSequenceClassification>()->loss(idx, mask, segments, targets, where);
+}
+
+AutoModelForTokenClassification AutoModelForTokenClassification::from_pretrained(const std::string& folder,
+                                                                                 const PretrainedOptions& options) {
+  return AutoModelForTokenClassification(Kind::kTokenClassification, folder, options);
+}
+Tensor AutoModelForTokenClassification::operator()(const Tensor& idx, const Tensor& mask, const Tensor& segments) {
+  return (*as<BertForTokenClassification>())(idx, mask, segments);
+}
+Tensor AutoModelForTokenClassification::loss(const Tensor& idx, const Tensor& mask, const Tensor& segments,
+                                             const Tensor& targets, std::source_location where) {
+  return as<BertForTokenClassification>()->loss(idx, mask, segments, targets, where);
+}
+
+AutoModelForImageClassification AutoModelForImageClassification::from_pretrained(const std::string& folder,
+                                                                                 const PretrainedOptions& options) {
+  return AutoModelForImageClassification(Kind::kImageClassification, folder, options);
+}
+Tensor AutoModelForImageClassification::operator()(const Tensor& images) { return (*as<ViT>())(images); }
+Tensor AutoModelForImageClassification::loss(const Tensor& images, const Tensor& targets, std::source_location where) {
+  return as<ViT>()->loss(images, targets, where);
+}
+
+}  // namespace rondo::nn

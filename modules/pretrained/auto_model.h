@@ -1,0 +1,176 @@
+// Published models: START HERE. A folder in Hugging Face's layout (config.json, model.safetensors or the shards of
+// model.safetensors.index.json) becomes a model of modules/, and a model becomes such a folder.
+//
+//   auto model = nn::AutoModelForCausalLM::from_pretrained("gpt2", {.dtype = kF32});
+//   optim::AdamW optimizer(model->parameters(), {.lr = 1e-4});
+//   model.loss(idx, targets).backward();
+//   model.save_pretrained("tuned");                      // what transformers reads
+//
+// Families: gpt2; llama (Llama 2 and 3), qwen2, qwen3, mistral; bert (MiniLM, too), roberta; vit. `model->` is the tree
+// (module.h), `model.as<nn::Llama>()` the concrete class. A model comes back in evaluation mode, as in transformers:
+// model->train() turns dropout on.
+//
+// Nothing is ignored in silence: ConfigError lists the fields of config.json that would change the mathematics and are
+// not supported, StateDictError the tensors that are missing, unexpected or of another shape. Both come before the
+// weights are read. FileError: a file is missing, truncated or malformed. Nothing in a folder is run or trusted.
+//
+// Memory: the module is built without any, then each tensor is read into its place. A tensor that is transposed or
+// converted passes through a buffer of 4 MB. A file that is truncated meanwhile is a FileError; with
+// PretrainedOptions::map, which shares pages instead of reading them, it is SIGBUS.
+//
+// Thread safety: that of modules (module.h). Loading and saving different models at once is fine.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "rondo/modules/module.h"
+#include "rondo/modules/pretrained/config_error.h"
+#include "rondo/runtime/dtype.h"
+
+#pragma GCC visibility push(default)
+namespace rondo::nn {
+
+struct GPT2;
+struct Llama;
+struct Published;
+class CausalLM;
+struct ConfigField;
+
+struct PretrainedOptions {
+  // Of all parameters; nullopt: as in the file.
+  std::optional<DType> dtype = kF32;
+  // Parameters that the file holds as they are wanted stay in the file's pages, copied only where they are written.
+  // Good for a frozen base: processes share the pages. The file must not be truncated while the model lives: SIGBUS.
+  // Tensors are then aligned to their elements only.
+  bool map = false;
+  // Fields of config.json that this version does not know are ignored. Without it they are an error: they may change
+  // what the model computes.
+  bool allow_unknown_fields = false;
+  // Replaces every dropout probability of config.json.
+  std::optional<double> dropout = std::nullopt;
+  // Classes of a classifier; nullopt: as many as config.json has labels.
+  std::optional<int64_t> num_labels = std::nullopt;
+  // Tensors whose names begin with one of these start fresh, N(0, 0.02), if the file has them not, or in another shape:
+  // {"classifier."} for a new head.
+  std::vector<std::string> fresh = {};
+  uint64_t seed = 0;  // of fresh tensors
+  // Tensors of the file whose names begin with one of these are left out: {"cls."} for the heads of BERT's first
+  // training.
+  std::vector<std::string> ignore = {};
+};
+
+struct SaveOptions {
+  // A larger model is cut into several files; a tensor is never cut.
+  int64_t max_shard_bytes = 5'000'000'000;
+};
+
+// What all Auto classes share. Movable.
+class PretrainedModel {
+ public:
+  ModuleBase& operator*() const { return *module_; }
+  ModuleBase* operator->() const { return module_.get(); }
+  // The concrete model, or null if it is another one.
+  template <class M> M* as() const { return dynamic_cast<M*>(module_.get()); }
+  // "gpt2", as in config.json.
+  const std::string& model_type() const { return model_type_; }
+  // Writes config.json and the weights in their present dtype. Fields of the original config.json stay, but for
+  // architectures, dtype and a changed number of labels. Throws FileError, and Error if the tree holds tensors that the
+  // published format has no place for (an adapter).
+  //
+  // Each file appears whole or not at all, config.json last. Over an older model in shards the save as a whole is not
+  // atomic: the old config.json goes first, so that a folder is never taken for complete when it is not.
+  void save_pretrained(const std::string& folder, const SaveOptions& options = {}) const;
+  // The name in published files of a module's tensor: "h.0.ln_1.weight" -> "transformer.h.0.ln_1.weight".
+  std::string published_name(std::string_view name) const;
+
+  PretrainedModel(PretrainedModel&&) noexcept;
+  PretrainedModel& operator=(PretrainedModel&&) noexcept;
+  ~PretrainedModel();
+
+ protected:
+  enum class Kind { kBase, kCausalLM, kSequenceClassification, kTokenClassification, kImageClassification };
+  PretrainedModel(Kind kind, const std::string& folder, const PretrainedOptions& options);
+
+ private:
+  std::unique_ptr<ModuleBase> module_;
+  std::unique_ptr<const Published> published_;
+  std::vector<ConfigField> config_;  // the original fields
+  std::string model_type_;
+};
+
+// The model below the heads.
+class AutoModel : public PretrainedModel {
+ public:
+  static AutoModel from_pretrained(const std::string& folder, const PretrainedOptions& options = {});
+  // idx i64 (B, T) -> features (B, T, C). mask bool (B, T), true = a real token, and segments i64 (B, T) are BERT's:
+  // Error if another family gets one. Of ViT there is no such model.
+  Tensor operator()(const Tensor& idx, const Tensor& mask = {}, const Tensor& segments = {});
+
+ private:
+  using PretrainedModel::PretrainedModel;
+};
+
+// GPT-2, Llama, Qwen, Mistral.
+class AutoModelForCausalLM : public PretrainedModel {
+ public:
+  static AutoModelForCausalLM from_pretrained(const std::string& folder, const PretrainedOptions& options = {});
+  Tensor operator()(const Tensor& idx);  // i64 (B, T) -> logits (B, T, V)
+  CausalLM& causal_lm() const;           // for generate() (generation.h)
+  // Mean cross-entropy in nats of targets i64 (B, T), where -100 is ignored. targets[b][t] is what follows idx[b][t]:
+  // nothing is shifted here.
+  Tensor loss(const Tensor& idx, const Tensor& targets, std::source_location where = std::source_location::current());
+
+ private:
+  using PretrainedModel::PretrainedModel;
+};
+
+// BERT and RoBERTa. Shapes as in bert_tasks.h.
+class AutoModelForSequenceClassification : public PretrainedModel {
+ public:
+  static AutoModelForSequenceClassification from_pretrained(const std::string& folder,
+                                                            const PretrainedOptions& options = {});
+  Tensor operator()(const Tensor& idx, const Tensor& mask = {}, const Tensor& segments = {});  // (B, n_class)
+  Tensor loss(const Tensor& idx, const Tensor& mask, const Tensor& segments, const Tensor& targets,
+              std::source_location where = std::source_location::current());
+
+ private:
+  using PretrainedModel::PretrainedModel;
+};
+
+class AutoModelForTokenClassification : public PretrainedModel {
+ public:
+  static AutoModelForTokenClassification from_pretrained(const std::string& folder,
+                                                         const PretrainedOptions& options = {});
+  Tensor operator()(const Tensor& idx, const Tensor& mask = {}, const Tensor& segments = {});  // (B, T, n_class)
+  Tensor loss(const Tensor& idx, const Tensor& mask, const Tensor& segments, const Tensor& targets,
+              std::source_location where = std::source_location::current());
+
+ private:
+  using PretrainedModel::PretrainedModel;
+};
+
+// ViT.
+class AutoModelForImageClassification : public PretrainedModel {
+ public:
+  static AutoModelForImageClassification from_pretrained(const std::string& folder,
+                                                         const PretrainedOptions& options = {});
+  Tensor operator()(const Tensor& images);  // (B, channels, image_size, image_size) -> (B, n_class)
+  Tensor loss(const Tensor& images, const Tensor& targets,
+              std::source_location where = std::source_location::current());
+
+ private:
+  using PretrainedModel::PretrainedModel;
+};
+
+// The same for a model that was made here: GPT2, Llama, Llama::Body, BertModel, BertForSequenceClassification,
+// RobertaForSequenceClassification, BertForTokenClassification or ViT. Throws Error for any other.
+void save_pretrained(ModuleBase& model, const std::string& folder, const SaveOptions& options = {});
+
+}  // namespace rondo::nn
+#pragma GCC visibility pop

@@ -1,0 +1,105 @@
+// config.json and names of BERT (MiniLM among them) and RoBERTa.
+#include "rondo/modules/bert.h"
+
+#include "absl/strings/str_cat.h"
+#include "rondo/modules/bert_tasks.h"
+#include "rondo/modules/pretrained/published.h"
+
+namespace rondo::nn {
+
+std::unique_ptr<ModuleBase> make_bert(ConfigFields& config, Task task, const PretrainedOptions& options) {
+  if (task != Task::kBase && task != Task::kSequenceClassification && task != Task::kTokenClassification)
+    return nullptr;
+  BertConfig c;
+  c.roberta = config.word("model_type", "bert") == "roberta";
+  c.vocab_size = config.size("vocab_size");
+  c.block_size = config.size("max_position_embeddings", 512);
+  c.n_segment = config.size("type_vocab_size", 2);
+  c.n_layer = config.size("num_hidden_layers", {}, kMostLayers);
+  c.n_head = config.size("num_attention_heads");
+  c.n_embd = config.size("hidden_size");
+  c.n_hidden = config.size("intermediate_size");
+  c.dropout = read_dropout(config, "hidden_dropout_prob", 0.1, options);
+  c.attention_dropout = read_dropout(config, "attention_probs_dropout_prob", 0.1, options);
+  BertTaskOptions task_options = {.seed = options.seed};
+  task_options.classifier_dropout = read_dropout(config, "classifier_dropout", c.dropout, options);
+  c.norm_eps = config.positive("layer_norm_eps", 1e-12);
+  c.gelu = read_gelu(config, "hidden_act", "gelu");
+  c.padding_idx = config.count("pad_token_id").value_or(c.roberta ? 1 : 0);
+  if (*c.padding_idx >= c.vocab_size) config.invalid("pad_token_id", "a token of the vocabulary");
+  if (c.roberta && c.max_length() < 1) config.invalid("max_position_embeddings", "more than pad_token_id + 1");
+  if (c.n_embd % c.n_head != 0) config.invalid("num_attention_heads", "a divisor of hidden_size");
+  config.must_be("position_embedding_type", {"\"absolute\""});
+  // It says which loss: only cross-entropy is here.
+  if (task != Task::kBase) config.must_be("problem_type", {"\"single_label_classification\""});
+  c.n_class = read_labels(config, options);
+  // Heads of tasks that are not here.
+  config.harmless({"problem_type", "tie_word_embeddings", "pooler_fc_size", "pooler_num_attention_heads",
+                   "pooler_num_fc_layers", "pooler_size_per_head", "pooler_type", "directionality"});
+  check_config(config, options);
+  const SkipInit skip(SkipInit::Memory::kNone);
+  switch (task) {
+    case Task::kSequenceClassification:
+      if (c.roberta) return std::make_unique<RobertaForSequenceClassification>(c, task_options);
+      return std::make_unique<BertForSequenceClassification>(c, task_options);
+    case Task::kTokenClassification: return std::make_unique<BertForTokenClassification>(c, task_options);
+    default: return std::make_unique<BertModel>(c);
+  }
+}
+
+bool describe_bert(ModuleBase& module, Published& out) {
+  // Names come from a model of the same sizes: this one may hold an adapter's tensors, too.
+  const SkipInit skip(SkipInit::Memory::kNone);
+  BertConfig c;
+  std::optional<double> classifier_dropout;
+  std::string task;
+  if (auto* base = dynamic_cast<BertModel*>(&module)) {
+    c = base->config;
+    task = "Model";
+    BertModel plain(c, base->pooler != nullptr);
+    out.tensors = same_names(plain);
+  } else if (auto* sequence = dynamic_cast<BertForSequenceClassification*>(&module)) {
+    c = sequence->config;
+    classifier_dropout = sequence->options.classifier_dropout;
+    task = "ForSequenceClassification";
+    BertForSequenceClassification plain(c);
+    out.tensors = same_names(plain);
+    if (c.roberta) out.why_unpublished = "roberta in BertForSequenceClassification";
+  } else if (auto* roberta = dynamic_cast<RobertaForSequenceClassification*>(&module)) {
+    c = roberta->config;
+    classifier_dropout = roberta->options.classifier_dropout;
+    task = "ForSequenceClassification";
+    RobertaForSequenceClassification plain(c);
+    out.tensors = same_names(plain);
+  } else if (auto* token = dynamic_cast<BertForTokenClassification*>(&module)) {
+    c = token->config;
+    classifier_dropout = token->options.classifier_dropout;
+    task = "ForTokenClassification";
+    BertForTokenClassification plain(c);
+    out.tensors = same_names(plain);
+  } else {
+    return false;
+  }
+  out.model_type = c.roberta ? "roberta" : "bert";
+  out.architecture = absl::StrCat(c.roberta ? "Roberta" : "Bert", task);
+  out.prefix = out.model_type + ".";
+  out.computed = {"embeddings.position_ids", "embeddings.token_type_ids"};
+  out.config = {{"attention_probs_dropout_prob", json_text(c.attention_dropout)},
+                {"hidden_act", json_text(gelu_name(c.gelu))},
+                {"hidden_dropout_prob", json_text(c.dropout)},
+                {"hidden_size", json_text(c.n_embd)},
+                {"intermediate_size", json_text(c.n_hidden)},
+                {"layer_norm_eps", json_text(c.norm_eps)},
+                {"max_position_embeddings", json_text(c.block_size)},
+                {"num_attention_heads", json_text(c.n_head)},
+                {"num_hidden_layers", json_text(c.n_layer)},
+                {"pad_token_id", c.padding_idx ? json_text(*c.padding_idx) : "null"},
+                {"type_vocab_size", json_text(c.n_segment)},
+                {"vocab_size", json_text(c.vocab_size)}};
+  if (classifier_dropout) out.config.push_back({"classifier_dropout", json_text(*classifier_dropout)});
+  if (task != "Model")
+    for (ConfigField& field : label_fields(c.n_class)) out.config.push_back(std::move(field));
+  return true;
+}
+
+}  // namespace rondo::nn

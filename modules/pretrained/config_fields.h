@@ -1,0 +1,101 @@
+// The fields of a config.json. A getter marks its field as understood and notes what is wrong with it; check() then
+// throws one error that lists everything, the fields that nobody asked for included.
+//
+//   ConfigFields config(path, text);
+//   const int64_t layers = config.size("num_hidden_layers", {}, kMostLayers);
+//   config.must_be("is_decoder", {"false"});
+//   config.check(/*allow_unknown=*/false);
+//
+// Getters return a usable value in any case, but build nothing before check().
+#pragma once
+
+#include <cstdint>
+#include <initializer_list>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "absl/functional/function_ref.h"
+#include "rondo/modules/pretrained/config_error.h"
+
+namespace rondo::nn {
+
+// A field and its value as JSON text.
+struct ConfigField {
+  std::string name;
+  std::string json;
+};
+
+inline constexpr int64_t kMostLayers = 1024;
+inline constexpr int64_t kMostLabels = 1 << 20;
+inline constexpr int64_t kMostWidth = int64_t{1} << 31;
+
+class ConfigFields {
+ public:
+  static constexpr uint64_t kMostBytes = 16 << 20;
+
+  // Throws FileError if `text` is not one JSON object without duplicate names.
+  ConfigFields(std::string path, std::string_view text);
+
+  const std::string& path() const { return path_; }
+  // All, in the order of the file.
+  const std::vector<ConfigField>& fields() const { return fields_; }
+  // Present and not null.
+  bool has(std::string_view name) const;
+  bool is_null(std::string_view name) const;
+
+  // An integer from 1 to `most`. Without a default a missing field is noted.
+  int64_t size(std::string_view name, std::optional<int64_t> otherwise = std::nullopt, int64_t most = kMostWidth);
+  // An integer from 0 to `most`; absent or null: nullopt.
+  std::optional<int64_t> count(std::string_view name, int64_t most = kMostWidth);
+  // A finite number above 0.
+  double positive(std::string_view name, double otherwise);
+  // A number from 0 to 1.
+  double probability(std::string_view name, double otherwise);
+  bool flag(std::string_view name, bool otherwise);
+  std::string word(std::string_view name, std::string_view otherwise);
+  // Each element of a list of strings; returns whether it is there.
+  bool words(std::string_view name, absl::FunctionRef<void(std::string_view)> element);
+  // How many entries an object or list has; absent or null: nullopt.
+  std::optional<int64_t> entries(std::string_view name);
+  // The fields of an object, with names like "rope_scaling.factor" in messages; null if it is not there.
+  std::unique_ptr<ConfigFields> object(std::string_view name);
+
+  // Fields that are absent, null, or one of these JSON texts are fine; anything else is unsupported.
+  void must_be(std::string_view name, std::initializer_list<std::string_view> texts);
+  // Understood, and without effect here.
+  void harmless(std::initializer_list<std::string_view> names);
+  void unsupported(std::string_view name);
+  void invalid(std::string_view name, std::string_view wanted);
+
+  // Notes the fields that no call above has named.
+  void note_unknown();
+  // Throws ConfigError if something was noted.
+  void check(bool allow_unknown);
+
+ private:
+  ConfigFields(std::string path, std::string prefix, std::string_view text, std::shared_ptr<ConfigProblems> problems);
+  void parse(std::string_view text);
+  // Its value, which is marked as understood; null if it is absent or null.
+  const std::string* take(std::string_view name);
+  std::optional<double> number(std::string_view name, std::string_view wanted);
+  std::optional<int64_t> integer(std::string_view name, int64_t least, int64_t most);
+
+  std::string path_, prefix_;
+  std::vector<ConfigField> fields_;
+  std::set<std::string, std::less<>> understood_;
+  std::shared_ptr<ConfigProblems> problems_;
+};
+
+// JSON texts, for writing.
+std::string json_text(std::string_view text);
+std::string json_text(double value);
+std::string json_text(int64_t value);
+std::string json_text(bool value);
+inline std::string json_text(const char* text) { return json_text(std::string_view(text)); }
+
+}  // namespace rondo::nn

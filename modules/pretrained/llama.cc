@@ -1,0 +1,205 @@
+// config.json and names of Llama 2 and 3, Qwen 2 and 3, and Mistral. They differ in which options config.json has and
+// what they default to.
+#include "rondo/modules/llama.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "rondo/modules/pretrained/published.h"
+
+namespace rondo::nn {
+namespace {
+
+// rope_scaling of older files, or rope_parameters of transformers 5, which holds rope_theta too.
+RopeScaling read_scaling(ConfigFields& rope, double& theta) {
+  theta = rope.positive("rope_theta", theta);
+  rope.must_be("partial_rotary_factor", {"1", "1.0"});
+  // Older files say "type"; some say both.
+  const char* field = rope.has("rope_type") ? "rope_type" : "type";
+  const std::string kind = rope.word(field, "default");
+  rope.harmless({"type", "rope_type"});
+  RopeScaling scaling;
+  if (kind == "linear" || kind == "llama3") {
+    scaling.kind = kind == "linear" ? RopeScaling::Kind::kLinear : RopeScaling::Kind::kLlama3;
+    if (!rope.has("factor")) rope.invalid("factor", "a number above 0");
+    scaling.factor = rope.positive("factor", 1);
+  } else if (kind != "default") {
+    rope.unsupported(field);
+    return scaling;
+  }
+  if (kind == "llama3") {
+    scaling.low_freq_factor = rope.positive("low_freq_factor", 1);
+    scaling.high_freq_factor = rope.positive("high_freq_factor", 4);
+    scaling.original_positions = rope.size("original_max_position_embeddings", 8192);
+    if (!(scaling.high_freq_factor > scaling.low_freq_factor))
+      rope.invalid("high_freq_factor", "a number above low_freq_factor");
+  }
+  rope.note_unknown();
+  return scaling;
+}
+
+void read_rope(ConfigFields& config, LlamaConfig& c) {
+  c.rope_base = config.positive("rope_theta", 10000.0);
+  for (const char* name : {"rope_scaling", "rope_parameters"})
+    if (const auto rope = config.object(name)) c.rope_scaling = read_scaling(*rope, c.rope_base);
+  config.must_be("partial_rotary_factor", {"1", "1.0"});
+}
+
+// Which layers have the sliding window.
+void read_window(ConfigFields& config, LlamaConfig& c, bool is_qwen) {
+  const int64_t window = config.size("sliding_window", 4096);
+  const bool in_use = is_qwen ? config.flag("use_sliding_window", false) : true;
+  const bool on = in_use && !config.is_null("sliding_window");
+  c.sliding_window = on ? window : 0;
+  // Qwen: the first max_window_layers layers see everything.
+  const int64_t first = is_qwen ? config.count("max_window_layers").value_or(28) : 0;
+  std::vector<bool> layers;
+  const bool listed = config.words("layer_types", [&](std::string_view kind) {
+    if (kind != "full_attention" && kind != "sliding_attention")
+      config.invalid("layer_types", "full_attention or sliding_attention for each layer");
+    layers.push_back(kind == "sliding_attention");
+  });
+  if (listed && static_cast<int64_t>(layers.size()) != c.n_layer)
+    config.invalid("layer_types", absl::StrCat("one entry for each of the ", c.n_layer, " layers"));
+  if (listed && !on && std::find(layers.begin(), layers.end(), true) != layers.end())
+    config.invalid("sliding_window", "a size, because layer_types names sliding_attention");
+  if (!listed)
+    for (int64_t i = 0; i < c.n_layer; ++i) layers.push_back(i >= first);
+  const bool all = std::find(layers.begin(), layers.end(), false) == layers.end();
+  const bool none = std::find(layers.begin(), layers.end(), true) == layers.end();
+  if (none) c.sliding_window = 0;
+  if (c.sliding_window > 0 && !all) c.window_layers = layers;
+}
+
+std::string family_of(const LlamaConfig& c) {
+  if (c.qk_norm) return "qwen3";
+  if (c.qkv_bias && !c.o_bias) return "qwen2";
+  if (c.sliding_window > 0) return "mistral";
+  return "llama";
+}
+
+// Why no family of transformers has this combination; "" if one has.
+std::string why_unpublished(const LlamaConfig& c, const std::string& family) {
+  const auto also = [&](const char* what) { return absl::StrCat(what, ", which ", family, " does not have"); };
+  if (c.mlp_bias && family != "llama") return also("mlp_bias");
+  if (family != "qwen2" && c.qkv_bias != c.o_bias) return also("qkv_bias without o_bias");
+  if (family == "llama" && c.sliding_window > 0) return also("sliding_window");
+  if (family == "mistral" && c.qkv_bias) return also("qkv_bias");
+  if (family == "mistral" && !c.window_layers.empty()) return also("window_layers");
+  if (family == "qwen2" && c.head_dim > 0 && c.head_dim != c.n_embd / c.n_head) return also("head_dim");
+  return "";
+}
+
+std::vector<ConfigField> config_of(const LlamaConfig& c, const std::string& family) {
+  std::vector<ConfigField> fields = {{"hidden_act", json_text("silu")},
+                                     {"hidden_size", json_text(c.n_embd)},
+                                     {"intermediate_size", json_text(c.n_hidden)},
+                                     {"max_position_embeddings", json_text(c.block_size)},
+                                     {"num_attention_heads", json_text(c.n_head)},
+                                     {"num_hidden_layers", json_text(c.n_layer)},
+                                     {"num_key_value_heads", json_text(c.n_kv_head)},
+                                     {"rms_norm_eps", json_text(c.norm_eps)},
+                                     {"rope_theta", json_text(c.rope_base)},
+                                     {"tie_word_embeddings", json_text(c.tie_word_embeddings)},
+                                     {"vocab_size", json_text(c.vocab_size)}};
+  if (c.padding_idx) fields.push_back({"pad_token_id", json_text(*c.padding_idx)});
+  if (family != "qwen2") fields.push_back({"head_dim", json_text(c.rotary_dim())});
+  if (family == "llama" || family == "qwen3") fields.push_back({"attention_bias", json_text(c.qkv_bias)});
+  if (family == "llama") fields.push_back({"mlp_bias", json_text(c.mlp_bias)});
+  if (family != "llama")
+    fields.push_back({"sliding_window", c.sliding_window > 0 ? json_text(c.sliding_window) : "null"});
+  if (family == "qwen2" || family == "qwen3") {
+    fields.push_back({"use_sliding_window", json_text(c.sliding_window > 0)});
+    std::string types;
+    for (int64_t i = 0; i < c.n_layer; ++i) {
+      const bool window = c.sliding_window > 0 && (c.window_layers.empty() || c.window_layers[static_cast<size_t>(i)]);
+      absl::StrAppend(&types, i > 0 ? ", " : "[", window ? "\"sliding_attention\"" : "\"full_attention\"");
+    }
+    fields.push_back({"layer_types", types + "]"});
+  }
+  const RopeScaling& s = c.rope_scaling;
+  if (s.kind == RopeScaling::Kind::kLinear)
+    fields.push_back({"rope_scaling", absl::StrCat(R"({"rope_type": "linear", "factor": )", json_text(s.factor), "}")});
+  if (s.kind == RopeScaling::Kind::kLlama3)
+    fields.push_back(
+        {"rope_scaling",
+         absl::StrCat(R"({"rope_type": "llama3", "factor": )", json_text(s.factor), R"(, "low_freq_factor": )",
+                      json_text(s.low_freq_factor), R"(, "high_freq_factor": )", json_text(s.high_freq_factor),
+                      R"(, "original_max_position_embeddings": )", s.original_positions, "}")});
+  return fields;
+}
+
+std::string class_prefix(const std::string& family) {
+  if (family == "llama") return "Llama";
+  if (family == "mistral") return "Mistral";
+  return family == "qwen2" ? "Qwen2" : "Qwen3";
+}
+
+}  // namespace
+
+std::unique_ptr<ModuleBase> make_llama(ConfigFields& config, Task task, const PretrainedOptions& options) {
+  if (task != Task::kBase && task != Task::kCausalLM) return nullptr;
+  const std::string family = config.word("model_type", "llama");
+  const bool is_qwen = family == "qwen2" || family == "qwen3";
+  LlamaConfig c;
+  c.vocab_size = config.size("vocab_size");
+  c.block_size = config.size("max_position_embeddings", family == "llama" ? 2048 : is_qwen ? 32768 : 131072);
+  c.n_layer = config.size("num_hidden_layers", {}, kMostLayers);
+  c.n_head = config.size("num_attention_heads");
+  // The other families' classes have defaults of their own.
+  const bool may_lack = family == "llama" || config.is_null("num_key_value_heads");
+  c.n_kv_head = config.size("num_key_value_heads", may_lack ? std::optional(c.n_head) : std::nullopt);
+  c.n_embd = config.size("hidden_size");
+  c.n_hidden = config.size("intermediate_size");
+  c.norm_eps = config.positive("rms_norm_eps", 1e-6);
+  c.tie_word_embeddings = config.flag("tie_word_embeddings", false);
+  if (family == "qwen2") config.must_be("head_dim", {absl::StrCat(c.n_embd / c.n_head)});
+  else c.head_dim = config.size("head_dim", family == "qwen3" ? 128 : std::max<int64_t>(1, c.n_embd / c.n_head));
+  c.padding_idx = config.count("pad_token_id");
+  if (c.padding_idx && *c.padding_idx >= c.vocab_size) config.invalid("pad_token_id", "a token of the vocabulary");
+  if (c.n_head % c.n_kv_head != 0) config.invalid("num_key_value_heads", "a divisor of num_attention_heads");
+  if (c.rotary_dim() % 2 != 0) config.invalid("head_dim", "an even size, for rotary positions");
+  if (family != "qwen3" && !config.has("head_dim") && c.n_embd % c.n_head != 0)
+    config.invalid("num_attention_heads", "a divisor of hidden_size");
+  c.qk_norm = family == "qwen3";
+  if (family == "llama" || family == "qwen3") c.qkv_bias = c.o_bias = config.flag("attention_bias", false);
+  else config.must_be("attention_bias", {"false"});
+  if (family == "qwen2") c.qkv_bias = true;
+  if (family == "llama") c.mlp_bias = config.flag("mlp_bias", false);
+  if (family != "llama") read_window(config, c, is_qwen);
+  read_rope(config, c);
+  config.must_be("hidden_act", {"\"silu\"", "\"swish\""});
+  if (read_dropout(config, "attention_dropout", 0.0, options) > 0) config.unsupported("attention_dropout");
+  // How the projections were cut for tensor parallel training: another order of the same sums.
+  config.harmless({"pretraining_tp", "id2label", "label2id"});
+  check_config(config, options);
+  const SkipInit skip(SkipInit::Memory::kNone);
+  if (task == Task::kBase) return std::make_unique<Llama::Body>(c);
+  return std::make_unique<Llama>(c);
+}
+
+bool describe_llama(ModuleBase& module, Published& out) {
+  auto* model = dynamic_cast<Llama*>(&module);
+  auto* body = dynamic_cast<Llama::Body*>(&module);
+  if (model == nullptr && body == nullptr) return false;
+  const LlamaConfig& c = model != nullptr ? model->config : body->config;
+  if (out.model_type.empty()) out.model_type = family_of(c);
+  out.why_unpublished = why_unpublished(c, out.model_type);
+  out.architecture = class_prefix(out.model_type) + (model != nullptr ? "ForCausalLM" : "Model");
+  out.prefix = "model.";
+  // From a model of the same sizes: this one may hold an adapter's tensors, too.
+  const SkipInit skip(SkipInit::Memory::kNone);
+  if (model != nullptr) {
+    Llama plain(c);
+    out.tensors = same_names(plain);
+    if (c.tie_word_embeddings) out.aliases = {{"lm_head.weight", "model.embed_tokens.weight"}};
+  } else {
+    Llama::Body plain(c);
+    out.tensors = same_names(plain);
+  }
+  out.computed = {".rotary_emb.inv_freq"};
+  out.config = config_of(c, out.model_type);
+  return true;
+}
+
+}  // namespace rondo::nn

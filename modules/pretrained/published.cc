@@ -1,0 +1,137 @@
+#include "rondo/modules/pretrained/published.h"
+
+#include "absl/strings/str_cat.h"
+
+namespace rondo::nn {
+
+Published describe(ModuleBase& module, const std::string& model_type) {
+  Published out;
+  out.model_type = model_type;
+  if (describe_gpt2(module, out) || describe_llama(module, out) || describe_bert(module, out) ||
+      describe_vit(module, out))
+    return out;
+  throw Error(absl::StrCat("save_pretrained: ", module.type_name(),
+                           " is none of the published models: GPT2, Llama, Llama::Body, BertModel, "
+                           "BertForSequenceClassification, RobertaForSequenceClassification, "
+                           "BertForTokenClassification, ViT"));
+}
+
+void check_config(ConfigFields& config, const PretrainedOptions& options) {
+  // What changes the mathematics, at the values that change nothing.
+  config.must_be("is_encoder_decoder", {"false"});
+  config.must_be("is_decoder", {"false"});
+  config.must_be("add_cross_attention", {"false"});
+  config.must_be("cross_attention_hidden_size", {"null"});
+  config.must_be("tie_encoder_decoder", {"false"});
+  config.must_be("pruned_heads", {"{}"});
+  config.must_be("quantization_config", {"null"});
+  config.must_be("compression_config", {"null"});
+  config.must_be("auto_map", {"null", "{}"});  // code of the model's own
+  // What says nothing about the mathematics: tokens, generation, output formats, how it was made.
+  config.harmless({"_attn_implementation",
+                   "_attn_implementation_autoset",
+                   "_commit_hash",
+                   "_name_or_path",
+                   "architectures",
+                   "attn_implementation",
+                   "bad_words_ids",
+                   "begin_suppress_tokens",
+                   "bos_token_id",
+                   "chunk_size_feed_forward",
+                   "cls_token_id",
+                   "decoder_start_token_id",
+                   "diversity_penalty",
+                   "do_sample",
+                   "dtype",
+                   "early_stopping",
+                   "encoder_no_repeat_ngram_size",
+                   "eos_token_id",
+                   "exponential_decay_length_penalty",
+                   "finetuning_task",
+                   "forced_bos_token_id",
+                   "forced_eos_token_id",
+                   "gradient_checkpointing",
+                   "initializer_factor",
+                   "initializer_range",
+                   "keys_to_ignore_at_inference",
+                   "length_penalty",
+                   "mask_token_id",
+                   "max_length",
+                   "min_length",
+                   "model_type",
+                   "name_or_path",
+                   "no_repeat_ngram_size",
+                   "num_beam_groups",
+                   "num_beams",
+                   "num_return_sequences",
+                   "output_attentions",
+                   "output_hidden_states",
+                   "output_past",
+                   "output_scores",
+                   "pad_token_id",
+                   "prefix",
+                   "remove_invalid_values",
+                   "repetition_penalty",
+                   "return_dict",
+                   "return_dict_in_generate",
+                   "sep_token_id",
+                   "suppress_tokens",
+                   "task_specific_params",
+                   "temperature",
+                   "tf_legacy_loss",
+                   "tokenizer_class",
+                   "top_k",
+                   "top_p",
+                   "torch_dtype",
+                   "torchscript",
+                   "transformers_version",
+                   "typical_p",
+                   "unk_token_id",
+                   "use_bfloat16",
+                   "use_cache"});
+  config.check(options.allow_unknown_fields);
+}
+
+int64_t read_labels(ConfigFields& config, const PretrainedOptions& options) {
+  const std::optional<int64_t> named = config.entries("id2label");
+  config.harmless({"label2id"});
+  const int64_t n = config.size("num_labels", named && *named > 0 ? *named : 2, kMostLabels);
+  if (!options.num_labels) return n;
+  if (*options.num_labels < 1 || *options.num_labels > kMostLabels)
+    throw Error(
+        absl::StrCat("PretrainedOptions::num_labels must be from 1 to ", kMostLabels, ", got ", *options.num_labels));
+  return *options.num_labels;
+}
+
+std::vector<ConfigField> label_fields(int64_t n) {
+  std::string names = "{", numbers = "{";
+  for (int64_t i = 0; i < n; ++i) {
+    absl::StrAppend(&names, i > 0 ? ", " : "", "\"", i, "\": \"LABEL_", i, "\"");
+    absl::StrAppend(&numbers, i > 0 ? ", " : "", "\"LABEL_", i, "\": ", i);
+  }
+  return {{"id2label", names + "}"}, {"label2id", numbers + "}"}};
+}
+
+ops::GeluKind read_gelu(ConfigFields& config, std::string_view name, std::string_view otherwise) {
+  const std::string kind = config.word(name, otherwise);
+  if (kind == "gelu") return ops::GeluKind::kErf;
+  if (kind != "gelu_new" && kind != "gelu_pytorch_tanh" && kind != "gelu_fast") config.unsupported(name);
+  return ops::GeluKind::kTanh;
+}
+
+std::string gelu_name(ops::GeluKind kind) { return kind == ops::GeluKind::kErf ? "gelu" : "gelu_new"; }
+
+double read_dropout(ConfigFields& config, std::string_view name, double otherwise, const PretrainedOptions& options) {
+  const double p = config.probability(name, otherwise);
+  if (options.dropout && !(*options.dropout >= 0 && *options.dropout <= 1))
+    throw Error(absl::StrCat("PretrainedOptions::dropout must be in [0, 1], got ", *options.dropout));
+  return options.dropout.value_or(p);
+}
+
+std::vector<PublishedTensor> same_names(ModuleBase& module, const std::string& prefix) {
+  std::vector<PublishedTensor> tensors;
+  for (const auto& [name, tensor] : module.state_dict()) tensors.push_back({prefix + name, name});
+  return tensors;
+}
+
+}  // namespace rondo::nn

@@ -1,0 +1,98 @@
+// config.json and names of ViT. Hugging Face has query, key and value apart; ours are rows of one weight.
+#include "rondo/modules/vit.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "rondo/modules/pretrained/published.h"
+
+namespace rondo::nn {
+
+std::unique_ptr<ModuleBase> make_vit(ConfigFields& config, Task task, const PretrainedOptions& options) {
+  if (task != Task::kImageClassification) return nullptr;
+  ViTConfig c;
+  c.image_size = config.size("image_size", 224);
+  c.patch_size = config.size("patch_size", 16);
+  c.n_channel = config.size("num_channels", 3);
+  c.n_layer = config.size("num_hidden_layers", {}, kMostLayers);
+  c.n_head = config.size("num_attention_heads");
+  c.n_embd = config.size("hidden_size");
+  c.n_hidden = config.size("intermediate_size");
+  c.dropout = read_dropout(config, "hidden_dropout_prob", 0.0, options);
+  c.attention_dropout = read_dropout(config, "attention_probs_dropout_prob", 0.0, options);
+  c.norm_eps = config.positive("layer_norm_eps", 1e-12);
+  c.qkv_bias = config.flag("qkv_bias", true);
+  c.gelu = read_gelu(config, "hidden_act", "gelu");
+  c.n_class = read_labels(config, options);
+  if (c.n_embd % c.n_head != 0) config.invalid("num_attention_heads", "a divisor of hidden_size");
+  if (c.image_size % c.patch_size != 0) config.invalid("patch_size", "a divisor of image_size");
+  config.must_be("problem_type", {"\"single_label_classification\""});
+  // Of the pooler and of masked image modelling, which are other models.
+  config.harmless({"encoder_stride", "pooler_act", "pooler_output_size", "tie_word_embeddings"});
+  check_config(config, options);
+  const SkipInit skip(SkipInit::Memory::kNone);
+  return std::make_unique<ViT>(c);
+}
+
+namespace {
+
+// Ours, and Hugging Face's name.
+constexpr std::pair<const char*, const char*> kModelParts[] = {
+    {"cls_token", "vit.embeddings.cls_token"},
+    {"pos_embed", "vit.embeddings.position_embeddings"},
+    {"patch_embed.proj.weight", "vit.embeddings.patch_embeddings.projection.weight"},
+    {"patch_embed.proj.bias", "vit.embeddings.patch_embeddings.projection.bias"},
+    {"norm.weight", "vit.layernorm.weight"},
+    {"norm.bias", "vit.layernorm.bias"},
+    {"head.weight", "classifier.weight"},
+    {"head.bias", "classifier.bias"}};
+constexpr std::pair<const char*, const char*> kBlockParts[] = {{"norm1", "layernorm_before"},
+                                                               {"attn.proj", "attention.output.dense"},
+                                                               {"norm2", "layernorm_after"},
+                                                               {"mlp.fc1", "intermediate.dense"},
+                                                               {"mlp.fc2", "output.dense"}};
+
+}  // namespace
+
+bool describe_vit(ModuleBase& module, Published& out) {
+  auto* model = dynamic_cast<ViT*>(&module);
+  if (model == nullptr) return false;
+  const ViTConfig& c = model->config;
+  out.model_type = "vit";
+  out.architecture = "ViTForImageClassification";
+  out.prefix = "vit.";
+  for (const auto& [ours, theirs] : kModelParts) out.tensors.push_back({theirs, ours});
+  for (int64_t i = 0; i < c.n_layer; ++i) {
+    const std::string ours = absl::StrCat("blocks.", i, "."), theirs = absl::StrCat("vit.encoder.layer.", i, ".");
+    for (const char* leaf : {".weight", ".bias"}) {
+      for (const auto& [our_part, their_part] : kBlockParts)
+        out.tensors.push_back({theirs + their_part + leaf, ours + our_part + leaf});
+      if (leaf == std::string_view(".bias") && !c.qkv_bias) continue;
+      int64_t row = 0;
+      for (const char* part : {"query", "key", "value"}) {
+        out.tensors.push_back({.file_name = theirs + "attention.attention." + part + leaf,
+                               .name = ours + "attn.qkv" + leaf,
+                               .row = row,
+                               .rows = c.n_embd});
+        row += c.n_embd;
+      }
+    }
+  }
+  const int64_t hidden = c.n_hidden > 0 ? c.n_hidden : 4 * c.n_embd;
+  out.config = {{"attention_probs_dropout_prob", json_text(c.attention_dropout)},
+                {"hidden_act", json_text(gelu_name(c.gelu))},
+                {"hidden_dropout_prob", json_text(c.dropout)},
+                {"hidden_size", json_text(c.n_embd)},
+                {"image_size", json_text(c.image_size)},
+                {"intermediate_size", json_text(hidden)},
+                {"layer_norm_eps", json_text(c.norm_eps)},
+                {"num_attention_heads", json_text(c.n_head)},
+                {"num_channels", json_text(c.n_channel)},
+                {"num_hidden_layers", json_text(c.n_layer)},
+                {"patch_size", json_text(c.patch_size)},
+                {"qkv_bias", json_text(c.qkv_bias)}};
+  for (ConfigField& field : label_fields(c.n_class)) out.config.push_back(std::move(field));
+  return true;
+}
+
+}  // namespace rondo::nn

@@ -1,0 +1,39 @@
+// A file that is read at positions, by copying. It needs no mapping, so a file that is truncated or replaced meanwhile
+// is a FileError and not a signal.
+//
+//   const OpenFile file("model.safetensors");
+//   file.read(8, header.data(), header.size());
+//
+// Thread safety: threads may read at the same time.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+namespace rondo::io {
+
+class OpenFile {
+ public:
+  // Throws FileError if `path` is not a readable regular file.
+  explicit OpenFile(std::string path);
+  ~OpenFile();
+  OpenFile(const OpenFile&) = delete;
+  OpenFile& operator=(const OpenFile&) = delete;
+
+  const std::string& path() const { return path_; }
+  // When it was opened.
+  uint64_t size() const { return size_; }
+  // Throws FileError if the file ends before offset + bytes.
+  void read(uint64_t offset, void* out, size_t bytes) const;
+
+ private:
+  std::string path_;
+  int fd_ = -1;
+  uint64_t size_ = 0;
+};
+
+// The whole of a small file. Throws FileError if it is longer than `limit` bytes.
+std::string read_text(const std::string& path, uint64_t limit);
+
+}  // namespace rondo::io

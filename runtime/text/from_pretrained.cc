@@ -1,0 +1,263 @@
+// Tokenizers from vocabulary files and from a model's folder. What vocab.json or vocab.txt leave open is filled in as
+// Transformers does for the same classes.
+#include <algorithm>
+#include <charconv>
+#include <filesystem>
+
+#include "absl/strings/str_cat.h"
+#include "rondo/runtime/error.h"
+#include "rondo/runtime/io/mapped_file.h"
+#include "rondo/runtime/text/json_fields.h"
+#include "rondo/runtime/text/tokenizer_impl.h"
+
+namespace rondo::text {
+namespace {
+
+using Impl = PreTrainedTokenizer::Impl;
+using io::MappedFile;
+
+// What tokenizer_config.json says that matters here. The other fields are for other programs.
+struct Config {
+  std::string path;
+  std::string tokenizer_class{};
+  bool do_lower_case = true, tokenize_chinese_chars = true, add_prefix_space = false;
+  std::optional<bool> strip_accents{};
+  bool add_bos = false, add_eos = false;
+  std::optional<int64_t> model_max_length{};
+  SpecialNames names{};
+  std::vector<AddedToken> added{};
+};
+
+bool is_file(const std::string& path) {
+  std::error_code ignored;
+  return std::filesystem::is_regular_file(path, ignored);
+}
+
+// A special token: its text, or an object that describes it.
+AddedToken read_special(io::JsonReader& json) {
+  AddedToken token{.special = true};
+  if (json.peek() == '"') {
+    token.content = json.string();
+    return token;
+  }
+  json.object([&](std::string& key) {
+    if (key == "content") token.content = json.string();
+    else if (key == "single_word") token.single_word = json.boolean();
+    else if (key == "lstrip") token.lstrip = json.boolean();
+    else if (key == "rstrip") token.rstrip = json.boolean();
+    else if (key == "normalized") token.normalized = json.boolean();
+    else if (key == "special") token.special = json.boolean();
+    else json.skip();  // "__type"
+  });
+  return token;
+}
+
+std::string* name_of(SpecialNames& names, std::string_view key) {
+  if (key == "bos_token") return &names.bos;
+  if (key == "eos_token") return &names.eos;
+  if (key == "unk_token") return &names.unk;
+  if (key == "pad_token") return &names.pad;
+  if (key == "sep_token") return &names.sep;
+  if (key == "cls_token") return &names.cls;
+  if (key == "mask_token") return &names.mask;
+  return nullptr;
+}
+
+bool read_flag(io::JsonReader& json, bool unset) { return read_null(json) ? unset : json.boolean(); }
+
+void read_config(const std::string& path, Config& out) {
+  const auto file = MappedFile::open(path);
+  io::JsonReader json(path, file->text());
+  json.object([&](std::string& key) {
+    if (std::string* name = name_of(out.names, key)) {
+      if (!read_null(json)) *name = read_special(json).content;
+    } else if (key == "tokenizer_class") {
+      out.tokenizer_class = read_optional_string(json).value_or("");
+    } else if (key == "do_lower_case") {
+      out.do_lower_case = read_flag(json, true);
+    } else if (key == "tokenize_chinese_chars") {
+      out.tokenize_chinese_chars = read_flag(json, true);
+    } else if (key == "strip_accents") {
+      if (!read_null(json)) out.strip_accents = json.boolean();
+    } else if (key == "add_prefix_space") {
+      out.add_prefix_space = read_flag(json, false);
+    } else if (key == "add_bos_token") {
+      out.add_bos = read_flag(json, false);
+    } else if (key == "add_eos_token") {
+      out.add_eos = read_flag(json, false);
+    } else if (key == "model_max_length") {
+      // Files write 1e30 for "no limit".
+      const bool is_null = read_null(json);
+      const std::string_view digits = is_null ? std::string_view() : json.number();
+      int64_t length = 0;
+      const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), length);
+      if (!is_null && error == std::errc() && end == digits.data() + digits.size() && length < INT32_MAX)
+        out.model_max_length = length;
+    } else if (key == "added_tokens_decoder") {
+      json.object([&](std::string& id) {
+        AddedToken& token = out.added.emplace_back();
+        const auto [end, error] = std::from_chars(id.data(), id.data() + id.size(), token.id);
+        const int32_t value = token.id;
+        if (error != std::errc() || end != id.data() + id.size() || value < 0)
+          json.fail("added_tokens_decoder: " + io::shown(id) + " is no id");
+        token = read_special(json);
+        token.id = value;
+      });
+    } else {
+      json.skip();
+    }
+  });
+  json.finish();
+}
+
+// Adds the named tokens that the vocabulary has, and those of added_tokens_decoder.
+void add_special_tokens(Impl& out, const Config& config, const std::string& vocab_path) {
+  for (const AddedToken& token : config.added)
+    if (!out.add_token(token))
+      throw FileError(config.path, absl::StrCat("added token ", io::shown(token.content), ": its id ", token.id,
+                                                " is neither the vocabulary's nor the next free one"));
+  const SpecialNames& names = config.names;
+  for (const std::string& name : {names.bos, names.eos, names.unk, names.pad, names.sep, names.cls, names.mask}) {
+    if (name.empty() || out.added_token(out.id(name)) != nullptr) continue;
+    const int32_t id = out.model->vocabulary().id(name);
+    if (id < 0) throw FileError(vocab_path, "the special token " + io::shown(name) + " is not in the vocabulary");
+    out.add_token({.id = id, .content = name, .special = true});
+  }
+  out.names = names;
+  out.model_max_length = config.model_max_length;
+  out.finish();
+}
+
+int32_t need_token(const Impl& impl, const std::string& name, const std::string& vocab_path) {
+  const int32_t id = impl.id(name);
+  if (id < 0) throw FileError(vocab_path, "the special token " + io::shown(name) + " is not in the vocabulary");
+  return id;
+}
+
+constexpr char kQwen2Pattern[] =
+    R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
+
+// vocab.json and merges.txt: byte-level BPE of the class that `config` names.
+std::unique_ptr<Impl> read_byte_level(const std::string& vocab_path, const std::string& merges_path, Config config) {
+  std::string kind = config.tokenizer_class;
+  if (kind.ends_with("Fast")) kind.resize(kind.size() - 4);
+  if (kind.empty()) kind = "GPT2Tokenizer";
+  const bool roberta = kind == "RobertaTokenizer", qwen = kind == "Qwen2Tokenizer";
+  if (!roberta && !qwen && kind != "GPT2Tokenizer")
+    throw FileError(config.path,
+                    "tokenizer_class " + io::shown(config.tokenizer_class) +
+                        " with vocab.json and merges.txt is not supported: GPT2Tokenizer, RobertaTokenizer "
+                        "and Qwen2Tokenizer are; or save a tokenizer.json");
+  if (config.add_bos || config.add_eos)
+    throw FileError(config.path, "add_bos_token and add_eos_token are not supported without a tokenizer.json");
+  auto out = std::make_unique<Impl>();
+  {
+    const auto vocab = MappedFile::open(vocab_path);
+    io::JsonReader json(vocab_path, vocab->text());
+    Vocabulary vocabulary = Vocabulary::read(json, vocab->size());
+    json.finish();
+    const auto merges = MappedFile::open(merges_path);
+    out->model = make_bpe(std::move(vocabulary), read_merges(merges->text(), merges_path), {.byte_level = true},
+                          merges_path);
+  }
+  if (qwen) {
+    out->normalizers.push_back(nfc_normalizer());
+    out->pre_tokenizers.steps.push_back(split_pre_tokenizer(kQwen2Pattern));
+  }
+  out->pre_tokenizers.steps.push_back(byte_level_pre_tokenizer(config.add_prefix_space, !qwen));
+  out->pre_tokenizers.byte_level = true;
+  out->decoders.present = true;
+  out->decoders.steps.push_back(byte_level_decoder());
+  if (roberta) {
+    const auto fill = [](std::string& name, const char* usual) {
+      if (name.empty()) name = usual;
+    };
+    fill(config.names.bos, "<s>"), fill(config.names.eos, "</s>"), fill(config.names.unk, "<unk>");
+    fill(config.names.pad, "<pad>"), fill(config.names.sep, "</s>"), fill(config.names.cls, "<s>");
+    fill(config.names.mask, "<mask>");
+    const int32_t mask = out->model->vocabulary().id(config.names.mask);
+    const bool listed = std::any_of(config.added.begin(), config.added.end(),
+                                    [&](const AddedToken& token) { return token.content == config.names.mask; });
+    if (mask >= 0 && !listed)
+      config.added.push_back({.id = mask, .content = config.names.mask, .lstrip = true, .special = true});
+  }
+  add_special_tokens(*out, config, vocab_path);
+  if (roberta) {
+    set_bert_template(out->post_processor, need_token(*out, config.names.cls, vocab_path),
+                      need_token(*out, config.names.sep, vocab_path));
+    make_roberta_template(out->post_processor);
+    out->post_processor.trim_offsets = true;
+    out->post_processor.add_prefix_space = config.add_prefix_space;
+  }
+  return out;
+}
+
+std::unique_ptr<Impl> read_bert(const std::string& vocab_path, Config config) {
+  std::string kind = config.tokenizer_class;
+  if (kind.ends_with("Fast")) kind.resize(kind.size() - 4);
+  if (!kind.empty() && kind != "BertTokenizer" && kind != "DistilBertTokenizer" && kind != "ElectraTokenizer")
+    throw FileError(config.path, "tokenizer_class " + io::shown(config.tokenizer_class) +
+                                     " with vocab.txt is not supported: BertTokenizer is; or save a tokenizer.json");
+  const auto fill = [](std::string& name, const char* usual) {
+    if (name.empty()) name = usual;
+  };
+  fill(config.names.unk, "[UNK]"), fill(config.names.sep, "[SEP]"), fill(config.names.pad, "[PAD]");
+  fill(config.names.cls, "[CLS]"), fill(config.names.mask, "[MASK]");
+  auto out = std::make_unique<Impl>();
+  const auto file = MappedFile::open(vocab_path);
+  out->model = make_word_piece(Vocabulary::read_lines(file->text(), vocab_path), {.unk_token = config.names.unk},
+                               vocab_path);
+  append_bert_normalizer(out->normalizers, true, config.tokenize_chinese_chars,
+                         config.strip_accents.value_or(config.do_lower_case), config.do_lower_case);
+  out->pre_tokenizers.steps.push_back(bert_pre_tokenizer());
+  out->decoders.present = true;
+  out->decoders.steps.push_back(word_piece_decoder("##", true));
+  add_special_tokens(*out, config, vocab_path);
+  set_bert_template(out->post_processor, need_token(*out, config.names.cls, vocab_path),
+                    need_token(*out, config.names.sep, vocab_path));
+  return out;
+}
+
+}  // namespace
+
+PreTrainedTokenizer PreTrainedTokenizer::from_gpt2_files(const std::string& vocab_path,
+                                                         const std::string& merges_path) {
+  Config config{.path = vocab_path};
+  auto impl = read_byte_level(vocab_path, merges_path, config);
+  const std::string end(io::Gpt2Tokenizer::kEndOfText);
+  if (const int32_t id = impl->model->vocabulary().id(end); id >= 0) {
+    impl->add_token({.id = id, .content = end, .special = true});
+    impl->finish();
+    impl->names.bos = impl->names.eos = impl->names.unk = end;
+  }
+  return PreTrainedTokenizer(std::move(impl));
+}
+
+PreTrainedTokenizer PreTrainedTokenizer::from_bert_vocabulary(const std::string& vocab_path, bool do_lower_case) {
+  return PreTrainedTokenizer(read_bert(vocab_path, {.path = vocab_path, .do_lower_case = do_lower_case}));
+}
+
+PreTrainedTokenizer AutoTokenizer::from_pretrained(const std::string& folder) {
+  const auto in_folder = [&](const char* name) { return folder + "/" + name; };
+  Config config{.path = in_folder("tokenizer_config.json")};
+  // The older file first: what both say, tokenizer_config.json decides.
+  for (const std::string& path : {in_folder("special_tokens_map.json"), config.path})
+    if (is_file(path)) read_config(path, config);
+  const std::string vocab = in_folder("vocab.json"), merges = in_folder("merges.txt"), lines = in_folder("vocab.txt");
+  std::unique_ptr<Impl> impl;
+  if (const std::string whole = in_folder("tokenizer.json"); is_file(whole)) {
+    const auto file = MappedFile::open(whole);
+    impl = read_tokenizer_json(file->text(), whole);
+    impl->names = config.names;
+    impl->model_max_length = config.model_max_length;
+  } else if (is_file(vocab) && is_file(merges)) {
+    impl = read_byte_level(vocab, merges, config);
+  } else if (is_file(lines)) {
+    impl = read_bert(lines, config);
+  } else {
+    throw FileError(folder, "has no tokenizer: no tokenizer.json, no vocab.json with merges.txt, no vocab.txt");
+  }
+  return PreTrainedTokenizer(std::move(impl));
+}
+
+}  // namespace rondo::text

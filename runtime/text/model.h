@@ -1,0 +1,131 @@
+// Models: a word becomes tokens. BPE and WordPiece.
+//
+// Thread safety: immutable; each thread brings its own Scratch.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "rondo/runtime/io/json.h"
+
+namespace rondo::text {
+
+// A token, and how many bytes of its word it stands for.
+struct Token {
+  int32_t id = 0;
+  uint32_t length = 0;
+};
+
+// Tokens and their ids, both ways. Ids may have holes.
+class Vocabulary {
+ public:
+  Vocabulary() = default;
+  Vocabulary(Vocabulary&&) = default;  // a copy's ids_ would view the original
+  Vocabulary& operator=(Vocabulary&&) = default;
+
+  // {"token": id, ..}. Throws FileError for two equal tokens or ids, and for ids that the file is too small for.
+  static Vocabulary read(io::JsonReader& json, size_t file_size);
+  // One token a line (vocab.txt).
+  static Vocabulary read_lines(std::string_view text, const std::string& path);
+
+  // -1 if there is none.
+  int32_t id(std::string_view token) const {
+    const auto found = ids_.find(token);
+    return found == ids_.end() ? -1 : found->second;
+  }
+  // Null for a hole and outside.
+  const std::string* token(int64_t id) const {
+    return id < 0 || id >= size() || !present_[static_cast<size_t>(id)] ? nullptr : &tokens_[static_cast<size_t>(id)];
+  }
+  // One more than the largest id.
+  int64_t size() const { return static_cast<int64_t>(tokens_.size()); }
+  // How many tokens there are.
+  int64_t count() const { return static_cast<int64_t>(ids_.size()); }
+
+ private:
+  void index();
+  std::vector<std::string> tokens_;
+  std::vector<bool> present_;
+  absl::flat_hash_map<std::string_view, int32_t> ids_;  // views of tokens_, whose elements never move
+};
+
+// Words and their tokens, direct-mapped: a new word takes the place of the old one in its slot, so memory is bounded.
+// Long words and words of many tokens are not kept.
+class WordCache {
+ public:
+  struct Slot {
+    static constexpr size_t kLongest = 22, kMostTokens = 5;
+    uint8_t length = 0, count = 0;  // count 0: empty
+    char word[kLongest];
+    Token tokens[kMostTokens];
+  };
+  Slot& slot(size_t hash) {
+    if (slots_.empty()) slots_.resize(kSlots);
+    return slots_[hash % kSlots];
+  }
+
+ private:
+  static constexpr size_t kSlots = 1 << 14;
+  std::vector<Slot> slots_;
+};
+
+// What one thread needs to encode; kept between calls.
+struct Scratch {
+  WordCache cache;
+  std::vector<Token> symbols;
+  std::vector<int32_t> ranks, merged;
+  std::string spelled;
+};
+
+class Model {
+ public:
+  explicit Model(Vocabulary vocabulary) : vocabulary_(std::move(vocabulary)) {}
+  virtual ~Model() = default;
+  const Vocabulary& vocabulary() const { return vocabulary_; }
+  // Appends the tokens of a word that is not empty.
+  void encode(std::string_view word, Scratch& scratch, std::vector<Token>& out) const;
+
+ protected:
+  virtual void encode_anew(std::string_view word, Scratch& scratch, std::vector<Token>& out) const = 0;
+  Vocabulary vocabulary_;
+};
+
+// Byte pair encoding (Sennrich et al., 2016): the adjacent pair of lowest rank is merged, the leftmost of equals, until
+// none is left.
+struct BpeOptions {
+  // Words are bytes, spelled in GPT-2's alphabet; otherwise they are code points.
+  bool byte_level = false;
+  std::string prefix{}, suffix{};  // of symbols inside a word and at its end
+  std::optional<std::string> unk_token{};
+  bool fuse_unk = false, byte_fallback = false, ignore_merges = false;
+};
+using MergeList = std::vector<std::pair<std::string, std::string>>;
+// Throws FileError if a merge names no token. `path` is for errors.
+std::unique_ptr<const Model> make_bpe(Vocabulary vocabulary, const MergeList& merges, BpeOptions options,
+                                      const std::string& path);
+// merges.txt.
+MergeList read_merges(std::string_view text, const std::string& path);
+
+// WordPiece (Wu et al., 2016): the longest token that the rest of the word starts with, again and again.
+struct WordPieceOptions {
+  std::string unk_token = "[UNK]", prefix = "##";
+  int64_t max_input_chars_per_word = 100;
+};
+std::unique_ptr<const Model> make_word_piece(Vocabulary vocabulary, WordPieceOptions options, const std::string& path);
+
+// A file's "model". `byte_level`: the pre-tokenizer is. Throws FileError for what is not supported.
+std::unique_ptr<const Model> read_model(io::JsonReader& json, size_t file_size, bool byte_level,
+                                        const std::string& path);
+
+// ---- GPT-2's byte alphabet: printable Latin-1 as itself, the other 68 bytes as U+0100 and up, in byte order.
+const std::array<std::string, 256>& byte_spelling();
+// Appends the bytes that a spelled token stands for; false, and nothing is appended, if a character stands for none.
+bool append_bytes(std::string_view spelled, std::string& bytes);
+
+}  // namespace rondo::text

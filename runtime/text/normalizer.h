@@ -1,0 +1,32 @@
+// Normalisers: what a tokenizer file does to text before it is cut. Each is a step; the file's Sequence is a list.
+//
+// Thread safety: immutable.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "rondo/runtime/io/json.h"
+#include "rondo/runtime/text/aligned_text.h"
+
+namespace rondo::text {
+
+class Normalizer {
+ public:
+  virtual ~Normalizer() = default;
+  // True if `text` would not change: then nothing is copied. May be false although nothing changes.
+  virtual bool keeps(std::string_view text) const = 0;
+  // Appends the rewritten text to `out`.
+  virtual void rewrite(const Piece& in, AlignedText& out) const = 0;
+};
+using Normalizers = std::vector<std::unique_ptr<const Normalizer>>;
+
+// The steps of a file's "normalizer", none for null. Throws FileError for what is not supported.
+Normalizers read_normalizers(io::JsonReader& json);
+// BERT's normaliser is a list of these steps.
+void append_bert_normalizer(Normalizers& out, bool clean_text, bool handle_chinese_chars, bool strip_accents,
+                            bool lowercase);
+std::unique_ptr<const Normalizer> nfc_normalizer();
+
+}  // namespace rondo::text

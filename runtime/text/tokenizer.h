@@ -1,0 +1,151 @@
+// Tokenizers of published models: tokenizer.json, vocab.json with merges.txt, vocab.txt.
+//
+//   const text::PreTrainedTokenizer tokenizer = text::AutoTokenizer::from_pretrained("models/gpt2");
+//   std::vector<int32_t> ids = tokenizer.encode("Hello world");
+//   std::string text = tokenizer.decode(ids);
+//   text::Encoding full = tokenizer("A question?", "Its answer.", {.truncation = {{.max_length = 128}}});
+//
+// Ids, offsets, masks and texts equal those of Hugging Face's `tokenizers` (version and Unicode tables: README.md).
+// What a file asks for and this cannot do is a FileError that names it. Three differences are on purpose: text that is
+// not UTF-8 is an Error, since the reference cannot be given any; a character that the vocabulary cannot express,
+// without an unknown token, is an Error, where the reference drops it in silence; decode() refuses ids that name no
+// token.
+//
+// Special tokens' text ("<|endoftext|>") inside an input becomes the special token, as in the reference. Set
+// `split_special_tokens` for text that a user typed.
+//
+// Thread safety: a tokenizer is immutable; everything here may be called from several threads at once.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "rondo/runtime/io/tokenizer.h"
+
+#pragma GCC visibility push(default)
+namespace rondo::text {
+
+// What a text becomes. All vectors have one element per token.
+struct Encoding {
+  // [begin, end) of the token in its text; 0, 0 for tokens that come from no text.
+  struct Offset {
+    int32_t begin = 0, end = 0;
+    bool operator==(const Offset&) const = default;
+  };
+  std::vector<int32_t> ids;
+  std::vector<int32_t> type_ids;
+  std::vector<Offset> offsets;
+  std::vector<int32_t> word_ids;             // counts the words of a text from 0; -1: no word
+  std::vector<int32_t> sequence_ids;         // 0: the first text, 1: the second, -1: neither
+  std::vector<int32_t> attention_mask;       // 0: padding
+  std::vector<int32_t> special_tokens_mask;  // 1: added by the template, or padding
+  size_t size() const { return ids.size(); }
+};
+
+enum class OffsetUnit {
+  kCodePoints,  // as the reference
+  kBytes,
+};
+enum class Side { kLeft, kRight };
+
+struct Truncation {
+  enum Strategy { kLongestFirst, kOnlyFirst, kOnlySecond, kDoNotTruncate };
+  int64_t max_length = 512;  // with the template's tokens
+  Strategy strategy = kLongestFirst;
+  Side side = Side::kRight;  // where tokens are cut off; they are dropped, not returned
+};
+struct Padding {
+  enum Strategy { kLongest, kMaxLength, kDoNotPad };
+  Strategy strategy = kLongest;    // kLongest: to the longest of the batch
+  int64_t max_length = 0;          // kMaxLength: to this length
+  int64_t pad_to_multiple_of = 0;  // 0: any length
+  Side side = Side::kRight;
+  int32_t pad_id = 0;
+  int32_t pad_type_id = 0;
+};
+
+struct EncodeOptions {
+  bool add_special_tokens = true;
+  // True: a special token's text is ordinary text.
+  bool split_special_tokens = false;
+  OffsetUnit offset_unit = OffsetUnit::kCodePoints;
+  // Unset: as the file says (defaults: no truncation, no padding).
+  std::optional<Truncation> truncation = std::nullopt;
+  std::optional<Padding> padding = std::nullopt;
+};
+
+struct DecodeOptions {
+  bool skip_special_tokens = true;
+  // Bytes that are no UTF-8 (a character broken in two) become U+FFFD. False: they stay, so that pieces can be joined.
+  bool replace_invalid = true;
+};
+
+class PreTrainedTokenizer : public io::Tokenizer {
+ public:
+  struct Impl;
+  using TextPair = std::pair<std::string_view, std::string_view>;
+
+  // A tokenizer.json. `path` names it in errors. Throws FileError.
+  static PreTrainedTokenizer from_json(std::string_view json, const std::string& path);
+  static PreTrainedTokenizer from_file(const std::string& path);
+  // GPT-2's vocab.json and merges.txt, under whatever names (encoder.json, vocab.bpe). <|endoftext|> is special if it
+  // is a token.
+  static PreTrainedTokenizer from_gpt2_files(const std::string& vocab_path, const std::string& merges_path);
+  // BERT's vocab.txt.
+  static PreTrainedTokenizer from_bert_vocabulary(const std::string& vocab_path, bool do_lower_case = true);
+
+  PreTrainedTokenizer(PreTrainedTokenizer&&) noexcept;
+  PreTrainedTokenizer& operator=(PreTrainedTokenizer&&) noexcept;
+  ~PreTrainedTokenizer() override;
+
+  // Ids only, with the template's special tokens and the file's truncation and padding. At most 2 GB of text.
+  std::vector<int32_t> encode(std::string_view text) const override;
+  std::vector<int32_t> encode(std::string_view text, const EncodeOptions& options) const;
+  // Everything. Throws Error for invalid UTF-8, and if the truncation cannot be done.
+  Encoding operator()(std::string_view text, const EncodeOptions& options = {}) const;
+  Encoding operator()(std::string_view text, std::string_view pair, const EncodeOptions& options = {}) const;
+  // One encoding per text, in order, made on all threads of the pool; padded to the longest of them if padding says so.
+  // The result does not depend on the number of threads.
+  std::vector<Encoding> encode_batch(std::span<const std::string_view> texts, const EncodeOptions& options = {}) const;
+  std::vector<Encoding> encode_batch(std::span<const TextPair> pairs, const EncodeOptions& options = {}) const;
+
+  std::string decode(std::span<const int32_t> ids) const override;
+  std::string decode(std::span<const int32_t> ids, const DecodeOptions& options) const;
+
+  // One more than the largest id, added tokens included.
+  int64_t vocab_size() const override;
+  // -1 if there is none.
+  int32_t token_to_id(std::string_view token) const;
+  // As the file spells it. Throws Error on an id that names no token.
+  std::string id_to_token(int32_t id) const;
+  bool is_special(int32_t id) const;
+
+  // From tokenizer_config.json or special_tokens_map.json beside the vocabulary; -1 if they name none.
+  int32_t bos_token_id() const;
+  int32_t eos_token_id() const;
+  int32_t unk_token_id() const;
+  int32_t pad_token_id() const;
+  // Unset if the file has none, or one beyond any length that is meant.
+  std::optional<int64_t> model_max_length() const;
+
+ private:
+  friend class AutoTokenizer;
+  explicit PreTrainedTokenizer(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+class AutoTokenizer {
+ public:
+  // A model's folder: tokenizer.json; else vocab.json and merges.txt; else vocab.txt. Names of special tokens come from
+  // tokenizer_config.json, where it is present. Throws FileError.
+  static PreTrainedTokenizer from_pretrained(const std::string& folder);
+};
+
+}  // namespace rondo::text
+#pragma GCC visibility pop

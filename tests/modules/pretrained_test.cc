@@ -1,0 +1,282 @@
+// Every family from a folder that transformers wrote (tests/reference/record_pretrained.py): outputs, ten losses of
+// fine-tuning, and what is saved again.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+
+#include "rondo/modules/causal_lm.h"
+#include "rondo/modules/gpt2.h"
+#include "rondo/modules/llama.h"
+#include "rondo/modules/vit.h"
+#include "rondo/optim/adam.h"
+#include "rondo/runtime/autograd.h"
+#include "rondo/runtime/storage.h"
+#include "rondo/tests/bits.h"
+#include "rondo/tests/errors.h"
+#include "rondo/tests/modules/pretrained_cases.h"
+#include "rondo/tests/runtime/temp_folder.h"
+
+namespace rondo::nn {
+namespace {
+
+using test::error_of;
+using test::same_bits;
+
+void expect_close(const Tensor& got, const Tensor& want, double tolerance, const std::string& what) {
+  ASSERT_EQ(to_string(got.sizes()), to_string(want.sizes())) << what;
+  const std::vector<double> a = got.to_vector<double>(), b = want.to_vector<double>();
+  double scale = 0, worst = 0;
+  for (double v : b) scale = std::max(scale, std::abs(v));
+  for (size_t i = 0; i < a.size(); ++i) worst = std::isnan(a[i]) ? INFINITY : std::max(worst, std::abs(a[i] - b[i]));
+  EXPECT_LE(worst, tolerance * scale) << what;
+}
+
+using Parameters = std::tuple<std::string, DType>;
+class Pretrained : public testing::TestWithParam<Parameters> {
+ protected:
+  std::string name = std::get<0>(GetParam());
+  DType dtype = std::get<1>(GetParam());
+  double tolerance = dtype == kF64 ? 1e-10 : 1e-4;
+  std::string end = dtype == kF64 ? "" : "_f32";
+  io::TensorMap expected = expected_values(name);
+  PretrainedCase load(const PretrainedOptions& options) {
+    return load_case(name, recorded_folder(name), options, expected);
+  }
+};
+
+TEST_P(Pretrained, OutputAndTenLosses) {
+  for (const bool map : {false, true}) {
+    SCOPED_TRACE(map ? "mapped" : "read");
+    PretrainedCase c = load({.dtype = dtype, .map = map});
+    for (const Tensor& p : (*c.model)->parameters()) ASSERT_EQ(p.dtype(), dtype);
+    expect_close(no_grad(c.output), expected.at("output" + end), tolerance, "output");
+    optim::AdamW optimizer((*c.model)->parameters(),
+                           {.lr = 1e-3, .betas = {0.9, 0.95}, .eps = 1e-8, .weight_decay = 0.1});
+    std::vector<double> losses;
+    for (int step = 0; step < 10; ++step) {
+      const Tensor loss = c.loss();
+      losses.push_back(loss.item());
+      optimizer.zero_grad();
+      loss.backward();
+      optimizer.step();
+    }
+    expect_close(Tensor::from(losses, {10}), expected.at("losses" + end), tolerance, "losses");
+  }
+  // Training wrote to copies of the mapped pages.
+  expect_close(no_grad(load({.dtype = dtype}).output), expected.at("output" + end), tolerance, "the file is untouched");
+}
+
+// Two models, or a model built here: the same folder again.
+TEST_P(Pretrained, SavesWhatItLoaded) {
+  const TempFolder folder;
+  PretrainedCase c = load({.dtype = std::nullopt});
+  const auto original = io::load_safetensors(recorded_folder(name) + "/model.safetensors");
+  for (const int64_t shard_bytes : {int64_t{1} << 40, int64_t{5000}}) {
+    c.model->save_pretrained(folder.path(), {.max_shard_bytes = shard_bytes});
+    const bool sharded = shard_bytes < 10000;
+    EXPECT_EQ(std::filesystem::exists(folder / "model.safetensors"), !sharded);
+    const auto saved = io::load_safetensors(folder / (sharded ? "model.safetensors.index.json" : "model.safetensors"));
+    ASSERT_EQ(saved.tensors.size(), original.tensors.size());
+    for (const auto& [key, tensor] : original.tensors) EXPECT_TRUE(same_bits(saved.tensors.at(key), tensor)) << key;
+    EXPECT_EQ(saved.metadata, original.metadata);
+    EXPECT_EQ(read_bytes(folder / "config.json"), read_bytes(recorded_folder(name) + "/config.json"));
+    const PretrainedCase again = load_case(name, folder.path(), {.dtype = dtype}, expected);
+    EXPECT_TRUE(same_bits(no_grad(again.output), no_grad(load({.dtype = dtype}).output)));
+  }
+  // Over the shards, one file again: no shard is left.
+  c.model->save_pretrained(folder.path());
+  EXPECT_EQ(folder.entries(), 2);
+}
+
+// A config.json made from the model alone says the same about it.
+TEST_P(Pretrained, SavesAModelWithoutItsConfig) {
+  const TempFolder folder;
+  PretrainedCase c = load({.dtype = dtype});
+  save_pretrained(**c.model, folder.path());
+  const PretrainedCase again = load_case(name, folder.path(), {.dtype = dtype}, expected);
+  EXPECT_TRUE(same_bits(no_grad(again.output), no_grad(c.output)));
+  EXPECT_EQ(again.model->model_type(), c.model->model_type());
+}
+
+INSTANTIATE_TEST_SUITE_P(Cases, Pretrained,
+                         testing::Combine(testing::ValuesIn(pretrained_cases()), testing::Values(kF64, kF32)),
+                         [](const testing::TestParamInfo<Parameters>& info) {
+                           return std::get<0>(info.param) + "_" + std::string(name_of(std::get<1>(info.param)));
+                         });
+
+// transformers reads what is saved and computes the same. Needs its virtual environment:
+//   RONDO_PEERS_VENV=/path/to/venv test_modules --gtest_filter='PretrainedPeer*'
+TEST(PretrainedPeer, TransformersReadsWhatIsSaved) {
+  const char* venv = std::getenv("RONDO_PEERS_VENV");
+  if (venv == nullptr) GTEST_SKIP() << "RONDO_PEERS_VENV names no environment with transformers";
+  const TempFolder folder;
+  for (const std::string& name : pretrained_cases()) {
+    const PretrainedCase c = load_case(name, recorded_folder(name), {}, expected_values(name));
+    c.model->save_pretrained(folder / name + "/whole");
+    c.model->save_pretrained(folder / name + "/shards", {.max_shard_bytes = 6000});
+    save_pretrained(**c.model, folder / name + "/made_here");
+  }
+  const std::string command = std::string(venv) + "/bin/python " + tests::kReferenceDir +
+                              "/record_pretrained.py --check " + folder.path() + " > " + folder / "log" + " 2>&1";
+  EXPECT_EQ(std::system(command.c_str()), 0) << read_bytes(folder / "log");
+}
+
+// Loading takes the memory of the model and a buffer: the weights exist once.
+TEST(PretrainedMemory, OneCopy) {
+  const TempFolder folder;
+  const GPT2Config config = {.vocab_size = 4096, .block_size = 64, .n_layer = 4, .n_head = 4, .n_embd = 512};
+  {
+    GPT2 model(config, 1);
+    save_pretrained(model, folder.path());
+  }
+  const int64_t file = static_cast<int64_t>(std::filesystem::file_size(folder / "model.safetensors"));
+  ASSERT_GT(file, 50'000'000);
+  allocator::empty_cache();
+  allocator::reset_peak();
+  const int64_t before = allocator::stats().bytes_in_use;
+  const AutoModelForCausalLM model = AutoModelForCausalLM::from_pretrained(folder.path());
+  EXPECT_LT(allocator::stats().peak_bytes - before, file + (9 << 20));
+  EXPECT_EQ(allocator::stats().by_purpose[static_cast<int>(Purpose::kParameters)] >= file - (1 << 20), true);
+}
+
+TEST(PretrainedDType, StaysOrConverts) {
+  const std::string folder = recorded_folder("llama3");
+  const io::TensorMap expected = expected_values("llama3");
+  const TempFolder low;
+  {
+    auto model = AutoModelForCausalLM::from_pretrained(folder, {.dtype = kBF16});
+    for (const Tensor& p : model->parameters()) EXPECT_EQ(p.dtype(), kBF16);
+    const Tensor loss = model.loss(expected.at("input.ids"), expected.at("input.targets"));
+    EXPECT_NEAR(loss.item(), expected.at("losses").to_vector<double>()[0], 0.05);
+    loss.backward();
+    model.save_pretrained(low.path());
+  }
+  EXPECT_NE(read_bytes(low / "config.json").find("\"dtype\": \"bfloat16\""), std::string::npos);
+  const auto kept = AutoModelForCausalLM::from_pretrained(low.path(), {.dtype = std::nullopt});
+  const auto widened = AutoModelForCausalLM::from_pretrained(low.path());
+  const StateDict a = kept->state_dict(), b = widened->state_dict();
+  for (const auto& [name, tensor] : a) {
+    EXPECT_EQ(tensor.dtype(), kBF16);
+    EXPECT_TRUE(same_bits(tensor.to(kF32), b.at(name))) << name;
+  }
+  EXPECT_THROW(AutoModelForCausalLM::from_pretrained(folder, {.dtype = kI64}), Error);
+}
+
+TEST(PretrainedNames, TiesTransposesAndMode) {
+  auto gpt2 = AutoModelForCausalLM::from_pretrained(recorded_folder("gpt2"));
+  EXPECT_FALSE(gpt2->is_training());
+  EXPECT_EQ(gpt2.model_type(), "gpt2");
+  ASSERT_NE(gpt2.as<GPT2>(), nullptr);
+  EXPECT_EQ(gpt2.as<Llama>(), nullptr);
+  EXPECT_EQ(gpt2.as<GPT2>()->h[0].attn.attn_dropout.p, 0.1);
+  EXPECT_EQ(gpt2.published_name("h.0.ln_1.weight"), "transformer.h.0.ln_1.weight");
+  EXPECT_THROW(gpt2.published_name("h.7.ln_1.weight"), Error);
+  const auto file = io::load_safetensors(recorded_folder("gpt2") + "/model.safetensors").tensors;
+  EXPECT_TRUE(same_bits(gpt2.as<GPT2>()->h[1].mlp.c_fc.weight.detach().t().contiguous(),
+                        file.at("transformer.h.1.mlp.c_fc.weight")));
+  auto llama = AutoModelForCausalLM::from_pretrained(recorded_folder("llama3"));
+  EXPECT_TRUE(llama.as<Llama>()->lm_head.weight.is_same(llama.as<Llama>()->model.embed_tokens.weight));
+  auto plain = AutoModelForCausalLM::from_pretrained(recorded_folder("gpt2"), {.dropout = 0.0});
+  EXPECT_EQ(plain.as<GPT2>()->h[0].attn.attn_dropout.p, 0);
+}
+
+// Decoding with a cache sees what the whole sequence sees: windows, scaled positions and all.
+TEST(PretrainedGeneration, CachedLogitsAreThoseOfTheWholeSequence) {
+  for (const char* name : {"gpt2", "llama3", "llama_bias", "qwen2", "qwen3", "mistral"}) {
+    SCOPED_TRACE(name);
+    auto model = AutoModelForCausalLM::from_pretrained(recorded_folder(name), {.dtype = kF64});
+    const Tensor idx = expected_values(name).at("input.ids");
+    const NoGrad off;
+    const Tensor whole = model(idx);
+    KVCacheOptions options = model.causal_lm().cache_options();
+    options.batch = idx.size(0);
+    KVCache cache(options);
+    expect_close(model.causal_lm().cached_logits(idx.slice(1, {0, 7}).contiguous(), cache), whole.slice(1, {0, 7}),
+                 1e-12, "prompt");
+    for (int64_t t = 7; t < idx.size(1); ++t)
+      expect_close(model.causal_lm().next_logits(idx.slice(1, {t, t + 1}).contiguous(), cache), whole.select(1, t),
+                   1e-12, "token");
+  }
+}
+
+// A model without a head from the file of one with a head, and the reverse.
+TEST(PretrainedNames, BareModelsAndHeads) {
+  const io::TensorMap in = expected_values("llama2");
+  const std::string error = error_of<StateDictError>([&] { AutoModel::from_pretrained(recorded_folder("llama2")); });
+  EXPECT_NE(error.find("unexpected: lm_head.weight"), std::string::npos) << error;
+  auto body = AutoModel::from_pretrained(recorded_folder("llama2"), {.ignore = {"lm_head."}});
+  auto whole = AutoModelForCausalLM::from_pretrained(recorded_folder("llama2"));
+  const Tensor features = no_grad([&] { return body(in.at("input.ids")); });
+  EXPECT_TRUE(same_bits(features, no_grad([&] { return whole.as<Llama>()->model(in.at("input.ids")); })));
+  EXPECT_THROW(body(in.at("input.ids"), in.at("input.ids")), Error);
+  // Its own file has bare names; a causal model takes it if the head may start fresh.
+  const TempFolder folder;
+  body.save_pretrained(folder.path());
+  EXPECT_TRUE(io::load_safetensors(folder / "model.safetensors").tensors.contains("norm.weight"));
+  EXPECT_NE(error_of<StateDictError>([&] {
+              AutoModelForCausalLM::from_pretrained(folder.path());
+            }).find("missing: lm_head.weight"),
+            std::string::npos);
+  auto fresh = AutoModelForCausalLM::from_pretrained(folder.path(), {.fresh = {"lm_head."}});
+  EXPECT_TRUE(same_bits(features, no_grad([&] { return fresh.as<Llama>()->model(in.at("input.ids")); })));
+  EXPECT_NE(fresh.as<Llama>()->lm_head.weight.abs().max().item(), 0);
+
+  // A classifier on another number of classes.
+  auto five = AutoModelForSequenceClassification::from_pretrained(
+      recorded_folder("bert_sequence"), {.num_labels = 5, .fresh = {"classifier."}, .seed = 3});
+  const io::TensorMap bert = expected_values("bert_sequence");
+  EXPECT_EQ(five(bert.at("input.ids")).size(1), 5);
+  const TempFolder saved;
+  five.save_pretrained(saved.path());
+  EXPECT_NE(read_bytes(saved / "config.json").find("LABEL_4"), std::string::npos);
+  auto again = AutoModelForSequenceClassification::from_pretrained(saved.path());
+  EXPECT_TRUE(same_bits(again(bert.at("input.ids")).detach(), five(bert.at("input.ids")).detach()));
+}
+
+// Names of older files: no prefix, the causal mask, a second copy of the tied weight, position_ids.
+TEST(PretrainedNames, OldFiles) {
+  const TempFolder folder;
+  auto tensors = io::load_safetensors(recorded_folder("gpt2") + "/model.safetensors");
+  io::TensorMap old;
+  for (const auto& [name, tensor] : tensors.tensors) old[name.substr(std::string("transformer.").size())] = tensor;
+  old["h.0.attn.bias"] = Tensor::ones({1, 1, 32, 32});
+  old["h.0.attn.masked_bias"] = Tensor::full({}, -1e4);
+  old["lm_head.weight"] = old.at("wte.weight");
+  io::save_safetensors(folder / "model.safetensors", old, tensors.metadata);
+  std::filesystem::copy_file(recorded_folder("gpt2") + "/config.json", folder / "config.json");
+  const io::TensorMap in = expected_values("gpt2");
+  auto model = AutoModelForCausalLM::from_pretrained(folder.path(), {.dtype = kF64});
+  expect_close(no_grad([&] { return model(in.at("input.ids")); }), in.at("output"), 1e-10, "old names");
+  old["lm_head.weight"] = old.at("wte.weight").clone().add_(1.0);
+  io::save_safetensors(folder / "model.safetensors", old, tensors.metadata);
+  EXPECT_NE(error_of<StateDictError>([&] {
+              AutoModelForCausalLM::from_pretrained(folder.path());
+            }).find("lm_head.weight: config.json ties it to wte.weight, but the values differ"),
+            std::string::npos);
+
+  auto bert = io::load_safetensors(recorded_folder("minilm") + "/model.safetensors");
+  bert.tensors["embeddings.position_ids"] = Tensor::arange(32).view({1, 32});
+  const TempFolder other;
+  io::save_safetensors(other / "model.safetensors", bert.tensors, bert.metadata);
+  std::filesystem::copy_file(recorded_folder("minilm") + "/config.json", other / "config.json");
+  EXPECT_NO_THROW(AutoModel::from_pretrained(other.path()));
+}
+
+// What no published model has is refused, not dropped.
+TEST(PretrainedSave, RefusesWhatNoPublishedModelHas) {
+  const TempFolder folder;
+  Linear layer(2, 2);
+  EXPECT_NE(error_of([&] { save_pretrained(layer, folder.path()); }).find("Linear is none of the published models"),
+            std::string::npos);
+  GPT2 model({.vocab_size = 8, .block_size = 4, .n_layer = 1, .n_head = 1, .n_embd = 4, .bias = false});
+  EXPECT_NE(error_of([&] { save_pretrained(model, folder.path()); }).find("bias = false"), std::string::npos);
+  EXPECT_EQ(folder.entries(), 0);
+  auto loaded = AutoModelForCausalLM::from_pretrained(recorded_folder("gpt2"));
+  EXPECT_THROW(loaded.save_pretrained(folder.path(), {.max_shard_bytes = 0}), Error);
+  EXPECT_THROW(loaded.save_pretrained("/proc/no/such"), FileError);
+}
+
+}  // namespace
+}  // namespace rondo::nn

@@ -1,0 +1,231 @@
+#!/usr/bin/env python3
+"""Records tiny checkpoints of published model families, and what transformers computes with them.
+
+    record_pretrained.py [folder]            writes pretrained/<case>/ (default: beside this file)
+    record_pretrained.py --check FOLDER     loads FOLDER/<case>/<any>, which Rondo saved, and compares with the case
+
+Needs torch and transformers. Each case has config.json and model.safetensors as transformers writes them, and
+expected.safetensors: the inputs (input.*), the output and the losses before each of ten AdamW steps on this one batch
+(lr 1e-3, betas 0.9 0.95, eps 1e-8, weight decay 0.1), in float64 and float32 (output, losses; output_f32, losses_f32).
+Weights are random and large enough that every part matters. The same versions give the same bytes.
+
+transformers computes some steps in float32 whatever the model's dtype: RMSNorm and the tables of rotary positions.
+For the float64 values they are replaced by the same formulas in float64.
+"""
+import os
+import shutil
+import sys
+import types
+
+os.environ["OMP_NUM_THREADS"] = "1"
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+import torch  # noqa: E402
+import torch.nn.functional as F  # noqa: E402
+import transformers as tr  # noqa: E402
+
+from record import save  # noqa: E402
+
+torch.set_num_threads(1)
+tr.logging.set_verbosity_error()
+tr.logging.disable_progress_bar()
+
+VOCAB, B, T = 61, 2, 12
+SMALL = dict(vocab_size=VOCAB, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=4,
+             max_position_embeddings=32)
+LLAMA3 = {"rope_type": "llama3", "rope_theta": 50000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+          "original_max_position_embeddings": 16}
+NO_TOKENS = dict(bos_token_id=None, eos_token_id=None)
+
+
+def gpt2(**more):
+    return tr.GPT2Config(vocab_size=VOCAB, n_positions=32, n_embd=16, n_layer=2, n_head=4, **NO_TOKENS, **more)
+
+
+def bert(kind=tr.BertConfig, **more):
+    return kind(**SMALL, **more)
+
+
+CASES = {
+    "gpt2": (tr.GPT2LMHeadModel, gpt2(n_inner=40, layer_norm_epsilon=1e-4)),
+    "gpt2_gelu": (tr.GPT2LMHeadModel, gpt2(activation_function="gelu")),
+    "llama2": (tr.LlamaForCausalLM, tr.LlamaConfig(**SMALL, **NO_TOKENS)),
+    "llama3": (tr.LlamaForCausalLM, tr.LlamaConfig(**SMALL, **NO_TOKENS, num_key_value_heads=2, pad_token_id=3,
+                                                   tie_word_embeddings=True, rope_parameters=LLAMA3)),
+    "llama_bias": (tr.LlamaForCausalLM, tr.LlamaConfig(**SMALL, **NO_TOKENS, num_key_value_heads=1, head_dim=6,
+                                                       attention_bias=True, mlp_bias=True, rope_parameters={
+                                                           "rope_type": "linear", "rope_theta": 10000.0, "factor": 3.0})),
+    "qwen2": (tr.Qwen2ForCausalLM, tr.Qwen2Config(**SMALL, num_key_value_heads=2, use_sliding_window=True,
+                                                  sliding_window=5, max_window_layers=1)),
+    "qwen3": (tr.Qwen3ForCausalLM, tr.Qwen3Config(**SMALL, num_key_value_heads=2, head_dim=8, tie_word_embeddings=True)),
+    "mistral": (tr.MistralForCausalLM, tr.MistralConfig(**SMALL, **NO_TOKENS, num_key_value_heads=2, sliding_window=4)),
+    "bert_sequence": (tr.BertForSequenceClassification, bert(num_labels=3)),
+    "bert_token": (tr.BertForTokenClassification, bert(num_labels=5, hidden_act="gelu_new")),
+    "minilm": (tr.BertModel, bert(type_vocab_size=1)),
+    "roberta_sequence": (tr.RobertaForSequenceClassification, bert(tr.RobertaConfig, num_labels=3, type_vocab_size=1)),
+    "roberta_token": (tr.RobertaForTokenClassification, bert(tr.RobertaConfig, num_labels=4, pad_token_id=2)),
+    "vit": (tr.ViTForImageClassification, tr.ViTConfig(hidden_size=16, num_hidden_layers=2, num_attention_heads=4,
+                                                       intermediate_size=24, image_size=16, patch_size=4, num_labels=7)),
+}
+
+
+def randomise(model, seed):
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            noise = torch.randn(p.shape, generator=generator)
+            if p.dim() == 1 and not name.endswith("bias"):  # a gain
+                p.copy_(1 + 0.2 * noise)
+            else:
+                p.copy_(0.25 * noise)
+
+
+def inputs_of(name, model, seed):
+    generator = torch.Generator().manual_seed(seed)
+    config = model.config
+    if name == "vit":
+        return {"images": torch.randn(B, 3, 16, 16, generator=generator, dtype=torch.float64),
+                "targets": torch.randint(config.num_labels, (B,), generator=generator)}
+    ids = torch.randint(5, VOCAB, (B, T), generator=generator)
+    if name.startswith(("bert", "minilm", "roberta")):
+        lengths = torch.tensor([T, T - 4])
+        mask = torch.arange(T)[None, :] < lengths[:, None]
+        ids = torch.where(mask, ids, torch.tensor(config.pad_token_id))
+        inputs = {"ids": ids, "mask": mask}
+        if config.type_vocab_size > 1:
+            inputs["segments"] = (torch.arange(T) >= T // 2).long().expand(B, T).contiguous()
+        if "sequence" in name:
+            inputs["targets"] = torch.randint(config.num_labels, (B,), generator=generator)
+        if "token" in name:
+            targets = torch.randint(config.num_labels, (B, T), generator=generator)
+            inputs["targets"] = torch.where(mask, targets, torch.tensor(-100))
+        return inputs
+    targets = torch.randint(VOCAB, (B, T), generator=generator)
+    targets[0, :2] = -100
+    if config.pad_token_id is not None:
+        ids[1, 4] = config.pad_token_id
+    return {"ids": ids, "targets": targets}
+
+
+def output_of(name, model, inputs):
+    """Logits; of minilm the mean of the features of real tokens, normalised."""
+    if name == "vit":
+        return model(pixel_values=inputs["images"].to(model.dtype)).logits
+    if "mask" not in inputs:
+        return model(input_ids=inputs["ids"]).logits
+    arguments = {"input_ids": inputs["ids"], "attention_mask": inputs["mask"].long()}
+    if "segments" in inputs:
+        arguments["token_type_ids"] = inputs["segments"]
+    result = model(**arguments)
+    if name != "minilm":
+        return result.logits
+    weights = inputs["mask"].unsqueeze(-1).to(model.dtype)
+    return F.normalize((result.last_hidden_state * weights).sum(1) / weights.sum(1))
+
+
+def loss_of(name, output, inputs):
+    if name == "minilm":  # pulls the two sentences apart
+        return (output[0] * output[1]).sum()
+    n = output.shape[-1]
+    return F.cross_entropy(output.reshape(-1, n), inputs["targets"].reshape(-1))
+
+
+def in_float64(model):
+    """Replaces what transformers computes in float32."""
+    model = model.double()
+    rope = getattr(model.config, "rope_parameters", None)
+    for module in model.modules():
+        if type(module).__name__.endswith("RMSNorm"):
+            def norm(self, x):
+                return x * torch.rsqrt((x * x).mean(-1, keepdim=True) + self.variance_epsilon) * self.weight
+            module.forward = types.MethodType(norm, module)
+        if type(module).__name__.endswith("RotaryEmbedding"):
+            def tables(self, x, position_ids, *_):
+                config = model.config
+                D = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+                rate = rope["rope_theta"] ** (-torch.arange(0, D, 2, dtype=torch.float64) / D)
+                if rope["rope_type"] == "linear":
+                    rate = rate / rope["factor"]
+                if rope["rope_type"] == "llama3":
+                    old, low, high = (rope[k] for k in ("original_max_position_embeddings", "low_freq_factor",
+                                                        "high_freq_factor"))
+                    length = 2 * torch.pi / rate
+                    smooth = (old / length - low) / (high - low)
+                    middle = (1 - smooth) * rate / rope["factor"] + smooth * rate
+                    rate = torch.where(length > old / low, rate / rope["factor"],
+                                       torch.where(length < old / high, rate, middle))
+                angle = position_ids[..., None].double() * rate
+                angle = torch.cat((angle, angle), -1)
+                return angle.cos(), angle.sin()
+            module.forward = types.MethodType(tables, module)
+    return model
+
+
+def load(kind, folder, dtype):
+    model = kind.from_pretrained(folder, attn_implementation="sdpa", dtype=torch.float32).eval()
+    return in_float64(model) if dtype == torch.float64 else model
+
+
+def train(name, model, inputs):
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
+    losses = []
+    for _ in range(10):
+        loss = loss_of(name, output_of(name, model, inputs), inputs)
+        losses.append(loss.item())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return torch.tensor(losses, dtype=torch.float64)
+
+
+def record(root):
+    for seed, (name, (kind, config)) in enumerate(CASES.items()):
+        folder = os.path.join(root, name)
+        shutil.rmtree(folder, ignore_errors=True)
+        torch.manual_seed(seed)
+        model = kind(config)
+        randomise(model, seed)
+        model.save_pretrained(folder)
+        for extra in os.listdir(folder):
+            if extra not in ("config.json", "model.safetensors"):
+                os.remove(os.path.join(folder, extra))
+        os.chmod(os.path.join(folder, "model.safetensors"), 0o644)
+        inputs = inputs_of(name, model, 100 + seed)
+        expected = {f"input.{key}": value for key, value in inputs.items()}
+        for dtype, end in ((torch.float64, ""), (torch.float32, "_f32")):
+            with torch.no_grad():
+                expected["output" + end] = output_of(name, load(kind, folder, dtype), inputs)
+            expected["losses" + end] = train(name, load(kind, folder, dtype), inputs)
+        save(os.path.join(folder, "expected.safetensors"), expected)
+        print(name, expected["losses"][0].item(), expected["losses"][-1].item())
+
+
+def check(saved, root, name):
+    """What Rondo saved gives transformers the same tensors and the same output."""
+    from safetensors.torch import load_file
+    kind, _ = CASES[name]
+    folder = os.path.join(root, name)
+    expected = load_file(os.path.join(folder, "expected.safetensors"))
+    inputs = {key[6:]: value for key, value in expected.items() if key.startswith("input.")}
+    model, info = kind.from_pretrained(saved, attn_implementation="sdpa", dtype=torch.float32, output_loading_info=True)
+    problems = {key: value for key, value in info.items() if value}
+    assert not problems, problems
+    original = kind.from_pretrained(folder, dtype=torch.float32).state_dict()
+    state = model.state_dict()
+    assert original.keys() == state.keys(), original.keys() ^ state.keys()
+    for key, value in original.items():
+        assert torch.equal(value, state[key]), key
+    with torch.no_grad():
+        output = output_of(name, model.eval(), inputs)
+    assert torch.equal(output, expected["output_f32"]), (output - expected["output_f32"]).abs().max()
+    print(f"{saved}: equal in transformers {tr.__version__}")
+
+
+if __name__ == "__main__":
+    here = os.path.join(os.path.dirname(os.path.abspath(__file__)), "pretrained")
+    if sys.argv[1:2] == ["--check"]:
+        for case in CASES:
+            for part in sorted(os.listdir(os.path.join(sys.argv[2], case))):
+                check(os.path.join(sys.argv[2], case, part), here, case)
+    else:
+        record(sys.argv[1] if len(sys.argv) > 1 else here)
