@@ -14,6 +14,7 @@
 #include "rondo/modules/bert.h"
 #include "rondo/modules/gpt2.h"
 #include "rondo/modules/llama.h"
+#include "rondo/modules/pretrained/auto_model.h"
 #include "rondo/optim/adam.h"
 #include "rondo/optim/sgd.h"
 #include "rondo/runtime/amp.h"
@@ -520,6 +521,45 @@ TEST(Lora, MergingSaysWhatIsWrong) {
   no_grad([&] { model.h[0].attn.c_attn.weight.mul_(2.0); });
   EXPECT_NE(error_of([&] { unmerge_adapter(model); }).find("h.0.attn.c_attn.weight was written after"),
             std::string::npos);
+}
+
+// ---- With the rest of the folder
+
+// Cached decoding goes through the adapter: it gives what whole forwards give.
+TEST(Lora, GenerationUsesTheAdapter) {
+  GPT2 model(kTiny, 1);
+  add_lora(model, {.rank = 4, .targets = {"c_attn", "c_fc", "wte", "wpe"}});
+  stir(model, 0.3);
+  const Tensor prompt = tokens(1).slice(1, {0, 5}).contiguous();
+  const std::vector<int64_t> got = model.generate(prompt, 8, 0).to_vector<int64_t>();
+  std::vector<int64_t> expected = prompt.to_vector<int64_t>();
+  model.eval();
+  for (int i = 0; i < 8; ++i) {
+    const auto length = static_cast<int64_t>(expected.size());
+    const Tensor logits = model(Tensor::from(expected, {1, length})).select(1, -1);
+    expected.push_back(logits.argmax(1).to_vector<int64_t>()[0]);
+  }
+  EXPECT_EQ(got, expected);
+  const DisableAdapters off(model);
+  EXPECT_NE(model.generate(prompt, 8, 0).to_vector<int64_t>(), got);
+}
+
+// A model that was read from a folder trains, saves and loads its adapter.
+TEST(Lora, OnAModelReadFromAFolder) {
+  const std::string folder = std::string(tests::kReferenceDir) + "/pretrained/qwen2";
+  const AutoModelForCausalLM model = AutoModelForCausalLM::from_pretrained(folder);
+  AutoModelForCausalLM again = AutoModelForCausalLM::from_pretrained(folder);
+  const Tensor idx = Tensor::from<int64_t>({1, 5, 3, 2}, {1, 4});
+  const LoraReport report = add_lora(*model, {.rank = 2, .targets = {"q_proj", "down_proj"}});
+  EXPECT_FALSE(report.targets.empty());
+  stir(*model);
+  const TempFolder saved;
+  save_adapter(*model, saved.path());
+  load_adapter(*again, saved.path());
+  EXPECT_TRUE(same_bits(model.as<Llama>()->forward(idx).detach(), again.as<Llama>()->forward(idx).detach()));
+  again.loss(idx, idx).backward();
+  for (const NamedTensor& p : again->named_parameters())
+    EXPECT_EQ(p.tensor.grad().defined(), p.tensor.requires_grad()) << p.name;
 }
 
 // ---- Files that do not fit
