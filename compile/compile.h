@@ -151,7 +151,7 @@ struct RegionReport {
   int eager_runs = 0;       // recordings and backwards that ran eagerly: a stance, or beyond the recompile limit
   double compile_ms = 0;    // all entries together; the first kernel that a process compiles loads LLVM, too
   int64_t kept_bytes = 0;   // by one call for its backward, besides inputs and outputs; of the latest entry
-  // Of the latest entry: the work of all products that one backward computes again. Library calls count where their
+  // The work of the products that one backward of the latest entry computes again. A library call counts where its
   // products are known.
   int64_t recomputed_flops = 0;
   int64_t calls = 0;

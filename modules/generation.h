@@ -60,7 +60,7 @@ struct GenerationOptions {
   // Where the text outgrows the model: false ends the row (FinishReason::kModelFull), and a longer prompt is an Error.
   // True goes on with the last tokens that fit. All of them are then computed again for each new token.
   bool slide = false;
-  // Of the cache; nullopt: that of the weights, or autocast's.
+  // The dtype of the cache. nullopt: the dtype of the weights, or autocast's.
   std::optional<DType> cache_dtype = std::nullopt;
 };
 

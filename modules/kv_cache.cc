@@ -101,7 +101,7 @@ KVCache::Pass::Pass(KVCache& cache, int64_t T, std::span<const int64_t> counts, 
   for (size_t row = 0; row < starts_.size(); ++row) {
     const int64_t count = counts.empty() ? T : counts[row];
     if (count < 0 || count > T)
-      throw Error(absl::StrCat("KVCache: row ", row, " has ", T, " new tokens, of which ", count, " cannot be real"));
+      throw Error(absl::StrCat("KVCache: row ", row, " has ", T, " new tokens, but counts says ", count));
     if (starts_[row] + count > o.max_length)
       throw KVCacheFullError(absl::StrCat("KVCache: row ", row, " holds ", starts_[row], " of at most ", o.max_length,
                                           " tokens, so ", count,

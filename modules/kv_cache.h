@@ -60,7 +60,7 @@ class KVCache {
   // Tokens of each row.
   std::span<const int64_t> lengths() const { return lengths_; }
   int64_t length(int64_t row) const;
-  // Of all buffers: layers * 2 * B * H_kv * T_max * D elements.
+  // The size of all buffers together, which hold layers * 2 * B * H_kv * T_max * D elements.
   int64_t bytes() const;
   // (B, H_kv, T_max, D), the memory itself. Slots from a row's length on hold values without meaning.
   const Tensor& keys(int64_t layer) const;

@@ -20,8 +20,8 @@ class SkipInit {
  public:
   enum class Memory {
     kUninitialised,
-    // Parameters have sizes and no memory, whatever their number: load_state_dict(state, true, /*assign=*/true) must
-    // give them some before anything reads them.
+    // Parameters have sizes but no memory. load_state_dict(state, true, /*assign=*/true) must give them memory before
+    // anything reads them.
     kNone,
   };
   explicit SkipInit(Memory memory = Memory::kUninitialised) : memory_(memory) {

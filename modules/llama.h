@@ -98,7 +98,7 @@ struct LlamaConfig {
   std::optional<int64_t> padding_idx = std::nullopt;  // embed_tokens gives this token's row no gradient
 
   int64_t rotary_dim() const { return head_dim > 0 ? head_dim : n_embd / n_head; }
-  // Of one layer; 0: none.
+  // The sliding window of one layer, in tokens. 0: the layer sees everything.
   int64_t window(int64_t layer) const {
     return window_layers.empty() || window_layers.at(static_cast<size_t>(layer)) ? sliding_window : 0;
   }
@@ -135,7 +135,7 @@ struct Llama : Module<Llama>, CausalLM {
     Tensor forward(const Tensor& idx, KVCache::Pass& pass);
 
    private:
-    // Of positions 0 to T - 1, in the compute dtype of x.
+    // The angles of positions 0 to T - 1, in the dtype in which x is computed.
     const ops::RotaryTables& tables(int64_t T, const Tensor& x);
     ops::RotaryTables tables_;  // of the last length and dtype
     Tensor window_mask_;        // of the last length above sliding_window

@@ -5,7 +5,7 @@
 namespace rondo::compile {
 namespace {
 
-// Of values and ops: a gradient that is asked for is that of this value, or of one from which it is computed.
+// By value and by op: true if it is computed from a value whose gradient is asked for, or is that value.
 struct Leading {
   std::vector<bool> values;
   OpSet ops;
