@@ -61,6 +61,7 @@
 #include "rondo/runtime/amp.h"
 #include "rondo/runtime/anomaly.h"
 #include "rondo/runtime/autograd.h"
+#include "rondo/runtime/data/batch_source.h"
 #include "rondo/runtime/data/data_loader.h"
 #include "rondo/runtime/data/dataset.h"
 #include "rondo/runtime/data/token_data.h"

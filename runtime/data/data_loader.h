@@ -21,6 +21,7 @@
 #include <thread>
 #include <vector>
 
+#include "rondo/runtime/data/batch_source.h"
 #include "rondo/runtime/data/dataset.h"
 
 #pragma GCC visibility push(default)
@@ -48,31 +49,19 @@ struct DataLoaderOptions {
   int prefetch = 2;        // batches that each worker may be ahead
 };
 
-using Batch = std::vector<Tensor>;
-
-class DataLoader {
+class DataLoader : public BatchSource {
  public:
-  // The next batch to be returned; save it with a checkpoint.
-  struct Position {
-    int64_t epoch = 0;
-    int64_t batch = 0;  // within the epoch
-    friend bool operator==(const Position&, const Position&) = default;
-  };
-
   DataLoader(std::shared_ptr<const Dataset> dataset, DataLoaderOptions options);
-  ~DataLoader();
+  ~DataLoader() override;
   DataLoader(const DataLoader&) = delete;
   DataLoader& operator=(const DataLoader&) = delete;
 
-  // The next batch, or nothing once at the end of each epoch; the call after that starts the next epoch. Rethrows what
-  // the dataset threw for this batch (the batch is then skipped) and throws Error where items do not stack.
-  std::optional<Batch> next();
-
-  Position position() const { return position_; }
-  // Goes anywhere, at any time. Throws Error if the epoch has no such batch; one past the last is its end.
-  void seek(Position position);
-  // Batches in an epoch.
-  int64_t size() const { return batches_; }
+  // Rethrows what the dataset threw for this batch (the batch is then skipped) and throws Error where items do not
+  // stack.
+  std::optional<Batch> next() override;
+  Position position() const override { return position_; }
+  void seek(Position position) override;
+  int64_t size() const override { return batches_; }
 
  private:
   // A batch that a worker prepares. Batches are numbered through all epochs: number = epoch * batches_ + batch.

@@ -1,0 +1,44 @@
+// BatchSource: what a training loop reads its batches from, and how it returns to the same batch after a kill.
+//
+//   while (auto batch = source.next()) step(*batch);     // one epoch
+//   const BatchSource::Position at = source.position();  // save it with the checkpoint
+//   source.seek(at);                                     // in a later process: the next batch is the same one
+//
+// Implementations: DataLoader (data_loader.h).
+// Thread safety: one thread at a time.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "rondo/runtime/tensor.h"
+
+#pragma GCC visibility push(default)
+namespace rondo::data {
+
+// Tensors whose first dimension is the row.
+using Batch = std::vector<Tensor>;
+
+class BatchSource {
+ public:
+  // The next batch to be returned.
+  struct Position {
+    int64_t epoch = 0;
+    int64_t batch = 0;  // within the epoch
+    friend bool operator==(const Position&, const Position&) = default;
+  };
+
+  virtual ~BatchSource() = default;
+
+  // The next batch, or nothing once at the end of each epoch; the call after that starts the next epoch.
+  virtual std::optional<Batch> next() = 0;
+  virtual Position position() const = 0;
+  // Goes anywhere, at any time. Throws Error if the epoch has no such batch; one past the last is its end.
+  virtual void seek(Position position) = 0;
+  // Batches in an epoch.
+  virtual int64_t size() const = 0;
+};
+
+}  // namespace rondo::data
+#pragma GCC visibility pop
