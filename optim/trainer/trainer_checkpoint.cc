@@ -1,4 +1,5 @@
 // What a checkpoint of a Trainer holds, and what must be equal before one is taken up.
+#include <algorithm>
 #include <filesystem>
 #include <system_error>
 #include <unordered_set>
@@ -90,16 +91,20 @@ const std::string& Trainer::base_checksum() {
   return base_checksum_ = text_of(sum);
 }
 
-// Of the first batch. Other data, batch sizes, tokenizers, shuffles or masks make another one.
+// Of a few batches spread over the first epoch, the first and the last among them. Other data, batch sizes, tokenizers,
+// shuffles or masks make other ones.
 const std::string& Trainer::data_checksum() {
   if (!data_checksum_.empty()) return data_checksum_;
   const data::BatchSource::Position before = train_data_.position();
+  const int64_t last = train_data_.size() - 1, parts = std::min<int64_t>(last, 3);
   io::Checksum sum;
   try {
-    train_data_.seek({});
-    const std::optional<data::Batch> first = train_data_.next();
-    if (!first) throw Error("Trainer: the training data holds no batch");
-    for (const Tensor& tensor : *first) add(sum, tensor);
+    for (int64_t part = 0; part <= parts; ++part) {
+      train_data_.seek({0, parts == 0 ? 0 : last * part / parts});
+      const std::optional<data::Batch> batch = train_data_.next();
+      if (!batch) throw Error("Trainer: the training data holds no batch");
+      for (const Tensor& tensor : *batch) add(sum, tensor);
+    }
   } catch (...) {
     train_data_.seek(before);
     throw;
@@ -207,7 +212,7 @@ void Trainer::resume(const io::Checkpoint& checkpoint, const std::string& path) 
              train_data_.size(), ". ignore_data_skip goes on at the beginning of this data");
     if (checkpoint.get<std::string>("data_checksum") != data_checksum())
       refuse(
-          "it was trained on other data: the first batch differs. ignore_data_skip goes on at the beginning of "
+          "it was trained on other data: its batches differ. ignore_data_skip goes on at the beginning of "
           "this data");
     if (at.epoch < 0 || at.batch < 0 || at.batch > train_data_.size()) refuse("there is no batch ", at.batch);
   }
