@@ -39,6 +39,12 @@ class ModesOf {
   std::vector<std::pair<nn::ModuleBase*, bool>> training_;
 };
 
+// The last step has the batches that are left.
+int64_t steps_of_epoch(const TrainerOptions& options, int64_t batches) {
+  const int64_t of_a_step = std::max<int64_t>(options.gradient_accumulation_steps, 1);
+  return (batches + of_a_step - 1) / of_a_step;
+}
+
 class RandomStateOfThread {
  public:
   RandomStateOfThread() : seed_(default_generator().seed()), offset_(default_generator().offset()) {}
@@ -53,10 +59,11 @@ class RandomStateOfThread {
 }  // namespace
 
 int64_t unmasked_targets(const data::Batch& batch) {
-  if (batch.empty()) throw Error("unmasked_targets: the batch holds no tensor");
-  const Tensor& targets = batch.back();
+  if (batch.size() < 2)
+    throw Error(absl::StrCat("unmasked_targets: the batch holds ", batch.size(), " tensors, not {x, y, ...}"));
+  const Tensor& targets = batch[1];
   if (targets.dtype() != kI64)
-    throw Error(absl::StrCat("unmasked_targets: the last tensor of the batch must hold targets as i64, got ",
+    throw Error(absl::StrCat("unmasked_targets: the second tensor of the batch must hold targets as i64, got ",
                              std::string(name_of(targets.dtype())), " ", to_string(targets.sizes())));
   const Tensor dense = targets.contiguous();
   const int64_t* values = dense.data<int64_t>();
@@ -66,6 +73,12 @@ int64_t unmasked_targets(const data::Batch& batch) {
 int64_t batch_rows(const data::Batch& batch) {
   if (batch.empty()) throw Error("Trainer: a batch holds no tensor");
   return batch.front().rank() == 0 ? 1 : batch.front().size(0);
+}
+
+int64_t planned_steps(const TrainerOptions& options, int64_t batches_per_epoch) {
+  if (options.max_steps > 0) return options.max_steps;
+  return static_cast<int64_t>(
+      std::ceil(options.num_train_epochs * static_cast<double>(steps_of_epoch(options, batches_per_epoch))));
 }
 
 Trainer::Trainer(nn::ModuleBase& model, Optimizer& optimizer, LossFn loss, data::BatchSource& train_data,
@@ -86,11 +99,8 @@ Trainer::Trainer(nn::ModuleBase& model, Optimizer& optimizer, LossFn loss, data:
       options_(std::move(options)) {
   check_options();
   if (options_.autocast == kF16) scaler_.emplace();
-  steps_per_epoch_ = (train_data.size() + options_.gradient_accumulation_steps - 1) /
-                     options_.gradient_accumulation_steps;
-  max_steps_ = options_.max_steps > 0
-                   ? options_.max_steps
-                   : static_cast<int64_t>(std::ceil(options_.num_train_epochs * static_cast<double>(steps_per_epoch_)));
+  steps_per_epoch_ = steps_of_epoch(options_, train_data.size());
+  max_steps_ = planned_steps(options_, train_data.size());
   progress_.max_steps = max_steps_;
 }
 

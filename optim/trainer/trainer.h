@@ -46,7 +46,7 @@
 #pragma GCC visibility push(default)
 namespace rondo::optim {
 
-// How many entries of the batch's last tensor are not data::kIgnoreIndex: the targets of a language model.
+// For batches of a language model, {x, y, ...}: how many entries of y are not data::kIgnoreIndex.
 int64_t unmasked_targets(const data::Batch& batch);
 // The first dimension of the batch's first tensor; 1 for a number.
 int64_t batch_rows(const data::Batch& batch);
@@ -85,6 +85,9 @@ struct TrainerOptions {
   bool ignore_data_skip = false;  // resume on other data, from its beginning
   uint64_t seed = 42;             // of dropout
 };
+
+// How many steps a run makes with these options: for schedules that need it.
+int64_t planned_steps(const TrainerOptions& options, int64_t batches_per_epoch);
 
 struct TrainResult {
   StopReason reason = StopReason::kFinished;

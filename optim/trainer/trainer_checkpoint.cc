@@ -91,10 +91,12 @@ const std::string& Trainer::base_checksum() {
   return base_checksum_ = text_of(sum);
 }
 
-// Of a few batches spread over the first epoch, the first and the last among them. Other data, batch sizes, tokenizers,
-// shuffles or masks make other ones.
+// The fingerprint of the data. Where the source has none: a checksum of a few batches spread over the first epoch, the
+// first and the last among them. Other data, batch sizes, tokenizers, shuffles or masks make other ones.
 const std::string& Trainer::data_checksum() {
   if (!data_checksum_.empty()) return data_checksum_;
+  if (const uint64_t known = train_data_.fingerprint(); known != 0)
+    return data_checksum_ = absl::StrCat(absl::Hex(known, absl::kZeroPad16));
   const data::BatchSource::Position before = train_data_.position();
   const int64_t last = train_data_.size() - 1, parts = std::min<int64_t>(last, 3);
   io::Checksum sum;

@@ -291,6 +291,17 @@ TEST(Trainer, WhatCannotWorkIsSaid) {
   EXPECT_NE(error_of(unnamed_folder).find("output_dir"), std::string::npos);
 }
 
+TEST(Trainer, UnmaskedTargetsNeedTheSecondTensor) {
+  EXPECT_EQ(unmasked_targets(masked_batch(0, 4)), 1 + 2 + 3 + 4);
+  EXPECT_EQ(unmasked_targets({masked_batch(0, 4)[0], masked_batch(0, 4)[1].t(), Tensor::zeros({4, 4})}), 10);
+  EXPECT_NE(error_of([] { unmasked_targets({Tensor::zeros({2})}); }).find("holds 1 tensors"), std::string::npos);
+  const auto floats = [] { unmasked_targets({Tensor::zeros({2}), Tensor::zeros({2})}); };
+  EXPECT_NE(error_of(floats).find("i64"), std::string::npos);
+  EXPECT_EQ(batch_rows({Tensor::zeros({3, 2})}), 3);
+  EXPECT_EQ(batch_rows({Tensor::scalar(1.0)}), 1);
+  EXPECT_THROW(batch_rows({}), Error);
+}
+
 // A source that promised a batch and has none.
 TEST(Trainer, DataThatRunsDryIsAnError) {
   struct Dry : ListSource {
