@@ -115,8 +115,7 @@ class Finetuning {
     if (o_.compile) optim::compile(optimizer);
     data::ExampleBatches train(data_.train, {.batch_size = o_.per_device_train_batch_size,
                                              .max_length = o_.block_size,
-                                             .seed = static_cast<uint64_t>(o_.seed),
-                                             .pack = o_.packing});
+                                             .seed = static_cast<uint64_t>(o_.seed)});
     data::ExampleBatches validation(
         data_.validation, {.batch_size = o_.per_device_eval_batch_size, .max_length = o_.block_size, .shuffle = false});
     optim::Trainer trainer(
