@@ -145,8 +145,9 @@ class Trainer::Session {
     if (!trainer.options_.output_dir.empty()) trainer.data_checksum();  // now, not in the middle of the run
     trainer.model_.train();
     trainer.optimizer_.zero_grad();  // what the caller may have left
+    trainer.training_ = true;
   }
-  ~Session() { trainer_.cancelled_ = false; }
+  ~Session() { trainer_.training_ = trainer_.in_step_ = trainer_.cancelled_ = false; }
   Session(const Session&) = delete;
   Session& operator=(const Session&) = delete;
 
@@ -158,6 +159,7 @@ class Trainer::Session {
 };
 
 TrainResult Trainer::train() {
+  if (training_) throw Error("Trainer::train: it is running already");
   const Session session(*this);
   tell([this](Callback& c) { c.on_begin(progress_); });
   StopReason reason = StopReason::kFinished;
@@ -192,8 +194,10 @@ bool Trainer::train_step() {
   const auto undo = [&] {
     optimizer_.zero_grad();
     train_data_.seek(begin);
+    in_step_ = false;
     return false;
   };
+  in_step_ = true;
   try {
     const Clock::time_point began = Clock::now();
     Micro step;
@@ -230,6 +234,7 @@ bool Trainer::train_step() {
     undo();
     throw;
   }
+  in_step_ = false;
   tell([this](Callback& c) { c.on_step(progress_); });
   if (state_.step % options_.logging_steps == 0 || state_.step == max_steps_) {
     tell([this](Callback& c) { c.on_log(progress_); });

@@ -145,8 +145,8 @@ class Trainer {
   std::optional<Resumed> resume_from_checkpoint(const std::string& folder = "");
   // The same for one file.
   void resume_from_file(const std::string& path);
-  // Writes a checkpoint into output_dir now; returns its path. Not during train(), except in a callback that is not
-  // on_micro_step().
+  // Writes a checkpoint into output_dir now; returns its path. Callbacks may call it, too, except in on_micro_step():
+  // Error.
   std::string save_checkpoint();
 
  private:
@@ -228,6 +228,7 @@ class Trainer {
   std::string resumed_path_;
   bool owns_output_dir_ = false;               // the checkpoints in it are this run's
   std::string base_checksum_, data_checksum_;  // "": not computed yet
+  bool training_ = false, in_step_ = false;
   std::atomic<bool> cancelled_ = false;
   mutable std::mutex progress_mutex_;  // of writes, and of reads by other threads
   Progress progress_;

@@ -356,6 +356,41 @@ TEST(TrainerCancel, ReturnsAfterTheMicroStepThatIsUnderWay) {
   }
 }
 
+// The batches of a step are read ahead: no further one is, and no micro-step begins.
+TEST(TrainerCancel, WhileDataIsRead) {
+  struct Slow : ListSource {
+    using ListSource::ListSource;
+    std::optional<data::Batch> next() override {
+      if (++reads == 3) {
+        inside.release();
+        cancelled.acquire();
+      }
+      return ListSource::next();
+    }
+    int64_t reads = 0;
+    std::binary_semaphore inside{0}, cancelled{0};
+  } slow({masked_batch(0, 1), masked_batch(1, 2), masked_batch(2, 3), masked_batch(3, 4)});
+  manual_seed(1);
+  Classifier net;
+  net.to(kF64);
+  SGD optimizer(net.parameters(), {.lr = 1});
+  int64_t losses = 0;
+  const auto loss = [&](const data::Batch& b) { return ++losses, net.loss(b); };
+  Trainer trainer(net, optimizer, loss, slow, {.max_steps = 1, .gradient_accumulation_steps = 4});
+  std::thread other([&] {
+    slow.inside.acquire();
+    trainer.cancel();
+    slow.cancelled.release();
+  });
+  EXPECT_EQ(trainer.train().reason, StopReason::kCancelled);
+  other.join();
+  EXPECT_EQ(slow.reads, 3);
+  EXPECT_EQ(losses, 0);
+  EXPECT_EQ(slow.position(), data::BatchSource::Position{});
+  EXPECT_EQ(trainer.train().last.step, 1);
+  EXPECT_EQ(losses, 4);
+}
+
 TEST(TrainerCancel, AnEvaluationEndsAfterOneBatch) {
   const TempFolder folder;
   const TrainerOptions options{.max_steps = 4, .eval_steps = 2, .output_dir = folder.path()};
@@ -436,6 +471,26 @@ TEST(TrainerErrors, ACallbackThatThrowsLosesNothing) {
     EXPECT_EQ(run.notes.evals, undisturbed.notes.evals);
     expect_same_parameters(run, undisturbed);
   }
+}
+
+TEST(TrainerErrors, CallbacksMayNotTrainOrSaveInAStep) {
+  const TempFolder folder;
+  SmallRun run({}, {.max_steps = 3, .output_dir = folder / "out"});
+  std::vector<std::string> errors;
+  run.notes.each_micro_step = [&](const Progress& now) {
+    if (now.step != 1) return;
+    errors.push_back(error_of([&] { run.trainer->train(); }));
+    errors.push_back(error_of([&] { run.trainer->resume_from_checkpoint(folder / "out"); }));
+    errors.push_back(error_of([&] { run.trainer->save_checkpoint(); }));
+  };
+  run.notes.each_step = [&](const Progress& now) {
+    if (now.step == 1) run.trainer->save_checkpoint();
+  };
+  run.trainer->train();
+  EXPECT_EQ(errors, (std::vector<std::string>{
+                        "Trainer::train: it is running already", "Trainer: resume before train(), not during it",
+                        "Trainer::save_checkpoint: a step is under way; save in on_step(), not in on_micro_step()"}));
+  EXPECT_EQ(run.notes.saved, (std::vector<int64_t>{1, 3}));
 }
 
 TEST(TrainerErrors, ALossOrDataThatThrowsCanBeTriedAgain) {
