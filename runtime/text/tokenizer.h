@@ -146,6 +146,11 @@ class AutoTokenizer {
   // A model's folder: tokenizer.json; else vocab.json and merges.txt; else vocab.txt. Names of special tokens come from
   // tokenizer_config.json, where it is present. Throws FileError.
   static PreTrainedTokenizer from_pretrained(const std::string& folder);
+  // True if the folder has one of these.
+  static bool is_in(const std::string& folder);
+  // Copies what from_pretrained() reads into another folder, each file whole or not at all: for a model that is saved
+  // beside its tokenizer. Throws FileError.
+  static void copy_files(const std::string& from, const std::string& to);
 };
 
 }  // namespace rondo::text
