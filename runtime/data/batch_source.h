@@ -4,7 +4,7 @@
 //   const BatchSource::Position at = source.position();  // save it with the checkpoint
 //   source.seek(at);                                     // in a later process: the next batch is the same one
 //
-// Implementations: DataLoader (data_loader.h).
+// Implementations: DataLoader (data_loader.h), ExampleBatches (example_batches.h).
 // Thread safety: one thread at a time.
 #pragma once
 
@@ -38,6 +38,9 @@ class BatchSource {
   virtual void seek(Position position) = 0;
   // Batches in an epoch.
   virtual int64_t size() const = 0;
+  // A hash of what the batches depend on, data and options: saved with the position, it tells a resumed run that it
+  // reads other data. 0: not known.
+  virtual uint64_t fingerprint() const { return 0; }
 };
 
 }  // namespace rondo::data

@@ -22,7 +22,7 @@ void AddedTokenFinder::finish() {
   }
 }
 
-void AddedTokenFinder::split(std::string_view text, bool skip_special,
+void AddedTokenFinder::split(std::string_view text, absl::FunctionRef<bool(const AddedToken&)> is_text,
                              absl::FunctionRef<void(size_t, size_t, const AddedToken*)> part) const {
   size_t done = 0;  // text before it is handed out
   for (size_t at = 0; at < text.size() && !patterns_.empty();) {
@@ -37,7 +37,7 @@ void AddedTokenFinder::split(std::string_view text, bool skip_special,
     size_t begin = at, end = at + found->text.size();
     at = end;
     const AddedToken& token = *found->token;
-    if (skip_special && token.special) continue;
+    if (is_text(token)) continue;
     if (token.single_word) {
       size_t next = end;
       const bool word_before = begin > 0 && [&] {

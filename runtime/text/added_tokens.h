@@ -32,8 +32,9 @@ class AddedTokenFinder {
   // Call once after the last add().
   void finish();
   bool empty() const { return patterns_.empty(); }
-  // Calls part(begin, end, token or null) for all of `text`, in order. `skip_special`: specials are ordinary text.
-  void split(std::string_view text, bool skip_special,
+  // Calls part(begin, end, token or null) for all of `text`, in order. A token of which `is_text` is true is ordinary
+  // text.
+  void split(std::string_view text, absl::FunctionRef<bool(const AddedToken&)> is_text,
              absl::FunctionRef<void(size_t, size_t, const AddedToken*)> part) const;
 
  private:

@@ -126,10 +126,15 @@ void Impl::cut(size_t step, const Piece& piece, absl::FunctionRef<void(const Pie
   pre_tokenizers.steps[step]->cut(piece, [&](const Piece& part) { cut(step + 1, part, word); });
 }
 
-void Impl::walk(std::string_view text, bool skip_special, bool tracked, absl::FunctionRef<void(const Piece&)> word,
+void Impl::walk(std::string_view text, const EncodeOptions& options, bool tracked,
+                absl::FunctionRef<void(const Piece&)> word,
                 absl::FunctionRef<void(const Piece&, const AddedToken&)> token) const {
-  const Piece all{.text = text, .tracked = tracked};
-  in_raw_.split(text, skip_special, [&](size_t begin, size_t end, const AddedToken* added) {
+  const Piece all{.text = text, .base = options.at_start ? 0u : 1u, .tracked = tracked};
+  const auto is_text = [&](const AddedToken& token) {
+    return (options.split_special_tokens && token.special) ||
+           std::find(options.split_tokens.begin(), options.split_tokens.end(), token.id) != options.split_tokens.end();
+  };
+  in_raw_.split(text, is_text, [&](size_t begin, size_t end, const AddedToken* added) {
     Piece now = all.part(begin, end);
     if (added != nullptr) return token(now, *added);
     std::optional<AlignedText> rewritten;
@@ -141,7 +146,7 @@ void Impl::walk(std::string_view text, bool skip_special, bool tracked, absl::Fu
       rewritten.emplace(std::move(next));
       now = rewritten->piece();
     }
-    in_normalized_.split(now.text, skip_special, [&](size_t from, size_t to, const AddedToken* inner) {
+    in_normalized_.split(now.text, is_text, [&](size_t from, size_t to, const AddedToken* inner) {
       if (inner != nullptr) token(now.part(from, to), *inner);
       else cut(0, now.part(from, to), word);
     });
@@ -161,12 +166,13 @@ void Impl::encode(std::string_view text, const EncodeOptions& options, bool ids_
     if (ids_only) return;
     if (post_processor.trim_offsets) spaces.push_back(spaces_of(spelled));
     const Span source = piece.source(begin, end);
-    out.offsets.push_back({static_cast<int32_t>(source.begin), static_cast<int32_t>(source.end)});
+    const int32_t base = options.at_start ? 0 : 1;
+    out.offsets.push_back({static_cast<int32_t>(source.begin) - base, static_cast<int32_t>(source.end) - base});
     out.word_ids.push_back(word_id);
   };
   std::vector<Token> tokens;
   walk(
-      text, options.split_special_tokens, !ids_only || pre_tokenizers.needs_source,
+      text, options, !ids_only || pre_tokenizers.needs_source,
       [&](const Piece& piece) {
         tokens.clear();
         model->encode(piece.text, scratch, tokens);
@@ -246,7 +252,10 @@ PreTrainedTokenizer PreTrainedTokenizer::from_file(const std::string& path) {
 std::vector<int32_t> PreTrainedTokenizer::encode(std::string_view text) const { return encode(text, EncodeOptions{}); }
 
 std::vector<int32_t> PreTrainedTokenizer::encode(std::string_view text, const EncodeOptions& options) const {
-  if (options.truncation || options.padding || impl_->truncation || impl_->padding)
+  const auto& truncation = options.truncation ? options.truncation : impl_->truncation;
+  const auto& padding = options.padding ? options.padding : impl_->padding;
+  if ((truncation && truncation->strategy != Truncation::kDoNotTruncate) ||
+      (padding && padding->strategy != Padding::kDoNotPad))
     return std::move((*this)(text, options).ids);
   Impl::Lease scratch(*impl_);
   std::vector<Encoding> parts(1);
@@ -302,6 +311,16 @@ std::string PreTrainedTokenizer::id_to_token(int32_t id) const {
   if (token == nullptr)
     throw Error(absl::StrCat("id_to_token: id ", id, " names no token of the vocabulary of ", vocab_size()));
   return *token;
+}
+bool PreTrainedTokenizer::is_added(int32_t id) const { return impl_->added_token(id) != nullptr; }
+std::vector<int32_t> PreTrainedTokenizer::opening_ids() const {
+  std::vector<int32_t> ids;
+  if (!impl_->post_processor.single) return ids;
+  for (const TemplatePiece& piece : *impl_->post_processor.single) {
+    if (piece.sequence >= 0) break;
+    ids.insert(ids.end(), piece.ids.begin(), piece.ids.end());
+  }
+  return ids;
 }
 bool PreTrainedTokenizer::is_special(int32_t id) const {
   const AddedToken* added = impl_->added_token(id);

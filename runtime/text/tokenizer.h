@@ -75,6 +75,10 @@ struct EncodeOptions {
   bool add_special_tokens = true;
   // True: a special token's text is ordinary text.
   bool split_special_tokens = false;
+  // Further added tokens whose text is ordinary text.
+  std::vector<int32_t> split_tokens = {};
+  // False: the text follows another one, so a space that the file wants before the first word only is not put there.
+  bool at_start = true;
   OffsetUnit offset_unit = OffsetUnit::kCodePoints;
   // Unset: as the file says (defaults: no truncation, no padding).
   std::optional<Truncation> truncation = std::nullopt;
@@ -126,6 +130,10 @@ class PreTrainedTokenizer : public io::Tokenizer {
   // As the file spells it. Throws Error on an id that names no token.
   std::string id_to_token(int32_t id) const;
   bool is_special(int32_t id) const;
+  // It is found in the text before the text is cut into words; special tokens are.
+  bool is_added(int32_t id) const;
+  // What the template puts before a single text: {bos} for Llama, nothing for GPT-2.
+  std::vector<int32_t> opening_ids() const;
 
   // From tokenizer_config.json or special_tokens_map.json beside the vocabulary; -1 if they name none.
   int32_t bos_token_id() const;

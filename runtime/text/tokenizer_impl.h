@@ -74,7 +74,8 @@ struct PreTrainedTokenizer::Impl {
 
  private:
   // Normalises and cuts a text. `word` and `token` get what is left, in order.
-  void walk(std::string_view text, bool skip_special, bool tracked, absl::FunctionRef<void(const Piece&)> word,
+  void walk(std::string_view text, const EncodeOptions& options, bool tracked,
+            absl::FunctionRef<void(const Piece&)> word,
             absl::FunctionRef<void(const Piece&, const AddedToken&)> token) const;
   void cut(size_t step, const Piece& piece, absl::FunctionRef<void(const Piece&)> word) const;
 

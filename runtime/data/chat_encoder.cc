@@ -1,0 +1,177 @@
+// ChatEncoder: a conversation becomes ids and flags. See Note [Borders] in text_encoder.h.
+#include <algorithm>
+#include <optional>
+
+#include "absl/strings/str_cat.h"
+#include "rondo/runtime/data/chat_template.h"
+#include "rondo/runtime/data/text_encoder.h"
+#include "rondo/runtime/io/utf8.h"
+
+namespace rondo::data {
+namespace {
+
+// Part of the template's own text: a marker (id >= 0) or ordinary text.
+struct Literal {
+  int32_t id = -1;
+  std::string text{};
+};
+using Literals = std::vector<Literal>;
+
+// What stands around the words of a role. `spoken_*` carries loss if the role is trained.
+struct Frame {
+  Literals before, spoken_before, spoken_after, after;
+};
+
+// A trained role is cut where loss begins and ends.
+size_t without_spaces(std::string_view text) {
+  const size_t last = text.find_last_not_of(' ');
+  return last == std::string_view::npos ? 0 : last + 1;
+}
+
+}  // namespace
+
+struct ChatEncoder::Impl {
+  ChatTemplate chat;
+  TextEncoder encoder;
+  Ids markers{};  // the added tokens that the template uses: no text of a message becomes one
+  Literals start{}, end{}, no_system{}, generation{};
+  std::map<std::string, Frame> frames{};
+  int32_t end_token = -1;
+  std::string end_text{};
+
+  Impl(ChatTemplate given, const io::Tokenizer& tokenizer) : chat(std::move(given)), encoder(tokenizer, false) {
+    start = literals(chat.start_), end = literals(chat.end_), no_system = literals(chat.no_system_);
+    generation = literals(std::string_view(chat.generation_).substr(0, without_spaces(chat.generation_)));
+    for (const auto& [name, role] : chat.roles_) {
+      Frame frame;
+      const bool trained = chat.is_trained(name);
+      const size_t spoken = trained ? without_spaces(role.before) : role.before.size();
+      frame.before = literals(std::string_view(role.before).substr(0, spoken));
+      frame.spoken_before = literals(std::string_view(role.before).substr(spoken));
+      frame.after = literals(role.after);
+      if (trained) {
+        const auto marker = std::find_if(frame.after.begin(), frame.after.end(),
+                                         [](const Literal& literal) { return literal.id >= 0; });
+        const auto last = marker == frame.after.end() ? marker : marker + 1;
+        frame.spoken_after.assign(frame.after.begin(), last);
+        frame.after.erase(frame.after.begin(), last);
+      }
+      frames.emplace(name, std::move(frame));
+    }
+    const Literals& closing = frames.at(chat.trained_[0]).spoken_after;
+    if (!closing.empty() && closing.back().id >= 0) end_token = closing.back().id;
+    else if (!closing.empty()) end_text = closing.back().text;
+  }
+
+  // Cuts the template's text at added tokens.
+  Literals literals(std::string_view text) {
+    Literals out;
+    const auto add_text = [&](std::string_view part) {
+      if (!part.empty()) out.push_back({.text = std::string(part)});
+    };
+    size_t done = 0;
+    if (const text::PreTrainedTokenizer* tokenizer = encoder.pretrained(); tokenizer != nullptr && !text.empty()) {
+      text::EncodeOptions options = plain_encoding(false, false);
+      options.offset_unit = text::OffsetUnit::kBytes;
+      const text::Encoding encoding = (*tokenizer)(text, options);
+      for (size_t i = 0; i < encoding.size(); ++i) {
+        const int32_t id = encoding.ids[i];
+        if (!tokenizer->is_added(id)) continue;
+        add_text(text.substr(done, static_cast<size_t>(encoding.offsets[i].begin) - done));
+        out.push_back({.id = id});
+        done = static_cast<size_t>(encoding.offsets[i].end);
+        if (std::find(markers.begin(), markers.end(), id) == markers.end()) markers.push_back(id);
+      }
+    }
+    add_text(text.substr(done));
+    return out;
+  }
+
+  // Collects ids. Adjacent texts with the same flag are one text for the tokenizer.
+  class Writer {
+   public:
+    explicit Writer(const Impl& impl) : impl_(impl), options_{.split_tokens = impl.markers} {}
+    void add(const Literals& literals, bool target) {
+      for (const Literal& literal : literals)
+        if (literal.id >= 0) add_marker(literal.id, target);
+        else add_text(literal.text, target);
+    }
+    void add_text(std::string_view text, bool target) {
+      if (target != target_) flush();
+      target_ = target;
+      text_ += text;
+    }
+    void flush() {
+      if (text_.empty()) return;
+      const TextEncoder& encoder = impl_.encoder;
+      // Of the run of text that this belongs to: whether it opens the conversation.
+      if (before_.empty()) options_.at_start = out_.ids.empty();
+      Ids ids = encoder.continuation(before_, before_ids_, text_, options_);
+      out_.ids.insert(out_.ids.end(), ids.begin(), ids.end());
+      out_.targets.resize(out_.ids.size(), target_);
+      if (!before_.empty()) {  // what follows needs the ids of this text alone
+        options_.at_start = false;
+        ids = encoder.encode(text_, options_);
+      }
+      before_ids_ = std::move(ids);
+      before_ = std::exchange(text_, {});
+    }
+    Example finish() {
+      flush();
+      return std::move(out_);
+    }
+
+   private:
+    void add_marker(int32_t id, bool target) {
+      flush();
+      before_.clear();
+      before_ids_.clear();
+      out_.ids.push_back(id);
+      out_.targets.push_back(target);
+    }
+
+    const Impl& impl_;
+    PieceOptions options_;
+    Example out_;
+    std::string text_, before_;  // pending; the text right before it
+    Ids before_ids_;
+    bool target_ = false;
+  };
+
+  Example encode(std::span<const Message> messages, bool for_generation) const {
+    chat.check_messages(messages);
+    Writer writer(*this);
+    writer.add(start, false);
+    if (messages[0].role != "system") writer.add(no_system, false);
+    for (const Message& message : messages) {
+      const Frame& frame = frames.at(message.role);
+      const bool trained = chat.is_trained(message.role);
+      if (!io::is_valid_utf8(message.content)) throw Error("a message is not valid UTF-8");
+      const std::string words = chat.words(chat.roles_.at(message.role), message.content);
+      if (trained && words.empty())
+        throw Error(absl::StrCat("a message of the role \"", message.role, "\" has no words to learn"));
+      writer.add(frame.before, false);
+      writer.add(frame.spoken_before, trained);
+      writer.add_text(words, trained);
+      writer.add(frame.spoken_after, trained);
+      writer.add(frame.after, false);
+    }
+    writer.add(for_generation ? generation : end, false);
+    return writer.finish();
+  }
+};
+
+ChatEncoder::ChatEncoder(ChatTemplate chat, const io::Tokenizer& tokenizer)
+    : impl_(std::make_unique<const Impl>(std::move(chat), tokenizer)) {}
+ChatEncoder::~ChatEncoder() = default;
+ChatEncoder::ChatEncoder(ChatEncoder&&) noexcept = default;
+
+Example ChatEncoder::example(std::span<const Message> messages) const { return impl_->encode(messages, false); }
+std::vector<int32_t> ChatEncoder::prompt(std::span<const Message> messages) const {
+  return std::move(impl_->encode(messages, true).ids);
+}
+int32_t ChatEncoder::end_token() const { return impl_->end_token; }
+const std::string& ChatEncoder::end_text() const { return impl_->end_text; }
+const ChatTemplate& ChatEncoder::chat_template() const { return impl_->chat; }
+
+}  // namespace rondo::data

@@ -1,0 +1,107 @@
+// ExampleSet: token ids with a loss mask, or with a label, held compactly in memory.
+//
+//   data::ExampleSet train = data::read_chats("chats.jsonl", tokenizer, data::ChatTemplate::chatml(), {.max_length =
+//   512}); data::ExampleBatches batches(train_ptr, {.batch_size = 8});      // example_batches.h
+//
+// An example of a language model has L tokens. The model reads the first L - 1 of them, its `columns`, and predicts the
+// last L - 1. Tokens whose target flag is set carry loss. The first token is never a target. A labelled example (for a
+// classifier) is read whole: it has L columns.
+//
+// Memory: 2 bytes for each token while ids fit in 16 bits (else 4), plus one bit for each flag.
+// Thread safety: immutable once it is filled; then everything may be called from several threads.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "rondo/runtime/error.h"
+
+#pragma GCC visibility push(default)
+namespace rondo::data {
+
+// A line of a data file cannot be used. The message names the file, the line (from 1) and the reason.
+class DataError : public FileError {
+ public:
+  DataError(std::string path, int64_t line, std::string_view reason);
+  int64_t line() const { return line_; }
+
+ private:
+  int64_t line_;
+};
+
+struct Example {
+  std::vector<int32_t> ids = {};
+  std::vector<bool> targets = {};  // one per token; empty for a labelled example
+  std::vector<bool> second = {};   // one per token: it belongs to the second text of a pair; empty: none does
+  int64_t label = -1;              // from 0 for a labelled example
+};
+
+// What happened while examples were read.
+struct ExampleReport {
+  int64_t examples = 0;   // kept
+  int64_t tokens = 0;     // of these
+  int64_t targets = 0;    // tokens of these that carry loss
+  int64_t longest = 0;    // columns of the longest one
+  int64_t truncated = 0;  // examples that lost tokens to max_length; a text that was cut into several is none
+  int64_t dropped = 0;    // left out: too long, or without a target (which truncation may have cut off)
+};
+
+class ExampleSet {
+ public:
+  int64_t size() const { return static_cast<int64_t>(begins_.size()) - 1; }
+  // Labelled examples and others never stand in one set.
+  bool labelled() const { return labelled_; }
+  const ExampleReport& report() const { return report_; }
+  // Names of the labels, by number; empty unless the set is labelled.
+  const std::vector<std::string>& label_names() const { return label_names_; }
+  // A hash of all ids, flags and labels in their order: whether a resumed run reads the same data.
+  uint64_t fingerprint() const;
+
+  // Of one example. REQUIRES: 0 <= index < size().
+  int64_t length(int64_t index) const { return begins_[at(index) + 1] - begins_[at(index)]; }
+  int64_t columns(int64_t index) const { return length(index) - (labelled_ ? 0 : 1); }
+  int64_t label(int64_t index) const { return labels_[at(index)]; }
+  Example example(int64_t index) const;
+  // x[c] = the id of column c, for all columns.
+  void copy_columns(int64_t index, int64_t* x) const;
+  // y[c] = the id that follows column c if it is a target, else kIgnoreIndex (token_data.h).
+  void copy_targets(int64_t index, int64_t* y) const;
+  // segments[c] = 1 in the second text of a pair, else 0.
+  void copy_segments(int64_t index, int64_t* segments) const;
+  // Some example is a pair of texts with two kinds of segments.
+  bool has_pairs() const { return has_pairs_; }
+
+  // Adds one example. Throws Error if it is empty, if flags do not match ids, if an id is negative, if it has no
+  // target, or if labelled and other examples are mixed.
+  void add(const Example& example);
+  void set_label_names(std::vector<std::string> names) { label_names_ = std::move(names); }
+  // Renumbers: label i becomes order[i].
+  void map_labels(std::span<const int64_t> order);
+  // Notes examples that were changed or left out before they came here.
+  void count_truncated() { ++report_.truncated; }
+  void count_dropped() { ++report_.dropped; }
+
+ private:
+  static constexpr int64_t kBlock = int64_t{1} << 20;  // tokens
+  // A block grows alone, so that no more than one of them is ever copied.
+  struct Block {
+    std::vector<uint16_t> narrow;
+    std::vector<uint32_t> wide;  // instead of narrow, once an id needs it
+    std::vector<bool> targets, second;
+  };
+  static size_t at(int64_t index) { return static_cast<size_t>(index); }
+  void push(int32_t id, bool target, bool second);
+  template <class F> void for_tokens(int64_t begin, int64_t end, F&& f) const;
+
+  std::vector<Block> blocks_;
+  std::vector<int64_t> begins_ = {0};
+  std::vector<int32_t> labels_;
+  std::vector<std::string> label_names_;
+  ExampleReport report_;
+  bool labelled_ = false, has_pairs_ = false;
+};
+
+}  // namespace rondo::data
+#pragma GCC visibility pop

@@ -1,0 +1,93 @@
+#include "rondo/runtime/data/read_examples.h"
+
+// read_prompts and read_chats; read_text.cc and read_labelled.cc have the others.
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "rondo/runtime/data/read_lines.h"
+
+namespace rondo::data {
+namespace {
+
+std::string missing(const std::string& field) { return absl::StrCat("field ", io::shown(field), " is missing"); }
+
+}  // namespace
+
+ExampleSet read_prompts(const std::string& path, const io::Tokenizer& tokenizer, const ReadOptions& options) {
+  check_options(options, false);
+  const TextEncoder encoder(tokenizer, options.allow_special_tokens);
+  const Ids opening = opening_of(options, encoder);
+  const int32_t end = options.end_token.value_or(encoder.end_of_text());
+  ExampleSet out;
+  add_lines(
+      path, options, encoder,
+      [&](std::string_view text, int64_t line) {
+        std::optional<std::string> prompt, completion;
+        read_json_line(path, line, text, [&](io::JsonReader& json, const std::string& key) {
+          std::optional<std::string>* const to = key == options.prompt_field       ? &prompt
+                                                 : key == options.completion_field ? &completion
+                                                                                   : nullptr;
+          if (to != nullptr) *to = read_string_field(json, key);
+          return to != nullptr;
+        });
+        if (!prompt) throw DataError(path, line, missing(options.prompt_field));
+        if (!completion) throw DataError(path, line, missing(options.completion_field));
+        if (completion->empty())
+          throw DataError(path, line, absl::StrCat("field ", io::shown(options.completion_field), " is empty"));
+        Example example{.ids = opening};
+        const Ids before = encoder.encode(*prompt);
+        const Ids words = encoder.continuation(*prompt, before, *completion);
+        example.ids.insert(example.ids.end(), before.begin(), before.end());
+        example.targets.assign(example.ids.size(), options.train_on_prompt);
+        example.ids.insert(example.ids.end(), words.begin(), words.end());
+        if (end >= 0) example.ids.push_back(end);
+        example.targets.resize(example.ids.size(), true);
+        return example;
+      },
+      out);
+  return out;
+}
+
+ExampleSet read_chats(const std::string& path, const io::Tokenizer& tokenizer, const ChatTemplate& chat,
+                      const ReadOptions& options) {
+  check_options(options, false);
+  const ChatEncoder encoder(chat, tokenizer);
+  const TextEncoder speller(tokenizer, false);
+  ExampleSet out;
+  add_lines(
+      path, options, speller,
+      [&](std::string_view text, int64_t line) {
+        std::optional<std::vector<Message>> messages;
+        const auto read_message = [&](io::JsonReader& json) {
+          if (json.peek() != '{') json.fail("a message must be an object");
+          std::optional<std::string> role, content;
+          json.object([&](std::string& key) {
+            std::optional<std::string>* const to = key == options.role_field      ? &role
+                                                   : key == options.content_field ? &content
+                                                                                  : nullptr;
+            if (to == nullptr) return json.skip();
+            if (*to) json.fail(absl::StrCat("field ", io::shown(key), " of a message appears twice"));
+            *to = read_string_field(json, key);
+          });
+          if (!role) json.fail(missing(options.role_field) + " in a message");
+          if (!content) json.fail(missing(options.content_field) + " in a message");
+          messages->push_back({*std::move(role), *std::move(content)});
+        };
+        read_json_line(path, line, text, [&](io::JsonReader& json, const std::string& key) {
+          if (key != options.messages_field) return false;
+          if (json.peek() != '[') json.fail(absl::StrCat("field ", io::shown(key), " must be an array of messages"));
+          messages.emplace();
+          json.array([&] { read_message(json); });
+          return true;
+        });
+        if (!messages) throw DataError(path, line, missing(options.messages_field));
+        Example example = encoder.example(*messages);
+        if (std::find(example.targets.begin(), example.targets.end(), true) == example.targets.end())
+          throw DataError(path, line, "the conversation has no message whose words carry loss");
+        return example;
+      },
+      out);
+  return out;
+}
+
+}  // namespace rondo::data

@@ -1,0 +1,151 @@
+// read_labelled: texts with a class.
+#include <algorithm>
+#include <charconv>
+#include <map>
+#include <mutex>
+#include <numeric>
+
+#include "absl/strings/str_cat.h"
+#include "rondo/runtime/data/read_lines.h"
+
+namespace rondo::data {
+namespace {
+
+std::optional<int64_t> integer_of(std::string_view text) {
+  int64_t value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;
+  return value;
+}
+
+// Numbers of names: those of a list, or of the file, in the order in which threads meet them.
+class Labels {
+ public:
+  explicit Labels(const std::vector<std::string>& given) : fixed_(!given.empty()) {
+    for (const std::string& name : given)
+      if (!numbers_.emplace(name, static_cast<int64_t>(numbers_.size())).second)
+        throw Error(absl::StrCat("ReadOptions: the label name ", io::shown(name), " appears twice"));
+  }
+
+  int64_t number(const std::string& name) {
+    const std::lock_guard lock(mutex_);
+    const auto found = numbers_.find(name);
+    if (found != numbers_.end()) return found->second;
+    const auto count = static_cast<int64_t>(numbers_.size());
+    if (!fixed_) return numbers_.emplace(name, count).first->second;
+    if (const auto value = integer_of(name); value && *value >= 0 && *value < count) return *value;
+    std::string known;
+    for (const auto& [other, number] : numbers_) absl::StrAppend(&known, known.empty() ? "" : ", ", other);
+    throw Error(absl::StrCat("the label ", io::shown(name), " is none of ", known.substr(0, 200)));
+  }
+
+  // Names in their final order.
+  void settle(ExampleSet& set) const {
+    std::vector<std::string> names(numbers_.size());
+    for (const auto& [name, number] : numbers_) names[static_cast<size_t>(number)] = name;
+    if (!fixed_) {
+      std::vector<std::string> sorted = names;
+      const bool integers = std::all_of(names.begin(), names.end(),
+                                        [](const auto& name) { return !!integer_of(name); });
+      std::sort(sorted.begin(), sorted.end(), [&](const std::string& a, const std::string& b) {
+        return integers ? std::pair(*integer_of(a), a) < std::pair(*integer_of(b), b) : a < b;
+      });
+      std::vector<int64_t> order;
+      for (const std::string& name : names)
+        order.push_back(std::find(sorted.begin(), sorted.end(), name) - sorted.begin());
+      set.map_labels(order);
+      names = std::move(sorted);
+    }
+    set.set_label_names(std::move(names));
+  }
+
+ private:
+  const bool fixed_;
+  std::mutex mutex_;
+  std::map<std::string, int64_t> numbers_;
+};
+
+struct LabelledText {
+  std::optional<std::string> label{}, text{}, pair{};
+};
+
+LabelledText read_json(const std::string& path, int64_t line, std::string_view json_text, const ReadOptions& options) {
+  LabelledText out;
+  read_json_line(path, line, json_text, [&](io::JsonReader& json, const std::string& key) {
+    if (key == options.text_field) {
+      out.text = read_string_field(json, key);
+    } else if (key == options.pair_field) {
+      out.pair = read_string_field(json, key);
+    } else if (key == options.label_field) {
+      if (json.peek() == '"') {
+        out.label = json.string();
+      } else {
+        const char first = json.peek();
+        if (first != '-' && (first < '0' || first > '9'))
+          json.fail(absl::StrCat("field ", io::shown(key), " must be a string or an integer"));
+        out.label = std::string(json.number());
+        if (!integer_of(*out.label)) json.fail(absl::StrCat("field ", io::shown(key), " must be an integer"));
+      }
+    } else {
+      return false;
+    }
+    return true;
+  });
+  for (const auto& [value, name] : {std::pair(&out.text, &options.text_field), {&out.label, &options.label_field}})
+    if (!*value) throw DataError(path, line, absl::StrCat("field ", io::shown(*name), " is missing"));
+  return out;
+}
+
+LabelledText read_columns(const std::string& path, int64_t line, std::string_view text) {
+  const size_t tab = text.find('\t');
+  if (tab == std::string_view::npos) throw DataError(path, line, "expected a label, a tab and a text");
+  return {.label = std::string(text.substr(0, tab)), .text = std::string(text.substr(tab + 1))};
+}
+
+}  // namespace
+
+ExampleSet read_labelled(const std::string& path, const text::PreTrainedTokenizer& tokenizer,
+                         const ReadOptions& options) {
+  check_options(options, false);
+  const TextEncoder speller(tokenizer, options.allow_special_tokens);
+  const TooLong how = options.too_long.value_or(TooLong::kTruncate);
+  const bool json = is_json_lines(path);
+  Labels labels(options.label_names);
+  std::mutex mutex;
+  int64_t truncated = 0;
+  ExampleSet out;
+  add_lines(
+      path, options, speller,
+      [&](std::string_view line_text, int64_t line) {
+        const LabelledText read = json ? read_json(path, line, line_text, options)
+                                       : read_columns(path, line, line_text);
+        if (read.label->empty()) throw DataError(path, line, "the label is empty");
+        if (read.text->empty()) throw DataError(path, line, "the text is empty");
+        text::EncodeOptions encoding = plain_encoding(true, !options.allow_special_tokens);
+        const auto encode = [&] {
+          return read.pair ? tokenizer(*read.text, *read.pair, encoding) : tokenizer(*read.text, encoding);
+        };
+        text::Encoding encoded = encode();
+        if (options.max_length > 0 && static_cast<int64_t>(encoded.size()) > options.max_length) {
+          if (how == TooLong::kError)
+            throw DataError(path, line,
+                            absl::StrCat("the text has ", encoded.size(), " tokens, but max_length is ",
+                                         options.max_length, "; shorten it, or truncate or drop such texts"));
+          if (how == TooLong::kDrop) return Example{.label = 0};
+          encoding.truncation = text::Truncation{.max_length = options.max_length};
+          encoded = encode();
+          const std::lock_guard lock(mutex);
+          ++truncated;
+        }
+        Example example{.ids = std::move(encoded.ids), .label = labels.number(*read.label)};
+        if (read.pair)
+          for (const int32_t type : encoded.type_ids) example.second.push_back(type == 1);
+        return example;
+      },
+      out);
+  for (; truncated > 0; --truncated) out.count_truncated();
+  labels.settle(out);
+  return out;
+}
+
+}  // namespace rondo::data
