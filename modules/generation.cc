@@ -161,4 +161,8 @@ Generation generate(CausalLM& model, const std::vector<int64_t>& prompt, const G
   return std::move(generate(model, std::span(&prompt, 1), options)[0]);
 }
 
+Generation generate(CausalLM& model, std::span<const int32_t> prompt, const GenerationOptions& options) {
+  return generate(model, std::vector<int64_t>(prompt.begin(), prompt.end()), options);
+}
+
 }  // namespace rondo::nn

@@ -262,7 +262,7 @@ nn::Generation Session::generate(std::span<const int32_t> prompt, const rondo_ge
   const RandomScope random(*this);
   std::optional<amp::Autocast> lower;
   if (options_.bf16 != 0) lower.emplace(kBF16);
-  nn::Generation made = nn::generate(model_.causal_lm(), {prompt.begin(), prompt.end()}, options);
+  nn::Generation made = nn::generate(model_.causal_lm(), prompt, options);
   if (stream) stream->finish(made.text);
   return made;
 }

@@ -122,6 +122,8 @@ class PreTrainedTokenizer : public io::Tokenizer {
 
   std::string decode(std::span<const int32_t> ids) const override;
   std::string decode(std::span<const int32_t> ids, const DecodeOptions& options) const;
+  // Of generated tokens (modules/generation.h).
+  std::string decode(std::span<const int64_t> ids, const DecodeOptions& options = {}) const;
 
   // One more than the largest id, added tokens included.
   int64_t vocab_size() const override;
