@@ -245,9 +245,9 @@ TEST(Trainer, AnOverflowSkipsTheStep) {
   Generator generator(1);
   ListSource source({{Tensor::randn({2, 6}, {}, &generator)}});
   int64_t calls = 0;
-  Trainer trainer(net, optimizer,
-                  [&](const data::Batch& b) { return ops::mean(net(b[0])) * (calls++ == 1 ? 1e36 : 1.0); }, source,
-                  {.max_steps = 3, .autocast = kF16});
+  const TempFolder folder;
+  const auto loss = [&](const data::Batch& b) { return ops::mean(net(b[0])) * (calls++ == 1 ? 1e36 : 1.0); };
+  Trainer trainer(net, optimizer, loss, source, {.max_steps = 3, .autocast = kF16, .output_dir = folder / "a"});
   std::vector<std::vector<float>> weights;
   struct Weights : Callback {
     Weights(Classifier& net, std::vector<std::vector<float>>& out) : net(net), out(out) {}
@@ -260,6 +260,16 @@ TEST(Trainer, AnOverflowSkipsTheStep) {
   EXPECT_EQ(result.last.skipped_steps, 1);
   EXPECT_EQ(weights[0], weights[1]);
   EXPECT_NE(weights[1], weights[2]);
+  // A run that goes on has the same scale and the same count.
+  Trainer resumed(net, optimizer, loss, source, {.max_steps = 3, .autocast = kF16, .output_dir = folder / "b"});
+  resumed.resume_from_checkpoint(folder / "a");
+  EXPECT_EQ(resumed.train().last.skipped_steps, 1);
+  for (const char* run : {"a", "b"}) {
+    const io::TensorMap extra = io::load_latest_checkpoint(folder / run).checkpoint->extra;
+    EXPECT_EQ(extra.at("scaler.scale").item(), 32768);
+    EXPECT_EQ(extra.at("scaler.growth_tracker").item(), 1);
+    EXPECT_EQ(extra.at("scaler.skipped").item(), 1);
+  }
 }
 
 TEST(Trainer, WhatCannotWorkIsSaid) {
