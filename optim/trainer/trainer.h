@@ -117,8 +117,8 @@ class Trainer {
   Trainer(const Trainer&) = delete;
   Trainer& operator=(const Trainer&) = delete;
 
-  // Called in this order.
-  void add_callback(Callback& callback) { callbacks_.push_back(&callback); }
+  // They are called in this order. Not during train(): Error.
+  void add_callback(Callback& callback);
 
   // Trains until max_steps, cancel() or early stop. Modules are in training mode meanwhile, and afterwards in the mode
   // that each was in before. If something throws (loss function, data, callback, a full disk), parameters, optimizer

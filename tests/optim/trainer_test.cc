@@ -147,6 +147,45 @@ TEST(Trainer, EvaluationWeighsByTargetsAndTouchesNothing) {
   EXPECT_NEAR(loss, run.model.loss(batch[0], batch[1]).item(), 1e-6);
 }
 
+// The training data may be the evaluation data, too.
+TEST(Trainer, EvaluationDoesNotMoveTheTrainingData) {
+  SmallRun run({}, {});
+  std::vector<int64_t> first;  // of each batch
+  const auto loss = [&](const data::Batch& b) {
+    if (run.model.is_training()) first.push_back(b[0].to_vector<int64_t>()[0]);
+    return run.model.loss(b[0], b[1]);
+  };
+  const auto batches = [&](int64_t eval_steps) {
+    first.clear();
+    run.train_data->seek({});
+    Trainer(run.model, *run.optimizer, loss, *run.train_data, *run.train_data,
+            {.max_steps = 12, .eval_steps = eval_steps})
+        .train();
+    return first;
+  };
+  const std::vector<int64_t> rarely = batches(100);
+  EXPECT_EQ(rarely.size(), 12u);
+  EXPECT_EQ(rarely, batches(1));
+}
+
+// Models train side by side, each on a thread of its own, as they would alone.
+TEST(Trainer, TwoOnTwoThreads) {
+  const auto options = [](uint64_t seed) {
+    return TrainerOptions{.max_steps = 12, .gradient_accumulation_steps = 2, .eval_steps = 4, .seed = seed};
+  };
+  SmallRun a({.dropout = 0.2}, options(1)), b({.dropout = 0.2, .lora = true}, options(2));
+  std::thread first([&] { a.trainer->train(); }), second([&] { b.trainer->train(); });
+  first.join();
+  second.join();
+  SmallRun alone_a({.dropout = 0.2}, options(1)), alone_b({.dropout = 0.2, .lora = true}, options(2));
+  alone_a.trainer->train();
+  alone_b.trainer->train();
+  expect_part_of(a.notes, alone_a.notes);
+  expect_part_of(b.notes, alone_b.notes);
+  expect_same_parameters(a, alone_a);
+  expect_same_parameters(b, alone_b);
+}
+
 TEST(Trainer, LeavesModesAndRandomNumbersAsTheyWere) {
   SmallRun run({.dropout = 0.5}, {.max_steps = 2});
   run.model.eval();
@@ -496,6 +535,7 @@ TEST(TrainerErrors, CallbacksMayNotTrainOrSaveInAStep) {
     errors.push_back(error_of([&] { run.trainer->train(); }));
     errors.push_back(error_of([&] { run.trainer->resume_from_checkpoint(folder / "out"); }));
     errors.push_back(error_of([&] { run.trainer->save_checkpoint(); }));
+    errors.push_back(error_of([&] { run.trainer->add_callback(run.notes); }));
   };
   run.notes.each_step = [&](const Progress& now) {
     if (now.step == 1) run.trainer->save_checkpoint();
@@ -503,7 +543,8 @@ TEST(TrainerErrors, CallbacksMayNotTrainOrSaveInAStep) {
   run.trainer->train();
   EXPECT_EQ(errors, (std::vector<std::string>{
                         "Trainer::train: it is running already", "Trainer: resume before train(), not during it",
-                        "Trainer::save_checkpoint: a step is under way; save in on_step(), not in on_micro_step()"}));
+                        "Trainer::save_checkpoint: a step is under way; save in on_step(), not in on_micro_step()",
+                        "Trainer::add_callback: add callbacks before train()"}));
   EXPECT_EQ(run.notes.saved, (std::vector<int64_t>{1, 3}));
 }
 
