@@ -2,8 +2,9 @@
 // accumulation, precision, checkpoints, early stop, and resuming bit for bit. It is optional: Trainer::train_step() in
 // trainer.cc is the loop that you would write yourself, and fits one screen.
 //
-//   optim::Trainer trainer(model, optimizer, [&](const data::Batch& b) { return model.loss(b[0], b[1]); },
-//                          train_data, eval_data, {.num_train_epochs = 3, .eval_steps = 100, .output_dir = "run"});
+//   optim::Trainer trainer(model, optimizer, [&](const data::Batch& b) { return model.loss(b[0], b[1]); }, train_data,
+//                          eval_data, {.num_train_epochs = 3, .count_targets = optim::unmasked_targets,
+//                                      .eval_steps = 100, .output_dir = "run"});
 //   trainer.resume_from_checkpoint();                       // goes on where "run" ends, if it holds a checkpoint
 //   const optim::TrainResult result = trainer.train();      // trainer.cancel() from any thread ends it early
 //

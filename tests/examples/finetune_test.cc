@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -61,6 +62,10 @@ class Finetune : public testing::Test {
     const int log = open((folder_ / "log").c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0666);
     dup2(log, 1);
     dup2(log, 2);
+    if (largest_file_ > 0) {
+      const rlimit limit{largest_file_, largest_file_};
+      setrlimit(RLIMIT_FSIZE, &limit);
+    }
     std::vector<std::string> args = {tests::kFinetune,
                                      "--model_name_or_path=" + folder_ / "model",
                                      "--train_file=" + folder_ / "text.txt",
@@ -93,6 +98,7 @@ class Finetune : public testing::Test {
       std::this_thread::sleep_for(std::chrono::milliseconds(2));
   }
   test::TempFolder folder_;
+  rlim_t largest_file_ = 0;  // 0: any size
 };
 
 TEST_F(Finetune, AnAdapterComesOut) {
@@ -166,6 +172,22 @@ TEST_F(Finetune, CtrlCAndKillLoseNothing) {
   for (size_t i = 0; i < at_cancel.size(); ++i) EXPECT_EQ(at_cancel[i], undisturbed[i]) << i;
   EXPECT_EQ(contents(folder_ / "out/adapter_model.safetensors"), contents(folder_ / "whole/adapter_model.safetensors"));
   EXPECT_EQ(io::list_checkpoints(folder_ / "out").size(), 2u);
+}
+
+// The disk has no room for a checkpoint: training goes on, but the run ends with an error and leaves no part of one.
+TEST_F(Finetune, AFullDiskIsSaid) {
+  largest_file_ = 10'000;
+  const Finished done = run("--max_steps=4 --save_steps=2 --max_new_tokens=0");
+  EXPECT_EQ(done.status, 1);
+  EXPECT_NE(done.out.find("step 2: no checkpoint: "), std::string::npos) << done.out;
+  EXPECT_NE(done.out.find("finetune: "), std::string::npos);
+  EXPECT_NE(done.out.find("ckpt-00000004"), std::string::npos);
+  for (const auto& entry : std::filesystem::directory_iterator(folder_ / "out"))
+    EXPECT_FALSE(entry.path().string().ends_with(".safetensors") ||
+                 entry.path().string().find(".tmp-") != std::string::npos)
+        << entry.path();
+  largest_file_ = 0;
+  EXPECT_EQ(run("--max_steps=4 --max_new_tokens=0").status, 0);
 }
 
 TEST_F(Finetune, StopsEarlyWithTheBestParameters) {
