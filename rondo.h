@@ -6,8 +6,10 @@
 //   optim/optimizer.h     optimizers, schedules, clipping      namespace rondo::optim
 //   dist/ddp.h            data parallel training               namespace rondo::dist
 //
-// Only these headers are installed. Each can be included alone, which compiles faster. A shared library exports what
-// they declare and hides everything else: each declares its names inside `#pragma GCC visibility push(default)`.
+// Threads: Note [Threads] in runtime/parallel.h. Caps on memory: runtime/memory.h. From C and other languages:
+// rondo_c.h. Only these headers are installed. Each can be included alone, which compiles faster. A shared library
+// exports what they declare and hides everything else: each declares its names inside `#pragma GCC visibility
+// push(default)`.
 #pragma once
 
 #include "rondo/compile/compile.h"
@@ -57,6 +59,11 @@
 #include "rondo/optim/schedule.h"
 #include "rondo/optim/seam.h"
 #include "rondo/optim/sgd.h"
+#include "rondo/optim/trainer/callback.h"
+#include "rondo/optim/trainer/event_writer.h"
+#include "rondo/optim/trainer/metrics_file.h"
+#include "rondo/optim/trainer/run_lock.h"
+#include "rondo/optim/trainer/trainer.h"
 #include "rondo/optim/update_at_seams.h"
 #include "rondo/runtime/amp.h"
 #include "rondo/runtime/anomaly.h"

@@ -4,7 +4,7 @@ include(CMakePackageConfigHelpers)
 set(RONDO_CONFIG_DIR ${CMAKE_INSTALL_LIBDIR}/cmake/rondo)
 
 get_property(RONDO_HEADERS GLOBAL PROPERTY RONDO_HEADERS)
-foreach(header IN LISTS RONDO_HEADERS ITEMS rondo.h)
+foreach(header IN LISTS RONDO_HEADERS ITEMS rondo.h rondo_c.h)
   get_filename_component(folder ${header} DIRECTORY)
   install(FILES ${PROJECT_SOURCE_DIR}/${header} DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/rondo/${folder})
 endforeach()

@@ -6,7 +6,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "rondo/examples/training_log.h"
 
 namespace rondo::examples {
 namespace {
@@ -56,14 +55,14 @@ std::string polyline(const std::vector<Point>& points, const Axis& x, const Axis
 
 }  // namespace
 
-std::string loss_curve_svg(std::span<const Record> records) {
+std::string loss_curve_svg(std::span<const optim::MetricsRecord> records) {
   constexpr double kWidth = 760, kHeight = 420, kLeft = 64, kRight = 24, kTop = 40, kBottom = 52;
   constexpr const char *kTrain = "stroke=\"#4c78a8\" stroke-width=\"1.2\"",
                        *kVal = "stroke=\"#e4572e\" stroke-width=\"2.2\"";
   std::vector<Point> train, val;
-  for (const Record& r : records) {
+  for (const optim::MetricsRecord& r : records) {
     if (std::isfinite(r.loss)) train.push_back({static_cast<double>(r.step), r.loss});
-    if (r.val_loss && std::isfinite(*r.val_loss)) val.push_back({static_cast<double>(r.step), *r.val_loss});
+    if (r.eval_loss && std::isfinite(*r.eval_loss)) val.push_back({static_cast<double>(r.step), *r.eval_loss});
   }
   train = thinned(train, 1000);
   double low = INFINITY, high = -INFINITY;

@@ -4,11 +4,11 @@
 #include <span>
 #include <string>
 
+#include "rondo/optim/trainer/metrics_file.h"
+
 namespace rondo::examples {
 
-struct Record;
-
 // Training and validation loss over the step.
-std::string loss_curve_svg(std::span<const Record> records);
+std::string loss_curve_svg(std::span<const optim::MetricsRecord> records);
 
 }  // namespace rondo::examples

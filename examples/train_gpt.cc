@@ -23,13 +23,13 @@
 #include "rondo/dist/ddp.h"
 #include "rondo/dist/failure_record.h"
 #include "rondo/examples/corpus.h"
-#include "rondo/examples/run_lock.h"
 #include "rondo/examples/train_options.h"
 #include "rondo/examples/training_log.h"
 #include "rondo/modules/gpt2.h"
 #include "rondo/optim/adam.h"
 #include "rondo/optim/compile.h"
 #include "rondo/optim/schedule.h"
+#include "rondo/optim/trainer/run_lock.h"
 #include "rondo/optim/update_at_seams.h"
 #include "rondo/runtime/amp.h"
 #include "rondo/runtime/autograd.h"
@@ -261,11 +261,11 @@ void Training::report(int64_t step, double loss) {
   const int64_t done = step + 1;
   const auto due = [&](int64_t interval) { return done % interval == 0 || done == o_.max_iters; };
   if (step == first_step_ && regions_) say(regions_->summary());
-  Record record{.step = done, .loss = static_cast<float>(loss), .lr = optimizer_.lr()};
+  optim::MetricsRecord record{.step = done, .loss = loss, .lr = optimizer_.lr()};
   const auto batch_loss = [this](const data::TokenBatch& batch) { return loss_of(batch); };
-  if (due(o_.eval_interval)) record.val_loss = evaluate(model_, batch_loss, corpus_, o_, *group_);
+  if (due(o_.eval_interval)) record.eval_loss = evaluate(model_, batch_loss, corpus_, o_, *group_);
   if (!lead_) return;
-  if (due(o_.log_interval) || record.val_loss || done == 1) log_->write(record);
+  if (due(o_.log_interval) || record.eval_loss || done == 1) log_->write(record);
   if (due(o_.checkpoint_interval)) save(done);
 }
 
@@ -302,7 +302,7 @@ void train(OptionParser& parser) {
   const bool lead = group->rank() == 0;
   if (parser.options().data.empty() && parser.options().init_from == "scratch")
     throw Error("--data is missing: the text file to learn");
-  std::optional<RunLock> lock;
+  std::optional<optim::RunLock> lock;
   if (lead) lock.emplace(parser.options().out_dir);
   const std::optional<io::Checkpoint> resumed = find_checkpoint(parser.options(), lead);
   if (resumed) parser.merge(*resumed);

@@ -81,7 +81,7 @@ std::vector<Generation> generate(CausalLM& model, std::span<const std::vector<in
   const NoGrad off;
   const EvalScope eval(model.module());
   // The last new token is never fed to the model.
-  cache_options.max_length = std::min(cache_options.max_length, longest + options.max_new_tokens - 1);
+  cache_options.max_length = std::min(cache_options.max_length - longest, options.max_new_tokens - 1) + longest;
   cache_options.batch = B;
   cache_options.dtype = options.cache_dtype.value_or(cache_options.dtype);
   KVCache cache(cache_options);
@@ -159,6 +159,10 @@ std::vector<Generation> generate(CausalLM& model, std::span<const std::vector<in
 
 Generation generate(CausalLM& model, const std::vector<int64_t>& prompt, const GenerationOptions& options) {
   return std::move(generate(model, std::span(&prompt, 1), options)[0]);
+}
+
+Generation generate(CausalLM& model, std::span<const int32_t> prompt, const GenerationOptions& options) {
+  return generate(model, std::vector<int64_t>(prompt.begin(), prompt.end()), options);
 }
 
 }  // namespace rondo::nn

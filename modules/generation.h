@@ -83,6 +83,8 @@ struct Generation {
 std::vector<Generation> generate(CausalLM& model, std::span<const std::vector<int64_t>> prompts,
                                  const GenerationOptions& options = {});
 Generation generate(CausalLM& model, const std::vector<int64_t>& prompt, const GenerationOptions& options = {});
+// The same, with a prompt as tokenizers give it.
+Generation generate(CausalLM& model, std::span<const int32_t> prompt, const GenerationOptions& options = {});
 
 }  // namespace rondo::nn
 #pragma GCC visibility pop

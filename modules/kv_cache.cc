@@ -17,13 +17,13 @@ KVCache::KVCache(KVCacheOptions options) : options_(options) {
     if (size <= 0) throw Error(absl::StrCat("KVCache: ", name, " must be positive, got ", size));
   if (!is_floating(options.dtype))
     throw Error(absl::StrCat("KVCache: the dtype must be floating, got ", std::string(name_of(options.dtype))));
-  lengths_.assign(static_cast<size_t>(options.batch), 0);
   // Zeros, so that no value that was never written is ever a NaN.
   const RecorderScope run(nullptr);
   for (int64_t i = 0; i < options.layers; ++i)
     for (std::vector<Tensor>* buffers : {&keys_, &values_})
       buffers->push_back(
           Tensor::zeros({options.batch, options.kv_heads, options.max_length, options.head_dim}, options.dtype));
+  lengths_.assign(static_cast<size_t>(options.batch), 0);  // last: a batch that is too large is the tensors' error
 }
 
 int64_t KVCache::length(int64_t row) const {

@@ -59,6 +59,28 @@ struct CosineWithWarmup {
   }
 };
 
+// Linear warm-up from 0 to lr at warmup_steps, then a line down to 0 at total_steps
+// (transformers' get_linear_schedule_with_warmup). The rate of step 0 is 0 if there is a warm-up.
+struct LinearWithWarmup {
+  double lr = 1e-3;
+  int64_t warmup_steps = 0;
+  int64_t total_steps = 1000;
+  double operator()(int64_t step) const {
+    if (step < warmup_steps) return lr * static_cast<double>(step) / static_cast<double>(warmup_steps);
+    const double left = static_cast<double>(total_steps - step);
+    return lr * std::max(0.0, left / static_cast<double>(std::max<int64_t>(total_steps - warmup_steps, 1)));
+  }
+};
+
+// Linear warm-up from 0 to lr at warmup_steps, then constant (transformers' get_constant_schedule_with_warmup).
+struct ConstantWithWarmup {
+  double lr = 1e-3;
+  int64_t warmup_steps = 100;
+  double operator()(int64_t step) const {
+    return step < warmup_steps ? lr * static_cast<double>(step) / static_cast<double>(warmup_steps) : lr;
+  }
+};
+
 // The 1cycle policy (Smith and Topin, 2018; OneCycleLR): the rate starts at max_lr / div_factor, reaches max_lr
 // after the fraction `pct_start` of the steps, and falls to max_lr / div_factor / final_div_factor. With three_phase it
 // first falls back to the start value, as fast as it rose.

@@ -1,5 +1,6 @@
 #include "rondo/runtime/memory.h"
 
+#include <malloc.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -112,7 +113,10 @@ void trim() {
   }
   for (const auto empty : others) empty();
   cpu::Product::trim();
-  allocator::empty_cache();  // last: the others free blocks
+  allocator::empty_cache();  // after the others, which free blocks
+#if defined(__GLIBC__)
+  malloc_trim(0);  // what was freed lies between what is in use: only this gives its pages back
+#endif
 }
 
 std::string Cause::describe() {

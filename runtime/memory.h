@@ -24,7 +24,8 @@
 #pragma GCC visibility push(default)
 namespace rondo {
 
-// Memory is exhausted: what the allocator throws.
+// Memory is exhausted, the system's or that of memory::set_limit(): what the allocator throws. (Where not even a few
+// bytes for bookkeeping can be had, the C++ library's own std::bad_alloc comes through.)
 class OutOfMemoryError : public Error {
  public:
   using Error::Error;
@@ -86,7 +87,15 @@ class Recording {
 // | generated kernels that no region holds       | 4096 kernels                       | empties it                   |
 // | recordings of a compiled region              | CompileOptions::max_entries        | keeps them: they are in use  |
 // | 16-bit copies of parameters (lowered.h)      | half of the parameters' bytes      | keeps them: they are in use  |
+// | free pages of the C library's heap           | none                               | gives them back (glibc)      |
 void trim();
+
+// The most bytes that the allocator may take from the system for this process: blocks in use and freed blocks that are
+// kept for reuse (AllocatorStats::bytes_reserved). A block that does not fit empties the caches first, then throws
+// OutOfMemoryError. 0: no limit, which is the default. A limit below what is in use frees nothing. Throws Error if
+// `bytes` is negative. Not counted: memory that is not tensors' (code, mapped files, a tokenizer's tables).
+void set_limit(int64_t bytes);
+int64_t limit();
 
 // ---- For the runtime
 

@@ -40,6 +40,7 @@ constexpr bool kCaching = true;
 std::atomic<int64_t> bytes_in_use{0}, peak_bytes{0}, bytes_cached{0}, allocations{0}, bytes_reserved{0};
 std::atomic<int64_t> bytes_by_purpose[kPurposes];
 std::atomic<bool> poison{false};
+std::atomic<int64_t> limit{0};  // of bytes_reserved; 0: none
 
 // Rounds up to a class: a power of two split into eight steps, so at most 12.5% is wasted.
 size_t class_size(size_t bytes) {
@@ -61,23 +62,36 @@ constexpr size_t bytes_of_small_class(int c) {
 }
 
 void count_reserved(int64_t bytes) { bytes_reserved.fetch_add(bytes, std::memory_order_relaxed); }
+// False, and nothing is counted, if the limit does not allow it.
+bool try_reserve(int64_t bytes) {
+  const int64_t now = bytes_reserved.fetch_add(bytes, std::memory_order_relaxed) + bytes;
+  const int64_t most = limit.load(std::memory_order_relaxed);
+  if (most == 0 || now <= most) return true;
+  count_reserved(-bytes);
+  return false;
+}
 constexpr size_t mapped_bytes(size_t bytes) { return bytes >= kHuge ? (bytes + kHuge - 1) / kHuge * kHuge : bytes; }
 
+// Null if there is no memory, or no more within the limit.
 void* system_allocate(size_t bytes) {
+  const auto reserved = static_cast<int64_t>(mapped_bytes(bytes));
+  if (!try_reserve(reserved)) return nullptr;
   if (bytes >= kHuge) {
     const size_t mapped = mapped_bytes(bytes);
     void* raw = mmap(nullptr, mapped + kHuge, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (raw == MAP_FAILED) return nullptr;
+    if (raw == MAP_FAILED) {
+      count_reserved(-reserved);
+      return nullptr;
+    }
     // Trim to a 2 MB boundary, else the kernel cannot use huge pages.
     const auto start = reinterpret_cast<uintptr_t>(raw), aligned = (start + kHuge - 1) / kHuge * kHuge;
     if (aligned != start) munmap(raw, aligned - start);
     if (start + kHuge != aligned) munmap(reinterpret_cast<void*>(aligned + mapped), start + kHuge - aligned);
     madvise(reinterpret_cast<void*>(aligned), mapped, MADV_HUGEPAGE);
-    count_reserved(static_cast<int64_t>(mapped));
     return reinterpret_cast<void*>(aligned);
   }
   void* block = std::aligned_alloc(kAlignment, bytes);
-  if (block != nullptr) count_reserved(static_cast<int64_t>(bytes));
+  if (block == nullptr) count_reserved(-reserved);
   return block;
 }
 void system_free(void* data, size_t bytes) {
@@ -237,9 +251,11 @@ void* allocate(size_t bytes) {
   }
   if (block == nullptr) {
     bytes_in_use.fetch_sub(static_cast<int64_t>(size), std::memory_order_relaxed);
+    const int64_t most = limit.load(std::memory_order_relaxed);
     throw OutOfMemoryError("out of memory: cannot allocate " + std::to_string(bytes) + " bytes with " +
-                           std::to_string(now - static_cast<int64_t>(size)) +
-                           " in use; use a smaller batch, or activation checkpointing");
+                           std::to_string(now - static_cast<int64_t>(size)) + " in use" +
+                           (most == 0 ? "" : " and a limit of " + std::to_string(most) + " (memory::set_limit)") +
+                           "; use a smaller batch, or activation checkpointing");
   }
   if (now > peak_bytes.load(std::memory_order_relaxed)) peak_bytes.store(now, std::memory_order_relaxed);
   allocations.fetch_add(1, std::memory_order_relaxed);
@@ -304,6 +320,12 @@ void empty_cache() {
 }
 
 }  // namespace allocator
+
+void memory::set_limit(int64_t bytes) {
+  if (bytes < 0) throw Error("memory::set_limit: " + std::to_string(bytes) + " bytes");
+  allocator::limit.store(bytes, std::memory_order_relaxed);
+}
+int64_t memory::limit() { return allocator::limit.load(std::memory_order_relaxed); }
 
 Storage Storage::allocate(size_t bytes, Device device) {
   check_cpu();  // here, because no kernel runs without a tensor

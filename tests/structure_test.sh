@@ -17,7 +17,8 @@ allowed=""
 for folder in $order; do
   allowed="$allowed${allowed:+|}$folder"
   report "$folder/ may include rondo/{$allowed}/ only" \
-    "$(sources $folder | xargs -r grep -nE '#include "rondo/' | grep -vE "#include \"rondo/($allowed)/")"
+    "$(sources $folder | xargs -r grep -nE '#include "rondo/' | grep -vE "#include \"rondo/($allowed)/" |
+       grep -vE '^optim/c_api/[a-z_.]+:[0-9]+:#include "rondo/rondo_c.h"$')"
   report "$folder/ includes a file of the project by another name than \"rondo/...\"" \
     "$(sources $folder | xargs -r grep -nE '#include "' | grep -vE '#include "(rondo|absl|oneapi|llvm|nlohmann|gloo)/')"
 done
@@ -51,6 +52,13 @@ done
 report "no static constructors that register ops" "$(sources runtime | xargs -r grep -nE 'REGISTER_|static .*[Rr]egistrar')"
 report "the library may not print" \
   "$(sources $order | xargs -r grep -nE 'std::(cout|cerr)|[^n]printf\(' | grep -v snprintf)"
+# A library inside somebody's program. Two places are allowed: warnings of the compiler go to stderr unless the program has set
+# a sink (compile/log.h), and oneDNN is told to use one thread, as before afterwards (cpu/product.cc). dist/ has a launcher,
+# which is a program.
+report "a library folder may not print, end its process, or change signals and settings of its process" \
+  "$(sources runtime modules compile optim |
+     xargs -r grep -nE '\b(exit|_exit|_Exit|quick_exit|abort|terminate|set_terminate|atexit|raise|kill|signal|sigaction|sigprocmask|pthread_sigmask|setlocale|chdir|umask|setenv|putenv|fesetround|setrlimit|omp_set_num_threads)\(|\b(puts|fputs|putchar|fputc|fwrite|perror)\(|\bstd(out|err)\b|std::clog|<(csignal|signal\.h|iostream)>' |
+     grep -vE '^[^:]*:[0-9]+: *//' | grep -vE '^compile/log\.cc:.*stderr|^runtime/cpu/product\.cc:.*omp_set_num_threads|b_\.Create')"
 # Where the cache lies is the user's choice, by the XDG base directory specification. Torchrun's variables are read where a
 # program asks for them (dist/environment.h), and set by the launcher.
 report "only RONDO_* may be read from the environment" \

@@ -119,10 +119,13 @@ PretrainedModel::PretrainedModel(Kind kind, const std::string& folder, const Pre
   const WeightFiles files(folder, options.map ? io::Reading::kMap : io::Reading::kCopy);
   load_weights(*module_, *published_, files, options);
   module_->eval();
-  if (options.num_labels) {
+  if (options.num_labels || !options.label_names.empty()) {
     std::erase_if(config_, [](const ConfigField& field) { return field.name == "num_labels"; });
-    for (const ConfigField& field : label_fields(*options.num_labels)) set_field(config_, field.name, field.json);
+    const auto fields = options.label_names.empty() ? label_fields(*options.num_labels)
+                                                    : label_fields(options.label_names);
+    for (const ConfigField& field : fields) set_field(config_, field.name, field.json);
   }
+  label_names_ = read_label_names(config_, path);
 }
 
 PretrainedModel::PretrainedModel(PretrainedModel&&) noexcept = default;
@@ -162,6 +165,11 @@ Tensor AutoModelForCausalLM::operator()(const Tensor& idx, const Tensor& positio
   return run(*as<GPT2>());
 }
 CausalLM& AutoModelForCausalLM::causal_lm() const { return *as<CausalLM>(); }
+int64_t AutoModelForCausalLM::vocab_size() const {
+  if (const auto* llama = as<Llama>()) return llama->config.vocab_size;
+  return as<GPT2>()->config.vocab_size;
+}
+int64_t AutoModelForCausalLM::max_length() const { return causal_lm().cache_options().max_length; }
 Tensor AutoModelForCausalLM::loss(const Tensor& idx, const Tensor& targets, std::source_location where) {
   return loss(idx, targets, Tensor(), where);
 }

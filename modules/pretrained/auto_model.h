@@ -56,6 +56,8 @@ struct PretrainedOptions {
   std::optional<double> dropout = std::nullopt;
   // Classes of a classifier; nullopt: as many as config.json has labels.
   std::optional<int64_t> num_labels = std::nullopt;
+  // Their names, by number, for config.json (id2label). They set num_labels, too.
+  std::vector<std::string> label_names = {};
   // Tensors whose names begin with one of these start fresh, N(0, 0.02), if the file has them not, or in another shape:
   // {"classifier."} for a new head.
   std::vector<std::string> fresh = {};
@@ -79,6 +81,8 @@ class PretrainedModel {
   template <class M> M* as() const { return dynamic_cast<M*>(module_.get()); }
   // "gpt2", as in config.json.
   const std::string& model_type() const { return model_type_; }
+  // The names of the classes, by number: config.json's id2label. Empty if it has none.
+  const std::vector<std::string>& label_names() const { return label_names_; }
   // Writes config.json and the weights in their present dtype. Fields of the original config.json stay, but for
   // architectures, dtype and a changed number of labels. Throws FileError, and Error if the tree holds tensors that the
   // published format has no place for (an adapter).
@@ -102,6 +106,7 @@ class PretrainedModel {
   std::unique_ptr<const Published> published_;
   std::vector<ConfigField> config_;  // the original fields
   std::string model_type_;
+  std::vector<std::string> label_names_;
 };
 
 // The model below the heads.
@@ -123,6 +128,8 @@ class AutoModelForCausalLM : public PretrainedModel {
   // i64 (B, T) -> logits (B, T, V). positions i64 (B, T): of rows of several sequences (GPT2::forward).
   Tensor operator()(const Tensor& idx, const Tensor& positions = {});
   CausalLM& causal_lm() const;  // for generate() (generation.h)
+  int64_t vocab_size() const;   // ids of tokens are below this
+  int64_t max_length() const;   // positions: the longest sequence
   // Mean cross-entropy in nats of targets i64 (B, T), where -100 is ignored. targets[b][t] is what follows idx[b][t]:
   // nothing is shifted here.
   Tensor loss(const Tensor& idx, const Tensor& targets, std::source_location where = std::source_location::current());

@@ -1,6 +1,9 @@
 #include "rondo/modules/pretrained/published.h"
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "rondo/runtime/io/json.h"
+#include "rondo/runtime/io/utf8.h"
 
 namespace rondo::nn {
 
@@ -96,20 +99,54 @@ int64_t read_labels(ConfigFields& config, const PretrainedOptions& options) {
   const std::optional<int64_t> named = config.entries("id2label");
   config.harmless({"label2id"});
   const int64_t n = config.size("num_labels", named && *named > 0 ? *named : 2, kMostLabels);
-  if (!options.num_labels) return n;
+  const auto given = static_cast<int64_t>(options.label_names.size());
+  if (given > 0 && options.num_labels.value_or(given) != given)
+    throw Error(absl::StrCat("PretrainedOptions: num_labels is ", *options.num_labels, ", but there are ", given,
+                             " label_names"));
+  for (const std::string& name : options.label_names)
+    if (!io::is_valid_utf8(name)) throw Error("PretrainedOptions: a label name is not UTF-8");
+  if (!options.num_labels) return given > 0 ? given : n;
   if (*options.num_labels < 1 || *options.num_labels > kMostLabels)
     throw Error(
         absl::StrCat("PretrainedOptions::num_labels must be from 1 to ", kMostLabels, ", got ", *options.num_labels));
   return *options.num_labels;
 }
 
-std::vector<ConfigField> label_fields(int64_t n) {
-  std::string names = "{", numbers = "{";
-  for (int64_t i = 0; i < n; ++i) {
-    absl::StrAppend(&names, i > 0 ? ", " : "", "\"", i, "\": \"LABEL_", i, "\"");
-    absl::StrAppend(&numbers, i > 0 ? ", " : "", "\"LABEL_", i, "\": ", i);
+std::vector<ConfigField> label_fields(const std::vector<std::string>& names) {
+  std::string by_number = "{", by_name = "{";
+  for (size_t i = 0; i < names.size(); ++i) {
+    const std::string name = json_text(names[i]);
+    absl::StrAppend(&by_number, i > 0 ? ", " : "", "\"", i, "\": ", name);
+    absl::StrAppend(&by_name, i > 0 ? ", " : "", name, ": ", i);
   }
-  return {{"id2label", names + "}"}, {"label2id", numbers + "}"}};
+  return {{"id2label", by_number + "}"}, {"label2id", by_name + "}"}};
+}
+
+std::vector<ConfigField> label_fields(int64_t n) {
+  std::vector<std::string> names;
+  for (int64_t i = 0; i < n; ++i) names.push_back(absl::StrCat("LABEL_", i));
+  return label_fields(names);
+}
+
+std::vector<std::string> read_label_names(const std::vector<ConfigField>& fields, const std::string& path) {
+  for (const ConfigField& field : fields) {
+    if (field.name != "id2label") continue;
+    io::JsonReader json(path, field.json);
+    if (json.peek() != '{') return {};
+    std::map<int64_t, std::string> names;
+    json.object([&](std::string& key) {
+      int64_t number = 0;
+      if (!absl::SimpleAtoi(key, &number) || json.peek() != '"') return json.skip();
+      names[number] = json.string();
+    });
+    std::vector<std::string> in_order;
+    for (auto& [number, name] : names) {
+      if (number != static_cast<int64_t>(in_order.size())) return {};  // a gap
+      in_order.push_back(std::move(name));
+    }
+    return in_order;
+  }
+  return {};
 }
 
 ops::GeluKind read_gelu(ConfigFields& config, std::string_view name, std::string_view otherwise) {

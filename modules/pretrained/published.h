@@ -63,8 +63,11 @@ std::unique_ptr<ModuleBase> make_vit(ConfigFields& config, Task task, const Pret
 void check_config(ConfigFields& config, const PretrainedOptions& options);
 // The number of classes: the caller's, or that of the file's labels, or 2.
 int64_t read_labels(ConfigFields& config, const PretrainedOptions& options);
-// id2label and label2id, as transformers writes them where nobody has named the classes.
+// id2label and label2id. By number: as transformers writes them where nobody has named the classes.
+std::vector<ConfigField> label_fields(const std::vector<std::string>& names);
 std::vector<ConfigField> label_fields(int64_t n);
+// The names in these fields' id2label, by number; empty if there is none or if it is no such list.
+std::vector<std::string> read_label_names(const std::vector<ConfigField>& fields, const std::string& path);
 ops::GeluKind read_gelu(ConfigFields& config, std::string_view name, std::string_view otherwise);
 std::string gelu_name(ops::GeluKind kind);
 // The caller's probability, or the file's.

@@ -24,7 +24,7 @@ namespace fs = std::filesystem;
 
 constexpr std::string_view kFormat = "rondo.checkpoint.1";
 constexpr std::string_view kPrefix = "ckpt-", kSuffix = ".safetensors";
-constexpr std::string_view kModel = "model.", kOptimizer = "optimizer.";
+constexpr std::string_view kModel = "model.", kOptimizer = "optimizer.", kExtra = "extra.";
 
 // Names are fixed-width up to 99,999,999 steps and grow beyond; the number decides, not the spelling.
 std::string name_of_step(int64_t step) { return absl::StrFormat("ckpt-%08d.safetensors", step); }
@@ -199,6 +199,7 @@ std::string save_checkpoint(const std::string& folder, const Checkpoint& checkpo
   };
   add(kModel, checkpoint.model);
   add(kOptimizer, checkpoint.optimizer);
+  add(kExtra, checkpoint.extra);
   if (!options.allow_nonfinite) check_finite(path, tensors);
   Metadata metadata = {{"format", std::string(kFormat)},
                        {"step", absl::StrCat(checkpoint.step)},
@@ -236,7 +237,8 @@ Checkpoint load_checkpoint(const std::string& path) {
     if (name.starts_with(kModel)) checkpoint.model.emplace(name.substr(kModel.size()), std::move(tensor));
     else if (name.starts_with(kOptimizer))
       checkpoint.optimizer.emplace(name.substr(kOptimizer.size()), std::move(tensor));
-    else throw FileError(path, "tensor " + shown(name) + " is neither the model's nor the optimizer's");
+    else if (name.starts_with(kExtra)) checkpoint.extra.emplace(name.substr(kExtra.size()), std::move(tensor));
+    else throw FileError(path, "tensor " + shown(name) + " is of no known kind");
   }
   return checkpoint;
 }

@@ -7,10 +7,10 @@
 //   if (auto latest = io::load_latest_checkpoint("out"); latest.checkpoint) resume(*latest.checkpoint);
 //
 // One checkpoint is one safetensors file, <folder>/ckpt-00001000.safetensors, because one rename is atomic and a folder
-// of files is not: tensors "model.<name>" and "optimizer.<name>", and in the metadata "format", "step", "state" (a JSON
-// object of the scalars) and "checksum" (XXH64 over everything else). Any safetensors reader can open it.
-// Order of a save: write a temporary file, fsync, rename, fsync the folder, and only then prune.
-// One process writes a folder at a time (rank 0).
+// of files is not: tensors "model.<name>", "optimizer.<name>" and "extra.<name>", and in the metadata "format", "step",
+// "state" (a JSON object of the scalars) and "checksum" (XXH64 over everything else). Any safetensors reader can open
+// it. Order of a save: write a temporary file, fsync, rename, fsync the folder, and only then prune. One process writes
+// a folder at a time (rank 0).
 #pragma once
 
 #include <cstdint>
@@ -36,6 +36,8 @@ struct Checkpoint {
   TensorMap optimizer = {};
   // RNG state, data position, best loss, configuration: whatever resuming needs.
   Scalars state = {};
+  // Tensors of anything else: the best parameters so far, loss scales.
+  TensorMap extra = {};
 
   // Reads state[name] as a T: bool, int64_t, double or std::string. Throws Error if it is absent or of another type.
   template <class T> const T& get(const std::string& name) const {
@@ -58,7 +60,7 @@ struct CheckpointOptions {
 class NonFiniteError : public Error {
  public:
   NonFiniteError(std::string tensor, const std::string& message) : Error(message), tensor_(std::move(tensor)) {}
-  const std::string& tensor() const { return tensor_; }  // "model.<name>" or "optimizer.<name>"
+  const std::string& tensor() const { return tensor_; }  // "model.<name>", "optimizer.<name>", "extra.<name>"
 
  private:
   std::string tensor_;

@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "rondo/runtime/error.h"
+#include "rondo/runtime/io/atomic_file.h"
 #include "rondo/runtime/io/open_file.h"
 #include "rondo/runtime/text/json_fields.h"
 #include "rondo/runtime/text/tokenizer_impl.h"
@@ -232,6 +233,21 @@ PreTrainedTokenizer PreTrainedTokenizer::from_gpt2_files(const std::string& voca
 
 PreTrainedTokenizer PreTrainedTokenizer::from_bert_vocabulary(const std::string& vocab_path, bool do_lower_case) {
   return PreTrainedTokenizer(read_bert(vocab_path, {.path = vocab_path, .do_lower_case = do_lower_case}));
+}
+
+bool AutoTokenizer::is_in(const std::string& folder) {
+  const auto has = [&](const char* name) { return is_file(folder + "/" + name); };
+  return has("tokenizer.json") || (has("vocab.json") && has("merges.txt")) || has("vocab.txt");
+}
+
+void AutoTokenizer::copy_files(const std::string& from, const std::string& to) {
+  std::error_code error;
+  if (std::filesystem::equivalent(from, to, error)) return;
+  io::make_folders(to);
+  for (const char* name : {"tokenizer.json", "vocab.json", "merges.txt", "vocab.txt", "tokenizer_config.json",
+                           "special_tokens_map.json", "added_tokens.json"})
+    if (const std::string path = from + "/" + name; is_file(path))
+      io::write_file_atomic(to + "/" + name, io::read_text(path, kLargestFile));
 }
 
 PreTrainedTokenizer AutoTokenizer::from_pretrained(const std::string& folder) {

@@ -304,6 +304,17 @@ std::string PreTrainedTokenizer::decode(std::span<const int32_t> ids, const Deco
   return options.replace_invalid ? replace_invalid_utf8(std::move(text)) : text;
 }
 
+std::string PreTrainedTokenizer::decode(std::span<const int64_t> ids, const DecodeOptions& options) const {
+  std::vector<int32_t> narrow;
+  narrow.reserve(ids.size());
+  for (const int64_t id : ids) {
+    if (id < 0 || id >= vocab_size())
+      throw Error(absl::StrCat("decode: id ", id, " names no token of the vocabulary of ", vocab_size()));
+    narrow.push_back(static_cast<int32_t>(id));
+  }
+  return decode(narrow, options);
+}
+
 int64_t PreTrainedTokenizer::vocab_size() const { return impl_->size(); }
 int32_t PreTrainedTokenizer::token_to_id(std::string_view token) const { return impl_->id(token); }
 std::string PreTrainedTokenizer::id_to_token(int32_t id) const {

@@ -122,6 +122,8 @@ class PreTrainedTokenizer : public io::Tokenizer {
 
   std::string decode(std::span<const int32_t> ids) const override;
   std::string decode(std::span<const int32_t> ids, const DecodeOptions& options) const;
+  // Of generated tokens (modules/generation.h).
+  std::string decode(std::span<const int64_t> ids, const DecodeOptions& options = {}) const;
 
   // One more than the largest id, added tokens included.
   int64_t vocab_size() const override;
@@ -156,6 +158,11 @@ class AutoTokenizer {
   // tokenizer.json, whose post-processor decides: so does transformers 5. Without one they are a FileError. Throws
   // FileError.
   static PreTrainedTokenizer from_pretrained(const std::string& folder);
+  // True if the folder has one of these.
+  static bool is_in(const std::string& folder);
+  // Copies what from_pretrained() reads into another folder, each file whole or not at all: for a model that is saved
+  // beside its tokenizer. Throws FileError.
+  static void copy_files(const std::string& from, const std::string& to);
 };
 
 }  // namespace rondo::text

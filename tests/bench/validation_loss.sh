@@ -22,9 +22,9 @@ for compile in regions none; do
       { cat "$folder/log"; exit 1; }
     wall=$(awk -v a="$start" -v b="$(date +%s.%N)" 'BEGIN { print b - a }')
     last=$(tail -n 1 "$folder/out/metrics.jsonl")
-    loss=$(field val_loss <<<"$last")
+    loss=$(field eval_loss <<<"$last")
     # The median over the logged lines: the rate without the steps that share the machine with something else.
-    rate=$(field tokens_per_s <"$folder/out/metrics.jsonl" | sort -n | awk '{ v[NR] = $1 } END { print v[int((NR + 1) / 2)] }')
+    rate=$(field targets_per_s <"$folder/out/metrics.jsonl" | sort -n | awk '{ v[NR] = $1 } END { print v[int((NR + 1) / 2)] }')
     printf '%-8s %5d %9.4f %9.1f %11.0f %12.1f\n' $compile "$seed" "$loss" "$wall" "$rate" "$(field peak_rss_mib <<<"$last")"
     losses="$losses $loss"
   done

@@ -19,7 +19,7 @@ options() {
     --block_size=16 --gradient_accumulation_steps=2 --max_iters=40 --warmup_iters=10 --eval_interval=20 --checkpoint_interval=10 \
     --log_interval=1 --sample_tokens=10
 }
-without_timings() { sed -E 's/,"tokens_per_s".*//' "$1/metrics.jsonl"; }
+without_timings() { sed -E 's/,"targets_per_s".*//' "$1/metrics.jsonl"; }
 
 # ---- The same losses. The ranks compare their parameters after every step.
 "$train_gpt" $(options one 8) --threads=1 >"$folder/log" 2>&1 || fail "one process failed" "$folder/log"
@@ -29,7 +29,7 @@ without_timings() { sed -E 's/,"tokens_per_s".*//' "$1/metrics.jsonl"; }
 }
 grep -q "2 processes" "$folder/log" || fail "these were not two processes" "$folder/log"
 ! grep -q "^\[rank 1\]" "$folder/log" || fail "rank 1 printed" "$folder/log"
-numbers() { sed -E 's/.*"step":([0-9]+),"loss":([^,]+)(,"val_loss":([^,]+))?.*/\1\n\2\n\4/' "$folder/$1/metrics.jsonl" | sed '/^$/d'; }
+numbers() { sed -E 's/.*"step":([0-9]+),"loss":([^,]+)(,"eval_loss":([^,]+))?.*/\1\n\2\n\4/' "$folder/$1/metrics.jsonl" | sed '/^$/d'; }
 paste -d' ' <(numbers one) <(numbers two) | awk '
   { d = $1 - $2; if (d < 0) d = -d; if (NF != 2 || !(d <= 1e-5 * $1)) { print "differ:", $0; bad = 1 } else if (d / $1 > most) most = d / $1 }
   END { print NR " numbers, largest relative difference " most; exit bad || NR != 40 + 40 + 2 }' || fail "the losses differ"

@@ -19,7 +19,7 @@ run() {  # run OUT_DIR INIT_FROM
     --warmup_iters=20 --eval_interval=60 --checkpoint_interval=17 --log_interval=1 --sample_tokens=20
 }
 lines() { { wc -l <"$folder/b/metrics.jsonl"; } 2>/dev/null || echo 0; }
-without_timings() { sed -E 's/,"tokens_per_s".*//' "$1/metrics.jsonl"; }
+without_timings() { sed -E 's/,"targets_per_s".*//' "$1/metrics.jsonl"; }
 
 (run "$folder/a" scratch) >"$folder/a.log" || { cat "$folder/a.log"; exit 1; }
 

@@ -13,7 +13,9 @@ command -v "$compiler" >/dev/null || { echo "skipped: no $compiler"; exit 77; }
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 quietly() { "$@" >"$work/log" 2>&1 || { cat "$work/log"; echo "failed: $*"; exit 1; }; }
-configure() { quietly cmake -G Ninja -DCMAKE_CXX_COMPILER="$compiler" "$@"; }
+# The C compiler of the same family.
+c_compiler=$(echo "$compiler" | sed -E 's/clang\+\+/clang/; s/g\+\+/gcc/; s/c\+\+/cc/')
+configure() { quietly cmake -G Ninja -DCMAKE_CXX_COMPILER="$compiler" -DCMAKE_C_COMPILER="$c_compiler" "$@"; }
 
 cp -r "$here" "$work/project"
 sanitize=$(cached RONDO_SANITIZE)
@@ -41,7 +43,7 @@ case $how in
     configure -S "$work/project" -B "$work/out" -DCMAKE_BUILD_TYPE=Release -DCMAKE_PREFIX_PATH="$prefix"
     ;;
 esac
-quietly cmake --build "$work/out" --target tiny
+quietly cmake --build "$work/out" --target tiny guest
 [ -d "$plugin" ] || plugin=none
 if [ $kind = shared ]; then
   # Not by a pipe into `grep -q`: it closes the pipe at the first match, and ldd's next line would fail the pipeline.
@@ -57,3 +59,6 @@ if [ $how = package ] && [ "$plugin" != none ]; then
   ! RONDO_CACHE_DIR=$work/moved "$work/out/tiny" "$plugin" >"$work/log" || { echo "a warm start loaded the code generator"; exit 1; }
   grep -q "the code generator is from 'none'" "$work/log" || { cat "$work/log"; exit 1; }
 fi
+# The C API.
+"$build/bin/make_model" "$work/model"
+RONDO_CACHE_DIR=$work/cache "$work/out/guest" "$work/model" "$work"

@@ -9,7 +9,7 @@ rm -rf "$prefix"
 (umask 002 && cmake --install "$build" --prefix "$prefix") >"$build/tests/install.log" || { cat "$build/tests/install.log"; exit 1; }
 
 # ---- rondo.h includes every public header, and no other header is there.
-diff <(cd "$prefix/include/rondo" && find . -name '*.h' ! -path ./rondo.h | sed 's|^\./||' | sort) \
+diff <(cd "$prefix/include/rondo" && find . -name '*.h' ! -path ./rondo.h ! -path ./rondo_c.h | sed 's|^\./||' | sort) \
   <(sed -n 's|^#include "rondo/\(.*\)"|\1|p' "$prefix/include/rondo/rondo.h" | sort) || fail "rondo.h and the installed headers differ"
 for header in $(cd "$prefix/include/rondo" && find . -mindepth 2 -name '*.h'); do
   [ "$(grep -c '^#pragma GCC visibility \(push(default)\|pop\)$' "$prefix/include/rondo/$header")" = 2 ] ||
@@ -31,13 +31,15 @@ export -f compile
 library=$(echo "$prefix"/lib/librondo.so.*.*.*)
 [ -f "$library" ] || fail "no shared library"
 readelf -d "$library" | grep 'SONAME.*\[librondo\.so\.[0-9]*\.[0-9]*\]' >/dev/null || fail "no SONAME"
-# Imports (U), and a version's name (A), aside: namespace rondo only.
-others=$(nm -DC --defined-only "$library" | grep -vE ' [A] |(^[0-9a-f]+ . )(vtable for |typeinfo (name )?for |guard variable for |TLS (init|wrapper) function for |VTT for |non-virtual thunk to )?rondo::|\[abi:' |
+# Imports (U), a version's name (A), and the C API aside: namespace rondo only.
+others=$(nm -DC --defined-only "$library" | grep -vE ' [A] | T rondo_[a-z_]+$|(^[0-9a-f]+ . )(vtable for |typeinfo (name )?for |guard variable for |TLS (init|wrapper) function for |VTT for |non-virtual thunk to )?rondo::|\[abi:' |
   grep -v ' rondo::' | head -5 || true)
 [ -z "$others" ] || fail "exported: $others"
 internals=$(nm -DC --defined-only "$library" |
   grep -E 'rondo::(compile::(Region|Program|DiskCache|CodeStore|KernelTable|LoopKernel)\b|cpu::|io::json)' | head -5 || true)
 [ -z "$internals" ] || fail "internals are exported: $internals"
+diff <(grep -oE '\brondo_[a-z_]+\(' "$prefix/include/rondo/rondo_c.h" | tr -d '(' | sort -u) \
+  <(nm -D --defined-only "$library" | sed -n 's/.* T \(rondo_[a-z_]*\)$/\1/p' | sort) || fail "rondo_c.h and the exported C functions differ"
 nm -DC --defined-only "$library" | grep 'typeinfo for rondo::StaleTensorError' >/dev/null || fail "exceptions are not exported"
 
 # ---- The plug-in, and the launcher.

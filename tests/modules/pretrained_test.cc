@@ -364,6 +364,23 @@ TEST(PretrainedNames, BareModelsAndHeads) {
   EXPECT_NE(read_bytes(saved / "config.json").find("LABEL_4"), std::string::npos);
   auto again = AutoModelForSequenceClassification::from_pretrained(saved.path());
   EXPECT_TRUE(same_bits(again(bert.at("input.ids")).detach(), five(bert.at("input.ids")).detach()));
+  EXPECT_EQ(again.label_names(), (std::vector<std::string>{"LABEL_0", "LABEL_1", "LABEL_2", "LABEL_3", "LABEL_4"}));
+
+  // Named classes.
+  const std::vector<std::string> names = {"good", "\"bad\"", "\xC3\xA9t\xC3\xA9"};
+  auto named = AutoModelForSequenceClassification::from_pretrained(recorded_folder("bert_sequence"),
+                                                                   {.label_names = names});
+  named.save_pretrained(saved.path());
+  EXPECT_NE(read_bytes(saved / "config.json").find(R"("label2id": {"good": 0, "\"bad\"": 1)"), std::string::npos);
+  EXPECT_EQ(AutoModelForSequenceClassification::from_pretrained(saved.path()).label_names(), names);
+  const auto load = [](PretrainedOptions options) {
+    AutoModelForSequenceClassification::from_pretrained(recorded_folder("bert_sequence"), options);
+  };
+  EXPECT_NE(error_of<Error>([&] {
+              load({.num_labels = 2, .label_names = {"a", "b", "c"}});
+            }).find("num_labels is 2"),
+            std::string::npos);
+  EXPECT_NE(error_of<Error>([&] { load({.label_names = {"a", "\xFF", "c"}}); }).find("UTF-8"), std::string::npos);
 }
 
 // Names of older files: no prefix, the causal mask, a second copy of the tied weight, position_ids.

@@ -1,4 +1,4 @@
-#include "rondo/examples/run_lock.h"
+#include "rondo/optim/trainer/run_lock.h"
 
 #include <fcntl.h>
 #include <sys/file.h>
@@ -12,7 +12,7 @@
 #include "rondo/runtime/error.h"
 #include "rondo/runtime/io/atomic_file.h"
 
-namespace rondo::examples {
+namespace rondo::optim {
 namespace {
 
 std::string contents(int fd) {
@@ -36,7 +36,7 @@ RunLock::RunLock(const std::string& folder) {
     if (errno != EWOULDBLOCK) fail(FileError(path, std::strerror(errno)));
     const std::string holder = contents(fd_);
     fail(Error(absl::StrCat("another run writes to ", folder, holder.empty() ? "" : " (process " + holder + ")",
-                            "; wait for it, or choose another folder with --out_dir")));
+                            "; wait for it, or choose another folder")));
   }
   const std::string own = absl::StrCat(::getpid(), "\n");
   if (::ftruncate(fd_, 0) != 0 || ::pwrite(fd_, own.data(), own.size(), 0) != static_cast<ssize_t>(own.size()))
@@ -45,4 +45,4 @@ RunLock::RunLock(const std::string& folder) {
 
 RunLock::~RunLock() { ::close(fd_); }
 
-}  // namespace rondo::examples
+}  // namespace rondo::optim

@@ -1,18 +1,18 @@
-#include "rondo/examples/event_writer.h"
+#include "rondo/optim/trainer/event_writer.h"
 
 #include <array>
 #include <bit>
-#include <cerrno>
 #include <chrono>
-#include <cstring>
+#include <cmath>
 #include <filesystem>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "rondo/runtime/error.h"
+#include "rondo/optim/trainer/append_file.h"
 #include "rondo/runtime/io/atomic_file.h"
 
-namespace rondo::examples {
+namespace rondo::optim {
 namespace {
 
 template <class T> void append_little_endian(std::string& out, T value) {
@@ -58,10 +58,9 @@ EventWriter::EventWriter(const std::string& folder, int64_t first_step) {
   }
   const auto now = std::chrono::system_clock::now().time_since_epoch();
   const int64_t us = std::chrono::floor<std::chrono::microseconds>(now).count();
-  path_ = absl::StrFormat("%s/%s%010d.%06d", folder, prefix, us / 1000000,
-                          us % 1000000);  // readers go by the name's order
-  file_ = std::fopen(path_.c_str(), "wb");
-  if (file_ == nullptr) throw FileError(path_, std::strerror(errno));
+  // Readers go by the order of the names.
+  const std::string path = absl::StrFormat("%s/%s%010d.%06d", folder, prefix, us / 1000000, us % 1000000);
+  file_ = std::make_unique<AppendFile>(path, AppendFile::kReplace);
   std::string payload;
   append_bytes_field(payload, 3, "brain.Event:2");  // file_version
   append_event(0, payload);
@@ -72,7 +71,7 @@ EventWriter::EventWriter(const std::string& folder, int64_t first_step) {
   }
 }
 
-EventWriter::~EventWriter() { std::fclose(file_); }
+EventWriter::~EventWriter() = default;
 
 void EventWriter::write(int64_t step, std::span<const Scalar> scalars) {
   std::string summary;
@@ -102,8 +101,21 @@ void EventWriter::append_event(int64_t step, std::string_view payload) {
   append_little_endian(record, masked_crc(record));
   record += event;
   append_little_endian(record, masked_crc(event));
-  if (std::fwrite(record.data(), 1, record.size(), file_) != record.size() || std::fflush(file_) != 0)
-    throw FileError(path_, std::strerror(errno));
+  file_->append(record);
 }
 
-}  // namespace rondo::examples
+void TensorBoardLog::on_begin(const Progress& now) { events_.emplace(folder_, now.step); }
+
+void TensorBoardLog::on_log(const Progress& now) {
+  std::vector<EventWriter::Scalar> scalars = {
+      {"train/loss", now.loss}, {"train/learning_rate", now.lr}, {"train/epoch", now.epoch}};
+  if (!std::isnan(now.grad_norm)) scalars.push_back({"train/grad_norm", now.grad_norm});
+  events_->write(now.step, scalars);
+}
+
+void TensorBoardLog::on_evaluate(const Progress& now) {
+  const EventWriter::Scalar scalar{"eval/loss", *now.eval_loss};
+  events_->write(now.step, {&scalar, 1});
+}
+
+}  // namespace rondo::optim

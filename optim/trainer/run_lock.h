@@ -3,7 +3,8 @@
 
 #include <string>
 
-namespace rondo::examples {
+#pragma GCC visibility push(default)
+namespace rondo::optim {
 
 // Holds a lock (flock) on <folder>/.lock for as long as it lives. The system releases it when the process ends, however
 // it ends. The file stays and holds the id of the process that last had the lock.
@@ -20,4 +21,5 @@ class RunLock {
   int fd_;
 };
 
-}  // namespace rondo::examples
+}  // namespace rondo::optim
+#pragma GCC visibility pop

@@ -1,4 +1,4 @@
-#include "rondo/examples/run_lock.h"
+#include "rondo/optim/trainer/run_lock.h"
 
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -8,7 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "rondo/tests/errors.h"
 
-namespace rondo::examples {
+namespace rondo::optim {
 namespace {
 
 TEST(RunLock, TheSecondRunIsToldWhoHasTheFolder) {
@@ -25,4 +25,4 @@ TEST(RunLock, TheSecondRunIsToldWhoHasTheFolder) {
 }
 
 }  // namespace
-}  // namespace rondo::examples
+}  // namespace rondo::optim

@@ -1,0 +1,63 @@
+// What stands behind the handles of the C API.
+//
+// A rondo_model* is a number that was never used before in this process, not an address. So a handle that was destroyed
+// or never made is found out: an Error, not a crash.
+// Thread safety: everything here may be called from any thread.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+
+#include "rondo/optim/c_api/session.h"
+#include "rondo/rondo_c.h"
+
+namespace rondo::optim::c_api {
+
+// A callback has called with the handle that calls it.
+class BusyError : public Error {
+ public:
+  using Error::Error;
+};
+
+// One session, and the queue of calls that want it.
+class Handle {
+ public:
+  explicit Handle(std::unique_ptr<Session> session) : session_(std::move(session)) {}
+
+  // The session for one call. The constructor waits for the calls that came before; it throws BusyError if one of them
+  // waits for this one, and Error if the handle was destroyed meanwhile.
+  class [[nodiscard]] Turn {
+   public:
+    explicit Turn(std::shared_ptr<Handle> handle);
+    ~Turn();
+    Turn(const Turn&) = delete;
+    Turn& operator=(const Turn&) = delete;
+    Session* operator->() const { return handle_->session_.get(); }
+    // Frees the session. Later turns throw.
+    void end_session() { handle_->session_.reset(); }
+
+   private:
+    const std::shared_ptr<Handle> handle_;
+  };
+
+ private:
+  void enter();
+  void leave();
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  uint64_t next_ticket_ = 0, serving_ = 0;  // calls are served in the order of their tickets
+  std::thread::id inside_;                  // the thread of the call that is served
+  std::unique_ptr<Session> session_;        // only the call that is served touches it
+};
+
+rondo_model* add_handle(std::unique_ptr<Session> session);
+// Throws Error unless `model` is a handle now.
+std::shared_ptr<Handle> find_handle(const rondo_model* model);
+// From now on `model` is no handle.
+void remove_handle(const rondo_model* model);
+
+}  // namespace rondo::optim::c_api

@@ -1,0 +1,37 @@
+// TextStream: the text of tokens that come one by one, handed on as soon as it is certain. A character may be spread
+// over several tokens, and what looks like the start of a stop text may become one: both are held back. The pieces
+// together are the text.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace rondo::optim::c_api {
+
+class TextStream {
+ public:
+  using Decode = std::function<std::string(std::span<const int64_t> tokens)>;
+  // Returns false if it wants no more.
+  using Sink = std::function<bool(const std::string& piece)>;
+  TextStream(Decode decode, std::vector<std::string> stops, Sink sink);
+
+  // False: the sink wants no more.
+  bool add(int64_t token);
+  // The rest of `text`, which is the final text.
+  void finish(std::string_view text);
+
+ private:
+  bool send(std::string_view text, size_t end);
+  Decode decode_;
+  std::vector<std::string> stops_;
+  Sink sink_;
+  std::vector<int64_t> tokens_;
+  size_t sent_ = 0;  // bytes
+  bool wanted_ = true;
+};
+
+}  // namespace rondo::optim::c_api

@@ -1,0 +1,30 @@
+// A file that grows by whole records. Not installed.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+namespace rondo::optim {
+
+// Throws FileError, here and below.
+class AppendFile {
+ public:
+  enum Mode { kReplace, kContinue };
+  AppendFile(std::string path, Mode mode);
+  ~AppendFile();
+  AppendFile(const AppendFile&) = delete;
+  AppendFile& operator=(const AppendFile&) = delete;
+
+  // All of `record`, or nothing if it throws: what a full disk took of it is cut off again. After a kill the file may
+  // end with a part of its last record.
+  void append(std::string_view record);
+  // Makes what was appended durable.
+  void sync();
+
+ private:
+  [[noreturn]] void fail(int error) const;
+  const std::string path_;
+  int fd_ = -1;
+};
+
+}  // namespace rondo::optim

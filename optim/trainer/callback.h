@@ -1,0 +1,71 @@
+// Callback: what a Trainer (trainer.h) calls while it trains: a progress bar, a log, a condition to stop.
+//
+//   struct Bar : optim::Callback {
+//     void on_step(const optim::Progress& now) override { bar.set(now.step, now.max_steps); }
+//   } bar;
+//   trainer.add_callback(bar);
+//
+// Thread safety: all functions are called on the thread that runs train(), never two at once.
+// Errors: what a callback throws ends train(), between two steps, with nothing lost: train() may be called again, and
+// goes on. A callback may call Trainer::cancel().
+// The model is in training mode and its gradients are not defined, except in on_micro_step(). Text may be generated
+// (generation.h) and random numbers drawn: the losses of later steps do not depend on it.
+#pragma once
+
+#include <cstdint>
+#include <limits>
+#include <optional>
+#include <string>
+
+#include "rondo/runtime/error.h"
+
+#pragma GCC visibility push(default)
+namespace rondo::optim {
+
+// Where the training is. Numbers that are not known yet are NaN or nullopt.
+struct Progress {
+  int64_t step = 0;       // optimizer steps done
+  int64_t max_steps = 0;  // when training ends
+  double epoch = 0;       // passes over the training data: 1.5 is in the middle of the second
+  double loss = std::numeric_limits<double>::quiet_NaN();       // mean over the targets of the last step
+  double lr = std::numeric_limits<double>::quiet_NaN();         // of group 0 in the last step
+  double grad_norm = std::numeric_limits<double>::quiet_NaN();  // before clipping; measured where gradients are clipped
+  std::optional<double> eval_loss = std::nullopt;               // mean over all targets, by the last evaluation
+  std::optional<double> best_eval_loss = std::nullopt;          // the lowest one
+  int64_t best_step = 0;                                        // and its step
+  // Steps that changed no parameter: a gradient was not finite, or no target counted.
+  int64_t skipped_steps = 0;
+  // Means over the steps since the last on_log(); evaluations, checkpoints and callbacks are not timed.
+  double step_ms = std::numeric_limits<double>::quiet_NaN();
+  double samples_per_second = std::numeric_limits<double>::quiet_NaN();  // rows of the batches
+  double targets_per_second = std::numeric_limits<double>::quiet_NaN();  // as TrainerOptions::count_targets counts
+};
+
+enum class StopReason : uint8_t {
+  kFinished,      // max_steps are done
+  kCancelled,     // Trainer::cancel()
+  kEarlyStopped,  // the evaluation loss no longer falls
+};
+
+class Callback {
+ public:
+  virtual ~Callback() = default;
+  // train() was called. now.step is the step that it goes on from; 0: a new run.
+  virtual void on_begin(const Progress& /*now*/) {}
+  // After each forward and backward of a micro-batch. now.step does not count the step that is under way.
+  virtual void on_micro_step(const Progress& /*now*/) {}
+  virtual void on_step(const Progress& /*now*/) {}
+  // Every logging_steps steps and after the last one, behind on_step().
+  virtual void on_log(const Progress& /*now*/) {}
+  virtual void on_evaluate(const Progress& /*now*/) {}
+  // A checkpoint was written; `path` names its file.
+  virtual void on_save(const Progress& /*now*/, const std::string& /*path*/) {}
+  // A checkpoint could not be written: the disk is full. Older ones are whole. True: train on without it; the next one
+  // is due save_steps later. If no callback returns true, train() throws the error.
+  virtual bool on_save_error(const Progress& /*now*/, const FileError& /*error*/) { return false; }
+  // train() is about to return; never called if it throws.
+  virtual void on_end(const Progress& /*now*/, StopReason /*reason*/) {}
+};
+
+}  // namespace rondo::optim
+#pragma GCC visibility pop

@@ -1,0 +1,406 @@
+#include "rondo/optim/trainer/trainer.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "rondo/optim/trainer/run_lock.h"
+#include "rondo/runtime/amp.h"
+#include "rondo/runtime/autograd.h"
+#include "rondo/runtime/data/token_data.h"
+#include "rondo/runtime/ops/ops.h"
+#include "rondo/runtime/random.h"
+#include "rondo/runtime/shape.h"
+
+namespace rondo::optim {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point then) { return std::chrono::duration<double>(Clock::now() - then).count(); }
+
+// Gives each module back the mode that it had, even if some are in training and some not.
+class ModesOf {
+ public:
+  explicit ModesOf(nn::ModuleBase& model) {
+    for (const nn::NamedModule& m : model.named_modules()) training_.emplace_back(&m.module, m.module.is_training());
+  }
+  ~ModesOf() {
+    // Parents come first: train() reaches down.
+    for (const auto& [module, training] : training_)
+      if (module->is_training() != training) module->train(training);
+  }
+  ModesOf(const ModesOf&) = delete;
+  ModesOf& operator=(const ModesOf&) = delete;
+
+ private:
+  std::vector<std::pair<nn::ModuleBase*, bool>> training_;
+};
+
+// The last step has the batches that are left.
+int64_t steps_of_epoch(const TrainerOptions& options, int64_t batches) {
+  const int64_t of_a_step = std::max<int64_t>(options.gradient_accumulation_steps, 1);
+  return (batches + of_a_step - 1) / of_a_step;
+}
+
+class RandomStateOfThread {
+ public:
+  RandomStateOfThread() : seed_(default_generator().seed()), offset_(default_generator().offset()) {}
+  ~RandomStateOfThread() { default_generator().set_state(seed_, offset_); }
+  RandomStateOfThread(const RandomStateOfThread&) = delete;
+  RandomStateOfThread& operator=(const RandomStateOfThread&) = delete;
+
+ private:
+  const uint64_t seed_, offset_;
+};
+
+}  // namespace
+
+int64_t unmasked_targets(const data::Batch& batch) {
+  if (batch.size() < 2)
+    throw Error(absl::StrCat("unmasked_targets: the batch holds ", batch.size(), " tensors, not {x, y, ...}"));
+  const Tensor& targets = batch[1];
+  if (targets.dtype() != kI64)
+    throw Error(absl::StrCat("unmasked_targets: the second tensor of the batch must hold targets as i64, got ",
+                             std::string(name_of(targets.dtype())), " ", to_string(targets.sizes())));
+  const Tensor dense = targets.contiguous();
+  const int64_t* values = dense.data<int64_t>();
+  return dense.numel() - std::count(values, values + dense.numel(), data::kIgnoreIndex);
+}
+
+int64_t batch_rows(const data::Batch& batch) {
+  if (batch.empty()) throw Error("Trainer: a batch holds no tensor");
+  return batch.front().rank() == 0 ? 1 : batch.front().size(0);
+}
+
+int64_t planned_steps(const TrainerOptions& options, int64_t batches_per_epoch) {
+  if (options.max_steps > 0) return options.max_steps;
+  return static_cast<int64_t>(
+      std::ceil(options.num_train_epochs * static_cast<double>(steps_of_epoch(options, batches_per_epoch))));
+}
+
+Trainer::Trainer(nn::ModuleBase& model, Optimizer& optimizer, LossFn loss, data::BatchSource& train_data,
+                 TrainerOptions options)
+    : Trainer(model, optimizer, std::move(loss), train_data, nullptr, std::move(options)) {}
+
+Trainer::Trainer(nn::ModuleBase& model, Optimizer& optimizer, LossFn loss, data::BatchSource& train_data,
+                 data::BatchSource& eval_data, TrainerOptions options)
+    : Trainer(model, optimizer, std::move(loss), train_data, &eval_data, std::move(options)) {}
+
+Trainer::Trainer(nn::ModuleBase& model, Optimizer& optimizer, LossFn loss, data::BatchSource& train_data,
+                 data::BatchSource* eval_data, TrainerOptions options)
+    : model_(model),
+      optimizer_(optimizer),
+      loss_(std::move(loss)),
+      train_data_(train_data),
+      eval_data_(eval_data),
+      options_(std::move(options)) {
+  check_options();
+  if (options_.autocast == kF16) scaler_.emplace();
+  steps_per_epoch_ = steps_of_epoch(options_, train_data.size());
+  max_steps_ = planned_steps(options_, train_data.size());
+  progress_.max_steps = max_steps_;
+}
+
+void Trainer::check_options() const {
+  const TrainerOptions& o = options_;
+  const auto require = [](bool holds, auto... what) {
+    if (!holds) throw Error(absl::StrCat("Trainer: ", what...));
+  };
+  require(loss_ != nullptr, "the loss function is empty");
+  require(o.count_targets != nullptr, "count_targets is empty");
+  require(train_data_.size() > 0, "the training data holds no batch");
+  require(eval_data_ == nullptr || eval_data_->size() > 0, "the evaluation data holds no batch");
+  require(o.gradient_accumulation_steps >= 1, "gradient_accumulation_steps is ", o.gradient_accumulation_steps,
+          ", must be at least 1");
+  require(o.max_steps > 0 || (o.num_train_epochs >= 0 && o.num_train_epochs < 1e9), "num_train_epochs is ",
+          o.num_train_epochs);
+  require(o.max_grad_norm >= 0, "max_grad_norm is ", o.max_grad_norm, "; 0 means that gradients are not clipped");
+  require(!o.autocast || o.autocast == kBF16 || o.autocast == kF16, "autocast must be bf16 or f16");
+  const int64_t schedules = std::ssize(o.lr_schedules);
+  require(schedules <= 1 || schedules == optimizer_.n_groups(), "there are ", schedules,
+          " lr_schedules; the optimizer has ", optimizer_.n_groups(), " groups, so give one for each, or one for all");
+  require(o.logging_steps >= 1, "logging_steps is ", o.logging_steps, ", must be at least 1");
+  require(o.eval_steps >= 0, "eval_steps is ", o.eval_steps);
+  require(o.save_steps >= 0, "save_steps is ", o.save_steps);
+  require(o.save_total_limit >= 1, "save_total_limit is ", o.save_total_limit, ", at least 1 must stay");
+  require(o.early_stopping_patience >= 0, "early_stopping_patience is ", o.early_stopping_patience);
+  require(o.early_stopping_threshold >= 0, "early_stopping_threshold is ", o.early_stopping_threshold);
+  require(eval_data_ != nullptr || o.early_stopping_patience == 0, "early_stopping_patience needs evaluation data");
+  require(eval_data_ != nullptr || !o.load_best_model_at_end, "load_best_model_at_end needs evaluation data");
+}
+
+// ---- The loop
+
+static_assert(std::atomic<bool>::is_always_lock_free, "cancel() must be safe in a signal handler");
+
+// What train() borrows from its thread, its model and its folder.
+class Trainer::Session {
+ public:
+  explicit Session(Trainer& trainer) : trainer_(trainer), modes_(trainer.model_) {
+    if (!trainer.options_.output_dir.empty()) lock_.emplace(trainer.options_.output_dir);
+    trainer.claim_output_dir();
+    if (!trainer.options_.output_dir.empty()) trainer.data_checksum();  // now, not in the middle of the run
+    trainer.model_.train();
+    trainer.optimizer_.zero_grad();  // what the caller may have left
+    trainer.training_ = true;
+  }
+  ~Session() { trainer_.training_ = trainer_.in_step_ = trainer_.cancelled_ = false; }
+  Session(const Session&) = delete;
+  Session& operator=(const Session&) = delete;
+
+ private:
+  Trainer& trainer_;
+  const ModesOf modes_;
+  const RandomStateOfThread random_;
+  std::optional<RunLock> lock_;
+};
+
+TrainResult Trainer::train() {
+  if (training_) throw Error("Trainer::train: it is running already");
+  const Session session(*this);
+  tell([this](Callback& c) { c.on_begin(progress_); });
+  StopReason reason = StopReason::kFinished;
+  // One thing at a time, each decided from the state alone: a resumed run does what the killed one would have done.
+  for (;;) {
+    if (cancelled_) {
+      reason = StopReason::kCancelled;
+      break;
+    }
+    if (evaluation_due()) {
+      run_evaluation();
+    } else if (stopped_early()) {
+      reason = StopReason::kEarlyStopped;
+      break;
+    } else if (save_due()) {
+      run_save();
+    } else if (state_.step >= max_steps_) {
+      break;
+    } else {
+      train_step();
+    }
+  }
+  if (!options_.output_dir.empty() && saved_step_ != state_.step) run_save();
+  if (reason != StopReason::kCancelled && options_.load_best_model_at_end) restore_best();
+  tell([&](Callback& c) { c.on_end(progress_, reason); });
+  return {reason, progress()};
+}
+
+// One optimizer step on the mean loss over all targets of its micro-batches. False: cancelled, and nothing has changed.
+bool Trainer::train_step() {
+  const data::BatchSource::Position begin = train_data_.position();
+  const auto undo = [&] {
+    optimizer_.zero_grad();
+    train_data_.seek(begin);
+    in_step_ = false;
+    return false;
+  };
+  in_step_ = true;
+  try {
+    const Clock::time_point began = Clock::now();
+    Micro step;
+    if (!fetch(step)) return undo();
+    default_generator().set_state(options_.seed, static_cast<uint64_t>(state_.step) << 32);
+    if (!options_.lr_schedules.empty()) {
+      std::vector<Optimizer::Schedule> schedules = options_.lr_schedules;
+      schedules.resize(static_cast<size_t>(optimizer_.n_groups()), schedules.front());
+      optimizer_.set_lr(schedules, state_.step);
+    }
+    double mean = 0;
+    for (size_t i = 0; i < step.batches.size(); ++i) {
+      if (step.targets[i] == 0) continue;  // its mean would be 0 / 0
+      if (cancelled_) return undo();
+      const double share = static_cast<double>(step.targets[i]) / static_cast<double>(step.all_targets);
+      const data::Batch batch = std::move(step.batches[i]);
+      const Tensor loss = loss_of(batch);
+      mean += share * loss.item();
+      Tensor part = share == 1 ? loss : loss * share;
+      if (scaler_) part = scaler_->scale(part);
+      part.backward();
+      tell([this](Callback& c) { c.on_micro_step(progress_); });
+    }
+    StepReport report{.skipped = true};
+    if (step.all_targets > 0) {
+      StepOptions how;
+      if (options_.max_grad_norm > 0) how.max_norm = options_.max_grad_norm;
+      report = scaler_ ? scaler_->step(optimizer_, how) : optimizer_.step(how);
+      if (scaler_) scaler_->update();
+    }
+    optimizer_.zero_grad();
+    finish_step(step, step.all_targets > 0 ? mean : std::nan(""), report, seconds_since(began));
+  } catch (...) {
+    undo();
+    throw;
+  }
+  in_step_ = false;
+  tell([this](Callback& c) { c.on_step(progress_); });
+  if (state_.step % options_.logging_steps == 0 || state_.step == max_steps_) {
+    tell([this](Callback& c) { c.on_log(progress_); });
+    timed_ = {};
+  }
+  return true;
+}
+
+// The batches of the next step. They are read ahead because each one's share depends on all of them. An epoch's last
+// step has what is left. False: cancelled.
+bool Trainer::fetch(Micro& step) {
+  bool ended = false;
+  while (std::ssize(step.batches) < options_.gradient_accumulation_steps) {
+    if (cancelled_) return false;
+    std::optional<data::Batch> batch = train_data_.next();
+    if (!batch) {
+      if (!step.batches.empty()) break;
+      if (std::exchange(ended, true)) throw Error("Trainer: the training data holds no batch");
+      continue;
+    }
+    const int64_t targets = options_.count_targets(*batch);
+    if (targets < 0) throw Error(absl::StrCat("Trainer: count_targets returned ", targets));
+    step.rows += batch_rows(*batch);
+    step.all_targets += targets;
+    step.targets.push_back(targets);
+    step.batches.push_back(std::move(*batch));
+  }
+  return true;
+}
+
+Tensor Trainer::loss_of(const data::Batch& batch) const {
+  const amp::Autocast lower(options_.autocast);
+  Tensor loss = loss_(batch);
+  if (!loss.defined() || loss.numel() != 1)
+    throw Error(absl::StrCat(
+        "Trainer: the loss function must return the mean loss of the batch, a tensor of one element; it returned ",
+        loss.defined() ? to_string(loss.sizes()) : "an undefined tensor"));
+  return loss;
+}
+
+void Trainer::finish_step(const Micro& step, double loss, const StepReport& report, double seconds) {
+  ++state_.step;
+  if (report.skipped) ++state_.skipped_steps;
+  timed_.seconds += seconds;
+  timed_.steps += 1;
+  timed_.rows += step.rows;
+  timed_.targets += step.all_targets;
+  const std::lock_guard lock(progress_mutex_);
+  progress_.loss = loss;
+  progress_.lr = optimizer_.lr();
+  progress_.grad_norm = report.grad_norm;
+  progress_.step_ms = 1e3 * timed_.seconds / static_cast<double>(timed_.steps);
+  progress_.samples_per_second = static_cast<double>(timed_.rows) / timed_.seconds;
+  progress_.targets_per_second = static_cast<double>(timed_.targets) / timed_.seconds;
+  show_state();
+}
+
+// Copies into progress_ what it has of state_. REQUIRES: progress_mutex_ is held.
+void Trainer::show_state() {
+  const data::BatchSource::Position at = train_data_.position();
+  progress_.step = state_.step;
+  progress_.epoch = static_cast<double>(at.epoch) +
+                    static_cast<double>(at.batch) / static_cast<double>(train_data_.size());
+  progress_.eval_loss = state_.eval_loss;
+  progress_.best_eval_loss = state_.best.loss;
+  progress_.best_step = state_.best.step;
+  progress_.skipped_steps = state_.skipped_steps;
+}
+
+Progress Trainer::progress() const {
+  const std::lock_guard lock(progress_mutex_);
+  return progress_;
+}
+
+// ---- Between steps
+
+bool Trainer::due(int64_t every) const {
+  return state_.step > 0 && state_.step % (every > 0 ? every : steps_per_epoch_) == 0;
+}
+
+bool Trainer::evaluation_due() const {
+  if (eval_data_ == nullptr || state_.evaluated_step == state_.step) return false;
+  if (state_.step == 0) return options_.eval_on_start;
+  return due(options_.eval_steps) || state_.step >= max_steps_;
+}
+
+bool Trainer::save_due() const {
+  return !options_.output_dir.empty() && saved_step_ != state_.step && due(options_.save_steps);
+}
+
+bool Trainer::stopped_early() const {
+  return options_.early_stopping_patience > 0 && state_.best.evaluations_since >= options_.early_stopping_patience;
+}
+
+double Trainer::evaluate() { return *evaluation_loss(/*until_cancelled=*/false); }
+
+// nullopt: cancelled.
+std::optional<double> Trainer::evaluation_loss(bool until_cancelled) {
+  if (eval_data_ == nullptr) throw Error("Trainer::evaluate: there is no evaluation data");
+  const NoGrad off;
+  const ModesOf modes(model_);
+  const RandomStateOfThread random;
+  model_.eval();
+  // The same numbers for each evaluation, and none that a step draws.
+  default_generator().set_state(options_.seed, uint64_t{1} << 63);
+  eval_data_->seek({});
+  double sum = 0, all_targets = 0;
+  while (std::optional<data::Batch> batch = eval_data_->next()) {
+    if (until_cancelled && cancelled_) return std::nullopt;
+    const int64_t targets = options_.count_targets(*batch);
+    if (targets == 0) continue;
+    sum += static_cast<double>(targets) * loss_of(*batch).item();
+    all_targets += static_cast<double>(targets);
+  }
+  if (all_targets == 0) throw Error("Trainer::evaluate: the evaluation data holds no target");
+  return sum / all_targets;
+}
+
+void Trainer::run_evaluation() {
+  const std::optional<double> loss = evaluation_loss(/*until_cancelled=*/true);
+  if (!loss) return;
+  state_.eval_loss = loss;
+  state_.evaluated_step = state_.step;
+  Best& best = state_.best;
+  const bool improved = !std::isnan(*loss) && (!best.loss || *best.loss - *loss > options_.early_stopping_threshold);
+  const bool lowest = !std::isnan(*loss) && (!best.loss || *loss < *best.loss);
+  best.evaluations_since = improved ? 0 : best.evaluations_since + 1;
+  if (lowest) {
+    best.loss = loss;
+    best.step = state_.step;
+    if (options_.load_best_model_at_end) {
+      best.state.clear();
+      for (const nn::NamedTensor& t : trained_tensors()) best.state[t.name] = t.tensor.clone();
+    }
+  }
+  {
+    const std::lock_guard lock(progress_mutex_);
+    show_state();
+  }
+  tell([this](Callback& c) { c.on_evaluate(progress_); });
+}
+
+void Trainer::run_save() {
+  std::string path;
+  try {
+    path = write_checkpoint();
+  } catch (const FileError& error) {
+    bool go_on = false;
+    tell([&](Callback& c) { go_on |= c.on_save_error(progress_, error); });
+    if (!go_on) throw;
+  }
+  saved_step_ = state_.step;
+  if (!path.empty()) tell([&](Callback& c) { c.on_save(progress_, path); });
+}
+
+std::string Trainer::save_checkpoint() {
+  claim_output_dir();
+  const std::string path = write_checkpoint();
+  saved_step_ = state_.step;
+  tell([&](Callback& c) { c.on_save(progress_, path); });
+  return path;
+}
+
+void Trainer::restore_best() {
+  if (state_.best.state.empty() || state_.best.step == state_.step) return;
+  nn::load_tensors(trained_tensors(), state_.best.state, /*strict=*/true, "Trainer");
+}
+
+}  // namespace rondo::optim

@@ -1,0 +1,238 @@
+// Trainer: START HERE. The plain training loop with what a long run needs around it: evaluation, callbacks, cancelling,
+// accumulation, precision, checkpoints, early stop, and resuming bit for bit. It is optional: Trainer::train_step() in
+// trainer.cc is the loop that you would write yourself, and fits one screen.
+//
+//   optim::Trainer trainer(model, optimizer, [&](const data::Batch& b) { return model.loss(b[0], b[1]); },
+//                          train_data, eval_data, {.num_train_epochs = 3, .eval_steps = 100, .output_dir = "run"});
+//   trainer.resume_from_checkpoint();                       // goes on where "run" ends, if it holds a checkpoint
+//   const optim::TrainResult result = trainer.train();      // trainer.cancel() from any thread ends it early
+//
+// The mean over targets: micro-batches of one step may hold different numbers of targets (padding, masked prompts).
+// Each counts as much as it has targets (TrainerOptions::count_targets), so the gradient is that of the mean over all
+// targets of the step, whatever the batches are cut into. Evaluation weighs in the same way.
+//
+// Resuming: a run that was killed or cancelled and resumed makes the same steps as an undisturbed one, bit for bit,
+// with dropout, accumulation, autocast and compiled regions, in the middle of an epoch too. REQUIRES the same options,
+// loss, data and number of threads as before. Random numbers of a step are a function of (seed, step): train() sets
+// default_generator() for each step, and puts it back when it returns.
+//
+// Checkpoints are io::Checkpoints (checkpoint.h) in output_dir: parameters, persistent buffers, optimizer, loss scale,
+// position in the data, early-stop state. If a LoRA adapter is active they hold only what is trained, and a checksum of
+// the frozen rest (`save_only_trainable`).
+//
+// One process trains: for several, see examples/train_gpt.cc, which drives dist::DistributedDataParallel itself.
+//
+// Ownership: keeps references to model, optimizer, data and callbacks: they must outlive it. Make the optimizer, add
+// adapters and compile regions before.
+// Thread safety: one thread at a time, except cancel() and progress(), which any thread may call at any time.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "rondo/modules/module.h"
+#include "rondo/optim/grad_scaler.h"
+#include "rondo/optim/optimizer.h"
+#include "rondo/optim/trainer/callback.h"
+#include "rondo/runtime/data/batch_source.h"
+#include "rondo/runtime/dtype.h"
+#include "rondo/runtime/io/checkpoint.h"
+
+#pragma GCC visibility push(default)
+namespace rondo::optim {
+
+// For batches of a language model, {x, y, ...}: how many entries of y are not data::kIgnoreIndex.
+int64_t unmasked_targets(const data::Batch& batch);
+// The first dimension of the batch's first tensor; 1 for a number.
+int64_t batch_rows(const data::Batch& batch);
+
+// Hugging Face's names (transformers.TrainingArguments) where it has one.
+struct TrainerOptions {
+  int64_t max_steps = -1;                   // optimizer steps; positive: num_train_epochs is not used
+  double num_train_epochs = 3;              // may be a fraction
+  int64_t gradient_accumulation_steps = 1;  // batches of one step; the last step of an epoch has what is left
+  double max_grad_norm = 1.0;               // gradients are clipped to this norm; 0: not clipped
+  // bf16 or f16 for products, parameters stay as they are; f16 scales the loss (grad_scaler.h). nullopt: off.
+  std::optional<DType> autocast = std::nullopt;
+  // Learning rates as functions of the step, which counts from 0 (schedule.h): one for all groups of the optimizer, or
+  // one for each. Empty: the optimizer's own.
+  std::vector<Optimizer::Schedule> lr_schedules = {};
+  // The weight of a batch: over how many targets the loss function takes the mean. unmasked_targets for language
+  // models, else the rows count. A batch without targets is left out.
+  std::function<int64_t(const data::Batch&)> count_targets = batch_rows;
+
+  int64_t logging_steps = 10;
+  int64_t eval_steps = 0;  // 0: at the end of each epoch. There is always an evaluation after the last step
+  bool eval_on_start = false;
+  // The run stops when so many evaluations in a row have not lowered the best loss by more than the threshold. 0: off.
+  int64_t early_stopping_patience = 0;
+  double early_stopping_threshold = 0;
+  // At the end (not after cancel()) the parameters of the best evaluation come back. Costs a copy of what is trained,
+  // here and in each checkpoint.
+  bool load_best_model_at_end = false;
+
+  std::string output_dir = {};        // of the checkpoints; empty: none are written
+  int64_t save_steps = 500;           // 0: at the end of each epoch. There is always a checkpoint when train() returns
+  int save_total_limit = 2;           // newest checkpoints that stay
+  bool overwrite_output_dir = false;  // a new run deletes the checkpoints of an older one; otherwise they are an error
+  // Checkpoints without the frozen parameters, which must be the same when resuming. nullopt: if an adapter is active.
+  std::optional<bool> save_only_trainable = std::nullopt;
+  bool ignore_data_skip = false;  // resume on other data, from its beginning
+  uint64_t seed = 42;             // of dropout
+};
+
+// How many steps a run makes with these options: for schedules that need it.
+int64_t planned_steps(const TrainerOptions& options, int64_t batches_per_epoch);
+
+struct TrainResult {
+  StopReason reason = StopReason::kFinished;
+  Progress last = {};  // as the last callback saw it
+};
+
+// A checkpoint does not fit this trainer: other data, another base below the adapter, another adapter, or not written
+// by a Trainer. Nothing was changed. (Other parameters or another optimizer: nn::StateDictError, also before anything
+// is changed.)
+class ResumeError : public Error {
+ public:
+  using Error::Error;
+};
+
+class Trainer {
+ public:
+  // The mean loss over the batch's targets, a tensor of one element. Called in training mode with gradients, and in
+  // evaluation mode without.
+  using LossFn = std::function<Tensor(const data::Batch& batch)>;
+
+  // Throws Error if an option is out of range or the training data is empty.
+  Trainer(nn::ModuleBase& model, Optimizer& optimizer, LossFn loss, data::BatchSource& train_data,
+          TrainerOptions options = {});
+  Trainer(nn::ModuleBase& model, Optimizer& optimizer, LossFn loss, data::BatchSource& train_data,
+          data::BatchSource& eval_data, TrainerOptions options = {});
+  Trainer(const Trainer&) = delete;
+  Trainer& operator=(const Trainer&) = delete;
+
+  // Called in this order.
+  void add_callback(Callback& callback) { callbacks_.push_back(&callback); }
+
+  // Trains until max_steps, cancel() or early stop. Modules are in training mode meanwhile, and afterwards in the mode
+  // that each was in before. If something throws (loss function, data, callback, a full disk), parameters, optimizer
+  // and position are those of the last whole step, and another call goes on there. Throws FileError if a checkpoint
+  // cannot be written (Callback::on_save_error), io::NonFiniteError if a parameter is not finite then, and Error if
+  // another run writes to output_dir or has left checkpoints there.
+  TrainResult train();
+
+  // Ends train() after at most one micro-step (a forward and backward of one batch, or one batch of an evaluation),
+  // with a checkpoint of the last whole step in output_dir. Steps are never left half done. Before train(): it returns
+  // at once. A call serves one train(). Safe in a signal handler.
+  void cancel() noexcept { cancelled_.store(true); }
+  Progress progress() const;
+
+  // The mean loss over all targets of the evaluation data. Throws Error if there is no such data, or no target in it.
+  double evaluate();
+
+  struct Resumed {
+    int64_t step = 0;
+    std::string path;
+    std::vector<io::SkippedCheckpoint> skipped;  // newer files that are damaged
+  };
+  // Goes on from the newest whole checkpoint of `folder`; "": output_dir. nullopt: there is none. Throws ResumeError,
+  // nn::StateDictError or FileError before anything is changed.
+  std::optional<Resumed> resume_from_checkpoint(const std::string& folder = "");
+  // The same for one file.
+  void resume_from_file(const std::string& path);
+  // Writes a checkpoint into output_dir now; returns its path. Callbacks may call it, too, except in on_micro_step():
+  // Error.
+  std::string save_checkpoint();
+
+ private:
+  class Session;
+  struct Micro {
+    std::vector<data::Batch> batches;
+    std::vector<int64_t> targets;  // of each
+    int64_t rows = 0, all_targets = 0;
+  };
+  // What early stopping knows.
+  struct Best {
+    std::optional<double> loss = std::nullopt;
+    int64_t step = 0;
+    int64_t evaluations_since = 0;  // without an improvement beyond the threshold
+    nn::StateDict state = {};       // with load_best_model_at_end: a copy of trained_tensors()
+  };
+  // All that a checkpoint holds beside tensors and the position in the data.
+  struct State {
+    int64_t step = 0;
+    int64_t skipped_steps = 0;
+    int64_t evaluated_step = -1;  // of the last evaluation
+    std::optional<double> eval_loss = std::nullopt;
+    Best best = {};
+  };
+  // Since the last on_log().
+  struct Timed {
+    double seconds = 0;
+    int64_t steps = 0, rows = 0, targets = 0;
+  };
+
+  Trainer(nn::ModuleBase& model, Optimizer& optimizer, LossFn loss, data::BatchSource& train_data,
+          data::BatchSource* eval_data, TrainerOptions options);
+  void check_options() const;
+
+  // ---- The loop (trainer.cc)
+  bool train_step();
+  bool fetch(Micro& step);
+  Tensor loss_of(const data::Batch& batch) const;
+  void finish_step(const Micro& step, double loss, const StepReport& report, double seconds);
+  bool due(int64_t every) const;
+  bool evaluation_due() const;
+  bool save_due() const;
+  bool stopped_early() const;
+  std::optional<double> evaluation_loss(bool until_cancelled);
+  void run_evaluation();
+  void run_save();
+  void restore_best();
+  void show_state();
+  template <class Fn> void tell(Fn fn) {
+    for (Callback* callback : callbacks_) fn(*callback);
+  }
+
+  // ---- Checkpoints (trainer_checkpoint.cc)
+  void resume(const io::Checkpoint& checkpoint, const std::string& path);
+  std::string write_checkpoint();
+  void claim_output_dir();
+  bool only_trainable() const;
+  // Parameters that require a gradient, and persistent buffers.
+  std::vector<nn::NamedTensor> trained_tensors() const;
+  // What the `model` part of a checkpoint holds: these, or all.
+  std::vector<nn::NamedTensor> saved_tensors() const;
+  const std::string& base_checksum();
+  const std::string& data_checksum();
+
+  nn::ModuleBase& model_;
+  Optimizer& optimizer_;
+  const LossFn loss_;
+  data::BatchSource& train_data_;
+  data::BatchSource* const eval_data_;  // may be null
+  const TrainerOptions options_;
+  std::vector<Callback*> callbacks_;
+  std::optional<amp::GradScaler> scaler_;  // with f16
+
+  int64_t steps_per_epoch_ = 0, max_steps_ = 0;
+  State state_;
+  Timed timed_;
+
+  int64_t saved_step_ = -1;  // of the newest checkpoint, or of one that was given up
+  std::string resumed_path_;
+  bool owns_output_dir_ = false;               // the checkpoints in it are this run's
+  std::string base_checksum_, data_checksum_;  // "": not computed yet
+  bool training_ = false, in_step_ = false;
+  std::atomic<bool> cancelled_ = false;
+  mutable std::mutex progress_mutex_;  // of writes, and of reads by other threads
+  Progress progress_;
+};
+
+}  // namespace rondo::optim
+#pragma GCC visibility pop

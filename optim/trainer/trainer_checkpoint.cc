@@ -1,0 +1,260 @@
+// What a checkpoint of a Trainer holds, and what must be equal before one is taken up.
+#include <algorithm>
+#include <filesystem>
+#include <system_error>
+#include <unordered_set>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "rondo/modules/lora.h"
+#include "rondo/modules/lora_layer.h"
+#include "rondo/optim/trainer/trainer.h"
+#include "rondo/runtime/io/atomic_file.h"
+#include "rondo/runtime/io/checksum.h"
+
+namespace rondo::optim {
+namespace {
+
+constexpr std::string_view kBest = "best.", kScaler = "scaler.";
+
+void add(io::Checksum& sum, std::string_view text) {
+  const uint64_t length = text.size();
+  sum.update(&length, sizeof length);
+  sum.update(text);
+}
+
+void add(io::Checksum& sum, const Tensor& tensor) {
+  const Tensor dense = tensor.detach().contiguous();
+  add(sum, name_of(dense.dtype()));
+  add(sum, to_string(dense.sizes()));
+  if (dense.numel() > 0) sum.update(dense.raw_data(), static_cast<size_t>(dense.nbytes()));
+}
+
+std::string text_of(const io::Checksum& sum) { return absl::StrCat(absl::Hex(sum.digest(), absl::kZeroPad16)); }
+
+// What the shapes of an adapter do not say.
+std::string adapter_identity(nn::ModuleBase& model) {
+  const std::string name = nn::active_adapter(model);
+  if (name.empty()) return "none";
+  const nn::LoraOptions o = nn::adapter_options(model, name);
+  return absl::StrCat("'", name, "' of rank ", o.rank, ", alpha ", o.alpha, ", dropout ", o.dropout,
+                      o.rslora ? ", rslora" : "");
+}
+
+// The entries whose names begin with `prefix`, without it.
+nn::StateDict with_prefix(const io::TensorMap& tensors, std::string_view prefix) {
+  nn::StateDict found;
+  for (const auto& [name, tensor] : tensors)
+    if (name.starts_with(prefix)) found[name.substr(prefix.size())] = tensor;
+  return found;
+}
+
+// However the two paths are spelled.
+bool same_file(const std::filesystem::path& a, const std::filesystem::path& b) {
+  std::error_code none;
+  return std::filesystem::equivalent(a, b, none);
+}
+
+void check_fits(const std::vector<nn::NamedTensor>& targets, const nn::StateDict& state, const std::string& what) {
+  nn::load_tensors(targets, state, /*strict=*/true, what, [](Tensor& /*target*/, const Tensor& /*value*/) {});
+}
+
+}  // namespace
+
+bool Trainer::only_trainable() const {
+  return options_.save_only_trainable.value_or(!nn::active_adapter(model_).empty());
+}
+
+std::vector<nn::NamedTensor> Trainer::trained_tensors() const {
+  nn::StateDict state = model_.state_dict();
+  for (const nn::NamedTensor& p : model_.named_parameters())
+    if (!p.tensor.requires_grad()) state.erase(p.name);
+  std::vector<nn::NamedTensor> tensors;
+  for (auto& [name, tensor] : state) tensors.push_back({name, tensor});
+  return tensors;
+}
+
+std::vector<nn::NamedTensor> Trainer::saved_tensors() const {
+  if (only_trainable()) return trained_tensors();
+  std::vector<nn::NamedTensor> tensors;
+  for (auto& [name, tensor] : model_.state_dict()) tensors.push_back({name, tensor});
+  return tensors;
+}
+
+// Of the frozen parameters, other adapters' left out. Computed once: frozen parameters do not change.
+const std::string& Trainer::base_checksum() {
+  if (!base_checksum_.empty()) return base_checksum_;
+  io::Checksum sum;
+  std::unordered_set<const TensorImpl*> seen;  // tied parameters
+  for (const nn::NamedModule& m : nn::base_modules(model_))
+    for (const nn::ModuleBase::Slot& slot : m.module.own_slots()) {
+      const Tensor& p = *slot.tensor;
+      if (!slot.is_parameter || !p.defined() || p.requires_grad() || !seen.insert(p.impl()).second) continue;
+      add(sum, m.name);
+      add(sum, slot.name);
+      add(sum, p);
+    }
+  return base_checksum_ = text_of(sum);
+}
+
+// The fingerprint of the data. Where the source has none: a checksum of a few batches spread over the first epoch, the
+// first and the last among them. Other data, batch sizes, tokenizers, shuffles or masks make other ones.
+const std::string& Trainer::data_checksum() {
+  if (!data_checksum_.empty()) return data_checksum_;
+  if (const uint64_t known = train_data_.fingerprint(); known != 0)
+    return data_checksum_ = absl::StrCat(absl::Hex(known, absl::kZeroPad16));
+  const data::BatchSource::Position before = train_data_.position();
+  const int64_t last = train_data_.size() - 1, parts = std::min<int64_t>(last, 3);
+  io::Checksum sum;
+  try {
+    for (int64_t part = 0; part <= parts; ++part) {
+      train_data_.seek({0, parts == 0 ? 0 : last * part / parts});
+      const std::optional<data::Batch> batch = train_data_.next();
+      if (!batch) throw Error("Trainer: the training data holds no batch");
+      for (const Tensor& tensor : *batch) add(sum, tensor);
+    }
+  } catch (...) {
+    train_data_.seek(before);
+    throw;
+  }
+  train_data_.seek(before);
+  return data_checksum_ = text_of(sum);
+}
+
+// A run must not be resumed later from the checkpoint of another one.
+void Trainer::claim_output_dir() {
+  const std::string& folder = options_.output_dir;
+  if (folder.empty() || owns_output_dir_) return;
+  std::vector<std::string> others = io::list_checkpoints(folder);  // newest first
+  bool resumed_here = false;
+  for (size_t i = 0; i < others.size() && !resumed_here; ++i)
+    if (same_file(others[i], resumed_path_)) {
+      others.resize(i);  // later ones only
+      resumed_here = true;
+    }
+  if (!others.empty() && !options_.overwrite_output_dir)
+    throw Error(absl::StrCat("Trainer: ", folder, " holds ", resumed_here ? "later " : "",
+                             "checkpoints of another run, the newest is ", others.front(),
+                             ". Call resume_from_checkpoint() to go on from it, set overwrite_output_dir to delete ",
+                             others.size() == 1 ? "it" : "them", ", or choose another output_dir"));
+  for (const std::string& path : others) {
+    std::error_code error;
+    std::filesystem::remove(path, error);
+    if (error) throw FileError(path, "cannot remove: " + error.message());
+  }
+  if (!others.empty()) io::fsync_folder(folder);
+  owns_output_dir_ = true;
+}
+
+std::string Trainer::write_checkpoint() {
+  if (options_.output_dir.empty()) throw Error("Trainer::save_checkpoint: output_dir is empty");
+  if (in_step_) throw Error("Trainer::save_checkpoint: a step is under way; save in on_step(), not in on_micro_step()");
+  const data::BatchSource::Position at = train_data_.position();
+  io::Checkpoint now{.step = state_.step, .optimizer = optimizer_.state_dict()};
+  for (const nn::NamedTensor& t : saved_tensors()) now.model[t.name] = t.tensor;
+  now.state["trainer"] = int64_t{1};  // the format
+  now.state["epoch"] = at.epoch;
+  now.state["batch"] = at.batch;
+  now.state["batches_per_epoch"] = train_data_.size();
+  now.state["data_checksum"] = data_checksum();
+  now.state["only_trainable"] = only_trainable();
+  if (only_trainable()) {
+    now.state["base_checksum"] = base_checksum();
+    now.state["adapter"] = adapter_identity(model_);
+  }
+  now.state["evaluated_step"] = state_.evaluated_step;
+  now.state["skipped_steps"] = state_.skipped_steps;
+  now.state["best_step"] = state_.best.step;
+  now.state["evaluations_since_best"] = state_.best.evaluations_since;
+  if (state_.eval_loss) now.state["eval_loss"] = *state_.eval_loss;
+  if (state_.best.loss) now.state["best_loss"] = *state_.best.loss;
+  if (scaler_)
+    for (const auto& [name, tensor] : scaler_->state_dict()) now.extra[std::string(kScaler) + name] = tensor;
+  for (const auto& [name, tensor] : state_.best.state) now.extra[std::string(kBest) + name] = tensor;
+  return io::save_checkpoint(options_.output_dir, now, {.keep = options_.save_total_limit});
+}
+
+std::optional<Trainer::Resumed> Trainer::resume_from_checkpoint(const std::string& folder) {
+  const std::string& from = folder.empty() ? options_.output_dir : folder;
+  if (from.empty()) throw Error("Trainer::resume_from_checkpoint: name a folder, or set output_dir");
+  io::LatestCheckpoint latest = io::load_latest_checkpoint(from);
+  if (!latest.checkpoint) {
+    // Starting anew would be a silent loss.
+    if (!latest.skipped.empty()) throw FileError(latest.skipped.front().path, latest.skipped.front().reason);
+    return std::nullopt;
+  }
+  resume(*latest.checkpoint, latest.path);
+  owns_output_dir_ = same_file(from, options_.output_dir);
+  return Resumed{latest.checkpoint->step, latest.path, std::move(latest.skipped)};
+}
+
+void Trainer::resume_from_file(const std::string& path) { resume(io::load_checkpoint(path), path); }
+
+// Checks everything before it changes anything.
+void Trainer::resume(const io::Checkpoint& checkpoint, const std::string& path) {
+  if (training_) throw Error("Trainer: resume before train(), not during it");
+  const auto refuse = [&](auto... what) {
+    throw ResumeError(absl::StrCat("cannot resume from ", path, ": ", what...));
+  };
+  const auto number = [&](const char* name) { return checkpoint.get<int64_t>(name); };
+  if (!checkpoint.state.contains("trainer")) refuse("a Trainer did not write it");
+  if (number("trainer") != 1) refuse("it has format ", number("trainer"), " and this version reads 1");
+
+  if (checkpoint.get<bool>("only_trainable") != only_trainable())
+    refuse(only_trainable() ? "it holds a whole model, and this run saves only what is trained (an adapter, or "
+                              "save_only_trainable)"
+                            : "it holds only what was trained, and this run saves the whole model; add the adapter "
+                              "first, or set save_only_trainable");
+  if (only_trainable()) {
+    if (const std::string here = adapter_identity(model_); checkpoint.get<std::string>("adapter") != here)
+      refuse("its adapter is ", checkpoint.get<std::string>("adapter"), ", the model's is ", here);
+    if (checkpoint.get<std::string>("base_checksum") != base_checksum())
+      refuse("it was trained on another base: the frozen parameters differ. Load the model that it was trained on");
+  }
+  check_fits(saved_tensors(), checkpoint.model, absl::StrCat(path, ", for ", model_.type_name()));
+
+  data::BatchSource::Position at{number("epoch"), number("batch")};
+  if (options_.ignore_data_skip) {
+    at = {};
+  } else {
+    if (number("batches_per_epoch") != train_data_.size())
+      refuse("it was trained on other data: ", number("batches_per_epoch"), " batches an epoch, now there are ",
+             train_data_.size(), ". ignore_data_skip goes on at the beginning of this data");
+    if (checkpoint.get<std::string>("data_checksum") != data_checksum())
+      refuse(
+          "it was trained on other data: its batches differ. ignore_data_skip goes on at the beginning of "
+          "this data");
+    if (at.epoch < 0 || at.batch < 0 || at.batch > train_data_.size()) refuse("there is no batch ", at.batch);
+  }
+
+  State state{.step = checkpoint.step,
+              .skipped_steps = number("skipped_steps"),
+              .evaluated_step = number("evaluated_step"),
+              .best = {.step = number("best_step"), .evaluations_since = number("evaluations_since_best")}};
+  if (checkpoint.state.contains("eval_loss")) state.eval_loss = checkpoint.get<double>("eval_loss");
+  if (checkpoint.state.contains("best_loss")) state.best.loss = checkpoint.get<double>("best_loss");
+  const nn::StateDict best = with_prefix(checkpoint.extra, kBest), scaler = with_prefix(checkpoint.extra, kScaler);
+  if (options_.load_best_model_at_end && state.best.loss) {
+    if (best.empty())
+      refuse("it does not hold the parameters of the best evaluation, which load_best_model_at_end needs");
+    check_fits(trained_tensors(), best, absl::StrCat(path, ", the best parameters of ", model_.type_name()));
+    for (const auto& [name, tensor] : best) state.best.state[name] = tensor.clone();
+  }
+  std::optional<amp::GradScaler> new_scaler = scaler_;
+  if (new_scaler && !scaler.empty()) new_scaler->load_state_dict(scaler);
+
+  optimizer_.load_state_dict(checkpoint.optimizer);  // the last that can fail: it changes nothing then
+  nn::load_tensors(saved_tensors(), checkpoint.model, /*strict=*/true, model_.type_name());
+  scaler_ = new_scaler;
+  train_data_.seek(at);
+  state_ = std::move(state);
+  resumed_path_ = path;
+  owns_output_dir_ = false;
+  saved_step_ = same_file(std::filesystem::absolute(path).parent_path(), options_.output_dir) ? state_.step : -1;
+  timed_ = {};
+  const std::lock_guard lock(progress_mutex_);
+  progress_ = {.max_steps = max_steps_};
+  show_state();
+}
+
+}  // namespace rondo::optim

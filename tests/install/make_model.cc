@@ -1,0 +1,15 @@
+// Makes the small published model that outside programs train: GPT-2 with a byte-level tokenizer, 2 layers of 32.
+//   make_model FOLDER
+#include <filesystem>
+
+#include "rondo/modules/gpt2.h"
+#include "rondo/modules/pretrained/auto_model.h"
+#include "rondo/tests/paths.h"
+
+int main(int, char** argv) {
+  const std::filesystem::path folder = argv[1];
+  rondo::nn::GPT2 model({.vocab_size = 700, .block_size = 64, .n_layer = 2, .n_head = 2, .n_embd = 32}, /*seed=*/1);
+  rondo::nn::save_pretrained(model, folder);
+  std::filesystem::copy_file(std::filesystem::path(rondo::tests::kReferenceDir) / "tokenizers/gpt2.json",
+                             folder / "tokenizer.json", std::filesystem::copy_options::overwrite_existing);
+}
