@@ -277,15 +277,15 @@ Tensor Trainer::loss_of(const data::Batch& batch) const {
 
 void Trainer::finish_step(const Micro& step, double loss, const StepReport& report, double seconds) {
   ++state_.step;
+  state_.loss = loss;
+  state_.lr = optimizer_.lr();
+  state_.grad_norm = report.grad_norm;
   if (report.skipped) ++state_.skipped_steps;
   timed_.seconds += seconds;
   timed_.steps += 1;
   timed_.rows += step.rows;
   timed_.targets += step.all_targets;
   const std::lock_guard lock(progress_mutex_);
-  progress_.loss = loss;
-  progress_.lr = optimizer_.lr();
-  progress_.grad_norm = report.grad_norm;
   progress_.step_ms = 1e3 * timed_.seconds / static_cast<double>(timed_.steps);
   progress_.samples_per_second = static_cast<double>(timed_.rows) / timed_.seconds;
   progress_.targets_per_second = static_cast<double>(timed_.targets) / timed_.seconds;
@@ -296,6 +296,9 @@ void Trainer::finish_step(const Micro& step, double loss, const StepReport& repo
 void Trainer::show_state() {
   const data::BatchSource::Position at = train_data_.position();
   progress_.step = state_.step;
+  progress_.loss = state_.loss;
+  progress_.lr = state_.lr;
+  progress_.grad_norm = state_.grad_norm;
   progress_.epoch = static_cast<double>(at.epoch) +
                     static_cast<double>(at.batch) / static_cast<double>(train_data_.size());
   progress_.eval_loss = state_.eval_loss;

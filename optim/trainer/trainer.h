@@ -30,6 +30,7 @@
 #include <atomic>
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -167,7 +168,8 @@ class Trainer {
   struct State {
     int64_t step = 0;
     int64_t skipped_steps = 0;
-    int64_t evaluated_step = -1;  // of the last evaluation
+    double loss = std::numeric_limits<double>::quiet_NaN(), lr = loss, grad_norm = loss;  // of the last step
+    int64_t evaluated_step = -1;                                                          // of the last evaluation
     std::optional<double> eval_loss = std::nullopt;
     Best best = {};
   };

@@ -162,6 +162,9 @@ std::string Trainer::write_checkpoint() {
     now.state["base_checksum"] = base_checksum();
     now.state["adapter"] = adapter_identity(model_);
   }
+  now.state["loss"] = state_.loss;
+  now.state["lr"] = state_.lr;
+  now.state["grad_norm"] = state_.grad_norm;
   now.state["evaluated_step"] = state_.evaluated_step;
   now.state["skipped_steps"] = state_.skipped_steps;
   now.state["best_step"] = state_.best.step;
@@ -229,6 +232,9 @@ void Trainer::resume(const io::Checkpoint& checkpoint, const std::string& path) 
 
   State state{.step = checkpoint.step,
               .skipped_steps = number("skipped_steps"),
+              .loss = checkpoint.get<double>("loss"),
+              .lr = checkpoint.get<double>("lr"),
+              .grad_norm = checkpoint.get<double>("grad_norm"),
               .evaluated_step = number("evaluated_step"),
               .best = {.step = number("best_step"), .evaluations_since = number("evaluations_since_best")}};
   if (checkpoint.state.contains("eval_loss")) state.eval_loss = checkpoint.get<double>("eval_loss");

@@ -412,9 +412,13 @@ TEST(TrainerCancel, AnEvaluationEndsAfterOneBatch) {
   EXPECT_EQ(result.reason, StopReason::kCancelled);
   EXPECT_EQ(result.last.step, 2);
   EXPECT_FALSE(result.last.eval_loss);
-  // The evaluation that was cut short is made when the run goes on.
+  // The evaluation that was cut short is made when the run goes on, and what it reports of the last step is the same.
   SmallRun resumed({}, options), undisturbed({}, {.max_steps = 4, .eval_steps = 2});
   ASSERT_TRUE(resumed.trainer->resume_from_checkpoint());
+  const Progress before = resumed.trainer->progress();
+  EXPECT_EQ(before.loss, run.notes.losses.at(2));
+  EXPECT_EQ(before.lr, run.notes.rates.at(2));
+  EXPECT_EQ(before.grad_norm, run.notes.norms.at(2));
   resumed.trainer->train();
   undisturbed.trainer->train();
   EXPECT_TRUE(resumed.notes.evals.contains(2));
