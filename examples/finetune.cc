@@ -1,88 +1,100 @@
-// Fine-tunes a published language model on a text file, on the CPU, and shows what it writes before and after.
+// Fine-tunes a published language model on your text, on the CPU, and shows what it writes before and after.
 //
-//   finetune --model_name_or_path=models/gpt2 --train_file=book.txt --output_dir=adapter     # LoRA, for PEFT too
-//   finetune --model_name_or_path=models/gpt2 --train_file=book.txt --output_dir=tuned --full    # all weights
-//   finetune --help                                           # Hugging Face's names
+//   finetune --model_name_or_path=models/gpt2 --train_file=book.txt --output_dir=tuned       # LoRA, for PEFT too
+//   finetune --model_name_or_path=models/qwen --train_file=chats.jsonl --output_dir=tuned --chat_template=chatml
+//   finetune ... --resume_from_checkpoint=true               # after Ctrl-C or a kill: the same losses, bit for bit
+//   finetune --help                                          # Hugging Face's names
 //
-// The folder of the model is as Hugging Face publishes it: config.json, model.safetensors, tokenizer.json. With LoRA,
-// --output_dir gets an adapter (nn::load_adapter and PEFT read it), with --full a whole model.
-#include <algorithm>
+// The folder of the model is as Hugging Face publishes it: config.json, model.safetensors, tokenizer.json. A line of a
+// .jsonl file has "text", "prompt" and "completion", or "messages". Into --output_dir go checkpoints, metrics.jsonl,
+// runs/ (TensorBoard), and at the end an adapter (nn::load_adapter and PEFT read it), or with --full the model.
+#include <atomic>
+#include <csignal>
 #include <cstdio>
 #include <exception>
-#include <optional>
 #include <string>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
 #include "rondo/compile/compile.h"
-#include "rondo/examples/flags.h"
+#include "rondo/examples/finetune_data.h"
+#include "rondo/examples/finetune_options.h"
 #include "rondo/modules/generation.h"
+#include "rondo/modules/gpt2.h"
+#include "rondo/modules/llama.h"
 #include "rondo/modules/lora.h"
 #include "rondo/modules/pretrained/auto_model.h"
 #include "rondo/optim/adam.h"
-#include "rondo/optim/schedule.h"
-#include "rondo/runtime/amp.h"
-#include "rondo/runtime/autograd.h"
-#include "rondo/runtime/data/token_data.h"
-#include "rondo/runtime/io/mapped_file.h"
+#include "rondo/optim/compile.h"
+#include "rondo/optim/trainer/event_writer.h"
+#include "rondo/optim/trainer/metrics_file.h"
+#include "rondo/optim/trainer/trainer.h"
+#include "rondo/runtime/data/example_batches.h"
 #include "rondo/runtime/random.h"
 #include "rondo/runtime/text/tokenizer.h"
 
 namespace rondo::examples {
 namespace {
 
-struct FinetuneOptions {
-  std::string model_name_or_path, train_file, output_dir = "tuned";
-  int64_t max_steps = 200, per_device_train_batch_size = 4, block_size = 128, warmup_steps = 10, logging_steps = 10;
-  int64_t seed = 42, max_new_tokens = 60;
-  double learning_rate = 1e-3, weight_decay = 0.0, max_grad_norm = 1.0, validation_split = 0.1;
-  bool full = false, bf16 = false, compile = true;
-  int64_t lora_r = 8;
-  double lora_alpha = 16, lora_dropout = 0.0;
-  std::string lora_target_modules = "all-linear", prompt;
+// ---- Ctrl-C: the step that is under way ends, a checkpoint is written. A second one ends the process.
+
+std::atomic<optim::Trainer*> running = nullptr;
+
+void cancel_running(int) {
+  if (optim::Trainer* trainer = running.load()) trainer->cancel();
+}
+
+class CancelOnSignals {
+ public:
+  explicit CancelOnSignals(optim::Trainer& trainer) {
+    running = &trainer;
+    struct sigaction action = {};
+    action.sa_handler = cancel_running;
+    action.sa_flags = static_cast<int>(SA_RESETHAND);
+    for (const int signal : {SIGINT, SIGTERM}) sigaction(signal, &action, nullptr);
+  }
+  ~CancelOnSignals() {
+    for (const int signal : {SIGINT, SIGTERM}) std::signal(signal, SIG_DFL);
+    running = nullptr;
+  }
+  CancelOnSignals(const CancelOnSignals&) = delete;
+  CancelOnSignals& operator=(const CancelOnSignals&) = delete;
 };
 
-Flags flags_of(FinetuneOptions& o) {
-  Flags flags("finetune", "Fine-tunes a published language model on a text file.");
-  flags.add("model_name_or_path", &o.model_name_or_path, "folder with config.json, model.safetensors, tokenizer.json");
-  flags.add("train_file", &o.train_file, "UTF-8 text");
-  flags.add("output_dir", &o.output_dir, "where the adapter goes, or with --full the model");
-  flags.add("max_steps", &o.max_steps, "optimizer steps");
-  flags.add("per_device_train_batch_size", &o.per_device_train_batch_size, "windows of a step");
-  flags.add("block_size", &o.block_size, "tokens of a window");
-  flags.add("learning_rate", &o.learning_rate, "at the end of the warm-up; then half a cosine wave to a tenth");
-  flags.add("warmup_steps", &o.warmup_steps, "steps of linear warm-up");
-  flags.add("weight_decay", &o.weight_decay, "of AdamW");
-  flags.add("max_grad_norm", &o.max_grad_norm, "gradients are clipped to this norm");
-  flags.add("validation_split", &o.validation_split, "the last part of the text, for the validation loss");
-  flags.add("logging_steps", &o.logging_steps, "steps between two lines");
-  flags.add("seed", &o.seed, "of windows, adapters and samples");
-  flags.add("bf16", &o.bf16, "products in bfloat16");
-  flags.add("compile", &o.compile, "compile the repeated block");
-  flags.add("full", &o.full, "train all weights instead of an adapter");
-  flags.add("lora_r", &o.lora_r, "rank of the adapter");
-  flags.add("lora_alpha", &o.lora_alpha, "its scaling is lora_alpha / lora_r");
-  flags.add("lora_dropout", &o.lora_dropout, "probability, for what goes into the adapter");
-  flags.add("lora_target_modules", &o.lora_target_modules, "names with commas between, or all-linear");
-  flags.add("prompt", &o.prompt, "what the samples begin with; empty: the first words of the validation text");
-  flags.add("max_new_tokens", &o.max_new_tokens, "length of the samples; 0: none");
-  return flags;
-}
+// ---- What is printed
+
+struct Console : optim::Callback {
+  void on_begin(const optim::Progress& now) override {
+    if (now.step > 0) std::printf("going on after step %lld\n", static_cast<long long>(now.step));
+  }
+  void on_log(const optim::Progress& now) override {
+    say(absl::StrFormat("step %5d/%d  loss %.4f  lr %.2e  %6.0f tokens/s", now.step, now.max_steps, now.loss, now.lr,
+                        now.targets_per_second));
+  }
+  void on_evaluate(const optim::Progress& now) override {
+    say(absl::StrFormat("step %5d/%d  validation loss %.4f", now.step, now.max_steps, *now.eval_loss));
+  }
+  bool on_save_error(const optim::Progress& now, const FileError& error) override {
+    say(absl::StrFormat("step %d: no checkpoint: %s", now.step, error.what()));
+    return now.step < now.max_steps;  // there may be room again for the next one
+  }
+  static void say(const std::string& line) {
+    std::printf("%s\n", line.c_str());
+    std::fflush(stdout);
+  }
+};
+
+// ---- The run
 
 class Finetuning {
  public:
   explicit Finetuning(const FinetuneOptions& o)
       : o_(o),
         tokenizer_(text::AutoTokenizer::from_pretrained(o.model_name_or_path)),
-        model_(nn::AutoModelForCausalLM::from_pretrained(o.model_name_or_path)) {
-    const auto file = io::MappedFile::open(o.train_file);
-    const std::vector<int32_t> ids = tokenizer_.encode(file->text(), {.add_special_tokens = false});
-    check_vocabulary(ids);
-    const auto [train, val] = data::TokenData::from(ids).split(o.validation_split);
-    train_.emplace(train, o.block_size);
-    val_.emplace(val, o.block_size);
-    prompt_ = o.prompt.empty() ? first_words(val) : tokenizer_.encode(o.prompt, {.add_special_tokens = false});
+        model_(nn::AutoModelForCausalLM::from_pretrained(o.model_name_or_path)),
+        data_(o, tokenizer_, vocab_size()) {
     manual_seed(static_cast<uint64_t>(o.seed));
     if (!o.full) {
       const nn::LoraReport report = nn::add_lora(*model_, {.rank = o.lora_r,
@@ -92,79 +104,88 @@ class Finetuning {
       std::printf("%zu modules adapted: %lld of %lld parameters are trained\n", report.targets.size(),
                   static_cast<long long>(report.trainable), static_cast<long long>(report.total));
     }
-    model_->train();
     if (o.compile) compile::compile_regions(*model_);
   }
 
-  void run() {
-    std::printf("%lld training tokens; validation loss %.4f\n", static_cast<long long>(train_->tokens().size()),
-                evaluate());
+  // False: cancelled.
+  bool run() {
+    optim::AdamW optimizer(
+        model_->parameters(),
+        {.lr = o_.learning_rate, .betas = {o_.adam_beta1, o_.adam_beta2}, .weight_decay = o_.weight_decay});
+    if (o_.compile) optim::compile(optimizer);
+    data::ExampleBatches train(data_.train, {.batch_size = o_.per_device_train_batch_size,
+                                             .max_length = o_.block_size,
+                                             .seed = static_cast<uint64_t>(o_.seed)});
+    data::ExampleBatches validation(
+        data_.validation, {.batch_size = o_.per_device_eval_batch_size, .max_length = o_.block_size, .shuffle = false});
+    optim::Trainer trainer(
+        *model_, optimizer, [this](const data::Batch& batch) { return model_.loss(batch[0], batch[1]); }, train,
+        validation, trainer_options(o_, train.size()));
+    Console console;
+    optim::MetricsLog metrics(o_.output_dir + "/metrics.jsonl");
+    optim::TensorBoardLog board(o_.output_dir + "/runs");
+    trainer.add_callback(console);
+    trainer.add_callback(metrics);
+    trainer.add_callback(board);
+    if (!o_.resume_from_checkpoint.empty()) resume(trainer);
     show("before");
-    optim::AdamW optimizer(model_->parameters(), {.lr = o_.learning_rate, .weight_decay = o_.weight_decay});
-    const optim::CosineWithWarmup schedule{.lr = o_.learning_rate,
-                                           .min_lr = o_.learning_rate / 10,
-                                           .warmup_steps = o_.warmup_steps,
-                                           .decay_steps = o_.max_steps};
-    for (int64_t step = 0; step < o_.max_steps; ++step) {
-      optimizer.set_lr(schedule(step));
-      const data::TokenBatch batch = train_->sample(o_.per_device_train_batch_size, static_cast<uint64_t>(o_.seed),
-                                                    step);
-      const Tensor loss = loss_of(batch);
-      loss.backward();
-      optimizer.step({.max_norm = o_.max_grad_norm, .zero_grad = true});
-      if (step % o_.logging_steps == 0 || step + 1 == o_.max_steps)
-        std::printf("step %5lld  loss %.4f\n", static_cast<long long>(step + 1), loss.item());
+    optim::TrainResult result;
+    {
+      const CancelOnSignals signals(trainer);
+      result = trainer.train();
     }
-    std::printf("validation loss %.4f\n", evaluate());
+    if (result.reason == optim::StopReason::kCancelled) {
+      Console::say(absl::StrFormat("stopped after step %d; --resume_from_checkpoint=true goes on", result.last.step));
+      return false;
+    }
+    if (result.reason == optim::StopReason::kEarlyStopped)
+      Console::say(
+          absl::StrFormat("stopped early: the validation loss was lowest after step %d", result.last.best_step));
     show("after");
     if (o_.full) model_.save_pretrained(o_.output_dir);
     else nn::save_adapter(*model_, o_.output_dir, {.base_model_name_or_path = o_.model_name_or_path});
     std::printf("%s is in %s\n", o_.full ? "The model" : "The adapter", o_.output_dir.c_str());
+    return true;
   }
 
  private:
-  // A tokenizer of another model would look up rows that are not there, or the wrong ones.
-  void check_vocabulary(const std::vector<int32_t>& ids) const {
-    if (ids.empty()) throw Error(absl::StrCat(o_.train_file, " holds no tokens"));
-    const int64_t rows = model_->state_dict().at(embedding_name()).size(0);
-    if (const int32_t largest = *std::max_element(ids.begin(), ids.end()); largest >= rows)
-      throw Error(absl::StrCat("the tokenizer in ", o_.model_name_or_path, " is not this model's: it makes id ",
-                               largest, ", and the model has ", rows, " rows of embeddings"));
+  // Rows of the model's embedding. Throws Error if the options ask for more than the model has.
+  int64_t vocab_size() const {
+    const int64_t longest = model_.causal_lm().cache_options().max_length;
+    if (o_.block_size > longest)
+      throw Error(
+          absl::StrCat("--block_size=", o_.block_size, " is longer than what this model reads: ", longest, " tokens"));
+    if (const auto* gpt2 = model_.as<nn::GPT2>()) return gpt2->config.vocab_size;
+    return model_.as<nn::Llama>()->config.vocab_size;
   }
-  std::string embedding_name() const {
-    return model_.model_type() == "gpt2" ? "wte.weight" : "model.embed_tokens.weight";
-  }
-  std::vector<int32_t> first_words(const data::TokenData& val) const {
-    std::vector<int32_t> words;
-    for (int64_t i = 0; i < std::min<int64_t>(val.size(), 8); ++i) words.push_back(static_cast<int32_t>(val[i]));
-    return words;
-  }
-  Tensor loss_of(const data::TokenBatch& batch) {
-    std::optional<amp::Autocast> lower;
-    if (o_.bf16) lower.emplace(kBF16);
-    return model_.loss(batch.x, batch.y);
-  }
-  // The mean over at most 20 batches, spread over the validation text.
-  double evaluate() {
-    const NoGrad off;
-    model_->eval();
-    const int64_t all = val_->eval_batches(o_.per_device_train_batch_size), n = std::min<int64_t>(all, 20);
-    double sum = 0, targets = 0;
-    for (int64_t i = 0; i < n; ++i) {
-      const data::TokenBatch batch = val_->eval_batch(i * all / n, o_.per_device_train_batch_size);
-      sum += loss_of(batch).item() * static_cast<double>(batch.targets);
-      targets += static_cast<double>(batch.targets);
+
+  void resume(optim::Trainer& trainer) {
+    const std::string& from = o_.resume_from_checkpoint;
+    if (from.ends_with(".safetensors")) {
+      trainer.resume_from_file(from);
+      return;
     }
-    model_->train();
-    return sum / targets;
+    const auto resumed = trainer.resume_from_checkpoint(from == "true" ? o_.output_dir : from);
+    if (!resumed) {
+      if (from != "true") throw Error(absl::StrCat("--resume_from_checkpoint: there is no checkpoint in ", from));
+      Console::say(absl::StrCat("no checkpoint in ", o_.output_dir, " yet: starting anew"));
+      return;
+    }
+    for (const auto& [path, reason] : resumed->skipped) Console::say(absl::StrCat("skipping ", reason));
+    Console::say(absl::StrCat("resuming from ", resumed->path));
   }
+
   void show(const char* when) {
     if (o_.max_new_tokens == 0) return;
     Generator generator(static_cast<uint64_t>(o_.seed));
-    const nn::Generation made = nn::generate(
-        model_.causal_lm(), std::vector<int64_t>(prompt_.begin(), prompt_.end()),
-        {.max_new_tokens = o_.max_new_tokens, .temperature = 0.8, .top_k = 50, .generator = &generator});
-    std::vector<int32_t> ids = prompt_;
+    const nn::Generation made = nn::generate(model_.causal_lm(),
+                                             std::vector<int64_t>(data_.prompt.begin(), data_.prompt.end()),
+                                             {.max_new_tokens = o_.max_new_tokens,
+                                              .temperature = 0.8,
+                                              .top_k = 50,
+                                              .stop_tokens = data_.stop_tokens,
+                                              .generator = &generator});
+    std::vector<int32_t> ids = data_.prompt;
     ids.insert(ids.end(), made.tokens.begin(), made.tokens.end());
     std::printf("---- %s\n%s\n----\n", when, tokenizer_.decode(ids).c_str());
   }
@@ -172,8 +193,7 @@ class Finetuning {
   const FinetuneOptions& o_;
   const text::PreTrainedTokenizer tokenizer_;
   nn::AutoModelForCausalLM model_;
-  std::optional<data::TokenDataset> train_, val_;
-  std::vector<int32_t> prompt_;
+  const FinetuneData data_;
 };
 
 }  // namespace
@@ -181,6 +201,7 @@ class Finetuning {
 
 int main(int argc, char** argv) {
   using namespace rondo::examples;
+  std::signal(SIGXFSZ, SIG_IGN);  // a file beyond the limit (ulimit -f) is then an error of its write
   FinetuneOptions options;
   try {
     Flags flags = flags_of(options);
@@ -189,12 +210,10 @@ int main(int argc, char** argv) {
       std::printf("%s", flags.usage().c_str());
       return 0;
     }
-    if (options.model_name_or_path.empty() || options.train_file.empty())
-      throw rondo::Error("--model_name_or_path and --train_file are needed; --help says what they are");
-    Finetuning(options).run();
+    check(options);
+    return Finetuning(options).run() ? 0 : 130;
   } catch (const std::exception& e) {
     std::fprintf(stderr, "finetune: %s\n", e.what());
     return 1;
   }
-  return 0;
 }

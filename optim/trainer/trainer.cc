@@ -39,6 +39,12 @@ class ModesOf {
   std::vector<std::pair<nn::ModuleBase*, bool>> training_;
 };
 
+// The last step has the batches that are left.
+int64_t steps_of_epoch(const TrainerOptions& options, int64_t batches) {
+  const int64_t of_a_step = std::max<int64_t>(options.gradient_accumulation_steps, 1);
+  return (batches + of_a_step - 1) / of_a_step;
+}
+
 class RandomStateOfThread {
  public:
   RandomStateOfThread() : seed_(default_generator().seed()), offset_(default_generator().offset()) {}
@@ -53,10 +59,11 @@ class RandomStateOfThread {
 }  // namespace
 
 int64_t unmasked_targets(const data::Batch& batch) {
-  if (batch.empty()) throw Error("unmasked_targets: the batch holds no tensor");
-  const Tensor& targets = batch.back();
+  if (batch.size() < 2)
+    throw Error(absl::StrCat("unmasked_targets: the batch holds ", batch.size(), " tensors, not {x, y, ...}"));
+  const Tensor& targets = batch[1];
   if (targets.dtype() != kI64)
-    throw Error(absl::StrCat("unmasked_targets: the last tensor of the batch must hold targets as i64, got ",
+    throw Error(absl::StrCat("unmasked_targets: the second tensor of the batch must hold targets as i64, got ",
                              std::string(name_of(targets.dtype())), " ", to_string(targets.sizes())));
   const Tensor dense = targets.contiguous();
   const int64_t* values = dense.data<int64_t>();
@@ -66,6 +73,12 @@ int64_t unmasked_targets(const data::Batch& batch) {
 int64_t batch_rows(const data::Batch& batch) {
   if (batch.empty()) throw Error("Trainer: a batch holds no tensor");
   return batch.front().rank() == 0 ? 1 : batch.front().size(0);
+}
+
+int64_t planned_steps(const TrainerOptions& options, int64_t batches_per_epoch) {
+  if (options.max_steps > 0) return options.max_steps;
+  return static_cast<int64_t>(
+      std::ceil(options.num_train_epochs * static_cast<double>(steps_of_epoch(options, batches_per_epoch))));
 }
 
 Trainer::Trainer(nn::ModuleBase& model, Optimizer& optimizer, LossFn loss, data::BatchSource& train_data,
@@ -86,11 +99,8 @@ Trainer::Trainer(nn::ModuleBase& model, Optimizer& optimizer, LossFn loss, data:
       options_(std::move(options)) {
   check_options();
   if (options_.autocast == kF16) scaler_.emplace();
-  steps_per_epoch_ = (train_data.size() + options_.gradient_accumulation_steps - 1) /
-                     options_.gradient_accumulation_steps;
-  max_steps_ = options_.max_steps > 0
-                   ? options_.max_steps
-                   : static_cast<int64_t>(std::ceil(options_.num_train_epochs * static_cast<double>(steps_per_epoch_)));
+  steps_per_epoch_ = steps_of_epoch(options_, train_data.size());
+  max_steps_ = planned_steps(options_, train_data.size());
   progress_.max_steps = max_steps_;
 }
 
@@ -135,8 +145,9 @@ class Trainer::Session {
     if (!trainer.options_.output_dir.empty()) trainer.data_checksum();  // now, not in the middle of the run
     trainer.model_.train();
     trainer.optimizer_.zero_grad();  // what the caller may have left
+    trainer.training_ = true;
   }
-  ~Session() { trainer_.cancelled_ = false; }
+  ~Session() { trainer_.training_ = trainer_.in_step_ = trainer_.cancelled_ = false; }
   Session(const Session&) = delete;
   Session& operator=(const Session&) = delete;
 
@@ -148,6 +159,7 @@ class Trainer::Session {
 };
 
 TrainResult Trainer::train() {
+  if (training_) throw Error("Trainer::train: it is running already");
   const Session session(*this);
   tell([this](Callback& c) { c.on_begin(progress_); });
   StopReason reason = StopReason::kFinished;
@@ -182,8 +194,10 @@ bool Trainer::train_step() {
   const auto undo = [&] {
     optimizer_.zero_grad();
     train_data_.seek(begin);
+    in_step_ = false;
     return false;
   };
+  in_step_ = true;
   try {
     const Clock::time_point began = Clock::now();
     Micro step;
@@ -220,6 +234,7 @@ bool Trainer::train_step() {
     undo();
     throw;
   }
+  in_step_ = false;
   tell([this](Callback& c) { c.on_step(progress_); });
   if (state_.step % options_.logging_steps == 0 || state_.step == max_steps_) {
     tell([this](Callback& c) { c.on_log(progress_); });
@@ -262,15 +277,15 @@ Tensor Trainer::loss_of(const data::Batch& batch) const {
 
 void Trainer::finish_step(const Micro& step, double loss, const StepReport& report, double seconds) {
   ++state_.step;
+  state_.loss = loss;
+  state_.lr = optimizer_.lr();
+  state_.grad_norm = report.grad_norm;
   if (report.skipped) ++state_.skipped_steps;
   timed_.seconds += seconds;
   timed_.steps += 1;
   timed_.rows += step.rows;
   timed_.targets += step.all_targets;
   const std::lock_guard lock(progress_mutex_);
-  progress_.loss = loss;
-  progress_.lr = optimizer_.lr();
-  progress_.grad_norm = report.grad_norm;
   progress_.step_ms = 1e3 * timed_.seconds / static_cast<double>(timed_.steps);
   progress_.samples_per_second = static_cast<double>(timed_.rows) / timed_.seconds;
   progress_.targets_per_second = static_cast<double>(timed_.targets) / timed_.seconds;
@@ -281,6 +296,9 @@ void Trainer::finish_step(const Micro& step, double loss, const StepReport& repo
 void Trainer::show_state() {
   const data::BatchSource::Position at = train_data_.position();
   progress_.step = state_.step;
+  progress_.loss = state_.loss;
+  progress_.lr = state_.lr;
+  progress_.grad_norm = state_.grad_norm;
   progress_.epoch = static_cast<double>(at.epoch) +
                     static_cast<double>(at.batch) / static_cast<double>(train_data_.size());
   progress_.eval_loss = state_.eval_loss;

@@ -30,6 +30,7 @@
 #include <atomic>
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -46,7 +47,7 @@
 #pragma GCC visibility push(default)
 namespace rondo::optim {
 
-// How many entries of the batch's last tensor are not data::kIgnoreIndex: the targets of a language model.
+// For batches of a language model, {x, y, ...}: how many entries of y are not data::kIgnoreIndex.
 int64_t unmasked_targets(const data::Batch& batch);
 // The first dimension of the batch's first tensor; 1 for a number.
 int64_t batch_rows(const data::Batch& batch);
@@ -85,6 +86,9 @@ struct TrainerOptions {
   bool ignore_data_skip = false;  // resume on other data, from its beginning
   uint64_t seed = 42;             // of dropout
 };
+
+// How many steps a run makes with these options: for schedules that need it.
+int64_t planned_steps(const TrainerOptions& options, int64_t batches_per_epoch);
 
 struct TrainResult {
   StopReason reason = StopReason::kFinished;
@@ -142,8 +146,8 @@ class Trainer {
   std::optional<Resumed> resume_from_checkpoint(const std::string& folder = "");
   // The same for one file.
   void resume_from_file(const std::string& path);
-  // Writes a checkpoint into output_dir now; returns its path. Not during train(), except in a callback that is not
-  // on_micro_step().
+  // Writes a checkpoint into output_dir now; returns its path. Callbacks may call it, too, except in on_micro_step():
+  // Error.
   std::string save_checkpoint();
 
  private:
@@ -164,7 +168,8 @@ class Trainer {
   struct State {
     int64_t step = 0;
     int64_t skipped_steps = 0;
-    int64_t evaluated_step = -1;  // of the last evaluation
+    double loss = std::numeric_limits<double>::quiet_NaN(), lr = loss, grad_norm = loss;  // of the last step
+    int64_t evaluated_step = -1;                                                          // of the last evaluation
     std::optional<double> eval_loss = std::nullopt;
     Best best = {};
   };
@@ -225,6 +230,7 @@ class Trainer {
   std::string resumed_path_;
   bool owns_output_dir_ = false;               // the checkpoints in it are this run's
   std::string base_checksum_, data_checksum_;  // "": not computed yet
+  bool training_ = false, in_step_ = false;
   std::atomic<bool> cancelled_ = false;
   mutable std::mutex progress_mutex_;  // of writes, and of reads by other threads
   Progress progress_;

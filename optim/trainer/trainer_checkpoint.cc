@@ -49,6 +49,12 @@ nn::StateDict with_prefix(const io::TensorMap& tensors, std::string_view prefix)
   return found;
 }
 
+// However the two paths are spelled.
+bool same_file(const std::filesystem::path& a, const std::filesystem::path& b) {
+  std::error_code none;
+  return std::filesystem::equivalent(a, b, none);
+}
+
 void check_fits(const std::vector<nn::NamedTensor>& targets, const nn::StateDict& state, const std::string& what) {
   nn::load_tensors(targets, state, /*strict=*/true, what, [](Tensor& /*target*/, const Tensor& /*value*/) {});
 }
@@ -91,10 +97,12 @@ const std::string& Trainer::base_checksum() {
   return base_checksum_ = text_of(sum);
 }
 
-// Of a few batches spread over the first epoch, the first and the last among them. Other data, batch sizes, tokenizers,
-// shuffles or masks make other ones.
+// The fingerprint of the data. Where the source has none: a checksum of a few batches spread over the first epoch, the
+// first and the last among them. Other data, batch sizes, tokenizers, shuffles or masks make other ones.
 const std::string& Trainer::data_checksum() {
   if (!data_checksum_.empty()) return data_checksum_;
+  if (const uint64_t known = train_data_.fingerprint(); known != 0)
+    return data_checksum_ = absl::StrCat(absl::Hex(known, absl::kZeroPad16));
   const data::BatchSource::Position before = train_data_.position();
   const int64_t last = train_data_.size() - 1, parts = std::min<int64_t>(last, 3);
   io::Checksum sum;
@@ -120,7 +128,7 @@ void Trainer::claim_output_dir() {
   std::vector<std::string> others = io::list_checkpoints(folder);  // newest first
   bool resumed_here = false;
   for (size_t i = 0; i < others.size() && !resumed_here; ++i)
-    if (others[i] == resumed_path_) {
+    if (same_file(others[i], resumed_path_)) {
       others.resize(i);  // later ones only
       resumed_here = true;
     }
@@ -140,6 +148,7 @@ void Trainer::claim_output_dir() {
 
 std::string Trainer::write_checkpoint() {
   if (options_.output_dir.empty()) throw Error("Trainer::save_checkpoint: output_dir is empty");
+  if (in_step_) throw Error("Trainer::save_checkpoint: a step is under way; save in on_step(), not in on_micro_step()");
   const data::BatchSource::Position at = train_data_.position();
   io::Checkpoint now{.step = state_.step, .optimizer = optimizer_.state_dict()};
   for (const nn::NamedTensor& t : saved_tensors()) now.model[t.name] = t.tensor;
@@ -153,6 +162,9 @@ std::string Trainer::write_checkpoint() {
     now.state["base_checksum"] = base_checksum();
     now.state["adapter"] = adapter_identity(model_);
   }
+  now.state["loss"] = state_.loss;
+  now.state["lr"] = state_.lr;
+  now.state["grad_norm"] = state_.grad_norm;
   now.state["evaluated_step"] = state_.evaluated_step;
   now.state["skipped_steps"] = state_.skipped_steps;
   now.state["best_step"] = state_.best.step;
@@ -175,7 +187,7 @@ std::optional<Trainer::Resumed> Trainer::resume_from_checkpoint(const std::strin
     return std::nullopt;
   }
   resume(*latest.checkpoint, latest.path);
-  owns_output_dir_ = from == options_.output_dir;
+  owns_output_dir_ = same_file(from, options_.output_dir);
   return Resumed{latest.checkpoint->step, latest.path, std::move(latest.skipped)};
 }
 
@@ -183,6 +195,7 @@ void Trainer::resume_from_file(const std::string& path) { resume(io::load_checkp
 
 // Checks everything before it changes anything.
 void Trainer::resume(const io::Checkpoint& checkpoint, const std::string& path) {
+  if (training_) throw Error("Trainer: resume before train(), not during it");
   const auto refuse = [&](auto... what) {
     throw ResumeError(absl::StrCat("cannot resume from ", path, ": ", what...));
   };
@@ -219,6 +232,9 @@ void Trainer::resume(const io::Checkpoint& checkpoint, const std::string& path) 
 
   State state{.step = checkpoint.step,
               .skipped_steps = number("skipped_steps"),
+              .loss = checkpoint.get<double>("loss"),
+              .lr = checkpoint.get<double>("lr"),
+              .grad_norm = checkpoint.get<double>("grad_norm"),
               .evaluated_step = number("evaluated_step"),
               .best = {.step = number("best_step"), .evaluations_since = number("evaluations_since_best")}};
   if (checkpoint.state.contains("eval_loss")) state.eval_loss = checkpoint.get<double>("eval_loss");
@@ -240,8 +256,7 @@ void Trainer::resume(const io::Checkpoint& checkpoint, const std::string& path) 
   state_ = std::move(state);
   resumed_path_ = path;
   owns_output_dir_ = false;
-  saved_step_ = std::filesystem::path(path).parent_path() == std::filesystem::path(options_.output_dir) ? state_.step
-                                                                                                        : -1;
+  saved_step_ = same_file(std::filesystem::absolute(path).parent_path(), options_.output_dir) ? state_.step : -1;
   timed_ = {};
   const std::lock_guard lock(progress_mutex_);
   progress_ = {.max_steps = max_steps_};

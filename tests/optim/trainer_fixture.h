@@ -112,6 +112,7 @@ struct Variant {
   bool lora = false;
   int workers = 0;
   bool average = false;
+  bool only_norm = false;  // all is frozen but the last norm
   uint64_t model_seed = 3;
   int64_t rows = 22;
   int64_t lora_rank = 2;
@@ -124,6 +125,11 @@ struct SmallRun {
     if (v.lora) {
       manual_seed(5);
       nn::add_lora(model, {.rank = v.lora_rank, .alpha = v.lora_alpha, .dropout = v.dropout, .targets = {"c_attn"}});
+    }
+    if (v.only_norm) {
+      model.requires_grad_(false);
+      model.ln_f.requires_grad_();
+      options.save_only_trainable = true;
     }
     if (v.compiled) compile::compile_regions(model);
     optimizer = std::make_unique<AdamW>(model.parameters(), AdamWOptions{.lr = 1e-2, .weight_decay = 0.1});

@@ -245,9 +245,9 @@ TEST(Trainer, AnOverflowSkipsTheStep) {
   Generator generator(1);
   ListSource source({{Tensor::randn({2, 6}, {}, &generator)}});
   int64_t calls = 0;
-  Trainer trainer(net, optimizer,
-                  [&](const data::Batch& b) { return ops::mean(net(b[0])) * (calls++ == 1 ? 1e36 : 1.0); }, source,
-                  {.max_steps = 3, .autocast = kF16});
+  const TempFolder folder;
+  const auto loss = [&](const data::Batch& b) { return ops::mean(net(b[0])) * (calls++ == 1 ? 1e36 : 1.0); };
+  Trainer trainer(net, optimizer, loss, source, {.max_steps = 3, .autocast = kF16, .output_dir = folder / "a"});
   std::vector<std::vector<float>> weights;
   struct Weights : Callback {
     Weights(Classifier& net, std::vector<std::vector<float>>& out) : net(net), out(out) {}
@@ -260,6 +260,16 @@ TEST(Trainer, AnOverflowSkipsTheStep) {
   EXPECT_EQ(result.last.skipped_steps, 1);
   EXPECT_EQ(weights[0], weights[1]);
   EXPECT_NE(weights[1], weights[2]);
+  // A run that goes on has the same scale and the same count.
+  Trainer resumed(net, optimizer, loss, source, {.max_steps = 3, .autocast = kF16, .output_dir = folder / "b"});
+  resumed.resume_from_checkpoint(folder / "a");
+  EXPECT_EQ(resumed.train().last.skipped_steps, 1);
+  for (const char* run : {"a", "b"}) {
+    const io::TensorMap extra = io::load_latest_checkpoint(folder / run).checkpoint->extra;
+    EXPECT_EQ(extra.at("scaler.scale").item(), 32768);
+    EXPECT_EQ(extra.at("scaler.growth_tracker").item(), 1);
+    EXPECT_EQ(extra.at("scaler.skipped").item(), 1);
+  }
 }
 
 TEST(Trainer, WhatCannotWorkIsSaid) {
@@ -289,6 +299,17 @@ TEST(Trainer, WhatCannotWorkIsSaid) {
   EXPECT_NE(error_of(not_a_number).find("a tensor of one element; it returned [4, 4, 6]"), std::string::npos);
   const auto unnamed_folder = [&] { run.trainer->resume_from_checkpoint(); };
   EXPECT_NE(error_of(unnamed_folder).find("output_dir"), std::string::npos);
+}
+
+TEST(Trainer, UnmaskedTargetsNeedTheSecondTensor) {
+  EXPECT_EQ(unmasked_targets(masked_batch(0, 4)), 1 + 2 + 3 + 4);
+  EXPECT_EQ(unmasked_targets({masked_batch(0, 4)[0], masked_batch(0, 4)[1].t(), Tensor::zeros({4, 4})}), 10);
+  EXPECT_NE(error_of([] { unmasked_targets({Tensor::zeros({2})}); }).find("holds 1 tensors"), std::string::npos);
+  const auto floats = [] { unmasked_targets({Tensor::zeros({2}), Tensor::zeros({2})}); };
+  EXPECT_NE(error_of(floats).find("i64"), std::string::npos);
+  EXPECT_EQ(batch_rows({Tensor::zeros({3, 2})}), 3);
+  EXPECT_EQ(batch_rows({Tensor::scalar(1.0)}), 1);
+  EXPECT_THROW(batch_rows({}), Error);
 }
 
 // A source that promised a batch and has none.
@@ -345,6 +366,41 @@ TEST(TrainerCancel, ReturnsAfterTheMicroStepThatIsUnderWay) {
   }
 }
 
+// The batches of a step are read ahead: no further one is, and no micro-step begins.
+TEST(TrainerCancel, WhileDataIsRead) {
+  struct Slow : ListSource {
+    using ListSource::ListSource;
+    std::optional<data::Batch> next() override {
+      if (++reads == 3) {
+        inside.release();
+        cancelled.acquire();
+      }
+      return ListSource::next();
+    }
+    int64_t reads = 0;
+    std::binary_semaphore inside{0}, cancelled{0};
+  } slow({masked_batch(0, 1), masked_batch(1, 2), masked_batch(2, 3), masked_batch(3, 4)});
+  manual_seed(1);
+  Classifier net;
+  net.to(kF64);
+  SGD optimizer(net.parameters(), {.lr = 1});
+  int64_t losses = 0;
+  const auto loss = [&](const data::Batch& b) { return ++losses, net.loss(b); };
+  Trainer trainer(net, optimizer, loss, slow, {.max_steps = 1, .gradient_accumulation_steps = 4});
+  std::thread other([&] {
+    slow.inside.acquire();
+    trainer.cancel();
+    slow.cancelled.release();
+  });
+  EXPECT_EQ(trainer.train().reason, StopReason::kCancelled);
+  other.join();
+  EXPECT_EQ(slow.reads, 3);
+  EXPECT_EQ(losses, 0);
+  EXPECT_EQ(slow.position(), data::BatchSource::Position{});
+  EXPECT_EQ(trainer.train().last.step, 1);
+  EXPECT_EQ(losses, 4);
+}
+
 TEST(TrainerCancel, AnEvaluationEndsAfterOneBatch) {
   const TempFolder folder;
   const TrainerOptions options{.max_steps = 4, .eval_steps = 2, .output_dir = folder.path()};
@@ -356,9 +412,13 @@ TEST(TrainerCancel, AnEvaluationEndsAfterOneBatch) {
   EXPECT_EQ(result.reason, StopReason::kCancelled);
   EXPECT_EQ(result.last.step, 2);
   EXPECT_FALSE(result.last.eval_loss);
-  // The evaluation that was cut short is made when the run goes on.
+  // The evaluation that was cut short is made when the run goes on, and what it reports of the last step is the same.
   SmallRun resumed({}, options), undisturbed({}, {.max_steps = 4, .eval_steps = 2});
   ASSERT_TRUE(resumed.trainer->resume_from_checkpoint());
+  const Progress before = resumed.trainer->progress();
+  EXPECT_EQ(before.loss, run.notes.losses.at(2));
+  EXPECT_EQ(before.lr, run.notes.rates.at(2));
+  EXPECT_EQ(before.grad_norm, run.notes.norms.at(2));
   resumed.trainer->train();
   undisturbed.trainer->train();
   EXPECT_TRUE(resumed.notes.evals.contains(2));
@@ -425,6 +485,26 @@ TEST(TrainerErrors, ACallbackThatThrowsLosesNothing) {
     EXPECT_EQ(run.notes.evals, undisturbed.notes.evals);
     expect_same_parameters(run, undisturbed);
   }
+}
+
+TEST(TrainerErrors, CallbacksMayNotTrainOrSaveInAStep) {
+  const TempFolder folder;
+  SmallRun run({}, {.max_steps = 3, .output_dir = folder / "out"});
+  std::vector<std::string> errors;
+  run.notes.each_micro_step = [&](const Progress& now) {
+    if (now.step != 1) return;
+    errors.push_back(error_of([&] { run.trainer->train(); }));
+    errors.push_back(error_of([&] { run.trainer->resume_from_checkpoint(folder / "out"); }));
+    errors.push_back(error_of([&] { run.trainer->save_checkpoint(); }));
+  };
+  run.notes.each_step = [&](const Progress& now) {
+    if (now.step == 1) run.trainer->save_checkpoint();
+  };
+  run.trainer->train();
+  EXPECT_EQ(errors, (std::vector<std::string>{
+                        "Trainer::train: it is running already", "Trainer: resume before train(), not during it",
+                        "Trainer::save_checkpoint: a step is under way; save in on_step(), not in on_micro_step()"}));
+  EXPECT_EQ(run.notes.saved, (std::vector<int64_t>{1, 3}));
 }
 
 TEST(TrainerErrors, ALossOrDataThatThrowsCanBeTriedAgain) {

@@ -1,0 +1,92 @@
+#include "rondo/examples/finetune_data.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <set>
+
+#include "absl/strings/str_cat.h"
+#include "rondo/runtime/data/read_examples.h"
+#include "rondo/runtime/io/json.h"
+
+namespace rondo::examples {
+namespace {
+
+// The fields of the first line that is not empty. The reader says what is wrong with it, if anything is.
+std::set<std::string> fields_of(const std::string& path) {
+  std::set<std::string> fields;
+  std::ifstream file(path);
+  std::string line;
+  while (std::getline(file, line) && line.find_first_not_of(" \t\r") == line.npos) continue;
+  try {
+    io::JsonReader json(path, line);
+    json.object([&](std::string& key) {
+      fields.insert(key);
+      json.skip();
+    });
+  } catch (const FileError&) {
+  }
+  return fields;
+}
+
+bool is_chat(const std::string& path) { return path.ends_with(".jsonl") && fields_of(path).contains("messages"); }
+
+data::ChatTemplate chat_template_of(const FinetuneOptions& o) {
+  return std::filesystem::exists(o.chat_template) ? data::ChatTemplate::load(o.chat_template)
+                                                  : data::ChatTemplate::named(o.chat_template);
+}
+
+data::ExampleSet read(const std::string& path, const FinetuneOptions& o, const text::PreTrainedTokenizer& tokenizer,
+                      int64_t vocab_size) {
+  const data::ReadOptions options{
+      .max_length = o.block_size, .vocab_size = vocab_size, .train_on_prompt = !o.completion_only_loss};
+  if (!path.ends_with(".jsonl")) return data::read_text(path, tokenizer, options);
+  const std::set<std::string> fields = fields_of(path);
+  if (fields.contains("messages")) return data::read_chats(path, tokenizer, chat_template_of(o), options);
+  if (fields.contains("prompt")) return data::read_prompts(path, tokenizer, options);
+  return data::read_text(path, tokenizer, options);
+}
+
+data::ExampleSet part(const data::ExampleSet& all, int64_t begin, int64_t end) {
+  data::ExampleSet some;
+  for (int64_t i = begin; i < end; ++i) some.add(all.example(i));
+  return some;
+}
+
+std::shared_ptr<const data::ExampleSet> shared(data::ExampleSet set) {
+  return std::make_shared<const data::ExampleSet>(std::move(set));
+}
+
+// Where the first validation example begins to carry loss; of a text whose every token does, its first words.
+std::vector<int32_t> beginning_of(const data::Example& example) {
+  const auto first = static_cast<size_t>(std::find(example.targets.begin(), example.targets.end(), true) -
+                                         example.targets.begin());
+  const size_t count = first > 1 ? first : std::min<size_t>(example.ids.size(), 8);
+  return {example.ids.begin(), example.ids.begin() + static_cast<std::ptrdiff_t>(count)};
+}
+
+}  // namespace
+
+FinetuneData::FinetuneData(const FinetuneOptions& o, const text::PreTrainedTokenizer& tokenizer, int64_t vocab_size) {
+  data::ExampleSet all = read(o.train_file, o, tokenizer, vocab_size);
+  if (!o.validation_file.empty()) {
+    train = shared(std::move(all));
+    validation = shared(read(o.validation_file, o, tokenizer, vocab_size));
+  } else {
+    const int64_t kept = all.size() - all.size() * o.validation_split_percentage / 100;
+    if (kept == 0 || kept == all.size())
+      throw Error(absl::StrCat(o.train_file, " has ", all.size(), " examples of --block_size=", o.block_size,
+                               ": too few to keep ", o.validation_split_percentage,
+                               "% for validation. Give --validation_file, or more text"));
+    train = shared(part(all, 0, kept));
+    validation = shared(part(all, kept, all.size()));
+  }
+  if (is_chat(o.train_file)) chat.emplace(chat_template_of(o), tokenizer);
+  if (tokenizer.eos_token_id() >= 0) stop_tokens.push_back(tokenizer.eos_token_id());
+  if (chat && chat->end_token() >= 0) stop_tokens.push_back(chat->end_token());
+  if (o.prompt.empty()) prompt = beginning_of(validation->example(0));
+  else if (chat) prompt = chat->prompt({{{"user", o.prompt}}});
+  else prompt = tokenizer.encode(o.prompt, {.add_special_tokens = false});
+}
+
+}  // namespace rondo::examples

@@ -1,0 +1,27 @@
+// What finetune reads: plain text, prompts with completions, or chats, told apart by the file.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "rondo/examples/finetune_options.h"
+#include "rondo/runtime/data/chat_template.h"
+#include "rondo/runtime/data/example_set.h"
+#include "rondo/runtime/text/tokenizer.h"
+
+namespace rondo::examples {
+
+struct FinetuneData {
+  // Throws DataError, which names the line, FileError, and Error if nothing is left for training or for validation.
+  FinetuneData(const FinetuneOptions& options, const text::PreTrainedTokenizer& tokenizer, int64_t vocab_size);
+
+  std::shared_ptr<const data::ExampleSet> train, validation;
+  std::optional<data::ChatEncoder> chat;  // of a file of chats
+  std::vector<int32_t> prompt;            // what the samples begin with
+  std::vector<int64_t> stop_tokens;       // what ends them
+};
+
+}  // namespace rondo::examples

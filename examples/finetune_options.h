@@ -1,0 +1,51 @@
+// The options of finetune: names and, mostly, values of Hugging Face's TrainingArguments, LoraConfig and SFTConfig.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "rondo/examples/flags.h"
+#include "rondo/optim/trainer/trainer.h"
+
+namespace rondo::examples {
+
+struct FinetuneOptions {
+  std::string model_name_or_path, train_file, validation_file, output_dir = "tuned";
+  int64_t validation_split_percentage = 10;
+
+  std::string chat_template = "chatml";
+  int64_t block_size = 128;
+  bool completion_only_loss = true;
+
+  double num_train_epochs = 3;
+  int64_t max_steps = -1, per_device_train_batch_size = 4, per_device_eval_batch_size = 8,
+          gradient_accumulation_steps = 1;
+  double learning_rate = 1e-3, weight_decay = 0, adam_beta1 = 0.9, adam_beta2 = 0.999, max_grad_norm = 1;
+  std::string lr_scheduler_type = "linear";
+  int64_t warmup_steps = 0;
+  double warmup_ratio = 0;
+  int64_t logging_steps = 10, eval_steps = 0, save_steps = 0, save_total_limit = 2;
+  bool eval_on_start = true;
+  int64_t early_stopping_patience = 0;
+  double early_stopping_threshold = 0;
+  bool load_best_model_at_end = false, overwrite_output_dir = false;
+  std::string resume_from_checkpoint;
+  int64_t seed = 42;
+  bool bf16 = false, fp16 = false, compile = true;
+
+  bool full = false;
+  int64_t lora_r = 8;
+  double lora_alpha = 16, lora_dropout = 0;
+  std::string lora_target_modules = "all-linear";
+
+  std::string prompt;
+  int64_t max_new_tokens = 60;
+};
+
+Flags flags_of(FinetuneOptions& options);
+// Throws Error, which names the flags, if they do not go together.
+void check(const FinetuneOptions& options);
+// What they mean for a trainer whose training data has so many batches an epoch.
+optim::TrainerOptions trainer_options(const FinetuneOptions& options, int64_t batches_per_epoch);
+
+}  // namespace rondo::examples
