@@ -53,8 +53,10 @@ EventWriter::EventWriter(const std::string& folder, int64_t first_step) {
   io::make_folders(folder);
   const std::string prefix = "events.out.tfevents.";
   if (first_step == 0) {
-    for (const auto& entry : std::filesystem::directory_iterator(folder))
-      if (entry.path().filename().string().starts_with(prefix)) std::filesystem::remove(entry.path());
+    std::error_code error;
+    for (std::filesystem::directory_iterator it(folder, error), end; !error && it != end; it.increment(error))
+      if (it->path().filename().string().starts_with(prefix) && !std::filesystem::remove(it->path(), error)) break;
+    if (error) throw FileError(folder, "cannot remove the events of an older run: " + error.message());
   }
   const auto now = std::chrono::system_clock::now().time_since_epoch();
   const int64_t us = std::chrono::floor<std::chrono::microseconds>(now).count();
