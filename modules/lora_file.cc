@@ -174,7 +174,8 @@ void save_adapter(ModuleBase& model, const std::string& folder, const SaveAdapte
 LoraReport load_adapter(ModuleBase& model, const std::string& folder, const LoadAdapterOptions& options) {
   const std::string config_path = folder + "/" + kConfig, weights_path = folder + "/" + kWeights;
   const LoraOptions given = named_as(read_adapter_config(config_path), options.adapter);
-  if (!std::filesystem::exists(weights_path) && std::filesystem::exists(folder + "/adapter_model.bin"))
+  std::error_code error;
+  if (!std::filesystem::exists(weights_path, error) && std::filesystem::exists(folder + "/adapter_model.bin", error))
     throw FileError(folder + "/adapter_model.bin", "is a pickle; save the adapter as safetensors");
   StateDict file = io::load_safetensors(weights_path).tensors;
   const std::string what = absl::StrCat(model.type_name(), ", adapter ", folder);

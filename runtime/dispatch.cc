@@ -94,6 +94,7 @@ class Dispatcher {
     op_.infer(infer);
     if (infer.outputs_.size() < outputs.size()) [[unlikely]]
       throw_internal(std::string(op_.name) + ": infer left out a result", where_);
+    for (const TensorMeta& meta : infer.outputs_) check_size(meta);
     const bool needs = needs_grad();
     if (needs && op_.grad == nullptr && op_.decompose != nullptr) {
       // An op without a gradient rule is differentiated through its decomposition.
@@ -225,6 +226,13 @@ class Dispatcher {
     return false;
   }
 
+  // The bytes of a result can be counted; those of a view need not exist.
+  void check_size(const TensorMeta& meta) const {
+    constexpr int64_t kMost = int64_t{1} << 56;  // elements, of 8 bytes at most
+    const int64_t numel = checked_numel(meta.sizes);
+    if (numel < 0 || (numel > kMost && op_.kind != OpKind::kView)) [[unlikely]]
+      throw_op_error(op_.name, "the result " + to_string(meta.sizes) + " is more than memory can hold", where_);
+  }
   static Tensor make_handle(const TensorMeta& meta) {
     auto* impl = new TensorImpl;
     impl->dtype = meta.dtype;

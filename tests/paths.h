@@ -10,5 +10,6 @@ extern const char* const kRondorun;      // the launcher, or "" where it is not 
 extern const char* const kRankProgram;   // dist_rank
 extern const char* const kReplay;        // rondo_replay
 extern const char* const kFinetune;      // examples/finetune.cc
+extern const char* const kClassify;      // examples/classify.cc
 
 }  // namespace rondo::tests

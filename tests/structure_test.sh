@@ -59,6 +59,10 @@ report "a library folder may not print, end its process, or change signals and s
   "$(sources runtime modules compile optim |
      xargs -r grep -nE '\b(exit|_exit|_Exit|quick_exit|abort|terminate|set_terminate|atexit|raise|kill|signal|sigaction|sigprocmask|pthread_sigmask|setlocale|chdir|umask|setenv|putenv|fesetround|setrlimit|omp_set_num_threads)\(|\b(puts|fputs|putchar|fputc|fwrite|perror)\(|\bstd(out|err)\b|std::clog|<(csignal|signal\.h|iostream)>' |
      grep -vE '^[^:]*:[0-9]+: *//' | grep -vE '^compile/log\.cc:.*stderr|^runtime/cpu/product\.cc:.*omp_set_num_threads|b_\.Create')"
+# Exceptions of our own types only: these throw others.
+report "use std::error_code, std::from_chars or absl::SimpleAto*: this throws an exception that is not ours" \
+  "$(sources runtime modules compile optim |
+     xargs -r grep -nE 'directory_iterator\([^,()]*\)|\bstd::sto(i|l|ll|ul|ull|f|d|ld)\(|std::regex\b')"
 # Where the cache lies is the user's choice, by the XDG base directory specification. Torchrun's variables are read where a
 # program asks for them (dist/environment.h), and set by the launcher.
 report "only RONDO_* may be read from the environment" \

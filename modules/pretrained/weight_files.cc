@@ -321,11 +321,12 @@ void save_weights(const io::TensorMap& tensors, const std::string& folder, const
   }
   // Loaders look for model.safetensors first, then for the index.
   std::vector<fs::path> stale;
-  for (const fs::directory_entry& entry : fs::directory_iterator(root)) {
-    const std::string name = entry.path().filename().string();
-    if ((name == kWeights || name == kIndex || is_shard(name)) && !written.contains(name))
-      stale.push_back(entry.path());
+  std::error_code unreadable;
+  for (fs::directory_iterator it(root, unreadable), end; !unreadable && it != end; it.increment(unreadable)) {
+    const std::string name = it->path().filename().string();
+    if ((name == kWeights || name == kIndex || is_shard(name)) && !written.contains(name)) stale.push_back(it->path());
   }
+  if (unreadable) throw FileError(folder, "cannot look for the weights of an older save: " + unreadable.message());
   for (const fs::path& path : stale) {
     std::error_code error;
     fs::remove(path, error);

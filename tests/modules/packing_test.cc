@@ -221,6 +221,28 @@ TEST(Packing, WithAdapters) {
   }
 }
 
+// Activation checkpointing of each block.
+TEST(Packing, Recomputed) {
+  manual_seed(4);
+  const Batch batch(kShort);
+  GPT2 model({.vocab_size = kVocab, .block_size = 64, .n_layer = 2, .n_head = 2, .n_embd = 16}, 3);
+  const Tensor weights = Tensor::randn({2, batch.idx.size(1), 16});
+  const auto gradients = [&](bool recompute) {
+    const Tensor first_key = first_keys(batch.idx.size(1), batch.positions);
+    Tensor x = model.wte(batch.idx) + model.wpe(batch.positions);
+    for (TransformerBlock& block : model.h) {
+      const auto run = [&](std::span<const Tensor> in) {
+        return std::vector<Tensor>{block(in[0], KVLayer(), first_key)};
+      };
+      x = recompute ? autograd::checkpoint(run, {&x, 1})[0] : run({&x, 1})[0];
+    }
+    (model.ln_f(x) * weights).sum().backward();
+    return take_gradients(model);
+  };
+  const std::vector<Tensor> kept = gradients(false), again = gradients(true);
+  for (size_t i = 0; i < kept.size(); ++i) EXPECT_TRUE(same_bits(kept[i], again[i])) << i;
+}
+
 TEST(Packing, UnderAutocast) {
   for (const Family& family : families()) {
     SCOPED_TRACE(family.name);

@@ -1,0 +1,255 @@
+// Fine-tunes a published BERT, RoBERTa or MiniLM to sort texts into classes, and sorts texts with it.
+//
+//   classify --model_name_or_path=models/minilm --train_file=train.tsv --validation_file=val.tsv --output_dir=sorter
+//   classify --model_name_or_path=sorter --do_predict --test_file=texts.txt        # label, probability, text
+//   classify --help                                                               # Hugging Face's names
+//
+// Training files have a line "label<TAB>text" for each text, or if they end in .jsonl {"text": "...", "label": ...}.
+// --test_file has a text on each line. --output_dir gets what transformers loads: the model, the names of the classes
+// in its config.json, and the tokenizer.
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <exception>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "rondo/compile/compile.h"
+#include "rondo/examples/flags.h"
+#include "rondo/modules/bert_tasks.h"
+#include "rondo/modules/pretrained/auto_model.h"
+#include "rondo/optim/adam.h"
+#include "rondo/optim/trainer/trainer.h"
+#include "rondo/runtime/amp.h"
+#include "rondo/runtime/autograd.h"
+#include "rondo/runtime/data/example_batches.h"
+#include "rondo/runtime/data/read_examples.h"
+#include "rondo/runtime/io/mapped_file.h"
+#include "rondo/runtime/ops/ops.h"
+#include "rondo/runtime/text/tokenizer.h"
+
+namespace rondo::examples {
+namespace {
+
+struct ClassifyOptions {
+  std::string model_name_or_path, train_file, validation_file, test_file, output_dir = "classifier";
+  bool do_predict = false, bf16 = false, compile = true, load_best_model_at_end = false;
+  int64_t max_seq_length = 128, per_device_train_batch_size = 16, per_device_eval_batch_size = 32;
+  int64_t logging_steps = 50, seed = 42;
+  double num_train_epochs = 3, learning_rate = 5e-5, weight_decay = 0.0, warmup_ratio = 0.0, max_grad_norm = 1.0;
+};
+
+Flags flags_of(ClassifyOptions& o) {
+  Flags flags("classify", "Fine-tunes a published encoder to sort texts into classes, and sorts texts.");
+  flags.add("model_name_or_path", &o.model_name_or_path, "folder with config.json, model.safetensors, tokenizer");
+  flags.add("train_file", &o.train_file, "label<TAB>text lines, or .jsonl with text and label");
+  flags.add("validation_file", &o.validation_file, "the same; accuracy after each epoch");
+  flags.add("do_predict", &o.do_predict, "print label, probability and text for each line of --test_file");
+  flags.add("test_file", &o.test_file, "a text on each line");
+  flags.add("output_dir", &o.output_dir, "where the fine-tuned model goes");
+  flags.add("max_seq_length", &o.max_seq_length, "tokens; longer texts are cut");
+  flags.add("num_train_epochs", &o.num_train_epochs, "passes over the training file");
+  flags.add("per_device_train_batch_size", &o.per_device_train_batch_size, "texts of a step");
+  flags.add("per_device_eval_batch_size", &o.per_device_eval_batch_size, "texts of a batch without training");
+  flags.add("learning_rate", &o.learning_rate, "at the end of the warm-up; then a straight line to 0");
+  flags.add("warmup_ratio", &o.warmup_ratio, "the share of steps with linear warm-up");
+  flags.add("weight_decay", &o.weight_decay, "of AdamW, not for biases and norms");
+  flags.add("max_grad_norm", &o.max_grad_norm, "gradients are clipped to this norm; 0: not clipped");
+  flags.add("load_best_model_at_end", &o.load_best_model_at_end, "keep the epoch with the lowest validation loss");
+  flags.add("logging_steps", &o.logging_steps, "steps between two lines");
+  flags.add("seed", &o.seed, "of the new head, the order of texts, and dropout");
+  flags.add("bf16", &o.bf16, "products in bfloat16");
+  flags.add("compile", &o.compile, "compile the repeated block");
+  return flags;
+}
+
+// With linear warm-up, then a straight line to 0: Hugging Face's default.
+optim::Optimizer::Schedule linear_schedule(double lr, int64_t warmup, int64_t steps) {
+  return [=](int64_t step) {
+    if (step < warmup) return lr * static_cast<double>(step) / static_cast<double>(warmup);
+    return lr * static_cast<double>(std::max<int64_t>(steps - step, 0)) /
+           static_cast<double>(std::max<int64_t>(steps - warmup, 1));
+  };
+}
+
+class Classifier : optim::Callback {
+ public:
+  explicit Classifier(const ClassifyOptions& o)
+      : o_(o), tokenizer_(text::AutoTokenizer::from_pretrained(o.model_name_or_path)) {}
+
+  void train() {
+    const auto train = read(o_.train_file, {});
+    load(train->label_names());
+    std::printf("%lld texts of %zu classes, the longest has %lld tokens\n", as_long(train->size()),
+                train->label_names().size(), as_long(train->report().longest));
+    data::ExampleBatches batches(train, {.batch_size = o_.per_device_train_batch_size, .seed = seed()});
+    if (!o_.validation_file.empty())
+      validation_.emplace(read(o_.validation_file, train->label_names()),
+                          data::ExampleBatchesOptions{.batch_size = o_.per_device_eval_batch_size, .shuffle = false});
+    optim::AdamW optimizer(parameter_groups());
+    const auto loss = [this](const data::Batch& b) { return model_->loss(b[0], b[1], b[2], b[3]); };
+    const auto steps = static_cast<int64_t>(std::ceil(o_.num_train_epochs * static_cast<double>(batches.size())));
+    const auto warmup = static_cast<int64_t>(std::ceil(o_.warmup_ratio * static_cast<double>(steps)));
+    const optim::TrainerOptions options{.num_train_epochs = o_.num_train_epochs,
+                                        .max_grad_norm = o_.max_grad_norm,
+                                        .autocast = lower(),
+                                        .lr_schedules = {linear_schedule(o_.learning_rate, warmup, steps)},
+                                        .logging_steps = o_.logging_steps,
+                                        .load_best_model_at_end = o_.load_best_model_at_end,
+                                        .seed = seed()};
+    std::optional<optim::Trainer> trainer;
+    if (validation_) trainer.emplace(**model_, optimizer, loss, batches, *validation_, options);
+    else trainer.emplace(**model_, optimizer, loss, batches, options);
+    trainer->add_callback(*this);
+    trainer->train();
+    if (o_.load_best_model_at_end && validation_) std::printf("accuracy of the best epoch %.4f\n", accuracy());
+    model_->save_pretrained(o_.output_dir);
+    text::AutoTokenizer::copy_files(o_.model_name_or_path, o_.output_dir);
+    std::printf("The model is in %s\n", o_.output_dir.c_str());
+  }
+
+  void predict() {
+    if (!model_) load({});
+    const std::vector<std::string>& names = model_->label_names();
+    const auto file = io::MappedFile::open(o_.test_file);
+    std::vector<std::string_view> lines;
+    for (const absl::string_view line :
+         absl::StrSplit(absl::string_view(file->text().data(), file->text().size()), '\n'))
+      if (!line.empty()) lines.emplace_back(line.data(), line.size());
+    (*model_)->eval();
+    const NoGrad off;
+    for (size_t at = 0; at < lines.size(); at += batch_rows()) {
+      const auto batch = std::span(lines).subspan(at, std::min(batch_rows(), lines.size() - at));
+      const Tensor probabilities = ops::softmax(logits_of(batch), -1);
+      const std::vector<float> p = probabilities.to_vector<float>();
+      const size_t classes = p.size() / batch.size();
+      for (size_t row = 0; row < batch.size(); ++row) {
+        const auto first = p.begin() + static_cast<int64_t>(row * classes);
+        const auto best = std::max_element(first, first + static_cast<int64_t>(classes));
+        const auto label = static_cast<size_t>(best - first);
+        std::printf("%s\t%.4f\t%.*s\n", label < names.size() ? names[label].c_str() : std::to_string(label).c_str(),
+                    *best, static_cast<int>(batch[row].size()), batch[row].data());
+      }
+    }
+  }
+
+ private:
+  static long long as_long(int64_t n) { return n; }
+  uint64_t seed() const { return static_cast<uint64_t>(o_.seed); }
+  size_t batch_rows() const { return static_cast<size_t>(o_.per_device_eval_batch_size); }
+  std::optional<DType> lower() const { return o_.bf16 ? std::optional(kBF16) : std::nullopt; }
+
+  std::shared_ptr<const data::ExampleSet> read(const std::string& path, const std::vector<std::string>& names) const {
+    return std::make_shared<const data::ExampleSet>(
+        data::read_labelled(path, tokenizer_, {.max_length = o_.max_seq_length, .label_names = names}));
+  }
+
+  // With a new head if the file has none for these classes; no names: the file's head.
+  void load(const std::vector<std::string>& label_names) {
+    nn::PretrainedOptions options{
+        .label_names = label_names, .seed = seed(), .ignore = {"cls.", "lm_head.", "roberta.pooler."}};
+    if (!label_names.empty()) options.fresh = {"classifier.", "bert.pooler."};
+    model_.emplace(nn::AutoModelForSequenceClassification::from_pretrained(o_.model_name_or_path, options));
+    const nn::BertConfig& config = model_->as<nn::RobertaForSequenceClassification>() != nullptr
+                                       ? model_->as<nn::RobertaForSequenceClassification>()->config
+                                       : model_->as<nn::BertForSequenceClassification>()->config;
+    if (tokenizer_.vocab_size() > config.vocab_size)
+      throw Error(absl::StrCat("the tokenizer in ", o_.model_name_or_path, " is not this model's: it has ",
+                               tokenizer_.vocab_size(), " tokens, and the model ", config.vocab_size));
+    if (o_.max_seq_length > config.max_length())
+      throw Error(absl::StrCat("--max_seq_length is ", o_.max_seq_length, ", but the model has ", config.max_length(),
+                               " positions"));
+    if (o_.compile) compile::compile_regions(**model_);
+  }
+
+  // Weights decay; biases and norms do not.
+  std::vector<optim::ParamGroup<optim::AdamWOptions>> parameter_groups() const {
+    std::vector<optim::ParamGroup<optim::AdamWOptions>> groups(2);
+    for (const nn::NamedTensor& parameter : (*model_)->named_parameters()) {
+      const bool decays = !parameter.name.ends_with("bias") && !absl::StrContains(parameter.name, "LayerNorm");
+      groups[decays ? 0 : 1].params.push_back(parameter.tensor);
+    }
+    for (auto& group : groups) group.options = {.lr = o_.learning_rate, .weight_decay = 0};
+    groups[0].options.weight_decay = o_.weight_decay;
+    return groups;
+  }
+
+  // The share of validation texts that are sorted right.
+  double accuracy() {
+    const NoGrad off;
+    const amp::Autocast autocast(lower());
+    (*model_)->eval();
+    int64_t right = 0;
+    validation_->seek({});
+    while (const auto batch = validation_->next()) {
+      const Tensor best = ops::argmax((*model_)((*batch)[0], (*batch)[1], (*batch)[2]), -1);
+      right += ops::sum(ops::equal(best, (*batch)[3]).to(kI64)).to_vector<int64_t>()[0];
+    }
+    (*model_)->train();
+    return static_cast<double>(right) / static_cast<double>(validation_->examples().size());
+  }
+
+  Tensor logits_of(std::span<const std::string_view> texts) {
+    const std::vector<text::Encoding> rows = tokenizer_.encode_batch(
+        texts, {.truncation = {{.max_length = o_.max_seq_length}}, .padding = {{}}});
+    const auto B = static_cast<int64_t>(rows.size()), T = static_cast<int64_t>(rows[0].size());
+    std::vector<int64_t> ids, segments, mask;
+    for (const text::Encoding& row : rows) {
+      ids.insert(ids.end(), row.ids.begin(), row.ids.end());
+      segments.insert(segments.end(), row.type_ids.begin(), row.type_ids.end());
+      mask.insert(mask.end(), row.attention_mask.begin(), row.attention_mask.end());
+    }
+    const amp::Autocast autocast(lower());
+    return (*model_)(Tensor::from(ids, {B, T}), Tensor::from(mask, {B, T}).to(kBool), Tensor::from(segments, {B, T}))
+        .to(kF32);
+  }
+
+  void on_log(const optim::Progress& now) override {
+    std::printf("step %lld/%lld  epoch %.2f  loss %.4f  lr %.2e\n", as_long(now.step), as_long(now.max_steps),
+                now.epoch, now.loss, now.lr);
+  }
+  void on_evaluate(const optim::Progress& now) override {
+    std::printf("epoch %.2f  validation loss %.4f  accuracy %.4f\n", now.epoch, *now.eval_loss, accuracy());
+    std::fflush(stdout);
+  }
+
+  const ClassifyOptions& o_;
+  const text::PreTrainedTokenizer tokenizer_;
+  std::optional<nn::AutoModelForSequenceClassification> model_;
+  std::optional<data::ExampleBatches> validation_;
+};
+
+}  // namespace
+}  // namespace rondo::examples
+
+int main(int argc, char** argv) {
+  using namespace rondo::examples;
+  ClassifyOptions options;
+  try {
+    Flags flags = flags_of(options);
+    flags.parse({argv + 1, argv + argc});
+    if (flags.help_wanted()) {
+      std::printf("%s", flags.usage().c_str());
+      return 0;
+    }
+    if (options.model_name_or_path.empty() || (options.train_file.empty() && !options.do_predict))
+      throw rondo::Error(
+          "--model_name_or_path, and --train_file or --do_predict are needed; --help says what they are");
+    if (options.do_predict && options.test_file.empty()) throw rondo::Error("--do_predict needs --test_file");
+    if (options.per_device_eval_batch_size < 1) throw rondo::Error("--per_device_eval_batch_size must be positive");
+    Classifier classifier(options);
+    if (!options.train_file.empty()) classifier.train();
+    if (options.do_predict) classifier.predict();
+  } catch (const std::exception& e) {
+    std::fprintf(stderr, "classify: %s\n", e.what());
+    return 1;
+  }
+  return 0;
+}

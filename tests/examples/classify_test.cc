@@ -1,0 +1,123 @@
+// examples/classify.cc on a small BERT that the test makes: a classifier comes out, it sorts texts, and what cannot
+// work is said in a sentence.
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+
+#include "absl/strings/str_cat.h"
+#include "rondo/modules/bert_tasks.h"
+#include "rondo/modules/pretrained/auto_model.h"
+#include "rondo/tests/compile/temp_folder.h"
+#include "rondo/tests/paths.h"
+
+namespace rondo {
+namespace {
+
+struct Finished {
+  int status;
+  std::string out;
+  int count(const std::string& part) const {
+    int n = 0;
+    for (size_t at = out.find(part); at != std::string::npos; at = out.find(part, at + 1)) ++n;
+    return n;
+  }
+  // The number behind the last "accuracy ".
+  double accuracy() const { return std::stod(out.substr(out.rfind("accuracy ") + 9)); }
+};
+
+class Classify : public testing::Test {
+ protected:
+  void SetUp() override {
+    nn::BertModel model(
+        {.vocab_size = 600, .block_size = 32, .n_layer = 2, .n_head = 2, .n_embd = 32, .n_hidden = 64, .dropout = 0.1});
+    nn::save_pretrained(model, folder_ / "model");
+    std::filesystem::copy_file(absl::StrCat(tests::kReferenceDir, "/tokenizers/bert_uncased.json"),
+                               folder_ / "model/tokenizer.json");
+    const char* const kinds[] = {"a runner ran", "the national gradient", "unbelievable angstrom"};
+    const char* const names[] = {"sport", "state", "unit"};
+    std::ofstream train(folder_ / "train.tsv"), val(folder_ / "val.jsonl"), texts(folder_ / "texts.txt");
+    for (int i = 0; i < 240; ++i) train << names[i % 3] << "\t" << kinds[i % 3] << (i % 5 == 0 ? " and so on\n" : "\n");
+    for (int i = 0; i < 12; ++i)
+      val << R"({"text": ")" << kinds[i % 3] << R"( of the", "label": ")" << names[i % 3] << "\"}\n";
+    for (int i = 0; i < 3; ++i) texts << kinds[i] << " of the\n";
+  }
+  // Arguments, and those of the training files if `trains`.
+  Finished run(const std::string& options, bool trains = true) {
+    const std::string log = folder_ / "log";
+    const std::string files = absl::StrCat(
+        " --model_name_or_path=", folder_ / "model", " --train_file=", folder_ / "train.tsv",
+        " --validation_file=", folder_ / "val.jsonl", " --output_dir=", folder_ / "out");
+    const int status = std::system(
+        absl::StrCat(tests::kClassify, trains ? files : "", " --max_seq_length=32 ", options, " >", log, " 2>&1")
+            .c_str());
+    std::stringstream out;
+    out << std::ifstream(log).rdbuf();
+    return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, out.str()};
+  }
+  std::string predict(const std::string& model) {
+    return absl::StrCat("--do_predict --test_file=", folder_ / "texts.txt", " --model_name_or_path=", folder_ / model);
+  }
+  test::TempFolder folder_;
+};
+
+TEST_F(Classify, AClassifierComesOutAndSortsTexts) {
+  const Finished done = run("--learning_rate=3e-3 --num_train_epochs=4 --warmup_ratio=0.1 --weight_decay=0.01");
+  ASSERT_EQ(done.status, 0) << done.out;
+  EXPECT_EQ(done.count("accuracy "), 4) << done.out;  // one an epoch
+  EXPECT_EQ(done.accuracy(), 1) << done.out;
+  const auto model = nn::AutoModelForSequenceClassification::from_pretrained(folder_ / "out");
+  EXPECT_EQ(model.label_names(), (std::vector<std::string>{"sport", "state", "unit"}));
+  const Finished sorted = run(predict("out"), /*trains=*/false);
+  ASSERT_EQ(sorted.status, 0) << sorted.out;
+  std::stringstream lines(sorted.out);
+  for (const char* name : {"sport", "state", "unit"}) {
+    std::string line;
+    ASSERT_TRUE(std::getline(lines, line));
+    EXPECT_TRUE(line.starts_with(std::string(name) + "\t0.")) << line;
+    EXPECT_TRUE(line.ends_with(" of the")) << line;
+  }
+  // Batches of one text have no padding and the same answers.
+  EXPECT_EQ(run(predict("out") + " --per_device_eval_batch_size=1 --compile=false", false).out, sorted.out);
+}
+
+TEST_F(Classify, TheSameSeedGivesTheSameRun) {
+  const Finished a = run("--num_train_epochs=0.5"), b = run("--num_train_epochs=0.5"),
+                 other = run("--num_train_epochs=0.5 --seed=7");
+  EXPECT_EQ(a.status, 0) << a.out;
+  EXPECT_EQ(a.out, b.out);
+  EXPECT_NE(a.out, other.out);
+}
+
+TEST_F(Classify, TheBestEpochStays) {
+  const Finished done = run("--learning_rate=3e-3 --num_train_epochs=3 --load_best_model_at_end --bf16");
+  ASSERT_EQ(done.status, 0) << done.out;
+  EXPECT_NE(done.out.find("accuracy of the best epoch "), std::string::npos) << done.out;
+}
+
+TEST_F(Classify, WhatCannotWorkIsSaid) {
+  const auto says = [](const Finished& done, const std::string& part) {
+    EXPECT_EQ(done.status, 1);
+    EXPECT_NE(done.out.find("classify: "), std::string::npos) << done.out;
+    EXPECT_NE(done.out.find(part), std::string::npos) << done.out;
+  };
+  says(run("", /*trains=*/false), "--model_name_or_path");
+  says(run("--do_predict"), "--test_file");
+  says(run("--max_seq_length=64"), "32 positions");
+  says(run("--model_name_or_path=/nowhere"), "/nowhere");
+  says(run(predict("model"), /*trains=*/false), "classifier.weight");  // no head yet
+  std::ofstream(folder_ / "val.jsonl") << "{\"text\": \"a runner\", \"label\": \"money\"}\n";
+  says(run(""), "money");
+  std::ofstream(folder_ / "train.tsv") << "sport\ta runner\nno tab here\n";
+  says(run(""), "line 2");
+  nn::BertModel narrow({.vocab_size = 300, .block_size = 32, .n_layer = 1, .n_head = 2, .n_embd = 32, .n_hidden = 64});
+  nn::save_pretrained(narrow, folder_ / "model");
+  std::ofstream(folder_ / "train.tsv") << "sport\ta runner\nstate\tthe national\n";
+  says(run(""), "is not this model's");
+  EXPECT_FALSE(std::filesystem::exists(folder_ / "out"));
+}
+
+}  // namespace
+}  // namespace rondo
