@@ -22,8 +22,6 @@
 #include "rondo/examples/finetune_data.h"
 #include "rondo/examples/finetune_options.h"
 #include "rondo/modules/generation.h"
-#include "rondo/modules/gpt2.h"
-#include "rondo/modules/llama.h"
 #include "rondo/modules/lora.h"
 #include "rondo/modules/pretrained/auto_model.h"
 #include "rondo/optim/adam.h"
@@ -115,12 +113,13 @@ class Finetuning {
     if (o_.compile) optim::compile(optimizer);
     data::ExampleBatches train(data_.train, {.batch_size = o_.per_device_train_batch_size,
                                              .max_length = o_.block_size,
-                                             .seed = static_cast<uint64_t>(o_.seed)});
+                                             .seed = static_cast<uint64_t>(o_.seed),
+                                             .pack = o_.packing});
     data::ExampleBatches validation(
         data_.validation, {.batch_size = o_.per_device_eval_batch_size, .max_length = o_.block_size, .shuffle = false});
     optim::Trainer trainer(
-        *model_, optimizer, [this](const data::Batch& batch) { return model_.loss(batch[0], batch[1]); }, train,
-        validation, trainer_options(o_, train.size()));
+        *model_, optimizer, [this](const data::Batch& batch) { return loss_of(batch); }, train, validation,
+        trainer_options(o_, train.size()));
     Console console;
     optim::MetricsLog metrics(o_.output_dir + "/metrics.jsonl");
     optim::TensorBoardLog board(o_.output_dir + "/runs");
@@ -151,14 +150,17 @@ class Finetuning {
   }
 
  private:
-  // Rows of the model's embedding. Throws Error if the options ask for more than the model has.
+  // Throws Error if an example would be longer than the model.
   int64_t vocab_size() const {
-    const int64_t longest = model_.causal_lm().cache_options().max_length;
-    if (o_.block_size > longest)
-      throw Error(
-          absl::StrCat("--block_size=", o_.block_size, " is longer than what this model reads: ", longest, " tokens"));
-    if (const auto* gpt2 = model_.as<nn::GPT2>()) return gpt2->config.vocab_size;
-    return model_.as<nn::Llama>()->config.vocab_size;
+    if (o_.block_size > model_.max_length())
+      throw Error(absl::StrCat("--block_size=", o_.block_size,
+                               " is longer than what this model reads: ", model_.max_length(), " tokens"));
+    return model_.vocab_size();
+  }
+
+  // {x, y}, and with --packing the positions that keep examples of a row apart.
+  Tensor loss_of(const data::Batch& batch) {
+    return batch.size() > 2 ? model_.loss(batch[0], batch[1], batch[2]) : model_.loss(batch[0], batch[1]);
   }
 
   void resume(optim::Trainer& trainer) {

@@ -37,6 +37,7 @@ Flags flags_of(FinetuneOptions& o) {
 
   flags.add("chat_template", &o.chat_template, "for messages: chatml, llama3, zephyr, or a file (chat_template.h)");
   flags.add("block_size", &o.block_size, "tokens of an example at most; longer texts are cut into several");
+  flags.add("packing", &o.packing, "several examples in a row of block_size tokens; none sees another");
   flags.add("completion_only_loss", &o.completion_only_loss, "prompts carry no loss");
 
   flags.add("num_train_epochs", &o.num_train_epochs, "passes over the training data");

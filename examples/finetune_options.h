@@ -15,7 +15,7 @@ struct FinetuneOptions {
 
   std::string chat_template = "chatml";
   int64_t block_size = 128;
-  bool completion_only_loss = true;
+  bool packing = false, completion_only_loss = true;
 
   double num_train_epochs = 3;
   int64_t max_steps = -1, per_device_train_batch_size = 4, per_device_eval_batch_size = 8,

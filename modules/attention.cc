@@ -6,6 +6,14 @@
 
 namespace rondo::nn {
 
+Tensor first_keys(int64_t T, const Tensor& positions, int64_t window) {
+  if (!positions.defined() && window == 0) return Tensor();
+  const Tensor at = Tensor::arange(T).view({1, 1, T, 1});
+  if (!positions.defined()) return at - (window - 1);
+  const Tensor reach = window > 0 ? ops::minimum(positions, window - 1) : positions;
+  return at - reach.view({positions.size(0), 1, T, 1});
+}
+
 MultiheadAttention::MultiheadAttention(int64_t n_embd, int64_t n_head, MultiheadAttentionOptions options)
     : n_embd(n_embd),
       n_head(n_head),
@@ -25,25 +33,30 @@ Tensor attention_with_dropout(const Tensor& q, const Tensor& k, const Tensor& v,
   const int64_t T = q.size(2);
   Tensor scores = ops::matmul(q, k.transpose(-2, -1)) * (1.0 / std::sqrt(static_cast<double>(q.size(3))));
   // Finite, so that a row of padding that may attend to nothing has no NaN.
-  if (mask.defined()) scores = ops::where(mask, scores, q.dtype() == kF16 ? -6e4 : -1e30);
+  const Tensor at = Tensor::arange(T);
+  if (mask.defined()) {
+    const Tensor allowed = mask.dtype() == kI64 ? ops::less_equal(mask, at) : mask;
+    scores = ops::where(allowed, scores, q.dtype() == kF16 ? -6e4 : -1e30);
+  }
   if (causal) {
-    const Tensor at = Tensor::arange(T);
     scores = ops::where(ops::greater_equal(at.view({T, 1}), at.view({1, T})), scores, -INFINITY);
   }
   return ops::matmul(weights(ops::softmax(scores)), v);
 }
 
-Tensor MultiheadAttention::forward(const Tensor& x, const KVLayer& cached) {
+Tensor MultiheadAttention::forward(const Tensor& x, const KVLayer& cached, const Tensor& first_key) {
   if (x.rank() != 3)
     throw_op_error("MultiheadAttention", "x must be (B, T, C), got " + to_string(x.sizes()),
                    std::source_location::current());
   if (cached && !options.causal)
     throw_op_error("MultiheadAttention", "only causal attention takes a KVCache", std::source_location::current());
+  if (cached && first_key.defined())
+    throw_op_error("MultiheadAttention", "a KVCache has first keys of its own", std::source_location::current());
   const int64_t B = x.size(0), T = x.size(1), D = n_embd / n_head;
   std::vector<Tensor> qkv = ops::split(c_attn(x), n_embd, -1);                   // 3 x (B, T, C)
   for (Tensor& part : qkv) part = part.view({B, T, n_head, D}).transpose(1, 2);  // 3 x (B, H, T, D)
   const Tensor y = cached ? cached.attend(qkv[0], qkv[1], qkv[2])
-                          : attention_with_dropout(qkv[0], qkv[1], qkv[2], {}, options.causal, attn_dropout);
+                          : attention_with_dropout(qkv[0], qkv[1], qkv[2], first_key, options.causal, attn_dropout);
   return resid_dropout(c_proj(y.transpose(1, 2).reshape({B, T, n_embd})));  // (B, T, C)
 }
 
@@ -58,9 +71,9 @@ TransformerBlock::TransformerBlock(int64_t n_embd, int64_t n_head, TransformerBl
       mlp(child("mlp", n_embd, options.hidden > 0 ? options.hidden : 4 * n_embd,
                 MLPOptions{.bias = options.bias, .dropout = options.dropout, .gelu = options.gelu})) {}
 
-Tensor TransformerBlock::forward(const Tensor& x_, const KVLayer& cached) {
+Tensor TransformerBlock::forward(const Tensor& x_, const KVLayer& cached, const Tensor& first_key) {
   const Tensor normed = ln_1(x_);
-  const Tensor x = x_ + (cached ? attn(normed, cached) : attn(normed));
+  const Tensor x = x_ + (cached || first_key.defined() ? attn(normed, cached, first_key) : attn(normed));
   return x + mlp(ln_2(x));
 }
 

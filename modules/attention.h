@@ -8,6 +8,15 @@
 #pragma GCC visibility push(default)
 namespace rondo::nn {
 
+// i64 (B, 1, T, 1): the first token that each token attends to, which is how attention reads the two bounds that causal
+// models have. It is what scaled_dot_product_attention() takes for a mask.
+// - positions i64 (B, T): a token at position p sees itself and the p tokens before it. Sequences that are packed in
+// one
+//   row, each with positions from 0, then see themselves only. Undefined: no such bound, and B = 1.
+// - window: a token sees the last `window` tokens, itself included. 0: no such bound.
+// Undefined if there is neither. Nothing of size T x T is stored.
+Tensor first_keys(int64_t T, const Tensor& positions, int64_t window = 0);
+
 struct MultiheadAttentionOptions {
   bool causal = true;
   bool bias = true;
@@ -25,11 +34,12 @@ struct MultiheadAttention : Module<MultiheadAttention> {
   Dropout attn_dropout;
   Dropout resid_dropout;
   // (B, T, C) -> (B, T, C). `cached`: x continues what the cache holds (kv_cache.h). Only a causal module takes one.
-  Tensor forward(const Tensor& x, const KVLayer& cached = {});
+  // `first_key`: what first_keys() makes; without a cache.
+  Tensor forward(const Tensor& x, const KVLayer& cached = {}, const Tensor& first_key = {});
 };
 
 // scaled_dot_product_attention(q, k, v, mask) with `weights` applied to the attention weights. They are stored only if
-// it drops some. q, k, v (B, H, T, D); mask bool, broadcast to (B, H, T, T), or undefined.
+// it drops some. q, k, v (B, H, T, D); mask bool, broadcast to (B, H, T, T), i64 first keys (B, 1, T, 1), or undefined.
 Tensor attention_with_dropout(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& mask, bool causal,
                               Dropout& weights);
 
@@ -48,7 +58,8 @@ struct TransformerBlock : Module<TransformerBlock> {
   MultiheadAttention attn;
   LayerNorm ln_2;
   MLP mlp;
-  Tensor forward(const Tensor& x, const KVLayer& cached = {});  // (B, T, C) -> (B, T, C)
+  // (B, T, C) -> (B, T, C), with the operands of MultiheadAttention.
+  Tensor forward(const Tensor& x, const KVLayer& cached = {}, const Tensor& first_key = {});
 };
 
 }  // namespace rondo::nn

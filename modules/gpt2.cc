@@ -22,7 +22,7 @@ GPT2::GPT2(GPT2Config config, uint64_t seed, const SkipInit&) : config(config) {
   }
 }
 
-Tensor GPT2::features(const Tensor& idx) {
+Tensor GPT2::features(const Tensor& idx, const Tensor& positions) {
   const auto fail = [&](std::string_view what) {
     throw_op_error("GPT2",
                    absl::StrCat(std::string(what), ", got ", std::string(name_of(idx.dtype())), to_string(idx.sizes())),
@@ -30,8 +30,11 @@ Tensor GPT2::features(const Tensor& idx) {
   };
   if (idx.rank() != 2 || idx.dtype() != kI64) fail("idx must be i64 (B, T)");
   if (idx.size(1) > config.block_size) fail(absl::StrCat("T must be at most block_size = ", config.block_size));
-  Tensor x = drop(wte(idx) + wpe(Tensor::arange(idx.size(1))));  // (B, T, C)
-  for (TransformerBlock& block : h) x = block(x);
+  const int64_t T = idx.size(1);
+  if (positions.defined()) check_positions("GPT2", idx, positions);
+  const Tensor first_key = first_keys(T, positions);
+  Tensor x = drop(wte(idx) + wpe(positions.defined() ? positions : Tensor::arange(T)));  // (B, T, C)
+  for (TransformerBlock& block : h) x = first_key.defined() ? block(x, KVLayer(), first_key) : block(x);
   return ln_f(x);
 }
 
@@ -54,11 +57,14 @@ KVCacheOptions GPT2::cache_options() const {
           .dtype = cached_dtype(wte.weight.dtype())};
 }
 
-Tensor GPT2::forward(const Tensor& idx) { return head(features(idx)); }
+Tensor GPT2::forward(const Tensor& idx, const Tensor& positions) { return head(features(idx, positions)); }
 
 Tensor GPT2::loss(const Tensor& idx, const Tensor& targets, std::source_location where) {
-  const auto logits = [&] { return (*this)({idx, where}); };
-  const auto below = [&] { return features(idx); };
+  return loss(idx, targets, Tensor(), where);
+}
+Tensor GPT2::loss(const Tensor& idx, const Tensor& targets, const Tensor& positions, std::source_location where) {
+  const auto logits = [&] { return positions.defined() ? (*this)({idx, where}, positions) : (*this)({idx, where}); };
+  const auto below = [&] { return features(idx, positions); };
   return NextTokenLoss{*this, wte.weight, config.whole_logits, logits, below}(idx, targets, where);
 }
 

@@ -55,12 +55,16 @@ struct GPT2 : Module<GPT2>, CausalLM {
                                                                  .gelu = config.gelu});
   LayerNorm ln_f = child("ln_f", config.n_embd, LayerNormOptions{.eps = config.norm_eps, .bias = config.bias});
 
-  // idx i64 (B, T), T <= block_size -> logits (B, T, V).
-  Tensor forward(const Tensor& idx);
+  // idx i64 (B, T), T <= block_size -> logits (B, T, V). positions i64 (B, T), below T: several sequences in a row,
+  // each with positions from 0, do not see each other (first_keys() in attention.h); undefined: each row is one.
+  Tensor forward(const Tensor& idx, const Tensor& positions = {});
   // The input of the output layer, after ln_f: (B, T) -> (B, T, C).
-  Tensor features(const Tensor& idx);
+  Tensor features(const Tensor& idx, const Tensor& positions = {});
   // The mean cross-entropy in nats. targets i64 (B, T); positions with target -100 are ignored.
   Tensor loss(const Tensor& idx, const Tensor& targets, std::source_location where = std::source_location::current());
+  // Of packed rows: what the sequences give alone, each weighted by its targets.
+  Tensor loss(const Tensor& idx, const Tensor& targets, const Tensor& positions,
+              std::source_location where = std::source_location::current());
 
   // ---- With a cache (causal_lm.h, generation.h)
   ModuleBase& module() override { return *this; }

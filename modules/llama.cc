@@ -31,13 +31,6 @@ int64_t width_of(int64_t heads, int64_t n_embd, int64_t n_head, int64_t n_kv_hea
 
 }  // namespace
 
-Tensor sliding_window_mask(int64_t T, int64_t window) {
-  const NoGrad off;
-  const RecorderScope run(nullptr);
-  const Tensor at = Tensor::arange(T);
-  return ops::less(at.view({T, 1}) - at.view({1, T}), window);
-}
-
 GroupedQueryAttention::GroupedQueryAttention(int64_t n_embd, int64_t n_head, int64_t n_kv_head,
                                              GroupedQueryAttentionOptions options)
     : n_embd(n_embd),
@@ -59,7 +52,7 @@ GroupedQueryAttention::GroupedQueryAttention(int64_t n_embd, int64_t n_head, int
 }
 
 Tensor GroupedQueryAttention::forward(const Tensor& x, const ops::RotaryTables& rotary, const KVLayer& cached,
-                                      const Tensor& window_mask) {
+                                      const Tensor& first_key) {
   if (x.rank() != 3)
     throw_op_error("GroupedQueryAttention", "x must be (B, T, C), got " + to_string(x.sizes()),
                    std::source_location::current());
@@ -79,11 +72,12 @@ Tensor GroupedQueryAttention::forward(const Tensor& x, const ops::RotaryTables& 
                k = turned(heads(k_proj(x), n_kv_head, k_norm.get())), v = heads(v_proj(x), n_kv_head);
   if (cached && !options.causal)
     throw_op_error("GroupedQueryAttention", "only causal attention takes a KVCache", std::source_location::current());
+  if (cached && first_key.defined())
+    throw_op_error("GroupedQueryAttention", "a KVCache has first keys of its own", std::source_location::current());
   const auto attend = [&] {
     if (cached) return cached.attend(q, k, v, {.window = options.window});
-    if (options.window == 0 || options.window >= T)
-      return ops::scaled_dot_product_attention(q, k, v, {}, {.causal = options.causal});
-    const Tensor mask = window_mask.defined() ? window_mask : sliding_window_mask(T, options.window);
+    const int64_t window = options.window < T ? options.window : 0;
+    const Tensor mask = first_key.defined() ? first_key : first_keys(T, Tensor(), window);
     return ops::scaled_dot_product_attention(q, k, v, mask, {.causal = options.causal});
   };
   return o_proj(attend().transpose(1, 2).reshape({B, T, n_head * D}));
@@ -135,8 +129,8 @@ LlamaBlock::LlamaBlock(int64_t n_embd, int64_t n_head, int64_t n_kv_head, int64_
           0) {}
 
 Tensor LlamaBlock::forward(const Tensor& x_, const ops::RotaryTables& rotary, const KVLayer& cached,
-                           const Tensor& window_mask) {
-  const Tensor x = x_ + self_attn(input_layernorm(x_), rotary, cached, window_mask);
+                           const Tensor& first_key) {
+  const Tensor x = x_ + self_attn(input_layernorm(x_), rotary, cached, first_key);
   return x + mlp(post_attention_layernorm(x));
 }
 
@@ -152,7 +146,7 @@ Llama::Body::Body(const LlamaConfig& config)
   for (int64_t i = 0; i < config.n_layer; ++i) layers.emplace_back(config, i);
 }
 
-Tensor Llama::Body::forward(const Tensor& idx) {
+Tensor Llama::Body::forward(const Tensor& idx, const Tensor& positions) {
   const auto fail = [&](std::string_view what) {
     throw_op_error("Llama",
                    absl::StrCat(std::string(what), ", got ", std::string(name_of(idx.dtype())), to_string(idx.sizes())),
@@ -162,11 +156,19 @@ Tensor Llama::Body::forward(const Tensor& idx) {
   const int64_t T = idx.size(1);
   if (T > config.block_size) fail(absl::StrCat("T must be at most block_size = ", config.block_size));
   Tensor x = embed_tokens(idx);  // (B, T, C)
-  const ops::RotaryTables& rotary = tables(T, x);
+  ops::RotaryTables rotary = tables(T, x);
+  if (positions.defined()) {
+    check_positions("Llama", idx, positions);
+    const Tensor at = positions.reshape({-1});
+    rotary = {ops::index_select(rotary.cos, 0, at), ops::index_select(rotary.sin, 0, at)};
+  }
   const bool windowed = config.sliding_window > 0 && T > config.sliding_window;
-  if (windowed && (!window_mask_.defined() || window_mask_.size(0) != T))
-    window_mask_ = sliding_window_mask(T, config.sliding_window);
-  for (LlamaBlock& block : layers) x = windowed ? block(x, rotary, KVLayer(), window_mask_) : block(x, rotary);
+  const Tensor all = first_keys(T, positions);
+  const Tensor near = windowed ? first_keys(T, positions, config.sliding_window) : all;
+  for (int64_t i = 0; i < layers.size(); ++i) {
+    const Tensor& first_key = config.window(i) > 0 ? near : all;
+    x = first_key.defined() ? layers[i](x, rotary, KVLayer(), first_key) : layers[i](x, rotary);
+  }
   return norm(x);
 }
 
@@ -192,7 +194,9 @@ Llama::Llama(LlamaConfig config, uint64_t seed, const SkipInit&) : config(config
   model.embed_tokens.zero_padding();
 }
 
-Tensor Llama::forward(const Tensor& idx) { return lm_head(model(idx)); }
+Tensor Llama::forward(const Tensor& idx, const Tensor& positions) {
+  return lm_head(positions.defined() ? model(idx, positions) : model(idx));
+}
 
 Tensor Llama::features(const Tensor& idx, KVCache& cache, std::span<const int64_t> counts) {
   check_cached_call("Llama", idx, cache);
@@ -211,8 +215,11 @@ KVCacheOptions Llama::cache_options() const {
 }
 
 Tensor Llama::loss(const Tensor& idx, const Tensor& targets, std::source_location where) {
-  const auto logits = [&] { return (*this)({idx, where}); };
-  const auto below = [&] { return model(idx); };
+  return loss(idx, targets, Tensor(), where);
+}
+Tensor Llama::loss(const Tensor& idx, const Tensor& targets, const Tensor& positions, std::source_location where) {
+  const auto logits = [&] { return positions.defined() ? (*this)({idx, where}, positions) : (*this)({idx, where}); };
+  const auto below = [&] { return positions.defined() ? model(idx, positions) : model(idx); };
   // A hook on the output layer wants its forward.
   const int64_t whole = !lm_head.is_plain() ? std::numeric_limits<int64_t>::max() : config.whole_logits;
   return NextTokenLoss{*this, lm_head.weight, whole, logits, below}(idx, targets, where);

@@ -8,6 +8,7 @@
 // With other options it is Qwen 2 and 3 or Mistral. Parameter names are those of published checkpoints.
 #pragma once
 
+#include "rondo/modules/attention.h"
 #include "rondo/modules/causal_lm.h"
 #include "rondo/modules/layers.h"
 #include "rondo/modules/next_token_loss.h"
@@ -24,9 +25,6 @@ struct SwiGLU : Module<SwiGLU> {
   Linear down_proj;
   Tensor forward(const Tensor& x);  // (..., C) -> (..., C)
 };
-
-// bool (T, T): true where query t may attend to key s, t - s < window. Keys after t are left to causal attention.
-Tensor sliding_window_mask(int64_t T, int64_t window);
 
 struct GroupedQueryAttentionOptions {
   bool causal = true;
@@ -50,10 +48,10 @@ struct GroupedQueryAttention : Module<GroupedQueryAttention> {
   std::unique_ptr<RMSNorm> q_norm, k_norm;  // null without qk_norm
   int64_t head_dim() const { return options.head_dim > 0 ? options.head_dim : n_embd / n_head; }
   // (B, T, C) -> (B, T, C). `rotary`: what turns queries and keys (T, D/2), or (B T, D/2) for positions of each row;
-  // undefined tables for no positions. `cached`: x continues what the cache holds (kv_cache.h). `window_mask`: what
-  // sliding_window_mask() makes, if the caller shares it among layers.
+  // undefined tables for no positions. `cached`: x continues what the cache holds (kv_cache.h). `first_key`: what
+  // first_keys() makes for packed rows, with the window of these options. Undefined: a row is one sequence.
   Tensor forward(const Tensor& x, const ops::RotaryTables& rotary = {}, const KVLayer& cached = {},
-                 const Tensor& window_mask = {});
+                 const Tensor& first_key = {});
 };
 
 // How rotary positions stretch beyond the lengths of the first training.
@@ -116,7 +114,7 @@ struct LlamaBlock : Module<LlamaBlock> {
   SwiGLU mlp;
   // (B, T, C) -> (B, T, C), with the operands of GroupedQueryAttention.
   Tensor forward(const Tensor& x, const ops::RotaryTables& rotary = {}, const KVLayer& cached = {},
-                 const Tensor& window_mask = {});
+                 const Tensor& first_key = {});
 };
 
 struct Llama : Module<Llama>, CausalLM {
@@ -130,7 +128,7 @@ struct Llama : Module<Llama>, CausalLM {
     Embedding embed_tokens;
     ModuleList<LlamaBlock> layers;
     RMSNorm norm;
-    Tensor forward(const Tensor& idx);  // i64 (B, T) -> (B, T, C)
+    Tensor forward(const Tensor& idx, const Tensor& positions = {});  // i64 (B, T) -> (B, T, C)
     // The same for the tokens that follow those in the cache.
     Tensor forward(const Tensor& idx, KVCache::Pass& pass);
 
@@ -138,17 +136,20 @@ struct Llama : Module<Llama>, CausalLM {
     // The angles of positions 0 to T - 1, in the dtype in which x is computed.
     const ops::RotaryTables& tables(int64_t T, const Tensor& x);
     ops::RotaryTables tables_;  // of the last length and dtype
-    Tensor window_mask_;        // of the last length above sliding_window
   };
 
   LlamaConfig config;
   Body model = child("model", config);
   Linear lm_head = child("lm_head", config.n_embd, config.vocab_size, LinearOptions{.bias = false});
 
-  // idx i64 (B, T), T <= block_size -> logits (B, T, V).
-  Tensor forward(const Tensor& idx);
+  // idx i64 (B, T), T <= block_size -> logits (B, T, V). positions i64 (B, T), below T: several sequences in a row,
+  // each with positions from 0, do not see each other (first_keys() in attention.h); undefined: each row is one.
+  Tensor forward(const Tensor& idx, const Tensor& positions = {});
   // Mean cross-entropy in nats of targets i64 (B, T), where -100 is ignored.
   Tensor loss(const Tensor& idx, const Tensor& targets, std::source_location where = std::source_location::current());
+  // Of packed rows: what the sequences give alone, each weighted by its targets.
+  Tensor loss(const Tensor& idx, const Tensor& targets, const Tensor& positions,
+              std::source_location where = std::source_location::current());
 
   // ---- With a cache (causal_lm.h, generation.h)
   ModuleBase& module() override { return *this; }

@@ -23,4 +23,12 @@ Tensor NextTokenLoss::operator()(const Tensor& idx, const Tensor& targets, std::
   return ops::linear_cross_entropy({x.reshape({n, weight.size(1)}), where}, weight, Tensor(), targets.reshape({n}));
 }
 
+void check_positions(const char* model, const Tensor& idx, const Tensor& positions) {
+  if (positions.dtype() == kI64 && positions.sizes() == idx.sizes()) return;
+  throw_op_error(model,
+                 absl::StrCat("positions must be i64 with the shape of idx, ", to_string(idx.sizes()), ", got ",
+                              std::string(name_of(positions.dtype())), to_string(positions.sizes())),
+                 std::source_location::current());
+}
+
 }  // namespace rondo::nn

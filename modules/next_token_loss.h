@@ -25,5 +25,8 @@ struct NextTokenLoss {
   Tensor operator()(const Tensor& idx, const Tensor& targets, std::source_location where) const;
 };
 
+// Throws Error, in the name of `model`, unless positions are i64 with idx's shape.
+void check_positions(const char* model, const Tensor& idx, const Tensor& positions);
+
 }  // namespace rondo::nn
 #pragma GCC visibility pop

@@ -159,9 +159,10 @@ AutoModelForCausalLM AutoModelForCausalLM::from_pretrained(const std::string& fo
                                                            const PretrainedOptions& options) {
   return AutoModelForCausalLM(Kind::kCausalLM, folder, options);
 }
-Tensor AutoModelForCausalLM::operator()(const Tensor& idx) {
-  if (auto* llama = as<Llama>()) return (*llama)(idx);
-  return (*as<GPT2>())(idx);
+Tensor AutoModelForCausalLM::operator()(const Tensor& idx, const Tensor& positions) {
+  const auto run = [&](auto& model) { return positions.defined() ? model(idx, positions) : model(idx); };
+  if (auto* llama = as<Llama>()) return run(*llama);
+  return run(*as<GPT2>());
 }
 CausalLM& AutoModelForCausalLM::causal_lm() const { return *as<CausalLM>(); }
 int64_t AutoModelForCausalLM::vocab_size() const {
@@ -170,8 +171,12 @@ int64_t AutoModelForCausalLM::vocab_size() const {
 }
 int64_t AutoModelForCausalLM::max_length() const { return causal_lm().cache_options().max_length; }
 Tensor AutoModelForCausalLM::loss(const Tensor& idx, const Tensor& targets, std::source_location where) {
-  if (auto* llama = as<Llama>()) return llama->loss(idx, targets, where);
-  return as<GPT2>()->loss(idx, targets, where);
+  return loss(idx, targets, Tensor(), where);
+}
+Tensor AutoModelForCausalLM::loss(const Tensor& idx, const Tensor& targets, const Tensor& positions,
+                                  std::source_location where) {
+  if (auto* llama = as<Llama>()) return llama->loss(idx, targets, positions, where);
+  return as<GPT2>()->loss(idx, targets, positions, where);
 }
 
 AutoModelForSequenceClassification AutoModelForSequenceClassification::from_pretrained(

@@ -126,13 +126,16 @@ class AutoModel : public PretrainedModel {
 class AutoModelForCausalLM : public PretrainedModel {
  public:
   static AutoModelForCausalLM from_pretrained(const std::string& folder, const PretrainedOptions& options = {});
-  Tensor operator()(const Tensor& idx);  // i64 (B, T) -> logits (B, T, V)
-  CausalLM& causal_lm() const;           // for generate() (generation.h)
-  int64_t vocab_size() const;            // ids of tokens are below this
-  int64_t max_length() const;            // positions: the longest sequence
+  // i64 (B, T) -> logits (B, T, V). positions i64 (B, T): of rows of several sequences (GPT2::forward).
+  Tensor operator()(const Tensor& idx, const Tensor& positions = {});
+  CausalLM& causal_lm() const;  // for generate() (generation.h)
+  int64_t vocab_size() const;   // ids of tokens are below this
+  int64_t max_length() const;   // positions: the longest sequence
   // Mean cross-entropy in nats of targets i64 (B, T), where -100 is ignored. targets[b][t] is what follows idx[b][t]:
   // nothing is shifted here.
   Tensor loss(const Tensor& idx, const Tensor& targets, std::source_location where = std::source_location::current());
+  Tensor loss(const Tensor& idx, const Tensor& targets, const Tensor& positions,
+              std::source_location where = std::source_location::current());
 
  private:
   using PretrainedModel::PretrainedModel;

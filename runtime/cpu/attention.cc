@@ -83,7 +83,11 @@ void load_mask(const AttentionMask<T>& mask, int64_t batch, int64_t head, const 
   for (int64_t i = 0; i < panel.valid_queries; ++i) {
     const int64_t at = offset + (panel.query + i) * mask.strides[2] + panel.key * step;
     A* row = rows + i * kKeyTile;
-    if (mask.allowed) {
+    if (mask.first_key) {
+      const int64_t masked = std::clamp<int64_t>(mask.first_key[at - panel.key * step] - panel.key, 0, panel.keys);
+      std::fill_n(row, masked, -kInfinity<A>);
+      std::fill_n(row + masked, panel.keys - masked, A(0));
+    } else if (mask.allowed) {
       const bool* allowed = mask.allowed + at;
       for (int64_t j = 0; j < panel.keys; ++j) row[j] = allowed[j * step] ? A(0) : -kInfinity<A>;
     } else if (step == 1) {
@@ -93,6 +97,25 @@ void load_mask(const AttentionMask<T>& mask, int64_t batch, int64_t head, const 
     }
   }
   pack_transposed<A>(rows, kKeyTile, panel.valid_queries, panel.keys, static_cast<A>(kLog2E), addend, kTileColumns<A>);
+}
+
+// The keys that a tile of queries reads: whole key tiles from `begin` on; those from `clear` on need no mask.
+struct KeyRange {
+  int64_t begin = 0, clear = 0;
+};
+template <class T>
+KeyRange key_range(const AttentionMask<T>& mask, int64_t batch, int64_t head, int64_t query, int64_t queries,
+                   int64_t keys) {
+  if (!mask) return {};
+  if (mask.first_key == nullptr) return {.begin = 0, .clear = keys};
+  const int64_t* const first = mask.first_key + batch * mask.strides[0] + head * mask.strides[1];
+  int64_t least = keys, most = 0;
+  for (int64_t i = 0; i < queries; ++i) {
+    const int64_t key = std::clamp<int64_t>(first[(query + i) * mask.strides[2]], 0, keys);
+    least = std::min(least, key);
+    most = std::max(most, key);
+  }
+  return {.begin = least / kKeyTile * kKeyTile, .clear = most};
 }
 
 template <class A> void add_mask(const Panel<A>& panel, const A* addend) {
@@ -213,15 +236,16 @@ template <class T> struct ForwardTask {
                          kColumns);
     }
     const int64_t key_end = shape.causal ? std::min(shape.keys, tile.query + queries) : shape.keys;
-    if (key_end == 0) std::fill_n(out_t, d * kQueryTile, A(0));
-    for (int64_t key = 0; key < key_end; key += kKeyTile) {
-      attend(tile, queries, key, std::min(kKeyTile, key_end - key));
+    const KeyRange range = key_range(mask, tile.batch, tile.head, tile.query, queries, shape.keys);
+    if (key_end <= range.begin) std::fill_n(out_t, d * kQueryTile, A(0));
+    for (int64_t key = range.begin; key < key_end; key += kKeyTile) {
+      attend(tile, queries, key, std::min(kKeyTile, key_end - key), range);
     }
     finish(tile, queries);
   }
 
   // One step of online softmax with a tile of keys.
-  void attend(const Tile& tile, int64_t queries, int64_t key, int64_t tile_keys) {
+  void attend(const Tile& tile, int64_t queries, int64_t key, int64_t tile_keys, const KeyRange& range) {
     const T* const k_rows = row_of(k, tile.batch, kv_head_of(tile), key);
     const T* const v_rows = row_of(v, tile.batch, kv_head_of(tile), key);
     LeftOperand<A, false> k_left{k_tile, d_padded};
@@ -240,7 +264,7 @@ template <class T> struct ForwardTask {
       const int vectors = valid > kWidth<A> ? 2 : 1;
       const Panel<A> panel{scores, kColumns, vectors, query, valid, key, keys};
       multiply_panel<Start::kZero>(keys, vectors, d, k_left, q_t + i * d, kColumns, scores, kColumns);
-      if (mask.allowed || mask.bias) {
+      if (key < range.clear) {
         load_mask(mask, tile.batch, tile.head, panel, mask_rows, addend);
         add_mask(panel, addend);
       }
@@ -251,7 +275,7 @@ template <class T> struct ForwardTask {
         online_softmax<1>(panel, maximum + i, sum + i, factors + i);
       }
       A* const to = out_t + i * d;
-      if (key == 0) {
+      if (key == range.begin) {
         multiply_panel<Start::kZero>(d, vectors, keys, v_left, scores, kColumns, to, kColumns);
       } else {
         multiply_panel<Start::kScale>(d, vectors, keys, v_left, scores, kColumns, to, kColumns, factors + i);
@@ -333,10 +357,11 @@ template <class T> struct BackwardTask {
     load_queries(batch, head, query_begin, queries);
     std::fill_n(grad_q_sum, queries * d_padded, A(0));
     const int64_t key_end = shape.causal ? std::min(shape.keys, query_begin + queries) : shape.keys;
-    for (int64_t key = 0; key < key_end; key += kKeyTile) {
+    const KeyRange range = key_range(mask, batch, head, query_begin, queries, shape.keys);
+    for (int64_t key = range.begin; key < key_end; key += kKeyTile) {
       const int64_t keys = std::min(kKeyTile, key_end - key);
       for (int64_t i = 0; i < queries; i += kColumns)
-        score_panel(batch, head, query_begin, i, std::min(kColumns, queries - i), key, keys);
+        score_panel(batch, head, query_begin, i, std::min(kColumns, queries - i), key, keys, key < range.clear);
       accumulate(query_begin, queries, key, keys, grad_k_sum + key * d_padded, grad_v_sum + key * d_padded);
     }
     unpack_rows<T>(grad_q_sum, d_padded, queries, d, static_cast<A>(shape.scale),
@@ -383,7 +408,7 @@ template <class T> struct BackwardTask {
 
   // probabilities and grad_scores for the panel at column `i`.
   void score_panel(int64_t batch, int64_t head, int64_t query_begin, int64_t i, int64_t valid, int64_t key,
-                   int64_t keys) {
+                   int64_t keys, bool masked) {
     const int64_t query = query_begin + i;
     // Whole blocks of rows: `accumulate` reads blocks that straddle the diagonal.
     if (shape.causal) keys = std::min(keys, round_up(query + valid - key, kTileRows));
@@ -392,7 +417,7 @@ template <class T> struct BackwardTask {
     const Panel<A> panel{probabilities + i, kQueryTile, vectors, query, valid, key, keys};
     const auto left = [&](const A* rows) { return LeftOperand<A, false>{rows + key * d_padded, d_padded}; };
     multiply_panel<Start::kZero>(keys, vectors, d, left(k_rows), q_t + i, kQueryTile, panel.scores, kQueryTile);
-    if (mask.allowed || mask.bias) {
+    if (masked) {
       load_mask(mask, batch, head, panel, mask_rows, addend);
       add_mask(panel, addend);
     }

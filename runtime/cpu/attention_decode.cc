@@ -111,6 +111,9 @@ template <class T> class Decode {
   bool allowed(int64_t batch, int64_t head, int64_t key) const {
     return mask_.allowed[batch * mask_.strides[0] + head * mask_.strides[1] + key * mask_.strides[3]];
   }
+  int64_t first_key(int64_t batch, int64_t head) const {
+    return mask_.first_key[batch * mask_.strides[0] + head * mask_.strides[1]];
+  }
   bool allowed_to_some(int64_t batch, int64_t kv_head, int64_t key) const {
     if (mask_.strides[1] == 0) return allowed(batch, 0, key);
     for (int64_t member = 0; member < group_; ++member)
@@ -119,6 +122,12 @@ template <class T> class Decode {
   }
   // Leaves out the keys at both ends that nobody may read.
   void shrink(int64_t batch, int64_t kv_head, int64_t& begin, int64_t& end) const {
+    if (mask_.first_key != nullptr) {
+      int64_t first = end;
+      for (int64_t member = 0; member < group_; ++member)
+        first = std::min(first, first_key(batch, kv_head * group_ + member));
+      begin = std::max(begin, first);
+    }
     if (mask_.allowed == nullptr) return;
     while (begin < end && !allowed_to_some(batch, kv_head, begin)) ++begin;
     while (begin < end && !allowed_to_some(batch, kv_head, end - 1)) --end;
@@ -158,7 +167,9 @@ template <class T> class Decode {
   void softmax(int64_t batch, int64_t head, int64_t begin, int64_t end, A* weights, A* result) const {
     const int64_t n = end - begin, padded = round_up(n, kLanes);
     std::fill(weights + round_up(n, kN), weights + padded, -kInfinity<A>);
-    if (mask_.allowed != nullptr) {
+    if (mask_.first_key != nullptr) {
+      std::fill_n(weights, std::clamp<int64_t>(first_key(batch, head) - begin, 0, n), -kInfinity<A>);
+    } else if (mask_.allowed != nullptr) {
       for (int64_t j = 0; j < n; ++j)
         if (!allowed(batch, head, begin + j)) weights[j] = -kInfinity<A>;
     } else if (mask_.bias != nullptr) {

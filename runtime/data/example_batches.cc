@@ -295,6 +295,7 @@ double ExampleBatches::padding_share() const {
 std::span<const int64_t> ExampleBatches::batch_examples() const { return returned_; }
 
 uint64_t ExampleBatches::fingerprint() const {
+  if (fingerprint_) return *fingerprint_;
   std::vector<uint64_t> values = {examples_->fingerprint(),
                                   static_cast<uint64_t>(options_.batch_size),
                                   static_cast<uint64_t>(options_.max_tokens),
@@ -307,7 +308,8 @@ uint64_t ExampleBatches::fingerprint() const {
   for (const int64_t size : sizes_) values.push_back(static_cast<uint64_t>(size));
   io::Checksum sum;
   sum.update(values.data(), values.size() * sizeof(uint64_t));
-  return sum.digest();
+  fingerprint_ = sum.digest();
+  return *fingerprint_;
 }
 
 }  // namespace rondo::data

@@ -103,6 +103,7 @@ class ExampleBatches : public BatchSource {
   Position position_;
   mutable Plan plan_;  // of position_.epoch, if it was needed
   std::vector<int64_t> returned_;
+  mutable std::optional<uint64_t> fingerprint_;  // once it was asked for
 };
 
 // At most `count` sizes that hold all of the lengths with the least padding in sum, ascending. Each is a multiple of

@@ -10,7 +10,7 @@
 //       data::read_prompts("train.jsonl", tokenizer, {.max_length = model.config.block_size}));
 //
 // Other fields of a JSON object are ignored. Empty lines are skipped. Text of special tokens ("<|endoftext|>") in a
-// file is ordinary text, unless `allow_special_tokens`.
+// file is ordinary text, unless `allow_special_tokens`. In a chat it always is.
 //
 // Errors: DataError names the line of a file that cannot be used: malformed JSON, a field that is missing or no string,
 // an unknown role or label, an empty completion or text, invalid UTF-8, an id outside the model's vocabulary, and with

@@ -1,4 +1,4 @@
-// Tokenizers: text to ids and back.
+// Tokenizers without a vocabulary file: text to ids and back. Those of published models: text/tokenizer.h.
 //
 //   io::CharTokenizer chars = io::CharTokenizer::from_text(text);
 //   std::vector<int32_t> ids = chars.encode("To be");
@@ -55,33 +55,6 @@ class CharTokenizer : public Tokenizer {
 
   std::vector<uint32_t> points_;  // id -> code point, ascending
   std::vector<int32_t> low_ids_;  // code point below 256 -> id or -1: most text needs no search
-};
-
-// GPT-2's byte-level BPE (Radford et al., 2019; the rules are those of its published encoder.py). Text is cut by a
-// pattern into words, whose bytes are merged by rank. Bytes that are not UTF-8 are encoded too, so every string
-// round-trips exactly.
-class Gpt2Tokenizer : public Tokenizer {
- public:
-  static constexpr std::string_view kEndOfText = "<|endoftext|>";
-
-  // encoder.json (vocab.json) and vocab.bpe (merges.txt). Throws FileError.
-  static Gpt2Tokenizer load(const std::string& encoder_path, const std::string& merges_path);
-  Gpt2Tokenizer(Gpt2Tokenizer&&) noexcept;
-  ~Gpt2Tokenizer() override;
-
-  // Takes "<|endoftext|>" for ordinary text: what a user typed cannot end a document.
-  std::vector<int32_t> encode(std::string_view text) const override;
-  // Where `allow_special`, "<|endoftext|>" becomes its one id.
-  std::vector<int32_t> encode(std::string_view text, bool allow_special) const;
-  std::string decode(std::span<const int32_t> ids) const override;
-  int64_t vocab_size() const override;
-  // -1 if the vocabulary has none.
-  int32_t end_of_text() const;
-
- private:
-  struct Impl;
-  explicit Gpt2Tokenizer(std::unique_ptr<Impl> impl);
-  std::unique_ptr<Impl> impl_;
 };
 
 }  // namespace rondo::io

@@ -26,7 +26,10 @@ void check_operands(InferContext& c) {
   if (q[0] != k[0] || q[3] != k[3]) c.fail("q and k must agree in batch and head dimension");
   if (k[1] == 0 || q[1] % k[1] != 0) c.fail("the heads of q must be a multiple of those of k");
   if (!c.has(3)) return;
-  if (c.dtype(3) != kBool && c.dtype(3) != c.dtype(0)) c.fail("mask must be bool or have the dtype of q");
+  if (c.dtype(3) != kBool && c.dtype(3) != kI64 && c.dtype(3) != c.dtype(0))
+    c.fail("mask must be bool, i64 (the first key of each query) or have the dtype of q");
+  if (c.dtype(3) == kI64 && c.sizes(3)[c.sizes(3).rank() - 1] != 1)
+    c.fail("a mask of first keys must have one column: (B, H, Tq, 1)");
   Dims full;
   const Dims scores = {q[0], q[1], q[2], k[2]};
   if (!broadcast_shapes(c.sizes(3), scores, full) || !(full == scores))
@@ -59,6 +62,7 @@ struct Operands {
     cpu::AttentionMask<T> view;
     if (!mask.defined()) return view;
     if (mask.dtype() == kBool) view.allowed = reinterpret_cast<const bool*>(mask.impl()->data());
+    else if (mask.dtype() == kI64) view.first_key = reinterpret_cast<const int64_t*>(mask.impl()->data());
     else view.bias = reinterpret_cast<const T*>(mask.impl()->data());
     const Dims strides = broadcast_strides(mask.sizes(), mask.strides(),
                                            {shape.batch, shape.heads, shape.queries, shape.keys});
@@ -105,7 +109,9 @@ Tensor repeat_heads(const Tensor& t, int64_t heads) {
 Tensor plain_scores(const Tensor& q, const Tensor& k, const Tensor& mask, bool causal, double scale) {
   Tensor scores = matmul(q, transpose(repeat_heads(k, q.sizes()[1]), -1, -2)) * scale;
   const double lowest = -std::numeric_limits<double>::infinity();
-  if (mask.defined()) scores = mask.dtype() == kBool ? where(mask, scores, lowest) : scores + mask;
+  if (mask.defined() && mask.dtype() == kI64)
+    scores = where(less_equal(mask, Tensor::arange(k.sizes()[2])), scores, lowest);
+  else if (mask.defined()) scores = mask.dtype() == kBool ? where(mask, scores, lowest) : scores + mask;
   if (causal) {
     const Tensor rows = unsqueeze(Tensor::arange(q.sizes()[2]), 1), cols = unsqueeze(Tensor::arange(k.sizes()[2]), 0);
     scores = where(less_equal(cols, rows), scores, lowest);
@@ -127,7 +133,7 @@ struct PlainAttention {
   PlainAttention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& mask, const Tensor& logsumexp,
                  const Attrs& attrs)
       : q(wide(q)), k(wide(k)), v(wide(v)), mask(mask), logsumexp(logsumexp), attrs(attrs) {
-    if (mask.defined() && mask.dtype() != kBool) this->mask = wide(mask);
+    if (mask.defined() && is_floating(mask.dtype())) this->mask = wide(mask);
   }
   static Tensor wide(const Tensor& t) { return t.to(compute_dtype(t.dtype())); }
 

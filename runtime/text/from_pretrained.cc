@@ -222,7 +222,7 @@ PreTrainedTokenizer PreTrainedTokenizer::from_gpt2_files(const std::string& voca
                                                          const std::string& merges_path) {
   Config config{.path = vocab_path};
   auto impl = read_byte_level(vocab_path, merges_path, config);
-  const std::string end(io::Gpt2Tokenizer::kEndOfText);
+  const std::string end = "<|endoftext|>";
   if (const int32_t id = impl->model->vocabulary().id(end); id >= 0) {
     impl->add_token({.id = id, .content = end, .special = true});
     impl->finish();

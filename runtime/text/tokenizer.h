@@ -154,7 +154,9 @@ class PreTrainedTokenizer : public io::Tokenizer {
 class AutoTokenizer {
  public:
   // A model's folder: tokenizer.json; else vocab.json and merges.txt; else vocab.txt. Names of special tokens come from
-  // tokenizer_config.json, where it is present. Throws FileError.
+  // tokenizer_config.json, where it is present. Its add_bos_token and add_eos_token say nothing beside a
+  // tokenizer.json, whose post-processor decides: so does transformers 5. Without one they are a FileError. Throws
+  // FileError.
   static PreTrainedTokenizer from_pretrained(const std::string& folder);
   // True if the folder has one of these.
   static bool is_in(const std::string& folder);

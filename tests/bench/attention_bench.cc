@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <memory>
 #include <random>
 #include <vector>
 
@@ -18,6 +19,9 @@ template <class T> struct Problem {
   int64_t channels, row;
   std::vector<T> qkv, out, grad_out, grad_qkv;
   std::vector<float> logsumexp;
+  std::vector<int64_t> first_key;   // packed()
+  std::unique_ptr<bool[]> allowed;  // packed()
+  AttentionMask<T> mask;
 
   Problem(int64_t batch, int64_t heads, int64_t length, int64_t head_dim)
       : shape{batch, heads, heads, length, length, head_dim, true, 1 / std::sqrt(static_cast<double>(head_dim))},
@@ -38,13 +42,22 @@ template <class T> struct Problem {
     return {x.data() + part * channels, shape.queries * stride, shape.head_dim, stride};
   }
   void forward() {
-    attention_forward<T>(shape, slice<const T>(qkv, 0), slice<const T>(qkv, 1), slice<const T>(qkv, 2), {},
+    attention_forward<T>(shape, slice<const T>(qkv, 0), slice<const T>(qkv, 1), slice<const T>(qkv, 2), mask,
                          slice<T>(out, 0), logsumexp.data());
   }
   void backward() {
-    attention_backward<T>(shape, slice<const T>(qkv, 0), slice<const T>(qkv, 1), slice<const T>(qkv, 2), {},
+    attention_backward<T>(shape, slice<const T>(qkv, 0), slice<const T>(qkv, 1), slice<const T>(qkv, 2), mask,
                           slice<const T>(out, 0), logsumexp.data(), slice<const T>(grad_out, 0), slice<T>(grad_qkv, 0),
                           slice<T>(grad_qkv, 1), slice<T>(grad_qkv, 2));
+  }
+  // Sequences of `length` tokens in each row, told apart by a mask of T x T or by first keys.
+  void pack(int64_t length, bool whole_mask) {
+    const int64_t T_ = shape.queries;
+    for (int64_t i = 0; i < T_; ++i) first_key.push_back(i / length * length);
+    allowed.reset(new bool[T_ * T_]);
+    for (int64_t i = 0; i < T_ * T_; ++i) allowed[i] = i % T_ >= first_key[i / T_];
+    if (whole_mask) mask = {.allowed = allowed.get(), .strides = {0, 0, T_, 1}};
+    else mask = {.first_key = first_key.data(), .strides = {0, 0, 1, 0}};
   }
   // Of one product of scores, [Tq, D] x [D, Tk], over the tiles on and below the diagonal.
   double product_flops() const {
@@ -81,6 +94,23 @@ BENCHMARK(forward<float>)->Apply(shapes);
 BENCHMARK(backward<float>)->Apply(shapes);
 BENCHMARK(forward<BFloat16>)->Apply(shapes);
 BENCHMARK(backward<BFloat16>)->Apply(shapes);
+
+// Forward and backward of packed rows. Mask: 0 none (one sequence), 1 bool of T x T, 2 first keys.
+template <class T> void packed(benchmark::State& state) {
+  Problem<T> problem(1, 12, state.range(0), 64);
+  if (state.range(2) > 0) problem.pack(state.range(1), state.range(2) == 1);
+  for (auto _ : state) {
+    problem.forward();
+    problem.backward();
+  }
+}
+void packed_shapes(benchmark::internal::Benchmark* b) {
+  b->ArgNames({"T", "each", "mask"})->Unit(benchmark::kMicrosecond)->UseRealTime();
+  for (const int64_t each : {32, 100, 300})
+    for (const int64_t mask : {0, 1, 2}) b->Args({1024, each, mask});
+}
+BENCHMARK(packed<float>)->Apply(packed_shapes);
+BENCHMARK(packed<BFloat16>)->Apply(packed_shapes);
 
 }  // namespace
 }  // namespace rondo::cpu

@@ -155,7 +155,7 @@ class Study {
       .vocab_size = 256, .block_size = 64, .n_layer = 4, .n_head = 4, .n_embd = 128};
   static constexpr int64_t kBatch = 16;
 
-  explicit Study(const Options& o) : steps_(o.integer("steps", 500)), rank_(o.integer("rank", 16)) {
+  explicit Study(const Options& o) : steps_(o.integer("steps", 500)), rank_(o.integer("rank", 32)) {
     const std::vector<std::string> paths = absl::StrSplit(o.text("study", ""), ',');
     if (paths.size() != 2) throw Error("--study takes two texts: FIRST,SECOND");
     const Text first(paths[0]), second(paths[1]);
@@ -164,7 +164,7 @@ class Study {
     base_ = model.state_dict();
     std::printf("pretrained: held-out loss %.4f on the first text, %.4f on the second\n", held_out(model, first),
                 held_out(model, second));
-    const double full = best(second, false, {3e-4, 1e-3, 3e-3}), lora = best(second, true, {1e-3, 3e-3, 1e-2});
+    const double full = best(second, false, {3e-4, 1e-3, 3e-3}), lora = best(second, true, {2e-3, 5e-3, 1e-2});
     std::printf("after %lld steps on the second: all parameters %.4f, LoRA %.4f: %+.1f%% (goal: within 5%%)\n",
                 static_cast<long long>(steps_), full, lora, 100 * (lora / full - 1));
   }

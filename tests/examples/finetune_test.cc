@@ -197,6 +197,14 @@ TEST_F(Finetune, LinesOfPromptsAndChats) {
     ASSERT_EQ(done.status, 0) << done.out;
     EXPECT_LT(done.validation_loss(-1), done.validation_loss(0) - 0.1) << done.out;
   }
+  // Packed: the same examples, each alone in its row's positions, so the first validation is the same.
+  const std::string prompts = "--train_file=" + folder_ / "prompts.jsonl" + " --block_size=64 --max_new_tokens=0";
+  const Finished apart = run(prompts + " --max_steps=1 --output_dir=" + folder_ / "apart");
+  const Finished packed = run(prompts + " --num_train_epochs=6 --packing --output_dir=" + folder_ / "packed");
+  ASSERT_EQ(apart.status, 0) << apart.out;
+  ASSERT_EQ(packed.status, 0) << packed.out;
+  EXPECT_NEAR(packed.validation_loss(0), apart.validation_loss(0), 2e-4);
+  EXPECT_LT(packed.validation_loss(-1), packed.validation_loss(0) - 0.1) << packed.out;
   std::ofstream(folder_ / "prompts.jsonl", std::ios::app) << "{\"prompt\": \"a\", \"completion\": 3}\n";
   const Finished bad = run("--train_file=" + folder_ / "prompts.jsonl");
   EXPECT_EQ(bad.status, 1);

@@ -19,7 +19,7 @@
 namespace rondo::cpu {
 namespace {
 
-enum class MaskKind { kNone, kBool, kBias, kKeyPadding };
+enum class MaskKind { kNone, kBool, kBias, kKeyPadding, kFirstKey };
 
 struct Case {
   int64_t batch, heads, kv_heads, queries, keys, head_dim;
@@ -79,6 +79,7 @@ template <class T> struct Problem {
   std::vector<AttentionAccumulator<T>> logsumexp;
   std::unique_ptr<bool[]> allowed;
   std::vector<T> bias;
+  std::vector<int64_t> first_key;
   AttentionMask<T> mask;
 
   explicit Problem(const Case& c, uint32_t seed = 1)
@@ -108,6 +109,14 @@ template <class T> struct Problem {
       bias.resize(c.batch * c.keys);
       for (int64_t i = 0; i < c.batch * c.keys; ++i) bias[i] = convert<T>(2 * (i % c.keys) < c.keys ? 0.5 : -kInf);
       mask = {.bias = bias.data(), .strides = {c.keys, 0, 0, 1}};
+    } else if (c.mask ==
+               MaskKind::kFirstKey) {  // [B, H, Tq, 1]: runs of queries; -2 allows all keys, the last run none.
+      first_key.resize(c.batch * c.heads * c.queries);
+      for (size_t i = 0; i < first_key.size(); ++i) {
+        const int64_t query = static_cast<int64_t>(i) % c.queries, run = 37 + 11 * static_cast<int64_t>(rng() % 2);
+        first_key[i] = query % 97 == 96 ? -2 : query > 200 ? c.keys : std::min(query / run * run, c.keys);
+      }
+      mask = {.first_key = first_key.data(), .strides = {c.heads * c.queries, c.queries, 1, 0}};
     }
   }
 
@@ -115,6 +124,7 @@ template <class T> struct Problem {
     const int64_t at = b * mask.strides[0] + h * mask.strides[1] + i * mask.strides[2] + j * mask.strides[3];
     if (c.causal && j > i) return -kInf;
     if (mask.allowed) return mask.allowed[at] ? 0 : -kInf;
+    if (mask.first_key) return j >= mask.first_key[at] ? 0 : -kInf;
     return mask.bias ? static_cast<double>(mask.bias[at]) : 0;
   }
   void forward() { attention_forward<T>(shape, in(q), in(k), in(v), mask, out.view(), logsumexp.data()); }
@@ -243,8 +253,9 @@ TYPED_TEST(AttentionTest, GroupedQueries) {
 
 TYPED_TEST(AttentionTest, Masks) {
   for (const bool causal : {false, true}) {
-    for (const MaskKind kind : {MaskKind::kBool, MaskKind::kBias, MaskKind::kKeyPadding}) {
+    for (const MaskKind kind : {MaskKind::kBool, MaskKind::kBias, MaskKind::kKeyPadding, MaskKind::kFirstKey}) {
       check<TypeParam>({2, 2, 2, 70, 70, 16, causal, kind});
+      check<TypeParam>({1, 2, 1, 270, 270, 8, causal, kind});
       check<TypeParam>({2, 4, 2, 7, 130, 24, causal, kind});
       check<TypeParam>({1, 2, 1, 140, 50, 5, causal, kind});
     }
@@ -257,7 +268,7 @@ TYPED_TEST(AttentionTest, OneQuery) {
     for (const int64_t keys : {1, 15, 16, 17, 31, 256, 257, 700})
       for (const int64_t head_dim : {1, 8, 17, 64, 100, 128}) check<TypeParam>({2, 4, 2, 1, keys, head_dim, causal});
   check<TypeParam>({1, 7, 1, 1, 600, 80});
-  for (const MaskKind kind : {MaskKind::kBias, MaskKind::kKeyPadding})
+  for (const MaskKind kind : {MaskKind::kBias, MaskKind::kKeyPadding, MaskKind::kFirstKey})
     for (const int64_t keys : {5, 300, 530}) check<TypeParam>({2, 6, 3, 1, keys, 24, false, kind});
   // MaskKind::kBool leaves the first query nothing: a mask of its own, and one of each head.
   for (const bool of_head : {false, true}) {
@@ -284,6 +295,30 @@ TYPED_TEST(AttentionTest, OneQueryLeavesMaskedEndsAlone) {
     if (!p.allowed[j]) p.k.at(0, 0, j, 3) = p.v.at(0, 0, j, 3) = convert<TypeParam>(kNan);
   p.forward();
   expect_close(p.out, reference.out, tolerance<TypeParam>());
+}
+
+TYPED_TEST(AttentionTest, OneQueryFromItsFirstKey) {
+  Problem<TypeParam> p({2, 4, 2, 1, 530, 24, false, MaskKind::kFirstKey});
+  p.first_key = {3, 300, 257, 530, -1, 0, 529, 100};  // of each head
+  p.mask.first_key = p.first_key.data();
+  const Reference reference(p);
+  p.forward();
+  expect_close(p.out, reference.out, tolerance<TypeParam>());
+}
+
+// Keys before all first keys of a tile of queries are not read.
+TYPED_TEST(AttentionTest, FirstKeysLeaveTilesOut) {
+  Problem<TypeParam> p({1, 2, 1, 200, 200, 16, true, MaskKind::kFirstKey});
+  for (int64_t i = 0; i < 400; ++i) p.first_key[i] = i % 200 < 128 ? 0 : 128;
+  for (int64_t j = 0; j < 128; ++j) p.k.at(0, 0, j, 3) = p.v.at(0, 0, j, 3) = convert<TypeParam>(kNan);
+  p.forward();
+  p.backward();
+  for (int64_t h = 0; h < 2; ++h)
+    for (int64_t i = 128; i < 200; ++i) {
+      EXPECT_TRUE(std::isfinite(p.out.get(0, h, i, 3)));
+      EXPECT_TRUE(std::isfinite(p.grad_q.get(0, h, i, 3)));
+      EXPECT_TRUE(std::isfinite(p.grad_k.get(0, 0, i, 3)));
+    }
 }
 
 TYPED_TEST(AttentionTest, FullyMaskedRowsGiveZero) {

@@ -382,6 +382,52 @@ TEST(AutoTokenizer, Gpt2Files) {
                     [&] { AutoTokenizer::from_pretrained(folder.path()); });
 }
 
+// What transformers 5.23.0 gives in each of these cases: beside a tokenizer.json it drops both fields.
+TEST(AutoTokenizer, WholeFileDecidesAboutBosAndEos) {
+  const std::string whole = read_bytes(recorded_folder() + "llama3.json");
+  const size_t begin = whole.find("\"post_processor\":") + 17, end = whole.find(",\"decoder\":");
+  const std::string bare = whole.substr(0, begin) + "null" + whole.substr(end);
+  for (const char* flags : {"", R"(,"add_bos_token":true)", R"(,"add_bos_token":false)", R"(,"add_eos_token":true)",
+                            R"(,"add_bos_token":true,"add_eos_token":true)", R"(,"add_bos_token":null)"}) {
+    TempFolder folder;
+    write_bytes(folder / "tokenizer_config.json",
+                std::string(R"({"tokenizer_class":"LlamaTokenizerFast","bos_token":"<s>","eos_token":"<|eot|>")") +
+                    flags + "}");
+    write_bytes(folder / "tokenizer.json", whole);
+    const PreTrainedTokenizer tokenizer = AutoTokenizer::from_pretrained(folder.path());
+    EXPECT_EQ(tokenizer.encode("the word"), (Ids{700, 307, 68, 526})) << flags;
+    EXPECT_EQ(tokenizer("the", "word").ids, (Ids{700, 307, 68, 700, 86, 459})) << flags;
+    EXPECT_EQ(tokenizer.opening_ids(), Ids{700});
+    write_bytes(folder / "tokenizer.json", bare);
+    const PreTrainedTokenizer without = AutoTokenizer::from_pretrained(folder.path());
+    EXPECT_EQ(without.encode("the word"), (Ids{307, 68, 526})) << flags;
+    EXPECT_EQ(without("the", "word").ids, (Ids{307, 68, 86, 459})) << flags;
+    EXPECT_EQ(without.opening_ids(), Ids());
+    EXPECT_EQ(without.eos_token_id(), 701);
+  }
+}
+
+TEST(PreTrainedTokenizer, TokensThatAreText) {
+  const PreTrainedTokenizer tokenizer = recorded("llama3");
+  EXPECT_TRUE(tokenizer.is_added(702));
+  EXPECT_FALSE(tokenizer.is_special(702));
+  EXPECT_FALSE(tokenizer.is_added(5));
+  const auto has = [&](const EncodeOptions& options, int32_t id) {
+    const Ids ids = tokenizer.encode("a keepme <|eot|>", options);
+    return std::find(ids.begin(), ids.end(), id) != ids.end();
+  };
+  EXPECT_TRUE(has({}, 702));
+  EXPECT_FALSE(has({.split_tokens = {702}}, 702));
+  EXPECT_TRUE(has({.split_tokens = {702}}, 701));
+  EXPECT_FALSE(has({.split_special_tokens = true, .split_tokens = {702}}, 701));
+  // The space that Metaspace puts before the first word only.
+  const PreTrainedTokenizer metaspace = recorded("metaspace");
+  const Encoding first = metaspace("the"), later = metaspace("the", {.at_start = false});
+  EXPECT_NE(first.ids, later.ids);
+  EXPECT_EQ(later.offsets.front().begin, 0);
+  EXPECT_EQ(later.offsets.back().end, 3);
+}
+
 TEST(AutoTokenizer, RobertaFiles) {
   TempFolder folder;
   split_files("roberta", folder / "vocab.json", folder / "merges.txt");

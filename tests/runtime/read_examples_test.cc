@@ -213,6 +213,39 @@ TEST(ReadPrompts, TheResultDoesNotDependOnThreads) {
   EXPECT_NE(read_prompts(path, tokenizer, {.train_on_prompt = true}).fingerprint(), one);
 }
 
+// Damaged files are read or refused, always with one of our errors.
+TEST(ReadPrompts, DamagedFiles) {
+  TempFolder folder;
+  const auto tokenizer = recorded("llama3");
+  const std::string good = R"({"prompt": "the w\u00f6rd \ud83d\ude00", "completion": "naïve 世界", "x": [1.5e3, null]})"
+                           "\n";
+  uint32_t state = 5;
+  const auto next = [&] { return (state = state * 1664525u + 1013904223u) >> 8; };
+  int read = 0, refused = 0;
+  for (int i = 0; i < 3000; ++i) {
+    std::string bytes = good + good;
+    for (uint32_t n = 1 + next() % 3; n > 0; --n) {
+      const size_t at = next() % bytes.size();
+      switch (next() % 4) {
+        case 0: bytes[at] = static_cast<char>(next()); break;
+        case 1: bytes.erase(at, 1 + next() % 5); break;
+        case 2: bytes.insert(at, 1, "\\\"{}[]:,u\n\0\xf0"[next() % 12]); break;
+        default: bytes.resize(at); break;
+      }
+      if (bytes.empty()) bytes = "\n";
+    }
+    const std::string path = write(folder, "a.jsonl", bytes);
+    try {
+      read += read_prompts(path, tokenizer, {.max_length = 64, .vocab_size = 704}).size() > 0;
+    } catch (const FileError& error) {
+      EXPECT_EQ(error.path(), path);
+      ++refused;
+    }
+  }
+  EXPECT_GT(read, 100);
+  EXPECT_GT(refused, 1000);
+}
+
 // ---- Plain text
 
 std::string some_text(int lines) {
