@@ -25,7 +25,8 @@
  *
  * Threads. Any thread may make any call. Calls with one handle run one at a time, in the order in which they came: a
  * call waits for those before it. A callback may not call with the handle that calls it: RONDO_BUSY. Calls with
- * different handles run at the same time and give the results that they give alone.
+ * different handles run at the same time and give the results that they give alone. Note [Threads] in
+ * runtime/parallel.h says which threads Rondo starts.
  *
  * Text is UTF-8 and ends with a NUL byte. Token ids are int32_t. Folders are in Hugging Face's layout.
  */

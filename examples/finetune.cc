@@ -141,8 +141,10 @@ class Finetuning {
       Console::say(
           absl::StrFormat("stopped early: the validation loss was lowest after step %d", result.last.best_step));
     show("after");
-    if (o_.full) model_.save_pretrained(o_.output_dir);
-    else nn::save_adapter(*model_, o_.output_dir, {.base_model_name_or_path = o_.model_name_or_path});
+    if (o_.full) {
+      model_.save_pretrained(o_.output_dir);
+      text::AutoTokenizer::copy_files(o_.model_name_or_path, o_.output_dir);
+    } else nn::save_adapter(*model_, o_.output_dir, {.base_model_name_or_path = o_.model_name_or_path});
     std::printf("%s is in %s\n", o_.full ? "The model" : "The adapter", o_.output_dir.c_str());
     return true;
   }

@@ -12,7 +12,8 @@
 // through the rounding of products. Sampling is deterministic: row b draws its n-th token with number b of the
 // generator's n-th offset.
 //
-// Thread safety: a model generates on one thread at a time; different models may on different threads.
+// Thread safety: a model generates on one thread at a time; different models may on different threads (Note [Threads]
+// in runtime/parallel.h).
 #pragma once
 
 #include <cstdint>

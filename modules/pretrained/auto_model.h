@@ -18,7 +18,8 @@
 // converted passes through a buffer of 4 MB. A file that is truncated meanwhile is a FileError; with
 // PretrainedOptions::map, which shares pages instead of reading them, it is SIGBUS.
 //
-// Thread safety: that of modules (module.h). Loading and saving different models at once is fine.
+// Thread safety: that of modules (Note [Threads] in runtime/parallel.h). Loading and saving different models at once is
+// fine.
 #pragma once
 
 #include <cstdint>

@@ -19,13 +19,13 @@ cmake --build "$work/out" >"$work/log" || fail "build"
 for i in $(seq 200); do echo "the $((i % 7)) of them went into the water, and we looked about."; done >"$work/text.txt"
 embed() { "$work/out/embed" "$work/model" "$work/text.txt" "$work/$1" "${@:2}"; }
 
-# ---- To the end: the loss falls, there is text before and after, and an adapter.
+# ---- To the end: there is text before and after, and an adapter.
 embed finished 400 </dev/null >"$work/log" 2>&1 || fail "embed failed"
 has "---- before"; has "step 400/400"; has "finished"; has "---- after"
 [ -f "$work/finished/adapter_model.safetensors" ] || fail "no adapter"
-first=$(tr '\r' '\n' <"$work/log" | sed -n 's/^step [1-9].*loss \([0-9.]*\).*/\1/p' | head -1)
-last=$(tr '\r' '\n' <"$work/log" | sed -n 's/^step 400.*loss \([0-9.]*\).*/\1/p' | tail -1)
-awk "BEGIN { exit !($last < $first - 0.3) }" || fail "the loss did not fall: $first -> $last"
+# What was learned: its sentence, which it did not know before. (The losses that it shows depend on when it looks.)
+sed '/---- after/,$d' "$work/log" | grep -q "into the water" && fail "the text was known before"
+sed -n '/---- after/,$p' "$work/log" | grep -q "into the water" || fail "the text was not learned"
 
 # ---- Cancelled by a key, in the middle of a run that would take hours.
 mkfifo "$work/keys"

@@ -11,6 +11,7 @@
 #include <limits>
 #include <thread>
 
+#include "rondo/compile/log.h"
 #include "rondo/modules/gpt2.h"
 #include "rondo/modules/lora.h"
 #include "rondo/modules/pretrained/auto_model.h"
@@ -18,6 +19,7 @@
 #include "rondo/optim/c_api/text_stream.h"
 #include "rondo/rondo_c.h"
 #include "rondo/runtime/memory.h"
+#include "rondo/runtime/parallel.h"
 #include "rondo/runtime/random.h"
 #include "rondo/tests/compile/temp_folder.h"
 #include "rondo/tests/paths.h"
@@ -462,6 +464,122 @@ TEST_F(CApi, OutOfMemoryInAStepLeavesAModelThatTrainsOn) {
   }
   EXPECT_GT(refused, 3);
   rondo_model_destroy(model);
+}
+
+TEST(CApiSettings, AreThoseOfTheProcess) {
+  const int before = num_threads();
+  ASSERT_EQ(rondo_set_num_threads(3), RONDO_OK);
+  EXPECT_EQ(num_threads(), 3);
+  set_num_threads(before);
+  const int64_t cache = allocator::cache_limit();
+  ASSERT_EQ(rondo_set_cache_limit(5), RONDO_OK);
+  EXPECT_EQ(allocator::cache_limit(), 5);
+  allocator::set_cache_limit(cache);
+  std::string heard;
+  const auto log = [](void* user, const char* message) { static_cast<std::string*>(user)->append(message); };
+  ASSERT_EQ(rondo_set_log(log, &heard), RONDO_OK);
+  compile::log::warn_once("for c_api_test.cc");
+  EXPECT_NE(heard.find("for c_api_test.cc\n"), std::string::npos) << heard;
+  ASSERT_EQ(rondo_set_log(nullptr, nullptr), RONDO_OK);
+}
+
+TEST_F(CApi, EveryFamilyAndDtypeTrains) {
+  for (const char* family : {"gpt2", "llama2", "llama3", "qwen2", "qwen3", "mistral"})
+    for (const char* dtype : {"float32", "bfloat16", "float64", "auto"})
+      for (const int32_t bf16 : {0, 1}) {
+        rondo_model_options options{};
+        options.size = sizeof options;
+        options.dtype = dtype;
+        options.bf16 = bf16;
+        rondo_model* model = nullptr;
+        const std::string folder = std::string(tests::kReferenceDir) + "/pretrained/" + family;
+        ASSERT_EQ(rondo_model_create(folder.c_str(), &options, &model), RONDO_OK) << rondo_last_error();
+        const rondo_optimizer_options a = adamw(1e-2);
+        ASSERT_EQ(rondo_set_optimizer(model, &a), RONDO_OK);
+        const int32_t rows[] = {5, 17, 40, 3, 9, 31, 7, 8, 60, 2, 1, 57};  // of 61 tokens
+        double first = 0, last = 0;
+        ASSERT_EQ(rondo_evaluate_tokens(model, rows, nullptr, 2, 6, &first), RONDO_OK) << rondo_last_error();
+        for (int i = 0; i < 10; ++i)
+          ASSERT_EQ(rondo_train_tokens(model, rows, nullptr, 2, 6, &last), RONDO_OK) << rondo_last_error();
+        EXPECT_LT(last, first - 0.1) << family << " " << dtype << " " << bf16;
+        rondo_generate_options g{};
+        g.size = sizeof g;
+        g.max_new_tokens = 4;
+        int32_t made[4];
+        int64_t count = 0;
+        EXPECT_EQ(rondo_generate_tokens(model, rows, 3, &g, made, 4, &count, nullptr), RONDO_OK) << rondo_last_error();
+        EXPECT_EQ(count, 4);
+        EXPECT_EQ(rondo_model_destroy(model), RONDO_OK);
+      }
+}
+
+// Threads that make any call with any handle and any small argument, right or wrong. Nothing crashes or hangs, and
+// every status is one of the list.
+TEST_F(CApi, RandomCallsFromThreads) {
+  const std::string folder = folder_ / "model", saved = folder_ / "saved", adapter = folder_ / "adapter";
+  std::atomic<rondo_model*> handles[3] = {create(1), create(2), nullptr};
+  std::atomic<int> calls{0}, good{0};
+  const auto call_all = [&](uint64_t seed) {
+    uint64_t offset = 0;
+    const auto pick = [&](int64_t n) {
+      return static_cast<int64_t>(philox(seed, offset++, 0)[0] % static_cast<uint64_t>(n));
+    };
+    for (int i = 0; i < 250; ++i) {
+      std::atomic<rondo_model*>& slot = handles[pick(3)];
+      rondo_model* const model = slot.load();
+      const int64_t batch = pick(4) - 1, length = pick(8) - 1;
+      double loss = 0;
+      int64_t count = 0;
+      int32_t ids[200];
+      char* text = nullptr;
+      rondo_generate_options g{};
+      g.size = pick(9) == 0 ? 3 : sizeof g;
+      g.max_new_tokens = pick(6) - 1;
+      if (g.max_new_tokens == 0) g.max_new_tokens = 1;
+      g.temperature = static_cast<double>(pick(4) - 1);
+      g.top_k = pick(5) - 1;
+      rondo_lora_options l = lora();
+      l.rank = pick(6) - 1;
+      rondo_status status = RONDO_OK;
+      switch (pick(16)) {
+        case 0: {
+          rondo_model* made = nullptr;
+          status = rondo_model_create(pick(4) == 0 ? nullptr : folder.c_str(), nullptr, &made);
+          if (made != nullptr) rondo_model_destroy(slot.exchange(made));
+          break;
+        }
+        case 1: status = rondo_model_destroy(pick(3) == 0 ? model : nullptr); break;
+        case 2: status = rondo_add_lora(model, &l); break;
+        case 3: status = rondo_merge_adapter(model); break;
+        case 4: status = rondo_save_adapter(model, adapter.c_str()); break;
+        case 5: status = rondo_load_adapter(model, adapter.c_str()); break;
+        case 6: status = rondo_save_model(model, saved.c_str()); break;
+        case 7: status = rondo_set_learning_rate(model, static_cast<double>(pick(3)) - 1); break;
+        case 8:
+          status = rondo_evaluate_tokens(model, kRows, pick(2) == 0 ? nullptr : kRows, batch, length, &loss);
+          break;
+        case 9: status = rondo_evaluate_text(model, kTexts, pick(3), &loss); break;
+        case 10: status = rondo_generate_text(model, pick(5) == 0 ? "" : "the", &g, &text, nullptr); break;
+        case 11: status = rondo_generate_tokens(model, kRows, pick(4), &g, ids, 200, &count, nullptr); break;
+        case 12: status = rondo_encode(model, kTexts[0], ids, pick(20), &count); break;
+        case 13: status = rondo_decode(model, kRows, pick(6) - 1, &text); break;
+        default: status = rondo_train_tokens(model, kRows, nullptr, batch, length, &loss);
+      }
+      rondo_free(text);
+      ++calls;
+      good += status == RONDO_OK;
+      if (status < RONDO_OK || status > RONDO_OTHER) ADD_FAILURE() << status;
+      // Statuses that no such call may have.
+      if (status == RONDO_OTHER || status == RONDO_BUSY || status == RONDO_OUT_OF_MEMORY)
+        ADD_FAILURE() << status << ": " << rondo_last_error();
+    }
+  };
+  std::vector<std::thread> threads;
+  for (uint64_t t = 0; t < 4; ++t) threads.emplace_back(call_all, t);
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_GT(good, calls / 10);
+  EXPECT_LT(good, calls * 9 / 10);
+  for (auto& handle : handles) rondo_model_destroy(handle.load());
 }
 
 }  // namespace
