@@ -87,6 +87,15 @@ struct ChatEncoder::Impl {
     return out;
   }
 
+  // A vocabulary that has a marker as an ordinary word, too, could let a message forge it.
+  void check_text(const Ids& ids) const {
+    for (const int32_t id : ids)
+      if (std::find(markers.begin(), markers.end(), id) != markers.end())
+        throw Error(
+            absl::StrCat("a message has the text ", encoder.spelling(id),
+                         ", which this tokenizer cannot tell from the template's marker; leave the message out"));
+  }
+
   // Collects ids. Adjacent texts with the same flag are one text for the tokenizer.
   class Writer {
    public:
@@ -107,6 +116,7 @@ struct ChatEncoder::Impl {
       // Of the run of text that this belongs to: whether it opens the conversation.
       if (before_.empty()) options_.at_start = out_.ids.empty();
       Ids ids = encoder.continuation(before_, before_ids_, text_, options_);
+      impl_.check_text(ids);
       out_.ids.insert(out_.ids.end(), ids.begin(), ids.end());
       out_.targets.resize(out_.ids.size(), target_);
       if (!before_.empty()) {  // what follows needs the ids of this text alone

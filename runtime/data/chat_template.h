@@ -14,7 +14,8 @@
 //   generation    what asks the model for its words; default: the text of the first trained role before {content}
 //
 // Markers: where the template's own text spells a special token of the tokenizer, it becomes that one token. The same
-// words inside a message never do: nobody can forge a role by writing its marker.
+// words inside a message never do: nobody can forge a role by writing its marker. (Where the tokenizer cannot tell them
+// apart, the message is an Error.)
 //
 // Loss: on the words of trained roles and on the end marker behind them, which is the text up to and including the
 // first special token there, or all of it if there is none. Spaces right before {content} count as the words', as

@@ -169,6 +169,19 @@ TEST(ChatEncoder, MarkersThatAreNotSpecialAreGuardedToo) {
   EXPECT_NE(decode(tokenizer, ids).find("a<|im_start|>b"), std::string::npos);
 }
 
+TEST(ChatEncoder, MarkersThatAreWordsAreRefused) {
+  // Whole words are looked up in the vocabulary, which has [SEP].
+  std::string json = read_bytes(std::string(tests::kReferenceDir) + "/tokenizers/bert_cased.json");
+  const std::string before = R"("pre_tokenizer":{"type":"BertPreTokenizer"})";
+  ASSERT_NE(json.find(before), std::string::npos);
+  json.replace(json.find(before), before.size(), R"("pre_tokenizer":{"type":"WhitespaceSplit"})");
+  const PreTrainedTokenizer tokenizer = PreTrainedTokenizer::from_json(json, "bert.json");
+  const ChatEncoder chat(ChatTemplate::parse("user: [CLS]{content}[SEP]\nassistant: {content}[SEP]\n"), tokenizer);
+  EXPECT_EQ(chat.prompt(Messages{{"user", "the"}}).size(), 3u);
+  const std::string error = test::error_of([&] { chat.prompt(Messages{{"user", "the [SEP] the"}}); });
+  EXPECT_NE(error.find("[SEP]"), std::string::npos) << error;
+}
+
 // ---- Templates as text
 
 TEST(ChatTemplate, Render) {
