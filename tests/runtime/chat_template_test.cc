@@ -217,6 +217,31 @@ TEST(ChatTemplate, RefusesWhatIsNoTemplate) {
   EXPECT_NE(unknown.find("chatml, llama3, zephyr"), std::string::npos) << unknown;
 }
 
+TEST(ChatTemplate, DamagedText) {
+  const std::string good =
+      "start: <s>\\n\nuser: U {content|trim}\\n\ntrained: gpt\ngpt: G {content}</s>\ngeneration: G \n";
+  uint32_t state = 5;
+  const auto next = [&] { return (state = state * 1664525u + 1013904223u) >> 8; };
+  int parsed = 0, refused = 0;
+  for (int i = 0; i < 3000; ++i) {
+    std::string text = good;
+    for (uint32_t n = 1 + next() % 3; n > 0 && !text.empty(); --n) {
+      const size_t at = next() % text.size();
+      if (next() % 2 == 0) text[at] = static_cast<char>(next());
+      else text.erase(at, 1 + next() % 6);
+    }
+    try {
+      const ChatTemplate chat = ChatTemplate::parse(text);
+      ++parsed;
+      if (chat.has_role("user")) chat.render(Messages{{"user", " a "}});
+    } catch (const Error&) {
+      ++refused;
+    }
+  }
+  EXPECT_GT(parsed, 100);
+  EXPECT_GT(refused, 1000);
+}
+
 TEST(ChatTemplate, WithoutSpecialTokens) {
   // A template that is text only, on a tokenizer that knows no chat: the whole end text carries loss, and spaces before
   // the words belong to them.
