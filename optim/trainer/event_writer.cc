@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cmath>
 #include <filesystem>
+#include <system_error>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -30,6 +31,18 @@ void append_bytes_field(std::string& out, uint32_t field, std::string_view bytes
   out += bytes;
 }
 
+// The files in `folder` whose names begin so.
+void remove_files(const std::string& folder, std::string_view prefix) {
+  std::error_code error;
+  std::vector<std::filesystem::path> paths;
+  for (std::filesystem::directory_iterator it(folder, error), end; !error && it != end; it.increment(error))
+    if (it->path().filename().string().starts_with(prefix)) paths.push_back(it->path());
+  if (error) throw FileError(folder, "cannot list the folder: " + error.message());
+  for (const std::filesystem::path& path : paths)
+    if (!std::filesystem::remove(path, error) && error)
+      throw FileError(path.string(), "cannot remove: " + error.message());
+}
+
 uint32_t masked_crc(std::string_view bytes) { return std::rotr(crc32c(bytes), 15) + 0xa282ead8u; }
 
 }  // namespace
@@ -52,12 +65,7 @@ uint32_t crc32c(std::string_view bytes) {
 EventWriter::EventWriter(const std::string& folder, int64_t first_step) {
   io::make_folders(folder);
   const std::string prefix = "events.out.tfevents.";
-  if (first_step == 0) {
-    std::error_code error;
-    for (std::filesystem::directory_iterator it(folder, error), end; !error && it != end; it.increment(error))
-      if (it->path().filename().string().starts_with(prefix) && !std::filesystem::remove(it->path(), error)) break;
-    if (error) throw FileError(folder, "cannot remove the events of an older run: " + error.message());
-  }
+  if (first_step == 0) remove_files(folder, prefix);
   const auto now = std::chrono::system_clock::now().time_since_epoch();
   const int64_t us = std::chrono::floor<std::chrono::microseconds>(now).count();
   // Readers go by the order of the names.

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <filesystem>
 #include <fstream>
+#include <system_error>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -64,6 +65,8 @@ MetricsFile::MetricsFile(const std::string& path, int64_t first_step) {
   // A line that a kill cut short is later than any checkpoint.
   std::string kept, line;
   std::ifstream file(path);
+  std::error_code none;
+  if (!file && std::filesystem::exists(path, none)) throw FileError(path, "cannot be read");
   while (first_step > 0 && std::getline(file, line) && !file.eof()) {
     const MetricsRecord record = metrics_from_json(line, path);
     if (record.step > first_step) break;

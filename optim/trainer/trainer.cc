@@ -21,6 +21,24 @@ using Clock = std::chrono::steady_clock;
 
 double seconds_since(Clock::time_point then) { return std::chrono::duration<double>(Clock::now() - then).count(); }
 
+// Takes a source back to where it was: it may be the training data, too.
+class PositionOf {
+ public:
+  explicit PositionOf(data::BatchSource& source) : source_(source), before_(source.position()) {}
+  ~PositionOf() {
+    try {
+      source_.seek(before_);
+    } catch (...) {  // it was there: only a source that breaks its contract throws
+    }
+  }
+  PositionOf(const PositionOf&) = delete;
+  PositionOf& operator=(const PositionOf&) = delete;
+
+ private:
+  data::BatchSource& source_;
+  const data::BatchSource::Position before_;
+};
+
 // Gives each module back the mode that it had, even if some are in training and some not.
 class ModesOf {
  public:
@@ -307,6 +325,11 @@ void Trainer::show_state() {
   progress_.skipped_steps = state_.skipped_steps;
 }
 
+void Trainer::add_callback(Callback& callback) {
+  if (training_) throw Error("Trainer::add_callback: add callbacks before train()");
+  callbacks_.push_back(&callback);
+}
+
 Progress Trainer::progress() const {
   const std::lock_guard lock(progress_mutex_);
   return progress_;
@@ -340,6 +363,7 @@ std::optional<double> Trainer::evaluation_loss(bool until_cancelled) {
   const NoGrad off;
   const ModesOf modes(model_);
   const RandomStateOfThread random;
+  const PositionOf position(*eval_data_);
   model_.eval();
   // The same numbers for each evaluation, and none that a step draws.
   default_generator().set_state(options_.seed, uint64_t{1} << 63);

@@ -2,8 +2,9 @@
 // accumulation, precision, checkpoints, early stop, and resuming bit for bit. It is optional: Trainer::train_step() in
 // trainer.cc is the loop that you would write yourself, and fits one screen.
 //
-//   optim::Trainer trainer(model, optimizer, [&](const data::Batch& b) { return model.loss(b[0], b[1]); },
-//                          train_data, eval_data, {.num_train_epochs = 3, .eval_steps = 100, .output_dir = "run"});
+//   optim::Trainer trainer(model, optimizer, [&](const data::Batch& b) { return model.loss(b[0], b[1]); }, train_data,
+//                          eval_data, {.num_train_epochs = 3, .count_targets = optim::unmasked_targets,
+//                                      .eval_steps = 100, .output_dir = "run"});
 //   trainer.resume_from_checkpoint();                       // goes on where "run" ends, if it holds a checkpoint
 //   const optim::TrainResult result = trainer.train();      // trainer.cancel() from any thread ends it early
 //
@@ -117,8 +118,8 @@ class Trainer {
   Trainer(const Trainer&) = delete;
   Trainer& operator=(const Trainer&) = delete;
 
-  // Called in this order.
-  void add_callback(Callback& callback) { callbacks_.push_back(&callback); }
+  // They are called in this order. Not during train(): Error.
+  void add_callback(Callback& callback);
 
   // Trains until max_steps, cancel() or early stop. Modules are in training mode meanwhile, and afterwards in the mode
   // that each was in before. If something throws (loss function, data, callback, a full disk), parameters, optimizer

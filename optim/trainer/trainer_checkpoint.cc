@@ -139,8 +139,7 @@ void Trainer::claim_output_dir() {
                              others.size() == 1 ? "it" : "them", ", or choose another output_dir"));
   for (const std::string& path : others) {
     std::error_code error;
-    std::filesystem::remove(path, error);
-    if (error) throw FileError(path, "cannot remove: " + error.message());
+    if (!std::filesystem::remove(path, error) && error) throw FileError(path, "cannot remove: " + error.message());
   }
   if (!others.empty()) io::fsync_folder(folder);
   owns_output_dir_ = true;
@@ -256,7 +255,8 @@ void Trainer::resume(const io::Checkpoint& checkpoint, const std::string& path) 
   state_ = std::move(state);
   resumed_path_ = path;
   owns_output_dir_ = false;
-  saved_step_ = same_file(std::filesystem::absolute(path).parent_path(), options_.output_dir) ? state_.step : -1;
+  const std::filesystem::path folder = std::filesystem::path(path).parent_path();
+  saved_step_ = same_file(folder.empty() ? "." : folder, options_.output_dir) ? state_.step : -1;
   timed_ = {};
   const std::lock_guard lock(progress_mutex_);
   progress_ = {.max_steps = max_steps_};

@@ -13,12 +13,14 @@
 
 #include "rondo/compile/compile.h"
 #include "rondo/modules/gpt2.h"
+#include "rondo/modules/layers.h"
 #include "rondo/modules/lora.h"
 #include "rondo/optim/adam.h"
 #include "rondo/optim/compile.h"
 #include "rondo/optim/trainer/trainer.h"
 #include "rondo/runtime/data/data_loader.h"
 #include "rondo/runtime/data/token_data.h"
+#include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/random.h"
 #include "rondo/tests/bits.h"
 #include "rondo/tests/compile/temp_folder.h"
@@ -49,6 +51,26 @@ class MaskedRows : public data::Dataset {
   const int64_t rows_;
   const uint64_t seed_;
 };
+
+struct Classifier : nn::Module<Classifier> {
+  nn::Linear fc = child("fc", 6, 5);
+  Tensor forward(const Tensor& x) { return fc(x); }
+  // x (B, T, 6), y i64 (B, T)
+  Tensor loss(const data::Batch& batch) {
+    return ops::cross_entropy(ops::reshape((*this)(batch[0]), {-1, 5}), ops::reshape(batch[1], {-1}));
+  }
+};
+
+// Rows [begin, end) of four, where row r has r + 1 targets of 4.
+inline data::Batch masked_batch(int64_t begin, int64_t end) {
+  Generator generator(4);
+  const Tensor x = Tensor::randn({4, 4, 6}, {kF64}, &generator);
+  std::vector<int64_t> y;
+  for (int64_t r = 0; r < 4; ++r)
+    for (int64_t t = 0; t < 4; ++t) y.push_back(t <= r ? (3 * r + t) % 5 : data::kIgnoreIndex);
+  const Tensor targets = Tensor::from<int64_t>(y, {4, 4});
+  return {ops::slice(x, 0, {begin, end}).contiguous(), ops::slice(targets, 0, {begin, end}).contiguous()};
+}
 
 // Batches from a list.
 class ListSource : public data::BatchSource {

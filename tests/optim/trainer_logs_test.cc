@@ -104,6 +104,14 @@ TEST(EventWriterTest, ARunThatGoesOnTellsReadersWhereFrom) {
   EXPECT_EQ(events_in(only_file_in(folder.path())).size(), 1u);
 }
 
+TEST(EventWriterTest, AFolderThatCannotBeMadeIsAFileError) {
+  const test::TempFolder folder;
+  std::ofstream(folder / "file") << "x";
+  EXPECT_THROW(EventWriter(folder / "file/events", 0), FileError);
+  EXPECT_THROW(MetricsFile(folder / "file/metrics.jsonl", 0), FileError);
+  EXPECT_THROW(MetricsFile(folder.path(), 1), FileError);
+}
+
 // A disk that fills up in the middle of a record: it is cut off again, and later ones follow the last whole one.
 TEST(AppendedFiles, AFullDiskLeavesWholeRecords) {
   const test::TempFolder folder;
