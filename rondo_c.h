@@ -208,7 +208,7 @@ RONDO_API rondo_status rondo_memory(int64_t* in_use, int64_t* kept);
 /* Gives memory that is kept for reuse back to the system. */
 RONDO_API rondo_status rondo_trim_memory(void);
 /* Where warnings of the compiler go, one message a call, from any thread. They go to stderr by default and where `log`
- * is null. Topics are chosen with the environment variable RONDO_LOGS. */
+ * is null. `log` may not call Rondo. Topics are chosen with the environment variable RONDO_LOGS. */
 RONDO_API rondo_status rondo_set_log(void (*log)(void* user, const char* message), void* user);
 
 #ifdef __cplusplus

@@ -31,7 +31,9 @@
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/data/example_batches.h"
 #include "rondo/runtime/data/read_examples.h"
+#include "rondo/runtime/io/json.h"
 #include "rondo/runtime/io/mapped_file.h"
+#include "rondo/runtime/io/open_file.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/text/tokenizer.h"
 
@@ -79,6 +81,18 @@ optim::Optimizer::Schedule linear_schedule(double lr, int64_t warmup, int64_t st
   };
 }
 
+// "bert"; empty if config.json does not say, which is from_pretrained()'s error.
+std::string model_type_of(const std::string& folder) {
+  const std::string path = folder + "/config.json", text = io::read_text(path, 16 << 20);
+  std::string type;
+  io::JsonReader json(path, text);
+  json.object([&](std::string& key) {
+    if (key == "model_type" && json.peek() == '"') type = json.string();
+    else json.skip();
+  });
+  return type;
+}
+
 class Classifier : optim::Callback {
  public:
   explicit Classifier(const ClassifyOptions& o)
@@ -89,10 +103,12 @@ class Classifier : optim::Callback {
     load(train->label_names());
     std::printf("%lld texts of %zu classes, the longest has %lld tokens\n", as_long(train->size()),
                 train->label_names().size(), as_long(train->report().longest));
-    data::ExampleBatches batches(train, {.batch_size = o_.per_device_train_batch_size, .seed = seed()});
+    data::ExampleBatches batches(train,
+                                 {.batch_size = o_.per_device_train_batch_size, .seed = seed(), .pad_id = pad_id_});
     if (!o_.validation_file.empty())
       validation_.emplace(read(o_.validation_file, train->label_names()),
-                          data::ExampleBatchesOptions{.batch_size = o_.per_device_eval_batch_size, .shuffle = false});
+                          data::ExampleBatchesOptions{
+                              .batch_size = o_.per_device_eval_batch_size, .shuffle = false, .pad_id = pad_id_});
     optim::AdamW optimizer(parameter_groups());
     const auto loss = [this](const data::Batch& b) { return model_->loss(b[0], b[1], b[2], b[3]); };
     const auto steps = static_cast<int64_t>(std::ceil(o_.num_train_epochs * static_cast<double>(batches.size())));
@@ -153,8 +169,10 @@ class Classifier : optim::Callback {
 
   // With a new head if the file has none for these classes; no names: the file's head.
   void load(const std::vector<std::string>& label_names) {
-    nn::PretrainedOptions options{
-        .label_names = label_names, .seed = seed(), .ignore = {"cls.", "lm_head.", "roberta.pooler."}};
+    // Heads of the model's first training; RoBERTa's classifier has no use for its pooler.
+    nn::PretrainedOptions options{.label_names = label_names, .seed = seed(), .ignore = {"cls.", "lm_head."}};
+    if (model_type_of(o_.model_name_or_path) == "roberta")
+      options.ignore.insert(options.ignore.end(), {"pooler.", "roberta.pooler."});
     if (!label_names.empty()) options.fresh = {"classifier.", "bert.pooler."};
     model_.emplace(nn::AutoModelForSequenceClassification::from_pretrained(o_.model_name_or_path, options));
     const nn::BertConfig& config = model_->as<nn::RobertaForSequenceClassification>() != nullptr
@@ -166,6 +184,7 @@ class Classifier : optim::Callback {
     if (o_.max_seq_length > config.max_length())
       throw Error(absl::StrCat("--max_seq_length is ", o_.max_seq_length, ", but the model has ", config.max_length(),
                                " positions"));
+    pad_id_ = static_cast<int32_t>(config.padding_idx.value_or(0));  // RoBERTa's positions depend on it
     if (o_.compile) compile::compile_regions(**model_);
   }
 
@@ -198,7 +217,7 @@ class Classifier : optim::Callback {
 
   Tensor logits_of(std::span<const std::string_view> texts) {
     const std::vector<text::Encoding> rows = tokenizer_.encode_batch(
-        texts, {.truncation = {{.max_length = o_.max_seq_length}}, .padding = {{}}});
+        texts, {.truncation = {{.max_length = o_.max_seq_length}}, .padding = {{.pad_id = pad_id_}}});
     const auto B = static_cast<int64_t>(rows.size()), T = static_cast<int64_t>(rows[0].size());
     std::vector<int64_t> ids, segments, mask;
     for (const text::Encoding& row : rows) {
@@ -224,6 +243,7 @@ class Classifier : optim::Callback {
   const text::PreTrainedTokenizer tokenizer_;
   std::optional<nn::AutoModelForSequenceClassification> model_;
   std::optional<data::ExampleBatches> validation_;
+  int32_t pad_id_ = 0;
 };
 
 }  // namespace

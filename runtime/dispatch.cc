@@ -228,11 +228,18 @@ class Dispatcher {
 
   // The bytes of a result can be counted; those of a view need not exist.
   void check_size(const TensorMeta& meta) const {
-    constexpr int64_t kMost = int64_t{1} << 56;  // elements, of 8 bytes at most
-    const int64_t numel = checked_numel(meta.sizes);
-    if (numel < 0 || (numel > kMost && op_.kind != OpKind::kView)) [[unlikely]]
+    int64_t numel = 1;
+    bool overflows = false;
+    for (const int64_t d : meta.sizes) overflows |= __builtin_mul_overflow(numel, d, &numel);
+    if (overflows || numel > kMostElements) [[unlikely]]
+      refuse_size(meta);
+  }
+  [[gnu::cold, gnu::noinline]] void refuse_size(const TensorMeta& meta) const {
+    const int64_t numel = checked_numel(meta.sizes);  // 0 if any size is
+    if (numel < 0 || (numel > kMostElements && op_.kind != OpKind::kView))
       throw_op_error(op_.name, "the result " + to_string(meta.sizes) + " is more than memory can hold", where_);
   }
+  static constexpr int64_t kMostElements = int64_t{1} << 56;  // of 8 bytes at most
   static Tensor make_handle(const TensorMeta& meta) {
     auto* impl = new TensorImpl;
     impl->dtype = meta.dtype;

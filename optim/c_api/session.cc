@@ -33,6 +33,12 @@ nn::PretrainedOptions pretrained_options(const rondo_model_options& options) {
   return out;
 }
 
+std::string from_root(const std::string& folder) {
+  std::error_code error;
+  const std::filesystem::path path = std::filesystem::absolute(folder, error);
+  return error ? folder : path.string();
+}
+
 double or_default(double value, double usual) { return value == 0 ? usual : value; }
 
 void check_not_negative(const char* name, double value) {
@@ -66,6 +72,7 @@ class Session::RandomScope {
 
 Session::Session(const std::string& folder, const rondo_model_options& options)
     : folder_(folder),
+      tokenizer_folder_(from_root(folder)),
       options_(options),
       model_(nn::AutoModelForCausalLM::from_pretrained(folder, pretrained_options(options))),
       vocab_size_(model_.vocab_size()),
@@ -75,8 +82,9 @@ Session::Session(const std::string& folder, const rondo_model_options& options)
 }
 
 void Session::save_model(const std::string& folder) {
+  // First, so that a folder with a config.json, which is written last, is complete.
+  if (tokenizer_) text::AutoTokenizer::copy_files(tokenizer_folder_, folder);
   model_.save_pretrained(folder);
-  if (tokenizer_) text::AutoTokenizer::copy_files(folder_, folder);
 }
 
 // ---- Adapters. What is trained changes, so an optimizer is made anew.

@@ -58,7 +58,8 @@ class Session {
   // The text that `tokens` add to the prompt's.
   std::string text_after(std::span<const int32_t> prompt, std::span<const int64_t> tokens) const;
 
-  const std::string folder_;
+  const std::string folder_;            // as the caller names it
+  const std::string tokenizer_folder_;  // the same from the root: the host may change its working folder
   const rondo_model_options options_;
   nn::AutoModelForCausalLM model_;
   const int64_t vocab_size_, positions_;

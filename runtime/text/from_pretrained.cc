@@ -243,6 +243,7 @@ bool AutoTokenizer::is_in(const std::string& folder) {
 void AutoTokenizer::copy_files(const std::string& from, const std::string& to) {
   std::error_code error;
   if (std::filesystem::equivalent(from, to, error)) return;
+  if (!is_in(from)) throw FileError(from, "has no tokenizer to copy");
   io::make_folders(to);
   for (const char* name : {"tokenizer.json", "vocab.json", "merges.txt", "vocab.txt", "tokenizer_config.json",
                            "special_tokens_map.json", "added_tokens.json"})

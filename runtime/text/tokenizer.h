@@ -161,7 +161,7 @@ class AutoTokenizer {
   // True if the folder has one of these.
   static bool is_in(const std::string& folder);
   // Copies what from_pretrained() reads into another folder, each file whole or not at all: for a model that is saved
-  // beside its tokenizer. Throws FileError.
+  // beside its tokenizer. Throws FileError, also if there is no tokenizer.
   static void copy_files(const std::string& from, const std::string& to);
 };
 

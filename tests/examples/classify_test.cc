@@ -83,6 +83,28 @@ TEST_F(Classify, AClassifierComesOutAndSortsTexts) {
   EXPECT_EQ(run(predict("out") + " --per_device_eval_batch_size=1 --compile=false", false).out, sorted.out);
 }
 
+TEST_F(Classify, Roberta) {
+  nn::BertModel model({.vocab_size = 1000,
+                       .block_size = 34,
+                       .n_segment = 1,
+                       .n_layer = 2,
+                       .n_head = 2,
+                       .n_embd = 32,
+                       .n_hidden = 64,
+                       .padding_idx = 1,
+                       .roberta = true},
+                      /*has_pooler=*/true);
+  nn::save_pretrained(model, folder_ / "model");
+  std::filesystem::copy_file(absl::StrCat(tests::kReferenceDir, "/tokenizers/roberta.json"),
+                             folder_ / "model/tokenizer.json", std::filesystem::copy_options::overwrite_existing);
+  const Finished done = run("--learning_rate=3e-3 --num_train_epochs=10 --warmup_ratio=0.1");
+  ASSERT_EQ(done.status, 0) << done.out;
+  EXPECT_EQ(done.accuracy(), 1) << done.out;
+  const Finished together = run(predict("out"), /*trains=*/false);
+  EXPECT_EQ(together.status, 0) << together.out;
+  EXPECT_EQ(run(predict("out") + " --per_device_eval_batch_size=1", false).out, together.out);
+}
+
 TEST_F(Classify, TheSameSeedGivesTheSameRun) {
   const Finished a = run("--num_train_epochs=0.5"), b = run("--num_train_epochs=0.5"),
                  other = run("--num_train_epochs=0.5 --seed=7");

@@ -513,6 +513,26 @@ TEST_F(CApi, EveryFamilyAndDtypeTrains) {
       }
 }
 
+TEST_F(CApi, ASavedModelHasItsTokenizerWhereverTheHostIsNow) {
+  const std::filesystem::path here = std::filesystem::current_path();
+  std::filesystem::current_path(folder_.path());
+  rondo_model* model = nullptr;
+  EXPECT_EQ(rondo_model_create("model", nullptr, &model), RONDO_OK) << rondo_last_error();
+  std::filesystem::current_path(here);
+  const std::string saved = folder_ / "saved";
+  ASSERT_EQ(rondo_save_model(model, saved.c_str()), RONDO_OK) << rondo_last_error();
+  double before = 0, after = 0;
+  ASSERT_EQ(rondo_evaluate_text(model, kTexts, 2, &before), RONDO_OK);
+  rondo_model_destroy(model);
+  ASSERT_EQ(rondo_model_create(saved.c_str(), nullptr, &model), RONDO_OK) << rondo_last_error();
+  ASSERT_EQ(rondo_evaluate_text(model, kTexts, 2, &after), RONDO_OK) << rondo_last_error();
+  EXPECT_EQ(before, after);
+  // The first folder loses its tokenizer: a save says so.
+  std::filesystem::remove(saved + "/tokenizer.json");
+  expect(rondo_save_model(model, (folder_ / "again").c_str()), RONDO_BAD_FILE, "no tokenizer");
+  rondo_model_destroy(model);
+}
+
 // Threads that make any call with any handle and any small argument, right or wrong. Nothing crashes or hangs, and
 // every status is one of the list.
 TEST_F(CApi, RandomCallsFromThreads) {

@@ -19,6 +19,7 @@
 #include "rondo/modules/pretrained/auto_model.h"
 #include "rondo/optim/adam.h"
 #include "rondo/optim/compile.h"
+#include "rondo/optim/trainer/trainer.h"
 #include "rondo/rondo_c.h"
 #include "rondo/runtime/amp.h"
 #include "rondo/runtime/data/data_loader.h"
@@ -103,6 +104,14 @@ class Guest : public testing::Test {
       lower.reset();
       loss.backward();
       optimizer.step({.max_norm = 1, .zero_grad = true});
+    }
+    if (number % 5 == 0) {
+      auto examples = std::make_shared<data::ExampleSet>();
+      for (int i = 0; i < 8; ++i) examples->add({.ids = ids, .targets = std::vector<bool>(ids.size(), true)});
+      data::ExampleBatches batches(examples, {.batch_size = 2}), held_out(examples, {.batch_size = 2});
+      optim::Trainer trainer(*model, optimizer, [&](const data::Batch& b) { return model.loss(b[0], b[1]); }, batches,
+                             held_out, {.max_steps = 3, .output_dir = folder_ / "run", .overwrite_output_dir = true});
+      trainer.train();
     }
     const nn::Generation made = nn::generate(
         model.causal_lm(), std::vector<int64_t>(row.begin(), row.begin() + 4),
