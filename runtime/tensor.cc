@@ -10,6 +10,7 @@
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/ops/promotion.h"
 #include "rondo/runtime/parallel.h"
+#include "rondo/runtime/per_thread.h"
 #include "rondo/runtime/random.h"
 #include "rondo/runtime/recorder.h"
 
@@ -29,29 +30,23 @@ struct HandleCache {
 #endif
   Free* first = nullptr;
   int count = 0;
-  static inline thread_local bool alive = false;
 
-  HandleCache() { alive = true; }
+  HandleCache() = default;
   ~HandleCache() {
-    alive = false;
     while (first != nullptr) ::operator delete(std::exchange(first, first->next));
   }
 };
-HandleCache* handle_cache() {
-  static thread_local HandleCache cache;
-  return HandleCache::alive ? &cache : nullptr;  // null while the thread is being torn down
-}
 
 }  // namespace
 
 void* TensorImpl::operator new(size_t bytes) {
-  HandleCache* cache = handle_cache();
+  HandleCache* cache = PerThread<HandleCache>::get();
   if (cache == nullptr || cache->first == nullptr) return ::operator new(bytes);
   --cache->count;
   return std::exchange(cache->first, cache->first->next);
 }
 void TensorImpl::operator delete(void* memory) noexcept {
-  HandleCache* cache = handle_cache();
+  HandleCache* cache = PerThread<HandleCache>::get();
   if (cache == nullptr || cache->count >= HandleCache::kMost) return ::operator delete(memory);
   cache->first = new (memory) HandleCache::Free{cache->first};
   ++cache->count;
