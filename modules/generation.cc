@@ -81,7 +81,8 @@ std::vector<Generation> generate(CausalLM& model, std::span<const std::vector<in
   const NoGrad off;
   const EvalScope eval(model.module());
   // The last new token is never fed to the model.
-  cache_options.max_length = std::min(cache_options.max_length, longest + options.max_new_tokens - 1);
+  const int64_t fed = std::min(options.max_new_tokens - 1, cache_options.max_length);
+  cache_options.max_length = std::min(cache_options.max_length, longest + fed);
   cache_options.batch = B;
   cache_options.dtype = options.cache_dtype.value_or(cache_options.dtype);
   KVCache cache(cache_options);
