@@ -14,6 +14,8 @@
 #include <string_view>
 #include <vector>
 
+#include "rondo/runtime/error.h"
+
 #pragma GCC visibility push(default)
 namespace rondo::io {
 
@@ -81,6 +83,8 @@ class Gpt2Tokenizer : public Tokenizer {
  private:
   struct Impl;
   explicit Gpt2Tokenizer(std::unique_ptr<Impl> impl);
+  // Throws Error if the tokenizer was moved to another object.
+  Impl& impl() const;
   std::unique_ptr<Impl> impl_;
 };
 

@@ -251,6 +251,11 @@ Gpt2Tokenizer::Gpt2Tokenizer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)
 Gpt2Tokenizer::Gpt2Tokenizer(Gpt2Tokenizer&&) noexcept = default;
 Gpt2Tokenizer::~Gpt2Tokenizer() = default;
 
+Gpt2Tokenizer::Impl& Gpt2Tokenizer::impl() const {
+  if (impl_ == nullptr) throw Error("Gpt2Tokenizer: the tokenizer was moved to another object");
+  return *impl_;
+}
+
 Gpt2Tokenizer Gpt2Tokenizer::load(const std::string& encoder_path, const std::string& merges_path) {
   auto impl = std::make_unique<Impl>();
   impl->load_tokens(encoder_path);
@@ -265,16 +270,16 @@ std::vector<int32_t> Gpt2Tokenizer::encode(std::string_view text, bool allow_spe
   std::vector<int32_t> ids;
   ids.reserve(text.size() / 3);
   WordCache own;
-  std::unique_lock lock(impl_->cache_mutex, std::try_to_lock);
-  WordCache& cache = lock.owns_lock() ? impl_->cache : own;
-  while (allow_special && impl_->end_of_text >= 0) {
+  std::unique_lock lock(impl().cache_mutex, std::try_to_lock);
+  WordCache& cache = lock.owns_lock() ? impl().cache : own;
+  while (allow_special && impl().end_of_text >= 0) {
     const size_t at = text.find(kEndOfText);
     if (at == text.npos) break;
-    impl_->encode_text(text.substr(0, at), cache, ids);
-    ids.push_back(impl_->end_of_text);
+    impl().encode_text(text.substr(0, at), cache, ids);
+    ids.push_back(impl().end_of_text);
     text.remove_prefix(at + kEndOfText.size());
   }
-  impl_->encode_text(text, cache, ids);
+  impl().encode_text(text, cache, ids);
   return ids;
 }
 
@@ -283,12 +288,12 @@ std::string Gpt2Tokenizer::decode(std::span<const int32_t> ids) const {
   for (const int32_t id : ids) {
     if (id < 0 || id >= vocab_size())
       throw Error(absl::StrCat("decode: token ", id, " is outside the vocabulary of ", vocab_size()));
-    text += impl_->tokens[static_cast<size_t>(id)];
+    text += impl().tokens[static_cast<size_t>(id)];
   }
   return text;
 }
 
-int64_t Gpt2Tokenizer::vocab_size() const { return static_cast<int64_t>(impl_->tokens.size()); }
-int32_t Gpt2Tokenizer::end_of_text() const { return impl_->end_of_text; }
+int64_t Gpt2Tokenizer::vocab_size() const { return static_cast<int64_t>(impl().tokens.size()); }
+int32_t Gpt2Tokenizer::end_of_text() const { return impl().end_of_text; }
 
 }  // namespace rondo::io

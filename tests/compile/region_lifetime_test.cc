@@ -537,6 +537,13 @@ TEST_F(RegionLifetime, OptimiserStepsBetweenCalls) {
   EXPECT_EQ(report.entries, 1);
 }
 
+TEST_F(RegionLifetime, AFunctionThatWasMovedFromIsAnError) {
+  auto twice = compile::compile([](const Tensor& x) { return x * 2.0; });
+  auto taken = std::move(twice);
+  EXPECT_EQ(taken(Tensor::ones({})).item(), 2);
+  EXPECT_THROW(twice(Tensor::ones({})), Error);
+}
+
 // The result of a new block and its gradient.
 Tensors forward_and_backward(bool compiled) {
   manual_seed(5);

@@ -128,6 +128,17 @@ TEST(Gpt2Tokenizer, TinyVocabulary) {
   EXPECT_THROW(bpe.decode(Ids{-1}), Error);
 }
 
+TEST(Gpt2Tokenizer, MovedFromIsAnError) {
+  const TinyVocabulary files;
+  Gpt2Tokenizer bpe = Gpt2Tokenizer::load(files.encoder, files.merges);
+  const Gpt2Tokenizer taken = std::move(bpe);
+  EXPECT_EQ(taken.vocab_size(), 260);
+  EXPECT_THROW(bpe.vocab_size(), Error);
+  EXPECT_THROW(bpe.encode("ab"), Error);
+  EXPECT_THROW(bpe.decode(Ids{257}), Error);
+  EXPECT_THROW(bpe.end_of_text(), Error);
+}
+
 TEST(Gpt2Tokenizer, RefusesBadFiles) {
   const TinyVocabulary files;
   const auto refused = [&](const std::string& path, std::string_view reason) {
