@@ -96,4 +96,8 @@ Tensor Sequential::forward(const Tensor& x) {
   return y;
 }
 
+void throw_no_layer(const char* list, int64_t i, int64_t size) {
+  throw Error(absl::StrCat(list, ": there is no module ", i, "; there are ", size));
+}
+
 }  // namespace rondo::nn

@@ -54,7 +54,9 @@ Node::OutputExtras& Node::extras_of(int output) {
 
 // The user's handle is not kept: a later write in place may give it a history that leads to this node, and the two
 // would own each other. A parameter's history never changes.
-SavedTensor::SavedTensor(const Tensor& tensor, bool is_output) : version_(tensor.version()) {
+SavedTensor::SavedTensor(const Tensor& tensor, bool is_output) {
+  if (!tensor.defined()) return;
+  version_ = tensor.version();
   const bool parameter = tensor.requires_grad() && tensor.is_leaf();
   if (parameter && !is_output) {
     tensor_ = tensor;
