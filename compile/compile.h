@@ -29,6 +29,7 @@
 
 #include "rondo/modules/module.h"
 #include "rondo/runtime/dynamic_range.h"
+#include "rondo/runtime/error.h"
 #include "rondo/runtime/source_location.h"
 
 #pragma GCC visibility push(default)
@@ -196,6 +197,7 @@ template <class F> class Compiled {
   Compiled(F function, CompileOptions options)
       : module_(std::make_unique<Function>(std::move(function))), regions_(compile_module(*module_, options)) {}
   template <class First, class... Rest> auto operator()(First&& first, Rest&&... rest) {
+    if (module_ == nullptr) throw Error("compile: the function was moved to another object");
     return (*module_)(std::forward<First>(first), std::forward<Rest>(rest)...);
   }
   const Regions& regions() const { return regions_; }

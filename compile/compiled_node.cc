@@ -61,7 +61,7 @@ Tensor zeros_like(const Value& like) {
   int64_t extent = like.sizes.numel() == 0 ? 0 : 1;
   for (int d = 0; d < like.sizes.rank() && extent > 0; ++d) extent += (like.sizes[d] - 1) * like.strides[d];
   const Tensor memory = Tensor::zeros({extent}, {like.dtype});
-  return Tensor::from_storage(memory.storage(), 0, like.sizes, like.strides, like.dtype);
+  return Tensor::over(memory.storage(), 0, like.sizes, like.strides, like.dtype);
 }
 
 // The tape's node for one run of an entry.

@@ -21,9 +21,8 @@ struct Program::Frame {
   // The memory there, seen with the layout of `like`.
   Tensor tensor(const Value& like, const Address& address) const {
     const Slot& slot = slots[static_cast<size_t>(address.slot)];
-    return Tensor::from_storage(slot.storage,
-                                (slot.byte_offset + address.offset) / static_cast<int64_t>(size_of(like.dtype)),
-                                like.sizes, like.strides, like.dtype);
+    return Tensor::over(slot.storage, (slot.byte_offset + address.offset) / static_cast<int64_t>(size_of(like.dtype)),
+                        like.sizes, like.strides, like.dtype);
   }
 };
 

@@ -185,7 +185,7 @@ std::shared_ptr<const PreparedKernel> Program::prepare(const Launch& launch, int
     const int64_t offset = address_of(id).offset / static_cast<int64_t>(size_of(like.dtype));
     auto found = std::find_if(memory.begin(), memory.end(), [&](const auto& entry) { return entry.first == slot; });
     if (found == memory.end()) found = memory.insert(found, {slot, Storage::allocate(1)});
-    return Tensor::from_storage(found->second, offset, like.sizes, like.strides, like.dtype);
+    return Tensor::over(found->second, offset, like.sizes, like.strides, like.dtype);
   };
   std::shared_ptr<const PreparedKernel> prepared;
   with_context(

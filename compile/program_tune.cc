@@ -19,7 +19,7 @@ Tensor made_up(const Value& value) {
   int64_t extent = 1;
   for (int d = 0; d < value.sizes.rank(); ++d) extent += std::max<int64_t>(value.sizes[d] - 1, 0) * value.strides[d];
   const Tensor memory = Tensor::full({extent}, 0.5, {value.dtype});
-  return Tensor::from_storage(memory.storage(), 0, value.sizes, value.strides, value.dtype);
+  return Tensor::over(memory.storage(), 0, value.sizes, value.strides, value.dtype);
 }
 
 // What times depend on.

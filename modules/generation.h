@@ -79,8 +79,8 @@ struct Generation {
   FinishReason reason = FinishReason::kMaxTokens;
 };
 
-// One result for each prompt. Throws Error if a prompt is empty or has as many tokens as the model has positions
-// (unless options.slide), if an option is out of range, or if all logits of a row are -inf or one is NaN or +inf.
+// One result for each prompt. Throws Error if a prompt is empty or has more tokens than the model has positions (unless
+// options.slide), if an option is out of range, or if all logits of a row are -inf or one is NaN or +inf.
 std::vector<Generation> generate(CausalLM& model, std::span<const std::vector<int64_t>> prompts,
                                  const GenerationOptions& options = {});
 Generation generate(CausalLM& model, const std::vector<int64_t>& prompt, const GenerationOptions& options = {});

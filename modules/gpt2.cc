@@ -43,8 +43,9 @@ Tensor GPT2::features(const Tensor& idx, KVCache& cache, std::span<const int64_t
   KVCache::Pass pass(cache, idx.size(1), counts);
   Tensor x = drop(wte(idx) + wpe(pass.positions()));  // (B, T, C)
   for (int64_t i = 0; i < h.size(); ++i) x = h[i](x, pass.layer(i));
+  x = ln_f(x);
   pass.finish();
-  return ln_f(x);
+  return x;
 }
 
 Tensor GPT2::head(const Tensor& features) { return ops::linear(features, wte.weight, Tensor()); }

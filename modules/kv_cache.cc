@@ -17,6 +17,12 @@ KVCache::KVCache(KVCacheOptions options) : options_(options) {
     if (size <= 0) throw Error(absl::StrCat("KVCache: ", name, " must be positive, got ", size));
   if (!is_floating(options.dtype))
     throw Error(absl::StrCat("KVCache: the dtype must be floating, got ", std::string(name_of(options.dtype))));
+  const Dims all = {options.layers, 2, options.batch, options.kv_heads, options.max_length, options.head_dim};
+  if (checked_numel(all) < 0)
+    throw Error(
+        absl::StrCat("KVCache: ", to_string(all),
+                     " (layers, keys and values, batch, kv_heads, max_length, head_dim) is more than memory can "
+                     "hold"));
   // Zeros, so that no value that was never written is ever a NaN.
   const RecorderScope run(nullptr);
   for (int64_t i = 0; i < options.layers; ++i)
@@ -102,7 +108,7 @@ KVCache::Pass::Pass(KVCache& cache, int64_t T, std::span<const int64_t> counts, 
     const int64_t count = counts.empty() ? T : counts[row];
     if (count < 0 || count > T)
       throw Error(absl::StrCat("KVCache: row ", row, " has ", T, " new tokens, but counts says ", count));
-    if (starts_[row] + count > o.max_length)
+    if (count > o.max_length - starts_[row])
       throw KVCacheFullError(absl::StrCat("KVCache: row ", row, " holds ", starts_[row], " of at most ", o.max_length,
                                           " tokens, so ", count,
                                           " more do not fit; make the cache longer (max_length), "

@@ -13,7 +13,7 @@ Tensor without_memory(const Dims& sizes) {
   const int64_t numel = checked_numel(sizes);
   if (numel < 0 || numel > kMostElements)
     throw Error(absl::StrCat("a parameter of shape ", to_string(sizes), " is more than memory can hold"));
-  return Tensor::from_storage(Storage::allocate(0), 0, sizes, contiguous_strides(sizes), kF32);
+  return Tensor::over(Storage::allocate(0), 0, sizes, contiguous_strides(sizes), kF32);
 }
 
 // Uniform in [-bound, bound).
@@ -94,6 +94,10 @@ Tensor Sequential::forward(const Tensor& x) {
   Tensor y = x;
   for (Link& link : links_) y = link.call(*link.module, y);
   return y;
+}
+
+void throw_no_layer(const char* list, int64_t i, int64_t size) {
+  throw Error(absl::StrCat(list, ": there is no module ", i, "; there are ", size));
 }
 
 }  // namespace rondo::nn

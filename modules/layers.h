@@ -118,6 +118,8 @@ struct MLP : Module<MLP> {
   Tensor forward(const Tensor& x);  // (..., C) -> (..., C)
 };
 
+[[noreturn]] void throw_no_layer(const char* list, int64_t i, int64_t size);
+
 // Modules of one type, named "0", "1", ...; the parent's forward loops over them.
 //   nn::ModuleList<Block> h = child("h", 12, C, heads);   // twelve Block(C, heads)
 //   for (Block& block : h) x = block(x);
@@ -128,6 +130,7 @@ template <class M> class ModuleList : public ModuleBase {
     static_assert(kModulesMove<M>, "a ModuleList cannot be copied or moved, because its parent refers to it");
   }
   template <class... Args> explicit ModuleList(int64_t n, const Args&... args) : ModuleList() {
+    if (n < 0) throw Error("ModuleList: the number of modules must not be negative, got " + std::to_string(n));
     for (int64_t i = 0; i < n; ++i) emplace_back(args...);
   }
   template <class... Args> M& emplace_back(Args&&... args) {
@@ -135,7 +138,11 @@ template <class M> class ModuleList : public ModuleBase {
     return *items_.back();
   }
   int64_t size() const { return static_cast<int64_t>(items_.size()); }
-  M& operator[](int64_t i) { return *items_.at(static_cast<size_t>(i)); }
+  // Throws Error unless 0 <= i < size().
+  M& operator[](int64_t i) {
+    if (i < 0 || i >= size()) throw_no_layer("ModuleList", i, size());
+    return *items_[static_cast<size_t>(i)];
+  }
 
   class Iterator {
    public:
@@ -176,7 +183,11 @@ class Sequential : public Module<Sequential> {
   }
   Tensor forward(const Tensor& x);
   int64_t size() const { return static_cast<int64_t>(links_.size()); }
-  ModuleBase& operator[](int64_t i) { return *links_.at(static_cast<size_t>(i)).module; }
+  // Throws Error unless 0 <= i < size().
+  ModuleBase& operator[](int64_t i) {
+    if (i < 0 || i >= size()) throw_no_layer("Sequential", i, size());
+    return *links_[static_cast<size_t>(i)].module;
+  }
 
  private:
   struct Link {

@@ -408,8 +408,11 @@ void unmerge_adapter(ModuleBase& model) {
 }
 
 void merge_and_unload(ModuleBase& model) {
-  for (LoraLayer* layer : layers_to_merge("merge_and_unload", model)) layer->merge(/*keep_base=*/false);
   const AdapterParts parts = adapter_parts(model);
+  const bool merged = std::any_of(parts.layers.begin(), parts.layers.end(),
+                                  [](const LoraLayer* layer) { return layer->merged != nullptr; });
+  if (!merged)
+    for (LoraLayer* layer : layers_to_merge("merge_and_unload", model)) layer->merge(/*keep_base=*/false);
   for (LoraLayer* layer : parts.layers) layer->parent()->detach("lora");
   for (SavedCopies* copies : parts.copies) {
     ModuleBase& module = *copies->parent();

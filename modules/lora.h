@@ -114,8 +114,9 @@ struct MergeOptions {
 void merge_adapter(ModuleBase& model, const MergeOptions& options = {});
 // Undoes merge_adapter(). Throws Error if nothing is merged, or if a merged weight was written meanwhile.
 void unmerge_adapter(ModuleBase& model);
-// Merges the active adapter for good and deletes all adapters. The active copies of modules_to_save become the model's
-// own. All of the model is frozen afterwards: model.requires_grad_() trains it again.
+// Merges the active adapter for good, unless it is merged already, and deletes all adapters. The active copies of
+// modules_to_save become the model's own. All of the model is frozen afterwards: model.requires_grad_() trains it
+// again.
 void merge_and_unload(ModuleBase& model);
 
 // ---- Files: PEFT's folder of adapter_config.json and adapter_model.safetensors

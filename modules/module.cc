@@ -36,8 +36,8 @@ void replace_contents(Tensor& tensor, const Tensor& value) {
 
 }  // namespace
 
-ModuleBase::Place& ModuleBase::next_place() {
-  static thread_local Place place;
+ModuleBase::Place*& ModuleBase::next_place() {
+  static thread_local Place* place = nullptr;
   return place;
 }
 
@@ -101,7 +101,8 @@ void ModuleBase::check_initialised(const Place& place) const {
 }
 
 ModuleBase::ModuleBase(const std::type_info& type, size_t size) : size_(size) {
-  Place place = std::exchange(next_place(), {});
+  Place* const given = std::exchange(next_place(), nullptr);
+  Place place = given != nullptr ? std::move(*given) : Place{};
   ModuleBase* outer = enclosing(this);
   if (place.parent == nullptr && outer != nullptr) {
     const std::string made = demangled(type);

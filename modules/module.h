@@ -221,7 +221,7 @@ class ModuleBase {
     std::unique_ptr<ModuleBase> module;
     TensorCall call;
   };
-  // Where the next module to be constructed on this thread goes: set by Child, taken by the first ModuleBase().
+  // Where a module that is about to be constructed goes.
   struct Place {
     ModuleBase* parent = nullptr;
     std::string name;
@@ -231,7 +231,9 @@ class ModuleBase {
   // The innermost module that `p` lies in; null: none.
   static ModuleBase* enclosing(const void* p);
   void check_initialised(const Place& place) const;
-  static Place& next_place();
+  // The place of the next module to be constructed on this thread: set by Child, taken by the first ModuleBase(). Null:
+  // it is a root.
+  static Place*& next_place();
   void check_name(const std::string& name) const;
   Tensor& add_entry(Entry entry);
   template <class M> static M& require_module(M* module) {
@@ -311,12 +313,13 @@ template <class... Args> class [[nodiscard]] Child {
   struct PlaceScope {
     PlaceScope(Child& child, bool is_member) {
       child.parent_->check_name(child.name_);
-      ModuleBase::Place place{child.parent_, std::move(child.name_), {}};
+      place = {child.parent_, std::move(child.name_), {}};
       if (is_member)
         std::apply([&](const auto&... args) { (place.arguments.push_back(std::addressof(args)), ...); }, child.args_);
-      ModuleBase::next_place() = std::move(place);
+      ModuleBase::next_place() = &place;
     }
-    ~PlaceScope() { ModuleBase::next_place() = {}; }  // an argument's conversion may have thrown
+    ~PlaceScope() { ModuleBase::next_place() = nullptr; }  // an argument's conversion may have thrown
+    ModuleBase::Place place;
   };
   ModuleBase* parent_;
   std::string name_;

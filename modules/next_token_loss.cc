@@ -6,7 +6,7 @@
 namespace rondo::nn {
 
 Tensor NextTokenLoss::operator()(const Tensor& idx, const Tensor& targets, std::source_location where) const {
-  const int64_t n = idx.numel();
+  const int64_t n = idx.numel(where);
   // A hook on the model as a whole wants its forward, which makes logits. An output layer that was replaced by one of
   // another class has no weight here.
   const bool whole = !model.is_plain() || !weight.defined() || n * weight.size(0) <= whole_logits;
@@ -14,7 +14,7 @@ Tensor NextTokenLoss::operator()(const Tensor& idx, const Tensor& targets, std::
     const ModuleFrame frame(&model.path(), where);
     return features();
   }();
-  if (!(targets.sizes() == idx.sizes()))
+  if (!(targets.sizes(where) == idx.sizes()))
     throw_op_error(
         model.type_name() + "::loss",
         absl::StrCat("targets must have idx's shape ", to_string(idx.sizes()), ", got ", to_string(targets.sizes())),

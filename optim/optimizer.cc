@@ -107,6 +107,8 @@ void Optimizer::set_lr(const std::vector<Schedule>& schedules, int64_t step) {
     throw Error(absl::StrCat(name(), "::set_lr: ", schedules.size(), " schedules for ", n_groups(), " groups"));
   std::vector<double> rates;
   for (const Schedule& schedule : schedules) {
+    if (schedule == nullptr)
+      throw Error(absl::StrCat(name(), "::set_lr: the schedule of group ", rates.size(), " is empty"));
     rates.push_back(schedule(step));
     if (!(rates.back() >= 0) || !std::isfinite(rates.back()))
       throw Error(absl::StrCat(name(), "::set_lr: the rate of group ", rates.size() - 1, " at step ", step,

@@ -35,13 +35,13 @@ struct Linear {
 };
 
 // Half a cosine wave from lr to min_lr in `steps` steps. Later steps rise again: stop at `steps` (Loshchilov and
-// Hutter, "SGDR", 2017; CosineAnnealingLR).
+// Hutter, "SGDR", 2017; CosineAnnealingLR). 0 steps: min_lr.
 struct Cosine {
   double lr = 1e-3;
   double min_lr = 0;
   int64_t steps = 1000;
   double operator()(int64_t step) const {
-    return cosine_between(lr, min_lr, static_cast<double>(step) / static_cast<double>(steps));
+    return steps == 0 ? min_lr : cosine_between(lr, min_lr, static_cast<double>(step) / static_cast<double>(steps));
   }
 };
 
@@ -97,10 +97,10 @@ struct OneCycle {
     const double at = static_cast<double>(step), total = static_cast<double>(total_steps);
     const double initial = max_lr / div_factor, lowest = initial / final_div_factor;
     const double peak = pct_start * total - 1;
-    if (at <= peak) return between(initial, max_lr, at / peak);
+    if (at <= peak) return between(initial, max_lr, peak == 0 ? 1 : at / peak);
     if (!three_phase) return between(max_lr, lowest, (at - peak) / (total - 1 - peak));
     const double down = 2 * pct_start * total - 2;
-    if (at <= down) return between(max_lr, initial, (at - peak) / (down - peak));
+    if (at <= down) return between(max_lr, initial, down == peak ? 1 : (at - peak) / (down - peak));
     return between(initial, lowest, (at - down) / (total - 1 - down));
   }
 

@@ -54,7 +54,9 @@ Node::OutputExtras& Node::extras_of(int output) {
 
 // The user's handle is not kept: a later write in place may give it a history that leads to this node, and the two
 // would own each other. A parameter's history never changes.
-SavedTensor::SavedTensor(const Tensor& tensor, bool is_output) : version_(tensor.version()) {
+SavedTensor::SavedTensor(const Tensor& tensor, bool is_output) {
+  if (!tensor.defined()) return;
+  version_ = tensor.version();
   const bool parameter = tensor.requires_grad() && tensor.is_leaf();
   if (parameter && !is_output) {
     tensor_ = tensor;
@@ -282,14 +284,14 @@ struct ViewGeometry {
     return {base.sizes(), base.strides(), view.sizes(), view.strides(), view.storage_offset() - base.storage_offset()};
   }
   Tensor look(const Tensor& base) const {
-    return Tensor::from_storage(base.storage(), base.storage_offset() + offset, sizes, strides, base.dtype());
+    return Tensor::over(base.storage(), base.storage_offset() + offset, sizes, strides, base.dtype());
   }
   // Zeros of the base's layout, gaps included.
   Tensor zeros(DType dtype) const {
     int64_t extent = base_sizes.numel() == 0 ? 0 : 1;
     for (int d = 0; d < base_sizes.rank() && extent > 0; ++d) extent += (base_sizes[d] - 1) * base_strides[d];
     const Tensor memory = Tensor::zeros({extent}, {dtype});
-    return Tensor::from_storage(memory.storage(), 0, base_sizes, base_strides, dtype);
+    return Tensor::over(memory.storage(), 0, base_sizes, base_strides, dtype);
   }
 };
 

@@ -25,7 +25,7 @@ Storage memory_for(const LoweredCopy& copy, const Tensor& parameter, DType dtype
 }
 
 Tensor as_tensor(const Storage& data, const Tensor& parameter, DType dtype) {
-  return Tensor::from_storage(data, 0, parameter.sizes(), parameter.strides(), dtype);
+  return Tensor::over(data, 0, parameter.sizes(), parameter.strides(), dtype);
 }
 
 }  // namespace

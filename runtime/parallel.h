@@ -36,7 +36,7 @@
 // Behaviour beside other work: a thread without work spins for some microseconds, then sleeps. The caller never waits
 // for a thread that has not begun: it runs the pieces that no other thread took. Threads start with the first
 // parallel_for that needs them, and end with the process (or with the shared library that holds them). A child process
-// after fork() starts threads of its own.
+// after fork() starts threads of its own. It may use the library if no other thread was inside of it at the fork.
 //
 // Thread safety: everything here may be called from any thread. Callers do not wait for each other: while one of them
 // uses the pool, the others run their pieces themselves.

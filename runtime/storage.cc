@@ -20,6 +20,7 @@
 #include "rondo/runtime/error.h"
 #include "rondo/runtime/lowered.h"
 #include "rondo/runtime/memory.h"
+#include "rondo/runtime/per_thread.h"
 
 namespace rondo {
 namespace allocator {
@@ -198,12 +199,8 @@ std::atomic<uint32_t> small_trims{0};
 struct SmallCache {
   std::vector<void*> free[kSmallClasses];
   uint32_t trims = small_trims.load(std::memory_order_relaxed);
-  static inline thread_local bool alive = false;
-  SmallCache() { alive = true; }
-  ~SmallCache() {
-    alive = false;
-    clear();
-  }
+  SmallCache() = default;
+  ~SmallCache() { clear(); }
   void clear() {
     for (int c = 0; c < kSmallClasses; ++c) {
       for (void* block : free[c]) system_free(block, bytes_of_small_class(c));
@@ -212,13 +209,13 @@ struct SmallCache {
   }
 };
 SmallCache* small_cache() {
-  static thread_local SmallCache cache;
-  if (!SmallCache::alive) return nullptr;  // the thread is being torn down
-  if (const uint32_t trims = small_trims.load(std::memory_order_relaxed); trims != cache.trims) [[unlikely]] {
-    cache.trims = trims;
-    cache.clear();
+  SmallCache* const cache = PerThread<SmallCache>::get();
+  if (cache == nullptr) return nullptr;
+  if (const uint32_t trims = small_trims.load(std::memory_order_relaxed); trims != cache->trims) [[unlikely]] {
+    cache->trims = trims;
+    cache->clear();
   }
-  return &cache;
+  return cache;
 }
 
 // A block of this class from a cache; null if there is none.

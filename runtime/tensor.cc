@@ -10,6 +10,7 @@
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/ops/promotion.h"
 #include "rondo/runtime/parallel.h"
+#include "rondo/runtime/per_thread.h"
 #include "rondo/runtime/random.h"
 #include "rondo/runtime/recorder.h"
 
@@ -29,29 +30,23 @@ struct HandleCache {
 #endif
   Free* first = nullptr;
   int count = 0;
-  static inline thread_local bool alive = false;
 
-  HandleCache() { alive = true; }
+  HandleCache() = default;
   ~HandleCache() {
-    alive = false;
     while (first != nullptr) ::operator delete(std::exchange(first, first->next));
   }
 };
-HandleCache* handle_cache() {
-  static thread_local HandleCache cache;
-  return HandleCache::alive ? &cache : nullptr;  // null while the thread is being torn down
-}
 
 }  // namespace
 
 void* TensorImpl::operator new(size_t bytes) {
-  HandleCache* cache = handle_cache();
+  HandleCache* cache = PerThread<HandleCache>::get();
   if (cache == nullptr || cache->first == nullptr) return ::operator new(bytes);
   --cache->count;
   return std::exchange(cache->first, cache->first->next);
 }
 void TensorImpl::operator delete(void* memory) noexcept {
-  HandleCache* cache = handle_cache();
+  HandleCache* cache = PerThread<HandleCache>::get();
   if (cache == nullptr || cache->count >= HandleCache::kMost) return ::operator delete(memory);
   cache->first = new (memory) HandleCache::Free{cache->first};
   ++cache->count;
@@ -76,10 +71,31 @@ Tensor Tensor::empty(const Dims& sizes, TensorOptions options) {
   if (numel < 0 || numel > kMaxBytes / static_cast<int64_t>(size_of(options.dtype)))
     throw Error("Tensor::empty: " + rondo::to_string(sizes) + " is more than memory can hold");
   const size_t bytes = static_cast<size_t>(numel) * size_of(options.dtype);
-  return from_storage(Storage::allocate(bytes, options.device), 0, sizes, contiguous_strides(sizes), options.dtype);
+  return over(Storage::allocate(bytes, options.device), 0, sizes, contiguous_strides(sizes), options.dtype);
 }
 
 Tensor Tensor::from_storage(Storage storage, int64_t offset, const Dims& sizes, const Dims& strides, DType dtype) {
+  if (!storage) throw Error("Tensor::from_storage: the storage is empty");
+  const auto fail = [&](std::string_view what) {
+    throw Error(absl::StrCat("Tensor::from_storage: ", std::string(what), ": sizes ", rondo::to_string(sizes),
+                             ", strides ", rondo::to_string(strides), ", offset ", offset, ", ", storage.bytes(),
+                             " bytes of ", std::string(name_of(dtype))));
+  };
+  const int64_t numel = checked_numel(sizes);
+  if (numel < 0 || strides.rank() != sizes.rank() || offset < 0) fail("these describe no tensor");
+  int64_t last = offset, extent = 0;
+  bool inside = true;
+  for (int d = 0; d < sizes.rank(); ++d) {
+    if (strides[d] < 0) fail("a stride is negative");
+    inside = inside && !__builtin_mul_overflow(sizes[d] - 1, strides[d], &extent) &&
+             !__builtin_add_overflow(last, extent, &last);
+  }
+  if (numel > 0 && !(inside && last < static_cast<int64_t>(storage.bytes() / size_of(dtype))))
+    fail("an element lies outside of the storage");
+  return over(std::move(storage), offset, sizes, strides, dtype);
+}
+
+Tensor Tensor::over(Storage storage, int64_t offset, const Dims& sizes, const Dims& strides, DType dtype) {
   auto* impl = new TensorImpl;
   impl->dtype = dtype;
   impl->device = storage.device();
@@ -358,7 +374,7 @@ Tensor Tensor::detach(std::source_location where) const {
     return same;
   }
   settle(impl_, where);
-  Tensor same = from_storage(impl_->storage, impl_->offset, impl_->sizes, impl_->strides, impl_->dtype);
+  Tensor same = over(impl_->storage, impl_->offset, impl_->sizes, impl_->strides, impl_->dtype);
   follow_marks(*this, same);
   return same;
 }

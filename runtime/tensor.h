@@ -114,7 +114,7 @@ class Tensor {
   }
   // A scalar tensor.
   template <class T> static Tensor scalar(T value) { return from<T>({value}, {}); }
-  // A view of memory that `storage` owns.
+  // A view of memory that `storage` owns. Throws Error if an element would lie outside of it.
   static Tensor from_storage(Storage storage, int64_t offset, const Dims& sizes, const Dims& strides, DType dtype);
 
   // ---- Description. Never touches the data.
@@ -233,6 +233,8 @@ class Tensor {
   Tensor& operator/=(ScalarArg other) { return div_(other.value, other.where); }
 
   // ---- Inside the library
+  // As from_storage(), without a check: also for a tensor that has no memory yet.
+  static Tensor over(Storage storage, int64_t offset, const Dims& sizes, const Dims& strides, DType dtype);
   TensorImpl* impl() const { return impl_; }
   TensorImpl* release() { return std::exchange(impl_, nullptr); }
   bool is_same(const Tensor& other) const { return impl_ == other.impl_; }

@@ -146,6 +146,8 @@ void DiskCache::write(const std::string& kernel, const std::string& object) {
   make_folder(folder_);
   if (!usable()) return;
   const std::string bytes = pack({host_text_, {{kernel, object}}});
+  // A pipe or a device of an entry's name: the folder is ours, and AtomicFile does not replace it.
+  if (std::error_code ignored; fs::is_other(path_of(kernel), ignored)) fs::remove(path_of(kernel), ignored);
   io::AtomicFile file(path_of(kernel), io::Access::kOwner);
   file.write(bytes);
   file.publish();

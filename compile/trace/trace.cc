@@ -4,20 +4,17 @@
 
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/location.h"
+#include "rondo/runtime/per_thread.h"
 
 namespace rondo::compile {
 
-Trace::Spare& Trace::spare() {
-  thread_local Spare spare;
-  return spare;
-}
-
 Trace::Trace() {
-  Spare& memory = spare();
-  graph = std::move(memory.graph);
-  handles_ = std::move(memory.handles);
-  external_ = std::move(memory.external);
-  external_ids_ = std::move(memory.external_ids);
+  Spare* const memory = PerThread<Spare>::get();
+  if (memory == nullptr) return;
+  graph = std::move(memory->graph);
+  handles_ = std::move(memory->handles);
+  external_ = std::move(memory->external);
+  external_ids_ = std::move(memory->external_ids);
 }
 
 Trace::~Trace() {
@@ -25,11 +22,12 @@ Trace::~Trace() {
   // A whole model's recording is not kept, nor a graph that was taken away.
   constexpr size_t kMaxKept = 1024;
   if (graph.values.capacity() > kMaxKept || graph.nodes.capacity() == 0) return;
-  Spare& memory = spare();
-  memory.graph = std::move(graph);
-  memory.handles = std::move(handles_);
-  memory.external = std::move(external_);
-  memory.external_ids = std::move(external_ids_);
+  Spare* const memory = PerThread<Spare>::get();
+  if (memory == nullptr) return;
+  memory->graph = std::move(graph);
+  memory->handles = std::move(handles_);
+  memory->external = std::move(external_);
+  memory->external_ids = std::move(external_ids_);
 }
 
 ValueId Trace::add_value(Tensor handle, int32_t producer) {

@@ -61,7 +61,6 @@ class Trace : public Recorder {
     std::vector<Tensor> handles, external;
     absl::flat_hash_map<const TensorImpl*, ValueId> external_ids;
   };
-  static Spare& spare();
 
   std::source_location user_of(std::source_location where);
   ValueId add_value(Tensor handle, int32_t producer);

@@ -132,11 +132,17 @@ PretrainedModel::PretrainedModel(PretrainedModel&&) noexcept = default;
 PretrainedModel& PretrainedModel::operator=(PretrainedModel&&) noexcept = default;
 PretrainedModel::~PretrainedModel() = default;
 
+ModuleBase& PretrainedModel::operator*() const {
+  if (module_ == nullptr) throw Error("PretrainedModel: the model was moved to another object");
+  return *module_;
+}
+
 void PretrainedModel::save_pretrained(const std::string& folder, const SaveOptions& options) const {
-  save(*module_, *published_, config_, folder, options);
+  save(**this, *published_, config_, folder, options);
 }
 
 std::string PretrainedModel::published_name(std::string_view name) const {
+  static_cast<void>(**this);  // throws if it was moved from
   for (const PublishedTensor& tensor : published_->tensors)
     if (tensor.name == name && tensor.rows == 0) return tensor.file_name;
   throw Error(absl::StrCat(published_->architecture, ": no tensor of published files is ", std::string(name)));
@@ -147,19 +153,21 @@ std::string PretrainedModel::published_name(std::string_view name) const {
 AutoModel AutoModel::from_pretrained(const std::string& folder, const PretrainedOptions& options) {
   return AutoModel(Kind::kBase, folder, options);
 }
-Tensor AutoModel::operator()(const Tensor& idx, const Tensor& mask, const Tensor& segments) {
+Tensor AutoModel::operator()(TensorArg idx, const Tensor& mask, const Tensor& segments) {
   if (auto* bert = as<BertModel>()) return (*bert)(idx, mask, segments);
   if (mask.defined() || segments.defined())
     throw Error(absl::StrCat("AutoModel: ", model_type(), " takes neither a mask nor segments"));
   if (auto* body = as<Llama::Body>()) return (*body)(idx);
-  return as<GPT2>()->features(idx);
+  auto* gpt2 = as<GPT2>();
+  const ModuleFrame frame(&gpt2->path(), idx.where);
+  return gpt2->features(idx.tensor);
 }
 
 AutoModelForCausalLM AutoModelForCausalLM::from_pretrained(const std::string& folder,
                                                            const PretrainedOptions& options) {
   return AutoModelForCausalLM(Kind::kCausalLM, folder, options);
 }
-Tensor AutoModelForCausalLM::operator()(const Tensor& idx, const Tensor& positions) {
+Tensor AutoModelForCausalLM::operator()(TensorArg idx, const Tensor& positions) {
   const auto run = [&](auto& model) { return positions.defined() ? model(idx, positions) : model(idx); };
   if (auto* llama = as<Llama>()) return run(*llama);
   return run(*as<GPT2>());
@@ -183,7 +191,7 @@ AutoModelForSequenceClassification AutoModelForSequenceClassification::from_pret
     const std::string& folder, const PretrainedOptions& options) {
   return AutoModelForSequenceClassification(Kind::kSequenceClassification, folder, options);
 }
-Tensor AutoModelForSequenceClassification::operator()(const Tensor& idx, const Tensor& mask, const Tensor& segments) {
+Tensor AutoModelForSequenceClassification::operator()(TensorArg idx, const Tensor& mask, const Tensor& segments) {
   if (auto* roberta = as<RobertaForSequenceClassification>()) return (*roberta)(idx, mask, segments);
   return (*as<BertForSequenceClassification>())(idx, mask, segments);
 }
@@ -197,7 +205,7 @@ AutoModelForTokenClassification AutoModelForTokenClassification::from_pretrained
                                                                                  const PretrainedOptions& options) {
   return AutoModelForTokenClassification(Kind::kTokenClassification, folder, options);
 }
-Tensor AutoModelForTokenClassification::operator()(const Tensor& idx, const Tensor& mask, const Tensor& segments) {
+Tensor AutoModelForTokenClassification::operator()(TensorArg idx, const Tensor& mask, const Tensor& segments) {
   return (*as<BertForTokenClassification>())(idx, mask, segments);
 }
 Tensor AutoModelForTokenClassification::loss(const Tensor& idx, const Tensor& mask, const Tensor& segments,
@@ -209,7 +217,7 @@ AutoModelForImageClassification AutoModelForImageClassification::from_pretrained
                                                                                  const PretrainedOptions& options) {
   return AutoModelForImageClassification(Kind::kImageClassification, folder, options);
 }
-Tensor AutoModelForImageClassification::operator()(const Tensor& images) { return (*as<ViT>())(images); }
+Tensor AutoModelForImageClassification::operator()(TensorArg images) { return (*as<ViT>())(images); }
 Tensor AutoModelForImageClassification::loss(const Tensor& images, const Tensor& targets, std::source_location where) {
   return as<ViT>()->loss(images, targets, where);
 }

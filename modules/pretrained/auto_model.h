@@ -73,13 +73,13 @@ struct SaveOptions {
   int64_t max_shard_bytes = 5'000'000'000;
 };
 
-// What all Auto classes share. Movable.
+// What all Auto classes share. Movable; one that was moved from throws Error whatever is asked of it.
 class PretrainedModel {
  public:
-  ModuleBase& operator*() const { return *module_; }
-  ModuleBase* operator->() const { return module_.get(); }
+  ModuleBase& operator*() const;
+  ModuleBase* operator->() const { return &**this; }
   // The concrete model, or null if it is another one.
-  template <class M> M* as() const { return dynamic_cast<M*>(module_.get()); }
+  template <class M> M* as() const { return dynamic_cast<M*>(&**this); }
   // "gpt2", as in config.json.
   const std::string& model_type() const { return model_type_; }
   // The names of the classes, by number: config.json's id2label. Empty if it has none.
@@ -116,7 +116,7 @@ class AutoModel : public PretrainedModel {
   static AutoModel from_pretrained(const std::string& folder, const PretrainedOptions& options = {});
   // idx i64 (B, T) -> features (B, T, C). mask bool (B, T), true = a real token, and segments i64 (B, T) are BERT's:
   // Error if another family gets one. Of ViT there is no such model.
-  Tensor operator()(const Tensor& idx, const Tensor& mask = {}, const Tensor& segments = {});
+  Tensor operator()(TensorArg idx, const Tensor& mask = {}, const Tensor& segments = {});
 
  private:
   using PretrainedModel::PretrainedModel;
@@ -127,7 +127,7 @@ class AutoModelForCausalLM : public PretrainedModel {
  public:
   static AutoModelForCausalLM from_pretrained(const std::string& folder, const PretrainedOptions& options = {});
   // i64 (B, T) -> logits (B, T, V). positions i64 (B, T): of rows of several sequences (GPT2::forward).
-  Tensor operator()(const Tensor& idx, const Tensor& positions = {});
+  Tensor operator()(TensorArg idx, const Tensor& positions = {});
   CausalLM& causal_lm() const;  // for generate() (generation.h)
   int64_t vocab_size() const;   // ids of tokens are below this
   int64_t max_length() const;   // positions: the longest sequence
@@ -146,7 +146,7 @@ class AutoModelForSequenceClassification : public PretrainedModel {
  public:
   static AutoModelForSequenceClassification from_pretrained(const std::string& folder,
                                                             const PretrainedOptions& options = {});
-  Tensor operator()(const Tensor& idx, const Tensor& mask = {}, const Tensor& segments = {});  // (B, n_class)
+  Tensor operator()(TensorArg idx, const Tensor& mask = {}, const Tensor& segments = {});  // (B, n_class)
   Tensor loss(const Tensor& idx, const Tensor& mask, const Tensor& segments, const Tensor& targets,
               std::source_location where = std::source_location::current());
 
@@ -158,7 +158,7 @@ class AutoModelForTokenClassification : public PretrainedModel {
  public:
   static AutoModelForTokenClassification from_pretrained(const std::string& folder,
                                                          const PretrainedOptions& options = {});
-  Tensor operator()(const Tensor& idx, const Tensor& mask = {}, const Tensor& segments = {});  // (B, T, n_class)
+  Tensor operator()(TensorArg idx, const Tensor& mask = {}, const Tensor& segments = {});  // (B, T, n_class)
   Tensor loss(const Tensor& idx, const Tensor& mask, const Tensor& segments, const Tensor& targets,
               std::source_location where = std::source_location::current());
 
@@ -171,7 +171,7 @@ class AutoModelForImageClassification : public PretrainedModel {
  public:
   static AutoModelForImageClassification from_pretrained(const std::string& folder,
                                                          const PretrainedOptions& options = {});
-  Tensor operator()(const Tensor& images);  // (B, channels, image_size, image_size) -> (B, n_class)
+  Tensor operator()(TensorArg images);  // (B, channels, image_size, image_size) -> (B, n_class)
   Tensor loss(const Tensor& images, const Tensor& targets,
               std::source_location where = std::source_location::current());
 

@@ -10,6 +10,7 @@
 #include "rondo/runtime/cpu/simd.h"
 #include "rondo/runtime/ops/reduction_order.h"
 #include "rondo/runtime/parallel.h"
+#include "rondo/runtime/per_thread.h"
 #include "rondo/runtime/storage.h"
 
 // Note [Transposed scores]. Scores live as S^T, [keys, queries]: a vector is 16 queries. Then softmax needs no sums
@@ -36,8 +37,10 @@ template <class A> class Scratch {
  public:
   explicit Scratch(int64_t count) {
     const size_t lines = count * sizeof(A) / sizeof(Line) + kMaxBuffers;
-    if (block().size() < lines) block() = std::vector<Line>(lines);
-    next_ = block().data();
+    std::vector<Line>* const kept = PerThread<std::vector<Line>>::get();
+    std::vector<Line>& block = kept != nullptr ? *kept : own_;
+    if (block.size() < lines) block = std::vector<Line>(lines);
+    next_ = block.data();
   }
   // `count` elements, aligned to a cache line, of unspecified value.
   A* take(int64_t count) {
@@ -51,10 +54,7 @@ template <class A> class Scratch {
     unsigned char bytes[64];
   };
   static constexpr int kMaxBuffers = 24;
-  static std::vector<Line>& block() {
-    thread_local std::vector<Line> lines;
-    return lines;
-  }
+  std::vector<Line> own_;  // while the thread ends
   Line* next_;
 };
 

@@ -30,10 +30,6 @@ dnnl::engine& engine() {
   static auto* engine = new dnnl::engine(dnnl::engine::kind::cpu, 0);
   return *engine;
 }
-dnnl::stream& stream() {
-  static thread_local dnnl::stream stream(engine());
-  return stream;
-}
 
 // oneDNN asks OpenMP for the threads of the calling thread. In this scope there is one; then the caller's own setting
 // is back.
@@ -83,6 +79,7 @@ struct Product::Primitive::Arguments {
   };
   std::vector<Bound> bound;
   std::vector<dnnl_exec_arg_t> list;
+  dnnl::stream stream{engine()};  // used by one thread at a time, as the rest
 
   memory& add(int argument, const memory::desc& desc) {
     bound.push_back({argument, unbound(desc)});
@@ -91,7 +88,7 @@ struct Product::Primitive::Arguments {
   }
   void set(int argument, const void* data) {
     for (Bound& b : bound)
-      if (b.argument == argument) return b.data.set_data_handle(const_cast<void*>(data), stream());
+      if (b.argument == argument) return b.data.set_data_handle(const_cast<void*>(data), stream);
   }
 };
 
@@ -176,7 +173,7 @@ void Product::Primitive::run(const MatmulOperands& operands) const {
     arguments->set(DNNL_ARG_SCRATCHPAD, scratchpad.data());
   }
   const OneLibraryThread alone;
-  dnnl::error::wrap_c_api(dnnl_primitive_execute(product_.get(), stream().get(),
+  dnnl::error::wrap_c_api(dnnl_primitive_execute(product_.get(), arguments->stream.get(),
                                                  static_cast<int>(arguments->list.size()), arguments->list.data()),
                           "a matrix product failed");
   std::lock_guard lock(mutex_);

@@ -45,6 +45,11 @@ AtomicFile::AtomicFile(std::string path, Access access) : path_(std::move(path))
   static std::atomic<uint64_t> counter{0};
   const std::filesystem::path target(path_);
   if (target.filename().empty()) throw FileError(path_, "cannot write: the path names a folder");
+  // The rename would put a file in the place of a device or a pipe: /dev/null, for a process that may.
+  std::error_code unknown;
+  const std::filesystem::file_status old = std::filesystem::status(target, unknown);
+  if (std::filesystem::exists(old) && !std::filesystem::is_regular_file(old) && !std::filesystem::is_directory(old))
+    throw FileError(path_, "cannot write: is not a regular file");
   for (;;) {
     temp_ = absl::StrCat(folder_of(path_), "/", std::string(kTempPrefix), target.filename().string(), ".", ::getpid(),
                          ".", counter.fetch_add(1));

@@ -28,7 +28,7 @@ class AtomicFile {
   // Temporary files are named kTempPrefix + name + a suffix unique to process and call.
   static constexpr std::string_view kTempPrefix = ".tmp-";
 
-  // Throws FileError (here and below) naming the target.
+  // Throws FileError (here and below) naming the target, also if that is there and no regular file, as /dev/null.
   explicit AtomicFile(std::string path, Access access = Access::kByUmask);
   ~AtomicFile();
   AtomicFile(const AtomicFile&) = delete;

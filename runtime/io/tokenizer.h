@@ -14,6 +14,8 @@
 #include <string_view>
 #include <vector>
 
+#include "rondo/runtime/error.h"
+
 #pragma GCC visibility push(default)
 namespace rondo::io {
 

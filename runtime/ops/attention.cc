@@ -254,7 +254,10 @@ Tensor plain_attention(TensorArg q, TensorArg k, TensorArg v, const Tensor& mask
                      operand.where);
   }
   const double scale = options.scale.value_or(1.0 / std::sqrt(static_cast<double>(q.tensor.sizes()[3])));
-  const Tensor weights = softmax(plain_scores(q.tensor, k.tensor, mask, options.causal, scale));
+  const Tensor scores = plain_scores(q.tensor, k.tensor, mask, options.causal, scale);
+  // A query that may attend to nothing gets 0, as in scaled_dot_product_attention.
+  const Tensor some = any(not_equal(scores, -std::numeric_limits<double>::infinity()), {-1}, true);
+  const Tensor weights = where(some, softmax(where(some, scores, 0.0)), 0.0);
   return matmul(weights, repeat_heads(v.tensor, q.tensor.sizes()[1]));
 }
 

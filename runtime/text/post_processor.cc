@@ -355,7 +355,11 @@ void truncate(std::vector<Encoding>& texts, const Truncation& truncation, int64_
 
 void pad(std::span<Encoding> batch, const Padding& padding) {
   if (padding.strategy == Padding::kDoNotPad) return;
-  if (padding.max_length < 0 || padding.pad_to_multiple_of < 0) throw Error("padding: a length is negative");
+  // A damaged tokenizer.json must not take all memory.
+  constexpr int64_t kMostTokens = 1 << 24;
+  for (const int64_t length : {padding.max_length, padding.pad_to_multiple_of})
+    if (length < 0 || length > kMostTokens)
+      throw Error(absl::StrCat("padding: a length must be from 0 to ", kMostTokens, ", got ", length));
   auto length = static_cast<size_t>(padding.max_length);
   if (padding.strategy == Padding::kLongest) {
     length = 0;

@@ -242,6 +242,11 @@ PreTrainedTokenizer::PreTrainedTokenizer(PreTrainedTokenizer&&) noexcept = defau
 PreTrainedTokenizer& PreTrainedTokenizer::operator=(PreTrainedTokenizer&&) noexcept = default;
 PreTrainedTokenizer::~PreTrainedTokenizer() = default;
 
+const PreTrainedTokenizer::Impl& PreTrainedTokenizer::impl() const {
+  if (impl_ == nullptr) throw Error("PreTrainedTokenizer: the tokenizer was moved to another object");
+  return *impl_;
+}
+
 PreTrainedTokenizer PreTrainedTokenizer::from_json(std::string_view json, const std::string& path) {
   return PreTrainedTokenizer(read_tokenizer_json(json, path));
 }
@@ -252,17 +257,17 @@ PreTrainedTokenizer PreTrainedTokenizer::from_file(const std::string& path) {
 std::vector<int32_t> PreTrainedTokenizer::encode(std::string_view text) const { return encode(text, EncodeOptions{}); }
 
 std::vector<int32_t> PreTrainedTokenizer::encode(std::string_view text, const EncodeOptions& options) const {
-  const auto& truncation = options.truncation ? options.truncation : impl_->truncation;
-  const auto& padding = options.padding ? options.padding : impl_->padding;
+  const auto& truncation = options.truncation ? options.truncation : impl().truncation;
+  const auto& padding = options.padding ? options.padding : impl().padding;
   if ((truncation && truncation->strategy != Truncation::kDoNotTruncate) ||
       (padding && padding->strategy != Padding::kDoNotPad))
     return std::move((*this)(text, options).ids);
-  Impl::Lease scratch(*impl_);
+  Impl::Lease scratch(impl());
   std::vector<Encoding> parts(1);
   std::vector<Spaces> no_spaces;
-  impl_->encode(text, options, true, *scratch, parts[0], no_spaces);
-  if (!options.add_special_tokens || impl_->post_processor.added_tokens(false) == 0) return std::move(parts[0].ids);
-  return std::move(impl_->post_processor.join(std::move(parts), true).ids);
+  impl().encode(text, options, true, *scratch, parts[0], no_spaces);
+  if (!options.add_special_tokens || impl().post_processor.added_tokens(false) == 0) return std::move(parts[0].ids);
+  return std::move(impl().post_processor.join(std::move(parts), true).ids);
 }
 
 Encoding PreTrainedTokenizer::operator()(std::string_view text, const EncodeOptions& options) const {
@@ -277,12 +282,12 @@ Encoding PreTrainedTokenizer::operator()(std::string_view text, std::string_view
 
 std::vector<Encoding> PreTrainedTokenizer::encode_batch(std::span<const std::string_view> texts,
                                                         const EncodeOptions& options) const {
-  return impl_->encode_batch(texts.size(), options, [&](size_t i) { return texts.subspan(i, 1); });
+  return impl().encode_batch(texts.size(), options, [&](size_t i) { return texts.subspan(i, 1); });
 }
 
 std::vector<Encoding> PreTrainedTokenizer::encode_batch(std::span<const TextPair> pairs,
                                                         const EncodeOptions& options) const {
-  return impl_->encode_batch(pairs.size(), options, [&](size_t i) {
+  return impl().encode_batch(pairs.size(), options, [&](size_t i) {
     return std::array{pairs[i].first, pairs[i].second};
   });
 }
@@ -293,14 +298,14 @@ std::string PreTrainedTokenizer::decode(std::span<const int32_t> ids, const Deco
   std::vector<std::string> tokens;
   tokens.reserve(ids.size());
   for (const int32_t id : ids) {
-    const std::string* token = impl_->spelling(id);
+    const std::string* token = impl().spelling(id);
     if (token == nullptr)
       throw Error(absl::StrCat("decode: id ", id, " names no token of the vocabulary of ", vocab_size()));
-    const AddedToken* added = impl_->added_token(id);
+    const AddedToken* added = impl().added_token(id);
     if (added == nullptr) tokens.push_back(*token);
     else if (!added->special || !options.skip_special_tokens) tokens.push_back(added->decoded);
   }
-  std::string text = impl_->decoders.join(std::move(tokens));
+  std::string text = impl().decoders.join(std::move(tokens));
   return options.replace_invalid ? replace_invalid_utf8(std::move(text)) : text;
 }
 
@@ -315,32 +320,32 @@ std::string PreTrainedTokenizer::decode(std::span<const int64_t> ids, const Deco
   return decode(narrow, options);
 }
 
-int64_t PreTrainedTokenizer::vocab_size() const { return impl_->size(); }
-int32_t PreTrainedTokenizer::token_to_id(std::string_view token) const { return impl_->id(token); }
+int64_t PreTrainedTokenizer::vocab_size() const { return impl().size(); }
+int32_t PreTrainedTokenizer::token_to_id(std::string_view token) const { return impl().id(token); }
 std::string PreTrainedTokenizer::id_to_token(int32_t id) const {
-  const std::string* token = impl_->spelling(id);
+  const std::string* token = impl().spelling(id);
   if (token == nullptr)
     throw Error(absl::StrCat("id_to_token: id ", id, " names no token of the vocabulary of ", vocab_size()));
   return *token;
 }
-bool PreTrainedTokenizer::is_added(int32_t id) const { return impl_->added_token(id) != nullptr; }
+bool PreTrainedTokenizer::is_added(int32_t id) const { return impl().added_token(id) != nullptr; }
 std::vector<int32_t> PreTrainedTokenizer::opening_ids() const {
   std::vector<int32_t> ids;
-  if (!impl_->post_processor.single) return ids;
-  for (const TemplatePiece& piece : *impl_->post_processor.single) {
+  if (!impl().post_processor.single) return ids;
+  for (const TemplatePiece& piece : *impl().post_processor.single) {
     if (piece.sequence >= 0) break;
     ids.insert(ids.end(), piece.ids.begin(), piece.ids.end());
   }
   return ids;
 }
 bool PreTrainedTokenizer::is_special(int32_t id) const {
-  const AddedToken* added = impl_->added_token(id);
+  const AddedToken* added = impl().added_token(id);
   return added != nullptr && added->special;
 }
-int32_t PreTrainedTokenizer::bos_token_id() const { return impl_->id(impl_->names.bos); }
-int32_t PreTrainedTokenizer::eos_token_id() const { return impl_->id(impl_->names.eos); }
-int32_t PreTrainedTokenizer::unk_token_id() const { return impl_->id(impl_->names.unk); }
-int32_t PreTrainedTokenizer::pad_token_id() const { return impl_->id(impl_->names.pad); }
-std::optional<int64_t> PreTrainedTokenizer::model_max_length() const { return impl_->model_max_length; }
+int32_t PreTrainedTokenizer::bos_token_id() const { return impl().id(impl().names.bos); }
+int32_t PreTrainedTokenizer::eos_token_id() const { return impl().id(impl().names.eos); }
+int32_t PreTrainedTokenizer::unk_token_id() const { return impl().id(impl().names.unk); }
+int32_t PreTrainedTokenizer::pad_token_id() const { return impl().id(impl().names.pad); }
+std::optional<int64_t> PreTrainedTokenizer::model_max_length() const { return impl().model_max_length; }
 
 }  // namespace rondo::text

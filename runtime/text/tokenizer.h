@@ -64,8 +64,8 @@ struct Truncation {
 struct Padding {
   enum Strategy { kLongest, kMaxLength, kDoNotPad };
   Strategy strategy = kLongest;    // kLongest: to the longest of the batch
-  int64_t max_length = 0;          // kMaxLength: to this length
-  int64_t pad_to_multiple_of = 0;  // 0: any length
+  int64_t max_length = 0;          // kMaxLength: to this length, of at most 2^24
+  int64_t pad_to_multiple_of = 0;  // at most 2^24; 0: any length
   Side side = Side::kRight;
   int32_t pad_id = 0;
   int32_t pad_type_id = 0;
@@ -148,6 +148,8 @@ class PreTrainedTokenizer : public io::Tokenizer {
  private:
   friend class AutoTokenizer;
   explicit PreTrainedTokenizer(std::unique_ptr<Impl> impl);
+  // Throws Error if the tokenizer was moved to another object.
+  const Impl& impl() const;
   std::unique_ptr<Impl> impl_;
 };
 

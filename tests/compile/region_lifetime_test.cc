@@ -1,6 +1,9 @@
 // What a user may do around and inside a compiled region, against eager execution in every bit. Freed memory is
 // poisoned with NaN: a buffer that is reused too early is a wrong number.
 #include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cstdlib>
 
 #include "rondo/tests/compile/block_fixture.h"
 
@@ -532,6 +535,41 @@ TEST_F(RegionLifetime, OptimiserStepsBetweenCalls) {
     return all;
   });
   EXPECT_EQ(report.entries, 1);
+}
+
+TEST_F(RegionLifetime, AFunctionThatWasMovedFromIsAnError) {
+  auto twice = compile::compile([](const Tensor& x) { return x * 2.0; });
+  auto taken = std::move(twice);
+  EXPECT_EQ(taken(Tensor::ones({})).item(), 2);
+  EXPECT_THROW(twice(Tensor::ones({})), Error);
+}
+
+// The result of a new block and its gradient.
+Tensors forward_and_backward(bool compiled) {
+  manual_seed(5);
+  Block b(plain_body);
+  if (compiled) compile::compile_module(b, {.exact = true});
+  const Tensor x = input(), y = b(x)[0];
+  ops::sum(y * y).backward();
+  return {y, x.grad()};
+}
+
+// In destructors of global objects, when the main thread's thread_local objects are gone.
+using RegionLifetimeDeathTest = RegionLifetime;
+TEST_F(RegionLifetimeDeathTest, CallsAfterMain) {
+#ifdef __SANITIZE_THREAD__
+  GTEST_SKIP() << "ThreadSanitizer knows no threads in a child process";
+#endif
+  EXPECT_EXIT(
+      {
+        std::atexit([] {
+          const Tensors eager = forward_and_backward(false), compiled = forward_and_backward(true);
+          _exit(same_bits(eager[0], compiled[0]) && same_bits(eager[1], compiled[1]) ? 7 : 1);
+        });
+        forward_and_backward(true);
+        std::exit(1);
+      },
+      testing::ExitedWithCode(7), "");
 }
 
 }  // namespace

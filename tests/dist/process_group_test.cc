@@ -320,6 +320,9 @@ TEST(GroupLife, AnotherStartOfTheJobIsNotMet) {
 // hold the exception up until the timeout is over.
 TEST(GroupLife, AnExceptionIsNotHeldUpByWorkUnderWay) {
   RONDO_SKIP_WITHOUT_GLOO();
+#ifdef __SANITIZE_THREAD__
+  GTEST_SKIP() << "ThreadSanitizer knows no threads in a child process";
+#endif
   const StoreServer server("127.0.0.1", 0);
   const auto rank = [&](int r) {
     Environment e;

@@ -334,6 +334,7 @@ TEST(Generate, EndsWithTheModel) {
   EXPECT_EQ(g[0].reason, FinishReason::kModelFull);
   EXPECT_EQ(g[1].tokens, plain_greedy(model, {4}, 10));
   EXPECT_EQ(g[1].reason, FinishReason::kMaxTokens);
+  EXPECT_EQ(generate(model, prompt, {.max_new_tokens = INT64_MAX, .temperature = 0}).tokens, g[0].tokens);
   std::vector<int64_t> whole(24, 3);
   EXPECT_EQ(generate(model, whole, {}).tokens.size(), 1u);
   whole.push_back(3);

@@ -264,6 +264,8 @@ TEST(KVCache, SizesAndErrors) {
   EXPECT_THROW(cache.length(2), Error);
   EXPECT_THROW(KVCache({.layers = 1, .batch = 1, .kv_heads = 1, .max_length = 0, .head_dim = 8}), Error);
   EXPECT_THROW(KVCache({.layers = 1, .batch = 1, .kv_heads = 1, .max_length = 4, .head_dim = 8, .dtype = kI64}), Error);
+  EXPECT_THROW(KVCache({.layers = int64_t{1} << 40, .kv_heads = 1, .max_length = int64_t{1} << 40, .head_dim = 8}),
+               Error);
   const std::vector<int64_t> three = {1, 1, 1}, more = {3, 5}, ten = {10, 2};
   EXPECT_THROW(KVCache::Pass(cache, 0), Error);
   EXPECT_THROW(KVCache::Pass(cache, 4, three), Error);
@@ -272,6 +274,7 @@ TEST(KVCache, SizesAndErrors) {
   { KVCache::Pass(cache, 11, ten).finish(); }  // padding needs no room
   const std::string full = test::error_of<KVCacheFullError>([&] { KVCache::Pass(cache, 1); });
   EXPECT_NE(full.find("row 0 holds 10 of at most 10 tokens, so 1 more do not fit"), std::string::npos) << full;
+  EXPECT_THROW(KVCache::Pass(cache, INT64_MAX), KVCacheFullError);
 
   GPT2 model(kGPT2, 1);
   const NoGrad off;

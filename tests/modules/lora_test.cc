@@ -504,6 +504,21 @@ TEST(Lora, MergeAndUnload) {
   EXPECT_TRUE(same_bits(plain(idx).detach(), model(idx).detach()));
 }
 
+// Merged weights that were written cannot be unmerged. They can still become the model's own.
+TEST(Lora, UnloadsAfterMergedWeightsWereWritten) {
+  GPT2 model(kTiny, 1), plain(kTiny, 1);
+  add_lora(model, {.rank = 4, .targets = {"c_attn"}, .modules_to_save = {"ln_f"}});
+  stir(model);
+  merge_adapter(model);
+  model.to(kBF16);
+  const Tensor idx = tokens(), before = model(idx);
+  EXPECT_THROW(unmerge_adapter(model), Error);
+  merge_and_unload(model);
+  EXPECT_TRUE(adapter_names(model).empty());
+  EXPECT_TRUE(same_bits(before.detach(), model(idx).detach()));
+  EXPECT_EQ(model.named_parameters().size(), plain.named_parameters().size());
+}
+
 TEST(Lora, MergingSaysWhatIsWrong) {
   GPT2 model(kTiny, 1);
   EXPECT_NE(error_of([&] { merge_adapter(model); }).find("no adapter is active"), std::string::npos);

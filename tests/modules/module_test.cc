@@ -451,6 +451,11 @@ TEST(Sequential, RunsItsLayersInOrder) {
   EXPECT_EQ(names_of(net.named_parameters()), (std::vector<std::string>{"0.weight", "0.bias", "2.weight"}));
   EXPECT_EQ(net(Tensor::randn({5, 2})).sizes(), (Dims{5, 1}));
   EXPECT_EQ(net[1].type_name(), "Tanh");
+  EXPECT_EQ(test::error_of([&] { net[3]; }), "Sequential: there is no module 3; there are 3");
+  ModuleList<Linear> list(2, 3, 3);
+  EXPECT_EQ(test::error_of([&] { list[-1]; }), "ModuleList: there is no module -1; there are 2");
+  EXPECT_EQ(test::error_of([&] { ModuleList<Linear>(-2, 3, 3); }),
+            "ModuleList: the number of modules must not be negative, got -2");
 }
 
 TEST(Layers, DropoutIsTheIdentityWhereItShouldBe) {

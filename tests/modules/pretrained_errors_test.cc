@@ -358,6 +358,34 @@ TEST(PretrainedSave, AFailedSaveLeavesTheOldModel) {
   EXPECT_EQ(folder.entries(), 2);
 }
 
+TEST(PretrainedModels, MovedFromIsAnError) {
+  auto model = AutoModelForCausalLM::from_pretrained(recorded_folder("gpt2"));
+  const Tensor idx = Tensor::zeros({1, 4}, kI64);
+  const AutoModelForCausalLM taken = std::move(model);
+  EXPECT_TRUE(taken.as<GPT2>() != nullptr);
+  const std::string moved = "PretrainedModel: the model was moved to another object";
+  EXPECT_EQ(error_of([&] { model->num_parameters(); }), moved);
+  EXPECT_EQ(error_of([&] { model.as<GPT2>(); }), moved);
+  EXPECT_EQ(error_of([&] { model(idx); }), moved);
+  EXPECT_EQ(error_of([&] { model.loss(idx, idx); }), moved);
+  EXPECT_EQ(error_of([&] { model.causal_lm(); }), moved);
+  EXPECT_EQ(error_of([&] { model.published_name("wte.weight"); }), moved);
+  EXPECT_EQ(error_of([&] { model.save_pretrained("nowhere"); }), moved);
+}
+
+TEST(PretrainedModels, ErrorsNameTheCallersLine) {
+  const auto here = [](int line) { return "pretrained_errors_test.cc:" + std::to_string(line); };
+  const Tensor ids = Tensor::full({1, 2}, 1 << 20, kI64);
+  auto gpt2 = AutoModelForCausalLM::from_pretrained(recorded_folder("gpt2"));
+  EXPECT_NE(error_of([&] { gpt2(ids); }).find(here(__LINE__)), std::string::npos);
+  EXPECT_NE(error_of([&] { gpt2.loss(Tensor(), ids); }).find(here(__LINE__)), std::string::npos);
+  EXPECT_NE(error_of([&] { gpt2.loss(ids * 0, Tensor()); }).find(here(__LINE__)), std::string::npos);
+  auto body = AutoModel::from_pretrained(recorded_folder("gpt2"));
+  EXPECT_NE(error_of([&] { body(ids); }).find(here(__LINE__)), std::string::npos);
+  auto bert = AutoModelForSequenceClassification::from_pretrained(recorded_folder("bert_sequence"));
+  EXPECT_NE(error_of([&] { bert(ids); }).find(here(__LINE__)), std::string::npos);
+}
+
 // Two threads load and run models of their own.
 TEST(PretrainedThreads, LoadAtOnce) {
   std::vector<std::thread> threads;

@@ -129,11 +129,28 @@ TEST(ParamGroups, AScheduleForEach) {
   EXPECT_EQ(optimizer.lr(0), 0.5);
   EXPECT_EQ(optimizer.lr(1), schedules[1](5));
   EXPECT_NE(error_of([&] { optimizer.set_lr({Constant{}}, 0); }).find("1 schedules for 2 groups"), std::string::npos);
+  EXPECT_EQ(error_of([&] {
+              optimizer.set_lr({Constant{}, nullptr}, 0);
+            }),
+            "AdamW::set_lr: the schedule of group 1 is empty");
   EXPECT_NE(error_of([&] {
               optimizer.set_lr({Constant{.lr = 0.7}, [](int64_t) { return -1.0; }}, 3);
             }).find("the rate of group 1 at step 3"),
             std::string::npos);
   EXPECT_EQ(optimizer.lr(0), 0.5);
+}
+
+// Phases of no steps: no rate is ever NaN.
+TEST(Schedules, PhasesWithoutSteps) {
+  EXPECT_EQ(Cosine({.lr = 1.0, .min_lr = 0.25, .steps = 0})(0), 0.25);
+  for (const bool three_phase : {false, true})
+    for (const double pct_start : {0.0, 0.1, 0.5, 1.0})
+      for (int64_t step = 0; step < 10; ++step) {
+        const double rate = OneCycle{
+            .max_lr = 1.0, .total_steps = 10, .pct_start = pct_start, .three_phase = three_phase}(step);
+        EXPECT_TRUE(rate >= 0 && rate <= 1) << pct_start << " " << step << " " << rate;
+      }
+  EXPECT_EQ(OneCycle({.max_lr = 1.0, .total_steps = 10, .pct_start = 0.1})(0), 1.0);
 }
 
 }  // namespace

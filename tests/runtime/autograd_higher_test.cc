@@ -119,6 +119,28 @@ TEST_F(HigherAutograd, SecondDerivatives) {
                            {random({1, 2, 3, 4}), random({1, 2, 3, 4}), random({1, 2, 3, 4})});
 }
 
+// A query that may attend to nothing: the result and its gradients are 0 in both, not NaN.
+TEST_F(HigherAutograd, PlainAttentionOfEmptyRowsIsThatOfTheFusedOp) {
+  const Tensor mask = Tensor::from<bool>({true, true, false, false, false, false, true, false, true}, {3, 3});
+  Tensor results[2][4];
+  for (const bool plain : {false, true}) {
+    Tensor operands[3];
+    for (int i = 0; i < 3; ++i) {
+      Generator generator(static_cast<uint64_t>(i));
+      operands[i] = Tensor::randn({1, 2, 3, 4}, {kF64}, &generator).requires_grad_();
+    }
+    const auto& [q, k, v] = operands;
+    const Tensor y = plain ? ops::plain_attention(q, k, v, mask) : ops::scaled_dot_product_attention(q, k, v, mask);
+    ops::sum(y * y * y).backward();
+    results[plain][0] = y.detach();
+    for (int i = 0; i < 3; ++i) results[plain][i + 1] = operands[i].grad();
+  }
+  for (int i = 0; i < 4; ++i) {
+    const Tensor difference = ops::max(ops::abs(results[0][i] - results[1][i]));
+    EXPECT_LT(difference.item(), 1e-12) << i;
+  }
+}
+
 TEST_F(HigherAutograd, ThirdDerivative) {
   Tensor x = Tensor::from<double>({2.0}, {1}).requires_grad_();
   Tensor y = ops::sum(x * x * x * x);

@@ -7,12 +7,14 @@
 #include "rondo/runtime/io/json.h"
 #include "rondo/runtime/parallel.h"
 #include "rondo/runtime/text/tokenizer.h"
+#include "rondo/tests/errors.h"
 #include "rondo/tests/runtime/temp_folder.h"
 
 namespace rondo::text {
 namespace {
 
 using Ids = std::vector<int32_t>;
+using test::error_of;
 
 const std::string& recorded_folder() {
   static const std::string folder = std::string(tests::kReferenceDir) + "/tokenizers/";
@@ -151,6 +153,27 @@ TEST(PreTrainedTokenizer, PaddingOnTheLeft) {
   const auto fixed = tokenizer.encode_batch(texts, {.padding = {{.strategy = Padding::kMaxLength, .max_length = 11}}});
   EXPECT_EQ(fixed[1].size(), 11u);
   EXPECT_TRUE(tokenizer.encode_batch(std::span<const std::string_view>{}).empty());
+}
+
+// Such lengths would take all memory, or overflow.
+TEST(PreTrainedTokenizer, PaddingHasALimit) {
+  const PreTrainedTokenizer tokenizer = recorded("gpt2");
+  for (const int64_t length : {INT64_MAX, int64_t{1} << 40, int64_t{-1}}) {
+    EXPECT_THROW(tokenizer("the", {.padding = {{.strategy = Padding::kMaxLength, .max_length = length}}}), Error);
+    EXPECT_THROW(tokenizer("the", {.padding = {{.pad_to_multiple_of = length}}}), Error);
+  }
+}
+
+TEST(PreTrainedTokenizer, MovedFromIsAnError) {
+  PreTrainedTokenizer tokenizer = recorded("gpt2");
+  const PreTrainedTokenizer taken = std::move(tokenizer);
+  const std::vector<int32_t> ids = taken.encode("the");
+  const std::string moved = "PreTrainedTokenizer: the tokenizer was moved to another object";
+  EXPECT_EQ(error_of([&] { tokenizer.encode("the"); }), moved);
+  EXPECT_EQ(error_of([&] { tokenizer("the"); }), moved);
+  EXPECT_EQ(error_of([&] { tokenizer.decode(ids); }), moved);
+  EXPECT_EQ(error_of([&] { tokenizer.vocab_size(); }), moved);
+  EXPECT_EQ(error_of([&] { tokenizer.eos_token_id(); }), moved);
 }
 
 // The same encodings whatever the number of threads, and from several threads at once.

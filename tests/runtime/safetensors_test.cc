@@ -579,6 +579,18 @@ TEST(AtomicFile, IsInvisibleUntilCommittedAndLeavesNothing) {
   EXPECT_EQ(folder.entries(), 2);
 }
 
+// A rename would put a file in their place: in that of /dev/null, for root.
+TEST(AtomicFile, LeavesDevicesAndPipesAlone) {
+  TempFolder folder;
+  ASSERT_EQ(mkfifo((folder / "fifo").c_str(), 0600), 0);
+  std::filesystem::create_symlink("fifo", folder / "link");
+  for (const char* name : {"fifo", "link"})
+    expect_file_error(folder / name, "not a regular file", [&] { write_file_atomic(folder / name, "x"); });
+  EXPECT_TRUE(std::filesystem::is_fifo(folder / "fifo"));
+  EXPECT_TRUE(std::filesystem::is_symlink(folder / "link"));
+  EXPECT_EQ(folder.entries(), 2);
+}
+
 TEST(MappedFile, RefusesWhatIsNotAFile) {
   TempFolder folder;
   expect_file_error(folder / "none", "No such file", [&] { MappedFile::open(folder / "none"); });

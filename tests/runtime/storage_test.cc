@@ -123,5 +123,27 @@ TEST_F(Allocator, ThreadsShareTheLimit) {
   EXPECT_LE(cached(), 8 * kMiB);
 }
 
+TEST(Storage, TensorsLieInside) {
+  const Storage storage = Storage::allocate(24);
+  EXPECT_EQ(Tensor::from_storage(storage, 0, {2, 3}, {3, 1}, kF32).numel(), 6);
+  EXPECT_EQ(Tensor::from_storage(storage, 1, {2, 4}, {1, 1}, kF32).numel(), 8);  // overlapping
+  EXPECT_EQ(Tensor::from_storage(storage, 5, {100}, {0}, kF32).numel(), 100);
+  EXPECT_EQ(Tensor::from_storage(storage, 6, {0, 7}, {7, 1}, kF32).numel(), 0);
+  EXPECT_EQ(test::error_of([] { Tensor::from_storage({}, 0, {2}, {1}, kF32); }),
+            "Tensor::from_storage: the storage is empty");
+  EXPECT_EQ(test::error_of([&] {
+              Tensor::from_storage(storage, 1, {2, 3}, {3, 1}, kF32);
+            }),
+            "Tensor::from_storage: an element lies outside of the storage: sizes [2, 3], strides [3, 1], offset 1, 24 "
+            "bytes of f32");
+  EXPECT_THROW(Tensor::from_storage(storage, 0, {2, 3}, {3, 1}, kF64), Error);
+  EXPECT_THROW(Tensor::from_storage(storage, -1, {1}, {1}, kF32), Error);
+  EXPECT_THROW(Tensor::from_storage(storage, 2, {2}, {-1}, kF32), Error);
+  EXPECT_THROW(Tensor::from_storage(storage, 0, {-2}, {1}, kF32), Error);
+  EXPECT_THROW(Tensor::from_storage(storage, 0, {2, 2}, {1}, kF32), Error);
+  EXPECT_THROW(Tensor::from_storage(storage, 0, {int64_t{1} << 32, 2}, {int64_t{1} << 40, 1}, kF32), Error);
+  EXPECT_THROW(Tensor::from_storage(storage, INT64_MAX, {2}, {1}, kF32), Error);
+}
+
 }  // namespace
 }  // namespace rondo

@@ -295,6 +295,16 @@ TEST(Undefined, Gradients) {
   EXPECT_NE(test::error_of([&] { autograd::grad({&y, 1}, {&none, 1}); }).find("undefined"), std::string::npos);
 }
 
+// An operand that may be absent, such as a bias.
+TEST(Undefined, InputOfACheckpoint) {
+  const Tensor x = Tensor::ones({3}).requires_grad_(), inputs[] = {x, Tensor()};
+  const auto add = [](std::span<const Tensor> in) {
+    return std::vector<Tensor>{in[1].defined() ? in[0] + in[1] : in[0] * 2.0};
+  };
+  ops::sum(autograd::checkpoint(add, inputs)[0]).backward();
+  EXPECT_EQ(x.grad().to_vector<float>(), (std::vector<float>{2, 2, 2}));
+}
+
 // Asking and printing are all that an undefined tensor answers.
 TEST(Undefined, WhatItAnswers) {
   const Tensor none;
