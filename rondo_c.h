@@ -104,7 +104,8 @@ typedef struct rondo_lora_options {
   int32_t reserved;    /* 0 */
 } rondo_lora_options;
 
-/* Adds an adapter. The base is frozen from here on, and the optimizer starts anew with its settings. */
+/* Adds an adapter. The base is frozen from here on, and the optimizer starts anew, with the settings of
+ * rondo_set_optimizer(). A rate of rondo_set_learning_rate() is gone: set it again. */
 RONDO_API rondo_status rondo_add_lora(rondo_model* model, const rondo_lora_options* options);
 /* Reads an adapter that rondo_save_adapter() or PEFT has written, and goes on training it. */
 RONDO_API rondo_status rondo_load_adapter(rondo_model* model, const char* folder);
@@ -136,7 +137,9 @@ RONDO_API rondo_status rondo_set_learning_rate(rondo_model* model, double lr);
  * update; null: nobody wants it. */
 RONDO_API rondo_status rondo_train_tokens(rondo_model* model, const int32_t* tokens, const int32_t* labels,
                                           int64_t batch, int64_t length, double* loss);
-/* The same on texts, one row each. A text is not cut: one that is longer than the model is an error. */
+/* The same on texts, one row each. A text is not cut: one that is longer than the model is an error. The text of a
+ * special token, such as <|endoftext|>, becomes that token, and no end-of-text token is added. For texts of which only
+ * a part carries loss, use rondo_encode() and rondo_train_tokens() with labels. */
 RONDO_API rondo_status rondo_train_text(rondo_model* model, const char* const* texts, int64_t count, double* loss);
 
 /* The loss alone: nothing changes, and dropout is off. */

@@ -47,6 +47,9 @@ void check(std::span<const std::vector<int64_t>> prompts, const GenerationOption
     throw Error("generate: stop_strings need `decode`, which makes text of tokens");
   for (const std::string& stop : options.stop_strings)
     if (stop.empty()) throw Error("generate: a stop string is empty");
+  for (const int64_t stop : options.stop_tokens)
+    if (stop < 0)
+      throw Error(absl::StrCat("generate: stop token ", stop, " is no token; leave it out if there is none"));
   for (size_t i = 0; i < prompts.size(); ++i) {
     if (prompts[i].empty())
       throw Error(absl::StrCat("generate: prompt ", i,

@@ -138,7 +138,8 @@ ModuleBase& PretrainedModel::operator*() const {
 }
 
 void PretrainedModel::save_pretrained(const std::string& folder, const SaveOptions& options) const {
-  save(**this, *published_, config_, folder, options);
+  ModuleBase& module = **this;  // throws if it was moved from, before published_ is read
+  save(module, *published_, config_, folder, options);
 }
 
 std::string PretrainedModel::published_name(std::string_view name) const {

@@ -8,8 +8,9 @@
 // Thread safety: all functions are called on the thread that runs train(), never two at once.
 // Errors: what a callback throws ends train(), between two steps, with nothing lost: train() may be called again, and
 // goes on. A callback may call Trainer::cancel().
-// The model is in training mode and its gradients are not defined, except in on_micro_step(). Text may be generated
-// (generation.h) and random numbers drawn: the losses of later steps do not depend on it.
+// The model is in training mode (leave it there: eval() turns dropout off for the rest of the run) and its gradients
+// are not defined, except in on_micro_step(). Text may be generated (generation.h) and random numbers drawn: the losses
+// of later steps do not depend on it.
 #pragma once
 
 #include <cstdint>

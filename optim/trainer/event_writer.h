@@ -11,6 +11,7 @@
 #pragma once
 
 #include <cstdint>
+#include <initializer_list>
 #include <memory>
 #include <optional>
 #include <span>
@@ -41,6 +42,9 @@ class EventWriter {
 
   // Throws FileError; then the file ends with the event before.
   void write(int64_t step, std::span<const Scalar> scalars);
+  void write(int64_t step, std::initializer_list<Scalar> scalars) {
+    write(step, std::span<const Scalar>(scalars.begin(), scalars.size()));
+  }
 
  private:
   void append_event(int64_t step, std::string_view payload);

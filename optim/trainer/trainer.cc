@@ -60,8 +60,25 @@ class ModesOf {
 // The last step has the batches that are left.
 int64_t steps_of_epoch(const TrainerOptions& options, int64_t batches) {
   const int64_t of_a_step = std::max<int64_t>(options.gradient_accumulation_steps, 1);
-  return (batches + of_a_step - 1) / of_a_step;
+  return batches / of_a_step + (batches % of_a_step != 0);
 }
+
+// What forward passes write, as a running mean: a copy, to undo a step that does not end.
+class BuffersOf {
+ public:
+  explicit BuffersOf(nn::ModuleBase& model) {
+    for (const nn::NamedModule& m : model.named_modules())
+      for (const nn::ModuleBase::Slot& slot : m.module.own_slots())
+        if (!slot.is_parameter && slot.tensor->defined()) copies_.emplace_back(*slot.tensor, slot.tensor->clone());
+  }
+  void restore() {
+    const NoGrad off;
+    for (auto& [buffer, copy] : copies_) buffer.copy_(copy);
+  }
+
+ private:
+  std::vector<std::pair<Tensor, Tensor>> copies_;
+};
 
 class RandomStateOfThread {
  public:
@@ -209,7 +226,9 @@ TrainResult Trainer::train() {
 // One optimizer step on the mean loss over all targets of its micro-batches. False: cancelled, and nothing has changed.
 bool Trainer::train_step() {
   const data::BatchSource::Position begin = train_data_.position();
+  BuffersOf buffers(model_);
   const auto undo = [&] {
+    buffers.restore();
     optimizer_.zero_grad();
     train_data_.seek(begin);
     in_step_ = false;

@@ -8,14 +8,18 @@
 //   trainer.resume_from_checkpoint();                       // goes on where "run" ends, if it holds a checkpoint
 //   const optim::TrainResult result = trainer.train();      // trainer.cancel() from any thread ends it early
 //
+// Packed batches (ExampleBatchesOptions::pack) have a third tensor, positions: model.loss(b[0], b[1], b[2]). Without it
+// the sequences of a row see each other, and the loss is another one.
+//
 // The mean over targets: micro-batches of one step may hold different numbers of targets (padding, masked prompts).
 // Each counts as much as it has targets (TrainerOptions::count_targets), so the gradient is that of the mean over all
 // targets of the step, whatever the batches are cut into. Evaluation weighs in the same way.
 //
 // Resuming: a run that was killed or cancelled and resumed makes the same steps as an undisturbed one, bit for bit,
 // with dropout, accumulation, autocast and compiled regions, in the middle of an epoch too. REQUIRES the same options,
-// loss, data and number of threads as before. Random numbers of a step are a function of (seed, step): train() sets
-// default_generator() for each step, and puts it back when it returns.
+// loss, data and number of threads as before. The optimizer's options come from the checkpoint, its learning rate too.
+// Random numbers of a step are a function of (seed, step): train() sets default_generator() for each step, and puts it
+// back when it returns.
 //
 // Checkpoints are io::Checkpoints (checkpoint.h) in output_dir: parameters, persistent buffers, optimizer, loss scale,
 // position in the data, early-stop state. If a LoRA adapter is active they hold only what is trained, and a checksum of

@@ -19,7 +19,8 @@ int64_t batches_in(int64_t items, const DataLoaderOptions& options) {
   if (options.num_workers < 0 || options.num_workers > 1024)
     throw Error(absl::StrCat("DataLoader: num_workers ", options.num_workers, " is outside [0, 1024]"));
   if (options.prefetch < 1) throw Error(absl::StrCat("DataLoader: prefetch ", options.prefetch));
-  return options.drop_last ? items / options.batch_size : (items + options.batch_size - 1) / options.batch_size;
+  const int64_t whole = items / options.batch_size;  // never items + batch_size, which may overflow
+  return whole + (!options.drop_last && items % options.batch_size != 0);
 }
 
 }  // namespace

@@ -1,7 +1,8 @@
 // ExampleSet: token ids with a loss mask, or with a label, held compactly in memory.
 //
-//   data::ExampleSet train = data::read_chats("chats.jsonl", tokenizer, data::ChatTemplate::chatml(), {.max_length =
-//   512}); data::ExampleBatches batches(train_ptr, {.batch_size = 8});      // example_batches.h
+//   const auto chats = std::make_shared<const data::ExampleSet>(
+//       data::read_chats("chats.jsonl", tokenizer, data::ChatTemplate::named("chatml"), {.max_length = 512}));
+//   data::ExampleBatches batches(chats, {.batch_size = 8});      // example_batches.h
 //
 // An example of a language model has L tokens. The model reads the first L - 1 of them, its `columns`, and predicts the
 // last L - 1. Tokens whose target flag is set carry loss. The first token is never a target. A labelled example (for a

@@ -179,8 +179,9 @@ TokenBatch TokenDataset::sample(int64_t batch_size, uint64_t seed, int64_t step,
 
 int64_t TokenDataset::eval_batches(int64_t batch_size) const {
   if (batch_size < 1) throw Error(absl::StrCat("TokenDataset: batch size ", batch_size));
-  const int64_t windows = (eval_targets() + block_size_ - 1) / block_size_;
-  return (windows + batch_size - 1) / batch_size;
+  // Rounded up. The usual (a + b - 1) / b would overflow for a huge batch.
+  const auto parts = [](int64_t all, int64_t size) { return all / size + (all % size != 0); };
+  return parts(parts(eval_targets(), block_size_), batch_size);
 }
 
 TokenBatch TokenDataset::eval_batch(int64_t index, int64_t batch_size) const {

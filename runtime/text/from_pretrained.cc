@@ -245,8 +245,9 @@ void AutoTokenizer::copy_files(const std::string& from, const std::string& to) {
   if (std::filesystem::equivalent(from, to, error)) return;
   if (!is_in(from)) throw FileError(from, "has no tokenizer to copy");
   io::make_folders(to);
-  for (const char* name : {"tokenizer.json", "vocab.json", "merges.txt", "vocab.txt", "tokenizer_config.json",
-                           "special_tokens_map.json", "added_tokens.json"})
+  for (const char* name :
+       {"tokenizer.json", "vocab.json", "merges.txt", "vocab.txt", "tokenizer_config.json", "special_tokens_map.json",
+        "added_tokens.json", "chat_template.jinja", "generation_config.json"})
     if (const std::string path = from + "/" + name; is_file(path))
       io::write_file_atomic(to + "/" + name, io::read_text(path, kLargestFile));
 }

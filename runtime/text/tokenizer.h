@@ -162,8 +162,9 @@ class AutoTokenizer {
   static PreTrainedTokenizer from_pretrained(const std::string& folder);
   // True if the folder has one of these.
   static bool is_in(const std::string& folder);
-  // Copies what from_pretrained() reads into another folder, each file whole or not at all: for a model that is saved
-  // beside its tokenizer. Throws FileError, also if there is no tokenizer.
+  // Copies what from_pretrained() reads, chat_template.jinja and generation_config.json into another folder, each file
+  // whole or not at all: for a model that is saved beside its tokenizer. Throws FileError, also if there is no
+  // tokenizer.
   static void copy_files(const std::string& from, const std::string& to);
 };
 

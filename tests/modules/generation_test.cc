@@ -363,6 +363,7 @@ TEST(Generate, EdgesAndErrors) {
             std::string::npos);
   EXPECT_THROW(generate(model, {1}, {.max_new_tokens = -1}), Error);
   EXPECT_THROW(generate(model, {1}, {.stop_strings = {"x"}}), Error);
+  EXPECT_THROW(generate(model, {1}, {.stop_tokens = {3, -1}}), Error);
   EXPECT_THROW(generate(model, {1}, {.stop_strings = {""}, .decode = letters}), Error);
   EXPECT_THROW(generate(model, {1}, {.top_p = 2}), Error);
   // A vocabulary of one.

@@ -78,8 +78,7 @@ TEST(EventWriterTest, EventsAreFramedRecords) {
   const test::TempFolder folder;
   {
     EventWriter events(folder / "events", 0);
-    const EventWriter::Scalar scalars[] = {{"loss", 1.5}};
-    events.write(300, scalars);
+    events.write(300, {{"loss", 1.5}});
   }
   const std::vector<std::string> records = events_in(only_file_in(folder / "events"));
   ASSERT_EQ(records.size(), 2u);

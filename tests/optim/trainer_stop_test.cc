@@ -5,6 +5,7 @@
 #include <thread>
 
 #include "rondo/optim/sgd.h"
+#include "rondo/runtime/autograd.h"
 #include "rondo/tests/optim/trainer_fixture.h"
 
 namespace rondo::optim {
@@ -88,6 +89,48 @@ TEST(TrainerCancel, WhileDataIsRead) {
   EXPECT_EQ(slow.position(), data::BatchSource::Position{});
   EXPECT_EQ(trainer.train().last.step, 1);
   EXPECT_EQ(losses, 4);
+}
+
+// A classifier whose forward also writes: it keeps a running mean of its inputs and takes it away from them.
+struct Centred : nn::Module<Centred> {
+  Classifier net = child("net");
+  Tensor& mean = buffer("mean", Tensor::zeros({6}, kF64));
+  Tensor loss(const data::Batch& b) {
+    if (is_training()) {
+      const NoGrad off;
+      mean.copy_(mean * 0.9 + ops::mean(b[0], {0, 1}) * 0.1);
+    }
+    return net.loss({b[0] - mean, b[1]});
+  }
+};
+
+// What a forward writes is a part of the step: a step that does not end leaves nothing of it.
+TEST(TrainerCancel, ADroppedStepLeavesNoBuffersBehind) {
+  const auto train = [](bool interrupted, Tensor& mean) {
+    manual_seed(1);
+    Centred model;
+    model.to(kF64);
+    SGD optimizer(model.parameters(), {.lr = 0.1});
+    ListSource rows({masked_batch(0, 1), masked_batch(1, 2), masked_batch(2, 3), masked_batch(3, 4)});
+    const auto loss = [&](const data::Batch& b) { return model.loss(b); };
+    Trainer trainer(model, optimizer, loss, rows, {.max_steps = 6, .gradient_accumulation_steps = 2});
+    Notes notes;
+    trainer.add_callback(notes);
+    notes.each_micro_step = [&](const Progress&) {
+      if (interrupted && notes.micro_steps == 3) trainer.cancel();
+      if (interrupted && notes.micro_steps == 7) throw Error("mine");
+    };
+    if (interrupted) {
+      EXPECT_EQ(trainer.train().reason, StopReason::kCancelled);
+      EXPECT_EQ(error_of([&] { trainer.train(); }), "mine");
+    }
+    trainer.train();
+    mean = model.mean.clone();
+    return notes.losses;
+  };
+  Tensor mean, undisturbed_mean;
+  EXPECT_EQ(train(true, mean), train(false, undisturbed_mean));
+  EXPECT_TRUE(same_bits(mean, undisturbed_mean));
 }
 
 TEST(TrainerCancel, AnEvaluationEndsAfterOneBatch) {

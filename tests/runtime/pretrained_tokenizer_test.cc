@@ -505,6 +505,12 @@ TEST(AutoTokenizer, WholeFileAndConfig) {
   EXPECT_EQ(tokenizer.bos_token_id(), tokenizer.token_to_id("<s>"));
   EXPECT_EQ(tokenizer.eos_token_id(), tokenizer.token_to_id("<|eot|>"));
   EXPECT_EQ(tokenizer.unk_token_id(), -1);
+  // The chat template is not read, but a copy of the tokenizer keeps it.
+  write_bytes(folder / "chat_template.jinja", "{{ messages }}");
+  const TempFolder copy;
+  AutoTokenizer::copy_files(folder.path(), copy.path());
+  EXPECT_EQ(read_bytes(copy / "chat_template.jinja"), "{{ messages }}");
+  EXPECT_EQ(AutoTokenizer::from_pretrained(copy.path()).bos_token_id(), tokenizer.bos_token_id());
   write_bytes(folder / "tokenizer_config.json", R"({"bos_token":)");
   EXPECT_THROW(AutoTokenizer::from_pretrained(folder.path()), FileError);
 }
