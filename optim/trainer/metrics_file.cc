@@ -90,6 +90,11 @@ void MetricsFile::sync() { file_->sync(); }
 void MetricsLog::on_begin(const Progress& now) { file_.emplace(path_, now.step); }
 
 void MetricsLog::write(const Progress& now, bool evaluated) {
+  // A run that was cancelled before this evaluation and killed after it makes it again, with the same result.
+  if (!file_->records().empty()) {
+    const MetricsRecord& last = file_->records().back();
+    if (last.step == now.step && last.eval_loss.has_value() == evaluated) return;
+  }
   MetricsRecord record{.step = now.step, .loss = now.loss, .lr = now.lr};
   if (evaluated) record.eval_loss = now.eval_loss;
   if (!std::isnan(now.grad_norm)) record.grad_norm = now.grad_norm;

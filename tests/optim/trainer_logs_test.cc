@@ -140,5 +140,34 @@ TEST(AppendedFiles, AFullDiskLeavesWholeRecords) {
   EXPECT_EQ(again.records()[1].loss, 3);
 }
 
+// Cancelled right before an evaluation, resumed, killed right after it, resumed: the evaluation is made twice.
+TEST(MetricsLogTest, AnEvaluationThatIsMadeAgainIsOneLine) {
+  const test::TempFolder folder;
+  const std::string path = folder / "metrics.jsonl";
+  Progress now{.step = 7, .loss = 2, .lr = 0.5};
+  {
+    MetricsLog log(path);
+    log.on_begin({});
+    log.on_log(now);
+  }
+  now.eval_loss = 1.5;
+  for (int life = 0; life < 2; ++life) {
+    MetricsLog log(path);
+    log.on_begin(now);
+    log.on_evaluate(now);
+  }
+  now.step = 8;
+  {
+    MetricsLog log(path);
+    log.on_begin({.step = 7});
+    log.on_log(now);
+  }
+  const std::vector<MetricsRecord> records = MetricsFile(path, 8).records();
+  ASSERT_EQ(records.size(), 3u);
+  EXPECT_FALSE(records[0].eval_loss);
+  EXPECT_EQ(records[1].eval_loss, 1.5);
+  EXPECT_EQ(records[2].step, 8);
+}
+
 }  // namespace
 }  // namespace rondo::optim
