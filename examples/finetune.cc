@@ -205,7 +205,7 @@ class Finetuning {
 
 int main(int argc, char** argv) {
   using namespace rondo::examples;
-  std::signal(SIGXFSZ, SIG_IGN);  // a file beyond the limit (ulimit -f) is then an error of its write
+  std::signal(SIGXFSZ, SIG_IGN);  // past ulimit -f, a write then fails and throws
   FinetuneOptions options;
   try {
     Flags flags = flags_of(options);

@@ -315,7 +315,7 @@ void train(OptionParser& parser) {
 }  // namespace rondo::examples
 
 int main(int argc, char** argv) {
-  // A file that grows beyond the limit (ulimit -f) is then an error of its write, with a message.
+  // A write past the file size limit (ulimit -f) then fails with a message instead of killing the process.
   std::signal(SIGXFSZ, SIG_IGN);
   try {
     rondo::examples::OptionParser parser(argc, argv);

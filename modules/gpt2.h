@@ -62,7 +62,7 @@ struct GPT2 : Module<GPT2>, CausalLM {
   Tensor features(const Tensor& idx, const Tensor& positions = {});
   // The mean cross-entropy in nats. targets i64 (B, T); positions with target -100 are ignored.
   Tensor loss(const Tensor& idx, const Tensor& targets, std::source_location where = std::source_location::current());
-  // Of packed rows: what the sequences give alone, each weighted by its targets.
+  // The same for packed rows (see forward): the mean over the targets of all sequences, which do not see each other.
   Tensor loss(const Tensor& idx, const Tensor& targets, const Tensor& positions,
               std::source_location where = std::source_location::current());
 

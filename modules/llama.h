@@ -147,7 +147,7 @@ struct Llama : Module<Llama>, CausalLM {
   Tensor forward(const Tensor& idx, const Tensor& positions = {});
   // Mean cross-entropy in nats of targets i64 (B, T), where -100 is ignored.
   Tensor loss(const Tensor& idx, const Tensor& targets, std::source_location where = std::source_location::current());
-  // Of packed rows: what the sequences give alone, each weighted by its targets.
+  // The same for packed rows (see forward): the mean over the targets of all sequences, which do not see each other.
   Tensor loss(const Tensor& idx, const Tensor& targets, const Tensor& positions,
               std::source_location where = std::source_location::current());
 

@@ -44,7 +44,7 @@ class CausalLM;
 struct ConfigField;
 
 struct PretrainedOptions {
-  // Of all parameters; nullopt: as in the file.
+  // The dtype of all parameters. nullopt: the dtypes in the file.
   std::optional<DType> dtype = kF32;
   // Parameters that the file holds as they are wanted stay in the file's pages, copied only where they are written.
   // Good for a frozen base: processes share the pages. The file must not be truncated while the model lives: SIGBUS.
@@ -73,7 +73,7 @@ struct SaveOptions {
   int64_t max_shard_bytes = 5'000'000'000;
 };
 
-// What all Auto classes share. Movable; one that was moved from throws Error whatever is asked of it.
+// The base of all Auto classes. Movable: after a move, every call on the old object throws Error.
 class PretrainedModel {
  public:
   ModuleBase& operator*() const;

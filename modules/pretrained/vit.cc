@@ -27,7 +27,7 @@ std::unique_ptr<ModuleBase> make_vit(ConfigFields& config, Task task, const Pret
   if (c.n_embd % c.n_head != 0) config.invalid("num_attention_heads", "a divisor of hidden_size");
   if (c.image_size % c.patch_size != 0) config.invalid("patch_size", "a divisor of image_size");
   config.must_be("problem_type", {"\"single_label_classification\""});
-  // Of the pooler and of masked image modelling, which are other models.
+  // These fields belong to the pooler and to masked image modelling. Both are other models.
   config.harmless({"encoder_stride", "pooler_act", "pooler_output_size", "tie_word_embeddings"});
   check_config(config, options);
   const SkipInit skip(SkipInit::Memory::kNone);

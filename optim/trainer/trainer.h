@@ -13,7 +13,7 @@
 //
 // The mean over targets: micro-batches of one step may hold different numbers of targets (padding, masked prompts).
 // Each counts as much as it has targets (TrainerOptions::count_targets), so the gradient is that of the mean over all
-// targets of the step, whatever the batches are cut into. Evaluation weighs in the same way.
+// targets of the step, however it is cut into batches. Evaluation weighs in the same way.
 //
 // Resuming: a run that was killed or cancelled and resumed makes the same steps as an undisturbed one, bit for bit,
 // with dropout, accumulation, autocast and compiled regions, in the middle of an epoch too. REQUIRES the same options,

@@ -81,7 +81,7 @@ std::vector<nn::NamedTensor> Trainer::saved_tensors() const {
   return tensors;
 }
 
-// Of the frozen parameters, other adapters' left out. Computed once: frozen parameters do not change.
+// A checksum of the frozen parameters, without those of other adapters. Computed once, as they do not change.
 const std::string& Trainer::base_checksum() {
   if (!base_checksum_.empty()) return base_checksum_;
   io::Checksum sum;
