@@ -76,6 +76,32 @@ void require_defined(const char* op, const TensorArg& operand) {
                    operand.where);
 }
 
+namespace {
+
+// For a device without a kernel of the op's own.
+void run_parts(const OpDef& op, std::span<const Tensor* const> inputs, const Attrs& attrs, std::span<Tensor> outputs,
+               std::source_location where) {
+  if (op.decompose == nullptr)
+    throw_op_error(op.name, "there is no kernel for " + to_string(inputs[0]->device()) + "; move the operands with .to()",
+                   where);
+  Tensor copies[kMaxOpInputs];
+  for (size_t i = 0; i < inputs.size(); ++i) copies[i] = *inputs[i];
+  const NoGrad off;  // the op is one tape node
+  op.decompose({copies, inputs.size()}, attrs, outputs);
+}
+
+}  // namespace
+
+void run_kernel(const KernelContext& context) {
+  if (const KernelFn kernel = entry_of(context.op, context.in(0).device()).kernel; kernel != nullptr)
+    return kernel(context);
+  const RecorderScope eager(nullptr);
+  Tensor parts[kMaxOpOutputs];
+  run_parts(context.op, context.inputs, context.attrs, {parts, context.outputs.size()}, context.where);
+  const NoGrad off;
+  for (size_t i = 0; i < context.outputs.size(); ++i) context.outputs[i].copy_(parts[i]);
+}
+
 class Dispatcher {
  public:
   Dispatcher(const OpDef& op, std::span<const TensorArg> args, Attrs& attrs)
@@ -123,7 +149,7 @@ class Dispatcher {
         if (inputs_[0]->impl()->marks != nullptr) [[unlikely]]
           follow_marks(*inputs_[0], outputs[i]);
       }
-    } else if (KernelFn kernel = op_.kernel[static_cast<int>(device().backend)]; kernel != nullptr) {
+    } else if (const KernelFn kernel = entry_of(op_, device()).kernel; kernel != nullptr) {
       const memory::Cause cause("", op_.name, where_);
       for (int i = 0; i < n_; ++i)
         if (inputs_[i]->defined() && !inputs_[i]->impl()->storage) [[unlikely]]
@@ -136,11 +162,7 @@ class Dispatcher {
       }
       kernel(KernelContext{op_, inputs(), outputs, attrs_, where_});
     } else {
-      invariant(op_.decompose != nullptr, op_.name);
-      Tensor copies[kMaxOpInputs];
-      for (int i = 0; i < n_; ++i) copies[i] = *inputs_[i];
-      NoGrad off;  // the op is one tape node
-      op_.decompose({copies, static_cast<size_t>(n_)}, attrs_, outputs);
+      run_parts(op_, inputs(), attrs_, outputs, where_);
       for (Tensor& output : outputs)
         if (output.defined() && autograd::is_no_grad_view(output)) output = output.detach();
     }
@@ -196,7 +218,7 @@ class Dispatcher {
         if (edge.node) autograd::set_history(before, edge.node, edge.output);
       }
     }
-    op_.kernel[static_cast<int>(device().backend)](KernelContext{op_, inputs(), {&target, 1}, attrs_, where_});
+    run_kernel({op_, inputs(), {&target, 1}, attrs_, where_});
     target.storage().bump_version();
     if (differentiable) {
       inputs_[0] = &before;

@@ -1,6 +1,5 @@
 // Casts, copies and fills.
-#include "rondo/runtime/cpu/convert.h"
-#include "rondo/runtime/ops/elementwise_def.h"
+#include "rondo/runtime/ops/kernels.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/ops/table.h"
 
@@ -11,7 +10,7 @@ constexpr OpDef kCast = {
     .name = "cast",
     .kind = OpKind::kElementwise,
     .infer = [](InferContext& c) { c.output(0, static_cast<DType>(c.integer(0)), c.sizes(0)); },
-    .kernel = {&cpu::convert_kernel},
+    .on = {{&cpu::cast_kernel}},
     .grad = [](const GradContext& g) { g.set(0, cast(g.grad_out(), g.input_dtype(0))); },
     .lower = [](LoopBuilder& b) { b.output(0, b.input(0)); },
     .converts = true,
@@ -28,10 +27,7 @@ constexpr OpDef kCopy = {
     .name = "copy",
     .kind = OpKind::kOpaque,
     .infer = &copy_infer,
-    .kernel = {[](const KernelContext& context) {
-      const Tensor* source[] = {context.inputs[1]};
-      cpu::convert_kernel({context.op, source, context.outputs, context.attrs, context.where});
-    }},
+    .on = {{&cpu::copy_kernel}},
     .grad =
         [](const GradContext& g) {
           // Zero, whatever arrives: infinity times 0 is not.
@@ -44,7 +40,7 @@ constexpr OpDef kFill = {
     .name = "fill",
     .kind = OpKind::kOpaque,
     .infer = [](InferContext& c) { c.output(0, c.dtype(0), c.sizes(0)); },
-    .kernel = {&cpu::fill_kernel},
+    .on = {{&cpu::fill_kernel}},
     .grad = [](const GradContext& g) { g.set(0, Tensor::zeros(g.input_sizes(0), {g.input_dtype(0)})); },
     .overwrites = 0,
 };

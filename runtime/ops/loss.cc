@@ -1,12 +1,10 @@
 // Losses.
-#include "rondo/runtime/cpu/loss.h"
-
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/gradient_memory.h"
-#include "rondo/runtime/ops/elementwise_def.h"
+#include "rondo/runtime/ops/kernels.h"
+#include "rondo/runtime/ops/linear_loss.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/ops/table.h"
-#include "rondo/runtime/recorder.h"
 
 namespace rondo::ops {
 
@@ -39,7 +37,7 @@ constexpr OpDef kCrossEntropyGrad = {
     .name = "cross_entropy_grad",
     .kind = OpKind::kOpaque,
     .infer = [](InferContext& c) { c.output(0, c.dtype(1), c.sizes(1)); },
-    .kernel = {&cpu::cross_entropy_grad_kernel},
+    .on = {{&cpu::cross_entropy_grad_kernel}},
     .decompose = &decompose_cross_entropy_grad,
     .reuses = 1,
     .fuse_parts = false,
@@ -60,7 +58,7 @@ constexpr OpDef kCrossEntropy = {
           c.output(0, c.dtype(0), c.integer(1) == static_cast<int>(Reduction::kNone) ? c.sizes(1) : Dims());
           c.output(1, compute_dtype(c.dtype(0)), c.sizes(1));
         },
-    .kernel = {&cpu::cross_entropy_kernel},
+    .on = {{&cpu::cross_entropy_kernel}},
     .grad =
         [](const GradContext& g) {
           Tensor grad;
@@ -80,7 +78,6 @@ namespace {
 
 // ---- A linear layer and its cross-entropy, without whole logits
 
-using cpu::LinearLossAttrs;
 constexpr int kOperands = 3;  // x, weight, bias
 
 // Operands from `first` on: x, weight, bias, target.
@@ -185,29 +182,54 @@ void add_second_order(const GradContext& g, Tensor (&grads)[kOperands]) {
   if (g.needs(2)) add(grads[2], sum(R, {0}).to(g.input_dtype(2)));
 }
 
+}  // namespace
+
+// Inputs total, factor (a scalar of its dtype): the total times the factor, in place. The factor stays on its device: a
+// factor of 1, which a loss mostly has, costs no pass over the total.
+constexpr OpDef kScale = {
+    .name = "scale",
+    .kind = OpKind::kOpaque,
+    .saved = {.inputs = kFirst | kSecond},
+    .infer =
+        [](InferContext& c) {
+          c.require_floating(0);
+          c.require_same_dtype(0, 1);
+          if (!c.sizes(1).empty()) c.fail("the factor must be a scalar");
+          c.output(0, c.dtype(0), c.sizes(0));
+        },
+    .on = {{&cpu::scale_kernel}},
+    .grad =
+        [](const GradContext& g) {
+          if (g.needs(0)) g.set(0, g.grad_out() * g.input(1));
+          if (g.needs(1)) g.set(1, sum(g.grad_out() * g.input(0)));
+        },
+    .overwrites = 0,
+};
+
+namespace {
+
 // A saved gradient of the loss, times the gradient that arrives at the loss. It is scaled in place if possible: the one
 // of an output layer is as large as the layer.
 Tensor scaled(const Tensor& saved, const Tensor& grad) {
   if (!autograd::may_overwrite_saved(saved)) return saved * grad;
-  Tensor own = saved;
-  if (grad.item() != 1.0) own.mul_(grad);
-  return own;
+  call_in_place(kScale, {saved, grad});
+  return saved;
 }
 
 }  // namespace
 
-// Inputs grad, x, weight, bias, target; outputs dx, dweight, dbias. Attributes: cpu::LinearLossAttrs.
+// Inputs grad, x, weight, bias, target; outputs dx, dweight, dbias. Attributes: LinearLossAttrs.
 constexpr OpDef kLinearCrossEntropyGrad = {
     .name = "linear_cross_entropy_grad",
     .kind = OpKind::kOpaque,
     .n_outputs = kOperands,
     .infer = [](InferContext& c) { infer_gradients(c, 1, 0); },
-    .kernel = {&cpu::linear_cross_entropy_grad_kernel},
+    .on = {{&cpu::linear_cross_entropy_grad_kernel}},
     .decompose = &decompose_linear_cross_entropy_grad,
     .fuse_parts = false,
 };
 
-// Inputs x, weight, bias, target; outputs the loss, and its gradients: those that are wanted (cpu::LinearLossAttrs).
+// Inputs x, weight, bias, target; outputs the loss, and its gradients: those that are wanted (LinearLossAttrs).
 // The forward has the logits, so a gradient costs it two products; a backward would need a third, to have them again: a
 // third of the head's time in training. What arrives at a scalar loss only scales its gradients, as in Hsu et al.,
 // "Liger Kernel" (2024). That is not so for kNone, nor for f16, which a loss scale must reach before they are rounded:
@@ -226,7 +248,7 @@ constexpr OpDef kLinearCrossEntropy = {
           c.output(0, c.dtype(0), per_row ? c.sizes(3) : Dims());
           infer_gradients(c, 0, 1);
         },
-    .kernel = {&cpu::linear_cross_entropy_kernel},
+    .on = {{&cpu::linear_cross_entropy_kernel}},
     .decompose = &decompose_linear_cross_entropy,
     .grad =
         [](const GradContext& g) {

@@ -1,9 +1,8 @@
 // Rotary position embedding (Su et al., "RoFormer", 2021), in the half-split layout of GPT-NeoX and Llama: dimension i
 // turns with dimension i + D/2 by the angle t * base^(-2i/D).
-#include "rondo/runtime/cpu/rotary.h"
 #include "absl/strings/str_cat.h"
 #include "rondo/runtime/autograd.h"
-#include "rondo/runtime/ops/elementwise_def.h"
+#include "rondo/runtime/ops/kernels.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/ops/table.h"
 #include "rondo/runtime/recorder.h"
@@ -27,7 +26,7 @@ constexpr OpDef kRotary = {
               c.fail("cos and sin must have shape (T, D/2) and the compute dtype of x");
           c.output(0, c.dtype(0), x);
         },
-    .kernel = {&cpu::rotary_kernel},
+    .on = {{&cpu::rotary_kernel}},
     .decompose =
         [](std::span<const Tensor> in, const Attrs& attrs, std::span<Tensor> out) {
           const Tensor x = in[0].to(compute_dtype(in[0].dtype()));
