@@ -150,7 +150,7 @@ void Program::run_library_call(const Launch& launch, Frame& frame) const {
   with_context(
       graph_, launch, [&](ValueId id) { return frame.tensor(graph_.value(id), address_of(id)); },
       [&](const Value& like, ValueId id) { return frame.tensor(like, address_of(id)); },
-      [](const KernelContext& context) { run_kernel(context); });
+      [](const KernelContext& context) { rondo::run_kernel(context); });
 }
 
 void Program::run_launch(const Launch& launch, Frame& frame) const {

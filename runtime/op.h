@@ -241,11 +241,12 @@ struct OpDef {
   bool fuse_parts = true;  // false: a compiler must not use `decompose`; it is for tests and second derivatives
 };
 
-// What `device` runs an op with. The one place that chooses among the entries of OpDef::on.
-inline const BackendEntry& entry_of(const OpDef& op, Device device) { return op.on[static_cast<int>(device.backend)]; }
+// What `device` runs an op with: the one place that chooses among the entries of OpDef::on. All zeros if this process
+// has no such backend.
+const BackendEntry& entry_of(const OpDef& op, Device device);
 
-// Runs one call on the device of its operands (dispatch.cc): the kernel of entry_of(), or, if there is none, the parts of
-// `decompose`, whose results are copied into the outputs. Throws Error if the op has neither.
+// Runs one call on the device of its outputs, whose memory the caller has allocated: no tape, no recording. If the device
+// has no kernel, the parts of `decompose` run, and their results are copied; without those, too, throws Error.
 void run_kernel(const KernelContext& context);
 
 // All ops, in a fixed order. The index is the op's id in recordings.

@@ -45,14 +45,23 @@ Tensor repeat_heads(const Tensor& t, int64_t heads) {
 Tensor plain_scores(const Tensor& q, const Tensor& k, const Tensor& mask, bool causal, double scale) {
   Tensor scores = matmul(q, transpose(repeat_heads(k, q.sizes()[1]), -1, -2)) * scale;
   const double lowest = -std::numeric_limits<double>::infinity();
+  const TensorOptions counts{kI64, q.device()};
   if (mask.defined() && mask.dtype() == kI64)
-    scores = where(less_equal(mask, Tensor::arange(k.sizes()[2])), scores, lowest);
+    scores = where(less_equal(mask, Tensor::arange(k.sizes()[2], counts)), scores, lowest);
   else if (mask.defined()) scores = mask.dtype() == kBool ? where(mask, scores, lowest) : scores + mask;
   if (causal) {
-    const Tensor rows = unsqueeze(Tensor::arange(q.sizes()[2]), 1), cols = unsqueeze(Tensor::arange(k.sizes()[2]), 0);
+    const Tensor rows = unsqueeze(Tensor::arange(q.sizes()[2], counts), 1);
+    const Tensor cols = unsqueeze(Tensor::arange(k.sizes()[2], counts), 0);
     scores = where(less_equal(cols, rows), scores, lowest);
   }
   return scores;
+}
+
+// `logits` (a maximum or a logsumexp) with 0 in place of -inf.
+Tensor finite(const Tensor& logits) {
+  const TensorOptions like{logits.dtype(), logits.device()};
+  const Tensor lowest = Tensor::full({}, std::numeric_limits<float>::lowest(), like);
+  return where(less(logits, lowest), Tensor::zeros({}, like), logits);
 }
 
 // The gradient of repeat_heads.
@@ -75,9 +84,7 @@ struct PlainAttention {
 
   // exp(scores - logsumexp) (B, H, Tq, Tk); 0 for a query that may attend to nothing, whose logsumexp is -inf.
   Tensor weights() const {
-    const Tensor lowest = Tensor::full({}, std::numeric_limits<float>::lowest(), {logsumexp.dtype()});
-    const Tensor shift = where(less(logsumexp, lowest), Tensor::zeros({}, {logsumexp.dtype()}), logsumexp);
-    return exp(plain_scores(q, k, mask, attrs.ints[0] != 0, attrs.floats[0]) - unsqueeze(shift, -1));
+    return exp(plain_scores(q, k, mask, attrs.ints[0] != 0, attrs.floats[0]) - unsqueeze(finite(logsumexp), -1));
   }
   // dq and dk from the gradient of the scores before scaling.
   void scores_grad(const Tensor& d_scores, Tensor& dq, Tensor& dk) const {
@@ -122,9 +129,7 @@ void decompose_attention(std::span<const Tensor> in, const Attrs& attrs, std::sp
   const Tensor mask = in.size() > 3 ? in[3] : Tensor();
   PlainAttention a(in[0], in[1], in[2], mask, {}, attrs);
   const Tensor scores = plain_scores(a.q, a.k, a.mask, attrs.ints[0] != 0, attrs.floats[0]);
-  const Tensor largest = max(scores, {-1}, true);
-  const Tensor lowest = Tensor::full({}, std::numeric_limits<float>::lowest(), {scores.dtype()});
-  const Tensor shift = where(less(largest, lowest), Tensor::zeros({}, {scores.dtype()}), largest);
+  const Tensor shift = finite(max(scores, {-1}, true));
   a.logsumexp = squeeze(log(sum(exp(scores - shift), {-1}, true)) + shift, -1);
   out[0] = matmul(a.weights(), repeat_heads(a.v, a.q.sizes()[1])).to(in[0].dtype());
   out[1] = a.logsumexp;

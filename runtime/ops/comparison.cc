@@ -91,7 +91,7 @@ constexpr OpDef kWhere = {
         [](const GradContext& g) {
           if (g.needs(1)) g.set_reduced(1, where(g.input(0), g.grad_out(), 0.0));
           if (g.needs(2)) {
-            const Tensor zero = Tensor::zeros({}, {g.grad_out().dtype()});
+            const Tensor zero = Tensor::zeros({}, {g.grad_out().dtype(), g.grad_out().device()});
             g.set_reduced(2, where(g.input(0), zero, g.grad_out()));
           }
         },

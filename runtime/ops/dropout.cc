@@ -30,9 +30,10 @@ constexpr OpDef kDropout = {
 };
 
 Tensor dropout(TensorArg x, double p, Generator* generator) {
+  require_defined("dropout", x);
   Generator& source = generator ? *generator : default_generator();
   const int64_t seed = static_cast<int64_t>(source.seed()), offset = static_cast<int64_t>(source.next_offset());
-  const Tensor state = Tensor::from<int64_t>({seed, offset}, {2});
+  const Tensor state = Tensor::from<int64_t>({seed, offset}, {2}, x.tensor.device());
   return call(kDropout, {x, {state, x.where}}, {.floats = {p}});
 }
 

@@ -93,10 +93,13 @@ template <class Out, class In> Out to_integer(In value) {
   }
 }
 
-// A scalar attribute in a body's type.
-template <class C> C scalar_as(double value) {
-  if constexpr (std::is_integral_v<C>) return to_integer<C>(value);
-  else return static_cast<C>(value);
+// A number as an element: floats are rounded to f32 on their way to 16 bits.
+template <class Out, class In> Out convert(In value) {
+  if constexpr (std::is_same_v<Out, bool>) return value != In(0);
+  else if constexpr (std::is_same_v<Out, BFloat16> || std::is_same_v<Out, Float16>)
+    return Out(static_cast<float>(value));
+  else if constexpr (std::is_floating_point_v<In> && std::is_integral_v<Out>) return to_integer<Out>(value);
+  else return static_cast<Out>(value);
 }
 
 }  // namespace rondo::ops

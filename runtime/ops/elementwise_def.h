@@ -39,11 +39,11 @@ template <Domain kDomain, int kInputs, int kScalars, auto kBody> struct Elementw
     if constexpr (kScalars == 0) {
       loop([](auto... x) { return kBody(x...); });
     } else if constexpr (kScalars == 1) {
-      const C s = scalar_as<C>(scalars[0]);
+      const C s = convert<C>(scalars[0]);
       loop([s](auto... x) { return kBody(x..., s); });
     } else {
       static_assert(kScalars == 2);
-      const C s = scalar_as<C>(scalars[0]), t = scalar_as<C>(scalars[1]);
+      const C s = convert<C>(scalars[0]), t = convert<C>(scalars[1]);
       loop([s, t](auto... x) { return kBody(x..., s, t); });
     }
   }

@@ -3,6 +3,7 @@
 #include "absl/strings/str_cat.h"
 #include "rondo/runtime/ops/kernels.h"
 #include "rondo/runtime/ops/ops.h"
+#include "rondo/runtime/ops/promotion.h"
 #include "rondo/runtime/ops/table.h"
 
 namespace rondo::ops {
@@ -87,9 +88,9 @@ constexpr OpDef kScatter = {
           if (g.needs(0)) g.set(0, scatter(g.grad_out(), dim, index, 0.0));
           if (!g.needs(2)) return;
           // Only what was written last is in the result.
-          const Tensor number = reshape(Tensor::arange(index.numel()), index.sizes());
-          const Tensor winner = gather(scatter(Tensor::zeros(g.input_sizes(0), {kI64}), dim, index, number), dim,
-                                       index);
+          const TensorOptions numbers{kI64, index.device()};
+          const Tensor number = reshape(Tensor::arange(index.numel(), numbers), index.sizes());
+          const Tensor winner = gather(scatter(Tensor::zeros(g.input_sizes(0), numbers), dim, index, number), dim, index);
           g.set_reduced(2, where(equal(winner, number), gather(g.grad_out(), dim, index), 0.0));
         },
 };

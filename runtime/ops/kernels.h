@@ -18,8 +18,11 @@ void elementwise_kernel(const KernelContext& context);
 void cast_kernel(const KernelContext& context);
 // Input 1 -> output 0, likewise.
 void copy_kernel(const KernelContext& context);
-// Attribute float 0 -> every element of output 0, likewise.
+
+// factory.cc: a tensor's first values; the attributes are those of ops/factory.h. No inputs.
 void fill_kernel(const KernelContext& context);
+void arange_kernel(const KernelContext& context);
+void draw_kernel(const KernelContext& context);
 
 // view.cc
 void slice_grad_kernel(const KernelContext& context);  // grad -> zeros with it in place

@@ -20,12 +20,12 @@ void decompose_cross_entropy_grad(std::span<const Tensor> in, const Attrs& attrs
   };
   const double smoothing = rounded(attrs.floats[0]);
   const double share = rounded(smoothing * rounded(1.0 / static_cast<double>(V)));
-  const Tensor counts = not_equal(target, Tensor::scalar<int64_t>(attrs.ints[0]));
+  const Tensor counts = not_equal(target, attrs.ints[0]);
   Tensor weight = grad;
   if (mean) weight = grad * (1.0 / sum(counts.to(logits.dtype())));
   if (weight.rank() == 1) weight = reshape(weight, {n, 1});
   const Tensor p = exp(logits - reshape(in[3], {n, 1})) + -share;
-  const Tensor hit = equal(Tensor::arange(V), reshape(target, {n, 1}));
+  const Tensor hit = equal(Tensor::arange(V, {kI64, target.device()}), reshape(target, {n, 1}));
   const Tensor dx = where(hit, p + -rounded(1.0 - smoothing), p) * weight;
   out[0] = where(reshape(counts, {n, 1}), dx, 0.0).to(in[1].dtype());
 }
@@ -126,7 +126,7 @@ void decompose_linear_cross_entropy_grad(std::span<const Tensor> in, const Attrs
   const Tensor dlogits = call(kCrossEntropyGrad, {in[0], head.logits, in[4], loss[1]}, plain).to(head.x.dtype());
   const DType given = in[1].dtype();
   for (int i = 0; i < kOperands; ++i) {
-    if (!LinearLossAttrs(attrs).wants(i)) out[i] = Tensor::empty({0}, {given});
+    if (!LinearLossAttrs(attrs).wants(i)) out[i] = Tensor::empty({0}, {given, in[1].device()});
     else if (i == 0) out[i] = matmul(dlogits, head.weight).to(given);
     else if (i == 1) out[i] = matmul(transpose(dlogits, 0, 1), head.x).to(given);
     else out[i] = sum(dlogits, {0}).to(given);
@@ -137,7 +137,7 @@ void decompose_linear_cross_entropy(std::span<const Tensor> in, const Attrs& att
   Tensor loss[2];
   call(kCrossEntropy, {WholeHead(in, attrs).logits, in[3]}, cross_entropy_attrs(attrs), loss);
   out[0] = loss[0];
-  const Tensor all[] = {Tensor::ones(out[0].sizes(), {out[0].dtype()}), in[0], in[1], in[2], in[3]};
+  const Tensor all[] = {Tensor::ones(out[0].sizes(), {out[0].dtype(), out[0].device()}), in[0], in[1], in[2], in[3]};
   decompose_linear_cross_entropy_grad(all, attrs, out.subspan(1));
 }
 
@@ -164,12 +164,12 @@ void add_second_order(const GradContext& g, Tensor (&grads)[kOperands]) {
   if (!Q.defined()) return;
   const Dims column = {head.logits.sizes()[0], 1};
   const DType wide = loss[1].dtype();
-  Tensor weight = not_equal(in[3], Tensor::scalar<int64_t>(plain.ints[0])).to(wide);
+  Tensor weight = not_equal(in[3], plain.ints[0]).to(wide);
   if (plain.ints[1] == static_cast<int64_t>(Reduction::kMean)) weight = weight / sum(weight);
   const Tensor p = exp(head.logits.to(wide) - reshape(loss[1], column)),
                weighted = p * Q.to(wide) * reshape(weight, column);
   const Tensor R = weighted - p * sum(weighted, {1}, true);
-  const Tensor one = Tensor::ones({}, {head.logits.dtype()});
+  const Tensor one = Tensor::ones({}, {head.logits.dtype(), head.logits.device()});
   const Tensor P = call(kCrossEntropyGrad, {one, head.logits, in[3], loss[1]}, plain);
   if (g.needs(0)) {
     add(grads[0], product(R, head.weight).to(g.input_dtype(0)));

@@ -4,9 +4,11 @@
 #include "rondo/runtime/ops/kernels.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/ops/reduction_def.h"
+#include "rondo/runtime/ops/scalar_math.h"
 #include "rondo/runtime/ops/table.h"
 
 namespace rondo::ops {
+
 void reduction_infer(InferContext& c) {
   Dims sizes;
   for (int i = 0; i < c.sizes(0).rank(); ++i) {

@@ -2,6 +2,7 @@
 #include "absl/strings/str_cat.h"
 #include "rondo/runtime/ops/kernels.h"
 #include "rondo/runtime/ops/ops.h"
+#include "rondo/runtime/ops/promotion.h"
 #include "rondo/runtime/ops/table.h"
 
 namespace rondo::ops {
@@ -189,6 +190,9 @@ constexpr OpDef kSplit = {
         [](const GradContext& g) {
           const int dim = static_cast<int>(g.integer(0));
           std::vector<Tensor> parts;
+          Device device;
+          for (int i = 0; i < g.n_outputs(); ++i)
+            if (g.grad_out(i).defined()) device = g.grad_out(i).device();
           for (int i = 0; i < g.n_outputs(); ++i) {
             if (g.grad_out(i).defined()) {
               parts.push_back(g.grad_out(i));
@@ -196,7 +200,7 @@ constexpr OpDef kSplit = {
             }
             Dims sizes = g.input_sizes(0);
             sizes[dim] = std::min(g.integer(1), sizes[dim] - i * g.integer(1));
-            parts.push_back(Tensor::zeros(sizes, {g.input_dtype(0)}));
+            parts.push_back(Tensor::zeros(sizes, {g.input_dtype(0), device}));
           }
           g.set(0, cat(parts, dim));
         },
@@ -403,8 +407,9 @@ Tensor triangle(const char* op, TensorArg x, int64_t diagonal, bool lower) {
   if (x.tensor.rank() < 2) throw_op_error(op, "needs a matrix, got " + to_string(x.tensor.sizes()), x.where);
   // Beyond the matrix all diagonals are alike, and a sum with a very large one would not fit into an int64_t.
   const int64_t limited = std::clamp(diagonal, -x.tensor.size(-2), x.tensor.size(-1));
-  const Tensor rows = unsqueeze(Tensor::arange(x.tensor.size(-2)), 1) + limited;
-  const Tensor cols = unsqueeze(Tensor::arange(x.tensor.size(-1)), 0);
+  const TensorOptions numbers{kI64, x.tensor.device()};
+  const Tensor rows = unsqueeze(Tensor::arange(x.tensor.size(-2), numbers), 1) + limited;
+  const Tensor cols = unsqueeze(Tensor::arange(x.tensor.size(-1), numbers), 0);
   return where(lower ? less_equal(cols, rows) : less_equal(rows, cols), x, false);  // false widens no dtype
 }
 
