@@ -1,4 +1,4 @@
-// Where librondo looks for the code generator's plug-in (compile/jit/toolchain.cc).
+// Where librondo looks for the code generator's plug-in (compile/jit/cpu/toolchain.cc).
 extern "C" {
 extern const char rondo_plugin_folder[] __attribute__((visibility("hidden")));
 }

@@ -9,11 +9,11 @@
 
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_format.h"
+#include "rondo/compile/capture/marks.h"
+#include "rondo/compile/capture/replay.h"
 #include "rondo/compile/jit/executable.h"
 #include "rondo/compile/log.h"
-#include "rondo/compile/marks.h"
 #include "rondo/compile/region.h"
-#include "rondo/compile/replay.h"
 #include "rondo/modules/eager_scope.h"
 #include "rondo/runtime/anomaly.h"
 #include "rondo/runtime/autograd.h"

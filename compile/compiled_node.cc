@@ -6,7 +6,7 @@
 #include <optional>
 
 #include "absl/strings/str_cat.h"
-#include "rondo/compile/trace/passed_ops.h"
+#include "rondo/compile/transform/passed_ops.h"
 #include "rondo/runtime/amp.h"
 #include "rondo/runtime/anomaly.h"
 #include "rondo/runtime/autograd_extras.h"

@@ -8,8 +8,8 @@
 #include "rondo/compile/compiled_node.h"
 #include "rondo/compile/explain.h"
 #include "rondo/compile/log.h"
-#include "rondo/compile/passes/passes.h"
-#include "rondo/compile/trace/difference.h"
+#include "rondo/compile/transform/difference.h"
+#include "rondo/compile/transform/passes.h"
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/memory.h"
 

@@ -9,13 +9,13 @@
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
+#include "rondo/compile/capture/marks.h"
+#include "rondo/compile/capture/trace.h"
 #include "rondo/compile/compile.h"
+#include "rondo/compile/exec/program.h"
 #include "rondo/compile/jit/executable.h"
-#include "rondo/compile/marks.h"
-#include "rondo/compile/program.h"
-#include "rondo/compile/trace/joint.h"
-#include "rondo/compile/trace/partition.h"
-#include "rondo/compile/trace/trace.h"
+#include "rondo/compile/transform/joint.h"
+#include "rondo/compile/transform/partition.h"
 #include "rondo/runtime/autograd.h"
 
 namespace rondo::compile {

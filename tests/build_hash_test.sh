@@ -10,7 +10,7 @@ fail() { echo "$1"; exit 1; }
 
 # ---- This build's: headers whose enums and structs cross the border to the plug-in, or decide what kernels do.
 for header in runtime/lowering.h runtime/dtype.h runtime/ops/reduction_order.h runtime/op.h runtime/shape.h compile/codegen/loop_ir.h \
-  compile/jit/plugin.h; do
+  compile/jit/cpu/plugin.h; do
   grep -qE "/$header( |\$)" "$real.d" || fail "$header is not in the hash"
 done
 

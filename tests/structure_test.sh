@@ -23,8 +23,8 @@ for folder in $order; do
     "$(sources $folder | xargs -r grep -nE '#include "' | grep -vE '#include "(rondo|absl|oneapi|llvm|nlohmann|gloo)/')"
 done
 report "examples/ may not include tests/" "$(sources examples | xargs -r grep -nE '#include "rondo/tests/')"
-report "only codegen/emit_llvm* and jit/toolchain_llvm.cc may include LLVM" \
-  "$(sources $order examples | grep -vE 'compile/(codegen/emit_llvm(_values)?|jit/toolchain_llvm)\.(cc|h)' | xargs -r grep -nE '#include [<"]llvm')"
+report "only codegen/cpu/emit_llvm* and jit/cpu/toolchain_llvm.cc may include LLVM" \
+  "$(sources $order examples | grep -vE 'compile/(codegen/cpu/emit_llvm(_values)?|jit/cpu/toolchain_llvm)\.(cc|h)' | xargs -r grep -nE '#include [<"]llvm')"
 for header in Eigen oneapi nlohmann pcre2 gloo; do
   report "a header may not pull in $header" \
     "$(sources $order | grep '\.h$' | xargs -r grep -nE "#include [<\"]$header")"
@@ -36,7 +36,7 @@ ops=$(sed -nE 's/^ *\.name = "([a-z0-9_]+)".*/\1/p; s/^ *"([a-z0-9_]+)", \{.*/\1
 constants=$(sed -nE '/^extern const OpDef/,/;/p' runtime/ops/table.h | grep -oE '\bk[A-Z][A-Za-z0-9]*' | sort -u | paste -sd'|')
 modules=$(grep -hoE '\b(struct|class) [A-Z][A-Za-z0-9]* : (public )?(nn::)?Module(<|Base)' modules/*.h | awk '{print $2}' | sort -u | paste -sd'|')
 [ -n "$ops" ] && [ -n "$constants" ] && [ -n "$modules" ] || report "structure_test.sh" "cannot find the names of ops or modules"
-generic=$(ls compile/passes/*.cc compile/passes/*.h compile/region.*)
+generic=$(ls compile/transform/*.cc compile/transform/*.h compile/region.*)
 report "a pass or region names an op" \
   "$(grep -nP "\"($ops)\"|(?<!OpKind::)\b($constants)\b|find_op|op(_id)?\(\*?.*\) *==|->name *==|\.name *==|strcmp" $generic)"
 report "a pass or region names a module" "$(grep -nE "\b(nn::)?($modules)\b" $generic)"
@@ -58,7 +58,7 @@ report "the library may not print" \
 report "a library folder may not print, end its process, or change signals and settings of its process" \
   "$(sources runtime modules compile optim |
      xargs -r grep -nE '\b(exit|_exit|_Exit|quick_exit|abort|terminate|set_terminate|atexit|raise|kill|signal|sigaction|sigprocmask|pthread_sigmask|setlocale|chdir|umask|setenv|putenv|fesetround|setrlimit|omp_set_num_threads)\(|\b(puts|fputs|putchar|fputc|fwrite|perror)\(|\bstd(out|err)\b|std::clog|<(csignal|signal\.h|iostream)>' |
-     grep -vE '^[^:]*:[0-9]+: *//' | grep -vE '^compile/log\.cc:.*stderr|^runtime/cpu/product\.cc:.*omp_set_num_threads|b_\.Create')"
+     grep -vE '^[^:]*:[0-9]+: *//' | grep -vE '^compile/report/log\.cc:.*stderr|^runtime/cpu/product\.cc:.*omp_set_num_threads|b_\.Create')"
 # Exceptions of our own types only: these throw others.
 report "use std::error_code, std::from_chars or absl::SimpleAto*: this throws an exception that is not ours" \
   "$(sources runtime modules compile optim |

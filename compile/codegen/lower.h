@@ -6,7 +6,7 @@
 
 #include "rondo/compile/codegen/loop_ir.h"
 #include "rondo/compile/ir/graph.h"
-#include "rondo/compile/passes/passes.h"
+#include "rondo/compile/transform/passes.h"
 
 namespace rondo::compile {
 

@@ -1,6 +1,6 @@
 #include "rondo/compile/codegen/relax.h"
 
-#include "rondo/compile/passes/passes.h"
+#include "rondo/compile/transform/passes.h"
 
 namespace rondo::compile {
 namespace {

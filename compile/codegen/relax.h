@@ -10,7 +10,7 @@
 #pragma once
 
 #include "rondo/compile/codegen/loop_ir.h"
-#include "rondo/compile/trace/joint.h"
+#include "rondo/compile/transform/joint.h"
 
 namespace rondo::compile {
 

@@ -26,7 +26,7 @@ struct Value {
   bool hidden = false;    // of an output: nobody holds it; it is the base of views that somebody holds
   int32_t producer = -1;  // index into Graph::nodes; -1 for inputs
   // Views share the memory of `root` (their own id otherwise), `offset` elements from where it starts. So does a part
-  // that is written straight into what is assembled from it (passes/assemble.cc).
+  // that is written straight into what is assembled from it (transform/assemble.cc).
   ValueId root = kNoValue;
   int64_t offset = 0;
 };

@@ -5,8 +5,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "rondo/compile/jit/cpu/toolchain.h"
 #include "rondo/compile/jit/kernel_file.h"
-#include "rondo/compile/jit/toolchain.h"
 #include "rondo/compile/log.h"
 #include "rondo/runtime/error.h"
 #include "rondo/runtime/io/atomic_file.h"

@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "rondo/compile/compile.h"
+#include "rondo/compile/jit/cpu/object.h"
 #include "rondo/compile/jit/disk_cache.h"
-#include "rondo/compile/jit/object.h"
 
 namespace rondo::compile {
 

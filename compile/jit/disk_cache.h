@@ -15,7 +15,7 @@
 #include <string>
 #include <vector>
 
-#include "rondo/compile/jit/host_key.h"
+#include "rondo/compile/jit/cpu/host_key.h"
 
 namespace rondo::compile {
 

@@ -8,7 +8,7 @@
 #include "rondo/compile/codegen/loop_text.h"
 #include "rondo/compile/codegen/loop_verify.h"
 #include "rondo/compile/jit/code_store.h"
-#include "rondo/compile/jit/toolchain.h"
+#include "rondo/compile/jit/cpu/toolchain.h"
 #include "rondo/compile/log.h"
 #include "rondo/runtime/error.h"
 #include "rondo/runtime/parallel.h"

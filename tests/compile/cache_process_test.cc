@@ -8,8 +8,8 @@
 
 #include "absl/strings/str_split.h"
 #include "rondo/compile/compile.h"
+#include "rondo/compile/jit/cpu/host_key.h"
 #include "rondo/compile/jit/executable.h"
-#include "rondo/compile/jit/host_key.h"
 #include "rondo/compile/jit/kernel_file.h"
 #include "rondo/compile/log.h"
 #include "rondo/modules/layers.h"

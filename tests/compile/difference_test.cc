@@ -1,9 +1,9 @@
 // The first difference of two recordings, in the user's words.
-#include "rondo/compile/trace/difference.h"
+#include "rondo/compile/transform/difference.h"
 
 #include <gtest/gtest.h>
 
-#include "rondo/compile/trace/trace.h"
+#include "rondo/compile/capture/trace.h"
 #include "rondo/modules/layers.h"
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/ops/ops.h"

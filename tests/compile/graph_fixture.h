@@ -3,7 +3,7 @@
 
 #include <vector>
 
-#include "rondo/compile/trace/trace.h"
+#include "rondo/compile/capture/trace.h"
 
 namespace rondo::compile {
 

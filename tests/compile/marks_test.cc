@@ -4,10 +4,10 @@
 #include <set>
 #include <thread>
 
+#include "rondo/compile/capture/marks.h"
 #include "rondo/compile/compile.h"
 #include "rondo/compile/jit/executable.h"
 #include "rondo/compile/jit/kernel_table.h"
-#include "rondo/compile/marks.h"
 #include "rondo/compile/region.h"
 #include "rondo/modules/gpt2.h"
 #include "rondo/runtime/autograd.h"

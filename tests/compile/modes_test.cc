@@ -1,7 +1,7 @@
 // CompileOptions::mode: other ways to the same results.
 #include <thread>
 
-#include "rondo/compile/tuner.h"
+#include "rondo/compile/exec/tuner.h"
 #include "rondo/modules/gpt2.h"
 #include "rondo/tests/compile/block_fixture.h"
 #include "rondo/tests/compile/temp_folder.h"

@@ -1,5 +1,5 @@
 // The loader of machine code: what it places runs, and what is not right is refused, whatever the bytes.
-#include "rondo/compile/jit/object.h"
+#include "rondo/compile/jit/cpu/object.h"
 
 #include <elf.h>
 
@@ -7,8 +7,8 @@
 #include <sstream>
 
 #include "rondo/compile/codegen/loop_text.h"
-#include "rondo/compile/jit/plugin.h"
-#include "rondo/compile/jit/toolchain.h"
+#include "rondo/compile/jit/cpu/plugin.h"
+#include "rondo/compile/jit/cpu/toolchain.h"
 #include "rondo/tests/compile/kernel_fixture.h"
 
 namespace rondo::compile {

@@ -8,9 +8,9 @@
 #include <limits>
 #include <random>
 
-#include "rondo/compile/passes/passes.h"
-#include "rondo/compile/trace/joint.h"
-#include "rondo/compile/trace/trace.h"
+#include "rondo/compile/capture/trace.h"
+#include "rondo/compile/transform/joint.h"
+#include "rondo/compile/transform/passes.h"
 #include "rondo/modules/gpt2.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/tests/compile/graph_fixture.h"

@@ -1,5 +1,5 @@
 // A stage that fails leaves a file; the file fails again, in this process and in the tool.
-#include "rondo/compile/reproducer.h"
+#include "rondo/compile/report/reproducer.h"
 
 #include <gtest/gtest.h>
 #include <sys/wait.h>
@@ -9,12 +9,12 @@
 #include <fstream>
 #include <sstream>
 
+#include "rondo/compile/capture/trace.h"
 #include "rondo/compile/codegen/loop_text.h"
+#include "rondo/compile/exec/program.h"
 #include "rondo/compile/ir/parse.h"
 #include "rondo/compile/jit/executable.h"
-#include "rondo/compile/program.h"
-#include "rondo/compile/trace/joint.h"
-#include "rondo/compile/trace/trace.h"
+#include "rondo/compile/transform/joint.h"
 #include "rondo/modules/gpt2.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/tests/paths.h"

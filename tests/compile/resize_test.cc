@@ -1,5 +1,5 @@
 // A recording at other sizes must be what is recorded there.
-#include "rondo/compile/trace/resize.h"
+#include "rondo/compile/capture/resize.h"
 
 #include <gtest/gtest.h>
 

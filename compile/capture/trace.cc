@@ -1,0 +1,167 @@
+#include "rondo/compile/capture/trace.h"
+
+#include <algorithm>
+
+#include "rondo/runtime/autograd.h"
+#include "rondo/runtime/location.h"
+#include "rondo/runtime/per_thread.h"
+
+namespace rondo::compile {
+
+Trace::Trace() {
+  Spare* const memory = PerThread<Spare>::get();
+  if (memory == nullptr) return;
+  graph = std::move(memory->graph);
+  handles_ = std::move(memory->handles);
+  external_ = std::move(memory->external);
+  external_ids_ = std::move(memory->external_ids);
+}
+
+Trace::~Trace() {
+  abandon();
+  // A whole model's recording is not kept, nor a graph that was taken away.
+  constexpr size_t kMaxKept = 1024;
+  if (graph.values.capacity() > kMaxKept || graph.nodes.capacity() == 0) return;
+  Spare* const memory = PerThread<Spare>::get();
+  if (memory == nullptr) return;
+  memory->graph = std::move(graph);
+  memory->handles = std::move(handles_);
+  memory->external = std::move(external_);
+  memory->external_ids = std::move(external_ids_);
+}
+
+ValueId Trace::add_value(Tensor handle, int32_t producer) {
+  const auto id = static_cast<ValueId>(graph.values.size());
+  const TensorImpl& impl = *handle.impl();
+  Value& value = graph.values.emplace_back();
+  value.dtype = impl.dtype;
+  value.sizes = impl.sizes;
+  value.strides = impl.strides;
+  value.requires_grad = handle.requires_grad();
+  value.grad_mode = grad_enabled();
+  value.producer = producer;
+  value.root = id;
+  handles_.push_back(std::move(handle));
+  return id;
+}
+
+Tensor Trace::placeholder(const Value& like) {
+  auto* impl = new TensorImpl;
+  impl->dtype = like.dtype;
+  impl->sizes = like.sizes;
+  impl->strides = like.strides;
+  impl->requires_grad = like.requires_grad;
+  impl->recorder = this;
+  impl->recorded_value = static_cast<int32_t>(graph.values.size());
+  Tensor tensor(impl);
+  graph.inputs.push_back(add_value(tensor, -1));
+  graph.values.back().leaf = like.leaf;
+  return tensor;
+}
+
+ValueId Trace::value_of(const Tensor& tensor, std::source_location where) {
+  TensorImpl* impl = tensor.impl();
+  if (impl->recorder == this) return impl->recorded_value;
+  // A value of another recording (an outer region) must exist before it can be an input here.
+  if (impl->recorder != nullptr || !impl->storage) static_cast<void>(tensor.storage(where));
+  auto [found, added] = external_ids_.try_emplace(impl, 0);
+  if (added) {
+    found->second = add_value(tensor, -1);
+    graph.values.back().leaf = tensor.requires_grad() && tensor.is_leaf();
+    graph.inputs.push_back(found->second);
+    external_.push_back(tensor);
+  }
+  return found->second;
+}
+
+std::source_location Trace::user_of(std::source_location where) {
+  if (where.file_name() == user_file_) return where;  // most ops of a block stand in one file
+  const std::source_location user = user_location(where);
+  if (ModuleFrame::innermost() != nullptr && user.file_name() == where.file_name()) user_file_ = where.file_name();
+  return user;
+}
+
+void Trace::record(const OpDef& op, std::span<const Tensor* const> inputs, const Attrs& attrs,
+                   std::span<Tensor> outputs, bool in_place, std::source_location where) {
+  invariant(!in_place, "an in-place op reached a trace");
+  const auto index = static_cast<int32_t>(graph.nodes.size());
+  ValueIds operands;
+  for (const Tensor* input : inputs) operands.push_back(input->defined() ? value_of(*input, where) : kNoValue);
+  GraphNode& node = graph.nodes.emplace_back();
+  node.op = &op;
+  node.inputs = std::move(operands);
+  node.attrs = attrs;
+  node.where = where;
+  node.origin = origin != nullptr ? *origin : Origin{.op = &op, .where = where, .user = user_of(where)};
+  if (node.origin.call < 0) node.origin.call = first_call + index;
+  for (Tensor& output : outputs) {
+    output.impl()->recorder = this;
+    output.impl()->recorded_value = static_cast<int32_t>(graph.values.size());
+    const ValueId id = add_value(output, index);
+    if (op.kind == OpKind::kView) {
+      const Value& source = graph.value(node.inputs[0]);
+      graph.value(id).root = source.root;
+      graph.value(id).offset = source.offset + output.impl()->offset - inputs[0]->impl()->offset;
+    }
+    node.outputs.push_back(id);
+  }
+}
+
+bool Trace::reads(const Storage& storage) const {
+  return std::any_of(external_.begin(), external_.end(),
+                     [&](const Tensor& tensor) { return tensor.impl()->storage == storage; });
+}
+
+Trace::Tail Trace::cut(int32_t last) {
+  Tail tail;
+  const auto begin = graph.nodes.begin() + last + 1;
+  tail.nodes.assign(begin, graph.nodes.end());
+  graph.nodes.erase(begin, graph.nodes.end());
+  tail.values = graph.values;
+  tail.handles.resize(handles_.size());
+  for (const GraphNode& node : tail.nodes)
+    for (const ValueIds* list : {&node.inputs, &node.outputs})
+      for (ValueId id : *list)
+        if (id != kNoValue) tail.handles[static_cast<size_t>(id)] = handle(id);
+  return tail;
+}
+
+void Trace::resume(const Tail& tail) {
+  for (GraphNode node : tail.nodes) {
+    const auto index = static_cast<int32_t>(graph.nodes.size());
+    const ValueId viewed = node.inputs.empty() ? kNoValue : node.inputs[0];
+    for (ValueId& id : node.inputs)
+      if (id != kNoValue) id = value_of(tail.handles[static_cast<size_t>(id)]);
+    for (ValueId& id : node.outputs) {
+      const Value& before = tail.values[static_cast<size_t>(id)];
+      const Tensor& output = tail.handles[static_cast<size_t>(id)];
+      output.impl()->recorder = this;
+      output.impl()->recorded_value = static_cast<int32_t>(graph.values.size());
+      id = add_value(output, index);
+      graph.value(id).grad_mode = before.grad_mode;
+      if (node.op->kind != OpKind::kView) continue;
+      const Value& source = graph.value(node.inputs[0]);
+      graph.value(id).root = source.root;
+      graph.value(id).offset = source.offset + before.offset - tail.values[static_cast<size_t>(viewed)].offset;
+    }
+    graph.nodes.push_back(std::move(node));
+  }
+}
+
+void Trace::flush(const TensorImpl&, std::source_location where) {
+  throw_internal("an op rule read the data of a symbolic tensor", where);
+}
+
+void Trace::abandon() {
+  for (Tensor& handle : handles_)
+    if (handle.defined() && handle.impl()->recorder == this) handle.impl()->recorder = nullptr;
+  handles_.clear();
+  external_.clear();
+  external_ids_.clear();
+  graph.values.clear();
+  graph.nodes.clear();
+  graph.inputs.clear();
+  graph.outputs.clear();
+}
+
+}  // namespace rondo::compile

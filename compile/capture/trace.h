@@ -1,0 +1,73 @@
+// Trace: a Recorder that appends ops to a Graph. Used for what users run (region.cc) and for what the compiler derives
+// by running op rules on symbolic tensors: gradients (transform/joint.cc) and decompositions (transform/decompose.cc).
+#pragma once
+
+#include <unordered_map>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "rondo/compile/ir/graph.h"
+#include "rondo/runtime/recorder.h"
+
+namespace rondo::compile {
+
+class Trace : public Recorder {
+ public:
+  Trace();
+  ~Trace() override;
+
+  void record(const OpDef& op, std::span<const Tensor* const> inputs, const Attrs& attrs, std::span<Tensor> outputs,
+              bool in_place, std::source_location where) override;
+  // A symbolic tensor cannot be read; only a region (which overrides this) can run what is recorded.
+  void flush(const TensorImpl& tensor, std::source_location where) override;
+
+  // A symbolic input.
+  Tensor placeholder(const Value& like);
+  // The value that `tensor` stands for; a tensor with storage becomes an input. Throws Error if it has no value,
+  // because the region that was to make it threw.
+  ValueId value_of(const Tensor& tensor, std::source_location where = std::source_location::current());
+  // A handle to a value.
+  const Tensor& handle(ValueId id) const { return handles_[static_cast<size_t>(id)]; }
+  // True if somebody besides the trace still holds the value.
+  bool is_alive(ValueId id) const { return handles_[static_cast<size_t>(id)].impl()->refs.load() > 1; }
+  // Real tensors met, in order; parallel to graph.inputs unless placeholders were made.
+  const std::vector<Tensor>& external() const { return external_; }
+
+  // What is recorded from now on comes from: null, the calls themselves; else this call. A call without a number gets
+  // one, from `first_call` on.
+  const Origin* origin = nullptr;
+  int32_t first_call = 0;
+
+  Graph graph;
+
+ protected:
+  // True if a recorded call reads memory of `storage`.
+  bool reads(const Storage& storage) const;
+  // What is recorded behind node `last`, taken out so that the rest can run first; and recorded again after that.
+  struct Tail {
+    std::vector<GraphNode> nodes;
+    std::vector<Value> values;    // as they were; ids in `nodes` are theirs
+    std::vector<Tensor> handles;  // of what the nodes read and make
+  };
+  Tail cut(int32_t last);
+  void resume(const Tail& tail);
+  // Forgets everything; handles that are still alive become ordinary tensors without storage.
+  void abandon();
+
+ private:
+  // Memory of an earlier recording on this thread: a region records on every call, and should not allocate for it.
+  struct Spare {
+    Graph graph;
+    std::vector<Tensor> handles, external;
+    absl::flat_hash_map<const TensorImpl*, ValueId> external_ids;
+  };
+
+  std::source_location user_of(std::source_location where);
+  ValueId add_value(Tensor handle, int32_t producer);
+  std::vector<Tensor> handles_;  // by value
+  std::vector<Tensor> external_;
+  absl::flat_hash_map<const TensorImpl*, ValueId> external_ids_;
+  const char* user_file_ = nullptr;  // known not to be Rondo's own
+};
+
+}  // namespace rondo::compile

@@ -1,0 +1,552 @@
+#include "rondo/compile/codegen/cpu/emit_llvm.h"
+
+#include <llvm/IR/Intrinsics.h>
+#include <llvm/IR/Module.h>
+
+#include <array>
+
+#include "rondo/compile/codegen/cpu/emit_llvm_values.h"
+#include "rondo/runtime/ops/reduction_order.h"
+
+namespace rondo::compile {
+namespace {
+
+using llvm::BasicBlock;
+using llvm::Type;
+using llvm::Value;
+
+// When a value changes. Note [Levels]: a value is computed at the outermost place where its operands are known, so that
+// no loop-invariant code motion is needed. Moving a load outwards past stores is sound because an output may alias an
+// input only element for element (loop_ir.h), and an element that is invariant in an input is then written at most
+// once.
+enum class Level : uint8_t {
+  kKernel,  // once per call
+  kRow,     // once per row
+  kColumn,  // a vector for each step of kLanes columns
+};
+
+// The most steps that Note [Interleaving] takes in turn.
+constexpr int kMaxCopies = 2;
+static_assert(kMaxStep == kMaxCopies * kLanes && kSplitGrain % kMaxStep == 0);
+
+class KernelEmitter : ValueEmitter {
+ public:
+  KernelEmitter(const LoopKernel& kernel, llvm::Module& module)
+      : ValueEmitter(module.getContext()), kernel_(kernel), module_(module), context_(module.getContext()) {}
+
+  llvm::Function* emit();
+
+ private:
+  // ---- Structure
+  void find_levels();
+  void read_extents();
+  void emit_kernel_level();
+  void zero_partials();
+  void emit_row(Value* row);
+  void emit_stage(const Stage& stage);
+  void emit_steps(const Stage& stage, Value* column, Value* mask, int copies);
+  int copies_of(const Stage& stage) const;
+  template <class Body>
+  void loop(Value* first, Value* last, int64_t step, llvm::MutableArrayRef<Value*> carried, Body body);
+  template <class Body> void guarded(Value* condition, llvm::MutableArrayRef<Value*> carried, Body body);
+  template <class Body> void sweep(int copies, llvm::MutableArrayRef<Value*> carried, Body body);
+  void make_splats(const Stage& stage, Level level);
+
+  // ---- Memory
+  Value* row_offset(size_t index, Value* row);
+  Value* load(const Instr& instr, Value* column, Value* mask);
+  void store(int32_t index, Value* base, Value* raw, Value* column, Value* mask);
+  Value* element_pointers(int32_t index, Value* base, Value* column);
+  Value* load_vector(int32_t index, Value* base, Value* column, Value* mask);
+  bool is_rounded_to(int32_t id, DType type) const;
+
+  // What may be taken for granted of the extent at `position`.
+  ExtentRange known(size_t position) const {
+    if (position < kernel_.ranges.size()) return kernel_.ranges[position];
+    return {};
+  }
+  const Instr& instr(int32_t id) const { return kernel_.instrs[id]; }
+  const Operand& operand(const Instr& i) const { return kernel_.operands[i.index]; }
+  // The value of an instruction as a vector, for the code of a column step.
+  Value* vector(int32_t id, int copy = 0) { return id < 0 ? nullptr : vectors_[copy][id]; }
+  Value* column_of(Value* column, int copy) {
+    return copy == 0 ? column : b_.CreateAdd(column, b_.getInt64(copy * kLanes), "", true, true);
+  }
+  Value* scalar(int32_t id) { return id < 0 ? nullptr : scalars_[id]; }
+  // Masks say which of kLanes columns exist; null: all of them.
+  llvm::Constant* first_lanes(int64_t active) {
+    llvm::SmallVector<llvm::Constant*, kLanes> bits;
+    for (int i = 0; i < kLanes; ++i) bits.push_back(b_.getInt1(i < active));
+    return llvm::ConstantVector::get(bits);
+  }
+  Value* or_all(Value* mask) { return mask ? mask : first_lanes(kLanes); }
+
+  const LoopKernel& kernel_;
+  llvm::Module& module_;
+  llvm::LLVMContext& context_;
+  llvm::Function* function_ = nullptr;
+  Value *begin_ = nullptr, *end_ = nullptr, *scalar_array_ = nullptr;
+  // The kernel's extents: constants, or read when the kernel starts.
+  struct AxisExtents {
+    Value *divisor, *size, *stride;
+  };
+  struct OperandExtents {
+    Value* col_stride;
+    bool small_col_stride;  // whatever it is when it is read
+    std::vector<AxisExtents> axes;
+  };
+  Value *cols_ = nullptr, *chunk_rows_ = nullptr;
+  std::vector<OperandExtents> strides_;
+  std::vector<Level> levels_;    // by instruction
+  std::vector<Value*> scalars_;  // by instruction: kernel and row level
+  // By copy of the column step and instruction: column level, and splats of the others where needed.
+  std::array<std::vector<Value*>, kMaxCopies> vectors_;
+  std::vector<Value*> bases_, row_ptrs_;  // by operand
+};
+
+// Operands at (row, 0): changes with the row only if an axis moves it.
+bool moves_with_row(const Operand& operand) {
+  for (const OperandAxis& axis : operand.axes)
+    if (axis.stride != 0 && axis.size > 1) return true;
+  return false;
+}
+
+void KernelEmitter::find_levels() {
+  levels_.assign(kernel_.instrs.size(), Level::kKernel);
+  auto of_operands = [&](const Instr& i) {
+    Level level = Level::kKernel;
+    for (int32_t id : {i.a, i.b, i.c})
+      if (id >= 0) level = std::max(level, levels_[id]);
+    return level;
+  };
+  for (const Stage& stage : kernel_.stages) {
+    for (int32_t id : stage.row) {
+      const Instr& i = instr(id);
+      if (i.op == LoopOp::kStore) levels_[id] = Level::kRow;
+      else if (i.op == LoopOp::kLoad) levels_[id] = moves_with_row(operand(i)) ? Level::kRow : Level::kKernel;
+      else levels_[id] = of_operands(i);
+    }
+    for (int32_t id : stage.column) {
+      const Instr& i = instr(id);
+      if (i.op == LoopOp::kStore || i.op == LoopOp::kColumnSum) levels_[id] = Level::kColumn;
+      else if (i.op != LoopOp::kLoad) levels_[id] = of_operands(i);
+      else if (operand(i).col_stride != 0) levels_[id] = Level::kColumn;
+      else levels_[id] = moves_with_row(operand(i)) ? Level::kRow : Level::kKernel;
+    }
+    for (int32_t id : stage.reductions) levels_[id] = Level::kRow;
+  }
+}
+
+llvm::Function* KernelEmitter::emit() {
+  Type* ptr = b_.getPtrTy();
+  auto* type = llvm::FunctionType::get(b_.getVoidTy(), {ptr, ptr, ptr, b_.getInt64Ty(), b_.getInt64Ty()}, false);
+  function_ = llvm::Function::Create(type, llvm::Function::ExternalLinkage, kernel_.name, module_);
+  function_->setDoesNotThrow();
+  for (unsigned i : {0u, 1u, 2u}) {
+    function_->addParamAttr(i, llvm::Attribute::NoAlias);
+    function_->addParamAttr(i, llvm::Attribute::ReadOnly);
+  }
+  Value* operand_array = function_->getArg(0);
+  scalar_array_ = function_->getArg(1);
+  begin_ = function_->getArg(3);
+  end_ = function_->getArg(4);
+  find_levels();
+  scalars_.assign(kernel_.instrs.size(), nullptr);
+  for (std::vector<Value*>& copy : vectors_) copy.assign(kernel_.instrs.size(), nullptr);
+
+  // An empty range must touch nothing: the invariant loads below stand in front of the loop.
+  BasicBlock* guard = BasicBlock::Create(context_, "guard", function_);
+  BasicBlock* entry = BasicBlock::Create(context_, "entry", function_);
+  BasicBlock* exit = BasicBlock::Create(context_, "exit");
+  b_.SetInsertPoint(guard);
+  b_.CreateCondBr(b_.CreateICmpSLT(begin_, end_), entry, exit);
+
+  b_.SetInsertPoint(entry);
+  read_extents();
+  for (size_t i = 0; i < kernel_.operands.size(); ++i)
+    bases_.push_back(b_.CreateLoad(ptr, b_.CreateConstInBoundsGEP1_64(ptr, operand_array, i)));
+  for (size_t i = 0; i < kernel_.operands.size(); ++i) {
+    const Operand& operand = kernel_.operands[i];
+    if (!operand.is_partial) continue;
+    Value* chunk = b_.CreateUDiv(begin_, chunk_rows_);
+    bases_[i] = b_.CreateGEP(memory_type(operand.dtype), bases_[i], b_.CreateMul(chunk, cols_));
+  }
+  row_ptrs_ = bases_;
+  emit_kernel_level();
+  zero_partials();
+
+  if (kernel_.split_columns) {
+    emit_row(b_.getInt64(0));
+    b_.CreateBr(exit);
+  } else {
+    BasicBlock* before = b_.GetInsertBlock();
+    BasicBlock* body = BasicBlock::Create(context_, "row", function_);
+    b_.CreateBr(body);
+    b_.SetInsertPoint(body);
+    auto* row = b_.CreatePHI(b_.getInt64Ty(), 2, "r");
+    row->addIncoming(begin_, before);
+    emit_row(row);
+    Value* next = b_.CreateAdd(row, b_.getInt64(1), "", true, true);
+    row->addIncoming(next, b_.GetInsertBlock());
+    b_.CreateCondBr(b_.CreateICmpSLT(next, end_), body, exit);
+  }
+  exit->insertInto(function_);
+  b_.SetInsertPoint(exit);
+  b_.CreateRetVoid();
+  return function_;
+}
+
+void KernelEmitter::read_extents() {
+  const std::vector<int64_t> values = extents(kernel_);
+  std::vector<Value*> read;
+  for (size_t i = 0; i < values.size(); ++i) {
+    Value* constant = b_.getInt64(static_cast<uint64_t>(values[i]));
+    const bool varies = !kernel_.varying.empty() && kernel_.varying[i] && may_vary(values[i]);
+    read.push_back(
+        varies ? b_.CreateLoad(b_.getInt64Ty(), b_.CreateConstInBoundsGEP1_64(b_.getInt64Ty(), function_->getArg(2), i))
+               : constant);
+  }
+  size_t next = 0;
+  cols_ = read[next++];
+  chunk_rows_ = read[next++];
+  for (const Operand& operand : kernel_.operands) {
+    strides_.push_back({read[next], known(next).max <= kNarrowStride, {}});
+    ++next;
+    for (size_t axis = 0; axis < operand.axes.size(); ++axis, next += 3)
+      strides_.back().axes.push_back({read[next], read[next + 1], read[next + 2]});
+  }
+}
+
+void KernelEmitter::emit_kernel_level() {
+  for (const Stage& stage : kernel_.stages) {
+    for (const std::vector<int32_t>* list : {&stage.row, &stage.column}) {
+      for (int32_t id : *list) {
+        if (levels_[id] != Level::kKernel) continue;
+        const Instr& i = instr(id);
+        scalars_[id] = i.op == LoopOp::kLoad ? load(i, nullptr, nullptr)
+                                             : arithmetic(i, scalar_array_, scalar(i.a), scalar(i.b), scalar(i.c));
+      }
+    }
+    make_splats(stage, Level::kKernel);
+  }
+}
+
+void KernelEmitter::zero_partials() {
+  for (size_t i = 0; i < kernel_.operands.size(); ++i) {
+    const Operand& operand = kernel_.operands[i];
+    if (!operand.is_partial) continue;
+    Value* zero = llvm::Constant::getNullValue(widen(memory_type(operand.dtype), kLanes));
+    sweep(1, {},
+          [&](Value* column, Value* mask, int) { store(static_cast<int32_t>(i), bases_[i], zero, column, mask); });
+  }
+}
+
+void KernelEmitter::emit_row(Value* row) {
+  for (size_t i = 0; i < kernel_.operands.size(); ++i) {
+    const Operand& operand = kernel_.operands[i];
+    if (operand.is_partial || !moves_with_row(operand)) continue;
+    row_ptrs_[i] = b_.CreateGEP(memory_type(operand.dtype), bases_[i], row_offset(i, row));
+  }
+  for (const Stage& stage : kernel_.stages) emit_stage(stage);
+}
+
+void KernelEmitter::emit_stage(const Stage& stage) {
+  for (const std::vector<int32_t>* list : {&stage.row, &stage.column}) {
+    for (int32_t id : *list) {
+      if (levels_[id] != Level::kRow) continue;
+      const Instr& i = instr(id);
+      if (i.op == LoopOp::kStore) {
+        const Operand& out = operand(i);
+        b_.CreateAlignedStore(to_memory(scalar(i.a), out.dtype, is_rounded_to(i.a, out.dtype)), row_ptrs_[i.index],
+                              llvm::Align(size_of(out.dtype)));
+      } else if (i.op == LoopOp::kLoad) {
+        scalars_[id] = load(i, nullptr, nullptr);
+      } else {
+        scalars_[id] = arithmetic(i, scalar_array_, scalar(i.a), scalar(i.b), scalar(i.c));
+      }
+    }
+  }
+  make_splats(stage, Level::kRow);
+
+  bool has_column_work = !stage.reductions.empty();
+  for (int32_t id : stage.column) has_column_work |= levels_[id] == Level::kColumn;
+  if (!has_column_work) return;
+
+  // Two carried values for a maximum: see Note [NaN flags].
+  llvm::SmallVector<Value*, 8> lanes;
+  for (int32_t id : stage.reductions) {
+    const bool is_sum = instr(id).op == LoopOp::kReduceSum;
+    Type* type = register_type(instr(id).type, kLanes);
+    lanes.push_back(is_sum ? real(type, 0.0) : llvm::ConstantFP::getInfinity(type, /*Negative=*/true));
+    if (!is_sum) lanes.push_back(llvm::Constant::getNullValue(register_type(kBool, kLanes)));
+  }
+  sweep(copies_of(stage), lanes, [&](Value* column, Value* mask, int copies) {
+    emit_steps(stage, column, mask, copies);
+    for (int copy = 0; copy < copies; ++copy) {
+      Value** lane = lanes.begin();
+      auto update = [&](Value* next) {
+        *lane = mask ? b_.CreateSelect(mask, next, *lane) : next;
+        ++lane;
+      };
+      for (int32_t id : stage.reductions) {
+        Value* v = vector(instr(id).a, copy);
+        if (instr(id).op == LoopOp::kReduceSum) {
+          update(b_.CreateFAdd(*lane, v));
+        } else {
+          // Note [NaN flags]. The running maximum is `new < old ? old : new`, one instruction, which forgets a NaN at
+          // the next step; that one was seen is kept aside in a flag. Equal to maximum() step by step, with half the
+          // latency.
+          update(b_.CreateSelect(b_.CreateFCmpOLT(v, *lane), *lane, v));
+          update(b_.CreateOr(*lane, b_.CreateFCmpUNO(v, v)));
+        }
+      }
+    }
+  });
+  Value** lane = lanes.begin();
+  for (int32_t id : stage.reductions) {
+    Value* all = *lane++;
+    if (instr(id).op == LoopOp::kReduceMax)
+      all = b_.CreateSelect(*lane++, llvm::ConstantFP::getNaN(all->getType()), all);
+    scalars_[id] = lanes_to_scalar(all, instr(id).op);
+  }
+}
+
+// Broadcasts the values of `level` that the column code of this stage reads.
+void KernelEmitter::make_splats(const Stage& stage, Level level) {
+  auto want = [&](int32_t id) {
+    if (id < 0 || levels_[id] != level || vectors_[0][id] != nullptr) return;
+    Value* splat = b_.CreateVectorSplat(kLanes, scalars_[id]);
+    for (std::vector<Value*>& copy : vectors_) copy[id] = splat;
+  };
+  for (int32_t id : stage.column) {
+    if (levels_[id] != Level::kColumn) continue;
+    for (int32_t source : {instr(id).a, instr(id).b, instr(id).c}) want(source);
+  }
+  for (int32_t id : stage.reductions) want(instr(id).a);
+}
+
+// Note [Interleaving]. A long chain of dependent operations fills the processor's schedulers with waiting instructions
+// before the next step's independent ones are seen. Emitting two steps in turn, instruction by instruction, keeps two
+// chains running. Measured on Zen 5: 15% faster for one exp, 25-40% for longer chains, nothing below some 20
+// instructions; 20-50% more time to compile. Three and four steps gain more on the longest chains and double the time
+// to compile.
+int KernelEmitter::copies_of(const Stage& stage) const {
+  int work = 0;  // in registers
+  for (int32_t id : stage.column)
+    if (levels_[id] == Level::kColumn) work += instr(id).type == kF64 ? 2 : 1;
+  return work >= 24 && work <= 256 ? kMaxCopies : 1;
+}
+
+// `copies` steps of kLanes columns each, from `column`; with a mask, one step.
+void KernelEmitter::emit_steps(const Stage& stage, Value* column, Value* mask, int copies) {
+  for (int32_t id : stage.column) {
+    if (levels_[id] != Level::kColumn) continue;
+    const Instr& i = instr(id);
+    for (int copy = 0; copy < copies; ++copy) {
+      Value*& result = vectors_[copy][id];
+      Value *a = vector(i.a, copy), *at = column_of(column, copy);
+      switch (i.op) {
+        case LoopOp::kLoad: result = load(i, at, mask); break;
+        case LoopOp::kStore: {
+          const Operand& out = operand(i);
+          store(i.index, row_ptrs_[i.index], to_memory(a, out.dtype, is_rounded_to(i.a, out.dtype)), at, mask);
+          break;
+        }
+        case LoopOp::kColumnSum: {
+          Value* sum = b_.CreateFAdd(load_vector(i.index, bases_[i.index], at, mask), a);
+          store(i.index, bases_[i.index], sum, at, mask);
+          break;
+        }
+        default: result = arithmetic(i, scalar_array_, a, vector(i.b, copy), vector(i.c, copy));
+      }
+    }
+  }
+}
+
+// A loop over `column` from `first` to `last` in steps of `step`, at least once. `carried` holds the loop-carried
+// values: body reads and replaces them.
+template <class Body>
+void KernelEmitter::loop(Value* first, Value* last, int64_t step, llvm::MutableArrayRef<Value*> carried, Body body) {
+  BasicBlock* before = b_.GetInsertBlock();
+  BasicBlock* loop = BasicBlock::Create(context_, "columns", function_);
+  b_.CreateBr(loop);
+  b_.SetInsertPoint(loop);
+  auto* column = b_.CreatePHI(b_.getInt64Ty(), 2, "c");
+  column->addIncoming(first, before);
+  llvm::SmallVector<llvm::PHINode*, 8> phis;
+  for (Value*& v : carried) {
+    phis.push_back(b_.CreatePHI(v->getType(), 2));
+    phis.back()->addIncoming(v, before);
+    v = phis.back();
+  }
+  body(column);
+  BasicBlock* end_of_body = b_.GetInsertBlock();
+  Value* next = b_.CreateAdd(column, b_.getInt64(step), "", true, true);
+  column->addIncoming(next, end_of_body);
+  for (size_t i = 0; i < phis.size(); ++i) phis[i]->addIncoming(carried[i], end_of_body);
+  BasicBlock* after = BasicBlock::Create(context_, "after", function_);
+  b_.CreateCondBr(b_.CreateICmpSLT(next, last), loop, after);
+  b_.SetInsertPoint(after);
+}
+
+// Runs `body` if `condition` holds; null: always.
+template <class Body> void KernelEmitter::guarded(Value* condition, llvm::MutableArrayRef<Value*> carried, Body body) {
+  if (condition == nullptr) return body();
+  BasicBlock* before = b_.GetInsertBlock();
+  BasicBlock* then = BasicBlock::Create(context_, "then", function_);
+  BasicBlock* done = BasicBlock::Create(context_, "done", function_);
+  b_.CreateCondBr(condition, then, done);
+  b_.SetInsertPoint(then);
+  const llvm::SmallVector<Value*, 8> old(carried.begin(), carried.end());
+  body();
+  BasicBlock* end_of_body = b_.GetInsertBlock();
+  b_.CreateBr(done);
+  b_.SetInsertPoint(done);
+  for (size_t i = 0; i < old.size(); ++i) {
+    auto* merged = b_.CreatePHI(old[i]->getType(), 2);
+    merged->addIncoming(old[i], before);
+    merged->addIncoming(carried[i], end_of_body);
+    carried[i] = merged;
+  }
+}
+
+// Runs `body(column, mask, copies)` over the columns of this call: groups of `copies` whole steps in a loop, then what
+// is left, step by step. In a split kernel only the call that reaches the last column has a rest.
+template <class Body> void KernelEmitter::sweep(int copies, llvm::MutableArrayRef<Value*> carried, Body body) {
+  const int64_t group = int64_t{kLanes} * copies;
+  const bool split = kernel_.split_columns;
+  Value* first = split ? begin_ : b_.getInt64(0);
+  const auto groups = [&](Value* last) {
+    loop(first, last, group, carried, [&](Value* c) { body(c, nullptr, copies); });
+  };
+  if (!llvm::isa<llvm::ConstantInt>(cols_)) {
+    const ExtentRange range = known(0);
+    const auto lanes_left = [&](Value* column) -> Value* {
+      if (range.multiple_of % kLanes == 0) return nullptr;
+      llvm::SmallVector<llvm::Constant*, kLanes> indices;
+      for (int i = 0; i < kLanes; ++i) indices.push_back(b_.getInt64(i));
+      return b_.CreateICmpSLT(llvm::ConstantVector::get(indices),
+                              b_.CreateVectorSplat(kLanes, b_.CreateSub(cols_, column)));
+    };
+    if (const int64_t steps = split ? 0 : steps_known(range); steps > 0) {
+      const int64_t last = (steps - 1) * kLanes;
+      for (int64_t at = 0; at < last;) {
+        const int together = at + group <= last ? copies : 1;
+        body(b_.getInt64(static_cast<uint64_t>(at)), nullptr, together);
+        at += int64_t{kLanes} * together;
+      }
+      Value* column = b_.getInt64(static_cast<uint64_t>(last));
+      return body(column, lanes_left(column), 1);
+    }
+    const bool divides = range.multiple_of % group == 0;
+    Value* grouped = divides ? cols_ : b_.CreateMul(b_.CreateUDiv(cols_, b_.getInt64(group)), b_.getInt64(group));
+    Value* last = !split ? grouped : divides ? end_ : b_.CreateBinaryIntrinsic(llvm::Intrinsic::smin, end_, grouped);
+    const bool at_least_one = divides || (!split && range.min >= group);
+    guarded(at_least_one ? nullptr : b_.CreateICmpSLT(first, last), carried, [&] { groups(last); });
+    if (divides) return;
+    Value* rest = b_.CreateICmpSLT(grouped, cols_);
+    if (split) rest = b_.CreateAnd(rest, b_.CreateICmpEQ(end_, cols_));
+    guarded(rest, carried, [&] {
+      loop(grouped, cols_, kLanes, carried, [&](Value* column) { body(column, lanes_left(column), 1); });
+    });
+    return;
+  }
+  const int64_t grouped = kernel_.cols / group * group;
+  if (grouped == group && !split) {
+    body(first, nullptr, copies);
+  } else if (grouped > 0) {
+    Value* last = b_.getInt64(static_cast<uint64_t>(grouped));
+    if (split) last = b_.CreateBinaryIntrinsic(llvm::Intrinsic::smin, end_, last);
+    guarded(split ? b_.CreateICmpSLT(first, last) : nullptr, carried, [&] { groups(last); });
+  }
+  if (grouped == kernel_.cols) return;
+  guarded(split ? b_.CreateICmpEQ(end_, cols_) : nullptr, carried, [&] {
+    for (int64_t column = grouped; column < kernel_.cols; column += kLanes) {
+      const int64_t left = kernel_.cols - column;
+      body(b_.getInt64(static_cast<uint64_t>(column)), left < kLanes ? first_lanes(left) : nullptr, 1);
+    }
+  });
+}
+
+// ---- Memory
+
+Value* KernelEmitter::row_offset(size_t index, Value* row) {
+  const Operand& operand = kernel_.operands[index];
+  Value* offset = nullptr;
+  for (size_t a = 0; a < operand.axes.size(); ++a) {
+    const OperandAxis& axis = operand.axes[a];
+    const AxisExtents& at = strides_[index].axes[a];
+    if (axis.stride == 0 || axis.size == 1) continue;
+    Value* i = row;
+    if (axis.divisor != 1) i = b_.CreateUDiv(i, at.divisor);
+    if (wraps(kernel_, axis)) i = b_.CreateURem(i, at.size);
+    Value* term = b_.CreateMul(i, at.stride, "", false, true);
+    offset = offset ? b_.CreateAdd(offset, term, "", false, true) : term;
+  }
+  return offset;
+}
+
+// Pointers to kLanes elements, col_stride apart.
+Value* KernelEmitter::element_pointers(int32_t index, Value* base, Value* column) {
+  const Operand& operand = kernel_.operands[index];
+  Type* type = memory_type(operand.dtype);
+  Value* stride = strides_[index].col_stride;
+  Value* first = b_.CreateGEP(type, base, b_.CreateMul(column, stride, "", false, true));
+  // 32-bit indices where they fit: one gather instead of two.
+  const bool narrow = llvm::isa<llvm::ConstantInt>(stride) ? std::abs(operand.col_stride) <= kNarrowStride
+                                                           : strides_[index].small_col_stride;
+  Type* wide = narrow ? b_.getInt32Ty() : b_.getInt64Ty();
+  llvm::SmallVector<llvm::Constant*, kLanes> lanes;
+  for (int i = 0; i < kLanes; ++i) lanes.push_back(llvm::ConstantInt::get(wide, i));
+  Value* step = b_.CreateVectorSplat(kLanes, b_.CreateTrunc(stride, wide));
+  return b_.CreateGEP(type, first, b_.CreateMul(llvm::ConstantVector::get(lanes), step));
+}
+
+Value* KernelEmitter::load_vector(int32_t index, Value* base, Value* column, Value* mask) {
+  const Operand& operand = kernel_.operands[index];
+  Type* scalar_type = memory_type(operand.dtype);
+  Type* type = widen(scalar_type, kLanes);
+  const llvm::Align align(size_of(operand.dtype));
+  Value* zero = llvm::Constant::getNullValue(type);
+  if (operand.col_stride != 1)
+    return b_.CreateMaskedGather(type, element_pointers(index, base, column), align, or_all(mask), zero);
+  Value* ptr = b_.CreateGEP(scalar_type, base, column);
+  if (mask == nullptr) return b_.CreateAlignedLoad(type, ptr, align);
+  return b_.CreateMaskedLoad(type, ptr, align, mask, zero);
+}
+
+// `column` null: the element at the row's first column, as a scalar.
+Value* KernelEmitter::load(const Instr& instr, Value* column, Value* mask) {
+  const Operand& from = operand(instr);
+  Value* base = row_ptrs_[instr.index];
+  Value* raw = column ? load_vector(instr.index, base, column, mask)
+                      : b_.CreateAlignedLoad(memory_type(from.dtype), base, llvm::Align(size_of(from.dtype)));
+  return from_memory(raw, from.dtype, instr.type);
+}
+
+void KernelEmitter::store(int32_t index, Value* base, Value* raw, Value* column, Value* mask) {
+  const Operand& operand = kernel_.operands[index];
+  const llvm::Align align(size_of(operand.dtype));
+  if (operand.col_stride != 1) {
+    b_.CreateMaskedScatter(raw, element_pointers(index, base, column), align, or_all(mask));
+    return;
+  }
+  Value* ptr = b_.CreateGEP(memory_type(operand.dtype), base, column);
+  if (mask == nullptr) b_.CreateAlignedStore(raw, ptr, align);
+  else b_.CreateMaskedStore(raw, ptr, align, mask);
+}
+
+// True if the register is known to hold a value of that 16-bit type.
+bool KernelEmitter::is_rounded_to(int32_t id, DType type) const {
+  const LoopOp op = instr(id).op;
+  return instr(id).type == type &&
+         (op == LoopOp::kCast || op == LoopOp::kLoad || op == LoopOp::kConst || op == LoopOp::kScalar);
+}
+
+}  // namespace
+
+llvm::Function* emit_llvm(const LoopKernel& kernel, llvm::Module& module) {
+  return KernelEmitter(kernel, module).emit();
+}
+
+}  // namespace rondo::compile

@@ -1,0 +1,173 @@
+#include "rondo/compile/codegen/cpu/emit_llvm_values.h"
+
+#include <llvm/IR/Intrinsics.h>
+
+#include "rondo/runtime/ops/reduction_order.h"
+
+namespace rondo::compile {
+
+using llvm::Type;
+using llvm::Value;
+
+Value* ValueEmitter::from_memory(Value* raw, DType memory, DType type) {
+  const int width = width_of(raw);
+  Type* f32 = widen(b_.getFloatTy(), width);
+  Value* v = raw;
+  switch (memory) {
+    case kF64:
+    case kF32: break;
+    case kBF16: v = b_.CreateBitCast(b_.CreateShl(b_.CreateZExt(raw, widen(b_.getInt32Ty(), width)), 16), f32); break;
+    case kF16: v = b_.CreateFPExt(b_.CreateBitCast(raw, widen(b_.getHalfTy(), width)), f32); break;
+    default: {
+      Type* wanted = register_type(type, width);
+      if (type == kBool || memory == kBool) {
+        v = b_.CreateICmpNE(raw, llvm::Constant::getNullValue(raw->getType()));
+        return type == kBool ? v : convert(v, type);
+      }
+      v = memory == kU8 ? b_.CreateUIToFP(raw, wanted) : b_.CreateSIToFP(raw, wanted);
+    }
+  }
+  return memory == type ? v : convert(v, type);
+}
+
+Value* ValueEmitter::to_memory(Value* v, DType memory, bool already_rounded) {
+  const int width = width_of(v);
+  Type* i16 = widen(b_.getInt16Ty(), width);
+  const bool truth = v->getType()->getScalarType()->isIntegerTy(1);
+  if (memory == kU8 && !truth) {  // the low byte of the integer, as exp2_int finds it: defined for every value
+    Value* shifted = b_.CreateFAdd(v, real(v->getType(), 0x1.8p23));
+    return b_.CreateTrunc(b_.CreateBitCast(shifted, widen(b_.getInt32Ty(), width)), widen(b_.getInt8Ty(), width));
+  }
+  if (memory == kBool || memory == kU8) return b_.CreateZExt(convert(v, kBool), widen(b_.getInt8Ty(), width));
+  if (memory == kF64 || memory == kF32) return convert(v, memory);
+  v = convert(v, kF32);
+  if (memory == kF16) return b_.CreateBitCast(b_.CreateFPTrunc(v, widen(b_.getHalfTy(), width)), i16);
+  Value* bits = already_rounded ? b_.CreateBitCast(v, widen(b_.getInt32Ty(), width)) : bf16_bits_in_upper_half(v);
+  return b_.CreateTrunc(b_.CreateLShr(bits, 16), i16);
+}
+
+// To the register type of `type`, and rounded if that is a 16-bit float.
+Value* ValueEmitter::convert(Value* v, DType type) {
+  Type* wanted = register_type(type, width_of(v));
+  const bool from_bool = v->getType()->getScalarType()->isIntegerTy(1);
+  if (type == kBool) return from_bool ? v : b_.CreateFCmpUNE(v, llvm::Constant::getNullValue(v->getType()));
+  if (from_bool) return b_.CreateSelect(v, real(wanted, 1.0), real(wanted, 0.0));
+  v = b_.CreateFPCast(v, wanted);
+  return round_to(v, type);
+}
+
+Value* ValueEmitter::round_to(Value* v, DType type) {
+  const int width = width_of(v);
+  if (type == kF16) return b_.CreateFPExt(b_.CreateFPTrunc(v, widen(b_.getHalfTy(), width)), v->getType());
+  if (type != kBF16) return v;
+  return b_.CreateBitCast(b_.CreateAnd(bf16_bits_in_upper_half(v), integer(32, 0xFFFF0000u, width)), v->getType());
+}
+
+// BFloat16(float) of runtime/dtype.h, on integers: the hardware conversion flushes subnormals.
+Value* ValueEmitter::bf16_bits_in_upper_half(Value* v) {
+  const int width = width_of(v);
+  Value* u = b_.CreateBitCast(v, widen(b_.getInt32Ty(), width));
+  Value* odd = b_.CreateAnd(b_.CreateLShr(u, 16), integer(32, 1, width));
+  Value* rounded = b_.CreateAdd(b_.CreateAdd(u, integer(32, 0x7FFF, width)), odd);
+  Value* quiet_nan = b_.CreateOr(u, integer(32, 0x400000, width));
+  return b_.CreateSelect(b_.CreateFCmpUNO(v, v), quiet_nan, rounded);
+}
+
+// The three bit operations below are those of scalar_math.h.
+Value* ValueEmitter::exp2_int(Value* a) {
+  const bool wide = a->getType()->getScalarType()->isDoubleTy();
+  const int bits = wide ? 64 : 32, width = width_of(a);
+  Value* shifted = b_.CreateFAdd(a, real(a->getType(), wide ? 0x1.8p52 : 0x1.8p23));
+  Value* u = b_.CreateShl(b_.CreateBitCast(shifted, widen(b_.getIntNTy(bits), width)), wide ? 52 : 23);
+  u = b_.CreateAdd(u, integer(bits, wide ? 0x3FF0000000000000u : 0x3F800000u, width));
+  return b_.CreateBitCast(u, a->getType());
+}
+Value* ValueEmitter::exponent(Value* a) {
+  const bool wide = a->getType()->getScalarType()->isDoubleTy();
+  const int bits = wide ? 64 : 32, width = width_of(a);
+  Value* u = b_.CreateAShr(b_.CreateBitCast(a, widen(b_.getIntNTy(bits), width)), wide ? 52 : 23);
+  return b_.CreateSIToFP(b_.CreateSub(u, integer(bits, wide ? 1023 : 127, width)), a->getType());
+}
+Value* ValueEmitter::mantissa(Value* a) {
+  const bool wide = a->getType()->getScalarType()->isDoubleTy();
+  const int bits = wide ? 64 : 32, width = width_of(a);
+  Value* u = b_.CreateBitCast(a, widen(b_.getIntNTy(bits), width));
+  u = b_.CreateAnd(u, integer(bits, wide ? 0x000FFFFFFFFFFFFFu : 0x007FFFFFu, width));
+  u = b_.CreateOr(u, integer(bits, wide ? 0x3FF0000000000000u : 0x3F800000u, width));
+  return b_.CreateBitCast(u, a->getType());
+}
+
+Value* ValueEmitter::compare(LoopOp op, Value* a, Value* b) {
+  if (a->getType()->getScalarType()->isIntegerTy(1)) {
+    switch (op) {
+      case LoopOp::kLt: return b_.CreateICmpULT(a, b);
+      case LoopOp::kLe: return b_.CreateICmpULE(a, b);
+      case LoopOp::kEq: return b_.CreateICmpEQ(a, b);
+      default: return b_.CreateICmpNE(a, b);
+    }
+  }
+  switch (op) {
+    case LoopOp::kLt: return b_.CreateFCmpOLT(a, b);
+    case LoopOp::kLe: return b_.CreateFCmpOLE(a, b);
+    case LoopOp::kEq: return b_.CreateFCmpOEQ(a, b);
+    default: return b_.CreateFCmpUNE(a, b);
+  }
+}
+
+Value* ValueEmitter::arithmetic(const Instr& instr, Value* scalars, Value* a, Value* b, Value* c) {
+  switch (instr.op) {
+    case LoopOp::kConst:
+      if (instr.type == kBool) return b_.getInt1(instr.value != 0);
+      return convert(real(register_type(instr.type, 1), instr.value), instr.type);
+    case LoopOp::kScalar: {
+      Value* address = b_.CreateConstInBoundsGEP1_64(b_.getDoubleTy(), scalars, instr.index);
+      return convert(b_.CreateLoad(b_.getDoubleTy(), address), instr.type);
+    }
+    case LoopOp::kAdd: return b_.CreateFAdd(a, b);
+    case LoopOp::kSub: return b_.CreateFSub(a, b);
+    case LoopOp::kMul: return b_.CreateFMul(a, b);
+    case LoopOp::kDiv: return b_.CreateFDiv(a, b);
+    case LoopOp::kFma: return b_.CreateIntrinsic(llvm::Intrinsic::fma, {a->getType()}, {a, b, c});
+    case LoopOp::kSqrt: return b_.CreateUnaryIntrinsic(llvm::Intrinsic::sqrt, a);
+    case LoopOp::kAbs: return b_.CreateUnaryIntrinsic(llvm::Intrinsic::fabs, a);
+    case LoopOp::kNeg: return b_.CreateFNeg(a);
+    case LoopOp::kRoundEven: return b_.CreateUnaryIntrinsic(llvm::Intrinsic::roundeven, a);
+    case LoopOp::kFloor: return b_.CreateUnaryIntrinsic(llvm::Intrinsic::floor, a);
+    case LoopOp::kExp2Int: return exp2_int(a);
+    case LoopOp::kExponent: return exponent(a);
+    case LoopOp::kMantissa: return mantissa(a);
+    case LoopOp::kLt:
+    case LoopOp::kLe:
+    case LoopOp::kEq:
+    case LoopOp::kNe: return compare(instr.op, a, b);
+    case LoopOp::kAnd: return b_.CreateAnd(a, b);
+    case LoopOp::kOr: return b_.CreateOr(a, b);
+    case LoopOp::kNot: return b_.CreateNot(a);
+    case LoopOp::kSelect: return b_.CreateSelect(a, b, c);
+    case LoopOp::kCast: return convert(a, instr.type);
+    default: llvm_unreachable("a load, store or reduction among the arithmetic");
+  }
+}
+
+// maximum() of scalar_math.h.
+Value* ValueEmitter::maximum(Value* a, Value* b) {
+  Value* larger = b_.CreateSelect(b_.CreateFCmpOLT(b, a), a, b);
+  return b_.CreateSelect(b_.CreateFCmpUNO(a, a), a, larger);
+}
+
+// The tree of Note [Row order].
+Value* ValueEmitter::lanes_to_scalar(Value* lanes, LoopOp op) {
+  for (int width = kLanes / 2; width > 0; width /= 2) {
+    llvm::SmallVector<int, kLanes> low, high;
+    for (int i = 0; i < width; ++i) {
+      low.push_back(i);
+      high.push_back(i + width);
+    }
+    Value* a = b_.CreateShuffleVector(lanes, low);
+    Value* b = b_.CreateShuffleVector(lanes, high);
+    lanes = op == LoopOp::kReduceSum ? b_.CreateFAdd(a, b) : maximum(a, b);
+  }
+  return b_.CreateExtractElement(lanes, uint64_t{0});
+}
+
+}  // namespace rondo::compile

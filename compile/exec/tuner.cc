@@ -1,0 +1,76 @@
+#include "rondo/compile/exec/tuner.h"
+
+#include <algorithm>
+#include <charconv>
+#include <chrono>
+
+#include "absl/strings/str_cat.h"
+#include "rondo/compile/log.h"
+
+namespace rondo::compile {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// Candidates take turns, so that a disturbance meets all alike; the best time of each counts.
+constexpr int kRounds = 5;
+// Of the first's time: less is noise.
+constexpr double kClearlyFaster = 0.97;
+constexpr double kLongEnough = 200e-6;  // seconds, for one measurement
+
+double seconds_of(const std::function<void()>& run, int repeats) {
+  const auto start = Clock::now();
+  for (int i = 0; i < repeats; ++i) run();
+  return std::chrono::duration<double>(Clock::now() - start).count() / repeats;
+}
+
+}  // namespace
+
+Tuner& Tuner::instance() {
+  static auto* tuner = new Tuner(DiskCacheOptions::from_environment());
+  return *tuner;
+}
+
+int Tuner::fastest(const std::string& what, std::span<const std::function<void()>> candidates) {
+  const auto count = static_cast<int>(candidates.size());
+  if (count < 2) return 0;
+  // Two measurements at once would disturb each other.
+  std::unique_lock lock(mutex_);
+  if (const auto found = known_.find(what); found != known_.end() && found->second < count) return found->second;
+  const std::string key = absl::StrCat("tuning, ", count, " ways\n", what);  // a choice is a position
+  int best = 0;
+  if (const std::optional<std::string> stored = disk_.find(key)) {
+    const char* end = stored->data() + stored->size();
+    const auto [last, error] = std::from_chars(stored->data(), end, best);
+    if (error == std::errc() && last == end && best >= 0 && best < count) return known_[what] = best;
+    disk_.reject(key, "no tuning result");
+  }
+  std::vector<double> times;
+  best = known_[what] = measure(candidates, times);
+  lock.unlock();
+  disk_.store(key, std::to_string(best));
+  if (log::enabled(log::Topic::kPerfHints)) {
+    std::string text = absl::StrCat("tuned ", what.substr(0, what.find('\n')), ": choice ", best, " of");
+    for (double time : times) absl::StrAppend(&text, " ", time * 1e6);
+    log::write(log::Topic::kPerfHints, text + " us");
+  }
+  return best;
+}
+
+int Tuner::measure(std::span<const std::function<void()>> candidates, std::vector<double>& best) {
+  ++measured_;
+  best.assign(candidates.size(), 1e30);
+  std::vector<int> repeats(candidates.size(), 1);
+  for (size_t i = 0; i < candidates.size(); ++i) {
+    candidates[i]();  // warm
+    repeats[i] = std::max(1, static_cast<int>(kLongEnough / std::max(seconds_of(candidates[i], 1), 1e-9)));
+  }
+  for (int round = 0; round < kRounds; ++round)
+    for (size_t i = 0; i < candidates.size(); ++i) best[i] = std::min(best[i], seconds_of(candidates[i], repeats[i]));
+  size_t chosen = 0;
+  for (size_t i = 1; i < best.size(); ++i)
+    if (best[i] < best[chosen] * (chosen == 0 ? kClearlyFaster : 1.0)) chosen = i;
+  return static_cast<int>(chosen);
+}
+
+}  // namespace rondo::compile

@@ -1,0 +1,128 @@
+#include "rondo/compile/jit/cpu/host_key.h"
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "rondo/compile/jit/build_hash.h"
+#include "rondo/compile/jit/cpu/plugin.h"
+#include "rondo/runtime/cpu_features.h"
+
+namespace rondo::compile {
+namespace {
+
+std::vector<std::string> words_missing(const std::vector<std::string>& from, const std::vector<std::string>& in) {
+  std::vector<std::string> result;
+  for (const std::string& word : from)
+    if (std::find(in.begin(), in.end(), word) == in.end()) result.push_back(word);
+  return result;
+}
+
+std::string some_of(const std::vector<std::string>& words) {
+  constexpr size_t kMost = 12;
+  if (words.empty()) return "nothing more";
+  const std::vector<std::string> first(words.begin(),
+                                       words.begin() + static_cast<std::ptrdiff_t>(std::min(words.size(), kMost)));
+  return absl::StrJoin(first, " ") + (words.size() > kMost ? " ..." : "");
+}
+
+}  // namespace
+
+std::string HostKey::text() const {
+  std::string result;
+  for (const Component& c : components) absl::StrAppend(&result, c.name, ": ", c.value, "\n");
+  return result;
+}
+
+HostKey HostKey::parse(std::string_view text) {
+  HostKey key;
+  for (const std::string& line : std::vector<std::string>(absl::StrSplit(std::string(text), '\n', absl::SkipEmpty()))) {
+    const size_t colon = line.find(": ");
+    if (colon == std::string::npos) key.components.push_back({line, ""});
+    else key.components.push_back({line.substr(0, colon), line.substr(colon + 2)});
+  }
+  return key;
+}
+
+Difference compare(const HostKey& there, const HostKey& here) {
+  Difference result;
+  const auto value_in = [](const HostKey& key, const std::string& name) {
+    for (const HostKey::Component& c : key.components)
+      if (c.name == name) return c.value;
+    return std::string();
+  };
+  const auto add = [&](const std::string& name) {
+    const std::vector<std::string> a = absl::StrSplit(value_in(there, name), ' ', absl::SkipEmpty()),
+                                   b = absl::StrSplit(value_in(here, name), ' ', absl::SkipEmpty());
+    if (a == b) return;
+    absl::StrAppend(&result.components, result.components.empty() ? "" : ", ", name);
+    absl::StrAppend(&result.text, result.text.empty() ? "" : "; ", name, ": there ", some_of(words_missing(a, b)),
+                    ", here ", some_of(words_missing(b, a)));
+  };
+  for (const HostKey::Component& c : here.components) add(c.name);
+  for (const HostKey::Component& c : there.components)
+    if (std::none_of(here.components.begin(), here.components.end(), [&](const auto& h) { return h.name == c.name; }))
+      add(c.name);
+  return result;
+}
+
+std::string describe_cpu() {
+#if defined(__x86_64__)
+  struct Leaf {
+    uint32_t leaf, subleaf;
+    uint32_t mask[4];  // of eax, ebx, ecx, edx: what is the same on every core and at every time
+  };
+  // All leaves that LLVM 19 derives a processor's name or features from.
+  constexpr uint32_t kAll = ~0u;
+  static constexpr Leaf kLeaves[] = {
+      {0, 0, {0, kAll, kAll, kAll}},         // the vendor
+      {1, 0, {kAll, 0, kAll, kAll}},         // family, model, stepping; features (ebx has the core's number)
+      {7, 0, {0, kAll, kAll, ~(1u << 15)}},  // features (edx bit 15: hybrid)
+      {7, 1, {kAll, kAll, kAll, kAll}},     {0xd, 1, {kAll, 0, 0, 0}},  {0x14, 0, {0, kAll, 0, 0}},
+      {0x19, 0, {0, kAll, 0, 0}},           {0x24, 0, {0, kAll, 0, 0}}, {0x80000001, 0, {0, 0, kAll, kAll}},
+      {0x80000008, 0, {0, kAll, 0, 0}},
+  };
+  std::string names, raw;
+  for (const Leaf& leaf : kLeaves) {
+    uint32_t regs[4] = {};
+    if (__get_cpuid_count(leaf.leaf, leaf.subleaf, &regs[0], &regs[1], &regs[2], &regs[3]) == 0) continue;
+    if (leaf.leaf == 0) {
+      char vendor[13] = {};
+      std::memcpy(vendor, &regs[1], 4);
+      std::memcpy(vendor + 4, &regs[3], 4);
+      std::memcpy(vendor + 8, &regs[2], 4);
+      absl::StrAppend(&names, vendor);
+    }
+    if (leaf.leaf == 1) absl::StrAppend(&names, " ", absl::Hex(regs[0]));
+    absl::StrAppend(&raw, " ", absl::Hex(leaf.leaf), ".", leaf.subleaf);
+    for (int r = 0; r < 4; ++r) absl::StrAppend(&raw, "-", absl::Hex(regs[r] & leaf.mask[r]));
+  }
+  // Which registers the system saves: features of others do not count.
+  uint32_t low = 0, high = 0, regs[4] = {};
+  __get_cpuid_count(1, 0, &regs[0], &regs[1], &regs[2], &regs[3]);
+  if ((regs[2] >> 27 & 1u) != 0) __asm__("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+  // The names are there so that a difference reads well.
+  return absl::StrCat(names, " ", names_of(host_cpu_features()), raw, " xcr0-", absl::Hex(low), "-", absl::Hex(high));
+#else
+  return "";
+#endif
+}
+
+const HostKey& host_key() {
+  static const HostKey key{{
+      {"build", build_hash()},
+      {"llvm", llvm_version()},
+      {"launch_abi", absl::StrCat(kPluginAbi)},
+      {"cpu", describe_cpu()},
+  }};
+  return key;
+}
+
+}  // namespace rondo::compile

@@ -1,0 +1,259 @@
+#include "rondo/compile/jit/cpu/object.h"
+
+#include <elf.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <limits>
+#include <string>
+#include <system_error>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "rondo/compile/jit/cpu/plugin.h"
+
+namespace rondo::compile {
+namespace {
+
+constexpr uint64_t kMaxBytes = 16 << 20;  // kernels have some kB
+
+absl::Status damaged(std::string_view what) {
+  return absl::InvalidArgumentError(absl::StrCat("object code: ", std::string(what)));
+}
+absl::Status unsupported(std::string_view what) {
+  return absl::UnimplementedError(absl::StrCat("object code: ", std::string(what)));
+}
+
+// A section in memory. `address` counts from the start of the image.
+struct Placed {
+  bool used = false;
+  bool executable = false;
+  uint64_t address = 0;
+  std::string_view bytes;
+};
+
+// One patch of 4 or 8 bytes: the value of `target` (an address in the image), plus `addend`, minus the place if
+// relative.
+struct Patch {
+  uint64_t place;
+  uint64_t target;
+  int64_t addend;
+  bool relative;  // 4 bytes; else 8 and absolute
+};
+
+// What place_object needs to know of an object: checked, but for the values of relative patches.
+struct Image {
+  uint64_t size = 0;
+  uint64_t entry = 0;
+  std::vector<Placed> sections;
+  std::vector<Patch> patches;
+};
+
+class Parser {
+ public:
+  explicit Parser(std::string_view object) : object_(object) {}
+
+  absl::StatusOr<Image> run() {
+    if (absl::Status s = read_header(); !s.ok()) return s;
+    if (absl::Status s = place_sections(); !s.ok()) return s;
+    if (absl::Status s = read_symbols(); !s.ok()) return s;
+    for (const Elf64_Shdr& section : headers_)
+      if (section.sh_type == SHT_RELA)
+        if (absl::Status s = read_relocations(section); !s.ok()) return s;
+    return std::move(image_);
+  }
+
+ private:
+  // Bytes [offset, offset + size) of the object, or nothing.
+  bool slice(uint64_t offset, uint64_t size, std::string_view& out) const {
+    if (offset > object_.size() || size > object_.size() - offset) return false;
+    out = object_.substr(offset, size);
+    return true;
+  }
+  template <class T> bool read_all(const Elf64_Shdr& section, std::vector<T>& out) const {
+    std::string_view bytes;
+    if (section.sh_entsize != sizeof(T) || section.sh_size % sizeof(T) != 0 ||
+        !slice(section.sh_offset, section.sh_size, bytes))
+      return false;
+    out.resize(bytes.size() / sizeof(T));
+    if (!bytes.empty()) std::memcpy(out.data(), bytes.data(), bytes.size());
+    return true;
+  }
+
+  absl::Status read_header() {
+    Elf64_Ehdr header;
+    if (object_.size() < sizeof(header)) return damaged("shorter than its header");
+    if (object_.size() > kMaxBytes) return damaged("too large");
+    std::memcpy(&header, object_.data(), sizeof(header));
+    if (std::memcmp(header.e_ident, ELFMAG, SELFMAG) != 0) return damaged("no ELF file");
+    if (header.e_ident[EI_CLASS] != ELFCLASS64 || header.e_ident[EI_DATA] != ELFDATA2LSB || header.e_type != ET_REL)
+      return damaged("no relocatable 64-bit file");
+    if (header.e_machine != EM_X86_64) return damaged("for another processor");
+    std::string_view bytes;
+    if (header.e_shentsize != sizeof(Elf64_Shdr) || header.e_shnum == 0 ||
+        !slice(header.e_shoff, uint64_t{header.e_shnum} * sizeof(Elf64_Shdr), bytes))
+      return damaged("no section table");
+    headers_.resize(header.e_shnum);
+    std::memcpy(headers_.data(), bytes.data(), bytes.size());
+    return absl::OkStatus();
+  }
+
+  absl::Status place_sections() {
+    image_.sections.resize(headers_.size());
+    for (size_t i = 0; i < headers_.size(); ++i) {
+      const Elf64_Shdr& header = headers_[i];
+      if ((header.sh_flags & SHF_ALLOC) == 0) continue;
+      if (header.sh_type != SHT_PROGBITS || (header.sh_flags & (SHF_WRITE | SHF_TLS | SHF_COMPRESSED)) != 0)
+        return unsupported("a section that is neither code nor constants");
+      Placed& placed = image_.sections[i];
+      const uint64_t align = header.sh_addralign == 0 ? 1 : header.sh_addralign;
+      if ((align & (align - 1)) != 0 || align > 4096) return damaged("alignment of a section");
+      if (!slice(header.sh_offset, header.sh_size, placed.bytes)) return damaged("a section reaches beyond the end");
+      placed.used = true;
+      placed.executable = (header.sh_flags & SHF_EXECINSTR) != 0;
+      placed.address = (image_.size + align - 1) / align * align;
+      image_.size = placed.address + placed.bytes.size();
+      if (image_.size > kMaxBytes) return damaged("too large");
+    }
+    return image_.size > 0 ? absl::OkStatus() : damaged("no code");
+  }
+
+  absl::Status read_symbols() {
+    const Elf64_Shdr* table = nullptr;
+    for (size_t i = 0; i < headers_.size(); ++i) {
+      if (headers_[i].sh_type != SHT_SYMTAB) continue;
+      if (table != nullptr) return damaged("two symbol tables");
+      table = &headers_[i];
+      symbol_table_ = i;
+    }
+    if (table == nullptr || !read_all(*table, symbols_)) return damaged("no symbol table");
+    if (table->sh_link >= headers_.size() || headers_[table->sh_link].sh_type != SHT_STRTAB ||
+        !slice(headers_[table->sh_link].sh_offset, headers_[table->sh_link].sh_size, names_))
+      return damaged("no table of names");
+    bool found = false;
+    for (const Elf64_Sym& symbol : symbols_) {
+      if (ELF64_ST_TYPE(symbol.st_info) != STT_FUNC || name_of(symbol) != kKernelSymbol) continue;
+      if (found || !inside(symbol) || !image_.sections[symbol.st_shndx].executable ||
+          symbol.st_value >= image_.sections[symbol.st_shndx].bytes.size())
+        return damaged("the kernel's symbol");
+      found = true;
+      image_.entry = image_.sections[symbol.st_shndx].address + symbol.st_value;
+    }
+    return found ? absl::OkStatus() : damaged("defines no kernel");
+  }
+
+  std::string_view name_of(const Elf64_Sym& symbol) const {
+    if (symbol.st_name >= names_.size()) return "";
+    const std::string_view rest = names_.substr(symbol.st_name);
+    return rest.substr(0, rest.find('\0'));
+  }
+  // Defined in a section that is placed.
+  bool inside(const Elf64_Sym& symbol) const {
+    return symbol.st_shndx < image_.sections.size() && image_.sections[symbol.st_shndx].used &&
+           symbol.st_value <= image_.sections[symbol.st_shndx].bytes.size();
+  }
+
+  absl::Status read_relocations(const Elf64_Shdr& section) {
+    if (section.sh_info >= headers_.size()) return damaged("relocations of no section");
+    const Placed& target = image_.sections[section.sh_info];
+    if (!target.used) return absl::OkStatus();
+    std::vector<Elf64_Rela> entries;
+    if (section.sh_link != symbol_table_ || !read_all(section, entries)) return damaged("relocations");
+    for (const Elf64_Rela& entry : entries) {
+      const uint64_t type = ELF64_R_TYPE(entry.r_info), index = ELF64_R_SYM(entry.r_info);
+      if (index >= symbols_.size()) return damaged("a relocation without a symbol");
+      const Elf64_Sym& symbol = symbols_[index];
+      if (symbol.st_shndx == SHN_UNDEF) return unsupported(absl::StrCat("needs ", std::string(name_of(symbol))));
+      if (!inside(symbol)) return damaged("a relocation against a symbol outside of the code");
+      if (type != R_X86_64_PC32 && type != R_X86_64_PLT32 && type != R_X86_64_64)
+        return unsupported(absl::StrCat("relocation type ", type));
+      const bool relative = type != R_X86_64_64;
+      const uint64_t width = relative ? 4 : 8;
+      if (target.bytes.size() < width || entry.r_offset > target.bytes.size() - width)
+        return damaged("a relocation beyond the end of its section");
+      // Addends reach a few bytes around a symbol; anything else could make a value overflow below.
+      if (entry.r_addend != static_cast<int32_t>(entry.r_addend)) return damaged("an addend");
+      image_.patches.push_back({target.address + entry.r_offset,
+                                image_.sections[symbol.st_shndx].address + symbol.st_value, entry.r_addend, relative});
+    }
+    return absl::OkStatus();
+  }
+
+  std::string_view object_, names_;
+  std::vector<Elf64_Shdr> headers_;
+  std::vector<Elf64_Sym> symbols_;
+  size_t symbol_table_ = 0;
+  Image image_;
+};
+
+// Pages of our own.
+class MappedCode final : public Code {
+ public:
+  MappedCode(std::byte* pages, size_t bytes, uint64_t entry)
+      : Code(reinterpret_cast<KernelEntry>(pages + entry)), pages_(pages), bytes_(bytes) {}
+  ~MappedCode() override { ::munmap(pages_, bytes_); }
+
+ private:
+  std::byte* pages_;
+  size_t bytes_;
+};
+
+void write_image(const Image& image, std::byte* base) {
+  for (const Placed& section : image.sections)
+    if (!section.bytes.empty()) std::memcpy(base + section.address, section.bytes.data(), section.bytes.size());
+  for (const Patch& patch : image.patches) {
+    // Image and addend are small, so a difference within the image fits 32 bits and nothing overflows.
+    const int64_t value = static_cast<int64_t>(patch.target) + patch.addend;
+    if (patch.relative) {
+      const auto distance = static_cast<int32_t>(value - static_cast<int64_t>(patch.place));
+      std::memcpy(base + patch.place, &distance, sizeof(distance));
+    } else {
+      const uint64_t address = reinterpret_cast<uint64_t>(base) + static_cast<uint64_t>(value);
+      std::memcpy(base + patch.place, &address, sizeof(address));
+    }
+  }
+}
+
+absl::StatusOr<Image> parse(std::string_view object) {
+  if (!can_place_objects()) return unsupported("this processor's code is placed by LLVM");
+  absl::StatusOr<Image> image = Parser(object).run();
+  if (!image.ok()) return image;
+  for (const Patch& patch : image->patches) {
+    const int64_t distance = static_cast<int64_t>(patch.target) + patch.addend - static_cast<int64_t>(patch.place);
+    if (patch.relative && distance != static_cast<int32_t>(distance)) return damaged("a distance beyond 2 GB");
+  }
+  return image;
+}
+
+}  // namespace
+
+bool can_place_objects() {
+#if defined(__x86_64__)
+  return true;
+#else
+  return false;
+#endif
+}
+
+absl::Status check_object(std::string_view object) { return parse(object).status(); }
+
+absl::StatusOr<std::shared_ptr<const Code>> place_object(std::string_view object) {
+  const absl::StatusOr<Image> image = parse(object);
+  if (!image.ok()) return image.status();
+  const auto page = static_cast<size_t>(::sysconf(_SC_PAGESIZE));
+  const size_t bytes = (image->size + page - 1) / page * page;
+  void* pages = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (pages == MAP_FAILED)
+    return absl::ResourceExhaustedError(absl::StrCat("memory for code: ", std::generic_category().message(errno)));
+  write_image(*image, static_cast<std::byte*>(pages));
+  if (::mprotect(pages, bytes, PROT_READ | PROT_EXEC) != 0) {
+    const std::string reason = std::generic_category().message(errno);
+    ::munmap(pages, bytes);
+    return absl::ResourceExhaustedError(absl::StrCat("executable memory: ", reason));
+  }
+  return std::make_shared<MappedCode>(static_cast<std::byte*>(pages), bytes, image->entry);
+}
+
+}  // namespace rondo::compile

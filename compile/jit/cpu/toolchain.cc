@@ -1,0 +1,153 @@
+#include "rondo/compile/jit/cpu/toolchain.h"
+
+#include <dlfcn.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <string>
+#include <string_view>
+#include <system_error>
+
+#include "absl/strings/str_cat.h"
+#include "rondo/compile/jit/build_hash.h"
+#include "rondo/compile/jit/cpu/plugin.h"
+#include "rondo/compile/jit/kernel_file.h"
+#include "rondo/compile/log.h"
+#include "rondo/runtime/error.h"
+
+#ifndef RONDO_STATIC_JIT
+// The folder of the plug-in, where "$ORIGIN" is the folder of the shared library that holds this code. Defined beside
+// this library: by the shared library's build, by find_package(rondo) in programs that link archives, or not at all.
+extern "C" {
+extern const char rondo_plugin_folder[] __attribute__((weak));
+}
+#endif
+
+namespace rondo::compile {
+namespace {
+
+namespace fs = std::filesystem;
+
+#ifdef RONDO_STATIC_JIT
+
+bool plugin_exists() { return true; }
+const JitPlugin& plugin() { return *rondo_jit_plugin(); }
+
+#else
+
+// The only place that the plug-in is loaded from. No search path, run path or working directory has a say.
+fs::path plugin_path() {
+  if (const char* chosen = std::getenv("RONDO_JIT_LIBRARY"); chosen != nullptr && *chosen != '\0') return chosen;
+  const char* folder = RONDO_PLUGIN_INSTALL_FOLDER;
+  if (rondo_plugin_folder != nullptr) folder = rondo_plugin_folder;
+  std::string_view rest = folder;
+  if (constexpr std::string_view kOrigin = "$ORIGIN/"; rest.starts_with(kOrigin)) {
+    rest.remove_prefix(kOrigin.size());
+    Dl_info library{};
+    std::error_code ignored;
+    if (dladdr(folder, &library) != 0)
+      return fs::weakly_canonical(library.dli_fname, ignored).parent_path() / rest / kPluginFile;
+  }
+  return fs::path(rest) / kPluginFile;
+}
+
+bool plugin_exists() {
+  std::error_code ignored;
+  return fs::exists(plugin_path(), ignored);
+}
+
+// Why the plug-in may not be loaded: the checks that cached code gets. "" if it may.
+std::string refusal(const fs::path& path) {
+  // A name without a folder would be looked for in LD_LIBRARY_PATH.
+  if (!path.is_absolute()) return "the path is not absolute";
+  std::error_code ignored;
+  if (!fs::exists(path, ignored)) return "no such file";
+  if (const std::string reason = distrust_folder(path.parent_path().string()); !reason.empty())
+    return absl::StrCat("its folder is not safe: ", reason);
+  const absl::StatusOr<std::string> bytes = read_trusted_file(path.string());
+  if (!bytes.ok()) return std::string(bytes.status().message());
+  if (bytes->find(build_mark()) == std::string::npos) return "it belongs to another build of Rondo";
+  return "";
+}
+
+struct Loaded {
+  const JitPlugin* plugin = nullptr;
+  std::string error;
+};
+
+Loaded load_plugin() {
+  const fs::path path = plugin_path();
+  std::string error = refusal(path);
+  if (error.empty()) {
+    if (void* library = dlopen(path.c_str(), RTLD_LAZY | RTLD_LOCAL); library == nullptr) {
+      error = dlerror();
+    } else {
+      auto* open = reinterpret_cast<decltype(&rondo_jit_plugin)>(dlsym(library, kPluginSymbol));
+      if (open != nullptr && open()->abi == kPluginAbi) return {open(), ""};
+      error = "it belongs to another build of Rondo";
+      dlclose(library);
+    }
+  }
+  return {nullptr, absl::StrCat("compile: cannot load the code generator ", path.string(), ": ", error,
+                                ". Eager execution needs no code generator. Build Rondo with LLVM 19, or set "
+                                "RONDO_JIT_LIBRARY to the path of ",
+                                std::string(kPluginFile), ".")};
+}
+
+// Loaded with the first kernel and never unloaded: compiled code and LLVM's own state live as long as the process.
+const JitPlugin& plugin() {
+  static const Loaded loaded = load_plugin();
+  if (loaded.plugin == nullptr) throw Error(loaded.error);
+  return *loaded.plugin;
+}
+
+#endif
+
+// Owns what LLVM's linker placed.
+class LinkedByLlvm final : public Code {
+ public:
+  LinkedByLlvm(const JitPlugin& plugin, LinkedCode linked) : Code(linked.entry), plugin_(plugin), code_(linked.code) {}
+  ~LinkedByLlvm() override { plugin_.release(code_); }
+
+ private:
+  const JitPlugin& plugin_;
+  void* code_;
+};
+
+void check(const std::string& error) {
+  if (!error.empty()) throw_internal(absl::StrCat("code generation: ", error));
+}
+
+}  // namespace
+
+std::string compile_object(const LoopKernel& kernel, const JitOptions& options) {
+  JitResult result;
+  plugin().compile(kernel, options, result);
+  check(result.error);
+  if (!result.ir.empty())
+    log::write(log::Topic::kOutputCode, absl::StrCat("LLVM IR of ", kernel.name, "\n", result.ir));
+  if (!result.assembly.empty())
+    log::write(log::Topic::kOutputCode, absl::StrCat("assembly of ", kernel.name, "\n", result.assembly));
+  return std::move(result.object);
+}
+
+std::shared_ptr<const Code> link_object(const std::string& object) {
+  const JitPlugin& jit = plugin();
+  LinkedCode linked;
+  std::string error;
+  jit.link(object, linked, error);
+  check(error);
+  return std::make_shared<LinkedByLlvm>(jit, linked);
+}
+
+void load_toolchain() { plugin(); }
+
+bool toolchain_exists() { return plugin_exists(); }
+
+std::string jit_toolchain() {
+  std::string text;
+  plugin().describe(text);
+  return text;
+}
+
+}  // namespace rondo::compile

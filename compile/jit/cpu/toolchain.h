@@ -1,0 +1,27 @@
+// The code generator. LLVM lives in a plug-in that is loaded with the first call of any of these, so a process that
+// finds all its kernels in a cache never maps it. Thread safe. All throw Error if the plug-in is missing or belongs to
+// another build, InternalError if LLVM refuses.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "rondo/compile/codegen/loop_ir.h"
+#include "rondo/compile/jit/cpu/object.h"
+#include "rondo/compile/jit/executable.h"
+
+namespace rondo::compile {
+
+// Object code for this host; position independent. REQUIRES: the kernel is verified.
+std::string compile_object(const LoopKernel& kernel, const JitOptions& options);
+
+// As place_object, by LLVM's linker: for processors and objects that ours does not know.
+std::shared_ptr<const Code> link_object(const std::string& object);
+
+// Loads the plug-in now.
+void load_toolchain();
+
+// True if the plug-in is there. Does not load it.
+bool toolchain_exists();
+
+}  // namespace rondo::compile

@@ -1,0 +1,278 @@
+#include "rondo/compile/transform/choose_kept.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "rondo/compile/capture/trace.h"
+#include "rondo/runtime/autograd.h"
+
+namespace rondo::compile {
+namespace {
+
+// Dinic's maximum flow; afterwards, the minimum cut that lies closest to the sink.
+class FlowNetwork {
+ public:
+  static constexpr int64_t kInfinite = std::numeric_limits<int64_t>::max() / 4;
+
+  explicit FlowNetwork(size_t nodes) : edges_of_(nodes) {}
+  void add_edge(size_t from, size_t to, int64_t capacity) {
+    edges_of_[from].push_back(edges_.size());
+    edges_.push_back({to, capacity});
+    edges_of_[to].push_back(edges_.size());
+    edges_.push_back({from, 0});
+  }
+  void run(size_t source, size_t sink) {
+    while (find_levels(source, sink)) {
+      next_.assign(edges_of_.size(), 0);
+      while (push(source, sink) > 0) {
+      }
+    }
+  }
+  // By node: true if flow could still reach the sink from it. Edges from false to true are the cut.
+  std::vector<bool> reaches(size_t sink) const {
+    std::vector<bool> reached(edges_of_.size(), false);
+    std::vector<size_t> stack{sink};
+    reached[sink] = true;
+    while (!stack.empty()) {
+      const size_t node = stack.back();
+      stack.pop_back();
+      for (size_t e : edges_of_[node]) {
+        const size_t from = edges_[e].to;
+        if (reached[from] || edges_[e ^ 1].capacity == 0) continue;
+        reached[from] = true;
+        stack.push_back(from);
+      }
+    }
+    return reached;
+  }
+
+ private:
+  struct Edge {
+    size_t to;
+    int64_t capacity;  // left
+  };
+  bool find_levels(size_t source, size_t sink) {
+    level_.assign(edges_of_.size(), -1);
+    std::vector<size_t> queue{source};
+    level_[source] = 0;
+    for (size_t i = 0; i < queue.size(); ++i)
+      for (size_t e : edges_of_[queue[i]])
+        if (edges_[e].capacity > 0 && level_[edges_[e].to] < 0) {
+          level_[edges_[e].to] = level_[queue[i]] + 1;
+          queue.push_back(edges_[e].to);
+        }
+    return level_[sink] >= 0;
+  }
+  // Pushes what one path along the levels can take; 0: there is no path. No recursion: a graph may be long.
+  int64_t push(size_t source, size_t sink) {
+    path_.clear();
+    for (size_t node = source; node != sink;) {
+      const std::vector<size_t>& edges = edges_of_[node];
+      size_t& i = next_[node];
+      while (i < edges.size() && !leads_on(node, edges_[edges[i]])) ++i;
+      if (i < edges.size()) {
+        path_.push_back(edges[i]);
+        node = edges_[edges[i]].to;
+        continue;
+      }
+      if (path_.empty()) return 0;
+      node = edges_[path_.back() ^ 1].to;
+      path_.pop_back();
+      ++next_[node];
+    }
+    int64_t pushed = kInfinite;
+    for (size_t e : path_) pushed = std::min(pushed, edges_[e].capacity);
+    for (size_t e : path_) {
+      edges_[e].capacity -= pushed;
+      edges_[e ^ 1].capacity += pushed;
+    }
+    return pushed;
+  }
+  bool leads_on(size_t node, const Edge& edge) const {
+    return edge.capacity > 0 && level_[edge.to] == level_[node] + 1;
+  }
+  std::vector<Edge> edges_;  // each followed by its reverse
+  std::vector<std::vector<size_t>> edges_of_;
+  std::vector<int> level_;
+  std::vector<size_t> next_, path_;
+};
+
+bool is_cheap(const OpDef& op) {
+  return op.kind == OpKind::kView || (op.kind == OpKind::kElementwise && op.lower != nullptr);
+}
+
+int64_t bytes_of(const Value& value) { return value.sizes.numel() * static_cast<int64_t>(size_of(value.dtype)); }
+
+// What computing a node takes, in bytes moved: what it reads and writes, and its products at so many operations a byte,
+// about what processors do (480 GFLOP/s of products beside 25 GB/s from memory, measured on two cores of Zen 5).
+int64_t work_of(const Graph& graph, const GraphNode& node) {
+  constexpr int64_t kFlopsPerByte = 20;
+  int64_t work = 1 + flops_of(graph, node) / kFlopsPerByte;
+  for (const ValueIds* list : {&node.inputs, &node.outputs})
+    for (ValueId id : *list)
+      if (id != kNoValue) work += bytes_of(graph.value(id));
+  return work;
+}
+
+class Chooser {
+ public:
+  Chooser(const Graph& forward, std::span<const ValueId> needed, bool any_input)
+      : graph_(forward), needed_(needed), keeping_costs_(forward.values.size()), work_(forward.nodes.size(), 0) {
+    // The caller may write to his inputs and outputs before the backward runs. Eager execution allows that for all that
+    // its ops do not save, so nothing else of theirs is kept, but for parameters; and with `any_input`, what activation
+    // checkpointing keeps.
+    std::vector<bool> callers(forward.values.size(), false), is_needed(forward.values.size(), false);
+    for (ValueId id : forward.inputs) callers[static_cast<size_t>(id)] = true;
+    for (ValueId id : forward.outputs) callers[static_cast<size_t>(forward.value(id).root)] = true;
+    for (ValueId id : needed) is_needed[static_cast<size_t>(id)] = true;
+    for (size_t v = 0; v < forward.values.size(); ++v) {
+      const Value& value = forward.values[v];
+      // A view keeps the whole memory that it looks into.
+      keeping_costs_[v] = std::max<int64_t>(bytes_of(forward.value(value.root)), 1);
+      if (!callers[static_cast<size_t>(value.root)]) continue;
+      const bool allowed = is_needed[v] || value.leaf || (any_input && value.producer < 0);
+      keeping_costs_[v] = allowed ? 0 : FlowNetwork::kInfinite;
+    }
+    for (size_t n = 0; n < work_.size(); ++n)
+      if (!is_cheap(*forward.nodes[n].op)) work_[n] = work_of(forward, forward.nodes[n]);
+  }
+
+  struct Cut {
+    std::vector<bool> keep;   // by value
+    std::vector<bool> again;  // by node: its work is done again
+  };
+  // By node, what computing it again costs in bytes.
+  Cut cut(const std::vector<int64_t>& costs) const {
+    // Every value is two nodes, an edge between them that costs its bytes: cutting it is keeping the value. The node
+    // that makes it hangs on the source by what it costs: cutting that is computing it again.
+    const size_t n = graph_.values.size(), source = 2 * n, sink = 2 * n + 1;
+    FlowNetwork network(2 * n + 2 + graph_.nodes.size());
+    for (size_t v = 0; v < n; ++v) {
+      network.add_edge(2 * v, 2 * v + 1, keeping_costs_[v]);
+      if (graph_.values[v].producer < 0) network.add_edge(source, 2 * v, FlowNetwork::kInfinite);
+    }
+    for (size_t i = 0; i < graph_.nodes.size(); ++i) {
+      const GraphNode& node = graph_.nodes[i];
+      if (costs[i] > 0) network.add_edge(source, sink + 1 + i, costs[i]);
+      for (ValueId out : node.outputs)
+        network.add_edge(sink + 1 + i, 2 * static_cast<size_t>(out), FlowNetwork::kInfinite);
+      for (ValueId in : node.inputs)
+        if (in != kNoValue) network.add_edge(2 * static_cast<size_t>(in) + 1, sink + 1 + i, FlowNetwork::kInfinite);
+    }
+    for (ValueId id : needed_) network.add_edge(2 * static_cast<size_t>(id) + 1, sink, FlowNetwork::kInfinite);
+    network.run(source, sink);
+    const std::vector<bool> after = network.reaches(sink);
+    Cut cut;
+    for (size_t v = 0; v < n; ++v) cut.keep.push_back(after[2 * v + 1] && !after[2 * v]);
+    for (size_t i = 0; i < graph_.nodes.size(); ++i) cut.again.push_back(after[sink + 1 + i] && work_[i] > 0);
+    return cut;
+  }
+  // Work at `price` bytes a byte.
+  Cut cut_at(double price) const {
+    std::vector<int64_t> costs;
+    for (int64_t work : work_)
+      costs.push_back(static_cast<int64_t>(
+          std::min(price * static_cast<double>(work), static_cast<double>(FlowNetwork::kInfinite))));
+    return cut(costs);
+  }
+  // Only these nodes are computed again, at no cost, and those that cost nothing anyway.
+  Cut cut_allowing(const std::vector<bool>& again) const {
+    std::vector<int64_t> costs;
+    for (size_t n = 0; n < work_.size(); ++n) costs.push_back(again[n] || work_[n] == 0 ? 0 : FlowNetwork::kInfinite);
+    return cut(costs);
+  }
+  std::vector<bool> nothing_again() const { return std::vector<bool>(work_.size(), false); }
+  std::vector<bool> everything_again() const { return std::vector<bool>(work_.size(), true); }
+
+  std::vector<bool> within(int64_t budget) const {
+    const auto fits = [&](const Cut& cut) { return bytes_kept(graph_, cut.keep) <= budget; };
+    Cut dear = cut_allowing(nothing_again()), cheap = cut_allowing(everything_again());
+    if (fits(dear)) return dear.keep;
+    // Between a price at which too much is kept and one at which the budget is.
+    double high = static_cast<double>(FlowNetwork::kInfinite), low = 1e-9;
+    while (high / low > 1 + 1e-6 && dear.again != cheap.again) {
+      const double price = std::sqrt(high * low);
+      Cut middle = cut_at(price);
+      if (fits(middle)) low = price, cheap = std::move(middle);
+      else high = price, dear = std::move(middle);
+    }
+    // What becomes worth it at this one price, as like layers do, comes in the order of the program: the shortest part
+    // of it that keeps the budget.
+    std::vector<size_t> group;
+    for (size_t n = 0; n < cheap.again.size(); ++n)
+      if (cheap.again[n] && !dear.again[n]) group.push_back(n);
+    size_t most = group.size(), least = 0;
+    Cut chosen = std::move(cheap);
+    while (least < most) {
+      const size_t middle = (least + most) / 2;
+      std::vector<bool> again = dear.again;
+      for (size_t i = 0; i < middle; ++i) again[group[i]] = true;
+      Cut some = cut_allowing(again);
+      if (fits(some)) most = middle, chosen = std::move(some);
+      else least = middle + 1;
+    }
+    return chosen.keep;
+  }
+
+ private:
+  const Graph& graph_;
+  std::span<const ValueId> needed_;
+  std::vector<int64_t> keeping_costs_;  // by value
+  std::vector<int64_t> work_;           // by node; 0: none worth counting
+};
+
+}  // namespace
+
+int64_t flops_of(const Graph& graph, const GraphNode& node) {
+  if (node.op->kind ==
+      OpKind::kContraction)  // every element of the result is a sum along the first operand's last dimension
+    return 2 * graph.value(node.outputs[0]).sizes.numel() * graph.value(node.inputs[0]).sizes.back();
+  if (node.op->decompose == nullptr || node.op->lower != nullptr) return 0;
+  for (const ValueIds* list : {&node.inputs, &node.outputs})  // the parts may refuse what is empty
+    for (ValueId id : *list)
+      if (id != kNoValue && graph.value(id).sizes.numel() == 0) return 0;
+  NoGrad off;
+  amp::Autocast as_recorded(std::nullopt);
+  Trace trace;
+  RecorderScope record(&trace);
+  std::vector<Tensor> inputs, outputs(node.outputs.size());
+  for (ValueId id : node.inputs) inputs.push_back(id == kNoValue ? Tensor() : trace.placeholder(graph.value(id)));
+  node.op->decompose(inputs, node.attrs, outputs);
+  int64_t flops = 0;
+  for (const GraphNode& part : trace.graph.nodes)
+    if (part.op->kind == OpKind::kContraction) flops += flops_of(trace.graph, part);
+  return flops;
+}
+
+int64_t bytes_kept(const Graph& forward, const std::vector<bool>& keep) {
+  std::vector<bool> counted(forward.values.size(), false);
+  for (ValueId id : forward.outputs) counted[static_cast<size_t>(forward.value(id).root)] = true;
+  int64_t bytes = 0;
+  for (size_t v = 0; v < keep.size(); ++v) {
+    const ValueId root = forward.values[v].root;
+    if (!keep[v] || counted[static_cast<size_t>(root)] || forward.value(root).producer < 0) continue;
+    counted[static_cast<size_t>(root)] = true;
+    bytes += bytes_of(forward.value(root));
+  }
+  return bytes;
+}
+
+std::vector<bool> choose_kept(const Graph& forward, std::span<const ValueId> needed, Recompute recompute,
+                              int64_t budget) {
+  if (recompute == Recompute::kNone) {
+    std::vector<bool> keep(forward.values.size(), false);
+    for (ValueId id : needed) keep[static_cast<size_t>(id)] = true;
+    return keep;
+  }
+  if (recompute != Recompute::kFull) {
+    const Chooser chooser(forward, needed, false);
+    std::vector<bool> keep = chooser.cut_allowing(chooser.nothing_again()).keep;
+    if (recompute == Recompute::kAuto || bytes_kept(forward, keep) <= budget) return keep;
+  }
+  const Chooser chooser(forward, needed, true);
+  return recompute == Recompute::kBudget ? chooser.within(budget)
+                                         : chooser.cut_allowing(chooser.everything_again()).keep;
+}
+
+}  // namespace rondo::compile

@@ -1,0 +1,87 @@
+// Common subexpressions and dead code.
+#include <bit>
+#include <map>
+#include <tuple>
+
+#include "rondo/compile/transform/passes.h"
+
+namespace rondo::compile {
+namespace {
+
+// Copies the nodes that `keep` admits, with inputs and outputs renamed; drops values nobody defines any more.
+Graph rebuild(const Graph& graph, const std::vector<bool>& keep, const std::vector<ValueId>& renamed) {
+  Graph result;
+  std::vector<ValueId> map(graph.values.size(), kNoValue);
+  auto target = [&](ValueId id) {
+    return id == kNoValue ? kNoValue : map[static_cast<size_t>(renamed[static_cast<size_t>(id)])];
+  };
+  auto define = [&](ValueId id, int32_t producer) {
+    const auto next = static_cast<ValueId>(result.values.size());
+    map[static_cast<size_t>(id)] = next;
+    Value value = graph.value(id);
+    value.producer = producer;
+    value.root = value.root == id ? next : target(value.root);
+    result.values.push_back(value);
+    return next;
+  };
+  for (ValueId id : graph.inputs) result.inputs.push_back(define(id, -1));
+  for (size_t i = 0; i < graph.nodes.size(); ++i) {
+    if (!keep[i]) continue;
+    GraphNode node = graph.nodes[i];
+    for (ValueId& id : node.inputs) id = target(id);
+    for (ValueId& id : node.outputs) id = define(id, static_cast<int32_t>(result.nodes.size()));
+    result.nodes.push_back(std::move(node));
+  }
+  for (ValueId id : graph.outputs) result.outputs.push_back(target(id));
+  return result;
+}
+
+std::vector<ValueId> identity(const Graph& graph) {
+  std::vector<ValueId> ids(graph.values.size());
+  for (size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<ValueId>(i);
+  return ids;
+}
+
+}  // namespace
+
+Graph eliminate_common_subexpressions(const Graph& graph) {
+  // Floats by their bits: 0 and -0 differ, and NaN equals itself.
+  using Key = std::tuple<const OpDef*, ValueIds, std::vector<int64_t>, std::vector<uint64_t>>;
+  // The caller may write to what it gets: two results are two memories, even if they are equal.
+  std::vector<bool> escapes(graph.values.size(), false);
+  for (ValueId id : graph.outputs) escapes[static_cast<size_t>(graph.value(id).root)] = true;
+  std::map<Key, size_t> seen;
+  std::vector<bool> keep(graph.nodes.size(), true);
+  std::vector<ValueId> renamed = identity(graph);
+  for (size_t i = 0; i < graph.nodes.size(); ++i) {
+    const GraphNode& node = graph.nodes[i];
+    ValueIds inputs = node.inputs;
+    for (ValueId& id : inputs)
+      if (id != kNoValue) id = renamed[static_cast<size_t>(id)];
+    std::vector<uint64_t> floats;
+    for (double f : node.attrs.floats) floats.push_back(std::bit_cast<uint64_t>(f));
+    auto [found, added] = seen.try_emplace(
+        Key{node.op, inputs, {node.attrs.ints.begin(), node.attrs.ints.end()}, floats}, i);
+    bool escaped = false;
+    for (ValueId id : node.outputs) escaped = escaped || escapes[static_cast<size_t>(id)];
+    if (added || escaped) continue;
+    keep[i] = false;
+    for (size_t k = 0; k < node.outputs.size(); ++k)
+      renamed[static_cast<size_t>(node.outputs[k])] = graph.nodes[found->second].outputs[k];
+  }
+  return rebuild(graph, keep, renamed);
+}
+
+Graph eliminate_dead_code(const Graph& graph) {
+  std::vector<bool> used(graph.values.size(), false), keep(graph.nodes.size(), false);
+  for (ValueId id : graph.outputs) used[static_cast<size_t>(id)] = true;
+  for (size_t i = graph.nodes.size(); i-- > 0;) {
+    for (ValueId id : graph.nodes[i].outputs) keep[i] = keep[i] || used[static_cast<size_t>(id)];
+    if (!keep[i]) continue;
+    for (ValueId id : graph.nodes[i].inputs)
+      if (id != kNoValue) used[static_cast<size_t>(id)] = true;
+  }
+  return rebuild(graph, keep, identity(graph));
+}
+
+}  // namespace rondo::compile

@@ -1,0 +1,49 @@
+// Runs decompositions on symbolic tensors. The results keep the original's inputs and outputs in number and order.
+#include "rondo/compile/capture/trace.h"
+#include "rondo/compile/transform/passes.h"
+#include "rondo/runtime/autograd.h"
+
+namespace rondo::compile {
+
+namespace {
+
+// Without elements there is nothing to fuse, and the parts may be stricter than the whole: the maximum of nothing is an
+// error.
+bool is_empty(const Graph& graph, const GraphNode& node) {
+  for (const ValueIds* list : {&node.inputs, &node.outputs})
+    for (ValueId id : *list)
+      if (id != kNoValue && graph.value(id).sizes.numel() == 0) return true;
+  return false;
+}
+
+}  // namespace
+
+Graph decompose(const Graph& graph) {
+  NoGrad off;
+  amp::Autocast as_recorded(std::nullopt);  // casts are in the recording already
+  Trace trace;
+  RecorderScope record(&trace);
+  std::vector<Tensor> symbols(graph.values.size());
+  auto symbol = [&](ValueId id) { return id == kNoValue ? Tensor() : symbols[static_cast<size_t>(id)]; };
+  for (ValueId id : graph.inputs) symbols[static_cast<size_t>(id)] = trace.placeholder(graph.value(id));
+  for (const GraphNode& node : graph.nodes) {
+    std::vector<Tensor> inputs, outputs(node.outputs.size());
+    for (ValueId id : node.inputs) inputs.push_back(symbol(id));
+    trace.origin = &node.origin;
+    if (node.op->decompose != nullptr && node.op->fuse_parts && node.op->lower == nullptr &&
+        node.op->kind != OpKind::kContraction && !is_empty(graph, node)) {
+      node.op->decompose(inputs, node.attrs, outputs);
+    } else {
+      std::vector<TensorArg> args;
+      for (const Tensor& input : inputs) args.emplace_back(input, node.where);
+      call(*node.op, args, node.attrs, outputs);
+    }
+    for (size_t i = 0; i < outputs.size(); ++i) symbols[static_cast<size_t>(node.outputs[i])] = outputs[i];
+  }
+  for (ValueId id : graph.outputs) trace.graph.outputs.push_back(trace.value_of(symbols[static_cast<size_t>(id)]));
+  invariant(trace.graph.inputs.size() == graph.inputs.size(), "a decomposition brought in a tensor of its own");
+  // What users asked of gradients stays with the inputs.
+  return std::move(trace.graph);
+}
+
+}  // namespace rondo::compile

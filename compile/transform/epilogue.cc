@@ -1,0 +1,91 @@
+// Elementwise ops that a product does on its own result before it is stored: what comes out of the product is then
+// written once and never read back.
+#include "rondo/compile/transform/passes.h"
+
+namespace rondo::compile {
+namespace {
+
+bool is_dense(const Graph& graph, ValueId id) {
+  const Value& value = graph.value(id);
+  return value.root == id && value.offset == 0 && is_contiguous(value.sizes, value.strides);
+}
+
+class EpilogueFinder {
+ public:
+  EpilogueFinder(const Graph& graph, bool exact)
+      : graph_(graph), exact_(exact), reads_(graph.values.size(), 0), reader_(graph.values.size(), -1) {
+    for (size_t n = 0; n < graph.nodes.size(); ++n) {
+      if (graph.nodes[n].op->kind == OpKind::kView) continue;
+      for (ValueId id : graph.nodes[n].inputs) {
+        if (id == kNoValue) continue;
+        const auto written = static_cast<size_t>(graph.written(id));
+        ++reads_[written];
+        reader_[written] = static_cast<int32_t>(n);
+      }
+    }
+    // The caller reads, too, and a part of what is assembled is read as the whole.
+    for (ValueId id : graph.outputs) reads_[static_cast<size_t>(graph.written(id))] += 2;
+  }
+
+  std::vector<int32_t> chain_of(const GraphNode& product) const {
+    std::vector<int32_t> chain;
+    const AbsorbsFn absorbs = entry_of(*product.op, kCPU).absorbs;
+    if (absorbs == nullptr || product.outputs.size() != 1) return chain;
+    for (ValueId id : product.inputs)
+      if (id != kNoValue && graph_.value(id).sizes.numel() == 0) return chain;  // nothing is multiplied
+    std::vector<Epilogue> kinds;
+    for (ValueId result = product.outputs[0];;) {
+      if (!is_dense(graph_, result) || reads_[static_cast<size_t>(result)] != 1) return chain;
+      const int32_t reader = reader_[static_cast<size_t>(result)];
+      const GraphNode& node = graph_.nodes[static_cast<size_t>(reader)];
+      if (!applies(node, result)) return chain;
+      kinds.push_back(node.op->epilogue);
+      if (!absorbs(kinds, graph_.value(product.outputs[0]).dtype, exact_)) return chain;
+      chain.push_back(reader);
+      result = node.outputs[0];
+    }
+  }
+
+ private:
+  // True if all operands and the result are as large as `result`, element by element.
+  bool applies(const GraphNode& node, ValueId result) const {
+    if (node.op->epilogue == Epilogue::kNone || node.outputs.size() != 1 || !is_dense(graph_, node.outputs[0]))
+      return false;
+    const Value& out = graph_.value(node.outputs[0]);
+    const bool widens = node.op->epilogue == Epilogue::kWiden;
+    if (widens && out.dtype != kF32) return false;
+    if (!widens && out.dtype != graph_.value(result).dtype) return false;
+    if (out.sizes.numel() != graph_.value(result).sizes.numel()) return false;
+    for (ValueId id : node.inputs) {
+      if (id == kNoValue) return false;
+      const Value& in = graph_.value(id);
+      if ((!widens && in.dtype != out.dtype) || !(in.sizes == out.sizes) || !is_contiguous(in.sizes, in.strides))
+        return false;
+      if (graph_.written(id) == result && same_elements(graph_, id) != result) return false;
+    }
+    return true;
+  }
+
+  const Graph& graph_;
+  bool exact_;
+  std::vector<int> reads_;       // by written value
+  std::vector<int32_t> reader_;  // the last
+};
+
+}  // namespace
+
+EpilogueChains find_epilogues(const Graph& graph, bool exact) {
+  const EpilogueFinder finder(graph, exact);
+  EpilogueChains chains(graph.nodes.size());
+  std::vector<bool> taken(graph.nodes.size(), false);  // the sum of two products is an epilogue of one
+  for (size_t n = 0; n < graph.nodes.size(); ++n) {
+    for (int32_t node : finder.chain_of(graph.nodes[n])) {
+      if (taken[static_cast<size_t>(node)]) break;
+      taken[static_cast<size_t>(node)] = true;
+      chains[n].push_back(node);
+    }
+  }
+  return chains;
+}
+
+}  // namespace rondo::compile

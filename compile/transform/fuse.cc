@@ -1,0 +1,405 @@
+// Fusion: pointwise chains and reductions with their producers and consumers, greedily by bytes saved.
+//
+// Every fusible node has an iteration space of rows x cols, cols being the size of the last dimension; two units may
+// become one kernel if their spaces agree, no path through a third unit would close a cycle, and neither needs a result
+// of the other that exists only when all rows are done (a column sum).
+//
+// Note [Fusion time]. Time grows linearly with the graph: fusion looks at windows of kWindow units, in the order of the
+//   program, and never fuses across two windows. A kernel has at most kMaxFused nodes, because the time to generate
+//   code grows faster than its length.
+#include <algorithm>
+#include <bit>
+#include <queue>
+#include <tuple>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/strings/str_cat.h"
+#include "rondo/compile/transform/passes.h"
+
+namespace rondo::compile {
+
+ValueId same_elements(const Graph& graph, ValueId id) {
+  const Value& value = graph.value(id);
+  if (value.root == id) return id;
+  const Value& root = graph.value(value.root);
+  const bool whole = value.offset == 0 && value.sizes.numel() == root.sizes.numel() &&
+                     is_contiguous(value.sizes, value.strides) && is_contiguous(root.sizes, root.strides);
+  return whole ? value.root : id;
+}
+
+bool is_parameter_copy(const Graph& graph, const GraphNode& node) {
+  if (!node.op->converts) return false;
+  const Value &from = graph.value(node.inputs[0]), &to = graph.value(node.outputs[0]);
+  // What the caller gets is his to write to.
+  for (ValueId id : graph.outputs)
+    if (graph.value(id).root == node.outputs[0]) return false;
+  return from.leaf && from.producer < 0 && from.dtype == kF32 && is_low_precision(to.dtype) &&
+         to.root == node.outputs[0] && is_contiguous(from.sizes, from.strides) && is_contiguous(to.sizes, to.strides);
+}
+
+namespace {
+
+constexpr size_t kWindow = 1024;
+constexpr size_t kMaxFused = 128;
+
+bool lowerable_dtype(DType t) { return is_floating(t) || t == kBool; }
+
+struct Space {
+  bool fusible = false;
+  bool column_sum = false;  // reduces the rows
+  int64_t rows = 0, cols = 0;
+};
+
+Space space_of(const Graph& graph, const GraphNode& node) {
+  const OpDef& op = *node.op;
+  Space space;
+  if (op.lower == nullptr || (op.kind != OpKind::kElementwise && op.kind != OpKind::kReduction)) return space;
+  for (ValueId id : node.inputs)
+    if (id == kNoValue || !lowerable_dtype(graph.value(id).dtype)) return space;
+  for (ValueId id : node.outputs)
+    if (!lowerable_dtype(graph.value(id).dtype)) return space;
+  const Dims& sizes = op.kind == OpKind::kReduction ? graph.value(node.inputs[0]).sizes
+                                                    : graph.value(node.outputs[0]).sizes;
+  if (sizes.empty() || sizes.numel() == 0) return space;
+  space.cols = sizes.back();
+  space.rows = sizes.numel() / space.cols;
+  if (op.kind == OpKind::kReduction) {
+    // Rows are reduced along the last dimension, or columns summed along all the others; anything else is a library
+    // call.
+    const int64_t mask = node.attrs.ints[0], all = (int64_t{1} << sizes.rank()) - 1,
+                  last = int64_t{1} << (sizes.rank() - 1);
+    const Value& input = graph.value(node.inputs[0]);
+    if (op.additive && mask == all - last && sizes.rank() > 1 && is_contiguous(input.sizes, input.strides))
+      space.column_sum = true;
+    else if (mask != last || space.rows == 1) return space;
+  }
+  space.fusible = true;
+  return space;
+}
+
+// Which units need which, directly or not; kept up to date while units merge.
+class Reachability {
+ public:
+  explicit Reachability(size_t n) : n_(n), words_((n + 63) / 64), after_(n * words_), before_(n * words_) {}
+
+  // `to` reads of `from`. REQUIRES: all edges to `from` were added before, and none from `to`.
+  void add_edge(size_t from, size_t to) {
+    uint64_t* before = row(before_, to);
+    for (size_t w = 0; w < words_; ++w) before[w] |= row(before_, from)[w];
+    set(before, from);
+  }
+  // To be called when all edges are there.
+  void complete() {
+    for (size_t to = 0; to < n_; ++to) for_each(row(before_, to), [&](size_t from) { set(row(after_, from), to); });
+  }
+
+  // True if a third unit stands between the two.
+  bool passes_through(size_t from, size_t to) const {
+    const uint64_t *a = row(after_, from), *b = row(before_, to);
+    for (size_t w = 0; w < words_; ++w)
+      if ((a[w] & b[w]) != 0) return true;
+    return false;
+  }
+  // b becomes a part of a. REQUIRES: nothing stands between them.
+  void merge(size_t a, size_t b) {
+    std::vector<uint64_t> sources(words_), targets(words_);
+    for (size_t w = 0; w < words_; ++w) {
+      sources[w] = row(before_, a)[w] | row(before_, b)[w];
+      targets[w] = row(after_, a)[w] | row(after_, b)[w];
+    }
+    for (std::vector<uint64_t>* both : {&sources, &targets})
+      for (size_t u : {a, b}) clear(both->data(), u);
+    const auto connect = [&](std::vector<uint64_t>& table, const std::vector<uint64_t>& from,
+                             const std::vector<uint64_t>& to) {
+      for_each(from.data(), [&](size_t u) {
+        for (size_t w = 0; w < words_; ++w) row(table, u)[w] |= to[w];
+        set(row(table, u), a);
+        clear(row(table, u), b);
+      });
+      std::copy(to.begin(), to.end(), row(table, a));
+      std::fill(row(table, b), row(table, b) + words_, 0);
+    };
+    connect(after_, sources, targets);
+    connect(before_, targets, sources);
+  }
+
+ private:
+  const uint64_t* row(const std::vector<uint64_t>& table, size_t u) const { return table.data() + u * words_; }
+  uint64_t* row(std::vector<uint64_t>& table, size_t u) const { return table.data() + u * words_; }
+  static void set(uint64_t* bits, size_t u) { bits[u / 64] |= uint64_t{1} << u % 64; }
+  static void clear(uint64_t* bits, size_t u) { bits[u / 64] &= ~(uint64_t{1} << u % 64); }
+  template <class Visit> void for_each(const uint64_t* bits, Visit visit) const {
+    for (size_t w = 0; w < words_; ++w)
+      for (uint64_t rest = bits[w]; rest != 0; rest &= rest - 1)
+        visit(w * 64 + static_cast<size_t>(std::countr_zero(rest)));
+  }
+
+  size_t n_, words_;
+  std::vector<uint64_t> after_, before_;  // a row of bits for each unit
+};
+
+class Fuser {
+ public:
+  Fuser(const Graph& graph, const EpilogueChains& epilogues)
+      : graph_(graph), epilogues_(epilogues), unit_of_(graph.nodes.size(), -1) {}
+
+  std::vector<Unit> run() {
+    make_singletons();
+    for (size_t begin = 0; begin < units_.size(); begin += kWindow)
+      fuse_window(begin, std::min(begin + kWindow, units_.size()));
+    return in_order();
+  }
+
+ private:
+  // Units [begin, end). Each reads of earlier ones only, so no path between two of them leaves the window.
+  void fuse_window(size_t begin, size_t end) {
+    units_touching_.clear();
+    for (size_t u = begin; u < end; ++u)
+      for (ValueId id : units_[u].touched) units_touching_[id].push_back(u);
+    Reachability reach = reachability(begin, end);
+    for (size_t u = begin; u < end; ++u) offer_pairs(u, u + 1);
+    while (!pairs_.empty()) {
+      const Pair pair = pairs_.top();
+      pairs_.pop();
+      // What makes a merge impossible stays so until one of the two changes, and then they are another pair.
+      if (units_[pair.a].version != pair.a_version || units_[pair.b].version != pair.b_version ||
+          !may_merge(pair.a, pair.b))
+        continue;
+      const size_t a = pair.a - begin, b = pair.b - begin;
+      if (reach.passes_through(a, b) || reach.passes_through(b, a)) continue;
+      reach.merge(a, b);
+      merge(pair.a, pair.b);
+      offer_pairs(pair.a, 0);
+    }
+  }
+
+  struct Candidate {
+    Unit unit;
+    bool alive = true;
+    int version = 0;
+    std::vector<ValueId> column_results;  // complete only after the last row
+    std::vector<ValueId> touched;         // read or written, sorted
+    bool reduces_rows = false;
+  };
+  // Two units that share values. The best comes first; of equals, the one that was recorded first.
+  struct Pair {
+    int64_t saved;
+    size_t a, b;  // a < b
+    int a_version, b_version;
+    bool operator<(const Pair& o) const { return std::tuple(saved, o.a, o.b) < std::tuple(o.saved, a, b); }
+  };
+
+  void make_singletons() {
+    // A product and its epilogues are one from the start, in the place of the last: what the others read is there by
+    // then.
+    std::vector<int32_t> ends(graph_.nodes.size(), -1);  // of a product's last epilogue: the product
+    std::vector<bool> absorbed(graph_.nodes.size(), false);
+    for (size_t i = 0; i < epilogues_.size(); ++i) {
+      if (epilogues_[i].empty()) continue;
+      ends[static_cast<size_t>(epilogues_[i].back())] = static_cast<int32_t>(i);
+      absorbed[i] = true;
+      for (int32_t n : epilogues_[i]) absorbed[static_cast<size_t>(n)] = true;
+    }
+    for (size_t i = 0; i < graph_.nodes.size(); ++i) {
+      const GraphNode& node = graph_.nodes[i];
+      if (node.op->kind == OpKind::kView || is_parameter_copy(graph_, node)) continue;
+      if (absorbed[i]) {
+        if (ends[i] < 0) continue;
+        Unit unit{.nodes = epilogues_[static_cast<size_t>(ends[i])]};
+        unit.nodes.insert(unit.nodes.begin(), ends[i]);
+        for (int32_t n : unit.nodes) unit_of_[static_cast<size_t>(n)] = static_cast<int>(units_.size());
+        units_.emplace_back().unit = std::move(unit);
+        continue;
+      }
+      const Space space = space_of(graph_, node);
+      unit_of_[i] = static_cast<int>(units_.size());
+      Candidate& c = units_.emplace_back();
+      c.unit.nodes = {static_cast<int32_t>(i)};
+      c.unit.fused = space.fusible;
+      c.unit.rows = space.rows;
+      c.unit.cols = space.cols;
+      if (space.column_sum) c.column_results = {node.outputs[0]};
+      c.reduces_rows = node.op->kind == OpKind::kReduction && !space.column_sum;
+      if (!space.fusible) continue;
+      for (ValueId id : node.inputs) c.touched.push_back(same_elements(graph_, id));
+      c.touched.insert(c.touched.end(), node.outputs.begin(), node.outputs.end());
+      std::sort(c.touched.begin(), c.touched.end());
+      c.touched.erase(std::unique(c.touched.begin(), c.touched.end()), c.touched.end());
+    }
+  }
+
+  // The unit that computes a value, seen through views; -1 for inputs.
+  int unit_of_value(ValueId id) const {
+    const int32_t producer = graph_.value(graph_.written(id)).producer;
+    return producer < 0 ? -1 : unit_of_[static_cast<size_t>(producer)];
+  }
+
+  // The units that the nodes of a unit read from.
+  template <class Visit> void for_each_source(size_t unit, Visit visit) const {
+    for (int32_t n : units_[unit].unit.nodes)
+      for (ValueId id : graph_.nodes[static_cast<size_t>(n)].inputs)
+        if (const int from = id == kNoValue ? -1 : unit_of_value(id); from >= 0 && static_cast<size_t>(from) != unit)
+          visit(static_cast<size_t>(from));
+  }
+  Reachability reachability(size_t begin, size_t end) const {
+    Reachability reach(end - begin);
+    for (size_t u = begin; u < end; ++u)
+      for_each_source(u, [&](size_t from) {
+        if (from >= begin) reach.add_edge(from - begin, u - begin);
+      });
+    reach.complete();
+    return reach;
+  }
+
+  // True if the consumer reads `id` at the very element it is computing (or its row's), given that both units share
+  // this space.
+  bool reads_in_place(int64_t rows, int64_t cols, const GraphNode& consumer, ValueId id) const {
+    const Value& value = graph_.value(same_elements(graph_, id));
+    if (same_elements(graph_, id) != value.root) return false;  // a permuted or partial view
+    const int64_t n = value.sizes.numel();
+    if (n == rows * cols) {
+      // The element order must be the space's own.
+      const Value& seen = graph_.value(id);
+      const Dims& sizes = consumer.op->kind == OpKind::kReduction ? seen.sizes
+                                                                  : graph_.value(consumer.outputs[0]).sizes;
+      return seen.sizes == sizes;
+    }
+    // One per row.
+    return n == rows && !graph_.value(id).sizes.empty() && graph_.value(id).sizes.back() == 1;
+  }
+
+  bool may_merge(size_t first, size_t second) const {
+    const Candidate &a = units_[first], &b = units_[second];
+    if (!a.unit.fused || !b.unit.fused || a.unit.nodes.size() + b.unit.nodes.size() > kMaxFused) return false;
+    const bool same = a.unit.rows == b.unit.rows && a.unit.cols == b.unit.cols;
+    // A unit of one value per row joins the space whose rows they are.
+    const bool row_of = a.unit.rows == b.unit.rows && (a.unit.cols == 1 || b.unit.cols == 1);
+    if (!same && !row_of) return false;
+    if (!same) {
+      const Candidate& narrow = a.unit.cols == 1 ? a : b;
+      // Its sums over a single column would become sums over all of the others'.
+      if (!narrow.column_results.empty() || narrow.reduces_rows) return false;
+    }
+    return consumes_in_place(first, second) && consumes_in_place(second, first);
+  }
+
+  // Everything that unit `second` reads of unit `first` is there, row by row, when it is needed.
+  bool consumes_in_place(size_t first, size_t second) const {
+    const Candidate &producer = units_[first], &consumer = units_[second];
+    const int64_t rows = producer.unit.rows, cols = std::max(producer.unit.cols, consumer.unit.cols);
+    for (int32_t n : consumer.unit.nodes) {
+      const GraphNode& node = graph_.nodes[static_cast<size_t>(n)];
+      for (ValueId id : node.inputs) {
+        const ValueId root = graph_.written(id);
+        const int32_t maker = graph_.value(root).producer;
+        if (maker < 0 || unit_of_[static_cast<size_t>(maker)] != static_cast<int>(first)) continue;
+        if (std::count(producer.column_results.begin(), producer.column_results.end(), root)) return false;
+        if (!reads_in_place(rows, cols, node, id)) return false;
+      }
+    }
+    return true;
+  }
+
+  // What a merged kernel reads once instead of twice, or never writes: bytes per element of the space, and per row or
+  // column of it by far less. No sizes: a block is fused in the same way at every length, so that its code can be
+  // shared.
+  int64_t bytes_shared(const Candidate& a, const Candidate& b) const {
+    int64_t bytes = 0;
+    const int64_t elements = a.unit.rows * std::max(a.unit.cols, b.unit.cols);
+    for (size_t i = 0, j = 0; i < a.touched.size() && j < b.touched.size();) {
+      if (a.touched[i] != b.touched[j]) {
+        ++(a.touched[i] < b.touched[j] ? i : j);
+        continue;
+      }
+      const Value& v = graph_.value(a.touched[i]);
+      bytes += (v.sizes.numel() >= elements ? 4096 : 1) * static_cast<int64_t>(size_of(v.dtype));
+      ++i, ++j;
+    }
+    return bytes;
+  }
+
+  // Puts the pairs of `unit` with units from `first` on into the queue.
+  void offer_pairs(size_t unit, size_t first) {
+    std::vector<size_t> others;
+    for (ValueId id : units_[unit].touched)
+      for (size_t other : units_touching_[id])
+        if (other >= first && other != unit && units_[other].alive) others.push_back(other);
+    std::sort(others.begin(), others.end());
+    others.erase(std::unique(others.begin(), others.end()), others.end());
+    for (size_t other : others) {
+      const size_t a = std::min(unit, other), b = std::max(unit, other);
+      const int64_t saved = bytes_shared(units_[a], units_[b]);
+      if (saved > 0) pairs_.push({saved, a, b, units_[a].version, units_[b].version});
+    }
+  }
+
+  void merge(size_t into, size_t from) {
+    Candidate &a = units_[into], &b = units_[from];
+    a.unit.nodes.insert(a.unit.nodes.end(), b.unit.nodes.begin(), b.unit.nodes.end());
+    std::sort(a.unit.nodes.begin(), a.unit.nodes.end());
+    a.unit.cols = std::max(a.unit.cols, b.unit.cols);
+    a.column_results.insert(a.column_results.end(), b.column_results.begin(), b.column_results.end());
+    a.reduces_rows = a.reduces_rows || b.reduces_rows;
+    for (int32_t n : b.unit.nodes) unit_of_[static_cast<size_t>(n)] = static_cast<int>(into);
+    std::vector<ValueId> both;
+    std::set_union(a.touched.begin(), a.touched.end(), b.touched.begin(), b.touched.end(), std::back_inserter(both));
+    for (ValueId id : b.touched) units_touching_[id].push_back(into);
+    a.touched = std::move(both);
+    b.touched.clear();
+    b.alive = false;
+    ++a.version;
+    ++b.version;
+  }
+
+  std::vector<Unit> in_order() const {
+    // Earliest first node among those that are ready: keeps the order of recording where it can.
+    std::vector<std::vector<size_t>> readers(units_.size());
+    std::vector<int> waits_for(units_.size(), 0);
+    using Ready = std::pair<int32_t, size_t>;  // first node, unit
+    std::priority_queue<Ready, std::vector<Ready>, std::greater<>> ready;
+    size_t live = 0;
+    for (size_t u = 0; u < units_.size(); ++u) {
+      if (!units_[u].alive) continue;
+      ++live;
+      for_each_source(u, [&](size_t from) {
+        readers[from].push_back(u);
+        ++waits_for[u];
+      });
+      if (waits_for[u] == 0) ready.emplace(units_[u].unit.nodes[0], u);
+    }
+    std::vector<Unit> result;
+    while (!ready.empty()) {
+      const size_t u = ready.top().second;
+      ready.pop();
+      result.push_back(units_[u].unit);
+      for (size_t reader : readers[u])
+        if (--waits_for[reader] == 0) ready.emplace(units_[reader].unit.nodes[0], reader);
+    }
+    invariant(result.size() == live, "fusion made a cycle");
+    return result;
+  }
+
+  const Graph& graph_;
+  const EpilogueChains& epilogues_;
+  std::vector<int> unit_of_;  // of each node; -1 for views and copies of parameters
+  std::vector<Candidate> units_;
+  absl::flat_hash_map<ValueId, std::vector<size_t>> units_touching_;  // of the window; some may be gone
+  std::priority_queue<Pair> pairs_;
+};
+
+}  // namespace
+
+std::vector<Unit> fuse(const Graph& graph, const EpilogueChains& epilogues) { return Fuser(graph, epilogues).run(); }
+
+std::string to_string(const Graph& graph, const std::vector<Unit>& units) {
+  std::string text;
+  for (const Unit& unit : units) {
+    if (unit.fused) absl::StrAppend(&text, "kernel of ", unit.rows, " x ", unit.cols, "\n");
+    else text += "library call\n";
+    for (int32_t n : unit.nodes)
+      absl::StrAppend(&text, "  ", to_string(graph, graph.nodes[static_cast<size_t>(n)]), "\n");
+  }
+  return text;
+}
+
+}  // namespace rondo::compile

@@ -1,0 +1,146 @@
+#include "rondo/compile/transform/joint.h"
+
+#include "rondo/compile/capture/trace.h"
+#include "rondo/runtime/autograd.h"
+#include "rondo/runtime/ops/ops.h"
+
+namespace rondo::compile {
+namespace {
+
+class Deriver {
+ public:
+  Deriver(const Graph& forward, const Arriving& arriving)
+      : forward_(forward),
+        arriving_(arriving),
+        grads_(forward.values.size()),
+        symbols_(forward.values.size()),
+        contributions_(forward.values.size()),
+        adds_onto_(forward.values.size()) {}
+
+  BackwardGraph run() {
+    NoGrad off;
+    amp::Autocast as_recorded(
+        std::nullopt);  // backward runs in the dtypes that the forward chose, as the eager tape does
+    RecorderScope record(&trace_);
+    trace_.first_call = 1 << 20;  // other numbers than the forward's, whose nodes may join
+    for (size_t i = 0; i < arriving_.totals.size(); ++i) {
+      if (!arriving_.totals[i]) continue;
+      const ValueId id = forward_.inputs[i];
+      grads_[static_cast<size_t>(id)] = bind({BackwardInput::kTotal, static_cast<int32_t>(i), {}},
+                                             dense_like(forward_.value(id)));
+    }
+    for (size_t i = 0; i < forward_.outputs.size(); ++i) {
+      const Value& value = forward_.value(forward_.outputs[i]);
+      if (!value.requires_grad || (!arriving_.gradients.empty() && !arriving_.gradients[i])) continue;
+      accumulate(forward_.outputs[i], bind({BackwardInput::kGradient, static_cast<int32_t>(i), {}}, dense_like(value)));
+    }
+    for (size_t i = forward_.nodes.size(); i-- > 0;) visit(forward_.nodes[i]);
+    for (size_t i = 0; i < forward_.inputs.size(); ++i) {
+      const Tensor& grad = grads_[static_cast<size_t>(forward_.inputs[i])];
+      result_.contributions.push_back(contributions_[static_cast<size_t>(forward_.inputs[i])]);
+      result_.adds_onto.push_back(adds_onto_[static_cast<size_t>(forward_.inputs[i])]);
+      if (!forward_.value(forward_.inputs[i]).requires_grad || !grad.defined()) continue;
+      result_.grad_inputs.push_back(static_cast<int>(i));
+      trace_.graph.outputs.push_back(trace_.value_of(grad));
+    }
+    // Inputs that were not bound are tensors that a rule made itself.
+    size_t next_constant = 0;
+    for (ValueId id : trace_.graph.inputs) {
+      const auto bound = bindings_.find(id);
+      result_.inputs.push_back(bound != bindings_.end()
+                                   ? bound->second
+                                   : BackwardInput{BackwardInput::kConstant, -1, trace_.external()[next_constant++]});
+    }
+    result_.graph = std::move(trace_.graph);
+    return std::move(result_);
+  }
+
+ private:
+  Tensor bind(BackwardInput source, const Value& like) {
+    const Tensor placeholder = trace_.placeholder(like);
+    bindings_[trace_.value_of(placeholder)] = std::move(source);
+    return placeholder;
+  }
+
+  static Value dense_like(const Value& value) {
+    Value dense = value;
+    dense.requires_grad = false;
+    dense.strides = contiguous_strides(value.sizes);
+    return dense;
+  }
+
+  // `is_total`: what has arrived before is in it.
+  void accumulate(ValueId id, const Tensor& grad, bool is_total = false) {
+    ++contributions_[static_cast<size_t>(id)];
+    Tensor& total = grads_[static_cast<size_t>(id)];
+    total = total.defined() && !is_total ? ops::add(total, grad) : grad;
+  }
+
+  const Tensor& symbol(ValueId id) {
+    Tensor& symbol = symbols_[static_cast<size_t>(id)];
+    if (!symbol.defined()) {
+      Value value = forward_.value(id);
+      value.requires_grad = false;
+      symbol = bind({BackwardInput::kSaved, id, {}}, value);
+    }
+    return symbol;
+  }
+
+  void visit(const GraphNode& node) {
+    const OpDef& op = *node.op;
+    Tensor grads_out[kMaxOpOutputs], inputs[kMaxOpInputs], outputs[kMaxOpOutputs], grads_in[kMaxOpInputs];
+    bool any = false;
+    for (size_t i = 0; i < node.outputs.size(); ++i) {
+      if (!forward_.value(node.outputs[i]).requires_grad) continue;
+      grads_out[i] = grads_[static_cast<size_t>(node.outputs[i])];
+      any = any || grads_out[i].defined();
+    }
+    if (!any) return;
+    InputMeta metas[kMaxOpInputs];
+    uint32_t needs = 0;
+    for (size_t i = 0; i < node.inputs.size(); ++i) {
+      const ValueId id = node.inputs[i];
+      if (id == kNoValue) continue;
+      const Value& value = forward_.value(id);
+      metas[i] = {value.dtype, value.sizes};
+      if (value.requires_grad && is_floating(value.dtype)) needs |= 1u << i;
+      if (op.saved.inputs >> i & 1u) inputs[i] = symbol(id);
+    }
+    for (size_t i = 0; i < node.outputs.size(); ++i)
+      if (op.saved.outputs >> i & 1u) outputs[i] = symbol(node.outputs[i]);
+    Origin origin = node.origin;
+    origin.gradient = true;
+    origin.call = -1;  // each op of a rule is an op of its own
+    trace_.origin = &origin;
+    if (op.grad == nullptr)
+      throw Error(std::string("backward of ") + op.name + ": it has no gradient" + describe_location(node.where));
+    if (op.grad_adds && (needs & 1u) != 0) {
+      grads_in[0] = grads_[static_cast<size_t>(node.inputs[0])];
+      adds_onto_[static_cast<size_t>(node.inputs[0])] = true;
+    }
+    const bool onto = grads_in[0].defined();
+    op.grad(GradContext(node.attrs, inputs, outputs, {grads_out, node.outputs.size()}, {metas, node.inputs.size()},
+                        needs, grads_in));
+    for (size_t i = 0; i < node.inputs.size(); ++i)
+      if (grads_in[i].defined() && needs >> i & 1u) accumulate(node.inputs[i], grads_in[i], onto && i == 0);
+    trace_.origin = nullptr;
+  }
+
+  const Graph& forward_;
+  const Arriving& arriving_;
+  Trace trace_;
+  BackwardGraph result_;
+  absl::flat_hash_map<ValueId, BackwardInput> bindings_;
+  std::vector<Tensor> grads_;    // of each forward value, in the trace
+  std::vector<Tensor> symbols_;  // of each forward value that a rule reads
+  std::vector<int> contributions_;
+  std::vector<bool> adds_onto_;
+};
+
+}  // namespace
+
+BackwardGraph derive_backward(const Graph& forward, const Arriving& arriving) {
+  return Deriver(forward, arriving).run();
+}
+
+}  // namespace rondo::compile

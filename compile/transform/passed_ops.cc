@@ -1,0 +1,69 @@
+#include "rondo/compile/transform/passed_ops.h"
+
+#include <algorithm>
+
+namespace rondo::compile {
+namespace {
+
+// By value and by op: true if it is computed from a value whose gradient is asked for, or is that value.
+struct Leading {
+  std::vector<bool> values;
+  OpSet ops;
+};
+
+bool differentiable(const Graph& recorded, ValueId id) { return id != kNoValue && recorded.value(id).requires_grad; }
+
+Leading leading(const Graph& recorded, const std::vector<bool>* inputs, const std::vector<int>& inner) {
+  Leading leads{std::vector<bool>(recorded.values.size(), false), OpSet(recorded.nodes.size(), false)};
+  for (size_t i = 0; i < recorded.inputs.size(); ++i)
+    if (differentiable(recorded, recorded.inputs[i]) && (inputs == nullptr || (*inputs)[i]))
+      leads.values[static_cast<size_t>(recorded.inputs[i])] = true;
+  for (int i : inner) leads.values[static_cast<size_t>(recorded.outputs[static_cast<size_t>(i)])] = true;
+  for (size_t n = 0; n < recorded.nodes.size(); ++n) {
+    const GraphNode& node = recorded.nodes[n];
+    leads.ops[n] = std::any_of(node.inputs.begin(), node.inputs.end(), [&](ValueId id) {
+      return differentiable(recorded, id) && leads.values[static_cast<size_t>(id)];
+    });
+    for (ValueId id : node.outputs)
+      if (leads.ops[n] && differentiable(recorded, id)) leads.values[static_cast<size_t>(id)] = true;
+  }
+  return leads;
+}
+
+}  // namespace
+
+std::vector<bool> outputs_leading_to(const Graph& recorded, const std::vector<bool>& inputs,
+                                     const std::vector<int>& inner) {
+  const Leading leads = leading(recorded, &inputs, inner);
+  std::vector<bool> outputs;
+  for (ValueId id : recorded.outputs) outputs.push_back(leads.values[static_cast<size_t>(id)]);
+  return outputs;
+}
+
+std::vector<bool> inputs_reached(const Graph& recorded, const OpSet& passed) {
+  std::vector<bool> reached(recorded.values.size(), false), inputs;
+  for (size_t n = 0; n < recorded.nodes.size(); ++n)
+    for (ValueId id : recorded.nodes[n].inputs)
+      if (passed[n] && differentiable(recorded, id)) reached[static_cast<size_t>(id)] = true;
+  for (ValueId id : recorded.inputs) inputs.push_back(reached[static_cast<size_t>(id)]);
+  return inputs;
+}
+
+OpSet ops_passed(const Graph& recorded, const std::vector<bool>& outputs, const std::vector<bool>* inputs,
+                 const std::vector<int>& inner) {
+  OpSet passed = leading(recorded, inputs, inner).ops;
+  std::vector<bool> reached(recorded.values.size(), false);
+  for (size_t i = 0; i < outputs.size(); ++i)
+    if (outputs[i]) reached[static_cast<size_t>(recorded.outputs[i])] = true;
+  for (size_t n = recorded.nodes.size(); n-- > 0;) {
+    const GraphNode& node = recorded.nodes[n];
+    passed[n] = passed[n] && std::any_of(node.outputs.begin(), node.outputs.end(), [&](ValueId id) {
+                  return differentiable(recorded, id) && reached[static_cast<size_t>(id)];
+                });
+    for (ValueId id : node.inputs)
+      if (passed[n] && differentiable(recorded, id)) reached[static_cast<size_t>(id)] = true;
+  }
+  return passed;
+}
+
+}  // namespace rondo::compile

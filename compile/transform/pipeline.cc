@@ -1,0 +1,65 @@
+// The pipeline, as a flat named list: this file is the table of contents.
+#include <string_view>
+
+#include "rondo/compile/report/dump.h"
+#include "rondo/compile/report/reproducer.h"
+#include "rondo/compile/transform/passes.h"
+
+namespace rondo::compile {
+namespace {
+
+struct Pass {
+  const char* name;
+  Graph (*run)(const Graph&);
+};
+constexpr Pass kPipeline[] = {
+    {"decompose", &decompose},
+    {"cse", &eliminate_common_subexpressions},
+    {"dce", &eliminate_dead_code},
+    {"assemble", &assemble_in_place},
+};
+
+Graph run_checked(const Pass& pass, const Graph& graph) {
+  Graph result = pass.run(graph);
+#ifndef NDEBUG
+  verify(result);
+#endif
+  return result;
+}
+
+}  // namespace
+
+std::vector<const char*> pass_names() {
+  std::vector<const char*> names;
+  for (const Pass& pass : kPipeline) names.push_back(pass.name);
+  return names;
+}
+
+Graph run_pass(std::string_view name, const Graph& graph) {
+  verify(graph);
+  if (name == "verify") return graph;
+  for (const Pass& pass : kPipeline) {
+    if (name != pass.name) continue;
+    Graph result = pass.run(graph);
+    verify(result);
+    return result;
+  }
+  throw Error("no stage \"" + std::string(name) + "\"");
+}
+
+Graph simplify(Graph graph) {
+  run_reproducible({.stage = "verify", .graph = &graph}, [&] { verify(graph); });
+  if (wants_dump("input")) dump("input", to_string(graph, Locations::kAsComments));
+  for (const Pass& pass : kPipeline) {
+    Graph result = reproducible({.stage = pass.name, .graph = &graph}, [&] { return run_checked(pass, graph); });
+    if (wants_dump(pass.name)) {
+      const std::string text = to_string(result, Locations::kAsComments);
+      if (text == to_string(graph, Locations::kAsComments)) dump(std::string(pass.name) + " (unchanged)", "");
+      else dump(pass.name, text);
+    }
+    graph = std::move(result);
+  }
+  return graph;
+}
+
+}  // namespace rondo::compile
