@@ -197,6 +197,13 @@ Samples fill_samples(bool large) {
   for (OpSample& s : samples) s.attrs.floats = {2.5};
   return samples;
 }
+Samples scale_samples(bool large) {
+  if (large) return {{"large", {real({257, 401}), real({})}}};
+  return {{"matrix", {real({7, 5}), real({})}},
+          {"one", {real({7, 5}), Tensor::ones({}, kF64)}},
+          {"scalar", {real({}), real({})}},
+          {"empty", {real({0, 3}), real({})}}};
+}
 
 Samples view_samples(bool large) {
   if (large) return {};
@@ -668,6 +675,7 @@ constexpr OpSpec kSpecs[] = {
     {.name = "cast", .make = &cast_samples, .takes_integers = true, .takes_bool = true},
     {.name = "copy", .make = &copy_samples, .takes_integers = true, .takes_bool = true},
     {.name = "fill", .make = &fill_samples, .takes_integers = true, .takes_bool = true},
+    {.name = "scale", .make = &scale_samples},
     {.name = "view", .make = &view_samples, .takes_integers = true, .takes_bool = true},
     {.name = "permute", .make = &permute_samples, .takes_integers = true, .takes_bool = true},
     {.name = "expand", .make = &expand_samples, .takes_integers = true, .takes_bool = true},

@@ -150,7 +150,7 @@ void Program::run_library_call(const Launch& launch, Frame& frame) const {
   with_context(
       graph_, launch, [&](ValueId id) { return frame.tensor(graph_.value(id), address_of(id)); },
       [&](const Value& like, ValueId id) { return frame.tensor(like, address_of(id)); },
-      [](const KernelContext& context) { context.op.kernel[static_cast<int>(Backend::kCPU)](context); });
+      [](const KernelContext& context) { rondo::run_kernel(context); });
 }
 
 void Program::run_launch(const Launch& launch, Frame& frame) const {
@@ -175,7 +175,8 @@ std::vector<Tensor> Program::run(std::span<const Tensor> inputs, bool release) c
 
 std::shared_ptr<const PreparedKernel> Program::prepare(const Launch& launch, int variant) const {
   const OpDef& op = *graph_.nodes[static_cast<size_t>(launch.node)].op;
-  if (op.prepare == nullptr) return nullptr;
+  const PrepareFn prepare = entry_of(op, kCPU).prepare;
+  if (prepare == nullptr) return nullptr;
   NoGrad off;
   RecorderScope eager(nullptr);
   // Stand-ins for memory: only who shares with whom matters.
@@ -190,7 +191,7 @@ std::shared_ptr<const PreparedKernel> Program::prepare(const Launch& launch, int
   std::shared_ptr<const PreparedKernel> prepared;
   with_context(
       graph_, launch, [&](ValueId id) { return stand_in(graph_.value(id), id); }, stand_in,
-      [&](const KernelContext& context) { prepared = op.prepare(context, variant); });
+      [&](const KernelContext& context) { prepared = prepare(context, variant); });
   return prepared;
 }
 

@@ -78,16 +78,14 @@ EpilogueChains Program::choose_epilogues(const ProgramOptions& options) const {
       calls.push_back({node.op->epilogue, node.inputs.size() > 1 ? &added.back() : nullptr});
     }
     const auto run_product = [&](std::span<const EpilogueCall> epilogues) {
-      product.op->kernel[static_cast<int>(Backend::kCPU)](
-          {*product.op, pointers, {&result, 1}, product.attrs, product.where, epilogues});
+      rondo::run_kernel({*product.op, pointers, {&result, 1}, product.attrs, product.where, epilogues});
     };
     const std::function<void()> apart = [&] {
       run_product({});
       for (size_t i = 0; i < chains[n].size(); ++i) {
         const GraphNode& node = graph_.nodes[static_cast<size_t>(chains[n][i])];
         const Tensor* inputs[] = {&result, &added[i]};
-        node.op->kernel[static_cast<int>(Backend::kCPU)](
-            {*node.op, {inputs, node.inputs.size()}, {&result, 1}, node.attrs, node.where});
+        rondo::run_kernel({*node.op, {inputs, node.inputs.size()}, {&result, 1}, node.attrs, node.where});
       }
     };
     const std::function<void()> candidates[] = {apart, [&] { run_product(calls); }};

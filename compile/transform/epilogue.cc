@@ -29,7 +29,8 @@ class EpilogueFinder {
 
   std::vector<int32_t> chain_of(const GraphNode& product) const {
     std::vector<int32_t> chain;
-    if (product.op->absorbs == nullptr || product.outputs.size() != 1) return chain;
+    const AbsorbsFn absorbs = entry_of(*product.op, kCPU).absorbs;
+    if (absorbs == nullptr || product.outputs.size() != 1) return chain;
     for (ValueId id : product.inputs)
       if (id != kNoValue && graph_.value(id).sizes.numel() == 0) return chain;  // nothing is multiplied
     std::vector<Epilogue> kinds;
@@ -39,7 +40,7 @@ class EpilogueFinder {
       const GraphNode& node = graph_.nodes[static_cast<size_t>(reader)];
       if (!applies(node, result)) return chain;
       kinds.push_back(node.op->epilogue);
-      if (!product.op->absorbs(kinds, graph_.value(product.outputs[0]).dtype, exact_)) return chain;
+      if (!absorbs(kinds, graph_.value(product.outputs[0]).dtype, exact_)) return chain;
       chain.push_back(reader);
       result = node.outputs[0];
     }

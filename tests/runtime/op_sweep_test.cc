@@ -160,7 +160,7 @@ TEST(OpSweep, StridedInputsGiveTheBitsOfDenseOnes) {
 
 TEST(OpSweep, KernelEqualsDecomposition) {
   for_each_sample(false, [](const OpDef& op, const OpSpec& spec, const OpSample& sample) {
-    if (op.decompose == nullptr || op.kernel[0] == nullptr) return;
+    if (op.decompose == nullptr || entry_of(op, kCPU).kernel == nullptr) return;
     for (DType dtype : kFloats) {
       SCOPED_TRACE(name_of(dtype));
       const std::vector<Tensor> inputs = sample.inputs_as(dtype), kernel = run(op, sample, inputs);
