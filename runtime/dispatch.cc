@@ -95,8 +95,8 @@ void launch(const BackendTable& backend, Device device, KernelFn kernel, const K
 void run_parts(const OpDef& op, std::span<const Tensor* const> inputs, Device device, const Attrs& attrs,
                std::span<Tensor> outputs, std::source_location where) {
   if (op.decompose == nullptr)
-    throw_op_error(op.name,
-                   absl::StrCat("has no kernel for ", to_string(device), "; move its operands with .to(kCPU)"), where);
+    throw_op_error(op.name, absl::StrCat("has no kernel for ", to_string(device), "; move its operands with .to(kCPU)"),
+                   where);
   Tensor copies[kMaxOpInputs];
   for (size_t i = 0; i < inputs.size(); ++i) copies[i] = *inputs[i];
   const NoGrad off;  // the op is one tape node
@@ -169,7 +169,8 @@ class Dispatcher {
         if (inputs_[0]->impl()->marks != nullptr) [[unlikely]]
           follow_marks(*inputs_[0], outputs[i]);
       }
-    } else if (const KernelFn kernel = entry_of(op_, backend_of(device())).kernel; kernel != nullptr) {
+    } else if (const BackendTable& backend = backend_of(device());
+               const KernelFn kernel = entry_of(op_, backend).kernel) {
       const memory::Cause cause("", op_.name, where_);
       for (int i = 0; i < n_; ++i)
         if (inputs_[i]->defined() && !inputs_[i]->impl()->storage) [[unlikely]]
@@ -180,7 +181,7 @@ class Dispatcher {
         outputs[i].impl()->storage = Storage::allocate(static_cast<size_t>(meta.sizes.numel()) * size_of(meta.dtype),
                                                        meta.device);
       }
-      launch(backend_of(device()), device(), kernel, {op_, inputs(), outputs, attrs_, where_});
+      launch(backend, device(), kernel, {op_, inputs(), outputs, attrs_, where_});
     } else {
       run_parts(op_, inputs(), device(), attrs_, outputs, where_);
       for (Tensor& output : outputs)
@@ -248,7 +249,7 @@ class Dispatcher {
 
  private:
   std::span<const Tensor* const> inputs() const { return {inputs_, static_cast<size_t>(n_)}; }
-  Device device() const { return n_ > 0 ? inputs_[0]->device() : default_device(); }
+  Device device() const { return n_ > 0 ? inputs_[0]->impl()->device : default_device(); }
   [[gnu::cold, gnu::noinline]] void throw_two_devices(int i) const {
     throw_op_error(op_.name,
                    absl::StrCat("operand 0 is on ", to_string(inputs_[0]->device()), " and operand ", i, " on ",
