@@ -130,11 +130,11 @@ CompiledBackward compile_backward(BackwardGraph derived, const Partition& partit
   partition.apply(derived);
   for (size_t i = 0; i < derived.inputs.size(); ++i) {
     const BackwardInput& source = derived.inputs[i];
-    options.donated.push_back(partition.may_donate(source));
+    options.plan.donated.push_back(partition.may_donate(source));
     if (source.kind != BackwardInput::kTotal || !owned[static_cast<size_t>(source.index)]) continue;
     const auto sum = std::find(derived.grad_inputs.begin(), derived.grad_inputs.end(), source.index);
     if (sum != derived.grad_inputs.end())
-      options.updates.push_back({static_cast<int32_t>(i), static_cast<int32_t>(sum - derived.grad_inputs.begin())});
+      options.plan.updates.push_back({static_cast<int32_t>(i), static_cast<int32_t>(sum - derived.grad_inputs.begin())});
   }
   CompiledBackward backward;
   backward.program = Program::compile(std::move(derived.graph), options);
@@ -179,7 +179,9 @@ std::shared_ptr<Entry> compile_entry(const Graph& recorded, const CompileOptions
     entry->compile_ms = std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
     return entry;
   };
-  ProgramOptions program{.sizes = sizes, .exact = options.exact, .mode = options.mode, .epilogues = options.epilogues};
+  ProgramOptions program{
+      .plan = {.exact = options.exact, .mode = options.mode, .epilogues = options.epilogues}, .sizes = sizes};
+  bool& exact = program.plan.exact;
   entry->forward_graph = recorded;
   entry->n_outputs = static_cast<int>(recorded.outputs.size());
   entry->options = options;
@@ -197,17 +199,17 @@ std::shared_ptr<Entry> compile_entry(const Graph& recorded, const CompileOptions
   bool differentiable = false;
   for (ValueId id : recorded.outputs) differentiable = differentiable || recorded.value(id).requires_grad;
   if (!differentiable) {
-    program.exact = program.exact || !may_relax(recorded, nullptr);
+    exact = exact || !may_relax(recorded, nullptr);
     entry->program_options = program;
     entry->forward = compile_forward(recorded);
     return finished();
   }
   const Arriving usual{usual_gradients(recorded), {}};
   BackwardGraph derived = derive_backward(recorded, usual);
-  program.exact = program.exact || !may_relax(recorded, &derived);
-  if (!program.exact && any_hidden(recorded)) {  // other backwards may come
+  exact = exact || !may_relax(recorded, &derived);
+  if (!exact && any_hidden(recorded)) {  // other backwards may come
     const BackwardGraph all = derive_backward(recorded);
-    program.exact = !may_relax(recorded, &all);
+    exact = !may_relax(recorded, &all);
   }
   entry->program_options = program;
   entry->saved = values_read(derived);
