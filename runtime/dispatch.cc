@@ -2,6 +2,7 @@
 #include "absl/strings/str_cat.h"
 #include "rondo/runtime/anomaly_check.h"
 #include "rondo/runtime/autograd.h"
+#include "rondo/runtime/backend.h"
 #include "rondo/runtime/dynamic_range.h"
 #include "rondo/runtime/lowered.h"
 #include "rondo/runtime/memory.h"
@@ -47,7 +48,7 @@ void InferContext::output(int i, DType dtype, const Dims& sizes) {
 }
 
 void InferContext::strided_output(int i, DType dtype, const Dims& sizes, const Dims& strides) {
-  meta(i) = {dtype, inputs_.empty() ? kCPU : inputs_[0]->device(), sizes, strides, 0};
+  meta(i) = {dtype, inputs_.empty() ? default_device() : inputs_[0]->device(), sizes, strides, 0};
 }
 
 void InferContext::view(const Dims& sizes, const Dims& strides, int64_t offset, int i) {
@@ -76,6 +77,69 @@ void require_defined(const char* op, const TensorArg& operand) {
                    operand.where);
 }
 
+namespace {
+
+// A kernel call that runs later: its tensors name the operands' memory without holding it, since memory is freed in
+// stream order, and handles that were counted here would change who is an only holder (gradient_memory.h).
+class QueuedKernel {
+ public:
+  explicit QueuedKernel(const KernelContext& context)
+      : op_(context.op), attrs_(context.attrs), where_(context.where), inputs_(context.inputs.size()) {
+    for (size_t i = 0; i < inputs_.size(); ++i) inputs_[i] = borrowed(*context.inputs[i]);
+    for (const Tensor& output : context.outputs) outputs_.push_back(borrowed(output));
+  }
+  void run(KernelFn kernel) {
+    const NoGrad off;
+    const RecorderScope eager(nullptr);
+    const amp::Autocast as_called(std::nullopt);
+    const DeviceScope here(outputs_[0].device());
+    const Tensor* pointers[kMaxOpInputs];
+    for (size_t i = 0; i < inputs_.size(); ++i) pointers[i] = &inputs_[i];
+    kernel({op_, {pointers, inputs_.size()}, outputs_, attrs_, where_});
+  }
+
+ private:
+  Tensor borrowed(const Tensor& tensor) {
+    if (!tensor.defined()) return {};
+    const Storage& memory = tensor.impl()->storage;
+    auto found = std::find_if(memories_.begin(), memories_.end(),
+                              [&](const auto& m) { return m.first == memory.id(); });
+    if (found == memories_.end()) {
+      static const auto nobody = std::make_shared<const int>(0);
+      found = memories_.insert(found,
+                               {memory.id(), Storage::borrow(memory.data(), memory.bytes(), nobody, memory.device())});
+    }
+    return Tensor::over(found->second, tensor.storage_offset(), tensor.sizes(), tensor.strides(), tensor.dtype());
+  }
+  const OpDef& op_;
+  Attrs attrs_;
+  std::source_location where_;
+  std::vector<std::pair<const void*, Storage>> memories_;  // one for each, so that sharing is seen
+  std::vector<Tensor> inputs_, outputs_;
+};
+
+[[gnu::noinline]] void queue_kernel(const BackendTable& table, Device device, KernelFn kernel,
+                                    const KernelContext& context) {
+  table.enqueue(device.index, Stream::kCompute,
+                [kernel, call = std::make_unique<QueuedKernel>(context)] { call->run(kernel); });
+}
+
+// The one place where eager kernels are called.
+void launch(Device device, KernelFn kernel, const KernelContext& context) {
+  const BackendTable& table = backend_of(device);
+  if (table.enqueue == nullptr) [[likely]]
+    return kernel(context);
+  queue_kernel(table, device, kernel, context);
+}
+
+}  // namespace
+
+void run_kernel(const OpDef& op, std::span<const Tensor* const> inputs, Tensor& output, const Attrs& attrs,
+                std::source_location where) {
+  const Device device = output.device();
+  launch(device, op.kernel[static_cast<size_t>(backend_of(device).kernels)], {op, inputs, {&output, 1}, attrs, where});
+}
+
 class Dispatcher {
  public:
   Dispatcher(const OpDef& op, std::span<const TensorArg> args, Attrs& attrs)
@@ -85,6 +149,9 @@ class Dispatcher {
         where_(args.empty() ? std::source_location{} : args[0].where) {
     for (int i = 0; i < n_; ++i) inputs_[i] = &args[i].tensor;
     if (n_ > 0 && !inputs_[0]->defined()) throw_op_error(op.name, "operand 0 is an undefined tensor", where_);
+    for (int i = 1; i < n_; ++i)
+      if (inputs_[i]->defined() && !(inputs_[i]->impl()->device == inputs_[0]->impl()->device)) [[unlikely]]
+        throw_two_devices(i);
     if (op.amp != AmpPolicy::kNone)
       if (const std::optional<DType> lower = amp::autocast_dtype()) apply_autocast(*lower);
   }
@@ -123,18 +190,18 @@ class Dispatcher {
         if (inputs_[0]->impl()->marks != nullptr) [[unlikely]]
           follow_marks(*inputs_[0], outputs[i]);
       }
-    } else if (KernelFn kernel = op_.kernel[static_cast<int>(device().backend)]; kernel != nullptr) {
+    } else if (KernelFn kernel = kernel_for(device()); kernel != nullptr) {
       const memory::Cause cause("", op_.name, where_);
       for (int i = 0; i < n_; ++i)
         if (inputs_[i]->defined() && !inputs_[i]->impl()->storage) [[unlikely]]
-          static_cast<void>(inputs_[i]->raw_data(where_));
+          static_cast<void>(inputs_[i]->storage(where_));
       for (size_t i = 0; i < outputs.size(); ++i) {
         const TensorMeta& meta = infer.outputs_[i];
         outputs[i] = make_handle(meta);
         outputs[i].impl()->storage = Storage::allocate(static_cast<size_t>(meta.sizes.numel()) * size_of(meta.dtype),
                                                        meta.device);
       }
-      kernel(KernelContext{op_, inputs(), outputs, attrs_, where_});
+      launch(device(), kernel, {op_, inputs(), outputs, attrs_, where_});
     } else {
       invariant(op_.decompose != nullptr, op_.name);
       Tensor copies[kMaxOpInputs];
@@ -196,7 +263,7 @@ class Dispatcher {
         if (edge.node) autograd::set_history(before, edge.node, edge.output);
       }
     }
-    op_.kernel[static_cast<int>(device().backend)](KernelContext{op_, inputs(), {&target, 1}, attrs_, where_});
+    launch(device(), kernel_for(device()), {op_, inputs(), {&target, 1}, attrs_, where_});
     target.storage().bump_version();
     if (differentiable) {
       inputs_[0] = &before;
@@ -206,7 +273,14 @@ class Dispatcher {
 
  private:
   std::span<const Tensor* const> inputs() const { return {inputs_, static_cast<size_t>(n_)}; }
-  Device device() const { return n_ > 0 ? inputs_[0]->device() : kCPU; }
+  Device device() const { return n_ > 0 ? inputs_[0]->device() : default_device(); }
+  KernelFn kernel_for(Device device) const { return op_.kernel[static_cast<size_t>(backend_of(device).kernels)]; }
+  [[gnu::cold, gnu::noinline]] void throw_two_devices(int i) const {
+    throw_op_error(op_.name,
+                   absl::StrCat("operand 0 is on ", to_string(inputs_[0]->device()), " and operand ", i, " on ",
+                                to_string(inputs_[i]->device()), "; move one with .to(Device)"),
+                   where_);
+  }
 
   bool needs_grad() const {
     if (!grad_enabled()) return false;

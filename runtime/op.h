@@ -240,6 +240,10 @@ const OpDef* find_op(std::string_view name);  // null if there is none
 // they call an op.
 void require_defined(const char* op, const TensorArg& operand);
 
+// Runs the kernel of `op` on `output`, a new tensor with memory that nobody else knows: no tape, no recording.
+void run_kernel(const OpDef& op, std::span<const Tensor* const> inputs, Tensor& output, const Attrs& attrs,
+                std::source_location where = {});
+
 // The only way an op is called (dispatch.cc): infer -> (recording? append : run the kernel) -> (grad needed? tape).
 Tensor call(const OpDef& op, std::span<const TensorArg> inputs, Attrs attrs = {});
 void call(const OpDef& op, std::span<const TensorArg> inputs, Attrs attrs, std::span<Tensor> outputs);

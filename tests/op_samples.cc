@@ -14,7 +14,7 @@ namespace {
 // Small and not negative, so that every integer dtype holds them.
 Tensor whole_numbers(const Tensor& t, DType dtype) {
   const std::vector<double> values = t.to_vector<double>();
-  Tensor result = Tensor::empty(t.sizes(), {dtype});
+  Tensor result = Tensor::empty(t.sizes(), {dtype, kCPU});
   visit_dtype(dtype, [&](auto tag) {
     using T = typename decltype(tag)::type;
     T* out = result.mutable_data<T>();
@@ -23,7 +23,7 @@ Tensor whole_numbers(const Tensor& t, DType dtype) {
       else out[i] = static_cast<T>(std::isfinite(values[i]) ? std::floor(std::abs(values[i]) * 3) + 1 : 0);
     }
   });
-  return result;
+  return result.to(t.device());
 }
 }  // namespace
 
@@ -94,10 +94,10 @@ Tensor indices(const Dims& sizes, int64_t below) {
 }
 Tensor coins(const Dims& sizes) {
   const std::vector<double> values = real(sizes, 0, 1).to_vector<double>();
-  Tensor t = Tensor::empty(sizes, {kBool});
+  Tensor t = Tensor::empty(sizes, {kBool, kCPU});
   bool* out = t.mutable_data<bool>();
   for (size_t i = 0; i < values.size(); ++i) out[i] = values[i] < 0.5;
-  return t;
+  return t.to(default_device());
 }
 Attrs ints(const Dims& values) {
   Attrs attrs;
@@ -394,9 +394,9 @@ Samples attention_samples(bool large) {
              attrs(true, 0.25),
              2}};
   Tensor bias = real({2, 1, 5, 6});
-  bias.mutable_data<double>()[3] = -inf;
+  bias.flatten()[3].fill_(-inf);
   Tensor allowed = coins({1, 1, 5, 6});
-  for (int i = 0; i < 5; ++i) allowed.mutable_data<bool>()[i * 6 + i] = true;
+  for (int i = 0; i < 5; ++i) allowed.flatten()[i * 6 + i].fill_(true);
   return {{"plain", {real({2, 4, 5, 8}), real({2, 4, 6, 8}), real({2, 4, 6, 8}), Tensor()}, attrs(false, 0.35), 2},
           {"causal", {real({2, 2, 7, 3}), real({2, 2, 7, 3}), real({2, 2, 7, 3}), Tensor()}, attrs(true, 0.5), 2},
           {"grouped", {real({1, 6, 5, 4}), real({1, 2, 5, 4}), real({1, 2, 5, 4}), Tensor()}, attrs(true, 0.5), 2},

@@ -63,7 +63,7 @@ ValueId Trace::value_of(const Tensor& tensor, std::source_location where) {
   TensorImpl* impl = tensor.impl();
   if (impl->recorder == this) return impl->recorded_value;
   // A value of another recording (an outer region) must exist before it can be an input here.
-  if (impl->recorder != nullptr || !impl->storage) static_cast<void>(tensor.raw_data(where));
+  if (impl->recorder != nullptr || !impl->storage) static_cast<void>(tensor.storage(where));
   auto [found, added] = external_ids_.try_emplace(impl, 0);
   if (added) {
     found->second = add_value(tensor, -1);

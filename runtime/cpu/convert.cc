@@ -25,12 +25,4 @@ void convert_kernel(const KernelContext& context) {
   });
 }
 
-void fill_kernel(const KernelContext& context) {
-  visit_dtype(context.out().dtype(), [&](auto tag) {
-    using T = typename decltype(tag)::type;
-    const T value = convert<T>(context.attrs.floats[0]);
-    elementwise<T, T>(context, [value](ComputeType<T>) { return value; });
-  });
-}
-
 }  // namespace rondo::cpu

@@ -1,6 +1,8 @@
 // Casts, copies and fills.
 #include "rondo/runtime/cpu/convert.h"
+#include "rondo/runtime/cpu/factory.h"
 #include "rondo/runtime/ops/elementwise_def.h"
+#include "rondo/runtime/ops/factory.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/ops/table.h"
 
@@ -40,6 +42,7 @@ constexpr OpDef kCopy = {
         },
     .overwrites = 0,
 };
+// floats: {value}, or ints: {value} for an integer that is not exact as a double.
 constexpr OpDef kFill = {
     .name = "fill",
     .kind = OpKind::kOpaque,
@@ -50,12 +53,17 @@ constexpr OpDef kFill = {
 };
 
 Tensor cast(TensorArg x, DType dtype) { return call(kCast, {x}, {.ints = {static_cast<int64_t>(dtype)}}); }
-void copy_(TensorArg target, TensorArg source) { call_in_place(kCopy, {target, source}); }
+void copy_(TensorArg target, TensorArg source) {
+  if (target.tensor.defined() && source.tensor.defined() && !(target.tensor.device() == source.tensor.device())) {
+    call_in_place(kCopy, {target, {to_device(source, target.tensor.device()), source.where}});
+    return;
+  }
+  call_in_place(kCopy, {target, source});
+}
 void fill_(TensorArg target, Scalar value) {
   require_defined("fill", target);
   require_in_range("fill", value, target.tensor.dtype(), target.where);
-  if (is_exact_attribute(value)) call_in_place(kFill, {target}, {.floats = {value.real()}});
-  else copy_(target, {Tensor::full({}, value, {kI64}), target.where});
+  call_in_place(kFill, {target}, fill_attrs(value));
 }
 
 }  // namespace rondo::ops

@@ -81,7 +81,8 @@ Tensor where(TensorArg condition, Scalar a, TensorArg b);
 Tensor where(TensorArg condition, Scalar a, Scalar b);
 // x, but `value` where mask (bool, broadcast to x) is true; converted to x's dtype as by fill_.
 Tensor masked_fill(TensorArg x, TensorArg mask, Scalar value);
-Tensor cast(TensorArg x, DType dtype);  // always a dense copy
+Tensor cast(TensorArg x, DType dtype);         // always a dense copy
+Tensor to_device(TensorArg x, Device device);  // as Tensor::to(Device)
 
 // ---- In place: the first operand is overwritten.
 void add_(TensorArg a, TensorArg b);

@@ -102,7 +102,7 @@ TEST(OpSweep, OutputsAreAsInferred) {
       const std::vector<Tensor> inputs = sample.inputs_as(dtype);
       for (const Tensor& out : run(op, sample, inputs)) {
         ASSERT_TRUE(out.defined());
-        EXPECT_TRUE(out.numel() == 0 || out.raw_data() != nullptr);
+        EXPECT_TRUE(out.numel() == 0 || out.address() != nullptr);
       }
       const std::vector<Tensor> again = sample.inputs_as(dtype);
       for (size_t i = 0; i < inputs.size(); ++i)
