@@ -253,8 +253,9 @@ class CompiledNode final : public Node {
       pass.released = true;
       pass.saved = nullptr;
     }
-    const std::vector<Tensor> grads = pass.released ? backward.program->run_and_release(std::move(inputs), backward.program->floats())
-                                                    : backward.program->run(inputs);
+    const std::vector<Tensor> grads = pass.released ? backward.program->run_and_release(std::move(inputs),
+                                                                                        backward.program->floats())
+                                                    : backward.program->run(inputs, backward.program->floats());
     for (size_t i = 0; i < grads.size(); ++i) {
       const auto at = static_cast<size_t>(backward.grad_inputs[i]);
       if (arriving.owned[at]) {

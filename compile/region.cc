@@ -134,7 +134,8 @@ CompiledBackward compile_backward(BackwardGraph derived, const Partition& partit
     if (source.kind != BackwardInput::kTotal || !owned[static_cast<size_t>(source.index)]) continue;
     const auto sum = std::find(derived.grad_inputs.begin(), derived.grad_inputs.end(), source.index);
     if (sum != derived.grad_inputs.end())
-      options.plan.updates.push_back({static_cast<int32_t>(i), static_cast<int32_t>(sum - derived.grad_inputs.begin())});
+      options.plan.updates.push_back(
+          {static_cast<int32_t>(i), static_cast<int32_t>(sum - derived.grad_inputs.begin())});
   }
   CompiledBackward backward;
   backward.program = Program::compile(std::move(derived.graph), options);
@@ -179,8 +180,8 @@ std::shared_ptr<Entry> compile_entry(const Graph& recorded, const CompileOptions
     entry->compile_ms = std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
     return entry;
   };
-  ProgramOptions program{
-      .plan = {.exact = options.exact, .mode = options.mode, .epilogues = options.epilogues}, .sizes = sizes};
+  ProgramOptions program{.plan = {.exact = options.exact, .mode = options.mode, .epilogues = options.epilogues},
+                         .sizes = sizes};
   bool& exact = program.plan.exact;
   entry->forward_graph = recorded;
   entry->n_outputs = static_cast<int>(recorded.outputs.size());

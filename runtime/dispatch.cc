@@ -87,6 +87,10 @@ class QueuedKernel {
       : op_(context.op), attrs_(context.attrs), where_(context.where), inputs_(context.inputs.size()) {
     for (size_t i = 0; i < inputs_.size(); ++i) inputs_[i] = borrowed(*context.inputs[i]);
     for (const Tensor& output : context.outputs) outputs_.push_back(borrowed(output));
+    for (const EpilogueCall& epilogue : context.epilogues) {
+      epilogues_.push_back({epilogue.kind, nullptr});
+      added_.push_back(epilogue.operand == nullptr ? Tensor() : borrowed(*epilogue.operand));
+    }
   }
   void run(KernelFn kernel) {
     const NoGrad off;
@@ -95,7 +99,9 @@ class QueuedKernel {
     const DeviceScope here(outputs_[0].device());
     const Tensor* pointers[kMaxOpInputs];
     for (size_t i = 0; i < inputs_.size(); ++i) pointers[i] = &inputs_[i];
-    kernel({op_, {pointers, inputs_.size()}, outputs_, attrs_, where_});
+    for (size_t i = 0; i < added_.size(); ++i)
+      if (added_[i].defined()) epilogues_[i].operand = &added_[i];
+    kernel({op_, {pointers, inputs_.size()}, outputs_, attrs_, where_, epilogues_});
   }
 
  private:
@@ -115,7 +121,8 @@ class QueuedKernel {
   Attrs attrs_;
   std::source_location where_;
   std::vector<std::pair<const void*, Storage>> memories_;  // one for each, so that sharing is seen
-  std::vector<Tensor> inputs_, outputs_;
+  std::vector<Tensor> inputs_, outputs_, added_;
+  std::vector<EpilogueCall> epilogues_;
 };
 
 [[gnu::noinline]] void queue_kernel(const BackendTable& table, Device device, KernelFn kernel,
@@ -137,7 +144,11 @@ void launch(Device device, KernelFn kernel, const KernelContext& context) {
 void run_kernel(const OpDef& op, std::span<const Tensor* const> inputs, Tensor& output, const Attrs& attrs,
                 std::source_location where) {
   const Device device = output.device();
-  launch(device, op.kernel[static_cast<size_t>(backend_of(device).kernels)], {op, inputs, {&output, 1}, attrs, where});
+  launch_kernel(device, {op, inputs, {&output, 1}, attrs, where});
+}
+
+void launch_kernel(Device device, const KernelContext& context) {
+  launch(device, context.op.kernel[static_cast<size_t>(backend_of(device).kernels)], context);
 }
 
 class Dispatcher {

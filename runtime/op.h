@@ -243,6 +243,9 @@ void require_defined(const char* op, const TensorArg& operand);
 // Runs the kernel of `op` on `output`, a new tensor with memory that nobody else knows: no tape, no recording.
 void run_kernel(const OpDef& op, std::span<const Tensor* const> inputs, Tensor& output, const Attrs& attrs,
                 std::source_location where = {});
+// Calls the op's kernel for the context's tensors, on the compute stream of their device (dispatch.cc): also what
+// compiled programs run as library calls.
+void launch_kernel(Device device, const KernelContext& context);
 
 // The only way an op is called (dispatch.cc): infer -> (recording? append : run the kernel) -> (grad needed? tape).
 Tensor call(const OpDef& op, std::span<const TensorArg> inputs, Attrs attrs = {});

@@ -41,6 +41,11 @@ report "a pass or region names an op" \
   "$(grep -nP "\"($ops)\"|(?<!OpKind::)\b($constants)\b|find_op|op(_id)?\(\*?.*\) *==|->name *==|\.name *==|strcmp" $generic)"
 report "a pass or region names a module" "$(grep -nE "\b(nn::)?($modules)\b" $generic)"
 
+# ---- Kernels are called in two places, which know how a device runs work: dispatch for eager ops, compile/exec/ for plans.
+report "only runtime/dispatch.cc and compile/exec/ may call kernels (launch_kernel, Executor, TableLaunch)" \
+  "$(sources runtime modules compile optim dist | grep -vE '^(runtime/dispatch\.cc|compile/exec/.*)$' |
+     xargs -r grep -nE '(->|\.)(kernel|on)\[|\bentry(_|\([a-z0-9_]*\))?\((operands|moved|call|args|[a-z_]+\.data\(\))|\brun\(addresses')"
+
 # ---- Sizes and guides
 report "files of more than 900 lines" \
   "$(find . \( -name build -o -name .git \) -prune -o -type f \( -name '*.cc' -o -name '*.h' -o -name '*.cu' -o -name '*.py' \

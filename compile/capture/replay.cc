@@ -88,7 +88,7 @@ void Replay::run(const nn::ModuleCall& call) const {
   for (const Source& source : sources_)
     inputs.push_back(source.is_argument ? *call.inputs[static_cast<size_t>(source.index)]
                                         : *slots_[static_cast<size_t>(source.index)]);
-  std::vector<Tensor> results = entry_->forward->run(inputs);
+  std::vector<Tensor> results = entry_->forward->run(inputs, entry_->forward->floats());
   Tensor result = results[0];
   if (entry_->forward_graph.value(entry_->forward_graph.outputs[0]).requires_grad)
     set_history(result, make_compiled_node(entry_, inputs, results), 0);

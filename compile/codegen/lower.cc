@@ -5,7 +5,6 @@
 #include <optional>
 #include <tuple>
 
-
 namespace rondo::compile {
 namespace {
 

@@ -25,7 +25,7 @@ struct ScalarSource {
 
 struct LoweredUnit {
   LoopKernel kernel;
-  std::vector<ValueId> operands;  // the value behind each kernel operand; kNoValue for partial sums
+  std::vector<ValueId> operands;      // the value behind each kernel operand; kNoValue for partial sums
   std::vector<ScalarSource> scalars;  // run-time scalars, in kernel order
   int32_t first_scalar = 0;           // where they begin among the scalars of all kernels of a plan
   std::vector<ColumnResult> column_results;

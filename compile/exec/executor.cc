@@ -5,6 +5,7 @@
 #include "rondo/compile/exec/host_launch.h"
 #include "rondo/compile/exec/library_call.h"
 #include "rondo/runtime/autograd.h"
+#include "rondo/runtime/backend.h"
 #include "rondo/runtime/gradient_memory.h"
 #include "rondo/runtime/lowered.h"
 #include "rondo/runtime/memory.h"
@@ -51,13 +52,18 @@ void Executor::run_kernel(const Launch& launch, const Frame& frame) const {
   const LoweredUnit& unit = plan_.kernels[static_cast<size_t>(launch.kernel)];
   absl::InlinedVector<void*, 24> operands(unit.operands.size());
   for (size_t i = 0; i < operands.size(); ++i) operands[i] = frame.at(launch.addresses[i]);
-  const KernelCall call{.entry = code_.entry(launch.kernel),
-                        .kernel = &unit.kernel,
-                        .extents = unit.extents.data(),
-                        .operands = operands.data(),
-                        .scalars = floats_.scalars.data() + unit.first_scalar,
-                        .grain = launch.grain};
-  run_on_host(call);
+  KernelCall call{.entry = code_.entry(launch.kernel),
+                  .kernel = &unit.kernel,
+                  .extents = unit.extents.data(),
+                  .operands = operands.data(),
+                  .scalars = floats_.scalars.data() + unit.first_scalar,
+                  .grain = launch.grain};
+  if (runs_at_once(code_.device())) [[likely]]
+    return run_on_host(call);
+  enqueue(code_.device(), [call, operands = std::move(operands), owner = owner_]() mutable {
+    call.operands = operands.data();
+    run_on_host(call);
+  });
 }
 
 void Executor::run_combine(const Launch& launch, const Frame& frame) const {
@@ -71,7 +77,7 @@ void Executor::run_combine(const Launch& launch, const Frame& frame) const {
       .compute = result.compute,
       .result = plan_.graph.value(result.value).dtype,
   };
-  run_on_host(call);
+  enqueue(code_.device(), [call] { run_on_host(call); });
 }
 
 void Executor::run_library_call(size_t index, const Frame& frame) const {
@@ -81,13 +87,14 @@ void Executor::run_library_call(size_t index, const Frame& frame) const {
   if (const auto& prepared = code_.prepared(index); prepared != nullptr) {
     absl::InlinedVector<std::byte*, kMaxOpInputs + 1> addresses;
     for (const Address& address : launch.addresses) addresses.push_back(frame.at(address));
-    return prepared->run(addresses);
+    if (runs_at_once(code_.device())) [[likely]]
+      return prepared->run(addresses);
+    return enqueue(code_.device(), [prepared, addresses = std::move(addresses)] { prepared->run(addresses); });
   }
-  const LibraryCall call(plan_, launch, [&](const Value& like, const Address& address) {
-    return frame.tensor(like, address);
-  });
-  const KernelFn kernel = node.op->kernel[static_cast<int>(code_.device().backend)];
-  call.with_context(floats_.attrs[index], [&](const KernelContext& context) { kernel(context); });
+  const LibraryCall call(plan_, launch,
+                         [&](const Value& like, const Address& address) { return frame.tensor(like, address); });
+  call.with_context(floats_.attrs[index],
+                    [&](const KernelContext& context) { launch_kernel(code_.device(), context); });
 }
 
 void Executor::run_launch(size_t launch, const Frame& frame) const {

@@ -33,8 +33,8 @@ struct Frame {
   }
 };
 
-// Cheap to make for each run. What it is made from must live until the run's last launch has run: on devices that run
-// late, `owner` keeps it alive.
+// Cheap to make for each run. What it is made from must live until the last launch of a run has run. On devices that
+// run late, `owner` keeps it alive; null: the maker does.
 class Executor {
  public:
   Executor(const Plan& plan, const Code& code, const Floats& floats, std::shared_ptr<const void> owner = nullptr)

@@ -39,8 +39,7 @@ class LibraryCall {
       const GraphNode& epilogue = plan_.graph.nodes[static_cast<size_t>(launch_.nodes[i])];
       epilogues.push_back({epilogue.op->epilogue, epilogue.inputs.size() > 1 ? &inputs_[next++] : nullptr});
     }
-    use(KernelContext{
-        *op.op, {pointers, op.inputs.size()}, {outputs_, op.outputs.size()}, attrs, op.where, epilogues});
+    use(KernelContext{*op.op, {pointers, op.inputs.size()}, {outputs_, op.outputs.size()}, attrs, op.where, epilogues});
   }
 
  private:

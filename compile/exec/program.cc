@@ -6,6 +6,7 @@
 #include "rondo/compile/exec/tune.h"
 #include "rondo/compile/report/dump.h"
 #include "rondo/compile/report/reproducer.h"
+#include "rondo/runtime/backend.h"
 
 namespace rondo::compile {
 namespace {
@@ -71,20 +72,25 @@ std::shared_ptr<const Program> Program::compile(Graph source, const ProgramOptio
   CompiledKernels found = code_for(plan, target, plan_options, options);
   Code code(plan, std::move(found.kernels), options.device);
   if (tunes) tune(plan, code, plan_options.exact);
-  ProgramStats stats{.kernels = static_cast<int>(plan.kernels.size()),
-                     .compiled = found.compiled,
-                     .arena_bytes = plan.arena_bytes};
+  ProgramStats stats{
+      .kernels = static_cast<int>(plan.kernels.size()), .compiled = found.compiled, .arena_bytes = plan.arena_bytes};
   for (const Launch& launch : plan.launches) stats.library_calls += launch.kind == Launch::Kind::kLibraryCall;
   stats.compile_ms = std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
   return std::make_shared<const Program>(std::move(plan), std::move(code), stats);
 }
 
-std::vector<Tensor> Program::run(std::span<const Tensor> inputs, const Floats& floats,
-                                 std::vector<Tensor>* finished) const {
-  return Executor(plan_, code_, floats).run(inputs, /*release=*/false, finished);
+std::shared_ptr<const void> Program::keep(const std::shared_ptr<const Floats>& floats) const {
+  if (runs_at_once(code_.device())) return nullptr;
+  return std::make_shared<std::pair<std::shared_ptr<const Program>, std::shared_ptr<const Floats>>>(shared_from_this(),
+                                                                                                    floats);
 }
-std::vector<Tensor> Program::run_and_release(std::vector<Tensor> inputs, const Floats& floats) const {
-  return Executor(plan_, code_, floats).run(inputs, /*release=*/true);
+std::vector<Tensor> Program::run(std::span<const Tensor> inputs, const std::shared_ptr<const Floats>& floats,
+                                 std::vector<Tensor>* finished) const {
+  return Executor(plan_, code_, *floats, keep(floats)).run(inputs, /*release=*/false, finished);
+}
+std::vector<Tensor> Program::run_and_release(std::vector<Tensor> inputs,
+                                             const std::shared_ptr<const Floats>& floats) const {
+  return Executor(plan_, code_, *floats, keep(floats)).run(inputs, /*release=*/true);
 }
 
 }  // namespace rondo::compile

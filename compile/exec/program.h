@@ -1,4 +1,5 @@
-// Program: a compiled graph, that is, a plan and its code for one device. Immutable; several threads may run it at once.
+// Program: a compiled graph, that is, a plan and its code for one device. Immutable; several threads may run it at
+// once.
 #pragma once
 
 #include <memory>
@@ -47,28 +48,32 @@ class Program : public std::enable_shared_from_this<Program> {
   static std::shared_ptr<const Program> compile(Graph graph, const ProgramOptions& options = {});
 
   // Executor::run(), with these floats (for this plan).
-  std::vector<Tensor> run(std::span<const Tensor> inputs, const Floats& floats,
+  std::vector<Tensor> run(std::span<const Tensor> inputs, const std::shared_ptr<const Floats>& floats,
                           std::vector<Tensor>* finished = nullptr) const;
-  // With the floats of the graph that was compiled.
-  std::vector<Tensor> run(std::span<const Tensor> inputs) const { return run(inputs, floats_); }
   // The same; donated inputs that nobody but `inputs` holds are written over.
-  std::vector<Tensor> run_and_release(std::vector<Tensor> inputs, const Floats& floats) const;
+  std::vector<Tensor> run_and_release(std::vector<Tensor> inputs, const std::shared_ptr<const Floats>& floats) const;
   // True if run_and_release() could write over anything.
   bool reuses_inputs() const { return plan_.reuses_inputs; }
 
   const Plan& plan() const { return plan_; }
   const Code& code() const { return code_; }
-  const Floats& floats() const { return floats_; }
+  const std::shared_ptr<const Floats>& floats() const { return floats_; }  // of the graph that was compiled
   const Graph& graph() const { return plan_.graph; }
   const ProgramStats& stats() const { return stats_; }
 
   Program(Plan plan, Code code, ProgramStats stats)
-      : plan_(std::move(plan)), code_(std::move(code)), floats_(floats_for(plan_, plan_.graph)), stats_(stats) {}
+      : plan_(std::move(plan)),
+        code_(std::move(code)),
+        floats_(std::make_shared<Floats>(floats_for(plan_, plan_.graph))),
+        stats_(stats) {}
 
  private:
+  // What launches that run late need.
+  std::shared_ptr<const void> keep(const std::shared_ptr<const Floats>& floats) const;
+
   const Plan plan_;
   const Code code_;
-  const Floats floats_;  // of plan_.graph
+  const std::shared_ptr<const Floats> floats_;
   const ProgramStats stats_;
 };
 

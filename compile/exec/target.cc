@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "rondo/compile/jit/cpu/target.h"
+#include "rondo/runtime/backend.h"
 #include "rondo/runtime/error.h"
 
 namespace rondo::compile {
@@ -22,7 +23,7 @@ constexpr Line kTargets[] = {
 
 const Target& target_of(Device device) {
   for (const Line& line : kTargets)
-    if (line.backend == device.backend) return line.target;
+    if (line.backend == backend_of(device).kernels) return line.target;
   throw Error(absl::StrCat("compile: there is no code generator for ", to_string(device),
                            "; run its modules without compilation"));
 }

@@ -22,8 +22,8 @@ struct Target {
   std::string (*name)();
   // The whole key: besides the name, all that code depends on and that is no part of a kernel.
   const HostKey& (*key)();
-  // How the iteration space of a lowered kernel is split: LoopKernel::split_columns and chunk_rows. It fixes the order of
-  // every reduction, so it must follow from the kernel and its shape only.
+  // How the iteration space of a lowered kernel is split: LoopKernel::split_columns and chunk_rows. It fixes the order
+  // of every reduction, so it must follow from the kernel and its shape only.
   void (*schedule)(LoopKernel& kernel);
   // True if compile() can work. Loads nothing.
   bool (*can_compile)();

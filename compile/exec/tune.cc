@@ -1,7 +1,6 @@
 #include "rondo/compile/exec/tune.h"
 
 #include <algorithm>
-#include <cstring>
 #include <functional>
 
 #include "absl/strings/str_cat.h"
@@ -9,6 +8,7 @@
 #include "rondo/compile/exec/executor.h"
 #include "rondo/compile/exec/tuner.h"
 #include "rondo/runtime/autograd.h"
+#include "rondo/runtime/backend.h"
 #include "rondo/runtime/parallel.h"
 #include "rondo/runtime/recorder.h"
 
@@ -55,10 +55,8 @@ class PlanTuner {
   // One half in f32 and bf16, and some ordinary number in any other type.
   void fill(const Frame::Slot& slot) const {
     if (slot.data == nullptr) return;
-    const uint16_t halves[] = {0x3f00, 0x3f00};
-    const size_t bytes = slot.storage.bytes();
-    for (size_t at = 0; at + sizeof(halves) <= bytes; at += sizeof(halves))
-      std::memcpy(slot.data + at, halves, sizeof(halves));
+    std::vector<uint16_t> halves(slot.storage.bytes() / sizeof(uint16_t), 0x3f00);
+    copy_bytes(code_.device(), slot.data, kCPU, halves.data(), halves.size() * sizeof(uint16_t));
   }
 
   void tune_kernel(size_t index) {
@@ -137,7 +135,6 @@ bool epilogues_pay(Device device, const Graph& graph, int32_t index, const std::
   RecorderScope eager(nullptr);
   const auto node_at = [&](int32_t n) -> const GraphNode& { return graph.nodes[static_cast<size_t>(n)]; };
   const auto made_up_value = [&](ValueId id) { return made_up(graph.value(id), device); };
-  const auto kernel_of = [&](const OpDef& op) { return op.kernel[static_cast<int>(device.backend)]; };
   const GraphNode& product = node_at(index);
   std::vector<Tensor> operands, added;
   std::vector<const Tensor*> pointers;
@@ -151,14 +148,14 @@ bool epilogues_pay(Device device, const Graph& graph, int32_t index, const std::
     calls.push_back({node_at(n).op->epilogue, node_at(n).inputs.size() > 1 ? &added.back() : nullptr});
   }
   const auto run_product = [&](std::span<const EpilogueCall> with) {
-    kernel_of(*product.op)({*product.op, pointers, {&result, 1}, product.attrs, product.where, with});
+    launch_kernel(device, {*product.op, pointers, {&result, 1}, product.attrs, product.where, with});
   };
   const auto apart = [&] {
     run_product({});
     for (size_t i = 0; i < epilogues.size(); ++i) {
       const GraphNode& node = node_at(epilogues[i]);
       const Tensor* inputs[] = {&result, &added[i]};
-      kernel_of(*node.op)({*node.op, {inputs, node.inputs.size()}, {&result, 1}, node.attrs, node.where});
+      launch_kernel(device, {*node.op, {inputs, node.inputs.size()}, {&result, 1}, node.attrs, node.where});
     }
   };
   const std::function<void()> candidates[] = {apart, [&] { run_product(calls); }};

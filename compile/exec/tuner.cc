@@ -64,7 +64,8 @@ int Tuner::measure(std::span<const std::function<void()>> candidates, Device dev
     repeats[i] = std::max(1, static_cast<int>(kLongEnough / std::max(seconds_of(candidates[i], 1, device), 1e-9)));
   }
   for (int round = 0; round < kRounds; ++round)
-    for (size_t i = 0; i < candidates.size(); ++i) best[i] = std::min(best[i], seconds_of(candidates[i], repeats[i], device));
+    for (size_t i = 0; i < candidates.size(); ++i)
+      best[i] = std::min(best[i], seconds_of(candidates[i], repeats[i], device));
   size_t chosen = 0;
   for (size_t i = 1; i < best.size(); ++i)
     if (best[i] < best[chosen] * (chosen == 0 ? kClearlyFaster : 1.0)) chosen = i;

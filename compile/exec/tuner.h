@@ -22,7 +22,8 @@ class Tuner {
   static Tuner& instance();
 
   // The position of the fastest candidate: as measured before, in this process or another one on such a machine, else
-  // measured now, on the compute stream of `device`. `what` says all that the times depend on. The first candidate wins unless another is clearly faster.
+  // measured now, on the compute stream of `device`. `what` says all that the times depend on. The first candidate wins
+  // unless another is clearly faster.
   int fastest(const std::string& what, std::span<const std::function<void()>> candidates, Device device = kCPU);
   // Choices that were measured, not remembered.
   int64_t measured() const { return measured_.load(); }

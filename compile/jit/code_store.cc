@@ -44,8 +44,7 @@ CodeStore& CodeStore::of(const Target& target) {
   static auto* const stores = new std::map<const Target*, std::unique_ptr<CodeStore>>;
   std::lock_guard lock(mutex);
   std::unique_ptr<CodeStore>& store = (*stores)[&target];
-  if (store == nullptr)
-    store = std::make_unique<CodeStore>(DiskCacheOptions::from_environment(), target.key(), target);
+  if (store == nullptr) store = std::make_unique<CodeStore>(DiskCacheOptions::from_environment(), target.key(), target);
   return *store;
 }
 

@@ -53,8 +53,8 @@ class ForbidCodeGeneration {
   bool outer_;
 };
 
-// Machine code for the target; kernels that have to be compiled are so in parallel. Thread safe. Throws Error if one has
-// to be and the plug-in is missing (Rondo was built without LLVM, or was moved), InternalError if LLVM rejects a
+// Machine code for the target; kernels that have to be compiled are so in parallel. Thread safe. Throws Error if one
+// has to be and the plug-in is missing (Rondo was built without LLVM, or was moved), InternalError if LLVM rejects a
 // kernel.
 std::shared_ptr<Executable> compile_kernels(std::span<const LoopKernel> kernels, const JitOptions& options = {},
                                             const Target& target = target_of(kCPU));

@@ -26,6 +26,10 @@ std::string some_of(const std::vector<std::string>& words) {
 
 }  // namespace
 
+bool HostKey::complete() const {
+  return std::none_of(components.begin(), components.end(), [](const Component& c) { return c.value.empty(); });
+}
+
 std::string HostKey::text() const {
   std::string result;
   for (const Component& c : components) absl::StrAppend(&result, c.name, ": ", c.value, "\n");

@@ -1,6 +1,6 @@
-// What compiled code depends on besides its kernel: the sources of the compiler, its version, the architecture, the launch
-// ABI. Each target makes its own (exec/target.h). Nothing that differs from run to run: no pointers, paths or object
-// identity.
+// What compiled code depends on besides its kernel: the sources of the compiler, its version, the architecture, the
+// launch ABI. Each target makes its own (exec/target.h). Nothing that differs from run to run: no pointers, paths or
+// object identity.
 #pragma once
 
 #include <string>
@@ -15,6 +15,8 @@ struct HostKey {
   };
   std::vector<Component> components;
 
+  // False: a component is not known, so that nothing can be kept for later processes.
+  bool complete() const;
   std::string text() const;  // a line each: "name: value"
   static HostKey parse(std::string_view text);
 };

@@ -152,8 +152,8 @@ class KernelTable {
              std::vector<LoopKernel>& missing, std::vector<std::shared_ptr<Slot>>& made) {
     std::vector<Wanted> wanted;
     for (size_t i = 0; i < kernels.size(); ++i)
-      wanted.push_back({structure_of(kernels[i], target), extents(kernels[i]), uses.empty() ? exact_use(kernels[i]) : uses[i],
-                        hints.empty() ? nullptr : &hints[i]});
+      wanted.push_back({structure_of(kernels[i], target), extents(kernels[i]),
+                        uses.empty() ? exact_use(kernels[i]) : uses[i], hints.empty() ? nullptr : &hints[i]});
     std::vector<size_t> position(kernels.size(), SIZE_MAX);  // of kernels[i] in missing
     std::lock_guard lock(mutex_);
     if (size_ > kCapacity) forget_unused();

@@ -1,6 +1,6 @@
-// The kernels of this process, of each target: equal ones are compiled once, whatever region asks, and one that is asked for at another
-// size becomes a kernel that reads this size at run time. So a block that meets many sequence lengths compiles twice:
-// for the first length, and for all.
+// The kernels of this process, of each target: equal ones are compiled once, whatever region asks, and one that is
+// asked for at another size becomes a kernel that reads this size at run time. So a block that meets many sequence
+// lengths compiles twice: for the first length, and for all.
 #pragma once
 
 #include <memory>

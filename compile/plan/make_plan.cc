@@ -79,7 +79,9 @@ Launch library_call(const Graph& graph, const Unit& unit) {
 }  // namespace
 
 Plan plan_launches(Graph source, const Target& target, const PlanOptions& options) {
-  Plan plan{.target = target.name(), .graph = simplify(std::move(source))};
+  Plan plan;
+  plan.target = target.name();
+  plan.graph = simplify(std::move(source));
   const Graph& graph = plan.graph;
   const EpilogueChains epilogues = choose_epilogues(graph, options);
   const std::vector<Unit> units = reproducible({.stage = "fuse", .graph = &graph},
@@ -104,7 +106,7 @@ Plan plan_launches(Graph source, const Target& target, const PlanOptions& option
     const auto kernel = static_cast<int32_t>(plan.kernels.size());
     plan.launches.push_back({.kind = Launch::Kind::kKernel, .kernel = kernel, .nodes = unit.nodes});
     for (int32_t i = 0; i < std::ssize(lowered.column_results); ++i)
-      plan.launches.push_back({.kind = Launch::Kind::kCombine, .kernel = kernel, .result = i});
+      plan.launches.push_back({.kind = Launch::Kind::kCombine, .kernel = kernel, .result = i, .nodes = {}});
     plan.kernels.push_back(std::move(lowered));
   }
   return plan;

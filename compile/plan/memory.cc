@@ -102,8 +102,8 @@ class MemoryPlanner {
       if (launch(i).kind != Launch::Kind::kKernel) continue;
       const LoweredUnit& unit = kernel_of(launch(i));
       if (unit.column_results.empty()) continue;
-      partials[static_cast<size_t>(launch(i).kernel)] = arena.place(
-          partial_bytes(unit), i, i + static_cast<int>(unit.column_results.size()));
+      partials[static_cast<size_t>(launch(i).kernel)] = arena.place(partial_bytes(unit), i,
+                                                                    i + static_cast<int>(unit.column_results.size()));
     }
     plan_.arena_bytes = arena.size();
     resolve_addresses(partials);
@@ -193,8 +193,7 @@ class MemoryPlanner {
       }
     }
     for (Placement& p : plan_.placements)
-      while (p.kind == Placement::kShared &&
-             plan_.placements[static_cast<size_t>(p.index)].kind == Placement::kShared)
+      while (p.kind == Placement::kShared && plan_.placements[static_cast<size_t>(p.index)].kind == Placement::kShared)
         p.index = plan_.placements[static_cast<size_t>(p.index)].index;
   }
 

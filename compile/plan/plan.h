@@ -30,9 +30,9 @@ struct Launch {
     kLibraryCall,  // an op's own kernel and its epilogues
     kCombine,      // adds the partial sums that a kernel has left, in order
   } kind = Kind::kKernel;
-  int32_t kernel = -1;             // of Plan::kernels; kCombine: whose sums
-  int32_t result = -1;             // kCombine: of the kernel's column_results
-  std::vector<int32_t> nodes;      // all that it runs; kLibraryCall: the op, then its epilogues; kCombine: none
+  int32_t kernel = -1;                 // of Plan::kernels; kCombine: whose sums
+  int32_t result = -1;                 // kCombine: of the kernel's column_results
+  std::vector<int32_t> nodes;          // all that it runs; kLibraryCall: the op, then its epilogues; kCombine: none
   ValueIds inputs = {}, outputs = {};  // kLibraryCall. Inputs: of the op, then what its epilogues add
   // kKernel: of the operands. kLibraryCall: of the inputs, then the outputs. kCombine: of the sums, then the result.
   std::vector<Address> addresses = {};
@@ -87,8 +87,8 @@ int64_t partial_bytes(const LoweredUnit& unit);
 
 // Canonical: equal plans give equal text. Left out is what Graph's text leaves out: lines of the user's program.
 std::string to_string(const Plan& plan);
-// The plan that `text` spells. Throws Error "line 3: what" where the text is not a plan, or where something in it points
-// outside of the plan.
+// The plan that `text` spells. Throws Error "line 3: what" where the text is not a plan, or where something in it
+// points outside of the plan.
 Plan parse_plan(std::string_view text);
 
 }  // namespace rondo::compile

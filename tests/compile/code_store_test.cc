@@ -4,6 +4,7 @@
 #include <fstream>
 
 #include "rondo/compile/codegen/loop_text.h"
+#include "rondo/compile/jit/cpu/host_key.h"
 #include "rondo/compile/jit/cpu/toolchain.h"
 #include "rondo/compile/log.h"
 #include "rondo/runtime/error.h"

@@ -64,8 +64,8 @@ class FakeDevice::Queue {
     const std::lock_guard lock(mutex_);
     ++counts_.allocations;
     if (fail_in_ > 0 && --fail_in_ == 0)
-      throw OutOfMemoryError(absl::StrCat("out of memory: the fake device was asked to fail at this allocation of ",
-                                          bytes, " bytes"));
+      throw OutOfMemoryError(
+          absl::StrCat("out of memory: the fake device was asked to fail at this allocation of ", bytes, " bytes"));
     const size_t size = rounded(bytes);
     std::vector<std::byte*>& free = (running > 0 ? nested_free_ : free_)[size];
     if (!free.empty()) {
@@ -105,7 +105,9 @@ class FakeDevice::Queue {
   }
   AllocatorStats stats() const {
     const std::lock_guard lock(mutex_);
-    return {.bytes_in_use = bytes_in_use_, .peak_bytes = peak_, .allocations = counts_.allocations,
+    return {.bytes_in_use = bytes_in_use_,
+            .peak_bytes = peak_,
+            .allocations = counts_.allocations,
             .bytes_reserved = static_cast<int64_t>(used_)};
   }
   void reset_peak() {
@@ -312,18 +314,14 @@ const BackendTable kFakeTable = {
     .allocate_staging = [](size_t bytes) { return ::operator new(bytes); },
     .deallocate_staging = [](void* data, size_t) noexcept { ::operator delete(data); },
     .copy_in = [](int device, void* to, const void* host, size_t bytes) { queue(device).copy_in(to, host, bytes); },
-    .copy_out = [](int device, void* host, const void* from, size_t bytes) { queue(device).copy_out(host, from, bytes); },
-    .copy =
-        [](int device, void* to, const void* from, size_t bytes) {
-          queue(device).enqueue(Stream::kCompute, [=] { std::memmove(to, from, bytes); });
-        },
-    .fill =
-        [](int device, void* to, uint8_t byte, size_t bytes) {
-          queue(device).enqueue(Stream::kCompute, [=] { std::memset(to, byte, bytes); });
-        },
-    .enqueue = [](int device, Stream stream, absl::AnyInvocable<void()> work) {
-      queue(device).enqueue(stream, std::move(work));
-    },
+    .copy_out = [](int device, void* host, const void* from,
+                   size_t bytes) { queue(device).copy_out(host, from, bytes); },
+    .copy = [](int device, void* to, const void* from,
+               size_t bytes) { queue(device).enqueue(Stream::kCompute, [=] { std::memmove(to, from, bytes); }); },
+    .fill = [](int device, void* to, uint8_t byte,
+               size_t bytes) { queue(device).enqueue(Stream::kCompute, [=] { std::memset(to, byte, bytes); }); },
+    .enqueue = [](int device, Stream stream,
+                  absl::AnyInvocable<void()> work) { queue(device).enqueue(stream, std::move(work)); },
     .record = [](int device, Stream stream) { return queue(device).record(stream); },
     .wait = [](int device, Stream stream, EventHandle event) { queue(device).wait(stream, event); },
     .release = [](int, EventHandle event) noexcept { delete static_cast<SharedEvent*>(event); },

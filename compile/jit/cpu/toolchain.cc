@@ -106,7 +106,8 @@ const JitPlugin& plugin() {
 // Owns what LLVM's linker placed.
 class LinkedByLlvm final : public MachineCode {
  public:
-  LinkedByLlvm(const JitPlugin& plugin, LinkedCode linked) : MachineCode(linked.entry), plugin_(plugin), code_(linked.code) {}
+  LinkedByLlvm(const JitPlugin& plugin, LinkedCode linked)
+      : MachineCode(linked.entry), plugin_(plugin), code_(linked.code) {}
   ~LinkedByLlvm() override { plugin_.release(code_); }
 
  private:
