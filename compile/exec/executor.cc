@@ -93,8 +93,8 @@ void Executor::run_library_call(size_t index, const Frame& frame) const {
   }
   const LibraryCall call(plan_, launch,
                          [&](const Value& like, const Address& address) { return frame.tensor(like, address); });
-  call.with_context(floats_.attrs[index],
-                    [&](const KernelContext& context) { launch_kernel(code_.device(), context); });
+  const Attrs& attrs = launch.floats < 0 ? node.attrs : floats_.attrs[static_cast<size_t>(launch.floats)];
+  call.with_context(attrs, [&](const KernelContext& context) { launch_kernel(code_.device(), context); });
 }
 
 void Executor::run_launch(size_t launch, const Frame& frame) const {

@@ -10,10 +10,8 @@ Floats floats_for(const Plan& plan, const Graph& graph) {
     for (const ScalarSource& source : unit.scalars)
       floats.scalars.push_back(
           graph.nodes[static_cast<size_t>(source.node)].attrs.floats[static_cast<size_t>(source.position)]);
-  floats.attrs.resize(plan.launches.size());
-  for (size_t i = 0; i < plan.launches.size(); ++i)
-    if (plan.launches[i].kind == Launch::Kind::kLibraryCall)
-      floats.attrs[i] = graph.nodes[static_cast<size_t>(plan.launches[i].op())].attrs;
+  for (const Launch& launch : plan.launches)
+    if (launch.floats >= 0) floats.attrs.push_back(graph.nodes[static_cast<size_t>(launch.op())].attrs);
   return floats;
 }
 

@@ -11,7 +11,7 @@ namespace rondo::compile {
 // Where the launches of one plan find them. Immutable once made.
 struct Floats {
   std::vector<double> scalars;  // of all kernels: LoweredUnit::first_scalar
-  std::vector<Attrs> attrs;     // by launch: those of a library call
+  std::vector<Attrs> attrs;     // of the library calls that have floats: Launch::floats
 };
 
 // REQUIRES: same_but_floats(plan.graph, graph).

@@ -88,7 +88,6 @@ Plan plan_launches(Graph source, const Target& target, const PlanOptions& option
                                                [&] { return fuse(graph, epilogues); });
   if (wants_dump("fuse")) dump("fuse", to_string(graph, units));
   const std::vector<bool> needed = values_needed(graph, units);
-  int32_t next_scalar = 0;
   for (const Unit& unit : units) {
     if (!unit.fused) {
       if (!is_in_place(graph, graph.nodes[static_cast<size_t>(unit.nodes[0])]))
@@ -101,14 +100,13 @@ Plan plan_launches(Graph source, const Target& target, const PlanOptions& option
     if (!options.exact) lowered.kernel = relax(lowered.kernel);
     if (wants_dump("lower")) dump("lower", to_string(lowered.kernel));
     lowered.extents = extents(lowered.kernel);
-    lowered.first_scalar = next_scalar;
-    next_scalar += static_cast<int32_t>(lowered.scalars.size());
     const auto kernel = static_cast<int32_t>(plan.kernels.size());
     plan.launches.push_back({.kind = Launch::Kind::kKernel, .kernel = kernel, .nodes = unit.nodes});
     for (int32_t i = 0; i < std::ssize(lowered.column_results); ++i)
       plan.launches.push_back({.kind = Launch::Kind::kCombine, .kernel = kernel, .result = i, .nodes = {}});
     plan.kernels.push_back(std::move(lowered));
   }
+  number_floats(plan);
   return plan;
 }
 

@@ -4,6 +4,19 @@
 
 namespace rondo::compile {
 
+void number_floats(Plan& plan) {
+  int32_t scalars = 0, calls = 0;
+  for (LoweredUnit& unit : plan.kernels) {
+    unit.first_scalar = scalars;
+    scalars += static_cast<int32_t>(unit.scalars.size());
+  }
+  for (Launch& launch : plan.launches) {
+    if (launch.kind != Launch::Kind::kLibraryCall) continue;
+    const bool any = plan.graph.nodes[static_cast<size_t>(launch.op())].attrs.floats.size() > 0;
+    launch.floats = any ? calls++ : -1;
+  }
+}
+
 std::vector<ValueId> touched(const Plan& plan, const Launch& launch) {
   std::vector<ValueId> values(launch.inputs.begin(), launch.inputs.end());
   values.insert(values.end(), launch.outputs.begin(), launch.outputs.end());

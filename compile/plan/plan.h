@@ -38,6 +38,7 @@ struct Launch {
   std::vector<Address> addresses = {};
   int64_t grain = kGrain;  // kKernel
   int32_t variant = 0;     // kLibraryCall: of OpDef::prepare
+  int32_t floats = -1;     // kLibraryCall: its number among those whose op has floats; -1: it has none
 
   int32_t op() const { return nodes[0]; }
 };
@@ -77,6 +78,9 @@ struct Plan {
   int32_t arena_slot() const { return static_cast<int32_t>(graph.inputs.size() + copies.size() + fresh.size()); }
   size_t n_slots() const { return static_cast<size_t>(arena_slot()) + 1; }
 };
+
+// Numbers the floats of kernels and library calls: LoweredUnit::first_scalar, Launch::floats.
+void number_floats(Plan& plan);
 
 // All values that a launch reads or writes, and those that it writes; kNoValue may be among them.
 std::vector<ValueId> touched(const Plan& plan, const Launch& launch);

@@ -119,6 +119,7 @@ class PlanParser {
     in_.end_line();
     if (!in_.at_end()) in_.fail("nothing more was expected");
     check();
+    number_floats(plan_);
     return std::move(plan_);
   }
 
@@ -184,8 +185,6 @@ class PlanParser {
       in_.end_line();
     }
     unit.extents = extents(unit.kernel);
-    unit.first_scalar = next_scalar_;
-    next_scalar_ += static_cast<int32_t>(unit.scalars.size());
     plan_.kernels.push_back(std::move(unit));
   }
 
@@ -252,7 +251,6 @@ class PlanParser {
 
   Scanner in_;
   Plan plan_;
-  int32_t next_scalar_ = 0;
 };
 
 }  // namespace
