@@ -8,6 +8,7 @@
 #include "rondo/runtime/memory.h"
 #include "rondo/runtime/op.h"
 #include "rondo/runtime/ops/table.h"
+#include "rondo/runtime/queued_kernel.h"
 #include "rondo/runtime/recorder.h"
 
 namespace rondo {
@@ -79,76 +80,43 @@ void require_defined(const char* op, const TensorArg& operand) {
 
 namespace {
 
-// A kernel call that runs later: its tensors name the operands' memory without holding it, since memory is freed in
-// stream order, and handles that were counted here would change who is an only holder (gradient_memory.h).
-class QueuedKernel {
- public:
-  explicit QueuedKernel(const KernelContext& context)
-      : op_(context.op), attrs_(context.attrs), where_(context.where), inputs_(context.inputs.size()) {
-    for (size_t i = 0; i < inputs_.size(); ++i) inputs_[i] = borrowed(*context.inputs[i]);
-    for (const Tensor& output : context.outputs) outputs_.push_back(borrowed(output));
-    for (const EpilogueCall& epilogue : context.epilogues) {
-      epilogues_.push_back({epilogue.kind, nullptr});
-      added_.push_back(epilogue.operand == nullptr ? Tensor() : borrowed(*epilogue.operand));
-    }
-  }
-  void run(KernelFn kernel) {
-    const NoGrad off;
-    const RecorderScope eager(nullptr);
-    const amp::Autocast as_called(std::nullopt);
-    const DeviceScope here(outputs_[0].device());
-    const Tensor* pointers[kMaxOpInputs];
-    for (size_t i = 0; i < inputs_.size(); ++i) pointers[i] = &inputs_[i];
-    for (size_t i = 0; i < added_.size(); ++i)
-      if (added_[i].defined()) epilogues_[i].operand = &added_[i];
-    kernel({op_, {pointers, inputs_.size()}, outputs_, attrs_, where_, epilogues_});
-  }
-
- private:
-  Tensor borrowed(const Tensor& tensor) {
-    if (!tensor.defined()) return {};
-    const Storage& memory = tensor.impl()->storage;
-    auto found = std::find_if(memories_.begin(), memories_.end(),
-                              [&](const auto& m) { return m.first == memory.id(); });
-    if (found == memories_.end()) {
-      static const auto nobody = std::make_shared<const int>(0);
-      found = memories_.insert(found,
-                               {memory.id(), Storage::borrow(memory.data(), memory.bytes(), nobody, memory.device())});
-    }
-    return Tensor::over(found->second, tensor.storage_offset(), tensor.sizes(), tensor.strides(), tensor.dtype());
-  }
-  const OpDef& op_;
-  Attrs attrs_;
-  std::source_location where_;
-  std::vector<std::pair<const void*, Storage>> memories_;  // one for each, so that sharing is seen
-  std::vector<Tensor> inputs_, outputs_, added_;
-  std::vector<EpilogueCall> epilogues_;
-};
-
-[[gnu::noinline]] void queue_kernel(const BackendTable& table, Device device, KernelFn kernel,
-                                    const KernelContext& context) {
-  table.enqueue(device.index, Stream::kCompute,
-                [kernel, call = std::make_unique<QueuedKernel>(context)] { call->run(kernel); });
+const BackendEntry& entry_of(const OpDef& op, const BackendTable& backend) {
+  return op.on[static_cast<size_t>(backend.kernels)];
 }
 
 // The one place where eager kernels are called.
-void launch(Device device, KernelFn kernel, const KernelContext& context) {
-  const BackendTable& table = backend_of(device);
-  if (table.enqueue == nullptr) [[likely]]
+void launch(const BackendTable& backend, Device device, KernelFn kernel, const KernelContext& context) {
+  if (backend.enqueue == nullptr) [[likely]]
     return kernel(context);
-  queue_kernel(table, device, kernel, context);
+  queue_kernel(backend, device, kernel, context);
+}
+
+// On a device without a kernel for the op.
+void run_parts(const OpDef& op, std::span<const Tensor* const> inputs, Device device, const Attrs& attrs,
+               std::span<Tensor> outputs, std::source_location where) {
+  if (op.decompose == nullptr)
+    throw_op_error(op.name, absl::StrCat("has no kernel for ", to_string(device), "; move its operands with .to(kCPU)"),
+                   where);
+  Tensor copies[kMaxOpInputs];
+  for (size_t i = 0; i < inputs.size(); ++i) copies[i] = *inputs[i];
+  const NoGrad off;  // the op is one tape node
+  op.decompose({copies, inputs.size()}, attrs, outputs);
 }
 
 }  // namespace
 
-void run_kernel(const OpDef& op, std::span<const Tensor* const> inputs, Tensor& output, const Attrs& attrs,
-                std::source_location where) {
-  const Device device = output.device();
-  launch_kernel(device, {op, inputs, {&output, 1}, attrs, where});
-}
+const BackendEntry& entry_of(const OpDef& op, Device device) { return entry_of(op, backend_of(device)); }
 
-void launch_kernel(Device device, const KernelContext& context) {
-  launch(device, context.op.kernel[static_cast<size_t>(backend_of(device).kernels)], context);
+void run_kernel(const KernelContext& context) {
+  const Device device = context.out().device();
+  const BackendTable& backend = backend_of(device);
+  if (const KernelFn kernel = entry_of(context.op, backend).kernel; kernel != nullptr)
+    return launch(backend, device, kernel, context);
+  const RecorderScope eager(nullptr);
+  Tensor parts[kMaxOpOutputs];
+  run_parts(context.op, context.inputs, device, context.attrs, {parts, context.outputs.size()}, context.where);
+  const NoGrad off;
+  for (size_t i = 0; i < context.outputs.size(); ++i) context.outputs[i].copy_(parts[i]);
 }
 
 class Dispatcher {
@@ -201,7 +169,8 @@ class Dispatcher {
         if (inputs_[0]->impl()->marks != nullptr) [[unlikely]]
           follow_marks(*inputs_[0], outputs[i]);
       }
-    } else if (KernelFn kernel = kernel_for(device()); kernel != nullptr) {
+    } else if (const BackendTable& backend = backend_of(device());
+               const KernelFn kernel = entry_of(op_, backend).kernel) {
       const memory::Cause cause("", op_.name, where_);
       for (int i = 0; i < n_; ++i)
         if (inputs_[i]->defined() && !inputs_[i]->impl()->storage) [[unlikely]]
@@ -212,13 +181,9 @@ class Dispatcher {
         outputs[i].impl()->storage = Storage::allocate(static_cast<size_t>(meta.sizes.numel()) * size_of(meta.dtype),
                                                        meta.device);
       }
-      launch(device(), kernel, {op_, inputs(), outputs, attrs_, where_});
+      launch(backend, device(), kernel, {op_, inputs(), outputs, attrs_, where_});
     } else {
-      invariant(op_.decompose != nullptr, op_.name);
-      Tensor copies[kMaxOpInputs];
-      for (int i = 0; i < n_; ++i) copies[i] = *inputs_[i];
-      NoGrad off;  // the op is one tape node
-      op_.decompose({copies, static_cast<size_t>(n_)}, attrs_, outputs);
+      run_parts(op_, inputs(), device(), attrs_, outputs, where_);
       for (Tensor& output : outputs)
         if (output.defined() && autograd::is_no_grad_view(output)) output = output.detach();
     }
@@ -274,7 +239,7 @@ class Dispatcher {
         if (edge.node) autograd::set_history(before, edge.node, edge.output);
       }
     }
-    launch(device(), kernel_for(device()), {op_, inputs(), {&target, 1}, attrs_, where_});
+    run_kernel({op_, inputs(), {&target, 1}, attrs_, where_});
     target.storage().bump_version();
     if (differentiable) {
       inputs_[0] = &before;
@@ -284,8 +249,7 @@ class Dispatcher {
 
  private:
   std::span<const Tensor* const> inputs() const { return {inputs_, static_cast<size_t>(n_)}; }
-  Device device() const { return n_ > 0 ? inputs_[0]->device() : default_device(); }
-  KernelFn kernel_for(Device device) const { return op_.kernel[static_cast<size_t>(backend_of(device).kernels)]; }
+  Device device() const { return n_ > 0 ? inputs_[0]->impl()->device : default_device(); }
   [[gnu::cold, gnu::noinline]] void throw_two_devices(int i) const {
     throw_op_error(op_.name,
                    absl::StrCat("operand 0 is on ", to_string(inputs_[0]->device()), " and operand ", i, " on ",

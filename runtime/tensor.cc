@@ -112,7 +112,7 @@ Tensor Tensor::ones(const Dims& sizes, TensorOptions options) { return full(size
 Tensor Tensor::full(const Dims& sizes, Scalar value, TensorOptions options) {
   if (!is_floating(options.dtype)) ops::require_in_range("Tensor::full", value, options.dtype, {});
   Tensor result = empty(sizes, options);
-  run_kernel(ops::kFill, {}, result, ops::fill_attrs(value));
+  run_kernel({ops::kFill, {}, {&result, 1}, ops::fill_attrs(value), {}});
   return result;
 }
 
@@ -127,7 +127,7 @@ Tensor Tensor::arange(Scalar begin, Scalar end, Scalar step, TensorOptions optio
     const bool none = by > 0 ? first >= last : first <= last;
     const auto n = static_cast<int64_t>(none ? 0 : (span - 1) / size + 1);
     Tensor result = empty({n}, options);
-    run_kernel(ops::kArange, {}, result, {.ints = {first, by}});
+    run_kernel({ops::kArange, {}, {&result, 1}, {.ints = {first, by}}, {}});
     return result;
   }
   const double first = begin.real(), by = step.real(), n = std::ceil((end.real() - first) / by);
@@ -136,7 +136,7 @@ Tensor Tensor::arange(Scalar begin, Scalar end, Scalar step, TensorOptions optio
                              end.real(), ", ", by));
   if (n >= 0x1p62) throw Error(absl::StrCat("Tensor::arange: ", n, " elements are more than memory can hold"));
   Tensor result = empty({static_cast<int64_t>(std::max(n, 0.0))}, options);
-  run_kernel(ops::kArange, {}, result, {.floats = {first, by}});
+  run_kernel({ops::kArange, {}, {&result, 1}, {.floats = {first, by}}, {}});
   return result;
 }
 Tensor Tensor::arange(Scalar begin, Scalar end, Scalar step) {
@@ -161,7 +161,8 @@ Tensor drawn(ops::Distribution distribution, const Dims& sizes, TensorOptions op
   Generator& source = generator ? *generator : default_generator();
   const auto seed = static_cast<int64_t>(source.seed()), offset = static_cast<int64_t>(source.next_offset());
   Tensor result = Tensor::empty(sizes, options);
-  run_kernel(ops::kDraw, {}, result, {.ints = {static_cast<int64_t>(distribution), seed, offset, low, span}});
+  run_kernel(
+      {ops::kDraw, {}, {&result, 1}, {.ints = {static_cast<int64_t>(distribution), seed, offset, low, span}}, {}});
   return result;
 }
 }  // namespace
@@ -228,6 +229,9 @@ std::byte* Tensor::mutable_address(std::source_location where) {
   before_write(impl_->storage, where);
   impl_->storage.bump_version();
   return impl_->data();
+}
+void Tensor::copy_in(const void* values) {
+  copy_bytes(impl_->device, mutable_address(), kCPU, values, static_cast<size_t>(nbytes()));
 }
 const void* Tensor::raw_data(std::source_location where) const {
   settle(checked("raw_data", where), where);

@@ -104,16 +104,20 @@ class Tensor {
   static Tensor rand(const Dims& sizes, TensorOptions options = {}, Generator* generator = nullptr);
   static Tensor randint(int64_t low, int64_t high, const Dims& sizes, TensorOptions options = {kI64},
                         Generator* generator = nullptr);
-  // Copies host values, to default_device(). Their type decides the dtype.
-  template <class T> static Tensor from(std::span<const T> values, const Dims& sizes);
-  template <class T> static Tensor from(std::initializer_list<T> values, const Dims& sizes) {
-    return from(std::span<const T>(values.begin(), values.size()), sizes);
+  // Copies host values. Their type decides the dtype.
+  template <class T> static Tensor from(std::span<const T> values, const Dims& sizes, Device device = default_device());
+  template <class T>
+  static Tensor from(std::initializer_list<T> values, const Dims& sizes, Device device = default_device()) {
+    return from(std::span<const T>(values.begin(), values.size()), sizes, device);
   }
-  template <class T> static Tensor from(const std::vector<T>& values, const Dims& sizes) {
-    return from(std::span<const T>(values), sizes);
+  template <class T>
+  static Tensor from(const std::vector<T>& values, const Dims& sizes, Device device = default_device()) {
+    return from(std::span<const T>(values), sizes, device);
   }
   // A scalar tensor.
-  template <class T> static Tensor scalar(T value) { return from<T>({value}, {}); }
+  template <class T> static Tensor scalar(T value, Device device = default_device()) {
+    return from<T>({value}, {}, device);
+  }
   // A view of memory that `storage` owns. Throws Error if an element would lie outside of it.
   static Tensor from_storage(Storage storage, int64_t offset, const Dims& sizes, const Dims& strides, DType dtype);
 
@@ -257,6 +261,7 @@ class Tensor {
       throw_undefined(op, where);
     return impl_;
   }
+  void copy_in(const void* values);  // nbytes() bytes of host memory
   const void* checked_data(DType expected, std::source_location where) const;
   void* checked_mutable_data(DType expected, std::source_location where);
   // A dense copy in `dtype` in host memory, without history, made outside of any recording; the tensor itself if it is
@@ -323,12 +328,12 @@ inline int64_t Tensor::storage_offset(std::source_location where) const {
   return checked("storage_offset", where)->offset;
 }
 
-template <class T> Tensor Tensor::from(std::span<const T> values, const Dims& sizes) {
+template <class T> Tensor Tensor::from(std::span<const T> values, const Dims& sizes, Device device) {
   if (static_cast<int64_t>(values.size()) != sizes.numel())
     throw Error("Tensor::from: " + std::to_string(values.size()) + " values for shape " + rondo::to_string(sizes));
-  Tensor result = empty(sizes, {dtype_of<T>, kCPU});
-  std::copy(values.begin(), values.end(), result.mutable_data<T>());
-  return default_device() == kCPU ? result : result.to(default_device());
+  Tensor result = empty(sizes, {dtype_of<T>, device});
+  result.copy_in(values.data());
+  return result;
 }
 
 template <class T> std::vector<T> Tensor::to_vector(std::source_location where) const {

@@ -7,6 +7,7 @@
 
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/tests/bits.h"
+#include "rondo/tests/fake_device/test_device.h"
 
 namespace rondo::test {
 
@@ -47,7 +48,7 @@ Tensor uniform(const Dims& sizes, double low, double high, uint64_t seed) {
   std::mt19937_64 random(seed * 7919 + 17);
   std::vector<double> values(static_cast<size_t>(sizes.numel()));
   for (double& v : values) v = low + (high - low) * (static_cast<double>(random() >> 11) * 0x1p-53);
-  return Tensor::from(values, sizes);
+  return Tensor::from(values, sizes).to(test_device());
 }
 
 std::vector<Tensor> apply_op(const OpDef& op, std::span<const Tensor> inputs, const Attrs& attrs, int n_outputs) {
@@ -195,6 +196,13 @@ Samples fill_samples(bool large) {
   Samples samples = unary<plain>(large);
   for (OpSample& s : samples) s.attrs.floats = {2.5};
   return samples;
+}
+Samples scale_samples(bool large) {
+  if (large) return {{"large", {real({257, 401}), real({})}}};
+  return {{"matrix", {real({7, 5}), real({})}},
+          {"one", {real({7, 5}), Tensor::ones({}, kF64)}},
+          {"scalar", {real({}), real({})}},
+          {"empty", {real({0, 3}), real({})}}};
 }
 
 Samples view_samples(bool large) {
@@ -513,9 +521,11 @@ Samples dropout_samples(bool large) {
   Samples samples = unary<plain>(large);
   for (OpSample& s : samples) {
     s.inputs.push_back(Tensor::from<int64_t>({42, 7}, {2}));
+    s.attrs.ints = {3};
     s.attrs.floats = {0.4};
   }
-  if (!large) samples.push_back({"p = 0", {real({5, 3}), Tensor::from<int64_t>({1, 0}, {2})}, {.floats = {0.0}}});
+  if (!large)
+    samples.push_back({"p = 0", {real({5, 3}), Tensor::from<int64_t>({1, 0}, {2})}, {.ints = {0}, .floats = {0.0}}});
   return samples;
 }
 
@@ -667,6 +677,7 @@ constexpr OpSpec kSpecs[] = {
     {.name = "cast", .make = &cast_samples, .takes_integers = true, .takes_bool = true},
     {.name = "copy", .make = &copy_samples, .takes_integers = true, .takes_bool = true},
     {.name = "fill", .make = &fill_samples, .takes_integers = true, .takes_bool = true},
+    {.name = "scale", .make = &scale_samples},
     {.name = "view", .make = &view_samples, .takes_integers = true, .takes_bool = true},
     {.name = "permute", .make = &permute_samples, .takes_integers = true, .takes_bool = true},
     {.name = "expand", .make = &expand_samples, .takes_integers = true, .takes_bool = true},

@@ -19,7 +19,8 @@ Code::Code(const Plan& plan, std::vector<CompiledKernel> kernels, Device device)
 std::shared_ptr<const PreparedKernel> Code::prepare(const Plan& plan, const Launch& launch, int variant) const {
   const GraphNode& node = plan.graph.nodes[static_cast<size_t>(launch.op())];
   // A prepared call knows no floats, which are arguments of a run.
-  if (node.op->prepare == nullptr || node.attrs.floats.size() > 0) return nullptr;
+  const PrepareFn make = entry_of(*node.op, device_).prepare;
+  if (make == nullptr || node.attrs.floats.size() > 0) return nullptr;
   NoGrad off;
   RecorderScope eager(nullptr);
   // Stand-ins for memory: only who shares with whom matters.
@@ -31,7 +32,7 @@ std::shared_ptr<const PreparedKernel> Code::prepare(const Plan& plan, const Laun
                         like.strides, like.dtype);
   });
   std::shared_ptr<const PreparedKernel> prepared;
-  call.with_context(node.attrs, [&](const KernelContext& context) { prepared = node.op->prepare(context, variant); });
+  call.with_context(node.attrs, [&](const KernelContext& context) { prepared = make(context, variant); });
   return prepared;
 }
 

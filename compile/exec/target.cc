@@ -11,19 +11,15 @@ namespace rondo::compile {
 namespace {
 
 // One line for each target.
-struct Line {
-  Backend backend;
-  const Target& target;
-};
-constexpr Line kTargets[] = {
-    {Backend::kCPU, cpu::kTarget},
+constexpr const Target* kTargets[] = {
+    &cpu::kTarget,
 };
 
 }  // namespace
 
 const Target& target_of(Device device) {
-  for (const Line& line : kTargets)
-    if (line.backend == backend_of(device).kernels) return line.target;
+  for (const Target* target : kTargets)
+    if (target->backend == backend_of(device).kernels) return *target;
   throw Error(absl::StrCat("compile: there is no code generator for ", to_string(device),
                            "; run its modules without compilation"));
 }

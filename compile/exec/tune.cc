@@ -148,14 +148,14 @@ bool epilogues_pay(Device device, const Graph& graph, int32_t index, const std::
     calls.push_back({node_at(n).op->epilogue, node_at(n).inputs.size() > 1 ? &added.back() : nullptr});
   }
   const auto run_product = [&](std::span<const EpilogueCall> with) {
-    launch_kernel(device, {*product.op, pointers, {&result, 1}, product.attrs, product.where, with});
+    run_kernel({*product.op, pointers, {&result, 1}, product.attrs, product.where, with});
   };
   const auto apart = [&] {
     run_product({});
     for (size_t i = 0; i < epilogues.size(); ++i) {
       const GraphNode& node = node_at(epilogues[i]);
       const Tensor* inputs[] = {&result, &added[i]};
-      launch_kernel(device, {*node.op, {inputs, node.inputs.size()}, {&result, 1}, node.attrs, node.where});
+      run_kernel({*node.op, {inputs, node.inputs.size()}, {&result, 1}, node.attrs, node.where});
     }
   };
   const std::function<void()> candidates[] = {apart, [&] { run_product(calls); }};

@@ -28,9 +28,9 @@ bool only_widens(const Graph& graph, const std::vector<int32_t>& chain) {
 }
 
 // By product, what it is to do on its own result.
-EpilogueChains choose_epilogues(const Graph& graph, const PlanOptions& options) {
+EpilogueChains choose_epilogues(const Graph& graph, const Target& target, const PlanOptions& options) {
   if (options.epilogues == Epilogues::kNever) return {};
-  EpilogueChains chains = find_epilogues(graph, options.exact);
+  EpilogueChains chains = find_epilogues(graph, options.exact, {target.backend});
   if (options.epilogues == Epilogues::kAlways) return chains;
   for (size_t n = 0; n < chains.size(); ++n) {
     std::vector<int32_t>& chain = chains[n];
@@ -83,7 +83,7 @@ Plan plan_launches(Graph source, const Target& target, const PlanOptions& option
   plan.target = target.name();
   plan.graph = simplify(std::move(source));
   const Graph& graph = plan.graph;
-  const EpilogueChains epilogues = choose_epilogues(graph, options);
+  const EpilogueChains epilogues = choose_epilogues(graph, target, options);
   const std::vector<Unit> units = reproducible({.stage = "fuse", .graph = &graph},
                                                [&] { return fuse(graph, epilogues); });
   if (wants_dump("fuse")) dump("fuse", to_string(graph, units));

@@ -17,8 +17,12 @@ bool is_dense(const Graph& graph, ValueId id) {
 
 class EpilogueFinder {
  public:
-  EpilogueFinder(const Graph& graph, bool exact)
-      : graph_(graph), exact_(exact), reads_(graph.values.size(), 0), reader_(graph.values.size(), -1) {
+  EpilogueFinder(const Graph& graph, bool exact, Device device)
+      : graph_(graph),
+        exact_(exact),
+        device_(device),
+        reads_(graph.values.size(), 0),
+        reader_(graph.values.size(), -1) {
     for (size_t n = 0; n < graph.nodes.size(); ++n) {
       if (graph.nodes[n].op->kind == OpKind::kView) continue;
       for (ValueId id : graph.nodes[n].inputs) {
@@ -34,7 +38,8 @@ class EpilogueFinder {
 
   std::vector<int32_t> chain_of(const GraphNode& product) const {
     std::vector<int32_t> chain;
-    if (product.op->absorbs == nullptr || product.outputs.size() != 1) return chain;
+    const AbsorbsFn absorbs = entry_of(*product.op, device_).absorbs;
+    if (absorbs == nullptr || product.outputs.size() != 1) return chain;
     for (ValueId id : product.inputs)
       if (id != kNoValue && graph_.value(id).sizes.numel() == 0) return chain;  // nothing is multiplied
     std::vector<Epilogue> kinds;
@@ -44,7 +49,7 @@ class EpilogueFinder {
       const GraphNode& node = graph_.nodes[static_cast<size_t>(reader)];
       if (!applies(node, result)) return chain;
       kinds.push_back(node.op->epilogue);
-      if (!product.op->absorbs(kinds, graph_.value(product.outputs[0]).dtype, exact_)) return chain;
+      if (!absorbs(kinds, graph_.value(product.outputs[0]).dtype, exact_)) return chain;
       chain.push_back(reader);
       result = node.outputs[0];
     }
@@ -72,14 +77,15 @@ class EpilogueFinder {
 
   const Graph& graph_;
   bool exact_;
+  Device device_;
   std::vector<int> reads_;       // by written value
   std::vector<int32_t> reader_;  // the last
 };
 
 }  // namespace
 
-EpilogueChains find_epilogues(const Graph& graph, bool exact) {
-  const EpilogueFinder finder(graph, exact);
+EpilogueChains find_epilogues(const Graph& graph, bool exact, Device device) {
+  const EpilogueFinder finder(graph, exact, device);
   EpilogueChains chains(graph.nodes.size());
   std::vector<bool> taken(graph.nodes.size(), false);  // the sum of two products is an epilogue of one
   for (size_t n = 0; n < graph.nodes.size(); ++n) {

@@ -183,7 +183,7 @@ class Loader {
 
   // Starting values of a tensor that the file has not.
   void start(Tensor& part, const std::string& name) {
-    if (part.rank() >= 2) part.copy_(Tensor::randn(part.sizes(), {}, &generator_).mul_(0.02));
+    if (part.rank() >= 2) part.copy_(Tensor::randn(part.sizes(), part.device(), &generator_).mul_(0.02));
     else part.fill_(name.ends_with("bias") ? 0.0 : 1.0);
   }
 

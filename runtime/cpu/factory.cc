@@ -1,23 +1,15 @@
-#include "rondo/runtime/cpu/factory.h"
-
+// Kernels that make a tensor's first values.
 #include <cmath>
+#include <cstring>
 #include <numbers>
 
 #include "rondo/runtime/cpu/loops.h"
 #include "rondo/runtime/ops/factory.h"
+#include "rondo/runtime/ops/kernels.h"
 #include "rondo/runtime/random.h"
 
 namespace rondo::cpu {
 namespace {
-
-// As a number of type T: floats are rounded to f32 on their way to 16 bits, reals lose their fraction on their way to
-// an integer.
-template <class T, class Value> T number_as(Value value) {
-  if constexpr (std::is_same_v<T, bool>) return value != Value(0);
-  else if constexpr (std::is_same_v<T, BFloat16> || std::is_same_v<T, Float16>) return T(static_cast<float>(value));
-  else if constexpr (std::is_floating_point_v<Value> && std::is_integral_v<T>) return to_integer<T>(value);
-  else return static_cast<T>(value);
-}
 
 // out[i] = value(i) for a dense output.
 template <class T, class Value> void fill_dense(Tensor& out, Value value) {
@@ -29,7 +21,7 @@ template <class T, class Value> void fill_dense(Tensor& out, Value value) {
 template <class Value> void fill_dense(Tensor& out, Value value) {
   visit_dtype(out.dtype(), [&](auto tag) {
     using T = typename decltype(tag)::type;
-    fill_dense<T>(out, [&](int64_t i) { return number_as<T>(value(i)); });
+    fill_dense<T>(out, [&](int64_t i) { return ops::convert<T>(value(i)); });
   });
 }
 
@@ -39,12 +31,17 @@ void fill_kernel(const KernelContext& context) {
   const Attrs& attrs = context.attrs;
   visit_dtype(context.out().dtype(), [&](auto tag) {
     using T = typename decltype(tag)::type;
-    const T value = attrs.ints.size() == 0 ? number_as<T>(attrs.floats[0]) : number_as<T>(attrs.ints[0]);
-    if (context.out().is_contiguous()) return fill_dense<T>(context.out(), [value](int64_t) { return value; });
+    const T value = attrs.ints.size() == 0 ? ops::convert<T>(attrs.floats[0]) : ops::convert<T>(attrs.ints[0]);
+    double carried = 0;  // the bytes of `value`, which may be an integer that no double holds
+    std::memcpy(&carried, &value, sizeof(T));
+    const auto fill = [](const ops::ElementwiseRun& run, const double* bytes) {
+      T element;
+      std::memcpy(static_cast<void*>(&element), bytes, sizeof(T));
+      ops::elementwise_run<T, T>(run, [element](ComputeType<T>) { return element; });
+    };
     // An operand of the loops must be there: the output itself, whose old values do not matter.
     const Tensor* same[] = {&context.out()};
-    elementwise<T, T>({context.op, same, context.outputs, attrs, context.where},
-                      [value](ComputeType<T>) { return value; });
+    for_each_run<1>({context.op, same, context.outputs, attrs, context.where}, fill, &carried);
   });
 }
 

@@ -4,6 +4,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <bit>
 #include <chrono>
 #include <cstdio>
 #include <cstring>
@@ -23,6 +24,8 @@ namespace rondo::test {
 namespace {
 
 constexpr size_t kGuard = 64;
+// Protection changes in steps of a huge page: its cost grows with the number of pages.
+constexpr size_t kStep = size_t{2} << 20;
 constexpr int64_t kMostQueued = 4096;
 constexpr int kStreams = 3, kPoison = 0xFF, kGuardByte = 0xA5;
 constexpr int kMostDevices = 4;
@@ -42,7 +45,11 @@ struct Item {
 // its own, because blocks that the host freed later may still be in use by work in between.
 thread_local int running = 0;
 
-size_t rounded(size_t bytes) { return (std::max<size_t>(bytes, 1) + kAlignment - 1) / kAlignment * kAlignment; }
+// Powers of two, then quarters of them: few sizes, so that blocks are used again and few pages change their protection.
+size_t rounded(size_t bytes) {
+  const size_t floor = std::bit_floor(std::max(bytes, kAlignment)), step = floor < 4096 ? floor : floor / 4;
+  return (std::max(bytes, kAlignment) + step - 1) / step * step;
+}
 
 }  // namespace
 
@@ -51,11 +58,13 @@ class FakeDevice::Queue {
  public:
   Queue(const FakeDeviceOptions& options, int index)
       : options_(options), random_(options.seed * 1000 + static_cast<uint64_t>(index) + 1) {
-    void* memory = mmap(nullptr, options.bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (memory == MAP_FAILED) throw Error("FakeDevice: no address space");
-    begin_ = static_cast<std::byte*>(memory);
+    mapped_ = mmap(nullptr, options.bytes + kStep, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (mapped_ == MAP_FAILED) throw Error("FakeDevice: no address space");
+    const auto start = reinterpret_cast<uintptr_t>(mapped_);
+    begin_ = reinterpret_cast<std::byte*>((start + kStep - 1) / kStep * kStep);
+    madvise(begin_, options.bytes, MADV_HUGEPAGE);
   }
-  ~Queue() { munmap(begin_, options_.bytes); }
+  ~Queue() { munmap(mapped_, options_.bytes + kStep); }
 
   bool contains(const void* address) const { return address >= begin_ && address < begin_ + options_.bytes; }
 
@@ -78,6 +87,7 @@ class FakeDevice::Queue {
       throw OutOfMemoryError(absl::StrCat("out of memory: the fake device has no ", bytes, " bytes left"));
     std::byte* block = begin_ + used_;
     used_ += size + kGuard;
+    if (running > 0 && used_ > open_) protect(PROT_READ | PROT_WRITE);
     note_block(block, size);
     push(Stream::kCompute, [block, size] {
       std::memset(block, kPoison, size);
@@ -91,8 +101,9 @@ class FakeDevice::Queue {
     const size_t size = rounded(bytes);
     --counts_.blocks_in_use;
     bytes_in_use_ -= static_cast<int64_t>(size);
-    const auto poison = [block, size] {
-      for (size_t i = 0; i < kGuard; ++i)
+    const bool guarded = options_.frees_in_stream_order;  // otherwise the guard may not be written yet
+    const auto poison = [block, size, guarded] {
+      for (size_t i = 0; guarded && i < kGuard; ++i)
         if (block[size + i] != static_cast<std::byte>(kGuardByte)) {
           std::fprintf(stderr, "FakeDevice: work wrote behind a block of %zu bytes\n", size);
           std::abort();
@@ -224,18 +235,23 @@ class FakeDevice::Queue {
     items(stream).push_back({nullptr, nullptr, std::move(event)});
     ++n_queued_;
   }
+  // Of what has been used.
+  void protect(int protection) {
+    open_ = std::min((used_ + kStep - 1) / kStep * kStep, options_.bytes);
+    mprotect(begin_, open_, protection);
+  }
   template <class F> void with_open_memory(F&& f) {
-    if (running == 0) mprotect(begin_, options_.bytes, PROT_READ | PROT_WRITE);
+    if (running == 0) protect(PROT_READ | PROT_WRITE);
     f();
-    if (running == 0) mprotect(begin_, options_.bytes, PROT_NONE);
+    if (running == 0) protect(PROT_NONE);
   }
   // Runs items, one at a time from a stream that chance picks, until `enough` or nothing is left.
   template <class Enough> void run_until(Enough enough) {
     if (running > 0) return;
     if (enough() || n_queued_ == 0) return;
-    mprotect(begin_, options_.bytes, PROT_READ | PROT_WRITE);
+    protect(PROT_READ | PROT_WRITE);
     while (n_queued_ > 0 && !enough()) run_one();
-    mprotect(begin_, options_.bytes, PROT_NONE);
+    protect(PROT_NONE);
   }
   void run_one() {
     int ready[kStreams], n = 0;
@@ -271,8 +287,9 @@ class FakeDevice::Queue {
   const FakeDeviceOptions options_;
   mutable std::recursive_mutex mutex_;
   std::mt19937_64 random_;
+  void* mapped_ = nullptr;
   std::byte* begin_ = nullptr;
-  size_t used_ = 0;
+  size_t used_ = 0, open_ = 0;
   std::unordered_map<size_t, std::vector<std::byte*>> free_, nested_free_;  // by size
   std::deque<Item> streams_[kStreams];
   int64_t n_queued_ = 0, bytes_in_use_ = 0, peak_ = 0, fail_in_ = 0;

@@ -8,6 +8,14 @@
 #include <optional>
 
 #include "rondo/tests/fake_device/fake_device.h"
+#include "rondo/tests/fake_device/test_device.h"
+
+namespace rondo::test {
+namespace {
+Device chosen;
+}
+Device test_device() { return chosen; }
+}  // namespace rondo::test
 
 int main(int argc, char** argv) {
   testing::InitGoogleTest(&argc, argv);
@@ -18,6 +26,7 @@ int main(int argc, char** argv) {
     return 2;
   }
   rondo::test::FakeDevice fake({.seed = std::strtoull(name + 5, nullptr, 10)});
+  rondo::test::chosen = fake.device();
   const rondo::DeviceScope scope(fake.device());
   return RUN_ALL_TESTS();
 }

@@ -29,6 +29,7 @@ absl::Status check(const std::string& object) { return check_object(object); }
 }  // namespace
 
 constexpr Target kTarget = {
+    .backend = Backend::kCPU,
     .name = &name,
     .key = &host_key,
     .schedule = &schedule,
