@@ -7,6 +7,7 @@
 
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/tests/bits.h"
+#include "rondo/tests/fake_device/test_device.h"
 
 namespace rondo::test {
 
@@ -47,7 +48,7 @@ Tensor uniform(const Dims& sizes, double low, double high, uint64_t seed) {
   std::mt19937_64 random(seed * 7919 + 17);
   std::vector<double> values(static_cast<size_t>(sizes.numel()));
   for (double& v : values) v = low + (high - low) * (static_cast<double>(random() >> 11) * 0x1p-53);
-  return Tensor::from(values, sizes);
+  return Tensor::from(values, sizes).to(test_device());
 }
 
 std::vector<Tensor> apply_op(const OpDef& op, std::span<const Tensor> inputs, const Attrs& attrs, int n_outputs) {

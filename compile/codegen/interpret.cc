@@ -1,13 +1,11 @@
 #include "rondo/compile/codegen/interpret.h"
 
-#include <array>
 #include <bit>
 #include <cstring>
 #include <limits>
 
 #include "rondo/compile/codegen/loop_verify.h"
 #include "rondo/runtime/error.h"
-#include "rondo/runtime/ops/reduction_order.h"
 #include "rondo/runtime/ops/scalar_math.h"
 
 namespace rondo::compile {
@@ -49,8 +47,14 @@ Register convert(const Register& from, DType from_type, DType type) {
 
 class Interpreter {
  public:
-  Interpreter(const LoopKernel& kernel, void* const* operands, const double* scalars, int64_t begin)
-      : k_(kernel), operands_(operands), scalars_(scalars), registers_(kernel.instrs.size()), begin_(begin) {}
+  Interpreter(const LoopKernel& kernel, void* const* operands, const double* scalars, int64_t begin,
+              const RowOrder& order)
+      : k_(kernel),
+        operands_(operands),
+        scalars_(scalars),
+        registers_(kernel.instrs.size()),
+        begin_(begin),
+        order_(order) {}
 
   void run(int64_t end) {
     for (size_t i = 0; i < k_.operands.size(); ++i)
@@ -60,7 +64,7 @@ class Interpreter {
   }
 
  private:
-  using Lanes = std::array<Register, kLanes>;
+  using Lanes = std::vector<Register>;
 
   char* address(int operand_index, int64_t row, int64_t column) const {
     const Operand& operand = k_.operands[operand_index];
@@ -75,18 +79,19 @@ class Interpreter {
     for (const Stage& stage : k_.stages) {
       for (int32_t id : stage.row) execute(id, row, 0);
       std::vector<Lanes> lanes(stage.reductions.size());
-      for (size_t n = 0; n < lanes.size(); ++n) lanes[n].fill(identity(k_.instrs[stage.reductions[n]]));
+      for (size_t n = 0; n < lanes.size(); ++n)
+        lanes[n].assign(static_cast<size_t>(order_.lanes), identity(k_.instrs[stage.reductions[n]]));
       for (int64_t column = first; column < last; ++column) {
         for (int32_t id : stage.column) execute(id, row, column);
         for (size_t n = 0; n < lanes.size(); ++n) {
           const Instr& i = k_.instrs[stage.reductions[n]];
-          Register& lane = lanes[n][column % kLanes];
+          Register& lane = lanes[n][column % order_.lanes];
           lane = combine(i, lane, registers_[i.a]);
         }
       }
       for (size_t n = 0; n < lanes.size(); ++n) {
         const int32_t id = stage.reductions[n];
-        registers_[id] = tree(k_.instrs[id], lanes[n]);
+        registers_[id] = tree(k_.instrs[id], std::move(lanes[n]));
       }
     }
   }
@@ -102,10 +107,11 @@ class Interpreter {
     else apply(a.f32, b.f32);
     return out;
   }
-  static Register tree(const Instr& i, const Lanes& lanes) {
-    Register values[kLanes];
-    std::copy(lanes.begin(), lanes.end(), values);
-    return combine_lanes(values, [&](const Register& a, const Register& b) { return combine(i, a, b); });
+  Register tree(const Instr& i, Lanes lanes) const {
+    for (int32_t k : order_.distances)
+      for (size_t n = 0; n + static_cast<size_t>(k) < lanes.size(); ++n)
+        lanes[n] = combine(i, lanes[n], lanes[n + static_cast<size_t>(k)]);
+    return lanes[0];
   }
 
   void execute(int32_t id, int64_t row, int64_t column) {
@@ -211,15 +217,17 @@ class Interpreter {
   const double* scalars_;
   std::vector<Register> registers_;
   int64_t begin_;
+  const RowOrder& order_;
 };
 
 }  // namespace
 
-void interpret(const LoopKernel& kernel, void* const* operands, const double* scalars, int64_t begin, int64_t end) {
+void interpret(const LoopKernel& kernel, void* const* operands, const double* scalars, int64_t begin, int64_t end,
+               const RowOrder& order) {
   if (const std::string problem = verify(kernel); !problem.empty()) throw_internal(kernel.name + ": " + problem);
   if (kernel.split_columns)
     invariant(begin % kSplitGrain == 0 && (end % kSplitGrain == 0 || end == kernel.cols), "splits inside of a grain");
-  if (begin < end) Interpreter(kernel, operands, scalars, begin).run(end);
+  if (begin < end) Interpreter(kernel, operands, scalars, begin, order).run(end);
 }
 
 }  // namespace rondo::compile

@@ -3,11 +3,22 @@
 // than compiled code.
 #pragma once
 
+#include <vector>
+
 #include "rondo/compile/codegen/loop_ir.h"
 
 namespace rondo::compile {
 
+// The order of a reduction over the columns of a row. Lane c % lanes combines the columns c, in increasing c, onto the
+// identity. Then, for each distance k in turn, each lane i takes lane i + k; lane 0 has the result. The default is that
+// of ops/reduction_order.h; other targets have others.
+struct RowOrder {
+  int32_t lanes = kLanes;
+  std::vector<int32_t> distances = {8, 4, 2, 1};
+};
+
 // As a call of the compiled kernel (KernelEntry). Throws InternalError if verify(kernel) finds a problem.
-void interpret(const LoopKernel& kernel, void* const* operands, const double* scalars, int64_t begin, int64_t end);
+void interpret(const LoopKernel& kernel, void* const* operands, const double* scalars, int64_t begin, int64_t end,
+               const RowOrder& order = {});
 
 }  // namespace rondo::compile

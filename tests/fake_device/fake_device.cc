@@ -101,8 +101,9 @@ class FakeDevice::Queue {
     const size_t size = rounded(bytes);
     --counts_.blocks_in_use;
     bytes_in_use_ -= static_cast<int64_t>(size);
-    const auto poison = [block, size] {
-      for (size_t i = 0; i < kGuard; ++i)
+    const bool guarded = options_.frees_in_stream_order;  // otherwise the guard may not be written yet
+    const auto poison = [block, size, guarded] {
+      for (size_t i = 0; guarded && i < kGuard; ++i)
         if (block[size + i] != static_cast<std::byte>(kGuardByte)) {
           std::fprintf(stderr, "FakeDevice: work wrote behind a block of %zu bytes\n", size);
           std::abort();

@@ -64,7 +64,10 @@ template <class F> void for_each_sample(bool large, F&& fn) {
   for (const OpDef* op : all_ops()) {
     const OpSpec* spec = find_spec(op->name);
     if (spec == nullptr) continue;
-    for (const OpSample& sample : samples_of(*spec, large)) {
+    const std::vector<OpSample> samples = samples_of(*spec, large);
+    // What an op makes for itself belongs on its operands' device, not on the default one.
+    const DeviceScope elsewhere(kCPU);
+    for (const OpSample& sample : samples) {
       SCOPED_TRACE(std::string(op->name) + ": " + sample.label);
       try {
         fn(*op, *spec, sample);

@@ -1,0 +1,141 @@
+#include "rondo/compile/codegen/cuda/device_math.h"
+
+namespace rondo::compile::cuda {
+
+std::string_view device_math() {
+  return R"cuda(
+#define RONDO_DEVICE __device__ __forceinline__
+
+// ---- The 16-bit floats of runtime/dtype.h. The hardware's conversions make other NaNs, so these work on integers.
+struct rondo_bf16 { unsigned short bits; };
+struct rondo_f16 { unsigned short bits; };
+
+RONDO_DEVICE float to_float(rondo_bf16 x) { return __uint_as_float(static_cast<unsigned>(x.bits) << 16); }
+RONDO_DEVICE float to_float(rondo_f16 x) {
+  const unsigned sign = static_cast<unsigned>(x.bits & 0x8000u) << 16;
+  const unsigned exponent = (x.bits >> 10) & 0x1Fu, mantissa = x.bits & 0x3FFu;
+  if (exponent == 0x1Fu) return __uint_as_float(sign | 0x7F800000u | (mantissa ? 0x400000u : 0u) | (mantissa << 13));
+  if (exponent == 0u) {
+    const float tiny = static_cast<float>(mantissa) * 5.9604644775390625e-08f;  // 2^-24
+    return sign ? -tiny : tiny;
+  }
+  return __uint_as_float(sign | ((exponent + 112u) << 23) | (mantissa << 13));
+}
+RONDO_DEVICE rondo_bf16 to_bf16(float value) {
+  const unsigned u = __float_as_uint(value);
+  const unsigned rounded = (u + 0x7FFFu + ((u >> 16) & 1u)) >> 16;
+  const unsigned quiet_nan = (u >> 16) | 0x40u;
+  return {static_cast<unsigned short>((u & 0x7FFFFFFFu) > 0x7F800000u ? quiet_nan : rounded)};
+}
+RONDO_DEVICE rondo_f16 to_f16(float value) {
+  const unsigned u = __float_as_uint(value);
+  const unsigned sign = (u >> 16) & 0x8000u;
+  unsigned magnitude = u & 0x7FFFFFFFu;
+  if (magnitude > 0x7F800000u) return {static_cast<unsigned short>(sign | 0x7E00u | ((magnitude >> 13) & 0x3FFu))};
+  if (magnitude >= 0x47800000u) return {static_cast<unsigned short>(sign | 0x7C00u)};
+  if (magnitude < 0x38800000u) {
+    // A subnormal result: the adder rounds at the right bit.
+    const float shifted = __uint_as_float(magnitude) + __uint_as_float(0x3F000000u);
+    return {static_cast<unsigned short>(sign | (__float_as_uint(shifted) - 0x3F000000u))};
+  }
+  magnitude += 0xC8000FFFu + ((magnitude >> 13) & 1u);
+  return {static_cast<unsigned short>(sign | (magnitude >> 13))};
+}
+RONDO_DEVICE float round_bf16(float value) { return to_float(to_bf16(value)); }
+RONDO_DEVICE float round_f16(float value) { return to_float(to_f16(value)); }
+// The low byte of the integer that the float holds.
+RONDO_DEVICE unsigned char to_byte(float value) {
+  return static_cast<unsigned char>(__float_as_uint(value + 12582912.0f));  // 1.5 * 2^23
+}
+
+// ---- The primitives of runtime/ops/scalar_math.h
+RONDO_DEVICE float fma_of(float a, float b, float c) { return __fmaf_rn(a, b, c); }
+RONDO_DEVICE double fma_of(double a, double b, double c) { return __fma_rn(a, b, c); }
+RONDO_DEVICE float sqrt_of(float a) { return __fsqrt_rn(a); }
+RONDO_DEVICE double sqrt_of(double a) { return __dsqrt_rn(a); }
+RONDO_DEVICE float abs_of(float a) { return fabsf(a); }
+RONDO_DEVICE double abs_of(double a) { return fabs(a); }
+RONDO_DEVICE float round_even(float a) { return rintf(a); }
+RONDO_DEVICE double round_even(double a) { return rint(a); }
+RONDO_DEVICE float floor_of(float a) { return floorf(a); }
+RONDO_DEVICE double floor_of(double a) { return floor(a); }
+RONDO_DEVICE double bits_as_double(unsigned long long bits) { return __longlong_as_double(static_cast<long long>(bits)); }
+RONDO_DEVICE unsigned long long bits_of(double a) { return static_cast<unsigned long long>(__double_as_longlong(a)); }
+RONDO_DEVICE float exp2_int(float a) { return __uint_as_float((__float_as_uint(a + 12582912.0f) << 23) + 0x3F800000u); }
+RONDO_DEVICE double exp2_int(double a) {
+  return bits_as_double((bits_of(a + 6755399441055744.0) << 52) + 0x3FF0000000000000ull);  // 1.5 * 2^52
+}
+RONDO_DEVICE float exponent_of(float a) { return static_cast<float>((static_cast<int>(__float_as_uint(a)) >> 23) - 127); }
+RONDO_DEVICE double exponent_of(double a) { return static_cast<double>((__double_as_longlong(a) >> 52) - 1023); }
+RONDO_DEVICE float mantissa_of(float a) { return __uint_as_float((__float_as_uint(a) & 0x007FFFFFu) | 0x3F800000u); }
+RONDO_DEVICE double mantissa_of(double a) {
+  return bits_as_double((bits_of(a) & 0x000FFFFFFFFFFFFFull) | 0x3FF0000000000000ull);
+}
+
+// ---- Memory: kElements neighbours at once where all exist and the address allows it
+template <class T, int kElements> struct alignas(kElements * sizeof(T)) Pack {
+  T at[kElements];
+};
+template <int kElements, class T> RONDO_DEVICE Pack<T, kElements> load(const T* from, int exist) {
+  using Whole = Pack<T, kElements>;
+  if (exist == kElements && (reinterpret_cast<size_t>(from) & (sizeof(Whole) - 1)) == 0)
+    return *reinterpret_cast<const Whole*>(from);
+  Whole pack = {};
+#pragma unroll
+  for (int e = 0; e < kElements; ++e)
+    if (e < exist) pack.at[e] = from[e];
+  return pack;
+}
+template <int kElements, class T> RONDO_DEVICE Pack<T, kElements> load(const T* from, long long stride, int exist) {
+  Pack<T, kElements> pack = {};
+#pragma unroll
+  for (int e = 0; e < kElements; ++e)
+    if (e < exist) pack.at[e] = from[e * stride];
+  return pack;
+}
+template <int kElements, class T> RONDO_DEVICE void store(T* to, const Pack<T, kElements>& pack, int exist) {
+  using Whole = Pack<T, kElements>;
+  if (exist == kElements && (reinterpret_cast<size_t>(to) & (sizeof(Whole) - 1)) == 0) {
+    *reinterpret_cast<Whole*>(to) = pack;
+    return;
+  }
+#pragma unroll
+  for (int e = 0; e < kElements; ++e)
+    if (e < exist) to[e] = pack.at[e];
+}
+template <int kElements, class T> RONDO_DEVICE void store(T* to, long long stride, const Pack<T, kElements>& pack, int exist) {
+#pragma unroll
+  for (int e = 0; e < kElements; ++e)
+    if (e < exist) to[e * stride] = pack.at[e];
+}
+
+// ---- Reductions in the order of codegen/cuda/schedule.h
+struct Sum {
+  template <class T> static __device__ __forceinline__ T combine(T a, T b) { return a + b; }
+};
+// NaN if either is.
+struct Max {
+  template <class T> static __device__ __forceinline__ T combine(T a, T b) { return a != a ? a : (b < a ? a : b); }
+};
+// Of the elements of one thread.
+template <class Op, class T, int kElements> RONDO_DEVICE T thread_reduce(const T (&lanes)[kElements]) {
+  T tree[kElements];
+#pragma unroll
+  for (int i = 0; i < kElements; ++i) tree[i] = lanes[i];
+#pragma unroll
+  for (int width = kElements / 2; width > 0; width /= 2)
+#pragma unroll
+    for (int i = 0; i < width; ++i) tree[i] = Op::combine(tree[i], tree[i + width]);
+  return tree[0];
+}
+// Of each kThreads neighbours in a warp, all of which get it. Every thread of the warp takes part.
+template <class Op, int kThreads, class T> RONDO_DEVICE T warp_reduce(T value) {
+#pragma unroll
+  for (int width = kThreads / 2; width > 0; width /= 2)
+    value = Op::combine(value, __shfl_down_sync(0xFFFFFFFFu, value, width, kThreads));
+  return __shfl_sync(0xFFFFFFFFu, value, 0, kThreads);
+}
+)cuda";
+}
+
+}  // namespace rondo::compile::cuda

@@ -1,0 +1,36 @@
+// CUDA C++ from the loop IR: text that NVRTC and nvcc accept after device_math(). Needs no device, no header of CUDA.
+//
+//   const Schedule s = schedule(kernel);
+//   source = std::string(device_math()) + emit(kernel, s);
+//   ... cuLaunchKernel(code, grid(kernel, s), {operands..., scalars..., integers...})
+//
+// Parameters of a kernel, in order: a pointer for each operand; a double for each scalar; then 64-bit integers, whose
+// values are integer_arguments(). A column sum leaves partial sums, [chunks, cols] of its compute type, which a second
+// kernel (emit_combine) adds up.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "rondo/compile/codegen/cuda/schedule.h"
+#include "rondo/compile/codegen/loop_ir.h"
+
+namespace rondo::compile::cuda {
+
+// One function, `extern "C" __global__ void <kernel.name>(...)`. It serves every kernel of equal code_text() and equal
+// schedule (but for the schedule's chunk_rows).
+std::string emit(const LoopKernel& kernel, const Schedule& schedule);
+// Rows; rows of a chunk where there are column sums; extents that vary.
+std::vector<int64_t> integer_arguments(const LoopKernel& kernel, const Schedule& schedule);
+
+// Combines the partial sums of several column sums in one launch (combine_grid). Parameters: for each sum, the partial
+// sums and the result; then the number of chunks and that of columns.
+struct CombinedSum {
+  DType compute;  // of the partial sums
+  DType stored;   // of the result
+};
+std::string emit_combine(const std::string& name, std::span<const CombinedSum> sums);
+
+}  // namespace rondo::compile::cuda

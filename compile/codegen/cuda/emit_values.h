@@ -1,0 +1,24 @@
+// One instruction of the loop IR as an expression of CUDA C++: what codegen/interpret.cc does, as text.
+#pragma once
+
+#include <string>
+
+#include "rondo/compile/codegen/loop_ir.h"
+
+namespace rondo::compile::cuda {
+
+std::string memory_type(DType type);    // of an element in memory
+std::string register_type(DType type);  // of a register: float for the 16-bit floats
+
+// The type of what an instruction computes.
+DType result_type(const Instr& instr);
+// `value`, rounded to `type`.
+std::string literal(double value, DType type);
+// Of an element of type `memory` (the expression `element`), as a register of `type`.
+std::string from_memory(const std::string& element, DType memory, DType type);
+// Of a register of `type` (the expression `value`), as an element of type `memory`.
+std::string to_memory(const std::string& value, DType type, DType memory);
+// An instruction without memory, reduction or effect, on the registers v<id>.
+std::string arithmetic(const LoopKernel& kernel, const Instr& instr);
+
+}  // namespace rondo::compile::cuda

@@ -1,0 +1,153 @@
+// CUDA C++ for the host's compiler: included in front of kernels (-include), so that they run on the fibers of
+// machine.h. Supplies what kernels of ours use: threadIdx and its kin, shared memory, barriers, shuffles, atomics, a
+// few intrinsics. A file of kernels ends with CUDA_ON_HOST_FILE, and has CUDA_ON_HOST_KERNEL(name) for each kernel.
+#pragma once
+
+#include <math.h>
+#include <stddef.h>
+#include <stdint.h>
+
+namespace cuda_on_host {
+
+struct Dim3 {
+  unsigned x = 1, y = 1, z = 1;
+};
+// What kernels see of the machine that runs them. The machine writes `thread` and `block` before it runs a thread.
+struct View {
+  Dim3 thread, block, block_dim, grid_dim;
+  void (*sync_block)(int line) = nullptr;
+  void (*sync_warp)(unsigned mask, int line) = nullptr;
+  uint64_t (*shuffle)(unsigned mask, uint64_t value, int from_lane, int line) = nullptr;
+};
+// What the machine sees of a file of kernels.
+constexpr int kGuardBytes = 64;
+struct SharedMemory {
+  char *begin, *end;  // all shared variables, each behind a guard
+  char *const *guards, *const *guards_end;
+};
+constexpr int kWarp = 32;
+
+}  // namespace cuda_on_host
+
+#ifdef CUDA_ON_HOST_KERNELS  // ---- Below: for files of kernels only
+
+namespace cuda_on_host {
+
+static const View* view;
+
+inline int lane() { return static_cast<int>(view->thread.x % kWarp); }
+
+template <class To, class From> inline To bit_copy(From from) {
+  static_assert(sizeof(To) == sizeof(From), "another size");
+  To to;
+  __builtin_memcpy(&to, &from, sizeof(to));
+  return to;
+}
+
+template <class T> inline T exchange(int line, unsigned mask, T value, int from_lane) {
+  static_assert(sizeof(T) <= 8, "a shuffle moves at most 8 bytes");
+  uint64_t bits = 0;
+  __builtin_memcpy(&bits, &value, sizeof(T));
+  bits = view->shuffle(mask, bits, from_lane, line);
+  __builtin_memcpy(&value, &bits, sizeof(T));
+  return value;
+}
+// Who reads outside of the own segment of `width` lanes gets the own value.
+template <class T> inline T shuffle(int line, unsigned mask, T value, int from, int width = kWarp) {
+  return exchange(line, mask, value, (lane() & ~(width - 1)) | (from & (width - 1)));
+}
+template <class T> inline T shuffle_down(int line, unsigned mask, T value, unsigned delta, int width = kWarp) {
+  const int from = (lane() & (width - 1)) + static_cast<int>(delta);
+  return exchange(line, mask, value, from < width ? lane() + static_cast<int>(delta) : lane());
+}
+template <class T> inline T shuffle_up(int line, unsigned mask, T value, unsigned delta, int width = kWarp) {
+  const int from = (lane() & (width - 1)) - static_cast<int>(delta);
+  return exchange(line, mask, value, from >= 0 ? lane() - static_cast<int>(delta) : lane());
+}
+template <class T> inline T shuffle_xor(int line, unsigned mask, T value, int bits, int width = kWarp) {
+  const int from = lane() ^ bits;
+  return exchange(line, mask, value, from / width == lane() / width ? from : lane());
+}
+
+// Calls a kernel with the values that `parameters` point to, as cuLaunchKernel does.
+template <size_t... I> struct Indices {};
+template <size_t N, size_t... I> struct CountTo : CountTo<N - 1, N - 1, I...> {};
+template <size_t... I> struct CountTo<0, I...> { typedef Indices<I...> Type; };
+template <class... T, size_t... I> inline void call(void (*kernel)(T...), void** parameters, Indices<I...>) {
+  kernel(*static_cast<T*>(parameters[I])...);
+}
+template <class... T> inline void call(void (*kernel)(T...), void** parameters) {
+  call(kernel, parameters, typename CountTo<sizeof...(T)>::Type());
+}
+
+}  // namespace cuda_on_host
+
+// ---- Shared memory is one section of the library. The machine fills it with NaN before each block and looks at the
+// guards after it.
+#define CUDA_ON_HOST_JOIN_(a, b) a##b
+#define CUDA_ON_HOST_JOIN(a, b) CUDA_ON_HOST_JOIN_(a, b)
+#define CUDA_ON_HOST_IN(section_name) static __attribute__((section(section_name), used, aligned(8)))
+#define CUDA_ON_HOST_SHARED(n)                                                                         \
+  CUDA_ON_HOST_IN("cuda_shared") char CUDA_ON_HOST_JOIN(guard_, n)[cuda_on_host::kGuardBytes];         \
+  CUDA_ON_HOST_IN("cuda_guards") char* CUDA_ON_HOST_JOIN(guard_at_, n) = CUDA_ON_HOST_JOIN(guard_, n); \
+  CUDA_ON_HOST_IN("cuda_shared")
+#define CUDA_ON_HOST_NEXT_SHARED(n) CUDA_ON_HOST_SHARED(n)
+#define __shared__ CUDA_ON_HOST_NEXT_SHARED(__COUNTER__)
+// A guard behind the last variable too, and both sections exist in every file.
+CUDA_ON_HOST_IN("cuda_shared") char cuda_on_host_guard[cuda_on_host::kGuardBytes];
+CUDA_ON_HOST_IN("cuda_guards") char* cuda_on_host_guard_at = cuda_on_host_guard;
+extern "C" {
+extern char __start_cuda_shared[], __stop_cuda_shared[];
+extern char *__start_cuda_guards[], *__stop_cuda_guards[];
+__attribute__((visibility("default"))) cuda_on_host::SharedMemory cuda_on_host_bind(const cuda_on_host::View* view) {
+  cuda_on_host::view = view;
+  return {__start_cuda_shared, __stop_cuda_shared, __start_cuda_guards, __stop_cuda_guards};
+}
+}
+#define CUDA_ON_HOST_KERNEL(name)                                                          \
+  extern "C" __attribute__((visibility("default"))) void name##__call(void** parameters) { \
+    cuda_on_host::call(&name, parameters);                                                 \
+  }
+
+// ---- The language
+#define __global__
+#define __device__
+#define __host__
+#define __forceinline__ inline
+#define __launch_bounds__(...)
+#define threadIdx (cuda_on_host::view->thread)
+#define blockIdx (cuda_on_host::view->block)
+#define blockDim (cuda_on_host::view->block_dim)
+#define gridDim (cuda_on_host::view->grid_dim)
+
+#define __syncthreads() cuda_on_host::view->sync_block(__LINE__)
+#define __syncwarp(...) cuda_on_host::view->sync_warp(0xFFFFFFFFu __VA_OPT__(&(__VA_ARGS__)), __LINE__)
+#define __shfl_sync(...) cuda_on_host::shuffle(__LINE__, __VA_ARGS__)
+#define __shfl_down_sync(...) cuda_on_host::shuffle_down(__LINE__, __VA_ARGS__)
+#define __shfl_up_sync(...) cuda_on_host::shuffle_up(__LINE__, __VA_ARGS__)
+#define __shfl_xor_sync(...) cuda_on_host::shuffle_xor(__LINE__, __VA_ARGS__)
+
+inline float __uint_as_float(unsigned u) { return cuda_on_host::bit_copy<float>(u); }
+inline unsigned __float_as_uint(float f) { return cuda_on_host::bit_copy<unsigned>(f); }
+inline double __longlong_as_double(long long i) { return cuda_on_host::bit_copy<double>(i); }
+inline long long __double_as_longlong(double d) { return cuda_on_host::bit_copy<long long>(d); }
+inline float __fmaf_rn(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
+inline double __fma_rn(double a, double b, double c) { return __builtin_fma(a, b, c); }
+inline float __fsqrt_rn(float a) { return __builtin_sqrtf(a); }
+inline double __dsqrt_rn(double a) { return __builtin_sqrt(a); }
+
+inline int atomicAdd(int* to, int value) { return __atomic_fetch_add(to, value, __ATOMIC_RELAXED); }
+inline unsigned atomicAdd(unsigned* to, unsigned value) { return __atomic_fetch_add(to, value, __ATOMIC_RELAXED); }
+inline float atomicAdd(float* to, float value) {
+  unsigned* const bits = reinterpret_cast<unsigned*>(to);
+  unsigned old = __atomic_load_n(bits, __ATOMIC_RELAXED);
+  while (!__atomic_compare_exchange_n(bits, &old, __float_as_uint(__uint_as_float(old) + value), false,
+                                      __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
+  }
+  return __uint_as_float(old);
+}
+inline int atomicCAS(int* at, int expected, int value) {
+  __atomic_compare_exchange_n(at, &expected, value, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
+  return expected;
+}
+#endif

@@ -1,0 +1,186 @@
+// The CUDA target on hand-built kernels: every operation, type, layout, reduction and column sum.
+#include "rondo/runtime/error.h"
+#include "rondo/tests/cuda_on_host/hand_built.h"
+
+namespace rondo::compile::cuda {
+namespace {
+
+constexpr int64_t kColumns[] = {1, 3, 4, 20, 100, 133};
+
+TEST(CudaEmit, EveryOp) {
+  Batch batch;
+  for (DType type : {kF32, kF64})
+    for (int64_t cols : kColumns) batch.add_both(every_op(type, 9, cols), {.scalars = {0.3, 1.00390625}});
+  batch.check();
+}
+
+TEST(CudaEmit, StoresAndLoadsOfEveryType) {
+  Batch batch;
+  for (DType from : {kF64, kF32, kBF16, kF16, kI64, kI32, kU8, kBool}) {
+    for (int64_t cols : {int64_t{16}, int64_t{37}}) {
+      KernelBuilder b("convert", 8, cols);
+      const int32_t x = b.dense(from);
+      for (DType type : {kF64, kF32, kBF16, kF16, kBool}) {
+        const LoopValue v = b.load(x, type);
+        for (DType to : {kF64, kF32, kBF16, kF16, kBool}) b.store(b.dense(to, true), v);
+        if (type == kF32) b.store(b.dense(kU8, true), v);
+      }
+      batch.add(b.kernel);
+    }
+  }
+  batch.check();
+}
+
+// Every rounding case of bf16 and f16: all upper halves of an f32 with the lower halves that decide; and back.
+TEST(CudaEmit, RoundsLikeTheRuntime) {
+  constexpr uint32_t kLower[] = {0, 1, 0x0FFF, 0x1000, 0x1001, 0x2FFF, 0x3000, 0x7FFF, 0x8000, 0x8001, 0xFFFF};
+  std::vector<float> values;
+  for (uint32_t upper = 0; upper < 65536; ++upper)
+    for (uint32_t lower : kLower) values.push_back(std::bit_cast<float>(upper << 16 | lower));
+  const auto n = static_cast<int64_t>(values.size());
+  KernelBuilder b("round", 1, n);
+  b.kernel.split_columns = true;
+  const int32_t x = b.dense(kF32);
+  const LoopValue v = b.load(x, kF32);
+  for (DType to : {kBF16, kF16}) {
+    b.store(b.dense(to, true), v);
+    b.store(b.dense(kF32, true), b.cast(v, to));
+  }
+  Batch batch;
+  const auto* bytes = reinterpret_cast<const std::byte*>(values.data());
+  batch.add(b.kernel, {}, Batch::Sizes::kConstant, {{x, Buffer(bytes, bytes + values.size() * sizeof(float))}});
+  batch.check();
+}
+
+// Broadcast, transposed and repeated operands.
+TEST(CudaEmit, Layouts) {
+  Batch batch;
+  for (int64_t cols : kColumns) {
+    KernelBuilder b("layouts", 12, cols);
+    const int32_t operands[] = {b.dense(kF32),
+                                b.per_row(kF32),
+                                b.per_column(kBF16),
+                                b.single(kF32),
+                                b.operand(kF32, {{1, 12, 1}}, 12, false),  // transposed
+                                b.operand(kF32, {{4, 3, cols}, {1, 4, 3 * cols}}, 1, false),
+                                b.operand(kF32, {{1, 4, cols}}, 1, false),  // repeats every 4 rows
+                                b.operand(kF32, {{3, 4, 2}}, 2, false)};
+    LoopValue sum = b.constant(0.5, kF32);
+    for (int32_t operand : operands) {
+      const bool row = b.kernel.operands[static_cast<size_t>(operand)].col_stride == 0;
+      if (row) b.in_row();
+      const LoopValue v = b.load(operand, kF32);
+      b.in_column();
+      sum = b.emit(LoopOp::kAdd, kF32, sum, v);
+    }
+    b.store(b.dense(kF32, true), sum);
+    b.store(b.operand(kBF16, {{1, 12, 1}}, 12, true), sum);
+    batch.add_both(b.kernel);
+  }
+  batch.check();
+}
+
+constexpr int64_t kLong[] = {1, 2, 3, 7, 20, 64, 127, 768, 1024, 1025, 3000, 5001};
+
+TEST(CudaEmit, RowReductions) {
+  Batch batch;
+  for (int64_t cols : kLong) batch.add_both(softmax(kF32, 7, cols));
+  for (DType type : {kF64, kBF16, kF16})
+    for (int64_t cols : {20, 1500}) batch.add_both(softmax(type, 70, cols));
+  batch.check();
+}
+
+TEST(CudaEmit, ColumnSums) {
+  Batch batch;
+  for (int64_t rows : {1, 8, 37, 600})
+    for (int64_t cols : {1, 5, 100, 300}) {
+      batch.add_both(bias_backward(kF32, rows, cols));
+      batch.add_both(norm_backward(kF32, rows, cols));
+    }
+  for (int64_t cols : {1025, 3001}) batch.add_both(norm_backward(kF32, 19, cols));
+  for (DType type : {kF64, kBF16}) {
+    batch.add_both(bias_backward(type, 4200, 12));
+    batch.add_both(norm_backward(type, 70, 24));
+  }
+  batch.check();
+}
+
+// The order of a sum moves it by rounding errors only: n additions of relative error u each, in two orders, of terms
+// whose magnitudes add up to m, differ by at most 2 n u m (Higham, Accuracy and Stability, section 4.2).
+TEST(CudaEmit, OrdersDifferByRoundingOnly) {
+  for (int64_t cols : kLong) {
+    KernelBuilder b("sums", 5, cols, 2);
+    const int32_t x = b.dense(kF32), sums = b.per_row(kF32, true), maxima = b.per_row(kF32, true);
+    const LoopValue v = b.stage(0).load(x, kF32);
+    const LoopValue sum = b.reduce(LoopOp::kReduceSum, v), max = b.reduce(LoopOp::kReduceMax, v);
+    b.stage(1).in_row().store(sums, sum);
+    b.store(maxima, max);
+    std::mt19937 random(3);
+    const auto as_floats = [](Buffer& buffer) { return reinterpret_cast<float*>(buffer.data()); };
+    std::vector<Buffer> here = {random_buffer(kF32, 5 * cols, random, Samples::kTame), Buffer(20), Buffer(20)};
+    std::vector<Buffer> there = here;
+    const Schedule s = schedule(b.kernel);
+    interpret_in_order(b.kernel, s, {}, here);  // what the CUDA kernel computes, bit for bit: RowReductions
+    void* pointers[] = {there[0].data(), there[1].data(), there[2].data()};
+    interpret(b.kernel, pointers, nullptr, 0, 5);
+    for (int64_t row = 0; row < 5; ++row) {
+      double magnitude = 0;
+      for (int64_t c = 0; c < cols; ++c) magnitude += std::abs(as_floats(here[0])[row * cols + c]);
+      const double bound = 2.0 * static_cast<double>(cols) * 0x1p-24 * magnitude;
+      EXPECT_LE(std::abs(double{as_floats(here[1])[row]} - as_floats(there[1])[row]), bound) << cols;
+      EXPECT_EQ(as_floats(here[2])[row], as_floats(there[2])[row]);
+    }
+  }
+}
+
+// A row's sum has the same bits in whatever kernel it is computed, a column's too.
+TEST(CudaSchedule, OrdersFollowFromTheShape) {
+  for (int64_t cols : kLong) {
+    const Schedule alone = schedule(softmax(kF32, 600, cols)), fused = schedule(norm_backward(kBF16, 600, cols)),
+                   simple = schedule(bias_backward(kF64, 600, cols));
+    EXPECT_EQ(row_order(alone).lanes, row_order(fused).lanes);
+    EXPECT_EQ(row_order(alone).distances, row_order(fused).distances);
+    EXPECT_EQ(fused.chunk_rows, simple.chunk_rows);
+  }
+  for (int64_t rows : {1, 512 * 8, 512 * 8 + 1, 1 << 20}) {
+    const Schedule s = schedule(bias_backward(kF32, rows, 12));
+    EXPECT_LE(chunks(bias_backward(kF32, rows, 12), s), 512);
+    EXPECT_GE(s.chunk_rows * chunks(bias_backward(kF32, rows, 12), s), rows);
+  }
+}
+
+// Indices have 64 bits where 32 are too few, and a grid that no device has is refused.
+TEST(CudaSchedule, LargeTensors) {
+  EXPECT_FALSE(schedule(softmax(kF32, 1 << 20, 1000)).wide);
+  EXPECT_TRUE(schedule(softmax(kF32, 1 << 21, 1100)).wide);
+  EXPECT_TRUE(schedule(scale(2.0, int64_t{1} << 31)).wide);
+  EXPECT_FALSE(schedule(scale(2.0, (int64_t{1} << 31) - 4096)).wide);
+  const LoopKernel huge = softmax(kF32, int64_t{1} << 32, 3000);
+  EXPECT_THROW(grid(huge, schedule(huge)), Error);
+  // Their code, on small ones.
+  Batch batch;
+  for (int64_t cols : {20, 1500}) {
+    for (const LoopKernel& kernel : {softmax(kF32, 70, cols), norm_backward(kF32, 70, cols),
+                                     bias_backward(kF32, 70, cols), every_op(kF32, 9, cols), scale(2.0, cols)})
+      batch.add(kernel, {.scalars = {0.3, 1.0}}, Batch::Sizes::kWide);
+  }
+  batch.check();
+}
+
+// An output in an input's memory: of elements, and of what all threads of a row read before one of them writes.
+TEST(CudaEmit, InPlace) {
+  Batch batch;
+  for (int64_t cols : {5, 100, 2000}) {
+    KernelBuilder b("in_place", 6, cols, 2);
+    const int32_t x = b.dense(kF32), s = b.per_row(kF32), y = b.dense(kF32, true), t = b.per_row(kF32, true);
+    const LoopValue scale = b.stage(0).in_row().load(s, kF32);
+    const LoopValue sum = b.in_column().reduce(LoopOp::kReduceSum, b.load(x, kF32));
+    b.stage(1).in_row().store(t, b.emit(LoopOp::kAdd, kF32, scale, sum));
+    b.in_column().store(y, b.emit(LoopOp::kMul, kF32, b.load(x, kF32), scale));
+    batch.add_both(b.kernel, {.in_place = {{y, x}, {t, s}}});
+  }
+  batch.check();
+}
+
+}  // namespace
+}  // namespace rondo::compile::cuda

@@ -1,0 +1,186 @@
+#include "rondo/tests/cuda_on_host/emitted.h"
+
+#include <map>
+
+#include "absl/strings/str_cat.h"
+#include "rondo/compile/codegen/cuda/emit.h"
+
+namespace rondo::compile::cuda {
+namespace {
+
+using cuda_on_host::DeviceBuffer;
+using cuda_on_host::Order;
+
+// What a column sum is stored as, in tests: all types in turn.
+DType stored_type(const Operand& partial, size_t n) {
+  constexpr DType kTypes[] = {kF32, kBF16, kF16};
+  return partial.dtype == kF64 ? kF64 : kTypes[n % std::size(kTypes)];
+}
+std::vector<CombinedSum> combined_sums(const LoopKernel& kernel) {
+  std::vector<CombinedSum> sums;
+  for (size_t i = 0; i < kernel.operands.size(); ++i)
+    if (kernel.operands[i].is_partial) sums.push_back({kernel.operands[i].dtype, stored_type(kernel.operands[i], i)});
+  return sums;
+}
+
+// Note [Column order on CUDA].
+template <class C> Buffer combine_in_order(const Buffer& partial, int64_t chunks, int64_t cols, DType stored) {
+  Buffer out(static_cast<size_t>(cols) * size_of(stored));
+  const auto* in = reinterpret_cast<const C*>(partial.data());
+  for (int64_t c = 0; c < cols; ++c) {
+    C total = 0;
+    for (int64_t g = 0; g < kCombineGroups; ++g) {
+      C sum = 0;
+      for (int64_t k = g; k < chunks; k += kCombineGroups) sum = sum + in[k * cols + c];
+      total = g == 0 ? sum : total + sum;
+    }
+    visit_floating(stored, [&](auto tag) {
+      using T = typename decltype(tag)::type;
+      const T value = static_cast<T>(total);
+      std::memcpy(out.data() + static_cast<size_t>(c) * sizeof(T), &value, sizeof(T));
+    });
+  }
+  return out;
+}
+
+// Device memory for the operands of one launch.
+class Operands {
+ public:
+  Operands(const std::vector<Buffer>& contents, DeviceBuffer::Side side) {
+    for (const Buffer& buffer : contents) {
+      buffers_.push_back(std::make_unique<DeviceBuffer>(buffer.size(), side));
+      std::memcpy(buffers_.back()->data(), buffer.data(), buffer.size());
+      pointers_.push_back(buffers_.back()->data());
+    }
+  }
+  std::vector<void*>& pointers() { return pointers_; }
+  Buffer read(size_t i) const {
+    const auto* data = reinterpret_cast<const std::byte*>(buffers_[i]->data());
+    return Buffer(data, data + buffers_[i]->size());
+  }
+  bool intact() const {
+    for (const auto& buffer : buffers_)
+      if (!buffer->is_intact()) return false;
+    return true;
+  }
+
+ private:
+  std::vector<std::unique_ptr<DeviceBuffer>> buffers_;
+  std::vector<void*> pointers_;
+};
+
+const char* name_of(Order order) {
+  return order == Order::kForward ? "forward" : order == Order::kReverse ? "reverse" : "random order";
+}
+
+}  // namespace
+
+int32_t Batch::add_source(const std::string& name, const std::string& text) {
+  sources_.push_back({name, text});
+  return static_cast<int32_t>(sources_.size()) - 1;
+}
+
+void Batch::add(LoopKernel kernel, RunOptions options, Sizes sizes, Contents given) {
+  if (sizes == Sizes::kDynamic) {
+    const std::vector<int64_t> list = extents(kernel);
+    kernel.varying.clear();
+    for (int64_t extent : list) kernel.varying.push_back(may_vary(extent));
+  }
+  kernel.name = absl::StrCat("k", cases_.size());
+  Schedule s = schedule(kernel);
+  if (sizes == Sizes::kWide) s.wide = true;
+  Case c{kernel, s, std::move(options), std::move(given), "", 0};
+  // The code is made for other sizes, where it reads them.
+  LoopKernel other = kernel;
+  if (sizes == Sizes::kDynamic) {
+    other = at_other_sizes(kernel);
+    other.varying = kernel.varying;
+  }
+  c.text = emit(other, s);
+  c.code = add_source(kernel.name, c.text);
+  if (s.chunk_rows > 0) {
+    c.kernel.chunk_rows = s.chunk_rows;
+    const std::string combine = kernel.name + "_combine";
+    c.combine = add_source(combine, emit_combine(combine, combined_sums(kernel)));
+  }
+  cases_.push_back(std::move(c));
+}
+
+void interpret_in_order(const LoopKernel& kernel, const Schedule& schedule, const RunOptions& options,
+                        std::vector<Buffer>& buffers) {
+  std::vector<void*> pointers;
+  for (Buffer& buffer : buffers) pointers.push_back(buffer.data());
+  for (auto [output, input] : options.in_place)
+    pointers[static_cast<size_t>(output)] = pointers[static_cast<size_t>(input)];
+  const int64_t all = kernel.split_columns ? kernel.cols : kernel.rows;
+  const int64_t step = schedule.chunk_rows > 0 ? schedule.chunk_rows : all;
+  for (int64_t at = 0; at < all; at += step)
+    interpret(kernel, pointers.data(), options.scalars.data(), at, std::min(all, at + step), row_order(schedule));
+}
+
+void Batch::check() const {
+  const cuda_on_host::KernelFiles files(sources_);
+  for (const Case& c : cases_) {
+    std::mt19937 random(42);
+    std::vector<Buffer> before;
+    for (const Operand& operand : c.kernel.operands)
+      before.push_back(random_buffer(operand.dtype, elements_of(c.kernel, operand), random, c.options.samples));
+    for (const auto& [operand, contents] : c.given) before[static_cast<size_t>(operand)] = contents;
+    std::vector<Buffer> expected = before;
+    interpret_in_order(c.kernel, c.schedule, c.options, expected);
+    for (Order order : {Order::kForward, Order::kReverse, Order::kRandom}) {
+      SCOPED_TRACE(absl::StrCat(name_of(order), "\n", to_string(c.kernel), c.text));
+      check(c, files, order, before, expected);
+      if (testing::Test::HasFailure()) return;  // one is enough to read
+    }
+  }
+}
+
+void Batch::check(const Case& c, const cuda_on_host::KernelFiles& files, Order order, const std::vector<Buffer>& before,
+                  const std::vector<Buffer>& expected) const {
+  const auto side = order == Order::kReverse ? DeviceBuffer::Side::kBegin : DeviceBuffer::Side::kEnd;
+  Operands operands(before, side);
+  std::vector<void*> pointers = operands.pointers();
+  for (auto [output, input] : c.options.in_place)
+    pointers[static_cast<size_t>(output)] = pointers[static_cast<size_t>(input)];
+  std::vector<double> scalars = c.options.scalars;
+  std::vector<int64_t> integers = integer_arguments(c.kernel, c.schedule);
+  std::vector<void*> parameters;
+  for (void*& p : pointers) parameters.push_back(&p);
+  for (int32_t i = 0; i < c.kernel.n_scalars; ++i) parameters.push_back(&scalars[static_cast<size_t>(i)]);
+  for (int64_t& i : integers) parameters.push_back(&i);
+  const Grid g = grid(c.kernel, c.schedule);
+  ASSERT_NO_THROW(
+      cuda_on_host::launch(files.kernel(static_cast<size_t>(c.code)), {g.x, g.y, g.threads}, parameters.data(), order));
+  for (size_t i = 0; i < expected.size(); ++i)
+    EXPECT_EQ(first_difference(c.kernel.operands[i].dtype, expected[i], operands.read(i)), "") << "operand " << i;
+  EXPECT_TRUE(operands.intact());
+  if (c.combine < 0) return;
+
+  std::vector<Buffer> sums, totals;  // two by two, as the parameters
+  std::vector<DType> types;
+  int64_t n_chunks = chunks(c.kernel, c.schedule), cols = c.kernel.cols;
+  for (size_t i = 0; i < expected.size(); ++i) {
+    const Operand& operand = c.kernel.operands[i];
+    if (!operand.is_partial) continue;
+    const DType stored = stored_type(operand, i);
+    totals.push_back(operand.dtype == kF64 ? combine_in_order<double>(expected[i], n_chunks, cols, stored)
+                                           : combine_in_order<float>(expected[i], n_chunks, cols, stored));
+    types.push_back(stored);
+    sums.push_back(expected[i]);
+    sums.push_back(Buffer(totals.back().size()));
+  }
+  Operands second(sums, side);
+  std::vector<void*> arguments;
+  for (void*& p : second.pointers()) arguments.push_back(&p);
+  arguments.push_back(&n_chunks);
+  arguments.push_back(&cols);
+  const Grid combine = combine_grid(cols, static_cast<int32_t>(totals.size()));
+  ASSERT_NO_THROW(cuda_on_host::launch(files.kernel(static_cast<size_t>(c.combine)),
+                                       {combine.x, combine.y, combine.threads}, arguments.data(), order));
+  for (size_t n = 0; n < totals.size(); ++n)
+    EXPECT_EQ(first_difference(types[n], totals[n], second.read(2 * n + 1)), "") << "total " << n;
+  EXPECT_TRUE(second.intact());
+}
+
+}  // namespace rondo::compile::cuda

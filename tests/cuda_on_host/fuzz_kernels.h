@@ -1,0 +1,19 @@
+// Loop kernels of random programs (tests/fuzz): what fusion and lowering make of them, forward and backward.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "rondo/compile/codegen/loop_ir.h"
+
+namespace rondo::compile::cuda {
+
+struct FuzzKernels {
+  int programs = 0;                 // whose kernels these are
+  std::vector<LoopKernel> kernels;  // each once, with all sizes constant
+};
+// Of `count` programs from `seed` on that have kernels; those of more than `max_elements` are left out. The first call
+// of a process decides RONDO_DUMP.
+FuzzKernels fuzz_kernels(uint64_t seed, int count, int64_t max_elements = 1 << 16);
+
+}  // namespace rondo::compile::cuda

@@ -1,0 +1,38 @@
+// The kernels of random programs on the CUDA target, in three orders of threads.
+#include "rondo/compile/jit/executable.h"
+#include "rondo/tests/cuda_on_host/emitted.h"
+#include "rondo/tests/cuda_on_host/fuzz_kernels.h"
+
+namespace rondo::compile::cuda {
+namespace {
+
+TEST(CudaFuzz, KernelsOfPrograms) {
+  if (!jit_available()) GTEST_SKIP() << "built without LLVM: programs are not compiled";
+  const FuzzKernels made = fuzz_kernels(0, 150);
+  EXPECT_EQ(made.programs, 150);
+  Batch batch;
+  int reductions = 0, column_sums = 0, elementwise = 0;
+  for (size_t i = 0; i < made.kernels.size(); ++i) {
+    const LoopKernel& kernel = made.kernels[i];
+    bool reduces = false, sums = false;
+    for (const Instr& instr : kernel.instrs) {
+      reduces = reduces || instr.op == LoopOp::kReduceSum || instr.op == LoopOp::kReduceMax;
+      sums = sums || instr.op == LoopOp::kColumnSum;
+    }
+    reductions += reduces;
+    column_sums += sums;
+    elementwise += !reduces && !sums;
+    RunOptions options;
+    for (int32_t s = 0; s < kernel.n_scalars; ++s) options.scalars.push_back(0.25 + 0.5 * s);
+    batch.add(kernel, options, i % 3 == 2 ? Batch::Sizes::kDynamic : Batch::Sizes::kConstant);
+  }
+  std::printf("%zu kernels of %d programs: %d elementwise, %d with row reductions, %d with column sums\n",
+              made.kernels.size(), made.programs, elementwise, reductions, column_sums);
+  EXPECT_GT(elementwise, 100);
+  EXPECT_GT(reductions, 30);
+  EXPECT_GT(column_sums, 30);
+  batch.check();
+}
+
+}  // namespace
+}  // namespace rondo::compile::cuda

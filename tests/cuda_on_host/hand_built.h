@@ -1,0 +1,81 @@
+// Loop kernels of every kind, built by hand.
+#pragma once
+
+#include "rondo/tests/cuda_on_host/emitted.h"
+
+namespace rondo::compile::cuda {
+
+// Every operation on two loaded values, each stored to an output of its own.
+inline LoopKernel every_op(DType type, int64_t rows, int64_t cols) {
+  KernelBuilder b("every_op", rows, cols);
+  const int32_t x = b.dense(type), y = b.dense(type), z = b.dense(type);
+  const auto output = [&](LoopValue v, DType stored) { b.store(b.dense(stored, true), v); };
+  const LoopValue vx = b.load(x, type), vy = b.load(y, type), vz = b.load(z, type);
+  for (LoopOp op : {LoopOp::kAdd, LoopOp::kSub, LoopOp::kMul, LoopOp::kDiv}) output(b.emit(op, type, vx, vy), type);
+  output(b.emit(LoopOp::kFma, type, vx, vy, vz), type);
+  // Two roundings.
+  output(b.emit(LoopOp::kAdd, type, b.emit(LoopOp::kMul, type, vx, vz), vy), type);
+  const LoopValue magnitude = b.emit(LoopOp::kAbs, type, vx);
+  for (LoopOp op : {LoopOp::kSqrt, LoopOp::kExponent, LoopOp::kMantissa}) output(b.emit(op, type, magnitude), type);
+  for (LoopOp op : {LoopOp::kSqrt, LoopOp::kAbs, LoopOp::kNeg, LoopOp::kRoundEven, LoopOp::kFloor})
+    output(b.emit(op, type, vx), type);
+  output(b.emit(LoopOp::kExp2Int, type, b.emit(LoopOp::kRoundEven, type, vy)), type);
+  for (LoopOp op : {LoopOp::kLt, LoopOp::kLe, LoopOp::kEq, LoopOp::kNe}) output(b.emit(op, kBool, vx, vy), kBool);
+  const LoopValue less = b.emit(LoopOp::kLt, kBool, vx, vy), same = b.emit(LoopOp::kEq, kBool, vx, vz);
+  output(b.emit(LoopOp::kAnd, kBool, less, b.emit(LoopOp::kNot, kBool, same)), kU8);
+  output(b.emit(LoopOp::kOr, kBool, less, same), kBool);
+  for (LoopOp op : {LoopOp::kLt, LoopOp::kLe, LoopOp::kEq, LoopOp::kNe}) output(b.emit(op, kBool, less, same), kBool);
+  output(b.emit(LoopOp::kSelect, type, less, vx, vz), type);
+  output(b.emit(LoopOp::kSelect, kBool, less, same, less), kBool);
+  for (DType to : {kF32, kF64, kBF16, kF16, kBool}) output(b.cast(vx, to), to == kBool ? kBool : kF64);
+  output(b.cast(less, type), type);
+  for (double value : {0.1, -0.0, 1e-42, 3.4e38, double(INFINITY), double(NAN)}) output(b.constant(value, type), type);
+  output(b.emit(LoopOp::kMul, type, vx, b.scalar(0, type)), type);
+  output(b.scalar(1, kBF16), kF32);
+  output(scalar::exp(vx), type);
+  return b.kernel;
+}
+
+// x - max(x), its exponentials' sum, and both results for each row: two reductions, one after the other.
+inline LoopKernel softmax(DType type, int64_t rows, int64_t cols) {
+  const DType compute = compute_dtype(type);
+  KernelBuilder b("softmax", rows, cols, 3);
+  const int32_t x = b.dense(type), y = b.dense(type, true), sums = b.per_row(compute, true);
+  const LoopValue max = b.stage(0).reduce(LoopOp::kReduceMax, b.load(x, compute));
+  const LoopValue e = scalar::exp(b.stage(1).emit(LoopOp::kSub, compute, b.load(x, compute), max));
+  const LoopValue sum = b.reduce(LoopOp::kReduceSum, e);
+  b.stage(2).in_row().store(sums, sum);
+  const LoopValue again = scalar::exp(b.in_column().emit(LoopOp::kSub, compute, b.load(x, compute), max));
+  b.store(y, b.emit(LoopOp::kDiv, compute, again, sum));
+  return b.kernel;
+}
+// Like layer norm backward: reductions of a row, results for the row's elements, and two column sums.
+inline LoopKernel norm_backward(DType type, int64_t rows, int64_t cols) {
+  const DType compute = compute_dtype(type);
+  KernelBuilder b("norm_backward", rows, cols, 2);
+  const int32_t x = b.dense(type), g = b.dense(type), rstd = b.per_row(compute), gx = b.dense(type, true);
+  const int32_t gw = b.partial(compute), gb = b.partial(compute);
+  const LoopValue product = b.stage(0).emit(LoopOp::kMul, compute, b.load(x, compute), b.load(g, compute));
+  const LoopValue dot = b.reduce(LoopOp::kReduceSum, product);
+  const LoopValue scaled = b.stage(1).in_row().emit(LoopOp::kMul, compute, dot, b.load(rstd, compute));
+  const LoopValue gv = b.in_column().load(g, compute), xv = b.load(x, compute);
+  b.store(gx, b.emit(LoopOp::kSub, compute, gv, b.emit(LoopOp::kMul, compute, xv, scaled)));
+  b.column_sum(gw, b.emit(LoopOp::kMul, compute, gv, xv));
+  b.column_sum(gb, gv);
+  b.kernel.chunk_rows = 16;
+  return b.kernel;
+}
+// A bias gradient, with a value for each row and an elementwise result beside it.
+inline LoopKernel bias_backward(DType type, int64_t rows, int64_t cols) {
+  const DType compute = compute_dtype(type);
+  KernelBuilder b("bias_backward", rows, cols);
+  const int32_t g = b.dense(type), w = b.per_row(compute), out = b.dense(type, true), sum = b.partial(compute);
+  const LoopValue weight = b.in_row().load(w, compute);
+  const LoopValue v = b.in_column().emit(LoopOp::kMul, compute, b.load(g, compute), weight);
+  b.store(out, v);
+  b.column_sum(sum, v);
+  b.kernel.chunk_rows = 16;
+  return b.kernel;
+}
+
+}  // namespace rondo::compile::cuda

@@ -1,0 +1,72 @@
+// Runs kernels of CUDA C++ on the host: START HERE for tests/cuda_on_host/. A thread of a block is a fiber; it runs
+// until it comes to a barrier or shuffle, then another one does, in an order that the caller chooses. Blocks run one
+// after the other. What a device would pass over in silence is a Fault: a barrier that some threads do not reach, a
+// shuffle from a lane that takes no part, a write beyond a shared variable, an access beyond a DeviceBuffer.
+//
+//   KernelFiles files({source});                  // compiled by the host's compiler
+//   machine().launch(files.kernel("softmax"), {.x = 10, .threads = 256}, parameters, Order::kReverse);
+//
+// In a build with TSan each fiber is a thread to it: a missing __syncthreads() is a race that it reports. Not thread
+// safe.
+#pragma once
+
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "rondo/tests/cuda_on_host/cuda_on_host.h"
+
+namespace rondo::cuda_on_host {
+
+using ::cuda_on_host::kWarp;
+using ::cuda_on_host::SharedMemory;
+using ::cuda_on_host::View;
+
+// A kernel did what is an error on a device. The message names the kernel, the block and the thread.
+class Fault : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+struct Kernel {
+  std::string name;
+  void (*call)(void** parameters) = nullptr;
+  SharedMemory shared = {};
+};
+struct GridSize {
+  int64_t x = 1, y = 1;  // blocks
+  int threads = 1;       // of a block, at most 1024
+};
+// Of threads, and of blocks. A random order is another one after every barrier; it depends on the seed only.
+enum class Order { kForward, kReverse, kRandom };
+
+// `parameters`: the address of each parameter's value. Throws Fault.
+void launch(const Kernel& kernel, const GridSize& grid, void** parameters, Order order, uint64_t seed = 1);
+// What kernels are bound to.
+const View* view();
+
+// Memory of a kernel's operand between two guards, at the end or at the beginning of its pages; what is left of these
+// is filled with NaN. An access to a guard is a Fault.
+class DeviceBuffer {
+ public:
+  enum class Side { kEnd, kBegin };
+  DeviceBuffer(size_t bytes, Side side);
+  ~DeviceBuffer();
+  DeviceBuffer(const DeviceBuffer&) = delete;
+  DeviceBuffer& operator=(const DeviceBuffer&) = delete;
+  char* data() const { return data_; }
+  size_t size() const { return bytes_; }
+  // True unless something was written beside the operand.
+  bool is_intact() const;
+
+ private:
+  template <class Use> void for_rest(Use use) const;
+  size_t bytes_, mapped_;
+  char *pages_, *data_;
+};
+
+// True if `address` lies in a guard of a DeviceBuffer.
+bool is_guard(const void* address);
+
+}  // namespace rondo::cuda_on_host
