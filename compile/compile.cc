@@ -18,6 +18,7 @@
 #include "rondo/runtime/anomaly.h"
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/error.h"
+#include "rondo/runtime/random_state.h"
 
 namespace rondo::compile {
 namespace {
@@ -140,6 +141,7 @@ class RegionHook final : public nn::CallHook {
       region_->count_replay();
       return known->run(call);
     }
+    const SharedRandomState random;
     RegionTrace trace(*region_, call);
     try {
       RecorderScope record(&trace);
