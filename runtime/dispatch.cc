@@ -69,6 +69,8 @@ void InferContext::fail(std::string_view what) const {
   throw_op_error(op_.name, absl::StrCat(std::string(what), "; got ", shapes), where_);
 }
 
+void InferContext::fail_undefined(int i) const { fail(absl::StrCat("operand ", i, " is an undefined tensor")); }
+
 void InferContext::require_floating(int i) const {
   if (!is_floating(dtype(i))) fail("operand " + std::to_string(i) + " must be floating point; cast it with .to(kF32)");
 }
@@ -99,7 +101,9 @@ void launch(const BackendTable& backend, Device device, KernelFn kernel, const K
 void run_parts(const OpDef& op, std::span<const Tensor* const> inputs, Device device, const Attrs& attrs,
                std::span<Tensor> outputs, std::source_location where) {
   if (op.decompose == nullptr)
-    throw_op_error(op.name, absl::StrCat("has no kernel for ", to_string(device), "; move its operands with .to(kCPU)"),
+    throw_op_error(op.name,
+                   absl::StrCat("has neither a kernel for ", to_string(device), " nor a decomposition",
+                                device == kCPU ? "" : "; move its operands with .to(kCPU)"),
                    where);
   Tensor copies[kMaxOpInputs];
   for (size_t i = 0; i < inputs.size(); ++i) copies[i] = *inputs[i];
