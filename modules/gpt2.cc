@@ -16,8 +16,8 @@ GPT2::GPT2(GPT2Config config, uint64_t seed, const SkipInit&) : config(config) {
   const double residual_std = 0.02 / std::sqrt(2.0 * static_cast<double>(config.n_layer));
   for (auto& [name, parameter] : named_parameters()) {
     if (parameter.rank() >= 2)
-      parameter.copy_(
-          Tensor::randn(parameter.sizes(), parameter.device(), &generator).mul_(name.ends_with("c_proj.weight") ? residual_std : 0.02));
+      parameter.copy_(Tensor::randn(parameter.sizes(), parameter.device(), &generator)
+                          .mul_(name.ends_with("c_proj.weight") ? residual_std : 0.02));
     else parameter.fill_(name.ends_with("bias") ? 0.0 : 1.0);
   }
 }
@@ -33,7 +33,8 @@ Tensor GPT2::features(const Tensor& idx, const Tensor& positions) {
   const int64_t T = idx.size(1);
   if (positions.defined()) check_positions("GPT2", idx, positions);
   const Tensor first_key = first_keys(T, positions, 0, idx.device());
-  Tensor x = drop(wte(idx) + wpe(positions.defined() ? positions : Tensor::arange(T, {kI64, idx.device()})));  // (B, T, C)
+  Tensor x = drop(wte(idx) +
+                  wpe(positions.defined() ? positions : Tensor::arange(T, {kI64, idx.device()})));  // (B, T, C)
   for (TransformerBlock& block : h) x = first_key.defined() ? block(x, KVLayer(), first_key) : block(x);
   return ln_f(x);
 }

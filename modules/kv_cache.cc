@@ -27,9 +27,8 @@ KVCache::KVCache(KVCacheOptions options) : options_(options) {
   const RecorderScope run(nullptr);
   for (int64_t i = 0; i < options.layers; ++i)
     for (std::vector<Tensor>* buffers : {&keys_, &values_})
-      buffers->push_back(
-          Tensor::zeros({options.batch, options.kv_heads, options.max_length, options.head_dim},
-                        {options.dtype, options.device}));
+      buffers->push_back(Tensor::zeros({options.batch, options.kv_heads, options.max_length, options.head_dim},
+                                       {options.dtype, options.device}));
   lengths_.assign(static_cast<size_t>(options.batch), 0);  // last: a batch that is too large is the tensors' error
 }
 

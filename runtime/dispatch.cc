@@ -95,8 +95,8 @@ void launch(const BackendTable& backend, Device device, KernelFn kernel, const K
 void run_parts(const OpDef& op, std::span<const Tensor* const> inputs, Device device, const Attrs& attrs,
                std::span<Tensor> outputs, std::source_location where) {
   if (op.decompose == nullptr)
-    throw_op_error(op.name,
-                   absl::StrCat("has no kernel for ", to_string(device), "; move its operands with .to(kCPU)"), where);
+    throw_op_error(op.name, absl::StrCat("has no kernel for ", to_string(device), "; move its operands with .to(kCPU)"),
+                   where);
   Tensor copies[kMaxOpInputs];
   for (size_t i = 0; i < inputs.size(); ++i) copies[i] = *inputs[i];
   const NoGrad off;  // the op is one tape node

@@ -220,7 +220,7 @@ struct OpDef {
   SavedSpec saved = {};
   AmpPolicy amp = AmpPolicy::kNone;
   InferFn infer = nullptr;
-  BackendEntry on[kNumBackends] = {};  // in the order of Backend; read with entry_of()
+  BackendEntry on[kNumBackends] = {};          // in the order of Backend; read with entry_of()
   const ops::ElementwiseBody* body = nullptr;  // elementwise ops: the scalar body, compiled for the host
   DecomposeFn decompose = nullptr;
   GradFn grad = nullptr;    // null: differentiated through `decompose`; if that is null, too, backward throws
@@ -245,8 +245,8 @@ struct OpDef {
 // has no such backend.
 const BackendEntry& entry_of(const OpDef& op, Device device);
 
-// Runs one call on the device of its outputs, whose memory the caller has allocated: no tape, no recording. If the device
-// has no kernel, the parts of `decompose` run, and their results are copied; without those, too, throws Error.
+// Runs one call on the device of its outputs, whose memory the caller has allocated: no tape, no recording. If the
+// device has no kernel, the parts of `decompose` run, and their results are copied; without those, too, throws Error.
 void run_kernel(const KernelContext& context);
 
 // All ops, in a fixed order. The index is the op's id in recordings.

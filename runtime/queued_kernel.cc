@@ -12,8 +12,8 @@
 namespace rondo {
 namespace {
 
-// A call by value. Its tensors name the operands' memory without holding it: handles that were counted here would change
-// who is an only holder (gradient_memory.h).
+// A call by value. Its tensors name the operands' memory without holding it: handles that were counted here would
+// change who is an only holder (gradient_memory.h).
 class QueuedKernel {
  public:
   explicit QueuedKernel(const KernelContext& context)

@@ -161,7 +161,8 @@ Tensor drawn(ops::Distribution distribution, const Dims& sizes, TensorOptions op
   Generator& source = generator ? *generator : default_generator();
   const auto seed = static_cast<int64_t>(source.seed()), offset = static_cast<int64_t>(source.next_offset());
   Tensor result = Tensor::empty(sizes, options);
-  run_kernel({ops::kDraw, {}, {&result, 1}, {.ints = {static_cast<int64_t>(distribution), seed, offset, low, span}}, {}});
+  run_kernel(
+      {ops::kDraw, {}, {&result, 1}, {.ints = {static_cast<int64_t>(distribution), seed, offset, low, span}}, {}});
   return result;
 }
 }  // namespace

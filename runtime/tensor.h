@@ -105,8 +105,7 @@ class Tensor {
   static Tensor randint(int64_t low, int64_t high, const Dims& sizes, TensorOptions options = {kI64},
                         Generator* generator = nullptr);
   // Copies host values. Their type decides the dtype.
-  template <class T>
-  static Tensor from(std::span<const T> values, const Dims& sizes, Device device = default_device());
+  template <class T> static Tensor from(std::span<const T> values, const Dims& sizes, Device device = default_device());
   template <class T>
   static Tensor from(std::initializer_list<T> values, const Dims& sizes, Device device = default_device()) {
     return from(std::span<const T>(values.begin(), values.size()), sizes, device);

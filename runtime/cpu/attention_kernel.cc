@@ -51,8 +51,8 @@ void attention_kernel(const KernelContext& context) {
   visit_floating(o.q.dtype(), [&](auto tag) {
     using T = typename decltype(tag)::type;
     attention_forward<T>(o.shape, heads_of<const T>(o.q), heads_of<const T>(o.k), heads_of<const T>(o.v),
-                              o.mask_view<T>(), heads_of<T>(context.out(0)),
-                              reinterpret_cast<AttentionAccumulator<T>*>(context.out(1).impl()->data()));
+                         o.mask_view<T>(), heads_of<T>(context.out(0)),
+                         reinterpret_cast<AttentionAccumulator<T>*>(context.out(1).impl()->data()));
   });
 }
 

@@ -314,9 +314,8 @@ void linear_cross_entropy_grad_kernel(const KernelContext& context) {
 void scale_kernel(const KernelContext& context) {
   const Plainly scope;
   bool is_one = false;
-  visit_floating(context.in(1).dtype(), [&](auto tag) {
-    is_one = *pointer<typename decltype(tag)::type>(context.in(1)) == 1;
-  });
+  visit_floating(context.in(1).dtype(),
+                 [&](auto tag) { is_one = *pointer<typename decltype(tag)::type>(context.in(1)) == 1; });
   if (!is_one) context.out().mul_(context.in(1));
 }
 

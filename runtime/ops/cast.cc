@@ -1,7 +1,7 @@
 // Casts, copies and fills.
+#include "rondo/runtime/lowering.h"
 #include "rondo/runtime/ops/factory.h"
 #include "rondo/runtime/ops/kernels.h"
-#include "rondo/runtime/lowering.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/ops/promotion.h"
 #include "rondo/runtime/ops/table.h"
@@ -45,7 +45,10 @@ constexpr OpDef kFill = {
     .kind = OpKind::kOpaque,
     .infer = [](InferContext& c) { c.output(0, c.dtype(0), c.sizes(0)); },
     .on = {{&cpu::fill_kernel}},
-    .grad = [](const GradContext& g) { g.set(0, Tensor::zeros(g.input_sizes(0), {g.input_dtype(0), g.grad_out().device()})); },
+    .grad =
+        [](const GradContext& g) {
+          g.set(0, Tensor::zeros(g.input_sizes(0), {g.input_dtype(0), g.grad_out().device()}));
+        },
     .overwrites = 0,
 };
 

@@ -17,9 +17,8 @@ template <auto kBody> struct ComparisonImpl {
   template <class T> static void run(const ElementwiseRun& rows, const double*) {
     elementwise_run<bool, T, T>(rows, kBody);
   }
-  static constexpr ElementwiseBody kHostBody = body_of_any_dtype(2, [](auto tag) {
-    return &run<typename decltype(tag)::type>;
-  });
+  static constexpr ElementwiseBody kHostBody = body_of_any_dtype(
+      2, [](auto tag) { return &run<typename decltype(tag)::type>; });
   static void lower(LoopBuilder& b) { b.output(0, kBody(b.input(0), b.input(1))); }
 };
 template <auto kBody> constexpr OpDef comparison(const char* name) {
@@ -65,9 +64,8 @@ template <> struct UnsignedOf<8> { using type = uint64_t; };
 template <class T> void run_where(const ElementwiseRun& rows, const double*) {
   elementwise_run<T, bool, T, T>(rows, [](bool condition, T a, T b) { return condition ? a : b; });
 }
-constexpr ElementwiseBody kWhereBody = body_of_any_dtype(3, [](auto tag) {
-  return &run_where<typename UnsignedOf<sizeof(typename decltype(tag)::type)>::type>;
-});
+constexpr ElementwiseBody kWhereBody = body_of_any_dtype(
+    3, [](auto tag) { return &run_where<typename UnsignedOf<sizeof(typename decltype(tag)::type)>::type>; });
 
 }  // namespace
 

@@ -19,7 +19,7 @@ inline constexpr int kMaxElementwiseInputs = 3;
 struct ElementwiseRun {
   std::byte* out = nullptr;
   std::array<const std::byte*, kMaxElementwiseInputs> in = {};
-  int64_t out_stride = 1;                                // elements, along a row
+  int64_t out_stride = 1;                                   // elements, along a row
   std::array<int64_t, kMaxElementwiseInputs> strides = {};  // likewise
   int64_t n = 0;
   int64_t rows = 1;

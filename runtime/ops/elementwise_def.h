@@ -1,5 +1,5 @@
-// How an elementwise op is written: one scalar body, from which the eager kernel, the lowering for generated kernels and
-// shape inference all follow.
+// How an elementwise op is written: one scalar body, from which the eager kernel, the lowering for generated kernels
+// and shape inference all follow.
 //
 //   constexpr OpDef kTanh = elementwise<kFloatingOnly, 1, 0, [](auto x) { return scalar::tanh(x); }>(
 //       "tanh", {.outputs = kFirst}, [](const GradContext& g) { ... });
@@ -49,8 +49,7 @@ template <Domain kDomain, int kInputs, int kScalars, auto kBody> struct Elementw
   }
   static constexpr ElementwiseBody kHostBody = [] {
     constexpr auto run_of = [](auto tag) { return &run<typename decltype(tag)::type>; };
-    if constexpr (kDomain == kFloatingOnly)
-      return elementwise_body<double, float, BFloat16, Float16>(kInputs, run_of);
+    if constexpr (kDomain == kFloatingOnly) return elementwise_body<double, float, BFloat16, Float16>(kInputs, run_of);
     else return elementwise_body<double, float, BFloat16, Float16, int64_t, int32_t, uint8_t>(kInputs, run_of);
   }();
 

@@ -90,7 +90,8 @@ constexpr OpDef kScatter = {
           // Only what was written last is in the result.
           const TensorOptions numbers{kI64, index.device()};
           const Tensor number = reshape(Tensor::arange(index.numel(), numbers), index.sizes());
-          const Tensor winner = gather(scatter(Tensor::zeros(g.input_sizes(0), numbers), dim, index, number), dim, index);
+          const Tensor winner = gather(scatter(Tensor::zeros(g.input_sizes(0), numbers), dim, index, number), dim,
+                                       index);
           g.set_reduced(2, where(equal(winner, number), gather(g.grad_out(), dim, index), 0.0));
         },
 };

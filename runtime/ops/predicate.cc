@@ -11,9 +11,8 @@ template <auto kBody> struct PredicateImpl {
   template <class T> static void run(const ElementwiseRun& rows, const double*) {
     elementwise_run<bool, T>(rows, kBody);
   }
-  static constexpr ElementwiseBody kHostBody = body_of_any_dtype(1, [](auto tag) {
-    return &run<typename decltype(tag)::type>;
-  });
+  static constexpr ElementwiseBody kHostBody = body_of_any_dtype(
+      1, [](auto tag) { return &run<typename decltype(tag)::type>; });
   static void lower(LoopBuilder& b) {
     LoopValue x = b.input(0);
     if (x.type == kBool) x = b.emit(LoopOp::kCast, kF32, x);

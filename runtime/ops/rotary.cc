@@ -67,8 +67,8 @@ Tensor rotary_embedding(TensorArg x, int64_t start, double base) {
   require_defined("rotary", x);
   if (x.tensor.rank() < 2 || x.tensor.sizes().back() % 2 != 0 || x.tensor.sizes().back() == 0)
     throw_op_error("rotary", "x must have shape (..., T, D) with an even, positive D", x.where);
-  return rotary_embedding(x, rotary_tables(x.tensor.size(-2), x.tensor.size(-1), base, start,
-                                           {x.tensor.dtype(), x.tensor.device()}));
+  return rotary_embedding(
+      x, rotary_tables(x.tensor.size(-2), x.tensor.size(-1), base, start, {x.tensor.dtype(), x.tensor.device()}));
 }
 
 }  // namespace rondo::ops

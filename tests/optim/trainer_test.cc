@@ -101,7 +101,7 @@ TEST(Trainer, MakesTheStepsOfThePlainLoop) {
     const StepReport report = plain.optimizer->step({.max_norm = 0.5});
     plain.optimizer->zero_grad();
     EXPECT_EQ(run.notes.losses.at(step + 1), loss.item());
-    EXPECT_EQ(run.notes.norms.at(step + 1), report.grad_norm);
+    EXPECT_EQ(run.notes.norms.at(step + 1), report.grad_norm());
   }
   expect_same_parameters(run, plain);
 }

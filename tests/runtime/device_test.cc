@@ -81,8 +81,9 @@ TEST_F(DeviceTest, FactoriesMakeTheSameNumbers) {
   FakeDevice fake;
   const auto all = [](TensorOptions options) {
     manual_seed(3);
-    std::vector<Tensor> made{Tensor::zeros({3}, options), Tensor::full({2, 2}, 1.5, options), Tensor::randn({33}, options),
-                             Tensor::rand({4, 5}, options), Tensor::arange(0.5, 3, options)};
+    std::vector<Tensor> made{Tensor::zeros({3}, options), Tensor::full({2, 2}, 1.5, options),
+                             Tensor::randn({33}, options), Tensor::rand({4, 5}, options),
+                             Tensor::arange(0.5, 3, options)};
     options.dtype = kI64;
     made.push_back(Tensor::randint(-5, 9, {20}, options));
     made.push_back(Tensor::arange(9, -3, -2, options));
