@@ -207,8 +207,7 @@ class Optimizer {
     const void* grad = nullptr;
     Tensor dense_grad;              // a contiguous copy, if the parameter's gradient is not contiguous
     Tensor copy;                    // the 16-bit copy to write, if any: the slot's, or the one that autocast uses
-    size_t row = 0;                 // of scalars in Running::scalars
-    double* scalars = nullptr;      // that row
+    size_t row = 0;                 // of Running's scalars
     size_t sums = 0, sum_rows = 0;  // first element in Running::sums, and the number of rows for each sum
     int64_t numel() const { return slot->param.numel(); }
   };
@@ -217,6 +216,7 @@ class Optimizer {
     Device device;
     const Decision* decision;
     Storage scalars, sums;
+    double* row(size_t i) const { return reinterpret_cast<double*>(scalars.data()) + i * kMaxScalars; }
   };
 
   // ---- The parts of step(), in order (step.cc)

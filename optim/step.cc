@@ -42,11 +42,11 @@ void Optimizer::collect(size_t i, std::vector<Update>& updates) {
     throw Error(absl::StrCat(name(), ": ", slot_name(i), " is ", std::string(name_of(param.dtype())),
                              to_string(param.sizes()), ", its gradient ", std::string(name_of(grad.dtype())),
                              to_string(grad.sizes())));
-  const Device here = param.device(), all = device();
+  const Device here = param.impl()->device, all = device();
   if (!(here == all))
     throw Error(absl::StrCat(name(), ": ", slot_name(i), " is on ", to_string(here), " and ", slot_name(0), " on ",
                              to_string(all), "; the parameters of one optimizer are on one device"));
-  if (!(grad.device() == here))
+  if (!(grad.impl()->device == here))
     throw Error(absl::StrCat(name(), ": ", slot_name(i), " is on ", to_string(here), ", its gradient on ",
                              to_string(grad.device()), "; move one with .to(Device)"));
   if (const StepCount* count = slot.state.count.get(); count != nullptr && !(count->value.device() == here))
@@ -298,9 +298,9 @@ struct Counting {
     const int64_t* step;  // counted
     size_t group;
   };
-  std::vector<Count> counts;
-  std::vector<Row> rows;
-  std::vector<ScalarRule> rules;  // by group
+  std::vector<Count> counts = {};
+  std::vector<Row> rows = {};
+  std::vector<ScalarRule> rules = {};  // by group
   double average_weight;
   const Decision* decision;
   double* scalars;  // kMaxScalars for each row
@@ -328,16 +328,31 @@ void Optimizer::count_and_fill_scalars(std::vector<Update>& updates, Running& ru
     std::shared_ptr<StepCount> before, after;
     long size = 0;
   };
+  struct Row {
+    size_t cohort, group;
+  };
   std::vector<Cohort> cohorts;
-  for (const Update& u : updates) {
-    const std::shared_ptr<StepCount>& count = u.slot->state.count;
+  std::vector<Row> rows;
+  const UpdatePlan* plan = nullptr;
+  bool own = false;
+  for (Update& u : updates) {
+    const ParamSlot& slot = *u.slot;
+    const std::shared_ptr<StepCount>& count = slot.state.count;
     if (count->cohort >= cohorts.size() || cohorts[count->cohort].before != count) {
       count->cohort = cohorts.size();
       cohorts.push_back({count, nullptr});
     }
     ++cohorts[count->cohort].size;
+    if (slot.plan != plan) {
+      plan = slot.plan;
+      own = std::any_of(plan->sweeps.begin(), plan->sweeps.end(), [](const Sweep& sweep) { return sweep.prepare; });
+    }
+    const Row row{count->cohort, static_cast<size_t>(slot.group)};
+    if (own || rows.empty() || rows.back().cohort != row.cohort || rows.back().group != row.group) rows.push_back(row);
+    u.row = rows.size() - 1;
   }
-  Counting counting;
+  running.scalars = Storage::allocate(rows.size() * kMaxScalars * sizeof(double), running.device);
+  Counting counting{.average_weight = 1 - average_decay_, .decision = running.decision, .scalars = running.row(0)};
   bool split = false;
   for (Cohort& cohort : cohorts) {
     const bool whole = cohort.before.use_count() == cohort.size + 1;  // all slots of the count, and `before`
@@ -345,25 +360,9 @@ void Optimizer::count_and_fill_scalars(std::vector<Update>& updates, Running& ru
     counting.counts.push_back({cohort.before->data, cohort.after->data});
     split = split || !whole;
   }
+  counting.rows.reserve(rows.size());
+  for (const Row& row : rows) counting.rows.push_back({cohorts[row.cohort].after->data, row.group});
   for (int group = 0; group < n_groups(); ++group) counting.rules.push_back(scalars(group));
-  const UpdatePlan* plan = nullptr;
-  bool own = false;
-  for (Update& u : updates) {
-    if (u.slot->plan != plan) {
-      plan = u.slot->plan;
-      own = std::any_of(plan->sweeps.begin(), plan->sweeps.end(), [](const Sweep& sweep) { return sweep.prepare; });
-    }
-    const int64_t* step = cohorts[u.slot->state.count->cohort].after->data;
-    const auto group = static_cast<size_t>(u.slot->group);
-    const Counting::Row* last = counting.rows.empty() ? nullptr : &counting.rows.back();
-    if (own || last == nullptr || last->step != step || last->group != group) counting.rows.push_back({step, group});
-    u.row = counting.rows.size() - 1;
-  }
-  running.scalars = Storage::allocate(counting.rows.size() * kMaxScalars * sizeof(double), running.device);
-  counting.scalars = reinterpret_cast<double*>(running.scalars.data());
-  for (Update& u : updates) u.scalars = counting.scalars + u.row * kMaxScalars;
-  counting.average_weight = 1 - average_decay_;
-  counting.decision = running.decision;
   enqueue(running.device, std::move(counting));
   if (!split) return;
   for (const Update& u : updates) u.slot->state.count = cohorts[u.slot->state.count->cohort].after;
@@ -414,7 +413,7 @@ void Optimizer::prepare_update(size_t sweep, Update& u, const Running& running) 
   PreparedParam param{running.device,     slot.group,
                       slot.param,         u.dense_grad.defined() ? u.dense_grad : slot.param.grad(),
                       running.decision,   std::span(slot.state.arrays).first(slot.plan->states.size()),
-                      {sums, u.sum_rows}, u.scalars + kFirstScalar};
+                      {sums, u.sum_rows}, running.row(u.row) + kFirstScalar};
   prepare(static_cast<int>(sweep), param);
   for (size_t k = 0; k < slot.plan->states.size(); ++k)
     if (slot.plan->states[k].transient) slot.state.arrays[k].locate();
@@ -451,12 +450,13 @@ void Optimizer::fill_table(const Signature& signature, size_t sweep, const std::
     if (u.numel() == 0) continue;
     const int64_t count = plan.matrices ? slot.matrices : 1, numel = u.numel() / count;
     const int64_t width = plan.matrices ? slot.columns : pass.row_width();
+    const double* scalars = running.row(u.row);
     for (int64_t m = 0; m < count; ++m) {
       // Matrix m of an array with `size` elements for each matrix.
       const auto part = [m](const void* data, DType dtype, int64_t size) -> void* {
         return static_cast<std::byte*>(const_cast<void*>(data)) + m * size * static_cast<int64_t>(size_of(dtype));
       };
-      const std::span<void*> operands = table_.add(pass.item(numel, width, u.scalars), pass.n_operands());
+      const std::span<void*> operands = table_.add(pass.item(numel, width, scalars), pass.n_operands());
       size_t next = 0, next_scale = static_cast<size_t>(pass.n_arrays());
       operands[next++] = part(u.param, signature.dtype, numel);
       operands[next++] = part(u.grad, signature.dtype, numel);
