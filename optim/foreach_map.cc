@@ -33,20 +33,20 @@ void MapPasses::run(const Body& body, std::span<const std::span<const Tensor>> l
     ForeachTable table;
   };
   if (n == 0) return;
+  const Device device = lists[0][0].device();
   std::map<std::shared_ptr<Foreach>, Part> parts;
   std::vector<ArraySpec> arrays(lists.size());
   for (size_t i = 0; i < n; ++i) {
     for (size_t k = 0; k < lists.size(); ++k) arrays[k] = {.dtype = lists[k][i].dtype()};
     std::shared_ptr<Foreach> pass;
-    for (const auto& known : passes_)
-      if (known->is(body, arrays)) pass = known;
-    if (pass == nullptr) pass = passes_.emplace_back(std::make_shared<Foreach>(body, arrays));
-    if (compiled_) pass->compile();
+    for (const Known& known : passes_)
+      if (known.device == device && known.pass->is(body, arrays)) pass = known.pass;
+    if (pass == nullptr) pass = passes_.emplace_back(device, std::make_shared<Foreach>(body, arrays)).pass;
+    if (compiled_) pass->compile(device);
     for (size_t k = 0; k < lists.size(); ++k)
       if ((pass->written() >> k & 1) != 0 && !lists[k][i].is_contiguous()) fail(k, i, "is written, and not contiguous");
     parts[pass].tensors.push_back(i);
   }
-  const Device device = lists[0][0].device();
   const Storage numbers = Storage::allocate(scalars.size_bytes(), device);
   copy_bytes(device, numbers.data(), kCPU, scalars.data(), scalars.size_bytes());
   std::vector<Tensor> dense;  // copies of what is read and was not contiguous

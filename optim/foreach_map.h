@@ -45,7 +45,11 @@ class MapPasses {
 
  private:
   bool compiled_;
-  std::vector<std::shared_ptr<Foreach>> passes_;
+  struct Known {
+    Device device;
+    std::shared_ptr<Foreach> pass;
+  };
+  std::vector<Known> passes_;
 };
 
 template <class Fn, bool... kIsList> struct MapBody {

@@ -247,7 +247,7 @@ void Optimizer::compile_pass(Foreach& pass) {
     throw Error(absl::StrCat(name(), ": a step needs a new kernel, and the stance forbids it:\n",
                              compile::to_string(pass.kernel())));
   const auto start = std::chrono::steady_clock::now();
-  const int compilations = pass.compile();
+  const int compilations = pass.compile(device());
   report_.compile_ms += std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
   report_.kernels += 1;
   report_.compilations += compilations;

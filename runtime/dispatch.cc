@@ -169,7 +169,8 @@ class Dispatcher {
         if (inputs_[0]->impl()->marks != nullptr) [[unlikely]]
           follow_marks(*inputs_[0], outputs[i]);
       }
-    } else if (const KernelFn kernel = entry_of(op_, backend_of(device())).kernel; kernel != nullptr) {
+    } else if (const BackendTable& backend = backend_of(device());
+               const KernelFn kernel = entry_of(op_, backend).kernel) {
       const memory::Cause cause("", op_.name, where_);
       for (int i = 0; i < n_; ++i)
         if (inputs_[i]->defined() && !inputs_[i]->impl()->storage) [[unlikely]]
@@ -180,7 +181,7 @@ class Dispatcher {
         outputs[i].impl()->storage = Storage::allocate(static_cast<size_t>(meta.sizes.numel()) * size_of(meta.dtype),
                                                        meta.device);
       }
-      launch(backend_of(device()), device(), kernel, {op_, inputs(), outputs, attrs_, where_});
+      launch(backend, device(), kernel, {op_, inputs(), outputs, attrs_, where_});
     } else {
       run_parts(op_, inputs(), device(), attrs_, outputs, where_);
       for (Tensor& output : outputs)
@@ -248,7 +249,7 @@ class Dispatcher {
 
  private:
   std::span<const Tensor* const> inputs() const { return {inputs_, static_cast<size_t>(n_)}; }
-  Device device() const { return n_ > 0 ? inputs_[0]->device() : default_device(); }
+  Device device() const { return n_ > 0 ? inputs_[0]->impl()->device : default_device(); }
   [[gnu::cold, gnu::noinline]] void throw_two_devices(int i) const {
     throw_op_error(op_.name,
                    absl::StrCat("operand 0 is on ", to_string(inputs_[0]->device()), " and operand ", i, " on ",

@@ -521,9 +521,11 @@ Samples dropout_samples(bool large) {
   Samples samples = unary<plain>(large);
   for (OpSample& s : samples) {
     s.inputs.push_back(Tensor::from<int64_t>({42, 7}, {2}));
+    s.attrs.ints = {3};
     s.attrs.floats = {0.4};
   }
-  if (!large) samples.push_back({"p = 0", {real({5, 3}), Tensor::from<int64_t>({1, 0}, {2})}, {.floats = {0.0}}});
+  if (!large)
+    samples.push_back({"p = 0", {real({5, 3}), Tensor::from<int64_t>({1, 0}, {2})}, {.ints = {0}, .floats = {0.0}}});
   return samples;
 }
 

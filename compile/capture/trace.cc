@@ -48,6 +48,7 @@ ValueId Trace::add_value(Tensor handle, int32_t producer) {
 Tensor Trace::placeholder(const Value& like) {
   auto* impl = new TensorImpl;
   impl->dtype = like.dtype;
+  impl->device = device;
   impl->sizes = like.sizes;
   impl->strides = like.strides;
   impl->requires_grad = like.requires_grad;

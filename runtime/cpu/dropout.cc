@@ -1,4 +1,4 @@
-// Dropout: each element's random word is a function of (seed, offset, index).
+// Dropout: each element's random word is a function of (seed, offset, index). Note [Random state] in random_state.h.
 #include <algorithm>
 #include <array>
 
@@ -32,7 +32,7 @@ void dropout_kernel(const KernelContext& context) {
   Tensor& out = context.out();
   const int64_t* stream = reinterpret_cast<const int64_t*>(state.impl()->data());
   const uint64_t seed = static_cast<uint64_t>(stream[0]);
-  const uint64_t offset = static_cast<uint64_t>(stream[1]);
+  const uint64_t offset = static_cast<uint64_t>(stream[1]) + static_cast<uint64_t>(context.attrs.ints[0]);
   const double p = context.attrs.floats[0];
   const int64_t n = out.numel();
   visit_floating(out.dtype(), [&](auto tag) {

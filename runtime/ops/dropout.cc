@@ -1,16 +1,16 @@
 // Dropout (Srivastava et al., 2014): y = x / (1 - p) where a random number is at least p, else 0.
 //
-// The stream's state (seed, offset) is an input tensor, not an attribute: a recorded region then takes it as data, and
-// the next step's numbers need no new recording. No mask is stored: dropout is linear in x, so its gradient is dropout
-// of the gradient with the same state.
+// The stream's state is an input tensor, not an attribute: a recorded region then takes it as data, and the next step's
+// numbers need no new recording (Note [Random state]). No mask is stored: dropout is linear in x, so its gradient is
+// dropout of the gradient with the same state.
 #include "absl/strings/str_cat.h"
 #include "rondo/runtime/ops/kernels.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/ops/table.h"
-#include "rondo/runtime/random.h"
+#include "rondo/runtime/random_state.h"
 
 namespace rondo::ops {
-// Inputs x, state i64 (2) = {seed, offset}. floats: {p}.
+// Inputs x, state i64 (2) = {seed, base}. ints: {increment}. floats: {p}.
 constexpr OpDef kDropout = {
     .name = "dropout",
     .kind = OpKind::kOpaque,
@@ -32,9 +32,8 @@ constexpr OpDef kDropout = {
 Tensor dropout(TensorArg x, double p, Generator* generator) {
   require_defined("dropout", x);
   Generator& source = generator ? *generator : default_generator();
-  const int64_t seed = static_cast<int64_t>(source.seed()), offset = static_cast<int64_t>(source.next_offset());
-  const Tensor state = Tensor::from<int64_t>({seed, offset}, {2}, x.tensor.device());
-  return call(kDropout, {x, {state, x.where}}, {.floats = {p}});
+  const RandomState random = next_random_state(source, x.tensor.device());
+  return call(kDropout, {x, {random.state, x.where}}, {.ints = {random.increment}, .floats = {p}});
 }
 
 }  // namespace rondo::ops

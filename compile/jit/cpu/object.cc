@@ -189,10 +189,10 @@ class Parser {
 };
 
 // Pages of our own.
-class MappedCode final : public Code {
+class MappedCode final : public MachineCode {
  public:
   MappedCode(std::byte* pages, size_t bytes, uint64_t entry)
-      : Code(reinterpret_cast<KernelEntry>(pages + entry)), pages_(pages), bytes_(bytes) {}
+      : MachineCode(reinterpret_cast<KernelEntry>(pages + entry)), pages_(pages), bytes_(bytes) {}
   ~MappedCode() override { ::munmap(pages_, bytes_); }
 
  private:
@@ -239,7 +239,7 @@ bool can_place_objects() {
 
 absl::Status check_object(std::string_view object) { return parse(object).status(); }
 
-absl::StatusOr<std::shared_ptr<const Code>> place_object(std::string_view object) {
+absl::StatusOr<std::shared_ptr<const MachineCode>> place_object(std::string_view object) {
   const absl::StatusOr<Image> image = parse(object);
   if (!image.ok()) return image.status();
   const auto page = static_cast<size_t>(::sysconf(_SC_PAGESIZE));

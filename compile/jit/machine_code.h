@@ -1,0 +1,21 @@
+// The code of one kernel, loaded.
+#pragma once
+
+#include "rondo/compile/codegen/loop_ir.h"
+
+namespace rondo::compile {
+
+// Code in memory, callable as long as it lives. Immutable.
+class MachineCode {
+ public:
+  explicit MachineCode(KernelEntry entry) : entry_(entry) {}
+  virtual ~MachineCode() = default;
+  MachineCode(const MachineCode&) = delete;
+  MachineCode& operator=(const MachineCode&) = delete;
+  KernelEntry entry() const { return entry_; }
+
+ protected:
+  KernelEntry entry_;
+};
+
+}  // namespace rondo::compile
