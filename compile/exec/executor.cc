@@ -94,7 +94,7 @@ void Executor::run_library_call(size_t index, const Frame& frame) const {
   const LibraryCall call(plan_, launch,
                          [&](const Value& like, const Address& address) { return frame.tensor(like, address); });
   const Attrs& attrs = launch.floats < 0 ? node.attrs : floats_.attrs[static_cast<size_t>(launch.floats)];
-  call.with_context(attrs, [&](const KernelContext& context) { run_kernel(context); });
+  call.with_context(attrs, [&](const KernelContext& context) { rondo::run_kernel(context); });
 }
 
 void Executor::run_launch(size_t launch, const Frame& frame) const {
