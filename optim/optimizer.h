@@ -63,7 +63,8 @@ struct StepOptions {
   // Gradients are scaled by max_norm / (norm + 1e-6) if that is below 1. The norm is that of all gradients together.
   double max_norm = std::numeric_limits<double>::infinity();
   // Measures the norm of the gradients even if neither option above needs it. A step whose norm is measured and not
-  // finite is skipped and counted: it changes no parameter, state, average or step count.
+  // finite is skipped and counted: it changes no parameter, state, average or step count. The host does not know that,
+  // so the tape sees a write of the parameters all the same.
   bool check_finite = false;
   // Gradients are zeros afterwards, also when the step was skipped. (Optimizer::zero_grad() drops them.)
   bool zero_grad = false;
