@@ -1,11 +1,5 @@
 // Elementwise ops that a product does on its own result before it is stored: what comes out of the product is then
 // written once and never read back.
-//
-// Note [Tried and left out], n_embd 384, T 256, batch 8: non-temporal stores; a packed product of our own (430-465
-// GFLOP/s,
-//   oneDNN 440-470); one product per core; weights packed once a step (products 4 to 7% faster, a packing 1.5 to 20% of
-//   one). Epilogues: gelu in a product's post-op +320 us, in a kernel 230; a residual +57 beside 27; a gradient summed
-//   in place +320 beside 85: so these are used where they are tuned only.
 #include "rondo/compile/transform/passes.h"
 
 namespace rondo::compile {
