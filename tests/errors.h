@@ -4,14 +4,17 @@
 #include <string>
 #include <utility>
 
+#include "rondo/runtime/device.h"
 #include "rondo/runtime/error.h"
 
 namespace rondo::test {
 
-// The message of the E that `fn` throws; "" if it throws nothing. Others pass.
+// The message of the E that `fn` throws, or that its work on the default device finds later; "" if there is none.
+// Others pass.
 template <class E = Error, class F> std::string error_of(F&& fn) {
   try {
     std::forward<F>(fn)();
+    synchronize(default_device());
   } catch (const E& e) {
     return e.what();
   }

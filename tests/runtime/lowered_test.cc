@@ -1,27 +1,25 @@
 // The 16-bit copies of parameters that autocast uses.
 #include <gtest/gtest.h>
 
-#include <cstring>
 #include <thread>
 
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/lowered.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/random.h"
+#include "rondo/tests/bits.h"
 
 namespace rondo {
 namespace {
 
-bool same_bits(const Tensor& a, const Tensor& b) {
-  return a.dtype() == b.dtype() && a.sizes() == b.sizes() &&
-         std::memcmp(a.contiguous().raw_data(), b.contiguous().raw_data(), static_cast<size_t>(a.nbytes())) == 0;
-}
+using test::same_bits;
+
 Tensor parameter(Dims sizes) { return Tensor::randn(sizes).requires_grad_(); }
 
 TEST(Lowered, IsConvertedOnceForAVersion) {
   Tensor w = parameter({5, 7});
   const Tensor first = amp::lowered(w, kBF16), second = amp::lowered(w, kBF16);
-  EXPECT_EQ(first.raw_data(), second.raw_data());
+  EXPECT_EQ(first.address(), second.address());
   EXPECT_TRUE(same_bits(first, ops::cast(w.detach(), kBF16)));
   EXPECT_FALSE(first.requires_grad());
   no_grad([&] { w.mul_(3.0); });
@@ -34,9 +32,9 @@ TEST(Lowered, IsConvertedOnceForAVersion) {
 
 TEST(Lowered, TakesItsOwnMemoryAgain) {
   Tensor w = parameter({64, 64});
-  const void* at = amp::lowered(w, kBF16).raw_data();
+  const void* at = amp::lowered(w, kBF16).address();
   no_grad([&] { w.add_(1.0); });
-  EXPECT_EQ(amp::lowered(w, kBF16).raw_data(), at);
+  EXPECT_EQ(amp::lowered(w, kBF16).address(), at);
 }
 
 TEST(Lowered, OnlyWholeParametersKeepOne) {
@@ -108,10 +106,10 @@ TEST(Lowered, WhoeverWritesTheParameterMayWriteItsCopy) {
   });
   amp::set_copy(w, next);
   EXPECT_EQ(amp::copy_in_use(w), std::nullopt) << "nobody has used this one";
-  EXPECT_EQ(amp::lowered(w, kBF16).raw_data(), next.raw_data());
+  EXPECT_EQ(amp::lowered(w, kBF16).address(), next.address());
   EXPECT_EQ(amp::copy_in_use(w), kBF16);
   // While somebody reads the copy, another memory is written.
-  EXPECT_NE(amp::copy_to_write(w, kBF16).raw_data(), next.raw_data());
+  EXPECT_NE(amp::copy_to_write(w, kBF16).address(), next.address());
 }
 
 TEST(Lowered, ThreadsShareOneConversion) {
@@ -123,7 +121,7 @@ TEST(Lowered, ThreadsShareOneConversion) {
     for (Tensor& result : got) threads.emplace_back([&] { result = amp::lowered(w, kBF16); });
     for (std::thread& thread : threads) thread.join();
     for (const Tensor& result : got) {
-      EXPECT_EQ(result.raw_data(), got[0].raw_data());
+      EXPECT_EQ(result.address(), got[0].address());
       EXPECT_TRUE(same_bits(result, expected));
     }
   }

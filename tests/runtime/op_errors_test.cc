@@ -406,6 +406,7 @@ TEST(OpErrors, NameTheOpTheOperandsAndThisFile) {
     std::string text;
     try {
       mistake.make();
+      synchronize(default_device());
       ADD_FAILURE() << mistake.op << ": no error";
       continue;
     } catch (const Error& e) {
@@ -441,6 +442,7 @@ TEST(OpErrors, NoOperandCrashesAnOp) {
         changed[i] = replacement;
         try {
           test::apply_op(*op, changed, sample.attrs, sample.n_outputs);
+          synchronize(default_device());
         } catch (const Error& e) {
           EXPECT_TRUE(std::string(e.what()).starts_with(op->name)) << e.what();
         }
