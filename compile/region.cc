@@ -8,6 +8,7 @@
 #include "rondo/compile/compiled_node.h"
 #include "rondo/compile/explain.h"
 #include "rondo/compile/log.h"
+#include "rondo/compile/report/stages.h"
 #include "rondo/compile/transform/difference.h"
 #include "rondo/compile/transform/passes.h"
 #include "rondo/runtime/autograd.h"
@@ -39,6 +40,7 @@ RecordingKey pack(const Graph& graph) {
     key.push_back(static_cast<uint64_t>(dims.rank()));
     key.insert(key.end(), dims.begin(), dims.end());
   };
+  key.push_back(disabled_stages());
   key.push_back(graph.inputs.size());
   for (ValueId id : graph.inputs) {
     const Value& v = graph.value(id);

@@ -7,6 +7,7 @@
 #include "rondo/compile/codegen/relax.h"
 #include "rondo/compile/report/dump.h"
 #include "rondo/compile/report/reproducer.h"
+#include "rondo/compile/report/stages.h"
 #include "rondo/compile/transform/passes.h"
 #include "rondo/runtime/ops/reduction_order.h"
 
@@ -129,7 +130,7 @@ std::vector<LoopKernel> Program::make_launches(Graph source, const ProgramOption
     }
     LoweredUnit lowered = reproducible({.stage = "lower", .graph = &graph, .unit = &unit, .needed = &needed},
                                        [&] { return lower(graph, unit, needed); });
-    if (!options.exact) lowered.kernel = relax(lowered.kernel);
+    if (!options.exact && enabled(CompilerStage::kRelax)) lowered.kernel = relax(lowered.kernel);
     if (wants_dump("lower")) dump("lower", to_string(lowered.kernel));
     lowered.extents = extents(lowered.kernel);
     launches_.push_back({.kernel = static_cast<int32_t>(code.size()), .node = unit.nodes[0], .nodes = unit.nodes});
@@ -238,7 +239,7 @@ void Program::plan(const ProgramOptions& options) {
       last[root] = std::max(last[root], i);
     }
   }
-  share_in_place(options, first, last);
+  if (enabled(CompilerStage::kReuse)) share_in_place(options, first, last);
   ArenaPlanner arena;
   for (size_t v = 0; v < graph_.values.size(); ++v) {
     if (graph_.values[v].root != static_cast<ValueId>(v) || last[v] < 0 || placements_[v].kind != Placement::kNone)

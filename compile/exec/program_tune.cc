@@ -7,6 +7,7 @@
 #include "rondo/compile/codegen/loop_text.h"
 #include "rondo/compile/exec/program_frame.h"
 #include "rondo/compile/exec/tuner.h"
+#include "rondo/compile/report/stages.h"
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/parallel.h"
 #include "rondo/runtime/recorder.h"
@@ -45,7 +46,7 @@ bool only_widens(const Graph& graph, const std::vector<int32_t>& chain) {
 }  // namespace
 
 EpilogueChains Program::choose_epilogues(const ProgramOptions& options) const {
-  if (options.epilogues == Epilogues::kNever) return {};
+  if (options.epilogues == Epilogues::kNever || !enabled(CompilerStage::kEpilogues)) return {};
   EpilogueChains chains = find_epilogues(graph_, options.exact);
   if (options.epilogues == Epilogues::kAlways) return chains;
   // A product that widens its result is as fast as one that does not. Where a kernel goes on with it, 16 bits are less
