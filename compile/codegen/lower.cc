@@ -304,7 +304,11 @@ class UnitLowering final : public LoopBuilder {
 }  // namespace
 
 LoweredUnit lower(const Graph& graph, const Unit& unit, const std::vector<bool>& needed) {
-  return UnitLowering(graph, unit, needed).run();
+  LoweredUnit lowered = UnitLowering(graph, unit, needed).run();
+  if (miscompile_for_tests != nullptr) miscompile_for_tests(lowered.kernel);
+  return lowered;
 }
+
+void (*miscompile_for_tests)(LoopKernel& kernel) = nullptr;
 
 }  // namespace rondo::compile

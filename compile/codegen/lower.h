@@ -28,4 +28,7 @@ struct LoweredUnit {
 // `needed(id)`: the value is read outside the unit, so it is stored.
 LoweredUnit lower(const Graph& graph, const Unit& unit, const std::vector<bool>& needed);
 
+// Tests only: a wrong rule of lowering. Changes each kernel that lower() makes, if not null.
+extern void (*miscompile_for_tests)(LoopKernel& kernel);
+
 }  // namespace rondo::compile

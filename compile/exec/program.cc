@@ -177,6 +177,8 @@ std::shared_ptr<const Program> Program::compile(Graph source, const ProgramOptio
   program->stats_.compiled = found.compiled;
   program->plan(options);
   program->resolve_addresses();
+  program->exact_ = options.exact;
+  program->epilogues_ = options.epilogues;
   program->keeps_arena_ = options.mode == Mode::kReduceOverhead;
   for (Launch& launch : program->launches_)
     if (launch.kernel < 0) launch.prepared = program->prepare(launch, 0);

@@ -134,6 +134,7 @@ class Program {
   void tune(bool exact);
   // program_run.cc; what is timed, in program_tune.cc
   Frame make_frame(std::span<const Tensor> inputs, bool release) const;
+  std::vector<Tensor> run_launches(std::span<const Tensor> inputs, bool release) const;
   void run_launch(const Launch& launch, Frame& frame) const;
   void run_kernel(const Launch& launch, Frame& frame) const;
   void run_library_call(const Launch& launch, Frame& frame) const;
@@ -156,6 +157,8 @@ class Program {
   };
   std::vector<ParameterCopy> copies_;
   bool reuses_inputs_ = false;
+  bool exact_ = false;
+  Epilogues epilogues_ = Epilogues::kTuned;
   // Mode::kReduceOverhead: arenas of earlier runs.
   bool keeps_arena_ = false;
   mutable std::mutex mutex_;

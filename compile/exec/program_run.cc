@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "rondo/compile/exec/program_frame.h"
+#include "rondo/compile/report/check_units.h"
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/gradient_memory.h"
 #include "rondo/runtime/lowered.h"
@@ -159,6 +160,17 @@ void Program::run_launch(const Launch& launch, Frame& frame) const {
 }
 
 std::vector<Tensor> Program::run(std::span<const Tensor> inputs, bool release) const {
+  if (!checks_units()) [[likely]]
+    return run_launches(inputs, release);
+  std::vector<std::vector<int32_t>> units;
+  for (const Launch& launch : launches_) units.push_back(launch.nodes);
+  const UnitCheck eager(graph_, std::move(units), inputs, {.exact = exact_, .epilogues = epilogues_});
+  std::vector<Tensor> outputs = run_launches(inputs, release);
+  eager.check(outputs);
+  return outputs;
+}
+
+std::vector<Tensor> Program::run_launches(std::span<const Tensor> inputs, bool release) const {
   NoGrad off;
   RecorderScope eager(nullptr);
   Frame frame = make_frame(inputs, release);
