@@ -5,6 +5,7 @@
 #include <optional>
 #include <tuple>
 
+#include "absl/strings/str_cat.h"
 #include "rondo/runtime/ops/reduction_order.h"
 
 namespace rondo::compile {
@@ -44,6 +45,7 @@ class UnitLowering final : public LoopBuilder {
       : graph_(graph), unit_(unit), needed_(needed) {}
 
   LoweredUnit run() {
+    result_.kernel.name = name();
     for (int32_t n : unit_.nodes) {
       node_ = &graph_.nodes[static_cast<size_t>(n)];
       domain_ = node_->op->kind == OpKind::kReduction ? graph_.value(node_->inputs[0]).sizes
@@ -56,6 +58,16 @@ class UnitLowering final : public LoopBuilder {
     }
     finish();
     return std::move(result_);
+  }
+
+  // Of its first ops: layer_norm_mul_gelu_and_3_more. For dumps, debuggers and profilers.
+  std::string name() const {
+    std::string text;
+    constexpr size_t kNamed = 4;
+    for (size_t i = 0; i < std::min(kNamed, unit_.nodes.size()); ++i)
+      absl::StrAppend(&text, i > 0 ? "_" : "", graph_.nodes[static_cast<size_t>(unit_.nodes[i])].op->name);
+    if (unit_.nodes.size() > kNamed) absl::StrAppend(&text, "_and_", unit_.nodes.size() - kNamed, "_more");
+    return text;
   }
 
   // ---- LoopBuilder

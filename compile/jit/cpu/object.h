@@ -22,6 +22,8 @@ class Code {
   Code(const Code&) = delete;
   Code& operator=(const Code&) = delete;
   KernelEntry entry() const { return entry_; }
+  // Bytes from the entry to the end of the code; 0: unknown.
+  virtual size_t bytes() const { return 0; }
 
  protected:
   KernelEntry entry_;
