@@ -20,6 +20,7 @@
 #include "rondo/runtime/anomaly.h"
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/error.h"
+#include "rondo/runtime/random_state.h"
 
 namespace rondo::compile {
 namespace {
@@ -84,9 +85,9 @@ class RegionTrace final : public Trace {
       finish();
       return nullptr;
     }
-    const std::shared_ptr<const Entry> entry = run_piece();
+    const std::shared_ptr<const Binding> ran = run_piece();
     std::shared_ptr<const Replay> replay;
-    if (entry != nullptr) replay = Replay::make(call_, *this, entry, why_not);
+    if (ran != nullptr) replay = Replay::make(call_, *this, ran, why_not);
     else why_not = "it ran eagerly";
     if (replay != nullptr && wrote_) {
       why_not = "forward writes to memory by a pointer";
@@ -112,7 +113,7 @@ class RegionTrace final : public Trace {
     broken_ = true;
     finish();
   }
-  std::shared_ptr<const Entry> run_piece() {
+  std::shared_ptr<const Binding> run_piece() {
     RecorderScope eager(nullptr);
     running_ = true;
     const absl::Cleanup done = [this] { running_ = false; };
@@ -142,6 +143,7 @@ class RegionHook final : public nn::CallHook {
       region_->count_replay();
       return known->run(call);
     }
+    const SharedRandomState random;
     RegionTrace trace(*region_, call);
     try {
       RecorderScope record(&trace);
@@ -152,7 +154,7 @@ class RegionHook final : public nn::CallHook {
       throw;
     }
     if (capture == Capture::kRecord) return trace.finish();
-    if (known != nullptr) region_->verify_replay(trace, known->entry());
+    if (known != nullptr) region_->verify_replay(trace, known->binding());
     std::string why_not;
     const std::shared_ptr<const Replay> made = trace.finish_for_replay(why_not);
     if (known != nullptr) return;

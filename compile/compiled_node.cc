@@ -70,10 +70,10 @@ Tensor zeros_like(const Value& like) {
 // backward goes, and no others. So another output, or a part that grad() left out, may go backward later; an op that
 // has freed already throws, by its own name and line. The memory goes when no output that somebody may still use leads
 // to an op that has not freed. For that, each output has a port: its history owns the port, and the port owns the node.
-class CompiledNode final : public Node {
+class CompiledNode final : public RegionNode {
  public:
-  CompiledNode(std::shared_ptr<const Entry> entry, std::span<const Tensor> inputs, std::span<const Tensor> results)
-      : entry_(std::move(entry)) {
+  CompiledNode(std::shared_ptr<const Binding> binding, std::span<const Tensor> inputs, std::span<const Tensor> results)
+      : binding_(std::move(binding)), entry_(binding_->entry().get()) {
     n_outputs = entry_->n_outputs;
     edges.resize(inputs.size());
     for (int i : entry_->backward.grad_inputs)
@@ -89,14 +89,13 @@ class CompiledNode final : public Node {
     for (ValueId id : graph.outputs) differentiable_.push_back(graph.value(id).requires_grad);
     if (std::count(differentiable_.begin(), differentiable_.end(), true) > 1) ports_.resize(graph.outputs.size());
   }
-  const char* name() const override { return "compiled region"; }
   bool adds_to_totals() const override { return true; }
   std::vector<bool> leads_to(const std::vector<bool>& edges_asked, const std::vector<int>& outputs) const override {
     if (ports_.empty() && outputs.empty()) return {};
     return outputs_leading_to(entry_->forward_graph, edges_asked, outputs);
   }
-  // The node, as the history of one output.
-  std::shared_ptr<Node> history(int output) {
+  // The node, by the output's port.
+  std::shared_ptr<Node> history(int output) override {
     std::shared_ptr<CompiledNode> node = self.lock();
     if (ports_.empty()) return node;
     std::lock_guard lock(mutex_);
@@ -208,8 +207,8 @@ class CompiledNode final : public Node {
                                overlaps(leaves[i], leaves) <= 1);
       arriving.totals.push_back(arriving.owned[i] || (grads_in[i].defined() && (contributions > 1 || adds_onto)));
     }
-    const std::shared_ptr<const CompiledBackward> compiled = grads_in.empty() ? nullptr
-                                                                              : entry_->backward_for(arriving);
+    const Binding::Backward bound = grads_in.empty() ? Binding::Backward() : binding_->backward_for(arriving);
+    const std::shared_ptr<const CompiledBackward>& compiled = bound.compiled;
     const auto is_overwritten = [&](const BackwardInput& source) {
       return source.kind == BackwardInput::kSaved && source.index >= 0 &&
              kept(*pass.saved, static_cast<size_t>(source.index)).overwritten();
@@ -253,8 +252,8 @@ class CompiledNode final : public Node {
       pass.released = true;
       pass.saved = nullptr;
     }
-    const std::vector<Tensor> grads = pass.released ? backward.program->run_and_release(std::move(inputs))
-                                                    : backward.program->run(inputs);
+    const std::vector<Tensor> grads = pass.released ? backward.program->run_and_release(std::move(inputs), bound.floats)
+                                                    : backward.program->run(inputs, bound.floats);
     for (size_t i = 0; i < grads.size(); ++i) {
       const auto at = static_cast<size_t>(backward.grad_inputs[i]);
       if (arriving.owned[at]) {
@@ -367,7 +366,7 @@ class CompiledNode final : public Node {
     }
 
    private:
-    const Graph& graph() const { return node_.entry_->forward_graph; }
+    const Graph& graph() const { return node_.binding_->graph(); }
 
     void read_input(size_t i, ValueId id) {
       try {
@@ -507,7 +506,8 @@ class CompiledNode final : public Node {
       if (grads[i].defined()) grads_in[static_cast<size_t>(asked_inputs[i])] = grads[i];
   }
 
-  std::shared_ptr<const Entry> entry_;
+  std::shared_ptr<const Binding> binding_;
+  const Entry* entry_;                      // of binding_
   std::vector<bool> differentiable_;        // by output
   std::mutex mutex_;                        // guards the rest: two threads may go backward through two outputs
   std::shared_ptr<const Saved> saved_;      // null: all has been freed
@@ -520,15 +520,29 @@ class CompiledNode final : public Node {
 
 }  // namespace
 
-std::shared_ptr<Node> make_compiled_node(std::shared_ptr<const Entry> entry, std::span<const Tensor> inputs,
-                                         std::span<const Tensor> results) {
-  auto node = std::make_shared<CompiledNode>(std::move(entry), inputs, results);
+std::shared_ptr<RegionNode> make_compiled_node(std::shared_ptr<const Binding> binding, std::span<const Tensor> inputs,
+                                               std::span<const Tensor> results) {
+  auto node = std::make_shared<CompiledNode>(std::move(binding), inputs, results);
   node->self = node;
   return node;
 }
 
-void set_history(Tensor& tensor, const std::shared_ptr<Node>& node, int output) {
-  autograd::set_history(tensor, static_cast<CompiledNode&>(*node).history(output), output);
+namespace {
+class FailedNode final : public RegionNode, public std::enable_shared_from_this<FailedNode> {
+ public:
+  FailedNode(std::string reason, size_t outputs) : reason_(std::move(reason)) { n_outputs = static_cast<int>(outputs); }
+  std::shared_ptr<Node> history(int) override { return shared_from_this(); }
+  void backward(std::span<Tensor>, std::span<Tensor>) override {
+    throw Error(absl::StrCat("backward of a compiled region: ", reason_));
+  }
+
+ private:
+  const std::string reason_;
+};
+}  // namespace
+
+std::shared_ptr<RegionNode> make_failed_node(std::string reason, size_t outputs) {
+  return std::make_shared<FailedNode>(std::move(reason), outputs);
 }
 
 }  // namespace rondo::compile

@@ -4,18 +4,26 @@
 #include <functional>
 #include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
-#include "rondo/compile/region.h"
+#include "rondo/compile/entry.h"
 #include "rondo/runtime/autograd.h"
 
 namespace rondo::compile {
 
-// `inputs` are the recording's, `results` those of entry->forward.
-std::shared_ptr<Node> make_compiled_node(std::shared_ptr<const Entry> entry, std::span<const Tensor> inputs,
-                                         std::span<const Tensor> results);
-// Makes `tensor` output `output` of what make_compiled_node() returned.
-void set_history(Tensor& tensor, const std::shared_ptr<Node>& compiled_node, int output);
+class RegionNode : public Node {
+ public:
+  const char* name() const override { return "compiled region"; }
+  // What output `output` has as its history.
+  virtual std::shared_ptr<Node> history(int output) = 0;
+};
+
+// `inputs` are the recording's, `results` those of the entry's forward.
+std::shared_ptr<RegionNode> make_compiled_node(std::shared_ptr<const Binding> binding, std::span<const Tensor> inputs,
+                                               std::span<const Tensor> results);
+// The history of the results of a run that failed: a backward from them throws Error with the reason.
+std::shared_ptr<RegionNode> make_failed_node(std::string reason, size_t outputs);
 
 // Runs a recording op by op on the eager tape. Double backward differentiates it, and it runs when a compiled program
 // cannot. `values` holds the inputs and receives all other values. With `wanted` (by value), only nodes that make a

@@ -1,90 +1,19 @@
 #include "rondo/compile/region.h"
 
-#include <bit>
-#include <chrono>
+#include <algorithm>
+#include <map>
 
 #include "absl/strings/str_cat.h"
-#include "rondo/compile/codegen/relax.h"
 #include "rondo/compile/compiled_node.h"
 #include "rondo/compile/explain.h"
 #include "rondo/compile/log.h"
-#include "rondo/compile/report/stages.h"
 #include "rondo/compile/transform/difference.h"
-#include "rondo/compile/transform/passes.h"
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/memory.h"
+#include "rondo/runtime/recorder.h"
 
 namespace rondo::compile {
-
-// Note [What shapes a plan]. Each fact that a plan depends on is in the key, or is asked for when the plan runs:
-//   in the key, of inputs       dtype, sizes, strides, requires_grad, leaf (a parameter may be read again by the
-//   backward;
-//                               anything else may be overwritten before it), and which of them are one tensor
-//   in the key, of calls        op, operands, integers, floats, gradients of results (which covers no_grad), order
-//   in the key, of outputs      which values are held, in what order; which of them only views need (hidden)
-//   part of the recording       autocast (casts are recorded), train/eval, hooks and writes (they end a recording),
-//                               random states (each is a recorded tensor)
-//   in the key of a backward    which gradients arrive, which sums it adds to, which of these it may overwrite
-//   (Arriving) asked when it runs          who else holds memory (donation, in-place sums), memory that inputs share,
-//   versions of
-//                               saved tensors, hooks and retained gradients, retain_graph, a parameter's 16-bit copy
-//   one for each region         CompileOptions; the key does not repeat them
-//   of no influence on results  thread count (fixed chunks), addresses and storage offsets, memory purposes, lines of
-//   the
-//                               program, marks and what was compiled before: these choose between codes of equal
-//                               results
-RecordingKey pack(const Graph& graph) {
-  RecordingKey key;
-  key.reserve(graph.nodes.size() * 8 + graph.inputs.size() * 8);
-  auto add_dims = [&](const Dims& dims) {
-    key.push_back(static_cast<uint64_t>(dims.rank()));
-    key.insert(key.end(), dims.begin(), dims.end());
-  };
-  key.push_back(disabled_stages());
-  key.push_back(graph.inputs.size());
-  for (ValueId id : graph.inputs) {
-    const Value& v = graph.value(id);
-    key.push_back(static_cast<uint64_t>(id));
-    key.push_back(static_cast<uint64_t>(v.dtype) << 2 | v.leaf << 1 | v.requires_grad);
-    add_dims(v.sizes);
-    add_dims(v.strides);
-  }
-  key.push_back(graph.nodes.size());
-  for (const GraphNode& node : graph.nodes) {
-    key.push_back(reinterpret_cast<uint64_t>(node.op));
-    key.push_back(node.inputs.size() << 16 | node.outputs.size() << 8 | node.attrs.ints.size() << 4 |
-                  node.attrs.floats.size());
-    for (ValueId id : node.inputs) key.push_back(static_cast<uint64_t>(id));
-    for (int64_t i : node.attrs.ints) key.push_back(static_cast<uint64_t>(i));
-    for (double f : node.attrs.floats) key.push_back(std::bit_cast<uint64_t>(f));
-    // Shapes and dtypes of results follow from the rest; whether they carry gradients does not (no_grad).
-    for (ValueId id : node.outputs) key.push_back(graph.value(id).requires_grad);
-  }
-  for (ValueId id : graph.outputs) key.push_back(static_cast<uint64_t>(id) << 1 | graph.value(id).hidden);
-  return key;
-}
-
 namespace {
-
-// By input of a simplified graph: whether anything reads it.
-std::vector<bool> inputs_read(const Graph& simplified) {
-  std::vector<bool> read(simplified.values.size(), false), inputs;
-  for (const GraphNode& node : simplified.nodes)
-    for (ValueId id : node.inputs)
-      if (id != kNoValue) read[static_cast<size_t>(id)] = true;
-  for (ValueId id : simplified.outputs) read[static_cast<size_t>(simplified.value(id).root)] = true;
-  for (ValueId id : simplified.inputs) inputs.push_back(read[static_cast<size_t>(id)]);
-  return inputs;
-}
-
-// The values of the forward that a derived backward reads once it is simplified.
-std::vector<ValueId> values_read(const BackwardGraph& derived) {
-  const std::vector<bool> read = inputs_read(simplify(derived.graph));
-  std::vector<ValueId> values;
-  for (size_t i = 0; i < derived.inputs.size(); ++i)
-    if (derived.inputs[i].kind == BackwardInput::kSaved && read[i]) values.push_back(derived.inputs[i].index);
-  return values;
-}
 
 // The base that a view would have in eager execution: where its chain of views starts, behind the last detach().
 ValueId base_of(const Trace& trace, const Graph& graph, ValueId id) {
@@ -114,220 +43,40 @@ void choose_outputs(const Trace& trace, Graph& graph) {
     }
 }
 
-// Of all outputs that require a gradient; hidden ones get none in the ordinary course.
-std::vector<bool> usual_gradients(const Graph& recorded) {
-  std::vector<bool> arriving;
-  for (ValueId id : recorded.outputs)
-    arriving.push_back(recorded.value(id).requires_grad && !recorded.value(id).hidden);
-  return arriving;
+// Everything in a recording is on one device.
+Device device_of(const Trace& trace) { return trace.handle(trace.graph.outputs[0]).device(); }
+uint64_t device_word(Device device) {
+  return static_cast<uint64_t>(device.backend) << 8 | static_cast<uint8_t>(device.index);
 }
 
-bool any_hidden(const Graph& recorded) {
-  return std::any_of(recorded.outputs.begin(), recorded.outputs.end(),
-                     [&](ValueId id) { return recorded.value(id).hidden; });
-}
-
-CompiledBackward compile_backward(BackwardGraph derived, const Partition& partition, ProgramOptions options,
-                                  const std::vector<bool>& owned = {}) {
-  partition.apply(derived);
-  for (size_t i = 0; i < derived.inputs.size(); ++i) {
-    const BackwardInput& source = derived.inputs[i];
-    options.donated.push_back(partition.may_donate(source));
-    if (source.kind != BackwardInput::kTotal || !owned[static_cast<size_t>(source.index)]) continue;
-    const auto sum = std::find(derived.grad_inputs.begin(), derived.grad_inputs.end(), source.index);
-    if (sum != derived.grad_inputs.end())
-      options.updates.push_back({static_cast<int32_t>(i), static_cast<int32_t>(sum - derived.grad_inputs.begin())});
+// Stands where a recording would, in values that a failed run did not come to: whoever reads one hears why. Such errors
+// are rare and their texts few, so they are kept for good; beyond a bound, one text serves all.
+class Missing final : public Recorder {
+ public:
+  explicit Missing(std::string reason) : reason_(std::move(reason)) {}
+  void record(const OpDef&, std::span<const Tensor* const>, const Attrs&, std::span<Tensor>, bool,
+              std::source_location where) override {
+    throw_internal("a value that was never computed records", where);
   }
-  CompiledBackward backward;
-  backward.program = Program::compile(std::move(derived.graph), options);
-  backward.inputs = std::move(derived.inputs);
-  const std::vector<bool> read = inputs_read(backward.program->graph());
-  for (size_t i = 0; i < read.size(); ++i)
-    invariant(!read[i] || backward.inputs[i].kind != BackwardInput::kSaved || backward.inputs[i].index >= 0,
-              "a backward reads what the forward did not keep");
-  backward.contributions = std::move(derived.contributions);
-  backward.adds_onto = std::move(derived.adds_onto);
-  backward.grad_inputs = std::move(derived.grad_inputs);
-  return backward;
-}
+  void flush(const TensorImpl&, std::source_location where) override { throw_op_error("data", reason_, where); }
 
-// What the programs of an entry are told of marked dimensions.
-SizeMarks forward_marks(const Entry& entry) {
-  return {.graph_at = [&entry] {
-    return entry.others->map([&](const Graph& recorded) {
-      if (!entry.partition) return recorded;
-      return Partition(recorded, entry.saved, {}, &*entry.partition).forward();
-    });
-  }};
-}
-SizeMarks backward_marks(const Entry& entry, const Arriving& arriving) {
-  return {.graph_at = [&entry, arriving] {
-    return entry.others->map([&](const Graph& recorded) {
-      BackwardGraph derived = derive_backward(recorded, arriving);
-      Partition(recorded, entry.saved, {}, &*entry.partition).apply(derived);
-      return std::move(derived.graph);
-    });
-  }};
-}
-
-}  // namespace
-
-std::shared_ptr<Entry> compile_entry(const Graph& recorded, const CompileOptions& options, Sizes sizes,
-                                     const Partition* like, std::span<const MarkedDim> marked,
-                                     absl::FunctionRef<bool(const OtherRecordings&)> ranges_met) {
-  const auto start = std::chrono::steady_clock::now();
-  auto entry = std::make_shared<Entry>();
-  const auto finished = [&] {
-    entry->compile_ms = std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
-    return entry;
-  };
-  ProgramOptions program{.sizes = sizes, .exact = options.exact, .mode = options.mode, .epilogues = options.epilogues};
-  entry->forward_graph = recorded;
-  entry->n_outputs = static_cast<int>(recorded.outputs.size());
-  entry->options = options;
-  if (!marked.empty()) entry->others = std::make_shared<OtherRecordings>(entry->forward_graph, marked);
-  if (entry->others != nullptr && !entry->others->any()) entry->others = nullptr;
-  const bool met = entry->others != nullptr && ranges_met(*entry->others);
-  const auto compile_forward = [&](const Graph& graph) {
-    if (entry->others == nullptr) return Program::compile(graph, program);
-    SizeMarks marks = forward_marks(*entry);
-    marks.ranges_met = met;
-    ProgramOptions marked_program = program;
-    marked_program.marks = &marks;
-    return Program::compile(graph, marked_program);
-  };
-  bool differentiable = false;
-  for (ValueId id : recorded.outputs) differentiable = differentiable || recorded.value(id).requires_grad;
-  if (!differentiable) {
-    program.exact = program.exact || !may_relax(recorded, nullptr);
-    entry->program_options = program;
-    entry->forward = compile_forward(recorded);
-    return finished();
-  }
-  const Arriving usual{usual_gradients(recorded), {}};
-  BackwardGraph derived = derive_backward(recorded, usual);
-  program.exact = program.exact || !may_relax(recorded, &derived);
-  if (!program.exact && any_hidden(recorded)) {  // other backwards may come
-    const BackwardGraph all = derive_backward(recorded);
-    program.exact = !may_relax(recorded, &all);
-  }
-  entry->program_options = program;
-  entry->saved = values_read(derived);
-  entry->partition.emplace(recorded, entry->saved, options, like);
-  if (entry->others == nullptr) {
-    entry->backward = compile_backward(std::move(derived), *entry->partition, program);
-  } else {
-    SizeMarks marks = backward_marks(*entry, usual);
-    marks.ranges_met = met;
-    ProgramOptions marked_program = program;
-    marked_program.marks = &marks;
-    entry->backward = compile_backward(std::move(derived), *entry->partition, marked_program);
-  }
-  entry->forward = compile_forward(entry->partition->forward());
-  return finished();
-}
-
-const std::vector<OtherRecordings::Follower>& Entry::followers(std::span<const MarkedDim> dims) const {
-  std::vector<std::pair<int32_t, int>> key;
-  for (const MarkedDim& d : dims) key.emplace_back(d.input, d.dim);
-  std::lock_guard lock(mutex_);
-  if (const auto found = followers_.find(key); found != followers_.end()) return found->second;
-  std::vector<MarkedDim> anyhow;  // whatever their ranges
-  for (const MarkedDim& d : dims) anyhow.push_back({d.input, d.dim, {}});
-  return followers_[key] = OtherRecordings(forward_graph, anyhow).followers();
-}
-
-namespace {
-// "a gradient arrives for outputs [0, 2] of 4, and is added to 1 earlier gradients"
-std::string to_string(const Arriving& arriving) {
-  std::string outputs;
-  for (size_t i = 0; i < arriving.gradients.size(); ++i)
-    if (arriving.gradients[i]) absl::StrAppend(&outputs, outputs.empty() ? "" : ", ", i);
-  std::string text = absl::StrCat("a gradient arrives for outputs [", outputs, "] of ", arriving.gradients.size());
-  const auto totals = std::count(arriving.totals.begin(), arriving.totals.end(), true);
-  if (totals > 0) absl::StrAppend(&text, ", and is added to ", totals, " earlier gradients");
-  return text;
-}
-}  // namespace
-
-std::shared_ptr<const CompiledBackward> Entry::backward_for(const Arriving& arriving) const {
-  bool usual = arriving.gradients == usual_gradients(forward_graph);
-  for (bool total : arriving.totals) usual = usual && !total;
-  if (usual) return {std::shared_ptr<const void>(), &backward};  // lives as long as this entry
-  {
-    std::lock_guard lock(mutex_);
-    if (const auto found = others_.find(arriving); found != others_.end()) {
-      found->second.last_use = ++uses_;
-      return found->second.backward;
-    }
-  }
-  const std::string why = "backward: " + to_string(arriving);
-  if (ledger != nullptr && ledger->must_run_eagerly(options, why)) return nullptr;
-  // Without the lock, which a log sink may want. A thread that comes second drops its own.
-  ProgramOptions program = program_options;
-  std::optional<SizeMarks> marks;
-  if (others != nullptr) program.marks = &marks.emplace(backward_marks(*this, arriving));
-  const auto compile = [&] {
-    return std::make_shared<const CompiledBackward>(
-        compile_backward(derive_backward(forward_graph, arriving), *partition, program, arriving.owned));
-  };
-  const std::shared_ptr<const CompiledBackward> made = ledger == nullptr ? compile()
-                                                                         : ledger->guarded(why, true, compile);
-  std::lock_guard lock(mutex_);
-  if (others_.size() >= static_cast<size_t>(std::max(options.max_entries, 1)))
-    others_.erase(std::min_element(others_.begin(), others_.end(),
-                                   [](const auto& a, const auto& b) { return a.second.last_use < b.second.last_use; }));
-  const auto [at, added] = others_.try_emplace(arriving, OtherBackward{made, ++uses_});
-  if (added && ledger != nullptr) ledger->add_backward(made->program->stats(), why);
-  return at->second.backward;
-}
-
-std::vector<std::shared_ptr<const Program>> Entry::backwards() const {
-  std::vector<std::shared_ptr<const Program>> programs;
-  if (backward.program != nullptr) programs.push_back(backward.program);
-  std::lock_guard lock(mutex_);
-  for (const auto& [arriving, other] : others_) programs.push_back(other.backward->program);
-  return programs;
-}
-
-bool Ledger::must_run_eagerly(const CompileOptions& options, const std::string& why) {
-  std::string warning;
-  {
-    std::lock_guard lock(mutex);
-    const bool limit_reached = report.compilations >= options.recompile_limit;
-    if (!limit_reached && stance() != Stance::kEagerOnRecompile) return false;
-    // What runs eagerly may do so on every call: the first explains itself.
-    if (report.eager_runs++ > 0) return true;
-    report.last_recompile = why;
-    if (limit_reached) warning = limit_warning();
-  }
-  if (!warning.empty()) log::warn_once(warning + why);
-  return true;
-}
-
-void Ledger::throw_recompile(const std::string& why) {
+ private:
+  const std::string reason_;
+};
+Recorder* recorder_of_missing(const std::string& reason) {
+  constexpr size_t kMostTexts = 256;
+  static std::mutex mutex;
+  static auto* const known = new std::map<std::string, std::unique_ptr<Missing>>;
   std::lock_guard lock(mutex);
-  throw Error(absl::StrCat("region ", report.name,
-                           " would have to be compiled anew (Stance::kFailOnRecompile forbids it): ", why));
+  const std::string text = known->size() < kMostTexts || known->contains(reason)
+                               ? reason
+                               : "the compiled region that was to make the value failed";
+  std::unique_ptr<Missing>& missing = (*known)[text];
+  if (missing == nullptr) missing = std::make_unique<Missing>("the tensor has no value: " + text);
+  return missing.get();
 }
 
-std::string Ledger::limit_warning() const {
-  return absl::StrCat("region ", report.name, ": ", report.compilations,
-                      " compilations, no more (CompileOptions::recompile_limit); what is new runs eagerly: ");
-}
-
-void Ledger::add_backward(const ProgramStats& stats, const std::string& why) {
-  std::string name;
-  {
-    std::lock_guard lock(mutex);
-    ++report.other_backwards;
-    report.compilations += stats.compiled > 0;
-    report.compile_ms += stats.compile_ms;
-    report.last_recompile = why;
-    name = report.name;
-  }
-  if (log::enabled(log::Topic::kRecompiles)) log::write(log::Topic::kRecompiles, absl::StrCat(name, ": ", why));
-}
+}  // namespace
 
 std::vector<nn::ModuleBase*> repeated_blocks(nn::ModuleBase& model) {
   const auto is_list_item = [](const std::string& name) {
@@ -340,30 +89,56 @@ std::vector<nn::ModuleBase*> repeated_blocks(nn::ModuleBase& model) {
   return blocks;
 }
 
-std::shared_ptr<const Entry> Region::entry_for(const Trace& trace, const nn::ModuleCall& call, int piece) {
-  const RecordingKey key = pack(trace.graph);
-  if (std::shared_ptr<const Entry> entry = find(key)) return entry;
+std::shared_ptr<const Binding> Region::binding_for(const Trace& trace, const nn::ModuleCall& call, int piece) {
+  RecordingKey key = pack(trace.graph);
+  key.push_back(device_word(device_of(trace)));
+  if (std::shared_ptr<const Binding> binding = find(key)) return binding;
   News news;
-  const std::shared_ptr<const Entry> entry = make_entry(trace, call, piece, key, news);
+  const std::shared_ptr<const Binding> binding = make_binding(trace, call, piece, key, news);
   // A user's sink may ask for reports: no lock is held.
   if (!news.warning.empty()) log::warn_once(news.warning);
-  if (news.compiled) log_entry(news.region, *entry, news.why);
-  return entry;
+  if (news.compiled) log_entry(news.region, *binding->entry(), news.why);
+  return binding;
 }
 
-std::shared_ptr<const Entry> Region::find(const RecordingKey& key) {
+std::shared_ptr<const Binding> Region::find(const RecordingKey& key) {
   std::lock_guard lock(mutex_);
-  const auto found = entries_.find(key);
-  if (found == entries_.end()) return nullptr;
+  const auto found = bindings_.find(key);
+  if (found == bindings_.end()) return nullptr;
   found->second.last_use = ++uses_;
-  return found->second.entry;
+  found->second.binding->entry()->last_use = uses_;
+  return found->second.binding;
 }
 
-std::shared_ptr<const Entry> Region::make_entry(const Trace& trace, const nn::ModuleCall& call, int piece,
-                                                const RecordingKey& key, News& news) {
+std::shared_ptr<const Binding> Region::bind_floats(const Graph& recorded, const RecordingKey& structure) {
+  std::vector<Slot> slots;
+  {
+    std::lock_guard lock(mutex_);
+    if (const auto found = entries_.find(structure); found != entries_.end()) slots = found->second;
+  }
+  for (const Slot& slot : slots)
+    if (std::shared_ptr<const Binding> binding = Binding::make(slot.entry, recorded)) return binding;
+  return nullptr;
+}
+
+std::shared_ptr<const Binding> Region::make_binding(const Trace& trace, const nn::ModuleCall& call, int piece,
+                                                    const RecordingKey& key, News& news) {
   // Entries are added and dropped only while this is held, so that `earlier` stays valid.
   std::lock_guard one_at_a_time(compile_mutex_);
-  if (std::shared_ptr<const Entry> entry = find(key)) return entry;  // another thread's, meanwhile
+  if (std::shared_ptr<const Binding> binding = find(key)) return binding;  // another thread's, meanwhile
+  Keys keys{key, pack(trace.graph, PackFloats::kNo)};
+  keys.structure.push_back(device_word(device_of(trace)));
+  if (std::shared_ptr<const Binding> binding = bind_floats(trace.graph, keys.structure)) {
+    std::lock_guard lock(mutex_);
+    ++report_.float_changes;
+    add_binding(key, binding);
+    return binding;
+  }
+  if (failed_.contains(keys.structure)) {
+    std::lock_guard lock(mutex_);
+    ++report_.eager_runs;
+    return nullptr;
+  }
   const Standing standing = standing_of(piece, news);
   // What runs eagerly may do so on every call: the first explains itself, the others take no time for it.
   if (standing.eager && standing.explained) return nullptr;
@@ -375,18 +150,28 @@ std::shared_ptr<const Entry> Region::make_entry(const Trace& trace, const nn::Mo
   }
   if (standing.eager) return nullptr;
   std::vector<int64_t> ranges{piece};
-  const std::shared_ptr<Entry> entry = ledger_->guarded(
-      news.why, !standing.earlier.empty(), [&] { return compile_recording(trace, call, standing.is_first, ranges); });
+  std::shared_ptr<Entry> entry;
+  try {
+    entry = ledger_->guarded(news.why, !standing.earlier.empty(),
+                             [&] { return compile_recording(trace, call, standing.is_first, ranges); });
+  } catch (const InternalError& e) {
+    ledger_->add_failed_compilation(e.what());
+    if (failed_.size() >= static_cast<size_t>(std::max(options_.max_entries, 1))) failed_.clear();
+    failed_.insert(keys.structure);
+    return nullptr;
+  }
   news.compiled = true;
-  add(key, {entry, 0, piece}, std::move(ranges));
-  return entry;
+  auto binding = std::make_shared<const Binding>(entry);
+  add(keys, {entry, piece}, binding, std::move(ranges));
+  return binding;
 }
 
 Region::Standing Region::standing_of(int piece, News& news) {
   std::lock_guard lock(mutex_);
   Standing standing;
-  for (const auto& [other, slot] : entries_)
-    if (slot.piece == piece) standing.earlier.push_back(&slot.entry->forward_graph);
+  for (const auto& [structure, slots] : entries_)
+    for (const Slot& slot : slots)
+      if (slot.piece == piece) standing.earlier.push_back(&slot.entry->forward_graph);
   standing.is_first = report_.entries == 0;
   const bool limit_reached = report_.compilations >= options_.recompile_limit;
   standing.eager = !standing.earlier.empty() && (limit_reached || stance() == Stance::kEagerOnRecompile);
@@ -405,16 +190,18 @@ std::shared_ptr<Entry> Region::compile_recording(const Trace& trace, const nn::M
   std::vector<MarkedDim> marked = marked_dims(trace.external());
   add_marked_arguments(marked, trace.external(), call, options_.dynamic);
   const Partition* like = latest_ != nullptr && latest_->partition ? &*latest_->partition : nullptr;
-  const std::shared_ptr<Entry> entry = compile_entry(trace.graph, options_, sizes, like, marked,
-                                                     [&](const OtherRecordings& others) {
-                                                       for (int64_t bound : others.ranges()) ranges.push_back(bound);
-                                                       return ranges_met_.contains(ranges);
-                                                     });
+  const std::shared_ptr<Entry> entry = compile_entry(
+      trace.graph, options_, sizes, like, marked,
+      [&](const OtherRecordings& others) {
+        for (int64_t bound : others.ranges()) ranges.push_back(bound);
+        return ranges_met_.contains(ranges);
+      },
+      device_of(trace));
   entry->ledger = ledger_;
   return entry;
 }
 
-void Region::add(const RecordingKey& key, Slot slot, std::vector<int64_t> ranges) {
+void Region::add(const Keys& keys, Slot slot, std::shared_ptr<const Binding> binding, std::vector<int64_t> ranges) {
   const Entry& entry = *slot.entry;
   int kernels = 0, library_calls = 0, compiled = 0;
   for (const Program* program : {entry.forward.get(), entry.backward.program.get()}) {
@@ -426,8 +213,8 @@ void Region::add(const RecordingKey& key, Slot slot, std::vector<int64_t> ranges
   std::lock_guard lock(mutex_);
   latest_ = slot.entry;
   if (entry.others != nullptr) ranges_met_.insert(std::move(ranges));
-  if (static_cast<int>(entries_.size()) >= std::max(options_.max_entries, 1)) forget_oldest();
-  slot.last_use = ++uses_;
+  if (n_entries_ >= std::max(options_.max_entries, 1)) forget_oldest_entry();
+  ++n_entries_;
   ++report_.entries;
   report_.kernels = kernels;
   report_.library_calls = library_calls;
@@ -435,64 +222,76 @@ void Region::add(const RecordingKey& key, Slot slot, std::vector<int64_t> ranges
   report_.compilations += compiled > 0;
   report_.kept_bytes = entry.partition ? entry.partition->kept_bytes() : 0;
   report_.recomputed_flops = entry.backward.program ? recomputed_flops(entry.backward.program->graph()) : 0;
-  entries_[key] = std::move(slot);
+  entries_[keys.structure].push_back(std::move(slot));
+  add_binding(keys.full, std::move(binding));
 }
 
-void Region::forget_oldest() {
-  entries_.erase(std::min_element(entries_.begin(), entries_.end(),
-                                  [](const auto& a, const auto& b) { return a.second.last_use < b.second.last_use; }));
+void Region::add_binding(const RecordingKey& key, std::shared_ptr<const Binding> binding) {
+  if (bindings_.size() >= static_cast<size_t>(std::max(options_.max_entries, 1)))
+    bindings_.erase(std::min_element(bindings_.begin(), bindings_.end(), [](const auto& a, const auto& b) {
+      return a.second.last_use < b.second.last_use;
+    }));
+  binding->entry()->last_use = ++uses_;
+  bindings_[key] = {std::move(binding), uses_};
 }
 
-std::shared_ptr<const Entry> Region::run(Trace& trace, const nn::ModuleCall& call, int piece) {
+void Region::forget_oldest_entry() {
+  std::vector<Slot>* of = nullptr;
+  const Entry* oldest = nullptr;
+  for (auto& [structure, slots] : entries_)
+    for (const Slot& slot : slots)
+      if (oldest == nullptr || slot.entry->last_use < oldest->last_use) of = &slots, oldest = slot.entry.get();
+  absl::erase_if(bindings_, [&](const auto& binding) { return binding.second.binding->entry().get() == oldest; });
+  std::erase_if(*of, [&](const Slot& slot) { return slot.entry.get() == oldest; });
+  absl::erase_if(entries_, [](const auto& slots) { return slots.second.empty(); });
+  --n_entries_;
+}
+
+std::shared_ptr<const Binding> Region::run(Trace& trace, const nn::ModuleCall& call, int piece) {
   choose_outputs(trace, trace.graph);
   if (trace.graph.outputs.empty()) return nullptr;
-  const std::shared_ptr<const Entry> entry = entry_for(trace, call, piece);
-  if (entry == nullptr) {
+  const std::shared_ptr<const Binding> binding = binding_for(trace, call, piece);
+  if (binding == nullptr) {
     run_eagerly(trace);
     return nullptr;
   }
-  std::vector<Tensor> results;
+  const Entry& entry = *binding->entry();
+  std::vector<Tensor> results, finished;
   const memory::Cause cause("region ", report_.name, std::source_location::current());
   try {
-    results = entry->forward->run(trace.external());
-  } catch (const OutOfMemoryError&) {
-    throw;  // op by op it would take more
-  } catch (const Error& e) {
-    // The data is wrong, for example an index. Op by op, what stands before the error gets its value, and the error
-    // names its line, as in eager execution.
-    note_failure(e.what());
-    run_eagerly(trace);
-    note_success(e.what());
-    return nullptr;
+    results = entry.forward->run(trace.external(), binding->forward(), &finished);
+  } catch (const std::exception& e) {
+    hand_over_finished(trace, finished, e.what());
+    throw;
   }
-  std::shared_ptr<Node> node;
-  if (entry->backward.program != nullptr) node = make_compiled_node(entry, trace.external(), results);
+  std::shared_ptr<RegionNode> node;
+  if (entry.backward.program != nullptr) node = make_compiled_node(binding, trace.external(), results);
   hand_over(trace, results, node);
   if (is_marked(trace.external())) {
     std::vector<Tensor> handles;
     for (ValueId id : trace.graph.outputs) handles.push_back(trace.handle(id));
-    hand_on_marks(*entry, trace.external(), handles);
+    hand_on_marks(entry, trace.external(), handles);
   }
-  return entry;
+  return binding;
 }
 
-void Region::note_failure(const std::string& reason) {
-  std::string warning;
+void Region::hand_over_finished(Trace& trace, std::span<const Tensor> finished, const std::string& reason) {
+  std::string region;
   {
     std::lock_guard lock(mutex_);
     report_.last_failure = reason;
-    if (report_.failed_runs++ == 0)
-      warning = absl::StrCat("region ", report_.name, " runs op by op, because compiled code met an error: ", reason);
+    ++report_.failed_runs;
+    region = report_.name;
   }
-  if (!warning.empty()) log::warn_once(warning);
+  // The caller may catch the error and go on with what was complete. Its gradients would need the rest.
+  const auto node = make_failed_node(absl::StrCat("its forward failed: ", reason), trace.graph.outputs.size());
+  if (!finished.empty()) hand_over(trace, finished, node);
+  Recorder* missing = recorder_of_missing(absl::StrCat("region ", region, " failed before it was computed: ", reason));
+  for (size_t i = 0; i < trace.graph.outputs.size(); ++i)
+    if (finished.empty() || !finished[i].defined()) trace.handle(trace.graph.outputs[i]).impl()->recorder = missing;
 }
 
-void Region::note_success(const std::string& reason) {
-  log::warn_once(absl::StrCat("region ", report().name, ": op by op there was no error where compiled code met one; ",
-                              "please report this: ", reason));
-}
-
-void Region::hand_over(Trace& trace, std::span<const Tensor> results, const std::shared_ptr<Node>& node) {
+void Region::hand_over(Trace& trace, std::span<const Tensor> results, const std::shared_ptr<RegionNode>& node) {
   const Graph& graph = trace.graph;
   for (size_t i = 0; i < graph.outputs.size(); ++i) {
     const ValueId id = graph.outputs[i];
@@ -505,7 +304,7 @@ void Region::hand_over(Trace& trace, std::span<const Tensor> results, const std:
     impl.recorder = nullptr;
     if (graph.value(id).requires_grad) {
       if (node != nullptr) {
-        set_history(handle, node, static_cast<int>(i));
+        autograd::set_history(handle, node->history(static_cast<int>(i)), static_cast<int>(i));
       } else {
         const Edge edge = autograd::gradient_edge(result);
         autograd::set_history(handle, edge.node, edge.output);
@@ -550,11 +349,11 @@ void Region::refuse_replay(const std::string& why) {
   }
   if (known != why) log::write(log::Topic::kPerfHints, report_.name + " is recorded on every call: " + why);
 }
-void Region::verify_replay(Trace& trace, const Entry& expected) const {
+void Region::verify_replay(Trace& trace, const Binding& expected) const {
   choose_outputs(trace, trace.graph);
   const Graph& recorded = trace.graph;
-  if (pack(recorded) == pack(expected.forward_graph)) return;
-  const Graph* const before[] = {&expected.forward_graph};
+  if (pack(recorded) == pack(expected.graph())) return;
+  const Graph* const before[] = {&expected.graph()};
   throw Error(absl::StrCat("Capture::kVerify: a replay of ", report_.name,
                            " would not be what its forward does now: ", nearest_difference(before, recorded, {})));
 }
@@ -568,11 +367,10 @@ void Region::break_graph(const std::string& reason) {
 }
 std::vector<std::shared_ptr<const Entry>> Region::entries() const {
   std::lock_guard lock(mutex_);
-  std::vector<Slot> slots;
-  for (const auto& [key, slot] : entries_) slots.push_back(slot);
-  std::sort(slots.begin(), slots.end(), [](const Slot& a, const Slot& b) { return a.last_use < b.last_use; });
   std::vector<std::shared_ptr<const Entry>> entries;
-  for (Slot& slot : slots) entries.push_back(std::move(slot.entry));
+  for (const auto& [structure, slots] : entries_)
+    for (const Slot& slot : slots) entries.push_back(slot.entry);
+  std::sort(entries.begin(), entries.end(), [](const auto& a, const auto& b) { return a->last_use < b->last_use; });
   return entries;
 }
 RegionReport Region::report() const {

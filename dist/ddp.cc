@@ -32,7 +32,7 @@ double tag_of(int64_t step, size_t bucket) {
 }
 
 uint64_t hash_of(const Tensor& tensor) {
-  const Tensor dense = tensor.is_contiguous() ? tensor : tensor.detach().contiguous();
+  const Tensor dense = tensor.detach().contiguous().to(kCPU);
   io::Checksum sum;
   sum.update(dense.raw_data(), static_cast<size_t>(dense.nbytes()));
   return sum.digest();

@@ -6,9 +6,10 @@
 
 namespace rondo::nn {
 
-Tensor first_keys(int64_t T, const Tensor& positions, int64_t window) {
+Tensor first_keys(int64_t T, const Tensor& positions, int64_t window, Device device) {
   if (!positions.defined() && window == 0) return Tensor();
-  const Tensor at = Tensor::arange(T).view({1, 1, T, 1});
+  const Device here = positions.defined() ? positions.device() : device;
+  const Tensor at = Tensor::arange(T, {kI64, here}).view({1, 1, T, 1});
   if (!positions.defined()) return at - (window - 1);
   const Tensor reach = window > 0 ? ops::minimum(positions, window - 1) : positions;
   return at - reach.view({positions.size(0), 1, T, 1});
@@ -33,7 +34,7 @@ Tensor attention_with_dropout(const Tensor& q, const Tensor& k, const Tensor& v,
   const int64_t T = q.size(2);
   Tensor scores = ops::matmul(q, k.transpose(-2, -1)) * (1.0 / std::sqrt(static_cast<double>(q.size(3))));
   // Finite, so that a row of padding that may attend to nothing has no NaN.
-  const Tensor at = Tensor::arange(T);
+  const Tensor at = Tensor::arange(T, {kI64, q.device()});
   if (mask.defined()) {
     const Tensor allowed = mask.dtype() == kI64 ? ops::less_equal(mask, at) : mask;
     scores = ops::where(allowed, scores, q.dtype() == kF16 ? -6e4 : -1e30);

@@ -15,7 +15,8 @@ namespace rondo::nn {
 //   row, each with positions from 0, then see themselves only. Undefined: no such bound, and B = 1.
 // - window: a token sees the last `window` tokens, itself included. 0: no such bound.
 // Undefined if there is neither. Nothing of size T x T is stored.
-Tensor first_keys(int64_t T, const Tensor& positions, int64_t window = 0);
+// The result is on the device of `positions`, or on `device` if they are undefined.
+Tensor first_keys(int64_t T, const Tensor& positions, int64_t window = 0, Device device = default_device());
 
 struct MultiheadAttentionOptions {
   bool causal = true;

@@ -25,7 +25,7 @@ Tensor BertEmbeddings::forward(const Tensor& idx, const Tensor& segments) {
     const Tensor real = ops::not_equal(idx, padding).to(kI64);
     positions = ops::cumsum(real, 1) * real + padding;
   } else {
-    positions = Tensor::arange(idx.size(1));
+    positions = Tensor::arange(idx.size(1), {kI64, idx.device()});
   }
   const Tensor x = word_embeddings(idx) + position_embeddings(positions);
   return dropout(layer_norm(x + token_type_embeddings(segments)));
@@ -97,7 +97,7 @@ Tensor bert_features(const BertConfig& config, BertEmbeddings& embeddings, BertE
          idx);
   if (mask.defined() && (mask.dtype() != kBool || !(mask.sizes() == idx.sizes())))
     fail("mask must be bool (B, T)", mask);
-  const Tensor kinds = segments.defined() ? segments : Tensor::zeros(idx.sizes(), {kI64});
+  const Tensor kinds = segments.defined() ? segments : Tensor::zeros(idx.sizes(), {kI64, idx.device()});
   if (!(kinds.sizes() == idx.sizes())) fail("segments must be i64 (B, T)", kinds);
   const Tensor allowed = mask.defined() ? mask.view({idx.size(0), 1, 1, idx.size(1)}) : Tensor();
   return encoder(embeddings(idx, kinds), allowed);

@@ -38,7 +38,7 @@ Tensor CausalLM::next_logits(const Tensor& idx, KVCache& cache, std::span<const 
   std::vector<int64_t> last;
   for (int64_t row = 0; row < B; ++row)
     last.push_back(row * T + std::max<int64_t>(0, counts[static_cast<size_t>(row)] - 1));
-  return head(ops::index_select(x.reshape({B * T, x.size(2)}), 0, Tensor::from(last, {B})));
+  return head(ops::index_select(x.reshape({B * T, x.size(2)}), 0, Tensor::from(last, {B}, x.device())));
 }
 
 }  // namespace rondo::nn

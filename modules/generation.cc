@@ -104,7 +104,7 @@ std::vector<Generation> generate(CausalLM& model, std::span<const std::vector<in
     std::vector<int64_t> idx(static_cast<size_t>(B * T), 0);
     for (size_t b = 0; b < rows.size(); ++b)
       std::copy(rows[b].tokens.end() - counts[b], rows[b].tokens.end(), idx.begin() + static_cast<int64_t>(b) * T);
-    return Tensor::from(idx, {B, T});
+    return Tensor::from(idx, {B, T}, cache_options.device);
   };
   // Chooses and handles the next token of a row. False: the caller wants no more.
   const auto extend = [&](size_t b, std::span<float> logits, uint64_t offset) {

@@ -16,8 +16,8 @@ GPT2::GPT2(GPT2Config config, uint64_t seed, const SkipInit&) : config(config) {
   const double residual_std = 0.02 / std::sqrt(2.0 * static_cast<double>(config.n_layer));
   for (auto& [name, parameter] : named_parameters()) {
     if (parameter.rank() >= 2)
-      parameter.copy_(
-          Tensor::randn(parameter.sizes(), {}, &generator).mul_(name.ends_with("c_proj.weight") ? residual_std : 0.02));
+      parameter.copy_(Tensor::randn(parameter.sizes(), parameter.device(), &generator)
+                          .mul_(name.ends_with("c_proj.weight") ? residual_std : 0.02));
     else parameter.fill_(name.ends_with("bias") ? 0.0 : 1.0);
   }
 }
@@ -32,8 +32,9 @@ Tensor GPT2::features(const Tensor& idx, const Tensor& positions) {
   if (idx.size(1) > config.block_size) fail(absl::StrCat("T must be at most block_size = ", config.block_size));
   const int64_t T = idx.size(1);
   if (positions.defined()) check_positions("GPT2", idx, positions);
-  const Tensor first_key = first_keys(T, positions);
-  Tensor x = drop(wte(idx) + wpe(positions.defined() ? positions : Tensor::arange(T)));  // (B, T, C)
+  const Tensor first_key = first_keys(T, positions, 0, idx.device());
+  Tensor x = drop(wte(idx) +
+                  wpe(positions.defined() ? positions : Tensor::arange(T, {kI64, idx.device()})));  // (B, T, C)
   for (TransformerBlock& block : h) x = first_key.defined() ? block(x, KVLayer(), first_key) : block(x);
   return ln_f(x);
 }
@@ -55,7 +56,8 @@ KVCacheOptions GPT2::cache_options() const {
           .kv_heads = config.n_head,
           .max_length = config.block_size,
           .head_dim = config.n_embd / config.n_head,
-          .dtype = cached_dtype(wte.weight.dtype())};
+          .dtype = cached_dtype(wte.weight.dtype()),
+          .device = wte.weight.device()};
 }
 
 Tensor GPT2::forward(const Tensor& idx, const Tensor& positions) { return head(features(idx, positions)); }
@@ -90,7 +92,7 @@ Tensor GPT2::generate(const Tensor& idx, int64_t max_new_tokens, double temperat
     all.insert(all.end(), rows[b].begin(), rows[b].end());
     all.insert(all.end(), made[b].tokens.begin(), made[b].tokens.end());
   }
-  return Tensor::from(all, {B, T + more});
+  return Tensor::from(all, {B, T + more}, idx.device());
 }
 
 }  // namespace rondo::nn

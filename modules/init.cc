@@ -11,7 +11,8 @@ void init_normal(ModuleBase& module, uint64_t seed, double std) {
   const NoGrad off;
   Generator generator(seed);
   for (auto& [name, parameter] : module.named_parameters()) {
-    if (parameter.rank() >= 2) parameter.copy_(Tensor::randn(parameter.sizes(), {}, &generator).mul_(std));
+    if (parameter.rank() >= 2)
+      parameter.copy_(Tensor::randn(parameter.sizes(), parameter.device(), &generator).mul_(std));
     else parameter.fill_(name.ends_with("bias") ? 0.0 : 1.0);
   }
 }

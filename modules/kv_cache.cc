@@ -27,8 +27,8 @@ KVCache::KVCache(KVCacheOptions options) : options_(options) {
   const RecorderScope run(nullptr);
   for (int64_t i = 0; i < options.layers; ++i)
     for (std::vector<Tensor>* buffers : {&keys_, &values_})
-      buffers->push_back(
-          Tensor::zeros({options.batch, options.kv_heads, options.max_length, options.head_dim}, options.dtype));
+      buffers->push_back(Tensor::zeros({options.batch, options.kv_heads, options.max_length, options.head_dim},
+                                       {options.dtype, options.device}));
   lengths_.assign(static_cast<size_t>(options.batch), 0);  // last: a batch that is too large is the tensors' error
 }
 
@@ -77,7 +77,7 @@ void KVCache::reorder(std::span<const int64_t> rows) {
   if (longest > 0) {
     const NoGrad off;
     const RecorderScope run(nullptr);
-    const Tensor index = Tensor::from(rows, {options_.batch});
+    const Tensor index = Tensor::from(rows, {options_.batch}, options_.device);
     for (std::vector<Tensor>* buffers : {&keys_, &values_})
       for (Tensor& buffer : *buffers) {
         Tensor used = buffer.slice(2, {0, longest});
@@ -124,7 +124,7 @@ Tensor KVCache::Pass::positions() const {
   std::vector<int64_t> at;
   for (const int64_t start : starts_)
     for (int64_t t = 0; t < T_; ++t) at.push_back(std::min(start + t, cache_.options_.max_length - 1));
-  return Tensor::from(at, {cache_.options_.batch, T_});
+  return Tensor::from(at, {cache_.options_.batch, T_}, cache_.options_.device);
 }
 
 void KVCache::Pass::finish() {
@@ -177,15 +177,15 @@ Tensor KVCache::Pass::attend(int64_t layer, const Tensor& q, const Tensor& k, co
 namespace {
 
 // bool (rows, keys): query i stands at slot first_query + i, key j at slot first_key + j.
-Tensor causal_mask(int64_t rows, int64_t keys, int64_t first_query, int64_t first_key, int64_t window) {
-  Tensor mask = Tensor::empty({rows, keys}, kBool);
+Tensor causal_mask(int64_t rows, int64_t keys, int64_t first_query, int64_t first_key, int64_t window, Device device) {
+  Tensor mask = Tensor::empty({rows, keys}, {kBool, kCPU});
   bool* allowed = mask.mutable_data<bool>();
   for (int64_t i = 0; i < rows; ++i)
     for (int64_t j = 0; j < keys; ++j) {
       const int64_t back = first_query + i - (first_key + j);
       allowed[i * keys + j] = back >= 0 && (window == 0 || back < window);
     }
-  return mask;
+  return mask.to(device);
 }
 
 }  // namespace
@@ -195,7 +195,7 @@ Tensor KVCache::Pass::attend_fresh(const Tensor& q, const Tensor& k, const Tenso
   if (options.window == 0 || options.window >= T_)
     return ops::scaled_dot_product_attention(q, k, v, {}, {.causal = true, .scale = options.scale});
   Tensor& mask = masks_[options.window];
-  if (!mask.defined()) mask = causal_mask(T_, T_, 0, 0, options.window);
+  if (!mask.defined()) mask = causal_mask(T_, T_, 0, 0, options.window, q.device());
   return ops::scaled_dot_product_attention(q, k, v, mask, {.scale = options.scale});
 }
 
@@ -215,14 +215,15 @@ Tensor KVCache::Pass::attend_one(int64_t layer, const Tensor& q, const CachedAtt
   }
   Tensor mask;
   if (!same) {
-    Tensor& made = masks_[options.window];
-    if (!made.defined()) {
-      made = Tensor::empty({cache_.options_.batch, 1, 1, last - first}, kBool);
+    Tensor& known = masks_[options.window];
+    if (!known.defined()) {
+      Tensor made = Tensor::empty({cache_.options_.batch, 1, 1, last - first}, {kBool, kCPU});
       bool* allowed = made.mutable_data<bool>();
       for (size_t row = 0; row < starts_.size(); ++row)
         for (int64_t j = first; j < last; ++j) *allowed++ = begin(row) <= j && j < end(row);
+      known = made.to(q.device());
     }
-    mask = made;
+    mask = known;
   }
   const auto used = [&](const Tensor& buffer) { return buffer.slice(2, {first, last}); };
   return ops::scaled_dot_product_attention(q, used(cache_.keys(layer)), used(cache_.values(layer)), mask,
@@ -237,12 +238,12 @@ Tensor KVCache::Pass::attend_many(int64_t layer, const Tensor& q, const CachedAt
     const int64_t end = start + count;
     const int64_t first = options.window == 0 ? 0 : std::max<int64_t>(0, start + 1 - options.window);
     return ops::scaled_dot_product_attention(queries, k.slice(2, {first, end}), v.slice(2, {first, end}),
-                                             causal_mask(count, end - first, start, first, options.window),
+                                             causal_mask(count, end - first, start, first, options.window, q.device()),
                                              {.scale = options.scale});
   };
   if (uniform_) return attend(q, keys, values, starts_[0], T_);
   const int64_t B = q.size(0), H = q.size(1), D = q.size(3);
-  Tensor out = Tensor::zeros({B, T_, H, D}, q.dtype());
+  Tensor out = Tensor::zeros({B, T_, H, D}, {q.dtype(), q.device()});
   for (int64_t row = 0; row < B; ++row) {
     const int64_t start = starts_[static_cast<size_t>(row)], count = counts_[static_cast<size_t>(row)];
     if (count == 0) continue;

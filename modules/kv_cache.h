@@ -47,6 +47,7 @@ struct KVCacheOptions {
   int64_t max_length = 0;  // T_max, tokens of each row
   int64_t head_dim = 0;    // D
   DType dtype = kF32;      // any floating type. Keys and values are converted; attention runs in this type
+  Device device = default_device();
 };
 
 class KVCache {

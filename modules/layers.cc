@@ -63,7 +63,7 @@ Embedding::Embedding(int64_t num_embeddings, int64_t embedding_dim, EmbeddingOpt
 Tensor Embedding::forward(const Tensor& indices) {
   const Tensor rows = ops::embedding(weight, indices);
   if (!options.padding_idx) return rows;
-  const Tensor is_padding = ops::equal(indices, Tensor::scalar(*options.padding_idx)).unsqueeze(-1);
+  const Tensor is_padding = ops::equal(indices, *options.padding_idx).unsqueeze(-1);
   return ops::where(is_padding, rows.detach(), rows);
 }
 void Embedding::zero_padding() {

@@ -77,16 +77,16 @@ Tensor GroupedQueryAttention::forward(const Tensor& x, const ops::RotaryTables& 
   const auto attend = [&] {
     if (cached) return cached.attend(q, k, v, {.window = options.window});
     const int64_t window = options.window < T ? options.window : 0;
-    const Tensor mask = first_key.defined() ? first_key : first_keys(T, Tensor(), window);
+    const Tensor mask = first_key.defined() ? first_key : first_keys(T, Tensor(), window, x.device());
     return ops::scaled_dot_product_attention(q, k, v, mask, {.causal = options.causal});
   };
   return o_proj(attend().transpose(1, 2).reshape({B, T, n_head * D}));
 }
 
-ops::RotaryTables rotary_tables(const LlamaConfig& config, int64_t T, int64_t start, DType dtype) {
+ops::RotaryTables rotary_tables(const LlamaConfig& config, int64_t T, int64_t start, TensorOptions options) {
   const int64_t D = config.rotary_dim();
   const RopeScaling& scaling = config.rope_scaling;
-  if (scaling.kind == RopeScaling::Kind::kNone) return ops::rotary_tables(T, D, config.rope_base, start, dtype);
+  if (scaling.kind == RopeScaling::Kind::kNone) return ops::rotary_tables(T, D, config.rope_base, start, options);
   if (D <= 0 || D % 2 != 0)
     throw Error(absl::StrCat("rotary_tables: the head dimension must be even and positive, got ", D));
   const NoGrad off;
@@ -104,9 +104,10 @@ ops::RotaryTables rotary_tables(const LlamaConfig& config, int64_t T, int64_t st
     const double kept = std::clamp(ramp, 0.0, 1.0);
     rates.push_back((1 - kept) * rate / scaling.factor + kept * rate);
   }
-  const Tensor position = Tensor::arange(T).to(kF64) + static_cast<double>(start);
-  const Tensor angle = position.unsqueeze(1) * Tensor::from(rates, {1, D / 2});
-  return {ops::cos(angle).to(compute_dtype(dtype)), ops::sin(angle).to(compute_dtype(dtype))};
+  const Tensor position = Tensor::arange(T, {kF64, options.device}) + static_cast<double>(start);
+  const Tensor angle = position.unsqueeze(1) * Tensor::from(rates, {1, D / 2}, options.device);
+  const DType dtype = compute_dtype(options.dtype);
+  return {ops::cos(angle).to(dtype), ops::sin(angle).to(dtype)};
 }
 
 LlamaBlock::LlamaBlock(const LlamaConfig& config, int64_t layer)
@@ -163,8 +164,8 @@ Tensor Llama::Body::forward(const Tensor& idx, const Tensor& positions) {
     rotary = {ops::index_select(rotary.cos, 0, at), ops::index_select(rotary.sin, 0, at)};
   }
   const bool windowed = config.sliding_window > 0 && T > config.sliding_window;
-  const Tensor all = first_keys(T, positions);
-  const Tensor near = windowed ? first_keys(T, positions, config.sliding_window) : all;
+  const Tensor all = first_keys(T, positions, 0, idx.device());
+  const Tensor near = windowed ? first_keys(T, positions, config.sliding_window, idx.device()) : all;
   for (int64_t i = 0; i < layers.size(); ++i) {
     const Tensor& first_key = config.window(i) > 0 ? near : all;
     x = first_key.defined() ? layers[i](x, rotary, KVLayer(), first_key) : layers[i](x, rotary);
@@ -183,8 +184,9 @@ Tensor Llama::Body::forward(const Tensor& idx, KVCache::Pass& pass) {
 
 const ops::RotaryTables& Llama::Body::tables(int64_t T, const Tensor& x) {
   const DType dtype = compute_dtype(x.dtype());
-  if (!tables_.cos.defined() || tables_.cos.size(0) != T || tables_.cos.dtype() != dtype)
-    tables_ = rotary_tables(config, T, 0, dtype);
+  if (!tables_.cos.defined() || tables_.cos.size(0) != T || tables_.cos.dtype() != dtype ||
+      !(tables_.cos.device() == x.device()))
+    tables_ = rotary_tables(config, T, 0, {dtype, x.device()});
   return tables_;
 }
 
@@ -211,7 +213,8 @@ KVCacheOptions Llama::cache_options() const {
           .kv_heads = config.n_kv_head,
           .max_length = config.block_size,
           .head_dim = config.rotary_dim(),
-          .dtype = cached_dtype(lm_head.weight.dtype())};
+          .dtype = cached_dtype(lm_head.weight.dtype()),
+          .device = lm_head.weight.device()};
 }
 
 Tensor Llama::loss(const Tensor& idx, const Tensor& targets, std::source_location where) {

@@ -103,7 +103,7 @@ struct LlamaConfig {
 };
 
 // Tables for positions start .. start + T - 1 (T, D/2), with the config's base and scaling.
-ops::RotaryTables rotary_tables(const LlamaConfig& config, int64_t T, int64_t start = 0, DType dtype = kF32);
+ops::RotaryTables rotary_tables(const LlamaConfig& config, int64_t T, int64_t start = 0, TensorOptions options = {});
 
 struct LlamaBlock : Module<LlamaBlock> {
   LlamaBlock(int64_t n_embd, int64_t n_head, int64_t n_kv_head, int64_t hidden, double norm_eps = 1e-5);

@@ -54,7 +54,8 @@ LoraEmbedding::LoraEmbedding(const Embedding& base, AdapterInfoPtr info_)
           child("lora_embedding_B", info->options.rank, base.weight.size(1), LinearOptions{.bias = false})) {
   const NoGrad off;
   lora_embedding_A.weight.zero_();
-  if (!SkipInit::active()) lora_embedding_B.weight.copy_(Tensor::randn(lora_embedding_B.weight.sizes()));
+  if (!SkipInit::active())
+    lora_embedding_B.weight.copy_(Tensor::randn(lora_embedding_B.weight.sizes(), lora_embedding_B.weight.device()));
   to(dtype_beside(base.weight));
 }
 Tensor LoraEmbedding::forward(const Tensor& indices) {

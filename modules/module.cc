@@ -27,6 +27,7 @@ void replace_contents(Tensor& tensor, const Tensor& value) {
   const uint32_t passed = tensor.version() + 1;
   while (value.storage().version() < passed) value.storage().bump_version();
   impl.dtype = value.dtype();
+  impl.device = value.device();
   impl.sizes = value.sizes();
   impl.strides = value.strides();
   impl.offset = value.storage_offset();
@@ -256,6 +257,18 @@ void ModuleBase::to(DType dtype) {
     const Tensor grad = tensor.grad();
     replace_contents(tensor, tensor.detach().to(dtype));
     if (grad.defined()) tensor.set_grad(grad.to(dtype));
+  });
+}
+
+void ModuleBase::to(Device device) {
+  const NoGrad off;
+  std::unordered_set<const TensorImpl*> seen;
+  visit("", [&](const std::string&, const Entry& entry) {
+    Tensor tensor = entry.tensor;
+    if (!tensor.defined() || tensor.device() == device || !seen.insert(tensor.impl()).second) return;
+    const Tensor grad = tensor.grad();
+    replace_contents(tensor, tensor.detach().to(device));
+    if (grad.defined()) tensor.set_grad(grad.to(device));
   });
 }
 

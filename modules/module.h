@@ -126,6 +126,9 @@ class ModuleBase {
   bool is_training() const { return training_; }
   // Converts floating parameters (with their gradients) and buffers.
   void to(DType dtype);
+  // Moves parameters (with their gradients) and buffers. An optimizer or compiled step that was made before has states
+  // on the old device: make it after.
+  void to(Device device);
   void requires_grad_(bool on = true);
   void zero_grad(bool set_to_none = true);
   // The members that hold the parameters and buffers of this module and all below it, also tied and undefined ones. The

@@ -30,7 +30,7 @@ std::string describe(const Tensor& t) { return absl::StrCat(std::string(name_of(
 bool same_bytes(const Tensor& a, const Tensor& b) {
   if (a.is_same(b)) return true;
   if (a.dtype() != b.dtype()) return false;
-  const Tensor x = a.detach().contiguous(), y = b.detach().contiguous();
+  const Tensor x = a.detach().contiguous().to(kCPU), y = b.detach().contiguous().to(kCPU);
   return std::memcmp(x.raw_data(), y.raw_data(), static_cast<size_t>(x.nbytes())) == 0;
 }
 

@@ -3,8 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "rondo/compile/codegen/loop_ir.h"
-#include "rondo/compile/jit/kernel_table.h"
+#include "rondo/compile/exec/table_launch.h"
 #include "rondo/optim/block8.h"
 #include "rondo/optim/foreach_kernel.h"
 #include "rondo/runtime/error.h"
@@ -60,19 +59,6 @@ std::byte* at(void* data, DType dtype, int64_t index) {
 
 }  // namespace
 
-void ForeachTable::clear() {
-  items.clear();
-  operands.clear();
-  ends.clear();
-}
-
-std::span<void*> ForeachTable::add(const ForeachItem& item, int n_operands) {
-  items.push_back(item);
-  ends.push_back(item.numel + (ends.empty() ? 0 : ends.back()));
-  operands.resize(operands.size() + static_cast<size_t>(n_operands));
-  return std::span(operands).last(static_cast<size_t>(n_operands));
-}
-
 Foreach::Foreach(const Body& body, std::vector<ArraySpec> arrays) : body_(body), arrays_(std::move(arrays)) {
   n_operands_ = static_cast<int>(arrays_.size());
   scale_operand_.assign(arrays_.size(), -1);
@@ -92,17 +78,13 @@ Foreach::Foreach(const Body& body, std::vector<ArraySpec> arrays) : body_(body),
   by_rows_ = by_rows_ || row_width_ > 0;
   invariant(body_.n_values + body_.n_sums <= kMaxValues && body_.n_scalars <= kMaxScalars, "foreach: too many values");
   invariant(compute_ == kF32 || row_width_ != kBlock8, "foreach: 8-bit arrays beside f64");
-  kernel_ = std::make_unique<compile::LoopKernel>(
-      make_kernel(body_, arrays_, scale_operand_, compute_, by_rows_, row_width_, written_));
-  extents_ = compile::extents(*kernel_);
-  if (!by_rows_) return;
-  // In extents(): cols, chunk_rows; of each operand the stride of its columns, and {divisor, size, stride} of its axis.
-  size_t next = 2;
-  for (const compile::Operand& operand : kernel_->operands) {
-    ++next;
-    if (!operand.axes.empty() && operand.col_stride == 1) row_stride_at_.push_back(next + 2);
-    next += 3 * operand.axes.size();
+  compile::LoopKernel kernel = make_kernel(body_, arrays_, scale_operand_, compute_, by_rows_, row_width_, written_);
+  std::vector<compile::TableOperand> operands(static_cast<size_t>(n_operands_), {.dtype = kF32, .per_row = true});
+  for (size_t k = 0; k < arrays_.size(); ++k) {
+    const bool is_sum = arrays_[k].role == Role::kSum;
+    operands[k] = {.dtype = is_sum ? kF64 : kernel.operands[k].dtype, .per_row = is_sum};
   }
+  launch_ = std::make_unique<compile::TableLaunch>(std::move(kernel), std::move(operands), by_rows_);
 }
 Foreach::~Foreach() = default;
 
@@ -116,66 +98,17 @@ ForeachItem Foreach::item(int64_t numel, int64_t width, const double* scalars) c
   return {width == 0 ? 0 : numel / width, width, numel, scalars};
 }
 
-int Foreach::compile() {
-  if (code_ != nullptr) return 0;
-  // run_compiled() passes the sizes of each item, down to a single element.
-  compile::KernelUse use = compile::exact_use(*kernel_);
-  use[0] = {};
-  for (size_t at : row_stride_at_) use[at] = {};
-  const compile::CompiledKernels made = compile::find_or_compile(
-      {kernel_.get(), 1}, by_rows_ ? compile::Sizes::kAny : compile::Sizes::kConstant, {}, {&use, 1});
-  code_ = std::make_unique<compile::CompiledKernel>(made.kernels[0]);
-  return made.compiled;
-}
+int Foreach::compile(Device device) { return launch_->compile(device); }
+bool Foreach::compiled() const { return launch_->compiled(); }
+const compile::LoopKernel& Foreach::kernel() const { return launch_->kernel(); }
 
 void Foreach::run(const ForeachTable& table, bool eager) const {
-  if (table.items.empty()) return;
-  parallel_for(table.ends.back(), kForeachGrain, [&](int64_t begin, int64_t end) {
-    size_t i = static_cast<size_t>(std::upper_bound(table.ends.begin(), table.ends.end(), begin) - table.ends.begin());
-    for (; begin < end; ++i) {
-      const int64_t start = table.ends[i] - table.items[i].numel, stop = std::min(end, table.ends[i]);
-      if (begin < stop) run_piece(table, i, begin - start, stop - start, eager);
-      begin = std::max(begin, stop);
-    }
+  if (compiled() && !eager) return launch_->run(table);
+  compile::for_each_piece(table, by_rows_, [&](size_t i, int64_t begin, int64_t end) {
+    void* const* operands = table.operands.data() + i * static_cast<size_t>(n_operands_);
+    if (compute_ == kF64) run_eager<double>(table.items[i], operands, begin, end);
+    else run_eager<float>(table.items[i], operands, begin, end);
   });
-}
-
-// Pieces begin and end at whole units; whoever has the last element has the rest.
-void Foreach::run_piece(const ForeachTable& table, size_t i, int64_t begin, int64_t end, bool eager) const {
-  const ForeachItem& item = table.items[i];
-  const int64_t unit = by_rows_ ? item.width : compile::kSplitGrain;
-  begin = begin / unit * unit;
-  if (end != item.numel) end = end / unit * unit;
-  if (begin >= end) return;
-  void* const* operands = table.operands.data() + i * static_cast<size_t>(n_operands_);
-  if (code_ != nullptr && !eager) return run_compiled(item, operands, begin, end);
-  return compute_ == kF64 ? run_eager<double>(item, operands, begin, end)
-                          : run_eager<float>(item, operands, begin, end);
-}
-
-void Foreach::run_compiled(const ForeachItem& item, void* const* operands, int64_t begin, int64_t end) const {
-  std::array<int64_t, 2 + 4 * kMaxOperands> extents;
-  std::copy(extents_.begin(), extents_.end(), extents.begin());
-  if (!by_rows_) {
-    extents[0] = item.numel;
-    return code_->entry(operands, item.scalars, extents.data(), begin, end);
-  }
-  extents[0] = item.width;
-  for (size_t at : row_stride_at_) extents[at] = item.width;
-  code_->entry(operands, item.scalars, extents.data(), begin / item.width, end / item.width);
-  const int64_t rest = end % item.width;
-  if (rest == 0) return;
-  // The last, shorter row is an item of its own, whose first row it is.
-  std::array<void*, kMaxOperands> moved;
-  for (size_t k = 0; k < arrays_.size(); ++k) {
-    const bool per_row = arrays_[k].role == Role::kSum;
-    const DType dtype = per_row ? kF64 : kernel_->operands[k].dtype;
-    moved[k] = at(operands[k], dtype, per_row ? item.rows : item.rows * item.width);
-    if (const int scale = scale_operand_[k]; scale >= 0)
-      moved[static_cast<size_t>(scale)] = at(operands[scale], kF32, item.rows);
-  }
-  extents[0] = rest;
-  code_->entry(moved.data(), item.scalars, extents.data(), 0, 1);
 }
 
 template <class C>

@@ -23,13 +23,15 @@
 #include <vector>
 
 #include "absl/functional/function_ref.h"
+#include "rondo/compile/exec/table.h"
+#include "rondo/runtime/device.h"
 #include "rondo/runtime/dtype.h"
 #include "rondo/runtime/lowering.h"
 
 #pragma GCC visibility push(default)
 namespace rondo::compile {
 struct LoopKernel;
-struct CompiledKernel;
+class TableLaunch;
 }  // namespace rondo::compile
 
 namespace rondo::optim {
@@ -38,7 +40,7 @@ inline constexpr int kMaxValues = 10, kMaxScalars = 16;
 // Elements for each scale of an 8-bit array (block8.h), and elements of a row of an item with sums.
 inline constexpr int64_t kBlock8 = 256, kRow = 1024;
 // With fewer elements, a second thread costs more than it saves.
-inline constexpr int64_t kForeachGrain = 1 << 14;
+inline constexpr int64_t kForeachGrain = compile::kTableGrain;
 
 enum class Role : uint8_t {
   kValue,    // an operand of the formula; written back if the formula changes it
@@ -70,20 +72,9 @@ struct Body {
   const void* context = nullptr;  // passed to the functions; must live as long as the body is used
 };
 
-struct ForeachItem {
-  int64_t rows = 0, width = 0, numel = 0;  // rows: whole ones
-  const double* scalars = nullptr;
-};
-
 // The items of one pass. Operands of an item: its arrays in order, then the scales of its 8-bit arrays in order.
-struct ForeachTable {
-  std::vector<ForeachItem> items;
-  std::vector<void*> operands;
-  std::vector<int64_t> ends;  // elements up to and with item i
-  void clear();
-  // Its operands, to be filled in.
-  std::span<void*> add(const ForeachItem& item, int n_operands);
-};
+using ForeachItem = compile::TableItem;
+using ForeachTable = compile::Table;
 
 // One signature: a formula on arrays of certain dtypes. Computes in f64 if a plain array is f64, else in f32.
 class Foreach {
@@ -102,17 +93,15 @@ class Foreach {
   ForeachItem item(int64_t numel, int64_t width, const double* scalars) const;
 
   // From now on `run` runs generated code. Returns the number of kernels that had to be compiled: 0 or 1.
-  int compile();
-  bool compiled() const { return code_ != nullptr; }
+  int compile(Device device = kCPU);
+  bool compiled() const;
   // The generated kernel, for dumps.
-  const compile::LoopKernel& kernel() const { return *kernel_; }
+  const compile::LoopKernel& kernel() const;
 
   // Runs generated code if there is some, unless `eager`.
   void run(const ForeachTable& table, bool eager = false) const;
 
  private:
-  void run_piece(const ForeachTable& table, size_t i, int64_t begin, int64_t end, bool eager) const;
-  void run_compiled(const ForeachItem& item, void* const* operands, int64_t begin, int64_t end) const;
   template <class C> void run_eager(const ForeachItem& item, void* const* operands, int64_t begin, int64_t end) const;
 
   Body body_;
@@ -123,10 +112,7 @@ class Foreach {
   bool by_rows_ = false;  // threads meet at row ends
   DType compute_ = kF32;
   uint32_t written_ = 0;
-  std::unique_ptr<compile::LoopKernel> kernel_;
-  std::unique_ptr<compile::CompiledKernel> code_;
-  std::vector<int64_t> extents_;       // of kernel_
-  std::vector<size_t> row_stride_at_;  // where in extents_ the width stands as a stride
+  std::unique_ptr<compile::TableLaunch> launch_;  // generated code
 };
 
 // Calls fn(i, begin, end) in parallel for pieces that together cover [0, sizes[i]) of every i.

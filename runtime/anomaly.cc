@@ -38,10 +38,10 @@ const char* describe(Worst worst) { return worst == Worst::kNaN ? "a NaN" : "an 
 // Row-major and on its own, so that it can be read.
 Tensor readable(const Tensor& tensor) {
   const autograd::DetectAnomaly off(false);
-  static_cast<void>(tensor.raw_data());  // runs what is only recorded
+  static_cast<void>(tensor.storage());  // runs what is only recorded
   const NoGrad no_grad;
   const RecorderScope eager(nullptr);
-  return tensor.contiguous();
+  return tensor.contiguous().to(kCPU);
 }
 
 // Where the first value of this kind stands.

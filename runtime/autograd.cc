@@ -287,11 +287,11 @@ struct ViewGeometry {
     return Tensor::over(base.storage(), base.storage_offset() + offset, sizes, strides, base.dtype());
   }
   // Zeros of the base's layout, gaps included.
-  Tensor zeros(DType dtype) const {
+  Tensor zeros(TensorOptions options) const {
     int64_t extent = base_sizes.numel() == 0 ? 0 : 1;
     for (int d = 0; d < base_sizes.rank() && extent > 0; ++d) extent += (base_sizes[d] - 1) * base_strides[d];
-    const Tensor memory = Tensor::zeros({extent}, {dtype});
-    return Tensor::over(memory.storage(), 0, base_sizes, base_strides, dtype);
+    const Tensor memory = Tensor::zeros({extent}, options);
+    return Tensor::over(memory.storage(), 0, base_sizes, base_strides, options.dtype);
   }
 };
 
@@ -302,7 +302,7 @@ class ViewOfBaseNode final : public Node {
   const char* name() const override { return "view"; }
   void backward(std::span<Tensor> grads_out, std::span<Tensor> grads_in) override {
     refuse_second_derivative();
-    const Tensor grad = geometry_.zeros(grads_out[0].dtype());
+    const Tensor grad = geometry_.zeros({grads_out[0].dtype(), grads_out[0].device()});
     geometry_.look(grad).copy_(grads_out[0]);
     grads_in[0] = grad.contiguous();
   }

@@ -1,13 +1,21 @@
 // Where a tensor lives.
+//
+//   Tensor on_gpu = x.to(Device{Backend::kCUDA, 0});
+//   DeviceScope scope(on_gpu.device());        // factories without operands: Tensor::zeros({2}) is made there
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 #pragma GCC visibility push(default)
 namespace rondo {
 
-enum class Backend : uint8_t { kCPU, kCUDA };
-inline constexpr int kNumBackends = 2;
+enum class Backend : uint8_t {
+  kCPU,
+  kCUDA,
+  kFake,  // a device that tests install
+};
+inline constexpr int kNumBackends = 3;
 
 struct Device {
   Backend backend = Backend::kCPU;
@@ -15,6 +23,27 @@ struct Device {
   friend bool operator==(Device, Device) = default;
 };
 inline constexpr Device kCPU{};
+
+std::string to_string(Device device);  // "cpu", "cuda:0"
+
+// Where this thread's factories make tensors if no device is given: kCPU outside of any DeviceScope.
+Device default_device();
+
+// While it lives, default_device() of this thread is `device`. Throws Error if there is no such device.
+class DeviceScope {
+ public:
+  explicit DeviceScope(Device device);
+  ~DeviceScope();
+  DeviceScope(const DeviceScope&) = delete;
+  DeviceScope& operator=(const DeviceScope&) = delete;
+
+ private:
+  Device outer_;
+};
+
+// Waits until the device has done all that was enqueued. Throws what a kernel found wrong in its data meanwhile (an
+// index out of range). Reading a value (Tensor::item(), to_vector(), to(kCPU)) waits in the same way.
+void synchronize(Device device);
 
 }  // namespace rondo
 #pragma GCC visibility pop

@@ -2,11 +2,13 @@
 #include "absl/strings/str_cat.h"
 #include "rondo/runtime/anomaly_check.h"
 #include "rondo/runtime/autograd.h"
+#include "rondo/runtime/backend.h"
 #include "rondo/runtime/dynamic_range.h"
 #include "rondo/runtime/lowered.h"
 #include "rondo/runtime/memory.h"
 #include "rondo/runtime/op.h"
 #include "rondo/runtime/ops/table.h"
+#include "rondo/runtime/queued_kernel.h"
 #include "rondo/runtime/recorder.h"
 
 namespace rondo {
@@ -47,7 +49,7 @@ void InferContext::output(int i, DType dtype, const Dims& sizes) {
 }
 
 void InferContext::strided_output(int i, DType dtype, const Dims& sizes, const Dims& strides) {
-  meta(i) = {dtype, inputs_.empty() ? kCPU : inputs_[0]->device(), sizes, strides, 0};
+  meta(i) = {dtype, inputs_.empty() ? default_device() : inputs_[0]->device(), sizes, strides, 0};
 }
 
 void InferContext::view(const Dims& sizes, const Dims& strides, int64_t offset, int i) {
@@ -76,6 +78,47 @@ void require_defined(const char* op, const TensorArg& operand) {
                    operand.where);
 }
 
+namespace {
+
+const BackendEntry& entry_of(const OpDef& op, const BackendTable& backend) {
+  return op.on[static_cast<size_t>(backend.kernels)];
+}
+
+// The one place where eager kernels are called.
+void launch(const BackendTable& backend, Device device, KernelFn kernel, const KernelContext& context) {
+  if (backend.enqueue == nullptr) [[likely]]
+    return kernel(context);
+  queue_kernel(backend, device, kernel, context);
+}
+
+// On a device without a kernel for the op.
+void run_parts(const OpDef& op, std::span<const Tensor* const> inputs, Device device, const Attrs& attrs,
+               std::span<Tensor> outputs, std::source_location where) {
+  if (op.decompose == nullptr)
+    throw_op_error(op.name, absl::StrCat("has no kernel for ", to_string(device), "; move its operands with .to(kCPU)"),
+                   where);
+  Tensor copies[kMaxOpInputs];
+  for (size_t i = 0; i < inputs.size(); ++i) copies[i] = *inputs[i];
+  const NoGrad off;  // the op is one tape node
+  op.decompose({copies, inputs.size()}, attrs, outputs);
+}
+
+}  // namespace
+
+const BackendEntry& entry_of(const OpDef& op, Device device) { return entry_of(op, backend_of(device)); }
+
+void run_kernel(const KernelContext& context) {
+  const Device device = context.out().device();
+  const BackendTable& backend = backend_of(device);
+  if (const KernelFn kernel = entry_of(context.op, backend).kernel; kernel != nullptr)
+    return launch(backend, device, kernel, context);
+  const RecorderScope eager(nullptr);
+  Tensor parts[kMaxOpOutputs];
+  run_parts(context.op, context.inputs, device, context.attrs, {parts, context.outputs.size()}, context.where);
+  const NoGrad off;
+  for (size_t i = 0; i < context.outputs.size(); ++i) context.outputs[i].copy_(parts[i]);
+}
+
 class Dispatcher {
  public:
   Dispatcher(const OpDef& op, std::span<const TensorArg> args, Attrs& attrs)
@@ -85,6 +128,9 @@ class Dispatcher {
         where_(args.empty() ? std::source_location{} : args[0].where) {
     for (int i = 0; i < n_; ++i) inputs_[i] = &args[i].tensor;
     if (n_ > 0 && !inputs_[0]->defined()) throw_op_error(op.name, "operand 0 is an undefined tensor", where_);
+    for (int i = 1; i < n_; ++i)
+      if (inputs_[i]->defined() && !(inputs_[i]->impl()->device == inputs_[0]->impl()->device)) [[unlikely]]
+        throw_two_devices(i);
     if (op.amp != AmpPolicy::kNone)
       if (const std::optional<DType> lower = amp::autocast_dtype()) apply_autocast(*lower);
   }
@@ -123,24 +169,21 @@ class Dispatcher {
         if (inputs_[0]->impl()->marks != nullptr) [[unlikely]]
           follow_marks(*inputs_[0], outputs[i]);
       }
-    } else if (KernelFn kernel = op_.kernel[static_cast<int>(device().backend)]; kernel != nullptr) {
+    } else if (const BackendTable& backend = backend_of(device());
+               const KernelFn kernel = entry_of(op_, backend).kernel) {
       const memory::Cause cause("", op_.name, where_);
       for (int i = 0; i < n_; ++i)
         if (inputs_[i]->defined() && !inputs_[i]->impl()->storage) [[unlikely]]
-          static_cast<void>(inputs_[i]->raw_data(where_));
+          static_cast<void>(inputs_[i]->storage(where_));
       for (size_t i = 0; i < outputs.size(); ++i) {
         const TensorMeta& meta = infer.outputs_[i];
         outputs[i] = make_handle(meta);
         outputs[i].impl()->storage = Storage::allocate(static_cast<size_t>(meta.sizes.numel()) * size_of(meta.dtype),
                                                        meta.device);
       }
-      kernel(KernelContext{op_, inputs(), outputs, attrs_, where_});
+      launch(backend, device(), kernel, {op_, inputs(), outputs, attrs_, where_});
     } else {
-      invariant(op_.decompose != nullptr, op_.name);
-      Tensor copies[kMaxOpInputs];
-      for (int i = 0; i < n_; ++i) copies[i] = *inputs_[i];
-      NoGrad off;  // the op is one tape node
-      op_.decompose({copies, static_cast<size_t>(n_)}, attrs_, outputs);
+      run_parts(op_, inputs(), device(), attrs_, outputs, where_);
       for (Tensor& output : outputs)
         if (output.defined() && autograd::is_no_grad_view(output)) output = output.detach();
     }
@@ -196,7 +239,7 @@ class Dispatcher {
         if (edge.node) autograd::set_history(before, edge.node, edge.output);
       }
     }
-    op_.kernel[static_cast<int>(device().backend)](KernelContext{op_, inputs(), {&target, 1}, attrs_, where_});
+    run_kernel({op_, inputs(), {&target, 1}, attrs_, where_});
     target.storage().bump_version();
     if (differentiable) {
       inputs_[0] = &before;
@@ -206,7 +249,13 @@ class Dispatcher {
 
  private:
   std::span<const Tensor* const> inputs() const { return {inputs_, static_cast<size_t>(n_)}; }
-  Device device() const { return n_ > 0 ? inputs_[0]->device() : kCPU; }
+  Device device() const { return n_ > 0 ? inputs_[0]->impl()->device : default_device(); }
+  [[gnu::cold, gnu::noinline]] void throw_two_devices(int i) const {
+    throw_op_error(op_.name,
+                   absl::StrCat("operand 0 is on ", to_string(inputs_[0]->device()), " and operand ", i, " on ",
+                                to_string(inputs_[i]->device()), "; move one with .to(Device)"),
+                   where_);
+  }
 
   bool needs_grad() const {
     if (!grad_enabled()) return false;

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <string_view>
+#include <type_traits>
 
 #pragma GCC visibility push(default)
 namespace rondo {
@@ -87,6 +88,9 @@ constexpr bool is_low_precision(DType t) { return t == DType::kBF16 || t == DTyp
 
 // The type arithmetic on `t` is carried out in: f32 for the 16-bit floats, else `t` itself.
 constexpr DType compute_dtype(DType t) { return is_low_precision(t) ? DType::kF32 : t; }
+// The same for C++ types.
+template <class T>
+using ComputeType = std::conditional_t<std::is_same_v<T, BFloat16> || std::is_same_v<T, Float16>, float, T>;
 
 // Result type of a binary op on two tensors, PyTorch's lattice: a float beats any integer, bf16 with f16 is f32.
 constexpr DType promote(DType a, DType b) {

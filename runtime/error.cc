@@ -52,13 +52,20 @@ void throw_internal(std::string_view what, std::source_location where) {
       absl::StrCat("internal error: ", std::string(what), " (", where.file_name(), ":", where.line(), ")"));
 }
 
-std::string describe_location(std::source_location where) {
-  where = user_location(where);
+CallSite::CallSite(std::source_location where) : where_(user_location(where)) {
   const ModuleFrame* frame = ModuleFrame::innermost();
-  if (where.line() == 0 && frame == nullptr) return "";  // a graph that was parsed from text
-  std::string text = absl::StrCat(" (", where.file_name(), ":", where.line());
-  if (frame != nullptr && !frame->path().empty()) absl::StrAppend(&text, ", in ", frame->path());
-  return text + ")";
+  known_ = where_.line() != 0 || frame != nullptr;  // not in a graph that was parsed from text
+  if (frame != nullptr) module_ = frame->path();
+}
+
+std::string CallSite::text() const {
+  if (!known_) return "";
+  return absl::StrCat(" (", where_.file_name(), ":", where_.line(), module_.empty() ? "" : ", in ", module_, ")");
+}
+
+std::string describe_location(std::source_location where) {
+  if (const CallSite* site = CallSiteScope::current()) return site->text();
+  return CallSite(where).text();
 }
 
 void throw_op_error(std::string_view op, std::string_view what, std::source_location where) {

@@ -19,7 +19,7 @@ LoweredCopy& copy_of(const Storage& storage) {
 Storage memory_for(const LoweredCopy& copy, const Tensor& parameter, DType dtype) {
   const auto bytes = static_cast<size_t>(parameter.numel()) * size_of(dtype);
   if (copy.data && copy.data.is_unique() && copy.data.bytes() == bytes) return copy.data;
-  const Storage made = Storage::allocate(bytes);
+  const Storage made = Storage::allocate(bytes, parameter.device());
   made.set_purpose(Purpose::kParameters);
   return made;
 }

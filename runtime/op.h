@@ -1,7 +1,8 @@
 // OpDef: everything one op is, in one entry. A new op is an OpDef in its family file, a line in ops/table.cc and a
 // public function in ops/ops.h. The sweep test, autograd, recording and fusion read the entry.
 //
-//   constexpr OpDef kSin = {.name = "sin", .kind = OpKind::kElementwise, .infer = ..., .kernel = {...}, .grad = ...};
+//   constexpr OpDef kCumsum = {.name = "cumsum", .kind = OpKind::kOpaque, .infer = ..., .on = {{&cpu::cumsum_kernel}},
+//                              .grad = ...};
 //
 // OpDefs are constants: every thread may use them.
 #pragma once
@@ -20,6 +21,9 @@ namespace rondo {
 
 class LoopBuilder;
 struct OpDef;
+namespace ops {
+struct ElementwiseBody;
+}
 
 // What a fusion pass may assume.
 enum class OpKind : uint8_t {
@@ -202,6 +206,13 @@ using DecomposeFn = void (*)(std::span<const Tensor> inputs, const Attrs&, std::
 using GradFn = void (*)(const GradContext&);
 using LowerFn = void (*)(LoopBuilder&);
 
+// What one backend has for an op.
+struct BackendEntry {
+  KernelFn kernel = nullptr;  // null: the op runs in the parts of `decompose`
+  PrepareFn prepare = nullptr;
+  AbsorbsFn absorbs = nullptr;
+};
+
 struct OpDef {
   const char* name;  // also the IR mnemonic
   OpKind kind;
@@ -209,7 +220,8 @@ struct OpDef {
   SavedSpec saved = {};
   AmpPolicy amp = AmpPolicy::kNone;
   InferFn infer = nullptr;
-  KernelFn kernel[kNumBackends] = {};
+  BackendEntry on[kNumBackends] = {};          // in the order of Backend; read with entry_of()
+  const ops::ElementwiseBody* body = nullptr;  // elementwise ops: the scalar body, compiled for the host
   DecomposeFn decompose = nullptr;
   GradFn grad = nullptr;    // null: differentiated through `decompose`; if that is null, too, backward throws
   LowerFn lower = nullptr;  // null: runs as a library call
@@ -224,12 +236,18 @@ struct OpDef {
   // an element before it overwrites it.
   int32_t reuses = -1;
   bool grad_adds = false;  // `grad` adds to the gradient that has arrived at input 0 so far: GradContext::take_total()
-  PrepareFn prepare = nullptr;
-  AbsorbsFn absorbs = nullptr;
   Epilogue epilogue =
       Epilogue::kNone;  // as which epilogue a product applies this op; operand 0 (kAdd: either) is the product's result
   bool fuse_parts = true;  // false: a compiler must not use `decompose`; it is for tests and second derivatives
 };
+
+// What `device` runs an op with: the one place that chooses among the entries of OpDef::on. All zeros if this process
+// has no such backend.
+const BackendEntry& entry_of(const OpDef& op, Device device);
+
+// Runs one call on the device of its outputs, whose memory the caller has allocated: no tape, no recording. If the
+// device has no kernel, the parts of `decompose` run, and their results are copied; without those, too, throws Error.
+void run_kernel(const KernelContext& context);
 
 // All ops, in a fixed order. The index is the op's id in recordings.
 std::span<const OpDef* const> all_ops();

@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "rondo/runtime/autograd.h"
+#include "rondo/runtime/backend.h"
 #include "rondo/runtime/tensor.h"
 
 namespace rondo {
@@ -17,6 +18,7 @@ const std::string kPrefix = "tensor(";
 
 class Printer {
  public:
+  // `t` is dense and in host memory.
   explicit Printer(const Tensor& t)
       : dtype_(t.dtype()), sizes_(t.sizes()), strides_(t.strides()), summarize_(t.numel() > kThreshold) {
     if (t.numel() > 0) data_ = static_cast<const std::byte*>(t.raw_data());
@@ -124,14 +126,15 @@ class Printer {
 
 std::string Tensor::to_string(std::source_location where) const {
   if (!defined()) return "tensor(undefined)";
-  if (numel() > 0) static_cast<void>(raw_data(where));  // a graph break with the caller's line
-  std::string text = absl::StrCat(kPrefix, Printer(*this).values());
+  if (numel() > 0) static_cast<void>(storage(where));  // a graph break with the caller's line
+  std::string text = absl::StrCat(kPrefix, Printer(host_copy("to_string", dtype(), where)).values());
   std::vector<std::string> more;
   const bool empty = numel() == 0;
   // Elsewhere the brackets show the shape.
   if ((empty && rank() > 1) || numel() > kThreshold) more.push_back("size=" + rondo::to_string(sizes()));
   if (dtype() != kF32 && (empty || (dtype() != kI64 && dtype() != kBool)))
     more.push_back("dtype=" + std::string(name_of(dtype())));
+  if (!has_host_memory(device())) more.push_back(absl::StrCat("device=", rondo::to_string(device())));
   const AutogradMeta* meta = impl_->autograd.get();
   if (meta != nullptr && meta->grad_fn != nullptr)
     more.push_back(absl::StrCat("grad_fn=<", meta->grad_fn->name(), ">"));

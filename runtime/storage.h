@@ -1,6 +1,6 @@
 // Storage: one reference-counted block of bytes, shared by a tensor and its views, with the version counter that
-// in-place writes bump. Memory comes from the caching allocator below. Thread safety: reference counts and versions are
-// atomic; the bytes are the user's to synchronise.
+// in-place writes bump. Memory comes from the device (backend.h); host memory from the caching allocator below. Thread
+// safety: reference counts and versions are atomic; the bytes are the user's to synchronise.
 #pragma once
 
 #include <atomic>
@@ -61,8 +61,8 @@ class Storage {
  public:
   Storage() = default;
   static Storage allocate(size_t bytes, Device device = kCPU);
-  // Memory owned by someone else (a mapped file): `owner` is kept alive as long as the storage.
-  static Storage borrow(void* data, size_t bytes, std::shared_ptr<const void> owner);
+  // Memory owned by someone else (a mapped file): `owner`, not null, is kept alive as long as the storage.
+  static Storage borrow(void* data, size_t bytes, std::shared_ptr<const void> owner, Device device = kCPU);
 
   Storage(const Storage& other) : block_(other.block_) { retain(); }
   Storage(Storage&& other) noexcept : block_(std::exchange(other.block_, nullptr)) {}
@@ -73,7 +73,7 @@ class Storage {
   ~Storage() { release(); }
 
   explicit operator bool() const { return block_ != nullptr; }
-  std::byte* data() const { return block_->data; }
+  std::byte* data() const { return block_->data; }  // an address of the device
   size_t bytes() const { return block_->bytes; }
   Device device() const { return block_->device; }
   uint32_t version() const { return block_->version.load(std::memory_order_relaxed); }

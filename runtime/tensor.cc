@@ -1,15 +1,16 @@
 #include "rondo/runtime/tensor.h"
 
 #include <cmath>
-#include <numbers>
 
 #include "absl/strings/str_cat.h"
 #include "rondo/runtime/anomaly.h"
 #include "rondo/runtime/autograd.h"
+#include "rondo/runtime/backend.h"
 #include "rondo/runtime/dynamic_range.h"
+#include "rondo/runtime/ops/factory.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/ops/promotion.h"
-#include "rondo/runtime/parallel.h"
+#include "rondo/runtime/ops/table.h"
 #include "rondo/runtime/per_thread.h"
 #include "rondo/runtime/random.h"
 #include "rondo/runtime/recorder.h"
@@ -106,30 +107,13 @@ Tensor Tensor::over(Storage storage, int64_t offset, const Dims& sizes, const Di
   return Tensor(impl);
 }
 
-namespace {
-// Fills without touching tape, recorder or version: the tensor is new.
-template <class Value> Tensor filled(const Dims& sizes, TensorOptions options, Value value) {
-  Tensor result = Tensor::empty(sizes, options);
-  visit_dtype(options.dtype, [&](auto tag) {
-    using T = typename decltype(tag)::type;
-    T* out = reinterpret_cast<T*>(result.impl()->data());
-    parallel_for(result.numel(), 1 << 15, [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i) {
-        if constexpr (std::is_same_v<T, BFloat16> || std::is_same_v<T, Float16>)
-          out[i] = T(static_cast<float>(value(i)));
-        else out[i] = static_cast<T>(value(i));
-      }
-    });
-  });
-  return result;
-}
-}  // namespace
-
 Tensor Tensor::zeros(const Dims& sizes, TensorOptions options) { return full(sizes, 0.0, options); }
 Tensor Tensor::ones(const Dims& sizes, TensorOptions options) { return full(sizes, 1.0, options); }
 Tensor Tensor::full(const Dims& sizes, Scalar value, TensorOptions options) {
   if (!is_floating(options.dtype)) ops::require_in_range("Tensor::full", value, options.dtype, {});
-  return value.visit([&](auto v) { return filled(sizes, options, [=](int64_t) { return v; }); });
+  Tensor result = empty(sizes, options);
+  run_kernel({ops::kFill, {}, {&result, 1}, ops::fill_attrs(value), {}});
+  return result;
 }
 
 Tensor Tensor::arange(Scalar begin, Scalar end, Scalar step, TensorOptions options) {
@@ -140,19 +124,20 @@ Tensor Tensor::arange(Scalar begin, Scalar end, Scalar step, TensorOptions optio
     const uint64_t span = by > 0 ? static_cast<uint64_t>(last) - static_cast<uint64_t>(first)
                                  : static_cast<uint64_t>(first) - static_cast<uint64_t>(last);
     const uint64_t size = by > 0 ? static_cast<uint64_t>(by) : -static_cast<uint64_t>(by);
-    const bool empty = by > 0 ? first >= last : first <= last;
-    const auto n = static_cast<int64_t>(empty ? 0 : (span - 1) / size + 1);
-    return filled({n}, options, [=](int64_t i) {  // unsigned: i * by alone may leave the range that the sum is in
-      return static_cast<int64_t>(static_cast<uint64_t>(first) + static_cast<uint64_t>(i) * static_cast<uint64_t>(by));
-    });
+    const bool none = by > 0 ? first >= last : first <= last;
+    const auto n = static_cast<int64_t>(none ? 0 : (span - 1) / size + 1);
+    Tensor result = empty({n}, options);
+    run_kernel({ops::kArange, {}, {&result, 1}, {.ints = {first, by}}, {}});
+    return result;
   }
   const double first = begin.real(), by = step.real(), n = std::ceil((end.real() - first) / by);
   if (!(by != 0) || !std::isfinite(first) || !std::isfinite(end.real()) || !std::isfinite(by))
     throw Error(absl::StrCat("Tensor::arange: needs finite bounds and a finite step other than 0, got ", first, ", ",
                              end.real(), ", ", by));
   if (n >= 0x1p62) throw Error(absl::StrCat("Tensor::arange: ", n, " elements are more than memory can hold"));
-  return filled({static_cast<int64_t>(std::max(n, 0.0))}, options,
-                [=](int64_t i) { return first + static_cast<double>(i) * by; });
+  Tensor result = empty({static_cast<int64_t>(std::max(n, 0.0))}, options);
+  run_kernel({ops::kArange, {}, {&result, 1}, {.floats = {first, by}}, {}});
+  return result;
 }
 Tensor Tensor::arange(Scalar begin, Scalar end, Scalar step) {
   return arange(begin, end, step, begin.is_integer() && end.is_integer() && step.is_integer() ? kI64 : kF32);
@@ -169,23 +154,26 @@ void require_floating(const char* op, DType dtype) {
 }
 }  // namespace
 
+namespace {
+// The numbers of one tensor: philox.h. `low` and `span` belong to integers.
+Tensor drawn(ops::Distribution distribution, const Dims& sizes, TensorOptions options, Generator* generator,
+             int64_t low = 0, int64_t span = 0) {
+  Generator& source = generator ? *generator : default_generator();
+  const auto seed = static_cast<int64_t>(source.seed()), offset = static_cast<int64_t>(source.next_offset());
+  Tensor result = Tensor::empty(sizes, options);
+  run_kernel(
+      {ops::kDraw, {}, {&result, 1}, {.ints = {static_cast<int64_t>(distribution), seed, offset, low, span}}, {}});
+  return result;
+}
+}  // namespace
+
 Tensor Tensor::randn(const Dims& sizes, TensorOptions options, Generator* generator) {
   require_floating("Tensor::randn", options.dtype);
-  Generator& source = generator ? *generator : default_generator();
-  const uint64_t seed = source.seed(), offset = source.next_offset();
-  // Box-Muller on two of the four words; element i has its own counter, so any split over threads agrees.
-  return filled(sizes, options, [=](int64_t i) {
-    const auto bits = philox(seed, static_cast<uint64_t>(i), offset);
-    const double radius = std::sqrt(-2.0 * std::log(static_cast<double>(uniform_from_bits(bits[0]))));
-    return radius * std::cos(2.0 * std::numbers::pi * static_cast<double>(uniform_from_bits(bits[1])));
-  });
+  return drawn(ops::Distribution::kNormal, sizes, options, generator);
 }
 Tensor Tensor::rand(const Dims& sizes, TensorOptions options, Generator* generator) {
   require_floating("Tensor::rand", options.dtype);
-  Generator& source = generator ? *generator : default_generator();
-  const uint64_t seed = source.seed(), offset = source.next_offset();
-  return filled(sizes, options,
-                [=](int64_t i) { return uniform_from_bits(philox(seed, static_cast<uint64_t>(i), offset)[0]); });
+  return drawn(ops::Distribution::kUniform, sizes, options, generator);
 }
 Tensor Tensor::randint(int64_t low, int64_t high, const Dims& sizes, TensorOptions options, Generator* generator) {
   if (high <= low) throw Error(absl::StrCat("Tensor::randint: empty range [", low, ", ", high, ")"));
@@ -194,14 +182,9 @@ Tensor Tensor::randint(int64_t low, int64_t high, const Dims& sizes, TensorOptio
     if (bound < 0 && options.dtype == kU8)
       throw Error(absl::StrCat("Tensor::randint: the value ", bound, " is out of range for u8"));
   }
-  Generator& source = generator ? *generator : default_generator();
-  const uint64_t seed = source.seed(), offset = source.next_offset(), span = static_cast<uint64_t>(high - low);
-  return filled(sizes, options, [=](int64_t i) {
-    const auto bits = philox(seed, static_cast<uint64_t>(i), offset);
-    __extension__ typedef unsigned __int128 Wide;
-    const uint64_t word = static_cast<uint64_t>(bits[0]) << 32 | bits[1];
-    return low + static_cast<int64_t>((static_cast<Wide>(word) * span) >> 64);
-  });
+  // Unsigned, because the span may exceed an int64_t.
+  const auto span = static_cast<int64_t>(static_cast<uint64_t>(high) - static_cast<uint64_t>(low));
+  return drawn(ops::Distribution::kInteger, sizes, options, generator, low, span);
 }
 
 // ---- Host access
@@ -226,15 +209,39 @@ const Storage& Tensor::storage(std::source_location where) const {
   settle(checked("storage", where), where);
   return impl_->storage;
 }
+namespace {
+// Host code is about to use the tensor's address.
+void require_host_memory(Device device, std::source_location where) {
+  if (!has_host_memory(device)) [[unlikely]]
+    throw_op_error("data",
+                   absl::StrCat("the tensor is on ", to_string(device),
+                                ", which host code cannot read or write; "
+                                "copy it with .to(kCPU)"),
+                   where);
+}
+}  // namespace
+const std::byte* Tensor::address(std::source_location where) const {
+  settle(checked("address", where), where);
+  return impl_->data();
+}
+std::byte* Tensor::mutable_address(std::source_location where) {
+  settle(checked("mutable_address", where), where);
+  before_write(impl_->storage, where);
+  impl_->storage.bump_version();
+  return impl_->data();
+}
+void Tensor::copy_in(const void* values) {
+  copy_bytes(impl_->device, mutable_address(), kCPU, values, static_cast<size_t>(nbytes()));
+}
 const void* Tensor::raw_data(std::source_location where) const {
   settle(checked("raw_data", where), where);
+  require_host_memory(impl_->device, where);
   return impl_->data();
 }
 void* Tensor::raw_mutable_data(std::source_location where) {
   settle(checked("raw_mutable_data", where), where);
-  before_write(impl_->storage, where);
-  impl_->storage.bump_version();
-  return impl_->data();
+  require_host_memory(impl_->device, where);
+  return mutable_address(where);
 }
 const void* Tensor::checked_data(DType expected, std::source_location where) const {
   if (checked("data", where)->dtype != expected)
@@ -253,7 +260,7 @@ Tensor Tensor::host_copy(const char* op, DType dtype, std::source_location where
   NoGrad off;
   RecorderScope run(nullptr);
   const autograd::DetectAnomaly unchecked(false);  // a NaN may be looked at
-  return to(dtype, where).contiguous(where);
+  return to(dtype, where).contiguous(where).to(kCPU, where);
 }
 
 Tensor Tensor::one_element(DType dtype, std::source_location where) const {
@@ -414,6 +421,9 @@ Tensor Tensor::clone(std::source_location where) const {
 }
 Tensor Tensor::to(DType dtype, std::source_location where) const {
   return dtype == checked("to", where)->dtype ? *this : ops::cast({*this, where}, dtype);
+}
+Tensor Tensor::to(Device device, std::source_location where) const {
+  return device == checked("to", where)->device ? *this : ops::to_device({*this, where}, device);
 }
 
 Tensor Tensor::exp(std::source_location where) const { return ops::exp({*this, where}); }

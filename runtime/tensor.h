@@ -46,13 +46,13 @@ struct TensorImpl;
 void intrusive_retain(TensorImpl* impl);
 void intrusive_release(TensorImpl* impl) noexcept;
 
-// Where the values of a new tensor lie and what they are: zeros({2, 3}, kF64), zeros({2, 3}, {kF64, device}).
+// Where the values of a new tensor lie and what they are: zeros({2, 3}, kF64), zeros({2, 3}, {kF64, device}). Without a
+// device, that of the innermost DeviceScope, else kCPU.
 struct TensorOptions {
-  TensorOptions() = default;
-  TensorOptions(DType dtype, Device device = kCPU) : dtype(dtype), device(device) {}
+  TensorOptions(DType dtype = kF32, Device device = default_device()) : dtype(dtype), device(device) {}
   TensorOptions(Device device) : device(device) {}
   DType dtype = kF32;
-  Device device = kCPU;
+  Device device;
 };
 
 // The indices begin, begin + step, ... below `end`. A negative bound counts from the back; `end` defaults to the size.
@@ -105,15 +105,19 @@ class Tensor {
   static Tensor randint(int64_t low, int64_t high, const Dims& sizes, TensorOptions options = {kI64},
                         Generator* generator = nullptr);
   // Copies host values. Their type decides the dtype.
-  template <class T> static Tensor from(std::span<const T> values, const Dims& sizes);
-  template <class T> static Tensor from(std::initializer_list<T> values, const Dims& sizes) {
-    return from(std::span<const T>(values.begin(), values.size()), sizes);
+  template <class T> static Tensor from(std::span<const T> values, const Dims& sizes, Device device = default_device());
+  template <class T>
+  static Tensor from(std::initializer_list<T> values, const Dims& sizes, Device device = default_device()) {
+    return from(std::span<const T>(values.begin(), values.size()), sizes, device);
   }
-  template <class T> static Tensor from(const std::vector<T>& values, const Dims& sizes) {
-    return from(std::span<const T>(values), sizes);
+  template <class T>
+  static Tensor from(const std::vector<T>& values, const Dims& sizes, Device device = default_device()) {
+    return from(std::span<const T>(values), sizes, device);
   }
   // A scalar tensor.
-  template <class T> static Tensor scalar(T value) { return from<T>({value}, {}); }
+  template <class T> static Tensor scalar(T value, Device device = default_device()) {
+    return from<T>({value}, {}, device);
+  }
   // A view of memory that `storage` owns. Throws Error if an element would lie outside of it.
   static Tensor from_storage(Storage storage, int64_t offset, const Dims& sizes, const Dims& strides, DType dtype);
 
@@ -131,7 +135,8 @@ class Tensor {
     return numel(where) * static_cast<int64_t>(size_of(dtype(where)));
   }
 
-  // ---- Host access. Inside a compiled region each of these is a graph break: what is recorded runs first.
+  // ---- Host access. Inside a compiled region each of these is a graph break: what is recorded runs first. Reading a
+  // value waits for the tensor's device; data() and its kin throw Error for a tensor that is not in host memory.
   template <class T> const T* data(std::source_location where = std::source_location::current()) const {
     return static_cast<const T*>(checked_data(dtype_of<T>, where));
   }
@@ -192,6 +197,9 @@ class Tensor {
   Tensor contiguous(std::source_location where = std::source_location::current()) const;
   Tensor clone(std::source_location where = std::source_location::current()) const;
   Tensor to(DType dtype, std::source_location where = std::source_location::current()) const;
+  // This tensor if it is there already, else a dense copy. Differentiable: the gradient goes back to this device. To
+  // the host it waits for the device. Inside a compiled region it is a graph break.
+  Tensor to(Device device, std::source_location where = std::source_location::current()) const;
 
   // ---- Arithmetic: the same
   Tensor exp(std::source_location where = std::source_location::current()) const;
@@ -238,6 +246,10 @@ class Tensor {
   TensorImpl* impl() const { return impl_; }
   TensorImpl* release() { return std::exchange(impl_, nullptr); }
   bool is_same(const Tensor& other) const { return impl_ == other.impl_; }
+  // Addresses on the tensor's device, for kernels and whoever launches them. As raw_data() and raw_mutable_data(), for
+  // any device.
+  const std::byte* address(std::source_location where = std::source_location::current()) const;
+  std::byte* mutable_address(std::source_location where = std::source_location::current());
   // Call before_write() (recorder.h) before you write through storage().data().
   const Storage& storage(std::source_location where = std::source_location::current()) const;
   int64_t storage_offset(std::source_location where = std::source_location::current()) const;
@@ -249,9 +261,11 @@ class Tensor {
       throw_undefined(op, where);
     return impl_;
   }
+  void copy_in(const void* values);  // nbytes() bytes of host memory
   const void* checked_data(DType expected, std::source_location where) const;
   void* checked_mutable_data(DType expected, std::source_location where);
-  // A dense copy in `dtype`, without history, made outside of any recording; the tensor itself if it is that already.
+  // A dense copy in `dtype` in host memory, without history, made outside of any recording; the tensor itself if it is
+  // that already.
   Tensor host_copy(const char* op, DType dtype, std::source_location where) const;
   Tensor one_element(DType dtype, std::source_location where) const;
   // True for a view without history whose base was later overwritten by a value that requires grad.
@@ -314,11 +328,11 @@ inline int64_t Tensor::storage_offset(std::source_location where) const {
   return checked("storage_offset", where)->offset;
 }
 
-template <class T> Tensor Tensor::from(std::span<const T> values, const Dims& sizes) {
+template <class T> Tensor Tensor::from(std::span<const T> values, const Dims& sizes, Device device) {
   if (static_cast<int64_t>(values.size()) != sizes.numel())
     throw Error("Tensor::from: " + std::to_string(values.size()) + " values for shape " + rondo::to_string(sizes));
-  Tensor result = empty(sizes, dtype_of<T>);
-  std::copy(values.begin(), values.end(), result.mutable_data<T>());
+  Tensor result = empty(sizes, {dtype_of<T>, device});
+  result.copy_in(values.data());
   return result;
 }
 

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "rondo/runtime/backend.h"
 #include "rondo/runtime/tensor.h"
 
 namespace rondo::test {
@@ -25,10 +26,17 @@ template <class F> void for_each_offset(const Dims& sizes, const Dims& strides, 
   }
 }
 
+inline std::string bytes_of(const Storage& storage) {
+  std::string bytes(storage.bytes(), '\0');
+  copy_bytes(kCPU, bytes.data(), storage.device(), storage.data(), bytes.size());
+  return bytes;
+}
+
 // The elements in row-major order.
 inline std::string bytes_of(const Tensor& t) {
   const size_t width = size_of(t.dtype());
-  const char* data = static_cast<const char*>(t.raw_data());
+  const std::string storage = bytes_of(t.storage());
+  const char* data = storage.data() + t.storage_offset() * static_cast<int64_t>(width);
   std::string bytes;
   bytes.reserve(static_cast<size_t>(t.nbytes()));
   for_each_offset(t.sizes(), t.strides(),
@@ -40,14 +48,15 @@ inline std::string bytes_of(const Tensor& t) {
 // between the elements are 0xFF: NaN, so that reading one is seen.
 inline Tensor with_strides(const Tensor& t, const Dims& strides, int64_t offset, int64_t extent) {
   const size_t width = size_of(t.dtype());
-  Storage storage = Storage::allocate(static_cast<size_t>(extent) * width);
-  if (extent > 0) std::memset(static_cast<void*>(storage.data()), 0xFF, static_cast<size_t>(extent) * width);
+  std::string memory(static_cast<size_t>(extent) * width, '\xFF');
   const std::string bytes = bytes_of(t);
   size_t next = 0;
   for_each_offset(t.sizes(), strides, [&](int64_t at) {
-    std::memcpy(storage.data() + static_cast<size_t>(offset + at) * width, bytes.data() + next, width);
+    std::memcpy(memory.data() + static_cast<size_t>(offset + at) * width, bytes.data() + next, width);
     next += width;
   });
+  Storage storage = Storage::allocate(memory.size(), t.device());
+  copy_bytes(t.device(), storage.data(), kCPU, memory.data(), memory.size());
   return Tensor::from_storage(std::move(storage), offset, t.sizes(), strides, t.dtype());
 }
 

@@ -7,6 +7,7 @@
 
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/tests/bits.h"
+#include "rondo/tests/fake_device/test_device.h"
 
 namespace rondo::test {
 
@@ -14,7 +15,7 @@ namespace {
 // Small and not negative, so that every integer dtype holds them.
 Tensor whole_numbers(const Tensor& t, DType dtype) {
   const std::vector<double> values = t.to_vector<double>();
-  Tensor result = Tensor::empty(t.sizes(), {dtype});
+  Tensor result = Tensor::empty(t.sizes(), {dtype, kCPU});
   visit_dtype(dtype, [&](auto tag) {
     using T = typename decltype(tag)::type;
     T* out = result.mutable_data<T>();
@@ -23,7 +24,7 @@ Tensor whole_numbers(const Tensor& t, DType dtype) {
       else out[i] = static_cast<T>(std::isfinite(values[i]) ? std::floor(std::abs(values[i]) * 3) + 1 : 0);
     }
   });
-  return result;
+  return result.to(t.device());
 }
 }  // namespace
 
@@ -47,7 +48,7 @@ Tensor uniform(const Dims& sizes, double low, double high, uint64_t seed) {
   std::mt19937_64 random(seed * 7919 + 17);
   std::vector<double> values(static_cast<size_t>(sizes.numel()));
   for (double& v : values) v = low + (high - low) * (static_cast<double>(random() >> 11) * 0x1p-53);
-  return Tensor::from(values, sizes);
+  return Tensor::from(values, sizes).to(test_device());
 }
 
 std::vector<Tensor> apply_op(const OpDef& op, std::span<const Tensor> inputs, const Attrs& attrs, int n_outputs) {
@@ -94,10 +95,10 @@ Tensor indices(const Dims& sizes, int64_t below) {
 }
 Tensor coins(const Dims& sizes) {
   const std::vector<double> values = real(sizes, 0, 1).to_vector<double>();
-  Tensor t = Tensor::empty(sizes, {kBool});
+  Tensor t = Tensor::empty(sizes, {kBool, kCPU});
   bool* out = t.mutable_data<bool>();
   for (size_t i = 0; i < values.size(); ++i) out[i] = values[i] < 0.5;
-  return t;
+  return t.to(default_device());
 }
 Attrs ints(const Dims& values) {
   Attrs attrs;
@@ -195,6 +196,13 @@ Samples fill_samples(bool large) {
   Samples samples = unary<plain>(large);
   for (OpSample& s : samples) s.attrs.floats = {2.5};
   return samples;
+}
+Samples scale_samples(bool large) {
+  if (large) return {{"large", {real({257, 401}), real({})}}};
+  return {{"matrix", {real({7, 5}), real({})}},
+          {"one", {real({7, 5}), Tensor::ones({}, kF64)}},
+          {"scalar", {real({}), real({})}},
+          {"empty", {real({0, 3}), real({})}}};
 }
 
 Samples view_samples(bool large) {
@@ -394,9 +402,9 @@ Samples attention_samples(bool large) {
              attrs(true, 0.25),
              2}};
   Tensor bias = real({2, 1, 5, 6});
-  bias.mutable_data<double>()[3] = -inf;
+  bias.flatten()[3].fill_(-inf);
   Tensor allowed = coins({1, 1, 5, 6});
-  for (int i = 0; i < 5; ++i) allowed.mutable_data<bool>()[i * 6 + i] = true;
+  for (int i = 0; i < 5; ++i) allowed.flatten()[i * 6 + i].fill_(true);
   return {{"plain", {real({2, 4, 5, 8}), real({2, 4, 6, 8}), real({2, 4, 6, 8}), Tensor()}, attrs(false, 0.35), 2},
           {"causal", {real({2, 2, 7, 3}), real({2, 2, 7, 3}), real({2, 2, 7, 3}), Tensor()}, attrs(true, 0.5), 2},
           {"grouped", {real({1, 6, 5, 4}), real({1, 2, 5, 4}), real({1, 2, 5, 4}), Tensor()}, attrs(true, 0.5), 2},
@@ -513,9 +521,11 @@ Samples dropout_samples(bool large) {
   Samples samples = unary<plain>(large);
   for (OpSample& s : samples) {
     s.inputs.push_back(Tensor::from<int64_t>({42, 7}, {2}));
+    s.attrs.ints = {3};
     s.attrs.floats = {0.4};
   }
-  if (!large) samples.push_back({"p = 0", {real({5, 3}), Tensor::from<int64_t>({1, 0}, {2})}, {.floats = {0.0}}});
+  if (!large)
+    samples.push_back({"p = 0", {real({5, 3}), Tensor::from<int64_t>({1, 0}, {2})}, {.ints = {0}, .floats = {0.0}}});
   return samples;
 }
 
@@ -667,6 +677,7 @@ constexpr OpSpec kSpecs[] = {
     {.name = "cast", .make = &cast_samples, .takes_integers = true, .takes_bool = true},
     {.name = "copy", .make = &copy_samples, .takes_integers = true, .takes_bool = true},
     {.name = "fill", .make = &fill_samples, .takes_integers = true, .takes_bool = true},
+    {.name = "scale", .make = &scale_samples},
     {.name = "view", .make = &view_samples, .takes_integers = true, .takes_bool = true},
     {.name = "permute", .make = &permute_samples, .takes_integers = true, .takes_bool = true},
     {.name = "expand", .make = &expand_samples, .takes_integers = true, .takes_bool = true},

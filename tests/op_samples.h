@@ -53,7 +53,7 @@ std::vector<OpSample> samples_of(const OpSpec& spec, bool large = false);
 // Calls `op`, in place on a copy of input 0 if it exists only so.
 std::vector<Tensor> apply_op(const OpDef& op, std::span<const Tensor> inputs, const Attrs& attrs, int n_outputs);
 
-// Uniform in [low, high), in f64; the same on every run, another for each seed.
+// Uniform in [low, high), in f64, on test_device(); the same on every run, another for each seed.
 Tensor uniform(const Dims& sizes, double low, double high, uint64_t seed);
 
 }  // namespace rondo::test

@@ -30,6 +30,15 @@ for header in Eigen oneapi nlohmann pcre2 gloo; do
     "$(sources $order | grep '\.h$' | xargs -r grep -nE "#include [<\"]$header")"
 done
 
+# ---- Devices: what depends on one stands in its backend.
+report "only the tables of devices may name a backend; use the device of an operand (or kCPU for host memory)" \
+  "$(sources $order examples | grep -vE '^(runtime|compile/jit)/(cpu|cuda)/' | xargs -r grep -nE 'Backend::k(CPU|CUDA|Fake)' | grep -vE '^runtime/(device\.h|backend\.cc):')"
+report "runtime/ops/ holds definitions: it may not include a backend" \
+  "$(sources runtime/ops | xargs -r grep -nE '#include "rondo/runtime/(cpu|cuda)/')"
+report "kernels are called by runtime/dispatch.cc and compile/exec/; elsewhere use run_kernel(), an Executor or a TableLaunch" \
+  "$(sources $order examples | grep -vE '^runtime/dispatch\.cc$|^compile/exec/' |
+     xargs -r grep -nE '[>.]on\[|entry_of\([^;]*\)\.kernel|\bentry(_|\([a-z0-9_]*\))?\((operands|moved|call|args|[a-z_]+\.data\(\))|\brun\(addresses')"
+
 # ---- Passes and regions know kinds and specs, never the names of ops and modules.
 ops=$(sed -nE 's/^ *\.name = "([a-z0-9_]+)".*/\1/p; s/^ *"([a-z0-9_]+)", \{.*/\1/p; s/.*comparison<.*>\("([a-z_]+)"\).*/\1/p' \
   runtime/ops/*.cc | sort -u | paste -sd'|')

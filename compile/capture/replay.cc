@@ -9,7 +9,7 @@
 namespace rondo::compile {
 
 std::shared_ptr<const Replay> Replay::make(const nn::ModuleCall& call, const Trace& trace,
-                                           std::shared_ptr<const Entry> entry, std::string& why_not) {
+                                           std::shared_ptr<const Binding> binding, std::string& why_not) {
   const Graph& graph = trace.graph;
   const auto refuse = [&](const char* reason) {
     why_not = reason;
@@ -22,7 +22,7 @@ std::shared_ptr<const Replay> Replay::make(const nn::ModuleCall& call, const Tra
   if (graph.value(graph.outputs[0]).root != graph.outputs[0]) return refuse("forward returns a view");
 
   auto replay = std::make_shared<Replay>();
-  replay->entry_ = std::move(entry);
+  replay->binding_ = std::move(binding);
   replay->slots_ = call.module.tensor_slots();
   for (const Tensor* slot : replay->slots_) {
     replay->in_slots_.push_back(slot->impl());
@@ -88,11 +88,12 @@ void Replay::run(const nn::ModuleCall& call) const {
   for (const Source& source : sources_)
     inputs.push_back(source.is_argument ? *call.inputs[static_cast<size_t>(source.index)]
                                         : *slots_[static_cast<size_t>(source.index)]);
-  std::vector<Tensor> results = entry_->forward->run(inputs);
+  const Entry& entry = *binding_->entry();
+  std::vector<Tensor> results = entry.forward->run(inputs, binding_->forward());
   Tensor result = results[0];
-  if (entry_->forward_graph.value(entry_->forward_graph.outputs[0]).requires_grad)
-    set_history(result, make_compiled_node(entry_, inputs, results), 0);
-  if (is_marked(inputs)) hand_on_marks(*entry_, inputs, {&result, 1});
+  if (entry.forward_graph.value(entry.forward_graph.outputs[0]).requires_grad)
+    autograd::set_history(result, make_compiled_node(binding_, inputs, results)->history(0), 0);
+  if (is_marked(inputs)) hand_on_marks(entry, inputs, {&result, 1});
   *call.result = std::move(result);
 }
 

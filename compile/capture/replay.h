@@ -6,7 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "rondo/compile/region.h"
+#include "rondo/compile/capture/trace.h"
+#include "rondo/compile/entry.h"
 #include "rondo/modules/module.h"
 
 namespace rondo::compile {
@@ -14,18 +15,18 @@ namespace rondo::compile {
 // Immutable once made.
 class Replay {
  public:
-  // From a call that has just been recorded as one piece and run as `entry`. Null, with the reason in `why_not`, if the
-  // recording does not determine the call: it reads other tensors than arguments, parameters and buffers (random
+  // From a call that has just been recorded as one piece and run as `binding`. Null, with the reason in `why_not`, if
+  // the recording does not determine the call: it reads other tensors than arguments, parameters and buffers (random
   // states, masks that forward makes), returns anything but one tensor of its own, or lets a value escape.
   static std::shared_ptr<const Replay> make(const nn::ModuleCall& call, const Trace& trace,
-                                            std::shared_ptr<const Entry> entry, std::string& why_not);
+                                            std::shared_ptr<const Binding> binding, std::string& why_not);
 
   // True if the arguments, the parameters and the modes are of the kind that was recorded: dtypes, shapes, strides,
   // requires_grad, leaf or result, train/eval, grad mode, autocast. What else forward depends on is the user's promise.
   bool matches(const nn::ModuleCall& call) const;
   // REQUIRES: matches(call). Sets *call.result.
   void run(const nn::ModuleCall& call) const;
-  const Entry& entry() const { return *entry_; }
+  const Binding& binding() const { return *binding_; }
 
  private:
   struct Kind {
@@ -41,7 +42,7 @@ class Replay {
     int32_t index;  // of the arguments, or of slots_
   };
 
-  std::shared_ptr<const Entry> entry_;
+  std::shared_ptr<const Binding> binding_;
   std::vector<Source> sources_;  // of the recording's inputs
   std::vector<Kind> arguments_;
   std::vector<const Tensor*> slots_;  // parameters and buffers of the module and all below it

@@ -48,6 +48,7 @@ ValueId Trace::add_value(Tensor handle, int32_t producer) {
 Tensor Trace::placeholder(const Value& like) {
   auto* impl = new TensorImpl;
   impl->dtype = like.dtype;
+  impl->device = device;
   impl->sizes = like.sizes;
   impl->strides = like.strides;
   impl->requires_grad = like.requires_grad;
@@ -63,7 +64,7 @@ ValueId Trace::value_of(const Tensor& tensor, std::source_location where) {
   TensorImpl* impl = tensor.impl();
   if (impl->recorder == this) return impl->recorded_value;
   // A value of another recording (an outer region) must exist before it can be an input here.
-  if (impl->recorder != nullptr || !impl->storage) static_cast<void>(tensor.raw_data(where));
+  if (impl->recorder != nullptr || !impl->storage) static_cast<void>(tensor.storage(where));
   auto [found, added] = external_ids_.try_emplace(impl, 0);
   if (added) {
     found->second = add_value(tensor, -1);

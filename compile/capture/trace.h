@@ -37,6 +37,8 @@ class Trace : public Recorder {
   // one, from `first_call` on.
   const Origin* origin = nullptr;
   int32_t first_call = 0;
+  // Of placeholders.
+  Device device = kCPU;
 
   Graph graph;
 

@@ -6,7 +6,6 @@
 #include <tuple>
 
 #include "absl/strings/str_cat.h"
-#include "rondo/runtime/ops/reduction_order.h"
 
 namespace rondo::compile {
 namespace {
@@ -47,6 +46,7 @@ class UnitLowering final : public LoopBuilder {
   LoweredUnit run() {
     result_.kernel.name = name();
     for (int32_t n : unit_.nodes) {
+      index_ = n;
       node_ = &graph_.nodes[static_cast<size_t>(n)];
       domain_ = node_->op->kind == OpKind::kReduction ? graph_.value(node_->inputs[0]).sizes
                                                       : graph_.value(node_->outputs[0]).sizes;
@@ -83,7 +83,7 @@ class UnitLowering final : public LoopBuilder {
   }
   LoopValue scalar(int i) override {
     const auto index = static_cast<int32_t>(result_.scalars.size());
-    result_.scalars.push_back(node_->attrs.floats[static_cast<size_t>(i)]);
+    result_.scalars.push_back({index_, i});
     return append({.op = LoopOp::kScalar, .type = compute_, .index = index}, {});
   }
   int64_t integer(int i) const override { return node_->attrs.ints[static_cast<size_t>(i)]; }
@@ -203,7 +203,6 @@ class UnitLowering final : public LoopBuilder {
     kernel.rows = unit_.rows;
     kernel.cols = unit_.cols;
     kernel.n_scalars = static_cast<int32_t>(result_.scalars.size());
-    if (!result_.column_results.empty()) kernel.chunk_rows = column_chunk_rows(unit_.rows);
     std::vector<int32_t> live_reductions;
     int32_t last_level = 0;
     for (int32_t id : sinks_) last_level = std::max(last_level, placement(id).level);
@@ -229,7 +228,6 @@ class UnitLowering final : public LoopBuilder {
         }
       }
     }
-    flatten();
   }
 
   static bool is_reduction(LoopOp op) { return op == LoopOp::kReduceSum || op == LoopOp::kReduceMax; }
@@ -276,29 +274,12 @@ class UnitLowering final : public LoopBuilder {
     return column_copy_[static_cast<size_t>(id)] = made;
   }
 
-  // A kernel without row structure walks all elements as one row, which threads split anywhere.
-  void flatten() {
-    LoopKernel& kernel = result_.kernel;
-    if (kernel.stages.size() != 1 || !kernel.stages[0].reductions.empty() || !result_.column_results.empty()) return;
-    for (const Operand& operand : kernel.operands) {
-      const bool constant = operand.axes.empty() && operand.col_stride == 0;
-      const bool dense = operand.col_stride == 1 &&
-                         (kernel.rows == 1 ||
-                          (operand.axes.size() == 1 && operand.axes[0].divisor == 1 &&
-                           operand.axes[0].size == kernel.rows && operand.axes[0].stride == kernel.cols));
-      if (!constant && !dense) return;
-    }
-    for (Operand& operand : kernel.operands) operand.axes.clear();
-    kernel.cols *= kernel.rows;
-    kernel.rows = 1;
-    kernel.split_columns = true;
-  }
-
   const Graph& graph_;
   const Unit& unit_;
   const std::vector<bool>& needed_;
   LoweredUnit result_;
 
+  int32_t index_ = -1;  // of node_
   const GraphNode* node_ = nullptr;
   Dims domain_;
   DType compute_ = kF32;

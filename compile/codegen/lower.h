@@ -17,15 +17,23 @@ struct ColumnResult {
   DType compute;
 };
 
+// A float attribute of a node of the graph. Its value belongs to a run, not to the kernel.
+struct ScalarSource {
+  int32_t node, position;
+  friend bool operator==(const ScalarSource&, const ScalarSource&) = default;
+};
+
 struct LoweredUnit {
   LoopKernel kernel;
-  std::vector<ValueId> operands;  // the value behind each kernel operand; kNoValue for partial sums
-  std::vector<double> scalars;    // run-time scalars, in kernel order
+  std::vector<ValueId> operands;      // the value behind each kernel operand; kNoValue for partial sums
+  std::vector<ScalarSource> scalars;  // run-time scalars, in kernel order
+  int32_t first_scalar = 0;           // where they begin among the scalars of all kernels of a plan
   std::vector<ColumnResult> column_results;
   std::vector<int64_t> extents;  // of the kernel, for its calls
 };
 
-// `needed(id)`: the value is read outside the unit, so it is stored.
+// `needed(id)`: the value is read outside the unit, so it is stored. The kernel is not scheduled: Target::schedule()
+// decides how its iteration space is split.
 LoweredUnit lower(const Graph& graph, const Unit& unit, const std::vector<bool>& needed);
 
 // Tests only: a wrong rule of lowering. Changes each kernel that lower() makes, if not null.

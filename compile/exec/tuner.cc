@@ -2,15 +2,13 @@
 
 #include <algorithm>
 #include <charconv>
-#include <chrono>
 
 #include "absl/strings/str_cat.h"
 #include "rondo/compile/log.h"
+#include "rondo/runtime/backend.h"
 
 namespace rondo::compile {
 namespace {
-
-using Clock = std::chrono::steady_clock;
 
 // Candidates take turns, so that a disturbance meets all alike; the best time of each counts.
 constexpr int kRounds = 5;
@@ -18,10 +16,10 @@ constexpr int kRounds = 5;
 constexpr double kClearlyFaster = 0.97;
 constexpr double kLongEnough = 200e-6;  // seconds, for one measurement
 
-double seconds_of(const std::function<void()>& run, int repeats) {
-  const auto start = Clock::now();
+double seconds_of(const std::function<void()>& run, int repeats, Device device) {
+  const Stopwatch watch(device);
   for (int i = 0; i < repeats; ++i) run();
-  return std::chrono::duration<double>(Clock::now() - start).count() / repeats;
+  return watch.seconds() / repeats;
 }
 
 }  // namespace
@@ -31,7 +29,7 @@ Tuner& Tuner::instance() {
   return *tuner;
 }
 
-int Tuner::fastest(const std::string& what, std::span<const std::function<void()>> candidates) {
+int Tuner::fastest(const std::string& what, std::span<const std::function<void()>> candidates, Device device) {
   const auto count = static_cast<int>(candidates.size());
   if (count < 2) return 0;
   // Two measurements at once would disturb each other.
@@ -46,7 +44,7 @@ int Tuner::fastest(const std::string& what, std::span<const std::function<void()
     disk_.reject(key, "no tuning result");
   }
   std::vector<double> times;
-  best = known_[what] = measure(candidates, times);
+  best = known_[what] = measure(candidates, device, times);
   lock.unlock();
   disk_.store(key, std::to_string(best));
   if (log::enabled(log::Topic::kPerfHints)) {
@@ -57,16 +55,17 @@ int Tuner::fastest(const std::string& what, std::span<const std::function<void()
   return best;
 }
 
-int Tuner::measure(std::span<const std::function<void()>> candidates, std::vector<double>& best) {
+int Tuner::measure(std::span<const std::function<void()>> candidates, Device device, std::vector<double>& best) {
   ++measured_;
   best.assign(candidates.size(), 1e30);
   std::vector<int> repeats(candidates.size(), 1);
   for (size_t i = 0; i < candidates.size(); ++i) {
     candidates[i]();  // warm
-    repeats[i] = std::max(1, static_cast<int>(kLongEnough / std::max(seconds_of(candidates[i], 1), 1e-9)));
+    repeats[i] = std::max(1, static_cast<int>(kLongEnough / std::max(seconds_of(candidates[i], 1, device), 1e-9)));
   }
   for (int round = 0; round < kRounds; ++round)
-    for (size_t i = 0; i < candidates.size(); ++i) best[i] = std::min(best[i], seconds_of(candidates[i], repeats[i]));
+    for (size_t i = 0; i < candidates.size(); ++i)
+      best[i] = std::min(best[i], seconds_of(candidates[i], repeats[i], device));
   size_t chosen = 0;
   for (size_t i = 1; i < best.size(); ++i)
     if (best[i] < best[chosen] * (chosen == 0 ? kClearlyFaster : 1.0)) chosen = i;

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "rondo/compile/jit/disk_cache.h"
+#include "rondo/runtime/device.h"
 
 namespace rondo::compile {
 
@@ -21,14 +22,15 @@ class Tuner {
   static Tuner& instance();
 
   // The position of the fastest candidate: as measured before, in this process or another one on such a machine, else
-  // measured now. `what` says all that the times depend on. The first candidate wins unless another is clearly faster.
-  int fastest(const std::string& what, std::span<const std::function<void()>> candidates);
+  // measured now, on the compute stream of `device`. `what` says all that the times depend on. The first candidate wins
+  // unless another is clearly faster.
+  int fastest(const std::string& what, std::span<const std::function<void()>> candidates, Device device = kCPU);
   // Choices that were measured, not remembered.
   int64_t measured() const { return measured_.load(); }
 
  private:
   // The position, and each candidate's time in seconds.
-  int measure(std::span<const std::function<void()>> candidates, std::vector<double>& best);
+  int measure(std::span<const std::function<void()>> candidates, Device device, std::vector<double>& best);
 
   std::mutex mutex_;
   std::unordered_map<std::string, int> known_;

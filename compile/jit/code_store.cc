@@ -1,11 +1,11 @@
 #include "rondo/compile/jit/code_store.h"
 
 #include <algorithm>
+#include <map>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
-#include "rondo/compile/jit/cpu/toolchain.h"
 #include "rondo/compile/jit/kernel_file.h"
 #include "rondo/compile/log.h"
 #include "rondo/runtime/error.h"
@@ -17,17 +17,6 @@ namespace {
 // Bounds of what is kept in memory: 8,192 kernels have about 80 MB.
 constexpr size_t kMaxHeld = 8192;
 constexpr size_t kMaxMisses = 256;
-
-// Code from an object; null and `damage` set if it is no object of ours.
-std::shared_ptr<const Code> place(const std::string& object, std::string& damage) {
-  absl::StatusOr<std::shared_ptr<const Code>> code = place_object(object);
-  if (code.ok()) return *std::move(code);
-  if (absl::IsUnimplemented(code.status())) return link_object(object);
-  if (absl::IsResourceExhausted(code.status()))
-    throw Error(absl::StrCat("compile: ", std::string(code.status().message())));
-  damage = std::string(code.status().message());
-  return nullptr;
-}
 
 std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
 
@@ -50,15 +39,29 @@ Likeness compare_lines(const std::string& there, const std::string& here) {
 
 }  // namespace
 
-CodeStore& CodeStore::instance() {
-  static auto* const store = new CodeStore(DiskCacheOptions::from_environment());
+CodeStore& CodeStore::of(const Target& target) {
+  static std::mutex mutex;
+  static auto* const stores = new std::map<const Target*, std::unique_ptr<CodeStore>>;
+  std::lock_guard lock(mutex);
+  std::unique_ptr<CodeStore>& store = (*stores)[&target];
+  if (store == nullptr) store = std::make_unique<CodeStore>(DiskCacheOptions::from_environment(), target.key(), target);
   return *store;
 }
 
+// Code from an object; null and `damage` set if it is no object of ours.
+std::shared_ptr<const MachineCode> CodeStore::place(const std::string& object, std::string& damage) const {
+  absl::StatusOr<std::shared_ptr<const MachineCode>> code = target_.place(object);
+  if (code.ok()) return *std::move(code);
+  if (absl::IsResourceExhausted(code.status()))
+    throw Error(absl::StrCat("compile: ", std::string(code.status().message())));
+  damage = std::string(code.status().message());
+  return nullptr;
+}
+
 // REQUIRES: mutex_ is held. Null, with `damage`, if the object is damaged.
-std::shared_ptr<const Code> CodeStore::placed(const std::string& kernel, Held& held, std::string& damage) {
+std::shared_ptr<const MachineCode> CodeStore::placed(const std::string& kernel, Held& held, std::string& damage) {
   held.last_use = ++uses_;
-  std::shared_ptr<const Code> code = held.code.lock();
+  std::shared_ptr<const MachineCode> code = held.code.lock();
   if (code != nullptr) return code;
   code = place(held.object, damage);
   held.code = code;
@@ -80,7 +83,7 @@ CodeStore::Held& CodeStore::hold(const std::string& kernel, std::string object) 
   return held;
 }
 
-std::shared_ptr<const Code> CodeStore::find(const std::string& kernel) {
+std::shared_ptr<const MachineCode> CodeStore::find(const std::string& kernel) {
   const auto tell = [&](const std::string& what) {
     if (log::enabled(log::Topic::kCache)) log::write(log::Topic::kCache, absl::StrCat(first_line(kernel), ": ", what));
   };
@@ -94,7 +97,7 @@ std::shared_ptr<const Code> CodeStore::find(const std::string& kernel) {
     if (const auto found = held_.find(kernel); found != held_.end()) {
       // An artifact's kernel counts as such once, then as one of ours.
       const bool from_artifact = std::exchange(found->second.from_artifact, false);
-      if (std::shared_ptr<const Code> code = placed(kernel, found->second, damage)) {
+      if (std::shared_ptr<const MachineCode> code = placed(kernel, found->second, damage)) {
         ++(from_artifact ? counts_.from_artifacts : counts_.from_memory);
         lock.unlock();
         tell(from_artifact ? "found in artifacts" : "found in memory");
@@ -105,7 +108,7 @@ std::shared_ptr<const Code> CodeStore::find(const std::string& kernel) {
   reject();
   if (std::optional<std::string> object = disk_.find(kernel)) {
     std::unique_lock lock(mutex_);
-    if (std::shared_ptr<const Code> code = placed(kernel, hold(kernel, *std::move(object)), damage)) {
+    if (std::shared_ptr<const MachineCode> code = placed(kernel, hold(kernel, *std::move(object)), damage)) {
       ++counts_.from_disk;
       lock.unlock();
       tell("found on disk");
@@ -122,9 +125,9 @@ std::shared_ptr<const Code> CodeStore::find(const std::string& kernel) {
   return nullptr;
 }
 
-std::shared_ptr<const Code> CodeStore::add(const std::string& kernel, std::string object) {
+std::shared_ptr<const MachineCode> CodeStore::add(const std::string& kernel, std::string object) {
   std::string damage;
-  std::shared_ptr<const Code> code = place(object, damage);
+  std::shared_ptr<const MachineCode> code = place(object, damage);
   if (code == nullptr) throw_internal(absl::StrCat("code generation: ", damage));
   disk_.store(kernel, object);
   std::lock_guard lock(mutex_);
@@ -157,7 +160,7 @@ int CodeStore::load(const std::string& path) {
   if (const Difference d = compare(HostKey::parse(file->host), host_); !d.components.empty())
     fail("made for another host: " + d.text);
   for (const KernelRecord& record : file->kernels)
-    if (const absl::Status status = check_object(record.object); absl::IsInvalidArgument(status))
+    if (const absl::Status status = target_.check(record.object); absl::IsInvalidArgument(status))
       fail(std::string(status.message()));
   const int count = static_cast<int>(file->kernels.size());
   std::lock_guard lock(mutex_);
@@ -217,8 +220,8 @@ void CodeStore::forget() {
   has_artifacts_ = false;
 }
 
-void save_artifacts(const std::string& path) { CodeStore::instance().save(path); }
-int load_artifacts(const std::string& path) { return CodeStore::instance().load(path); }
-CacheReport cache_report() { return CodeStore::instance().report(); }
+void save_artifacts(const std::string& path) { CodeStore::of(target_of(kCPU)).save(path); }
+int load_artifacts(const std::string& path) { return CodeStore::of(target_of(kCPU)).load(path); }
+CacheReport cache_report() { return CodeStore::of(target_of(kCPU)).report(); }
 
 }  // namespace rondo::compile

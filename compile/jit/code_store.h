@@ -9,22 +9,24 @@
 #include <vector>
 
 #include "rondo/compile/compile.h"
-#include "rondo/compile/jit/cpu/object.h"
+#include "rondo/compile/exec/target.h"
 #include "rondo/compile/jit/disk_cache.h"
+#include "rondo/compile/jit/machine_code.h"
 
 namespace rondo::compile {
 
 class CodeStore {
  public:
-  explicit CodeStore(DiskCacheOptions disk, HostKey host = host_key())
-      : host_(host), disk_(std::move(disk), std::move(host)) {}
-  // The one of this process, with the disk cache that the environment names. Never destroyed.
-  static CodeStore& instance();
+  explicit CodeStore(DiskCacheOptions disk, HostKey host = target_of(kCPU).key(),
+                     const Target& target = target_of(kCPU))
+      : target_(target), host_(host), disk_(std::move(disk), std::move(host)) {}
+  // The one of this process for a target, with the disk cache that the environment names. Never destroyed.
+  static CodeStore& of(const Target& target);
 
   // The code for a kernel, or null: a miss, to be followed by add().
-  std::shared_ptr<const Code> find(const std::string& kernel);
+  std::shared_ptr<const MachineCode> find(const std::string& kernel);
   // Places code that was just compiled and keeps it, on disk too.
-  std::shared_ptr<const Code> add(const std::string& kernel, std::string object);
+  std::shared_ptr<const MachineCode> add(const std::string& kernel, std::string object);
 
   // See compile.h.
   void save(const std::string& path) const;
@@ -36,7 +38,7 @@ class CodeStore {
  private:
   struct Held {
     std::string object;
-    std::weak_ptr<const Code> code;
+    std::weak_ptr<const MachineCode> code;
     bool from_artifact = false;
     uint64_t last_use = 0;
   };
@@ -46,9 +48,11 @@ class CodeStore {
   };
   CacheReport::Miss explained(const Miss& miss, const std::vector<std::string>& known) const;
   std::vector<std::string> known_kernels() const;
-  std::shared_ptr<const Code> placed(const std::string& kernel, Held& held, std::string& damage);
+  std::shared_ptr<const MachineCode> placed(const std::string& kernel, Held& held, std::string& damage);
   Held& hold(const std::string& kernel, std::string object);
+  std::shared_ptr<const MachineCode> place(const std::string& object, std::string& damage) const;
 
+  const Target& target_;
   const HostKey host_;
   DiskCache disk_;
   mutable std::mutex mutex_;  // guards what follows

@@ -49,7 +49,8 @@ DiskCacheOptions DiskCacheOptions::from_environment() {
   const auto variable = [](const char* value) { return std::string(value == nullptr ? "" : value); };
   const std::string mode = variable(std::getenv("RONDO_CACHE"));
   DiskCacheOptions options;
-  if (mode == "off" || mode == "0" || !enabled(CompilerStage::kCache) || describe_cpu().empty()) return options;
+  if (mode == "off" || mode == "0" || !enabled(CompilerStage::kCache) || !target_of(kCPU).key().complete())
+    return options;
   std::string& folder = options.folder;
   folder = variable(std::getenv("RONDO_CACHE_DIR"));
   // As the XDG base directory specification has it: a relative path there is ignored.

@@ -15,7 +15,8 @@
 #include <string>
 #include <vector>
 
-#include "rondo/compile/jit/cpu/host_key.h"
+#include "rondo/compile/exec/target.h"
+#include "rondo/compile/jit/host_key.h"
 
 namespace rondo::compile {
 
@@ -29,7 +30,7 @@ struct DiskCacheOptions {
 
 class DiskCache {
  public:
-  explicit DiskCache(DiskCacheOptions options, HostKey host = host_key());
+  explicit DiskCache(DiskCacheOptions options, HostKey host = target_of(kCPU).key());
 
   // The object code for a kernel's canonical text.
   std::optional<std::string> find(const std::string& kernel);

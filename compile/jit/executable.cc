@@ -8,8 +8,7 @@
 #include "rondo/compile/codegen/loop_text.h"
 #include "rondo/compile/codegen/loop_verify.h"
 #include "rondo/compile/jit/code_store.h"
-#include "rondo/compile/jit/cpu/symbols.h"
-#include "rondo/compile/jit/cpu/toolchain.h"
+#include "rondo/compile/jit/symbols.h"
 #include "rondo/compile/log.h"
 #include "rondo/runtime/error.h"
 #include "rondo/runtime/parallel.h"
@@ -36,15 +35,16 @@ ForbidCodeGeneration::~ForbidCodeGeneration() { generation_forbidden = outer_; }
 
 KernelEntry Executable::entry(int i) const { return code_[static_cast<size_t>(i)]->entry(); }
 
-std::shared_ptr<Executable> compile_kernels(std::span<const LoopKernel> kernels, const JitOptions& asked) {
+std::shared_ptr<Executable> compile_kernels(std::span<const LoopKernel> kernels, const JitOptions& asked,
+                                            const Target& target) {
   for (const LoopKernel& kernel : kernels)
     if (std::string what = verify(kernel); !what.empty()) throw_internal(absl::StrCat(kernel.name, ": ", what));
-  CodeStore& store = CodeStore::instance();
+  CodeStore& store = CodeStore::of(target);
   JitOptions options = asked;
   if (log::enabled(log::Topic::kOutputCode, log::Detail::kVerbose)) options.dump_ir = options.dump_asm = true;
   const bool dump = options.dump_ir || options.dump_asm;
   std::vector<std::string> texts;
-  std::vector<std::shared_ptr<const Code>> code(kernels.size());
+  std::vector<std::shared_ptr<const MachineCode>> code(kernels.size());
   std::vector<size_t> missing;
   std::vector<size_t> equal(kernels.size());  // the first kernel of the same text
   for (size_t i = 0; i < kernels.size(); ++i) {
@@ -56,11 +56,11 @@ std::shared_ptr<Executable> compile_kernels(std::span<const LoopKernel> kernels,
   }
   if (!missing.empty() && generation_forbidden) throw CodeForbidden("code generation is forbidden");
   if (!missing.empty()) {
-    load_toolchain();
+    target.load_compiler();
     // The longest first, so that no thread begins one when all others are done.
     std::stable_sort(missing.begin(), missing.end(),
                      [&](size_t a, size_t b) { return kernels[a].instrs.size() > kernels[b].instrs.size(); });
-    const auto compile = [&](size_t i) { code[i] = store.add(texts[i], compile_object(kernels[i], options)); };
+    const auto compile = [&](size_t i) { code[i] = store.add(texts[i], target.compile(kernels[i], options)); };
     if (dump) std::for_each(missing.begin(), missing.end(), compile);  // listings must not mingle
     else for_each_in_parallel(missing.size(), [&](size_t i) { compile(missing[i]); });
   }
@@ -72,8 +72,11 @@ std::shared_ptr<Executable> compile_kernels(std::span<const LoopKernel> kernels,
   return std::make_shared<Executable>(std::move(code), static_cast<int>(missing.size()));
 }
 
-bool jit_available() { return toolchain_exists() || CodeStore::instance().has_artifacts(); }
+bool jit_available() {
+  const Target& target = target_of(kCPU);
+  return target.can_compile() || CodeStore::of(target).has_artifacts();
+}
 
-void forget_code() { CodeStore::instance().forget(); }
+void forget_code() { CodeStore::of(target_of(kCPU)).forget(); }
 
 }  // namespace rondo::compile

@@ -10,22 +10,21 @@
 #include <vector>
 
 #include "rondo/compile/codegen/loop_ir.h"
+#include "rondo/compile/exec/target.h"
 #include "rondo/runtime/error.h"
 
 namespace rondo::compile {
 
-class Code;
-
 // Machine code of some kernels; entries are valid as long as it lives. Immutable.
 class Executable {
  public:
-  Executable(std::vector<std::shared_ptr<const Code>> code, int compiled)
+  Executable(std::vector<std::shared_ptr<const MachineCode>> code, int compiled)
       : code_(std::move(code)), compiled_(compiled) {}
   KernelEntry entry(int i) const;             // in the order of the kernels given
   int compiled() const { return compiled_; }  // kernels that no cache had
 
  private:
-  std::vector<std::shared_ptr<const Code>> code_;
+  std::vector<std::shared_ptr<const MachineCode>> code_;
   int compiled_;
 };
 
@@ -54,10 +53,11 @@ class ForbidCodeGeneration {
   bool outer_;
 };
 
-// Machine code for this host; kernels that have to be compiled are so in parallel. Thread safe. Throws Error if one has
-// to be and the plug-in is missing (Rondo was built without LLVM, or was moved), InternalError if LLVM rejects a
+// Machine code for the target; kernels that have to be compiled are so in parallel. Thread safe. Throws Error if one
+// has to be and the plug-in is missing (Rondo was built without LLVM, or was moved), InternalError if LLVM rejects a
 // kernel.
-std::shared_ptr<Executable> compile_kernels(std::span<const LoopKernel> kernels, const JitOptions& options = {});
+std::shared_ptr<Executable> compile_kernels(std::span<const LoopKernel> kernels, const JitOptions& options = {},
+                                            const Target& target = target_of(kCPU));
 
 // The compiler, as it describes itself: LLVM's version, the target, the CPU and its features. Throws Error if the
 // plug-in is missing.

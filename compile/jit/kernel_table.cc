@@ -16,8 +16,8 @@ namespace {
 // What kernels of different sizes have in common: everything but the extents that may vary.
 using Structure = std::vector<uint64_t>;
 
-Structure structure_of(const LoopKernel& kernel) {
-  Structure s;
+Structure structure_of(const LoopKernel& kernel, const Target& target) {
+  Structure s{reinterpret_cast<uint64_t>(&target)};
   const auto add = [&](auto value) { s.push_back(static_cast<uint64_t>(value)); };
   add(kernel.split_columns);
   add(kernel.rows == 1);
@@ -91,16 +91,16 @@ struct Variant {
 class KernelTable {
  public:
   CompiledKernels find_or_compile(std::span<const LoopKernel> kernels, Sizes sizes, std::span<const KernelHint> hints,
-                                  std::span<const KernelUse> uses) {
+                                  std::span<const KernelUse> uses, const Target& target) {
     CompiledKernels result;
     for (bool all_there = false; !all_there;) {
       std::vector<std::shared_ptr<Slot>> slots(kernels.size());  // of each kernel
       std::vector<LoopKernel> missing;
       std::vector<std::shared_ptr<Slot>> made;  // of each missing one
-      claim(kernels, sizes, hints, uses, slots, missing, made);
+      claim(kernels, sizes, hints, uses, target, slots, missing, made);
       // Without the lock: meanwhile other threads find what is there, make what they miss themselves, and wait for
       // these.
-      if (!missing.empty()) result.compiled += make(missing, made);
+      if (!missing.empty()) result.compiled += make(missing, made, target);
       result.added += static_cast<int>(missing.size());
       std::unique_lock lock(mutex_);
       result.kernels.clear();
@@ -115,11 +115,11 @@ class KernelTable {
     return result;
   }
 
-  std::optional<CompiledKernels> find(std::span<const LoopKernel> kernels) {
+  std::optional<CompiledKernels> find(std::span<const LoopKernel> kernels, const Target& target) {
     CompiledKernels result;
     std::lock_guard lock(mutex_);
     for (const LoopKernel& kernel : kernels) {
-      const Wanted wanted{structure_of(kernel), extents(kernel), exact_use(kernel), nullptr};
+      const Wanted wanted{structure_of(kernel, target), extents(kernel), exact_use(kernel), nullptr};
       const Variant* best = nearest(wanted);
       if (best == nullptr || best->differences(wanted.use) > 0 || best->slot->state != Slot::State::kReady)
         return std::nullopt;
@@ -148,12 +148,12 @@ class KernelTable {
 
   // Finds the slot of each kernel; kernels that have none get one, for the caller to fill.
   void claim(std::span<const LoopKernel> kernels, Sizes sizes, std::span<const KernelHint> hints,
-             std::span<const KernelUse> uses, std::vector<std::shared_ptr<Slot>>& slots,
+             std::span<const KernelUse> uses, const Target& target, std::vector<std::shared_ptr<Slot>>& slots,
              std::vector<LoopKernel>& missing, std::vector<std::shared_ptr<Slot>>& made) {
     std::vector<Wanted> wanted;
     for (size_t i = 0; i < kernels.size(); ++i)
-      wanted.push_back({structure_of(kernels[i]), extents(kernels[i]), uses.empty() ? exact_use(kernels[i]) : uses[i],
-                        hints.empty() ? nullptr : &hints[i]});
+      wanted.push_back({structure_of(kernels[i], target), extents(kernels[i]),
+                        uses.empty() ? exact_use(kernels[i]) : uses[i], hints.empty() ? nullptr : &hints[i]});
     std::vector<size_t> position(kernels.size(), SIZE_MAX);  // of kernels[i] in missing
     std::lock_guard lock(mutex_);
     if (size_ > kCapacity) forget_unused();
@@ -188,10 +188,11 @@ class KernelTable {
   }
 
   // Returns how many had to be compiled.
-  int make(const std::vector<LoopKernel>& missing, const std::vector<std::shared_ptr<Slot>>& made) {
+  int make(const std::vector<LoopKernel>& missing, const std::vector<std::shared_ptr<Slot>>& made,
+           const Target& target) {
     std::shared_ptr<Executable> code;
     try {
-      code = compile_kernels(missing);
+      code = compile_kernels(missing, {}, target);
     } catch (...) {
       std::lock_guard lock(mutex_);
       for (const std::shared_ptr<Slot>& slot : made) slot->state = Slot::State::kFailed;
@@ -284,9 +285,10 @@ KernelTable& table() {
 KernelHint compare_sizes(const LoopKernel& here, const LoopKernel* next, const LoopKernel* smallest,
                          const LoopKernel* largest) {
   const std::vector<int64_t> now = extents(here);
-  const Structure structure = structure_of(here);
+  const Target& any = target_of(kCPU);
+  const Structure structure = structure_of(here, any);
   const auto extents_of = [&](const LoopKernel* kernel) {
-    return kernel != nullptr && structure_of(*kernel) == structure ? extents(*kernel) : std::vector<int64_t>();
+    return kernel != nullptr && structure_of(*kernel, any) == structure ? extents(*kernel) : std::vector<int64_t>();
   };
   const std::vector<int64_t> then = extents_of(next), low = extents_of(smallest), high = extents_of(largest);
   KernelHint hint{std::vector<bool>(now.size(), true), std::vector<ExtentRange>(now.size())};
@@ -308,10 +310,12 @@ KernelUse exact_use(const LoopKernel& kernel) {
   return use;
 }
 CompiledKernels find_or_compile(std::span<const LoopKernel> kernels, Sizes sizes, std::span<const KernelHint> hints,
-                                std::span<const KernelUse> uses) {
-  return table().find_or_compile(kernels, sizes, hints, uses);
+                                std::span<const KernelUse> uses, const Target& target) {
+  return table().find_or_compile(kernels, sizes, hints, uses, target);
 }
-std::optional<CompiledKernels> find_kernels(std::span<const LoopKernel> kernels) { return table().find(kernels); }
+std::optional<CompiledKernels> find_kernels(std::span<const LoopKernel> kernels, const Target& target) {
+  return table().find(kernels, target);
+}
 void forget_unused_kernels() {
   table().forget_unused_kernels();
   forget_code();

@@ -1,6 +1,6 @@
-// The kernels of this process: equal ones are compiled once, whatever region asks, and one that is asked for at another
-// size becomes a kernel that reads this size at run time. So a block that meets many sequence lengths compiles twice:
-// for the first length, and for all.
+// The kernels of this process, of each target: equal ones are compiled once, whatever region asks, and one that is
+// asked for at another size becomes a kernel that reads this size at run time. So a block that meets many sequence
+// lengths compiles twice: for the first length, and for all.
 #pragma once
 
 #include <memory>
@@ -51,9 +51,11 @@ struct CompiledKernels {
 // Errors as compile_kernels. `hints`, if any, one each: code is then found only if it takes as much for granted.
 // `uses`, if any, one each.
 CompiledKernels find_or_compile(std::span<const LoopKernel> kernels, Sizes sizes,
-                                std::span<const KernelHint> hints = {}, std::span<const KernelUse> uses = {});
+                                std::span<const KernelHint> hints = {}, std::span<const KernelUse> uses = {},
+                                const Target& target = target_of(kCPU));
 // Nothing unless code that serves is there for all of them.
-std::optional<CompiledKernels> find_kernels(std::span<const LoopKernel> kernels);
+std::optional<CompiledKernels> find_kernels(std::span<const LoopKernel> kernels,
+                                            const Target& target = target_of(kCPU));
 
 // Forgets every kernel that no program holds: for tests and for measurements of a cold start.
 void forget_unused_kernels();

@@ -41,19 +41,19 @@ bool parse_checks(const char* list) {
 bool checks_units() { return chosen().load(std::memory_order_relaxed) && !checking; }
 void set_check_units(bool on) { chosen().store(on, std::memory_order_relaxed); }
 
-UnitCheck::UnitCheck(const Graph& graph, std::vector<std::vector<int32_t>> units, std::span<const Tensor> inputs,
+UnitCheck::UnitCheck(Graph source, std::vector<std::vector<int32_t>> units, std::span<const Tensor> inputs,
                      const ProgramOptions& options)
-    : graph_(graph),
+    : graph_(std::move(source)),
       units_(std::move(units)),
-      options_{.exact = options.exact, .epilogues = options.epilogues},
-      values_(graph.values.size()) {
+      options_{.plan = {.exact = options.plan.exact, .epilogues = options.plan.epilogues}, .device = options.device},
+      values_(graph_.values.size()) {
   NoGrad off;
   for (size_t i = 0; i < inputs.size(); ++i)
-    if (inputs[i].defined()) values_[static_cast<size_t>(graph.inputs[i])] = inputs[i].detach();
-  Graph plain = graph;
+    if (inputs[i].defined()) values_[static_cast<size_t>(graph_.inputs[i])] = inputs[i].detach();
+  Graph plain = graph_;
   for (Value& value : plain.values) value.requires_grad = false;
   // What follows from an input that the caller left out is read by nobody.
-  std::vector<bool> there(graph.values.size());
+  std::vector<bool> there(graph_.values.size());
   for (size_t v = 0; v < there.size(); ++v) there[v] = values_[v].defined();
   std::erase_if(plain.nodes, [&](const GraphNode& node) {
     for (ValueId id : node.inputs)
@@ -68,7 +68,7 @@ std::string UnitCheck::difference(ValueId id, const Tensor& actual) const {
   const Tensor& expected = values_[static_cast<size_t>(id)];
   const std::vector<double> e = expected.to_vector<double>(), a = actual.to_vector<double>();
   double bound = 0;
-  if (!options_.exact && is_floating(expected.dtype())) {
+  if (!options_.plan.exact && is_floating(expected.dtype())) {
     for (double value : e)
       if (std::isfinite(value)) bound = std::max(bound, std::abs(value));
     bound *= is_low_precision(expected.dtype()) ? kRelaxedLowPrecision : kRelaxed;
@@ -158,7 +158,8 @@ std::string UnitCheck::wrong_in(const std::vector<int32_t>& nodes) const {
   if (alone.outputs.empty()) return "";
   std::vector<Tensor> operands;
   for (ValueId id : alone.inputs) operands.push_back(values_[static_cast<size_t>(id)]);
-  const std::vector<Tensor> results = Program::compile(alone.graph, options_)->run(operands);
+  const std::shared_ptr<const Program> program = Program::compile(alone.graph, options_);
+  const std::vector<Tensor> results = program->run(operands, program->floats());
   for (size_t i = 0; i < results.size(); ++i)
     if (const std::string what = difference(alone.outputs[i], results[i]); !what.empty()) return what;
   return "";
@@ -232,12 +233,8 @@ void UnitCheck::check(std::span<const Tensor> outputs) const {
                                    first, save_reproducer({.stage = "numbers", .graph = &graph_}, first)));
 }
 
-std::string check_graph(const Graph& source) {
-  const bool outer = std::exchange(checking, true);
-  const auto done = absl::MakeCleanup([outer] { checking = outer; });
+std::vector<Tensor> made_up_inputs(const Graph& graph) {
   NoGrad off;
-  const std::shared_ptr<const Program> program = Program::compile(source, {.exact = true});
-  const Graph& graph = program->graph();
   std::vector<Tensor> inputs;
   uint32_t state = 1;
   for (ValueId id : graph.inputs) {
@@ -254,8 +251,18 @@ std::string check_graph(const Graph& source) {
     const Tensor dense = Tensor::from(numbers, {static_cast<int64_t>(numbers.size())}).to(value.dtype);
     inputs.push_back(Tensor::over(dense.storage(), 0, value.sizes, value.strides, value.dtype));
   }
-  const UnitCheck eager(graph, {}, inputs, {.exact = true});
-  return eager.first_difference(program->run(inputs));
+  return inputs;
+}
+
+std::string check_graph(const Graph& source) {
+  const bool outer = std::exchange(checking, true);
+  const auto done = absl::MakeCleanup([outer] { checking = outer; });
+  NoGrad off;
+  const std::shared_ptr<const Program> program = Program::compile(source, {.plan = {.exact = true}});
+  const Graph& graph = program->graph();
+  const std::vector<Tensor> inputs = made_up_inputs(graph);
+  const UnitCheck eager(graph, {}, inputs, {.plan = {.exact = true}});
+  return eager.first_difference(program->run(inputs, program->floats()));
 }
 
 }  // namespace rondo::compile

@@ -26,7 +26,7 @@ inline constexpr double kRelaxedLowPrecision = 0.02;  // bf16 and f16
 class UnitCheck {
  public:
   // Runs the graph eagerly. `graph`: simplified. `units`: the nodes of each launch, in order.
-  UnitCheck(const Graph& graph, std::vector<std::vector<int32_t>> units, std::span<const Tensor> inputs,
+  UnitCheck(Graph graph, std::vector<std::vector<int32_t>> units, std::span<const Tensor> inputs,
             const ProgramOptions& options);
 
   // Throws InternalError if they differ from eager execution's. `outputs`: what the compiled graph returned.
@@ -48,13 +48,15 @@ class UnitCheck {
   std::string names_of(const std::vector<int32_t>& nodes) const;
   std::string difference(ValueId id, const Tensor& actual) const;
 
-  const Graph& graph_;
+  const Graph graph_;
   const std::vector<std::vector<int32_t>> units_;
   const ProgramOptions options_;
   std::vector<Tensor> values_;  // eager, by value
 };
 
-// The same for a graph with operands made up from a seed: "" if compiled results equal eager ones.
+// Operands for a graph's inputs, made up from a seed.
+std::vector<Tensor> made_up_inputs(const Graph& graph);
+// The same for a graph with made-up operands: "" if compiled results equal eager ones.
 std::string check_graph(const Graph& graph);
 
 }  // namespace rondo::compile

@@ -64,17 +64,16 @@ class Traffic {
   std::vector<std::vector<int32_t>> readers_;  // of each written value
 };
 
-void explain_launch(const Program& program, const Traffic& traffic, const Program::Launch& launch,
-                    LaunchExplanation& e) {
-  const Graph& graph = program.graph();
-  e.generated = launch.kernel >= 0;
+void explain_launch(const Plan& plan, const Traffic& traffic, const Launch& launch, LaunchExplanation& e) {
+  const Graph& graph = plan.graph;
+  e.generated = launch.kind == Launch::Kind::kKernel;
   e.name = e.generated ? absl::StrCat("kernel ", launch.kernel)
-                       : graph.nodes[static_cast<size_t>(launch.node)].op->name;
+                       : graph.nodes[static_cast<size_t>(launch.op())].op->name;
   if (!e.generated) {
-    const GraphNode& node = graph.nodes[static_cast<size_t>(launch.node)];
+    const GraphNode& node = graph.nodes[static_cast<size_t>(launch.op())];
     e.widens = node.op->kind == OpKind::kContraction && graph.value(node.inputs[0]).dtype == kF16;
   }
-  if (e.generated) e.code = to_string(program.kernels()[static_cast<size_t>(launch.kernel)].kernel);
+  if (e.generated) e.code = to_string(plan.kernels[static_cast<size_t>(launch.kernel)].kernel);
   std::map<int32_t, std::vector<int32_t>> calls;  // parts of one eager op
   for (int32_t n : launch.nodes) {
     const Origin& origin = graph.nodes[static_cast<size_t>(n)].origin;
@@ -111,9 +110,10 @@ ProgramExplanation explain_program(const Program& program, std::string name) {
                        static_cast<int>(origin.user.line()), -1});
   }
   const Traffic traffic(graph);
-  for (const Program::Launch& launch : program.launches()) {
+  for (const Launch& launch : program.plan().launches) {
+    if (launch.kind == Launch::Kind::kCombine) continue;  // the end of its kernel
     for (int32_t n : launch.nodes) e.nodes[static_cast<size_t>(n)].launch = static_cast<int>(e.launches.size());
-    explain_launch(program, traffic, launch, e.launches.emplace_back());
+    explain_launch(program.plan(), traffic, launch, e.launches.emplace_back());
   }
   e.kernels = program.stats().kernels;
   e.compiled = program.stats().compiled;
@@ -124,14 +124,14 @@ ProgramExplanation explain_program(const Program& program, std::string name) {
 }
 
 // Adds a point for each launch. Outputs from `first_kept` on are kept for the backward.
-void add_memory(const Program& program, const ProgramExplanation& names, size_t first_kept,
+void add_memory(const Plan& plan, const ProgramExplanation& names, size_t first_kept,
                 std::vector<MemoryPoint>& memory) {
-  const Graph& graph = program.graph();
-  const auto n = static_cast<int>(program.launches().size());
+  const Graph& graph = plan.graph;
+  const auto n = static_cast<int>(plan.launches.size());
   // A value is in use from the first launch that touches it to the last.
   std::vector<int> first(graph.values.size(), n), last(graph.values.size(), -1);
   for (int i = 0; i < n; ++i) {
-    for (ValueId id : program.touched(program.launches()[static_cast<size_t>(i)])) {
+    for (ValueId id : touched(plan, plan.launches[static_cast<size_t>(i)])) {
       if (id == kNoValue) continue;
       const auto root = static_cast<size_t>(graph.value(id).root);
       first[root] = std::min(first[root], i);
@@ -143,7 +143,7 @@ void add_memory(const Program& program, const ProgramExplanation& names, size_t 
     if (last[static_cast<size_t>(id)] >= 0) inputs.insert(id);
   for (size_t i = 0; i < graph.outputs.size(); ++i) {
     const ValueId root = graph.value(graph.outputs[i]).root;
-    if (program.placements()[static_cast<size_t>(root)].kind != Program::Placement::kOutput) continue;
+    if (plan.placements[static_cast<size_t>(root)].kind != Plan::Placement::kOutput) continue;
     if (i < first_kept) outputs.insert(root);
     else if (!outputs.contains(root)) kept.insert(root);
   }
@@ -151,12 +151,15 @@ void add_memory(const Program& program, const ProgramExplanation& names, size_t 
   point.inputs = total_bytes(graph, inputs);
   point.outputs = total_bytes(graph, outputs);
   point.kept = total_bytes(graph, kept);
+  size_t named = 0;
   for (int i = 0; i < n; ++i) {
-    point.launch = absl::StrCat(names.name, ": ", names.launches[static_cast<size_t>(i)].name);
-    const int32_t kernel = program.launches()[static_cast<size_t>(i)].kernel;
-    point.transients = kernel < 0 ? 0 : program.partial_bytes(kernel);
+    const Launch& launch = plan.launches[static_cast<size_t>(i)];
+    if (launch.kind == Launch::Kind::kCombine) continue;
+    point.launch = absl::StrCat(names.name, ": ", names.launches[named++].name);
+    const bool is_kernel = launch.kind == Launch::Kind::kKernel;
+    point.transients = is_kernel ? partial_bytes(plan.kernels[static_cast<size_t>(launch.kernel)]) : 0;
     for (size_t v = 0; v < graph.values.size(); ++v)
-      if (program.placements()[v].kind == Program::Placement::kArena && first[v] <= i && i <= last[v])
+      if (plan.placements[v].kind == Plan::Placement::kArena && first[v] <= i && i <= last[v])
         point.transients += bytes_of(graph.values[v]);
     memory.push_back(point);
   }
@@ -168,7 +171,7 @@ EntryExplanation explain(const Entry& entry) {
   EntryExplanation e;
   e.programs.push_back(explain_program(*entry.forward, "forward"));
   const auto results = static_cast<size_t>(entry.n_outputs);
-  add_memory(*entry.forward, e.programs[0], results, e.memory);
+  add_memory(entry.forward->plan(), e.programs[0], results, e.memory);
   e.kept_bytes = e.memory.empty() ? 0 : e.memory[0].kept;
   const Program* whole = entry.backward.program.get();
   for (const std::shared_ptr<const Program>& program : entry.backwards()) {
@@ -177,7 +180,7 @@ EntryExplanation explain(const Entry& entry) {
     if (program.get() != whole) continue;
     e.recomputed_flops = recomputed_flops(program->graph());
     const size_t at = e.memory.size();
-    add_memory(*program, e.programs.back(), program->graph().outputs.size(), e.memory);
+    add_memory(program->plan(), e.programs.back(), program->graph().outputs.size(), e.memory);
     // What the forward kept is among the inputs of the backward.
     for (size_t i = at; i < e.memory.size(); ++i) {
       e.memory[i].kept = std::min(e.kept_bytes, e.memory[i].inputs);

@@ -128,7 +128,7 @@ std::string replay(const Reproducer& r) {
   if (r.stage == "compile") {
     std::string text;
     const std::shared_ptr<const Program> program = Program::compile(graph());
-    for (const LoweredUnit& kernel : program->kernels()) text += to_string(kernel.kernel);
+    for (const LoweredUnit& kernel : program->plan().kernels) text += to_string(kernel.kernel);
     return text;
   }
   return to_string(run_pass(r.stage, graph()));

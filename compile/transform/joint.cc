@@ -9,13 +9,15 @@ namespace {
 
 class Deriver {
  public:
-  Deriver(const Graph& forward, const Arriving& arriving)
+  Deriver(const Graph& forward, const Arriving& arriving, Device device)
       : forward_(forward),
         arriving_(arriving),
         grads_(forward.values.size()),
         symbols_(forward.values.size()),
         contributions_(forward.values.size()),
-        adds_onto_(forward.values.size()) {}
+        adds_onto_(forward.values.size()) {
+    trace_.device = device;
+  }
 
   BackwardGraph run() {
     NoGrad off;
@@ -139,8 +141,8 @@ class Deriver {
 
 }  // namespace
 
-BackwardGraph derive_backward(const Graph& forward, const Arriving& arriving) {
-  return Deriver(forward, arriving).run();
+BackwardGraph derive_backward(const Graph& forward, const Arriving& arriving, Device device) {
+  return Deriver(forward, arriving, device).run();
 }
 
 }  // namespace rondo::compile

@@ -30,6 +30,7 @@ struct Arriving {
   std::vector<bool> gradients, totals = {}, owned = {};
   friend auto operator<=>(const Arriving&, const Arriving&) = default;
 };
-BackwardGraph derive_backward(const Graph& forward, const Arriving& arriving = {});
+// `device`: where all of it runs, and where rules make constants.
+BackwardGraph derive_backward(const Graph& forward, const Arriving& arriving = {}, Device device = kCPU);
 
 }  // namespace rondo::compile

@@ -37,8 +37,10 @@ class Partition {
   struct Kept {
     bool is_input;  // of forward(), else of its outputs
     int32_t index;
+    friend bool operator==(const Kept&, const Kept&) = default;
   };
   const std::vector<Kept>& kept() const { return kept_; }
+  bool keeps_the_same_as(const Partition& other) const { return kept_ == other.kept_; }
   // Where kept() has a value of `recorded`, or -1.
   int32_t kept_index(ValueId recorded) const;
   // Bytes kept besides inputs and the caller's outputs; views of one memory count once.

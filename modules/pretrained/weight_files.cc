@@ -171,7 +171,7 @@ class Loader {
     const bool whole = sources.size() == 1 && first.tensor->rows == 0 && first.place.entry != nullptr;
     if (whole && options_.map && !first.tensor->transposed && first.place.entry->dtype == dtype)
       return first.place.file->tensor(*first.place.entry);
-    Tensor out = Tensor::empty(sizes, {dtype});
+    Tensor out = Tensor::empty(sizes, {dtype, kCPU});
     for (const Source& source : sources) {
       const PublishedTensor& tensor = *source.tensor;
       Tensor part = tensor.rows > 0 ? out.slice(0, {tensor.row, tensor.row + tensor.rows}) : out;
@@ -183,7 +183,7 @@ class Loader {
 
   // Starting values of a tensor that the file has not.
   void start(Tensor& part, const std::string& name) {
-    if (part.rank() >= 2) part.copy_(Tensor::randn(part.sizes(), {}, &generator_).mul_(0.02));
+    if (part.rank() >= 2) part.copy_(Tensor::randn(part.sizes(), part.device(), &generator_).mul_(0.02));
     else part.fill_(name.ends_with("bias") ? 0.0 : 1.0);
   }
 
@@ -208,7 +208,7 @@ class Loader {
     const int64_t step = std::clamp<int64_t>(kBuffer / row_bytes, 1, rows);
     Dims chunk = seen.sizes();
     chunk[0] = step;
-    const Tensor buffer = Tensor::empty(chunk, {entry.dtype});
+    const Tensor buffer = Tensor::empty(chunk, {entry.dtype, kCPU});
     for (int64_t row = 0; row < rows; row += step) {
       const int64_t n = std::min(step, rows - row);
       place.file->read(entry, static_cast<uint64_t>(row * row_bytes), buffer.storage().data(),

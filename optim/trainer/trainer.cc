@@ -100,7 +100,7 @@ int64_t unmasked_targets(const data::Batch& batch) {
   if (targets.dtype() != kI64)
     throw Error(absl::StrCat("unmasked_targets: the second tensor of the batch must hold targets as i64, got ",
                              std::string(name_of(targets.dtype())), " ", to_string(targets.sizes())));
-  const Tensor dense = targets.contiguous();
+  const Tensor dense = targets.contiguous().to(kCPU);
   const int64_t* values = dense.data<int64_t>();
   return dense.numel() - std::count(values, values + dense.numel(), data::kIgnoreIndex);
 }

@@ -24,7 +24,7 @@ void add(io::Checksum& sum, std::string_view text) {
 }
 
 void add(io::Checksum& sum, const Tensor& tensor) {
-  const Tensor dense = tensor.detach().contiguous();
+  const Tensor dense = tensor.detach().contiguous().to(kCPU);
   add(sum, name_of(dense.dtype()));
   add(sum, to_string(dense.sizes()));
   if (dense.numel() > 0) sum.update(dense.raw_data(), static_cast<size_t>(dense.nbytes()));

@@ -1,101 +1,139 @@
-#include "rondo/runtime/cpu/indexing.h"
-
-#include <algorithm>
+// Elements picked and placed by an index tensor along one dimension.
 #include <cstring>
-#include <numeric>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "rondo/runtime/autograd.h"
-#include "rondo/runtime/cpu/loops.h"
+#include "rondo/runtime/cpu/lines.h"
+#include "rondo/runtime/ops/kernels.h"
 #include "rondo/runtime/recorder.h"
 
 namespace rondo::cpu {
 namespace {
 
-template <class T> const T* pointer(const Tensor& t) { return reinterpret_cast<const T*>(t.impl()->data()); }
-template <class T> T* pointer(Tensor& t) { return reinterpret_cast<T*>(t.impl()->data()); }
+template <class T> T* pointer(const Tensor& t) { return reinterpret_cast<T*>(t.impl()->data()); }
+
+[[noreturn]] void fail_index(const KernelContext& context, int64_t index, int64_t size) {
+  throw_op_error(context.op.name, absl::StrCat("index ", index, " is out of range for size ", size), context.where);
+}
+
+// Strides of an index tensor's operand: `t` may be larger than the index in every dimension.
+Dims strides_within(const Tensor& t, const Dims& sizes) {
+  return t.rank() == 0 ? Dims::filled(sizes.rank(), 0) : t.strides();
+}
+
+int dim_of(const KernelContext& context) { return static_cast<int>(context.attrs.ints[0]); }
+int64_t length_of(const Dims& sizes, int dim) { return sizes.empty() ? 1 : sizes[dim]; }
+
+// Calls fn(T{}) with an unsigned integer as wide as the dtype: where elements only move, that is all that matters.
+template <class Fn> void for_width(DType dtype, Fn fn) {
+  switch (size_of(dtype)) {
+    case 1: return fn(uint8_t{});
+    case 2: return fn(uint16_t{});
+    case 4: return fn(uint32_t{});
+    default: return fn(uint64_t{});
+  }
+}
 
 }  // namespace
 
-void require_indices(const KernelContext& context, const Tensor& indices, int64_t size,
-                     std::optional<int64_t> allowed) {
-  const int64_t* index = pointer<int64_t>(indices);
-  for (int64_t i = 0; i < indices.numel(); ++i)
-    if ((index[i] < 0 || index[i] >= size) && index[i] != allowed)
-      throw_op_error(context.op.name,
-                     absl::StrCat("index ", index[i], " at position ", i, " is out of range for size ", size),
-                     context.where);
-}
-
-void embedding_kernel(const KernelContext& context) {
-  RecorderScope run(nullptr);
-  const Tensor weight = context.in(0).contiguous(), indices = context.in(1).contiguous();
-  const int64_t rows = weight.sizes()[0];
-  require_indices(context, indices, rows);
-  const size_t bytes = static_cast<size_t>(weight.sizes()[1]) * size_of(weight.dtype());
-  const int64_t* index = pointer<int64_t>(indices);
-  const std::byte* from = weight.impl()->data();
-  std::byte* to = context.out().impl()->data();
-  parallel_for(indices.numel(), std::max<int64_t>(1, (1 << 16) / static_cast<int64_t>(bytes + 1)),
-               [&](int64_t begin, int64_t end) {
-                 for (int64_t i = begin; i < end; ++i) std::memcpy(to + i * bytes, from + index[i] * bytes, bytes);
-               });
-}
-
-namespace {
-
-// Adds to each row of the table the sum of its gradients, taken in the order of the indices. 16-bit ones are summed in
-// f32 and rounded once.
-void add_rows(const KernelContext& context, const Tensor& grad, const Tensor& indices, Tensor& table) {
-  const int64_t rows = table.sizes()[0], cols = table.sizes()[1], n = indices.numel();
-  require_indices(context, indices, rows);
-  const int64_t* index = pointer<int64_t>(indices);
-  std::vector<int64_t> order(static_cast<size_t>(n));
-  std::iota(order.begin(), order.end(), 0);
-  std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) { return index[a] < index[b]; });
-  std::vector<int64_t> starts;  // of each row's gradients in `order`
-  for (int64_t i = 0; i < n; ++i)
-    if (i == 0 || index[order[i]] != index[order[i - 1]]) starts.push_back(i);
-  starts.push_back(n);
-  visit_floating(table.dtype(), [&](auto tag) {
-    using T = typename decltype(tag)::type;
-    using C = ComputeType<T>;
-    const T* g = pointer<T>(grad);
-    T* to = pointer<T>(table);
-    const int64_t grain = std::max<int64_t>(1, kElementwiseGrain / std::max<int64_t>(cols, 1));
-    parallel_for(std::ssize(starts) - 1, grain, [&](int64_t begin, int64_t end) {
-      std::vector<C> sum(static_cast<size_t>(cols));
-      for (int64_t r = begin; r < end; ++r) {
-        std::fill(sum.begin(), sum.end(), C(0));
-        for (int64_t i = starts[r]; i < starts[r + 1]; ++i)
-          for (int64_t c = 0; c < cols; ++c) sum[c] = sum[c] + static_cast<C>(g[order[i] * cols + c]);
-        T* row = to + index[order[starts[r]]] * cols;
-        for (int64_t c = 0; c < cols; ++c)
-          row[c] = static_cast<T>(static_cast<C>(row[c]) + static_cast<C>(static_cast<T>(sum[c])));
-      }
-    });
+void gather_kernel(const KernelContext& context) {
+  const Tensor &x = context.in(0), &index = context.in(1), &out = context.out();
+  const int dim = dim_of(context);
+  const int64_t size = length_of(x.sizes(), dim), length = length_of(index.sizes(), dim);
+  for_width(x.dtype(), [&]<class T>(T) {
+    const T* from = pointer<T>(x);
+    const int64_t* at = pointer<int64_t>(index);
+    T* to = pointer<T>(out);
+    for_each_line<3>(index.sizes(), dim, {out.strides(), index.strides(), strides_within(x, index.sizes())},
+                     [&](const auto& o, const auto& step) {
+                       for (int64_t i = 0; i < length; ++i) {
+                         const int64_t k = at[o[1] + i * step[1]];
+                         if (k < 0 || k >= size) fail_index(context, k, size);
+                         to[o[0] + i * step[0]] = from[o[2] + k * step[2]];
+                       }
+                     });
   });
 }
 
-}  // namespace
-
-void embedding_grad_kernel(const KernelContext& context) {
+void scatter_kernel(const KernelContext& context) {
+  NoGrad off;
   RecorderScope run(nullptr);
+  const Tensor &index = context.in(1), &source = context.in(2);
   Tensor& out = context.out();
-  const int64_t bytes = out.nbytes();
-  std::byte* to = out.impl()->data();
-  parallel_for(bytes, kElementwiseGrain * 4,
-               [&](int64_t begin, int64_t end) { std::memset(to + begin, 0, static_cast<size_t>(end - begin)); });
-  add_rows(context, context.in(0).contiguous(), context.in(1).contiguous(), out);
+  out.copy_(context.in(0));
+  const int dim = dim_of(context);
+  const int64_t size = length_of(out.sizes(), dim), length = length_of(index.sizes(), dim);
+  for_width(out.dtype(), [&]<class T>(T) {
+    const T* from = pointer<T>(source);
+    const int64_t* at = pointer<int64_t>(index);
+    T* to = pointer<T>(out);
+    for_each_line<3>(index.sizes(), dim,
+                     {strides_within(out, index.sizes()), index.strides(), strides_within(source, index.sizes())},
+                     [&](const auto& o, const auto& step) {
+                       for (int64_t i = 0; i < length; ++i) {
+                         const int64_t k = at[o[1] + i * step[1]];
+                         if (k < 0 || k >= size) fail_index(context, k, size);
+                         to[o[0] + k * step[0]] = from[o[2] + i * step[2]];
+                       }
+                     });
+  });
 }
 
-void embedding_grad_onto_kernel(const KernelContext& context) {
-  RecorderScope run(nullptr);
-  const NoGrad off;
-  Tensor& out = context.out();
-  if (out.impl()->data() != context.in(0).impl()->data()) out.copy_(context.in(0));
-  add_rows(context, context.in(1).contiguous(), context.in(2).contiguous(), out);
+void scatter_sum_kernel(const KernelContext& context) {
+  const Tensor &values = context.in(0), &index = context.in(1), &out = context.out();
+  const int dim = dim_of(context);
+  const int64_t size = length_of(out.sizes(), dim), length = length_of(index.sizes(), dim);
+  std::memset(static_cast<void*>(out.impl()->data()), 0, static_cast<size_t>(out.nbytes()));
+  visit_dtype(out.dtype(), [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    using C = ComputeType<T>;
+    const T* from = pointer<T>(values);
+    const int64_t* at = pointer<int64_t>(index);
+    T* to = pointer<T>(out);
+    for_each_line<3>(index.sizes(), dim,
+                     {strides_within(out, index.sizes()), index.strides(), strides_within(values, index.sizes())},
+                     [&](const auto& o, const auto& step) {
+                       // 16-bit sums are kept in f32 and rounded once.
+                       std::vector<C> sums;
+                       if constexpr (!std::is_same_v<T, C>) sums.assign(static_cast<size_t>(size), C(0));
+                       for (int64_t i = 0; i < length; ++i) {
+                         const int64_t k = at[o[1] + i * step[1]];
+                         if (k < 0 || k >= size) fail_index(context, k, size);
+                         const C value = static_cast<C>(from[o[2] + i * step[2]]);
+                         if constexpr (std::is_same_v<T, bool>) to[o[0] + k * step[0]] |= value;
+                         else if constexpr (std::is_same_v<T, C>) to[o[0] + k * step[0]] += value;
+                         else sums[static_cast<size_t>(k)] += value;
+                       }
+                       if constexpr (!std::is_same_v<T, C>)
+                         for (int64_t k = 0; k < size; ++k)
+                           to[o[0] + k * step[0]] = static_cast<T>(sums[static_cast<size_t>(k)]);
+                     });
+  });
+}
+
+void cumsum_kernel(const KernelContext& context) {
+  const Tensor &x = context.in(0), &out = context.out();
+  const int dim = dim_of(context);
+  const bool reverse = context.attrs.ints[1] != 0;
+  const int64_t length = length_of(x.sizes(), dim);
+  visit_dtype(x.dtype(), [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    // A running sum in f32 stops at 2^24 ones, so that of f32 is kept in f64.
+    using Total = std::conditional_t<std::is_integral_v<T>, int64_t,
+                                     std::conditional_t<std::is_same_v<T, float>, double, ComputeType<T>>>;
+    using Out = std::conditional_t<std::is_integral_v<T>, int64_t, T>;
+    const T* from = pointer<T>(x);
+    Out* to = pointer<Out>(out);
+    for_each_line<2>(x.sizes(), dim, {out.strides(), x.strides()}, [&](const auto& o, const auto& step) {
+      Total total = 0;
+      for (int64_t n = 0; n < length; ++n) {
+        const int64_t i = reverse ? length - 1 - n : n;
+        total += static_cast<Total>(from[o[1] + i * step[1]]);
+        to[o[0] + i * step[0]] = static_cast<Out>(total);
+      }
+    });
+  });
 }
 
 }  // namespace rondo::cpu

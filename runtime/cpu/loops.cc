@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "rondo/runtime/ops/kernels.h"
+
 namespace rondo::cpu {
 namespace {
 
@@ -35,11 +37,10 @@ template <int N> struct IterationSpace {
 
 }  // namespace
 
-template <int N> void for_each_run(const KernelContext& context, ElementwiseRunFn<N> run, const void* body) {
+template <int N> void for_each_run(const KernelContext& context, ops::ElementwiseRunFn run, const double* scalars) {
   Tensor& result = context.out();
-  ElementwiseRun<N> whole;
+  ops::ElementwiseRun whole;
   whole.out = result.impl()->data();
-  whole.out_stride = 1;
   bool dense = result.is_contiguous();
   for (int k = 0; k < N; ++k) {
     const Tensor& input = context.in(k);
@@ -48,7 +49,7 @@ template <int N> void for_each_run(const KernelContext& context, ElementwiseRunF
     dense = dense && input.is_contiguous() && input.sizes() == result.sizes();
   }
   whole.n = result.numel();
-  if (dense && whole.n <= kElementwiseGrain) return run(whole, body);
+  if (dense && whole.n <= kElementwiseGrain) return run(whole, scalars);
   if (whole.n == 0) return;
   std::array<const Tensor*, N + 1> operands;
   std::array<int64_t, N + 1> width;  // bytes of an element
@@ -58,7 +59,7 @@ template <int N> void for_each_run(const KernelContext& context, ElementwiseRunF
   }
   // The part of `whole` that starts at these elements.
   const auto part_at = [&](const std::array<int64_t, N + 1>& offsets, int64_t n) {
-    ElementwiseRun<N> part = whole;
+    ops::ElementwiseRun part = whole;
     part.out += offsets[0] * width[0];
     for (int k = 0; k < N; ++k) part.in[k] += offsets[k + 1] * width[k + 1];
     part.n = n;
@@ -68,7 +69,7 @@ template <int N> void for_each_run(const KernelContext& context, ElementwiseRunF
     parallel_for(whole.n, kElementwiseGrain, [&](int64_t begin, int64_t end) {
       std::array<int64_t, N + 1> offsets;
       offsets.fill(begin);
-      run(part_at(offsets, end - begin), body);
+      run(part_at(offsets, end - begin), scalars);
     });
     return;
   }
@@ -81,7 +82,7 @@ template <int N> void for_each_run(const KernelContext& context, ElementwiseRunF
     parallel_for(n, kElementwiseGrain, [&](int64_t begin, int64_t end) {
       std::array<int64_t, N + 1> offsets;
       for (int k = 0; k <= N; ++k) offsets[k] = begin * space.strides[k][0];
-      run(part_at(offsets, end - begin), body);
+      run(part_at(offsets, end - begin), scalars);
     });
     return;
   }
@@ -99,16 +100,27 @@ template <int N> void for_each_run(const KernelContext& context, ElementwiseRunF
         rest /= space.sizes[d];
         for (int k = 0; k <= N; ++k) offsets[k] += index * space.strides[k][d];
       }
-      ElementwiseRun<N> part = part_at(offsets, n);
+      ops::ElementwiseRun part = part_at(offsets, n);
       part.rows = std::min(end - row, rows - row % rows);
-      run(part, body);
+      run(part, scalars);
       row += part.rows;
     }
   });
 }
 
-template void for_each_run<1>(const KernelContext&, ElementwiseRunFn<1>, const void*);
-template void for_each_run<2>(const KernelContext&, ElementwiseRunFn<2>, const void*);
-template void for_each_run<3>(const KernelContext&, ElementwiseRunFn<3>, const void*);
+template void for_each_run<1>(const KernelContext&, ops::ElementwiseRunFn, const double*);
+template void for_each_run<2>(const KernelContext&, ops::ElementwiseRunFn, const double*);
+template void for_each_run<3>(const KernelContext&, ops::ElementwiseRunFn, const double*);
+
+void elementwise_kernel(const KernelContext& context) {
+  const ops::ElementwiseBody& body = *context.op.body;
+  const ops::ElementwiseRunFn run = body.run[static_cast<int>(context.in(body.inputs - 1).dtype())];
+  const double* scalars = context.attrs.floats.data();
+  switch (body.inputs) {
+    case 1: return for_each_run<1>(context, run, scalars);
+    case 2: return for_each_run<2>(context, run, scalars);
+    default: return for_each_run<3>(context, run, scalars);
+  }
+}
 
 }  // namespace rondo::cpu

@@ -1,19 +1,21 @@
-#include "rondo/runtime/cpu/loss.h"
-
+// Cross-entropy: of logits, and of a linear layer whose logits are never whole.
 #include <algorithm>
 #include <vector>
 
 #include "rondo/runtime/amp.h"
 #include "rondo/runtime/autograd.h"
-#include "rondo/runtime/cpu/indexing.h"
+#include "rondo/runtime/cpu/bad_index.h"
 #include "rondo/runtime/cpu/loops.h"
-#include "rondo/runtime/cpu/matmul.h"
 #include "rondo/runtime/cpu/row_reduce.h"
 #include "rondo/runtime/lowered.h"
+#include "rondo/runtime/ops/kernels.h"
+#include "rondo/runtime/ops/linear_loss.h"
 #include "rondo/runtime/recorder.h"
 
 namespace rondo::cpu {
 namespace {
+
+using ops::LinearLossAttrs;
 
 template <class T> const T* pointer(const Tensor& t) { return reinterpret_cast<const T*>(t.impl()->data()); }
 template <class T> T* pointer(Tensor& t) { return reinterpret_cast<T*>(t.impl()->data()); }
@@ -187,16 +189,20 @@ class Head {
     const bool any_grad = dx.defined() || dweight.defined() || dbias.defined();
     const RowLoss<C> of_row(options_, cols_);
     const C scale = mean_scale<C>(options_, target_);
-    const std::vector<C> arriving = grad.defined() ? grad.to_vector<C>() : std::vector<C>{C(1)};
+    std::vector<C> arriving = {C(1)};
+    if (grad.defined()) {
+      const Tensor wide = grad.contiguous().to(dtype_of<C>);
+      arriving.assign(pointer<C>(wide), pointer<C>(wide) + wide.numel());
+    }
     const int64_t* index = pointer<int64_t>(target_);
     std::vector<C> losses(static_cast<size_t>(loss != nullptr ? rows_ : 0));
     std::vector<C> bias_sums(static_cast<size_t>(dbias.defined() ? cols_ : 0), C(0));
     const int64_t chunk = attrs_.rows_at_once(rows_, cols_);
-    const Tensor buffer = Tensor::empty({chunk, cols_}, {lower_});
+    const Tensor buffer = Tensor::empty({chunk, cols_}, {lower_, x_.device()});
     // 16-bit weight gradients of several chunks are added up in f32 and rounded once.
     Tensor weight_sum = dweight;
     if (dweight.defined() && chunk < rows_ && is_low_precision(dweight.dtype()))
-      weight_sum = Tensor::empty(dweight.sizes());
+      weight_sum = Tensor::empty(dweight.sizes(), x_.device());
     if (dweight.defined() && rows_ == 0) dweight.fill_(0);
     for (int64_t at = 0; at < rows_; at += chunk) {
       const int64_t n = std::min(chunk, rows_ - at);
@@ -227,7 +233,12 @@ class Head {
       if (dbias.defined()) add_rows(data, n, bias_sums);
     }
     if (dweight.defined() && !weight_sum.is_same(dweight)) dweight.copy_(weight_sum);
-    if (dbias.defined()) dbias.copy_(Tensor::from(bias_sums, {cols_}));
+    if (dbias.defined())
+      visit_floating(dbias.dtype(), [&](auto tag) {
+        using Out = typename decltype(tag)::type;
+        Out* to = pointer<Out>(dbias);
+        for (int64_t i = 0; i < cols_; ++i) to[i] = static_cast<Out>(bias_sums[static_cast<size_t>(i)]);
+      });
     if (loss != nullptr) reduce_losses(options_, target_, losses, *loss);
   }
 
@@ -237,7 +248,7 @@ class Head {
     const DType given = inputs[0]->dtype();
     if (out.dtype() == given || (given == kBF16 && out.dtype() == kF32))
       return kernel({context_.op, inputs, {&out, 1}, {}, context_.where});
-    Tensor narrow = Tensor::empty(out.sizes(), {given});
+    Tensor narrow = Tensor::empty(out.sizes(), {given, out.device()});
     kernel({context_.op, inputs, {&narrow, 1}, {}, context_.where});
     out.copy_(narrow);
   }
@@ -247,7 +258,7 @@ class Head {
     const EpilogueCall onto{Epilogue::kAdd, &sum};
     if (product_absorbs({&onto.kind, 1}, a.dtype(), /*exact=*/false) && sum.numel() > 0 && b.numel() > 0)
       return matmul_kernel({context_.op, operands, {&sum, 1}, {}, context_.where, {&onto, 1}});
-    Tensor part = Tensor::empty(sum.sizes(), {a.dtype()});
+    Tensor part = Tensor::empty(sum.sizes(), {a.dtype(), sum.device()});
     product(&matmul_kernel, {&a, &b}, part);
     sum.add_(part.to(sum.dtype()));
   }
@@ -298,6 +309,14 @@ void linear_cross_entropy_kernel(const KernelContext& context) {
 void linear_cross_entropy_grad_kernel(const KernelContext& context) {
   const Plainly scope;
   Head(context, 1).walk(context.in(0), nullptr, wanted(context, 0, 0), wanted(context, 1, 0), wanted(context, 2, 0));
+}
+
+void scale_kernel(const KernelContext& context) {
+  const Plainly scope;
+  bool is_one = false;
+  visit_floating(context.in(1).dtype(),
+                 [&](auto tag) { is_one = *pointer<typename decltype(tag)::type>(context.in(1)) == 1; });
+  if (!is_one) context.out().mul_(context.in(1));
 }
 
 }  // namespace rondo::cpu

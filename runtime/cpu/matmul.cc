@@ -11,6 +11,7 @@
 #include "absl/container/inlined_vector.h"
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/cpu/product.h"
+#include "rondo/runtime/ops/kernels.h"
 #include "rondo/runtime/parallel.h"
 #include "rondo/runtime/recorder.h"
 

@@ -39,15 +39,4 @@ struct MatmulOperands {
 // f64 runs through Eigen (oneDNN has no f64), f16 through f32 copies, the rest through oneDNN.
 void matmul(const MatmulCall& call, const MatmulOperands& operands);
 
-// The kernels of ops, and their prepared forms.
-// C (..., M, N) = A (..., M, K) B (..., K, N), batch dimensions broadcast.
-void matmul_kernel(const KernelContext& context);
-std::unique_ptr<const PreparedKernel> prepare_matmul(const KernelContext& context, int variant);
-// y (..., out) = x (..., in) w(out, in)^T + bias
-void linear_kernel(const KernelContext& context);
-std::unique_ptr<const PreparedKernel> prepare_linear(const KernelContext& context, int variant);
-// Measured bit for bit: f32 sums are those of the separate op; activations are not, and bf16 rounds once instead of
-// twice, or not at all where the result is widened.
-bool product_absorbs(std::span<const Epilogue> epilogues, DType dtype, bool exact);
-
 }  // namespace rondo::cpu

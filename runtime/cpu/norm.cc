@@ -1,9 +1,8 @@
-#include "rondo/runtime/cpu/norm.h"
-
 #include <vector>
 
 #include "rondo/runtime/cpu/loops.h"
 #include "rondo/runtime/cpu/row_reduce.h"
+#include "rondo/runtime/ops/kernels.h"
 #include "rondo/runtime/recorder.h"
 
 namespace rondo::cpu {

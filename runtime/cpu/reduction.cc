@@ -1,10 +1,9 @@
-#include "rondo/runtime/cpu/reduction.h"
-
 #include <vector>
 
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/cpu/loops.h"
 #include "rondo/runtime/cpu/row_reduce.h"
+#include "rondo/runtime/ops/kernels.h"
 #include "rondo/runtime/recorder.h"
 
 namespace rondo::cpu {

@@ -1,6 +1,5 @@
-#include "rondo/runtime/cpu/rotary.h"
-
 #include "rondo/runtime/cpu/loops.h"
+#include "rondo/runtime/ops/kernels.h"
 #include "rondo/runtime/recorder.h"
 
 namespace rondo::cpu {

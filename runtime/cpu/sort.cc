@@ -1,10 +1,9 @@
-#include "rondo/runtime/cpu/sort.h"
-
 #include <algorithm>
 #include <numeric>
 #include <vector>
 
 #include "rondo/runtime/cpu/lines.h"
+#include "rondo/runtime/ops/kernels.h"
 
 namespace rondo::cpu {
 namespace {

@@ -51,7 +51,7 @@ Tensor stack(const std::vector<Tensor>& items) {
   const Tensor& first = items.front();
   Dims sizes = first.sizes();
   sizes.insert(0, static_cast<int64_t>(items.size()));
-  Tensor out = Tensor::empty(sizes, {first.dtype()});
+  Tensor out = Tensor::empty(sizes, {first.dtype(), kCPU});
   auto* to = static_cast<std::byte*>(out.raw_mutable_data());
   for (const Tensor& item : items) {
     if (!(item.sizes() == first.sizes()) || item.dtype() != first.dtype())
@@ -59,7 +59,7 @@ Tensor stack(const std::vector<Tensor>& items) {
                                to_string(first.sizes()), " and ", std::string(name_of(item.dtype())), " ",
                                to_string(item.sizes())));
     if (item.numel() == 0) continue;
-    const Tensor dense = item.is_contiguous() ? item : item.detach().contiguous();
+    const Tensor dense = item.detach().contiguous().to(kCPU);
     std::memcpy(to, dense.raw_data(), static_cast<size_t>(dense.nbytes()));
     to += dense.nbytes();
   }

@@ -222,11 +222,11 @@ void ExampleBatches::plan_packed(Plan& plan) const {
 Batch ExampleBatches::load(const PlannedBatch& batch, const Plan& plan) const {
   const int64_t B = batch.rows_end - batch.rows_begin, T = batch.columns;
   const bool labelled = examples_->labelled();
-  Tensor x = Tensor::full({B, T}, static_cast<double>(options_.pad_id), {kI64});
+  Tensor x = Tensor::full({B, T}, static_cast<double>(options_.pad_id), {kI64, kCPU});
   const auto at = [](int64_t i) { return static_cast<size_t>(i); };
   if (labelled) {
-    Tensor mask = Tensor::zeros({B, T}, {kBool}), segments = Tensor::zeros({B, T}, {kI64});
-    Tensor labels = Tensor::empty({B}, {kI64});
+    Tensor mask = Tensor::zeros({B, T}, {kBool, kCPU}), segments = Tensor::zeros({B, T}, {kI64, kCPU});
+    Tensor labels = Tensor::empty({B}, {kI64, kCPU});
     for (int64_t row = 0; row < B; ++row) {
       const int64_t index = plan.order[at(plan.row_begins[at(batch.rows_begin + row)])];
       examples_->copy_columns(index, x.mutable_data<int64_t>() + row * T);
@@ -236,8 +236,8 @@ Batch ExampleBatches::load(const PlannedBatch& batch, const Plan& plan) const {
     }
     return {x, mask, segments, labels};
   }
-  Tensor y = Tensor::full({B, T}, static_cast<double>(kIgnoreIndex), {kI64});
-  Tensor positions = options_.pack ? Tensor::empty({B, T}, {kI64}) : Tensor();
+  Tensor y = Tensor::full({B, T}, static_cast<double>(kIgnoreIndex), {kI64, kCPU});
+  Tensor positions = options_.pack ? Tensor::empty({B, T}, {kI64, kCPU}) : Tensor();
   for (int64_t row = 0; row < B; ++row) {
     int64_t* const x_row = x.mutable_data<int64_t>() + row * T;
     int64_t* const y_row = y.mutable_data<int64_t>() + row * T;

@@ -162,8 +162,8 @@ void TokenDataset::fill(int64_t begin, int64_t count, int64_t* x, int64_t* y) co
 }
 
 TokenBatch TokenDataset::sample(int64_t batch_size, uint64_t seed, int64_t step, int64_t first_row) const {
-  TokenBatch batch{Tensor::empty({batch_size, block_size_}, {kI64}), Tensor::empty({batch_size, block_size_}, {kI64}),
-                   batch_size * block_size_};
+  TokenBatch batch{Tensor::empty({batch_size, block_size_}, {kI64, kCPU}),
+                   Tensor::empty({batch_size, block_size_}, {kI64, kCPU}), batch_size * block_size_};
   int64_t* x = batch.x.mutable_data<int64_t>();
   int64_t* y = batch.y.mutable_data<int64_t>();
   const uint64_t positions = static_cast<uint64_t>(tokens_.size() - block_size_);
@@ -187,8 +187,8 @@ int64_t TokenDataset::eval_batches(int64_t batch_size) const {
 TokenBatch TokenDataset::eval_batch(int64_t index, int64_t batch_size) const {
   if (index < 0 || index >= eval_batches(batch_size))
     throw Error(absl::StrCat("TokenDataset: evaluation batch ", index, " of ", eval_batches(batch_size)));
-  TokenBatch batch{Tensor::empty({batch_size, block_size_}, {kI64}), Tensor::empty({batch_size, block_size_}, {kI64}),
-                   0};
+  TokenBatch batch{Tensor::empty({batch_size, block_size_}, {kI64, kCPU}),
+                   Tensor::empty({batch_size, block_size_}, {kI64, kCPU}), 0};
   int64_t* x = batch.x.mutable_data<int64_t>();
   int64_t* y = batch.y.mutable_data<int64_t>();
   for (int64_t row = 0; row < batch_size; ++row) {
@@ -202,7 +202,7 @@ TokenBatch TokenDataset::eval_batch(int64_t index, int64_t batch_size) const {
 
 std::vector<Tensor> TokenDataset::get(int64_t index) const {
   if (index < 0 || index >= size()) throw Error(absl::StrCat("TokenDataset: window ", index, " of ", size()));
-  Tensor x = Tensor::empty({block_size_}, {kI64}), y = Tensor::empty({block_size_}, {kI64});
+  Tensor x = Tensor::empty({block_size_}, {kI64, kCPU}), y = Tensor::empty({block_size_}, {kI64, kCPU});
   fill(index * block_size_, block_size_, x.mutable_data<int64_t>(), y.mutable_data<int64_t>());
   return {x, y};
 }

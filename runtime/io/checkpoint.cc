@@ -139,7 +139,7 @@ std::string checksum_of(const Metadata& metadata, const TensorMap& tensors) {
     part(value);
   }
   for (const auto& [name, tensor] : tensors) {
-    const Tensor dense = tensor.detach().contiguous();
+    const Tensor dense = tensor.detach().contiguous().to(kCPU);
     part(name);
     part(safetensors_name(dense.dtype()));
     part(to_string(dense.sizes()));
@@ -167,7 +167,7 @@ template <class Bits> int64_t count_nonfinite(const Tensor& tensor, Bits exponen
 void check_finite(const std::string& path, const TensorMap& tensors) {
   for (const auto& [name, tensor] : tensors) {
     if (!is_floating(tensor.dtype())) continue;
-    const Tensor dense = tensor.detach().contiguous();
+    const Tensor dense = tensor.detach().contiguous().to(kCPU);
     int64_t count = 0;
     switch (dense.dtype()) {
       case kF64: count = count_nonfinite<uint64_t>(dense, 0x7FF0'0000'0000'0000); break;

@@ -187,7 +187,7 @@ Tensor SafetensorsFile::tensor(const TensorEntry& entry) const {
   std::byte* data = mapping_ ? mapping_->mutable_data() + data_start_ + entry.begin : nullptr;
   Tensor copy;
   if (data == nullptr || (bytes > 0 && reinterpret_cast<uintptr_t>(data) % size_of(entry.dtype) != 0)) {
-    copy = Tensor::empty(entry.shape, {entry.dtype});
+    copy = Tensor::empty(entry.shape, {entry.dtype, kCPU});
     data = copy.storage().data();
     read(entry, 0, data, bytes);
   }
@@ -305,7 +305,7 @@ void save_safetensors(const std::string& path, const TensorMap& tensors, const M
   file.write(&length, 8);
   file.write(header);
   for (const auto& it : order) {
-    const Tensor dense = it->second.detach().contiguous();
+    const Tensor dense = it->second.detach().contiguous().to(kCPU);
     if (dense.numel() > 0) file.write(dense.raw_data(), static_cast<size_t>(dense.nbytes()));
   }
   file.commit();

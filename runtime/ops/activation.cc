@@ -14,7 +14,7 @@ namespace {
 // The gradient of a piecewise linear op's gradient, whose inputs are x and grad: linear in grad and flat in x, also
 // where x is infinite.
 void piecewise_grad_grad(const OpDef& op, const GradContext& g) {
-  if (g.needs(0)) g.set(0, expand(Tensor::zeros({}, {g.input_dtype(0)}), g.input_sizes(0)));
+  if (g.needs(0)) g.set(0, expand(Tensor::zeros({}, {g.input_dtype(0), g.grad_out().device()}), g.input_sizes(0)));
   if (g.needs(1)) g.set(1, call(op, {g.input(0), g.grad_out()}, g.attrs()));
 }
 

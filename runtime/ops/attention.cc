@@ -1,13 +1,10 @@
 // Scaled dot-product attention.
-#include "rondo/runtime/cpu/attention.h"
-
 #include <cmath>
+#include <limits>
 
-#include "rondo/runtime/autograd.h"
-#include "rondo/runtime/ops/elementwise_def.h"
+#include "rondo/runtime/ops/kernels.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/ops/table.h"
-#include "rondo/runtime/recorder.h"
 
 namespace rondo::ops {
 namespace {
@@ -36,67 +33,6 @@ void check_operands(InferContext& c) {
     c.fail("mask does not broadcast to (B, H, Tq, Tk)");
 }
 
-template <class T> cpu::HeadsView<T> heads_of(const Tensor& t) {
-  return {reinterpret_cast<T*>(t.impl()->data()), t.strides()[0], t.strides()[1], t.strides()[2]};
-}
-
-// The kernels want the last dimension dense.
-Tensor dense_rows(const Tensor& t) { return t.strides()[3] == 1 || t.sizes()[3] == 1 ? t : t.contiguous(); }
-
-struct Operands {
-  Tensor q, k, v, mask;
-  cpu::AttentionShape shape;
-  Operands(const KernelContext& context, int first)
-      : q(dense_rows(context.in(first))), k(dense_rows(context.in(first + 1))), v(dense_rows(context.in(first + 2))) {
-    if (context.has(first + 3)) mask = context.in(first + 3);
-    shape = {.batch = q.sizes()[0],
-             .heads = q.sizes()[1],
-             .kv_heads = k.sizes()[1],
-             .queries = q.sizes()[2],
-             .keys = k.sizes()[2],
-             .head_dim = q.sizes()[3],
-             .causal = context.attrs.ints[0] != 0,
-             .scale = context.attrs.floats[0]};
-  }
-  template <class T> cpu::AttentionMask<T> mask_view() const {
-    cpu::AttentionMask<T> view;
-    if (!mask.defined()) return view;
-    if (mask.dtype() == kBool) view.allowed = reinterpret_cast<const bool*>(mask.impl()->data());
-    else if (mask.dtype() == kI64) view.first_key = reinterpret_cast<const int64_t*>(mask.impl()->data());
-    else view.bias = reinterpret_cast<const T*>(mask.impl()->data());
-    const Dims strides = broadcast_strides(mask.sizes(), mask.strides(),
-                                           {shape.batch, shape.heads, shape.queries, shape.keys});
-    for (int i = 0; i < 4; ++i) view.strides[static_cast<size_t>(i)] = strides[i];
-    return view;
-  }
-};
-
-void attention_kernel(const KernelContext& context) {
-  NoGrad off;
-  RecorderScope run(nullptr);
-  const Operands o(context, 0);
-  visit_floating(o.q.dtype(), [&](auto tag) {
-    using T = typename decltype(tag)::type;
-    cpu::attention_forward<T>(o.shape, heads_of<const T>(o.q), heads_of<const T>(o.k), heads_of<const T>(o.v),
-                              o.mask_view<T>(), heads_of<T>(context.out(0)),
-                              reinterpret_cast<cpu::AttentionAccumulator<T>*>(context.out(1).impl()->data()));
-  });
-}
-
-void attention_grad_kernel(const KernelContext& context) {
-  NoGrad off;
-  RecorderScope run(nullptr);
-  const Tensor grad = dense_rows(context.in(0)), out = dense_rows(context.in(1));
-  const Operands o(context, 3);
-  visit_floating(o.q.dtype(), [&](auto tag) {
-    using T = typename decltype(tag)::type;
-    cpu::attention_backward<T>(
-        o.shape, heads_of<const T>(o.q), heads_of<const T>(o.k), heads_of<const T>(o.v), o.mask_view<T>(),
-        heads_of<const T>(out), reinterpret_cast<const cpu::AttentionAccumulator<T>*>(context.in(2).impl()->data()),
-        heads_of<const T>(grad), heads_of<T>(context.out(0)), heads_of<T>(context.out(1)), heads_of<T>(context.out(2)));
-  });
-}
-
 // Heads of k or v, each repeated for its group of query heads.
 Tensor repeat_heads(const Tensor& t, int64_t heads) {
   const Dims s = t.sizes();
@@ -109,14 +45,23 @@ Tensor repeat_heads(const Tensor& t, int64_t heads) {
 Tensor plain_scores(const Tensor& q, const Tensor& k, const Tensor& mask, bool causal, double scale) {
   Tensor scores = matmul(q, transpose(repeat_heads(k, q.sizes()[1]), -1, -2)) * scale;
   const double lowest = -std::numeric_limits<double>::infinity();
+  const TensorOptions counts{kI64, q.device()};
   if (mask.defined() && mask.dtype() == kI64)
-    scores = where(less_equal(mask, Tensor::arange(k.sizes()[2])), scores, lowest);
+    scores = where(less_equal(mask, Tensor::arange(k.sizes()[2], counts)), scores, lowest);
   else if (mask.defined()) scores = mask.dtype() == kBool ? where(mask, scores, lowest) : scores + mask;
   if (causal) {
-    const Tensor rows = unsqueeze(Tensor::arange(q.sizes()[2]), 1), cols = unsqueeze(Tensor::arange(k.sizes()[2]), 0);
+    const Tensor rows = unsqueeze(Tensor::arange(q.sizes()[2], counts), 1);
+    const Tensor cols = unsqueeze(Tensor::arange(k.sizes()[2], counts), 0);
     scores = where(less_equal(cols, rows), scores, lowest);
   }
   return scores;
+}
+
+// `logits` (a maximum or a logsumexp) with 0 in place of -inf.
+Tensor finite(const Tensor& logits) {
+  const TensorOptions like{logits.dtype(), logits.device()};
+  const Tensor lowest = Tensor::full({}, std::numeric_limits<float>::lowest(), like);
+  return where(less(logits, lowest), Tensor::zeros({}, like), logits);
 }
 
 // The gradient of repeat_heads.
@@ -139,9 +84,7 @@ struct PlainAttention {
 
   // exp(scores - logsumexp) (B, H, Tq, Tk); 0 for a query that may attend to nothing, whose logsumexp is -inf.
   Tensor weights() const {
-    const Tensor lowest = Tensor::full({}, std::numeric_limits<float>::lowest(), {logsumexp.dtype()});
-    const Tensor shift = where(less(logsumexp, lowest), Tensor::zeros({}, {logsumexp.dtype()}), logsumexp);
-    return exp(plain_scores(q, k, mask, attrs.ints[0] != 0, attrs.floats[0]) - unsqueeze(shift, -1));
+    return exp(plain_scores(q, k, mask, attrs.ints[0] != 0, attrs.floats[0]) - unsqueeze(finite(logsumexp), -1));
   }
   // dq and dk from the gradient of the scores before scaling.
   void scores_grad(const Tensor& d_scores, Tensor& dq, Tensor& dk) const {
@@ -174,7 +117,7 @@ constexpr OpDef kAttentionGrad = {
         [](InferContext& c) {
           for (int i = 0; i < 3; ++i) c.strided_output(i, c.dtype(3 + i), c.sizes(3 + i), heads_inside(c.sizes(3 + i)));
         },
-    .kernel = {&attention_grad_kernel},
+    .on = {{&cpu::attention_grad_kernel}},
     .decompose = &decompose_attention_grad,
     .strided_outputs = true,
     .fuse_parts = false,
@@ -186,9 +129,7 @@ void decompose_attention(std::span<const Tensor> in, const Attrs& attrs, std::sp
   const Tensor mask = in.size() > 3 ? in[3] : Tensor();
   PlainAttention a(in[0], in[1], in[2], mask, {}, attrs);
   const Tensor scores = plain_scores(a.q, a.k, a.mask, attrs.ints[0] != 0, attrs.floats[0]);
-  const Tensor largest = max(scores, {-1}, true);
-  const Tensor lowest = Tensor::full({}, std::numeric_limits<float>::lowest(), {scores.dtype()});
-  const Tensor shift = where(less(largest, lowest), Tensor::zeros({}, {scores.dtype()}), largest);
+  const Tensor shift = finite(max(scores, {-1}, true));
   a.logsumexp = squeeze(log(sum(exp(scores - shift), {-1}, true)) + shift, -1);
   out[0] = matmul(a.weights(), repeat_heads(a.v, a.q.sizes()[1])).to(in[0].dtype());
   out[1] = a.logsumexp;
@@ -210,7 +151,7 @@ constexpr OpDef kAttention = {
           c.strided_output(0, c.dtype(0), q, heads_inside(q));
           c.output(1, compute_dtype(c.dtype(0)), {q[0], q[1], q[2]});
         },
-    .kernel = {&attention_kernel},
+    .on = {{&cpu::attention_kernel}},
     .decompose = &decompose_attention,
     .grad =
         [](const GradContext& g) {

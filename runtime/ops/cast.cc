@@ -1,7 +1,9 @@
 // Casts, copies and fills.
-#include "rondo/runtime/cpu/convert.h"
-#include "rondo/runtime/ops/elementwise_def.h"
+#include "rondo/runtime/lowering.h"
+#include "rondo/runtime/ops/factory.h"
+#include "rondo/runtime/ops/kernels.h"
 #include "rondo/runtime/ops/ops.h"
+#include "rondo/runtime/ops/promotion.h"
 #include "rondo/runtime/ops/table.h"
 
 namespace rondo::ops {
@@ -11,7 +13,7 @@ constexpr OpDef kCast = {
     .name = "cast",
     .kind = OpKind::kElementwise,
     .infer = [](InferContext& c) { c.output(0, static_cast<DType>(c.integer(0)), c.sizes(0)); },
-    .kernel = {&cpu::convert_kernel},
+    .on = {{&cpu::cast_kernel}},
     .grad = [](const GradContext& g) { g.set(0, cast(g.grad_out(), g.input_dtype(0))); },
     .lower = [](LoopBuilder& b) { b.output(0, b.input(0)); },
     .converts = true,
@@ -28,34 +30,40 @@ constexpr OpDef kCopy = {
     .name = "copy",
     .kind = OpKind::kOpaque,
     .infer = &copy_infer,
-    .kernel = {[](const KernelContext& context) {
-      const Tensor* source[] = {context.inputs[1]};
-      cpu::convert_kernel({context.op, source, context.outputs, context.attrs, context.where});
-    }},
+    .on = {{&cpu::copy_kernel}},
     .grad =
         [](const GradContext& g) {
           // Zero, whatever arrives: infinity times 0 is not.
-          if (g.needs(0)) g.set(0, Tensor::zeros(g.input_sizes(0), {g.input_dtype(0)}));
+          if (g.needs(0)) g.set(0, Tensor::zeros(g.input_sizes(0), {g.input_dtype(0), g.grad_out().device()}));
           if (g.needs(1)) g.set_reduced(1, g.grad_out());
         },
     .overwrites = 0,
 };
+// floats: {value}, or ints: {value} for an integer that is not exact as a double.
 constexpr OpDef kFill = {
     .name = "fill",
     .kind = OpKind::kOpaque,
     .infer = [](InferContext& c) { c.output(0, c.dtype(0), c.sizes(0)); },
-    .kernel = {&cpu::fill_kernel},
-    .grad = [](const GradContext& g) { g.set(0, Tensor::zeros(g.input_sizes(0), {g.input_dtype(0)})); },
+    .on = {{&cpu::fill_kernel}},
+    .grad =
+        [](const GradContext& g) {
+          g.set(0, Tensor::zeros(g.input_sizes(0), {g.input_dtype(0), g.grad_out().device()}));
+        },
     .overwrites = 0,
 };
 
 Tensor cast(TensorArg x, DType dtype) { return call(kCast, {x}, {.ints = {static_cast<int64_t>(dtype)}}); }
-void copy_(TensorArg target, TensorArg source) { call_in_place(kCopy, {target, source}); }
+void copy_(TensorArg target, TensorArg source) {
+  if (target.tensor.defined() && source.tensor.defined() && !(target.tensor.device() == source.tensor.device())) {
+    call_in_place(kCopy, {target, {to_device(source, target.tensor.device()), source.where}});
+    return;
+  }
+  call_in_place(kCopy, {target, source});
+}
 void fill_(TensorArg target, Scalar value) {
   require_defined("fill", target);
   require_in_range("fill", value, target.tensor.dtype(), target.where);
-  if (is_exact_attribute(value)) call_in_place(kFill, {target}, {.floats = {value.real()}});
-  else copy_(target, {Tensor::full({}, value, {kI64}), target.where});
+  call_in_place(kFill, {target}, fill_attrs(value));
 }
 
 }  // namespace rondo::ops

@@ -14,12 +14,11 @@ template <auto kBody> struct ComparisonImpl {
     c.require_same_dtype(0, 1);
     c.output(0, kBool, sizes);
   }
-  static void kernel(const KernelContext& context) {
-    visit_dtype(context.in(0).dtype(), [&](auto tag) {
-      using T = typename decltype(tag)::type;
-      cpu::elementwise<bool, T, T>(context, kBody);
-    });
+  template <class T> static void run(const ElementwiseRun& rows, const double*) {
+    elementwise_run<bool, T, T>(rows, kBody);
   }
+  static constexpr ElementwiseBody kHostBody = body_of_any_dtype(
+      2, [](auto tag) { return &run<typename decltype(tag)::type>; });
   static void lower(LoopBuilder& b) { b.output(0, kBody(b.input(0), b.input(1))); }
 };
 template <auto kBody> constexpr OpDef comparison(const char* name) {
@@ -27,7 +26,8 @@ template <auto kBody> constexpr OpDef comparison(const char* name) {
   return OpDef{.name = name,
                .kind = OpKind::kElementwise,
                .infer = &Impl::infer,
-               .kernel = {&Impl::kernel},
+               .on = {{&cpu::elementwise_kernel}},
+               .body = &Impl::kHostBody,
                .lower = &Impl::lower};
 }
 // Native types compare directly; LoopValues build an instruction.
@@ -52,6 +52,23 @@ constexpr OpDef kNotEqual = comparison<NotEqual{}>("not_equal");
 constexpr OpDef kLess = comparison<Less{}>("less");
 constexpr OpDef kLessEqual = comparison<LessEqual{}>("less_equal");
 
+namespace {
+
+// Elements are only moved, so their width is all that matters.
+template <size_t kBytes> struct UnsignedOf;
+template <> struct UnsignedOf<1> { using type = uint8_t; };
+template <> struct UnsignedOf<2> { using type = uint16_t; };
+template <> struct UnsignedOf<4> { using type = uint32_t; };
+template <> struct UnsignedOf<8> { using type = uint64_t; };
+
+template <class T> void run_where(const ElementwiseRun& rows, const double*) {
+  elementwise_run<T, bool, T, T>(rows, [](bool condition, T a, T b) { return condition ? a : b; });
+}
+constexpr ElementwiseBody kWhereBody = body_of_any_dtype(
+    3, [](auto tag) { return &run_where<typename UnsignedOf<sizeof(typename decltype(tag)::type)>::type>; });
+
+}  // namespace
+
 // Inputs condition, a, b.
 constexpr OpDef kWhere = {
     .name = "where",
@@ -66,23 +83,13 @@ constexpr OpDef kWhere = {
             c.fail("shapes do not broadcast");
           c.output(0, c.dtype(1), sizes);
         },
-    .kernel = {[](const KernelContext& context) {
-      // Elements are only moved, so their width is all that matters.
-      const auto run = [&]<class T>(T) {
-        cpu::elementwise<T, bool, T, T>(context, [](bool condition, T a, T b) { return condition ? a : b; });
-      };
-      switch (size_of(context.out().dtype())) {
-        case 1: return run(uint8_t{});
-        case 2: return run(uint16_t{});
-        case 4: return run(uint32_t{});
-        default: return run(uint64_t{});
-      }
-    }},
+    .on = {{&cpu::elementwise_kernel}},
+    .body = &kWhereBody,
     .grad =
         [](const GradContext& g) {
           if (g.needs(1)) g.set_reduced(1, where(g.input(0), g.grad_out(), 0.0));
           if (g.needs(2)) {
-            const Tensor zero = Tensor::zeros({}, {g.grad_out().dtype()});
+            const Tensor zero = Tensor::zeros({}, {g.grad_out().dtype(), g.grad_out().device()});
             g.set_reduced(2, where(g.input(0), zero, g.grad_out()));
           }
         },

@@ -59,13 +59,14 @@ void require_no_bool(const char* op, TensorArg x) {
   if (x.tensor.dtype() == kBool) throw_op_error(op, "cannot subtract bool tensors; cast to a number first", x.where);
 }
 // An integer operand that a scalar attribute would round.
-Tensor as_tensor(Scalar s) { return Tensor::full({}, s, {default_dtype(s)}); }
+Tensor as_tensor(TensorArg a, Scalar s) { return Tensor::full({}, s, {default_dtype(s), a.tensor.device()}); }
 bool needs_tensor(TensorArg a, Scalar s) {
   return !is_exact_attribute(s) && a.tensor.defined() && !is_floating(a.tensor.dtype());
 }
 Tensor divisor(TensorArg a, Scalar s) {
   require_defined("div", a);
-  return Tensor::full({}, s.real(), {is_floating(a.tensor.dtype()) ? compute_dtype(a.tensor.dtype()) : kF32});
+  const DType dtype = is_floating(a.tensor.dtype()) ? compute_dtype(a.tensor.dtype()) : kF32;
+  return Tensor::full({}, s.real(), {dtype, a.tensor.device()});
 }
 // 1 / s is as good as a division by s, unless it leaves the range of f32.
 bool has_inverse(double s) { return s == 0 || !std::isfinite(s) || (std::abs(s) > 0x1p-126 && std::abs(s) < 0x1p126); }
@@ -80,14 +81,14 @@ Tensor sub(TensorArg a, TensorArg b) {
 Tensor mul(TensorArg a, TensorArg b) { return call_promoted(kMul, a, b); }
 Tensor div(TensorArg a, TensorArg b) { return call_promoted(kDiv, a, b, Promotion::kQuotient); }
 Tensor add(TensorArg a, Scalar s) {
-  return needs_tensor(a, s) ? add(a, {as_tensor(s), a.where}) : call_promoted(kAddScalar, a, s);
+  return needs_tensor(a, s) ? add(a, {as_tensor(a, s), a.where}) : call_promoted(kAddScalar, a, s);
 }
 Tensor sub(TensorArg a, Scalar s) {
   require_no_bool("sub", a);
   return add(a, -s);
 }
 Tensor mul(TensorArg a, Scalar s) {
-  return needs_tensor(a, s) ? mul(a, {as_tensor(s), a.where}) : call_promoted(kMulScalar, a, s);
+  return needs_tensor(a, s) ? mul(a, {as_tensor(a, s), a.where}) : call_promoted(kMulScalar, a, s);
 }
 Tensor div(TensorArg a, Scalar s) {
   if (!has_inverse(s.real())) return div(a, {divisor(a, s), a.where});
@@ -95,7 +96,7 @@ Tensor div(TensorArg a, Scalar s) {
 }
 Tensor rsub(TensorArg a, Scalar s) {
   require_no_bool("sub", a);
-  return needs_tensor(a, s) ? sub({as_tensor(s), a.where}, a) : call_promoted(kRsubScalar, a, s);
+  return needs_tensor(a, s) ? sub({as_tensor(a, s), a.where}, a) : call_promoted(kRsubScalar, a, s);
 }
 Tensor rdiv(TensorArg a, Scalar s) { return call_promoted(kRdivScalar, a, s, Promotion::kQuotient); }
 Tensor neg(TensorArg x) { return call(kNeg, {x}); }
@@ -108,14 +109,14 @@ void sub_(TensorArg a, TensorArg b) {
 void mul_(TensorArg a, TensorArg b) { call_promoted_(kMul, a, b); }
 void div_(TensorArg a, TensorArg b) { call_promoted_(kDiv, a, b, Promotion::kQuotient); }
 void add_(TensorArg a, Scalar s) {
-  return needs_tensor(a, s) ? add_(a, {as_tensor(s), a.where}) : call_promoted_(kAddScalar, a, s);
+  return needs_tensor(a, s) ? add_(a, {as_tensor(a, s), a.where}) : call_promoted_(kAddScalar, a, s);
 }
 void sub_(TensorArg a, Scalar s) {
   require_no_bool("sub", a);
   add_(a, -s);
 }
 void mul_(TensorArg a, Scalar s) {
-  return needs_tensor(a, s) ? mul_(a, {as_tensor(s), a.where}) : call_promoted_(kMulScalar, a, s);
+  return needs_tensor(a, s) ? mul_(a, {as_tensor(a, s), a.where}) : call_promoted_(kMulScalar, a, s);
 }
 void div_(TensorArg a, Scalar s) {
   if (!has_inverse(s.real())) return div_(a, {divisor(a, s), a.where});

@@ -1,28 +1,20 @@
-// How an elementwise op is written: one scalar body, from which the eager CPU kernel, the lowering for generated
-// kernels and shape inference all follow.
+// How an elementwise op is written: one scalar body, from which the eager kernel, the lowering for generated kernels
+// and shape inference all follow.
 //
 //   constexpr OpDef kTanh = elementwise<kFloatingOnly, 1, 0, [](auto x) { return scalar::tanh(x); }>(
 //       "tanh", {.outputs = kFirst}, [](const GradContext& g) { ... });
 #pragma once
 
-#include "rondo/runtime/cpu/loops.h"
 #include "rondo/runtime/lowering.h"
 #include "rondo/runtime/op.h"
+#include "rondo/runtime/ops/elementwise_body.h"
+#include "rondo/runtime/ops/kernels.h"
 #include "rondo/runtime/ops/promotion.h"
 #include "rondo/runtime/ops/scalar_math.h"
 
 namespace rondo::ops {
 
 enum Domain { kFloatingOnly, kNumeric };  // kNumeric: also i64, i32, u8
-
-// A scalar attribute in a kernel's type.
-template <class C> C scalar_as(double value) {
-  if constexpr (std::is_integral_v<C>) return cpu::to_integer<C>(value);
-  else return static_cast<C>(value);
-}
-
-// Masks of SavedSpec.
-inline constexpr uint32_t kFirst = 1, kSecond = 2, kThird = 4;
 
 template <Domain kDomain, int kInputs, int kScalars, auto kBody> struct ElementwiseImpl {
   static_assert(kInputs == 1 || kInputs == 2);
@@ -38,33 +30,28 @@ template <Domain kDomain, int kInputs, int kScalars, auto kBody> struct Elementw
     c.output(0, c.dtype(0), sizes);
   }
 
-  template <class T> static void run(const KernelContext& context) {
-    using C = cpu::ComputeType<T>;
+  template <class T> static void run(const ElementwiseRun& rows, const double* scalars) {
+    using C = ComputeType<T>;
     const auto loop = [&](const auto& body) {
-      if constexpr (kInputs == 1) cpu::elementwise<T, T>(context, body);
-      else cpu::elementwise<T, T, T>(context, body);
+      if constexpr (kInputs == 1) elementwise_run<T, T>(rows, body);
+      else elementwise_run<T, T, T>(rows, body);
     };
     if constexpr (kScalars == 0) {
       loop([](auto... x) { return kBody(x...); });
     } else if constexpr (kScalars == 1) {
-      const C s = scalar_as<C>(context.attrs.floats[0]);
+      const C s = convert<C>(scalars[0]);
       loop([s](auto... x) { return kBody(x..., s); });
     } else {
       static_assert(kScalars == 2);
-      const C s = scalar_as<C>(context.attrs.floats[0]), t = scalar_as<C>(context.attrs.floats[1]);
+      const C s = convert<C>(scalars[0]), t = convert<C>(scalars[1]);
       loop([s, t](auto... x) { return kBody(x..., s, t); });
     }
   }
-
-  static void kernel(const KernelContext& context) {
-    const DType dtype = context.out().dtype();
-    if constexpr (kDomain == kNumeric) {
-      if (dtype == kI64) return run<int64_t>(context);
-      if (dtype == kI32) return run<int32_t>(context);
-      if (dtype == kU8) return run<uint8_t>(context);
-    }
-    visit_floating(dtype, [&](auto tag) { run<typename decltype(tag)::type>(context); });
-  }
+  static constexpr ElementwiseBody kHostBody = [] {
+    constexpr auto run_of = [](auto tag) { return &run<typename decltype(tag)::type>; };
+    if constexpr (kDomain == kFloatingOnly) return elementwise_body<double, float, BFloat16, Float16>(kInputs, run_of);
+    else return elementwise_body<double, float, BFloat16, Float16, int64_t, int32_t, uint8_t>(kInputs, run_of);
+  }();
 
   static void lower(LoopBuilder& b) {
     [&]<int... I, int... S>(std::integer_sequence<int, I...>, std::integer_sequence<int, S...>) {
@@ -84,7 +71,8 @@ constexpr OpDef elementwise(const char* name, SavedSpec saved, GradFn grad, Deco
                .saved = saved,
                .amp = amp,
                .infer = &Impl::infer,
-               .kernel = {&Impl::kernel},
+               .on = {{&cpu::elementwise_kernel}},
+               .body = &Impl::kHostBody,
                .decompose = decompose,
                .grad = grad,
                .lower = &Impl::lower};

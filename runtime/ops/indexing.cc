@@ -1,10 +1,9 @@
 // Elements picked by index, and orders: gather, scatter, sort, top-k, argmax, running sums. `dim` is ints[0] unless
 // noted.
 #include "absl/strings/str_cat.h"
-#include "rondo/runtime/cpu/gather.h"
-#include "rondo/runtime/cpu/sort.h"
-#include "rondo/runtime/ops/elementwise_def.h"
+#include "rondo/runtime/ops/kernels.h"
 #include "rondo/runtime/ops/ops.h"
+#include "rondo/runtime/ops/promotion.h"
 #include "rondo/runtime/ops/table.h"
 
 namespace rondo::ops {
@@ -47,7 +46,7 @@ constexpr OpDef kScatterSum = {
           if (!(c.sizes(0) == c.sizes(1))) c.fail("values and index must have the same shape");
           c.output(0, c.dtype(0), sizes);
         },
-    .kernel = {&cpu::scatter_sum_kernel},
+    .on = {{&cpu::scatter_sum_kernel}},
     .grad = [](const GradContext& g) { g.set(0, gather(g.grad_out(), g.integer(0), g.input(1))); },
 };
 
@@ -61,7 +60,7 @@ constexpr OpDef kGather = {
           require_index(c, 1, c.sizes(0), static_cast<int>(c.integer(0)));
           c.output(0, c.dtype(0), c.sizes(1));
         },
-    .kernel = {&cpu::gather_kernel},
+    .on = {{&cpu::gather_kernel}},
     .grad =
         [](const GradContext& g) {
           g.set(0, call(kScatterSum, {g.grad_out(), g.input(1)}, scatter_sum_attrs(g.integer(0), g.input_sizes(0))));
@@ -81,7 +80,7 @@ constexpr OpDef kScatter = {
             c.fail("source must have index's shape, or be a scalar");
           c.output(0, c.dtype(0), c.sizes(0));
         },
-    .kernel = {&cpu::scatter_kernel},
+    .on = {{&cpu::scatter_kernel}},
     .grad =
         [](const GradContext& g) {
           const int64_t dim = g.integer(0);
@@ -89,8 +88,9 @@ constexpr OpDef kScatter = {
           if (g.needs(0)) g.set(0, scatter(g.grad_out(), dim, index, 0.0));
           if (!g.needs(2)) return;
           // Only what was written last is in the result.
-          const Tensor number = reshape(Tensor::arange(index.numel()), index.sizes());
-          const Tensor winner = gather(scatter(Tensor::zeros(g.input_sizes(0), {kI64}), dim, index, number), dim,
+          const TensorOptions numbers{kI64, index.device()};
+          const Tensor number = reshape(Tensor::arange(index.numel(), numbers), index.sizes());
+          const Tensor winner = gather(scatter(Tensor::zeros(g.input_sizes(0), numbers), dim, index, number), dim,
                                        index);
           g.set_reduced(2, where(equal(winner, number), gather(g.grad_out(), dim, index), 0.0));
         },
@@ -102,7 +102,7 @@ constexpr OpDef kCumsum = {
     .kind = OpKind::kOpaque,
     .amp = AmpPolicy::kFloat32,
     .infer = [](InferContext& c) { c.output(0, is_floating(c.dtype(0)) ? c.dtype(0) : kI64, c.sizes(0)); },
-    .kernel = {&cpu::cumsum_kernel},
+    .on = {{&cpu::cumsum_kernel}},
     .grad =
         [](const GradContext& g) {
           g.set(0, call(kCumsum, {g.grad_out()}, {.ints = {g.integer(0), !g.integer(1)}}));
@@ -177,7 +177,7 @@ constexpr OpDef kArgmax = {
           }
           c.output(0, kI64, sizes);
         },
-    .kernel = {&cpu::argmax_kernel},
+    .on = {{&cpu::argmax_kernel}},
 };
 
 // ints: {dim, descending}
@@ -189,7 +189,7 @@ constexpr OpDef kArgsort = {
           require_comparable(c);
           c.output(0, kI64, c.sizes(0));
         },
-    .kernel = {&cpu::argsort_kernel},
+    .on = {{&cpu::argsort_kernel}},
 };
 
 // The indices of the k largest (smallest), best first. ints: {k, dim, largest}
@@ -206,7 +206,7 @@ constexpr OpDef kTopk = {
           if (!sizes.empty()) sizes[static_cast<int>(c.integer(1))] = k;
           c.output(0, kI64, sizes);
         },
-    .kernel = {&cpu::topk_kernel},
+    .on = {{&cpu::topk_kernel}},
 };
 
 namespace {

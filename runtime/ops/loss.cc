@@ -1,12 +1,10 @@
 // Losses.
-#include "rondo/runtime/cpu/loss.h"
-
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/gradient_memory.h"
-#include "rondo/runtime/ops/elementwise_def.h"
+#include "rondo/runtime/ops/kernels.h"
+#include "rondo/runtime/ops/linear_loss.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/ops/table.h"
-#include "rondo/runtime/recorder.h"
 
 namespace rondo::ops {
 
@@ -22,12 +20,12 @@ void decompose_cross_entropy_grad(std::span<const Tensor> in, const Attrs& attrs
   };
   const double smoothing = rounded(attrs.floats[0]);
   const double share = rounded(smoothing * rounded(1.0 / static_cast<double>(V)));
-  const Tensor counts = not_equal(target, Tensor::scalar<int64_t>(attrs.ints[0]));
+  const Tensor counts = not_equal(target, attrs.ints[0]);
   Tensor weight = grad;
   if (mean) weight = grad * (1.0 / sum(counts.to(logits.dtype())));
   if (weight.rank() == 1) weight = reshape(weight, {n, 1});
   const Tensor p = exp(logits - reshape(in[3], {n, 1})) + -share;
-  const Tensor hit = equal(Tensor::arange(V), reshape(target, {n, 1}));
+  const Tensor hit = equal(Tensor::arange(V, {kI64, target.device()}), reshape(target, {n, 1}));
   const Tensor dx = where(hit, p + -rounded(1.0 - smoothing), p) * weight;
   out[0] = where(reshape(counts, {n, 1}), dx, 0.0).to(in[1].dtype());
 }
@@ -39,7 +37,7 @@ constexpr OpDef kCrossEntropyGrad = {
     .name = "cross_entropy_grad",
     .kind = OpKind::kOpaque,
     .infer = [](InferContext& c) { c.output(0, c.dtype(1), c.sizes(1)); },
-    .kernel = {&cpu::cross_entropy_grad_kernel},
+    .on = {{&cpu::cross_entropy_grad_kernel}},
     .decompose = &decompose_cross_entropy_grad,
     .reuses = 1,
     .fuse_parts = false,
@@ -60,7 +58,7 @@ constexpr OpDef kCrossEntropy = {
           c.output(0, c.dtype(0), c.integer(1) == static_cast<int>(Reduction::kNone) ? c.sizes(1) : Dims());
           c.output(1, compute_dtype(c.dtype(0)), c.sizes(1));
         },
-    .kernel = {&cpu::cross_entropy_kernel},
+    .on = {{&cpu::cross_entropy_kernel}},
     .grad =
         [](const GradContext& g) {
           Tensor grad;
@@ -80,7 +78,6 @@ namespace {
 
 // ---- A linear layer and its cross-entropy, without whole logits
 
-using cpu::LinearLossAttrs;
 constexpr int kOperands = 3;  // x, weight, bias
 
 // Operands from `first` on: x, weight, bias, target.
@@ -129,7 +126,7 @@ void decompose_linear_cross_entropy_grad(std::span<const Tensor> in, const Attrs
   const Tensor dlogits = call(kCrossEntropyGrad, {in[0], head.logits, in[4], loss[1]}, plain).to(head.x.dtype());
   const DType given = in[1].dtype();
   for (int i = 0; i < kOperands; ++i) {
-    if (!LinearLossAttrs(attrs).wants(i)) out[i] = Tensor::empty({0}, {given});
+    if (!LinearLossAttrs(attrs).wants(i)) out[i] = Tensor::empty({0}, {given, in[1].device()});
     else if (i == 0) out[i] = matmul(dlogits, head.weight).to(given);
     else if (i == 1) out[i] = matmul(transpose(dlogits, 0, 1), head.x).to(given);
     else out[i] = sum(dlogits, {0}).to(given);
@@ -140,7 +137,7 @@ void decompose_linear_cross_entropy(std::span<const Tensor> in, const Attrs& att
   Tensor loss[2];
   call(kCrossEntropy, {WholeHead(in, attrs).logits, in[3]}, cross_entropy_attrs(attrs), loss);
   out[0] = loss[0];
-  const Tensor all[] = {Tensor::ones(out[0].sizes(), {out[0].dtype()}), in[0], in[1], in[2], in[3]};
+  const Tensor all[] = {Tensor::ones(out[0].sizes(), {out[0].dtype(), out[0].device()}), in[0], in[1], in[2], in[3]};
   decompose_linear_cross_entropy_grad(all, attrs, out.subspan(1));
 }
 
@@ -167,12 +164,12 @@ void add_second_order(const GradContext& g, Tensor (&grads)[kOperands]) {
   if (!Q.defined()) return;
   const Dims column = {head.logits.sizes()[0], 1};
   const DType wide = loss[1].dtype();
-  Tensor weight = not_equal(in[3], Tensor::scalar<int64_t>(plain.ints[0])).to(wide);
+  Tensor weight = not_equal(in[3], plain.ints[0]).to(wide);
   if (plain.ints[1] == static_cast<int64_t>(Reduction::kMean)) weight = weight / sum(weight);
   const Tensor p = exp(head.logits.to(wide) - reshape(loss[1], column)),
                weighted = p * Q.to(wide) * reshape(weight, column);
   const Tensor R = weighted - p * sum(weighted, {1}, true);
-  const Tensor one = Tensor::ones({}, {head.logits.dtype()});
+  const Tensor one = Tensor::ones({}, {head.logits.dtype(), head.logits.device()});
   const Tensor P = call(kCrossEntropyGrad, {one, head.logits, in[3], loss[1]}, plain);
   if (g.needs(0)) {
     add(grads[0], product(R, head.weight).to(g.input_dtype(0)));
@@ -185,29 +182,54 @@ void add_second_order(const GradContext& g, Tensor (&grads)[kOperands]) {
   if (g.needs(2)) add(grads[2], sum(R, {0}).to(g.input_dtype(2)));
 }
 
+}  // namespace
+
+// Inputs total, factor (a scalar of its dtype): the total times the factor, in place. The factor stays on its device: a
+// factor of 1, which a loss mostly has, costs no pass over the total.
+constexpr OpDef kScale = {
+    .name = "scale",
+    .kind = OpKind::kOpaque,
+    .saved = {.inputs = kFirst | kSecond},
+    .infer =
+        [](InferContext& c) {
+          c.require_floating(0);
+          c.require_same_dtype(0, 1);
+          if (!c.sizes(1).empty()) c.fail("the factor must be a scalar");
+          c.output(0, c.dtype(0), c.sizes(0));
+        },
+    .on = {{&cpu::scale_kernel}},
+    .grad =
+        [](const GradContext& g) {
+          if (g.needs(0)) g.set(0, g.grad_out() * g.input(1));
+          if (g.needs(1)) g.set(1, sum(g.grad_out() * g.input(0)));
+        },
+    .overwrites = 0,
+};
+
+namespace {
+
 // A saved gradient of the loss, times the gradient that arrives at the loss. It is scaled in place if possible: the one
 // of an output layer is as large as the layer.
 Tensor scaled(const Tensor& saved, const Tensor& grad) {
   if (!autograd::may_overwrite_saved(saved)) return saved * grad;
-  Tensor own = saved;
-  if (grad.item() != 1.0) own.mul_(grad);
-  return own;
+  call_in_place(kScale, {saved, grad});
+  return saved;
 }
 
 }  // namespace
 
-// Inputs grad, x, weight, bias, target; outputs dx, dweight, dbias. Attributes: cpu::LinearLossAttrs.
+// Inputs grad, x, weight, bias, target; outputs dx, dweight, dbias. Attributes: LinearLossAttrs.
 constexpr OpDef kLinearCrossEntropyGrad = {
     .name = "linear_cross_entropy_grad",
     .kind = OpKind::kOpaque,
     .n_outputs = kOperands,
     .infer = [](InferContext& c) { infer_gradients(c, 1, 0); },
-    .kernel = {&cpu::linear_cross_entropy_grad_kernel},
+    .on = {{&cpu::linear_cross_entropy_grad_kernel}},
     .decompose = &decompose_linear_cross_entropy_grad,
     .fuse_parts = false,
 };
 
-// Inputs x, weight, bias, target; outputs the loss, and its gradients: those that are wanted (cpu::LinearLossAttrs).
+// Inputs x, weight, bias, target; outputs the loss, and its gradients: those that are wanted (LinearLossAttrs).
 // The forward has the logits, so a gradient costs it two products; a backward would need a third, to have them again: a
 // third of the head's time in training. What arrives at a scalar loss only scales its gradients, as in Hsu et al.,
 // "Liger Kernel" (2024). That is not so for kNone, nor for f16, which a loss scale must reach before they are rounded:
@@ -226,7 +248,7 @@ constexpr OpDef kLinearCrossEntropy = {
           c.output(0, c.dtype(0), per_row ? c.sizes(3) : Dims());
           infer_gradients(c, 0, 1);
         },
-    .kernel = {&cpu::linear_cross_entropy_kernel},
+    .on = {{&cpu::linear_cross_entropy_kernel}},
     .decompose = &decompose_linear_cross_entropy,
     .grad =
         [](const GradContext& g) {

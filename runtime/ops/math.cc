@@ -8,7 +8,7 @@ namespace {
 
 // A gradient that is 0 everywhere, whatever the input and the incoming gradient hold.
 Tensor zeros_for(const GradContext& g, int i) {
-  return expand(Tensor::zeros({}, {g.input_dtype(i)}), g.input_sizes(i));
+  return expand(Tensor::zeros({}, {g.input_dtype(i), g.grad_out().device()}), g.input_sizes(i));
 }
 
 }  // namespace
@@ -35,7 +35,7 @@ void set_share(const GradContext& g, int mine, Tensor (*lost)(TensorArg, TensorA
   if (!g.needs(mine)) return;
   const Tensor &a = g.input(mine), &b = g.input(1 - mine), &grad = g.grad_out();
   const Tensor all_or_half = where(equal(a, b), grad * 0.5, grad);
-  g.set_reduced(mine, where(lost(a, b), Tensor::zeros({}, {grad.dtype()}), all_or_half));
+  g.set_reduced(mine, where(lost(a, b), Tensor::zeros({}, {grad.dtype(), grad.device()}), all_or_half));
 }
 
 }  // namespace
@@ -159,7 +159,7 @@ Tensor pow(TensorArg x, Scalar exponent) {
   if (exponent.integer() < 0) throw_op_error("pow", "an integer has no negative power; cast it to a float", x.where);
   // By squares; the result wraps around as a product does.
   Tensor square = x.tensor.to(promote(x.tensor.dtype(), exponent), x.where);
-  Tensor result = Tensor::ones(square.sizes(), {square.dtype()});
+  Tensor result = Tensor::ones(square.sizes(), {square.dtype(), square.device()});
   for (int64_t rest = exponent.integer(); rest > 0; rest /= 2) {
     if (rest % 2 != 0) result = mul({result, x.where}, square);
     if (rest > 1) square = mul({square, x.where}, square);

@@ -1,7 +1,6 @@
 // Contractions.
-#include "rondo/runtime/cpu/matmul.h"
 #include "absl/strings/str_cat.h"
-#include "rondo/runtime/ops/elementwise_def.h"
+#include "rondo/runtime/ops/kernels.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/ops/table.h"
 
@@ -61,7 +60,7 @@ constexpr OpDef kMatmul = {
     .saved = {.inputs = kFirst | kSecond, .product = true},
     .amp = AmpPolicy::kLower,
     .infer = &matmul_infer,
-    .kernel = {&cpu::matmul_kernel},
+    .on = {{&cpu::matmul_kernel, &cpu::prepare_matmul, &cpu::product_absorbs}},
     .grad =
         [](const GradContext& g) {
           const Tensor &a = g.input(0), &b = g.input(1), grad = dense_gradient(g);
@@ -71,8 +70,6 @@ constexpr OpDef kMatmul = {
           if (g.input_sizes(1).rank() == 2) g.set(1, matmul(transpose(as_rows(a), 0, 1), as_rows(grad)));
           else g.set_reduced(1, matmul(transpose(a, -1, -2), grad));
         },
-    .prepare = &cpu::prepare_matmul,
-    .absorbs = &cpu::product_absorbs,
 };
 
 constexpr OpDef kLinear = {
@@ -81,7 +78,7 @@ constexpr OpDef kLinear = {
     .saved = {.inputs = kFirst | kSecond, .product = true},
     .amp = AmpPolicy::kLower,
     .infer = &linear_infer,
-    .kernel = {&cpu::linear_kernel},
+    .on = {{&cpu::linear_kernel, &cpu::prepare_linear, &cpu::product_absorbs}},
     .grad =
         [](const GradContext& g) {
           const Tensor grad = as_rows(dense_gradient(g));
@@ -89,8 +86,6 @@ constexpr OpDef kLinear = {
           if (g.needs(1)) g.set(1, matmul(transpose(grad, 0, 1), as_rows(g.input(0))));
           if (g.needs(2)) g.set(2, sum(grad, {0}));
         },
-    .prepare = &cpu::prepare_linear,
-    .absorbs = &cpu::product_absorbs,
 };
 
 Tensor matmul(TensorArg a, TensorArg b) { return call(kMatmul, {a, b}); }

@@ -1,7 +1,5 @@
 // Normalisation and softmax over the last dimension. Statistics are kept in the compute dtype (f32 for 16-bit inputs).
-#include "rondo/runtime/cpu/norm.h"
-
-#include "rondo/runtime/ops/elementwise_def.h"
+#include "rondo/runtime/ops/kernels.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/ops/table.h"
 
@@ -56,7 +54,7 @@ constexpr OpDef kLayerNorm = {
           c.output(1, compute_dtype(c.dtype(0)), row_sizes(c.sizes(0)));
           c.output(2, compute_dtype(c.dtype(0)), row_sizes(c.sizes(0)));
         },
-    .kernel = {&cpu::layer_norm_kernel},
+    .on = {{&cpu::layer_norm_kernel}},
     .decompose =
         [](std::span<const Tensor> in, const Attrs& attrs, std::span<Tensor> out) {
           const Tensor x = widened(in[0]);
@@ -98,7 +96,7 @@ constexpr OpDef kLayerNormGrad = {
           c.output(1, c.dtype(2), c.sizes(2));
           c.output(2, c.dtype(2), c.sizes(2));
         },
-    .kernel = {&cpu::layer_norm_grad_kernel},
+    .on = {{&cpu::layer_norm_grad_kernel}},
     .decompose =
         [](std::span<const Tensor> in, const Attrs&, std::span<Tensor> out) {
           const Tensor g = widened(in[0]), x = widened(in[1]), w = widened(in[2]);
@@ -127,7 +125,7 @@ constexpr OpDef kRMSNorm = {
           c.output(0, c.dtype(0), c.sizes(0));
           c.output(1, compute_dtype(c.dtype(0)), row_sizes(c.sizes(0)));
         },
-    .kernel = {&cpu::rms_norm_kernel},
+    .on = {{&cpu::rms_norm_kernel}},
     .decompose =
         [](std::span<const Tensor> in, const Attrs& attrs, std::span<Tensor> out) {
           const Tensor x = widened(in[0]);
@@ -162,7 +160,7 @@ constexpr OpDef kRMSNormGrad = {
           c.output(0, c.dtype(1), c.sizes(1));
           c.output(1, c.dtype(2), c.sizes(2));
         },
-    .kernel = {&cpu::rms_norm_grad_kernel},
+    .on = {{&cpu::rms_norm_grad_kernel}},
     .decompose =
         [](std::span<const Tensor> in, const Attrs&, std::span<Tensor> out) {
           const Tensor g = widened(in[0]), x = widened(in[1]), w = widened(in[2]);
@@ -179,7 +177,7 @@ constexpr OpDef kSoftmaxGrad = {
     .name = "softmax_grad",
     .kind = OpKind::kOpaque,
     .infer = &same_as_input,
-    .kernel = {&cpu::softmax_grad_kernel},
+    .on = {{&cpu::softmax_grad_kernel}},
     .decompose =
         [](std::span<const Tensor> in, const Attrs&, std::span<Tensor> out) {
           const Tensor g = widened(in[0]), y = widened(in[1]);
@@ -192,7 +190,7 @@ constexpr OpDef kSoftmax = {
     .saved = {.outputs = kFirst},
     .amp = AmpPolicy::kFloat32,
     .infer = &same_as_input,
-    .kernel = {&cpu::softmax_kernel},
+    .on = {{&cpu::softmax_kernel}},
     .decompose =
         [](std::span<const Tensor> in, const Attrs&, std::span<Tensor> out) {
           const Tensor x = widened(in[0]);
@@ -209,7 +207,7 @@ constexpr OpDef kLogSoftmaxGrad = {
     .name = "log_softmax_grad",
     .kind = OpKind::kOpaque,
     .infer = &same_as_input,
-    .kernel = {&cpu::log_softmax_grad_kernel},
+    .on = {{&cpu::log_softmax_grad_kernel}},
     .decompose =
         [](std::span<const Tensor> in, const Attrs&, std::span<Tensor> out) {
           const Tensor g = widened(in[0]), y = widened(in[1]);
@@ -222,7 +220,7 @@ constexpr OpDef kLogSoftmax = {
     .saved = {.outputs = kFirst},
     .amp = AmpPolicy::kFloat32,
     .infer = &same_as_input,
-    .kernel = {&cpu::log_softmax_kernel},
+    .on = {{&cpu::log_softmax_kernel}},
     .decompose =
         [](std::span<const Tensor> in, const Attrs&, std::span<Tensor> out) {
           const Tensor x = widened(in[0]);

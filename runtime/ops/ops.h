@@ -81,7 +81,8 @@ Tensor where(TensorArg condition, Scalar a, TensorArg b);
 Tensor where(TensorArg condition, Scalar a, Scalar b);
 // x, but `value` where mask (bool, broadcast to x) is true; converted to x's dtype as by fill_.
 Tensor masked_fill(TensorArg x, TensorArg mask, Scalar value);
-Tensor cast(TensorArg x, DType dtype);  // always a dense copy
+Tensor cast(TensorArg x, DType dtype);         // always a dense copy
+Tensor to_device(TensorArg x, Device device);  // as Tensor::to(Device)
 
 // ---- In place: the first operand is overwritten.
 void add_(TensorArg a, TensorArg b);
@@ -201,9 +202,9 @@ Tensor plain_attention(TensorArg q, TensorArg k, TensorArg v, const Tensor& mask
 
 // ---- Rotary position embedding (rotary.cc). x (..., T, D): row t is rotated by the angles of position start + t.
 struct RotaryTables {
-  Tensor cos, sin;  // (T, D/2), in the compute dtype
+  Tensor cos, sin;  // (T, D/2), in the compute dtype of x
 };
-RotaryTables rotary_tables(int64_t T, int64_t D, double base = 10000.0, int64_t start = 0, DType dtype = kF32);
+RotaryTables rotary_tables(int64_t T, int64_t D, double base = 10000.0, int64_t start = 0, TensorOptions options = {});
 Tensor rotary_embedding(TensorArg x, const RotaryTables& tables);
 // The same, with tables made for this one call.
 Tensor rotary_embedding(TensorArg x, int64_t start = 0, double base = 10000.0);

@@ -8,10 +8,11 @@ namespace rondo::ops {
 
 template <auto kBody> struct PredicateImpl {
   static void infer(InferContext& c) { c.output(0, kBool, c.sizes(0)); }
-  static void kernel(const KernelContext& context) {
-    visit_dtype(context.in(0).dtype(),
-                [&](auto tag) { cpu::elementwise<bool, typename decltype(tag)::type>(context, kBody); });
+  template <class T> static void run(const ElementwiseRun& rows, const double*) {
+    elementwise_run<bool, T>(rows, kBody);
   }
+  static constexpr ElementwiseBody kHostBody = body_of_any_dtype(
+      1, [](auto tag) { return &run<typename decltype(tag)::type>; });
   static void lower(LoopBuilder& b) {
     LoopValue x = b.input(0);
     if (x.type == kBool) x = b.emit(LoopOp::kCast, kF32, x);
@@ -23,7 +24,8 @@ template <auto kBody> constexpr OpDef predicate(const char* name) {
   return OpDef{.name = name,
                .kind = OpKind::kElementwise,
                .infer = &Impl::infer,
-               .kernel = {&Impl::kernel},
+               .on = {{&cpu::elementwise_kernel}},
+               .body = &Impl::kHostBody,
                .lower = &Impl::lower};
 }
 
@@ -69,7 +71,6 @@ constexpr OpDef kAnyTrue = {
     .name = "any",
     .kind = OpKind::kOpaque,
     .infer = &infer_bool,
-    .kernel = {&decomposed_kernel},
     .decompose = [](std::span<const Tensor> in, const Attrs& attrs,
                     std::span<Tensor> out) { out[0] = count(as_number(in[0].to(kBool)), attrs).to(kBool); },
 };
@@ -77,7 +78,6 @@ constexpr OpDef kAllTrue = {
     .name = "all",
     .kind = OpKind::kOpaque,
     .infer = &infer_bool,
-    .kernel = {&decomposed_kernel},
     .decompose =
         [](std::span<const Tensor> in, const Attrs& attrs, std::span<Tensor> out) {
           const Tensor zeros = count(1.0 - as_number(in[0].to(kBool)), attrs);

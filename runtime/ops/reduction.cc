@@ -1,15 +1,14 @@
 // Reductions over sets of dimensions. Attributes of every op of kind kReduction: ints = {mask of reduced dims,
 // keepdim}.
-#include "rondo/runtime/cpu/reduction.h"
-
-#include "rondo/runtime/autograd.h"
-#include "rondo/runtime/ops/elementwise_def.h"
+#include "rondo/runtime/lowering.h"
+#include "rondo/runtime/ops/kernels.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/ops/reduction_def.h"
+#include "rondo/runtime/ops/scalar_math.h"
 #include "rondo/runtime/ops/table.h"
-#include "rondo/runtime/recorder.h"
 
 namespace rondo::ops {
+
 void reduction_infer(InferContext& c) {
   Dims sizes;
   for (int i = 0; i < c.sizes(0).rank(); ++i) {
@@ -49,15 +48,6 @@ int64_t reduced_numel(const Dims& sizes, int64_t mask) {
   return n;
 }
 
-void decomposed_kernel(const KernelContext& context) {
-  const NoGrad off;
-  const RecorderScope eager(nullptr);
-  std::vector<Tensor> inputs, outputs(context.outputs.size());
-  for (const Tensor* input : context.inputs) inputs.push_back(*input);
-  context.op.decompose(inputs, context.attrs, outputs);
-  for (size_t i = 0; i < outputs.size(); ++i) context.outputs[i].copy_(outputs[i]);
-}
-
 // ints: {mask, keepdim} or {mask, keepdim, dtype of the result}. Without a dtype, floats keep theirs, and integers and
 // bools add up in i64.
 constexpr OpDef kSum = {
@@ -70,7 +60,7 @@ constexpr OpDef kSum = {
           const DType own = is_floating(c.dtype(0)) ? c.dtype(0) : kI64;
           c.output(0, c.attrs().ints.size() > 2 ? static_cast<DType>(c.integer(2)) : own, Dims(c.outputs()[0].sizes));
         },
-    .kernel = {&cpu::sum_kernel},
+    .on = {{&cpu::sum_kernel}},
     .grad =
         [](const GradContext& g) {
           const Tensor kept = reshape(g.grad_out(), kept_sizes(g.input_sizes(0), g.integer(0)));
@@ -99,7 +89,7 @@ constexpr OpDef kMax = {
     .kind = OpKind::kReduction,
     .saved = {.inputs = kFirst, .outputs = kFirst},
     .infer = &reduction_infer,
-    .kernel = {&cpu::max_kernel},
+    .on = {{&cpu::max_kernel}},
     .grad = &extremum_grad,
     .lower = [](LoopBuilder& b) { b.output(0, b.reduce(LoopOp::kReduceMax, b.input(0))); },
 };
@@ -110,7 +100,7 @@ constexpr OpDef kMin = {
     .kind = OpKind::kReduction,
     .saved = {.inputs = kFirst, .outputs = kFirst},
     .infer = &reduction_infer,
-    .kernel = {&cpu::min_kernel},
+    .on = {{&cpu::min_kernel}},
     .grad = &extremum_grad,
     .lower = [](LoopBuilder& b) { b.output(0, -b.reduce(LoopOp::kReduceMax, -b.input(0))); },
 };

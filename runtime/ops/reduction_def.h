@@ -18,7 +18,4 @@ Dims kept_sizes(const Dims& sizes, int64_t mask);
 // The number of elements that each result is made of.
 int64_t reduced_numel(const Dims& sizes, int64_t mask);
 
-// A kernel that runs the op's decomposition, for ops that are no faster in one piece.
-void decomposed_kernel(const KernelContext& context);
-
 }  // namespace rondo::ops

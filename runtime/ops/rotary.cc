@@ -1,10 +1,10 @@
 // Rotary position embedding (Su et al., "RoFormer", 2021), in the half-split layout of GPT-NeoX and Llama: dimension i
 // turns with dimension i + D/2 by the angle t * base^(-2i/D).
-#include "rondo/runtime/cpu/rotary.h"
 #include "absl/strings/str_cat.h"
 #include "rondo/runtime/autograd.h"
-#include "rondo/runtime/ops/elementwise_def.h"
+#include "rondo/runtime/ops/kernels.h"
 #include "rondo/runtime/ops/ops.h"
+#include "rondo/runtime/ops/scalar_math.h"
 #include "rondo/runtime/ops/table.h"
 #include "rondo/runtime/recorder.h"
 
@@ -27,7 +27,7 @@ constexpr OpDef kRotary = {
               c.fail("cos and sin must have shape (T, D/2) and the compute dtype of x");
           c.output(0, c.dtype(0), x);
         },
-    .kernel = {&cpu::rotary_kernel},
+    .on = {{&cpu::rotary_kernel}},
     .decompose =
         [](std::span<const Tensor> in, const Attrs& attrs, std::span<Tensor> out) {
           const Tensor x = in[0].to(compute_dtype(in[0].dtype()));
@@ -45,7 +45,7 @@ constexpr OpDef kRotary = {
     .fuse_parts = false,
 };
 
-RotaryTables rotary_tables(int64_t T, int64_t D, double base, int64_t start, DType dtype) {
+RotaryTables rotary_tables(int64_t T, int64_t D, double base, int64_t start, TensorOptions options) {
   if (D <= 0 || D % 2 != 0) throw Error(absl::StrCat("rotary_tables: D must be even and positive, got ", D));
   const NoGrad off;
   const RecorderScope run(nullptr);
@@ -53,9 +53,10 @@ RotaryTables rotary_tables(int64_t T, int64_t D, double base, int64_t start, DTy
   std::vector<double> rates;
   for (int64_t i = 0; i < D / 2; ++i)
     rates.push_back(scalar::pow(base, -2.0 * static_cast<double>(i) / static_cast<double>(D)));
-  const Tensor position = add(Tensor::arange(T).to(kF64), static_cast<double>(start));
-  const Tensor angle = unsqueeze(position, 1) * Tensor::from(rates, {1, D / 2});
-  return {cos(angle).to(compute_dtype(dtype)), sin(angle).to(compute_dtype(dtype))};
+  const Tensor position = add(Tensor::arange(T, {kF64, options.device}), static_cast<double>(start));
+  const Tensor angle = unsqueeze(position, 1) * Tensor::from(rates, {1, D / 2}, options.device);
+  const DType dtype = compute_dtype(options.dtype);
+  return {cos(angle).to(dtype), sin(angle).to(dtype)};
 }
 
 Tensor rotary_embedding(TensorArg x, const RotaryTables& tables) {
@@ -66,7 +67,8 @@ Tensor rotary_embedding(TensorArg x, int64_t start, double base) {
   require_defined("rotary", x);
   if (x.tensor.rank() < 2 || x.tensor.sizes().back() % 2 != 0 || x.tensor.sizes().back() == 0)
     throw_op_error("rotary", "x must have shape (..., T, D) with an even, positive D", x.where);
-  return rotary_embedding(x, rotary_tables(x.tensor.size(-2), x.tensor.size(-1), base, start, x.tensor.dtype()));
+  return rotary_embedding(
+      x, rotary_tables(x.tensor.size(-2), x.tensor.size(-1), base, start, {x.tensor.dtype(), x.tensor.device()}));
 }
 
 }  // namespace rondo::ops

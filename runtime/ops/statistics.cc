@@ -1,5 +1,4 @@
 // Variance and standard deviation.
-#include "rondo/runtime/ops/elementwise_def.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/ops/reduction_def.h"
 #include "rondo/runtime/ops/table.h"
@@ -42,7 +41,6 @@ constexpr OpDef kVar = {
     .saved = {.inputs = kFirst},
     .amp = AmpPolicy::kFloat32,
     .infer = &infer_floating,
-    .kernel = {&decomposed_kernel},
     .decompose = [](std::span<const Tensor> in, const Attrs& attrs,
                     std::span<Tensor> out) { out[0] = variance(in[0], attrs).to(in[0].dtype()); },
     .grad = [](const GradContext& g) { g.set(0, variance_grad(g, g.grad_out())); },
@@ -53,7 +51,6 @@ constexpr OpDef kStd = {
     .saved = {.inputs = kFirst, .outputs = kFirst},
     .amp = AmpPolicy::kFloat32,
     .infer = &infer_floating,
-    .kernel = {&decomposed_kernel},
     .decompose = [](std::span<const Tensor> in, const Attrs& attrs,
                     std::span<Tensor> out) { out[0] = sqrt(variance(in[0], attrs)).to(in[0].dtype()); },
     .grad =

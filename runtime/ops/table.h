@@ -1,9 +1,12 @@
-// Declarations of the op definitions, for the table and for ops that build on another family's.
+// What op definitions share: their declarations, for the table and for ops that build on another family's, and masks.
 #pragma once
 
 #include "rondo/runtime/op.h"
 
 namespace rondo::ops {
+
+// Masks of SavedSpec.
+inline constexpr uint32_t kFirst = 1, kSecond = 2, kThird = 4;
 
 // elementwise.cc
 extern const OpDef kAdd, kSub, kMul, kDiv, kAddScalar, kMulScalar, kRsubScalar, kRdivScalar, kNeg;
@@ -34,7 +37,7 @@ extern const OpDef kLayerNorm, kLayerNormGrad, kRMSNorm, kRMSNormGrad, kSoftmax,
 extern const OpDef kAttention, kAttentionGrad;
 // embedding.cc, loss.cc
 extern const OpDef kEmbedding, kEmbeddingGrad, kEmbeddingGradOnto, kIndexSelect, kCrossEntropy, kCrossEntropyGrad,
-    kLinearCrossEntropy, kLinearCrossEntropyGrad;
+    kLinearCrossEntropy, kLinearCrossEntropyGrad, kScale;
 // pointwise_loss.cc
 extern const OpDef kMSELoss, kL1Loss, kHuberLoss, kBCEWithLogits;
 // indexing.cc

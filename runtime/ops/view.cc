@@ -1,10 +1,9 @@
 // Views: new sizes and strides over the same storage; and cat, the copy that undoes split.
 #include "absl/strings/str_cat.h"
-#include "rondo/runtime/autograd.h"
-#include "rondo/runtime/ops/elementwise_def.h"
+#include "rondo/runtime/ops/kernels.h"
 #include "rondo/runtime/ops/ops.h"
+#include "rondo/runtime/ops/promotion.h"
 #include "rondo/runtime/ops/table.h"
-#include "rondo/runtime/recorder.h"
 
 namespace rondo::ops {
 namespace {
@@ -119,16 +118,7 @@ constexpr OpDef kSliceGrad = {
           for (size_t i = 3; i < c.attrs().ints.size(); ++i) sizes.push_back(c.attrs().ints[i]);
           c.output(0, c.dtype(0), sizes);
         },
-    .kernel = {[](const KernelContext& context) {
-      NoGrad off;
-      RecorderScope run(nullptr);
-      Tensor target = context.out();
-      target.fill_(0);
-      const auto& ints = context.attrs.ints;
-      const int dim = static_cast<int>(ints[0]);
-      const int64_t n = context.in(0).sizes()[dim];
-      if (n > 0) target.slice(dim, {ints[1], ints[1] + (n - 1) * ints[2] + 1, ints[2]}).copy_(context.in(0));
-    }},
+    .on = {{&cpu::slice_grad_kernel}},
     .grad =
         [](const GradContext& g) {
           const int dim = static_cast<int>(g.integer(0));
@@ -200,6 +190,9 @@ constexpr OpDef kSplit = {
         [](const GradContext& g) {
           const int dim = static_cast<int>(g.integer(0));
           std::vector<Tensor> parts;
+          Device device;
+          for (int i = 0; i < g.n_outputs(); ++i)
+            if (g.grad_out(i).defined()) device = g.grad_out(i).device();
           for (int i = 0; i < g.n_outputs(); ++i) {
             if (g.grad_out(i).defined()) {
               parts.push_back(g.grad_out(i));
@@ -207,7 +200,7 @@ constexpr OpDef kSplit = {
             }
             Dims sizes = g.input_sizes(0);
             sizes[dim] = std::min(g.integer(1), sizes[dim] - i * g.integer(1));
-            parts.push_back(Tensor::zeros(sizes, {g.input_dtype(0)}));
+            parts.push_back(Tensor::zeros(sizes, {g.input_dtype(0), device}));
           }
           g.set(0, cat(parts, dim));
         },
@@ -232,17 +225,7 @@ constexpr OpDef kCat = {
           }
           c.output(0, c.dtype(0), sizes);
         },
-    .kernel = {[](const KernelContext& context) {
-      NoGrad off;
-      RecorderScope run(nullptr);
-      const int dim = static_cast<int>(context.attrs.ints[0]);
-      int64_t begin = 0;
-      for (const Tensor* part : context.inputs) {
-        const int64_t n = part->sizes()[dim];
-        if (n > 0) context.out().slice(dim, {begin, begin + n}).copy_(*part);
-        begin += n;
-      }
-    }},
+    .on = {{&cpu::cat_kernel}},
     .grad =
         [](const GradContext& g) {
           const int dim = static_cast<int>(g.integer(0));
@@ -424,8 +407,9 @@ Tensor triangle(const char* op, TensorArg x, int64_t diagonal, bool lower) {
   if (x.tensor.rank() < 2) throw_op_error(op, "needs a matrix, got " + to_string(x.tensor.sizes()), x.where);
   // Beyond the matrix all diagonals are alike, and a sum with a very large one would not fit into an int64_t.
   const int64_t limited = std::clamp(diagonal, -x.tensor.size(-2), x.tensor.size(-1));
-  const Tensor rows = unsqueeze(Tensor::arange(x.tensor.size(-2)), 1) + limited;
-  const Tensor cols = unsqueeze(Tensor::arange(x.tensor.size(-1)), 0);
+  const TensorOptions numbers{kI64, x.tensor.device()};
+  const Tensor rows = unsqueeze(Tensor::arange(x.tensor.size(-2), numbers), 1) + limited;
+  const Tensor cols = unsqueeze(Tensor::arange(x.tensor.size(-1), numbers), 0);
   return where(lower ? less_equal(cols, rows) : less_equal(rows, cols), x, false);  // false widens no dtype
 }
 

@@ -3,6 +3,7 @@
 //   RONDO_CACHE=off bench_compile     cold
 //   bench_compile; bench_compile      the second is warm from disk
 //   bench_compile 12                  a stack of twelve, compiled whole
+//   RONDO_CACHE=off bench_compile chain 500 1000 2000     so many times sin, mul and add, in milliseconds per op
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -32,10 +33,41 @@ struct Stack : rondo::nn::Module<Stack> {
   }
 };
 
+// So many times (sin, mul, add), one after the other.
+struct Chain : rondo::nn::Module<Chain> {
+  explicit Chain(int64_t length) : length(length) {}
+  int64_t length;
+  rondo::Tensor forward(const rondo::Tensor& x) {
+    rondo::Tensor y = x;
+    for (int64_t i = 0; i < length; ++i) y = rondo::ops::sin(y) * x + y;
+    return y;
+  }
+};
+
+void compile_chain(int64_t length, bool gradients) {
+  Chain chain(length);
+  const rondo::compile::Regions regions = rondo::compile::compile_module(chain);
+  const rondo::Tensor x = rondo::Tensor::randn({16, 64}).requires_grad_(gradients);
+  rondo::compile::forget_unused_kernels();
+  const auto start = std::chrono::steady_clock::now();
+  const rondo::Tensor y = chain(x);
+  if (gradients) rondo::ops::sum(y).backward();
+  const double ms = ms_since(start);
+  const rondo::compile::RegionReport report = regions.report()[0];
+  std::printf("%5d x (sin, mul, add)%s: %7.1f ms, %.3f ms an op, %d kernels\n", static_cast<int>(length),
+              gradients ? ", with gradients" : "", ms, ms / static_cast<double>(3 * length), report.kernels);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   using namespace rondo;
+  if (argc > 1 && std::string(argv[1]) == "chain") {
+    compile::jit_toolchain();
+    for (bool gradients : {false, true})
+      for (int i = 2; i < argc; ++i) compile_chain(std::atoi(argv[i]), gradients);
+    return 0;
+  }
   Stack block(argc > 1 ? std::atoi(argv[1]) : 1);
   const Tensor x = Tensor::randn({1, 64, 768}).requires_grad_();
   const auto step = [&] {

@@ -4,6 +4,7 @@
 #include <fstream>
 
 #include "rondo/compile/codegen/loop_text.h"
+#include "rondo/compile/jit/cpu/host_key.h"
 #include "rondo/compile/jit/cpu/toolchain.h"
 #include "rondo/compile/log.h"
 #include "rondo/runtime/error.h"
@@ -20,9 +21,9 @@ class CodeStoreTest : public testing::Test {
     if (!can_place_objects()) GTEST_SKIP() << "nothing is kept on disk here";
   }
   // As compile_kernels does.
-  static std::shared_ptr<const Code> get(CodeStore& store, const LoopKernel& kernel) {
+  static std::shared_ptr<const MachineCode> get(CodeStore& store, const LoopKernel& kernel) {
     const std::string text = code_text(kernel);
-    std::shared_ptr<const Code> code = store.find(text);
+    std::shared_ptr<const MachineCode> code = store.find(text);
     return code != nullptr ? code : store.add(text, compile_object(kernel, {}));
   }
   DiskCacheOptions disk() const { return {.folder = temp_ / "cache"}; }

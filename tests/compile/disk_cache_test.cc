@@ -12,6 +12,7 @@
 #include <random>
 #include <thread>
 
+#include "rondo/compile/jit/cpu/host_key.h"
 #include "rondo/compile/jit/kernel_file.h"
 #include "rondo/compile/log.h"
 #include "rondo/runtime/io/atomic_file.h"

@@ -33,5 +33,29 @@ TEST(CompiledDropout, DrawsEagersMasksFromOneRecording) {
   EXPECT_EQ(regions.report().at(0).entries, 1);
 }
 
+// Every call stands somewhere else in the stream: a call's masks count from where the call begins.
+TEST(CompiledDropout, GoesOnInTheStreamWithOneRecording) {
+  if (!compile::jit_available()) GTEST_SKIP() << "built without LLVM";
+  const nn::GPT2Config config = {
+      .vocab_size = 65, .block_size = 16, .n_layer = 3, .n_head = 2, .n_embd = 32, .dropout = 0.2};
+  nn::GPT2 eager(config, 1), compiled(config, 1);
+  const compile::Regions regions = compile::compile_regions(compiled, {.exact = true});
+  const Tensor idx = Tensor::randint(0, 65, {2, 16});
+  const auto losses = [&](nn::GPT2& model) {
+    manual_seed(5);
+    std::vector<double> list;
+    for (int step = 0; step < 4; ++step) {
+      list.push_back(model.loss(idx, idx).item());
+      if (step % 2 == 1) Tensor::randn({3});  // somebody else draws, too
+    }
+    list.push_back(static_cast<double>(default_generator().offset()));
+    return list;
+  };
+  const std::vector<double> expected = losses(eager);
+  EXPECT_NE(expected[0], expected[1]);
+  EXPECT_EQ(losses(compiled), expected);
+  EXPECT_EQ(regions.report().at(0).entries, 1);
+}
+
 }  // namespace
 }  // namespace rondo

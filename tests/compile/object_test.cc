@@ -14,7 +14,7 @@
 namespace rondo::compile {
 namespace {
 
-float run(const Code& code) {
+float run(const MachineCode& code) {
   std::vector<float> x(100, 1.0f), y(100);
   void* operands[] = {x.data(), y.data()};
   const std::vector<int64_t> sizes = extents(scale(2));

@@ -147,25 +147,45 @@ class Messages {
   compile::log::Sink previous_;
 };
 
-TEST_F(Recompile, BadDataRunsOpByOpAndSaysSoOnce) {
+// Nothing runs a second time: what was complete has its value, and the rest says why it has none.
+TEST_F(Recompile, BadDataIsThrownAtOnce) {
   Block block([](Block& b, const Tensor& x) {
     const Tensor before = x * 2.0;
-    b.state.kept = {before};
-    return Tensors{ops::index_select(before, 0, Tensor::from<int64_t>({b.state.step}, {1}))};
+    b.state.kept = {before, ops::index_select(before, 0, Tensor::from<int64_t>({b.state.step}, {1}))};
+    b.state.kept.push_back(ops::exp(b.state.kept[1]));
+    return Tensors{b.state.kept[2]};
   });
   const compile::Regions regions = compile::compile_module(block);
   block(input());
   const Messages messages;
+  const std::string eager = error_of([&] {
+    const Tensor x = input();
+    ops::index_select(x, 0, Tensor::from<int64_t>({77}, {1}));
+  });
   block.state.step = 77;
   for (int i = 0; i < 3; ++i) {
     const std::string error = error_of([&] { block(input()); });
-    EXPECT_NE(error.find("77"), error.npos) << error;
+    // The same words as eager execution, with the line of the body above.
+    EXPECT_EQ(error.substr(0, error.find(" (")), eager.substr(0, eager.find(" ("))) << error;
+    EXPECT_NE(error.find("recompile_test.cc:"), error.npos) << error;
     EXPECT_EQ(block.state.kept[0].to_vector<float>().size(), 24u);  // what stands before the error has its value
+    for (int k : {1, 2}) {
+      const std::string missing = error_of([&] { block.state.kept[static_cast<size_t>(k)].to_vector<float>(); });
+      EXPECT_NE(missing.find("failed before it was computed"), missing.npos) << missing;
+      EXPECT_NE(missing.find("77"), missing.npos) << missing;
+      EXPECT_NE(error_of([&] { ops::exp(block.state.kept[static_cast<size_t>(k)]); }), "");
+    }
+    const std::string backward = error_of([&] { ops::sum(block.state.kept[0]).backward(); });
+    EXPECT_NE(backward.find("its forward failed"), backward.npos) << backward;
+    EXPECT_NE(backward.find("77"), backward.npos) << backward;
   }
   const compile::RegionReport report = regions.report()[0];
   EXPECT_EQ(report.failed_runs, 3);
   EXPECT_NE(report.last_failure.find("77"), std::string::npos) << report.last_failure;
-  EXPECT_EQ(messages.count("runs op by op"), 1) << messages.all();
+  EXPECT_EQ(report.eager_runs, 0);
+  EXPECT_EQ(messages.all(), "");
+  block.state.step = 1;
+  EXPECT_EQ(error_of([&] { ops::sum(block(input())[0]).backward(); }), "");
 }
 // An error at a graph break unwinds forward; the recording does not run a second time on the way.
 TEST_F(Recompile, BadDataAtABreakRunsOnce) {
@@ -187,13 +207,35 @@ TEST_F(Recompile, BadDataAtABreakRunsOnce) {
   block.state.step = 1;
   EXPECT_EQ(error_of([&] { block(input()); }), "");
 }
+// An op whose rule for kernels fails: the region runs eagerly, says why once, and does not try again.
+OpDef broken_op() {
+  OpDef op = *find_op("relu");
+  op.lower = [](LoopBuilder&) { throw_internal("a rule of the test is broken"); };
+  return op;
+}
+TEST_F(Recompile, AStageThatFailsIsAFallbackThatIsTold) {
+  static const OpDef op = broken_op();
+  const auto body = [](Block& b, const Tensor& x) { return Tensors{call(op, {x * b.bias}) + x}; };
+  const Messages messages;
+  expect_as_eager(body, [](Block& b) {
+    Tensors all;
+    for (int i = 0; i < 4; ++i) append(all, train_step(b, input()));
+    return all;
+  });
+  EXPECT_EQ(report.failed_compilations, 1);
+  EXPECT_EQ(report.eager_runs, 4);
+  EXPECT_EQ(report.entries, 0);
+  EXPECT_NE(report.last_failed_compilation.find("a rule of the test is broken"), std::string::npos);
+  EXPECT_EQ(messages.count("a stage of the compiler failed"), 1) << messages.all();
+}
+
 TEST_F(Recompile, OutOfMemoryIsThrownAtOnce) {
   Block block([](Block&, const Tensor& x) { return Tensors{x.view({1, 24}).expand({int64_t{1} << 44, 24}) + 1.0}; });
   const compile::Regions regions = compile::compile_module(block);
   const Messages messages;
   EXPECT_NE(error_of<OutOfMemoryError>([&] { no_grad([&] { return block(input()); }); }), "");
-  EXPECT_EQ(regions.report()[0].failed_runs, 0);
-  EXPECT_EQ(messages.count("runs op by op"), 0);
+  EXPECT_EQ(regions.report()[0].failed_runs, 1);
+  EXPECT_EQ(messages.all(), "");
 }
 
 }  // namespace

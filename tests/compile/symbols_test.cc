@@ -1,5 +1,5 @@
 // Kernels have names in gdb and perf.
-#include "rondo/compile/jit/cpu/symbols.h"
+#include "rondo/compile/jit/symbols.h"
 
 #include <unistd.h>
 

@@ -62,7 +62,7 @@ inline LoopKernel norm_backward(DType type, int64_t rows, int64_t cols) {
   b.store(gx, b.emit(LoopOp::kSub, compute, gv, b.emit(LoopOp::kMul, compute, xv, scaled)));
   b.column_sum(gw, b.emit(LoopOp::kMul, compute, gv, xv));
   b.column_sum(gb, gv);
-  b.kernel.chunk_rows = 16;
+  split(b.kernel);
   return b.kernel;
 }
 // A bias gradient, with a value for each row and an elementwise result beside it.
@@ -74,7 +74,7 @@ inline LoopKernel bias_backward(DType type, int64_t rows, int64_t cols) {
   const LoopValue v = b.in_column().emit(LoopOp::kMul, compute, b.load(g, compute), weight);
   b.store(out, v);
   b.column_sum(sum, v);
-  b.kernel.chunk_rows = 16;
+  split(b.kernel);
   return b.kernel;
 }
 

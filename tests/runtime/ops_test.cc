@@ -159,10 +159,10 @@ TEST(Errors, AnOpWithoutAGradientSaysSoInBackward) {
       .name = "twice",
       .kind = OpKind::kOpaque,
       .infer = [](InferContext& c) { c.output(0, c.dtype(0), c.sizes(0)); },
-      .kernel = {[](const KernelContext& context) {
+      .on = {{[](const KernelContext& context) {
         for (int64_t i = 0; i < context.out().numel(); ++i)
           context.out().mutable_data<double>()[i] = 2 * context.in(0).data<double>()[i];
-      }},
+      }}},
   };
   Tensor x = Tensor::ones({3}, {kF64});
   EXPECT_FALSE(call(kTwice, {x}).requires_grad());

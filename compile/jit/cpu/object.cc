@@ -13,7 +13,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "rondo/compile/jit/cpu/plugin.h"
-#include "rondo/compile/jit/cpu/symbols.h"
+#include "rondo/compile/jit/symbols.h"
 
 namespace rondo::compile {
 namespace {
@@ -190,10 +190,10 @@ class Parser {
 };
 
 // Pages of our own.
-class MappedCode final : public Code {
+class MappedCode final : public MachineCode {
  public:
   MappedCode(std::byte* pages, size_t bytes, uint64_t entry)
-      : Code(reinterpret_cast<KernelEntry>(pages + entry)), pages_(pages), bytes_(bytes) {}
+      : MachineCode(reinterpret_cast<KernelEntry>(pages + entry)), pages_(pages), bytes_(bytes) {}
   ~MappedCode() override {
     hide_symbol(reinterpret_cast<const void*>(entry_));
     ::munmap(pages_, bytes_);
@@ -244,7 +244,7 @@ bool can_place_objects() {
 
 absl::Status check_object(std::string_view object) { return parse(object).status(); }
 
-absl::StatusOr<std::shared_ptr<const Code>> place_object(std::string_view object) {
+absl::StatusOr<std::shared_ptr<const MachineCode>> place_object(std::string_view object) {
   const absl::StatusOr<Image> image = parse(object);
   if (!image.ok()) return image.status();
   const auto page = static_cast<size_t>(::sysconf(_SC_PAGESIZE));

@@ -10,24 +10,9 @@
 #include <string_view>
 
 #include "absl/status/statusor.h"
-#include "rondo/compile/codegen/loop_ir.h"
+#include "rondo/compile/jit/machine_code.h"
 
 namespace rondo::compile {
-
-// Code in memory, callable as long as it lives. Immutable.
-class Code {
- public:
-  explicit Code(KernelEntry entry) : entry_(entry) {}
-  virtual ~Code() = default;
-  Code(const Code&) = delete;
-  Code& operator=(const Code&) = delete;
-  KernelEntry entry() const { return entry_; }
-  // Bytes from the entry to the end of the code; 0: unknown.
-  virtual size_t bytes() const { return 0; }
-
- protected:
-  KernelEntry entry_;
-};
 
 // True if place_object can work on this processor (x86-64). Elsewhere LLVM's linker places code, and nothing is cached
 // on disk.
@@ -36,7 +21,7 @@ bool can_place_objects();
 // The object, callable. Pages are written first and made executable then, never both. kInvalidArgument: not an object
 // of ours, or damaged; kUnimplemented: beyond this loader (it calls a library function, say); kResourceExhausted: the
 // system gave no executable memory.
-absl::StatusOr<std::shared_ptr<const Code>> place_object(std::string_view object);
+absl::StatusOr<std::shared_ptr<const MachineCode>> place_object(std::string_view object);
 
 // The checks of place_object, without placing anything.
 absl::Status check_object(std::string_view object);

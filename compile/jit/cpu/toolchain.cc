@@ -104,9 +104,10 @@ const JitPlugin& plugin() {
 #endif
 
 // Owns what LLVM's linker placed.
-class LinkedByLlvm final : public Code {
+class LinkedByLlvm final : public MachineCode {
  public:
-  LinkedByLlvm(const JitPlugin& plugin, LinkedCode linked) : Code(linked.entry), plugin_(plugin), code_(linked.code) {}
+  LinkedByLlvm(const JitPlugin& plugin, LinkedCode linked)
+      : MachineCode(linked.entry), plugin_(plugin), code_(linked.code) {}
   ~LinkedByLlvm() override { plugin_.release(code_); }
 
  private:
@@ -131,7 +132,7 @@ std::string compile_object(const LoopKernel& kernel, const JitOptions& options) 
   return std::move(result.object);
 }
 
-std::shared_ptr<const Code> link_object(const std::string& object) {
+std::shared_ptr<const MachineCode> link_object(const std::string& object) {
   const JitPlugin& jit = plugin();
   LinkedCode linked;
   std::string error;

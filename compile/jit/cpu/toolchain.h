@@ -16,7 +16,7 @@ namespace rondo::compile {
 std::string compile_object(const LoopKernel& kernel, const JitOptions& options);
 
 // As place_object, by LLVM's linker: for processors and objects that ours does not know.
-std::shared_ptr<const Code> link_object(const std::string& object);
+std::shared_ptr<const MachineCode> link_object(const std::string& object);
 
 // Loads the plug-in now.
 void load_toolchain();

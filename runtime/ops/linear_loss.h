@@ -1,15 +1,15 @@
-// Cross-entropy on CPU: of logits, and of a linear layer whose logits are never whole. A target out of range throws,
-// with its position, before anything is computed.
+// The attributes of linear_cross_entropy and its gradient, for its definition and its kernels.
 #pragma once
 
 #include <algorithm>
+#include <cstdint>
 
 #include "rondo/runtime/op.h"
 
-namespace rondo::cpu {
+namespace rondo::ops {
 
-// Attributes of linear_cross_entropy and its gradient: those of cross_entropy, and ints {rows of a chunk (0: as many as
-// suit), dtype of the products (-1: x's), wanted gradients (a bit for each of x, weight and bias)}.
+// Those of cross_entropy, and ints {rows of a chunk (0: as many as suit), dtype of the products (-1: x's), wanted
+// gradients (a bit for each of x, weight and bias)}.
 struct LinearLossAttrs {
   int64_t chunk_rows, product_dtype, wanted;
   explicit LinearLossAttrs(const Attrs& attrs)
@@ -27,14 +27,4 @@ struct LinearLossAttrs {
   static constexpr int64_t kChunkLogits = 1 << 25;
 };
 
-// logits (N, V), target (N) -> loss (scalar or N), logsumexp (N)
-void cross_entropy_kernel(const KernelContext& context);
-// grad, logits, target, logsumexp -> dlogits (N, V)
-void cross_entropy_grad_kernel(const KernelContext& context);
-// x (N, C), weight (V, C), bias (V) or undefined, target (N) -> loss (scalar or N), dx, dweight, dbias: those that are
-// wanted, of a loss whose gradient is 1
-void linear_cross_entropy_kernel(const KernelContext& context);
-// grad (as the loss), x, weight, bias, target -> dx, dweight, dbias: those that are wanted
-void linear_cross_entropy_grad_kernel(const KernelContext& context);
-
-}  // namespace rondo::cpu
+}  // namespace rondo::ops

@@ -1,4 +1,4 @@
-#include "rondo/compile/jit/cpu/symbols.h"
+#include "rondo/compile/jit/symbols.h"
 
 #include <elf.h>
 #include <fcntl.h>

@@ -1,0 +1,44 @@
+// Code: what a plan runs, loaded for one device: its kernels and its prepared library calls. Thread safe.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "rondo/compile/jit/kernel_table.h"
+#include "rondo/compile/plan/plan.h"
+#include "rondo/runtime/op.h"
+#include "rondo/runtime/storage.h"
+
+namespace rondo::compile {
+
+class Code {
+ public:
+  // `kernels`: those of the plan, in order.
+  Code(const Plan& plan, std::vector<CompiledKernel> kernels, Device device);
+
+  Device device() const { return device_; }
+  KernelEntry entry(int32_t kernel) const { return kernels_[static_cast<size_t>(kernel)].entry; }
+  // The library call of a launch, with all done that depends on shapes. Null: the op's kernel works out each call anew.
+  const std::shared_ptr<const PreparedKernel>& prepared(size_t launch) const { return prepared_[launch]; }
+
+  // Arenas of earlier runs (Plan::keeps_arena): one is leased for each run.
+  Storage lease_arena(const Plan& plan) const;
+  void return_arena(Storage arena) const;
+
+  // For exec/tune.h, before the code is shared. Another way to run a library call; null: there is none.
+  std::shared_ptr<const PreparedKernel> prepare(const Plan& plan, const Launch& launch, int variant) const;
+  void set_prepared(size_t launch, std::shared_ptr<const PreparedKernel> call) { prepared_[launch] = std::move(call); }
+
+ private:
+  Device device_;
+  std::vector<CompiledKernel> kernels_;
+  std::vector<std::shared_ptr<const PreparedKernel>> prepared_;  // by launch
+  struct Arenas {
+    std::mutex mutex;
+    std::vector<Storage> spare;
+  };
+  std::unique_ptr<Arenas> arenas_ = std::make_unique<Arenas>();
+};
+
+}  // namespace rondo::compile

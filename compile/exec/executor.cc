@@ -1,0 +1,141 @@
+#include "rondo/compile/exec/executor.h"
+
+#include <algorithm>
+
+#include "rondo/compile/exec/host_launch.h"
+#include "rondo/compile/exec/library_call.h"
+#include "rondo/runtime/autograd.h"
+#include "rondo/runtime/backend.h"
+#include "rondo/runtime/gradient_memory.h"
+#include "rondo/runtime/lowered.h"
+#include "rondo/runtime/memory.h"
+#include "rondo/runtime/recorder.h"
+
+namespace rondo::compile {
+
+Frame Executor::make_frame(std::span<const Tensor> inputs, bool release) const {
+  Frame frame;
+  frame.slots.resize(plan_.n_slots());
+  // Asked before the frame holds them, too.
+  absl::InlinedVector<bool, 48> given(release ? inputs.size() : 0, false);
+  if (release)
+    for (const Plan::FreshBuffer& buffer : plan_.fresh)
+      if (buffer.donor >= 0)
+        given[static_cast<size_t>(buffer.donor)] = autograd::is_only_holder(inputs[static_cast<size_t>(buffer.donor)]);
+  Frame::Slot* slot = frame.slots.data();
+  for (const Tensor& input : inputs) {
+    // The caller knows that nothing reads what is undefined.
+    if (input.defined()) {
+      Storage storage = input.storage();  // throws if an error came before the value
+      *slot = {input.impl()->data(), std::move(storage),
+               input.storage_offset() * static_cast<int64_t>(size_of(input.dtype()))};
+    }
+    ++slot;
+  }
+  const auto fill = [&](Storage storage) {
+    slot->data = storage.data();
+    slot->storage = std::move(storage);
+    ++slot;
+  };
+  for (const Plan::ParameterCopy& copy : plan_.copies)
+    fill(amp::lowered(inputs[static_cast<size_t>(copy.input)], copy.dtype).storage());
+  for (const Plan::FreshBuffer& buffer : plan_.fresh) {
+    if (release && buffer.donor >= 0 && given[static_cast<size_t>(buffer.donor)])
+      *slot++ = frame.slots[static_cast<size_t>(buffer.donor)];
+    else fill(Storage::allocate(static_cast<size_t>(buffer.bytes), code_.device()));
+  }
+  if (plan_.arena_bytes > 0) fill(code_.lease_arena(plan_));
+  return frame;
+}
+
+void Executor::run_kernel(const Launch& launch, const Frame& frame) const {
+  const LoweredUnit& unit = plan_.kernels[static_cast<size_t>(launch.kernel)];
+  absl::InlinedVector<void*, 24> operands(unit.operands.size());
+  for (size_t i = 0; i < operands.size(); ++i) operands[i] = frame.at(launch.addresses[i]);
+  KernelCall call{.entry = code_.entry(launch.kernel),
+                  .kernel = &unit.kernel,
+                  .extents = unit.extents.data(),
+                  .operands = operands.data(),
+                  .scalars = floats_.scalars.data() + unit.first_scalar,
+                  .grain = launch.grain};
+  if (runs_at_once(code_.device())) [[likely]]
+    return run_on_host(call);
+  enqueue(code_.device(), [call, operands = std::move(operands), owner = owner_]() mutable {
+    call.operands = operands.data();
+    run_on_host(call);
+  });
+}
+
+void Executor::run_combine(const Launch& launch, const Frame& frame) const {
+  const LoweredUnit& unit = plan_.kernels[static_cast<size_t>(launch.kernel)];
+  const ColumnResult& result = unit.column_results[static_cast<size_t>(launch.result)];
+  const CombineCall call{
+      .partial = frame.at(launch.addresses[0]),
+      .out = frame.at(launch.addresses[1]),
+      .chunks = (unit.kernel.rows + unit.kernel.chunk_rows - 1) / unit.kernel.chunk_rows,
+      .cols = unit.kernel.cols,
+      .compute = result.compute,
+      .result = plan_.graph.value(result.value).dtype,
+  };
+  enqueue(code_.device(), [call] { run_on_host(call); });
+}
+
+void Executor::run_library_call(size_t index, const Frame& frame) const {
+  const Launch& launch = plan_.launches[index];
+  const GraphNode& node = plan_.graph.nodes[static_cast<size_t>(launch.op())];
+  const memory::Cause cause("", node.op->name, node.where);
+  if (const auto& prepared = code_.prepared(index); prepared != nullptr) {
+    absl::InlinedVector<std::byte*, kMaxOpInputs + 1> addresses;
+    for (const Address& address : launch.addresses) addresses.push_back(frame.at(address));
+    if (runs_at_once(code_.device())) [[likely]]
+      return prepared->run(addresses);
+    return enqueue(code_.device(), [prepared, addresses = std::move(addresses)] { prepared->run(addresses); });
+  }
+  const LibraryCall call(plan_, launch,
+                         [&](const Value& like, const Address& address) { return frame.tensor(like, address); });
+  const Attrs& attrs = launch.floats < 0 ? node.attrs : floats_.attrs[static_cast<size_t>(launch.floats)];
+  call.with_context(attrs, [&](const KernelContext& context) { rondo::run_kernel(context); });
+}
+
+void Executor::run_launch(size_t launch, const Frame& frame) const {
+  switch (plan_.launches[launch].kind) {
+    case Launch::Kind::kKernel: return run_kernel(plan_.launches[launch], frame);
+    case Launch::Kind::kLibraryCall: return run_library_call(launch, frame);
+    case Launch::Kind::kCombine: return run_combine(plan_.launches[launch], frame);
+  }
+}
+
+std::vector<Tensor> Executor::outputs(const Frame& frame, size_t launches_done) const {
+  std::vector<bool> unfinished;  // by root value; empty: none
+  for (size_t i = launches_done; i < plan_.launches.size(); ++i) {
+    unfinished.resize(plan_.graph.values.size(), false);
+    for (ValueId id : written(plan_, plan_.launches[i]))
+      if (id != kNoValue) unfinished[static_cast<size_t>(plan_.graph.value(id).root)] = true;
+  }
+  std::vector<Tensor> results;
+  results.reserve(plan_.graph.outputs.size());
+  for (size_t i = 0; i < plan_.graph.outputs.size(); ++i) {
+    const Value& value = plan_.graph.value(plan_.graph.outputs[i]);
+    const bool complete = unfinished.empty() || !unfinished[static_cast<size_t>(value.root)];
+    results.push_back(complete ? frame.tensor(value, plan_.outputs[i]) : Tensor());
+  }
+  return results;
+}
+
+std::vector<Tensor> Executor::run(std::span<const Tensor> inputs, bool release, std::vector<Tensor>* finished) const {
+  NoGrad off;
+  RecorderScope eager(nullptr);
+  Frame frame = make_frame(inputs, release);
+  size_t done = 0;
+  try {
+    for (; done < plan_.launches.size(); ++done) run_launch(done, frame);
+  } catch (...) {
+    if (finished != nullptr) *finished = outputs(frame, done);
+    throw;
+  }
+  std::vector<Tensor> results = outputs(frame, done);
+  if (plan_.keeps_arena && plan_.arena_bytes > 0) code_.return_arena(std::move(frame.slots.back().storage));
+  return results;
+}
+
+}  // namespace rondo::compile

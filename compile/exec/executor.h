@@ -1,0 +1,64 @@
+// Executor: runs a plan. One for all targets: it binds memory and floats, and enqueues the launches, in order, on the
+// compute stream of the code's device. The CPU runs them at once.
+#pragma once
+
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "absl/container/inlined_vector.h"
+#include "rondo/compile/exec/code.h"
+#include "rondo/compile/exec/floats.h"
+#include "rondo/compile/plan/plan.h"
+
+namespace rondo::compile {
+
+// The memory of one run: inputs, copies of parameters, fresh buffers, the arena.
+struct Frame {
+  struct Slot {
+    std::byte* data = nullptr;
+    Storage storage;
+    int64_t byte_offset = 0;  // of `data` in it
+  };
+  absl::InlinedVector<Slot, 48> slots;
+
+  std::byte* at(const Address& address) const {
+    return address.slot < 0 ? nullptr : slots[static_cast<size_t>(address.slot)].data + address.offset;
+  }
+  // The memory there, seen with the layout of `like`.
+  Tensor tensor(const Value& like, const Address& address) const {
+    const Slot& slot = slots[static_cast<size_t>(address.slot)];
+    return Tensor::over(slot.storage, (slot.byte_offset + address.offset) / static_cast<int64_t>(size_of(like.dtype)),
+                        like.sizes, like.strides, like.dtype);
+  }
+};
+
+// Cheap to make for each run. What it is made from must live until the last launch of a run has run. On devices that
+// run late, `owner` keeps it alive; null: the maker does.
+class Executor {
+ public:
+  Executor(const Plan& plan, const Code& code, const Floats& floats, std::shared_ptr<const void> owner = nullptr)
+      : plan_(plan), code_(code), floats_(floats), owner_(std::move(owner)) {}
+
+  // Inputs as graph.inputs: same dtypes, sizes and strides; undefined where nothing reads one. Returns one tensor per
+  // graph.outputs, without history. `release`: donated inputs that nobody but `inputs` holds are written over.
+  // If a launch throws, `finished` (not null) gets the outputs that were complete by then, the others undefined.
+  std::vector<Tensor> run(std::span<const Tensor> inputs, bool release, std::vector<Tensor>* finished = nullptr) const;
+
+  // The parts of run(), for timing single launches.
+  Frame make_frame(std::span<const Tensor> inputs, bool release) const;
+  void run_launch(size_t launch, const Frame& frame) const;
+
+ private:
+  void run_kernel(const Launch& launch, const Frame& frame) const;
+  void run_library_call(size_t index, const Frame& frame) const;
+  void run_combine(const Launch& launch, const Frame& frame) const;
+  std::vector<Tensor> outputs(const Frame& frame, size_t launches_done) const;
+
+  const Plan& plan_;
+  const Code& code_;
+  const Floats& floats_;
+  std::shared_ptr<const void> owner_;
+};
+
+}  // namespace rondo::compile

@@ -1,0 +1,52 @@
+// The tensors of one library call, and the context that its op's kernel wants.
+#pragma once
+
+#include <utility>
+
+#include "absl/container/inlined_vector.h"
+#include "rondo/compile/plan/plan.h"
+#include "rondo/runtime/op.h"
+
+namespace rondo::compile {
+
+class LibraryCall {
+ public:
+  // `make_tensor(like, address)`: a tensor of the value's layout there. The plan must outlive this.
+  template <class MakeTensor>
+  LibraryCall(const Plan& plan, const Launch& launch, MakeTensor make_tensor) : plan_(plan), launch_(launch) {
+    const Graph& graph = plan.graph;
+    for (size_t i = 0; i < launch.inputs.size(); ++i)
+      if (launch.inputs[i] != kNoValue) inputs_[i] = make_tensor(graph.value(launch.inputs[i]), launch.addresses[i]);
+    // The op's own result, written where the last epilogue's belongs.
+    const GraphNode& op = node();
+    for (size_t i = 0; i < op.outputs.size(); ++i) {
+      Value like = graph.value(op.outputs[i]);
+      like.dtype = graph.value(launch.outputs[i]).dtype;
+      outputs_[i] = make_tensor(like, launch.addresses[launch.inputs.size() + i]);
+    }
+  }
+
+  const GraphNode& node() const { return plan_.graph.nodes[static_cast<size_t>(launch_.op())]; }
+
+  // Calls use(context).
+  template <class Use> void with_context(const Attrs& attrs, Use use) const {
+    const GraphNode& op = node();
+    const Tensor* pointers[kMaxOpInputs];
+    for (size_t i = 0; i < op.inputs.size(); ++i) pointers[i] = &inputs_[i];
+    absl::InlinedVector<EpilogueCall, kMaxEpilogues> epilogues;
+    size_t next = op.inputs.size();
+    for (size_t i = 1; i < launch_.nodes.size(); ++i) {
+      const GraphNode& epilogue = plan_.graph.nodes[static_cast<size_t>(launch_.nodes[i])];
+      epilogues.push_back({epilogue.op->epilogue, epilogue.inputs.size() > 1 ? &inputs_[next++] : nullptr});
+    }
+    use(KernelContext{*op.op, {pointers, op.inputs.size()}, {outputs_, op.outputs.size()}, attrs, op.where, epilogues});
+  }
+
+ private:
+  const Plan& plan_;
+  const Launch& launch_;
+  Tensor inputs_[kMaxOpInputs + kMaxEpilogues];
+  mutable Tensor outputs_[kMaxOpOutputs];  // the kernel writes to their memory
+};
+
+}  // namespace rondo::compile

@@ -1,0 +1,45 @@
+// Target: what the compiler of one architecture provides. Targets are constants and need no device: a plan and its code
+// can be made where no such device is.
+//
+// To add a target: a folder in codegen/ (schedule, emit) and one in jit/ (compile, place), and a line in target.cc.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "rondo/compile/codegen/loop_ir.h"
+#include "rondo/runtime/device.h"
+
+namespace rondo::compile {
+
+class MachineCode;
+struct HostKey;
+struct JitOptions;
+
+struct Target {
+  Backend backend;  // whose entries of OpDef::on are its library calls
+  // "cpu x86_64": in plans, and in the keys of compiled code.
+  std::string (*name)();
+  // The whole key: besides the name, all that code depends on and that is no part of a kernel.
+  const HostKey& (*key)();
+  // How the iteration space of a lowered kernel is split: LoopKernel::split_columns and chunk_rows. It fixes the order
+  // of every reduction, so it must follow from the kernel and its shape only.
+  void (*schedule)(LoopKernel& kernel);
+  // True if compile() can work. Loads nothing.
+  bool (*can_compile)();
+  // Gets the compiler ready, in one thread. Throws Error if there is none.
+  void (*load_compiler)();
+  // Code that place() takes. Thread safe. REQUIRES: the kernel is verified and scheduled. Throws Error if there is no
+  // compiler, InternalError if it refuses the kernel.
+  std::string (*compile)(const LoopKernel& kernel, const JitOptions& options);
+  // Loads code. kInvalidArgument: no code of ours, or damaged.
+  absl::StatusOr<std::shared_ptr<const MachineCode>> (*place)(const std::string& object);
+  // The checks of place(), without loading.
+  absl::Status (*check)(const std::string& object);
+};
+
+// The target whose code runs on a device. Throws Error if there is none.
+const Target& target_of(Device device);
+
+}  // namespace rondo::compile

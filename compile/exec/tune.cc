@@ -1,0 +1,168 @@
+#include "rondo/compile/exec/tune.h"
+
+#include <algorithm>
+#include <functional>
+
+#include "absl/strings/str_cat.h"
+#include "rondo/compile/codegen/loop_text.h"
+#include "rondo/compile/exec/executor.h"
+#include "rondo/compile/exec/tuner.h"
+#include "rondo/runtime/autograd.h"
+#include "rondo/runtime/backend.h"
+#include "rondo/runtime/parallel.h"
+#include "rondo/runtime/recorder.h"
+
+namespace rondo::compile {
+namespace {
+
+// A tensor with a value's layout, of halves.
+Tensor made_up(const Value& value, Device device) {
+  int64_t extent = 1;
+  for (int d = 0; d < value.sizes.rank(); ++d) extent += std::max<int64_t>(value.sizes[d] - 1, 0) * value.strides[d];
+  const Tensor memory = Tensor::full({extent}, 0.5, {value.dtype, device});
+  return Tensor::over(memory.storage(), 0, value.sizes, value.strides, value.dtype);
+}
+
+// What times depend on.
+void describe(const Graph& graph, const ValueIds& ids, std::string& text) {
+  for (ValueId id : ids) {
+    if (id == kNoValue) continue;
+    const Value& value = graph.value(id);
+    absl::StrAppend(&text, std::string(name_of(value.dtype)), rondo::to_string(value.sizes),
+                    rondo::to_string(value.strides), "\n");
+  }
+}
+std::string threads() { return absl::StrCat(", ", num_threads(), " threads"); }
+
+class PlanTuner {
+ public:
+  PlanTuner(Plan& plan, Code& code, bool exact)
+      : plan_(plan), code_(code), exact_(exact), floats_(floats_for(plan, plan.graph)), executor_(plan, code, floats_) {
+    std::vector<Tensor> inputs;
+    for (ValueId id : plan.graph.inputs) inputs.push_back(made_up(plan.graph.value(id), code.device()));
+    frame_ = executor_.make_frame(inputs, /*release=*/false);
+    for (size_t i = plan.graph.inputs.size(); i < frame_.slots.size(); ++i) fill(frame_.slots[i]);
+  }
+
+  void run() {
+    for (size_t i = 0; i < plan_.launches.size(); ++i) {
+      if (plan_.launches[i].kind == Launch::Kind::kKernel) tune_kernel(i);
+      else if (code_.prepared(i) != nullptr && !exact_) tune_library_call(i);  // other products are other sums
+    }
+  }
+
+ private:
+  // One half in f32 and bf16, and some ordinary number in any other type.
+  void fill(const Frame::Slot& slot) const {
+    if (slot.data == nullptr) return;
+    std::vector<uint16_t> halves(slot.storage.bytes() / sizeof(uint16_t), 0x3f00);
+    copy_bytes(code_.device(), slot.data, kCPU, halves.data(), halves.size() * sizeof(uint16_t));
+  }
+
+  void tune_kernel(size_t index) {
+    Launch& launch = plan_.launches[index];
+    LoweredUnit& unit = plan_.kernels[static_cast<size_t>(launch.kernel)];
+    const int64_t tile = unit.kernel.chunk_rows, grain = Launch::kGrain;
+    struct Choice {
+      int64_t grain, tile;
+    };
+    std::vector<Choice> choices{{grain, tile}, {grain / 8, tile}, {grain * 8, tile}, {int64_t{1} << 40, tile}};
+    // Other chunks are other sums. Larger ones need less room than was planned.
+    if (tile > 0 && !exact_)
+      for (int64_t times : {2, 4})
+        if (tile * times < unit.kernel.rows) choices.push_back({grain, tile * times});
+    const std::string what = absl::StrCat("kernel", threads(), ", ", exact_ ? "exact" : "default", "\n",
+                                          to_string(unit.kernel));
+    const auto choose = [&](const Choice& choice) {
+      launch.grain = choice.grain;
+      unit.kernel.chunk_rows = unit.extents[1] = choice.tile;
+    };
+    std::vector<std::function<void()>> candidates;
+    for (const Choice& choice : choices)
+      candidates.push_back([&, choice] {
+        choose(choice);
+        for (size_t i = index; i <= index + unit.column_results.size(); ++i) executor_.run_launch(i, frame_);
+      });
+    choose(choices[static_cast<size_t>(Tuner::instance().fastest(what, candidates, code_.device()))]);
+  }
+
+  void tune_library_call(size_t index) {
+    Launch& launch = plan_.launches[index];
+    std::vector<std::shared_ptr<const PreparedKernel>> variants{code_.prepared(index)};
+    std::vector<int> numbers{0};
+    constexpr int kMostVariants = 8;
+    for (int variant = 1; variant < kMostVariants; ++variant)
+      if (auto prepared = code_.prepare(plan_, launch, variant)) {
+        variants.push_back(std::move(prepared));
+        numbers.push_back(variant);
+      }
+    std::vector<std::function<void()>> candidates;
+    for (const auto& variant : variants)
+      candidates.push_back([&, variant] {
+        code_.set_prepared(index, variant);
+        executor_.run_launch(index, frame_);
+      });
+    const GraphNode& node = plan_.graph.nodes[static_cast<size_t>(launch.op())];
+    std::string what = absl::StrCat(node.op->name, threads(), "\n");
+    describe(plan_.graph, launch.inputs, what);
+    describe(plan_.graph, launch.outputs, what);
+    for (size_t i = 1; i < launch.nodes.size(); ++i)
+      absl::StrAppend(&what, plan_.graph.nodes[static_cast<size_t>(launch.nodes[i])].op->name, "\n");
+    const auto best = static_cast<size_t>(Tuner::instance().fastest(what, candidates, code_.device()));
+    code_.set_prepared(index, variants[best]);
+    launch.variant = numbers[best];
+  }
+
+  Plan& plan_;
+  Code& code_;
+  const bool exact_;
+  const Floats floats_;
+  const Executor executor_;
+  Frame frame_;
+};
+
+}  // namespace
+
+void tune(Plan& plan, Code& code, bool exact) {
+  NoGrad off;
+  RecorderScope eager(nullptr);
+  PlanTuner(plan, code, exact).run();
+}
+
+// One more pass over the result, by the op's own kernel, stands for what the op would cost elsewhere.
+bool epilogues_pay(Device device, const Graph& graph, int32_t index, const std::vector<int32_t>& epilogues) {
+  NoGrad off;
+  RecorderScope eager(nullptr);
+  const auto node_at = [&](int32_t n) -> const GraphNode& { return graph.nodes[static_cast<size_t>(n)]; };
+  const auto made_up_value = [&](ValueId id) { return made_up(graph.value(id), device); };
+  const GraphNode& product = node_at(index);
+  std::vector<Tensor> operands, added;
+  std::vector<const Tensor*> pointers;
+  for (ValueId id : product.inputs) operands.push_back(id == kNoValue ? Tensor() : made_up_value(id));
+  for (const Tensor& operand : operands) pointers.push_back(&operand);
+  Tensor result = made_up_value(product.outputs[0]);
+  std::vector<EpilogueCall> calls;
+  added.reserve(epilogues.size());
+  for (int32_t n : epilogues) {
+    added.push_back(made_up_value(product.outputs[0]));
+    calls.push_back({node_at(n).op->epilogue, node_at(n).inputs.size() > 1 ? &added.back() : nullptr});
+  }
+  const auto run_product = [&](std::span<const EpilogueCall> with) {
+    run_kernel({*product.op, pointers, {&result, 1}, product.attrs, product.where, with});
+  };
+  const auto apart = [&] {
+    run_product({});
+    for (size_t i = 0; i < epilogues.size(); ++i) {
+      const GraphNode& node = node_at(epilogues[i]);
+      const Tensor* inputs[] = {&result, &added[i]};
+      run_kernel({*node.op, {inputs, node.inputs.size()}, {&result, 1}, node.attrs, node.where});
+    }
+  };
+  const std::function<void()> candidates[] = {apart, [&] { run_product(calls); }};
+  std::string what = absl::StrCat("epilogues of ", product.op->name, threads(), "\n");
+  describe(graph, product.inputs, what);
+  for (int32_t n : epilogues) absl::StrAppend(&what, node_at(n).op->name, "\n");
+  return Tuner::instance().fastest(what, candidates, device) == 1;
+}
+
+}  // namespace rondo::compile

@@ -1,0 +1,43 @@
+#include "rondo/compile/jit/cpu/target.h"
+
+#include "rondo/compile/codegen/cpu/schedule.h"
+#include "rondo/compile/jit/cpu/host_key.h"
+#include "rondo/compile/jit/cpu/object.h"
+#include "rondo/compile/jit/cpu/toolchain.h"
+
+namespace rondo::compile::cpu {
+namespace {
+
+std::string name() {
+#if defined(__x86_64__)
+  return "cpu x86_64";
+#elif defined(__aarch64__)
+  return "cpu aarch64";
+#else
+  return "cpu";
+#endif
+}
+
+absl::StatusOr<std::shared_ptr<const MachineCode>> place(const std::string& object) {
+  absl::StatusOr<std::shared_ptr<const MachineCode>> code = place_object(object);
+  if (absl::IsUnimplemented(code.status())) return link_object(object);
+  return code;
+}
+
+absl::Status check(const std::string& object) { return check_object(object); }
+
+}  // namespace
+
+constexpr Target kTarget = {
+    .backend = Backend::kCPU,
+    .name = &name,
+    .key = &host_key,
+    .schedule = &schedule,
+    .can_compile = &toolchain_exists,
+    .load_compiler = &load_toolchain,
+    .compile = &compile_object,
+    .place = &place,
+    .check = &check,
+};
+
+}  // namespace rondo::compile::cpu

@@ -1,0 +1,10 @@
+// The CPU as a target.
+#pragma once
+
+#include "rondo/compile/exec/target.h"
+
+namespace rondo::compile::cpu {
+
+extern const Target kTarget;
+
+}  // namespace rondo::compile::cpu

@@ -1,0 +1,127 @@
+#include "rondo/compile/plan/make_plan.h"
+
+#include "rondo/compile/codegen/loop_text.h"
+#include "rondo/compile/codegen/relax.h"
+#include "rondo/compile/report/dump.h"
+#include "rondo/compile/report/reproducer.h"
+#include "rondo/compile/report/stages.h"
+#include "rondo/compile/transform/passes.h"
+
+namespace rondo::compile {
+namespace {
+
+// True if the parts that the node would assemble were written in their places already.
+bool is_in_place(const Graph& graph, const GraphNode& node) {
+  if (!node.op->assembles) return false;
+  for (ValueId id : node.inputs)
+    if (graph.value(id).root != node.outputs[0]) return false;
+  return true;
+}
+
+// True if the product may as well write f32, which nobody but the caller reads: the gradient of a weight.
+bool only_widens(const Graph& graph, const std::vector<int32_t>& chain) {
+  if (chain.size() != 1 || graph.nodes[static_cast<size_t>(chain[0])].op->epilogue != Epilogue::kWiden) return false;
+  const ValueId result = graph.nodes[static_cast<size_t>(chain[0])].outputs[0];
+  for (const GraphNode& node : graph.nodes)
+    for (ValueId id : node.inputs)
+      if (id != kNoValue && node.op->kind != OpKind::kView && graph.written(id) == result) return false;
+  return true;
+}
+
+// By product, what it is to do on its own result.
+EpilogueChains choose_epilogues(const Graph& graph, const Target& target, const PlanOptions& options) {
+  if (options.epilogues == Epilogues::kNever || !enabled(CompilerStage::kEpilogues)) return {};
+  EpilogueChains chains = find_epilogues(graph, options.exact, target.backend);
+  if (options.epilogues == Epilogues::kAlways) return chains;
+  for (size_t n = 0; n < chains.size(); ++n) {
+    std::vector<int32_t>& chain = chains[n];
+    // A product that widens its result is as fast as one that does not. Where a kernel goes on with it, 16 bits are
+    // less to read.
+    if (chain.empty() || only_widens(graph, chain)) continue;
+    const bool widens = graph.nodes[static_cast<size_t>(chain[0])].op->epilogue == Epilogue::kWiden;
+    if (widens || options.epilogues_pay == nullptr || !options.epilogues_pay(graph, static_cast<int32_t>(n), chain))
+      chain.clear();
+  }
+  return chains;
+}
+
+// A value is stored if another unit or the caller reads it, through whatever view.
+std::vector<bool> values_needed(const Graph& graph, const std::vector<Unit>& units) {
+  std::vector<int> unit_of(graph.nodes.size(), -1);
+  for (size_t u = 0; u < units.size(); ++u)
+    for (int32_t n : units[u].nodes) unit_of[static_cast<size_t>(n)] = static_cast<int>(u);
+  std::vector<bool> needed(graph.values.size(), false);
+  for (ValueId id : graph.outputs) needed[static_cast<size_t>(graph.written(id))] = true;
+  for (size_t n = 0; n < graph.nodes.size(); ++n) {
+    if (graph.nodes[n].op->kind == OpKind::kView) continue;
+    for (ValueId id : graph.nodes[n].inputs) {
+      if (id == kNoValue) continue;
+      const ValueId source = graph.written(id);
+      const int32_t producer = graph.value(source).producer;
+      if (producer >= 0 && unit_of[static_cast<size_t>(producer)] != unit_of[n])
+        needed[static_cast<size_t>(source)] = true;
+    }
+  }
+  return needed;
+}
+
+Launch library_call(const Graph& graph, const Unit& unit) {
+  Launch launch{.kind = Launch::Kind::kLibraryCall, .nodes = unit.nodes};
+  launch.inputs = graph.nodes[static_cast<size_t>(unit.nodes[0])].inputs;
+  for (size_t i = 1; i < unit.nodes.size(); ++i) {
+    const ValueId result = graph.nodes[static_cast<size_t>(unit.nodes[i - 1])].outputs[0];
+    for (ValueId id : graph.nodes[static_cast<size_t>(unit.nodes[i])].inputs)
+      if (graph.written(id) != result) launch.inputs.push_back(id);
+  }
+  launch.outputs = graph.nodes[static_cast<size_t>(unit.nodes.back())].outputs;
+  return launch;
+}
+
+}  // namespace
+
+Plan plan_launches(Graph source, const Target& target, const PlanOptions& options) {
+  Plan plan;
+  plan.target = target.name();
+  plan.graph = simplify(std::move(source));
+  const Graph& graph = plan.graph;
+  const EpilogueChains epilogues = choose_epilogues(graph, target, options);
+  const std::vector<Unit> units = reproducible({.stage = "fuse", .graph = &graph},
+                                               [&] { return fuse(graph, epilogues); });
+  if (wants_dump("fuse")) dump("fuse", to_string(graph, units));
+  const std::vector<bool> needed = values_needed(graph, units);
+  for (const Unit& unit : units) {
+    if (!unit.fused) {
+      if (!is_in_place(graph, graph.nodes[static_cast<size_t>(unit.nodes[0])]))
+        plan.launches.push_back(library_call(graph, unit));
+      continue;
+    }
+    LoweredUnit lowered = reproducible({.stage = "lower", .graph = &graph, .unit = &unit, .needed = &needed},
+                                       [&] { return lower(graph, unit, needed); });
+    target.schedule(lowered.kernel);
+    if (!options.exact && enabled(CompilerStage::kRelax)) lowered.kernel = relax(lowered.kernel);
+    if (wants_dump("lower")) dump("lower", to_string(lowered.kernel));
+    lowered.extents = extents(lowered.kernel);
+    const auto kernel = static_cast<int32_t>(plan.kernels.size());
+    plan.launches.push_back({.kind = Launch::Kind::kKernel, .kernel = kernel, .nodes = unit.nodes});
+    for (int32_t i = 0; i < std::ssize(lowered.column_results); ++i)
+      plan.launches.push_back({.kind = Launch::Kind::kCombine, .kernel = kernel, .result = i, .nodes = {}});
+    plan.kernels.push_back(std::move(lowered));
+  }
+  number_floats(plan);
+  return plan;
+}
+
+Plan make_plan(Graph source, const Target& target, const PlanOptions& options) {
+  Plan plan = plan_launches(std::move(source), target, options);
+  plan_memory(plan, options.updates, options.donated);
+  plan.keeps_arena = options.mode == Mode::kReduceOverhead;
+  return plan;
+}
+
+std::vector<LoopKernel> kernels_of(const Plan& plan) {
+  std::vector<LoopKernel> kernels;
+  for (const LoweredUnit& unit : plan.kernels) kernels.push_back(unit.kernel);
+  return kernels;
+}
+
+}  // namespace rondo::compile

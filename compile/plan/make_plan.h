@@ -1,0 +1,33 @@
+// From a graph to a plan: passes, fusion, lowering, the target's schedule, memory. Generates no code.
+#pragma once
+
+#include <functional>
+#include <vector>
+
+#include "rondo/compile/compile.h"
+#include "rondo/compile/exec/target.h"
+#include "rondo/compile/plan/memory.h"
+#include "rondo/compile/plan/plan.h"
+
+namespace rondo::compile {
+
+struct PlanOptions {
+  bool exact = false;
+  Mode mode = Mode::kDefault;
+  Epilogues epilogues = Epilogues::kTuned;
+  std::vector<Update> updates = {};  // plan_memory()
+  std::vector<bool> donated = {};
+  // Whether a product is faster with these epilogues than without (exec/tune.h); null: it is not tried.
+  std::function<bool(const Graph& graph, int32_t product, const std::vector<int32_t>& epilogues)> epilogues_pay =
+      nullptr;
+};
+
+Plan make_plan(Graph graph, const Target& target, const PlanOptions& options = {});
+
+// All but the memory: for comparing the kernels of a graph with those that it has at other sizes.
+Plan plan_launches(Graph graph, const Target& target, const PlanOptions& options);
+
+// The kernels, in order.
+std::vector<LoopKernel> kernels_of(const Plan& plan);
+
+}  // namespace rondo::compile

@@ -1,0 +1,294 @@
+#include "rondo/compile/plan/memory.h"
+
+#include <algorithm>
+
+#include "rondo/compile/report/stages.h"
+
+namespace rondo::compile {
+namespace {
+
+int64_t bytes_of(const Value& v) { return v.sizes.numel() * static_cast<int64_t>(size_of(v.dtype)); }
+
+// First fit over blocks that are alive at the same time.
+class ArenaPlanner {
+ public:
+  // Alive from launch `first` to launch `last`, both included.
+  int64_t place(int64_t bytes, int first, int last) {
+    std::vector<const Block*> rivals;
+    for (const Block& b : blocks_)
+      if (b.first <= last && first <= b.last) rivals.push_back(&b);
+    std::sort(rivals.begin(), rivals.end(), [](const Block* a, const Block* b) { return a->offset < b->offset; });
+    int64_t offset = 0;
+    for (const Block* b : rivals) {
+      if (offset + bytes <= b->offset) break;
+      offset = std::max(offset, b->offset + b->bytes);
+    }
+    blocks_.push_back({offset, bytes, first, last});
+    size_ = std::max(size_, offset + bytes);
+    return offset;
+  }
+  int64_t size() const { return size_; }
+
+ private:
+  struct Block {
+    int64_t offset, bytes;
+    int first, last;
+  };
+  std::vector<Block> blocks_;
+  int64_t size_ = 0;
+};
+
+// True if the kernel may write operand `out` over operand `in`: both address the same elements, and every load of an
+// element comes before its store (loop_ir.h).
+bool may_overwrite(const LoopKernel& kernel, size_t in, size_t out) {
+  const Operand &a = kernel.operands[in], &b = kernel.operands[out];
+  // Calls for parts of one row each read what is the same for all of it: the first to finish would change it for the
+  // others.
+  if (kernel.split_columns && a.col_stride == 0) return false;
+  if (a.dtype != b.dtype || a.col_stride != b.col_stride || a.is_partial || b.is_partial ||
+      a.axes.size() != b.axes.size())
+    return false;
+  for (size_t i = 0; i < a.axes.size(); ++i)
+    if (a.axes[i].divisor != b.axes[i].divisor || a.axes[i].size != b.axes[i].size ||
+        a.axes[i].stride != b.axes[i].stride)
+      return false;
+  bool stored = false;
+  for (const Stage& stage : kernel.stages) {
+    for (const std::vector<int32_t>* list : {&stage.row, &stage.column}) {
+      for (int32_t id : *list) {
+        const Instr& instr = kernel.instrs[static_cast<size_t>(id)];
+        if (instr.op == LoopOp::kLoad && instr.index == static_cast<int32_t>(in) && stored) return false;
+        stored = stored || (instr.op == LoopOp::kStore && instr.index == static_cast<int32_t>(out));
+      }
+    }
+  }
+  return stored;
+}
+
+class MemoryPlanner {
+ public:
+  MemoryPlanner(Plan& plan, const std::vector<Update>& updates, const std::vector<bool>& donated)
+      : plan_(plan),
+        graph_(plan.graph),
+        updates_(updates),
+        first_(graph_.values.size(), n_launches()),
+        last_(graph_.values.size(), -1),
+        donated_(graph_.values.size(), false),
+        returned_(graph_.values.size(), false) {
+    for (size_t i = 0; i < donated.size(); ++i) donated_[static_cast<size_t>(graph_.inputs[i])] = donated[i];
+    for (ValueId id : graph_.outputs) returned_[static_cast<size_t>(graph_.value(id).root)] = true;
+  }
+
+  void run() {
+    place_what_the_caller_has();
+    for (int i = 0; i < n_launches(); ++i) {
+      for (ValueId id : touched(plan_, launch(i))) {
+        if (id == kNoValue) continue;
+        const auto root = static_cast<size_t>(graph_.value(id).root);
+        first_[root] = std::min(first_[root], i);
+        last_[root] = std::max(last_[root], i);
+      }
+    }
+    if (enabled(CompilerStage::kReuse)) share_in_place();
+    ArenaPlanner arena;
+    for (size_t v = 0; v < graph_.values.size(); ++v) {
+      if (graph_.values[v].root != static_cast<ValueId>(v) || last_[v] < 0 ||
+          plan_.placements[v].kind != Placement::kNone)
+        continue;
+      const int64_t bytes = aligned(std::max<int64_t>(bytes_of(graph_.values[v]), 1));
+      plan_.placements[v] = {Placement::kArena, arena.place(bytes, first_[v], last_[v])};
+    }
+    // Partial sums live from their kernel to the last launch that adds them up.
+    std::vector<int64_t> partials(plan_.kernels.size(), 0);
+    for (int i = 0; i < n_launches(); ++i) {
+      if (launch(i).kind != Launch::Kind::kKernel) continue;
+      const LoweredUnit& unit = kernel_of(launch(i));
+      if (unit.column_results.empty()) continue;
+      partials[static_cast<size_t>(launch(i).kernel)] = arena.place(partial_bytes(unit), i,
+                                                                    i + static_cast<int>(unit.column_results.size()));
+    }
+    plan_.arena_bytes = arena.size();
+    resolve_addresses(partials);
+  }
+
+ private:
+  using Placement = Plan::Placement;
+
+  int n_launches() const { return static_cast<int>(plan_.launches.size()); }
+  Launch& launch(int i) const { return plan_.launches[static_cast<size_t>(i)]; }
+  const LoweredUnit& kernel_of(const Launch& launch) const { return plan_.kernels[static_cast<size_t>(launch.kernel)]; }
+  const OpDef& op_of(const Launch& launch) const { return *graph_.nodes[static_cast<size_t>(launch.op())].op; }
+
+  void place_what_the_caller_has() {
+    plan_.placements.resize(graph_.values.size());
+    for (size_t i = 0; i < graph_.inputs.size(); ++i)
+      plan_.placements[static_cast<size_t>(graph_.inputs[i])] = {Placement::kInput, static_cast<int64_t>(i)};
+    for (const GraphNode& node : graph_.nodes) {
+      if (!is_parameter_copy(graph_, node)) continue;
+      const int64_t input = plan_.placements[static_cast<size_t>(node.inputs[0])].index;
+      plan_.placements[static_cast<size_t>(node.outputs[0])] = {Placement::kCopy, std::ssize(plan_.copies)};
+      plan_.copies.push_back({static_cast<int32_t>(input), graph_.value(node.outputs[0]).dtype});
+    }
+    for (ValueId id : graph_.outputs) {
+      const auto root = static_cast<size_t>(graph_.value(id).root);
+      if (plan_.placements[root].kind == Placement::kNone) place_fresh(root);
+    }
+  }
+  void place_fresh(size_t root) {
+    plan_.placements[root] = {Placement::kOutput, std::ssize(plan_.fresh)};
+    plan_.fresh.push_back({bytes_of(graph_.values[root])});
+  }
+
+  // (read, written) by a launch, so that the written value may have the memory of the one that is read.
+  std::vector<std::pair<ValueId, ValueId>> overwritable(const Launch& launch) const {
+    std::vector<std::pair<ValueId, ValueId>> pairs;
+    if (launch.kind == Launch::Kind::kCombine) return pairs;
+    const std::vector<ValueId> operands = touched(plan_, launch);
+    // Both in full, and each known to the launch by this one operand.
+    const auto whole = [&](ValueId id) {
+      const Value& value = graph_.value(id);
+      return value.offset == 0 && value.sizes.numel() == graph_.value(value.root).sizes.numel() &&
+             std::count_if(operands.begin(), operands.end(), [&](ValueId other) {
+               return other != kNoValue && graph_.value(other).root == value.root;
+             }) == 1;
+    };
+    const auto offer = [&](ValueId in, ValueId out) {
+      if (bytes_of(graph_.value(graph_.value(in).root)) == bytes_of(graph_.value(graph_.value(out).root)) &&
+          whole(in) && whole(out))
+        pairs.emplace_back(in, out);
+    };
+    if (launch.kind == Launch::Kind::kLibraryCall) {
+      // A product may add to what it finds where its result goes.
+      const GraphNode& node = graph_.nodes[static_cast<size_t>(launch.op())];
+      const size_t own = node.inputs.size();
+      for (size_t i = own; i < launch.inputs.size(); ++i) offer(launch.inputs[i], launch.outputs[0]);
+      const int reusable = node.op->reuses;
+      if (reusable < 0) return pairs;
+      const ValueId in = node.inputs[static_cast<size_t>(reusable)];
+      const Value &from = graph_.value(in), &to = graph_.value(launch.outputs[0]);
+      if (from.dtype == to.dtype && is_contiguous(from.sizes, from.strides) && is_contiguous(to.sizes, to.strides))
+        offer(in, launch.outputs[0]);
+      return pairs;
+    }
+    const LoweredUnit& unit = kernel_of(launch);
+    for (size_t out = 0; out < unit.operands.size(); ++out) {
+      if (!unit.kernel.operands[out].is_output || unit.operands[out] == kNoValue) continue;
+      for (size_t in = 0; in < unit.operands.size(); ++in)
+        if (!unit.kernel.operands[in].is_output && unit.operands[in] != kNoValue && may_overwrite(unit.kernel, in, out))
+          offer(unit.operands[in], unit.operands[out]);
+    }
+    return pairs;
+  }
+
+  // What a launch reads for the last time gives its memory to a result of that launch, so that the processor reads and
+  // writes the same cache lines.
+  void share_in_place() {
+    for (int i = 0; i < n_launches(); ++i) {
+      for (const auto& [in, out] : overwritable(launch(i))) {
+        const auto source = static_cast<size_t>(graph_.value(in).root),
+                   result = static_cast<size_t>(graph_.value(out).root);
+        if (first_[result] != i || last_[source] != i || plan_.placements[result].kind == Placement::kInput) continue;
+        if (is_update(source, result)) plan_.placements[result] = plan_.placements[source];
+        else if (plan_.placements[source].kind == Placement::kNone) share_transient(source, result);
+        else if (donated_[source] && !returned_[source] && takes_donations(launch(i))) take_donation(source, result);
+        else hand_on(source, result);
+      }
+    }
+    for (Placement& p : plan_.placements)
+      while (p.kind == Placement::kShared && plan_.placements[static_cast<size_t>(p.index)].kind == Placement::kShared)
+        p.index = plan_.placements[static_cast<size_t>(p.index)].index;
+  }
+
+  // The caller wants this result written over this input.
+  bool is_update(size_t source, size_t result) const {
+    return std::any_of(updates_.begin(), updates_.end(), [&](const Update& update) {
+      return static_cast<size_t>(graph_.inputs[static_cast<size_t>(update.input)]) == source &&
+             static_cast<size_t>(graph_.outputs[static_cast<size_t>(update.output)]) == result;
+    });
+  }
+
+  // A product is prepared either for memory that it adds to or for memory that it overwrites. Whether an input is
+  // donated differs from call to call, so most products take none.
+  bool takes_donations(const Launch& launch) const {
+    return launch.kind == Launch::Kind::kKernel || op_of(launch).reuses >= 0;
+  }
+
+  // Neither is placed yet: both are one block, which is in use from the source's first launch on.
+  void share_transient(size_t source, size_t result) {
+    plan_.placements[source] = {Placement::kShared, static_cast<int64_t>(result)};
+    first_[result] = first_[source];
+  }
+
+  // The result is a fresh buffer whose memory is, if the caller lets go of it, that of an input.
+  void take_donation(size_t source, size_t result) {
+    if (plan_.placements[result].kind == Placement::kNone) place_fresh(result);
+    plan_.fresh[static_cast<size_t>(plan_.placements[result].index)].donor = static_cast<int32_t>(
+        plan_.placements[source].index);
+    first_[result] = -1;  // that memory was there before any transient
+    donated_[source] = false;
+    plan_.reuses_inputs = true;
+  }
+
+  // A transient in donated memory hands it on, once.
+  void hand_on(size_t source, size_t result) {
+    if (plan_.placements[source].kind != Placement::kOutput || returned_[source] ||
+        plan_.placements[result].kind != Placement::kNone)
+      return;
+    plan_.placements[result] = plan_.placements[source];
+    first_[result] = -1;
+    returned_[source] = true;
+  }
+
+  Address address_of(ValueId id) const {
+    if (id == kNoValue) return {};
+    const Value& value = graph_.value(id);
+    const Placement* p = &plan_.placements[static_cast<size_t>(value.root)];
+    if (p->kind == Placement::kShared) p = &plan_.placements[static_cast<size_t>(p->index)];
+    const int64_t offset = value.offset * static_cast<int64_t>(size_of(value.dtype));
+    const auto inputs = static_cast<int32_t>(graph_.inputs.size()), copies = static_cast<int32_t>(plan_.copies.size());
+    switch (p->kind) {
+      case Placement::kInput: return {static_cast<int32_t>(p->index), offset};
+      case Placement::kCopy: return {inputs + static_cast<int32_t>(p->index), offset};
+      case Placement::kOutput: return {inputs + copies + static_cast<int32_t>(p->index), offset};
+      case Placement::kArena: return {plan_.arena_slot(), p->index + offset};
+      default: return {};
+    }
+  }
+
+  void resolve_addresses(const std::vector<int64_t>& partials) {
+    const auto sums = [&](int32_t kernel, size_t result) {
+      return Address{plan_.arena_slot(),
+                     partials[static_cast<size_t>(kernel)] +
+                         static_cast<int64_t>(result) * partial_stride(plan_.kernels[static_cast<size_t>(kernel)])};
+    };
+    for (Launch& launch : plan_.launches) {
+      if (launch.kind == Launch::Kind::kCombine) {
+        const auto result = static_cast<size_t>(launch.result);
+        launch.addresses = {sums(launch.kernel, result), address_of(kernel_of(launch).column_results[result].value)};
+        continue;
+      }
+      for (ValueId id : touched(plan_, launch)) launch.addresses.push_back(address_of(id));
+      if (launch.kind != Launch::Kind::kKernel) continue;
+      const std::vector<ColumnResult>& results = kernel_of(launch).column_results;
+      for (size_t i = 0; i < results.size(); ++i)
+        launch.addresses[static_cast<size_t>(results[i].operand)] = sums(launch.kernel, i);
+    }
+    for (ValueId id : graph_.outputs) plan_.outputs.push_back(address_of(id));
+  }
+
+  Plan& plan_;
+  const Graph& graph_;
+  const std::vector<Update>& updates_;
+  // By root value.
+  std::vector<int> first_, last_;  // launch that touches it
+  std::vector<bool> donated_;      // the caller gives its memory away, and nobody has taken it yet
+  std::vector<bool> returned_;     // the caller gets it, or its memory was handed on
+};
+
+}  // namespace
+
+void plan_memory(Plan& plan, const std::vector<Update>& updates, const std::vector<bool>& donated) {
+  MemoryPlanner(plan, updates, donated).run();
+}
+
+}  // namespace rondo::compile

@@ -1,0 +1,25 @@
+// Where a plan's values lie: outputs are fresh, transients share an arena that is leased for one run, and what a launch
+// reads for the last time gives its memory to a result of that launch.
+#pragma once
+
+#include "rondo/compile/plan/plan.h"
+#include "rondo/runtime/storage.h"
+
+namespace rondo::compile {
+
+// Results to be written over an input, which belongs to the caller then, as positions in graph.inputs and
+// graph.outputs. Where the order of reads and writes allows it, a run returns the input's own memory.
+struct Update {
+  int32_t input, output;
+};
+
+// Gives every value of the launches a place and every launch its addresses. `donated`, by position in graph.inputs
+// (empty: none): a result that is computed element for element from what stands there may take its memory.
+void plan_memory(Plan& plan, const std::vector<Update>& updates, const std::vector<bool>& donated);
+
+inline int64_t aligned(int64_t bytes) {
+  constexpr auto kStep = static_cast<int64_t>(kAlignment);
+  return (bytes + kStep - 1) / kStep * kStep;
+}
+
+}  // namespace rondo::compile

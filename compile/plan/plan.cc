@@ -1,0 +1,48 @@
+#include "rondo/compile/plan/plan.h"
+
+#include "rondo/compile/plan/memory.h"
+
+namespace rondo::compile {
+
+void number_floats(Plan& plan) {
+  int32_t scalars = 0, calls = 0;
+  for (LoweredUnit& unit : plan.kernels) {
+    unit.first_scalar = scalars;
+    scalars += static_cast<int32_t>(unit.scalars.size());
+  }
+  for (Launch& launch : plan.launches) {
+    if (launch.kind != Launch::Kind::kLibraryCall) continue;
+    const bool any = plan.graph.nodes[static_cast<size_t>(launch.op())].attrs.floats.size() > 0;
+    launch.floats = any ? calls++ : -1;
+  }
+}
+
+std::vector<ValueId> touched(const Plan& plan, const Launch& launch) {
+  std::vector<ValueId> values(launch.inputs.begin(), launch.inputs.end());
+  values.insert(values.end(), launch.outputs.begin(), launch.outputs.end());
+  if (launch.kind == Launch::Kind::kLibraryCall) return values;
+  const LoweredUnit& unit = plan.kernels[static_cast<size_t>(launch.kernel)];
+  if (launch.kind == Launch::Kind::kKernel) return unit.operands;
+  return {unit.column_results[static_cast<size_t>(launch.result)].value};
+}
+
+std::vector<ValueId> written(const Plan& plan, const Launch& launch) {
+  if (launch.kind == Launch::Kind::kLibraryCall) return {launch.outputs.begin(), launch.outputs.end()};
+  if (launch.kind == Launch::Kind::kCombine) return touched(plan, launch);
+  const LoweredUnit& unit = plan.kernels[static_cast<size_t>(launch.kernel)];
+  std::vector<ValueId> values;
+  for (size_t i = 0; i < unit.operands.size(); ++i)
+    if (unit.kernel.operands[i].is_output) values.push_back(unit.operands[i]);
+  return values;
+}
+
+int64_t partial_stride(const LoweredUnit& unit) {
+  if (unit.column_results.empty()) return 0;
+  const int64_t chunks = (unit.kernel.rows + unit.kernel.chunk_rows - 1) / unit.kernel.chunk_rows;
+  return aligned(chunks * unit.kernel.cols * 8);
+}
+int64_t partial_bytes(const LoweredUnit& unit) {
+  return static_cast<int64_t>(unit.column_results.size()) * partial_stride(unit);
+}
+
+}  // namespace rondo::compile

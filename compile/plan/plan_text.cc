@@ -1,0 +1,279 @@
+// Plans as text:
+//
+//   plan cpu x86_64
+//   input %0: f32[8, 64]                                   # the graph
+//   ...
+//   return %3
+//   kernel k rows=1 cols=512 split_columns                 # each kernel, then what it works on
+//   ...
+//   operands %0 %3
+//   scalars 0.0                                            # position 0 of node 0's floats
+//   sum @2 %4 f32                                          # a column result: operand, value, compute type
+//   launch kernel 0 grain=16384 nodes 0 1 at 0+0 2+0       # addresses: slot + bytes, or none
+//   launch call variant=0 nodes 2 in %1 %2 out %3 at 0+0 1+0 2+0
+//   launch combine 0 result=0 at 3+256 2+0
+//   place %0 input 0
+//   fresh 2048 donor=-1
+//   copy 1 bf16
+//   results 2+0
+//   arena 4096 kept reuses_inputs
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "rondo/compile/codegen/loop_text.h"
+#include "rondo/compile/codegen/loop_verify.h"
+#include "rondo/compile/ir/parse.h"
+#include "rondo/compile/plan/plan.h"
+#include "rondo/runtime/error.h"
+
+namespace rondo::compile {
+namespace {
+
+constexpr const char* kPlacementNames[] = {"none", "input", "copy", "output", "arena", "shared"};
+
+std::string name(ValueId id) { return id == kNoValue ? " none" : absl::StrCat(" %", id); }
+
+template <class List> void append_values(std::string& text, const List& list) {
+  for (ValueId id : list) text += name(id);
+}
+void append_nodes(std::string& text, const std::vector<int32_t>& nodes) {
+  text += " nodes";
+  for (int32_t n : nodes) absl::StrAppend(&text, " ", n);
+}
+void append_addresses(std::string& text, const std::vector<Address>& addresses) {
+  for (const Address& a : addresses) {
+    if (a.slot < 0) text += " none";
+    else absl::StrAppend(&text, " ", a.slot, "+", a.offset);
+  }
+  text += "\n";
+}
+
+std::string to_string(const LoweredUnit& unit) {
+  std::string text = to_string(unit.kernel) + "operands";
+  append_values(text, unit.operands);
+  text += "\nscalars";
+  for (const ScalarSource& s : unit.scalars) absl::StrAppend(&text, " ", s.node, ":", s.position);
+  text += "\n";
+  for (const ColumnResult& r : unit.column_results)
+    absl::StrAppend(&text, "sum @", r.operand, name(r.value), " ", std::string(name_of(r.compute)), "\n");
+  return text;
+}
+
+std::string to_string(const Launch& launch) {
+  std::string text = "launch ";
+  switch (launch.kind) {
+    case Launch::Kind::kKernel:
+      absl::StrAppend(&text, "kernel ", launch.kernel, " grain=", launch.grain);
+      append_nodes(text, launch.nodes);
+      break;
+    case Launch::Kind::kLibraryCall:
+      absl::StrAppend(&text, "call variant=", launch.variant);
+      append_nodes(text, launch.nodes);
+      text += " in";
+      append_values(text, launch.inputs);
+      text += " out";
+      append_values(text, launch.outputs);
+      break;
+    case Launch::Kind::kCombine: absl::StrAppend(&text, "combine ", launch.kernel, " result=", launch.result); break;
+  }
+  text += " at";
+  append_addresses(text, launch.addresses);
+  return text;
+}
+
+class PlanParser {
+ public:
+  explicit PlanParser(std::string_view text) : in_(text) {}
+
+  Plan run() {
+    if (in_.at_end()) in_.fail("no plan");
+    in_.expect("plan");
+    while (!in_.at_end_of_line())
+      absl::StrAppend(&plan_.target, plan_.target.empty() ? "" : " ", std::string(in_.word()));
+    in_.end_line();
+    plan_.graph = parse_graph(in_);
+    while (in_.next_is("kernel")) kernel();
+    while (in_.accept("launch")) launch();
+    plan_.placements.resize(plan_.graph.values.size());
+    while (in_.accept("place")) place();
+    while (in_.accept("fresh")) {
+      Plan::FreshBuffer& buffer = plan_.fresh.emplace_back();
+      buffer.bytes = number(0, kMost);
+      in_.expect("donor=");
+      buffer.donor = static_cast<int32_t>(number(-1, std::ssize(plan_.graph.inputs)));
+      in_.end_line();
+    }
+    while (in_.accept("copy")) {
+      Plan::ParameterCopy& copy = plan_.copies.emplace_back();
+      copy.input = static_cast<int32_t>(number(0, std::ssize(plan_.graph.inputs)));
+      copy.dtype = in_.dtype();
+      in_.end_line();
+    }
+    in_.expect("results");
+    plan_.outputs = addresses();
+    in_.end_line();
+    in_.expect("arena");
+    plan_.arena_bytes = number(0, kMost);
+    plan_.keeps_arena = in_.accept("kept");
+    plan_.reuses_inputs = in_.accept("reuses_inputs");
+    in_.end_line();
+    if (!in_.at_end()) in_.fail("nothing more was expected");
+    check();
+    number_floats(plan_);
+    return std::move(plan_);
+  }
+
+ private:
+  static constexpr int64_t kMost = int64_t{1} << 60;
+
+  // In [least, end).
+  int64_t number(int64_t least, int64_t end) {
+    const int64_t value = in_.integer();
+    if (value < least || value >= end) in_.fail(absl::StrCat(value, " is out of range"));
+    return value;
+  }
+  int32_t index(size_t size) { return static_cast<int32_t>(number(0, static_cast<int64_t>(size))); }
+
+  template <class List> void values(List& list) {
+    for (;;) {
+      if (in_.accept("none")) list.push_back(kNoValue);
+      else if (in_.accept("%")) list.push_back(index(plan_.graph.values.size()));
+      else return;
+    }
+  }
+  std::vector<int32_t> nodes() {
+    std::vector<int32_t> list;
+    in_.expect("nodes");
+    while (in_.next_is_integer()) list.push_back(index(plan_.graph.nodes.size()));
+    if (list.empty()) in_.fail("a launch without nodes");
+    return list;
+  }
+  std::vector<Address> addresses() {
+    std::vector<Address> list;
+    while (!in_.at_end_of_line()) {
+      Address& a = list.emplace_back();
+      if (in_.accept("none")) continue;
+      a.slot = static_cast<int32_t>(number(0, INT32_MAX));
+      in_.expect("+");
+      a.offset = number(0, kMost);
+    }
+    return list;
+  }
+
+  void kernel() {
+    LoweredUnit unit;
+    unit.kernel = parse_loop_kernel(in_);
+    if (const std::string what = compile::verify(unit.kernel); !what.empty()) in_.fail(what);
+    in_.expect("operands");
+    values(unit.operands);
+    in_.end_line();
+    in_.expect("scalars");
+    while (!in_.at_end_of_line()) {
+      ScalarSource& source = unit.scalars.emplace_back();
+      source.node = index(plan_.graph.nodes.size());
+      in_.expect(":");
+      source.position = index(plan_.graph.nodes[static_cast<size_t>(source.node)].attrs.floats.size());
+    }
+    in_.end_line();
+    while (in_.accept("sum")) {
+      ColumnResult& result = unit.column_results.emplace_back();
+      in_.expect("@");
+      result.operand = index(unit.operands.size());
+      in_.expect("%");
+      result.value = index(plan_.graph.values.size());
+      result.compute = in_.dtype();
+      in_.end_line();
+    }
+    unit.extents = extents(unit.kernel);
+    plan_.kernels.push_back(std::move(unit));
+  }
+
+  void launch() {
+    Launch launch;
+    if (in_.accept("kernel")) {
+      launch.kind = Launch::Kind::kKernel;
+      launch.kernel = index(plan_.kernels.size());
+      in_.expect("grain=");
+      launch.grain = number(1, kMost);
+      launch.nodes = nodes();
+    } else if (in_.accept("call")) {
+      launch.kind = Launch::Kind::kLibraryCall;
+      in_.expect("variant=");
+      launch.variant = static_cast<int32_t>(number(0, INT32_MAX));
+      launch.nodes = nodes();
+      in_.expect("in");
+      values(launch.inputs);
+      in_.expect("out");
+      values(launch.outputs);
+    } else {
+      in_.expect("combine");
+      launch.kind = Launch::Kind::kCombine;
+      launch.kernel = index(plan_.kernels.size());
+      in_.expect("result=");
+      launch.result = index(plan_.kernels[static_cast<size_t>(launch.kernel)].column_results.size());
+    }
+    in_.expect("at");
+    launch.addresses = addresses();
+    const size_t wanted = launch.kind == Launch::Kind::kCombine ? 2
+                          : launch.kind == Launch::Kind::kKernel
+                              ? plan_.kernels[static_cast<size_t>(launch.kernel)].operands.size()
+                              : launch.inputs.size() + launch.outputs.size();
+    if (launch.addresses.size() != wanted) in_.fail(absl::StrCat(wanted, " addresses were expected"));
+    in_.end_line();
+    plan_.launches.push_back(std::move(launch));
+  }
+
+  void place() {
+    in_.expect("%");
+    Plan::Placement& placement = plan_.placements[static_cast<size_t>(index(plan_.graph.values.size()))];
+    const std::string_view kind = in_.word();
+    const auto found = std::find(std::begin(kPlacementNames), std::end(kPlacementNames), kind);
+    if (found == std::end(kPlacementNames)) in_.fail(absl::StrCat("no place \"", std::string(kind), "\""));
+    placement.kind = static_cast<Plan::Placement::Kind>(found - std::begin(kPlacementNames));
+    placement.index = number(0, kMost);
+    in_.end_line();
+  }
+
+  // What could not be known while it was read.
+  void check() {
+    const auto within = [&](const std::vector<Address>& list) {
+      for (const Address& a : list)
+        if (a.slot >= static_cast<int32_t>(plan_.n_slots())) in_.fail(absl::StrCat("there is no slot ", a.slot));
+    };
+    for (const Launch& launch : plan_.launches) within(launch.addresses);
+    within(plan_.outputs);
+    if (plan_.outputs.size() != plan_.graph.outputs.size()) in_.fail("as many results as outputs were expected");
+    for (const LoweredUnit& unit : plan_.kernels)
+      if (unit.operands.size() != unit.kernel.operands.size() ||
+          static_cast<int32_t>(unit.scalars.size()) != unit.kernel.n_scalars)
+        in_.fail("a kernel has other operands or scalars than its unit");
+  }
+
+  Scanner in_;
+  Plan plan_;
+};
+
+}  // namespace
+
+std::string to_string(const Plan& plan) {
+  std::string text = absl::StrCat("plan ", plan.target, "\n", to_string(plan.graph));
+  for (const LoweredUnit& unit : plan.kernels) text += to_string(unit);
+  for (const Launch& launch : plan.launches) text += to_string(launch);
+  for (size_t v = 0; v < plan.placements.size(); ++v)
+    if (plan.placements[v].kind != Plan::Placement::kNone)
+      absl::StrAppend(&text, "place %", v, " ", kPlacementNames[plan.placements[v].kind], " ", plan.placements[v].index,
+                      "\n");
+  for (const Plan::FreshBuffer& buffer : plan.fresh)
+    absl::StrAppend(&text, "fresh ", buffer.bytes, " donor=", buffer.donor, "\n");
+  for (const Plan::ParameterCopy& copy : plan.copies)
+    absl::StrAppend(&text, "copy ", copy.input, " ", std::string(name_of(copy.dtype)), "\n");
+  text += "results";
+  append_addresses(text, plan.outputs);
+  absl::StrAppend(&text, "arena ", plan.arena_bytes, plan.keeps_arena ? " kept" : "",
+                  plan.reuses_inputs ? " reuses_inputs" : "", "\n");
+  return text;
+}
+
+Plan parse_plan(std::string_view text) { return PlanParser(text).run(); }
+
+}  // namespace rondo::compile

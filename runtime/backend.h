@@ -1,0 +1,125 @@
+// What a device provides: a table of functions for each backend. To port Rondo to another kind of device, fill in one
+// table, and the kernels that cannot be generated.
+//
+// Note [Streams]. A device has one compute stream. All threads and backward use it, so work runs in the order in which
+//   it was enqueued. The copy and communication streams are internal: a backend, or whoever uses one, joins them with
+//   the compute stream by events. The CPU runs everything at once, so it has no streams.
+// Note [Stream order]. Memory is allocated and freed in the order of the compute stream: a block may be freed while
+//   work that uses it is still waiting to run, and its next owner's work runs after that. Another stream that touches a
+//   block must wait for an event of the compute stream first.
+// Note [Late errors]. A kernel that finds its data wrong skips the access. The device keeps the first such error, and
+//   the next call that waits for the device throws it. Until then, `failed` is true for work that is enqueued later;
+//   the passes of an optimizer read it on the stream and change nothing.
+//
+// Thread safety: all functions of a table may be called from any thread.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+
+#include "absl/functional/any_invocable.h"
+#include "rondo/runtime/device.h"
+#include "rondo/runtime/storage.h"
+
+namespace rondo {
+
+enum class Stream : uint8_t { kCompute, kCopy, kCommunication };
+
+// A point in a stream; owned by the backend. Null: a point that has passed.
+using EventHandle = void*;
+
+struct BackendTable {
+  const char* name;  // "cuda"
+  // Tensors of this backend can be read and written through host pointers at any time.
+  bool host_memory;
+  // Whose kernels run here: the index into OpDef::on, and which compiler makes code.
+  Backend kernels;
+  int (*device_count)();
+
+  // ---- Memory: Note [Stream order]
+  // Throws OutOfMemoryError. Blocks are aligned to kAlignment.
+  void* (*allocate)(int device, size_t bytes);
+  // Does nothing once the driver is gone.
+  void (*deallocate)(int device, void* data, size_t bytes) noexcept;
+  size_t (*block_bytes)(size_t bytes);  // what allocate() takes for so many
+  AllocatorStats (*stats)(int device);
+  void (*reset_peak)(int device);
+  // The most bytes of freed blocks that are kept for reuse.
+  void (*set_cache_limit)(int device, int64_t bytes);
+  void (*trim)(int device);  // gives all freed blocks back
+  // Host memory that the device can read and write without a copy in between (page-locked).
+  void* (*allocate_staging)(size_t bytes);
+  void (*deallocate_staging)(void* data, size_t bytes) noexcept;
+
+  // ---- Copies. `host` may be any host memory.
+  // The host memory is free again on return; the copy stands in the order of the compute stream.
+  void (*copy_in)(int device, void* to, const void* host, size_t bytes);
+  // Waits for the bytes. Throws as `synchronize`.
+  void (*copy_out)(int device, void* host, const void* from, size_t bytes);
+  // Within the device, in the order of the compute stream.
+  void (*copy)(int device, void* to, const void* from, size_t bytes);
+  void (*fill)(int device, void* to, uint8_t byte, size_t bytes);
+
+  // ---- Work
+  // Runs host code that works on the device's memory, in the order of the stream. Null: enqueue() runs it at once. A
+  // device whose kernels are not host code has this for callbacks only.
+  void (*enqueue)(int device, Stream stream, absl::AnyInvocable<void()> work);
+  EventHandle (*record)(int device, Stream stream);
+  void (*wait)(int device, Stream stream, EventHandle event);  // later work of the stream waits, not the host
+  void (*release)(int device, EventHandle event) noexcept;
+  double (*elapsed)(int device, EventHandle from, EventHandle to);  // seconds; waits for both
+  void (*synchronize)(int device);                                  // throws what is kept: Note [Late errors]
+  bool (*failed)(int device) noexcept;
+};
+
+namespace detail {
+extern std::array<const BackendTable*, kNumBackends> backends;
+[[noreturn]] void throw_no_backend(Device device);
+}  // namespace detail
+
+// The table of a device. Throws Error if this process has no such backend.
+inline const BackendTable& backend_of(Device device) {
+  const BackendTable* table = detail::backends[static_cast<size_t>(device.backend)];
+  if (table == nullptr) [[unlikely]]
+    detail::throw_no_backend(device);
+  return *table;
+}
+
+// Makes a backend available; null takes it away. No tensor of it may live then.
+void install_backend(Backend backend, const BackendTable* table);
+
+// Runs `work`, host code that works on the device's memory, on its compute stream: at once where that is the CPU,
+// otherwise later. It must own all that it needs.
+template <class Work> void enqueue(Device device, Work&& work) {
+  const BackendTable& table = backend_of(device);
+  if (table.enqueue == nullptr) [[likely]]
+    work();
+  else table.enqueue(device.index, Stream::kCompute, std::forward<Work>(work));
+}
+
+// True if enqueue() runs its work at once.
+inline bool runs_at_once(Device device) { return backend_of(device).enqueue == nullptr; }
+
+// True if host code may use the device's addresses.
+inline bool has_host_memory(Device device) { return backend_of(device).host_memory; }
+
+// Copies bytes between any two devices.
+void copy_bytes(Device to_device, void* to, Device from_device, const void* from, size_t bytes);
+
+// Seconds on the device's compute stream between two points: for tuning.
+class Stopwatch {
+ public:
+  explicit Stopwatch(Device device);  // starts
+  ~Stopwatch();
+  Stopwatch(const Stopwatch&) = delete;
+  Stopwatch& operator=(const Stopwatch&) = delete;
+  double seconds() const;  // since the start, including all that has been enqueued
+
+ private:
+  Device device_;
+  EventHandle start_;
+};
+
+}  // namespace rondo

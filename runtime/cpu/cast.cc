@@ -1,0 +1,22 @@
+// Conversions between dtypes.
+#include "rondo/runtime/cpu/loops.h"
+#include "rondo/runtime/ops/kernels.h"
+
+namespace rondo::cpu {
+void cast_kernel(const KernelContext& context) {
+  visit_dtype(context.out().dtype(), [&](auto out) {
+    visit_dtype(context.in(0).dtype(), [&](auto in) {
+      using Out = typename decltype(out)::type;
+      using In = typename decltype(in)::type;
+      for_each_run<1>(context, [](const ops::ElementwiseRun& run, const double*) {
+        ops::elementwise_run<Out, In>(run, [](ComputeType<In> v) { return ops::convert<Out>(v); });
+      });
+    });
+  });
+}
+
+void copy_kernel(const KernelContext& context) {
+  cast_kernel({context.op, context.inputs.subspan(1), context.outputs, context.attrs, context.where});
+}
+
+}  // namespace rondo::cpu

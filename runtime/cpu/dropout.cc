@@ -1,0 +1,69 @@
+// Dropout: each element's random word is a function of (seed, offset, index). Note [Random state] in random_state.h.
+#include <algorithm>
+#include <array>
+
+#include "rondo/runtime/cpu/loops.h"
+#include "rondo/runtime/ops/kernels.h"
+#include "rondo/runtime/random.h"
+#include "rondo/runtime/recorder.h"
+
+namespace rondo::cpu {
+namespace {
+
+// Elements drawn together: 16 counters of four words each, so that the rounds fill a vector.
+constexpr int kCounters = 16, kGroup = 4 * kCounters;
+
+// Word k of counter j goes to element 4 j + k of the group.
+inline void draw_group(uint64_t seed, uint64_t offset, uint64_t first_counter, uint32_t (&words)[kGroup]) {
+  uint32_t w[4][kCounters];
+  for (int j = 0; j < kCounters; ++j) {
+    const std::array<uint32_t, 4> bits = philox(seed, first_counter + static_cast<uint64_t>(j), offset);
+    for (int k = 0; k < 4; ++k) w[k][j] = bits[static_cast<size_t>(k)];
+  }
+  for (int j = 0; j < kCounters; ++j)
+    for (int k = 0; k < 4; ++k) words[4 * j + k] = w[k][j];
+}
+
+}  // namespace
+
+void dropout_kernel(const KernelContext& context) {
+  RecorderScope run(nullptr);
+  const Tensor x = context.in(0).contiguous(), state = context.in(1).contiguous();
+  Tensor& out = context.out();
+  const int64_t* stream = reinterpret_cast<const int64_t*>(state.impl()->data());
+  const uint64_t seed = static_cast<uint64_t>(stream[0]);
+  const uint64_t offset = static_cast<uint64_t>(stream[1]) + static_cast<uint64_t>(context.attrs.ints[0]);
+  const double p = context.attrs.floats[0];
+  const int64_t n = out.numel();
+  visit_floating(out.dtype(), [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    using C = ComputeType<T>;
+    const T* from = reinterpret_cast<const T*>(x.impl()->data());
+    T* to = reinterpret_cast<T*>(out.impl()->data());
+    // A p of 1 drops everything, whatever the words are.
+    if (p == 1) return static_cast<void>(std::fill_n(to, n, T{}));
+    const C scale = static_cast<C>(1.0 / (1.0 - p));
+    // On integers: a word w, as a number in [0, 1), is at least p.
+    const uint32_t threshold = static_cast<uint32_t>(std::min(p * 0x1p32, 4294967295.0));
+    parallel_for((n + kGroup - 1) / kGroup, kElementwiseGrain / kGroup / 4, [&](int64_t begin, int64_t end) {
+      for (int64_t group = begin; group < end; ++group) {
+        uint32_t words[kGroup];
+        draw_group(seed, offset, static_cast<uint64_t>(group) * kCounters, words);
+        const int64_t start = group * kGroup;
+        const int count = static_cast<int>(std::min<int64_t>(kGroup, n - start));
+        const auto one = [&](int i) {
+          // A dropped NaN or infinity is 0, too.
+          const C value = static_cast<C>(from[start + i]) * scale;
+          to[start + i] = static_cast<T>(words[i] >= threshold ? value : C(0));
+        };
+        if (count == kGroup) {
+          for (int i = 0; i < kGroup; ++i) one(i);
+        } else {
+          for (int i = 0; i < count; ++i) one(i);
+        }
+      }
+    });
+  });
+}
+
+}  // namespace rondo::cpu

@@ -1,0 +1,87 @@
+// Kernels that make a tensor's first values.
+#include <cmath>
+#include <cstring>
+#include <numbers>
+
+#include "rondo/runtime/cpu/loops.h"
+#include "rondo/runtime/ops/factory.h"
+#include "rondo/runtime/ops/kernels.h"
+#include "rondo/runtime/random.h"
+
+namespace rondo::cpu {
+namespace {
+
+// out[i] = value(i) for a dense output.
+template <class T, class Value> void fill_dense(Tensor& out, Value value) {
+  T* to = reinterpret_cast<T*>(out.impl()->data());
+  parallel_for(out.numel(), kElementwiseGrain, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) to[i] = value(i);
+  });
+}
+template <class Value> void fill_dense(Tensor& out, Value value) {
+  visit_dtype(out.dtype(), [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    fill_dense<T>(out, [&](int64_t i) { return ops::convert<T>(value(i)); });
+  });
+}
+
+}  // namespace
+
+void fill_kernel(const KernelContext& context) {
+  const Attrs& attrs = context.attrs;
+  visit_dtype(context.out().dtype(), [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    const T value = attrs.ints.size() == 0 ? ops::convert<T>(attrs.floats[0]) : ops::convert<T>(attrs.ints[0]);
+    double carried = 0;  // the bytes of `value`, which may be an integer that no double holds
+    std::memcpy(&carried, &value, sizeof(T));
+    const auto fill = [](const ops::ElementwiseRun& run, const double* bytes) {
+      T element;
+      std::memcpy(static_cast<void*>(&element), bytes, sizeof(T));
+      ops::elementwise_run<T, T>(run, [element](ComputeType<T>) { return element; });
+    };
+    // An operand of the loops must be there: the output itself, whose old values do not matter.
+    const Tensor* same[] = {&context.out()};
+    for_each_run<1>({context.op, same, context.outputs, attrs, context.where}, fill, &carried);
+  });
+}
+
+void arange_kernel(const KernelContext& context) {
+  const Attrs& attrs = context.attrs;
+  if (attrs.ints.size() == 0) {
+    const double first = attrs.floats[0], step = attrs.floats[1];
+    return fill_dense(context.out(), [=](int64_t i) { return first + static_cast<double>(i) * step; });
+  }
+  const auto first = static_cast<uint64_t>(attrs.ints[0]), step = static_cast<uint64_t>(attrs.ints[1]);
+  // Unsigned: i * step alone may leave the range that the sum is in.
+  fill_dense(context.out(), [=](int64_t i) { return static_cast<int64_t>(first + static_cast<uint64_t>(i) * step); });
+}
+
+// Each element has a counter of its own, so any split over threads gives the same numbers.
+void draw_kernel(const KernelContext& context) {
+  const Attrs& attrs = context.attrs;
+  const auto seed = static_cast<uint64_t>(attrs.ints[1]), offset = static_cast<uint64_t>(attrs.ints[2]);
+  const auto bits_of = [=](int64_t i) { return philox(seed, static_cast<uint64_t>(i), offset); };
+  switch (static_cast<ops::Distribution>(attrs.ints[0])) {
+    case ops::Distribution::kUniform:
+      return fill_dense(context.out(), [=](int64_t i) { return uniform_from_bits(bits_of(i)[0]); });
+    case ops::Distribution::kNormal:  // Box-Muller on two of the four words
+      return fill_dense(context.out(), [=](int64_t i) {
+        const auto bits = bits_of(i);
+        const double radius = std::sqrt(-2.0 * std::log(static_cast<double>(uniform_from_bits(bits[0]))));
+        return radius * std::cos(2.0 * std::numbers::pi * static_cast<double>(uniform_from_bits(bits[1])));
+      });
+    case ops::Distribution::kInteger: {
+      const int64_t low = attrs.ints[3];
+      const auto span = static_cast<uint64_t>(attrs.ints[4]);
+      return fill_dense(context.out(), [=](int64_t i) {
+        const auto bits = bits_of(i);
+        __extension__ typedef unsigned __int128 Wide;
+        const uint64_t word = static_cast<uint64_t>(bits[0]) << 32 | bits[1];
+        return static_cast<int64_t>(static_cast<uint64_t>(low) +
+                                    static_cast<uint64_t>((static_cast<Wide>(word) * span) >> 64));
+      });
+    }
+  }
+}
+
+}  // namespace rondo::cpu

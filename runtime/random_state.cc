@@ -1,0 +1,27 @@
+#include "rondo/runtime/random_state.h"
+
+#include <utility>
+
+namespace rondo {
+namespace {
+thread_local SharedRandomState* innermost = nullptr;
+}
+
+SharedRandomState::SharedRandomState() : outer_(std::exchange(innermost, this)) {}
+SharedRandomState::~SharedRandomState() { innermost = outer_; }
+
+RandomState next_random_state(Generator& source, Device device) {
+  const uint64_t seed = source.seed(), offset = source.next_offset();
+  const auto state = [&] {
+    return Tensor::from<int64_t>({static_cast<int64_t>(seed), static_cast<int64_t>(offset)}, {2}, device);
+  };
+  if (innermost == nullptr) return {state(), 0};
+  // Unsigned: a stream that was set back has negative increments.
+  for (const SharedRandomState::Stream& stream : innermost->streams_)
+    if (stream.source == &source && stream.seed == seed && stream.state.device() == device)
+      return {stream.state, static_cast<int64_t>(offset - stream.base)};
+  innermost->streams_.push_back({&source, seed, offset, state()});
+  return {innermost->streams_.back().state, 0};
+}
+
+}  // namespace rondo

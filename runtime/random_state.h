@@ -1,0 +1,46 @@
+// What a random op reads of its stream.
+//
+// Note [Random state]. A random op takes a tensor on its device, i64 [2] = {seed, base}, and an attribute, the
+// increment:
+//   it draws the numbers of (seed, base + increment). The attribute is part of a recording's key and the tensor is not,
+//   so increments must not depend on how far the stream has come. Within a SharedRandomState the first draw from a
+//   generator makes the tensor, and later draws count from there: a region has one state tensor for each generator, the
+//   same increments in every call, and a captured step draws new numbers when the tensor gets a new base. The numbers
+//   are the same with and without it: those of the generator's next offset.
+#pragma once
+
+#include <vector>
+
+#include "rondo/runtime/random.h"
+#include "rondo/runtime/tensor.h"
+
+namespace rondo {
+
+struct RandomState {
+  Tensor state;  // i64 [2]
+  int64_t increment = 0;
+};
+
+// Takes the generator's next offset.
+RandomState next_random_state(Generator& source, Device device);
+
+// While it lives, this thread's random ops share state tensors. Scopes nest; the innermost counts.
+class SharedRandomState {
+ public:
+  SharedRandomState();
+  ~SharedRandomState();
+  SharedRandomState(const SharedRandomState&) = delete;
+  SharedRandomState& operator=(const SharedRandomState&) = delete;
+
+ private:
+  friend RandomState next_random_state(Generator& source, Device device);
+  struct Stream {
+    const Generator* source;
+    uint64_t seed, base;
+    Tensor state;
+  };
+  std::vector<Stream> streams_;
+  SharedRandomState* outer_;
+};
+
+}  // namespace rondo

@@ -1,0 +1,93 @@
+// Regions on a device that runs late (tests/fake_device/): the bits of the CPU, and errors that arrive when somebody
+// waits.
+#include <gtest/gtest.h>
+
+#include <optional>
+
+#include "rondo/compile/compile.h"
+#include "rondo/compile/jit/executable.h"
+#include "rondo/modules/layers.h"
+#include "rondo/runtime/ops/ops.h"
+#include "rondo/runtime/random.h"
+#include "rondo/tests/bits.h"
+#include "rondo/tests/errors.h"
+#include "rondo/tests/fake_device/fake_device.h"
+
+namespace rondo {
+namespace {
+
+struct Block : nn::Module<Block> {
+  nn::LayerNorm norm = child("norm", 12);
+  nn::Linear in = child("in", 12, 48), out = child("out", 48, 12);
+  double factor = 1;
+  Tensor forward(const Tensor& x) { return x + out(ops::gelu(in(norm(x)) * factor)) * factor; }
+};
+
+class Devices : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (!compile::jit_available()) GTEST_SKIP() << "built without LLVM";
+    if (default_device() != kCPU) GTEST_SKIP() << "the tests run on a device already";
+  }
+
+  // Three steps of four layers that share a region, with a factor that changes.
+  static std::vector<Tensor> train(Device device, const compile::CompileOptions& options) {
+    manual_seed(5);
+    nn::ModuleList<Block> layers(4);
+    const Tensor x = Tensor::randn({20, 12});
+    layers.to(device);
+    const compile::Regions regions = compile::compile_regions(layers, options);
+    std::vector<Tensor> results;
+    for (int step = 0; step < 3; ++step) {
+      layers.zero_grad();
+      Tensor y = x.to(device);
+      for (Block& layer : layers) {
+        layer.factor = 1.0 - 0.125 * step;
+        y = layer(y);
+      }
+      ops::mean(y * y).backward();
+      results.push_back(y.detach());
+      for (Tensor& p : layers.parameters()) {
+        NoGrad off;
+        p.sub_(p.grad() * 0.25);
+        results.push_back(p.grad());
+      }
+    }
+    EXPECT_EQ(regions.report()[0].entries, 1) << regions.summary();
+    EXPECT_EQ(regions.report()[0].eager_runs, 0) << regions.summary();
+    std::vector<Tensor> there;
+    for (const Tensor& t : results) there.push_back(t.to(kCPU));
+    return there;
+  }
+};
+
+TEST_F(Devices, RegionsHaveTheBitsOfTheCPU) {
+  for (compile::Mode mode : {compile::Mode::kDefault, compile::Mode::kReduceOverhead, compile::Mode::kMaxAutotune}) {
+    const compile::CompileOptions options{.exact = true, .mode = mode};
+    const std::vector<Tensor> expected = train(kCPU, options);
+    for (uint64_t seed : {1, 2, 3}) {
+      const test::FakeDevice fake({.seed = seed});
+      const std::vector<Tensor> actual = train(fake.device(), options);
+      ASSERT_EQ(expected.size(), actual.size());
+      for (size_t i = 0; i < expected.size(); ++i)
+        EXPECT_TRUE(test::same_bits(expected[i], actual[i])) << "result " << i << ", seed " << seed;
+    }
+  }
+}
+
+// The launch is queued before anybody knows that its index is wrong.
+TEST_F(Devices, ABadIndexIsThrownByWhoeverWaits) {
+  const test::FakeDevice fake;
+  const Tensor table = Tensor::randn({6, 4}).to(fake.device());
+  auto look_up = compile::compile(
+      [](const Tensor& t, const Tensor& index) { return ops::exp(ops::index_select(t, 0, index)) * 2.0; });
+  const auto at = [&](int64_t i) { return look_up(table, Tensor::from<int64_t>({i}, {1}).to(fake.device())); };
+  at(3);
+  const std::string error = test::error_of([&] { at(77).to(kCPU); });
+  EXPECT_NE(error.find("77"), std::string::npos) << error;
+  EXPECT_EQ(look_up.regions().report()[0].eager_runs, 0);
+  EXPECT_EQ(test::error_of([&] { at(2).to(kCPU); }), "");
+}
+
+}  // namespace
+}  // namespace rondo

@@ -1,0 +1,375 @@
+#include "rondo/tests/fake_device/fake_device.h"
+
+#include <signal.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <bit>
+#include <chrono>
+#include <cstdio>
+#include <cstring>
+#include <deque>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <random>
+#include <unordered_map>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "rondo/runtime/error.h"
+#include "rondo/runtime/memory.h"
+
+namespace rondo::test {
+namespace {
+
+constexpr size_t kGuard = 64;
+// Protection changes in steps of a huge page: its cost grows with the number of pages.
+constexpr size_t kStep = size_t{2} << 20;
+constexpr int64_t kMostQueued = 4096;
+constexpr int kStreams = 3, kPoison = 0xFF, kGuardByte = 0xA5;
+constexpr int kMostDevices = 4;
+
+struct Event {
+  bool passed = false;
+  std::chrono::steady_clock::time_point time;
+};
+using SharedEvent = std::shared_ptr<Event>;
+
+struct Item {
+  absl::AnyInvocable<void()> work;  // null: an event
+  SharedEvent signals, waits_for;
+};
+
+// Work that the running thread is inside of: what it enqueues runs at once, and what it allocates comes from a pool of
+// its own, because blocks that the host freed later may still be in use by work in between.
+thread_local int running = 0;
+
+// Powers of two, then quarters of them: few sizes, so that blocks are used again and few pages change their protection.
+size_t rounded(size_t bytes) {
+  const size_t floor = std::bit_floor(std::max(bytes, kAlignment)), step = floor < 4096 ? floor : floor / 4;
+  return (std::max(bytes, kAlignment) + step - 1) / step * step;
+}
+
+}  // namespace
+
+// One device.
+class FakeDevice::Queue {
+ public:
+  Queue(const FakeDeviceOptions& options, int index)
+      : options_(options), random_(options.seed * 1000 + static_cast<uint64_t>(index) + 1) {
+    mapped_ = mmap(nullptr, options.bytes + kStep, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (mapped_ == MAP_FAILED) throw Error("FakeDevice: no address space");
+    const auto start = reinterpret_cast<uintptr_t>(mapped_);
+    begin_ = reinterpret_cast<std::byte*>((start + kStep - 1) / kStep * kStep);
+    madvise(begin_, options.bytes, MADV_HUGEPAGE);
+  }
+  ~Queue() { munmap(mapped_, options_.bytes + kStep); }
+
+  bool contains(const void* address) const { return address >= begin_ && address < begin_ + options_.bytes; }
+
+  // ---- Memory
+  void* allocate(size_t bytes) {
+    const std::lock_guard lock(mutex_);
+    ++counts_.allocations;
+    if (fail_in_ > 0 && --fail_in_ == 0)
+      throw OutOfMemoryError(
+          absl::StrCat("out of memory: the fake device was asked to fail at this allocation of ", bytes, " bytes"));
+    const size_t size = rounded(bytes);
+    std::vector<std::byte*>& free = (running > 0 ? nested_free_ : free_)[size];
+    if (!free.empty()) {
+      std::byte* block = free.back();
+      free.pop_back();
+      note_block(block, size);
+      return block;
+    }
+    if (used_ + size + kGuard > options_.bytes)
+      throw OutOfMemoryError(absl::StrCat("out of memory: the fake device has no ", bytes, " bytes left"));
+    std::byte* block = begin_ + used_;
+    used_ += size + kGuard;
+    if (running > 0 && used_ > open_) protect(PROT_READ | PROT_WRITE);
+    note_block(block, size);
+    push(Stream::kCompute, [block, size] {
+      std::memset(block, kPoison, size);
+      std::memset(block + size, kGuardByte, kGuard);
+    });
+    return block;
+  }
+  void deallocate(void* data, size_t bytes) {
+    const std::lock_guard lock(mutex_);
+    auto* block = static_cast<std::byte*>(data);
+    const size_t size = rounded(bytes);
+    --counts_.blocks_in_use;
+    bytes_in_use_ -= static_cast<int64_t>(size);
+    const bool guarded = options_.frees_in_stream_order;  // otherwise the guard may not be written yet
+    const auto poison = [block, size, guarded] {
+      for (size_t i = 0; guarded && i < kGuard; ++i)
+        if (block[size + i] != static_cast<std::byte>(kGuardByte)) {
+          std::fprintf(stderr, "FakeDevice: work wrote behind a block of %zu bytes\n", size);
+          std::abort();
+        }
+      std::memset(block, kPoison, size);
+    };
+    if (options_.frees_in_stream_order) push(Stream::kCompute, poison);
+    else with_open_memory(poison);
+    (running > 0 ? nested_free_ : free_)[size].push_back(block);
+  }
+  AllocatorStats stats() const {
+    const std::lock_guard lock(mutex_);
+    return {.bytes_in_use = bytes_in_use_,
+            .peak_bytes = peak_,
+            .allocations = counts_.allocations,
+            .bytes_reserved = static_cast<int64_t>(used_)};
+  }
+  void reset_peak() {
+    const std::lock_guard lock(mutex_);
+    peak_ = bytes_in_use_;
+  }
+
+  // ---- Work
+  void enqueue(Stream stream, absl::AnyInvocable<void()> work) {
+    const std::lock_guard lock(mutex_);
+    if (running == 0) ++counts_.launches;
+    push(stream, std::move(work));
+  }
+  EventHandle record(Stream stream) {
+    const std::lock_guard lock(mutex_);
+    return new SharedEvent(push_event(stream));
+  }
+  void wait(Stream stream, EventHandle event) {
+    const std::lock_guard lock(mutex_);
+    push_wait(stream, *static_cast<SharedEvent*>(event));
+  }
+  double elapsed(EventHandle from, EventHandle to) {
+    const std::lock_guard lock(mutex_);
+    const SharedEvent &first = *static_cast<SharedEvent*>(from), &last = *static_cast<SharedEvent*>(to);
+    run_until([&] { return first->passed && last->passed; });
+    return std::chrono::duration<double>(last->time - first->time).count();
+  }
+  void synchronize() {
+    const std::lock_guard lock(mutex_);
+    ++counts_.host_waits;
+    run_until([&] { return n_queued_ == 0; });
+    rethrow();
+  }
+  bool failed() const {
+    const std::lock_guard lock(mutex_);
+    return error_ != nullptr;
+  }
+  void drain() noexcept {
+    const std::lock_guard lock(mutex_);
+    run_until([&] { return n_queued_ == 0; });
+    error_ = nullptr;
+  }
+
+  // ---- Copies
+  void copy_in(void* to, const void* host, size_t bytes) {
+    const std::lock_guard lock(mutex_);
+    ++counts_.copies_in;
+    auto staged = std::make_unique<std::byte[]>(bytes);
+    std::memcpy(staged.get(), host, bytes);
+    absl::AnyInvocable<void()> copy = [to, bytes, from = std::move(staged)] { std::memcpy(to, from.get(), bytes); };
+    if (running > 0) return copy();
+    if (options_.copy_in_waits_for_compute) push_wait(Stream::kCopy, push_event(Stream::kCompute));
+    push(Stream::kCopy, std::move(copy));
+    if (options_.compute_waits_for_copy_in) push_wait(Stream::kCompute, push_event(Stream::kCopy));
+  }
+  void copy_out(void* host, const void* from, size_t bytes) {
+    const std::lock_guard lock(mutex_);
+    if (running > 0) {
+      std::memcpy(host, from, bytes);
+      return;
+    }
+    ++counts_.host_waits;
+    push_wait(Stream::kCopy, push_event(Stream::kCompute));
+    push(Stream::kCopy, [=] { std::memcpy(host, from, bytes); });
+    const SharedEvent done = push_event(Stream::kCopy);
+    run_until([&] { return done->passed; });
+    rethrow();
+  }
+
+  FakeDeviceCounts counts() const {
+    const std::lock_guard lock(mutex_);
+    return counts_;
+  }
+  int64_t queued() const {
+    const std::lock_guard lock(mutex_);
+    return n_queued_;
+  }
+  void fail_allocation(int64_t n) {
+    const std::lock_guard lock(mutex_);
+    fail_in_ = n;
+  }
+
+ private:
+  void note_block(std::byte*, size_t size) {
+    ++counts_.blocks_in_use;
+    bytes_in_use_ += static_cast<int64_t>(size);
+    peak_ = std::max(peak_, bytes_in_use_);
+  }
+  std::deque<Item>& items(Stream stream) { return streams_[static_cast<size_t>(stream)]; }
+  void push(Stream stream, absl::AnyInvocable<void()> work) {
+    if (running > 0) return work();
+    items(stream).push_back({std::move(work), nullptr, nullptr});
+    ++n_queued_;
+    // Some work runs early, so that no order relies on a late queue.
+    if (n_queued_ > kMostQueued) run_until([&] { return n_queued_ <= kMostQueued / 2; });
+    else if (std::uniform_real_distribution<>(0, 1)(random_) < options_.early) {
+      int64_t left = static_cast<int64_t>(random_() % 8);
+      run_until([&] { return n_queued_ == 0 || left-- <= 0; });
+    }
+  }
+  SharedEvent push_event(Stream stream) {
+    auto event = std::make_shared<Event>();
+    if (running > 0) {
+      event->passed = true;
+      event->time = std::chrono::steady_clock::now();
+      return event;
+    }
+    items(stream).push_back({nullptr, event, nullptr});
+    ++n_queued_;
+    return event;
+  }
+  void push_wait(Stream stream, SharedEvent event) {
+    if (running > 0 || event->passed) return;
+    items(stream).push_back({nullptr, nullptr, std::move(event)});
+    ++n_queued_;
+  }
+  // Of what has been used.
+  void protect(int protection) {
+    open_ = std::min((used_ + kStep - 1) / kStep * kStep, options_.bytes);
+    mprotect(begin_, open_, protection);
+  }
+  template <class F> void with_open_memory(F&& f) {
+    if (running == 0) protect(PROT_READ | PROT_WRITE);
+    f();
+    if (running == 0) protect(PROT_NONE);
+  }
+  // Runs items, one at a time from a stream that chance picks, until `enough` or nothing is left.
+  template <class Enough> void run_until(Enough enough) {
+    if (running > 0) return;
+    if (enough() || n_queued_ == 0) return;
+    protect(PROT_READ | PROT_WRITE);
+    while (n_queued_ > 0 && !enough()) run_one();
+    protect(PROT_NONE);
+  }
+  void run_one() {
+    int ready[kStreams], n = 0;
+    for (int s = 0; s < kStreams; ++s)
+      if (!streams_[s].empty() && (streams_[s].front().waits_for == nullptr || streams_[s].front().waits_for->passed))
+        ready[n++] = s;
+    if (n == 0) {
+      std::fprintf(stderr, "FakeDevice: streams wait for each other\n");
+      std::abort();
+    }
+    std::deque<Item>& stream = streams_[ready[random_() % static_cast<uint64_t>(n)]];
+    Item item = std::move(stream.front());
+    stream.pop_front();
+    --n_queued_;
+    if (item.signals != nullptr) {
+      item.signals->passed = true;
+      item.signals->time = std::chrono::steady_clock::now();
+    }
+    if (!item.work) return;
+    ++running;
+    try {
+      item.work();
+    } catch (...) {
+      if (error_ == nullptr) error_ = std::current_exception();
+    }
+    item.work = nullptr;  // what it holds goes while the memory is open
+    --running;
+  }
+  void rethrow() {
+    if (error_ != nullptr) std::rethrow_exception(std::exchange(error_, nullptr));
+  }
+
+  const FakeDeviceOptions options_;
+  mutable std::recursive_mutex mutex_;
+  std::mt19937_64 random_;
+  void* mapped_ = nullptr;
+  std::byte* begin_ = nullptr;
+  size_t used_ = 0, open_ = 0;
+  std::unordered_map<size_t, std::vector<std::byte*>> free_, nested_free_;  // by size
+  std::deque<Item> streams_[kStreams];
+  int64_t n_queued_ = 0, bytes_in_use_ = 0, peak_ = 0, fail_in_ = 0;
+  std::exception_ptr error_;
+  FakeDeviceCounts counts_;
+};
+
+namespace {
+
+std::unique_ptr<FakeDevice::Queue> queues[kMostDevices];
+int n_devices = 0;
+struct sigaction before;
+
+FakeDevice::Queue& queue(int device) { return *queues[device]; }
+
+// Async-signal-safe: says what happened, then lets the process end as it would have.
+void on_fault(int signal, siginfo_t* info, void*) {
+  for (int i = 0; i < n_devices; ++i)
+    if (queues[i] != nullptr && queues[i]->contains(info->si_addr)) {
+      constexpr char kMessage[] = "FakeDevice: host code touched device memory\n";
+      static_cast<void>(!write(STDERR_FILENO, kMessage, sizeof kMessage - 1));
+    }
+  sigaction(SIGSEGV, &before, nullptr);
+  raise(signal);
+}
+
+const BackendTable kFakeTable = {
+    .name = "fake",
+    .host_memory = false,
+    .kernels = Backend::kCPU,
+    .device_count = [] { return n_devices; },
+    .allocate = [](int device, size_t bytes) { return queue(device).allocate(bytes); },
+    .deallocate = [](int device, void* data, size_t bytes) noexcept { queue(device).deallocate(data, bytes); },
+    .block_bytes = &rounded,
+    .stats = [](int device) { return queue(device).stats(); },
+    .reset_peak = [](int device) { queue(device).reset_peak(); },
+    .set_cache_limit = [](int, int64_t) {},
+    .trim = [](int) {},
+    .allocate_staging = [](size_t bytes) { return ::operator new(bytes); },
+    .deallocate_staging = [](void* data, size_t) noexcept { ::operator delete(data); },
+    .copy_in = [](int device, void* to, const void* host, size_t bytes) { queue(device).copy_in(to, host, bytes); },
+    .copy_out = [](int device, void* host, const void* from,
+                   size_t bytes) { queue(device).copy_out(host, from, bytes); },
+    .copy = [](int device, void* to, const void* from,
+               size_t bytes) { queue(device).enqueue(Stream::kCompute, [=] { std::memmove(to, from, bytes); }); },
+    .fill = [](int device, void* to, uint8_t byte,
+               size_t bytes) { queue(device).enqueue(Stream::kCompute, [=] { std::memset(to, byte, bytes); }); },
+    .enqueue = [](int device, Stream stream,
+                  absl::AnyInvocable<void()> work) { queue(device).enqueue(stream, std::move(work)); },
+    .record = [](int device, Stream stream) { return queue(device).record(stream); },
+    .wait = [](int device, Stream stream, EventHandle event) { queue(device).wait(stream, event); },
+    .release = [](int, EventHandle event) noexcept { delete static_cast<SharedEvent*>(event); },
+    .elapsed = [](int device, EventHandle from, EventHandle to) { return queue(device).elapsed(from, to); },
+    .synchronize = [](int device) { queue(device).synchronize(); },
+    .failed = [](int device) noexcept { return queue(device).failed(); },
+};
+
+}  // namespace
+
+FakeDevice::FakeDevice(FakeDeviceOptions options) {
+  invariant(n_devices == 0 && options.devices >= 1 && options.devices <= kMostDevices, "FakeDevice: one at a time");
+  for (int i = 0; i < options.devices; ++i) queues[i] = std::make_unique<Queue>(options, i);
+  n_devices = options.devices;
+  struct sigaction action {};
+  action.sa_sigaction = &on_fault;
+  action.sa_flags = SA_SIGINFO;
+  sigaction(SIGSEGV, &action, &before);
+  install_backend(Backend::kFake, &kFakeTable);
+}
+
+FakeDevice::~FakeDevice() {
+  for (int i = 0; i < n_devices; ++i) queue(i).drain();
+  install_backend(Backend::kFake, nullptr);
+  sigaction(SIGSEGV, &before, nullptr);
+  n_devices = 0;
+  for (auto& queue : queues) queue.reset();
+}
+
+FakeDeviceCounts FakeDevice::counts(int index) const { return queue(index).counts(); }
+void FakeDevice::fail_allocation(int64_t n, int index) { queue(index).fail_allocation(n); }
+int64_t FakeDevice::queued(int index) const { return queue(index).queued(); }
+
+}  // namespace rondo::test

@@ -1,0 +1,11 @@
+// The device that RONDO_TEST_DEVICE names.
+#pragma once
+
+#include "rondo/runtime/device.h"
+
+namespace rondo::test {
+
+// kCPU, or the fake device. It is also the default device of the main thread, unless a test changes that.
+Device test_device();
+
+}  // namespace rondo::test

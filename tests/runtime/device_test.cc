@@ -1,0 +1,312 @@
+// Tensors on a device that is not the host: moving, mixing, refusing, and what the fake device catches.
+#include <gtest/gtest.h>
+
+#include <thread>
+
+#include "rondo/runtime/autograd.h"
+#include "rondo/runtime/backend.h"
+#include "rondo/runtime/memory.h"
+#include "rondo/runtime/ops/ops.h"
+#include "rondo/runtime/random.h"
+#include "rondo/tests/bits.h"
+#include "rondo/tests/errors.h"
+#include "rondo/tests/fake_device/fake_device.h"
+#include "rondo/tests/fake_device/test_device.h"
+
+namespace rondo {
+namespace {
+
+using test::FakeDevice;
+using test::same_bits;
+
+// `call` throws an Error whose message has `part`.
+#define EXPECT_ERROR(call, part)                                                                  \
+  do {                                                                                            \
+    const std::string message_ = test::error_of([&] { static_cast<void>(call); });                \
+    EXPECT_NE(message_.find(part), std::string::npos) << "the message is \"" << message_ << "\""; \
+  } while (false)
+
+class DeviceTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (test::test_device() != kCPU) GTEST_SKIP() << "makes fake devices of its own";
+  }
+};
+
+TEST_F(DeviceTest, NamesOfDevices) {
+  EXPECT_EQ(to_string(kCPU), "cpu");
+  EXPECT_EQ(to_string(Device{Backend::kCUDA, 1}), "cuda:1");
+}
+
+TEST_F(DeviceTest, ABackendThatIsNotThereIsAnError) {
+  const Device cuda{Backend::kCUDA, 0};
+  EXPECT_ERROR(Tensor::zeros({2}, {kF32, cuda}), "no device cuda:0");
+  EXPECT_ERROR(Tensor::ones({2}).to(cuda), "no device cuda:0");
+  EXPECT_ERROR(DeviceScope{cuda}, "no device cuda:0");
+  FakeDevice fake;
+  EXPECT_ERROR(DeviceScope{fake.device(3)}, "there are 1");
+}
+
+TEST_F(DeviceTest, MovesThereAndBack) {
+  FakeDevice fake({.devices = 2});
+  for (const DType dtype : {kF32, kBF16, kI64, kBool}) {
+    const Tensor x = Tensor::randn({5, 7}).to(dtype);
+    const Tensor there = x.to(fake.device());
+    EXPECT_EQ(there.device(), fake.device());
+    EXPECT_EQ(there.dtype(), dtype);
+    EXPECT_TRUE(same_bits(there.to(kCPU), x));
+    EXPECT_TRUE(same_bits(there.to(fake.device(1)).to(kCPU), x));  // from device to device
+    EXPECT_TRUE(same_bits(x.t().to(fake.device()).to(kCPU), x.t()));
+    EXPECT_TRUE(same_bits(there.t().to(kCPU), x.t()));
+    EXPECT_TRUE(there.to(fake.device()).is_same(there));
+  }
+  EXPECT_EQ(Tensor::zeros({0, 3}, {kF32, fake.device()}).to(kCPU).numel(), 0);
+}
+
+TEST_F(DeviceTest, CopyIntoATensorElsewhere) {
+  FakeDevice fake;
+  const Tensor x = Tensor::randn({4, 6});
+  Tensor there = Tensor::zeros({4, 6}, {kF32, fake.device()}), back = Tensor::zeros({4, 6});
+  there.copy_(x);
+  back.copy_(there);
+  EXPECT_TRUE(same_bits(back, x));
+  there.t().copy_(Tensor::ones({6, 4}));
+  EXPECT_TRUE(same_bits(there.to(kCPU), Tensor::ones({4, 6})));
+  Tensor wide = Tensor::zeros({4, 6}, {kF64, fake.device()});
+  wide.copy_(x);  // and converts
+  EXPECT_TRUE(same_bits(wide.to(kCPU), x.to(kF64)));
+}
+
+TEST_F(DeviceTest, FactoriesMakeTheSameNumbers) {
+  FakeDevice fake;
+  const auto all = [](TensorOptions options) {
+    manual_seed(3);
+    std::vector<Tensor> made{Tensor::zeros({3}, options), Tensor::full({2, 2}, 1.5, options),
+                             Tensor::randn({33}, options), Tensor::rand({4, 5}, options),
+                             Tensor::arange(0.5, 3, options)};
+    options.dtype = kI64;
+    made.push_back(Tensor::randint(-5, 9, {20}, options));
+    made.push_back(Tensor::arange(9, -3, -2, options));
+    made.push_back(Tensor::full({2}, (int64_t{1} << 60) + 1, options));
+    return made;
+  };
+  const std::vector<Tensor> here = all(kF32), there = all({kF32, fake.device()});
+  for (size_t i = 0; i < here.size(); ++i) EXPECT_TRUE(same_bits(here[i], there[i].to(kCPU))) << i;
+  const DeviceScope scope(fake.device());
+  EXPECT_EQ(Tensor::zeros({2}).device(), fake.device());
+  EXPECT_EQ(Tensor::from({1.0f, 2.0f}, {2}).device(), fake.device());
+  EXPECT_EQ(Tensor::from({1.0f, 2.0f}, {2}).to_vector<float>(), (std::vector<float>{1, 2}));
+  {
+    const DeviceScope inner(kCPU);
+    EXPECT_EQ(Tensor::zeros({2}).device(), kCPU);
+  }
+  EXPECT_EQ(default_device(), fake.device());
+  std::thread([] { EXPECT_EQ(default_device(), kCPU); }).join();
+}
+
+TEST_F(DeviceTest, ReadsWaitAndPrintsName) {
+  FakeDevice fake({.early = 0});
+  const DeviceScope scope(fake.device());
+  const Tensor x = Tensor::arange(4).to(kF32) + 1.0;
+  EXPECT_GT(fake.queued(), 0);
+  EXPECT_EQ(x.sum().item(), 10.0);
+  EXPECT_EQ(x.to_vector<int64_t>(), (std::vector<int64_t>{1, 2, 3, 4}));
+  EXPECT_EQ(x.to_string(), "tensor([1., 2., 3., 4.], device=fake:0)");
+}
+
+TEST_F(DeviceTest, HostPointersAreRefused) {
+  FakeDevice fake;
+  Tensor x = Tensor::zeros({2}, {kF32, fake.device()});
+  EXPECT_ERROR(x.data<float>(), "the tensor is on fake:0");
+  EXPECT_ERROR(x.mutable_data<float>(), "copy it with .to(kCPU)");
+  EXPECT_ERROR(x.raw_data(), "the tensor is on fake:0");
+}
+
+TEST_F(DeviceTest, TwoDevicesInOneCall) {
+  FakeDevice fake({.devices = 2});
+  const Tensor here = Tensor::ones({2}), there = here.to(fake.device()), other = here.to(fake.device(1));
+  EXPECT_ERROR(here + there, "operand 0 is on cpu and operand 1 on fake:0");
+  EXPECT_ERROR(there + other, "operand 0 is on fake:0 and operand 1 on fake:1");
+  EXPECT_ERROR(Tensor(there).add_(here), "move one with .to(Device)");
+  EXPECT_ERROR(ops::cat({here, there}, 0), "cpu");
+  EXPECT_EQ((other + other).to_vector<float>(), (std::vector<float>{2, 2}));
+}
+
+TEST_F(DeviceTest, GradientsGoBackToTheirDevice) {
+  FakeDevice fake;
+  Tensor w = Tensor::randn({3, 4}).requires_grad_();
+  const Tensor x = Tensor::randn({5, 3});
+  x.matmul(w).sum().backward();
+  const Tensor expected = w.grad();
+  w.zero_grad();
+  x.to(fake.device()).matmul(w.to(fake.device())).sum().backward();
+  EXPECT_EQ(w.grad().device(), kCPU);
+  EXPECT_TRUE(same_bits(w.grad(), expected));
+}
+
+// ---- What a kernel finds
+
+TEST_F(DeviceTest, ABadIndexIsReportedByTheNextCallThatWaits) {
+  FakeDevice fake({.early = 0});
+  const DeviceScope scope(fake.device());
+  const Tensor table = Tensor::randn({4, 2});
+  const Tensor rows = ops::embedding(table, Tensor::from<int64_t>({1, 9}, {2}));
+  const Tensor after = rows + 1.0;  // nothing is thrown: the work is only queued
+  std::string message;
+  try {
+    after.to_vector<float>();
+  } catch (const Error& e) {
+    message = e.what();
+  }
+  EXPECT_NE(message.find("embedding"), message.npos) << message;
+  EXPECT_NE(message.find("9"), message.npos) << message;
+  EXPECT_NE(message.find("device_test.cc"), message.npos) << "the user's line: " << message;
+  // Once is enough; the device goes on.
+  EXPECT_EQ((Tensor::ones({2}) + 1.0).to_vector<float>(), (std::vector<float>{2, 2}));
+  // On the host, at once.
+  EXPECT_ERROR(ops::embedding(table.to(kCPU), Tensor::from<int64_t>({9}, {1}).to(kCPU)), "embedding");
+}
+
+TEST_F(DeviceTest, SynchronizeThrowsWhatWorkFound) {
+  FakeDevice fake({.early = 0});
+  const Device device = fake.device();
+  enqueue(device, [] { throw Error("the first"); });
+  bool failed_then = false;
+  enqueue(device, [&] { failed_then = backend_of(device).failed(device.index); });
+  enqueue(device, [] { throw Error("the second"); });
+  EXPECT_ERROR(synchronize(device), "the first");
+  EXPECT_TRUE(failed_then);
+  EXPECT_NO_THROW(synchronize(device));
+  EXPECT_FALSE(backend_of(device).failed(device.index));
+  EXPECT_NO_THROW(synchronize(kCPU));
+}
+
+TEST_F(DeviceTest, StopwatchCountsTheDevicesTime) {
+  FakeDevice fake({.early = 0});
+  for (const Device device : {kCPU, fake.device()}) {
+    const Stopwatch watch(device);
+    enqueue(device, [] { std::this_thread::sleep_for(std::chrono::milliseconds(20)); });
+    EXPECT_GE(watch.seconds(), 0.02);
+  }
+}
+
+TEST_F(DeviceTest, EveryAllocationMayFail) {
+  FakeDevice fake;
+  const DeviceScope scope(fake.device());
+  const auto step = [] {
+    Tensor w = Tensor::ones({8, 8}).requires_grad_();
+    const Tensor x = Tensor::ones({4, 8});
+    ops::gelu(x.matmul(w)).sum().backward();
+    return w.grad().sum().item();
+  };
+  const double expected = step();
+  const int64_t before = fake.counts().allocations;
+  step();
+  const int64_t allocations = fake.counts().allocations - before;
+  ASSERT_GT(allocations, 8);
+  const int64_t in_use = fake.counts().blocks_in_use;
+  for (int64_t n = 1; n <= allocations; ++n) {
+    fake.fail_allocation(n);
+    EXPECT_THROW(step(), OutOfMemoryError) << n;
+    EXPECT_EQ(fake.counts().blocks_in_use, in_use) << n;
+    EXPECT_EQ(step(), expected) << n;
+  }
+}
+
+TEST_F(DeviceTest, MemoryIsCounted) {
+  FakeDevice fake;
+  const BackendTable& table = backend_of(fake.device());
+  table.reset_peak(0);
+  const int64_t before = table.stats(0).bytes_in_use;
+  {
+    const Tensor x = Tensor::zeros({1000}, {kF32, fake.device()});
+    EXPECT_GE(table.stats(0).bytes_in_use, before + 4000);
+  }
+  EXPECT_EQ(table.stats(0).bytes_in_use, before);
+  EXPECT_GE(table.stats(0).peak_bytes, before + 4000);
+}
+
+// A tensor may outlive its device.
+TEST_F(DeviceTest, FreedAfterTheDeviceIsGone) {
+  Tensor x;
+  {
+    FakeDevice fake;
+    x = Tensor::ones({3}, {kF32, fake.device()});
+  }
+  x = Tensor();
+}
+
+// ---- The fake catches
+
+using DeviceDeathTest = DeviceTest;
+
+TEST_F(DeviceDeathTest, AHostRead) {
+  FakeDevice fake;
+  const Tensor x = Tensor::ones({3}, {kF32, fake.device()});
+  EXPECT_DEATH(
+      {
+        const volatile float* values = reinterpret_cast<const float*>(x.storage().data());
+        static_cast<void>(values[0]);
+      },
+      "host code touched device memory");
+}
+
+TEST_F(DeviceDeathTest, AWriteBehindABlock) {
+  FakeDevice fake;
+  EXPECT_DEATH(
+      {
+        Tensor x = Tensor::ones({16}, {kF32, fake.device()});
+        float* values = reinterpret_cast<float*>(x.storage().data());
+        enqueue(fake.device(), [values] { values[16] = 0; });
+        x = Tensor();
+        synchronize(fake.device());
+      },
+      "wrote behind a block of 64 bytes");
+}
+
+// A little training, with copies to the device in every step and memory that is used again: its bits.
+std::string train(test::FakeDeviceOptions options) {
+  FakeDevice fake(options);
+  const Device device = fake.device();
+  manual_seed(1);
+  Tensor w = Tensor::randn({16, 16}).to(device).requires_grad_();
+  for (int step = 0; step < 12; ++step) {
+    Tensor x = Tensor::randn({8, 16}).to(device);
+    const Tensor loss = ops::tanh(x.matmul(w)).sum();
+    x = Tensor();
+    loss.backward();
+    no_grad([&] { w.sub_(w.grad() * 0.01); });
+    w.zero_grad();
+  }
+  return test::bytes_of(w.detach().to(kCPU));
+}
+
+TEST_F(DeviceTest, EveryOrderGivesTheSameBits) {
+  const std::string expected = train({.seed = 0});
+  for (uint64_t seed = 1; seed <= 20; ++seed) EXPECT_EQ(train({.seed = seed}), expected) << seed;
+  EXPECT_EQ(train({.seed = 1, .early = 0}), expected);
+  EXPECT_EQ(train({.seed = 1, .early = 1}), expected);
+}
+
+// A mistake in the backend changes the bits in some order.
+int orders_that_differ(test::FakeDeviceOptions options) {
+  const std::string expected = train({.seed = 0});
+  int different = 0;
+  for (uint64_t seed = 1; seed <= 20; ++seed) {
+    options.seed = seed;
+    different += train(options) != expected;
+  }
+  return different;
+}
+TEST_F(DeviceTest, AMissingWaitBeforeACopyIsSeen) {
+  EXPECT_GT(orders_that_differ({.copy_in_waits_for_compute = false}), 0);
+}
+TEST_F(DeviceTest, AMissingWaitAfterACopyIsSeen) {
+  EXPECT_GT(orders_that_differ({.compute_waits_for_copy_in = false}), 0);
+}
+TEST_F(DeviceTest, MemoryThatIsFreedTooEarlyIsSeen) {
+  EXPECT_GT(orders_that_differ({.frees_in_stream_order = false}), 0);
+}
+
+}  // namespace
+}  // namespace rondo
