@@ -4,7 +4,6 @@
 #include <functional>
 #include <memory>
 #include <span>
-#include <string>
 #include <vector>
 
 #include "rondo/compile/entry.h"
@@ -22,8 +21,10 @@ class RegionNode : public Node {
 // `inputs` are the recording's, `results` those of the entry's forward.
 std::shared_ptr<RegionNode> make_compiled_node(std::shared_ptr<const Binding> binding, std::span<const Tensor> inputs,
                                                std::span<const Tensor> results);
-// The history of the results of a run that failed: a backward from them throws Error with the reason.
-std::shared_ptr<RegionNode> make_failed_node(std::string reason, size_t outputs);
+// The history of those results of a run that were complete when a launch threw. A backward from them computes what
+// leads to them again, op by op; the run kept nothing.
+std::shared_ptr<RegionNode> make_node_of_failed_run(std::shared_ptr<const Binding> binding,
+                                                    std::span<const Tensor> inputs);
 
 // Runs a recording op by op on the eager tape. Double backward differentiates it, and it runs when a compiled program
 // cannot. `values` holds the inputs and receives all other values. With `wanted` (by value), only nodes that make a

@@ -261,7 +261,7 @@ std::shared_ptr<const Binding> Region::run(Trace& trace, const nn::ModuleCall& c
   try {
     results = entry.forward->run(trace.external(), binding->forward(), &finished);
   } catch (const std::exception& e) {
-    hand_over_finished(trace, finished, e.what());
+    hand_over_finished(trace, binding, finished, e.what());
     throw;
   }
   std::shared_ptr<RegionNode> node;
@@ -275,7 +275,8 @@ std::shared_ptr<const Binding> Region::run(Trace& trace, const nn::ModuleCall& c
   return binding;
 }
 
-void Region::hand_over_finished(Trace& trace, std::span<const Tensor> finished, const std::string& reason) {
+void Region::hand_over_finished(Trace& trace, const std::shared_ptr<const Binding>& binding,
+                                std::span<const Tensor> finished, const std::string& reason) {
   std::string region;
   {
     std::lock_guard lock(mutex_);
@@ -283,9 +284,8 @@ void Region::hand_over_finished(Trace& trace, std::span<const Tensor> finished, 
     ++report_.failed_runs;
     region = report_.name;
   }
-  // The caller may catch the error and go on with what was complete. Its gradients would need the rest.
-  const auto node = make_failed_node(absl::StrCat("its forward failed: ", reason), trace.graph.outputs.size());
-  if (!finished.empty()) hand_over(trace, finished, node);
+  // The caller may catch the error and go on with what was complete.
+  if (!finished.empty()) hand_over(trace, finished, make_node_of_failed_run(binding, trace.external()));
   Recorder* missing = recorder_of_missing(absl::StrCat("region ", region, " failed before it was computed: ", reason));
   for (size_t i = 0; i < trace.graph.outputs.size(); ++i)
     if (finished.empty() || !finished[i].defined()) trace.handle(trace.graph.outputs[i]).impl()->recorder = missing;

@@ -87,7 +87,8 @@ class [[gnu::visibility("hidden")]] Region {
   static void hand_over(Trace & trace, std::span<const Tensor> results, const std::shared_ptr<RegionNode>& node);
   static void run_eagerly(Trace & trace);
   // A run threw `reason`, after `finished` (by output) were complete.
-  void hand_over_finished(Trace & trace, std::span<const Tensor> finished, const std::string& reason);
+  void hand_over_finished(Trace & trace, const std::shared_ptr<const Binding>& binding,
+                          std::span<const Tensor> finished, const std::string& reason);
   void forget_oldest_entry();
 
   CompileOptions options_;

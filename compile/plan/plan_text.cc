@@ -163,7 +163,9 @@ class PlanParser {
   void kernel() {
     LoweredUnit unit;
     unit.kernel = parse_loop_kernel(in_);
-    if (const std::string what = compile::verify(unit.kernel); !what.empty()) in_.fail(what);
+    LoopKernel named = unit.kernel;
+    named.name = "kernel";
+    if (const std::string what = compile::verify(named); !what.empty()) in_.fail(what);
     in_.expect("operands");
     values(unit.operands);
     in_.end_line();

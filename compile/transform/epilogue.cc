@@ -1,10 +1,5 @@
 // Elementwise ops that a product does on its own result before it is stored: what comes out of the product is then
 // written once and never read back.
-//
-// Note [Tried and left out], n_embd 384, T 256, B 8: non-temporal stores; a packed product of our own (430-465 GFLOP/s,
-//   oneDNN 440-470); one product per core; weights packed once a step (products 4 to 7% faster, a packing 1.5 to 20% of
-//   one). Epilogues: GELU in a product's post-op +320 us, in a kernel 230; a residual +57 beside 27; a gradient summed
-//   in place +320 beside 85: so these are used where they are tuned only.
 #include "rondo/compile/transform/passes.h"
 
 namespace rondo::compile {
@@ -17,10 +12,10 @@ bool is_dense(const Graph& graph, ValueId id) {
 
 class EpilogueFinder {
  public:
-  EpilogueFinder(const Graph& graph, bool exact, Backend backend)
+  EpilogueFinder(const Graph& graph, bool exact, AbsorbsOf absorbs)
       : graph_(graph),
         exact_(exact),
-        backend_(backend),
+        absorbs_of_(absorbs),
         reads_(graph.values.size(), 0),
         reader_(graph.values.size(), -1) {
     for (size_t n = 0; n < graph.nodes.size(); ++n) {
@@ -38,7 +33,7 @@ class EpilogueFinder {
 
   std::vector<int32_t> chain_of(const GraphNode& product) const {
     std::vector<int32_t> chain;
-    const AbsorbsFn absorbs = product.op->on[static_cast<size_t>(backend_)].absorbs;
+    const AbsorbsFn absorbs = absorbs_of_(*product.op);
     if (absorbs == nullptr || product.outputs.size() != 1) return chain;
     for (ValueId id : product.inputs)
       if (id != kNoValue && graph_.value(id).sizes.numel() == 0) return chain;  // nothing is multiplied
@@ -77,15 +72,15 @@ class EpilogueFinder {
 
   const Graph& graph_;
   bool exact_;
-  Backend backend_;
+  AbsorbsOf absorbs_of_;
   std::vector<int> reads_;       // by written value
   std::vector<int32_t> reader_;  // the last
 };
 
 }  // namespace
 
-EpilogueChains find_epilogues(const Graph& graph, bool exact, Backend backend) {
-  const EpilogueFinder finder(graph, exact, backend);
+EpilogueChains find_epilogues(const Graph& graph, bool exact, AbsorbsOf absorbs) {
+  const EpilogueFinder finder(graph, exact, absorbs);
   EpilogueChains chains(graph.nodes.size());
   std::vector<bool> taken(graph.nodes.size(), false);  // the sum of two products is an epilogue of one
   for (size_t n = 0; n < graph.nodes.size(); ++n) {

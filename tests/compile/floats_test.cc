@@ -14,6 +14,8 @@ using namespace test;
 
 class FloatArguments : public BlockTest {};
 
+void append(Tensors& all, const Tensors& more) { all.insert(all.end(), more.begin(), more.end()); }
+
 double factor_at(int64_t step) { return 1.0 / static_cast<double>(step + 2) - 0.1; }
 
 // A factor in kernels, in library calls' neighbours, in what is computed again, and beside a product.

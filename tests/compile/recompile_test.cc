@@ -175,9 +175,6 @@ TEST_F(Recompile, BadDataIsThrownAtOnce) {
       EXPECT_NE(missing.find("77"), missing.npos) << missing;
       EXPECT_NE(error_of([&] { ops::exp(block.state.kept[static_cast<size_t>(k)]); }), "");
     }
-    const std::string backward = error_of([&] { ops::sum(block.state.kept[0]).backward(); });
-    EXPECT_NE(backward.find("its forward failed"), backward.npos) << backward;
-    EXPECT_NE(backward.find("77"), backward.npos) << backward;
   }
   const compile::RegionReport report = regions.report()[0];
   EXPECT_EQ(report.failed_runs, 3);
@@ -219,7 +216,8 @@ TEST_F(Recompile, AStageThatFailsIsAFallbackThatIsTold) {
   const Messages messages;
   expect_as_eager(body, [](Block& b) {
     Tensors all;
-    for (int i = 0; i < 4; ++i) append(all, train_step(b, input()));
+    for (int i = 0; i < 4; ++i)
+      for (const Tensor& t : train_step(b, input())) all.push_back(t);
     return all;
   });
   EXPECT_EQ(report.failed_compilations, 1);

@@ -20,6 +20,8 @@ const HostKey& key() {
   return key;
 }
 
+AbsorbsFn absorbs(const OpDef& /*op*/) { return nullptr; }
+
 bool can_compile() { return true; }  // text needs no compiler
 void load_compiler() {}
 
@@ -38,6 +40,7 @@ constexpr Target kTarget = {
     .backend = Backend::kCUDA,
     .name = &name,
     .key = &key,
+    .absorbs = &absorbs,
     .schedule = &split,
     .can_compile = &can_compile,
     .load_compiler = &load_compiler,
