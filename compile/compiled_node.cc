@@ -57,10 +57,10 @@ class Passage final : public Node {
 };
 
 // Zeros in the layout of `like`.
-Tensor zeros_like(const Value& like) {
+Tensor zeros_like(const Value& like, Device device) {
   int64_t extent = like.sizes.numel() == 0 ? 0 : 1;
   for (int d = 0; d < like.sizes.rank() && extent > 0; ++d) extent += (like.sizes[d] - 1) * like.strides[d];
-  const Tensor memory = Tensor::zeros({extent}, {like.dtype});
+  const Tensor memory = Tensor::zeros({extent}, {like.dtype, device});
   return Tensor::over(memory.storage(), 0, like.sizes, like.strides, like.dtype);
 }
 
@@ -373,7 +373,7 @@ class CompiledNode final : public RegionNode {
         value(id) = saved_.inputs[i].get("a compiled region", {});
       } catch (const StaleTensorError&) {
         // What was computed from it may still be there, and its own values may be of no further use.
-        value(id) = zeros_like(graph().value(id));
+        value(id) = zeros_like(graph().value(id), node_.binding_->entry()->device);
         if (node_.edges[i].node != nullptr) {
           const auto passage = std::make_shared<Passage>(1);
           passage->edges[0] = node_.edges[i];

@@ -36,6 +36,8 @@ struct BackendTable {
   bool host_memory;
   // Whose kernels run here: the index into OpDef::on, and which compiler makes code.
   Backend kernels;
+  // Ops that have a lowering run as generated kernels (op_compiler.h), before those of OpDef::on are asked.
+  bool generates;
   int (*device_count)();
 
   // ---- Memory: Note [Stream order]

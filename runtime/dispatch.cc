@@ -7,6 +7,7 @@
 #include "rondo/runtime/lowered.h"
 #include "rondo/runtime/memory.h"
 #include "rondo/runtime/op.h"
+#include "rondo/runtime/op_compiler.h"
 #include "rondo/runtime/ops/table.h"
 #include "rondo/runtime/queued_kernel.h"
 #include "rondo/runtime/recorder.h"
@@ -16,9 +17,12 @@ namespace rondo {
 namespace {
 thread_local Recorder* recorder = nullptr;
 thread_local RecorderScope* innermost_scope = nullptr;
+std::atomic<OpCompiler*> compiler_of_ops{nullptr};
 }  // namespace
 
 Recorder* active_recorder() { return recorder; }
+OpCompiler* op_compiler() { return compiler_of_ops.load(std::memory_order_acquire); }
+void set_op_compiler(OpCompiler* compiler) { compiler_of_ops.store(compiler, std::memory_order_release); }
 RecorderScope::RecorderScope(Recorder* r) : recorder_(r), outer_(std::exchange(innermost_scope, this)) { recorder = r; }
 RecorderScope::~RecorderScope() {
   innermost_scope = outer_;
@@ -65,6 +69,8 @@ void InferContext::fail(std::string_view what) const {
   throw_op_error(op_.name, absl::StrCat(std::string(what), "; got ", shapes), where_);
 }
 
+void InferContext::fail_undefined(int i) const { fail(absl::StrCat("operand ", i, " is an undefined tensor")); }
+
 void InferContext::require_floating(int i) const {
   if (!is_floating(dtype(i))) fail("operand " + std::to_string(i) + " must be floating point; cast it with .to(kF32)");
 }
@@ -95,7 +101,9 @@ void launch(const BackendTable& backend, Device device, KernelFn kernel, const K
 void run_parts(const OpDef& op, std::span<const Tensor* const> inputs, Device device, const Attrs& attrs,
                std::span<Tensor> outputs, std::source_location where) {
   if (op.decompose == nullptr)
-    throw_op_error(op.name, absl::StrCat("has no kernel for ", to_string(device), "; move its operands with .to(kCPU)"),
+    throw_op_error(op.name,
+                   absl::StrCat("has neither a kernel for ", to_string(device), " nor a decomposition",
+                                device == kCPU ? "" : "; move its operands with .to(kCPU)"),
                    where);
   Tensor copies[kMaxOpInputs];
   for (size_t i = 0; i < inputs.size(); ++i) copies[i] = *inputs[i];
@@ -107,9 +115,29 @@ void run_parts(const OpDef& op, std::span<const Tensor* const> inputs, Device de
 
 const BackendEntry& entry_of(const OpDef& op, Device device) { return entry_of(op, backend_of(device)); }
 
+namespace {
+// As a generated kernel. False: there is none for this call.
+[[gnu::noinline]] bool run_generated(const OpDef& op, std::span<const Tensor* const> inputs, const Attrs& attrs,
+                                     std::span<Tensor> outputs, std::source_location where) {
+  OpCompiler* const compiler = op_compiler();
+  if (op.lower == nullptr || compiler == nullptr || inputs.empty()) return false;
+  const memory::Cause cause("", op.name, where);
+  return compiler->run(op, inputs, attrs, outputs, where);
+}
+}  // namespace
+
 void run_kernel(const KernelContext& context) {
   const Device device = context.out().device();
   const BackendTable& backend = backend_of(device);
+  if (backend.generates) [[unlikely]] {
+    Tensor results[kMaxOpOutputs];
+    const std::span<Tensor> made(results, context.outputs.size());
+    if (run_generated(context.op, context.inputs, context.attrs, made, context.where)) {
+      const NoGrad off;
+      for (size_t i = 0; i < made.size(); ++i) context.outputs[i].copy_(made[i]);
+      return;
+    }
+  }
   if (const KernelFn kernel = entry_of(context.op, backend).kernel; kernel != nullptr)
     return launch(backend, device, kernel, context);
   const RecorderScope eager(nullptr);
@@ -170,7 +198,9 @@ class Dispatcher {
           follow_marks(*inputs_[0], outputs[i]);
       }
     } else if (const BackendTable& backend = backend_of(device());
-               const KernelFn kernel = entry_of(op_, backend).kernel) {
+               backend.generates && run_generated(op_, inputs(), attrs_, outputs, where_)) {
+      // No kernel of the backend's own is asked.
+    } else if (const KernelFn kernel = entry_of(op_, backend).kernel) {
       const memory::Cause cause("", op_.name, where_);
       for (int i = 0; i < n_; ++i)
         if (inputs_[i]->defined() && !inputs_[i]->impl()->storage) [[unlikely]]

@@ -101,11 +101,12 @@ class InferContext {
   friend class Dispatcher;
   const Tensor& operand(int i) const {
     if (!has(i)) [[unlikely]]
-      fail("operand " + std::to_string(i) + " is an undefined tensor");
+      fail_undefined(i);
     return *inputs_[i];
   }
+  [[noreturn, gnu::cold]] void fail_undefined(int i) const;
   TensorMeta& meta(int i) {
-    if (static_cast<size_t>(i) >= outputs_.size()) outputs_.resize(static_cast<size_t>(i) + 1);
+    while (static_cast<size_t>(i) >= outputs_.size()) outputs_.emplace_back();
     return outputs_[static_cast<size_t>(i)];
   }
   const OpDef& op_;

@@ -82,7 +82,12 @@ class Dims {
     for (int64_t d : *this) n *= d;
     return n;
   }
-  friend bool operator==(const Dims& a, const Dims& b) { return std::equal(a.begin(), a.end(), b.begin(), b.end()); }
+  friend bool operator==(const Dims& a, const Dims& b) {
+    if (a.rank_ != b.rank_) return false;
+    for (int i = 0; i < a.rank_; ++i)  // std::equal would call memcmp: too much for a few numbers
+      if (a.values_[i] != b.values_[i]) return false;
+    return true;
+  }
   operator std::span<const int64_t>() const { return {values_, static_cast<size_t>(rank_)}; }
 
  private:

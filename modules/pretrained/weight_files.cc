@@ -102,7 +102,7 @@ class Loader {
     std::map<std::string, std::vector<Source>> parts;  // of each module tensor
     for (const Source& source : sources_) parts[source.tensor->name].push_back(source);
     StateDict state;
-    for (const auto& [name, sources] : parts) state[name] = make(name, sources);
+    for (const auto& [name, sources] : parts) state[name] = make(name, sources).to(default_device());
     check_aliases();
     module_.load_state_dict(state, /*strict=*/true, /*assign=*/true);
   }

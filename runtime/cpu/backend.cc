@@ -19,6 +19,7 @@ constinit const BackendTable kBackend = {
     .name = "cpu",
     .host_memory = true,
     .kernels = Backend::kCPU,
+    .generates = false,
     .device_count = [] { return 1; },
     .allocate = [](int, size_t bytes) { return allocator::allocate(bytes); },
     .deallocate = [](int, void* data, size_t bytes) noexcept { allocator::deallocate(data, bytes); },

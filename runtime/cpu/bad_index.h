@@ -1,6 +1,8 @@
-// Indices that kernels check before they read or write. A bad one throws on CPU at once.
+// Indices out of range. A kernel neither reads nor writes there; the error follows from the index, its position and the
+// call, so it is the same for any number of threads, now or later.
 #pragma once
 
+#include <mutex>
 #include <optional>
 
 #include "rondo/runtime/op.h"
@@ -11,5 +13,30 @@ namespace rondo::cpu {
 // `allowed`.
 void require_indices(const KernelContext& context, const Tensor& indices, int64_t size,
                      std::optional<int64_t> allowed = std::nullopt);
+
+// What the threads of one kernel find while they work: the bad index that comes first.
+//
+//   BadIndex bad(size);
+//   parallel_for(... if (bad.is(k, at)) continue; ...);
+//   bad.check(context);
+class BadIndex {
+ public:
+  explicit BadIndex(int64_t size) : size_(size) {}
+  // True, and noted, if `index` is out of range. `position`: where it lies in its tensor's memory.
+  bool is(int64_t index, int64_t position) {
+    if (static_cast<uint64_t>(index) < static_cast<uint64_t>(size_)) [[likely]]
+      return false;
+    note(index, position);
+    return true;
+  }
+  void check(const KernelContext& context) const;  // throws Error if there was one
+
+ private:
+  void note(int64_t index, int64_t position);
+  int64_t size_;
+  std::mutex mutex_;  // of those below
+  std::optional<int64_t> position_;
+  int64_t index_ = 0;
+};
 
 }  // namespace rondo::cpu

@@ -4,7 +4,6 @@
 #include <numeric>
 #include <vector>
 
-#include "absl/strings/str_cat.h"
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/cpu/bad_index.h"
 #include "rondo/runtime/cpu/loops.h"
@@ -18,16 +17,6 @@ template <class T> const T* pointer(const Tensor& t) { return reinterpret_cast<c
 template <class T> T* pointer(Tensor& t) { return reinterpret_cast<T*>(t.impl()->data()); }
 
 }  // namespace
-
-void require_indices(const KernelContext& context, const Tensor& indices, int64_t size,
-                     std::optional<int64_t> allowed) {
-  const int64_t* index = pointer<int64_t>(indices);
-  for (int64_t i = 0; i < indices.numel(); ++i)
-    if ((index[i] < 0 || index[i] >= size) && index[i] != allowed)
-      throw_op_error(context.op.name,
-                     absl::StrCat("index ", index[i], " at position ", i, " is out of range for size ", size),
-                     context.where);
-}
 
 void embedding_kernel(const KernelContext& context) {
   RecorderScope run(nullptr);

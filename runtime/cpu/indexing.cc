@@ -2,8 +2,8 @@
 #include <cstring>
 #include <vector>
 
-#include "absl/strings/str_cat.h"
 #include "rondo/runtime/autograd.h"
+#include "rondo/runtime/cpu/bad_index.h"
 #include "rondo/runtime/cpu/lines.h"
 #include "rondo/runtime/ops/kernels.h"
 #include "rondo/runtime/recorder.h"
@@ -12,10 +12,6 @@ namespace rondo::cpu {
 namespace {
 
 template <class T> T* pointer(const Tensor& t) { return reinterpret_cast<T*>(t.impl()->data()); }
-
-[[noreturn]] void fail_index(const KernelContext& context, int64_t index, int64_t size) {
-  throw_op_error(context.op.name, absl::StrCat("index ", index, " is out of range for size ", size), context.where);
-}
 
 // Strides of an index tensor's operand: `t` may be larger than the index in every dimension.
 Dims strides_within(const Tensor& t, const Dims& sizes) {
@@ -41,6 +37,7 @@ void gather_kernel(const KernelContext& context) {
   const Tensor &x = context.in(0), &index = context.in(1), &out = context.out();
   const int dim = dim_of(context);
   const int64_t size = length_of(x.sizes(), dim), length = length_of(index.sizes(), dim);
+  BadIndex bad(size);
   for_width(x.dtype(), [&]<class T>(T) {
     const T* from = pointer<T>(x);
     const int64_t* at = pointer<int64_t>(index);
@@ -48,12 +45,13 @@ void gather_kernel(const KernelContext& context) {
     for_each_line<3>(index.sizes(), dim, {out.strides(), index.strides(), strides_within(x, index.sizes())},
                      [&](const auto& o, const auto& step) {
                        for (int64_t i = 0; i < length; ++i) {
-                         const int64_t k = at[o[1] + i * step[1]];
-                         if (k < 0 || k >= size) fail_index(context, k, size);
+                         const int64_t position = o[1] + i * step[1], k = at[position];
+                         if (bad.is(k, position)) continue;
                          to[o[0] + i * step[0]] = from[o[2] + k * step[2]];
                        }
                      });
   });
+  bad.check(context);
 }
 
 void scatter_kernel(const KernelContext& context) {
@@ -64,6 +62,7 @@ void scatter_kernel(const KernelContext& context) {
   out.copy_(context.in(0));
   const int dim = dim_of(context);
   const int64_t size = length_of(out.sizes(), dim), length = length_of(index.sizes(), dim);
+  BadIndex bad(size);
   for_width(out.dtype(), [&]<class T>(T) {
     const T* from = pointer<T>(source);
     const int64_t* at = pointer<int64_t>(index);
@@ -72,18 +71,20 @@ void scatter_kernel(const KernelContext& context) {
                      {strides_within(out, index.sizes()), index.strides(), strides_within(source, index.sizes())},
                      [&](const auto& o, const auto& step) {
                        for (int64_t i = 0; i < length; ++i) {
-                         const int64_t k = at[o[1] + i * step[1]];
-                         if (k < 0 || k >= size) fail_index(context, k, size);
+                         const int64_t position = o[1] + i * step[1], k = at[position];
+                         if (bad.is(k, position)) continue;
                          to[o[0] + k * step[0]] = from[o[2] + i * step[2]];
                        }
                      });
   });
+  bad.check(context);
 }
 
 void scatter_sum_kernel(const KernelContext& context) {
   const Tensor &values = context.in(0), &index = context.in(1), &out = context.out();
   const int dim = dim_of(context);
   const int64_t size = length_of(out.sizes(), dim), length = length_of(index.sizes(), dim);
+  BadIndex bad(size);
   std::memset(static_cast<void*>(out.impl()->data()), 0, static_cast<size_t>(out.nbytes()));
   visit_dtype(out.dtype(), [&](auto tag) {
     using T = typename decltype(tag)::type;
@@ -98,8 +99,8 @@ void scatter_sum_kernel(const KernelContext& context) {
                        std::vector<C> sums;
                        if constexpr (!std::is_same_v<T, C>) sums.assign(static_cast<size_t>(size), C(0));
                        for (int64_t i = 0; i < length; ++i) {
-                         const int64_t k = at[o[1] + i * step[1]];
-                         if (k < 0 || k >= size) fail_index(context, k, size);
+                         const int64_t position = o[1] + i * step[1], k = at[position];
+                         if (bad.is(k, position)) continue;
                          const C value = static_cast<C>(from[o[2] + i * step[2]]);
                          if constexpr (std::is_same_v<T, bool>) to[o[0] + k * step[0]] |= value;
                          else if constexpr (std::is_same_v<T, C>) to[o[0] + k * step[0]] += value;
@@ -110,6 +111,7 @@ void scatter_sum_kernel(const KernelContext& context) {
                            to[o[0] + k * step[0]] = static_cast<T>(sums[static_cast<size_t>(k)]);
                      });
   });
+  bad.check(context);
 }
 
 void cumsum_kernel(const KernelContext& context) {

@@ -131,6 +131,8 @@ void cross_entropy_grad_kernel(const KernelContext& context) {
   const Tensor grad = context.in(0).contiguous(), logits = context.in(1).contiguous(),
                target = context.in(2).contiguous();
   const int64_t rows = logits.sizes()[0], cols = logits.sizes()[1];
+  // Where kernels run late, the forward's error does not keep this one from running.
+  require_indices(context, target, cols, options.ignore_index);
   const int64_t* index = pointer<int64_t>(target);
   visit_floating(logits.dtype(), [&](auto tag) {
     using T = typename decltype(tag)::type;

@@ -210,8 +210,10 @@ LoadedTensors SafetensorsFile::load_all() && {
 }
 
 LoadedTensors load_safetensors(const std::string& path) {
-  if (path.ends_with(".index.json")) return load_sharded_safetensors(path);
-  return SafetensorsFile(path).load_all();
+  LoadedTensors loaded = path.ends_with(".index.json") ? load_sharded_safetensors(path)
+                                                       : SafetensorsFile(path).load_all();
+  for (auto& [name, tensor] : loaded.tensors) tensor = tensor.to(default_device());
+  return loaded;
 }
 
 std::map<std::string, std::string> read_safetensors_index(const std::string& index_path) {

@@ -86,7 +86,8 @@ class SafetensorsFile {
   Metadata metadata_;
 };
 
-// All tensors of a file, or of a sharded model where `path` ends in ".index.json" (load_sharded_safetensors).
+// All tensors of a file, or of a sharded model where `path` ends in ".index.json" (load_sharded_safetensors), on
+// default_device(). In host memory they are views of the mapped file.
 LoadedTensors load_safetensors(const std::string& path);
 
 // `index_path` is {"metadata": {..}, "weight_map": {"tensor name": "file beside the index"}}. File names with a folder,

@@ -73,6 +73,20 @@ template <class Out, class... In, class Compute>
           continue;
         }
       }
+      if constexpr (sizeof...(I) == 3) {
+        // Scalars beside rows: where(mask, x, 0).
+        const auto of_kind = [&]<unsigned kMoving>(std::integral_constant<unsigned, kMoving>) {
+          if (out_stride != 1 || !((strides[I] == (kMoving >> I & 1u)) && ...)) return false;
+          for (int64_t i = 0; i < n; ++i)
+            out[i] = static_cast<Out>(compute(element<In>(in[I], (kMoving >> I & 1u) != 0 ? i : 0)...));
+          return true;
+        };
+        const bool done = [&]<unsigned... kMoving>(std::integer_sequence<unsigned, kMoving...>) {
+          return (of_kind(std::integral_constant<unsigned, kMoving>{}) || ...);
+        }
+        (std::make_integer_sequence<unsigned, 8>());
+        if (done) continue;
+      }
       for (int64_t i = 0; i < n; ++i)
         out[i * out_stride] = static_cast<Out>(compute(element<In>(in[I], i * strides[I])...));
     }

@@ -54,7 +54,7 @@ std::unique_ptr<const PreparedKernel> prepare_linear(const KernelContext& contex
 // twice, or not at all where the result is widened.
 bool product_absorbs(std::span<const Epilogue> epilogues, DType dtype, bool exact);
 
-// attention.cc
+// attention_kernel.cc
 void attention_kernel(const KernelContext& context);       // q, k, v, mask -> out, logsumexp
 void attention_grad_kernel(const KernelContext& context);  // grad, out, logsumexp, q, k, v, mask -> dq, dk, dv
 

@@ -316,10 +316,11 @@ void on_fault(int signal, siginfo_t* info, void*) {
   raise(signal);
 }
 
-const BackendTable kFakeTable = {
+BackendTable fake_table = {
     .name = "fake",
     .host_memory = false,
     .kernels = Backend::kCPU,
+    .generates = false,
     .device_count = [] { return n_devices; },
     .allocate = [](int device, size_t bytes) { return queue(device).allocate(bytes); },
     .deallocate = [](int device, void* data, size_t bytes) noexcept { queue(device).deallocate(data, bytes); },
@@ -357,7 +358,8 @@ FakeDevice::FakeDevice(FakeDeviceOptions options) {
   action.sa_sigaction = &on_fault;
   action.sa_flags = SA_SIGINFO;
   sigaction(SIGSEGV, &action, &before);
-  install_backend(Backend::kFake, &kFakeTable);
+  fake_table.generates = options.generates;
+  install_backend(Backend::kFake, &fake_table);
 }
 
 FakeDevice::~FakeDevice() {

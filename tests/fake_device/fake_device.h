@@ -27,6 +27,7 @@ struct FakeDeviceOptions {
   size_t bytes = size_t{6} << 30;  // address space of each device; pages are taken when they are touched
   // The chance that some queued work runs when more is queued.
   double early = 0.02;
+  bool generates = false;  // BackendTable::generates
   // Mistakes of a backend, for tests of the fake itself.
   bool copy_in_waits_for_compute = true;  // before it writes to a block that compute work may still read
   bool compute_waits_for_copy_in = true;

@@ -190,9 +190,10 @@ TEST(KVCache, SlidingWindow) {
   const Tensor q = Tensor::randn({B, H, T, D}, kF64), k = Tensor::randn({B, kv, T, D}, kF64),
                v = Tensor::randn({B, kv, T, D}, kF64);
   for (const int64_t window : {1, 3, 5, 12, 20}) {
-    Tensor mask = Tensor::empty({T, T}, kBool);
+    Tensor mask = Tensor::empty({T, T}, {kBool, kCPU});
     for (int64_t i = 0; i < T; ++i)
       for (int64_t j = 0; j < T; ++j) mask.mutable_data<bool>()[i * T + j] = j <= i && i - j < window;
+    mask = mask.to(default_device());
     const Tensor expected = ops::plain_attention(q, k, v, mask);
     for (const std::vector<int64_t>& pieces : {std::vector<int64_t>{12}, {5, 1, 1, 5}, {1, 1, 6, 4}}) {
       KVCache cache({.layers = 1, .batch = B, .kv_heads = kv, .max_length = T, .head_dim = D, .dtype = kF64});

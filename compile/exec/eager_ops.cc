@@ -1,0 +1,136 @@
+#include "rondo/compile/exec/eager_ops.h"
+
+#include <list>
+#include <memory>
+#include <mutex>
+
+#include "absl/container/node_hash_map.h"
+#include "rondo/compile/entry.h"
+#include "rondo/compile/exec/program.h"
+#include "rondo/runtime/autograd.h"
+#include "rondo/runtime/op_compiler.h"
+#include "rondo/runtime/recorder.h"
+
+namespace rondo::compile {
+namespace {
+
+// The call as a graph of one node.
+Graph graph_of(const OpDef& op, std::span<const Tensor* const> inputs, const Attrs& attrs, size_t n_outputs,
+               std::source_location where) {
+  Graph graph;
+  GraphNode node;
+  node.op = &op;
+  node.attrs = attrs;
+  node.where = where;
+  for (const Tensor* input : inputs) {
+    if (!input->defined()) {
+      node.inputs.push_back(kNoValue);
+      continue;
+    }
+    const auto id = static_cast<ValueId>(graph.values.size());
+    Value& value = graph.values.emplace_back();
+    value.dtype = input->dtype();
+    value.sizes = input->sizes();
+    value.strides = input->strides();
+    value.root = id;
+    graph.inputs.push_back(id);
+    node.inputs.push_back(id);
+  }
+  const auto first = static_cast<ValueId>(graph.values.size());
+  for (size_t i = 0; i < n_outputs; ++i) {
+    const auto id = static_cast<ValueId>(graph.values.size());
+    Value& value = graph.values.emplace_back();
+    value.producer = 0;
+    value.root = id;
+    node.outputs.push_back(id);
+    graph.outputs.push_back(id);
+  }
+  graph.nodes.push_back(std::move(node));
+  const std::vector<TensorMeta> metas = infer_results(graph, graph.nodes[0], Operands::kAsTheyAre);
+  for (size_t i = 0; i < n_outputs; ++i) {
+    Value& value = graph.value(first + static_cast<ValueId>(i));
+    value.dtype = metas[i].dtype;
+    value.sizes = metas[i].sizes;
+    value.strides = metas[i].strides;
+  }
+  return graph;
+}
+
+class EagerOps final : public OpCompiler {
+ public:
+  bool run(const OpDef& op, std::span<const Tensor* const> inputs, const Attrs& attrs, std::span<Tensor> outputs,
+           std::source_location where) override {
+    if (op.lower == nullptr) return false;
+    Graph graph = graph_of(op, inputs, attrs, outputs.size(), where);
+    const Device device = inputs[0]->device();
+    const std::shared_ptr<const Program> program = program_for(graph, device);
+    if (program == nullptr) return false;
+    std::vector<Tensor> given;
+    for (const Tensor* input : inputs)
+      if (input->defined()) given.push_back(*input);
+    const auto floats = attrs.floats.size() == 0 ? program->floats()
+                                                 : std::make_shared<const Floats>(floats_for(program->plan(), graph));
+    std::vector<Tensor> results = program->run(given, floats);
+    for (size_t i = 0; i < outputs.size(); ++i) outputs[i] = std::move(results[i]);
+    return true;
+  }
+  EagerOpsReport report() {
+    std::lock_guard lock(mutex_);
+    return report_;
+  }
+
+ private:
+  static constexpr size_t kMostPlans = 4096;
+  struct Entry {
+    std::shared_ptr<const Program> program;  // null: there is no lowering
+    std::list<const RecordingKey*>::iterator age;
+  };
+
+  std::shared_ptr<const Program> program_for(const Graph& graph, Device device) {
+    RecordingKey key = pack(graph, PackFloats::kNo);
+    key.push_back(static_cast<uint64_t>(device.backend) << 8 | static_cast<uint8_t>(device.index));
+    std::lock_guard lock(mutex_);
+    if (const auto found = entries_.find(key); found != entries_.end()) {
+      by_age_.splice(by_age_.end(), by_age_, found->second.age);
+      return counted(found->second.program);
+    }
+    if (entries_.size() >= kMostPlans) {
+      entries_.erase(*by_age_.front());
+      by_age_.pop_front();
+    }
+    std::shared_ptr<const Program> program;
+    if (graph.value(graph.outputs[0]).sizes.numel() > 0) {
+      // One kernel for all sizes, with eager's own rounding.
+      program = Program::compile(
+          graph, {.plan = {.exact = true, .epilogues = Epilogues::kNever}, .sizes = Sizes::kAny, .device = device});
+      report_.compiled += program->stats().compiled;
+      ++report_.plans;
+      if (program->stats().library_calls > 0) program = nullptr;
+    }
+    const auto [at, added] = entries_.try_emplace(std::move(key));
+    at->second = {program, by_age_.insert(by_age_.end(), &at->first)};
+    return counted(program);
+  }
+  std::shared_ptr<const Program> counted(std::shared_ptr<const Program> program) {
+    ++(program == nullptr ? report_.refused : report_.calls);
+    return program;
+  }
+
+  std::mutex mutex_;  // of all below
+  absl::node_hash_map<RecordingKey, Entry> entries_;
+  std::list<const RecordingKey*> by_age_;  // the oldest first
+  EagerOpsReport report_;
+};
+
+// Never destroyed: tensors with static lifetime may call ops.
+EagerOps& eager_ops() {
+  static auto* const ops = new EagerOps;
+  return *ops;
+}
+
+}  // namespace
+
+void install_eager_ops() { set_op_compiler(&eager_ops()); }
+EagerOpsReport eager_ops_report() { return eager_ops().report(); }
+
+}  // namespace rondo::compile

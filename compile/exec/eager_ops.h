@@ -1,0 +1,19 @@
+// Eager calls as generated kernels of one op, for devices without kernels of their own (runtime/op_compiler.h).
+#pragma once
+
+#include <cstdint>
+
+namespace rondo::compile {
+
+struct EagerOpsReport {
+  int64_t calls = 0;     // that ran generated kernels
+  int64_t plans = 0;     // one for each op, dtypes and layout; cheap
+  int64_t compiled = 0;  // kernels that were generated: sizes are read when a kernel runs, so they are few
+  int64_t refused = 0;   // calls that have no lowering
+};
+
+// From now on, devices that ask for generated kernels get them. Call it once, before their first tensor.
+void install_eager_ops();
+EagerOpsReport eager_ops_report();
+
+}  // namespace rondo::compile

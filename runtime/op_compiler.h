@@ -1,0 +1,24 @@
+// The interface through which a device runs elementwise ops and reductions without kernels of its own. compile/
+// implements it: generated kernels of one op, which serve all sizes (compile/exec/eager_ops.h).
+#pragma once
+
+#include <span>
+
+#include "rondo/runtime/op.h"
+
+namespace rondo {
+
+class OpCompiler {
+ public:
+  virtual ~OpCompiler() = default;
+  // Runs a call on its operands' device and fills `outputs` with new dense tensors without history. False, and nothing
+  // has happened: the op has no lowering for these operands. Thread safe.
+  virtual bool run(const OpDef& op, std::span<const Tensor* const> inputs, const Attrs& attrs,
+                   std::span<Tensor> outputs, std::source_location where) = 0;
+};
+
+// The one of this process; null: there is none. Used on devices whose BackendTable::generates is true.
+OpCompiler* op_compiler();
+void set_op_compiler(OpCompiler* compiler);
+
+}  // namespace rondo
