@@ -39,7 +39,9 @@ class LibraryCall {
       const GraphNode& epilogue = plan_.graph.nodes[static_cast<size_t>(launch_.nodes[i])];
       epilogues.push_back({epilogue.op->epilogue, epilogue.inputs.size() > 1 ? &inputs_[next++] : nullptr});
     }
-    use(KernelContext{*op.op, {pointers, op.inputs.size()}, {outputs_, op.outputs.size()}, attrs, op.where, epilogues});
+    // The modules that called the op have returned, so an error names the line that was found when it was recorded.
+    const std::source_location where = op.origin.user.line() == 0 ? op.where : op.origin.user;
+    use(KernelContext{*op.op, {pointers, op.inputs.size()}, {outputs_, op.outputs.size()}, attrs, where, epilogues});
   }
 
  private:

@@ -46,7 +46,7 @@ TEST_F(Fuzz, ProgramsHaveEverything) {
   std::set<std::string> kinds;
   int shared = 0, batches = 0, conditional = 0, repeated = 0, dtypes = 0, failing = 0;
   int nested = 0, layers = 0, parts_only = 0, twice = 0, every_call = 0, autocast = 0, inference = 0, watched = 0,
-      dynamic = 0, flipped = 0, overwritten = 0, threads = 0, second_order = 0;
+      dynamic = 0, flipped = 0, overwritten = 0, threads = 0, second_order = 0, annealed = 0;
   int64_t replays = 0, verified = 0;
   for (uint64_t seed = 0; seed < 600; ++seed) {
     const fuzz::Program program = fuzz::generate(seed, kSmall);
@@ -75,6 +75,7 @@ TEST_F(Fuzz, ProgramsHaveEverything) {
     flipped += program.flip_leaves;
     overwritten += program.overwrite;
     threads += program.threads;
+    annealed += program.anneal;
     second_order += program.backward == fuzz::Program::Backward::kCreateGraph;
     dynamic += program.options.shapes == compile::Shapes::kDynamic;
     if (seed < 300 && program.options.capture != compile::Capture::kRecord) {
@@ -92,7 +93,7 @@ TEST_F(Fuzz, ProgramsHaveEverything) {
   for (auto family : {fuzz::pointwise_steps(), fuzz::shape_steps(), fuzz::layer_steps(), fuzz::effect_steps()})
     for (const fuzz::StepKind& kind : family) EXPECT_TRUE(kinds.contains(kind.name)) << kind.name;
   for (int count : {shared, batches, conditional, repeated, dtypes, layers, parts_only, twice, autocast, inference,
-                    watched, dynamic, flipped, overwritten, threads, second_order})
+                    watched, dynamic, flipped, overwritten, threads, second_order, annealed})
     EXPECT_GT(count, 30);
   for (int count : {nested, every_call}) EXPECT_GT(count, 10);
   EXPECT_GT(replays, 30);

@@ -184,6 +184,25 @@ TEST_F(Recompile, BadDataIsThrownAtOnce) {
   block.state.step = 1;
   EXPECT_EQ(error_of([&] { ops::sum(block(input())[0]).backward(); }), "");
 }
+// The op stands in a file of Rondo, and the module that called it has returned when the region runs.
+struct LookUp : nn::Module<LookUp> {
+  nn::Embedding table = child("table", 4, 6);
+  uint32_t line = 0;
+  Tensor forward(const Tensor& index) {
+    line = std::source_location::current().line() + 1;
+    const Tensor rows = table(index);
+    return ops::tanh(rows) * 2.0;
+  }
+};
+TEST_F(Recompile, BadDataInAModuleOfTheLibraryNamesTheUsersLine) {
+  LookUp eager, compiled;
+  const compile::Regions regions = compile::compile_module(compiled);
+  const Tensor bad = Tensor::from<int64_t>({1, 9}, {2});
+  const std::string expected = error_of([&] { eager(bad); }), error = error_of([&] { compiled(bad); });
+  const std::string line = "recompile_test.cc:" + std::to_string(eager.line);
+  EXPECT_NE(expected.find(line), std::string::npos) << expected;
+  EXPECT_NE(error.find(line), std::string::npos) << error;
+}
 // An error at a graph break unwinds forward; the recording does not run a second time on the way.
 TEST_F(Recompile, BadDataAtABreakRunsOnce) {
   int hooks = 0;

@@ -88,6 +88,8 @@ class Runner {
     Interpreter& machine = scene_.machine;
     machine.batch = batch;
     machine.counter = static_cast<int64_t>(step);
+    // A replay keeps the floats that were recorded, as everything else that forward depends on.
+    machine.anneals = program_.anneal && program_.options.capture == compile::Capture::kRecord;
     machine.kept.clear();
     machine.retained.clear();
     if (program_.flip_training) model_.train(!odd);

@@ -39,6 +39,7 @@ class Generator : public Draft {
     choose_parts();
     choose_capture();
     repair();
+    program_.anneal = random.chance(0.2);
     return std::move(program_);
   }
 

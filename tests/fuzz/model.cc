@@ -22,7 +22,14 @@ std::vector<Tensor> Interpreter::call(const Step& step, int64_t times) {
   if (step.no_grad) mode.emplace(false);
   std::optional<amp::Autocast> autocast;
   if (step.autocast) autocast.emplace(kBF16);
-  Scene scene{step, {}, batch, counter, training, kept, retained, hook_calls, generator};
+  Step annealed;
+  const bool changes = anneals && counter > 0 && step.kind->has(kScalar) && !step.kind->has(kEffect) &&
+                       !step.kind->has(kInPlace);
+  if (changes) {
+    annealed = step;
+    annealed.scalar /= static_cast<double>(1 + counter);
+  }
+  Scene scene{changes ? annealed : step, {}, batch, counter, training, kept, retained, hook_calls, generator};
   for (ValueId id : step.in) scene.in.push_back(value(id));
   std::vector<Tensor> results;
   for (int64_t i = 0; i < times; ++i) {

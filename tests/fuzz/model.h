@@ -19,6 +19,7 @@ class Interpreter {
  public:
   int64_t batch = 5, counter = 0;
   bool training = true;
+  bool anneals = false;  // scalars shrink with the counter
   std::vector<Tensor> kept, retained;
   int64_t hook_calls = 0;
   rondo::Generator generator{99};

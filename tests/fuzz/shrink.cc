@@ -66,7 +66,7 @@ class Shrinker {
     for (bool Program::*flag :
          {&Program::chained, &Program::optimise, &Program::flip_training, &Program::freeze, &Program::few_gradients,
           &Program::accumulate, &Program::inference, &Program::autocast, &Program::flip_leaves, &Program::overwrite,
-          &Program::threads, &Program::watch, &Program::tie_layers, &Program::as_function})
+          &Program::anneal, &Program::threads, &Program::watch, &Program::tie_layers, &Program::as_function})
       if (best_.*flag) attempt_change([&](Program& p) { p.*flag = false; });
     const compile::CompileOptions& options = best_.options;
     if (options.recompute != compile::Recompute::kAuto) attempt_change([](Program& p) { p.options.recompute = {}; });
