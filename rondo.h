@@ -60,6 +60,7 @@
 #include "rondo/optim/schedule.h"
 #include "rondo/optim/seam.h"
 #include "rondo/optim/sgd.h"
+#include "rondo/optim/step_report.h"
 #include "rondo/optim/trainer/callback.h"
 #include "rondo/optim/trainer/event_writer.h"
 #include "rondo/optim/trainer/metrics_file.h"

@@ -248,7 +248,7 @@ double Training::train_step(int64_t step) {
     loss = average(loss, *group_, "loss");
   }
   if (updates_) updates_->finish();
-  else if (optimizer_.step(step_options_).skipped)
+  else if (optimizer_.step(step_options_).skipped())
     say(absl::StrCat("step ", step + 1, ": a gradient is not finite; no parameter was changed (",
                      optimizer_.skipped_steps(), " such steps)"));
   optimizer_.zero_grad();

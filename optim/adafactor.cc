@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "rondo/runtime/backend.h"
 #include "rondo/runtime/ops/reduction_order.h"
 #include "rondo/runtime/parallel.h"
 
@@ -48,45 +49,49 @@ template <class C> double move_towards(C* var, std::span<const double> sums, dou
 
 // Moves row_var and col_var to this step's squares, and fills the third state: row_var / max(mean(row_var), eps1).
 // Columns are summed in chunks of rows, as ops/reduction_order.h has it, so any number of threads gives the same bits.
-void move_factors(const Tensor& grad, double factor, std::span<StateArray> states, double weight, double eps1) {
-  const int64_t n_rows = grad.size(-2), n_cols = grad.size(-1), size = n_rows * n_cols;
-  if (size == 0) return;
-  const int64_t matrices = grad.numel() / size, chunk = column_chunk_rows(n_rows),
-                chunks = (n_rows + chunk - 1) / chunk;
-  std::vector<double> rows(static_cast<size_t>(matrices * n_rows)),
-      cols(static_cast<size_t>(matrices * chunks * n_cols));
-  visit_floating(grad.dtype(), [&](auto tag) {
-    using T = typename decltype(tag)::type;
-    const T* g = static_cast<const T*>(grad.raw_data());
-    const int64_t grain = std::max<int64_t>(1, kForeachGrain / (chunk * n_cols));
-    parallel_for(matrices * chunks, grain, [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i) {
-        const int64_t m = i / chunks, first = i % chunks * chunk, n = std::min(chunk, n_rows - first),
-                      row = m * n_rows + first;
-        sums_of_squares(g + row * n_cols, factor, n_cols,
-                        std::span(rows).subspan(static_cast<size_t>(row), static_cast<size_t>(n)),
-                        cols.data() + i * n_cols);
-      }
+struct MoveFactors {
+  const std::byte* grad;
+  DType grad_dtype, state_dtype;
+  int64_t matrices, n_rows, n_cols;
+  std::byte* states[3];
+  double eps1;
+
+  void operator()(double factor, double weight) const {
+    const int64_t chunk = column_chunk_rows(n_rows), chunks = (n_rows + chunk - 1) / chunk;
+    std::vector<double> rows(static_cast<size_t>(matrices * n_rows)),
+        cols(static_cast<size_t>(matrices * chunks * n_cols));
+    visit_floating(grad_dtype, [&](auto tag) {
+      using T = typename decltype(tag)::type;
+      const T* g = reinterpret_cast<const T*>(grad);
+      const int64_t grain = std::max<int64_t>(1, kForeachGrain / (chunk * n_cols));
+      parallel_for(matrices * chunks, grain, [&](int64_t begin, int64_t end) {
+        for (int64_t i = begin; i < end; ++i) {
+          const int64_t m = i / chunks, first = i % chunks * chunk, n = std::min(chunk, n_rows - first),
+                        row = m * n_rows + first;
+          sums_of_squares(g + row * n_cols, factor, n_cols,
+                          std::span(rows).subspan(static_cast<size_t>(row), static_cast<size_t>(n)),
+                          cols.data() + i * n_cols);
+        }
+      });
     });
-  });
-  void* data[3];
-  for (size_t k = 0; k < 3; ++k) data[k] = states[k].values.raw_mutable_data();
-  for (int64_t m = 0; m < matrices; ++m) {
-    double* col = cols.data() + m * chunks * n_cols;
-    for (int64_t k = 1; k < chunks; ++k)
-      for (int64_t c = 0; c < n_cols; ++c) col[c] += col[k * n_cols + c];
-    visit_floating(states[0].values.dtype(), [&](auto tag) {
-      using C = typename decltype(tag)::type;
-      C* row_var = static_cast<C*>(data[0]) + m * n_rows;
-      const std::span<const double> row_sums(rows.data() + m * n_rows, static_cast<size_t>(n_rows));
-      const double mean = std::max(move_towards(row_var, row_sums, static_cast<double>(n_cols), weight), eps1);
-      move_towards(static_cast<C*>(data[1]) + m * n_cols, std::span<const double>(col, static_cast<size_t>(n_cols)),
-                   static_cast<double>(n_rows), weight);
-      C* row_factor = static_cast<C*>(data[2]) + m * n_rows;
-      for (int64_t r = 0; r < n_rows; ++r) row_factor[r] = static_cast<C>(static_cast<double>(row_var[r]) / mean);
-    });
+    for (int64_t m = 0; m < matrices; ++m) {
+      double* col = cols.data() + m * chunks * n_cols;
+      for (int64_t k = 1; k < chunks; ++k)
+        for (int64_t c = 0; c < n_cols; ++c) col[c] += col[k * n_cols + c];
+      visit_floating(state_dtype, [&](auto tag) {
+        using C = typename decltype(tag)::type;
+        const auto state = [&](size_t k, int64_t at) { return reinterpret_cast<C*>(states[k]) + at; };
+        C* row_var = state(0, m * n_rows);
+        const std::span<const double> row_sums(rows.data() + m * n_rows, static_cast<size_t>(n_rows));
+        const double mean = std::max(move_towards(row_var, row_sums, static_cast<double>(n_cols), weight), eps1);
+        move_towards(state(1, m * n_cols), std::span<const double>(col, static_cast<size_t>(n_cols)),
+                     static_cast<double>(n_rows), weight);
+        C* row_factor = state(2, m * n_rows);
+        for (int64_t r = 0; r < n_rows; ++r) row_factor[r] = static_cast<C>(static_cast<double>(row_var[r]) / mean);
+      });
+    }
   }
-}
+};
 
 }  // namespace
 
@@ -122,27 +127,47 @@ void Adafactor::visit_options(int group, OptionVisitor visit) {
   visit("weight_decay", o.weight_decay);
 }
 
-void Adafactor::scalars(int group, int64_t step, std::span<double> out) const {
-  const AdafactorOptions& o = groups_[static_cast<size_t>(group)];
-  const double t = static_cast<double>(step);
-  const double weight = std::pow(t, o.beta2_decay), rho = std::min(o.lr, 1 / std::sqrt(t));
-  const double values[] = {o.maximize ? -1.0 : 1.0, weight, 0.0, 1 - o.lr * o.weight_decay, rho};
-  static_assert(std::size(values) == AdafactorScalars::kScalars);
-  std::copy(std::begin(values), std::end(values), out.begin());
+ScalarRule Adafactor::scalars(int group) const {
+  return {groups_[static_cast<size_t>(group)], [](const AdafactorOptions& o, int64_t step, std::span<double> out) {
+            const double t = static_cast<double>(step);
+            const double weight = std::pow(t, o.beta2_decay), rho = std::min(o.lr, 1 / std::sqrt(t));
+            const double values[] = {o.maximize ? -1.0 : 1.0, weight, 0.0, 1 - o.lr * o.weight_decay, rho};
+            static_assert(std::size(values) == AdafactorScalars::kScalars);
+            std::copy(std::begin(values), std::end(values), out.begin());
+          }};
 }
 
 void Adafactor::prepare(int sweep, PreparedParam& param) {
   const AdafactorOptions& o = groups_[static_cast<size_t>(param.group)];
   const double eps1 = o.eps1 > 0 ? o.eps1 : epsilon_of(param.param.dtype());
+  const auto enqueue_update = [&](auto work) {
+    enqueue(param.device, [scalars = param.scalars, decision = param.decision, work = std::move(work)] {
+      if (decision->go == Decision::kUpdate) work(scalars);
+    });
+  };
   if (sweep == 0) {
-    param.scalars[AdafactorScalars::kEps] = eps1 * eps1;
-    if (param.states.size() > 1)
-      move_factors(param.grad, param.grad_factor, param.states, param.scalars[AdafactorScalars::kWeight], eps1);
+    enqueue_update([eps1](double* scalars) { scalars[AdafactorScalars::kEps] = eps1 * eps1; });
+    if (param.states.size() == 1 || param.grad.numel() == 0) return;
+    const int64_t n_rows = param.grad.size(-2), n_cols = param.grad.size(-1);
+    MoveFactors move{param.grad.address(),
+                     param.grad.dtype(),
+                     param.states[0].values.dtype(),
+                     param.grad.numel() / (n_rows * n_cols),
+                     n_rows,
+                     n_cols,
+                     {},
+                     eps1};
+    for (size_t k = 0; k < 3; ++k) move.states[k] = param.states[k].values_data;
+    enqueue_update([move, decision = param.decision](const double* scalars) {
+      move(decision->factor, scalars[AdafactorScalars::kWeight]);
+    });
     return;
   }
   const double n = static_cast<double>(std::max<int64_t>(param.param.numel(), 1));
-  const double size = std::max(o.eps2, std::sqrt(param.sums[0] / n)), update = std::sqrt(param.sums[1] / n);
-  param.scalars[AdafactorScalars::kStep] *= size / std::max(1.0, update / o.d);
+  enqueue_update([n, eps2 = o.eps2, d = o.d, sums = param.sums](double* scalars) {
+    const double size = std::max(eps2, std::sqrt(sums.total(0) / n)), update = std::sqrt(sums.total(1) / n);
+    scalars[AdafactorScalars::kStep] *= size / std::max(1.0, update / d);
+  });
 }
 
 }  // namespace rondo::optim

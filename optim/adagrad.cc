@@ -26,12 +26,13 @@ void Adagrad::visit_options(int group, OptionVisitor visit) {
   visit("eps", o.eps);
 }
 
-void Adagrad::scalars(int group, int64_t step, std::span<double> out) const {
-  const AdagradOptions& o = groups_[static_cast<size_t>(group)];
-  const double lr = o.lr / (1 + static_cast<double>(step - 1) * o.lr_decay);
-  const double values[] = {o.maximize ? -1.0 : 1.0, o.weight_decay, o.eps, lr};
-  static_assert(std::size(values) == AdagradFormula::kScalars);
-  std::copy(std::begin(values), std::end(values), out.begin());
+ScalarRule Adagrad::scalars(int group) const {
+  return {groups_[static_cast<size_t>(group)], [](const AdagradOptions& o, int64_t step, std::span<double> out) {
+            const double lr = o.lr / (1 + static_cast<double>(step - 1) * o.lr_decay);
+            const double values[] = {o.maximize ? -1.0 : 1.0, o.weight_decay, o.eps, lr};
+            static_assert(std::size(values) == AdagradFormula::kScalars);
+            std::copy(std::begin(values), std::end(values), out.begin());
+          }};
 }
 
 }  // namespace rondo::optim

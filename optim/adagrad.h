@@ -47,7 +47,7 @@ class Adagrad : public Optimizer {
  protected:
   const char* name() const override { return "Adagrad"; }
   void visit_options(int group, OptionVisitor visit) override;
-  void scalars(int group, int64_t step, std::span<double> out) const override;
+  ScalarRule scalars(int group) const override;
 
  private:
   void add(std::span<const Tensor> params, const AdagradOptions& options);

@@ -44,21 +44,23 @@ void AdamBase::visit_options(int group, OptionVisitor visit) {
   visit("weight_decay", o.weight_decay);
 }
 
-void AdamBase::scalars(int group, int64_t step, std::span<double> out) const {
-  const auto& [o, decoupled] = groups_[static_cast<size_t>(group)];
-  const double t = static_cast<double>(step);
-  const double correction1 = 1 - std::pow(o.betas[0], t), correction2 = 1 - std::pow(o.betas[1], t);
-  const double values[] = {o.maximize ? -1.0 : 1.0,
-                           decoupled ? 0.0 : o.weight_decay,
-                           decoupled ? 1.0 - o.lr * o.weight_decay : 1.0,
-                           1 - o.betas[0],
-                           o.betas[1],
-                           1 - o.betas[1],
-                           o.lr / correction1,
-                           1 / std::sqrt(correction2),
-                           o.eps};
-  static_assert(std::size(values) == AdamFormula<false>::kScalars);
-  std::copy(std::begin(values), std::end(values), out.begin());
+ScalarRule AdamBase::scalars(int group) const {
+  return {groups_[static_cast<size_t>(group)], [](const Group& g, int64_t step, std::span<double> out) {
+            const auto& [o, decoupled] = g;
+            const double t = static_cast<double>(step);
+            const double correction1 = 1 - std::pow(o.betas[0], t), correction2 = 1 - std::pow(o.betas[1], t);
+            const double values[] = {o.maximize ? -1.0 : 1.0,
+                                     decoupled ? 0.0 : o.weight_decay,
+                                     decoupled ? 1.0 - o.lr * o.weight_decay : 1.0,
+                                     1 - o.betas[0],
+                                     o.betas[1],
+                                     1 - o.betas[1],
+                                     o.lr / correction1,
+                                     1 / std::sqrt(correction2),
+                                     o.eps};
+            static_assert(std::size(values) == AdamFormula<false>::kScalars);
+            std::copy(std::begin(values), std::end(values), out.begin());
+          }};
 }
 
 void Adam::add_param_group(const ParamGroup<AdamOptions>& group) {

@@ -61,7 +61,7 @@ class AdamBase : public Optimizer {
   };
   void add(std::span<const Tensor> params, Group group);
   void visit_options(int group, OptionVisitor visit) override;
-  void scalars(int group, int64_t step, std::span<double> out) const override;
+  ScalarRule scalars(int group) const override;
 
  private:
   std::vector<Group> groups_;

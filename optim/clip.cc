@@ -8,14 +8,31 @@
 #include "rondo/optim/foreach.h"
 #include "rondo/optim/norm.h"
 #include "rondo/runtime/autograd.h"
+#include "rondo/runtime/backend.h"
 
 namespace rondo::optim {
+namespace {
 
-double clip_grad_norm_(std::span<const Tensor> params, double max_norm, ClipOptions options) {
+void scale_by(double factor, std::span<const NormOperand> operands) {
+  std::vector<int64_t> sizes;
+  for (const NormOperand& operand : operands) sizes.push_back(operand.n);
+  parallel_for_each(sizes, [&](size_t i, int64_t begin, int64_t end) {
+    visit_floating(operands[i].dtype, [&](auto tag) {
+      using T = typename decltype(tag)::type;
+      using C = std::conditional_t<std::is_same_v<T, double>, double, float>;
+      T* values = static_cast<T*>(const_cast<void*>(operands[i].data));
+      const C scale = static_cast<C>(factor);
+      for (int64_t k = begin; k < end; ++k) values[k] = static_cast<T>(static_cast<C>(values[k]) * scale);
+    });
+  });
+}
+
+}  // namespace
+
+Tensor clip_grad_norm_(std::span<const Tensor> params, double max_norm, ClipOptions options) {
   if (!(max_norm >= 0)) throw Error(absl::StrCat("clip_grad_norm_: max_norm must not be negative, got ", max_norm));
   const NoGrad off;
   std::vector<Tensor> grads;
-  std::vector<int64_t> sizes;
   std::vector<NormOperand> operands;
   absl::flat_hash_set<const void*> seen;
   for (Tensor param : params) {
@@ -26,29 +43,27 @@ double clip_grad_norm_(std::span<const Tensor> params, double max_norm, ClipOpti
     if (!param.defined() || !param.grad().defined()) continue;
     if (!param.grad().is_contiguous()) param.set_grad(param.grad().contiguous());
     // Two parameters may have been given one gradient, which would be scaled twice.
-    else if (!seen.insert(param.grad().raw_data()).second && param.numel() > 0) param.set_grad(param.grad().clone());
+    else if (!seen.insert(param.grad().address()).second && param.numel() > 0) param.set_grad(param.grad().clone());
     const Tensor& grad = grads.emplace_back(param.grad());
     if (!is_floating(grad.dtype())) throw Error("clip_grad_norm_: gradients must be floating point");
-    sizes.push_back(grad.numel());
-    operands.push_back({grad.raw_data(), grad.dtype(), grad.numel()});
+    if (const Device all = grads.front().device(); !(grad.device() == all))
+      throw Error(absl::StrCat("clip_grad_norm_: gradients are on ", to_string(all), " and on ",
+                               to_string(grad.device()), "; they have one norm if they are on one device"));
+    operands.push_back({grad.address(), grad.dtype(), grad.numel()});
   }
-  const double norm = norm_of(operands);
-  if (options.error_if_nonfinite && !std::isfinite(norm))
-    throw Error(absl::StrCat("clip_grad_norm_: the gradients' norm is ", norm, "; a loss or a gradient overflowed"));
-  const double factor = max_norm / (norm + 1e-6);
-  if (factor >= 1) return norm;
-  std::vector<std::byte*> data;
-  for (Tensor& grad : grads) data.push_back(static_cast<std::byte*>(grad.raw_mutable_data()));
-  parallel_for_each(sizes, [&](size_t i, int64_t begin, int64_t end) {
-    visit_floating(grads[i].dtype(), [&](auto tag) {
-      using T = typename decltype(tag)::type;
-      using C = std::conditional_t<std::is_same_v<T, double>, double, float>;
-      T* values = reinterpret_cast<T*>(data[i]);
-      const C scale = static_cast<C>(factor);
-      for (int64_t k = begin; k < end; ++k) values[k] = static_cast<T>(static_cast<C>(values[k]) * scale);
-    });
+  const Device device = grads.empty() ? default_device() : grads.front().device();
+  Tensor result = Tensor::empty({}, {kF64, device});
+  auto* norm = reinterpret_cast<double*>(result.mutable_address());
+  enqueue_norm(device, operands, norm);
+  if (options.error_if_nonfinite && !std::isfinite(result.item()))
+    throw Error(
+        absl::StrCat("clip_grad_norm_: the gradients' norm is ", result.item(), "; a loss or a gradient overflowed"));
+  for (Tensor& grad : grads) static_cast<void>(grad.mutable_address());  // written from here on
+  enqueue(device, [device, norm, max_norm, operands = std::move(operands)] {
+    const double factor = max_norm / (*norm + 1e-6);
+    if (!(factor >= 1) && !backend_of(device).failed(device.index)) scale_by(factor, operands);
   });
-  return norm;
+  return result;
 }
 
 }  // namespace rondo::optim

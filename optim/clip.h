@@ -12,10 +12,12 @@ struct ClipOptions {
   bool error_if_nonfinite = false;
 };
 // Scales the gradients of `params` by max_norm / (norm + 1e-6) if that is below 1, and returns their Euclidean norm
-// before scaling. The norm is summed in f64 over chunks of fixed size in a fixed order, so its bits do not depend on
-// the number of threads. If the norm is not finite, every gradient becomes NaN. With error_if_nonfinite, the call
-// throws Error instead and changes nothing. Throws Error if the parameters are updated at seams (update_at_seams.h).
-double clip_grad_norm_(std::span<const Tensor> params, double max_norm, ClipOptions options = {});
+// before scaling: an f64 scalar on their device. The call reads nothing back; `.item()` of the result does. The tape
+// sees a write of every gradient. The norm is summed in f64 over chunks of fixed size in a fixed order, so its bits do
+// not depend on the number of threads. If the norm is not finite, every gradient becomes NaN. With error_if_nonfinite,
+// the call waits for the norm, throws Error instead and changes nothing. Throws Error if the gradients are on two
+// devices, or if the parameters are updated at seams (update_at_seams.h).
+Tensor clip_grad_norm_(std::span<const Tensor> params, double max_norm, ClipOptions options = {});
 
 }  // namespace rondo::optim
 #pragma GCC visibility pop

@@ -2,10 +2,13 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "rondo/compile/exec/table_launch.h"
 #include "rondo/optim/block8.h"
 #include "rondo/optim/foreach_kernel.h"
+#include "rondo/optim/step_report.h"
+#include "rondo/runtime/backend.h"
 #include "rondo/runtime/error.h"
 #include "rondo/runtime/ops/reduction_order.h"
 #include "rondo/runtime/parallel.h"
@@ -172,6 +175,37 @@ void Foreach::run_eager(const ForeachItem& item, void* const* operands, int64_t 
     for (int k = n_values; k < n_all; ++k)
       static_cast<double*>(operands[k])[row] = combine_lanes(lanes[k], [](double a, double b) { return a + b; });
   }
+}
+
+void Foreach::skip(const ForeachTable& table) const {
+  std::vector<int64_t> sizes;
+  for (const ForeachItem& item : table.items) sizes.push_back(item.numel);
+  parallel_for_each(sizes, [&](size_t i, int64_t begin, int64_t end) {
+    void* const* operands = table.operands.data() + i * static_cast<size_t>(n_operands_);
+    double buffer[kStrip];  // exact for every dtype
+    for (size_t k = 0; k < arrays_.size(); ++k) {
+      const ArraySpec& a = arrays_[k];
+      if (a.zero || (a.fresh && a.layout == Layout::kFull))
+        std::memset(at(operands[k], a.dtype, begin), 0, static_cast<size_t>(end - begin) * size_of(a.dtype));
+      if (a.role != Role::kCopy) continue;
+      for (int64_t n = 0, c = begin; c < end; c += n) {
+        n = std::min(kStrip, end - c);
+        load_strip(arrays_[0], operands[0], c, n, 0, buffer);
+        store_strip(a.dtype, operands[k], c, n, buffer);
+      }
+    }
+  });
+}
+
+void launch(Device device, std::shared_ptr<const Foreach> pass, ForeachTable& table, bool eager,
+            const Decision* decision) {
+  const auto run = [device, eager, decision](const Foreach& pass, const ForeachTable& table) {
+    if (decision == nullptr ? backend_of(device).failed(device.index) : decision->go == Decision::kNothing) return;
+    if (decision == nullptr || decision->go == Decision::kUpdate) pass.run(table, eager);
+    else pass.skip(table);
+  };
+  if (runs_at_once(device)) return run(*pass, table);
+  enqueue(device, [run, pass = std::move(pass), table = std::exchange(table, {})] { run(*pass, table); });
 }
 
 void parallel_for_each(std::span<const int64_t> sizes, absl::FunctionRef<void(size_t, int64_t, int64_t)> fn) {

@@ -7,6 +7,10 @@
 // first-level cache. After `compile`, generated code does the same and gives the same bits. Both walk the same table of
 // pointers; the code does not depend on its length.
 //
+// Note [Launches]. All pointers are the device's. `launch` enqueues a pass, and it runs in stream order with what it
+// needs
+//   by value: its table, and the addresses of scalars and of the step's Decision (step_report.h), which the device
+//   knows by then.
 // Note [Items]. An item is `rows` x `width` elements and a last, shorter row. Most items are a single line of elements.
 //   Rows matter to 8-bit states (a scale for each row), to sums (kept for each row) and to Adafactor's factors (of rows
 //   and columns). Then `width` says where rows end, and work is split between threads at row ends only.
@@ -36,6 +40,8 @@ class TableLaunch;
 
 namespace rondo::optim {
 
+struct Decision;
+
 inline constexpr int kMaxValues = 10, kMaxScalars = 16;
 // Elements for each scale of an 8-bit array (block8.h), and elements of a row of an item with sums.
 inline constexpr int64_t kBlock8 = 256, kRow = 1024;
@@ -56,7 +62,8 @@ struct ArraySpec {
   DType dtype = kF32;
   Format format = Format::kPlain;
   Layout layout = Layout::kFull;
-  bool zero = false;  // filled with zeros at the end; the formula's value is not stored
+  bool zero = false;   // filled with zeros at the end, also if the pass is skipped; the formula's value is not stored
+  bool fresh = false;  // holds nothing before the pass: zeros if the pass is skipped
   bool operator==(const ArraySpec&) const = default;
 };
 
@@ -69,7 +76,8 @@ struct Body {
   void (*build)(const void* context, LoopValue* values, const LoopValue* scalars) = nullptr;
   // Bit k: f32 and f64 never store to values[k]. They may store to the other arrays even if nothing changes.
   uint32_t keeps = 0;
-  const void* context = nullptr;  // passed to the functions; must live as long as the body is used
+  const void* context = nullptr;                // passed to the functions
+  std::shared_ptr<const void> owner = nullptr;  // of the context, as a pass may run late
 };
 
 // The items of one pass. Operands of an item: its arrays in order, then the scales of its 8-bit arrays in order.
@@ -98,8 +106,11 @@ class Foreach {
   // The generated kernel, for dumps.
   const compile::LoopKernel& kernel() const;
 
+  // These two run in stream order: see launch().
   // Runs generated code if there is some, unless `eager`.
   void run(const ForeachTable& table, bool eager = false) const;
+  // What is left of the pass if the step is skipped: copies are written, and arrays are zeroed that would be.
+  void skip(const ForeachTable& table) const;
 
  private:
   template <class C> void run_eager(const ForeachItem& item, void* const* operands, int64_t begin, int64_t end) const;
@@ -114,6 +125,11 @@ class Foreach {
   uint32_t written_ = 0;
   std::unique_ptr<compile::TableLaunch> launch_;  // generated code
 };
+
+// Enqueues a pass. A device that runs it later takes the table over. With a decision, the pass follows it. It changes
+// nothing if a kernel has found its data wrong (backend.h, Note [Late errors]).
+void launch(Device device, std::shared_ptr<const Foreach> pass, ForeachTable& table, bool eager = false,
+            const Decision* decision = nullptr);
 
 // Calls fn(i, begin, end) in parallel for pieces that together cover [0, sizes[i]) of every i.
 void parallel_for_each(std::span<const int64_t> sizes,

@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "rondo/runtime/autograd.h"
+#include "rondo/runtime/backend.h"
 
 namespace rondo::optim {
 
@@ -21,6 +22,8 @@ void MapPasses::run(const Body& body, std::span<const std::span<const Tensor>> l
       if (!t.defined()) fail(k, i, "is undefined");
       if (!is_floating(t.dtype()))
         fail(k, i, absl::StrCat("is ", std::string(name_of(t.dtype())), ", not floating point"));
+      if (!(t.device() == lists[0][0].device()))
+        fail(k, i, absl::StrCat("is on ", to_string(t.device()), ", others on ", to_string(lists[0][0].device())));
       if (!(t.sizes() == lists[0][i].sizes()))
         fail(k, i, absl::StrCat("is ", to_string(t.sizes()), ", that of list 0 ", to_string(lists[0][i].sizes())));
     }
@@ -29,37 +32,42 @@ void MapPasses::run(const Body& body, std::span<const std::span<const Tensor>> l
     std::vector<size_t> tensors;
     ForeachTable table;
   };
-  std::map<Foreach*, Part> parts;
+  if (n == 0) return;
+  const Device device = lists[0][0].device();
+  std::map<std::shared_ptr<Foreach>, Part> parts;
   std::vector<ArraySpec> arrays(lists.size());
   for (size_t i = 0; i < n; ++i) {
     for (size_t k = 0; k < lists.size(); ++k) arrays[k] = {.dtype = lists[k][i].dtype()};
-    Foreach* pass = nullptr;
-    for (const auto& known : passes_)
-      if (known->is(body, arrays)) pass = known.get();
-    if (pass == nullptr) pass = passes_.emplace_back(std::make_unique<Foreach>(body, arrays)).get();
-    if (compiled_) pass->compile();
+    std::shared_ptr<Foreach> pass;
+    for (const Known& known : passes_)
+      if (known.device == device && known.pass->is(body, arrays)) pass = known.pass;
+    if (pass == nullptr) pass = passes_.emplace_back(device, std::make_shared<Foreach>(body, arrays)).pass;
+    if (compiled_) pass->compile(device);
     for (size_t k = 0; k < lists.size(); ++k)
       if ((pass->written() >> k & 1) != 0 && !lists[k][i].is_contiguous()) fail(k, i, "is written, and not contiguous");
     parts[pass].tensors.push_back(i);
   }
+  const Storage numbers = Storage::allocate(scalars.size_bytes(), device);
+  copy_bytes(device, numbers.data(), kCPU, scalars.data(), scalars.size_bytes());
   std::vector<Tensor> dense;  // copies of what is read and was not contiguous
   for (auto& [pass, part] : parts) {
     for (size_t i : part.tensors) {
       const int64_t numel = lists[0][i].numel();
       if (numel == 0) continue;
-      const std::span<void*> operands = part.table.add(pass->item(numel, 0, scalars.data()), pass->n_operands());
+      const std::span<void*> operands = part.table.add(
+          pass->item(numel, 0, reinterpret_cast<const double*>(numbers.data())), pass->n_operands());
       for (size_t k = 0; k < lists.size(); ++k) {
         Tensor t = lists[k][i];
         if ((pass->written() >> k & 1) != 0) {
-          operands[k] = t.raw_mutable_data();
+          operands[k] = t.mutable_address();
         } else {
           if (!t.is_contiguous()) t = dense.emplace_back(t.contiguous());
-          operands[k] = const_cast<void*>(t.raw_data());
+          operands[k] = const_cast<std::byte*>(t.address());
         }
       }
     }
   }
-  for (const auto& [pass, part] : parts) pass->run(part.table);
+  for (auto& [pass, part] : parts) launch(device, pass, part.table);
 }
 
 }  // namespace rondo::optim

@@ -13,7 +13,7 @@
 // the same shape. Numbers are run-time scalars and never recompile. The lambda is generic: its type T is float, double
 // (if a list is f64) or LoopValue. It may use + - * / and everything in runtime/ops/scalar_math.h. It writes constants
 // as constant(x, 0.5) and uses select() instead of an `if` on a value. What it assigns is written back, rounded to the
-// list's dtype. No gradients are recorded.
+// list's dtype. No gradients are recorded. All tensors are on one device; the pass runs there in stream order.
 //
 // Eager and compiled give the same bits if the lambda is compiled with -ffp-contract=off.
 // Thread safety: one thread at a time.
@@ -39,13 +39,17 @@ namespace rondo::optim {
 class MapPasses {
  public:
   explicit MapPasses(bool compiled) : compiled_(compiled) {}
-  // Throws Error if lists do not match or hold something that is not a floating-point tensor.
+  // Throws Error if lists do not match, or hold something that is not a floating-point tensor, or are on two devices.
   void run(const Body& body, std::span<const std::span<const Tensor>> lists, std::span<const double> scalars);
   int kernels() const { return static_cast<int>(passes_.size()); }
 
  private:
   bool compiled_;
-  std::vector<std::unique_ptr<Foreach>> passes_;
+  struct Known {
+    Device device;
+    std::shared_ptr<Foreach> pass;
+  };
+  std::vector<Known> passes_;
 };
 
 template <class Fn, bool... kIsList> struct MapBody {
@@ -87,7 +91,7 @@ template <class Fn, bool... kIsList> struct MapBody {
 
 template <class Fn> class ForeachMap {
  public:
-  ForeachMap(Fn fn, bool compiled) : fn_(std::make_unique<Fn>(std::move(fn))), passes_(compiled) {}
+  ForeachMap(Fn fn, bool compiled) : fn_(std::make_shared<Fn>(std::move(fn))), passes_(compiled) {}
 
   template <class... Args> void operator()(const Args&... args) {
     using B = MapBody<Fn, !std::is_arithmetic_v<Args>...>;
@@ -97,7 +101,8 @@ template <class Fn> class ForeachMap {
                     .f32 = &B::template run<float>,
                     .f64 = &B::template run<double>,
                     .build = &B::build,
-                    .context = fn_.get()};
+                    .context = fn_.get(),
+                    .owner = fn_};
     std::array<std::span<const Tensor>, B::kLists> lists;
     std::array<double, kMaxScalars> numbers;
     size_t list = 0, number = 0;
@@ -113,7 +118,7 @@ template <class Fn> class ForeachMap {
   int kernels() const { return passes_.kernels(); }
 
  private:
-  std::unique_ptr<Fn> fn_;
+  std::shared_ptr<Fn> fn_;
   MapPasses passes_;
 };
 

@@ -1,4 +1,4 @@
-// Turns a formula into the body that passes run. A formula is a type with
+// Turns a formula into the body that passes run, and options into its scalars. A formula is a type with
 //
 //   static constexpr size_t kStates, kScalars, kSums;   // kSums may be missing: 0
 //   template <class T> static void update(T& param, T grad, std::array<T, kStates>& states,
@@ -10,7 +10,9 @@
 
 #include <array>
 #include <cstddef>
+#include <cstring>
 #include <span>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -40,6 +42,26 @@ Dims sizes_of(const StateSpec& spec, const Dims& param);
 struct Sweep {
   Body body;
   bool prepare = false;
+};
+
+// The scalars of a formula (everything that changes from step to step) as a function of a parameter's step, which is 1
+// for the first. It runs in stream order, when the device knows the step, so it holds the options of the moment when it
+// was made.
+class ScalarRule {
+ public:
+  // `fn` captures nothing: fn(const Options&, int64_t step, std::span<double> out).
+  template <class Options, class Fn> ScalarRule(const Options& options, Fn /*fn*/) {
+    static_assert(std::is_trivially_copyable_v<Options> && sizeof(Options) <= sizeof(options_) && std::is_empty_v<Fn>);
+    std::memcpy(options_, &options, sizeof(Options));
+    run_ = [](const void* kept, int64_t step, std::span<double> out) {
+      Fn{}(*static_cast<const Options*>(kept), step, out);
+    };
+  }
+  void operator()(int64_t step, std::span<double> out) const { run_(options_, step, out); }
+
+ private:
+  alignas(double) std::byte options_[128];
+  void (*run_)(const void* options, int64_t step, std::span<double> out);
 };
 
 // How one parameter is updated. Most optimizers have one sweep. An optimizer that needs something of the whole tensor

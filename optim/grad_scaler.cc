@@ -6,11 +6,31 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "rondo/runtime/backend.h"
 #include "rondo/runtime/ops/ops.h"
 
 namespace rondo::amp {
 
-GradScaler::GradScaler(GradScalerOptions options) : options_(options), scale_(options.init_scale) {
+GradScaler::Values GradScaler::Values::of(double scale, int64_t good_steps, int64_t skipped, Device device) {
+  const TensorOptions integer{kI64, device};
+  return {Tensor::full({}, scale, {kF64, device}), Tensor::full({}, good_steps, integer),
+          Tensor::full({}, skipped, integer), Tensor::full({}, int64_t{0}, integer)};
+}
+GradScaler::Values GradScaler::Values::cloned() const {
+  return {scale.clone(), good_steps.clone(), skipped.clone(), overflowed.clone()};
+}
+
+GradScaler::GradScaler(const GradScaler& other)
+    : options_(other.options_), values_(other.values_.cloned()), stepped_(other.stepped_) {}
+GradScaler& GradScaler::operator=(const GradScaler& other) {
+  options_ = other.options_;
+  values_ = other.values_.cloned();
+  stepped_ = other.stepped_;
+  return *this;
+}
+
+GradScaler::GradScaler(GradScalerOptions options)
+    : options_(options), values_(Values::of(options.init_scale, 0, 0, default_device())) {
   if (!(options.init_scale > 0 && std::isfinite(options.init_scale)))
     throw Error(absl::StrCat("GradScaler: init_scale must be positive and finite, got ", options.init_scale));
   if (!(options.growth_factor > 1) || !(options.backoff_factor > 0 && options.backoff_factor < 1))
@@ -20,40 +40,71 @@ GradScaler::GradScaler(GradScalerOptions options) : options_(options), scale_(op
     throw Error(absl::StrCat("GradScaler: growth_interval must be at least 1, got ", options.growth_interval));
 }
 
-Tensor GradScaler::scale(TensorArg loss) const { return options_.enabled ? loss * scale_ : loss.tensor; }
+// The first loss says where the values are.
+void GradScaler::go_to(Device device) {
+  const Device here = values_.scale.device();
+  if (device == here) return;
+  if (!(here == kCPU))
+    throw Error(absl::StrCat("GradScaler: its scale is on ", rondo::to_string(here),
+                             " and the loss or the parameters on ", rondo::to_string(device),
+                             "; make a GradScaler for each device"));
+  for (Tensor* value : {&values_.scale, &values_.good_steps, &values_.skipped, &values_.overflowed})
+    *value = value->to(device);
+}
+
+Tensor GradScaler::scale(TensorArg loss) {
+  if (!options_.enabled || !loss.tensor.defined()) return loss.tensor;
+  go_to(loss.tensor.device(loss.where));
+  // As a scalar operand: in f32 for 16-bit losses, whose range the scale may leave.
+  const DType dtype = loss.tensor.dtype(), compute = compute_dtype(dtype);
+  // A copy, because update() writes the scale and the tape reads this one.
+  const Tensor factor = compute == kF64 ? values_.scale.clone() : values_.scale.to(compute);
+  return (loss.tensor.to(compute, loss.where) * TensorArg(factor, loss.where)).to(dtype, loss.where);
+}
 
 optim::StepReport GradScaler::step(optim::Optimizer& optimizer, optim::StepOptions options) {
   stepped_ = true;
   if (!options_.enabled) return optimizer.step(options);
-  options.grad_scale *= scale_;
+  go_to(optimizer.device());
+  options.device_scale = values_.scale;
   options.check_finite = true;
   const optim::StepReport report = optimizer.step(options);
-  overflowed_ = overflowed_ || report.skipped;
+  const auto* decision = reinterpret_cast<const optim::Decision*>(report.decision().address());
+  auto* overflowed = reinterpret_cast<int64_t*>(values_.overflowed.mutable_address());
+  enqueue(values_.scale.device(), [decision, overflowed] {
+    if (decision->go == optim::Decision::kSkipped) *overflowed = 1;
+  });
   return report;
 }
 
 void GradScaler::update() {
   if (!stepped_)
     throw Error("GradScaler::update: no step() since the last update(); nothing is known of the gradients");
-  const bool overflowed = std::exchange(overflowed_, false);
   stepped_ = false;
   if (!options_.enabled) return;
-  if (overflowed) {
-    ++skipped_;
-    good_steps_ = 0;
-    // A scale of 0 would make every gradient 0, and it could never grow again.
-    scale_ = std::max(scale_ * options_.backoff_factor, std::numeric_limits<float>::min() * 1.0);
-  } else if (++good_steps_ >= options_.growth_interval) {
-    good_steps_ = 0;
-    const double grown = scale_ * options_.growth_factor;
-    if (grown <= std::numeric_limits<float>::max()) scale_ = grown;
-  }
+  const auto address = [](Tensor& value) { return value.mutable_address(); };
+  const Device device = values_.scale.device();
+  enqueue(device, [device, options = options_, scale = reinterpret_cast<double*>(address(values_.scale)),
+                   good_steps = reinterpret_cast<int64_t*>(address(values_.good_steps)),
+                   skipped = reinterpret_cast<int64_t*>(address(values_.skipped)),
+                   overflowed = reinterpret_cast<int64_t*>(address(values_.overflowed))] {
+    if (backend_of(device).failed(device.index)) return;
+    if (std::exchange(*overflowed, 0) != 0) {
+      ++*skipped;
+      *good_steps = 0;
+      // A scale of 0 would make every gradient 0, and it could never grow again.
+      *scale = std::max(*scale * options.backoff_factor, std::numeric_limits<float>::min() * 1.0);
+    } else if (++*good_steps >= options.growth_interval) {
+      *good_steps = 0;
+      const double grown = *scale * options.growth_factor;
+      if (grown <= std::numeric_limits<float>::max()) *scale = grown;
+    }
+  });
 }
 
 nn::StateDict GradScaler::state_dict() const {
-  return {{"scale", Tensor::scalar(scale_)},
-          {"growth_tracker", Tensor::scalar(good_steps_)},
-          {"skipped", Tensor::scalar(skipped_)}};
+  const Values copies = values_.cloned();
+  return {{"scale", copies.scale}, {"growth_tracker", copies.good_steps}, {"skipped", copies.skipped}};
 }
 
 void GradScaler::load_state_dict(const nn::StateDict& state) {
@@ -74,9 +125,7 @@ void GradScaler::load_state_dict(const nn::StateDict& state) {
   const double scale = number("scale", kF64, std::numeric_limits<double>::min());
   const double good = number("growth_tracker", kI64, 0), skipped = number("skipped", kI64, 0);
   if (!report.missing.empty() || !report.mismatched.empty()) throw nn::StateDictError("GradScaler", report);
-  scale_ = scale;
-  good_steps_ = static_cast<int64_t>(good);
-  skipped_ = static_cast<int64_t>(skipped);
+  values_ = Values::of(scale, static_cast<int64_t>(good), static_cast<int64_t>(skipped), values_.scale.device());
 }
 
 }  // namespace rondo::amp

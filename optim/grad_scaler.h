@@ -7,6 +7,9 @@
 //   scaler.scale(loss).backward();
 //   scaler.step(optimizer, {.max_norm = 1.0});   // divides, clips, checks; may skip
 //   scaler.update();
+//
+// The scale and its history are values on the device of the loss and the parameters. scale(), step() and update() read
+// nothing back; get_scale(), skipped() and state_dict()'s readers wait for the device.
 #pragma once
 
 #include "rondo/optim/optimizer.h"
@@ -27,30 +30,41 @@ class GradScaler {
  public:
   // Throws Error unless growth_factor is above 1 and backoff_factor between 0 and 1.
   explicit GradScaler(GradScalerOptions options = {});
+  // A copy goes on by itself.
+  GradScaler(const GradScaler& other);
+  GradScaler& operator=(const GradScaler& other);
 
   // loss * get_scale(), in the loss's dtype.
-  Tensor scale(TensorArg loss) const;
+  // Throws Error if the loss, or the parameters of step(), are on another device than those before.
+  Tensor scale(TensorArg loss);
   // optimizer.step() for the gradients of a scaled loss. With several optimizers, call it once for each before
   // update().
   optim::StepReport step(optim::Optimizer& optimizer, optim::StepOptions options = {});
   // After the steps of one iteration. Throws Error if there was none.
   void update();
 
-  double get_scale() const { return options_.enabled ? scale_ : 1; }
-  int64_t skipped() const { return skipped_; }  // iterations in which a step was skipped
+  double get_scale() const { return options_.enabled ? values_.scale.item() : 1; }
+  int64_t skipped() const { return values_.skipped.item<int64_t>(); }  // iterations in which a step was skipped
 
-  // "scale" f64, "growth_tracker" and "skipped" i64.
+  // Copies: "scale" f64, "growth_tracker" and "skipped" i64.
   nn::StateDict state_dict() const;
   // Throws nn::StateDictError, before anything is changed, if a tensor is missing or is not a positive number of its
   // dtype.
   void load_state_dict(const nn::StateDict& state);
 
  private:
+  // Scalars on one device: f64, then i64.
+  struct Values {
+    Tensor scale, good_steps, skipped;  // good_steps: since the scale changed
+    Tensor overflowed;                  // 1 if a step of this iteration was skipped
+    static Values of(double scale, int64_t good_steps, int64_t skipped, Device device);
+    Values cloned() const;
+  };
+  void go_to(Device device);
+
   GradScalerOptions options_;
-  double scale_;
-  int64_t good_steps_ = 0;  // since the scale changed
-  int64_t skipped_ = 0;
-  bool stepped_ = false, overflowed_ = false;  // in this iteration
+  Values values_;
+  bool stepped_ = false;  // in this iteration
 };
 
 }  // namespace rondo::amp

@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "absl/strings/str_cat.h"
+#include "rondo/runtime/backend.h"
 
 namespace rondo::optim {
 
@@ -32,21 +33,31 @@ void LAMB::visit_options(int group, OptionVisitor visit) {
   visit("weight_decay", o.weight_decay);
 }
 
-void LAMB::scalars(int group, int64_t step, std::span<double> out) const {
-  const LAMBOptions& o = groups_[static_cast<size_t>(group)];
-  const double t = static_cast<double>(step);
-  const double correction1 = 1 - std::pow(o.betas[0], t), correction2 = 1 - std::pow(o.betas[1], t);
-  const double values[] = {
-      1 - o.betas[0], o.betas[1], 1 - o.betas[1], 1 / correction1, 1 / std::sqrt(correction2), o.eps, o.weight_decay,
-      o.lr,           1.0};
-  static_assert(std::size(values) == LAMBScalars::kScalars);
-  std::copy(std::begin(values), std::end(values), out.begin());
+ScalarRule LAMB::scalars(int group) const {
+  return {groups_[static_cast<size_t>(group)], [](const LAMBOptions& o, int64_t step, std::span<double> out) {
+            const double t = static_cast<double>(step);
+            const double correction1 = 1 - std::pow(o.betas[0], t), correction2 = 1 - std::pow(o.betas[1], t);
+            const double values[] = {1 - o.betas[0],
+                                     o.betas[1],
+                                     1 - o.betas[1],
+                                     1 / correction1,
+                                     1 / std::sqrt(correction2),
+                                     o.eps,
+                                     o.weight_decay,
+                                     o.lr,
+                                     1.0};
+            static_assert(std::size(values) == LAMBScalars::kScalars);
+            std::copy(std::begin(values), std::end(values), out.begin());
+          }};
 }
 
 // The trust ratio; 1 where a norm is 0.
 void LAMB::prepare(int /*sweep*/, PreparedParam& param) {
-  const double weight = std::sqrt(param.sums[0]), update = std::sqrt(param.sums[1]);
-  param.scalars[LAMBScalars::kScalars - 1] = weight > 0 && update > 0 ? weight / update : 1.0;
+  enqueue(param.device, [sums = param.sums, scalars = param.scalars, decision = param.decision] {
+    if (decision->go != Decision::kUpdate) return;
+    const double weight = std::sqrt(sums.total(0)), update = std::sqrt(sums.total(1));
+    scalars[LAMBScalars::kScalars - 1] = weight > 0 && update > 0 ? weight / update : 1.0;
+  });
 }
 
 }  // namespace rondo::optim

@@ -64,7 +64,7 @@ class LAMB : public Optimizer {
  protected:
   const char* name() const override { return "LAMB"; }
   void visit_options(int group, OptionVisitor visit) override;
-  void scalars(int group, int64_t step, std::span<double> out) const override;
+  ScalarRule scalars(int group) const override;
   void prepare(int sweep, PreparedParam& param) override;
 
  private:

@@ -46,7 +46,7 @@ class Lion : public Optimizer {
  protected:
   const char* name() const override { return "Lion"; }
   void visit_options(int group, OptionVisitor visit) override;
-  void scalars(int group, int64_t step, std::span<double> out) const override;
+  ScalarRule scalars(int group) const override;
 
  private:
   void add(std::span<const Tensor> params, const LionOptions& options);

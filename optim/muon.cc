@@ -5,6 +5,7 @@
 
 #include "rondo/compile/compile.h"
 #include "rondo/optim/norm.h"
+#include "rondo/runtime/backend.h"
 #include "rondo/runtime/ops/ops.h"
 
 namespace rondo::optim {
@@ -61,19 +62,23 @@ void Muon::visit_options(int group, OptionVisitor visit) {
   visit("momentum", o.momentum);
 }
 
-void Muon::scalars(int group, int64_t /*step*/, std::span<double> out) const {
-  const MuonOptions& o = groups_[static_cast<size_t>(group)];
-  const double values[] = {1 - o.momentum, o.nesterov ? o.momentum : 1.0, o.nesterov ? 1 - o.momentum : 0.0,
-                           1 - o.lr * o.weight_decay, o.lr};
-  static_assert(std::size(values) == MuonScalars::kScalars);
-  std::copy(std::begin(values), std::end(values), out.begin());
+ScalarRule Muon::scalars(int group) const {
+  return {groups_[static_cast<size_t>(group)], [](const MuonOptions& o, int64_t /*step*/, std::span<double> out) {
+            const double values[] = {1 - o.momentum, o.nesterov ? o.momentum : 1.0, o.nesterov ? 1 - o.momentum : 0.0,
+                                     1 - o.lr * o.weight_decay, o.lr};
+            static_assert(std::size(values) == MuonScalars::kScalars);
+            std::copy(std::begin(values), std::end(values), out.begin());
+          }};
 }
 
 Tensor Muon::orthogonalize(int group, const Tensor& matrix) {
   const MuonOptions& o = groups_[static_cast<size_t>(group)];
-  const NormOperand whole{matrix.raw_data(), matrix.dtype(), matrix.numel()};
+  Tensor inverse = Tensor::empty({}, {kF64, matrix.device()});  // of the norm
+  auto* at = reinterpret_cast<double*>(inverse.mutable_address());
+  enqueue_norm(matrix.device(), {{matrix.address(), matrix.dtype(), matrix.numel()}}, at);
+  enqueue(matrix.device(), [at, eps = o.eps] { *at = 1 / std::max(*at, eps); });
   const bool tall = matrix.size(0) > matrix.size(1);
-  Tensor x = matrix * (1 / std::max(norm_of({&whole, 1}), o.eps));
+  Tensor x = matrix * inverse.to(matrix.dtype());
   if (tall) x = x.t().contiguous();
   if (matrix.dtype() != kF64 && o.ns_dtype != kF64) x = x.to(o.ns_dtype);
   if (compiled()) {
@@ -93,8 +98,11 @@ void Muon::prepare(int /*sweep*/, PreparedParam& param) {
   Tensor& direction = param.states[1].values;
   direction = orthogonalize(param.group, direction);
   const double rows = static_cast<double>(param.param.size(0)), cols = static_cast<double>(param.param.size(1));
-  param.scalars[4] *= o.adjust_lr == MuonOptions::kOriginal ? std::sqrt(std::max(1.0, rows / cols))
-                                                            : 0.2 * std::sqrt(std::max(rows, cols));
+  const double factor = o.adjust_lr == MuonOptions::kOriginal ? std::sqrt(std::max(1.0, rows / cols))
+                                                              : 0.2 * std::sqrt(std::max(rows, cols));
+  enqueue(param.device, [lr = param.scalars + MuonScalars::kScalars - 1, factor, decision = param.decision] {
+    if (decision->go == Decision::kUpdate) *lr *= factor;
+  });
 }
 
 }  // namespace rondo::optim

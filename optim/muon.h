@@ -65,7 +65,7 @@ class Muon : public Optimizer {
  protected:
   const char* name() const override { return "Muon"; }
   void visit_options(int group, OptionVisitor visit) override;
-  void scalars(int group, int64_t step, std::span<double> out) const override;
+  ScalarRule scalars(int group) const override;
   void prepare(int sweep, PreparedParam& param) override;
 
  private:

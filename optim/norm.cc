@@ -3,8 +3,9 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <vector>
+#include <span>
 
+#include "rondo/runtime/backend.h"
 #include "rondo/runtime/parallel.h"
 
 namespace rondo::optim {
@@ -48,8 +49,6 @@ struct Chunk {
   int64_t n;
 };
 
-}  // namespace
-
 double norm_of(std::span<const NormOperand> operands) {
   std::vector<Chunk> chunks;
   chunks.reserve(operands.size());
@@ -75,6 +74,12 @@ double norm_of(std::span<const NormOperand> operands) {
   double total = 0;
   for (double p : partial) total += p;
   return std::sqrt(total);
+}
+
+}  // namespace
+
+void enqueue_norm(Device device, std::vector<NormOperand> operands, double* norm) {
+  enqueue(device, [operands = std::move(operands), norm] { *norm = norm_of(operands); });
 }
 
 }  // namespace rondo::optim

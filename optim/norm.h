@@ -3,8 +3,9 @@
 #pragma once
 
 #include <cstdint>
-#include <span>
+#include <vector>
 
+#include "rondo/runtime/device.h"
 #include "rondo/runtime/dtype.h"
 
 namespace rondo::optim {
@@ -14,6 +15,7 @@ struct NormOperand {
   DType dtype;  // floating
   int64_t n;
 };
-double norm_of(std::span<const NormOperand> operands);
+// Writes the norm to *norm, in stream order. All addresses are the device's.
+void enqueue_norm(Device device, std::vector<NormOperand> operands, double* norm);
 
 }  // namespace rondo::optim

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <string_view>
 
 #include "absl/cleanup/cleanup.h"
@@ -45,6 +46,9 @@ void Optimizer::add_group(std::span<const Tensor> params, PlanOf plan_of, StateI
     if (!is_floating(param.dtype()))
       fail(absl::StrCat("is ", std::string(name_of(param.dtype())), ", not floating point"));
     if (!param.is_leaf()) fail("is the result of an op, not a leaf");
+    if (const Device all = slots_.empty() ? param.device() : device(); !(param.device() == all))
+      fail(absl::StrCat("is on ", to_string(param.device()), " and ", slot_name(0), " on ", to_string(all),
+                        "; make one optimizer for each device"));
     if (!param.is_contiguous()) fail("is not contiguous; make it so with .contiguous() before it becomes a parameter");
     if (param.dtype() == kF64 && init.format != StateFormat::kFull)
       fail("is f64: its state is f64 too and has no shorter format");
@@ -183,10 +187,14 @@ namespace {
 
 std::string prefix_of(size_t slot) { return absl::StrCat("state.", slot, "."); }
 
+// Options are values of the host.
+Tensor on_host(double value) { return Tensor::full({}, value, {kF64, kCPU}); }
+Tensor on_host(int64_t value) { return Tensor::full({}, value, {kI64, kCPU}); }
+
 // Adds the tensors of a slot's state under their names in a state dict.
 void list_state(size_t i, const UpdatePlan& plan, const ParamState& state, std::vector<nn::NamedTensor>& out) {
   const std::string prefix = prefix_of(i);
-  out.push_back({prefix + "step", state.step.detach()});
+  out.push_back({prefix + "step", state.count->value.detach()});
   for (size_t k = 0; k < plan.states.size(); ++k) {
     const StateSpec& spec = plan.states[k];
     const StateArray& array = state.arrays[k];
@@ -210,9 +218,9 @@ nn::StateDict Optimizer::state_dict() const {
   nn::StateDict state;
   for (nn::NamedTensor& entry : list) state[entry.name] = std::move(entry.tensor);
   for (int group = 0; group < n_groups(); ++group) {
-    state[absl::StrCat("group.", group, ".params")] = Tensor::scalar(group_sizes_[static_cast<size_t>(group)]);
+    state[absl::StrCat("group.", group, ".params")] = on_host(group_sizes_[static_cast<size_t>(group)]);
     const_cast<Optimizer*>(this)->visit_options(group, [&](const char* option_name, double& value) {
-      state[absl::StrCat("group.", group, ".", option_name)] = Tensor::scalar(value);
+      state[absl::StrCat("group.", group, ".", option_name)] = on_host(value);
     });
   }
   return state;
@@ -235,16 +243,30 @@ void check_numbers(const nn::StateDict& state, nn::StateDictReport& report) {
 void Optimizer::load_state_dict(const nn::StateDict& state) {
   check_between_steps("load_state_dict");
   const NoGrad off;
-  // Tensors that exist are written in place. load_tensors checks everything before it writes anything.
+  // Tensors that exist are written in place, step counts excepted. load_tensors checks everything before it writes
+  // anything.
   std::vector<nn::NamedTensor> targets;
   std::vector<ParamSlot> loaded = slots_;
+  // Parameters at the same step share a count.
+  std::map<int64_t, std::shared_ptr<StepCount>> counts;
+  const auto count_of = [&](const std::string& key) {
+    const auto given = state.find(key);
+    const bool fits = given != state.end() && given->second.defined() && given->second.dtype() == kI64 &&
+                      given->second.numel() == 1;  // otherwise refused below
+    const int64_t steps = fits ? given->second.item<int64_t>() : 0;
+    std::shared_ptr<StepCount>& count = counts[steps];
+    if (count == nullptr) count = std::make_shared<StepCount>(steps, device());
+    return count;
+  };
   for (size_t i = 0; i < slots_.size(); ++i) {
     ParamSlot& slot = loaded[i];
     const auto first = state.lower_bound(prefix_of(i));
     const bool has_average = state.contains(prefix_of(i) + "average");
     const bool has_any = first != state.end() && first->first.starts_with(prefix_of(i));
     if (state.contains(prefix_of(i) + "step") || (has_any && !has_average)) {
-      if (!slot.state.exists()) slot.state = slot.new_state();
+      const std::shared_ptr<StepCount> count = count_of(prefix_of(i) + "step");
+      if (slot.state.exists()) slot.state.count = count;
+      else slot.state = slot.new_state(count);
       list_state(i, *slot.plan, slot.state, targets);
     } else {
       slot.state = {};
@@ -265,13 +287,13 @@ void Optimizer::load_state_dict(const nn::StateDict& state) {
     const std::string prefix = absl::StrCat("group.", group, ".");
     const int64_t n_params = group_sizes_[static_cast<size_t>(group)];
     const auto given = state.find(prefix + "params");
-    if (given != state.end()) options[prefix + "params"] = Tensor::scalar(n_params);  // older files have none
+    if (given != state.end()) options[prefix + "params"] = on_host(n_params);  // older files have none
     if (given != state.end() && given->second.defined() && given->second.numel() == 1 &&
         given->second.item() != static_cast<double>(n_params))
       report.mismatched.push_back(
           absl::StrCat(prefix, "params: ", n_params, " wanted, ", given->second.item(), " given"));
-    visit_options(
-        group, [&](const char* option_name, double& value) { options[prefix + option_name] = Tensor::scalar(value); });
+    visit_options(group,
+                  [&](const char* option_name, double& value) { options[prefix + option_name] = on_host(value); });
   }
   check_numbers(state, report);
   if (!report.empty()) throw nn::StateDictError(name(), report);

@@ -17,17 +17,20 @@
 //
 // Each optimizer is one formula on scalars (adam.h, sgd.h, ...), run over all parameters in one pass (foreach.h).
 //
-// Invariants: a parameter's state is made at its first gradient, so frozen parameters have none. The update is computed
-// in the parameter's compute dtype (f32 for bf16 and f16). State is kept in that dtype unless StateFormat says
-// otherwise. A parameter without a gradient is skipped and its step count does not change. step() checks every gradient
-// before it changes anything.
+// Note [Steps]. A step is host code that enqueues launches on the parameters' device and reads nothing back. Step
+// counts,
+//   the norm, the decision whether to skip, and the scalars of the formula are values in the device's memory; launches
+//   read them there. Options of the host (lr) are taken by value when step() is called.
+//
+// Invariants: all parameters are on one device. A parameter's state is made at its first gradient, so frozen parameters
+// have none. The update is computed in the parameter's compute dtype (f32 for bf16 and f16). State is kept in that
+// dtype unless StateFormat says otherwise. A parameter without a gradient is skipped and its step count does not
+// change. step() checks every gradient before it changes anything.
 //
 // Ownership: shares the parameters' tensors. Thread safety: one thread at a time.
 #pragma once
 
-#include <array>
 #include <cstdint>
-#include <deque>
 #include <functional>
 #include <limits>
 #include <memory>
@@ -41,6 +44,7 @@
 #include "rondo/optim/foreach.h"
 #include "rondo/optim/formula.h"
 #include "rondo/optim/param_slot.h"
+#include "rondo/optim/step_report.h"
 #include "rondo/runtime/tensor.h"
 
 #pragma GCC visibility push(default)
@@ -54,22 +58,19 @@ template <class Options> struct ParamGroup {
 struct StepOptions {
   // The gradients are those of grad_scale times the loss: they are divided by it. A loss scaler sets this.
   double grad_scale = 1;
+  // Multiplies grad_scale, if defined: an f64 scalar, positive and finite, on the parameters' device.
+  Tensor device_scale = Tensor();
   // Gradients are scaled by max_norm / (norm + 1e-6) if that is below 1. The norm is that of all gradients together.
   double max_norm = std::numeric_limits<double>::infinity();
   // Measures the norm of the gradients even if neither option above needs it. A step whose norm is measured and not
-  // finite is skipped and counted: it changes no parameter, state, average or step count.
+  // finite is skipped and counted: it changes no parameter, state, average or step count. The host does not know that,
+  // so the tape sees a write of the parameters all the same.
   bool check_finite = false;
   // Gradients are zeros afterwards, also when the step was skipped. (Optimizer::zero_grad() drops them.)
   bool zero_grad = false;
   // A step in which no parameter has a gradient is an error, because it usually means a forgotten backward(). True:
   // such a step does nothing.
   bool allow_no_gradients = false;
-};
-
-struct StepReport {
-  bool skipped = false;
-  // The Euclidean norm of the unscaled gradients before clipping. NaN: not measured.
-  double grad_norm = std::numeric_limits<double>::quiet_NaN();
 };
 
 struct AverageOptions {
@@ -94,14 +95,17 @@ class Optimizer {
   // Throws Error, before anything changes, if
   // - no parameter has a gradient (unless options.allow_no_gradients),
   // - DistributedDataParallel still holds a gradient, because its finish() was not called,
-  // - a gradient has another dtype or shape than its parameter,
+  // - a gradient has another dtype, shape or device than its parameter,
+  // - parameters have been moved: some of them, or all of them after their first step,
   // - an option is out of range, or
   // - an UpdateAtSeams (update_at_seams.h) makes the steps.
   StepReport step(const StepOptions& options = {});
   void zero_grad(bool set_to_none = true);
-  // Since construction.
-  int64_t skipped_steps() const { return skipped_; }
+  // Since construction. Waits for the device.
+  int64_t skipped_steps() const { return skipped_.defined() ? skipped_.item<int64_t>() : 0; }
 
+  // Where the parameters are.
+  Device device() const { return slots_[0].param.device(); }
   int n_groups() const { return static_cast<int>(group_sizes_.size()); }
   double lr(int group = 0) const;
   void set_lr(double lr);  // of every group
@@ -112,8 +116,8 @@ class Optimizer {
   void set_lr(const std::vector<Schedule>& schedules, int64_t step);
 
   // From now on every step moves an average of each parameter: average += (1 - decay) (param - average). An average
-  // starts as a copy of its parameter, taken before the first step that moves it, so a model that is loaded in between
-  // is seen. Averages are part of the state dict, in the compute dtype.
+  // starts as a copy of its parameter, taken before the first step, so a model that is loaded in between is seen.
+  // Averages are part of the state dict, in the compute dtype.
   void track_average(AverageOptions options = {});
   void set_average_decay(double decay);
   // In the order of the parameters; updated in place. The average of a frozen parameter without state is the parameter
@@ -157,20 +161,31 @@ class Optimizer {
   using OptionVisitor = absl::FunctionRef<void(const char* name, double& value)>;
   virtual void visit_options(int group, OptionVisitor visit) = 0;
   virtual const char* name() const = 0;
-  // The scalars of a group's formulas at a parameter's step (1 for the first): everything that changes from step to
-  // step.
-  virtual void scalars(int group, int64_t step, std::span<double> out) const = 0;
+  // The scalars of a group's formulas, with the options as they are now.
+  virtual ScalarRule scalars(int group) const = 0;
 
-  // One parameter between two sweeps.
+  // Sums of the sweep before, on the device: `rows` of the first, then those of the second.
+  struct RowSums {
+    const double* data;
+    size_t rows;
+    double total(size_t k) const {
+      double sum = 0;
+      for (size_t row = 0; row < rows; ++row) sum += data[k * rows + row];
+      return sum;
+    }
+  };
+  // One parameter between two sweeps. The pointers are the device's.
   struct PreparedParam {
+    Device device;
     int group;
     const Tensor& param;
-    const Tensor& grad;  // contiguous; still to be multiplied by grad_factor
-    double grad_factor;
+    const Tensor& grad;            // contiguous; still to be multiplied by decision->factor
+    const Decision* decision;      // code that prepare() enqueues does nothing unless this is to update
     std::span<StateArray> states;  // a transient one may be replaced by a tensor of the same shape and dtype
-    std::span<const double> sums;  // of the sweep before
-    std::span<double> scalars;     // of this parameter in the sweeps that follow; initially those of scalars()
+    RowSums sums;
+    double* scalars;  // of this parameter in the sweeps that follow; initially those of scalars()
   };
+  // Enqueues work, and reads nothing on the host: Note [Steps].
   virtual void prepare(int /*sweep*/, PreparedParam& /*param*/) {}
   bool compiled() const { return report_.compiled; }
 
@@ -183,7 +198,7 @@ class Optimizer {
     const UpdatePlan* plan = nullptr;
     DType dtype = kF32;
     std::optional<DType> copy;
-    std::vector<Foreach*> sweeps;
+    std::vector<std::shared_ptr<Foreach>> sweeps;
     std::vector<size_t> updates;  // positions in the list of this step's updates
   };
   // One parameter that is updated in this step.
@@ -191,11 +206,18 @@ class Optimizer {
     ParamSlot* slot;
     void* param = nullptr;
     const void* grad = nullptr;
-    Tensor dense_grad;  // a contiguous copy, if the parameter's gradient is not contiguous
-    Tensor copy;        // the 16-bit copy to write, if any: the slot's, or the one that autocast uses
-    double* scalars = nullptr;
-    size_t sums = 0, sum_rows = 0;  // first element in sums_, and the number of rows for each sum
+    Tensor dense_grad;              // a contiguous copy, if the parameter's gradient is not contiguous
+    Tensor copy;                    // the 16-bit copy to write, if any: the slot's, or the one that autocast uses
+    size_t row = 0;                 // of Running's scalars
+    size_t sums = 0, sum_rows = 0;  // first element in Running::sums, and the number of rows for each sum
     int64_t numel() const { return slot->param.numel(); }
+  };
+  // What the launches of one step share. Memory of the device, freed in stream order.
+  struct Running {
+    Device device;
+    const Decision* decision;
+    Storage scalars, sums;
+    double* row(size_t i) const { return reinterpret_cast<double*>(scalars.data()) + i * kMaxScalars; }
   };
 
   // ---- The parts of step(), in order (step.cc)
@@ -203,21 +225,21 @@ class Optimizer {
   void collect(size_t slot, std::vector<Update>& updates);
   void check_any_gradient(const std::vector<Update>& updates) const;
   [[noreturn]] void throw_no_gradients() const;
-  double measure(const std::vector<Update>& updates) const;
-  void update(std::vector<Update>& updates, double grad_factor, bool zero_grad);
+  Tensor decide(const std::vector<Update>& updates, const StepOptions& options);
+  void update(std::vector<Update>& updates, const Tensor& decision, bool zero_grad);
   static void zero_gradients(std::vector<Update>& updates);
-  void make_states(const std::vector<Update>& updates);
+  void make_states(const std::vector<Update>& updates, Device device);
   void sort_by_signature(std::vector<Update>& updates, bool zero_grad);
-  void count_and_fill_scalars(std::vector<Update>& updates, double grad_factor);
+  void count_and_fill_scalars(std::vector<Update>& updates, Running& running);
   void open_for_writing(Update& update);
-  void run(Signature& signature, std::vector<Update>& updates, double grad_factor);
-  void prepare_update(const Signature& signature, size_t sweep, Update& update, double grad_factor);
-  void make_room_for_sums(const Signature& signature, size_t sweep, std::vector<Update>& updates);
-  void fill_table(const Signature& signature, size_t sweep, const std::vector<Update>& updates);
+  void run(Signature& signature, std::vector<Update>& updates, Running& running);
+  void prepare_update(size_t sweep, Update& update, const Running& running);
+  void make_room_for_sums(const Signature& signature, size_t sweep, std::vector<Update>& updates, Running& running);
+  void fill_table(const Signature& signature, size_t sweep, const std::vector<Update>& updates, const Running& running);
 
   // ---- Code for a list of arrays
   std::vector<ArraySpec> arrays(const ParamSlot& slot, size_t sweep, bool zero_grad, std::optional<DType> copy) const;
-  Foreach* pass_for(const Body& body, std::vector<ArraySpec> arrays);
+  std::shared_ptr<Foreach> pass_for(const Body& body, std::vector<ArraySpec> arrays);
   void compile_pass(Foreach& pass);
 
   std::string slot_name(size_t i) const;
@@ -230,9 +252,9 @@ class Optimizer {
   std::vector<int64_t> group_sizes_;
   bool averaging_ = false;
   double average_decay_ = 0;
-  int64_t skipped_ = 0;
+  Tensor skipped_;  // i64 scalar on the device; undefined: no step has measured its gradients
 
-  std::vector<std::unique_ptr<Foreach>> passes_;
+  std::vector<std::shared_ptr<Foreach>> passes_;
   std::vector<Signature> signatures_;
   bool zero_grad_ = false;  // what signatures_ were made for
   KernelReport report_;
@@ -240,10 +262,7 @@ class Optimizer {
   bool postponed_ = false;  // a stance kept a pass from being compiled
   bool at_seams_ = false;   // an UpdateAtSeams makes the steps
   bool mid_step_ = false;   // it has updated some parameters of this step
-  // Memory that steps reuse.
-  ForeachTable table_;
-  std::deque<std::array<double, kMaxScalars>> scalars_;
-  std::vector<double> sums_;
+  ForeachTable table_;      // memory that steps reuse
 };
 
 }  // namespace rondo::optim

@@ -1,7 +1,5 @@
 #include "rondo/optim/param_slot.h"
 
-#include <cstring>
-
 #include "rondo/optim/block8.h"
 #include "rondo/runtime/ops/ops.h"
 
@@ -34,22 +32,23 @@ StateArray make_array(const StateInit& init, const StateSpec& spec, const Tensor
     return array;
   }
   array.scales = Tensor::full({(param.numel() + kBlock8 - 1) / kBlock8}, init.value, {kF32, param.device()});
-  array.values = Tensor::zeros(sizes, {kU8, param.device()});
   const float v = static_cast<float>(init.value);
-  std::memset(array.values.raw_mutable_data(),
-              low_byte(spec.nonnegative ? encode8<false>(v, inverse8(v)) : encode8<true>(v, inverse8(v))),
-              static_cast<size_t>(array.values.numel()));
+  const uint8_t code = low_byte(spec.nonnegative ? encode8<false>(v, inverse8(v)) : encode8<true>(v, inverse8(v)));
+  array.values = Tensor::full(sizes, static_cast<int64_t>(code), {kU8, param.device()});
   return array;
 }
 
 }  // namespace
 
+StepCount::StepCount(int64_t steps, Device device)
+    : value(Tensor::full({}, steps, {kI64, device})), data(reinterpret_cast<int64_t*>(value.mutable_address())) {}
+
 void StateArray::locate() {
-  values_data = values.defined() ? static_cast<std::byte*>(values.raw_mutable_data()) : nullptr;
-  scales_data = scales.defined() ? static_cast<std::byte*>(scales.raw_mutable_data()) : nullptr;
+  values_data = values.defined() ? values.mutable_address() : nullptr;
+  scales_data = scales.defined() ? scales.mutable_address() : nullptr;
 }
 
-ParamState ParamSlot::new_state() const {
+ParamState ParamSlot::new_state(std::shared_ptr<StepCount> count) const {
   ParamState made;
   for (size_t k = 0; k < plan->states.size(); ++k) {
     if (plan->states[k].transient) continue;
@@ -59,15 +58,14 @@ ParamState ParamSlot::new_state() const {
     for (const Tensor* kept : {&array.values, &array.scales})
       if (kept->defined()) kept->storage().set_purpose(Purpose::kStates);
   }
-  made.step = Tensor::zeros({}, {kI64});
-  made.step_data = made.step.mutable_data<int64_t>();
+  made.count = std::move(count);
   return made;
 }
 
 void ParamSlot::make_average() {
   average = ops::cast(param.detach(), compute_dtype(param.dtype()));
   average.storage().set_purpose(Purpose::kStates);
-  average_data = static_cast<std::byte*>(average.raw_mutable_data());
+  average_data = average.mutable_address();
   average_copied = Contents::of(param);
   average_moved = false;
 }

@@ -6,6 +6,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 
 #include "rondo/optim/formula.h"
 #include "rondo/runtime/tensor.h"
@@ -25,8 +26,8 @@ struct StateInit {
   double value = 0;  // every element's
 };
 
-// One array of a parameter's state, by its StateSpec. The addresses stand beside the tensors, because a step reads
-// those of thousands of parameters.
+// One array of a parameter's state, by its StateSpec. The addresses (on the device) stand beside the tensors, because a
+// step needs those of thousands of parameters.
 struct StateArray {
   Tensor values;  // undefined between steps if the spec says transient
   Tensor scales;  // of 8-bit values, otherwise undefined
@@ -35,11 +36,20 @@ struct StateArray {
   void locate();  // sets the addresses
 };
 
+// The updates of a parameter so far: an i64 scalar on its device. The host does not know its value, because a step may
+// be skipped there. Parameters that are always updated together share one, so a step counts and computes scalars once
+// for all of them.
+struct StepCount {
+  StepCount(int64_t steps, Device device);
+  Tensor value;
+  int64_t* data = nullptr;  // on the device
+  size_t cohort = 0;        // position in a list that a step makes
+};
+
 struct ParamState {
-  Tensor step;  // i64 scalar: the updates so far. Undefined: the parameter had no gradient yet
-  int64_t* step_data = nullptr;
+  std::shared_ptr<StepCount> count;           // null: the parameter had no gradient yet
   std::array<StateArray, kMaxStates> arrays;  // by UpdatePlan::states
-  bool exists() const { return step_data != nullptr; }
+  bool exists() const { return count != nullptr; }
 };
 
 // Identifies the contents of a tensor: changes with every write.
@@ -47,7 +57,7 @@ struct Contents {
   const void* data = nullptr;
   uint32_t version = 0;
   bool operator==(const Contents&) const = default;
-  static Contents of(const Tensor& t) { return {t.raw_data(), t.version()}; }
+  static Contents of(const Tensor& t) { return {t.address(), t.version()}; }
 };
 
 struct ParamSlot {
@@ -60,7 +70,7 @@ struct ParamSlot {
   Tensor average;  // undefined: not tracked, or the parameter is frozen and has no state
   std::byte* average_data = nullptr;
   Contents average_copied;     // the parameter's contents when `average` was copied from it
-  bool average_moved = false;  // a step has moved `average`, or it was loaded: no longer a copy
+  bool average_moved = false;  // a step that may have moved `average` was made, or it was loaded: no longer a copy
   Tensor copy;                 // 16 bits; undefined: not kept
   Contents copy_of;            // the parameter's contents when `copy` was written
 
@@ -68,7 +78,7 @@ struct ParamSlot {
   int64_t matrices = 1;  // plans with matrices: their number, and the columns of one
   int64_t columns = 0;
 
-  ParamState new_state() const;
+  ParamState new_state(std::shared_ptr<StepCount> count) const;
   void make_average();
   // Copies the parameter into an average that no step has moved, if the parameter was written since.
   void refresh_average();

@@ -27,13 +27,15 @@ void SGD::visit_options(int group, OptionVisitor visit) {
   visit("weight_decay", o.weight_decay);
 }
 
-void SGD::scalars(int group, int64_t step, std::span<double> out) const {
-  const SGDOptions& o = groups_[static_cast<size_t>(group)];
-  const double values[] = {
-      o.maximize ? -1.0 : 1.0,       o.weight_decay,        o.lr, o.momentum, step == 1 ? 1.0 : 1.0 - o.dampening,
-      o.nesterov ? o.momentum : 1.0, o.nesterov ? 1.0 : 0.0};
-  static_assert(std::size(values) == SGDFormula<false>::kScalars);
-  std::copy(std::begin(values), std::end(values), out.begin());
+ScalarRule SGD::scalars(int group) const {
+  return {
+      groups_[static_cast<size_t>(group)], [](const SGDOptions& o, int64_t step, std::span<double> out) {
+        const double values[] = {
+            o.maximize ? -1.0 : 1.0,       o.weight_decay,        o.lr, o.momentum, step == 1 ? 1.0 : 1.0 - o.dampening,
+            o.nesterov ? o.momentum : 1.0, o.nesterov ? 1.0 : 0.0};
+        static_assert(std::size(values) == SGDFormula<false>::kScalars);
+        std::copy(std::begin(values), std::end(values), out.begin());
+      }};
 }
 
 }  // namespace rondo::optim

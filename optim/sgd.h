@@ -51,7 +51,7 @@ class SGD : public Optimizer {
  protected:
   const char* name() const override { return "SGD"; }
   void visit_options(int group, OptionVisitor visit) override;
-  void scalars(int group, int64_t step, std::span<double> out) const override;
+  ScalarRule scalars(int group) const override;
 
  private:
   void add(std::span<const Tensor> params, const SGDOptions& options);

@@ -1,4 +1,5 @@
-// Optimizer::step: collect and check the updates, measure the gradients, then run each signature's sweeps.
+// Optimizer::step: collect and check the updates, measure the gradients and decide, count, then run each signature's
+// sweeps. All work on values is enqueued on the parameters' device: Note [Steps].
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -14,6 +15,7 @@
 #include "rondo/optim/norm.h"
 #include "rondo/optim/optimizer.h"
 #include "rondo/runtime/autograd.h"
+#include "rondo/runtime/backend.h"
 #include "rondo/runtime/lowered.h"
 #include "rondo/runtime/recorder.h"
 
@@ -23,6 +25,11 @@ void Optimizer::check_options(const StepOptions& o) const {
   if (!(o.grad_scale > 0) || !std::isfinite(o.grad_scale))
     throw Error(absl::StrCat(name(), ": grad_scale must be positive and finite, got ", o.grad_scale));
   if (!(o.max_norm >= 0)) throw Error(absl::StrCat(name(), ": max_norm must not be negative, got ", o.max_norm));
+  const Tensor& scale = o.device_scale;
+  if (scale.defined() && !(scale.dtype() == kF64 && scale.numel() == 1 && scale.device() == device()))
+    throw Error(absl::StrCat(name(), ": device_scale must be one f64 on ", to_string(device()), ", got ",
+                             std::string(name_of(scale.dtype())), to_string(scale.sizes()), " on ",
+                             to_string(scale.device())));
 }
 
 // Adds the update of a parameter that has a gradient.
@@ -35,6 +42,17 @@ void Optimizer::collect(size_t i, std::vector<Update>& updates) {
     throw Error(absl::StrCat(name(), ": ", slot_name(i), " is ", std::string(name_of(param.dtype())),
                              to_string(param.sizes()), ", its gradient ", std::string(name_of(grad.dtype())),
                              to_string(grad.sizes())));
+  const Device here = param.impl()->device, all = device();
+  if (!(here == all))
+    throw Error(absl::StrCat(name(), ": ", slot_name(i), " is on ", to_string(here), " and ", slot_name(0), " on ",
+                             to_string(all), "; the parameters of one optimizer are on one device"));
+  if (!(grad.impl()->device == here))
+    throw Error(absl::StrCat(name(), ": ", slot_name(i), " is on ", to_string(here), ", its gradient on ",
+                             to_string(grad.device()), "; move one with .to(Device)"));
+  if (const StepCount* count = slot.state.count.get(); count != nullptr && !(count->value.device() == here))
+    throw Error(absl::StrCat(name(), ": ", slot_name(i), " is now on ", to_string(here), ", its state on ",
+                             to_string(count->value.device()),
+                             "; move the model before its first step, or load the state into a new optimizer"));
   const bool wide = compute_dtype(param.dtype()) == kF64;
   for (const Tensor* held : {&slot.state.arrays[0].values, &slot.average})
     if (held->defined() && wide != (held->dtype() == kF64))
@@ -46,7 +64,7 @@ void Optimizer::collect(size_t i, std::vector<Update>& updates) {
   Update& update = updates.emplace_back();
   update.slot = &slot;
   if (!grad.is_contiguous()) update.dense_grad = grad.detach().contiguous();
-  update.grad = (update.dense_grad.defined() ? update.dense_grad : grad).raw_data();
+  update.grad = (update.dense_grad.defined() ? update.dense_grad : grad).address();
   update.copy = slot.copy;
   if (const std::optional<DType> used = amp::copy_in_use(param); used && !update.copy.defined())
     update.copy = amp::copy_to_write(param, *used);
@@ -64,11 +82,59 @@ void Optimizer::check_any_gradient(const std::vector<Update>& updates) const {
   }
 }
 
-double Optimizer::measure(const std::vector<Update>& updates) const {
-  std::vector<NormOperand> operands;
-  operands.reserve(updates.size());
-  for (const Update& u : updates) operands.push_back({u.grad, u.slot->param.dtype(), u.numel()});
-  return norm_of(operands);
+namespace {
+
+bool measures(const StepOptions& o) {
+  return o.check_finite || o.grad_scale != 1 || o.device_scale.defined() || std::isfinite(o.max_norm);
+}
+
+// The numbers of a step's options.
+struct Deciding {
+  Device device;
+  bool measured;
+  double grad_scale, max_norm;
+  const double* device_scale;  // may be null
+  int64_t* skipped;            // null unless measured
+
+  // `d->norm`: of the gradients as they are, if measured.
+  void operator()(Decision* d) const {
+    const double scale = device_scale == nullptr ? grad_scale : grad_scale * *device_scale;
+    d->factor = 1 / scale;
+    d->norm = measured ? d->norm / scale : std::numeric_limits<double>::quiet_NaN();
+    d->go = Decision::kUpdate;
+    if (backend_of(device).failed(device.index)) {
+      d->go = Decision::kNothing;
+    } else if (measured && !std::isfinite(d->norm)) {
+      d->go = Decision::kSkipped;
+      ++*skipped;
+    } else if (measured) {
+      d->factor *= std::min(1.0, max_norm / (d->norm + 1e-6));
+    }
+  }
+};
+
+}  // namespace
+
+// A Decision on the device.
+Tensor Optimizer::decide(const std::vector<Update>& updates, const StepOptions& options) {
+  const Device device = this->device();
+  Deciding deciding{device, measures(options), options.grad_scale, options.max_norm, nullptr, nullptr};
+  static_assert(sizeof(Decision) == 3 * sizeof(double));
+  Tensor decision = Tensor::empty({3}, {kF64, device});
+  auto* d = reinterpret_cast<Decision*>(decision.mutable_address());
+  if (options.device_scale.defined())
+    deciding.device_scale = reinterpret_cast<const double*>(options.device_scale.address());
+  if (deciding.measured) {
+    if (!skipped_.defined()) skipped_ = Tensor::zeros({}, {kI64, device});
+    skipped_ = skipped_.to(device);
+    deciding.skipped = reinterpret_cast<int64_t*>(skipped_.mutable_address());
+    std::vector<NormOperand> operands;
+    operands.reserve(updates.size());
+    for (const Update& u : updates) operands.push_back({u.grad, u.slot->param.dtype(), u.numel()});
+    enqueue_norm(device, std::move(operands), &d->norm);
+  }
+  enqueue(device, [deciding, d] { deciding(d); });
+  return decision;
 }
 
 StepReport Optimizer::step(const StepOptions& options) {
@@ -84,21 +150,10 @@ StepReport Optimizer::step(const StepOptions& options) {
   for (size_t i = 0; i < slots_.size(); ++i) collect(i, updates);
   check_any_gradient(updates);
   if (updates.empty() && !options.allow_no_gradients) throw_no_gradients();
-  StepReport report;
-  double factor = 1 / options.grad_scale;
-  if (options.check_finite || options.grad_scale != 1 || std::isfinite(options.max_norm)) {
-    const double norm = report.grad_norm = measure(updates) / options.grad_scale;
-    report.skipped = !std::isfinite(norm);
-    factor *= std::min(1.0, options.max_norm / (norm + 1e-6));
-  }
-  if (report.skipped) {
-    ++skipped_;
-    if (options.zero_grad) zero_gradients(updates);
-    return report;
-  }
-  update(updates, factor, options.zero_grad);
+  const Tensor decision = decide(updates, options);
+  update(updates, decision, options.zero_grad);
   stepped_ = stepped_ || !updates.empty();
-  return report;
+  return measures(options) ? StepReport(decision) : StepReport();
 }
 
 void Optimizer::throw_no_gradients() const {
@@ -108,23 +163,24 @@ void Optimizer::throw_no_gradients() const {
 }
 
 // Updates all parameters, or some: each has its own items in the passes, so the bits are the same either way.
-void Optimizer::update(std::vector<Update>& updates, double grad_factor, bool zero_grad) {
-  make_states(updates);
+void Optimizer::update(std::vector<Update>& updates, const Tensor& decision, bool zero_grad) {
+  if (updates.empty()) return;
+  Running running{device(), reinterpret_cast<const Decision*>(decision.address()), {}, {}};
+  make_states(updates, running.device);
   if (zero_grad) {
     // The pass zeroes each gradient that it has read. If two parameters share one, the second reads a copy.
     absl::flat_hash_set<const void*> read;
     for (Update& u : updates) {
       if (u.numel() == 0 || read.insert(u.grad).second) continue;
       u.dense_grad = u.slot->param.grad().detach().clone();
-      u.grad = u.dense_grad.raw_data();
+      u.grad = u.dense_grad.address();
     }
   }
   sort_by_signature(updates, zero_grad);
-  // From here on nothing fails.
-  count_and_fill_scalars(updates, grad_factor);
+  count_and_fill_scalars(updates, running);
   for (Update& u : updates) open_for_writing(u);
   for (Signature& signature : signatures_)
-    if (!signature.updates.empty()) run(signature, updates, grad_factor);
+    if (!signature.updates.empty()) run(signature, updates, running);
   for (const Update& u : updates)
     if (u.copy.defined()) amp::set_copy(u.slot->param, u.copy);
   if (!zero_grad) return;
@@ -140,9 +196,13 @@ void Optimizer::zero_gradients(std::vector<Update>& updates) {
   }
 }
 
-void Optimizer::make_states(const std::vector<Update>& updates) {
+void Optimizer::make_states(const std::vector<Update>& updates, Device device) {
+  std::shared_ptr<StepCount> first;
   for (const Update& u : updates) {
-    if (!u.slot->state.exists()) u.slot->state = u.slot->new_state();
+    if (!u.slot->state.exists()) {
+      if (first == nullptr) first = std::make_shared<StepCount>(0, device);
+      u.slot->state = u.slot->new_state(first);
+    }
     if (averaging_ && !u.slot->average.defined()) u.slot->make_average();
   }
 }
@@ -159,7 +219,8 @@ std::vector<ArraySpec> Optimizer::arrays(const ParamSlot& slot, size_t sweep, bo
     const Format coded = spec.nonnegative ? Format::kUnsigned8 : Format::kSigned8;
     list.push_back({.dtype = spec.transient ? compute : array.values.dtype(),
                     .format = array.scales.defined() ? coded : Format::kPlain,
-                    .layout = spec.layout});
+                    .layout = spec.layout,
+                    .fresh = spec.transient});
   }
   for (int k = 0; k < slot.plan->sweeps[sweep].body.n_sums; ++k) list.push_back({.role = Role::kSum, .dtype = kF64});
   if (last && slot.average.defined()) list.push_back({.role = Role::kAverage, .dtype = compute});
@@ -167,15 +228,15 @@ std::vector<ArraySpec> Optimizer::arrays(const ParamSlot& slot, size_t sweep, bo
   return list;
 }
 
-Foreach* Optimizer::pass_for(const Body& body, std::vector<ArraySpec> arrays) {
+std::shared_ptr<Foreach> Optimizer::pass_for(const Body& body, std::vector<ArraySpec> arrays) {
   for (const auto& pass : passes_)
     if (pass->is(body, arrays)) {
       if (report_.compiled && !pass->compiled()) compile_pass(*pass);
-      return pass.get();
+      return pass;
     }
-  Foreach& pass = *passes_.emplace_back(std::make_unique<Foreach>(body, std::move(arrays)));
-  if (report_.compiled) compile_pass(pass);
-  return &pass;
+  const std::shared_ptr<Foreach> pass = passes_.emplace_back(std::make_shared<Foreach>(body, std::move(arrays)));
+  if (report_.compiled) compile_pass(*pass);
+  return pass;
 }
 
 void Optimizer::compile_pass(Foreach& pass) {
@@ -186,7 +247,7 @@ void Optimizer::compile_pass(Foreach& pass) {
     throw Error(absl::StrCat(name(), ": a step needs a new kernel, and the stance forbids it:\n",
                              compile::to_string(pass.kernel())));
   const auto start = std::chrono::steady_clock::now();
-  const int compilations = pass.compile();
+  const int compilations = pass.compile(device());
   report_.compile_ms += std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
   report_.kernels += 1;
   report_.compilations += compilations;
@@ -225,48 +286,104 @@ void Optimizer::sort_by_signature(std::vector<Update>& updates, bool zero_grad) 
   }
 }
 
-// Counts the step of each parameter. Parameters of one group at the same step share their scalars, unless the optimizer
-// changes them for each parameter (Sweep::prepare).
-void Optimizer::count_and_fill_scalars(std::vector<Update>& updates, double grad_factor) {
-  scalars_.clear();
-  double* shared = nullptr;
-  int shared_group = 0;
-  int64_t shared_step = 0;
-  for (Update& u : updates) {
-    const int64_t step = ++*u.slot->state.step_data;
-    bool own = false;
-    for (const Sweep& sweep : u.slot->plan->sweeps) own = own || sweep.prepare;
-    if (own || shared == nullptr || shared_group != u.slot->group || shared_step != step) {
-      std::array<double, kMaxScalars>& list = scalars_.emplace_back();
-      list[kGradFactor] = grad_factor;
-      list[kAverageWeight] = 1 - average_decay_;
-      scalars(u.slot->group, step, std::span(list).subspan(kFirstScalar));
-      u.scalars = list.data();
-      shared = own ? nullptr : list.data();
-      shared_group = u.slot->group;
-      shared_step = step;
-    } else {
-      u.scalars = shared;
+namespace {
+
+// Counts a step of each cohort of parameters, and makes the rows of scalars.
+struct Counting {
+  struct Count {
+    const int64_t* before;
+    int64_t* after;  // may be `before`
+  };
+  struct Row {
+    const int64_t* step;  // counted
+    size_t group;
+  };
+  std::vector<Count> counts = {};
+  std::vector<Row> rows = {};
+  std::vector<ScalarRule> rules = {};  // by group
+  double average_weight;
+  const Decision* decision;
+  double* scalars;  // kMaxScalars for each row
+
+  void operator()() const {
+    const bool updates = decision->go == Decision::kUpdate;
+    for (const Count& count : counts) *count.after = *count.before + updates;
+    if (!updates) return;
+    double* out = scalars;
+    for (const Row& row : rows) {
+      out[kGradFactor] = decision->factor;
+      out[kAverageWeight] = average_weight;
+      rules[row.group](*row.step, {out + kFirstScalar, static_cast<size_t>(kMaxScalars - kFirstScalar)});
+      out += kMaxScalars;
     }
   }
+};
+
+}  // namespace
+
+// Parameters of one group that have one count share their scalars, unless the optimizer changes them for each parameter
+// (Sweep::prepare). Parameters of a count of which not all are updated get a new one.
+void Optimizer::count_and_fill_scalars(std::vector<Update>& updates, Running& running) {
+  struct Cohort {
+    std::shared_ptr<StepCount> before, after;
+    long size = 0;
+  };
+  struct Row {
+    size_t cohort, group;
+  };
+  std::vector<Cohort> cohorts;
+  std::vector<Row> rows;
+  const UpdatePlan* plan = nullptr;
+  bool own = false;
+  for (Update& u : updates) {
+    const ParamSlot& slot = *u.slot;
+    const std::shared_ptr<StepCount>& count = slot.state.count;
+    if (count->cohort >= cohorts.size() || cohorts[count->cohort].before != count) {
+      count->cohort = cohorts.size();
+      cohorts.push_back({count, nullptr});
+    }
+    ++cohorts[count->cohort].size;
+    if (slot.plan != plan) {
+      plan = slot.plan;
+      own = std::any_of(plan->sweeps.begin(), plan->sweeps.end(), [](const Sweep& sweep) { return sweep.prepare; });
+    }
+    const Row row{count->cohort, static_cast<size_t>(slot.group)};
+    if (own || rows.empty() || rows.back().cohort != row.cohort || rows.back().group != row.group) rows.push_back(row);
+    u.row = rows.size() - 1;
+  }
+  running.scalars = Storage::allocate(rows.size() * kMaxScalars * sizeof(double), running.device);
+  Counting counting{.average_weight = 1 - average_decay_, .decision = running.decision, .scalars = running.row(0)};
+  bool split = false;
+  for (Cohort& cohort : cohorts) {
+    const bool whole = cohort.before.use_count() == cohort.size + 1;  // all slots of the count, and `before`
+    cohort.after = whole ? cohort.before : std::make_shared<StepCount>(0, running.device);
+    counting.counts.push_back({cohort.before->data, cohort.after->data});
+    split = split || !whole;
+  }
+  counting.rows.reserve(rows.size());
+  for (const Row& row : rows) counting.rows.push_back({cohorts[row.cohort].after->data, row.group});
+  for (int group = 0; group < n_groups(); ++group) counting.rules.push_back(scalars(group));
+  enqueue(running.device, std::move(counting));
+  if (!split) return;
+  for (const Update& u : updates) u.slot->state.count = cohorts[u.slot->state.count->cohort].after;
 }
 
 // Tells the tape, by versions, that the pass writes the parameter, its average, its copy and maybe its gradient.
 void Optimizer::open_for_writing(Update& u) {
   ParamSlot& slot = *u.slot;
   slot.refresh_average();
-  u.param = slot.param.raw_mutable_data();
+  u.param = slot.param.mutable_address();
   for (const Tensor* written : {&slot.average, &u.copy})
     if (written->defined()) written->storage().bump_version();
   slot.copy_of = Contents::of(slot.param);
   slot.average_moved = true;
   if (zero_grad_ && !u.dense_grad.defined()) {
     Tensor grad = slot.param.grad();
-    u.grad = grad.raw_mutable_data();
+    u.grad = grad.mutable_address();
   }
 }
 
-void Optimizer::run(Signature& signature, std::vector<Update>& updates, double grad_factor) {
+void Optimizer::run(Signature& signature, std::vector<Update>& updates, Running& running) {
   const UpdatePlan& plan = *signature.plan;
   const auto each_transient = [&](auto fn) {
     for (size_t i : signature.updates)
@@ -281,36 +398,30 @@ void Optimizer::run(Signature& signature, std::vector<Update>& updates, double g
   const bool eager = compile::stance() == compile::Stance::kForceEager;
   for (size_t sweep = 0; sweep < plan.sweeps.size(); ++sweep) {
     if (plan.sweeps[sweep].prepare)
-      for (size_t i : signature.updates) prepare_update(signature, sweep, updates[i], grad_factor);
-    make_room_for_sums(signature, sweep, updates);
-    fill_table(signature, sweep, updates);
-    signature.sweeps[sweep]->run(table_, eager);
+      for (size_t i : signature.updates) prepare_update(sweep, updates[i], running);
+    make_room_for_sums(signature, sweep, updates, running);
+    fill_table(signature, sweep, updates, running);
+    launch(running.device, signature.sweeps[sweep], table_, eager, running.decision);
   }
   each_transient([](const ParamSlot&, const StateSpec&, StateArray& array) { array = {}; });
 }
 
 // Hands the optimizer the sums of the sweep before `sweep`.
-void Optimizer::prepare_update(const Signature& signature, size_t sweep, Update& u, double grad_factor) {
-  const int n_sums = sweep == 0 ? 0 : signature.plan->sweeps[sweep - 1].body.n_sums;
-  std::array<double, kMaxValues> totals{};
-  for (int k = 0; k < n_sums; ++k)
-    for (size_t row = 0; row < u.sum_rows; ++row)
-      totals[static_cast<size_t>(k)] += sums_[u.sums + static_cast<size_t>(k) * u.sum_rows + row];
+void Optimizer::prepare_update(size_t sweep, Update& u, const Running& running) {
   ParamSlot& slot = *u.slot;
-  PreparedParam param{slot.group,
-                      slot.param,
-                      u.dense_grad.defined() ? u.dense_grad : slot.param.grad(),
-                      grad_factor,
-                      std::span(slot.state.arrays).first(slot.plan->states.size()),
-                      std::span(totals).first(static_cast<size_t>(n_sums)),
-                      std::span(u.scalars + kFirstScalar, kMaxScalars - kFirstScalar)};
+  const double* sums = sweep == 0 || !running.sums ? nullptr : reinterpret_cast<double*>(running.sums.data()) + u.sums;
+  PreparedParam param{running.device,     slot.group,
+                      slot.param,         u.dense_grad.defined() ? u.dense_grad : slot.param.grad(),
+                      running.decision,   std::span(slot.state.arrays).first(slot.plan->states.size()),
+                      {sums, u.sum_rows}, running.row(u.row) + kFirstScalar};
   prepare(static_cast<int>(sweep), param);
   for (size_t k = 0; k < slot.plan->states.size(); ++k)
     if (slot.plan->states[k].transient) slot.state.arrays[k].locate();
 }
 
 // One number for each row and sum of a parameter: all rows of the first sum, then all rows of the second.
-void Optimizer::make_room_for_sums(const Signature& signature, size_t sweep, std::vector<Update>& updates) {
+void Optimizer::make_room_for_sums(const Signature& signature, size_t sweep, std::vector<Update>& updates,
+                                   Running& running) {
   const int n_sums = signature.plan->sweeps[sweep].body.n_sums;
   if (n_sums == 0) return;
   size_t room = 0;
@@ -321,11 +432,12 @@ void Optimizer::make_room_for_sums(const Signature& signature, size_t sweep, std
     u.sum_rows = static_cast<size_t>(width == 0 ? 0 : (u.numel() + width - 1) / width);
     room += u.sum_rows * static_cast<size_t>(n_sums);
   }
-  sums_.resize(room);
+  running.sums = Storage::allocate(room * sizeof(double), running.device);
 }
 
 // The operands of every item, in the order of arrays(). A plan with matrices has an item for each matrix.
-void Optimizer::fill_table(const Signature& signature, size_t sweep, const std::vector<Update>& updates) {
+void Optimizer::fill_table(const Signature& signature, size_t sweep, const std::vector<Update>& updates,
+                           const Running& running) {
   const UpdatePlan& plan = *signature.plan;
   const Foreach& pass = *signature.sweeps[sweep];
   const bool last = sweep + 1 == plan.sweeps.size();
@@ -338,12 +450,13 @@ void Optimizer::fill_table(const Signature& signature, size_t sweep, const std::
     if (u.numel() == 0) continue;
     const int64_t count = plan.matrices ? slot.matrices : 1, numel = u.numel() / count;
     const int64_t width = plan.matrices ? slot.columns : pass.row_width();
+    const double* scalars = running.row(u.row);
     for (int64_t m = 0; m < count; ++m) {
       // Matrix m of an array with `size` elements for each matrix.
       const auto part = [m](const void* data, DType dtype, int64_t size) -> void* {
         return static_cast<std::byte*>(const_cast<void*>(data)) + m * size * static_cast<int64_t>(size_of(dtype));
       };
-      const std::span<void*> operands = table_.add(pass.item(numel, width, u.scalars), pass.n_operands());
+      const std::span<void*> operands = table_.add(pass.item(numel, width, scalars), pass.n_operands());
       size_t next = 0, next_scale = static_cast<size_t>(pass.n_arrays());
       operands[next++] = part(u.param, signature.dtype, numel);
       operands[next++] = part(u.grad, signature.dtype, numel);
@@ -355,7 +468,8 @@ void Optimizer::fill_table(const Signature& signature, size_t sweep, const std::
         if (array.scales_data != nullptr) operands[next_scale++] = array.scales_data;
       }
       for (int k = 0; k < n_sums; ++k)
-        operands[next++] = sums_.data() + u.sums + static_cast<size_t>(k) * u.sum_rows +
+        operands[next++] = reinterpret_cast<double*>(running.sums.data()) + u.sums +
+                           static_cast<size_t>(k) * u.sum_rows +
                            static_cast<size_t>(m) * (u.sum_rows / static_cast<size_t>(count));
       if (last && slot.average_data != nullptr) operands[next++] = part(slot.average_data, compute, numel);
       if (last && u.copy.defined()) operands[next++] = part(u.copy.impl()->data(), u.copy.dtype(), numel);

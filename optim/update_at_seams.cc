@@ -21,7 +21,7 @@ void check(const StepOptions& step) {
                              instead, ", or use Optimizer::step() after backward"));
   };
   if (std::isfinite(step.max_norm)) refuse("max_norm", "leave out clipping");
-  if (step.grad_scale != 1)
+  if (step.grad_scale != 1 || step.device_scale.defined())
     refuse("grad_scale (it skips steps that overflow)", "train in f32 or bf16, without a loss scale");
   if (step.check_finite) refuse("check_finite", "leave it out");
 }
@@ -115,7 +115,7 @@ void UpdateAtSeams::update(std::span<const size_t> slots) {
     if (updates.size() > before) chosen.push_back(slot);
   }
   if (updates.empty()) return;
-  optimizer_.update(updates, 1, options_.step.zero_grad);
+  optimizer_.update(updates, optimizer_.decide(updates, {}), options_.step.zero_grad);
   optimizer_.mid_step_ = true;
   for (size_t slot : chosen) {
     updated_[slot] = true;

@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "absl/container/inlined_vector.h"
-#include "rondo/runtime/backend.h"
 #include "rondo/runtime/parallel.h"
 
 namespace rondo::compile {
@@ -59,25 +58,10 @@ int TableLaunch::compile(Device device) {
   const CompiledKernels made = find_or_compile({&kernel_, 1}, by_rows_ ? Sizes::kAny : Sizes::kConstant, {}, {&use, 1},
                                                target_of(device));
   code_ = made.kernels[0];
-  device_ = device;
   return made.compiled;
 }
 
 void TableLaunch::run(const Table& table) const {
-  if (runs_at_once(device_)) [[likely]]
-    return run_now(table);
-  // Scalars belong to the caller's next step by then.
-  Table copy = table;
-  std::vector<double> scalars;
-  const auto n = static_cast<size_t>(kernel_.n_scalars);
-  for (const TableItem& item : copy.items) scalars.insert(scalars.end(), item.scalars, item.scalars + n);
-  enqueue(device_, [this, copy = std::move(copy), scalars = std::move(scalars), n]() mutable {
-    for (size_t i = 0; i < copy.items.size(); ++i) copy.items[i].scalars = scalars.data() + i * n;
-    run_now(copy);
-  });
-}
-
-void TableLaunch::run_now(const Table& table) const {
   for_each_piece(table, by_rows_, [&](size_t i, int64_t begin, int64_t end) {
     run_piece(table.items[i], table.operands.data() + i * operands_.size(), begin, end);
   });

@@ -34,12 +34,11 @@ class TableLaunch {
   // Makes the code for the target of a device. Returns the number of kernels that had to be compiled: 0 or 1.
   int compile(Device device = kCPU);
   bool compiled() const { return code_.entry != nullptr; }
-  // REQUIRES: compiled(). Memory that the table points to is that of the device that was compiled for. Where that runs
-  // late, a copy of the table is taken.
+  // Runs now: call it in work that is enqueued. REQUIRES: compiled(); the table points to memory of the device that was
+  // compiled for.
   void run(const Table& table) const;
 
  private:
-  void run_now(const Table& table) const;
   void run_piece(const TableItem& item, void* const* operands, int64_t begin, int64_t end) const;
 
   const LoopKernel kernel_;
@@ -48,7 +47,6 @@ class TableLaunch {
   std::vector<int64_t> extents_;       // of kernel_
   std::vector<size_t> row_stride_at_;  // where in extents_ the width stands as a stride
   CompiledKernel code_;
-  Device device_;
 };
 
 }  // namespace rondo::compile

@@ -245,20 +245,20 @@ bool Trainer::train_step() {
       schedules.resize(static_cast<size_t>(optimizer_.n_groups()), schedules.front());
       optimizer_.set_lr(schedules, state_.step);
     }
-    double mean = 0;
+    std::vector<std::pair<double, Tensor>> losses;  // with their shares; read at the end, when all is enqueued
     for (size_t i = 0; i < step.batches.size(); ++i) {
       if (step.targets[i] == 0) continue;  // its mean would be 0 / 0
       if (cancelled_) return undo();
       const double share = static_cast<double>(step.targets[i]) / static_cast<double>(step.all_targets);
       const data::Batch batch = std::move(step.batches[i]);
       const Tensor loss = loss_of(batch);
-      mean += share * loss.item();
+      losses.emplace_back(share, loss.detach());
       Tensor part = share == 1 ? loss : loss * share;
       if (scaler_) part = scaler_->scale(part);
       part.backward();
       tell([this](Callback& c) { c.on_micro_step(progress_); });
     }
-    StepReport report{.skipped = true};
+    std::optional<StepReport> report;
     if (step.all_targets > 0) {
       StepOptions how;
       if (options_.max_grad_norm > 0) how.max_norm = options_.max_grad_norm;
@@ -266,7 +266,9 @@ bool Trainer::train_step() {
       if (scaler_) scaler_->update();
     }
     optimizer_.zero_grad();
-    finish_step(step, step.all_targets > 0 ? mean : std::nan(""), report, seconds_since(began));
+    double mean = step.all_targets > 0 ? 0 : std::nan("");
+    for (const auto& [share, loss] : losses) mean += share * loss.item();
+    finish_step(step, mean, report, seconds_since(began));
   } catch (...) {
     undo();
     throw;
@@ -304,7 +306,9 @@ bool Trainer::fetch(Micro& step) {
 
 Tensor Trainer::loss_of(const data::Batch& batch) const {
   const amp::Autocast lower(options_.autocast);
-  Tensor loss = loss_(batch);
+  data::Batch here;
+  for (const Tensor& tensor : batch) here.push_back(tensor.to(optimizer_.device()));
+  Tensor loss = loss_(here);
   if (!loss.defined() || loss.numel() != 1)
     throw Error(absl::StrCat(
         "Trainer: the loss function must return the mean loss of the batch, a tensor of one element; it returned ",
@@ -312,12 +316,15 @@ Tensor Trainer::loss_of(const data::Batch& batch) const {
   return loss;
 }
 
-void Trainer::finish_step(const Micro& step, double loss, const StepReport& report, double seconds) {
+// `report`: undefined if no target counted, so that there was no step to make.
+void Trainer::finish_step(const Micro& step, double loss, const std::optional<StepReport>& report, double seconds) {
+  const bool skipped = !report || report->skipped();
+  const double grad_norm = report ? report->grad_norm() : std::nan("");
   ++state_.step;
   state_.loss = loss;
   state_.lr = optimizer_.lr();
-  state_.grad_norm = report.grad_norm;
-  if (report.skipped) ++state_.skipped_steps;
+  state_.grad_norm = grad_norm;
+  if (skipped) ++state_.skipped_steps;
   timed_.seconds += seconds;
   timed_.steps += 1;
   timed_.rows += step.rows;

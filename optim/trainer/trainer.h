@@ -110,8 +110,8 @@ class ResumeError : public Error {
 
 class Trainer {
  public:
-  // The mean loss over the batch's targets, a tensor of one element. Called in training mode with gradients, and in
-  // evaluation mode without.
+  // The mean loss over the batch's targets, a tensor of one element. The batch is on the model's device. Called in
+  // training mode with gradients, and in evaluation mode without.
   using LossFn = std::function<Tensor(const data::Batch& batch)>;
 
   // Throws Error if an option is out of range or the training data is empty.
@@ -192,7 +192,7 @@ class Trainer {
   bool train_step();
   bool fetch(Micro& step);
   Tensor loss_of(const data::Batch& batch) const;
-  void finish_step(const Micro& step, double loss, const StepReport& report, double seconds);
+  void finish_step(const Micro& step, double loss, const std::optional<StepReport>& report, double seconds);
   bool due(int64_t every) const;
   bool evaluation_due() const;
   bool save_due() const;

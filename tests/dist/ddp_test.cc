@@ -317,7 +317,7 @@ TEST_P(Ddp, ANonFiniteGradientOfOneRankSkipsTheStepOnAll) {
       const Tensor loss = scaler.scale(loss_of(model, 2 * group.rank(), 2, step));
       (bad && group.rank() == 1 ? loss * std::numeric_limits<double>::infinity() : loss).backward();
       ddp.finish();
-      EXPECT_EQ(scaler.step(optimizer, {.max_norm = 1}).skipped, bad);
+      EXPECT_EQ(scaler.step(optimizer, {.max_norm = 1}).skipped(), bad);
       scaler.update();
       optimizer.zero_grad();
       const uint64_t now = ddp.check_parameters();

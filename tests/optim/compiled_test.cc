@@ -22,6 +22,7 @@
 #include "rondo/optim/sgd.h"
 #include "rondo/runtime/parallel.h"
 #include "rondo/runtime/random.h"
+#include "rondo/tests/bits.h"
 #include "rondo/tests/errors.h"
 
 namespace rondo::optim {
@@ -76,11 +77,7 @@ void set_grads(std::vector<Tensor>& params, uint64_t seed, double scale = 1) {
   for (Tensor& p : params) p.set_grad((random(p.sizes(), seed) * scale).to(p.dtype()));
 }
 
-std::vector<std::byte> bytes(const Tensor& t) {
-  const auto* data = static_cast<const std::byte*>(t.raw_data());
-  return {data, data + t.nbytes()};
-}
-bool same(const Tensor& a, const Tensor& b) { return bytes(a) == bytes(b); }
+bool same(const Tensor& a, const Tensor& b) { return test::bytes_of(a) == test::bytes_of(b); }
 
 struct Trained {
   std::vector<Tensor> params;
@@ -157,11 +154,11 @@ TEST_P(CompiledStep, ANonFiniteGradientChangesNothing) {
             Tensor grad = runs[r].params.back().grad();
             grad.add_(bad);
             const StepReport report = step == 3 ? scaler.step(optimizer) : optimizer.step({.max_norm = 1});
-            EXPECT_TRUE(report.skipped);
+            EXPECT_TRUE(report.skipped());
             EXPECT_EQ(optimizer.skipped_steps(), static_cast<int64_t>(step));
           }
           set_grads(runs[r].params, step);
-          EXPECT_FALSE(optimizer.step({.check_finite = true}).skipped);
+          EXPECT_FALSE(optimizer.step({.check_finite = true}).skipped());
         }
       }
       expect_same(runs[0], runs[1],

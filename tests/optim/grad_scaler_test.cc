@@ -43,8 +43,8 @@ TEST(GradScaler, TheStepIsThatOfTheLossItself) {
       scaler.scale(loss_of(scaled.weight)).backward();
       EXPECT_EQ(scaled.weight.grad().to_vector<float>()[0], 1024 * 0.25f * scaled.value());
       const optim::StepReport report = scaler.step(scaled.optimizer, {.max_norm = 100});
-      EXPECT_FALSE(report.skipped);
-      EXPECT_NEAR(report.grad_norm, 2 * 0.25 * plain.value(), 1e-6);
+      EXPECT_FALSE(report.skipped());
+      EXPECT_NEAR(report.grad_norm(), 2 * 0.25 * plain.value(), 1e-6);
       scaler.update();
       loss_of(plain.weight).backward();
       plain.optimizer.step();
@@ -58,7 +58,7 @@ TEST(GradScaler, FallsAfterAnOverflowAndRisesAfterManyGoodSteps) {
   GradScaler scaler({.init_scale = 8, .growth_factor = 4, .backoff_factor = 0.5, .growth_interval = 3});
   const auto iterate = [&](float grad) {
     p.set_grad(grad);
-    const bool skipped = scaler.step(p.optimizer).skipped;
+    const bool skipped = scaler.step(p.optimizer).skipped();
     scaler.update();
     return skipped;
   };
@@ -100,8 +100,8 @@ TEST(GradScaler, OneOverflowOfSeveralOptimizersLowersTheScaleOnce) {
   GradScaler scaler({.init_scale = 8});
   good.set_grad(8);
   bad.set_grad(kInf);
-  EXPECT_FALSE(scaler.step(good.optimizer).skipped);
-  EXPECT_TRUE(scaler.step(bad.optimizer).skipped);
+  EXPECT_FALSE(scaler.step(good.optimizer).skipped());
+  EXPECT_TRUE(scaler.step(bad.optimizer).skipped());
   scaler.update();
   EXPECT_EQ(scaler.get_scale(), 4);
   EXPECT_EQ(scaler.skipped(), 1);
@@ -138,7 +138,7 @@ TEST(GradScaler, F16TrainingOverflowsAndRecovers) {
     }
     EXPECT_EQ(y.dtype(), kF16);
     scaler.scale(ops::sum((y * y).to(kF32)) * 1e-3).backward();
-    if (scaler.step(optimizer).skipped) {
+    if (scaler.step(optimizer).skipped()) {
       ++skipped;
       EXPECT_TRUE(same_bits(layer.weight, before));
     } else {

@@ -27,14 +27,18 @@
 #include "rondo/runtime/random.h"
 #include "rondo/tests/bits.h"
 #include "rondo/tests/errors.h"
+#include "rondo/tests/fake_device/test_device.h"
 #include "rondo/tests/paths.h"
 
 namespace rondo::optim {
 namespace {
 
 const io::TensorMap& reference() {
-  static const io::TensorMap file =
-      io::load_safetensors(std::string(tests::kReferenceDir) + "/optim.safetensors").tensors;
+  static const io::TensorMap file = [] {
+    io::TensorMap tensors = io::load_safetensors(std::string(tests::kReferenceDir) + "/optim.safetensors").tensors;
+    for (auto& [name, tensor] : tensors) tensor = tensor.to(test::test_device());
+    return tensors;
+  }();
   return file;
 }
 
@@ -412,7 +416,7 @@ TEST(Optimizer, ClippingScalesASharedGradientOnce) {
   a.set_grad(shared);
   b.set_grad(shared);
   const Tensor params[] = {a, b};
-  EXPECT_DOUBLE_EQ(clip_grad_norm_(params, 3.0), 6.0);
+  EXPECT_DOUBLE_EQ(clip_grad_norm_(params, 3.0).item(), 6.0);
   for (const Tensor& param : params)
     for (const float value : param.grad().to_vector<float>()) EXPECT_NEAR(value, 1.5, 1e-6);
 }
@@ -452,7 +456,7 @@ TEST(Optimizer, AnExpandedGradientIsZeroedToo) {
     Tensor p = Tensor::ones({3, 2}).requires_grad_();
     p.set_grad(Tensor::full({1}, bad ? INFINITY : 1.0).expand({3, 2}));
     SGD sgd({p}, {.lr = 0.5});
-    EXPECT_EQ(sgd.step({.check_finite = true, .zero_grad = true}).skipped, bad);
+    EXPECT_EQ(sgd.step({.check_finite = true, .zero_grad = true}).skipped(), bad);
     EXPECT_EQ(p.to_vector<float>(), std::vector<float>(6, bad ? 1.0f : 0.5f));
     EXPECT_EQ(p.grad().to_vector<float>(), std::vector<float>(6, 0.0f));
   }
@@ -542,13 +546,13 @@ TEST(Optimizer, ThreadsAndNeighboursDoNotMatter) {
 TEST(ClipGradNorm, MatchesTheRecordedValues) {
   std::vector<Tensor> params = start();
   set_grads(params, 0);
-  EXPECT_NEAR(clip_grad_norm_(params, 1.0), reference().at("clip.norm").item(), 1e-12);
+  EXPECT_NEAR(clip_grad_norm_(params, 1.0).item(), reference().at("clip.norm").item(), 1e-12);
   expect_close(params[0].grad(), reference().at("clip.grad.w"), 1e-12, "w");
   expect_close(params[1].grad(), reference().at("clip.grad.b"), 1e-12, "b");
-  const uint32_t version = params[0].grad().version();
+  const std::vector<double> small = params[0].grad().to_vector<double>();
   clip_grad_norm_(params, 100.0);
-  EXPECT_EQ(params[0].grad().version(), version);
-  EXPECT_EQ(clip_grad_norm_({}, 1.0), 0.0);
+  EXPECT_EQ(params[0].grad().to_vector<double>(), small);
+  EXPECT_EQ(clip_grad_norm_({}, 1.0).item(), 0.0);
 }
 
 TEST(ClipGradNorm, SameBitsForAnyNumberOfThreads) {
@@ -557,7 +561,7 @@ TEST(ClipGradNorm, SameBitsForAnyNumberOfThreads) {
     set_num_threads(threads);
     std::vector<Tensor> params = {Tensor::zeros({200003}).requires_grad_(), Tensor::zeros({17}).requires_grad_()};
     for (Tensor& p : params) p.set_grad(ops::rdiv(Tensor::arange(p.numel()).to(kF32) + 1.0, 1.0));
-    norms.push_back(clip_grad_norm_(params, 1.0));
+    norms.push_back(clip_grad_norm_(params, 1.0).item());
   }
   set_num_threads(2);
   EXPECT_EQ(norms[0], norms[1]);
@@ -569,7 +573,7 @@ TEST(ClipGradNorm, NonFiniteGradients) {
   p.set_grad(Tensor::from<float>({std::numeric_limits<float>::infinity(), 1}, {2}));
   EXPECT_THROW(clip_grad_norm_({&p, 1}, 1.0, {.error_if_nonfinite = true}), Error);
   EXPECT_EQ(p.grad().to_vector<float>()[1], 1);
-  EXPECT_TRUE(std::isinf(clip_grad_norm_({&p, 1}, 1.0)));
+  EXPECT_TRUE(std::isinf(clip_grad_norm_({&p, 1}, 1.0).item()));
   EXPECT_TRUE(std::isnan(p.grad().to_vector<float>()[0]));
 }
 

@@ -13,6 +13,8 @@
 #include "rondo/runtime/amp.h"
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/ops/ops.h"
+#include "rondo/tests/fake_device/fake_device.h"
+#include "rondo/tests/fake_device/test_device.h"
 #include "rondo/tests/optim/trainer_fixture.h"
 
 namespace rondo::optim {
@@ -96,12 +98,13 @@ TEST(Trainer, MakesTheStepsOfThePlainLoop) {
   for (int64_t step = 0; step < 5; ++step) {
     default_generator().set_state(77, static_cast<uint64_t>(step) << 32);
     const data::Batch batch = *source.next();
-    const Tensor loss = plain.model.loss(batch[0], batch[1]);
+    const Device device = plain.optimizer->device();
+    const Tensor loss = plain.model.loss(batch[0].to(device), batch[1].to(device));
     loss.backward();
     const StepReport report = plain.optimizer->step({.max_norm = 0.5});
     plain.optimizer->zero_grad();
     EXPECT_EQ(run.notes.losses.at(step + 1), loss.item());
-    EXPECT_EQ(run.notes.norms.at(step + 1), report.grad_norm);
+    EXPECT_EQ(run.notes.norms.at(step + 1), report.grad_norm());
   }
   expect_same_parameters(run, plain);
 }
@@ -122,7 +125,39 @@ TEST(Trainer, EvaluationWeighsByTargetsAndTouchesNothing) {
   data::DataLoader all(std::make_shared<MaskedRows>(7, 2), {.batch_size = 7});
   const data::Batch batch = *all.next();
   run.model.eval();
-  EXPECT_NEAR(loss, run.model.loss(batch[0], batch[1]).item(), 1e-6);
+  const Device device = run.optimizer->device();
+  EXPECT_NEAR(loss, run.model.loss(batch[0].to(device), batch[1].to(device)).item(), 1e-6);
+}
+
+// The data stays on the host, the model is elsewhere; a checkpoint of one device goes on on another.
+TEST(Trainer, HasTheBitsOfTheCPUOnAnyDevice) {
+  std::optional<rondo::test::FakeDevice> fake;
+  if (rondo::test::test_device() == kCPU) fake.emplace(rondo::test::FakeDeviceOptions{.seed = 5});
+  const Device device = fake ? fake->device() : rondo::test::test_device();
+  for (const bool compiled : {false, true}) {
+    const Variant variant{.dropout = 0.2, .compiled = compiled, .workers = 2, .average = true};
+    const DeviceScope host(kCPU);
+    SmallRun whole(variant, {.max_steps = 6, .gradient_accumulation_steps = 2, .eval_steps = 3});
+    whole.trainer->train();
+    const auto made = [&](Device on, int64_t steps, const std::string& folder) {
+      const DeviceScope scope(on);
+      return std::make_unique<SmallRun>(
+          variant,
+          TrainerOptions{.max_steps = steps, .gradient_accumulation_steps = 2, .eval_steps = 3, .output_dir = folder});
+    };
+    for (const auto& [from, to] : {std::pair{device, kCPU}, std::pair{kCPU, device}}) {
+      const rondo::test::TempFolder folder;
+      const auto first = made(from, 3, folder.path()), second = made(to, 6, folder.path());
+      first->trainer->train();
+      expect_part_of(first->notes, whole.notes);
+      ASSERT_TRUE(second->trainer->resume_from_checkpoint());
+      second->trainer->train();
+      EXPECT_EQ(second->notes.losses.size(), 3u);
+      expect_part_of(second->notes, whole.notes);
+      for (const auto& [name, tensor] : whole.model.state_dict())
+        EXPECT_TRUE(same_bits(tensor, second->model.state_dict().at(name))) << name;
+    }
+  }
 }
 
 // The training data may be the evaluation data, too.

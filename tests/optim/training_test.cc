@@ -79,13 +79,13 @@ Result train(How how, StateFormat format) {
     }
     if (step == 50) {
       Tensor grad = params[1].grad();
-      grad.mutable_data<float>()[3] = kInf;
+      grad.flatten()[3].fill_(kInf);
     }
     if (how == How::kApart) {
       foreach_map([](auto& g, auto factor) { g = g * factor; },
                   std::vector<Tensor>{params[0].grad(), params[1].grad(), params[2].grad(), params[3].grad()},
                   1 / kScale);
-      const double norm = clip_grad_norm_(ordered, 0.5);
+      const double norm = clip_grad_norm_(ordered, 0.5).item();
       result.norms.push_back(norm);
       if (!std::isfinite(norm)) {
         ++result.skipped;
@@ -96,8 +96,8 @@ Result train(How how, StateFormat format) {
                   averages, ordered, 1 - 0.99);
     } else {
       const StepReport report = optimizer.step({.grad_scale = kScale, .max_norm = 0.5, .zero_grad = true});
-      EXPECT_EQ(report.skipped, step == 50);
-      result.norms.push_back(report.grad_norm);
+      EXPECT_EQ(report.skipped(), step == 50);
+      result.norms.push_back(report.grad_norm());
     }
     if (how != How::kCompiled) continue;
     if (step == 0) compilations = regions.report()[0].compilations;
@@ -157,11 +157,11 @@ TEST(Training, ANonFiniteGradientSkipsTheStep) {
       if (compiled) compile(optimizer);
       const auto set = [&](float value) {
         a.set_grad(Tensor::ones({3000}));
-        a.grad().detach().mutable_data<float>()[2999] = value;
+        a.grad().detach()[2999].fill_(value);
         b.set_grad(Tensor::ones({5}, {kBF16}));
       };
       set(1);
-      EXPECT_FALSE(optimizer.step({.check_finite = true}).skipped);
+      EXPECT_FALSE(optimizer.step({.check_finite = true}).skipped());
       nn::StateDict before;
       for (const auto& [name, tensor] : optimizer.state_dict()) before[name] = tensor.clone();
       const std::vector<float> param = a.to_vector<float>();
@@ -170,8 +170,8 @@ TEST(Training, ANonFiniteGradientSkipsTheStep) {
             StepOptions{.check_finite = true, .zero_grad = true}}) {
         set(bad);
         const StepReport report = optimizer.step(options);
-        EXPECT_TRUE(report.skipped);
-        EXPECT_FALSE(std::isfinite(report.grad_norm));
+        EXPECT_TRUE(report.skipped());
+        EXPECT_FALSE(std::isfinite(report.grad_norm()));
         EXPECT_EQ(a.grad().to_vector<float>()[0], options.zero_grad ? 0.0f : 1.0f);
       }
       EXPECT_EQ(optimizer.skipped_steps(), 4);
@@ -180,7 +180,7 @@ TEST(Training, ANonFiniteGradientSkipsTheStep) {
         EXPECT_EQ(tensor.to_vector<double>(), before.at(name).to_vector<double>()) << name;
       // An f32 whose square overflows f32 is finite all the same.
       set(1e30f);
-      EXPECT_FALSE(optimizer.step({.check_finite = true}).skipped);
+      EXPECT_FALSE(optimizer.step({.check_finite = true}).skipped());
       EXPECT_EQ(optimizer.skipped_steps(), 4);
     }
   }
@@ -192,8 +192,8 @@ TEST(Training, EdgesAreDefined) {
     Tensor idle = Tensor::ones({3}).requires_grad_(), empty = Tensor::zeros({0, 4}).requires_grad_();
     Adafactor without({idle, empty});
     if (compiled) compile(without);
-    EXPECT_EQ(without.step({.max_norm = 1, .allow_no_gradients = true}).grad_norm, 0);
-    EXPECT_TRUE(std::isnan(without.step({.allow_no_gradients = true}).grad_norm));
+    EXPECT_EQ(without.step({.max_norm = 1, .allow_no_gradients = true}).grad_norm(), 0);
+    EXPECT_TRUE(std::isnan(without.step({.allow_no_gradients = true}).grad_norm()));
     empty.set_grad(Tensor::zeros({0, 4}));
     without.step({.zero_grad = true});
     EXPECT_FALSE(without.state_dict().contains("state.0.step"));
@@ -210,7 +210,7 @@ TEST(Training, EdgesAreDefined) {
     // max_norm 0 stops the gradient, not the decay.
     SGD sgd({p}, {.lr = 1, .weight_decay = 0.5});
     if (compiled) compile(sgd);
-    EXPECT_NEAR(sgd.step({.max_norm = 0}).grad_norm, std::sqrt(3.0), 1e-12);
+    EXPECT_NEAR(sgd.step({.max_norm = 0}).grad_norm(), std::sqrt(3.0), 1e-12);
     EXPECT_EQ(p.to_vector<float>(), std::vector<float>(3, 0.5f));
   }
   Tensor p = Tensor::ones({3}).requires_grad_();
@@ -495,10 +495,10 @@ TEST(Training, AStepWritesTheCopiesThatAutocastUses) {
         EXPECT_EQ(amp::copy_in_use(p), std::nullopt);
         const Tensor copy = amp::lowered(p, kBF16);
         EXPECT_EQ(copy.to_vector<float>(), ops::cast(p.detach(), kBF16).to_vector<float>());
-        if (step == 0) memory.push_back(copy.raw_data());
+        if (step == 0) memory.push_back(copy.address());
       }
       for (size_t i = 0; i < memory.size(); ++i)
-        EXPECT_EQ(amp::lowered(net.parameters()[i], kBF16).raw_data(), memory[i]);
+        EXPECT_EQ(amp::lowered(net.parameters()[i], kBF16).address(), memory[i]);
       EXPECT_EQ(optimizer.kernels().late, 0);
     }
     // What nobody uses any more is not kept up; nor does it come back with old values.

@@ -1,0 +1,52 @@
+// What a step finds out about its gradients. It does so on the parameters' device, in stream order, and later launches
+// read it there. The host reads it only if it asks.
+//
+//   const StepReport report = optimizer.step({.max_norm = 1.0});
+//   if (report.skipped()) ...                   // waits for the device; on the CPU everything is known
+#pragma once
+
+#include <limits>
+#include <utility>
+#include <vector>
+
+#include "rondo/runtime/tensor.h"
+
+#pragma GCC visibility push(default)
+namespace rondo::optim {
+
+// In the device's memory.
+struct Decision {
+  static constexpr double kNothing = -1, kSkipped = 0, kUpdate = 1;
+  double norm;    // of the unscaled gradients before clipping; NaN: not measured
+  double factor;  // the gradients are multiplied by it: unscales and clips
+  // kUpdate, or kSkipped: the norm is not finite, so the step changes no parameter and no state. kNothing: a kernel
+  // found its data wrong (backend.h, Note [Late errors]), so the step changes nothing at all.
+  double go;
+};
+
+// Copies keep the values of their step.
+class StepReport {
+ public:
+  StepReport() = default;  // of a step that measured nothing
+  // `decision`: 3 f64.
+  explicit StepReport(Tensor decision) : decision_(std::move(decision)) {}
+
+  // Both wait for the device, and throw what a kernel found wrong in its data meanwhile.
+  // The norm was measured and is not finite: the step changed no parameter, state, average or step count.
+  bool skipped() const { return decision_.defined() && read().go == Decision::kSkipped; }
+  // The Euclidean norm of the unscaled gradients before clipping. NaN: not measured.
+  double grad_norm() const { return decision_.defined() ? read().norm : std::numeric_limits<double>::quiet_NaN(); }
+
+  // On the device, an undefined tensor if nothing was measured: [norm, factor, go].
+  const Tensor& decision() const { return decision_; }
+
+ private:
+  Decision read() const {
+    const std::vector<double> values = decision_.to_vector<double>();
+    return {values[0], values[1], values[2]};
+  }
+  Tensor decision_;
+};
+
+}  // namespace rondo::optim
+#pragma GCC visibility pop

@@ -1,0 +1,376 @@
+// Optimizer steps on a device that runs its work late: the CPU's bits, and nothing read back.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <functional>
+#include <limits>
+#include <map>
+#include <memory>
+
+#include "rondo/compile/compile.h"
+#include "rondo/modules/gpt2.h"
+#include "rondo/optim/adafactor.h"
+#include "rondo/optim/adam.h"
+#include "rondo/optim/clip.h"
+#include "rondo/optim/compile.h"
+#include "rondo/optim/foreach_map.h"
+#include "rondo/optim/grad_scaler.h"
+#include "rondo/optim/lamb.h"
+#include "rondo/optim/muon.h"
+#include "rondo/optim/sgd.h"
+#include "rondo/optim/update_at_seams.h"
+#include "rondo/runtime/amp.h"
+#include "rondo/runtime/backend.h"
+#include "rondo/runtime/ops/ops.h"
+#include "rondo/runtime/random.h"
+#include "rondo/tests/bits.h"
+#include "rondo/tests/errors.h"
+#include "rondo/tests/fake_device/fake_device.h"
+
+namespace rondo::optim {
+namespace {
+
+using test::bytes_of;
+using test::error_of;
+using test::FakeDevice;
+
+constexpr double kInf = std::numeric_limits<double>::infinity();
+const nn::GPT2Config kConfig{.vocab_size = 31, .block_size = 8, .n_layer = 2, .n_head = 2, .n_embd = 16};
+
+using Make = std::function<std::unique_ptr<Optimizer>(std::vector<Tensor>, StateFormat)>;
+template <class O, class Options> Make make(Options options) {
+  return [options](std::vector<Tensor> params, StateFormat format) {
+    Options with = options;
+    with.state = format;
+    return std::make_unique<O>(std::move(params), with);
+  };
+}
+
+const std::map<std::string, Make>& cases() {
+  static const std::map<std::string, Make> all = {
+      {"sgd", make<SGD>(SGDOptions{.lr = 0.1, .momentum = 0.9, .dampening = 0.2})},
+      {"adamw", make<AdamW>(AdamWOptions{.lr = 0.01, .weight_decay = 0.1})},
+      {"adafactor", make<Adafactor>(AdafactorOptions{.lr = 0.1, .weight_decay = 0.1})},
+      {"lamb", make<LAMB>(LAMBOptions{.lr = 0.01, .weight_decay = 0.1})},
+      {"muon", make<Muon>(MuonOptions{.lr = 0.02})},
+  };
+  return all;
+}
+
+// Host values, and the same on the device.
+Tensor random(const Dims& sizes, DType dtype, Device device, Generator& generator) {
+  return Tensor::randn(sizes, {kF32, kCPU}, &generator).to(dtype).to(device);
+}
+
+// Nine steps of all kinds: unscaled, clipped, with zeroed gradients, skipped, without a gradient for one parameter,
+// saved and loaded into a new optimizer, which replaces the first while that one's work waits.
+std::vector<std::string> nine_steps(const std::string& name, DType dtype, StateFormat format, bool compiled,
+                                    Device device) {
+  const DeviceScope scope(device);
+  Generator generator(7);
+  std::vector<Tensor> params;
+  for (const Dims& sizes : name == "muon" ? std::vector<Dims>{{5, 3}, {24, 30}, {40, 20}}
+                                          : std::vector<Dims>{{1}, {0}, {1000}, {70, 60}, {3, 40, 37}, {17}})
+    params.push_back(random(sizes, dtype, device, generator).requires_grad_());
+  const auto made = [&] {
+    auto optimizer = cases().at(name)(params, format);
+    if (compiled) compile(*optimizer);
+    optimizer->track_average({.decay = 0.9});
+    optimizer->keep_copies(kBF16);
+    return optimizer;
+  };
+  std::unique_ptr<Optimizer> optimizer = made();
+  amp::GradScaler scaler({.init_scale = 64, .growth_interval = 2});
+  std::vector<StepReport> reports;
+  std::vector<Tensor> norms;
+  for (int64_t step = 0; step < 9; ++step) {
+    for (size_t i = 0; i < params.size(); ++i)
+      params[i].set_grad(step % 3 == 2 && i == 2 ? Tensor() : random(params[i].sizes(), dtype, device, generator));
+    if (step == 4) params.back().grad().detach().flatten()[0].fill_(kInf);
+    if (step % 4 == 0) {
+      reports.push_back(scaler.step(*optimizer, {.max_norm = 3}));
+      scaler.update();
+    } else if (step % 4 == 1) {
+      reports.push_back(optimizer->step({.max_norm = 3, .zero_grad = true}));
+    } else {
+      if (step == 2) norms.push_back(clip_grad_norm_(params, 0.7));
+      optimizer->step();
+    }
+    optimizer->set_lr(optimizer->lr() * 0.9);  // after the step: its work must not see it
+    if (step != 6) continue;
+    // Checkpoints hold host tensors.
+    nn::StateDict saved;
+    for (const auto& [key, tensor] : optimizer->state_dict()) saved[key] = tensor.clone().to(kCPU);
+    optimizer->step();
+    optimizer->load_state_dict(saved);
+    optimizer->step();
+    auto other = made();
+    other->load_state_dict(optimizer->state_dict());
+    optimizer = std::move(other);
+  }
+  std::vector<std::string> bits;
+  for (const Tensor& p : params) {
+    bits.push_back(bytes_of(p));
+    if (p.grad().defined()) bits.push_back(bytes_of(p.grad()));
+  }
+  for (const auto& [key, tensor] : optimizer->state_dict()) bits.push_back(key + bytes_of(tensor));
+  for (const Tensor& copy : optimizer->copies()) bits.push_back(bytes_of(copy));
+  for (const auto& [key, tensor] : scaler.state_dict()) bits.push_back(key + bytes_of(tensor));
+  for (const Tensor& norm : norms) bits.push_back(bytes_of(norm));
+  for (const StepReport& report : reports)
+    bits.push_back(std::to_string(report.skipped()) + " " + std::to_string(report.grad_norm()));
+  EXPECT_TRUE(reports[2].skipped());  // of step 4
+  EXPECT_FALSE(reports[1].skipped());
+  return bits;
+}
+
+class DeviceStep : public testing::TestWithParam<uint64_t> {
+ protected:
+  FakeDevice fake_{{.seed = GetParam(), .devices = 2}};
+  const Device device_ = fake_.device();
+};
+
+TEST_P(DeviceStep, HasTheBitsOfTheCPU) {
+  for (const auto& [name, make] : cases())
+    for (DType dtype : {kF32, kBF16, kF64})
+      for (StateFormat format : {StateFormat::kFull, StateFormat::kBF16, StateFormat::k8Bit})
+        for (bool compiled : {false, true}) {
+          if (dtype == kF64 && format != StateFormat::kFull) continue;
+          SCOPED_TRACE(name + " " + std::string(name_of(dtype)) + " " + std::to_string(static_cast<int>(format)) +
+                       (compiled ? " compiled" : ""));
+          const std::vector<std::string> want = nine_steps(name, dtype, format, compiled, kCPU),
+                                         got = nine_steps(name, dtype, format, compiled, device_);
+          ASSERT_EQ(want.size(), got.size());
+          for (size_t i = 0; i < want.size(); ++i) EXPECT_TRUE(want[i] == got[i]) << i << " of " << want.size();
+        }
+}
+
+struct Trained {
+  explicit Trained(Device device, bool compiled, bool at_seams = false)
+      : scope(device), model((manual_seed(3), kConfig), 1), optimizer(model.parameters(), {.lr = 1e-2}) {
+    if (compiled) compile::compile_regions(model), compile(optimizer);
+    if (at_seams) updates.emplace(model, optimizer);
+    std::vector<int64_t> tokens;
+    for (int64_t i = 0; i < 16; ++i) tokens.push_back((i * i + 7 * i) % 31);
+    batch = Tensor::from(tokens, {2, 8});
+  }
+  Tensor loss() { return model.loss(batch, batch); }
+  DeviceScope scope;
+  nn::GPT2 model;
+  AdamW optimizer;
+  std::optional<UpdateAtSeams> updates;
+  Tensor batch;
+};
+
+// Forward, loss, backward, clipping and the step: the user's item() is the only wait.
+TEST_P(DeviceStep, AWholeTrainingStepReadsTheLossOnly) {
+  for (const bool compiled : {false, true}) {
+    Trained run(device_, compiled), on_cpu(kCPU, compiled);
+    for (int step = 0; step < 4; ++step) {
+      // The first steps of compiled code may be timed (tuned) on the device.
+      const int64_t before = fake_.counts().host_waits;
+      for (Trained* r : {&run, &on_cpu}) {
+        const DeviceScope scope(r->optimizer.device());
+        const Tensor loss = r->loss();
+        loss.backward();
+        if (step % 2 == 0) {
+          clip_grad_norm_(r->model.parameters(), 0.5);
+          r->optimizer.step();
+        } else {
+          r->optimizer.step({.max_norm = 0.5});
+        }
+        r->optimizer.zero_grad();
+        loss.item();
+      }
+      EXPECT_EQ(fake_.counts().host_waits - before, 1) << step << (compiled ? " compiled" : " eager");
+    }
+    for (size_t i = 0; i < run.model.parameters().size(); ++i)
+      EXPECT_EQ(bytes_of(run.model.parameters()[i]), bytes_of(on_cpu.model.parameters()[i])) << i;
+  }
+}
+
+TEST_P(DeviceStep, AScaledStepUnderAutocastReadsTheLossOnly) {
+  Trained run(device_, false);
+  amp::GradScaler scaler;
+  for (int step = 0; step < 3; ++step) {
+    const int64_t before = fake_.counts().host_waits;
+    Tensor loss;
+    {
+      const amp::Autocast lower(kF16);
+      loss = run.loss();
+    }
+    scaler.scale(loss).backward();
+    scaler.step(run.optimizer, {.max_norm = 1, .zero_grad = true});
+    scaler.update();
+    loss.item();
+    EXPECT_EQ(fake_.counts().host_waits - before, 1) << step;
+  }
+  EXPECT_EQ(scaler.skipped(), 0);
+}
+
+TEST_P(DeviceStep, AnOverflowIsSkippedWithoutARead) {
+  for (const bool compiled : {false, true}) {
+    Trained run(device_, compiled);
+    amp::GradScaler scaler({.init_scale = 8});
+    scaler.scale(run.loss()).backward();
+    scaler.step(run.optimizer);
+    scaler.update();
+    std::vector<std::string> before;
+    for (const Tensor& p : run.model.parameters()) before.push_back(bytes_of(p));
+    const std::string momentum = bytes_of(run.optimizer.state_dict().at("state.3.exp_avg"));
+    run.optimizer.zero_grad();
+    const int64_t waits = fake_.counts().host_waits;
+    (scaler.scale(run.loss()) * kInf).backward();
+    const StepReport report = scaler.step(run.optimizer, {.zero_grad = true});
+    scaler.update();
+    EXPECT_EQ(fake_.counts().host_waits, waits);
+    EXPECT_TRUE(report.skipped());
+    EXPECT_EQ(scaler.get_scale(), 4);
+    EXPECT_EQ(scaler.skipped(), 1);
+    EXPECT_EQ(run.optimizer.skipped_steps(), 1);
+    EXPECT_EQ(bytes_of(run.optimizer.state_dict().at("state.3.exp_avg")), momentum);
+    EXPECT_EQ(run.optimizer.state_dict().at("state.3.step").item(), 1);
+    for (size_t i = 0; i < before.size(); ++i) {
+      const Tensor p = run.model.parameters()[i];
+      EXPECT_EQ(bytes_of(p), before[i]) << i;
+      EXPECT_EQ(bytes_of(p.grad()), std::string(before[i].size(), '\0')) << i;
+    }
+    // The report of an earlier step keeps its values.
+    run.loss().backward();
+    const StepReport good = scaler.step(run.optimizer);
+    EXPECT_TRUE(StepReport(report).skipped());
+    EXPECT_FALSE(good.skipped());
+    EXPECT_TRUE(std::isfinite(good.grad_norm()));
+  }
+}
+
+// A copy that a skipped step was to write holds the parameter all the same, though its memory is new.
+TEST_P(DeviceStep, ASkippedStepWritesCopies) {
+  const DeviceScope scope(device_);
+  Tensor p = Tensor::full({3, 4}, 1.001).requires_grad_();
+  AdamW optimizer({p});
+  Tensor loss;
+  {
+    const amp::Autocast lower(kBF16);
+    loss = ops::sum(ops::linear(Tensor::ones({2, 4}), p, Tensor()));  // the tape holds the copy
+  }
+  p.set_grad(Tensor::full({3, 4}, kInf));
+  EXPECT_TRUE(optimizer.step({.check_finite = true}).skipped());
+  const amp::Autocast lower(kBF16);
+  EXPECT_EQ(ops::linear(Tensor::ones({1, 4}), p, Tensor()).to_vector<float>(), std::vector<float>(3, 4.0f));
+}
+
+// A bad index that the host does not know of yet: nothing is updated until it is told.
+TEST_P(DeviceStep, AfterALateErrorNothingChanges) {
+  for (const bool compiled : {false, true}) {
+    Trained run(device_, compiled);
+    amp::GradScaler scaler({.init_scale = 8, .growth_interval = 1});
+    run.loss().backward();
+    run.optimizer.step({.zero_grad = true});
+    std::vector<std::string> before;
+    for (const Tensor& p : run.model.parameters()) before.push_back(bytes_of(p));
+    const int64_t waits = fake_.counts().host_waits;
+    run.loss().backward();
+    ops::embedding(Tensor::zeros({5, 2}), Tensor::from<int64_t>({7}, {1}));
+    clip_grad_norm_(run.model.parameters(), 0.1);
+    run.optimizer.step();
+    scaler.step(run.optimizer);
+    scaler.update();
+    const std::vector<Tensor> lists[] = {run.model.parameters()};
+    foreach_map([](auto& p, auto by) { p = p * by; }, lists[0], 2.0);
+    EXPECT_EQ(fake_.counts().host_waits, waits);
+    EXPECT_NE(error_of([&] { synchronize(device_); }).find("embedding: index 7"), std::string::npos);
+    for (size_t i = 0; i < before.size(); ++i) EXPECT_EQ(bytes_of(run.model.parameters()[i]), before[i]) << i;
+    EXPECT_EQ(run.optimizer.state_dict().at("state.0.step").item(), 1);
+    EXPECT_EQ(run.optimizer.skipped_steps(), 0);
+    EXPECT_EQ(scaler.get_scale(), 8);
+    run.optimizer.step();
+    EXPECT_EQ(run.optimizer.state_dict().at("state.0.step").item(), 2);
+  }
+}
+
+TEST_P(DeviceStep, UpdatesAtSeamsHaveTheBitsOfStepsAfterBackward) {
+  for (const bool compiled : {false, true}) {
+    Trained after(device_, compiled), seams(device_, compiled, true);
+    for (int step = 0; step < 3; ++step) {
+      after.loss().backward();
+      after.optimizer.step();
+      after.optimizer.zero_grad();
+      const int64_t waits = fake_.counts().host_waits;
+      seams.loss().backward();
+      seams.updates->finish();
+      if (step > 0) {
+        EXPECT_EQ(fake_.counts().host_waits, waits);
+      }
+    }
+    for (size_t i = 0; i < after.model.parameters().size(); ++i)
+      EXPECT_EQ(bytes_of(after.model.parameters()[i]), bytes_of(seams.model.parameters()[i])) << i;
+  }
+}
+
+// What work needs lives until it has run, not as long as its owners.
+TEST_P(DeviceStep, WorkOutlivesItsOptimizer) {
+  const DeviceScope scope(device_);
+  for (const bool compiled : {false, true}) {
+    Tensor p = Tensor::ones({100}).requires_grad_();
+    {
+      const std::vector<Tensor> params = {p};
+      SGD optimizer(params, {.lr = 0.5});
+      if (compiled) compile(optimizer);
+      p.set_grad(Tensor::ones({100}));
+      optimizer.step();
+      p.set_grad(Tensor());
+      double factor = 4;
+      const auto times = [](auto& values, auto by) { values = values * by; };
+      if (compiled) compile_map(times)(params, factor);
+      else foreach_map(times, params, factor);
+      factor = 0;
+    }
+    EXPECT_EQ(p.to_vector<float>(), std::vector<float>(100, 2.0f));
+  }
+}
+
+TEST_P(DeviceStep, OneDeviceForAllParameters) {
+  const Device other = fake_.device(1);
+  Tensor a = Tensor::ones({2}, {kF32, device_}).requires_grad_(), b = Tensor::ones({2}).requires_grad_(),
+         c = Tensor::ones({2}, {kF32, other}).requires_grad_();
+  EXPECT_EQ(error_of([&] {
+              SGD({a, b});
+            }),
+            "SGD: parameter 1 is on cpu and parameter 0 on fake:0; make one optimizer for each device");
+  for (Tensor* p : {&a, &b, &c}) p->set_grad(Tensor::ones({2}, {kF32, p->device()}));
+  EXPECT_NE(error_of([&] {
+              clip_grad_norm_(std::vector<Tensor>{a, c}, 1);
+            }).find("on fake:0 and on fake:1"),
+            std::string::npos);
+  EXPECT_NE(error_of([&] {
+              foreach_map([](auto& x, auto y) { x = y; }, std::vector<Tensor>{a}, std::vector<Tensor>{c});
+            }).find("is on fake:1, others on fake:0"),
+            std::string::npos);
+  SGD optimizer({a});
+  EXPECT_NE(error_of([&] { optimizer.step({.device_scale = Tensor::scalar(2.0)}); }).find("must be one f64 on fake:0"),
+            std::string::npos);
+  // A loss scale goes to the device of the first loss, and stays there.
+  amp::GradScaler scaler({.init_scale = 2});
+  EXPECT_EQ(scaler.scale(Tensor::ones({}, {kF32, device_})).item(), 2);
+  EXPECT_NE(error_of([&] { scaler.scale(Tensor::ones({}, {kF32, other})); }).find("fake:0"), std::string::npos);
+  // Before the first step the model may move. Afterwards its state would be left behind.
+  nn::Linear layer(2, 2);
+  AdamW moved(layer.parameters());
+  layer.to(device_);
+  const auto set_grads = [&] {
+    for (Tensor p : layer.parameters()) p.set_grad(Tensor::ones(p.sizes(), {kF32, p.device()}));
+  };
+  set_grads();
+  moved.step({.max_norm = 1});
+  EXPECT_EQ(moved.state_dict().at("state.0.step").item(), 1);
+  layer.to(kCPU);
+  set_grads();
+  EXPECT_NE(error_of([&] { moved.step(); }).find("is now on cpu, its state on fake:0"), std::string::npos);
+}
+
+INSTANTIATE_TEST_SUITE_P(Orders, DeviceStep, testing::Values(1, 2, 3),
+                         [](const auto& info) { return "seed" + std::to_string(info.param); });
+
+}  // namespace
+}  // namespace rondo::optim
