@@ -14,6 +14,8 @@
 #include "rondo/compile/jit/executable.h"
 #include "rondo/compile/log.h"
 #include "rondo/compile/region.h"
+#include "rondo/compile/report/check_units.h"
+#include "rondo/compile/report/stages.h"
 #include "rondo/modules/eager_scope.h"
 #include "rondo/runtime/anomaly.h"
 #include "rondo/runtime/autograd.h"
@@ -208,6 +210,8 @@ std::string Regions::summary() const {
 namespace {
 void prepare(const CompileOptions& options) {
   log::configure_from_environment();
+  disabled_stages();  // RONDO_DISABLE and RONDO_CHECK are read: a typing error is found at once
+  checks_units();
   if (options.recompute_budget < 0)
     throw Error(absl::StrFormat("compile: recompute_budget must not be negative: %d", options.recompute_budget));
   if (!jit_available())

@@ -1,7 +1,6 @@
 #include "rondo/compile/compiled_node.h"
 
 #include <algorithm>
-#include <cstring>
 #include <mutex>
 #include <optional>
 
@@ -10,6 +9,7 @@
 #include "rondo/runtime/amp.h"
 #include "rondo/runtime/anomaly.h"
 #include "rondo/runtime/autograd_extras.h"
+#include "rondo/runtime/backend.h"
 #include "rondo/runtime/gradient_memory.h"
 #include "rondo/runtime/memory.h"
 #include "rondo/runtime/ops/ops.h"
@@ -373,7 +373,7 @@ class CompiledNode final : public RegionNode {
         value(id) = saved_.inputs[i].get("a compiled region", {});
       } catch (const StaleTensorError&) {
         // What was computed from it may still be there, and its own values may be of no further use.
-        value(id) = zeros_like(graph().value(id), node_.binding_->entry()->device);
+        value(id) = zeros_like(graph().value(id), node_.entry_->device);
         if (node_.edges[i].node != nullptr) {
           const auto passage = std::make_shared<Passage>(1);
           passage->edges[0] = node_.edges[i];
@@ -402,11 +402,10 @@ class CompiledNode final : public RegionNode {
       Tensor& result = value(id);
       if (kept.dtype() != result.dtype() || !(kept.sizes() == result.sizes()) || !result.is_contiguous()) return false;
       const Tensor dense = kept.contiguous();
-      const size_t size = size_of(result.dtype());
+      const auto size = static_cast<int64_t>(size_of(result.dtype()));
       // The op has saved this memory, so its version must stay.
-      std::memcpy(
-          static_cast<std::byte*>(result.storage().data()) + static_cast<size_t>(result.storage_offset()) * size,
-          dense.raw_data(), static_cast<size_t>(result.numel()) * size);
+      copy_bytes(result.device(), result.storage().data() + result.storage_offset() * size, dense.device(),
+                 dense.storage().data() + dense.storage_offset() * size, static_cast<size_t>(result.numel() * size));
       return true;
     }
 

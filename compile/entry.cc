@@ -9,6 +9,7 @@
 #include "rondo/compile/codegen/relax.h"
 #include "rondo/compile/log.h"
 #include "rondo/compile/report/dump.h"
+#include "rondo/compile/report/stages.h"
 #include "rondo/compile/transform/passes.h"
 
 namespace rondo::compile {
@@ -37,6 +38,7 @@ RecordingKey pack(const Graph& graph, PackFloats floats) {
     key.push_back(static_cast<uint64_t>(dims.rank()));
     key.insert(key.end(), dims.begin(), dims.end());
   };
+  key.push_back(disabled_stages());
   key.push_back(graph.inputs.size());
   for (ValueId id : graph.inputs) {
     const Value& v = graph.value(id);

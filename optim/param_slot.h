@@ -43,7 +43,8 @@ struct StepCount {
   StepCount(int64_t steps, Device device);
   Tensor value;
   int64_t* data = nullptr;  // on the device
-  size_t cohort = 0;        // position in a list that a step makes
+  Device device;
+  size_t cohort = 0;  // position in a list that a step makes
 };
 
 struct ParamState {

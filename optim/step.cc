@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "absl/container/flat_hash_set.h"
+#include "absl/container/inlined_vector.h"
 #include "absl/strings/str_cat.h"
 #include "rondo/compile/codegen/loop_ir.h"
 #include "rondo/compile/codegen/loop_text.h"
@@ -42,17 +43,11 @@ void Optimizer::collect(size_t i, std::vector<Update>& updates) {
     throw Error(absl::StrCat(name(), ": ", slot_name(i), " is ", std::string(name_of(param.dtype())),
                              to_string(param.sizes()), ", its gradient ", std::string(name_of(grad.dtype())),
                              to_string(grad.sizes())));
-  const Device here = param.impl()->device, all = device();
-  if (!(here == all))
-    throw Error(absl::StrCat(name(), ": ", slot_name(i), " is on ", to_string(here), " and ", slot_name(0), " on ",
-                             to_string(all), "; the parameters of one optimizer are on one device"));
-  if (!(grad.impl()->device == here))
-    throw Error(absl::StrCat(name(), ": ", slot_name(i), " is on ", to_string(here), ", its gradient on ",
-                             to_string(grad.device()), "; move one with .to(Device)"));
-  if (const StepCount* count = slot.state.count.get(); count != nullptr && !(count->value.device() == here))
-    throw Error(absl::StrCat(name(), ": ", slot_name(i), " is now on ", to_string(here), ", its state on ",
-                             to_string(count->value.device()),
-                             "; move the model before its first step, or load the state into a new optimizer"));
+  const Device device = slots_[0].param.impl()->device;
+  const StepCount* count = slot.state.count.get();
+  if (!(param.impl()->device == device && grad.impl()->device == device) ||
+      (count != nullptr && !(count->device == device))) [[unlikely]]
+    throw_two_devices(i);
   const bool wide = compute_dtype(param.dtype()) == kF64;
   for (const Tensor* held : {&slot.state.arrays[0].values, &slot.average})
     if (held->defined() && wide != (held->dtype() == kF64))
@@ -68,6 +63,21 @@ void Optimizer::collect(size_t i, std::vector<Update>& updates) {
   update.copy = slot.copy;
   if (const std::optional<DType> used = amp::copy_in_use(param); used && !update.copy.defined())
     update.copy = amp::copy_to_write(param, *used);
+}
+
+// Slot i is not where slot 0 is, or not all of it.
+void Optimizer::throw_two_devices(size_t i) const {
+  const ParamSlot& slot = slots_[i];
+  const std::string here = to_string(slot.param.device());
+  if (!(slot.param.device() == device()))
+    throw Error(absl::StrCat(name(), ": ", slot_name(i), " is on ", here, " and ", slot_name(0), " on ",
+                             to_string(device()), "; the parameters of one optimizer are on one device"));
+  if (const Device grad = slot.param.grad().device(); !(grad == device()))
+    throw Error(absl::StrCat(name(), ": ", slot_name(i), " is on ", here, ", its gradient on ", to_string(grad),
+                             "; move one with .to(Device)"));
+  throw Error(absl::StrCat(name(), ": ", slot_name(i), " is now on ", here, ", its state on ",
+                           to_string(slot.state.count->device),
+                           "; move the model before its first step, or load the state into a new optimizer"));
 }
 
 // Gradients that are missing although they should be there.
@@ -298,9 +308,9 @@ struct Counting {
     const int64_t* step;  // counted
     size_t group;
   };
-  std::vector<Count> counts = {};
-  std::vector<Row> rows = {};
-  std::vector<ScalarRule> rules = {};  // by group
+  absl::InlinedVector<Count, 4> counts = {};
+  absl::InlinedVector<Row, 4> rows = {};
+  absl::InlinedVector<ScalarRule, 2> rules = {};  // by group
   double average_weight;
   const Decision* decision;
   double* scalars;  // kMaxScalars for each row
@@ -331,8 +341,8 @@ void Optimizer::count_and_fill_scalars(std::vector<Update>& updates, Running& ru
   struct Row {
     size_t cohort, group;
   };
-  std::vector<Cohort> cohorts;
-  std::vector<Row> rows;
+  absl::InlinedVector<Cohort, 4> cohorts;
+  absl::InlinedVector<Row, 4> rows;
   const UpdatePlan* plan = nullptr;
   bool own = false;
   for (Update& u : updates) {
@@ -375,7 +385,7 @@ void Optimizer::open_for_writing(Update& u) {
   u.param = slot.param.mutable_address();
   for (const Tensor* written : {&slot.average, &u.copy})
     if (written->defined()) written->storage().bump_version();
-  slot.copy_of = Contents::of(slot.param);
+  slot.copy_of = {u.param, slot.param.impl()->storage.version()};
   slot.average_moved = true;
   if (zero_grad_ && !u.dense_grad.defined()) {
     Tensor grad = slot.param.grad();

@@ -31,10 +31,12 @@ Storage Storage::borrow(void* data, size_t bytes, std::shared_ptr<const void> ow
 }
 
 void Storage::change_purpose(Purpose purpose) const {
-  // Purposes are counted for host memory, the memory that memory.h reports.
-  if (block_->owner != nullptr || !has_host_memory(block_->device)) return;
+  if (block_->owner != nullptr) return;
   // Whoever changes it counts what it was, so that threads may race.
   const Purpose before = block_->purpose.exchange(purpose, std::memory_order_relaxed);
+  // Counted is host memory, the memory that memory.h reports. The purpose itself matters everywhere: memory of
+  // gradients is not shared (gradient_memory.h).
+  if (!has_host_memory(block_->device)) return;
   const size_t size = allocator::block_bytes(block_->bytes);
   allocator::count_purpose(before, -static_cast<int64_t>(size));
   allocator::count_purpose(purpose, static_cast<int64_t>(size));

@@ -141,7 +141,7 @@ class KernelParser {
 
   LoopKernel run() {
     in_.expect("kernel");
-    if (!in_.next_is("rows=")) kernel_.name = std::string(in_.word());  // what has just been lowered has none
+    if (!in_.next_is("rows=")) kernel_.name = std::string(in_.word());  // it may have none
     in_.expect("rows=");
     kernel_.rows = in_.integer();
     in_.expect("cols=");

@@ -5,6 +5,8 @@
 #include <optional>
 #include <tuple>
 
+#include "absl/strings/str_cat.h"
+
 namespace rondo::compile {
 namespace {
 
@@ -42,6 +44,7 @@ class UnitLowering final : public LoopBuilder {
       : graph_(graph), unit_(unit), needed_(needed) {}
 
   LoweredUnit run() {
+    result_.kernel.name = name();
     for (int32_t n : unit_.nodes) {
       index_ = n;
       node_ = &graph_.nodes[static_cast<size_t>(n)];
@@ -55,6 +58,16 @@ class UnitLowering final : public LoopBuilder {
     }
     finish();
     return std::move(result_);
+  }
+
+  // Of its first ops: layer_norm_mul_gelu_and_3_more. For dumps, debuggers and profilers.
+  std::string name() const {
+    std::string text;
+    constexpr size_t kNamed = 4;
+    for (size_t i = 0; i < std::min(kNamed, unit_.nodes.size()); ++i)
+      absl::StrAppend(&text, i > 0 ? "_" : "", graph_.nodes[static_cast<size_t>(unit_.nodes[i])].op->name);
+    if (unit_.nodes.size() > kNamed) absl::StrAppend(&text, "_and_", unit_.nodes.size() - kNamed, "_more");
+    return text;
   }
 
   // ---- LoopBuilder
@@ -284,7 +297,11 @@ class UnitLowering final : public LoopBuilder {
 }  // namespace
 
 LoweredUnit lower(const Graph& graph, const Unit& unit, const std::vector<bool>& needed) {
-  return UnitLowering(graph, unit, needed).run();
+  LoweredUnit lowered = UnitLowering(graph, unit, needed).run();
+  if (miscompile_for_tests != nullptr) miscompile_for_tests(lowered.kernel);
+  return lowered;
 }
+
+void (*miscompile_for_tests)(LoopKernel& kernel) = nullptr;
 
 }  // namespace rondo::compile

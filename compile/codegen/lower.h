@@ -36,4 +36,7 @@ struct LoweredUnit {
 // decides how its iteration space is split.
 LoweredUnit lower(const Graph& graph, const Unit& unit, const std::vector<bool>& needed);
 
+// Tests only: a wrong rule of lowering. Changes each kernel that lower() makes, if not null.
+extern void (*miscompile_for_tests)(LoopKernel& kernel);
+
 }  // namespace rondo::compile

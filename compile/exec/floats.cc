@@ -15,6 +15,19 @@ Floats floats_for(const Plan& plan, const Graph& graph) {
   return floats;
 }
 
+Graph with_floats(const Plan& plan, const Floats& floats) {
+  Graph graph = plan.graph;
+  size_t next = 0;
+  for (const LoweredUnit& unit : plan.kernels)
+    for (const ScalarSource& source : unit.scalars)
+      graph.nodes[static_cast<size_t>(source.node)].attrs.floats[static_cast<size_t>(source.position)] =
+          floats.scalars[next++];
+  for (const Launch& launch : plan.launches)
+    if (launch.floats >= 0)
+      graph.nodes[static_cast<size_t>(launch.op())].attrs = floats.attrs[static_cast<size_t>(launch.floats)];
+  return graph;
+}
+
 bool same_but_floats(const Graph& a, const Graph& b) {
   const auto same_value = [](const Value& x, const Value& y) {
     return x.dtype == y.dtype && x.requires_grad == y.requires_grad && x.leaf == y.leaf && x.grad_mode == y.grad_mode &&

@@ -17,6 +17,9 @@ struct Floats {
 // REQUIRES: same_but_floats(plan.graph, graph).
 Floats floats_for(const Plan& plan, const Graph& graph);
 
+// The plan's graph with the floats of a run.
+Graph with_floats(const Plan& plan, const Floats& floats);
+
 // True if the graphs differ at most in the float attributes of their nodes (and in lines of the user's program).
 bool same_but_floats(const Graph& a, const Graph& b);
 

@@ -4,6 +4,7 @@
 
 #include "rondo/compile/exec/executor.h"
 #include "rondo/compile/exec/tune.h"
+#include "rondo/compile/report/check_units.h"
 #include "rondo/compile/report/dump.h"
 #include "rondo/compile/report/reproducer.h"
 #include "rondo/runtime/backend.h"
@@ -76,7 +77,8 @@ std::shared_ptr<const Program> Program::compile(Graph source, const ProgramOptio
       .kernels = static_cast<int>(plan.kernels.size()), .compiled = found.compiled, .arena_bytes = plan.arena_bytes};
   for (const Launch& launch : plan.launches) stats.library_calls += launch.kind == Launch::Kind::kLibraryCall;
   stats.compile_ms = std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
-  return std::make_shared<const Program>(std::move(plan), std::move(code), stats);
+  const PlanOptions how{.exact = plan_options.exact, .epilogues = plan_options.epilogues};
+  return std::make_shared<const Program>(std::move(plan), std::move(code), stats, how);
 }
 
 std::shared_ptr<const void> Program::keep(const std::shared_ptr<const Floats>& floats) const {
@@ -84,13 +86,28 @@ std::shared_ptr<const void> Program::keep(const std::shared_ptr<const Floats>& f
   return std::make_shared<std::pair<std::shared_ptr<const Program>, std::shared_ptr<const Floats>>>(shared_from_this(),
                                                                                                     floats);
 }
+std::unique_ptr<const UnitCheck> Program::check(std::span<const Tensor> inputs, const Floats& floats) const {
+  if (!checks_units()) [[likely]]
+    return nullptr;
+  std::vector<std::vector<int32_t>> units;
+  for (const Launch& launch : plan_.launches)
+    if (!launch.nodes.empty()) units.push_back(launch.nodes);
+  return std::make_unique<UnitCheck>(with_floats(plan_, floats), std::move(units), inputs,
+                                     ProgramOptions{.plan = how_, .device = code_.device()});
+}
 std::vector<Tensor> Program::run(std::span<const Tensor> inputs, const std::shared_ptr<const Floats>& floats,
                                  std::vector<Tensor>* finished) const {
-  return Executor(plan_, code_, *floats, keep(floats)).run(inputs, /*release=*/false, finished);
+  const std::unique_ptr<const UnitCheck> eager = check(inputs, *floats);
+  std::vector<Tensor> outputs = Executor(plan_, code_, *floats, keep(floats)).run(inputs, /*release=*/false, finished);
+  if (eager != nullptr) eager->check(outputs);
+  return outputs;
 }
 std::vector<Tensor> Program::run_and_release(std::vector<Tensor> inputs,
                                              const std::shared_ptr<const Floats>& floats) const {
-  return Executor(plan_, code_, *floats, keep(floats)).run(inputs, /*release=*/true);
+  const std::unique_ptr<const UnitCheck> eager = check(inputs, *floats);
+  std::vector<Tensor> outputs = Executor(plan_, code_, *floats, keep(floats)).run(inputs, /*release=*/true);
+  if (eager != nullptr) eager->check(outputs);
+  return outputs;
 }
 
 }  // namespace rondo::compile

@@ -15,6 +15,8 @@
 
 namespace rondo::compile {
 
+class UnitCheck;
+
 struct ProgramStats {
   int kernels = 0;   // generated
   int compiled = 0;  // of these, the ones for which code had to be generated
@@ -61,13 +63,17 @@ class Program : public std::enable_shared_from_this<Program> {
   const Graph& graph() const { return plan_.graph; }
   const ProgramStats& stats() const { return stats_; }
 
-  Program(Plan plan, Code code, ProgramStats stats)
+  // `how` it was made: for checks of its numbers.
+  Program(Plan plan, Code code, ProgramStats stats, PlanOptions how)
       : plan_(std::move(plan)),
         code_(std::move(code)),
         floats_(std::make_shared<Floats>(floats_for(plan_, plan_.graph))),
-        stats_(stats) {}
+        stats_(stats),
+        how_(std::move(how)) {}
 
  private:
+  // What eager execution gives for these inputs; null unless numbers are checked (report/check_units.h).
+  std::unique_ptr<const UnitCheck> check(std::span<const Tensor> inputs, const Floats& floats) const;
   // What launches that run late need.
   std::shared_ptr<const void> keep(const std::shared_ptr<const Floats>& floats) const;
 
@@ -75,6 +81,7 @@ class Program : public std::enable_shared_from_this<Program> {
   const Code code_;
   const std::shared_ptr<const Floats> floats_;
   const ProgramStats stats_;
+  const PlanOptions how_;
 };
 
 }  // namespace rondo::compile

@@ -9,7 +9,7 @@
 
 #include "absl/status/statusor.h"
 #include "rondo/compile/codegen/loop_ir.h"
-#include "rondo/runtime/device.h"
+#include "rondo/runtime/op.h"
 
 namespace rondo::compile {
 
@@ -23,6 +23,8 @@ struct Target {
   std::string (*name)();
   // The whole key: besides the name, all that code depends on and that is no part of a kernel.
   const HostKey& (*key)();
+  // What an op's library call can do on its own result (BackendEntry::absorbs); null: nothing.
+  AbsorbsFn (*absorbs)(const OpDef& op);
   // How the iteration space of a lowered kernel is split: LoopKernel::split_columns and chunk_rows. It fixes the order
   // of every reduction, so it must follow from the kernel and its shape only.
   void (*schedule)(LoopKernel& kernel);

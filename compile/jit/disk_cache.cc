@@ -14,6 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "rondo/compile/jit/kernel_file.h"
 #include "rondo/compile/log.h"
+#include "rondo/compile/report/stages.h"
 #include "rondo/runtime/error.h"
 #include "rondo/runtime/io/atomic_file.h"
 #include "rondo/runtime/io/checksum.h"
@@ -48,7 +49,8 @@ DiskCacheOptions DiskCacheOptions::from_environment() {
   const auto variable = [](const char* value) { return std::string(value == nullptr ? "" : value); };
   const std::string mode = variable(std::getenv("RONDO_CACHE"));
   DiskCacheOptions options;
-  if (mode == "off" || mode == "0" || !target_of(kCPU).key().complete()) return options;
+  if (mode == "off" || mode == "0" || !enabled(CompilerStage::kCache) || !target_of(kCPU).key().complete())
+    return options;
   std::string& folder = options.folder;
   folder = variable(std::getenv("RONDO_CACHE_DIR"));
   // As the XDG base directory specification has it: a relative path there is ignored.

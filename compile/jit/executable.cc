@@ -8,6 +8,7 @@
 #include "rondo/compile/codegen/loop_text.h"
 #include "rondo/compile/codegen/loop_verify.h"
 #include "rondo/compile/jit/code_store.h"
+#include "rondo/compile/jit/symbols.h"
 #include "rondo/compile/log.h"
 #include "rondo/runtime/error.h"
 #include "rondo/runtime/parallel.h"
@@ -63,7 +64,11 @@ std::shared_ptr<Executable> compile_kernels(std::span<const LoopKernel> kernels,
     if (dump) std::for_each(missing.begin(), missing.end(), compile);  // listings must not mingle
     else for_each_in_parallel(missing.size(), [&](size_t i) { compile(missing[i]); });
   }
-  for (size_t i = 0; i < kernels.size(); ++i) code[i] = code[equal[i]];
+  for (size_t i = 0; i < kernels.size(); ++i) {
+    code[i] = code[equal[i]];
+    if (code[i]->bytes() > 0)
+      show_symbol(reinterpret_cast<const void*>(code[i]->entry()), code[i]->bytes(), "rondo::" + kernels[i].name);
+  }
   return std::make_shared<Executable>(std::move(code), static_cast<int>(missing.size()));
 }
 

@@ -170,7 +170,7 @@ class KernelTable {
         if (position[k] != SIZE_MAX && wanted[k].same_code(wanted[i])) position[i] = position[k];
       if (position[i] == missing.size()) {
         missing.push_back(specialize(kernels[i], wanted[i], best, sizes));
-        missing.back().name = "kernel" + std::to_string(position[i]);
+        if (missing.back().name.empty()) missing.back().name = "kernel" + std::to_string(position[i]);
         made.push_back(std::make_shared<Slot>());
       }
       slots[i] = made[position[i]];

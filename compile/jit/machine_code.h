@@ -1,6 +1,8 @@
 // The code of one kernel, loaded.
 #pragma once
 
+#include <cstddef>
+
 #include "rondo/compile/codegen/loop_ir.h"
 
 namespace rondo::compile {
@@ -13,6 +15,8 @@ class MachineCode {
   MachineCode(const MachineCode&) = delete;
   MachineCode& operator=(const MachineCode&) = delete;
   KernelEntry entry() const { return entry_; }
+  // Bytes from the entry to the end of the code; 0: unknown.
+  virtual size_t bytes() const { return 0; }
 
  protected:
   KernelEntry entry_;

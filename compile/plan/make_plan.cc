@@ -4,6 +4,7 @@
 #include "rondo/compile/codegen/relax.h"
 #include "rondo/compile/report/dump.h"
 #include "rondo/compile/report/reproducer.h"
+#include "rondo/compile/report/stages.h"
 #include "rondo/compile/transform/passes.h"
 
 namespace rondo::compile {
@@ -34,8 +35,8 @@ bool only_widens(const Graph& graph, const std::vector<int32_t>& chain) {
 
 // By product, what it is to do on its own result.
 EpilogueChains choose_epilogues(const Graph& graph, const Target& target, const PlanOptions& options) {
-  if (options.epilogues == Epilogues::kNever) return {};
-  EpilogueChains chains = find_epilogues(graph, options.exact, {target.backend});
+  if (options.epilogues == Epilogues::kNever || !enabled(CompilerStage::kEpilogues)) return {};
+  EpilogueChains chains = find_epilogues(graph, options.exact, target.absorbs);
   if (options.epilogues == Epilogues::kAlways) return chains;
   for (size_t n = 0; n < chains.size(); ++n) {
     std::vector<int32_t>& chain = chains[n];
@@ -102,7 +103,7 @@ Plan plan_launches(Graph source, const Target& target, const PlanOptions& option
     LoweredUnit lowered = reproducible({.stage = "lower", .graph = &graph, .unit = &unit, .needed = &needed},
                                        [&] { return lower(graph, unit, needed); });
     target.schedule(lowered.kernel);
-    if (!options.exact) lowered.kernel = relax(lowered.kernel);
+    if (!options.exact && enabled(CompilerStage::kRelax)) lowered.kernel = relax(lowered.kernel);
     if (wants_dump("lower")) dump("lower", to_string(lowered.kernel));
     lowered.extents = extents(lowered.kernel);
     const auto kernel = static_cast<int32_t>(plan.kernels.size());

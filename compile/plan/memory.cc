@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "rondo/compile/report/stages.h"
+
 namespace rondo::compile {
 namespace {
 
@@ -87,7 +89,7 @@ class MemoryPlanner {
         last_[root] = std::max(last_[root], i);
       }
     }
-    share_in_place();
+    if (enabled(CompilerStage::kReuse)) share_in_place();
     ArenaPlanner arena;
     for (size_t v = 0; v < graph_.values.size(); ++v) {
       if (graph_.values[v].root != static_cast<ValueId>(v) || last_[v] < 0 ||

@@ -12,6 +12,7 @@
 #include "rondo/compile/exec/program.h"
 #include "rondo/compile/ir/parse.h"
 #include "rondo/compile/jit/executable.h"
+#include "rondo/compile/report/check_units.h"
 #include "rondo/runtime/io/atomic_file.h"
 
 namespace rondo::compile {
@@ -117,6 +118,12 @@ std::string replay(const Reproducer& r) {
   if (r.stage == "fuse") {
     verify(graph());
     return to_string(graph(), fuse(graph()));
+  }
+  if (r.stage == "numbers") {
+    verify(graph());
+    if (const std::string what = check_graph(graph()); !what.empty())
+      throw InternalError("compiled code computes other numbers than eager execution: " + what);
+    return to_string(graph());
   }
   if (r.stage == "compile") {
     std::string text;

@@ -21,7 +21,7 @@ namespace rondo::compile {
 
 // A stage and what it works on.
 struct StageInput {
-  std::string_view stage;                     // "verify", a pass, "fuse", "lower" or "emit"
+  std::string_view stage;                     // "verify", a pass, "fuse", "lower", "emit" or "numbers"
   const Graph* graph = nullptr;               // all but "emit"
   const Unit* unit = nullptr;                 // "lower"
   const std::vector<bool>* needed = nullptr;  // "lower"

@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "rondo/compile/capture/trace.h"
+#include "rondo/compile/report/stages.h"
 #include "rondo/runtime/autograd.h"
 
 namespace rondo::compile {
@@ -260,7 +261,7 @@ int64_t bytes_kept(const Graph& forward, const std::vector<bool>& keep) {
 
 std::vector<bool> choose_kept(const Graph& forward, std::span<const ValueId> needed, Recompute recompute,
                               int64_t budget) {
-  if (recompute == Recompute::kNone) {
+  if (recompute == Recompute::kNone || !enabled(CompilerStage::kRecompute)) {
     std::vector<bool> keep(forward.values.size(), false);
     for (ValueId id : needed) keep[static_cast<size_t>(id)] = true;
     return keep;

@@ -12,10 +12,10 @@ bool is_dense(const Graph& graph, ValueId id) {
 
 class EpilogueFinder {
  public:
-  EpilogueFinder(const Graph& graph, bool exact, Device device)
+  EpilogueFinder(const Graph& graph, bool exact, AbsorbsOf absorbs)
       : graph_(graph),
         exact_(exact),
-        device_(device),
+        absorbs_of_(absorbs),
         reads_(graph.values.size(), 0),
         reader_(graph.values.size(), -1) {
     for (size_t n = 0; n < graph.nodes.size(); ++n) {
@@ -33,7 +33,7 @@ class EpilogueFinder {
 
   std::vector<int32_t> chain_of(const GraphNode& product) const {
     std::vector<int32_t> chain;
-    const AbsorbsFn absorbs = entry_of(*product.op, device_).absorbs;
+    const AbsorbsFn absorbs = absorbs_of_(*product.op);
     if (absorbs == nullptr || product.outputs.size() != 1) return chain;
     for (ValueId id : product.inputs)
       if (id != kNoValue && graph_.value(id).sizes.numel() == 0) return chain;  // nothing is multiplied
@@ -72,15 +72,15 @@ class EpilogueFinder {
 
   const Graph& graph_;
   bool exact_;
-  Device device_;
+  AbsorbsOf absorbs_of_;
   std::vector<int> reads_;       // by written value
   std::vector<int32_t> reader_;  // the last
 };
 
 }  // namespace
 
-EpilogueChains find_epilogues(const Graph& graph, bool exact, Device device) {
-  const EpilogueFinder finder(graph, exact, device);
+EpilogueChains find_epilogues(const Graph& graph, bool exact, AbsorbsOf absorbs) {
+  const EpilogueFinder finder(graph, exact, absorbs);
   EpilogueChains chains(graph.nodes.size());
   std::vector<bool> taken(graph.nodes.size(), false);  // the sum of two products is an epilogue of one
   for (size_t n = 0; n < graph.nodes.size(); ++n) {

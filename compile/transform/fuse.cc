@@ -14,6 +14,7 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
+#include "rondo/compile/report/stages.h"
 #include "rondo/compile/transform/passes.h"
 
 namespace rondo::compile {
@@ -145,7 +146,7 @@ class Fuser {
 
   std::vector<Unit> run() {
     make_singletons();
-    for (size_t begin = 0; begin < units_.size(); begin += kWindow)
+    for (size_t begin = 0; begin < units_.size() && enabled(CompilerStage::kFuse); begin += kWindow)
       fuse_window(begin, std::min(begin + kWindow, units_.size()));
     return in_order();
   }

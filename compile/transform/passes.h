@@ -19,11 +19,12 @@ Graph eliminate_dead_code(const Graph& graph);
 // Where a node only lays values side by side, has their producers write them there: the copy becomes nothing.
 Graph assemble_in_place(const Graph& graph);
 
-// By node: the elementwise nodes that a product can do on its own result, in order (BackendEntry::absorbs); no node is
-// in two lists. `exact`: only where that gives the bits of the separate ops.
+// By node: the elementwise nodes that a product can do on its own result, in order; no node is in two lists. `exact`:
+// only where that gives the bits of the separate ops.
 using EpilogueChains = std::vector<std::vector<int32_t>>;
-// `device`: one of the target's backend.
-EpilogueChains find_epilogues(const Graph& graph, bool exact, Device device = kCPU);
+// BackendEntry::absorbs of an op on a target.
+using AbsorbsOf = AbsorbsFn (*)(const OpDef& op);
+EpilogueChains find_epilogues(const Graph& graph, bool exact, AbsorbsOf absorbs);
 
 // Nodes that run as one kernel, or one library call. Views belong to no unit: they cost nothing. Nor do copies of
 // parameters.

@@ -3,6 +3,7 @@
 
 #include "rondo/compile/report/dump.h"
 #include "rondo/compile/report/reproducer.h"
+#include "rondo/compile/report/stages.h"
 #include "rondo/compile/transform/passes.h"
 
 namespace rondo::compile {
@@ -11,12 +12,13 @@ namespace {
 struct Pass {
   const char* name;
   Graph (*run)(const Graph&);
+  CompilerStage stage;
 };
 constexpr Pass kPipeline[] = {
-    {"decompose", &decompose},
-    {"cse", &eliminate_common_subexpressions},
-    {"dce", &eliminate_dead_code},
-    {"assemble", &assemble_in_place},
+    {"decompose", &decompose, CompilerStage::kDecompose},
+    {"cse", &eliminate_common_subexpressions, CompilerStage::kCse},
+    {"dce", &eliminate_dead_code, CompilerStage::kDce},
+    {"assemble", &assemble_in_place, CompilerStage::kAssemble},
 };
 
 Graph run_checked(const Pass& pass, const Graph& graph) {
@@ -51,6 +53,10 @@ Graph simplify(Graph graph) {
   run_reproducible({.stage = "verify", .graph = &graph}, [&] { verify(graph); });
   if (wants_dump("input")) dump("input", to_string(graph, Locations::kAsComments));
   for (const Pass& pass : kPipeline) {
+    if (!enabled(pass.stage)) {
+      if (wants_dump(pass.name)) dump(std::string(pass.name) + " (disabled)", "");
+      continue;
+    }
     Graph result = reproducible({.stage = pass.name, .graph = &graph}, [&] { return run_checked(pass, graph); });
     if (wants_dump(pass.name)) {
       const std::string text = to_string(result, Locations::kAsComments);

@@ -76,6 +76,38 @@ TEST_F(Devices, RegionsHaveTheBitsOfTheCPU) {
   }
 }
 
+// A replay for a second derivative, where an input was overwritten and its result is taken from what the region kept.
+TEST_F(Devices, SecondDerivativesReadWhatIsKept) {
+  const auto run = [](Device device) {
+    manual_seed(9);
+    const Tensor start = Tensor::randn({6, 5});
+    auto f = compile::compile([](const Tensor& x) { return ops::exp(ops::tanh(x) * 0.5) * 2.0; }, {.exact = true});
+    std::vector<Tensor> results;
+    for (bool overwrite : {false, true}) {
+      const Tensor x = start.clone().to(device).requires_grad_();
+      Tensor h = x * 1.0;
+      const Tensor y = f(h);
+      if (overwrite) {
+        NoGrad off;
+        h.mul_(3.0);
+      }
+      const Tensor roots[] = {ops::sum(y)}, leaves[] = {x};
+      const std::string error = test::error_of([&] {
+        const Tensor g = autograd::grad(roots, leaves, {}, true, true)[0];
+        ops::sum(g * g).backward();
+        results.push_back(x.grad().to(kCPU));
+      });
+      EXPECT_EQ(error, "");
+    }
+    return results;
+  };
+  const std::vector<Tensor> expected = run(kCPU);
+  const test::FakeDevice fake;
+  const std::vector<Tensor> actual = run(fake.device());
+  ASSERT_EQ(expected.size(), actual.size());
+  for (size_t i = 0; i < expected.size(); ++i) EXPECT_TRUE(test::same_bits(expected[i], actual[i])) << i;
+}
+
 // The launch is queued before anybody knows that its index is wrong.
 TEST_F(Devices, ABadIndexIsThrownByWhoeverWaits) {
   const test::FakeDevice fake;

@@ -35,8 +35,12 @@ struct Sample {
 const PlanOptions kExact{.exact = true};
 
 std::vector<Tensor> run_plan(const Plan& plan, const std::vector<Tensor>& inputs, const Graph& floats) {
-  const Code code(plan, find_or_compile(kernels_of(plan), Sizes::kConstant).kernels, kCPU);
-  return Executor(plan, code, floats_for(plan, floats)).run(inputs, false);
+  const Device here = default_device();
+  const Code code(plan, find_or_compile(kernels_of(plan), Sizes::kConstant, {}, {}, target_of(here)).kernels, here);
+  const Floats bound = floats_for(plan, floats);
+  std::vector<Tensor> results = Executor(plan, code, bound).run(inputs, false);
+  synchronize(here);  // the plan, its code and the floats end here
+  return results;
 }
 
 void expect_same(const std::vector<Tensor>& expected, const std::vector<Tensor>& actual) {
@@ -46,7 +50,7 @@ void expect_same(const std::vector<Tensor>& expected, const std::vector<Tensor>&
 
 TEST(PlanText, ReadsBackAndRunsTheSame) {
   const Sample sample;
-  const Plan plan = make_plan(sample.graph(), target_of(kCPU), kExact);
+  const Plan plan = make_plan(sample.graph(), target_of(default_device()), kExact);
   const std::string text = to_string(plan);
   const Plan read = parse_plan(text);
   EXPECT_EQ(to_string(read), text);
@@ -61,12 +65,12 @@ TEST(PlanText, ReadsBackAndRunsTheSame) {
 
 TEST(PlanText, OfAnotherObjectOfTheSameGraphIsTheSame) {
   const Sample one, other;
-  EXPECT_EQ(to_string(make_plan(one.graph(), target_of(kCPU), kExact)),
-            to_string(make_plan(other.graph(), target_of(kCPU), kExact)));
+  EXPECT_EQ(to_string(make_plan(one.graph(), target_of(default_device()), kExact)),
+            to_string(make_plan(other.graph(), target_of(default_device()), kExact)));
 }
 
 TEST(PlanText, DamageIsAnErrorThatNamesItsLine) {
-  const std::string text = to_string(make_plan(Sample().graph(), target_of(kCPU), kExact));
+  const std::string text = to_string(make_plan(Sample().graph(), target_of(default_device()), kExact));
   const auto fails = [&](const std::string& from, const std::string& to) {
     std::string damaged = text;
     const size_t at = damaged.find(from);
@@ -93,9 +97,9 @@ TEST(PlanText, DamageIsAnErrorThatNamesItsLine) {
 TEST(Floats, AreArgumentsOfARun) {
   if (!jit_available()) GTEST_SKIP() << "built without LLVM";
   const Sample sample;
-  const Plan plan = make_plan(sample.graph(), target_of(kCPU), kExact);
+  const Plan plan = make_plan(sample.graph(), target_of(default_device()), kExact);
   for (double factor : {0.25, -1.0, 1e-3}) {
-    const Plan other = make_plan(sample.graph(factor), target_of(kCPU), kExact);
+    const Plan other = make_plan(sample.graph(factor), target_of(default_device()), kExact);
     ASSERT_TRUE(same_but_floats(plan.graph, other.graph));
     expect_same(sample.run(factor), run_plan(plan, sample.inputs(), other.graph));
   }
@@ -108,7 +112,7 @@ TEST(Executor, RunsAtOtherThreadCountsThanItWasPreparedAt) {
   const int before = num_threads();
   const auto expected = sample.run();
   set_num_threads(1);
-  const auto program = Program::compile(sample.graph(), {.plan = kExact});
+  const auto program = Program::compile(sample.graph(), {.plan = kExact, .device = default_device()});
   for (int threads : {1, 2, 3}) {
     set_num_threads(threads);
     expect_same(expected, program->run(sample.inputs(), program->floats()));

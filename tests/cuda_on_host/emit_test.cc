@@ -170,15 +170,7 @@ TEST(CudaSchedule, LargeTensors) {
 // An output in an input's memory: of elements, and of what all threads of a row read before one of them writes.
 TEST(CudaEmit, InPlace) {
   Batch batch;
-  for (int64_t cols : {5, 100, 2000}) {
-    KernelBuilder b("in_place", 6, cols, 2);
-    const int32_t x = b.dense(kF32), s = b.per_row(kF32), y = b.dense(kF32, true), t = b.per_row(kF32, true);
-    const LoopValue scale = b.stage(0).in_row().load(s, kF32);
-    const LoopValue sum = b.in_column().reduce(LoopOp::kReduceSum, b.load(x, kF32));
-    b.stage(1).in_row().store(t, b.emit(LoopOp::kAdd, kF32, scale, sum));
-    b.in_column().store(y, b.emit(LoopOp::kMul, kF32, b.load(x, kF32), scale));
-    batch.add_both(b.kernel, {.in_place = {{y, x}, {t, s}}});
-  }
+  for (int64_t cols : {5, 100, 2000}) batch.add_both(in_place(6, cols), {.in_place = {{2, 0}, {3, 1}}});
   batch.check();
 }
 

@@ -23,10 +23,7 @@ std::vector<CombinedSum> combined_sums(const LoopKernel& kernel) {
   return sums;
 }
 
-// Note [Column order on CUDA].
-template <class C> Buffer combine_in_order(const Buffer& partial, int64_t chunks, int64_t cols, DType stored) {
-  Buffer out(static_cast<size_t>(cols) * size_of(stored));
-  const auto* in = reinterpret_cast<const C*>(partial.data());
+template <class C> void combine_in_order(const C* in, int64_t chunks, int64_t cols, DType stored, std::byte* out) {
   for (int64_t c = 0; c < cols; ++c) {
     C total = 0;
     for (int64_t g = 0; g < kCombineGroups; ++g) {
@@ -37,10 +34,9 @@ template <class C> Buffer combine_in_order(const Buffer& partial, int64_t chunks
     visit_floating(stored, [&](auto tag) {
       using T = typename decltype(tag)::type;
       const T value = static_cast<T>(total);
-      std::memcpy(out.data() + static_cast<size_t>(c) * sizeof(T), &value, sizeof(T));
+      std::memcpy(out + static_cast<size_t>(c) * sizeof(T), &value, sizeof(T));
     });
   }
-  return out;
 }
 
 // Device memory for the operands of one launch.
@@ -99,23 +95,32 @@ void Batch::add(LoopKernel kernel, RunOptions options, Sizes sizes, Contents giv
   c.text = emit(other, s);
   c.code = add_source(kernel.name, c.text);
   if (s.chunk_rows > 0) {
-    c.kernel.chunk_rows = s.chunk_rows;
     const std::string combine = kernel.name + "_combine";
     c.combine = add_source(combine, emit_combine(combine, combined_sums(kernel)));
   }
   cases_.push_back(std::move(c));
 }
 
+void combine_in_order(const void* partial, DType compute, int64_t chunks, int64_t cols, DType stored, void* out) {
+  auto* to = static_cast<std::byte*>(out);
+  if (compute == kF64) combine_in_order(static_cast<const double*>(partial), chunks, cols, stored, to);
+  else combine_in_order(static_cast<const float*>(partial), chunks, cols, stored, to);
+}
+
+void interpret_in_order(const LoopKernel& kernel, const Schedule& schedule, void* const* operands,
+                        const double* scalars) {
+  const int64_t all = kernel.split_columns ? kernel.cols : kernel.rows;
+  const int64_t step = schedule.chunk_rows > 0 ? schedule.chunk_rows : all;
+  for (int64_t at = 0; at < all; at += step)
+    interpret(kernel, operands, scalars, at, std::min(all, at + step), row_order(schedule));
+}
 void interpret_in_order(const LoopKernel& kernel, const Schedule& schedule, const RunOptions& options,
                         std::vector<Buffer>& buffers) {
   std::vector<void*> pointers;
   for (Buffer& buffer : buffers) pointers.push_back(buffer.data());
   for (auto [output, input] : options.in_place)
     pointers[static_cast<size_t>(output)] = pointers[static_cast<size_t>(input)];
-  const int64_t all = kernel.split_columns ? kernel.cols : kernel.rows;
-  const int64_t step = schedule.chunk_rows > 0 ? schedule.chunk_rows : all;
-  for (int64_t at = 0; at < all; at += step)
-    interpret(kernel, pointers.data(), options.scalars.data(), at, std::min(all, at + step), row_order(schedule));
+  interpret_in_order(kernel, schedule, pointers.data(), options.scalars.data());
 }
 
 void Batch::check() const {
@@ -164,8 +169,8 @@ void Batch::check(const Case& c, const cuda_on_host::KernelFiles& files, Order o
     const Operand& operand = c.kernel.operands[i];
     if (!operand.is_partial) continue;
     const DType stored = stored_type(operand, i);
-    totals.push_back(operand.dtype == kF64 ? combine_in_order<double>(expected[i], n_chunks, cols, stored)
-                                           : combine_in_order<float>(expected[i], n_chunks, cols, stored));
+    totals.emplace_back(static_cast<size_t>(cols) * size_of(stored));
+    combine_in_order(expected[i].data(), operand.dtype, n_chunks, cols, stored, totals.back().data());
     types.push_back(stored);
     sums.push_back(expected[i]);
     sums.push_back(Buffer(totals.back().size()));

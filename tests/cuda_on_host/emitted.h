@@ -19,6 +19,7 @@ class Batch {
   enum class Sizes { kConstant, kDynamic, kWide };
   // `given`: contents of operands; those of others are random.
   using Contents = std::vector<std::pair<int32_t, Buffer>>;
+  // REQUIRES: the kernel is split for CUDA.
   void add(LoopKernel kernel, RunOptions options = {}, Sizes sizes = Sizes::kConstant, Contents given = {});
   void add_both(const LoopKernel& kernel, const RunOptions& options = {}) {
     add(kernel, options);
@@ -34,7 +35,7 @@ class Batch {
 
  private:
   struct Case {
-    LoopKernel kernel;  // with the schedule's chunks
+    LoopKernel kernel;  // split
     Schedule schedule;
     RunOptions options;
     Contents given;
@@ -49,7 +50,11 @@ class Batch {
   std::vector<cuda_on_host::KernelFiles::Source> sources_;
 };
 
-// What the interpreter makes of `buffers`.
+// What the interpreter makes of the operands.
+void interpret_in_order(const LoopKernel& kernel, const Schedule& schedule, void* const* operands,
+                        const double* scalars);
+// Note [Column order on CUDA].
+void combine_in_order(const void* partial, DType compute, int64_t chunks, int64_t cols, DType stored, void* out);
 void interpret_in_order(const LoopKernel& kernel, const Schedule& schedule, const RunOptions& options,
                         std::vector<Buffer>& buffers);
 

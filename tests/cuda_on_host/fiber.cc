@@ -14,7 +14,7 @@
 #include <sanitizer/tsan_interface.h>
 #endif
 
-#if defined(__x86_64__)
+#ifndef RONDO_FIBER_UCONTEXT
 // Saves what a function must preserve on the stack, leaves its address in *rdi, and goes on where rsi points to.
 asm(R"(
 .text
@@ -73,7 +73,7 @@ void Fiber::start(void (*body)()) {
   if (tsan_ != nullptr) __tsan_destroy_fiber(tsan_);
   tsan_ = __tsan_create_fiber(0);
 #endif
-#if defined(__x86_64__)
+#ifndef RONDO_FIBER_UCONTEXT
   // As if the switch had been called: six registers, where to go on, and no caller. Functions start 8 bytes off 16.
   auto** top = reinterpret_cast<void**>(stack_ + kStackBytes) - 1;
   *top = nullptr;
@@ -98,7 +98,7 @@ void Fiber::switch_to(Fiber& from, Fiber& to) {
   if (from.tsan_ == nullptr) from.tsan_ = __tsan_get_current_fiber();
   __tsan_switch_to_fiber(to.tsan_, __tsan_switch_to_fiber_no_sync);
 #endif
-#if defined(__x86_64__)
+#ifndef RONDO_FIBER_UCONTEXT
   rondo_switch_stack(&from.stack_pointer_, to.stack_pointer_);
 #else
   swapcontext(&from.context_, &to.context_);

@@ -3,7 +3,11 @@
 
 #include <cstddef>
 
-#if !defined(__x86_64__)
+// RONDO_FIBER_UCONTEXT: the slow way, where there is no assembly.
+#if !defined(__x86_64__) && !defined(RONDO_FIBER_UCONTEXT)
+#define RONDO_FIBER_UCONTEXT
+#endif
+#ifdef RONDO_FIBER_UCONTEXT
 #include <ucontext.h>
 #endif
 #if defined(__SANITIZE_ADDRESS__)
@@ -35,10 +39,10 @@ class Fiber {
 
  private:
   static constexpr size_t kStackBytes = size_t{128} << 10;
-#if defined(__x86_64__)
-  void* stack_pointer_ = nullptr;
-#else
+#ifdef RONDO_FIBER_UCONTEXT
   ucontext_t context_;
+#else
+  void* stack_pointer_ = nullptr;
 #endif
   char* stack_ = nullptr;  // lowest address
   const void* bottom_ = nullptr;

@@ -12,8 +12,11 @@ struct FuzzKernels {
   int programs = 0;                 // whose kernels these are
   std::vector<LoopKernel> kernels;  // each once, with all sizes constant
 };
-// Of `count` programs from `seed` on that have kernels; those of more than `max_elements` are left out. The first call
-// of a process decides RONDO_DUMP.
+// Of `count` programs from `seed` on that have kernels; those of more than `max_elements` are left out. Sets
+// RONDO_DUMP, which the process reads once.
 FuzzKernels fuzz_kernels(uint64_t seed, int count, int64_t max_elements = 1 << 16);
+
+// Graphs of `count` programs of that kind, as text: the last one that each compiled.
+std::vector<std::string> fuzz_graphs(uint64_t seed, int count, int64_t max_elements = 1 << 14);
 
 }  // namespace rondo::compile::cuda

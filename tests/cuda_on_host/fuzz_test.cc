@@ -13,7 +13,8 @@ TEST(CudaFuzz, KernelsOfPrograms) {
   Batch batch;
   int reductions = 0, column_sums = 0, elementwise = 0;
   for (size_t i = 0; i < made.kernels.size(); ++i) {
-    const LoopKernel& kernel = made.kernels[i];
+    LoopKernel kernel = made.kernels[i];
+    split(kernel);
     bool reduces = false, sums = false;
     for (const Instr& instr : kernel.instrs) {
       reduces = reduces || instr.op == LoopOp::kReduceSum || instr.op == LoopOp::kReduceMax;

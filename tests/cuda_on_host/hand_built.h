@@ -62,7 +62,7 @@ inline LoopKernel norm_backward(DType type, int64_t rows, int64_t cols) {
   b.store(gx, b.emit(LoopOp::kSub, compute, gv, b.emit(LoopOp::kMul, compute, xv, scaled)));
   b.column_sum(gw, b.emit(LoopOp::kMul, compute, gv, xv));
   b.column_sum(gb, gv);
-  b.kernel.chunk_rows = 16;
+  split(b.kernel);
   return b.kernel;
 }
 // A bias gradient, with a value for each row and an elementwise result beside it.
@@ -74,7 +74,18 @@ inline LoopKernel bias_backward(DType type, int64_t rows, int64_t cols) {
   const LoopValue v = b.in_column().emit(LoopOp::kMul, compute, b.load(g, compute), weight);
   b.store(out, v);
   b.column_sum(sum, v);
-  b.kernel.chunk_rows = 16;
+  split(b.kernel);
+  return b.kernel;
+}
+
+// y = s x and t = s + sum(x), where operands y (2) and t (3) may be x (0) and s (1).
+inline LoopKernel in_place(int64_t rows, int64_t cols) {
+  KernelBuilder b("in_place", rows, cols, 2);
+  const int32_t x = b.dense(kF32), s = b.per_row(kF32), y = b.dense(kF32, true), t = b.per_row(kF32, true);
+  const LoopValue scale = b.stage(0).in_row().load(s, kF32);
+  const LoopValue sum = b.in_column().reduce(LoopOp::kReduceSum, b.load(x, kF32));
+  b.stage(1).in_row().store(t, b.emit(LoopOp::kAdd, kF32, scale, sum));
+  b.in_column().store(y, b.emit(LoopOp::kMul, kF32, b.load(x, kF32), scale));
   return b.kernel;
 }
 

@@ -46,7 +46,7 @@ struct Running {
 };
 Running running;
 // What TSan's happens-before relations are named after.
-char block_began, block_ended, block_met, warp_met[kMaxThreads / kWarp];
+char block_began, block_left, block_met, warp_met[kMaxThreads / kWarp];
 
 int index_of(const Thread* thread) { return static_cast<int>(thread - running.threads); }
 
@@ -55,6 +55,7 @@ void stop(State state, int line, unsigned mask) {
   self->state = state;
   self->line = line;
   self->mask = mask;
+  release(&block_left);
   Fiber::switch_to(self->fiber, running.scheduler);
 }
 
@@ -83,7 +84,6 @@ void run_thread() {
   for (;;) {
     acquire(&block_began);
     running.call(running.parameters);
-    release(&block_ended);
     stop(State::kDone, 0, 0);
   }
 }
@@ -127,7 +127,10 @@ class Launch {
       : kernel_(kernel), grid_(grid), order_(order), random_(seed), all_(static_cast<size_t>(grid.threads)) {
     std::iota(all_.begin(), all_.end(), 0);
   }
-  ~Launch() { running.current = nullptr; }
+  ~Launch() {
+    running.current = nullptr;
+    acquire(&block_left);  // after a fault, nothing of the block runs on
+  }
   Launch(const Launch&) = delete;
   Launch& operator=(const Launch&) = delete;
 
@@ -169,7 +172,7 @@ class Launch {
       for (int first = 0; first < grid_.threads; first += kWarp) meet_in_warp(first);
       if (!any(State::kReady) && any(State::kAtBlockBarrier)) meet_in_block();
     }
-    acquire(&block_ended);
+    acquire(&block_left);
     check_shared();
   }
 

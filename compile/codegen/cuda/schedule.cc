@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "absl/strings/str_cat.h"
+#include "rondo/compile/codegen/flatten.h"
 #include "rondo/runtime/error.h"
 
 namespace rondo::compile::cuda {
@@ -60,14 +61,23 @@ int64_t largest_index(const LoopKernel& kernel, const Schedule& s) {
   return largest;
 }
 
+int64_t column_sums(const LoopKernel& kernel) {
+  return std::count_if(kernel.operands.begin(), kernel.operands.end(),
+                       [](const Operand& operand) { return operand.is_partial; });
+}
+
 }  // namespace
+
+void split(LoopKernel& kernel) {
+  if (column_sums(kernel) > 0) kernel.chunk_rows = rows_of_chunk(kernel.rows);
+  else flatten(kernel);
+}
 
 Schedule schedule(const LoopKernel& kernel) {
   Schedule s;
   s.elements = kernel.cols == 1 ? 1 : 4;
-  int64_t sums = 0;
-  for (const Operand& operand : kernel.operands) sums += operand.is_partial ? 1 : 0;
-  if (sums > 0) s.chunk_rows = rows_of_chunk(kernel.rows);
+  const int64_t sums = column_sums(kernel);
+  if (sums > 0) s.chunk_rows = kernel.chunk_rows;
   if (kernel.split_columns) {
     s.shape = Schedule::Shape::kFlat;
   } else if (sums > 0 && !needs_rows(kernel)) {

@@ -38,6 +38,9 @@ struct Schedule {
 
   friend bool operator==(const Schedule&, const Schedule&) = default;
 };
+// Target::schedule: sets LoopKernel::split_columns and chunk_rows, from the shape only.
+void split(LoopKernel& kernel);
+// REQUIRES: split() was called.
 Schedule schedule(const LoopKernel& kernel);
 
 struct Grid {

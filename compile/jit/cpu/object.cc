@@ -13,6 +13,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "rondo/compile/jit/cpu/plugin.h"
+#include "rondo/compile/jit/symbols.h"
 
 namespace rondo::compile {
 namespace {
@@ -193,7 +194,11 @@ class MappedCode final : public MachineCode {
  public:
   MappedCode(std::byte* pages, size_t bytes, uint64_t entry)
       : MachineCode(reinterpret_cast<KernelEntry>(pages + entry)), pages_(pages), bytes_(bytes) {}
-  ~MappedCode() override { ::munmap(pages_, bytes_); }
+  ~MappedCode() override {
+    hide_symbol(reinterpret_cast<const void*>(entry_));
+    ::munmap(pages_, bytes_);
+  }
+  size_t bytes() const override { return bytes_ - static_cast<size_t>(reinterpret_cast<std::byte*>(entry_) - pages_); }
 
  private:
   std::byte* pages_;

@@ -24,6 +24,8 @@ absl::StatusOr<std::shared_ptr<const MachineCode>> place(const std::string& obje
   return code;
 }
 
+AbsorbsFn absorbs(const OpDef& op) { return entry_of(op, kCPU).absorbs; }
+
 absl::Status check(const std::string& object) { return check_object(object); }
 
 }  // namespace
@@ -32,6 +34,7 @@ constexpr Target kTarget = {
     .backend = Backend::kCPU,
     .name = &name,
     .key = &host_key,
+    .absorbs = &absorbs,
     .schedule = &schedule,
     .can_compile = &toolchain_exists,
     .load_compiler = &load_toolchain,

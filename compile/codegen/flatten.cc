@@ -1,0 +1,21 @@
+#include "rondo/compile/codegen/flatten.h"
+
+namespace rondo::compile {
+
+void flatten(LoopKernel& kernel) {
+  if (kernel.stages.size() != 1 || !kernel.stages[0].reductions.empty()) return;
+  for (const Operand& operand : kernel.operands) {
+    const bool constant = operand.axes.empty() && operand.col_stride == 0;
+    const bool dense = operand.col_stride == 1 &&
+                       (kernel.rows == 1 ||
+                        (operand.axes.size() == 1 && operand.axes[0].divisor == 1 &&
+                         operand.axes[0].size == kernel.rows && operand.axes[0].stride == kernel.cols));
+    if (!constant && !dense) return;
+  }
+  for (Operand& operand : kernel.operands) operand.axes.clear();
+  kernel.cols *= kernel.rows;
+  kernel.rows = 1;
+  kernel.split_columns = true;
+}
+
+}  // namespace rondo::compile

@@ -1,0 +1,185 @@
+#include "rondo/compile/jit/symbols.h"
+
+#include <elf.h>
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <iterator>
+#include <map>
+#include <memory>
+#include <mutex>
+
+#include "absl/strings/str_format.h"
+
+// ---- What gdb looks for, by these names. Weak: LLVM has the same, and one list serves both.
+extern "C" {
+struct jit_code_entry {
+  jit_code_entry* next_entry;
+  jit_code_entry* prev_entry;
+  const char* symfile_addr;
+  uint64_t symfile_size;
+};
+struct jit_descriptor {
+  uint32_t version;
+  uint32_t action_flag;  // 0 nothing, 1 register, 2 unregister
+  jit_code_entry* relevant_entry;
+  jit_code_entry* first_entry;
+};
+[[gnu::weak, gnu::visibility("default")]] jit_descriptor __jit_debug_descriptor = {1, 0, nullptr, nullptr};
+// gdb has a breakpoint here.
+[[gnu::weak, gnu::visibility("default"), gnu::noinline]] void __jit_debug_register_code() {
+  asm volatile("" ::: "memory");
+}
+}
+
+namespace rondo::compile {
+namespace {
+
+// An ELF image that says nothing but "at this address there is a function of this name".
+struct Image {
+  enum Section : uint16_t { kNull, kText, kSymbols, kNames, kSections };
+  Elf64_Ehdr header = {};
+  Elf64_Shdr sections[kSections] = {};
+  Elf64_Sym symbols[2] = {};
+  char names[128] = {};  // "", the sections' and the function's
+
+  Image(const void* code, size_t bytes, std::string_view name) {
+    std::memcpy(header.e_ident, ELFMAG, SELFMAG);
+    header.e_ident[EI_CLASS] = ELFCLASS64;
+    header.e_ident[EI_DATA] = ELFDATA2LSB;
+    header.e_ident[EI_VERSION] = EV_CURRENT;
+    header.e_type = ET_EXEC;
+    header.e_machine = EM_X86_64;
+    header.e_version = EV_CURRENT;
+    header.e_ehsize = sizeof(Elf64_Ehdr);
+    header.e_shoff = offsetof(Image, sections);
+    header.e_shentsize = sizeof(Elf64_Shdr);
+    header.e_shnum = kSections;
+    header.e_shstrndx = kNames;
+    size_t used = 1;
+    const auto add_name = [&](std::string_view text) {
+      const size_t at = used, length = std::min(text.size(), sizeof(names) - used - 1);
+      std::memcpy(names + at, text.data(), length);
+      used += length + 1;
+      return static_cast<uint32_t>(at);
+    };
+    const auto address = reinterpret_cast<uint64_t>(code);
+    Elf64_Shdr& text = sections[kText];
+    text.sh_name = add_name(".text");
+    text.sh_type = SHT_NOBITS;  // its bytes are in memory
+    text.sh_flags = SHF_ALLOC | SHF_EXECINSTR;
+    text.sh_addr = address;
+    text.sh_size = bytes;
+    text.sh_addralign = 16;
+    Elf64_Shdr& table = sections[kSymbols];
+    table.sh_name = add_name(".symtab");
+    table.sh_type = SHT_SYMTAB;
+    table.sh_offset = offsetof(Image, symbols);
+    table.sh_size = sizeof(symbols);
+    table.sh_link = kNames;
+    table.sh_info = 1;  // the first symbol that is not local
+    table.sh_entsize = sizeof(Elf64_Sym);
+    Elf64_Shdr& strings = sections[kNames];
+    strings.sh_name = add_name(".strtab");
+    strings.sh_type = SHT_STRTAB;
+    strings.sh_offset = offsetof(Image, names);
+    strings.sh_size = sizeof(names);
+    symbols[1].st_name = add_name(name);
+    symbols[1].st_info = ELF64_ST_INFO(STB_GLOBAL, STT_FUNC);
+    symbols[1].st_shndx = kText;
+    symbols[1].st_value = address;
+    symbols[1].st_size = bytes;
+  }
+};
+
+struct Shown {
+  Shown(const void* code, size_t bytes, std::string_view name)
+      : image(code, bytes, name),
+        line(absl::StrFormat("%x %x %s\n", reinterpret_cast<uint64_t>(code), bytes, std::string(name))) {}
+  Image image;
+  jit_code_entry entry = {};
+  std::string line;  // of perf's file
+};
+
+class Symbols {
+ public:
+  void show(const void* code, size_t bytes, std::string_view name) {
+    std::lock_guard lock(mutex_);
+    std::unique_ptr<Shown>& shown = by_address_[code];
+    if (shown != nullptr) return;
+    shown = std::make_unique<Shown>(code, bytes, name);
+    jit_code_entry& entry = shown->entry;
+    entry = {__jit_debug_descriptor.first_entry, nullptr, reinterpret_cast<const char*>(&shown->image), sizeof(Image)};
+    if (entry.next_entry != nullptr) entry.next_entry->prev_entry = &entry;
+    __jit_debug_descriptor.first_entry = &entry;
+    tell_gdb(entry, 1);
+    if (perf_) append(shown->line);
+  }
+  void hide(const void* code) {
+    std::lock_guard lock(mutex_);
+    const auto found = by_address_.find(code);
+    if (found == by_address_.end()) return;
+    jit_code_entry& entry = found->second->entry;
+    (entry.prev_entry != nullptr ? entry.prev_entry->next_entry
+                                 : __jit_debug_descriptor.first_entry) = entry.next_entry;
+    if (entry.next_entry != nullptr) entry.next_entry->prev_entry = entry.prev_entry;
+    tell_gdb(entry, 2);
+    by_address_.erase(found);
+  }
+  void set_perf(bool on) {
+    std::lock_guard lock(mutex_);
+    perf_ = on;
+    process_ = 0;
+  }
+
+ private:
+  static bool perf_wanted() {
+    const char* value = std::getenv("RONDO_PERF");
+    return value != nullptr && *value != '\0' && std::string_view(value) != "0";
+  }
+  static void tell_gdb(jit_code_entry& entry, uint32_t action) {
+    __jit_debug_descriptor.relevant_entry = &entry;
+    __jit_debug_descriptor.action_flag = action;
+    __jit_debug_register_code();
+    __jit_debug_descriptor.action_flag = 0;
+    __jit_debug_descriptor.relevant_entry = nullptr;
+  }
+  // A process that forks has kernels of its parent; its file begins with all of them. A profile is worth no error: what
+  // cannot be written is left out.
+  void append(const std::string& line) {
+    std::string text = line;
+    if (process_ != ::getpid()) {
+      process_ = ::getpid();
+      text.clear();
+      for (const auto& [code, shown] : by_address_) text += shown->line;
+    }
+    // Nobody else's file, even if somebody made a link of that name.
+    const int file = ::open(perf_map_path().c_str(), O_WRONLY | O_CREAT | O_APPEND | O_NOFOLLOW | O_CLOEXEC, 0600);
+    if (file < 0) return;
+    [[maybe_unused]] const ssize_t written = ::write(file, text.data(), text.size());
+    ::close(file);
+  }
+
+  std::mutex mutex_;
+  std::map<const void*, std::unique_ptr<Shown>> by_address_;
+  bool perf_ = perf_wanted();
+  pid_t process_ = 0;  // whose file has what was shown so far
+};
+
+// Never destroyed: code may outlive every static object.
+Symbols& symbols() {
+  static auto* const all = new Symbols;
+  return *all;
+}
+
+}  // namespace
+
+void show_symbol(const void* code, size_t bytes, std::string_view name) { symbols().show(code, bytes, name); }
+void hide_symbol(const void* code) { symbols().hide(code); }
+void set_perf_map(bool on) { symbols().set_perf(on); }
+std::string perf_map_path() { return absl::StrFormat("/tmp/perf-%d.map", ::getpid()); }
+
+}  // namespace rondo::compile

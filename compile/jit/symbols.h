@@ -1,0 +1,27 @@
+// Names of generated code, for people with a debugger or a profiler.
+//   gdb    shows kernels in backtraces and takes breakpoints on them, through its JIT interface (the GDB manual's
+//   chapter
+//          "JIT Compilation Interface"): one small ELF image in memory for each kernel. Always on.
+//   perf   reads /tmp/perf-<pid>.map, a line for each kernel. Written with RONDO_PERF=1 only.
+// Names are those of the ops: rondo::layer_norm_gelu. Code that several programs share has the first one's. Thread
+// safe.
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <string_view>
+
+namespace rondo::compile {
+
+// Shows code by this name. Code that is shown already keeps its name.
+void show_symbol(const void* code, size_t bytes, std::string_view name);
+// To be called before the memory is given back. Nothing happens if it was not shown. (perf's file keeps the line: what
+// was sampled earlier still has its name.)
+void hide_symbol(const void* code);
+
+// Overrides RONDO_PERF.
+void set_perf_map(bool on);
+// The file of this process.
+std::string perf_map_path();
+
+}  // namespace rondo::compile

@@ -1,0 +1,146 @@
+// RONDO_CHECK=units: a wrong rule of lowering is planted, and the op that it belongs to is named.
+#include "rondo/compile/report/check_units.h"
+
+#include <fstream>
+#include <sstream>
+
+#include "absl/cleanup/cleanup.h"
+#include "absl/strings/str_cat.h"
+#include "rondo/compile/codegen/lower.h"
+#include "rondo/compile/explain.h"
+#include "rondo/compile/report/reproducer.h"
+#include "rondo/tests/compile/block_fixture.h"
+#include "rondo/tests/compile/temp_folder.h"
+#include "rondo/tests/errors.h"
+#include "rondo/tests/fuzz/differential.h"
+#include "rondo/tests/fuzz/generate.h"
+
+namespace rondo {
+namespace {
+
+using compile::LoopKernel;
+
+// sqrt(a) becomes |a|.
+void enlarge_roots(LoopKernel& kernel) {
+  for (compile::Stage& stage : kernel.stages)
+    for (std::vector<int32_t>* list : {&stage.row, &stage.column})
+      for (int32_t id : *list) {
+        compile::Instr& instr = kernel.instrs[static_cast<size_t>(id)];
+        if (instr.op == LoopOp::kSqrt) instr.op = LoopOp::kAbs;
+      }
+}
+// Wrong only where a kernel takes both a root and a magnitude.
+void confuse_pairs(LoopKernel& kernel) {
+  bool roots = false, magnitudes = false;
+  for (const compile::Instr& instr : kernel.instrs) {
+    roots = roots || instr.op == LoopOp::kSqrt;
+    magnitudes = magnitudes || instr.op == LoopOp::kAbs;
+  }
+  if (roots && magnitudes) enlarge_roots(kernel);
+}
+
+class CheckUnits : public test::BlockTest {
+ protected:
+  void SetUp() override {
+    BlockTest::SetUp();
+    setenv("RONDO_REPRODUCERS", folder.path().c_str(), 1);
+    compile::set_check_units(true);
+  }
+  void TearDown() override {
+    compile::miscompile_for_tests = nullptr;
+    compile::set_check_units(false);
+    unsetenv("RONDO_REPRODUCERS");
+    BlockTest::TearDown();
+  }
+  // The message of a training step of this function.
+  std::string error(const std::function<Tensor(const Tensor&)>& body, bool exact = true) {
+    return test::error_of<InternalError>([&] {
+      auto f = compile::compile(body, {.exact = exact});
+      const Tensor x = ops::abs(Tensor::randn({4, 6})).detach().requires_grad_();
+      ops::sum(f(x)).backward();
+    });
+  }
+  // What the file that a message names says when it runs again.
+  static std::string replayed(const std::string& message) {
+    const size_t at = message.find("rondo_replay ");
+    EXPECT_NE(at, std::string::npos) << message;
+    std::string path = message.substr(at + 13);
+    path.resize(path.find(')'));
+    std::ifstream file(path);
+    std::stringstream text;
+    text << file.rdbuf();
+    return test::error_of<InternalError>([&] { replay(compile::parse_reproducer(text.str())); });
+  }
+  test::TempFolder folder;
+};
+
+TEST_F(CheckUnits, NamesTheOpAndItsLine) {
+  compile::miscompile_for_tests = &enlarge_roots;
+  int line = 0;
+  const std::string message = error([&](const Tensor& x) {
+    const Tensor warm = ops::tanh(x) * 0.5 + x;
+    line = __LINE__ + 1;
+    const Tensor root = ops::sqrt(warm);
+    return ops::exp(root) + warm;
+  });
+  EXPECT_NE(message.find(absl::StrCat("The smallest part: sqrt (", __FILE__, ":", line)), std::string::npos) << message;
+  EXPECT_NE(message.find("eager "), std::string::npos) << message;
+  EXPECT_NE(message.find("it runs in one kernel with 5 other ops"), std::string::npos) << message;
+  EXPECT_EQ(message.find(", exp"), std::string::npos) << message;
+  // The file shows it without the program; and shows nothing once the rule is right.
+  EXPECT_NE(replayed(message).find("compiled code computes other numbers"), std::string::npos) << message;
+  compile::miscompile_for_tests = nullptr;
+  EXPECT_EQ(replayed(message), "");
+}
+
+TEST_F(CheckUnits, NamesTwoOpsThatAreWrongTogether) {
+  compile::miscompile_for_tests = &confuse_pairs;
+  const std::string message = error([&](const Tensor& x) {
+    const Tensor y = ops::sqrt(x) * 0.5 + x;
+    return ops::exp(ops::abs(y)) * 3.0 + y;
+  });
+  EXPECT_NE(message.find("sqrt ("), std::string::npos) << message;
+  EXPECT_NE(message.find("abs ("), std::string::npos) << message;
+  EXPECT_EQ(message.find("exp ("), std::string::npos) << message;
+}
+
+// In a backward, too, and in default mode.
+TEST_F(CheckUnits, NamesAGradient) {
+  compile::miscompile_for_tests = &enlarge_roots;
+  for (bool exact : {true, false}) {
+    const std::string message = test::error_of<InternalError>([&] {
+      auto f = compile::compile([](const Tensor& x) { return ops::sqrt(x) * x; }, {.exact = exact});
+      const Tensor x = ops::abs(Tensor::randn({4, 6})).detach().requires_grad_();
+      compile::miscompile_for_tests = nullptr;
+      const Tensor y = f(x);  // forward and backward are compiled
+      compile::miscompile_for_tests = &enlarge_roots;
+      ops::sum(y).backward();
+      auto g = compile::compile([](const Tensor& x) { return ops::rsqrt(x) * x; }, {.exact = exact});
+      ops::sum(g(x)).backward();
+    });
+    EXPECT_NE(message.find("sqrt"), std::string::npos) << message;
+  }
+}
+
+TEST_F(CheckUnits, UnknownChecksAreRefused) {
+  EXPECT_TRUE(compile::parse_checks("units"));
+  EXPECT_FALSE(compile::parse_checks(""));
+  EXPECT_FALSE(compile::parse_checks(nullptr));
+  EXPECT_EQ(test::error_of([] { compile::parse_checks("unit"); }), "RONDO_CHECK: no check \"unit\". Checks: units");
+}
+
+// Right programs pass: nothing is reported where nothing is wrong.
+TEST_F(CheckUnits, RandomProgramsPass) {
+  for (uint64_t seed = 7000; seed < 7060; ++seed) {
+    const fuzz::Program program = fuzz::generate(seed, {.max_steps = 10, .large = 0.02});
+    try {
+      const std::string what = fuzz::difference(program, {.exact = true, .default_mode = false});
+      EXPECT_EQ(what, "") << "seed " << seed << "\n" << to_string(program);
+    } catch (const InternalError& e) {
+      ADD_FAILURE() << "seed " << seed << ": " << e.what() << "\n" << to_string(program);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace rondo

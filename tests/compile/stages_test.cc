@@ -1,0 +1,109 @@
+// RONDO_DISABLE: any stage of the compiler can be left out, and results keep their bits.
+#include "rondo/compile/report/stages.h"
+
+#include "absl/strings/str_cat.h"
+#include "rondo/compile/jit/disk_cache.h"
+#include "rondo/tests/compile/block_fixture.h"
+#include "rondo/tests/errors.h"
+#include "rondo/tests/fuzz/differential.h"
+#include "rondo/tests/fuzz/generate.h"
+
+namespace rondo {
+namespace {
+
+using compile::CompilerStage;
+using compile::disable_stages;
+
+class Stages : public test::BlockTest {
+ protected:
+  void TearDown() override {
+    disable_stages("");
+    BlockTest::TearDown();
+  }
+  // The report of this block's step, equal to eager's in every bit, without a stage.
+  compile::RegionReport report_without(const std::string& stages, const test::Block::Body& body) {
+    disable_stages(stages);
+    SCOPED_TRACE(stages);
+    expect_as_eager(body, test::one_step);
+    return report;
+  }
+};
+
+TEST_F(Stages, AreChosenByName) {
+  for (int i = 0; i < compile::kStages; ++i) {
+    const auto stage = static_cast<CompilerStage>(i);
+    disable_stages(compile::name_of(stage));
+    EXPECT_FALSE(compile::enabled(stage));
+    EXPECT_EQ(compile::disabled_stages(), 1u << i);
+  }
+  disable_stages("fuse, relax");
+}
+
+TEST_F(Stages, UnknownNamesAreListed) {
+  disable_stages("cse");
+  EXPECT_EQ(test::error_of([] { disable_stages("fuse,fusion"); }),
+            "RONDO_DISABLE: no stage \"fusion\". Stages: decompose, cse, dce, assemble, fuse, epilogues, relax, "
+            "recompute, reuse, cache");
+  EXPECT_FALSE(compile::enabled(CompilerStage::kCse));  // as before
+}
+
+// Compiled equals eager without any one stage, without all of them, and the other way round.
+TEST_F(Stages, RandomProgramsKeepTheirBits) {
+  std::vector<std::string> choices;
+  std::string all;
+  for (int i = 0; i < compile::kStages; ++i) {
+    choices.emplace_back(compile::name_of(static_cast<CompilerStage>(i)));
+    absl::StrAppend(&all, choices.back(), ",");
+  }
+  choices.push_back(all);
+  uint64_t seed = 5000;
+  for (const std::string& choice : choices) {
+    disable_stages(choice);
+    for (int i = 0; i < 12; ++i, ++seed) {
+      const fuzz::Program program = fuzz::generate(seed, {.max_steps = 10, .large = 0.02});
+      const std::string what = fuzz::difference(program, {.exact = true, .default_mode = i % 3 == 0});
+      EXPECT_EQ(what, "") << "without " << choice << ", seed " << seed << "\n" << to_string(program);
+    }
+  }
+}
+
+TEST_F(Stages, AreReallyLeftOut) {
+  // A chain of elementwise ops is one kernel, or one each.
+  const auto chain = [](test::Block&, const Tensor& x) -> test::Tensors { return {ops::exp(ops::tanh(x) * 0.5) + x}; };
+  const int fused = report_without("", chain).kernels;
+  EXPECT_GT(report_without("fuse", chain).kernels, fused + 3);
+  // A product that is recorded twice.
+  const auto twice = [](test::Block& b, const Tensor& x) -> test::Tensors {
+    return {ops::matmul(x, b.weight) + ops::matmul(x, b.weight)};
+  };
+  const int calls = report_without("", twice).library_calls;
+  EXPECT_GT(report_without("cse", twice).library_calls, calls);
+  // What the backward reads: of exp(tanh(x)), tanh(x) is computed again.
+  const auto deep = [](test::Block&, const Tensor& x) -> test::Tensors {
+    return {ops::gelu(ops::tanh(ops::exp(ops::sigmoid(x))))};
+  };
+  const int64_t kept = report_without("", deep).kept_bytes;
+  EXPECT_GT(report_without("recompute", deep).kept_bytes, kept);
+  // The folder of kernels.
+  disable_stages("cache");
+  EXPECT_EQ(compile::DiskCacheOptions::from_environment().folder, "");
+}
+
+// One region, two settings: what was compiled under one is not run under the other.
+TEST_F(Stages, SettingsArePartOfTheKey) {
+  NoGrad off;
+  auto f = compile::compile([](const Tensor& x) { return ops::exp(ops::tanh(x)) + x; }, {.exact = true});
+  const Tensor x = Tensor::randn({4, 6});
+  const Tensor expected = f(x);
+  EXPECT_EQ(f.regions().report()[0].kernels, 1);
+  disable_stages("fuse");
+  EXPECT_TRUE(test::same_bits(f(x), expected));
+  EXPECT_EQ(f.regions().report()[0].kernels, 3);
+  EXPECT_EQ(f.regions().report()[0].entries, 2);
+  disable_stages("");
+  f(x);
+  EXPECT_EQ(f.regions().report()[0].entries, 2);
+}
+
+}  // namespace
+}  // namespace rondo
