@@ -62,7 +62,11 @@ template <> struct UnsignedOf<4> { using type = uint32_t; };
 template <> struct UnsignedOf<8> { using type = uint64_t; };
 
 template <class T> void run_where(const ElementwiseRun& rows, const double*) {
-  elementwise_run<T, bool, T, T>(rows, [](bool condition, T a, T b) { return condition ? a : b; });
+  // No branch, which a condition without a pattern would make slow.
+  elementwise_run<T, bool, T, T>(rows, [](bool condition, T a, T b) {
+    const T mask = static_cast<T>(-static_cast<T>(condition));
+    return static_cast<T>((a & mask) | (b & static_cast<T>(~mask)));
+  });
 }
 constexpr ElementwiseBody kWhereBody = body_of_any_dtype(
     3, [](auto tag) { return &run_where<typename UnsignedOf<sizeof(typename decltype(tag)::type)>::type>; });

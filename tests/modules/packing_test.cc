@@ -173,13 +173,13 @@ TEST(Packing, ASequenceDoesNotSeeTheOthers) {
       const auto model = family.make();
       model->to(dtype);
       const Tensor before = logits_of(*model, batch.idx, batch.positions);
-      Tensor idx = batch.idx.clone();  // another second sequence in both rows
+      Tensor idx = batch.idx.to(kCPU).clone();  // another second sequence in both rows
       for (const auto& [row, begin, end] : {std::tuple(0, 70, 73), std::tuple(1, 64, 128)})
         for (int64_t i = begin; i < end; ++i) {
           int64_t& id = idx.mutable_data<int64_t>()[row * idx.size(1) + i];
           id = (id + 1) % kVocab;
         }
-      const Tensor after = logits_of(*model, idx, batch.positions);
+      const Tensor after = logits_of(*model, idx.to(batch.idx.device()), batch.positions);
       batch.for_sequences([&](int64_t row, int64_t begin, int64_t end) {
         const bool changed = begin == (row == 0 ? 70 : 64);
         EXPECT_EQ(same_bits(part(before, row, begin, end), part(after, row, begin, end)), !changed)

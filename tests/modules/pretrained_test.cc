@@ -329,7 +329,7 @@ TEST(PretrainedTraining, SequencesLongerThanTheModel) {
   auto llama = AutoModelForCausalLM::from_pretrained(recorded_folder("mistral"));
   EXPECT_NO_THROW(llama(Tensor::full({1, 32}, 5, {kI64})));
   EXPECT_THROW(llama(Tensor::full({1, 33}, 5, {kI64})), Error);
-  EXPECT_THROW(llama(Tensor::full({1, 3}, 61, {kI64})), Error);
+  EXPECT_NE(error_of([&] { llama(Tensor::full({1, 3}, 61, {kI64})); }).find("index 61"), std::string::npos);
 }
 
 // A model without a head from the file of one with a head, and the reverse.
