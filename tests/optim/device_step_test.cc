@@ -253,7 +253,7 @@ TEST_P(DeviceStep, ASkippedStepWritesCopies) {
   Tensor loss;
   {
     const amp::Autocast lower(kBF16);
-    loss = ops::sum(ops::linear(Tensor::ones({2, 4}), p, Tensor()));  // the tape holds the copy
+    loss = ops::sum(ops::linear(Tensor::ones({2, 4}).requires_grad_(), p, Tensor()));  // the tape holds the copy
   }
   p.set_grad(Tensor::full({3, 4}, kInf));
   EXPECT_TRUE(optimizer.step({.check_finite = true}).skipped());
