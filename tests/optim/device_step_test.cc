@@ -21,6 +21,7 @@
 #include "rondo/optim/update_at_seams.h"
 #include "rondo/runtime/amp.h"
 #include "rondo/runtime/backend.h"
+#include "rondo/runtime/memory.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/random.h"
 #include "rondo/tests/bits.h"
@@ -252,7 +253,7 @@ TEST_P(DeviceStep, ASkippedStepWritesCopies) {
   Tensor loss;
   {
     const amp::Autocast lower(kBF16);
-    loss = ops::sum(ops::linear(Tensor::ones({2, 4}), p, Tensor()));  // the tape holds the copy
+    loss = ops::sum(ops::linear(Tensor::ones({2, 4}).requires_grad_(), p, Tensor()));  // the tape holds the copy
   }
   p.set_grad(Tensor::full({3, 4}, kInf));
   EXPECT_TRUE(optimizer.step({.check_finite = true}).skipped());
@@ -328,6 +329,51 @@ TEST_P(DeviceStep, WorkOutlivesItsOptimizer) {
     }
     EXPECT_EQ(p.to_vector<float>(), std::vector<float>(100, 2.0f));
   }
+}
+
+// Whichever allocation of a step fails: the step has changed nothing, and the next one is it.
+TEST_P(DeviceStep, OutOfMemoryChangesNothing) {
+  const DeviceScope scope(device_);
+  const auto run = [&](int64_t failing, bool& failed) {
+    Generator generator(5);
+    std::vector<Tensor> params = {random({40, 30}, kF32, device_, generator).requires_grad_(),
+                                  random({7, 5}, kF32, device_, generator).requires_grad_()};
+    AdamW optimizer(params, {.lr = 0.1});
+    optimizer.track_average();
+    optimizer.keep_copies(kBF16);
+    for (int step = 0; step < 3; ++step) {
+      params[0].set_grad(random({40, 30}, kF32, device_, generator));
+      params[1].set_grad(random({5, 7}, kF32, device_, generator).t());
+      if (step == 0) params[1].set_grad(Tensor());  // it starts later, and has a count of its own
+      const auto make_step = [&] { optimizer.step({.max_norm = 1}); };
+      if (step == 1) {
+        fake_.fail_allocation(failing);
+        try {
+          make_step();
+          failed = false;
+        } catch (const OutOfMemoryError&) {
+          failed = true;
+        }
+        fake_.fail_allocation(0);
+        if (!failed) continue;
+      }
+      make_step();
+    }
+    std::vector<std::string> bits;
+    for (const Tensor& p : params) bits.push_back(bytes_of(p));
+    for (const auto& [key, tensor] : optimizer.state_dict()) bits.push_back(key + bytes_of(tensor));
+    for (const Tensor& copy : optimizer.copies()) bits.push_back(bytes_of(copy));
+    return bits;
+  };
+  bool failed = false;
+  const std::vector<std::string> want = run(0, failed);
+  int64_t failing = 0;
+  do {
+    const std::vector<std::string> got = run(++failing, failed);
+    EXPECT_TRUE(got == want) << "allocation " << failing;
+  } while (failed && failing < 50);
+  EXPECT_GT(failing, 5);
+  EXPECT_FALSE(failed);
 }
 
 TEST_P(DeviceStep, OneDeviceForAllParameters) {
