@@ -1,6 +1,6 @@
 // CUDA C++ for the host's compiler: included in front of kernels (-include), so that they run on the fibers of
 // machine.h. Supplies what kernels of ours use: threadIdx and its kin, shared memory, barriers, shuffles, atomics, a
-// few intrinsics. A file of kernels ends with CUDA_ON_HOST_FILE, and has CUDA_ON_HOST_KERNEL(name) for each kernel.
+// few intrinsics. A file of kernels ends with CUDA_ON_HOST_KERNEL(name) for each of them.
 #pragma once
 
 #include <math.h>

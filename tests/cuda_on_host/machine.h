@@ -3,8 +3,8 @@
 // after the other. What a device would pass over in silence is a Fault: a barrier that some threads do not reach, a
 // shuffle from a lane that takes no part, a write beyond a shared variable, an access beyond a DeviceBuffer.
 //
-//   KernelFiles files({source});                  // compiled by the host's compiler
-//   machine().launch(files.kernel("softmax"), {.x = 10, .threads = 256}, parameters, Order::kReverse);
+//   const KernelFiles files("softmax", source);  // kernel_files.h: compiled by the host's compiler
+//   launch(files.kernel(0), {.x = 10, .threads = 256}, parameters, Order::kReverse);
 //
 // In a build with TSan each fiber is a thread to it: a missing __syncthreads() is a race that it reports. Not thread
 // safe.
