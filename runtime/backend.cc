@@ -14,7 +14,7 @@ thread_local Device default_of_thread = kCPU;
 }  // namespace
 
 // The table of tables.
-constinit std::array<const BackendTable*, kNumBackends> detail::backends = {&cpu::kBackend, nullptr, nullptr};
+constinit std::array<const BackendTable*, kNumBackends> detail::backends = {&kCPUBackend, nullptr, nullptr};
 
 void detail::throw_no_backend(Device device) {
   throw Error(absl::StrCat("no device ", to_string(device), ": this process has ",

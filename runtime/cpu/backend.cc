@@ -6,7 +6,7 @@
 
 #include "rondo/runtime/cpu/allocator.h"
 
-namespace rondo::cpu {
+namespace rondo {
 namespace {
 
 struct Event {
@@ -15,7 +15,7 @@ struct Event {
 
 }  // namespace
 
-constinit const BackendTable kBackend = {
+constinit const BackendTable kCPUBackend = {
     .name = "cpu",
     .host_memory = true,
     .kernels = Backend::kCPU,
@@ -46,4 +46,4 @@ constinit const BackendTable kBackend = {
     .failed = [](int) noexcept { return false; },
 };
 
-}  // namespace rondo::cpu
+}  // namespace rondo

@@ -1,10 +1,10 @@
-// The CPU's entry in the table of backends.
+// The CPU's entry in the table of backends. In no namespace of kernels: it is host code, for any processor.
 #pragma once
 
 #include "rondo/runtime/backend.h"
 
-namespace rondo::cpu {
+namespace rondo {
 
-extern const BackendTable kBackend;
+extern const BackendTable kCPUBackend;
 
-}  // namespace rondo::cpu
+}  // namespace rondo
