@@ -260,6 +260,7 @@ void Optimizer::load_state_dict(const nn::StateDict& state) {
   };
   for (size_t i = 0; i < slots_.size(); ++i) {
     ParamSlot& slot = loaded[i];
+    slot.fits = std::nullopt;
     const auto first = state.lower_bound(prefix_of(i));
     const bool has_average = state.contains(prefix_of(i) + "average");
     const bool has_any = first != state.end() && first->first.starts_with(prefix_of(i));

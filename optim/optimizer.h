@@ -223,6 +223,7 @@ class Optimizer {
   // ---- The parts of step(), in order (step.cc)
   void check_options(const StepOptions& options) const;
   void collect(size_t slot, std::vector<Update>& updates);
+  void check_states(size_t slot);
   [[noreturn]] void throw_two_devices(size_t slot) const;
   void check_any_gradient(const std::vector<Update>& updates) const;
   [[noreturn]] void throw_no_gradients() const;

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 
 #include "rondo/optim/formula.h"
 #include "rondo/runtime/tensor.h"
@@ -64,6 +65,9 @@ struct Contents {
 struct ParamSlot {
   Tensor param;
   int group = 0;
+  // The parameter's dtype when its state and average were last found to fit it; nothing: not yet. It spares each step a
+  // look at every state, which is a cache miss for each parameter.
+  std::optional<DType> fits;
   const UpdatePlan* plan = nullptr;
   StateInit init;
   ParamState state;

@@ -48,6 +48,20 @@ void Optimizer::collect(size_t i, std::vector<Update>& updates) {
   if (!(param.impl()->device == device && grad.impl()->device == device) ||
       (count != nullptr && !(count->device == device))) [[unlikely]]
     throw_two_devices(i);
+  if (slot.fits != param.dtype()) check_states(i);
+  Update& update = updates.emplace_back();
+  update.slot = &slot;
+  if (!grad.is_contiguous()) update.dense_grad = grad.detach().contiguous();
+  update.grad = (update.dense_grad.defined() ? update.dense_grad : grad).address();
+  update.copy = slot.copy;
+  if (const std::optional<DType> used = amp::copy_in_use(param); used && !update.copy.defined())
+    update.copy = amp::copy_to_write(param, *used);
+}
+
+// A model may be converted after its first step.
+void Optimizer::check_states(size_t i) {
+  ParamSlot& slot = slots_[i];
+  const Tensor& param = slot.param;
   const bool wide = compute_dtype(param.dtype()) == kF64;
   for (const Tensor* held : {&slot.state.arrays[0].values, &slot.average})
     if (held->defined() && wide != (held->dtype() == kF64))
@@ -56,13 +70,7 @@ void Optimizer::collect(size_t i, std::vector<Update>& updates) {
                                "; convert the model before its first step"));
   if (param.dtype() == kF64 && slot.init.format != StateFormat::kFull)
     throw Error(absl::StrCat(name(), ": ", slot_name(i), " is now f64; f64 state has no shorter format"));
-  Update& update = updates.emplace_back();
-  update.slot = &slot;
-  if (!grad.is_contiguous()) update.dense_grad = grad.detach().contiguous();
-  update.grad = (update.dense_grad.defined() ? update.dense_grad : grad).address();
-  update.copy = slot.copy;
-  if (const std::optional<DType> used = amp::copy_in_use(param); used && !update.copy.defined())
-    update.copy = amp::copy_to_write(param, *used);
+  slot.fits = param.dtype();
 }
 
 // Slot i is not where slot 0 is, or not all of it.

@@ -1,8 +1,6 @@
 // Compiled regions against eager execution: equal in every bit, forward, backward and over training steps.
 #include <gtest/gtest.h>
 
-#include <cstring>
-
 #include "rondo/compile/compile.h"
 #include "rondo/compile/jit/executable.h"
 #include "rondo/modules/gpt2.h"
@@ -12,25 +10,13 @@
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/random.h"
+#include "rondo/tests/bits.h"
 
 namespace rondo {
 namespace {
 
-// Equal in every bit, NaNs included.
 void expect_same_bits(const Tensor& a, const Tensor& b, const std::string& what) {
-  ASSERT_EQ(a.defined(), b.defined()) << what;
-  if (!a.defined()) return;
-  ASSERT_EQ(a.dtype(), b.dtype()) << what;
-  ASSERT_EQ(to_string(a.sizes()), to_string(b.sizes())) << what;
-  const Tensor x = a.detach().contiguous(), y = b.detach().contiguous();
-  if (std::memcmp(x.raw_data(), y.raw_data(), static_cast<size_t>(x.nbytes())) == 0) return;
-  const std::vector<double> u = x.to_vector<double>(), v = y.to_vector<double>();
-  int shown = 0;
-  for (size_t i = 0; i < u.size() && shown < 5; ++i)
-    if (u[i] != v[i]) {
-      ADD_FAILURE() << what << ": element " << i << ": " << u[i] << " and " << v[i] << " differ by " << u[i] - v[i];
-      ++shown;
-    }
+  EXPECT_TRUE(test::same_bits(a, b)) << what;
 }
 
 class RegionTest : public testing::Test {
