@@ -1,0 +1,97 @@
+// Whole models on a device that is not the host.
+#include <gtest/gtest.h>
+
+#include <filesystem>
+
+#include "rondo/compile/compile.h"
+#include "rondo/compile/jit/executable.h"
+#include "rondo/modules/gpt2.h"
+#include "rondo/optim/adam.h"
+#include "rondo/runtime/io/safetensors.h"
+#include "rondo/runtime/random.h"
+#include "rondo/tests/bits.h"
+#include "rondo/tests/errors.h"
+#include "rondo/tests/fake_device/fake_device.h"
+#include "rondo/tests/fake_device/test_device.h"
+
+namespace rondo::nn {
+namespace {
+
+using test::FakeDevice;
+using test::same_bits;
+
+class ModelOnDevice : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (test::test_device() != kCPU) GTEST_SKIP() << "makes fake devices of its own";
+  }
+  const GPT2Config config = {.vocab_size = 31, .block_size = 12, .n_layer = 2, .n_head = 2, .n_embd = 16};
+  const Tensor idx = Tensor::arange(24).view({2, 12}), targets = Tensor::arange(1, 25).view({2, 12});
+};
+
+TEST_F(ModelOnDevice, MovesWithItsGradients) {
+  FakeDevice fake;
+  GPT2 here(config, 3), moved(config, 3);
+  for (GPT2* model : {&here, &moved}) model->loss(idx, targets).backward();
+  moved.to(fake.device());
+  EXPECT_TRUE(moved.wte.weight.is_same(*moved.tensor_slots()[0])) << "members are the same handles";
+  const auto a = here.named_parameters(), b = moved.named_parameters();
+  ASSERT_EQ(a.size(), b.size());
+  for (size_t i = 0; i < a.size(); ++i) {
+    EXPECT_EQ(b[i].tensor.device(), fake.device()) << b[i].name;
+    EXPECT_TRUE(b[i].tensor.requires_grad());
+    EXPECT_TRUE(same_bits(a[i].tensor.detach(), b[i].tensor.detach().to(kCPU))) << a[i].name;
+    EXPECT_TRUE(same_bits(a[i].tensor.grad(), b[i].tensor.grad().to(kCPU))) << a[i].name;
+  }
+  EXPECT_NE(test::error_of([&] { moved.loss(idx, targets); }).find("move one with .to(Device)"), std::string::npos);
+  EXPECT_EQ(moved.loss(idx.to(fake.device()), targets.to(fake.device())).item(), here.loss(idx, targets).item());
+  moved.to(kCPU);
+  EXPECT_EQ(moved.loss(idx, targets).item(), here.loss(idx, targets).item());
+}
+
+// Two models in one process, on two devices, take no notice of each other.
+TEST_F(ModelOnDevice, AModelOnEachOfTwoDevices) {
+  if (!compile::jit_available()) GTEST_SKIP() << "built without LLVM";
+  FakeDevice fake({.seed = 5, .devices = 2});
+  const auto train = [&](Device device, int steps, GPT2& model, optim::AdamW& optimizer) {
+    double loss = 0;
+    for (int step = 0; step < steps; ++step) {
+      const Tensor value = model.loss(idx.to(device), targets.to(device));
+      value.backward();
+      optimizer.step({.max_norm = 1.0});
+      optimizer.zero_grad();
+      loss = value.item();
+    }
+    return loss;
+  };
+  GPT2 alone(config, 3), first(config, 3), second(config, 3);
+  const auto regions = compile::compile_regions(alone, {.exact = true}),
+             regions_1 = compile::compile_regions(first, {.exact = true}),
+             regions_2 = compile::compile_regions(second, {.exact = true});
+  first.to(fake.device(0));
+  second.to(fake.device(1));
+  optim::AdamW a(alone.parameters()), b(first.parameters()), c(second.parameters());
+  const double expected = train(kCPU, 4, alone, a);
+  // In turns.
+  for (int step = 0; step < 3; ++step) train(fake.device(0), 1, first, b), train(fake.device(1), 1, second, c);
+  EXPECT_EQ(train(fake.device(0), 1, first, b), expected);
+  EXPECT_EQ(train(fake.device(1), 1, second, c), expected);
+}
+
+TEST_F(ModelOnDevice, StateCrossesDevices) {
+  FakeDevice fake({.seed = 8});
+  const std::string path = (std::filesystem::temp_directory_path() / "rondo_device_state.safetensors").string();
+  GPT2 here(config, 3), there(config, 4);
+  there.to(fake.device());
+  there.load_state_dict(here.state_dict());
+  EXPECT_EQ(there.wte.weight.device(), fake.device());
+  EXPECT_TRUE(same_bits(there.wte.weight.detach().to(kCPU), here.wte.weight.detach()));
+  io::save_safetensors(path, there.state_dict());
+  GPT2 back(config, 5);
+  back.load_state_dict(io::load_safetensors(path).tensors);
+  EXPECT_TRUE(same_bits(back.wte.weight.detach(), here.wte.weight.detach()));
+  std::filesystem::remove(path);
+}
+
+}  // namespace
+}  // namespace rondo::nn
