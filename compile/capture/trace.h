@@ -37,7 +37,7 @@ class Trace : public Recorder {
   // one, from `first_call` on.
   const Origin* origin = nullptr;
   int32_t first_call = 0;
-  // Of placeholders.
+  // For placeholders only.
   Device device = kCPU;
 
   Graph graph;

@@ -59,13 +59,17 @@ RONDO_DEVICE float round_even(float a) { return rintf(a); }
 RONDO_DEVICE double round_even(double a) { return rint(a); }
 RONDO_DEVICE float floor_of(float a) { return floorf(a); }
 RONDO_DEVICE double floor_of(double a) { return floor(a); }
-RONDO_DEVICE double bits_as_double(unsigned long long bits) { return __longlong_as_double(static_cast<long long>(bits)); }
+RONDO_DEVICE double bits_as_double(unsigned long long bits) {
+  return __longlong_as_double(static_cast<long long>(bits));
+}
 RONDO_DEVICE unsigned long long bits_of(double a) { return static_cast<unsigned long long>(__double_as_longlong(a)); }
 RONDO_DEVICE float exp2_int(float a) { return __uint_as_float((__float_as_uint(a + 12582912.0f) << 23) + 0x3F800000u); }
 RONDO_DEVICE double exp2_int(double a) {
   return bits_as_double((bits_of(a + 6755399441055744.0) << 52) + 0x3FF0000000000000ull);  // 1.5 * 2^52
 }
-RONDO_DEVICE float exponent_of(float a) { return static_cast<float>((static_cast<int>(__float_as_uint(a)) >> 23) - 127); }
+RONDO_DEVICE float exponent_of(float a) {
+  return static_cast<float>((static_cast<int>(__float_as_uint(a)) >> 23) - 127);
+}
 RONDO_DEVICE double exponent_of(double a) { return static_cast<double>((__double_as_longlong(a) >> 52) - 1023); }
 RONDO_DEVICE float mantissa_of(float a) { return __uint_as_float((__float_as_uint(a) & 0x007FFFFFu) | 0x3F800000u); }
 RONDO_DEVICE double mantissa_of(double a) {
@@ -103,7 +107,8 @@ template <int kElements, class T> RONDO_DEVICE void store(T* to, const Pack<T, k
   for (int e = 0; e < kElements; ++e)
     if (e < exist) to[e] = pack.at[e];
 }
-template <int kElements, class T> RONDO_DEVICE void store(T* to, long long stride, const Pack<T, kElements>& pack, int exist) {
+template <int kElements, class T>
+RONDO_DEVICE void store(T* to, long long stride, const Pack<T, kElements>& pack, int exist) {
 #pragma unroll
   for (int e = 0; e < kElements; ++e)
     if (e < exist) to[e * stride] = pack.at[e];
@@ -117,7 +122,7 @@ struct Sum {
 struct Max {
   template <class T> static __device__ __forceinline__ T combine(T a, T b) { return a != a ? a : (b < a ? a : b); }
 };
-// Of the elements of one thread.
+// Reduces the elements that one thread holds.
 template <class Op, class T, int kElements> RONDO_DEVICE T thread_reduce(const T (&lanes)[kElements]) {
   T tree[kElements];
 #pragma unroll
@@ -128,7 +133,8 @@ template <class Op, class T, int kElements> RONDO_DEVICE T thread_reduce(const T
     for (int i = 0; i < width; ++i) tree[i] = Op::combine(tree[i], tree[i + width]);
   return tree[0];
 }
-// Of each kThreads neighbours in a warp, all of which get it. Every thread of the warp takes part.
+// Reduces over groups of kThreads neighbours in a warp; each of them gets the result. All threads of the warp must call
+// it.
 template <class Op, int kThreads, class T> RONDO_DEVICE T warp_reduce(T value) {
 #pragma unroll
   for (int width = kThreads / 2; width > 0; width /= 2)

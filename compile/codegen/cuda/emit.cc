@@ -301,8 +301,8 @@ void KernelEmitter::emit_reductions(const Stage& stage) {
   }
 }
 
-// An output may be an input's memory. Of what every thread of a row reads and one of them overwrites, the reads must
-// come first.
+// An output may be an input's memory. If all threads of a row read an element and one of them overwrites it, all must
+// read it before that one writes.
 bool KernelEmitter::may_store_over_a_row_input() const {
   if (s_.shape != Shape::kRows || s_.threads_per_row == 1) return false;
   const auto same_place = [](const Operand& a, const Operand& b) {

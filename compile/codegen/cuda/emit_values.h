@@ -14,9 +14,9 @@ std::string register_type(DType type);  // of a register: float for the 16-bit f
 DType result_type(const Instr& instr);
 // `value`, rounded to `type`.
 std::string literal(double value, DType type);
-// Of an element of type `memory` (the expression `element`), as a register of `type`.
+// Converts an element of type `memory` (the expression `element`) to a register of `type`.
 std::string from_memory(const std::string& element, DType memory, DType type);
-// Of a register of `type` (the expression `value`), as an element of type `memory`.
+// Converts a register of `type` (the expression `value`) to an element of type `memory`.
 std::string to_memory(const std::string& value, DType type, DType memory);
 // An instruction without memory, reduction or effect, on the registers v<id>.
 std::string arithmetic(const LoopKernel& kernel, const Instr& instr);

@@ -1,6 +1,6 @@
 // How a CUDA device runs a loop kernel: which thread computes what, and in which order every reduction adds up. The
 // loop IR says what is computed. The order follows from the shape only (columns for row reductions, rows for column
-// sums), so a value has the same bits in whatever kernel it is computed, on every device and in every order of threads.
+// sums), so a value has the same bits in every kernel that computes it, on every device and in every order of threads.
 //
 // Note [Row order on CUDA]. A row belongs to `threads_per_row` threads, which take `elements` neighbouring columns at a
 //   time: lane c % (threads_per_row * elements) of the row combines the columns c, in increasing c, onto the identity.
@@ -49,7 +49,7 @@ struct Grid {
 };
 // Throws Error if there are more blocks than a grid can have.
 Grid grid(const LoopKernel& kernel, const Schedule& schedule);
-// Of the launch that combines the partial sums of `n_sums` column sums.
+// The size of the launch that combines the partial sums of `n_sums` column sums.
 Grid combine_grid(int64_t cols, int32_t n_sums);
 
 // Partial sums of each column sum: a dense [chunks, cols] array.
