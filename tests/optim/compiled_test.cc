@@ -211,7 +211,8 @@ TEST(Compiled, TheInterpreterAgrees) {
     ForeachTable table;
     std::span<void*> to = table.add(pass.item(kN, pass.row_width(), scalars), pass.n_operands());
     std::copy(operands.begin(), operands.end(), to.begin());
-    pass.run(table);
+    if (how == 1) pass.run_compiled(table, {});
+    else pass.run_eager(table);
   }
   EXPECT_NE(after[0].param, start.param);
   EXPECT_TRUE(after[0] == after[1]);
