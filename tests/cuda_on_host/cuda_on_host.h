@@ -18,6 +18,9 @@ struct View {
   void (*sync_block)(int line) = nullptr;
   void (*sync_warp)(unsigned mask, int line) = nullptr;
   uint64_t (*shuffle)(unsigned mask, uint64_t value, int from_lane, int line) = nullptr;
+  void (*misaligned)(const void* address, int bytes, int line) = nullptr;
+  // Null unless accesses are counted. A wide access is one of at most 16 bytes, or several: `piece` is which.
+  void (*count)(const void* address, int bytes, int piece, int line, bool shared) = nullptr;
 };
 // What the machine sees of a file of kernels.
 constexpr int kGuardBytes = 64;
@@ -67,6 +70,15 @@ template <class T> inline T shuffle_up(int line, unsigned mask, T value, unsigne
 template <class T> inline T shuffle_xor(int line, unsigned mask, T value, int bits, int width = kWarp) {
   const int from = lane() ^ bits;
   return exchange(line, mask, value, from / width == lane() / width ? from : lane());
+}
+
+// What device_math says of an access, before it.
+inline void touch(const void* address, int bytes, int line, bool shared) {
+  const int one = bytes < 16 ? bytes : 16;
+  if ((reinterpret_cast<size_t>(address) & static_cast<size_t>(one - 1)) != 0) view->misaligned(address, one, line);
+  if (view->count == nullptr) return;
+  for (int at = 0; at < bytes; at += one)
+    view->count(static_cast<const char*>(address) + at, one, at / one, line, shared);
 }
 
 // Calls a kernel with the values that `parameters` point to, as cuLaunchKernel does.
@@ -119,6 +131,10 @@ __attribute__((visibility("default"))) cuda_on_host::SharedMemory cuda_on_host_b
 #define blockIdx (cuda_on_host::view->block)
 #define blockDim (cuda_on_host::view->block_dim)
 #define gridDim (cuda_on_host::view->grid_dim)
+
+#define RONDO_SITE , int line_of_access = __builtin_LINE()
+#define RONDO_GLOBAL(address, bytes) cuda_on_host::touch(address, bytes, line_of_access, false)
+#define RONDO_SHARED(address, bytes) cuda_on_host::touch(address, bytes, line_of_access, true)
 
 #define __syncthreads() cuda_on_host::view->sync_block(__LINE__)
 #define __syncwarp(...) cuda_on_host::view->sync_warp(0xFFFFFFFFu __VA_OPT__(&(__VA_ARGS__)), __LINE__)

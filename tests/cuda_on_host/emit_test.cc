@@ -167,6 +167,55 @@ TEST(CudaSchedule, LargeTensors) {
   batch.check();
 }
 
+// Transposed operands go through shared memory: alone, in batches whose rows end within a tile, next to broadcast ones,
+// and in place.
+TEST(CudaEmit, Transposes) {
+  Batch batch;
+  for (DType type : {kF32, kF64, kBF16, kBool})
+    for (auto [rows, cols] : {std::pair<int64_t, int64_t>{8, 8}, {32, 32}, {33, 95}, {70, 41}, {9, 130}}) {
+      KernelBuilder b("transposes", rows, cols);
+      const DType compute = type == kF64 ? kF64 : kF32;
+      const int32_t x = b.operand(type, {{1, rows, 1}}, rows), y = b.dense(type), row = b.per_row(kF32),
+                    column = b.per_column(kF32);
+      const LoopValue vx = b.load(x, compute), vy = b.load(y, compute);
+      const LoopValue vr = b.cast(b.load(row, kF32), compute), vc = b.cast(b.load(column, kF32), compute);
+      const LoopValue sum = b.emit(LoopOp::kAdd, compute, b.emit(LoopOp::kSub, compute, vx, vy),
+                                   b.emit(LoopOp::kMul, compute, vr, vc));
+      b.store(b.dense(type, true), sum);
+      b.store(b.operand(type, {{1, rows, 1}}, rows, true), sum);
+      EXPECT_EQ(schedule(b.kernel).shape, Schedule::Shape::kTiles);
+      batch.add_both(b.kernel);
+      // Operand 4 in operand 1, and 5 in 0.
+      batch.add_both(b.kernel, {.in_place = {{4, 1}, {5, 0}}});
+      batch.add(b.kernel, {}, Batch::Sizes::kWide);
+    }
+  // [batch, cols, rows] in memory, as [batch * rows, cols].
+  for (int64_t rows : {20, 32, 45}) {
+    KernelBuilder b("batched", 3 * rows, 50);
+    const int32_t x = b.operand(kF32, {{rows, 3, 50 * rows}, {1, rows, 1}}, rows);
+    b.store(b.dense(kF32, true), b.load(x, kF32));
+    batch.add_both(b.kernel);
+  }
+  // More of them than shared memory holds.
+  KernelBuilder b("many", 40, 40);
+  LoopValue sum = b.constant(0, kF64);
+  for (int i = 0; i < 8; ++i) sum = b.emit(LoopOp::kAdd, kF64, sum, b.load(b.operand(kF64, {{1, 40, 1}}, 40), kF64));
+  b.store(b.operand(kF64, {{1, 40, 1}}, 40, true), sum);
+  batch.add_both(b.kernel);
+  batch.check();
+}
+
+// Scalars that the kernel reads from device memory when it runs.
+TEST(CudaEmit, ScalarsOfTheDevice) {
+  Batch batch;
+  for (auto from : {ScalarFrom::kDeviceF64, ScalarFrom::kDeviceF32})
+    for (const LoopKernel& kernel : {every_op(kF32, 9, 100), every_op(kF64, 2, 7)}) {
+      batch.add(kernel, {.scalars = {0.375, 1.00390625}}, Batch::Sizes::kConstant, {}, {from, from});
+      batch.add(kernel, {.scalars = {0.375, 0.3}}, Batch::Sizes::kConstant, {}, {from, ScalarFrom::kArgument});
+    }
+  batch.check();
+}
+
 // An output in an input's memory: of elements, and of what all threads of a row read before one of them writes.
 TEST(CudaEmit, InPlace) {
   Batch batch;

@@ -42,9 +42,12 @@ template <class C> void combine_in_order(const C* in, int64_t chunks, int64_t co
 // Device memory for the operands of one launch.
 class Operands {
  public:
-  Operands(const std::vector<Buffer>& contents, DeviceBuffer::Side side) {
+  // In random order, bases are multiples of one element only: a few elements away from where 16 bytes begin.
+  Operands(const std::vector<Buffer>& contents, const std::vector<DType>& types, Order order) {
+    const auto side = order == Order::kForward ? DeviceBuffer::Side::kEnd : DeviceBuffer::Side::kBegin;
     for (const Buffer& buffer : contents) {
-      buffers_.push_back(std::make_unique<DeviceBuffer>(buffer.size(), side));
+      const size_t i = buffers_.size(), shift = order == Order::kRandom ? (1 + i % 3) * size_of(types[i]) : 0;
+      buffers_.push_back(std::make_unique<DeviceBuffer>(buffer.size(), side, shift));
       std::memcpy(buffers_.back()->data(), buffer.data(), buffer.size());
       pointers_.push_back(buffers_.back()->data());
     }
@@ -76,7 +79,7 @@ int32_t Batch::add_source(const std::string& name, const std::string& text) {
   return static_cast<int32_t>(sources_.size()) - 1;
 }
 
-void Batch::add(LoopKernel kernel, RunOptions options, Sizes sizes, Contents given) {
+void Batch::add(LoopKernel kernel, RunOptions options, Sizes sizes, Contents given, std::vector<ScalarFrom> scalars) {
   if (sizes == Sizes::kDynamic) {
     const std::vector<int64_t> list = extents(kernel);
     kernel.varying.clear();
@@ -85,6 +88,7 @@ void Batch::add(LoopKernel kernel, RunOptions options, Sizes sizes, Contents giv
   kernel.name = absl::StrCat("k", cases_.size());
   Schedule s = schedule(kernel);
   if (sizes == Sizes::kWide) s.wide = true;
+  s.scalars = std::move(scalars);
   Case c{kernel, s, std::move(options), std::move(given), "", 0};
   // The code is made for other sizes, where it reads them.
   LoopKernel other = kernel;
@@ -143,8 +147,9 @@ void Batch::check() const {
 
 void Batch::check(const Case& c, const cuda_on_host::KernelFiles& files, Order order, const std::vector<Buffer>& before,
                   const std::vector<Buffer>& expected) const {
-  const auto side = order == Order::kReverse ? DeviceBuffer::Side::kBegin : DeviceBuffer::Side::kEnd;
-  Operands operands(before, side);
+  std::vector<DType> types;
+  for (const Operand& operand : c.kernel.operands) types.push_back(operand.dtype);
+  Operands operands(before, types, order);
   std::vector<void*> pointers = operands.pointers();
   for (auto [output, input] : c.options.in_place)
     pointers[static_cast<size_t>(output)] = pointers[static_cast<size_t>(input)];
@@ -152,7 +157,13 @@ void Batch::check(const Case& c, const cuda_on_host::KernelFiles& files, Order o
   std::vector<int64_t> integers = integer_arguments(c.kernel, c.schedule);
   std::vector<void*> parameters;
   for (void*& p : pointers) parameters.push_back(&p);
-  for (int32_t i = 0; i < c.kernel.n_scalars; ++i) parameters.push_back(&scalars[static_cast<size_t>(i)]);
+  std::vector<float> narrow(scalars.begin(), scalars.end());
+  std::vector<void*> at(scalars.size());
+  for (size_t i = 0; i < static_cast<size_t>(c.kernel.n_scalars); ++i) {
+    const ScalarFrom from = i < c.schedule.scalars.size() ? c.schedule.scalars[i] : ScalarFrom::kArgument;
+    at[i] = from == ScalarFrom::kDeviceF32 ? static_cast<void*>(&narrow[i]) : &scalars[i];
+    parameters.push_back(from == ScalarFrom::kArgument ? at[i] : &at[i]);
+  }
   for (int64_t& i : integers) parameters.push_back(&i);
   const Grid g = grid(c.kernel, c.schedule);
   ASSERT_NO_THROW(
@@ -163,7 +174,7 @@ void Batch::check(const Case& c, const cuda_on_host::KernelFiles& files, Order o
   if (c.combine < 0) return;
 
   std::vector<Buffer> sums, totals;  // two by two, as the parameters
-  std::vector<DType> types;
+  std::vector<DType> sum_types;
   int64_t n_chunks = chunks(c.kernel, c.schedule), cols = c.kernel.cols;
   for (size_t i = 0; i < expected.size(); ++i) {
     const Operand& operand = c.kernel.operands[i];
@@ -171,11 +182,11 @@ void Batch::check(const Case& c, const cuda_on_host::KernelFiles& files, Order o
     const DType stored = stored_type(operand, i);
     totals.emplace_back(static_cast<size_t>(cols) * size_of(stored));
     combine_in_order(expected[i].data(), operand.dtype, n_chunks, cols, stored, totals.back().data());
-    types.push_back(stored);
+    sum_types.insert(sum_types.end(), {operand.dtype, stored});
     sums.push_back(expected[i]);
     sums.push_back(Buffer(totals.back().size()));
   }
-  Operands second(sums, side);
+  Operands second(sums, sum_types, order);
   std::vector<void*> arguments;
   for (void*& p : second.pointers()) arguments.push_back(&p);
   arguments.push_back(&n_chunks);
@@ -184,7 +195,7 @@ void Batch::check(const Case& c, const cuda_on_host::KernelFiles& files, Order o
   ASSERT_NO_THROW(cuda_on_host::launch(files.kernel(static_cast<size_t>(c.combine)),
                                        {combine.x, combine.y, combine.threads}, arguments.data(), order));
   for (size_t n = 0; n < totals.size(); ++n)
-    EXPECT_EQ(first_difference(types[n], totals[n], second.read(2 * n + 1)), "") << "total " << n;
+    EXPECT_EQ(first_difference(sum_types[2 * n + 1], totals[n], second.read(2 * n + 1)), "") << "total " << n;
   EXPECT_TRUE(second.intact());
 }
 

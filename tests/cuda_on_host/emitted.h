@@ -20,7 +20,8 @@ class Batch {
   // `given`: contents of operands; those of others are random.
   using Contents = std::vector<std::pair<int32_t, Buffer>>;
   // REQUIRES: the kernel is split for CUDA.
-  void add(LoopKernel kernel, RunOptions options = {}, Sizes sizes = Sizes::kConstant, Contents given = {});
+  void add(LoopKernel kernel, RunOptions options = {}, Sizes sizes = Sizes::kConstant, Contents given = {},
+           std::vector<ScalarFrom> scalars = {});
   void add_both(const LoopKernel& kernel, const RunOptions& options = {}) {
     add(kernel, options);
     add(kernel, options, Sizes::kDynamic);

@@ -89,4 +89,33 @@ inline LoopKernel in_place(int64_t rows, int64_t cols) {
   return b.kernel;
 }
 
+// y = x + z, where x is [cols, rows] in memory, and so is a second output.
+inline LoopKernel transposed(DType type, int64_t rows, int64_t cols) {
+  KernelBuilder b("transposed", rows, cols);
+  const int32_t x = b.operand(type, {{1, rows, 1}}, rows), z = b.dense(type), y = b.dense(type, true);
+  const int32_t t = b.operand(type, {{1, rows, 1}}, rows, true);
+  const DType compute = compute_dtype(type);
+  const LoopValue v = b.emit(LoopOp::kAdd, compute, b.load(x, compute), b.load(z, compute));
+  b.store(y, v);
+  b.store(t, v);
+  return b.kernel;
+}
+// p = p - lr (m = beta m + (1 - beta) g), and p as bf16 besides: what an optimizer does, in a line.
+inline LoopKernel momentum() {
+  KernelBuilder b("momentum", 1, 64);
+  b.kernel.split_columns = true;
+  const int32_t g = b.dense(kBF16), m = b.dense(kF32), p = b.dense(kF32);
+  const int32_t new_m = b.dense(kF32, true), new_p = b.dense(kF32, true), copy = b.dense(kBF16, true);
+  for (Operand& operand : b.kernel.operands) operand.axes.clear();
+  const LoopValue beta = b.in_row().scalar(0), rest = b.emit(LoopOp::kSub, kF32, b.constant(1, kF32), beta),
+                  lr = b.scalar(1);
+  const LoopValue vm = b.in_column().emit(LoopOp::kMul, kF32, b.load(m, kF32), beta);
+  const LoopValue sum = b.emit(LoopOp::kAdd, kF32, vm, b.emit(LoopOp::kMul, kF32, b.load(g, kF32), rest));
+  b.store(new_m, sum);
+  const LoopValue vp = b.emit(LoopOp::kSub, kF32, b.load(p, kF32), b.emit(LoopOp::kMul, kF32, sum, lr));
+  b.store(new_p, vp);
+  b.store(copy, vp);
+  return b.kernel;
+}
+
 }  // namespace rondo::compile::cuda

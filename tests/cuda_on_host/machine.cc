@@ -9,9 +9,11 @@
 #include <memory>
 #include <numeric>
 #include <random>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "rondo/tests/cuda_on_host/fiber.h"
+#include "rondo/tests/cuda_on_host/traffic.h"
 
 #if RONDO_FIBER_ASAN
 #include <sanitizer/asan_interface.h>
@@ -42,9 +44,12 @@ struct Running {
   Fiber scheduler;
   Thread* threads = nullptr;
   Thread* current = nullptr;
-  const void* outside = nullptr;  // address of an access to a guard
+  // What the thread that stopped last has done wrong.
+  enum class Wrong : uint8_t { kNothing, kGuard, kNowhere, kMisaligned } wrong = Wrong::kNothing;
+  int wrong_line = 0, wrong_bytes = 0;
 };
 Running running;
+using Wrong = Running::Wrong;
 // What TSan's happens-before relations are named after.
 char block_began, block_left, block_met, warp_met[kMaxThreads / kWarp];
 
@@ -88,6 +93,18 @@ void run_thread() {
   }
 }
 
+// Leaves the thread where it is, for good.
+void misaligned(const void* /*address*/, int bytes, int line) {
+  running.wrong = Wrong::kMisaligned;
+  running.wrong_bytes = bytes;
+  running.wrong_line = line;
+  Fiber::switch_to(running.current->fiber, running.scheduler);
+}
+std::vector<Access>* accesses = nullptr;
+void count(const void* address, int bytes, int piece, int line, bool shared) {
+  accesses->push_back({index_of(running.current), line, piece, bytes, reinterpret_cast<uintptr_t>(address), shared});
+}
+
 // ---- Accesses to guards
 
 std::vector<std::pair<char*, char*>>& guards() {
@@ -98,12 +115,12 @@ std::vector<std::pair<char*, char*>>& guards() {
 struct sigaction outer_action;
 // Leaves the thread where it is, for good.
 void on_bad_access(int signal, siginfo_t* info, void* context) {
-  if (running.current == nullptr || !is_guard(info->si_addr)) {
+  (void)context;
+  if (running.current == nullptr) {
     sigaction(signal, &outer_action, nullptr);
-    (void)context;
     return;  // happens again
   }
-  running.outside = info->si_addr;
+  running.wrong = is_guard(info->si_addr) ? Wrong::kGuard : Wrong::kNowhere;
   Fiber::switch_to(running.current->fiber, running.scheduler);
 }
 class BadAccesses {
@@ -123,12 +140,20 @@ class BadAccesses {
 
 class Launch {
  public:
-  Launch(const Kernel& kernel, const GridSize& grid, Order order, uint64_t seed)
-      : kernel_(kernel), grid_(grid), order_(order), random_(seed), all_(static_cast<size_t>(grid.threads)) {
+  Launch(const Kernel& kernel, const GridSize& grid, Order order, uint64_t seed, Traffic* traffic)
+      : kernel_(kernel),
+        grid_(grid),
+        order_(order),
+        random_(seed),
+        all_(static_cast<size_t>(grid.threads)),
+        traffic_(traffic) {
     std::iota(all_.begin(), all_.end(), 0);
+    accesses = &accesses_;
+    running.view.count = traffic == nullptr ? nullptr : &count;
   }
   ~Launch() {
     running.current = nullptr;
+    running.view.count = nullptr;
     acquire(&block_left);  // after a fault, nothing of the block runs on
   }
   Launch(const Launch&) = delete;
@@ -174,6 +199,8 @@ class Launch {
     }
     acquire(&block_left);
     check_shared();
+    if (traffic_ != nullptr) add_traffic(accesses_, *traffic_);
+    accesses_.clear();
   }
 
   void run_until_it_stops(int i) {
@@ -181,9 +208,14 @@ class Launch {
     running.view.thread = {static_cast<unsigned>(i), 0, 0};
     Fiber::switch_to(running.scheduler, thread(i).fiber);
     running.current = nullptr;
-    if (running.outside == nullptr) return;
-    running.outside = nullptr;
-    fail(i, "reads or writes outside of an operand");
+    switch (std::exchange(running.wrong, Wrong::kNothing)) {
+      case Wrong::kNothing: return;
+      case Wrong::kGuard: fail(i, "reads or writes outside of an operand");
+      case Wrong::kNowhere: fail(i, "reads or writes where there is no operand at all");
+      case Wrong::kMisaligned:
+        fail(i, absl::StrCat("an access of ", running.wrong_bytes, " bytes in line ", running.wrong_line,
+                             " at an address that is no multiple of them"));
+    }
   }
 
   // Lets go whoever's whole mask has come to the same barrier or shuffle.
@@ -261,13 +293,16 @@ class Launch {
   const Order order_;
   std::mt19937_64 random_;
   std::vector<int> all_;
+  Traffic* const traffic_;
+  std::vector<Access> accesses_;  // of the block
 };
 
 }  // namespace
 
 const View* view() { return &running.view; }
 
-void launch(const Kernel& kernel, const GridSize& grid, void** parameters, Order order, uint64_t seed) {
+void launch(const Kernel& kernel, const GridSize& grid, void** parameters, Order order, uint64_t seed,
+            Traffic* traffic) {
   if (grid.threads < 1 || grid.threads > kMaxThreads || grid.x < 1 || grid.y < 1)
     throw Fault(
         absl::StrCat("kernel ", kernel.name, ": ", grid.x, " x ", grid.y, " blocks of ", grid.threads, " threads"));
@@ -279,13 +314,14 @@ void launch(const Kernel& kernel, const GridSize& grid, void** parameters, Order
     running.view.sync_block = &sync_block;
     running.view.sync_warp = &sync_warp;
     running.view.shuffle = &shuffle;
+    running.view.misaligned = &misaligned;
   }
   for (; started < grid.threads; ++started) threads[static_cast<size_t>(started)].fiber.start(&run_thread);
   running.call = kernel.call;
   running.parameters = parameters;
   const BadAccesses watch;
   try {
-    Launch(kernel, grid, order, seed).run();
+    Launch(kernel, grid, order, seed, traffic).run();
   } catch (const Fault&) {
     started = 0;  // every thread stands somewhere in the kernel: none is used again as it is
     throw;
@@ -294,15 +330,15 @@ void launch(const Kernel& kernel, const GridSize& grid, void** parameters, Order
 
 // ---- DeviceBuffer
 
-DeviceBuffer::DeviceBuffer(size_t bytes, Side side) : bytes_(bytes) {
+DeviceBuffer::DeviceBuffer(size_t bytes, Side side, size_t shift) : bytes_(bytes) {
   const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
-  const size_t inner = std::max(page, (bytes + page - 1) / page * page);
+  const size_t inner = std::max(page, (bytes + shift + page - 1) / page * page);
   mapped_ = inner + 2 * page;
   void* memory = mmap(nullptr, mapped_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (memory == MAP_FAILED) throw std::bad_alloc();
   pages_ = static_cast<char*>(memory);
   std::memset(pages_ + page, 0xFF, inner);
-  data_ = pages_ + page + (side == Side::kEnd ? inner - bytes : 0);
+  data_ = pages_ + page + (side == Side::kEnd ? inner - bytes - shift : shift);
   mprotect(pages_, page, PROT_NONE);
   mprotect(pages_ + page + inner, page, PROT_NONE);
   guards().emplace_back(pages_, pages_ + page);

@@ -41,17 +41,31 @@ struct GridSize {
 // Of threads, and of blocks. A random order is another one after every barrier; it depends on the seed only.
 enum class Order { kForward, kReverse, kRandom };
 
-// `parameters`: the address of each parameter's value. Throws Fault.
-void launch(const Kernel& kernel, const GridSize& grid, void** parameters, Order order, uint64_t seed = 1);
+// Accesses of the warps of a launch, through the functions of device_math. A request is one access of a warp's threads
+// in one line of the kernel: the n-th of each thread together. A device moves global memory in sectors, and shared
+// memory in waves that take one word from each bank; the ideal is as many as the request's different bytes fill.
+struct Traffic {
+  static constexpr int kSector = 32, kBanks = 32, kWord = 4;
+  int64_t requests = 0, sectors = 0, ideal_sectors = 0;
+  int64_t wide = 0;  // accesses of 16 bytes
+  int64_t shared_requests = 0, waves = 0, ideal_waves = 0;
+  double per_ideal() const { return ideal_sectors == 0 ? 1.0 : double(sectors) / double(ideal_sectors); }
+  double waves_per_ideal() const { return ideal_waves == 0 ? 1.0 : double(waves) / double(ideal_waves); }
+};
+
+// `parameters`: the address of each parameter's value. Throws Fault. `traffic`: counted if not null (slow; not with
+// TSan).
+void launch(const Kernel& kernel, const GridSize& grid, void** parameters, Order order, uint64_t seed = 1,
+            Traffic* traffic = nullptr);
 // What kernels are bound to.
 const View* view();
 
 // Memory of a kernel's operand between two guards, at the end or at the beginning of its pages; what is left of these
-// is filled with NaN. An access to a guard is a Fault.
+// is filled with NaN. An access to a guard is a Fault. `shift`: bytes between the operand and that side.
 class DeviceBuffer {
  public:
   enum class Side { kEnd, kBegin };
-  DeviceBuffer(size_t bytes, Side side);
+  DeviceBuffer(size_t bytes, Side side, size_t shift = 0);
   ~DeviceBuffer();
   DeviceBuffer(const DeviceBuffer&) = delete;
   DeviceBuffer& operator=(const DeviceBuffer&) = delete;

@@ -5,6 +5,7 @@
 #include <cstdlib>
 
 #include "absl/strings/str_cat.h"
+#include "rondo/compile/codegen/cuda/device_math.h"
 #include "rondo/compile/codegen/cuda/emit.h"
 #include "rondo/tests/cuda_on_host/hand_built.h"
 
@@ -135,6 +136,147 @@ TEST(Planted, MissingTailGuards) {
   EXPECT_THROW(run(without(text, "cols - c < 4 ? static_cast<int>(cols - c) : ")), cuda_on_host::Fault);
 #endif
 }
+
+// ---- One line changed: each is found by what the executor says, or by other numbers
+
+// What a run of `text` finds: a Fault's words, "other numbers in operand ...", "a write beside an operand", or "".
+std::string finding(const LoopKernel& kernel, const std::string& text, std::vector<double> scalars = {},
+                    std::vector<ScalarFrom> from = {}) {
+  using cuda_on_host::DeviceBuffer;
+  const cuda_on_host::KernelFiles files(kernel.name, text);
+  Schedule s = schedule(kernel);
+  s.scalars = from;
+  std::mt19937 random(7);
+  std::vector<Buffer> expected;
+  std::vector<std::unique_ptr<DeviceBuffer>> buffers;
+  std::vector<void*> pointers;
+  for (const Operand& operand : kernel.operands) {
+    expected.push_back(random_buffer(operand.dtype, elements_of(kernel, operand), random, Samples::kTame));
+    // At the end of their pages, and off the multiples of 16 bytes where the size is.
+    buffers.push_back(std::make_unique<DeviceBuffer>(expected.back().size(), DeviceBuffer::Side::kEnd));
+    std::memcpy(buffers.back()->data(), expected.back().data(), expected.back().size());
+    pointers.push_back(buffers.back()->data());
+  }
+  // Two runs with other scalars: what the first one left must not be what the second one reads.
+  std::vector<double> memory(scalars.size());
+  std::vector<void*> at(scalars.size()), parameters;
+  std::vector<int64_t> integers = integer_arguments(kernel, s);
+  for (void*& p : pointers) parameters.push_back(&p);
+  for (size_t i = 0; i < scalars.size(); ++i) {
+    at[i] = &memory[i];
+    parameters.push_back(from.empty() ? at[i] : &at[i]);
+  }
+  for (int64_t& i : integers) parameters.push_back(&i);
+  const Grid g = grid(kernel, s);
+  for (double factor : {1.0, 3.0}) {
+    for (size_t i = 0; i < scalars.size(); ++i) memory[i] = factor * scalars[i];
+    interpret_in_order(kernel, s, {.scalars = memory}, expected);
+    try {
+      cuda_on_host::launch(files.kernel(0), {g.x, g.y, g.threads}, parameters.data(), Order::kReverse);
+    } catch (const cuda_on_host::Fault& fault) {
+      return fault.what();
+    }
+    for (size_t i = 0; i < expected.size(); ++i) {
+      Buffer got(expected[i].size());
+      std::memcpy(got.data(), buffers[i]->data(), got.size());
+      if (!first_difference(kernel.operands[i].dtype, expected[i], got).empty())
+        return absl::StrCat("other numbers in operand ", i);
+      if (!buffers[i]->is_intact()) return "a write beside an operand";
+    }
+  }
+  return "";
+}
+std::string replaced(std::string text, const std::string& part, const std::string& by) {
+  size_t at = text.find(part);
+  EXPECT_NE(at, std::string::npos) << "the emitter no longer writes " << part << " in\n" << text;
+  for (; at != std::string::npos; at = text.find(part, at + by.size())) text.replace(at, part.size(), by);
+  return text;
+}
+void expect_found(const LoopKernel& kernel, const std::string& part, const std::string& by, const std::string& words,
+                  const std::vector<double>& scalars = {}, const std::vector<ScalarFrom>& from = {}) {
+  Schedule s = schedule(kernel);
+  s.scalars = from;
+  const std::string text = emit(kernel, s);
+  EXPECT_EQ(finding(kernel, text, scalars, from), "");
+  const std::string found = finding(kernel, replaced(text, part, by), scalars, from);
+  EXPECT_NE(found.find(words), std::string::npos) << "found: " << found;
+}
+
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)  // these end the process before the executor speaks
+
+// y = s x of one long row of 4 n + 3 elements.
+LoopKernel scaled(int64_t cols) {
+  KernelBuilder b("scaled", 1, cols);
+  b.kernel.split_columns = true;
+  const int32_t x = b.dense(kF32), y = b.dense(kF32, true);
+  for (Operand& operand : b.kernel.operands) operand.axes.clear();
+  b.store(y, b.emit(LoopOp::kMul, kF32, b.load(x, kF32), b.scalar(0)));
+  return b.kernel;
+}
+
+TEST(Planted, WrongTailMask) {
+  expect_found(scaled(1003), "cols - c < 4", "cols - c < 3", "outside of an operand", {0.5});
+  // A mask that leaves out the last column.
+  expect_found(scaled(1003), "static_cast<int>(cols - c)", "static_cast<int>(cols - c) - 1",
+               "other numbers in operand 1", {0.5});
+}
+
+TEST(Planted, MisalignedAccess) {
+  // 1003 elements end at the end of a page, so the base is no multiple of 16 bytes.
+  std::string text(device_math());
+  const std::string check = "&& (reinterpret_cast<size_t>(from) & (alignof(Whole) - 1)) == 0";
+  ASSERT_NE(text.find(check), std::string::npos);
+  // load() of the kernel's own, without the check.
+  const size_t begin = text.find(
+                   "template <int kElements, class T> RONDO_DEVICE Pack<T, kElements> load(const T* from, int exist"),
+               end = text.find("template", begin + 1);
+  std::string load = text.substr(begin, end - begin);
+  load = replaced(replaced(load, check, ""), " load(", " hasty_load(");
+  const LoopKernel kernel = scaled(1003);
+  const std::string emitted = emit(kernel, schedule(kernel));
+  const std::string found = finding(kernel, load + replaced(emitted, "= load<", "= hasty_load<"), {0.5});
+  EXPECT_NE(found.find("an access of 16 bytes"), std::string::npos) << found;
+  EXPECT_NE(found.find("no multiple of them"), std::string::npos) << found;
+}
+
+TEST(Planted, StaleScalar) {
+  // The value of the first run, kept as a number.
+  expect_found(scaled(1003), "static_cast<float>(s0)", "0.5f", "other numbers in operand 1", {0.5});
+  // A device value that is read from where it was before.
+  expect_found(scaled(1003), "read(at_s0)", "0.5", "other numbers in operand 1", {0.5}, {ScalarFrom::kDeviceF64});
+}
+
+TEST(Planted, WrongTransposition) {
+  const LoopKernel kernel = transposed(kF32, 96, 65);
+  expect_found(kernel, "tile0[x][j]", "tile0[j][x]", "other numbers in operand 2");
+  expect_found(kernel, "first_row = block / across", "first_row = block % across", "");
+  expect_found(kernel, "__syncthreads();", "", "other numbers in operand");
+}
+
+TEST(Planted, SharedMemoryOutOfBounds) {
+  // Lines without the pad that the code counts on, one after the other: the last lies beyond the tile.
+  expect_found(transposed(kF32, 96, 65), "tile3[x][j]", "(&tile3[0][0])[x * 34 + j]", "in shared memory");
+  expect_found(softmax(kF32, 7, 3000), "[t / 32]", "[t / 32 + 1]", "in shared memory");
+}
+
+TEST(Planted, ShuffleFromAnInactiveLane) {
+  // Threads without a row leave before the others add up.
+  expect_found(softmax(kF32, 7, 20), "const bool live = group < n_rows;",
+               "if (group >= n_rows) return;\n  const bool live = true;", "of its mask does not reach");
+}
+
+TEST(Planted, BarrierInABranch) {
+  expect_found(softmax(kF32, 7, 3000), "__syncthreads();", "if (t < 96) __syncthreads();", "threads reach");
+}
+
+TEST(Planted, WrongRow) {
+  // Row 0 for all: as a stride that was forgotten.
+  expect_found(softmax(kF32, 7, 20), "row = live ? group : 0", "row = 0", "other numbers in operand");
+  // A sum that starts from what the last row left.
+  expect_found(norm_backward(kF32, 37, 300), "begin + turn : 0", "begin : 0", "other numbers in operand");
+}
+
+#endif
 
 }  // namespace
 }  // namespace rondo::compile::cuda

@@ -76,42 +76,89 @@ RONDO_DEVICE double mantissa_of(double a) {
   return bits_as_double((bits_of(a) & 0x000FFFFFFFFFFFFFull) | 0x3FF0000000000000ull);
 }
 
-// ---- Memory: kElements neighbours at once where all exist and the address allows it
-template <class T, int kElements> struct alignas(kElements * sizeof(T)) Pack {
+// ---- Memory. Kernels reach it through these functions only.
+// Tests on the host check and count each access.
+#ifndef RONDO_GLOBAL
+#define RONDO_SITE
+#define RONDO_GLOBAL(address, bytes)
+#define RONDO_SHARED(address, bytes)
+#endif
+// One element of global memory, and of shared memory.
+template <class T> RONDO_DEVICE T read(const T* from RONDO_SITE) {
+  RONDO_GLOBAL(from, sizeof(T));
+  return *from;
+}
+template <class T> RONDO_DEVICE void write(T* to, T value RONDO_SITE) {
+  RONDO_GLOBAL(to, sizeof(T));
+  *to = value;
+}
+template <class T> RONDO_DEVICE T get(const T& at RONDO_SITE) {
+  RONDO_SHARED(&at, sizeof(T));
+  return at;
+}
+template <class T> RONDO_DEVICE void put(T& at, T value RONDO_SITE) {
+  RONDO_SHARED(&at, sizeof(T));
+  at = value;
+}
+// kElements neighbours, at once where all exist and the address allows it: Note [Width of accesses].
+template <class T, int kElements> struct alignas(kElements * sizeof(T) < 16 ? kElements * sizeof(T) : 16) Pack {
   T at[kElements];
 };
-template <int kElements, class T> RONDO_DEVICE Pack<T, kElements> load(const T* from, int exist) {
+template <class T, int kElements> RONDO_DEVICE Pack<T, kElements> pack_of(const T (&values)[kElements]) {
+  Pack<T, kElements> pack;
+#pragma unroll
+  for (int e = 0; e < kElements; ++e) pack.at[e] = values[e];
+  return pack;
+}
+template <int kElements, class T> RONDO_DEVICE Pack<T, kElements> load(const T* from, int exist RONDO_SITE) {
   using Whole = Pack<T, kElements>;
-  if (exist == kElements && (reinterpret_cast<size_t>(from) & (sizeof(Whole) - 1)) == 0)
+  if (exist == kElements && (reinterpret_cast<size_t>(from) & (alignof(Whole) - 1)) == 0) {
+    RONDO_GLOBAL(from, sizeof(Whole));
     return *reinterpret_cast<const Whole*>(from);
+  }
   Whole pack = {};
 #pragma unroll
-  for (int e = 0; e < kElements; ++e)
-    if (e < exist) pack.at[e] = from[e];
+  for (int e = 0; e < kElements; ++e) {
+    if (e >= exist) break;
+    RONDO_GLOBAL(from + e, sizeof(T));
+    pack.at[e] = from[e];
+  }
   return pack;
 }
-template <int kElements, class T> RONDO_DEVICE Pack<T, kElements> load(const T* from, long long stride, int exist) {
+template <int kElements, class T>
+RONDO_DEVICE Pack<T, kElements> load(const T* from, long long stride, int exist RONDO_SITE) {
   Pack<T, kElements> pack = {};
 #pragma unroll
-  for (int e = 0; e < kElements; ++e)
-    if (e < exist) pack.at[e] = from[e * stride];
+  for (int e = 0; e < kElements; ++e) {
+    if (e >= exist) break;
+    RONDO_GLOBAL(from + e * stride, sizeof(T));
+    pack.at[e] = from[e * stride];
+  }
   return pack;
 }
-template <int kElements, class T> RONDO_DEVICE void store(T* to, const Pack<T, kElements>& pack, int exist) {
+template <int kElements, class T>
+RONDO_DEVICE void store(T* to, const Pack<T, kElements>& pack, int exist RONDO_SITE) {
   using Whole = Pack<T, kElements>;
-  if (exist == kElements && (reinterpret_cast<size_t>(to) & (sizeof(Whole) - 1)) == 0) {
+  if (exist == kElements && (reinterpret_cast<size_t>(to) & (alignof(Whole) - 1)) == 0) {
+    RONDO_GLOBAL(to, sizeof(Whole));
     *reinterpret_cast<Whole*>(to) = pack;
     return;
   }
 #pragma unroll
-  for (int e = 0; e < kElements; ++e)
-    if (e < exist) to[e] = pack.at[e];
+  for (int e = 0; e < kElements; ++e) {
+    if (e >= exist) break;
+    RONDO_GLOBAL(to + e, sizeof(T));
+    to[e] = pack.at[e];
+  }
 }
 template <int kElements, class T>
-RONDO_DEVICE void store(T* to, long long stride, const Pack<T, kElements>& pack, int exist) {
+RONDO_DEVICE void store(T* to, long long stride, const Pack<T, kElements>& pack, int exist RONDO_SITE) {
 #pragma unroll
-  for (int e = 0; e < kElements; ++e)
-    if (e < exist) to[e * stride] = pack.at[e];
+  for (int e = 0; e < kElements; ++e) {
+    if (e >= exist) break;
+    RONDO_GLOBAL(to + e * stride, sizeof(T));
+    to[e * stride] = pack.at[e];
+  }
 }
 
 // ---- Reductions in the order of codegen/cuda/schedule.h
@@ -122,15 +169,21 @@ struct Sum {
 struct Max {
   template <class T> static __device__ __forceinline__ T combine(T a, T b) { return a != a ? a : (b < a ? a : b); }
 };
-// Reduces the elements that one thread holds.
+// Element i takes element i + k, for k = kWidth, kWidth / 2, ... 1. Recursion, as loops around loops are not always
+// unrolled, and an array that a loop indexes is no registers.
+template <class Op, int kWidth, class T> RONDO_DEVICE void meet(T* tree) {
+  if constexpr (kWidth > 0) {
+#pragma unroll
+    for (int i = 0; i < kWidth; ++i) tree[i] = Op::combine(tree[i], tree[i + kWidth]);
+    meet<Op, kWidth / 2>(tree);
+  }
+}
+// Reduces the elements that one thread holds, or reads.
 template <class Op, class T, int kElements> RONDO_DEVICE T thread_reduce(const T (&lanes)[kElements]) {
   T tree[kElements];
 #pragma unroll
   for (int i = 0; i < kElements; ++i) tree[i] = lanes[i];
-#pragma unroll
-  for (int width = kElements / 2; width > 0; width /= 2)
-#pragma unroll
-    for (int i = 0; i < width; ++i) tree[i] = Op::combine(tree[i], tree[i + width]);
+  meet<Op, kElements / 2>(tree);
   return tree[0];
 }
 // Reduces over groups of kThreads neighbours in a warp; each of them gets the result. All threads of the warp must call

@@ -4,9 +4,9 @@
 //   source = std::string(device_math()) + emit(kernel, s);
 //   ... cuLaunchKernel(code, grid(kernel, s), {operands..., scalars..., integers...})
 //
-// Parameters of a kernel, in order: a pointer for each operand; a double for each scalar; then 64-bit integers, whose
-// values are integer_arguments(). A column sum leaves partial sums, [chunks, cols] of its compute type, which a second
-// kernel (emit_combine) adds up.
+// Parameters of a kernel, in order: a pointer for each operand; a double for each scalar, or a pointer to it
+// (Schedule::scalars); then 64-bit integers, whose values are integer_arguments(). A column sum leaves partial sums,
+// [chunks, cols] of its compute type, which a second kernel (emit_combine) adds up.
 #pragma once
 
 #include <cstdint>
@@ -15,12 +15,13 @@
 #include <vector>
 
 #include "rondo/compile/codegen/cuda/schedule.h"
+#include "rondo/compile/codegen/cuda/table_layout.h"
 #include "rondo/compile/codegen/loop_ir.h"
 
 namespace rondo::compile::cuda {
 
-// One function, `extern "C" __global__ void <kernel.name>(...)`. It serves every kernel of equal code_text() and equal
-// schedule (but for the schedule's chunk_rows).
+// One function, `extern "C" __global__ void <kernel.name>(...)`. It serves every kernel of equal code_text() whose
+// schedule is same_code().
 std::string emit(const LoopKernel& kernel, const Schedule& schedule);
 // Rows; rows of a chunk where there are column sums; extents that vary.
 std::vector<int64_t> integer_arguments(const LoopKernel& kernel, const Schedule& schedule);
@@ -32,5 +33,14 @@ struct CombinedSum {
   DType stored;   // of the result
 };
 std::string emit_combine(const std::string& name, std::span<const CombinedSum> sums);
+
+// The kernel on every item of a table (table_layout.h). Parameters: the rows of the table; their number; `when` and
+// `equals`: unless `when` is null, the launch does nothing if *when is another number than `equals`. The text needs
+// kTableLayout in front. REQUIRES: no column sums; extents that vary are an item's width.
+std::string emit_table(const LoopKernel& kernel, const Schedule& schedule);
+// Blocks of an item with `rows` whole rows and `numel` elements in all. Together they are the grid's.
+int64_t table_blocks(const LoopKernel& kernel, const Schedule& schedule, int64_t rows, int64_t width, int64_t numel);
+// Sets first_block of all rows, whose other members are set. Returns the grid of their launch.
+Grid table_grid(const LoopKernel& kernel, const Schedule& schedule, std::span<RondoTableRow> rows);
 
 }  // namespace rondo::compile::cuda

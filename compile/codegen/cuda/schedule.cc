@@ -30,10 +30,16 @@ int32_t threads_of_row(int64_t cols, int32_t elements) {
 // Depends on the rows only: Note [Column order on CUDA].
 int64_t rows_of_chunk(int64_t rows) { return std::max<int64_t>(8, divide_up(rows, 512)); }
 
-// Registers of partial sums that a thread may hold.
-constexpr int64_t kKeptSums = 64;
+// 32-bit registers that a thread may hold of a row, and of partial sums and a row together. (More of both spill: ptxas
+// gives such a kernel 128 registers.)
+constexpr int64_t kKeptRow = 48, kKept = 64;
+// Instructions that a sweep may be unrolled into (times the elements of a thread).
+constexpr int64_t kUnrolled = 1200;
+// Below, tiles would be mostly empty.
+constexpr int64_t kSmallestTiled = 8;
 
 bool needs_rows(const LoopKernel& kernel) {
+  if (kernel.split_columns) return false;
   if (kernel.stages.size() > 1) return true;
   for (const Stage& stage : kernel.stages) {
     if (!stage.reductions.empty()) return true;
@@ -44,16 +50,24 @@ bool needs_rows(const LoopKernel& kernel) {
   return false;
 }
 
-// The largest index that the code forms: of columns, rows, partial sums, or an element of an operand.
+bool reduces_rows(const LoopKernel& kernel) {
+  return std::any_of(kernel.stages.begin(), kernel.stages.end(),
+                     [](const Stage& stage) { return !stage.reductions.empty(); });
+}
+
+// The largest index that the code forms: of columns, rows, partial sums, threads, or an element of an operand.
 int64_t largest_index(const LoopKernel& kernel, const Schedule& s) {
   // A block's last threads count past the end.
-  int64_t largest = std::max(2 * kernel.rows + s.threads, kernel.cols + int64_t{2} * s.threads * s.elements);
+  const int64_t cols = kernel.cols + int64_t{2} * s.threads * s.elements, rows = kernel.rows + s.threads;
+  int64_t largest = std::max(2 * rows, cols);
+  if (s.shape == Schedule::Shape::kElements)
+    largest = std::max(largest, kernel.rows * divide_up(kernel.cols, s.elements) + s.threads);
   for (const Operand& operand : kernel.operands) {
     if (operand.is_partial) {
       largest = std::max(largest, divide_up(kernel.rows, s.chunk_rows) * kernel.cols);
       continue;
     }
-    int64_t offset = (kernel.cols + int64_t{2} * s.threads * s.elements) * std::abs(operand.col_stride);
+    int64_t offset = cols * std::abs(operand.col_stride);
     for (const OperandAxis& axis : operand.axes)
       offset += (std::min(axis.size, kernel.rows) - 1) * std::abs(axis.stride);
     largest = std::max(largest, offset);
@@ -66,6 +80,49 @@ int64_t column_sums(const LoopKernel& kernel) {
                        [](const Operand& operand) { return operand.is_partial; });
 }
 
+// By operand: a column list touches it, column by column.
+std::vector<bool> moves_with_the_column(const LoopKernel& kernel) {
+  std::vector<bool> moves(kernel.operands.size());
+  for (const Stage& stage : kernel.stages)
+    for (int32_t id : stage.column) {
+      const Instr& i = kernel.instrs[static_cast<size_t>(id)];
+      if (i.op != LoopOp::kLoad && i.op != LoopOp::kStore) continue;
+      moves[static_cast<size_t>(i.index)] = kernel.operands[static_cast<size_t>(i.index)].col_stride != 0;
+    }
+  return moves;
+}
+
+// Note [Width of accesses].
+int32_t elements_of_thread(const LoopKernel& kernel) {
+  if (kernel.cols == 1) return 1;
+  if (reduces_rows(kernel)) return 4;
+  const std::vector<bool> moves = moves_with_the_column(kernel);
+  size_t widest = 2;
+  for (size_t i = 0; i < moves.size(); ++i)
+    if (moves[i]) widest = std::max(widest, static_cast<size_t>(size_of(kernel.operands[i].dtype)));
+  return static_cast<int32_t>(16 / widest);
+}
+
+// What stays in registers, of a kernel whose rows take `steps` steps.
+void keep(const LoopKernel& kernel, int64_t steps, Schedule& s) {
+  int64_t instrs = 0;
+  for (const Stage& stage : kernel.stages) instrs += std::ssize(stage.column);
+  const bool cols_known = kernel.varying.empty() || !kernel.varying[0];
+  if (!cols_known || instrs * steps > kUnrolled) return;
+  const int64_t registers = steps * s.elements;  // of an operand of 4 bytes
+  int64_t sums = 0, row = 0;
+  const std::vector<bool> again = read_by_several_stages(kernel);
+  for (size_t i = 0; i < again.size(); ++i) {
+    const Operand& operand = kernel.operands[i];
+    const int64_t taken = registers * static_cast<int64_t>(size_of(operand.dtype)) / 4;
+    if (operand.is_partial) sums += taken;
+    else if (again[i]) row += taken;
+  }
+  s.keeps_sums = sums > 0 && sums <= kKept;
+  s.keeps_row = row > 0 && row <= kKeptRow && (s.keeps_sums ? sums : 0) + row <= kKept;
+  if (s.keeps_sums || s.keeps_row) s.steps = static_cast<int32_t>(steps);
+}
+
 }  // namespace
 
 void split(LoopKernel& kernel) {
@@ -73,24 +130,66 @@ void split(LoopKernel& kernel) {
   else flatten(kernel);
 }
 
+bool is_transposed(const Operand& operand) {
+  if (operand.is_partial || operand.col_stride == 0 || operand.col_stride == 1) return false;
+  return std::any_of(operand.axes.begin(), operand.axes.end(),
+                     [](const OperandAxis& axis) { return axis.divisor == 1 && axis.stride == 1 && axis.size > 1; });
+}
+
+std::vector<bool> tiled(const LoopKernel& kernel) {
+  std::vector<bool> through = moves_with_the_column(kernel);
+  int64_t left = kSharedBytes;
+  for (size_t i = 0; i < through.size(); ++i) {
+    const Operand& operand = kernel.operands[i];
+    const int64_t bytes = int64_t{kTile} * (kTile + tile_pad(operand.dtype)) *
+                          static_cast<int64_t>(size_of(operand.dtype));
+    through[i] = through[i] && is_transposed(operand) && bytes <= left;
+    if (through[i]) left -= bytes;
+  }
+  return through;
+}
+
+std::vector<bool> read_by_several_stages(const LoopKernel& kernel) {
+  std::vector<int> stages(kernel.operands.size()), last(kernel.operands.size(), -1);
+  for (size_t s = 0; s < kernel.stages.size(); ++s)
+    for (int32_t id : kernel.stages[s].column) {
+      const Instr& i = kernel.instrs[static_cast<size_t>(id)];
+      if (i.op != LoopOp::kLoad) continue;
+      const auto at = static_cast<size_t>(i.index);
+      if (kernel.operands[at].col_stride != 0 && last[at] != static_cast<int>(s)) ++stages[at];
+      last[at] = static_cast<int>(s);
+    }
+  std::vector<bool> several;
+  for (int n : stages) several.push_back(n > 1);
+  return several;
+}
+
+bool same_code(const Schedule& a, const Schedule& b) {
+  Schedule as_b = a;
+  as_b.chunk_rows = a.chunk_rows > 0 && b.chunk_rows > 0 ? b.chunk_rows : a.chunk_rows;
+  return as_b == b;
+}
+
 Schedule schedule(const LoopKernel& kernel) {
   Schedule s;
-  s.elements = kernel.cols == 1 ? 1 : 4;
+  s.elements = elements_of_thread(kernel);
   const int64_t sums = column_sums(kernel);
   if (sums > 0) s.chunk_rows = kernel.chunk_rows;
-  if (kernel.split_columns) {
-    s.shape = Schedule::Shape::kFlat;
-  } else if (sums > 0 && !needs_rows(kernel)) {
-    s.shape = Schedule::Shape::kColumns;
-    s.threads = power_of_two(divide_up(kernel.cols, s.elements), kWarp, 64);
-  } else {
+  if (needs_rows(kernel)) {
     s.shape = Schedule::Shape::kRows;
     s.threads_per_row = threads_of_row(kernel.cols, s.elements);
-    s.threads = std::max(s.threads_per_row, sums > 0 ? 128 : 256);
-    if (s.threads_per_row > kWarp) s.threads = s.threads_per_row;
-    const int64_t steps = divide_up(kernel.cols, int64_t{s.threads_per_row} * s.elements);
-    const bool cols_known = kernel.varying.empty() || !kernel.varying[0];
-    if (sums > 0 && cols_known && steps * s.elements * sums <= kKeptSums) s.kept_steps = static_cast<int32_t>(steps);
+    s.threads = s.threads_per_row > kWarp ? s.threads_per_row : sums > 0 ? 128 : 256;
+    keep(kernel, divide_up(kernel.cols, int64_t{s.threads_per_row} * s.elements), s);
+  } else if (sums > 0) {
+    s.shape = Schedule::Shape::kColumns;
+    s.threads = power_of_two(divide_up(kernel.cols, s.elements), kWarp, 64);
+  } else if (kernel.rows >= kSmallestTiled && kernel.cols >= kSmallestTiled) {
+    const std::vector<bool> through = tiled(kernel);
+    if (std::find(through.begin(), through.end(), true) != through.end()) {
+      s.shape = Schedule::Shape::kTiles;
+      s.threads = kTile * kTileRows;
+      s.elements = 1;
+    }
   }
   s.wide = largest_index(kernel, s) > std::numeric_limits<int32_t>::max();
   return s;
@@ -98,13 +197,15 @@ Schedule schedule(const LoopKernel& kernel) {
 
 Grid grid(const LoopKernel& kernel, const Schedule& s) {
   Grid g{.threads = s.threads};
-  const int64_t columns_of_block = int64_t{s.threads} * s.elements;
   switch (s.shape) {
-    case Schedule::Shape::kFlat: g.x = divide_up(kernel.cols, columns_of_block); break;
+    case Schedule::Shape::kElements:
+      g.x = divide_up(kernel.rows * divide_up(kernel.cols, s.elements), s.threads);
+      break;
     case Schedule::Shape::kColumns:
-      g.x = divide_up(kernel.cols, columns_of_block);
+      g.x = divide_up(kernel.cols, int64_t{s.threads} * s.elements);
       g.y = chunks(kernel, s);
       break;
+    case Schedule::Shape::kTiles: g.x = divide_up(kernel.cols, kTile) * divide_up(kernel.rows, kTile); break;
     case Schedule::Shape::kRows:
       g.x = divide_up(s.chunk_rows > 0 ? chunks(kernel, s) : kernel.rows, s.threads / s.threads_per_row);
   }

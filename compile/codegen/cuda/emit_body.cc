@@ -1,0 +1,189 @@
+// What a thread computes: rows, steps of columns, and the reductions of a row.
+#include <limits>
+
+#include "absl/strings/str_join.h"
+#include "rondo/compile/codegen/cuda/kernel_emitter.h"
+
+namespace rondo::compile::cuda {
+
+std::string KernelEmitter::row_offset(size_t index) const {
+  const Operand& o = k_.operands[index];
+  std::vector<std::string> terms;
+  if (k_.split_columns) return "";  // row 0
+  for (size_t a = 0; a < o.axes.size(); ++a) {
+    const OperandAxis& axis = o.axes[a];
+    const size_t at = extent_of_[index] + 1 + 3 * a;
+    if (axis.stride == 0 || axis.size == 1) continue;
+    std::string i = "row";
+    if (axis.divisor != 1) i = absl::StrCat(i, " / ", extent(at, axis.divisor));
+    if (wraps(k_, axis)) i = absl::StrCat(i, " % ", extent(at + 1, axis.size));
+    if (axis.stride != 1) i = absl::StrCat(i, " * ", extent(at + 2, axis.stride));
+    terms.push_back(i);
+  }
+  return absl::StrJoin(terms, " + ");
+}
+
+std::string KernelEmitter::address(const Instr& i) const {
+  if (operand(i).col_stride == 1) return absl::StrCat("r", i.index, " + c");
+  const std::string stride = col_stride(static_cast<size_t>(i.index));
+  return absl::StrCat("r", i.index, " + c * ", stride, ", static_cast<long long>(", stride, ")");
+}
+
+void KernelEmitter::emit_row_pointers() {
+  emit_row_pointers([](size_t) { return true; });
+}
+
+void KernelEmitter::emit_exist(const std::string& unless) {
+  line("const int exist = ", unless.empty() ? "" : unless + " ? 0 : ", "cols - c < ", s_.elements,
+       " ? static_cast<int>(cols - c) : ", s_.elements, ";");
+}
+
+// An output may be an input's memory. If all threads of a row read an element and one of them overwrites it, all must
+// read it before that one writes.
+bool KernelEmitter::may_store_over_a_row_input() const {
+  if (s_.shape != Shape::kRows || s_.threads_per_row == 1) return false;
+  const auto same_place = [](const Operand& a, const Operand& b) {
+    if (a.dtype != b.dtype || a.axes.size() != b.axes.size()) return false;
+    for (size_t i = 0; i < a.axes.size(); ++i)
+      if (a.axes[i].divisor != b.axes[i].divisor || a.axes[i].size != b.axes[i].size ||
+          a.axes[i].stride != b.axes[i].stride)
+        return false;
+    return true;
+  };
+  for (const Operand& out : k_.operands)
+    for (const Operand& in : k_.operands)
+      if (out.is_output && !in.is_output && !in.is_partial && out.col_stride == 0 && in.col_stride == 0 &&
+          same_place(in, out))
+        return true;
+  return false;
+}
+void KernelEmitter::emit_row_barrier() { line(s_.threads_per_row > kWarp ? "__syncthreads();" : "__syncwarp();"); }
+
+void KernelEmitter::emit_row_code(const Stage& stage, const std::string& live, const std::string& owns) {
+  const auto emit_load = [&](int32_t id) {
+    const Instr& i = instr(id);
+    const std::string value = from_memory(absl::StrCat("read(r", i.index, ")"), operand(i).dtype, i.type);
+    line("const ", register_type(i.type), " v", id, " = ", live.empty() ? "" : absl::StrCat(live, " ? "), value,
+         live.empty() ? "" : " : 0", ";");
+  };
+  for (int32_t id : stage.column)
+    if (instr(id).op == LoopOp::kLoad && operand(instr(id)).col_stride == 0) emit_load(id);
+  bool waited = !may_store_over_a_row_input();
+  for (int32_t id : stage.row) {
+    const Instr& i = instr(id);
+    if (i.op == LoopOp::kLoad) {
+      emit_load(id);
+    } else if (i.op == LoopOp::kStore) {
+      if (!waited) emit_row_barrier();
+      waited = true;
+      line(owns.empty() ? "" : absl::StrCat("if (", owns, ") "), "write(r", i.index, ", ",
+           to_memory(absl::StrCat("v", i.a), instr(i.a).type, operand(i).dtype), ");");
+    } else {
+      line("const ", register_type(result_type(i)), " v", id, " = ", arithmetic(k_, i), ";");
+    }
+  }
+}
+
+void KernelEmitter::emit_column_instr(int32_t id) {
+  const Instr& i = instr(id);
+  line("const ", register_type(result_type(i)), " v", id, " = ", arithmetic(k_, i), ";");
+}
+
+void KernelEmitter::emit_step(const Stage& stage) {
+  for (int32_t id : stage.column) {
+    const Instr& i = instr(id);
+    const auto at = static_cast<size_t>(i.index);
+    if (i.op == LoopOp::kStore) line(pack(i), " o", id, ";");
+    if (i.op != LoopOp::kLoad || operand(i).col_stride == 0) continue;
+    const std::string value = absl::StrCat("load<", s_.elements, ">(", address(i), ", exist)");
+    if (!kept_[at]) {
+      line("const ", pack(i), " l", id, " = ", value, ";");
+      continue;
+    }
+    if (!kept_now_[at]) line("kept", at, "[k] = ", value, ";");
+    line("const ", pack(i), " l", id, " = kept", at, "[k];");
+    kept_now_[at] = true;
+  }
+  {
+    line("#pragma unroll");
+    const Block each = block("for (int e = 0; e < ", s_.elements, "; ++e)");
+    line("if (e >= exist) break;");
+    for (int32_t id : stage.column) {
+      const Instr& i = instr(id);
+      switch (i.op) {
+        case LoopOp::kLoad:
+          if (operand(i).col_stride == 0) break;
+          line("const ", register_type(i.type), " v", id, " = ",
+               from_memory(absl::StrCat("l", id, ".at[e]"), operand(i).dtype, i.type), ";");
+          break;
+        case LoopOp::kStore:
+          line("o", id, ".at[e] = ", to_memory(absl::StrCat("v", i.a), instr(i.a).type, operand(i).dtype), ";");
+          break;
+        case LoopOp::kColumnSum: {
+          const std::string sum = s_.shape == Shape::kColumns ? absl::StrCat("sum", i.index, "[e]")
+                                  : s_.keeps_sums             ? absl::StrCat("sum", i.index, "[k][e]")
+                                                              : absl::StrCat("sum", i.index, "[c + e]");
+          line(sum, " = ", sum, " + v", i.a, ";");
+          break;
+        }
+        default: emit_column_instr(id);
+      }
+    }
+    for (int32_t id : stage.reductions) {
+      const Instr& i = instr(id);
+      line("a", id, "[e] = ", i.op == LoopOp::kReduceSum ? "Sum" : "Max", "::combine(a", id, "[e], v", i.a, ");");
+    }
+  }
+  for (int32_t id : stage.column)
+    if (instr(id).op == LoopOp::kStore) line("store(", address(instr(id)), ", o", id, ", exist);");
+}
+
+void KernelEmitter::emit_sweep(const Stage& stage) {
+  for (int32_t id : stage.reductions) {
+    const Instr& i = instr(id);
+    const std::string identity = i.op == LoopOp::kReduceSum
+                                     ? "0"
+                                     : literal(-std::numeric_limits<double>::infinity(), i.type == kF64 ? kF64 : kF32);
+    std::vector<std::string> values(static_cast<size_t>(s_.elements), identity);
+    line(register_type(i.type), " a", id, "[", s_.elements, "] = {", absl::StrJoin(values, ", "), "};");
+  }
+  if (stage.column.empty() && stage.reductions.empty()) return;
+  if (s_.steps > 0) {
+    line("#pragma unroll");
+    const Block steps = block("for (int k = 0; k < ", s_.steps, "; ++k)");
+    line("const Index c = (k * ", s_.threads_per_row, " + t) * ", s_.elements, ";");
+    emit_exist("!live || c >= cols");
+    emit_step(stage);
+  } else {
+    const Block steps = block("for (Index c = t * ", s_.elements,
+                              "; live && c < cols; c += ", s_.threads_per_row * s_.elements, ")");
+    emit_exist("");
+    emit_step(stage);
+  }
+}
+
+void KernelEmitter::emit_reductions(const Stage& stage) {
+  // Two halves in turn: so no thread needs to wait until all others have read the last row's.
+  const std::string half = sums_columns() ? "[turn & 1]" : "";
+  for (int32_t id : stage.reductions) {
+    const Instr& i = instr(id);
+    const std::string op = i.op == LoopOp::kReduceSum ? "Sum" : "Max", type = register_type(i.type);
+    const std::string own = absl::StrCat("thread_reduce<", op, ">(a", id, ")");
+    if (s_.threads_per_row == 1) {
+      line("const ", type, " v", id, " = ", own, ";");
+    } else if (warps() <= 1) {
+      line("const ", type, " v", id, " = warp_reduce<", op, ", ", s_.threads_per_row, ">(", own, ");");
+    } else {
+      line("const ", type, " u", id, " = warp_reduce<", op, ", ", kWarp, ">(", own, ");");
+      line("if (t % ", kWarp, " == 0) put(w", id, half, "[t / ", kWarp, "], u", id, ");");
+    }
+  }
+  if (warps() <= 1) return;
+  line("__syncthreads();");
+  for (int32_t id : stage.reductions) {
+    const std::string op = instr(id).op == LoopOp::kReduceSum ? "Sum" : "Max";
+    line("const ", register_type(instr(id).type), " v", id, " = thread_reduce<", op, ">(w", id, half, ");");
+  }
+}
+
+}  // namespace rondo::compile::cuda

@@ -1,0 +1,114 @@
+// Writes one kernel: emit.cc decides who runs what (Schedule::Shape), emit_body.cc writes what a thread computes,
+// emit_tiles.cc and emit_table.cc are a shape and a way to launch of their own.
+#pragma once
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "rondo/compile/codegen/cuda/emit_values.h"
+#include "rondo/compile/codegen/cuda/schedule.h"
+#include "rondo/compile/codegen/loop_ir.h"
+
+namespace rondo::compile::cuda {
+
+class KernelEmitter {
+ public:
+  // `table`: the kernel runs on the items of a table.
+  KernelEmitter(const LoopKernel& kernel, const Schedule& schedule, bool table);
+  std::string run() &&;
+
+ private:
+  using Shape = Schedule::Shape;
+
+  // ---- Text
+  template <class... Parts> void line(const Parts&... parts) {
+    out_.append(static_cast<size_t>(depth_) * 2, ' ');
+    absl::StrAppend(&out_, parts..., "\n");
+  }
+  // Opens a block, and closes it at the end of the scope.
+  struct Block {
+    KernelEmitter& emitter;
+    explicit Block(KernelEmitter& e) : emitter(e) { ++emitter.depth_; }
+    ~Block() {
+      --emitter.depth_;
+      emitter.line("}");
+    }
+    Block(const Block&) = delete;
+    Block& operator=(const Block&) = delete;
+  };
+  template <class... Parts> Block block(const Parts&... parts) {
+    line(parts..., " {");
+    return Block(*this);
+  }
+
+  // ---- Parameters, and what stands for them in a table
+  void emit_parameters();
+  void emit_item();
+  void emit_scalars();
+
+  // ---- The shapes of a kernel
+  void elements();
+  void rows();
+  void row();
+  void columns();
+  void tiles();
+
+  // ---- Parts
+  // The width of a row: in a table, the last row may be shorter.
+  void emit_cols_of_row();
+  // Pointers to a row's part of the operands for which `use` holds.
+  template <class Use> void emit_row_pointers(Use use);
+  void emit_row_pointers();
+  // Of the columns c .. c + exist - 1.
+  void emit_exist(const std::string& unless);
+  // What is computed once for a row, by each of its threads. `live`: the condition under which the row exists; `owns`:
+  // under which a thread stores for the row. Loads of a column list that do not move with the column belong here, too.
+  void emit_row_code(const Stage& stage, const std::string& live, const std::string& owns);
+  void emit_row_barrier();
+  // The body of one step: the columns c .. c + exist - 1.
+  void emit_step(const Stage& stage);
+  void emit_column_instr(int32_t id);
+  void emit_sweep(const Stage& stage);
+  void emit_reductions(const Stage& stage);
+
+  const Instr& instr(int32_t id) const { return k_.instrs[static_cast<size_t>(id)]; }
+  const Operand& operand(const Instr& i) const { return k_.operands[static_cast<size_t>(i.index)]; }
+  bool varies(size_t position) const { return position < k_.varying.size() && k_.varying[position]; }
+  // A size or stride: a number, or the variable that holds it.
+  std::string extent(size_t position, int64_t value) const {
+    return varies(position) ? absl::StrCat("static_cast<Index>(x", position, ")") : absl::StrCat(value);
+  }
+  std::string row_offset(size_t index) const;
+  // "r3 + c" and, of an operand whose columns are not neighbours, ", stride".
+  std::string address(const Instr& i) const;
+  std::string col_stride(size_t index) const { return extent(extent_of_[index], k_.operands[index].col_stride); }
+  std::string pack(const Instr& i) const {
+    return absl::StrCat("Pack<", memory_type(operand(i).dtype), ", ", s_.elements, ">");
+  }
+  bool sums_columns() const { return s_.chunk_rows > 0; }
+  int warps() const { return s_.threads_per_row / kWarp; }
+  bool may_store_over_a_row_input() const;
+
+  const LoopKernel& k_;
+  const Schedule& s_;
+  const bool table_;
+  std::vector<size_t> extent_of_;  // by operand: where its extents begin
+  std::vector<bool> kept_;         // by operand: its part of the row stays in registers
+  std::vector<bool> kept_now_;     // it is there
+  std::string out_;
+  int depth_ = 0;
+};
+
+template <class Use> void KernelEmitter::emit_row_pointers(Use use) {
+  for (size_t i = 0; i < k_.operands.size(); ++i) {
+    const Operand& o = k_.operands[i];
+    if (o.is_partial || !use(i)) continue;
+    const std::string offset = row_offset(i);
+    line(o.is_output ? "" : "const ", memory_type(o.dtype), "* const r", i, " = p", i, offset.empty() ? "" : " + ",
+         offset, ";");
+  }
+}
+
+}  // namespace rondo::compile::cuda

@@ -1,0 +1,30 @@
+// The table of a table launch (compile/exec/table.h) in the memory of a device. The same text is compiled by the host
+// and in front of kernels. A block belongs to one item, so its threads read the item's row together.
+#pragma once
+
+#include <string_view>
+
+namespace rondo::compile::cuda {
+
+// Declares it here, and keeps it as the text `name`.
+#define RONDO_HERE_AND_ON_DEVICE(name, ...) \
+  __VA_ARGS__                               \
+  inline constexpr std::string_view name = #__VA_ARGS__
+
+// One item: `rows` whole rows of `width` elements, and a last, shorter one if `numel` is more than those. A kernel that
+// splits its columns takes the `numel` elements in a line.
+// first_block: where the item's blocks begin in the grid. The items' blocks follow each other, and each item has some.
+// scalars: the kernel's, in order, in device memory. operands: the first of the item's, in device memory.
+RONDO_HERE_AND_ON_DEVICE(
+    kTableLayout, struct RondoTableRow {
+      long long first_block;
+      long long rows;
+      long long width;
+      long long numel;
+      const double* scalars;
+      void* const* operands;
+    };);
+#undef RONDO_HERE_AND_ON_DEVICE
+static_assert(sizeof(RondoTableRow) == 48, "six words of 8 bytes, the same on both sides");
+
+}  // namespace rondo::compile::cuda
