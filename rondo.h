@@ -70,6 +70,7 @@
 #include "rondo/runtime/amp.h"
 #include "rondo/runtime/anomaly.h"
 #include "rondo/runtime/autograd.h"
+#include "rondo/runtime/backend.h"
 #include "rondo/runtime/data/batch_source.h"
 #include "rondo/runtime/data/chat_template.h"
 #include "rondo/runtime/data/data_loader.h"

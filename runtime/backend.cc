@@ -1,5 +1,6 @@
 #include "rondo/runtime/backend.h"
 
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -11,6 +12,36 @@ namespace rondo {
 namespace {
 constexpr const char* kNames[kNumBackends] = {"cpu", "cuda", "fake"};
 thread_local Device default_of_thread = kCPU;
+
+// Null: the table is whole.
+const char* first_missing(const BackendTable& table) {
+  const std::pair<const char*, bool> fields[] = {
+      {"name", table.name != nullptr},
+      {"device_count", table.device_count != nullptr},
+      {"allocate", table.allocate != nullptr},
+      {"deallocate", table.deallocate != nullptr},
+      {"block_bytes", table.block_bytes != nullptr},
+      {"stats", table.stats != nullptr},
+      {"reset_peak", table.reset_peak != nullptr},
+      {"set_cache_limit", table.set_cache_limit != nullptr},
+      {"trim", table.trim != nullptr},
+      {"allocate_staging", table.allocate_staging != nullptr},
+      {"deallocate_staging", table.deallocate_staging != nullptr},
+      {"copy_in", table.copy_in != nullptr},
+      {"copy_out", table.copy_out != nullptr},
+      {"copy", table.copy != nullptr},
+      {"fill", table.fill != nullptr},
+      {"record", table.record != nullptr},
+      {"wait", table.wait != nullptr},
+      {"release", table.release != nullptr},
+      {"elapsed", table.elapsed != nullptr},
+      {"synchronize", table.synchronize != nullptr},
+      {"failed", table.failed != nullptr},
+  };
+  for (const auto& [name, there] : fields)
+    if (!there) return name;
+  return nullptr;
+}
 }  // namespace
 
 // The table of tables.
@@ -24,23 +55,38 @@ void detail::throw_no_backend(Device device) {
 }
 
 void install_backend(Backend backend, const BackendTable* table) {
+  if (table != nullptr) {
+    const char* const missing = first_missing(*table);
+    if (missing != nullptr)
+      throw Error(absl::StrCat("install_backend: the table of ", table->name == nullptr ? "a device" : table->name,
+                               " has no ", missing, "; only `enqueue` may be null"));
+  }
   detail::backends[static_cast<size_t>(backend)] = table;
 }
 
 std::string to_string(Device device) {
-  const std::string name = kNames[static_cast<size_t>(device.backend)];
+  const BackendTable* table = detail::backends[static_cast<size_t>(device.backend)];
+  const std::string name = table != nullptr ? table->name : kNames[static_cast<size_t>(device.backend)];
   return device == kCPU ? name : absl::StrCat(name, ":", static_cast<int>(device.index));
+}
+
+void check_index(Device device) {
+  const int count = backend_of(device).device_count();
+  if (device.index < 0 || device.index >= count)
+    throw Error(absl::StrCat("no device ", to_string(device), ": there are ", count, ", counted from 0"));
 }
 
 Device default_device() { return default_of_thread; }
 DeviceScope::DeviceScope(Device device) : outer_(default_of_thread) {
-  if (const int count = backend_of(device).device_count(); device.index < 0 || device.index >= count)
-    throw Error(absl::StrCat("DeviceScope: no device ", to_string(device), "; there are ", count));
+  check_index(device);
   default_of_thread = device;
 }
 DeviceScope::~DeviceScope() { default_of_thread = outer_; }
 
-void synchronize(Device device) { backend_of(device).synchronize(device.index); }
+void synchronize(Device device) {
+  check_index(device);
+  backend_of(device).synchronize(device.index);
+}
 
 void copy_bytes(Device to_device, void* to, Device from_device, const void* from, size_t bytes) {
   if (bytes == 0) return;

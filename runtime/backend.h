@@ -10,6 +10,16 @@
 // Note [Late errors]. A kernel that finds its data wrong skips the access. The device keeps the first such error, and
 //   the next call that waits for the device throws it. Until then, `failed` is true for work that is enqueued later;
 //   the passes of an optimizer read it on the stream and change nothing.
+// Note [Work]. Host code that a stream runs has the device's addresses, and all else that it touches is host memory. It
+//   calls nothing of the table but `failed`, and `deallocate` when it is destroyed. It throws an error of its data; the
+//   backend keeps the first such exception, as it is, and goes on with the work behind it.
+//
+// A program may install a device of its own, without a change of Rondo, if host code can work on its memory while its
+// streams run: the kernels are then the CPU's. Other kernels are part of Rondo (runtime/README.md, compile/README.md).
+//
+//   using enum Backend;
+//   BackendTable table = {.name = "slate", .kernels = kCPU, ...};   // every function has to be there
+//   install_backend(kFake, &table);                                 // Device{kFake, 0} is now "slate:0"
 //
 // Thread safety: all functions of a table may be called from any thread.
 #pragma once
@@ -23,11 +33,12 @@
 #include "rondo/runtime/device.h"
 #include "rondo/runtime/storage.h"
 
+#pragma GCC visibility push(default)
 namespace rondo {
 
 enum class Stream : uint8_t { kCompute, kCopy, kCommunication };
 
-// A point in a stream; owned by the backend. Null: a point that has passed.
+// A point in a stream; owned by the backend, until release(). release() may come before the stream is there.
 using EventHandle = void*;
 
 struct BackendTable {
@@ -36,12 +47,13 @@ struct BackendTable {
   bool host_memory;
   // Whose kernels run here: the index into OpDef::on, and which compiler makes code.
   Backend kernels;
-  // Ops that have a lowering run as generated kernels (op_compiler.h), before those of OpDef::on are asked.
+  // Ops that have a lowering run as generated kernels (op_compiler.h), before those of OpDef::on are asked. The program
+  // has to call compile::install_eager_ops() (compile/exec/eager_ops.h) for that.
   bool generates;
   int (*device_count)();
 
   // ---- Memory: Note [Stream order]
-  // Throws OutOfMemoryError. Blocks are aligned to kAlignment.
+  // Throws OutOfMemoryError (memory.h). Blocks are aligned to kAlignment. 0 bytes are a block, too.
   void* (*allocate)(int device, size_t bytes);
   // Does nothing once the driver is gone.
   void (*deallocate)(int device, void* data, size_t bytes) noexcept;
@@ -65,8 +77,8 @@ struct BackendTable {
   void (*fill)(int device, void* to, uint8_t byte, size_t bytes);
 
   // ---- Work
-  // Runs host code that works on the device's memory, in the order of the stream. Null: enqueue() runs it at once. A
-  // device whose kernels are not host code has this for callbacks only.
+  // Runs host code that works on the device's memory, in the order of the stream: Note [Work]. Null: enqueue() runs it
+  // at once. A device whose kernels are not host code has this for callbacks only.
   void (*enqueue)(int device, Stream stream, absl::AnyInvocable<void()> work);
   EventHandle (*record)(int device, Stream stream);
   void (*wait)(int device, Stream stream, EventHandle event);  // later work of the stream waits, not the host
@@ -89,8 +101,12 @@ inline const BackendTable& backend_of(Device device) {
   return *table;
 }
 
-// Makes a backend available; null takes it away. No tensor of it may live then.
+// Makes a backend available; null takes it away, and then no tensor of it may be used. The table has to outlive its
+// use. Throws Error, which names it, if a function other than `enqueue` is missing.
 void install_backend(Backend backend, const BackendTable* table);
+
+// Throws Error unless there is such a device.
+void check_index(Device device);
 
 // Runs `work`, host code that works on the device's memory, on its compute stream: at once where that is the CPU,
 // otherwise later. It must own all that it needs.
@@ -125,3 +141,4 @@ class Stopwatch {
 };
 
 }  // namespace rondo
+#pragma GCC visibility pop

@@ -13,7 +13,7 @@ namespace rondo {
 enum class Backend : uint8_t {
   kCPU,
   kCUDA,
-  kFake,  // a device that tests install
+  kFake,  // a device that the program installs: of tests, or your own (backend.h)
 };
 inline constexpr int kNumBackends = 3;
 

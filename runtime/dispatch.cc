@@ -103,7 +103,9 @@ void run_parts(const OpDef& op, std::span<const Tensor* const> inputs, Device de
   if (op.decompose == nullptr)
     throw_op_error(op.name,
                    absl::StrCat("has neither a kernel for ", to_string(device), " nor a decomposition",
-                                device == kCPU ? "" : "; move its operands with .to(kCPU)"),
+                                device == kCPU   ? ""
+                                : inputs.empty() ? "; make the tensor on kCPU and move it with .to(Device)"
+                                                 : "; move its operands with .to(kCPU)"),
                    where);
   Tensor copies[kMaxOpInputs];
   for (size_t i = 0; i < inputs.size(); ++i) copies[i] = *inputs[i];

@@ -35,7 +35,7 @@ class OutOfMemoryError : public Error {
 
 namespace rondo::memory {
 
-// In bytes.
+// In bytes. Host memory only: other devices count their own (BackendTable::stats).
 struct Report {
   // In use at the peak, by purpose.
   int64_t parameters = 0;   // and buffers of modules

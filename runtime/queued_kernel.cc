@@ -13,7 +13,8 @@ namespace rondo {
 namespace {
 
 // A call by value. Its tensors name the operands' memory without holding it: handles that were counted here would
-// change who is an only holder (gradient_memory.h).
+// change who is an only holder (gradient_memory.h). For the kernel they are tensors of the CPU, whose code it is: ops
+// that it calls run at once, and what it allocates is host memory (backend.h, Note [Work]).
 class QueuedKernel {
  public:
   explicit QueuedKernel(const KernelContext& context)
@@ -29,7 +30,7 @@ class QueuedKernel {
     const NoGrad off;
     const RecorderScope eager(nullptr);
     const amp::Autocast as_called(std::nullopt);
-    const DeviceScope here(outputs_[0].device());
+    const DeviceScope here(kCPU);
     const CallSiteScope errors(site_);
     absl::InlinedVector<const Tensor*, kMaxOpInputs> inputs;
     for (const Tensor& input : inputs_) inputs.push_back(&input);
@@ -47,8 +48,7 @@ class QueuedKernel {
                               [&](const auto& entry) { return entry.first == memory.id(); });
     if (found == memories_.end()) {
       static const auto nobody = std::make_shared<const int>(0);
-      found = memories_.insert(found,
-                               {memory.id(), Storage::borrow(memory.data(), memory.bytes(), nobody, memory.device())});
+      found = memories_.insert(found, {memory.id(), Storage::borrow(memory.data(), memory.bytes(), nobody, kCPU)});
     }
     return Tensor::over(found->second, tensor.storage_offset(), tensor.sizes(), tensor.strides(), tensor.dtype());
   }

@@ -1,7 +1,7 @@
 // Names of generated code, for people with a debugger or a profiler.
-//   gdb    shows kernels in backtraces and takes breakpoints on them, through its JIT interface (the GDB manual's
-//   chapter
-//          "JIT Compilation Interface"): one small ELF image in memory for each kernel. Always on.
+//   gdb    shows kernels in backtraces and takes breakpoints on them (break rondo::layer_norm_gelu), through its JIT
+//          interface (the GDB manual's chapter "JIT Compilation Interface"): one small ELF image in memory for each
+//          kernel. Always on.
 //   perf   reads /tmp/perf-<pid>.map, a line for each kernel. Written with RONDO_PERF=1 only.
 // Names are those of the ops: rondo::layer_norm_gelu. Code that several programs share has the first one's. Thread
 // safe.

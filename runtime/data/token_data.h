@@ -76,7 +76,7 @@ void write_tokens(const std::string& path, std::span<const int32_t> ids, int64_t
 inline constexpr int64_t kIgnoreIndex = -100;
 
 struct TokenBatch {
-  Tensor x, y;          // (B, T) i64
+  Tensor x, y;          // (B, T) i64, in host memory: move them with .to(Device)
   int64_t targets = 0;  // entries of y that are not kIgnoreIndex
 };
 

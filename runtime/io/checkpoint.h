@@ -11,6 +11,9 @@
 // "state" (a JSON object of the scalars) and "checksum" (XXH64 over everything else). Any safetensors reader can open
 // it. Order of a save: write a temporary file, fsync, rename, fsync the folder, and only then prune. One process writes
 // a folder at a time (rank 0).
+//
+// A resumed process has no gradients. So drop them after each step (Optimizer::zero_grad()) and do not set them to zero
+// (StepOptions::zero_grad): compiled bf16 code that adds to a gradient rounds otherwise than code that makes one.
 #pragma once
 
 #include <cstdint>

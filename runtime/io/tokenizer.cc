@@ -23,12 +23,22 @@ template <class Visit> void for_each_code_point(std::string_view text, Visit&& v
   }
 }
 
-void check_id(int32_t id, int64_t vocab_size) {
+void check_id(int64_t id, int64_t vocab_size) {
   if (id < 0 || id >= vocab_size)
     throw Error(absl::StrCat("decode: token ", id, " is outside the vocabulary of ", vocab_size));
 }
 
 }  // namespace
+
+std::string Tokenizer::decode(std::span<const int64_t> ids) const {
+  std::vector<int32_t> narrow;
+  narrow.reserve(ids.size());
+  for (const int64_t id : ids) {
+    check_id(id, vocab_size());
+    narrow.push_back(static_cast<int32_t>(id));
+  }
+  return decode(narrow);
+}
 
 std::vector<int32_t> ByteTokenizer::encode(std::string_view text) const {
   const auto* bytes = reinterpret_cast<const uint8_t*>(text.data());

@@ -25,12 +25,15 @@ class Tokenizer {
   virtual std::vector<int32_t> encode(std::string_view text) const = 0;
   // Throws Error on an id outside [0, vocab_size()).
   virtual std::string decode(std::span<const int32_t> ids) const = 0;
+  // Tokens as a model's tensors and nn::generate() have them.
+  std::string decode(std::span<const int64_t> ids) const;
   virtual int64_t vocab_size() const = 0;
 };
 
 // One id per byte; any bytes round-trip.
 class ByteTokenizer : public Tokenizer {
  public:
+  using Tokenizer::decode;
   std::vector<int32_t> encode(std::string_view text) const override;
   std::string decode(std::span<const int32_t> ids) const override;
   int64_t vocab_size() const override { return 256; }
@@ -40,6 +43,7 @@ class ByteTokenizer : public Tokenizer {
 // not UTF-8, or has a code point outside the vocabulary, is an Error that names it and its byte offset.
 class CharTokenizer : public Tokenizer {
  public:
+  using Tokenizer::decode;
   static CharTokenizer from_text(std::string_view text);
   // {"type": "char", "vocabulary": ["\n", " ", ..]}; `path` names the file in errors. Throws FileError.
   static CharTokenizer from_json(std::string_view json, const std::string& path);

@@ -1,6 +1,6 @@
 // The public functions of every op. Each takes its tensors as TensorArg, so that an error names the caller's line, and
-// throws Error for an undefined tensor. Shapes in comments use the usual letters: B batch, T time, C channels, H heads,
-// D head dimension, V vocabulary.
+// throws Error for an undefined tensor, which is Tensor(), unless its comment allows one. Shapes use the usual letters:
+// B batch, T time, C channels, H heads, D head dimension, V vocabulary.
 #pragma once
 
 #include <array>

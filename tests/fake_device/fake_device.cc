@@ -41,9 +41,15 @@ struct Item {
   SharedEvent signals, waits_for;
 };
 
-// Work that the running thread is inside of: what it enqueues runs at once, and what it allocates comes from a pool of
-// its own, because blocks that the host freed later may still be in use by work in between.
-thread_local int running = 0;
+// This thread runs queued work.
+thread_local bool running = false;
+
+// backend.h, Note [Work].
+void check_not_running(const char* function) {
+  if (!running) return;
+  std::fprintf(stderr, "FakeDevice: work that runs on the device called %s()\n", function);
+  std::abort();
+}
 
 // Powers of two, then quarters of them: few sizes, so that blocks are used again and few pages change their protection.
 size_t rounded(size_t bytes) {
@@ -70,13 +76,14 @@ class FakeDevice::Queue {
 
   // ---- Memory
   void* allocate(size_t bytes) {
+    check_not_running("allocate");
     const std::lock_guard lock(mutex_);
     ++counts_.allocations;
     if (fail_in_ > 0 && --fail_in_ == 0)
       throw OutOfMemoryError(
           absl::StrCat("out of memory: the fake device was asked to fail at this allocation of ", bytes, " bytes"));
     const size_t size = rounded(bytes);
-    std::vector<std::byte*>& free = (running > 0 ? nested_free_ : free_)[size];
+    std::vector<std::byte*>& free = free_[size];
     if (!free.empty()) {
       std::byte* block = free.back();
       free.pop_back();
@@ -87,7 +94,6 @@ class FakeDevice::Queue {
       throw OutOfMemoryError(absl::StrCat("out of memory: the fake device has no ", bytes, " bytes left"));
     std::byte* block = begin_ + used_;
     used_ += size + kGuard;
-    if (running > 0 && used_ > open_) protect(PROT_READ | PROT_WRITE);
     note_block(block, size);
     push(Stream::kCompute, [block, size] {
       std::memset(block, kPoison, size);
@@ -110,9 +116,10 @@ class FakeDevice::Queue {
         }
       std::memset(block, kPoison, size);
     };
-    if (options_.frees_in_stream_order) push(Stream::kCompute, poison);
+    if (running) poison();  // work that is done lets go of what it held
+    else if (options_.frees_in_stream_order) push(Stream::kCompute, poison);
     else with_open_memory(poison);
-    (running > 0 ? nested_free_ : free_)[size].push_back(block);
+    free_[size].push_back(block);
   }
   AllocatorStats stats() const {
     const std::lock_guard lock(mutex_);
@@ -128,25 +135,30 @@ class FakeDevice::Queue {
 
   // ---- Work
   void enqueue(Stream stream, absl::AnyInvocable<void()> work) {
+    check_not_running("enqueue");
     const std::lock_guard lock(mutex_);
-    if (running == 0) ++counts_.launches;
+    ++counts_.launches;
     push(stream, std::move(work));
   }
   EventHandle record(Stream stream) {
+    check_not_running("record");
     const std::lock_guard lock(mutex_);
     return new SharedEvent(push_event(stream));
   }
   void wait(Stream stream, EventHandle event) {
+    check_not_running("wait");
     const std::lock_guard lock(mutex_);
     push_wait(stream, *static_cast<SharedEvent*>(event));
   }
   double elapsed(EventHandle from, EventHandle to) {
+    check_not_running("elapsed");
     const std::lock_guard lock(mutex_);
     const SharedEvent &first = *static_cast<SharedEvent*>(from), &last = *static_cast<SharedEvent*>(to);
     run_until([&] { return first->passed && last->passed; });
     return std::chrono::duration<double>(last->time - first->time).count();
   }
   void synchronize() {
+    check_not_running("synchronize");
     const std::lock_guard lock(mutex_);
     ++counts_.host_waits;
     run_until([&] { return n_queued_ == 0; });
@@ -164,22 +176,19 @@ class FakeDevice::Queue {
 
   // ---- Copies
   void copy_in(void* to, const void* host, size_t bytes) {
+    check_not_running("copy_in");
     const std::lock_guard lock(mutex_);
     ++counts_.copies_in;
     auto staged = std::make_unique<std::byte[]>(bytes);
     std::memcpy(staged.get(), host, bytes);
     absl::AnyInvocable<void()> copy = [to, bytes, from = std::move(staged)] { std::memcpy(to, from.get(), bytes); };
-    if (running > 0) return copy();
     if (options_.copy_in_waits_for_compute) push_wait(Stream::kCopy, push_event(Stream::kCompute));
     push(Stream::kCopy, std::move(copy));
     if (options_.compute_waits_for_copy_in) push_wait(Stream::kCompute, push_event(Stream::kCopy));
   }
   void copy_out(void* host, const void* from, size_t bytes) {
+    check_not_running("copy_out");
     const std::lock_guard lock(mutex_);
-    if (running > 0) {
-      std::memcpy(host, from, bytes);
-      return;
-    }
     ++counts_.host_waits;
     push_wait(Stream::kCopy, push_event(Stream::kCompute));
     push(Stream::kCopy, [=] { std::memcpy(host, from, bytes); });
@@ -209,7 +218,6 @@ class FakeDevice::Queue {
   }
   std::deque<Item>& items(Stream stream) { return streams_[static_cast<size_t>(stream)]; }
   void push(Stream stream, absl::AnyInvocable<void()> work) {
-    if (running > 0) return work();
     items(stream).push_back({std::move(work), nullptr, nullptr});
     ++n_queued_;
     // Some work runs early, so that no order relies on a late queue.
@@ -221,17 +229,12 @@ class FakeDevice::Queue {
   }
   SharedEvent push_event(Stream stream) {
     auto event = std::make_shared<Event>();
-    if (running > 0) {
-      event->passed = true;
-      event->time = std::chrono::steady_clock::now();
-      return event;
-    }
     items(stream).push_back({nullptr, event, nullptr});
     ++n_queued_;
     return event;
   }
   void push_wait(Stream stream, SharedEvent event) {
-    if (running > 0 || event->passed) return;
+    if (event->passed) return;
     items(stream).push_back({nullptr, nullptr, std::move(event)});
     ++n_queued_;
   }
@@ -241,13 +244,12 @@ class FakeDevice::Queue {
     mprotect(begin_, open_, protection);
   }
   template <class F> void with_open_memory(F&& f) {
-    if (running == 0) protect(PROT_READ | PROT_WRITE);
+    protect(PROT_READ | PROT_WRITE);
     f();
-    if (running == 0) protect(PROT_NONE);
+    protect(PROT_NONE);
   }
   // Runs items, one at a time from a stream that chance picks, until `enough` or nothing is left.
   template <class Enough> void run_until(Enough enough) {
-    if (running > 0) return;
     if (enough() || n_queued_ == 0) return;
     protect(PROT_READ | PROT_WRITE);
     while (n_queued_ > 0 && !enough()) run_one();
@@ -271,14 +273,14 @@ class FakeDevice::Queue {
       item.signals->time = std::chrono::steady_clock::now();
     }
     if (!item.work) return;
-    ++running;
+    running = true;
     try {
       item.work();
     } catch (...) {
       if (error_ == nullptr) error_ = std::current_exception();
     }
     item.work = nullptr;  // what it holds goes while the memory is open
-    --running;
+    running = false;
   }
   void rethrow() {
     if (error_ != nullptr) std::rethrow_exception(std::exchange(error_, nullptr));
@@ -290,7 +292,7 @@ class FakeDevice::Queue {
   void* mapped_ = nullptr;
   std::byte* begin_ = nullptr;
   size_t used_ = 0, open_ = 0;
-  std::unordered_map<size_t, std::vector<std::byte*>> free_, nested_free_;  // by size
+  std::unordered_map<size_t, std::vector<std::byte*>> free_;  // by size
   std::deque<Item> streams_[kStreams];
   int64_t n_queued_ = 0, bytes_in_use_ = 0, peak_ = 0, fail_in_ = 0;
   std::exception_ptr error_;

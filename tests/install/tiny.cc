@@ -78,9 +78,24 @@ bool maps_run() {
   return ops::sum(values[0]).item() == 9 || fail("foreach_map is wrong");
 }
 
+// A device that this program makes of host memory (runtime/backend.h).
+bool own_device_runs() {
+  static BackendTable table = backend_of(kCPU);
+  table.name = "slate";
+  table.host_memory = false;
+  table.enqueue = [](int, Stream, absl::AnyInvocable<void()> work) { work(); };
+  install_backend(Backend::kFake, &table);
+  const Device slate{Backend::kFake, 0};
+  const Tensor x = Tensor::from<float>({1, 2, 3, 4}, {2, 2}).to(slate).requires_grad_();
+  ops::sum(x.slice(1, {0, 1}) * 3.0).backward();
+  const bool right = to_string(x.device()) == "slate:0" && x.grad().device() == slate &&
+                     x.grad().to_vector<float>() == std::vector<float>{3, 0, 3, 0};
+  return right || fail("a device of this program computes something else: " + x.grad().to_string());
+}
+
 int main(int argc, char** argv) {
   const std::string expected = argc > 1 ? argv[1] : "";
-  if (!errors_cross() || !maps_run()) return 1;
+  if (!errors_cross() || !maps_run() || !own_device_runs()) return 1;
   const std::vector<double> eager = train(false);
   std::printf("eager: %.6f -> %.6f\n", eager.front(), eager.back());
   if (!(eager.back() < eager.front())) return 1;

@@ -236,6 +236,55 @@ TEST_F(DeviceTest, FreedAfterTheDeviceIsGone) {
   x = Tensor();
 }
 
+// ---- A device that a program installs
+
+TEST_F(DeviceTest, ATableWithoutAFunctionIsNotInstalled) {
+  FakeDevice fake;
+  BackendTable table = backend_of(fake.device());
+  table.name = "slate";
+  table.fill = nullptr;
+  EXPECT_ERROR(install_backend(Backend::kFake, &table), "the table of slate has no fill");
+  EXPECT_EQ(to_string(fake.device()), "fake:0");
+}
+
+TEST_F(DeviceTest, HasTheNameOfItsTable) {
+  FakeDevice fake;
+  const BackendTable* installed = &backend_of(fake.device());
+  BackendTable table = *installed;
+  table.name = "slate";
+  install_backend(Backend::kFake, &table);
+  EXPECT_EQ(to_string(fake.device()), "slate:0");
+  EXPECT_ERROR(Tensor::ones({2}, fake.device()) + Tensor::ones({2}, kCPU), "slate:0");
+  install_backend(Backend::kFake, installed);
+}
+
+TEST_F(DeviceTest, AnIndexWithoutADevice) {
+  FakeDevice fake({.devices = 2});
+  for (const int index : {-1, 2}) {
+    const Device none = fake.device(index);
+    const std::string message = "no device " + to_string(none) + ": there are 2";
+    EXPECT_ERROR(Tensor::ones({2}, none), message);
+    EXPECT_ERROR(Tensor::ones({2}, kCPU).to(none), message);
+    EXPECT_ERROR(DeviceScope{none}, message);
+    EXPECT_ERROR(synchronize(none), message);
+  }
+  EXPECT_ERROR(Tensor::ones({2}, Device{Backend::kCPU, 1}), "no device cpu:1: there are 1");
+}
+
+// An in-order queue that runs on a thread of its own and knows nothing of work that calls back: backend.h, Note [Work].
+TEST_F(DeviceTest, KernelsThatCallOpsRunWholeInOneWork) {
+  FakeDevice fake({.early = 0});
+  const DeviceScope scope(fake.device());
+  const Tensor x = Tensor::arange(8).to(kF32).view({2, 4}).requires_grad_();
+  const int64_t before = fake.counts().launches;
+  // The kernels of cat and of the gradient of a slice call fill_() and copy_().
+  const Tensor both = ops::cat({x.slice(1, {0, 2}), x.slice(1, {1, 3})}, 1);
+  EXPECT_EQ(fake.counts().launches, before + 1);
+  EXPECT_EQ(both.to_vector<float>(), (std::vector<float>{0, 1, 1, 2, 4, 5, 5, 6}));
+  both.sum().backward();
+  EXPECT_EQ(x.grad().to_vector<float>(), (std::vector<float>{1, 2, 1, 0, 1, 2, 1, 0}));
+}
+
 // ---- The fake catches
 
 using DeviceDeathTest = DeviceTest;
@@ -249,6 +298,17 @@ TEST_F(DeviceDeathTest, AHostRead) {
         static_cast<void>(values[0]);
       },
       "host code touched device memory");
+}
+
+TEST_F(DeviceDeathTest, WorkThatCallsTheDevice) {
+  FakeDevice fake;
+  const Device device = fake.device();
+  EXPECT_DEATH(
+      {
+        enqueue(device, [device] { static_cast<void>(Tensor::ones({3}, device)); });
+        synchronize(device);
+      },
+      "work that runs on the device called allocate");
 }
 
 TEST_F(DeviceDeathTest, AWriteBehindABlock) {

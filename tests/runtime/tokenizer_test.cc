@@ -30,6 +30,12 @@ TEST(CharTokenizer, CodePointsInOrder) {
   EXPECT_EQ(chars.encode("\U0001F600"), (Ids{9}));
   EXPECT_EQ(chars.decode(chars.encode(text)), text);
   EXPECT_EQ(CharTokenizer::from_text("").vocab_size(), 0);
+  // As nn::generate() makes tokens, and through the interface.
+  EXPECT_EQ(chars.decode(std::vector<int64_t>{0, 1, 2}), "\n a");
+  const Tokenizer& any = chars;
+  EXPECT_EQ(any.decode(std::vector<int64_t>{9}), "\U0001F600");
+  EXPECT_THROW(chars.decode(std::vector<int64_t>{10}), Error);
+  EXPECT_THROW(chars.decode(std::vector<int64_t>{int64_t{1} << 32}), Error);
   const auto message = [&](std::string_view bad) {
     try {
       chars.encode(bad);
