@@ -24,8 +24,14 @@ class StagingScope {
   StagingScope(DeviceState& device, size_t bytes) : device_(device), buffer_(Staging::instance().take(device, bytes)) {}
   ~StagingScope() {
     if (buffer_.data == nullptr) return;
-    // An error came: the copy may still run.
-    static_cast<void>(device_.driver().stream_synchronize(device_.compute()));
+    // An error came: the copy may still run, on the current device or on this one.
+    static_cast<void>(device_.driver().context_synchronize());
+    try {
+      const ContextScope scope(device_);
+      static_cast<void>(device_.driver().context_synchronize());
+    } catch (const Error&) {
+      // The device is lost: nothing runs there any more.
+    }
     Staging::instance().give(buffer_);
   }
   StagingScope(const StagingScope&) = delete;
@@ -99,10 +105,9 @@ void copy(int device, void* to, const void* from, size_t bytes) {
   };
   if (target + bytes <= source || source + bytes <= target) return run(target, source);
   // The driver's copy is undefined for ranges that overlap.
-  void* between = state.allocator().allocate(bytes);
-  run(address(between), source);
-  run(target, address(between));
-  state.allocator().deallocate(between, bytes);
+  const Storage between = Storage::allocate(bytes, {Backend::kCUDA, static_cast<int8_t>(device)});
+  run(address(between.data()), source);
+  run(target, address(between.data()));
 }
 
 void fill(int device, void* to, uint8_t byte, size_t bytes) {

@@ -11,8 +11,8 @@ namespace rondo::cuda {
 // Opens the driver and installs the backend. Null: there is no CUDA device, and `*why_not` is the reason in one line.
 const BackendTable* open(std::string* why_not);
 
-// Waits for all devices, gives everything back and takes the backend away; the next use opens it again. No tensor and
-// no module of a CUDA device may be used afterwards; they may be destroyed.
+// Waits for all devices, gives everything back and takes the backend away; the next use opens it again. Tensors, events
+// and modules of CUDA devices that are left may only be destroyed, and before the next use.
 void close();
 
 }  // namespace rondo::cuda

@@ -128,6 +128,9 @@ DeviceState::~DeviceState() {
 
 void DeviceState::fail(Result result, const char* call) {
   const std::string what = describe(driver_, result);
+  if (result == Result::kOutOfMemory)
+    throw OutOfMemoryError(absl::StrCat("out of memory on cuda:", index_, ": ", call, ", for ",
+                                        memory::Cause::describe(), "; use a smaller batch, or memory::trim()"));
   if (!is_sticky(result)) throw DeviceError(absl::StrCat("cuda:", index_, ": ", call, ": ", what));
   {
     const std::lock_guard lock(mutex_);

@@ -4,6 +4,7 @@
 #include <set>
 
 #include "absl/strings/str_cat.h"
+#include "rondo/runtime/cuda/allocator.h"
 #include "rondo/runtime/cuda/context.h"
 #include "rondo/runtime/cuda/nvtx.h"
 #include "rondo/runtime/error.h"
@@ -34,7 +35,12 @@ std::shared_ptr<const Module> Module::load(int device, const std::string& image)
   DeviceState& state = device_state(device);
   const ContextScope scope(state);
   ModulePtr module = nullptr;
-  state.check(state.driver().module_load(&module, image.c_str()), "cuModuleLoadData");
+  Result result = state.driver().module_load(&module, image.c_str());
+  if (result == Result::kOutOfMemory) {
+    state.allocator().trim();  // code takes memory of the device, and the allocator may keep all of it
+    result = state.driver().module_load(&module, image.c_str());
+  }
+  state.check(result, "cuModuleLoadData");
   return std::shared_ptr<const Module>(new Module(device, module));
 }
 

@@ -8,6 +8,7 @@
 #include "rondo/runtime/cuda/module.h"
 #include "rondo/runtime/cuda/status.h"
 #include "rondo/runtime/error.h"
+#include "rondo/runtime/memory.h"
 #include "rondo/runtime/tensor.h"
 #include "rondo/tests/cuda/kernels.h"
 #include "rondo/tests/errors.h"
@@ -94,6 +95,50 @@ TEST(CudaErrors, Modules) {
               "cuModuleGetFunction(axpz): CUDA_ERROR_NOT_FOUND");
   EXPECT_PART(error_of<DeviceError>([&] { module->kernel("axpy", 300 << 10); }), "307200 bytes of shared memory");
   EXPECT_NO_THROW(module->kernel("axpy", 200 << 10));
+  const std::string image = cuda->image({"axpy"});
+  cuda->fail_allocations(1, 1);
+  EXPECT_NO_THROW(cuda::Module::load(0, image)) << "the cache is emptied, and the second try succeeds";
+  cuda->fail_allocations(1, 2);
+  EXPECT_THROW(cuda::Module::load(0, image), OutOfMemoryError);
+}
+
+// Images of another kind, for executors of generated kernels.
+TEST(CudaErrors, ALoaderOfImages) {
+  FakeCuda cuda;
+  cuda->set_loader([](const std::string& image) {
+    std::vector<std::pair<std::string, fake_cuda::Kernel>> kernels;
+    if (image == "source of axpy") kernels.emplace_back("axpy", test::axpy());
+    return kernels;
+  });
+  EXPECT_THROW(cuda::Module::load(0, "source of nothing"), DeviceError);
+  const auto module = cuda::Module::load(0, "source of axpy");
+  const Tensor x = Tensor::ones({4}).to(cuda.device());
+  test::launch_axpy(module->kernel("axpy"), x, x, 2.0f);
+  EXPECT_EQ(x.to_vector<float>()[0], 3.0f);
+}
+
+// What generated kernels get compiles.
+TEST(CudaErrors, TheTextForKernelsCompiles) {
+  cuda::forget_libraries();
+  std::string why_not;
+  const cuda::Nvrtc* nvrtc = cuda::find_nvrtc(&why_not);
+  if (nvrtc == nullptr) GTEST_SKIP() << why_not;
+  const std::string source = std::string(cuda::kDeviceStatusLayout) + cuda::kDeviceStatusFunctions +
+                             "extern \"C\" __global__ void f(DeviceStatus* s, const long long* i, unsigned call) {"
+                             " if (!rondo_failed(s) && i[threadIdx.x] > 4) rondo_report(s, call, i[threadIdx.x], 1); }";
+  cuda::ProgramPtr program = nullptr;
+  ASSERT_EQ(nvrtc->create(&program, source.c_str(), "f.cu", 0, nullptr, nullptr), cuda::NvrtcResult::kSuccess);
+  const char* options[] = {"-arch=sm_80"};
+  const cuda::NvrtcResult result = nvrtc->compile(program, 1, options);
+  size_t bytes = 0;
+  nvrtc->log_size(program, &bytes);
+  std::string log(bytes, ' ');
+  nvrtc->log(program, log.data());
+  EXPECT_EQ(result, cuda::NvrtcResult::kSuccess) << log;
+  EXPECT_EQ(nvrtc->cubin_size(program, &bytes), cuda::NvrtcResult::kSuccess);
+  EXPECT_GT(bytes, 100u);
+  nvrtc->destroy(&program);
+  cuda::forget_libraries();
 }
 
 // ---- Late errors
@@ -200,10 +245,51 @@ TEST(CudaErrors, AForkedChildIsRefused) {
   EXPECT_EQ(x.to_vector<float>()[0], 1.0f) << "the parent goes on";
 }
 
-TEST(CudaErrors, AForkBeforeTheFirstUse) {
-  if (testing::UnitTest::GetInstance()->successful_test_count() > 0) GTEST_SKIP() << "CUDA was used in this process";
+// In programs of their own: CUDA is as new there.
+class CudaProcessDeathTest : public ::testing::Test {
+ protected:
+  void SetUp() override { GTEST_FLAG_SET(death_test_style, "threadsafe"); }
+};
+
+TEST_F(CudaProcessDeathTest, AForkBeforeTheFirstUse) {
+  EXPECT_EXIT(
+      {
+        FakeCuda cuda;
+        const auto use = [&] { return Tensor::ones({4}).to(cuda.device()).to_vector<float>()[0] == 1.0f ? 0 : 1; };
+        const int in_a_child = in_child(use);
+        _exit(in_a_child + 2 * use());
+      },
+      testing::ExitedWithCode(0), "");
+}
+
+// Tensors of static lifetime are freed after main().
+TEST_F(CudaProcessDeathTest, TensorsThatOutliveMain) {
+  EXPECT_EXIT(
+      {
+        auto* cuda = new FakeCuda;  // never closed
+        static const Tensor cached = Tensor::ones({4}).to(cuda->device());
+        exit(0);
+      },
+      testing::ExitedWithCode(0), "");
+  // And with a driver that is gone before them.
+  EXPECT_EXIT(
+      {
+        setenv("RONDO_CUDA_CACHE", "0", 1);
+        auto* cuda = new FakeCuda;
+        static const Tensor freed_late = Tensor::ones({4}).to(cuda->device());
+        (*cuda)->shut_down();
+        exit(0);
+      },
+      testing::ExitedWithCode(0), "");
+}
+
+TEST(CudaErrors, ADriverThatIsGone) {
   FakeCuda cuda;
-  EXPECT_EQ(in_child([&] { return Tensor::ones({4}).to(cuda.device()).to_vector<float>()[0] == 1.0f ? 0 : 1; }), 0);
+  cuda.expect_lost();
+  Tensor x = Tensor::ones({4}).to(cuda.device());
+  cuda->shut_down();
+  EXPECT_PART(error_of<DeviceError>([&] { x.to_vector<float>(); }), "CUDA error 4");
+  x = Tensor();
 }
 
 }  // namespace

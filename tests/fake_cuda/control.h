@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace rondo::fake_cuda {
@@ -70,6 +71,12 @@ class Control {
   virtual std::string image(const std::vector<std::string>& kernels) const = 0;
   // The allocations of device memory from the n-th on (1 is the next), so many of them, find no memory.
   virtual void fail_allocations(int64_t n, int64_t how_many) = 0;
+  // For images that are none of image(): what kernels they hold. It lets another executor run generated kernels. An
+  // image without kernels is invalid. Stays until the next reset().
+  using Loader = std::function<std::vector<std::pair<std::string, Kernel>>(const std::string& image)>;
+  virtual void set_loader(Loader loader) = 0;
+  // The driver is gone, as at the end of a process: every call fails.
+  virtual void shut_down() = 0;
   virtual Counts counts() const = 0;
   virtual int64_t queued() const = 0;
   virtual std::vector<std::string> misuses() const = 0;

@@ -49,6 +49,10 @@ class Call {
  public:
   Call(const char* name, Needs needs) : lock_(fake().mutex), outer_(std::exchange(fake().call, name)) {
     if (fake().memory == nullptr) fake().reset({});  // a program without a test around it
+    if (fake().gone) {
+      result_ = Result::kDeinitialized;  // CUresult, DEINITIALIZED
+      return;
+    }
     // cuLaunchHostFunc: "the host function must not make any CUDA API calls".
     if (in_callback()) result_ = fake().misuse(Result::kNotPermitted, "a callback of the host calls the driver");
     else if (needs != Needs::kNothing && !fake().initialized)
@@ -163,6 +167,12 @@ FAKE_EXPORT Result cuGetProcAddress_v2(const char* symbol, void**, int, uint64_t
 }
 FAKE_EXPORT Result cuGetProcAddress(const char* symbol, void** function, int version, uint64_t flags) {
   return cuGetProcAddress_v2(symbol, function, version, flags, nullptr);
+}
+
+// NVRTC asks the driver that it finds in its process for a table of functions of its own, and does without.
+FAKE_EXPORT Result cuGetExportTable(const void** table, const void*) {
+  *table = nullptr;
+  return Result::kNotFound;
 }
 
 // ---- Devices and contexts
@@ -573,18 +583,25 @@ FAKE_EXPORT Result cuEventElapsedTime(float* milliseconds, EventPtr from, EventP
 
 FAKE_EXPORT Result cuModuleLoadData(ModulePtr* module, const void* image) {
   FAKE_CALL(kContext);
-  std::istringstream lines(static_cast<const char*>(image));
+  if (fake().fails_now()) return Result::kOutOfMemory;  // cuModuleLoadData: code takes memory, too
+  const std::string text(static_cast<const char*>(image));
+  std::istringstream lines(text);
   std::string line;
   std::getline(lines, line);
-  if (line != "fake CUDA image") return Result::kInvalidImage;  // CUresult, INVALID_IMAGE
   auto made = std::make_unique<OpaqueModule>();
   made->context = &call.context();
-  while (std::getline(lines, line)) {
-    const auto found = fake().kernels.find(line);
-    if (found == fake().kernels.end())
-      return fake().misuse(Result::kInvalidImage, "no kernel is registered as " + line);
-    made->functions[line] = {made.get(), line, &found->second};
+  if (line == "fake CUDA image") {
+    while (std::getline(lines, line)) {
+      const auto found = fake().kernels.find(line);
+      if (found == fake().kernels.end())
+        return fake().misuse(Result::kInvalidImage, "no kernel is registered as " + line);
+      made->functions[line] = {made.get(), line, std::make_shared<const Kernel>(found->second)};
+    }
+  } else if (fake().loader) {
+    for (auto& [name, kernel] : fake().loader(text))
+      made->functions[name] = {made.get(), name, std::make_shared<const Kernel>(std::move(kernel))};
   }
+  if (made->functions.empty()) return Result::kInvalidImage;  // CUresult, INVALID_IMAGE
   for (const auto& entry : made->functions) fake().handles.insert(&entry.second);
   fake().handles.insert(made.get());
   *module = made.get();
@@ -683,5 +700,5 @@ FAKE_EXPORT Result cuLaunchKernel(FunctionPtr function, unsigned gx, unsigned gy
     FAKE_CHECK(fake().require_device_range(*stream->context, reinterpret_cast<uintptr_t>(access.address), access.bytes,
                                            name + ": what it touches"));
   ++fake().counted.launches;
-  return fake().push(*stream, name, accesses, [copies, launch, &kernel] { kernel.run(launch); });
+  return fake().push(*stream, name, accesses, [copies, launch, kernel = function->kernel] { kernel->run(launch); });
 }

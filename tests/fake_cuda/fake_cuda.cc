@@ -40,8 +40,8 @@ FakeCuda::~FakeCuda() {
   cuda::forget_libraries();
   unsetenv("RONDO_CUDA_PATH");
   const fake_cuda::Counts left = control_.counts();
-  EXPECT_EQ(left.contexts, 0);
   if (lost_) return;
+  EXPECT_EQ(left.contexts, 0) << "contexts are left";
   EXPECT_EQ(left.blocks, 0) << "device memory is left";
   EXPECT_EQ(left.pinned, 0) << "page-locked memory is left";
   EXPECT_EQ(left.streams, 0) << "streams are left";

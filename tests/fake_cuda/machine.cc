@@ -73,7 +73,8 @@ void Machine::reset(const Options& chosen) {
   memory = std::make_unique<Memory>(chosen.devices, chosen.bytes);
   races = {};
   host = {};
-  initialized = false;
+  initialized = gone = false;
+  loader = nullptr;
   contexts.clear();
   pools.clear();
   for (int i = 0; i < chosen.devices; ++i) {
@@ -116,6 +117,15 @@ void Machine::fail_allocations(int64_t n, int64_t how_many) {
   const std::lock_guard lock(mutex);
   fail_in_ = n;
   fails_left_ = how_many;
+}
+
+void Machine::set_loader(Loader chosen) {
+  const std::lock_guard lock(mutex);
+  loader = std::move(chosen);
+}
+void Machine::shut_down() {
+  const std::lock_guard lock(mutex);
+  gone = true;
 }
 
 Counts Machine::counts() const {

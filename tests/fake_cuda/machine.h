@@ -59,7 +59,7 @@ struct OpaqueEvent {
 struct OpaqueFunction {
   OpaqueModule* module = nullptr;
   std::string name;
-  const fake_cuda::Kernel* kernel = nullptr;
+  std::shared_ptr<const fake_cuda::Kernel> kernel;
   int dynamic_shared = 48 << 10;
 };
 
@@ -86,6 +86,8 @@ class Machine final : public Control {
   void register_kernel(const std::string& name, Kernel kernel) override;
   std::string image(const std::vector<std::string>& kernels) const override;
   void fail_allocations(int64_t n, int64_t how_many) override;
+  void set_loader(Loader loader) override;
+  void shut_down() override;
   Counts counts() const override;
   int64_t queued() const override;
   std::vector<std::string> misuses() const override;
@@ -116,7 +118,8 @@ class Machine final : public Control {
   std::unique_ptr<Memory> memory;
   Races races;
   Clock host;  // what the host has waited for
-  bool initialized = false;
+  bool initialized = false, gone = false;
+  Loader loader;
   std::vector<std::unique_ptr<cuda::OpaqueContext>> contexts;  // the primary one of each device
   std::vector<std::unique_ptr<cuda::OpaquePool>> pools;
   std::vector<std::unique_ptr<cuda::OpaqueStream>> streams;
