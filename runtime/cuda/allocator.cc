@@ -56,7 +56,7 @@ void* Allocator::allocate(size_t bytes) {
   std::unique_lock lock(mutex_);
   void* data = nullptr;
   if (caching_) {
-    if (cached() > cache_limit_) [[unlikely]]
+    if (cached() > cache_limit_ && releasable_ > 0) [[unlikely]]
       release_free_segments(cache_limit_);
     data = take(size);
     if (data == nullptr && add_segment(size)) data = take(size);
@@ -121,6 +121,7 @@ void Allocator::deallocate(void* data, size_t bytes) noexcept {
     block = before;
   }
   block->free = true;
+  if (block->bytes == block->segment->bytes) releasable_ += static_cast<int64_t>(block->bytes);
   node.value() = {{block->bytes, block->address}, block};
   free.insert(std::move(node));
 }
@@ -131,6 +132,7 @@ void* Allocator::take(size_t size) {
   if (found == free.end()) return nullptr;
   Block* block = found->second;
   block->node = free.extract(found);
+  if (block->bytes == block->segment->bytes) releasable_ -= static_cast<int64_t>(block->bytes);
   return carve(block, size);
 }
 
@@ -168,6 +170,7 @@ bool Allocator::add_segment_of(size_t bytes, bool small) {
   segment.first = new Block{&segment, address, bytes, true, nullptr, nullptr, {}};
   free_[small].insert({{bytes, address}, segment.first});
   reserved_ += static_cast<int64_t>(bytes);
+  releasable_ += static_cast<int64_t>(bytes);
   return true;
 }
 
@@ -199,6 +202,7 @@ void Allocator::release_free_segments(int64_t most) {
     device_.check(device_.driver().memory_free(segment.address), "cuMemFree");
     free_[segment.small].erase({{block->bytes, block->address}, block});
     reserved_ -= static_cast<int64_t>(segment.bytes);
+    releasable_ -= static_cast<int64_t>(segment.bytes);
     delete block;
     segments_.erase(segment.self);
   }

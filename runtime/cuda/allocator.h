@@ -86,6 +86,7 @@ class Allocator {
   FreeBlocks free_[2];  // [small]
   int64_t in_use_ = 0, peak_ = 0, reserved_ = 0, allocations_ = 0, limit_ = 0;
   int64_t cache_limit_;
+  int64_t releasable_ = 0;  // bytes of segments without a block in use
   std::array<std::atomic<int64_t>, kPurposes> purposes_{};
 };
 

@@ -102,6 +102,12 @@ TEST(CudaAllocator, CacheLimit) {
   EXPECT_EQ(table.stats(0).bytes_reserved, 2 * kMB);
   table.deallocate(0, small, 16);
   EXPECT_THROW(table.set_cache_limit(0, -1), Error);
+  // What cannot be given back is no reason to wait.
+  void* holds_its_segment = table.allocate(0, 16);
+  const int64_t waits = cuda->counts().host_waits;
+  for (int i = 0; i < 100; ++i) table.deallocate(0, table.allocate(0, 1000), 1000);
+  EXPECT_EQ(cuda->counts().host_waits, waits);
+  table.deallocate(0, holds_its_segment, 16);
 }
 
 TEST(CudaAllocator, Limit) {

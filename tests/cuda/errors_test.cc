@@ -283,6 +283,19 @@ TEST_F(CudaProcessDeathTest, TensorsThatOutliveMain) {
       testing::ExitedWithCode(0), "");
 }
 
+TEST_F(CudaProcessDeathTest, RangesForProfilers) {
+  EXPECT_EXIT(
+      {
+        setenv("RONDO_CUDA_NVTX", "1", 1);
+        FakeCuda cuda;
+        const cuda::Kernel axpy = cuda.kernel("axpy", test::axpy());
+        const Tensor x = Tensor::ones({4}).to(cuda.device());
+        test::launch_axpy(axpy, x, x, 1.0f);
+        _exit(x.to_vector<float>()[0] == 2.0f ? 0 : 1);
+      },
+      testing::ExitedWithCode(0), "");
+}
+
 TEST(CudaErrors, ADriverThatIsGone) {
   FakeCuda cuda;
   cuda.expect_lost();
