@@ -12,6 +12,7 @@
 #include "rondo/runtime/tensor.h"
 #include "rondo/tests/cuda/kernels.h"
 #include "rondo/tests/errors.h"
+#include "rondo/tests/paths.h"
 
 namespace rondo {
 namespace {
@@ -279,6 +280,19 @@ TEST_F(CudaProcessDeathTest, TensorsThatOutliveMain) {
         static const Tensor freed_late = Tensor::ones({4}).to(cuda->device());
         (*cuda)->shut_down();
         exit(0);
+      },
+      testing::ExitedWithCode(0), "");
+}
+
+// As a program that knows nothing of the fake.
+TEST_F(CudaProcessDeathTest, AWholeProgram) {
+  EXPECT_EXIT(
+      {
+        setenv("RONDO_CUDA_PATH", tests::kFakeCudaDir, 1);
+        setenv("RONDO_FAKE_CUDA", "7:3:64", 1);
+        const Device device = parse_device("cuda:2");
+        const bool good = device_count(Backend::kCUDA) == 3 && Tensor::ones({4}).to(device).to_vector<float>()[3] == 1;
+        exit(good ? 0 : 1);
       },
       testing::ExitedWithCode(0), "");
 }

@@ -41,6 +41,22 @@ namespace {
 Machine& fake() { return Machine::instance(); }
 std::string number(long long n) { return std::to_string(n); }
 
+// For whole programs: RONDO_FAKE_CUDA=seed:devices:megabytes.
+rondo::fake_cuda::Options options_of_environment() {
+  rondo::fake_cuda::Options options;
+  unsigned long long seed = 0, megabytes = 1024;
+  int devices = 1;
+  if (const char* text = std::getenv("RONDO_FAKE_CUDA"))
+    if (std::sscanf(text, "%llu:%d:%llu", &seed, &devices, &megabytes) < 1) {
+      std::fprintf(stderr, "fake CUDA: RONDO_FAKE_CUDA is seed:devices:megabytes, not %s\n", text);
+      std::abort();
+    }
+  options.seed = seed;
+  options.devices = devices;
+  options.bytes = static_cast<size_t>(megabytes) << 20;
+  return options;
+}
+
 // What a call needs before it does its own work.
 enum class Needs { kNothing, kInit, kContext };
 
@@ -48,7 +64,7 @@ enum class Needs { kNothing, kInit, kContext };
 class Call {
  public:
   Call(const char* name, Needs needs) : lock_(fake().mutex), outer_(std::exchange(fake().call, name)) {
-    if (fake().memory == nullptr) fake().reset({});  // a program without a test around it
+    if (fake().memory == nullptr) fake().reset(options_of_environment());  // a program without a test around it
     if (fake().gone) {
       result_ = Result::kDeinitialized;  // CUresult, DEINITIALIZED
       return;

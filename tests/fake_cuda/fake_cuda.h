@@ -13,6 +13,7 @@
 // - Handles that are invalid, destroyed or of another device, copies from pageable memory, freeing twice or too early,
 //   launches that are too large: each ends the process and says what it was.
 // - The n-th allocation fails on demand, and a kernel can kill its context.
+// A whole program runs on it with RONDO_CUDA_PATH set to its folder, and RONDO_FAKE_CUDA=seed:devices:megabytes.
 // What it assumes of the real driver cites the manual in driver.cc; it has not been compared with one yet.
 #pragma once
 
