@@ -3,8 +3,10 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "rondo/runtime/cpu/backend.h"
+#include "rondo/runtime/cuda/backend.h"
 #include "rondo/runtime/error.h"
 
 namespace rondo {
@@ -24,6 +26,9 @@ const char* first_missing(const BackendTable& table) {
       {"stats", table.stats != nullptr},
       {"reset_peak", table.reset_peak != nullptr},
       {"set_cache_limit", table.set_cache_limit != nullptr},
+      {"set_limit", table.set_limit != nullptr},
+      {"limit", table.limit != nullptr},
+      {"count_purpose", table.count_purpose != nullptr},
       {"trim", table.trim != nullptr},
       {"allocate_staging", table.allocate_staging != nullptr},
       {"deallocate_staging", table.deallocate_staging != nullptr},
@@ -47,11 +52,28 @@ const char* first_missing(const BackendTable& table) {
 // The table of tables.
 constinit std::array<const BackendTable*, kNumBackends> detail::backends = {&kCPUBackend, nullptr, nullptr};
 
-void detail::throw_no_backend(Device device) {
-  throw Error(absl::StrCat("no device ", to_string(device), ": this process has ",
-                           std::string(kNames[static_cast<size_t>(device.backend)]),
-                           " devices neither built in nor "
-                           "installed; leave the device out, or write kCPU"));
+namespace {
+// Opens a backend that is opened with its first use. Null: there is none; `*why_not` is the reason.
+const BackendTable* find_backend(Backend backend, std::string* why_not) {
+  if (const BackendTable* table = detail::backends[static_cast<size_t>(backend)]) return table;
+  if (backend == Backend::kCUDA) return cuda::open(why_not);
+  *why_not = absl::StrCat("this process has ", std::string(kNames[static_cast<size_t>(backend)]),
+                          " devices neither built in nor installed");
+  return nullptr;
+}
+}  // namespace
+
+const BackendTable& detail::open_backend(Device device) {
+  std::string why_not;
+  if (const BackendTable* table = find_backend(device.backend, &why_not)) return *table;
+  throw Error(absl::StrCat("no device ", to_string(device), ": ", why_not, "; leave the device out, or write kCPU"));
+}
+
+int device_count(Backend backend, std::string* why_not) {
+  std::string reason;
+  const BackendTable* table = find_backend(backend, &reason);
+  if (why_not != nullptr) *why_not = std::move(reason);
+  return table == nullptr ? 0 : table->device_count();
 }
 
 void install_backend(Backend backend, const BackendTable* table) {
@@ -59,7 +81,7 @@ void install_backend(Backend backend, const BackendTable* table) {
     const char* const missing = first_missing(*table);
     if (missing != nullptr)
       throw Error(absl::StrCat("install_backend: the table of ", table->name == nullptr ? "a device" : table->name,
-                               " has no ", missing, "; only `enqueue` may be null"));
+                               " has no ", missing, "; only `enqueue` and `copy_peer` may be null"));
   }
   detail::backends[static_cast<size_t>(backend)] = table;
 }
@@ -70,21 +92,36 @@ std::string to_string(Device device) {
   return device == kCPU ? name : absl::StrCat(name, ":", static_cast<int>(device.index));
 }
 
-void check_index(Device device) {
+void require_device(Device device) {
   const int count = backend_of(device).device_count();
   if (device.index < 0 || device.index >= count)
     throw Error(absl::StrCat("no device ", to_string(device), ": there are ", count, ", counted from 0"));
 }
 
+Device parse_device(std::string_view text) {
+  for (int i = 0; i < kNumBackends; ++i) {
+    std::string_view rest = text;
+    if (!rest.starts_with(kNames[i])) continue;
+    rest.remove_prefix(std::string_view(kNames[i]).size());
+    const auto backend = static_cast<Backend>(i);
+    if (rest.empty()) return {backend, 0};
+    int index = -1;
+    if (backend != kCPU.backend && rest.starts_with(':') && rest.size() > 1 && rest[1] >= '0' && rest[1] <= '9' &&
+        absl::SimpleAtoi(absl::string_view(rest.data() + 1, rest.size() - 1), &index) && index <= 127)
+      return {backend, static_cast<int8_t>(index)};
+  }
+  throw Error(absl::StrCat("no device is called \"", std::string(text), "\": write cpu, cuda or cuda:1"));
+}
+
 Device default_device() { return default_of_thread; }
 DeviceScope::DeviceScope(Device device) : outer_(default_of_thread) {
-  check_index(device);
+  require_device(device);
   default_of_thread = device;
 }
 DeviceScope::~DeviceScope() { default_of_thread = outer_; }
 
 void synchronize(Device device) {
-  check_index(device);
+  require_device(device);
   backend_of(device).synchronize(device.index);
 }
 
@@ -94,6 +131,8 @@ void copy_bytes(Device to_device, void* to, Device from_device, const void* from
   if (to_device == from_device) return target.copy(to_device.index, to, from, bytes);
   if (source.host_memory) return target.copy_in(to_device.index, to, from, bytes);
   if (target.host_memory) return source.copy_out(from_device.index, to, from, bytes);
+  if (to_device.backend == from_device.backend && target.copy_peer != nullptr)
+    return target.copy_peer(to_device.index, to, from_device.index, from, bytes);
   std::vector<std::byte> between(bytes);
   source.copy_out(from_device.index, between.data(), from, bytes);
   target.copy_in(to_device.index, to, between.data(), bytes);

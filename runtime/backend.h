@@ -62,6 +62,11 @@ struct BackendTable {
   void (*reset_peak)(int device);
   // The most bytes of freed blocks that are kept for reuse.
   void (*set_cache_limit)(int device, int64_t bytes);
+  // The most bytes that are reserved at all (memory::set_limit); 0: no limit.
+  void (*set_limit)(int device, int64_t bytes);
+  int64_t (*limit)(int device);
+  // Counts `bytes` more, or fewer, in AllocatorStats::by_purpose.
+  void (*count_purpose)(int device, Purpose purpose, int64_t bytes) noexcept;
   void (*trim)(int device);  // gives all freed blocks back
   // Host memory that the device can read and write without a copy in between (page-locked).
   void* (*allocate_staging)(size_t bytes);
@@ -74,6 +79,9 @@ struct BackendTable {
   void (*copy_out)(int device, void* host, const void* from, size_t bytes);
   // Within the device, in the order of the compute stream.
   void (*copy)(int device, void* to, const void* from, size_t bytes);
+  // From another device of this backend, after what both have enqueued and before what they enqueue later. Null:
+  // through host memory.
+  void (*copy_peer)(int device, void* to, int from_device, const void* from, size_t bytes);
   void (*fill)(int device, void* to, uint8_t byte, size_t bytes);
 
   // ---- Work
@@ -90,23 +98,24 @@ struct BackendTable {
 
 namespace detail {
 extern std::array<const BackendTable*, kNumBackends> backends;
-[[noreturn]] void throw_no_backend(Device device);
+// Opens a backend that is opened with its first use. Throws Error if this process has none.
+const BackendTable& open_backend(Device device);
 }  // namespace detail
 
 // The table of a device. Throws Error if this process has no such backend.
 inline const BackendTable& backend_of(Device device) {
   const BackendTable* table = detail::backends[static_cast<size_t>(device.backend)];
   if (table == nullptr) [[unlikely]]
-    detail::throw_no_backend(device);
+    return detail::open_backend(device);
   return *table;
 }
 
 // Makes a backend available; null takes it away, and then no tensor of it may be used. The table has to outlive its
-// use. Throws Error, which names it, if a function other than `enqueue` is missing.
+// use. Throws Error, which names it, if a function is missing that may not be null.
 void install_backend(Backend backend, const BackendTable* table);
 
 // Throws Error unless there is such a device.
-void check_index(Device device);
+void require_device(Device device);
 
 // Runs `work`, host code that works on the device's memory, on its compute stream: at once where that is the CPU,
 // otherwise later. It must own all that it needs.

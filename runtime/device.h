@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 
 #pragma GCC visibility push(default)
 namespace rondo {
@@ -25,6 +26,13 @@ struct Device {
 inline constexpr Device kCPU{};
 
 std::string to_string(Device device);  // "cpu", "cuda:0"
+
+// The device that a text names: "cpu", "cuda" (the first one), "cuda:1". Throws Error for any other text. Whether there
+// is such a device is not asked.
+Device parse_device(std::string_view text);
+
+// How many devices of this kind the process can use. 0: none, and `*why_not` is the reason in one line.
+int device_count(Backend backend, std::string* why_not = nullptr);
 
 // Where this thread's factories make tensors if no device is given: kCPU outside of any DeviceScope.
 Device default_device();

@@ -32,6 +32,18 @@ class StaleTensorError : public Error {
   using Error::Error;
 };
 
+// A device refused what it was asked to do, or does not work any more.
+class DeviceError : public Error {
+ public:
+  explicit DeviceError(const std::string& what, bool lost = false) : Error(what), lost_(lost) {}
+  // The device's state is lost: every further call to it in this process fails in the same way, and the contents of its
+  // tensors are gone. Start the program again, from a checkpoint.
+  bool lost() const { return lost_; }
+
+ private:
+  bool lost_;
+};
+
 // The processor lacks an instruction set that kernels were compiled for. Names it.
 class UnsupportedCpuError : public Error {
  public:

@@ -12,6 +12,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "rondo/runtime/backend.h"
 #include "rondo/runtime/cpu/product.h"
 #include "rondo/runtime/error.h"
 
@@ -19,7 +20,8 @@ namespace rondo::memory {
 
 namespace detail {
 std::atomic<bool> recording{false};
-}
+std::atomic<int> asks_for_causes{0};
+}  // namespace detail
 
 namespace {
 
@@ -119,6 +121,13 @@ void trim() {
 #endif
 }
 
+void set_limit(int64_t bytes, Device device) {
+  if (bytes < 0) throw Error(absl::StrCat("memory::set_limit: ", bytes, " bytes"));
+  backend_of(device).set_limit(device.index, bytes);
+}
+int64_t limit(Device device) { return backend_of(device).limit(device.index); }
+AllocatorStats stats(Device device) { return backend_of(device).stats(device.index); }
+
 std::string Cause::describe() {
   std::string text, place;
   std::string_view last;
@@ -134,11 +143,15 @@ std::string Cause::describe() {
 
 Recording::Recording() {
   if (detail::recording.exchange(true)) throw Error("memory::Recording: there is one already");
+  detail::asks_for_causes.fetch_add(1, std::memory_order_relaxed);
   peak().outside_at_start = outside_bytes();
   restart();
 }
 
-Recording::~Recording() { detail::recording.store(false); }
+Recording::~Recording() {
+  detail::asks_for_causes.fetch_sub(1, std::memory_order_relaxed);
+  detail::recording.store(false);
+}
 
 void Recording::restart() {
   Peak& p = peak();

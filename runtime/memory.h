@@ -96,6 +96,10 @@ void trim();
 // `bytes` is negative. Not counted: memory that is not tensors' (code, mapped files, a tokenizer's tables).
 void set_limit(int64_t bytes);
 int64_t limit();
+// The same for the memory of one device. Throws Error if there is no such device.
+void set_limit(int64_t bytes, Device device);
+int64_t limit(Device device);
+AllocatorStats stats(Device device);
 
 // ---- For the runtime
 
@@ -104,18 +108,19 @@ void on_trim(void (*empty)());
 
 namespace detail {
 extern std::atomic<bool> recording;
+extern std::atomic<int> asks_for_causes;  // how many may call Cause::describe(): a recording, open devices
 void note_allocation(int64_t bytes_in_use, const void* data);
 void note_purpose(const void* data, size_t bytes, Purpose from, Purpose to, int64_t activations_now);
 void note_free(const void* data);
 }  // namespace detail
 inline bool recording() { return detail::recording.load(std::memory_order_relaxed); }
 
-// What this thread does in this scope, for Report::cause; nothing unless there is a recording. `prefix` and `name` must
-// live as long.
+// What this thread does in this scope: for Report::cause, and for the message of a device that is out of memory.
+// Nothing unless there is a recording or such a device is in use. `prefix` and `name` must live as long.
 class Cause {
  public:
   Cause(const char* prefix, std::string_view name, std::source_location where) {
-    if (recording()) [[unlikely]]
+    if (detail::asks_for_causes.load(std::memory_order_relaxed) != 0) [[unlikely]]
       enter(prefix, name, where);
   }
   ~Cause() {

@@ -12,7 +12,7 @@ Storage Storage::allocate(size_t bytes, Device device) {
   check_cpu();  // here, because no kernel runs without a tensor
   const BackendTable& table = backend_of(device);
   if (device.index != 0) [[unlikely]]
-    check_index(device);
+    require_device(device);
   Storage storage;
   storage.block_ = new Block;
   storage.block_->device = device;
@@ -36,9 +36,13 @@ void Storage::change_purpose(Purpose purpose) const {
   if (block_->owner != nullptr) return;
   // Whoever changes it counts what it was, so that threads may race.
   const Purpose before = block_->purpose.exchange(purpose, std::memory_order_relaxed);
-  // Counted is host memory, the memory that memory.h reports. The purpose itself matters everywhere: memory of
-  // gradients is not shared (gradient_memory.h).
-  if (!has_host_memory(block_->device)) return;
+  const BackendTable& table = backend_of(block_->device);
+  if (!table.host_memory) {
+    const auto size = static_cast<int64_t>(table.block_bytes(block_->bytes));
+    table.count_purpose(block_->device.index, before, -size);
+    table.count_purpose(block_->device.index, purpose, size);
+    return;
+  }
   const size_t size = allocator::block_bytes(block_->bytes);
   allocator::count_purpose(before, -static_cast<int64_t>(size));
   allocator::count_purpose(purpose, static_cast<int64_t>(size));
@@ -56,6 +60,9 @@ void Storage::destroy(Block* block) noexcept {
         allocator::count_purpose(purpose, -static_cast<int64_t>(allocator::block_bytes(block->bytes)));
       if (memory::recording()) [[unlikely]]
         memory::detail::note_free(block->data);
+    } else if (table != nullptr) {
+      table->count_purpose(block->device.index, block->purpose.load(std::memory_order_relaxed),
+                           -static_cast<int64_t>(table->block_bytes(block->bytes)));
     }
     if (table != nullptr) table->deallocate(block->device.index, block->data, block->bytes);
   }

@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "rondo/runtime/cpu/allocator.h"
+#include "rondo/runtime/memory.h"
 
 namespace rondo {
 namespace {
@@ -27,12 +28,16 @@ constinit const BackendTable kCPUBackend = {
     .stats = [](int) { return allocator::stats(); },
     .reset_peak = [](int) { allocator::reset_peak(); },
     .set_cache_limit = [](int, int64_t bytes) { allocator::set_cache_limit(bytes); },
+    .set_limit = [](int, int64_t bytes) { memory::set_limit(bytes); },
+    .limit = [](int) { return memory::limit(); },
+    .count_purpose = [](int, Purpose purpose, int64_t bytes) noexcept { allocator::count_purpose(purpose, bytes); },
     .trim = [](int) { allocator::empty_cache(); },
     .allocate_staging = &allocator::allocate,
     .deallocate_staging = &allocator::deallocate,
     .copy_in = [](int, void* to, const void* host, size_t bytes) { std::memcpy(to, host, bytes); },
     .copy_out = [](int, void* host, const void* from, size_t bytes) { std::memcpy(host, from, bytes); },
     .copy = [](int, void* to, const void* from, size_t bytes) { std::memmove(to, from, bytes); },
+    .copy_peer = nullptr,
     .fill = [](int, void* to, uint8_t byte, size_t bytes) { std::memset(to, byte, bytes); },
     .enqueue = nullptr,
     .record = [](int, Stream) -> EventHandle { return new Event; },

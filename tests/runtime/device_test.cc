@@ -36,13 +36,24 @@ class DeviceTest : public ::testing::Test {
 TEST_F(DeviceTest, NamesOfDevices) {
   EXPECT_EQ(to_string(kCPU), "cpu");
   EXPECT_EQ(to_string(Device{Backend::kCUDA, 1}), "cuda:1");
+  EXPECT_EQ(parse_device("cpu"), kCPU);
+  EXPECT_EQ(parse_device("cuda"), (Device{Backend::kCUDA, 0}));
+  EXPECT_EQ(parse_device("cuda:17"), (Device{Backend::kCUDA, 17}));
+  for (const char* wrong :
+       {"", "gpu", "cuda:", "cuda:-1", "cuda:x", "cuda:1x", "cuda: 1", "cuda:128", "cpu:0", "cudas"})
+    EXPECT_ERROR(parse_device(wrong), "write cpu, cuda or cuda:1");
 }
 
 TEST_F(DeviceTest, ABackendThatIsNotThereIsAnError) {
+  setenv("RONDO_CUDA", "off", 1);  // also on a machine with a GPU
   const Device cuda{Backend::kCUDA, 0};
   EXPECT_ERROR(Tensor::zeros({2}, {kF32, cuda}), "no device cuda:0");
   EXPECT_ERROR(Tensor::ones({2}).to(cuda), "no device cuda:0");
-  EXPECT_ERROR(DeviceScope{cuda}, "no device cuda:0");
+  EXPECT_ERROR(DeviceScope{cuda}, "no device cuda:0: no CUDA device: RONDO_CUDA=off");
+  std::string why_not;
+  EXPECT_EQ(device_count(Backend::kCUDA, &why_not), 0);
+  EXPECT_EQ(why_not, "no CUDA device: RONDO_CUDA=off");
+  EXPECT_EQ(device_count(Backend::kFake), 0);
   FakeDevice fake;
   EXPECT_ERROR(DeviceScope{fake.device(3)}, "there are 1");
 }

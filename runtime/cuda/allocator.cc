@@ -1,0 +1,274 @@
+#include "rondo/runtime/cuda/allocator.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstdlib>
+#include <limits>
+#include <string_view>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "rondo/runtime/cuda/context.h"
+#include "rondo/runtime/error.h"
+#include "rondo/runtime/memory.h"
+
+namespace rondo::cuda {
+namespace {
+
+// Blocks up to here come from segments of kSmallSegment, so that they do not break up the large ones.
+constexpr size_t kSmall = size_t{1} << 20, kSmallSegment = size_t{2} << 20;
+// Larger ones below kOwnSegment share segments of kSharedSegment; others have one of their own, in steps of kPage.
+constexpr size_t kOwnSegment = size_t{10} << 20, kSharedSegment = size_t{20} << 20, kPage = size_t{2} << 20;
+
+size_t round_up(size_t bytes, size_t step) { return (bytes + step - 1) / step * step; }
+
+bool caches() {
+  const char* value = std::getenv("RONDO_CUDA_CACHE");
+  return value == nullptr || std::string_view(value) != "0";
+}
+
+std::string megabytes(int64_t bytes) { return absl::StrFormat("%.1f MB", static_cast<double>(bytes) * 1e-6); }
+
+}  // namespace
+
+size_t Allocator::block_bytes(size_t bytes) {
+  if (bytes <= 8 * kStep) return round_up(std::max<size_t>(bytes, 1), kStep);
+  return round_up(bytes, std::bit_floor(bytes - 1) / 8);
+}
+
+Allocator::Allocator(DeviceState& device)
+    : device_(device), caching_(caches()), cache_limit_(std::numeric_limits<int64_t>::max()) {}
+
+Allocator::~Allocator() {
+  const bool lost = device_.lost();  // then the memory is gone with the context
+  for (const Segment& segment : segments_) {
+    for (Block* block = segment.first; block != nullptr;) delete std::exchange(block, block->after);
+    if (!lost) static_cast<void>(device_.driver().memory_free(segment.address));
+  }
+  if (!caching_ && !lost)
+    for (const auto& [address, block] : used_) static_cast<void>(device_.driver().memory_free(address));
+}
+
+void* Allocator::allocate(size_t bytes) {
+  const size_t size = block_bytes(bytes);
+  if (size < bytes) throw OutOfMemoryError(absl::StrCat("out of memory: nothing has ", bytes, " bytes"));
+  device_.drop_finished();  // which may free blocks
+  std::unique_lock lock(mutex_);
+  void* data = nullptr;
+  if (caching_) {
+    if (cached() > cache_limit_ && releasable_ > 0) [[unlikely]]
+      release_free_segments(cache_limit_);
+    data = take(size);
+    if (data == nullptr && add_segment(size)) data = take(size);
+  } else {
+    data = take_uncached(size);
+  }
+  if (data == nullptr) {
+    lock.unlock();
+    {
+      const ContextScope scope(device_);
+      device_.wait_all();
+    }
+    device_.drop_finished();
+    lock.lock();
+    // What is freed but kept may be enough, once it is the driver's again.
+    release_free_segments(0);
+    if (!caching_) data = take_uncached(size);
+    else if ((data = take(size)) == nullptr && add_segment(size)) data = take(size);
+  }
+  if (data == nullptr) throw_out_of_memory(bytes);
+  in_use_ += static_cast<int64_t>(size);
+  peak_ = std::max(peak_, in_use_);
+  ++allocations_;
+  return data;
+}
+
+void Allocator::deallocate(void* data, size_t bytes) noexcept {
+  const std::lock_guard lock(mutex_);
+  const auto address = reinterpret_cast<DevicePtr>(data);
+  const auto size = static_cast<int64_t>(block_bytes(bytes));
+  const auto found = used_.find(address);
+  if (found == used_.end()) return;  // of a device that was closed since
+  Block* block = found->second;
+  used_.erase(found);
+  in_use_ -= size;
+  if (!caching_) {
+    reserved_ -= size;
+    try {
+      const ContextScope scope(device_);
+      static_cast<void>(device_.driver().memory_free_async(address, device_.compute()));
+    } catch (const Error&) {
+      // The device is lost: so is the block.
+    }
+    return;
+  }
+  FreeBlocks& free = free_[block->segment->small];
+  FreeBlocks::node_type node = std::move(block->node);
+  const auto forget = [&](Block* b) { free.erase({{b->bytes, b->address}, b}); };
+  if (Block* after = block->after; after != nullptr && after->free) {
+    forget(after);
+    block->bytes += after->bytes;
+    block->after = after->after;
+    if (block->after != nullptr) block->after->before = block;
+    delete after;
+  }
+  if (Block* before = block->before; before != nullptr && before->free) {
+    forget(before);
+    before->bytes += block->bytes;
+    before->after = block->after;
+    if (before->after != nullptr) before->after->before = before;
+    delete block;
+    block = before;
+  }
+  block->free = true;
+  if (block->bytes == block->segment->bytes) releasable_ += static_cast<int64_t>(block->bytes);
+  node.value() = {{block->bytes, block->address}, block};
+  free.insert(std::move(node));
+}
+
+void* Allocator::take(size_t size) {
+  FreeBlocks& free = free_[size <= kSmall];
+  const auto found = free.lower_bound({{size, 0}, nullptr});
+  if (found == free.end()) return nullptr;
+  Block* block = found->second;
+  block->node = free.extract(found);
+  if (block->bytes == block->segment->bytes) releasable_ -= static_cast<int64_t>(block->bytes);
+  return carve(block, size);
+}
+
+void* Allocator::carve(Block* block, size_t size) {
+  // A small rest of a large block would serve nobody.
+  const size_t least = block->segment->small ? kStep : kSmall;
+  if (block->bytes - size >= least) {
+    auto* rest = new Block{block->segment, block->address + size, block->bytes - size, true, block, block->after, {}};
+    if (rest->after != nullptr) rest->after->before = rest;
+    block->after = rest;
+    block->bytes = size;
+    free_[block->segment->small].insert({{rest->bytes, rest->address}, rest});
+  }
+  block->free = false;
+  used_.emplace(block->address, block);
+  return reinterpret_cast<void*>(block->address);
+}
+
+bool Allocator::add_segment(size_t size) {
+  if (size <= kSmall) return add_segment_of(kSmallSegment, true) || add_segment_of(round_up(size, kStep), true);
+  if (size < kOwnSegment && add_segment_of(kSharedSegment, false)) return true;
+  return add_segment_of(round_up(size, kPage), false) || add_segment_of(size, false);
+}
+
+bool Allocator::add_segment_of(size_t bytes, bool small) {
+  if (limit_ != 0 && reserved_ + static_cast<int64_t>(bytes) > limit_) return false;
+  const ContextScope scope(device_);
+  DevicePtr address = 0;
+  const Result result = device_.driver().memory_allocate(&address, bytes);
+  if (result == Result::kOutOfMemory) return false;
+  device_.check(result, "cuMemAlloc");
+  segments_.push_back({address, bytes, small, nullptr, {}});
+  Segment& segment = segments_.back();
+  segment.self = std::prev(segments_.end());
+  segment.first = new Block{&segment, address, bytes, true, nullptr, nullptr, {}};
+  free_[small].insert({{bytes, address}, segment.first});
+  reserved_ += static_cast<int64_t>(bytes);
+  releasable_ += static_cast<int64_t>(bytes);
+  return true;
+}
+
+void* Allocator::take_uncached(size_t size) {
+  if (limit_ != 0 && reserved_ + static_cast<int64_t>(size) > limit_) return nullptr;
+  const ContextScope scope(device_);
+  DevicePtr address = 0;
+  const Result result = device_.driver().memory_allocate_async(&address, size, device_.compute());
+  if (result == Result::kOutOfMemory) return nullptr;
+  device_.check(result, "cuMemAllocAsync");
+  used_.emplace(address, nullptr);
+  reserved_ += static_cast<int64_t>(size);
+  return reinterpret_cast<void*>(address);
+}
+
+void Allocator::release_free_segments(int64_t most) {
+  const ContextScope scope(device_);
+  device_.wait_all();
+  if (!caching_) {
+    PoolPtr pool = nullptr;
+    device_.check(device_.driver().default_pool(&pool, device_.ordinal()), "cuDeviceGetDefaultMemPool");
+    device_.check(device_.driver().pool_trim(pool, 0), "cuMemPoolTrimTo");
+    return;
+  }
+  for (auto at = segments_.begin(); at != segments_.end() && cached() > most;) {
+    Segment& segment = *at++;
+    Block* block = segment.first;
+    if (!block->free || block->bytes != segment.bytes) continue;
+    device_.check(device_.driver().memory_free(segment.address), "cuMemFree");
+    free_[segment.small].erase({{block->bytes, block->address}, block});
+    reserved_ -= static_cast<int64_t>(segment.bytes);
+    releasable_ -= static_cast<int64_t>(segment.bytes);
+    delete block;
+    segments_.erase(segment.self);
+  }
+}
+
+void Allocator::throw_out_of_memory(size_t bytes) {
+  size_t free = 0, total = 0;
+  {
+    const ContextScope scope(device_);
+    if (device_.driver().memory_info(&free, &total) != Result::kSuccess) free = total = 0;
+  }
+  const auto held = [&](Purpose purpose) { return purposes_[static_cast<size_t>(purpose)].load(); };
+  const int64_t known = held(Purpose::kParameters) + held(Purpose::kGradients) + held(Purpose::kStates) +
+                        held(Purpose::kActivations);
+  size_t largest = 0;
+  for (const FreeBlocks& blocks : free_)
+    if (!blocks.empty()) largest = std::max(largest, blocks.rbegin()->first.first);
+  const int64_t others = std::max<int64_t>(0, static_cast<int64_t>(total - free) - reserved_);
+  throw OutOfMemoryError(absl::StrCat(
+      "out of memory on cuda:", device_.index(), " (", device_.name(), ", ",
+      megabytes(static_cast<int64_t>(device_.total_memory())), "): cannot allocate ", bytes, " bytes for ",
+      memory::Cause::describe(), ". In use: ", megabytes(in_use_), ", of that parameters ",
+      megabytes(held(Purpose::kParameters)), ", gradients ", megabytes(held(Purpose::kGradients)),
+      ", optimizer states ", megabytes(held(Purpose::kStates)), ", activations ",
+      megabytes(held(Purpose::kActivations)), ", the rest ", megabytes(in_use_ - known),
+      ". Freed but in pieces: ", megabytes(cached()), ", the largest ", megabytes(static_cast<int64_t>(largest)),
+      ". Held by other libraries and programs: ", megabytes(others),
+      limit_ == 0 ? std::string(".") : absl::StrCat(". The limit is ", megabytes(limit_), " (memory::set_limit)."),
+      " Use a smaller batch, or activation checkpointing"));
+}
+
+AllocatorStats Allocator::stats() const {
+  const std::lock_guard lock(mutex_);
+  AllocatorStats stats{.bytes_in_use = in_use_,
+                       .peak_bytes = peak_,
+                       .bytes_cached = cached(),
+                       .allocations = allocations_,
+                       .bytes_reserved = reserved_};
+  for (size_t i = 0; i < kPurposes; ++i) stats.by_purpose[i] = purposes_[i].load(std::memory_order_relaxed);
+  return stats;
+}
+
+void Allocator::reset_peak() {
+  const std::lock_guard lock(mutex_);
+  peak_ = in_use_;
+}
+void Allocator::set_cache_limit(int64_t bytes) {
+  if (bytes < 0) throw Error(absl::StrCat("set_cache_limit: ", bytes, " bytes"));
+  const std::lock_guard lock(mutex_);
+  cache_limit_ = bytes;
+}
+void Allocator::set_limit(int64_t bytes) {
+  const std::lock_guard lock(mutex_);
+  limit_ = bytes;
+}
+int64_t Allocator::limit() const {
+  const std::lock_guard lock(mutex_);
+  return limit_;
+}
+void Allocator::count_purpose(Purpose purpose, int64_t bytes) noexcept {
+  if (purpose != Purpose::kWorkspace)
+    purposes_[static_cast<size_t>(purpose)].fetch_add(bytes, std::memory_order_relaxed);
+}
+void Allocator::trim() {
+  const std::lock_guard lock(mutex_);
+  release_free_segments(0);
+}
+
+}  // namespace rondo::cuda

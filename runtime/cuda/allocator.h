@@ -1,0 +1,93 @@
+// The caching allocator of one device (backend.h, Note [Stream order]). It takes segments from the driver, cuts blocks
+// from them, and joins neighbours again when they are freed. A freed block serves the next request at once, because all
+// that its last owner enqueued stands before what its next owner enqueues. Only giving a segment back to the driver
+// waits for the device.
+//
+// RONDO_CUDA_CACHE=0: every block is an allocation of its own, in the order of the compute stream. Slower, but
+// compute-sanitizer then sees the lifetime and the bounds of every block.
+//
+// Thread safe.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <list>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <unordered_map>
+#include <utility>
+
+#include "rondo/runtime/cuda/driver.h"
+#include "rondo/runtime/storage.h"
+
+namespace rondo::cuda {
+
+class DeviceState;
+
+class Allocator {
+ public:
+  explicit Allocator(DeviceState& device);
+  ~Allocator();  // gives everything back, whether in use or not. REQUIRES: the context is current and idle
+  Allocator(const Allocator&) = delete;
+  Allocator& operator=(const Allocator&) = delete;
+
+  // What a block of so many bytes takes: steps of an eighth of a power of two, at least kStep.
+  static size_t block_bytes(size_t bytes);
+  void* allocate(size_t bytes);  // throws OutOfMemoryError
+  void deallocate(void* data, size_t bytes) noexcept;
+  AllocatorStats stats() const;
+  void reset_peak();
+  void set_cache_limit(int64_t bytes);  // takes effect with the next allocate()
+  void set_limit(int64_t bytes);
+  int64_t limit() const;
+  void count_purpose(Purpose purpose, int64_t bytes) noexcept;
+  void trim();
+
+  static constexpr size_t kStep = 256;  // also the alignment of every block
+
+ private:
+  struct Segment;
+  struct Block;
+  using FreeBlocks = std::set<std::pair<std::pair<size_t, DevicePtr>, Block*>>;  // by size, then address
+  struct Block {
+    Segment* segment;
+    DevicePtr address;
+    size_t bytes;
+    bool free;
+    Block *before, *after;         // neighbours in the segment; null at its ends
+    FreeBlocks::node_type node{};  // while in use: its place in the free list, so that freeing it needs no memory
+  };
+  struct Segment {
+    DevicePtr address;
+    size_t bytes;
+    bool small;  // for blocks up to kSmall
+    Block* first;
+    std::list<Segment>::iterator self;
+  };
+
+  void* take(size_t size);        // from the cache; null: nothing fits
+  bool add_segment(size_t size);  // from the driver; false: there is no memory, or the limit is reached
+  bool add_segment_of(size_t bytes, bool small);
+  void* take_uncached(size_t size);          // null: there is no memory
+  void* carve(Block* block, size_t size);    // cuts what is too much off a free block
+  void release_free_segments(int64_t most);  // until at most so many bytes are cached. Waits for the device
+  [[noreturn]] void throw_out_of_memory(size_t bytes);
+  int64_t cached() const { return reserved_ - in_use_; }
+
+  DeviceState& device_;
+  const bool caching_;
+  mutable std::mutex mutex_;  // guards all below but purposes_
+  std::list<Segment> segments_;
+  std::unordered_map<DevicePtr, Block*> used_;
+  FreeBlocks free_[2];  // [small]
+  int64_t in_use_ = 0, peak_ = 0, reserved_ = 0, allocations_ = 0, limit_ = 0;
+  int64_t cache_limit_;
+  int64_t releasable_ = 0;  // bytes of segments without a block in use
+  std::array<std::atomic<int64_t>, kPurposes> purposes_{};
+};
+
+}  // namespace rondo::cuda

@@ -1,0 +1,323 @@
+#include "rondo/runtime/cuda/backend.h"
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <mutex>
+#include <utility>
+
+#include "rondo/runtime/cuda/allocator.h"
+#include "rondo/runtime/cuda/context.h"
+#include "rondo/runtime/cuda/nvtx.h"
+#include "rondo/runtime/cuda/staging.h"
+#include "rondo/runtime/error.h"
+#include "rondo/runtime/memory.h"
+
+namespace rondo::cuda {
+namespace {
+
+DevicePtr address(const void* data) { return reinterpret_cast<DevicePtr>(data); }
+
+// A staging buffer that is given back, at the latest when an error leaves its scope.
+class StagingScope {
+ public:
+  StagingScope(DeviceState& device, size_t bytes) : device_(device), buffer_(Staging::instance().take(device, bytes)) {}
+  ~StagingScope() {
+    if (buffer_.data == nullptr) return;
+    // An error came: the copy may still run, on the current device or on this one.
+    static_cast<void>(device_.driver().context_synchronize());
+    try {
+      const ContextScope scope(device_);
+      static_cast<void>(device_.driver().context_synchronize());
+    } catch (const Error&) {
+      // The device is lost: nothing runs there any more.
+    }
+    Staging::instance().give(buffer_);
+  }
+  StagingScope(const StagingScope&) = delete;
+  StagingScope& operator=(const StagingScope&) = delete;
+  std::byte* data() const { return buffer_.data; }
+  void give_when_passed() { Staging::instance().give(device_, std::exchange(buffer_, {}), device_.compute()); }
+  void give() { Staging::instance().give(std::exchange(buffer_, {})); }
+
+ private:
+  DeviceState& device_;
+  Staging::Buffer buffer_;
+};
+
+// Each piece of `bytes` that goes through one staging buffer, as (offset, size).
+template <class F> void for_each_piece(size_t bytes, F f) {
+  for (size_t at = 0; at < bytes; at += Staging::kMostBytes) f(at, std::min(bytes - at, Staging::kMostBytes));
+}
+
+void copy_in(int device, void* to, const void* host, size_t bytes) {
+  if (bytes == 0) return;
+  DeviceState& state = device_state(device);
+  const ContextScope scope(state);
+  for_each_piece(bytes, [&](size_t at, size_t size) {
+    StagingScope staged(state, size);
+    std::memcpy(staged.data(), static_cast<const std::byte*>(host) + at, size);
+    state.check(state.driver().copy_to_device(address(to) + at, staged.data(), size, state.compute()),
+                "cuMemcpyHtoDAsync");
+    state.enqueued("a copy to the device", state.compute());
+    staged.give_when_passed();
+  });
+}
+
+// Waits for what has been enqueued on the compute stream, or on all, and throws what a kernel found meanwhile.
+void wait_and_check(DeviceState& state, bool all) {
+  const uint32_t passed = state.calls().next();
+  StagingScope staged(state, sizeof(DeviceStatus));
+  state.check(state.driver().copy_to_host(staged.data(), state.status(), sizeof(DeviceStatus), state.compute()),
+              "cuMemcpyDtoHAsync");
+  if (all) state.wait_all();
+  else state.wait(state.compute());
+  DeviceStatus seen;
+  std::memcpy(&seen, staged.data(), sizeof seen);
+  staged.give();
+  state.drop_finished();
+  state.throw_if_failed(seen, passed);
+}
+
+void copy_out(int device, void* host, const void* from, size_t bytes) {
+  if (bytes == 0) return;
+  DeviceState& state = device_state(device);
+  const ContextScope scope(state);
+  for_each_piece(bytes, [&](size_t at, size_t size) {
+    StagingScope staged(state, size);
+    state.check(state.driver().copy_to_host(staged.data(), address(from) + at, size, state.compute()),
+                "cuMemcpyDtoHAsync");
+    state.enqueued("a copy to the host", state.compute());
+    wait_and_check(state, /*all=*/false);
+    std::memcpy(static_cast<std::byte*>(host) + at, staged.data(), size);
+    staged.give();
+  });
+}
+
+void copy(int device, void* to, const void* from, size_t bytes) {
+  if (bytes == 0 || to == from) return;
+  DeviceState& state = device_state(device);
+  const ContextScope scope(state);
+  const DevicePtr target = address(to), source = address(from);
+  const auto run = [&](DevicePtr into, DevicePtr out_of) {
+    state.check(state.driver().copy_on_device(into, out_of, bytes, state.compute()), "cuMemcpyDtoDAsync");
+    state.enqueued("a copy on the device", state.compute());
+  };
+  if (target + bytes <= source || source + bytes <= target) return run(target, source);
+  // The driver's copy is undefined for ranges that overlap.
+  const Storage between = Storage::allocate(bytes, {Backend::kCUDA, static_cast<int8_t>(device)});
+  run(address(between.data()), source);
+  run(target, address(between.data()));
+}
+
+void fill(int device, void* to, uint8_t byte, size_t bytes) {
+  if (bytes == 0) return;
+  DeviceState& state = device_state(device);
+  const ContextScope scope(state);
+  state.check(state.driver().fill_bytes(address(to), byte, bytes, state.compute()), "cuMemsetD8Async");
+  state.enqueued("a fill", state.compute());
+}
+
+void copy_peer(int to_device, void* to, int from_device, const void* from, size_t bytes) {
+  if (bytes == 0) return;
+  DeviceState &target = device_state(to_device), &source = device_state(from_device);
+  // The target's memory may still be in use by its earlier work; the source's memory may be used again by its later.
+  DeviceState::join(source, source.compute(), target, target.compute());
+  if (source.can_access(target)) {
+    const ContextScope scope(source);
+    source.check(source.driver().copy_peer(address(to), target.context(), address(from), source.context(), bytes,
+                                           source.compute()),
+                 "cuMemcpyPeerAsync");
+    source.enqueued("a copy to another device", source.compute());
+    DeviceState::join(target, target.compute(), source, source.compute());
+    return;
+  }
+  for_each_piece(bytes, [&](size_t at, size_t size) {
+    const ContextScope scope(source);
+    StagingScope staged(target, size);
+    source.check(source.driver().copy_to_host(staged.data(), address(from) + at, size, source.compute()),
+                 "cuMemcpyDtoHAsync");
+    source.enqueued("a copy to another device, through the host", source.compute());
+    DeviceState::join(target, target.compute(), source, source.compute());
+    const ContextScope there(target);
+    target.check(target.driver().copy_to_device(address(to) + at, staged.data(), size, target.compute()),
+                 "cuMemcpyHtoDAsync");
+    target.enqueued("a copy from another device, through the host", target.compute());
+    staged.give_when_passed();
+  });
+}
+
+// ---- Callbacks of the host
+
+struct Callback {
+  DeviceState* state;
+  absl::AnyInvocable<void()> work;
+};
+
+void run_callback(void* data) {
+  const std::unique_ptr<Callback> callback(static_cast<Callback*>(data));
+  std::exception_ptr error;
+  try {
+    callback->work();
+  } catch (...) {
+    error = std::current_exception();
+  }
+  callback->state->finish(std::move(callback->work), std::move(error));
+}
+
+void enqueue(int device, Stream stream, absl::AnyInvocable<void()> work) {
+  DeviceState& state = device_state(device);
+  state.drop_finished();
+  const ContextScope scope(state);
+  auto callback = std::make_unique<Callback>(&state, std::move(work));
+  state.check(state.driver().launch_host(state.stream(stream), &run_callback, callback.get()), "cuLaunchHostFunc");
+  static_cast<void>(callback.release());
+  state.enqueued("a callback of the host", state.stream(stream));
+}
+
+// ---- Events
+
+EventHandle record(int device, Stream stream) {
+  DeviceState& state = device_state(device);
+  const ContextScope scope(state);
+  auto event = std::make_unique<Event>(state.take_event(/*timing=*/true));
+  state.check(state.driver().event_record(event->event, state.stream(stream)), "cuEventRecord");
+  return event.release();
+}
+
+void wait(int device, Stream stream, EventHandle event) {
+  if (event == nullptr) return;
+  DeviceState& state = device_state(device);
+  const ContextScope scope(state);
+  state.check(state.driver().stream_wait_event(state.stream(stream), static_cast<Event*>(event)->event, 0),
+              "cuStreamWaitEvent");
+}
+
+void release(int device, EventHandle event) noexcept {
+  const std::unique_ptr<Event> owned(static_cast<Event*>(event));
+  if (DeviceState* state = device_state_if_usable(device); state != nullptr && owned != nullptr)
+    state->give_event(*owned);
+}
+
+double elapsed(int device, EventHandle from, EventHandle to) {
+  DeviceState& state = device_state(device);
+  const ContextScope scope(state);
+  float milliseconds = 0;
+  for (const EventHandle event : {from, to})
+    state.check(state.driver().event_synchronize(static_cast<Event*>(event)->event), "cuEventSynchronize");
+  state.check(
+      state.driver().event_elapsed(&milliseconds, static_cast<Event*>(from)->event, static_cast<Event*>(to)->event),
+      "cuEventElapsedTime");
+  return static_cast<double>(milliseconds) * 1e-3;
+}
+
+void synchronize(int device) {
+  DeviceState& state = device_state(device);
+  const ContextScope scope(state);
+  wait_and_check(state, /*all=*/true);
+}
+
+// ---- Page-locked memory of callers
+
+void* allocate_staging(size_t bytes) {
+  DeviceState& state = device_state(0);
+  const ContextScope scope(state);
+  void* data = nullptr;
+  const Result result = state.driver().host_allocate(&data, std::max<size_t>(bytes, 1), kHostAllocPortable);
+  if (result == Result::kOutOfMemory)
+    throw OutOfMemoryError("out of memory: no " + std::to_string(bytes) + " bytes of page-locked host memory");
+  state.check(result, "cuMemHostAlloc");
+  return data;
+}
+
+void deallocate_staging(void* data, size_t) noexcept {
+  DeviceState* state = device_state_if_usable(0);
+  if (state == nullptr || data == nullptr) return;
+  try {
+    const ContextScope scope(*state);
+    static_cast<void>(state->driver().host_free(data));
+  } catch (const Error&) {
+    // The device is lost: the process ends soon.
+  }
+}
+
+// ---- The table
+
+int count() { return open_devices(nullptr); }
+
+void deallocate(int device, void* data, size_t bytes) noexcept {
+  if (DeviceState* state = device_state_if_usable(device)) state->allocator().deallocate(data, bytes);
+}
+
+constinit const BackendTable kBackend = {
+    .name = "cuda",
+    .host_memory = false,
+    .kernels = Backend::kCUDA,
+    .generates = true,
+    .device_count = &count,
+    .allocate = [](int device, size_t bytes) { return device_state(device).allocator().allocate(bytes); },
+    .deallocate = &deallocate,
+    .block_bytes = &Allocator::block_bytes,
+    .stats = [](int device) { return device_state(device).allocator().stats(); },
+    .reset_peak = [](int device) { device_state(device).allocator().reset_peak(); },
+    .set_cache_limit = [](int device, int64_t bytes) { device_state(device).allocator().set_cache_limit(bytes); },
+    .set_limit = [](int device, int64_t bytes) { device_state(device).allocator().set_limit(bytes); },
+    .limit = [](int device) { return device_state(device).allocator().limit(); },
+    .count_purpose =
+        [](int device, Purpose purpose, int64_t bytes) noexcept {
+          if (DeviceState* state = device_state_if_usable(device)) state->allocator().count_purpose(purpose, bytes);
+        },
+    .trim = [](int device) { device_state(device).allocator().trim(); },
+    .allocate_staging = &allocate_staging,
+    .deallocate_staging = &deallocate_staging,
+    .copy_in = &copy_in,
+    .copy_out = &copy_out,
+    .copy = &copy,
+    .copy_peer = &copy_peer,
+    .fill = &fill,
+    .enqueue = &enqueue,
+    .record = &record,
+    .wait = &wait,
+    .release = &release,
+    .elapsed = &elapsed,
+    .synchronize = &synchronize,
+    .failed =
+        [](int device) noexcept {
+          DeviceState* state = device_state_if_usable(device);
+          return state == nullptr || state->failed();
+        },
+};
+
+// memory::trim() reaches the devices that are in use.
+void trim_all() {
+  DeviceState* any = nullptr;
+  for (int i = 0, n = count(); i < n; ++i)
+    if (DeviceState* state = device_state_if_usable(i)) {
+      state->allocator().trim();
+      any = state;
+    }
+  if (any != nullptr) Staging::instance().clear(*any);
+}
+
+}  // namespace
+
+const BackendTable* open(std::string* why_not) {
+  if (open_devices(why_not) == 0) return nullptr;
+  static const bool trims = [] {
+    memory::on_trim([] {
+      if (detail::backends[static_cast<size_t>(Backend::kCUDA)] == &kBackend) trim_all();
+    });
+    return true;
+  }();
+  static_cast<void>(trims);
+  Range::open();
+  install_backend(Backend::kCUDA, &kBackend);
+  return &kBackend;
+}
+
+void close() {
+  install_backend(Backend::kCUDA, nullptr);
+  close_devices();
+}
+
+}  // namespace rondo::cuda

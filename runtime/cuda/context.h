@@ -1,0 +1,148 @@
+// One CUDA device as the runtime uses it: its primary context, its three streams, pools of events, its status block,
+// and what is known when it fails. Also the list of all devices of the process.
+//
+// Thread safety: all functions may be called from any thread. The context is made current for the length of a call
+// (ContextScope), so a host program may use CUDA in its own way beside Rondo.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "absl/functional/any_invocable.h"
+#include "rondo/runtime/backend.h"
+#include "rondo/runtime/cuda/driver.h"
+#include "rondo/runtime/cuda/status.h"
+
+namespace rondo::cuda {
+
+class Allocator;
+
+// An event of the driver, taken from a pool and given back.
+struct Event {
+  EventPtr event = nullptr;
+  bool timing = false;
+};
+
+class DeviceState {
+ public:
+  DeviceState(const Driver& driver, int index, int ordinal);
+  ~DeviceState();
+  DeviceState(const DeviceState&) = delete;
+  DeviceState& operator=(const DeviceState&) = delete;
+
+  const Driver& driver() const { return driver_; }
+  int index() const { return index_; }
+  int ordinal() const { return ordinal_; }
+  Context context() const { return context_; }
+  StreamPtr stream(Stream stream) const { return streams_[static_cast<size_t>(stream)]; }
+  StreamPtr compute() const { return stream(Stream::kCompute); }
+  Allocator& allocator() { return *allocator_; }
+  const std::string& name() const { return name_; }
+  size_t total_memory() const { return total_memory_; }
+
+  // Throws DeviceError unless the call succeeded. An error that the context does not survive is kept: `usable` throws
+  // it from then on.
+  void check(Result result, const char* call) {
+    if (result != Result::kSuccess) [[unlikely]]
+      fail(result, call);
+  }
+  void require_usable() const {
+    if (lost_.load(std::memory_order_acquire)) [[unlikely]]
+      throw_lost();
+  }
+  bool lost() const { return lost_.load(std::memory_order_acquire); }
+
+  // After work was enqueued: remembers its name for the message of a later error, and with RONDO_CUDA_SYNC=1 waits for
+  // it. `name` lives as long as the process.
+  void enqueued(const char* name, StreamPtr stream) {
+    last_.store(name, std::memory_order_relaxed);
+    if (sync_) [[unlikely]]
+      wait_for_launch(name, stream);
+  }
+
+  // ---- Events
+  Event take_event(bool timing);
+  void give_event(Event event) noexcept;
+  // `later` waits for what `earlier` has enqueued so far. The streams may be of two devices.
+  static void join(DeviceState& later_device, StreamPtr later, DeviceState& earlier_device, StreamPtr earlier);
+  // The host waits for what `stream` has enqueued so far.
+  void wait(StreamPtr stream);
+  void wait_all();  // for all streams
+
+  // ---- Status
+  DevicePtr status() const { return status_; }
+  Calls& calls() { return calls_; }
+  bool failed() const { return lost() || failed_.load(std::memory_order_relaxed); }
+  // Throws what a kernel found, and clears it. `seen`: the status, read after a wait. `passed`: Calls::next() before
+  // the read was enqueued.
+  void throw_if_failed(const DeviceStatus& seen, uint32_t passed);
+  // A callback of the host has run (BackendTable::enqueue). `error`, if not null, is kept for the next wait. The
+  // callback itself is destroyed by drop_finished(), on a thread that may call the driver: what it holds may be memory.
+  void finish(absl::AnyInvocable<void()> callback, std::exception_ptr error) noexcept;
+  void drop_finished() noexcept;
+
+  // Made with the first call; all threads may use it.
+  LtHandle lt_handle();
+
+  // True if work of this device may access memory of `other` directly. Asked and enabled once.
+  bool can_access(DeviceState& other);
+
+ private:
+  [[noreturn]] void fail(Result result, const char* call);
+  [[noreturn]] void throw_lost() const;
+  void wait_for_launch(const char* name, StreamPtr stream);
+
+  const Driver& driver_;
+  const int index_, ordinal_;
+  Context context_ = nullptr;
+  StreamPtr streams_[3] = {};
+  DevicePtr status_ = 0;
+  std::string name_;
+  size_t total_memory_ = 0;
+  const bool sync_;
+  std::unique_ptr<Allocator> allocator_;
+  Calls calls_;
+  std::atomic<const char*> last_{"the start"};
+  std::atomic<bool> lost_{false}, failed_{false};
+  mutable std::mutex mutex_;  // guards what follows
+  std::string lost_message_;
+  std::exception_ptr kept_;
+  std::vector<absl::AnyInvocable<void()>> finished_;
+  std::atomic<bool> has_finished_{false};
+  std::vector<EventPtr> free_events_[2];  // [with timing]
+  LtHandle lt_ = nullptr;
+  std::vector<signed char> peers_;  // by index: 0 unknown, 1 direct access, -1 none
+};
+
+// Makes a device's context current while it lives.
+class ContextScope {
+ public:
+  explicit ContextScope(DeviceState& device);
+  ~ContextScope();
+  ContextScope(const ContextScope&) = delete;
+  ContextScope& operator=(const ContextScope&) = delete;
+
+ private:
+  const Driver& driver_;
+  bool pushed_ = false;
+};
+
+// "CUDA_ERROR_ILLEGAL_ADDRESS (an illegal memory access was encountered)"
+std::string describe(const Driver& driver, Result result);
+
+// How many devices there are. 0: none, and `*why_not` is the reason in one line. Opens the driver with the first call.
+int open_devices(std::string* why_not);
+// A device; its context is made with the first call. Throws Error if there is no such device, DeviceError if it does
+// not work, or in a child process made by fork().
+DeviceState& device_state(int index);
+// Null if it was never used, is lost, or may not be used any more.
+DeviceState* device_state_if_usable(int index) noexcept;
+// Gives all devices back; the next open_devices() starts anew.
+void close_devices();
+
+}  // namespace rondo::cuda

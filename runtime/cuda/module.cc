@@ -1,0 +1,93 @@
+#include "rondo/runtime/cuda/module.h"
+
+#include <mutex>
+#include <set>
+
+#include "absl/strings/str_cat.h"
+#include "rondo/runtime/cuda/allocator.h"
+#include "rondo/runtime/cuda/context.h"
+#include "rondo/runtime/cuda/nvtx.h"
+#include "rondo/runtime/error.h"
+
+namespace rondo::cuda {
+namespace {
+
+// Kernels have few names, and the names of those that are gone are still printed.
+const char* interned(const std::string& name) {
+  static std::mutex* mutex = new std::mutex;
+  static auto* names = new std::set<std::string>;
+  const std::lock_guard lock(*mutex);
+  return names->insert(name).first->c_str();
+}
+
+[[noreturn, gnu::cold]] void throw_launch(DeviceState& state, Result result, const Kernel& kernel, Dim3 grid,
+                                          Dim3 block, unsigned shared_bytes) {
+  const std::string call = absl::StrCat("the launch of ", kernel.name, " with a grid of [", grid.x, ", ", grid.y, ", ",
+                                        grid.z, "], blocks of [", block.x, ", ", block.y, ", ", block.z, "] and ",
+                                        shared_bytes, " bytes of dynamic shared memory");
+  state.check(result, call.c_str());
+  throw_internal("a launch that succeeded");
+}
+
+}  // namespace
+
+std::shared_ptr<const Module> Module::load(int device, const std::string& image) {
+  DeviceState& state = device_state(device);
+  const ContextScope scope(state);
+  ModulePtr module = nullptr;
+  Result result = state.driver().module_load(&module, image.c_str());
+  if (result == Result::kOutOfMemory) {
+    state.allocator().trim();  // code takes memory of the device, and the allocator may keep all of it
+    result = state.driver().module_load(&module, image.c_str());
+  }
+  state.check(result, "cuModuleLoadData");
+  return std::shared_ptr<const Module>(new Module(device, module));
+}
+
+Module::~Module() {
+  DeviceState* state = device_state_if_usable(device_);
+  if (state == nullptr) return;
+  try {
+    const ContextScope scope(*state);
+    static_cast<void>(state->driver().module_unload(module_));
+  } catch (const Error&) {
+    // The device is lost, and the module with it.
+  }
+}
+
+Kernel Module::kernel(const std::string& name, int dynamic_shared) const {
+  DeviceState& state = device_state(device_);
+  const ContextScope scope(state);
+  Kernel kernel{nullptr, interned(name)};
+  state.check(state.driver().module_function(&kernel.function, module_, name.c_str()),
+              absl::StrCat("cuModuleGetFunction(", name, ")").c_str());
+  // Up to 48 KB need no permission.
+  if (dynamic_shared > 48 << 10)
+    state.check(
+        state.driver().function_set_attribute(kernel.function, FunctionAttribute::kMaxDynamicShared, dynamic_shared),
+        absl::StrCat("cuFuncSetAttribute(", name, ", ", dynamic_shared, " bytes of shared memory)").c_str());
+  return kernel;
+}
+
+void launch(int device, const Kernel& kernel, Dim3 grid, Dim3 block, unsigned shared_bytes, void** args) {
+  if (grid.x == 0 || grid.y == 0 || grid.z == 0) return;
+  DeviceState& state = device_state(device);
+  const ContextScope scope(state);
+  const Range range(kernel.name);
+  const Result result = state.driver().launch(kernel.function, grid.x, grid.y, grid.z, block.x, block.y, block.z,
+                                              shared_bytes, state.compute(), args, nullptr);
+  if (result != Result::kSuccess) [[unlikely]]
+    throw_launch(state, result, kernel, grid, block, shared_bytes);
+  state.enqueued(kernel.name, state.compute());
+}
+
+const CublasLt& lt() {
+  std::string why_not;
+  const CublasLt* lt = find_cublas_lt(&why_not);
+  if (lt == nullptr) throw DeviceError(absl::StrCat("no matrix products on CUDA: ", why_not));
+  return *lt;
+}
+
+LtHandle lt_handle(int device) { return device_state(device).lt_handle(); }
+
+}  // namespace rondo::cuda

@@ -1,0 +1,112 @@
+#include "rondo/runtime/cuda/staging.h"
+
+#include <algorithm>
+#include <bit>
+
+#include "absl/strings/str_cat.h"
+#include "rondo/runtime/memory.h"
+
+namespace rondo::cuda {
+
+Staging& Staging::instance() {
+  static Staging* staging = new Staging;  // never destroyed: tensors with static lifetime may be copied after it
+  return *staging;
+}
+
+int Staging::class_of(size_t bytes) { return std::bit_width((std::max<size_t>(bytes, 1) - 1) >> 16); }
+
+// An event that cannot be asked belongs to a lost device: nothing runs there any more.
+bool Staging::passed(const Buffer& buffer) {
+  return buffer.event.event == nullptr || buffer.device->driver().event_query(buffer.event.event) != Result::kNotReady;
+}
+
+void Staging::forget_event(Buffer& buffer) noexcept {
+  if (buffer.event.event != nullptr) buffer.device->give_event(buffer.event);
+  buffer.event = {};
+  buffer.device = nullptr;
+}
+
+Staging::Buffer Staging::take(DeviceState& device, size_t bytes) {
+  const int c = class_of(bytes);
+  const size_t size = size_t{64 << 10} << c;
+  Buffer buffer;
+  {
+    const std::lock_guard lock(mutex_);
+    std::deque<Buffer>& free = free_[c];
+    // Buffers are given in the order in which their copies pass, except between devices and streams: the first one is
+    // the best guess, and the only one that is asked.
+    if (!free.empty() && (passed(free.front()) || free.size() >= kMostInClass || reserved_ + size > kMostReserved)) {
+      buffer = free.front();
+      free.pop_front();
+    } else {
+      reserved_ += size;
+    }
+  }
+  if (buffer.data != nullptr) {
+    // A wait that fails belongs to a lost device, perhaps another one: the buffer is free then, too.
+    if (!passed(buffer)) static_cast<void>(buffer.device->driver().event_synchronize(buffer.event.event));
+    forget_event(buffer);
+    return buffer;
+  }
+  void* data = nullptr;
+  Result result = device.driver().host_allocate(&data, size, kHostAllocPortable);
+  if (result == Result::kOutOfMemory) {
+    clear(device);  // the buffers of other sizes
+    result = device.driver().host_allocate(&data, size, kHostAllocPortable);
+  }
+  if (result != Result::kSuccess) {
+    const std::lock_guard lock(mutex_);
+    reserved_ -= size;
+  }
+  if (result == Result::kOutOfMemory)
+    throw OutOfMemoryError(absl::StrCat(
+        "out of memory: no ", size, " bytes of page-locked host memory for a copy to or from cuda:", device.index()));
+  device.check(result, "cuMemHostAlloc");
+  return {static_cast<std::byte*>(data), size, nullptr, {}};
+}
+
+void Staging::give(DeviceState& device, Buffer buffer, StreamPtr stream) {
+  try {
+    buffer.event = device.take_event(/*timing=*/false);
+    buffer.device = &device;
+    device.check(device.driver().event_record(buffer.event.event, stream), "cuEventRecord");
+  } catch (...) {
+    forget_event(buffer);
+    static_cast<void>(device.driver().stream_synchronize(stream));
+    give(buffer);
+    throw;
+  }
+  const std::lock_guard lock(mutex_);
+  free_[class_of(buffer.bytes)].push_back(buffer);
+}
+
+void Staging::give(Buffer buffer) noexcept {
+  const std::lock_guard lock(mutex_);
+  free_[class_of(buffer.bytes)].push_front(buffer);
+}
+
+void Staging::clear(DeviceState& device) {
+  const ContextScope scope(device);
+  const std::lock_guard lock(mutex_);
+  for (std::deque<Buffer>& free : free_) {
+    std::deque<Buffer> in_use;
+    for (Buffer& buffer : free) {
+      if (!passed(buffer)) {
+        in_use.push_back(buffer);
+        continue;
+      }
+      forget_event(buffer);
+      static_cast<void>(device.driver().host_free(buffer.data));
+      reserved_ -= buffer.bytes;
+    }
+    free = std::move(in_use);
+  }
+}
+
+void Staging::forget() noexcept {
+  const std::lock_guard lock(mutex_);
+  for (std::deque<Buffer>& free : free_) free.clear();
+  reserved_ = 0;
+}
+
+}  // namespace rondo::cuda

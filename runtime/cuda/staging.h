@@ -1,0 +1,59 @@
+// Page-locked host memory through which copies between host and device go. A buffer is used again once the copy that
+// reads or writes it has passed: an event of that copy says so.
+//
+//   Staging::Buffer buffer = Staging::instance().take(device, bytes);   // host memory, free to write
+//   memcpy(buffer.data, host, bytes); copy_to_device(..., stream);
+//   Staging::instance().give(device, buffer, stream);                   // again free when the stream has passed this
+//
+// Thread safe. Buffers are page-locked for all devices.
+#pragma once
+
+#include <cstddef>
+#include <deque>
+#include <mutex>
+#include <vector>
+
+#include "rondo/runtime/cuda/context.h"
+
+namespace rondo::cuda {
+
+class Staging {
+ public:
+  // Larger copies go in pieces.
+  static constexpr size_t kMostBytes = size_t{4} << 20;
+
+  struct Buffer {
+    std::byte* data = nullptr;
+    size_t bytes = 0;
+    DeviceState* device = nullptr;  // whose event it is
+    Event event;                    // null: nothing uses the buffer
+  };
+
+  static Staging& instance();
+
+  // A buffer of at least `bytes`, at most kMostBytes. Waits for an earlier copy if all that may be had are in use.
+  // Throws OutOfMemoryError. REQUIRES: the device's context is current.
+  Buffer take(DeviceState& device, size_t bytes);
+  // The buffer is free again when `stream` has done what it has now. If that cannot be recorded, waits for it.
+  void give(DeviceState& device, Buffer buffer, StreamPtr stream);
+  // The buffer is free now.
+  void give(Buffer buffer) noexcept;
+  // Gives all buffers that nothing uses back to the system, through any device.
+  void clear(DeviceState& device);
+  // Forgets the rest: its devices are lost, and go.
+  void forget() noexcept;
+
+ private:
+  static constexpr size_t kMostInClass = 64;
+  static constexpr int kClasses = 7;                         // 64 KB, 128 KB, ..., 4 MB
+  static constexpr size_t kMostReserved = size_t{64} << 20;  // then copies wait for earlier ones
+  static int class_of(size_t bytes);
+  static bool passed(const Buffer& buffer);
+  static void forget_event(Buffer& buffer) noexcept;
+
+  std::mutex mutex_;
+  std::deque<Buffer> free_[kClasses];  // those that were given first come first
+  size_t reserved_ = 0;
+};
+
+}  // namespace rondo::cuda

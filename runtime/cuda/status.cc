@@ -1,0 +1,35 @@
+#include "rondo/runtime/cuda/status.h"
+
+#include "absl/strings/str_cat.h"
+
+namespace rondo::cuda {
+
+uint32_t Calls::note(const char* op, CallSite site, int64_t size) {
+  const std::lock_guard lock(mutex_);
+  const uint32_t number = next_++;
+  if (next_ == 0) next_ = 1;  // 0 says that nothing failed
+  calls_.push_back({number, op, std::move(site), size});
+  return number;
+}
+
+std::string Calls::describe(const DeviceStatus& status) const {
+  const auto index = static_cast<int64_t>(status.high << 32 | (status.low & 0xFFFFFFFFu));
+  const std::lock_guard lock(mutex_);
+  for (const Call& call : calls_)
+    if (call.number == status.call)
+      return absl::StrCat(call.op, ": index ", index, " is out of range for size ", call.size, call.site.text());
+  return absl::StrCat("a kernel found an index out of range: ", index);
+}
+
+void Calls::forget_older_than(uint32_t call) {
+  const std::lock_guard lock(mutex_);
+  // By distance, because numbers wrap around.
+  while (!calls_.empty() && static_cast<int32_t>(calls_.front().number - call) < 0) calls_.pop_front();
+}
+
+uint32_t Calls::next() const {
+  const std::lock_guard lock(mutex_);
+  return next_;
+}
+
+}  // namespace rondo::cuda

@@ -1,0 +1,77 @@
+// The device status: what a kernel that finds its data wrong writes, and what later work reads (backend.h, Note [Late
+// errors]). One block of device memory for each device. The layout and the functions on it are written once, here: the
+// host compiles them as C++, and generated kernels get the same text (kDeviceStatusText) in front of their own.
+//
+//   if (index < 0 || index >= size) { rondo_report(status, call, index, position); continue; }   // skip the access
+//
+// `call` is the number that the host gave to this call (Calls::note below). The first call in stream order wins: a
+// later one leaves the status alone. Of one call's threads, the lowest position wins, so the message is the same in
+// every order of threads. Positions from 2^32 on count as 2^32 - 1.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <mutex>
+#include <string>
+
+#include "rondo/runtime/location.h"
+
+// `text` as code, and as the constant `name`.
+#define RONDO_TEXT_AND_CODE(name, ...) \
+  __VA_ARGS__                          \
+  inline constexpr const char* name = #__VA_ARGS__;
+
+namespace rondo::cuda {
+
+// clang-format off
+RONDO_TEXT_AND_CODE(kDeviceStatusLayout,
+struct DeviceStatus {
+  unsigned call;             // of the first call that failed; 0: none
+  unsigned unused;
+  unsigned long long high;   // min over failing threads of position << 32 | upper half of the value; ~0 at first
+  unsigned long long low;    // the same with the lower half
+};
+)
+// clang-format on
+
+// What kernels need beside the layout. `__device__` and the atomics are CUDA's.
+inline constexpr const char* kDeviceStatusFunctions = R"(
+__device__ inline bool rondo_failed(const DeviceStatus* status) {
+  return *(const volatile unsigned*)&status->call != 0u;
+}
+__device__ inline void rondo_report(DeviceStatus* status, unsigned call, long long value, long long position) {
+  const unsigned first = atomicCAS(&status->call, 0u, call);
+  if (first != 0u && first != call) return;
+  const unsigned long long at = position < 0xFFFFFFFFll ? (unsigned long long)position : 0xFFFFFFFFull;
+  const unsigned long long bits = (unsigned long long)value;
+  atomicMin(&status->high, at << 32 | bits >> 32);
+  atomicMin(&status->low, at << 32 | (bits & 0xFFFFFFFFull));
+}
+)";
+
+inline constexpr DeviceStatus kNothingFailed{0, 0, ~0ull, ~0ull};
+
+// The calls that may fail on a device. The host remembers the place of each until the device has passed it.
+// Thread safe.
+class Calls {
+ public:
+  // The number of a call of `op` at `site`, whose indices must lie below `size`.
+  uint32_t note(const char* op, CallSite site, int64_t size);
+  // "embedding: index 9 is out of range for size 4 (train.cc:41)"
+  std::string describe(const DeviceStatus& status) const;
+  void forget_older_than(uint32_t call);  // the device has passed them
+  uint32_t next() const;
+
+ private:
+  struct Call {
+    uint32_t number;
+    const char* op;
+    CallSite site;
+    int64_t size;
+  };
+  mutable std::mutex mutex_;
+  std::deque<Call> calls_;
+  uint32_t next_ = 1;
+};
+
+}  // namespace rondo::cuda

@@ -1,0 +1,88 @@
+// What a test says to the fake driver, and what kernels are there: host functions that stand for device code.
+//
+// The fake is a shared library that the runtime finds as libcuda.so.1 (RONDO_CUDA_PATH). A test opens the same file and
+// asks it for its Control; fake_cuda.h does both.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace rondo::fake_cuda {
+
+struct Options {
+  uint64_t seed = 0;
+  int devices = 1;
+  size_t bytes = size_t{1} << 30;  // memory of each device
+  double early = 0.02;             // the chance that some queued work runs when more is queued
+  bool peers = true;               // devices can access each other's memory
+  int init_result = 0;             // of cuInit
+  int driver_version = 13000;
+  // Misuse ends the process. Otherwise it is noted (Control::misuses), and the call returns an error.
+  bool aborts = true;
+};
+
+// A launch as a kernel sees it. `args`: the address of each argument's copy, made by the launch.
+struct Launch {
+  const char* name;
+  unsigned grid[3], block[3], shared_bytes;
+  void** args;
+};
+
+// What a kernel says that it touches, for the check of races.
+struct Access {
+  const void* address;
+  size_t bytes;
+  bool writes;
+};
+
+// A host function that stands for a kernel. An image that names it is loaded with Control::image().
+struct Kernel {
+  std::vector<size_t> argument_bytes;
+  // Does the kernel's work for the whole grid. Throw DeviceFault for what kills a context.
+  std::function<void(const Launch&)> run;
+  // Null: not known. The blocks that the arguments point to then count as used.
+  std::function<std::vector<Access>(const Launch&)> accesses;
+  int most_threads = 1024;  // of a block
+  unsigned static_shared = 0;
+};
+
+struct DeviceFault {
+  int result;  // CUresult
+};
+
+struct Counts {
+  int64_t allocations = 0;  // of device memory
+  int64_t blocks = 0;       // of device memory that are not freed
+  int64_t pinned = 0;       // blocks of page-locked memory that are not freed
+  int64_t launches = 0, copies = 0, host_waits = 0, contexts = 0, streams = 0, events = 0, modules = 0;
+};
+
+class Control {
+ public:
+  virtual ~Control() = default;
+  // Forgets everything; the driver is as new. What the runtime holds of it is invalid afterwards.
+  virtual void reset(const Options& options) = 0;
+  virtual void register_kernel(const std::string& name, Kernel kernel) = 0;
+  // What cuModuleLoadData takes: an image with these kernels.
+  virtual std::string image(const std::vector<std::string>& kernels) const = 0;
+  // The allocations of device memory from the n-th on (1 is the next), so many of them, find no memory.
+  virtual void fail_allocations(int64_t n, int64_t how_many) = 0;
+  // For images that are none of image(): what kernels they hold. It lets another executor run generated kernels. An
+  // image without kernels is invalid. Stays until the next reset().
+  using Loader = std::function<std::vector<std::pair<std::string, Kernel>>(const std::string& image)>;
+  virtual void set_loader(Loader loader) = 0;
+  // The driver is gone, as at the end of a process: every call fails.
+  virtual void shut_down() = 0;
+  virtual Counts counts() const = 0;
+  virtual int64_t queued() const = 0;
+  virtual std::vector<std::string> misuses() const = 0;
+};
+
+}  // namespace rondo::fake_cuda
+
+// What the shared library exports beside the driver's functions.
+extern "C" rondo::fake_cuda::Control* fake_cuda_control();

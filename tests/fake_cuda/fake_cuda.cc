@@ -1,0 +1,68 @@
+#include "rondo/tests/fake_cuda/fake_cuda.h"
+
+#include <dlfcn.h>
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+
+#include "rondo/runtime/cuda/backend.h"
+#include "rondo/runtime/cuda/driver.h"
+#include "rondo/runtime/error.h"
+#include "rondo/tests/paths.h"
+
+namespace rondo::test {
+namespace {
+
+fake_cuda::Control& control_of_library() {
+  return *library_function<decltype(&fake_cuda_control)>("fake_cuda_control")();
+}
+
+}  // namespace
+
+void* library_symbol(const char* name) {
+  const std::string path = std::string(tests::kFakeCudaDir) + "/libcuda.so.1";
+  void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+  void* symbol = library == nullptr ? nullptr : dlsym(library, name);
+  if (symbol == nullptr) throw Error(std::string("FakeCuda: ") + dlerror());
+  return symbol;
+}
+
+FakeCuda::FakeCuda(fake_cuda::Options options) : control_(control_of_library()) {
+  cuda::close();
+  cuda::forget_libraries();
+  control_.reset(options);
+  setenv("RONDO_CUDA_PATH", tests::kFakeCudaDir, 1);
+}
+
+FakeCuda::~FakeCuda() {
+  modules_.clear();
+  cuda::close();
+  cuda::forget_libraries();
+  unsetenv("RONDO_CUDA_PATH");
+  const fake_cuda::Counts left = control_.counts();
+  if (lost_) return;
+  EXPECT_EQ(left.contexts, 0) << "contexts are left";
+  EXPECT_EQ(left.blocks, 0) << "device memory is left";
+  EXPECT_EQ(left.pinned, 0) << "page-locked memory is left";
+  EXPECT_EQ(left.streams, 0) << "streams are left";
+  EXPECT_EQ(left.events, 0) << "events are left";
+  EXPECT_EQ(left.modules, 0) << "modules are left";
+}
+
+cuda::Kernel FakeCuda::kernel(const std::string& name, fake_cuda::Kernel kernel, int device) {
+  control_.register_kernel(name, std::move(kernel));
+  modules_.push_back(cuda::Module::load(device, control_.image({name})));
+  return modules_.back()->kernel(name);
+}
+
+Setting::Setting(const char* name, const char* value) : name_(name), had_(std::getenv(name) != nullptr) {
+  if (had_) before_ = std::getenv(name);
+  if (value != nullptr) setenv(name, value, 1);
+  else unsetenv(name);
+}
+Setting::~Setting() {
+  if (had_) setenv(name_, before_.c_str(), 1);
+  else unsetenv(name_);
+}
+
+}  // namespace rondo::test

@@ -1,0 +1,310 @@
+#include "rondo/tests/fake_cuda/machine.h"
+
+#include <signal.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <utility>
+
+namespace rondo::fake_cuda {
+namespace {
+
+constexpr int64_t kMostQueued = 4096;
+struct sigaction before;
+bool watching = false;
+const char* running_name = nullptr;  // of the work that runs
+int running_device = -1;
+
+// Says what happened, then lets the process end as it would have. The process ends: no care for what is locked.
+void on_fault(int signal, siginfo_t* info, void*) {
+  Machine& machine = Machine::instance();
+  const auto address = reinterpret_cast<uintptr_t>(info->si_addr);
+  if (machine.memory != nullptr && machine.memory->contains(address)) {
+    char text[512];
+    const Block* block = machine.memory->find(address);
+    const int device = machine.memory->device_of(address);
+    if (running_name == nullptr)
+      std::snprintf(text, sizeof text, "fake CUDA: host code touched memory of device %d\n", device);
+    else if (block == nullptr)
+      std::snprintf(text, sizeof text, "fake CUDA: %s touched memory of device %d that is no block\n", running_name,
+                    device);
+    else if (!block->live)
+      std::snprintf(text, sizeof text, "fake CUDA: %s touched a freed block of %zu bytes of device %d\n", running_name,
+                    block->bytes, device);
+    else if (block->open_later)
+      std::snprintf(text, sizeof text, "fake CUDA: %s touched a block before its stream has allocated it\n",
+                    running_name);
+    else if (device != running_device)
+      std::snprintf(text, sizeof text, "fake CUDA: %s runs on device %d and touched memory of device %d\n",
+                    running_name, running_device, device);
+    else
+      std::snprintf(text, sizeof text, "fake CUDA: %s touched closed memory: a callback of the host may not\n",
+                    running_name);
+    static_cast<void>(!write(STDERR_FILENO, text, std::strlen(text)));
+  }
+  sigaction(SIGSEGV, &before, nullptr);
+  raise(signal);
+}
+
+}  // namespace
+
+std::vector<cuda::OpaqueContext*>& context_stack() {
+  thread_local std::vector<cuda::OpaqueContext*> stack;
+  return stack;
+}
+bool& in_callback() {
+  thread_local bool inside = false;
+  return inside;
+}
+
+Machine& Machine::instance() {
+  static Machine* machine = new Machine;
+  return *machine;
+}
+
+// ---- Control
+
+void Machine::reset(const Options& chosen) {
+  const std::lock_guard lock(mutex);
+  options = chosen;
+  memory = std::make_unique<Memory>(chosen.devices, chosen.bytes);
+  races = {};
+  host = {};
+  initialized = gone = false;
+  loader = nullptr;
+  contexts.clear();
+  pools.clear();
+  for (int i = 0; i < chosen.devices; ++i) {
+    contexts.push_back(std::make_unique<cuda::OpaqueContext>());
+    contexts.back()->device = i;
+    pools.push_back(std::make_unique<cuda::OpaquePool>(i));
+  }
+  streams.clear();
+  events.clear();
+  modules.clear();
+  handles.clear();
+  for (const auto& [address, bytes] : pinned) munmap(reinterpret_cast<void*>(address), bytes);
+  pinned.clear();
+  counted = {};
+  random_.seed(chosen.seed + 1);
+  queued_ = fail_in_ = fails_left_ = 0;
+  misuses_.clear();
+  context_stack().clear();
+  if (!watching) {
+    struct sigaction action {};
+    action.sa_sigaction = &on_fault;
+    action.sa_flags = SA_SIGINFO;
+    sigaction(SIGSEGV, &action, &before);
+    watching = true;
+  }
+}
+
+void Machine::register_kernel(const std::string& name, Kernel kernel) {
+  const std::lock_guard lock(mutex);
+  kernels[name] = std::move(kernel);
+}
+
+std::string Machine::image(const std::vector<std::string>& names) const {
+  std::string image = "fake CUDA image\n";
+  for (const std::string& name : names) image += name + "\n";
+  return image;
+}
+
+void Machine::fail_allocations(int64_t n, int64_t how_many) {
+  const std::lock_guard lock(mutex);
+  fail_in_ = n;
+  fails_left_ = how_many;
+}
+
+void Machine::set_loader(Loader chosen) {
+  const std::lock_guard lock(mutex);
+  loader = std::move(chosen);
+}
+void Machine::shut_down() {
+  const std::lock_guard lock(mutex);
+  gone = true;
+}
+
+Counts Machine::counts() const {
+  const std::lock_guard lock(mutex);
+  Counts counts = counted;
+  counts.blocks = memory == nullptr ? 0 : memory->live_blocks();
+  counts.pinned = static_cast<int64_t>(pinned.size());
+  return counts;
+}
+int64_t Machine::queued() const {
+  const std::lock_guard lock(mutex);
+  return queued_;
+}
+std::vector<std::string> Machine::misuses() const {
+  const std::lock_guard lock(mutex);
+  return misuses_;
+}
+
+// ---- Memory
+
+cuda::Result Machine::misuse(cuda::Result result, const std::string& what) {
+  const std::string text = std::string(call) + ": " + what;
+  if (options.aborts) {
+    std::fprintf(stderr, "fake CUDA: %s\n", text.c_str());
+    std::abort();
+  }
+  misuses_.push_back(text);
+  return result;
+}
+
+bool Machine::fails_now() {
+  ++counted.allocations;
+  if (fail_in_ > 1) {
+    --fail_in_;
+    return false;
+  }
+  if (fail_in_ == 0 || fails_left_ == 0) return false;
+  if (--fails_left_ == 0) fail_in_ = 0;
+  return true;
+}
+
+cuda::Result Machine::require_device_range(const cuda::OpaqueContext& context, uintptr_t address, size_t bytes,
+                                           const std::string& what) {
+  const Block* block = memory->find(address);
+  const int device = memory->device_of(address);
+  const auto size = std::to_string(bytes) + " bytes";
+  if (device < 0) return misuse(cuda::Result::kInvalidValue, what + " is no device memory (" + size + ")");
+  if (block == nullptr)
+    return misuse(cuda::Result::kInvalidValue, what + " lies in no block of device " + std::to_string(device));
+  if (!block->live || block->freed_by_call)
+    return misuse(cuda::Result::kInvalidValue, what + " is used after it was freed");
+  if (address + bytes > block->address + block->bytes)
+    return misuse(cuda::Result::kInvalidValue,
+                  what + " of " + size + " goes beyond its block of " + std::to_string(block->bytes));
+  if (device != context.device && (context.peers >> device & 1) == 0)
+    return misuse(cuda::Result::kInvalidValue, what + " is memory of device " + std::to_string(device) +
+                                                   ", and the work runs on device " + std::to_string(context.device));
+  return cuda::Result::kSuccess;
+}
+
+bool Machine::is_pinned(uintptr_t address, size_t bytes) const {
+  const auto at = pinned.upper_bound(address);
+  if (at == pinned.begin()) return false;
+  const auto& [begin, size] = *std::prev(at);
+  return address + bytes <= begin + size;
+}
+
+std::string Machine::name_of(const cuda::OpaqueContext& context) const {
+  return "device " + std::to_string(context.device);
+}
+
+void Machine::release_context(cuda::OpaqueContext& context) {
+  for (const auto& stream : streams)
+    if (stream->context == &context) {
+      queued_ -= static_cast<int64_t>(stream->items.size());
+      counted.streams -= stream->alive;
+      stream->items.clear();
+      stream->alive = false;
+    }
+  for (const auto& event : events)
+    if (event->context == &context) counted.events -= std::exchange(event->alive, false);
+  for (const auto& module : modules)
+    if (module->context == &context) counted.modules -= std::exchange(module->alive, false);
+  memory->forget_device(context.device);
+  context.peers = 0;
+  context.dead = cuda::Result::kSuccess;
+}
+
+// ---- Work
+
+cuda::Result Machine::push(cuda::OpaqueStream& stream, const std::string& name, const std::vector<Access>& accesses,
+                           std::function<void()> work, bool touches_memory) {
+  stream.clock.merge(host);
+  stream.clock.tick(stream.number);
+  const Work self{stream.number, stream.clock[stream.number],
+                  name + " (stream " + std::to_string(stream.number) + ", " + name_of(*stream.context) + ")"};
+  for (const Access& access : accesses)
+    if (const std::string race = races.note(reinterpret_cast<uintptr_t>(access.address), access.bytes, access.writes,
+                                            self, stream.clock);
+        !race.empty())
+      return misuse(cuda::Result::kInvalidValue, race);
+  stream.items.push_back({name, std::move(work), nullptr, nullptr, touches_memory});
+  return note_queued();
+}
+
+cuda::Result Machine::note_queued() {
+  ++queued_;
+  // Some work runs early, so that no order relies on a late queue.
+  if (queued_ > kMostQueued) {
+    run_until([&] { return queued_ <= kMostQueued / 2; });
+  } else if (std::uniform_real_distribution<>(0, 1)(random_) < options.early) {
+    int64_t left = static_cast<int64_t>(random_() % 8);
+    run_until([&] { return left-- <= 0; });
+  }
+  return cuda::Result::kSuccess;
+}
+
+bool Machine::run_any() {
+  std::vector<cuda::OpaqueStream*> ready;
+  bool waiting = false;
+  for (const auto& stream : streams) {
+    if (stream->items.empty()) continue;
+    const auto& first = stream->items.front();
+    if (first.waits_for == nullptr || first.waits_for->passed) ready.push_back(stream.get());
+    else waiting = true;
+  }
+  if (ready.empty()) {
+    if (waiting) {
+      std::fprintf(stderr, "fake CUDA: streams wait for each other\n");
+      std::abort();
+    }
+    return false;
+  }
+  run_one(*ready[random_() % ready.size()]);
+  return true;
+}
+
+void Machine::run_one(cuda::OpaqueStream& stream) {
+  cuda::OpaqueStream::Item item = std::move(stream.items.front());
+  stream.items.pop_front();
+  --queued_;
+  if (item.signals != nullptr) {
+    item.signals->passed = true;
+    item.signals->time = std::chrono::steady_clock::now();
+  }
+  cuda::OpaqueContext& context = *stream.context;
+  // After an error that kills a context, nothing of it runs (manual: CUresult, CUDA_ERROR_ILLEGAL_ADDRESS).
+  if (!item.work || context.dead != cuda::Result::kSuccess) return;
+  if (item.touches_memory) memory->open(1u << context.device | context.peers);
+  else memory->close();
+  running_ = true;
+  running_name = item.name.c_str();
+  running_device = context.device;
+  try {
+    item.work();
+  } catch (const DeviceFault& fault) {
+    context.dead = static_cast<cuda::Result>(fault.result);
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "fake CUDA: %s: %s\n", item.name.c_str(), error.what());
+    std::abort();
+  }
+  running_name = nullptr;
+  running_ = false;
+}
+
+void Machine::run_until(const std::function<bool()>& enough) {
+  if (running_) return;
+  while (!enough() && run_any()) {
+  }
+  memory->close();
+}
+
+void Machine::run_some() {
+  int64_t left = 1 + static_cast<int64_t>(random_() % 4);
+  run_until([&] { return left-- <= 0; });
+}
+
+}  // namespace rondo::fake_cuda
+
+extern "C" __attribute__((visibility("default"))) rondo::fake_cuda::Control* fake_cuda_control() {
+  return &rondo::fake_cuda::Machine::instance();
+}

@@ -1,0 +1,148 @@
+// The fake's state: contexts, streams as queues, and when their work runs. Work is queued, and runs when somebody
+// waits, or earlier by chance; each stream runs in its own order, and between streams every order that events allow is
+// possible: the seed chooses one. It runs on the thread that waits, under the one lock.
+#pragma once
+
+#include <chrono>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <random>
+#include <string>
+#include <unordered_set>
+#include <vector>
+
+#include "rondo/runtime/cuda/driver.h"
+#include "rondo/tests/fake_cuda/control.h"
+#include "rondo/tests/fake_cuda/memory.h"
+#include "rondo/tests/fake_cuda/races.h"
+
+// What the driver's handles point to. They are kept after they are destroyed, so that a later use is seen.
+namespace rondo::cuda {
+
+struct OpaqueContext {
+  int device = 0;
+  int retained = 0;
+  unsigned peers = 0;  // the devices whose memory it may access, a bit for each
+  Result dead = Result::kSuccess;
+};
+
+struct OpaqueStream {
+  struct Record;  // of an event
+  struct Item {
+    std::string name;
+    std::function<void()> work;
+    std::shared_ptr<Record> signals, waits_for;
+    bool touches_memory = true;
+  };
+  OpaqueContext* context = nullptr;
+  size_t number = 0;
+  bool alive = true;
+  std::deque<Item> items;
+  fake_cuda::Clock clock;
+};
+
+struct OpaqueStream::Record {
+  bool passed = false;
+  std::chrono::steady_clock::time_point time;
+  fake_cuda::Clock clock;
+};
+
+struct OpaqueEvent {
+  OpaqueContext* context = nullptr;
+  bool timing = true, alive = true;
+  std::shared_ptr<OpaqueStream::Record> last;
+};
+
+struct OpaqueFunction {
+  OpaqueModule* module = nullptr;
+  std::string name;
+  std::shared_ptr<const fake_cuda::Kernel> kernel;
+  int dynamic_shared = 48 << 10;
+};
+
+struct OpaqueModule {
+  OpaqueContext* context = nullptr;
+  bool alive = true;
+  std::map<std::string, OpaqueFunction> functions;
+};
+
+struct OpaquePool {
+  int device = 0;
+};
+
+}  // namespace rondo::cuda
+
+namespace rondo::fake_cuda {
+
+class Machine final : public Control {
+ public:
+  static Machine& instance();
+
+  // ---- Control
+  void reset(const Options& options) override;
+  void register_kernel(const std::string& name, Kernel kernel) override;
+  std::string image(const std::vector<std::string>& kernels) const override;
+  void fail_allocations(int64_t n, int64_t how_many) override;
+  void set_loader(Loader loader) override;
+  void shut_down() override;
+  Counts counts() const override;
+  int64_t queued() const override;
+  std::vector<std::string> misuses() const override;
+
+  // ---- For the driver's functions. The lock is held.
+  // Ends the process, or notes what is wrong and returns `result`.
+  cuda::Result misuse(cuda::Result result, const std::string& what);
+  bool fails_now();  // the next allocation
+  // Enqueues work that touches these bytes. An error if it races with other work.
+  cuda::Result push(cuda::OpaqueStream& stream, const std::string& name, const std::vector<Access>& accesses,
+                    std::function<void()> work, bool touches_memory = true);
+  // After an item was put into a stream: some work may run.
+  cuda::Result note_queued();
+  // Runs what is queued until `enough`.
+  void run_until(const std::function<bool()>& enough);
+  void run_some();  // one item, if one can run
+  bool idle(const cuda::OpaqueStream& stream) const { return stream.items.empty(); }
+  // The whole range lies in one live block of a device that this context may access. `what` names the caller's range.
+  cuda::Result require_device_range(const cuda::OpaqueContext& context, uintptr_t address, size_t bytes,
+                                    const std::string& what);
+  // The whole range is page-locked.
+  bool is_pinned(uintptr_t address, size_t bytes) const;
+  std::string name_of(const cuda::OpaqueContext& context) const;
+  void release_context(cuda::OpaqueContext& context);
+
+  mutable std::recursive_mutex mutex;
+  Options options;
+  std::unique_ptr<Memory> memory;
+  Races races;
+  Clock host;  // what the host has waited for
+  bool initialized = false, gone = false;
+  Loader loader;
+  std::vector<std::unique_ptr<cuda::OpaqueContext>> contexts;  // the primary one of each device
+  std::vector<std::unique_ptr<cuda::OpaquePool>> pools;
+  std::vector<std::unique_ptr<cuda::OpaqueStream>> streams;
+  std::vector<std::unique_ptr<cuda::OpaqueEvent>> events;
+  std::vector<std::unique_ptr<cuda::OpaqueModule>> modules;
+  std::unordered_set<const void*> handles;  // of all of them
+  std::map<uintptr_t, size_t> pinned;
+  std::map<std::string, Kernel> kernels;
+  Counts counted;
+  const char* call = "";  // the driver's function that runs
+
+ private:
+  void run_one(cuda::OpaqueStream& stream);
+  bool run_any();
+  std::mt19937_64 random_;
+  int64_t queued_ = 0, fail_in_ = 0, fails_left_ = 0;
+  bool running_ = false;
+  std::vector<std::string> misuses_;
+};
+
+// The contexts of this thread, the current one last.
+std::vector<cuda::OpaqueContext*>& context_stack();
+// True inside of a callback of the host.
+bool& in_callback();
+
+}  // namespace rondo::fake_cuda

@@ -1,0 +1,70 @@
+#include "rondo/tests/fake_cuda/races.h"
+
+namespace rondo::fake_cuda {
+
+void Races::split(uintptr_t at) {
+  auto found = intervals_.upper_bound(at);
+  if (found == intervals_.begin()) return;
+  --found;
+  if (found->first >= at || found->second.end <= at) return;
+  Interval rest = found->second;
+  found->second.end = at;
+  intervals_.emplace(at, std::move(rest));
+}
+
+std::string Races::note(uintptr_t begin, size_t bytes, bool writes, const Work& work, const Clock& clock) {
+  if (bytes == 0) return "";
+  const uintptr_t end = begin + bytes;
+  split(begin);
+  split(end);
+  // Fill the gaps, so that intervals cover the range.
+  for (uintptr_t at = begin; at < end;) {
+    auto found = intervals_.lower_bound(at);
+    if (found != intervals_.end() && found->first == at) {
+      at = found->second.end;
+      continue;
+    }
+    const uintptr_t next = found == intervals_.end() ? end : std::min(end, found->first);
+    intervals_.emplace(at, Interval{next, {}, {}});
+    at = next;
+  }
+  const auto race = [&](const Work& other, const char* did) {
+    return "race: " + work.name + (writes ? " writes" : " reads") + " bytes that " + other.name + did +
+           ", and no event and no wait orders the two";
+  };
+  for (auto at = intervals_.find(begin); at != intervals_.end() && at->first < end; ++at) {
+    Interval& interval = at->second;
+    if (interval.write.number != 0 && !interval.write.before(clock)) return race(interval.write, " writes");
+    if (writes)
+      for (const Work& read : interval.reads)
+        if (!read.before(clock)) return race(read, " reads");
+    if (writes) {
+      interval.write = work;
+      interval.reads.clear();
+    } else {
+      std::erase_if(interval.reads, [&](const Work& read) { return read.stream == work.stream; });
+      interval.reads.push_back(work);
+    }
+  }
+  return "";
+}
+
+std::string Races::unordered(uintptr_t begin, size_t bytes, const Clock& clock) const {
+  auto at = intervals_.upper_bound(begin);
+  if (at != intervals_.begin()) --at;
+  for (; at != intervals_.end() && at->first < begin + bytes; ++at) {
+    if (at->second.end <= begin) continue;
+    if (at->second.write.number != 0 && !at->second.write.before(clock)) return at->second.write.name;
+    for (const Work& read : at->second.reads)
+      if (!read.before(clock)) return read.name;
+  }
+  return "";
+}
+
+void Races::forget(uintptr_t begin, size_t bytes) {
+  split(begin);
+  split(begin + bytes);
+  intervals_.erase(intervals_.lower_bound(begin), intervals_.lower_bound(begin + bytes));
+}
+
+}  // namespace rondo::fake_cuda
