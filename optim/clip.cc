@@ -51,7 +51,9 @@ Tensor clip_grad_norm_(std::span<const Tensor> params, double max_norm, ClipOpti
                                to_string(grad.device()), "; they have one norm if they are on one device"));
     operands.push_back({grad.address(), grad.dtype(), grad.numel()});
   }
-  const Device device = grads.empty() ? default_device() : grads.front().device();
+  const Device device = !grads.empty()   ? grads.front().device()
+                        : params.empty() ? default_device()
+                                         : params[0].device();
   Tensor result = Tensor::empty({}, {kF64, device});
   auto* norm = reinterpret_cast<double*>(result.mutable_address());
   enqueue_norm(device, operands, norm);

@@ -200,8 +200,8 @@ void Foreach::skip(const ForeachTable& table) const {
 void launch(Device device, std::shared_ptr<const Foreach> pass, ForeachTable& table, bool eager,
             const Decision* decision) {
   const auto run = [device, eager, decision](const Foreach& pass, const ForeachTable& table) {
-    if (decision == nullptr ? backend_of(device).failed(device.index) : decision->go == Decision::kNothing) return;
-    if (decision == nullptr || decision->go == Decision::kUpdate) pass.run(table, eager);
+    const bool go = decision == nullptr ? !backend_of(device).failed(device.index) : decision->go == Decision::kUpdate;
+    if (go) pass.run(table, eager);
     else pass.skip(table);
   };
   if (runs_at_once(device)) return run(*pass, table);

@@ -1,5 +1,6 @@
 #include "rondo/runtime/backend.h"
 
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -23,7 +24,43 @@ void detail::throw_no_backend(Device device) {
                            "installed; leave the device out, or write kCPU"));
 }
 
+void require_device(Device device) {
+  if (const int count = backend_of(device).device_count(); device.index < 0 || device.index >= count)
+    throw Error(absl::StrCat("no device ", to_string(device), ": ", backend_of(device).name, " has ", count,
+                             count == 1 ? " device" : " devices"));
+}
+
 void install_backend(Backend backend, const BackendTable* table) {
+  if (table != nullptr) {
+    const BackendTable& t = *table;
+    const std::pair<bool, const char*> needed[] = {
+        {t.name != nullptr, "name"},
+        {t.device_count != nullptr, "device_count"},
+        {t.allocate != nullptr, "allocate"},
+        {t.deallocate != nullptr, "deallocate"},
+        {t.block_bytes != nullptr, "block_bytes"},
+        {t.stats != nullptr, "stats"},
+        {t.reset_peak != nullptr, "reset_peak"},
+        {t.set_cache_limit != nullptr, "set_cache_limit"},
+        {t.trim != nullptr, "trim"},
+        {t.allocate_staging != nullptr, "allocate_staging"},
+        {t.deallocate_staging != nullptr, "deallocate_staging"},
+        {t.copy_in != nullptr, "copy_in"},
+        {t.copy_out != nullptr, "copy_out"},
+        {t.copy != nullptr, "copy"},
+        {t.fill != nullptr, "fill"},
+        {t.record != nullptr, "record"},
+        {t.wait != nullptr, "wait"},
+        {t.release != nullptr, "release"},
+        {t.elapsed != nullptr, "elapsed"},
+        {t.synchronize != nullptr, "synchronize"},
+        {t.failed != nullptr, "failed"},
+    };
+    for (const auto& [is_there, what] : needed)
+      if (!is_there)
+        throw Error(absl::StrCat("install_backend: the table of ", kNames[static_cast<size_t>(backend)], " has no ",
+                                 what, "; only enqueue may be null (backend.h)"));
+  }
   detail::backends[static_cast<size_t>(backend)] = table;
 }
 
@@ -34,13 +71,15 @@ std::string to_string(Device device) {
 
 Device default_device() { return default_of_thread; }
 DeviceScope::DeviceScope(Device device) : outer_(default_of_thread) {
-  if (const int count = backend_of(device).device_count(); device.index < 0 || device.index >= count)
-    throw Error(absl::StrCat("DeviceScope: no device ", to_string(device), "; there are ", count));
+  require_device(device);
   default_of_thread = device;
 }
 DeviceScope::~DeviceScope() { default_of_thread = outer_; }
 
-void synchronize(Device device) { backend_of(device).synchronize(device.index); }
+void synchronize(Device device) {
+  require_device(device);
+  backend_of(device).synchronize(device.index);
+}
 
 void copy_bytes(Device to_device, void* to, Device from_device, const void* from, size_t bytes) {
   if (bytes == 0) return;

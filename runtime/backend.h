@@ -89,7 +89,11 @@ inline const BackendTable& backend_of(Device device) {
   return *table;
 }
 
-// Makes a backend available; null takes it away. No tensor of it may live then.
+// Throws Error unless the backend has a device of this index.
+void require_device(Device device);
+
+// Makes a backend available; null takes it away. No tensor of it may live then. Throws Error, which names it, if a
+// function is missing that may not be null.
 void install_backend(Backend backend, const BackendTable* table);
 
 // Runs `work`, host code that works on the device's memory, on its compute stream: at once where that is the CPU,

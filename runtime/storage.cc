@@ -11,6 +11,8 @@ namespace rondo {
 Storage Storage::allocate(size_t bytes, Device device) {
   check_cpu();  // here, because no kernel runs without a tensor
   const BackendTable& table = backend_of(device);
+  if (!(device == kCPU)) [[unlikely]]
+    require_device(device);
   Storage storage;
   storage.block_ = new Block;
   storage.block_->device = device;
