@@ -82,12 +82,7 @@ Foreach::Foreach(const Body& body, std::vector<ArraySpec> arrays) : body_(body),
   invariant(body_.n_values + body_.n_sums <= kMaxValues && body_.n_scalars <= kMaxScalars, "foreach: too many values");
   invariant(compute_ == kF32 || row_width_ != kBlock8, "foreach: 8-bit arrays beside f64");
   compile::LoopKernel kernel = make_kernel(body_, arrays_, scale_operand_, compute_, by_rows_, row_width_, written_);
-  std::vector<compile::TableOperand> operands(static_cast<size_t>(n_operands_), {.dtype = kF32, .per_row = true});
-  for (size_t k = 0; k < arrays_.size(); ++k) {
-    const bool is_sum = arrays_[k].role == Role::kSum;
-    operands[k] = {.dtype = is_sum ? kF64 : kernel.operands[k].dtype, .per_row = is_sum};
-  }
-  launch_ = std::make_unique<compile::TableLaunch>(std::move(kernel), std::move(operands), by_rows_);
+  launch_ = std::make_shared<compile::TableLaunch>(std::move(kernel));
 }
 Foreach::~Foreach() = default;
 
@@ -105,17 +100,19 @@ int Foreach::compile(Device device) { return launch_->compile(device); }
 bool Foreach::compiled() const { return launch_->compiled(); }
 const compile::LoopKernel& Foreach::kernel() const { return launch_->kernel(); }
 
-void Foreach::run(const ForeachTable& table, bool eager) const {
-  if (compiled() && !eager) return launch_->run(table);
-  compile::for_each_piece(table, by_rows_, [&](size_t i, int64_t begin, int64_t end) {
+void Foreach::run_compiled(const ForeachTable& table, const compile::Condition& when) const {
+  launch_->run(table, when);
+}
+void Foreach::run_eager(const ForeachTable& table) const {
+  compile::for_each_piece(table.rows(), by_rows_, [&](size_t i, int64_t begin, int64_t end) {
     void* const* operands = table.operands.data() + i * static_cast<size_t>(n_operands_);
-    if (compute_ == kF64) run_eager<double>(table.items[i], operands, begin, end);
-    else run_eager<float>(table.items[i], operands, begin, end);
+    if (compute_ == kF64) run_piece<double>(table.items[i], operands, begin, end);
+    else run_piece<float>(table.items[i], operands, begin, end);
   });
 }
 
 template <class C>
-void Foreach::run_eager(const ForeachItem& item, void* const* operands, int64_t begin, int64_t end) const {
+void Foreach::run_piece(const ForeachItem& item, void* const* operands, int64_t begin, int64_t end) const {
   alignas(64) C buffers[kMaxValues][kStrip];
   C scalars[kMaxScalars];
   for (int k = 0; k < body_.n_scalars; ++k) scalars[k] = static_cast<C>(item.scalars[k]);
@@ -177,7 +174,13 @@ void Foreach::run_eager(const ForeachItem& item, void* const* operands, int64_t 
   }
 }
 
+bool Foreach::leaves_work_if_skipped() const {
+  return std::any_of(arrays_.begin(), arrays_.end(), [](const ArraySpec& a) {
+    return a.zero || a.role == Role::kCopy || (a.fresh && a.layout == Layout::kFull);
+  });
+}
 void Foreach::skip(const ForeachTable& table) const {
+  if (!leaves_work_if_skipped()) return;
   std::vector<int64_t> sizes;
   for (const ForeachItem& item : table.items) sizes.push_back(item.numel);
   parallel_for_each(sizes, [&](size_t i, int64_t begin, int64_t end) {
@@ -199,10 +202,16 @@ void Foreach::skip(const ForeachTable& table) const {
 
 void launch(Device device, std::shared_ptr<const Foreach> pass, ForeachTable& table, bool eager,
             const Decision* decision) {
-  const auto run = [device, eager, decision](const Foreach& pass, const ForeachTable& table) {
+  if (pass->compiled() && !eager) {
+    pass->run_compiled(table, {decision == nullptr ? nullptr : &decision->go, Decision::kUpdate});
+    if (decision == nullptr || !pass->leaves_work_if_skipped()) return;
+  }
+  // What is left runs as host code.
+  const auto run = [device, eager = eager || !pass->compiled(), decision](const Foreach& pass,
+                                                                          const ForeachTable& table) {
     const bool go = decision == nullptr ? !backend_of(device).failed(device.index) : decision->go == Decision::kUpdate;
-    if (go) pass.run(table, eager);
-    else pass.skip(table);
+    if (!go) pass.skip(table);
+    else if (eager) pass.run_eager(table);
   };
   if (runs_at_once(device)) return run(*pass, table);
   enqueue(device, [run, pass = std::move(pass), table = std::exchange(table, {})] { run(*pass, table); });

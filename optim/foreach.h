@@ -3,9 +3,9 @@
 // together into equal parts, so one large tensor and ten thousand small ones keep the threads equally busy. Each value
 // is read and written once. Averaging, a low-precision copy and zeroing join the pass.
 //
-// The formula is a template over the scalar type. Eager: `run` applies it to float or double, in strips that fit the
-// first-level cache. After `compile`, generated code does the same and gives the same bits. Both walk the same table of
-// pointers; the code does not depend on its length.
+// The formula is a template over the scalar type. Eager: `run_eager` applies it to float or double, in strips that fit
+// the first-level cache. After `compile`, generated code does the same and gives the same bits. Both walk the same
+// table of pointers; the code does not depend on its length.
 //
 // Note [Launches]. All pointers are the device's. `launch` enqueues a pass, and it runs in stream order with what it
 // needs
@@ -100,20 +100,23 @@ class Foreach {
   uint32_t written() const { return written_; }
   ForeachItem item(int64_t numel, int64_t width, const double* scalars) const;
 
-  // From now on `run` runs generated code. Returns the number of kernels that had to be compiled: 0 or 1.
+  // From now on passes run generated code. Returns the number of kernels that had to be compiled: 0 or 1.
   int compile(Device device = kCPU);
   bool compiled() const;
   // The generated kernel, for dumps.
   const compile::LoopKernel& kernel() const;
 
+  // Enqueues the generated code.
+  void run_compiled(const ForeachTable& table, const compile::Condition& when) const;
   // These two run in stream order: see launch().
-  // Runs generated code if there is some, unless `eager`.
-  void run(const ForeachTable& table, bool eager = false) const;
+  // The host's own kernel.
+  void run_eager(const ForeachTable& table) const;
+  bool leaves_work_if_skipped() const;
   // What is left of the pass if the step is skipped: copies are written, and arrays are zeroed that would be.
   void skip(const ForeachTable& table) const;
 
  private:
-  template <class C> void run_eager(const ForeachItem& item, void* const* operands, int64_t begin, int64_t end) const;
+  template <class C> void run_piece(const ForeachItem& item, void* const* operands, int64_t begin, int64_t end) const;
 
   Body body_;
   std::vector<ArraySpec> arrays_;
@@ -123,7 +126,7 @@ class Foreach {
   bool by_rows_ = false;  // threads meet at row ends
   DType compute_ = kF32;
   uint32_t written_ = 0;
-  std::unique_ptr<compile::TableLaunch> launch_;  // generated code
+  std::shared_ptr<compile::TableLaunch> launch_;  // generated code
 };
 
 // Enqueues a pass. A device that runs it later takes the table over. With a decision, the pass follows it. Without one,

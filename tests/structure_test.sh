@@ -35,8 +35,8 @@ report "only the tables of devices may name a backend; use the device of an oper
   "$(sources $order examples | grep -vE '^(runtime|compile/jit)/(cpu|cuda)/' | xargs -r grep -nE 'Backend::k(CPU|CUDA|Fake)' | grep -vE '^runtime/(device\.h|backend\.cc):')"
 report "runtime/ops/ holds definitions: it may not include a backend" \
   "$(sources runtime/ops | xargs -r grep -nE '#include "rondo/runtime/(cpu|cuda)/')"
-report "kernels are called by runtime/dispatch.cc and compile/exec/; elsewhere use run_kernel(), an Executor or a TableLaunch" \
-  "$(sources $order examples | grep -vE '^runtime/dispatch\.cc$|^compile/exec/' |
+report "kernels are called by runtime/dispatch.cc, compile/exec/ and a target's launch functions (compile/jit/*/launch.cc); elsewhere use run_kernel(), an Executor or a TableLaunch" \
+  "$(sources $order examples | grep -vE '^runtime/dispatch\.cc$|^compile/exec/|^compile/jit/[a-z]+/launch\.cc$' |
      xargs -r grep -nE '[>.]on\[|entry_of\([^;]*\)\.kernel|\bentry(_|\([a-z0-9_]*\))?\((operands|moved|call|args|[a-z_]+\.data\(\))|\brun\(addresses')"
 
 # ---- Passes and regions know kinds and specs, never the names of ops and modules.

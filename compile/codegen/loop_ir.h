@@ -109,8 +109,26 @@ inline std::vector<int64_t> extents(const LoopKernel& kernel) {
   }
   return list;
 }
+// What a kernel that runs on the items of a table takes of an operand for each row of an item.
+enum class RowPart : uint8_t { kNone, kElement, kWhole };
+inline RowPart row_part(const Operand& operand) {
+  return operand.axes.empty() ? RowPart::kNone : operand.col_stride == 0 ? RowPart::kElement : RowPart::kWhole;
+}
+// Of a kernel that runs on the items of a table, by position in extents(): the strides that are an item's width. (Its
+// columns, at position 0, are too.)
+inline std::vector<size_t> width_extents(const LoopKernel& kernel) {
+  std::vector<size_t> positions;
+  size_t next = 2;
+  for (const Operand& operand : kernel.operands) {
+    if (row_part(operand) == RowPart::kWhole) positions.push_back(next + 3);
+    next += 1 + 3 * operand.axes.size();
+  }
+  return positions;
+}
 // 0 and 1 decide what code looks like (broadcast, contiguous): they are never read at run time.
 inline bool may_vary(int64_t extent) { return extent != 0 && extent != 1; }
+// Partial rows that a kernel with column sums leaves.
+inline int64_t chunks(const LoopKernel& kernel) { return (kernel.rows + kernel.chunk_rows - 1) / kernel.chunk_rows; }
 // True if several indices of the axis stand for one element.
 inline bool wraps(const LoopKernel& kernel, const OperandAxis& axis) { return axis.divisor * axis.size < kernel.rows; }
 

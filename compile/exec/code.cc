@@ -2,14 +2,21 @@
 
 #include <algorithm>
 
+#include "absl/strings/str_cat.h"
 #include "rondo/compile/exec/library_call.h"
 #include "rondo/runtime/autograd.h"
+#include "rondo/runtime/error.h"
 #include "rondo/runtime/recorder.h"
 
 namespace rondo::compile {
 
 Code::Code(const Plan& plan, std::vector<CompiledKernel> kernels, Device device)
-    : device_(device), kernels_(std::move(kernels)) {
+    : Code(plan, std::move(kernels), device, target_of(device)) {}
+Code::Code(const Plan& plan, std::vector<CompiledKernel> kernels, Device device, const Target& target)
+    : device_(device), target_(&target), kernels_(std::move(kernels)) {
+  if (plan.target != target.name())
+    throw Error(absl::StrCat("compile: a plan for \"", plan.target, "\" cannot run on ", to_string(device),
+                             ", whose target is \"", target.name(), "\"; make the plan for that target"));
   prepared_.resize(plan.launches.size());
   for (size_t i = 0; i < plan.launches.size(); ++i)
     if (plan.launches[i].kind == Launch::Kind::kLibraryCall)

@@ -15,10 +15,13 @@ namespace rondo::compile {
 class Code {
  public:
   // `kernels`: those of the plan, in order.
+  // Throws Error if the plan was made for another target.
   Code(const Plan& plan, std::vector<CompiledKernel> kernels, Device device);
+  Code(const Plan& plan, std::vector<CompiledKernel> kernels, Device device, const Target& target);
 
   Device device() const { return device_; }
-  KernelEntry entry(int32_t kernel) const { return kernels_[static_cast<size_t>(kernel)].entry; }
+  const Target& target() const { return *target_; }
+  KernelHandle handle(int32_t kernel) const { return kernels_[static_cast<size_t>(kernel)].handle; }
   // The library call of a launch, with all done that depends on shapes. Null: the op's kernel works out each call anew.
   const std::shared_ptr<const PreparedKernel>& prepared(size_t launch) const { return prepared_[launch]; }
 
@@ -32,6 +35,7 @@ class Code {
 
  private:
   Device device_;
+  const Target* target_;
   std::vector<CompiledKernel> kernels_;
   std::vector<std::shared_ptr<const PreparedKernel>> prepared_;  // by launch
   struct Arenas {

@@ -2,10 +2,9 @@
 
 #include <algorithm>
 
-#include "rondo/compile/exec/host_launch.h"
+#include "rondo/compile/exec/launch.h"
 #include "rondo/compile/exec/library_call.h"
 #include "rondo/runtime/autograd.h"
-#include "rondo/runtime/backend.h"
 #include "rondo/runtime/gradient_memory.h"
 #include "rondo/runtime/lowered.h"
 #include "rondo/runtime/memory.h"
@@ -52,32 +51,24 @@ void Executor::run_kernel(const Launch& launch, const Frame& frame) const {
   const LoweredUnit& unit = plan_.kernels[static_cast<size_t>(launch.kernel)];
   absl::InlinedVector<void*, 24> operands(unit.operands.size());
   for (size_t i = 0; i < operands.size(); ++i) operands[i] = frame.at(launch.addresses[i]);
-  KernelCall call{.entry = code_.entry(launch.kernel),
-                  .kernel = &unit.kernel,
-                  .extents = unit.extents.data(),
-                  .operands = operands.data(),
-                  .scalars = floats_.scalars.data() + unit.first_scalar,
-                  .grain = launch.grain};
-  if (runs_at_once(code_.device())) [[likely]]
-    return run_on_host(call);
-  enqueue(code_.device(), [call, operands = std::move(operands), owner = owner_]() mutable {
-    call.operands = operands.data();
-    run_on_host(call);
-  });
+  const KernelCall call{.code = code_.handle(launch.kernel),
+                        .kernel = &unit.kernel,
+                        .extents = unit.extents.data(),
+                        .operands = operands.data(),
+                        .scalars = floats_.scalars.data() + unit.first_scalar,
+                        .grain = launch.grain};
+  code_.target().launch.kernel(code_.device(), call, owner_);
 }
 
 void Executor::run_combine(const Launch& launch, const Frame& frame) const {
   const LoweredUnit& unit = plan_.kernels[static_cast<size_t>(launch.kernel)];
-  const ColumnResult& result = unit.column_results[static_cast<size_t>(launch.result)];
-  const CombineCall call{
-      .partial = frame.at(launch.addresses[0]),
-      .out = frame.at(launch.addresses[1]),
-      .chunks = (unit.kernel.rows + unit.kernel.chunk_rows - 1) / unit.kernel.chunk_rows,
-      .cols = unit.kernel.cols,
-      .compute = result.compute,
-      .result = plan_.graph.value(result.value).dtype,
-  };
-  enqueue(code_.device(), [call] { run_on_host(call); });
+  absl::InlinedVector<CombineCall::Sum, 8> sums;
+  const Address* address = launch.addresses.data();
+  for (const ColumnResult& result : unit.column_results) {
+    sums.push_back({frame.at(address[0]), frame.at(address[1]), result.compute, plan_.graph.value(result.value).dtype});
+    address += 2;
+  }
+  code_.target().launch.combine(code_.device(), {code_.handle(launch.kernel), &unit.kernel, sums}, owner_);
 }
 
 void Executor::run_library_call(size_t index, const Frame& frame) const {
@@ -87,9 +78,7 @@ void Executor::run_library_call(size_t index, const Frame& frame) const {
   if (const auto& prepared = code_.prepared(index); prepared != nullptr) {
     absl::InlinedVector<std::byte*, kMaxOpInputs + 1> addresses;
     for (const Address& address : launch.addresses) addresses.push_back(frame.at(address));
-    if (runs_at_once(code_.device())) [[likely]]
-      return prepared->run(addresses);
-    return enqueue(code_.device(), [prepared, addresses = std::move(addresses)] { prepared->run(addresses); });
+    return code_.target().launch.library_call(code_.device(), prepared, addresses);
   }
   const LibraryCall call(plan_, launch,
                          [&](const Value& like, const Address& address) { return frame.tensor(like, address); });

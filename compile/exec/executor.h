@@ -1,5 +1,5 @@
 // Executor: runs a plan. One for all targets: it binds memory and floats, and enqueues the launches, in order, on the
-// compute stream of the code's device. The CPU runs them at once.
+// compute stream of the code's device, by the target's launch functions. The CPU runs them at once.
 #pragma once
 
 #include <memory>

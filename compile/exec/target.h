@@ -9,11 +9,11 @@
 
 #include "absl/status/statusor.h"
 #include "rondo/compile/codegen/loop_ir.h"
+#include "rondo/compile/exec/launch.h"
 #include "rondo/runtime/op.h"
 
 namespace rondo::compile {
 
-class MachineCode;
 struct HostKey;
 struct JitOptions;
 
@@ -39,6 +39,8 @@ struct Target {
   absl::StatusOr<std::shared_ptr<const MachineCode>> (*place)(const std::string& object);
   // The checks of place(), without loading.
   absl::Status (*check)(const std::string& object);
+  // How the code that place() gave, and the library calls of `backend`, run.
+  LaunchFunctions launch;
 };
 
 // The target whose code runs on a device. Throws Error if there is none.

@@ -81,7 +81,8 @@ class PlanTuner {
     for (const Choice& choice : choices)
       candidates.push_back([&, choice] {
         choose(choice);
-        for (size_t i = index; i <= index + unit.column_results.size(); ++i) executor_.run_launch(i, frame_);
+        executor_.run_launch(index, frame_);
+        if (!unit.column_results.empty()) executor_.run_launch(index + 1, frame_);
       });
     choose(choices[static_cast<size_t>(Tuner::instance().fastest(what, candidates, code_.device()))]);
   }

@@ -33,6 +33,7 @@ void for_each_in_parallel(size_t n, absl::FunctionRef<void(size_t)> work) {
 ForbidCodeGeneration::ForbidCodeGeneration() : outer_(std::exchange(generation_forbidden, true)) {}
 ForbidCodeGeneration::~ForbidCodeGeneration() { generation_forbidden = outer_; }
 
+KernelHandle Executable::handle(int i) const { return code_[static_cast<size_t>(i)]->handle(); }
 KernelEntry Executable::entry(int i) const { return code_[static_cast<size_t>(i)]->entry(); }
 
 std::shared_ptr<Executable> compile_kernels(std::span<const LoopKernel> kernels, const JitOptions& asked,
@@ -66,8 +67,7 @@ std::shared_ptr<Executable> compile_kernels(std::span<const LoopKernel> kernels,
   }
   for (size_t i = 0; i < kernels.size(); ++i) {
     code[i] = code[equal[i]];
-    if (code[i]->bytes() > 0)
-      show_symbol(reinterpret_cast<const void*>(code[i]->entry()), code[i]->bytes(), "rondo::" + kernels[i].name);
+    if (code[i]->bytes() > 0) show_symbol(code[i]->handle(), code[i]->bytes(), "rondo::" + kernels[i].name);
   }
   return std::make_shared<Executable>(std::move(code), static_cast<int>(missing.size()));
 }

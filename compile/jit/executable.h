@@ -11,16 +11,19 @@
 
 #include "rondo/compile/codegen/loop_ir.h"
 #include "rondo/compile/exec/target.h"
+#include "rondo/compile/jit/machine_code.h"
 #include "rondo/runtime/error.h"
 
 namespace rondo::compile {
 
-// Machine code of some kernels; entries are valid as long as it lives. Immutable.
+// Machine code of some kernels; handles are valid as long as it lives. Immutable.
 class Executable {
  public:
   Executable(std::vector<std::shared_ptr<const MachineCode>> code, int compiled)
       : code_(std::move(code)), compiled_(compiled) {}
-  KernelEntry entry(int i) const;             // in the order of the kernels given
+  // In the order of the kernels given.
+  KernelHandle handle(int i) const;
+  KernelEntry entry(int i) const;             // of host code
   int compiled() const { return compiled_; }  // kernels that no cache had
 
  private:

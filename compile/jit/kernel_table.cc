@@ -201,7 +201,8 @@ class KernelTable {
       throw;
     }
     std::lock_guard lock(mutex_);
-    for (size_t i = 0; i < made.size(); ++i) *made[i] = {Slot::State::kReady, {code->entry(static_cast<int>(i)), code}};
+    for (size_t i = 0; i < made.size(); ++i)
+      *made[i] = {Slot::State::kReady, {code->handle(static_cast<int>(i)), code}};
     ready_.notify_all();
     return code->compiled();
   }

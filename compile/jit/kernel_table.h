@@ -37,8 +37,8 @@ using KernelUse = std::vector<ExtentRange>;
 KernelUse exact_use(const LoopKernel& kernel);
 
 struct CompiledKernel {
-  KernelEntry entry = nullptr;
-  std::shared_ptr<Executable> code;  // keeps the entry valid
+  KernelHandle handle = nullptr;
+  std::shared_ptr<Executable> code;  // keeps the handle valid
 };
 
 struct CompiledKernels {

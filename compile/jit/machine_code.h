@@ -7,19 +7,25 @@
 
 namespace rondo::compile {
 
-// Code in memory, callable as long as it lives. Immutable.
+// Loaded code as its target's launch functions take it (exec/launch.h). Only they know what it is: for the CPU a
+// KernelEntry, for a device with a driver of its own whatever names a function there.
+using KernelHandle = const void*;
+
+// Code in memory, which can be launched as long as it lives. Immutable.
 class MachineCode {
  public:
-  explicit MachineCode(KernelEntry entry) : entry_(entry) {}
+  explicit MachineCode(KernelHandle handle) : handle_(handle) {}
   virtual ~MachineCode() = default;
   MachineCode(const MachineCode&) = delete;
   MachineCode& operator=(const MachineCode&) = delete;
-  KernelEntry entry() const { return entry_; }
-  // Bytes from the entry to the end of the code; 0: unknown.
+  KernelHandle handle() const { return handle_; }
+  // REQUIRES: host code.
+  KernelEntry entry() const { return reinterpret_cast<KernelEntry>(const_cast<void*>(handle_)); }
+  // Host code: bytes from the entry to the end of the code; 0: unknown, or no host code.
   virtual size_t bytes() const { return 0; }
 
- protected:
-  KernelEntry entry_;
+ private:
+  KernelHandle handle_;
 };
 
 }  // namespace rondo::compile

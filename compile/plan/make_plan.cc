@@ -108,8 +108,8 @@ Plan plan_launches(Graph source, const Target& target, const PlanOptions& option
     lowered.extents = extents(lowered.kernel);
     const auto kernel = static_cast<int32_t>(plan.kernels.size());
     plan.launches.push_back({.kind = Launch::Kind::kKernel, .kernel = kernel, .nodes = unit.nodes});
-    for (int32_t i = 0; i < std::ssize(lowered.column_results); ++i)
-      plan.launches.push_back({.kind = Launch::Kind::kCombine, .kernel = kernel, .result = i, .nodes = {}});
+    if (!lowered.column_results.empty())
+      plan.launches.push_back({.kind = Launch::Kind::kCombine, .kernel = kernel, .nodes = {}});
     plan.kernels.push_back(std::move(lowered));
   }
   number_floats(plan);

@@ -98,14 +98,13 @@ class MemoryPlanner {
       const int64_t bytes = aligned(std::max<int64_t>(bytes_of(graph_.values[v]), 1));
       plan_.placements[v] = {Placement::kArena, arena.place(bytes, first_[v], last_[v])};
     }
-    // Partial sums live from their kernel to the last launch that adds them up.
+    // Partial sums live from their kernel to the next launch, which adds them up.
     std::vector<int64_t> partials(plan_.kernels.size(), 0);
     for (int i = 0; i < n_launches(); ++i) {
       if (launch(i).kind != Launch::Kind::kKernel) continue;
       const LoweredUnit& unit = kernel_of(launch(i));
       if (unit.column_results.empty()) continue;
-      partials[static_cast<size_t>(launch(i).kernel)] = arena.place(partial_bytes(unit), i,
-                                                                    i + static_cast<int>(unit.column_results.size()));
+      partials[static_cast<size_t>(launch(i).kernel)] = arena.place(partial_bytes(unit), i, i + 1);
     }
     plan_.arena_bytes = arena.size();
     resolve_addresses(partials);
@@ -263,8 +262,11 @@ class MemoryPlanner {
     };
     for (Launch& launch : plan_.launches) {
       if (launch.kind == Launch::Kind::kCombine) {
-        const auto result = static_cast<size_t>(launch.result);
-        launch.addresses = {sums(launch.kernel, result), address_of(kernel_of(launch).column_results[result].value)};
+        const std::vector<ColumnResult>& results = kernel_of(launch).column_results;
+        for (size_t i = 0; i < results.size(); ++i) {
+          launch.addresses.push_back(sums(launch.kernel, i));
+          launch.addresses.push_back(address_of(results[i].value));
+        }
         continue;
       }
       for (ValueId id : touched(plan_, launch)) launch.addresses.push_back(address_of(id));

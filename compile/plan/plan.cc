@@ -23,7 +23,8 @@ std::vector<ValueId> touched(const Plan& plan, const Launch& launch) {
   if (launch.kind == Launch::Kind::kLibraryCall) return values;
   const LoweredUnit& unit = plan.kernels[static_cast<size_t>(launch.kernel)];
   if (launch.kind == Launch::Kind::kKernel) return unit.operands;
-  return {unit.column_results[static_cast<size_t>(launch.result)].value};
+  for (const ColumnResult& result : unit.column_results) values.push_back(result.value);
+  return values;
 }
 
 std::vector<ValueId> written(const Plan& plan, const Launch& launch) {
@@ -38,8 +39,7 @@ std::vector<ValueId> written(const Plan& plan, const Launch& launch) {
 
 int64_t partial_stride(const LoweredUnit& unit) {
   if (unit.column_results.empty()) return 0;
-  const int64_t chunks = (unit.kernel.rows + unit.kernel.chunk_rows - 1) / unit.kernel.chunk_rows;
-  return aligned(chunks * unit.kernel.cols * 8);
+  return aligned(chunks(unit.kernel) * unit.kernel.cols * 8);
 }
 int64_t partial_bytes(const LoweredUnit& unit) {
   return static_cast<int64_t>(unit.column_results.size()) * partial_stride(unit);

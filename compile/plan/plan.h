@@ -28,13 +28,13 @@ struct Launch {
   enum class Kind : uint8_t {
     kKernel,       // a generated kernel
     kLibraryCall,  // an op's own kernel and its epilogues
-    kCombine,      // adds the partial sums that a kernel has left, in order
+    kCombine,      // adds up the partial sums that a kernel has left, of all its column results
   } kind = Kind::kKernel;
   int32_t kernel = -1;                 // of Plan::kernels; kCombine: whose sums
-  int32_t result = -1;                 // kCombine: of the kernel's column_results
   std::vector<int32_t> nodes;          // all that it runs; kLibraryCall: the op, then its epilogues; kCombine: none
   ValueIds inputs = {}, outputs = {};  // kLibraryCall. Inputs: of the op, then what its epilogues add
-  // kKernel: of the operands. kLibraryCall: of the inputs, then the outputs. kCombine: of the sums, then the result.
+  // kKernel: of the operands. kLibraryCall: of the inputs, then the outputs. kCombine: of each column result, the
+  // partial sums and then the result.
   std::vector<Address> addresses = {};
   int64_t grain = kGrain;  // kKernel
   int32_t variant = 0;     // kLibraryCall: of OpDef::prepare

@@ -11,7 +11,7 @@
 //   sum @2 %4 f32                                          # a column result: operand, value, compute type
 //   launch kernel 0 grain=16384 nodes 0 1 at 0+0 2+0       # addresses: slot + bytes, or none
 //   launch call variant=0 nodes 2 in %1 %2 out %3 at 0+0 1+0 2+0
-//   launch combine 0 result=0 at 3+256 2+0
+//   launch combine 0 at 3+256 2+0                          # of each column result: partial sums, result
 //   place %0 input 0
 //   fresh 2048 donor=-1
 //   copy 1 bf16
@@ -74,7 +74,7 @@ std::string to_string(const Launch& launch) {
       text += " out";
       append_values(text, launch.outputs);
       break;
-    case Launch::Kind::kCombine: absl::StrAppend(&text, "combine ", launch.kernel, " result=", launch.result); break;
+    case Launch::Kind::kCombine: absl::StrAppend(&text, "combine ", launch.kernel); break;
   }
   text += " at";
   append_addresses(text, launch.addresses);
@@ -211,18 +211,19 @@ class PlanParser {
       in_.expect("combine");
       launch.kind = Launch::Kind::kCombine;
       launch.kernel = index(plan_.kernels.size());
-      in_.expect("result=");
-      launch.result = index(plan_.kernels[static_cast<size_t>(launch.kernel)].column_results.size());
     }
     in_.expect("at");
     launch.addresses = addresses();
-    const size_t wanted = launch.kind == Launch::Kind::kCombine ? 2
-                          : launch.kind == Launch::Kind::kKernel
-                              ? plan_.kernels[static_cast<size_t>(launch.kernel)].operands.size()
-                              : launch.inputs.size() + launch.outputs.size();
+    const size_t wanted = addresses_of(launch);
     if (launch.addresses.size() != wanted) in_.fail(absl::StrCat(wanted, " addresses were expected"));
     in_.end_line();
     plan_.launches.push_back(std::move(launch));
+  }
+
+  size_t addresses_of(const Launch& launch) const {
+    if (launch.kind == Launch::Kind::kLibraryCall) return launch.inputs.size() + launch.outputs.size();
+    const LoweredUnit& unit = plan_.kernels[static_cast<size_t>(launch.kernel)];
+    return launch.kind == Launch::Kind::kCombine ? 2 * unit.column_results.size() : unit.operands.size();
   }
 
   void place() {

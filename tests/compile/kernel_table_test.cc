@@ -58,7 +58,7 @@ TEST(KernelTable, KernelsAreFoundWhileOthersCompile) {
   });
   std::thread other([&] { EXPECT_EQ(find_or_compile({&fresh, 1}, Sizes::kVarying).added, 1); });
   compiling.get_future().wait();
-  EXPECT_EQ(find_or_compile({&there, 1}, Sizes::kVarying).kernels[0].entry, held.kernels[0].entry);
+  EXPECT_EQ(find_or_compile({&there, 1}, Sizes::kVarying).kernels[0].handle, held.kernels[0].handle);
   found.set_value();
   other.join();
 }
@@ -81,8 +81,8 @@ TEST(KernelTable, ThreadsCompileAKernelOnce) {
   for (int t = 0; t < kThreads; ++t) {
     added += results[static_cast<size_t>(t)].added;
     for (int i = 0; i < kKernels; ++i)
-      EXPECT_EQ(results[static_cast<size_t>(t)].kernels[static_cast<size_t>(i)].entry,
-                results[0].kernels[static_cast<size_t>((i + t) % kKernels)].entry);
+      EXPECT_EQ(results[static_cast<size_t>(t)].kernels[static_cast<size_t>(i)].handle,
+                results[0].kernels[static_cast<size_t>((i + t) % kKernels)].handle);
   }
   EXPECT_EQ(added, kKernels);
 }

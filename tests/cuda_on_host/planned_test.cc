@@ -21,78 +21,70 @@ namespace {
 
 using cuda_on_host::Order;
 
+// The code of one kernel of a plan: what a KernelHandle of these targets points to.
+struct Loaded {
+  const cuda_on_host::KernelFiles* files = nullptr;
+  size_t kernel = 0, combine = 0;  // of the files
+};
 struct Planned {
   Graph graph;
   Plan plan;
   std::vector<Tensor> inputs;
-  std::vector<int32_t> code;  // by launch: of the sources; -1: a library call
+  std::vector<Loaded> code;  // by kernel
 };
 
-// How the kernels of a plan run.
-using RunKernel = std::function<void(const LoopKernel& kernel, const Launch& launch, size_t index, void** operands,
-                                     const double* scalars)>;
-using RunCombine = std::function<void(size_t index, const ColumnResult& result, const LoopKernel& kernel, void* partial,
-                                      void* out, DType stored)>;
-std::vector<Tensor> run(const Planned& p, const RunKernel& kernel, const RunCombine& combine) {
-  NoGrad off;
-  const Code code(p.plan, std::vector<CompiledKernel>(p.plan.kernels.size()), kCPU);
-  const Floats floats = floats_for(p.plan, p.plan.graph);
-  const Executor executor(p.plan, code, floats);
-  const Frame frame = executor.make_frame(p.inputs, /*release=*/false);
-  for (size_t i = 0; i < p.plan.launches.size(); ++i) {
-    const Launch& launch = p.plan.launches[i];
-    if (launch.kind == Launch::Kind::kLibraryCall) {
-      executor.run_launch(i, frame);
-      continue;
-    }
-    const LoweredUnit& unit = p.plan.kernels[static_cast<size_t>(launch.kernel)];
-    std::vector<void*> operands;
-    for (const Address& address : launch.addresses) operands.push_back(frame.at(address));
-    if (launch.kind == Launch::Kind::kKernel) {
-      kernel(unit.kernel, launch, i, operands.data(), floats.scalars.data() + unit.first_scalar);
-    } else {
-      const ColumnResult& result = unit.column_results[static_cast<size_t>(launch.result)];
-      combine(i, result, unit.kernel, operands[0], operands[1], p.plan.graph.value(result.value).dtype);
-    }
-  }
-  std::vector<Tensor> outputs;
-  for (size_t i = 0; i < p.plan.outputs.size(); ++i)
-    outputs.push_back(frame.tensor(p.plan.graph.value(p.plan.graph.outputs[i]), p.plan.outputs[i]));
-  return outputs;
+// Grids of fibers, in this order of threads.
+Order order_of_threads = Order::kForward;
+
+void kernel_on_fibers(Device, const KernelCall& call, const LaunchFunctions::Owner&) {
+  const auto& loaded = *static_cast<const Loaded*>(call.code);
+  const LoopKernel& kernel = *call.kernel;
+  const Schedule s = schedule(kernel);
+  std::vector<int64_t> integers = integer_arguments(kernel, s);
+  std::vector<void*> operands(call.operands, call.operands + kernel.operands.size());
+  std::vector<double> scalars(call.scalars, call.scalars + kernel.n_scalars);
+  std::vector<void*> parameters;
+  for (void*& operand : operands) parameters.push_back(&operand);
+  for (double& scalar : scalars) parameters.push_back(&scalar);
+  for (int64_t& integer : integers) parameters.push_back(&integer);
+  const Grid g = grid(kernel, s);
+  cuda_on_host::launch(loaded.files->kernel(loaded.kernel), {g.x, g.y, g.threads}, parameters.data(), order_of_threads);
+}
+void combine_on_fibers(Device, const CombineCall& call, const LaunchFunctions::Owner&) {
+  const auto& loaded = *static_cast<const Loaded*>(call.code);
+  std::vector<std::byte*> operands;
+  for (const CombineCall::Sum& sum : call.sums) operands.insert(operands.end(), {sum.partial, sum.out});
+  int64_t n_chunks = chunks(*call.kernel, schedule(*call.kernel)), cols = call.kernel->cols;
+  std::vector<void*> parameters;
+  for (std::byte*& operand : operands) parameters.push_back(&operand);
+  parameters.insert(parameters.end(), {&n_chunks, &cols});
+  const Grid g = combine_grid(cols, static_cast<int32_t>(call.sums.size()));
+  cuda_on_host::launch(loaded.files->kernel(loaded.combine), {g.x, g.y, g.threads}, parameters.data(),
+                       order_of_threads);
 }
 
-std::vector<Tensor> run_on_fibers(const Planned& p, const cuda_on_host::KernelFiles& files, Order order) {
-  return run(
-      p,
-      [&](const LoopKernel& kernel, const Launch& launch, size_t index, void** operands, const double* scalars) {
-        const Schedule s = schedule(kernel);
-        std::vector<int64_t> integers = integer_arguments(kernel, s);
-        std::vector<double> doubles(scalars, scalars + kernel.n_scalars);
-        std::vector<void*> parameters;
-        for (size_t i = 0; i < launch.addresses.size(); ++i) parameters.push_back(&operands[i]);
-        for (double& d : doubles) parameters.push_back(&d);
-        for (int64_t& i : integers) parameters.push_back(&i);
-        const Grid g = grid(kernel, s);
-        cuda_on_host::launch(files.kernel(static_cast<size_t>(p.code[index])), {g.x, g.y, g.threads}, parameters.data(),
-                             order);
-      },
-      [&](size_t index, const ColumnResult&, const LoopKernel& kernel, void* partial, void* out, DType) {
-        int64_t n_chunks = chunks(kernel, schedule(kernel)), cols = kernel.cols;
-        void* parameters[] = {&partial, &out, &n_chunks, &cols};
-        const Grid g = combine_grid(cols, 1);
-        cuda_on_host::launch(files.kernel(static_cast<size_t>(p.code[index])), {g.x, g.y, g.threads}, parameters,
-                             order);
-      });
+void interpret_kernel(Device, const KernelCall& call, const LaunchFunctions::Owner&) {
+  interpret_in_order(*call.kernel, schedule(*call.kernel), call.operands, call.scalars);
 }
-std::vector<Tensor> run_interpreted(const Planned& p) {
-  return run(
-      p,
-      [](const LoopKernel& kernel, const Launch&, size_t, void** operands, const double* scalars) {
-        interpret_in_order(kernel, schedule(kernel), operands, scalars);
-      },
-      [](size_t, const ColumnResult& result, const LoopKernel& kernel, void* partial, void* out, DType stored) {
-        combine_in_order(partial, result.compute, chunks(kernel, schedule(kernel)), kernel.cols, stored, out);
-      });
+void interpret_combine(Device, const CombineCall& call, const LaunchFunctions::Owner&) {
+  const int64_t n_chunks = chunks(*call.kernel, schedule(*call.kernel));
+  for (const CombineCall::Sum& sum : call.sums)
+    combine_in_order(sum.partial, sum.compute, n_chunks, call.kernel->cols, sum.result, sum.out);
+}
+
+// The CUDA target with launch functions of ours: the executor knows no other difference.
+Target launching(void (*kernel)(Device, const KernelCall&, const LaunchFunctions::Owner&),
+                 void (*combine)(Device, const CombineCall&, const LaunchFunctions::Owner&)) {
+  Target target = kTarget;
+  target.launch = {kernel, combine, nullptr, target_of(kCPU).launch.library_call};
+  return target;
+}
+std::vector<Tensor> run(const Planned& p, const Target& target) {
+  std::vector<CompiledKernel> kernels;
+  for (const Loaded& loaded : p.code) kernels.push_back({&loaded, nullptr});
+  const Code code(p.plan, std::move(kernels), kCPU, target);
+  const Floats floats = floats_for(p.plan, p.plan.graph);
+  return Executor(p.plan, code, floats).run(p.inputs, /*release=*/false);
 }
 
 bool has_reductions(const Plan& plan) {
@@ -109,9 +101,9 @@ TEST(CudaPlans, ProgramsRunOnFibers) {
   const DumpsOff quiet;
   std::vector<Planned> programs;
   std::vector<cuda_on_host::KernelFiles::Source> sources;
-  std::map<std::string, int32_t> known;  // by text without the name
+  std::map<std::string, size_t> known;  // by text without the name
   const auto source = [&](const auto& text_of) {
-    const auto [found, added] = known.try_emplace(text_of("kernel"), static_cast<int32_t>(sources.size()));
+    const auto [found, added] = known.try_emplace(text_of("kernel"), sources.size());
     const std::string name = absl::StrCat("k", sources.size());
     if (added) sources.push_back({name, text_of(name)});
     return found->second;
@@ -123,19 +115,19 @@ TEST(CudaPlans, ProgramsRunOnFibers) {
     p.plan = make_plan(p.graph, kTarget, {.exact = true});
     EXPECT_EQ(p.plan.target, "cuda");
     p.inputs = made_up_inputs(p.plan.graph);
-    for (const Launch& launch : p.plan.launches) {
-      p.code.push_back(-1);
-      if (launch.kind == Launch::Kind::kLibraryCall) continue;
-      const LoweredUnit& unit = p.plan.kernels[static_cast<size_t>(launch.kernel)];
-      p.code.back() = source([&](const std::string& name) {
+    for (const LoweredUnit& unit : p.plan.kernels) {
+      Loaded& loaded = p.code.emplace_back();
+      loaded.kernel = source([&](const std::string& name) {
         LoopKernel kernel = unit.kernel;
         kernel.name = name;
-        if (launch.kind == Launch::Kind::kKernel) return emit(kernel, schedule(kernel));
-        const ColumnResult& result = unit.column_results[static_cast<size_t>(launch.result)];
-        const CombinedSum sum{result.compute, p.plan.graph.value(result.value).dtype};
-        return emit_combine(name, {&sum, 1});
+        return emit(kernel, schedule(kernel));
       });
-      combines += launch.kind == Launch::Kind::kCombine;
+      std::vector<CombinedSum> sums;
+      for (const ColumnResult& result : unit.column_results)
+        sums.push_back({result.compute, p.plan.graph.value(result.value).dtype});
+      if (sums.empty()) continue;
+      loaded.combine = source([&](const std::string& name) { return emit_combine(name, sums); });
+      combines += static_cast<int>(sums.size());
     }
     with_reductions += has_reductions(p.plan);
     programs.push_back(std::move(p));
@@ -143,18 +135,22 @@ TEST(CudaPlans, ProgramsRunOnFibers) {
   EXPECT_GT(with_reductions, 30);
   EXPECT_GT(combines, 20);
   const cuda_on_host::KernelFiles files(sources);
+  const Target on_fibers = launching(&kernel_on_fibers, &combine_on_fibers),
+               interpreted = launching(&interpret_kernel, &interpret_combine);
   int compared = 0;
-  for (const Planned& p : programs) {
+  for (Planned& p : programs) {
+    for (Loaded& loaded : p.code) loaded.files = &files;
     SCOPED_TRACE(to_string(p.graph));
     std::vector<Tensor> expected;
     try {
-      expected = run_interpreted(p);
+      expected = run(p, interpreted);
     } catch (const Error&) {
       continue;  // a library call that refuses made-up indices
     }
     ++compared;
     for (Order order : {Order::kForward, Order::kReverse, Order::kRandom}) {
-      const std::vector<Tensor> actual = run_on_fibers(p, files, order);
+      order_of_threads = order;
+      const std::vector<Tensor> actual = run(p, on_fibers);
       for (size_t i = 0; i < expected.size(); ++i)
         ASSERT_TRUE(test::same_bits(actual[i], expected[i])) << "output " << i;
     }

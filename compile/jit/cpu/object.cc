@@ -193,12 +193,14 @@ class Parser {
 class MappedCode final : public MachineCode {
  public:
   MappedCode(std::byte* pages, size_t bytes, uint64_t entry)
-      : MachineCode(reinterpret_cast<KernelEntry>(pages + entry)), pages_(pages), bytes_(bytes) {}
+      : MachineCode(pages + entry), pages_(pages), bytes_(bytes) {}
   ~MappedCode() override {
-    hide_symbol(reinterpret_cast<const void*>(entry_));
+    hide_symbol(handle());
     ::munmap(pages_, bytes_);
   }
-  size_t bytes() const override { return bytes_ - static_cast<size_t>(reinterpret_cast<std::byte*>(entry_) - pages_); }
+  size_t bytes() const override {
+    return bytes_ - static_cast<size_t>(static_cast<const std::byte*>(handle()) - pages_);
+  }
 
  private:
   std::byte* pages_;

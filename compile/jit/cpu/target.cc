@@ -2,6 +2,7 @@
 
 #include "rondo/compile/codegen/cpu/schedule.h"
 #include "rondo/compile/jit/cpu/host_key.h"
+#include "rondo/compile/jit/cpu/launch.h"
 #include "rondo/compile/jit/cpu/object.h"
 #include "rondo/compile/jit/cpu/toolchain.h"
 
@@ -41,6 +42,10 @@ constexpr Target kTarget = {
     .compile = &compile_object,
     .place = &place,
     .check = &check,
+    .launch = {.kernel = &launch_kernel,
+               .combine = &launch_combine,
+               .table = &launch_table,
+               .library_call = &launch_library_call},
 };
 
 }  // namespace rondo::compile::cpu

@@ -107,7 +107,7 @@ const JitPlugin& plugin() {
 class LinkedByLlvm final : public MachineCode {
  public:
   LinkedByLlvm(const JitPlugin& plugin, LinkedCode linked)
-      : MachineCode(linked.entry), plugin_(plugin), code_(linked.code) {}
+      : MachineCode(reinterpret_cast<KernelHandle>(linked.entry)), plugin_(plugin), code_(linked.code) {}
   ~LinkedByLlvm() override { plugin_.release(code_); }
 
  private:

@@ -47,6 +47,7 @@ constexpr Target kTarget = {
     .compile = &compile,
     .place = &place,
     .check = &check,
+    .launch = {},  // place() gives no code yet
 };
 
 }  // namespace rondo::compile::cuda

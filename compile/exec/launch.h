@@ -1,0 +1,60 @@
+// Launches: what a target's launch functions take, and these functions. All addresses are the device's.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+
+#include "rondo/compile/codegen/loop_ir.h"
+#include "rondo/compile/exec/table.h"
+#include "rondo/compile/jit/machine_code.h"
+#include "rondo/runtime/device.h"
+#include "rondo/runtime/op.h"
+
+namespace rondo::compile {
+
+// One run of a kernel.
+struct KernelCall {
+  KernelHandle code;
+  const LoopKernel* kernel;  // scheduled
+  const int64_t* extents;    // of `kernel`
+  void* const* operands;     // as many as `kernel` has
+  const double* scalars;
+  int64_t grain;  // elements that pay for waking a thread
+};
+
+// Adds up the partial sums that a kernel has left: Note [Column order]. One launch for all of its sums.
+struct CombineCall {
+  struct Sum {
+    std::byte* partial;  // [chunks, cols] of `compute`; the launch may overwrite it
+    std::byte* out;      // [cols] of `result`
+    DType compute, result;
+  };
+  KernelHandle code;         // of the kernel
+  const LoopKernel* kernel;  // scheduled
+  std::span<const Sum> sums;
+};
+
+// One run of a kernel on every item of a table. The kernel's own sizes stand for those of any item.
+struct TableCall {
+  KernelHandle code;
+  const LoopKernel* kernel;
+  std::span<const int64_t> extents;  // of `kernel`
+  TableRows rows;
+  Condition when;
+};
+
+// How a target's code and its library calls run. Each function enqueues on the compute stream of the device, and copies
+// what a call points to on the host. It need not copy what `owner` keeps alive: code, kernels, extents and scalars.
+// `owner` is null where the device runs everything at once, and where the caller waits.
+struct LaunchFunctions {
+  using Owner = std::shared_ptr<const void>;
+  void (*kernel)(Device device, const KernelCall& call, const Owner& owner);
+  void (*combine)(Device device, const CombineCall& call, const Owner& owner);
+  void (*table)(Device device, const TableCall& call, const Owner& owner);
+  void (*library_call)(Device device, const std::shared_ptr<const PreparedKernel>& call,
+                       std::span<std::byte* const> addresses);
+};
+
+}  // namespace rondo::compile

@@ -1,0 +1,145 @@
+#include "rondo/compile/jit/cpu/launch.h"
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "absl/container/inlined_vector.h"
+#include "rondo/runtime/backend.h"
+#include "rondo/runtime/parallel.h"
+
+namespace rondo::compile::cpu {
+namespace {
+
+KernelEntry entry_of(KernelHandle code) { return reinterpret_cast<KernelEntry>(const_cast<void*>(code)); }
+
+// Splits the iteration space between the threads, as schedule() says.
+void run(const KernelCall& call) {
+  const LoopKernel& kernel = *call.kernel;
+  const KernelEntry entry = entry_of(call.code);
+  const auto run = [&](int64_t begin, int64_t end) { entry(call.operands, call.scalars, call.extents, begin, end); };
+  if (kernel.split_columns) {
+    parallel_for(
+        (kernel.cols + kSplitGrain - 1) / kSplitGrain, call.grain / kSplitGrain,
+        [&](int64_t begin, int64_t end) { run(begin * kSplitGrain, std::min(end * kSplitGrain, kernel.cols)); });
+    return;
+  }
+  if (kernel.chunk_rows == 0) {
+    parallel_for(kernel.rows, std::max<int64_t>(1, call.grain / kernel.cols), run);
+    return;
+  }
+  parallel_for(chunks(kernel), std::max<int64_t>(1, call.grain / (kernel.cols * kernel.chunk_rows)),
+               [&](int64_t begin, int64_t end) {
+                 for (int64_t k = begin; k < end; ++k)
+                   run(k * kernel.chunk_rows, std::min((k + 1) * kernel.chunk_rows, kernel.rows));
+               });
+}
+
+// out[c] = the sum over chunks of partial[chunk][c], in order, onto the first.
+template <class C> void combine(const CombineCall::Sum& sum, int64_t chunks, int64_t cols) {
+  auto* partial = reinterpret_cast<C*>(sum.partial);
+  for (int64_t k = 1; k < chunks; ++k)
+    for (int64_t c = 0; c < cols; ++c) partial[c] = partial[c] + partial[k * cols + c];
+  visit_floating(sum.result, [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    for (int64_t c = 0; c < cols; ++c) reinterpret_cast<T*>(sum.out)[c] = static_cast<T>(partial[c]);
+  });
+}
+void run(std::span<const CombineCall::Sum> sums, int64_t chunks, int64_t cols) {
+  for (const CombineCall::Sum& sum : sums) {
+    if (sum.compute == kF64) combine<double>(sum, chunks, cols);
+    else combine<float>(sum, chunks, cols);
+  }
+}
+
+// Runs a kernel on pieces of items.
+class TableRunner {
+ public:
+  explicit TableRunner(const TableCall& call)
+      : call_(call),
+        entry_(entry_of(call.code)),
+        extents_(call.extents.begin(), call.extents.end()),
+        n_operands_(call.kernel->operands.size()) {
+    if (!call.kernel->split_columns) width_at_ = width_extents(*call.kernel);
+  }
+
+  void run() const {
+    for_each_piece(call_.rows, !call_.kernel->split_columns, [&](size_t i, int64_t begin, int64_t end) {
+      run_piece(call_.rows.items[i], call_.rows.operands + i * n_operands_, begin, end);
+    });
+  }
+
+ private:
+  void run_piece(const TableItem& item, void* const* operands, int64_t begin, int64_t end) const {
+    absl::InlinedVector<int64_t, 128> extents(extents_.begin(), extents_.end());
+    if (call_.kernel->split_columns) {
+      extents[0] = item.numel;
+      return entry_(operands, item.scalars, extents.data(), begin, end);
+    }
+    extents[0] = item.width;
+    for (size_t at : width_at_) extents[at] = item.width;
+    entry_(operands, item.scalars, extents.data(), begin / item.width, end / item.width);
+    const int64_t rest = end % item.width;
+    if (rest == 0) return;
+    // The last, shorter row is an item of its own, whose first row it is.
+    absl::InlinedVector<void*, 32> moved;
+    for (size_t k = 0; k < n_operands_; ++k) {
+      const Operand& operand = call_.kernel->operands[k];
+      const RowPart part = row_part(operand);
+      const int64_t index = part == RowPart::kNone ? 0 : item.rows * (part == RowPart::kWhole ? item.width : 1);
+      moved.push_back(static_cast<std::byte*>(operands[k]) + index * static_cast<int64_t>(size_of(operand.dtype)));
+    }
+    extents[0] = rest;
+    entry_(moved.data(), item.scalars, extents.data(), 0, 1);
+  }
+
+  const TableCall& call_;
+  const KernelEntry entry_;
+  const absl::InlinedVector<int64_t, 128> extents_;
+  const size_t n_operands_;
+  std::vector<size_t> width_at_;  // in extents_
+};
+
+void run(Device device, const TableCall& call) {
+  const Condition& when = call.when;
+  if (when.value == nullptr ? backend_of(device).failed(device.index) : *when.value != when.equals) return;
+  TableRunner(call).run();
+}
+
+}  // namespace
+
+void launch_kernel(Device device, const KernelCall& call, const LaunchFunctions::Owner& owner) {
+  if (runs_at_once(device)) [[likely]]
+    return run(call);
+  enqueue(device, [call = KernelCall(call),
+                   operands = std::vector<void*>(call.operands, call.operands + call.kernel->operands.size()),
+                   owner]() mutable {
+    call.operands = operands.data();
+    run(call);
+  });
+}
+
+void launch_combine(Device device, const CombineCall& call, const LaunchFunctions::Owner& /*owner*/) {
+  const int64_t chunks = compile::chunks(*call.kernel), cols = call.kernel->cols;
+  if (runs_at_once(device)) [[likely]]
+    return run(call.sums, chunks, cols);
+  enqueue(device, [sums = std::vector<CombineCall::Sum>(call.sums.begin(), call.sums.end()), chunks, cols] {
+    run(sums, chunks, cols);
+  });
+}
+
+void launch_table(Device device, const TableCall& call, const LaunchFunctions::Owner& owner) {
+  if (runs_at_once(device)) [[likely]]
+    return run(device, call);
+  enqueue(device, [device, call, owner] { run(device, call); });
+}
+
+void launch_library_call(Device device, const std::shared_ptr<const PreparedKernel>& call,
+                         std::span<std::byte* const> addresses) {
+  if (runs_at_once(device)) [[likely]]
+    return call->run(addresses);
+  enqueue(device,
+          [call, addresses = std::vector<std::byte*>(addresses.begin(), addresses.end())] { call->run(addresses); });
+}
+
+}  // namespace rondo::compile::cpu

@@ -1,0 +1,14 @@
+// How the CPU's code is launched: on the CPU, and on devices whose kernels are host code that runs late.
+#pragma once
+
+#include "rondo/compile/exec/launch.h"
+
+namespace rondo::compile::cpu {
+
+void launch_kernel(Device device, const KernelCall& call, const LaunchFunctions::Owner& owner);
+void launch_combine(Device device, const CombineCall& call, const LaunchFunctions::Owner& owner);
+void launch_table(Device device, const TableCall& call, const LaunchFunctions::Owner& owner);
+void launch_library_call(Device device, const std::shared_ptr<const PreparedKernel>& call,
+                         std::span<std::byte* const> addresses);
+
+}  // namespace rondo::compile::cpu
