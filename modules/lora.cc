@@ -37,6 +37,7 @@ LoraLinear::LoraLinear(const Linear& base, AdapterInfoPtr info_)
   const NoGrad off;
   lora_B.weight.zero_();
   to(dtype_beside(base.weight));
+  to(base.weight.device());
 }
 Tensor LoraLinear::forward(const Tensor& x) {
   const Tensor in = amp::autocast_dtype() ? x : x.to(lora_A.weight.dtype());
@@ -57,6 +58,7 @@ LoraEmbedding::LoraEmbedding(const Embedding& base, AdapterInfoPtr info_)
   if (!SkipInit::active())
     lora_embedding_B.weight.copy_(Tensor::randn(lora_embedding_B.weight.sizes(), lora_embedding_B.weight.device()));
   to(dtype_beside(base.weight));
+  to(base.weight.device());
 }
 Tensor LoraEmbedding::forward(const Tensor& indices) {
   return lora_embedding_B(lora_embedding_A(indices) * info->scaling());

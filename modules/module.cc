@@ -262,14 +262,22 @@ void ModuleBase::to(DType dtype) {
 
 void ModuleBase::to(Device device) {
   const NoGrad off;
+  struct Move {
+    Tensor tensor, value, grad;
+  };
+  std::vector<Move> moves;
   std::unordered_set<const TensorImpl*> seen;
   visit("", [&](const std::string&, const Entry& entry) {
-    Tensor tensor = entry.tensor;
+    const Tensor& tensor = entry.tensor;
     if (!tensor.defined() || tensor.device() == device || !seen.insert(tensor.impl()).second) return;
     const Tensor grad = tensor.grad();
-    replace_contents(tensor, tensor.detach().to(device));
-    if (grad.defined()) tensor.set_grad(grad.to(device));
+    moves.push_back({tensor, tensor.detach().to(device), grad.defined() ? grad.to(device) : Tensor()});
   });
+  // Nothing has changed so far, and nothing throws from here on.
+  for (Move& move : moves) {
+    replace_contents(move.tensor, move.value);
+    if (move.grad.defined()) move.tensor.set_grad(move.grad);
+  }
 }
 
 void ModuleBase::requires_grad_(bool on) {

@@ -126,8 +126,8 @@ class ModuleBase {
   bool is_training() const { return training_; }
   // Converts floating parameters (with their gradients) and buffers.
   void to(DType dtype);
-  // Moves parameters (with their gradients) and buffers. An optimizer or compiled step that was made before has states
-  // on the old device: make it after.
+  // Moves parameters (with their gradients) and buffers; if it throws (out of memory), none of them. The states of an
+  // optimizer that has made a step stay on the old device: load its state_dict() into a new optimizer.
   void to(Device device);
   void requires_grad_(bool on = true);
   void zero_grad(bool set_to_none = true);

@@ -1,5 +1,6 @@
 #include "rondo/optim/clip.h"
 
+#include <algorithm>
 #include <cmath>
 #include <vector>
 
@@ -51,7 +52,8 @@ Tensor clip_grad_norm_(std::span<const Tensor> params, double max_norm, ClipOpti
                                to_string(grad.device()), "; they have one norm if they are on one device"));
     operands.push_back({grad.address(), grad.dtype(), grad.numel()});
   }
-  const Device device = grads.empty() ? default_device() : grads.front().device();
+  const auto any = std::find_if(params.begin(), params.end(), [](const Tensor& param) { return param.defined(); });
+  const Device device = !grads.empty() ? grads[0].device() : any != params.end() ? any->device() : default_device();
   Tensor result = Tensor::empty({}, {kF64, device});
   auto* norm = reinterpret_cast<double*>(result.mutable_address());
   enqueue_norm(device, operands, norm);

@@ -209,8 +209,8 @@ void launch(Device device, std::shared_ptr<const Foreach> pass, ForeachTable& ta
   // What is left runs as host code.
   const auto run = [device, eager = eager || !pass->compiled(), decision](const Foreach& pass,
                                                                           const ForeachTable& table) {
-    if (decision == nullptr ? backend_of(device).failed(device.index) : decision->go == Decision::kNothing) return;
-    if (decision != nullptr && decision->go == Decision::kSkipped) pass.skip(table);
+    const bool go = decision == nullptr ? !backend_of(device).failed(device.index) : decision->go == Decision::kUpdate;
+    if (!go) pass.skip(table);
     else if (eager) pass.run_eager(table);
   };
   if (runs_at_once(device)) return run(*pass, table);

@@ -129,8 +129,8 @@ class Foreach {
   std::shared_ptr<compile::TableLaunch> launch_;  // generated code
 };
 
-// Enqueues a pass. A device that runs it later takes the table over. With a decision, the pass follows it. It changes
-// nothing if a kernel has found its data wrong (backend.h, Note [Late errors]).
+// Enqueues a pass. A device that runs it later takes the table over. With a decision, the pass follows it. Without one,
+// it is skipped if a kernel has found its data wrong (backend.h, Note [Late errors]).
 void launch(Device device, std::shared_ptr<const Foreach> pass, ForeachTable& table, bool eager = false,
             const Decision* decision = nullptr);
 

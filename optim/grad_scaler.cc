@@ -21,10 +21,11 @@ GradScaler::Values GradScaler::Values::cloned() const {
 }
 
 GradScaler::GradScaler(const GradScaler& other)
-    : options_(other.options_), values_(other.values_.cloned()), stepped_(other.stepped_) {}
+    : options_(other.options_), values_(other.values_.cloned()), placed_(other.placed_), stepped_(other.stepped_) {}
 GradScaler& GradScaler::operator=(const GradScaler& other) {
   options_ = other.options_;
   values_ = other.values_.cloned();
+  placed_ = other.placed_;
   stepped_ = other.stepped_;
   return *this;
 }
@@ -40,16 +41,15 @@ GradScaler::GradScaler(GradScalerOptions options)
     throw Error(absl::StrCat("GradScaler: growth_interval must be at least 1, got ", options.growth_interval));
 }
 
-// The first loss says where the values are.
 void GradScaler::go_to(Device device) {
   const Device here = values_.scale.device();
-  if (device == here) return;
-  if (!(here == kCPU))
+  if (placed_ && !(device == here))
     throw Error(absl::StrCat("GradScaler: its scale is on ", rondo::to_string(here),
                              " and the loss or the parameters on ", rondo::to_string(device),
                              "; make a GradScaler for each device"));
-  for (Tensor* value : {&values_.scale, &values_.good_steps, &values_.skipped, &values_.overflowed})
-    *value = value->to(device);
+  values_ = {values_.scale.to(device), values_.good_steps.to(device), values_.skipped.to(device),
+             values_.overflowed.to(device)};
+  placed_ = true;
 }
 
 Tensor GradScaler::scale(TensorArg loss) {
@@ -63,12 +63,14 @@ Tensor GradScaler::scale(TensorArg loss) {
 }
 
 optim::StepReport GradScaler::step(optim::Optimizer& optimizer, optim::StepOptions options) {
-  stepped_ = true;
-  if (!options_.enabled) return optimizer.step(options);
-  go_to(optimizer.device());
-  options.device_scale = values_.scale;
-  options.check_finite = true;
+  if (options_.enabled) {
+    go_to(optimizer.device());
+    options.device_scale = values_.scale;
+    options.check_finite = true;
+  }
   const optim::StepReport report = optimizer.step(options);
+  stepped_ = true;
+  if (!options_.enabled) return report;
   const auto* decision = reinterpret_cast<const optim::Decision*>(report.decision().address());
   auto* overflowed = reinterpret_cast<int64_t*>(values_.overflowed.mutable_address());
   enqueue(values_.scale.device(), [decision, overflowed] {

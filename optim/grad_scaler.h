@@ -35,7 +35,8 @@ class GradScaler {
   GradScaler& operator=(const GradScaler& other);
 
   // loss * get_scale(), in the loss's dtype.
-  // Throws Error if the loss, or the parameters of step(), are on another device than those before.
+  // The first loss or step() decides on which device the values lie. Throws Error if a later loss, or the parameters of
+  // a later step(), are on another one.
   Tensor scale(TensorArg loss);
   // optimizer.step() for the gradients of a scaled loss. With several optimizers, call it once for each before
   // update().
@@ -64,6 +65,7 @@ class GradScaler {
 
   GradScalerOptions options_;
   Values values_;
+  bool placed_ = false;   // a loss or a step has decided on the device
   bool stepped_ = false;  // in this iteration
 };
 

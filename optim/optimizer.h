@@ -66,7 +66,7 @@ struct StepOptions {
   // finite is skipped and counted: it changes no parameter, state, average or step count. The host does not know that,
   // so the tape sees a write of the parameters all the same.
   bool check_finite = false;
-  // Gradients are zeros afterwards, also when the step was skipped. Optimizer::zero_grad() drops them (checkpoint.h).
+  // Gradients are zeros afterwards, whatever becomes of the step. Optimizer::zero_grad() drops them (checkpoint.h).
   bool zero_grad = false;
   // A step in which no parameter has a gradient is an error, because it usually means a forgotten backward(). True:
   // such a step does nothing.

@@ -19,8 +19,8 @@ struct Decision {
   static constexpr double kNothing = -1, kSkipped = 0, kUpdate = 1;
   double norm;    // of the unscaled gradients before clipping; NaN: not measured
   double factor;  // the gradients are multiplied by it: unscales and clips
-  // kUpdate, or kSkipped: the norm is not finite, so the step changes no parameter and no state. kNothing: a kernel
-  // found its data wrong (backend.h, Note [Late errors]), so the step changes nothing at all.
+  // kUpdate, or kSkipped: the norm is not finite, so the step changes no parameter and no state. kNothing: the same
+  // without counting it, because a kernel found its data wrong (backend.h, Note [Late errors]).
   double go;
 };
 

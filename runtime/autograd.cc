@@ -90,6 +90,9 @@ void run_hooks(std::vector<Hook> hooks, Tensor& grad) {
       throw Error(absl::StrCat("backward: a hook replaced a gradient ", std::string(name_of(grad.dtype())),
                                to_string(grad.sizes()), " by ", std::string(name_of(replaced.dtype())),
                                to_string(replaced.sizes())));
+    if (!(replaced.device() == grad.device()))
+      throw Error(absl::StrCat("backward: a hook replaced a gradient on ", to_string(grad.device()), " by one on ",
+                               to_string(replaced.device()), "; move it with .to(Device)"));
     grad = autograd::apart_from_grads(std::move(replaced));
   }
 }

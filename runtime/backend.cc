@@ -95,7 +95,8 @@ std::string to_string(Device device) {
 void require_device(Device device) {
   const int count = backend_of(device).device_count();
   if (device.index < 0 || device.index >= count)
-    throw Error(absl::StrCat("no device ", to_string(device), ": there are ", count, ", counted from 0"));
+    throw Error(absl::StrCat("no device ", to_string(device), ": ", backend_of(device).name, " has ", count,
+                             count == 1 ? " device" : " devices", ", counted from 0"));
 }
 
 Device parse_device(std::string_view text) {

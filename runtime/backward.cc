@@ -255,6 +255,11 @@ void seed_roots(Backward& run, std::span<const Tensor> roots, std::span<const Te
                      absl::StrCat("the gradient is ", std::string(name_of(grad.dtype())), ", the tensor ",
                                   std::string(name_of(root.dtype()))),
                      where);
+    if (!(grad.device() == root.device()))
+      throw_op_error("backward",
+                     absl::StrCat("the gradient is on ", to_string(grad.device()), ", the tensor on ",
+                                  to_string(root.device()), "; move it with .to(Device)"),
+                     where);
     run.seed(gradient_edge(root), apart_from_grads(std::move(grad)));
   }
 }

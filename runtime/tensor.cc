@@ -329,6 +329,11 @@ void Tensor::set_grad(Tensor grad, std::source_location where) {
                    absl::StrCat("the gradient is ", std::string(name_of(grad.dtype())), ", the tensor ",
                                 std::string(name_of(dtype())), "; cast it with .to()"),
                    where);
+  if (grad.defined() && !(grad.device() == device()))
+    throw_op_error("set_grad",
+                   absl::StrCat("the gradient is on ", rondo::to_string(grad.device()), ", the tensor on ",
+                                rondo::to_string(device()), "; move it with .to(Device)"),
+                   where);
   if (grad.defined() && grad.impl()->storage) grad.storage().set_purpose(Purpose::kGradients);
   slot_of(impl_).grad = std::move(grad);
 }

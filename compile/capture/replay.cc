@@ -52,6 +52,7 @@ std::shared_ptr<const Replay> Replay::make(const nn::ModuleCall& call, const Tra
   replay->tree_version_ = call.module.tree_version();
   replay->grad_mode_ = grad_enabled();
   replay->autocast_ = amp::autocast_dtype();
+  replay->default_device_ = default_device();
   return replay;
 }
 
@@ -59,7 +60,7 @@ bool Replay::matches(const nn::ModuleCall& call) const {
   // First: after a change of the tree, what this points to may be gone.
   if (call.module.tree_version() != tree_version_) return false;
   if (call.result == nullptr || call.inputs.size() != arguments_.size() || grad_enabled() != grad_mode_ ||
-      amp::autocast_dtype() != autocast_)
+      amp::autocast_dtype() != autocast_ || !(default_device() == default_device_))
     return false;
   for (size_t i = 0; i < arguments_.size(); ++i) {
     const Tensor& input = *call.inputs[i];
@@ -71,10 +72,11 @@ bool Replay::matches(const nn::ModuleCall& call) const {
   for (size_t i = 0; i < slots_.size(); ++i) {
     if (slots_[i]->impl() != in_slots_[i]) return false;
     if (in_slots_[i] == nullptr) continue;
-    // The kind of one tensor changes by to(dtype) or requires_grad_() only.
+    // The kind of one tensor changes by to(dtype), to(device) or requires_grad_() only.
     const Kind& kind = slot_kinds_[i];
-    if (slots_[i]->dtype() != kind.dtype || slots_[i]->requires_grad() != kind.requires_grad ||
-        !(slots_[i]->sizes() == kind.sizes) || !(slots_[i]->strides() == kind.strides))
+    if (slots_[i]->dtype() != kind.dtype || !(slots_[i]->device() == kind.device) ||
+        slots_[i]->requires_grad() != kind.requires_grad || !(slots_[i]->sizes() == kind.sizes) ||
+        !(slots_[i]->strides() == kind.strides))
       return false;
   }
   return std::all_of(modules_.begin(), modules_.end(), [](const ModuleState& s) {

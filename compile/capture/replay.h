@@ -21,8 +21,9 @@ class Replay {
   static std::shared_ptr<const Replay> make(const nn::ModuleCall& call, const Trace& trace,
                                             std::shared_ptr<const Binding> binding, std::string& why_not);
 
-  // True if the arguments, the parameters and the modes are of the kind that was recorded: dtypes, shapes, strides,
-  // requires_grad, leaf or result, train/eval, grad mode, autocast. What else forward depends on is the user's promise.
+  // True if the arguments, the parameters and the modes are of the kind that was recorded: dtypes, devices, shapes,
+  // strides, requires_grad, leaf or result, train/eval, grad mode, autocast, default device. What else forward depends
+  // on is the user's promise.
   bool matches(const nn::ModuleCall& call) const;
   // REQUIRES: matches(call). Sets *call.result.
   void run(const nn::ModuleCall& call) const;
@@ -31,10 +32,13 @@ class Replay {
  private:
   struct Kind {
     DType dtype;
+    Device device;
     bool requires_grad;
     bool leaf;
     Dims sizes, strides;
-    static Kind of(const Tensor& t) { return {t.dtype(), t.requires_grad(), t.is_leaf(), t.sizes(), t.strides()}; }
+    static Kind of(const Tensor& t) {
+      return {t.dtype(), t.device(), t.requires_grad(), t.is_leaf(), t.sizes(), t.strides()};
+    }
     friend bool operator==(const Kind&, const Kind&) = default;
   };
   struct Source {
@@ -58,6 +62,7 @@ class Replay {
   uint64_t tree_version_ = 0;  // of the module: children that came or went leave nothing here to compare
   bool grad_mode_ = true;
   std::optional<DType> autocast_;
+  Device default_device_;  // of factories that forward calls
 };
 
 }  // namespace rondo::compile

@@ -122,5 +122,34 @@ TEST_F(Devices, ABadIndexIsThrownByWhoeverWaits) {
   EXPECT_EQ(test::error_of([&] { at(2).to(kCPU); }), "");
 }
 
+// A replay takes arguments of the device that was recorded only. Otherwise the host's program reads device memory.
+TEST_F(Devices, AReplayKeepsToItsDevice) {
+  const test::FakeDevice fake({.devices = 2});
+  Block eager, block;
+  block.load_state_dict(eager.state_dict());
+  const compile::Regions regions = compile::compile_module(block,
+                                                           {.exact = true, .capture = compile::Capture::kReplay});
+  const Tensor x = Tensor::randn({4, 12});
+  const Tensor expected = eager(x).detach();
+  for (const Device device : {kCPU, fake.device(0), fake.device(1), kCPU}) {
+    block.to(device);
+    for (int call = 0; call < 3; ++call)
+      EXPECT_TRUE(test::same_bits(block(x.to(device)).detach().to(kCPU), expected)) << to_string(device);
+  }
+  EXPECT_GE(regions.report()[0].replays, 4) << regions.summary();
+  // Arguments alone, and factories, which follow the default device.
+  auto f = compile::compile([](const Tensor& a, const Tensor& b) { return a * b + Tensor::ones({3}); },
+                            {.capture = compile::Capture::kReplay});
+  for (const Device device : {kCPU, fake.device(0), kCPU, fake.device(1)}) {
+    const DeviceScope scope(device);
+    const Tensor a = Tensor::full({3}, 2.0);
+    for (int call = 0; call < 2; ++call) {
+      const Tensor y = f(a, a + 0.0);
+      EXPECT_EQ(y.device(), device);
+      EXPECT_EQ(y.to_vector<float>(), std::vector<float>(3, 5.0f));
+    }
+  }
+}
+
 }  // namespace
 }  // namespace rondo

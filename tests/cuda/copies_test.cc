@@ -173,7 +173,7 @@ TEST(CudaCopies, TwoDevicesHaveNoCrossTalk) {
             std::string::npos);
   EXPECT_NE(error_of([&] {
               Tensor::empty({1}, {kF32, cuda.device(2)});
-            }).find("no device cuda:2: there are 2"),
+            }).find("no device cuda:2: cuda has 2 devices"),
             std::string::npos);
 }
 

@@ -6,6 +6,7 @@
 #include "rondo/compile/compile.h"
 #include "rondo/compile/jit/executable.h"
 #include "rondo/modules/gpt2.h"
+#include "rondo/modules/lora.h"
 #include "rondo/optim/adam.h"
 #include "rondo/runtime/io/safetensors.h"
 #include "rondo/runtime/random.h"
@@ -91,6 +92,58 @@ TEST_F(ModelOnDevice, StateCrossesDevices) {
   back.load_state_dict(io::load_safetensors(path).tensors);
   EXPECT_TRUE(same_bits(back.wte.weight.detach(), here.wte.weight.detach()));
   std::filesystem::remove(path);
+}
+
+TEST_F(ModelOnDevice, OutOfMemoryMovesNothing) {
+  FakeDevice fake;
+  GPT2 model(config, 3);
+  model.loss(idx, targets).backward();
+  const double expected = model.loss(idx, targets).item();
+  int failures = 0;
+  for (int64_t n = 1;; ++n) {
+    fake.fail_allocation(n);
+    const std::string error = test::error_of([&] { model.to(fake.device()); });
+    fake.fail_allocation(0);
+    if (error.empty()) break;
+    ++failures;
+    for (const NamedTensor& p : model.named_parameters()) {
+      ASSERT_EQ(p.tensor.device(), kCPU) << p.name << " after failure " << n;
+      ASSERT_EQ(p.tensor.grad().device(), kCPU) << p.name << " after failure " << n;
+    }
+    EXPECT_EQ(model.loss(idx, targets).item(), expected);
+    EXPECT_EQ(fake.counts().blocks_in_use, 0);
+  }
+  EXPECT_EQ(failures, 2 * std::ssize(model.named_parameters()));
+  EXPECT_EQ(model.loss(idx.to(fake.device()), targets.to(fake.device())).item(), expected);
+}
+
+// Adapters lie where their base is, whatever the default device.
+TEST_F(ModelOnDevice, AdaptersFollowTheirBase) {
+  FakeDevice fake;
+  const auto losses = [&](Device device, Device default_device) {
+    GPT2 model(config, 3);
+    model.to(device);
+    manual_seed(8);
+    {
+      const DeviceScope scope(default_device);
+      add_lora(model, {.rank = 2, .targets = {"c_attn", "wpe"}});
+    }
+    for (const NamedTensor& p : model.named_parameters()) EXPECT_EQ(p.tensor.device(), device) << p.name;
+    optim::AdamW optimizer(model.parameters(), {.lr = 0.1});
+    std::vector<double> values;
+    for (int step = 0; step < 3; ++step) {
+      const Tensor loss = model.loss(idx.to(device), targets.to(device));
+      loss.backward();
+      optimizer.step({.zero_grad = true});
+      values.push_back(loss.item());
+    }
+    return values;
+  };
+  const std::vector<double> expected = losses(kCPU, kCPU);
+  EXPECT_NE(expected[0], expected[2]);
+  EXPECT_EQ(losses(fake.device(), kCPU), expected);
+  EXPECT_EQ(losses(fake.device(), fake.device()), expected);
+  EXPECT_EQ(losses(kCPU, fake.device()), expected);
 }
 
 }  // namespace

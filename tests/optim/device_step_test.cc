@@ -282,6 +282,29 @@ TEST_P(DeviceStep, AfterALateErrorNothingChanges) {
   }
 }
 
+// Such a step still does what the host counts on: copies of parameters are written, gradients are zeroed.
+TEST_P(DeviceStep, AfterALateErrorCopiesAreWrittenAndGradientsZeroed) {
+  const DeviceScope scope(device_);
+  for (const bool compiled : {false, true}) {
+    Tensor p = Tensor::full({3, 4}, 1.001).requires_grad_();
+    AdamW optimizer({p});
+    if (compiled) compile(optimizer);
+    Tensor loss;
+    {
+      const amp::Autocast lower(kBF16);
+      loss = ops::sum(ops::linear(Tensor::ones({2, 4}).requires_grad_(), p, Tensor()));  // the tape holds the copy
+    }
+    p.set_grad(Tensor::ones({3, 4}));
+    ops::embedding(Tensor::zeros({5, 2}), Tensor::from<int64_t>({7}, {1}));
+    optimizer.step({.zero_grad = true});
+    EXPECT_NE(error_of([&] { synchronize(device_); }).find("embedding: index 7"), std::string::npos);
+    EXPECT_EQ(p.grad().sum().item(), 0);
+    EXPECT_EQ(p.detach().to_vector<float>(), std::vector<float>(12, 1.001f));
+    const amp::Autocast lower(kBF16);
+    EXPECT_EQ(ops::linear(Tensor::ones({1, 4}), p, Tensor()).to_vector<float>(), std::vector<float>(3, 4.0f));
+  }
+}
+
 TEST_P(DeviceStep, UpdatesAtSeamsHaveTheBitsOfStepsAfterBackward) {
   for (const bool compiled : {false, true}) {
     Trained after(device_, compiled), seams(device_, compiled, true);
@@ -392,6 +415,24 @@ TEST_P(DeviceStep, OneDeviceForAllParameters) {
   amp::GradScaler scaler({.init_scale = 2});
   EXPECT_EQ(scaler.scale(Tensor::ones({}, {kF32, device_})).item(), 2);
   EXPECT_NE(error_of([&] { scaler.scale(Tensor::ones({}, {kF32, other})); }).find("fake:0"), std::string::npos);
+  // Wherever it was made: a scope of another device does not decide, and the host counts like any other device.
+  for (const Device first : {kCPU, device_}) {
+    const DeviceScope scope(first == kCPU ? device_ : kCPU);
+    amp::GradScaler made({.init_scale = 2});
+    EXPECT_EQ(made.scale(Tensor::ones({}, {kF32, first})).item(), 2);
+    EXPECT_NE(error_of([&] {
+                made.scale(Tensor::ones({}, {kF32, other}));
+              }).find("make a GradScaler for each device"),
+              std::string::npos);
+    Tensor p = Tensor::ones({2}, {kF32, other}).requires_grad_();
+    p.set_grad(Tensor::ones({2}, {kF32, other}));
+    SGD elsewhere({p});
+    EXPECT_NE(error_of([&] { made.step(elsewhere); }), "");
+    EXPECT_NE(error_of([&] { made.update(); }).find("no step()"), std::string::npos);
+  }
+  // The norm of no gradients is on the parameters' device, too.
+  const Tensor none[] = {Tensor::ones({2}, {kF32, device_}).requires_grad_()};
+  EXPECT_EQ(clip_grad_norm_(none, 1.0).device(), device_);
   // Before the first step the model may move. Afterwards its state would be left behind.
   nn::Linear layer(2, 2);
   AdamW moved(layer.parameters());

@@ -55,7 +55,34 @@ TEST_F(DeviceTest, ABackendThatIsNotThereIsAnError) {
   EXPECT_EQ(why_not, "no CUDA device: RONDO_CUDA=off");
   EXPECT_EQ(device_count(Backend::kFake), 0);
   FakeDevice fake;
-  EXPECT_ERROR(DeviceScope{fake.device(3)}, "there are 1");
+  // An index that the backend does not have.
+  const std::string message = "no device fake:3: fake has 1 device";
+  EXPECT_ERROR(DeviceScope{fake.device(3)}, message);
+  EXPECT_ERROR(Tensor::ones({2}).to(fake.device(3)), message);
+  EXPECT_ERROR(Tensor::zeros({0}, fake.device(3)), message);
+  EXPECT_ERROR(Tensor::from<float>({1}, {1}, fake.device(3)), message);
+  EXPECT_ERROR(synchronize(fake.device(3)), message);
+  EXPECT_ERROR(Tensor::ones({2}, fake.device(-1)), "no device fake:-1");
+  EXPECT_ERROR(Tensor::ones({2}).to(Device{Backend::kCPU, 1}), "no device cpu:1: cpu has 1 device");
+}
+
+TEST_F(DeviceTest, AGradientOnAnotherDeviceIsAnError) {
+  FakeDevice fake({.devices = 2});
+  const Device device = fake.device();
+  Tensor w = Tensor::ones({3}, device).requires_grad_();
+  const Tensor here = Tensor::ones({3}), roots[] = {w * 2.0}, leaves[] = {w}, grads[] = {here};
+  EXPECT_ERROR(w.set_grad(here), "set_grad: the gradient is on cpu, the tensor on fake:0; move it with .to(Device)");
+  EXPECT_ERROR(roots[0].backward(here), "backward: the gradient is on cpu, the tensor on fake:0");
+  EXPECT_ERROR(autograd::grad(roots, leaves, grads), "the gradient is on cpu, the tensor on fake:0");
+  EXPECT_FALSE(w.grad().defined());
+  // Hooks, of a leaf and of a value.
+  const int64_t id = w.register_hook([&](const Tensor& g) { return g.to(fake.device(1)); });
+  EXPECT_ERROR((w * 2.0).sum().backward(), "a hook replaced a gradient on fake:0 by one on fake:1");
+  w.remove_hook(id);
+  Tensor h = w * 2.0;
+  h.register_hook([](const Tensor& g) { return g.to(kCPU); });
+  EXPECT_ERROR((h * h).sum().backward(), "a hook replaced a gradient on fake:0 by one on cpu");
+  EXPECT_FALSE(w.grad().defined());
 }
 
 TEST_F(DeviceTest, MovesThereAndBack) {
@@ -267,19 +294,6 @@ TEST_F(DeviceTest, HasTheNameOfItsTable) {
   EXPECT_EQ(to_string(fake.device()), "slate:0");
   EXPECT_ERROR(Tensor::ones({2}, fake.device()) + Tensor::ones({2}, kCPU), "slate:0");
   install_backend(Backend::kFake, installed);
-}
-
-TEST_F(DeviceTest, AnIndexWithoutADevice) {
-  FakeDevice fake({.devices = 2});
-  for (const int index : {-1, 2}) {
-    const Device none = fake.device(index);
-    const std::string message = "no device " + to_string(none) + ": there are 2";
-    EXPECT_ERROR(Tensor::ones({2}, none), message);
-    EXPECT_ERROR(Tensor::ones({2}, kCPU).to(none), message);
-    EXPECT_ERROR(DeviceScope{none}, message);
-    EXPECT_ERROR(synchronize(none), message);
-  }
-  EXPECT_ERROR(Tensor::ones({2}, Device{Backend::kCPU, 1}), "no device cpu:1: there are 1");
 }
 
 // An in-order queue that runs on a thread of its own and knows nothing of work that calls back: backend.h, Note [Work].
