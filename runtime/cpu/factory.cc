@@ -1,4 +1,5 @@
 // Kernels that make a tensor's first values.
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <numbers>
@@ -37,11 +38,14 @@ void fill_kernel(const KernelContext& context) {
     const auto fill = [](const ops::ElementwiseRun& run, const double* bytes) {
       T element;
       std::memcpy(static_cast<void*>(&element), bytes, sizeof(T));
-      ops::elementwise_run<T, T>(run, [element](ComputeType<T>) { return element; });
+      for (int64_t row = 0; row < run.rows; ++row) {
+        T* const to = reinterpret_cast<T*>(run.out + row * run.out_step);
+        if (run.out_stride == 1) std::fill_n(to, run.n, element);
+        else
+          for (int64_t i = 0; i < run.n; ++i) to[i * run.out_stride] = element;
+      }
     };
-    // An operand of the loops must be there: the output itself, whose old values do not matter.
-    const Tensor* same[] = {&context.out()};
-    for_each_run<1>({context.op, same, context.outputs, attrs, context.where}, fill, &carried);
+    for_each_run<0>(context, fill, &carried);
   });
 }
 

@@ -108,6 +108,7 @@ template <int N> void for_each_run(const KernelContext& context, ops::Elementwis
   });
 }
 
+template void for_each_run<0>(const KernelContext&, ops::ElementwiseRunFn, const double*);
 template void for_each_run<1>(const KernelContext&, ops::ElementwiseRunFn, const double*);
 template void for_each_run<2>(const KernelContext&, ops::ElementwiseRunFn, const double*);
 template void for_each_run<3>(const KernelContext&, ops::ElementwiseRunFn, const double*);

@@ -13,7 +13,7 @@ namespace rondo::cpu {
 // Elements below which threads cost more than they give.
 inline constexpr int64_t kElementwiseGrain = 1 << 15;
 
-// Cuts output 0 and the first N inputs of `context` into runs, on several threads where that pays. N is 1, 2 or 3.
+// Cuts output 0 and the first N inputs of `context` into runs, on several threads where that pays. N is 0 to 3.
 // `scalars` goes to each run.
 template <int N>
 void for_each_run(const KernelContext& context, ops::ElementwiseRunFn run, const double* scalars = nullptr);

@@ -100,11 +100,14 @@ const testing::Environment* const no_disk_cache = testing::AddGlobalTestEnvironm
 
 using Report = std::map<std::string, std::string>;
 
-// A process with these variables set, and none of the cache's that this one may have been started with.
+// A process with these variables set, and none of the cache's that this one may have been started with. It runs its
+// test in whatever shard this one is.
 Report child(const std::string& environment) {
-  const std::string command = "env -u RONDO_CACHE -u RONDO_CACHE_DIR RONDO_TEST_DISK=1 OMP_NUM_THREADS=2 " +
-                              environment + " " + fs::read_symlink("/proc/self/exe").string() +
-                              " --gtest_also_run_disabled_tests --gtest_filter=CacheChild.DISABLED_Run 2>&1";
+  const std::string command =
+      "env -u RONDO_CACHE -u RONDO_CACHE_DIR -u GTEST_TOTAL_SHARDS -u GTEST_SHARD_INDEX "
+      "RONDO_TEST_DISK=1 OMP_NUM_THREADS=2 " +
+      environment + " " + fs::read_symlink("/proc/self/exe").string() +
+      " --gtest_also_run_disabled_tests --gtest_filter=CacheChild.DISABLED_Run 2>&1";
   std::FILE* pipe = ::popen(command.c_str(), "r");
   std::string output;
   char buffer[4096];

@@ -93,7 +93,10 @@ class ExecutableDeathTest : public testing::Test {
     std::filesystem::copy_file(plugin_, copy_);
     chmod(copy_.c_str(), 0755);
   }
-  void TearDown() override { unsetenv("RONDO_JIT_LIBRARY"); }
+  void TearDown() override {
+    unsetenv("RONDO_JIT_LIBRARY");
+    std::filesystem::current_path(started_in_);  // the folder of the test goes, and processes need one that exists
+  }
 
   // Compiles a kernel with RONDO_JIT_LIBRARY = path: exit code 0, or 3 with the error's text on stderr.
   [[noreturn]] static void compile_with(const std::string& path) {
@@ -119,6 +122,7 @@ class ExecutableDeathTest : public testing::Test {
     return found == nullptr ? "" : found;
   }
 
+  const std::filesystem::path started_in_ = std::filesystem::current_path();
   test::TempFolder folder_;
   std::string plugin_, copy_;
 };

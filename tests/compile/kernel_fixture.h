@@ -234,6 +234,37 @@ inline LoopKernel scale(double factor, int64_t cols = 100, std::string name = "s
   return b.kernel;
 }
 
+// Every operation on two loaded values, each stored to an output of its own.
+inline LoopKernel every_op(DType type, int64_t rows, int64_t cols) {
+  KernelBuilder b("every_op", rows, cols);
+  const int32_t x = b.dense(type), y = b.dense(type), z = b.dense(type);
+  const auto output = [&](LoopValue v, DType stored) { b.store(b.dense(stored, true), v); };
+  const LoopValue vx = b.load(x, type), vy = b.load(y, type), vz = b.load(z, type);
+  for (LoopOp op : {LoopOp::kAdd, LoopOp::kSub, LoopOp::kMul, LoopOp::kDiv}) output(b.emit(op, type, vx, vy), type);
+  output(b.emit(LoopOp::kFma, type, vx, vy, vz), type);
+  // A product and a sum must stay two roundings (this product has no other use, so fusing would pay).
+  output(b.emit(LoopOp::kAdd, type, b.emit(LoopOp::kMul, type, vx, vz), vy), type);
+  const LoopValue magnitude = b.emit(LoopOp::kAbs, type, vx);
+  for (LoopOp op : {LoopOp::kSqrt, LoopOp::kExponent, LoopOp::kMantissa}) output(b.emit(op, type, magnitude), type);
+  for (LoopOp op : {LoopOp::kSqrt, LoopOp::kAbs, LoopOp::kNeg, LoopOp::kRoundEven, LoopOp::kFloor})
+    output(b.emit(op, type, vx), type);
+  output(b.emit(LoopOp::kExp2Int, type, b.emit(LoopOp::kRoundEven, type, vy)), type);
+  for (LoopOp op : {LoopOp::kLt, LoopOp::kLe, LoopOp::kEq, LoopOp::kNe}) output(b.emit(op, kBool, vx, vy), kBool);
+  const LoopValue less = b.emit(LoopOp::kLt, kBool, vx, vy), same = b.emit(LoopOp::kEq, kBool, vx, vz);
+  output(b.emit(LoopOp::kAnd, kBool, less, b.emit(LoopOp::kNot, kBool, same)), kU8);
+  output(b.emit(LoopOp::kOr, kBool, less, same), kBool);
+  for (LoopOp op : {LoopOp::kLt, LoopOp::kLe, LoopOp::kEq, LoopOp::kNe}) output(b.emit(op, kBool, less, same), kBool);
+  output(b.emit(LoopOp::kSelect, type, less, vx, vz), type);
+  output(b.emit(LoopOp::kSelect, kBool, less, same, less), kBool);
+  for (DType to : {kF32, kF64, kBF16, kF16, kBool}) output(b.cast(vx, to), to == kBool ? kBool : kF64);
+  output(b.cast(less, type), type);
+  for (double value : {0.1, -0.0, 1e-42, 3.4e38, double(INFINITY), double(NAN)}) output(b.constant(value, type), type);
+  output(b.emit(LoopOp::kMul, type, vx, b.scalar(0, type)), type);
+  output(b.scalar(1, kBF16), kF32);
+  output(scalar::exp(vx), type);
+  return b.kernel;
+}
+
 inline const int64_t kWidths[] = {1, 15, 16, 17, 32, 100};
 
 }  // namespace rondo::compile

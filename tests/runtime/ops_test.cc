@@ -96,6 +96,20 @@ TEST(Views, StackAndTriangles) {
   EXPECT_EQ(ops::cumsum(Tensor::from<int64_t>({1, 2, 3, 4}, {2, 2}), 1).to_vector<int64_t>(), (Indices{1, 3, 3, 7}));
 }
 
+// Of fresh memory, whatever it holds (UBSan sees a bool that is neither), and of views, which leave what lies between.
+TEST(Fill, EveryTypeAndLayout) {
+  for (DType type : {kF64, kF32, kBF16, kF16, kI64, kI32, kU8, kBool}) {
+    EXPECT_EQ(ops::sum(Tensor::full({3, 5}, 1, type).to(kF64)).item(), 15);
+    Tensor x = Tensor::zeros({4, 6}, type);
+    x.slice(1, {1, 6, 2}).fill_(1);
+    EXPECT_EQ(ops::sum(x.to(kF64), {0}).to_vector<double>(), (Values{0, 4, 0, 4, 0, 4}));
+    x.transpose(0, 1).slice(0, {0, 2}).slice(1, {2, 3}).fill_(1);
+    EXPECT_EQ(ops::sum(x.to(kF64), {1}).to_vector<double>(), (Values{3, 3, 4, 3}));
+    x.slice(0, {0, 0}).fill_(1);
+    EXPECT_EQ(ops::sum(x.to(kF64)).item(), 13);
+  }
+}
+
 TEST(Indexing, OverwrittenSourcesGetNoGradient) {
   Tensor x = Tensor::from<double>({1, 2, 3}, {3}), source = Tensor::from<double>({7, 8}, {2});
   x.requires_grad_();
