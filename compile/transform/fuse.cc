@@ -12,7 +12,6 @@
 #include <queue>
 #include <tuple>
 
-#include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
 #include "rondo/compile/report/stages.h"
 #include "rondo/compile/transform/passes.h"
@@ -142,7 +141,7 @@ class Reachability {
 class Fuser {
  public:
   Fuser(const Graph& graph, const EpilogueChains& epilogues)
-      : graph_(graph), epilogues_(epilogues), unit_of_(graph.nodes.size(), -1) {}
+      : graph_(graph), epilogues_(epilogues), unit_of_(graph.nodes.size(), -1), units_touching_(graph.values.size()) {}
 
   std::vector<Unit> run() {
     make_singletons();
@@ -154,9 +153,12 @@ class Fuser {
  private:
   // Units [begin, end). Each reads of earlier ones only, so no path between two of them leaves the window.
   void fuse_window(size_t begin, size_t end) {
-    units_touching_.clear();
     for (size_t u = begin; u < end; ++u)
-      for (ValueId id : units_[u].touched) units_touching_[id].push_back(u);
+      for (ValueId id : units_[u].touched) {
+        std::vector<size_t>& units = units_touching_[static_cast<size_t>(id)];
+        if (!units.empty() && units.front() < begin) units.clear();
+        units.push_back(u);
+      }
     Reachability reach = reachability(begin, end);
     for (size_t u = begin; u < end; ++u) offer_pairs(u, u + 1);
     while (!pairs_.empty()) {
@@ -323,8 +325,9 @@ class Fuser {
   void offer_pairs(size_t unit, size_t first) {
     std::vector<size_t> others;
     for (ValueId id : units_[unit].touched)
-      for (size_t other : units_touching_[id])
-        if (other >= first && other != unit && units_[other].alive) others.push_back(other);
+      for (size_t other : units_touching_[static_cast<size_t>(id)])
+        if (other >= first && other != unit && units_[other].alive && units_[other].unit.rows == units_[unit].unit.rows)
+          others.push_back(other);
     std::sort(others.begin(), others.end());
     others.erase(std::unique(others.begin(), others.end()), others.end());
     for (size_t other : others) {
@@ -344,7 +347,7 @@ class Fuser {
     for (int32_t n : b.unit.nodes) unit_of_[static_cast<size_t>(n)] = static_cast<int>(into);
     std::vector<ValueId> both;
     std::set_union(a.touched.begin(), a.touched.end(), b.touched.begin(), b.touched.end(), std::back_inserter(both));
-    for (ValueId id : b.touched) units_touching_[id].push_back(into);
+    for (ValueId id : b.touched) units_touching_[static_cast<size_t>(id)].push_back(into);
     a.touched = std::move(both);
     b.touched.clear();
     b.alive = false;
@@ -384,7 +387,7 @@ class Fuser {
   const EpilogueChains& epilogues_;
   std::vector<int> unit_of_;  // of each node; -1 for views and copies of parameters
   std::vector<Candidate> units_;
-  absl::flat_hash_map<ValueId, std::vector<size_t>> units_touching_;  // of the window; some may be gone
+  std::vector<std::vector<size_t>> units_touching_;  // by value; those of the window, some of them gone
   std::priority_queue<Pair> pairs_;
 };
 

@@ -22,13 +22,7 @@ template <auto kBody> struct ComparisonImpl {
   static void lower(LoopBuilder& b) { b.output(0, kBody(b.input(0), b.input(1))); }
 };
 template <auto kBody> constexpr OpDef comparison(const char* name) {
-  using Impl = ComparisonImpl<kBody>;
-  return OpDef{.name = name,
-               .kind = OpKind::kElementwise,
-               .infer = &Impl::infer,
-               .on = {{&cpu::elementwise_kernel}},
-               .body = &Impl::kHostBody,
-               .lower = &Impl::lower};
+  return elementwise_question<ComparisonImpl<kBody>>(name);
 }
 // Native types compare directly; LoopValues build an instruction.
 struct Equal {

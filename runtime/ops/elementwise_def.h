@@ -78,6 +78,16 @@ constexpr OpDef elementwise(const char* name, SavedSpec saved, GradFn grad, Deco
                .lower = &Impl::lower};
 }
 
+// Whose results are bool and have no gradient. Impl: infer, kHostBody and lower, as ElementwiseImpl has them.
+template <class Impl> constexpr OpDef elementwise_question(const char* name) {
+  return OpDef{.name = name,
+               .kind = OpKind::kElementwise,
+               .infer = &Impl::infer,
+               .on = {{&cpu::elementwise_kernel}},
+               .body = &Impl::kHostBody,
+               .lower = &Impl::lower};
+}
+
 // `op`, which a product can also do on its own result.
 constexpr OpDef as_epilogue(Epilogue epilogue, OpDef op) {
   op.epilogue = epilogue;

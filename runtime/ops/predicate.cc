@@ -20,13 +20,7 @@ template <auto kBody> struct PredicateImpl {
   }
 };
 template <auto kBody> constexpr OpDef predicate(const char* name) {
-  using Impl = PredicateImpl<kBody>;
-  return OpDef{.name = name,
-               .kind = OpKind::kElementwise,
-               .infer = &Impl::infer,
-               .on = {{&cpu::elementwise_kernel}},
-               .body = &Impl::kHostBody,
-               .lower = &Impl::lower};
+  return elementwise_question<PredicateImpl<kBody>>(name);
 }
 
 // An integer is finite, and neither infinite nor NaN.

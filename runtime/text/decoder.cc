@@ -126,20 +126,19 @@ class Strip : public Decoder {
 
 class Replace : public Decoder {
  public:
-  Replace(SplitPattern pattern, std::string content) : pattern_(std::move(pattern)), content_(std::move(content)) {}
+  explicit Replace(Replacement with) : with_(std::move(with)) {}
   void apply(std::vector<std::string>& tokens) const override {
     for (std::string& token : tokens) {
       std::string out;
-      for_each_match(pattern_, token, [&](size_t begin, size_t end, bool match) {
-        out += match ? std::string_view(content_) : std::string_view(token).substr(begin, end - begin);
+      for_each_match(with_.pattern, token, [&](size_t begin, size_t end, bool match) {
+        out += match ? std::string_view(with_.content) : std::string_view(token).substr(begin, end - begin);
       });
       token = std::move(out);
     }
   }
 
  private:
-  SplitPattern pattern_;
-  std::string content_;
+  Replacement with_;
 };
 
 class Bpe : public Decoder {
@@ -203,17 +202,7 @@ void read_decoder(io::JsonReader& json, Decoders& out, int depth) {
       json.fail(where + ": the content is not one character");
     add(std::make_unique<Strip>(content, start, stop));
   } else if (type == "Replace") {
-    std::optional<SplitPattern> pattern;
-    std::string content;
-    read_fields(json, where, [&](const std::string& key) {
-      if (key == "type") json.skip();
-      else if (key == "pattern") pattern = read_pattern(json, where);
-      else if (key == "content") content = json.string();
-      else return false;
-      return true;
-    });
-    if (!pattern) json.fail(where + ": has no pattern");
-    add(std::make_unique<Replace>(std::move(*pattern), content));
+    add(std::make_unique<Replace>(read_replacement(json, where)));
   } else if (type == "BPEDecoder") {
     std::string suffix = "</w>";
     read_fields(json, where, [&](const std::string& key) {

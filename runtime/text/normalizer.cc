@@ -231,11 +231,11 @@ class Prepend : public Normalizer {
 
 class Replace : public Normalizer {
  public:
-  Replace(SplitPattern pattern, std::string content) : pattern_(std::move(pattern)), content_(std::move(content)) {}
+  explicit Replace(Replacement with) : with_(std::move(with)) {}
   bool keeps(std::string_view) const override { return false; }
   void rewrite(const Piece& in, AlignedText& out) const override {
     for (size_t at = 0; at < in.text.size();) {
-      const size_t end = pattern_.match(in.text, at);
+      const size_t end = with_.pattern.match(in.text, at);
       if (end == SplitPattern::npos) {
         const size_t begin = at;
         next_point(in.text, at);
@@ -244,14 +244,13 @@ class Replace : public Normalizer {
       }
       // As in the reference, all of the new text comes from the last code point of the old.
       const Span source = in.tracked ? in.source(previous_point(in.text, end), end) : Span{};
-      for (size_t i = 0; i < content_.size();) out.push(next_point(content_, i), source);
+      for (size_t i = 0; i < with_.content.size();) out.push(next_point(with_.content, i), source);
       at = end;
     }
   }
 
  private:
-  SplitPattern pattern_;
-  std::string content_;
+  Replacement with_;
 };
 
 void read_normalizer(io::JsonReader& json, Normalizers& out, int depth) {
@@ -299,17 +298,7 @@ void read_normalizer(io::JsonReader& json, Normalizers& out, int depth) {
     });
     out.push_back(std::make_unique<Prepend>(prefix));
   } else if (type == "Replace") {
-    std::optional<SplitPattern> pattern;
-    std::string content;
-    read_fields(json, where, [&](const std::string& key) {
-      if (key == "type") json.skip();
-      else if (key == "pattern") pattern = read_pattern(json, where);
-      else if (key == "content") content = json.string();
-      else return false;
-      return true;
-    });
-    if (!pattern) json.fail(where + ": has no pattern");
-    out.push_back(std::make_unique<Replace>(std::move(*pattern), content));
+    out.push_back(std::make_unique<Replace>(read_replacement(json, where)));
   } else {
     if (type == "Lowercase") out.push_back(std::make_unique<Lowercase>());
     else if (type == "StripAccents") out.push_back(std::make_unique<StripAccents>());

@@ -609,4 +609,18 @@ SplitPattern read_pattern(io::JsonReader& json, const std::string& where) {
   return std::move(*pattern);
 }
 
+Replacement read_replacement(io::JsonReader& json, const std::string& where) {
+  std::optional<SplitPattern> pattern;
+  std::string content;
+  read_fields(json, where, [&](const std::string& key) {
+    if (key == "type") json.skip();
+    else if (key == "pattern") pattern = read_pattern(json, where);
+    else if (key == "content") content = json.string();
+    else return false;
+    return true;
+  });
+  if (!pattern) json.fail(where + ": has no pattern");
+  return {std::move(*pattern), std::move(content)};
+}
+
 }  // namespace rondo::text

@@ -81,6 +81,13 @@ class SplitPattern {
 // names its owner.
 SplitPattern read_pattern(io::JsonReader& json, const std::string& where);
 
+// What a file's {"type": "Replace", "pattern": .., "content": ".."} says.
+struct Replacement {
+  SplitPattern pattern;
+  std::string content;
+};
+Replacement read_replacement(io::JsonReader& json, const std::string& where);
+
 // Calls visit(begin, end, is_match) for all of `text`, in order. Stretches between matches are as long as can be.
 template <class Visit> void for_each_match(const SplitPattern& pattern, std::string_view text, Visit&& visit) {
   size_t unmatched = 0;

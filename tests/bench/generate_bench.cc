@@ -15,27 +15,17 @@
 #include <utility>
 #include <vector>
 
-#include "absl/strings/numbers.h"
 #include "rondo/modules/generation.h"
 #include "rondo/modules/gpt2.h"
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/parallel.h"
+#include "rondo/tests/bench/options.h"
 
 namespace {
 
 using namespace rondo;
 using Clock = std::chrono::steady_clock;
 
-std::string option(int argc, char** argv, const std::string& name, const std::string& fallback) {
-  for (int i = 1; i < argc; ++i)
-    if (const std::string arg = argv[i]; arg.rfind("--" + name + "=", 0) == 0) return arg.substr(name.size() + 3);
-  return fallback;
-}
-int64_t integer(const std::string& text) {
-  int64_t value = 0;
-  if (!absl::SimpleAtoi(text, &value)) throw Error("not a number: " + text);
-  return value;
-}
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
 // Bytes a second.
@@ -62,18 +52,18 @@ double stream(const std::vector<int64_t>& memory) {
 }  // namespace
 
 int main(int argc, char** argv) try {
-  const int64_t prompt = integer(option(argc, argv, "prompt", "64")),
-                more = integer(option(argc, argv, "new_tokens", "64")), B = integer(option(argc, argv, "batch", "1")),
-                rounds = integer(option(argc, argv, "rounds", "3"));
-  const DType dtype = option(argc, argv, "dtype", "f32") == "bf16" ? kBF16 : kF32;
-  set_num_threads(static_cast<int>(integer(option(argc, argv, "threads", "2"))));
+  const bench::Options options(argc, argv);
+  const int64_t prompt = options.integer("prompt", 64), more = options.integer("new_tokens", 64),
+                B = options.integer("batch", 1), rounds = options.integer("rounds", 3);
+  const DType dtype = options.text("dtype", "f32") == "bf16" ? kBF16 : kF32;
+  set_num_threads(static_cast<int>(options.integer("threads", 2)));
   const auto flag = [&](const char* name) { return std::find(argv, argv + argc, std::string(name)) != argv + argc; };
   const bool serves = flag("--serve"), json = serves || flag("--json");
-  nn::GPT2 model({.vocab_size = integer(option(argc, argv, "vocab_size", "50257")),
-                  .block_size = integer(option(argc, argv, "block_size", "1024")),
-                  .n_layer = integer(option(argc, argv, "n_layer", "12")),
-                  .n_head = integer(option(argc, argv, "n_head", "12")),
-                  .n_embd = integer(option(argc, argv, "n_embd", "768"))});
+  nn::GPT2 model({.vocab_size = options.integer("vocab_size", 50257),
+                  .block_size = options.integer("block_size", 1024),
+                  .n_layer = options.integer("n_layer", 12),
+                  .n_head = options.integer("n_head", 12),
+                  .n_embd = options.integer("n_embd", 768)});
   model.to(dtype);
   model.requires_grad_(false);
   const std::vector<int64_t> memory((256 << 20) / sizeof(int64_t), 1);
@@ -114,7 +104,7 @@ int main(int argc, char** argv) try {
     run(rounds);
     return 0;
   }
-  for (std::string line; std::getline(std::cin, line);) run(integer(line));
+  for (std::string line; std::getline(std::cin, line);) run(bench::whole_number(line));
   return 0;
 } catch (const std::exception& error) {
   std::fprintf(stderr, "bench_generate: %s\n", error.what());

@@ -32,10 +32,12 @@
 #include "rondo/runtime/memory.h"
 #include "rondo/runtime/parallel.h"
 #include "rondo/runtime/random.h"
+#include "rondo/tests/bench/options.h"
 
 namespace {
 
 using namespace rondo;
+using bench::Options;
 using Clock = std::chrono::steady_clock;
 
 double ms_since(Clock::time_point start) {
@@ -46,28 +48,6 @@ double median(std::vector<double> v) {
   std::sort(v.begin(), v.end());
   return v[v.size() / 2];
 }
-
-struct Options {
-  std::map<std::string, std::string> values;
-  Options(int argc, char** argv) {
-    for (int i = 1; i < argc; ++i) {
-      const std::string arg = argv[i];
-      const size_t eq = arg.find('=');
-      if (arg.rfind("--", 0) != 0) throw Error("unexpected argument " + arg);
-      if (eq != std::string::npos) values[arg.substr(2, eq - 2)] = arg.substr(eq + 1);
-      else if (i + 1 < argc && argv[i + 1][0] != '-') values[arg.substr(2)] = argv[++i];
-      else values[arg.substr(2)] = "1";
-    }
-  }
-  int64_t integer(const std::string& name, int64_t fallback) const {
-    const auto found = values.find(name);
-    return found == values.end() ? fallback : std::stoll(found->second);
-  }
-  std::string text(const std::string& name, const std::string& fallback) const {
-    const auto found = values.find(name);
-    return found == values.end() ? fallback : found->second;
-  }
-};
 
 // Milliseconds of y = x w^T, dx = g w and dw = g^T x with x (rows, in) and w (out, in), best of several runs.
 double linear_floor_ms(int64_t rows, int64_t in, int64_t out, DType dtype) {

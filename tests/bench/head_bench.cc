@@ -10,42 +10,31 @@
 #include <string>
 #include <vector>
 
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_split.h"
 #include "rondo/runtime/amp.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/storage.h"
+#include "rondo/tests/bench/options.h"
 
 namespace {
 
 using namespace rondo;
 using Clock = std::chrono::steady_clock;
 
-std::string option(int argc, char** argv, const std::string& name, const std::string& fallback) {
-  for (int i = 1; i < argc; ++i)
-    if (const std::string arg = argv[i]; arg.rfind("--" + name + "=", 0) == 0) return arg.substr(name.size() + 3);
-  return fallback;
-}
-int64_t integer(const std::string& text) {
-  int64_t value = 0;
-  if (!absl::SimpleAtoi(text, &value)) throw Error("not a number: " + text);
-  return value;
-}
-
 }  // namespace
 
 int main(int argc, char** argv) try {
-  const int64_t N = integer(option(argc, argv, "rows", "256")), C = integer(option(argc, argv, "n_embd", "768")),
-                V = integer(option(argc, argv, "vocab_size", "50257")),
-                rounds = integer(option(argc, argv, "rounds", "5"));
-  const bool lower = option(argc, argv, "dtype", "f32") == "bf16";
+  const bench::Options options(argc, argv);
+  const int64_t N = options.integer("rows", 256), C = options.integer("n_embd", 768),
+                V = options.integer("vocab_size", 50257), rounds = options.integer("rounds", 5);
+  const bool lower = options.text("dtype", "f32") == "bf16";
   Tensor x = Tensor::randn({N, C}), weight = (Tensor::randn({V, C}) * 0.02);
   x.requires_grad_();
   weight.requires_grad_();
   const Tensor target = Tensor::randint(0, V, {N});
   std::vector<int64_t> chunks = {-1};  // whole logits
-  for (const auto& text : absl::StrSplit(option(argc, argv, "chunks", "0,64,128,256,512,1024"), ','))
-    chunks.push_back(integer(std::string(text)));
+  for (const auto& text : absl::StrSplit(options.text("chunks", "0,64,128,256,512,1024"), ','))
+    chunks.push_back(bench::whole_number(std::string(text)));
   std::vector<std::vector<double>> times(chunks.size());
   std::vector<int64_t> peaks(chunks.size());
   for (int64_t round = -1; round < rounds; ++round)  // the first warms up; the others alternate

@@ -35,32 +35,13 @@
 #include "rondo/runtime/memory.h"
 #include "rondo/runtime/parallel.h"
 #include "rondo/runtime/random.h"
+#include "rondo/tests/bench/options.h"
 
 namespace {
 
 using namespace rondo;
+using bench::Options;
 using Clock = std::chrono::steady_clock;
-
-struct Options {
-  std::map<std::string, std::string> values;
-  Options(int argc, char** argv) {
-    for (int i = 1; i < argc; ++i) {
-      const std::string arg = argv[i];
-      const size_t eq = arg.find('=');
-      if (arg.rfind("--", 0) != 0) throw Error("unexpected argument " + arg);
-      if (eq != std::string::npos) values[arg.substr(2, eq - 2)] = arg.substr(eq + 1);
-      else values[arg.substr(2)] = "1";
-    }
-  }
-  int64_t integer(const std::string& name, int64_t fallback) const {
-    const auto found = values.find(name);
-    return found == values.end() ? fallback : std::stoll(found->second);
-  }
-  std::string text(const std::string& name, const std::string& fallback) const {
-    const auto found = values.find(name);
-    return found == values.end() ? fallback : found->second;
-  }
-};
 
 class Trainer {
  public:
@@ -236,7 +217,7 @@ int main(int argc, char** argv) try {
   std::optional<memory::Recording> recording;
   if (options.integer("memory_report", 0)) recording.emplace();
   const memory::Recording* const recorded = recording ? &*recording : nullptr;
-  if (options.values.contains("study")) {
+  if (options.has("study")) {
     const Study study(options);
     return 0;
   }

@@ -21,6 +21,7 @@
 #include "rondo/modules/attention.h"
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/parallel.h"
+#include "rondo/tests/bench/options.h"
 
 namespace {
 
@@ -109,20 +110,14 @@ void measure(Json& figures, const char* name, const Tensor& x, const Args&... ar
   }
 }
 
-std::string option(int argc, char** argv, const std::string& name, const std::string& fallback) {
-  for (int i = 1; i < argc; ++i)
-    if (const std::string arg = argv[i]; arg.rfind("--" + name + "=", 0) == 0) return arg.substr(name.size() + 3);
-  return fallback;
-}
-
 }  // namespace
 
 int main(int argc, char** argv) try {
+  const bench::Options options(argc, argv);
   set_num_threads(1);
-  const std::string only = option(argc, argv, "only", "");
-  seconds_per_figure = std::stod(option(argc, argv, "seconds", "0.2"));
-  const bool json = argc > 1 &&
-                    std::any_of(argv + 1, argv + argc, [](const char* arg) { return std::string(arg) == "--json"; });
+  const std::string only = options.text("only", "");
+  seconds_per_figure = std::stod(options.text("seconds", "0.2"));
+  const bool json = options.has("json");
   Json figures = Json::array();
   if (only != "transformer") measure<PointwiseBlock>(figures, "pointwise", Tensor::randn({1, 64}), int64_t{64});
   if (only != "pointwise")

@@ -24,18 +24,10 @@
 #include "rondo/runtime/random.h"
 #include "rondo/tests/bits.h"
 #include "rondo/tests/errors.h"
+#include "rondo/tests/optim/make_optimizer.h"
 
 namespace rondo::optim {
 namespace {
-
-using Make = std::function<std::unique_ptr<Optimizer>(std::vector<Tensor>, StateFormat)>;
-template <class O, class Options> Make make(Options options) {
-  return [options](std::vector<Tensor> params, StateFormat format) {
-    Options with = options;
-    with.state = format;
-    return std::make_unique<O>(std::move(params), with);
-  };
-}
 
 const std::map<std::string, Make>& cases() {
   static const std::map<std::string, Make> all = {

@@ -27,6 +27,7 @@
 #include "rondo/tests/bits.h"
 #include "rondo/tests/errors.h"
 #include "rondo/tests/fake_device/fake_device.h"
+#include "rondo/tests/optim/make_optimizer.h"
 
 namespace rondo::optim {
 namespace {
@@ -37,15 +38,6 @@ using test::FakeDevice;
 
 constexpr double kInf = std::numeric_limits<double>::infinity();
 const nn::GPT2Config kConfig{.vocab_size = 31, .block_size = 8, .n_layer = 2, .n_head = 2, .n_embd = 16};
-
-using Make = std::function<std::unique_ptr<Optimizer>(std::vector<Tensor>, StateFormat)>;
-template <class O, class Options> Make make(Options options) {
-  return [options](std::vector<Tensor> params, StateFormat format) {
-    Options with = options;
-    with.state = format;
-    return std::make_unique<O>(std::move(params), with);
-  };
-}
 
 const std::map<std::string, Make>& cases() {
   static const std::map<std::string, Make> all = {
