@@ -25,6 +25,7 @@ class KernelBuilder final : public LoopBuilder {
       : body_(body), arrays_(arrays), scale_operand_(scale_operand), compute_(compute), by_rows_(by_rows) {
     kernel_.name = body.name;
     kernel_.n_scalars = body.n_scalars;
+    kernel_.per_item = true;
     kernel_.split_columns = !by_rows;
     kernel_.rows = by_rows ? 2 : 1;
     kernel_.cols = row_width > 0 ? row_width : kAnySize;

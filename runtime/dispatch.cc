@@ -17,12 +17,9 @@ namespace rondo {
 namespace {
 thread_local Recorder* recorder = nullptr;
 thread_local RecorderScope* innermost_scope = nullptr;
-std::atomic<OpCompiler*> compiler_of_ops{nullptr};
 }  // namespace
 
 Recorder* active_recorder() { return recorder; }
-OpCompiler* op_compiler() { return compiler_of_ops.load(std::memory_order_acquire); }
-void set_op_compiler(OpCompiler* compiler) { compiler_of_ops.store(compiler, std::memory_order_release); }
 RecorderScope::RecorderScope(Recorder* r) : recorder_(r), outer_(std::exchange(innermost_scope, this)) { recorder = r; }
 RecorderScope::~RecorderScope() {
   innermost_scope = outer_;

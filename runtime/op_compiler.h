@@ -17,8 +17,15 @@ class OpCompiler {
                    std::span<Tensor> outputs, std::source_location where) = 0;
 };
 
+}  // namespace rondo
+
+// compile/ defines it (exec/eager_ops.cc), and whoever links compile/ gets it: compile/CMakeLists.txt makes the linker
+// take that object out of its archive. Weak: null in a program without compile/.
+extern "C" [[gnu::weak]] rondo::OpCompiler* rondo_op_compiler();
+
+namespace rondo {
+
 // The one of this process; null: there is none. Used on devices whose BackendTable::generates is true.
-OpCompiler* op_compiler();
-void set_op_compiler(OpCompiler* compiler);
+inline OpCompiler* op_compiler() { return &rondo_op_compiler == nullptr ? nullptr : rondo_op_compiler(); }
 
 }  // namespace rondo

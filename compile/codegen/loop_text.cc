@@ -88,7 +88,7 @@ std::string to_string(const LoopKernel& kernel) {
   if (kernel.split_columns) absl::StrAppend(&text, " split_columns");
   if (kernel.chunk_rows > 0) absl::StrAppend(&text, " chunk_rows=", chunk_rows);
   if (kernel.n_scalars > 0) absl::StrAppend(&text, " scalars=", kernel.n_scalars);
-  text += "\n";
+  text += kernel.per_item ? " per_item\n" : "\n";
   for (size_t n = 0; n < kernel.operands.size(); ++n) {
     const Operand& operand = kernel.operands[n];
     const std::string col_stride = extent.next(operand.col_stride);
@@ -150,6 +150,7 @@ class KernelParser {
     kernel_.split_columns = in_.accept("split_columns");
     if (in_.accept("chunk_rows=")) kernel_.chunk_rows = extent(1);
     if (in_.accept("scalars=")) kernel_.n_scalars = static_cast<int32_t>(in_.integer());
+    kernel_.per_item = in_.accept("per_item");
     in_.end_line();
     while (in_.accept("@")) operand();
     while (in_.accept("stage")) stage();

@@ -83,7 +83,7 @@ class UnitLowering final : public LoopBuilder {
   }
   LoopValue scalar(int i) override {
     const auto index = static_cast<int32_t>(result_.scalars.size());
-    result_.scalars.push_back({index_, i});
+    result_.scalars.push_back({.node = index_, .position = i});
     return append({.op = LoopOp::kScalar, .type = compute_, .index = index}, {});
   }
   int64_t integer(int i) const override { return node_->attrs.ints[static_cast<size_t>(i)]; }

@@ -6,6 +6,7 @@
 
 #include "rondo/compile/codegen/loop_ir.h"
 #include "rondo/compile/ir/graph.h"
+#include "rondo/compile/plan/scalar.h"
 #include "rondo/compile/transform/passes.h"
 
 namespace rondo::compile {
@@ -17,17 +18,11 @@ struct ColumnResult {
   DType compute;
 };
 
-// A float attribute of a node of the graph. Its value belongs to a run, not to the kernel.
-struct ScalarSource {
-  int32_t node, position;
-  friend bool operator==(const ScalarSource&, const ScalarSource&) = default;
-};
-
 struct LoweredUnit {
   LoopKernel kernel;
-  std::vector<ValueId> operands;      // the value behind each kernel operand; kNoValue for partial sums
-  std::vector<ScalarSource> scalars;  // run-time scalars, in kernel order
-  int32_t first_scalar = 0;           // where they begin among the scalars of all kernels of a plan
+  std::vector<ValueId> operands;  // the value behind each kernel operand; kNoValue for partial sums
+  std::vector<Scalar> scalars;    // in kernel order; all of one kind
+  int32_t first_scalar = 0;       // kArgument: where they begin among those of all kernels of a plan
   std::vector<ColumnResult> column_results;
   std::vector<int64_t> extents;  // of the kernel, for its calls
 };

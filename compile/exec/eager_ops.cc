@@ -130,7 +130,8 @@ EagerOps& eager_ops() {
 
 }  // namespace
 
-void install_eager_ops() { set_op_compiler(&eager_ops()); }
 EagerOpsReport eager_ops_report() { return eager_ops().report(); }
 
 }  // namespace rondo::compile
+
+extern "C" rondo::OpCompiler* rondo_op_compiler() { return &rondo::compile::eager_ops(); }

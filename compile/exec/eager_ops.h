@@ -1,4 +1,5 @@
-// Eager calls as generated kernels of one op, for devices without kernels of their own (runtime/op_compiler.h).
+// Eager calls as generated kernels of one op, for devices without kernels of their own. Every program that links
+// compile/ has them: runtime/op_compiler.h.
 #pragma once
 
 #include <cstdint>
@@ -12,8 +13,6 @@ struct EagerOpsReport {
   int64_t refused = 0;   // calls that have no lowering
 };
 
-// From now on, devices that ask for generated kernels get them. Call it once, before their first tensor.
-void install_eager_ops();
 EagerOpsReport eager_ops_report();
 
 }  // namespace rondo::compile

@@ -4,7 +4,10 @@
 
 #include "rondo/compile/exec/launch.h"
 #include "rondo/compile/exec/library_call.h"
+#include "rondo/compile/exec/rows_on_device.h"
 #include "rondo/runtime/autograd.h"
+#include "rondo/runtime/backend.h"
+#include "rondo/runtime/error.h"
 #include "rondo/runtime/gradient_memory.h"
 #include "rondo/runtime/lowered.h"
 #include "rondo/runtime/memory.h"
@@ -86,11 +89,37 @@ void Executor::run_library_call(size_t index, const Frame& frame) const {
   call.with_context(attrs, [&](const KernelContext& context) { rondo::run_kernel(context); });
 }
 
+void Executor::run_copy(const Launch& launch, const Frame& frame) const {
+  const Value& value = plan_.graph.value(launch.outputs[0]);
+  const Device device = code_.device();
+  backend_of(device).copy(device.index, frame.at(launch.addresses[1]), frame.at(launch.addresses[0]),
+                          static_cast<size_t>(value.sizes.numel()) * size_of(value.dtype));
+}
+
+void Executor::run_table(const Launch& launch, const TableArgument& argument) const {
+  if (argument.table->items.empty()) return;
+  const LoweredUnit& unit = plan_.kernels[static_cast<size_t>(launch.kernel)];
+  const auto enqueue = [&](const TableRows& rows) {
+    const TableCall call{code_.handle(launch.kernel), &unit.kernel, unit.extents, rows, argument.when};
+    code_.target().launch.table(code_.device(), call, owner_);
+  };
+  if (has_host_memory(code_.device())) return enqueue(argument.table->rows());
+  const RowsOnDevice rows(*argument.table, code_.device());
+  enqueue(rows.rows());
+}
+
+void Executor::run_tables(std::span<const TableArgument> tables) const {
+  invariant(tables.size() == plan_.launches.size(), "a table for each launch was expected");
+  for (size_t i = 0; i < tables.size(); ++i) run_table(plan_.launches[i], tables[i]);
+}
+
 void Executor::run_launch(size_t launch, const Frame& frame) const {
   switch (plan_.launches[launch].kind) {
     case Launch::Kind::kKernel: return run_kernel(plan_.launches[launch], frame);
     case Launch::Kind::kLibraryCall: return run_library_call(launch, frame);
+    case Launch::Kind::kCopy: return run_copy(plan_.launches[launch], frame);
     case Launch::Kind::kCombine: return run_combine(plan_.launches[launch], frame);
+    case Launch::Kind::kTable: throw_internal("a table launch runs by Executor::run_tables()");
   }
 }
 

@@ -9,6 +9,7 @@
 #include "absl/container/inlined_vector.h"
 #include "rondo/compile/exec/code.h"
 #include "rondo/compile/exec/floats.h"
+#include "rondo/compile/exec/table.h"
 #include "rondo/compile/plan/plan.h"
 
 namespace rondo::compile {
@@ -33,6 +34,12 @@ struct Frame {
   }
 };
 
+// What a table launch runs on, in order of the plan's table launches.
+struct TableArgument {
+  const Table* table;  // of addresses of the code's device; free again when the launch is enqueued
+  Condition when;
+};
+
 // Cheap to make for each run. What it is made from must live until the last launch of a run has run. On devices that
 // run late, `owner` keeps it alive; null: the maker does.
 class Executor {
@@ -45,6 +52,9 @@ class Executor {
   // If a launch throws, `finished` (not null) gets the outputs that were complete by then, the others undefined.
   std::vector<Tensor> run(std::span<const Tensor> inputs, bool release, std::vector<Tensor>* finished = nullptr) const;
 
+  // A plan of table launches (make_table_plan).
+  void run_tables(std::span<const TableArgument> tables) const;
+
   // The parts of run(), for timing single launches.
   Frame make_frame(std::span<const Tensor> inputs, bool release) const;
   void run_launch(size_t launch, const Frame& frame) const;
@@ -52,7 +62,9 @@ class Executor {
  private:
   void run_kernel(const Launch& launch, const Frame& frame) const;
   void run_library_call(size_t index, const Frame& frame) const;
+  void run_copy(const Launch& launch, const Frame& frame) const;
   void run_combine(const Launch& launch, const Frame& frame) const;
+  void run_table(const Launch& launch, const TableArgument& argument) const;
   std::vector<Tensor> outputs(const Frame& frame, size_t launches_done) const;
 
   const Plan& plan_;

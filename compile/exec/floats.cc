@@ -7,9 +7,10 @@ namespace rondo::compile {
 Floats floats_for(const Plan& plan, const Graph& graph) {
   Floats floats;
   for (const LoweredUnit& unit : plan.kernels)
-    for (const ScalarSource& source : unit.scalars)
-      floats.scalars.push_back(
-          graph.nodes[static_cast<size_t>(source.node)].attrs.floats[static_cast<size_t>(source.position)]);
+    for (const Scalar& scalar : unit.scalars)
+      if (scalar.kind == Scalar::Kind::kArgument)
+        floats.scalars.push_back(
+            graph.nodes[static_cast<size_t>(scalar.node)].attrs.floats[static_cast<size_t>(scalar.position)]);
   for (const Launch& launch : plan.launches)
     if (launch.floats >= 0) floats.attrs.push_back(graph.nodes[static_cast<size_t>(launch.op())].attrs);
   return floats;
@@ -19,9 +20,10 @@ Graph with_floats(const Plan& plan, const Floats& floats) {
   Graph graph = plan.graph;
   size_t next = 0;
   for (const LoweredUnit& unit : plan.kernels)
-    for (const ScalarSource& source : unit.scalars)
-      graph.nodes[static_cast<size_t>(source.node)].attrs.floats[static_cast<size_t>(source.position)] =
-          floats.scalars[next++];
+    for (const Scalar& scalar : unit.scalars)
+      if (scalar.kind == Scalar::Kind::kArgument)
+        graph.nodes[static_cast<size_t>(scalar.node)].attrs.floats[static_cast<size_t>(scalar.position)] =
+            floats.scalars[next++];
   for (const Launch& launch : plan.launches)
     if (launch.floats >= 0)
       graph.nodes[static_cast<size_t>(launch.op())].attrs = floats.attrs[static_cast<size_t>(launch.floats)];

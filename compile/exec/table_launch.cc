@@ -1,66 +1,43 @@
 #include "rondo/compile/exec/table_launch.h"
 
-#include <cstring>
-
+#include "rondo/compile/exec/executor.h"
+#include "rondo/compile/plan/make_plan.h"
 #include "rondo/runtime/backend.h"
-#include "rondo/runtime/storage.h"
+#include "rondo/runtime/error.h"
 
 namespace rondo::compile {
 namespace {
 
-// The rows of a table in the memory of a device, which is freed in stream order.
-class RowsOnDevice {
- public:
-  RowsOnDevice(const Table& table, Device device) {
-    const TableRows here = table.rows();
-    const size_t items = table.items.size() * sizeof(TableItem), operands = table.operands.size() * sizeof(void*),
-                 ends = table.ends.size() * sizeof(int64_t);
-    std::vector<std::byte> packed(items + operands + ends);
-    std::memcpy(packed.data(), here.items, items);
-    std::memcpy(packed.data() + items, here.operands, operands);
-    std::memcpy(packed.data() + items + operands, here.ends, ends);
-    memory_ = Storage::allocate(packed.size(), device);
-    std::byte* const there = memory_.data();
-    copy_bytes(device, there, kCPU, packed.data(), packed.size());
-    rows_ = here;
-    rows_.items = reinterpret_cast<const TableItem*>(there);
-    rows_.operands = reinterpret_cast<void* const*>(there + items);
-    rows_.ends = reinterpret_cast<const int64_t*>(there + items + operands);
-  }
-  const TableRows& rows() const { return rows_; }
-
- private:
-  Storage memory_;
-  TableRows rows_;
-};
+const LoopKernel& only_kernel(const Plan& plan) {
+  if (plan.launches.size() != 1 || plan.launches[0].kind != Launch::Kind::kTable)
+    throw Error("TableLaunch: the plan is not one table launch");
+  return plan.kernels[static_cast<size_t>(plan.launches[0].kernel)].kernel;
+}
 
 }  // namespace
 
-TableLaunch::TableLaunch(LoopKernel kernel) : kernel_(std::move(kernel)), extents_(extents(kernel_)) {}
+TableLaunch::TableLaunch(Plan plan) : kernel_(only_kernel(plan)), plan_(std::move(plan)) {}
 
 int TableLaunch::compile(Device device) {
   if (compiled()) return 0;
+  const Target& target = target_of(device);
+  if (!plan_.has_value()) plan_ = make_table_plan(kernel_, target);
   // Launches pass the sizes of each item, down to a single element.
   KernelUse use = exact_use(kernel_);
   use[0] = {};
   for (size_t at : width_extents(kernel_)) use[at] = {};
-  const Target& target = target_of(device);
-  const CompiledKernels made = find_or_compile({&kernel_, 1}, kernel_.split_columns ? Sizes::kConstant : Sizes::kAny,
-                                               {}, {&use, 1}, target);
-  code_ = made.kernels[0];
-  device_ = device;
-  target_ = &target;
+  CompiledKernels made = find_or_compile({&kernel_, 1}, kernel_.split_columns ? Sizes::kConstant : Sizes::kAny, {},
+                                         {&use, 1}, target);
+  code_.emplace(*plan_, std::move(made.kernels), device, target);
   return made.compiled;
 }
 
 void TableLaunch::run(const Table& table, const Condition& when) const {
-  if (table.items.empty()) return;
-  const auto launch = [&](const TableRows& rows, const LaunchFunctions::Owner& owner) {
-    target_->launch.table(device_, {code_.handle, &kernel_, extents_, rows, when}, owner);
-  };
-  if (runs_at_once(device_)) [[likely]]
-    return launch(table.rows(), nullptr);
-  launch(RowsOnDevice(table, device_).rows(), shared_from_this());
+  static const Floats kNone;  // all scalars are device values
+  const bool late = !runs_at_once(code_->device());
+  const Executor executor(*plan_, *code_, kNone, late ? shared_from_this() : nullptr);
+  const TableArgument argument{&table, when};
+  executor.run_tables({&argument, 1});
 }
 
 }  // namespace rondo::compile

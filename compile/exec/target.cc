@@ -1,9 +1,8 @@
 #include "rondo/compile/exec/target.h"
 
-#include <array>
-
 #include "absl/strings/str_cat.h"
 #include "rondo/compile/jit/cpu/target.h"
+#include "rondo/compile/jit/cuda/target.h"
 #include "rondo/runtime/backend.h"
 #include "rondo/runtime/error.h"
 
@@ -13,15 +12,31 @@ namespace {
 // One line for each target.
 constexpr const Target* kTargets[] = {
     &cpu::kTarget,
+    &cuda::kTarget,
 };
+
+std::string names() {
+  std::string text;
+  for (const Target* target : kTargets) absl::StrAppend(&text, text.empty() ? "" : ", ", target->name());
+  return text;
+}
 
 }  // namespace
 
 const Target& target_of(Device device) {
   for (const Target* target : kTargets)
-    if (target->backend == backend_of(device).kernels) return *target;
-  throw Error(absl::StrCat("compile: there is no code generator for ", to_string(device),
-                           "; run its modules without compilation"));
+    if (target->backend == backend_of(device).kernels && (target->runs_on == nullptr || target->runs_on(device)))
+      return *target;
+  throw Error(absl::StrCat("compile: there is no code generator for ", to_string(device), " (there are: ", names(),
+                           "); run its modules without compilation"));
 }
+
+const Target& target_named(std::string_view name) {
+  for (const Target* target : kTargets)
+    if (target->name() == name) return *target;
+  throw Error(absl::StrCat("compile: no target \"", std::string(name), "\"; there are: ", names()));
+}
+
+std::span<const Target* const> targets() { return kTargets; }
 
 }  // namespace rondo::compile

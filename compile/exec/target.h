@@ -5,10 +5,13 @@
 #pragma once
 
 #include <memory>
+#include <span>
 #include <string>
+#include <string_view>
 
 #include "absl/status/statusor.h"
 #include "rondo/compile/codegen/loop_ir.h"
+#include "rondo/compile/exec/capabilities.h"
 #include "rondo/compile/exec/launch.h"
 #include "rondo/runtime/op.h"
 
@@ -39,11 +42,17 @@ struct Target {
   absl::StatusOr<std::shared_ptr<const MachineCode>> (*place)(const std::string& object);
   // The checks of place(), without loading.
   absl::Status (*check)(const std::string& object);
+  Capabilities capabilities;
+  // True if its code runs on this device of `backend`; null: on all of them.
+  bool (*runs_on)(Device device);
   // How the code that place() gave, and the library calls of `backend`, run.
   LaunchFunctions launch;
 };
 
 // The target whose code runs on a device. Throws Error if there is none.
 const Target& target_of(Device device);
+// By Target::name, whether a device of it is here or not. Throws Error that lists the targets if there is none.
+const Target& target_named(std::string_view name);
+std::span<const Target* const> targets();
 
 }  // namespace rondo::compile

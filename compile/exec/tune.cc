@@ -62,11 +62,12 @@ class PlanTuner {
   void tune_kernel(size_t index) {
     Launch& launch = plan_.launches[index];
     LoweredUnit& unit = plan_.kernels[static_cast<size_t>(launch.kernel)];
-    const int64_t tile = unit.kernel.chunk_rows, grain = Launch::kGrain;
+    const int64_t tile = unit.kernel.chunk_rows, grain = launch.grain;
     struct Choice {
       int64_t grain, tile;
     };
-    std::vector<Choice> choices{{grain, tile}, {grain / 8, tile}, {grain * 8, tile}, {int64_t{1} << 40, tile}};
+    std::vector<Choice> choices{{grain, tile}};
+    if (grain > 0) choices.insert(choices.end(), {{grain / 8, tile}, {grain * 8, tile}, {int64_t{1} << 40, tile}});
     // Other chunks are other sums. Larger ones need less room than was planned.
     if (tile > 0 && !exact_)
       for (int64_t times : {2, 4})

@@ -19,7 +19,7 @@ using Structure = std::vector<uint64_t>;
 Structure structure_of(const LoopKernel& kernel, const Target& target) {
   Structure s{reinterpret_cast<uint64_t>(&target)};
   const auto add = [&](auto value) { s.push_back(static_cast<uint64_t>(value)); };
-  add(kernel.split_columns);
+  add(kernel.per_item << 1 | kernel.split_columns);
   add(kernel.rows == 1);
   for (int64_t extent : extents(kernel)) add(may_vary(extent) ? 2 : extent);
   for (const Operand& operand : kernel.operands) {

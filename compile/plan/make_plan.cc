@@ -1,5 +1,6 @@
 #include "rondo/compile/plan/make_plan.h"
 
+#include "rondo/compile/codegen/flatten.h"
 #include "rondo/compile/codegen/loop_text.h"
 #include "rondo/compile/codegen/relax.h"
 #include "rondo/compile/report/dump.h"
@@ -82,6 +83,17 @@ Launch library_call(const Graph& graph, const Unit& unit) {
   return launch;
 }
 
+// True if the kernel copies bytes in their order.
+bool only_copies(const LoweredUnit& unit) {
+  const LoopKernel& kernel = unit.kernel;
+  if (kernel.operands.size() != 2 || kernel.instrs.size() != 2 || kernel.instrs[0].op != LoopOp::kLoad ||
+      kernel.instrs[1].op != LoopOp::kStore || kernel.operands[0].dtype != kernel.operands[1].dtype)
+    return false;
+  LoopKernel flat = kernel;
+  flatten(flat);
+  return flat.split_columns && flat.operands[0].col_stride == 1 && flat.operands[1].col_stride == 1;
+}
+
 }  // namespace
 
 Plan plan_launches(Graph source, const Target& target, const PlanOptions& options) {
@@ -91,7 +103,7 @@ Plan plan_launches(Graph source, const Target& target, const PlanOptions& option
   const Graph& graph = plan.graph;
   const EpilogueChains epilogues = choose_epilogues(graph, target, options);
   const std::vector<Unit> units = reproducible({.stage = "fuse", .graph = &graph},
-                                               [&] { return fuse(graph, epilogues); });
+                                               [&] { return fuse(graph, epilogues, target.capabilities); });
   if (wants_dump("fuse")) dump("fuse", to_string(graph, units));
   const std::vector<bool> needed = values_needed(graph, units);
   for (const Unit& unit : units) {
@@ -102,12 +114,19 @@ Plan plan_launches(Graph source, const Target& target, const PlanOptions& option
     }
     LoweredUnit lowered = reproducible({.stage = "lower", .graph = &graph, .unit = &unit, .needed = &needed},
                                        [&] { return lower(graph, unit, needed); });
+    if (target.capabilities.copies && only_copies(lowered)) {
+      Launch& copy = plan.launches.emplace_back(Launch{.kind = Launch::Kind::kCopy, .nodes = unit.nodes});
+      copy.inputs.push_back(lowered.operands[0]);
+      copy.outputs.push_back(lowered.operands[1]);
+      continue;
+    }
     target.schedule(lowered.kernel);
     if (!options.exact && enabled(CompilerStage::kRelax)) lowered.kernel = relax(lowered.kernel);
     if (wants_dump("lower")) dump("lower", to_string(lowered.kernel));
     lowered.extents = extents(lowered.kernel);
     const auto kernel = static_cast<int32_t>(plan.kernels.size());
-    plan.launches.push_back({.kind = Launch::Kind::kKernel, .kernel = kernel, .nodes = unit.nodes});
+    plan.launches.push_back(
+        {.kind = Launch::Kind::kKernel, .kernel = kernel, .nodes = unit.nodes, .grain = target.capabilities.grain});
     if (!lowered.column_results.empty())
       plan.launches.push_back({.kind = Launch::Kind::kCombine, .kernel = kernel, .nodes = {}});
     plan.kernels.push_back(std::move(lowered));
@@ -118,8 +137,20 @@ Plan plan_launches(Graph source, const Target& target, const PlanOptions& option
 
 Plan make_plan(Graph source, const Target& target, const PlanOptions& options) {
   Plan plan = plan_launches(std::move(source), target, options);
-  plan_memory(plan, options.updates, options.donated);
+  plan_memory(plan, options.updates, options.donated, target.capabilities.alignment);
   plan.keeps_arena = options.mode == Mode::kReduceOverhead;
+  return plan;
+}
+
+Plan make_table_plan(LoopKernel kernel, const Target& target) {
+  Plan plan;
+  plan.target = target.name();
+  LoweredUnit& unit = plan.kernels.emplace_back();
+  unit.operands.assign(kernel.operands.size(), kNoValue);
+  for (int32_t i = 0; i < kernel.n_scalars; ++i) unit.scalars.push_back({.kind = Scalar::Kind::kDevice, .position = i});
+  unit.extents = extents(kernel);
+  unit.kernel = std::move(kernel);
+  plan.launches.push_back({.kind = Launch::Kind::kTable, .kernel = 0, .nodes = {}});
   return plan;
 }
 

@@ -24,6 +24,10 @@ struct PlanOptions {
 
 Plan make_plan(Graph graph, const Target& target, const PlanOptions& options = {});
 
+// A pass over a table: one launch, whose kernel (LoopKernel::per_item) runs on every item. The items are an argument of
+// the run.
+Plan make_table_plan(LoopKernel kernel, const Target& target);
+
 // All but the memory: for comparing the kernels of a graph with those that it has at other sizes.
 Plan plan_launches(Graph graph, const Target& target, const PlanOptions& options);
 

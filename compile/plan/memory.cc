@@ -67,10 +67,11 @@ bool may_overwrite(const LoopKernel& kernel, size_t in, size_t out) {
 
 class MemoryPlanner {
  public:
-  MemoryPlanner(Plan& plan, const std::vector<Update>& updates, const std::vector<bool>& donated)
+  MemoryPlanner(Plan& plan, const std::vector<Update>& updates, const std::vector<bool>& donated, int64_t alignment)
       : plan_(plan),
         graph_(plan.graph),
         updates_(updates),
+        alignment_(alignment),
         first_(graph_.values.size(), n_launches()),
         last_(graph_.values.size(), -1),
         donated_(graph_.values.size(), false),
@@ -95,7 +96,7 @@ class MemoryPlanner {
       if (graph_.values[v].root != static_cast<ValueId>(v) || last_[v] < 0 ||
           plan_.placements[v].kind != Placement::kNone)
         continue;
-      const int64_t bytes = aligned(std::max<int64_t>(bytes_of(graph_.values[v]), 1));
+      const int64_t bytes = aligned(std::max<int64_t>(bytes_of(graph_.values[v]), 1), alignment_);
       plan_.placements[v] = {Placement::kArena, arena.place(bytes, first_[v], last_[v])};
     }
     // Partial sums live from their kernel to the next launch, which adds them up.
@@ -104,7 +105,7 @@ class MemoryPlanner {
       if (launch(i).kind != Launch::Kind::kKernel) continue;
       const LoweredUnit& unit = kernel_of(launch(i));
       if (unit.column_results.empty()) continue;
-      partials[static_cast<size_t>(launch(i).kernel)] = arena.place(partial_bytes(unit), i, i + 1);
+      partials[static_cast<size_t>(launch(i).kernel)] = arena.place(partial_bytes(unit, alignment_), i, i + 1);
     }
     plan_.arena_bytes = arena.size();
     resolve_addresses(partials);
@@ -141,7 +142,7 @@ class MemoryPlanner {
   // (read, written) by a launch, so that the written value may have the memory of the one that is read.
   std::vector<std::pair<ValueId, ValueId>> overwritable(const Launch& launch) const {
     std::vector<std::pair<ValueId, ValueId>> pairs;
-    if (launch.kind == Launch::Kind::kCombine) return pairs;
+    if (launch.kind == Launch::Kind::kCombine || launch.kind == Launch::Kind::kCopy) return pairs;
     const std::vector<ValueId> operands = touched(plan_, launch);
     // Both in full, and each known to the launch by this one operand.
     const auto whole = [&](ValueId id) {
@@ -256,9 +257,10 @@ class MemoryPlanner {
 
   void resolve_addresses(const std::vector<int64_t>& partials) {
     const auto sums = [&](int32_t kernel, size_t result) {
-      return Address{plan_.arena_slot(),
-                     partials[static_cast<size_t>(kernel)] +
-                         static_cast<int64_t>(result) * partial_stride(plan_.kernels[static_cast<size_t>(kernel)])};
+      return Address{
+          plan_.arena_slot(),
+          partials[static_cast<size_t>(kernel)] +
+              static_cast<int64_t>(result) * partial_stride(plan_.kernels[static_cast<size_t>(kernel)], alignment_)};
     };
     for (Launch& launch : plan_.launches) {
       if (launch.kind == Launch::Kind::kCombine) {
@@ -281,6 +283,7 @@ class MemoryPlanner {
   Plan& plan_;
   const Graph& graph_;
   const std::vector<Update>& updates_;
+  const int64_t alignment_;
   // By root value.
   std::vector<int> first_, last_;  // launch that touches it
   std::vector<bool> donated_;      // the caller gives its memory away, and nobody has taken it yet
@@ -289,8 +292,8 @@ class MemoryPlanner {
 
 }  // namespace
 
-void plan_memory(Plan& plan, const std::vector<Update>& updates, const std::vector<bool>& donated) {
-  MemoryPlanner(plan, updates, donated).run();
+void plan_memory(Plan& plan, const std::vector<Update>& updates, const std::vector<bool>& donated, int64_t alignment) {
+  MemoryPlanner(plan, updates, donated, alignment).run();
 }
 
 }  // namespace rondo::compile

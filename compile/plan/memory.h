@@ -3,7 +3,6 @@
 #pragma once
 
 #include "rondo/compile/plan/plan.h"
-#include "rondo/runtime/storage.h"
 
 namespace rondo::compile {
 
@@ -15,11 +14,7 @@ struct Update {
 
 // Gives every value of the launches a place and every launch its addresses. `donated`, by position in graph.inputs
 // (empty: none): a result that is computed element for element from what stands there may take its memory.
-void plan_memory(Plan& plan, const std::vector<Update>& updates, const std::vector<bool>& donated);
-
-inline int64_t aligned(int64_t bytes) {
-  constexpr auto kStep = static_cast<int64_t>(kAlignment);
-  return (bytes + kStep - 1) / kStep * kStep;
-}
+// Values in the arena begin at multiples of `alignment` bytes.
+void plan_memory(Plan& plan, const std::vector<Update>& updates, const std::vector<bool>& donated, int64_t alignment);
 
 }  // namespace rondo::compile

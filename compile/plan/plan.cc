@@ -1,14 +1,12 @@
 #include "rondo/compile/plan/plan.h"
 
-#include "rondo/compile/plan/memory.h"
-
 namespace rondo::compile {
 
 void number_floats(Plan& plan) {
   int32_t scalars = 0, calls = 0;
   for (LoweredUnit& unit : plan.kernels) {
     unit.first_scalar = scalars;
-    scalars += static_cast<int32_t>(unit.scalars.size());
+    for (const Scalar& scalar : unit.scalars) scalars += scalar.kind == Scalar::Kind::kArgument;
   }
   for (Launch& launch : plan.launches) {
     if (launch.kind != Launch::Kind::kLibraryCall) continue;
@@ -20,15 +18,15 @@ void number_floats(Plan& plan) {
 std::vector<ValueId> touched(const Plan& plan, const Launch& launch) {
   std::vector<ValueId> values(launch.inputs.begin(), launch.inputs.end());
   values.insert(values.end(), launch.outputs.begin(), launch.outputs.end());
-  if (launch.kind == Launch::Kind::kLibraryCall) return values;
+  if (!launch.runs_kernel()) return values;
   const LoweredUnit& unit = plan.kernels[static_cast<size_t>(launch.kernel)];
-  if (launch.kind == Launch::Kind::kKernel) return unit.operands;
+  if (launch.kind != Launch::Kind::kCombine) return unit.operands;
   for (const ColumnResult& result : unit.column_results) values.push_back(result.value);
   return values;
 }
 
 std::vector<ValueId> written(const Plan& plan, const Launch& launch) {
-  if (launch.kind == Launch::Kind::kLibraryCall) return {launch.outputs.begin(), launch.outputs.end()};
+  if (!launch.runs_kernel()) return {launch.outputs.begin(), launch.outputs.end()};
   if (launch.kind == Launch::Kind::kCombine) return touched(plan, launch);
   const LoweredUnit& unit = plan.kernels[static_cast<size_t>(launch.kernel)];
   std::vector<ValueId> values;
@@ -37,12 +35,12 @@ std::vector<ValueId> written(const Plan& plan, const Launch& launch) {
   return values;
 }
 
-int64_t partial_stride(const LoweredUnit& unit) {
+int64_t partial_stride(const LoweredUnit& unit, int64_t alignment) {
   if (unit.column_results.empty()) return 0;
-  return aligned(chunks(unit.kernel) * unit.kernel.cols * 8);
+  return aligned(chunks(unit.kernel) * unit.kernel.cols * 8, alignment);
 }
-int64_t partial_bytes(const LoweredUnit& unit) {
-  return static_cast<int64_t>(unit.column_results.size()) * partial_stride(unit);
+int64_t partial_bytes(const LoweredUnit& unit, int64_t alignment) {
+  return static_cast<int64_t>(unit.column_results.size()) * partial_stride(unit, alignment);
 }
 
 }  // namespace rondo::compile

@@ -1,6 +1,6 @@
-// Plan: a graph made ready for a target: what runs, in which order, and where each value lies. make_plan.h makes it,
-// exec/executor.h runs it. Plain data, immutable once made. No address, handle or device is in it: one plan serves all
-// devices of its target, and to_string() and parse_plan() write and read it.
+// Plan: a graph, or a pass over a table, made ready for a target: what runs, in which order, and where each value lies.
+// make_plan.h makes it, exec/executor.h runs it. Plain data, immutable once made. No address, handle or device is in
+// it: one plan serves all devices of its target, and to_string() and parse_plan() write and read it.
 #pragma once
 
 #include <cstdint>
@@ -22,25 +22,26 @@ struct Address {
 };
 
 struct Launch {
-  // Elements that pay for waking a thread.
-  static constexpr int64_t kGrain = 1 << 14;
-
   enum class Kind : uint8_t {
     kKernel,       // a generated kernel
     kLibraryCall,  // an op's own kernel and its epilogues
+    kCopy,         // bytes of a dense value, by the device's own copy
     kCombine,      // adds up the partial sums that a kernel has left, of all its column results
+    kTable,        // a generated kernel on every item of a table, which is an argument of the run
   } kind = Kind::kKernel;
-  int32_t kernel = -1;                 // of Plan::kernels; kCombine: whose sums
-  std::vector<int32_t> nodes;          // all that it runs; kLibraryCall: the op, then its epilogues; kCombine: none
-  ValueIds inputs = {}, outputs = {};  // kLibraryCall. Inputs: of the op, then what its epilogues add
-  // kKernel: of the operands. kLibraryCall: of the inputs, then the outputs. kCombine: of each column result, the
-  // partial sums and then the result.
+  int32_t kernel = -1;                 // kKernel, kTable: of Plan::kernels; kCombine: whose sums
+  std::vector<int32_t> nodes;          // all that it runs; kLibraryCall: the op, then its epilogues; may be none
+  ValueIds inputs = {}, outputs = {};  // kLibraryCall, kCopy. Inputs: of the op, then what its epilogues add
+  // kKernel: of the operands. kLibraryCall, kCopy: of the inputs, then the outputs. kTable: none. kCombine: of each
+  // column result, the partial sums and then the result.
   std::vector<Address> addresses = {};
-  int64_t grain = kGrain;  // kKernel
-  int32_t variant = 0;     // kLibraryCall: of OpDef::prepare
-  int32_t floats = -1;     // kLibraryCall: its number among those whose op has floats; -1: it has none
+  int64_t grain = 1;    // kKernel: elements that pay for waking a thread
+  int32_t variant = 0;  // kLibraryCall: of OpDef::prepare
+  int32_t floats = -1;  // kLibraryCall: its number among those whose op has floats; -1: it has none
 
   int32_t op() const { return nodes[0]; }
+  // It has a kernel, or finishes one.
+  bool runs_kernel() const { return kind != Kind::kLibraryCall && kind != Kind::kCopy; }
 };
 
 struct Plan {
@@ -86,8 +87,9 @@ void number_floats(Plan& plan);
 std::vector<ValueId> touched(const Plan& plan, const Launch& launch);
 std::vector<ValueId> written(const Plan& plan, const Launch& launch);
 // Bytes of a kernel's partial sums in the arena: those of one result, and of all.
-int64_t partial_stride(const LoweredUnit& unit);
-int64_t partial_bytes(const LoweredUnit& unit);
+int64_t partial_stride(const LoweredUnit& unit, int64_t alignment);
+int64_t partial_bytes(const LoweredUnit& unit, int64_t alignment);
+inline int64_t aligned(int64_t bytes, int64_t alignment) { return (bytes + alignment - 1) / alignment * alignment; }
 
 // Canonical: equal plans give equal text. Left out is what Graph's text leaves out: lines of the user's program.
 std::string to_string(const Plan& plan);

@@ -7,10 +7,12 @@
 //   kernel k rows=1 cols=512 split_columns                 # each kernel, then what it works on
 //   ...
 //   operands %0 %3
-//   scalars 0.0                                            # position 0 of node 0's floats
+//   scalars 0:0                                            # position 0 of node 0's floats; item:0 of an item's row
 //   sum @2 %4 f32                                          # a column result: operand, value, compute type
 //   launch kernel 0 grain=16384 nodes 0 1 at 0+0 2+0       # addresses: slot + bytes, or none
 //   launch call variant=0 nodes 2 in %1 %2 out %3 at 0+0 1+0 2+0
+//   launch copy nodes 3 in %4 out %5 at 2+0 1+0
+//   launch table 0                                         # its items are an argument of the run
 //   launch combine 0 at 3+256 2+0                          # of each column result: partial sums, result
 //   place %0 input 0
 //   fresh 2048 donor=-1
@@ -48,11 +50,22 @@ void append_addresses(std::string& text, const std::vector<Address>& addresses) 
   text += "\n";
 }
 
+void append_operation(std::string& text, const Launch& launch) {
+  append_nodes(text, launch.nodes);
+  text += " in";
+  append_values(text, launch.inputs);
+  text += " out";
+  append_values(text, launch.outputs);
+}
+
 std::string to_string(const LoweredUnit& unit) {
   std::string text = to_string(unit.kernel) + "operands";
   append_values(text, unit.operands);
   text += "\nscalars";
-  for (const ScalarSource& s : unit.scalars) absl::StrAppend(&text, " ", s.node, ":", s.position);
+  for (const Scalar& s : unit.scalars) {
+    if (s.kind == Scalar::Kind::kDevice) absl::StrAppend(&text, " item:", s.position);
+    else absl::StrAppend(&text, " ", s.node, ":", s.position);
+  }
   text += "\n";
   for (const ColumnResult& r : unit.column_results)
     absl::StrAppend(&text, "sum @", r.operand, name(r.value), " ", std::string(name_of(r.compute)), "\n");
@@ -68,13 +81,14 @@ std::string to_string(const Launch& launch) {
       break;
     case Launch::Kind::kLibraryCall:
       absl::StrAppend(&text, "call variant=", launch.variant);
-      append_nodes(text, launch.nodes);
-      text += " in";
-      append_values(text, launch.inputs);
-      text += " out";
-      append_values(text, launch.outputs);
+      append_operation(text, launch);
+      break;
+    case Launch::Kind::kCopy:
+      text += "copy";
+      append_operation(text, launch);
       break;
     case Launch::Kind::kCombine: absl::StrAppend(&text, "combine ", launch.kernel); break;
+    case Launch::Kind::kTable: absl::StrAppend(&text, "table ", launch.kernel, "\n"); return text;
   }
   text += " at";
   append_addresses(text, launch.addresses);
@@ -171,10 +185,20 @@ class PlanParser {
     in_.end_line();
     in_.expect("scalars");
     while (!in_.at_end_of_line()) {
-      ScalarSource& source = unit.scalars.emplace_back();
-      source.node = index(plan_.graph.nodes.size());
+      Scalar& scalar = unit.scalars.emplace_back();
+      if (in_.accept("item")) {
+        scalar.kind = Scalar::Kind::kDevice;
+        in_.expect(":");
+        // The code reads an item's row in order.
+        if (!unit.kernel.per_item || number(0, INT32_MAX) != std::ssize(unit.scalars) - 1)
+          in_.fail("an item's scalars are those of its kernel, in order");
+        scalar.position = static_cast<int32_t>(unit.scalars.size()) - 1;
+        continue;
+      }
+      if (unit.kernel.per_item) in_.fail("the kernel of a table reads its items' scalars");
+      scalar.node = index(plan_.graph.nodes.size());
       in_.expect(":");
-      source.position = index(plan_.graph.nodes[static_cast<size_t>(source.node)].attrs.floats.size());
+      scalar.position = index(plan_.graph.nodes[static_cast<size_t>(scalar.node)].attrs.floats.size());
     }
     in_.end_line();
     while (in_.accept("sum")) {
@@ -196,17 +220,27 @@ class PlanParser {
       launch.kind = Launch::Kind::kKernel;
       launch.kernel = index(plan_.kernels.size());
       in_.expect("grain=");
-      launch.grain = number(1, kMost);
+      launch.grain = number(0, kMost);
       launch.nodes = nodes();
+      if (plan_.kernels[static_cast<size_t>(launch.kernel)].kernel.per_item)
+        in_.fail("a kernel that runs on items wants a table");
     } else if (in_.accept("call")) {
       launch.kind = Launch::Kind::kLibraryCall;
       in_.expect("variant=");
       launch.variant = static_cast<int32_t>(number(0, INT32_MAX));
-      launch.nodes = nodes();
-      in_.expect("in");
-      values(launch.inputs);
-      in_.expect("out");
-      values(launch.outputs);
+      operation(launch);
+    } else if (in_.accept("copy")) {
+      launch.kind = Launch::Kind::kCopy;
+      operation(launch);
+      check_copy(launch);
+    } else if (in_.accept("table")) {
+      launch.kind = Launch::Kind::kTable;
+      launch.kernel = index(plan_.kernels.size());
+      in_.end_line();
+      if (!plan_.kernels[static_cast<size_t>(launch.kernel)].kernel.per_item)
+        in_.fail("a table wants a kernel that runs on its items");
+      plan_.launches.push_back(std::move(launch));
+      return;
     } else {
       in_.expect("combine");
       launch.kind = Launch::Kind::kCombine;
@@ -220,8 +254,26 @@ class PlanParser {
     plan_.launches.push_back(std::move(launch));
   }
 
+  void operation(Launch& launch) {
+    launch.nodes = nodes();
+    in_.expect("in");
+    values(launch.inputs);
+    in_.expect("out");
+    values(launch.outputs);
+  }
+  void check_copy(const Launch& launch) {
+    const auto dense = [&](const ValueIds& ids) -> const Value* {
+      if (ids.size() != 1 || ids[0] == kNoValue) return nullptr;
+      const Value& value = plan_.graph.value(ids[0]);
+      return is_contiguous(value.sizes, value.strides) ? &value : nullptr;
+    };
+    const Value *from = dense(launch.inputs), *to = dense(launch.outputs);
+    if (from == nullptr || to == nullptr || from->dtype != to->dtype || from->sizes.numel() != to->sizes.numel())
+      in_.fail("a copy is of one dense value to another of the same bytes");
+  }
+
   size_t addresses_of(const Launch& launch) const {
-    if (launch.kind == Launch::Kind::kLibraryCall) return launch.inputs.size() + launch.outputs.size();
+    if (!launch.runs_kernel()) return launch.inputs.size() + launch.outputs.size();
     const LoweredUnit& unit = plan_.kernels[static_cast<size_t>(launch.kernel)];
     return launch.kind == Launch::Kind::kCombine ? 2 * unit.column_results.size() : unit.operands.size();
   }

@@ -157,7 +157,7 @@ void add_memory(const Plan& plan, const ProgramExplanation& names, size_t first_
     if (launch.kind == Launch::Kind::kCombine) continue;
     point.launch = absl::StrCat(names.name, ": ", names.launches[named++].name);
     const bool is_kernel = launch.kind == Launch::Kind::kKernel;
-    point.transients = is_kernel ? partial_bytes(plan.kernels[static_cast<size_t>(launch.kernel)]) : 0;
+    point.transients = is_kernel ? partial_bytes(plan.kernels[static_cast<size_t>(launch.kernel)], 1) : 0;
     for (size_t v = 0; v < graph.values.size(); ++v)
       if (plan.placements[v].kind == Plan::Placement::kArena && first[v] <= i && i <= last[v])
         point.transients += bytes_of(graph.values[v]);

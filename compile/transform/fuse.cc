@@ -5,8 +5,8 @@
 // of the other that exists only when all rows are done (a column sum).
 //
 // Note [Fusion time]. Time grows linearly with the graph: fusion looks at windows of kWindow units, in the order of the
-//   program, and never fuses across two windows. A kernel has at most kMaxFused nodes, because the time to generate
-//   code grows faster than its length.
+//   program, and never fuses across two windows. A kernel has at most Capabilities::most_ops nodes, because the time to
+//   generate code grows faster than its length.
 #include <algorithm>
 #include <bit>
 #include <queue>
@@ -40,7 +40,6 @@ bool is_parameter_copy(const Graph& graph, const GraphNode& node) {
 namespace {
 
 constexpr size_t kWindow = 1024;
-constexpr size_t kMaxFused = 128;
 
 bool lowerable_dtype(DType t) { return is_floating(t) || t == kBool; }
 
@@ -140,8 +139,13 @@ class Reachability {
 
 class Fuser {
  public:
-  Fuser(const Graph& graph, const EpilogueChains& epilogues)
-      : graph_(graph), epilogues_(epilogues), unit_of_(graph.nodes.size(), -1), units_touching_(graph.values.size()) {}
+  Fuser(const Graph& graph, const EpilogueChains& epilogues, const Capabilities& limits)
+      : graph_(graph),
+        epilogues_(epilogues),
+        most_ops_(static_cast<size_t>(limits.most_ops)),
+        most_operands_(static_cast<size_t>(limits.most_operands)),
+        unit_of_(graph.nodes.size(), -1),
+        units_touching_(graph.values.size()) {}
 
   std::vector<Unit> run() {
     make_singletons();
@@ -271,9 +275,19 @@ class Fuser {
     return n == rows && !graph_.value(id).sizes.empty() && graph_.value(id).sizes.back() == 1;
   }
 
+  // Each value that is touched may be an operand.
+  bool too_many_operands(const Candidate& a, const Candidate& b) const {
+    if (a.touched.size() + b.touched.size() <= most_operands_) return false;
+    std::vector<ValueId> both;
+    std::set_union(a.touched.begin(), a.touched.end(), b.touched.begin(), b.touched.end(), std::back_inserter(both));
+    return both.size() > most_operands_;
+  }
+
   bool may_merge(size_t first, size_t second) const {
     const Candidate &a = units_[first], &b = units_[second];
-    if (!a.unit.fused || !b.unit.fused || a.unit.nodes.size() + b.unit.nodes.size() > kMaxFused) return false;
+    if (!a.unit.fused || !b.unit.fused || a.unit.nodes.size() + b.unit.nodes.size() > most_ops_ ||
+        too_many_operands(a, b))
+      return false;
     const bool same = a.unit.rows == b.unit.rows && a.unit.cols == b.unit.cols;
     // A unit of one value per row joins the space whose rows they are.
     const bool row_of = a.unit.rows == b.unit.rows && (a.unit.cols == 1 || b.unit.cols == 1);
@@ -385,6 +399,7 @@ class Fuser {
 
   const Graph& graph_;
   const EpilogueChains& epilogues_;
+  const size_t most_ops_, most_operands_;
   std::vector<int> unit_of_;  // of each node; -1 for views and copies of parameters
   std::vector<Candidate> units_;
   std::vector<std::vector<size_t>> units_touching_;  // by value; those of the window, some of them gone
@@ -393,7 +408,9 @@ class Fuser {
 
 }  // namespace
 
-std::vector<Unit> fuse(const Graph& graph, const EpilogueChains& epilogues) { return Fuser(graph, epilogues).run(); }
+std::vector<Unit> fuse(const Graph& graph, const EpilogueChains& epilogues, const Capabilities& limits) {
+  return Fuser(graph, epilogues, limits).run();
+}
 
 std::string to_string(const Graph& graph, const std::vector<Unit>& units) {
   std::string text;

@@ -6,6 +6,7 @@
 #include <string_view>
 #include <vector>
 
+#include "rondo/compile/exec/capabilities.h"
 #include "rondo/compile/ir/graph.h"
 
 namespace rondo::compile {
@@ -37,7 +38,7 @@ struct Unit {
   int64_t cols = 0;
 };
 // In an order in which they can run.
-std::vector<Unit> fuse(const Graph& graph, const EpilogueChains& epilogues = {});
+std::vector<Unit> fuse(const Graph& graph, const EpilogueChains& epilogues = {}, const Capabilities& limits = {});
 // Each unit with the lines of its nodes.
 std::string to_string(const Graph& graph, const std::vector<Unit>& units);
 

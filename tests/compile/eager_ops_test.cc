@@ -23,7 +23,6 @@ class EagerOps : public ::testing::Test {
   void SetUp() override {
     if (test::test_device() != kCPU) GTEST_SKIP() << "makes a fake device of its own";
     if (!compile::jit_available()) GTEST_SKIP() << "built without LLVM";
-    compile::install_eager_ops();
   }
 };
 

@@ -3,8 +3,12 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cmath>
+
 #include "rondo/compile/exec/executor.h"
 #include "rondo/compile/exec/program.h"
+#include "rondo/compile/exec/table_launch.h"
 #include "rondo/compile/jit/executable.h"
 #include "rondo/compile/plan/make_plan.h"
 #include "rondo/runtime/error.h"
@@ -92,6 +96,177 @@ TEST(PlanText, DamageIsAnErrorThatNamesItsLine) {
   fails("operands ", "operands none ");
   // Cut anywhere, and never a crash.
   for (size_t end = 0; end + 1 < text.size(); end += 7) EXPECT_THROW(parse_plan(text.substr(0, end)), Error) << end;
+}
+
+// The target of the default device, with other capabilities.
+Target with(const Capabilities& capabilities) {
+  Target target = target_of(default_device());
+  target.capabilities = capabilities;
+  return target;
+}
+Graph copies() {
+  const Tensor x = Tensor::ones({6, 50});
+  return record([&] { return std::vector<Tensor>{x.clone(), ops::exp(x), x.t().clone()}; });
+}
+
+TEST(PlanCapabilities, DenseCopiesAreTheDevicesOwn) {
+  const Tensor x = Tensor::randn({6, 50});
+  const Plan plain = make_plan(copies(), with({}), kExact), plan = make_plan(copies(), with({.copies = true}), kExact);
+  const auto count = [](const Plan& p, Launch::Kind kind) {
+    return std::count_if(p.launches.begin(), p.launches.end(), [&](const Launch& l) { return l.kind == kind; });
+  };
+  EXPECT_EQ(count(plain, Launch::Kind::kCopy), 0);
+  EXPECT_EQ(count(plan, Launch::Kind::kCopy) + count(plan, Launch::Kind::kKernel), count(plain, Launch::Kind::kKernel));
+  // The transposed one moves elements. Where fusion puts the dense one into a kernel, that writes it.
+  const Graph alone = record([&] { return std::vector<Tensor>{x.clone()}; });
+  const Plan copy = make_plan(alone, with({.copies = true}), kExact);
+  ASSERT_EQ(copy.launches.size(), 1u);
+  EXPECT_EQ(copy.launches[0].kind, Launch::Kind::kCopy);
+  EXPECT_TRUE(copy.kernels.empty());
+  const std::string text = to_string(copy);
+  EXPECT_EQ(to_string(parse_plan(text)), text);
+  const std::vector<Tensor> result = run_plan(parse_plan(text), {x}, copy.graph);
+  expect_same({x}, result);
+  EXPECT_NE(result[0].address(), x.address());
+  std::string damaged = text;
+  damaged.replace(damaged.find("out %1"), 6, "out %0 %1");
+  EXPECT_THROW(parse_plan(damaged), Error);
+}
+
+TEST(PlanCapabilities, BoundOpsAndOperandsOfAKernel) {
+  std::vector<Tensor> inputs;
+  for (int i = 0; i < 9; ++i) inputs.push_back(Tensor::randn({4, 30}));
+  const auto sums = [&] {
+    Tensor total = inputs[0];
+    for (size_t i = 1; i < inputs.size(); ++i) total = ops::exp(total * 0.1) + inputs[i];
+    return std::vector<Tensor>{total};
+  };
+  const Graph graph = record(sums);
+  EXPECT_EQ(make_plan(graph, with({}), kExact).kernels.size(), 1u);
+  const Plan narrow = make_plan(graph, with({.most_operands = 8}), kExact),
+             low = make_plan(graph, with({.most_ops = 3}), kExact);
+  EXPECT_GT(narrow.kernels.size(), 1u);
+  for (const LoweredUnit& unit : narrow.kernels) EXPECT_LE(unit.operands.size(), 8u);
+  EXPECT_GT(low.kernels.size(), 1u);
+  for (const Launch& launch : low.launches) EXPECT_LE(launch.nodes.size(), 3u);
+  if (!jit_available()) GTEST_SKIP() << "built without LLVM";
+  for (const Plan* plan : {&narrow, &low}) expect_same(sums(), run_plan(*plan, inputs, graph));
+}
+
+TEST(PlanCapabilities, AlignTheArena) {
+  const Tensor x = Tensor::randn({40, 7}), w = Tensor::randn({7, 9});
+  const Graph graph = record([&] {
+    const Tensor a = ops::matmul(x, w), b = ops::matmul(x * 0.5, w);
+    return std::vector<Tensor>{ops::matmul(a.t(), b), ops::sum(x * 2.0, {0})};
+  });
+  const Plan plan = make_plan(graph, with({.alignment = 512}), kExact);
+  int placed = 0;
+  for (const Plan::Placement& place : plan.placements) {
+    if (place.kind != Plan::Placement::kArena) continue;
+    ++placed;
+    EXPECT_EQ(place.index % 512, 0);
+  }
+  for (const Launch& launch : plan.launches) {
+    if (launch.kind != Launch::Kind::kCombine) continue;
+    for (size_t i = 0; i < launch.addresses.size(); i += 2) EXPECT_EQ(launch.addresses[i].offset % 512, 0);
+  }
+  EXPECT_GT(placed, 0);
+}
+
+TEST(Targets, AreFoundByName) {
+  for (const Target* target : targets()) EXPECT_EQ(&target_named(target->name()), target);
+  EXPECT_EQ(&target_named(target_of(kCPU).name()), &target_of(kCPU));
+  try {
+    target_named("cuda sm_1");
+    FAIL();
+  } catch (const Error& e) {
+    EXPECT_NE(std::string(e.what()).find("\"cuda sm_1\""), std::string::npos) << e.what();
+    EXPECT_NE(std::string(e.what()).find(target_of(kCPU).name()), std::string::npos) << e.what();
+  }
+}
+
+TEST(Targets, APlanRunsOnItsOwnOnly) {
+  Target other = target_of(kCPU);
+  other.name = [] { return std::string("another"); };
+  const Plan plan = make_plan(Sample().graph(), other, kExact);
+  try {
+    const Code code(plan, {}, kCPU);
+    FAIL();
+  } catch (const Error& e) {
+    EXPECT_NE(std::string(e.what()).find("\"another\""), std::string::npos) << e.what();
+  }
+}
+
+// y = x * scalar 0 + scalar 1, on every item.
+LoopKernel scale_and_shift() {
+  LoopKernel kernel;
+  kernel.name = "scale_and_shift";
+  kernel.cols = 1 << 20;
+  kernel.split_columns = kernel.per_item = true;
+  kernel.n_scalars = 2;
+  kernel.operands.resize(2);
+  kernel.operands[1].is_output = true;
+  kernel.instrs = {{.op = LoopOp::kLoad, .index = 0},
+                   {.op = LoopOp::kScalar, .index = 0},
+                   {.op = LoopOp::kScalar, .index = 1},
+                   {.op = LoopOp::kFma, .a = 0, .b = 1, .c = 2},
+                   {.op = LoopOp::kStore, .a = 3, .index = 1}};
+  kernel.stages = {{.row = {}, .column = {0, 1, 2, 3, 4}, .reductions = {}}};
+  return kernel;
+}
+
+TEST(PlanTable, ReadsBackAndRunsOnDeviceValues) {
+  const Plan plan = make_table_plan(scale_and_shift(), target_of(default_device()));
+  const std::string text = to_string(plan);
+  EXPECT_NE(text.find("scalars item:0 item:1"), std::string::npos) << text;
+  EXPECT_NE(text.find("launch table 0\n"), std::string::npos) << text;
+  EXPECT_EQ(to_string(parse_plan(text)), text);
+  for (const auto& [from, to] : std::vector<std::pair<std::string, std::string>>{
+           {"launch table 0", "launch table 1"},
+           {"launch table 0", "launch kernel 0 grain=1 nodes at none none"},
+           {"item:1", "item:2"},
+           {" per_item", ""}}) {
+    std::string damaged = text;
+    damaged.replace(damaged.find(from), from.size(), to);
+    EXPECT_THROW(parse_plan(damaged), Error) << from << " -> " << to;
+  }
+  if (!jit_available()) GTEST_SKIP() << "built without LLVM";
+  const auto pass = std::make_shared<TableLaunch>(parse_plan(text));
+  pass->compile(default_device());
+  // 1, 70 and 40,000 elements, of which the last two share their scalars.
+  std::vector<Tensor> x, y;
+  for (int64_t n : {1, 70, 40000}) {
+    x.push_back(Tensor::randn({n}));
+    y.push_back(Tensor::zeros({n}));
+  }
+  Tensor scalars = Tensor::full({4}, 0.5, kF64), go = Tensor::ones({}, kF64);
+  const auto run = [&](double wanted) {
+    Table table;
+    for (size_t i = 0; i < x.size(); ++i) {
+      const auto* row = reinterpret_cast<const double*>(scalars.address()) + (i == 0 ? 0 : 2);
+      const std::span<void*> operands = table.add({1, x[i].numel(), x[i].numel(), row}, 2);
+      operands[0] = const_cast<std::byte*>(x[i].address());
+      operands[1] = y[i].mutable_address();
+    }
+    pass->run(table, {reinterpret_cast<const double*>(go.address()), wanted});
+  };
+  const auto expect = [&](double first, double others) {
+    for (size_t i = 0; i < x.size(); ++i) {
+      const double s = i == 0 ? first : others;
+      const std::vector<float> in = x[i].to_vector<float>(), out = y[i].to_vector<float>();
+      for (size_t k = 0; k < in.size(); ++k)
+        ASSERT_EQ(out[k], std::fma(in[k], static_cast<float>(s), static_cast<float>(s))) << i << ", " << k;
+    }
+  };
+  run(0);  // the device says otherwise
+  for (const Tensor& t : y) EXPECT_EQ(ops::sum(ops::abs(t)).item(), 0);
+  run(1);
+  // Computed on the device after the pass was enqueued, and before the next one.
+  scalars.slice(0, {2, 4}).mul_(-6.0);
+  expect(0.5, 0.5);
+  run(1);
+  expect(0.5, -3);
+  synchronize(default_device());
 }
 
 TEST(Floats, AreArgumentsOfARun) {

@@ -12,7 +12,7 @@ namespace rondo::compile {
 
 // Changes whenever the layout of anything that crosses the border does, or the way in which kernels are called: a
 // plug-in left over from another build must be refused, not called, and so must its code.
-inline constexpr uint64_t kPluginAbi = 5 * 1000000 + sizeof(LoopKernel) * 1000 + sizeof(Instr) * 10 +
+inline constexpr uint64_t kPluginAbi = 6 * 1000000 + sizeof(LoopKernel) * 1000 + sizeof(Instr) * 10 +
                                        sizeof(JitOptions);
 
 // Every kernel object defines this symbol: names are no part of a kernel.

@@ -42,6 +42,8 @@ constexpr Target kTarget = {
     .compile = &compile_object,
     .place = &place,
     .check = &check,
+    .capabilities = {},  // the CPU's
+    .runs_on = nullptr,
     .launch = {.kernel = &launch_kernel,
                .combine = &launch_combine,
                .table = &launch_table,

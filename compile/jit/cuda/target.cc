@@ -47,6 +47,10 @@ constexpr Target kTarget = {
     .compile = &compile,
     .place = &place,
     .check = &check,
+    // A launch has room for 4 KiB of parameters. A grid covers all elements. Values are read 16 bytes at a time, by
+    // warps that share lines of 128.
+    .capabilities = {.most_operands = 48, .alignment = 256, .grain = 0, .copies = true},
+    .runs_on = nullptr,
     .launch = {},  // place() gives no code yet
 };
 

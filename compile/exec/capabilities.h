@@ -1,0 +1,22 @@
+// What the stages that all targets share must know of an architecture. Plain data.
+#pragma once
+
+#include <cstdint>
+
+#include "rondo/runtime/storage.h"
+
+namespace rondo::compile {
+
+struct Capabilities {
+  // Of one kernel. The time to generate code grows faster than the number of ops, so that is bounded everywhere.
+  int32_t most_ops = 128;
+  int32_t most_operands = INT32_MAX;
+  // Bytes, a power of two: of every value in the arena, for the widest accesses of the code.
+  int64_t alignment = static_cast<int64_t>(kAlignment);
+  // Elements that pay for waking a thread of the host. 0: the host does not split launches.
+  int64_t grain = 1 << 14;
+  // The device's own copy (BackendTable::copy) is as fast as a kernel that only copies.
+  bool copies = false;
+};
+
+}  // namespace rondo::compile

@@ -1,0 +1,20 @@
+// The rows of a table in a device's memory, for devices that do not read host memory.
+#pragma once
+
+#include "rondo/compile/exec/table.h"
+#include "rondo/runtime/storage.h"
+
+namespace rondo::compile {
+
+// One block, written and freed in stream order: work that is enqueued while this lives may read it.
+class RowsOnDevice {
+ public:
+  RowsOnDevice(const Table& table, Device device);
+  const TableRows& rows() const { return rows_; }
+
+ private:
+  Storage memory_;
+  TableRows rows_;
+};
+
+}  // namespace rondo::compile
