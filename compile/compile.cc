@@ -41,6 +41,10 @@ class RegionTrace final : public Trace {
       if (differentiable)
         for (const Tensor* input : inputs)
           if (is_stale_view(*input)) look_again(*input, where);
+      // A recording is on one device.
+      const Device device = outputs[0].impl()->device;
+      if (!graph.nodes.empty() && !(device == piece_device_)) graph_break("an op runs on another device", where);
+      piece_device_ = device;
       return Trace::record(op, inputs, attrs, outputs, in_place, where);
     }
     // A write runs now, in its place in the program. Where it goes through a view, the base's history changes, too.
@@ -122,6 +126,7 @@ class RegionTrace final : public Trace {
   Region& region_;
   const nn::ModuleCall& call_;
   int piece_ = 0;
+  Device piece_device_;  // of the ops that are recorded now
   bool running_ = false;
   bool wrote_ = false;   // by a pointer: a replay would leave that out
   bool broken_ = false;  // also by what happened before the first op, which makes no piece

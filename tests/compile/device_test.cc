@@ -151,5 +151,31 @@ TEST_F(Devices, AReplayKeepsToItsDevice) {
   }
 }
 
+// Ops of two devices in one call: each recording has one device.
+TEST_F(Devices, OpsOfTwoDevicesInOneRegion) {
+  const test::FakeDevice fake({.devices = 2});
+  const Tensor kept = Tensor::full({4}, 2.0, fake.device(1));
+  Tensor beside;
+  auto f = compile::compile([&](const Tensor& x) {
+    const Tensor here = Tensor::full({4}, 3.0, kCPU) * 2.0;
+    const Tensor there = x * 3.0;
+    beside = kept * 5.0 + 1.0;
+    return (there + 1.0) * here.to(x.device());
+  });
+  for (const Device device : {kCPU, fake.device(0), fake.device(1)})
+    for (int call = 0; call < 2; ++call) {
+      const Tensor x = Tensor::full({4}, 1.0, device).requires_grad_();
+      const Tensor y = f(x);
+      EXPECT_EQ(y.device(), device);
+      EXPECT_EQ(y.to_vector<float>(), std::vector<float>(4, 24.0f));
+      EXPECT_EQ(beside.device(), fake.device(1));
+      EXPECT_EQ(beside.to_vector<float>(), std::vector<float>(4, 11.0f));
+      y.sum().backward();
+      EXPECT_EQ(x.grad().to_vector<float>(), std::vector<float>(4, 18.0f));
+    }
+  EXPECT_NE(f.regions().report()[0].last_break, "");
+  EXPECT_EQ(f.regions().report()[0].eager_runs, 0);
+}
+
 }  // namespace
 }  // namespace rondo

@@ -236,6 +236,7 @@ TEST_F(GradientMemory, TheGradientOfCreateGraphKeepsItsHistory) {
 
 // Borrowed host memory is the user's, even if they hold no handle to it.
 TEST_F(GradientMemory, BorrowedMemoryIsNotTaken) {
+  const DeviceScope scope(kCPU);  // whose memory is borrowed
   double host[] = {5, 6};
   Tensor a = leaf({1, 2});
   a.register_hook([&](const Tensor&) {
