@@ -39,6 +39,20 @@ report "kernels are called by runtime/dispatch.cc, compile/exec/ and a target's 
   "$(sources $order examples | grep -vE '^runtime/dispatch\.cc$|^compile/exec/|^compile/jit/[a-z]+/launch\.cc$' |
      xargs -r grep -nE '[>.]on\[|entry_of\([^;]*\)\.kernel|\bentry(_|\([a-z0-9_]*\))?\((operands|moved|call|args|[a-z_]+\.data\(\))|\brun\(addresses')"
 
+# Two definitions of a type under one name: the linker keeps one destructor for both, and it reads beyond the smaller one.
+report "a type has the name of another type in its namespace" \
+  "$(sources $order | xargs -r awk '
+       FNR == 1 { space = ""; local = 0 }
+       /^namespace [a-z]/ { space = $2 }
+       /^namespace \{/ { local = 1 }
+       /^}  \/\/ namespace$/ { local = 0 }
+       !local { sub(/^template <[^{]*> /, "") }
+       !local && /^(struct|class|union|enum class) [A-Za-z0-9_]+( final)?( :.*)? ?\{/ {
+         name = space "::" ($1 == "enum" ? $3 : $2)
+         if (name in first) print FILENAME ":" FNR ": " name ", also in " first[name]
+         first[name] = FILENAME
+       }')"
+
 # ---- Passes and regions know kinds and specs, never the names of ops and modules.
 ops=$(sed -nE 's/^ *\.name = "([a-z0-9_]+)".*/\1/p; s/^ *"([a-z0-9_]+)", \{.*/\1/p; s/.*comparison<.*>\("([a-z_]+)"\).*/\1/p' \
   runtime/ops/*.cc | sort -u | paste -sd'|')

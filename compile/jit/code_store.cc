@@ -157,7 +157,7 @@ int CodeStore::load(const std::string& path) {
   if (!bytes.ok()) fail(std::string(bytes.status().message()));
   absl::StatusOr<KernelFile> file = unpack(*bytes);
   if (!file.ok()) fail(std::string(file.status().message()));
-  if (const Difference d = compare(HostKey::parse(file->host), host_); !d.components.empty())
+  if (const HostDifference d = compare(HostKey::parse(file->host), host_); !d.components.empty())
     fail("made for another host: " + d.text);
   for (const KernelRecord& record : file->kernels)
     if (const absl::Status status = target_.check(record.object); absl::IsInvalidArgument(status))

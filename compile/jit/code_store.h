@@ -44,7 +44,7 @@ class CodeStore {
   };
   struct Miss {
     std::string kernel;
-    Difference host;  // of code for another host, if there was some
+    HostDifference host;  // of code for another host, if there was some
   };
   CacheReport::Miss explained(const Miss& miss, const std::vector<std::string>& known) const;
   std::vector<std::string> known_kernels() const;

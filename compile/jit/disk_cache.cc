@@ -224,8 +224,8 @@ void DiskCache::prune() {
   }
 }
 
-Difference DiskCache::nearest_host(const std::string& kernel) const {
-  Difference nearest;
+HostDifference DiskCache::nearest_host(const std::string& kernel) const {
+  HostDifference nearest;
   if (root_.empty()) return nearest;
   std::vector<std::string> folders = host_folders();
   if (folders.size() > 64) folders.resize(64);  // each costs a look
@@ -236,7 +236,7 @@ Difference DiskCache::nearest_host(const std::string& kernel) const {
     if (!bytes.ok()) continue;
     const absl::StatusOr<KernelFile> file = unpack(*bytes);
     if (!file.ok() || file->kernels.size() != 1 || file->kernels[0].kernel != kernel) continue;
-    Difference found = compare(HostKey::parse(file->host), host_);
+    HostDifference found = compare(HostKey::parse(file->host), host_);
     if (nearest.components.empty() || found.components.size() < nearest.components.size()) nearest = std::move(found);
   }
   return nearest;

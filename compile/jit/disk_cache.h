@@ -39,7 +39,7 @@ class DiskCache {
   void reject(const std::string& kernel, const std::string& why);
 
   // Code of this kernel for another host key: how that differs, for explaining a miss. Empty: there is none.
-  Difference nearest_host(const std::string& kernel) const;
+  HostDifference nearest_host(const std::string& kernel) const;
   // Texts of some kernels that are there for this host, for explaining a miss.
   std::vector<std::string> some_kernels(size_t at_most) const;
 

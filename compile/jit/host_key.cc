@@ -46,8 +46,8 @@ HostKey HostKey::parse(std::string_view text) {
   return key;
 }
 
-Difference compare(const HostKey& there, const HostKey& here) {
-  Difference result;
+HostDifference compare(const HostKey& there, const HostKey& here) {
+  HostDifference result;
   const auto value_in = [](const HostKey& key, const std::string& name) {
     for (const HostKey::Component& c : key.components)
       if (c.name == name) return c.value;

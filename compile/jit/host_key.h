@@ -21,10 +21,10 @@ struct HostKey {
   static HostKey parse(std::string_view text);
 };
 
-struct Difference {
+struct HostDifference {
   std::string components;  // the names of those that differ: "cpu, build"; empty if none does
   std::string text;        // "cpu: there avx512f avx512bw, here fma4"
 };
-Difference compare(const HostKey& there, const HostKey& here);
+HostDifference compare(const HostKey& there, const HostKey& here);
 
 }  // namespace rondo::compile

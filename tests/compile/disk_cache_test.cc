@@ -325,7 +325,7 @@ TEST_F(DiskCacheTest, OtherHostsAreOtherEntries) {
   DiskCache theirs(options(), other), ours(options());
   theirs.store("kernel", "their code");
   EXPECT_EQ(ours.find("kernel"), std::nullopt);
-  const Difference difference = ours.nearest_host("kernel");
+  const HostDifference difference = ours.nearest_host("kernel");
   EXPECT_EQ(difference.components, "cpu");
   EXPECT_EQ(difference.text, "cpu: there Vendor avx9000, here nothing more");
   EXPECT_EQ(ours.nearest_host("another").components, "");
