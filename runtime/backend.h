@@ -47,8 +47,8 @@ struct BackendTable {
   bool host_memory;
   // Whose kernels run here: the index into OpDef::on, and which compiler makes code.
   Backend kernels;
-  // Ops that have a lowering run as generated kernels (op_compiler.h), before those of OpDef::on are asked. The program
-  // has to call compile::install_eager_ops() (compile/exec/eager_ops.h) for that.
+  // Ops that have a lowering run as generated kernels (op_compiler.h), before those of OpDef::on are asked. That needs
+  // a program that links compile/.
   bool generates;
   int (*device_count)();
 
