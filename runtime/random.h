@@ -37,6 +37,8 @@ inline float uniform_from_bits(uint32_t bits) {
 
 // A stream of random tensors. Each tensor takes the next offset, so saving (seed, offset) saves the stream.
 // A copy draws the same numbers as the original, and is another generator.
+// Where kernels run late, an error of the data (a bad index) is thrown after later ops have taken their offsets, on the
+// CPU before: after such an error, the offset depends on the device (backend.h, Note [Late errors]).
 // Not thread safe: use one per thread, or guard it.
 class Generator {
  public:

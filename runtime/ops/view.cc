@@ -212,8 +212,8 @@ constexpr OpDef kCat = {
     .kind = OpKind::kOpaque,
     .infer =
         [](InferContext& c) {
-          const int dim = static_cast<int>(c.integer(0));
           Dims sizes = c.sizes(0);
+          const int dim = dim_in(c, 0, sizes.rank());
           for (int i = 1; i < c.n_inputs(); ++i) {
             Dims other = c.sizes(i);
             if (other.rank() != sizes.rank()) c.fail("operands must have the same number of dimensions");
