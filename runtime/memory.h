@@ -63,8 +63,7 @@ struct Report {
 // A table of a dozen lines, in MB (1 MB = 1000000 bytes).
 std::string to_string(const Report& report);
 
-// Records host memory while it lives. One at a time: the constructor throws Error if there is another. The peak of
-// another device is stats(device).peak_bytes, from BackendTable::reset_peak on, without a split by purpose.
+// Records host memory (a device has stats(device)) while it lives. One at a time: a second one throws Error.
 class Recording {
  public:
   Recording();
@@ -77,14 +76,12 @@ class Recording {
   void restart();
 };
 
-// Gives back to the system what Rondo keeps for reuse, on the host and on every device that is in use. Nothing in use
-// is touched; what is needed again is made again. Throws DeviceError if a device is lost, when all else is done.
-//
+// Gives back to the system what Rondo keeps for reuse. Nothing in use is touched; what is needed again is made again.
+// Every device in use gives back its freed blocks, too. (DeviceError if one refuses; all else is done by then.)
 // | cache                                        | bound                              | trim()                       |
 // |----------------------------------------------|------------------------------------|------------------------------|
 // | freed blocks of memory above 64 KB           | allocator::set_cache_limit()       | empties it                   |
 // | smaller freed blocks                         | 26 MB a thread                     | empties; other threads later |
-// | freed blocks of other devices                | BackendTable::set_cache_limit      | empties it                   |
 // | freed tensor handles                         | 256 a thread                       | keeps them, 64 KB            |
 // | matrix products as oneDNN primitives         | the most recent 1024               | empties it, and oneDNN's own |
 // | generated kernels that no region holds       | 4096 kernels                       | empties it                   |

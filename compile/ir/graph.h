@@ -86,9 +86,6 @@ std::string to_string(const Graph& graph, const GraphNode& node);
 enum class Operands { kAsTheyAre, kDense };
 std::vector<TensorMeta> infer_results(const Graph& graph, const GraphNode& node, Operands operands);
 
-// How the node's results differ from what its op infers, or "". Throws what `infer` throws.
-std::string difference_from_inferred(const Graph& graph, const GraphNode& node);
-
 // Throws InternalError at the first broken invariant: operands defined before use, metadata as `infer` says, roots
 // valid.
 void verify(const Graph& graph);

@@ -142,6 +142,18 @@ Plan make_table_plan(LoopKernel kernel, const Target& target) {
   return plan;
 }
 
+Launch library_call(const Graph& graph, const std::vector<int32_t>& nodes) {
+  Launch launch{.kind = Launch::Kind::kLibraryCall, .nodes = nodes};
+  launch.inputs = graph.nodes[static_cast<size_t>(nodes[0])].inputs;
+  for (size_t i = 1; i < nodes.size(); ++i) {
+    const ValueId result = graph.nodes[static_cast<size_t>(nodes[i - 1])].outputs[0];
+    for (ValueId id : graph.nodes[static_cast<size_t>(nodes[i])].inputs)
+      if (graph.written(id) != result) launch.inputs.push_back(id);
+  }
+  launch.outputs = graph.nodes[static_cast<size_t>(nodes.back())].outputs;
+  return launch;
+}
+
 std::vector<LoopKernel> kernels_of(const Plan& plan) {
   std::vector<LoopKernel> kernels;
   for (const LoweredUnit& unit : plan.kernels) kernels.push_back(unit.kernel);

@@ -15,18 +15,6 @@ void number_floats(Plan& plan) {
   }
 }
 
-Launch library_call(const Graph& graph, const std::vector<int32_t>& nodes) {
-  Launch launch{.kind = Launch::Kind::kLibraryCall, .nodes = nodes};
-  launch.inputs = graph.nodes[static_cast<size_t>(nodes[0])].inputs;
-  for (size_t i = 1; i < nodes.size(); ++i) {
-    const ValueId result = graph.nodes[static_cast<size_t>(nodes[i - 1])].outputs[0];
-    for (ValueId id : graph.nodes[static_cast<size_t>(nodes[i])].inputs)
-      if (graph.written(id) != result) launch.inputs.push_back(id);
-  }
-  launch.outputs = graph.nodes[static_cast<size_t>(nodes.back())].outputs;
-  return launch;
-}
-
 std::vector<ValueId> touched(const Plan& plan, const Launch& launch) {
   std::vector<ValueId> values(launch.inputs.begin(), launch.inputs.end());
   values.insert(values.end(), launch.outputs.begin(), launch.outputs.end());

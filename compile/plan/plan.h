@@ -83,9 +83,6 @@ struct Plan {
 // Numbers the floats of kernels and library calls: LoweredUnit::first_scalar, Launch::floats.
 void number_floats(Plan& plan);
 
-// The call of nodes[0]'s op, with the others as its epilogues.
-Launch library_call(const Graph& graph, const std::vector<int32_t>& nodes);
-
 // All values that a launch reads or writes, and those that it writes; kNoValue may be among them.
 std::vector<ValueId> touched(const Plan& plan, const Launch& launch);
 std::vector<ValueId> written(const Plan& plan, const Launch& launch);
@@ -96,8 +93,8 @@ inline int64_t aligned(int64_t bytes, int64_t alignment) { return (bytes + align
 
 // Canonical: equal plans give equal text. Left out is what Graph's text leaves out: lines of the user's program.
 std::string to_string(const Plan& plan);
-// The plan that `text` spells. Throws Error "line 3: what" where the text is not a plan, or where a launch or a result
-// touches memory outside of its slot (plan/bounds.h). Numbers in ops' attributes are taken as they are.
+// The plan that `text` spells. Throws Error "line 3: what" where the text is not a plan, or where something in it
+// points outside of the plan or of the memory that a run of it has (plan/bounds.h).
 Plan parse_plan(std::string_view text);
 
 }  // namespace rondo::compile

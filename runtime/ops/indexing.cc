@@ -1,8 +1,7 @@
 // Elements picked by index, and orders: gather, scatter, sort, top-k, argmax, running sums. `dim` is ints[0] unless
 // noted.
-#include <algorithm>
-
 #include "absl/strings/str_cat.h"
+#include "rondo/runtime/ops/attributes.h"
 #include "rondo/runtime/ops/kernels.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/ops/promotion.h"
@@ -15,17 +14,6 @@ int dim_of(const char* op, const Tensor& x, int64_t dim, std::source_location wh
   require_defined(op, {x, where});
   return normalize_dim(op, dim, x.sizes(), where);
 }
-
-}  // namespace
-
-int dim_in(const InferContext& c, int i, int rank) {
-  const int64_t dim = c.integer(i);
-  if (dim < 0 || dim >= std::max(rank, 1)) [[unlikely]]
-    c.fail(absl::StrCat("there is no dimension ", dim));
-  return static_cast<int>(dim);
-}
-
-namespace {
 
 // `index` (input i) picks from `sizes` along `dim`: the same rank, and no larger in any other dimension.
 void require_index(InferContext& c, int i, const Dims& sizes, int dim) {

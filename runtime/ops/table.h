@@ -8,9 +8,6 @@ namespace rondo::ops {
 // Masks of SavedSpec.
 inline constexpr uint32_t kFirst = 1, kSecond = 2, kThird = 4;
 
-// For `infer`: integer attribute i, a dimension of a tensor of this rank. Fails if it is none, as in a damaged text.
-int dim_in(const InferContext& c, int i, int rank);
-
 // elementwise.cc
 extern const OpDef kAdd, kSub, kMul, kDiv, kAddScalar, kMulScalar, kRsubScalar, kRdivScalar, kNeg;
 // comparison.cc

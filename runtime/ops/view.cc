@@ -1,5 +1,6 @@
 // Views: new sizes and strides over the same storage; and cat, the copy that undoes split.
 #include "absl/strings/str_cat.h"
+#include "rondo/runtime/ops/attributes.h"
 #include "rondo/runtime/ops/kernels.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/ops/promotion.h"
