@@ -91,6 +91,8 @@ const BackendEntry& entry_of(const OpDef& op, const BackendTable& backend) {
 void launch(const BackendTable& backend, Device device, KernelFn kernel, const KernelContext& context) {
   if (backend.enqueue == nullptr) [[likely]]
     return kernel(context);
+  // Kernels that are not host code enqueue their launches themselves.
+  if (backend.kernels != kCPU.backend) return kernel(context);
   queue_kernel(backend, device, kernel, context);
 }
 

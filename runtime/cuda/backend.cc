@@ -9,6 +9,7 @@
 #include "rondo/runtime/cuda/allocator.h"
 #include "rondo/runtime/cuda/context.h"
 #include "rondo/runtime/cuda/nvtx.h"
+#include "rondo/runtime/cuda/product.h"
 #include "rondo/runtime/cuda/staging.h"
 #include "rondo/runtime/error.h"
 #include "rondo/runtime/memory.h"
@@ -290,6 +291,7 @@ constinit const BackendTable kBackend = {
 
 // memory::trim() reaches the devices that are in use.
 void trim_all() {
+  Product::trim();
   DeviceState* any = nullptr;
   for (int i = 0, n = count(); i < n; ++i)
     if (DeviceState* state = device_state_if_usable(i)) {
@@ -317,6 +319,7 @@ const BackendTable* open(std::string* why_not) {
 
 void close() {
   install_backend(Backend::kCUDA, nullptr);
+  Product::trim();
   close_devices();
 }
 
