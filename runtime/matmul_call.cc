@@ -23,18 +23,9 @@ bool readable(const Tensor& t) {
   return ((cs == 1 || cols == 1) && (rs >= cols || rows == 1)) || ((rs == 1 || rows == 1) && (cs >= rows || cols == 1));
 }
 
-// Strides of one matrix operand; dimensions of size 1 get canonical ones, so that the primitive cache is not split.
-void matrix_strides(int64_t rows, int64_t cols, int64_t rs, int64_t cs, int64_t (&out)[3]) {
-  if (cols == 1 && rs != 1) cs = 1;
-  if (rows == 1 && cs == 1) rs = cols;
-  if (rows == 1 && cs != 1) rs = 1;
-  if (cols == 1 && rs == 1) cs = rows;
-  out[1] = rs;
-  out[2] = cs;
-}
 void matrix_strides(const Tensor& t, int64_t (&out)[3]) {
   const int row = t.rank() - 2, col = t.rank() - 1;
-  matrix_strides(t.sizes()[row], t.sizes()[col], t.strides()[row], t.strides()[col], out);
+  set_matrix_strides(t.sizes()[row], t.sizes()[col], t.strides()[row], t.strides()[col], out);
 }
 
 // True if the dimensions can be ordered such that each steps over all of the next: the layouts that oneDNN knows.
@@ -91,6 +82,16 @@ void set_float32_matmul_precision(MatmulPrecision precision) {
   precision_of_f32.store(precision, std::memory_order_relaxed);
 }
 MatmulPrecision float32_matmul_precision() { return precision_of_f32.load(std::memory_order_relaxed); }
+
+// So that products which differ in them only are one.
+void set_matrix_strides(int64_t rows, int64_t columns, int64_t row_stride, int64_t column_stride, int64_t (&out)[3]) {
+  if (columns == 1 && row_stride != 1) column_stride = 1;
+  if (rows == 1 && column_stride == 1) row_stride = columns;
+  if (rows == 1 && column_stride != 1) row_stride = 1;
+  if (columns == 1 && row_stride == 1) column_stride = rows;
+  out[1] = row_stride;
+  out[2] = column_stride;
+}
 
 MatmulPlan plan_matmul(const KernelContext& context) {
   const Tensor &a = context.in(0), &b = context.in(1), &c = context.out();
@@ -179,8 +180,8 @@ MatmulPlan plan_linear(const KernelContext& context) {
                .n = out,
                .k = in,
                .bias = context.has(2)};
-  matrix_strides(plan.call.m, in, in, 1, plan.call.a_strides);
-  matrix_strides(in, out, w.strides()[1], w.strides()[0], plan.call.b_strides);
+  set_matrix_strides(plan.call.m, in, in, 1, plan.call.a_strides);
+  set_matrix_strides(in, out, w.strides()[1], w.strides()[0], plan.call.b_strides);
   plan.call.c_strides[1] = out;
   plan.call.c_strides[2] = 1;
   add_epilogues(context, plan.call);

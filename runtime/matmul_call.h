@@ -20,7 +20,7 @@ namespace rondo {
 // last two strides equal to 1 (any size-1 dimension counts), C must be dense in its last dimension.
 struct MatmulCall {
   DType dtype = kF32;  // f32, bf16, f16 or f64, all operands alike
-  bool wide = false;   // but C, and what is added to it, is f32 and the others are bf16: nothing is rounded
+  bool wide = false;   // but C, and what is added to it, is f32 and the others are 16-bit: nothing is rounded
   int64_t batch = 1, m = 0, n = 0, k = 0;
   int64_t a_strides[3] = {};  // batch (0: shared), row, column
   int64_t b_strides[3] = {};
@@ -60,6 +60,9 @@ struct MatmulPlan {
   // The operands of a piece. `base`: those of the call.
   MatmulOperands at(const MatmulOperands& base, const Piece& piece) const;
 };
+
+// Strides of one matrix operand (row, column, into [1] and [2]). Dimensions of size 1 get those of a dense matrix.
+void set_matrix_strides(int64_t rows, int64_t columns, int64_t row_stride, int64_t column_stride, int64_t (&out)[3]);
 
 // Read shapes and strides, no data. The inner dimension may not be 0.
 using MakeMatmulPlan = MatmulPlan (*)(const KernelContext&);

@@ -95,15 +95,3 @@ void linear_cross_entropy_grad_kernel(const KernelContext& context);
 void scale_kernel(const KernelContext& context);
 
 }  // namespace rondo::cpu
-
-namespace rondo::cuda {
-
-// matmul.cc: as those of the CPU, through cuBLASLt
-void matmul_kernel(const KernelContext& context);
-std::unique_ptr<const PreparedKernel> prepare_matmul(const KernelContext& context, int variant);
-void linear_kernel(const KernelContext& context);
-std::unique_ptr<const PreparedKernel> prepare_linear(const KernelContext& context, int variant);
-// A sum in place or not, then tanh-GELU.
-bool product_absorbs(std::span<const Epilogue> epilogues, DType dtype, bool exact);
-
-}  // namespace rondo::cuda
