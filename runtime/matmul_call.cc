@@ -202,7 +202,6 @@ MatmulOperands MatmulPlan::at(const MatmulOperands& base, const Piece& piece) co
   return moved;
 }
 
-
 void run_products(const KernelContext& context, MakeMatmulPlan make_plan,
                   absl::FunctionRef<void(const MatmulCall&, const MatmulOperands&)> run) {
   NoGrad off;

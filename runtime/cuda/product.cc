@@ -47,6 +47,12 @@ uint32_t alignment_bits(const void* address, int which) {
 }
 uint32_t alignment_of(uint32_t key, int which) { return 1u << (key >> which * kAlignmentBits & 7); }
 
+// cublasLt.h, CUBLASLT_MATMUL_DESC_BIAS_POINTER: the heuristic takes the alignment of a bias from its address, and
+// reads no bias. This address has the key's alignment and no more.
+const void* bias_like(uint32_t key) {
+  return reinterpret_cast<const void*>(uintptr_t{1} << 20 | alignment_of(key, kAddressOfBias));
+}
+
 // Gives a descriptor back when an error leaves its scope.
 template <class Handle> struct Scoped {
   Handle handle = nullptr;
@@ -68,9 +74,10 @@ void Product::check(LtStatus status, const char* what) const {
   for (const Epilogue epilogue : c.epilogues)
     if (epilogue == Epilogue::kAdd) epilogues += " + C";
     else if (epilogue == Epilogue::kGeluTanh) epilogues += ", gelu";
-  throw DeviceError(absl::StrCat("cuda:", device_, ": ", what, ": ", library_.status_string(status), ", for a product of ",
-                                 c.batch == 1 ? "" : absl::StrCat(c.batch, " times "), "[", c.m, ", ", c.k, "] x [", c.k,
-                                 ", ", c.n, "] in ", std::string(name_of(c.dtype)), c.bias ? " + bias" : "", epilogues));
+  throw DeviceError(absl::StrCat("cuda:", device_, ": ", what, ": ", library_.status_string(status),
+                                 ", for a product of ", c.batch == 1 ? "" : absl::StrCat(c.batch, " times "), "[", c.m,
+                                 ", ", c.k, "] x [", c.k, ", ", c.n, "] in ", std::string(name_of(c.dtype)),
+                                 c.bias ? " + bias" : "", epilogues));
 }
 
 LtLayout Product::layout(LtType type, int64_t rows, int64_t columns, int64_t ld, int64_t batch_stride) const {
@@ -81,8 +88,9 @@ LtLayout Product::layout(LtType type, int64_t rows, int64_t columns, int64_t ld,
     const auto count = static_cast<int32_t>(call_.batch);
     check(library_.layout_set(made.handle, LtLayoutAttribute::kBatchCount, bytes_of(count), sizeof count),
           "cublasLtMatrixLayoutSetAttribute");
-    check(library_.layout_set(made.handle, LtLayoutAttribute::kBatchStride, bytes_of(batch_stride), sizeof batch_stride),
-          "cublasLtMatrixLayoutSetAttribute");
+    check(
+        library_.layout_set(made.handle, LtLayoutAttribute::kBatchStride, bytes_of(batch_stride), sizeof batch_stride),
+        "cublasLtMatrixLayoutSetAttribute");
   }
   return std::exchange(made.handle, nullptr);
 }
@@ -147,6 +155,12 @@ uint32_t Product::key_of(const MatmulOperands& o) const {
 
 LtDesc Product::desc_of(uint32_t key) const { return (key & kFast) != 0 ? fast_desc_ : desc_; }
 
+void Product::set_bias(uint32_t key, const void* bias) const {
+  if (call_.bias)
+    check(library_.desc_set(desc_of(key), LtDescAttribute::kBiasPointer, bytes_of(bias), sizeof bias),
+          "cublasLtMatmulDescSetAttribute");
+}
+
 const Product::Choice* Product::choose(DeviceState& state, uint32_t key) const {
   for (const Choice& choice : choices_)
     if (choice.key == key) return &choice;
@@ -162,6 +176,7 @@ const Product::Choice* Product::choose(DeviceState& state, uint32_t key) const {
   prefer(LtPreferenceAttribute::kMinAlignmentB, alignment_of(key, kAddressOfB));
   prefer(LtPreferenceAttribute::kMinAlignmentC, alignment_of(key, kAddressOfC));
   prefer(LtPreferenceAttribute::kMinAlignmentD, alignment_of(key, kAddressOfD));
+  set_bias(key, bias_like(key));
   std::array<LtHeuristic, 8> found{};
   const int wanted = variant_ + 1;
   int count = 0;
@@ -183,13 +198,9 @@ void Product::run(const MatmulOperands& o, double alpha) const {
   const Range range("matmul");
   const uint32_t key = key_of(o);
   const std::lock_guard lock(mutex_);
-  const LtDesc desc = desc_of(key);
-  // The heuristic reads the alignment of the bias from its address.
-  if (call_.bias)
-    check(library_.desc_set(desc, LtDescAttribute::kBiasPointer, bytes_of(o.bias), sizeof o.bias),
-          "cublasLtMatmulDescSetAttribute");
   const Choice* choice = choose(state, key);
   if (choice == nullptr) check(LtStatus::kNotSupported, "cublasLtMatmulAlgoGetHeuristic has no algorithm");
+  set_bias(key, o.bias);
   // Note [Product workspace].
   Storage workspace;
   if (choice->workspace > 0)
@@ -198,7 +209,7 @@ void Product::run(const MatmulOperands& o, double alpha) const {
   const float narrow[] = {static_cast<float>(wide[0]), static_cast<float>(wide[1])};
   const bool f64 = call_.dtype == kF64;
   const auto factor = [&](int i) { return f64 ? bytes_of(wide[i]) : bytes_of(narrow[i]); };
-  check(library_.matmul(state.lt_handle(), desc, factor(0), o.b, a_, o.a, b_, factor(1),
+  check(library_.matmul(state.lt_handle(), desc_of(key), factor(0), o.b, a_, o.a, b_, factor(1),
                         has_added() ? o.added[0] : o.c, d_, o.c, d_, &choice->algo,
                         workspace ? workspace.data() : nullptr, choice->workspace, state.compute()),
         "cublasLtMatmul");

@@ -1,8 +1,9 @@
 // One matrix product with everything but the addresses, through cuBLASLt. Thread safe.
 //
-// Note [Row-major]. cuBLASLt stores matrices by columns, and its epilogues know nothing else. Our C (m, n) by rows is its
-//   D (n, m) by columns, so it computes D = B' A': its A is our B and its B our A, each as it lies in memory. An operand
-//   whose columns are dense is transposed in one of the two worlds, and not in the other.
+// Note [Row-major]. cuBLASLt stores matrices by columns, and its epilogues know nothing else. Our C (m, n) by rows is
+// its
+//   D (n, m) by columns, so it computes D = B' A': its A is our B and its B our A, each as it lies in memory. An
+//   operand whose columns are dense is transposed in one of the two worlds, and not in the other.
 // Note [Algorithms]. cuBLASLt's heuristic is asked once for each product and alignment of its addresses, and its first
 //   answer is kept: the order of the sums follows from the product, the alignment and the device. Splits of K must add
 //   up in the compute type, so that sums are f32 for 16-bit types, too.
@@ -54,6 +55,7 @@ class Product {
   bool has_added() const { return call_.epilogues[0] == Epilogue::kAdd; }
   uint32_t key_of(const MatmulOperands& operands) const;
   LtDesc desc_of(uint32_t key) const;
+  void set_bias(uint32_t key, const void* bias) const;
   // Null: cuBLASLt has no algorithm, or fewer than `variant_`. The lock is held.
   const Choice* choose(DeviceState& state, uint32_t key) const;
   void destroy() noexcept;

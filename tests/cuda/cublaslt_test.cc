@@ -3,7 +3,9 @@
 #include <dlfcn.h>
 #include <gtest/gtest.h>
 
-#include <functional>
+#include <source_location>
+#include <string>
+#include <vector>
 
 #include "rondo/runtime/cuda/context.h"
 #include "rondo/runtime/cuda/module.h"
@@ -146,6 +148,18 @@ TEST_F(CublasLtDeathTest, BatchesOfDifferentCounts) {
     b.run();
   });
 }
+TEST_F(CublasLtDeathTest, ABatchOfNothing) {
+  expect_caught("A is a batch of 0", [](Broken& b) {
+    for (int i = 0; i < 4; ++i) b.lay(i, cuda::LtLayoutAttribute::kBatchCount, int32_t{0});
+    b.run();
+  });
+}
+TEST_F(CublasLtDeathTest, AnAlignmentThatIsNone) {
+  expect_caught("an alignment of 0 bytes", [](Broken& b) {
+    b.prefer(cuda::LtPreferenceAttribute::kMinAlignmentB, uint32_t{0});
+    b.run();
+  });
+}
 TEST_F(CublasLtDeathTest, ResultsOfABatchThatOverlap) {
   expect_caught("the matrices of D overlap: their stride is 8", [](Broken& b) {
     for (int i = 0; i < 4; ++i) b.lay(i, cuda::LtLayoutAttribute::kBatchCount, int32_t{2});
@@ -278,10 +292,10 @@ TEST_F(CublasLtDeathTest, AResultThatNothingOrdersBeforeItsReader) {
   expect_caught("race: cuMemcpyDtoDAsync .* reads bytes that cublasLtMatmul .* writes, and no event", [](Broken& b) {
     b.choose();
     b.multiply();
-    b.state.check(b.state.driver().copy_on_device(reinterpret_cast<cuda::DevicePtr>(b.bias),
-                                                  reinterpret_cast<cuda::DevicePtr>(b.d), 16,
-                                                  b.state.stream(Stream::kCopy)),
-                  "cuMemcpyDtoDAsync");
+    b.state.check(
+        b.state.driver().copy_on_device(reinterpret_cast<cuda::DevicePtr>(b.bias),
+                                        reinterpret_cast<cuda::DevicePtr>(b.d), 16, b.state.stream(Stream::kCopy)),
+        "cuMemcpyDtoDAsync");
   });
 }
 
@@ -309,11 +323,14 @@ TEST(CublasLtFake, RefusesTypesThatTheManualDoesNotList) {
 // ---- The real library's descriptors
 
 // What creating, setting and destroying descriptors answers, right and wrong.
-std::vector<int> answers(const cuda::CublasLt& lt) {
-  std::vector<int> answers;
-  const auto note = [&](LtStatus status) { answers.push_back(static_cast<int>(status)); };
-  const auto set = [&](auto function, auto handle, auto attribute, auto value) {
-    note(function(handle, attribute, &value, sizeof value));
+std::vector<std::string> answers(const cuda::CublasLt& lt) {
+  std::vector<std::string> answers;
+  const auto note = [&](LtStatus status, std::source_location where = std::source_location::current()) {
+    answers.push_back("line " + std::to_string(where.line()) + ": " + lt.status_string(status));
+  };
+  const auto set = [&](auto function, auto handle, auto attribute, auto value,
+                       std::source_location where = std::source_location::current()) {
+    note(function(handle, attribute, &value, sizeof value), where);
   };
   using enum cuda::LtType;
   for (const auto& [compute, scale] : {std::pair(cuda::LtCompute::kF32, kF32), std::pair(cuda::LtCompute::kF64, kF32),
@@ -359,13 +376,14 @@ std::vector<int> answers(const cuda::CublasLt& lt) {
   set(lt.preference_set, preference, kMinAlignmentB, uint64_t{16});
   set(lt.preference_set, preference, static_cast<cuda::LtPreferenceAttribute>(99), uint32_t{16});
   note(lt.preference_destroy(preference));
-  for (const auto status : {LtStatus::kSuccess, LtStatus::kInvalidValue, LtStatus::kNotSupported, LtStatus::kAllocFailed})
-    for (const char* c = lt.status_string(status); *c != 0; ++c) answers.push_back(*c);
+  for (const auto status :
+       {LtStatus::kSuccess, LtStatus::kInvalidValue, LtStatus::kNotSupported, LtStatus::kAllocFailed})
+    note(status);
   return answers;
 }
 
 TEST(CublasLtFake, DescriptorsAnswerAsTheRealOnesDo) {
-  std::vector<int> real;
+  std::vector<std::string> real;
   {
     const test::Setting on("RONDO_CUDA", nullptr);
     cuda::forget_libraries();
@@ -376,7 +394,9 @@ TEST(CublasLtFake, DescriptorsAnswerAsTheRealOnesDo) {
     cuda::forget_libraries();
   }
   FakeCuda cuda({.aborts = false});
-  EXPECT_EQ(answers(cuda::lt()), real);
+  const std::vector<std::string> fake = answers(cuda::lt());
+  ASSERT_EQ(fake.size(), real.size());
+  for (size_t i = 0; i < real.size(); ++i) EXPECT_EQ(fake[i], real[i]) << "answer " << i;
   EXPECT_GT(cuda->misuses().size(), 20u);
 }
 

@@ -42,8 +42,8 @@ struct OpaqueLtDesc {
   bool alive = true;
 };
 struct OpaqueLtPreference {
-  uint64_t workspace = 0;           // [header] the default: none is allowed
-  uint32_t reduction_schemes = 7;   // [header] the default: all
+  uint64_t workspace = 0;                         // [header] the default: none is allowed
+  uint32_t reduction_schemes = 7;                 // [header] the default: all
   uint32_t alignments[4] = {256, 256, 256, 256};  // [header] the defaults, of A, B, C, D
   bool alive = true;
 };
@@ -123,7 +123,8 @@ template <class T> LtStatus destroy(Registry<T>& registry, T* handle, const char
 // [library] A value of another size than the attribute's is refused.
 template <class T> LtStatus take(T& into, const void* value, size_t bytes) {
   if (value == nullptr || bytes != sizeof(T))
-    return misuse(LtStatus::kInvalidValue, "an attribute of " + number(sizeof(T)) + " bytes is set with " + number(static_cast<long long>(bytes)));
+    return misuse(LtStatus::kInvalidValue, "an attribute of " + number(sizeof(T)) + " bytes is set with " +
+                                               number(static_cast<long long>(bytes)));
   std::memcpy(&into, value, sizeof(T));
   return LtStatus::kSuccess;
 }
@@ -159,7 +160,8 @@ struct Problem {
     const auto mix = [&](auto value) { h = (h ^ static_cast<uint64_t>(value)) * 1099511628211u; };
     mix(desc->compute), mix(desc->scale), mix(desc->transpose_a), mix(desc->transpose_b), mix(desc->epilogue);
     mix(bias_type());
-    for (const OpaqueLtLayout* l : {a, b, c, d}) mix(l->type), mix(l->rows), mix(l->columns), mix(l->ld), mix(l->batch), mix(l->stride);
+    for (const OpaqueLtLayout* l : {a, b, c, d})
+      mix(l->type), mix(l->rows), mix(l->columns), mix(l->ld), mix(l->batch), mix(l->stride);
     return h;
   }
 };
@@ -203,6 +205,7 @@ LtStatus validate(const Problem& p) {
       return misuse(LtStatus::kInvalidValue, std::string("the leading dimension ") + number(l->ld) + " of " + name +
                                                  " is less than its " + number(static_cast<long long>(l->rows)) +
                                                  " rows");
+    if (l->batch < 1) return misuse(LtStatus::kInvalidValue, std::string(name) + " is a batch of " + number(l->batch));
     // [manual] cublasLtMatmul(): the same batch count for all.
     if (l->batch != p.d->batch)
       return misuse(LtStatus::kInvalidValue,
@@ -264,16 +267,16 @@ uint64_t parts_of(const Problem& p, int algorithm) {
 FAKE_EXPORT size_t cublasLtGetVersion() { return 130000; }
 FAKE_EXPORT const char* cublasLtGetStatusString(LtStatus status) {
   switch (status) {
-    case LtStatus::kSuccess: return "CUBLAS_STATUS_SUCCESS";
-    case LtStatus::kNotInitialized: return "CUBLAS_STATUS_NOT_INITIALIZED";
-    case LtStatus::kAllocFailed: return "CUBLAS_STATUS_ALLOC_FAILED";
-    case LtStatus::kInvalidValue: return "CUBLAS_STATUS_INVALID_VALUE";
-    case LtStatus::kArchMismatch: return "CUBLAS_STATUS_ARCH_MISMATCH";
-    case LtStatus::kExecutionFailed: return "CUBLAS_STATUS_EXECUTION_FAILED";
-    case LtStatus::kInternalError: return "CUBLAS_STATUS_INTERNAL_ERROR";
-    case LtStatus::kNotSupported: return "CUBLAS_STATUS_NOT_SUPPORTED";
+    case LtStatus::kSuccess: return "success";
+    case LtStatus::kNotInitialized: return "the library was not initialized";
+    case LtStatus::kAllocFailed: return "the resource allocation failed";
+    case LtStatus::kInvalidValue: return "an unsupported value or parameter was passed to the function";
+    case LtStatus::kArchMismatch: return "the function requires an architectural feature absent from the device";
+    case LtStatus::kExecutionFailed: return "the function failed to launch on the GPU";
+    case LtStatus::kInternalError: return "an internal operation failed";
+    case LtStatus::kNotSupported: return "the requested functionality is not supported";
   }
-  return "CUBLAS_STATUS_UNKNOWN";
+  return "unrecognized status";
 }
 FAKE_EXPORT LtStatus cublasLtCreate(LtHandle* handle) {
   const Call call(__func__);
@@ -293,7 +296,7 @@ FAKE_EXPORT LtStatus cublasLtDestroy(LtHandle handle) {
   --fake().counted.lt_handles;
   return destroy(library().handles, handle, "handle");
 }
-// [library] Creating a descriptor or a layout refuses nothing.
+// [library] Creating and setting refuse no value, but one of another size, and unknown attributes.
 FAKE_EXPORT LtStatus cublasLtMatmulDescCreate(LtDesc* desc, LtCompute compute, LtType scale) {
   const Call call(__func__);
   *desc = library().descs.make();
@@ -339,13 +342,7 @@ FAKE_EXPORT LtStatus cublasLtMatrixLayoutSetAttribute(LtLayout layout, LtLayoutA
   switch (attribute) {
     case LtLayoutAttribute::kOrder: return take(layout->order, value, bytes);
     case LtLayoutAttribute::kBatchStride: return take(layout->stride, value, bytes);
-    case LtLayoutAttribute::kBatchCount: {
-      int32_t count = 0;
-      LT_CHECK(take(count, value, bytes));
-      if (count == 0) return misuse(LtStatus::kInvalidValue, "a batch of 0");  // [library]
-      layout->batch = count;
-      return LtStatus::kSuccess;
-    }
+    case LtLayoutAttribute::kBatchCount: return take(layout->batch, value, bytes);
     default: return misuse(LtStatus::kInvalidValue, "unknown attribute " + number(static_cast<int>(attribute)));
   }
 }
@@ -369,13 +366,8 @@ FAKE_EXPORT LtStatus cublasLtMatmulPreferenceSetAttribute(LtPreference preferenc
     case LtPreferenceAttribute::kMinAlignmentB:
     case LtPreferenceAttribute::kMinAlignmentC:
     case LtPreferenceAttribute::kMinAlignmentD: {
-      uint32_t alignment = 0;
-      LT_CHECK(take(alignment, value, bytes));
-      if (!std::has_single_bit(alignment))  // [library] refuses 0
-        return misuse(LtStatus::kInvalidValue, "an alignment of " + number(alignment));
-      preference->alignments[static_cast<int>(attribute) - static_cast<int>(LtPreferenceAttribute::kMinAlignmentA)] =
-          alignment;
-      return LtStatus::kSuccess;
+      const int first = static_cast<int>(LtPreferenceAttribute::kMinAlignmentA);
+      return take(preference->alignments[static_cast<int>(attribute) - first], value, bytes);
     }
     default: return misuse(LtStatus::kInvalidValue, "unknown attribute " + number(static_cast<int>(attribute)));
   }
@@ -392,6 +384,9 @@ FAKE_EXPORT LtStatus cublasLtMatmulAlgoGetHeuristic(LtHandle handle, LtDesc desc
   const Problem problem{desc, a, b, c, d};
   *count = 0;
   LT_CHECK(validate(problem));
+  for (const uint32_t alignment : preference->alignments)
+    if (!std::has_single_bit(alignment))
+      return misuse(LtStatus::kInvalidValue, "an alignment of " + number(alignment) + " bytes");
   if (problem.has_bias() && desc->bias == nullptr)
     return misuse(LtStatus::kInvalidValue, "the address of the bias, which tells its alignment, is not set");
   constexpr int kAlgorithms = 3;
@@ -405,8 +400,10 @@ FAKE_EXPORT LtStatus cublasLtMatmulAlgoGetHeuristic(LtHandle handle, LtDesc desc
       if (i > 0) continue;
       parts = 1;
     }
-    Algorithm algorithm{kMagic, problem.hash(), {}, problem.has_bias() ? alignment_of(desc->bias) : 1, parts,
-                        parts > 1 ? parts * partial : 0, handle};
+    Algorithm algorithm{kMagic, problem.hash(),
+                        {},     problem.has_bias() ? alignment_of(desc->bias) : 1,
+                        parts,  parts > 1 ? parts * partial : 0,
+                        handle};
     std::copy(std::begin(preference->alignments), std::end(preference->alignments), algorithm.alignments);
     LtHeuristic& result = results[(*count)++];
     result = {};
@@ -486,8 +483,9 @@ FAKE_EXPORT LtStatus cublasLtMatmul(LtHandle handle, LtDesc desc, const void* al
   const std::pair<const void*, const char*> addresses[] = {{a, "A"}, {b, "B"}, {c, "C"}, {d, "D"}};
   for (size_t i = 0; i < 4; ++i)
     if (alignment_of(addresses[i].first) < algorithm.alignments[i])
-      return misuse(LtStatus::kInvalidValue, std::string("the algorithm wants ") + addresses[i].second + " aligned to " +
-                                                 number(algorithm.alignments[i]) + " bytes, and it is aligned to " +
+      return misuse(LtStatus::kInvalidValue, std::string("the algorithm wants ") + addresses[i].second +
+                                                 " aligned to " + number(algorithm.alignments[i]) +
+                                                 " bytes, and it is aligned to " +
                                                  number(static_cast<long long>(alignment_of(addresses[i].first))));
   const rondo::cuda::OpaqueContext& context = *handle->context;
   std::vector<Access> accesses = accesses_of(*a_layout, a, false);
@@ -505,7 +503,8 @@ FAKE_EXPORT LtStatus cublasLtMatmul(LtHandle handle, LtDesc desc, const void* al
   accesses.insert(accesses.end(), written.begin(), written.end());
   if (problem.has_bias()) {
     if (alignment_of(desc->bias) < algorithm.bias_alignment)
-      return misuse(LtStatus::kInvalidValue, "the bias is aligned worse than the one for which the algorithm was chosen");
+      return misuse(LtStatus::kInvalidValue,
+                    "the bias is aligned worse than the one for which the algorithm was chosen");
     accesses.push_back({desc->bias, d_layout->rows * element_bytes(problem.bias_type()), false});
   }
   if (workspace_bytes < algorithm.workspace)  // [header] cublasLtMatmul
@@ -519,8 +518,8 @@ FAKE_EXPORT LtStatus cublasLtMatmul(LtHandle handle, LtDesc desc, const void* al
   }
   for (const Access& access : accesses) {
     const char* what = access.address == workspace && algorithm.workspace > 0 ? "the workspace"
-                       : access.writes                                       ? "D"
-                                                                             : "an operand";
+                       : access.writes                                        ? "D"
+                                                                              : "an operand";
     if (fake().require_device_range(context, reinterpret_cast<uintptr_t>(access.address), access.bytes, what) !=
         Result::kSuccess)
       return LtStatus::kInvalidValue;
@@ -528,15 +527,17 @@ FAKE_EXPORT LtStatus cublasLtMatmul(LtHandle handle, LtDesc desc, const void* al
 
   work.m = problem.m(), work.n = problem.n(), work.k = problem.k(), work.batch = d_layout->batch;
   work.transpose_a = desc->transpose_a != 0, work.transpose_b = desc->transpose_b != 0;
-  work.a = matrix(*a_layout, a), work.b = matrix(*b_layout, b), work.c = matrix(*c_layout, c), work.d = matrix(*d_layout, d);
+  work.a = matrix(*a_layout, a), work.b = matrix(*b_layout, b), work.c = matrix(*c_layout, c),
+  work.d = matrix(*d_layout, d);
   work.bias = problem.has_bias() ? desc->bias : nullptr;
   work.gelu = problem.has_gelu();
   work.tf32 = desc->compute == LtCompute::kTF32;
   work.parts = static_cast<int64_t>(algorithm.parts);
   ++fake().counted.products;
-  const Result pushed = fake().push(*stream, "cublasLtMatmul", accesses, [work, workspace, bytes = algorithm.workspace] {
-    if (bytes > 0) std::memset(workspace, 0xA5, bytes);
-    rondo::fake_cuda::compute(work);
-  });
+  const Result pushed = fake().push(*stream, "cublasLtMatmul", accesses,
+                                    [work, workspace, bytes = algorithm.workspace] {
+                                      if (bytes > 0) std::memset(workspace, 0xA5, bytes);
+                                      rondo::fake_cuda::compute(work);
+                                    });
   return pushed == Result::kSuccess ? LtStatus::kSuccess : LtStatus::kExecutionFailed;
 }

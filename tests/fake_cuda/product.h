@@ -16,7 +16,8 @@ struct MatrixRef {
   int64_t ld = 0, stride = 0;  // in elements: of a column, of a matrix of the batch
 };
 
-// D = act(alpha op(A) op(B) + beta C + bias), rounded once. K is cut into parts that are summed apart and added in order.
+// D = act(alpha op(A) op(B) + beta C + bias), rounded once. K is cut into parts that are summed apart and added in
+// order.
 struct ProductWork {
   int64_t m = 0, n = 0, k = 0, batch = 1, parts = 1;
   bool transpose_a = false, transpose_b = false, gelu = false, tf32 = false, f64 = false;
