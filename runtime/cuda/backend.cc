@@ -9,6 +9,7 @@
 #include "rondo/runtime/cuda/allocator.h"
 #include "rondo/runtime/cuda/context.h"
 #include "rondo/runtime/cuda/nvtx.h"
+#include "rondo/runtime/cuda/product.h"
 #include "rondo/runtime/cuda/source.h"
 #include "rondo/runtime/cuda/staging.h"
 #include "rondo/runtime/error.h"
@@ -253,6 +254,7 @@ void deallocate(int device, void* data, size_t bytes) noexcept {
 void trim(int device) {
   DeviceState* state = device_state_if_usable(device);
   if (state == nullptr) return;
+  Product::trim();
   state->allocator().trim();
   Staging::instance().clear(*state);
 }
@@ -308,6 +310,7 @@ const BackendTable* open(std::string* why_not) {
 void close() {
   install_backend(Backend::kCUDA, nullptr);
   unload_kernels();
+  Product::trim();
   close_devices();
 }
 
