@@ -16,6 +16,7 @@
 #include "rondo/optim/compile.h"
 #include "rondo/optim/foreach_map.h"
 #include "rondo/optim/grad_scaler.h"
+#include "rondo/optim/host_code.h"
 #include "rondo/optim/lamb.h"
 #include "rondo/optim/muon.h"
 #include "rondo/optim/sgd.h"
@@ -519,6 +520,12 @@ TEST_P(GeneratedDeviceStep, AStepIsAFewLaunches) {
   LAMB lamb(params);
   // Another pass over all parameters; before it the sums over rows, and the trust ratios.
   EXPECT_EQ(launches([&] { lamb.step(); }), 8);
+}
+
+TEST_P(GeneratedDeviceStep, HostCodeIsRefused) {
+  const int64_t before = fake_.counts().launches;
+  EXPECT_THROW(enqueue_host_code(device_, [] {}), InternalError);
+  EXPECT_EQ(fake_.counts().launches, before);
 }
 
 TEST_P(GeneratedDeviceStep, OutOfMemoryChangesNothing) { fail_every_allocation(fake_); }
