@@ -222,9 +222,10 @@ void launch(Device device, const std::shared_ptr<const Foreach>& pass, const For
 
 void launch(Device device, const std::shared_ptr<const Foreach>& pass, const ForeachTable& table,
             const Decision* decision, bool eager) {
-  launch(device, pass, table, compile::Condition{&decision->updates, 1}, eager);
+  // First what does no harm if the second launch fails for lack of memory.
   if (const std::shared_ptr<Foreach>& rest = pass->if_skipped(); rest != nullptr)
     launch(device, rest, table, compile::Condition{&decision->updates, 0}, eager);
+  launch(device, pass, table, compile::Condition{&decision->updates, 1}, eager);
 }
 
 std::shared_ptr<Foreach> shared_pass(Device device, const Body& body, std::vector<ArraySpec> arrays) {

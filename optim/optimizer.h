@@ -101,7 +101,7 @@ class Optimizer {
   StepReport step(const StepOptions& options = {});
   void zero_grad(bool set_to_none = true);
   // Since construction. Waits for the device.
-  int64_t skipped_steps() const { return skipped_.defined() ? static_cast<int64_t>(skipped_.item()) : 0; }
+  int64_t skipped_steps() const { return skipped_ == nullptr ? 0 : static_cast<int64_t>(skipped_->value().item()); }
 
   // Where the parameters are.
   Device device() const { return slots_[0].param.device(); }
@@ -211,8 +211,13 @@ class Optimizer {
   struct Running {
     Device device;
     const Tensor& decision;
-    Storage values;        // kRowValues for each row, then a 1
-    Storage sums, totals;  // of the sweep before, by rows and over all rows
+    struct Cohort {
+      std::shared_ptr<StepCount> before, after;
+      long size = 0;
+    };
+    std::vector<Cohort> cohorts;  // of the parameters, by count; empty once the step is counted
+    Storage values;               // kRowValues for each row, then a 1
+    Storage sums, totals;         // of the sweep before, by rows and over all rows
     double* row(size_t i) const { return reinterpret_cast<double*>(values.data()) + i * kRowValues; }
     const Decision* decided() const { return reinterpret_cast<const Decision*>(decision.address()); }
   };
@@ -230,6 +235,7 @@ class Optimizer {
   void make_states(const std::vector<Update>& updates, Device device);
   void sort_by_signature(std::vector<Update>& updates, bool zero_grad);
   void count_and_fill_scalars(std::vector<Update>& updates, Running& running);
+  void take_counts(const std::vector<Update>& updates, Running& running);
   void run_program(const Signature& signature, size_t sweep, const std::vector<Update>& updates, Running& running);
   void open_for_writing(Update& update);
   void run(Signature& signature, std::vector<Update>& updates, Running& running);
@@ -252,7 +258,8 @@ class Optimizer {
   std::vector<int64_t> group_sizes_;
   bool averaging_ = false;
   double average_decay_ = 0;
-  Tensor skipped_;  // f64 scalar on the device; undefined: no step has measured its gradients
+  std::unique_ptr<StepCount> skipped_;  // null: no step has measured its gradients
+  bool measured_ = false;               // by the step under way
 
   std::vector<std::shared_ptr<Foreach>> passes_;
   std::vector<Signature> signatures_;

@@ -41,9 +41,9 @@ StateArray make_array(const StateInit& init, const StateSpec& spec, const Tensor
 }  // namespace
 
 StepCount::StepCount(int64_t steps, Device device)
-    : value(Tensor::full({}, static_cast<double>(steps), {kF64, device})),
-      data(reinterpret_cast<double*>(value.mutable_address())),
-      device(device) {}
+    : device(device),
+      places_(Tensor::full({2}, static_cast<double>(steps), {kF64, device})),
+      data_(reinterpret_cast<double*>(places_.mutable_address())) {}
 
 void StateArray::locate() {
   values_data = values.defined() ? values.mutable_address() : nullptr;

@@ -40,12 +40,23 @@ struct StateArray {
 // The updates of a parameter so far: an f64 scalar on its device. The host does not know its value, because a step may
 // be skipped there. Parameters that are always updated together share one, so a step counts and computes scalars once
 // for all of them.
+//
+// It has two places. A step writes the count to the second one, and they change roles when its passes are enqueued: a
+// step that fails before has counted nothing.
 struct StepCount {
   StepCount(int64_t steps, Device device);
-  Tensor value;
-  double* data = nullptr;  // on the device
   Device device;
   size_t cohort = 0;  // position in a list that a step makes
+
+  Tensor value() const { return places_.select(0, current_); }
+  const double* now() const { return data_ + current_; }  // both on the device
+  double* next() const { return data_ + (1 - current_); }
+  void advance() { current_ = 1 - current_; }
+
+ private:
+  Tensor places_;
+  double* data_;
+  int current_ = 0;
 };
 
 struct ParamState {

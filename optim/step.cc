@@ -118,7 +118,9 @@ Tensor Optimizer::decide(const std::vector<Update>& updates, const StepOptions& 
   Tensor decision = Tensor::empty({4}, {kF64, device});
   auto* d = reinterpret_cast<Decision*>(decision.mutable_address());
   const bool measured = measures(options);
-  if (measured && !skipped_.defined()) skipped_ = Tensor::zeros({}, {kF64, device});
+  if (measured && (skipped_ == nullptr || !(skipped_->device == device)))
+    skipped_ = std::make_unique<StepCount>(skipped_steps(), device);
+  measured_ = measured;
   constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
   const Storage kept = numbers_on(device, {options.grad_scale, options.max_norm, /*no device_scale:*/ 1, kNaN});
   const double* numbers = f64_of(kept);
@@ -128,7 +130,6 @@ Tensor Optimizer::decide(const std::vector<Update>& updates, const StepOptions& 
     call_program(device, decide_unmeasured(), {&d->norm, &d->factor, &d->updates, &d->skipped}, numbers + 3);
     return decision;
   }
-  skipped_ = skipped_.to(device);
   const Tensor sum = Tensor::empty({}, {kF64, device});
   auto* squares = reinterpret_cast<double*>(const_cast<std::byte*>(sum.address()));
   std::vector<NormOperand> operands;
@@ -137,9 +138,9 @@ Tensor Optimizer::decide(const std::vector<Update>& updates, const StepOptions& 
   enqueue_sum_of_squares(device, operands, squares);
   const double* scale = options.device_scale.defined() ? reinterpret_cast<const double*>(options.device_scale.address())
                                                        : numbers + 2;
-  const auto* skipped = reinterpret_cast<const double*>(skipped_.mutable_address());
   call_program(device, decide_measured(),
-               {squares, scale, skipped, &d->norm, &d->factor, &d->updates, &d->skipped, skipped}, numbers);
+               {squares, scale, skipped_->now(), &d->norm, &d->factor, &d->updates, &d->skipped, skipped_->next()},
+               numbers);
   return decision;
 }
 
@@ -171,7 +172,7 @@ void Optimizer::throw_no_gradients() const {
 // Updates all parameters, or some: each has its own items in the passes, so the bits are the same either way.
 void Optimizer::update(std::vector<Update>& updates, const Tensor& decision, bool zero_grad) {
   if (updates.empty()) return;
-  Running running{device(), decision, {}, {}, {}};
+  Running running{device(), decision, {}, {}, {}, {}};
   make_states(updates, running.device);
   if (zero_grad) {
     // The pass zeroes each gradient that it has read. If two parameters share one, the second reads a copy.
@@ -298,15 +299,11 @@ void Optimizer::sort_by_signature(std::vector<Update>& updates, bool zero_grad) 
 // Parameters of one group that have one count share their scalars, unless each has its own
 // (UpdatePlan::own_scalars). Parameters of a count of which not all are updated get a new one.
 void Optimizer::count_and_fill_scalars(std::vector<Update>& updates, Running& running) {
-  struct Cohort {
-    std::shared_ptr<StepCount> before, after;
-    long size = 0;
-  };
   struct Row {
     size_t cohort, group;
     const Tensor* own;  // the only parameter, if it has scalars of its own
   };
-  absl::InlinedVector<Cohort, 4> cohorts;
+  auto& cohorts = running.cohorts;
   absl::InlinedVector<Row, 4> rows;
   for (Update& u : updates) {
     const ParamSlot& slot = *u.slot;
@@ -321,11 +318,9 @@ void Optimizer::count_and_fill_scalars(std::vector<Update>& updates, Running& ru
       rows.push_back({count->cohort, group, slot.plan->own_scalars ? &slot.param : nullptr});
     u.row = rows.size() - 1;
   }
-  bool split = false;
-  for (Cohort& cohort : cohorts) {
+  for (Running::Cohort& cohort : cohorts) {
     const bool whole = cohort.before.use_count() == cohort.size + 1;  // all slots of the count, and `before`
     cohort.after = whole ? cohort.before : std::make_shared<StepCount>(0, running.device);
-    split = split || !whole;
   }
 
   // What the host knows.
@@ -350,8 +345,8 @@ void Optimizer::count_and_fill_scalars(std::vector<Update>& updates, Running& ru
   const compile::Condition always{running.row(rows.size()), 1};
   const std::shared_ptr<Foreach> counting = scalar_pass(running.device, count_step());
   table_.clear();
-  for (const Cohort& cohort : cohorts)
-    add_call(table_, *counting, {cohort.before->data, &decision->updates, cohort.after->data}, nullptr);
+  for (const Running::Cohort& cohort : cohorts)
+    add_call(table_, *counting, {cohort.before->now(), &decision->updates, cohort.after->next()}, nullptr);
   launch(running.device, counting, table_, always);
   absl::InlinedVector<const RowProgram*, 2> programs;
   const auto program_of = [&](const Row& row) {
@@ -369,14 +364,21 @@ void Optimizer::count_and_fill_scalars(std::vector<Update>& updates, Running& ru
       double* out = running.row(i);
       const std::span<void*> operands = add_call(table_, *pass, out + kRuleNumbers);
       operands[0] = const_cast<double*>(&decision->factor);
-      operands[1] = cohorts[rows[i].cohort].after->data;
+      operands[1] = cohorts[rows[i].cohort].after->next();
       operands[2] = out + kGradFactor;
       for (size_t k = 0; k < program->writes.size(); ++k) operands[3 + k] = out + kFirstScalar + program->writes[k];
     }
     launch(running.device, pass, table_, compile::Condition{&decision->updates, 1});
   }
-  if (!split) return;
-  for (const Update& u : updates) u.slot->state.count = cohorts[u.slot->state.count->cohort].after;
+}
+
+// The step counts: its first pass is enqueued.
+void Optimizer::take_counts(const std::vector<Update>& updates, Running& running) {
+  if (measured_) skipped_->advance();
+  measured_ = false;
+  for (const Running::Cohort& cohort : running.cohorts) cohort.after->advance();
+  for (const Update& u : updates) u.slot->state.count = running.cohorts[u.slot->state.count->cohort].after;
+  running.cohorts.clear();
 }
 
 // Tells the tape, by versions, that the pass writes the parameter, its average, its copy and maybe its gradient.
@@ -414,6 +416,7 @@ void Optimizer::run(Signature& signature, std::vector<Update>& updates, Running&
     make_room_for_sums(signature, sweep, updates, running);
     fill_table(signature, sweep, updates, running);
     launch(running.device, signature.sweeps[sweep], table_, running.decided(), eager);
+    if (!running.cohorts.empty()) take_counts(updates, running);
   }
   each_transient([](const ParamSlot&, const StateSpec&, StateArray& array) { array = {}; });
 }

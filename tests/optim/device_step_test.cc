@@ -16,6 +16,7 @@
 #include "rondo/optim/compile.h"
 #include "rondo/optim/foreach_map.h"
 #include "rondo/optim/grad_scaler.h"
+#include "rondo/optim/host_code.h"
 #include "rondo/optim/lamb.h"
 #include "rondo/optim/muon.h"
 #include "rondo/optim/sgd.h"
@@ -348,29 +349,30 @@ TEST_P(DeviceStep, WorkOutlivesItsOptimizer) {
 }
 
 // Whichever allocation of a step fails: the step has changed nothing, and the next one is it.
-TEST_P(DeviceStep, OutOfMemoryChangesNothing) {
-  const DeviceScope scope(device_);
+void fail_every_allocation(FakeDevice& fake) {
+  const Device device = fake.device();
+  const DeviceScope scope(device);
   const auto run = [&](int64_t failing, bool& failed) {
     Generator generator(5);
-    std::vector<Tensor> params = {random({40, 30}, kF32, device_, generator).requires_grad_(),
-                                  random({7, 5}, kF32, device_, generator).requires_grad_()};
+    std::vector<Tensor> params = {random({40, 30}, kF32, device, generator).requires_grad_(),
+                                  random({7, 5}, kF32, device, generator).requires_grad_()};
     AdamW optimizer(params, {.lr = 0.1});
     optimizer.track_average();
     optimizer.keep_copies(kBF16);
     for (int step = 0; step < 3; ++step) {
-      params[0].set_grad(random({40, 30}, kF32, device_, generator));
-      params[1].set_grad(random({5, 7}, kF32, device_, generator).t());
+      params[0].set_grad(random({40, 30}, kF32, device, generator));
+      params[1].set_grad(random({5, 7}, kF32, device, generator).t());
       if (step == 0) params[1].set_grad(Tensor());  // it starts later, and has a count of its own
       const auto make_step = [&] { optimizer.step({.max_norm = 1}); };
       if (step == 1) {
-        fake_.fail_allocation(failing);
+        fake.fail_allocation(failing);
         try {
           make_step();
           failed = false;
         } catch (const OutOfMemoryError&) {
           failed = true;
         }
-        fake_.fail_allocation(0);
+        fake.fail_allocation(0);
         if (!failed) continue;
       }
       make_step();
@@ -391,6 +393,8 @@ TEST_P(DeviceStep, OutOfMemoryChangesNothing) {
   EXPECT_GT(failing, 5);
   EXPECT_FALSE(failed);
 }
+
+TEST_P(DeviceStep, OutOfMemoryChangesNothing) { fail_every_allocation(fake_); }
 
 TEST_P(DeviceStep, OneDeviceForAllParameters) {
   const Device other = fake_.device(1);
@@ -517,6 +521,14 @@ TEST_P(GeneratedDeviceStep, AStepIsAFewLaunches) {
   // Another pass over all parameters; before it the sums over rows, and the trust ratios.
   EXPECT_EQ(launches([&] { lamb.step(); }), 8);
 }
+
+TEST_P(GeneratedDeviceStep, HostCodeIsRefused) {
+  const int64_t before = fake_.counts().launches;
+  EXPECT_THROW(enqueue_host_code(device_, [] {}), InternalError);
+  EXPECT_EQ(fake_.counts().launches, before);
+}
+
+TEST_P(GeneratedDeviceStep, OutOfMemoryChangesNothing) { fail_every_allocation(fake_); }
 
 TEST_P(GeneratedDeviceStep, AfterALateErrorNothingChanges) {
   const DeviceScope scope(device_);
