@@ -150,7 +150,7 @@ std::string outside(const Plan& plan) {
     const LoweredUnit& unit = plan.kernels[static_cast<size_t>(launch.kernel)];
     if (launch.kind == Launch::Kind::kKernel) {
       for (const Instr& instr : unit.kernel.instrs)
-        if (instr.index >= 0 && instr.op != LoopOp::kScalar)
+        if (instr.op == LoopOp::kLoad || instr.op == LoopOp::kStore || instr.op == LoopOp::kColumnSum)
           check(launch.addresses[static_cast<size_t>(instr.index)],
                 range_of(unit.kernel, unit.kernel.operands[static_cast<size_t>(instr.index)]),
                 absl::StrCat("@", instr.index));
