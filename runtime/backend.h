@@ -9,7 +9,7 @@
 //   block must wait for an event of the compute stream first.
 // Note [Late errors]. A kernel that finds its data wrong skips the access. The device keeps the first such error, and
 //   the next call that waits for the device throws it. Until then, `failed` is true for work that is enqueued later;
-//   the passes of an optimizer read it on the stream and change nothing.
+//   the passes of an optimizer read it on the stream and change nothing. Random numbers are drawn on (random.h).
 // Note [Work]. Host code that a stream runs has the device's addresses, and all else that it touches is host memory. It
 //   calls nothing of the table but `failed`, and `deallocate` when it is destroyed. It throws an error of its data; the
 //   backend keeps the first such exception, as it is, and goes on with the work behind it.
@@ -45,7 +45,7 @@ struct BackendTable {
   const char* name;  // "cuda"
   // Tensors of this backend can be read and written through host pointers at any time.
   bool host_memory;
-  // Whose kernels run here: the index into OpDef::on, and which compiler makes code.
+  // Whose kernels run here (OpDef::on), and code. The CPU's are host code, for enqueue(); others enqueue launches.
   Backend kernels;
   // Ops that have a lowering run as generated kernels (op_compiler.h), before those of OpDef::on are asked. That needs
   // a program that links compile/.
@@ -67,7 +67,7 @@ struct BackendTable {
   int64_t (*limit)(int device);
   // Counts `bytes` more, or fewer, in AllocatorStats::by_purpose.
   void (*count_purpose)(int device, Purpose purpose, int64_t bytes) noexcept;
-  void (*trim)(int device);  // gives all freed blocks back
+  void (*trim)(int device);  // gives all freed blocks back, if the device is in use
   // Host memory that the device can read and write without a copy in between (page-locked).
   void* (*allocate_staging)(size_t bytes);
   void (*deallocate_staging)(void* data, size_t bytes) noexcept;
@@ -86,7 +86,7 @@ struct BackendTable {
 
   // ---- Work
   // Runs host code that works on the device's memory, in the order of the stream: Note [Work]. Null: enqueue() runs it
-  // at once. A device whose kernels are not host code has this for callbacks only.
+  // at once. A device whose `kernels` are not the CPU's has this for callbacks only.
   void (*enqueue)(int device, Stream stream, absl::AnyInvocable<void()> work);
   EventHandle (*record)(int device, Stream stream);
   void (*wait)(int device, Stream stream, EventHandle event);  // later work of the stream waits, not the host

@@ -10,6 +10,7 @@
 #include "rondo/runtime/cuda/context.h"
 #include "rondo/runtime/cuda/nvtx.h"
 #include "rondo/runtime/cuda/product.h"
+#include "rondo/runtime/cuda/source.h"
 #include "rondo/runtime/cuda/staging.h"
 #include "rondo/runtime/error.h"
 #include "rondo/runtime/memory.h"
@@ -250,6 +251,13 @@ void deallocate(int device, void* data, size_t bytes) noexcept {
   if (DeviceState* state = device_state_if_usable(device)) state->allocator().deallocate(data, bytes);
 }
 
+void trim(int device) {
+  DeviceState* state = device_state_if_usable(device);
+  if (state == nullptr) return;
+  state->allocator().trim();
+  Staging::instance().clear(*state);
+}
+
 constinit const BackendTable kBackend = {
     .name = "cuda",
     .host_memory = false,
@@ -268,7 +276,7 @@ constinit const BackendTable kBackend = {
         [](int device, Purpose purpose, int64_t bytes) noexcept {
           if (DeviceState* state = device_state_if_usable(device)) state->allocator().count_purpose(purpose, bytes);
         },
-    .trim = [](int device) { device_state(device).allocator().trim(); },
+    .trim = &trim,
     .allocate_staging = &allocate_staging,
     .deallocate_staging = &deallocate_staging,
     .copy_in = &copy_in,
@@ -305,13 +313,6 @@ void trim_all() {
 
 const BackendTable* open(std::string* why_not) {
   if (open_devices(why_not) == 0) return nullptr;
-  static const bool trims = [] {
-    memory::on_trim([] {
-      if (detail::backends[static_cast<size_t>(Backend::kCUDA)] == &kBackend) trim_all();
-    });
-    return true;
-  }();
-  static_cast<void>(trims);
   Range::open();
   install_backend(Backend::kCUDA, &kBackend);
   return &kBackend;
@@ -320,6 +321,7 @@ const BackendTable* open(std::string* why_not) {
 void close() {
   install_backend(Backend::kCUDA, nullptr);
   Product::trim();
+  unload_kernels();
   close_devices();
 }
 

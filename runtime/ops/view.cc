@@ -1,5 +1,7 @@
 // Views: new sizes and strides over the same storage; and cat, the copy that undoes split.
 #include "absl/strings/str_cat.h"
+#include "rondo/runtime/ops/attributes.h"
+#include "rondo/runtime/ops/cuda_kernels.h"
 #include "rondo/runtime/ops/kernels.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/ops/promotion.h"
@@ -118,7 +120,7 @@ constexpr OpDef kSliceGrad = {
           for (size_t i = 3; i < c.attrs().ints.size(); ++i) sizes.push_back(c.attrs().ints[i]);
           c.output(0, c.dtype(0), sizes);
         },
-    .on = {{&cpu::slice_grad_kernel}},
+    .on = {{&cpu::slice_grad_kernel}, {&cuda::slice_grad_kernel}},
     .grad =
         [](const GradContext& g) {
           const int dim = static_cast<int>(g.integer(0));
@@ -212,8 +214,8 @@ constexpr OpDef kCat = {
     .kind = OpKind::kOpaque,
     .infer =
         [](InferContext& c) {
-          const int dim = static_cast<int>(c.integer(0));
           Dims sizes = c.sizes(0);
+          const int dim = dim_in(c, 0, sizes.rank());
           for (int i = 1; i < c.n_inputs(); ++i) {
             Dims other = c.sizes(i);
             if (other.rank() != sizes.rank()) c.fail("operands must have the same number of dimensions");
@@ -225,7 +227,7 @@ constexpr OpDef kCat = {
           }
           c.output(0, c.dtype(0), sizes);
         },
-    .on = {{&cpu::cat_kernel}},
+    .on = {{&cpu::cat_kernel}, {&cuda::cat_kernel}},
     .grad =
         [](const GradContext& g) {
           const int dim = static_cast<int>(g.integer(0));
