@@ -254,6 +254,7 @@ void deallocate(int device, void* data, size_t bytes) noexcept {
 void trim(int device) {
   DeviceState* state = device_state_if_usable(device);
   if (state == nullptr) return;
+  Product::trim();
   state->allocator().trim();
   Staging::instance().clear(*state);
 }
@@ -297,18 +298,6 @@ constinit const BackendTable kBackend = {
         },
 };
 
-// memory::trim() reaches the devices that are in use.
-void trim_all() {
-  Product::trim();
-  DeviceState* any = nullptr;
-  for (int i = 0, n = count(); i < n; ++i)
-    if (DeviceState* state = device_state_if_usable(i)) {
-      state->allocator().trim();
-      any = state;
-    }
-  if (any != nullptr) Staging::instance().clear(*any);
-}
-
 }  // namespace
 
 const BackendTable* open(std::string* why_not) {
@@ -320,8 +309,8 @@ const BackendTable* open(std::string* why_not) {
 
 void close() {
   install_backend(Backend::kCUDA, nullptr);
-  Product::trim();
   unload_kernels();
+  Product::trim();
   close_devices();
 }
 
