@@ -14,8 +14,8 @@
 namespace rondo::cuda {
 namespace {
 
-// A block for each row of scores. Scores are dense [B, H, rows, cols]; what the kernels write may be what they read: each
-// thread reads an element before it overwrites it.
+// A block for each row of scores. Scores are dense [B, H, rows, cols]; what the kernels write may be what they read:
+// each thread reads an element before it overwrites it.
 constexpr const char* kText = R"cuda(
 using C = typename RondoCompute<T>::Type;
 
@@ -169,12 +169,14 @@ class Multiplier {
     bool adds = false;  // to the result
     double alpha = 1;
   };
-  // c (m, n) = a (m, k) b (k, n), head by head. If c's heads are those of keys, its groups add up, so `adds` must be set.
+  // c (m, n) = a (m, k) b (k, n), head by head. If c's heads are those of keys, its groups add up, so `adds` must be
+  // set.
   void run(int64_t m, int64_t n, int64_t k, const Matrices& a, Of of_a, const Matrices& b, Of of_b, const Matrices& c,
            Of of_c, Options options) const {
     if (m == 0 || n == 0 || k == 0) return;
     const int64_t groups = call_.heads / call_.kv_heads;
-    MatmulCall product{.dtype = call_.dtype, .wide = options.wide && call_.dtype != compute_of(call_.dtype), .m = m, .n = n, .k = k};
+    MatmulCall product{
+        .dtype = call_.dtype, .wide = options.wide && call_.dtype != compute_of(call_.dtype), .m = m, .n = n, .k = k};
     if (options.adds) {
       product.epilogues[0] = Epilogue::kAdd;
       product.in_place[0] = true;
@@ -243,16 +245,19 @@ class Chunks {
   }
   // scores = scale q k^T, of the compute type.
   void score(const Chunk& chunk, const Storage& scores) const {
-    if (call_.head_dim == 0)
-      backend_of(device()).fill(call_.device, scores.data(), 0, scores.bytes());
+    if (call_.head_dim == 0) backend_of(device()).fill(call_.device, scores.data(), 0, scores.bytes());
     multiply_.run(chunk.rows, chunk.columns, call_.head_dim, of(operands_.q, call_.q, chunk.first, call_.dtype),
                   Multiplier::kQueries, transposed(of(operands_.k, call_.k)), Multiplier::kKeys,
                   chunk_matrix(chunk, scores), Multiplier::kQueries, {.wide = true, .alpha = call_.scale});
   }
   MaskArgument mask(const Chunk& chunk) const {
     const auto& s = call_.mask_strides;
-    return {operands_.mask, static_cast<long long>(call_.mask), s[0], s[1], s[2], s[3], call_.heads, call_.queries,
-            chunk.first, chunk.rows, call_.causal};
+    return {operands_.mask, static_cast<long long>(call_.mask),
+            s[0],           s[1],
+            s[2],           s[3],
+            call_.heads,    call_.queries,
+            chunk.first,    chunk.rows,
+            call_.causal};
   }
   int64_t rows(const Chunk& chunk) const { return call_.batch * call_.heads * chunk.rows; }
   Kernel kernel(const char* name) const {
@@ -270,9 +275,9 @@ class Forward : Chunks {
   using Chunks::Chunks;
   void run(void* out, const HeadsStrides& out_strides, void* logsumexp) const {
     if (call_.keys == 0)
-      backend_of(device()).fill(call_.device, out, 0,
-                                static_cast<size_t>(call_.batch * call_.heads * call_.queries * call_.head_dim) *
-                                    size_of(call_.dtype));
+      backend_of(device()).fill(
+          call_.device, out, 0,
+          static_cast<size_t>(call_.batch * call_.heads * call_.queries * call_.head_dim) * size_of(call_.dtype));
     const Kernel softmax = kernel("rondo_attention_softmax");
     for_each_chunk(call_, [&](const Chunk& chunk) {
       const Storage scores = scores_like(chunk, compute_of(call_.dtype));

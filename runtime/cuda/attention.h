@@ -4,8 +4,8 @@
 //   product (cuBLASLt), their softmax is a kernel, the output another product. The backward computes the scores of a
 //   chunk again, from the logsumexp. Memory is that of one chunk's scores, linear in the number of keys. Sums over
 //   chunks run in f32 (f64 for f64), in the order of the chunks, and chunks follow from the shape: bits do too.
-// Another way to compute a call, such as a plan of cuDNN, is chosen at the top of the two functions below: AttentionCall
-// is all that a choice may depend on.
+// Another way to compute a call, such as a plan of cuDNN, is chosen at the top of the two functions below:
+// AttentionCall is all that a choice may depend on.
 //
 // Thread safe: free functions, which enqueue on the compute stream and return.
 #pragma once

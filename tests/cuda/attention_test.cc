@@ -1,4 +1,5 @@
-// Attention on CUDA in chunks of queries, against the CPU's: its products run on the fake cuBLASLt, its kernels on fibers.
+// Attention on CUDA in chunks of queries, against the CPU's: its products run on the fake cuBLASLt, its kernels on
+// fibers.
 #include "rondo/runtime/cuda/attention.h"
 
 #include <gtest/gtest.h>
@@ -62,9 +63,7 @@ double tolerance(DType dtype) { return dtype == kF64 ? 1e-12 : dtype == kF32 ? 2
 // What the CPU computes from the same numbers in f32 (f64): what 16-bit results are rounded from.
 void expect_attention(const Operands& o, bool causal, Device device, const std::string& what) {
   const DType dtype = o.q.dtype(), wide = dtype == kF64 ? kF64 : kF32;
-  const auto widened = [&](const Tensor& t) {
-    return t.defined() && is_floating(t.dtype()) ? t.to(wide).clone() : t;
-  };
+  const auto widened = [&](const Tensor& t) { return t.defined() && is_floating(t.dtype()) ? t.to(wide).clone() : t; };
   const Results cpu = run(widened(o.q), widened(o.k), widened(o.v), widened(o.mask), widened(o.grad), causal);
   const Tensor mask = o.mask.defined() ? o.mask.to(device) : Tensor();
   const Results cuda = run(packed(o.q, device), packed(o.k, device), packed(o.v, device), mask, packed(o.grad, device),
@@ -84,7 +83,7 @@ std::string name(const Shape& s, DType dtype) {
 TEST(CudaAttention, ShapesAndDTypes) {
   FakeCuda cuda;
   manual_seed(1);
-  const Shape shapes[] = {{1, 1, 1, 1, 1, 1}, {2, 3, 3, 5, 5, 4},  {1, 2, 2, 7, 3, 8}, {2, 4, 2, 3, 6, 4},
+  const Shape shapes[] = {{1, 1, 1, 1, 1, 1}, {2, 3, 3, 5, 5, 4},    {1, 2, 2, 7, 3, 8},  {2, 4, 2, 3, 6, 4},
                           {1, 4, 1, 5, 5, 2}, {2, 2, 2, 33, 33, 16}, {1, 2, 2, 1, 40, 8}, {3, 1, 1, 4, 4, 1}};
   for (const DType dtype : {kF32, kF64, kBF16, kF16})
     for (const Shape& shape : shapes)
