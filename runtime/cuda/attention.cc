@@ -133,14 +133,6 @@ struct HeadsArgument {
   long long batch, head, row;
 };
 
-const Source& source() {
-  static const auto* const text = new std::string(
-      absl::StrCat(scalar_function("rondo_exp", [](LoopValue x) { return scalar::exp(x); }),
-                   scalar_function("rondo_log", [](LoopValue x) { return scalar::log(x); }), kText));
-  static const Source source{"attention", *text};
-  return source;
-}
-
 DType compute_of(DType dtype) { return dtype == kF64 ? kF64 : kF32; }
 
 // One matrix for each head of each batch: element (row, column) of head h of batch b lies at
@@ -261,7 +253,7 @@ class Chunks {
   }
   int64_t rows(const Chunk& chunk) const { return call_.batch * call_.heads * chunk.rows; }
   Kernel kernel(const char* name) const {
-    return kernel_of(call_.device, source(), name, {{"T", type_name(call_.dtype)}});
+    return kernel_of(call_.device, attention_source(), name, {{"T", type_name(call_.dtype)}});
   }
 
   const AttentionCall& call_;
@@ -380,6 +372,14 @@ class Backward : Chunks {
 };
 
 }  // namespace
+
+const Source& attention_source() {
+  static const auto* const text = new std::string(
+      absl::StrCat(scalar_function("rondo_exp", [](LoopValue x) { return scalar::exp(x); }),
+                   scalar_function("rondo_log", [](LoopValue x) { return scalar::log(x); }), kText));
+  static const Source source{"attention", *text};
+  return source;
+}
 
 int64_t chunk_of(const AttentionCall& call) {
   constexpr int64_t kMostBytes = int64_t{64} << 20, kFewest = 16;

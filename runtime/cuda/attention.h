@@ -16,6 +16,8 @@
 
 namespace rondo::cuda {
 
+struct Source;
+
 // Of a [B, H, T, D] array whose last dimension is dense, in elements.
 struct HeadsStrides {
   int64_t batch = 0, head = 0, row = 0;
@@ -60,5 +62,8 @@ struct AttentionGradients {
 };
 void attention_backward(const AttentionCall& call, const AttentionOperands& operands,
                         const AttentionGradients& gradients);
+
+// Its kernels.
+const Source& attention_source();
 
 }  // namespace rondo::cuda

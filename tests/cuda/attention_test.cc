@@ -7,6 +7,8 @@
 #include <cmath>
 
 #include "rondo/runtime/autograd.h"
+#include "rondo/runtime/cuda/driver.h"
+#include "rondo/runtime/cuda/source.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/random.h"
 #include "rondo/tests/bits.h"
@@ -234,6 +236,20 @@ TEST(CudaAttention, EveryOrderGivesTheSameBits) {
   const std::string expected = bits({});
   for (uint64_t seed = 1; seed <= 10; ++seed) EXPECT_EQ(bits({.seed = seed}), expected) << seed;
   EXPECT_EQ(bits({.seed = 3, .early = 0}), expected);
+}
+
+// What only a GPU runs: machine code of the same text, for what is compiled ahead.
+TEST(CudaAttention, TheRealNvrtcCompilesIt) {
+  const test::Setting on("RONDO_CUDA", nullptr), no_path("RONDO_CUDA_PATH", nullptr);
+  cuda::forget_libraries();
+  std::string why_not;
+  if (cuda::find_nvrtc(&why_not) == nullptr) GTEST_SKIP() << why_not;
+  for (const DType dtype : {kF32, kF64, kBF16, kF16})
+    for (const char* architecture : {"sm_80", "sm_90", "sm_100"}) {
+      const std::string text = cuda::whole_text(cuda::attention_source(), {{"T", cuda::type_name(dtype)}});
+      EXPECT_GT(cuda::compile_text("attention", text, architecture).size(), 1000u);
+    }
+  cuda::forget_libraries();
 }
 
 }  // namespace
