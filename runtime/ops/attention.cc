@@ -2,6 +2,7 @@
 #include <cmath>
 #include <limits>
 
+#include "rondo/runtime/ops/cuda_kernels.h"
 #include "rondo/runtime/ops/kernels.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/ops/table.h"
@@ -117,7 +118,7 @@ constexpr OpDef kAttentionGrad = {
         [](InferContext& c) {
           for (int i = 0; i < 3; ++i) c.strided_output(i, c.dtype(3 + i), c.sizes(3 + i), heads_inside(c.sizes(3 + i)));
         },
-    .on = {{&cpu::attention_grad_kernel}},
+    .on = {{&cpu::attention_grad_kernel}, {&cuda::attention_grad_kernel}},
     .decompose = &decompose_attention_grad,
     .strided_outputs = true,
     .fuse_parts = false,
@@ -151,7 +152,7 @@ constexpr OpDef kAttention = {
           c.strided_output(0, c.dtype(0), q, heads_inside(q));
           c.output(1, compute_dtype(c.dtype(0)), {q[0], q[1], q[2]});
         },
-    .on = {{&cpu::attention_kernel}},
+    .on = {{&cpu::attention_kernel}, {&cuda::attention_kernel}},
     .decompose = &decompose_attention,
     .grad =
         [](const GradContext& g) {

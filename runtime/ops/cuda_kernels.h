@@ -64,4 +64,8 @@ std::unique_ptr<const PreparedKernel> prepare_linear(const KernelContext& contex
 // A sum in place or not, then tanh-GELU.
 bool product_absorbs(std::span<const Epilogue> epilogues, DType dtype, bool exact);
 
+// attention_kernel.cc
+void attention_kernel(const KernelContext& context);
+void attention_grad_kernel(const KernelContext& context);
+
 }  // namespace rondo::cuda

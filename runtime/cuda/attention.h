@@ -1,0 +1,69 @@
+// Scaled dot-product attention on CUDA, forward and backward: what cpu/attention.h says.
+//
+// Note [Chunks of queries]. The way that always works: a chunk of queries at a time, the scores of the chunk are a
+//   product (cuBLASLt), their softmax is a kernel, the output another product. The backward computes the scores of a
+//   chunk again, from the logsumexp. Memory is that of one chunk's scores, linear in the number of keys. Sums over
+//   chunks run in f32 (f64 for f64), in the order of the chunks, and chunks follow from the shape: bits do too.
+// Another way to compute a call, such as a plan of cuDNN, is chosen at the top of the two functions below:
+// AttentionCall is all that a choice may depend on.
+//
+// Thread safe: free functions, which enqueue on the compute stream and return.
+#pragma once
+
+#include <cstdint>
+
+#include "rondo/runtime/dtype.h"
+
+namespace rondo::cuda {
+
+struct Source;
+
+// Of a [B, H, T, D] array whose last dimension is dense, in elements.
+struct HeadsStrides {
+  int64_t batch = 0, head = 0, row = 0;
+};
+
+enum class AttentionMask : int32_t {
+  kNone,
+  kAllowed,   // bool: true if the query may attend to the key
+  kFirstKey,  // i64: the first key to which a query may attend
+  kBias,      // of q's dtype: added to the scaled score
+};
+
+struct AttentionCall {
+  int device = 0;
+  DType dtype = kF32;
+  int64_t batch = 0, heads = 0, kv_heads = 0, queries = 0, keys = 0, head_dim = 0;
+  bool causal = false;  // query i attends to keys j <= i
+  double scale = 1;
+  HeadsStrides q = {}, k = {}, v = {};
+  AttentionMask mask = AttentionMask::kNone;
+  int64_t mask_strides[4] = {};  // over [B, H, Tq, Tk]
+  int64_t chunk = 0;             // queries at a time; 0: chunk_of()
+};
+
+// Of how many queries the scores take 64 MiB, but at least 16 queries.
+int64_t chunk_of(const AttentionCall& call);
+
+// Addresses of the device.
+struct AttentionOperands {
+  const void *q = nullptr, *k = nullptr, *v = nullptr, *mask = nullptr;
+};
+
+// Overwrites out [B, H, Tq, D] and logsumexp [B, H, Tq] (dense, of the compute dtype; -inf where no key is allowed).
+void attention_forward(const AttentionCall& call, const AttentionOperands& operands, void* out,
+                       const HeadsStrides& out_strides, void* logsumexp);
+
+struct AttentionGradients {
+  const void *out = nullptr, *logsumexp = nullptr, *grad = nullptr;
+  HeadsStrides out_strides, grad_strides;
+  void *grad_q = nullptr, *grad_k = nullptr, *grad_v = nullptr;  // overwritten; each is dense in some order
+  HeadsStrides grad_q_strides, grad_k_strides, grad_v_strides;
+};
+void attention_backward(const AttentionCall& call, const AttentionOperands& operands,
+                        const AttentionGradients& gradients);
+
+// Its kernels.
+const Source& attention_source();
+
+}  // namespace rondo::cuda

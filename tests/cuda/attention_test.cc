@@ -1,0 +1,256 @@
+// Attention on CUDA in chunks of queries, against the CPU's: its products run on the fake cuBLASLt, its kernels on
+// fibers.
+#include "rondo/runtime/cuda/attention.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "rondo/runtime/autograd.h"
+#include "rondo/runtime/cuda/driver.h"
+#include "rondo/runtime/cuda/source.h"
+#include "rondo/runtime/ops/ops.h"
+#include "rondo/runtime/random.h"
+#include "rondo/tests/bits.h"
+#include "rondo/tests/fake_cuda/fake_cuda.h"
+
+namespace rondo {
+namespace {
+
+using test::FakeCuda;
+
+struct Shape {
+  int64_t batch, heads, kv_heads, queries, keys, head_dim;
+};
+
+// Operands on the host; on a device they are views of one projection, as a model makes them.
+struct Operands {
+  Tensor q, k, v, mask, grad;
+  Operands(const Shape& s, DType dtype) {
+    const auto random = [&](int64_t heads, int64_t length) {
+      return Tensor::randn({s.batch, heads, length, s.head_dim}, {kF64}).to(dtype);
+    };
+    q = random(s.heads, s.queries);
+    k = random(s.kv_heads, s.keys);
+    v = random(s.kv_heads, s.keys);
+    grad = random(s.heads, s.queries);
+  }
+};
+// (B, H, T, D) in memory as (B, T, H + 1, D), so that rows and batches have gaps.
+Tensor packed(const Tensor& t, Device device) {
+  const Dims& s = t.sizes();
+  const Dims strides = {s[2] * (s[1] + 1) * s[3], s[3], (s[1] + 1) * s[3], 1};
+  return test::with_strides(t.to(device), strides, 0, std::max<int64_t>(1, s[0] * s[2] * (s[1] + 1) * s[3]));
+}
+
+struct Results {
+  Tensor out, grad_q, grad_k, grad_v;
+};
+Results run(Tensor q, Tensor k, Tensor v, const Tensor& mask, const Tensor& grad, bool causal) {
+  for (Tensor* operand : {&q, &k, &v}) operand->requires_grad_();
+  const Tensor out = ops::scaled_dot_product_attention(q, k, v, mask, {.causal = causal});
+  out.backward(grad);
+  return {out.detach(), q.grad(), k.grad(), v.grad()};
+}
+
+void expect_close(const Tensor& cuda, const Tensor& cpu, double tolerance, const std::string& what) {
+  ASSERT_EQ(to_string(cuda.sizes()), to_string(cpu.sizes())) << what;
+  const std::vector<double> got = cuda.to(kCPU).to_vector<double>(), want = cpu.to_vector<double>();
+  for (size_t i = 0; i < got.size(); ++i)
+    ASSERT_LE(std::abs(got[i] - want[i]), tolerance * (1 + std::abs(want[i])))
+        << what << ", element " << i << ": " << got[i] << " and " << want[i];
+}
+double tolerance(DType dtype) { return dtype == kF64 ? 1e-12 : dtype == kF32 ? 2e-5 : dtype == kBF16 ? 4e-2 : 5e-3; }
+
+// What the CPU computes from the same numbers in f32 (f64): what 16-bit results are rounded from.
+void expect_attention(const Operands& o, bool causal, Device device, const std::string& what) {
+  const DType dtype = o.q.dtype(), wide = dtype == kF64 ? kF64 : kF32;
+  const auto widened = [&](const Tensor& t) { return t.defined() && is_floating(t.dtype()) ? t.to(wide).clone() : t; };
+  const Results cpu = run(widened(o.q), widened(o.k), widened(o.v), widened(o.mask), widened(o.grad), causal);
+  const Tensor mask = o.mask.defined() ? o.mask.to(device) : Tensor();
+  const Results cuda = run(packed(o.q, device), packed(o.k, device), packed(o.v, device), mask, packed(o.grad, device),
+                           causal);
+  const double most = tolerance(dtype);
+  expect_close(cuda.out, cpu.out, most, what + " out");
+  expect_close(cuda.grad_q, cpu.grad_q, most, what + " grad q");
+  expect_close(cuda.grad_k, cpu.grad_k, most, what + " grad k");
+  expect_close(cuda.grad_v, cpu.grad_v, most, what + " grad v");
+}
+
+std::string name(const Shape& s, DType dtype) {
+  return std::string(name_of(dtype)) + " " +
+         to_string(Dims{s.batch, s.heads, s.kv_heads, s.queries, s.keys, s.head_dim});
+}
+
+TEST(CudaAttention, ShapesAndDTypes) {
+  FakeCuda cuda;
+  manual_seed(1);
+  const Shape shapes[] = {{1, 1, 1, 1, 1, 1}, {2, 3, 3, 5, 5, 4},    {1, 2, 2, 7, 3, 8},  {2, 4, 2, 3, 6, 4},
+                          {1, 4, 1, 5, 5, 2}, {2, 2, 2, 33, 33, 16}, {1, 2, 2, 1, 40, 8}, {3, 1, 1, 4, 4, 1}};
+  for (const DType dtype : {kF32, kF64, kBF16, kF16})
+    for (const Shape& shape : shapes)
+      for (const bool causal : {false, true})
+        expect_attention(Operands(shape, dtype), causal, cuda.device(), name(shape, dtype) + (causal ? " causal" : ""));
+}
+
+TEST(CudaAttention, Masks) {
+  FakeCuda cuda;
+  manual_seed(2);
+  const Shape shape{2, 2, 2, 6, 7, 4};
+  for (const DType dtype : {kF32, kBF16})
+    for (const bool causal : {false, true}) {
+      Operands o(shape, dtype);
+      const std::string what = name(shape, dtype) + (causal ? " causal" : "");
+      o.mask = Tensor::randn({2, 2, 6, 7}) > 0.0;
+      expect_attention(o, causal, cuda.device(), what + " bool");
+      o.mask = Tensor::randn({2, 1, 1, 7}) > 0.3;  // some queries have no key at all
+      expect_attention(o, causal, cuda.device(), what + " bool, broadcast");
+      o.mask = Tensor::randint(-2, 8, {2, 1, 6, 1});
+      expect_attention(o, causal, cuda.device(), what + " first keys");
+      o.mask = Tensor::randn({1, 2, 6, 7}).to(dtype);
+      expect_attention(o, causal, cuda.device(), what + " added");
+    }
+}
+
+TEST(CudaAttention, NothingToAttendTo) {
+  FakeCuda cuda;
+  const Device device = cuda.device();
+  const auto zeros = [&](const Dims& sizes) { return Tensor::zeros(sizes).to(device); };
+  const Results none = run(test::dense_copy(zeros({2, 3, 4, 5})), zeros({2, 3, 0, 5}), zeros({2, 3, 0, 5}), {},
+                           zeros({2, 3, 4, 5}), false);
+  for (const float value : none.out.to(kCPU).to_vector<float>()) EXPECT_EQ(value, 0.0f);
+  for (const float value : none.grad_q.to(kCPU).to_vector<float>()) EXPECT_EQ(value, 0.0f);
+  EXPECT_EQ(none.grad_k.numel(), 0);
+  const Results nobody = run(zeros({2, 3, 0, 5}), test::dense_copy(zeros({2, 3, 4, 5})), zeros({2, 3, 4, 5}), {},
+                             zeros({2, 3, 0, 5}), true);
+  EXPECT_EQ(nobody.out.numel(), 0);
+  for (const float value : nobody.grad_k.to(kCPU).to_vector<float>()) EXPECT_EQ(value, 0.0f);
+}
+
+// ---- Chunks
+
+cuda::HeadsStrides strides_of(const Tensor& t) { return {t.strides()[0], t.strides()[1], t.strides()[2]}; }
+
+struct Chunked {
+  Tensor out, logsumexp, grad_q, grad_k, grad_v;
+};
+Chunked in_chunks(const Operands& o, int64_t chunk, bool causal, Device device) {
+  const Tensor q = o.q.to(device), k = o.k.to(device), v = o.v.to(device), grad = o.grad.to(device);
+  const Dims s = q.sizes();
+  const DType dtype = q.dtype();
+  Chunked r{Tensor::empty(s, {dtype, device}), Tensor::empty({s[0], s[1], s[2]}, {dtype == kF64 ? kF64 : kF32, device}),
+            Tensor::empty(s, {dtype, device}), Tensor::empty(k.sizes(), {dtype, device}),
+            Tensor::empty(k.sizes(), {dtype, device})};
+  const cuda::AttentionCall call{.device = device.index,
+                                 .dtype = dtype,
+                                 .batch = s[0],
+                                 .heads = s[1],
+                                 .kv_heads = k.sizes()[1],
+                                 .queries = s[2],
+                                 .keys = k.sizes()[2],
+                                 .head_dim = s[3],
+                                 .causal = causal,
+                                 .scale = 0.5,
+                                 .q = strides_of(q),
+                                 .k = strides_of(k),
+                                 .v = strides_of(v),
+                                 .chunk = chunk};
+  const auto at = [](const Tensor& t) { return t.impl()->data(); };
+  const cuda::AttentionOperands operands{at(q), at(k), at(v), nullptr};
+  cuda::attention_forward(call, operands, at(r.out), strides_of(r.out), at(r.logsumexp));
+  cuda::attention_backward(call, operands,
+                           {.out = at(r.out),
+                            .logsumexp = at(r.logsumexp),
+                            .grad = at(grad),
+                            .out_strides = strides_of(r.out),
+                            .grad_strides = strides_of(grad),
+                            .grad_q = at(r.grad_q),
+                            .grad_k = at(r.grad_k),
+                            .grad_v = at(r.grad_v),
+                            .grad_q_strides = strides_of(r.grad_q),
+                            .grad_k_strides = strides_of(r.grad_k),
+                            .grad_v_strides = strides_of(r.grad_v)});
+  return r;
+}
+
+TEST(CudaAttention, ChunksAreOneCall) {
+  FakeCuda cuda;
+  manual_seed(3);
+  for (const DType dtype : {kF32, kF64, kBF16})
+    for (const Shape& shape : {Shape{2, 2, 2, 21, 21, 4}, Shape{1, 4, 2, 9, 13, 4}, Shape{1, 2, 1, 13, 5, 4}})
+      for (const bool causal : {false, true}) {
+        const Operands o(shape, dtype);
+        const Chunked whole = in_chunks(o, 1000, causal, cuda.device());
+        for (const int64_t chunk : {1, 4, 8}) {
+          const Chunked parts = in_chunks(o, chunk, causal, cuda.device());
+          const std::string what = name(shape, dtype) + (causal ? " causal" : "") + " by " + std::to_string(chunk);
+          const double most = dtype == kBF16 ? 1e-2 : tolerance(dtype) / 4;
+          expect_close(parts.out, whole.out.to(kCPU), most, what + " out");
+          expect_close(parts.logsumexp, whole.logsumexp.to(kCPU), most, what + " logsumexp");
+          expect_close(parts.grad_q, whole.grad_q.to(kCPU), most, what + " grad q");
+          expect_close(parts.grad_k, whole.grad_k.to(kCPU), most, what + " grad k");
+          expect_close(parts.grad_v, whole.grad_v.to(kCPU), most, what + " grad v");
+        }
+      }
+}
+
+TEST(CudaAttention, MemoryIsThatOfAChunk) {
+  for (const int64_t length : {1024, 8192, 65536, 1 << 20}) {
+    const cuda::AttentionCall call{.batch = 1, .heads = 16, .kv_heads = 16, .queries = length, .keys = length};
+    const int64_t bytes = cuda::chunk_of(call) * call.heads * length * 4;
+    EXPECT_LE(bytes, std::max(int64_t{64} << 20, 16 * call.heads * length * 4)) << length;
+    EXPECT_GE(cuda::chunk_of(call), 16);
+  }
+  // What a call takes beside its results: not that of all scores.
+  FakeCuda cuda;
+  manual_seed(4);
+  const Operands o({1, 2, 2, 64, 64, 8}, kF32);
+  const auto peak = [&](int64_t chunk) {
+    synchronize(cuda.device());
+    const BackendTable& table = backend_of(cuda.device());
+    static_cast<void>(in_chunks(o, chunk, false, cuda.device()));
+    table.reset_peak(0);
+    const int64_t before = table.stats(0).bytes_in_use;
+    static_cast<void>(in_chunks(o, chunk, false, cuda.device()));
+    return table.stats(0).peak_bytes - before;
+  };
+  EXPECT_GE(peak(64) - peak(4), 2 * (64 - 4) * 2 * 64 * 4);
+}
+
+std::string bits(const fake_cuda::Options& options) {
+  FakeCuda cuda(options);
+  manual_seed(5);
+  std::string all;
+  for (const DType dtype : {kF32, kBF16}) {
+    const Operands o({2, 4, 2, 9, 9, 4}, dtype);
+    const Results r = run(packed(o.q, cuda.device()), packed(o.k, cuda.device()), packed(o.v, cuda.device()), {},
+                          packed(o.grad, cuda.device()), true);
+    for (const Tensor* t : {&r.out, &r.grad_q, &r.grad_k, &r.grad_v}) all += test::bytes_of(*t);
+    const Chunked parts = in_chunks(o, 4, true, cuda.device());
+    all += test::bytes_of(parts.grad_k) + test::bytes_of(parts.grad_v);
+  }
+  return all;
+}
+
+TEST(CudaAttention, EveryOrderGivesTheSameBits) {
+  const std::string expected = bits({});
+  for (uint64_t seed = 1; seed <= 10; ++seed) EXPECT_EQ(bits({.seed = seed}), expected) << seed;
+  EXPECT_EQ(bits({.seed = 3, .early = 0}), expected);
+}
+
+// What only a GPU runs: machine code of the same text, for what is compiled ahead.
+TEST(CudaAttention, TheRealNvrtcCompilesIt) {
+  const test::Setting on("RONDO_CUDA", nullptr), no_path("RONDO_CUDA_PATH", nullptr);
+  cuda::forget_libraries();
+  std::string why_not;
+  if (cuda::find_nvrtc(&why_not) == nullptr) GTEST_SKIP() << why_not;
+  for (const DType dtype : {kF32, kF64, kBF16, kF16})
+    for (const char* architecture : {"sm_80", "sm_90", "sm_100"}) {
+      const std::string text = cuda::whole_text(cuda::attention_source(), {{"T", cuda::type_name(dtype)}});
+      EXPECT_GT(cuda::compile_text("attention", text, architecture).size(), 1000u);
+    }
+  cuda::forget_libraries();
+}
+
+}  // namespace
+}  // namespace rondo
