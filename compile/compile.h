@@ -162,7 +162,8 @@ struct RegionReport {
   // that were complete by then can be read; reading another one throws Error with the reason.
   int64_t failed_runs = 0;
   std::string last_failure;
-  // Recordings and backwards that a stage of the compiler could not compile, which is a bug of Rondo. They run eagerly.
+  // Recordings and backwards that run eagerly because a stage of the compiler failed, which is a bug of Rondo, or
+  // because there is no compiler for their device.
   int failed_compilations = 0;
   std::string last_failed_compilation;
   // Recordings that differed from an entry in floats only: the entry ran with other floats, nothing was planned.

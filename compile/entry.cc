@@ -299,8 +299,8 @@ std::shared_ptr<const CompiledBackward> Entry::compile_backward_of(const Graph& 
   if (ledger == nullptr) return compile();
   try {
     return ledger->guarded(why, true, compile);
-  } catch (const InternalError& e) {
-    ledger->add_failed_compilation(e.what());
+  } catch (const std::exception& e) {
+    if (!ledger->add_failed_compilation(e)) throw;
     std::lock_guard lock(mutex_);
     failed_.insert(arriving);
     return nullptr;
@@ -398,17 +398,20 @@ bool Ledger::must_run_eagerly(const CompileOptions& options, const std::string& 
   return true;
 }
 
-void Ledger::add_failed_compilation(const std::string& reason) {
+bool Ledger::add_failed_compilation(const std::exception& reason) {
+  const bool is_bug = dynamic_cast<const InternalError*>(&reason) != nullptr;
+  if (!is_bug && dynamic_cast<const NoCodeGenerator*>(&reason) == nullptr) return false;
   std::string name;
   {
     std::lock_guard lock(mutex);
     ++report.failed_compilations;
     ++report.eager_runs;
-    report.last_failed_compilation = reason;
+    report.last_failed_compilation = reason.what();
     name = report.name;
   }
-  log::warn_once(absl::StrCat("region ", name, " runs eagerly in part: a stage of the compiler failed. Please report ",
-                              "this: ", reason));
+  log::warn_once(absl::StrCat("region ", name, " runs eagerly in part: ",
+                              is_bug ? "a stage of the compiler failed. Please report this: " : "", reason.what()));
+  return true;
 }
 
 void Ledger::throw_recompile(const std::string& why) {

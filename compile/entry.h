@@ -43,8 +43,9 @@ struct Ledger {
   // True if something new may not be compiled, because of the stance or the limit; counts that it runs eagerly.
   bool must_run_eagerly(const CompileOptions& options, const std::string& why);
   void add_backward(const ProgramStats& stats, const std::string& why);
-  // A stage of the compiler failed, so something runs eagerly: counts it, and warns once with the reason.
-  void add_failed_compilation(const std::string& reason);
+  // A stage of the compiler failed (InternalError), or there is none for the device (NoCodeGenerator), so something
+  // runs eagerly: counts it, and warns once with the reason. False, and nothing was done: it is another error.
+  bool add_failed_compilation(const std::exception& reason);
   // REQUIRES: mutex is held.
   std::string limit_warning() const;
   // Returns compile(). With Stance::kFailOnRecompile and `is_recompile` no code is generated: throws Error if some is

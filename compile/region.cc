@@ -154,8 +154,8 @@ std::shared_ptr<const Binding> Region::make_binding(const Trace& trace, const nn
   try {
     entry = ledger_->guarded(news.why, !standing.earlier.empty(),
                              [&] { return compile_recording(trace, call, standing.is_first, ranges); });
-  } catch (const InternalError& e) {
-    ledger_->add_failed_compilation(e.what());
+  } catch (const std::exception& e) {
+    if (!ledger_->add_failed_compilation(e)) throw;
     if (failed_.size() >= static_cast<size_t>(std::max(options_.max_entries, 1))) failed_.clear();
     failed_.insert(keys.structure);
     return nullptr;

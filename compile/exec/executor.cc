@@ -4,7 +4,6 @@
 
 #include "rondo/compile/exec/launch.h"
 #include "rondo/compile/exec/library_call.h"
-#include "rondo/compile/exec/rows_on_device.h"
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/backend.h"
 #include "rondo/runtime/error.h"
@@ -99,13 +98,8 @@ void Executor::run_copy(const Launch& launch, const Frame& frame) const {
 void Executor::run_table(const Launch& launch, const TableArgument& argument) const {
   if (argument.table->items.empty()) return;
   const LoweredUnit& unit = plan_.kernels[static_cast<size_t>(launch.kernel)];
-  const auto enqueue = [&](const TableRows& rows) {
-    const TableCall call{code_.handle(launch.kernel), &unit.kernel, unit.extents, rows, argument.when};
-    code_.target().launch.table(code_.device(), call, owner_);
-  };
-  if (has_host_memory(code_.device())) return enqueue(argument.table->rows());
-  const RowsOnDevice rows(*argument.table, code_.device());
-  enqueue(rows.rows());
+  const TableCall call{code_.handle(launch.kernel), &unit.kernel, unit.extents, argument.table->rows(), argument.when};
+  code_.target().launch.table(code_.device(), call, owner_);
 }
 
 void Executor::run_tables(std::span<const TableArgument> tables) const {

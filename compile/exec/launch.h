@@ -36,7 +36,8 @@ struct CombineCall {
   std::span<const Sum> sums;
 };
 
-// One run of a kernel on every item of a table. The kernel's own sizes stand for those of any item.
+// One run of a kernel on every item of a table. The kernel's own sizes stand for those of any item. The rows lie in
+// host memory and are free again on return; the addresses in them are the device's.
 struct TableCall {
   KernelHandle code;
   const LoopKernel* kernel;

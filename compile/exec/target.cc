@@ -12,7 +12,9 @@ namespace {
 // One line for each target.
 constexpr const Target* kTargets[] = {
     &cpu::kTarget,
-    &cuda::kTarget,
+    &cuda::kSm80,
+    &cuda::kSm90,
+    &cuda::kSm100,
 };
 
 std::string names() {

@@ -39,13 +39,27 @@ Likeness compare_lines(const std::string& there, const std::string& here) {
 
 }  // namespace
 
+namespace {
+struct Stores {
+  std::mutex mutex;
+  std::map<const Target*, std::unique_ptr<CodeStore>> by_target;
+};
+Stores& stores() {
+  static auto* const stores = new Stores;
+  return *stores;
+}
+}  // namespace
+
 CodeStore& CodeStore::of(const Target& target) {
-  static std::mutex mutex;
-  static auto* const stores = new std::map<const Target*, std::unique_ptr<CodeStore>>;
-  std::lock_guard lock(mutex);
-  std::unique_ptr<CodeStore>& store = (*stores)[&target];
+  std::lock_guard lock(stores().mutex);
+  std::unique_ptr<CodeStore>& store = stores().by_target[&target];
   if (store == nullptr) store = std::make_unique<CodeStore>(DiskCacheOptions::from_environment(), target.key(), target);
   return *store;
+}
+
+void CodeStore::forget_all() {
+  std::lock_guard lock(stores().mutex);
+  for (const auto& [target, store] : stores().by_target) store->forget();
 }
 
 // Code from an object; null and `damage` set if it is no object of ours.

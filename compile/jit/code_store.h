@@ -33,6 +33,7 @@ class CodeStore {
   int load(const std::string& path);
   CacheReport report() const;
   void forget();
+  static void forget_all();  // of those of this process
   bool has_artifacts() const;
 
  private:

@@ -77,6 +77,6 @@ bool jit_available() {
   return target.can_compile() || CodeStore::of(target).has_artifacts();
 }
 
-void forget_code() { CodeStore::of(target_of(kCPU)).forget(); }
+void forget_code() { CodeStore::forget_all(); }
 
 }  // namespace rondo::compile

@@ -39,6 +39,11 @@ struct JitOptions {
   bool dump_asm = false;
 };
 
+// Code would have to be generated for a device whose compiler is not installed.
+class NoCodeGenerator : public Error {
+ public:
+  using Error::Error;
+};
 // Code would have to be generated where that is forbidden.
 class CodeForbidden : public Error {
  public:
@@ -57,8 +62,8 @@ class ForbidCodeGeneration {
 };
 
 // Machine code for the target; kernels that have to be compiled are so in parallel. Thread safe. Throws Error if one
-// has to be and the plug-in is missing (Rondo was built without LLVM, or was moved), InternalError if LLVM rejects a
-// kernel.
+// has to be and the compiler is missing (Rondo was built without LLVM, or was moved; there is no NVRTC), InternalError
+// if it rejects a kernel.
 std::shared_ptr<Executable> compile_kernels(std::span<const LoopKernel> kernels, const JitOptions& options = {},
                                             const Target& target = target_of(kCPU));
 

@@ -25,6 +25,7 @@ constexpr int kOldestDriver = 12000;
 // A child process has a copy of this memory, and no device.
 std::atomic<bool> forked{false};
 std::atomic<int> n_devices{0};
+std::atomic<uint64_t> serials{0};
 std::atomic<DeviceState*> states[kMostDevices];
 std::mutex opening;  // of the devices; guards `driver`
 const Driver* driver = nullptr;
@@ -86,11 +87,19 @@ ContextScope::~ContextScope() {
 }
 
 DeviceState::DeviceState(const Driver& driver, int index, int ordinal)
-    : driver_(driver), index_(index), ordinal_(ordinal), sync_(setting(std::getenv("RONDO_CUDA_SYNC"))) {
+    : driver_(driver),
+      index_(index),
+      ordinal_(ordinal),
+      serial_(++serials),
+      sync_(setting(std::getenv("RONDO_CUDA_SYNC"))) {
   char name[256] = "";
   check(driver_.device_name(name, sizeof name, ordinal_), "cuDeviceGetName");
   name_ = name;
   check(driver_.device_total_memory(&total_memory_, ordinal_), "cuDeviceTotalMem");
+  int major = 0, minor = 0;
+  check(driver_.device_attribute(&major, DeviceAttribute::kCapabilityMajor, ordinal_), "cuDeviceGetAttribute");
+  check(driver_.device_attribute(&minor, DeviceAttribute::kCapabilityMinor, ordinal_), "cuDeviceGetAttribute");
+  capability_ = 10 * major + minor;
   check(driver_.primary_retain(&context_, ordinal_), "cuDevicePrimaryCtxRetain");
   try {
     const ContextScope scope(*this);
@@ -114,6 +123,7 @@ DeviceState::~DeviceState() {
       static_cast<void>(driver_.context_synchronize());
       drop_finished();
       if (lt_ != nullptr) static_cast<void>(lt().destroy(lt_));
+      for (const ModulePtr module : modules_) static_cast<void>(driver_.module_unload(module));
       allocator_.reset();
       for (const auto& events : free_events_)
         for (EventPtr event : events) static_cast<void>(driver_.event_destroy(event));
@@ -244,6 +254,16 @@ LtHandle DeviceState::lt_handle() {
     throw DeviceError(absl::StrCat("cuda:", index_, ": cublasLtCreate: ", library.status_string(status)));
   }
   return lt_;
+}
+
+void DeviceState::keep_module(ModulePtr module) {
+  const std::lock_guard lock(mutex_);
+  modules_.push_back(module);
+}
+void DeviceState::unload_module(ModulePtr module) noexcept {
+  const std::lock_guard lock(mutex_);
+  std::erase(modules_, module);
+  static_cast<void>(driver_.module_unload(module));
 }
 
 bool DeviceState::can_access(DeviceState& other) {

@@ -44,6 +44,10 @@ class DeviceState {
   Allocator& allocator() { return *allocator_; }
   const std::string& name() const { return name_; }
   size_t total_memory() const { return total_memory_; }
+  // Compute capability: 90 is 9.0.
+  int capability() const { return capability_; }
+  // A number that no other DeviceState of this process had, not even that of the same device before it was closed.
+  uint64_t serial() const { return serial_; }
 
   // Throws DeviceError unless the call succeeded. An error that the context does not survive is kept: `usable` throws
   // it from then on.
@@ -89,6 +93,10 @@ class DeviceState {
   // Made with the first call; all threads may use it.
   LtHandle lt_handle();
 
+  // ---- Modules. What is loaded when the device is closed is unloaded with it.
+  void keep_module(ModulePtr module);
+  void unload_module(ModulePtr module) noexcept;
+
   // True if work of this device may access memory of `other` directly. Asked and enabled once.
   bool can_access(DeviceState& other);
 
@@ -104,6 +112,8 @@ class DeviceState {
   DevicePtr status_ = 0;
   std::string name_;
   size_t total_memory_ = 0;
+  int capability_ = 0;
+  const uint64_t serial_;
   const bool sync_;
   std::unique_ptr<Allocator> allocator_;
   Calls calls_;
@@ -116,6 +126,7 @@ class DeviceState {
   std::atomic<bool> has_finished_{false};
   std::vector<EventPtr> free_events_[2];  // [with timing]
   LtHandle lt_ = nullptr;
+  std::vector<ModulePtr> modules_;
   std::vector<signed char> peers_;  // by index: 0 unknown, 1 direct access, -1 none
 };
 

@@ -41,15 +41,16 @@ std::shared_ptr<const Module> Module::load(int device, const std::string& image)
     result = state.driver().module_load(&module, image.c_str());
   }
   state.check(result, "cuModuleLoadData");
-  return std::shared_ptr<const Module>(new Module(device, module));
+  state.keep_module(module);
+  return std::shared_ptr<const Module>(new Module(device, state.serial(), module));
 }
 
 Module::~Module() {
   DeviceState* state = device_state_if_usable(device_);
-  if (state == nullptr) return;
+  if (state == nullptr || state->serial() != serial_) return;
   try {
     const ContextScope scope(*state);
-    static_cast<void>(state->driver().module_unload(module_));
+    state->unload_module(module_);
   } catch (const Error&) {
     // The device is lost, and the module with it.
   }
@@ -67,6 +68,38 @@ Kernel Module::kernel(const std::string& name, int dynamic_shared) const {
         state.driver().function_set_attribute(kernel.function, FunctionAttribute::kMaxDynamicShared, dynamic_shared),
         absl::StrCat("cuFuncSetAttribute(", name, ", ", dynamic_shared, " bytes of shared memory)").c_str());
   return kernel;
+}
+
+struct LazyModule::Loaded {
+  uint64_t serial;
+  std::shared_ptr<const Module> module;
+  std::vector<Kernel> kernels;
+  std::unique_ptr<const Loaded> next;
+};
+
+LazyModule::LazyModule(std::function<const std::string&(int)> image, std::vector<std::string> kernels)
+    : image_(std::move(image)), names_(std::move(kernels)) {}
+LazyModule::~LazyModule() { delete loaded_.load(); }
+
+const Kernel& LazyModule::kernel(int device, size_t i) const {
+  const uint64_t serial = device_state(device).serial();
+  for (const Loaded* at = loaded_.load(std::memory_order_acquire); at != nullptr; at = at->next.get())
+    if (at->serial == serial) [[likely]]
+      return at->kernels[i];
+  return load(device, serial).kernels[i];
+}
+
+const LazyModule::Loaded& LazyModule::load(int device, uint64_t serial) const {
+  const std::lock_guard lock(mutex_);
+  for (const Loaded* at = loaded_.load(std::memory_order_acquire); at != nullptr; at = at->next.get())
+    if (at->serial == serial) return *at;  // another thread has loaded it meanwhile
+  auto loaded = std::make_unique<Loaded>();
+  loaded->serial = serial;
+  loaded->module = Module::load(device, image_(device));
+  for (const std::string& name : names_) loaded->kernels.push_back(loaded->module->kernel(name));
+  loaded->next.reset(loaded_.load(std::memory_order_relaxed));
+  loaded_.store(loaded.get(), std::memory_order_release);
+  return *loaded.release();
 }
 
 void launch(int device, const Kernel& kernel, Dim3 grid, Dim3 block, unsigned shared_bytes, void** args) {

@@ -8,8 +8,13 @@
 // Thread safe.
 #pragma once
 
+#include <atomic>
+#include <cstdint>
+#include <functional>
 #include <memory>
+#include <mutex>
 #include <string>
+#include <vector>
 
 #include "rondo/runtime/cuda/driver.h"
 
@@ -31,7 +36,9 @@ class Module {
  public:
   // `image`: a cubin, or PTX that ends with a zero. Throws DeviceError if the device cannot run it.
   static std::shared_ptr<const Module> load(int device, const std::string& image);
-  ~Module();  // the device may still have launches of its kernels to do: the driver waits for them
+  // The device may still have launches of its kernels to do: the driver waits for them. Nothing happens if the device
+  // was closed, which has unloaded the module.
+  ~Module();
   Module(const Module&) = delete;
   Module& operator=(const Module&) = delete;
 
@@ -40,9 +47,31 @@ class Module {
   Kernel kernel(const std::string& name, int dynamic_shared = 0) const;
 
  private:
-  Module(int device, ModulePtr module) : device_(device), module_(module) {}
+  Module(int device, uint64_t serial, ModulePtr module) : device_(device), serial_(serial), module_(module) {}
   int device_;
+  uint64_t serial_;  // of the DeviceState
   ModulePtr module_;
+};
+
+// Code that is loaded on each device with its first launch there. It may outlive devices: one that was closed and
+// opened again loads the code anew. Thread safe.
+class LazyModule {
+ public:
+  // `image`: of a device; it is asked with the first launch there. `kernels`: names of the image's functions.
+  LazyModule(std::function<const std::string&(int device)> image, std::vector<std::string> kernels);
+  ~LazyModule();
+  LazyModule(const LazyModule&) = delete;
+  LazyModule& operator=(const LazyModule&) = delete;
+  // The i-th of `kernels` on a device. Throws DeviceError as Module::load.
+  const Kernel& kernel(int device, size_t i) const;
+
+ private:
+  struct Loaded;
+  const Loaded& load(int device, uint64_t serial) const;
+  const std::function<const std::string&(int device)> image_;
+  const std::vector<std::string> names_;
+  mutable std::mutex mutex_;                            // of those who load
+  mutable std::atomic<const Loaded*> loaded_{nullptr};  // a list
 };
 
 // Enqueues a kernel on the compute stream. `args`: a pointer to each argument. A grid without blocks is no launch.

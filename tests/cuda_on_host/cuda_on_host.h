@@ -1,6 +1,7 @@
 // CUDA C++ for the host's compiler: included in front of kernels (-include), so that they run on the fibers of
 // machine.h. Supplies what kernels of ours use: threadIdx and its kin, shared memory, barriers, shuffles, atomics, a
-// few intrinsics. A file of kernels ends with CUDA_ON_HOST_KERNEL(name) for each of them.
+// few intrinsics. A file of kernels ends with CUDA_ON_HOST_KERNEL(name) for each of them. A file that holds the text of
+// several modules sets CUDA_ON_HOST_PART for each: machine.h then fills and checks the shared memory of one of them.
 #pragma once
 
 #include <math.h>
@@ -91,6 +92,12 @@ template <class... T, size_t... I> inline void call(void (*kernel)(T...), void**
 template <class... T> inline void call(void (*kernel)(T...), void** parameters) {
   call(kernel, parameters, typename CountTo<sizeof...(T)>::Type());
 }
+// The number of a kernel's parameters, and their sizes in `bytes` (null: only the number).
+template <class... T> inline size_t parameter_bytes(void (*)(T...), size_t* bytes) {
+  const size_t all[] = {sizeof(T)..., 0};
+  for (size_t i = 0; bytes != nullptr && i < sizeof...(T); ++i) bytes[i] = all[i];
+  return sizeof...(T);
+}
 
 }  // namespace cuda_on_host
 
@@ -98,7 +105,10 @@ template <class... T> inline void call(void (*kernel)(T...), void** parameters) 
 // guards after it.
 #define CUDA_ON_HOST_JOIN_(a, b) a##b
 #define CUDA_ON_HOST_JOIN(a, b) CUDA_ON_HOST_JOIN_(a, b)
-#define CUDA_ON_HOST_IN(section_name) static __attribute__((section(section_name), used, aligned(8)))
+#ifndef CUDA_ON_HOST_PART
+#define CUDA_ON_HOST_PART ""
+#endif
+#define CUDA_ON_HOST_IN(section_name) static __attribute__((section(section_name CUDA_ON_HOST_PART), used, aligned(8)))
 #define CUDA_ON_HOST_SHARED(n)                                                                         \
   CUDA_ON_HOST_IN("cuda_shared") char CUDA_ON_HOST_JOIN(guard_, n)[cuda_on_host::kGuardBytes];         \
   CUDA_ON_HOST_IN("cuda_guards") char* CUDA_ON_HOST_JOIN(guard_at_, n) = CUDA_ON_HOST_JOIN(guard_, n); \
@@ -119,6 +129,18 @@ __attribute__((visibility("default"))) cuda_on_host::SharedMemory cuda_on_host_b
 #define CUDA_ON_HOST_KERNEL(name)                                                          \
   extern "C" __attribute__((visibility("default"))) void name##__call(void** parameters) { \
     cuda_on_host::call(&name, parameters);                                                 \
+  }                                                                                        \
+  extern "C" __attribute__((visibility("default"))) size_t name##__bytes(size_t* bytes) {  \
+    return cuda_on_host::parameter_bytes(&name, bytes);                                    \
+  }
+// The shared memory of a module that has some: `part` is its CUDA_ON_HOST_PART without the quotes.
+#define CUDA_ON_HOST_SHARED_OF(module, part)                                                                           \
+  extern "C" char __start_cuda_shared##part[], __stop_cuda_shared##part[];                                             \
+  extern "C" char *__start_cuda_guards##part[], *__stop_cuda_guards##part[];                                           \
+  CUDA_ON_HOST_IN("cuda_shared") char cuda_on_host_last_guard[cuda_on_host::kGuardBytes];                              \
+  CUDA_ON_HOST_IN("cuda_guards") char* cuda_on_host_last_guard_at = cuda_on_host_last_guard;                           \
+  extern "C" __attribute__((visibility("default"))) cuda_on_host::SharedMemory module##__shared() {                    \
+    return {__start_cuda_shared##part, __stop_cuda_shared##part, __start_cuda_guards##part, __stop_cuda_guards##part}; \
   }
 
 // ---- The language
@@ -152,18 +174,53 @@ inline double __fma_rn(double a, double b, double c) { return __builtin_fma(a, b
 inline float __fsqrt_rn(float a) { return __builtin_sqrtf(a); }
 inline double __dsqrt_rn(double a) { return __builtin_sqrt(a); }
 
-inline int atomicAdd(int* to, int value) { return __atomic_fetch_add(to, value, __ATOMIC_RELAXED); }
-inline unsigned atomicAdd(unsigned* to, unsigned value) { return __atomic_fetch_add(to, value, __ATOMIC_RELAXED); }
-inline float atomicAdd(float* to, float value) {
-  unsigned* const bits = reinterpret_cast<unsigned*>(to);
-  unsigned old = __atomic_load_n(bits, __ATOMIC_RELAXED);
-  while (!__atomic_compare_exchange_n(bits, &old, __float_as_uint(__uint_as_float(old) + value), false,
-                                      __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
+inline unsigned __umulhi(unsigned a, unsigned b) {
+  return static_cast<unsigned>(static_cast<unsigned long long>(a) * b >> 32);
+}
+inline unsigned long long __umul64hi(unsigned long long a, unsigned long long b) {
+  return static_cast<unsigned long long>(static_cast<unsigned __int128>(a) * b >> 64);
+}
+inline int __popc(unsigned a) { return __builtin_popcount(a); }
+inline int __clz(int a) { return a == 0 ? 32 : __builtin_clz(static_cast<unsigned>(a)); }
+inline int __ffs(int a) { return __builtin_ffs(a); }
+template <class T> inline T __ldg(const T* from) { return *from; }
+
+namespace cuda_on_host {
+// Replaces *at by change(*at) at once, and returns what was there.
+template <class T, class Change> inline T exchange_with(T* at, Change change) {
+  T old;
+  __atomic_load(at, &old, __ATOMIC_RELAXED);
+  for (;;) {
+    T changed = change(old);
+    if (__atomic_compare_exchange(at, &old, &changed, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) return old;
   }
-  return __uint_as_float(old);
 }
-inline int atomicCAS(int* at, int expected, int value) {
-  __atomic_compare_exchange_n(at, &expected, value, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
-  return expected;
-}
+}  // namespace cuda_on_host
+#define CUDA_ON_HOST_ADD(T)                                                                     \
+  inline T atomicAdd(T* to, T value) {                                                          \
+    return cuda_on_host::exchange_with(to, [=](T old) { return static_cast<T>(old + value); }); \
+  }
+#define CUDA_ON_HOST_ATOMICS(T)                                                                   \
+  CUDA_ON_HOST_ADD(T)                                                                             \
+  inline T atomicMin(T* at, T value) {                                                            \
+    return cuda_on_host::exchange_with(at, [=](T old) { return value < old ? value : old; });     \
+  }                                                                                               \
+  inline T atomicMax(T* at, T value) {                                                            \
+    return cuda_on_host::exchange_with(at, [=](T old) { return old < value ? value : old; });     \
+  }                                                                                               \
+  inline T atomicOr(T* at, T value) {                                                             \
+    return cuda_on_host::exchange_with(at, [=](T old) { return static_cast<T>(old | value); });   \
+  }                                                                                               \
+  inline T atomicExch(T* at, T value) {                                                           \
+    return cuda_on_host::exchange_with(at, [=](T) { return value; });                             \
+  }                                                                                               \
+  inline T atomicCAS(T* at, T expected, T value) {                                                \
+    __atomic_compare_exchange_n(at, &expected, value, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED); \
+    return expected;                                                                              \
+  }
+CUDA_ON_HOST_ADD(float)
+CUDA_ON_HOST_ADD(double)
+CUDA_ON_HOST_ATOMICS(int)
+CUDA_ON_HOST_ATOMICS(unsigned)
+CUDA_ON_HOST_ATOMICS(unsigned long long)
 #endif

@@ -16,10 +16,10 @@ DType stored_type(const Operand& partial, size_t n) {
   constexpr DType kTypes[] = {kF32, kBF16, kF16};
   return partial.dtype == kF64 ? kF64 : kTypes[n % std::size(kTypes)];
 }
-std::vector<CombinedSum> combined_sums(const LoopKernel& kernel) {
-  std::vector<CombinedSum> sums;
-  for (size_t i = 0; i < kernel.operands.size(); ++i)
-    if (kernel.operands[i].is_partial) sums.push_back({kernel.operands[i].dtype, stored_type(kernel.operands[i], i)});
+std::vector<DType> combined_sums(const LoopKernel& kernel) {
+  std::vector<DType> sums;
+  for (const Operand& operand : kernel.operands)
+    if (operand.is_partial) sums.push_back(operand.dtype);
   return sums;
 }
 
@@ -188,7 +188,12 @@ void Batch::check(const Case& c, const cuda_on_host::KernelFiles& files, Order o
   }
   Operands second(sums, sum_types, order);
   std::vector<void*> arguments;
-  for (void*& p : second.pointers()) arguments.push_back(&p);
+  std::vector<int> stored;
+  for (const DType type : sum_types) stored.push_back(static_cast<int>(type));
+  for (size_t i = 0; i < sum_types.size(); ++i) {
+    arguments.push_back(&second.pointers()[i]);
+    if (i % 2 == 1) arguments.push_back(&stored[i]);
+  }
   arguments.push_back(&n_chunks);
   arguments.push_back(&cols);
   const Grid combine = combine_grid(cols, static_cast<int32_t>(totals.size()));

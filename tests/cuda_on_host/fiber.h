@@ -34,6 +34,8 @@ class Fiber {
   void start(void (*body)());
   // REQUIRES: `from` runs.
   static void switch_to(Fiber& from, Fiber& to);
+  // From now on this is the stack of another thread of the host. REQUIRES: no stack of its own.
+  void is_of_caller() { tsan_ = nullptr; }
   // What a body calls first.
   static void arrived();
 

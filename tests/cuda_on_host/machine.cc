@@ -9,6 +9,7 @@
 #include <memory>
 #include <numeric>
 #include <random>
+#include <thread>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -29,6 +30,7 @@ enum class State : uint8_t { kReady, kAtBlockBarrier, kAtWarpBarrier, kAtShuffle
 // A thread of the block.
 struct Thread {
   Fiber fiber;
+  Fiber* on = nullptr;  // whose stack it runs on: its own fiber's, or the carrier's
   State state = State::kDone;
   int line = 0;  // of the barrier or shuffle
   unsigned mask = 0;
@@ -42,6 +44,10 @@ struct Running {
   void (*call)(void** parameters) = nullptr;
   void** parameters = nullptr;
   Fiber scheduler;
+  // Runs threads one after the other, as plain calls. The first that stops keeps this stack; those behind it run on
+  // their own.
+  Fiber carrier;
+  const int *next = nullptr, *end = nullptr;  // the threads that the carrier has to begin
   Thread* threads = nullptr;
   Thread* current = nullptr;
   // What the thread that stopped last has done wrong.
@@ -61,7 +67,7 @@ void stop(State state, int line, unsigned mask) {
   self->line = line;
   self->mask = mask;
   release(&block_left);
-  Fiber::switch_to(self->fiber, running.scheduler);
+  Fiber::switch_to(*self->on, running.scheduler);
 }
 
 void sync_block(int line) {
@@ -93,12 +99,31 @@ void run_thread() {
   }
 }
 
+void begin(Thread* thread, Fiber& on) {
+  thread->on = &on;
+  running.current = thread;
+  running.view.thread = {static_cast<unsigned>(index_of(thread)), 0, 0};
+}
+
+void run_many() {
+  Fiber::arrived();
+  for (;;) {
+    while (running.next != running.end) {
+      Thread* const self = running.threads + *running.next++;
+      begin(self, running.carrier);
+      running.call(running.parameters);
+      self->state = State::kDone;
+    }
+    Fiber::switch_to(running.carrier, running.scheduler);
+  }
+}
+
 // Leaves the thread where it is, for good.
 void misaligned(const void* /*address*/, int bytes, int line) {
   running.wrong = Wrong::kMisaligned;
   running.wrong_bytes = bytes;
   running.wrong_line = line;
-  Fiber::switch_to(running.current->fiber, running.scheduler);
+  Fiber::switch_to(*running.current->on, running.scheduler);
 }
 std::vector<Access>* accesses = nullptr;
 void count(const void* address, int bytes, int piece, int line, bool shared) {
@@ -121,7 +146,7 @@ void on_bad_access(int signal, siginfo_t* info, void* context) {
     return;  // happens again
   }
   running.wrong = is_guard(info->si_addr) ? Wrong::kGuard : Wrong::kNowhere;
-  Fiber::switch_to(running.current->fiber, running.scheduler);
+  Fiber::switch_to(*running.current->on, running.scheduler);
 }
 class BadAccesses {
  public:
@@ -187,15 +212,23 @@ class Launch {
 
   void run_block() {
     fill_shared();
-    for (int i : all_) thread(i).state = State::kReady;
+    for (int i : all_) {
+      thread(i).state = State::kReady;
+      thread(i).on = &thread(i).fiber;
+    }
     release(&block_began);
-    while (any(State::kReady)) {
-      std::vector<int> turn = all_;
-      arrange(turn);
+    std::vector<int> turn = all_;
+    arrange(turn);
+    // To TSan, threads on one stack would be one thread.
+    bool done = !RONDO_FIBER_TSAN && run_on_carrier(turn);
+    while (!done) {
       for (int i : turn)
         if (thread(i).state == State::kReady) run_until_it_stops(i);
       for (int first = 0; first < grid_.threads; first += kWarp) meet_in_warp(first);
       if (!any(State::kReady) && any(State::kAtBlockBarrier)) meet_in_block();
+      done = !any(State::kReady);
+      turn = all_;
+      arrange(turn);
     }
     acquire(&block_left);
     check_shared();
@@ -203,11 +236,25 @@ class Launch {
     accesses_.clear();
   }
 
+  // True if all threads ran to their end. Otherwise one stopped, and those behind it have not begun.
+  bool run_on_carrier(const std::vector<int>& turn) {
+    running.next = turn.data();
+    running.end = running.next + turn.size();
+    Fiber::switch_to(running.scheduler, running.carrier);
+    const bool done = running.next == running.end && running.current->state == State::kDone;
+    check_thread(index_of(std::exchange(running.current, nullptr)));
+    running.next = running.end;
+    return done;
+  }
+
   void run_until_it_stops(int i) {
-    running.current = &thread(i);
-    running.view.thread = {static_cast<unsigned>(i), 0, 0};
-    Fiber::switch_to(running.scheduler, thread(i).fiber);
+    begin(&thread(i), *thread(i).on);
+    Fiber::switch_to(running.scheduler, *thread(i).on);
     running.current = nullptr;
+    check_thread(i);
+  }
+
+  void check_thread(int i) const {
     switch (std::exchange(running.wrong, Wrong::kNothing)) {
       case Wrong::kNothing: return;
       case Wrong::kGuard: fail(i, "reads or writes outside of an operand");
@@ -269,6 +316,7 @@ class Launch {
   // 0xFF everywhere is NaN in every floating type.
   void fill_shared() const {
     const SharedMemory& s = kernel_.shared;
+    if (s.begin == s.end) return;
     poison(false);
     std::memset(s.begin, 0xFF, static_cast<size_t>(s.end - s.begin));
     poison(true);
@@ -308,6 +356,14 @@ void launch(const Kernel& kernel, const GridSize& grid, void** parameters, Order
         absl::StrCat("kernel ", kernel.name, ": ", grid.x, " x ", grid.y, " blocks of ", grid.threads, " threads"));
   static std::unique_ptr<Thread[]> threads;
   static int started = 0;
+  static bool carries = false;
+  static std::thread::id caller;
+  // Sanitizers know a fiber by the stack that it came from.
+  if (std::exchange(caller, std::this_thread::get_id()) != std::this_thread::get_id()) {
+    carries = false;
+    started = 0;
+    running.scheduler.is_of_caller();
+  }
   if (threads == nullptr) {
     threads = std::make_unique<Thread[]>(kMaxThreads);
     running.threads = threads.get();
@@ -317,12 +373,14 @@ void launch(const Kernel& kernel, const GridSize& grid, void** parameters, Order
     running.view.misaligned = &misaligned;
   }
   for (; started < grid.threads; ++started) threads[static_cast<size_t>(started)].fiber.start(&run_thread);
+  if (!std::exchange(carries, true)) running.carrier.start(&run_many);
   running.call = kernel.call;
   running.parameters = parameters;
   const BadAccesses watch;
   try {
     Launch(kernel, grid, order, seed, traffic).run();
   } catch (const Fault&) {
+    carries = false;
     started = 0;  // every thread stands somewhere in the kernel: none is used again as it is
     throw;
   }

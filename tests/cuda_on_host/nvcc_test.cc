@@ -48,7 +48,7 @@ std::string representative(std::vector<std::string>& names) {
   }
   absl::StrAppend(&text, emit_table(momentum(), schedule(momentum())));
   names.push_back("momentum");
-  const CombinedSum sums[] = {{kF32, kF32}, {kF32, kBF16}, {kF64, kF64}};
+  const DType sums[] = {kF32, kF32, kF64};
   absl::StrAppend(&text, emit_combine("combine", sums));
   names.push_back("combine");
   return text;

@@ -8,7 +8,6 @@
 #include "rondo/compile/exec/executor.h"
 #include "rondo/compile/ir/parse.h"
 #include "rondo/compile/jit/cuda/target.h"
-#include "rondo/compile/jit/host_key.h"
 #include "rondo/compile/report/check_units.h"
 #include "rondo/compile/report/dump.h"
 #include "rondo/runtime/autograd.h"
@@ -53,10 +52,15 @@ void kernel_on_fibers(Device, const KernelCall& call, const LaunchFunctions::Own
 void combine_on_fibers(Device, const CombineCall& call, const LaunchFunctions::Owner&) {
   const auto& loaded = *static_cast<const Loaded*>(call.code);
   std::vector<std::byte*> operands;
-  for (const CombineCall::Sum& sum : call.sums) operands.insert(operands.end(), {sum.partial, sum.out});
+  std::vector<int> types;
+  for (const CombineCall::Sum& sum : call.sums) {
+    operands.insert(operands.end(), {sum.partial, sum.out});
+    types.push_back(static_cast<int>(sum.result));
+  }
   int64_t n_chunks = chunks(*call.kernel, schedule(*call.kernel)), cols = call.kernel->cols;
   std::vector<void*> parameters;
-  for (std::byte*& operand : operands) parameters.push_back(&operand);
+  for (size_t i = 0; i < types.size(); ++i)
+    parameters.insert(parameters.end(), {&operands[2 * i], &operands[2 * i + 1], &types[i]});
   parameters.insert(parameters.end(), {&n_chunks, &cols});
   const Grid g = combine_grid(cols, static_cast<int32_t>(call.sums.size()));
   cuda_on_host::launch(loaded.files->kernel(loaded.combine), {g.x, g.y, g.threads}, parameters.data(),
@@ -75,7 +79,7 @@ void interpret_combine(Device, const CombineCall& call, const LaunchFunctions::O
 // The CUDA target with launch functions of ours: the executor knows no other difference.
 Target launching(void (*kernel)(Device, const KernelCall&, const LaunchFunctions::Owner&),
                  void (*combine)(Device, const CombineCall&, const LaunchFunctions::Owner&)) {
-  Target target = kTarget;
+  Target target = kSm80;
   target.launch = {kernel, combine, nullptr, target_of(kCPU).launch.library_call};
   return target;
 }
@@ -112,8 +116,8 @@ TEST(CudaPlans, ProgramsRunOnFibers) {
   for (const std::string& text : graphs) {
     Planned p;
     p.graph = parse_graph(text);
-    p.plan = make_plan(p.graph, kTarget, {.exact = true});
-    EXPECT_EQ(p.plan.target, "cuda");
+    p.plan = make_plan(p.graph, kSm80, {.exact = true});
+    EXPECT_EQ(p.plan.target, "cuda sm_80");
     p.inputs = made_up_inputs(p.plan.graph);
     for (const LoweredUnit& unit : p.plan.kernels) {
       Loaded& loaded = p.code.emplace_back();
@@ -122,9 +126,8 @@ TEST(CudaPlans, ProgramsRunOnFibers) {
         kernel.name = name;
         return emit(kernel, schedule(kernel));
       });
-      std::vector<CombinedSum> sums;
-      for (const ColumnResult& result : unit.column_results)
-        sums.push_back({result.compute, p.plan.graph.value(result.value).dtype});
+      std::vector<DType> sums;
+      for (const ColumnResult& result : unit.column_results) sums.push_back(result.compute);
       if (sums.empty()) continue;
       loaded.combine = source([&](const std::string& name) { return emit_combine(name, sums); });
       combines += static_cast<int>(sums.size());
@@ -159,18 +162,6 @@ TEST(CudaPlans, ProgramsRunOnFibers) {
     EXPECT_EQ(UnitCheck(p.plan.graph, {}, p.inputs, {.plan = {.exact = true}}).first_difference(expected), "");
   }
   EXPECT_GT(compared, 120);
-}
-
-TEST(CudaTarget, IsNoHost) {
-  EXPECT_EQ(kTarget.name(), "cuda");
-  EXPECT_TRUE(kTarget.key().complete());
-  EXPECT_NE(kTarget.key().text(), target_of(kCPU).key().text());
-  LoopKernel kernel = scale(2.0);
-  kTarget.schedule(kernel);
-  EXPECT_NE(kTarget.compile(kernel, {}).find("extern \"C\" __global__"), std::string::npos);
-  EXPECT_EQ(kTarget.place("").status().code(), absl::StatusCode::kUnimplemented);
-  // No device has it: nothing runs on a device that is not there.
-  EXPECT_THROW(target_of({Backend::kCUDA, 0}), Error);
 }
 
 }  // namespace

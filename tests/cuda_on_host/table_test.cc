@@ -67,9 +67,9 @@ void interpret_item(const LoopKernel& kernel, const Schedule& s, const Item& ite
   interpret(of_item(kernel, 1, rest), at.data(), scalars.data(), 0, 1, row_order(s));
 }
 
-// Runs the table in all orders. `when`: null, or what the launch's condition reads.
+// Runs the table in all orders. `when`: null, or what the launch's condition reads; null: it reads `failed`.
 void check(const LoopKernel& kernel, const std::vector<Item>& items, const double* when = nullptr, double equals = 0,
-           bool wide = false) {
+           bool wide = false, unsigned failed = 0) {
   Schedule s = schedule(kernel);
   s.wide = wide;
   const std::string text = absl::StrCat(std::string(kTableLayout), "\n", emit_table(kernel, s));
@@ -100,14 +100,16 @@ void check(const LoopKernel& kernel, const std::vector<Item>& items, const doubl
         std::memcpy(operands.back().back()->data(), contents.data(), contents.size());
         pointers.back().push_back(operands.back().back()->data());
       }
-      if (when == nullptr || *when == equals) interpret_item(kernel, s, item, expected.back(), scalars.back());
+      if (when == nullptr ? failed == 0 : *when == equals)
+        interpret_item(kernel, s, item, expected.back(), scalars.back());
     }
     for (size_t n = 0; n < items.size(); ++n)
       rows.push_back({-1, items[n].rows, items[n].width, items[n].numel, scalars[n].data(), pointers[n].data()});
     const Grid g = table_grid(kernel, s, rows);
     const RondoTableRow* table = rows.data();
     int64_t n_items = std::ssize(rows);
-    void* parameters[] = {&table, &n_items, &when, &equals};
+    const unsigned* at_failed = &failed;
+    void* parameters[] = {&table, &n_items, &when, &equals, &at_failed};
     ASSERT_NO_THROW(cuda_on_host::launch(files.kernel(0), {g.x, g.y, g.threads}, parameters, order));
     for (size_t n = 0; n < items.size(); ++n)
       for (size_t i = 0; i < kernel.operands.size(); ++i) {
@@ -142,6 +144,8 @@ TEST(CudaTable, ACondition) {
   const double found = 1;
   check(momentum(), {{.numel = 100}, {.numel = 2000}}, &found, 1);
   check(momentum(), {{.numel = 100}, {.numel = 2000}}, &found, 0);  // leaves all as it is
+  check(momentum(), {{.numel = 100}, {.numel = 2000}}, nullptr, 0, false, /*failed=*/7);
+  check(momentum(), {{.numel = 100}, {.numel = 2000}}, &found, 1, false, /*failed=*/7);  // only the condition counts
 }
 
 TEST(CudaTable, GridsThatNoDeviceHas) {

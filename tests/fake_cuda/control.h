@@ -23,6 +23,7 @@ struct Options {
   int driver_version = 13000;
   // Misuse ends the process. Otherwise it is noted (Control::misuses), and the call returns an error.
   bool aborts = true;
+  int capability = 90;  // of the devices
 };
 
 // A launch as a kernel sees it. `args`: the address of each argument's copy, made by the launch.
@@ -71,10 +72,13 @@ class Control {
   virtual std::string image(const std::vector<std::string>& kernels) const = 0;
   // The allocations of device memory from the n-th on (1 is the next), so many of them, find no memory.
   virtual void fail_allocations(int64_t n, int64_t how_many) = 0;
-  // For images that are none of image(): what kernels they hold. It lets another executor run generated kernels. An
-  // image without kernels is invalid. Stays until the next reset().
+  // For images that are none of image(): what kernels they hold. An image without kernels is invalid. Without a loader,
+  // such an image is CUDA source (source.h). Stays until the next reset().
   using Loader = std::function<std::vector<std::pair<std::string, Kernel>>(const std::string& image)>;
   virtual void set_loader(Loader loader) = 0;
+  // Changes CUDA source when it is loaded: planted bugs. Stays until the next reset().
+  using Edit = std::function<std::string(const std::string& source)>;
+  virtual void set_edit(Edit edit) = 0;
   // The driver is gone, as at the end of a process: every call fails.
   virtual void shut_down() = 0;
   virtual Counts counts() const = 0;

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "rondo/tests/fake_cuda/machine.h"
+#include "rondo/tests/fake_cuda/source.h"
 
 #define FAKE_EXPORT extern "C" __attribute__((visibility("default")))
 
@@ -134,6 +135,15 @@ uint64_t checksum(const void* data, size_t bytes) {
   return sum;
 }
 
+// CUDA C++ Programming Guide, "Binary Compatibility": code runs on devices of its major revision and no lower minor
+// one. "PTX Compatibility": PTX is compiled for all that are not below it.
+bool runs_here(const std::string& made_for) {
+  int version = 0;
+  const int here = fake().options.capability;
+  if (std::sscanf(made_for.c_str(), "sm_%d", &version) == 1) return version / 10 == here / 10 && version <= here;
+  return std::sscanf(made_for.c_str(), "compute_%d", &version) == 1 && version <= here;
+}
+
 const void* pointer(DevicePtr address) { return reinterpret_cast<const void*>(address); }
 void* writable(DevicePtr address) { return reinterpret_cast<void*>(address); }
 
@@ -219,8 +229,8 @@ FAKE_EXPORT Result cuDeviceGetAttribute(int* value, DeviceAttribute attribute, i
     case DeviceAttribute::kMaxGridY: *value = 65535; break;
     case DeviceAttribute::kMaxGridZ: *value = 65535; break;
     case DeviceAttribute::kMultiprocessors: *value = 4; break;
-    case DeviceAttribute::kCapabilityMajor: *value = 9; break;
-    case DeviceAttribute::kCapabilityMinor: *value = 0; break;
+    case DeviceAttribute::kCapabilityMajor: *value = fake().options.capability / 10; break;
+    case DeviceAttribute::kCapabilityMinor: *value = fake().options.capability % 10; break;
     case DeviceAttribute::kMaxSharedPerBlock: *value = 227 << 10; break;
     case DeviceAttribute::kMemoryPools: *value = 1; break;
     default: return fake().misuse(Result::kInvalidValue, "unknown attribute " + number(static_cast<int>(attribute)));
@@ -615,6 +625,15 @@ FAKE_EXPORT Result cuModuleLoadData(ModulePtr* module, const void* image) {
     }
   } else if (fake().loader) {
     for (auto& [name, kernel] : fake().loader(text))
+      made->functions[name] = {made.get(), name, std::make_shared<const Kernel>(std::move(kernel))};
+  } else {
+    size_t begin = 0;
+    if (line.starts_with(rondo::fake_cuda::kMadeFor)) {
+      if (!runs_here(line.substr(rondo::fake_cuda::kMadeFor.size()))) return Result::kNoBinaryForGpu;
+      begin = line.size() + 1;
+    }
+    const std::string source = fake().edit ? fake().edit(text.substr(begin)) : text.substr(begin);
+    for (auto& [name, kernel] : rondo::fake_cuda::kernels_of_source(source, fake().options.seed))
       made->functions[name] = {made.get(), name, std::make_shared<const Kernel>(std::move(kernel))};
   }
   if (made->functions.empty()) return Result::kInvalidImage;  // CUresult, INVALID_IMAGE

@@ -42,7 +42,8 @@ std::string KernelEmitter::run() && {
 void KernelEmitter::emit_parameters() {
   std::vector<std::string> list;
   if (table_) {
-    list = {"const RondoTableRow* table", "long long n_items", "const double* when", "double equals"};
+    list = {"const RondoTableRow* table", "long long n_items", "const double* when", "double equals",
+            "const unsigned* failed"};
   } else {
     for (size_t i = 0; i < k_.operands.size(); ++i) {
       const Operand& o = k_.operands[i];
@@ -197,12 +198,13 @@ std::vector<int64_t> integer_arguments(const LoopKernel& kernel, const Schedule&
   return list;
 }
 
-std::string emit_combine(const std::string& name, std::span<const CombinedSum> sums) {
+std::string emit_combine(const std::string& name, std::span<const DType> sums) {
   std::string out;
   std::vector<std::string> list;
   for (size_t n = 0; n < sums.size(); ++n) {
-    list.push_back(absl::StrCat("const ", memory_type(sums[n].compute), "* p", n));
-    list.push_back(absl::StrCat(memory_type(sums[n].stored), "* o", n));
+    list.push_back(absl::StrCat("const ", memory_type(sums[n]), "* p", n));
+    list.push_back(absl::StrCat("void* o", n));
+    list.push_back(absl::StrCat("int type", n));
   }
   absl::StrAppend(&out, "extern \"C\" __global__ void __launch_bounds__(", kWarp * kCombineGroups, ") ", name, "(",
                   absl::StrJoin(list, ", "), ", long long chunks, long long cols) {\n");
@@ -210,15 +212,18 @@ std::string emit_combine(const std::string& name, std::span<const CombinedSum> s
                   ", group = static_cast<int>(threadIdx.x) / ", kWarp, ";\n");
   absl::StrAppend(&out, "  const long long c = static_cast<long long>(blockIdx.x) * ", kWarp, " + t;\n");
   for (size_t n = 0; n < sums.size(); ++n) {
-    const std::string type = register_type(sums[n].compute);
+    const std::string type = register_type(sums[n]);
     absl::StrAppend(&out, "  if (blockIdx.y == ", n, ") {\n", "    __shared__ ", type, " w", n, "[", kCombineGroups,
                     "][", kWarp, "];\n", "    ", type, " sum = 0;\n", "    if (c < cols)\n",
                     "      for (long long k = group; k < chunks; k += ", kCombineGroups, ") sum = sum + read(p", n,
                     " + k * cols + c);\n", "    put(w", n, "[group][t], sum);\n", "    __syncthreads();\n",
                     "    if (group == 0 && c < cols) {\n", "      ", type, " total = get(w", n, "[0][t]);\n",
                     "#pragma unroll\n", "      for (int g = 1; g < ", kCombineGroups, "; ++g) total = total + get(w", n,
-                    "[g][t]);\n", "      write(o", n, " + c, ", to_memory("total", sums[n].compute, sums[n].stored),
-                    ");\n    }\n  }\n");
+                    "[g][t]);\n", "      switch (type", n, ") {\n");
+    for (const DType stored : {kF32, kBF16, kF16, kF64})
+      absl::StrAppend(&out, "        case ", static_cast<int>(stored), ": write(static_cast<", memory_type(stored),
+                      "*>(o", n, ") + c, ", to_memory("total", sums[n], stored), "); break;\n");
+    absl::StrAppend(&out, "      }\n    }\n  }\n");
   }
   return out + "}\n";
 }

@@ -26,17 +26,15 @@ std::string emit(const LoopKernel& kernel, const Schedule& schedule);
 // Rows; rows of a chunk where there are column sums; extents that vary.
 std::vector<int64_t> integer_arguments(const LoopKernel& kernel, const Schedule& schedule);
 
-// Combines the partial sums of several column sums in one launch (combine_grid). Parameters: for each sum, the partial
-// sums and the result; then the number of chunks and that of columns.
-struct CombinedSum {
-  DType compute;  // of the partial sums
-  DType stored;   // of the result
-};
-std::string emit_combine(const std::string& name, std::span<const CombinedSum> sums);
+// Combines the partial sums of several column sums in one launch (combine_grid). `sums`: the type of each sum's partial
+// sums. Parameters: for each sum, its partial sums, the result and the result's DType as an int; then the number of
+// chunks and that of columns.
+std::string emit_combine(const std::string& name, std::span<const DType> sums);
 
-// The kernel on every item of a table (table_layout.h). Parameters: the rows of the table; their number; `when` and
-// `equals`: unless `when` is null, the launch does nothing if *when is another number than `equals`. The text needs
-// kTableLayout in front. REQUIRES: no column sums; extents that vary are an item's width.
+// The kernel on every item of a table (table_layout.h). Parameters: the rows of the table; their number; `when`,
+// `equals` and `failed`: the launch does nothing if *when is another number than `equals`, or, where `when` is null, if
+// *failed, an unsigned, is not 0. The text needs kTableLayout in front. REQUIRES: no column sums; extents that vary are
+// an item's width.
 std::string emit_table(const LoopKernel& kernel, const Schedule& schedule);
 // Blocks of an item with `rows` whole rows and `numel` elements in all. Together they are the grid's.
 int64_t table_blocks(const LoopKernel& kernel, const Schedule& schedule, int64_t rows, int64_t width, int64_t numel);

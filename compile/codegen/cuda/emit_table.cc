@@ -11,7 +11,7 @@ namespace rondo::compile::cuda {
 
 // What stands for the parameters of a launch: block, cols, n_rows, operands, extents.
 void KernelEmitter::emit_item() {
-  line("if (when != nullptr && read(when) != equals) return;");
+  line("if (when != nullptr ? read(when) != equals : read(failed) != 0u) return;");
   line("// The last item that begins at this block or before.");
   line("long long low = 0, high = n_items - 1;");
   {

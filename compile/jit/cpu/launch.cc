@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "absl/container/inlined_vector.h"
+#include "rondo/compile/jit/cpu/rows_on_device.h"
 #include "rondo/runtime/backend.h"
 #include "rondo/runtime/parallel.h"
 
@@ -131,7 +132,11 @@ void launch_combine(Device device, const CombineCall& call, const LaunchFunction
 void launch_table(Device device, const TableCall& call, const LaunchFunctions::Owner& owner) {
   if (runs_at_once(device)) [[likely]]
     return run(device, call);
-  enqueue(device, [device, call, owner] { run(device, call); });
+  if (has_host_memory(device)) return enqueue(device, [device, call, owner] { run(device, call); });
+  const RowsOnDevice rows(call.rows, call.kernel->operands.size(), device);
+  TableCall there = call;
+  there.rows = rows.rows();
+  enqueue(device, [device, there, owner] { run(device, there); });
 }
 
 void launch_library_call(Device device, const std::shared_ptr<const PreparedKernel>& call,

@@ -1,11 +1,13 @@
-// CUDA as a target, in skeleton: plans are made for it, and its compiler gives CUDA C++ instead of machine code. No
-// device has it yet, so it stands in no table: tests run its kernels on the host (tests/cuda_on_host/).
+// CUDA's targets, one for each architecture that differs in what its machine code may be. Plans and code are made
+// without a device, by NVRTC.
 #pragma once
 
 #include "rondo/compile/exec/target.h"
 
 namespace rondo::compile::cuda {
 
-extern const Target kTarget;
+extern const Target kSm80;   // devices of compute capability 8.x
+extern const Target kSm90;   // 9.x
+extern const Target kSm100;  // 10.x, and newer ones through PTX
 
 }  // namespace rondo::compile::cuda

@@ -1,15 +1,16 @@
-#include "rondo/compile/exec/rows_on_device.h"
+#include "rondo/compile/jit/cpu/rows_on_device.h"
 
 #include <cstring>
 #include <vector>
 
 #include "rondo/runtime/backend.h"
 
-namespace rondo::compile {
+namespace rondo::compile::cpu {
 
-RowsOnDevice::RowsOnDevice(const Table& table, Device device) : rows_(table.rows()) {
-  const size_t items = table.items.size() * sizeof(TableItem), operands = table.operands.size() * sizeof(void*),
-               ends = table.ends.size() * sizeof(int64_t);
+RowsOnDevice::RowsOnDevice(const TableRows& rows, size_t n_operands, Device device) : rows_(rows) {
+  const auto n_items = static_cast<size_t>(rows.n_items);
+  const size_t items = n_items * sizeof(TableItem), operands = n_items * n_operands * sizeof(void*),
+               ends = n_items * sizeof(int64_t);
   std::vector<std::byte> packed(items + operands + ends);
   std::memcpy(packed.data(), rows_.items, items);
   std::memcpy(packed.data() + items, rows_.operands, operands);
@@ -22,4 +23,4 @@ RowsOnDevice::RowsOnDevice(const Table& table, Device device) : rows_(table.rows
   rows_.ends = reinterpret_cast<const int64_t*>(there + items + operands);
 }
 
-}  // namespace rondo::compile
+}  // namespace rondo::compile::cpu

@@ -1,15 +1,16 @@
-// The rows of a table in a device's memory, for devices that do not read host memory.
+// The rows of a table in a device's memory, for host code that runs late on devices that do not read host memory.
 #pragma once
 
 #include "rondo/compile/exec/table.h"
 #include "rondo/runtime/storage.h"
 
-namespace rondo::compile {
+namespace rondo::compile::cpu {
 
 // One block, written and freed in stream order: work that is enqueued while this lives may read it.
 class RowsOnDevice {
  public:
-  RowsOnDevice(const Table& table, Device device);
+  // `rows` is host memory.
+  RowsOnDevice(const TableRows& rows, size_t n_operands, Device device);
   const TableRows& rows() const { return rows_; }
 
  private:
@@ -17,4 +18,4 @@ class RowsOnDevice {
   TableRows rows_;
 };
 
-}  // namespace rondo::compile
+}  // namespace rondo::compile::cpu

@@ -1,0 +1,127 @@
+#include "rondo/compile/jit/cuda/kernel_code.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "rondo/compile/codegen/cuda/device_math.h"
+#include "rondo/compile/codegen/loop_text.h"
+#include "rondo/compile/jit/code_store.h"
+#include "rondo/compile/jit/executable.h"
+#include "rondo/runtime/cuda/context.h"
+#include "rondo/runtime/cuda/nvrtc.h"
+#include "rondo/runtime/error.h"
+
+namespace rondo::compile::cuda {
+namespace {
+
+constexpr size_t kMostRuns = 64;  // sizes that are remembered
+
+// The key of code that is made for a schedule which does not follow from the kernel's text.
+std::string scheduled_text(const LoopKernel& kernel, const Schedule& schedule) {
+  const std::string packed = pack(describe(kernel, schedule));  // facts; there is no code in it
+  const size_t begin = packed.find(' '), end = packed.find('\n', begin);
+  return absl::StrCat(code_text(kernel), "schedule", packed.substr(begin, end - begin), "\n");
+}
+
+bool equal_sizes(const std::vector<int64_t>& sizes, const LoopKernel& kernel, const int64_t* extents) {
+  return sizes[0] == kernel.rows && std::equal(sizes.begin() + 1, sizes.end(), extents);
+}
+
+}  // namespace
+
+KernelCode::KernelCode(CudaObject object, const Target& target, int capability)
+    : MachineCode(this),
+      object_(std::move(object)),
+      target_(target),
+      capability_(capability),
+      module_([this](int device) -> const std::string& { return image_for(device); },
+              object_.sums.empty() ? std::vector<std::string>{object_.name}
+                                   : std::vector<std::string>{object_.name, kCombineName}) {}
+
+const std::string& KernelCode::image_for(int device) const {
+  const bool same = rondo::cuda::device_state(device).capability() / 10 == capability_ / 10;
+  return same || object_.ptx.empty() ? object_.cubin : object_.ptx;
+}
+
+std::shared_ptr<const KernelCode::Run> KernelCode::at(const LoopKernel& kernel, const int64_t* extents) const {
+  {
+    const std::lock_guard lock(mutex_);
+    for (size_t i = 0; i < runs_.size(); ++i) {
+      if (!equal_sizes(runs_[i]->sizes, kernel, extents)) continue;
+      if (i > 0) std::swap(runs_[i], runs_[0]);
+      return runs_[0];
+    }
+  }
+  std::vector<int64_t> sizes{kernel.rows};
+  // Of code that reads no size when it runs, only the rows differ.
+  sizes.insert(sizes.end(), extents, extents + object_.varying.size());
+  std::shared_ptr<const Run> run = make_run(kernel, std::move(sizes));
+  const std::lock_guard lock(mutex_);
+  if (runs_.size() == kMostRuns) runs_.pop_back();
+  runs_.insert(runs_.begin(), run);
+  return run;
+}
+
+std::shared_ptr<const KernelCode::Run> KernelCode::make_run(const LoopKernel& kernel,
+                                                            std::vector<int64_t> sizes) const {
+  LoopKernel here = kernel;
+  here.varying = object_.varying;
+  Run run{std::move(sizes), nullptr, schedule(here), {}, {}};
+  run.code = &for_schedule(here, run.schedule);
+  run.grid = grid(here, run.schedule);
+  run.integers = integer_arguments(here, run.schedule);
+  return std::make_shared<const Run>(std::move(run));
+}
+
+const KernelCode& KernelCode::for_schedule(const LoopKernel& kernel, const Schedule& schedule) const {
+  if (same_code(schedule, object_.schedule)) return *this;
+  const std::lock_guard lock(mutex_);
+  for (const auto& other : others_)
+    if (const KernelCode& code = of(other->handle()); same_code(schedule, code.object_.schedule)) return code;
+  LoopKernel here = kernel;
+  here.varying = object_.varying;
+  CodeStore& store = CodeStore::of(target_);
+  const std::string text = scheduled_text(here, schedule);
+  std::shared_ptr<const MachineCode> code = store.find(text);
+  if (code == nullptr) code = store.add(text, pack(make_object(here, schedule, capability_)));
+  others_.push_back(code);
+  return of(code->handle());
+}
+
+std::string source_of(const LoopKernel& kernel, const Schedule& schedule) {
+  const CudaObject object = describe(kernel, schedule);
+  LoopKernel named = kernel;
+  named.name = object.name;
+  std::string text(device_math());
+  if (kernel.per_item) absl::StrAppend(&text, std::string(kTableLayout), "\n", emit_table(named, schedule));
+  else absl::StrAppend(&text, emit(named, schedule));
+  if (!object.sums.empty()) absl::StrAppend(&text, emit_combine(kCombineName, object.sums));
+  return text;
+}
+
+const rondo::cuda::Nvrtc& nvrtc() {
+  std::string why_not;
+  const rondo::cuda::Nvrtc* table = rondo::cuda::find_nvrtc(&why_not);
+  if (table == nullptr)
+    throw NoCodeGenerator(absl::StrCat("compile: no kernels for CUDA: ", why_not,
+                                       ". Install CUDA's NVRTC (pip: nvidia-cuda-nvrtc), or run on kCPU"));
+  return *table;
+}
+
+CudaObject make_object(const LoopKernel& kernel, const Schedule& schedule, int capability) {
+  using rondo::cuda::NvrtcResult;
+  const rondo::cuda::Nvrtc& compiler = nvrtc();
+  CudaObject object = describe(kernel, schedule);
+  rondo::cuda::NvrtcOutput output = rondo::cuda::compile_source(
+      compiler, source_of(kernel, schedule), kernel.name + ".cu", absl::StrCat("sm_", capability), kExactFlags);
+  if (output.result != NvrtcResult::kSuccess)
+    throw_internal(absl::StrCat("NVRTC (", compiler.path, ") refuses ", kernel.name, " for sm_", capability, ": ",
+                                compiler.error_string(output.result), "\n", output.log));
+  object.cubin = std::move(output.cubin);
+  // Only the newest architecture serves devices that are newer.
+  if (capability == kNewestCapability) object.ptx = std::move(output.ptx);
+  return object;
+}
+
+}  // namespace rondo::compile::cuda

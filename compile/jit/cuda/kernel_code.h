@@ -1,0 +1,69 @@
+// The code of one kernel on CUDA devices: what a KernelHandle of these targets points to. Code is loaded on a device
+// with the first launch there.
+//
+// The sizes of a run decide which schedule a kernel has (codegen/cuda/schedule.h). Code whose sizes vary was made for
+// one schedule; where a run has another, code for that is made once and kept, here and in the caches.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "rondo/compile/codegen/cuda/emit.h"
+#include "rondo/compile/exec/target.h"
+#include "rondo/compile/jit/cuda/object.h"
+#include "rondo/compile/jit/machine_code.h"
+#include "rondo/runtime/cuda/module.h"
+
+namespace rondo::compile::cuda {
+
+// Of the newest architecture that there is a target for: 100 is sm_100.
+inline constexpr int kNewestCapability = 100;
+
+class KernelCode final : public MachineCode {
+ public:
+  // `capability` of the target's architecture: 80 is sm_80.
+  KernelCode(CudaObject object, const Target& target, int capability);
+  static const KernelCode& of(KernelHandle handle) { return *static_cast<const KernelCode*>(handle); }
+
+  const CudaObject& object() const { return object_; }
+  // The function on a device; and that which combines its partial sums. REQUIRES of the latter: it leaves some.
+  const rondo::cuda::Kernel& function(int device) const { return module_.kernel(device, 0); }
+  const rondo::cuda::Kernel& combine(int device) const { return module_.kernel(device, 1); }
+
+  // How the kernel runs at some sizes.
+  struct Run {
+    std::vector<int64_t> sizes;  // rows, and extents
+    const KernelCode* code;      // this, or code for another schedule
+    Schedule schedule;
+    Grid grid;
+    std::vector<int64_t> integers;  // integer_arguments()
+  };
+  // `kernel`: scheduled, at the sizes of the run, which are `extents`. Throws Error if other code is needed and there
+  // is no compiler.
+  std::shared_ptr<const Run> at(const LoopKernel& kernel, const int64_t* extents) const;
+  // Code for a schedule of the kernel.
+  const KernelCode& for_schedule(const LoopKernel& kernel, const Schedule& schedule) const;
+
+ private:
+  std::shared_ptr<const Run> make_run(const LoopKernel& kernel, std::vector<int64_t> sizes) const;
+  const std::string& image_for(int device) const;
+
+  const CudaObject object_;
+  const Target& target_;
+  const int capability_;
+  const rondo::cuda::LazyModule module_;
+  mutable std::mutex mutex_;                                        // guards what follows
+  mutable std::vector<std::shared_ptr<const Run>> runs_;            // the latest one first
+  mutable std::vector<std::shared_ptr<const MachineCode>> others_;  // for other schedules
+};
+
+// What NVRTC gets.
+std::string source_of(const LoopKernel& kernel, const Schedule& schedule);
+// The source, compiled for an architecture. Throws InternalError with NVRTC's log if NVRTC refuses it.
+CudaObject make_object(const LoopKernel& kernel, const Schedule& schedule, int capability);
+// Throws NoCodeGenerator if there is no NVRTC.
+const rondo::cuda::Nvrtc& nvrtc();
+
+}  // namespace rondo::compile::cuda

@@ -1,0 +1,101 @@
+#include "rondo/compile/jit/cuda/launch.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <cstring>
+#include <vector>
+
+#include "absl/container/inlined_vector.h"
+#include "rondo/compile/jit/cuda/kernel_code.h"
+#include "rondo/runtime/backend.h"
+#include "rondo/runtime/cuda/context.h"
+#include "rondo/runtime/error.h"
+
+namespace rondo::compile::cuda {
+namespace {
+
+// cuLaunchKernel takes the address of each argument, and reads it only.
+using Arguments = absl::InlinedVector<void*, 64>;
+template <class T> void add(Arguments& list, const T& argument) {
+  list.push_back(const_cast<void*>(static_cast<const void*>(&argument)));
+}
+
+void enqueue_grid(Device device, const rondo::cuda::Kernel& function, const Grid& grid, Arguments& arguments) {
+  rondo::cuda::launch(device.index, function, {static_cast<unsigned>(grid.x), static_cast<unsigned>(grid.y)},
+                      {static_cast<unsigned>(grid.threads)}, 0, arguments.data());
+}
+
+}  // namespace
+
+void launch_kernel(Device device, const KernelCall& call, const LaunchFunctions::Owner& /*owner*/) {
+  const auto run = KernelCode::of(call.code).at(*call.kernel, call.extents);
+  Arguments arguments;
+  for (size_t i = 0; i < call.kernel->operands.size(); ++i) add(arguments, call.operands[i]);
+  for (int32_t i = 0; i < call.kernel->n_scalars; ++i) add(arguments, call.scalars[i]);
+  for (const int64_t& integer : run->integers) add(arguments, integer);
+  enqueue_grid(device, run->code->function(device.index), run->grid, arguments);
+}
+
+void launch_combine(Device device, const CombineCall& call, const LaunchFunctions::Owner& /*owner*/) {
+  const KernelCode& code = KernelCode::of(call.code);
+  invariant(code.object().sums.size() == call.sums.size(), "a combine of other sums than its kernel leaves");
+  const int64_t n_chunks = chunks(*call.kernel), cols = call.kernel->cols;
+  absl::InlinedVector<int, 8> types;
+  for (size_t i = 0; i < call.sums.size(); ++i) {
+    invariant(code.object().sums[i] == call.sums[i].compute, "a combine of sums of another type");
+    types.push_back(static_cast<int>(call.sums[i].result));
+  }
+  Arguments arguments;
+  for (size_t i = 0; i < call.sums.size(); ++i) {
+    add(arguments, call.sums[i].partial);
+    add(arguments, call.sums[i].out);
+    add(arguments, types[i]);
+  }
+  add(arguments, n_chunks);
+  add(arguments, cols);
+  enqueue_grid(device, code.combine(device.index), combine_grid(cols, static_cast<int32_t>(types.size())), arguments);
+}
+
+void launch_table(Device device, const TableCall& call, const LaunchFunctions::Owner& /*owner*/) {
+  const LoopKernel& kernel = *call.kernel;
+  const KernelCode& code = KernelCode::of(call.code);
+  const auto n_items = static_cast<size_t>(call.rows.n_items);
+  const size_t n_operands = kernel.operands.size(), rows_bytes = n_items * sizeof(RondoTableRow),
+               bytes = rows_bytes + n_items * n_operands * sizeof(void*);
+  // One block, freed in stream order: behind the launch.
+  const Storage memory = Storage::allocate(bytes, device);
+  std::vector<RondoTableRow> rows(n_items);
+  int64_t largest = 0;
+  for (size_t i = 0; i < n_items; ++i) {
+    const TableItem& item = call.rows.items[i];
+    auto* const operands = reinterpret_cast<void* const*>(memory.data() + rows_bytes) + i * n_operands;
+    rows[i] = {0, item.rows, item.width, item.numel, item.scalars, operands};
+    largest = std::max(largest, item.numel);
+  }
+  // The order of sums follows from the kernel's own sizes, for items of all sizes; only indices may need more bits.
+  Schedule schedule = code.object().schedule;
+  if (largest > int64_t{1} << 30) schedule.wide = true;
+  const KernelCode& made = code.for_schedule(kernel, schedule);
+  const Grid grid = table_grid(kernel, schedule, rows);
+  std::vector<std::byte> packed(bytes);
+  std::memcpy(packed.data(), rows.data(), rows_bytes);
+  std::memcpy(packed.data() + rows_bytes, call.rows.operands, bytes - rows_bytes);
+  copy_bytes(device, memory.data(), kCPU, packed.data(), bytes);
+  const auto* const table = reinterpret_cast<const RondoTableRow*>(memory.data());
+  const rondo::cuda::DevicePtr failed = rondo::cuda::device_state(device.index).status();  // DeviceStatus::call
+  static_assert(offsetof(rondo::cuda::DeviceStatus, call) == 0);
+  Arguments arguments;
+  add(arguments, table);
+  add(arguments, call.rows.n_items);
+  add(arguments, call.when.value);
+  add(arguments, call.when.equals);
+  add(arguments, failed);
+  enqueue_grid(device, made.function(device.index), grid, arguments);
+}
+
+void launch_library_call(Device /*device*/, const std::shared_ptr<const PreparedKernel>& call,
+                         std::span<std::byte* const> addresses) {
+  call->run(addresses);
+}
+
+}  // namespace rondo::compile::cuda

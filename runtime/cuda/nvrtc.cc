@@ -1,0 +1,44 @@
+#include "rondo/runtime/cuda/nvrtc.h"
+
+#include <vector>
+
+#include "absl/cleanup/cleanup.h"
+#include "absl/strings/str_cat.h"
+
+namespace rondo::cuda {
+
+NvrtcOutput compile_source(const Nvrtc& nvrtc, const std::string& source, const std::string& name,
+                           const std::string& architecture, std::span<const char* const> flags) {
+  NvrtcOutput output;
+  ProgramPtr program = nullptr;
+  output.result = nvrtc.create(&program, source.c_str(), name.c_str(), 0, nullptr, nullptr);
+  if (output.result != NvrtcResult::kSuccess) return output;
+  const absl::Cleanup destroy = [&] { static_cast<void>(nvrtc.destroy(&program)); };
+  const std::string for_architecture = absl::StrCat("--gpu-architecture=", architecture);
+  std::vector<const char*> options{for_architecture.c_str(), "--std=c++17"};
+  options.insert(options.end(), flags.begin(), flags.end());
+  output.result = nvrtc.compile(program, static_cast<int>(options.size()), options.data());
+  // The log is there whether it succeeded or not.
+  size_t size = 0;
+  if (nvrtc.log_size(program, &size) == NvrtcResult::kSuccess && size > 1) {
+    output.log.resize(size);
+    if (nvrtc.log(program, output.log.data()) != NvrtcResult::kSuccess) output.log.clear();
+    else output.log.resize(size - 1);  // it ends with a zero
+  }
+  const auto take = [&](auto get_size, auto get, std::string& text) {
+    if (output.result == NvrtcResult::kSuccess) output.result = get_size(program, &size);
+    if (output.result != NvrtcResult::kSuccess) return;
+    text.resize(size);
+    output.result = get(program, text.data());
+  };
+  take(nvrtc.cubin_size, nvrtc.cubin, output.cubin);
+  take(nvrtc.ptx_size, nvrtc.ptx, output.ptx);
+  return output;
+}
+
+std::string version_of(const Nvrtc& nvrtc) {
+  int major = 0, minor = 0;
+  return nvrtc.version(&major, &minor) == NvrtcResult::kSuccess ? absl::StrCat(major, ".", minor) : "";
+}
+
+}  // namespace rondo::cuda

@@ -1,0 +1,138 @@
+// CUDA source that runs on the fake driver: compiled by the fake NVRTC, loaded, launched.
+#include <gtest/gtest.h>
+
+#include "rondo/runtime/cuda/driver.h"
+#include "rondo/runtime/cuda/module.h"
+#include "rondo/runtime/error.h"
+#include "rondo/runtime/tensor.h"
+#include "rondo/tests/cuda/kernels.h"
+#include "rondo/tests/errors.h"
+
+namespace rondo {
+namespace {
+
+using cuda::NvrtcResult;
+using test::FakeCuda;
+
+// What NVRTC of this process makes of a source, or its log.
+struct Compiled {
+  NvrtcResult result;
+  std::string log, cubin;
+};
+Compiled compile(const std::string& source, std::vector<const char*> options = {"--gpu-architecture=sm_90"}) {
+  std::string why_not;
+  const cuda::Nvrtc* nvrtc = cuda::find_nvrtc(&why_not);
+  if (nvrtc == nullptr) throw Error(why_not);
+  cuda::ProgramPtr program = nullptr;
+  nvrtc->create(&program, source.c_str(), "test.cu", 0, nullptr, nullptr);
+  Compiled compiled{nvrtc->compile(program, static_cast<int>(options.size()), options.data()), "", ""};
+  size_t size = 0;
+  nvrtc->log_size(program, &size);
+  compiled.log.resize(size);
+  nvrtc->log(program, compiled.log.data());
+  if (compiled.result == NvrtcResult::kSuccess) {
+    nvrtc->cubin_size(program, &size);
+    compiled.cubin.resize(size);
+    nvrtc->cubin(program, compiled.cubin.data());
+  }
+  nvrtc->destroy(&program);
+  return compiled;
+}
+
+constexpr const char* kAxpy = R"(
+extern "C" __global__ void __launch_bounds__(256) axpy(float* y, const float* x, long long n, float a) {
+  const long long i = static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (i < n) y[i] += a * x[i];
+}
+)";
+// The sum of each block's values, by a tree in shared memory; and a second kernel.
+constexpr const char* kSums = R"(
+extern "C" __global__ void __launch_bounds__(128) block_sum(const float* x, float* sums) {
+  __shared__ float part[128];
+  const int t = threadIdx.x;
+  part[t] = x[blockIdx.x * 128 + t];
+  for (int half = 64; half > 0; half /= 2) {
+    __syncthreads();
+    if (t < half) part[t] += part[t + half];
+  }
+  if (t == 0) sums[blockIdx.x] = part[0];
+}
+extern "C" __global__ void warp_sum(float* x) {
+  float sum = x[threadIdx.x];
+  for (int k = 16; k > 0; k /= 2) sum += __shfl_down_sync(0xFFFFFFFFu, sum, k);
+  if (threadIdx.x == 0) x[0] = sum;
+}
+)";
+
+TEST(CudaSource, AKernelRuns) {
+  for (uint64_t seed = 0; seed < 5; ++seed) {
+    FakeCuda cuda({.seed = seed});
+    const Compiled compiled = compile(kAxpy);
+    ASSERT_EQ(compiled.result, NvrtcResult::kSuccess) << compiled.log;
+    const auto module = cuda::Module::load(0, compiled.cubin);
+    const Tensor y = Tensor::ones({1000}).to(cuda.device()), x = Tensor::ones({1000}).to(cuda.device());
+    test::launch_axpy(module->kernel("axpy"), y, x, 0.5f);
+    test::launch_axpy(module->kernel("axpy"), y, x, 2.0f);
+    EXPECT_EQ(y.to(kCPU).to_vector<float>(), std::vector<float>(1000, 3.5f));
+  }
+}
+
+TEST(CudaSource, BarriersShufflesAndSharedMemory) {
+  std::vector<float> values;
+  for (int i = 0; i < 1280; ++i) values.push_back(static_cast<float>(i % 97));
+  for (uint64_t seed = 0; seed < 5; ++seed) {
+    FakeCuda cuda({.seed = seed});
+    const auto module = cuda::Module::load(0, compile(kSums).cubin);
+    const Tensor x = Tensor::from(values, {1280}).to(cuda.device()), sums = test::empty(cuda.device(), 10);
+    const void *in = x.storage().data(), *out = sums.storage().data();
+    void* args[] = {&in, &out};
+    cuda::launch(0, module->kernel("block_sum"), {10}, {128}, 0, args);
+    void* first[] = {&in};
+    cuda::launch(0, module->kernel("warp_sum"), {1}, {32}, 0, first);
+    std::vector<float> expected(10);
+    for (size_t i = 0; i < 1280; ++i) expected[i / 128] += values[i];
+    EXPECT_EQ(sums.to(kCPU).to_vector<float>(), expected);
+    float warp = 0;
+    for (size_t i = 0; i < 32; ++i) warp += values[i];
+    EXPECT_EQ(x.to(kCPU).to_vector<float>()[0], warp);
+  }
+}
+
+TEST(CudaSource, WhatNvrtcRefuses) {
+  FakeCuda cuda;
+  EXPECT_EQ(compile(kAxpy, {"--gpu-architecture=sm_35"}).result, NvrtcResult::kInvalidOption);
+  EXPECT_EQ(compile(kAxpy, {"--gpu-architecture=sm_80", "--use_fast_math"}).result, NvrtcResult::kInvalidOption);
+  const Compiled refused = compile("\n#error no such thing\n");
+  EXPECT_EQ(refused.result, NvrtcResult::kCompilation);
+  EXPECT_NE(refused.log.find("test.cu(2): error"), std::string::npos) << refused.log;
+}
+
+// A cubin runs on its major revision, from its minor one on.
+TEST(CudaSource, ACubinOfAnotherArchitecture) {
+  FakeCuda cuda({.capability = 86});
+  EXPECT_NO_THROW(cuda::Module::load(0, compile(kAxpy, {"--gpu-architecture=sm_80"}).cubin));
+  EXPECT_THROW(cuda::Module::load(0, compile(kAxpy, {"--gpu-architecture=sm_89"}).cubin), DeviceError);
+  EXPECT_THROW(cuda::Module::load(0, compile(kAxpy, {"--gpu-architecture=sm_90"}).cubin), DeviceError);
+}
+
+TEST(CudaSourceDeathTest, ABarrierThatSomeThreadsDoNotReach) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  EXPECT_DEATH(
+      {
+        FakeCuda cuda;
+        const auto module = cuda::Module::load(0, R"(
+extern "C" __global__ void half(float* x) {
+  if (threadIdx.x < 32) __syncthreads();
+  x[threadIdx.x] = 1;
+})");
+        const Tensor x = test::empty(cuda.device(), 64);
+        void* out = x.storage().data();
+        void* args[] = {&out};
+        cuda::launch(0, module->kernel("half"), {1}, {64}, 0, args);
+        x.to(kCPU);
+      },
+      "__syncthreads in line 3 that only 32 of 64 threads reach");
+}
+
+}  // namespace
+}  // namespace rondo

@@ -1,0 +1,115 @@
+// A stand-in for NVRTC: it compiles nothing. Its "cubin" is the source behind a line that says what it was made for,
+// and the fake driver runs that. It refuses options that we do not use, and sources with an #error.
+#include <cstring>
+#include <map>
+#include <sstream>
+
+#include "rondo/tests/fake_cuda/machine.h"
+#include "rondo/tests/fake_cuda/source.h"
+
+#define FAKE_EXPORT extern "C" __attribute__((visibility("default")))
+
+using rondo::cuda::NvrtcResult;
+using rondo::cuda::ProgramPtr;
+
+namespace rondo::cuda {
+struct OpaqueProgram {
+  std::string source, name, log, cubin, ptx;
+};
+}  // namespace rondo::cuda
+
+namespace {
+
+constexpr int kArchitectures[] = {80, 86, 89, 90, 100, 103, 120};
+
+NvrtcResult copy_out(const std::string& text, char* to) {
+  std::memcpy(to, text.data(), text.size());
+  return NvrtcResult::kSuccess;
+}
+NvrtcResult refuse(ProgramPtr program, NvrtcResult result, const std::string& log) {
+  program->log = log + "\n";
+  return result;
+}
+
+}  // namespace
+
+// Of no NVRTC that there is: what it makes never meets a real driver in a cache.
+FAKE_EXPORT NvrtcResult nvrtcVersion(int* major, int* minor) {
+  *major = 13;
+  *minor = 999;
+  return NvrtcResult::kSuccess;
+}
+FAKE_EXPORT const char* nvrtcGetErrorString(NvrtcResult result) {
+  switch (result) {
+    case NvrtcResult::kSuccess: return "NVRTC_SUCCESS";
+    case NvrtcResult::kInvalidOption: return "NVRTC_ERROR_INVALID_OPTION";
+    case NvrtcResult::kCompilation: return "NVRTC_ERROR_COMPILATION";
+  }
+  return "NVRTC_ERROR unknown";
+}
+FAKE_EXPORT NvrtcResult nvrtcGetNumSupportedArchs(int* n) {
+  *n = static_cast<int>(std::size(kArchitectures));
+  return NvrtcResult::kSuccess;
+}
+FAKE_EXPORT NvrtcResult nvrtcGetSupportedArchs(int* list) {
+  std::copy(std::begin(kArchitectures), std::end(kArchitectures), list);
+  return NvrtcResult::kSuccess;
+}
+FAKE_EXPORT NvrtcResult nvrtcCreateProgram(ProgramPtr* program, const char* source, const char* name, int,
+                                           const char* const*, const char* const*) {
+  *program = new rondo::cuda::OpaqueProgram{
+      .source = source, .name = name == nullptr ? "default_program" : name, .log = "", .cubin = "", .ptx = ""};
+  return NvrtcResult::kSuccess;
+}
+FAKE_EXPORT NvrtcResult nvrtcDestroyProgram(ProgramPtr* program) {
+  delete *program;
+  *program = nullptr;
+  return NvrtcResult::kSuccess;
+}
+FAKE_EXPORT NvrtcResult nvrtcCompileProgram(ProgramPtr program, int n, const char* const* options) {
+  std::string architecture, flags;
+  for (int i = 0; i < n; ++i) {
+    const std::string option = options[i], before = option.substr(0, option.find('='));
+    if (before == "--gpu-architecture") architecture = option.substr(option.find('=') + 1);
+    else if (before == "-fmad" || before == "-ftz" || before == "-prec-div" || before == "-prec-sqrt" ||
+             before == "--std")
+      flags += " " + option;
+    else return refuse(program, NvrtcResult::kInvalidOption, "nvrtc: error: invalid option: " + option);
+  }
+  bool known = false;
+  for (const int one : kArchitectures) known = known || architecture == "sm_" + std::to_string(one);
+  if (!known)
+    return refuse(program, NvrtcResult::kInvalidOption,
+                  "nvrtc: error: invalid value for --gpu-architecture: " + architecture);
+  std::istringstream lines(program->source);
+  int number = 0;
+  for (std::string line; std::getline(lines, line);) {
+    ++number;
+    if (line.starts_with("#error"))
+      return refuse(program, NvrtcResult::kCompilation,
+                    program->name + "(" + std::to_string(number) + "): error: #error directive:" + line.substr(6));
+  }
+  program->cubin = std::string(rondo::fake_cuda::kMadeFor) + architecture + flags + "\n" + program->source;
+  program->ptx = std::string(rondo::fake_cuda::kMadeFor) + "compute_" + architecture.substr(3) + flags + "\n" +
+                 program->source + '\0';
+  rondo::fake_cuda::announce_source(program->source);
+  return NvrtcResult::kSuccess;
+}
+FAKE_EXPORT NvrtcResult nvrtcGetCUBINSize(ProgramPtr program, size_t* size) {
+  *size = program->cubin.size();
+  return NvrtcResult::kSuccess;
+}
+FAKE_EXPORT NvrtcResult nvrtcGetCUBIN(ProgramPtr program, char* to) { return copy_out(program->cubin, to); }
+FAKE_EXPORT NvrtcResult nvrtcGetPTXSize(ProgramPtr program, size_t* size) {
+  *size = program->ptx.size();
+  return NvrtcResult::kSuccess;
+}
+FAKE_EXPORT NvrtcResult nvrtcGetPTX(ProgramPtr program, char* to) { return copy_out(program->ptx, to); }
+FAKE_EXPORT NvrtcResult nvrtcGetProgramLogSize(ProgramPtr program, size_t* size) {
+  *size = program->log.size() + 1;
+  return NvrtcResult::kSuccess;
+}
+FAKE_EXPORT NvrtcResult nvrtcGetProgramLog(ProgramPtr program, char* to) {
+  std::memcpy(to, program->log.c_str(), program->log.size() + 1);
+  return NvrtcResult::kSuccess;
+}
