@@ -89,6 +89,7 @@
 #include "rondo/runtime/io/safetensors.h"
 #include "rondo/runtime/io/tokenizer.h"
 #include "rondo/runtime/lowering.h"
+#include "rondo/runtime/matmul_precision.h"
 #include "rondo/runtime/memory.h"
 #include "rondo/runtime/op.h"
 #include "rondo/runtime/ops/ops.h"

@@ -16,12 +16,6 @@
 
 namespace rondo::cpu {
 
-template <class H> H AbslHashValue(H h, const MatmulCall& c) {
-  return H::combine(std::move(h), c.dtype, c.wide, c.batch, c.m, c.n, c.k, c.a_strides[0], c.a_strides[1],
-                    c.a_strides[2], c.b_strides[0], c.b_strides[1], c.b_strides[2], c.c_strides[0], c.c_strides[1],
-                    c.bias, c.epilogues, c.in_place);
-}
-
 namespace {
 
 using dnnl::memory;

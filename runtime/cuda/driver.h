@@ -194,8 +194,10 @@ enum class LtDescAttribute : int {
   kBiasType = 26,
 };
 enum class LtLayoutAttribute : int { kOrder = 1, kBatchCount = 5, kBatchStride = 6 };
+inline constexpr uint32_t kReduceInComputeType = 2;  // a bit of kReductionSchemes
 enum class LtPreferenceAttribute : int {
   kMaxWorkspace = 1,
+  kReductionSchemes = 3,
   kMinAlignmentA = 5,
   kMinAlignmentB = 6,
   kMinAlignmentC = 7,

@@ -5,6 +5,9 @@
 // cos in f64). An index out of range is skipped, and the next call that waits for the device throws.
 #pragma once
 
+#include <memory>
+#include <span>
+
 #include "rondo/runtime/op.h"
 
 namespace rondo::cuda {
@@ -52,5 +55,13 @@ void scale_kernel(const KernelContext& context);
 
 void rotary_kernel(const KernelContext& context);   // rotary.cc
 void dropout_kernel(const KernelContext& context);  // dropout.cc
+
+// matmul.cc, through cuBLASLt
+void matmul_kernel(const KernelContext& context);
+std::unique_ptr<const PreparedKernel> prepare_matmul(const KernelContext& context, int variant);
+void linear_kernel(const KernelContext& context);
+std::unique_ptr<const PreparedKernel> prepare_linear(const KernelContext& context, int variant);
+// A sum in place or not, then tanh-GELU.
+bool product_absorbs(std::span<const Epilogue> epilogues, DType dtype, bool exact);
 
 }  // namespace rondo::cuda

@@ -1,5 +1,6 @@
 // Contractions.
 #include "absl/strings/str_cat.h"
+#include "rondo/runtime/ops/cuda_kernels.h"
 #include "rondo/runtime/ops/kernels.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/ops/table.h"
@@ -60,7 +61,8 @@ constexpr OpDef kMatmul = {
     .saved = {.inputs = kFirst | kSecond, .product = true},
     .amp = AmpPolicy::kLower,
     .infer = &matmul_infer,
-    .on = {{&cpu::matmul_kernel, &cpu::prepare_matmul, &cpu::product_absorbs}},
+    .on = {{&cpu::matmul_kernel, &cpu::prepare_matmul, &cpu::product_absorbs},
+           {&cuda::matmul_kernel, &cuda::prepare_matmul, &cuda::product_absorbs}},
     .grad =
         [](const GradContext& g) {
           const Tensor &a = g.input(0), &b = g.input(1), grad = dense_gradient(g);
@@ -78,7 +80,8 @@ constexpr OpDef kLinear = {
     .saved = {.inputs = kFirst | kSecond, .product = true},
     .amp = AmpPolicy::kLower,
     .infer = &linear_infer,
-    .on = {{&cpu::linear_kernel, &cpu::prepare_linear, &cpu::product_absorbs}},
+    .on = {{&cpu::linear_kernel, &cpu::prepare_linear, &cpu::product_absorbs},
+           {&cuda::linear_kernel, &cuda::prepare_linear, &cuda::product_absorbs}},
     .grad =
         [](const GradContext& g) {
           const Tensor grad = as_rows(dense_gradient(g));

@@ -19,8 +19,6 @@ TEST(CudaOps, EachHasAWay) {
       way = kernel && test::find_spec(op->name)->takes_integers ? "generated; by hand for integers" : "generated";
     else if (kernel) way = op->kind == OpKind::kContraction ? "by library" : "by hand";
     else if (op->decompose != nullptr) way = "by decomposition";
-    // Products run on cuBLASLt, whose kernels are not in the table yet.
-    else if (op->kind == OpKind::kContraction) way = "by library (not there yet)";
     std::printf("%-26s %s\n", op->name, way == nullptr ? "NOTHING" : way);
     EXPECT_NE(way, nullptr) << op->name << " does not run on CUDA";
     EXPECT_TRUE(op->lower == nullptr || kernel) << op->name << ": what is generated has no kernel for integers";

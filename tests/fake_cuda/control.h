@@ -60,6 +60,7 @@ struct Counts {
   int64_t blocks = 0;       // of device memory that are not freed
   int64_t pinned = 0;       // blocks of page-locked memory that are not freed
   int64_t launches = 0, copies = 0, host_waits = 0, contexts = 0, streams = 0, events = 0, modules = 0;
+  int64_t products = 0, lt_handles = 0;  // of cuBLASLt
 };
 
 class Control {

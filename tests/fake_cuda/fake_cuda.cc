@@ -47,6 +47,7 @@ FakeCuda::~FakeCuda() {
   EXPECT_EQ(left.streams, 0) << "streams are left";
   EXPECT_EQ(left.events, 0) << "events are left";
   EXPECT_EQ(left.modules, 0) << "modules are left";
+  EXPECT_EQ(left.lt_handles, 0) << "handles of cuBLASLt are left";
 }
 
 cuda::Kernel FakeCuda::kernel(const std::string& name, fake_cuda::Kernel kernel, int device) {

@@ -1,5 +1,5 @@
-// A CUDA driver for tests, on a machine without a GPU: START HERE for tests/fake_cuda/. Host memory stands for device
-// memory, registered host functions for kernels.
+// A CUDA driver and cuBLASLt for tests, on a machine without a GPU: START HERE for tests/fake_cuda/. Host memory stands
+// for device memory, registered host functions for kernels, oneDNN for products.
 //
 //   FakeCuda cuda({.seed = 7, .devices = 2});
 //   const Tensor x = Tensor::randn({5}).to(cuda.device(1));     // through runtime/cuda/, as with a real driver
@@ -12,6 +12,7 @@
 // - Fresh blocks are poison (0xFF: NaN). Page-locked memory is read when the copy runs.
 // - Handles that are invalid, destroyed or of another device, copies from pageable memory, freeing twice or too early,
 //   launches that are too large: each ends the process and says what it was.
+// - A product whose layouts, types, alignments, algorithm or workspace do not fit each other, or its memory, likewise.
 // - The n-th allocation fails on demand, and a kernel can kill its context.
 // A whole program runs on it with RONDO_CUDA_PATH set to its folder, and RONDO_FAKE_CUDA=seed:devices:megabytes.
 // What it assumes of the real driver cites the manual in driver.cc; it has not been compared with one yet.

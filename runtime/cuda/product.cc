@@ -1,0 +1,290 @@
+#include "rondo/runtime/cuda/product.h"
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <list>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/hash/hash.h"
+#include "absl/strings/str_cat.h"
+#include "rondo/runtime/cuda/context.h"
+#include "rondo/runtime/cuda/module.h"
+#include "rondo/runtime/cuda/nvtx.h"
+#include "rondo/runtime/error.h"
+#include "rondo/runtime/matmul_precision.h"
+#include "rondo/runtime/storage.h"
+
+namespace rondo::cuda {
+namespace {
+
+LtType library_type(DType dtype) {
+  switch (dtype) {
+    case kF64: return LtType::kF64;
+    case kBF16: return LtType::kBF16;
+    case kF16: return LtType::kF16;
+    default: return LtType::kF32;
+  }
+}
+
+// What the manual advises for cublasSetWorkspace, for Hopper and later and for what came before.
+uint64_t most_workspace(DeviceState& state) {
+  int major = 0;
+  state.check(state.driver().device_attribute(&major, DeviceAttribute::kCapabilityMajor, state.ordinal()),
+              "cuDeviceGetAttribute");
+  return major >= 9 ? uint64_t{32} << 20 : uint64_t{4} << 20;
+}
+
+// Note [Alignment keys]. Three bits for each address: the power of two that divides it, up to 16 bytes, which is all
+// that algorithms ask for. One more bit: TF32.
+constexpr int kMostAlignment = 4, kAlignmentBits = 3;
+constexpr uint32_t kFast = 1u << 5 * kAlignmentBits;
+enum Address { kAddressOfA, kAddressOfB, kAddressOfC, kAddressOfD, kAddressOfBias };
+
+uint32_t alignment_bits(const void* address, int which) {
+  const auto at = static_cast<uint64_t>(reinterpret_cast<uintptr_t>(address)) | uint64_t{1} << kMostAlignment;
+  return static_cast<uint32_t>(std::countr_zero(at)) << which * kAlignmentBits;
+}
+uint32_t alignment_of(uint32_t key, int which) { return 1u << (key >> which * kAlignmentBits & 7); }
+
+// cublasLt.h, CUBLASLT_MATMUL_DESC_BIAS_POINTER: the heuristic takes the alignment of a bias from its address, and
+// reads no bias. This address has the key's alignment and no more.
+const void* bias_like(uint32_t key) {
+  return reinterpret_cast<const void*>(uintptr_t{1} << 20 | alignment_of(key, kAddressOfBias));
+}
+
+// Gives a descriptor back when an error leaves its scope.
+template <class Handle> struct Scoped {
+  Handle handle = nullptr;
+  LtStatus (*destroy)(Handle);
+  ~Scoped() {
+    if (handle != nullptr) static_cast<void>(destroy(handle));
+  }
+};
+
+template <class T> const void* bytes_of(const T& value) { return &value; }
+
+}  // namespace
+
+void Product::check(LtStatus status, const char* what) const {
+  if (status == LtStatus::kSuccess) [[likely]]
+    return;
+  const MatmulCall& c = call_;
+  std::string epilogues;
+  for (const Epilogue epilogue : c.epilogues)
+    if (epilogue == Epilogue::kAdd) epilogues += " + C";
+    else if (epilogue == Epilogue::kGeluTanh) epilogues += ", gelu";
+  throw DeviceError(absl::StrCat("cuda:", device_, ": ", what, ": ", library_.status_string(status),
+                                 ", for a product of ", c.batch == 1 ? "" : absl::StrCat(c.batch, " times "), "[", c.m,
+                                 ", ", c.k, "] x [", c.k, ", ", c.n, "] in ", std::string(name_of(c.dtype)),
+                                 c.bias ? " + bias" : "", epilogues));
+}
+
+LtLayout Product::layout(LtType type, int64_t rows, int64_t columns, int64_t ld, int64_t batch_stride) const {
+  Scoped<LtLayout> made{nullptr, library_.layout_destroy};
+  check(library_.layout_create(&made.handle, type, static_cast<uint64_t>(rows), static_cast<uint64_t>(columns), ld),
+        "cublasLtMatrixLayoutCreate");
+  if (call_.batch > 1) {
+    const auto count = static_cast<int32_t>(call_.batch);
+    check(library_.layout_set(made.handle, LtLayoutAttribute::kBatchCount, bytes_of(count), sizeof count),
+          "cublasLtMatrixLayoutSetAttribute");
+    check(
+        library_.layout_set(made.handle, LtLayoutAttribute::kBatchStride, bytes_of(batch_stride), sizeof batch_stride),
+        "cublasLtMatrixLayoutSetAttribute");
+  }
+  return std::exchange(made.handle, nullptr);
+}
+
+Product::Product(DeviceState& state, const MatmulCall& call, int variant)
+    : library_(lt()), device_(state.index()), call_(call), variant_(variant), most_workspace_(most_workspace(state)) {
+  constexpr int64_t kMost = INT32_MAX;  // cublasLt.h, CUBLASLT_MATRIX_LAYOUT_ROWS
+  if (call.batch > kMost || call.m > kMost || call.n > kMost || call.k > kMost)
+    throw Error(absl::StrCat("matmul: cuBLASLt takes sizes below 2^31, not ", call.batch, " times [", call.m, ", ",
+                             call.k, "] x [", call.k, ", ", call.n, "]; split the operands"));
+  const LtType in = library_type(call.dtype), out = library_type(call.result_dtype());
+  const bool f64 = call.dtype == kF64;
+  uint32_t epilogue = call.bias ? static_cast<uint32_t>(LtEpilogue::kBias) : 0;
+  for (const Epilogue e : call.epilogues)
+    if (e == Epilogue::kGeluTanh) epilogue |= static_cast<uint32_t>(LtEpilogue::kGelu);
+  if (epilogue == 0) epilogue = static_cast<uint32_t>(LtEpilogue::kDefault);
+  // Note [Row-major]: true if our operand's columns are dense.
+  const bool b_transposed = call.b_strides[2] != 1, a_transposed = call.a_strides[2] != 1;
+  const auto make_desc = [&](LtCompute compute) {
+    Scoped<LtDesc> made{nullptr, library_.desc_destroy};
+    const auto set = [&](LtDescAttribute attribute, auto value) {
+      check(library_.desc_set(made.handle, attribute, bytes_of(value), sizeof value), "cublasLtMatmulDescSetAttribute");
+    };
+    check(library_.desc_create(&made.handle, compute, f64 ? LtType::kF64 : LtType::kF32), "cublasLtMatmulDescCreate");
+    set(LtDescAttribute::kTransposeA, static_cast<int32_t>(b_transposed));
+    set(LtDescAttribute::kTransposeB, static_cast<int32_t>(a_transposed));
+    set(LtDescAttribute::kEpilogue, epilogue);
+    if (call.bias) set(LtDescAttribute::kBiasType, static_cast<int32_t>(out));
+    return std::exchange(made.handle, nullptr);
+  };
+  try {
+    desc_ = make_desc(f64 ? LtCompute::kF64 : LtCompute::kF32);
+    if (call.dtype == kF32) fast_desc_ = make_desc(LtCompute::kTF32);
+    const auto operand = [&](int64_t rows, int64_t columns, const int64_t(&strides)[3], bool transposed) {
+      return transposed ? layout(in, rows, columns, strides[2], strides[0])
+                        : layout(in, columns, rows, strides[1], strides[0]);
+    };
+    a_ = operand(call.k, call.n, call.b_strides, b_transposed);
+    b_ = operand(call.m, call.k, call.a_strides, a_transposed);
+    d_ = layout(out, call.n, call.m, call.c_strides[1], call.c_strides[0]);
+  } catch (...) {
+    destroy();
+    throw;
+  }
+}
+
+Product::~Product() { destroy(); }
+
+void Product::destroy() noexcept {
+  for (const LtDesc desc : {desc_, fast_desc_})
+    if (desc != nullptr) static_cast<void>(library_.desc_destroy(desc));
+  for (const LtLayout layout : {a_, b_, d_})
+    if (layout != nullptr) static_cast<void>(library_.layout_destroy(layout));
+}
+
+uint32_t Product::key_of(const MatmulOperands& o) const {
+  const bool fast = call_.dtype == kF32 && float32_matmul_precision() == MatmulPrecision::kHigh;
+  return (fast ? kFast : 0) | alignment_bits(o.b, kAddressOfA) | alignment_bits(o.a, kAddressOfB) |
+         alignment_bits(has_added() ? o.added[0] : o.c, kAddressOfC) | alignment_bits(o.c, kAddressOfD) |
+         alignment_bits(o.bias, kAddressOfBias);
+}
+
+LtDesc Product::desc_of(uint32_t key) const { return (key & kFast) != 0 ? fast_desc_ : desc_; }
+
+void Product::set_bias(uint32_t key, const void* bias) const {
+  if (call_.bias)
+    check(library_.desc_set(desc_of(key), LtDescAttribute::kBiasPointer, bytes_of(bias), sizeof bias),
+          "cublasLtMatmulDescSetAttribute");
+}
+
+const Product::Choice* Product::choose(DeviceState& state, uint32_t key) const {
+  for (const Choice& choice : choices_)
+    if (choice.key == key) return &choice;
+  Scoped<LtPreference> preference{nullptr, library_.preference_destroy};
+  check(library_.preference_create(&preference.handle), "cublasLtMatmulPreferenceCreate");
+  const auto prefer = [&](LtPreferenceAttribute attribute, auto value) {
+    check(library_.preference_set(preference.handle, attribute, bytes_of(value), sizeof value),
+          "cublasLtMatmulPreferenceSetAttribute");
+  };
+  prefer(LtPreferenceAttribute::kMaxWorkspace, most_workspace_);
+  prefer(LtPreferenceAttribute::kReductionSchemes, kReduceInComputeType);
+  prefer(LtPreferenceAttribute::kMinAlignmentA, alignment_of(key, kAddressOfA));
+  prefer(LtPreferenceAttribute::kMinAlignmentB, alignment_of(key, kAddressOfB));
+  prefer(LtPreferenceAttribute::kMinAlignmentC, alignment_of(key, kAddressOfC));
+  prefer(LtPreferenceAttribute::kMinAlignmentD, alignment_of(key, kAddressOfD));
+  set_bias(key, bias_like(key));
+  std::array<LtHeuristic, 8> found{};
+  const int wanted = variant_ + 1;
+  int count = 0;
+  if (wanted > static_cast<int>(found.size())) return nullptr;
+  const LtStatus status = library_.heuristic(state.lt_handle(), desc_of(key), a_, b_, d_, d_, preference.handle, wanted,
+                                             found.data(), &count);
+  if (status != LtStatus::kNotSupported) check(status, "cublasLtMatmulAlgoGetHeuristic");
+  const auto end = found.begin() + count;
+  const auto usable = std::remove_if(found.begin(), end, [](const auto& f) { return f.state != LtStatus::kSuccess; });
+  if (usable - found.begin() < wanted) return nullptr;
+  const LtHeuristic& chosen = found[static_cast<size_t>(variant_)];
+  choices_.push_back({key, chosen.algo, chosen.workspace});
+  return &choices_.back();
+}
+
+void Product::run(const MatmulOperands& o, double alpha) const {
+  DeviceState& state = device_state(device_);
+  const ContextScope scope(state);
+  const Range range("matmul");
+  const uint32_t key = key_of(o);
+  const std::lock_guard lock(mutex_);
+  const Choice* choice = choose(state, key);
+  if (choice == nullptr) check(LtStatus::kNotSupported, "cublasLtMatmulAlgoGetHeuristic has no algorithm");
+  set_bias(key, o.bias);
+  // Note [Product workspace].
+  Storage workspace;
+  if (choice->workspace > 0)
+    workspace = Storage::allocate(choice->workspace, {Backend::kCUDA, static_cast<int8_t>(device_)});
+  const double wide[] = {alpha, has_added() ? 1.0 : 0.0};
+  const float narrow[] = {static_cast<float>(wide[0]), static_cast<float>(wide[1])};
+  const bool f64 = call_.dtype == kF64;
+  const auto factor = [&](int i) { return f64 ? bytes_of(wide[i]) : bytes_of(narrow[i]); };
+  check(library_.matmul(state.lt_handle(), desc_of(key), factor(0), o.b, a_, o.a, b_, factor(1),
+                        has_added() ? o.added[0] : o.c, d_, o.c, d_, &choice->algo,
+                        workspace ? workspace.data() : nullptr, choice->workspace, state.compute()),
+        "cublasLtMatmul");
+  state.enqueued("a matrix product", state.compute());
+}
+
+// ---- The products that are kept
+
+namespace {
+
+struct Key {
+  int device;
+  MatmulCall call;
+  int variant;
+  friend bool operator==(const Key&, const Key&) = default;
+  template <class H> friend H AbslHashValue(H h, const Key& key) {
+    return H::combine(std::move(h), key.device, key.call, key.variant);
+  }
+};
+
+// The most recent first, over all threads.
+struct Cache {
+  static constexpr size_t kCapacity = 1024;
+  struct Slot {
+    std::shared_ptr<const Product> product;
+    std::list<Key>::iterator position;
+  };
+  std::mutex mutex;
+  std::list<Key> order;
+  absl::flat_hash_map<Key, Slot> entries;
+};
+Cache& cache() {
+  static auto* cache = new Cache;
+  return *cache;
+}
+
+}  // namespace
+
+std::shared_ptr<const Product> Product::get(int device, const MatmulCall& call, int variant) {
+  DeviceState& state = device_state(device);
+  Key key{device, call, variant};
+  Cache& kept = cache();
+  {
+    const std::lock_guard lock(kept.mutex);
+    if (const auto found = kept.entries.find(key); found != kept.entries.end()) {
+      kept.order.splice(kept.order.begin(), kept.order, found->second.position);
+      return found->second.product;
+    }
+  }
+  const std::shared_ptr<const Product> product(new Product(state, call, variant));
+  if (variant > 0) {
+    const ContextScope scope(state);
+    const std::lock_guard lock(product->mutex_);
+    // Addresses as the allocator gives them.
+    const MatmulOperands aligned{};
+    if (product->choose(state, product->key_of(aligned)) == nullptr) return nullptr;
+  }
+  const std::lock_guard lock(kept.mutex);
+  if (kept.entries.size() >= Cache::kCapacity) {
+    kept.entries.erase(kept.order.back());
+    kept.order.pop_back();
+  }
+  const auto [at, added] = kept.entries.try_emplace(key);
+  if (!added) return at->second.product;  // another thread was faster
+  kept.order.push_front(key);
+  at->second = {product, kept.order.begin()};
+  return product;
+}
+
+void Product::trim() {
+  Cache& kept = cache();
+  decltype(kept.entries) entries;  // destroyed after the lock is gone
+  const std::lock_guard lock(kept.mutex);
+  entries.swap(kept.entries);
+  kept.order.clear();
+}
+
+}  // namespace rondo::cuda

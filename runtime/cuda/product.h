@@ -1,0 +1,74 @@
+// One matrix product with everything but the addresses, through cuBLASLt. Thread safe.
+//
+// Note [Row-major]. cuBLASLt stores matrices by columns, and its epilogues know nothing else. Our C (m, n) by rows is
+// its
+//   D (n, m) by columns, so it computes D = B' A': its A is our B and its B our A, each as it lies in memory. An
+//   operand whose columns are dense is transposed in one of the two worlds, and not in the other.
+// Note [Algorithms]. cuBLASLt's heuristic is asked once for each product and alignment of its addresses, and its first
+//   answer is kept: the order of the sums follows from the product, the alignment and the device. Splits of K must add
+//   up in the compute type, so that sums are f32 for 16-bit types, too.
+// Note [Product workspace]. What an algorithm needs is taken from the allocator in stream order for each run, and given
+//   back at once: the next product gets the same block. It cannot be part of a plan, since a plan is made where no
+//   device is, and only the device's heuristic knows the size.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "rondo/runtime/cuda/driver.h"
+#include "rondo/runtime/matmul_call.h"
+
+namespace rondo::cuda {
+
+class DeviceState;
+
+class Product {
+ public:
+  // All floating dtypes. The most recent 1024 are kept, over all threads. Variants are other algorithms for the same
+  // product, for a tuner to choose from. Null: there is no such variant.
+  // Epilogues: as product_absorbs() says. A bias has the result's dtype.
+  static std::shared_ptr<const Product> get(int device, const MatmulCall& call, int variant = 0);
+  // Forgets the products that are kept. Those in use live on.
+  static void trim();
+
+  ~Product();
+  Product(const Product&) = delete;
+  Product& operator=(const Product&) = delete;
+
+  // Enqueues C = alpha A B ... on the device's compute stream. Throws DeviceError, OutOfMemoryError.
+  void run(const MatmulOperands& operands, double alpha = 1) const;
+
+ private:
+  // What the heuristic chose for addresses of some alignments.
+  struct Choice {
+    uint32_t key;
+    LtAlgo algo;
+    size_t workspace;
+  };
+  Product(DeviceState& state, const MatmulCall& call, int variant);
+  LtLayout layout(LtType type, int64_t rows, int64_t columns, int64_t ld, int64_t batch_stride) const;
+  void check(LtStatus status, const char* what) const;
+  bool has_added() const { return call_.epilogues[0] == Epilogue::kAdd; }
+  uint32_t key_of(const MatmulOperands& operands) const;
+  LtDesc desc_of(uint32_t key) const;
+  void set_bias(uint32_t key, const void* bias) const;
+  // Null: cuBLASLt has no algorithm, or fewer than `variant_`. The lock is held.
+  const Choice* choose(DeviceState& state, uint32_t key) const;
+  void destroy() noexcept;
+
+  const CublasLt library_;  // a copy: this may outlive the table
+  const int device_;
+  const MatmulCall call_;
+  const int variant_;
+  uint64_t most_workspace_ = 0;
+  LtDesc desc_ = nullptr, fast_desc_ = nullptr;  // fast: TF32, f32 only
+  LtLayout a_ = nullptr, b_ = nullptr, d_ = nullptr;
+  mutable std::mutex mutex_;  // of the choices, and of the descriptors, in which each run puts its bias
+  mutable std::vector<Choice> choices_;
+};
+
+}  // namespace rondo::cuda
