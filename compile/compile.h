@@ -10,8 +10,8 @@
 // call to call.
 //
 // Graph breaks. Some calls inside a region cannot wait: reading a value (item(), data()), writing in place, writable
-// memory that a recorded op reads (mutable_data()), backward(), autograd::grad(), an optimizer's step. Rondo then runs
-// what is recorded so far, makes the call, and goes on recording. Each break is counted (RegionReport::graph_breaks).
+// memory that a recorded op reads (mutable_data()), backward(), autograd::grad(), an optimizer's step, an op on another
+// device. Rondo runs what is recorded so far, makes the call, and records on. RegionReport::graph_breaks counts breaks.
 //
 // Host writes. A recorded op reads its operands when the recording runs, which is later than the line that calls it.
 // Inside a region, do not write through a pointer that you obtained before the latest op: call mutable_data() again.
@@ -158,8 +158,8 @@ struct RegionReport {
   int64_t calls = 0;
   int64_t replays = 0;           // of the calls, those that ran no C++ of the module
   std::string why_not_replayed;  // with Capture::kReplay: why some call was recorded all the same
-  // Calls in which compiled code met an error of the data, for example an index out of range. They threw it. Values
-  // that were complete by then can be read; reading another one throws Error with the reason.
+  // Calls that threw an error of their data, such as an index out of range. Values that were complete can be read;
+  // another one throws Error with the reason. Errors that a device throws later, when the call is over, do not count.
   int64_t failed_runs = 0;
   std::string last_failure;
   // Recordings and backwards that run eagerly because a stage of the compiler failed, which is a bug of Rondo, or

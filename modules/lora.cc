@@ -107,6 +107,8 @@ void LoraLayer::merge(bool keep_base) {
   else weight.copy_(weight.to(update.dtype()) + update);
   merged = active;
   merged_version = weight.version();
+  merged_dtype = weight.dtype();
+  merged_device = weight.device();
   note_change();
 }
 
@@ -402,11 +404,17 @@ void unmerge_adapter(ModuleBase& model) {
   for (LoraLayer* layer : adapter_parts(model).layers)
     if (layer->merged != nullptr) merged.push_back(layer);
   if (merged.empty()) throw Error("unmerge_adapter: no adapter is merged");
-  for (const LoraLayer* layer : merged)
-    if (layer->base_weight().version() != layer->merged_version)
-      throw Error(
-          absl::StrCat("unmerge_adapter: ", layer->parent()->path(),
-                       ".weight was written after merge_adapter(), so the weight before is not known any more"));
+  for (const LoraLayer* layer : merged) {
+    const Tensor& weight = layer->base_weight();
+    if (weight.version() == layer->merged_version) continue;
+    const bool moved = weight.dtype() != layer->merged_dtype || !(weight.device() == layer->merged_device);
+    throw Error(absl::StrCat("unmerge_adapter: ", layer->parent()->path(), ".weight was ",
+                             moved
+                                 ? "given another device or dtype by .to() after merge_adapter(); unmerge first, then "
+                                   "call .to()"
+                                 : "written after merge_adapter(), so the weight before is not known any more",
+                             "; merge_and_unload() keeps it as it is"));
+  }
   for (LoraLayer* layer : merged) layer->unmerge();
 }
 

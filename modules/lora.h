@@ -112,7 +112,8 @@ struct MergeOptions {
 // Calls then cost what they cost without an adapter, and the adapter gets no gradient. Throws Error if no adapter is
 // active, if one is merged, or if a weight is used elsewhere too, as a tied embedding is: the other use would change.
 void merge_adapter(ModuleBase& model, const MergeOptions& options = {});
-// Undoes merge_adapter(). Throws Error if nothing is merged, or if a merged weight was written meanwhile.
+// Undoes merge_adapter(). Throws Error if nothing is merged, or if a merged weight was written meanwhile or given
+// another device or dtype (ModuleBase::to).
 void unmerge_adapter(ModuleBase& model);
 // Merges the active adapter for good, unless it is merged already, and deletes all adapters. The active copies of
 // modules_to_save become the model's own. All of the model is frozen afterwards: model.requires_grad_() trains it

@@ -83,6 +83,8 @@ struct LoraLayer final : Module<LoraLayer>, CallHook, AdapterPart {
   LoraDelta* merged = nullptr;
   Tensor kept;                  // the base's weight before the merge; undefined: not kept
   uint32_t merged_version = 0;  // of the weight
+  DType merged_dtype = kF32;
+  Device merged_device;
 };
 
 // Tensors under the names of another module's own.

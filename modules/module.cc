@@ -10,6 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "rondo/runtime/autograd.h"
+#include "rondo/runtime/autograd_extras.h"
 #include "rondo/runtime/recorder.h"
 
 namespace rondo::nn {
@@ -19,10 +20,19 @@ std::string joined(const std::string& prefix, const std::string& name) {
   return prefix.empty() ? name : absl::StrCat(prefix, ".", name);
 }
 
+// "f32 on cpu"
+std::string kind_of(const Tensor& tensor) {
+  return absl::StrCat(std::string(name_of(tensor.dtype())), " on ", to_string(tensor.device()));
+}
+
 // Makes the tensor that `tensor` is a handle of hold `value` instead: every handle sees it.
 void replace_contents(Tensor& tensor, const Tensor& value) {
   TensorImpl& impl = *tensor.impl();
   before_write(tensor.storage());
+  if (!(impl.device == value.device()) || impl.dtype != value.dtype())
+    autograd::end_graphs_of_leaf(
+        tensor, absl::StrCat("backward: a parameter has become ", kind_of(value), " and was ", kind_of(tensor),
+                             " when this graph was made; call .to() before the forward, or after the backward"));
   // What backward saved must be seen to be stale: the new storage's version goes past the old one's.
   const uint32_t passed = tensor.version() + 1;
   while (value.storage().version() < passed) value.storage().bump_version();

@@ -3,7 +3,10 @@
 #include <algorithm>
 #include <cmath>
 
+#include "rondo/optim/host_code.h"
+#include "rondo/optim/scalar_program.h"
 #include "rondo/runtime/backend.h"
+#include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/ops/reduction_order.h"
 #include "rondo/runtime/parallel.h"
 
@@ -18,6 +21,7 @@ double epsilon_of(DType dtype) {
     default: return 0x1p-23;
   }
 }
+double eps1_of(const AdafactorOptions& o, DType dtype) { return o.eps1 > 0 ? o.eps1 : epsilon_of(dtype); }
 
 // Sums of (factor * g)^2 over the rows and the columns of some rows of a matrix, in f64.
 template <class T>
@@ -39,12 +43,12 @@ void sums_of_squares(const T* g, double factor, int64_t n_cols, std::span<double
 
 // var += weight (sum / n - var). The mean of var.
 template <class C> double move_towards(C* var, std::span<const double> sums, double n, double weight) {
-  double total = 0;
+  double lanes[kLanes] = {};
   for (size_t i = 0; i < sums.size(); ++i) {
     var[i] = static_cast<C>(static_cast<double>(var[i]) + weight * (sums[i] / n - static_cast<double>(var[i])));
-    total += static_cast<double>(var[i]);
+    lanes[i % kLanes] += static_cast<double>(var[i]);
   }
-  return total / static_cast<double>(sums.size());
+  return combine_lanes(lanes, [](double a, double b) { return a + b; }) / static_cast<double>(sums.size());
 }
 
 // Moves row_var and col_var to this step's squares, and fills the third state: row_var / max(mean(row_var), eps1).
@@ -93,20 +97,40 @@ struct MoveFactors {
   }
 };
 
+// The step times the parameter's root mean square, over that of the update where it is above d. In: the sums of the
+// squares of both, and the step. Numbers: elements, eps2, d.
+struct StepSize {
+  static constexpr size_t kIn = 3, kNumbers = 3, kOut = 1;
+  template <class T>
+  static std::array<T, kOut> run(const std::array<T, kIn>& in, const std::array<T, kNumbers>& numbers) {
+    const auto& [n, eps2, d] = numbers;
+    const T rms = scalar::sqrt(in[0] / n), update = scalar::sqrt(in[1] / n) / d, one = scalar::constant(n, 1.0);
+    const T size = scalar::select(scalar::lt(eps2, rms), rms, eps2);
+    return {in[2] * (size / scalar::select(scalar::lt(one, update), update, one))};
+  }
+};
+
 }  // namespace
 
 void Adafactor::add(std::span<const Tensor> params, const AdafactorOptions& o) {
   if (!(o.lr >= 0 && o.eps1 >= 0 && o.eps2 >= 0 && o.weight_decay >= 0 && o.d >= 1 && o.beta2_decay <= 0))
     throw Error("Adafactor: lr, eps1, eps2, weight_decay must not be negative, d not below 1, beta2_decay not above 0");
-  static const UpdatePlan vector = {{{.name = "variance", .nonnegative = true}},
-                                    {{body_of<AdafactorVectorGather>("adafactor_vector_gather"), true},
-                                     {body_of<AdafactorVectorApply>("adafactor_vector_apply"), true}}};
-  static const UpdatePlan matrix = {{{.name = "row_var", .layout = Layout::kPerRow},
-                                     {.name = "col_var", .layout = Layout::kPerColumn},
-                                     {.name = "row_factor", .layout = Layout::kPerRow, .transient = true}},
-                                    {{body_of<AdafactorMatrixGather>("adafactor_matrix_gather"), true},
-                                     {body_of<AdafactorMatrixApply>("adafactor_matrix_apply"), true}},
-                                    /*matrices=*/true};
+  static const RowProgram step_size = {
+      program_body<StepSize>("adafactor_step_size"), {AdafactorScalars::kStep}, {AdafactorScalars::kStep}};
+  static const UpdatePlan vector = {
+      {{.name = "variance", .nonnegative = true}},
+      {{body_of<AdafactorVectorGather>("adafactor_vector_gather")},
+       {.body = body_of<AdafactorVectorApply>("adafactor_vector_apply"), .program = step_size}},
+      /*matrices=*/false,
+      /*own_scalars=*/true};
+  static const UpdatePlan matrix = {
+      {{.name = "row_var", .layout = Layout::kPerRow},
+       {.name = "col_var", .layout = Layout::kPerColumn},
+       {.name = "row_factor", .layout = Layout::kPerRow, .transient = true}},
+      {{body_of<AdafactorMatrixGather>("adafactor_matrix_gather"), true},
+       {.body = body_of<AdafactorMatrixApply>("adafactor_matrix_apply"), .program = step_size}},
+      /*matrices=*/true,
+      /*own_scalars=*/true};
   add_group(params, [](const Tensor& p) -> const UpdatePlan& { return p.rank() > 1 ? matrix : vector; },
             {.format = o.state});
   groups_.push_back(o);
@@ -127,46 +151,86 @@ void Adafactor::visit_options(int group, OptionVisitor visit) {
   visit("weight_decay", o.weight_decay);
 }
 
+namespace {
+// Numbers: beta2_decay, lr.
+struct WeightAndRho {
+  static constexpr size_t kNumbers = 2, kOut = 2;
+  template <class T> static std::array<T, kOut> run(T step, const std::array<T, kNumbers>& numbers) {
+    const auto& [beta2_decay, lr] = numbers;
+    const T rho = scalar::rsqrt(step);
+    return {scalar::pow(step, beta2_decay), scalar::select(scalar::lt(rho, lr), rho, lr)};
+  }
+};
+}  // namespace
+
 ScalarRule Adafactor::scalars(int group) const {
-  return {groups_[static_cast<size_t>(group)], [](const AdafactorOptions& o, int64_t step, std::span<double> out) {
-            const double t = static_cast<double>(step);
-            const double weight = std::pow(t, o.beta2_decay), rho = std::min(o.lr, 1 / std::sqrt(t));
-            const double values[] = {o.maximize ? -1.0 : 1.0, weight, 0.0, 1 - o.lr * o.weight_decay, rho};
-            static_assert(std::size(values) == AdafactorScalars::kScalars);
-            std::copy(std::begin(values), std::end(values), out.begin());
-          }};
+  static const RowProgram program = step_program<WeightAndRho>("adafactor_rates",
+                                                               {AdafactorScalars::kWeight, AdafactorScalars::kStep});
+  const AdafactorOptions& o = groups_[static_cast<size_t>(group)];
+  static_assert(AdafactorScalars::kScalars == 5);
+  return {.values = {o.maximize ? -1.0 : 1.0, /*weight=*/0, /*eps=*/0, 1 - o.lr * o.weight_decay, /*step=*/0},
+          .program = &program,
+          .numbers = {o.beta2_decay, o.lr}};
 }
 
-void Adafactor::prepare(int sweep, PreparedParam& param) {
-  const AdafactorOptions& o = groups_[static_cast<size_t>(param.group)];
-  const double eps1 = o.eps1 > 0 ? o.eps1 : epsilon_of(param.param.dtype());
-  const auto enqueue_update = [&](auto work) {
-    enqueue(param.device, [scalars = param.scalars, decision = param.decision, work = std::move(work)] {
-      if (decision->go == Decision::kUpdate) work(scalars);
-    });
+void Adafactor::own_scalars(int group, const Tensor& param, std::span<double> scalars,
+                            std::span<double> numbers) const {
+  const AdafactorOptions& o = groups_[static_cast<size_t>(group)];
+  const double eps1 = eps1_of(o, param.dtype());
+  scalars[AdafactorScalars::kEps] = eps1 * eps1;
+  numbers[0] = static_cast<double>(std::max<int64_t>(param.numel(), 1));
+  numbers[1] = o.eps2;
+  numbers[2] = o.d;
+}
+
+namespace {
+// MoveFactors in ops, for devices that run no host code: the same arithmetic in the same order.
+void move_factors(const Tensor& grad, std::span<StateArray> states, const Tensor& decision, const Tensor& weight,
+                  double eps1) {
+  const int64_t n_rows = grad.size(-2), n_cols = grad.size(-1), matrices = grad.numel() / (n_rows * n_cols);
+  const DType dtype = states[0].values.dtype();
+  const Tensor factor = decision.select(0, 1), updates = ops::equal(decision.select(0, 2), 1.0);
+  // A tensor: division by a number of the host would multiply by its inverse.
+  const auto number = [&](int64_t n) { return Tensor::full({}, static_cast<double>(n), {kF64, grad.device()}); };
+  const auto moved = [&](const Tensor& var, const Tensor& sums, int64_t n) {
+    const Tensor before = var.to(kF64);
+    return (before + weight * (sums / number(n) - before)).to(dtype);
   };
-  if (sweep == 0) {
-    enqueue_update([eps1](double* scalars) { scalars[AdafactorScalars::kEps] = eps1 * eps1; });
-    if (param.states.size() == 1 || param.grad.numel() == 0) return;
-    const int64_t n_rows = param.grad.size(-2), n_cols = param.grad.size(-1);
-    MoveFactors move{param.grad.address(),
-                     param.grad.dtype(),
-                     param.states[0].values.dtype(),
-                     param.grad.numel() / (n_rows * n_cols),
-                     n_rows,
-                     n_cols,
-                     {},
-                     eps1};
-    for (size_t k = 0; k < 3; ++k) move.states[k] = param.states[k].values_data;
-    enqueue_update([move, decision = param.decision](const double* scalars) {
-      move(decision->factor, scalars[AdafactorScalars::kWeight]);
-    });
-    return;
+  const auto write = [&](const Tensor& var, const Tensor& value) { ops::copy_(var, ops::where(updates, value, var)); };
+  for (int64_t m = 0; m < matrices; ++m) {
+    const auto part = [&](const Tensor& all, const Dims& sizes) {
+      return all.detach().reshape({matrices, sizes[0], sizes[1]}).select(0, m);
+    };
+    const Tensor scaled = part(grad, {n_rows, n_cols}).to(kF64) * factor, squares = scaled * scaled;
+    const Tensor row_var = part(states[0].values, {1, n_rows}), col_var = part(states[1].values, {1, n_cols});
+    const Tensor rows = moved(row_var, ops::sum(squares, {1}).reshape({1, n_rows}), n_cols);
+    const Tensor mean = ops::sum(rows.to(kF64), {1}, true) / number(n_rows);
+    write(col_var, moved(col_var, ops::sum(squares, {0}, true), n_rows));
+    write(row_var, rows);
+    ops::copy_(part(states[2].values, {1, n_rows}), rows.to(kF64) / ops::maximum(mean, eps1));
   }
-  const double n = static_cast<double>(std::max<int64_t>(param.param.numel(), 1));
-  enqueue_update([n, eps2 = o.eps2, d = o.d, sums = param.sums](double* scalars) {
-    const double size = std::max(eps2, std::sqrt(sums.total(0) / n)), update = std::sqrt(sums.total(1) / n);
-    scalars[AdafactorScalars::kStep] *= size / std::max(1.0, update / d);
+}
+}  // namespace
+
+// Before the first sweep of a matrix.
+void Adafactor::prepare(int /*sweep*/, PreparedParam& param) {
+  if (param.grad.numel() == 0) return;
+  const double eps1 = eps1_of(groups_[static_cast<size_t>(param.group)], param.param.dtype());
+  if (!runs_host_code(param.device))
+    return move_factors(param.grad, param.states, param.decision, param.scalar(AdafactorScalars::kWeight), eps1);
+  const int64_t n_rows = param.grad.size(-2), n_cols = param.grad.size(-1);
+  MoveFactors move{param.grad.address(),
+                   param.grad.dtype(),
+                   param.states[0].values.dtype(),
+                   param.grad.numel() / (n_rows * n_cols),
+                   n_rows,
+                   n_cols,
+                   {},
+                   eps1};
+  for (size_t k = 0; k < 3; ++k) move.states[k] = param.states[k].values_data;
+  const auto* decision = reinterpret_cast<const Decision*>(param.decision.address());
+  enqueue_host_code(param.device, [move, decision, weight = param.scalar_at(AdafactorScalars::kWeight)] {
+    if (decision->updates == 1) move(decision->factor, *weight);
   });
 }
 

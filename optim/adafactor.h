@@ -25,7 +25,7 @@ struct AdafactorOptions {
   StateFormat state = StateFormat::kFull;  // for vectors; row and column means are always in the compute dtype
 };
 
-// The scalars: sign, weight of the new square, eps1^2, keep, step. The first sweep determines the last one.
+// The scalars: sign, weight of the new square, eps1^2, keep, step. The first sweep scales the last one.
 struct AdafactorScalars {
   static constexpr size_t kScalars = 5;
   static constexpr int kWeight = 1, kEps = 2, kStep = 4;
@@ -86,6 +86,7 @@ class Adafactor : public Optimizer {
   void visit_options(int group, OptionVisitor visit) override;
   ScalarRule scalars(int group) const override;
   void prepare(int sweep, PreparedParam& param) override;
+  void own_scalars(int group, const Tensor& param, std::span<double> scalars, std::span<double> numbers) const override;
 
  private:
   void add(std::span<const Tensor> params, const AdafactorOptions& options);

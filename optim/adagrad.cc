@@ -1,6 +1,7 @@
 #include "rondo/optim/adagrad.h"
 
 #include "absl/strings/str_cat.h"
+#include "rondo/optim/scalar_program.h"
 
 namespace rondo::optim {
 
@@ -26,13 +27,25 @@ void Adagrad::visit_options(int group, OptionVisitor visit) {
   visit("eps", o.eps);
 }
 
+namespace {
+// Numbers: lr, lr_decay.
+struct DecayedRate {
+  static constexpr size_t kNumbers = 2, kOut = 1;
+  template <class T> static std::array<T, kOut> run(T step, const std::array<T, kNumbers>& numbers) {
+    const auto& [lr, lr_decay] = numbers;
+    const T one = scalar::constant(step, 1.0);
+    return {lr / (one + (step - one) * lr_decay)};
+  }
+};
+}  // namespace
+
 ScalarRule Adagrad::scalars(int group) const {
-  return {groups_[static_cast<size_t>(group)], [](const AdagradOptions& o, int64_t step, std::span<double> out) {
-            const double lr = o.lr / (1 + static_cast<double>(step - 1) * o.lr_decay);
-            const double values[] = {o.maximize ? -1.0 : 1.0, o.weight_decay, o.eps, lr};
-            static_assert(std::size(values) == AdagradFormula::kScalars);
-            std::copy(std::begin(values), std::end(values), out.begin());
-          }};
+  static const RowProgram program = step_program<DecayedRate>("adagrad_rate", {3});
+  const AdagradOptions& o = groups_[static_cast<size_t>(group)];
+  static_assert(AdagradFormula::kScalars == 4);
+  return {.values = {o.maximize ? -1.0 : 1.0, o.weight_decay, o.eps, /*lr=*/0},
+          .program = &program,
+          .numbers = {o.lr, o.lr_decay}};
 }
 
 }  // namespace rondo::optim

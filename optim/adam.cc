@@ -1,8 +1,7 @@
 #include "rondo/optim/adam.h"
 
-#include <cmath>
-
 #include "absl/strings/str_cat.h"
+#include "rondo/optim/step_programs.h"
 
 namespace rondo::optim {
 namespace {
@@ -45,22 +44,14 @@ void AdamBase::visit_options(int group, OptionVisitor visit) {
 }
 
 ScalarRule AdamBase::scalars(int group) const {
-  return {groups_[static_cast<size_t>(group)], [](const Group& g, int64_t step, std::span<double> out) {
-            const auto& [o, decoupled] = g;
-            const double t = static_cast<double>(step);
-            const double correction1 = 1 - std::pow(o.betas[0], t), correction2 = 1 - std::pow(o.betas[1], t);
-            const double values[] = {o.maximize ? -1.0 : 1.0,
-                                     decoupled ? 0.0 : o.weight_decay,
-                                     decoupled ? 1.0 - o.lr * o.weight_decay : 1.0,
-                                     1 - o.betas[0],
-                                     o.betas[1],
-                                     1 - o.betas[1],
-                                     o.lr / correction1,
-                                     1 / std::sqrt(correction2),
-                                     o.eps};
-            static_assert(std::size(values) == AdamFormula<false>::kScalars);
-            std::copy(std::begin(values), std::end(values), out.begin());
-          }};
+  static const RowProgram corrections = {bias_corrections(), {}, {6, 7}};
+  const auto& [o, decoupled] = groups_[static_cast<size_t>(group)];
+  static_assert(AdamFormula<false>::kScalars == 9);
+  return {.values = {o.maximize ? -1.0 : 1.0, decoupled ? 0.0 : o.weight_decay,
+                     decoupled ? 1.0 - o.lr * o.weight_decay : 1.0, 1 - o.betas[0], o.betas[1], 1 - o.betas[1],
+                     /*step_size=*/0, /*inverse_correction=*/0, o.eps},
+          .program = &corrections,
+          .numbers = {o.lr, o.betas[0], o.betas[1]}};
 }
 
 void Adam::add_param_group(const ParamGroup<AdamOptions>& group) {

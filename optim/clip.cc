@@ -8,24 +8,40 @@
 #include "absl/strings/str_cat.h"
 #include "rondo/optim/foreach.h"
 #include "rondo/optim/norm.h"
+#include "rondo/optim/scalar_program.h"
 #include "rondo/runtime/autograd.h"
-#include "rondo/runtime/backend.h"
 
 namespace rondo::optim {
 namespace {
 
-void scale_by(double factor, std::span<const NormOperand> operands) {
-  std::vector<int64_t> sizes;
-  for (const NormOperand& operand : operands) sizes.push_back(operand.n);
-  parallel_for_each(sizes, [&](size_t i, int64_t begin, int64_t end) {
-    visit_floating(operands[i].dtype, [&](auto tag) {
-      using T = typename decltype(tag)::type;
-      using C = std::conditional_t<std::is_same_v<T, double>, double, float>;
-      T* values = static_cast<T*>(const_cast<void*>(operands[i].data));
-      const C scale = static_cast<C>(factor);
-      for (int64_t k = begin; k < end; ++k) values[k] = static_cast<T>(static_cast<C>(values[k]) * scale);
-    });
-  });
+// In: the square of the norm. Number: max_norm. Out: the norm, the factor, and 1 if the factor is not to be left out.
+struct Clip {
+  static constexpr size_t kIn = 1, kNumbers = 1, kOut = 3;
+  template <class T>
+  static std::array<T, kOut> run(const std::array<T, kIn>& in, const std::array<T, kNumbers>& numbers) {
+    const T norm = scalar::sqrt(in[0]), zero = scalar::constant(norm, 0.0), one = scalar::constant(norm, 1.0);
+    const T factor = numbers[0] / (norm + scalar::constant(norm, 1e-6));
+    return {norm, factor, scalar::select(scalar::le(one, factor), zero, one)};  // NaN is one
+  }
+};
+
+// value 0 *= scalar 0
+template <class C> void scale(const void* /*context*/, C* const* values, const C* scalars, int64_t n) {
+  C* __restrict value = values[0];
+  const C factor = scalars[0];
+  for (int64_t i = 0; i < n; ++i) value[i] = value[i] * factor;
+}
+void build_scale(const void* /*context*/, LoopValue* values, const LoopValue* scalars) {
+  values[0] = values[0] * scalars[0];
+}
+std::shared_ptr<Foreach> scale_pass(Device device, DType dtype) {
+  const Body body{.name = "clip",
+                  .n_values = 1,
+                  .n_scalars = 1,
+                  .f32 = &scale<float>,
+                  .f64 = &scale<double>,
+                  .build = &build_scale};
+  return shared_pass(device, body, {{.dtype = dtype}});
 }
 
 }  // namespace
@@ -56,15 +72,23 @@ Tensor clip_grad_norm_(std::span<const Tensor> params, double max_norm, ClipOpti
   const Device device = !grads.empty() ? grads[0].device() : any != params.end() ? any->device() : default_device();
   Tensor result = Tensor::empty({}, {kF64, device});
   auto* norm = reinterpret_cast<double*>(result.mutable_address());
-  enqueue_norm(device, operands, norm);
+  // The square of the norm, the factor, whether to scale, and max_norm.
+  const Storage kept = numbers_on(device, {0, 1, 0, max_norm});
+  auto* const values = reinterpret_cast<double*>(kept.data());
+  enqueue_sum_of_squares(device, operands, values);
+  call_program(device, program_body<Clip>("clip_factor"), {values, norm, values + 1, values + 2}, values + 3);
   if (options.error_if_nonfinite && !std::isfinite(result.item()))
     throw Error(
         absl::StrCat("clip_grad_norm_: the gradients' norm is ", result.item(), "; a loss or a gradient overflowed"));
   for (Tensor& grad : grads) static_cast<void>(grad.mutable_address());  // written from here on
-  enqueue(device, [device, norm, max_norm, operands = std::move(operands)] {
-    const double factor = max_norm / (*norm + 1e-6);
-    if (!(factor >= 1) && !backend_of(device).failed(device.index)) scale_by(factor, operands);
-  });
+  for (DType dtype : {kF32, kBF16, kF16, kF64}) {
+    const std::shared_ptr<Foreach> pass = scale_pass(device, dtype);
+    ForeachTable table;
+    for (const NormOperand& o : operands)
+      if (o.dtype == dtype && o.n > 0)
+        table.add(pass->item(o.n, 0, values + 1), pass->n_operands())[0] = const_cast<void*>(o.data);
+    if (!table.items.empty()) launch(device, pass, table, compile::Condition{values + 2, 1});
+  }
   return result;
 }
 

@@ -2,11 +2,13 @@
 
 #include <algorithm>
 #include <cstring>
+#include <mutex>
 #include <utility>
 
 #include "rondo/compile/exec/table_launch.h"
 #include "rondo/optim/block8.h"
 #include "rondo/optim/foreach_kernel.h"
+#include "rondo/optim/host_code.h"
 #include "rondo/optim/step_report.h"
 #include "rondo/runtime/backend.h"
 #include "rondo/runtime/error.h"
@@ -60,6 +62,34 @@ std::byte* at(void* data, DType dtype, int64_t index) {
   return static_cast<std::byte*>(data) + index * static_cast<int64_t>(size_of(dtype));
 }
 
+// A body that leaves every value as it is.
+template <class C> void keep_values(const void*, C* const*, const C*, int64_t) {}
+void build_nothing(const void*, LoopValue*, const LoopValue*) {}
+
+// What is left of a pass over `arrays` if the step is skipped: the same operands, of which copies are written and some
+// are zeroed.
+std::shared_ptr<Foreach> make_if_skipped(std::vector<ArraySpec> arrays) {
+  bool any = false;
+  Body body{.name = "if_skipped",
+            .f32 = &keep_values<float>,
+            .f64 = &keep_values<double>,
+            .build = &build_nothing,
+            .keeps = ~0u};
+  for (ArraySpec& a : arrays) {
+    if (a.role == Role::kCopy) {
+      any = true;
+      continue;
+    }
+    invariant(body.n_values == &a - arrays.data(), "foreach: a copy before other arrays");
+    ++body.n_values;
+    a.zero = a.zero || (a.fresh && a.layout == Layout::kFull);
+    any = any || a.zero;
+    if (a.role == Role::kSum) a.dtype = kF32, a.layout = Layout::kPerRow;  // not touched
+    a.role = Role::kValue;
+  }
+  return any ? std::make_shared<Foreach>(body, std::move(arrays)) : nullptr;
+}
+
 }  // namespace
 
 Foreach::Foreach(const Body& body, std::vector<ArraySpec> arrays) : body_(body), arrays_(std::move(arrays)) {
@@ -77,12 +107,14 @@ Foreach::Foreach(const Body& body, std::vector<ArraySpec> arrays) : body_(body),
     sums = sums || a.role == Role::kSum;
     by_rows_ = by_rows_ || a.layout != Layout::kFull;
   }
+  if (body_.wide) compute_ = kF64;
   if (sums && row_width_ == 0) row_width_ = kRow;
   by_rows_ = by_rows_ || row_width_ > 0;
   invariant(body_.n_values + body_.n_sums <= kMaxValues && body_.n_scalars <= kMaxScalars, "foreach: too many values");
   invariant(compute_ == kF32 || row_width_ != kBlock8, "foreach: 8-bit arrays beside f64");
   compile::LoopKernel kernel = make_kernel(body_, arrays_, scale_operand_, compute_, by_rows_, row_width_, written_);
   launch_ = std::make_shared<compile::TableLaunch>(std::move(kernel));
+  if (body_.build != &build_nothing) if_skipped_ = make_if_skipped(arrays_);
 }
 Foreach::~Foreach() = default;
 
@@ -96,7 +128,10 @@ ForeachItem Foreach::item(int64_t numel, int64_t width, const double* scalars) c
   return {width == 0 ? 0 : numel / width, width, numel, scalars};
 }
 
-int Foreach::compile(Device device) { return launch_->compile(device); }
+int Foreach::compile(Device device) {
+  if (if_skipped_ != nullptr && !runs_host_code(device)) if_skipped_->compile(device);
+  return launch_->compile(device);
+}
 bool Foreach::compiled() const { return launch_->compiled(); }
 const compile::LoopKernel& Foreach::kernel() const { return launch_->kernel(); }
 
@@ -174,62 +209,40 @@ void Foreach::run_piece(const ForeachItem& item, void* const* operands, int64_t 
   }
 }
 
-bool Foreach::leaves_work_if_skipped() const {
-  return std::any_of(arrays_.begin(), arrays_.end(), [](const ArraySpec& a) {
-    return a.zero || a.role == Role::kCopy || (a.fresh && a.layout == Layout::kFull);
-  });
-}
-void Foreach::skip(const ForeachTable& table) const {
-  if (!leaves_work_if_skipped()) return;
-  std::vector<int64_t> sizes;
-  for (const ForeachItem& item : table.items) sizes.push_back(item.numel);
-  parallel_for_each(sizes, [&](size_t i, int64_t begin, int64_t end) {
-    void* const* operands = table.operands.data() + i * static_cast<size_t>(n_operands_);
-    double buffer[kStrip];  // exact for every dtype
-    for (size_t k = 0; k < arrays_.size(); ++k) {
-      const ArraySpec& a = arrays_[k];
-      if (a.zero || (a.fresh && a.layout == Layout::kFull))
-        std::memset(at(operands[k], a.dtype, begin), 0, static_cast<size_t>(end - begin) * size_of(a.dtype));
-      if (a.role != Role::kCopy) continue;
-      for (int64_t n = 0, c = begin; c < end; c += n) {
-        n = std::min(kStrip, end - c);
-        load_strip(arrays_[0], operands[0], c, n, 0, buffer);
-        store_strip(a.dtype, operands[k], c, n, buffer);
-      }
-    }
-  });
-}
-
-void launch(Device device, std::shared_ptr<const Foreach> pass, ForeachTable& table, bool eager,
-            const Decision* decision) {
-  if (pass->compiled() && !eager) {
-    pass->run_compiled(table, {decision == nullptr ? nullptr : &decision->go, Decision::kUpdate});
-    if (decision == nullptr || !pass->leaves_work_if_skipped()) return;
-  }
-  // What is left runs as host code.
-  const auto run = [device, eager = eager || !pass->compiled(), decision](const Foreach& pass,
-                                                                          const ForeachTable& table) {
-    const bool go = decision == nullptr ? !backend_of(device).failed(device.index) : decision->go == Decision::kUpdate;
-    if (!go) pass.skip(table);
-    else if (eager) pass.run_eager(table);
+void launch(Device device, const std::shared_ptr<const Foreach>& pass, const ForeachTable& table,
+            const compile::Condition& when, bool eager) {
+  if (pass->compiled() && !(eager && runs_host_code(device))) return pass->run_compiled(table, when);
+  const auto run = [device, when](const Foreach& pass, const ForeachTable& table) {
+    if (when.value == nullptr ? !backend_of(device).failed(device.index) : *when.value == when.equals)
+      pass.run_eager(table);
   };
   if (runs_at_once(device)) return run(*pass, table);
-  enqueue(device, [run, pass = std::move(pass), table = std::exchange(table, {})] { run(*pass, table); });
+  enqueue_host_code(device, [run, pass, table] { run(*pass, table); });
 }
 
-void parallel_for_each(std::span<const int64_t> sizes, absl::FunctionRef<void(size_t, int64_t, int64_t)> fn) {
-  std::vector<int64_t> ends;  // ends[i]: elements of the tensors up to and with i
-  ends.reserve(sizes.size());
-  int64_t total = 0;
-  for (int64_t size : sizes) ends.push_back(total += size);
-  parallel_for(total, kForeachGrain, [&](int64_t begin, int64_t end) {
-    size_t i = static_cast<size_t>(std::upper_bound(ends.begin(), ends.end(), begin) - ends.begin());
-    for (; begin < end; ++i) {
-      const int64_t start = ends[i] - sizes[i], stop = std::min(end, ends[i]);
-      if (begin < stop) fn(i, begin - start, stop - start);
-      begin = std::max(begin, stop);
-    }
-  });
+void launch(Device device, const std::shared_ptr<const Foreach>& pass, const ForeachTable& table,
+            const Decision* decision, bool eager) {
+  launch(device, pass, table, compile::Condition{&decision->updates, 1}, eager);
+  if (const std::shared_ptr<Foreach>& rest = pass->if_skipped(); rest != nullptr)
+    launch(device, rest, table, compile::Condition{&decision->updates, 0}, eager);
+}
+
+std::shared_ptr<Foreach> shared_pass(Device device, const Body& body, std::vector<ArraySpec> arrays) {
+  struct Known {
+    Device device;
+    std::shared_ptr<Foreach> pass;
+  };
+  // Never destroyed: tensors with static lifetime may have work waiting.
+  static auto* const mutex = new std::mutex;
+  static auto* const passes = new std::vector<Known>;
+  invariant(body.context == nullptr, "a shared pass of a body with a context");
+  const std::lock_guard lock(*mutex);
+  auto found = std::find_if(passes->begin(), passes->end(),
+                            [&](const Known& known) { return known.device == device && known.pass->is(body, arrays); });
+  if (found == passes->end())
+    found = passes->insert(found, {device, std::make_shared<Foreach>(body, std::move(arrays))});
+  if (!runs_host_code(device)) found->pass->compile(device);
+  return found->pass;
 }
 
 }  // namespace rondo::optim

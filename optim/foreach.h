@@ -8,9 +8,9 @@
 // table of pointers; the code does not depend on its length.
 //
 // Note [Launches]. All pointers are the device's. `launch` enqueues a pass, and it runs in stream order with what it
-// needs
-//   by value: its table, and the addresses of scalars and of the step's Decision (step_report.h), which the device
-//   knows by then.
+//   needs by value: its table, and the addresses of scalars and of the step's Decision (step_report.h), which the
+//   device knows by then. Where a device's kernels are generated (BackendTable::generates), every pass is a launch of
+//   generated code. Elsewhere a pass that is not compiled is host code on the stream.
 // Note [Items]. An item is `rows` x `width` elements and a last, shorter row. Most items are a single line of elements.
 //   Rows matter to 8-bit states (a scale for each row), to sums (kept for each row) and to Adafactor's factors (of rows
 //   and columns). Then `width` says where rows end, and work is split between threads at row ends only.
@@ -76,6 +76,7 @@ struct Body {
   void (*build)(const void* context, LoopValue* values, const LoopValue* scalars) = nullptr;
   // Bit k: f32 and f64 never store to values[k]. They may store to the other arrays even if nothing changes.
   uint32_t keeps = 0;
+  bool wide = false;                            // computes in f64 on arrays of any dtype
   const void* context = nullptr;                // passed to the functions
   std::shared_ptr<const void> owner = nullptr;  // of the context, as a pass may run late
 };
@@ -84,7 +85,8 @@ struct Body {
 using ForeachItem = compile::TableItem;
 using ForeachTable = compile::Table;
 
-// One signature: a formula on arrays of certain dtypes. Computes in f64 if a plain array is f64, else in f32.
+// One signature: a formula on arrays of certain dtypes. Computes in f64 if a plain array is f64 or the body is wide,
+// else in f32.
 class Foreach {
  public:
   Foreach(const Body& body, std::vector<ArraySpec> arrays);
@@ -101,6 +103,7 @@ class Foreach {
   ForeachItem item(int64_t numel, int64_t width, const double* scalars) const;
 
   // From now on passes run generated code. Returns the number of kernels that had to be compiled: 0 or 1.
+  // Called for a device whose kernels are generated before its first launch there.
   int compile(Device device = kCPU);
   bool compiled() const;
   // The generated kernel, for dumps.
@@ -108,12 +111,11 @@ class Foreach {
 
   // Enqueues the generated code.
   void run_compiled(const ForeachTable& table, const compile::Condition& when) const;
-  // These two run in stream order: see launch().
-  // The host's own kernel.
+  // The host's own kernel, in stream order: see launch().
   void run_eager(const ForeachTable& table) const;
-  bool leaves_work_if_skipped() const;
-  // What is left of the pass if the step is skipped: copies are written, and arrays are zeroed that would be.
-  void skip(const ForeachTable& table) const;
+  // What is left of the pass if the step is skipped: copies are written, and arrays are zeroed that would be. It takes
+  // the table of this pass. Null: nothing.
+  const std::shared_ptr<Foreach>& if_skipped() const { return if_skipped_; }
 
  private:
   template <class C> void run_piece(const ForeachItem& item, void* const* operands, int64_t begin, int64_t end) const;
@@ -127,16 +129,19 @@ class Foreach {
   DType compute_ = kF32;
   uint32_t written_ = 0;
   std::shared_ptr<compile::TableLaunch> launch_;  // generated code
+  std::shared_ptr<Foreach> if_skipped_;
 };
 
-// Enqueues a pass. A device that runs it later takes the table over. With a decision, the pass follows it. Without one,
-// it is skipped if a kernel has found its data wrong (backend.h, Note [Late errors]).
-void launch(Device device, std::shared_ptr<const Foreach> pass, ForeachTable& table, bool eager = false,
-            const Decision* decision = nullptr);
+// Enqueues a pass, if `when` holds at its turn. `eager`: as host code, although there is generated code.
+void launch(Device device, const std::shared_ptr<const Foreach>& pass, const ForeachTable& table,
+            const compile::Condition& when = {}, bool eager = false);
+// The pass of a step that may be skipped: follows the decision.
+void launch(Device device, const std::shared_ptr<const Foreach>& pass, const ForeachTable& table,
+            const Decision* decision, bool eager);
 
-// Calls fn(i, begin, end) in parallel for pieces that together cover [0, sizes[i]) of every i.
-void parallel_for_each(std::span<const int64_t> sizes,
-                       absl::FunctionRef<void(size_t i, int64_t begin, int64_t end)> fn);
+// The pass of a body without context, for a device. There is one for each signature in the process, for work that
+// belongs to no optimizer; it is compiled where that device's kernels are generated. Thread safe.
+std::shared_ptr<Foreach> shared_pass(Device device, const Body& body, std::vector<ArraySpec> arrays);
 
 }  // namespace rondo::optim
 #pragma GCC visibility pop

@@ -3,6 +3,7 @@
 #include <map>
 
 #include "absl/strings/str_cat.h"
+#include "rondo/optim/host_code.h"
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/backend.h"
 
@@ -42,7 +43,7 @@ void MapPasses::run(const Body& body, std::span<const std::span<const Tensor>> l
     for (const Known& known : passes_)
       if (known.device == device && known.pass->is(body, arrays)) pass = known.pass;
     if (pass == nullptr) pass = passes_.emplace_back(device, std::make_shared<Foreach>(body, arrays)).pass;
-    if (compiled_) pass->compile(device);
+    if (compiled_ || !runs_host_code(device)) pass->compile(device);
     for (size_t k = 0; k < lists.size(); ++k)
       if ((pass->written() >> k & 1) != 0 && !lists[k][i].is_contiguous()) fail(k, i, "is written, and not contiguous");
     parts[pass].tensors.push_back(i);

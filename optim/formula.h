@@ -10,9 +10,8 @@
 
 #include <array>
 #include <cstddef>
-#include <cstring>
+#include <optional>
 #include <span>
-#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -38,30 +37,34 @@ struct StateSpec {
 // The shape of a state of a parameter of this shape.
 Dims sizes_of(const StateSpec& spec, const Dims& param);
 
+// A program on the scalars of a parameter (scalar_program.h), given by its body and by which scalars of the formula it
+// reads and writes. Its numbers come from the optimizer: at most kMaxNumbers.
+struct RowProgram {
+  Body body;
+  std::vector<int> reads, writes;
+};
+inline constexpr size_t kMaxNumbers = 6;
+// The f64 values of a parameter (or of several with one group and one step) on the device: its scalars, the numbers of
+// the rule's program, and those of its sweeps' programs.
+inline constexpr size_t kRuleNumbers = kMaxScalars, kSweepNumbers = kRuleNumbers + kMaxNumbers,
+                        kRowValues = kSweepNumbers + kMaxNumbers;
+
 // One pass of an update. With `prepare`, Optimizer::prepare is called for every parameter before it.
 struct Sweep {
   Body body;
   bool prepare = false;
+  // Runs before the sweep for every parameter. In: the sums of the sweep before, then `reads`. Out: `writes`.
+  std::optional<RowProgram> program = std::nullopt;
 };
 
-// The scalars of a formula (everything that changes from step to step) as a function of a parameter's step, which is 1
-// for the first. It runs in stream order, when the device knows the step, so it holds the options of the moment when it
-// was made.
-class ScalarRule {
- public:
-  // `fn` captures nothing: fn(const Options&, int64_t step, std::span<double> out).
-  template <class Options, class Fn> ScalarRule(const Options& options, Fn /*fn*/) {
-    static_assert(std::is_trivially_copyable_v<Options> && sizeof(Options) <= sizeof(options_) && std::is_empty_v<Fn>);
-    std::memcpy(options_, &options, sizeof(Options));
-    run_ = [](const void* kept, int64_t step, std::span<double> out) {
-      Fn{}(*static_cast<const Options*>(kept), step, out);
-    };
-  }
-  void operator()(int64_t step, std::span<double> out) const { run_(options_, step, out); }
-
- private:
-  alignas(double) std::byte options_[128];
-  void (*run_)(const void* options, int64_t step, std::span<double> out);
+// The scalars of a formula: everything that changes from step to step. The host knows most of them. A program computes
+// those that depend on the parameter's step, which is 1 for the first; only the device knows it.
+struct ScalarRule {
+  std::array<double, kMaxScalars - kFirstScalar> values = {};
+  // In: the factor of the gradients, then the step. Out: the factor, then `writes` (scalar_program.h: StepProgram).
+  // Null: `values` are all.
+  const RowProgram* program = nullptr;
+  std::array<double, kMaxNumbers> numbers = {};  // of the program
 };
 
 // How one parameter is updated. Most optimizers have one sweep. An optimizer that needs something of the whole tensor
@@ -71,6 +74,8 @@ struct UpdatePlan {
   std::vector<Sweep> sweeps;
   // Each matrix (the last two dimensions) is an item whose width is its number of columns.
   bool matrices = false;
+  // Each parameter has scalars of its own: Optimizer::own_scalars is called, and programs of sweeps may write them.
+  bool own_scalars = false;
 };
 
 template <class Formula> constexpr size_t sums_of() {

@@ -1,20 +1,52 @@
 #include "rondo/optim/grad_scaler.h"
 
-#include <algorithm>
 #include <cmath>
 #include <limits>
-#include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "rondo/runtime/backend.h"
+#include "rondo/optim/scalar_program.h"
 #include "rondo/runtime/ops/ops.h"
 
 namespace rondo::amp {
 
+namespace {
+
+// In: whether a step of this iteration has overflowed, and Decision::skipped. Out: the first, now.
+struct NoteOverflow {
+  static constexpr size_t kIn = 2, kNumbers = 0, kOut = 1;
+  template <class T>
+  static std::array<T, kOut> run(const std::array<T, kIn>& in, const std::array<T, kNumbers>& /*numbers*/) {
+    return {scalar::maximum(in[0], in[1])};
+  }
+};
+
+const double* written(Tensor& value) { return reinterpret_cast<const double*>(value.mutable_address()); }
+
+// In and out: the scale, the good steps, the skipped iterations, whether this one has overflowed.
+// Numbers: growth_factor, backoff_factor, growth_interval, the smallest and the largest scale.
+struct UpdateScale {
+  static constexpr size_t kIn = 4, kNumbers = 5, kOut = 4;
+  template <class T>
+  static std::array<T, kOut> run(const std::array<T, kIn>& in, const std::array<T, kNumbers>& numbers) {
+    using namespace scalar;
+    const auto& [scale, good_steps, skipped, overflowed] = in;
+    const auto& [growth, backoff, interval, smallest, largest] = numbers;
+    const T zero = constant(scale, 0.0), one = constant(scale, 1.0);
+    const auto bad = ne(overflowed, zero);
+    const T reduced = scale * backoff, grown = scale * growth, counted = good_steps + one;
+    const auto grows = le(interval, counted);
+    const T after_good = select(logical_and(grows, le(grown, largest)), grown, scale);
+    // A scale of 0 would make every gradient 0, and it could never grow again.
+    return {select(bad, select(lt(reduced, smallest), smallest, reduced), after_good),
+            select(logical_or(bad, grows), zero, counted), skipped + select(bad, one, zero), zero};
+  }
+};
+
+}  // namespace
+
 GradScaler::Values GradScaler::Values::of(double scale, int64_t good_steps, int64_t skipped, Device device) {
-  const TensorOptions integer{kI64, device};
-  return {Tensor::full({}, scale, {kF64, device}), Tensor::full({}, good_steps, integer),
-          Tensor::full({}, skipped, integer), Tensor::full({}, int64_t{0}, integer)};
+  const auto value = [device](auto number) { return Tensor::full({}, static_cast<double>(number), {kF64, device}); };
+  return {value(scale), value(good_steps), value(skipped), value(0)};
 }
 GradScaler::Values GradScaler::Values::cloned() const {
   return {scale.clone(), good_steps.clone(), skipped.clone(), overflowed.clone()};
@@ -72,10 +104,9 @@ optim::StepReport GradScaler::step(optim::Optimizer& optimizer, optim::StepOptio
   stepped_ = true;
   if (!options_.enabled) return report;
   const auto* decision = reinterpret_cast<const optim::Decision*>(report.decision().address());
-  auto* overflowed = reinterpret_cast<int64_t*>(values_.overflowed.mutable_address());
-  enqueue(values_.scale.device(), [decision, overflowed] {
-    if (decision->go == optim::Decision::kSkipped) *overflowed = 1;
-  });
+  const double* overflowed = written(values_.overflowed);
+  optim::call_program(values_.scale.device(), optim::program_body<NoteOverflow>("note_overflow"),
+                      {overflowed, &decision->skipped, overflowed}, nullptr);
   return report;
 }
 
@@ -84,29 +115,21 @@ void GradScaler::update() {
     throw Error("GradScaler::update: no step() since the last update(); nothing is known of the gradients");
   stepped_ = false;
   if (!options_.enabled) return;
-  const auto address = [](Tensor& value) { return value.mutable_address(); };
   const Device device = values_.scale.device();
-  enqueue(device, [device, options = options_, scale = reinterpret_cast<double*>(address(values_.scale)),
-                   good_steps = reinterpret_cast<int64_t*>(address(values_.good_steps)),
-                   skipped = reinterpret_cast<int64_t*>(address(values_.skipped)),
-                   overflowed = reinterpret_cast<int64_t*>(address(values_.overflowed))] {
-    if (backend_of(device).failed(device.index)) return;
-    if (std::exchange(*overflowed, 0) != 0) {
-      ++*skipped;
-      *good_steps = 0;
-      // A scale of 0 would make every gradient 0, and it could never grow again.
-      *scale = std::max(*scale * options.backoff_factor, std::numeric_limits<float>::min() * 1.0);
-    } else if (++*good_steps >= options.growth_interval) {
-      *good_steps = 0;
-      const double grown = *scale * options.growth_factor;
-      if (grown <= std::numeric_limits<float>::max()) *scale = grown;
-    }
-  });
+  const double *scale = written(values_.scale), *good_steps = written(values_.good_steps),
+               *skipped = written(values_.skipped), *overflowed = written(values_.overflowed);
+  const Storage numbers = optim::numbers_on(
+      device, {options_.growth_factor, options_.backoff_factor, static_cast<double>(options_.growth_interval),
+               std::numeric_limits<float>::min(), std::numeric_limits<float>::max()});
+  optim::call_program(device, optim::program_body<UpdateScale>("update_scale"),
+                      {scale, good_steps, skipped, overflowed, scale, good_steps, skipped, overflowed},
+                      optim::f64_of(numbers));
 }
 
 nn::StateDict GradScaler::state_dict() const {
   const Values copies = values_.cloned();
-  return {{"scale", copies.scale}, {"growth_tracker", copies.good_steps}, {"skipped", copies.skipped}};
+  return {
+      {"scale", copies.scale}, {"growth_tracker", copies.good_steps.to(kI64)}, {"skipped", copies.skipped.to(kI64)}};
 }
 
 void GradScaler::load_state_dict(const nn::StateDict& state) {

@@ -45,7 +45,9 @@ class GradScaler {
   void update();
 
   double get_scale() const { return options_.enabled ? values_.scale.item() : 1; }
-  int64_t skipped() const { return values_.skipped.item<int64_t>(); }  // iterations in which a step was skipped
+  int64_t skipped() const {
+    return static_cast<int64_t>(values_.skipped.item());
+  }  // iterations in which a step was skipped
 
   // Copies: "scale" f64, "growth_tracker" and "skipped" i64.
   nn::StateDict state_dict() const;
@@ -54,7 +56,7 @@ class GradScaler {
   void load_state_dict(const nn::StateDict& state);
 
  private:
-  // Scalars on one device: f64, then i64.
+  // f64 scalars on one device.
   struct Values {
     Tensor scale, good_steps, skipped;  // good_steps: since the scale changed
     Tensor overflowed;                  // 1 if a step of this iteration was skipped

@@ -1,19 +1,38 @@
 #include "rondo/optim/lamb.h"
 
-#include <cmath>
-
 #include "absl/strings/str_cat.h"
-#include "rondo/runtime/backend.h"
+#include "rondo/optim/scalar_program.h"
+#include "rondo/optim/step_programs.h"
 
 namespace rondo::optim {
+namespace {
+
+// In: the squares of the parameter's norm and of the step's. 1 where a norm is 0.
+struct TrustRatio {
+  static constexpr size_t kIn = 2, kNumbers = 0, kOut = 1;
+  template <class T>
+  static std::array<T, kOut> run(const std::array<T, kIn>& in, const std::array<T, kNumbers>& /*numbers*/) {
+    const T weight = scalar::sqrt(in[0]), update = scalar::sqrt(in[1]);
+    const T zero = scalar::constant(weight, 0.0), one = scalar::constant(weight, 1.0);
+    return {
+        scalar::select(scalar::logical_and(scalar::lt(zero, weight), scalar::lt(zero, update)), weight / update, one)};
+  }
+};
+
+}  // namespace
 
 void LAMB::add(std::span<const Tensor> params, const LAMBOptions& o) {
   for (double beta : o.betas)
     if (!(beta >= 0 && beta < 1)) throw Error(absl::StrCat("LAMB: betas must be in [0, 1), got ", beta));
   if (!(o.lr >= 0 && o.eps >= 0 && o.weight_decay >= 0))
     throw Error("LAMB: lr, eps and weight_decay must not be negative");
-  static const UpdatePlan plan = {{{"exp_avg"}, {.name = "exp_avg_sq", .nonnegative = true}},
-                                  {{body_of<LAMBGather>("lamb_gather")}, {body_of<LAMBApply>("lamb_apply"), true}}};
+  static const UpdatePlan plan = {
+      {{"exp_avg"}, {.name = "exp_avg_sq", .nonnegative = true}},
+      {{body_of<LAMBGather>("lamb_gather")},
+       {.body = body_of<LAMBApply>("lamb_apply"),
+        .program = RowProgram{program_body<TrustRatio>("lamb_trust_ratio"), {}, {LAMBScalars::kScalars - 1}}}},
+      /*matrices=*/false,
+      /*own_scalars=*/true};
   add_group(params, plan, {.format = o.state});
   groups_.push_back(o);
 }
@@ -34,30 +53,13 @@ void LAMB::visit_options(int group, OptionVisitor visit) {
 }
 
 ScalarRule LAMB::scalars(int group) const {
-  return {groups_[static_cast<size_t>(group)], [](const LAMBOptions& o, int64_t step, std::span<double> out) {
-            const double t = static_cast<double>(step);
-            const double correction1 = 1 - std::pow(o.betas[0], t), correction2 = 1 - std::pow(o.betas[1], t);
-            const double values[] = {1 - o.betas[0],
-                                     o.betas[1],
-                                     1 - o.betas[1],
-                                     1 / correction1,
-                                     1 / std::sqrt(correction2),
-                                     o.eps,
-                                     o.weight_decay,
-                                     o.lr,
-                                     1.0};
-            static_assert(std::size(values) == LAMBScalars::kScalars);
-            std::copy(std::begin(values), std::end(values), out.begin());
-          }};
-}
-
-// The trust ratio; 1 where a norm is 0.
-void LAMB::prepare(int /*sweep*/, PreparedParam& param) {
-  enqueue(param.device, [sums = param.sums, scalars = param.scalars, decision = param.decision] {
-    if (decision->go != Decision::kUpdate) return;
-    const double weight = std::sqrt(sums.total(0)), update = std::sqrt(sums.total(1));
-    scalars[LAMBScalars::kScalars - 1] = weight > 0 && update > 0 ? weight / update : 1.0;
-  });
+  static const RowProgram corrections = {bias_corrections(), {}, {3, 4}};
+  const LAMBOptions& o = groups_[static_cast<size_t>(group)];
+  static_assert(LAMBScalars::kScalars == 9);
+  return {.values = {1 - o.betas[0], o.betas[1], 1 - o.betas[1], /*inverse1=*/0, /*inverse_root2=*/0, o.eps,
+                     o.weight_decay, o.lr, /*trust=*/1},
+          .program = &corrections,
+          .numbers = {1.0, o.betas[0], o.betas[1]}};
 }
 
 }  // namespace rondo::optim

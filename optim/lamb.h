@@ -65,7 +65,6 @@ class LAMB : public Optimizer {
   const char* name() const override { return "LAMB"; }
   void visit_options(int group, OptionVisitor visit) override;
   ScalarRule scalars(int group) const override;
-  void prepare(int sweep, PreparedParam& param) override;
 
  private:
   void add(std::span<const Tensor> params, const LAMBOptions& options);

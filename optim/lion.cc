@@ -28,12 +28,9 @@ void Lion::visit_options(int group, OptionVisitor visit) {
 }
 
 ScalarRule Lion::scalars(int group) const {
-  return {groups_[static_cast<size_t>(group)], [](const LionOptions& o, int64_t /*step*/, std::span<double> out) {
-            const double values[] = {o.maximize ? -1.0 : 1.0, 1 - o.lr * o.weight_decay, 1 - o.betas[0], 1 - o.betas[1],
-                                     o.lr};
-            static_assert(std::size(values) == LionFormula::kScalars);
-            std::copy(std::begin(values), std::end(values), out.begin());
-          }};
+  const LionOptions& o = groups_[static_cast<size_t>(group)];
+  static_assert(LionFormula::kScalars == 5);
+  return {.values = {o.maximize ? -1.0 : 1.0, 1 - o.lr * o.weight_decay, 1 - o.betas[0], 1 - o.betas[1], o.lr}};
 }
 
 }  // namespace rondo::optim

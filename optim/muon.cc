@@ -5,7 +5,7 @@
 
 #include "rondo/compile/compile.h"
 #include "rondo/optim/norm.h"
-#include "rondo/runtime/backend.h"
+#include "rondo/optim/scalar_program.h"
 #include "rondo/runtime/ops/ops.h"
 
 namespace rondo::optim {
@@ -22,6 +22,16 @@ Tensor newton_schulz(Tensor x, const std::array<double, 3>& coefficients, int st
   }
   return x;
 }
+
+// 1 / max(norm, eps). In: the square of the norm. Number: eps.
+struct InverseNorm {
+  static constexpr size_t kIn = 1, kNumbers = 1, kOut = 1;
+  template <class T>
+  static std::array<T, kOut> run(const std::array<T, kIn>& in, const std::array<T, kNumbers>& numbers) {
+    const T norm = scalar::sqrt(in[0]);
+    return {scalar::constant(norm, 1.0) / scalar::select(scalar::lt(norm, numbers[0]), numbers[0], norm)};
+  }
+};
 
 }  // namespace
 
@@ -42,7 +52,9 @@ void Muon::add(std::span<const Tensor> params, const MuonOptions& o) {
   for (const Tensor& p : params)
     if (p.defined() && p.rank() != 2) throw Error("Muon: parameters must be matrices; give the others to AdamW");
   static const UpdatePlan plan = {{{"momentum_buffer"}, {.name = "step", .transient = true}},
-                                  {{body_of<MuonGather>("muon_gather")}, {body_of<MuonApply>("muon_apply"), true}}};
+                                  {{body_of<MuonGather>("muon_gather")}, {body_of<MuonApply>("muon_apply"), true}},
+                                  /*matrices=*/false,
+                                  /*own_scalars=*/true};
   add_group(params, plan, {.format = o.state});
   groups_.push_back(o);
   iterations_.emplace_back();
@@ -63,20 +75,20 @@ void Muon::visit_options(int group, OptionVisitor visit) {
 }
 
 ScalarRule Muon::scalars(int group) const {
-  return {groups_[static_cast<size_t>(group)], [](const MuonOptions& o, int64_t /*step*/, std::span<double> out) {
-            const double values[] = {1 - o.momentum, o.nesterov ? o.momentum : 1.0, o.nesterov ? 1 - o.momentum : 0.0,
-                                     1 - o.lr * o.weight_decay, o.lr};
-            static_assert(std::size(values) == MuonScalars::kScalars);
-            std::copy(std::begin(values), std::end(values), out.begin());
-          }};
+  const MuonOptions& o = groups_[static_cast<size_t>(group)];
+  static_assert(MuonScalars::kScalars == 5);
+  return {.values = {1 - o.momentum, o.nesterov ? o.momentum : 1.0, o.nesterov ? 1 - o.momentum : 0.0,
+                     1 - o.lr * o.weight_decay, o.lr}};
 }
 
 Tensor Muon::orthogonalize(int group, const Tensor& matrix) {
   const MuonOptions& o = groups_[static_cast<size_t>(group)];
   Tensor inverse = Tensor::empty({}, {kF64, matrix.device()});  // of the norm
   auto* at = reinterpret_cast<double*>(inverse.mutable_address());
-  enqueue_norm(matrix.device(), {{matrix.address(), matrix.dtype(), matrix.numel()}}, at);
-  enqueue(matrix.device(), [at, eps = o.eps] { *at = 1 / std::max(*at, eps); });
+  const NormOperand all[] = {{matrix.address(), matrix.dtype(), matrix.numel()}};
+  enqueue_sum_of_squares(matrix.device(), all, at);
+  const Storage numbers = numbers_on(matrix.device(), {o.eps});
+  call_program(matrix.device(), program_body<InverseNorm>("muon_inverse_norm"), {at, at}, f64_of(numbers));
   const bool tall = matrix.size(0) > matrix.size(1);
   Tensor x = matrix * inverse.to(matrix.dtype());
   if (tall) x = x.t().contiguous();
@@ -94,15 +106,16 @@ Tensor Muon::orthogonalize(int group, const Tensor& matrix) {
 
 void Muon::prepare(int /*sweep*/, PreparedParam& param) {
   if (param.param.numel() == 0) return;
-  const MuonOptions& o = groups_[static_cast<size_t>(param.group)];
   Tensor& direction = param.states[1].values;
   direction = orthogonalize(param.group, direction);
-  const double rows = static_cast<double>(param.param.size(0)), cols = static_cast<double>(param.param.size(1));
-  const double factor = o.adjust_lr == MuonOptions::kOriginal ? std::sqrt(std::max(1.0, rows / cols))
-                                                              : 0.2 * std::sqrt(std::max(rows, cols));
-  enqueue(param.device, [lr = param.scalars + MuonScalars::kScalars - 1, factor, decision = param.decision] {
-    if (decision->go == Decision::kUpdate) *lr *= factor;
-  });
+}
+
+void Muon::own_scalars(int group, const Tensor& param, std::span<double> scalars, std::span<double> /*numbers*/) const {
+  if (param.numel() == 0) return;
+  const double rows = static_cast<double>(param.size(0)), cols = static_cast<double>(param.size(1));
+  scalars[MuonScalars::kScalars - 1] *= groups_[static_cast<size_t>(group)].adjust_lr == MuonOptions::kOriginal
+                                            ? std::sqrt(std::max(1.0, rows / cols))
+                                            : 0.2 * std::sqrt(std::max(rows, cols));
 }
 
 }  // namespace rondo::optim

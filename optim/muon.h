@@ -67,6 +67,7 @@ class Muon : public Optimizer {
   void visit_options(int group, OptionVisitor visit) override;
   ScalarRule scalars(int group) const override;
   void prepare(int sweep, PreparedParam& param) override;
+  void own_scalars(int group, const Tensor& param, std::span<double> scalars, std::span<double> numbers) const override;
 
  private:
   void add(std::span<const Tensor> params, const MuonOptions& options);

@@ -1,24 +1,30 @@
 #include "rondo/optim/norm.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 #include <span>
+#include <vector>
 
+#include "rondo/optim/foreach.h"
+#include "rondo/optim/host_code.h"
 #include "rondo/runtime/backend.h"
+#include "rondo/runtime/ops/reduction_order.h"
+#include "rondo/runtime/ops/scalar_math.h"
 #include "rondo/runtime/parallel.h"
+#include "rondo/runtime/storage.h"
 
 namespace rondo::optim {
 namespace {
 
-constexpr int64_t kChunk = 1 << 16;  // elements
 constexpr int64_t kGrain = 1 << 15;  // elements that are worth a thread
-// Partial sums of a chunk: element i goes to lane i % 32, on any machine. Four vectors of eight doubles, so that the
-// additions of one need not wait for the last.
-constexpr int kVectors = 4, kWidth = 8, kLanes = kVectors * kWidth;
+
+// ---- As host code
+// Element i goes to lane i % kLanes. Two vectors of eight doubles, so that the additions of one need not wait for the
+// other.
+constexpr int kWidth = 8, kVectors = kLanes / kWidth;
 using Lanes = double __attribute__((vector_size(kWidth * sizeof(double))));
 
-template <class T> double sum_of_squares(const T* values, int64_t n) {
+template <bool kSquare, class T> double sum_row(const T* values, int64_t n) {
   Lanes sums[kVectors] = {};
   int64_t i = 0;
   for (; i + kLanes <= n; i += kLanes)
@@ -31,55 +37,123 @@ template <class T> double sum_of_squares(const T* values, int64_t n) {
       } else {
         for (int k = 0; k < kWidth; ++k) x[k] = static_cast<double>(values[i + v * kWidth + k]);
       }
-      sums[v] += x * x;  // the square of an f32 is exact
+      sums[v] += kSquare ? x * x : x;  // the square of an f32 is exact
     }
-  for (int64_t k = 0; i < n; ++i, ++k) {
+  double lanes[kLanes];
+  static_assert(sizeof(lanes) == sizeof(sums));
+  std::memcpy(lanes, sums, sizeof(lanes));
+  for (int k = 0; i < n; ++i, ++k) {
     const double x = static_cast<double>(values[i]);
-    sums[k / kWidth][k % kWidth] += x * x;
+    lanes[k] += kSquare ? x * x : x;
   }
-  const Lanes total = (sums[0] + sums[1]) + (sums[2] + sums[3]);
-  double result = 0;
-  for (int k = 0; k < kWidth; ++k) result += total[k];
-  return result;
+  return combine_lanes(lanes, [](double a, double b) { return a + b; });
 }
 
-struct Chunk {
+struct Row {
   const std::byte* data;
   DType dtype;
   int64_t n;
 };
 
-double norm_of(std::span<const NormOperand> operands) {
-  std::vector<Chunk> chunks;
-  chunks.reserve(operands.size());
-  for (const NormOperand& o : operands)
-    for (int64_t at = 0; at < o.n; at += kChunk)
-      chunks.push_back({static_cast<const std::byte*>(o.data) + at * static_cast<int64_t>(size_of(o.dtype)), o.dtype,
-                        std::min(kChunk, o.n - at)});
-  int64_t total_elements = 0;
-  for (const Chunk& chunk : chunks) total_elements += chunk.n;
-  std::vector<double> partial(chunks.size());
-  // Chunks may be small: as many to a thread as are worth it.
-  const auto n = static_cast<int64_t>(chunks.size());
-  const int64_t grain = std::max<int64_t>(1, n * kGrain / std::max<int64_t>(total_elements, 1));
+double sum_of_squares(std::span<const NormOperand> operands) {
+  std::vector<Row> rows;
+  rows.reserve(operands.size());
+  int64_t elements = 0;
+  for (const NormOperand& o : operands) {
+    elements += o.n;
+    for (int64_t at = 0; at < o.n; at += kNormRow)
+      rows.push_back({static_cast<const std::byte*>(o.data) + at * static_cast<int64_t>(size_of(o.dtype)), o.dtype,
+                      std::min(kNormRow, o.n - at)});
+  }
+  std::vector<double> sums(rows.size());
+  // Rows may be small: as many to a thread as are worth it.
+  const auto n = static_cast<int64_t>(rows.size());
+  const int64_t grain = std::max<int64_t>(1, n * kGrain / std::max<int64_t>(elements, 1));
   parallel_for(n, grain, [&](int64_t begin, int64_t end) {
-    for (int64_t c = begin; c < end; ++c) {
-      const Chunk& chunk = chunks[static_cast<size_t>(c)];
-      visit_floating(chunk.dtype, [&](auto tag) {
+    for (int64_t r = begin; r < end; ++r) {
+      const Row& row = rows[static_cast<size_t>(r)];
+      visit_floating(row.dtype, [&](auto tag) {
         using T = typename decltype(tag)::type;
-        partial[static_cast<size_t>(c)] = sum_of_squares(reinterpret_cast<const T*>(chunk.data), chunk.n);
+        sums[static_cast<size_t>(r)] = sum_row<true>(reinterpret_cast<const T*>(row.data), row.n);
       });
     }
   });
-  double total = 0;
-  for (double p : partial) total += p;
-  return std::sqrt(total);
+  return sum_row<false>(sums.data(), n);
+}
+
+// ---- As generated code: one sum for each row of an item
+void build_square(const void* /*context*/, LoopValue* values, const LoopValue* /*scalars*/) {
+  values[1] = values[0] * values[0];
+}
+void build_same(const void* /*context*/, LoopValue* values, const LoopValue* /*scalars*/) { values[1] = values[0]; }
+
+std::shared_ptr<Foreach> row_sums(Device device, DType dtype, bool square) {
+  const Body body{.name = square ? "sum_of_squares" : "sum_of_list",
+                  .n_values = 1,
+                  .n_sums = 1,
+                  .build = square ? &build_square : &build_same,
+                  .wide = true};
+  return shared_pass(device, body, {{.dtype = dtype}, {.role = Role::kSum, .dtype = kF64}});
 }
 
 }  // namespace
 
-void enqueue_norm(Device device, std::vector<NormOperand> operands, double* norm) {
-  enqueue(device, [operands = std::move(operands), norm] { *norm = norm_of(operands); });
+void enqueue_sums(Device device, std::span<const ListSum> lists) {
+  if (runs_host_code(device)) {
+    const auto run = [](std::span<const ListSum> lists) {
+      for (const ListSum& list : lists) *list.out = sum_row<false>(list.data, list.n);
+    };
+    if (runs_at_once(device)) return run(lists);
+    return enqueue_host_code(device, [run, lists = std::vector<ListSum>(lists.begin(), lists.end())] { run(lists); });
+  }
+  const std::shared_ptr<Foreach> pass = row_sums(device, kF64, false);
+  ForeachTable table;
+  for (const ListSum& list : lists) {
+    if (list.n == 0) {
+      backend_of(device).fill(device.index, list.out, 0, sizeof(double));
+      continue;
+    }
+    const std::span<void*> to = table.add(pass->item(list.n, list.n, nullptr), pass->n_operands());
+    to[0] = const_cast<double*>(list.data);
+    to[1] = list.out;
+  }
+  launch(device, pass, table, compile::Condition{});
+}
+
+void enqueue_sum_of_squares(Device device, std::span<const NormOperand> operands, double* sum) {
+  if (runs_host_code(device)) {
+    if (runs_at_once(device)) {
+      *sum = sum_of_squares(operands);
+      return;
+    }
+    return enqueue_host_code(device, [operands = std::vector<NormOperand>(operands.begin(), operands.end()), sum] {
+      *sum = sum_of_squares(operands);
+    });
+  }
+  const auto rows_of = [](const NormOperand& o) { return (o.n + kNormRow - 1) / kNormRow; };
+  int64_t rows = 0;
+  for (const NormOperand& o : operands) rows += rows_of(o);
+  const Storage sums = Storage::allocate(static_cast<size_t>(rows) * sizeof(double), device);
+  auto* const first = reinterpret_cast<double*>(sums.data());
+  for (DType dtype : {kF32, kBF16, kF16, kF64}) {  // a launch for each dtype that is there
+    const bool any = std::any_of(operands.begin(), operands.end(),
+                                 [&](const NormOperand& o) { return o.dtype == dtype && o.n > 0; });
+    if (!any) continue;
+    const std::shared_ptr<Foreach> pass = row_sums(device, dtype, true);
+    ForeachTable table;
+    double* out = first;
+    for (const NormOperand& o : operands) {
+      if (o.dtype == dtype && o.n > 0) {
+        const std::span<void*> to = table.add(pass->item(o.n, kNormRow, nullptr), pass->n_operands());
+        to[0] = const_cast<void*>(o.data);
+        to[1] = out;
+      }
+      out += rows_of(o);
+    }
+    launch(device, pass, table, compile::Condition{});
+  }
+  const ListSum all[] = {{first, rows, sum}};
+  enqueue_sums(device, all);
 }
 
 }  // namespace rondo::optim

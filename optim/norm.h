@@ -1,21 +1,32 @@
-// The Euclidean norm of many tensors together, in one pass. It sums in f64 over chunks of fixed size in a fixed order,
-// so the bits do not depend on the number of threads.
+// The sum of the squares of many tensors together, in f64. Each tensor is summed in rows of kNormRow elements, and then
+// the rows' sums as one row, all in the order of ops/reduction_order.h (Note [Row order]). So the bits do not depend on
+// the number of threads, nor on the device.
 #pragma once
 
 #include <cstdint>
-#include <vector>
+#include <span>
 
 #include "rondo/runtime/device.h"
 #include "rondo/runtime/dtype.h"
 
 namespace rondo::optim {
 
+inline constexpr int64_t kNormRow = 1 << 14;
+
 struct NormOperand {
   const void* data;
   DType dtype;  // floating
   int64_t n;
 };
-// Writes the norm to *norm, in stream order. All addresses are the device's.
-void enqueue_norm(Device device, std::vector<NormOperand> operands, double* norm);
+// Writes the sum to *sum, in stream order. All addresses are the device's.
+void enqueue_sum_of_squares(Device device, std::span<const NormOperand> operands, double* sum);
+
+// Adds up lists of f64 as one row each: *out = data[0] + ... + data[n - 1]. One launch for all lists.
+struct ListSum {
+  const double* data;
+  int64_t n;
+  double* out;
+};
+void enqueue_sums(Device device, std::span<const ListSum> lists);
 
 }  // namespace rondo::optim

@@ -194,7 +194,7 @@ Tensor on_host(int64_t value) { return Tensor::full({}, value, {kI64, kCPU}); }
 // Adds the tensors of a slot's state under their names in a state dict.
 void list_state(size_t i, const UpdatePlan& plan, const ParamState& state, std::vector<nn::NamedTensor>& out) {
   const std::string prefix = prefix_of(i);
-  out.push_back({prefix + "step", state.count->value.detach()});
+  out.push_back({prefix + "step", state.count->value.to(kI64)});
   for (size_t k = 0; k < plan.states.size(); ++k) {
     const StateSpec& spec = plan.states[k];
     const StateArray& array = state.arrays[k];

@@ -17,10 +17,9 @@
 //
 // Each optimizer is one formula on scalars (adam.h, sgd.h, ...), run over all parameters in one pass (foreach.h).
 //
-// Note [Steps]. A step is host code that enqueues launches on the parameters' device and reads nothing back. Step
-// counts,
-//   the norm, the decision whether to skip, and the scalars of the formula are values in the device's memory; launches
-//   read them there. Options of the host (lr) are taken by value when step() is called.
+// Note [Steps]. A step enqueues launches on the parameters' device and reads nothing back. Step counts, the norm, the
+//   decision whether to skip, and the scalars of the formula are values in the device's memory; launches compute them
+//   and read them there. Options of the host (lr) are taken by value when step() is called. Integers are kept as f64.
 //
 // Invariants: all parameters are on one device. A parameter's state is made at its first gradient, so frozen parameters
 // have none. The update is computed in the parameter's compute dtype (f32 for bf16 and f16). State is kept in that
@@ -102,7 +101,7 @@ class Optimizer {
   StepReport step(const StepOptions& options = {});
   void zero_grad(bool set_to_none = true);
   // Since construction. Waits for the device.
-  int64_t skipped_steps() const { return skipped_.defined() ? skipped_.item<int64_t>() : 0; }
+  int64_t skipped_steps() const { return skipped_.defined() ? static_cast<int64_t>(skipped_.item()) : 0; }
 
   // Where the parameters are.
   Device device() const { return slots_[0].param.device(); }
@@ -134,7 +133,7 @@ class Optimizer {
   // For parameter i (counted through the groups), if it has had a gradient: "state.<i>.step" i64, "state.<i>.<name>",
   // and for 8-bit states "state.<i>.<name>.scale". "state.<i>.average" if averages are tracked. For each group:
   // "group.<g>.params" i64 (their number) and "group.<g>.<option>" f64. The state tensors share memory with the
-  // optimizer.
+  // optimizer, step counts excepted.
   nn::StateDict state_dict() const;
   // Restores state and options; a parameter without state in `state` has none afterwards. Throws nn::StateDictError,
   // before anything is changed, if the state does not fit.
@@ -163,27 +162,23 @@ class Optimizer {
   virtual const char* name() const = 0;
   // The scalars of a group's formulas, with the options as they are now.
   virtual ScalarRule scalars(int group) const = 0;
+  // For plans with own_scalars: changes the scalars of a parameter, and sets the numbers of its sweeps' programs.
+  virtual void own_scalars(int /*group*/, const Tensor& /*param*/, std::span<double> /*scalars*/,
+                           std::span<double> /*numbers*/) const {}
 
-  // Sums of the sweep before, on the device: `rows` of the first, then those of the second.
-  struct RowSums {
-    const double* data;
-    size_t rows;
-    double total(size_t k) const {
-      double sum = 0;
-      for (size_t row = 0; row < rows; ++row) sum += data[k * rows + row];
-      return sum;
-    }
-  };
-  // One parameter between two sweeps. The pointers are the device's.
+  // One parameter before a sweep. Its scalars are values on the device.
   struct PreparedParam {
     Device device;
     int group;
     const Tensor& param;
-    const Tensor& grad;            // contiguous; still to be multiplied by decision->factor
-    const Decision* decision;      // code that prepare() enqueues does nothing unless this is to update
+    const Tensor& grad;            // contiguous; still to be multiplied by the decision's factor
+    const Tensor& decision;        // what prepare() enqueues changes no state unless this is to update
     std::span<StateArray> states;  // a transient one may be replaced by a tensor of the same shape and dtype
-    RowSums sums;
-    double* scalars;  // of this parameter in the sweeps that follow; initially those of scalars()
+    const Storage& values;
+    size_t row;
+    size_t position(size_t scalar) const { return row * kRowValues + kFirstScalar + scalar; }
+    const double* scalar_at(size_t k) const { return reinterpret_cast<const double*>(values.data()) + position(k); }
+    Tensor scalar(size_t k) const { return Tensor::over(values, static_cast<int64_t>(position(k)), {}, {}, kF64); }
   };
   // Enqueues work, and reads nothing on the host: Note [Steps].
   virtual void prepare(int /*sweep*/, PreparedParam& /*param*/) {}
@@ -208,16 +203,18 @@ class Optimizer {
     const void* grad = nullptr;
     Tensor dense_grad;              // a contiguous copy, if the parameter's gradient is not contiguous
     Tensor copy;                    // the 16-bit copy to write, if any: the slot's, or the one that autocast uses
-    size_t row = 0;                 // of Running's scalars
+    size_t row = 0;                 // of Running::values
     size_t sums = 0, sum_rows = 0;  // first element in Running::sums, and the number of rows for each sum
     int64_t numel() const { return slot->param.numel(); }
   };
   // What the launches of one step share. Memory of the device, freed in stream order.
   struct Running {
     Device device;
-    const Decision* decision;
-    Storage scalars, sums;
-    double* row(size_t i) const { return reinterpret_cast<double*>(scalars.data()) + i * kMaxScalars; }
+    const Tensor& decision;
+    Storage values;        // kRowValues for each row, then a 1
+    Storage sums, totals;  // of the sweep before, by rows and over all rows
+    double* row(size_t i) const { return reinterpret_cast<double*>(values.data()) + i * kRowValues; }
+    const Decision* decided() const { return reinterpret_cast<const Decision*>(decision.address()); }
   };
 
   // ---- The parts of step(), in order (step.cc)
@@ -233,6 +230,7 @@ class Optimizer {
   void make_states(const std::vector<Update>& updates, Device device);
   void sort_by_signature(std::vector<Update>& updates, bool zero_grad);
   void count_and_fill_scalars(std::vector<Update>& updates, Running& running);
+  void run_program(const Signature& signature, size_t sweep, const std::vector<Update>& updates, Running& running);
   void open_for_writing(Update& update);
   void run(Signature& signature, std::vector<Update>& updates, Running& running);
   void prepare_update(size_t sweep, Update& update, const Running& running);
@@ -254,7 +252,7 @@ class Optimizer {
   std::vector<int64_t> group_sizes_;
   bool averaging_ = false;
   double average_decay_ = 0;
-  Tensor skipped_;  // i64 scalar on the device; undefined: no step has measured its gradients
+  Tensor skipped_;  // f64 scalar on the device; undefined: no step has measured its gradients
 
   std::vector<std::shared_ptr<Foreach>> passes_;
   std::vector<Signature> signatures_;

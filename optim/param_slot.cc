@@ -41,8 +41,8 @@ StateArray make_array(const StateInit& init, const StateSpec& spec, const Tensor
 }  // namespace
 
 StepCount::StepCount(int64_t steps, Device device)
-    : value(Tensor::full({}, steps, {kI64, device})),
-      data(reinterpret_cast<int64_t*>(value.mutable_address())),
+    : value(Tensor::full({}, static_cast<double>(steps), {kF64, device})),
+      data(reinterpret_cast<double*>(value.mutable_address())),
       device(device) {}
 
 void StateArray::locate() {

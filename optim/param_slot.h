@@ -37,13 +37,13 @@ struct StateArray {
   void locate();  // sets the addresses
 };
 
-// The updates of a parameter so far: an i64 scalar on its device. The host does not know its value, because a step may
+// The updates of a parameter so far: an f64 scalar on its device. The host does not know its value, because a step may
 // be skipped there. Parameters that are always updated together share one, so a step counts and computes scalars once
 // for all of them.
 struct StepCount {
   StepCount(int64_t steps, Device device);
   Tensor value;
-  int64_t* data = nullptr;  // on the device
+  double* data = nullptr;  // on the device
   Device device;
   size_t cohort = 0;  // position in a list that a step makes
 };

@@ -35,12 +35,9 @@ void RMSprop::visit_options(int group, OptionVisitor visit) {
 }
 
 ScalarRule RMSprop::scalars(int group) const {
-  return {groups_[static_cast<size_t>(group)], [](const RMSpropOptions& o, int64_t /*step*/, std::span<double> out) {
-            const double values[] = {
-                o.maximize ? -1.0 : 1.0, o.weight_decay, o.alpha, 1 - o.alpha, o.eps, o.momentum, o.lr};
-            static_assert(std::size(values) == RMSpropFormula<false, false>::kScalars);
-            std::copy(std::begin(values), std::end(values), out.begin());
-          }};
+  const RMSpropOptions& o = groups_[static_cast<size_t>(group)];
+  static_assert(RMSpropFormula<false, false>::kScalars == 7);
+  return {.values = {o.maximize ? -1.0 : 1.0, o.weight_decay, o.alpha, 1 - o.alpha, o.eps, o.momentum, o.lr}};
 }
 
 }  // namespace rondo::optim

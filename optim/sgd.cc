@@ -1,6 +1,7 @@
 #include "rondo/optim/sgd.h"
 
 #include "absl/strings/str_cat.h"
+#include "rondo/optim/scalar_program.h"
 
 namespace rondo::optim {
 
@@ -27,15 +28,25 @@ void SGD::visit_options(int group, OptionVisitor visit) {
   visit("weight_decay", o.weight_decay);
 }
 
+namespace {
+// The first step takes the whole gradient. Number: 1 - dampening.
+struct GradWeight {
+  static constexpr size_t kNumbers = 1, kOut = 1;
+  template <class T> static std::array<T, kOut> run(T step, const std::array<T, kNumbers>& numbers) {
+    const T one = scalar::constant(step, 1.0);
+    return {scalar::select(scalar::eq(step, one), one, numbers[0])};
+  }
+};
+}  // namespace
+
 ScalarRule SGD::scalars(int group) const {
-  return {
-      groups_[static_cast<size_t>(group)], [](const SGDOptions& o, int64_t step, std::span<double> out) {
-        const double values[] = {
-            o.maximize ? -1.0 : 1.0,       o.weight_decay,        o.lr, o.momentum, step == 1 ? 1.0 : 1.0 - o.dampening,
-            o.nesterov ? o.momentum : 1.0, o.nesterov ? 1.0 : 0.0};
-        static_assert(std::size(values) == SGDFormula<false>::kScalars);
-        std::copy(std::begin(values), std::end(values), out.begin());
-      }};
+  static const RowProgram program = step_program<GradWeight>("sgd_grad_weight", {4});
+  const SGDOptions& o = groups_[static_cast<size_t>(group)];
+  static_assert(SGDFormula<false>::kScalars == 7);
+  return {.values = {o.maximize ? -1.0 : 1.0, o.weight_decay, o.lr, o.momentum, /*grad_weight=*/1,
+                     o.nesterov ? o.momentum : 1.0, o.nesterov ? 1.0 : 0.0},
+          .program = o.dampening != 0 ? &program : nullptr,
+          .numbers = {1.0 - o.dampening}};
 }
 
 }  // namespace rondo::optim

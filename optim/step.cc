@@ -13,8 +13,11 @@
 #include "rondo/compile/jit/executable.h"
 #include "rondo/compile/log.h"
 #include "rondo/optim/compile.h"
+#include "rondo/optim/host_code.h"
 #include "rondo/optim/norm.h"
 #include "rondo/optim/optimizer.h"
+#include "rondo/optim/scalar_program.h"
+#include "rondo/optim/step_programs.h"
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/backend.h"
 #include "rondo/runtime/lowered.h"
@@ -106,52 +109,37 @@ bool measures(const StepOptions& o) {
   return o.check_finite || o.grad_scale != 1 || o.device_scale.defined() || std::isfinite(o.max_norm);
 }
 
-// The numbers of a step's options.
-struct Deciding {
-  Device device;
-  bool measured;
-  double grad_scale, max_norm;
-  const double* device_scale;  // may be null
-  int64_t* skipped;            // null unless measured
-
-  // `d->norm`: of the gradients as they are, if measured.
-  void operator()(Decision* d) const {
-    const double scale = device_scale == nullptr ? grad_scale : grad_scale * *device_scale;
-    d->factor = 1 / scale;
-    d->norm = measured ? d->norm / scale : std::numeric_limits<double>::quiet_NaN();
-    d->go = Decision::kUpdate;
-    if (backend_of(device).failed(device.index)) {
-      d->go = Decision::kNothing;
-    } else if (measured && !std::isfinite(d->norm)) {
-      d->go = Decision::kSkipped;
-      ++*skipped;
-    } else if (measured) {
-      d->factor *= std::min(1.0, max_norm / (d->norm + 1e-6));
-    }
-  }
-};
-
 }  // namespace
 
 // A Decision on the device.
 Tensor Optimizer::decide(const std::vector<Update>& updates, const StepOptions& options) {
   const Device device = this->device();
-  Deciding deciding{device, measures(options), options.grad_scale, options.max_norm, nullptr, nullptr};
-  static_assert(sizeof(Decision) == 3 * sizeof(double));
-  Tensor decision = Tensor::empty({3}, {kF64, device});
+  static_assert(sizeof(Decision) == 4 * sizeof(double));
+  Tensor decision = Tensor::empty({4}, {kF64, device});
   auto* d = reinterpret_cast<Decision*>(decision.mutable_address());
-  if (options.device_scale.defined())
-    deciding.device_scale = reinterpret_cast<const double*>(options.device_scale.address());
-  if (deciding.measured) {
-    if (!skipped_.defined()) skipped_ = Tensor::zeros({}, {kI64, device});
-    skipped_ = skipped_.to(device);
-    deciding.skipped = reinterpret_cast<int64_t*>(skipped_.mutable_address());
-    std::vector<NormOperand> operands;
-    operands.reserve(updates.size());
-    for (const Update& u : updates) operands.push_back({u.grad, u.slot->param.dtype(), u.numel()});
-    enqueue_norm(device, std::move(operands), &d->norm);
+  const bool measured = measures(options);
+  if (measured && !skipped_.defined()) skipped_ = Tensor::zeros({}, {kF64, device});
+  constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
+  const Storage kept = numbers_on(device, {options.grad_scale, options.max_norm, /*no device_scale:*/ 1, kNaN});
+  const double* numbers = f64_of(kept);
+  // What stays if a kernel has found its data wrong: nothing below runs then.
+  backend_of(device).fill(device.index, d, 0, sizeof(Decision));
+  if (!measured) {
+    call_program(device, decide_unmeasured(), {&d->norm, &d->factor, &d->updates, &d->skipped}, numbers + 3);
+    return decision;
   }
-  enqueue(device, [deciding, d] { deciding(d); });
+  skipped_ = skipped_.to(device);
+  const Tensor sum = Tensor::empty({}, {kF64, device});
+  auto* squares = reinterpret_cast<double*>(const_cast<std::byte*>(sum.address()));
+  std::vector<NormOperand> operands;
+  operands.reserve(updates.size());
+  for (const Update& u : updates) operands.push_back({u.grad, u.slot->param.dtype(), u.numel()});
+  enqueue_sum_of_squares(device, operands, squares);
+  const double* scale = options.device_scale.defined() ? reinterpret_cast<const double*>(options.device_scale.address())
+                                                       : numbers + 2;
+  const auto* skipped = reinterpret_cast<const double*>(skipped_.mutable_address());
+  call_program(device, decide_measured(),
+               {squares, scale, skipped, &d->norm, &d->factor, &d->updates, &d->skipped, skipped}, numbers);
   return decision;
 }
 
@@ -183,7 +171,7 @@ void Optimizer::throw_no_gradients() const {
 // Updates all parameters, or some: each has its own items in the passes, so the bits are the same either way.
 void Optimizer::update(std::vector<Update>& updates, const Tensor& decision, bool zero_grad) {
   if (updates.empty()) return;
-  Running running{device(), reinterpret_cast<const Decision*>(decision.address()), {}, {}};
+  Running running{device(), decision, {}, {}, {}};
   make_states(updates, running.device);
   if (zero_grad) {
     // The pass zeroes each gradient that it has read. If two parameters share one, the second reads a copy.
@@ -247,18 +235,21 @@ std::vector<ArraySpec> Optimizer::arrays(const ParamSlot& slot, size_t sweep, bo
 }
 
 std::shared_ptr<Foreach> Optimizer::pass_for(const Body& body, std::vector<ArraySpec> arrays) {
+  const bool generated = report_.compiled || !runs_host_code(device());
   for (const auto& pass : passes_)
     if (pass->is(body, arrays)) {
-      if (report_.compiled && !pass->compiled()) compile_pass(*pass);
+      if (generated) compile_pass(*pass);
       return pass;
     }
   const std::shared_ptr<Foreach> pass = passes_.emplace_back(std::make_shared<Foreach>(body, std::move(arrays)));
-  if (report_.compiled) compile_pass(*pass);
+  if (generated) compile_pass(*pass);
   return pass;
 }
 
 void Optimizer::compile_pass(Foreach& pass) {
-  const compile::Stance stance = compile::stance();
+  if (pass.compiled()) return;
+  // There is no eager pass where no host code runs, so no stance forbids the compiled one.
+  const compile::Stance stance = runs_host_code(device()) ? compile::stance() : compile::Stance::kDefault;
   postponed_ = stance == compile::Stance::kForceEager || (stepped_ && stance == compile::Stance::kEagerOnRecompile);
   if (postponed_) return;
   if (stepped_ && stance == compile::Stance::kFailOnRecompile)
@@ -304,43 +295,8 @@ void Optimizer::sort_by_signature(std::vector<Update>& updates, bool zero_grad) 
   }
 }
 
-namespace {
-
-// Counts a step of each cohort of parameters, and makes the rows of scalars.
-struct Counting {
-  struct Count {
-    const int64_t* before;
-    int64_t* after;  // may be `before`
-  };
-  struct Row {
-    const int64_t* step;  // counted
-    size_t group;
-  };
-  absl::InlinedVector<Count, 4> counts = {};
-  absl::InlinedVector<Row, 4> rows = {};
-  absl::InlinedVector<ScalarRule, 2> rules = {};  // by group
-  double average_weight;
-  const Decision* decision;
-  double* scalars;  // kMaxScalars for each row
-
-  void operator()() const {
-    const bool updates = decision->go == Decision::kUpdate;
-    for (const Count& count : counts) *count.after = *count.before + updates;
-    if (!updates) return;
-    double* out = scalars;
-    for (const Row& row : rows) {
-      out[kGradFactor] = decision->factor;
-      out[kAverageWeight] = average_weight;
-      rules[row.group](*row.step, {out + kFirstScalar, static_cast<size_t>(kMaxScalars - kFirstScalar)});
-      out += kMaxScalars;
-    }
-  }
-};
-
-}  // namespace
-
-// Parameters of one group that have one count share their scalars, unless the optimizer changes them for each parameter
-// (Sweep::prepare). Parameters of a count of which not all are updated get a new one.
+// Parameters of one group that have one count share their scalars, unless each has its own
+// (UpdatePlan::own_scalars). Parameters of a count of which not all are updated get a new one.
 void Optimizer::count_and_fill_scalars(std::vector<Update>& updates, Running& running) {
   struct Cohort {
     std::shared_ptr<StepCount> before, after;
@@ -348,11 +304,10 @@ void Optimizer::count_and_fill_scalars(std::vector<Update>& updates, Running& ru
   };
   struct Row {
     size_t cohort, group;
+    const Tensor* own;  // the only parameter, if it has scalars of its own
   };
   absl::InlinedVector<Cohort, 4> cohorts;
   absl::InlinedVector<Row, 4> rows;
-  const UpdatePlan* plan = nullptr;
-  bool own = false;
   for (Update& u : updates) {
     const ParamSlot& slot = *u.slot;
     const std::shared_ptr<StepCount>& count = slot.state.count;
@@ -361,27 +316,65 @@ void Optimizer::count_and_fill_scalars(std::vector<Update>& updates, Running& ru
       cohorts.push_back({count, nullptr});
     }
     ++cohorts[count->cohort].size;
-    if (slot.plan != plan) {
-      plan = slot.plan;
-      own = std::any_of(plan->sweeps.begin(), plan->sweeps.end(), [](const Sweep& sweep) { return sweep.prepare; });
-    }
-    const Row row{count->cohort, static_cast<size_t>(slot.group)};
-    if (own || rows.empty() || rows.back().cohort != row.cohort || rows.back().group != row.group) rows.push_back(row);
+    const size_t group = static_cast<size_t>(slot.group);
+    if (slot.plan->own_scalars || rows.empty() || rows.back().cohort != count->cohort || rows.back().group != group)
+      rows.push_back({count->cohort, group, slot.plan->own_scalars ? &slot.param : nullptr});
     u.row = rows.size() - 1;
   }
-  running.scalars = Storage::allocate(rows.size() * kMaxScalars * sizeof(double), running.device);
-  Counting counting{.average_weight = 1 - average_decay_, .decision = running.decision, .scalars = running.row(0)};
   bool split = false;
   for (Cohort& cohort : cohorts) {
     const bool whole = cohort.before.use_count() == cohort.size + 1;  // all slots of the count, and `before`
     cohort.after = whole ? cohort.before : std::make_shared<StepCount>(0, running.device);
-    counting.counts.push_back({cohort.before->data, cohort.after->data});
     split = split || !whole;
   }
-  counting.rows.reserve(rows.size());
-  for (const Row& row : rows) counting.rows.push_back({cohorts[row.cohort].after->data, row.group});
-  for (int group = 0; group < n_groups(); ++group) counting.rules.push_back(scalars(group));
-  enqueue(running.device, std::move(counting));
+
+  // What the host knows.
+  absl::InlinedVector<ScalarRule, 2> rules;  // by group
+  for (int group = 0; group < n_groups(); ++group) rules.push_back(scalars(group));
+  std::vector<double> values(rows.size() * kRowValues + 1);
+  for (size_t i = 0; i < rows.size(); ++i) {
+    const std::span<double> out = std::span(values).subspan(i * kRowValues, kRowValues);
+    const ScalarRule& rule = rules[rows[i].group];
+    out[kAverageWeight] = 1 - average_decay_;
+    std::copy(rule.values.begin(), rule.values.end(), out.begin() + kFirstScalar);
+    std::copy(rule.numbers.begin(), rule.numbers.end(), out.begin() + kRuleNumbers);
+    if (rows[i].own != nullptr)
+      own_scalars(static_cast<int>(rows[i].group), *rows[i].own, out.subspan(kFirstScalar, kMaxScalars - kFirstScalar),
+                  out.subspan(kSweepNumbers, kMaxNumbers));
+  }
+  values.back() = 1;
+  running.values = numbers_on(running.device, values);
+
+  // What the device knows. A new count is written whatever becomes of the step.
+  const Decision* decision = running.decided();
+  const compile::Condition always{running.row(rows.size()), 1};
+  const std::shared_ptr<Foreach> counting = scalar_pass(running.device, count_step());
+  table_.clear();
+  for (const Cohort& cohort : cohorts)
+    add_call(table_, *counting, {cohort.before->data, &decision->updates, cohort.after->data}, nullptr);
+  launch(running.device, counting, table_, always);
+  absl::InlinedVector<const RowProgram*, 2> programs;
+  const auto program_of = [&](const Row& row) {
+    const RowProgram* program = rules[row.group].program;
+    return program == nullptr ? &no_step() : program;
+  };
+  for (const Row& row : rows)
+    if (std::find(programs.begin(), programs.end(), program_of(row)) == programs.end())
+      programs.push_back(program_of(row));
+  for (const RowProgram* program : programs) {
+    const std::shared_ptr<Foreach> pass = scalar_pass(running.device, program->body);
+    table_.clear();
+    for (size_t i = 0; i < rows.size(); ++i) {
+      if (program_of(rows[i]) != program) continue;
+      double* out = running.row(i);
+      const std::span<void*> operands = add_call(table_, *pass, out + kRuleNumbers);
+      operands[0] = const_cast<double*>(&decision->factor);
+      operands[1] = cohorts[rows[i].cohort].after->data;
+      operands[2] = out + kGradFactor;
+      for (size_t k = 0; k < program->writes.size(); ++k) operands[3 + k] = out + kFirstScalar + program->writes[k];
+    }
+    launch(running.device, pass, table_, compile::Condition{&decision->updates, 1});
+  }
   if (!split) return;
   for (const Update& u : updates) u.slot->state.count = cohorts[u.slot->state.count->cohort].after;
 }
@@ -417,24 +410,51 @@ void Optimizer::run(Signature& signature, std::vector<Update>& updates, Running&
   for (size_t sweep = 0; sweep < plan.sweeps.size(); ++sweep) {
     if (plan.sweeps[sweep].prepare)
       for (size_t i : signature.updates) prepare_update(sweep, updates[i], running);
+    if (plan.sweeps[sweep].program) run_program(signature, sweep, updates, running);
     make_room_for_sums(signature, sweep, updates, running);
     fill_table(signature, sweep, updates, running);
-    launch(running.device, signature.sweeps[sweep], table_, eager, running.decision);
+    launch(running.device, signature.sweeps[sweep], table_, running.decided(), eager);
   }
   each_transient([](const ParamSlot&, const StateSpec&, StateArray& array) { array = {}; });
 }
 
-// Hands the optimizer the sums of the sweep before `sweep`.
 void Optimizer::prepare_update(size_t sweep, Update& u, const Running& running) {
   ParamSlot& slot = *u.slot;
-  const double* sums = sweep == 0 || !running.sums ? nullptr : reinterpret_cast<double*>(running.sums.data()) + u.sums;
-  PreparedParam param{running.device,     slot.group,
-                      slot.param,         u.dense_grad.defined() ? u.dense_grad : slot.param.grad(),
-                      running.decision,   std::span(slot.state.arrays).first(slot.plan->states.size()),
-                      {sums, u.sum_rows}, running.row(u.row) + kFirstScalar};
+  PreparedParam param{running.device,   slot.group,
+                      slot.param,       u.dense_grad.defined() ? u.dense_grad : slot.param.grad(),
+                      running.decision, std::span(slot.state.arrays).first(slot.plan->states.size()),
+                      running.values,   u.row};
   prepare(static_cast<int>(sweep), param);
   for (size_t k = 0; k < slot.plan->states.size(); ++k)
     if (slot.plan->states[k].transient) slot.state.arrays[k].locate();
+}
+
+// The sums of the sweep before, over all rows, and what the sweep's program makes of them.
+void Optimizer::run_program(const Signature& signature, size_t sweep, const std::vector<Update>& updates,
+                            Running& running) {
+  const auto n_sums = static_cast<size_t>(signature.plan->sweeps[sweep - 1].body.n_sums);
+  const RowProgram& program = *signature.plan->sweeps[sweep].program;
+  running.totals = Storage::allocate(signature.updates.size() * n_sums * sizeof(double), running.device);
+  auto* total = reinterpret_cast<double*>(running.totals.data());
+  const auto* sums = reinterpret_cast<const double*>(running.sums.data());
+  const std::shared_ptr<Foreach> pass = scalar_pass(running.device, program.body);
+  std::vector<ListSum> lists;
+  table_.clear();
+  for (size_t i : signature.updates) {
+    const Update& u = updates[i];
+    if (u.numel() == 0) continue;
+    double* row = running.row(u.row);
+    const std::span<void*> operands = add_call(table_, *pass, row + kSweepNumbers);
+    size_t next = 0;
+    for (size_t k = 0; k < n_sums; ++k) {
+      lists.push_back({sums + u.sums + k * u.sum_rows, static_cast<int64_t>(u.sum_rows), total});
+      operands[next++] = total++;
+    }
+    for (int k : program.reads) operands[next++] = row + kFirstScalar + k;
+    for (int k : program.writes) operands[next++] = row + kFirstScalar + k;
+  }
+  enqueue_sums(running.device, lists);
+  launch(running.device, pass, table_, compile::Condition{&running.decided()->updates, 1});
 }
 
 // One number for each row and sum of a parameter: all rows of the first sum, then all rows of the second.

@@ -14,36 +14,35 @@
 #pragma GCC visibility push(default)
 namespace rondo::optim {
 
-// In the device's memory.
+// In the device's memory. All zeros: a kernel found its data wrong (backend.h, Note [Late errors]), so the step does
+// nothing and counts nothing.
 struct Decision {
-  static constexpr double kNothing = -1, kSkipped = 0, kUpdate = 1;
-  double norm;    // of the unscaled gradients before clipping; NaN: not measured
-  double factor;  // the gradients are multiplied by it: unscales and clips
-  // kUpdate, or kSkipped: the norm is not finite, so the step changes no parameter and no state. kNothing: the same
-  // without counting it, because a kernel found its data wrong (backend.h, Note [Late errors]).
-  double go;
+  double norm;     // of the unscaled gradients before clipping; NaN: not measured
+  double factor;   // the gradients are multiplied by it: unscales and clips
+  double updates;  // 1, or 0: the step changes no parameter and no state
+  double skipped;  // 1: because the norm is not finite
 };
 
 // Copies keep the values of their step.
 class StepReport {
  public:
   StepReport() = default;  // of a step that measured nothing
-  // `decision`: 3 f64.
+  // `decision`: 4 f64.
   explicit StepReport(Tensor decision) : decision_(std::move(decision)) {}
 
   // Both wait for the device, and throw what a kernel found wrong in its data meanwhile.
   // The norm was measured and is not finite: the step changed no parameter, state, average or step count.
-  bool skipped() const { return decision_.defined() && read().go == Decision::kSkipped; }
+  bool skipped() const { return decision_.defined() && read().skipped != 0; }
   // The Euclidean norm of the unscaled gradients before clipping. NaN: not measured.
   double grad_norm() const { return decision_.defined() ? read().norm : std::numeric_limits<double>::quiet_NaN(); }
 
-  // On the device, an undefined tensor if nothing was measured: [norm, factor, go].
+  // On the device, an undefined tensor if nothing was measured: the Decision's four values.
   const Tensor& decision() const { return decision_; }
 
  private:
   Decision read() const {
     const std::vector<double> values = decision_.to_vector<double>();
-    return {values[0], values[1], values[2]};
+    return {values[0], values[1], values[2], values[3]};
   }
   Tensor decision_;
 };

@@ -398,6 +398,16 @@ Edge gradient_edge(const Tensor& tensor) {
   return {std::move(accumulator), 0};
 }
 
+void end_graphs_of_leaf(const Tensor& leaf, const std::string& error) {
+  AutogradMeta* meta = leaf.impl()->autograd.get();
+  if (meta == nullptr || meta->accumulator.expired()) return;  // no graph leads to it
+  auto next = std::make_shared<GradSlot>(*meta->slot);
+  *meta->slot = {};
+  meta->slot->hooks.push_back({-1, [error](const Tensor&) -> Tensor { throw Error(error); }});
+  meta->slot = std::move(next);
+  meta->accumulator.reset();
+}
+
 int64_t on_accumulated(const Tensor& leaf, std::function<void()> fn) {
   if (!leaf.defined() || !leaf.requires_grad() || !leaf.is_leaf())
     throw Error("on_accumulated: the tensor is not a leaf that requires a gradient");

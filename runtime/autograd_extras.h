@@ -5,6 +5,7 @@
 
 #include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "rondo/runtime/autograd.h"
@@ -17,6 +18,10 @@ void apply_extras(Node& node, std::span<Tensor> grads);
 
 // Adds to a retained gradient, or makes it: a copy of its own.
 void retain(GradSlot& slot, const Tensor& grad);
+
+// For a leaf whose device or dtype changes: a graph that was made before throws Error, with this text, when a gradient
+// of it arrives at the leaf. Its hooks and .grad serve the graphs that come.
+void end_graphs_of_leaf(const Tensor& leaf, const std::string& error);
 
 // While in scope: what grad() asks of the running node.
 class Asked {

@@ -9,7 +9,7 @@
 //   block must wait for an event of the compute stream first.
 // Note [Late errors]. A kernel that finds its data wrong skips the access. The device keeps the first such error, and
 //   the next call that waits for the device throws it. Until then, `failed` is true for work that is enqueued later;
-//   the passes of an optimizer read it on the stream and change nothing.
+//   the passes of an optimizer read it on the stream and change nothing. Random numbers are drawn on (random.h).
 // Note [Work]. Host code that a stream runs has the device's addresses, and all else that it touches is host memory. It
 //   calls nothing of the table but `failed`, and `deallocate` when it is destroyed. It throws an error of its data; the
 //   backend keeps the first such exception, as it is, and goes on with the work behind it.
@@ -67,7 +67,7 @@ struct BackendTable {
   int64_t (*limit)(int device);
   // Counts `bytes` more, or fewer, in AllocatorStats::by_purpose.
   void (*count_purpose)(int device, Purpose purpose, int64_t bytes) noexcept;
-  void (*trim)(int device);  // gives all freed blocks back
+  void (*trim)(int device);  // gives all freed blocks back, if the device is in use
   // Host memory that the device can read and write without a copy in between (page-locked).
   void* (*allocate_staging)(size_t bytes);
   void (*deallocate_staging)(void* data, size_t bytes) noexcept;

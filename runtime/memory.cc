@@ -119,6 +119,11 @@ void trim() {
 #if defined(__GLIBC__)
   malloc_trim(0);  // what was freed lies between what is in use: only this gives its pages back
 #endif
+  // Last, because a lost device throws.
+  for (const BackendTable* table : rondo::detail::backends) {
+    if (table == nullptr || table->host_memory) continue;
+    for (int device = 0; device < table->device_count(); ++device) table->trim(device);
+  }
 }
 
 void set_limit(int64_t bytes, Device device) {

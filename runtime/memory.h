@@ -63,7 +63,7 @@ struct Report {
 // A table of a dozen lines, in MB (1 MB = 1000000 bytes).
 std::string to_string(const Report& report);
 
-// Records while it lives. One at a time: the constructor throws Error if there is another.
+// Records host memory (a device has stats(device)) while it lives. One at a time: a second one throws Error.
 class Recording {
  public:
   Recording();
@@ -77,7 +77,7 @@ class Recording {
 };
 
 // Gives back to the system what Rondo keeps for reuse. Nothing in use is touched; what is needed again is made again.
-//
+// Every device in use gives back its freed blocks, too. (DeviceError if one refuses; all else is done by then.)
 // | cache                                        | bound                              | trim()                       |
 // |----------------------------------------------|------------------------------------|------------------------------|
 // | freed blocks of memory above 64 KB           | allocator::set_cache_limit()       | empties it                   |

@@ -35,9 +35,9 @@ inline float uniform_from_bits(uint32_t bits) {
   return middle < 1.0f ? middle : 0x1.fffffep-1f;
 }
 
-// A stream of random tensors. Each tensor takes the next offset, so saving (seed, offset) saves the stream.
-// A copy draws the same numbers as the original, and is another generator.
-// Not thread safe: use one per thread, or guard it.
+// A stream of random tensors. Each tensor takes the next offset, so saving (seed, offset) saves the stream. A copy
+// draws the same numbers. After an error of the data (a bad index) the offset depends on the device: one that runs
+// late throws when later ops have drawn already. Not thread safe: use one per thread, or guard it.
 class Generator {
  public:
   explicit Generator(uint64_t seed = 0);

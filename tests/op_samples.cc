@@ -737,7 +737,7 @@ constexpr OpSpec kSpecs[] = {
      .differentiable_outputs = 7},
     {.name = "gather", .make = &gather_samples, .takes_integers = true, .takes_bool = true},
     {.name = "scatter", .make = &scatter_samples, .takes_integers = true, .takes_bool = true},
-    {.name = "scatter_sum", .make = &scatter_sum_samples, .tolerance = 8, .takes_integers = true},
+    {.name = "scatter_add", .make = &scatter_sum_samples, .tolerance = 8, .takes_integers = true},
     {.name = "cumsum", .make = &lines<plain, true>, .tolerance = 32, .takes_integers = true},
     {.name = "argmax", .make = &lines<tied, false>, .takes_integers = true},
     {.name = "argsort", .make = &lines<tied, true>, .takes_integers = true},

@@ -39,6 +39,9 @@ report "kernels are called by runtime/dispatch.cc, compile/exec/ and a target's 
   "$(sources $order examples | grep -vE '^runtime/dispatch\.cc$|^compile/exec/|^compile/jit/[a-z]+/launch\.cc$' |
      xargs -r grep -nE '[>.]on\[|entry_of\([^;]*\)\.kernel|\bentry(_|\([a-z0-9_]*\))?\((operands|moved|call|args|[a-z_]+\.data\(\))|\brun\(addresses' | grep -v '\]\.absorbs;')"
 
+report "an optimizer step is launches: host code on a stream is enqueued by optim/host_code.h only, which refuses it where kernels are generated" \
+  "$(sources optim | grep -vE '^optim/host_code\.h$' | xargs -r grep -nE '(^|[^_a-z])enqueue\(|[.>]enqueue\(')"
+
 # Two definitions of a type under one name: the linker keeps one destructor for both, and it reads beyond the smaller one.
 report "a type has the name of another type in its namespace" \
   "$(sources $order | xargs -r awk '

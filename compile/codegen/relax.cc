@@ -145,7 +145,7 @@ bool may_relax(const Graph& forward, const BackwardGraph* backward) {
     return computed;
   };
   const std::vector<bool> computed = computed_in(forward);
-  if (compares(forward, computed) || takes_maximum(decompose(forward))) return false;
+  if (compares(forward, computed) || takes_maximum(decompose(forward).value_or(forward))) return false;
   if (backward == nullptr) return true;
   const Graph& graph = backward->graph;
   std::vector<bool> again = computed_in(graph);
@@ -154,7 +154,7 @@ bool may_relax(const Graph& forward, const BackwardGraph* backward) {
     if (source.kind == BackwardInput::kSaved && source.index >= 0)
       again[static_cast<size_t>(graph.inputs[i])] = computed[static_cast<size_t>(forward.written(source.index))];
   }
-  return !compares(graph, again) && !takes_maximum(decompose(graph));
+  return !compares(graph, again) && !takes_maximum(decompose(graph).value_or(graph));
 }
 
 }  // namespace rondo::compile

@@ -1,6 +1,7 @@
 #include "rondo/compile/ir/graph.h"
 
 #include "absl/strings/str_cat.h"
+#include "rondo/compile/ir/inferred.h"
 #include "rondo/compile/ir/scanner.h"
 
 namespace rondo::compile {
@@ -94,21 +95,18 @@ std::vector<TensorMeta> infer_results(const Graph& graph, const GraphNode& node,
   return {infer.outputs().begin(), infer.outputs().end()};
 }
 
-namespace {
-
 // Sizes do not depend on strides, which a later pass may have changed.
-void verify_results(const Graph& graph, const GraphNode& node) {
+std::string difference_from_inferred(const Graph& graph, const GraphNode& node) {
   const std::vector<TensorMeta> results = infer_results(graph, node, Operands::kDense);
-  invariant(results.size() >= node.outputs.size(), "graph: an op with too many results");
+  if (results.size() < node.outputs.size()) return absl::StrCat(node.op->name, " has too many results");
   for (size_t i = 0; i < node.outputs.size(); ++i) {
     const Value& v = graph.value(node.outputs[i]);
-    const TensorMeta& meta = results[i];
-    invariant(v.dtype == meta.dtype && v.sizes == meta.sizes,
-              "graph: a value's dtype or sizes are not what its op gives");
+    if (v.dtype != results[i].dtype || !(v.sizes == results[i].sizes))
+      return absl::StrCat("the dtype or the sizes of ", name(node.outputs[i]), " are not what ", node.op->name,
+                          " gives");
   }
+  return "";
 }
-
-}  // namespace
 
 void verify(const Graph& graph) {
   const auto n = static_cast<ValueId>(graph.values.size());
@@ -134,7 +132,8 @@ void verify(const Graph& graph) {
       invariant(graph.value(v.root).root == v.root, "graph: a root is itself a view");
     }
   }
-  for (const GraphNode& node : graph.nodes) verify_results(graph, node);
+  for (const GraphNode& node : graph.nodes)
+    if (const std::string what = difference_from_inferred(graph, node); !what.empty()) throw_internal("graph: " + what);
   for (ValueId id : graph.outputs)
     invariant(id >= 0 && id < n && defined[static_cast<size_t>(id)], "graph: an undefined output");
 }

@@ -6,11 +6,13 @@ namespace rondo::compile {
 namespace {
 
 // Far above any recording; keeps damaged text from asking for all memory.
-constexpr int64_t kMaxValues = 1 << 24;
+constexpr int64_t kMaxValues = 1 << 20;
+// Of sizes, strides and offsets: more than any memory holds, and products of two are exact in an absl::int128.
+constexpr int64_t kMost = int64_t{1} << 48;
 
 class GraphParser {
  public:
-  explicit GraphParser(Scanner& in) : in_(in) {}
+  GraphParser(Scanner& in, OpList own) : in_(in), own_(own) {}
 
   Graph run() {
     while (in_.accept("input")) {
@@ -40,13 +42,19 @@ class GraphParser {
     return static_cast<ValueId>(id);
   }
 
+  int64_t number() {
+    const int64_t value = in_.integer();
+    if (value <= -kMost || value >= kMost) in_.fail(absl::StrCat(value, " is out of range"));
+    return value;
+  }
+
   Dims dims() {
     Dims dims;
     in_.expect("[");
     while (!in_.accept("]")) {
       if (dims.rank() > 0) in_.expect(",");
       if (dims.rank() == kMaxRank) in_.fail("too many dimensions");
-      dims.push_back(in_.integer());
+      dims.push_back(number());
     }
     return dims;
   }
@@ -68,11 +76,12 @@ class GraphParser {
     in_.expect(":");
     v.dtype = in_.dtype();
     v.sizes = dims();
+    if (const int64_t numel = checked_numel(v.sizes); numel < 0 || numel >= kMost) in_.fail("sizes are out of range");
     v.strides = contiguous_strides(v.sizes);
     if (in_.accept("strides")) v.strides = dims();
     if (v.strides.rank() != v.sizes.rank()) in_.fail("as many strides as sizes are needed");
     if (in_.accept("of")) v.root = value();
-    if (in_.accept("at")) v.offset = in_.integer();
+    if (in_.accept("at")) v.offset = number();
     v.requires_grad = in_.accept("grad");
     v.leaf = in_.accept("leaf");
     graph_.value(id) = v;
@@ -86,15 +95,23 @@ class GraphParser {
     while (in_.accept(","));
     in_.expect("=");
     const std::string_view name = in_.word();
-    node.op = find_op(name);
+    node.op = op_named(name);
     if (node.op == nullptr) in_.fail(absl::StrCat("no op \"", std::string(name), "\""));
     in_.expect("(");
     for (bool first = true; !in_.accept(")"); first = false) {
       if (!first) in_.expect(",");
       operand(node);
     }
+    if (node.op->kind == OpKind::kView && (node.inputs.empty() || node.inputs[0] == kNoValue))
+      in_.fail("a view of nothing");
     in_.end_line();
     graph_.nodes.push_back(std::move(node));
+  }
+
+  const OpDef* op_named(std::string_view name) const {
+    for (const OpDef* op : own_)
+      if (name == op->name) return op;
+    return find_op(name);
   }
 
   void operand(GraphNode& node) {
@@ -116,18 +133,19 @@ class GraphParser {
   }
 
   Scanner& in_;
+  OpList own_;
   Graph graph_;
   std::vector<bool> defined_;
 };
 
 }  // namespace
 
-Graph parse_graph(Scanner& in) { return GraphParser(in).run(); }
+Graph parse_graph(Scanner& in, OpList own) { return GraphParser(in, own).run(); }
 
-Graph parse_graph(std::string_view text) {
+Graph parse_graph(std::string_view text, OpList own) {
   Scanner in(text);
   if (in.at_end()) in.fail("no graph");
-  Graph graph = parse_graph(in);
+  Graph graph = parse_graph(in, own);
   if (!in.at_end()) in.fail("nothing more was expected");
   return graph;
 }

@@ -31,7 +31,7 @@ std::string exact_text(double value) {
   return text;
 }
 
-void Scanner::fail(const std::string& what) const { throw Error(absl::StrCat("line ", line_, ": ", what)); }
+void Scanner::fail(const std::string& what, int line) const { throw Error(absl::StrCat("line ", line, ": ", what)); }
 
 void Scanner::skip_blanks() {
   while (at_ < text_.size() && (text_[at_] == ' ' || text_[at_] == '\t' || text_[at_] == '\r')) ++at_;

@@ -31,7 +31,8 @@ class Scanner {
   bool at_end();
   int line() const { return line_; }
   // Throws Error "line 3: what".
-  [[noreturn]] void fail(const std::string& what) const;
+  [[noreturn]] void fail(const std::string& what) const { fail(what, line_); }
+  [[noreturn]] void fail(const std::string& what, int line) const;
 
  private:
   void skip_blanks();

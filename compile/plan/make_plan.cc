@@ -71,18 +71,6 @@ std::vector<bool> values_needed(const Graph& graph, const std::vector<Unit>& uni
   return needed;
 }
 
-Launch library_call(const Graph& graph, const Unit& unit) {
-  Launch launch{.kind = Launch::Kind::kLibraryCall, .nodes = unit.nodes};
-  launch.inputs = graph.nodes[static_cast<size_t>(unit.nodes[0])].inputs;
-  for (size_t i = 1; i < unit.nodes.size(); ++i) {
-    const ValueId result = graph.nodes[static_cast<size_t>(unit.nodes[i - 1])].outputs[0];
-    for (ValueId id : graph.nodes[static_cast<size_t>(unit.nodes[i])].inputs)
-      if (graph.written(id) != result) launch.inputs.push_back(id);
-  }
-  launch.outputs = graph.nodes[static_cast<size_t>(unit.nodes.back())].outputs;
-  return launch;
-}
-
 // True if the kernel copies bytes in their order.
 bool only_copies(const LoweredUnit& unit) {
   const LoopKernel& kernel = unit.kernel;
@@ -109,7 +97,7 @@ Plan plan_launches(Graph source, const Target& target, const PlanOptions& option
   for (const Unit& unit : units) {
     if (!unit.fused) {
       if (!is_in_place(graph, graph.nodes[static_cast<size_t>(unit.nodes[0])]))
-        plan.launches.push_back(library_call(graph, unit));
+        plan.launches.push_back(library_call(graph, unit.nodes));
       continue;
     }
     LoweredUnit lowered = reproducible({.stage = "lower", .graph = &graph, .unit = &unit, .needed = &needed},
@@ -152,6 +140,18 @@ Plan make_table_plan(LoopKernel kernel, const Target& target) {
   unit.kernel = std::move(kernel);
   plan.launches.push_back({.kind = Launch::Kind::kTable, .kernel = 0, .nodes = {}});
   return plan;
+}
+
+Launch library_call(const Graph& graph, const std::vector<int32_t>& nodes) {
+  Launch launch{.kind = Launch::Kind::kLibraryCall, .nodes = nodes};
+  launch.inputs = graph.nodes[static_cast<size_t>(nodes[0])].inputs;
+  for (size_t i = 1; i < nodes.size(); ++i) {
+    const ValueId result = graph.nodes[static_cast<size_t>(nodes[i - 1])].outputs[0];
+    for (ValueId id : graph.nodes[static_cast<size_t>(nodes[i])].inputs)
+      if (graph.written(id) != result) launch.inputs.push_back(id);
+  }
+  launch.outputs = graph.nodes[static_cast<size_t>(nodes.back())].outputs;
+  return launch;
 }
 
 std::vector<LoopKernel> kernels_of(const Plan& plan) {

@@ -94,7 +94,7 @@ inline int64_t aligned(int64_t bytes, int64_t alignment) { return (bytes + align
 // Canonical: equal plans give equal text. Left out is what Graph's text leaves out: lines of the user's program.
 std::string to_string(const Plan& plan);
 // The plan that `text` spells. Throws Error "line 3: what" where the text is not a plan, or where something in it
-// points outside of the plan.
+// points outside of the plan or of the memory that a run of it has (plan/bounds.h).
 Plan parse_plan(std::string_view text);
 
 }  // namespace rondo::compile

@@ -25,6 +25,7 @@
 #include "rondo/compile/codegen/loop_text.h"
 #include "rondo/compile/codegen/loop_verify.h"
 #include "rondo/compile/ir/parse.h"
+#include "rondo/compile/plan/bounds.h"
 #include "rondo/compile/plan/plan.h"
 #include "rondo/runtime/error.h"
 
@@ -107,7 +108,7 @@ class PlanParser {
     in_.end_line();
     plan_.graph = parse_graph(in_);
     while (in_.next_is("kernel")) kernel();
-    while (in_.accept("launch")) launch();
+    while (in_.next_is("launch")) launch();
     plan_.placements.resize(plan_.graph.values.size());
     while (in_.accept("place")) place();
     while (in_.accept("fresh")) {
@@ -123,6 +124,7 @@ class PlanParser {
       copy.dtype = in_.dtype();
       in_.end_line();
     }
+    results_line_ = in_.line();
     in_.expect("results");
     plan_.outputs = addresses();
     in_.end_line();
@@ -139,6 +141,7 @@ class PlanParser {
 
  private:
   static constexpr int64_t kMost = int64_t{1} << 60;
+  static constexpr int64_t kMostElements = int64_t{1} << 48;
 
   // In [least, end).
   int64_t number(int64_t least, int64_t end) {
@@ -180,6 +183,7 @@ class PlanParser {
     LoopKernel named = unit.kernel;
     named.name = "kernel";
     if (const std::string what = compile::verify(named); !what.empty()) in_.fail(what);
+    check_extents(unit.kernel);
     in_.expect("operands");
     values(unit.operands);
     in_.end_line();
@@ -210,17 +214,30 @@ class PlanParser {
       result.compute = in_.dtype();
       in_.end_line();
     }
+    if (unit.operands.size() != unit.kernel.operands.size() ||
+        static_cast<int32_t>(unit.scalars.size()) != unit.kernel.n_scalars)
+      in_.fail("a kernel has other operands or scalars than its unit");
     unit.extents = extents(unit.kernel);
     plan_.kernels.push_back(std::move(unit));
   }
 
+  // Products of these must be exact: bounds.h and the launch functions multiply them.
+  void check_extents(const LoopKernel& kernel) {
+    for (int64_t extent : extents(kernel))
+      if (extent <= -kMostElements || extent >= kMostElements) in_.fail(absl::StrCat(extent, " is out of range"));
+    if (kernel.chunk_rows < 0 || kernel.rows >= kMostElements || kernel.rows > kMostElements / kernel.cols)
+      in_.fail(absl::StrCat(kernel.rows, " x ", kernel.cols, " elements are out of range"));
+  }
+
   void launch() {
     Launch launch;
+    launch_lines_.push_back(in_.line());
+    in_.expect("launch");
     if (in_.accept("kernel")) {
       launch.kind = Launch::Kind::kKernel;
       launch.kernel = index(plan_.kernels.size());
       in_.expect("grain=");
-      launch.grain = number(0, kMost);
+      launch.grain = number(1, kMost);
       launch.nodes = nodes();
       if (plan_.kernels[static_cast<size_t>(launch.kernel)].kernel.per_item)
         in_.fail("a kernel that runs on items wants a table");
@@ -291,21 +308,17 @@ class PlanParser {
 
   // What could not be known while it was read.
   void check() {
-    const auto within = [&](const std::vector<Address>& list) {
-      for (const Address& a : list)
-        if (a.slot >= static_cast<int32_t>(plan_.n_slots())) in_.fail(absl::StrCat("there is no slot ", a.slot));
-    };
-    for (const Launch& launch : plan_.launches) within(launch.addresses);
-    within(plan_.outputs);
-    if (plan_.outputs.size() != plan_.graph.outputs.size()) in_.fail("as many results as outputs were expected");
-    for (const LoweredUnit& unit : plan_.kernels)
-      if (unit.operands.size() != unit.kernel.operands.size() ||
-          static_cast<int32_t>(unit.scalars.size()) != unit.kernel.n_scalars)
-        in_.fail("a kernel has other operands or scalars than its unit");
+    if (plan_.outputs.size() != plan_.graph.outputs.size())
+      in_.fail("as many results as outputs were expected", results_line_);
+    const std::optional<OutOfBounds> found = find_out_of_bounds(plan_);
+    if (found)
+      in_.fail(found->what, found->launch < 0 ? results_line_ : launch_lines_[static_cast<size_t>(found->launch)]);
   }
 
   Scanner in_;
   Plan plan_;
+  std::vector<int> launch_lines_;
+  int results_line_ = 0;
 };
 
 }  // namespace

@@ -68,7 +68,7 @@ std::string to_string(const StageInput& input, std::string_view error) {
   return text;
 }
 
-Reproducer parse_reproducer(std::string_view text) {
+Reproducer parse_reproducer(std::string_view text, std::span<const OpDef* const> own) {
   Scanner in(text);
   Reproducer r;
   if (in.at_end()) in.fail("nothing to replay");
@@ -81,7 +81,7 @@ Reproducer parse_reproducer(std::string_view text) {
   if (in.next_is("kernel")) {
     r.kernel = parse_loop_kernel(in);
   } else {
-    r.graph = parse_graph(in);
+    r.graph = parse_graph(in, own);
     if (in.accept("unit")) {
       Unit& unit = r.unit.emplace();
       unit.fused = in.accept("fused");

@@ -8,6 +8,7 @@
 #pragma once
 
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -37,8 +38,9 @@ struct Reproducer {
   std::optional<LoopKernel> kernel;
 };
 std::string to_string(const StageInput& input, std::string_view error);
-// Also reads a bare graph (stage "compile": everything) or loop kernel ("emit"). Throws Error "line 3: what".
-Reproducer parse_reproducer(std::string_view text);
+// Also reads a bare graph (stage "compile": everything) or loop kernel ("emit"). Throws Error "line 3: what". `own`:
+// ops of the program's own; rondo_replay has those of tests/replay/own_ops.cc.
+Reproducer parse_reproducer(std::string_view text, std::span<const OpDef* const> own = {});
 
 // Runs the stage and gives what it makes as text. Throws what the stage throws; Error if there is no such stage.
 std::string replay(const Reproducer& reproducer);

@@ -1,5 +1,6 @@
 // Parts that are written straight into the whole: the gradients of q, k and v go into the one buffer that their
 // projection's backward reads, instead of into three that are copied together.
+#include <algorithm>
 #include <optional>
 
 #include "rondo/compile/transform/passes.h"
@@ -30,7 +31,9 @@ std::optional<Value> moved(const Value& view, const Interleave& lay, ValueId who
 
 }  // namespace
 
-Graph assemble_in_place(const Graph& graph) {
+std::optional<Graph> assemble_in_place(const Graph& graph) {
+  if (std::none_of(graph.nodes.begin(), graph.nodes.end(), [](const GraphNode& node) { return node.op->assembles; }))
+    return std::nullopt;
   Graph result = graph;
   for (const GraphNode& node : graph.nodes) {
     if (!node.op->assembles) continue;

@@ -1,4 +1,5 @@
 // Common subexpressions and dead code.
+#include <algorithm>
 #include <bit>
 #include <map>
 #include <tuple>
@@ -11,6 +12,8 @@ namespace {
 // Copies the nodes that `keep` admits, with inputs and outputs renamed; drops values nobody defines any more.
 Graph rebuild(const Graph& graph, const std::vector<bool>& keep, const std::vector<ValueId>& renamed) {
   Graph result;
+  result.values.reserve(graph.values.size());
+  result.nodes.reserve(graph.nodes.size());
   std::vector<ValueId> map(graph.values.size(), kNoValue);
   auto target = [&](ValueId id) {
     return id == kNoValue ? kNoValue : map[static_cast<size_t>(renamed[static_cast<size_t>(id)])];
@@ -44,7 +47,7 @@ std::vector<ValueId> identity(const Graph& graph) {
 
 }  // namespace
 
-Graph eliminate_common_subexpressions(const Graph& graph) {
+std::optional<Graph> eliminate_common_subexpressions(const Graph& graph) {
   // Floats by their bits: 0 and -0 differ, and NaN equals itself.
   using Key = std::tuple<const OpDef*, ValueIds, std::vector<int64_t>, std::vector<uint64_t>>;
   // The caller may write to what it gets: two results are two memories, even if they are equal.
@@ -69,10 +72,11 @@ Graph eliminate_common_subexpressions(const Graph& graph) {
     for (size_t k = 0; k < node.outputs.size(); ++k)
       renamed[static_cast<size_t>(node.outputs[k])] = graph.nodes[found->second].outputs[k];
   }
+  if (std::find(keep.begin(), keep.end(), false) == keep.end()) return std::nullopt;
   return rebuild(graph, keep, renamed);
 }
 
-Graph eliminate_dead_code(const Graph& graph) {
+std::optional<Graph> eliminate_dead_code(const Graph& graph) {
   std::vector<bool> used(graph.values.size(), false), keep(graph.nodes.size(), false);
   for (ValueId id : graph.outputs) used[static_cast<size_t>(id)] = true;
   for (size_t i = graph.nodes.size(); i-- > 0;) {
@@ -81,6 +85,7 @@ Graph eliminate_dead_code(const Graph& graph) {
     for (ValueId id : graph.nodes[i].inputs)
       if (id != kNoValue) used[static_cast<size_t>(id)] = true;
   }
+  if (std::find(keep.begin(), keep.end(), false) == keep.end()) return std::nullopt;
   return rebuild(graph, keep, identity(graph));
 }
 

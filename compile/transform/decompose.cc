@@ -1,4 +1,6 @@
 // Runs decompositions on symbolic tensors. The results keep the original's inputs and outputs in number and order.
+#include <algorithm>
+
 #include "rondo/compile/capture/trace.h"
 #include "rondo/compile/transform/passes.h"
 #include "rondo/runtime/autograd.h"
@@ -16,13 +18,23 @@ bool is_empty(const Graph& graph, const GraphNode& node) {
   return false;
 }
 
+bool has_parts(const Graph& graph, const GraphNode& node) {
+  return node.op->decompose != nullptr && node.op->fuse_parts && node.op->lower == nullptr &&
+         node.op->kind != OpKind::kContraction && !is_empty(graph, node);
+}
+
 }  // namespace
 
-Graph decompose(const Graph& graph) {
+std::optional<Graph> decompose(const Graph& graph) {
+  if (std::none_of(graph.nodes.begin(), graph.nodes.end(),
+                   [&](const GraphNode& node) { return has_parts(graph, node); }))
+    return std::nullopt;
   NoGrad off;
   amp::Autocast as_recorded(std::nullopt);  // casts are in the recording already
   Trace trace;
   RecorderScope record(&trace);
+  trace.graph.values.reserve(graph.values.size());
+  trace.graph.nodes.reserve(graph.nodes.size());
   std::vector<Tensor> symbols(graph.values.size());
   auto symbol = [&](ValueId id) { return id == kNoValue ? Tensor() : symbols[static_cast<size_t>(id)]; };
   for (ValueId id : graph.inputs) symbols[static_cast<size_t>(id)] = trace.placeholder(graph.value(id));
@@ -30,8 +42,7 @@ Graph decompose(const Graph& graph) {
     std::vector<Tensor> inputs, outputs(node.outputs.size());
     for (ValueId id : node.inputs) inputs.push_back(symbol(id));
     trace.origin = &node.origin;
-    if (node.op->decompose != nullptr && node.op->fuse_parts && node.op->lower == nullptr &&
-        node.op->kind != OpKind::kContraction && !is_empty(graph, node)) {
+    if (has_parts(graph, node)) {
       node.op->decompose(inputs, node.attrs, outputs);
     } else {
       std::vector<TensorArg> args;

@@ -145,7 +145,11 @@ class Fuser {
         most_ops_(static_cast<size_t>(limits.most_ops)),
         most_operands_(static_cast<size_t>(limits.most_operands)),
         unit_of_(graph.nodes.size(), -1),
-        units_touching_(graph.values.size()) {}
+        last_touch_(graph.values.size(), kNone) {
+    extents_.reserve(graph.values.size());
+    for (const Value& value : graph.values)
+      extents_.push_back({value.sizes.numel(), static_cast<int64_t>(size_of(value.dtype))});
+  }
 
   std::vector<Unit> run() {
     make_singletons();
@@ -157,17 +161,17 @@ class Fuser {
  private:
   // Units [begin, end). Each reads of earlier ones only, so no path between two of them leaves the window.
   void fuse_window(size_t begin, size_t end) {
+    touches_.clear();
     for (size_t u = begin; u < end; ++u)
-      for (ValueId id : units_[u].touched) {
-        std::vector<size_t>& units = units_touching_[static_cast<size_t>(id)];
-        if (!units.empty() && units.front() < begin) units.clear();
-        units.push_back(u);
-      }
+      for (ValueId id : units_[u].touched) last_touch_[static_cast<size_t>(id)] = kNone;
+    for (size_t u = begin; u < end; ++u) note_touches(u, units_[u].touched);
     Reachability reach = reachability(begin, end);
-    for (size_t u = begin; u < end; ++u) offer_pairs(u, u + 1);
+    for (size_t u = begin; u < end; ++u) add_pairs(u, u + 1);
+    std::make_heap(pairs_.begin(), pairs_.end());
     while (!pairs_.empty()) {
-      const Pair pair = pairs_.top();
-      pairs_.pop();
+      std::pop_heap(pairs_.begin(), pairs_.end());
+      const Pair pair = pairs_.back();
+      pairs_.pop_back();
       // What makes a merge impossible stays so until one of the two changes, and then they are another pair.
       if (units_[pair.a].version != pair.a_version || units_[pair.b].version != pair.b_version ||
           !may_merge(pair.a, pair.b))
@@ -176,7 +180,9 @@ class Fuser {
       if (reach.passes_through(a, b) || reach.passes_through(b, a)) continue;
       reach.merge(a, b);
       merge(pair.a, pair.b);
-      offer_pairs(pair.a, 0);
+      const auto queued = std::ssize(pairs_);
+      add_pairs(pair.a, 0);
+      for (auto n = queued + 1; n <= std::ssize(pairs_); ++n) std::push_heap(pairs_.begin(), pairs_.begin() + n);
     }
   }
 
@@ -191,8 +197,8 @@ class Fuser {
   // Two units that share values. The best comes first; of equals, the one that was recorded first.
   struct Pair {
     int64_t saved;
-    size_t a, b;  // a < b
-    int a_version, b_version;
+    uint32_t a, b;  // a < b
+    int32_t a_version, b_version;
     bool operator<(const Pair& o) const { return std::tuple(saved, o.a, o.b) < std::tuple(o.saved, a, b); }
   };
 
@@ -283,20 +289,20 @@ class Fuser {
     return both.size() > most_operands_;
   }
 
+  static bool spaces_agree(const Candidate& a, const Candidate& b) {
+    if (a.unit.rows != b.unit.rows) return false;
+    if (a.unit.cols == b.unit.cols) return true;
+    // A unit of one value per row joins the space whose rows they are, unless it has sums over its single column, which
+    // would become sums over all of the other's.
+    const Candidate& narrow = a.unit.cols == 1 ? a : b;
+    return narrow.unit.cols == 1 && narrow.column_results.empty() && !narrow.reduces_rows;
+  }
+
   bool may_merge(size_t first, size_t second) const {
     const Candidate &a = units_[first], &b = units_[second];
     if (!a.unit.fused || !b.unit.fused || a.unit.nodes.size() + b.unit.nodes.size() > most_ops_ ||
-        too_many_operands(a, b))
+        !spaces_agree(a, b) || too_many_operands(a, b))
       return false;
-    const bool same = a.unit.rows == b.unit.rows && a.unit.cols == b.unit.cols;
-    // A unit of one value per row joins the space whose rows they are.
-    const bool row_of = a.unit.rows == b.unit.rows && (a.unit.cols == 1 || b.unit.cols == 1);
-    if (!same && !row_of) return false;
-    if (!same) {
-      const Candidate& narrow = a.unit.cols == 1 ? a : b;
-      // Its sums over a single column would become sums over all of the others'.
-      if (!narrow.column_results.empty() || narrow.reduces_rows) return false;
-    }
     return consumes_in_place(first, second) && consumes_in_place(second, first);
   }
 
@@ -328,26 +334,35 @@ class Fuser {
         ++(a.touched[i] < b.touched[j] ? i : j);
         continue;
       }
-      const Value& v = graph_.value(a.touched[i]);
-      bytes += (v.sizes.numel() >= elements ? 4096 : 1) * static_cast<int64_t>(size_of(v.dtype));
+      const Extent& v = extents_[static_cast<size_t>(a.touched[i])];
+      bytes += (v.numel >= elements ? 4096 : 1) * v.element_bytes;
       ++i, ++j;
     }
     return bytes;
   }
 
-  // Puts the pairs of `unit` with units from `first` on into the queue.
-  void offer_pairs(size_t unit, size_t first) {
-    std::vector<size_t> others;
+  // Puts the pairs of `unit` with units from `first` on at the end of the queue.
+  void add_pairs(size_t unit, size_t first) {
+    others_.clear();
     for (ValueId id : units_[unit].touched)
-      for (size_t other : units_touching_[static_cast<size_t>(id)])
-        if (other >= first && other != unit && units_[other].alive && units_[other].unit.rows == units_[unit].unit.rows)
-          others.push_back(other);
-    std::sort(others.begin(), others.end());
-    others.erase(std::unique(others.begin(), others.end()), others.end());
-    for (size_t other : others) {
-      const size_t a = std::min(unit, other), b = std::max(unit, other);
+      for (int32_t at = last_touch_[static_cast<size_t>(id)]; at != kNone;
+           at = touches_[static_cast<size_t>(at)].before)
+        if (const size_t other = touches_[static_cast<size_t>(at)].unit;
+            other >= first && other != unit && units_[other].alive && spaces_agree(units_[unit], units_[other]))
+          others_.push_back(other);
+    std::sort(others_.begin(), others_.end());
+    others_.erase(std::unique(others_.begin(), others_.end()), others_.end());
+    for (size_t other : others_) {
+      const auto a = static_cast<uint32_t>(std::min(unit, other)), b = static_cast<uint32_t>(std::max(unit, other));
       const int64_t saved = bytes_shared(units_[a], units_[b]);
-      if (saved > 0) pairs_.push({saved, a, b, units_[a].version, units_[b].version});
+      if (saved > 0) pairs_.push_back({saved, a, b, units_[a].version, units_[b].version});
+    }
+  }
+
+  void note_touches(size_t unit, const std::vector<ValueId>& values) {
+    for (ValueId id : values) {
+      touches_.push_back({unit, last_touch_[static_cast<size_t>(id)]});
+      last_touch_[static_cast<size_t>(id)] = static_cast<int32_t>(touches_.size()) - 1;
     }
   }
 
@@ -361,7 +376,7 @@ class Fuser {
     for (int32_t n : b.unit.nodes) unit_of_[static_cast<size_t>(n)] = static_cast<int>(into);
     std::vector<ValueId> both;
     std::set_union(a.touched.begin(), a.touched.end(), b.touched.begin(), b.touched.end(), std::back_inserter(both));
-    for (ValueId id : b.touched) units_touching_[static_cast<size_t>(id)].push_back(into);
+    note_touches(into, b.touched);
     a.touched = std::move(both);
     b.touched.clear();
     b.alive = false;
@@ -400,10 +415,22 @@ class Fuser {
   const Graph& graph_;
   const EpilogueChains& epilogues_;
   const size_t most_ops_, most_operands_;
-  std::vector<int> unit_of_;  // of each node; -1 for views and copies of parameters
+  struct Extent {
+    int64_t numel, element_bytes;
+  };
+  std::vector<Extent> extents_;  // of each value
+  std::vector<int> unit_of_;     // of each node; -1 for views and copies of parameters
   std::vector<Candidate> units_;
-  std::vector<std::vector<size_t>> units_touching_;  // by value; those of the window, some of them gone
-  std::priority_queue<Pair> pairs_;
+  // Who touches a value, in the window: a list for each value, of which some units may be gone.
+  static constexpr int32_t kNone = -1;
+  struct Touch {
+    size_t unit;
+    int32_t before;  // of touches_
+  };
+  std::vector<Touch> touches_;
+  std::vector<int32_t> last_touch_;  // by value
+  std::vector<size_t> others_;       // of add_pairs()
+  std::vector<Pair> pairs_;          // a heap
 };
 
 }  // namespace

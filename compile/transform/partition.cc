@@ -11,7 +11,7 @@ Partition::Partition(const Graph& recorded, std::span<const ValueId> needed, con
     : caller_outputs_(recorded.outputs.size()), forward_id_(recorded.values.size(), kNoValue) {
   Graph extended = recorded;
   extended.outputs.insert(extended.outputs.end(), needed.begin(), needed.end());
-  forward_ = decompose(extended);
+  forward_ = decompose(extended).value_or(extended);
   std::vector<ValueId> sinks;
   for (size_t i = 0; i < needed.size(); ++i) {
     sinks.push_back(forward_.outputs[caller_outputs_ + i]);

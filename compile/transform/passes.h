@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -11,14 +12,15 @@
 
 namespace rondo::compile {
 
+// The passes of the pipeline. None: there was nothing to change.
 // Replaces every op that cannot be lowered, but has a decomposition, by its parts.
-Graph decompose(const Graph& graph);
+std::optional<Graph> decompose(const Graph& graph);
 // One node for equal calls of equal operands.
-Graph eliminate_common_subexpressions(const Graph& graph);
+std::optional<Graph> eliminate_common_subexpressions(const Graph& graph);
 // Drops what no output needs.
-Graph eliminate_dead_code(const Graph& graph);
+std::optional<Graph> eliminate_dead_code(const Graph& graph);
 // Where a node only lays values side by side, has their producers write them there: the copy becomes nothing.
-Graph assemble_in_place(const Graph& graph);
+std::optional<Graph> assemble_in_place(const Graph& graph);
 
 // By node: the elementwise nodes that a product can do on its own result, in order; no node is in two lists. `exact`:
 // only where that gives the bits of the separate ops.

@@ -11,7 +11,7 @@ namespace {
 
 struct Pass {
   const char* name;
-  Graph (*run)(const Graph&);
+  std::optional<Graph> (*run)(const Graph&);
   CompilerStage stage;
 };
 constexpr Pass kPipeline[] = {
@@ -21,10 +21,10 @@ constexpr Pass kPipeline[] = {
     {"assemble", &assemble_in_place, CompilerStage::kAssemble},
 };
 
-Graph run_checked(const Pass& pass, const Graph& graph) {
-  Graph result = pass.run(graph);
+std::optional<Graph> run_checked(const Pass& pass, const Graph& graph) {
+  std::optional<Graph> result = pass.run(graph);
 #ifndef NDEBUG
-  verify(result);
+  if (result) verify(*result);
 #endif
   return result;
 }
@@ -42,7 +42,7 @@ Graph run_pass(std::string_view name, const Graph& graph) {
   if (name == "verify") return graph;
   for (const Pass& pass : kPipeline) {
     if (name != pass.name) continue;
-    Graph result = pass.run(graph);
+    Graph result = pass.run(graph).value_or(graph);
     verify(result);
     return result;
   }
@@ -57,13 +57,15 @@ Graph simplify(Graph graph) {
       if (wants_dump(pass.name)) dump(std::string(pass.name) + " (disabled)", "");
       continue;
     }
-    Graph result = reproducible({.stage = pass.name, .graph = &graph}, [&] { return run_checked(pass, graph); });
+    std::optional<Graph> result = reproducible({.stage = pass.name, .graph = &graph},
+                                               [&] { return run_checked(pass, graph); });
     if (wants_dump(pass.name)) {
-      const std::string text = to_string(result, Locations::kAsComments);
-      if (text == to_string(graph, Locations::kAsComments)) dump(std::string(pass.name) + " (unchanged)", "");
+      const std::string text = to_string(result ? *result : graph, Locations::kAsComments);
+      if (!result || text == to_string(graph, Locations::kAsComments))
+        dump(std::string(pass.name) + " (unchanged)", "");
       else dump(pass.name, text);
     }
-    graph = std::move(result);
+    if (result) graph = std::move(*result);
   }
   return graph;
 }

@@ -249,6 +249,13 @@ void deallocate(int device, void* data, size_t bytes) noexcept {
   if (DeviceState* state = device_state_if_usable(device)) state->allocator().deallocate(data, bytes);
 }
 
+void trim(int device) {
+  DeviceState* state = device_state_if_usable(device);
+  if (state == nullptr) return;
+  state->allocator().trim();
+  Staging::instance().clear(*state);
+}
+
 constinit const BackendTable kBackend = {
     .name = "cuda",
     .host_memory = false,
@@ -267,7 +274,7 @@ constinit const BackendTable kBackend = {
         [](int device, Purpose purpose, int64_t bytes) noexcept {
           if (DeviceState* state = device_state_if_usable(device)) state->allocator().count_purpose(purpose, bytes);
         },
-    .trim = [](int device) { device_state(device).allocator().trim(); },
+    .trim = &trim,
     .allocate_staging = &allocate_staging,
     .deallocate_staging = &deallocate_staging,
     .copy_in = &copy_in,
@@ -288,28 +295,10 @@ constinit const BackendTable kBackend = {
         },
 };
 
-// memory::trim() reaches the devices that are in use.
-void trim_all() {
-  DeviceState* any = nullptr;
-  for (int i = 0, n = count(); i < n; ++i)
-    if (DeviceState* state = device_state_if_usable(i)) {
-      state->allocator().trim();
-      any = state;
-    }
-  if (any != nullptr) Staging::instance().clear(*any);
-}
-
 }  // namespace
 
 const BackendTable* open(std::string* why_not) {
   if (open_devices(why_not) == 0) return nullptr;
-  static const bool trims = [] {
-    memory::on_trim([] {
-      if (detail::backends[static_cast<size_t>(Backend::kCUDA)] == &kBackend) trim_all();
-    });
-    return true;
-  }();
-  static_cast<void>(trims);
   Range::open();
   install_backend(Backend::kCUDA, &kBackend);
   return &kBackend;

@@ -1,6 +1,7 @@
 // Elements picked by index, and orders: gather, scatter, sort, top-k, argmax, running sums. `dim` is ints[0] unless
 // noted.
 #include "absl/strings/str_cat.h"
+#include "rondo/runtime/ops/attributes.h"
 #include "rondo/runtime/ops/kernels.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/ops/promotion.h"
@@ -33,16 +34,17 @@ Attrs scatter_sum_attrs(int64_t dim, const Dims& sizes) {
 
 // ---- Gather and scatter
 
-// Inputs values, index (of one shape): zeros with values[i] added at index[i]. ints: {dim, sizes of the result...}
+// Inputs values, index (of one shape): zeros with values[i] added at index[i]. ints: {dim, sizes of the result...}.
+// Named as the function that callers know, for errors.
 constexpr OpDef kScatterSum = {
-    .name = "scatter_sum",
+    .name = "scatter_add",
     .kind = OpKind::kOpaque,
     .saved = {.inputs = kSecond},
     .infer =
         [](InferContext& c) {
           Dims sizes;
           for (size_t i = 1; i < c.attrs().ints.size(); ++i) sizes.push_back(c.attrs().ints[i]);
-          require_index(c, 1, sizes, static_cast<int>(c.integer(0)));
+          require_index(c, 1, sizes, dim_in(c, 0, sizes.rank()));
           if (!(c.sizes(0) == c.sizes(1))) c.fail("values and index must have the same shape");
           c.output(0, c.dtype(0), sizes);
         },
@@ -57,7 +59,7 @@ constexpr OpDef kGather = {
     .saved = {.inputs = kSecond},
     .infer =
         [](InferContext& c) {
-          require_index(c, 1, c.sizes(0), static_cast<int>(c.integer(0)));
+          require_index(c, 1, c.sizes(0), dim_in(c, 0, c.sizes(0).rank()));
           c.output(0, c.dtype(0), c.sizes(1));
         },
     .on = {{&cpu::gather_kernel}},
@@ -74,7 +76,7 @@ constexpr OpDef kScatter = {
     .saved = {.inputs = kSecond},
     .infer =
         [](InferContext& c) {
-          require_index(c, 1, c.sizes(0), static_cast<int>(c.integer(0)));
+          require_index(c, 1, c.sizes(0), dim_in(c, 0, c.sizes(0).rank()));
           c.require_same_dtype(0, 2);
           if (!c.sizes(2).empty() && !(c.sizes(2) == c.sizes(1)))
             c.fail("source must have index's shape, or be a scalar");
@@ -101,7 +103,11 @@ constexpr OpDef kCumsum = {
     .name = "cumsum",
     .kind = OpKind::kOpaque,
     .amp = AmpPolicy::kFloat32,
-    .infer = [](InferContext& c) { c.output(0, is_floating(c.dtype(0)) ? c.dtype(0) : kI64, c.sizes(0)); },
+    .infer =
+        [](InferContext& c) {
+          dim_in(c, 0, c.sizes(0).rank());
+          c.output(0, is_floating(c.dtype(0)) ? c.dtype(0) : kI64, c.sizes(0));
+        },
     .on = {{&cpu::cumsum_kernel}},
     .grad =
         [](const GradContext& g) {
@@ -170,7 +176,7 @@ constexpr OpDef kArgmax = {
         [](InferContext& c) {
           require_comparable(c);
           Dims sizes = c.sizes(0);
-          const int dim = static_cast<int>(c.integer(0));
+          const int dim = dim_in(c, 0, sizes.rank());
           if (!sizes.empty()) {
             if (sizes[dim] == 0) c.fail(absl::StrCat("nothing to choose from: dimension ", dim, " has size 0"));
             sizes[dim] = 1;
@@ -187,6 +193,7 @@ constexpr OpDef kArgsort = {
     .infer =
         [](InferContext& c) {
           require_comparable(c);
+          dim_in(c, 0, c.sizes(0).rank());
           c.output(0, kI64, c.sizes(0));
         },
     .on = {{&cpu::argsort_kernel}},
@@ -200,10 +207,11 @@ constexpr OpDef kTopk = {
         [](InferContext& c) {
           require_comparable(c);
           Dims sizes = c.sizes(0);
-          const int64_t k = c.integer(0), size = sizes.empty() ? 1 : sizes[static_cast<int>(c.integer(1))];
+          const int dim = dim_in(c, 1, sizes.rank());
+          const int64_t k = c.integer(0), size = sizes.empty() ? 1 : sizes[dim];
           if (k < 0 || k > size) c.fail(absl::StrCat("k must lie in [0, ", size, "], not ", k));
           if (sizes.empty() && k == 0) c.fail("a scalar has one element: k must be 1");
-          if (!sizes.empty()) sizes[static_cast<int>(c.integer(1))] = k;
+          if (!sizes.empty()) sizes[dim] = k;
           c.output(0, kI64, sizes);
         },
     .on = {{&cpu::topk_kernel}},

@@ -1,5 +1,6 @@
 // Views: new sizes and strides over the same storage; and cat, the copy that undoes split.
 #include "absl/strings/str_cat.h"
+#include "rondo/runtime/ops/attributes.h"
 #include "rondo/runtime/ops/kernels.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/ops/promotion.h"
@@ -212,8 +213,8 @@ constexpr OpDef kCat = {
     .kind = OpKind::kOpaque,
     .infer =
         [](InferContext& c) {
-          const int dim = static_cast<int>(c.integer(0));
           Dims sizes = c.sizes(0);
+          const int dim = dim_in(c, 0, sizes.rank());
           for (int i = 1; i < c.n_inputs(); ++i) {
             Dims other = c.sizes(i);
             if (other.rank() != sizes.rank()) c.fail("operands must have the same number of dimensions");

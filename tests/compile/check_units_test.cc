@@ -122,6 +122,33 @@ TEST_F(CheckUnits, NamesAGradient) {
   }
 }
 
+// The ops run eagerly when the modules that called them have returned.
+TEST_F(CheckUnits, ABadIndexNamesTheUsersLine) {
+  struct LookUp : nn::Module<LookUp> {
+    nn::Embedding table = child("table", 4, 6);
+    uint32_t line = 0;
+    Tensor forward(const Tensor& index) {
+      line = std::source_location::current().line() + 1;
+      const Tensor rows = table(index);
+      return ops::tanh(rows) * 2.0;
+    }
+  } module;
+  for (const bool checks : {true, false}) {
+    compile::set_check_units(checks);
+    auto f = compile::compile([&](const Tensor& index) { return module(index); });
+    const std::string error = test::error_of([&] { f(Tensor::from<int64_t>({1, 9}, {2})); });
+    EXPECT_NE(error.find(absl::StrCat("check_units_test.cc:", module.line)), error.npos) << error;
+  }
+  // Eagerly, too, where a stance forbids to compile.
+  compile::set_check_units(false);
+  compile::set_stance(compile::Stance::kEagerOnRecompile);
+  auto f = compile::compile([&](const Tensor& index) { return module(index); });
+  f(Tensor::from<int64_t>({1, 2}, {2}));
+  const std::string error = test::error_of([&] { f(Tensor::from<int64_t>({1, 9, 1}, {3})); });
+  compile::set_stance(compile::Stance::kDefault);
+  EXPECT_NE(error.find(absl::StrCat("check_units_test.cc:", module.line)), error.npos) << error;
+}
+
 TEST_F(CheckUnits, UnknownChecksAreRefused) {
   EXPECT_TRUE(compile::parse_checks("units"));
   EXPECT_FALSE(compile::parse_checks(""));

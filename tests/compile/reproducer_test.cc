@@ -75,7 +75,7 @@ constexpr const char* kBadGraph = "input %0: f32[4, 8]\n%1: f32[4, 9] = relu(%0)
 
 TEST_F(Reproducers, ABadGraphIsFoundAndReplayed) {
   const std::string error = thrown<InternalError>([] { simplify(parse_graph(kBadGraph)); });
-  EXPECT_NE(error.find("a value's dtype or sizes are not what its op gives"), error.npos) << error;
+  EXPECT_NE(error.find("the dtype or the sizes of %1 are not what relu gives"), error.npos) << error;
   const std::string path = path_in(error);
   ASSERT_TRUE(fs::exists(path)) << error;
   EXPECT_EQ(fs::path(path).parent_path(), folder_);
@@ -85,11 +85,29 @@ TEST_F(Reproducers, ABadGraphIsFoundAndReplayed) {
   EXPECT_THROW(replay(r), InternalError);
   const auto [code, message] = run_tool(path);
   EXPECT_EQ(code, 1);
-  EXPECT_NE(message.find("stage verify fails: internal error: graph: a value's dtype or sizes"), message.npos)
+  EXPECT_NE(message.find("stage verify fails: internal error: graph: the dtype or the sizes of %1"), message.npos)
       << message;
   // Equal failures share a file, and nothing else is left behind.
   EXPECT_EQ(path_in(thrown<InternalError>([] { simplify(parse_graph(kBadGraph)); })), path);
   EXPECT_EQ(std::distance(fs::directory_iterator(folder_), fs::directory_iterator()), 2) << "the reproducer and stderr";
+}
+
+// The tool has no code of a program's own ops, and says how to give it some.
+TEST_F(Reproducers, AnOpOfTheProgramsOwn) {
+  OpDef mine = *find_op("relu");
+  mine.name = "my_relu";
+  fs::create_directories(folder_);
+  const std::string path = (folder_ / "mine.txt").string(),
+                    text = "stage dce\ninput %0: f32[4, 8]\n%1: f32[4, 8] = my_relu(%0)\nreturn %1\n";
+  std::ofstream(path) << text;
+  const auto [code, message] = run_tool(path);
+  EXPECT_EQ(code, 2);
+  EXPECT_NE(message.find("line 3: no op \"my_relu\""), message.npos) << message;
+  EXPECT_NE(message.find("list it in tests/replay/own_ops.cc"), message.npos) << message;
+  const OpDef* const own[] = {&mine};
+  const Reproducer r = parse_reproducer(text, own);
+  EXPECT_EQ(r.graph->nodes[0].op, &mine);
+  EXPECT_EQ("stage dce\n" + replay(r), text);
 }
 
 TEST_F(Reproducers, EachPassCanBeReplayed) {
@@ -199,7 +217,7 @@ TEST_F(Reproducers, AFolderThatCannotBeWrittenIsNotAnotherFailure) {
   std::ofstream(folder_ / "file") << "not a folder";
   setenv("RONDO_REPRODUCERS", (folder_ / "file" / "below").c_str(), 1);
   const std::string error = thrown<InternalError>([] { simplify(parse_graph(kBadGraph)); });
-  EXPECT_NE(error.find("graph: a value's dtype"), error.npos);
+  EXPECT_NE(error.find("graph: the dtype or the sizes"), error.npos);
   EXPECT_NE(error.find(" (no reproducer: "), error.npos) << error;
   setenv("RONDO_REPRODUCERS", "off", 1);
   EXPECT_EQ(thrown<InternalError>([] { simplify(parse_graph(kBadGraph)); }).find("reproduce"), std::string::npos);

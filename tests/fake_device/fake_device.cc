@@ -132,6 +132,10 @@ class FakeDevice::Queue {
     const std::lock_guard lock(mutex_);
     peak_ = bytes_in_use_;
   }
+  void trim() {  // pages stay
+    const std::lock_guard lock(mutex_);
+    ++counts_.trims;
+  }
 
   // ---- Work
   void enqueue(Stream stream, absl::AnyInvocable<void()> work) {
@@ -333,7 +337,7 @@ BackendTable fake_table = {
     .set_limit = [](int, int64_t) {},
     .limit = [](int) -> int64_t { return 0; },
     .count_purpose = [](int, Purpose, int64_t) noexcept {},
-    .trim = [](int) {},
+    .trim = [](int device) { queue(device).trim(); },
     .allocate_staging = [](size_t bytes) { return ::operator new(bytes); },
     .deallocate_staging = [](void* data, size_t) noexcept { ::operator delete(data); },
     .copy_in = [](int device, void* to, const void* host, size_t bytes) { queue(device).copy_in(to, host, bytes); },

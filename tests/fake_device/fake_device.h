@@ -36,7 +36,7 @@ struct FakeDeviceOptions {
 
 struct FakeDeviceCounts {
   int64_t allocations = 0, launches = 0, copies_in = 0, host_waits = 0;  // host_waits: copies out and synchronize()
-  int64_t blocks_in_use = 0;
+  int64_t blocks_in_use = 0, trims = 0;
 };
 
 // Installs itself as Backend::kFake while it lives. One at a time.

@@ -50,6 +50,35 @@ TEST_F(ModelOnDevice, MovesWithItsGradients) {
   EXPECT_EQ(moved.loss(idx, targets).item(), here.loss(idx, targets).item());
 }
 
+// y = w + x saves no parameter, so nothing that backward reads has changed.
+TEST_F(ModelOnDevice, AGraphFromBeforeAMoveCannotGoBackward) {
+  struct Shift : Module<Shift> {
+    Tensor& w = parameter("w", Tensor::ones({3}));
+    Tensor forward(const Tensor& x) { return w + x; }
+  };
+  FakeDevice fake;
+  for (const bool casts : {false, true}) {
+    Shift model;
+    int hooked = 0;
+    model.w.register_hook([&](const Tensor& g) { return ++hooked, g; });
+    const Tensor x = Tensor::ones({3}), before = ops::sum(model(x));
+    if (casts) model.to(kBF16);
+    else model.to(fake.device());
+    const std::string error = test::error_of([&] { before.backward(); });
+    EXPECT_NE(
+        error.find(casts ? "has become bf16 on cpu and was f32 on cpu" : "has become f32 on fake:0 and was f32 on"),
+        error.npos)
+        << error;
+    EXPECT_FALSE(model.w.grad().defined());
+    EXPECT_EQ(hooked, 0);
+    // The graphs that come work, hooks included.
+    ops::sum(model(x.to(model.w.device()).to(model.w.dtype()))).backward();
+    EXPECT_EQ(model.w.grad().device(), model.w.device());
+    EXPECT_EQ(model.w.grad().dtype(), model.w.dtype());
+    EXPECT_EQ(hooked, 1);
+  }
+}
+
 // Two models in one process, on two devices, take no notice of each other.
 TEST_F(ModelOnDevice, AModelOnEachOfTwoDevices) {
   if (!compile::jit_available()) GTEST_SKIP() << "built without LLVM";
@@ -144,6 +173,19 @@ TEST_F(ModelOnDevice, AdaptersFollowTheirBase) {
   EXPECT_EQ(losses(fake.device(), kCPU), expected);
   EXPECT_EQ(losses(fake.device(), fake.device()), expected);
   EXPECT_EQ(losses(kCPU, fake.device()), expected);
+}
+
+TEST_F(ModelOnDevice, AMergedAdapterThatMovedSaysSo) {
+  FakeDevice fake;
+  GPT2 model(config, 3);
+  add_lora(model, {.rank = 2, .targets = {"c_attn"}});
+  merge_adapter(model);
+  model.to(fake.device());
+  const std::string error = test::error_of([&] { unmerge_adapter(model); });
+  EXPECT_NE(error.find("c_attn.weight was given another device or dtype by .to() after merge_adapter()"), error.npos)
+      << error;
+  merge_and_unload(model);
+  EXPECT_TRUE(adapter_names(model).empty());
 }
 
 }  // namespace

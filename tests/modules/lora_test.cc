@@ -512,7 +512,7 @@ TEST(Lora, UnloadsAfterMergedWeightsWereWritten) {
   merge_adapter(model);
   model.to(kBF16);
   const Tensor idx = tokens(), before = model(idx);
-  EXPECT_THROW(unmerge_adapter(model), Error);
+  EXPECT_NE(error_of([&] { unmerge_adapter(model); }).find("another device or dtype by .to()"), std::string::npos);
   merge_and_unload(model);
   EXPECT_TRUE(adapter_names(model).empty());
   EXPECT_TRUE(same_bits(before.detach(), model(idx).detach()));

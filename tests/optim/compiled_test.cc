@@ -7,6 +7,8 @@
 #include <functional>
 #include <limits>
 #include <memory>
+#include <set>
+#include <utility>
 
 #include "rondo/compile/codegen/interpret.h"
 #include "rondo/compile/compile.h"
@@ -217,6 +219,25 @@ TEST(Compiled, TheInterpreterAgrees) {
   EXPECT_NE(after[0].param, start.param);
   EXPECT_TRUE(after[0] == after[1]);
   EXPECT_TRUE(after[0] == after[2]);
+}
+
+// Bytes that a pass moves for each element: every array once in each direction.
+int64_t bytes_moved(const Foreach& pass) {
+  const compile::LoopKernel& kernel = pass.kernel();
+  std::set<std::pair<bool, int32_t>> accesses;
+  for (const compile::Instr& i : kernel.instrs)
+    if (i.op == LoopOp::kLoad || i.op == LoopOp::kStore) accesses.insert({i.op == LoopOp::kStore, i.index});
+  int64_t bytes = 0;
+  for (const auto& [store, operand] : accesses)
+    bytes += static_cast<int64_t>(size_of(kernel.operands[static_cast<size_t>(operand)].dtype));
+  return bytes;
+}
+
+TEST(Compiled, AdamWMovesEachValueOnce) {
+  const Body body = body_of<AdamFormula<false>>("adam");
+  EXPECT_EQ(bytes_moved(Foreach(body, {{}, {}, {}, {}})), 28);  // reads all four arrays, writes three
+  EXPECT_EQ(bytes_moved(Foreach(body, {{}, {}, {}, {}, {.role = Role::kCopy, .dtype = kBF16}})), 30);
+  EXPECT_EQ(bytes_moved(Foreach(body, {{}, {.zero = true}, {}, {}})), 32);
 }
 
 TEST(Compiled, OneKernelForAnyNumberOfTensors) {

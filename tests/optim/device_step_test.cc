@@ -8,6 +8,7 @@
 #include <memory>
 
 #include "rondo/compile/compile.h"
+#include "rondo/compile/jit/executable.h"
 #include "rondo/modules/gpt2.h"
 #include "rondo/optim/adafactor.h"
 #include "rondo/optim/adam.h"
@@ -448,6 +449,96 @@ TEST_P(DeviceStep, OneDeviceForAllParameters) {
   EXPECT_NE(error_of([&] { moved.step(); }).find("is now on cpu, its state on fake:0"), std::string::npos);
 }
 
+// A device whose kernels are generated: no host code works on its memory (host_code.h throws).
+class GeneratedDeviceStep : public testing::TestWithParam<uint64_t> {
+ protected:
+  void SetUp() override {
+    if (!compile::jit_available()) GTEST_SKIP() << "needs LLVM";
+  }
+  FakeDevice fake_{{.seed = GetParam(), .generates = true}};
+  const Device device_ = fake_.device();
+};
+
+TEST_P(GeneratedDeviceStep, HasTheBitsOfTheCPU) {
+  for (const auto& [name, make] : cases())
+    for (DType dtype : {kF32, kBF16, kF64})
+      for (StateFormat format : {StateFormat::kFull, StateFormat::kBF16, StateFormat::k8Bit}) {
+        if (dtype == kF64 && format != StateFormat::kFull) continue;
+        SCOPED_TRACE(name + " " + std::string(name_of(dtype)) + " " + std::to_string(static_cast<int>(format)));
+        const std::vector<std::string> want = nine_steps(name, dtype, format, false, kCPU),
+                                       got = nine_steps(name, dtype, format, false, device_);
+        ASSERT_EQ(want.size(), got.size());
+        for (size_t i = 0; i < want.size(); ++i) EXPECT_TRUE(want[i] == got[i]) << i << " of " << want.size();
+      }
+}
+
+// GPT-2 124M has 148 parameters: so has this one.
+TEST_P(GeneratedDeviceStep, AStepIsAFewLaunches) {
+  const DeviceScope scope(device_);
+  const nn::GPT2 model({.vocab_size = 31, .block_size = 8, .n_layer = 12, .n_head = 2, .n_embd = 8}, 1);
+  std::vector<Tensor> params = model.parameters();
+  ASSERT_EQ(params.size(), 148u);
+  std::vector<Tensor> matrices, vectors;
+  for (const Tensor& p : params) (p.rank() > 1 ? matrices : vectors).push_back(p);
+  AdamW optimizer({{.params = matrices, .options = {.weight_decay = 0.1}}, {.params = vectors}});
+  amp::GradScaler scaler;
+  // Launches and fills of one step.
+  const auto launches = [&](auto step) {
+    Generator generator(3);
+    int64_t result = 0;
+    for (int i = 0; i < 2; ++i) {  // the first one makes states and code
+      for (Tensor& p : params) p.set_grad(random(p.sizes(), p.dtype(), device_, generator));
+      const test::FakeDeviceCounts before = fake_.counts();
+      step();
+      result = fake_.counts().launches - before.launches;
+      EXPECT_EQ(fake_.counts().host_waits, before.host_waits);
+    }
+    return result;
+  };
+  // A fill and a launch for the decision, the counts, the scalars, all parameters.
+  EXPECT_EQ(launches([&] { optimizer.step(); }), 5);
+  // With the sums of squares of rows, and the sum of those.
+  EXPECT_EQ(launches([&] { optimizer.step({.max_norm = 1}); }), 7);
+  // Zeroes gradients if the step is skipped.
+  EXPECT_EQ(launches([&] { optimizer.step({.max_norm = 1, .zero_grad = true}); }), 8);
+  optimizer.track_average();
+  EXPECT_EQ(launches([&] { optimizer.step({.max_norm = 1}); }), 7);
+  optimizer.keep_copies(kBF16);
+  EXPECT_EQ(launches([&] { optimizer.step({.max_norm = 1, .zero_grad = true}); }), 8);
+  // Notes the overflow, and updates the scale.
+  EXPECT_EQ(launches([&] {
+              scaler.step(optimizer, {.max_norm = 1});
+              scaler.update();
+            }),
+            10);
+  // Two for the norm, one for the factor, one that scales.
+  EXPECT_EQ(launches([&] { clip_grad_norm_(params, 1.0); }), 4);
+  LAMB lamb(params);
+  // Another pass over all parameters; before it the sums over rows, and the trust ratios.
+  EXPECT_EQ(launches([&] { lamb.step(); }), 8);
+}
+
+TEST_P(GeneratedDeviceStep, AfterALateErrorNothingChanges) {
+  const DeviceScope scope(device_);
+  Tensor p = Tensor::full({3, 4}, 1.001).requires_grad_();
+  AdamW optimizer({p});
+  optimizer.keep_copies(kBF16);
+  p.set_grad(Tensor::ones({3, 4}));
+  optimizer.step();
+  const std::string before = bytes_of(p);
+  ops::embedding(Tensor::zeros({5, 2}), Tensor::from<int64_t>({7}, {1}));
+  clip_grad_norm_(std::vector<Tensor>{p}, 0.1);
+  optimizer.step({.max_norm = 0.1, .zero_grad = true});
+  EXPECT_NE(error_of([&] { synchronize(device_); }).find("embedding: index 7"), std::string::npos);
+  EXPECT_EQ(bytes_of(p), before);
+  EXPECT_EQ(p.grad().sum().item(), 0);
+  EXPECT_EQ(bytes_of(optimizer.copies()[0]), bytes_of(p.detach().to(kBF16)));
+  EXPECT_EQ(optimizer.state_dict().at("state.0.step").item(), 1);
+  EXPECT_EQ(optimizer.skipped_steps(), 0);
+}
+
+INSTANTIATE_TEST_SUITE_P(Orders, GeneratedDeviceStep, testing::Values(1, 2, 3),
+                         [](const auto& info) { return "seed" + std::to_string(info.param); });
 INSTANTIATE_TEST_SUITE_P(Orders, DeviceStep, testing::Values(1, 2, 3),
                          [](const auto& info) { return "seed" + std::to_string(info.param); });
 

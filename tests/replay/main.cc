@@ -3,8 +3,10 @@
 //   rondo_replay /tmp/rondo-fuse-0123456789abcdef.txt
 //
 // Prints what the stage makes. A kernel is also run, on random operands, and compared with the interpreter bit by bit.
-// Exit code: 0 if the stage worked, 1 if it failed, 2 if the file could not be read.
+// An op of a program of your own has to be linked to this tool: own_ops.h. Exit code: 0 if the stage worked, 1 if it
+// failed, 2 if the file could not be read.
 #include <cstdio>
+#include <cstring>
 #include <fstream>
 #include <random>
 #include <sstream>
@@ -12,6 +14,7 @@
 #include "rondo/compile/report/reproducer.h"
 #include "rondo/runtime/error.h"
 #include "rondo/tests/compile/kernel_fixture.h"
+#include "rondo/tests/replay/own_ops.h"
 
 namespace rondo::compile {
 namespace {
@@ -56,9 +59,13 @@ int run(const char* path) {
   }
   Reproducer reproducer;
   try {
-    reproducer = parse_reproducer(text.str());
+    reproducer = parse_reproducer(text.str(), own_ops());
   } catch (const Error& e) {
     std::fprintf(stderr, "%s: %s\n", path, e.what());
+    if (std::strstr(e.what(), ": no op \"") != nullptr)
+      std::fprintf(stderr,
+                   "This tool has Rondo's ops. An op of your own program: list it in tests/replay/own_ops.cc, link "
+                   "its code to rondo_replay, and build that again.\n");
     return 2;
   }
   try {

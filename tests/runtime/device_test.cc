@@ -101,6 +101,12 @@ TEST_F(DeviceTest, MovesThereAndBack) {
   EXPECT_EQ(Tensor::zeros({0, 3}, {kF32, fake.device()}).to(kCPU).numel(), 0);
 }
 
+TEST_F(DeviceTest, TrimReachesEveryDevice) {
+  FakeDevice fake({.devices = 2});
+  memory::trim();
+  for (int i = 0; i < 2; ++i) EXPECT_EQ(fake.counts(i).trims, 1) << i;
+}
+
 TEST_F(DeviceTest, CopyIntoATensorElsewhere) {
   FakeDevice fake;
   const Tensor x = Tensor::randn({4, 6});

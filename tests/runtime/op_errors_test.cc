@@ -39,6 +39,12 @@ std::vector<Mistake> mistakes() {
        },
        {"[2, 3]", "[2]"}},
       {"sub", [] { ops::sub(boolean({2}), boolean({2})); }, {"bool"}},
+      {"scatter_add",
+       [] {
+         ops::scatter_add(f32({2}), 0, i64({3, 1}), f32({3, 1}));
+       },
+       {"as many dimensions"}},
+      {"scatter_add", [] { ops::scatter_add(f32({2}), 0, Tensor::from<int64_t>({9}, {1}), f32({1})); }, {"9"}},
       {"mul", [=] { ops::mul(f32({2}), none); }, {"undefined"}},
       {"mul", [=] { none* f32({2}); }, {"undefined"}},
       {"mul_scalar", [=] { none * 2.0; }, {"undefined"}},

@@ -194,7 +194,7 @@ std::vector<Use> shapes_and_indices() {
       USE("scatter", ops::scatter(none, 0, index, 1)),
       USE("scatter", ops::scatter(x, 0, none, 1)),
       USE("scatter_add", ops::scatter_add(none, 0, index, x)),
-      USE("scatter_sum", ops::scatter_add(x, 0, none, x)),
+      USE("scatter_add", ops::scatter_add(x, 0, none, x)),
       USE("scatter_add", ops::scatter_add(x, 0, index, none)),
       USE("index_select", ops::index_select(none, 0, row)),
       USE("index_select", ops::index_select(x, 0, none)),

@@ -1,0 +1,122 @@
+// Scalar programs: a few lines of arithmetic on f64 values in a device's memory, such as the decision of a step or a
+// bias correction. A program is written once, on scalars, like a formula (formula.h), and runs like one: as generated
+// code where a device's kernels are generated, otherwise as host code in stream order.
+//
+//   struct Count {
+//     static constexpr size_t kIn = 2, kNumbers = 0, kOut = 1;
+//     template <class T>
+//     static std::array<T, kOut> run(const std::array<T, kIn>& in, const std::array<T, kNumbers>& numbers) {
+//       return {in[0] + in[1]};
+//     }
+//   };
+//   const std::shared_ptr<Foreach> pass = scalar_pass(device, program_body<Count>("count"));
+//   add_call(table, *pass, {before, updates, after}, nullptr);   // the addresses of inputs, then of outputs
+//   launch(device, pass, table);
+//
+// One launch makes any number of calls, in any order: no call may write what another one reads. An output may be an
+// input of its own call. Numbers are f64 in the device's memory, too; several calls may share them.
+// Sources that call program_body are kernel code, as for body_of (formula.h).
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <initializer_list>
+#include <memory>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "rondo/optim/foreach.h"
+#include "rondo/optim/formula.h"
+#include "rondo/runtime/backend.h"
+#include "rondo/runtime/ops/scalar_math.h"
+#include "rondo/runtime/storage.h"
+
+namespace rondo::optim {
+
+template <class Program> struct ProgramBody {
+  static constexpr size_t kIn = Program::kIn, kNumbers = Program::kNumbers, kOut = Program::kOut;
+  static_assert(kIn + kOut <= kMaxValues && kNumbers <= kMaxScalars);
+
+  template <class T> static void call(T* values, const T* all_numbers) {
+    std::array<T, kIn> in;
+    for (size_t k = 0; k < kIn; ++k) in[k] = values[k];
+    std::array<T, kNumbers> numbers;
+    for (size_t k = 0; k < kNumbers; ++k) numbers[k] = all_numbers[k];
+    const std::array<T, kOut> out = Program::run(in, numbers);
+    for (size_t k = 0; k < kOut; ++k) values[kIn + k] = out[k];
+  }
+  static void run(const void* /*context*/, double* const* values, const double* numbers, int64_t n) {
+    for (int64_t i = 0; i < n; ++i) {
+      std::array<double, kIn + kOut> v{};
+      for (size_t k = 0; k < kIn; ++k) v[k] = values[k][i];
+      call(v.data(), numbers);
+      for (size_t k = kIn; k < kIn + kOut; ++k) values[k][i] = v[k];
+    }
+  }
+  static void build(const void* /*context*/, LoopValue* values, const LoopValue* numbers) { call(values, numbers); }
+};
+
+template <class Program> Body program_body(const char* name) {
+  using B = ProgramBody<Program>;
+  return {.name = name,
+          .n_values = static_cast<int>(B::kIn + B::kOut),
+          .n_scalars = static_cast<int>(B::kNumbers),
+          .f64 = &B::run,
+          .build = &B::build,
+          .keeps = (1u << B::kIn) - 1};
+}
+
+// A program of a ScalarRule (formula.h). A type with kNumbers, kOut and
+//   template <class T> static std::array<T, kOut> run(T step, const std::array<T, kNumbers>& numbers);
+template <class Rule> struct StepProgram {
+  static constexpr size_t kIn = 2, kNumbers = Rule::kNumbers, kOut = 1 + Rule::kOut;
+  template <class T>
+  static std::array<T, kOut> run(const std::array<T, kIn>& in, const std::array<T, kNumbers>& numbers) {
+    const std::array<T, Rule::kOut> results = Rule::run(in[1], numbers);
+    std::array<T, kOut> out;
+    out[0] = in[0];
+    for (size_t k = 0; k < Rule::kOut; ++k) out[1 + k] = results[k];
+    return out;
+  }
+};
+template <class Rule> RowProgram step_program(const char* name, std::vector<int> writes) {
+  return {program_body<StepProgram<Rule>>(name), {}, std::move(writes)};
+}
+
+// The pass that runs a program: one for each program and device.
+inline std::shared_ptr<Foreach> scalar_pass(Device device, const Body& program) {
+  return shared_pass(device, program, std::vector<ArraySpec>(static_cast<size_t>(program.n_values), {.dtype = kF64}));
+}
+
+// Adds a call to a table. All addresses are the device's.
+inline std::span<void*> add_call(ForeachTable& table, const Foreach& pass, const double* numbers) {
+  return table.add(pass.item(1, 1, numbers), pass.n_operands());
+}
+inline void add_call(ForeachTable& table, const Foreach& pass, std::initializer_list<const double*> values,
+                     const double* numbers) {
+  const std::span<void*> operands = add_call(table, pass, numbers);
+  size_t k = 0;
+  for (const double* value : values) operands[k++] = const_cast<double*>(value);
+}
+// A launch of one call.
+inline void call_program(Device device, const Body& program, std::initializer_list<const double*> values,
+                         const double* numbers, const compile::Condition& when = {}) {
+  const std::shared_ptr<Foreach> pass = scalar_pass(device, program);
+  ForeachTable table;
+  add_call(table, *pass, values, numbers);
+  launch(device, pass, table, when);
+}
+
+// Numbers of the host in the memory of a device, in stream order.
+inline Storage numbers_on(Device device, std::span<const double> numbers) {
+  Storage there = Storage::allocate(numbers.size_bytes(), device);
+  copy_bytes(device, there.data(), kCPU, numbers.data(), numbers.size_bytes());
+  return there;
+}
+inline Storage numbers_on(Device device, std::initializer_list<double> numbers) {
+  return numbers_on(device, std::span(numbers.begin(), numbers.size()));
+}
+inline const double* f64_of(const Storage& storage) { return reinterpret_cast<const double*>(storage.data()); }
+
+}  // namespace rondo::optim
