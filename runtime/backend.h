@@ -45,7 +45,7 @@ struct BackendTable {
   const char* name;  // "cuda"
   // Tensors of this backend can be read and written through host pointers at any time.
   bool host_memory;
-  // Whose kernels run here: the index into OpDef::on, and which compiler makes code.
+  // Whose kernels run here (OpDef::on), and code. The CPU's are host code, for enqueue(); others enqueue launches.
   Backend kernels;
   // Ops that have a lowering run as generated kernels (op_compiler.h), before those of OpDef::on are asked. That needs
   // a program that links compile/.
@@ -86,7 +86,7 @@ struct BackendTable {
 
   // ---- Work
   // Runs host code that works on the device's memory, in the order of the stream: Note [Work]. Null: enqueue() runs it
-  // at once. A device whose kernels are not host code has this for callbacks only.
+  // at once. A device whose `kernels` are not the CPU's has this for callbacks only.
   void (*enqueue)(int device, Stream stream, absl::AnyInvocable<void()> work);
   EventHandle (*record)(int device, Stream stream);
   void (*wait)(int device, Stream stream, EventHandle event);  // later work of the stream waits, not the host

@@ -87,9 +87,10 @@ const BackendEntry& entry_of(const OpDef& op, const BackendTable& backend) {
   return op.on[static_cast<size_t>(backend.kernels)];
 }
 
-// The one place where eager kernels are called.
+// The one place where eager kernels are called. Those of the CPU are host code, which a device with streams runs later.
+// Those of another backend enqueue launches themselves.
 void launch(const BackendTable& backend, Device device, KernelFn kernel, const KernelContext& context) {
-  if (backend.enqueue == nullptr) [[likely]]
+  if (backend.enqueue == nullptr || backend.kernels != kCPU.backend) [[likely]]
     return kernel(context);
   queue_kernel(backend, device, kernel, context);
 }

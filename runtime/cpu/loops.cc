@@ -2,41 +2,10 @@
 
 #include <algorithm>
 
+#include "rondo/runtime/iteration_space.h"
 #include "rondo/runtime/ops/kernels.h"
 
 namespace rondo::cpu {
-namespace {
-
-// N operands over one broadcast iteration space, dimensions merged where strides allow. Operand 0 is the output.
-template <int N> struct IterationSpace {
-  Dims sizes;
-  std::array<Dims, N> strides;  // elements
-
-  IterationSpace(const Dims& shape, const std::array<const Tensor*, N>& operands) {
-    std::array<Dims, N> full;
-    for (int k = 0; k < N; ++k) full[k] = broadcast_strides(operands[k]->sizes(), operands[k]->strides(), shape);
-    for (int d = 0; d < shape.rank(); ++d) {
-      if (shape[d] == 1) continue;
-      const int last = sizes.rank() - 1;
-      bool merges = last >= 0;
-      for (int k = 0; merges && k < N; ++k) merges = strides[k][last] == full[k][d] * shape[d];
-      if (merges) {
-        sizes[last] *= shape[d];
-        for (int k = 0; k < N; ++k) strides[k][last] = full[k][d];
-      } else {
-        sizes.push_back(shape[d]);
-        for (int k = 0; k < N; ++k) strides[k].push_back(full[k][d]);
-      }
-    }
-    if (sizes.empty()) {
-      sizes.push_back(1);
-      for (int k = 0; k < N; ++k) strides[k].push_back(0);
-    }
-  }
-};
-
-}  // namespace
-
 template <int N> void for_each_run(const KernelContext& context, ops::ElementwiseRunFn run, const double* scalars) {
   Tensor& result = context.out();
   ops::ElementwiseRun whole;

@@ -9,6 +9,7 @@
 #include "rondo/runtime/cuda/allocator.h"
 #include "rondo/runtime/cuda/context.h"
 #include "rondo/runtime/cuda/nvtx.h"
+#include "rondo/runtime/cuda/source.h"
 #include "rondo/runtime/cuda/staging.h"
 #include "rondo/runtime/error.h"
 #include "rondo/runtime/memory.h"
@@ -306,6 +307,7 @@ const BackendTable* open(std::string* why_not) {
 
 void close() {
   install_backend(Backend::kCUDA, nullptr);
+  unload_kernels();
   close_devices();
 }
 

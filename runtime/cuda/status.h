@@ -55,8 +55,9 @@ inline constexpr DeviceStatus kNothingFailed{0, 0, ~0ull, ~0ull};
 // Thread safe.
 class Calls {
  public:
-  // The number of a call of `op` at `site`, whose indices must lie below `size`.
-  uint32_t note(const char* op, CallSite site, int64_t size);
+  // The number of a call of `op` at `site`, whose indices must lie below `size`. `at_position`: the message tells the
+  // position, too.
+  uint32_t note(const char* op, CallSite site, int64_t size, bool at_position = false);
   // "embedding: index 9 is out of range for size 4 (train.cc:41)"
   std::string describe(const DeviceStatus& status) const;
   void forget_older_than(uint32_t call);  // the device has passed them
@@ -68,6 +69,7 @@ class Calls {
     const char* op;
     CallSite site;
     int64_t size;
+    bool at_position;
   };
   mutable std::mutex mutex_;
   std::deque<Call> calls_;

@@ -1,5 +1,6 @@
 // Casts, copies and fills.
 #include "rondo/runtime/lowering.h"
+#include "rondo/runtime/ops/cuda_kernels.h"
 #include "rondo/runtime/ops/factory.h"
 #include "rondo/runtime/ops/kernels.h"
 #include "rondo/runtime/ops/ops.h"
@@ -13,7 +14,7 @@ constexpr OpDef kCast = {
     .name = "cast",
     .kind = OpKind::kElementwise,
     .infer = [](InferContext& c) { c.output(0, static_cast<DType>(c.integer(0)), c.sizes(0)); },
-    .on = {{&cpu::cast_kernel}},
+    .on = {{&cpu::cast_kernel}, {&cuda::cast_kernel}},
     .grad = [](const GradContext& g) { g.set(0, cast(g.grad_out(), g.input_dtype(0))); },
     .lower = [](LoopBuilder& b) { b.output(0, b.input(0)); },
     .converts = true,
@@ -30,7 +31,7 @@ constexpr OpDef kCopy = {
     .name = "copy",
     .kind = OpKind::kOpaque,
     .infer = &copy_infer,
-    .on = {{&cpu::copy_kernel}},
+    .on = {{&cpu::copy_kernel}, {&cuda::copy_kernel}},
     .grad =
         [](const GradContext& g) {
           // Zero, whatever arrives: infinity times 0 is not.
@@ -44,7 +45,7 @@ constexpr OpDef kFill = {
     .name = "fill",
     .kind = OpKind::kOpaque,
     .infer = [](InferContext& c) { c.output(0, c.dtype(0), c.sizes(0)); },
-    .on = {{&cpu::fill_kernel}},
+    .on = {{&cpu::fill_kernel}, {&cuda::fill_kernel}},
     .grad =
         [](const GradContext& g) {
           g.set(0, Tensor::zeros(g.input_sizes(0), {g.input_dtype(0), g.grad_out().device()}));

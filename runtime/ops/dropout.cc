@@ -4,6 +4,7 @@
 // numbers need no new recording (Note [Random state]). No mask is stored: dropout is linear in x, so its gradient is
 // dropout of the gradient with the same state.
 #include "absl/strings/str_cat.h"
+#include "rondo/runtime/ops/cuda_kernels.h"
 #include "rondo/runtime/ops/kernels.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/ops/table.h"
@@ -22,7 +23,7 @@ constexpr OpDef kDropout = {
           if (!(c.scalar(0) >= 0 && c.scalar(0) <= 1)) c.fail(absl::StrCat("p must be in [0, 1], got ", c.scalar(0)));
           c.output(0, c.dtype(0), c.sizes(0));
         },
-    .on = {{&cpu::dropout_kernel}},
+    .on = {{&cpu::dropout_kernel}, {&cuda::dropout_kernel}},
     .grad =
         [](const GradContext& g) {
           g.set(0, call(kDropout, {g.grad_out(), g.input(1)}, g.attrs()));

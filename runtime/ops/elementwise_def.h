@@ -7,6 +7,7 @@
 
 #include "rondo/runtime/lowering.h"
 #include "rondo/runtime/op.h"
+#include "rondo/runtime/ops/cuda_kernels.h"
 #include "rondo/runtime/ops/elementwise_body.h"
 #include "rondo/runtime/ops/kernels.h"
 #include "rondo/runtime/ops/promotion.h"
@@ -71,7 +72,7 @@ constexpr OpDef elementwise(const char* name, SavedSpec saved, GradFn grad, Deco
                .saved = saved,
                .amp = amp,
                .infer = &Impl::infer,
-               .on = {{&cpu::elementwise_kernel}},
+               .on = {{&cpu::elementwise_kernel}, {&cuda::elementwise_kernel}},
                .body = &Impl::kHostBody,
                .decompose = decompose,
                .grad = grad,
@@ -83,7 +84,7 @@ template <class Impl> constexpr OpDef elementwise_question(const char* name) {
   return OpDef{.name = name,
                .kind = OpKind::kElementwise,
                .infer = &Impl::infer,
-               .on = {{&cpu::elementwise_kernel}},
+               .on = {{&cpu::elementwise_kernel}, {&cuda::elementwise_kernel}},
                .body = &Impl::kHostBody,
                .lower = &Impl::lower};
 }

@@ -1,5 +1,6 @@
 // Rows of a table.
 #include "rondo/runtime/gradient_memory.h"
+#include "rondo/runtime/ops/cuda_kernels.h"
 #include "rondo/runtime/ops/kernels.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/ops/table.h"
@@ -15,7 +16,7 @@ constexpr OpDef kEmbeddingGrad = {
         [](InferContext& c) {
           c.output(0, c.dtype(0), {c.integer(0), c.sizes(0).back()});
         },
-    .on = {{&cpu::embedding_grad_kernel}},
+    .on = {{&cpu::embedding_grad_kernel}, {&cuda::embedding_grad_kernel}},
     .grad = [](const GradContext& g) { g.set(0, embedding(g.grad_out(), g.input(1))); },
 };
 
@@ -36,7 +37,7 @@ constexpr OpDef kEmbeddingGradOnto = {
             c.fail("needs a total (V, C), and gradients of the indices' shape and (C)");
           c.output(0, c.dtype(0), c.sizes(0));
         },
-    .on = {{&cpu::embedding_grad_onto_kernel}},
+    .on = {{&cpu::embedding_grad_onto_kernel}, {&cuda::embedding_grad_onto_kernel}},
     .grad =
         [](const GradContext& g) {
           if (g.needs(0)) g.set(0, g.grad_out());
@@ -77,7 +78,7 @@ constexpr OpDef kEmbedding = {
           c.require_floating(0);
           rows_infer(c);
         },
-    .on = {{&cpu::embedding_kernel}},
+    .on = {{&cpu::embedding_kernel}, {&cuda::embedding_kernel}},
     .grad = &rows_grad,
     .grad_adds = true,
 };
@@ -88,7 +89,7 @@ constexpr OpDef kIndexSelect = {
     .kind = OpKind::kOpaque,
     .saved = {.inputs = kSecond},
     .infer = &rows_infer,
-    .on = {{&cpu::embedding_kernel}},
+    .on = {{&cpu::embedding_kernel}, {&cuda::embedding_kernel}},
     .grad = &rows_grad,
     .grad_adds = true,
 };

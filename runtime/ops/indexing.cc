@@ -2,6 +2,7 @@
 // noted.
 #include "absl/strings/str_cat.h"
 #include "rondo/runtime/ops/attributes.h"
+#include "rondo/runtime/ops/cuda_kernels.h"
 #include "rondo/runtime/ops/kernels.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/ops/promotion.h"
@@ -48,7 +49,7 @@ constexpr OpDef kScatterSum = {
           if (!(c.sizes(0) == c.sizes(1))) c.fail("values and index must have the same shape");
           c.output(0, c.dtype(0), sizes);
         },
-    .on = {{&cpu::scatter_sum_kernel}},
+    .on = {{&cpu::scatter_sum_kernel}, {&cuda::scatter_sum_kernel}},
     .grad = [](const GradContext& g) { g.set(0, gather(g.grad_out(), g.integer(0), g.input(1))); },
 };
 
@@ -62,7 +63,7 @@ constexpr OpDef kGather = {
           require_index(c, 1, c.sizes(0), dim_in(c, 0, c.sizes(0).rank()));
           c.output(0, c.dtype(0), c.sizes(1));
         },
-    .on = {{&cpu::gather_kernel}},
+    .on = {{&cpu::gather_kernel}, {&cuda::gather_kernel}},
     .grad =
         [](const GradContext& g) {
           g.set(0, call(kScatterSum, {g.grad_out(), g.input(1)}, scatter_sum_attrs(g.integer(0), g.input_sizes(0))));
@@ -82,7 +83,7 @@ constexpr OpDef kScatter = {
             c.fail("source must have index's shape, or be a scalar");
           c.output(0, c.dtype(0), c.sizes(0));
         },
-    .on = {{&cpu::scatter_kernel}},
+    .on = {{&cpu::scatter_kernel}, {&cuda::scatter_kernel}},
     .grad =
         [](const GradContext& g) {
           const int64_t dim = g.integer(0);
@@ -108,7 +109,7 @@ constexpr OpDef kCumsum = {
           dim_in(c, 0, c.sizes(0).rank());
           c.output(0, is_floating(c.dtype(0)) ? c.dtype(0) : kI64, c.sizes(0));
         },
-    .on = {{&cpu::cumsum_kernel}},
+    .on = {{&cpu::cumsum_kernel}, {&cuda::cumsum_kernel}},
     .grad =
         [](const GradContext& g) {
           g.set(0, call(kCumsum, {g.grad_out()}, {.ints = {g.integer(0), !g.integer(1)}}));
@@ -183,7 +184,7 @@ constexpr OpDef kArgmax = {
           }
           c.output(0, kI64, sizes);
         },
-    .on = {{&cpu::argmax_kernel}},
+    .on = {{&cpu::argmax_kernel}, {&cuda::argmax_kernel}},
 };
 
 // ints: {dim, descending}
@@ -196,7 +197,7 @@ constexpr OpDef kArgsort = {
           dim_in(c, 0, c.sizes(0).rank());
           c.output(0, kI64, c.sizes(0));
         },
-    .on = {{&cpu::argsort_kernel}},
+    .on = {{&cpu::argsort_kernel}, {&cuda::argsort_kernel}},
 };
 
 // The indices of the k largest (smallest), best first. ints: {k, dim, largest}
@@ -214,7 +215,7 @@ constexpr OpDef kTopk = {
           if (!sizes.empty()) sizes[dim] = k;
           c.output(0, kI64, sizes);
         },
-    .on = {{&cpu::topk_kernel}},
+    .on = {{&cpu::topk_kernel}, {&cuda::topk_kernel}},
 };
 
 namespace {

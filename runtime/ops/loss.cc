@@ -1,6 +1,7 @@
 // Losses.
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/gradient_memory.h"
+#include "rondo/runtime/ops/cuda_kernels.h"
 #include "rondo/runtime/ops/kernels.h"
 #include "rondo/runtime/ops/linear_loss.h"
 #include "rondo/runtime/ops/ops.h"
@@ -37,7 +38,7 @@ constexpr OpDef kCrossEntropyGrad = {
     .name = "cross_entropy_grad",
     .kind = OpKind::kOpaque,
     .infer = [](InferContext& c) { c.output(0, c.dtype(1), c.sizes(1)); },
-    .on = {{&cpu::cross_entropy_grad_kernel}},
+    .on = {{&cpu::cross_entropy_grad_kernel}, {&cuda::cross_entropy_grad_kernel}},
     .decompose = &decompose_cross_entropy_grad,
     .reuses = 1,
     .fuse_parts = false,
@@ -58,7 +59,7 @@ constexpr OpDef kCrossEntropy = {
           c.output(0, c.dtype(0), c.integer(1) == static_cast<int>(Reduction::kNone) ? c.sizes(1) : Dims());
           c.output(1, compute_dtype(c.dtype(0)), c.sizes(1));
         },
-    .on = {{&cpu::cross_entropy_kernel}},
+    .on = {{&cpu::cross_entropy_kernel}, {&cuda::cross_entropy_kernel}},
     .grad =
         [](const GradContext& g) {
           Tensor grad;
@@ -197,7 +198,7 @@ constexpr OpDef kScale = {
           if (!c.sizes(1).empty()) c.fail("the factor must be a scalar");
           c.output(0, c.dtype(0), c.sizes(0));
         },
-    .on = {{&cpu::scale_kernel}},
+    .on = {{&cpu::scale_kernel}, {&cuda::scale_kernel}},
     .grad =
         [](const GradContext& g) {
           if (g.needs(0)) g.set(0, g.grad_out() * g.input(1));

@@ -1,6 +1,7 @@
 // Reductions over sets of dimensions. Attributes of every op of kind kReduction: ints = {mask of reduced dims,
 // keepdim}.
 #include "rondo/runtime/lowering.h"
+#include "rondo/runtime/ops/cuda_kernels.h"
 #include "rondo/runtime/ops/kernels.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/ops/reduction_def.h"
@@ -60,7 +61,7 @@ constexpr OpDef kSum = {
           const DType own = is_floating(c.dtype(0)) ? c.dtype(0) : kI64;
           c.output(0, c.attrs().ints.size() > 2 ? static_cast<DType>(c.integer(2)) : own, Dims(c.outputs()[0].sizes));
         },
-    .on = {{&cpu::sum_kernel}},
+    .on = {{&cpu::sum_kernel}, {&cuda::sum_kernel}},
     .grad =
         [](const GradContext& g) {
           const Tensor kept = reshape(g.grad_out(), kept_sizes(g.input_sizes(0), g.integer(0)));
@@ -89,7 +90,7 @@ constexpr OpDef kMax = {
     .kind = OpKind::kReduction,
     .saved = {.inputs = kFirst, .outputs = kFirst},
     .infer = &reduction_infer,
-    .on = {{&cpu::max_kernel}},
+    .on = {{&cpu::max_kernel}, {&cuda::max_kernel}},
     .grad = &extremum_grad,
     .lower = [](LoopBuilder& b) { b.output(0, b.reduce(LoopOp::kReduceMax, b.input(0))); },
 };
@@ -100,7 +101,7 @@ constexpr OpDef kMin = {
     .kind = OpKind::kReduction,
     .saved = {.inputs = kFirst, .outputs = kFirst},
     .infer = &reduction_infer,
-    .on = {{&cpu::min_kernel}},
+    .on = {{&cpu::min_kernel}, {&cuda::min_kernel}},
     .grad = &extremum_grad,
     .lower = [](LoopBuilder& b) { b.output(0, -b.reduce(LoopOp::kReduceMax, -b.input(0))); },
 };

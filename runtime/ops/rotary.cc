@@ -2,6 +2,7 @@
 // turns with dimension i + D/2 by the angle t * base^(-2i/D).
 #include "absl/strings/str_cat.h"
 #include "rondo/runtime/autograd.h"
+#include "rondo/runtime/ops/cuda_kernels.h"
 #include "rondo/runtime/ops/kernels.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/ops/scalar_math.h"
@@ -27,7 +28,7 @@ constexpr OpDef kRotary = {
               c.fail("cos and sin must have shape (T, D/2) and the compute dtype of x");
           c.output(0, c.dtype(0), x);
         },
-    .on = {{&cpu::rotary_kernel}},
+    .on = {{&cpu::rotary_kernel}, {&cuda::rotary_kernel}},
     .decompose =
         [](std::span<const Tensor> in, const Attrs& attrs, std::span<Tensor> out) {
           const Tensor x = in[0].to(compute_dtype(in[0].dtype()));

@@ -1,6 +1,7 @@
 // Views: new sizes and strides over the same storage; and cat, the copy that undoes split.
 #include "absl/strings/str_cat.h"
 #include "rondo/runtime/ops/attributes.h"
+#include "rondo/runtime/ops/cuda_kernels.h"
 #include "rondo/runtime/ops/kernels.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/ops/promotion.h"
@@ -119,7 +120,7 @@ constexpr OpDef kSliceGrad = {
           for (size_t i = 3; i < c.attrs().ints.size(); ++i) sizes.push_back(c.attrs().ints[i]);
           c.output(0, c.dtype(0), sizes);
         },
-    .on = {{&cpu::slice_grad_kernel}},
+    .on = {{&cpu::slice_grad_kernel}, {&cuda::slice_grad_kernel}},
     .grad =
         [](const GradContext& g) {
           const int dim = static_cast<int>(g.integer(0));
@@ -226,7 +227,7 @@ constexpr OpDef kCat = {
           }
           c.output(0, c.dtype(0), sizes);
         },
-    .on = {{&cpu::cat_kernel}},
+    .on = {{&cpu::cat_kernel}, {&cuda::cat_kernel}},
     .grad =
         [](const GradContext& g) {
           const int dim = static_cast<int>(g.integer(0));

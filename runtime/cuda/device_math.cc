@@ -1,6 +1,6 @@
-#include "rondo/compile/codegen/cuda/device_math.h"
+#include "rondo/runtime/cuda/device_math.h"
 
-namespace rondo::compile::cuda {
+namespace rondo::cuda {
 
 std::string_view device_math() {
   return R"cuda(
@@ -161,7 +161,7 @@ RONDO_DEVICE void store(T* to, long long stride, const Pack<T, kElements>& pack,
   }
 }
 
-// ---- Reductions in the order of codegen/cuda/schedule.h
+// ---- Reductions in the order of compile/codegen/cuda/schedule.h
 struct Sum {
   template <class T> static __device__ __forceinline__ T combine(T a, T b) { return a + b; }
 };
@@ -197,4 +197,4 @@ template <class Op, int kThreads, class T> RONDO_DEVICE T warp_reduce(T value) {
 )cuda";
 }
 
-}  // namespace rondo::compile::cuda
+}  // namespace rondo::cuda

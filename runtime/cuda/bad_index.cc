@@ -1,0 +1,12 @@
+#include "rondo/runtime/cuda/bad_index.h"
+
+#include "rondo/runtime/cuda/context.h"
+
+namespace rondo::cuda {
+
+IndexCheck check_indices(const KernelContext& context, int64_t size, bool at_position) {
+  DeviceState& state = device_state(context.out().device().index);
+  return {state.status(), state.calls().note(context.op.name, CallSite(context.where), size, at_position)};
+}
+
+}  // namespace rondo::cuda

@@ -1,0 +1,19 @@
+// Indices out of range, on the device: a kernel reports one (status.h), skips the access, and the next call that waits
+// for the device throws what the CPU's kernel throws at once.
+#pragma once
+
+#include "rondo/runtime/cuda/driver.h"
+#include "rondo/runtime/op.h"
+
+namespace rondo::cuda {
+
+// What a kernel hands to rondo_report().
+struct IndexCheck {
+  DevicePtr status;
+  uint32_t call;
+};
+
+// For one call, whose indices must lie in [0, size). `at_position`: the message tells the position.
+IndexCheck check_indices(const KernelContext& context, int64_t size, bool at_position = false);
+
+}  // namespace rondo::cuda

@@ -1,0 +1,51 @@
+// Strided operands of a kernel, as the host passes them and kernels read them: offsets_of() of source.cc.
+#pragma once
+
+#include <array>
+
+#include "rondo/runtime/cuda/status.h"
+#include "rondo/runtime/iteration_space.h"
+
+namespace rondo::cuda {
+
+// clang-format off
+RONDO_TEXT_AND_CODE(kLayoutText,
+struct RondoLayout {
+  long long numel;
+  long long rank;
+  long long sizes[8];
+  long long strides[4][8];  // in elements, of each operand; 0 where it is broadcast
+};
+)
+// clang-format on
+static_assert(kMaxRank == 8 && sizeof(RondoLayout) == 42 * 8, "the same on both sides");
+
+template <int N> RondoLayout layout_of(const IterationSpace<N>& space) {
+  static_assert(N <= 4);
+  RondoLayout layout = {};
+  layout.numel = space.sizes.numel();
+  layout.rank = space.sizes.rank();
+  for (int d = 0; d < space.sizes.rank(); ++d) {
+    layout.sizes[d] = space.sizes[d];
+    for (int k = 0; k < N; ++k) layout.strides[k][d] = space.strides[static_cast<size_t>(k)][d];
+  }
+  return layout;
+}
+// Operands that broadcast to `shape`.
+template <class... T> RondoLayout layout_of(const Dims& shape, const T&... operands) {
+  return layout_of(IterationSpace<sizeof...(T)>(shape, std::array<const Tensor*, sizeof...(T)>{&operands...}));
+}
+// True if element i of each of the operands lies at i.
+inline bool is_dense(const RondoLayout& layout, int operands) {
+  bool dense = layout.rank == 1;
+  for (int k = 0; k < operands; ++k) dense = dense && (layout.strides[k][0] == 1 || layout.sizes[0] == 1);
+  return dense;
+}
+
+// The address of element 0.
+inline std::byte* address_of(const Tensor& tensor) { return tensor.impl()->data(); }
+
+// A dense tensor with these values: itself if it is one. Without history, and outside of any recording.
+Tensor dense(const Tensor& tensor);
+
+}  // namespace rondo::cuda

@@ -1,0 +1,162 @@
+// Reductions of any dtype, in the order of ops/reduction_order.h: the CPU's bits. Where compile/ is linked, reductions
+// of floats run as its generated kernels, in an order of their own that suits a GPU.
+#include "rondo/runtime/autograd.h"
+#include "rondo/runtime/cuda/layout.h"
+#include "rondo/runtime/cuda/source.h"
+#include "rondo/runtime/ops/cuda_kernels.h"
+#include "rondo/runtime/ops/reduction_order.h"
+#include "rondo/runtime/recorder.h"
+
+namespace rondo::cuda {
+namespace {
+
+// IN, ACC, OUT; IDENTITY; COMBINE(a, b).
+constexpr Source kReduction = {"reduction", R"cuda(
+// Note [Row order]: sixteen threads are a row's lanes. Row r has `cols` elements from r * cols on, but none beyond `n`.
+extern "C" __global__ void rondo_reduce_rows(const IN* in, OUT* out, long long rows, long long cols, long long n) {
+  const int lane = static_cast<int>(threadIdx.x % 16);
+  for (long long first = blockIdx.x * 16ll; first < rows; first += gridDim.x * 16ll) {
+    const long long row = first + threadIdx.x / 16, begin = row * cols;
+    const long long end = begin + cols < n ? begin + cols : n;
+    ACC total = IDENTITY;
+    for (long long i = begin + lane; i < end; i += 16) {
+      const ACC value = static_cast<ACC>(widen(read(in + i)));
+      total = COMBINE(total, value);
+    }
+#pragma unroll
+    for (int width = 8; width > 0; width /= 2) {
+      const ACC other = __shfl_down_sync(0xFFFFFFFFu, total, width, 16);
+      total = COMBINE(total, other);
+    }
+    if (row < rows && lane == 0) write(out + row, convert<OUT>(total));
+  }
+}
+// Note [Column order].
+extern "C" __global__ void rondo_reduce_columns(const IN* in, ACC* partial, long long rows, long long cols,
+                                                long long chunk, long long chunks) {
+  for (long long i = first_index(); i < chunks * cols; i += index_step()) {
+    const long long k = i / cols, column = i - k * cols, end = (k + 1) * chunk < rows ? (k + 1) * chunk : rows;
+    ACC total = IDENTITY;
+    for (long long row = k * chunk; row < end; ++row) {
+      const ACC value = static_cast<ACC>(widen(read(in + row * cols + column)));
+      total = COMBINE(total, value);
+    }
+    write(partial + i, total);
+  }
+}
+extern "C" __global__ void rondo_combine_columns(const ACC* partial, OUT* out, long long cols, long long chunks) {
+  for (long long column = first_index(); column < cols; column += index_step()) {
+    ACC total = read(partial + column);
+    for (long long k = 1; k < chunks; ++k) {
+      const ACC other = read(partial + k * cols + column);
+      total = COMBINE(total, other);
+    }
+    write(out + column, convert<OUT>(total));
+  }
+}
+)cuda"};
+
+enum class Combine { kSum, kMax, kMin };
+
+class Reduction {
+ public:
+  Reduction(Combine combine, const Tensor& x, const Tensor& out)
+      : combine_(combine),
+        accumulator_(is_floating(x.dtype()) ? compute_dtype(x.dtype()) : kI64),
+        device_(x.device()),
+        out_(out.dtype()) {}
+
+  // x [rows, cols] -> out [rows], n elements in all.
+  void rows(const Tensor& x, const Tensor& out, int64_t rows, int64_t cols, int64_t n) const {
+    launch_blocks(device_.index, kernel("rondo_reduce_rows", x.dtype(), out.dtype()), (rows + 15) / 16, kThreads,
+                  address_of(x), address_of(out), rows, cols, n);
+  }
+  // x [rows, cols] -> out [cols]
+  void columns(const Tensor& x, const Tensor& out, int64_t rows, int64_t cols) const {
+    const int64_t chunk = column_chunk_rows(rows), chunks = std::max<int64_t>(1, (rows + chunk - 1) / chunk);
+    const Tensor partial = Tensor::empty({chunks, cols}, {accumulator_, device_});
+    launch_threads(device_.index, kernel("rondo_reduce_columns", x.dtype(), out_), chunks * cols, address_of(x),
+                   address_of(partial), rows, cols, chunk, chunks);
+    launch_threads(device_.index, kernel("rondo_combine_columns", x.dtype(), out_), cols, address_of(partial),
+                   address_of(out), cols, chunks);
+  }
+  // Note [Full order].
+  void all(const Tensor& x, const Tensor& out, int64_t n) const {
+    const int64_t chunks = std::max<int64_t>(1, (n + kFullChunk - 1) / kFullChunk);
+    if (chunks == 1) return rows(x, out, 1, n, n);
+    const Tensor partial = Tensor::empty({chunks}, {accumulator_, device_});
+    rows(x, partial, chunks, kFullChunk, n);
+    rows(partial, out, 1, chunks, chunks);
+  }
+
+ private:
+  Kernel kernel(const char* name, DType in, DType out) const {
+    return kernel_of(device_.index, kReduction, name,
+                     {{"IN", type_name(in)},
+                      {"ACC", type_name(accumulator_)},
+                      {"OUT", type_name(out)},
+                      {"IDENTITY", identity()},
+                      {"COMBINE(a, b)", combination()}});
+  }
+  const char* identity() const {
+    if (combine_ == Combine::kSum) return "0";
+    const bool max = combine_ == Combine::kMax;
+    if (!is_floating(accumulator_)) return max ? "(-9223372036854775807ll - 1)" : "9223372036854775807ll";
+    return max ? "static_cast<ACC>(__longlong_as_double(0xFFF0000000000000ull))"
+               : "static_cast<ACC>(__longlong_as_double(0x7FF0000000000000ull))";
+  }
+  const char* combination() const {
+    switch (combine_) {
+      case Combine::kSum: return "((a) + (b))";
+      case Combine::kMax: return "((a) != (a) ? (a) : ((b) < (a) ? (a) : (b)))";
+      default: return "((a) != (a) ? (a) : ((a) < (b) ? (a) : (b)))";
+    }
+  }
+
+  Combine combine_;
+  DType accumulator_;
+  Device device_;
+  DType out_;
+};
+
+void reduce(const KernelContext& context, Combine combine) {
+  const NoGrad off;
+  const RecorderScope run(nullptr);
+  Tensor x = context.in(0);
+  const Tensor& out = context.out();
+  const int64_t kept = out.numel(), mask = context.attrs.ints[0];
+  if (kept == 0) return;
+  // Reduced dimensions must be one run, at the end or at the front; else they are brought to the end.
+  const int rank = x.rank();
+  int first = rank, last = -1;
+  int64_t reduced = 1;
+  for (int i = 0; i < rank; ++i) {
+    if ((mask >> i & 1) == 0) continue;
+    first = std::min(first, i);
+    last = i;
+    reduced *= x.sizes()[i];
+  }
+  bool one_run = true;
+  for (int i = first; i <= last; ++i) one_run = one_run && (mask >> i & 1) != 0;
+  const bool at_front = one_run && first == 0 && last < rank - 1, at_end = one_run && last == rank - 1;
+  if (!at_front && !at_end && last >= 0) {
+    Dims order;
+    for (const bool in_mask : {false, true})
+      for (int i = 0; i < rank; ++i)
+        if (((mask >> i & 1) != 0) == in_mask) order.push_back(i);
+    x = x.permute(order);
+  }
+  x = dense(x);
+  const Reduction reduction(combine, x, out);
+  if (is_full_reduction(mask, context.attrs.ints[1] != 0, rank)) reduction.all(x, out, reduced);
+  else if (at_front) reduction.columns(x, out, reduced, kept);
+  else reduction.rows(x, out, kept, reduced, kept * reduced);
+}
+
+}  // namespace
+
+void sum_kernel(const KernelContext& context) { reduce(context, Combine::kSum); }
+void max_kernel(const KernelContext& context) { reduce(context, Combine::kMax); }
+void min_kernel(const KernelContext& context) { reduce(context, Combine::kMin); }
+
+}  // namespace rondo::cuda

@@ -1,0 +1,212 @@
+// Orders along one dimension. Elements become unsigned words of the same order, in which NaN is the largest and zeros
+// are equal; sorting then knows no dtypes.
+#include "rondo/runtime/cuda/sort.h"
+
+#include <utility>
+
+#include "rondo/runtime/cuda/layout.h"
+#include "rondo/runtime/cuda/source.h"
+#include "rondo/runtime/ops/cuda_kernels.h"
+
+namespace rondo::cuda {
+namespace {
+
+constexpr Source kKeys = {"keys", R"cuda(
+RONDO_DEVICE unsigned long long key_of(double x) {
+  const unsigned long long bits = x == 0.0 ? 0ull : bits_of(x);
+  if (x != x) return ~0ull;
+  return (bits >> 63) != 0ull ? ~bits : bits | 0x8000000000000000ull;
+}
+RONDO_DEVICE unsigned long long key_of(float x) { return key_of(static_cast<double>(x)); }
+RONDO_DEVICE unsigned long long key_of(long long x) {
+  return static_cast<unsigned long long>(x) ^ 0x8000000000000000ull;
+}
+RONDO_DEVICE unsigned long long key_of(int x) { return key_of(static_cast<long long>(x)); }
+RONDO_DEVICE unsigned long long key_of(unsigned char x) { return key_of(static_cast<long long>(x)); }
+RONDO_DEVICE unsigned long long key_of(bool x) { return key_of(static_cast<long long>(x)); }
+
+// mode 0: the largest key is the largest element; 1: the smallest one; 2: the smallest one, but NaN stays the largest.
+extern "C" __global__ void rondo_keys(const IN* in, unsigned long long* keys, RondoLayout layout, long long mode) {
+  for (long long i = first_index(); i < layout.numel; i += index_step()) {
+    long long at[1];
+    offsets_of(layout, i, at);
+    const auto x = widen(read(in + at[0]));
+    const unsigned long long key = key_of(x);
+    write(keys + i, mode == 0 || (mode == 2 && x != x) ? key : ~key);
+  }
+}
+)cuda"};
+
+constexpr Source kSort = {"sort", R"cuda(
+// A block sorts 256 neighbours of a line: each thread counts what comes before its own.
+extern "C" __global__ void rondo_sort_chunks(const unsigned long long* keys, unsigned long long* sorted,
+                                             long long* positions, long long lines, long long length,
+                                             long long chunks) {
+  __shared__ unsigned long long chunk[256];
+  const int t = static_cast<int>(threadIdx.x);
+  for (long long b = blockIdx.x; b < lines * chunks; b += gridDim.x) {
+    const long long line = b / chunks, first = b % chunks * 256;
+    const int exist = length - first < 256 ? static_cast<int>(length - first) : 256;
+    const unsigned long long mine = t < exist ? read(keys + line * length + first + t) : 0ull;
+    put(chunk[t], mine);
+    __syncthreads();
+    if (t < exist) {
+      int before = 0;
+      for (int j = 0; j < exist; ++j) {
+        const unsigned long long other = get(chunk[j]);
+        before += other < mine || (other == mine && j < t) ? 1 : 0;
+      }
+      const long long to = line * length + first + before;
+      write(sorted + to, mine);
+      write(positions + to, first + t);
+    }
+    __syncthreads();
+  }
+}
+// Pairs of sorted runs of `width` become one: an element stands behind those of its own run and of the other run that
+// come before it. Of equal ones, those of the left run do.
+extern "C" __global__ void rondo_merge(const unsigned long long* keys, const long long* positions,
+                                       unsigned long long* merged, long long* merged_positions, long long lines,
+                                       long long length, long long width) {
+  for (long long i = first_index(); i < lines * length; i += index_step()) {
+    const long long line = i / length, at = i - line * length, left = at / (2 * width) * (2 * width);
+    const long long middle = left + width < length ? left + width : length;
+    const long long end = middle + width < length ? middle + width : length;
+    const bool is_right = at >= middle;
+    const unsigned long long mine = read(keys + i);
+    const long long begin = is_right ? left : middle;
+    long long low = begin, high = is_right ? middle : end;
+    while (low < high) {
+      const long long half = low + (high - low) / 2;
+      const unsigned long long other = read(keys + line * length + half);
+      if (is_right ? other <= mine : other < mine) low = half + 1;
+      else high = half;
+    }
+    const long long to = line * length + left + (at - (is_right ? middle : left)) + (low - begin);
+    write(merged + to, mine);
+    write(merged_positions + to, read(positions + i));
+  }
+}
+// The first `taken` positions of each line.
+extern "C" __global__ void rondo_write_order(const long long* positions, long long* out, RondoLayout layout,
+                                             long long length, long long taken) {
+  for (long long i = first_index(); i < layout.numel; i += index_step()) {
+    long long at[1];
+    offsets_of(layout, i, at);
+    write(out + at[0], read(positions + i / taken * length + i % taken));
+  }
+}
+// The place of the largest key of each line, the first one of equal ones. A block for each line.
+extern "C" __global__ void rondo_best(const unsigned long long* keys, long long* out, long long lines,
+                                      long long length) {
+  __shared__ unsigned long long best_key[128];
+  __shared__ long long best_at[128];
+  const int t = static_cast<int>(threadIdx.x);
+  for (long long line = blockIdx.x; line < lines; line += gridDim.x) {
+    unsigned long long key = 0ull;
+    long long at = length;
+    for (long long i = t; i < length; i += 128) {
+      const unsigned long long other = read(keys + line * length + i);
+      if (at == length || other > key) {
+        key = other;
+        at = i;
+      }
+    }
+    put(best_key[t], key);
+    put(best_at[t], at);
+    for (int width = 64; width > 0; width /= 2) {
+      __syncthreads();
+      if (t < width) {
+        const unsigned long long mine = get(best_key[t]), other = get(best_key[t + width]);
+        const long long my_at = get(best_at[t]), other_at = get(best_at[t + width]);
+        if (other_at < length && (other > mine || (other == mine && other_at < my_at))) {
+          put(best_key[t], other);
+          put(best_at[t], other_at);
+        }
+      }
+    }
+    if (t == 0) write(out + line, get(best_at[0]));
+    __syncthreads();
+  }
+}
+)cuda"};
+
+enum Mode : long long { kLargestLast = 0, kSmallestLast = 1, kSmallestLastButNaN = 2 };
+
+int64_t length_of(const Tensor& x, int dim) { return x.rank() == 0 ? 1 : x.sizes()[dim]; }
+
+// A tensor's elements in lines along `dim`.
+RondoLayout lines_of(const Tensor& x, int dim) {
+  Dims sizes, strides;
+  for (int d = 0; d < x.rank(); ++d)
+    if (d != dim) {
+      sizes.push_back(x.sizes()[d]);
+      strides.push_back(x.strides()[d]);
+    }
+  if (x.rank() > 0) {
+    sizes.push_back(x.sizes()[dim]);
+    strides.push_back(x.strides()[dim]);
+  }
+  return layout_of(IterationSpace<1>(sizes, std::array<Dims, 1>{strides}));
+}
+
+Tensor words(int64_t n, Device device) { return Tensor::empty({n}, {kI64, device}); }
+
+// [lines, length]
+Tensor keys_of(const Tensor& x, int dim, Mode mode) {
+  const Tensor keys = words(x.numel(), x.device());
+  const int device = x.device().index;
+  launch_threads(device, kernel_of(device, kKeys, "rondo_keys", {{"IN", type_name(x.dtype())}}), x.numel(),
+                 address_of(x), address_of(keys), lines_of(x, dim), static_cast<long long>(mode));
+  return keys;
+}
+
+void write_order(const Tensor& x, Tensor& out, int dim, bool descending) {
+  if (out.numel() == 0) return;
+  const int64_t length = length_of(x, dim), taken = length_of(out, dim);
+  const Order order = sort_keys(keys_of(x, dim, descending ? kSmallestLast : kLargestLast), x.numel() / length, length);
+  const int device = x.device().index;
+  launch_threads(device, kernel_of(device, kSort, "rondo_write_order"), out.numel(), address_of(order.positions),
+                 address_of(out), lines_of(out, dim), length, taken);
+}
+
+}  // namespace
+
+Order sort_keys(Tensor keys, int64_t lines, int64_t length) {
+  constexpr int64_t kChunk = 256;
+  const Device device = keys.device();
+  Order order{words(keys.numel(), device), words(keys.numel(), device)};
+  if (keys.numel() == 0) return order;
+  const int64_t chunks = (length + kChunk - 1) / kChunk;
+  launch_blocks(device.index, kernel_of(device.index, kSort, "rondo_sort_chunks"), lines * chunks, 256,
+                address_of(keys), address_of(order.keys), address_of(order.positions), lines, length, chunks);
+  if (length <= kChunk) return order;
+  Order other{std::move(keys), words(order.keys.numel(), device)};
+  const Kernel merge = kernel_of(device.index, kSort, "rondo_merge");
+  for (int64_t width = kChunk; width < length; width *= 2) {
+    launch_threads(device.index, merge, lines * length, address_of(order.keys), address_of(order.positions),
+                   address_of(other.keys), address_of(other.positions), lines, length, width);
+    std::swap(order, other);
+  }
+  return order;
+}
+
+void argmax_kernel(const KernelContext& context) {
+  const Tensor &x = context.in(0), &out = context.out();
+  if (out.numel() == 0) return;
+  const int dim = static_cast<int>(context.attrs.ints[0]);
+  const Tensor keys = keys_of(x, dim, context.attrs.ints[1] != 0 ? kSmallestLastButNaN : kLargestLast);
+  const int device = x.device().index;
+  launch_blocks(device, kernel_of(device, kSort, "rondo_best"), out.numel(), 128, address_of(keys), address_of(out),
+                out.numel(), length_of(x, dim));
+}
+
+void argsort_kernel(const KernelContext& context) {
+  write_order(context.in(0), context.out(), static_cast<int>(context.attrs.ints[0]), context.attrs.ints[1] != 0);
+}
+
+void topk_kernel(const KernelContext& context) {
+  write_order(context.in(0), context.out(), static_cast<int>(context.attrs.ints[1]), context.attrs.ints[2] != 0);
+}
+
+}  // namespace rondo::cuda
