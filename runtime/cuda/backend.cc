@@ -10,7 +10,6 @@
 #include "rondo/runtime/cuda/context.h"
 #include "rondo/runtime/cuda/nvtx.h"
 #include "rondo/runtime/cuda/product.h"
-#include "rondo/runtime/cuda/source.h"
 #include "rondo/runtime/cuda/staging.h"
 #include "rondo/runtime/error.h"
 #include "rondo/runtime/memory.h"
@@ -309,7 +308,6 @@ const BackendTable* open(std::string* why_not) {
 
 void close() {
   install_backend(Backend::kCUDA, nullptr);
-  unload_kernels();
   Product::trim();
   close_devices();
 }

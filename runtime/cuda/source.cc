@@ -4,13 +4,13 @@
 #include <mutex>
 #include <shared_mutex>
 #include <utility>
-#include <vector>
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
 #include "rondo/runtime/cuda/context.h"
 #include "rondo/runtime/cuda/device_math.h"
 #include "rondo/runtime/cuda/layout.h"
+#include "rondo/runtime/cuda/nvrtc.h"
 #include "rondo/runtime/cuda/status.h"
 #include "rondo/runtime/error.h"
 
@@ -103,49 +103,6 @@ RONDO_DEVICE void offsets_of(const RondoLayout& layout, long long i, long long (
 }
 )cuda";
 
-const Nvrtc& nvrtc() {
-  std::string why_not;
-  const Nvrtc* table = find_nvrtc(&why_not);
-  if (table == nullptr) throw DeviceError(absl::StrCat("no kernels on CUDA: ", why_not));
-  return *table;
-}
-
-void check(NvrtcResult result, const char* call) {
-  if (result != NvrtcResult::kSuccess) throw DeviceError(absl::StrCat(call, ": ", nvrtc().error_string(result)));
-}
-
-// A program of NVRTC, destroyed with its scope.
-class Program {
- public:
-  Program(const std::string& file, const std::string& text) {
-    check(nvrtc().create(&program_, text.c_str(), file.c_str(), 0, nullptr, nullptr), "nvrtcCreateProgram");
-  }
-  ~Program() { static_cast<void>(nvrtc().destroy(&program_)); }
-  Program(const Program&) = delete;
-  Program& operator=(const Program&) = delete;
-  ProgramPtr get() const { return program_; }
-  std::string log() const {
-    size_t bytes = 0;
-    if (nvrtc().log_size(program_, &bytes) != NvrtcResult::kSuccess || bytes <= 1) return {};
-    std::string log(bytes, '\0');
-    if (nvrtc().log(program_, log.data()) != NvrtcResult::kSuccess) return {};
-    log.resize(bytes - 1);  // it ends with a zero
-    return log;
-  }
-
- private:
-  ProgramPtr program_ = nullptr;
-};
-
-std::string architecture_of(DeviceState& state) {
-  int major = 0, minor = 0;
-  state.check(state.driver().device_attribute(&major, DeviceAttribute::kCapabilityMajor, state.ordinal()),
-              "cuDeviceGetAttribute");
-  state.check(state.driver().device_attribute(&minor, DeviceAttribute::kCapabilityMinor, state.ordinal()),
-              "cuDeviceGetAttribute");
-  return absl::StrCat("sm_", major, minor);
-}
-
 // Machine code for one architecture. Whoever comes first compiles it, and others wait for it.
 struct Image {
   std::mutex mutex;
@@ -208,41 +165,32 @@ std::string whole_text(const Source& source, std::initializer_list<Define> defin
 }
 
 std::string compile_text(const std::string& file, const std::string& text, const std::string& architecture) {
-  const Program program(file + ".cu", text);
-  const std::string target = absl::StrCat("--gpu-architecture=", architecture);
-  std::vector<const char*> options = {target.c_str(), "--std=c++17"};
-  options.insert(options.end(), std::begin(kExactFlags), std::end(kExactFlags));
-  const NvrtcResult result = nvrtc().compile(program.get(), static_cast<int>(options.size()), options.data());
-  if (result != NvrtcResult::kSuccess)
-    throw DeviceError(absl::StrCat("NVRTC (", nvrtc().path, ") refuses the kernels of ", file, " for ", architecture,
-                                   ": ", nvrtc().error_string(result), "\n", program.log()));
-  size_t bytes = 0;
-  check(nvrtc().cubin_size(program.get(), &bytes), "nvrtcGetCUBINSize");
-  std::string code(bytes, '\0');
-  check(nvrtc().cubin(program.get(), code.data()), "nvrtcGetCUBIN");
-  return code;
+  std::string why_not;
+  const Nvrtc* const nvrtc = find_nvrtc(&why_not);
+  if (nvrtc == nullptr) throw DeviceError(absl::StrCat("no kernels on CUDA: ", why_not));
+  NvrtcOutput output = compile_source(*nvrtc, text, file + ".cu", architecture, kExactFlags);
+  if (output.result != NvrtcResult::kSuccess)
+    throw DeviceError(absl::StrCat("NVRTC (", nvrtc->path, ") refuses the kernels of ", file, " for ", architecture,
+                                   ": ", nvrtc->error_string(output.result), "\n", output.log));
+  return std::move(output.cubin);
 }
 
 Kernel kernel_of(int device, const Source& source, const char* name, std::initializer_list<Define> defines) {
-  std::string key = absl::StrCat(device, " ", source.name, " ", name);
+  // A device that was closed and opened again has another serial number; its modules were unloaded.
+  DeviceState& state = device_state(device);
+  std::string key = absl::StrCat(state.serial(), " ", source.name, " ", name);
   for (const Define& define : defines) absl::StrAppend(&key, " ", define.name, "=", define.value);
   Cache& all = cache();
   {
     const std::shared_lock lock(all.mutex);
     if (const auto found = all.loaded.find(key); found != all.loaded.end()) return found->second.kernel;
   }
-  const std::string code = code_of(source.name, whole_text(source, defines), architecture_of(device_state(device)));
+  const std::string code = code_of(source.name, whole_text(source, defines), absl::StrCat("sm_", state.capability()));
   Loaded loaded;
   loaded.module = Module::load(device, code);
   loaded.kernel = loaded.module->kernel(name);
   const std::lock_guard lock(all.mutex);
   return all.loaded.try_emplace(key, std::move(loaded)).first->second.kernel;
-}
-
-void unload_kernels() {
-  absl::flat_hash_map<std::string, Loaded> gone;
-  const std::lock_guard lock(cache().mutex);
-  gone.swap(cache().loaded);
 }
 
 }  // namespace rondo::cuda

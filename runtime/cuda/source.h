@@ -36,9 +36,6 @@ Kernel kernel_of(int device, const Source& source, const char* name, std::initia
 std::string whole_text(const Source& source, std::initializer_list<Define> defines);
 // Machine code for an architecture: "sm_80". Throws as kernel_of().
 std::string compile_text(const std::string& file, const std::string& text, const std::string& architecture);
-// Unloads the kernels of all devices; what was compiled is kept. For close().
-void unload_kernels();
-
 // A dtype in kernels: "float", "rondo_bf16"; and the type that arithmetic on it is carried out in.
 const char* type_name(DType dtype);
 const char* compute_type_name(DType dtype);

@@ -123,7 +123,85 @@ TEST(CudaEager, SizesDecideTheSchedule) {
   for (size_t i = 0; i < expected.size(); ++i) EXPECT_LE(distance(results[i], expected[i]), 2e-6) << i;
 }
 
-// ---- Caches
+// ---- Regions
+
+struct Mix : nn::Module<Mix> {
+  explicit Mix(int64_t width) : width(width) {}
+  int64_t width;
+  nn::LayerNorm norm = child("norm", width);
+  Tensor& scale = parameter("scale", Tensor::randn({width}));
+  Tensor& shift = parameter("shift", Tensor::randn({width}));
+  Tensor forward(const Tensor& x) {
+    const Tensor h = ops::gelu(norm(x) * scale + shift);
+    return ops::softmax(h, -1) * x + h;
+  }
+};
+
+// Forward and backward: the result and all gradients.
+Tensors step(Device device, bool compiled, bool exact, const Tensor& x, const Tensor& grad, int64_t width) {
+  manual_seed(7);
+  Mix model(width);
+  model.to(device);
+  std::optional<compile::Regions> regions;
+  if (compiled) regions = compile::compile_module(model, {.exact = exact});
+  const Tensor input = x.to(device).detach().requires_grad_();
+  const Tensor y = model(input);
+  const Tensor wanted[] = {input, model.scale, model.shift, model.norm.weight, model.norm.bias},
+               arriving = grad.to(device);
+  Tensors results = autograd::grad({&y, 1}, wanted, {&arriving, 1});
+  results.push_back(y.detach());
+  if (compiled) {
+    EXPECT_EQ(regions->report()[0].failed_compilations, 0) << regions->report()[0].last_failed_compilation;
+    EXPECT_EQ(regions->report()[0].eager_runs, 0);
+  }
+  return {y.detach(),
+          input.grad(),
+          model.scale.grad(),
+          model.shift.grad(),
+          model.norm.weight.grad(),
+          model.norm.bias.grad()};
+}
+
+TEST(CudaRegions, ForwardAndBackward) {
+  if (!compile::jit_available()) GTEST_SKIP() << "built without LLVM";
+  for (const auto& [rows, width] : {std::pair<int64_t, int64_t>{6, 24}, {40, 100}, {3, 1500}}) {
+    manual_seed(3);
+    const Tensor x = Tensor::randn({rows, width}), grad = Tensor::randn({rows, width});
+    const Tensors expected = step(kCPU, true, true, x, grad, width);
+    const Tensors compiled = in_all_orders([&](Device d) { return step(d, true, true, x, grad, width); });
+    const Tensors eager = in_all_orders([&](Device d) { return step(d, false, true, x, grad, width); });
+    const Tensors relaxed = in_all_orders([&](Device d) { return step(d, true, false, x, grad, width); });
+    for (size_t i = 0; i < expected.size(); ++i) {
+      EXPECT_LE(distance(compiled[i], expected[i]), 3e-6) << "result " << i << " at " << rows << " x " << width;
+      EXPECT_LE(distance(relaxed[i], expected[i]), 3e-6) << "result " << i;
+      EXPECT_TRUE(same_bits(compiled[i], eager[i])) << "exact mode, result " << i << " at " << rows << " x " << width;
+    }
+  }
+}
+
+TEST(CudaRegions, DynamicSizes) {
+  if (!compile::jit_available()) GTEST_SKIP() << "built without LLVM";
+  FakeCuda cuda({.seed = 4});
+  manual_seed(7);
+  Mix model(24), reference(24);
+  reference.load_state_dict(model.state_dict());
+  model.to(cuda.device());
+  const compile::Regions regions = compile::compile_module(model, {.exact = true});
+  int compilations = 0;
+  for (const int64_t rows : {6, 9, 5, 300, 1, 64, 1025}) {
+    const Tensor x = Tensor::randn({rows, 24}), grad = Tensor::randn({rows, 24});
+    const Tensor here = (x * 1.0).detach().requires_grad_(), there = x.to(cuda.device()).detach().requires_grad_();
+    const Tensor y = model(there), expected = reference(here);
+    const Tensor arriving = grad.to(cuda.device());
+    EXPECT_LE(distance(y.detach(), expected.detach()), 3e-6) << rows;
+    EXPECT_LE(distance(autograd::grad({&y, 1}, {&there, 1}, {&arriving, 1})[0],
+                       autograd::grad({&expected, 1}, {&here, 1}, {&grad, 1})[0]),
+              3e-6)
+        << rows;
+    if (rows == 5) compilations = regions.report()[0].compilations;
+  }
+  EXPECT_LE(regions.report()[0].compilations, compilations + 1) << "rows of 1 differ from others";
+}
 
 TEST(CudaCache, DamagedCodeIsNotUsed) {
   FakeCuda cuda;

@@ -77,6 +77,9 @@ class Control {
   // such an image is CUDA source (source.h). Stays until the next reset().
   using Loader = std::function<std::vector<std::pair<std::string, Kernel>>(const std::string& image)>;
   virtual void set_loader(Loader loader) = 0;
+  // Changes CUDA source when it is loaded: planted bugs. Stays until the next reset().
+  using Edit = std::function<std::string(const std::string& source)>;
+  virtual void set_edit(Edit edit) = 0;
   // The driver is gone, as at the end of a process: every call fails.
   virtual void shut_down() = 0;
   virtual Counts counts() const = 0;

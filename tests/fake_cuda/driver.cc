@@ -632,7 +632,8 @@ FAKE_EXPORT Result cuModuleLoadData(ModulePtr* module, const void* image) {
       if (!runs_here(line.substr(rondo::fake_cuda::kMadeFor.size()))) return Result::kNoBinaryForGpu;
       begin = line.size() + 1;
     }
-    for (auto& [name, kernel] : rondo::fake_cuda::kernels_of_source(text.substr(begin), fake().options.seed))
+    const std::string source = fake().edit ? fake().edit(text.substr(begin)) : text.substr(begin);
+    for (auto& [name, kernel] : rondo::fake_cuda::kernels_of_source(source, fake().options.seed))
       made->functions[name] = {made.get(), name, std::make_shared<const Kernel>(std::move(kernel))};
   }
   if (made->functions.empty()) return Result::kInvalidImage;  // CUresult, INVALID_IMAGE

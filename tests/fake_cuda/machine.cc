@@ -75,6 +75,7 @@ void Machine::reset(const Options& chosen) {
   host = {};
   initialized = gone = false;
   loader = nullptr;
+  edit = nullptr;
   contexts.clear();
   pools.clear();
   for (int i = 0; i < chosen.devices; ++i) {
@@ -122,6 +123,10 @@ void Machine::fail_allocations(int64_t n, int64_t how_many) {
 void Machine::set_loader(Loader chosen) {
   const std::lock_guard lock(mutex);
   loader = std::move(chosen);
+}
+void Machine::set_edit(Edit chosen) {
+  const std::lock_guard lock(mutex);
+  edit = std::move(chosen);
 }
 void Machine::shut_down() {
   const std::lock_guard lock(mutex);

@@ -87,6 +87,7 @@ class Machine final : public Control {
   std::string image(const std::vector<std::string>& kernels) const override;
   void fail_allocations(int64_t n, int64_t how_many) override;
   void set_loader(Loader loader) override;
+  void set_edit(Edit edit) override;
   void shut_down() override;
   Counts counts() const override;
   int64_t queued() const override;
@@ -120,6 +121,7 @@ class Machine final : public Control {
   Clock host;  // what the host has waited for
   bool initialized = false, gone = false;
   Loader loader;
+  Edit edit;
   std::vector<std::unique_ptr<cuda::OpaqueContext>> contexts;  // the primary one of each device
   std::vector<std::unique_ptr<cuda::OpaquePool>> pools;
   std::vector<std::unique_ptr<cuda::OpaqueStream>> streams;

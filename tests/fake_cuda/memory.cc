@@ -62,6 +62,7 @@ Block* Memory::allocate(int device, size_t bytes, bool open_later) {
 
 void Memory::make_live(Block& block) {
   block.open_later = false;
+  live_.insert(&block);
   protect(block, true);
   std::memset(reinterpret_cast<void*>(first_page(block)), kGuard, end_page(block) - first_page(block));
   std::memset(reinterpret_cast<void*>(block.address), kPoison, block.bytes);
@@ -76,6 +77,7 @@ bool Memory::release(Block& block) {
   for (uintptr_t at = first_page(block); at < block.address; ++at)
     whole &= *reinterpret_cast<unsigned char*>(at) == kGuard;
   block.live = false;
+  live_.erase(&block);
   used_[static_cast<size_t>(block.device)] -= block.bytes;
   const size_t length = end_page(block) - first_page(block);
   madvise(reinterpret_cast<void*>(first_page(block)), length, MADV_DONTNEED);
@@ -122,9 +124,9 @@ void Memory::forget_device(int device) {
 
 void Memory::open(unsigned devices) {
   if (devices == open_) return;
-  for (auto& [address, block] : blocks_) {
-    const bool was = (open_ >> block.device & 1) != 0, is = (devices >> block.device & 1) != 0;
-    if (block.live && !block.open_later && was != is) protect(block, is);
+  for (const Block* block : live_) {
+    const bool was = (open_ >> block->device & 1) != 0, is = (devices >> block->device & 1) != 0;
+    if (was != is) protect(*block, is);
   }
   open_ = devices;
 }

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <unordered_set>
 #include <vector>
 
 namespace rondo::fake_cuda {
@@ -38,7 +39,7 @@ class Memory {
   int device_of(uintptr_t address) const;
   size_t used(int device) const { return used_[static_cast<size_t>(device)]; }
   size_t bytes() const { return bytes_; }
-  int64_t live_blocks() const;
+  int64_t live_blocks() const;     // with those that the stream has not reached
   void forget_device(int device);  // frees all of its blocks
 
   // Opens the live blocks of these devices (a bit for each); the others are closed.
@@ -51,6 +52,7 @@ class Memory {
   std::vector<std::byte*> ranges_;
   std::vector<size_t> next_, used_;
   std::map<uintptr_t, Block> blocks_;
+  std::unordered_set<Block*> live_;  // of blocks_, those that the stream has reached: few of many
   unsigned open_ = 0;
 };
 

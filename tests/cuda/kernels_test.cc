@@ -1,0 +1,283 @@
+// The kernels of runtime/cuda/ against the CPU's, bit for bit: their source runs on the fake driver, each thread a
+// fiber, in three orders of threads and blocks. Samples: tests/op_samples.cc.
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <thread>
+
+#include "absl/strings/str_cat.h"
+#include "rondo/runtime/autograd.h"
+#include "rondo/runtime/backend.h"
+#include "rondo/runtime/cuda/source.h"
+#include "rondo/runtime/ops/factory.h"
+#include "rondo/runtime/ops/ops.h"
+#include "rondo/runtime/ops/table.h"
+#include "rondo/runtime/random.h"
+#include "rondo/tests/bits.h"
+#include "rondo/tests/cuda/run_kernel.h"
+#include "rondo/tests/errors.h"
+#include "rondo/tests/op_samples.h"
+
+namespace rondo {
+namespace {
+
+using test::bytes_of;
+using test::error_of;
+using test::FakeCuda;
+using test::kOrders;
+using test::OpSample;
+using test::OpSpec;
+using test::run;
+using test::same;
+
+std::vector<DType> dtypes_of(const OpDef& op, const OpSpec& spec) {
+  std::vector<DType> dtypes;
+  for (DType t : {kF32, kF64, kBF16, kF16, kI64, kI32, kU8, kBool}) {
+    // Floats of these run as generated kernels where compile/ is linked: one dtype shows that they run without it, too.
+    if (is_floating(t) && t != kF32 && op.body != nullptr) continue;
+    if (is_floating(t) || (t == kBool ? spec.takes_bool : spec.takes_integers)) dtypes.push_back(t);
+  }
+  return dtypes;
+}
+
+// Every kernel by hand, in every dtype and layout.
+class CudaKernels : public ::testing::TestWithParam<const OpDef*> {};
+TEST_P(CudaKernels, AreTheCpus) {
+  const OpDef& op = *GetParam();
+  const OpSpec& spec = *test::find_spec(op.name);
+  for (const uint64_t order : kOrders) {
+    FakeCuda cuda({.seed = order});
+    for (const OpSample& sample : samples_of(spec))
+      for (const DType dtype : dtypes_of(op, spec)) {
+        SCOPED_TRACE(absl::StrCat(sample.label, " ", std::string(name_of(dtype)), ", order ", order));
+        const std::vector<Tensor> dense = sample.inputs_as(dtype);
+        const auto compare = [&](std::span<const Tensor> inputs, int64_t shift) {
+          const std::vector<Tensor> expected = run(op, sample.attrs, sample.n_outputs, inputs, kCPU),
+                                    got = run(op, sample.attrs, sample.n_outputs, inputs, cuda.device(), shift);
+          for (size_t i = 0; i < got.size(); ++i) EXPECT_TRUE(same(op, got[i], expected[i])) << "output " << i;
+        };
+        compare(dense, 0);
+        compare(dense, 1);
+        for (size_t kind = 0; kind < 8; ++kind) {
+          std::vector<Tensor> strided = dense;
+          bool any = false;
+          for (size_t i = 0; i < dense.size(); ++i) {
+            if (!dense[i].defined() || sample.role(i) == test::Role::kCompute || op.overwrites == static_cast<int>(i))
+              continue;
+            const auto layouts = test::layouts_of(dense[i]);
+            if (kind >= layouts.size()) continue;
+            strided[i] = layouts[kind].tensor;
+            any = true;
+          }
+          if (any) compare(strided, 0);
+        }
+      }
+  }
+}
+std::vector<const OpDef*> ops_by_hand() {
+  std::vector<const OpDef*> ops;
+  for (const OpDef* op : all_ops())
+    if (test::cuda_entry(*op).kernel != nullptr && op->kind != OpKind::kContraction) ops.push_back(op);
+  return ops;
+}
+INSTANTIATE_TEST_SUITE_P(ByHand, CudaKernels, ::testing::ValuesIn(ops_by_hand()),
+                         [](const auto& info) { return std::string(info.param->name); });
+
+Tensor uniform_of(const Dims& sizes) { return test::uniform(sizes, -2, 2, 1).to(kF32); }
+
+Tensor values(DType dtype) {
+  std::vector<double> list;
+  for (int i = 0; i < 301; ++i) list.push_back((i - 150) * 0.75);
+  const double special[] = {0.0,  -0.0,   NAN,     INFINITY, -INFINITY, 1e300, -1e300, 3e9,
+                            -3e9, 9.3e18, -9.3e18, 65504,    65520,     1e-7,  1e-40};
+  list.insert(list.end(), std::begin(special), std::end(special));
+  return Tensor::from(list, {static_cast<int64_t>(list.size())}).to(dtype);
+}
+
+TEST(CudaKernels, CastsBetweenAllDTypes) {
+  FakeCuda cuda({.seed = 1});
+  const DType all[] = {kF64, kF32, kBF16, kF16, kI64, kI32, kU8, kBool};
+  for (DType from : all)
+    for (DType to : all) {
+      SCOPED_TRACE(absl::StrCat(std::string(name_of(from)), " to ", std::string(name_of(to))));
+      const Tensor x = values(from), strided = test::with_strides(x, {2}, 1, 2 * x.numel() + 1);
+      const Attrs attrs{.ints = {static_cast<int64_t>(to)}};
+      for (const Tensor& input : {x, strided}) {
+        const Tensor inputs[] = {input};
+        EXPECT_TRUE(same(ops::kCast, run(ops::kCast, attrs, 1, inputs, cuda.device())[0],
+                         run(ops::kCast, attrs, 1, inputs, kCPU)[0]));
+      }
+    }
+}
+
+TEST(CudaKernels, FactoriesGiveTheCpusValues) {
+  for (const uint64_t order : kOrders) {
+    FakeCuda cuda({.seed = order});
+    for (DType dtype : {kF64, kF32, kBF16, kF16, kI64, kI32, kU8, kBool}) {
+      SCOPED_TRACE(name_of(dtype));
+      const auto both = [&](auto make) {
+        const Tensor got = make(cuda.device()), expected = make(kCPU);
+        EXPECT_EQ(bytes_of(got), bytes_of(expected));
+      };
+      both([&](Device d) { return Tensor::full({7, 3}, 1, {dtype, d}); });
+      both([&](Device d) { return Tensor::full({0}, 1, {dtype, d}); });
+      both([&](Device d) { return Tensor::arange(0, 100, 3, {dtype, d}); });
+      if (is_floating(dtype)) {
+        both([&](Device d) { return Tensor::arange(0.5, -100.0, -0.3, {dtype, d}); });
+        both([&](Device d) { return manual_seed(3), Tensor::rand({1001}, {dtype, d}); });
+        both([&](Device d) { return manual_seed(3), Tensor::randn({1001}, {dtype, d}); });
+      } else if (dtype != kBool && dtype != kU8) {
+        both([&](Device d) { return manual_seed(3), Tensor::randint(-5, 1000000007, {1001}, {dtype, d}); });
+      }
+    }
+    Tensor x = Tensor::zeros({4, 6}, cuda.device());
+    x.slice(1, {1, 6, 2}).fill_(2.5);
+    EXPECT_EQ(x.to_vector<float>()[1], 2.5f);
+    EXPECT_EQ(x.to_vector<float>()[2], 0.0f);
+  }
+}
+
+// Enough elements for several blocks, chunks and merges.
+TEST(CudaKernels, SortsLongLines) {
+  std::vector<float> list;
+  for (int i = 0; i < 3001; ++i) list.push_back(i % 97 == 0 ? NAN : static_cast<float>((i * 7919) % 501) - 250.0f);
+  const Tensor lines = Tensor::from(list, {3001}),
+               pair = Tensor::from(std::vector<float>(list.begin(), list.end() - 1), {2, 1500});
+  for (const uint64_t order : kOrders) {
+    FakeCuda cuda({.seed = order});
+    for (const Tensor& x : {lines, pair}) {
+      const Tensor inputs[] = {x};
+      const int64_t dim = x.rank() - 1;
+      for (int64_t flag : {0, 1}) {
+        const auto both = [&](const OpDef& op, const Attrs& attrs) {
+          EXPECT_TRUE(same(op, run(op, attrs, 1, inputs, cuda.device())[0], run(op, attrs, 1, inputs, kCPU)[0]))
+              << op.name << " " << flag;
+        };
+        both(ops::kArgsort, {.ints = {dim, flag}});
+        both(ops::kTopk, {.ints = {700, dim, flag}});
+        both(ops::kArgmax, {.ints = {dim, flag}});
+      }
+    }
+  }
+}
+
+// Many gradients for few rows: the order of each sum is that of the indices.
+TEST(CudaKernels, GradientsOfRowsAddUpInOrder) {
+  std::vector<int64_t> rows;
+  for (int64_t i = 0; i < 1500; ++i) rows.push_back(i * i % 7);
+  const Tensor index = Tensor::from(rows, {1500});
+  manual_seed(5);
+  for (DType dtype : {kF32, kBF16}) {
+    const Tensor grad = (Tensor::randn({1500, 5}) * 100.0).to(dtype), total = Tensor::randn({9, 5}).to(dtype);
+    for (const uint64_t order : kOrders) {
+      FakeCuda cuda({.seed = order});
+      const Tensor two[] = {grad, index}, three[] = {total, grad, index};
+      EXPECT_TRUE(same(ops::kEmbeddingGrad, run(ops::kEmbeddingGrad, {.ints = {9}}, 1, two, cuda.device())[0],
+                       run(ops::kEmbeddingGrad, {.ints = {9}}, 1, two, kCPU)[0]));
+      EXPECT_TRUE(same(ops::kEmbeddingGradOnto, run(ops::kEmbeddingGradOnto, {}, 1, three, cuda.device())[0],
+                       run(ops::kEmbeddingGradOnto, {}, 1, three, kCPU)[0]));
+    }
+  }
+}
+
+// The message is the CPU's, from the next call that waits; and the device goes on.
+TEST(CudaKernels, BadIndicesAreReported) {
+  const Tensor table = Tensor::arange(12, kF32).reshape({4, 3}), logits = table, one = Tensor::ones({}),
+               wrong = Tensor::from<int64_t>({1, 0, 9, -3}, {4}), lse = Tensor::zeros({4}),
+               columns = Tensor::from<int64_t>({0, 2, 5, 1, 3, 7}, {2, 3});
+  struct Case {
+    const OpDef& op;
+    std::vector<Tensor> inputs;
+    Attrs attrs;
+    int outputs = 1;
+  };
+  const Case cases[] = {
+      {ops::kEmbedding, {table, wrong}, {}},
+      {ops::kEmbeddingGrad, {Tensor::ones({4, 3}), wrong}, {.ints = {4}}},
+      {ops::kIndexSelect, {table, wrong}, {}},
+      {ops::kGather, {table, columns}, {.ints = {1}}},
+      {ops::kScatter, {table, columns, Tensor::ones({2, 3})}, {.ints = {1}}},
+      {ops::kScatterSum, {Tensor::ones({2, 3}), columns}, {.ints = {1, 4, 3}}},
+      {ops::kCrossEntropy, {logits, wrong}, {.ints = {-100, 0}, .floats = {0.0}}, 2},
+      {ops::kCrossEntropyGrad, {one, logits, wrong, lse}, {.ints = {-100, 0}, .floats = {0.0}}},
+  };
+  const auto message = [](const std::function<void()>& call) {
+    const std::string text = error_of<Error>(call);
+    return text.substr(0, text.find(" ("));
+  };
+  for (const uint64_t order : kOrders) {
+    FakeCuda cuda({.seed = order});
+    for (const Case& c : cases) {
+      const std::string expected = message([&] { run(c.op, c.attrs, c.outputs, c.inputs, kCPU); });
+      EXPECT_NE(expected.find("is out of range for size"), std::string::npos) << expected;
+      EXPECT_EQ(message([&] { run(c.op, c.attrs, c.outputs, c.inputs, cuda.device()); }), expected);
+      EXPECT_NO_THROW(synchronize(cuda.device())) << "the error is told once";
+    }
+  }
+}
+
+// Through the public functions: dispatch calls these kernels on the host, and they enqueue.
+TEST(CudaKernels, AProgramOfOps) {
+  const auto program = [](Device device) {
+    manual_seed(11);
+    const Tensor ids = Tensor::randint(0, 10, {6, 4}, {kI64, device});
+    const Tensor table = Tensor::rand({10, 8}, device);
+    Tensor x = ops::embedding(table, ids);
+    x = ops::dropout(x, 0.25) + 1.0;
+    const Tensor parts[] = {x, x.transpose(0, 1).contiguous().reshape({6, 4, 8})};
+    const Tensor y = ops::cat(parts, -1);
+    const ops::ValuesAndIndices top = ops::topk(y, 3);
+    const Tensor counts = ops::scatter_add(Tensor::zeros({10}, {kI64, device}), 0, ids.reshape({24}),
+                                           Tensor::ones({24}, {kI64, device}));
+    return bytes_of(top.values) + bytes_of(top.indices) + bytes_of(counts) + bytes_of(ops::cumsum(y, 1)) +
+           bytes_of(ops::where(ids < 5, ids * 2, -ids)) + bytes_of(ids.sum({0})) + bytes_of(ids.max());
+  };
+  const std::string expected = program(kCPU);
+  for (const uint64_t order : kOrders) {
+    FakeCuda cuda({.seed = order});
+    EXPECT_EQ(program(cuda.device()), expected) << order;
+  }
+}
+
+// Kernels with more than 2^32 elements divide in 64 bits: the same places.
+TEST(CudaKernels, WideIndices) {
+  const Tensor x = test::with_strides(uniform_of({5, 7, 3}), {1, 5, 40}, 2, 200), y = uniform_of({7, 1});
+  FakeCuda cuda;
+  int changed = 0;
+  cuda->set_edit([&](const std::string& source) {
+    const std::string part = "layout.numel <= 0xFFFFFFFFll";
+    std::string text = source;
+    if (const size_t at = text.find(part); at != text.npos)
+      text.replace(at, part.size(), "layout.numel < 0"), ++changed;
+    return text;
+  });
+  const Tensor inputs[] = {x, y};
+  EXPECT_TRUE(same(ops::kSub, run(ops::kSub, {}, 1, inputs, cuda.device())[0], run(ops::kSub, {}, 1, inputs, kCPU)[0]));
+  EXPECT_EQ(changed, 1);
+}
+
+TEST(CudaKernels, SeveralThreads) {
+  FakeCuda cuda({.seed = 3});
+  std::vector<std::string> results(4);
+  std::vector<std::thread> threads;
+  for (std::string& result : results)
+    threads.emplace_back([&] {
+      const Tensor x = Tensor::arange(0, 200, {kI64, cuda.device()});
+      result = bytes_of(ops::cumsum(x * 3 - 7, 0)) + bytes_of(x.to(kF16));
+    });
+  for (std::thread& thread : threads) thread.join();
+  const Tensor x = Tensor::arange(200);
+  const std::string expected = bytes_of(ops::cumsum(x * 3 - 7, 0)) + bytes_of(x.to(kF16));
+  for (const std::string& result : results) EXPECT_EQ(result, expected);
+}
+
+TEST(CudaKernels, WhatNvrtcSays) {
+  FakeCuda cuda;
+  const std::string message = error_of<DeviceError>(
+      [] { cuda::compile_text("cast", "\n#error no such type\n", "sm_90"); });
+  EXPECT_NE(message.find("refuses the kernels of cast for sm_90"), std::string::npos) << message;
+  EXPECT_NE(message.find("cast.cu(2): error: #error directive: no such type"), std::string::npos) << message;
+}
+
+}  // namespace
+}  // namespace rondo
