@@ -1,4 +1,5 @@
 // Generated kernels on a CUDA device: eager ops, regions, tables. The fake driver runs their source.
+#include <dlfcn.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -15,6 +16,8 @@
 #include "rondo/compile/log.h"
 #include "rondo/modules/layers.h"
 #include "rondo/runtime/autograd.h"
+#include "rondo/runtime/cuda/backend.h"
+#include "rondo/runtime/cuda/driver.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/random.h"
 #include "rondo/tests/bits.h"
@@ -201,6 +204,39 @@ TEST(CudaRegions, DynamicSizes) {
     if (rows == 5) compilations = regions.report()[0].compilations;
   }
   EXPECT_LE(regions.report()[0].compilations, compilations + 1) << "rows of 1 differ from others";
+}
+
+// Without NVRTC a region runs eagerly, and says so once; eager kernels that were compiled before go on.
+TEST(CudaRegions, WithoutNvrtc) {
+  if (!compile::jit_available()) GTEST_SKIP() << "built without LLVM";
+  manual_seed(3);
+  const Tensor x = Tensor::randn({6, 24}), grad = Tensor::randn({6, 24});
+  std::vector<std::string> warnings;
+  FakeCuda cuda;
+  const Tensors expected = to(step(cuda.device(), false, true, x, grad, 24), kCPU);
+  cuda::close();
+  cuda::forget_libraries();
+  // A file of NVRTC's name, which is another library.
+  const test::TempFolder folder;
+  Dl_info library{};
+  dladdr(reinterpret_cast<void*>(static_cast<double (*)(double)>(&std::cos)), &library);
+  std::filesystem::create_symlink(library.dli_fname, folder / "libnvrtc.so.13");
+  std::filesystem::create_symlink(std::string(std::getenv("RONDO_CUDA_PATH")) + "/libcuda.so.1",
+                                  folder / "libcuda.so.1");
+  const test::Setting path("RONDO_CUDA_PATH", folder.path().c_str());
+  compile::log::set_log_sink([&](std::string_view text) { warnings.emplace_back(text); });
+  manual_seed(7);
+  Mix model(24);
+  model.to(cuda.device());
+  const compile::Regions regions = compile::compile_module(model, {.exact = false});
+  for (int call = 0; call < 3; ++call)
+    EXPECT_TRUE(same_bits(model(x.to(cuda.device())).detach().to(kCPU), expected[0]));
+  compile::log::set_log_sink(nullptr);
+  EXPECT_EQ(regions.report()[0].failed_compilations, 1);
+  EXPECT_NE(regions.report()[0].last_failed_compilation.find("no kernels for CUDA: "), std::string::npos);
+  EXPECT_EQ(std::count_if(warnings.begin(), warnings.end(),
+                          [](const std::string& w) { return w.find("runs eagerly") != w.npos; }),
+            1);
 }
 
 TEST(CudaCache, DamagedCodeIsNotUsed) {
