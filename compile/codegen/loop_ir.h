@@ -117,8 +117,8 @@ enum class RowPart : uint8_t { kNone, kElement, kWhole };
 inline RowPart row_part(const Operand& operand) {
   return operand.axes.empty() ? RowPart::kNone : operand.col_stride == 0 ? RowPart::kElement : RowPart::kWhole;
 }
-// Of a kernel that runs on the items of a table, by position in extents(): the strides that are an item's width. (Its
-// columns, at position 0, are too.)
+// For a kernel that runs on the items of a table: where in extents() a stride stands that is an item's width. (So is
+// the number of columns, at position 0.)
 inline std::vector<size_t> width_extents(const LoopKernel& kernel) {
   std::vector<size_t> positions;
   size_t next = 2;

@@ -8,7 +8,8 @@
 namespace rondo::compile {
 
 struct Capabilities {
-  // Of one kernel. The time to generate code grows faster than the number of ops, so that is bounded everywhere.
+  // The most ops of one kernel. Code takes more than twice as long to generate for twice as many, so every target has a
+  // bound.
   int32_t most_ops = 128;
   int32_t most_operands = INT32_MAX;
   // Bytes, a power of two: of every value in the arena, for the widest accesses of the code.

@@ -7,7 +7,8 @@ namespace {
 
 // Far above any recording; keeps damaged text from asking for all memory.
 constexpr int64_t kMaxValues = 1 << 20;
-// Of sizes, strides and offsets: more than any memory holds, and products of two are exact in an absl::int128.
+// The largest size, stride or offset that is taken: more than any memory holds, and a product of two of them is exact
+// in an absl::int128.
 constexpr int64_t kMost = int64_t{1} << 48;
 
 class GraphParser {

@@ -64,7 +64,8 @@ extern "C" __global__ void rondo_attention_softmax(const C* scores, T* weights, 
     const Row row = row_of(mask, r, cols);
     const C* const from = scores + r * cols;
     C top = lowest();
-    for (long long j = threadIdx.x; j < cols; j += blockDim.x) top = Max::combine(top, masked(mask, row, j, read(from + j)));
+    for (long long j = threadIdx.x; j < cols; j += blockDim.x)
+      top = Max::combine(top, masked(mask, row, j, read(from + j)));
     top = block_reduce<Max>(top, parts);
     const bool none = top == lowest();
     C sum = 0;

@@ -61,7 +61,7 @@ class KernelEmitter {
   // Pointers to a row's part of the operands for which `use` holds.
   template <class Use> void emit_row_pointers(Use use);
   void emit_row_pointers();
-  // Of the columns c .. c + exist - 1.
+  // Emits `exist`: how many of the columns from c on this thread has; 0 where `unless` holds.
   void emit_exist(const std::string& unless);
   // What is computed once for a row, by each of its threads. `live`: the condition under which the row exists; `owns`:
   // under which a thread stores for the row. Loads of a column list that do not move with the column belong here, too.

@@ -69,7 +69,8 @@ struct Schedule {
 bool same_code(const Schedule& a, const Schedule& b);
 // Target::schedule: sets LoopKernel::split_columns and chunk_rows, from the shape only.
 void split(LoopKernel& kernel);
-// Of a kernel at its sizes of this run; a plan whose sizes are fixed asks once. REQUIRES: split() was called.
+// How a kernel runs at the sizes that it has in this run; a plan with fixed sizes asks once. REQUIRES: split() was
+// called.
 Schedule schedule(const LoopKernel& kernel);
 
 // The size of a launch. All shared memory is static: at most kSharedBytes, known to the driver from the code.
@@ -87,7 +88,7 @@ int64_t chunks(const LoopKernel& kernel, const Schedule& schedule);
 
 // True if neighbouring rows of the operand are neighbours in memory, and columns are not.
 bool is_transposed(const Operand& operand);
-// Of a kernel with Shape::kTiles, by operand: it goes through a tile in shared memory.
+// For each operand of a kernel with Shape::kTiles: true if it goes through a tile in shared memory.
 std::vector<bool> tiled(const LoopKernel& kernel);
 // By operand: a column list reads it in more than one stage.
 std::vector<bool> read_by_several_stages(const LoopKernel& kernel);

@@ -54,7 +54,7 @@ std::shared_ptr<const KernelCode::Run> KernelCode::at(const LoopKernel& kernel, 
     }
   }
   std::vector<int64_t> sizes{kernel.rows};
-  // Of code that reads no size when it runs, only the rows differ.
+  // A run is known by its rows and by the sizes that the code reads, if it reads any.
   sizes.insert(sizes.end(), extents, extents + object_.varying.size());
   std::shared_ptr<const Run> run = make_run(kernel, std::move(sizes));
   const std::lock_guard lock(mutex_);

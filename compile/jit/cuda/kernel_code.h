@@ -18,7 +18,7 @@
 
 namespace rondo::compile::cuda {
 
-// Of the newest architecture that there is a target for: 100 is sm_100.
+// The newest architecture that there is a target for: 100 is sm_100.
 inline constexpr int kNewestCapability = 100;
 
 class KernelCode final : public MachineCode {
