@@ -230,6 +230,16 @@ std::vector<std::pair<std::string, Kernel>> kernels_of_source(const std::string&
   return kernels;
 }
 
+std::vector<std::pair<std::string, Kernel>> names_in_source(const std::string& text) {
+  std::vector<std::pair<std::string, Kernel>> kernels;
+  for (const FoundKernel& found : find_kernels(text)) {
+    Kernel kernel;
+    kernel.most_threads = found.most_threads;
+    kernels.emplace_back(found.name, std::move(kernel));
+  }
+  return kernels;
+}
+
 void announce_source(const std::string& source) {
   const std::lock_guard lock(mutex);
   announced().push_back(source);
