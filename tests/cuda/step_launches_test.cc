@@ -22,8 +22,8 @@ TEST(StepLaunches, OfGPT2) {
     const StepLaunches launches = test::step_launches({.dtype = dtype});
     const std::string table = test::to_markdown(launches);
     std::printf("%s\n", table.c_str());
-    // AdamW over 148 tensors is one pass.
-    EXPECT_EQ(launches_of(launches, "rondo_adam"), 1) << table;
+    // AdamW over 148 tensors is one pass; in mixed precision one more, over those that products do not read.
+    EXPECT_EQ(launches_of(launches, "rondo_adam"), dtype == kBF16 ? 2 : 1) << table;
     // All blocks launch the same.
     EXPECT_EQ(launches_of(launches, "rondo_gelu_tanh"), launches.options.model.n_layer) << table;
     EXPECT_GE(launches.per_step, launches.options.model.n_layer * launches.per_block) << table;
