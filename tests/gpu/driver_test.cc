@@ -1,13 +1,37 @@
 // What the fake driver answers, asked of whichever driver is there. Each test names the page of the CUDA Driver API
 // manual, or the chapter of the CUDA C++ Programming Guide, that the fake follows. Kernels: kernels_test.cc.
 #include <chrono>
+#include <cstdio>
 
+#include "rondo/runtime/cuda/backend.h"
+#include "rondo/runtime/cuda/context.h"
 #include "rondo/tests/gpu/conformance.h"
 
 namespace rondo::test {
 namespace {
 
 using cuda::DeviceAttribute;
+
+// For tests/gpu/run.sh: which device it is, or why there is none.
+TEST(Device, IsHere) {
+  std::optional<FakeCuda> fake;
+  if (!on_real_cuda()) fake.emplace();
+  std::string why_not;
+  if (cuda::open_devices(&why_not) == 0) {
+    std::printf("%s\n", why_not.c_str());
+    GTEST_SKIP();
+  }
+  const cuda::DeviceState& device = cuda::device_state(0);
+  int version = 0;
+  ASSERT_OK(device.driver().driver_version(&version));
+  const cuda::Nvrtc* nvrtc = cuda::find_nvrtc(nullptr);
+  const cuda::CublasLt* lt = cuda::find_cublas_lt(nullptr);
+  std::printf("device: %s, sm_%d, %zu MiB, driver %d.%d, NVRTC %s, cuBLASLt %s\n", device.name().c_str(),
+              device.capability(), device.total_memory() >> 20, version / 1000, version % 1000 / 10,
+              nvrtc == nullptr ? "missing" : cuda::version_of(*nvrtc).c_str(),
+              lt == nullptr ? "missing" : std::to_string(lt->version()).c_str());
+  cuda::close();
+}
 
 // ---- Start, devices, contexts
 
