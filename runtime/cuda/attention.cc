@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "rondo/runtime/backend.h"
+#include "rondo/runtime/cuda/fused_attention.h"
 #include "rondo/runtime/cuda/product.h"
 #include "rondo/runtime/cuda/scalar_text.h"
 #include "rondo/runtime/cuda/source.h"
@@ -372,6 +373,10 @@ class Backward : Chunks {
   const AttentionGradients& g_;
 };
 
+std::optional<AttentionTile> tile_of(const AttentionCall& call) {
+  return call.chunk > 0 ? std::nullopt : attention_tile(call.dtype, call.head_dim);
+}
+
 }  // namespace
 
 const Source& attention_source() {
@@ -392,12 +397,15 @@ int64_t chunk_of(const AttentionCall& call) {
 void attention_forward(const AttentionCall& call, const AttentionOperands& operands, void* out,
                        const HeadsStrides& out_strides, void* logsumexp) {
   if (call.batch * call.heads * call.queries == 0) return;
+  if (const auto tile = tile_of(call))
+    return fused_attention_forward(call, *tile, operands, out, out_strides, logsumexp);
   Forward(call, operands).run(out, out_strides, logsumexp);
 }
 
 void attention_backward(const AttentionCall& call, const AttentionOperands& operands,
                         const AttentionGradients& gradients) {
   if (call.batch * call.heads == 0) return;
+  if (const auto tile = tile_of(call)) return fused_attention_backward(call, *tile, operands, gradients);
   Backward(call, operands, gradients).run();
 }
 

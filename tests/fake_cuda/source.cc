@@ -53,6 +53,15 @@ struct FoundKernel {
   int most_threads = 1024;  // of a block
 };
 
+// A number, or a name that the text defines as one.
+int number_at(const std::string& text, size_t at) {
+  size_t end = at;
+  while (end < text.size() && is_word(text[end])) ++end;
+  const std::string word = text.substr(at, end - at), define = "#define " + word + " ";
+  const size_t defined = text.find(define);
+  return std::atoi(defined == text.npos ? word.c_str() : text.c_str() + defined + define.size());
+}
+
 // The functions behind `__global__`.
 std::vector<FoundKernel> find_kernels(const std::string& text) {
   std::vector<FoundKernel> found;
@@ -69,7 +78,7 @@ std::vector<FoundKernel> find_kernels(const std::string& text) {
       const std::string word = text.substr(begin, at - begin);
       const size_t open = text.find_first_not_of(" \n", at);
       if (word == "__launch_bounds__") {
-        kernel.most_threads = std::atoi(text.c_str() + open + 1);
+        kernel.most_threads = number_at(text, open + 1);
         at = text.find(')', at) + 1;
       } else if (open != text.npos && text[open] == '(') {
         kernel.name = word;
@@ -229,6 +238,16 @@ std::vector<std::pair<std::string, Kernel>> kernels_of_source(const std::string&
       const GridSize grid{launch.grid[0], launch.grid[1], static_cast<int>(launch.block[0])};
       cuda_on_host::launch(code, grid, launch.args, order_of(seed), seed);
     };
+    kernels.emplace_back(found.name, std::move(kernel));
+  }
+  return kernels;
+}
+
+std::vector<std::pair<std::string, Kernel>> names_in_source(const std::string& text) {
+  std::vector<std::pair<std::string, Kernel>> kernels;
+  for (const FoundKernel& found : find_kernels(text)) {
+    Kernel kernel;
+    kernel.most_threads = found.most_threads;
     kernels.emplace_back(found.name, std::move(kernel));
   }
   return kernels;
