@@ -28,7 +28,7 @@ void note_skip(const std::string& why) { GTEST_SKIP() << why; }
 // What a real device has not, or need not have.
 void require_real_device(const fake_cuda::Options& wanted) {
   const fake_cuda::Options usual;
-  if (wanted.bytes != usual.bytes || !wanted.peers || wanted.init_result != 0 ||
+  if (wanted.bytes != usual.bytes || !wanted.peers || !wanted.executes || wanted.init_result != 0 ||
       wanted.capability != usual.capability || wanted.driver_version != usual.driver_version || wanted.devices == 0)
     skip("a device of chosen properties: on the fake only");
   std::string why_not;
