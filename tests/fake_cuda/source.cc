@@ -217,6 +217,9 @@ std::vector<std::pair<std::string, Kernel>> kernels_of_source(const std::string&
     throw std::runtime_error("no library of kernels: " + source.library().string());
   bind(cuda_on_host::view());
   const SharedMemory memory = symbol("m_" + source.key + "__shared", shared) ? shared() : SharedMemory{};
+  // Of all kernels of the source together, without the guards between the variables.
+  const auto static_shared = static_cast<unsigned>((memory.end - memory.begin) -
+                                                   (memory.guards_end - memory.guards) * ::cuda_on_host::kGuardBytes);
   for (const FoundKernel& found : source.kernels) {
     const std::string name = source.symbol(found);
     void (*call)(void**);
@@ -227,6 +230,7 @@ std::vector<std::pair<std::string, Kernel>> kernels_of_source(const std::string&
     kernel.argument_bytes.resize(bytes(nullptr));
     bytes(kernel.argument_bytes.data());
     kernel.most_threads = found.most_threads;
+    kernel.static_shared = static_shared;
     kernel.run = [code = cuda_on_host::Kernel{found.name, call, memory}, seed](const Launch& launch) {
       if (launch.grid[2] != 1 || launch.block[1] != 1 || launch.block[2] != 1 || launch.shared_bytes != 0)
         throw std::runtime_error(
