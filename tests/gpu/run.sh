@@ -20,6 +20,7 @@ while [ $# -gt 0 ]; do
   esac
 done
 case $budget in '' | *[!0-9]*) echo "run.sh: --budget is a number of seconds, not $budget" >&2; exit 2 ;; esac
+case $fake in *[!0-9]*) echo "run.sh: --fake is the number of an order of work, not $fake" >&2; exit 2 ;; esac
 
 # ---- Where things are: in a bundle (bundle.sh), or in a source tree that was built.
 if [ -x "$here/bin/test_gpu" ]; then
@@ -44,10 +45,21 @@ if [ -n "$fake" ]; then
 fi
 
 # ---- Is there a device?
-device=$(timeout -k 5 60 "$bin/test_gpu" --gtest_filter=Device.IsHere 2>&1 | grep -m1 -E '^(device: |no CUDA device: )')
+find_device() {
+  timeout -k 5 60 "$bin/test_gpu" --gtest_filter=Device.IsHere >"$out/logs/device.log" 2>&1
+  device=$(grep -m1 -E '^(device: |no CUDA device: )' "$out/logs/device.log")
+}
+find_device
+# PyTorch brings NVRTC and cuBLASLt in wheels.
+if [ -z "${RONDO_CUDA_PATH:-}" ] && [[ $device = *' missing'* ]] && command -v python3 >/dev/null; then
+  RONDO_CUDA_PATH=$(timeout 20 python3 -c 'import sys; print(sys.prefix)' 2>/dev/null)
+  export RONDO_CUDA_PATH
+  find_device
+fi
 case $device in
   'device: '*) device=${device#device: } ;;
-  *) echo "${device:-no CUDA device: test_gpu did not answer}"; exit 3 ;;
+  'no CUDA device: '*) echo "$device"; exit 3 ;;
+  *) echo "no CUDA device: test_gpu says: $(tail -n1 "$out/logs/device.log")"; exit 3 ;;
 esac
 
 # ---- Time, and what the report says
@@ -77,9 +89,14 @@ say() { note="$note${note:+; }$*"; }
 limited() {
   local limit=$1 log=$2
   shift 2
+  : >>"$log"
   [ "$limit" -ge 1 ] || return 124
-  timeout -k 5 "$limit" "$@" >>"$log" 2>&1 </dev/null
+  timeout -k 5 "$limit" "$@" >>"$log" 2>&1 </dev/null &
+  ends_with_us $!
+  wait $!
 }
+# shellcheck disable=SC2064 # which processes: now
+ends_with_us() { trap "kill $* 2>/dev/null; exit 130" INT TERM; }
 
 # The same for tests, which write a line now and then: 125 if they hang, which is to write nothing for long.
 watched() {
@@ -89,6 +106,7 @@ watched() {
   quiet=$((limit < 130 ? limit * 2 / 3 + 1 : 90))
   timeout -k 5 "$limit" "$@" >>"$log" 2>&1 </dev/null &
   process=$!
+  ends_with_us $process
   while kill -0 $process 2>/dev/null; do
     sleep 0.2
     now=$(stat -c %s "$log")
@@ -101,13 +119,15 @@ watched() {
 # Tests of one program, in several processes at a time. A test that crashes or hangs is named, and the others go on.
 #   tests NAME SECONDS SHARDS FILTER PROGRAM [VARIABLE=VALUE...]
 tests() {
-  local name=$1 end=$((SECONDS + $2)) shards=$3 filter=$4 program=$5 shard log
+  local name=$1 end=$((SECONDS + $2)) shards=$3 filter=$4 program=$5 shard log processes=()
   shift 5
   if [ ! -x "$bin/$program" ]; then say "$name: $program is not here" && worse skipped && return; fi
   for ((shard = 0; shard < shards; ++shard)); do
     shard_of_tests "$out/logs/$name.$shard.log" "$end" "$filter" "$program" \
       GTEST_TOTAL_SHARDS="$shards" GTEST_SHARD_INDEX="$shard" "$@" &
+    processes+=($!)
   done
+  ends_with_us "${processes[@]}"
   wait
   local ok=0 skipped=0 bad stopped
   for log in "$out/logs/$name".*.log; do
@@ -290,6 +310,7 @@ section_steps() {
           --warmup="${alone[0]}" --steps="${alone[1]}"; then
           rows="$rows${rows:+,}$(grep -m1 '^{' "$log.$mode")"
           worse passed
+        elif [ $? = 124 ]; then say "$row $mode: out of time" && worse incomplete
         else say "$row $mode: $(tail -n1 "$log.$mode" | cut -c1-120)" && worse failed; fi
         cat "$log.$mode" >>"$log"
       done
@@ -349,7 +370,7 @@ words_of() { # words_of NAME TEST
   for i in "${!names[@]}"; do echo "| ${names[i]} | ${statuses[i]} | ${seconds[i]} | ${notes[i]//|/,} |"; done
   if ls "$out"/logs/steps.*.table >/dev/null 2>&1; then
     printf '\n## Steps\n\n```\n'
-    cat "$out"/logs/steps.*.table
+    for row in bf16 tf32 f32; do cat "$out/logs/steps.$row.log.table" 2>/dev/null; done
     printf '```\n'
   fi
   if [ -s "$out/logs/sanitizer.words" ]; then printf '\n## compute-sanitizer\n\n```\n%s\n```\n' "$(head -n 20 "$out/logs/sanitizer.words")"; fi
