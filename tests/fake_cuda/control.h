@@ -59,6 +59,9 @@ struct Kernel {
   std::function<std::vector<Access>(const Launch&)> accesses;
   int most_threads = 1024;  // of a block
   unsigned static_shared = 0;
+  // The same as CUDA C++, under the name with which it is registered: for RONDO_TEST_CUDA=real. Empty: on the fake
+  // only.
+  std::string source = {};
 };
 
 struct DeviceFault {
