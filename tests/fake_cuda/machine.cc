@@ -114,8 +114,9 @@ std::string Machine::image(const std::vector<std::string>& names) const {
   return image;
 }
 
-void Machine::fail_allocations(int64_t n, int64_t how_many) {
+void Machine::fail_allocations(int64_t n, int64_t how_many, Memories kinds) {
   const std::lock_guard lock(mutex);
+  failing_ = kinds;
   fail_in_ = n;
   fails_left_ = how_many;
 }
@@ -161,8 +162,9 @@ cuda::Result Machine::misuse(cuda::Result result, const std::string& what) {
   return result;
 }
 
-bool Machine::fails_now() {
+bool Machine::fails_now(Memories kind) {
   ++counted.allocations;
+  if ((failing_ & kind) == 0) return false;
   if (fail_in_ > 1) {
     --fail_in_;
     return false;

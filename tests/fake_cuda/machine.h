@@ -85,7 +85,7 @@ class Machine final : public Control {
   void reset(const Options& options) override;
   void register_kernel(const std::string& name, Kernel kernel) override;
   std::string image(const std::vector<std::string>& kernels) const override;
-  void fail_allocations(int64_t n, int64_t how_many) override;
+  void fail_allocations(int64_t n, int64_t how_many, Memories kinds) override;
   void set_loader(Loader loader) override;
   void set_edit(Edit edit) override;
   void shut_down() override;
@@ -96,7 +96,7 @@ class Machine final : public Control {
   // ---- For the driver's functions. The lock is held.
   // Ends the process, or notes what is wrong and returns `result`.
   cuda::Result misuse(cuda::Result result, const std::string& what);
-  bool fails_now();  // the next allocation
+  bool fails_now(Memories kind);  // the next allocation
   // Enqueues work that touches these bytes. An error if it races with other work.
   cuda::Result push(cuda::OpaqueStream& stream, const std::string& name, const std::vector<Access>& accesses,
                     std::function<void()> work, bool touches_memory = true);
@@ -138,6 +138,7 @@ class Machine final : public Control {
   bool run_any();
   std::mt19937_64 random_;
   int64_t queued_ = 0, fail_in_ = 0, fails_left_ = 0;
+  Memories failing_ = kAllMemories;
   bool running_ = false;
   std::vector<std::string> misuses_;
 };
