@@ -94,7 +94,7 @@ Tensor clip_grad_norm_(std::span<const Tensor> params, double max_norm, ClipOpti
   }
   queue.make_ready();
   for (Tensor& grad : grads) static_cast<void>(grad.mutable_address());  // written from here on
-  queue.enqueue();
+  queue.submit();
   return result;
 }
 

@@ -71,7 +71,7 @@ void MapPasses::run(const Body& body, std::span<const std::span<const Tensor>> l
   }
   queue.make_ready();
   for (Tensor& t : written) static_cast<void>(t.mutable_address());
-  queue.enqueue();
+  queue.submit();
 }
 
 }  // namespace rondo::optim

@@ -44,7 +44,7 @@ void LaunchQueue::make_ready() {
     if (entry.pass != nullptr) entry.work = entry.pass->ready(tables_[entry.table], entry.when);
 }
 
-void LaunchQueue::enqueue() {
+void LaunchQueue::submit() {
   for (Entry& entry : entries_) {
     if (entry.work != nullptr) entry.work();
     else launch(device_, entry.pass, tables_[entry.table], entry.when, entry.eager);

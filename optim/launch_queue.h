@@ -6,11 +6,11 @@
 //   ForeachTable& table = queue.table();       // filled in by the caller
 //   queue.add(pass);                           // a launch of it
 //   queue.make_ready();                        // throws OutOfMemoryError: nothing has run
-//   queue.enqueue();
+//   queue.submit();
 //
-// Note [Steps change nothing before they are ready]. Until enqueue(), work may run at once if it writes only what the
+// Note [Steps change nothing before they are ready]. Until submit(), work may run at once if it writes only what the
 //   step has made for itself: decisions, scalars, the second place of a step count, transient states. What it points to
-//   must live until enqueue().
+//   must live until submit().
 //
 // Thread safety: one thread at a time.
 #pragma once
@@ -52,7 +52,7 @@ class LaunchQueue {
 
   void make_ready();
   // Enqueues all, in order, and is empty then. REQUIRES: make_ready().
-  void enqueue();
+  void submit();
 
  private:
   struct Entry {

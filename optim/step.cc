@@ -191,7 +191,7 @@ void Optimizer::update(std::vector<Update>& updates, const Tensor& decision, boo
   // Nothing below fails for lack of memory.
   for (Update& u : updates) open_for_writing(u);
   take_counts(updates, running);
-  queue_.enqueue();
+  queue_.submit();
   for (Update& u : updates) {
     if (u.copy.defined()) amp::set_copy(u.slot->param, u.copy);
     // The pass has zeroed the copy that it has read. It replaces a gradient that is not contiguous, whose elements may

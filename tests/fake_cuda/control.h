@@ -24,6 +24,8 @@ struct Options {
   // Misuse ends the process. Otherwise it is noted (Control::misuses), and the call returns an error.
   bool aborts = true;
   int capability = 90;  // of the devices
+  // Launches and products do nothing, and their memory is not looked at: what is left is the host's own work.
+  bool idle = false;
 };
 
 // A launch as a kernel sees it. `args`: the address of each argument's copy, made by the launch.
@@ -89,6 +91,8 @@ class Control {
   virtual void shut_down() = 0;
   virtual Counts counts() const = 0;
   virtual int64_t queued() const = 0;
+  // What this thread has spent in the driver's and cuBLASLt's functions, all work that they ran included.
+  virtual double seconds_inside() const = 0;
   virtual std::vector<std::string> misuses() const = 0;
 };
 

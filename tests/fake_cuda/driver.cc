@@ -87,6 +87,7 @@ class Call {
   OpaqueContext& context() const { return *context_stack().back(); }
 
  private:
+  const rondo::fake_cuda::Inside inside_;
   std::lock_guard<std::recursive_mutex> lock_;
   const char* outer_;
   Result result_ = Result::kSuccess;
@@ -689,6 +690,10 @@ FAKE_EXPORT Result cuFuncSetAttribute(FunctionPtr function, FunctionAttribute at
 FAKE_EXPORT Result cuLaunchKernel(FunctionPtr function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,
                                   unsigned bz, unsigned shared, StreamPtr stream, void** args, void** extra) {
   FAKE_CALL(kContext);
+  if (fake().options.idle) {
+    ++fake().counted.launches;
+    return Result::kSuccess;
+  }
   FAKE_CHECK(require_stream(call, stream));
   if (!fake().handles.contains(function)) return fake().misuse(Result::kInvalidHandle, "no function has this handle");
   const Kernel& kernel = *function->kernel;
