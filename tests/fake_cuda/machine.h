@@ -93,11 +93,14 @@ class Machine final : public Control {
   int64_t queued() const override;
   double seconds_inside() const override;
   std::vector<std::string> misuses() const override;
+  std::vector<Enqueued> take_journal() override;
 
   // ---- For the driver's functions. The lock is held.
   // Ends the process, or notes what is wrong and returns `result`.
   cuda::Result misuse(cuda::Result result, const std::string& what);
   bool fails_now(Memories kind);  // the next allocation
+  // Work of a kernel, a product, a fill or a copy goes through this first: it is noted, and is none if none runs.
+  std::function<void()> noted(Enqueued what, std::function<void()> work);
   // Enqueues work that touches these bytes. An error if it races with other work.
   cuda::Result push(cuda::OpaqueStream& stream, const std::string& name, const std::vector<Access>& accesses,
                     std::function<void()> work, bool touches_memory = true);
@@ -142,6 +145,8 @@ class Machine final : public Control {
   Memories failing_ = kAllMemories;
   bool running_ = false;
   std::vector<std::string> misuses_;
+  bool keeps_journal_ = false;
+  std::vector<Enqueued> journal_;
 };
 
 // Counts the time that this thread spends in the fake, while one of them lives. A call costs about as much as two reads
