@@ -77,6 +77,8 @@ struct Libraries {
   Found<Driver> driver;
   Found<Nvrtc> nvrtc;
   Found<CublasLt> lt;
+  const Driver* other_driver = nullptr;  // use_libraries()
+  const CublasLt* other_lt = nullptr;
 };
 Libraries& libraries() {
   static Libraries* libraries = new Libraries;  // never destroyed: memory is freed until the end of a process
@@ -136,9 +138,28 @@ std::unique_ptr<const CublasLt> load_lt(std::string* why_not) {
 
 }  // namespace
 
-const Driver* find_driver(std::string* why_not) { return find(&Libraries::driver, why_not, &load_driver); }
+namespace {
+template <class Table> const Table* instead(const Table* Libraries::*which) {
+  const std::lock_guard lock(libraries().mutex);
+  return libraries().*which;
+}
+}  // namespace
+
+const Driver* find_driver(std::string* why_not) {
+  if (const Driver* other = instead(&Libraries::other_driver)) return other;
+  return find(&Libraries::driver, why_not, &load_driver);
+}
 const Nvrtc* find_nvrtc(std::string* why_not) { return find(&Libraries::nvrtc, why_not, &load_nvrtc); }
-const CublasLt* find_cublas_lt(std::string* why_not) { return find(&Libraries::lt, why_not, &load_lt); }
+const CublasLt* find_cublas_lt(std::string* why_not) {
+  if (const CublasLt* other = instead(&Libraries::other_lt)) return other;
+  return find(&Libraries::lt, why_not, &load_lt);
+}
+
+void use_libraries(const Driver* driver, const CublasLt* lt) {
+  const std::lock_guard lock(libraries().mutex);
+  libraries().other_driver = driver;
+  libraries().other_lt = lt;
+}
 
 void forget_libraries() {
   Libraries& all = libraries();

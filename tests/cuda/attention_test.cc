@@ -8,6 +8,7 @@
 
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/cuda/driver.h"
+#include "rondo/runtime/cuda/nvrtc.h"
 #include "rondo/runtime/cuda/source.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/random.h"
@@ -245,9 +246,9 @@ TEST(CudaAttention, TheRealNvrtcCompilesIt) {
   std::string why_not;
   if (cuda::find_nvrtc(&why_not) == nullptr) GTEST_SKIP() << why_not;
   for (const DType dtype : {kF32, kF64, kBF16, kF16})
-    for (const char* architecture : {"sm_80", "sm_90", "sm_100"}) {
+    for (const int architecture : cuda::kArchitectures) {
       const std::string text = cuda::whole_text(cuda::attention_source(), {{"T", cuda::type_name(dtype)}});
-      EXPECT_GT(cuda::compile_text("attention", text, architecture).size(), 1000u);
+      EXPECT_GT(cuda::compile_image(text, "attention", architecture).cubin.size(), 1000u);
     }
   cuda::forget_libraries();
 }
