@@ -24,9 +24,8 @@ class Unchanged {
       if (slot->defined() && slot->device() != kCPU)
         throw Error(absl::StrCat("compile_for: the model is on ", to_string(slot->device()),
                                  "; compile it on the CPU, before it is moved"));
-    model.apply([&](nn::ModuleBase& module) {
-      hooks_.emplace_back(&module, std::exchange(module.call_hook, nullptr));
-    });
+    model.apply(
+        [&](nn::ModuleBase& module) { hooks_.emplace_back(&module, std::exchange(module.call_hook, nullptr)); });
     for (const Tensor* slot : model.tensor_slots()) {
       if (!slot->defined() || !seen.insert(slot->impl()).second) continue;
       Tensor tensor = *slot;

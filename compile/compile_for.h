@@ -5,9 +5,10 @@
 //   compile::load_artifacts("gpt2.rondo");                                         // on the one with the GPU
 //   model.to(gpu); compile::compile_regions(model); ...                            // compiles nothing
 //
-// Targets: "cuda sm_80", "cuda sm_90", "cuda sm_100" (its code has PTX, too, for newer devices). A region's code depends
-// on its shapes and on CompileOptions, an eager op's on dtypes and layouts. So the call must do what the machine with the
-// GPU will do: sizes, autocast, train or eval, the loss, the optimizer. Give it a step of your own for that:
+// Targets: "cuda sm_80", "cuda sm_90", "cuda sm_100" (its code has PTX, too, for newer devices). A region's code
+// depends on its shapes and on CompileOptions, an eager op's on dtypes and layouts. So the call must do what the
+// machine with the GPU will do: sizes, autocast, train or eval, the loss, the optimizer. Give it a step of your own for
+// that:
 //
 //   compile::compile_for(model, [&](Device gpu) {
 //     optim::AdamW adamw(model.parameters(), {.lr = 3e-4});
@@ -61,14 +62,14 @@ namespace detail {
 // A forward, and a backward if something requires it; the gradient of a result that is no scalar is dense.
 void backward_from(const Tensor& result);
 
-template <class M, size_t... I>
-Tensor call(M& model, const std::vector<Tensor>& inputs, std::index_sequence<I...>) {
+template <class M, size_t... I> Tensor call(M& model, const std::vector<Tensor>& inputs, std::index_sequence<I...>) {
   return model(inputs[I]...);
 }
 template <class M, size_t kInputs> constexpr bool takes() {
   return []<size_t... I>(std::index_sequence<I...>) {
     return requires(M & model, const Tensor& x) { Tensor(model.forward((static_cast<void>(I), x)...)); };
-  }(std::make_index_sequence<kInputs>());
+  }
+  (std::make_index_sequence<kInputs>());
 }
 template <class M, size_t kInputs = 1> Tensor call_with(M& model, const std::vector<Tensor>& inputs) {
   if constexpr (takes<M, kInputs>())

@@ -71,9 +71,11 @@ int load_artifacts(const std::string& path) {
   for (KernelFile& section : *sections) {
     const HostKey made_for = HostKey::parse(section.host);
     const std::string name = component(made_for, "target");
-    const auto target = std::find_if(targets().begin(), targets().end(), [&](const Target* t) { return t->name() == name; });
+    const auto target = std::find_if(targets().begin(), targets().end(),
+                                     [&](const Target* t) { return t->name() == name; });
     if (target == targets().end()) {
-      pass_over(absl::StrCat("made for ", name.empty() ? "an unknown target" : name, ", which this build does not know"));
+      pass_over(
+          absl::StrCat("made for ", name.empty() ? "an unknown target" : name, ", which this build does not know"));
       continue;
     }
     if (!device_of(**target).has_value()) {

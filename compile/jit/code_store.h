@@ -46,7 +46,7 @@ class CodeStore {
   absl::Status take(KernelFile file);
   CacheReport report() const;
   void forget();
-  static void forget_all();  // of those of this process
+  static void forget_all();              // of those of this process
   static std::vector<CodeStore*> all();  // of this process
   const Target& target() const { return target_; }
   bool has_artifacts() const;

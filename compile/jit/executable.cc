@@ -81,9 +81,8 @@ bool jit_available(Device device) {
   return target != nullptr && can_make_code(*target);
 }
 bool jit_available() {
-  return std::any_of(targets().begin(), targets().end(), [](const Target* target) {
-    return can_make_code(*target) && device_of(*target).has_value();
-  });
+  return std::any_of(targets().begin(), targets().end(),
+                     [](const Target* target) { return can_make_code(*target) && device_of(*target).has_value(); });
 }
 
 void forget_code() { CodeStore::forget_all(); }

@@ -71,8 +71,8 @@ std::shared_ptr<Executable> compile_kernels(std::span<const LoopKernel> kernels,
 // plug-in is missing.
 std::string jit_toolchain();
 
-// True if compile_kernels can work for a device: its target's compiler is there (LLVM for the CPU, NVRTC for CUDA), or an
-// artifact file was loaded for it. Loads no compiler.
+// True if compile_kernels can work for a device: its target's compiler is there (LLVM for the CPU, NVRTC for CUDA), or
+// an artifact file was loaded for it. Loads no compiler.
 bool jit_available(Device device);
 // The same, for some device of this process.
 bool jit_available();

@@ -55,10 +55,14 @@ template <class Handle> Handle handle() {
 }
 void* pointer(DevicePtr address) { return reinterpret_cast<void*>(address); }
 
-// The length of an image: of a cubin, to the end of its last section, header or segment (the ELF format); of PTX, to its
-// zero.
+// The length of an image: of a cubin, to the end of its last section, header or segment (the ELF format); of PTX, to
+// its zero.
 size_t bytes_of_image(const char* image) {
-  if (std::memcmp(image, "\x7f" "ELF", 4) != 0) return std::strlen(image);
+  if (std::memcmp(image,
+                  "\x7f"
+                  "ELF",
+                  4) != 0)
+    return std::strlen(image);
   const auto at = [&](size_t offset, auto value) {
     std::memcpy(&value, image + offset, sizeof value);
     return static_cast<size_t>(value);
@@ -69,7 +73,8 @@ size_t bytes_of_image(const char* image) {
   constexpr uint32_t kNoBits = 8;  // a section without contents
   for (size_t i = 0; i < n_sections; ++i) {
     const size_t section = sections + i * section_bytes;
-    if (at(section + 4, uint32_t{}) != kNoBits) end = std::max(end, at(section + 24, uint64_t{}) + at(section + 32, uint64_t{}));
+    if (at(section + 4, uint32_t{}) != kNoBits)
+      end = std::max(end, at(section + 24, uint64_t{}) + at(section + 32, uint64_t{}));
   }
   return end;
 }
@@ -170,18 +175,12 @@ constexpr Driver kDriver = {
           return *data == nullptr ? Result::kOutOfMemory : Result::kSuccess;
         },
     .host_free = [](void* data) { return std::free(data), Result::kSuccess; },
-    .copy_to_device =
-        [](DevicePtr to, const void* from, size_t bytes, StreamPtr) {
-          return std::memcpy(pointer(to), from, bytes), Result::kSuccess;
-        },
-    .copy_to_host =
-        [](void* to, DevicePtr from, size_t bytes, StreamPtr) {
-          return std::memcpy(to, pointer(from), bytes), Result::kSuccess;
-        },
-    .copy_on_device =
-        [](DevicePtr to, DevicePtr from, size_t bytes, StreamPtr) {
-          return std::memcpy(pointer(to), pointer(from), bytes), Result::kSuccess;
-        },
+    .copy_to_device = [](DevicePtr to, const void* from, size_t bytes,
+                         StreamPtr) { return std::memcpy(pointer(to), from, bytes), Result::kSuccess; },
+    .copy_to_host = [](void* to, DevicePtr from, size_t bytes,
+                       StreamPtr) { return std::memcpy(to, pointer(from), bytes), Result::kSuccess; },
+    .copy_on_device = [](DevicePtr to, DevicePtr from, size_t bytes,
+                         StreamPtr) { return std::memcpy(pointer(to), pointer(from), bytes), Result::kSuccess; },
     .copy_peer = [](DevicePtr, Context, DevicePtr, Context, size_t, StreamPtr) { return Result::kInvalidDevice; },
     // Large fills would give memory to what nobody reads.
     .fill_bytes =

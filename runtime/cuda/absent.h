@@ -1,5 +1,5 @@
-// A CUDA device that is not here, for compiling ahead: a program runs on it as on any device, so that everything that it
-// needs is compiled by NVRTC, and nothing computes.
+// A CUDA device that is not here, for compiling ahead: a program runs on it as on any device, so that everything that
+// it needs is compiled by NVRTC, and nothing computes.
 //
 //   AbsentDevice gpu(90);               // cuda:0 is of sm_90 until `gpu` is destroyed
 //   model.to(gpu.device());

@@ -290,7 +290,10 @@ SourceReport source_report(int architecture) {
 
 void forget_kernels_by_hand() {
   const std::lock_guard lock(cache().mutex);
-  for (auto& [architecture, here] : cache().architectures) here.code.clear();
+  for (auto& [architecture, here] : cache().architectures) {
+    here.code.clear();
+    here.disk = nullptr;
+  }
 }
 
 }  // namespace rondo::cuda

@@ -4,10 +4,9 @@
 //   const Kernel kernel = kernel_of(device, kText, "rondo_fill", {{"T", "float"}});
 //   launch_threads(device, kernel, n, out, n);
 //
-// A text is compiled once for each set of defines and each architecture, and loaded once per device. Its code lies in the
-// disk cache of generated kernels (io/disk_cache.h), which later processes read, and in artifacts. A text stands behind
-// device_math(), kElementTypes, RondoLayout and the functions of status.h.
-// Thread safe.
+// A text is compiled once for each set of defines and each architecture, and loaded once per device. Its code lies in
+// the disk cache of generated kernels (io/disk_cache.h), which later processes read, and in artifacts. A text stands
+// behind device_math(), kElementTypes, RondoLayout and the functions of status.h. Thread safe.
 #pragma once
 
 #include <initializer_list>
@@ -51,8 +50,8 @@ const char* word_name(DType dtype);
 inline constexpr const char* kMaker = "by hand";
 // What this process has of it for an architecture. Records: the text, and the code.
 io::KernelFile kernels_by_hand(int architecture);
-// Takes code from an artifact; kernel_of() uses it. kInvalidArgument: damaged. kFailedPrecondition: made by another NVRTC
-// or with other flags. Nothing was taken then.
+// Takes code from an artifact; kernel_of() uses it. kInvalidArgument: damaged. kFailedPrecondition: made by another
+// NVRTC or with other flags. Nothing was taken then.
 absl::Status add_kernels_by_hand(int architecture, const io::KernelFile& file);
 // Where the code of an architecture came from.
 struct SourceReport {
@@ -60,7 +59,7 @@ struct SourceReport {
   std::vector<std::string> compiled;  // names of the sources, and their defines
 };
 SourceReport source_report(int architecture);
-// Forgets code that is in memory, except what devices have loaded: for tests.
+// Forgets code that is in memory, except what devices have loaded, and where the disk cache is: for tests.
 void forget_kernels_by_hand();
 
 inline constexpr int kThreads = 256;  // of a block

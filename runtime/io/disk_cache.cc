@@ -13,10 +13,10 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
-#include "rondo/runtime/io/kernel_file.h"
 #include "rondo/runtime/error.h"
 #include "rondo/runtime/io/atomic_file.h"
 #include "rondo/runtime/io/checksum.h"
+#include "rondo/runtime/io/kernel_file.h"
 
 namespace rondo::io {
 namespace {
@@ -72,7 +72,7 @@ std::string DiskCache::path_of(const std::string& kernel) const {
 void DiskCache::warn(const std::string& what) {
   if (warned_.exchange(true) || warn_ == nullptr) return;
   warn_(absl::StrCat("kernel cache ", root_, ": ", what,
-                              "; kernels are compiled as if it were not there (RONDO_CACHE=off silences this)"));
+                     "; kernels are compiled as if it were not there (RONDO_CACHE=off silences this)"));
 }
 
 // True if entries may be looked for. Absent folders are looked for again: another process may make them.

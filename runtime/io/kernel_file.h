@@ -6,8 +6,8 @@
 //   16..23        XXH64 of all that follows
 //   then strings, each as u64 length and bytes: the host key's text; of each kernel its text and its object code
 //
-// An artifact is such a file for each target, behind each other: "RONDOART", the number of sections as u64, then each as
-// u64 length and bytes.
+// An artifact is such a file for each target, behind each other: "RONDOART", the number of sections as u64, then each
+// as u64 length and bytes.
 //
 // Reading trusts nothing: hostile bytes give an error, never a crash or a large allocation.
 #pragma once

@@ -1,7 +1,9 @@
-// Code that is compiled for a GPU that is not here: compile_for(), its artifacts on the fake device, and kernels by hand on
-// disk.
+// Code that is compiled for a GPU that is not here: compile_for(), its artifacts on the fake device, and kernels by
+// hand on disk.
+#include <dlfcn.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -15,7 +17,6 @@
 #include "rondo/optim/adam.h"
 #include "rondo/optim/compile.h"
 #include "rondo/runtime/cuda/absent.h"
-#include "rondo/runtime/autograd.h"
 #include "rondo/runtime/cuda/backend.h"
 #include "rondo/runtime/cuda/nvrtc.h"
 #include "rondo/runtime/cuda/source.h"
@@ -64,6 +65,24 @@ class NoDevice {
 
 nn::GPT2Config small_gpt2() { return {.vocab_size = 61, .block_size = 16, .n_layer = 2, .n_head = 2, .n_embd = 32}; }
 
+// There is no NVRTC: a file of its name is found first, which is another library.
+class NoCompiler {
+ public:
+  NoCompiler() : path_("RONDO_CUDA_PATH", nullptr) {
+    for (const char* library : {"libcuda.so.1", "libcublasLt.so.13"})
+      fs::create_symlink(std::string(tests::kFakeCudaDir) + "/" + library, folder_ / library);
+    Dl_info other{};
+    dladdr(reinterpret_cast<void*>(static_cast<double (*)(double)>(&std::cos)), &other);
+    fs::create_symlink(other.dli_fname, folder_ / "libnvrtc.so.13");
+    setenv("RONDO_CUDA_PATH", folder_.path().c_str(), 1);
+    cuda::forget_libraries();
+  }
+
+ private:
+  Setting path_;
+  test::TempFolder folder_;
+};
+
 struct Step {
   std::string loss, parameters;  // bits
 };
@@ -90,15 +109,8 @@ TEST(AheadChild, DISABLED_Run) {
   FakeCuda cuda({.capability = std::atoi(std::getenv("RONDO_TEST_CAPABILITY"))});
   std::string error;
   const bool artifacts = std::getenv("RONDO_TEST_LOAD") != nullptr;
-  // On the machine with the GPU there is no compiler.
-  const test::TempFolder folder;
-  fs::create_symlink(std::string(tests::kFakeCudaDir) + "/libcuda.so.1", folder / "libcuda.so.1");
-  fs::create_symlink(std::string(tests::kFakeCudaDir) + "/libcublasLt.so.13", folder / "libcublasLt.so.13");
-  std::optional<Setting> path, off;
-  if (std::getenv("RONDO_TEST_COMPILER") == nullptr) {
-    path.emplace("RONDO_CUDA_PATH", folder.path().c_str());
-    cuda::forget_libraries();
-  }
+  std::optional<NoCompiler> no_compiler;
+  if (std::getenv("RONDO_TEST_COMPILER") == nullptr) no_compiler.emplace();
   if (artifacts) {
     try {
       compile::load_artifacts(std::getenv("RONDO_TEST_LOAD"));
@@ -125,11 +137,11 @@ TEST(AheadChild, DISABLED_Run) {
 
 using Report = std::map<std::string, std::string>;
 Report child(const std::string& environment, int capability = 90) {
-  const std::string command = "env -u RONDO_CACHE -u RONDO_CACHE_DIR -u GTEST_TOTAL_SHARDS -u GTEST_SHARD_INDEX "
-                              "RONDO_TEST_CAPABILITY=" +
-                              std::to_string(capability) + " " + environment + " " +
-                              fs::read_symlink("/proc/self/exe").string() +
-                              " --gtest_also_run_disabled_tests --gtest_filter=AheadChild.DISABLED_Run 2>&1";
+  const std::string command =
+      "env -u RONDO_CACHE -u RONDO_CACHE_DIR -u GTEST_TOTAL_SHARDS -u GTEST_SHARD_INDEX "
+      "RONDO_TEST_CAPABILITY=" +
+      std::to_string(capability) + " " + environment + " " + fs::read_symlink("/proc/self/exe").string() +
+      " --gtest_also_run_disabled_tests --gtest_filter=AheadChild.DISABLED_Run 2>&1";
   std::FILE* pipe = ::popen(command.c_str(), "r");
   std::string output;
   char buffer[4096];
@@ -148,8 +160,8 @@ Report child(const std::string& environment, int capability = 90) {
   return report;
 }
 
-// The machine that compiles has no device, the one that runs has no compiler. Its first step compiles nothing, and has the
-// bits of a run that compiles all by itself.
+// The machine that compiles has no device, the one that runs has no compiler. Its first step compiles nothing, and has
+// the bits of a run that compiles all by itself.
 TEST(CompileFor, TheFirstStepCompilesNothing) {
   const test::TempFolder folder;
   {
@@ -159,8 +171,8 @@ TEST(CompileFor, TheFirstStepCompilesNothing) {
     std::string before;
     for (const Tensor& p : model.parameters()) before += test::bytes_of(p);
     const Generator numbers = default_generator();
-    const compile::Artifacts made = compile::compile_for(
-        model, [&](Device device) { train(model, device); }, "cuda sm_90", {.exact = true});
+    const compile::Artifacts made = compile::compile_for(model, [&](Device device) { train(model, device); },
+                                                         "cuda sm_90", {.exact = true});
     EXPECT_EQ(made.target(), "cuda sm_90");
     EXPECT_GT(made.kernels(), 10);
     made.save(folder / "gpt2.rondo");
@@ -236,7 +248,8 @@ TEST(CompileFor, Errors) {
   const Tensor grad = Tensor::ones({8, 8});
   model.gate.weight.set_grad(grad);
   EXPECT_NE(error_of([&] {
-              compile::compile_for(model, [](Device) { throw Error("a step's own"); }, "cuda sm_80");
+              compile::compile_for(
+                  model, [](Device) { throw Error("a step's own"); }, "cuda sm_80");
             }).find("a step's own"),
             std::string::npos);
   EXPECT_EQ(model.gate.weight.device(), kCPU);
@@ -249,10 +262,9 @@ TEST(CompileFor, Errors) {
   }
   FakeCuda cuda;
   const Tensor there = inputs[0].to(cuda.device());
-  EXPECT_NE(error_of([&] {
-              compile::compile_for(model, inputs, "cuda sm_80");
-            }).find("this process has used a CUDA device"),
-            std::string::npos);
+  EXPECT_NE(
+      error_of([&] { compile::compile_for(model, inputs, "cuda sm_80"); }).find("this process has used a CUDA device"),
+      std::string::npos);
 }
 
 // One process compiles for several sizes, one after the other: each has the code of a process of its own.
@@ -268,7 +280,6 @@ TEST(CompileFor, ForSeveralSizes) {
   compile::load_artifacts(folder / "both.rondo");
   model.to(cuda.device());
   const int64_t misses = compile::cache_report().misses;
-  const NoGrad off;
   const compile::Regions regions = compile::compile_module(model);
   model(Tensor::randn({40, 24}).to(cuda.device()));
   EXPECT_EQ(compile::cache_report().misses, misses);
@@ -287,13 +298,7 @@ TEST(JitAvailable, AsksForTheCompilerOfTheDevice) {
   }
   // A driver, and no NVRTC.
   FakeCuda cuda;
-  const test::TempFolder folder;
-  fs::create_symlink(std::string(tests::kFakeCudaDir) + "/libcuda.so.1", folder / "libcuda.so.1");
-  std::ofstream(folder / "libnvrtc.so.13") << "no library";
-  const Setting path("RONDO_CUDA_PATH", folder.path().c_str());
-  cuda::forget_libraries();
-  std::string why_not;
-  if (cuda::find_nvrtc(&why_not) != nullptr) GTEST_SKIP() << "the system's NVRTC is found next";
+  const NoCompiler missing;
   EXPECT_FALSE(compile::jit_available(cuda.device()));
 }
 
@@ -354,7 +359,11 @@ TEST(ByHandOnDisk, DamagedAndForeignEntriesAreNotRun) {
   }
   run(1);
   run(2);
-  EXPECT_EQ(cuda::source_report(80).from_disk, 0);
+  // Another architecture's code is none for this one.
+  FakeCuda older({.capability = 86});
+  const int64_t before = cuda::source_report(80).from_disk;
+  EXPECT_EQ(noted(older.device()), 7);
+  EXPECT_EQ(cuda::source_report(80).from_disk, before);
 }
 
 // Several processes write at once; each has the right code, and what is left is whole.

@@ -12,11 +12,11 @@
 #include "rondo/compile/jit/cuda/kernel_code.h"
 #include "rondo/compile/jit/cuda/target.h"
 #include "rondo/compile/jit/executable.h"
-#include "rondo/runtime/io/host_key.h"
 #include "rondo/compile/jit/kernel_table.h"
 #include "rondo/runtime/cuda/backend.h"
 #include "rondo/runtime/cuda/driver.h"
 #include "rondo/runtime/error.h"
+#include "rondo/runtime/io/host_key.h"
 #include "rondo/tests/compile/temp_folder.h"
 #include "rondo/tests/cuda_on_host/hand_built.h"
 #include "rondo/tests/errors.h"
@@ -166,7 +166,7 @@ TEST(CudaTargets, TheRealNvrtc) {
       ASSERT_TRUE(object.ok()) << object.status();
       EXPECT_TRUE(
           object->image.cubin.starts_with("\x7f"
-                                    "ELF"))
+                                          "ELF"))
           << target->name();
       EXPECT_NE(object->image.cubin.find("rondo_" + kernel.name), std::string::npos);
       EXPECT_EQ(object->image.ptx.find(".visible .entry") != std::string::npos, target == &kSm100) << target->name();

@@ -70,9 +70,7 @@ const HostKey kHost{{{"build", "7"}, {"cpu", "Vendor avx2"}}};
 
 class DiskCacheTest : public testing::Test {
  protected:
-  void SetUp() override {
-    warnings_.clear();
-  }
+  void SetUp() override { warnings_.clear(); }
 
   // Of all caches of a test.
   static void warn(std::string_view text) { warnings_.emplace_back(text); }
