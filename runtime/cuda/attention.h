@@ -4,8 +4,9 @@
 //   product (cuBLASLt), their softmax is a kernel, the output another product. The backward computes the scores of a
 //   chunk again, from the logsumexp. Memory is that of one chunk's scores, linear in the number of keys. Sums over
 //   chunks run in f32 (f64 for f64), in the order of the chunks, and chunks follow from the shape: bits do too.
-// Another way to compute a call, such as a plan of cuDNN, is chosen at the top of the two functions below:
-// AttentionCall is all that a choice may depend on.
+// Heads of at most 128 elements take another way, without scores in memory (fused_attention.h). The way is chosen at
+// the top of the two functions below, and AttentionCall is all that the choice depends on; a plan of cuDNN would be a
+// third.
 //
 // Thread safe: free functions, which enqueue on the compute stream and return.
 #pragma once
@@ -39,7 +40,7 @@ struct AttentionCall {
   HeadsStrides q = {}, k = {}, v = {};
   AttentionMask mask = AttentionMask::kNone;
   int64_t mask_strides[4] = {};  // over [B, H, Tq, Tk]
-  int64_t chunk = 0;             // queries at a time; 0: chunk_of()
+  int64_t chunk = 0;             // above 0: in chunks of so many queries. 0: the best way, or chunks of chunk_of()
 };
 
 // Of how many queries the scores take 64 MiB, but at least 16 queries.
@@ -57,7 +58,7 @@ void attention_forward(const AttentionCall& call, const AttentionOperands& opera
 struct AttentionGradients {
   const void *out = nullptr, *logsumexp = nullptr, *grad = nullptr;
   HeadsStrides out_strides, grad_strides;
-  void *grad_q = nullptr, *grad_k = nullptr, *grad_v = nullptr;  // overwritten; each is dense in some order
+  void *grad_q = nullptr, *grad_k = nullptr, *grad_v = nullptr;  // overwritten; may be parts of one array
   HeadsStrides grad_q_strides, grad_k_strides, grad_v_strides;
 };
 void attention_backward(const AttentionCall& call, const AttentionOperands& operands,

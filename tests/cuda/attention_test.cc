@@ -8,6 +8,7 @@
 
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/cuda/driver.h"
+#include "rondo/runtime/cuda/fused_attention.h"
 #include "rondo/runtime/cuda/nvrtc.h"
 #include "rondo/runtime/cuda/source.h"
 #include "rondo/runtime/ops/ops.h"
@@ -86,8 +87,9 @@ std::string name(const Shape& s, DType dtype) {
 TEST(CudaAttention, ShapesAndDTypes) {
   FakeCuda cuda;
   manual_seed(1);
-  const Shape shapes[] = {{1, 1, 1, 1, 1, 1}, {2, 3, 3, 5, 5, 4},    {1, 2, 2, 7, 3, 8},  {2, 4, 2, 3, 6, 4},
-                          {1, 4, 1, 5, 5, 2}, {2, 2, 2, 33, 33, 16}, {1, 2, 2, 1, 40, 8}, {3, 1, 1, 4, 4, 1}};
+  const Shape shapes[] = {{1, 1, 1, 1, 1, 1},  {2, 3, 3, 5, 5, 4},    {1, 2, 2, 7, 3, 8},  {2, 4, 2, 3, 6, 4},
+                          {1, 4, 1, 5, 5, 2},  {2, 2, 2, 33, 33, 16}, {1, 2, 2, 1, 40, 8}, {3, 1, 1, 4, 4, 1},
+                          {1, 1, 1, 5, 7, 132}};  // the last in chunks: Note [Chunks of queries]
   for (const DType dtype : {kF32, kF64, kBF16, kF16})
     for (const Shape& shape : shapes)
       for (const bool causal : {false, true})
@@ -97,9 +99,9 @@ TEST(CudaAttention, ShapesAndDTypes) {
 TEST(CudaAttention, Masks) {
   FakeCuda cuda;
   manual_seed(2);
-  const Shape shape{2, 2, 2, 6, 7, 4};
-  for (const DType dtype : {kF32, kBF16})
-    for (const bool causal : {false, true}) {
+  for (const int64_t head_dim : {4, 130})  // fused, and in chunks
+    for (const auto& [dtype, causal] : {std::pair(kF32, false), {kF32, true}, {kBF16, false}, {kBF16, true}}) {
+      const Shape shape{2, 2, 2, 6, 7, head_dim};
       Operands o(shape, dtype);
       const std::string what = name(shape, dtype) + (causal ? " causal" : "");
       o.mask = Tensor::randn({2, 2, 6, 7}) > 0.0;
@@ -110,6 +112,26 @@ TEST(CudaAttention, Masks) {
       expect_attention(o, causal, cuda.device(), what + " first keys");
       o.mask = Tensor::randn({1, 2, 6, 7}).to(dtype);
       expect_attention(o, causal, cuda.device(), what + " added");
+    }
+}
+
+// Several tiles, the last ones not full; heads that fill a tile and others.
+TEST(CudaAttention, ManyTiles) {
+  FakeCuda cuda({.seed = 2});
+  manual_seed(3);
+  for (const auto& [dtype, shape] : {std::pair(kBF16, Shape{1, 2, 2, 130, 130, 16}),
+                                     {kBF16, {1, 2, 1, 70, 129, 64}},
+                                     {kBF16, {1, 1, 1, 40, 33, 100}},
+                                     {kF16, {1, 1, 1, 65, 65, 24}},
+                                     {kF32, {1, 2, 2, 40, 70, 12}},
+                                     {kF32, {1, 1, 1, 18, 20, 128}},
+                                     {kF64, {1, 1, 1, 20, 35, 64}}})
+    for (const bool causal : {false, true}) {
+      Operands o(shape, dtype);
+      const std::string what = name(shape, dtype) + (causal ? " causal" : "");
+      expect_attention(o, causal, cuda.device(), what);
+      o.mask = Tensor::randn({shape.batch, 1, shape.queries, shape.keys}) > 0.5;
+      if (causal) expect_attention(o, causal, cuda.device(), what + " masked");
     }
 }
 
@@ -250,6 +272,22 @@ TEST(CudaAttention, TheRealNvrtcCompilesIt) {
       const std::string text = cuda::whole_text(cuda::attention_source(), {{"T", cuda::type_name(dtype)}});
       EXPECT_GT(cuda::compile_image(text, "attention", architecture).cubin.size(), 1000u);
     }
+  for (const auto& [dtype, head_dim, architecture] : {std::tuple(kBF16, 64, 80),
+                                                      {kBF16, 128, 90},
+                                                      {kF16, 64, 100},
+                                                      {kF32, 64, 90},
+                                                      {kF64, 16, 80}}) {
+    const auto tile = cuda::attention_tile(dtype, head_dim);
+    ASSERT_TRUE(tile);
+    for (const cuda::Source* source : {&cuda::fused_attention_source(), &cuda::fused_attention_grad_source()}) {
+      const std::string text = cuda::whole_text(*source, {{"T", cuda::type_name(dtype)},
+                                                          {"HEAD_DIM", std::to_string(tile->head_dim)},
+                                                          {"ROWS", std::to_string(tile->rows)},
+                                                          {"THREADS", std::to_string(tile->threads())},
+                                                          {"MASK", "0"}});
+      EXPECT_GT(cuda::compile_image(text, source->name, architecture).cubin.size(), 1000u);
+    }
+  }
   cuda::forget_libraries();
 }
 

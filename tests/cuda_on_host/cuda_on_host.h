@@ -108,11 +108,13 @@ template <class... T> inline size_t parameter_bytes(void (*)(T...), size_t* byte
 #ifndef CUDA_ON_HOST_PART
 #define CUDA_ON_HOST_PART ""
 #endif
-#define CUDA_ON_HOST_IN(section_name) static __attribute__((section(section_name CUDA_ON_HOST_PART), used, aligned(8)))
+#define CUDA_ON_HOST_ALIGNED(section_name, bytes) \
+  static __attribute__((section(section_name CUDA_ON_HOST_PART), used, aligned(bytes)))
+#define CUDA_ON_HOST_IN(section_name) CUDA_ON_HOST_ALIGNED(section_name, 8)
 #define CUDA_ON_HOST_SHARED(n)                                                                         \
   CUDA_ON_HOST_IN("cuda_shared") char CUDA_ON_HOST_JOIN(guard_, n)[cuda_on_host::kGuardBytes];         \
   CUDA_ON_HOST_IN("cuda_guards") char* CUDA_ON_HOST_JOIN(guard_at_, n) = CUDA_ON_HOST_JOIN(guard_, n); \
-  CUDA_ON_HOST_IN("cuda_shared")
+  CUDA_ON_HOST_ALIGNED("cuda_shared", 16)
 #define CUDA_ON_HOST_NEXT_SHARED(n) CUDA_ON_HOST_SHARED(n)
 #define __shared__ CUDA_ON_HOST_NEXT_SHARED(__COUNTER__)
 // A guard behind the last variable too, and both sections exist in every file.

@@ -24,6 +24,16 @@ struct Options {
   // Misuse ends the process. Otherwise it is noted (Control::misuses), and the call returns an error.
   bool aborts = true;
   int capability = 90;  // of the devices
+  // False: work is counted, checked and ordered, but none of it runs, and device memory is address space only. Programs
+  // of real sizes then take seconds. What the host reads back is 0.
+  bool executes = true;
+};
+
+// Work that a program enqueued, by its kind and name.
+struct Enqueued {
+  enum class Kind { kKernel, kProduct, kFill, kCopy } kind;
+  std::string name;   // of the kernel; the sizes of a product; the direction of a copy
+  int64_t bytes = 0;  // of a fill or a copy
 };
 
 // A launch as a kernel sees it. `args`: the address of each argument's copy, made by the launch.
@@ -85,6 +95,8 @@ class Control {
   virtual Counts counts() const = 0;
   virtual int64_t queued() const = 0;
   virtual std::vector<std::string> misuses() const = 0;
+  // What was enqueued since the last call. Nothing is kept before the first one.
+  virtual std::vector<Enqueued> take_journal() = 0;
 };
 
 }  // namespace rondo::fake_cuda

@@ -534,10 +534,16 @@ FAKE_EXPORT LtStatus cublasLtMatmul(LtHandle handle, LtDesc desc, const void* al
   work.tf32 = desc->compute == LtCompute::kTF32;
   work.parts = static_cast<int64_t>(algorithm.parts);
   ++fake().counted.products;
-  const Result pushed = fake().push(*stream, "cublasLtMatmul", accesses,
-                                    [work, workspace, bytes = algorithm.workspace] {
-                                      if (bytes > 0) std::memset(workspace, 0xA5, bytes);
-                                      rondo::fake_cuda::compute(work);
-                                    });
+  // By rows, as the program sees it: our m is the library's n.
+  const std::string sizes = (work.batch == 1 ? "" : number(work.batch) + " x ") + "[" + number(work.n) + ", " +
+                            number(work.k) + "] [" + number(work.k) + ", " + number(work.m) + "]" +
+                            (work.beta != 0 ? " + C" : "") + (work.bias != nullptr ? " + bias" : "") +
+                            (work.gelu ? ", gelu" : "");
+  const Result pushed = fake().push(
+      *stream, "cublasLtMatmul", accesses,
+      fake().noted({rondo::fake_cuda::Enqueued::Kind::kProduct, sizes}, [work, workspace, bytes = algorithm.workspace] {
+        if (bytes > 0) std::memset(workspace, 0xA5, bytes);
+        rondo::fake_cuda::compute(work);
+      }));
   return pushed == Result::kSuccess ? LtStatus::kSuccess : LtStatus::kExecutionFailed;
 }

@@ -32,6 +32,7 @@ using rondo::cuda::StreamPtr;
 using rondo::fake_cuda::Access;
 using rondo::fake_cuda::Block;
 using rondo::fake_cuda::context_stack;
+using rondo::fake_cuda::Enqueued;
 using rondo::fake_cuda::in_callback;
 using rondo::fake_cuda::Kernel;
 using rondo::fake_cuda::Launch;
@@ -432,7 +433,7 @@ FAKE_EXPORT Result cuMemcpyHtoDAsync_v2(DevicePtr to, const void* from, size_t b
   // Unless earlier work of a device will write the bytes, they must stay as they are.
   const bool written_later = !fake().races.unordered(reinterpret_cast<uintptr_t>(from), bytes, fake().host).empty();
   const uint64_t sum = written_later ? 0 : checksum(from, bytes);
-  return fake().push(*stream, "cuMemcpyHtoDAsync", {{from, bytes, false}, {pointer(to), bytes, true}}, [=] {
+  auto work = fake().noted({Enqueued::Kind::kCopy, "host to device", static_cast<int64_t>(bytes)}, [=] {
     if (!written_later && checksum(from, bytes) != sum) {
       fake().call = "cuMemcpyHtoDAsync";
       static_cast<void>(
@@ -440,6 +441,7 @@ FAKE_EXPORT Result cuMemcpyHtoDAsync_v2(DevicePtr to, const void* from, size_t b
     }
     std::memcpy(writable(to), from, bytes);
   });
+  return fake().push(*stream, "cuMemcpyHtoDAsync", {{from, bytes, false}, {pointer(to), bytes, true}}, std::move(work));
 }
 FAKE_EXPORT Result cuMemcpyDtoHAsync_v2(void* to, DevicePtr from, size_t bytes, StreamPtr stream) {
   FAKE_CALL(kContext);
@@ -448,8 +450,11 @@ FAKE_EXPORT Result cuMemcpyDtoHAsync_v2(void* to, DevicePtr from, size_t bytes, 
   if (!fake().is_pinned(reinterpret_cast<uintptr_t>(to), bytes))
     return fake().misuse(Result::kInvalidValue, "an asynchronous copy to pageable memory");
   ++fake().counted.copies;
-  return fake().push(*stream, "cuMemcpyDtoHAsync", {{pointer(from), bytes, false}, {to, bytes, true}},
-                     [=] { std::memcpy(to, pointer(from), bytes); });
+  fake().noted({Enqueued::Kind::kCopy, "device to host", static_cast<int64_t>(bytes)}, {});
+  return fake().push(*stream, "cuMemcpyDtoHAsync", {{pointer(from), bytes, false}, {to, bytes, true}}, [=] {
+    if (fake().options.executes) std::memcpy(to, pointer(from), bytes);
+    else std::memset(to, 0, bytes);
+  });
 }
 FAKE_EXPORT Result cuMemcpyDtoDAsync_v2(DevicePtr to, DevicePtr from, size_t bytes, StreamPtr stream) {
   FAKE_CALL(kContext);
@@ -459,7 +464,8 @@ FAKE_EXPORT Result cuMemcpyDtoDAsync_v2(DevicePtr to, DevicePtr from, size_t byt
   if (to < from + bytes && from < to + bytes) return fake().misuse(Result::kInvalidValue, "the two ranges overlap");
   ++fake().counted.copies;
   return fake().push(*stream, "cuMemcpyDtoDAsync", {{pointer(from), bytes, false}, {pointer(to), bytes, true}},
-                     [=] { std::memcpy(writable(to), pointer(from), bytes); });
+                     fake().noted({Enqueued::Kind::kCopy, "device to device", static_cast<int64_t>(bytes)},
+                                  [=] { std::memcpy(writable(to), pointer(from), bytes); }));
 }
 FAKE_EXPORT Result cuMemcpyPeerAsync(DevicePtr to, Context to_context, DevicePtr from, Context from_context,
                                      size_t bytes, StreamPtr stream) {
@@ -470,17 +476,20 @@ FAKE_EXPORT Result cuMemcpyPeerAsync(DevicePtr to, Context to_context, DevicePtr
   FAKE_CHECK(fake().require_device_range(*to_context, to, bytes, "the target"));
   FAKE_CHECK(fake().require_device_range(*from_context, from, bytes, "the source"));
   ++fake().counted.copies;
-  return fake().push(*stream, "cuMemcpyPeerAsync", {{pointer(from), bytes, false}, {pointer(to), bytes, true}}, [=] {
+  auto work = fake().noted({Enqueued::Kind::kCopy, "between devices", static_cast<int64_t>(bytes)}, [=] {
     fake().memory->open(1u << to_context->device | 1u << from_context->device);
     std::memcpy(writable(to), pointer(from), bytes);
   });
+  return fake().push(*stream, "cuMemcpyPeerAsync", {{pointer(from), bytes, false}, {pointer(to), bytes, true}},
+                     std::move(work));
 }
 FAKE_EXPORT Result cuMemsetD8Async(DevicePtr to, unsigned char byte, size_t bytes, StreamPtr stream) {
   FAKE_CALL(kContext);
   FAKE_CHECK(require_stream(call, stream));
   FAKE_CHECK(fake().require_device_range(*stream->context, to, bytes, "the target"));
   return fake().push(*stream, "cuMemsetD8Async", {{pointer(to), bytes, true}},
-                     [=] { std::memset(writable(to), byte, bytes); });
+                     fake().noted({Enqueued::Kind::kFill, "fill", static_cast<int64_t>(bytes)},
+                                  [=] { std::memset(writable(to), byte, bytes); }));
 }
 
 // ---- Streams and events
@@ -633,7 +642,9 @@ FAKE_EXPORT Result cuModuleLoadData(ModulePtr* module, const void* image) {
       begin = line.size() + 1;
     }
     const std::string source = fake().edit ? fake().edit(text.substr(begin)) : text.substr(begin);
-    for (auto& [name, kernel] : rondo::fake_cuda::kernels_of_source(source, fake().options.seed))
+    for (auto& [name, kernel] : fake().options.executes
+                                    ? rondo::fake_cuda::kernels_of_source(source, fake().options.seed)
+                                    : rondo::fake_cuda::names_in_source(source))
       made->functions[name] = {made.get(), name, std::make_shared<const Kernel>(std::move(kernel))};
   }
   if (made->functions.empty()) return Result::kInvalidImage;  // CUresult, INVALID_IMAGE
@@ -735,5 +746,7 @@ FAKE_EXPORT Result cuLaunchKernel(FunctionPtr function, unsigned gx, unsigned gy
     FAKE_CHECK(fake().require_device_range(*stream->context, reinterpret_cast<uintptr_t>(access.address), access.bytes,
                                            name + ": what it touches"));
   ++fake().counted.launches;
-  return fake().push(*stream, name, accesses, [copies, launch, kernel = function->kernel] { kernel->run(launch); });
+  return fake().push(*stream, name, accesses,
+                     fake().noted({Enqueued::Kind::kKernel, function->name},
+                                  [copies, launch, kernel = function->kernel] { kernel->run(launch); }));
 }

@@ -70,7 +70,7 @@ Machine& Machine::instance() {
 void Machine::reset(const Options& chosen) {
   const std::lock_guard lock(mutex);
   options = chosen;
-  memory = std::make_unique<Memory>(chosen.devices, chosen.bytes);
+  memory = std::make_unique<Memory>(chosen.devices, chosen.bytes, chosen.executes);
   races = {};
   host = {};
   initialized = gone = false;
@@ -93,6 +93,8 @@ void Machine::reset(const Options& chosen) {
   random_.seed(chosen.seed + 1);
   queued_ = fail_in_ = fails_left_ = 0;
   misuses_.clear();
+  keeps_journal_ = false;
+  journal_.clear();
   context_stack().clear();
   if (!watching) {
     struct sigaction action {};
@@ -147,6 +149,17 @@ int64_t Machine::queued() const {
 std::vector<std::string> Machine::misuses() const {
   const std::lock_guard lock(mutex);
   return misuses_;
+}
+
+std::vector<Enqueued> Machine::take_journal() {
+  const std::lock_guard lock(mutex);
+  keeps_journal_ = true;
+  return std::exchange(journal_, {});
+}
+
+std::function<void()> Machine::noted(Enqueued what, std::function<void()> work) {
+  if (keeps_journal_) journal_.push_back(std::move(what));
+  return options.executes ? std::move(work) : [] {};
 }
 
 // ---- Memory

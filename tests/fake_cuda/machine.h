@@ -92,11 +92,14 @@ class Machine final : public Control {
   Counts counts() const override;
   int64_t queued() const override;
   std::vector<std::string> misuses() const override;
+  std::vector<Enqueued> take_journal() override;
 
   // ---- For the driver's functions. The lock is held.
   // Ends the process, or notes what is wrong and returns `result`.
   cuda::Result misuse(cuda::Result result, const std::string& what);
   bool fails_now();  // the next allocation
+  // Work of a kernel, a product, a fill or a copy goes through this first: it is noted, and is none if none runs.
+  std::function<void()> noted(Enqueued what, std::function<void()> work);
   // Enqueues work that touches these bytes. An error if it races with other work.
   cuda::Result push(cuda::OpaqueStream& stream, const std::string& name, const std::vector<Access>& accesses,
                     std::function<void()> work, bool touches_memory = true);
@@ -140,6 +143,8 @@ class Machine final : public Control {
   int64_t queued_ = 0, fail_in_ = 0, fails_left_ = 0;
   bool running_ = false;
   std::vector<std::string> misuses_;
+  bool keeps_journal_ = false;
+  std::vector<Enqueued> journal_;
 };
 
 // The contexts of this thread, the current one last.

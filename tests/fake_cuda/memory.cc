@@ -21,7 +21,7 @@ uintptr_t end_page(const Block& block) { return round_up(block.address + block.b
 
 }  // namespace
 
-Memory::Memory(int devices, size_t bytes) : bytes_(bytes) {
+Memory::Memory(int devices, size_t bytes, bool real) : bytes_(bytes), real_(real) {
   for (int i = 0; i < devices; ++i) {
     void* range = mmap(nullptr, kRange, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (range == MAP_FAILED) {
@@ -62,6 +62,7 @@ Block* Memory::allocate(int device, size_t bytes, bool open_later) {
 
 void Memory::make_live(Block& block) {
   block.open_later = false;
+  if (!real_) return;
   live_.insert(&block);
   protect(block, true);
   std::memset(reinterpret_cast<void*>(first_page(block)), kGuard, end_page(block) - first_page(block));
@@ -70,6 +71,11 @@ void Memory::make_live(Block& block) {
 }
 
 bool Memory::release(Block& block) {
+  if (!real_) {
+    block.live = false;
+    used_[static_cast<size_t>(block.device)] -= block.bytes;
+    return true;
+  }
   protect(block, true);
   bool whole = true;
   for (uintptr_t at = block.address + block.bytes; at < end_page(block); ++at)

@@ -23,7 +23,8 @@ struct Block {
 
 class Memory {
  public:
-  Memory(int devices, size_t bytes);
+  // Not `real`: address space that nothing may touch.
+  Memory(int devices, size_t bytes, bool real = true);
   ~Memory();
   Memory(const Memory&) = delete;
   Memory& operator=(const Memory&) = delete;
@@ -49,6 +50,7 @@ class Memory {
  private:
   void protect(const Block& block, bool open);
   const size_t bytes_;
+  const bool real_;
   std::vector<std::byte*> ranges_;
   std::vector<size_t> next_, used_;
   std::map<uintptr_t, Block> blocks_;

@@ -53,6 +53,15 @@ struct FoundKernel {
   int most_threads = 1024;  // of a block
 };
 
+// A number, or a name that the text defines as one.
+int number_at(const std::string& text, size_t at) {
+  size_t end = at;
+  while (end < text.size() && is_word(text[end])) ++end;
+  const std::string word = text.substr(at, end - at), define = "#define " + word + " ";
+  const size_t defined = text.find(define);
+  return std::atoi(defined == text.npos ? word.c_str() : text.c_str() + defined + define.size());
+}
+
 // The functions behind `__global__`.
 std::vector<FoundKernel> find_kernels(const std::string& text) {
   std::vector<FoundKernel> found;
@@ -69,7 +78,7 @@ std::vector<FoundKernel> find_kernels(const std::string& text) {
       const std::string word = text.substr(begin, at - begin);
       const size_t open = text.find_first_not_of(" \n", at);
       if (word == "__launch_bounds__") {
-        kernel.most_threads = std::atoi(text.c_str() + open + 1);
+        kernel.most_threads = number_at(text, open + 1);
         at = text.find(')', at) + 1;
       } else if (open != text.npos && text[open] == '(') {
         kernel.name = word;
@@ -208,6 +217,9 @@ std::vector<std::pair<std::string, Kernel>> kernels_of_source(const std::string&
     throw std::runtime_error("no library of kernels: " + source.library().string());
   bind(cuda_on_host::view());
   const SharedMemory memory = symbol("m_" + source.key + "__shared", shared) ? shared() : SharedMemory{};
+  // Of all kernels of the source together, without the guards between the variables.
+  const auto static_shared = static_cast<unsigned>((memory.end - memory.begin) -
+                                                   (memory.guards_end - memory.guards) * ::cuda_on_host::kGuardBytes);
   for (const FoundKernel& found : source.kernels) {
     const std::string name = source.symbol(found);
     void (*call)(void**);
@@ -218,6 +230,7 @@ std::vector<std::pair<std::string, Kernel>> kernels_of_source(const std::string&
     kernel.argument_bytes.resize(bytes(nullptr));
     bytes(kernel.argument_bytes.data());
     kernel.most_threads = found.most_threads;
+    kernel.static_shared = static_shared;
     kernel.run = [code = cuda_on_host::Kernel{found.name, call, memory}, seed](const Launch& launch) {
       if (launch.grid[2] != 1 || launch.block[1] != 1 || launch.block[2] != 1 || launch.shared_bytes != 0)
         throw std::runtime_error(
@@ -225,6 +238,16 @@ std::vector<std::pair<std::string, Kernel>> kernels_of_source(const std::string&
       const GridSize grid{launch.grid[0], launch.grid[1], static_cast<int>(launch.block[0])};
       cuda_on_host::launch(code, grid, launch.args, order_of(seed), seed);
     };
+    kernels.emplace_back(found.name, std::move(kernel));
+  }
+  return kernels;
+}
+
+std::vector<std::pair<std::string, Kernel>> names_in_source(const std::string& text) {
+  std::vector<std::pair<std::string, Kernel>> kernels;
+  for (const FoundKernel& found : find_kernels(text)) {
+    Kernel kernel;
+    kernel.most_threads = found.most_threads;
     kernels.emplace_back(found.name, std::move(kernel));
   }
   return kernels;

@@ -22,6 +22,8 @@ inline constexpr std::string_view kMadeFor = "// fake NVRTC: ";
 // std::runtime_error with the compiler's words. The order of threads and blocks follows from the seed: 0 forward,
 // 1 reverse, else random.
 std::vector<std::pair<std::string, Kernel>> kernels_of_source(const std::string& source, uint64_t seed);
+// The same for a machine that runs none: nothing is compiled.
+std::vector<std::pair<std::string, Kernel>> names_in_source(const std::string& source);
 
 // The source will probably be loaded. Thread safe.
 void announce_source(const std::string& source);

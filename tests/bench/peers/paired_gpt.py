@@ -50,6 +50,8 @@ def parse_args(argv=None):
     p.add_argument("--rest-ms", type=float, default=50.0, help="pause between turns: spinning pools fall asleep")
     p.add_argument("--timeout", type=float, default=900.0, help="seconds a single turn may take")
     p.add_argument("--threads", type=int, default=2)
+    p.add_argument("--device", default="cpu", help="of both: cpu or cuda")
+    p.add_argument("--tf32", action="store_true", help="both may round the operands of f32 products (cuda)")
     p.add_argument("--dtype", default="f32", choices=["f32", "bf16"])
     p.add_argument("--n_layer", type=int, default=6)
     p.add_argument("--n_head", type=int, default=6)
@@ -130,6 +132,8 @@ def start_all(a):
     model = []
     for flag in ("n_layer", "n_head", "n_embd", "block_size", "batch_size", "vocab_size", "threads", "warmup"):
         model += [f"--{flag}={getattr(a, flag)}"]
+    if a.device != "cpu":
+        model += [f"--device={a.device}", *(["--tf32"] if a.tf32 else [])]
     model += [f"--dtype={a.dtype}", *(["--inference"] if a.inference else []), "--serve"]
     contenders = []
 
@@ -160,7 +164,8 @@ def summarise(a, contenders):
     rows = []
     for c in contenders:
         row = {"name": c.name, "command": [os.path.basename(c.command[0]), *map(os.path.basename, c.command[1:])]}
-        for key in ("step_ms_median", "tokens_per_s", "forward_ms", "backward_ms", "optimizer_ms", "floor_ms"):
+        for key in ("step_ms_median", "tokens_per_s", "forward_ms", "backward_ms", "optimizer_ms", "floor_ms",
+                    "host_ms", "peak_device_mib"):
             row[key] = median_of(c, key)
         row["step_ms_per_round"] = [t["step_ms_median"] for t in c.turns]
         row["step_ms_min"] = min(ms for t in c.turns for ms in t["step_ms_all"])
@@ -178,7 +183,7 @@ def summarise(a, contenders):
         ratios.append({"name": f"{ours['name']} over {base['name']}", "median": statistics.median(per_round),
                        "min": min(per_round), "max": max(per_round), "per_round": per_round})
     model = {k: getattr(a, k) for k in ("n_layer", "n_head", "n_embd", "block_size", "batch_size", "vocab_size",
-                                        "threads", "dtype", "rounds", "steps")}
+                                        "threads", "dtype", "device", "tf32", "rounds", "steps")}
     return {"model": model, "contenders": rows, "speed_ratios": ratios, "turns": {c.name: c.turns for c in contenders}}
 
 

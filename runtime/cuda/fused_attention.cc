@@ -1,0 +1,536 @@
+#include "rondo/runtime/cuda/fused_attention.h"
+
+#include "absl/strings/str_cat.h"
+#include "rondo/runtime/cuda/scalar_text.h"
+#include "rondo/runtime/cuda/source.h"
+#include "rondo/runtime/ops/scalar_math.h"
+
+namespace rondo::cuda {
+namespace {
+
+// The tensor cores' product. Its other half says the same without them, for machines that have none.
+constexpr const char* kProduct = R"cuda(
+template <class E> RONDO_DEVICE float element_of(unsigned long long pairs, int which) {
+  E element;
+  element.bits = static_cast<unsigned short>(pairs >> 16 * which);
+  return to_float(element);
+}
+template <class E> RONDO_DEVICE void mma_by_shuffles(float (&sums)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
+  const int lane = static_cast<int>(threadIdx.x % 32), g = lane / 4, t = lane % 4;
+  const unsigned long long upper = a[0] | static_cast<unsigned long long>(a[2]) << 32,
+                           lower = a[1] | static_cast<unsigned long long>(a[3]) << 32,
+                           right = b[0] | static_cast<unsigned long long>(b[1]) << 32;
+  for (int i = 0; i < 4; ++i) {
+    const unsigned long long up = __shfl_sync(0xFFFFFFFFu, upper, 4 * g + i),
+                             low = __shfl_sync(0xFFFFFFFFu, lower, 4 * g + i),
+                             first = __shfl_sync(0xFFFFFFFFu, right, 8 * t + i),
+                             second = __shfl_sync(0xFFFFFFFFu, right, 8 * t + 4 + i);
+    for (int k = 0; k < 4; ++k) {
+      sums[0] = fma_of(element_of<E>(up, k), element_of<E>(first, k), sums[0]);
+      sums[1] = fma_of(element_of<E>(up, k), element_of<E>(second, k), sums[1]);
+      sums[2] = fma_of(element_of<E>(low, k), element_of<E>(first, k), sums[2]);
+      sums[3] = fma_of(element_of<E>(low, k), element_of<E>(second, k), sums[3]);
+    }
+  }
+}
+// sums (16, 8) += a (16, 16) b (16, 8), by a whole warp (PTX ISA, "mma.m16n8k16"). Lane 4 g + t holds
+// sums: (g, 2t), (g, 2t + 1), (g + 8, 2t), (g + 8, 2t + 1); a, in pairs of columns from 2t: rows g, g + 8, and both
+// again 8 columns on; b, in pairs of rows from 2t: column g, and again 8 rows on.
+#ifdef __CUDA_ARCH__
+#define RONDO_MMA(E, name)                                                                                             \
+  RONDO_DEVICE void mma_16x8x16(float (&sums)[4], const unsigned (&a)[4], const unsigned (&b)[2], E) {                 \
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." name "." name ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "    \
+                 "{%8, %9}, {%0, %1, %2, %3};"                                                                         \
+                 : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])                                          \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));                                  \
+  }
+#else
+#define RONDO_MMA(E, name)                                                                             \
+  RONDO_DEVICE void mma_16x8x16(float (&sums)[4], const unsigned (&a)[4], const unsigned (&b)[2], E) { \
+    mma_by_shuffles<E>(sums, a, b);                                                                    \
+  }
+#endif
+RONDO_MMA(rondo_bf16, "bf16")
+RONDO_MMA(rondo_f16, "f16")
+)cuda";
+
+constexpr const char* kTiles = R"cuda(
+using C = typename RondoCompute<T>::Type;
+constexpr int kVector = 16 / sizeof(T);       // elements of an access of 16 bytes
+constexpr int kStride = HEAD_DIM + kVector;   // of a tile's rows: neighbours begin in other banks
+constexpr int kAcross = ROWS + kVector;       // of the rows of a tile of weights
+constexpr int kWarpRows = 16, kColumns = 8;   // of a warp's products
+constexpr int kScores = ROWS / kColumns, kOutputs = HEAD_DIM / kColumns;
+using Vector = Pack<T, kVector>;
+
+RONDO_DEVICE C lowest() { return static_cast<C>(__longlong_as_double(0xFFF0000000000000ull)); }
+
+struct Heads {  // strides
+  long long batch, head, row;
+};
+struct Call {
+  long long batch, heads, kv_heads, queries, keys, head_dim, causal;
+  double scale;
+  long long mask_batch, mask_head, mask_row, mask_column;  // strides
+};
+
+// ---- Tiles in shared memory
+
+// `exist` rows of a tile of ROWS; what does not exist is 0.
+RONDO_DEVICE void load_rows(T* to, const T* from, long long stride, long long exist, int head_dim) {
+  constexpr int kVectors = HEAD_DIM / kVector;
+  for (int i = static_cast<int>(threadIdx.x); i < ROWS * kVectors; i += static_cast<int>(blockDim.x)) {
+    const int row = i / kVectors, d = i % kVectors * kVector;
+    Vector vector = {};
+    if (row < exist && d < head_dim)
+      vector = load<kVector>(from + row * stride + d, head_dim - d < kVector ? head_dim - d : kVector);
+    put(*reinterpret_cast<Vector*>(to + row * kStride + d), vector);
+  }
+}
+// The rows of a warp, which only its threads have written.
+RONDO_DEVICE void store_rows(T* to, const T* from, long long stride, long long exist, int head_dim) {
+  constexpr int kVectors = HEAD_DIM / kVector;
+  for (int i = static_cast<int>(threadIdx.x % 32); i < kWarpRows * kVectors; i += 32) {
+    const int row = i / kVectors, d = i % kVectors * kVector;
+    if (row < exist && d < head_dim)
+      store<kVector>(to + row * stride + d, get(*reinterpret_cast<const Vector*>(from + row * kStride + d)),
+                     head_dim - d < kVector ? head_dim - d : kVector);
+  }
+}
+// For each row of a tile: the sum of products with a row of global memory; and the row's number of `from`.
+RONDO_DEVICE void row_facts(C* dots, C* numbers, const T* tile, const T* rows, long long stride, const C* from,
+                            long long exist, int head_dim) {
+  constexpr int kGroup = 8;
+  const int lane = static_cast<int>(threadIdx.x) % kGroup;
+  for (int row = static_cast<int>(threadIdx.x) / kGroup; row < ROWS; row += static_cast<int>(blockDim.x) / kGroup) {
+    C sum = 0;
+    if (row < exist)
+      for (int d = lane * kVector; d < head_dim; d += kGroup * kVector) {
+        const Vector a = load<kVector>(rows + row * stride + d, head_dim - d < kVector ? head_dim - d : kVector),
+                     b = get(*reinterpret_cast<const Vector*>(tile + row * kStride + d));
+#pragma unroll
+        for (int e = 0; e < kVector; ++e) sum = fma_of(widen(a.at[e]), widen(b.at[e]), sum);
+      }
+    sum = warp_reduce<Sum, kGroup>(sum);
+    if (lane != 0) continue;
+    put(dots[row], sum);
+    put(numbers[row], row < exist ? read(from + row) : lowest());
+  }
+}
+
+// ---- Products of a warp: sums (16, 8 kTiles) += a (16, kDepth) b (kDepth, 8 kTiles)
+// A thread's sums are those of mma_16x8x16. `a`: the warp's first row; its columns are dense. kAlong: b's element (k, n)
+// is at b[n * stride + k], otherwise at b[k * stride + n].
+RONDO_DEVICE int group_of_lane() { return static_cast<int>(threadIdx.x % 32) / 4; }
+RONDO_DEVICE int place_in_group() { return static_cast<int>(threadIdx.x % 4); }
+
+template <class E> RONDO_DEVICE unsigned pair(const E* at) { return get(*reinterpret_cast<const unsigned*>(at)); }
+template <class E> RONDO_DEVICE unsigned pair(E first, E second) {
+  return static_cast<unsigned>(first.bits) | static_cast<unsigned>(second.bits) << 16;
+}
+template <int kTiles, int kDepth, bool kAlong, class E>
+RONDO_DEVICE void product(C (&sums)[kTiles][4], const E* a, int a_stride, const E* b, int b_stride) {
+  const int g = group_of_lane(), t = place_in_group();
+  if constexpr (sizeof(E) == 2) {
+#pragma unroll
+    for (int k = 0; k < kDepth; k += 16) {
+      const E *const row = a + g * a_stride + k + 2 * t, *const lower = row + 8 * a_stride;
+      const unsigned left[4] = {pair(row), pair(lower), pair(row + 8), pair(lower + 8)};
+#pragma unroll
+      for (int n = 0; n < kTiles; ++n) {
+        unsigned right[2];
+        if constexpr (kAlong) {
+          const E* const at = b + (kColumns * n + g) * b_stride + k + 2 * t;
+          right[0] = pair(at);
+          right[1] = pair(at + 8);
+        } else {
+          const E* const at = b + (k + 2 * t) * b_stride + kColumns * n + g;
+          right[0] = pair(get(at[0]), get(at[b_stride]));
+          right[1] = pair(get(at[8 * b_stride]), get(at[9 * b_stride]));
+        }
+        mma_16x8x16(sums[n], left, right, E());
+      }
+    }
+  } else {
+#pragma unroll 4
+    for (int k = 0; k < kDepth; ++k) {
+      const C upper = get(a[g * a_stride + k]), lower = get(a[(g + 8) * a_stride + k]);
+#pragma unroll
+      for (int n = 0; n < kTiles; ++n) {
+        const int column = kColumns * n + 2 * t;
+        const C first = get(kAlong ? b[column * b_stride + k] : b[k * b_stride + column]),
+                second = get(kAlong ? b[(column + 1) * b_stride + k] : b[k * b_stride + column + 1]);
+        sums[n][0] = fma_of(upper, first, sums[n][0]);
+        sums[n][1] = fma_of(upper, second, sums[n][1]);
+        sums[n][2] = fma_of(lower, first, sums[n][2]);
+        sums[n][3] = fma_of(lower, second, sums[n][3]);
+      }
+    }
+  }
+}
+// Where a thread's sum e of tile n stands.
+RONDO_DEVICE int row_of(int e) { return group_of_lane() + e / 2 * 8; }
+RONDO_DEVICE int column_of(int n, int e) { return kColumns * n + 2 * place_in_group() + e % 2; }
+
+// A warp's sums as elements of its rows of a tile; its other lanes may read them then.
+template <int kTiles> RONDO_DEVICE void put_rows(T* to, int stride, const C (&sums)[kTiles][4]) {
+  __syncwarp();
+#pragma unroll
+  for (int n = 0; n < kTiles; ++n)
+#pragma unroll
+    for (int e = 0; e < 4; ++e) put(to[row_of(e) * stride + column_of(n, e)], convert<T>(sums[n][e]));
+  __syncwarp();
+}
+// Over the four lanes that hold a row.
+template <class Op> RONDO_DEVICE C row_reduce(C value) {
+  value = Op::combine(value, __shfl_xor_sync(0xFFFFFFFFu, value, 1));
+  return Op::combine(value, __shfl_xor_sync(0xFFFFFFFFu, value, 2));
+}
+
+// What a row of a tile of scores may use of its columns: those that exist and that a causal call allows.
+struct Columns {
+  int begin, end;
+};
+RONDO_DEVICE int in_tile(long long at) { return static_cast<int>(at < 0 ? 0 : at < ROWS ? at : ROWS); }
+RONDO_DEVICE Columns keys_of(const Call& call, long long query, long long first_key) {
+  if (query >= call.queries) return {0, 0};
+  return {0, in_tile((call.causal != 0 && query + 1 < call.keys ? query + 1 : call.keys) - first_key)};
+}
+RONDO_DEVICE Columns queries_of(const Call& call, long long key, long long first_query) {
+  if (key >= call.keys) return {0, 0};
+  return {call.causal != 0 ? in_tile(key - first_query) : 0, in_tile(call.queries - first_query)};
+}
+// A score, scaled; the lowest where the query may not attend to the key. MASK: as AttentionMask.
+RONDO_DEVICE C masked(const Call& call, const void* mask, const Columns& columns, int column, long long batch,
+                      long long head, long long query, long long key, C score) {
+  if (column < columns.begin || column >= columns.end) return lowest();
+  score = score * static_cast<C>(call.scale);
+#if MASK > 0
+  const long long at = batch * call.mask_batch + head * call.mask_head + query * call.mask_row + key * call.mask_column;
+#endif
+#if MASK == 1
+  if (!read(static_cast<const bool*>(mask) + at)) return lowest();
+#elif MASK == 2
+  if (key < read(static_cast<const long long*>(mask) + at)) return lowest();
+#elif MASK == 3
+  score = score + widen(read(static_cast<const T*>(mask) + at));
+#endif
+  return score;
+}
+RONDO_DEVICE C exp_or_zero(C x) { return x == lowest() ? static_cast<C>(0) : rondo_exp(x); }
+RONDO_DEVICE long long least(long long a, long long b) { return b < a ? b : a; }
+)cuda";
+
+constexpr const char* kForward = R"cuda(
+// The last tile of queries first: a causal one has the most keys.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    rondo_attention(const T* q, const T* k, const T* v, const void* mask, T* out, C* logsumexp, Call call, Heads at_q,
+                    Heads at_k, Heads at_v, Heads at_out, long long blocks) {
+  __shared__ Vector q_tile[ROWS * kStride / kVector], k_tile[ROWS * kStride / kVector], v_tile[ROWS * kStride / kVector],
+      weight_tile[ROWS * kAcross / kVector];
+  T *const queries = reinterpret_cast<T*>(q_tile), *const keys = reinterpret_cast<T*>(k_tile),
+    *const values = reinterpret_cast<T*>(v_tile);
+  const int row = static_cast<int>(threadIdx.x) / 32 * kWarpRows;  // the warp's first
+  T *const mine = queries + row * kStride, *const weights = reinterpret_cast<T*>(weight_tile) + row * kAcross;
+  const int head_dim = static_cast<int>(call.head_dim);
+  const long long tiles = (call.queries + ROWS - 1) / ROWS, all_heads = call.batch * call.heads;
+  for (long long block = blockIdx.x; block < blocks; block += gridDim.x) {
+    const long long first = (tiles - 1 - block / all_heads) * ROWS, head = block % all_heads % call.heads,
+                    batch = block % all_heads / call.heads, kv_head = head / (call.heads / call.kv_heads);
+    const long long end = call.causal != 0 ? least(call.keys, first + ROWS) : call.keys;
+    load_rows(queries, q + batch * at_q.batch + head * at_q.head + first * at_q.row, at_q.row, call.queries - first,
+              head_dim);
+    C sums[kOutputs][4] = {}, top[2] = {lowest(), lowest()}, total[2] = {0, 0};
+    for (long long key = 0; key < end; key += ROWS) {
+      __syncthreads();  // the last tiles have been used
+      load_rows(keys, k + batch * at_k.batch + kv_head * at_k.head + key * at_k.row, at_k.row, call.keys - key,
+                head_dim);
+      load_rows(values, v + batch * at_v.batch + kv_head * at_v.head + key * at_v.row, at_v.row, call.keys - key,
+                head_dim);
+      __syncthreads();
+      C scores[kScores][4] = {};
+      product<kScores, HEAD_DIM, true>(scores, mine, kStride, keys, kStride);
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const long long query = first + row + row_of(2 * half);
+        const Columns columns = keys_of(call, query, key);
+        C most = top[half];
+#pragma unroll
+        for (int n = 0; n < kScores; ++n)
+#pragma unroll
+          for (int e = 2 * half; e < 2 * half + 2; ++e) {
+            const int column = column_of(n, e);
+            scores[n][e] = masked(call, mask, columns, column, batch, head, query, key + column, scores[n][e]);
+            most = Max::combine(most, scores[n][e]);
+          }
+        most = row_reduce<Max>(most);
+        const bool none = most == lowest();
+        const C shrinks = none ? static_cast<C>(1) : exp_or_zero(top[half] - most);
+        C part = 0;
+#pragma unroll
+        for (int n = 0; n < kScores; ++n)
+#pragma unroll
+          for (int e = 2 * half; e < 2 * half + 2; ++e) {
+            scores[n][e] = none ? static_cast<C>(0) : exp_or_zero(scores[n][e] - most);
+            part = part + scores[n][e];
+          }
+        total[half] = fma_of(total[half], shrinks, row_reduce<Sum>(part));
+        top[half] = most;
+#pragma unroll
+        for (int n = 0; n < kOutputs; ++n)
+#pragma unroll
+          for (int e = 2 * half; e < 2 * half + 2; ++e) sums[n][e] = sums[n][e] * shrinks;
+      }
+      put_rows(weights, kAcross, scores);
+      product<kOutputs, ROWS, false>(sums, weights, kAcross, values, kStride);
+    }
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const bool none = top[half] == lowest();
+#pragma unroll
+      for (int n = 0; n < kOutputs; ++n)
+#pragma unroll
+        for (int e = 2 * half; e < 2 * half + 2; ++e) sums[n][e] = none ? static_cast<C>(0) : sums[n][e] / total[half];
+      const long long query = first + row + row_of(2 * half);
+      if (place_in_group() == 0 && query < call.queries)
+        write(logsumexp + (batch * call.heads + head) * call.queries + query,
+              none ? lowest() : top[half] + rondo_log(total[half]));
+    }
+    __syncthreads();  // without keys, the tile of queries is still being loaded
+    put_rows(mine, kStride, sums);
+    store_rows(out + batch * at_out.batch + head * at_out.head + (first + row) * at_out.row, mine, at_out.row,
+               call.queries - first - row, head_dim);
+    __syncthreads();  // before the next tile of queries
+  }
+}
+)cuda";
+
+constexpr const char* kBackward = R"cuda(
+// What the backward reads of queries: q, the gradient of the output, the output, the logsumexp.
+struct Queries {
+  const T *q, *grad, *out;
+  const C* logsumexp;
+  Heads at_q, at_grad, at_out;
+  RONDO_DEVICE void load(const Call& call, long long batch, long long head, long long first, T* q_rows, T* grad_rows) const {
+    const int head_dim = static_cast<int>(call.head_dim);
+    load_rows(q_rows, q + batch * at_q.batch + head * at_q.head + first * at_q.row, at_q.row, call.queries - first,
+              head_dim);
+    load_rows(grad_rows, grad + batch * at_grad.batch + head * at_grad.head + first * at_grad.row, at_grad.row,
+              call.queries - first, head_dim);
+  }
+  // Of loaded rows: `deltas` is what the gradient of each score of a query lacks, sum over d of grad out.
+  RONDO_DEVICE void facts(const Call& call, long long batch, long long head, long long first, const T* grad_rows,
+                          C* deltas, C* totals) const {
+    row_facts(deltas, totals, grad_rows, out + batch * at_out.batch + head * at_out.head + first * at_out.row,
+              at_out.row, logsumexp + (batch * call.heads + head) * call.queries + first, call.queries - first,
+              static_cast<int>(call.head_dim));
+  }
+};
+struct Shared {
+  T *own, *own_values, *other, *other_values, *weights;
+  C *deltas, *totals;
+};
+
+// A score and the gradient of its weight become the weight and the gradient of the product q k.
+RONDO_DEVICE void weight_and_slope(const Call& call, C allowed, C delta, C total, C& score, C& grad) {
+  score = total == lowest() ? static_cast<C>(0) : exp_or_zero(allowed - total);
+  grad = score == 0 ? static_cast<C>(0) : score * (grad - delta) * static_cast<C>(call.scale);
+}
+
+RONDO_DEVICE void grad_of_queries(const Shared& s, const Call& call, const Queries& queries, const void* mask, const T* k,
+                                  const T* v, Heads at_k, Heads at_v, T* grad_q, Heads at_grad_q, long long block) {
+  const int row = static_cast<int>(threadIdx.x) / 32 * kWarpRows, head_dim = static_cast<int>(call.head_dim);
+  const long long tiles = (call.queries + ROWS - 1) / ROWS, all_heads = call.batch * call.heads;
+  const long long first = (tiles - 1 - block / all_heads) * ROWS, head = block % all_heads % call.heads,
+                  batch = block % all_heads / call.heads, kv_head = head / (call.heads / call.kv_heads);
+  const long long end = call.causal != 0 ? least(call.keys, first + ROWS) : call.keys;
+  queries.load(call, batch, head, first, s.own, s.own_values);
+  __syncthreads();
+  queries.facts(call, batch, head, first, s.own_values, s.deltas, s.totals);
+  __syncthreads();
+  C sums[kOutputs][4] = {};
+  for (long long key = 0; key < end; key += ROWS) {
+    __syncthreads();  // the last tiles have been used
+    load_rows(s.other, k + batch * at_k.batch + kv_head * at_k.head + key * at_k.row, at_k.row, call.keys - key,
+              head_dim);
+    load_rows(s.other_values, v + batch * at_v.batch + kv_head * at_v.head + key * at_v.row, at_v.row, call.keys - key,
+              head_dim);
+    __syncthreads();
+    C scores[kScores][4] = {}, grads[kScores][4] = {};
+    product<kScores, HEAD_DIM, true>(scores, s.own + row * kStride, kStride, s.other, kStride);
+    product<kScores, HEAD_DIM, true>(grads, s.own_values + row * kStride, kStride, s.other_values, kStride);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int at = row + row_of(2 * half);
+      const Columns columns = keys_of(call, first + at, key);
+      const C delta = get(s.deltas[at]), total = get(s.totals[at]);
+#pragma unroll
+      for (int n = 0; n < kScores; ++n)
+#pragma unroll
+        for (int e = 2 * half; e < 2 * half + 2; ++e) {
+          const int column = column_of(n, e);
+          const C allowed =
+              masked(call, mask, columns, column, batch, head, first + at, key + column, scores[n][e]);
+          weight_and_slope(call, allowed, delta, total, scores[n][e], grads[n][e]);
+        }
+    }
+    put_rows(s.weights + row * kAcross, kAcross, grads);
+    product<kOutputs, ROWS, false>(sums, s.weights + row * kAcross, kAcross, s.other, kStride);
+  }
+  put_rows(s.own + row * kStride, kStride, sums);
+  store_rows(grad_q + batch * at_grad_q.batch + head * at_grad_q.head + (first + row) * at_grad_q.row,
+             s.own + row * kStride, at_grad_q.row, call.queries - first - row, head_dim);
+}
+
+RONDO_DEVICE void grad_of_keys(const Shared& s, const Call& call, const Queries& queries, const void* mask, const T* k,
+                               const T* v, Heads at_k, Heads at_v, T* grad_k, Heads at_grad_k, T* grad_v,
+                               Heads at_grad_v, long long block) {
+  const int row = static_cast<int>(threadIdx.x) / 32 * kWarpRows, head_dim = static_cast<int>(call.head_dim);
+  const long long all_heads = call.batch * call.kv_heads, groups = call.heads / call.kv_heads;
+  const long long first = block / all_heads * ROWS, kv_head = block % all_heads % call.kv_heads,
+                  batch = block % all_heads / call.kv_heads;
+  load_rows(s.own, k + batch * at_k.batch + kv_head * at_k.head + first * at_k.row, at_k.row, call.keys - first,
+            head_dim);
+  load_rows(s.own_values, v + batch * at_v.batch + kv_head * at_v.head + first * at_v.row, at_v.row, call.keys - first,
+            head_dim);
+  C sums[kOutputs][4] = {}, value_sums[kOutputs][4] = {};
+  for (long long head = kv_head * groups; head < (kv_head + 1) * groups; ++head)
+    for (long long query = call.causal != 0 ? first : 0; query < call.queries; query += ROWS) {
+      __syncthreads();  // the last tiles have been used
+      queries.load(call, batch, head, query, s.other, s.other_values);
+      __syncthreads();
+      queries.facts(call, batch, head, query, s.other_values, s.deltas, s.totals);
+      __syncthreads();
+      C scores[kScores][4] = {}, grads[kScores][4] = {};
+      product<kScores, HEAD_DIM, true>(scores, s.own + row * kStride, kStride, s.other, kStride);
+      product<kScores, HEAD_DIM, true>(grads, s.own_values + row * kStride, kStride, s.other_values, kStride);
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const long long key = first + row + row_of(2 * half);
+        const Columns columns = queries_of(call, key, query);
+#pragma unroll
+        for (int n = 0; n < kScores; ++n)
+#pragma unroll
+          for (int e = 2 * half; e < 2 * half + 2; ++e) {
+            const int column = column_of(n, e);
+            const C allowed = masked(call, mask, columns, column, batch, head, query + column, key, scores[n][e]);
+            weight_and_slope(call, allowed, get(s.deltas[column]), get(s.totals[column]), scores[n][e], grads[n][e]);
+          }
+      }
+      put_rows(s.weights + row * kAcross, kAcross, scores);
+      product<kOutputs, ROWS, false>(value_sums, s.weights + row * kAcross, kAcross, s.other_values, kStride);
+      put_rows(s.weights + row * kAcross, kAcross, grads);
+      product<kOutputs, ROWS, false>(sums, s.weights + row * kAcross, kAcross, s.other, kStride);
+    }
+  __syncthreads();  // without queries, the tiles are still being loaded
+  put_rows(s.own + row * kStride, kStride, sums);
+  store_rows(grad_k + batch * at_grad_k.batch + kv_head * at_grad_k.head + (first + row) * at_grad_k.row,
+             s.own + row * kStride, at_grad_k.row, call.keys - first - row, head_dim);
+  put_rows(s.own_values + row * kStride, kStride, value_sums);
+  store_rows(grad_v + batch * at_grad_v.batch + kv_head * at_grad_v.head + (first + row) * at_grad_v.row,
+             s.own_values + row * kStride, at_grad_v.row, call.keys - first - row, head_dim);
+}
+
+// The blocks of keys come first: they have more to do.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    rondo_attention_grad(const T* q, const T* k, const T* v, const void* mask, const T* out, const C* logsumexp,
+                         const T* grad, T* grad_q, T* grad_k, T* grad_v, Call call, Heads at_q, Heads at_k, Heads at_v,
+                         Heads at_out, Heads at_grad, Heads at_grad_q, Heads at_grad_k, Heads at_grad_v,
+                         long long key_blocks, long long blocks) {
+  __shared__ Vector own[ROWS * kStride / kVector], own_values[ROWS * kStride / kVector],
+      other[ROWS * kStride / kVector], other_values[ROWS * kStride / kVector], weights[ROWS * kAcross / kVector];
+  __shared__ C deltas[ROWS], totals[ROWS];
+  const Shared s = {reinterpret_cast<T*>(own),          reinterpret_cast<T*>(own_values), reinterpret_cast<T*>(other),
+                    reinterpret_cast<T*>(other_values), reinterpret_cast<T*>(weights),    deltas,
+                    totals};
+  const Queries queries = {q, grad, out, logsumexp, at_q, at_grad, at_out};
+  for (long long block = blockIdx.x; block < blocks; block += gridDim.x) {
+    if (block < key_blocks)
+      grad_of_keys(s, call, queries, mask, k, v, at_k, at_v, grad_k, at_grad_k, grad_v, at_grad_v, block);
+    else
+      grad_of_queries(s, call, queries, mask, k, v, at_k, at_v, grad_q, at_grad_q, block - key_blocks);
+    __syncthreads();  // before the next block's tiles
+  }
+}
+)cuda";
+
+// What the kernels take by value: the structs Call and Heads of the text.
+struct CallArgument {
+  long long batch, heads, kv_heads, queries, keys, head_dim, causal;
+  double scale;
+  long long mask_batch, mask_head, mask_row, mask_column;
+};
+CallArgument argument(const AttentionCall& c) {
+  return {c.batch, c.heads,           c.kv_heads,        c.queries,         c.keys,           c.head_dim, c.causal,
+          c.scale, c.mask_strides[0], c.mask_strides[1], c.mask_strides[2], c.mask_strides[3]};
+}
+struct HeadsArgument {
+  long long batch, head, row;
+};
+HeadsArgument argument(const HeadsStrides& s) { return {s.batch, s.head, s.row}; }
+
+Kernel kernel(const AttentionCall& call, const AttentionTile& tile, const Source& source, const char* name) {
+  return kernel_of(call.device, source, name,
+                   {{"T", type_name(call.dtype)},
+                    {"HEAD_DIM", absl::StrCat(tile.head_dim)},
+                    {"ROWS", absl::StrCat(tile.rows)},
+                    {"THREADS", absl::StrCat(tile.threads())},
+                    {"MASK", absl::StrCat(static_cast<int>(call.mask))}});
+}
+std::string text_with(const char* kernels) {
+  return absl::StrCat(scalar_function("rondo_exp", [](LoopValue x) { return scalar::exp(x); }),
+                      scalar_function("rondo_log", [](LoopValue x) { return scalar::log(x); }), kProduct, kTiles,
+                      kernels);
+}
+int64_t tiles_of(int64_t rows, const AttentionTile& tile) { return (rows + tile.rows - 1) / tile.rows; }
+
+}  // namespace
+
+const Source& fused_attention_source() {
+  static const auto* const text = new std::string(text_with(kForward));
+  static const Source source{"fused_attention", *text};
+  return source;
+}
+const Source& fused_attention_grad_source() {
+  static const auto* const text = new std::string(text_with(kBackward));
+  static const Source source{"fused_attention_grad", *text};
+  return source;
+}
+
+std::optional<AttentionTile> attention_tile(DType dtype, int64_t head_dim) {
+  // The backward's four tiles, one of weights and two numbers for each row take at most the 48 KiB that every launch
+  // may have.
+  constexpr size_t kSharedBytes = 48 << 10;
+  if (head_dim < 1 || head_dim > 128) return std::nullopt;
+  const size_t element = size_of(dtype), pad = 16 / element, width = (static_cast<size_t>(head_dim) + 15) / 16 * 16;
+  for (const size_t rows : {64, 32, 16}) {
+    const size_t bytes = rows * (4 * (width + pad) + rows + pad) * element + 2 * rows * size_of(compute_dtype(dtype));
+    if (bytes <= kSharedBytes) return AttentionTile{static_cast<int>(width), static_cast<int>(rows)};
+  }
+  return std::nullopt;
+}
+
+void fused_attention_forward(const AttentionCall& call, const AttentionTile& tile, const AttentionOperands& o,
+                             void* out, const HeadsStrides& out_strides, void* logsumexp) {
+  const int64_t blocks = call.batch * call.heads * tiles_of(call.queries, tile);
+  if (blocks == 0) return;
+  launch_blocks(call.device, kernel(call, tile, fused_attention_source(), "rondo_attention"), blocks,
+                static_cast<unsigned>(tile.threads()), o.q, o.k, o.v, o.mask, out, logsumexp, argument(call),
+                argument(call.q), argument(call.k), argument(call.v), argument(out_strides),
+                static_cast<long long>(blocks));
+}
+
+void fused_attention_backward(const AttentionCall& call, const AttentionTile& tile, const AttentionOperands& o,
+                              const AttentionGradients& g) {
+  const int64_t key_blocks = call.batch * call.kv_heads * tiles_of(call.keys, tile),
+                blocks = key_blocks + call.batch * call.heads * tiles_of(call.queries, tile);
+  if (blocks == 0) return;
+  launch_blocks(call.device, kernel(call, tile, fused_attention_grad_source(), "rondo_attention_grad"), blocks,
+                static_cast<unsigned>(tile.threads()), o.q, o.k, o.v, o.mask, g.out, g.logsumexp, g.grad, g.grad_q,
+                g.grad_k, g.grad_v, argument(call), argument(call.q), argument(call.k), argument(call.v),
+                argument(g.out_strides), argument(g.grad_strides), argument(g.grad_q_strides),
+                argument(g.grad_k_strides), argument(g.grad_v_strides), static_cast<long long>(key_blocks),
+                static_cast<long long>(blocks));
+}
+
+}  // namespace rondo::cuda

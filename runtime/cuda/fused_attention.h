@@ -1,0 +1,41 @@
+// Attention as one kernel for each direction, without scores in memory (FlashAttention-2: Dao, 2023): START with
+// attention.h, which chooses between this and Note [Chunks of queries].
+//
+// Note [Fused attention]. A block owns a tile of queries and walks over the tiles of keys: products of tiles, and a
+//   softmax whose maximum and sum follow the walk. The backward is one launch with two kinds of blocks. Some own a tile
+//   of keys and walk over queries, for the gradients of keys and values; the others own a tile of queries and walk over
+//   keys. Both compute the weights again from the logsumexp, so nothing is added up between blocks: no atomics, and the
+//   same bits in every run. A warp owns 16 rows of a tile. Products of 16-bit types run on tensor cores
+//   (mma_16x8x16), others on fused multiply-adds; sums are f32 (f64 for f64).
+// Thread safe: free functions, which enqueue on the compute stream and return.
+#pragma once
+
+#include <array>
+#include <optional>
+#include <string>
+
+#include "rondo/runtime/cuda/attention.h"
+
+namespace rondo::cuda {
+
+struct Source;
+
+// Sizes of a kernel, which its text has as constants.
+struct AttentionTile {
+  int head_dim = 0;  // a multiple of 16, at least the call's
+  int rows = 0;      // of the tile that a block owns, and of those that it walks over
+  int threads() const { return rows * 2; }
+};
+// nullopt: the tiles of such a call do not fit into shared memory.
+std::optional<AttentionTile> attention_tile(DType dtype, int64_t head_dim);
+
+void fused_attention_forward(const AttentionCall& call, const AttentionTile& tile, const AttentionOperands& operands,
+                             void* out, const HeadsStrides& out_strides, void* logsumexp);
+void fused_attention_backward(const AttentionCall& call, const AttentionTile& tile, const AttentionOperands& operands,
+                              const AttentionGradients& gradients);
+
+// Their kernels, and the defines that they need: T, HEAD_DIM, ROWS, THREADS, MASK.
+const Source& fused_attention_source();
+const Source& fused_attention_grad_source();
+
+}  // namespace rondo::cuda

@@ -1,0 +1,116 @@
+#include "rondo/tests/cuda/step_launches.h"
+
+#include <algorithm>
+#include <map>
+#include <optional>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "rondo/compile/compile.h"
+#include "rondo/optim/adam.h"
+#include "rondo/optim/compile.h"
+#include "rondo/runtime/amp.h"
+#include "rondo/runtime/random.h"
+#include "rondo/tests/fake_cuda/fake_cuda.h"
+
+namespace rondo::test {
+namespace {
+
+using fake_cuda::Enqueued;
+
+// As examples/train_gpt: matrices and embeddings decay.
+optim::AdamW optimizer_of(const nn::GPT2& model) {
+  optim::ParamGroup<optim::AdamWOptions> decayed, plain;
+  for (const Tensor& p : model.parameters()) (p.rank() >= 2 ? decayed : plain).params.push_back(p);
+  decayed.options = {.weight_decay = 0.1};
+  plain.options = {.weight_decay = 0};
+  return optim::AdamW({decayed, plain});
+}
+
+std::vector<Enqueued> third_step(const StepOptions& options, int64_t layers) {
+  constexpr int64_t kSteps = 3;  // the first ones compile, allocate and make states
+  FakeCuda cuda({.bytes = size_t{60} << 30, .executes = false});
+  const DeviceScope scope(cuda.device());
+  nn::GPT2Config config = options.model;
+  config.n_layer = layers;
+  nn::GPT2 model(config, 1);
+  optim::AdamW optimizer = optimizer_of(model);
+  const compile::Regions regions = compile::compile_regions(model);
+  optim::compile(optimizer);
+  const int64_t T = config.block_size;
+  const Tensor tokens = Tensor::from(std::vector<int64_t>(static_cast<size_t>(options.batch * T), 1),
+                                     {options.batch, T}, cuda.device());
+  std::vector<Enqueued> journal;
+  for (int64_t step = 0; step < kSteps; ++step) {
+    cuda->take_journal();
+    Tensor loss;
+    {
+      const amp::Autocast lower(options.dtype == kBF16 ? std::optional(kBF16) : std::nullopt);
+      loss = model.loss(tokens, tokens);
+    }
+    loss.backward();
+    loss.item();
+    optimizer.step({.max_norm = 1.0});
+    optimizer.zero_grad();
+    journal = cuda->take_journal();
+  }
+  return journal;
+}
+
+bool is_transfer(const Enqueued& work) {
+  return work.kind == Enqueued::Kind::kCopy && work.name.find("host") != std::string::npos;
+}
+
+std::string name_of(const Enqueued& work) {
+  switch (work.kind) {
+    case Enqueued::Kind::kKernel: return work.name;
+    case Enqueued::Kind::kProduct: return "product " + work.name;
+    default: return absl::StrCat(work.name, " of ", work.bytes, " bytes");
+  }
+}
+
+std::map<std::string, int64_t> counts(const std::vector<Enqueued>& journal) {
+  std::map<std::string, int64_t> counts;
+  for (const Enqueued& work : journal)
+    if (!is_transfer(work)) ++counts[name_of(work)];
+  return counts;
+}
+
+}  // namespace
+
+StepLaunches step_launches(const StepOptions& options) {
+  StepLaunches result{.options = options, .launches = {}};
+  const std::vector<Enqueued> journal = third_step(options, options.model.n_layer);
+  // A block is what one more of them adds.
+  const std::map<std::string, int64_t> all = counts(journal),
+                                       fewer = counts(third_step(options, options.model.n_layer - 1));
+  std::map<std::string, bool> seen;
+  for (const Enqueued& work : journal) {
+    if (is_transfer(work)) {
+      ++result.transfers;
+      continue;
+    }
+    ++result.per_step;
+    const std::string name = name_of(work);
+    if (std::exchange(seen[name], true)) continue;
+    const auto other = fewer.find(name);
+    const int64_t step = all.at(name), block = step - (other == fewer.end() ? 0 : other->second);
+    result.launches.push_back({name, step, block});
+    result.per_block += block;
+  }
+  return result;
+}
+
+std::string to_markdown(const StepLaunches& launches) {
+  const StepOptions& o = launches.options;
+  std::string text = absl::StrFormat(
+      "%s, %d x %d tokens, %d layers, width %d: %d launches a step, %d a block (forward and backward); %d copies "
+      "between host and device.\n\n| launch | a step | a block |\n|---|---|---|\n",
+      o.dtype == kBF16 ? "bf16 (mixed precision)" : std::string(name_of(o.dtype)), o.batch, o.model.block_size,
+      o.model.n_layer, o.model.n_embd, launches.per_step, launches.per_block, launches.transfers);
+  for (const LaunchCount& launch : launches.launches)
+    absl::StrAppend(&text, "| ", launch.name, " | ", launch.step, " | ", launch.block, " |\n");
+  return text;
+}
+
+}  // namespace rondo::test

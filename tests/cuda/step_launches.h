@@ -1,0 +1,39 @@
+// What one training step of GPT-2 124M enqueues on a CUDA device, at its real sizes: counted on the fake driver, which
+// runs none of it (Options::executes).
+//
+//   std::puts(test::to_markdown(test::step_launches({.dtype = kBF16})).c_str());
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "rondo/modules/gpt2.h"
+#include "rondo/runtime/dtype.h"
+
+namespace rondo::test {
+
+struct StepOptions {
+  DType dtype = kF32;  // kBF16: mixed precision, as examples/train_gpt
+  int64_t batch = 8;   // sequences of the block size
+  nn::GPT2Config model = {.vocab_size = 50257, .block_size = 1024, .n_layer = 12, .n_head = 12, .n_embd = 768};
+};
+
+// Launches of one name: kernels, products, fills and copies on the device.
+struct LaunchCount {
+  std::string name;
+  int64_t step = 0, block = 0;  // block: of one block, forward and backward
+};
+struct StepLaunches {
+  StepOptions options;
+  std::vector<LaunchCount> launches;  // in the order of their first one in the step
+  int64_t per_step = 0, per_block = 0;
+  int64_t transfers = 0;  // copies between host and device, which are no launches: tokens, tables, the loss
+};
+
+// A step after the first ones: forward, backward, clipping and AdamW, compiled. The fake is reset: no FakeCuda may
+// live.
+StepLaunches step_launches(const StepOptions& options);
+std::string to_markdown(const StepLaunches& launches);
+
+}  // namespace rondo::test
