@@ -126,7 +126,8 @@ void OptionParser::check_and_finish() {
   if (o.checkpoint_interval == 0) o.checkpoint_interval = o.eval_interval;
   if (o.compile == "auto") {
     o.compile = compile::jit_available(o.device) ? "regions" : "none";
-    if (o.compile == "none") note_ = absl::StrCat("Eager execution: no code generator for ", to_string(o.device), " (LLVM, or CUDA's NVRTC).");
+    if (o.compile == "none")
+      note_ = absl::StrCat("Eager execution: no code generator for ", to_string(o.device), " (LLVM, or CUDA's NVRTC).");
   }
 }
 

@@ -272,11 +272,8 @@ TEST(CudaAttention, TheRealNvrtcCompilesIt) {
       const std::string text = cuda::whole_text(cuda::attention_source(), {{"T", cuda::type_name(dtype)}});
       EXPECT_GT(cuda::compile_image(text, "attention", architecture).cubin.size(), 1000u);
     }
-  for (const auto& [dtype, head_dim, architecture] : {std::tuple(kBF16, 64, 80),
-                                                      {kBF16, 128, 90},
-                                                      {kF16, 64, 100},
-                                                      {kF32, 64, 90},
-                                                      {kF64, 16, 80}}) {
+  for (const auto& [dtype, head_dim, architecture] :
+       {std::tuple(kBF16, 64, 80), {kBF16, 128, 90}, {kF16, 64, 100}, {kF32, 64, 90}, {kF64, 16, 80}}) {
     const auto tile = cuda::attention_tile(dtype, head_dim);
     ASSERT_TRUE(tile);
     for (const cuda::Source* source : {&cuda::fused_attention_source(), &cuda::fused_attention_grad_source()}) {
