@@ -1,4 +1,5 @@
 // The only path of a call: infer -> (recording? append : run the backend's kernel) -> (gradient needed? tape).
+#include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "rondo/runtime/anomaly_check.h"
 #include "rondo/runtime/autograd.h"
@@ -17,6 +18,8 @@ namespace rondo {
 namespace {
 thread_local Recorder* recorder = nullptr;
 thread_local RecorderScope* innermost_scope = nullptr;
+// While an op runs in parts: the line of its call, which errors of the parts name.
+thread_local const std::source_location* call_in_parts = nullptr;
 }  // namespace
 
 Recorder* active_recorder() { return recorder; }
@@ -109,6 +112,9 @@ void run_parts(const OpDef& op, std::span<const Tensor* const> inputs, Device de
   for (size_t i = 0; i < inputs.size(); ++i) copies[i] = *inputs[i];
   const NoGrad off;  // the op is one tape node
   const memory::Cause cause("", op.name, where);
+  if (call_in_parts != nullptr) return op.decompose({copies, inputs.size()}, attrs, outputs);
+  call_in_parts = &where;
+  const absl::Cleanup end = [] { call_in_parts = nullptr; };
   op.decompose({copies, inputs.size()}, attrs, outputs);
 }
 
@@ -155,7 +161,9 @@ class Dispatcher {
       : op_(op),
         attrs_(attrs),
         n_(static_cast<int>(args.size())),
-        where_(args.empty() ? std::source_location{} : args[0].where) {
+        where_(call_in_parts != nullptr ? *call_in_parts
+               : args.empty()           ? std::source_location{}
+                                        : args[0].where) {
     for (int i = 0; i < n_; ++i) inputs_[i] = &args[i].tensor;
     if (n_ > 0 && !inputs_[0]->defined()) throw_op_error(op.name, "operand 0 is an undefined tensor", where_);
     for (int i = 1; i < n_; ++i)

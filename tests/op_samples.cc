@@ -360,13 +360,19 @@ template <int kOperands> Samples rows(bool large) {
   }
   return samples;
 }
+// Also rows without elements.
+template <int kOperands> Samples softmax_rows(bool large) {
+  Samples samples = rows<kOperands>(large);
+  if (!large) samples.push_back({"no columns", std::vector<Tensor>(kOperands, real({3, 0}))});
+  return samples;
+}
 Samples softmax_grad_samples(bool large) {
-  Samples samples = rows<2>(large);
+  Samples samples = softmax_rows<2>(large);
   for (OpSample& s : samples) s.inputs[1] = ops::softmax(s.inputs[1]);
   return samples;
 }
 Samples log_softmax_grad_samples(bool large) {
-  Samples samples = rows<2>(large);
+  Samples samples = softmax_rows<2>(large);
   for (OpSample& s : samples) s.inputs[1] = ops::log_softmax(s.inputs[1]);
   return samples;
 }
@@ -711,9 +717,9 @@ constexpr OpSpec kSpecs[] = {
      .tolerance = 16,
      .differentiable_outputs = 3,
      .decomposes_exactly = true},
-    {.name = "softmax", .make = &rows<1>, .decomposes_exactly = true},
+    {.name = "softmax", .make = &softmax_rows<1>, .decomposes_exactly = true},
     {.name = "softmax_grad", .make = &softmax_grad_samples, .tolerance = 8, .decomposes_exactly = true},
-    {.name = "log_softmax", .make = &rows<1>, .decomposes_exactly = true},
+    {.name = "log_softmax", .make = &softmax_rows<1>, .decomposes_exactly = true},
     {.name = "log_softmax_grad", .make = &log_softmax_grad_samples, .tolerance = 8, .decomposes_exactly = true},
     {.name = "attention", .make = &attention_samples, .tolerance = 16, .constant_inputs = 8},
     {.name = "attention_grad", .make = &attention_grad_samples, .tolerance = 32, .differentiable_outputs = 7},

@@ -173,6 +173,9 @@ constexpr OpDef kRMSNormGrad = {
         },
 };
 
+// The largest element of each row. Of rows without elements: 0, which nothing reads.
+static Tensor top_of_rows(const Tensor& x) { return x.size(-1) == 0 ? sum(x, {-1}, true) : max(x, {-1}, true); }
+
 constexpr OpDef kSoftmaxGrad = {
     .name = "softmax_grad",
     .kind = OpKind::kOpaque,
@@ -194,7 +197,7 @@ constexpr OpDef kSoftmax = {
     .decompose =
         [](std::span<const Tensor> in, const Attrs&, std::span<Tensor> out) {
           const Tensor x = widened(in[0]);
-          const Tensor e = exp(x - max(x, {-1}, true));
+          const Tensor e = exp(x - top_of_rows(x));
           out[0] = (e * (1.0 / sum(e, {-1}, true))).to(in[0].dtype());
         },
     .grad =
@@ -224,7 +227,7 @@ constexpr OpDef kLogSoftmax = {
     .decompose =
         [](std::span<const Tensor> in, const Attrs&, std::span<Tensor> out) {
           const Tensor x = widened(in[0]);
-          const Tensor top = max(x, {-1}, true);
+          const Tensor top = top_of_rows(x);
           out[0] = (x - top - log(sum(exp(x - top), {-1}, true))).to(in[0].dtype());
         },
     .grad =

@@ -220,6 +220,19 @@ TEST(CudaKernels, BadIndicesAreReported) {
   }
 }
 
+// linear_cross_entropy has no kernel of its own here: a part of it finds the bad index.
+TEST(CudaKernels, AnOpInPartsNamesTheLineOfItsCall) {
+  FakeCuda cuda;
+  const Tensor x = Tensor::ones({2, 3}).to(cuda.device());
+  const Tensor wrong = Tensor::from<int64_t>({0, 9}, {2}).to(cuda.device());
+  const std::string message = error_of<Error>([&] {
+    const Tensor loss = ops::linear_cross_entropy(x, x, Tensor(), wrong);
+    synchronize(cuda.device());
+  });
+  EXPECT_NE(message.find("index 9 at position 1 is out of range for size 2"), std::string::npos) << message;
+  EXPECT_NE(message.find("kernels_test.cc"), std::string::npos) << message;
+}
+
 // Through the public functions: dispatch calls these kernels on the host, and they enqueue.
 TEST(CudaKernels, AProgramOfOps) {
   const auto program = [](Device device) {
