@@ -11,6 +11,7 @@
 #include "rondo/runtime/cuda/nvtx.h"
 #include "rondo/runtime/error.h"
 #include "rondo/runtime/matmul_precision.h"
+#include "rondo/runtime/memory.h"
 #include "rondo/runtime/recent_cache.h"
 #include "rondo/runtime/storage.h"
 
@@ -98,8 +99,8 @@ Product::Product(DeviceState& state, const MatmulCall& call, int variant)
     : library_(lt()), device_(state.index()), call_(call), variant_(variant), most_workspace_(most_workspace(state)) {
   constexpr int64_t kMost = INT32_MAX;  // cublasLt.h, CUBLASLT_MATRIX_LAYOUT_ROWS
   if (call.batch > kMost || call.m > kMost || call.n > kMost || call.k > kMost)
-    throw Error(absl::StrCat("matmul: cuBLASLt takes sizes below 2^31, not ", call.batch, " times [", call.m, ", ",
-                             call.k, "] x [", call.k, ", ", call.n, "]; split the operands"));
+    throw Error(absl::StrCat(memory::Cause::describe(), ": cuBLASLt takes sizes below 2^31, not ", call.batch,
+                             " times [", call.m, ", ", call.k, "] x [", call.k, ", ", call.n, "]; split the operands"));
   const LtType in = library_type(call.dtype), out = library_type(call.result_dtype());
   const bool f64 = call.dtype == kF64;
   uint32_t epilogue = call.bias ? static_cast<uint32_t>(LtEpilogue::kBias) : 0;

@@ -389,6 +389,16 @@ TEST(CudaProduct, MemoryThatRunsOutIsATypedErrorAndNoMore) {
   }
 }
 
+TEST(CudaProduct, SizesBeyondTheLibrarysNameTheCall) {
+  FakeCuda cuda({.bytes = size_t{60} << 30, .executes = false});
+  const int64_t K = (int64_t{1} << 31) + 7;
+  const Tensor x = Tensor::empty({1, K}, {kBF16, cuda.device()});
+  const std::string message = test::error_of([&] { static_cast<void>(x.matmul(x.t())); });
+  EXPECT_EQ(message.find("matmul ("), 0u) << message;
+  EXPECT_NE(message.find("product_test.cc"), std::string::npos) << message;
+  EXPECT_NE(message.find("cuBLASLt takes sizes below 2^31, not 1 times [1, 2147483655]"), std::string::npos) << message;
+}
+
 TEST(CudaProduct, AnotherDevicesOperandIsRefused) {
   FakeCuda cuda({.devices = 2});
   const Tensor a = Tensor::ones({2, 3}).to(cuda.device(0)), b = Tensor::ones({3, 2}).to(cuda.device(1));
