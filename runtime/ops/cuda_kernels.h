@@ -51,6 +51,8 @@ void topk_kernel(const KernelContext& context);
 // loss.cc
 void cross_entropy_kernel(const KernelContext& context);
 void cross_entropy_grad_kernel(const KernelContext& context);
+void linear_cross_entropy_kernel(const KernelContext& context);
+void linear_cross_entropy_grad_kernel(const KernelContext& context);
 void scale_kernel(const KernelContext& context);
 
 void rotary_kernel(const KernelContext& context);   // rotary.cc

@@ -225,7 +225,7 @@ constexpr OpDef kLinearCrossEntropyGrad = {
     .kind = OpKind::kOpaque,
     .n_outputs = kOperands,
     .infer = [](InferContext& c) { infer_gradients(c, 1, 0); },
-    .on = {{&cpu::linear_cross_entropy_grad_kernel}},
+    .on = {{&cpu::linear_cross_entropy_grad_kernel}, {&cuda::linear_cross_entropy_grad_kernel}},
     .decompose = &decompose_linear_cross_entropy_grad,
     .fuse_parts = false,
 };
@@ -249,7 +249,7 @@ constexpr OpDef kLinearCrossEntropy = {
           c.output(0, c.dtype(0), per_row ? c.sizes(3) : Dims());
           infer_gradients(c, 0, 1);
         },
-    .on = {{&cpu::linear_cross_entropy_kernel}},
+    .on = {{&cpu::linear_cross_entropy_kernel}, {&cuda::linear_cross_entropy_kernel}},
     .decompose = &decompose_linear_cross_entropy,
     .grad =
         [](const GradContext& g) {
