@@ -24,7 +24,7 @@ struct KernelCall {
   int64_t grain;  // elements that pay for waking a thread
 };
 
-// Adds up the partial sums that a kernel has left: Note [Column order]. One launch for all of its sums.
+// Adds up the partial sums that a kernel has left: Note [Column order].
 struct CombineCall {
   struct Sum {
     std::byte* partial;  // [chunks, cols] of `compute`; the launch may overwrite it
@@ -52,7 +52,7 @@ struct TableCall {
 struct LaunchFunctions {
   using Owner = std::shared_ptr<const void>;
   void (*kernel)(Device device, const KernelCall& call, const Owner& owner);
-  void (*combine)(Device device, const CombineCall& call, const Owner& owner);
+  void (*combine)(Device device, std::span<const CombineCall> calls, const Owner& owner);  // of one kernel or several
   void (*table)(Device device, const TableCall& call, const Owner& owner);
   void (*library_call)(Device device, const std::shared_ptr<const PreparedKernel>& call,
                        std::span<std::byte* const> addresses);

@@ -38,29 +38,32 @@ extern "C" __global__ void rondo_keys(const IN* in, unsigned long long* keys, Ro
 )cuda"};
 
 constexpr Source kSort = {"sort", R"cuda(
-// A block sorts 256 neighbours of a line: each thread counts what comes before its own.
-extern "C" __global__ void rondo_sort_chunks(const unsigned long long* keys, unsigned long long* sorted,
-                                             long long* positions, long long lines, long long length,
-                                             long long chunks) {
-  __shared__ unsigned long long chunk[256];
+// Sorts runs of `run` neighbours of a line, a multiple of 256: each thread counts what of its run comes before its own
+// element. A line has `parts` blocks.
+extern "C" __global__ void rondo_sort_runs(const unsigned long long* keys, unsigned long long* sorted,
+                                           long long* positions, long long lines, long long length, long long parts,
+                                           long long run) {
+  __shared__ unsigned long long tile[256];
   const int t = static_cast<int>(threadIdx.x);
-  for (long long b = blockIdx.x; b < lines * chunks; b += gridDim.x) {
-    const long long line = b / chunks, first = b % chunks * 256;
-    const int exist = length - first < 256 ? static_cast<int>(length - first) : 256;
-    const unsigned long long mine = t < exist ? read(keys + line * length + first + t) : 0ull;
-    put(chunk[t], mine);
-    __syncthreads();
-    if (t < exist) {
-      int before = 0;
-      for (int j = 0; j < exist; ++j) {
-        const unsigned long long other = get(chunk[j]);
-        before += other < mine || (other == mine && j < t) ? 1 : 0;
+  for (long long b = blockIdx.x; b < lines * parts; b += gridDim.x) {
+    const long long line = b / parts, at = b % parts * 256 + t, begin = at / run * run;
+    const long long end = begin + run < length ? begin + run : length;
+    const unsigned long long* const of_line = keys + line * length;
+    const unsigned long long mine = at < length ? read(of_line + at) : 0ull;
+    long long before = 0;
+    for (long long from = begin; from < end; from += 256) {
+      if (from + t < end) put(tile[t], read(of_line + from + t));
+      __syncthreads();
+      const int exist = end - from < 256 ? static_cast<int>(end - from) : 256;
+      for (int j = 0; j < exist && at < length; ++j) {
+        const unsigned long long other = get(tile[j]);
+        before += other < mine || (other == mine && from + j < at) ? 1 : 0;
       }
-      const long long to = line * length + first + before;
-      write(sorted + to, mine);
-      write(positions + to, first + t);
+      __syncthreads();
     }
-    __syncthreads();
+    if (at >= length) continue;
+    write(sorted + line * length + begin + before, mine);
+    write(positions + line * length + begin + before, at);
   }
 }
 // Pairs of sorted runs of `width` become one: an element stands behind those of its own run and of the other run that
@@ -173,17 +176,19 @@ void write_order(const Tensor& x, Tensor& out, int dim, bool descending) {
 }  // namespace
 
 Order sort_keys(Tensor keys, int64_t lines, int64_t length) {
-  constexpr int64_t kChunk = 256;
+  constexpr int64_t kBlock = 256, kLongest = 8192, kFew = 1 << 16;
   const Device device = keys.device();
   Order order{words(keys.numel(), device), words(keys.numel(), device)};
   if (keys.numel() == 0) return order;
-  const int64_t chunks = (length + kChunk - 1) / kChunk;
-  launch_blocks(device.index, kernel_of(device.index, kSort, "rondo_sort_chunks"), lines * chunks, 256,
-                address_of(keys), address_of(order.keys), address_of(order.positions), lines, length, chunks);
-  if (length <= kChunk) return order;
+  // A long run is more work, but no merge: where there are few elements, launches are what costs.
+  const int64_t parts = (length + kBlock - 1) / kBlock,
+                run = length <= kLongest && lines * length <= kFew ? parts * kBlock : kBlock;
+  launch_blocks(device.index, kernel_of(device.index, kSort, "rondo_sort_runs"), lines * parts, kBlock,
+                address_of(keys), address_of(order.keys), address_of(order.positions), lines, length, parts, run);
+  if (length <= run) return order;
   Order other{std::move(keys), words(order.keys.numel(), device)};
   const Kernel merge = kernel_of(device.index, kSort, "rondo_merge");
-  for (int64_t width = kChunk; width < length; width *= 2) {
+  for (int64_t width = run; width < length; width *= 2) {
     launch_threads(device.index, merge, lines * length, address_of(order.keys), address_of(order.positions),
                    address_of(other.keys), address_of(other.positions), lines, length, width);
     std::swap(order, other);

@@ -1,8 +1,9 @@
 // The kernels that op definitions name for CUDA, each in runtime/cuda/ in the file of its family. They take what the
 // CPU's of the same names take (kernels.h), enqueue launches, and return.
 //
-// Bits are the CPU's but for cross_entropy (sums in another order) and the normal distribution of draw (CUDA's log and
-// cos in f64). An index out of range is skipped, and the next call that waits for the device throws.
+// Bits are the CPU's but for products, attention and cross_entropy (sums in another order) and the normal distribution
+// of draw (CUDA's log and cos in f64). An index out of range is skipped, and the next call that waits for the device
+// throws.
 #pragma once
 
 #include <memory>

@@ -150,6 +150,44 @@ TEST(CudaHead, MemoryIsThatOfAChunk) {
   EXPECT_LE(table.stats(0).peak_bytes - before, gradients + chunk + chunk / 8);
 }
 
+// A line of the kernels changed.
+TEST(CudaHead, PlantedBugsAreNoticed) {
+  manual_seed(9);
+  const Operands o(5, 4, 1500, kF32);
+  const LinearCrossEntropyOptions options{.label_smoothing = 0.1, .chunk_rows = 2};
+  const Results expected = run(o, options, kCPU);
+  const auto is_right = [&](uint64_t order, const std::string& part, const std::string& by) {
+    FakeCuda cuda({.seed = order});
+    cuda->set_edit([&](const std::string& source) {
+      const size_t at = part.empty() ? source.npos : source.find(part);
+      return at == source.npos ? source : std::string(source).replace(at, part.size(), by);
+    });
+    const Results got = run(o, options, cuda.device());
+    const auto close = [](const Tensor& a, const Tensor& b) {
+      const std::vector<double> x = a.to(kCPU).to_vector<double>(), y = b.to_vector<double>();
+      for (size_t i = 0; i < x.size(); ++i)
+        if (!(std::abs(x[i] - y[i]) <= 1e-4 * (1e-2 + std::abs(y[i])))) return false;
+      return true;
+    };
+    return close(got.loss, expected.loss) && close(got.x, expected.x) && close(got.weight, expected.weight) &&
+           close(got.bias, expected.bias);
+  };
+  for (uint64_t order = 0; order < 3; ++order) EXPECT_TRUE(is_right(order, "", ""));
+  for (const auto& [part, by] :
+       {std::pair("read(target + first + r)", "read(target + r)"),
+        {"grad = grad - (static_cast<C>(1) - smoothing)", "grad = grad - static_cast<C>(1)"},
+        {"i < KEPT; ++i)\n      if (column(i) < cols) use", "i < KEPT - 1; ++i)\n      if (column(i) < cols) use"},
+        {"begins != 0 ?", "true ?"},
+        {"e < exist) top", "true) top"},
+        {"w < kWarps", "w < kWarps - 1"},
+        {"plain * inverse", "plain"},
+        {"__syncthreads();\n  V all", "V all"}}) {
+    bool right = true;
+    for (uint64_t order = 0; order < 3; ++order) right = right && is_right(order, part, by);
+    EXPECT_FALSE(right) << "nobody notices " << by << " in place of " << part;
+  }
+}
+
 // The same bits in every order of threads, blocks and streams.
 TEST(CudaHead, EveryOrderGivesTheSameBits) {
   std::vector<double> expected;

@@ -10,6 +10,7 @@
 #include "rondo/optim/adam.h"
 #include "rondo/optim/compile.h"
 #include "rondo/runtime/amp.h"
+#include "rondo/runtime/backend.h"
 #include "rondo/runtime/random.h"
 #include "rondo/tests/fake_cuda/fake_cuda.h"
 
@@ -27,6 +28,15 @@ optim::AdamW optimizer_of(const nn::GPT2& model) {
   return optim::AdamW({decayed, plain});
 }
 
+// The loss of a batch of token 1.
+Tensor loss_of(nn::GPT2& model, const StepOptions& options, Device device) {
+  const int64_t T = model.config.block_size;
+  const Tensor tokens = Tensor::from(std::vector<int64_t>(static_cast<size_t>(options.batch * T), 1),
+                                     {options.batch, T}, device);
+  const amp::Autocast lower(options.dtype == kBF16 ? std::optional(kBF16) : std::nullopt);
+  return model.loss(tokens, tokens);
+}
+
 std::vector<Enqueued> third_step(const StepOptions& options, int64_t layers) {
   constexpr int64_t kSteps = 3;  // the first ones compile, allocate and make states
   FakeCuda cuda({.bytes = size_t{60} << 30, .executes = false});
@@ -37,17 +47,10 @@ std::vector<Enqueued> third_step(const StepOptions& options, int64_t layers) {
   optim::AdamW optimizer = optimizer_of(model);
   const compile::Regions regions = compile::compile_regions(model);
   optim::compile(optimizer);
-  const int64_t T = config.block_size;
-  const Tensor tokens = Tensor::from(std::vector<int64_t>(static_cast<size_t>(options.batch * T), 1),
-                                     {options.batch, T}, cuda.device());
   std::vector<Enqueued> journal;
   for (int64_t step = 0; step < kSteps; ++step) {
     cuda->take_journal();
-    Tensor loss;
-    {
-      const amp::Autocast lower(options.dtype == kBF16 ? std::optional(kBF16) : std::nullopt);
-      loss = model.loss(tokens, tokens);
-    }
+    const Tensor loss = loss_of(model, options, cuda.device());
     loss.backward();
     loss.item();
     optimizer.step({.max_norm = 1.0});
@@ -111,6 +114,45 @@ std::string to_markdown(const StepLaunches& launches) {
   for (const LaunchCount& launch : launches.launches)
     absl::StrAppend(&text, "| ", launch.name, " | ", launch.step, " | ", launch.block, " |\n");
   return text;
+}
+
+StepBytes step_bytes(const StepOptions& options) {
+  StepBytes result{.options = options, .kernels = {}};
+  FakeCuda cuda({.counts_bytes = true, .uncounted = {"rondo_attention", "rondo_attention_grad"}});
+  const DeviceScope scope(cuda.device());
+  nn::GPT2 model(options.model, 1);
+  const compile::Regions regions = compile::compile_regions(model);
+  for (int step = 0; step < 2; ++step) {  // the first one compiles
+    synchronize(cuda.device());
+    cuda->take_kernel_bytes();
+    loss_of(model, options, cuda.device()).backward();
+    for (Tensor p : model.parameters()) p.set_grad(Tensor());
+  }
+  synchronize(cuda.device());
+  result.kernels = cuda->take_kernel_bytes();
+  for (const auto& [name, bytes] : result.kernels) {
+    result.moved += bytes.moved;
+    result.ideal += bytes.ideal;
+  }
+  return result;
+}
+
+std::string to_markdown(const StepBytes& bytes) {
+  const StepOptions& o = bytes.options;
+  const auto tokens = static_cast<double>(o.batch * o.model.block_size);
+  const auto row = [&](const std::string& name, int64_t launches, int64_t moved, int64_t ideal) {
+    return absl::StrFormat("| %s | %d | %.0f | %.0f | %.3f |\n", name, launches, static_cast<double>(moved) / tokens,
+                           static_cast<double>(ideal) / tokens,
+                           static_cast<double>(moved) / static_cast<double>(std::max<int64_t>(1, ideal)));
+  };
+  std::string text = absl::StrFormat(
+      "%s, %d x %d tokens, %d layers, width %d, vocabulary of %d.\n\n| kernel | launches | bytes a token | ideal | of "
+      "it |\n|---|---|---|---|---|\n",
+      o.dtype == kBF16 ? "bf16 (mixed precision)" : std::string(name_of(o.dtype)), o.batch, o.model.block_size,
+      o.model.n_layer, o.model.n_embd, o.model.vocab_size);
+  for (const auto& [name, kernel] : bytes.kernels)
+    absl::StrAppend(&text, row(name, kernel.launches, kernel.moved, kernel.ideal));
+  return absl::StrCat(text, row("all", 0, bytes.moved, bytes.ideal));
 }
 
 }  // namespace rondo::test

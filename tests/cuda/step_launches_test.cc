@@ -30,5 +30,19 @@ TEST(StepLaunches, OfGPT2) {
   }
 }
 
+#ifndef __SANITIZE_THREAD__  // counting is no part of what TSan may see
+TEST(StepLaunches, KernelsReadAndWriteOnce) {
+  for (const DType dtype : {kBF16, kF32}) {
+    const test::StepBytes bytes = test::step_bytes(
+        {.dtype = dtype,
+         .batch = 1,
+         .model = {.vocab_size = 256, .block_size = 32, .n_layer = 1, .n_head = 12, .n_embd = 768}});
+    const std::string table = test::to_markdown(bytes);
+    std::printf("%s\n", table.c_str());
+    EXPECT_LE(static_cast<double>(bytes.moved), 1.1 * static_cast<double>(bytes.ideal)) << table;
+  }
+}
+#endif
+
 }  // namespace
 }  // namespace rondo

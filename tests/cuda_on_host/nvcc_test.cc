@@ -48,8 +48,7 @@ std::string representative(std::vector<std::string>& names) {
   }
   absl::StrAppend(&text, emit_table(momentum(), schedule(momentum())));
   names.push_back("momentum");
-  const DType sums[] = {kF32, kF32, kF64};
-  absl::StrAppend(&text, emit_combine("combine", sums));
+  absl::StrAppend(&text, std::string(kSumsLayout), "\n", emit_combine("combine"));
   names.push_back("combine");
   return text;
 }

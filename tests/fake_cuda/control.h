@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <string>
 #include <utility>
 #include <vector>
@@ -27,6 +28,16 @@ struct Options {
   // False: work is counted, checked and ordered, but none of it runs, and device memory is address space only. Programs
   // of real sizes then take seconds. What the host reads back is 0.
   bool executes = true;
+  // Bytes that kernels move are counted (Control::kernel_bytes); slow. But not in kernels with these names.
+  bool counts_bytes = false;
+  std::vector<std::string> uncounted = {};
+};
+
+// What the launches of a kernel moved between memory and the multiprocessors. An operand that fits into the first cache
+// is moved once a launch, however often it is read; a larger one whenever it is asked for, in sectors of 32 bytes. The
+// ideal: each byte that a launch touches, once.
+struct KernelBytes {
+  int64_t launches = 0, moved = 0, ideal = 0;
 };
 
 // Work that a program enqueued, by its kind and name.
@@ -97,6 +108,8 @@ class Control {
   virtual std::vector<std::string> misuses() const = 0;
   // What was enqueued since the last call. Nothing is kept before the first one.
   virtual std::vector<Enqueued> take_journal() = 0;
+  // By name of the kernel, since the last call.
+  virtual std::map<std::string, KernelBytes> take_kernel_bytes() = 0;
 };
 
 }  // namespace rondo::fake_cuda

@@ -4,6 +4,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <bit>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -95,6 +96,7 @@ void Machine::reset(const Options& chosen) {
   misuses_.clear();
   keeps_journal_ = false;
   journal_.clear();
+  kernel_bytes_.clear();
   context_stack().clear();
   if (!watching) {
     struct sigaction action {};
@@ -155,6 +157,38 @@ std::vector<Enqueued> Machine::take_journal() {
   const std::lock_guard lock(mutex);
   keeps_journal_ = true;
   return std::exchange(journal_, {});
+}
+
+std::map<std::string, KernelBytes> Machine::take_kernel_bytes() {
+  const std::lock_guard lock(mutex);
+  return std::exchange(kernel_bytes_, {});
+}
+
+void Machine::note_bytes(const Launch& launch, const std::vector<size_t>& argument_bytes,
+                         const cuda_on_host::Traffic& traffic) {
+  constexpr int64_t kFirstCache = 32 << 10, kSector = cuda_on_host::Traffic::kSector;
+  struct Operand {
+    int64_t sectors = 0, requests = 0, bytes = 0;
+  };
+  std::map<uintptr_t, Operand> operands{{0, {}}};  // by address
+  for (size_t i = 0; i < argument_bytes.size(); ++i)
+    for (size_t at = 0; at + sizeof(uintptr_t) <= argument_bytes[i]; at += sizeof(uintptr_t)) {
+      uintptr_t word;
+      std::memcpy(&word, static_cast<const std::byte*>(launch.args[i]) + at, sizeof word);
+      if (memory->contains(word)) operands[word / kSector * kSector];
+    }
+  for (const auto& [sector, touched] : traffic.touched) {
+    Operand& operand = std::prev(operands.upper_bound(sector * kSector))->second;
+    ++operand.sectors;
+    operand.requests += touched.requests;
+    operand.bytes += std::popcount(touched.bytes);
+  }
+  KernelBytes& total = kernel_bytes_[launch.name];
+  ++total.launches;
+  for (const auto& [address, operand] : operands) {
+    total.moved += kSector * (kSector * operand.sectors <= kFirstCache ? operand.sectors : operand.requests);
+    total.ideal += operand.bytes;
+  }
 }
 
 std::function<void()> Machine::noted(Enqueued what, std::function<void()> work) {

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "rondo/runtime/cuda/driver.h"
+#include "rondo/tests/cuda_on_host/machine.h"
 #include "rondo/tests/fake_cuda/control.h"
 #include "rondo/tests/fake_cuda/memory.h"
 #include "rondo/tests/fake_cuda/races.h"
@@ -93,6 +94,7 @@ class Machine final : public Control {
   int64_t queued() const override;
   std::vector<std::string> misuses() const override;
   std::vector<Enqueued> take_journal() override;
+  std::map<std::string, KernelBytes> take_kernel_bytes() override;
 
   // ---- For the driver's functions. The lock is held.
   // Ends the process, or notes what is wrong and returns `result`.
@@ -103,6 +105,9 @@ class Machine final : public Control {
   // Enqueues work that touches these bytes. An error if it races with other work.
   cuda::Result push(cuda::OpaqueStream& stream, const std::string& name, const std::vector<Access>& accesses,
                     std::function<void()> work, bool touches_memory = true);
+  // What a launch did. Its operands begin where its arguments, of these sizes, point to.
+  void note_bytes(const Launch& launch, const std::vector<size_t>& argument_bytes,
+                  const cuda_on_host::Traffic& traffic);
   // After an item was put into a stream: some work may run.
   cuda::Result note_queued();
   // Runs what is queued until `enough`.
@@ -143,6 +148,7 @@ class Machine final : public Control {
   int64_t queued_ = 0, fail_in_ = 0, fails_left_ = 0;
   bool running_ = false;
   std::vector<std::string> misuses_;
+  std::map<std::string, KernelBytes> kernel_bytes_;
   bool keeps_journal_ = false;
   std::vector<Enqueued> journal_;
 };

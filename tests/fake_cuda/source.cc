@@ -15,6 +15,7 @@
 #include <system_error>
 
 #include "rondo/tests/cuda_on_host/machine.h"
+#include "rondo/tests/fake_cuda/machine.h"
 
 namespace rondo::fake_cuda {
 namespace {
@@ -227,12 +228,19 @@ std::vector<std::pair<std::string, Kernel>> kernels_of_source(const std::string&
     kernel.argument_bytes.resize(bytes(nullptr));
     bytes(kernel.argument_bytes.data());
     kernel.most_threads = found.most_threads;
-    kernel.run = [code = cuda_on_host::Kernel{found.name, call, memory}, seed](const Launch& launch) {
+    kernel.run = [code = cuda_on_host::Kernel{found.name, call, memory}, seed,
+                  bytes = kernel.argument_bytes](const Launch& launch) {
       if (launch.grid[2] != 1 || launch.block[1] != 1 || launch.block[2] != 1 || launch.shared_bytes != 0)
         throw std::runtime_error(
             "the executor of CUDA source has grids of two dimensions, blocks of one, and no dynamic shared memory");
       const GridSize grid{launch.grid[0], launch.grid[1], static_cast<int>(launch.block[0])};
-      cuda_on_host::launch(code, grid, launch.args, order_of(seed), seed);
+      Machine& machine = Machine::instance();
+      const auto& uncounted = machine.options.uncounted;
+      const bool counts = machine.options.counts_bytes &&
+                          std::find(uncounted.begin(), uncounted.end(), code.name) == uncounted.end();
+      cuda_on_host::Traffic traffic;
+      cuda_on_host::launch(code, grid, launch.args, order_of(seed), seed, counts ? &traffic : nullptr);
+      if (counts) machine.note_bytes(launch, bytes, traffic);
     };
     kernels.emplace_back(found.name, std::move(kernel));
   }

@@ -96,7 +96,7 @@ std::string source_of(const LoopKernel& kernel, const Schedule& schedule) {
   std::string text(device_math());
   if (kernel.per_item) absl::StrAppend(&text, std::string(kTableLayout), "\n", emit_table(named, schedule));
   else absl::StrAppend(&text, emit(named, schedule));
-  if (!object.sums.empty()) absl::StrAppend(&text, emit_combine(kCombineName, object.sums));
+  if (!object.sums.empty()) absl::StrAppend(&text, std::string(kSumsLayout), "\n", emit_combine(kCombineName));
   return text;
 }
 

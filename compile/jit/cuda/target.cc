@@ -78,7 +78,12 @@ template <int kCapability> constexpr Target make_target() {
       .check = &check,
       // A launch has room for 4 KiB of parameters. A grid covers all elements. Values are read 16 bytes at a time, by
       // warps that share lines of 128.
-      .capabilities = {.most_operands = 48, .alignment = 256, .grain = 0, .copies = true},
+      .capabilities = {.most_operands = 48,
+                       .alignment = 256,
+                       .grain = 0,
+                       .copies = true,
+                       .gathers_sums = true,
+                       .epilogues_pay = true},
       .runs_on = &Its::runs_on,
       .launch = {.kernel = &launch_kernel,
                  .combine = &launch_combine,
