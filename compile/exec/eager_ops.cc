@@ -103,9 +103,11 @@ class EagerOps final : public OpCompiler {
     }
     std::shared_ptr<const Program> program;
     if (graph.value(graph.outputs[0]).sizes.numel() > 0) {
-      // Kernels for all sizes, with eager's own rounding; the parts of an op are fused.
-      program = Program::compile(
-          graph, {.plan = {.exact = true, .epilogues = Epilogues::kNever}, .sizes = Sizes::kAny, .device = device});
+      // With eager's own rounding; for all sizes. The parts of an op are fused, and read a row once if they know how
+      // long it is.
+      program = Program::compile(graph, {.plan = {.exact = true, .epilogues = Epilogues::kNever},
+                                         .sizes = in_parts ? Sizes::kConstant : Sizes::kAny,
+                                         .device = device});
       report_.compiled += program->stats().compiled;
       ++report_.plans;
       if (program->stats().library_calls > 0) program = nullptr;

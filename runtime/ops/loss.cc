@@ -213,7 +213,7 @@ namespace {
 // of an output layer is as large as the layer.
 Tensor scaled(const Tensor& saved, const Tensor& grad) {
   if (!autograd::may_overwrite_saved(saved)) return saved * grad;
-  call_in_place(kScale, {saved, grad});
+  if (!autograd::is_known_one(grad)) call_in_place(kScale, {saved, grad});
   return saved;
 }
 

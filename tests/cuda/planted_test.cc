@@ -65,8 +65,8 @@ Tensor reals(const Dims& sizes) { return test::uniform(sizes, -2, 2, 7).to(kF32)
 
 TEST(PlantedKernels, Barriers) {
   expect_other_numbers({ops::kArgsort, {reals({200})}, {.ints = {0, 0}}},
-                       "put(tile[t], read(of_line + from + t));\n      __syncthreads();",
-                       "put(tile[t], read(of_line + from + t));");
+                       "put(tile[t], keys.at(line + from + t));\n    __syncthreads();",
+                       "put(tile[t], keys.at(line + from + t));");
   expect_other_numbers({ops::kArgmax, {reals({3, 200})}, {.ints = {1, 0}}}, "__syncthreads();\n      if (t < width)",
                        "if (t < width)");
   expect_other_numbers({ops::kCrossEntropy, {reals({4, 300}), integers(4, 300)}, {.ints = {-1, 0}, .floats = {0.1}}, 2},

@@ -28,9 +28,6 @@ struct Options {
   // False: work is counted, checked and ordered, but none of it runs, and device memory is address space only. Programs
   // of real sizes then take seconds. What the host reads back is 0.
   bool executes = true;
-  // Bytes that kernels move are counted (Control::kernel_bytes); slow. But not in kernels with these names.
-  bool counts_bytes = false;
-  std::vector<std::string> uncounted = {};
 };
 
 // What the launches of a kernel moved between memory and the multiprocessors. An operand that fits into the first cache
@@ -108,7 +105,9 @@ class Control {
   virtual std::vector<std::string> misuses() const = 0;
   // What was enqueued since the last call. Nothing is kept before the first one.
   virtual std::vector<Enqueued> take_journal() = 0;
-  // By name of the kernel, since the last call.
+  // From now on, bytes that kernels move are counted, which is slow; but not in kernels with these names.
+  virtual void count_bytes(std::vector<std::string> but_not) = 0;
+  // By name of the kernel, since then or since the last call.
   virtual std::map<std::string, KernelBytes> take_kernel_bytes() = 0;
 };
 

@@ -4,6 +4,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <bit>
 #include <cstdio>
 #include <cstdlib>
@@ -96,6 +97,7 @@ void Machine::reset(const Options& chosen) {
   misuses_.clear();
   keeps_journal_ = false;
   journal_.clear();
+  counts_bytes_ = false;
   kernel_bytes_.clear();
   context_stack().clear();
   if (!watching) {
@@ -159,6 +161,14 @@ std::vector<Enqueued> Machine::take_journal() {
   return std::exchange(journal_, {});
 }
 
+void Machine::count_bytes(std::vector<std::string> but_not) {
+  const std::lock_guard lock(mutex);
+  counts_bytes_ = true;
+  uncounted_ = std::move(but_not);
+}
+bool Machine::counts_bytes_of(const std::string& kernel) const {
+  return counts_bytes_ && std::find(uncounted_.begin(), uncounted_.end(), kernel) == uncounted_.end();
+}
 std::map<std::string, KernelBytes> Machine::take_kernel_bytes() {
   const std::lock_guard lock(mutex);
   return std::exchange(kernel_bytes_, {});

@@ -94,6 +94,7 @@ class Machine final : public Control {
   int64_t queued() const override;
   std::vector<std::string> misuses() const override;
   std::vector<Enqueued> take_journal() override;
+  void count_bytes(std::vector<std::string> but_not) override;
   std::map<std::string, KernelBytes> take_kernel_bytes() override;
 
   // ---- For the driver's functions. The lock is held.
@@ -105,6 +106,7 @@ class Machine final : public Control {
   // Enqueues work that touches these bytes. An error if it races with other work.
   cuda::Result push(cuda::OpaqueStream& stream, const std::string& name, const std::vector<Access>& accesses,
                     std::function<void()> work, bool touches_memory = true);
+  bool counts_bytes_of(const std::string& kernel) const;
   // What a launch did. Its operands begin where its arguments, of these sizes, point to.
   void note_bytes(const Launch& launch, const std::vector<size_t>& argument_bytes,
                   const cuda_on_host::Traffic& traffic);
@@ -148,6 +150,8 @@ class Machine final : public Control {
   int64_t queued_ = 0, fail_in_ = 0, fails_left_ = 0;
   bool running_ = false;
   std::vector<std::string> misuses_;
+  bool counts_bytes_ = false;
+  std::vector<std::string> uncounted_;
   std::map<std::string, KernelBytes> kernel_bytes_;
   bool keeps_journal_ = false;
   std::vector<Enqueued> journal_;

@@ -235,9 +235,7 @@ std::vector<std::pair<std::string, Kernel>> kernels_of_source(const std::string&
             "the executor of CUDA source has grids of two dimensions, blocks of one, and no dynamic shared memory");
       const GridSize grid{launch.grid[0], launch.grid[1], static_cast<int>(launch.block[0])};
       Machine& machine = Machine::instance();
-      const auto& uncounted = machine.options.uncounted;
-      const bool counts = machine.options.counts_bytes &&
-                          std::find(uncounted.begin(), uncounted.end(), code.name) == uncounted.end();
+      const bool counts = machine.counts_bytes_of(code.name);
       cuda_on_host::Traffic traffic;
       cuda_on_host::launch(code, grid, launch.args, order_of(seed), seed, counts ? &traffic : nullptr);
       if (counts) machine.note_bytes(launch, bytes, traffic);
