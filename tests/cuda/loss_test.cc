@@ -153,7 +153,7 @@ TEST(CudaHead, MemoryIsThatOfAChunk) {
 // A line of the kernels changed.
 TEST(CudaHead, PlantedBugsAreNoticed) {
   manual_seed(9);
-  const Operands o(5, 4, 1500, kF32);
+  const Operands o(5, 4, 1501, kF32);
   const LinearCrossEntropyOptions options{.label_smoothing = 0.1, .chunk_rows = 2};
   const Results expected = run(o, options, kCPU);
   const auto is_right = [&](uint64_t order, const std::string& part, const std::string& by) {
@@ -178,7 +178,7 @@ TEST(CudaHead, PlantedBugsAreNoticed) {
         {"grad = grad - (static_cast<C>(1) - smoothing)", "grad = grad - static_cast<C>(1)"},
         {"i < KEPT; ++i)\n      if (column(i) < cols) use", "i < KEPT - 1; ++i)\n      if (column(i) < cols) use"},
         {"begins != 0 ?", "true ?"},
-        {"e < exist) top", "true) top"},
+        {"if (e >= exist) continue;\n        const C x", "const C x"},
         {"w < kWarps", "w < kWarps - 1"},
         {"plain * inverse", "plain"},
         {"__syncthreads();\n  V all", "V all"}}) {
