@@ -105,7 +105,7 @@ fake_cuda::Control& FakeCuda::control() const {
 
 cuda::Kernel FakeCuda::kernel(const std::string& name, fake_cuda::Kernel kernel, int device) {
   if (control_ == nullptr && !kernel.source.empty()) {
-    const std::string architecture = "sm_" + std::to_string(cuda::device_state(device).capability());
+    const int architecture = cuda::device_state(device).capability();
     const cuda::Nvrtc* nvrtc = cuda::find_nvrtc(nullptr);
     if (nvrtc == nullptr) skip("no NVRTC");
     const cuda::NvrtcOutput output = cuda::compile_source(*nvrtc, kernel.source, name + ".cu", architecture,
