@@ -129,7 +129,7 @@ TEST(CudaErrors, TheTextForKernelsCompiles) {
                              " if (!rondo_failed(s) && i[threadIdx.x] > 4) rondo_report(s, call, i[threadIdx.x], 1); }";
   cuda::ProgramPtr program = nullptr;
   ASSERT_EQ(nvrtc->create(&program, source.c_str(), "f.cu", 0, nullptr, nullptr), cuda::NvrtcResult::kSuccess);
-  const char* options[] = {"-arch=sm_80"};
+  const char* options[] = {"--gpu-architecture=sm_80"};
   const cuda::NvrtcResult result = nvrtc->compile(program, 1, options);
   size_t bytes = 0;
   nvrtc->log_size(program, &bytes);
