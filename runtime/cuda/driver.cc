@@ -79,6 +79,8 @@ struct Libraries {
   Found<Driver> driver;
   Found<Nvrtc> nvrtc;
   Found<CublasLt> lt;
+  const Driver* other_driver = nullptr;  // use_libraries()
+  const CublasLt* other_lt = nullptr;
 };
 Libraries& libraries() {
   static Libraries* libraries = new Libraries;  // never destroyed: memory is freed until the end of a process
@@ -123,12 +125,26 @@ const Table* find(Found<Table> Libraries::*which, const char* name, std::initial
   return found.table.get();
 }
 
+template <class Table> const Table* instead(const Table* Libraries::*which) {
+  const std::lock_guard lock(libraries().mutex);
+  return libraries().*which;
+}
 }  // namespace
 
-const Driver* find_driver(std::string* why_not) { return find(&Libraries::driver, "libcuda.so", {"1"}, why_not); }
+const Driver* find_driver(std::string* why_not) {
+  if (const Driver* other = instead(&Libraries::other_driver)) return other;
+  return find(&Libraries::driver, "libcuda.so", {"1"}, why_not);
+}
 const Nvrtc* find_nvrtc(std::string* why_not) { return find(&Libraries::nvrtc, "libnvrtc.so", {"13", "12"}, why_not); }
 const CublasLt* find_cublas_lt(std::string* why_not) {
+  if (const CublasLt* other = instead(&Libraries::other_lt)) return other;
   return find(&Libraries::lt, "libcublasLt.so", {"13", "12"}, why_not);
+}
+
+void use_libraries(const Driver* driver, const CublasLt* lt) {
+  const std::lock_guard lock(libraries().mutex);
+  libraries().other_driver = driver;
+  libraries().other_lt = lt;
 }
 
 void forget_libraries() {

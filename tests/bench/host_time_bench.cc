@@ -6,7 +6,8 @@
 // `entry`: entering a compiled block of 30 ops and 12 parameters, which becomes one kernel (bench_region has it on the
 // CPU alone). CPU and CUDA in turns; medians of the rounds, and of their ratios. The CPU's time includes its kernel
 // (some 50 ns) and both include the output's memory.
-// `steps`: GPT-2 124M, by region: its embedding, one block, its last norm and loss, forward and backward; the optimizer.
+// `steps`: GPT-2 124M, by region: its embedding, one block, its last norm and loss, forward and backward; the
+// optimizer.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>

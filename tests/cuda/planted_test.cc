@@ -186,7 +186,7 @@ TEST(RealNvrtc, TakesEveryKernel) {
   if (nvrtc == nullptr) GTEST_SKIP() << why_not;
   EXPECT_GT(sources.size(), 60u);
   for (const auto& [text, op] : sources) {
-    const cuda::NvrtcOutput output = cuda::compile_source(*nvrtc, text, op, "sm_80", cuda::kExactFlags);
+    const cuda::NvrtcOutput output = cuda::compile_source(*nvrtc, text, op, 80, cuda::kExactFlags);
     EXPECT_EQ(output.result, cuda::NvrtcResult::kSuccess) << op;
     EXPECT_EQ(output.log, "") << op;
   }

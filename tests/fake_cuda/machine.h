@@ -94,6 +94,7 @@ class Machine final : public Control {
   double seconds_inside() const override;
   std::vector<std::string> misuses() const override;
   std::vector<Enqueued> take_journal() override;
+  std::vector<std::pair<std::string, TrafficCount>> traffic() const override;
 
   // ---- For the driver's functions. The lock is held.
   // Ends the process, or notes what is wrong and returns `result`.
