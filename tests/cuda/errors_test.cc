@@ -288,7 +288,7 @@ TEST_F(CudaProcessDeathTest, TensorsThatOutliveMain) {
 TEST_F(CudaProcessDeathTest, AWholeProgram) {
   EXPECT_EXIT(
       {
-        setenv("RONDO_CUDA_PATH", tests::kFakeCudaDir, 1);
+        setenv("RONDO_CUDA_PATH", test::fake_cuda_folder().c_str(), 1);
         setenv("RONDO_FAKE_CUDA", "7:3:64", 1);
         const Device device = parse_device("cuda:2");
         const bool good = device_count(Backend::kCUDA) == 3 && Tensor::ones({4}).to(device).to_vector<float>()[3] == 1;

@@ -55,9 +55,14 @@ bool on_real_cuda() {
   return value != nullptr;
 }
 
+std::string fake_cuda_folder() {
+  const char* const other = std::getenv("RONDO_TEST_FAKE_CUDA");
+  return other == nullptr ? tests::kFakeCudaDir : other;
+}
+
 void* library_symbol(const char* name) {
   if (on_real_cuda()) skip("a function of the fake's library");
-  const std::string path = std::string(tests::kFakeCudaDir) + "/libcuda.so.1";
+  const std::string path = fake_cuda_folder() + "/libcuda.so.1";
   void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   void* symbol = library == nullptr ? nullptr : dlsym(library, name);
   if (symbol == nullptr) throw Error(std::string("FakeCuda: ") + dlerror());
@@ -73,7 +78,7 @@ FakeCuda::FakeCuda(fake_cuda::Options options) {
   }
   control_ = control_of_library();
   control_->reset(options);
-  setenv("RONDO_CUDA_PATH", tests::kFakeCudaDir, 1);
+  setenv("RONDO_CUDA_PATH", fake_cuda_folder().c_str(), 1);
 }
 
 FakeCuda::~FakeCuda() {

@@ -59,6 +59,8 @@ class FakeCuda {
   std::vector<std::shared_ptr<const cuda::Module>> modules_;
 };
 
+// Where the fake's libraries are: RONDO_TEST_FAKE_CUDA, where it is set, holds some whose kernels a sanitizer watches.
+std::string fake_cuda_folder();
 // A function of the fake's library, by its name.
 void* library_symbol(const char* name);
 template <class Function> Function library_function(const char* name) {

@@ -52,7 +52,7 @@ inline cuda::NvrtcOutput nvrtc_compile(const std::string& source, const std::str
   std::string why_not;
   const cuda::Nvrtc* nvrtc = cuda::find_nvrtc(&why_not);
   if (nvrtc == nullptr) throw Error(why_not);
-  return cuda::compile_source(*nvrtc, source, "conformance.cu", architecture, flags);
+  return cuda::compile_source(*nvrtc, source, "conformance.cu", std::stoi(architecture.substr(3)), flags);
 }
 
 // The calling thread's context is the device's while this lives; two streams. The work that is left is waited for.
