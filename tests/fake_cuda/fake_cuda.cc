@@ -7,7 +7,6 @@
 
 #include "rondo/runtime/cuda/backend.h"
 #include "rondo/runtime/cuda/context.h"
-#include "rondo/runtime/cuda/device_math.h"
 #include "rondo/runtime/cuda/driver.h"
 #include "rondo/runtime/cuda/nvrtc.h"
 #include "rondo/runtime/error.h"
@@ -105,13 +104,9 @@ fake_cuda::Control& FakeCuda::control() const {
 
 cuda::Kernel FakeCuda::kernel(const std::string& name, fake_cuda::Kernel kernel, int device) {
   if (control_ == nullptr && !kernel.source.empty()) {
-    const std::string architecture = "sm_" + std::to_string(cuda::device_state(device).capability());
-    const cuda::Nvrtc* nvrtc = cuda::find_nvrtc(nullptr);
-    if (nvrtc == nullptr) skip("no NVRTC");
-    const cuda::NvrtcOutput output = cuda::compile_source(*nvrtc, kernel.source, name + ".cu", architecture,
-                                                          cuda::kExactFlags);
-    if (output.result != cuda::NvrtcResult::kSuccess) throw Error(output.log);
-    modules_.push_back(cuda::Module::load(device, output.cubin));
+    const int capability = cuda::device_state(device).capability(), architecture = cuda::architecture_of(capability);
+    const cuda::Image image = cuda::compile_image(kernel.source, name + ".cu", architecture);
+    modules_.push_back(cuda::Module::load(device, image.for_device(capability, architecture)));
     return modules_.back()->kernel(name);
   }
   control().register_kernel(name, std::move(kernel));
