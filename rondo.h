@@ -13,6 +13,7 @@
 #pragma once
 
 #include "rondo/compile/compile.h"
+#include "rondo/compile/compile_for.h"
 #include "rondo/compile/exec/table.h"
 #include "rondo/compile/explain.h"
 #include "rondo/compile/log.h"
@@ -52,6 +53,7 @@
 #include "rondo/optim/formula.h"
 #include "rondo/optim/grad_scaler.h"
 #include "rondo/optim/lamb.h"
+#include "rondo/optim/launch_queue.h"
 #include "rondo/optim/lion.h"
 #include "rondo/optim/muon.h"
 #include "rondo/optim/optimizer.h"

@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "rondo/runtime/backend.h"
 #include "rondo/runtime/error.h"
 
 namespace rondo::examples {
@@ -27,11 +28,12 @@ std::string text_of(const Flags::Target& target) {
     }
     std::string operator()(const bool* v) const { return *v ? "true" : "false"; }
     std::string operator()(const std::string* v) const { return *v; }
+    std::string operator()(const Device* v) const { return to_string(*v); }
   };
   return std::visit(Visitor(), target);
 }
 
-// False if `text` is not of the target's type; then the target is as before.
+// False if `text` is not of the target's type; then the target is as before. Throws Error if there is no such device.
 bool assign(const Flags::Target& target, const std::string& text) {
   struct Visitor {
     const std::string& text;
@@ -45,12 +47,19 @@ bool assign(const Flags::Target& target, const std::string& text) {
     }
     bool operator()(bool* v) const { return absl::SimpleAtob(text, v); }
     bool operator()(std::string* v) const { return *v = text, true; }
+    bool operator()(Device* v) const {
+      const Device device = parse_device(text);
+      std::string why_not;
+      if (device_count(device.backend, &why_not) == 0) throw Error(why_not);
+      require_device(device);
+      return *v = device, true;
+    }
   };
   return std::visit(Visitor{text}, target);
 }
 
 const char* type_name(const Flags::Target& target) {
-  constexpr const char* kNames[] = {"a whole number", "a finite number", "true or false", "text"};
+  constexpr const char* kNames[] = {"a whole number", "a finite number", "true or false", "text", "a device"};
   return kNames[target.index()];
 }
 
@@ -90,8 +99,13 @@ void Flags::set(const std::string& name, const std::string& value) {
   const Flag& flag = find(name);
   if (!flag.choices.empty() && std::find(flag.choices.begin(), flag.choices.end(), value) == flag.choices.end())
     throw Error(absl::StrCat("--", name, "=", value, ": must be one of ", absl::StrJoin(flag.choices, ", ")));
-  if (!assign(flag.target, value))
-    throw Error(absl::StrCat("--", name, "=", value, ": must be ", type_name(flag.target)));
+  bool assigned = false;
+  try {
+    assigned = assign(flag.target, value);
+  } catch (const Error& error) {
+    throw Error(absl::StrCat("--", name, "=", value, ": ", error.what()));
+  }
+  if (!assigned) throw Error(absl::StrCat("--", name, "=", value, ": must be ", type_name(flag.target)));
 }
 
 void Flags::parse(const std::vector<std::string>& args) {

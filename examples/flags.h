@@ -2,9 +2,11 @@
 // prints every flag with its default.
 //
 //   int64_t n_layer = 4;
+//   Device device;
 //   Flags flags("train_gpt", "Trains a GPT.");
 //   flags.add("n_layer", &n_layer, "number of blocks");
-//   flags.parse({"--n_layer=6"});              // Error: unknown flag --n_layers; did you mean --n_layer?
+//   flags.add("device", &device, "where it trains");
+//   flags.parse({"--n_layer=6", "--device=cuda"});   // Error: unknown flag --n_layers; did you mean --n_layer?
 //
 // Keeps pointers to the variables: they outlive the parser, and their values at the time of add() are the defaults.
 #pragma once
@@ -17,16 +19,19 @@
 #include <variant>
 #include <vector>
 
+#include "rondo/runtime/device.h"
+
 namespace rondo::examples {
 
 class Flags {
  public:
-  using Target = std::variant<int64_t*, double*, bool*, std::string*>;
+  using Target = std::variant<int64_t*, double*, bool*, std::string*, Device*>;
 
   Flags(std::string program, std::string purpose) : program_(std::move(program)), purpose_(std::move(purpose)) {}
   // `choices`, if any, are the only values of a string.
   void add(std::string name, Target target, std::string help, std::vector<std::string> choices = {});
-  // Throws Error on an unknown flag, a missing value or one that is not of the flag's type.
+  // Throws Error on an unknown flag, a missing value or one that is not of the flag's type, and for a device that this
+  // process does not have: the error says why there is none.
   void parse(const std::vector<std::string>& args);
   void set(const std::string& name, const std::string& value);
 

@@ -1,7 +1,8 @@
-// Trains a GPT-2 on a text file, on the CPU, and samples from it: start here to write a training program of your own.
+// Trains a GPT-2 on a text file, and samples from it: start here to write a training program of your own.
 //
 //   train_gpt --data=tinyshakespeare.txt                    # nanoGPT's CPU setting; --help lists every option
 //   train_gpt --init_from=resume --out_dir=out              # after a kill: goes on, bit for bit
+//   train_gpt --data=... --device=cuda                      # on the first GPU; cuda:1 is the second
 //   rondorun --nproc-per-node 2 train_gpt --data=...        # two processes, each with its own --batch_size windows
 //
 // Weights, batches, dropout and samples are functions of (seed, step). So the step in a checkpoint is all the random
@@ -176,6 +177,7 @@ Training::Training(const OptionParser& parser, std::shared_ptr<dist::ProcessGrou
               .bias = o_.bias},
              seed_),
       optimizer_(make_optimizer(model_, o_)) {
+  model_.to(o_.device);  // before the optimizer makes its states, which are where the parameters are
   if (resumed) restore(*resumed);
   compile_model();
   distribute();
@@ -214,15 +216,16 @@ void Training::distribute() {
 void Training::announce() {
   const int64_t n = group_->world_size();
   say(absl::StrFormat(
-      "%d parameters, vocabulary of %d, %d training and %d validation tokens, %d threads, compile=%s, %s%s",
+      "%d parameters, vocabulary of %d, %d training and %d validation tokens, %d threads, compile=%s, %s%s%s",
       model_.num_parameters(), corpus_.tokenizer->vocab_size(), corpus_.train.tokens().size(),
       corpus_.val.tokens().size(), num_threads(), o_.compile, o_.dtype,
+      o_.device == kCPU ? "" : absl::StrCat(", ", to_string(o_.device)),
       n > 1 ? absl::StrCat(", ", n, " processes") : ""));
 }
 
 Tensor Training::loss_of(const data::TokenBatch& batch) {
   const amp::Autocast scope(o_.dtype == "bfloat16" ? std::optional(kBF16) : std::nullopt);
-  return model_.loss(batch.x, batch.y);
+  return model_.loss(batch.x.to(o_.device), batch.y.to(o_.device));
 }
 
 double Training::train_step(int64_t step) {
@@ -231,7 +234,7 @@ double Training::train_step(int64_t step) {
   default_generator().set_state(seed_ + rank * 0x9E3779B97F4A7C15u, static_cast<uint64_t>(step) << 32);
   optimizer_.set_lr(schedule_(step));
   const int64_t accumulate = o_.gradient_accumulation_steps;
-  double loss = 0;
+  std::vector<Tensor> parts;
   for (int64_t k = 0; k < accumulate; ++k) {
     std::optional<dist::DistributedDataParallel::NoSync> local;
     std::optional<optim::UpdateAtSeams::NoUpdate> held;
@@ -241,17 +244,20 @@ double Training::train_step(int64_t step) {
                                                         static_cast<int64_t>(rank) * o_.batch_size);
     const Tensor part = loss_of(batch) / static_cast<double>(accumulate);
     part.backward();
-    loss += part.item();
+    parts.push_back(part.detach());
   }
-  if (ddp_) {
-    ddp_->finish();
-    loss = average(loss, *group_, "loss");
-  }
+  if (ddp_) ddp_->finish();
+  optim::StepReport update;
   if (updates_) updates_->finish();
-  else if (optimizer_.step(step_options_).skipped())
+  else update = optimizer_.step(step_options_);
+  optimizer_.zero_grad();
+  // Only now are values read: reading waits until the device has done all that was enqueued.
+  double loss = 0;
+  for (const Tensor& part : parts) loss += part.item();
+  if (ddp_) loss = average(loss, *group_, "loss");
+  if (update.skipped())
     say(absl::StrCat("step ", step + 1, ": a gradient is not finite; no parameter was changed (",
                      optimizer_.skipped_steps(), " such steps)"));
-  optimizer_.zero_grad();
   if (ddp_ && o_.check_ranks) ddp_->check_parameters();
   return loss;
 }
@@ -280,6 +286,12 @@ void Training::save(int64_t step) {
 void Training::finish() {
   if (!lead_) return;
   if (memory_use_) say(memory::to_string(memory_use_->report()));
+  if (memory_use_ && o_.device != kCPU) {
+    const AllocatorStats there = memory::stats(o_.device);
+    say(absl::StrFormat("That is host memory. On %s: %.1f MB in use at the peak, %.1f MB taken from the driver now",
+                        to_string(o_.device), 1e-6 * static_cast<double>(there.peak_bytes),
+                        1e-6 * static_cast<double>(there.bytes_reserved)));
+  }
   if (o_.sample_tokens > 0) say(absl::StrCat("\n", sample(model_, *corpus_.tokenizer, o_), "\n"));
   say(absl::StrFormat("%1$s/metrics.jsonl, %1$s/loss.svg, %1$s/tensorboard/, %2$s", o_.out_dir,
                       io::list_checkpoints(o_.out_dir).front()));

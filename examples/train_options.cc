@@ -18,12 +18,13 @@ constexpr const char* kPrefix = "option.";
 // What a checkpoint fixes: its tensors, or the meaning of its token ids, depend on it.
 const std::set<std::string> kFixed = {"n_layer", "n_head", "n_embd", "block_size", "bias", "tokenizer"};
 // What belongs to a process, not to the run.
-const std::set<std::string> kPerProcess = {"init_from", "out_dir", "check_ranks", "dist_timeout", "memory_report"};
+const std::set<std::string> kPerProcess = {"init_from",    "out_dir",       "check_ranks",
+                                           "dist_timeout", "memory_report", "device"};
 
 }  // namespace
 
 OptionParser::OptionParser(int argc, char** argv)
-    : flags_("train_gpt", "Trains a GPT on a text file, on the CPU. Option names and defaults are nanoGPT's.") {
+    : flags_("train_gpt", "Trains a GPT on a text file. Option names and defaults are nanoGPT's.") {
   TrainOptions& o = options_;
   flags_.add("data", &o.data, "text file; its last tenth is for validation");
   flags_.add("tokenizer", &o.tokenizer, "what a token is", {"char", "byte", "gpt2"});
@@ -53,6 +54,7 @@ OptionParser::OptionParser(int argc, char** argv)
              "update each block during backward: less memory; needs --grad_clip=0");
   flags_.add("seed", &o.seed, "of weights, batches, dropout and samples");
 
+  flags_.add("device", &o.device, "cpu, cuda or cuda:1: where it trains");
   flags_.add("compile", &o.compile, "auto: regions where LLVM is there", {"auto", "none", "regions"});
   flags_.add("dtype", &o.dtype, "bfloat16: autocast", {"float32", "bfloat16"});
   flags_.add("threads", &o.threads, "0: all cores, or what rondorun gives");
@@ -123,8 +125,9 @@ void OptionParser::check_and_finish() {
   if (o.lr_decay_iters == 0) o.lr_decay_iters = o.max_iters;
   if (o.checkpoint_interval == 0) o.checkpoint_interval = o.eval_interval;
   if (o.compile == "auto") {
-    o.compile = compile::jit_available() ? "regions" : "none";
-    if (o.compile == "none") note_ = "Eager execution: this Rondo was built without LLVM.";
+    o.compile = compile::jit_available(o.device) ? "regions" : "none";
+    if (o.compile == "none")
+      note_ = absl::StrCat("Eager execution: no code generator for ", to_string(o.device), " (LLVM, or CUDA's NVRTC).");
   }
 }
 

@@ -37,6 +37,7 @@ struct TrainOptions {
   bool update_at_seams = false;
   int64_t seed = 1337;
 
+  Device device;
   std::string compile = "auto";  // after finish(): none or regions
   std::string dtype = "float32";
   int64_t threads = 0;

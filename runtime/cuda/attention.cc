@@ -113,15 +113,23 @@ extern "C" __global__ void rondo_attention_softmax_grad(const C* scores, const C
   }
 }
 
-// Sums [B, H, rows, D] of the compute type, as elements of a tensor.
-extern "C" __global__ void rondo_attention_store(const C* from, T* to, long long batch_stride, long long head_stride,
-                                                 long long row_stride, long long heads, long long rows,
-                                                 long long head_dim, long long n) {
-  for (long long i = first_index(); i < n; i += index_step()) {
-    const long long d = i % head_dim, r = i / head_dim % rows, head = i / head_dim / rows % heads;
-    const long long batch = i / head_dim / rows / heads;
-    write(to + batch * batch_stride + head * head_stride + r * row_stride + d, convert<T>(read(from + i)));
-  }
+// Where element i of [B, H, rows, D] lies in an array with these strides.
+struct Place {
+  long long batch, head, row, heads, rows, head_dim;
+};
+RONDO_DEVICE long long offset_of(const Place& place, long long i) {
+  const long long d = i % place.head_dim, r = i / place.head_dim % place.rows;
+  const long long head = i / place.head_dim / place.rows % place.heads;
+  const long long batch = i / place.head_dim / place.rows / place.heads;
+  return batch * place.batch + head * place.head + r * place.row + d;
+}
+// Dense sums of the compute type, as elements of a tensor.
+extern "C" __global__ void rondo_attention_store(const C* from, T* to, Place place, long long n) {
+  for (long long i = first_index(); i < n; i += index_step())
+    write(to + offset_of(place, i), convert<T>(read(from + i)));
+}
+extern "C" __global__ void rondo_attention_clear(T* to, Place place, long long n) {
+  for (long long i = first_index(); i < n; i += index_step()) write(to + offset_of(place, i), convert<T>(static_cast<C>(0)));
 }
 )cuda";
 
@@ -133,6 +141,9 @@ struct MaskArgument {
 struct HeadsArgument {
   const void* data;
   long long batch, head, row;
+};
+struct PlaceArgument {
+  long long batch, head, row, heads, rows, head_dim;
 };
 
 DType compute_of(DType dtype) { return dtype == kF64 ? kF64 : kF32; }
@@ -253,6 +264,20 @@ class Chunks {
             chunk.first,    chunk.rows,
             call_.causal};
   }
+  PlaceArgument place(const HeadsStrides& s, int64_t heads, int64_t rows) const {
+    return {s.batch, s.head, s.row, heads, rows, call_.head_dim};
+  }
+  // Zeros in [B, heads, rows, D], which may be a part of a larger array: compiled code lets q, k and v share one.
+  void clear(void* data, const HeadsStrides& s, int64_t heads, int64_t rows) const {
+    const int64_t elements = call_.batch * heads * rows * call_.head_dim;
+    if (elements == 0) return;
+    const int64_t reach = (call_.batch - 1) * s.batch + (heads - 1) * s.head + (rows - 1) * s.row + call_.head_dim;
+    if (reach == elements)
+      backend_of(device()).fill(call_.device, data, 0, static_cast<size_t>(elements) * size_of(call_.dtype));
+    else
+      launch_threads(call_.device, kernel("rondo_attention_clear"), elements, data, place(s, heads, rows),
+                     static_cast<long long>(elements));
+  }
   int64_t rows(const Chunk& chunk) const { return call_.batch * call_.heads * chunk.rows; }
   Kernel kernel(const char* name) const {
     return kernel_of(call_.device, attention_source(), name, {{"T", type_name(call_.dtype)}});
@@ -268,10 +293,7 @@ class Forward : Chunks {
  public:
   using Chunks::Chunks;
   void run(void* out, const HeadsStrides& out_strides, void* logsumexp) const {
-    if (call_.keys == 0)
-      backend_of(device()).fill(
-          call_.device, out, 0,
-          static_cast<size_t>(call_.batch * call_.heads * call_.queries * call_.head_dim) * size_of(call_.dtype));
+    if (call_.keys == 0) clear(out, out_strides, call_.heads, call_.queries);
     const Kernel softmax = kernel("rondo_attention_softmax");
     for_each_chunk(call_, [&](const Chunk& chunk) {
       const Storage scores = scores_like(chunk, compute_of(call_.dtype));
@@ -293,7 +315,7 @@ class Backward : Chunks {
 
   void run() const {
     const Sums sum_k(*this, g_.grad_k, g_.grad_k_strides), sum_v(*this, g_.grad_v, g_.grad_v_strides);
-    if (call_.keys == 0) fill(g_.grad_q, call_.heads * call_.queries);
+    if (call_.keys == 0) clear(g_.grad_q, g_.grad_q_strides, call_.heads, call_.queries);
     const Kernel softmax_grad = kernel("rondo_attention_softmax_grad");
     for_each_chunk(call_, [&](const Chunk& chunk) {
       const DType compute = compute_of(call_.dtype);
@@ -332,7 +354,7 @@ class Backward : Chunks {
         : backward_(backward), out_(out), strides_(strides) {
       const AttentionCall& call = backward.call_;
       if (!backward.narrow_) {
-        backward.fill(out, call.kv_heads * call.keys);
+        backward.clear(out, strides, call.kv_heads, call.keys);
         return;
       }
       wide_ = backward.memory(elements(), compute_of(call.dtype));
@@ -346,10 +368,7 @@ class Backward : Chunks {
       if (!wide_ || elements() == 0) return;
       const AttentionCall& call = backward_.call_;
       launch_threads(call.device, backward_.kernel("rondo_attention_store"), elements(), wide_.data(), out_,
-                     static_cast<long long>(strides_.batch), static_cast<long long>(strides_.head),
-                     static_cast<long long>(strides_.row), static_cast<long long>(call.kv_heads),
-                     static_cast<long long>(call.keys), static_cast<long long>(call.head_dim),
-                     static_cast<long long>(elements()));
+                     backward_.place(strides_, call.kv_heads, call.keys), static_cast<long long>(elements()));
     }
 
    private:
@@ -363,11 +382,6 @@ class Backward : Chunks {
     Storage wide_;
   };
 
-  // A tensor that is dense in some order, of so many rows for each batch.
-  void fill(void* data, int64_t rows) const {
-    backend_of(device()).fill(call_.device, data, 0,
-                              static_cast<size_t>(call_.batch * rows * call_.head_dim) * size_of(call_.dtype));
-  }
   static HeadsArgument heads(const void* data, const HeadsStrides& s) { return {data, s.batch, s.head, s.row}; }
 
   const AttentionGradients& g_;

@@ -58,7 +58,7 @@ void attention_forward(const AttentionCall& call, const AttentionOperands& opera
 struct AttentionGradients {
   const void *out = nullptr, *logsumexp = nullptr, *grad = nullptr;
   HeadsStrides out_strides, grad_strides;
-  void *grad_q = nullptr, *grad_k = nullptr, *grad_v = nullptr;  // overwritten; each is dense in some order
+  void *grad_q = nullptr, *grad_k = nullptr, *grad_v = nullptr;  // overwritten; may be parts of one array
   HeadsStrides grad_q_strides, grad_k_strides, grad_v_strides;
 };
 void attention_backward(const AttentionCall& call, const AttentionOperands& operands,

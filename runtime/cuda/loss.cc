@@ -12,7 +12,7 @@
 #include "rondo/runtime/cuda/scalar_text.h"
 #include "rondo/runtime/cuda/source.h"
 #include "rondo/runtime/lowered.h"
-#include "rondo/runtime/ops/cuda_kernels.h"
+#include "rondo/runtime/ops/kernels.h"
 #include "rondo/runtime/ops/linear_loss.h"
 #include "rondo/runtime/ops/scalar_math.h"
 #include "rondo/runtime/recorder.h"

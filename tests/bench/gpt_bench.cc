@@ -9,8 +9,9 @@
 // gradients.
 // --whole_logits=N: the loss computes more logits than these in chunks. --recompute=auto, none or full: what a backward
 // computes again; full with --compile=none checkpoints each block. --memory_report: where the memory went, also in the
-// JSON. With --serve it speaks the protocol of tests/bench/peers: each line N on stdin runs N steps and prints one JSON
-// line.
+// JSON. --device=cuda: there is no floor, a step's time is that of N steps from one wait for the device to the next,
+// and host_ms is what the host needs of it; --tf32 lets products of f32 round their operands. With --serve it speaks
+// the protocol of tests/bench/peers: each line N on stdin runs N steps and prints one JSON line.
 #include <sys/resource.h>
 
 #include <algorithm>
@@ -28,7 +29,10 @@
 #include "rondo/optim/compile.h"
 #include "rondo/optim/update_at_seams.h"
 #include "rondo/runtime/autograd.h"
+#include "rondo/runtime/backend.h"
 #include "rondo/runtime/cpu/matmul.h"
+#include "rondo/runtime/device.h"
+#include "rondo/runtime/matmul_precision.h"
 #include "rondo/runtime/memory.h"
 #include "rondo/runtime/parallel.h"
 #include "rondo/runtime/random.h"
@@ -110,6 +114,7 @@ class Trainer {
                 .n_head = o.integer("n_head", 4),
                 .n_embd = o.integer("n_embd", 128),
                 .whole_logits = o.integer("whole_logits", nn::kWholeLogits)},
+        device_(parse_device(o.text("device", "cpu"))),
         batch_(o.integer("batch_size", 12)),
         model_(config_, 1337),
         autocast_(o.text("dtype", "f32") == "bf16"),
@@ -121,8 +126,9 @@ class Trainer {
     if (clip > 0) step_options_.max_norm = clip;
     manual_seed(1);
     const Tensor tokens = Tensor::randint(0, config_.vocab_size, {batch_, config_.block_size + 1});
-    x_ = tokens.slice(1, {0, -1}).contiguous();
-    y_ = tokens.slice(1, {1}).contiguous();
+    x_ = tokens.slice(1, {0, -1}).contiguous().to(device_);
+    y_ = tokens.slice(1, {1}).contiguous().to(device_);
+    model_.to(device_);
     if (inference_) model_.eval();
     const std::string recompute = o.text("recompute", mode_ == "none" ? "none" : "auto");
     const compile::CompileOptions options = compile_options(o.text("mode", "default"), recompute);
@@ -135,10 +141,7 @@ class Trainer {
     if (o.integer("update_at_seams", 0) != 0)
       updates_.emplace(model_, optimizer_, optim::UpdateAtSeamsOptions{.step = step_options_});
     for (int64_t i = 0; i < o.integer("warmup", 3); ++i) step();
-    step_ms_.clear();
-    forward_ms_.clear();
-    backward_ms_.clear();
-    optimizer_ms_.clear();
+    synchronize(device_);
   }
 
   static compile::CompileOptions compile_options(const std::string& mode, const std::string& recompute) {
@@ -178,7 +181,7 @@ class Trainer {
     else optimizer_.step(step_options_);
     optimizer_ms_.push_back(ms_since(late));
     step_ms_.push_back(ms_since(start));
-    last_loss_ = loss.item();
+    last_loss_ = loss.detach();
   }
 
   void infer() {
@@ -205,7 +208,13 @@ class Trainer {
     forward_ms_.clear();
     backward_ms_.clear();
     optimizer_ms_.clear();
+    const auto start = Clock::now();
     for (int64_t i = 0; i < steps; ++i) step();
+    const double host_ms = median(step_ms_);
+    if (device_ != kCPU && steps > 0) {
+      synchronize(device_);
+      step_ms_ = {ms_since(start) / static_cast<double>(steps)};
+    }
     rusage usage{};
     getrusage(RUSAGE_SELF, &usage);
     const double step = median(step_ms_);
@@ -215,11 +224,17 @@ class Trainer {
         {"step_ms_median", step},
         {"step_ms_all", step_ms_},
         {"tokens_per_s", step > 0 ? 1e3 * static_cast<double>(batch_ * config_.block_size) / step : 0},
-        {"forward_ms", median(forward_ms_)},
-        {"backward_ms", median(backward_ms_)},
-        {"optimizer_ms", median(optimizer_ms_)},
-        {"loss", last_loss_},
+        {"loss", last_loss_.defined() ? last_loss_.item() : 0},
         {"peak_rss_mib", static_cast<double>(usage.ru_maxrss) / 1024}};
+    if (device_ == kCPU) {
+      json["forward_ms"] = median(forward_ms_);
+      json["backward_ms"] = median(backward_ms_);
+      json["optimizer_ms"] = median(optimizer_ms_);
+    } else {
+      json["device"] = to_string(device_);
+      json["host_ms"] = host_ms;
+      json["peak_device_mib"] = static_cast<double>(backend_of(device_).stats(device_.index).peak_bytes) / (1 << 20);
+    }
     if (recording != nullptr) {
       const memory::Report r = recording->report();
       json["memory"] = {{"parameters", r.parameters},
@@ -236,7 +251,7 @@ class Trainer {
       std::fputs(memory::to_string(r).c_str(), stderr);
     }
     if (regions_) json["compile_ms"] = regions_->report()[0].compile_ms;
-    if (with_floor && steps > 0 && !inference_) {
+    if (with_floor && steps > 0 && !inference_ && device_ == kCPU) {
       const double floor = floor_ms();
       json["floor_ms"] = floor;
       json["floor_share"] = floor / step;
@@ -248,6 +263,7 @@ class Trainer {
 
  private:
   nn::GPT2Config config_;
+  Device device_;
   int64_t batch_;
   nn::GPT2 model_;
   bool autocast_;
@@ -260,7 +276,7 @@ class Trainer {
   Tensor x_, y_;
   std::optional<compile::Regions> regions_;
   std::vector<double> step_ms_, forward_ms_, backward_ms_, optimizer_ms_;
-  double last_loss_ = 0;
+  Tensor last_loss_;
 };
 
 }  // namespace
@@ -268,6 +284,7 @@ class Trainer {
 int main(int argc, char** argv) try {
   const Options options(argc, argv);
   set_num_threads(static_cast<int>(options.integer("threads", num_threads())));
+  if (options.integer("tf32", 0) != 0) set_float32_matmul_precision(MatmulPrecision::kHigh);
   std::optional<memory::Recording> recording;
   if (options.integer("memory_report", 0)) recording.emplace();
   const memory::Recording* const recorded = recording ? &*recording : nullptr;

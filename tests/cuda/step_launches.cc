@@ -39,27 +39,12 @@ Tensor loss_of(nn::GPT2& model, const StepOptions& options, Device device) {
   return model.loss(tokens, tokens);
 }
 
-std::vector<Enqueued> third_step(const StepOptions& options, int64_t layers) {
-  constexpr int64_t kSteps = 3;  // the first ones compile, allocate and make states
+std::vector<Enqueued> third_step(StepOptions options, int64_t layers) {
   FakeCuda cuda({.bytes = size_t{60} << 30, .executes = false});
-  const DeviceScope scope(cuda.device());
-  nn::GPT2Config config = options.model;
-  config.n_layer = layers;
-  nn::GPT2 model(config, 1);
-  optim::AdamW optimizer = optimizer_of(model);
-  const compile::Regions regions = compile::compile_regions(model);
-  optim::compile(optimizer);
-  std::vector<Enqueued> journal;
-  for (int64_t step = 0; step < kSteps; ++step) {
-    cuda->take_journal();
-    const Tensor loss = loss_of(model, options, cuda.device());
-    loss.backward();
-    loss.item();
-    optimizer.step({.max_norm = 1.0});
-    optimizer.zero_grad();
-    journal = cuda->take_journal();
-  }
-  return journal;
+  options.model.n_layer = layers;
+  // The first ones compile, allocate and make states.
+  train_steps(options, cuda.device(), 3, [&] { cuda->take_journal(); });
+  return cuda->take_journal();
 }
 
 bool is_transfer(const Enqueued& work) {
@@ -82,6 +67,22 @@ std::map<std::string, int64_t> counts(const std::vector<Enqueued>& journal) {
 }
 
 }  // namespace
+
+void train_steps(const StepOptions& options, Device device, int steps, const std::function<void()>& before_step) {
+  const DeviceScope scope(device);
+  nn::GPT2 model(options.model, 1);
+  optim::AdamW optimizer = optimizer_of(model);
+  const compile::Regions regions = compile::compile_regions(model);
+  optim::compile(optimizer);
+  for (int step = 0; step < steps; ++step) {
+    before_step();
+    const Tensor loss = loss_of(model, options, device);
+    loss.backward();
+    loss.item();
+    optimizer.step({.max_norm = 1.0});
+    optimizer.zero_grad();
+  }
+}
 
 StepLaunches step_launches(const StepOptions& options) {
   StepLaunches result{.options = options, .launches = {}};

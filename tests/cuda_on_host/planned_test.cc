@@ -86,7 +86,8 @@ void interpret_combine(Device, std::span<const CombineCall> calls, const LaunchF
 Target launching(void (*kernel)(Device, const KernelCall&, const LaunchFunctions::Owner&),
                  void (*combine)(Device, std::span<const CombineCall>, const LaunchFunctions::Owner&)) {
   Target target = kSm80;
-  target.launch = {kernel, combine, nullptr, target_of(kCPU).launch.library_call};
+  target.launch = {
+      .kernel = kernel, .combine = combine, .table = nullptr, .library_call = target_of(kCPU).launch.library_call};
   return target;
 }
 std::vector<Tensor> run(const Planned& p, const Target& target) {

@@ -13,6 +13,7 @@ struct FlagsTest : ::testing::Test {
     flags.add("learning_rate", &rate, "after warm-up");
     flags.add("bias", &bias, "biases");
     flags.add("compile", &compile, "how", {"none", "regions"});
+    flags.add("device", &device, "where");
   }
   std::string error_of(const std::vector<std::string>& args) {
     try {
@@ -26,6 +27,7 @@ struct FlagsTest : ::testing::Test {
   double rate = 1e-3;
   bool bias = false;
   std::string compile = "none";
+  Device device;
   Flags flags{"program", "Purpose."};
 };
 
@@ -36,6 +38,17 @@ TEST_F(FlagsTest, BothFormsAndNegativeNumbers) {
   EXPECT_TRUE(bias);
   EXPECT_EQ(compile, "regions");
   EXPECT_TRUE(flags.given("bias"));
+}
+
+TEST_F(FlagsTest, ADeviceIsThere) {
+  flags.parse({"--device=cpu"});
+  EXPECT_EQ(flags.values().at("device"), "cpu");
+  EXPECT_EQ(error_of({"--device=gpu"}), "--device=gpu: no device is called \"gpu\": write cpu, cuda or cuda:1");
+  std::string why_not;
+  if (device_count(Backend::kCUDA, &why_not) > 0) GTEST_SKIP() << "this machine has a CUDA device";
+  EXPECT_EQ(error_of({"--device=cuda"}), "--device=cuda: " + why_not);
+  EXPECT_EQ(why_not.find("no CUDA device: "), 0u) << why_not;
+  EXPECT_EQ(device, kCPU);
 }
 
 TEST_F(FlagsTest, ABoolAloneIsOn) {

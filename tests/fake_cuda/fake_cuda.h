@@ -15,7 +15,12 @@
 // - A product whose layouts, types, alignments, algorithm or workspace do not fit each other, or its memory, likewise.
 // - The n-th allocation fails on demand, and a kernel can kill its context.
 // A whole program runs on it with RONDO_CUDA_PATH set to its folder, and RONDO_FAKE_CUDA=seed:devices:megabytes.
-// What it assumes of the real driver cites the manual in driver.cc; it has not been compared with one yet.
+// With :answers behind it, misuse is answered with an error.
+// What it assumes of the real driver cites the manual in driver.cc; tests/gpu/ compares it with one, where there is
+// one.
+//
+// RONDO_TEST_CUDA=real: FakeCuda stands for the machine's own driver. A test skips where it asks for what only the fake
+// has: its Control, a device of chosen properties, more devices than there are.
 #pragma once
 
 #include <string>
@@ -27,6 +32,9 @@
 
 namespace rondo::test {
 
+// True with RONDO_TEST_CUDA=real.
+bool on_real_cuda();
+
 // The runtime uses the fake while this lives. One at a time. The destructor closes CUDA, and fails the test if the
 // runtime keeps memory, streams, events or contexts.
 class FakeCuda {
@@ -37,19 +45,22 @@ class FakeCuda {
   FakeCuda& operator=(const FakeCuda&) = delete;
 
   Device device(int index = 0) const { return {Backend::kCUDA, static_cast<int8_t>(index)}; }
-  fake_cuda::Control& control() const { return control_; }
-  fake_cuda::Control* operator->() const { return &control_; }
+  // The test skips if this is no fake.
+  fake_cuda::Control& control() const;
+  fake_cuda::Control* operator->() const { return &control(); }
   // Registers a kernel, loads it on a device and keeps it loaded while this lives.
   cuda::Kernel kernel(const std::string& name, fake_cuda::Kernel kernel, int device = 0);
   // The context of a device is dead on purpose: the destructor expects no tidy end.
   void expect_lost() { lost_ = true; }
 
  private:
-  fake_cuda::Control& control_;
+  fake_cuda::Control* control_ = nullptr;  // null: the machine's own driver
   bool lost_ = false;
   std::vector<std::shared_ptr<const cuda::Module>> modules_;
 };
 
+// Where the fake's libraries are: RONDO_TEST_FAKE_CUDA, where it is set, holds some whose kernels a sanitizer watches.
+std::string fake_cuda_folder();
 // A function of the fake's library, by its name.
 void* library_symbol(const char* name);
 template <class Function> Function library_function(const char* name) {

@@ -4,10 +4,12 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cctype>
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <sstream>
@@ -134,6 +136,11 @@ struct Source {
 };
 
 std::mutex mutex;  // guards what follows
+std::map<std::string, TrafficCount>& traffic_by_kernel() {
+  static auto* map = new std::map<std::string, TrafficCount>;
+  return *map;
+}
+std::atomic<bool> counts_traffic{false};
 std::vector<std::string>& announced() {
   static auto* list = new std::vector<std::string>;
   return *list;
@@ -218,6 +225,9 @@ std::vector<std::pair<std::string, Kernel>> kernels_of_source(const std::string&
     throw std::runtime_error("no library of kernels: " + source.library().string());
   bind(cuda_on_host::view());
   const SharedMemory memory = symbol("m_" + source.key + "__shared", shared) ? shared() : SharedMemory{};
+  // Of all kernels of the source together, without the guards between the variables.
+  const auto static_shared = static_cast<unsigned>((memory.end - memory.begin) -
+                                                   (memory.guards_end - memory.guards) * ::cuda_on_host::kGuardBytes);
   for (const FoundKernel& found : source.kernels) {
     const std::string name = source.symbol(found);
     void (*call)(void**);
@@ -228,17 +238,26 @@ std::vector<std::pair<std::string, Kernel>> kernels_of_source(const std::string&
     kernel.argument_bytes.resize(bytes(nullptr));
     bytes(kernel.argument_bytes.data());
     kernel.most_threads = found.most_threads;
+    kernel.static_shared = static_shared;
     kernel.run = [code = cuda_on_host::Kernel{found.name, call, memory}, seed,
                   bytes = kernel.argument_bytes](const Launch& launch) {
       if (launch.grid[2] != 1 || launch.block[1] != 1 || launch.block[2] != 1 || launch.shared_bytes != 0)
         throw std::runtime_error(
             "the executor of CUDA source has grids of two dimensions, blocks of one, and no dynamic shared memory");
       const GridSize grid{launch.grid[0], launch.grid[1], static_cast<int>(launch.block[0])};
-      Machine& machine = Machine::instance();
-      const bool counts = machine.counts_bytes_of(code.name);
       cuda_on_host::Traffic traffic;
-      cuda_on_host::launch(code, grid, launch.args, order_of(seed), seed, counts ? &traffic : nullptr);
-      if (counts) machine.note_bytes(launch, bytes, traffic);
+      Machine& machine = Machine::instance();
+      const bool counts = counts_traffic.load(std::memory_order_relaxed),
+                 counts_bytes = machine.counts_bytes_of(code.name);
+      cuda_on_host::launch(code, grid, launch.args, order_of(seed), seed, counts || counts_bytes ? &traffic : nullptr);
+      if (counts_bytes) machine.note_bytes(launch, bytes, traffic);
+      if (!counts) return;
+      const std::lock_guard lock(mutex);
+      TrafficCount& sum = traffic_by_kernel()[code.name];
+      sum.requests += traffic.requests;
+      sum.sectors += traffic.sectors;
+      sum.ideal_sectors += traffic.ideal_sectors;
+      sum.wide += traffic.wide;
     };
     kernels.emplace_back(found.name, std::move(kernel));
   }
@@ -253,6 +272,16 @@ std::vector<std::pair<std::string, Kernel>> names_in_source(const std::string& t
     kernels.emplace_back(found.name, std::move(kernel));
   }
   return kernels;
+}
+
+void count_traffic(bool on) {
+  const std::lock_guard lock(mutex);
+  traffic_by_kernel().clear();
+  counts_traffic = on;
+}
+std::vector<std::pair<std::string, TrafficCount>> counted_traffic() {
+  const std::lock_guard lock(mutex);
+  return {traffic_by_kernel().begin(), traffic_by_kernel().end()};
 }
 
 void announce_source(const std::string& source) {

@@ -1,5 +1,6 @@
-// The main program of the tests. RONDO_TEST_DEVICE=fake:SEED runs them on the fake device, where factories then make
-// their tensors.
+// The main program of the tests. RONDO_TEST_DEVICE=fake:SEED runs them on the fake device, RONDO_TEST_DEVICE=cuda on a
+// CUDA device: on a real one, or on tests/fake_cuda/ with RONDO_CUDA_PATH and RONDO_FAKE_CUDA. Factories then make
+// their tensors there.
 #include <gtest/gtest.h>
 
 #include <cstdio>
@@ -7,6 +8,7 @@
 #include <cstring>
 #include <optional>
 
+#include "rondo/runtime/error.h"
 #include "rondo/tests/fake_device/fake_device.h"
 #include "rondo/tests/fake_device/test_device.h"
 
@@ -21,12 +23,16 @@ int main(int argc, char** argv) {
   testing::InitGoogleTest(&argc, argv);
   const char* name = std::getenv("RONDO_TEST_DEVICE");
   if (name == nullptr) return RUN_ALL_TESTS();
-  if (std::strncmp(name, "fake:", 5) != 0) {
-    std::fprintf(stderr, "RONDO_TEST_DEVICE: fake:SEED, not %s\n", name);
+  std::optional<rondo::test::FakeDevice> fake;
+  std::optional<rondo::DeviceScope> scope;
+  try {
+    if (std::strncmp(name, "fake:", 5) == 0)
+      fake.emplace(rondo::test::FakeDeviceOptions{.seed = std::strtoull(name + 5, nullptr, 10)});
+    rondo::test::chosen = fake ? fake->device() : rondo::parse_device(name);
+    scope.emplace(rondo::test::chosen);
+  } catch (const rondo::Error& error) {
+    std::fprintf(stderr, "RONDO_TEST_DEVICE=%s: %s; or write fake:SEED\n", name, error.what());
     return 2;
   }
-  rondo::test::FakeDevice fake({.seed = std::strtoull(name + 5, nullptr, 10)});
-  rondo::test::chosen = fake.device();
-  const rondo::DeviceScope scope(fake.device());
   return RUN_ALL_TESTS();
 }

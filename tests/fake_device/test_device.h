@@ -5,7 +5,7 @@
 
 namespace rondo::test {
 
-// kCPU, or the fake device. It is also the default device of the main thread, unless a test changes that.
+// kCPU, the fake device or a CUDA device. It is also the default device of the main thread, unless a test changes that.
 Device test_device();
 
 }  // namespace rondo::test

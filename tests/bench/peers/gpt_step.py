@@ -28,6 +28,8 @@ def parse_args():
     p.add_argument("--batch_size", type=int, default=12)
     p.add_argument("--vocab_size", type=int, default=65)
     p.add_argument("--threads", type=int, default=2)
+    p.add_argument("--device", default="cpu", help="cuda: a step's time is that of N steps, from one wait to the next")
+    p.add_argument("--tf32", action="store_true", help="products of f32 may round their operands (cuda)")
     p.add_argument("--dtype", choices=["f32", "bf16"], default="f32", help="bf16: autocast, f32 parameters")
     p.add_argument("--compile", choices=["none", "whole", "block"], default="none")
     p.add_argument("--compile_mode", choices=["default", "reduce-overhead", "max-autotune"], default="default")
@@ -108,7 +110,7 @@ class Gpt2(nn.Module):
                 nn.init.zeros_(p)
 
     def forward(self, ids, targets=None):  # both (B, T); logits without targets
-        x = self.wte(ids) + self.wpe(torch.arange(ids.shape[1]))
+        x = self.wte(ids) + self.wpe(torch.arange(ids.shape[1], device=ids.device))
         for block in self.h:
             x = block(x)
         logits = F.linear(self.ln_f(x), self.wte.weight)  # (B, T, V)
@@ -130,7 +132,8 @@ class Trainer:
     def __init__(self, a):
         self.a = a
         torch.manual_seed(a.seed)
-        self.model = Gpt2(a.n_layer, a.n_head, a.n_embd, a.block_size, a.vocab_size)
+        torch.set_float32_matmul_precision("high" if a.tf32 else "highest")
+        self.model = Gpt2(a.n_layer, a.n_head, a.n_embd, a.block_size, a.vocab_size).to(a.device)
         self.params = list(self.model.parameters())
         self.optimizer = make_optimizer(self.params, a.optimizer)
         mode = None if a.compile_mode == "default" else a.compile_mode
@@ -140,12 +143,19 @@ class Trainer:
         elif a.compile == "block":
             for block in self.model.h:
                 block.compile(mode=mode)
-        tokens = torch.randint(a.vocab_size, (a.batch_size, a.block_size + 1))
+        tokens = torch.randint(a.vocab_size, (a.batch_size, a.block_size + 1)).to(a.device)
         self.ids, self.targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
         if a.inference:
             self.model.eval()
         self.loss = torch.zeros(())
         self.first_ms = None
+
+    def autocast(self):
+        return torch.autocast(self.a.device.split(":")[0], dtype=torch.bfloat16, enabled=self.a.dtype == "bf16")
+
+    def wait(self):
+        if self.a.device != "cpu":
+            torch.cuda.synchronize(self.a.device)
 
     def step(self):
         """Runs one step; returns its (forward, backward, optimizer) times in ms. zero_grad and clipping
@@ -155,7 +165,7 @@ class Trainer:
         t0 = time.perf_counter()
         self.optimizer.zero_grad(set_to_none=True)
         t1 = time.perf_counter()
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=self.a.dtype == "bf16"):
+        with self.autocast():
             self.loss = self.forward(self.ids, self.targets)
         t2 = time.perf_counter()
         self.loss.backward()
@@ -167,20 +177,29 @@ class Trainer:
 
     def infer(self):
         start = time.perf_counter()
-        with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16, enabled=self.a.dtype == "bf16"):
+        with torch.no_grad(), self.autocast():
             self.forward(self.ids)
         return (time.perf_counter() - start) * 1e3
 
     def warm_up(self):
         for _ in range(max(1, self.a.warmup)):
-            ms = sum(self.step())
+            start = time.perf_counter()
+            self.step()
+            self.wait()
+            ms = (time.perf_counter() - start) * 1e3
             self.first_ms = self.first_ms or ms
             self.warm_ms = ms  # the last one, when caches and allocator are warm
 
     def measure(self, n):
         a = self.a
+        start = time.perf_counter()
         phases = [self.step() for _ in range(n)]
+        self.wait()
+        wall = (time.perf_counter() - start) * 1e3
         steps = [sum(p) for p in phases]
+        host = statistics.median(steps) if steps else 0.0
+        if a.device != "cpu" and n > 0:  # phases are the host's time only
+            steps = [wall / n]
         median = statistics.median(steps) if steps else 0.0
         fwd, bwd, opt = (statistics.median(column) for column in zip(*phases)) if phases else (0.0, 0.0, 0.0)
         compiling = 0.0 if a.compile == "none" else self.first_ms - (median or self.warm_ms)
@@ -195,13 +214,15 @@ class Trainer:
             "step_ms_median": round(median, 3),
             "step_ms_all": [round(ms, 3) for ms in steps],
             "tokens_per_s": round(a.batch_size * a.block_size / median * 1e3, 1) if median else 0.0,
-            "forward_ms": round(fwd, 3),
-            "backward_ms": round(bwd, 3),
-            "optimizer_ms": round(opt, 3),
             "compile_ms": round(compiling, 1),
             "peak_rss_mib": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, 1),
             "loss": round(self.loss.item(), 6),
         }
+        if a.device == "cpu":
+            report.update(forward_ms=round(fwd, 3), backward_ms=round(bwd, 3), optimizer_ms=round(opt, 3))
+        else:
+            report.update(device=torch.cuda.get_device_name(a.device), host_ms=round(host, 3),
+                          peak_device_mib=round(torch.cuda.max_memory_allocated(a.device) / 2**20, 1))
         print(json.dumps(report), flush=True)
 
 

@@ -50,6 +50,8 @@ def parse_args(argv=None):
     p.add_argument("--rest-ms", type=float, default=50.0, help="pause between turns: spinning pools fall asleep")
     p.add_argument("--timeout", type=float, default=900.0, help="seconds a single turn may take")
     p.add_argument("--threads", type=int, default=2)
+    p.add_argument("--device", default="cpu", help="of both: cpu or cuda")
+    p.add_argument("--tf32", action="store_true", help="both may round the operands of f32 products (cuda)")
     p.add_argument("--dtype", default="f32", choices=["f32", "bf16"])
     p.add_argument("--n_layer", type=int, default=6)
     p.add_argument("--n_head", type=int, default=6)
@@ -130,6 +132,8 @@ def start_all(a):
     model = []
     for flag in ("n_layer", "n_head", "n_embd", "block_size", "batch_size", "vocab_size", "threads", "warmup"):
         model += [f"--{flag}={getattr(a, flag)}"]
+    if a.device != "cpu":
+        model += [f"--device={a.device}", *(["--tf32"] if a.tf32 else [])]
     model += [f"--dtype={a.dtype}", *(["--inference"] if a.inference else []), "--serve"]
     contenders = []
 
@@ -160,7 +164,8 @@ def summarise(a, contenders):
     rows = []
     for c in contenders:
         row = {"name": c.name, "command": [os.path.basename(c.command[0]), *map(os.path.basename, c.command[1:])]}
-        for key in ("step_ms_median", "tokens_per_s", "forward_ms", "backward_ms", "optimizer_ms", "floor_ms"):
+        for key in ("step_ms_median", "tokens_per_s", "forward_ms", "backward_ms", "optimizer_ms", "floor_ms",
+                    "host_ms", "peak_device_mib"):
             row[key] = median_of(c, key)
         row["step_ms_per_round"] = [t["step_ms_median"] for t in c.turns]
         row["step_ms_min"] = min(ms for t in c.turns for ms in t["step_ms_all"])
@@ -178,7 +183,7 @@ def summarise(a, contenders):
         ratios.append({"name": f"{ours['name']} over {base['name']}", "median": statistics.median(per_round),
                        "min": min(per_round), "max": max(per_round), "per_round": per_round})
     model = {k: getattr(a, k) for k in ("n_layer", "n_head", "n_embd", "block_size", "batch_size", "vocab_size",
-                                        "threads", "dtype", "rounds", "steps")}
+                                        "threads", "dtype", "device", "tf32", "rounds", "steps")}
     return {"model": model, "contenders": rows, "speed_ratios": ratios, "turns": {c.name: c.turns for c in contenders}}
 
 
@@ -187,13 +192,16 @@ def print_table(result):
         return "-" if value is None else format(value, spec)
 
     print(" ".join(f"{k}={v}" for k, v in result["model"].items()))
-    print(f"{'contender':<24}{'step ms':>9}{'min':>9}{'fwd':>8}{'bwd':>8}{'opt':>8}{'tokens/s':>10}"
-          f"{'compile':>9}{'RSS MiB':>9}{'floor ms':>9}{'share':>7}{'idle_cpu':>9}{'others':>7}")
+    columns = [("step ms", 9, ".2f", "step_ms_median"), ("min", 9, ".2f", "step_ms_min"), ("fwd", 8, ".1f", "forward_ms"),
+               ("bwd", 8, ".1f", "backward_ms"), ("opt", 8, ".1f", "optimizer_ms"), ("host ms", 9, ".2f", "host_ms"),
+               ("tokens/s", 10, ".0f", "tokens_per_s"), ("compile", 9, ".0f", "compile_ms"),
+               ("RSS MiB", 9, ".0f", "peak_rss_mib"), ("GPU MiB", 9, ".0f", "peak_device_mib"),
+               ("floor ms", 9, ".1f", "floor_ms"), ("share", 7, ".0%", "floor_share"), ("idle_cpu", 9, ".0f", "idle_cpu_ms"),
+               ("others", 7, ".0%", "others_share")]
+    columns = [c for c in columns if any(r[c[3]] is not None for r in result["contenders"])]
+    print(f"{'contender':<24}" + "".join(f"{title:>{width}}" for title, width, _, _ in columns))
     for r in result["contenders"]:
-        print(f"{r['name']:<24}{r['step_ms_median']:>9.2f}{r['step_ms_min']:>9.2f}{cell(r['forward_ms'], '.1f'):>8}"
-              f"{cell(r['backward_ms'], '.1f'):>8}{cell(r['optimizer_ms'], '.1f'):>8}{r['tokens_per_s']:>10.0f}"
-              f"{cell(r['compile_ms'], '.0f'):>9}{cell(r['peak_rss_mib'], '.0f'):>9}{cell(r['floor_ms'], '.1f'):>9}"
-              f"{cell(r['floor_share'], '.0%'):>7}{r['idle_cpu_ms']:>9.0f}{r['others_share']:>7.0%}")
+        print(f"{r['name']:<24}" + "".join(f"{cell(r[key], spec):>{width}}" for _, width, spec, key in columns))
     for r in result["speed_ratios"]:
         print(f"speed of {r['name']}: {r['median']:.3f}x (rounds {r['min']:.3f} to {r['max']:.3f})")
     if any(r["idle_cpu_ms"] > 50 for r in result["contenders"]):
