@@ -190,9 +190,9 @@ section_conformance() {
 }
 
 # What needs nothing of the fake's Control, or skips where it does. Tests of the fake itself and of how libraries are
-# found are left out: *Death*, Planted*, CudaLibraries.*, children that other tests start.
+# found are left out, and those that compile for devices that are not here.
 section_suite() {
-  local n end=$((SECONDS + $1)) answers=() cuda='*:-*Death*:Planted*:CudaLibraries.*:RealNvrtc.*:*WithoutNvrtc*:CublasLtFake.*:CudaHeaders.*:*TheRealNvrtc*:*Damaged*:CudaErrors.AForkedChildIsRefused'
+  local n end=$((SECONDS + $1)) answers=() cuda='*:-*Death*:Planted*:CudaLibraries.*:RealNvrtc.*:*WithoutNvrtc*:CublasLtFake.*:CudaHeaders.*:*TheRealNvrtc*:*Damaged*:CudaErrors.AForkedChildIsRefused:*Gates*:StepLaunches.*:CompileFor.*:ByHandOnDisk.*:JitAvailable.*'
   n=$(shards)
   # A test of what a driver refuses is misuse to the fake.
   [ -z "$fake" ] || answers=(RONDO_FAKE_CUDA="$RONDO_FAKE_CUDA:answers")
@@ -203,7 +203,7 @@ section_suite() {
   fi
   tests cuda $(((end - SECONDS) / 3)) "$n" "$cuda" test_cuda "${answers[@]}"
   tests ops $(((end - SECONDS) / 3)) "$n" 'OpSweep.*' test_runtime RONDO_TEST_DEVICE=cuda
-  tests modules $(((end - SECONDS) / 2)) "$n" '-Lora.FrozenOperandsTakeNoMemory:Lora.AFrozenWeightKeepsNoInput:PretrainedMemory.*' \
+  tests modules $(((end - SECONDS) / 2)) "$n" '-Lora.FrozenOperandsTakeNoMemory:Lora.AFrozenWeightKeepsNoInput:PretrainedMemory.*:KVCache.GPT2AtEveryLength:KVCache.StaleSlotsAreNeverRead:KVCache.DecodingIsTheSameForAnyThreadsAndBatch' \
     test_modules RONDO_TEST_DEVICE=cuda
   tests optim $((end - SECONDS)) "$n" '-*DeviceStep.*:CApi*:Guest.*:*TwoModels*:MemoryLimit.*:ThreadCap.*:TrainerKill.*:TrainerFullDisk.*:*Fake*' \
     test_optim RONDO_TEST_DEVICE=cuda
