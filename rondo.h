@@ -53,6 +53,7 @@
 #include "rondo/optim/formula.h"
 #include "rondo/optim/grad_scaler.h"
 #include "rondo/optim/lamb.h"
+#include "rondo/optim/launch_queue.h"
 #include "rondo/optim/lion.h"
 #include "rondo/optim/muon.h"
 #include "rondo/optim/optimizer.h"

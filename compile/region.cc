@@ -250,6 +250,7 @@ void Region::forget_oldest_entry() {
 std::shared_ptr<const Binding> Region::run(Trace& trace, const nn::ModuleCall& call, int piece) {
   choose_outputs(trace, trace.graph);
   if (trace.graph.outputs.empty()) return nullptr;
+  const memory::Cause cause("region ", report_.name, std::source_location::current());
   const std::shared_ptr<const Binding> binding = binding_for(trace, call, piece);
   if (binding == nullptr) {
     run_eagerly(trace);
@@ -257,7 +258,6 @@ std::shared_ptr<const Binding> Region::run(Trace& trace, const nn::ModuleCall& c
   }
   const Entry& entry = *binding->entry();
   std::vector<Tensor> results, finished;
-  const memory::Cause cause("region ", report_.name, std::source_location::current());
   try {
     results = entry.forward->run(trace.external(), binding->forward(), &finished);
   } catch (const std::exception& e) {

@@ -185,8 +185,8 @@ void Adafactor::own_scalars(int group, const Tensor& param, std::span<double> sc
 
 namespace {
 // MoveFactors in ops, for devices that run no host code: the same arithmetic in the same order.
-void move_factors(const Tensor& grad, std::span<StateArray> states, const Tensor& decision, const Tensor& weight,
-                  double eps1) {
+void move_factors(LaunchQueue& queue, const Tensor& grad, std::span<StateArray> states, const Tensor& decision,
+                  const Tensor& weight, double eps1) {
   const int64_t n_rows = grad.size(-2), n_cols = grad.size(-1), matrices = grad.numel() / (n_rows * n_cols);
   const DType dtype = states[0].values.dtype();
   const Tensor factor = decision.select(0, 1), updates = ops::equal(decision.select(0, 2), 1.0);
@@ -196,7 +196,15 @@ void move_factors(const Tensor& grad, std::span<StateArray> states, const Tensor
     const Tensor before = var.to(kF64);
     return (before + weight * (sums / number(n) - before)).to(dtype);
   };
-  const auto write = [&](const Tensor& var, const Tensor& value) { ops::copy_(var, ops::where(updates, value, var)); };
+  // Contiguous tensors of one dtype: a copy of bytes.
+  const auto copy = [](const Tensor& to, const Tensor& from) {
+    backend_of(to.device())
+        .copy(to.device().index, const_cast<std::byte*>(to.address()), from.address(),
+              static_cast<size_t>(to.nbytes()));
+  };
+  const auto write = [&](const Tensor& var, const Tensor& value) {
+    queue.add([copy, var, next = ops::where(updates, value, var)] { copy(var, next); });
+  };
   for (int64_t m = 0; m < matrices; ++m) {
     const auto part = [&](const Tensor& all, const Dims& sizes) {
       return all.detach().reshape({matrices, sizes[0], sizes[1]}).select(0, m);
@@ -217,7 +225,8 @@ void Adafactor::prepare(int /*sweep*/, PreparedParam& param) {
   if (param.grad.numel() == 0) return;
   const double eps1 = eps1_of(groups_[static_cast<size_t>(param.group)], param.param.dtype());
   if (!runs_host_code(param.device))
-    return move_factors(param.grad, param.states, param.decision, param.scalar(AdafactorScalars::kWeight), eps1);
+    return move_factors(param.queue, param.grad, param.states, param.decision, param.scalar(AdafactorScalars::kWeight),
+                        eps1);
   const int64_t n_rows = param.grad.size(-2), n_cols = param.grad.size(-1);
   MoveFactors move{param.grad.address(),
                    param.grad.dtype(),
@@ -229,8 +238,10 @@ void Adafactor::prepare(int /*sweep*/, PreparedParam& param) {
                    eps1};
   for (size_t k = 0; k < 3; ++k) move.states[k] = param.states[k].values_data;
   const auto* decision = reinterpret_cast<const Decision*>(param.decision.address());
-  enqueue_host_code(param.device, [move, decision, weight = param.scalar_at(AdafactorScalars::kWeight)] {
-    if (decision->updates == 1) move(decision->factor, *weight);
+  param.queue.add([device = param.device, move, decision, weight = param.scalar_at(AdafactorScalars::kWeight)] {
+    enqueue_host_code(device, [move, decision, weight] {
+      if (decision->updates == 1) move(decision->factor, *weight);
+    });
   });
 }
 

@@ -6,10 +6,11 @@
 
 #include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
-#include "rondo/optim/foreach.h"
+#include "rondo/optim/launch_queue.h"
 #include "rondo/optim/norm.h"
 #include "rondo/optim/scalar_program.h"
 #include "rondo/runtime/autograd.h"
+#include "rondo/runtime/memory.h"
 
 namespace rondo::optim {
 namespace {
@@ -49,6 +50,7 @@ std::shared_ptr<Foreach> scale_pass(Device device, DType dtype) {
 Tensor clip_grad_norm_(std::span<const Tensor> params, double max_norm, ClipOptions options) {
   if (!(max_norm >= 0)) throw Error(absl::StrCat("clip_grad_norm_: max_norm must not be negative, got ", max_norm));
   const NoGrad off;
+  const memory::Cause cause("", "clip_grad_norm_", {});
   std::vector<Tensor> grads;
   std::vector<NormOperand> operands;
   absl::flat_hash_set<const void*> seen;
@@ -80,15 +82,19 @@ Tensor clip_grad_norm_(std::span<const Tensor> params, double max_norm, ClipOpti
   if (options.error_if_nonfinite && !std::isfinite(result.item()))
     throw Error(
         absl::StrCat("clip_grad_norm_: the gradients' norm is ", result.item(), "; a loss or a gradient overflowed"));
-  for (Tensor& grad : grads) static_cast<void>(grad.mutable_address());  // written from here on
+  LaunchQueue queue;
+  queue.start(device);
   for (DType dtype : {kF32, kBF16, kF16, kF64}) {
     const std::shared_ptr<Foreach> pass = scale_pass(device, dtype);
-    ForeachTable table;
+    ForeachTable& table = queue.table();
     for (const NormOperand& o : operands)
       if (o.dtype == dtype && o.n > 0)
         table.add(pass->item(o.n, 0, values + 1), pass->n_operands())[0] = const_cast<void*>(o.data);
-    if (!table.items.empty()) launch(device, pass, table, compile::Condition{values + 2, 1});
+    if (!table.items.empty()) queue.add(pass, compile::Condition{values + 2, 1});
   }
+  queue.make_ready();
+  for (Tensor& grad : grads) static_cast<void>(grad.mutable_address());  // written from here on
+  queue.submit();
   return result;
 }
 

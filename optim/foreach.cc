@@ -138,6 +138,9 @@ const compile::LoopKernel& Foreach::kernel() const { return launch_->kernel(); }
 void Foreach::run_compiled(const ForeachTable& table, const compile::Condition& when) const {
   launch_->run(table, when);
 }
+absl::AnyInvocable<void()> Foreach::ready(const ForeachTable& table, const compile::Condition& when) const {
+  return launch_->ready(table, when);
+}
 void Foreach::run_eager(const ForeachTable& table) const {
   compile::for_each_piece(table.rows(), by_rows_, [&](size_t i, int64_t begin, int64_t end) {
     void* const* operands = table.operands.data() + i * static_cast<size_t>(n_operands_);
@@ -218,14 +221,6 @@ void launch(Device device, const std::shared_ptr<const Foreach>& pass, const For
   };
   if (runs_at_once(device)) return run(*pass, table);
   enqueue_host_code(device, [run, pass, table] { run(*pass, table); });
-}
-
-void launch(Device device, const std::shared_ptr<const Foreach>& pass, const ForeachTable& table,
-            const Decision* decision, bool eager) {
-  // First what does no harm if the second launch fails for lack of memory.
-  if (const std::shared_ptr<Foreach>& rest = pass->if_skipped(); rest != nullptr)
-    launch(device, rest, table, compile::Condition{&decision->updates, 0}, eager);
-  launch(device, pass, table, compile::Condition{&decision->updates, 1}, eager);
 }
 
 std::shared_ptr<Foreach> shared_pass(Device device, const Body& body, std::vector<ArraySpec> arrays) {

@@ -26,7 +26,7 @@
 #include <string>
 #include <vector>
 
-#include "absl/functional/function_ref.h"
+#include "absl/functional/any_invocable.h"
 #include "rondo/compile/exec/table.h"
 #include "rondo/runtime/device.h"
 #include "rondo/runtime/dtype.h"
@@ -39,8 +39,6 @@ class TableLaunch;
 }  // namespace rondo::compile
 
 namespace rondo::optim {
-
-struct Decision;
 
 inline constexpr int kMaxValues = 10, kMaxScalars = 16;
 // Elements for each scale of an 8-bit array (block8.h), and elements of a row of an item with sums.
@@ -111,6 +109,8 @@ class Foreach {
 
   // Enqueues the generated code.
   void run_compiled(const ForeachTable& table, const compile::Condition& when) const;
+  // What may fail of that; see compile::TableLaunch::ready.
+  absl::AnyInvocable<void()> ready(const ForeachTable& table, const compile::Condition& when) const;
   // The host's own kernel, in stream order: see launch().
   void run_eager(const ForeachTable& table) const;
   // What is left of the pass if the step is skipped: copies are written, and arrays are zeroed that would be. It takes
@@ -135,10 +135,6 @@ class Foreach {
 // Enqueues a pass, if `when` holds at its turn. `eager`: as host code, although there is generated code.
 void launch(Device device, const std::shared_ptr<const Foreach>& pass, const ForeachTable& table,
             const compile::Condition& when = {}, bool eager = false);
-// The pass of a step that may be skipped: follows the decision.
-void launch(Device device, const std::shared_ptr<const Foreach>& pass, const ForeachTable& table,
-            const Decision* decision, bool eager);
-
 // The pass of a body without context, for a device. There is one for each signature in the process, for work that
 // belongs to no optimizer; it is compiled where that device's kernels are generated. Thread safe.
 std::shared_ptr<Foreach> shared_pass(Device device, const Body& body, std::vector<ArraySpec> arrays);

@@ -4,13 +4,16 @@
 
 #include "absl/strings/str_cat.h"
 #include "rondo/optim/host_code.h"
+#include "rondo/optim/launch_queue.h"
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/backend.h"
+#include "rondo/runtime/memory.h"
 
 namespace rondo::optim {
 
 void MapPasses::run(const Body& body, std::span<const std::span<const Tensor>> lists, std::span<const double> scalars) {
   const NoGrad off;
+  const memory::Cause cause("", "foreach_map", {});
   const size_t n = lists[0].size();
   const auto fail = [](size_t list, size_t i, std::string_view why) {
     throw Error(absl::StrCat("foreach_map: tensor ", i, " of list ", list, " ", std::string(why)));
@@ -29,13 +32,9 @@ void MapPasses::run(const Body& body, std::span<const std::span<const Tensor>> l
         fail(k, i, absl::StrCat("is ", to_string(t.sizes()), ", that of list 0 ", to_string(lists[0][i].sizes())));
     }
   }
-  struct Part {
-    std::vector<size_t> tensors;
-    ForeachTable table;
-  };
   if (n == 0) return;
   const Device device = lists[0][0].device();
-  std::map<std::shared_ptr<Foreach>, Part> parts;
+  std::map<std::shared_ptr<Foreach>, std::vector<size_t>> parts;
   std::vector<ArraySpec> arrays(lists.size());
   for (size_t i = 0; i < n; ++i) {
     for (size_t k = 0; k < lists.size(); ++k) arrays[k] = {.dtype = lists[k][i].dtype()};
@@ -46,29 +45,33 @@ void MapPasses::run(const Body& body, std::span<const std::span<const Tensor>> l
     if (compiled_ || !runs_host_code(device)) pass->compile(device);
     for (size_t k = 0; k < lists.size(); ++k)
       if ((pass->written() >> k & 1) != 0 && !lists[k][i].is_contiguous()) fail(k, i, "is written, and not contiguous");
-    parts[pass].tensors.push_back(i);
+    parts[pass].push_back(i);
   }
   const Storage numbers = Storage::allocate(scalars.size_bytes(), device);
   copy_bytes(device, numbers.data(), kCPU, scalars.data(), scalars.size_bytes());
-  std::vector<Tensor> dense;  // copies of what is read and was not contiguous
-  for (auto& [pass, part] : parts) {
-    for (size_t i : part.tensors) {
+  std::vector<Tensor> dense;    // copies of what is read and was not contiguous
+  std::vector<Tensor> written;  // the others keep their history until all is ready
+  LaunchQueue queue;
+  queue.start(device);
+  for (const auto& [pass, tensors] : parts) {
+    ForeachTable& table = queue.table();
+    for (size_t i : tensors) {
       const int64_t numel = lists[0][i].numel();
       if (numel == 0) continue;
-      const std::span<void*> operands = part.table.add(
-          pass->item(numel, 0, reinterpret_cast<const double*>(numbers.data())), pass->n_operands());
+      const std::span<void*> operands = table.add(pass->item(numel, 0, reinterpret_cast<const double*>(numbers.data())),
+                                                  pass->n_operands());
       for (size_t k = 0; k < lists.size(); ++k) {
         Tensor t = lists[k][i];
-        if ((pass->written() >> k & 1) != 0) {
-          operands[k] = t.mutable_address();
-        } else {
-          if (!t.is_contiguous()) t = dense.emplace_back(t.contiguous());
-          operands[k] = const_cast<std::byte*>(t.address());
-        }
+        if ((pass->written() >> k & 1) != 0) written.push_back(t);
+        else if (!t.is_contiguous()) t = dense.emplace_back(t.contiguous());
+        operands[k] = const_cast<std::byte*>(t.address());
       }
     }
+    queue.add(pass);
   }
-  for (auto& [pass, part] : parts) launch(device, pass, part.table);
+  queue.make_ready();
+  for (Tensor& t : written) static_cast<void>(t.mutable_address());
+  queue.submit();
 }
 
 }  // namespace rondo::optim

@@ -4,7 +4,9 @@
 #include <limits>
 
 #include "absl/strings/str_cat.h"
+#include "rondo/optim/launch_queue.h"
 #include "rondo/optim/scalar_program.h"
+#include "rondo/runtime/memory.h"
 #include "rondo/runtime/ops/ops.h"
 
 namespace rondo::amp {
@@ -100,21 +102,27 @@ optim::StepReport GradScaler::step(optim::Optimizer& optimizer, optim::StepOptio
     options.device_scale = values_.scale;
     options.check_finite = true;
   }
-  const optim::StepReport report = optimizer.step(options);
+  const optim::StepReport report = optimizer.step(options, [&](optim::LaunchQueue& queue,
+                                                               const optim::Decision* decision) {
+    if (!options_.enabled) return;
+    const double* overflowed = reinterpret_cast<const double*>(values_.overflowed.address());
+    const auto pass = optim::scalar_pass(values_.scale.device(), optim::program_body<NoteOverflow>("note_overflow"));
+    optim::add_call(queue.table(), *pass, {overflowed, &decision->skipped, overflowed}, nullptr);
+    queue.add(pass);
+  });
+  if (options_.enabled) static_cast<void>(written(values_.overflowed));
   stepped_ = true;
-  if (!options_.enabled) return report;
-  const auto* decision = reinterpret_cast<const optim::Decision*>(report.decision().address());
-  const double* overflowed = written(values_.overflowed);
-  optim::call_program(values_.scale.device(), optim::program_body<NoteOverflow>("note_overflow"),
-                      {overflowed, &decision->skipped, overflowed}, nullptr);
   return report;
 }
 
 void GradScaler::update() {
   if (!stepped_)
     throw Error("GradScaler::update: no step() since the last update(); nothing is known of the gradients");
-  stepped_ = false;
-  if (!options_.enabled) return;
+  if (!options_.enabled) {
+    stepped_ = false;
+    return;
+  }
+  const memory::Cause cause("", "GradScaler::update", {});
   const Device device = values_.scale.device();
   const double *scale = written(values_.scale), *good_steps = written(values_.good_steps),
                *skipped = written(values_.skipped), *overflowed = written(values_.overflowed);
@@ -124,6 +132,7 @@ void GradScaler::update() {
   optim::call_program(device, optim::program_body<UpdateScale>("update_scale"),
                       {scale, good_steps, skipped, overflowed, scale, good_steps, skipped, overflowed},
                       optim::f64_of(numbers));
+  stepped_ = false;
 }
 
 nn::StateDict GradScaler::state_dict() const {

@@ -37,17 +37,21 @@ struct MuonOptions {
 struct MuonScalars {
   static constexpr size_t kStates = 2, kScalars = 5;
 };
+// Both sweeps compute the momentum, because the first one may keep nothing (Optimizer::prepare).
 struct MuonGather : MuonScalars {
+  template <class T> static T momentum(T grad, T buffer, const std::array<T, kScalars>& scalars) {
+    return scalar::fma(scalars[0], grad - buffer, buffer);
+  }
   template <class T>
   static void update(T& /*param*/, T grad, std::array<T, kStates>& states, const std::array<T, kScalars>& scalars) {
-    auto& [buffer, step] = states;
-    buffer = scalar::fma(scalars[0], grad - buffer, buffer);
-    step = scalar::fma(scalars[1], buffer, scalars[2] * grad);  // Nesterov's direction, or the buffer
+    // Nesterov's direction, or the momentum.
+    states[1] = scalar::fma(scalars[1], momentum(grad, states[0], scalars), scalars[2] * grad);
   }
 };
 struct MuonApply : MuonScalars {
   template <class T>
-  static void update(T& param, T /*grad*/, std::array<T, kStates>& states, const std::array<T, kScalars>& scalars) {
+  static void update(T& param, T grad, std::array<T, kStates>& states, const std::array<T, kScalars>& scalars) {
+    states[0] = MuonGather::momentum(grad, states[0], scalars);
     param = scalar::fma(-scalars[4], states[1], param * scalars[3]);
   }
 };

@@ -7,6 +7,7 @@
 
 #include "rondo/optim/foreach.h"
 #include "rondo/optim/host_code.h"
+#include "rondo/optim/launch_queue.h"
 #include "rondo/runtime/backend.h"
 #include "rondo/runtime/ops/reduction_order.h"
 #include "rondo/runtime/ops/scalar_math.h"
@@ -98,16 +99,15 @@ std::shared_ptr<Foreach> row_sums(Device device, DType dtype, bool square) {
 
 }  // namespace
 
-void enqueue_sums(Device device, std::span<const ListSum> lists) {
-  if (runs_host_code(device)) {
-    const auto run = [](std::span<const ListSum> lists) {
-      for (const ListSum& list : lists) *list.out = sum_row<false>(list.data, list.n);
-    };
-    if (runs_at_once(device)) return run(lists);
-    return enqueue_host_code(device, [run, lists = std::vector<ListSum>(lists.begin(), lists.end())] { run(lists); });
-  }
+void queue_sums(LaunchQueue& queue, Device device, std::span<const ListSum> lists) {
+  if (runs_host_code(device))
+    return queue.add([device, lists = std::vector<ListSum>(lists.begin(), lists.end())] {
+      enqueue_host_code(device, [lists] {
+        for (const ListSum& list : lists) *list.out = sum_row<false>(list.data, list.n);
+      });
+    });
   const std::shared_ptr<Foreach> pass = row_sums(device, kF64, false);
-  ForeachTable table;
+  ForeachTable& table = queue.table();
   for (const ListSum& list : lists) {
     if (list.n == 0) {
       backend_of(device).fill(device.index, list.out, 0, sizeof(double));
@@ -117,7 +117,7 @@ void enqueue_sums(Device device, std::span<const ListSum> lists) {
     to[0] = const_cast<double*>(list.data);
     to[1] = list.out;
   }
-  launch(device, pass, table, compile::Condition{});
+  queue.add(pass);
 }
 
 void enqueue_sum_of_squares(Device device, std::span<const NormOperand> operands, double* sum) {
@@ -153,7 +153,10 @@ void enqueue_sum_of_squares(Device device, std::span<const NormOperand> operands
     launch(device, pass, table, compile::Condition{});
   }
   const ListSum all[] = {{first, rows, sum}};
-  enqueue_sums(device, all);
+  LaunchQueue at_once;
+  at_once.start(device);
+  at_once.keep(false);
+  queue_sums(at_once, device, all);
 }
 
 }  // namespace rondo::optim

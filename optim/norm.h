@@ -11,6 +11,8 @@
 
 namespace rondo::optim {
 
+class LaunchQueue;
+
 inline constexpr int64_t kNormRow = 1 << 14;
 
 struct NormOperand {
@@ -27,6 +29,6 @@ struct ListSum {
   int64_t n;
   double* out;
 };
-void enqueue_sums(Device device, std::span<const ListSum> lists);
+void queue_sums(LaunchQueue& queue, Device device, std::span<const ListSum> lists);
 
 }  // namespace rondo::optim

@@ -17,9 +17,12 @@
 //
 // Each optimizer is one formula on scalars (adam.h, sgd.h, ...), run over all parameters in one pass (foreach.h).
 //
-// Note [Steps]. A step enqueues launches on the parameters' device and reads nothing back. Step counts, the norm, the
-//   decision whether to skip, and the scalars of the formula are values in the device's memory; launches compute them
-//   and read them there. Options of the host (lr) are taken by value when step() is called. Integers are kept as f64.
+// Note [Steps]. A step enqueues launches on the parameters' device and reads nothing back. It enqueues those that
+// change
+//   anything when they are all ready: a step that throws has changed no parameter, state or count (launch_queue.h).
+//   Step counts, the norm, the decision whether to skip, and the scalars of the formula are values in the device's
+//   memory; launches compute them and read them there. Options of the host (lr) are taken by value when step() is
+//   called. Integers are kept as f64.
 //
 // Invariants: all parameters are on one device. A parameter's state is made at its first gradient, so frozen parameters
 // have none. The update is computed in the parameter's compute dtype (f32 for bf16 and f16). State is kept in that
@@ -42,11 +45,16 @@
 #include "rondo/modules/state_dict.h"
 #include "rondo/optim/foreach.h"
 #include "rondo/optim/formula.h"
+#include "rondo/optim/launch_queue.h"
 #include "rondo/optim/param_slot.h"
 #include "rondo/optim/step_report.h"
 #include "rondo/runtime/tensor.h"
 
 #pragma GCC visibility push(default)
+namespace rondo::amp {
+class GradScaler;
+}  // namespace rondo::amp
+
 namespace rondo::optim {
 
 template <class Options> struct ParamGroup {
@@ -168,6 +176,7 @@ class Optimizer {
 
   // One parameter before a sweep. Its scalars are values on the device.
   struct PreparedParam {
+    LaunchQueue& queue;
     Device device;
     int group;
     const Tensor& param;
@@ -180,13 +189,19 @@ class Optimizer {
     const double* scalar_at(size_t k) const { return reinterpret_cast<const double*>(values.data()) + position(k); }
     Tensor scalar(size_t k) const { return Tensor::over(values, static_cast<int64_t>(position(k)), {}, {}, kF64); }
   };
-  // Enqueues work, and reads nothing on the host: Note [Steps].
+  // Enqueues work, and reads nothing on the host: Note [Steps]. Work that changes a state goes into the queue; the rest
+  // runs at once. So the sweeps before must change nothing but transient states (launch_queue.h).
   virtual void prepare(int /*sweep*/, PreparedParam& /*param*/) {}
   bool compiled() const { return report_.compiled; }
 
  private:
   friend KernelReport compile(Optimizer& optimizer);
   friend class UpdateAtSeams;
+  friend class amp::GradScaler;
+
+  // Adds launches that are to be made with the step or not at all.
+  using JoinedWork = absl::FunctionRef<void(LaunchQueue& queue, const Decision* decision)>;
+  StepReport step(const StepOptions& options, JoinedWork joined);
 
   // Parameters that are updated by the same code: one Foreach for each sweep of the plan.
   struct Signature {
@@ -215,9 +230,9 @@ class Optimizer {
       std::shared_ptr<StepCount> before, after;
       long size = 0;
     };
-    std::vector<Cohort> cohorts;  // of the parameters, by count; empty once the step is counted
+    std::vector<Cohort> cohorts;  // of the parameters, by count
     Storage values;               // kRowValues for each row, then a 1
-    Storage sums, totals;         // of the sweep before, by rows and over all rows
+    Storage sums;                 // of the sweep before, by rows
     double* row(size_t i) const { return reinterpret_cast<double*>(values.data()) + i * kRowValues; }
     const Decision* decided() const { return reinterpret_cast<const Decision*>(decision.address()); }
   };
@@ -230,18 +245,20 @@ class Optimizer {
   void check_any_gradient(const std::vector<Update>& updates) const;
   [[noreturn]] void throw_no_gradients() const;
   Tensor decide(const std::vector<Update>& updates, const StepOptions& options);
-  void update(std::vector<Update>& updates, const Tensor& decision, bool zero_grad);
-  static void zero_gradients(std::vector<Update>& updates);
+  void update(std::vector<Update>& updates, const Tensor& decision, bool zero_grad, JoinedWork joined);
+  void prepare_launches(std::vector<Update>& updates, Running& running, bool zero_grad);
   void make_states(const std::vector<Update>& updates, Device device);
   void sort_by_signature(std::vector<Update>& updates, bool zero_grad);
   void count_and_fill_scalars(std::vector<Update>& updates, Running& running);
   void take_counts(const std::vector<Update>& updates, Running& running);
-  void run_program(const Signature& signature, size_t sweep, const std::vector<Update>& updates, Running& running);
-  void open_for_writing(Update& update);
-  void run(Signature& signature, std::vector<Update>& updates, Running& running);
+  void queue_sweeps(Signature& signature, std::vector<Update>& updates, Running& running);
+  void queue_program(const Signature& signature, size_t sweep, const std::vector<Update>& updates, Running& running);
   void prepare_update(size_t sweep, Update& update, const Running& running);
   void make_room_for_sums(const Signature& signature, size_t sweep, std::vector<Update>& updates, Running& running);
-  void fill_table(const Signature& signature, size_t sweep, const std::vector<Update>& updates, const Running& running);
+  void fill_table(ForeachTable& table, const Signature& signature, size_t sweep, const std::vector<Update>& updates,
+                  const Running& running);
+  void open_for_writing(Update& update);
+  void drop_transients(const std::vector<Update>& updates);
 
   // ---- Code for a list of arrays
   std::vector<ArraySpec> arrays(const ParamSlot& slot, size_t sweep, bool zero_grad, std::optional<DType> copy) const;
@@ -269,7 +286,7 @@ class Optimizer {
   bool postponed_ = false;  // a stance kept a pass from being compiled
   bool at_seams_ = false;   // an UpdateAtSeams makes the steps
   bool mid_step_ = false;   // it has updated some parameters of this step
-  ForeachTable table_;      // memory that steps reuse
+  LaunchQueue queue_;       // of the step under way
 };
 
 }  // namespace rondo::optim

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cmath>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/container/flat_hash_set.h"
 #include "absl/container/inlined_vector.h"
 #include "absl/strings/str_cat.h"
@@ -21,6 +22,7 @@
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/backend.h"
 #include "rondo/runtime/lowered.h"
+#include "rondo/runtime/memory.h"
 #include "rondo/runtime/recorder.h"
 
 namespace rondo::optim {
@@ -55,6 +57,7 @@ void Optimizer::collect(size_t i, std::vector<Update>& updates) {
   Update& update = updates.emplace_back();
   update.slot = &slot;
   if (!grad.is_contiguous()) update.dense_grad = grad.detach().contiguous();
+  update.param = const_cast<std::byte*>(param.address());
   update.grad = (update.dense_grad.defined() ? update.dense_grad : grad).address();
   update.copy = slot.copy;
   if (const std::optional<DType> used = amp::copy_in_use(param); used && !update.copy.defined())
@@ -145,6 +148,11 @@ Tensor Optimizer::decide(const std::vector<Update>& updates, const StepOptions& 
 }
 
 StepReport Optimizer::step(const StepOptions& options) {
+  return step(options, [](LaunchQueue&, const Decision*) {});
+}
+
+StepReport Optimizer::step(const StepOptions& options, JoinedWork joined) {
+  const memory::Cause cause("a step of ", name(), {});
   check_options(options);
   const RecordingPause pause("Optimizer::step() is called", std::source_location::current());
   if (at_seams_)
@@ -158,7 +166,7 @@ StepReport Optimizer::step(const StepOptions& options) {
   check_any_gradient(updates);
   if (updates.empty() && !options.allow_no_gradients) throw_no_gradients();
   const Tensor decision = decide(updates, options);
-  update(updates, decision, options.zero_grad);
+  update(updates, decision, options.zero_grad, joined);
   stepped_ = stepped_ || !updates.empty();
   return measures(options) ? StepReport(decision) : StepReport();
 }
@@ -170,9 +178,30 @@ void Optimizer::throw_no_gradients() const {
 }
 
 // Updates all parameters, or some: each has its own items in the passes, so the bits are the same either way.
-void Optimizer::update(std::vector<Update>& updates, const Tensor& decision, bool zero_grad) {
-  if (updates.empty()) return;
-  Running running{device(), decision, {}, {}, {}, {}};
+void Optimizer::update(std::vector<Update>& updates, const Tensor& decision, bool zero_grad, JoinedWork joined) {
+  Running running{device(), decision, {}, {}, {}};
+  queue_.start(running.device);
+  const absl::Cleanup drop = [&] {
+    queue_.start(running.device);
+    drop_transients(updates);
+  };
+  if (!updates.empty()) prepare_launches(updates, running, zero_grad);
+  joined(queue_, running.decided());
+  queue_.make_ready();
+  // Nothing below fails for lack of memory.
+  for (Update& u : updates) open_for_writing(u);
+  take_counts(updates, running);
+  queue_.submit();
+  for (Update& u : updates) {
+    if (u.copy.defined()) amp::set_copy(u.slot->param, u.copy);
+    // The pass has zeroed the copy that it has read. It replaces a gradient that is not contiguous, whose elements may
+    // share memory (stride 0), and one that another parameter has, too.
+    if (zero_grad && u.dense_grad.defined()) u.slot->param.set_grad(u.dense_grad);
+  }
+}
+
+// Everything of a step that may fail: Note [Steps change nothing before they are ready].
+void Optimizer::prepare_launches(std::vector<Update>& updates, Running& running, bool zero_grad) {
   make_states(updates, running.device);
   if (zero_grad) {
     // The pass zeroes each gradient that it has read. If two parameters share one, the second reads a copy.
@@ -183,24 +212,11 @@ void Optimizer::update(std::vector<Update>& updates, const Tensor& decision, boo
       u.grad = u.dense_grad.address();
     }
   }
+  for (const Update& u : updates) u.slot->refresh_average();
   sort_by_signature(updates, zero_grad);
   count_and_fill_scalars(updates, running);
-  for (Update& u : updates) open_for_writing(u);
   for (Signature& signature : signatures_)
-    if (!signature.updates.empty()) run(signature, updates, running);
-  for (const Update& u : updates)
-    if (u.copy.defined()) amp::set_copy(u.slot->param, u.copy);
-  if (!zero_grad) return;
-  std::erase_if(updates, [](const Update& u) { return !u.dense_grad.defined(); });  // the pass has zeroed the others
-  zero_gradients(updates);
-}
-
-// A gradient that is not contiguous is replaced: its elements may share memory (stride 0).
-void Optimizer::zero_gradients(std::vector<Update>& updates) {
-  for (Update& u : updates) {
-    if (u.dense_grad.defined()) u.slot->param.set_grad(u.dense_grad.zero_());
-    else u.slot->param.zero_grad(/*set_to_none=*/false);
-  }
+    if (!signature.updates.empty()) queue_sweeps(signature, updates, running);
 }
 
 void Optimizer::make_states(const std::vector<Update>& updates, Device device) {
@@ -344,10 +360,11 @@ void Optimizer::count_and_fill_scalars(std::vector<Update>& updates, Running& ru
   const Decision* decision = running.decided();
   const compile::Condition always{running.row(rows.size()), 1};
   const std::shared_ptr<Foreach> counting = scalar_pass(running.device, count_step());
-  table_.clear();
+  queue_.keep(false);
+  ForeachTable& counts = queue_.table();
   for (const Running::Cohort& cohort : cohorts)
-    add_call(table_, *counting, {cohort.before->now(), &decision->updates, cohort.after->next()}, nullptr);
-  launch(running.device, counting, table_, always);
+    add_call(counts, *counting, {cohort.before->now(), &decision->updates, cohort.after->next()}, nullptr);
+  queue_.add(counting, always);
   absl::InlinedVector<const RowProgram*, 2> programs;
   const auto program_of = [&](const Row& row) {
     const RowProgram* program = rules[row.group].program;
@@ -358,96 +375,109 @@ void Optimizer::count_and_fill_scalars(std::vector<Update>& updates, Running& ru
       programs.push_back(program_of(row));
   for (const RowProgram* program : programs) {
     const std::shared_ptr<Foreach> pass = scalar_pass(running.device, program->body);
-    table_.clear();
+    ForeachTable& table = queue_.table();
     for (size_t i = 0; i < rows.size(); ++i) {
       if (program_of(rows[i]) != program) continue;
       double* out = running.row(i);
-      const std::span<void*> operands = add_call(table_, *pass, out + kRuleNumbers);
+      const std::span<void*> operands = add_call(table, *pass, out + kRuleNumbers);
       operands[0] = const_cast<double*>(&decision->factor);
       operands[1] = cohorts[rows[i].cohort].after->next();
       operands[2] = out + kGradFactor;
       for (size_t k = 0; k < program->writes.size(); ++k) operands[3 + k] = out + kFirstScalar + program->writes[k];
     }
-    launch(running.device, pass, table_, compile::Condition{&decision->updates, 1});
+    queue_.add(pass, compile::Condition{&decision->updates, 1});
   }
 }
 
-// The step counts: its first pass is enqueued.
+// The step counts: its launches are ready.
 void Optimizer::take_counts(const std::vector<Update>& updates, Running& running) {
   if (measured_) skipped_->advance();
   measured_ = false;
   for (const Running::Cohort& cohort : running.cohorts) cohort.after->advance();
   for (const Update& u : updates) u.slot->state.count = running.cohorts[u.slot->state.count->cohort].after;
-  running.cohorts.clear();
 }
 
 // Tells the tape, by versions, that the pass writes the parameter, its average, its copy and maybe its gradient.
 void Optimizer::open_for_writing(Update& u) {
   ParamSlot& slot = *u.slot;
-  slot.refresh_average();
-  u.param = slot.param.mutable_address();
+  static_cast<void>(slot.param.mutable_address());
   for (const Tensor* written : {&slot.average, &u.copy})
     if (written->defined()) written->storage().bump_version();
   slot.copy_of = {u.param, slot.param.impl()->storage.version()};
   slot.average_moved = true;
   if (zero_grad_ && !u.dense_grad.defined()) {
     Tensor grad = slot.param.grad();
-    u.grad = grad.mutable_address();
+    static_cast<void>(grad.mutable_address());
   }
 }
 
-void Optimizer::run(Signature& signature, std::vector<Update>& updates, Running& running) {
+void Optimizer::queue_sweeps(Signature& signature, std::vector<Update>& updates, Running& running) {
   const UpdatePlan& plan = *signature.plan;
-  const auto each_transient = [&](auto fn) {
-    for (size_t i : signature.updates)
-      for (size_t k = 0; k < plan.states.size(); ++k)
-        if (plan.states[k].transient) fn(*updates[i].slot, plan.states[k], updates[i].slot->state.arrays[k]);
-  };
-  each_transient([&](const ParamSlot& slot, const StateSpec& spec, StateArray& array) {
-    array.values = Tensor::empty(sizes_of(spec, slot.param.sizes()),
-                                 {compute_dtype(signature.dtype), slot.param.device()});
-    array.locate();
-  });
+  for (size_t k = 0; k < plan.states.size(); ++k) {
+    if (!plan.states[k].transient) continue;
+    for (size_t i : signature.updates) {
+      const ParamSlot& slot = *updates[i].slot;
+      StateArray& array = updates[i].slot->state.arrays[k];
+      array.values = Tensor::empty(sizes_of(plan.states[k], slot.param.sizes()),
+                                   {compute_dtype(signature.dtype), slot.param.device()});
+      array.locate();
+    }
+  }
   const bool eager = compile::stance() == compile::Stance::kForceEager;
+  // What comes before a prepare() runs at once, because prepare() reads it.
+  size_t first_kept = plan.sweeps.size();
+  while (first_kept > 0 && !(first_kept < plan.sweeps.size() && plan.sweeps[first_kept].prepare)) --first_kept;
   for (size_t sweep = 0; sweep < plan.sweeps.size(); ++sweep) {
+    queue_.keep(sweep >= first_kept);
     if (plan.sweeps[sweep].prepare)
       for (size_t i : signature.updates) prepare_update(sweep, updates[i], running);
-    if (plan.sweeps[sweep].program) run_program(signature, sweep, updates, running);
+    if (plan.sweeps[sweep].program) queue_program(signature, sweep, updates, running);
     make_room_for_sums(signature, sweep, updates, running);
-    fill_table(signature, sweep, updates, running);
-    launch(running.device, signature.sweeps[sweep], table_, running.decided(), eager);
-    if (!running.cohorts.empty()) take_counts(updates, running);
+    fill_table(queue_.table(), signature, sweep, updates, running);
+    queue_.add(signature.sweeps[sweep], running.decided(), eager);
   }
-  each_transient([](const ParamSlot&, const StateSpec&, StateArray& array) { array = {}; });
+}
+
+void Optimizer::drop_transients(const std::vector<Update>& updates) {
+  for (const Signature& signature : signatures_)
+    for (size_t k = 0; k < signature.plan->states.size(); ++k)
+      if (signature.plan->states[k].transient)
+        for (size_t i : signature.updates) updates[i].slot->state.arrays[k] = {};
 }
 
 void Optimizer::prepare_update(size_t sweep, Update& u, const Running& running) {
   ParamSlot& slot = *u.slot;
-  PreparedParam param{running.device,   slot.group,
-                      slot.param,       u.dense_grad.defined() ? u.dense_grad : slot.param.grad(),
-                      running.decision, std::span(slot.state.arrays).first(slot.plan->states.size()),
-                      running.values,   u.row};
+  PreparedParam param{queue_,
+                      running.device,
+                      slot.group,
+                      slot.param,
+                      u.dense_grad.defined() ? u.dense_grad : slot.param.grad(),
+                      running.decision,
+                      std::span(slot.state.arrays).first(slot.plan->states.size()),
+                      running.values,
+                      u.row};
   prepare(static_cast<int>(sweep), param);
   for (size_t k = 0; k < slot.plan->states.size(); ++k)
     if (slot.plan->states[k].transient) slot.state.arrays[k].locate();
 }
 
 // The sums of the sweep before, over all rows, and what the sweep's program makes of them.
-void Optimizer::run_program(const Signature& signature, size_t sweep, const std::vector<Update>& updates,
-                            Running& running) {
+void Optimizer::queue_program(const Signature& signature, size_t sweep, const std::vector<Update>& updates,
+                              Running& running) {
   const auto n_sums = static_cast<size_t>(signature.plan->sweeps[sweep - 1].body.n_sums);
   const RowProgram& program = *signature.plan->sweeps[sweep].program;
-  running.totals = Storage::allocate(signature.updates.size() * n_sums * sizeof(double), running.device);
-  auto* total = reinterpret_cast<double*>(running.totals.data());
+  const Storage totals = Storage::allocate(signature.updates.size() * n_sums * sizeof(double), running.device);
+  queue_.hold(totals);
+  auto* total = reinterpret_cast<double*>(totals.data());
   const auto* sums = reinterpret_cast<const double*>(running.sums.data());
   const std::shared_ptr<Foreach> pass = scalar_pass(running.device, program.body);
   std::vector<ListSum> lists;
-  table_.clear();
+  ForeachTable table;
   for (size_t i : signature.updates) {
     const Update& u = updates[i];
     if (u.numel() == 0) continue;
     double* row = running.row(u.row);
-    const std::span<void*> operands = add_call(table_, *pass, row + kSweepNumbers);
+    const std::span<void*> operands = add_call(table, *pass, row + kSweepNumbers);
     size_t next = 0;
     for (size_t k = 0; k < n_sums; ++k) {
       lists.push_back({sums + u.sums + k * u.sum_rows, static_cast<int64_t>(u.sum_rows), total});
@@ -456,8 +486,9 @@ void Optimizer::run_program(const Signature& signature, size_t sweep, const std:
     for (int k : program.reads) operands[next++] = row + kFirstScalar + k;
     for (int k : program.writes) operands[next++] = row + kFirstScalar + k;
   }
-  enqueue_sums(running.device, lists);
-  launch(running.device, pass, table_, compile::Condition{&running.decided()->updates, 1});
+  queue_sums(queue_, running.device, lists);
+  queue_.table() = std::move(table);
+  queue_.add(pass, compile::Condition{&running.decided()->updates, 1});
 }
 
 // One number for each row and sum of a parameter: all rows of the first sum, then all rows of the second.
@@ -474,17 +505,17 @@ void Optimizer::make_room_for_sums(const Signature& signature, size_t sweep, std
     room += u.sum_rows * static_cast<size_t>(n_sums);
   }
   running.sums = Storage::allocate(room * sizeof(double), running.device);
+  queue_.hold(running.sums);
 }
 
 // The operands of every item, in the order of arrays(). A plan with matrices has an item for each matrix.
-void Optimizer::fill_table(const Signature& signature, size_t sweep, const std::vector<Update>& updates,
-                           const Running& running) {
+void Optimizer::fill_table(ForeachTable& table, const Signature& signature, size_t sweep,
+                           const std::vector<Update>& updates, const Running& running) {
   const UpdatePlan& plan = *signature.plan;
   const Foreach& pass = *signature.sweeps[sweep];
   const bool last = sweep + 1 == plan.sweeps.size();
   const int n_sums = plan.sweeps[sweep].body.n_sums;
   const DType compute = compute_dtype(signature.dtype);
-  table_.clear();
   for (size_t i : signature.updates) {
     const Update& u = updates[i];
     const ParamSlot& slot = *u.slot;
@@ -497,7 +528,7 @@ void Optimizer::fill_table(const Signature& signature, size_t sweep, const std::
       const auto part = [m](const void* data, DType dtype, int64_t size) -> void* {
         return static_cast<std::byte*>(const_cast<void*>(data)) + m * size * static_cast<int64_t>(size_of(dtype));
       };
-      const std::span<void*> operands = table_.add(pass.item(numel, width, scalars), pass.n_operands());
+      const std::span<void*> operands = table.add(pass.item(numel, width, scalars), pass.n_operands());
       size_t next = 0, next_scale = static_cast<size_t>(pass.n_arrays());
       operands[next++] = part(u.param, signature.dtype, numel);
       operands[next++] = part(u.grad, signature.dtype, numel);

@@ -115,7 +115,8 @@ void UpdateAtSeams::update(std::span<const size_t> slots) {
     if (updates.size() > before) chosen.push_back(slot);
   }
   if (updates.empty()) return;
-  optimizer_.update(updates, optimizer_.decide(updates, {}), options_.step.zero_grad);
+  optimizer_.update(updates, optimizer_.decide(updates, {}), options_.step.zero_grad,
+                    [](LaunchQueue&, const Decision*) {});
   optimizer_.mid_step_ = true;
   for (size_t slot : chosen) {
     updated_[slot] = true;

@@ -63,7 +63,9 @@ SavedTensor::SavedTensor(const Tensor& tensor, bool is_output) {
     return;
   }
   tensor_ = tensor.detach();
-  if (memory::recording() && tensor_.storage() && tensor_.storage().purpose() == Purpose::kWorkspace)
+  // Devices always count what they hold, for the message when memory is exhausted.
+  if ((memory::recording() || !(tensor_.impl()->device == kCPU)) && tensor_.storage() &&
+      tensor_.storage().purpose() == Purpose::kWorkspace)
     tensor_.storage().set_purpose(Purpose::kActivations);
   if (is_output || !tensor.requires_grad()) return;
   const Edge history = autograd::gradient_edge(tensor);

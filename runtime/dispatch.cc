@@ -108,6 +108,7 @@ void run_parts(const OpDef& op, std::span<const Tensor* const> inputs, Device de
   Tensor copies[kMaxOpInputs];
   for (size_t i = 0; i < inputs.size(); ++i) copies[i] = *inputs[i];
   const NoGrad off;  // the op is one tape node
+  const memory::Cause cause("", op.name, where);
   op.decompose({copies, inputs.size()}, attrs, outputs);
 }
 
@@ -127,6 +128,7 @@ namespace {
 }  // namespace
 
 void run_kernel(const KernelContext& context) {
+  const memory::Cause cause("", context.op.name, context.where);
   const Device device = context.out().device();
   const BackendTable& backend = backend_of(device);
   if (backend.generates) [[unlikely]] {

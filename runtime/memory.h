@@ -6,10 +6,10 @@
 //
 // Leaves that require grad and registered tensors of modules are parameters. A .grad is a gradient; so is a gradient
 // that an op computes ahead for its backward. Optimizers have states. Other tensors that the tape saves are
-// activations. Everything else is workspace. Activations are counted from the start of a recording on, the others
-// always. Views and foreign memory (a mapped file) do not count. Without a recording, the cost is one relaxed load for
-// each allocation, op and node. Thread safety: everything here may be called from any thread; blocks of all threads are
-// counted.
+// activations. Everything else is workspace. Activations in host memory are counted from the start of a recording on,
+// the others always. Views and foreign memory (a mapped file) do not count. Without a recording, the cost is one
+// relaxed load for each allocation, op and node. Thread safety: everything here may be called from any thread; blocks
+// of all threads are counted.
 #pragma once
 
 #include <atomic>

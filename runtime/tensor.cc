@@ -7,6 +7,7 @@
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/backend.h"
 #include "rondo/runtime/dynamic_range.h"
+#include "rondo/runtime/memory.h"
 #include "rondo/runtime/ops/factory.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/ops/promotion.h"
@@ -72,6 +73,7 @@ Tensor Tensor::empty(const Dims& sizes, TensorOptions options) {
   if (numel < 0 || numel > kMaxBytes / static_cast<int64_t>(size_of(options.dtype)))
     throw Error("Tensor::empty: " + rondo::to_string(sizes) + " is more than memory can hold");
   const size_t bytes = static_cast<size_t>(numel) * size_of(options.dtype);
+  const memory::Cause cause("", "empty", {});
   return over(Storage::allocate(bytes, options.device), 0, sizes, contiguous_strides(sizes), options.dtype);
 }
 
@@ -231,6 +233,7 @@ std::byte* Tensor::mutable_address(std::source_location where) {
   return impl_->data();
 }
 void Tensor::copy_in(const void* values) {
+  const memory::Cause cause("", "from", {});
   copy_bytes(impl_->device, mutable_address(), kCPU, values, static_cast<size_t>(nbytes()));
 }
 const void* Tensor::raw_data(std::source_location where) const {
@@ -259,6 +262,7 @@ Tensor Tensor::host_copy(const char* op, DType dtype, std::source_location where
   settle(checked(op, where), where);
   NoGrad off;
   RecorderScope run(nullptr);
+  const memory::Cause cause("", op, where);
   const autograd::DetectAnomaly unchecked(false);  // a NaN may be looked at
   return to(dtype, where).contiguous(where).to(kCPU, where);
 }

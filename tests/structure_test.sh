@@ -42,6 +42,25 @@ report "kernels are called by runtime/dispatch.cc, compile/exec/ and a target's 
 report "an optimizer step is launches: host code on a stream is enqueued by optim/host_code.h only, which refuses it where kernels are generated" \
   "$(sources optim | grep -vE '^optim/host_code\.h$' | xargs -r grep -nE '(^|[^_a-z])enqueue\(|[.>]enqueue\(')"
 
+# A device's kernels are found in the file of the same name in the other device's folder. What only one of them needs is
+# listed in its README behind "Only here:".
+for folders in "cpu cuda" "cuda cpu"; do
+  read -r folder other <<< "$folders"
+  only=$(sed -n 's/.*Only here: //p' runtime/$folder/README.md)
+  for name in $(ls runtime/$folder/*.cc runtime/$folder/*.h | sed 's|.*/||; s|\..*||' | sort -u); do
+    listed=no twin=no
+    [[ $only == *"\`$name\`"* ]] && listed=yes
+    compgen -G "runtime/$other/$name.*" > /dev/null && twin=yes
+    [ $listed != $twin ] || report "runtime/$folder/ and runtime/$other/ have the same file names, but for those that their READMEs list (\"Only here:\")" \
+      "runtime/$folder/$name: twin in runtime/$other/: $twin; listed in runtime/$folder/README.md: $listed"
+  done
+  for name in $(grep -o '`[a-z_]*`' <<< "$only" | tr -d '`'); do
+    compgen -G "runtime/$folder/$name.*" > /dev/null || report "runtime/$folder/README.md lists a file that is not there" "$name"
+  done
+done
+report "a kernel is declared in runtime/ops/kernel_list.h only, for all devices at once" \
+  "$(sources runtime | grep '\.h$' | grep -v '^runtime/ops/kernel_list\.h$' | xargs -r grep -nE '[a-z]_kernel\(const KernelContext& [a-z]+\);' | grep -v ' run_kernel(')"
+
 # Two definitions of a type under one name: the linker keeps one destructor for both, and it reads beyond the smaller one.
 report "a type has the name of another type in its namespace" \
   "$(sources $order | xargs -r awk '

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "rondo/compile/exec/launch.h"
 #include "rondo/compile/exec/library_call.h"
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/backend.h"
@@ -95,11 +94,20 @@ void Executor::run_copy(const Launch& launch, const Frame& frame) const {
                           static_cast<size_t>(value.sizes.numel()) * size_of(value.dtype));
 }
 
+TableCall Executor::table_call(const Launch& launch, const TableArgument& argument) const {
+  const LoweredUnit& unit = plan_.kernels[static_cast<size_t>(launch.kernel)];
+  return {code_.handle(launch.kernel), &unit.kernel, unit.extents, argument.table->rows(), argument.when};
+}
+
 void Executor::run_table(const Launch& launch, const TableArgument& argument) const {
   if (argument.table->items.empty()) return;
-  const LoweredUnit& unit = plan_.kernels[static_cast<size_t>(launch.kernel)];
-  const TableCall call{code_.handle(launch.kernel), &unit.kernel, unit.extents, argument.table->rows(), argument.when};
-  code_.target().launch.table(code_.device(), call, owner_);
+  code_.target().launch.table(code_.device(), table_call(launch, argument), owner_);
+}
+
+absl::AnyInvocable<void()> Executor::ready_table(size_t launch, const TableArgument& argument) const {
+  if (argument.table->items.empty()) return [] {};
+  const auto ready = code_.target().launch.ready_table;
+  return ready == nullptr ? nullptr : ready(code_.device(), table_call(plan_.launches[launch], argument), owner_);
 }
 
 void Executor::run_tables(std::span<const TableArgument> tables) const {

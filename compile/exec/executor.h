@@ -7,8 +7,10 @@
 #include <vector>
 
 #include "absl/container/inlined_vector.h"
+#include "absl/functional/any_invocable.h"
 #include "rondo/compile/exec/code.h"
 #include "rondo/compile/exec/floats.h"
+#include "rondo/compile/exec/launch.h"
 #include "rondo/compile/exec/table.h"
 #include "rondo/compile/plan/plan.h"
 
@@ -54,6 +56,8 @@ class Executor {
 
   // A plan of table launches (make_table_plan).
   void run_tables(std::span<const TableArgument> tables) const;
+  // The same for one of them, in two parts: what may fail, and what the result does. Null: nothing may fail.
+  absl::AnyInvocable<void()> ready_table(size_t launch, const TableArgument& argument) const;
 
   // The parts of run(), for timing single launches.
   Frame make_frame(std::span<const Tensor> inputs, bool release) const;
@@ -65,6 +69,7 @@ class Executor {
   void run_copy(const Launch& launch, const Frame& frame) const;
   void run_combine(const Launch& launch, const Frame& frame) const;
   void run_table(const Launch& launch, const TableArgument& argument) const;
+  TableCall table_call(const Launch& launch, const TableArgument& argument) const;
   std::vector<Tensor> outputs(const Frame& frame, size_t launches_done) const;
 
   const Plan& plan_;

@@ -6,6 +6,7 @@
 #include <memory>
 #include <span>
 
+#include "absl/functional/any_invocable.h"
 #include "rondo/compile/codegen/loop_ir.h"
 #include "rondo/compile/exec/table.h"
 #include "rondo/compile/jit/machine_code.h"
@@ -54,6 +55,9 @@ struct LaunchFunctions {
   void (*kernel)(Device device, const KernelCall& call, const Owner& owner);
   void (*combine)(Device device, const CombineCall& call, const Owner& owner);
   void (*table)(Device device, const TableCall& call, const Owner& owner);
+  // Does what may fail of a table launch, memory and loading of code, and returns the rest, which only enqueues. The
+  // call's rows are free again on return. Null: nothing of `table` may fail.
+  absl::AnyInvocable<void()> (*ready_table)(Device device, const TableCall& call, const Owner& owner) = nullptr;
   void (*library_call)(Device device, const std::shared_ptr<const PreparedKernel>& call,
                        std::span<std::byte* const> addresses);
 };

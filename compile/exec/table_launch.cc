@@ -32,12 +32,19 @@ int TableLaunch::compile(Device device) {
   return made.compiled;
 }
 
-void TableLaunch::run(const Table& table, const Condition& when) const {
+Executor TableLaunch::executor() const {
   static const Floats kNone;  // all scalars are device values
   const bool late = !runs_at_once(code_->device());
-  const Executor executor(*plan_, *code_, kNone, late ? shared_from_this() : nullptr);
+  return {*plan_, *code_, kNone, late ? shared_from_this() : nullptr};
+}
+
+void TableLaunch::run(const Table& table, const Condition& when) const {
   const TableArgument argument{&table, when};
-  executor.run_tables({&argument, 1});
+  executor().run_tables({&argument, 1});
+}
+
+absl::AnyInvocable<void()> TableLaunch::ready(const Table& table, const Condition& when) const {
+  return executor().ready_table(0, {&table, when});
 }
 
 }  // namespace rondo::compile

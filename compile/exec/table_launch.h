@@ -4,11 +4,14 @@
 #include <memory>
 #include <optional>
 
+#include "absl/functional/any_invocable.h"
 #include "rondo/compile/exec/code.h"
 #include "rondo/compile/exec/table.h"
 #include "rondo/compile/plan/plan.h"
 
 namespace rondo::compile {
+
+class Executor;
 
 // Immutable once compiled; then several threads may run it at once.
 class TableLaunch : public std::enable_shared_from_this<TableLaunch> {
@@ -27,8 +30,13 @@ class TableLaunch : public std::enable_shared_from_this<TableLaunch> {
   // Enqueues a pass over the items. REQUIRES: compiled(); the table's addresses are those of the device that was
   // compiled for. The table itself is free again on return.
   void run(const Table& table, const Condition& when = {}) const;
+  // What may fail of a run: memory for the table, loading of code. The result is the rest, which only enqueues; null:
+  // nothing may fail, so call run(). The table is free again on return.
+  absl::AnyInvocable<void()> ready(const Table& table, const Condition& when = {}) const;
 
  private:
+  Executor executor() const;
+
   const LoopKernel kernel_;
   std::optional<Plan> plan_;
   std::optional<Code> code_;

@@ -76,7 +76,7 @@ void* Allocator::allocate(size_t bytes) {
     if (!caching_) data = take_uncached(size);
     else if ((data = take(size)) == nullptr && add_segment(size)) data = take(size);
   }
-  if (data == nullptr) throw_out_of_memory(bytes);
+  if (data == nullptr) throw describe_exhausted(absl::StrCat("allocate ", bytes, " bytes"));
   in_use_ += static_cast<int64_t>(size);
   peak_ = std::max(peak_, in_use_);
   ++allocations_;
@@ -208,7 +208,12 @@ void Allocator::release_free_segments(int64_t most) {
   }
 }
 
-void Allocator::throw_out_of_memory(size_t bytes) {
+OutOfMemoryError Allocator::out_of_memory(const std::string& request) const {
+  const std::lock_guard lock(mutex_);
+  return describe_exhausted(request);
+}
+
+OutOfMemoryError Allocator::describe_exhausted(const std::string& request) const {
   size_t free = 0, total = 0;
   {
     const ContextScope scope(device_);
@@ -221,9 +226,9 @@ void Allocator::throw_out_of_memory(size_t bytes) {
   for (const FreeBlocks& blocks : free_)
     if (!blocks.empty()) largest = std::max(largest, blocks.rbegin()->first.first);
   const int64_t others = std::max<int64_t>(0, static_cast<int64_t>(total - free) - reserved_);
-  throw OutOfMemoryError(absl::StrCat(
+  return OutOfMemoryError(absl::StrCat(
       "out of memory on cuda:", device_.index(), " (", device_.name(), ", ",
-      megabytes(static_cast<int64_t>(device_.total_memory())), "): cannot allocate ", bytes, " bytes for ",
+      megabytes(static_cast<int64_t>(device_.total_memory())), "): cannot ", request, " for ",
       memory::Cause::describe(), ". In use: ", megabytes(in_use_), ", of that parameters ",
       megabytes(held(Purpose::kParameters)), ", gradients ", megabytes(held(Purpose::kGradients)),
       ", optimizer states ", megabytes(held(Purpose::kStates)), ", activations ",

@@ -22,6 +22,7 @@
 #include <utility>
 
 #include "rondo/runtime/cuda/driver.h"
+#include "rondo/runtime/memory.h"
 #include "rondo/runtime/storage.h"
 
 namespace rondo::cuda {
@@ -46,6 +47,9 @@ class Allocator {
   int64_t limit() const;
   void count_purpose(Purpose purpose, int64_t bytes) noexcept;
   void trim();
+  // The error of a request that found no memory: who asked, what is held and by whom, and what to do. `request`:
+  // "allocate 80 bytes".
+  OutOfMemoryError out_of_memory(const std::string& request) const;
 
   static constexpr size_t kStep = 256;  // also the alignment of every block
 
@@ -75,7 +79,7 @@ class Allocator {
   void* take_uncached(size_t size);          // null: there is no memory
   void* carve(Block* block, size_t size);    // cuts what is too much off a free block
   void release_free_segments(int64_t most);  // until at most so many bytes are cached. Waits for the device
-  [[noreturn]] void throw_out_of_memory(size_t bytes);
+  OutOfMemoryError describe_exhausted(const std::string& request) const;  // REQUIRES: mutex_ is held
   int64_t cached() const { return reserved_ - in_use_; }
 
   DeviceState& device_;

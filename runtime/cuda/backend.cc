@@ -226,7 +226,7 @@ void* allocate_staging(size_t bytes) {
   void* data = nullptr;
   const Result result = state.driver().host_allocate(&data, std::max<size_t>(bytes, 1), kHostAllocPortable);
   if (result == Result::kOutOfMemory)
-    throw OutOfMemoryError("out of memory: no " + std::to_string(bytes) + " bytes of page-locked host memory");
+    throw state.allocator().out_of_memory("page-lock " + std::to_string(bytes) + " bytes of host memory");
   state.check(result, "cuMemHostAlloc");
   return data;
 }

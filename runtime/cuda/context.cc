@@ -138,9 +138,10 @@ DeviceState::~DeviceState() {
 
 void DeviceState::fail(Result result, const char* call) {
   const std::string what = describe(driver_, result);
-  if (result == Result::kOutOfMemory)
-    throw OutOfMemoryError(absl::StrCat("out of memory on cuda:", index_, ": ", call, ", for ",
-                                        memory::Cause::describe(), "; use a smaller batch, or memory::trim()"));
+  if (result == Result::kOutOfMemory) {
+    if (allocator_ != nullptr) throw allocator_->out_of_memory(absl::StrCat("do ", call));
+    throw OutOfMemoryError(absl::StrCat("out of memory on cuda:", index_, ": ", call, ", when the device is opened"));
+  }
   if (!is_sticky(result)) throw DeviceError(absl::StrCat("cuda:", index_, ": ", call, ": ", what));
   {
     const std::lock_guard lock(mutex_);
@@ -249,8 +250,14 @@ LtHandle DeviceState::lt_handle() {
   const ContextScope scope(*this);
   const std::lock_guard lock(mutex_);
   if (lt_ != nullptr) return lt_;
-  if (const LtStatus status = library.create(&lt_); status != LtStatus::kSuccess) {
+  LtStatus status = library.create(&lt_);
+  if (status == LtStatus::kAllocFailed) {
+    allocator_->trim();  // it takes memory of the device, and the allocator may keep all of it
+    status = library.create(&lt_);
+  }
+  if (status != LtStatus::kSuccess) {
     lt_ = nullptr;
+    if (status == LtStatus::kAllocFailed) throw allocator_->out_of_memory("make a handle of cuBLASLt");
     throw DeviceError(absl::StrCat("cuda:", index_, ": cublasLtCreate: ", library.status_string(status)));
   }
   return lt_;

@@ -40,6 +40,7 @@ std::shared_ptr<const Module> Module::load(int device, const std::string& image)
     state.allocator().trim();  // code takes memory of the device, and the allocator may keep all of it
     result = state.driver().module_load(&module, image.c_str());
   }
+  if (result == Result::kOutOfMemory) throw state.allocator().out_of_memory("load the code of a kernel");
   state.check(result, "cuModuleLoadData");
   state.keep_module(module);
   return std::shared_ptr<const Module>(new Module(device, state.serial(), module));

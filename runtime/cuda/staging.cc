@@ -4,6 +4,7 @@
 #include <bit>
 
 #include "absl/strings/str_cat.h"
+#include "rondo/runtime/cuda/allocator.h"
 #include "rondo/runtime/memory.h"
 
 namespace rondo::cuda {
@@ -54,13 +55,14 @@ Staging::Buffer Staging::take(DeviceState& device, size_t bytes) {
     clear(device);  // the buffers of other sizes
     result = device.driver().host_allocate(&data, size, kHostAllocPortable);
   }
+  size_t held = 0;
   if (result != Result::kSuccess) {
     const std::lock_guard lock(mutex_);
-    reserved_ -= size;
+    held = reserved_ -= size;
   }
   if (result == Result::kOutOfMemory)
-    throw OutOfMemoryError(absl::StrCat(
-        "out of memory: no ", size, " bytes of page-locked host memory for a copy to or from cuda:", device.index()));
+    throw device.allocator().out_of_memory(absl::StrCat("page-lock ", size, " bytes of host memory (copies hold ", held,
+                                                        " bytes of it) for a copy to or from the device,"));
   device.check(result, "cuMemHostAlloc");
   return {static_cast<std::byte*>(data), size, nullptr, {}};
 }

@@ -1,6 +1,7 @@
 // Tensor::to(Device): a copy between devices, and its gradient.
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/backend.h"
+#include "rondo/runtime/memory.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/recorder.h"
 
@@ -26,6 +27,7 @@ Tensor to_device(TensorArg x, Device device) {
   const Device from = x.tensor.device();
   if (device == from) return x.tensor;
   const RecordingPause pause("a tensor moves to another device", x.where);
+  const memory::Cause cause("", "to", x.where);
   Tensor result;
   {
     const NoGrad off;

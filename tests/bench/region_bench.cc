@@ -22,35 +22,15 @@
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/parallel.h"
 #include "rondo/tests/bench/options.h"
+#include "rondo/tests/bench/region_blocks.h"
 
 namespace {
 
 using namespace rondo;
+using bench::PointwiseBlock;
+using bench::Stack;
 using Json = nlohmann::ordered_json;
 using Clock = std::chrono::steady_clock;
-
-// 30 ops, 12 parameters.
-struct PointwiseBlock : nn::Module<PointwiseBlock> {
-  explicit PointwiseBlock(int64_t C) {
-    for (int i = 0; i < 6; ++i) {
-      weight[i] = &parameter("weight" + std::to_string(i), Tensor::ones({C}));
-      bias[i] = &parameter("bias" + std::to_string(i), Tensor::zeros({C}));
-    }
-  }
-  Tensor* weight[6];
-  Tensor* bias[6];
-  Tensor forward(const Tensor& x_) {  // (B, C)
-    Tensor x = x_;
-    for (int i = 0; i < 6; ++i) x = ops::relu(x * *weight[i] + *bias[i]) * 0.5 + 0.25;
-    return x;
-  }
-};
-
-template <class Block> struct Stack : nn::Module<Stack<Block>> {
-  template <class... Args> explicit Stack(int64_t depth, const Args&... args) : h(this->child("h", depth, args...)) {}
-  nn::ModuleList<Block> h;
-  Tensor forward(const Tensor& x) { return x; }
-};
 
 double seconds_per_figure = 0.2;
 

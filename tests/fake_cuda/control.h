@@ -65,14 +65,21 @@ struct Kernel {
   std::function<std::vector<Access>(const Launch&)> accesses;
   int most_threads = 1024;  // of a block
   unsigned static_shared = 0;
+  // The same as CUDA C++, under the name with which it is registered: for RONDO_TEST_CUDA=real. Empty: on the fake
+  // only.
+  std::string source = {};
 };
+
+// What an allocation asks for: the device's memory, page-locked memory of the host, memory for code.
+using Memories = unsigned;
+inline constexpr Memories kDeviceMemory = 1, kPinnedMemory = 2, kCodeMemory = 4, kAllMemories = 7;
 
 struct DeviceFault {
   int result;  // CUresult
 };
 
 struct Counts {
-  int64_t allocations = 0;  // of device memory
+  int64_t allocations = 0;  // of all kinds, ever
   int64_t blocks = 0;       // of device memory that are not freed
   int64_t pinned = 0;       // blocks of page-locked memory that are not freed
   int64_t launches = 0, copies = 0, host_waits = 0, contexts = 0, streams = 0, events = 0, modules = 0;
@@ -87,8 +94,9 @@ class Control {
   virtual void register_kernel(const std::string& name, Kernel kernel) = 0;
   // What cuModuleLoadData takes: an image with these kernels.
   virtual std::string image(const std::vector<std::string>& kernels) const = 0;
-  // The allocations of device memory from the n-th on (1 is the next), so many of them, find no memory.
-  virtual void fail_allocations(int64_t n, int64_t how_many) = 0;
+  // The allocations of these kinds from the n-th on (1 is the next), so many of them, find no memory. Counted are
+  // allocations of all kinds that are asked for here.
+  virtual void fail_allocations(int64_t n, int64_t how_many, Memories kinds = kAllMemories) = 0;
   // For images that are none of image(): what kernels they hold. An image without kernels is invalid. Without a loader,
   // such an image is CUDA source (source.h). Stays until the next reset().
   using Loader = std::function<std::vector<std::pair<std::string, Kernel>>(const std::string& image)>;
@@ -100,6 +108,8 @@ class Control {
   virtual void shut_down() = 0;
   virtual Counts counts() const = 0;
   virtual int64_t queued() const = 0;
+  // What this thread has spent in the driver's and cuBLASLt's functions, all work that they ran included.
+  virtual double seconds_inside() const = 0;
   virtual std::vector<std::string> misuses() const = 0;
   // Of what ran since the last reset() with Options::counts_traffic, by kernel.
   virtual std::vector<std::pair<std::string, TrafficCount>> traffic() const = 0;

@@ -95,6 +95,7 @@ class Call {
   Call& operator=(const Call&) = delete;
 
  private:
+  const rondo::fake_cuda::Inside inside_;
   std::lock_guard<std::recursive_mutex> lock_;
   const char* outer_;
 };
@@ -284,7 +285,8 @@ FAKE_EXPORT LtStatus cublasLtCreate(LtHandle* handle) {
   if (context_stack().empty() || context_stack().back() == nullptr)
     return misuse(LtStatus::kNotInitialized, "no context is current");
   if (context_stack().back()->dead != Result::kSuccess) return LtStatus::kNotInitialized;
-  if (fake().fails_now()) return LtStatus::kAllocFailed;  // [manual] cublasLtCreate: it takes memory of the device
+  // [manual] cublasLtCreate: it takes memory of the device.
+  if (fake().fails_now(rondo::fake_cuda::kDeviceMemory)) return LtStatus::kAllocFailed;
   *handle = library().handles.make();
   (*handle)->context = context_stack().back();
   ++fake().counted.lt_handles;

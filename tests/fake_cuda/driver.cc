@@ -43,16 +43,20 @@ namespace {
 Machine& fake() { return Machine::instance(); }
 std::string number(long long n) { return std::to_string(n); }
 
-// For whole programs: RONDO_FAKE_CUDA=seed:devices:megabytes.
+// For whole programs: RONDO_FAKE_CUDA=seed:devices:megabytes, and :answers for one that answers misuse with an error.
 rondo::fake_cuda::Options options_of_environment() {
   rondo::fake_cuda::Options options;
   unsigned long long seed = 0, megabytes = 1024;
   int devices = 1;
-  if (const char* text = std::getenv("RONDO_FAKE_CUDA"))
-    if (std::sscanf(text, "%llu:%d:%llu", &seed, &devices, &megabytes) < 1) {
-      std::fprintf(stderr, "fake CUDA: RONDO_FAKE_CUDA is seed:devices:megabytes, not %s\n", text);
+  if (const char* text = std::getenv("RONDO_FAKE_CUDA")) {
+    char answers[8] = "";
+    if (std::sscanf(text, "%llu:%d:%llu:%7s", &seed, &devices, &megabytes, answers) < 1 ||
+        (answers[0] != '\0' && std::strcmp(answers, "answers") != 0)) {
+      std::fprintf(stderr, "fake CUDA: RONDO_FAKE_CUDA is seed:devices:megabytes[:answers], not %s\n", text);
       std::abort();
     }
+    if (answers[0] != '\0') options.aborts = false, options.early = 0;
+  }
   options.seed = seed;
   options.devices = devices;
   options.bytes = static_cast<size_t>(megabytes) << 20;
@@ -88,6 +92,7 @@ class Call {
   OpaqueContext& context() const { return *context_stack().back(); }
 
  private:
+  const rondo::fake_cuda::Inside inside_;
   std::lock_guard<std::recursive_mutex> lock_;
   const char* outer_;
   Result result_ = Result::kSuccess;
@@ -327,7 +332,9 @@ FAKE_EXPORT Result cuMemGetInfo_v2(size_t* free, size_t* total) {
 FAKE_EXPORT Result cuMemAlloc_v2(DevicePtr* address, size_t bytes) {
   FAKE_CALL(kContext);
   if (bytes == 0) return fake().misuse(Result::kInvalidValue, "0 bytes");  // cuMemAlloc
-  Block* block = fake().fails_now() ? nullptr : fake().memory->allocate(call.context().device, bytes, false);
+  Block* block = fake().fails_now(rondo::fake_cuda::kDeviceMemory)
+                     ? nullptr
+                     : fake().memory->allocate(call.context().device, bytes, false);
   if (block == nullptr) return Result::kOutOfMemory;
   fake().races.forget(block->address, bytes);
   *address = block->address;
@@ -356,7 +363,7 @@ FAKE_EXPORT Result cuMemAllocAsync(DevicePtr* address, size_t bytes, StreamPtr s
   FAKE_CHECK(require_stream(call, stream));
   if (bytes == 0) return fake().misuse(Result::kInvalidValue, "0 bytes");
   // What the stream frees before it comes here is there again.
-  if (!fake().fails_now()) {
+  if (!fake().fails_now(rondo::fake_cuda::kDeviceMemory)) {
     Block* block = fake().memory->allocate(stream->context->device, bytes, true);
     if (block == nullptr) {
       fake().run_until([&] { return fake().idle(*stream); });
@@ -400,7 +407,7 @@ FAKE_EXPORT Result cuMemHostAlloc(void** data, size_t bytes, unsigned flags) {
   if (bytes == 0) return fake().misuse(Result::kInvalidValue, "0 bytes");
   if ((flags & rondo::cuda::kHostAllocPortable) == 0)  // cuMemHostAlloc, PORTABLE
     return fake().misuse(Result::kInvalidValue, "page-locked for one context only");
-  if (fake().fails_now()) return Result::kOutOfMemory;
+  if (fake().fails_now(rondo::fake_cuda::kPinnedMemory)) return Result::kOutOfMemory;
   void* block = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (block == MAP_FAILED) return Result::kOutOfMemory;
   std::memset(block, 0xFF, bytes);
@@ -618,7 +625,8 @@ FAKE_EXPORT Result cuEventElapsedTime(float* milliseconds, EventPtr from, EventP
 
 FAKE_EXPORT Result cuModuleLoadData(ModulePtr* module, const void* image) {
   FAKE_CALL(kContext);
-  if (fake().fails_now()) return Result::kOutOfMemory;  // cuModuleLoadData: code takes memory, too
+  if (fake().fails_now(rondo::fake_cuda::kCodeMemory))
+    return Result::kOutOfMemory;  // cuModuleLoadData: code takes memory, too
   const std::string text(static_cast<const char*>(image));
   std::istringstream lines(text);
   std::string line;

@@ -3,6 +3,9 @@
 #include <signal.h>
 #include <sys/mman.h>
 #include <unistd.h>
+#ifdef __x86_64__
+#include <x86intrin.h>
+#endif
 
 #include <cstdio>
 #include <cstdlib>
@@ -52,6 +55,30 @@ void on_fault(int signal, siginfo_t* info, void*) {
 }
 
 }  // namespace
+
+thread_local int Inside::depth_ = 0;
+thread_local uint64_t Inside::start_ = 0, Inside::total_ = 0;
+
+namespace {
+uint64_t steady() {
+  return static_cast<uint64_t>(std::chrono::steady_clock::now().time_since_epoch().count());  // nanoseconds
+}
+const uint64_t steady_at_start = steady(), ticks_at_start = Inside::now();
+}  // namespace
+
+uint64_t Inside::now() {
+#ifdef __x86_64__
+  return __rdtsc();
+#else
+  return steady();
+#endif
+}
+
+double Machine::seconds_inside() const {
+  const auto nanoseconds = static_cast<double>(steady() - steady_at_start),
+             ticks = static_cast<double>(Inside::now() - ticks_at_start);
+  return static_cast<double>(Inside::total()) * (nanoseconds / ticks) * 1e-9;
+}
 
 std::vector<cuda::OpaqueContext*>& context_stack() {
   thread_local std::vector<cuda::OpaqueContext*> stack;
@@ -119,8 +146,9 @@ std::string Machine::image(const std::vector<std::string>& names) const {
   return image;
 }
 
-void Machine::fail_allocations(int64_t n, int64_t how_many) {
+void Machine::fail_allocations(int64_t n, int64_t how_many, Memories kinds) {
   const std::lock_guard lock(mutex);
+  failing_ = kinds;
   fail_in_ = n;
   fails_left_ = how_many;
 }
@@ -178,8 +206,9 @@ cuda::Result Machine::misuse(cuda::Result result, const std::string& what) {
   return result;
 }
 
-bool Machine::fails_now() {
+bool Machine::fails_now(Memories kind) {
   ++counted.allocations;
+  if ((failing_ & kind) == 0) return false;
   if (fail_in_ > 1) {
     --fail_in_;
     return false;

@@ -85,12 +85,13 @@ class Machine final : public Control {
   void reset(const Options& options) override;
   void register_kernel(const std::string& name, Kernel kernel) override;
   std::string image(const std::vector<std::string>& kernels) const override;
-  void fail_allocations(int64_t n, int64_t how_many) override;
+  void fail_allocations(int64_t n, int64_t how_many, Memories kinds) override;
   void set_loader(Loader loader) override;
   void set_edit(Edit edit) override;
   void shut_down() override;
   Counts counts() const override;
   int64_t queued() const override;
+  double seconds_inside() const override;
   std::vector<std::string> misuses() const override;
   std::vector<Enqueued> take_journal() override;
   std::vector<std::pair<std::string, TrafficCount>> traffic() const override;
@@ -98,7 +99,7 @@ class Machine final : public Control {
   // ---- For the driver's functions. The lock is held.
   // Ends the process, or notes what is wrong and returns `result`.
   cuda::Result misuse(cuda::Result result, const std::string& what);
-  bool fails_now();  // the next allocation
+  bool fails_now(Memories kind);  // the next allocation
   // Work of a kernel, a product, a fill or a copy goes through this first: it is noted, and is none if none runs.
   std::function<void()> noted(Enqueued what, std::function<void()> work);
   // Enqueues work that touches these bytes. An error if it races with other work.
@@ -142,10 +143,31 @@ class Machine final : public Control {
   bool run_any();
   std::mt19937_64 random_;
   int64_t queued_ = 0, fail_in_ = 0, fails_left_ = 0;
+  Memories failing_ = kAllMemories;
   bool running_ = false;
   std::vector<std::string> misuses_;
   bool keeps_journal_ = false;
   std::vector<Enqueued> journal_;
+};
+
+// Counts the time that this thread spends in the fake, while one of them lives. A call costs about as much as two reads
+// of the processor's clock more than it counts.
+class Inside {
+ public:
+  Inside() {
+    if (depth_++ == 0) start_ = now();
+  }
+  ~Inside() {
+    if (--depth_ == 0) total_ += now() - start_;
+  }
+  Inside(const Inside&) = delete;
+  Inside& operator=(const Inside&) = delete;
+  static uint64_t total() { return total_; }
+  static uint64_t now();
+
+ private:
+  static thread_local int depth_;
+  static thread_local uint64_t start_, total_;
 };
 
 // The contexts of this thread, the current one last.

@@ -133,10 +133,16 @@ void launch_table(Device device, const TableCall& call, const LaunchFunctions::O
   if (runs_at_once(device)) [[likely]]
     return run(device, call);
   if (has_host_memory(device)) return enqueue(device, [device, call, owner] { run(device, call); });
-  const RowsOnDevice rows(call.rows, call.kernel->operands.size(), device);
-  TableCall there = call;
-  there.rows = rows.rows();
-  enqueue(device, [device, there, owner] { run(device, there); });
+  ready_table(device, call, owner)();
+}
+
+absl::AnyInvocable<void()> ready_table(Device device, const TableCall& call, const LaunchFunctions::Owner& owner) {
+  if (has_host_memory(device)) return nullptr;
+  return [device, call, owner, rows = RowsOnDevice(call.rows, call.kernel->operands.size(), device)] {
+    TableCall there = call;
+    there.rows = rows.rows();
+    enqueue(device, [device, there, owner] { run(device, there); });
+  };
 }
 
 void launch_library_call(Device device, const std::shared_ptr<const PreparedKernel>& call,

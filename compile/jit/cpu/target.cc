@@ -49,6 +49,7 @@ constexpr Target kTarget = {
     .launch = {.kernel = &launch_kernel,
                .combine = &launch_combine,
                .table = &launch_table,
+               .ready_table = &ready_table,
                .library_call = &launch_library_call},
 };
 

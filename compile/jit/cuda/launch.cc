@@ -56,14 +56,38 @@ void launch_combine(Device device, const CombineCall& call, const LaunchFunction
   enqueue_grid(device, code.combine(device.index), combine_grid(cols, static_cast<int32_t>(types.size())), arguments);
 }
 
-void launch_table(Device device, const TableCall& call, const LaunchFunctions::Owner& /*owner*/) {
+namespace {
+
+// The arguments of a table's kernel, and the memory that it reads: freed in stream order, behind the launch.
+struct ReadyTable {
+  Device device;
+  Storage memory;
+  const rondo::cuda::Kernel* function;
+  Grid grid;
+  int64_t n_items;
+  Condition when;
+
+  void enqueue() {
+    const auto* const table = reinterpret_cast<const RondoTableRow*>(memory.data());
+    const rondo::cuda::DevicePtr failed = rondo::cuda::device_state(device.index).status();  // DeviceStatus::call
+    static_assert(offsetof(rondo::cuda::DeviceStatus, call) == 0);
+    Arguments arguments;
+    add(arguments, table);
+    add(arguments, n_items);
+    add(arguments, when.value);
+    add(arguments, when.equals);
+    add(arguments, failed);
+    enqueue_grid(device, *function, grid, arguments);
+  }
+};
+
+ReadyTable make_ready(Device device, const TableCall& call) {
   const LoopKernel& kernel = *call.kernel;
   const KernelCode& code = KernelCode::of(call.code);
   const auto n_items = static_cast<size_t>(call.rows.n_items);
   const size_t n_operands = kernel.operands.size(), rows_bytes = n_items * sizeof(RondoTableRow),
                bytes = rows_bytes + n_items * n_operands * sizeof(void*);
-  // One block, freed in stream order: behind the launch.
-  const Storage memory = Storage::allocate(bytes, device);
+  Storage memory = Storage::allocate(bytes, device);
   std::vector<RondoTableRow> rows(n_items);
   int64_t largest = 0;
   for (size_t i = 0; i < n_items; ++i) {
@@ -81,16 +105,18 @@ void launch_table(Device device, const TableCall& call, const LaunchFunctions::O
   std::memcpy(packed.data(), rows.data(), rows_bytes);
   std::memcpy(packed.data() + rows_bytes, call.rows.operands, bytes - rows_bytes);
   copy_bytes(device, memory.data(), kCPU, packed.data(), bytes);
-  const auto* const table = reinterpret_cast<const RondoTableRow*>(memory.data());
-  const rondo::cuda::DevicePtr failed = rondo::cuda::device_state(device.index).status();  // DeviceStatus::call
-  static_assert(offsetof(rondo::cuda::DeviceStatus, call) == 0);
-  Arguments arguments;
-  add(arguments, table);
-  add(arguments, call.rows.n_items);
-  add(arguments, call.when.value);
-  add(arguments, call.when.equals);
-  add(arguments, failed);
-  enqueue_grid(device, made.function(device.index), grid, arguments);
+  return {device, std::move(memory), &made.function(device.index), grid, call.rows.n_items, call.when};
+}
+
+}  // namespace
+
+void launch_table(Device device, const TableCall& call, const LaunchFunctions::Owner& /*owner*/) {
+  make_ready(device, call).enqueue();
+}
+
+absl::AnyInvocable<void()> ready_table(Device device, const TableCall& call, const LaunchFunctions::Owner& owner) {
+  // The owner keeps the code, of which the function is.
+  return [ready = make_ready(device, call), owner]() mutable { ready.enqueue(); };
 }
 
 void launch_library_call(Device /*device*/, const std::shared_ptr<const PreparedKernel>& call,

@@ -107,6 +107,7 @@ template <int kCapability> constexpr Target make_target() {
       .launch = {.kernel = &launch_kernel,
                  .combine = &launch_combine,
                  .table = &launch_table,
+                 .ready_table = &ready_table,
                  .library_call = &launch_library_call},
   };
 }

@@ -1,0 +1,191 @@
+// bench_host_time: what a training step on CUDA costs the host. It runs on the fake driver (tests/fake_cuda/), in which
+// launches run nothing, and subtracts the time that is spent there: no GPU is used, and no figure is of one.
+//
+//   bench_host_time [--json] [--only=entry|steps] [--rounds=15]
+//
+// `entry`: entering a compiled block of 30 ops and 12 parameters, which becomes one kernel (bench_region has it on the
+// CPU alone). CPU and CUDA in turns; medians of the rounds, and of their ratios. The CPU's time includes its kernel
+// (some 50 ns) and both include the output's memory.
+// `steps`: GPT-2 124M, by region: its embedding, one block, its last norm and loss, forward and backward; the
+// optimizer.
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <functional>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "rondo/compile/compile.h"
+#include "rondo/modules/gpt2.h"
+#include "rondo/optim/adam.h"
+#include "rondo/optim/compile.h"
+#include "rondo/runtime/autograd.h"
+#include "rondo/runtime/ops/ops.h"
+#include "rondo/runtime/parallel.h"
+#include "rondo/tests/bench/options.h"
+#include "rondo/tests/bench/region_blocks.h"
+#include "rondo/tests/fake_cuda/fake_cuda.h"
+
+namespace {
+
+using namespace rondo;
+using Json = nlohmann::ordered_json;
+
+double median(std::vector<double> values) {
+  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
+}
+
+// Nanoseconds of this thread, without what it spends in the fake.
+class HostClock {
+ public:
+  explicit HostClock(const test::FakeCuda& cuda) : cuda_(cuda) {}
+  double now() const {
+    const double inside = cuda_->seconds_inside();
+    return std::chrono::duration<double, std::nano>(std::chrono::steady_clock::now().time_since_epoch()).count() -
+           inside * 1e9;
+  }
+
+ private:
+  const test::FakeCuda& cuda_;
+};
+
+// ---- Entering a region
+
+Json entry(const test::FakeCuda& cuda, int rounds) {
+  const HostClock clock(cuda);
+  Json figures = Json::array();
+  for (const bool taped : {false, true})
+    for (const auto& [capture, name] :
+         {std::pair{compile::Capture::kRecord, "record"}, std::pair{compile::Capture::kReplay, "replay"}}) {
+      const GradMode mode(taped);
+      struct Side {
+        bench::PointwiseBlock block{64};
+        std::optional<compile::Regions> regions;
+        Tensor x;
+      } sides[2];
+      for (int i = 0; i < 2; ++i) {
+        const Device device = i == 0 ? kCPU : cuda.device();
+        sides[i].block.to(device);
+        sides[i].regions.emplace(compile::compile_module(sides[i].block, {.capture = capture}));
+        sides[i].x = Tensor::randn({1, 64}, {kF32, kCPU}).to(device);
+      }
+      const auto call = [&](Side& side) {
+        constexpr int kCalls = 50;  // few, so that most rounds are undisturbed
+        const double start = clock.now();
+        for (int i = 0; i < kCalls; ++i) const Tensor y = side.block(side.x);
+        return (clock.now() - start) / kCalls;
+      };
+      std::vector<double> times[2], ratios;
+      const int64_t launches = cuda->counts().launches;
+      call(sides[0]), call(sides[1]);
+      if (cuda->counts().launches == launches) throw Error("nothing was launched");
+      for (int round = 0; round < 20 * rounds; ++round) {
+        const double cpu = call(sides[0]), gpu = call(sides[1]);
+        times[0].push_back(cpu), times[1].push_back(gpu), ratios.push_back(gpu / cpu);
+      }
+      figures.push_back({{"capture", name},
+                         {"taped", taped},
+                         {"cpu_ns", median(times[0])},
+                         {"cuda_ns", median(times[1])},
+                         {"ratio", median(ratios)}});
+    }
+  return figures;
+}
+
+// ---- A training step
+
+Json steps(const test::FakeCuda& cuda, int rounds) {
+  const nn::GPT2Config config;  // GPT-2 124M
+  const HostClock clock(cuda);
+  Json figures = Json::array();
+  for (const bool compiled : {false, true}) {
+    nn::GPT2 model(config, 1);
+    model.to(cuda.device());
+    optim::AdamW optimizer(model.parameters(), {.lr = 1e-3});
+    std::optional<compile::Regions> regions;
+    if (compiled) regions.emplace(compile::compile_regions(model)), optim::compile(optimizer);
+    const int64_t T = config.block_size;
+    const Tensor idx = Tensor::zeros({2, T}, {kI64, kCPU}).to(cuda.device()),
+                 positions = Tensor::arange(T).to(cuda.device());
+    std::map<std::string, std::vector<double>> times;
+    std::map<std::string, int64_t> launches;
+    const auto calls = [&] { return cuda->counts().launches + cuda->counts().products; };
+    double last = 0;
+    int64_t last_calls = 0;
+    const auto start = [&] { last_calls = calls(), last = clock.now(); };
+    const auto stop = [&](const std::string& part) {
+      times[part].push_back(clock.now() - last);
+      launches[part] = calls() - last_calls;
+      start();
+    };
+    for (int round = 0; round < rounds + 2; ++round) {
+      if (round == 2) times.clear();  // two that compile
+      const auto hooked = [&](Tensor x, const char* before) {
+        x.register_hook([&, before](const Tensor& grad) { return stop(before), grad; });
+        return x;
+      };
+      const double from = clock.now();
+      start();
+      Tensor x = hooked(model.drop(model.wte(idx) + model.wpe(positions)), "a block, backward");
+      stop("embedding, forward");
+      for (int64_t i = 0; i < model.h.size(); ++i) {
+        x = hooked(model.h[i](x), i + 1 < model.h.size() ? "a block, backward" : "norm and loss, backward");
+        stop("a block, forward");
+      }
+      const Tensor logits = ops::linear(model.ln_f(x), model.wte.weight, Tensor());
+      const Tensor loss = ops::cross_entropy(logits.view({2 * T, config.vocab_size}), idx.view({2 * T}));
+      stop("norm and loss, forward");
+      loss.backward();
+      stop("embedding, backward");
+      optimizer.step({.max_norm = 1.0});
+      optimizer.zero_grad();
+      stop("AdamW, clipped");
+      times["the step"].push_back(clock.now() - from);
+      synchronize(cuda.device());
+    }
+    for (const auto& [part, values] : times)
+      figures.push_back({{"mode", compiled ? "compiled" : "eager"},
+                         {"part", part},
+                         {"us", median(values) * 1e-3},
+                         {"launches", launches[part]}});
+  }
+  return figures;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) try {
+  const bench::Options options(argc, argv);
+  set_num_threads(1);
+  const int rounds = static_cast<int>(options.integer("rounds", 15));
+  const std::string only = options.text("only", "");
+  test::FakeCuda cuda({.bytes = size_t{64} << 30, .early = 0, .executes = false});
+  Json figures;
+  if (only != "steps") figures["entry"] = entry(cuda, rounds);
+  if (only != "entry") figures["steps"] = steps(cuda, rounds);
+  if (options.has("json")) return std::puts(figures.dump(1).c_str()), 0;
+  std::puts("Host time on the fake driver, its own time subtracted; no GPU is used.");
+  if (figures.contains("entry")) {
+    std::printf("%-10s%8s%10s%10s%10s\n", "capture", "taped", "CPU ns", "CUDA ns", "CUDA/CPU");
+    for (const Json& f : figures["entry"])
+      std::printf("%-10s%8s%10.0f%10.0f%10.2f\n", f["capture"].get<std::string>().c_str(),
+                  f["taped"].get<bool>() ? "yes" : "no", f["cpu_ns"].get<double>(), f["cuda_ns"].get<double>(),
+                  f["ratio"].get<double>());
+  }
+  if (figures.contains("steps")) {
+    std::printf("%-10s%-26s%12s%10s\n", "mode", "part", "us", "launches");
+    for (const Json& f : figures["steps"])
+      std::printf("%-10s%-26s%12.1f%10lld\n", f["mode"].get<std::string>().c_str(),
+                  f["part"].get<std::string>().c_str(), f["us"].get<double>(),
+                  static_cast<long long>(f["launches"].get<int64_t>()));
+  }
+  return 0;
+} catch (const std::exception& error) {
+  std::fprintf(stderr, "bench_host_time: %s\n", error.what());
+  return 1;
+}
