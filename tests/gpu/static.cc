@@ -129,8 +129,8 @@ void write_parts(const std::string& folder) {
   for (const auto& [dtype, title] : kSteps) {
     std::ofstream(part_of(folder, dtype, "launches")) << to_markdown(step_launches({.dtype = dtype}));
     std::ofstream sectors(part_of(folder, dtype, "sectors"));
-    for (const auto& [name, ratio] :
-         sectors_per_ideal({.dtype = dtype,
+    for (const auto& [name, counted] :
+         sectors_of_step({.dtype = dtype,
          .batch = 2,
          .model = {.vocab_size = 1000, .block_size = 64, .n_layer = 1, .n_head = 4, .n_embd = 256}}))
       sectors << name << " " << counted.per_ideal << " " << counted.share << "\n";
