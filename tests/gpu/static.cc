@@ -40,7 +40,7 @@ Disassembled disassemble(const std::string& nvdisasm, const GatedKernel& kernel)
     const std::regex wanted(pattern);
     return static_cast<int>(std::distance(std::sregex_iterator(text.begin(), text.end(), wanted), {}));
   };
-  return {count("\\bLDG\\.[A-Z0-9.]*128"), count("\\bSTG\\.[A-Z0-9.]*128"), count("\\b(LDL|STL)\\b")};
+  return {count("\\bLDG?\\.[A-Z0-9.]*128"), count("\\bSTG?\\.[A-Z0-9.]*128"), count("\\b(LDL|STL)\\b")};
 }
 
 class Report {
@@ -66,8 +66,11 @@ class Report {
         wasteful_[c.name] = std::max(wasteful_[c.name], found->second.per_ideal);
       line(absl::StrFormat(
           "| %s%s | %d | %d | %d | %d | %d | %s | %s | %d of %d%s | %d of %d%s | %s |", c.name,
-          kernel.by_hand ? " (by hand)" : "", kernel.launches, kernel.threads, c.registers, c.stack_bytes,
-          c.shared_bytes, resident == 0 ? "-" : absl::StrCat(resident),
+          kernel.by_hand  ? " (by hand)"
+          : c.generic > 0 ? " (generic)"
+                          : "",
+          kernel.launches, kernel.threads, c.registers, c.stack_bytes, c.shared_bytes,
+          resident == 0 ? "-" : absl::StrCat(resident),
           resident == 0 ? "-" : absl::StrCat(int64_t{resident} * c.flight_bytes), c.wide_loads, c.loads,
           kernel.promises_loads ? " \u2713" : "", c.wide_stores, c.stores, kernel.promises_stores ? " \u2713" : "",
           found == sectors.end()
@@ -151,7 +154,8 @@ bool write_report(const std::string& path, const std::string& folder, const std:
       "the loads "
       "of its longest stretch without a branch ask for. Loads and stores are instructions for global memory; \u2713: "
       "the "
-      "schedule promises 16-byte ones. Sectors: what the source executor counts for each sector that the bytes fill, "
+      "schedule promises 16-byte ones; (generic): the compiler cannot tell that some addresses are of global memory. "
+      "Sectors: what the source executor counts for each sector that the bytes fill, "
       "in a "
       "step of a smaller model on the fake device, (small): less than 1% of the step's; -: not counted (accesses by "
       "hand that do not go through the "
