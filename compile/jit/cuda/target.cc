@@ -80,7 +80,8 @@ template <int kCapability> constexpr Target make_target() {
       // warps that share lines of 128.
       .capabilities = {.most_operands = 48, .alignment = 256, .grain = 0, .copies = true},
       .runs_on = &Its::runs_on,
-      .launch = {.kernel = &launch_kernel,
+      .launch = {.keeps_owner = false,
+                 .kernel = &launch_kernel,
                  .combine = &launch_combine,
                  .table = &launch_table,
                  .ready_table = &ready_table,
