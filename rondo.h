@@ -13,6 +13,7 @@
 #pragma once
 
 #include "rondo/compile/compile.h"
+#include "rondo/compile/compile_for.h"
 #include "rondo/compile/exec/table.h"
 #include "rondo/compile/explain.h"
 #include "rondo/compile/log.h"

@@ -221,7 +221,8 @@ void prepare(const CompileOptions& options) {
     throw Error(absl::StrFormat("compile: recompute_budget must not be negative: %d", options.recompute_budget));
   if (!jit_available())
     throw Error(
-        "compile: there is no code generator. Build Rondo with LLVM 19 (llvm-19-dev), or run without compilation");
+        "compile: there is no code generator for the devices that are here. Build Rondo with LLVM 19 (llvm-19-dev) for "
+        "the CPU, install NVRTC (pip: nvidia-cuda-nvrtc) for CUDA, or run without compilation");
   check_options(options.dynamic);
 }
 }  // namespace

@@ -188,7 +188,7 @@ class Regions {
 };
 
 // Compiles the repeated blocks of `model`: the children of every list of modules, one region per class. The hooks live
-// in the modules; the result is for reports. Throws Error if Rondo was built without LLVM.
+// in the modules; the result is for reports. Throws Error if there is no code generator for any device that is here.
 Regions compile_regions(nn::ModuleBase& model, CompileOptions options = {});
 
 // One region for exactly this module.
@@ -227,14 +227,17 @@ template <class F> Compiled<F> compile(F function, CompileOptions options = {}) 
 // nowhere; RONDO_CACHE_MB: at most so much, 256 by default), so that the next process compiles nothing and never loads
 // LLVM.
 
-// Writes every kernel that this process has compiled or loaded to one file, for shipping. Throws FileError.
+// Writes every kernel that this process has compiled or loaded, for all its devices, to one file, for shipping. Throws
+// FileError.
 void save_artifacts(const std::string& path);
-// Makes the kernels of such a file this process's own; returns how many they are. Throws FileError with the reason if
-// the file is damaged, was made by another build of Rondo or for another processor, or if others than its owner (us or
-// root) could have written it: it is code that will be run.
+// Makes the kernels of such a file this process's own, those for devices that are here; returns how many they are. A
+// host without the compiler (LLVM, NVRTC) can use them. Throws FileError with the reason and what to do if the file is
+// damaged, if none of it is for a device that is here (another processor or architecture, another build of Rondo,
+// another version of the compiler), or if others than its owner (us or root) could have written it: it is code that
+// will be run.
 int load_artifacts(const std::string& path);
 
-// Where the code of this process came from.
+// Where the code of this process came from, for all its devices.
 struct CacheReport {
   std::string folder;       // of the disk cache; "": none
   int64_t from_memory = 0;  // kernels asked for that were there already
@@ -242,8 +245,9 @@ struct CacheReport {
   int64_t from_disk = 0;
   int64_t misses = 0;  // compiled
   struct Miss {
-    std::string kernel;     // its text
-    std::string component;  // what differs from the nearest entry: "build", "cpu", "llvm", "launch_abi", "kernel"
+    std::string kernel;     // its text, or a name
+    std::string component;  // what differs from the nearest entry: "build", "cpu", "llvm", "nvrtc", "kernel", ...; or
+                            // "by hand": a kernel of the runtime's own sources
     std::string why;        // "cpu: there avx512f, here nothing more"; "line 1: there "cols=768 ...", here ..."
   };
   std::vector<Miss> missed;  // the latest 256

@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "rondo/runtime/autograd.h"
+#include "rondo/runtime/backend.h"
 #include "rondo/runtime/io/checksum.h"
 
 namespace rondo::dist {
@@ -73,6 +74,11 @@ DistributedDataParallel::DistributedDataParallel(nn::ModuleBase& model, std::sha
     : model_(model), group_(std::move(group)), options_(options), arrivals_(std::make_shared<Arrivals>(*this)) {
   for (nn::NamedTensor& p : model.named_parameters())
     if (p.tensor.requires_grad()) parameters_.push_back(std::move(p));
+  for (const nn::NamedTensor& p : parameters_)
+    if (!has_host_memory(p.tensor.device()))
+      throw Error(absl::StrCat(kWho, ": ", p.name, " is on ", to_string(p.tensor.device()),
+                               ", and processes average gradients in host memory only; train on the CPU, or in one "
+                               "process"));
   for (const nn::NamedTensor& p : parameters_)
     if (const char* other = autograd::gradient_claim(p.tensor, GradientClaim::kUsesUp); other != nullptr)
       throw Error(absl::StrCat(kWho, ": ", other,

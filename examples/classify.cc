@@ -45,6 +45,7 @@ struct ClassifyOptions {
   bool do_predict = false, bf16 = false, compile = true, load_best_model_at_end = false;
   int64_t max_seq_length = 128, per_device_train_batch_size = 16, per_device_eval_batch_size = 32;
   int64_t logging_steps = 50, seed = 42;
+  Device device;
   double num_train_epochs = 3, learning_rate = 5e-5, weight_decay = 0.0, warmup_ratio = 0.0, max_grad_norm = 1.0;
 };
 
@@ -67,6 +68,7 @@ Flags flags_of(ClassifyOptions& o) {
   flags.add("load_best_model_at_end", &o.load_best_model_at_end, "keep the epoch with the lowest validation loss");
   flags.add("logging_steps", &o.logging_steps, "steps between two lines");
   flags.add("seed", &o.seed, "of the new head, the order of texts, and dropout");
+  flags.add("device", &o.device, "cpu, cuda or cuda:1: where it trains and predicts");
   flags.add("bf16", &o.bf16, "products in bfloat16");
   flags.add("compile", &o.compile, "compile the repeated block");
   return flags;
@@ -185,6 +187,7 @@ class Classifier : optim::Callback {
       throw Error(absl::StrCat("--max_seq_length is ", o_.max_seq_length, ", but the model has ", config.max_length(),
                                " positions"));
     pad_id_ = static_cast<int32_t>(config.padding_idx.value_or(0));  // RoBERTa's positions depend on it
+    (*model_)->to(o_.device);
     if (o_.compile) compile::compile_regions(**model_);
   }
 
@@ -207,7 +210,8 @@ class Classifier : optim::Callback {
     (*model_)->eval();
     int64_t right = 0;
     validation_->seek({});
-    while (const auto batch = validation_->next()) {
+    while (auto batch = validation_->next()) {
+      for (Tensor& tensor : *batch) tensor = tensor.to(o_.device);
       const Tensor best = ops::argmax((*model_)((*batch)[0], (*batch)[1], (*batch)[2]), -1);
       right += ops::sum(ops::equal(best, (*batch)[3]).to(kI64)).to_vector<int64_t>()[0];
     }
@@ -226,8 +230,8 @@ class Classifier : optim::Callback {
       mask.insert(mask.end(), row.attention_mask.begin(), row.attention_mask.end());
     }
     const amp::Autocast autocast(lower());
-    return (*model_)(Tensor::from(ids, {B, T}), Tensor::from(mask, {B, T}).to(kBool), Tensor::from(segments, {B, T}))
-        .to(kF32);
+    const auto rows_of = [&](const std::vector<int64_t>& values) { return Tensor::from(values, {B, T}, o_.device); };
+    return (*model_)(rows_of(ids), rows_of(mask).to(kBool), rows_of(segments)).to(kF32);
   }
 
   void on_log(const optim::Progress& now) override {

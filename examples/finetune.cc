@@ -1,8 +1,9 @@
-// Fine-tunes a published language model on your text, on the CPU, and shows what it writes before and after.
+// Fine-tunes a published language model on your text, and shows what it writes before and after.
 //
 //   finetune --model_name_or_path=models/gpt2 --train_file=book.txt --output_dir=tuned       # LoRA, for PEFT too
 //   finetune --model_name_or_path=models/qwen --train_file=chats.jsonl --output_dir=tuned --chat_template=chatml
 //   finetune ... --resume_from_checkpoint=true               # after Ctrl-C or a kill: the same losses, bit for bit
+//   finetune ... --device=cuda                               # on the first GPU; cuda:1 is the second
 //   finetune --help                                          # Hugging Face's names
 //
 // The folder of the model is as Hugging Face publishes it: config.json, model.safetensors, tokenizer.json. A line of a
@@ -94,6 +95,7 @@ class Finetuning {
         model_(nn::AutoModelForCausalLM::from_pretrained(o.model_name_or_path)),
         data_(o, tokenizer_, vocab_size()) {
     manual_seed(static_cast<uint64_t>(o.seed));
+    model_->to(o.device);
     if (!o.full) {
       const nn::LoraReport report = nn::add_lora(*model_, {.rank = o.lora_r,
                                                            .alpha = o.lora_alpha,

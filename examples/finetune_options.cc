@@ -64,6 +64,7 @@ Flags flags_of(FinetuneOptions& o) {
   flags.add("early_stopping_threshold", &o.early_stopping_threshold, "what counts as a gain");
   flags.add("load_best_model_at_end", &o.load_best_model_at_end, "end with the parameters of the best validation");
   flags.add("seed", &o.seed, "of batches, adapters, dropout and samples");
+  flags.add("device", &o.device, "cpu, cuda or cuda:1: where it trains");
   flags.add("bf16", &o.bf16, "products in bfloat16");
   flags.add("fp16", &o.fp16, "products in float16, with a loss scale");
   flags.add("compile", &o.compile, "compile the repeated block and the optimizer");

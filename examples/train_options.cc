@@ -125,8 +125,9 @@ void OptionParser::check_and_finish() {
   if (o.lr_decay_iters == 0) o.lr_decay_iters = o.max_iters;
   if (o.checkpoint_interval == 0) o.checkpoint_interval = o.eval_interval;
   if (o.compile == "auto") {
-    o.compile = compile::jit_available() ? "regions" : "none";
-    if (o.compile == "none") note_ = "Eager execution: this Rondo was built without LLVM.";
+    o.compile = compile::jit_available(o.device) ? "regions" : "none";
+    if (o.compile == "none")
+      note_ = absl::StrCat("Eager execution: no code generator for ", to_string(o.device), " (LLVM, or CUDA's NVRTC).");
   }
 }
 

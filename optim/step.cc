@@ -553,8 +553,9 @@ KernelReport Optimizer::kernels() const { return report_; }
 
 KernelReport compile(Optimizer& optimizer) {
   compile::log::configure_from_environment();
-  if (!compile::jit_available())
-    throw Error(absl::StrCat(optimizer.name(), ": cannot be compiled, because Rondo was built without LLVM"));
+  if (!compile::jit_available(optimizer.device()))
+    throw Error(absl::StrCat(optimizer.name(), ": cannot be compiled: there is no code generator for ",
+                             to_string(optimizer.device()), " (LLVM for the CPU, NVRTC for CUDA)"));
   if (optimizer.report_.compiled) return optimizer.report_;
   optimizer.report_.compiled = true;
   for (const auto& pass : optimizer.passes_) optimizer.compile_pass(*pass);

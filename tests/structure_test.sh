@@ -42,6 +42,25 @@ report "kernels are called by runtime/dispatch.cc, compile/exec/ and a target's 
 report "an optimizer step is launches: host code on a stream is enqueued by optim/host_code.h only, which refuses it where kernels are generated" \
   "$(sources optim | grep -vE '^optim/host_code\.h$' | xargs -r grep -nE '(^|[^_a-z])enqueue\(|[.>]enqueue\(')"
 
+# A device's kernels are found in the file of the same name in the other device's folder. What only one of them needs is
+# listed in its README behind "Only here:".
+for folders in "cpu cuda" "cuda cpu"; do
+  read -r folder other <<< "$folders"
+  only=$(sed -n 's/.*Only here: //p' runtime/$folder/README.md)
+  for name in $(ls runtime/$folder/*.cc runtime/$folder/*.h | sed 's|.*/||; s|\..*||' | sort -u); do
+    listed=no twin=no
+    [[ $only == *"\`$name\`"* ]] && listed=yes
+    compgen -G "runtime/$other/$name.*" > /dev/null && twin=yes
+    [ $listed != $twin ] || report "runtime/$folder/ and runtime/$other/ have the same file names, but for those that their READMEs list (\"Only here:\")" \
+      "runtime/$folder/$name: twin in runtime/$other/: $twin; listed in runtime/$folder/README.md: $listed"
+  done
+  for name in $(grep -o '`[a-z_]*`' <<< "$only" | tr -d '`'); do
+    compgen -G "runtime/$folder/$name.*" > /dev/null || report "runtime/$folder/README.md lists a file that is not there" "$name"
+  done
+done
+report "a kernel is declared in runtime/ops/kernel_list.h only, for all devices at once" \
+  "$(sources runtime | grep '\.h$' | grep -v '^runtime/ops/kernel_list\.h$' | xargs -r grep -nE '[a-z]_kernel\(const KernelContext& [a-z]+\);' | grep -v ' run_kernel(')"
+
 # Two definitions of a type under one name: the linker keeps one destructor for both, and it reads beyond the smaller one.
 report "a type has the name of another type in its namespace" \
   "$(sources $order | xargs -r awk '
@@ -92,7 +111,7 @@ report "use std::error_code, std::from_chars or absl::SimpleAto*: this throws an
 # Where the cache lies is the user's choice, by the XDG base directory specification. Torchrun's variables are read where a
 # program asks for them (dist/environment.h), and set by the launcher.
 report "only RONDO_* may be read from the environment" \
-  "$(sources $order | xargs -r grep -nE 'getenv\(|environ\b' | grep -vE 'getenv\("RONDO_|compile/jit/disk_cache.cc:.*getenv\("(XDG_CACHE_HOME|HOME)"' |
+  "$(sources $order | xargs -r grep -nE 'getenv\(|environ\b' | grep -vE 'getenv\("RONDO_|runtime/io/disk_cache.cc:.*getenv\("(XDG_CACHE_HOME|HOME)"' |
      grep -vE '^dist/(environment|guard|launcher)\.cc:')"
 
 if [ $failures -gt 0 ]; then

@@ -89,6 +89,8 @@ class EagerOps final : public OpCompiler {
   std::shared_ptr<const Program> program_for(const Graph& graph, Device device) {
     RecordingKey key = pack(graph, PackFloats::kNo);
     key.push_back(static_cast<uint64_t>(device.backend) << 8 | static_cast<uint8_t>(device.index));
+    // A device that was closed may come back as one of another architecture (compile_for()).
+    key.push_back(reinterpret_cast<uintptr_t>(find_target(device)));
     std::lock_guard lock(mutex_);
     if (const auto found = entries_.find(key); found != entries_.end()) {
       by_age_.splice(by_age_.end(), by_age_, found->second.age);

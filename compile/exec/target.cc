@@ -25,12 +25,25 @@ std::string names() {
 
 }  // namespace
 
-const Target& target_of(Device device) {
+const Target* find_target(Device device) {
   for (const Target* target : kTargets)
     if (target->backend == backend_of(device).kernels && (target->runs_on == nullptr || target->runs_on(device)))
-      return *target;
+      return target;
+  return nullptr;
+}
+
+const Target& target_of(Device device) {
+  if (const Target* target = find_target(device)) return *target;
   throw Error(absl::StrCat("compile: there is no code generator for ", to_string(device), " (there are: ", names(),
                            "); run its modules without compilation"));
+}
+
+std::optional<Device> device_of(const Target& target) {
+  for (int i = 0; i < device_count(target.backend); ++i) {
+    const Device device{target.backend, static_cast<int8_t>(i)};
+    if (target.runs_on == nullptr || target.runs_on(device)) return device;
+  }
+  return std::nullopt;
 }
 
 const Target& target_named(std::string_view name) {

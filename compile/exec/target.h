@@ -5,6 +5,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -13,19 +14,41 @@
 #include "rondo/compile/codegen/loop_ir.h"
 #include "rondo/compile/exec/capabilities.h"
 #include "rondo/compile/exec/launch.h"
+#include "rondo/runtime/io/kernel_file.h"
 #include "rondo/runtime/op.h"
+
+namespace rondo::io {
+struct HostKey;
+}
 
 namespace rondo::compile {
 
-struct HostKey;
+struct CacheReport;
 struct JitOptions;
+
+// Kernels that the runtime has in its own sources and compiles when a device needs them. They go into artifacts beside
+// generated code.
+struct HandWritten {
+  const char* build;  // the component of their key that tells them from generated code
+  io::KernelFile (*contents)();
+  // kInvalidArgument: damaged. kFailedPrecondition: made for another host; nothing was taken.
+  absl::Status (*take)(const io::KernelFile& file);
+  void (*add_to)(CacheReport& report);
+};
+
+// While it lives, a device of a target is there that runs nothing: a program can make all code that it needs.
+class StandIn {
+ public:
+  virtual ~StandIn() = default;
+  virtual Device device() const = 0;
+};
 
 struct Target {
   Backend backend;  // whose entries of OpDef::on are its library calls
   // "cpu x86_64": in plans, and in the keys of compiled code.
   std::string (*name)();
   // The whole key: besides the name, all that code depends on and that is no part of a kernel.
-  const HostKey& (*key)();
+  const io::HostKey& (*key)();
   // What an op's library call can do on its own result (BackendEntry::absorbs); null: nothing.
   AbsorbsFn (*absorbs)(const OpDef& op);
   // How the iteration space of a lowered kernel is split: LoopKernel::split_columns and chunk_rows. It fixes the order
@@ -45,12 +68,20 @@ struct Target {
   Capabilities capabilities;
   // True if its code runs on this device of `backend`; null: on all of them.
   bool (*runs_on)(Device device);
+  // Null: the runtime compiles nothing for this target.
+  const HandWritten* hand_written = nullptr;
+  // Throws Error if the process uses such devices. Null: code is made where it runs.
+  std::unique_ptr<const StandIn> (*stand_in)() = nullptr;
   // How the code that place() gave, and the library calls of `backend`, run.
   LaunchFunctions launch;
 };
 
-// The target whose code runs on a device. Throws Error if there is none.
+// The target whose code runs on a device; null: there is none.
+const Target* find_target(Device device);
+// The same. Throws Error if there is none.
 const Target& target_of(Device device);
+// A device of this process that its code runs on; nothing: none is here.
+std::optional<Device> device_of(const Target& target);
 // By Target::name, whether a device of it is here or not. Throws Error that lists the targets if there is none.
 const Target& target_named(std::string_view name);
 std::span<const Target* const> targets();

@@ -25,7 +25,7 @@ double seconds_of(const std::function<void()>& run, int repeats, Device device) 
 }  // namespace
 
 Tuner& Tuner::instance() {
-  static auto* tuner = new Tuner(DiskCacheOptions::from_environment());
+  static auto* tuner = new Tuner(disk_cache_options());
   return *tuner;
 }
 

@@ -9,7 +9,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "rondo/compile/jit/disk_cache.h"
+#include "rondo/compile/jit/code_store.h"
 #include "rondo/runtime/device.h"
 
 namespace rondo::compile {
@@ -17,7 +17,7 @@ namespace rondo::compile {
 // Thread safe; measuring is done by one thread at a time.
 class Tuner {
  public:
-  explicit Tuner(DiskCacheOptions disk) : disk_(std::move(disk)) {}
+  explicit Tuner(DiskCacheOptions disk) : disk_(std::move(disk), target_of(kCPU).key()) {}
   // The one of this process, with the disk cache that the environment names. Never destroyed.
   static Tuner& instance();
 

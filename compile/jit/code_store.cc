@@ -6,10 +6,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
-#include "rondo/compile/jit/kernel_file.h"
 #include "rondo/compile/log.h"
+#include "rondo/compile/report/stages.h"
 #include "rondo/runtime/error.h"
-#include "rondo/runtime/io/atomic_file.h"
 
 namespace rondo::compile {
 namespace {
@@ -42,7 +41,8 @@ Likeness compare_lines(const std::string& there, const std::string& here) {
 namespace {
 struct Stores {
   std::mutex mutex;
-  std::map<const Target*, std::unique_ptr<CodeStore>> by_target;
+  // Also by the target's key: another NVRTC makes other code.
+  std::map<std::pair<const Target*, std::string>, std::unique_ptr<CodeStore>> by_target;
 };
 Stores& stores() {
   static auto* const stores = new Stores;
@@ -50,11 +50,26 @@ Stores& stores() {
 }
 }  // namespace
 
+DiskCacheOptions disk_cache_options() {
+  if (!enabled(CompilerStage::kCache)) return {};
+  DiskCacheOptions options = DiskCacheOptions::from_environment();
+  options.warn = &log::warn_once;
+  return options;
+}
+
 CodeStore& CodeStore::of(const Target& target) {
   std::lock_guard lock(stores().mutex);
-  std::unique_ptr<CodeStore>& store = stores().by_target[&target];
-  if (store == nullptr) store = std::make_unique<CodeStore>(DiskCacheOptions::from_environment(), target.key(), target);
+  const HostKey& key = target.key();
+  std::unique_ptr<CodeStore>& store = stores().by_target[{&target, key.text()}];
+  if (store == nullptr) store = std::make_unique<CodeStore>(disk_cache_options(), key, target);
   return *store;
+}
+
+std::vector<CodeStore*> CodeStore::all() {
+  std::lock_guard lock(stores().mutex);
+  std::vector<CodeStore*> all;
+  for (const auto& [key, store] : stores().by_target) all.push_back(store.get());
+  return all;
 }
 
 void CodeStore::forget_all() {
@@ -151,7 +166,7 @@ std::shared_ptr<const MachineCode> CodeStore::add(const std::string& kernel, std
   return code;
 }
 
-void CodeStore::save(const std::string& path) const {
+KernelFile CodeStore::contents() const {
   KernelFile file{host_.text(), {}};
   {
     std::lock_guard lock(mutex_);
@@ -160,32 +175,22 @@ void CodeStore::save(const std::string& path) const {
   // One set of kernels, one file.
   std::sort(file.kernels.begin(), file.kernels.end(),
             [](const KernelRecord& a, const KernelRecord& b) { return a.kernel < b.kernel; });
-  io::AtomicFile out(path, io::Access::kOwner);
-  out.write(pack(file));
-  out.commit();
+  return file;
 }
 
-int CodeStore::load(const std::string& path) {
-  const auto fail = [&](const std::string& why) { throw FileError(path, "artifacts: " + why); };
-  absl::StatusOr<std::string> bytes = read_trusted_file(path);
-  if (!bytes.ok()) fail(std::string(bytes.status().message()));
-  absl::StatusOr<KernelFile> file = unpack(*bytes);
-  if (!file.ok()) fail(std::string(file.status().message()));
-  if (const HostDifference d = compare(HostKey::parse(file->host), host_); !d.components.empty())
-    fail("made for another host: " + d.text);
-  for (const KernelRecord& record : file->kernels)
-    if (const absl::Status status = target_.check(record.object); absl::IsInvalidArgument(status))
-      fail(std::string(status.message()));
-  const int count = static_cast<int>(file->kernels.size());
+absl::Status CodeStore::take(KernelFile file) {
+  if (absl::Status status = io::accepts(host_, file.host); !status.ok()) return status;
+  for (const KernelRecord& record : file.kernels)
+    if (absl::Status status = target_.check(record.object); absl::IsInvalidArgument(status)) return status;
   std::lock_guard lock(mutex_);
-  for (KernelRecord& record : file->kernels) {
+  for (KernelRecord& record : file.kernels) {
     if (held_.contains(record.kernel)) continue;
     Held& held = hold(record.kernel, std::move(record.object));
     held.from_artifact = true;
     held.last_use = ++uses_;
     has_artifacts_ = true;
   }
-  return count;
+  return absl::OkStatus();
 }
 
 bool CodeStore::has_artifacts() const {
@@ -233,9 +238,5 @@ void CodeStore::forget() {
   held_.clear();
   has_artifacts_ = false;
 }
-
-void save_artifacts(const std::string& path) { CodeStore::of(target_of(kCPU)).save(path); }
-int load_artifacts(const std::string& path) { return CodeStore::of(target_of(kCPU)).load(path); }
-CacheReport cache_report() { return CodeStore::of(target_of(kCPU)).report(); }
 
 }  // namespace rondo::compile

@@ -8,12 +8,24 @@
 #include <unordered_map>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "rondo/compile/compile.h"
 #include "rondo/compile/exec/target.h"
-#include "rondo/compile/jit/disk_cache.h"
 #include "rondo/compile/jit/machine_code.h"
+#include "rondo/runtime/io/disk_cache.h"
+#include "rondo/runtime/io/kernel_file.h"
 
 namespace rondo::compile {
+
+using io::DiskCache;
+using io::DiskCacheOptions;
+using io::HostDifference;
+using io::HostKey;
+using io::KernelFile;
+using io::KernelRecord;
+
+// The disk cache of this process: as the environment and RONDO_DISABLE say, with warnings to the log.
+DiskCacheOptions disk_cache_options();
 
 class CodeStore {
  public:
@@ -28,12 +40,15 @@ class CodeStore {
   // Places code that was just compiled and keeps it, on disk too.
   std::shared_ptr<const MachineCode> add(const std::string& kernel, std::string object);
 
-  // See compile.h.
-  void save(const std::string& path) const;
-  int load(const std::string& path);
+  // All code in memory, with the key of this store, for an artifact.
+  KernelFile contents() const;
+  // Takes such code. kInvalidArgument: damaged. kFailedPrecondition: made for another host; nothing was taken.
+  absl::Status take(KernelFile file);
   CacheReport report() const;
   void forget();
-  static void forget_all();  // of those of this process
+  static void forget_all();              // of those of this process
+  static std::vector<CodeStore*> all();  // of this process
+  const Target& target() const { return target_; }
   bool has_artifacts() const;
 
  private:

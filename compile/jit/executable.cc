@@ -72,9 +72,17 @@ std::shared_ptr<Executable> compile_kernels(std::span<const LoopKernel> kernels,
   return std::make_shared<Executable>(std::move(code), static_cast<int>(missing.size()));
 }
 
+namespace {
+bool can_make_code(const Target& target) { return target.can_compile() || CodeStore::of(target).has_artifacts(); }
+}  // namespace
+
+bool jit_available(Device device) {
+  const Target* target = find_target(device);
+  return target != nullptr && can_make_code(*target);
+}
 bool jit_available() {
-  const Target& target = target_of(kCPU);
-  return target.can_compile() || CodeStore::of(target).has_artifacts();
+  return std::any_of(targets().begin(), targets().end(),
+                     [](const Target* target) { return can_make_code(*target) && device_of(*target).has_value(); });
 }
 
 void forget_code() { CodeStore::forget_all(); }

@@ -71,7 +71,10 @@ std::shared_ptr<Executable> compile_kernels(std::span<const LoopKernel> kernels,
 // plug-in is missing.
 std::string jit_toolchain();
 
-// True if compile_kernels can work: the plug-in is there, or an artifact file was loaded. Does not load LLVM.
+// True if compile_kernels can work for a device: its target's compiler is there (LLVM for the CPU, NVRTC for CUDA), or
+// an artifact file was loaded for it. Loads no compiler.
+bool jit_available(Device device);
+// The same, for some device of this process.
 bool jit_available();
 
 // Forgets the code in memory that no executable holds: for tests, and for measurements of a cold or warm start. What is

@@ -317,8 +317,9 @@ CompiledKernels find_or_compile(std::span<const LoopKernel> kernels, Sizes sizes
 std::optional<CompiledKernels> find_kernels(std::span<const LoopKernel> kernels, const Target& target) {
   return table().find(kernels, target);
 }
+void forget_unused_variants() { table().forget_unused_kernels(); }
 void forget_unused_kernels() {
-  table().forget_unused_kernels();
+  forget_unused_variants();
   forget_code();
 }
 

@@ -59,5 +59,7 @@ std::optional<CompiledKernels> find_kernels(std::span<const LoopKernel> kernels,
 
 // Forgets every kernel that no program holds: for tests and for measurements of a cold start.
 void forget_unused_kernels();
+// Forgets which sizes were met; code in memory stays.
+void forget_unused_variants();
 
 }  // namespace rondo::compile

@@ -4,14 +4,13 @@
 
 #include <algorithm>
 #include <bit>
-#include <list>
 #include <mutex>
 
-#include "absl/container/flat_hash_map.h"
 #include "absl/hash/hash.h"
 #include "oneapi/dnnl/dnnl.hpp"
 #include "rondo/runtime/cpu/thin_product.h"
 #include "rondo/runtime/parallel.h"
+#include "rondo/runtime/recent_cache.h"
 #include "rondo/runtime/storage.h"
 
 namespace rondo::cpu {
@@ -288,44 +287,9 @@ void Product::run(const MatmulOperands& operands) const {
 
 namespace {
 
-// The most recent first, over all threads.
-class ProductCache {
- public:
-  using Key = std::pair<MatmulCall, int>;
-  template <class Make> std::shared_ptr<const Product> get(const Key& key, Make make) {
-    // Held while a primitive is made, too: two threads that meet a new shape want one.
-    std::lock_guard lock(mutex_);
-    if (auto found = entries_.find(key); found != entries_.end()) {
-      order_.splice(order_.begin(), order_, found->second.position);
-      return found->second.product;
-    }
-    std::shared_ptr<const Product> product = make();
-    if (entries_.size() >= kCapacity) {
-      entries_.erase(order_.back());
-      order_.pop_back();
-    }
-    order_.push_front(key);
-    entries_[key] = {product, order_.begin()};
-    return product;
-  }
-  void clear() {
-    std::lock_guard lock(mutex_);
-    entries_.clear();
-    order_.clear();
-  }
-
- private:
-  static constexpr size_t kCapacity = 1024;
-  struct Slot {
-    std::shared_ptr<const Product> product;
-    std::list<Key>::iterator position;
-  };
-  std::mutex mutex_;
-  std::list<Key> order_;
-  absl::flat_hash_map<Key, Slot> entries_;
-};
+using ProductCache = RecentCache<std::pair<MatmulCall, int>, Product>;
 ProductCache& product_cache() {
-  static auto* cache = new ProductCache;
+  static auto* cache = new ProductCache(1024);
   return *cache;
 }
 

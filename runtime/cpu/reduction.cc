@@ -4,6 +4,7 @@
 #include "rondo/runtime/cpu/loops.h"
 #include "rondo/runtime/cpu/row_reduce.h"
 #include "rondo/runtime/ops/kernels.h"
+#include "rondo/runtime/ops/reduction_def.h"
 #include "rondo/runtime/recorder.h"
 
 namespace rondo::cpu {
@@ -90,40 +91,18 @@ void reduce_rows_of_columns(const T* x, Out* out, int64_t rows, int64_t cols) {
 template <class Op> void reduce(const KernelContext& context) {
   NoGrad off;
   RecorderScope run(nullptr);
-  Tensor x = context.in(0);
   const int64_t mask = context.attrs.ints[0];
-  // Reduced dimensions must be one dense run, at the end or at the front; else bring them to the end.
-  const int rank = x.rank();
-  int first = rank, last = -1;
-  int64_t reduced = 1;
-  for (int i = 0; i < rank; ++i) {
-    if ((mask >> i & 1) == 0) continue;
-    first = std::min(first, i);
-    last = i;
-    reduced *= x.sizes()[i];
-  }
-  bool one_run = true;
-  for (int i = first; i <= last; ++i) one_run = one_run && (mask >> i & 1);
-  const bool at_front = one_run && first == 0 && last < rank - 1, at_end = one_run && last == rank - 1;
-  if (!at_front && !at_end && last >= 0) {
-    Dims order;
-    for (int i = 0; i < rank; ++i)
-      if ((mask >> i & 1) == 0) order.push_back(i);
-    for (int i = 0; i < rank; ++i)
-      if (mask >> i & 1) order.push_back(i);
-    x = x.permute(order);
-  }
-  x = x.contiguous();
+  const ops::ReducedMatrix matrix = ops::reduced_matrix(context.in(0), mask);
   const int64_t kept = context.out().numel();
-  const bool full = is_full_reduction(context.attrs.ints[0], context.attrs.ints[1] != 0, rank);
+  const bool full = is_full_reduction(mask, context.attrs.ints[1] != 0, context.in(0).rank());
   const auto reduce_as = [&]<class C, class T, class Out>(C, T, Out) {
-    const T* in = reinterpret_cast<const T*>(x.impl()->data());
+    const T* in = reinterpret_cast<const T*>(matrix.x.impl()->data());
     Out* out = reinterpret_cast<Out*>(context.out().impl()->data());
-    if (full) reduce_all<Op, C>(in, out, reduced);
-    else if (at_front) reduce_rows_of_columns<Op, C>(in, out, reduced, kept);
-    else reduce_columns_of_rows<Op, C>(in, out, kept, reduced);
+    if (full) reduce_all<Op, C>(in, out, matrix.reduced);
+    else if (matrix.reduces_rows) reduce_rows_of_columns<Op, C>(in, out, matrix.reduced, kept);
+    else reduce_columns_of_rows<Op, C>(in, out, kept, matrix.reduced);
   };
-  visit_dtype(x.dtype(), [&](auto tag) {
+  visit_dtype(matrix.x.dtype(), [&](auto tag) {
     using T = typename decltype(tag)::type;
     if constexpr (std::is_same_v<Op, Sum> && std::is_integral_v<T>) {
       reduce_as(int64_t{}, T{}, int64_t{});

@@ -2,7 +2,7 @@
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/cuda/attention.h"
 #include "rondo/runtime/cuda/layout.h"
-#include "rondo/runtime/ops/cuda_kernels.h"
+#include "rondo/runtime/ops/kernels.h"
 #include "rondo/runtime/recorder.h"
 
 namespace rondo::cuda {

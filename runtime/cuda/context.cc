@@ -360,6 +360,10 @@ DeviceState* device_state_if_usable(int index) noexcept {
   return state != nullptr && !state->lost() ? state : nullptr;
 }
 
+bool devices_in_use() noexcept {
+  return std::any_of(std::begin(states), std::end(states), [](const auto& slot) { return slot.load() != nullptr; });
+}
+
 void close_devices() {
   const std::lock_guard lock(opening);
   if (n_devices.exchange(0) == 0) return;

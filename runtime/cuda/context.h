@@ -152,6 +152,8 @@ int open_devices(std::string* why_not);
 DeviceState& device_state(int index);
 // Null if it was never used, is lost, or may not be used any more.
 DeviceState* device_state_if_usable(int index) noexcept;
+// True if a device has a context of this process's.
+bool devices_in_use() noexcept;
 // Gives all devices back; the next open_devices() starts anew.
 void close_devices();
 

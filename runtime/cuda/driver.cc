@@ -4,9 +4,11 @@
 #include <glob.h>
 
 #include <cstdlib>
+#include <initializer_list>
 #include <memory>
 #include <mutex>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -27,23 +29,23 @@ std::vector<std::string> matches(const std::string& pattern) {
 
 // What to hand to dlopen, in this order: Note [Finding CUDA]. `name` without its version: "libnvrtc.so". `versions`:
 // the newest first.
-std::vector<std::string> candidates(const std::string& name, const std::vector<std::string>& versions) {
+std::vector<std::string> candidates(const char* name, std::initializer_list<const char*> versions) {
   std::vector<std::string> paths;
   const auto look_in = [&](const std::string& folder) {
-    for (const std::string& version : versions)
+    for (const char* version : versions)
       for (std::string& path : matches(absl::StrCat(folder, "/", name, ".", version))) paths.push_back(std::move(path));
   };
   if (const char* folders = std::getenv("RONDO_CUDA_PATH"))
     for (const absl::string_view folder : absl::StrSplit(folders, ':', absl::SkipEmpty()))
       for (const char* below : {"", "/lib64", "/lib", "/nvidia/*/lib", "/lib/python3*/site-packages/nvidia/*/lib"})
         look_in(absl::StrCat(folder, below));
-  for (const std::string& version : versions) paths.push_back(absl::StrCat(name, ".", version));
+  for (const char* version : versions) paths.push_back(absl::StrCat(name, ".", version));
   for (const char* folder : {"/usr/local/cuda/lib64", "/usr/local/cuda-*/lib64", "/opt/cuda/lib64"}) look_in(folder);
   return paths;
 }
 
 // A library, or null and the reason.
-void* open_library(const std::string& name, const std::vector<std::string>& versions, std::string* path,
+void* open_library(const char* name, std::initializer_list<const char*> versions, std::string* path,
                    std::string* why_not) {
   if (const char* setting = std::getenv("RONDO_CUDA"); setting != nullptr && std::string_view(setting) == "off") {
     *why_not = "RONDO_CUDA=off";
@@ -59,7 +61,7 @@ void* open_library(const std::string& name, const std::vector<std::string>& vers
     if (const char* reason = dlerror(); candidate.find('/') != candidate.npos && broken.empty() && reason != nullptr)
       broken = reason;
   }
-  *why_not = broken.empty() ? absl::StrCat(name, ".", versions.front(),
+  *why_not = broken.empty() ? absl::StrCat(name, ".", *versions.begin(),
                                            " is not found; set RONDO_CUDA_PATH to its folder if it is there")
                             : absl::StrCat(name, " does not load: ", broken);
   return nullptr;
@@ -77,68 +79,73 @@ struct Libraries {
   Found<Driver> driver;
   Found<Nvrtc> nvrtc;
   Found<CublasLt> lt;
+  const Driver* other_driver = nullptr;  // use_libraries()
+  const CublasLt* other_lt = nullptr;
 };
 Libraries& libraries() {
   static Libraries* libraries = new Libraries;  // never destroyed: memory is freed until the end of a process
   return *libraries;
 }
 
-template <class Table, class Load> const Table* find(Found<Table> Libraries::*which, std::string* why_not, Load load) {
+// Fills a table. Returns the first function that the library lacks, or null.
+#define RONDO_CUDA_BIND(member, symbol, ...)                                                 \
+  table.member = reinterpret_cast<std::add_pointer_t<__VA_ARGS__>>(dlsym(library, #symbol)); \
+  if (table.member == nullptr) return #symbol;
+const char* fill(Driver& table, void* library) {
+  RONDO_CUDA_DRIVER(RONDO_CUDA_BIND)
+  return nullptr;
+}
+const char* fill(Nvrtc& table, void* library) {
+  RONDO_CUDA_NVRTC(RONDO_CUDA_BIND)
+  return nullptr;
+}
+const char* fill(CublasLt& table, void* library) {
+  RONDO_CUDA_LT(RONDO_CUDA_BIND)
+  return nullptr;
+}
+#undef RONDO_CUDA_BIND
+
+template <class Table>
+const Table* find(Found<Table> Libraries::*which, const char* name, std::initializer_list<const char*> versions,
+                  std::string* why_not) {
   Libraries& all = libraries();
   const std::lock_guard lock(all.mutex);
   Found<Table>& found = all.*which;
-  if (!found.asked) {
-    found.asked = true;
-    found.table = load(&found.why_not);
+  if (!std::exchange(found.asked, true)) {
+    std::string path;
+    if (void* library = open_library(name, versions, &path, &found.why_not)) {
+      auto table = std::make_unique<Table>();
+      if constexpr (requires { table->path; }) table->path = path;
+      if (const char* missing = fill(*table, library))
+        found.why_not = absl::StrCat(path, " is too old: it has no ", missing);
+      else found.table = std::move(table);
+    }
   }
   if (why_not != nullptr) *why_not = found.why_not;
   return found.table.get();
 }
 
-// Fills one member; false if the library lacks it.
-template <class Function> bool bind(void* library, const char* symbol, Function*& member) {
-  member = reinterpret_cast<Function*>(dlsym(library, symbol));
-  return member != nullptr;
+template <class Table> const Table* instead(const Table* Libraries::*which) {
+  const std::lock_guard lock(libraries().mutex);
+  return libraries().*which;
 }
-
-#define RONDO_CUDA_BIND(member, symbol, ...)                          \
-  if (!bind(library, #symbol, table->member)) {                       \
-    *why_not = absl::StrCat(path, " is too old: it has no " #symbol); \
-    return nullptr;                                                   \
-  }
-
-std::unique_ptr<const Driver> load_driver(std::string* why_not) {
-  std::string path;
-  void* library = open_library("libcuda.so", {"1"}, &path, why_not);
-  if (library == nullptr) return nullptr;
-  auto table = std::make_unique<Driver>();
-  RONDO_CUDA_DRIVER(RONDO_CUDA_BIND)
-  return table;
-}
-std::unique_ptr<const Nvrtc> load_nvrtc(std::string* why_not) {
-  std::string path;
-  void* library = open_library("libnvrtc.so", {"13", "12"}, &path, why_not);
-  if (library == nullptr) return nullptr;
-  auto table = std::make_unique<Nvrtc>();
-  RONDO_CUDA_NVRTC(RONDO_CUDA_BIND)
-  table->path = path;
-  return table;
-}
-std::unique_ptr<const CublasLt> load_lt(std::string* why_not) {
-  std::string path;
-  void* library = open_library("libcublasLt.so", {"13", "12"}, &path, why_not);
-  if (library == nullptr) return nullptr;
-  auto table = std::make_unique<CublasLt>();
-  RONDO_CUDA_LT(RONDO_CUDA_BIND)
-  return table;
-}
-#undef RONDO_CUDA_BIND
-
 }  // namespace
 
-const Driver* find_driver(std::string* why_not) { return find(&Libraries::driver, why_not, &load_driver); }
-const Nvrtc* find_nvrtc(std::string* why_not) { return find(&Libraries::nvrtc, why_not, &load_nvrtc); }
-const CublasLt* find_cublas_lt(std::string* why_not) { return find(&Libraries::lt, why_not, &load_lt); }
+const Driver* find_driver(std::string* why_not) {
+  if (const Driver* other = instead(&Libraries::other_driver)) return other;
+  return find(&Libraries::driver, "libcuda.so", {"1"}, why_not);
+}
+const Nvrtc* find_nvrtc(std::string* why_not) { return find(&Libraries::nvrtc, "libnvrtc.so", {"13", "12"}, why_not); }
+const CublasLt* find_cublas_lt(std::string* why_not) {
+  if (const CublasLt* other = instead(&Libraries::other_lt)) return other;
+  return find(&Libraries::lt, "libcublasLt.so", {"13", "12"}, why_not);
+}
+
+void use_libraries(const Driver* driver, const CublasLt* lt) {
+  const std::lock_guard lock(libraries().mutex);
+  libraries().other_driver = driver;
+  libraries().other_lt = lt;
+}
 
 void forget_libraries() {
   Libraries& all = libraries();

@@ -259,6 +259,8 @@ const Driver* find_driver(std::string* why_not);
 const Nvrtc* find_nvrtc(std::string* why_not);
 const CublasLt* find_cublas_lt(std::string* why_not);
 
+// find_driver() and find_cublas_lt() give these tables from now on (absent.h); null: those of the libraries again.
+void use_libraries(const Driver* driver, const CublasLt* lt);
 // The next find_*() searches again. For programs that change RONDO_CUDA_PATH while they run: tests.
 void forget_libraries();
 

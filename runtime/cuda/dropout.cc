@@ -5,8 +5,8 @@
 #include "rondo/runtime/cuda/layout.h"
 #include "rondo/runtime/cuda/philox.h"
 #include "rondo/runtime/cuda/source.h"
-#include "rondo/runtime/ops/cuda_kernels.h"
 #include "rondo/runtime/ops/elementwise_body.h"
+#include "rondo/runtime/ops/kernels.h"
 
 namespace rondo::cuda {
 namespace {

@@ -5,9 +5,9 @@
 #include "rondo/runtime/cuda/layout.h"
 #include "rondo/runtime/cuda/philox.h"
 #include "rondo/runtime/cuda/source.h"
-#include "rondo/runtime/ops/cuda_kernels.h"
 #include "rondo/runtime/ops/elementwise_body.h"
 #include "rondo/runtime/ops/factory.h"
+#include "rondo/runtime/ops/kernels.h"
 
 namespace rondo::cuda {
 namespace {

@@ -6,7 +6,7 @@
 #include "rondo/runtime/cuda/layout.h"
 #include "rondo/runtime/cuda/sort.h"
 #include "rondo/runtime/cuda/source.h"
-#include "rondo/runtime/ops/cuda_kernels.h"
+#include "rondo/runtime/ops/kernels.h"
 #include "rondo/runtime/recorder.h"
 
 namespace rondo::cuda {

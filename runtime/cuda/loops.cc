@@ -7,8 +7,8 @@
 #include "rondo/runtime/cuda/layout.h"
 #include "rondo/runtime/cuda/scalar_text.h"
 #include "rondo/runtime/cuda/source.h"
-#include "rondo/runtime/ops/cuda_kernels.h"
 #include "rondo/runtime/ops/elementwise_body.h"
+#include "rondo/runtime/ops/kernels.h"
 #include "rondo/runtime/recorder.h"
 
 namespace rondo::cuda {

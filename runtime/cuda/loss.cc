@@ -5,7 +5,7 @@
 #include "rondo/runtime/cuda/layout.h"
 #include "rondo/runtime/cuda/scalar_text.h"
 #include "rondo/runtime/cuda/source.h"
-#include "rondo/runtime/ops/cuda_kernels.h"
+#include "rondo/runtime/ops/kernels.h"
 #include "rondo/runtime/ops/scalar_math.h"
 
 namespace rondo::cuda {

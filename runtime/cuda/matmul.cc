@@ -3,7 +3,7 @@
 
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/cuda/product.h"
-#include "rondo/runtime/ops/cuda_kernels.h"
+#include "rondo/runtime/ops/kernels.h"
 
 namespace rondo::cuda {
 namespace {

@@ -1,20 +1,31 @@
 #include "rondo/runtime/cuda/nvrtc.h"
 
+#include <utility>
 #include <vector>
 
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "rondo/runtime/cuda/device_math.h"
+#include "rondo/runtime/error.h"
 
 namespace rondo::cuda {
 
-NvrtcOutput compile_source(const Nvrtc& nvrtc, const std::string& source, const std::string& name,
-                           const std::string& architecture, std::span<const char* const> flags) {
+int architecture_of(int capability) {
+  int best = capability;
+  for (const int architecture : kArchitectures)
+    if (architecture <= capability) best = architecture;
+  return best;
+}
+
+NvrtcOutput compile_source(const Nvrtc& nvrtc, const std::string& source, const std::string& name, int architecture,
+                           std::span<const char* const> flags) {
   NvrtcOutput output;
   ProgramPtr program = nullptr;
   output.result = nvrtc.create(&program, source.c_str(), name.c_str(), 0, nullptr, nullptr);
   if (output.result != NvrtcResult::kSuccess) return output;
   const absl::Cleanup destroy = [&] { static_cast<void>(nvrtc.destroy(&program)); };
-  const std::string for_architecture = absl::StrCat("--gpu-architecture=", architecture);
+  const std::string for_architecture = absl::StrCat("--gpu-architecture=sm_", architecture);
   std::vector<const char*> options{for_architecture.c_str(), "--std=c++17"};
   options.insert(options.end(), flags.begin(), flags.end());
   output.result = nvrtc.compile(program, static_cast<int>(options.size()), options.data());
@@ -36,9 +47,31 @@ NvrtcOutput compile_source(const Nvrtc& nvrtc, const std::string& source, const 
   return output;
 }
 
+Image compile_image(const std::string& source, const std::string& name, int architecture) {
+  std::string why_not;
+  const Nvrtc* const nvrtc = find_nvrtc(&why_not);
+  if (nvrtc == nullptr)
+    throw DeviceError(
+        absl::StrCat("no kernels for CUDA: ", why_not, ". Install CUDA's NVRTC (pip: nvidia-cuda-nvrtc), or use kCPU"));
+  NvrtcOutput output = compile_source(*nvrtc, source, name + ".cu", architecture, kExactFlags);
+  if (output.result != NvrtcResult::kSuccess)
+    throw_internal(absl::StrCat("NVRTC (", nvrtc->path, ") refuses ", name, " for sm_", architecture, ": ",
+                                nvrtc->error_string(output.result), "\n", output.log));
+  if (architecture != kNewestArchitecture) output.ptx.clear();
+  return {std::move(output.cubin), std::move(output.ptx)};
+}
+
 std::string version_of(const Nvrtc& nvrtc) {
   int major = 0, minor = 0;
   return nvrtc.version(&major, &minor) == NvrtcResult::kSuccess ? absl::StrCat(major, ".", minor) : "";
+}
+
+io::HostKey key_of_code(int architecture, const std::string& maker) {
+  const Nvrtc* const nvrtc = find_nvrtc(nullptr);
+  return {{{"target", absl::StrCat("cuda sm_", architecture)},
+           {"build", maker},
+           {"nvrtc", nvrtc == nullptr ? "" : version_of(*nvrtc)},
+           {"flags", absl::StrJoin(kExactFlags, " ")}}};
 }
 
 }  // namespace rondo::cuda

@@ -1,25 +1,61 @@
-// Compiles CUDA C++ by NVRTC. Needs no device and no driver. Thread safe.
+// Compiles CUDA C++ by NVRTC. Needs no device and no driver.
+//
+//   const Image image = compile_image(text, "gelu.cu", 90);   // machine code for sm_90
+//
+// Thread safe: NVRTC's manual ("Thread Safety") allows calls from several threads as long as none of them uses a
+// program that another one compiles or destroys. Each compilation here has a program of its own. Since CUDA 12.3 the
+// optimizer's phases run side by side, too.
+//
+// Note [Architectures]. Code is compiled for few architectures, each for all devices of its major revision that are as
+// new: sm_80 for 8.x, sm_90 for 9.x, sm_100 for 10.x. Newer devices take the PTX of the last one, which the driver
+// compiles.
 #pragma once
 
 #include <span>
 #include <string>
 
 #include "rondo/runtime/cuda/driver.h"
+#include "rondo/runtime/io/host_key.h"
 
 namespace rondo::cuda {
+
+// By compute capability: 80 is sm_80. Increasing.
+inline constexpr int kArchitectures[] = {80, 90, 100};
+inline constexpr int kNewestArchitecture = 100;
+// The architecture whose code a device takes: 89 -> 80. A device that is older than all: its own.
+int architecture_of(int capability);
+// True if a device takes an architecture's machine code, false: its PTX.
+inline bool takes_cubin(int capability, int architecture) { return capability / 10 == architecture / 10; }
+
+// A kernel's code for one architecture.
+struct Image {
+  std::string cubin;
+  std::string ptx;  // of the newest architecture only, with a zero at its end; else ""
+
+  // What a device of this capability loads.
+  const std::string& for_device(int capability, int architecture) const {
+    return takes_cubin(capability, architecture) || ptx.empty() ? cubin : ptx;
+  }
+};
 
 struct NvrtcOutput {
   NvrtcResult result;
   std::string log;    // "" or lines
   std::string cubin;  // of a success: machine code for the architecture
-  std::string ptx;    // of a success, with a zero at its end: newer devices compile it themselves
+  std::string ptx;    // of a success, with a zero at its end
 };
 
-// `name`: what the log calls the source. `architecture`: "sm_80".
-NvrtcOutput compile_source(const Nvrtc& nvrtc, const std::string& source, const std::string& name,
-                           const std::string& architecture, std::span<const char* const> flags);
+// `name`: what the log calls the source.
+NvrtcOutput compile_source(const Nvrtc& nvrtc, const std::string& source, const std::string& name, int architecture,
+                           std::span<const char* const> flags);
+// The same with kExactFlags, for all kernels of Rondo. Throws DeviceError if there is no NVRTC, InternalError with its
+// log if it refuses the source.
+Image compile_image(const std::string& source, const std::string& name, int architecture);
 
 // "13.0"
 std::string version_of(const Nvrtc& nvrtc);
+// The key of what compile_image() gives, in caches and artifacts, besides the source: architecture, NVRTC's version
+// ("" without NVRTC: nothing is kept then) and flags. `maker`: what the sources come from.
+io::HostKey key_of_code(int architecture, const std::string& maker);
 
 }  // namespace rondo::cuda

@@ -3,9 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <bit>
-#include <list>
 
-#include "absl/container/flat_hash_map.h"
 #include "absl/hash/hash.h"
 #include "absl/strings/str_cat.h"
 #include "rondo/runtime/cuda/context.h"
@@ -13,6 +11,7 @@
 #include "rondo/runtime/cuda/nvtx.h"
 #include "rondo/runtime/error.h"
 #include "rondo/runtime/matmul_precision.h"
+#include "rondo/runtime/recent_cache.h"
 #include "rondo/runtime/storage.h"
 
 namespace rondo::cuda {
@@ -230,19 +229,8 @@ struct Key {
   }
 };
 
-// The most recent first, over all threads.
-struct Cache {
-  static constexpr size_t kCapacity = 1024;
-  struct Slot {
-    std::shared_ptr<const Product> product;
-    std::list<Key>::iterator position;
-  };
-  std::mutex mutex;
-  std::list<Key> order;
-  absl::flat_hash_map<Key, Slot> entries;
-};
-Cache& cache() {
-  static auto* cache = new Cache;
+RecentCache<Key, Product>& cache() {
+  static auto* cache = new RecentCache<Key, Product>(1024);
   return *cache;
 }
 
@@ -250,16 +238,9 @@ Cache& cache() {
 
 std::shared_ptr<const Product> Product::get(int device, const MatmulCall& call, int variant) {
   DeviceState& state = device_state(device);
-  Key key{device, call, variant};
-  Cache& kept = cache();
-  {
-    const std::lock_guard lock(kept.mutex);
-    if (const auto found = kept.entries.find(key); found != kept.entries.end()) {
-      kept.order.splice(kept.order.begin(), kept.order, found->second.position);
-      return found->second.product;
-    }
-  }
-  const std::shared_ptr<const Product> product(new Product(state, call, variant));
+  const Key key{device, call, variant};
+  if (std::shared_ptr<const Product> found = cache().find(key)) return found;
+  std::shared_ptr<const Product> product(new Product(state, call, variant));
   if (variant > 0) {
     const ContextScope scope(state);
     const std::lock_guard lock(product->mutex_);
@@ -267,24 +248,9 @@ std::shared_ptr<const Product> Product::get(int device, const MatmulCall& call, 
     const MatmulOperands aligned{};
     if (product->choose(state, product->key_of(aligned)) == nullptr) return nullptr;
   }
-  const std::lock_guard lock(kept.mutex);
-  if (kept.entries.size() >= Cache::kCapacity) {
-    kept.entries.erase(kept.order.back());
-    kept.order.pop_back();
-  }
-  const auto [at, added] = kept.entries.try_emplace(key);
-  if (!added) return at->second.product;  // another thread was faster
-  kept.order.push_front(key);
-  at->second = {product, kept.order.begin()};
-  return product;
+  return cache().add(key, std::move(product));
 }
 
-void Product::trim() {
-  Cache& kept = cache();
-  decltype(kept.entries) entries;  // destroyed after the lock is gone
-  const std::lock_guard lock(kept.mutex);
-  entries.swap(kept.entries);
-  kept.order.clear();
-}
+void Product::trim() { cache().clear(); }
 
 }  // namespace rondo::cuda

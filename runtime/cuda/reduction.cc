@@ -3,7 +3,8 @@
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/cuda/layout.h"
 #include "rondo/runtime/cuda/source.h"
-#include "rondo/runtime/ops/cuda_kernels.h"
+#include "rondo/runtime/ops/kernels.h"
+#include "rondo/runtime/ops/reduction_def.h"
 #include "rondo/runtime/ops/reduction_order.h"
 #include "rondo/runtime/recorder.h"
 
@@ -122,34 +123,13 @@ class Reduction {
 void reduce(const KernelContext& context, Combine combine) {
   const NoGrad off;
   const RecorderScope run(nullptr);
-  Tensor x = context.in(0);
   const Tensor& out = context.out();
   const int64_t kept = out.numel(), mask = context.attrs.ints[0];
   if (kept == 0) return;
-  // Reduced dimensions must be one run, at the end or at the front; else they are brought to the end.
-  const int rank = x.rank();
-  int first = rank, last = -1;
-  int64_t reduced = 1;
-  for (int i = 0; i < rank; ++i) {
-    if ((mask >> i & 1) == 0) continue;
-    first = std::min(first, i);
-    last = i;
-    reduced *= x.sizes()[i];
-  }
-  bool one_run = true;
-  for (int i = first; i <= last; ++i) one_run = one_run && (mask >> i & 1) != 0;
-  const bool at_front = one_run && first == 0 && last < rank - 1, at_end = one_run && last == rank - 1;
-  if (!at_front && !at_end && last >= 0) {
-    Dims order;
-    for (const bool in_mask : {false, true})
-      for (int i = 0; i < rank; ++i)
-        if (((mask >> i & 1) != 0) == in_mask) order.push_back(i);
-    x = x.permute(order);
-  }
-  x = dense(x);
+  const auto [x, reduces_rows, reduced] = ops::reduced_matrix(context.in(0), mask);
   const Reduction reduction(combine, x, out);
-  if (is_full_reduction(mask, context.attrs.ints[1] != 0, rank)) reduction.all(x, out, reduced);
-  else if (at_front) reduction.columns(x, out, reduced, kept);
+  if (is_full_reduction(mask, context.attrs.ints[1] != 0, context.in(0).rank())) reduction.all(x, out, reduced);
+  else if (reduces_rows) reduction.columns(x, out, reduced, kept);
   else reduction.rows(x, out, kept, reduced, kept * reduced);
 }
 

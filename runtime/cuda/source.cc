@@ -1,7 +1,10 @@
 #include "rondo/runtime/cuda/source.h"
 
+#include <algorithm>
+#include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <shared_mutex>
 #include <utility>
 
@@ -13,6 +16,7 @@
 #include "rondo/runtime/cuda/nvrtc.h"
 #include "rondo/runtime/cuda/status.h"
 #include "rondo/runtime/error.h"
+#include "rondo/runtime/io/disk_cache.h"
 
 namespace rondo::cuda {
 namespace {
@@ -103,39 +107,90 @@ RONDO_DEVICE void offsets_of(const RondoLayout& layout, long long i, long long (
 }
 )cuda";
 
-// Machine code for one architecture. Whoever comes first compiles it, and others wait for it.
-struct Image {
+// ---- Code by architecture and text
+
+// Whoever comes first makes it, and others wait.
+struct Code {
   std::mutex mutex;
-  std::string code;
+  bool ready = false, from_artifact = false;
+  Image image;
+};
+struct Architecture {
+  std::shared_ptr<io::DiskCache> disk;
+  std::string key;                                               // of the disk cache
+  absl::flat_hash_map<std::string, std::shared_ptr<Code>> code;  // by text
+  SourceReport report;
 };
 struct Loaded {
   std::shared_ptr<const Module> module;
   Kernel kernel;
 };
 struct Cache {
-  std::shared_mutex mutex;                                          // of the two maps
-  absl::flat_hash_map<std::string, std::shared_ptr<Image>> images;  // by architecture and text
-  absl::flat_hash_map<std::string, Loaded> loaded;                  // by device, kernel and defines
+  std::shared_mutex mutex;  // of all below; `Code::mutex` is taken first
+  std::map<int, Architecture> architectures;
+  absl::flat_hash_map<std::string, Loaded> loaded;  // by device, kernel and defines
 };
 Cache& cache() {
   static auto* const cache = new Cache;  // never destroyed: the driver may be gone at the end of a process
   return *cache;
 }
 
-// A kernel that another process has compiled would be looked up here: compile/ has a cache on disk, and may hand one
-// in.
-std::string code_of(const std::string& file, const std::string& text, const std::string& architecture) {
-  const std::string key = absl::StrCat(architecture, "\n", text);
-  std::shared_ptr<Image> image;
+// REQUIRES: the lock is held. Code of another NVRTC than before is another one's.
+Architecture& architecture_here(int architecture) {
+  Architecture& here = cache().architectures[architecture];
+  io::HostKey key = key_of_code(architecture, kMaker);
+  if (here.disk != nullptr && (here.key == key.text() || !key.complete())) return here;
+  if (here.disk != nullptr) here.code.clear();
+  here.key = key.text();
+  here.disk = std::make_shared<io::DiskCache>(io::DiskCacheOptions::from_environment(), std::move(key));
+  return here;
+}
+
+std::string pack_image(const Image& image) { return io::pack({"image", {{"cubin", image.cubin}, {"ptx", image.ptx}}}); }
+absl::StatusOr<Image> unpack_image(const std::string& bytes) {
+  absl::StatusOr<io::KernelFile> file = io::unpack(bytes);
+  if (!file.ok()) return file.status();
+  if (file->host != "image" || file->kernels.size() != 2 || file->kernels[0].object.empty())
+    return absl::InvalidArgumentError("no image of a kernel");
+  return Image{std::move(file->kernels[0].object), std::move(file->kernels[1].object)};
+}
+
+// Code for a text: in memory, from an artifact, on disk, or compiled. `name`: for messages and reports.
+Image image_of(const std::string& name, const std::string& text, int architecture) {
+  std::shared_ptr<Code> code;
+  std::shared_ptr<io::DiskCache> disk;
   {
     const std::lock_guard lock(cache().mutex);
-    std::shared_ptr<Image>& found = cache().images[key];
-    if (found == nullptr) found = std::make_shared<Image>();
-    image = found;
+    Architecture& here = architecture_here(architecture);
+    disk = here.disk;
+    std::shared_ptr<Code>& found = here.code[text];
+    if (found == nullptr) found = std::make_shared<Code>();
+    code = found;
   }
-  const std::lock_guard lock(image->mutex);
-  if (image->code.empty()) image->code = compile_text(file, text, architecture);
-  return image->code;
+  const std::lock_guard making(code->mutex);
+  const auto report = [&](auto change) {
+    const std::lock_guard lock(cache().mutex);
+    change(cache().architectures[architecture].report);
+  };
+  if (code->ready) {
+    if (std::exchange(code->from_artifact, false)) report([](SourceReport& r) { ++r.from_artifacts; });
+    return code->image;
+  }
+  if (const std::optional<std::string> stored = disk->find(text)) {
+    if (absl::StatusOr<Image> image = unpack_image(*stored); image.ok()) {
+      code->image = *std::move(image);
+      report([](SourceReport& r) { ++r.from_disk; });
+    } else {
+      disk->reject(text, std::string(image.status().message()));
+    }
+  }
+  if (code->image.cubin.empty()) {
+    code->image = compile_image(text, name, architecture);
+    disk->store(text, pack_image(code->image));
+    report([&](SourceReport& r) { r.compiled.push_back(name); });
+  }
+  code->ready = true;
+  return code->image;
 }
 
 }  // namespace
@@ -164,17 +219,6 @@ std::string whole_text(const Source& source, std::initializer_list<Define> defin
   return text;
 }
 
-std::string compile_text(const std::string& file, const std::string& text, const std::string& architecture) {
-  std::string why_not;
-  const Nvrtc* const nvrtc = find_nvrtc(&why_not);
-  if (nvrtc == nullptr) throw DeviceError(absl::StrCat("no kernels on CUDA: ", why_not));
-  NvrtcOutput output = compile_source(*nvrtc, text, file + ".cu", architecture, kExactFlags);
-  if (output.result != NvrtcResult::kSuccess)
-    throw DeviceError(absl::StrCat("NVRTC (", nvrtc->path, ") refuses the kernels of ", file, " for ", architecture,
-                                   ": ", nvrtc->error_string(output.result), "\n", output.log));
-  return std::move(output.cubin);
-}
-
 Kernel kernel_of(int device, const Source& source, const char* name, std::initializer_list<Define> defines) {
   // A device that was closed and opened again has another serial number; its modules were unloaded.
   DeviceState& state = device_state(device);
@@ -185,12 +229,71 @@ Kernel kernel_of(int device, const Source& source, const char* name, std::initia
     const std::shared_lock lock(all.mutex);
     if (const auto found = all.loaded.find(key); found != all.loaded.end()) return found->second.kernel;
   }
-  const std::string code = code_of(source.name, whole_text(source, defines), absl::StrCat("sm_", state.capability()));
+  std::string title = source.name;
+  for (const Define& define : defines) absl::StrAppend(&title, " ", define.name, "=", define.value);
+  const int architecture = architecture_of(state.capability());
+  const Image image = image_of(title, whole_text(source, defines), architecture);
   Loaded loaded;
-  loaded.module = Module::load(device, code);
+  loaded.module = Module::load(device, image.for_device(state.capability(), architecture));
   loaded.kernel = loaded.module->kernel(name);
   const std::lock_guard lock(all.mutex);
   return all.loaded.try_emplace(key, std::move(loaded)).first->second.kernel;
+}
+
+// ---- Artifacts
+
+io::KernelFile kernels_by_hand(int architecture) {
+  io::KernelFile file;
+  std::vector<std::pair<std::string, std::shared_ptr<Code>>> all;
+  {
+    const std::shared_lock lock(cache().mutex);
+    const auto found = cache().architectures.find(architecture);
+    if (found == cache().architectures.end()) return file;
+    file.host = found->second.key;
+    all.assign(found->second.code.begin(), found->second.code.end());
+  }
+  for (const auto& [text, code] : all) {
+    const std::lock_guard lock(code->mutex);
+    if (code->ready) file.kernels.push_back({text, pack_image(code->image)});
+  }
+  // One set of kernels, one file.
+  std::sort(file.kernels.begin(), file.kernels.end(),
+            [](const io::KernelRecord& a, const io::KernelRecord& b) { return a.kernel < b.kernel; });
+  return file;
+}
+
+absl::Status add_kernels_by_hand(int architecture, const io::KernelFile& file) {
+  const io::HostKey here_key = key_of_code(architecture, kMaker);
+  if (absl::Status status = io::accepts(here_key, file.host); !status.ok()) return status;
+  std::vector<Image> images;
+  for (const io::KernelRecord& record : file.kernels) {
+    absl::StatusOr<Image> image = unpack_image(record.object);
+    if (!image.ok()) return image.status();
+    images.push_back(*std::move(image));
+  }
+  const std::lock_guard lock(cache().mutex);
+  Architecture& here = architecture_here(architecture);
+  for (size_t i = 0; i < images.size(); ++i) {
+    const auto [at, added] = here.code.try_emplace(file.kernels[i].kernel, std::make_shared<Code>());
+    if (!added) continue;
+    at->second->image = std::move(images[i]);
+    at->second->ready = at->second->from_artifact = true;
+  }
+  return absl::OkStatus();
+}
+
+SourceReport source_report(int architecture) {
+  const std::shared_lock lock(cache().mutex);
+  const auto found = cache().architectures.find(architecture);
+  return found == cache().architectures.end() ? SourceReport{} : found->second.report;
+}
+
+void forget_kernels_by_hand() {
+  const std::lock_guard lock(cache().mutex);
+  for (auto& [architecture, here] : cache().architectures) {
+    here.code.clear();
+    here.disk = nullptr;
+  }
 }
 
 }  // namespace rondo::cuda

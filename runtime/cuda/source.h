@@ -4,17 +4,20 @@
 //   const Kernel kernel = kernel_of(device, kText, "rondo_fill", {{"T", "float"}});
 //   launch_threads(device, kernel, n, out, n);
 //
-// A text is compiled once per process for each set of defines and each architecture, and loaded once per device. It is
-// compiled behind device_math(), kElementTypes, RondoLayout and the functions of status.h.
-// Thread safe.
+// A text is compiled once for each set of defines and each architecture, and loaded once per device. Its code lies in
+// the disk cache of generated kernels (io/disk_cache.h), which later processes read, and in artifacts. A text stands
+// behind device_math(), kElementTypes, RondoLayout and the functions of status.h. Thread safe.
 #pragma once
 
 #include <initializer_list>
 #include <string>
 #include <string_view>
+#include <vector>
 
+#include "absl/status/status.h"
 #include "rondo/runtime/cuda/module.h"
 #include "rondo/runtime/dtype.h"
+#include "rondo/runtime/io/kernel_file.h"
 
 namespace rondo::cuda {
 
@@ -29,18 +32,35 @@ struct Define {
   std::string value;
 };
 
-// Throws DeviceError: there is no NVRTC, or it refuses the text; the message has its log.
+// Throws DeviceError if the code has to be compiled and there is no NVRTC, InternalError with NVRTC's log if it refuses
+// the text.
 Kernel kernel_of(int device, const Source& source, const char* name, std::initializer_list<Define> defines = {});
 
 // All that NVRTC sees.
 std::string whole_text(const Source& source, std::initializer_list<Define> defines);
-// Machine code for an architecture: "sm_80". Throws as kernel_of().
-std::string compile_text(const std::string& file, const std::string& text, const std::string& architecture);
 // A dtype in kernels: "float", "rondo_bf16"; and the type that arithmetic on it is carried out in.
 const char* type_name(DType dtype);
 const char* compute_type_name(DType dtype);
 // An unsigned integer as wide: for kernels that only move elements.
 const char* word_name(DType dtype);
+
+// ---- Their code, for artifacts
+
+// `maker` of key_of_code() for kernels by hand. Their text is all that their code follows from, so no build is named.
+inline constexpr const char* kMaker = "by hand";
+// What this process has of it for an architecture. Records: the text, and the code.
+io::KernelFile kernels_by_hand(int architecture);
+// Takes code from an artifact; kernel_of() uses it. kInvalidArgument: damaged. kFailedPrecondition: made by another
+// NVRTC or with other flags. Nothing was taken then.
+absl::Status add_kernels_by_hand(int architecture, const io::KernelFile& file);
+// Where the code of an architecture came from.
+struct SourceReport {
+  int64_t from_disk = 0, from_artifacts = 0;
+  std::vector<std::string> compiled;  // names of the sources, and their defines
+};
+SourceReport source_report(int architecture);
+// Forgets code that is in memory, except what devices have loaded, and where the disk cache is: for tests.
+void forget_kernels_by_hand();
 
 inline constexpr int kThreads = 256;  // of a block
 

@@ -1,6 +1,5 @@
 // Casts, copies and fills.
 #include "rondo/runtime/lowering.h"
-#include "rondo/runtime/ops/cuda_kernels.h"
 #include "rondo/runtime/ops/factory.h"
 #include "rondo/runtime/ops/kernels.h"
 #include "rondo/runtime/ops/ops.h"

@@ -4,7 +4,6 @@
 // numbers need no new recording (Note [Random state]). No mask is stored: dropout is linear in x, so its gradient is
 // dropout of the gradient with the same state.
 #include "absl/strings/str_cat.h"
-#include "rondo/runtime/ops/cuda_kernels.h"
 #include "rondo/runtime/ops/kernels.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/ops/table.h"

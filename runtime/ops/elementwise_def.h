@@ -7,7 +7,6 @@
 
 #include "rondo/runtime/lowering.h"
 #include "rondo/runtime/op.h"
-#include "rondo/runtime/ops/cuda_kernels.h"
 #include "rondo/runtime/ops/elementwise_body.h"
 #include "rondo/runtime/ops/kernels.h"
 #include "rondo/runtime/ops/promotion.h"

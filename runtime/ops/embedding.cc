@@ -1,6 +1,5 @@
 // Rows of a table.
 #include "rondo/runtime/gradient_memory.h"
-#include "rondo/runtime/ops/cuda_kernels.h"
 #include "rondo/runtime/ops/kernels.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/ops/table.h"

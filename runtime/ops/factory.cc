@@ -1,5 +1,4 @@
 #include "rondo/runtime/ops/factory.h"
-#include "rondo/runtime/ops/cuda_kernels.h"
 
 #include "rondo/runtime/ops/kernels.h"
 #include "rondo/runtime/ops/promotion.h"

@@ -2,7 +2,6 @@
 // noted.
 #include "absl/strings/str_cat.h"
 #include "rondo/runtime/ops/attributes.h"
-#include "rondo/runtime/ops/cuda_kernels.h"
 #include "rondo/runtime/ops/kernels.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/ops/promotion.h"

@@ -1,5 +1,10 @@
 // The kernels that op definitions name, by backend. Each is defined in the backend's folder, in the file of its family.
-// Kernels of sums and norms are bit-equal to their decompositions.
+// A new kernel is that file and, in the op's entry, its name in `on`; a kernel of a new name is also a line of
+// kernel_list.h.
+//
+// Sums and norms are bit-equal to their decompositions. CUDA's kernels enqueue launches and return; their bits are the
+// CPU's but for cross_entropy (sums in another order) and the normal distribution of draw (CUDA's log and cos in f64).
+// There, an index out of range is skipped, and the next call that waits for the device throws.
 #pragma once
 
 #include <memory>
@@ -8,90 +13,8 @@
 #include "rondo/runtime/op.h"
 
 namespace rondo::cpu {
-
-// loops.cc: every op with a body.
-void elementwise_kernel(const KernelContext& context);
-
-// cast.cc
-// Input 0 -> output 0, of any two dtypes; the input broadcasts. Floats become integers by cutting the fraction. What is
-// out of range then becomes the nearest number of the integer's type, NaN becomes 0; u8 takes the low byte of an i64.
-void cast_kernel(const KernelContext& context);
-// Input 1 -> output 0, likewise.
-void copy_kernel(const KernelContext& context);
-
-// factory.cc: a tensor's first values; the attributes are those of ops/factory.h. No inputs.
-void fill_kernel(const KernelContext& context);
-void arange_kernel(const KernelContext& context);
-void draw_kernel(const KernelContext& context);
-
-// view.cc
-void slice_grad_kernel(const KernelContext& context);  // grad -> zeros with it in place
-void cat_kernel(const KernelContext& context);
-
-// reduction.cc, in the order of ops/reduction_order.h
-void sum_kernel(const KernelContext& context);
-void max_kernel(const KernelContext& context);
-void min_kernel(const KernelContext& context);
-
-// norm.cc, one pass over memory each
-void layer_norm_kernel(const KernelContext& context);       // x, weight, bias -> y, mean, rstd
-void layer_norm_grad_kernel(const KernelContext& context);  // grad, x, weight, mean, rstd -> dx, dweight, dbias
-void rms_norm_kernel(const KernelContext& context);         // x, weight -> y, rstd
-void rms_norm_grad_kernel(const KernelContext& context);    // grad, x, weight, rstd -> dx, dweight
-void softmax_kernel(const KernelContext& context);
-void softmax_grad_kernel(const KernelContext& context);  // grad, y -> dx
-void log_softmax_kernel(const KernelContext& context);
-void log_softmax_grad_kernel(const KernelContext& context);  // grad, y -> dx
-
-// matmul.cc
-// C (..., M, N) = A (..., M, K) B (..., K, N), batch dimensions broadcast.
-void matmul_kernel(const KernelContext& context);
-std::unique_ptr<const PreparedKernel> prepare_matmul(const KernelContext& context, int variant);
-// y (..., out) = x (..., in) w(out, in)^T + bias
-void linear_kernel(const KernelContext& context);
-std::unique_ptr<const PreparedKernel> prepare_linear(const KernelContext& context, int variant);
-// Measured bit for bit: f32 sums are those of the separate op; activations are not, and bf16 rounds once instead of
-// twice, or not at all where the result is widened.
-bool product_absorbs(std::span<const Epilogue> epilogues, DType dtype, bool exact);
-
-// attention_kernel.cc
-void attention_kernel(const KernelContext& context);       // q, k, v, mask -> out, logsumexp
-void attention_grad_kernel(const KernelContext& context);  // grad, out, logsumexp, q, k, v, mask -> dq, dk, dv
-
-// rotary.cc: x (..., T, D), cos and sin (T, D/2) in x's compute dtype; ints {inverse}
-void rotary_kernel(const KernelContext& context);
-
-// dropout.cc: x, state {seed, offset} -> y
-void dropout_kernel(const KernelContext& context);
-
-// embedding.cc
-void embedding_kernel(const KernelContext& context);       // weight (V, C), indices -> (..., C)
-void embedding_grad_kernel(const KernelContext& context);  // grad (..., C), indices -> (V, C)
-void embedding_grad_onto_kernel(
-    const KernelContext& context);  // total (V, C), grad (..., C), indices -> (V, C), may be total
-
-// indexing.cc: elements picked and placed by an index tensor along ints[0] = dim
-void gather_kernel(const KernelContext& context);       // x, index -> values
-void scatter_kernel(const KernelContext& context);      // x, index, values (or a scalar) -> x with them in place
-void scatter_sum_kernel(const KernelContext& context);  // values, index -> sums
-void cumsum_kernel(const KernelContext& context);       // ints {dim, reverse}
-
-// sort.cc: orders along one dimension. NaN is larger than every number; equal elements keep their order.
-void argmax_kernel(const KernelContext& context);   // ints {dim, smallest}
-void argsort_kernel(const KernelContext& context);  // ints {dim, descending}
-void topk_kernel(const KernelContext& context);     // ints {k, dim, largest}
-
-// loss.cc. A target out of range throws, with its position, before anything is computed.
-// logits (N, V), target (N) -> loss (scalar or N), logsumexp (N)
-void cross_entropy_kernel(const KernelContext& context);
-// grad, logits, target, logsumexp -> dlogits (N, V)
-void cross_entropy_grad_kernel(const KernelContext& context);
-// x (N, C), weight (V, C), bias (V) or undefined, target (N) -> loss (scalar or N), dx, dweight, dbias: those that are
-// wanted, of a loss whose gradient is 1
-void linear_cross_entropy_kernel(const KernelContext& context);
-// grad (as the loss), x, weight, bias, target -> dx, dweight, dbias: those that are wanted
-void linear_cross_entropy_grad_kernel(const KernelContext& context);
-// total, factor (a scalar) -> total * factor, in place: nothing is read or written where the factor is 1
-void scale_kernel(const KernelContext& context);
-
-}  // namespace rondo::cpu
+#include "rondo/runtime/ops/kernel_list.h"
+}
+namespace rondo::cuda {
+#include "rondo/runtime/ops/kernel_list.h"
+}

@@ -1,7 +1,8 @@
 // Reductions over sets of dimensions. Attributes of every op of kind kReduction: ints = {mask of reduced dims,
 // keepdim}.
+#include <algorithm>
+
 #include "rondo/runtime/lowering.h"
-#include "rondo/runtime/ops/cuda_kernels.h"
 #include "rondo/runtime/ops/kernels.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/ops/reduction_def.h"
@@ -47,6 +48,27 @@ int64_t reduced_numel(const Dims& sizes, int64_t mask) {
   for (int i = 0; i < sizes.rank(); ++i)
     if (mask >> i & 1) n *= sizes[i];
   return n;
+}
+
+ReducedMatrix reduced_matrix(const Tensor& x, int64_t mask) {
+  const int rank = x.rank();
+  int first = rank, last = -1;
+  int64_t reduced = 1;
+  for (int i = 0; i < rank; ++i) {
+    if ((mask >> i & 1) == 0) continue;
+    first = std::min(first, i);
+    last = i;
+    reduced *= x.sizes()[i];
+  }
+  bool one_run = true;
+  for (int i = first; i <= last; ++i) one_run = one_run && (mask >> i & 1) != 0;
+  if (one_run && first == 0 && last < rank - 1) return {x.contiguous(), true, reduced};
+  if (last < 0 || (one_run && last == rank - 1)) return {x.contiguous(), false, reduced};
+  Dims order;
+  for (const bool in_mask : {false, true})
+    for (int i = 0; i < rank; ++i)
+      if (((mask >> i & 1) != 0) == in_mask) order.push_back(i);
+  return {x.permute(order).contiguous(), false, reduced};
 }
 
 // ints: {mask, keepdim} or {mask, keepdim, dtype of the result}. Without a dtype, floats keep theirs, and integers and

@@ -18,4 +18,13 @@ Dims kept_sizes(const Dims& sizes, int64_t mask);
 // The number of elements that each result is made of.
 int64_t reduced_numel(const Dims& sizes, int64_t mask);
 
+// A kernel's operand as a dense matrix: [reduced, kept] if the reduced dimensions are the first ones, else
+// [kept, reduced], for which they are brought to the end. Runs ops: the kernel has a NoGrad and no recorder.
+struct ReducedMatrix {
+  Tensor x;
+  bool reduces_rows = false;
+  int64_t reduced = 1;
+};
+ReducedMatrix reduced_matrix(const Tensor& x, int64_t mask);
+
 }  // namespace rondo::ops

@@ -2,7 +2,6 @@
 // turns with dimension i + D/2 by the angle t * base^(-2i/D).
 #include "absl/strings/str_cat.h"
 #include "rondo/runtime/autograd.h"
-#include "rondo/runtime/ops/cuda_kernels.h"
 #include "rondo/runtime/ops/kernels.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/ops/scalar_math.h"

@@ -1,11 +1,11 @@
 // Views: new sizes and strides over the same storage; and cat, the copy that undoes split.
 #include "absl/strings/str_cat.h"
+#include "rondo/runtime/autograd.h"
 #include "rondo/runtime/ops/attributes.h"
-#include "rondo/runtime/ops/cuda_kernels.h"
-#include "rondo/runtime/ops/kernels.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/ops/promotion.h"
 #include "rondo/runtime/ops/table.h"
+#include "rondo/runtime/recorder.h"
 
 namespace rondo::ops {
 namespace {
@@ -110,6 +110,34 @@ constexpr OpDef kExpand = {
     .grad = [](const GradContext& g) { g.set_reduced(0, g.grad_out()); },
 };
 
+namespace {
+
+// Kernels that are made of ops, and so serve every device.
+void slice_grad_kernel(const KernelContext& context) {
+  const NoGrad off;
+  const RecorderScope run(nullptr);
+  Tensor target = context.out();
+  target.fill_(0);
+  const auto& ints = context.attrs.ints;
+  const int dim = static_cast<int>(ints[0]);
+  const int64_t n = context.in(0).sizes()[dim];
+  if (n > 0) target.slice(dim, {ints[1], ints[1] + (n - 1) * ints[2] + 1, ints[2]}).copy_(context.in(0));
+}
+
+void cat_kernel(const KernelContext& context) {
+  const NoGrad off;
+  const RecorderScope run(nullptr);
+  const int dim = static_cast<int>(context.attrs.ints[0]);
+  int64_t begin = 0;
+  for (const Tensor* part : context.inputs) {
+    const int64_t n = part->sizes()[dim];
+    if (n > 0) context.out().slice(dim, {begin, begin + n}).copy_(*part);
+    begin += n;
+  }
+}
+
+}  // namespace
+
 // Zeros of the sliced tensor's shape with the gradient in place. ints: {dim, begin, step, sizes...}
 constexpr OpDef kSliceGrad = {
     .name = "slice_grad",
@@ -120,7 +148,7 @@ constexpr OpDef kSliceGrad = {
           for (size_t i = 3; i < c.attrs().ints.size(); ++i) sizes.push_back(c.attrs().ints[i]);
           c.output(0, c.dtype(0), sizes);
         },
-    .on = {{&cpu::slice_grad_kernel}, {&cuda::slice_grad_kernel}},
+    .on = {{&slice_grad_kernel}, {&slice_grad_kernel}},
     .grad =
         [](const GradContext& g) {
           const int dim = static_cast<int>(g.integer(0));
@@ -227,7 +255,7 @@ constexpr OpDef kCat = {
           }
           c.output(0, c.dtype(0), sizes);
         },
-    .on = {{&cpu::cat_kernel}, {&cuda::cat_kernel}},
+    .on = {{&cat_kernel}, {&cat_kernel}},
     .grad =
         [](const GradContext& g) {
           const int dim = static_cast<int>(g.integer(0));

@@ -10,13 +10,13 @@
 #include "rondo/compile/compile.h"
 #include "rondo/compile/jit/cpu/host_key.h"
 #include "rondo/compile/jit/executable.h"
-#include "rondo/compile/jit/kernel_file.h"
 #include "rondo/compile/log.h"
 #include "rondo/modules/layers.h"
 #include "rondo/optim/adafactor.h"
 #include "rondo/optim/adam.h"
 #include "rondo/optim/compile.h"
 #include "rondo/runtime/error.h"
+#include "rondo/runtime/io/kernel_file.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/random.h"
 #include "rondo/tests/compile/temp_folder.h"
@@ -105,7 +105,7 @@ using Report = std::map<std::string, std::string>;
 Report child(const std::string& environment) {
   const std::string command =
       "env -u RONDO_CACHE -u RONDO_CACHE_DIR -u GTEST_TOTAL_SHARDS -u GTEST_SHARD_INDEX "
-      "RONDO_TEST_DISK=1 OMP_NUM_THREADS=2 " +
+      "RONDO_TEST_DISK=1 RONDO_CUDA=off OMP_NUM_THREADS=2 " +
       environment + " " + fs::read_symlink("/proc/self/exe").string() +
       " --gtest_also_run_disabled_tests --gtest_filter=CacheChild.DISABLED_Run 2>&1";
   std::FILE* pipe = ::popen(command.c_str(), "r");
@@ -225,10 +225,10 @@ TEST_F(CacheProcess, EntriesThatAreNoCode) {
     if (file.path().extension() != ".rk") continue;
     std::ifstream in(file.path(), std::ios::binary);
     const std::string bytes((std::istreambuf_iterator<char>(in)), {});
-    auto contents = compile::unpack(bytes);
+    auto contents = io::unpack(bytes);
     ASSERT_TRUE(contents.ok());
     contents->kernels[0].object = std::string(5000, 'x');
-    std::ofstream(file.path(), std::ios::binary | std::ios::trunc) << compile::pack(*contents);
+    std::ofstream(file.path(), std::ios::binary | std::ios::trunc) << io::pack(*contents);
   }
   const Report spoiled = child(folder()), repaired = child(folder());
   expect_right(spoiled);
@@ -279,21 +279,28 @@ TEST_F(CacheProcess, ArtifactsAreRefusedWithAReason) {
     EXPECT_EQ(report.at("artifacts"), "0");
     expect_right(report);
   };
-  refused(bytes.substr(0, bytes.size() / 2), "checksum");
+  refused(bytes.substr(0, bytes.size() / 2), "cut short");
   refused("", "shorter than its header");
-  refused("no such thing at all, whatever it is", "no file of kernels");
+  refused("no such thing at all, whatever it is", "no artifact file");
   refused(bytes, "chmod", 0666);
-  compile::KernelFile contents = *compile::unpack(bytes);
+  std::string flipped = bytes;
+  flipped[bytes.size() / 2] = static_cast<char>(flipped[bytes.size() / 2] ^ 1);
+  refused(flipped, "checksum");
+  io::KernelFile contents = io::unpack_artifact(bytes)->at(0);
   const std::string host = contents.host;
   contents.host = host;
   contents.host.insert(contents.host.find("cpu: ") + 5, "avx9000 ");
-  refused(compile::pack(contents), "cpu: there avx9000, here nothing more");
+  refused(io::pack_artifact({contents}), "cpu: there avx9000, here nothing more");
   contents.host = host;
   contents.host.replace(contents.host.find("build: ") + 7, 4, "0000");
-  refused(compile::pack(contents), "build: there 0000");
+  refused(io::pack_artifact({contents}), "build: there 0000");
+  contents.host = "target: cuda sm_90\nbuild: x\nnvrtc: 13.0\nflags: x\n";
+  refused(io::pack_artifact({contents}), "made for cuda sm_90, and no CUDA device: ");
+  contents.host = "target: abacus\n";
+  refused(io::pack_artifact({contents}), "made for abacus, which this build does not know");
   contents.host = host;
   contents.kernels[0].object.resize(contents.kernels[0].object.size() / 2);
-  refused(compile::pack(contents), "object code");
+  refused(io::pack_artifact({contents}), "object code");
   const Report missing = child(off + "RONDO_TEST_LOAD=" + (temp_ / "missing"));
   EXPECT_NE(missing.at("error").find("no such file"), std::string::npos);
 }

@@ -2,7 +2,7 @@
 #include "rondo/compile/report/stages.h"
 
 #include "absl/strings/str_cat.h"
-#include "rondo/compile/jit/disk_cache.h"
+#include "rondo/compile/jit/code_store.h"
 #include "rondo/tests/compile/block_fixture.h"
 #include "rondo/tests/errors.h"
 #include "rondo/tests/fuzz/differential.h"
@@ -86,7 +86,7 @@ TEST_F(Stages, AreReallyLeftOut) {
   EXPECT_GT(report_without("recompute", deep).kept_bytes, kept);
   // The folder of kernels.
   disable_stages("cache");
-  EXPECT_EQ(compile::DiskCacheOptions::from_environment().folder, "");
+  EXPECT_EQ(compile::disk_cache_options().folder, "");
 }
 
 // One region, two settings: what was compiled under one is not run under the other.

@@ -9,6 +9,7 @@
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/cuda/driver.h"
 #include "rondo/runtime/cuda/fused_attention.h"
+#include "rondo/runtime/cuda/nvrtc.h"
 #include "rondo/runtime/cuda/source.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/random.h"
@@ -267,15 +268,12 @@ TEST(CudaAttention, TheRealNvrtcCompilesIt) {
   std::string why_not;
   if (cuda::find_nvrtc(&why_not) == nullptr) GTEST_SKIP() << why_not;
   for (const DType dtype : {kF32, kF64, kBF16, kF16})
-    for (const char* architecture : {"sm_80", "sm_90", "sm_100"}) {
+    for (const int architecture : cuda::kArchitectures) {
       const std::string text = cuda::whole_text(cuda::attention_source(), {{"T", cuda::type_name(dtype)}});
-      EXPECT_GT(cuda::compile_text("attention", text, architecture).size(), 1000u);
+      EXPECT_GT(cuda::compile_image(text, "attention", architecture).cubin.size(), 1000u);
     }
-  for (const auto& [dtype, head_dim, architecture] : {std::tuple(kBF16, 64, "sm_80"),
-                                                      {kBF16, 128, "sm_90"},
-                                                      {kF16, 64, "sm_100"},
-                                                      {kF32, 64, "sm_90"},
-                                                      {kF64, 16, "sm_80"}}) {
+  for (const auto& [dtype, head_dim, architecture] :
+       {std::tuple(kBF16, 64, 80), {kBF16, 128, 90}, {kF16, 64, 100}, {kF32, 64, 90}, {kF64, 16, 80}}) {
     const auto tile = cuda::attention_tile(dtype, head_dim);
     ASSERT_TRUE(tile);
     for (const cuda::Source* source : {&cuda::fused_attention_source(), &cuda::fused_attention_grad_source()}) {
@@ -284,7 +282,7 @@ TEST(CudaAttention, TheRealNvrtcCompilesIt) {
                                                           {"ROWS", std::to_string(tile->rows)},
                                                           {"THREADS", std::to_string(tile->threads())},
                                                           {"MASK", "0"}});
-      EXPECT_GT(cuda::compile_text(source->name, text, architecture).size(), 1000u);
+      EXPECT_GT(cuda::compile_image(text, source->name, architecture).cubin.size(), 1000u);
     }
   }
   cuda::forget_libraries();

@@ -40,7 +40,7 @@ TEST(CudaCopies, ThereAndBack) {
 }
 
 TEST(CudaCopies, InPieces) {
-  FakeCuda cuda({.bytes = size_t{256} << 20});
+  FakeCuda cuda;
   const Tensor x = Tensor::randn({(9 << 20) / 4 + 3});  // three staging buffers
   EXPECT_TRUE(same_bits(x.to(cuda.device()).to(kCPU), x));
   EXPECT_LE(cuda->counts().pinned, 6);

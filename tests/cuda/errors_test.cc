@@ -129,7 +129,7 @@ TEST(CudaErrors, TheTextForKernelsCompiles) {
                              " if (!rondo_failed(s) && i[threadIdx.x] > 4) rondo_report(s, call, i[threadIdx.x], 1); }";
   cuda::ProgramPtr program = nullptr;
   ASSERT_EQ(nvrtc->create(&program, source.c_str(), "f.cu", 0, nullptr, nullptr), cuda::NvrtcResult::kSuccess);
-  const char* options[] = {"-arch=sm_80"};
+  const char* options[] = {"--gpu-architecture=sm_80"};
   const cuda::NvrtcResult result = nvrtc->compile(program, 1, options);
   size_t bytes = 0;
   nvrtc->log_size(program, &bytes);
@@ -288,7 +288,7 @@ TEST_F(CudaProcessDeathTest, TensorsThatOutliveMain) {
 TEST_F(CudaProcessDeathTest, AWholeProgram) {
   EXPECT_EXIT(
       {
-        setenv("RONDO_CUDA_PATH", tests::kFakeCudaDir, 1);
+        setenv("RONDO_CUDA_PATH", test::fake_cuda_folder().c_str(), 1);
         setenv("RONDO_FAKE_CUDA", "7:3:64", 1);
         const Device device = parse_device("cuda:2");
         const bool good = device_count(Backend::kCUDA) == 3 && Tensor::ones({4}).to(device).to_vector<float>()[3] == 1;

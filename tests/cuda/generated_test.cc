@@ -244,7 +244,7 @@ TEST(CudaCache, DamagedCodeIsNotUsed) {
   const test::TempFolder folder;
   compile::LoopKernel kernel = compile::cuda::softmax(kF32, 8, 40);
   compile::cuda::kSm90.schedule(kernel);
-  const compile::DiskCacheOptions disk{.folder = folder.path()};
+  const io::DiskCacheOptions disk{.folder = folder.path()};
   const std::string object = compile::cuda::kSm90.compile(kernel, {});
   {
     compile::CodeStore store(disk, compile::cuda::kSm90.key(), compile::cuda::kSm90);
@@ -253,7 +253,7 @@ TEST(CudaCache, DamagedCodeIsNotUsed) {
     EXPECT_NE(store.find("a kernel"), nullptr) << "on disk";
     EXPECT_EQ(store.report().from_disk, 1);
   }
-  compile::DiskCache(disk, compile::cuda::kSm90.key()).store("another", object.substr(0, object.size() / 2));
+  io::DiskCache(disk, compile::cuda::kSm90.key()).store("another", object.substr(0, object.size() / 2));
   compile::CodeStore store(disk, compile::cuda::kSm90.key(), compile::cuda::kSm90);
   EXPECT_EQ(store.find("another"), nullptr);
   // Another architecture's code is no code for this one.

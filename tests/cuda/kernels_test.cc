@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/backend.h"
+#include "rondo/runtime/cuda/nvrtc.h"
 #include "rondo/runtime/cuda/source.h"
 #include "rondo/runtime/ops/factory.h"
 #include "rondo/runtime/ops/ops.h"
@@ -276,9 +277,9 @@ TEST(CudaKernels, SeveralThreads) {
 
 TEST(CudaKernels, WhatNvrtcSays) {
   FakeCuda cuda;
-  const std::string message = error_of<DeviceError>(
-      [] { cuda::compile_text("cast", "\n#error no such type\n", "sm_90"); });
-  EXPECT_NE(message.find("refuses the kernels of cast for sm_90"), std::string::npos) << message;
+  const std::string message = error_of<InternalError>(
+      [] { cuda::compile_image("\n#error no such type\n", "cast", 90); });
+  EXPECT_NE(message.find("refuses cast for sm_90"), std::string::npos) << message;
   EXPECT_NE(message.find("cast.cu(2): error: #error directive: no such type"), std::string::npos) << message;
 }
 

@@ -111,8 +111,8 @@ TEST(CudaLibraries, Wheels) {
     const Folder folder;
     std::error_code ignored;
     std::filesystem::create_directories(folder.path() + below, ignored);
-    std::filesystem::create_symlink(std::string(tests::kFakeCudaDir) + "/libcuda.so.1",
-                                    folder.path() + below + "/libcuda.so.1", ignored);
+    std::filesystem::create_symlink(test::fake_cuda_folder() + "/libcuda.so.1", folder.path() + below + "/libcuda.so.1",
+                                    ignored);
     const Setting path("RONDO_CUDA_PATH", ("/nowhere:" + folder.path()).c_str());
     EXPECT_EQ(device_count(Backend::kCUDA), 1) << below;
   }

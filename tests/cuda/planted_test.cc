@@ -13,6 +13,7 @@
 #include "rondo/runtime/error.h"
 #include "rondo/runtime/ops/table.h"
 #include "rondo/tests/cuda/run_kernel.h"
+#include "rondo/tests/cuda_on_host/machine.h"
 #include "rondo/tests/op_samples.h"
 
 namespace rondo {
@@ -114,6 +115,29 @@ TEST(PlantedKernels, Tails) {
   EXPECT_NE(behind("n - i < 4 ? static_cast<int>(n - i) : 4"), 7.0f);
 }
 
+// In whatever order the threads run, and whatever numbers they leave.
+TEST(PlantedKernelsDeathTest, TSanReportsAMissingBarrier) {
+  if (cuda_on_host::kSanitizer != cuda_on_host::Sanitizer::kThread)
+    GTEST_SKIP() << "needs kernels with TSan: kernels_thread_cuda";
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  const Call sort{ops::kArgsort, {reals({200})}, {.ints = {0, 0}}},
+      best{ops::kArgmax, {reals({3, 200})}, {.ints = {1, 0}}};
+  const auto run_without = [](const Call& call, const std::string& part, const std::string& by) {
+    is_right(call, 0, part, by);
+    exit(0);
+  };
+  EXPECT_EXIT(run_without(sort, "", ""), testing::ExitedWithCode(0), "");
+  EXPECT_EXIT(run_without(sort, "put(chunk[t], mine);\n    __syncthreads();", "put(chunk[t], mine);"),
+              testing::ExitedWithCode(66), "ThreadSanitizer: data race");
+  EXPECT_EXIT(run_without(best, "__syncthreads();\n      if (t < width)", "if (t < width)"),
+              testing::ExitedWithCode(66), "ThreadSanitizer: data race");
+  // The values are right: one warp adds up, and its shuffles bring the threads together, but they order no memory.
+  EXPECT_EXIT(run_without(best, "for (int width = 64; width > 0; width /= 2) {\n      __syncthreads();",
+                          "for (int width = 64; width > 0; width /= 2) {\n      if (width >= 32) __syncthreads(); "
+                          "else __shfl_sync(0xFFFFFFFFu, 0, 0);"),
+              testing::ExitedWithCode(66), "ThreadSanitizer: data race");
+}
+
 TEST(PlantedKernelsDeathTest, AccessesAndMasks) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   const Call far{ops::kEmbedding, {reals({4, 3}), Tensor::from<int64_t>({0, int64_t{1} << 40}, {2})}};
@@ -162,7 +186,7 @@ TEST(RealNvrtc, TakesEveryKernel) {
   if (nvrtc == nullptr) GTEST_SKIP() << why_not;
   EXPECT_GT(sources.size(), 60u);
   for (const auto& [text, op] : sources) {
-    const cuda::NvrtcOutput output = cuda::compile_source(*nvrtc, text, op, "sm_80", cuda::kExactFlags);
+    const cuda::NvrtcOutput output = cuda::compile_source(*nvrtc, text, op, 80, cuda::kExactFlags);
     EXPECT_EQ(output.result, cuda::NvrtcResult::kSuccess) << op;
     EXPECT_EQ(output.log, "") << op;
   }

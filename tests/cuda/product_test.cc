@@ -8,7 +8,7 @@
 #include "rondo/runtime/error.h"
 #include "rondo/runtime/matmul_precision.h"
 #include "rondo/runtime/memory.h"
-#include "rondo/runtime/ops/cuda_kernels.h"
+#include "rondo/runtime/ops/kernels.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/ops/table.h"
 #include "rondo/runtime/random.h"

@@ -3,6 +3,7 @@
 
 #include "rondo/runtime/cuda/driver.h"
 #include "rondo/runtime/cuda/module.h"
+#include "rondo/runtime/cuda/nvrtc.h"
 #include "rondo/runtime/error.h"
 #include "rondo/runtime/tensor.h"
 #include "rondo/tests/cuda/kernels.h"
@@ -15,28 +16,11 @@ using cuda::NvrtcResult;
 using test::FakeCuda;
 
 // What NVRTC of this process makes of a source, or its log.
-struct Compiled {
-  NvrtcResult result;
-  std::string log, cubin;
-};
-Compiled compile(const std::string& source, std::vector<const char*> options = {"--gpu-architecture=sm_90"}) {
+cuda::NvrtcOutput compile(const std::string& source, int architecture = 90, std::vector<const char*> flags = {}) {
   std::string why_not;
   const cuda::Nvrtc* nvrtc = cuda::find_nvrtc(&why_not);
   if (nvrtc == nullptr) throw Error(why_not);
-  cuda::ProgramPtr program = nullptr;
-  nvrtc->create(&program, source.c_str(), "test.cu", 0, nullptr, nullptr);
-  Compiled compiled{nvrtc->compile(program, static_cast<int>(options.size()), options.data()), "", ""};
-  size_t size = 0;
-  nvrtc->log_size(program, &size);
-  compiled.log.resize(size);
-  nvrtc->log(program, compiled.log.data());
-  if (compiled.result == NvrtcResult::kSuccess) {
-    nvrtc->cubin_size(program, &size);
-    compiled.cubin.resize(size);
-    nvrtc->cubin(program, compiled.cubin.data());
-  }
-  nvrtc->destroy(&program);
-  return compiled;
+  return cuda::compile_source(*nvrtc, source, "test.cu", architecture, flags);
 }
 
 constexpr const char* kAxpy = R"(
@@ -67,7 +51,7 @@ extern "C" __global__ void warp_sum(float* x) {
 TEST(CudaSource, AKernelRuns) {
   for (uint64_t seed = 0; seed < 5; ++seed) {
     FakeCuda cuda({.seed = seed});
-    const Compiled compiled = compile(kAxpy);
+    const cuda::NvrtcOutput compiled = compile(kAxpy);
     ASSERT_EQ(compiled.result, NvrtcResult::kSuccess) << compiled.log;
     const auto module = cuda::Module::load(0, compiled.cubin);
     const Tensor y = Tensor::ones({1000}).to(cuda.device()), x = Tensor::ones({1000}).to(cuda.device());
@@ -100,9 +84,9 @@ TEST(CudaSource, BarriersShufflesAndSharedMemory) {
 
 TEST(CudaSource, WhatNvrtcRefuses) {
   FakeCuda cuda;
-  EXPECT_EQ(compile(kAxpy, {"--gpu-architecture=sm_35"}).result, NvrtcResult::kInvalidOption);
-  EXPECT_EQ(compile(kAxpy, {"--gpu-architecture=sm_80", "--use_fast_math"}).result, NvrtcResult::kInvalidOption);
-  const Compiled refused = compile("\n#error no such thing\n");
+  EXPECT_EQ(compile(kAxpy, 35).result, NvrtcResult::kInvalidOption);
+  EXPECT_EQ(compile(kAxpy, 80, {"--use_fast_math"}).result, NvrtcResult::kInvalidOption);
+  const cuda::NvrtcOutput refused = compile("\n#error no such thing\n");
   EXPECT_EQ(refused.result, NvrtcResult::kCompilation);
   EXPECT_NE(refused.log.find("test.cu(2): error"), std::string::npos) << refused.log;
 }
@@ -110,9 +94,9 @@ TEST(CudaSource, WhatNvrtcRefuses) {
 // A cubin runs on its major revision, from its minor one on.
 TEST(CudaSource, ACubinOfAnotherArchitecture) {
   FakeCuda cuda({.capability = 86});
-  EXPECT_NO_THROW(cuda::Module::load(0, compile(kAxpy, {"--gpu-architecture=sm_80"}).cubin));
-  EXPECT_THROW(cuda::Module::load(0, compile(kAxpy, {"--gpu-architecture=sm_89"}).cubin), DeviceError);
-  EXPECT_THROW(cuda::Module::load(0, compile(kAxpy, {"--gpu-architecture=sm_90"}).cubin), DeviceError);
+  EXPECT_NO_THROW(cuda::Module::load(0, compile(kAxpy, 80).cubin));
+  EXPECT_THROW(cuda::Module::load(0, compile(kAxpy, 89).cubin), DeviceError);
+  EXPECT_THROW(cuda::Module::load(0, compile(kAxpy, 90).cubin), DeviceError);
 }
 
 TEST(CudaSourceDeathTest, ABarrierThatSomeThreadsDoNotReach) {

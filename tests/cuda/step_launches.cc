@@ -27,34 +27,12 @@ optim::AdamW optimizer_of(const nn::GPT2& model) {
   return optim::AdamW({decayed, plain});
 }
 
-std::vector<Enqueued> third_step(const StepOptions& options, int64_t layers) {
-  constexpr int64_t kSteps = 3;  // the first ones compile, allocate and make states
+std::vector<Enqueued> third_step(StepOptions options, int64_t layers) {
   FakeCuda cuda({.bytes = size_t{60} << 30, .executes = false});
-  const DeviceScope scope(cuda.device());
-  nn::GPT2Config config = options.model;
-  config.n_layer = layers;
-  nn::GPT2 model(config, 1);
-  optim::AdamW optimizer = optimizer_of(model);
-  const compile::Regions regions = compile::compile_regions(model);
-  optim::compile(optimizer);
-  const int64_t T = config.block_size;
-  const Tensor tokens = Tensor::from(std::vector<int64_t>(static_cast<size_t>(options.batch * T), 1),
-                                     {options.batch, T}, cuda.device());
-  std::vector<Enqueued> journal;
-  for (int64_t step = 0; step < kSteps; ++step) {
-    cuda->take_journal();
-    Tensor loss;
-    {
-      const amp::Autocast lower(options.dtype == kBF16 ? std::optional(kBF16) : std::nullopt);
-      loss = model.loss(tokens, tokens);
-    }
-    loss.backward();
-    loss.item();
-    optimizer.step({.max_norm = 1.0});
-    optimizer.zero_grad();
-    journal = cuda->take_journal();
-  }
-  return journal;
+  options.model.n_layer = layers;
+  // The first ones compile, allocate and make states.
+  train_steps(options, cuda.device(), 3, [&] { cuda->take_journal(); });
+  return cuda->take_journal();
 }
 
 bool is_transfer(const Enqueued& work) {
@@ -77,6 +55,29 @@ std::map<std::string, int64_t> counts(const std::vector<Enqueued>& journal) {
 }
 
 }  // namespace
+
+void train_steps(const StepOptions& options, Device device, int steps, const std::function<void()>& before_step) {
+  const DeviceScope scope(device);
+  nn::GPT2 model(options.model, 1);
+  optim::AdamW optimizer = optimizer_of(model);
+  const compile::Regions regions = compile::compile_regions(model);
+  optim::compile(optimizer);
+  const int64_t T = options.model.block_size;
+  const Tensor tokens = Tensor::from(std::vector<int64_t>(static_cast<size_t>(options.batch * T), 1),
+                                     {options.batch, T}, device);
+  for (int step = 0; step < steps; ++step) {
+    before_step();
+    Tensor loss;
+    {
+      const amp::Autocast lower(options.dtype == kBF16 ? std::optional(kBF16) : std::nullopt);
+      loss = model.loss(tokens, tokens);
+    }
+    loss.backward();
+    loss.item();
+    optimizer.step({.max_norm = 1.0});
+    optimizer.zero_grad();
+  }
+}
 
 StepLaunches step_launches(const StepOptions& options) {
   StepLaunches result{.options = options, .launches = {}};

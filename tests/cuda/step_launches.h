@@ -5,10 +5,12 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
 #include "rondo/modules/gpt2.h"
+#include "rondo/runtime/device.h"
 #include "rondo/runtime/dtype.h"
 
 namespace rondo::test {
@@ -18,6 +20,10 @@ struct StepOptions {
   int64_t batch = 8;   // sequences of the block size
   nn::GPT2Config model = {.vocab_size = 50257, .block_size = 1024, .n_layer = 12, .n_head = 12, .n_embd = 768};
 };
+
+// Trains a new model for some steps on a device: forward, backward, clipping and AdamW, compiled. `before_step` is
+// called at the start of each.
+void train_steps(const StepOptions& options, Device device, int steps, const std::function<void()>& before_step);
 
 // Launches of one name: kernels, products, fills and copies on the device.
 struct LaunchCount {

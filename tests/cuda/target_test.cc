@@ -12,11 +12,11 @@
 #include "rondo/compile/jit/cuda/kernel_code.h"
 #include "rondo/compile/jit/cuda/target.h"
 #include "rondo/compile/jit/executable.h"
-#include "rondo/compile/jit/host_key.h"
 #include "rondo/compile/jit/kernel_table.h"
 #include "rondo/runtime/cuda/backend.h"
 #include "rondo/runtime/cuda/driver.h"
 #include "rondo/runtime/error.h"
+#include "rondo/runtime/io/host_key.h"
 #include "rondo/tests/compile/temp_folder.h"
 #include "rondo/tests/cuda_on_host/hand_built.h"
 #include "rondo/tests/errors.h"
@@ -81,8 +81,8 @@ TEST(CudaTargets, ObjectsSayWhatLaunchesNeed) {
     EXPECT_EQ(object->schedule, expected.schedule);
     EXPECT_EQ(object->sums, expected.sums);
     EXPECT_EQ(object->per_item, kernel.per_item);
-    EXPECT_EQ(object->cubin.find("__global__") != std::string::npos, true);
-    EXPECT_EQ(object->cubin.find(kCombineName) != std::string::npos, !expected.sums.empty());
+    EXPECT_EQ(object->image.cubin.find("__global__") != std::string::npos, true);
+    EXPECT_EQ(object->image.cubin.find(kCombineName) != std::string::npos, !expected.sums.empty());
   }
 }
 
@@ -165,11 +165,11 @@ TEST(CudaTargets, TheRealNvrtc) {
       const absl::StatusOr<CudaObject> object = unpack_object(target->compile(kernel, {}));
       ASSERT_TRUE(object.ok()) << object.status();
       EXPECT_TRUE(
-          object->cubin.starts_with("\x7f"
-                                    "ELF"))
+          object->image.cubin.starts_with("\x7f"
+                                          "ELF"))
           << target->name();
-      EXPECT_NE(object->cubin.find("rondo_" + kernel.name), std::string::npos);
-      EXPECT_EQ(object->ptx.find(".visible .entry") != std::string::npos, target == &kSm100) << target->name();
+      EXPECT_NE(object->image.cubin.find("rondo_" + kernel.name), std::string::npos);
+      EXPECT_EQ(object->image.ptx.find(".visible .entry") != std::string::npos, target == &kSm100) << target->name();
     }
   rondo::cuda::forget_libraries();
 }

@@ -21,6 +21,11 @@
 #endif
 
 namespace rondo::cuda_on_host {
+
+const Sanitizer kSanitizer = RONDO_FIBER_ASAN   ? Sanitizer::kAddress
+                             : RONDO_FIBER_TSAN ? Sanitizer::kThread
+                                                : Sanitizer::kNone;
+
 namespace {
 
 constexpr int kMaxThreads = 1024;

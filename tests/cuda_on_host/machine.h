@@ -6,8 +6,8 @@
 //   const KernelFiles files("softmax", source);  // kernel_files.h: compiled by the host's compiler
 //   launch(files.kernel(0), {.x = 10, .threads = 256}, parameters, Order::kReverse);
 //
-// In a build with TSan each fiber is a thread to it: a missing __syncthreads() is a race that it reports. Not thread
-// safe.
+// Where kernels are compiled with TSan, each fiber is a thread to it: a missing __syncthreads() is a race that it
+// reports. Not thread safe.
 #pragma once
 
 #include <cstdint>
@@ -22,6 +22,11 @@ namespace rondo::cuda_on_host {
 using ::cuda_on_host::kWarp;
 using ::cuda_on_host::SharedMemory;
 using ::cuda_on_host::View;
+
+// What kernels are compiled with. ASan and TSan end the process at the first error that they see, before the machine
+// can make it a Fault.
+enum class Sanitizer { kNone, kAddress, kThread };
+extern const Sanitizer kSanitizer;
 
 // A kernel did what is an error on a device. The message names the kernel, the block and the thread.
 class Fault : public std::runtime_error {

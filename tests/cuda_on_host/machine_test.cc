@@ -98,28 +98,28 @@ TEST(Machine, ShuffleFromALaneThatTakesNoPart) {
 // ASan and UBSan end the process at what they see first.
 TEST(Machine, AccessesOutsideOfMemory) {
   const auto expect = [](const std::string& body, const std::string& words) {
-#ifdef __SANITIZE_ADDRESS__
-    EXPECT_DEATH(fault(body, {.threads = 64}), "AddressSanitizer|runtime error") << words;
-#else
-    expect_fault(body, words);
-#endif
+    if (kSanitizer == Sanitizer::kAddress) {
+      EXPECT_DEATH(fault(body, {.threads = 64}), "AddressSanitizer|runtime error") << words;
+    } else {
+      expect_fault(body, words);
+    }
   };
   expect(
       "__shared__ float a[8], b[8];\nif (threadIdx.x == 5) b[1] = a[n - 56] = 1;\nif (threadIdx.x == 5) x[5] = b[1];\n",
       "beyond a variable in shared memory");
-#ifndef __SANITIZE_THREAD__  // TSan runs signal handlers in its own time
+  if (kSanitizer == Sanitizer::kThread) return;  // it runs signal handlers in its own time
   expect_fault("x[threadIdx.x] = x[threadIdx.x + 1];\n", "reads or writes outside of an operand");
   expect_fault("if (threadIdx.x == 63) x[n] = 1;\n", "thread 63: reads or writes outside of an operand");
   expect_fault("if (threadIdx.x == 0) x[0] = x[-1500];\n", "reads or writes outside of an operand");
-#endif
 }
 
 TEST(Machine, SeesWritesBesideAnOperand) {
-#ifdef __SANITIZE_ADDRESS__
-  EXPECT_DEATH(fault("if (threadIdx.x == 0) x[-1] = 1;\n", {.threads = 32}), "AddressSanitizer");
-#else
-  EXPECT_EQ(fault("if (threadIdx.x == 0) x[-1] = 1;\n", {.threads = 32}), "a write beside the operand");
-#endif
+  const std::string body = "if (threadIdx.x == 0) x[-1] = 1;\n";
+  if (kSanitizer == Sanitizer::kAddress) {
+    EXPECT_DEATH(fault(body, {.threads = 32}), "AddressSanitizer");
+  } else {
+    EXPECT_EQ(fault(body, {.threads = 32}), "a write beside the operand");
+  }
 }
 
 // Shared memory is NaN in every block, whatever the last one left there.

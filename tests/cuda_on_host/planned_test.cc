@@ -80,7 +80,8 @@ void interpret_combine(Device, const CombineCall& call, const LaunchFunctions::O
 Target launching(void (*kernel)(Device, const KernelCall&, const LaunchFunctions::Owner&),
                  void (*combine)(Device, const CombineCall&, const LaunchFunctions::Owner&)) {
   Target target = kSm80;
-  target.launch = {kernel, combine, nullptr, target_of(kCPU).launch.library_call};
+  target.launch = {
+      .kernel = kernel, .combine = combine, .table = nullptr, .library_call = target_of(kCPU).launch.library_call};
   return target;
 }
 std::vector<Tensor> run(const Planned& p, const Target& target) {

@@ -9,6 +9,7 @@
 #include "rondo/compile/compile.h"
 #include "rondo/compile/jit/executable.h"
 #include "rondo/modules/gpt2.h"
+#include "rondo/modules/layers.h"
 #include "rondo/modules/lora.h"
 #include "rondo/optim/adam.h"
 #include "rondo/optim/compile.h"
@@ -19,6 +20,7 @@
 #include "rondo/tests/bits.h"
 #include "rondo/tests/dist/ranks.h"
 #include "rondo/tests/errors.h"
+#include "rondo/tests/fake_device/fake_device.h"
 
 namespace rondo::dist {
 namespace {
@@ -528,6 +530,16 @@ TEST_P(Ddp, BucketsFollowTheOrderInWhichGradientsBecomeFinal) {
     EXPECT_NE(hash, 0u);
     EXPECT_NE(ddp.plan().text, before);
   });
+}
+
+TEST(BucketPlan, AModelOnADeviceIsRefused) {
+  const test::FakeDevice fake;
+  nn::Linear model(3, 2);
+  model.to(fake.device());
+  EXPECT_NE(error_of([&] {
+              DistributedDataParallel(model, ProcessGroup::connect({}));
+            }).find("weight is on fake:0, and processes average gradients in host memory only"),
+            std::string::npos);
 }
 
 TEST(BucketPlan, AModelWithoutParametersIsRefused) {

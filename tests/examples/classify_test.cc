@@ -11,6 +11,7 @@
 #include "rondo/modules/bert_tasks.h"
 #include "rondo/modules/pretrained/auto_model.h"
 #include "rondo/tests/compile/temp_folder.h"
+#include "rondo/tests/fake_cuda/fake_cuda.h"
 #include "rondo/tests/paths.h"
 
 namespace rondo {
@@ -111,6 +112,27 @@ TEST_F(Classify, TheSameSeedGivesTheSameRun) {
   EXPECT_EQ(a.status, 0) << a.out;
   EXPECT_EQ(a.out, b.out);
   EXPECT_NE(a.out, other.out);
+}
+
+// The same losses as on the CPU, but for the order of sums.
+TEST_F(Classify, OnACudaDevice) {
+  const std::string options = "--num_train_epochs=0.3 --logging_steps=1 --learning_rate=3e-3";
+  const auto losses = [](const Finished& done) {
+    EXPECT_EQ(done.status, 0) << done.out;
+    std::vector<double> values;
+    for (size_t at = 0; (at = done.out.find("loss ", at)) != std::string::npos; ++at)
+      values.push_back(std::stod(done.out.substr(at + 5)));
+    return values;
+  };
+  const std::vector<double> expected = losses(run(options));
+  const test::Setting libraries("RONDO_CUDA_PATH", tests::kFakeCudaDir), orders("RONDO_FAKE_CUDA", "5:1:512");
+  const std::vector<double> got = losses(run(options + " --device=cuda"));
+  ASSERT_EQ(got.size(), expected.size());
+  EXPECT_GT(got.size(), 5u);
+  for (size_t i = 0; i < got.size(); ++i) EXPECT_NEAR(got[i], expected[i], 1.5e-4) << i << ", of four digits";
+  const Finished here = run(predict("out"), false), there = run(predict("out") + " --device=cuda", false);
+  EXPECT_EQ(there.status, 0) << there.out;
+  EXPECT_EQ(there.out.substr(0, there.out.find('\t')), here.out.substr(0, here.out.find('\t')));
 }
 
 TEST_F(Classify, TheBestEpochStays) {

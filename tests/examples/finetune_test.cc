@@ -23,6 +23,7 @@
 #include "rondo/runtime/io/checkpoint.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/tests/compile/temp_folder.h"
+#include "rondo/tests/fake_cuda/fake_cuda.h"
 #include "rondo/tests/paths.h"
 
 namespace rondo {
@@ -134,6 +135,32 @@ TEST_F(Finetune, TheSameSeedGivesTheSameRun) {
   EXPECT_EQ(lines.size(), 7u);
   ASSERT_EQ(run(options + " --seed=43").status, 0);
   EXPECT_NE(lines, metrics(folder_ / "out"));
+}
+
+// An adapter in f32: the CPU's losses, but for the order of sums. In f16, with a loss scale: the same bits in other
+// orders of the device's work, near the losses in f32.
+TEST_F(Finetune, OnACudaDevice) {
+  const std::string options =
+      "--max_steps=6 --logging_steps=1 --eval_steps=4 --lora_dropout=0.1 --max_new_tokens=5 --overwrite_output_dir";
+  const auto run_at = [&](const char* fake, const std::string& more) {
+    const test::Setting libraries("RONDO_CUDA_PATH", tests::kFakeCudaDir), orders("RONDO_FAKE_CUDA", fake);
+    const Finished done = run(options + more);
+    EXPECT_EQ(done.status, 0) << done.out;
+    return metrics(folder_ / "out");
+  };
+  const auto compare = [](const std::vector<std::string>& got, const std::vector<std::string>& expected, double most) {
+    ASSERT_EQ(got.size(), expected.size());
+    EXPECT_GE(got.size(), 8u);
+    for (size_t i = 0; i < got.size(); ++i) {
+      const auto loss = [](const std::string& line) { return std::stod(line.substr(line.rfind("loss\":") + 6)); };
+      EXPECT_NEAR(loss(got[i]), loss(expected[i]), most * loss(expected[i])) << got[i];
+    }
+  };
+  const std::vector<std::string> expected = run_at("1", ""), on_cuda = run_at("1:2:512", " --device=cuda:1");
+  compare(on_cuda, expected, 1e-5);
+  const std::vector<std::string> f16 = run_at("2:1:512", " --device=cuda --fp16");
+  compare(f16, expected, 1e-3);
+  EXPECT_EQ(run_at("3:1:512", " --device=cuda --fp16"), f16);
 }
 
 TEST_F(Finetune, CtrlCAndKillLoseNothing) {

@@ -27,6 +27,7 @@ struct Options {
   // False: work is counted, checked and ordered, but none of it runs, and device memory is address space only. Programs
   // of real sizes then take seconds. What the host reads back is 0.
   bool executes = true;
+  bool counts_traffic = false;  // of kernels of CUDA source: Control::traffic(). Slow
 };
 
 // Work that a program enqueued, by its kind and name.
@@ -34,6 +35,11 @@ struct Enqueued {
   enum class Kind { kKernel, kProduct, kFill, kCopy } kind;
   std::string name;   // of the kernel; the sizes of a product; the direction of a copy
   int64_t bytes = 0;  // of a fill or a copy
+};
+
+// Accesses of kernels to global memory (cuda_on_host/machine.h, Traffic).
+struct TrafficCount {
+  int64_t requests = 0, sectors = 0, ideal_sectors = 0, wide = 0;
 };
 
 // A launch as a kernel sees it. `args`: the address of each argument's copy, made by the launch.
@@ -59,6 +65,9 @@ struct Kernel {
   std::function<std::vector<Access>(const Launch&)> accesses;
   int most_threads = 1024;  // of a block
   unsigned static_shared = 0;
+  // The same as CUDA C++, under the name with which it is registered: for RONDO_TEST_CUDA=real. Empty: on the fake
+  // only.
+  std::string source = {};
 };
 
 // What an allocation asks for: the device's memory, page-locked memory of the host, memory for code.
@@ -104,6 +113,8 @@ class Control {
   virtual double seconds_inside() const = 0;
   virtual int64_t calls_inside() const = 0;
   virtual std::vector<std::string> misuses() const = 0;
+  // Of what ran since the last reset() with Options::counts_traffic, by kernel.
+  virtual std::vector<std::pair<std::string, TrafficCount>> traffic() const = 0;
   // What was enqueued since the last call. Nothing is kept before the first one.
   virtual std::vector<Enqueued> take_journal() = 0;
 };

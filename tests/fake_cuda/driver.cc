@@ -43,16 +43,20 @@ namespace {
 Machine& fake() { return Machine::instance(); }
 std::string number(long long n) { return std::to_string(n); }
 
-// For whole programs: RONDO_FAKE_CUDA=seed:devices:megabytes.
+// For whole programs: RONDO_FAKE_CUDA=seed:devices:megabytes, and :answers for one that answers misuse with an error.
 rondo::fake_cuda::Options options_of_environment() {
   rondo::fake_cuda::Options options;
   unsigned long long seed = 0, megabytes = 1024;
   int devices = 1;
-  if (const char* text = std::getenv("RONDO_FAKE_CUDA"))
-    if (std::sscanf(text, "%llu:%d:%llu", &seed, &devices, &megabytes) < 1) {
-      std::fprintf(stderr, "fake CUDA: RONDO_FAKE_CUDA is seed:devices:megabytes, not %s\n", text);
+  if (const char* text = std::getenv("RONDO_FAKE_CUDA")) {
+    char answers[8] = "";
+    if (std::sscanf(text, "%llu:%d:%llu:%7s", &seed, &devices, &megabytes, answers) < 1 ||
+        (answers[0] != '\0' && std::strcmp(answers, "answers") != 0)) {
+      std::fprintf(stderr, "fake CUDA: RONDO_FAKE_CUDA is seed:devices:megabytes[:answers], not %s\n", text);
       std::abort();
     }
+    if (answers[0] != '\0') options.aborts = false, options.early = 0;
+  }
   options.seed = seed;
   options.devices = devices;
   options.bytes = static_cast<size_t>(megabytes) << 20;

@@ -7,7 +7,9 @@
 
 #include "rondo/runtime/cuda/backend.h"
 #include "rondo/runtime/cuda/context.h"
+#include "rondo/runtime/cuda/device_math.h"
 #include "rondo/runtime/cuda/driver.h"
+#include "rondo/runtime/cuda/nvrtc.h"
 #include "rondo/runtime/error.h"
 #include "rondo/tests/paths.h"
 
@@ -36,6 +38,12 @@ void require_real_device(const fake_cuda::Options& wanted) {
   if (devices == 0) skip(why_not);
   if (devices < wanted.devices)
     skip(std::to_string(wanted.devices) + " devices are needed, and " + std::to_string(devices) + " is here");
+  // To make a context takes some tenths of a second, and each test would make its own.
+  static const bool kept = [] {
+    cuda::Context context = nullptr;
+    return cuda::find_driver(nullptr)->primary_retain(&context, 0) == cuda::Result::kSuccess;
+  }();
+  static_cast<void>(kept);
 }
 
 }  // namespace
@@ -47,9 +55,14 @@ bool on_real_cuda() {
   return value != nullptr;
 }
 
+std::string fake_cuda_folder() {
+  const char* const other = std::getenv("RONDO_TEST_FAKE_CUDA");
+  return other == nullptr ? tests::kFakeCudaDir : other;
+}
+
 void* library_symbol(const char* name) {
   if (on_real_cuda()) skip("a function of the fake's library");
-  const std::string path = std::string(tests::kFakeCudaDir) + "/libcuda.so.1";
+  const std::string path = fake_cuda_folder() + "/libcuda.so.1";
   void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   void* symbol = library == nullptr ? nullptr : dlsym(library, name);
   if (symbol == nullptr) throw Error(std::string("FakeCuda: ") + dlerror());
@@ -65,7 +78,7 @@ FakeCuda::FakeCuda(fake_cuda::Options options) {
   }
   control_ = control_of_library();
   control_->reset(options);
-  setenv("RONDO_CUDA_PATH", tests::kFakeCudaDir, 1);
+  setenv("RONDO_CUDA_PATH", fake_cuda_folder().c_str(), 1);
 }
 
 FakeCuda::~FakeCuda() {
@@ -91,6 +104,16 @@ fake_cuda::Control& FakeCuda::control() const {
 }
 
 cuda::Kernel FakeCuda::kernel(const std::string& name, fake_cuda::Kernel kernel, int device) {
+  if (control_ == nullptr && !kernel.source.empty()) {
+    const std::string architecture = "sm_" + std::to_string(cuda::device_state(device).capability());
+    const cuda::Nvrtc* nvrtc = cuda::find_nvrtc(nullptr);
+    if (nvrtc == nullptr) skip("no NVRTC");
+    const cuda::NvrtcOutput output = cuda::compile_source(*nvrtc, kernel.source, name + ".cu", architecture,
+                                                          cuda::kExactFlags);
+    if (output.result != cuda::NvrtcResult::kSuccess) throw Error(output.log);
+    modules_.push_back(cuda::Module::load(device, output.cubin));
+    return modules_.back()->kernel(name);
+  }
   control().register_kernel(name, std::move(kernel));
   modules_.push_back(cuda::Module::load(device, control().image({name})));
   return modules_.back()->kernel(name);

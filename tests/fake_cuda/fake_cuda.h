@@ -15,6 +15,7 @@
 // - A product whose layouts, types, alignments, algorithm or workspace do not fit each other, or its memory, likewise.
 // - The n-th allocation fails on demand, and a kernel can kill its context.
 // A whole program runs on it with RONDO_CUDA_PATH set to its folder, and RONDO_FAKE_CUDA=seed:devices:megabytes.
+// With :answers behind it, misuse is answered with an error.
 // What it assumes of the real driver cites the manual in driver.cc; tests/gpu/ compares it with one, where there is
 // one.
 //
@@ -58,6 +59,8 @@ class FakeCuda {
   std::vector<std::shared_ptr<const cuda::Module>> modules_;
 };
 
+// Where the fake's libraries are: RONDO_TEST_FAKE_CUDA, where it is set, holds some whose kernels a sanitizer watches.
+std::string fake_cuda_folder();
 // A function of the fake's library, by its name.
 void* library_symbol(const char* name);
 template <class Function> Function library_function(const char* name) {

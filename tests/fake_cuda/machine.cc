@@ -12,6 +12,8 @@
 #include <cstring>
 #include <utility>
 
+#include "rondo/tests/fake_cuda/source.h"
+
 namespace rondo::fake_cuda {
 namespace {
 
@@ -98,6 +100,7 @@ Machine& Machine::instance() {
 void Machine::reset(const Options& chosen) {
   const std::lock_guard lock(mutex);
   options = chosen;
+  count_traffic(chosen.counts_traffic);
   memory = std::make_unique<Memory>(chosen.devices, chosen.bytes, chosen.executes);
   races = {};
   host = {};
@@ -175,6 +178,7 @@ int64_t Machine::queued() const {
   const std::lock_guard lock(mutex);
   return queued_;
 }
+std::vector<std::pair<std::string, TrafficCount>> Machine::traffic() const { return counted_traffic(); }
 std::vector<std::string> Machine::misuses() const {
   const std::lock_guard lock(mutex);
   return misuses_;

@@ -118,6 +118,7 @@ class Machine final : public Control {
   int64_t calls_inside() const override { return Inside::calls(); }
   std::vector<std::string> misuses() const override;
   std::vector<Enqueued> take_journal() override;
+  std::vector<std::pair<std::string, TrafficCount>> traffic() const override;
 
   // ---- For the driver's functions. The lock is held.
   // Ends the process, or notes what is wrong and returns `result`.

@@ -4,10 +4,12 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cctype>
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <sstream>
@@ -133,6 +135,11 @@ struct Source {
 };
 
 std::mutex mutex;  // guards what follows
+std::map<std::string, TrafficCount>& traffic_by_kernel() {
+  static auto* map = new std::map<std::string, TrafficCount>;
+  return *map;
+}
+std::atomic<bool> counts_traffic{false};
 std::vector<std::string>& announced() {
   static auto* list = new std::vector<std::string>;
   return *list;
@@ -236,7 +243,16 @@ std::vector<std::pair<std::string, Kernel>> kernels_of_source(const std::string&
         throw std::runtime_error(
             "the executor of CUDA source has grids of two dimensions, blocks of one, and no dynamic shared memory");
       const GridSize grid{launch.grid[0], launch.grid[1], static_cast<int>(launch.block[0])};
-      cuda_on_host::launch(code, grid, launch.args, order_of(seed), seed);
+      cuda_on_host::Traffic traffic;
+      const bool counts = counts_traffic.load(std::memory_order_relaxed);
+      cuda_on_host::launch(code, grid, launch.args, order_of(seed), seed, counts ? &traffic : nullptr);
+      if (!counts) return;
+      const std::lock_guard lock(mutex);
+      TrafficCount& sum = traffic_by_kernel()[code.name];
+      sum.requests += traffic.requests;
+      sum.sectors += traffic.sectors;
+      sum.ideal_sectors += traffic.ideal_sectors;
+      sum.wide += traffic.wide;
     };
     kernels.emplace_back(found.name, std::move(kernel));
   }
@@ -251,6 +267,16 @@ std::vector<std::pair<std::string, Kernel>> names_in_source(const std::string& t
     kernels.emplace_back(found.name, std::move(kernel));
   }
   return kernels;
+}
+
+void count_traffic(bool on) {
+  const std::lock_guard lock(mutex);
+  traffic_by_kernel().clear();
+  counts_traffic = on;
+}
+std::vector<std::pair<std::string, TrafficCount>> counted_traffic() {
+  const std::lock_guard lock(mutex);
+  return {traffic_by_kernel().begin(), traffic_by_kernel().end()};
 }
 
 void announce_source(const std::string& source) {

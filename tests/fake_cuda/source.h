@@ -25,6 +25,10 @@ std::vector<std::pair<std::string, Kernel>> kernels_of_source(const std::string&
 // The same for a machine that runs none: nothing is compiled.
 std::vector<std::pair<std::string, Kernel>> names_in_source(const std::string& source);
 
+// Kernels that run from now on count their accesses, or no longer; what was counted is forgotten.
+void count_traffic(bool on);
+std::vector<std::pair<std::string, TrafficCount>> counted_traffic();
+
 // The source will probably be loaded. Thread safe.
 void announce_source(const std::string& source);
 

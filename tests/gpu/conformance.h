@@ -6,6 +6,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdlib>
 #include <cstring>
 #include <optional>
 #include <string>
@@ -51,7 +52,7 @@ inline cuda::NvrtcOutput nvrtc_compile(const std::string& source, const std::str
   std::string why_not;
   const cuda::Nvrtc* nvrtc = cuda::find_nvrtc(&why_not);
   if (nvrtc == nullptr) throw Error(why_not);
-  return cuda::compile_source(*nvrtc, source, "conformance.cu", architecture, flags);
+  return cuda::compile_source(*nvrtc, source, "conformance.cu", std::stoi(architecture.substr(3)), flags);
 }
 
 // The calling thread's context is the device's while this lives; two streams. The work that is left is waited for.
@@ -159,6 +160,9 @@ class Conformance : public ::testing::Test {
   Gpu gpu;
   const Driver& cu = gpu.cu;
 };
+
+// The fake runs work of all streams on one thread, whether it stands for a real driver (run.sh --fake) or not.
+inline bool streams_run_together() { return on_real_cuda() && std::getenv("RONDO_FAKE_CUDA") == nullptr; }
 
 // Runs `body` in a process of its own, in which nothing has called the driver. The test fails if an expectation does.
 template <class Body> void in_a_fresh_process(Body body, int devices = 1) {

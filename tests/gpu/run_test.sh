@@ -49,7 +49,7 @@ exit 1
 STUB
 chmod +x "$folder/bin/test_gpu"
 status=0
-"$run" --bin "$folder/bin" --out "$folder/stub" --only conformance,suite --budget 30 >"$folder/log" 2>&1 || status=$?
+"$run" --bin "$folder/bin" --out "$folder/stub" --only conformance,suite --budget 45 >"$folder/log" 2>&1 || status=$?
 report=$folder/stub/report.md
 [ $status = 1 ] || fail "with a program that crashes: exit code $status"
 has "$report" 'conformance: 2 passed, 0 skipped, 3 failed'

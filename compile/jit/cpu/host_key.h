@@ -4,9 +4,11 @@
 
 #include <string>
 
-#include "rondo/compile/jit/host_key.h"
+#include "rondo/runtime/io/host_key.h"
 
 namespace rondo::compile {
+
+using io::HostKey;
 
 // Of this build on this machine; constant.
 const HostKey& host_key();

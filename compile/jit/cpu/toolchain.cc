@@ -11,9 +11,9 @@
 #include "absl/strings/str_cat.h"
 #include "rondo/compile/jit/build_hash.h"
 #include "rondo/compile/jit/cpu/plugin.h"
-#include "rondo/compile/jit/kernel_file.h"
 #include "rondo/compile/log.h"
 #include "rondo/runtime/error.h"
+#include "rondo/runtime/io/kernel_file.h"
 
 #ifndef RONDO_STATIC_JIT
 // The folder of the plug-in, where "$ORIGIN" is the folder of the shared library that holds this code. Defined beside
@@ -62,9 +62,9 @@ std::string refusal(const fs::path& path) {
   if (!path.is_absolute()) return "the path is not absolute";
   std::error_code ignored;
   if (!fs::exists(path, ignored)) return "no such file";
-  if (const std::string reason = distrust_folder(path.parent_path().string()); !reason.empty())
+  if (const std::string reason = io::distrust_folder(path.parent_path().string()); !reason.empty())
     return absl::StrCat("its folder is not safe: ", reason);
-  const absl::StatusOr<std::string> bytes = read_trusted_file(path.string());
+  const absl::StatusOr<std::string> bytes = io::read_trusted_file(path.string());
   if (!bytes.ok()) return std::string(bytes.status().message());
   if (bytes->find(build_mark()) == std::string::npos) return "it belongs to another build of Rondo";
   return "";

@@ -40,8 +40,7 @@ KernelCode::KernelCode(CudaObject object, const Target& target, int capability)
                                    : std::vector<std::string>{object_.name, kCombineName}) {}
 
 const std::string& KernelCode::image_for(int device) const {
-  const bool same = rondo::cuda::device_state(device).capability() / 10 == capability_ / 10;
-  return same || object_.ptx.empty() ? object_.cubin : object_.ptx;
+  return object_.image.for_device(rondo::cuda::device_state(device).capability(), capability_);
 }
 
 KernelCode::Run KernelCode::at(const LoopKernel& kernel, const int64_t* extents) const {
@@ -97,27 +96,17 @@ std::string source_of(const LoopKernel& kernel, const Schedule& schedule) {
   return text;
 }
 
-const rondo::cuda::Nvrtc& nvrtc() {
+void require_nvrtc() {
   std::string why_not;
-  const rondo::cuda::Nvrtc* table = rondo::cuda::find_nvrtc(&why_not);
-  if (table == nullptr)
+  if (rondo::cuda::find_nvrtc(&why_not) == nullptr)
     throw NoCodeGenerator(absl::StrCat("compile: no kernels for CUDA: ", why_not,
                                        ". Install CUDA's NVRTC (pip: nvidia-cuda-nvrtc), or run on kCPU"));
-  return *table;
 }
 
 CudaObject make_object(const LoopKernel& kernel, const Schedule& schedule, int capability) {
-  using rondo::cuda::NvrtcResult;
-  const rondo::cuda::Nvrtc& compiler = nvrtc();
+  require_nvrtc();
   CudaObject object = describe(kernel, schedule);
-  rondo::cuda::NvrtcOutput output = rondo::cuda::compile_source(
-      compiler, source_of(kernel, schedule), kernel.name + ".cu", absl::StrCat("sm_", capability), kExactFlags);
-  if (output.result != NvrtcResult::kSuccess)
-    throw_internal(absl::StrCat("NVRTC (", compiler.path, ") refuses ", kernel.name, " for sm_", capability, ": ",
-                                compiler.error_string(output.result), "\n", output.log));
-  object.cubin = std::move(output.cubin);
-  // Only the newest architecture serves devices that are newer.
-  if (capability == kNewestCapability) object.ptx = std::move(output.ptx);
+  object.image = rondo::cuda::compile_image(source_of(kernel, schedule), kernel.name, capability);
   return object;
 }
 

@@ -19,9 +19,6 @@
 
 namespace rondo::compile::cuda {
 
-// The newest architecture that there is a target for: 100 is sm_100.
-inline constexpr int kNewestCapability = 100;
-
 class KernelCode final : public MachineCode {
  public:
   // `capability` of the target's architecture: 80 is sm_80.
@@ -64,9 +61,10 @@ class KernelCode final : public MachineCode {
 
 // What NVRTC gets.
 std::string source_of(const LoopKernel& kernel, const Schedule& schedule);
-// The source, compiled for an architecture. Throws InternalError with NVRTC's log if NVRTC refuses it.
+// The source, compiled for an architecture. Throws NoCodeGenerator if there is no NVRTC, InternalError with its log if
+// it refuses the source.
 CudaObject make_object(const LoopKernel& kernel, const Schedule& schedule, int capability);
 // Throws NoCodeGenerator if there is no NVRTC.
-const rondo::cuda::Nvrtc& nvrtc();
+void require_nvrtc();
 
 }  // namespace rondo::compile::cuda

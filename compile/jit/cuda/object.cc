@@ -35,14 +35,14 @@ bool is_sound(const CudaObject& o) {
   const auto power_of_two = [](int32_t n) { return n > 0 && (n & (n - 1)) == 0; };
   return o.name.starts_with("rondo_") && s.threads >= kWarp && s.threads <= 1024 && s.threads % kWarp == 0 &&
          power_of_two(s.threads_per_row) && s.threads_per_row <= s.threads && power_of_two(s.elements) &&
-         s.elements <= 8 && s.steps >= 0 && (s.chunk_rows == 0) == o.sums.empty() && !o.cubin.empty() &&
+         s.elements <= 8 && s.steps >= 0 && (s.chunk_rows == 0) == o.sums.empty() && !o.image.cubin.empty() &&
          !(o.per_item && s.chunk_rows > 0);
 }
 
 }  // namespace
 
 CudaObject describe(const LoopKernel& kernel, const Schedule& schedule) {
-  CudaObject object{letters(kernel.name), schedule, kernel.per_item, kernel.varying, {}, "", ""};
+  CudaObject object{letters(kernel.name), schedule, kernel.per_item, kernel.varying, {}, {}};
   for (const Operand& operand : kernel.operands)
     if (operand.is_partial) object.sums.push_back(operand.dtype);
   return object;
@@ -57,9 +57,9 @@ std::string pack(const CudaObject& o) {
   for (const bool varies : o.varying) absl::StrAppend(&body, " ", varies ? 1 : 0);
   absl::StrAppend(&body, " ", o.sums.size());
   for (const DType type : o.sums) absl::StrAppend(&body, " ", static_cast<int>(type));
-  absl::StrAppend(&body, " ", o.cubin.size(), " ", o.ptx.size(), "\n");
-  body += o.cubin;
-  body += o.ptx;
+  absl::StrAppend(&body, " ", o.image.cubin.size(), " ", o.image.ptx.size(), "\n");
+  body += o.image.cubin;
+  body += o.image.ptx;
   const uint64_t sum = checksum_of(body);
   std::string bytes(kMagic);
   bytes.append(reinterpret_cast<const char*>(&sum), sizeof(sum));
@@ -99,8 +99,8 @@ absl::StatusOr<CudaObject> unpack_object(std::string_view bytes) {
   s.keeps_row = keeps_row;
   s.wide = wide;
   if (cubin > bytes.size() || ptx != bytes.size() - cubin) return damaged("its lengths do not add up");
-  o.cubin = bytes.substr(0, cubin);
-  o.ptx = bytes.substr(cubin);
+  o.image.cubin = bytes.substr(0, cubin);
+  o.image.ptx = bytes.substr(cubin);
   if (!is_sound(o)) return damaged("facts that do not fit together");
   return o;
 }

@@ -11,6 +11,7 @@
 #include "absl/status/statusor.h"
 #include "rondo/compile/codegen/cuda/schedule.h"
 #include "rondo/compile/codegen/loop_ir.h"
+#include "rondo/runtime/cuda/nvrtc.h"
 
 namespace rondo::compile::cuda {
 
@@ -23,8 +24,7 @@ struct CudaObject {
   bool per_item = false;      // a table kernel
   std::vector<bool> varying;  // LoopKernel::varying
   std::vector<DType> sums;    // of emit_combine(), if there are column sums
-  std::string cubin;
-  std::string ptx;  // "": none. Devices that are newer than the architecture compile it
+  rondo::cuda::Image image;
 };
 
 // The facts of a kernel; no code yet.

@@ -1,32 +1,41 @@
 #include "rondo/compile/jit/cuda/target.h"
 
+#include <iterator>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <utility>
+
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
-#include "rondo/compile/codegen/cuda/device_math.h"
+#include "rondo/compile/compile.h"
 #include "rondo/compile/jit/build_hash.h"
 #include "rondo/compile/jit/cuda/kernel_code.h"
 #include "rondo/compile/jit/cuda/launch.h"
 #include "rondo/compile/jit/executable.h"
-#include "rondo/compile/jit/host_key.h"
 #include "rondo/compile/log.h"
+#include "rondo/runtime/cuda/absent.h"
 #include "rondo/runtime/cuda/context.h"
 #include "rondo/runtime/cuda/nvrtc.h"
+#include "rondo/runtime/cuda/source.h"
+#include "rondo/runtime/io/host_key.h"
 
 namespace rondo::compile::cuda {
 namespace {
 
 bool can_compile() { return rondo::cuda::find_nvrtc(nullptr) != nullptr; }
 
-void load_compiler() { static_cast<void>(nvrtc()); }
-
-std::string nvrtc_version() {
-  const rondo::cuda::Nvrtc* nvrtc = rondo::cuda::find_nvrtc(nullptr);
-  return nvrtc == nullptr ? "" : rondo::cuda::version_of(*nvrtc);  // "": nothing is kept on disk
-}
-
 AbsorbsFn absorbs(const OpDef& op) { return op.on[static_cast<size_t>(Backend::kCUDA)].absorbs; }
 
 absl::Status check(const std::string& object) { return unpack_object(object).status(); }
+
+class AbsentGpu final : public StandIn {
+ public:
+  explicit AbsentGpu(int capability) : absent_(capability) {}
+  Device device() const override { return absent_.device(); }
+
+ private:
+  rondo::cuda::AbsentDevice absent_;
+};
 
 // The functions of the target for one architecture.
 template <int kCapability> struct Architecture {
@@ -34,12 +43,13 @@ template <int kCapability> struct Architecture {
 
   static std::string name() { return absl::StrCat("cuda sm_", kCapability); }
 
-  static const HostKey& key() {
-    static const HostKey key{{{"target", name()},
-                              {"build", build_hash()},
-                              {"nvrtc", nvrtc_version()},
-                              {"flags", absl::StrJoin(kExactFlags, " ")}}};
-    return key;
+  // One for each NVRTC that this process has used; tests use several.
+  static const io::HostKey& key() {
+    static std::mutex mutex;
+    static auto* const keys = new std::map<std::string, io::HostKey>;
+    io::HostKey key = rondo::cuda::key_of_code(kCapability, build_hash());
+    const std::lock_guard lock(mutex);
+    return keys->try_emplace(key.text(), std::move(key)).first->second;
   }
 
   static std::string compile(const LoopKernel& kernel, const JitOptions& options) {
@@ -56,11 +66,23 @@ template <int kCapability> struct Architecture {
   }
 
   static bool runs_on(Device device) {
-    const int capability = rondo::cuda::device_state(device.index).capability();
-    if (kCapability == kNewestCapability) return capability >= kCapability;
-    // Machine code runs on devices of its major revision.
-    return capability / 10 == kCapability / 10;
+    return rondo::cuda::architecture_of(rondo::cuda::device_state(device.index).capability()) == kCapability;
   }
+
+  static void add_to(CacheReport& report) {
+    const rondo::cuda::SourceReport by_hand = rondo::cuda::source_report(kCapability);
+    report.from_disk += by_hand.from_disk;
+    report.from_artifacts += by_hand.from_artifacts;
+    report.misses += std::ssize(by_hand.compiled);
+    for (const std::string& kernel : by_hand.compiled)
+      report.missed.push_back({kernel, "by hand", absl::StrCat("no cache and no artifact has it for ", name())});
+  }
+  static constexpr HandWritten kHandWritten = {
+      .build = rondo::cuda::kMaker,
+      .contents = [] { return rondo::cuda::kernels_by_hand(kCapability); },
+      .take = [](const io::KernelFile& file) { return rondo::cuda::add_kernels_by_hand(kCapability, file); },
+      .add_to = &add_to,
+  };
 };
 
 template <int kCapability> constexpr Target make_target() {
@@ -72,7 +94,7 @@ template <int kCapability> constexpr Target make_target() {
       .absorbs = &absorbs,
       .schedule = &split,
       .can_compile = &can_compile,
-      .load_compiler = &load_compiler,
+      .load_compiler = &require_nvrtc,
       .compile = &Its::compile,
       .place = &Its::place,
       .check = &check,
@@ -80,6 +102,8 @@ template <int kCapability> constexpr Target make_target() {
       // warps that share lines of 128.
       .capabilities = {.most_operands = 48, .alignment = 256, .grain = 0, .copies = true},
       .runs_on = &Its::runs_on,
+      .hand_written = &Its::kHandWritten,
+      .stand_in = []() -> std::unique_ptr<const StandIn> { return std::make_unique<AbsentGpu>(kCapability); },
       .launch = {.keeps_owner = false,
                  .kernel = &launch_kernel,
                  .combine = &launch_combine,

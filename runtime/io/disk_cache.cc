@@ -1,4 +1,4 @@
-#include "rondo/compile/jit/disk_cache.h"
+#include "rondo/runtime/io/disk_cache.h"
 
 #include <sys/stat.h>
 #include <unistd.h>
@@ -12,14 +12,13 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "rondo/compile/jit/kernel_file.h"
-#include "rondo/compile/log.h"
-#include "rondo/compile/report/stages.h"
+#include "absl/strings/str_split.h"
 #include "rondo/runtime/error.h"
 #include "rondo/runtime/io/atomic_file.h"
 #include "rondo/runtime/io/checksum.h"
+#include "rondo/runtime/io/kernel_file.h"
 
-namespace rondo::compile {
+namespace rondo::io {
 namespace {
 
 namespace fs = std::filesystem;
@@ -29,18 +28,19 @@ constexpr const char* kExtension = ".rk";
 
 // Names need not be unique: the whole text is in the file, and compared.
 std::string hash_name(const std::string& text) {
-  io::Checksum sum;
+  Checksum sum;
   sum.update(text);
   return absl::StrCat(absl::Hex(sum.digest(), absl::kZeroPad16));
 }
 
-bool is_temporary(const fs::path& path) { return path.filename().string().starts_with(io::AtomicFile::kTempPrefix); }
+bool is_temporary(const fs::path& path) { return path.filename().string().starts_with(AtomicFile::kTempPrefix); }
 
 }  // namespace
 
 DiskCache::DiskCache(DiskCacheOptions options, HostKey host)
-    : root_(std::move(options.folder)),
+    : root_(host.complete() ? std::move(options.folder) : ""),
       max_bytes_(options.max_bytes),
+      warn_(options.warn),
       host_(std::move(host)),
       host_text_(host_.text()),
       folder_(absl::StrCat(root_, "/", hash_name(host_text_))) {}
@@ -49,7 +49,8 @@ DiskCacheOptions DiskCacheOptions::from_environment() {
   const auto variable = [](const char* value) { return std::string(value == nullptr ? "" : value); };
   const std::string mode = variable(std::getenv("RONDO_CACHE"));
   DiskCacheOptions options;
-  if (mode == "off" || mode == "0" || !enabled(CompilerStage::kCache) || !target_of(kCPU).key().complete())
+  const std::vector<std::string> disabled = absl::StrSplit(variable(std::getenv("RONDO_DISABLE")), ',');
+  if (mode == "off" || mode == "0" || std::find(disabled.begin(), disabled.end(), "cache") != disabled.end())
     return options;
   std::string& folder = options.folder;
   folder = variable(std::getenv("RONDO_CACHE_DIR"));
@@ -69,9 +70,9 @@ std::string DiskCache::path_of(const std::string& kernel) const {
 
 // A cache that is broken in several ways is one broken cache.
 void DiskCache::warn(const std::string& what) {
-  if (warned_.exchange(true)) return;
-  log::warn_once(absl::StrCat("kernel cache ", root_, ": ", what,
-                              "; kernels are compiled as if it were not there (RONDO_CACHE=off silences this)"));
+  if (warned_.exchange(true) || warn_ == nullptr) return;
+  warn_(absl::StrCat("kernel cache ", root_, ": ", what,
+                     "; kernels are compiled as if it were not there (RONDO_CACHE=off silences this)"));
 }
 
 // True if entries may be looked for. Absent folders are looked for again: another process may make them.
@@ -143,14 +144,14 @@ void DiskCache::store(const std::string& kernel, const std::string& object) {
 
 void DiskCache::write(const std::string& kernel, const std::string& object) {
   const std::string parent = fs::path(root_).parent_path().string();
-  if (!parent.empty()) io::make_folders(parent);
+  if (!parent.empty()) make_folders(parent);
   make_folder(root_);
   make_folder(folder_);
   if (!usable()) return;
   const std::string bytes = pack({host_text_, {{kernel, object}}});
   // A pipe or a device of an entry's name: the folder is ours, and AtomicFile does not replace it.
   if (std::error_code ignored; fs::is_other(path_of(kernel), ignored)) fs::remove(path_of(kernel), ignored);
-  io::AtomicFile file(path_of(kernel), io::Access::kOwner);
+  AtomicFile file(path_of(kernel), Access::kOwner);
   file.write(bytes);
   file.publish();
   std::lock_guard lock(mutex_);
@@ -194,7 +195,7 @@ void DiskCache::prune() {
     int64_t bytes;
     fs::path path;
   };
-  io::AtomicFile(root_ + "/pruned", io::Access::kOwner).publish();
+  AtomicFile(root_ + "/pruned", Access::kOwner).publish();
   std::vector<File> files;
   bytes_ = 0;
   const auto now = fs::file_time_type::clock::now();
@@ -257,4 +258,4 @@ std::vector<std::string> DiskCache::some_kernels(size_t at_most) const {
   return kernels;
 }
 
-}  // namespace rondo::compile
+}  // namespace rondo::io

@@ -1,5 +1,5 @@
 // The disk cache: what it finds is what was stored, and nothing that is wrong with a folder does harm.
-#include "rondo/compile/jit/disk_cache.h"
+#include "rondo/runtime/io/disk_cache.h"
 
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -12,14 +12,12 @@
 #include <random>
 #include <thread>
 
-#include "rondo/compile/jit/cpu/host_key.h"
-#include "rondo/compile/jit/kernel_file.h"
-#include "rondo/compile/log.h"
 #include "rondo/runtime/io/atomic_file.h"
 #include "rondo/runtime/io/checksum.h"
+#include "rondo/runtime/io/kernel_file.h"
 #include "rondo/tests/compile/temp_folder.h"
 
-namespace rondo::compile {
+namespace rondo::io {
 namespace {
 
 namespace fs = std::filesystem;
@@ -53,7 +51,7 @@ TEST(KernelFileTest, RefusesLengthsThatLieUnderAGoodChecksum) {
       std::string bytes = pack(some_file());
       std::memcpy(bytes.data() + at, &length, 8);
       // A checksum that fits: that of the rest, taken from a file whose only string it is.
-      io::Checksum sum;
+      Checksum sum;
       sum.update(bytes.data() + 24, bytes.size() - 24);
       const uint64_t digest = sum.digest();
       std::memcpy(bytes.data() + 16, &digest, 8);
@@ -68,15 +66,15 @@ TEST(KernelFileTest, RefusesLengthsThatLieUnderAGoodChecksum) {
   EXPECT_FALSE(unpack(bytes).ok());
 }
 
+const HostKey kHost{{{"build", "7"}, {"cpu", "Vendor avx2"}}};
+
 class DiskCacheTest : public testing::Test {
  protected:
-  void SetUp() override {
-    if (describe_cpu().empty()) GTEST_SKIP() << "nothing is kept on disk here";
-    before_ = log::set_log_sink([this](std::string_view text) { warnings_.emplace_back(text); });
-  }
-  void TearDown() override { log::set_log_sink(before_); }
+  void SetUp() override { warnings_.clear(); }
 
-  DiskCacheOptions options() const { return {.folder = temp_ / name_}; }
+  // Of all caches of a test.
+  static void warn(std::string_view text) { warnings_.emplace_back(text); }
+  DiskCacheOptions options() const { return {.folder = temp_ / name_, .warn = &warn}; }
   // The one entry of the folder.
   std::string entry() const {
     for (const auto& file : fs::recursive_directory_iterator(temp_ / name_))
@@ -93,7 +91,7 @@ class DiskCacheTest : public testing::Test {
   // refused) the next store repairs it.
   void expect_one_warning(const std::string& about, bool repairs) {
     {
-      DiskCache cache(options());
+      DiskCache cache(options(), kHost);
       for (int i = 0; i < 3; ++i) EXPECT_EQ(cache.find("kernel"), std::nullopt);
       cache.store("kernel", "code");
       cache.store("other kernel", "code");
@@ -105,18 +103,17 @@ class DiskCacheTest : public testing::Test {
 
   test::TempFolder temp_;
   std::string name_ = "cache";
-  std::vector<std::string> warnings_;
-  log::Sink before_;
+  static inline std::vector<std::string> warnings_;
 };
 
 TEST_F(DiskCacheTest, FindsWhatWasStored) {
   {
-    DiskCache cache(options());
+    DiskCache cache(options(), kHost);
     EXPECT_EQ(cache.find("kernel"), std::nullopt);
     cache.store("kernel", "code");
     cache.store("another", "more code");
   }
-  DiskCache cache(options());
+  DiskCache cache(options(), kHost);
   EXPECT_EQ(cache.find("kernel"), "code");
   EXPECT_EQ(cache.find("another"), "more code");
   EXPECT_EQ(cache.find("a third"), std::nullopt);
@@ -128,7 +125,7 @@ TEST_F(DiskCacheTest, FindsWhatWasStored) {
 
 TEST_F(DiskCacheTest, IsForTheUserAloneWhateverTheUmask) {
   const mode_t before = ::umask(0);
-  DiskCache cache(options());
+  DiskCache cache(options(), kHost);
   cache.store("kernel", "code");
   ::umask(before);
   EXPECT_EQ(cache.find("kernel"), "code");
@@ -138,7 +135,7 @@ TEST_F(DiskCacheTest, IsForTheUserAloneWhateverTheUmask) {
 }
 
 TEST_F(DiskCacheTest, ComparesWholeTexts) {
-  DiskCache cache(options());
+  DiskCache cache(options(), kHost);
   cache.store("kernel", "code");
   const std::string kernel = entry();
   cache.store("another", "more code");
@@ -152,7 +149,7 @@ TEST_F(DiskCacheTest, ComparesWholeTexts) {
 }
 
 TEST_F(DiskCacheTest, DamagedEntry) {
-  DiskCache(options()).store("kernel", "code");
+  DiskCache(options(), kHost).store("kernel", "code");
   spoil(entry(), [](std::string& bytes) { bytes.back() ^= 1; });
   expect_one_warning("checksum", true);
 }
@@ -161,14 +158,14 @@ TEST_F(DiskCacheTest, TruncatedAndEmptyEntries) {
   for (size_t size : {0, 10, 40}) {
     warnings_.clear();
     name_ = "cache" + std::to_string(size);
-    DiskCache(options()).store("kernel", "code");
+    DiskCache(options(), kHost).store("kernel", "code");
     spoil(entry(), [&](std::string& bytes) { bytes.resize(size); });
     expect_one_warning(size < 24 ? "shorter" : "checksum", true);
   }
 }
 
 TEST_F(DiskCacheTest, EntryThatIsNoFile) {
-  DiskCache(options()).store("kernel", "code");
+  DiskCache(options(), kHost).store("kernel", "code");
   const std::string path = entry();
   fs::remove(path);
   ASSERT_EQ(::mkfifo(path.c_str(), 0600), 0);
@@ -176,27 +173,27 @@ TEST_F(DiskCacheTest, EntryThatIsNoFile) {
 }
 
 TEST_F(DiskCacheTest, EntryThatOthersMayWriteTo) {
-  DiskCache(options()).store("kernel", "code");
+  DiskCache(options(), kHost).store("kernel", "code");
   fs::permissions(entry(), fs::perms::group_write, fs::perm_options::add);
   expect_one_warning("chmod", true);
 }
 
 TEST_F(DiskCacheTest, FolderThatOthersMayWriteTo) {
-  DiskCache(options()).store("kernel", "code");
+  DiskCache(options(), kHost).store("kernel", "code");
   fs::permissions(temp_ / name_, fs::perms::others_write, fs::perm_options::add);
   expect_one_warning("chmod", false);
 }
 
 TEST_F(DiskCacheTest, ForeignFolder) {
   if (::geteuid() != 0) GTEST_SKIP() << "needs root to give files away";
-  DiskCache(options()).store("kernel", "code");
+  DiskCache(options(), kHost).store("kernel", "code");
   ASSERT_EQ(::chown((temp_ / name_).c_str(), 12345, 12345), 0);
   expect_one_warning("belongs to user 12345", false);
 }
 
 TEST_F(DiskCacheTest, ForeignEntry) {
   if (::geteuid() != 0) GTEST_SKIP() << "needs root to give files away";
-  DiskCache(options()).store("kernel", "code");
+  DiskCache(options(), kHost).store("kernel", "code");
   ASSERT_EQ(::chown(entry().c_str(), 12345, 12345), 0);
   expect_one_warning("belongs to user 12345", true);
 }
@@ -218,7 +215,7 @@ template <class Body> void in_child(Body body) {
 }
 
 TEST_F(DiskCacheTest, ReadOnlyFolder) {
-  DiskCache(options()).store("kernel", "code");
+  DiskCache(options(), kHost).store("kernel", "code");
   if (::geteuid() == 0) {  // nothing is read-only to root: the child is somebody else
     ASSERT_EQ(::chown(temp_.path().c_str(), 12345, 12345), 0);
     for (const auto& file : fs::recursive_directory_iterator(temp_.path()))
@@ -228,7 +225,7 @@ TEST_F(DiskCacheTest, ReadOnlyFolder) {
     if (file.is_directory()) fs::permissions(file.path(), fs::perms::owner_write, fs::perm_options::remove);
   in_child([&] {
     if (::geteuid() == 0 && ::seteuid(12345) != 0) return 1;
-    DiskCache cache(options());
+    DiskCache cache(options(), kHost);
     if (cache.find("kernel") != "code") return 2;
     cache.store("new kernel", "code");
     cache.store("newer kernel", "code");
@@ -241,30 +238,30 @@ TEST_F(DiskCacheTest, ReadOnlyFolder) {
 }
 
 TEST_F(DiskCacheTest, FullDisk) {
-  DiskCache(options()).store("kernel", "code");
+  DiskCache(options(), kHost).store("kernel", "code");
   in_child([&] {
     // The kernel refuses to make files any longer, as a full disk does (with another errno).
     const rlimit limit{1000, 1000};
     ::signal(SIGXFSZ, SIG_IGN);
     if (::setrlimit(RLIMIT_FSIZE, &limit) != 0) return 1;
-    DiskCache cache(options());
+    DiskCache cache(options(), kHost);
     cache.store("large kernel", std::string(100000, 'x'));
     if (cache.find("large kernel").has_value()) return 2;
     if (warnings_.size() != 1 || warnings_[0].find("cannot write") == std::string::npos) return 3;
     return cache.find("kernel") == "code" ? 0 : 4;
   });
   for (const auto& file : fs::recursive_directory_iterator(temp_.path()))
-    EXPECT_FALSE(file.path().filename().string().starts_with(io::AtomicFile::kTempPrefix)) << file.path();
+    EXPECT_FALSE(file.path().filename().string().starts_with(AtomicFile::kTempPrefix)) << file.path();
 }
 
 TEST_F(DiskCacheTest, RemovesTheOldestBeyondItsBound) {
   const std::string object(9000, 'x');
-  DiskCache(options()).store("kernel0", object);
+  DiskCache(options(), kHost).store("kernel0", object);
   DiskCacheOptions bounded = options();
   bounded.max_bytes = static_cast<int64_t>(fs::file_size(entry())) * 21 /
                       2;  // ten fit, and seven in three quarters of it
   for (int i = 0; i < 9; ++i) {
-    DiskCache(bounded).store("kernel" + std::to_string(i), object);
+    DiskCache(bounded, kHost).store("kernel" + std::to_string(i), object);
     for (const auto& file : fs::recursive_directory_iterator(temp_ / name_))  // each is an hour older than the next
       if (file.is_regular_file()) fs::last_write_time(file.path(), file.last_write_time() - 1h);
   }
@@ -280,7 +277,7 @@ TEST_F(DiskCacheTest, RemovesTheOldestBeyondItsBound) {
     std::ofstream(path) << std::string(50000, 'x');
     fs::last_write_time(path, fs::file_time_type::clock::now() - 1000h);
   }
-  DiskCache cache(bounded);
+  DiskCache cache(bounded, kHost);
   for (int i = 9; i < 12; ++i) cache.store("kernel" + std::to_string(i), object);
   std::string left;
   for (int i = 0; i < 12; ++i) left += cache.find("kernel" + std::to_string(i)).has_value() ? '1' : '0';
@@ -293,24 +290,24 @@ TEST_F(DiskCacheTest, RemovesTheOldestBeyondItsBound) {
 
 TEST_F(DiskCacheTest, CountsOnceADay) {
   DiskCacheOptions bounded = options();
-  DiskCache(bounded).store("kernel0", std::string(9000, 'x'));
+  DiskCache(bounded, kHost).store("kernel0", std::string(9000, 'x'));
   bounded.max_bytes = static_cast<int64_t>(fs::file_size(entry())) * 9;
   const auto left = [&] {
     int count = 0;
-    for (int i = 0; i < 20; ++i) count += DiskCache(bounded).find("kernel" + std::to_string(i)).has_value();
+    for (int i = 0; i < 20; ++i) count += DiskCache(bounded, kHost).find("kernel" + std::to_string(i)).has_value();
     return count;
   };
   // Processes that store little each.
-  for (int i = 1; i < 20; ++i) DiskCache(bounded).store("kernel" + std::to_string(i), std::string(9000, 'x'));
+  for (int i = 1; i < 20; ++i) DiskCache(bounded, kHost).store("kernel" + std::to_string(i), std::string(9000, 'x'));
   EXPECT_EQ(left(), 20);
   fs::last_write_time(temp_ / "cache/pruned", fs::file_time_type::clock::now() - 25h);
-  DiskCache(bounded).store("kernel0", std::string(9000, 'x'));
+  DiskCache(bounded, kHost).store("kernel0", std::string(9000, 'x'));
   EXPECT_EQ(left(), 6);
   EXPECT_TRUE(warnings_.empty());
 }
 
 TEST_F(DiskCacheTest, WhatIsUsedIsYoung) {
-  DiskCache cache(options());
+  DiskCache cache(options(), kHost);
   cache.store("kernel", "code");
   const auto long_ago = fs::file_time_type::clock::now() - 48h;
   fs::last_write_time(entry(), long_ago);
@@ -319,15 +316,15 @@ TEST_F(DiskCacheTest, WhatIsUsedIsYoung) {
 }
 
 TEST_F(DiskCacheTest, OtherHostsAreOtherEntries) {
-  HostKey other = host_key();
+  HostKey other = kHost;
   for (HostKey::Component& c : other.components)
     if (c.name == "cpu") c.value = "Vendor avx9000 " + c.value;
-  DiskCache theirs(options(), other), ours(options());
+  DiskCache theirs(options(), other), ours(options(), kHost);
   theirs.store("kernel", "their code");
   EXPECT_EQ(ours.find("kernel"), std::nullopt);
   const HostDifference difference = ours.nearest_host("kernel");
   EXPECT_EQ(difference.components, "cpu");
-  EXPECT_EQ(difference.text, "cpu: there Vendor avx9000, here nothing more");
+  EXPECT_EQ(difference.text, "cpu: there avx9000, here nothing more");
   EXPECT_EQ(ours.nearest_host("another").components, "");
   ours.store("kernel", "our code");
   EXPECT_EQ(ours.find("kernel"), "our code");
@@ -335,7 +332,7 @@ TEST_F(DiskCacheTest, OtherHostsAreOtherEntries) {
 }
 
 TEST_F(DiskCacheTest, ThreadsShareOne) {
-  DiskCache cache(options());
+  DiskCache cache(options(), kHost);
   std::vector<std::thread> threads;
   for (int t = 0; t < 4; ++t)
     threads.emplace_back([&, t] {
@@ -349,14 +346,43 @@ TEST_F(DiskCacheTest, ThreadsShareOne) {
   EXPECT_TRUE(warnings_.empty()) << (warnings_.empty() ? "" : warnings_[0]);
 }
 
-TEST(HostKeyTest, IsTheSameEveryTime) {
-  EXPECT_EQ(host_key().text(), HostKey::parse(host_key().text()).text());
-  EXPECT_EQ(describe_cpu(), describe_cpu());
-  EXPECT_EQ(compare(host_key(), host_key()).components, "");
+TEST_F(DiskCacheTest, NothingIsKeptForAHostThatIsNotKnown) {
+  DiskCache cache(options(), {{{"build", "7"}, {"cpu", ""}}});
+  cache.store("kernel", "code");
+  EXPECT_EQ(cache.find("kernel"), std::nullopt);
+  EXPECT_FALSE(fs::exists(temp_ / name_));
+}
+
+TEST(HostKeyTest, NamesTheDifference) {
   EXPECT_EQ(compare(HostKey::parse("build: 1\ncpu: a b\n"), HostKey::parse("build: 2\ncpu: a c\n")).text,
             "build: there 1, here 2; cpu: there b, here c");
   EXPECT_EQ(compare(HostKey::parse("old: 1\n"), HostKey::parse("new: 2\n")).components, "new, old");
 }
 
+TEST(HostKeyTest, AHostWithoutTheCompilerTakesCodeOfAnyVersionOfIt) {
+  const HostKey here{{{"target", "cuda sm_90"}, {"nvrtc", ""}}}, with{{{"target", "cuda sm_90"}, {"nvrtc", "12.8"}}};
+  EXPECT_TRUE(accepts(here, "target: cuda sm_90\nnvrtc: 13.0\n").ok());
+  EXPECT_FALSE(accepts(here, "target: cuda sm_80\nnvrtc: 13.0\n").ok());
+  EXPECT_EQ(accepts(with, "target: cuda sm_90\nnvrtc: 13.0\n").message(),
+            "made for another host: nvrtc: there 13.0, here 12.8");
+}
+
+TEST(KernelFileTest, ArtifactsHaveASectionForEachTarget) {
+  const std::vector<KernelFile> sections = {some_file(), {"cpu: y\n", {{"kernel", "code"}}}};
+  const std::string bytes = pack_artifact(sections);
+  const auto back = unpack_artifact(bytes);
+  ASSERT_TRUE(back.ok()) << back.status();
+  ASSERT_EQ(back->size(), 2u);
+  EXPECT_EQ((*back)[1].host, "cpu: y\n");
+  EXPECT_EQ((*back)[1].kernels[0].object, "code");
+  for (size_t size = 0; size < bytes.size(); ++size) EXPECT_FALSE(unpack_artifact(bytes.substr(0, size)).ok()) << size;
+  EXPECT_FALSE(unpack_artifact(bytes + "x").ok());
+  for (size_t bit = 0; bit < bytes.size() * 8; ++bit) {
+    std::string damaged = bytes;
+    damaged[bit / 8] = static_cast<char>(damaged[bit / 8] ^ 1 << bit % 8);
+    EXPECT_FALSE(unpack_artifact(damaged).ok()) << bit;
+  }
+}
+
 }  // namespace
-}  // namespace rondo::compile
+}  // namespace rondo::io

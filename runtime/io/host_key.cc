@@ -1,4 +1,4 @@
-#include "rondo/compile/jit/host_key.h"
+#include "rondo/runtime/io/host_key.h"
 
 #include <algorithm>
 
@@ -6,7 +6,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 
-namespace rondo::compile {
+namespace rondo::io {
 namespace {
 
 std::vector<std::string> words_missing(const std::vector<std::string>& from, const std::vector<std::string>& in) {
@@ -68,4 +68,14 @@ HostDifference compare(const HostKey& there, const HostKey& here) {
   return result;
 }
 
-}  // namespace rondo::compile
+absl::Status accepts(const HostKey& here, std::string_view there) {
+  HostKey made_for = HostKey::parse(there);
+  for (HostKey::Component& made : made_for.components)
+    for (const HostKey::Component& c : here.components)
+      if (c.name == made.name && c.value.empty()) made.value.clear();
+  const HostDifference difference = compare(made_for, here);
+  if (difference.components.empty()) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat("made for another host: ", difference.text));
+}
+
+}  // namespace rondo::io

@@ -1,5 +1,5 @@
 // What compiled code depends on besides its kernel: the sources of the compiler, its version, the architecture, the
-// launch ABI. Each target makes its own (exec/target.h). Nothing that differs from run to run: no pointers, paths or
+// launch ABI. Each maker of code has its own. Nothing that differs from run to run: no pointers, paths or
 // object identity.
 #pragma once
 
@@ -7,7 +7,9 @@
 #include <string_view>
 #include <vector>
 
-namespace rondo::compile {
+#include "absl/status/status.h"
+
+namespace rondo::io {
 
 struct HostKey {
   struct Component {
@@ -26,5 +28,8 @@ struct HostDifference {
   std::string text;        // "cpu: there avx512f avx512bw, here fma4"
 };
 HostDifference compare(const HostKey& there, const HostKey& here);
+// Whether code from an artifact with the key `there` (its text) may be used here. A host without the compiler, whose
+// version is then not known, runs what any version of it has made. kFailedPrecondition, with the difference.
+absl::Status accepts(const HostKey& here, std::string_view there);
 
-}  // namespace rondo::compile
+}  // namespace rondo::io

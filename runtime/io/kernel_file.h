@@ -1,10 +1,13 @@
-// The file format of compiled kernels: an entry of the disk cache has one, an artifact file many.
+// The file format of compiled kernels: an entry of the disk cache has one, a section of an artifact file many.
 //
 //   bytes 0..7    "RONDOKRN"
 //   8..11         format version, u32 (all numbers are little-endian)
 //   12..15        number of kernels, u32
 //   16..23        XXH64 of all that follows
 //   then strings, each as u64 length and bytes: the host key's text; of each kernel its text and its object code
+//
+// An artifact is such a file for each target, behind each other: "RONDOART", the number of sections as u64, then each
+// as u64 length and bytes.
 //
 // Reading trusts nothing: hostile bytes give an error, never a crash or a large allocation.
 #pragma once
@@ -15,7 +18,7 @@
 
 #include "absl/status/statusor.h"
 
-namespace rondo::compile {
+namespace rondo::io {
 
 struct KernelRecord {
   std::string kernel;  // code_text
@@ -31,6 +34,10 @@ std::string pack(const KernelFile& file);
 // kInvalidArgument with the reason.
 absl::StatusOr<KernelFile> unpack(std::string_view bytes);
 
+// An artifact file.
+std::string pack_artifact(const std::vector<KernelFile>& sections);
+absl::StatusOr<std::vector<KernelFile>> unpack_artifact(std::string_view bytes);
+
 // May this process run code that lies in the open file or folder? It must belong to us or to root, and nobody else may
 // write to it. "", or the reason why not.
 std::string distrust(int fd);
@@ -41,4 +48,4 @@ std::string distrust_folder(const std::string& path);
 // regular file, or too large for kernels.
 absl::StatusOr<std::string> read_trusted_file(const std::string& path);
 
-}  // namespace rondo::compile
+}  // namespace rondo::io

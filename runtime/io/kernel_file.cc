@@ -1,4 +1,4 @@
-#include "rondo/compile/jit/kernel_file.h"
+#include "rondo/runtime/io/kernel_file.h"
 
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -13,12 +13,13 @@
 #include "absl/strings/str_cat.h"
 #include "rondo/runtime/io/checksum.h"
 
-namespace rondo::compile {
+namespace rondo::io {
 namespace {
 
 static_assert(std::endian::native == std::endian::little, "the format is written as it lies in memory");
 
 constexpr char kMagic[8] = {'R', 'O', 'N', 'D', 'O', 'K', 'R', 'N'};
+constexpr std::string_view kArtifactMagic = "RONDOART";
 constexpr uint32_t kVersion = 1;
 constexpr off_t kMaxFileBytes = off_t{1} << 30;
 
@@ -49,7 +50,7 @@ bool take(std::string_view& rest, std::string& out) {
 }
 
 uint64_t checksum_of(std::string_view bytes) {
-  io::Checksum sum;
+  Checksum sum;
   sum.update(bytes);
   return sum.digest();
 }
@@ -91,6 +92,34 @@ absl::StatusOr<KernelFile> unpack(std::string_view bytes) {
   return file;
 }
 
+std::string pack_artifact(const std::vector<KernelFile>& sections) {
+  std::string bytes(kArtifactMagic);
+  const uint64_t count = sections.size();
+  bytes.append(reinterpret_cast<const char*>(&count), sizeof(count));
+  for (const KernelFile& section : sections) append(bytes, pack(section));
+  return bytes;
+}
+
+absl::StatusOr<std::vector<KernelFile>> unpack_artifact(std::string_view bytes) {
+  uint64_t count;
+  if (bytes.size() < kArtifactMagic.size() + sizeof(count))
+    return absl::InvalidArgumentError("shorter than its header");
+  if (!bytes.starts_with(kArtifactMagic)) return absl::InvalidArgumentError("no artifact file");
+  bytes.remove_prefix(kArtifactMagic.size());
+  std::memcpy(&count, bytes.data(), sizeof(count));
+  bytes.remove_prefix(sizeof(count));
+  std::vector<KernelFile> sections;
+  for (uint64_t i = 0; i < count; ++i) {
+    std::string section;
+    if (!take(bytes, section)) return absl::InvalidArgumentError("cut short: its lengths do not add up");
+    absl::StatusOr<KernelFile> file = unpack(section);
+    if (!file.ok()) return file.status();
+    sections.push_back(*std::move(file));
+  }
+  if (!bytes.empty()) return absl::InvalidArgumentError("its lengths do not add up");
+  return sections;
+}
+
 std::string distrust(int fd) {
   struct stat info;
   if (::fstat(fd, &info) != 0) return absl::StrCat("cannot examine it: ", errno_text());
@@ -129,4 +158,4 @@ absl::StatusOr<std::string> read_trusted_file(const std::string& path) {
   return bytes;
 }
 
-}  // namespace rondo::compile
+}  // namespace rondo::io

@@ -2,8 +2,8 @@
 //
 //   <folder>/<hash of the host key>/<hash of the kernel's text>.rk      (kernel_file.h, with both texts in full)
 //
-// A cache never fails. If it is damaged, foreign, read-only or full, Rondo compiles again and gives one warning
-// (log.h) per process. Any number of processes may share it: files appear whole, by renaming; an equal one
+// A cache never fails. If it is damaged, foreign, read-only or full, Rondo compiles again and gives one warning per
+// process (DiskCacheOptions::warn). Any number of processes may share it: files appear whole, by renaming; an equal one
 // that is written twice is written equally. Code is run, so files and folders that others can write to are refused.
 // Thread safe.
 #pragma once
@@ -13,24 +13,27 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
-#include "rondo/compile/exec/target.h"
-#include "rondo/compile/jit/host_key.h"
+#include "rondo/runtime/io/host_key.h"
 
-namespace rondo::compile {
+namespace rondo::io {
 
 struct DiskCacheOptions {
   std::string folder;  // made when the first kernel is stored; "": nothing is found or stored
   int64_t max_bytes = int64_t{256} << 20;
+  void (*warn)(std::string_view text) = nullptr;  // null: nobody is told
 
-  // RONDO_CACHE_DIR, else $XDG_CACHE_HOME/rondo, else ~/.cache/rondo; RONDO_CACHE=off: none. RONDO_CACHE_MB bounds it.
+  // RONDO_CACHE_DIR, else $XDG_CACHE_HOME/rondo, else ~/.cache/rondo; RONDO_CACHE=off or RONDO_DISABLE=cache: none.
+  // RONDO_CACHE_MB bounds it.
   static DiskCacheOptions from_environment();
 };
 
 class DiskCache {
  public:
-  explicit DiskCache(DiskCacheOptions options, HostKey host = target_of(kCPU).key());
+  // Nothing is found or stored if a component of the key is not known.
+  DiskCache(DiskCacheOptions options, HostKey host);
 
   // The object code for a kernel's canonical text.
   std::optional<std::string> find(const std::string& kernel);
@@ -57,6 +60,7 @@ class DiskCache {
 
   const std::string root_;
   const int64_t max_bytes_;
+  void (*const warn_)(std::string_view text);
   const HostKey host_;
   const std::string host_text_, folder_;
 
@@ -69,4 +73,4 @@ class DiskCache {
   int64_t bytes_ = -1;  // of all entries, as far as this process knows; -1: not counted yet
 };
 
-}  // namespace rondo::compile
+}  // namespace rondo::io

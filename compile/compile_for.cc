@@ -1,0 +1,89 @@
+#include "rondo/compile/compile_for.h"
+
+#include <memory>
+#include <unordered_set>
+
+#include "absl/strings/str_cat.h"
+#include "rondo/compile/exec/target.h"
+#include "rondo/compile/jit/artifacts.h"
+#include "rondo/compile/jit/kernel_table.h"
+#include "rondo/compile/region.h"
+#include "rondo/runtime/backend.h"
+#include "rondo/runtime/io/atomic_file.h"
+#include "rondo/runtime/random.h"
+
+namespace rondo::compile {
+namespace {
+
+// What a step changes of a model, to be put back.
+class Unchanged {
+ public:
+  explicit Unchanged(nn::ModuleBase& model) : model_(model) {
+    std::unordered_set<const TensorImpl*> seen;
+    for (const Tensor* slot : model.tensor_slots())
+      if (slot->defined() && slot->device() != kCPU)
+        throw Error(absl::StrCat("compile_for: the model is on ", to_string(slot->device()),
+                                 "; compile it on the CPU, before it is moved"));
+    model.apply(
+        [&](nn::ModuleBase& module) { hooks_.emplace_back(&module, std::exchange(module.call_hook, nullptr)); });
+    for (const Tensor* slot : model.tensor_slots()) {
+      if (!slot->defined() || !seen.insert(slot->impl()).second) continue;
+      Tensor tensor = *slot;
+      grads_.emplace_back(tensor, tensor.grad());
+      tensor.zero_grad();
+    }
+  }
+  ~Unchanged() {
+    for (auto& [tensor, grad] : grads_) tensor.zero_grad();
+    model_.to(kCPU);
+    for (auto& [tensor, grad] : grads_)
+      if (grad.defined()) tensor.set_grad(grad);
+    for (auto& [module, hook] : hooks_) module->call_hook = std::move(hook);
+  }
+  Unchanged(const Unchanged&) = delete;
+  Unchanged& operator=(const Unchanged&) = delete;
+
+ private:
+  nn::ModuleBase& model_;
+  std::vector<std::pair<nn::ModuleBase*, std::shared_ptr<nn::CallHook>>> hooks_;
+  std::vector<std::pair<Tensor, Tensor>> grads_;
+};
+
+}  // namespace
+
+void detail::backward_from(const Tensor& result) {
+  if (!result.requires_grad()) return;
+  if (result.numel() == 1) return result.backward();
+  result.backward(Tensor::ones(result.sizes(), {result.dtype(), result.device()}));
+}
+
+void Artifacts::save(const std::string& path) const { write_artifact(path, packed_); }
+
+Artifacts compile_for(nn::ModuleBase& model, const std::function<void(Device device)>& step, std::string_view target,
+                      CompileOptions options) {
+  const Target& chosen = target_named(target);
+  if (chosen.stand_in == nullptr)
+    throw Error(absl::StrCat("compile_for: code for ", chosen.name(),
+                             " is made on the machine that runs it; save_artifacts() writes it for machines like it"));
+  chosen.load_compiler();
+  // What this process has compiled for other sizes would become code that reads sizes when it runs.
+  forget_unused_variants();
+  std::vector<GeneratorState> none;
+  const GeneratorScope same_numbers(GeneratorScope::kReplay, none);
+  const std::unique_ptr<const StandIn> device = chosen.stand_in();
+  {
+    const Unchanged unchanged(model);
+    model.to(device->device());
+    if (repeated_blocks(model).empty()) compile_module(model, options);
+    else compile_regions(model, options);
+    step(device->device());
+    synchronize(device->device());
+  }
+  const Target* const only[] = {&chosen};
+  const std::vector<io::KernelFile> sections = artifact_sections(only);
+  int kernels = 0;
+  for (const io::KernelFile& section : sections) kernels += static_cast<int>(section.kernels.size());
+  return {chosen.name(), kernels, io::pack_artifact(sections)};
+}
+
+}  // namespace rondo::compile

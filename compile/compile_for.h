@@ -1,0 +1,99 @@
+// Compiles a model for a GPU that is not here: START HERE to ship compiled code. Needs NVRTC, and no device.
+//
+//   nn::GPT2 model(config);
+//   compile::compile_for(model, {tokens}, "cuda sm_90").save("gpt2.rondo");        // on any machine
+//   compile::load_artifacts("gpt2.rondo");                                         // on the one with the GPU
+//   model.to(gpu); compile::compile_regions(model); ...                            // compiles nothing
+//
+// Targets: "cuda sm_80", "cuda sm_90", "cuda sm_100" (its code has PTX, too, for newer devices). A region's code
+// depends on its shapes and on CompileOptions, an eager op's on dtypes and layouts. So the call must do what the
+// machine with the GPU will do: sizes, autocast, train or eval, the loss, the optimizer. Give it a step of your own for
+// that:
+//
+//   compile::compile_for(model, [&](Device gpu) {
+//     optim::AdamW adamw(model.parameters(), {.lr = 3e-4});
+//     optim::compile(adamw);
+//     model.loss(tokens.to(gpu), targets.to(gpu)).backward();
+//     adamw.step();
+//   }, "cuda sm_90").save("gpt2.rondo");
+//
+// The step runs once, on a device that launches nothing: what it reads back (a loss) has no meaning, and a branch on it
+// goes one way. Code that a value would have chosen is compiled when it is met. Afterwards the model is as it was:
+// values, gradients, regions, random numbers.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "rondo/compile/compile.h"
+
+#pragma GCC visibility push(default)
+namespace rondo::compile {
+
+// Code for one target.
+class Artifacts {
+ public:
+  Artifacts(std::string target, int kernels, std::string packed)
+      : target_(std::move(target)), kernels_(kernels), packed_(std::move(packed)) {}
+  const std::string& target() const { return target_; }
+  int kernels() const { return kernels_; }
+  int64_t bytes() const { return static_cast<int64_t>(packed_.size()); }
+  // For load_artifacts(). Throws FileError.
+  void save(const std::string& path) const;
+
+ private:
+  std::string target_;
+  int kernels_;
+  std::string packed_;  // the file
+};
+
+// `step`: is called once with the device, to which the model has been moved, its blocks compiled with `options` (the
+// model as a whole if it has none). Throws Error if there is no such target, if its code is made where it runs (the
+// CPU), or if this process has used a CUDA device; NoCodeGenerator (an Error) without NVRTC; what the step throws. No
+// other thread may use CUDA or the model meanwhile.
+Artifacts compile_for(nn::ModuleBase& model, const std::function<void(Device device)>& step, std::string_view target,
+                      CompileOptions options = {});
+
+namespace detail {
+// A forward, and a backward if something requires it; the gradient of a result that is no scalar is dense.
+void backward_from(const Tensor& result);
+
+template <class M, size_t... I> Tensor call(M& model, const std::vector<Tensor>& inputs, std::index_sequence<I...>) {
+  return model(inputs[I]...);
+}
+template <class M, size_t kInputs> constexpr bool takes() {
+  return []<size_t... I>(std::index_sequence<I...>) {
+    return requires(M & model, const Tensor& x) { Tensor(model.forward((static_cast<void>(I), x)...)); };
+  }
+  (std::make_index_sequence<kInputs>());
+}
+template <class M, size_t kInputs = 1> Tensor call_with(M& model, const std::vector<Tensor>& inputs) {
+  if constexpr (takes<M, kInputs>())
+    if (inputs.size() == kInputs) return call(model, inputs, std::make_index_sequence<kInputs>());
+  if constexpr (kInputs < 8) return call_with<M, kInputs + 1>(model, inputs);
+  throw Error("compile_for: forward does not take " + std::to_string(inputs.size()) +
+              " tensors and return one; give compile_for a step instead of inputs");
+}
+}  // namespace detail
+
+// A forward of the model on these inputs, and a backward.
+template <class M>
+Artifacts compile_for(M& model, const std::vector<Tensor>& inputs, std::string_view target,
+                      CompileOptions options = {}) {
+  return compile_for(
+      model,
+      [&](Device device) {
+        std::vector<Tensor> there;
+        for (const Tensor& input : inputs)
+          there.push_back(input.to(device).detach().requires_grad_(input.requires_grad()));
+        detail::backward_from(detail::call_with(model, there));
+      },
+      target, std::move(options));
+}
+
+}  // namespace rondo::compile
+#pragma GCC visibility pop

@@ -1,0 +1,17 @@
+// The parts of artifact files: for save_artifacts() and compile_for().
+#pragma once
+
+#include <span>
+#include <string>
+#include <vector>
+
+#include "rondo/compile/exec/target.h"
+
+namespace rondo::compile {
+
+// What this process has of code for these targets, generated and by hand.
+std::vector<io::KernelFile> artifact_sections(std::span<const Target* const> of);
+// `packed`: io::pack_artifact(). Throws FileError.
+void write_artifact(const std::string& path, const std::string& packed);
+
+}  // namespace rondo::compile

@@ -1,0 +1,37 @@
+// The kernels of a training step and of all ops as machine code for a GPU that is not here, and what must hold for
+// them: nothing is spilled, accesses are 16 bytes wide where the schedule promises it. Needs NVRTC, and no device.
+#pragma once
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "rondo/tests/cuda/step_launches.h"
+#include "rondo/tests/gpu/machine_code.h"
+
+namespace rondo::test {
+
+struct GatedKernel {
+  MachineCode code;
+  std::string cubin;
+  int architecture = 0;
+  bool by_hand = false;
+  int threads = 0;                                       // of a block, in its largest launch
+  int64_t launches = 0;                                  // in a step; of an op: in all samples
+  bool promises_loads = false, promises_stores = false;  // of 16 bytes
+};
+
+// Of a third training step, by name. Throws Error without NVRTC.
+std::vector<GatedKernel> kernels_of_step(const StepOptions& options, int architecture);
+// Those by hand, of every op, for the dtypes that it takes (f32 and bf16 of the floating ones).
+std::vector<GatedKernel> kernels_by_hand(int architecture);
+
+// Sectors of global memory that a step's kernels move for each sector that their bytes fill, on the source executor; by
+// kernel. Accesses that name the kernels' functions for memory count (device_math.h), so some by hand have none.
+std::map<std::string, double> sectors_per_ideal(const StepOptions& options);
+inline constexpr double kMostSectors = 1.1;
+
+// What does not hold, a line each; empty: all does.
+std::vector<std::string> broken_gates(const GatedKernel& kernel);
+
+}  // namespace rondo::test

@@ -1,0 +1,171 @@
+// Writes tests/gpu/STATIC.md: what is known of the kernels' machine code without a GPU. tests/gpu/static.sh calls it.
+// Fails if a gate is broken (gates.h).
+#include <gtest/gtest.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <regex>
+#include <set>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "rondo/runtime/cuda/nvrtc.h"
+#include "rondo/runtime/error.h"
+#include "rondo/tests/compile/temp_folder.h"
+#include "rondo/tests/gpu/gates.h"
+
+namespace rondo::test {
+namespace {
+
+// nvdisasm's count of 16-byte accesses and of local ones in a function.
+struct Disassembled {
+  int wide_loads = 0, wide_stores = 0, local = 0;
+};
+Disassembled disassemble(const std::string& nvdisasm, const GatedKernel& kernel) {
+  const TempFolder folder;
+  std::ofstream(folder / "kernel.cubin", std::ios::binary) << kernel.cubin;
+  const std::string command = absl::StrCat("'", nvdisasm, "' -c '", folder / "kernel.cubin", "' 2>&1");
+  std::FILE* pipe = ::popen(command.c_str(), "r");
+  std::string text;
+  char buffer[1 << 16];
+  for (size_t n; (n = std::fread(buffer, 1, sizeof buffer, pipe)) > 0;) text.append(buffer, n);
+  if (::pclose(pipe) != 0) throw Error(absl::StrCat(command, ": ", text));
+  const size_t begin = text.find(absl::StrCat(".section\t.text.", kernel.code.name, ","));
+  if (begin == text.npos) throw Error(absl::StrCat("nvdisasm shows no ", kernel.code.name));
+  text = text.substr(begin, text.find(".section\t", begin + 1) - begin);
+  const auto count = [&](const char* pattern) {
+    const std::regex wanted(pattern);
+    return static_cast<int>(std::distance(std::sregex_iterator(text.begin(), text.end(), wanted), {}));
+  };
+  return {count("\\bLDG\\.[A-Z0-9.]*128"), count("\\bSTG\\.[A-Z0-9.]*128"), count("\\b(LDL|STL)\\b")};
+}
+
+class Report {
+ public:
+  Report(const std::string& path, std::string nvdisasm) : out_(path), nvdisasm_(std::move(nvdisasm)) {
+    if (!out_) throw FileError(path, "cannot write");
+  }
+  void line(const std::string& text) { out_ << text << "\n"; }
+
+  void table(const std::vector<GatedKernel>& kernels, const std::map<std::string, double>& sectors) {
+    line(
+        "| kernel | launches | threads | registers | stack | shared | threads an SM | bytes in flight an SM | 16-byte "
+        "loads "
+        "| 16-byte stores | sectors |");
+    line("|---|---|---|---|---|---|---|---|---|---|---|");
+    for (const GatedKernel& kernel : kernels) {
+      const MachineCode& c = kernel.code;
+      for (std::string& what : broken_gates(kernel)) broken_.push_back(std::move(what));
+      compare(kernel);
+      const int resident = resident_threads(c, kernel.architecture, kernel.threads);
+      const auto found = sectors.find(c.name);
+      if (found != sectors.end() && found->second > kMostSectors)
+        wasteful_[c.name] = std::max(wasteful_[c.name], found->second);
+      line(absl::StrFormat("| %s%s | %d | %d | %d | %d | %d | %s | %s | %d of %d%s | %d of %d%s | %s |", c.name,
+                           kernel.by_hand ? " (by hand)" : "", kernel.launches, kernel.threads, c.registers,
+                           c.stack_bytes, c.shared_bytes, resident == 0 ? "-" : absl::StrCat(resident),
+                           resident == 0 ? "-" : absl::StrCat(int64_t{resident} * c.flight_bytes), c.wide_loads,
+                           c.loads, kernel.promises_loads ? " \u2713" : "", c.wide_stores, c.stores,
+                           kernel.promises_stores ? " \u2713" : "",
+                           found == sectors.end() ? "-" : absl::StrFormat("%.3f", found->second)));
+    }
+    line("");
+    kernels_ += static_cast<int>(kernels.size());
+  }
+
+  // True if all gates hold.
+  bool end() {
+    line("## Gates\n");
+    line(absl::StrCat("- ", kernels_, " kernels. ",
+                      nvdisasm_.empty() ? "No nvdisasm was there to compare the counts with."
+                                        : absl::StrCat("nvdisasm counts the same accesses in each of them (", compared_,
+                                                       " compared).")));
+    for (const std::string& what : broken_) line(absl::StrCat("- BROKEN: ", what));
+    for (const auto& [name, sectors] : wasteful_) {
+      line(absl::StrFormat("- BROKEN: %s moves %.3f times the sectors that its bytes fill", name, sectors));
+      broken_.push_back(name);
+    }
+    if (broken_.empty())
+      line(
+          "- All hold: nothing is spilled, promised 16-byte accesses are there, no kernel moves more than 1.1 times "
+          "the "
+          "sectors that its bytes fill.");
+    return broken_.empty();
+  }
+
+ private:
+  void compare(const GatedKernel& kernel) {
+    if (nvdisasm_.empty()) return;
+    const Disassembled there = disassemble(nvdisasm_, kernel);
+    const MachineCode& here = kernel.code;
+    ++compared_;
+    if (there.wide_loads != here.wide_loads || there.wide_stores != here.wide_stores || there.local != here.local)
+      broken_.push_back(
+          absl::StrFormat("%s for sm_%d: nvdisasm counts %d, %d and %d accesses, this program %d, %d and %d", here.name,
+                          kernel.architecture, there.wide_loads, there.wide_stores, there.local, here.wide_loads,
+                          here.wide_stores, here.local));
+  }
+
+  std::ofstream out_;
+  const std::string nvdisasm_;
+  std::vector<std::string> broken_;
+  std::map<std::string, double> wasteful_;
+  int kernels_ = 0, compared_ = 0;
+};
+
+bool write_report(const std::string& path, const std::string& nvdisasm) {
+  std::string why_not;
+  const cuda::Nvrtc* nvrtc = cuda::find_nvrtc(&why_not);
+  if (nvrtc == nullptr) throw Error(absl::StrCat("static_report: ", why_not));
+  Report report(path, nvdisasm);
+  report.line("# What is known of the kernels without a GPU\n");
+  report.line(absl::StrCat(
+      "Written by `tests/gpu/static.sh`; no line of this is a measurement of a GPU. Machine code is NVRTC ",
+      cuda::version_of(*nvrtc),
+      "'s; nothing has run it. Registers, stack (which spills would need) and shared memory are the cubins'. "
+      "Threads of a multiprocessor that run at once come from `cuda_occupancy.h`; each has the bytes in flight that "
+      "the loads "
+      "of its longest stretch without a branch ask for. Loads and stores are instructions for global memory; \u2713: "
+      "the "
+      "schedule promises 16-byte ones. Sectors: what the source executor counts for each sector that the bytes fill, "
+      "in a "
+      "step of a smaller model on the fake device; -: not counted (accesses by hand that do not go through the "
+      "kernels' "
+      "functions for memory).\n"));
+  const StepOptions small{.batch = 2,
+                          .model = {.vocab_size = 1000, .block_size = 64, .n_layer = 1, .n_head = 4, .n_embd = 256}};
+  for (const DType dtype : {kBF16, kF32}) {
+    StepOptions options, counted = small;
+    options.dtype = counted.dtype = dtype;
+    std::vector<std::vector<GatedKernel>> by_architecture;
+    for (const int architecture : cuda::kArchitectures)
+      by_architecture.push_back(kernels_of_step(options, architecture));
+    const std::map<std::string, double> sectors = sectors_per_ideal(counted);
+    const std::string title = dtype == kBF16 ? "bf16 (mixed precision)" : "f32";
+    for (const std::vector<GatedKernel>& kernels : by_architecture) {
+      report.line(
+          absl::StrCat("## A training step of GPT-2 124M in ", title, ", sm_", kernels.at(0).architecture, "\n"));
+      report.table(kernels, sectors);
+    }
+    report.line(absl::StrCat("## Launches of the step in ", title, "\n"));
+    report.line(to_markdown(step_launches(options)));
+  }
+  for (const int architecture : cuda::kArchitectures) {
+    report.line(absl::StrCat("## Kernels by hand, of all ops, sm_", architecture, "\n"));
+    report.table(kernels_by_hand(architecture), {});
+  }
+  return report.end();
+}
+
+// A test, because the program's main() is that of tests: it knows the devices that samples of ops are made on.
+TEST(Static, Report) {
+  const char *output = std::getenv("RONDO_TEST_OUTPUT"), *nvdisasm = std::getenv("RONDO_TEST_NVDISASM");
+  ASSERT_NE(output, nullptr) << "start tests/gpu/static.sh";
+  EXPECT_TRUE(write_report(output, nvdisasm == nullptr ? "" : nvdisasm)) << output << ": a gate is broken";
+}
+
+}  // namespace
+}  // namespace rondo::test
