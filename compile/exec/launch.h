@@ -49,9 +49,11 @@ struct TableCall {
 
 // How a target's code and its library calls run. Each function enqueues on the compute stream of the device, and copies
 // what a call points to on the host. It need not copy what `owner` keeps alive: code, kernels, extents and scalars.
-// `owner` is null where the device runs everything at once, and where the caller waits.
+// `owner` is null where the device runs everything at once, where the caller waits, and for kernels without
+// keeps_owner.
 struct LaunchFunctions {
   using Owner = std::shared_ptr<const void>;
+  bool keeps_owner = true;  // false: `kernel` and `combine` copy all that they need, and code is unloaded in its turn
   void (*kernel)(Device device, const KernelCall& call, const Owner& owner);
   void (*combine)(Device device, std::span<const CombineCall> calls, const Owner& owner);  // of one kernel or several
   void (*table)(Device device, const TableCall& call, const Owner& owner);

@@ -116,8 +116,10 @@ class Control {
   virtual void shut_down() = 0;
   virtual Counts counts() const = 0;
   virtual int64_t queued() const = 0;
-  // What this thread has spent in the driver's and cuBLASLt's functions, all work that they ran included.
+  // What this thread has spent in the driver's and cuBLASLt's functions, all work that they ran included; and how often
+  // it called one. Measuring costs about two reads of the processor's clock for each call, which are not in it.
   virtual double seconds_inside() const = 0;
+  virtual int64_t calls_inside() const = 0;
   virtual std::vector<std::string> misuses() const = 0;
   // Of what ran since the last reset() with Options::counts_traffic, by kernel.
   virtual std::vector<std::pair<std::string, TrafficCount>> traffic() const = 0;

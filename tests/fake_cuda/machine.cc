@@ -60,6 +60,7 @@ void on_fault(int signal, siginfo_t* info, void*) {
 
 thread_local int Inside::depth_ = 0;
 thread_local uint64_t Inside::start_ = 0, Inside::total_ = 0;
+thread_local int64_t Inside::calls_ = 0;
 
 namespace {
 uint64_t steady() {

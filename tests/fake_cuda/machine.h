@@ -78,6 +78,29 @@ struct OpaquePool {
 
 namespace rondo::fake_cuda {
 
+// Counts the time that this thread spends in the fake: while one of them lives.
+class Inside {
+ public:
+  Inside() {
+    if (depth_++ == 0) start_ = now();
+  }
+  ~Inside() {
+    if (--depth_ > 0) return;
+    ++calls_;
+    total_ += now() - start_;
+  }
+  Inside(const Inside&) = delete;
+  Inside& operator=(const Inside&) = delete;
+  static uint64_t total() { return total_; }
+  static int64_t calls() { return calls_; }
+  static uint64_t now();
+
+ private:
+  static thread_local int depth_;
+  static thread_local uint64_t start_, total_;
+  static thread_local int64_t calls_;
+};
+
 class Machine final : public Control {
  public:
   static Machine& instance();
@@ -93,6 +116,7 @@ class Machine final : public Control {
   Counts counts() const override;
   int64_t queued() const override;
   double seconds_inside() const override;
+  int64_t calls_inside() const override { return Inside::calls(); }
   std::vector<std::string> misuses() const override;
   std::vector<Enqueued> take_journal() override;
   void count_bytes(std::vector<std::string> but_not) override;
@@ -158,26 +182,6 @@ class Machine final : public Control {
   std::map<std::string, KernelBytes> kernel_bytes_;
   bool keeps_journal_ = false;
   std::vector<Enqueued> journal_;
-};
-
-// Counts the time that this thread spends in the fake, while one of them lives. A call costs about as much as two reads
-// of the processor's clock more than it counts.
-class Inside {
- public:
-  Inside() {
-    if (depth_++ == 0) start_ = now();
-  }
-  ~Inside() {
-    if (--depth_ == 0) total_ += now() - start_;
-  }
-  Inside(const Inside&) = delete;
-  Inside& operator=(const Inside&) = delete;
-  static uint64_t total() { return total_; }
-  static uint64_t now();
-
- private:
-  static thread_local int depth_;
-  static thread_local uint64_t start_, total_;
 };
 
 // The contexts of this thread, the current one last.

@@ -28,12 +28,12 @@ void enqueue_grid(Device device, const rondo::cuda::Kernel& function, const Grid
 }  // namespace
 
 void launch_kernel(Device device, const KernelCall& call, const LaunchFunctions::Owner& /*owner*/) {
-  const auto run = KernelCode::of(call.code).at(*call.kernel, call.extents);
+  const KernelCode::Run run = KernelCode::of(call.code).at(*call.kernel, call.extents);
   Arguments arguments;
   for (size_t i = 0; i < call.kernel->operands.size(); ++i) add(arguments, call.operands[i]);
   for (int32_t i = 0; i < call.kernel->n_scalars; ++i) add(arguments, call.scalars[i]);
-  for (const int64_t& integer : run->integers) add(arguments, integer);
-  enqueue_grid(device, run->code->function(device.index), run->grid, arguments);
+  for (const int64_t& integer : run.integers) add(arguments, integer);
+  enqueue_grid(device, run.code->function(device.index), run.grid, arguments);
 }
 
 void launch_combine(Device device, std::span<const CombineCall> calls, const LaunchFunctions::Owner& /*owner*/) {
