@@ -104,7 +104,9 @@ fake_cuda::Control& FakeCuda::control() const {
 
 cuda::Kernel FakeCuda::kernel(const std::string& name, fake_cuda::Kernel kernel, int device) {
   if (control_ == nullptr && !kernel.source.empty()) {
-    const int capability = cuda::device_state(device).capability(), architecture = cuda::architecture_of(capability);
+    if (cuda::find_nvrtc(nullptr) == nullptr) skip("no NVRTC");
+    const int capability = cuda::device_state(device).capability();
+    const int architecture = cuda::architecture_of(capability);
     const cuda::Image image = cuda::compile_image(kernel.source, name + ".cu", architecture);
     modules_.push_back(cuda::Module::load(device, image.for_device(capability, architecture)));
     return modules_.back()->kernel(name);
