@@ -286,6 +286,12 @@ void Training::save(int64_t step) {
 void Training::finish() {
   if (!lead_) return;
   if (memory_use_) say(memory::to_string(memory_use_->report()));
+  if (memory_use_ && o_.device != kCPU) {
+    const AllocatorStats there = memory::stats(o_.device);
+    say(absl::StrFormat("That is host memory. On %s: %.1f MB in use at the peak, %.1f MB taken from the driver now",
+                        to_string(o_.device), 1e-6 * static_cast<double>(there.peak_bytes),
+                        1e-6 * static_cast<double>(there.bytes_reserved)));
+  }
   if (o_.sample_tokens > 0) say(absl::StrCat("\n", sample(model_, *corpus_.tokenizer, o_), "\n"));
   say(absl::StrFormat("%1$s/metrics.jsonl, %1$s/loss.svg, %1$s/tensorboard/, %2$s", o_.out_dir,
                       io::list_checkpoints(o_.out_dir).front()));

@@ -105,13 +105,11 @@ fake_cuda::Control& FakeCuda::control() const {
 
 cuda::Kernel FakeCuda::kernel(const std::string& name, fake_cuda::Kernel kernel, int device) {
   if (control_ == nullptr && !kernel.source.empty()) {
-    const std::string architecture = "sm_" + std::to_string(cuda::device_state(device).capability());
-    const cuda::Nvrtc* nvrtc = cuda::find_nvrtc(nullptr);
-    if (nvrtc == nullptr) skip("no NVRTC");
-    const cuda::NvrtcOutput output = cuda::compile_source(*nvrtc, kernel.source, name + ".cu", architecture,
-                                                          cuda::kExactFlags);
-    if (output.result != cuda::NvrtcResult::kSuccess) throw Error(output.log);
-    modules_.push_back(cuda::Module::load(device, output.cubin));
+    if (cuda::find_nvrtc(nullptr) == nullptr) skip("no NVRTC");
+    const int capability = cuda::device_state(device).capability();
+    const int architecture = cuda::architecture_of(capability);
+    const cuda::Image image = cuda::compile_image(kernel.source, name + ".cu", architecture);
+    modules_.push_back(cuda::Module::load(device, image.for_device(capability, architecture)));
     return modules_.back()->kernel(name);
   }
   control().register_kernel(name, std::move(kernel));
