@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "rondo/compile/exec/table_launch.h"
+#include "rondo/compile/exec/target.h"
 #include "rondo/optim/block8.h"
 #include "rondo/optim/foreach_kernel.h"
 #include "rondo/optim/host_code.h"
@@ -226,6 +227,7 @@ void launch(Device device, const std::shared_ptr<const Foreach>& pass, const For
 std::shared_ptr<Foreach> shared_pass(Device device, const Body& body, std::vector<ArraySpec> arrays) {
   struct Known {
     Device device;
+    const compile::Target* target;  // a device that was closed may come back as one of another architecture
     std::shared_ptr<Foreach> pass;
   };
   // Never destroyed: tensors with static lifetime may have work waiting.
@@ -233,10 +235,12 @@ std::shared_ptr<Foreach> shared_pass(Device device, const Body& body, std::vecto
   static auto* const passes = new std::vector<Known>;
   invariant(body.context == nullptr, "a shared pass of a body with a context");
   const std::lock_guard lock(*mutex);
-  auto found = std::find_if(passes->begin(), passes->end(),
-                            [&](const Known& known) { return known.device == device && known.pass->is(body, arrays); });
+  const compile::Target* const target = compile::find_target(device);
+  auto found = std::find_if(passes->begin(), passes->end(), [&](const Known& known) {
+    return known.device == device && known.target == target && known.pass->is(body, arrays);
+  });
   if (found == passes->end())
-    found = passes->insert(found, {device, std::make_shared<Foreach>(body, std::move(arrays))});
+    found = passes->insert(found, {device, target, std::make_shared<Foreach>(body, std::move(arrays))});
   if (!runs_host_code(device)) found->pass->compile(device);
   return found->pass;
 }

@@ -225,11 +225,13 @@ class Backward {
   absl::flat_hash_map<const Node*, std::vector<bool>> leads_;  // Node::leads_to
 };
 
-void seed_roots(Backward& run, std::span<const Tensor> roots, std::span<const Tensor> grads,
-                std::source_location where) {
+// Returns the gradient of the root, if there is one root and its gradient was not given: 1.
+Tensor seed_roots(Backward& run, std::span<const Tensor> roots, std::span<const Tensor> grads,
+                  std::source_location where) {
   if (grads.size() > roots.size())
     throw_op_error("backward", absl::StrCat(grads.size(), " gradients are given for ", roots.size(), " tensors"),
                    where);
+  Tensor one;
   for (size_t i = 0; i < roots.size(); ++i) {
     const Tensor& root = roots[i];
     if (!root.requires_grad(where))
@@ -245,6 +247,7 @@ void seed_roots(Backward& run, std::span<const Tensor> roots, std::span<const Te
                            ", not one element; reduce it with sum() or mean(), or pass its gradient",
                        where);
       grad = Tensor::ones(root.sizes(), {root.dtype(), root.device()});
+      if (roots.size() == 1) one = grad;
     }
     if (!(grad.sizes() == root.sizes()))
       throw_op_error("backward",
@@ -262,6 +265,7 @@ void seed_roots(Backward& run, std::span<const Tensor> roots, std::span<const Te
                      where);
     run.seed(gradient_edge(root), apart_from_grads(std::move(grad)));
   }
+  return one;
 }
 
 }  // namespace
@@ -270,7 +274,7 @@ void backward(std::span<const Tensor> roots, std::span<const Tensor> grads, bool
               std::source_location where) {
   const RecordingPause pause("backward() is called", where);
   Backward run(retain_graph || create_graph, create_graph);
-  seed_roots(run, roots, grads, where);
+  const KnownOne one(seed_roots(run, roots, grads, where));
   run.run(nullptr);
 }
 
@@ -278,7 +282,7 @@ std::vector<Tensor> grad(std::span<const Tensor> roots, std::span<const Tensor> 
                          bool retain_graph, bool create_graph, bool allow_unused, std::source_location where) {
   const RecordingPause pause("autograd::grad() is called", where);
   Backward run(retain_graph || create_graph, create_graph);
-  seed_roots(run, roots, grads, where);
+  const KnownOne one(seed_roots(run, roots, grads, where));
   for (size_t i = 0; i < inputs.size(); ++i) {
     if (!inputs[i].defined()) throw_op_error("autograd::grad", absl::StrCat("input ", i, " is undefined"), where);
     if (!inputs[i].requires_grad(where))

@@ -123,11 +123,14 @@ void run_parts(const OpDef& op, std::span<const Tensor* const> inputs, Device de
 const BackendEntry& entry_of(const OpDef& op, Device device) { return entry_of(op, backend_of(device)); }
 
 namespace {
-// As a generated kernel. False: there is none for this call.
+// As generated kernels: of the op, or of the parts of one that the device has no kernel for. False: there are none for
+// this call.
 [[gnu::noinline]] bool run_generated(const OpDef& op, std::span<const Tensor* const> inputs, const Attrs& attrs,
                                      std::span<Tensor> outputs, std::source_location where) {
   OpCompiler* const compiler = op_compiler();
-  if (op.lower == nullptr || compiler == nullptr || inputs.empty()) return false;
+  if (compiler == nullptr || inputs.empty()) return false;
+  if (op.lower == nullptr && (op.decompose == nullptr || entry_of(op, inputs[0]->device()).kernel != nullptr))
+    return false;
   const memory::Cause cause("", op.name, where);
   return compiler->run(op, inputs, attrs, outputs, where);
 }

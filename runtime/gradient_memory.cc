@@ -1,5 +1,7 @@
 #include "rondo/runtime/gradient_memory.h"
 
+#include <utility>
+
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/recorder.h"
 
@@ -7,12 +9,30 @@ namespace rondo::autograd {
 
 namespace {
 thread_local bool last_read = false;
+struct One {
+  Tensor tensor;
+  uint32_t version = 0;
+};
+One& known_one() {
+  thread_local One one;
+  return one;
+}
 
 bool owns_memory_alone(const Tensor& tensor) {
   return tensor.defined() && tensor.impl()->storage && tensor.impl()->storage.is_unique() &&
          !tensor.impl()->storage.is_borrowed();
 }
 }  // namespace
+
+KnownOne::KnownOne(Tensor one) : previous_(known_one().tensor), previous_version_(known_one().version) {
+  const uint32_t version = one.defined() ? one.version() : 0;
+  known_one() = {std::move(one), version};
+}
+KnownOne::~KnownOne() { known_one() = {std::move(previous_), previous_version_}; }
+bool is_known_one(const Tensor& gradient) {
+  const One& one = known_one();
+  return one.tensor.defined() && gradient.impl() == one.tensor.impl() && gradient.version() == one.version;
+}
 
 LastRead::LastRead(bool last) : previous_(std::exchange(last_read, last)) {}
 LastRead::~LastRead() { last_read = previous_; }

@@ -30,6 +30,22 @@ Tensor apart_from_grads(Tensor gradient);
 // through a node may do so: release_saved() follows it.
 bool may_overwrite_saved(const Tensor& saved);
 
+// While in scope, `one` is the gradient with which a backward from a single root begins: known to be 1 without a look
+// at the device. It is held, so no other tensor has its address. Undefined: none is.
+class KnownOne {
+ public:
+  explicit KnownOne(Tensor one);
+  ~KnownOne();
+  KnownOne(const KnownOne&) = delete;
+  KnownOne& operator=(const KnownOne&) = delete;
+
+ private:
+  Tensor previous_;
+  uint32_t previous_version_;
+};
+// True if nobody has written to it since.
+bool is_known_one(const Tensor& gradient);
+
 // While in scope: whether the running node's backward() is the last to read what the node saved.
 class LastRead {
  public:

@@ -1,5 +1,5 @@
-// The interface through which a device runs elementwise ops and reductions without kernels of its own. compile/
-// implements it: generated kernels of one op, which serve all sizes (compile/exec/eager_ops.h).
+// The interface through which a device runs elementwise ops, reductions and what is made of them without kernels of its
+// own. compile/ implements it: generated kernels, which serve all sizes (compile/exec/eager_ops.h).
 #pragma once
 
 #include <span>

@@ -61,8 +61,9 @@ void Storage::destroy(Block* block) noexcept {
       if (memory::recording()) [[unlikely]]
         memory::detail::note_free(block->data);
     } else if (table != nullptr) {
-      table->count_purpose(block->device.index, block->purpose.load(std::memory_order_relaxed),
-                           -static_cast<int64_t>(table->block_bytes(block->bytes)));
+      const Purpose purpose = block->purpose.load(std::memory_order_relaxed);
+      if (purpose != Purpose::kWorkspace)
+        table->count_purpose(block->device.index, purpose, -static_cast<int64_t>(table->block_bytes(block->bytes)));
     }
     if (table != nullptr) table->deallocate(block->device.index, block->data, block->bytes);
   }

@@ -264,7 +264,7 @@ Tensor Tensor::host_copy(const char* op, DType dtype, std::source_location where
   RecorderScope run(nullptr);
   const memory::Cause cause("", op, where);
   const autograd::DetectAnomaly unchecked(false);  // a NaN may be looked at
-  return to(dtype, where).contiguous(where).to(kCPU, where);
+  return contiguous(where).to(kCPU, where).to(dtype, where);
 }
 
 Tensor Tensor::one_element(DType dtype, std::source_location where) const {

@@ -18,6 +18,12 @@ struct Capabilities {
   int64_t grain = 1 << 14;
   // The device's own copy (BackendTable::copy) is as fast as a kernel that only copies.
   bool copies = false;
+  // A launch costs more than what it adds up: the partial sums of several kernels wait for each other, and one launch
+  // adds up all of them.
+  bool gathers_sums = false;
+  // Products add to, or activate, their own result for less than a kernel behind them costs. One that writes f32 takes
+  // an f32 bias, whatever its operands are.
+  bool epilogues_pay = false;
 };
 
 }  // namespace rondo::compile

@@ -60,16 +60,19 @@ class EagerOps final : public OpCompiler {
  public:
   bool run(const OpDef& op, std::span<const Tensor* const> inputs, const Attrs& attrs, std::span<Tensor> outputs,
            std::source_location where) override {
-    if (op.lower == nullptr) return false;
+    const bool in_parts = op.lower == nullptr;
+    if (in_parts && (!op.fuse_parts || op.kind == OpKind::kContraction || op.overwrites >= 0)) return false;
     Graph graph = graph_of(op, inputs, attrs, outputs.size(), where);
     const Device device = inputs[0]->device();
-    const std::shared_ptr<const Program> program = program_for(graph, device);
+    const std::shared_ptr<const Program> program = program_for(graph, device, in_parts);
     if (program == nullptr) return false;
     std::vector<Tensor> given;
     for (const Tensor* input : inputs)
       if (input->defined()) given.push_back(*input);
-    const auto floats = attrs.floats.size() == 0 ? program->floats()
-                                                 : std::make_shared<const Floats>(floats_for(program->plan(), graph));
+    // A decomposition may compute with the call's floats, so its plan is for these ones.
+    const auto floats = in_parts || attrs.floats.size() == 0
+                            ? program->floats()
+                            : std::make_shared<const Floats>(floats_for(program->plan(), graph));
     std::vector<Tensor> results = program->run(given, floats);
     for (size_t i = 0; i < outputs.size(); ++i) outputs[i] = std::move(results[i]);
     return true;
@@ -86,8 +89,8 @@ class EagerOps final : public OpCompiler {
     std::list<const RecordingKey*>::iterator age;
   };
 
-  std::shared_ptr<const Program> program_for(const Graph& graph, Device device) {
-    RecordingKey key = pack(graph, PackFloats::kNo);
+  std::shared_ptr<const Program> program_for(const Graph& graph, Device device, bool in_parts) {
+    RecordingKey key = pack(graph, in_parts ? PackFloats::kYes : PackFloats::kNo);
     key.push_back(static_cast<uint64_t>(device.backend) << 8 | static_cast<uint8_t>(device.index));
     // A device that was closed may come back as one of another architecture (compile_for()).
     key.push_back(reinterpret_cast<uintptr_t>(find_target(device)));
@@ -102,9 +105,11 @@ class EagerOps final : public OpCompiler {
     }
     std::shared_ptr<const Program> program;
     if (graph.value(graph.outputs[0]).sizes.numel() > 0) {
-      // One kernel for all sizes, with eager's own rounding.
-      program = Program::compile(
-          graph, {.plan = {.exact = true, .epilogues = Epilogues::kNever}, .sizes = Sizes::kAny, .device = device});
+      // With eager's own rounding; for all sizes. The parts of an op are fused, and read a row once if they know how
+      // long it is.
+      program = Program::compile(graph, {.plan = {.exact = true, .epilogues = Epilogues::kNever},
+                                         .sizes = in_parts ? Sizes::kConstant : Sizes::kAny,
+                                         .device = device});
       report_.compiled += program->stats().compiled;
       ++report_.plans;
       if (program->stats().library_calls > 0) program = nullptr;

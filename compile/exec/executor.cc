@@ -61,15 +61,29 @@ void Executor::run_kernel(const Launch& launch, const Frame& frame) const {
   code_.target().launch.kernel(code_.device(), call, owner_);
 }
 
-void Executor::run_combine(const Launch& launch, const Frame& frame) const {
-  const LoweredUnit& unit = plan_.kernels[static_cast<size_t>(launch.kernel)];
-  absl::InlinedVector<CombineCall::Sum, 8> sums;
-  const Address* address = launch.addresses.data();
-  for (const ColumnResult& result : unit.column_results) {
-    sums.push_back({frame.at(address[0]), frame.at(address[1]), result.compute, plan_.graph.value(result.value).dtype});
-    address += 2;
+void Executor::run_combines(size_t first, const Frame& frame) const {
+  absl::InlinedVector<CombineCall::Sum, 16> sums;
+  absl::InlinedVector<size_t, 8> ends;  // of each call's sums
+  size_t end = first;
+  for (; end < plan_.launches.size() && plan_.launches[end].kind == Launch::Kind::kCombine; ++end) {
+    const Launch& launch = plan_.launches[end];
+    const Address* address = launch.addresses.data();
+    for (const ColumnResult& result : plan_.kernels[static_cast<size_t>(launch.kernel)].column_results) {
+      sums.push_back(
+          {frame.at(address[0]), frame.at(address[1]), result.compute, plan_.graph.value(result.value).dtype});
+      address += 2;
+    }
+    ends.push_back(sums.size());
   }
-  code_.target().launch.combine(code_.device(), {code_.handle(launch.kernel), &unit.kernel, sums}, owner_);
+  absl::InlinedVector<CombineCall, 8> calls;
+  for (size_t i = first, begin = 0; i < end; ++i) {
+    const int32_t kernel = plan_.launches[i].kernel;
+    const size_t last = ends[i - first];
+    calls.push_back({code_.handle(kernel), &plan_.kernels[static_cast<size_t>(kernel)].kernel,
+                     std::span(sums).subspan(begin, last - begin)});
+    begin = last;
+  }
+  code_.target().launch.combine(code_.device(), calls, owner_);
 }
 
 void Executor::run_library_call(size_t index, const Frame& frame) const {
@@ -120,7 +134,10 @@ void Executor::run_launch(size_t launch, const Frame& frame) const {
     case Launch::Kind::kKernel: return run_kernel(plan_.launches[launch], frame);
     case Launch::Kind::kLibraryCall: return run_library_call(launch, frame);
     case Launch::Kind::kCopy: return run_copy(plan_.launches[launch], frame);
-    case Launch::Kind::kCombine: return run_combine(plan_.launches[launch], frame);
+    case Launch::Kind::kCombine:
+      // The first of several runs all of them.
+      if (launch > 0 && plan_.launches[launch - 1].kind == Launch::Kind::kCombine) return;
+      return run_combines(launch, frame);
     case Launch::Kind::kTable: throw_internal("a table launch runs by Executor::run_tables()");
   }
 }

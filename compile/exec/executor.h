@@ -67,7 +67,8 @@ class Executor {
   void run_kernel(const Launch& launch, const Frame& frame) const;
   void run_library_call(size_t index, const Frame& frame) const;
   void run_copy(const Launch& launch, const Frame& frame) const;
-  void run_combine(const Launch& launch, const Frame& frame) const;
+  // That launch, and those of its kind that follow.
+  void run_combines(size_t first, const Frame& frame) const;
   void run_table(const Launch& launch, const TableArgument& argument) const;
   TableCall table_call(const Launch& launch, const TableArgument& argument) const;
   std::vector<Tensor> outputs(const Frame& frame, size_t launches_done) const;

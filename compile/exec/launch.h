@@ -25,7 +25,7 @@ struct KernelCall {
   int64_t grain;  // elements that pay for waking a thread
 };
 
-// Adds up the partial sums that a kernel has left: Note [Column order]. One launch for all of its sums.
+// Adds up the partial sums that a kernel has left: Note [Column order].
 struct CombineCall {
   struct Sum {
     std::byte* partial;  // [chunks, cols] of `compute`; the launch may overwrite it
@@ -49,11 +49,13 @@ struct TableCall {
 
 // How a target's code and its library calls run. Each function enqueues on the compute stream of the device, and copies
 // what a call points to on the host. It need not copy what `owner` keeps alive: code, kernels, extents and scalars.
-// `owner` is null where the device runs everything at once, and where the caller waits.
+// `owner` is null where the device runs everything at once, where the caller waits, and for kernels without
+// keeps_owner.
 struct LaunchFunctions {
   using Owner = std::shared_ptr<const void>;
+  bool keeps_owner = true;  // false: `kernel` and `combine` copy all that they need, and code is unloaded in its turn
   void (*kernel)(Device device, const KernelCall& call, const Owner& owner);
-  void (*combine)(Device device, const CombineCall& call, const Owner& owner);
+  void (*combine)(Device device, std::span<const CombineCall> calls, const Owner& owner);  // of one kernel or several
   void (*table)(Device device, const TableCall& call, const Owner& owner);
   // Does what may fail of a table launch, memory and loading of code, and returns the rest, which only enqueues. The
   // call's rows are free again on return. Null: nothing of `table` may fail.

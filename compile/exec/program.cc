@@ -82,7 +82,7 @@ std::shared_ptr<const Program> Program::compile(Graph source, const ProgramOptio
 }
 
 std::shared_ptr<const void> Program::keep(const std::shared_ptr<const Floats>& floats) const {
-  if (runs_at_once(code_.device())) return nullptr;
+  if (runs_at_once(code_.device()) || !code_.target().launch.keeps_owner) return nullptr;
   return std::make_shared<std::pair<std::shared_ptr<const Program>, std::shared_ptr<const Floats>>>(shared_from_this(),
                                                                                                     floats);
 }

@@ -83,9 +83,16 @@ class PlanTuner {
       candidates.push_back([&, choice] {
         choose(choice);
         executor_.run_launch(index, frame_);
-        if (!unit.column_results.empty()) executor_.run_launch(index + 1, frame_);
+        if (combines_at_once(index)) executor_.run_launch(index + 1, frame_);
       });
     choose(choices[static_cast<size_t>(Tuner::instance().fastest(what, candidates, code_.device()))]);
+  }
+
+  // The next launch adds up what this one leaves.
+  bool combines_at_once(size_t index) const {
+    if (index + 1 == plan_.launches.size()) return false;
+    const Launch& next = plan_.launches[index + 1];
+    return next.kind == Launch::Kind::kCombine && next.kernel == plan_.launches[index].kernel;
   }
 
   void tune_library_call(size_t index) {

@@ -167,8 +167,9 @@ class Finder {
       if (i > 0 && !is_epilogue(called, node(launch.nodes[i - 1])))
         return refuse(absl::StrCat(called.op->name, " is no epilogue of ", node(launch.nodes[i - 1]).op->name));
     }
-    const Launch wanted = library_call(graph_, launch.nodes);
-    if (launch.inputs != wanted.inputs || launch.outputs != wanted.outputs)
+    const Launch wanted = library_call(graph_, launch.nodes),
+                 with_wide_bias = library_call(graph_, launch.nodes, /*wide_bias=*/true);
+    if ((launch.inputs != wanted.inputs && launch.inputs != with_wide_bias.inputs) || launch.outputs != wanted.outputs)
       return refuse(absl::StrCat("the operands and results are not those of ", op.op->name));
     for (size_t i = 0; i < launch.addresses.size(); ++i) {
       const bool is_input = i < launch.inputs.size();

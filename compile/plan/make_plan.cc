@@ -1,5 +1,7 @@
 #include "rondo/compile/plan/make_plan.h"
 
+#include <algorithm>
+
 #include "rondo/compile/codegen/flatten.h"
 #include "rondo/compile/codegen/loop_text.h"
 #include "rondo/compile/codegen/relax.h"
@@ -45,6 +47,7 @@ EpilogueChains choose_epilogues(const Graph& graph, const Target& target, const 
     // less to read.
     if (chain.empty() || only_widens(graph, chain)) continue;
     const bool widens = graph.nodes[static_cast<size_t>(chain[0])].op->epilogue == Epilogue::kWiden;
+    if (target.capabilities.epilogues_pay && (!widens || chain.size() > 1)) continue;
     if (widens || options.epilogues_pay == nullptr || !options.epilogues_pay(graph, static_cast<int32_t>(n), chain))
       chain.clear();
   }
@@ -82,12 +85,41 @@ bool only_copies(const LoweredUnit& unit) {
   return flat.split_columns && flat.operands[0].col_stride == 1 && flat.operands[1].col_stride == 1;
 }
 
+// Capabilities::gathers_sums: the launches that add up partial sums wait, together, for one that reads a result of any.
+void gather_sums(Plan& plan) {
+  std::vector<Launch> order, waiting;
+  std::vector<bool> awaited(plan.graph.values.size(), false);  // by root value
+  const auto root = [&](ValueId id) { return static_cast<size_t>(plan.graph.value(id).root); };
+  const auto finish = [&] {
+    for (Launch& launch : waiting) order.push_back(std::move(launch));
+    waiting.clear();
+  };
+  for (Launch& launch : plan.launches) {
+    const std::vector<ValueId> values = touched(plan, launch);
+    if (std::any_of(values.begin(), values.end(), [&](ValueId id) { return id != kNoValue && awaited[root(id)]; })) {
+      finish();
+      awaited.assign(awaited.size(), false);
+    }
+    if (launch.kind == Launch::Kind::kCombine) {
+      for (const ValueId id : values) awaited[root(id)] = true;
+      waiting.push_back(std::move(launch));
+    } else {
+      order.push_back(std::move(launch));
+    }
+  }
+  finish();
+  plan.launches = std::move(order);
+}
+
 }  // namespace
 
 Plan plan_launches(Graph source, const Target& target, const PlanOptions& options) {
   Plan plan;
   plan.target = target.name();
   plan.graph = simplify(std::move(source));
+  // Where a launch costs more than what it widens.
+  if (!options.exact && target.capabilities.gathers_sums && enabled(CompilerStage::kRelax))
+    if (std::optional<Graph> widened = widen_reductions(plan.graph)) plan.graph = *std::move(widened);
   const Graph& graph = plan.graph;
   const EpilogueChains epilogues = choose_epilogues(graph, target, options);
   const std::vector<Unit> units = reproducible({.stage = "fuse", .graph = &graph},
@@ -97,7 +129,7 @@ Plan plan_launches(Graph source, const Target& target, const PlanOptions& option
   for (const Unit& unit : units) {
     if (!unit.fused) {
       if (!is_in_place(graph, graph.nodes[static_cast<size_t>(unit.nodes[0])]))
-        plan.launches.push_back(library_call(graph, unit.nodes));
+        plan.launches.push_back(library_call(graph, unit.nodes, target.capabilities.epilogues_pay));
       continue;
     }
     LoweredUnit lowered = reproducible({.stage = "lower", .graph = &graph, .unit = &unit, .needed = &needed},
@@ -119,6 +151,7 @@ Plan plan_launches(Graph source, const Target& target, const PlanOptions& option
       plan.launches.push_back({.kind = Launch::Kind::kCombine, .kernel = kernel, .nodes = {}});
     plan.kernels.push_back(std::move(lowered));
   }
+  if (target.capabilities.gathers_sums) gather_sums(plan);
   number_floats(plan);
   return plan;
 }
@@ -142,9 +175,16 @@ Plan make_table_plan(LoopKernel kernel, const Target& target) {
   return plan;
 }
 
-Launch library_call(const Graph& graph, const std::vector<int32_t>& nodes) {
+Launch library_call(const Graph& graph, const std::vector<int32_t>& nodes, bool wide_bias) {
   Launch launch{.kind = Launch::Kind::kLibraryCall, .nodes = nodes};
   launch.inputs = graph.nodes[static_cast<size_t>(nodes[0])].inputs;
+  constexpr size_t kBias = 2;
+  if (wide_bias && nodes.size() > 1 && launch.inputs.size() > kBias && launch.inputs[kBias] != kNoValue &&
+      graph.nodes[static_cast<size_t>(nodes[1])].op->epilogue == Epilogue::kWiden) {
+    const int32_t producer = graph.value(launch.inputs[kBias]).producer;
+    if (producer >= 0 && is_parameter_copy(graph, graph.nodes[static_cast<size_t>(producer)]))
+      launch.inputs[kBias] = graph.nodes[static_cast<size_t>(producer)].inputs[0];
+  }
   for (size_t i = 1; i < nodes.size(); ++i) {
     const ValueId result = graph.nodes[static_cast<size_t>(nodes[i - 1])].outputs[0];
     for (ValueId id : graph.nodes[static_cast<size_t>(nodes[i])].inputs)

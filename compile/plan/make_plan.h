@@ -31,8 +31,9 @@ Plan make_table_plan(LoopKernel kernel, const Target& target);
 // All but the memory: for comparing the kernels of a graph with those that it has at other sizes.
 Plan plan_launches(Graph graph, const Target& target, const PlanOptions& options);
 
-// The call of nodes[0]'s op, with the others as its epilogues. Without addresses.
-Launch library_call(const Graph& graph, const std::vector<int32_t>& nodes);
+// The call of nodes[0]'s op, with the others as its epilogues. Without addresses. `wide_bias`: where the first epilogue
+// widens, a bias that is the 16-bit copy of a parameter is the parameter itself (Capabilities::epilogues_pay).
+Launch library_call(const Graph& graph, const std::vector<int32_t>& nodes, bool wide_bias = false);
 
 // The kernels, in order.
 std::vector<LoopKernel> kernels_of(const Plan& plan);

@@ -99,13 +99,20 @@ class MemoryPlanner {
       const int64_t bytes = aligned(std::max<int64_t>(bytes_of(graph_.values[v]), 1), alignment_);
       plan_.placements[v] = {Placement::kArena, arena.place(bytes, first_[v], last_[v])};
     }
-    // Partial sums live from their kernel to the next launch, which adds them up.
+    // Partial sums live from their kernel to the launch that adds them up. Such launches that follow each other are
+    // one.
+    std::vector<int> combined(plan_.kernels.size(), -1);
+    for (int i = n_launches() - 1, last = i; i >= 0; --i) {
+      if (launch(i).kind != Launch::Kind::kCombine) last = i - 1;
+      else combined[static_cast<size_t>(launch(i).kernel)] = last;
+    }
     std::vector<int64_t> partials(plan_.kernels.size(), 0);
     for (int i = 0; i < n_launches(); ++i) {
       if (launch(i).kind != Launch::Kind::kKernel) continue;
       const LoweredUnit& unit = kernel_of(launch(i));
       if (unit.column_results.empty()) continue;
-      partials[static_cast<size_t>(launch(i).kernel)] = arena.place(partial_bytes(unit, alignment_), i, i + 1);
+      partials[static_cast<size_t>(launch(i).kernel)] = arena.place(partial_bytes(unit, alignment_), i,
+                                                                    combined[static_cast<size_t>(launch(i).kernel)]);
     }
     plan_.arena_bytes = arena.size();
     resolve_addresses(partials);
@@ -123,8 +130,12 @@ class MemoryPlanner {
     plan_.placements.resize(graph_.values.size());
     for (size_t i = 0; i < graph_.inputs.size(); ++i)
       plan_.placements[static_cast<size_t>(graph_.inputs[i])] = {Placement::kInput, static_cast<int64_t>(i)};
+    std::vector<bool> used(graph_.values.size(), false);  // by root value
+    for (int i = 0; i < n_launches(); ++i)
+      for (ValueId id : touched(plan_, launch(i)))
+        if (id != kNoValue) used[static_cast<size_t>(graph_.value(id).root)] = true;
     for (const GraphNode& node : graph_.nodes) {
-      if (!is_parameter_copy(graph_, node)) continue;
+      if (!is_parameter_copy(graph_, node) || !used[static_cast<size_t>(node.outputs[0])]) continue;
       const int64_t input = plan_.placements[static_cast<size_t>(node.inputs[0])].index;
       plan_.placements[static_cast<size_t>(node.outputs[0])] = {Placement::kCopy, std::ssize(plan_.copies)};
       plan_.copies.push_back({static_cast<int32_t>(input), graph_.value(node.outputs[0]).dtype});

@@ -26,7 +26,8 @@ struct Launch {
     kKernel,       // a generated kernel
     kLibraryCall,  // an op's own kernel and its epilogues
     kCopy,         // bytes of a dense value, by the device's own copy
-    kCombine,      // adds up the partial sums that a kernel has left, of all its column results
+    kCombine,      // adds up the partial sums that a kernel has left, of all its column results. Several that follow
+                   // each other run as one
     kTable,        // a generated kernel on every item of a table, which is an argument of the run
   } kind = Kind::kKernel;
   int32_t kernel = -1;                 // kKernel, kTable: of Plan::kernels; kCombine: whose sums

@@ -3,6 +3,7 @@
 #include <bit>
 #include <map>
 #include <tuple>
+#include <utility>
 
 #include "rondo/compile/transform/passes.h"
 
@@ -74,6 +75,41 @@ std::optional<Graph> eliminate_common_subexpressions(const Graph& graph) {
   }
   if (std::find(keep.begin(), keep.end(), false) == keep.end()) return std::nullopt;
   return rebuild(graph, keep, renamed);
+}
+
+std::optional<Graph> widen_reductions(const Graph& graph) {
+  std::vector<int> readers(graph.values.size(), 0), views(graph.values.size(), 0);
+  for (const GraphNode& node : graph.nodes)
+    for (ValueId id : node.inputs)
+      if (id != kNoValue) ++readers[static_cast<size_t>(id)];
+  for (ValueId id : graph.outputs) ++readers[static_cast<size_t>(id)];
+  for (const Value& value : graph.values) ++views[static_cast<size_t>(value.root)];
+  std::optional<Graph> result;
+  for (size_t n = 0; n < graph.nodes.size(); ++n) {
+    const GraphNode& widening = graph.nodes[n];
+    if (widening.op->epilogue != Epilogue::kWiden || graph.value(widening.outputs[0]).dtype != kF32) continue;
+    const ValueId sum = widening.inputs[0];
+    const Value& narrow = graph.value(sum);
+    if (narrow.producer < 0 || !is_low_precision(narrow.dtype)) continue;
+    const GraphNode& reduction = graph.nodes[static_cast<size_t>(narrow.producer)];
+    if (reduction.op->kind != OpKind::kReduction || reduction.outputs.size() != 1 || reduction.inputs.size() != 1 ||
+        graph.value(reduction.inputs[0]).dtype != narrow.dtype || readers[static_cast<size_t>(sum)] != 1 ||
+        views[static_cast<size_t>(sum)] != 1)
+      continue;
+    if (!result) result = graph;
+    // The two nodes change places, and what stands between them is the widened operand.
+    GraphNode &first = result->nodes[static_cast<size_t>(narrow.producer)], &second = result->nodes[n];
+    std::swap(first.op, second.op);
+    std::swap(first.attrs, second.attrs);
+    std::swap(first.where, second.where);
+    std::swap(first.origin, second.origin);
+    const TensorMeta wide = infer_results(*result, first, Operands::kAsTheyAre)[0];
+    Value& between = result->value(sum);
+    between.dtype = wide.dtype;
+    between.sizes = wide.sizes;
+    between.strides = wide.strides;
+  }
+  return result;
 }
 
 std::optional<Graph> eliminate_dead_code(const Graph& graph) {

@@ -199,7 +199,7 @@ class Head {
     const int64_t* index = pointer<int64_t>(target_);
     std::vector<C> losses(static_cast<size_t>(loss != nullptr ? rows_ : 0));
     std::vector<C> bias_sums(static_cast<size_t>(dbias.defined() ? cols_ : 0), C(0));
-    const int64_t chunk = attrs_.rows_at_once(rows_, cols_);
+    const int64_t chunk = attrs_.rows_at_once(rows_, cols_, LinearLossAttrs::kChunkLogits);
     const Tensor buffer = Tensor::empty({chunk, cols_}, {lower_, x_.device()});
     // 16-bit weight gradients of several chunks are added up in f32 and rounded once.
     Tensor weight_sum = dweight;

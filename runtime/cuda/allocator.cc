@@ -36,6 +36,13 @@ size_t Allocator::block_bytes(size_t bytes) {
   return round_up(bytes, std::bit_floor(bytes - 1) / 8);
 }
 
+// Sizes up to 8 steps have a class each, larger ones eight for each power of two.
+size_t Allocator::class_of(size_t size) {
+  if (size <= 8 * kStep) return size / kStep - 1;
+  const size_t below = std::bit_floor(size - 1);
+  return 8 * static_cast<size_t>(std::bit_width(below) - std::bit_width(8 * kStep)) + 7 + 8 * (size - below) / below;
+}
+
 Allocator::Allocator(DeviceState& device)
     : device_(device), caching_(caches()), cache_limit_(std::numeric_limits<int64_t>::max()) {}
 
@@ -58,7 +65,16 @@ void* Allocator::allocate(size_t bytes) {
   if (caching_) {
     if (cached() > cache_limit_ && releasable_ > 0) [[unlikely]]
       release_free_segments(cache_limit_);
-    data = take(size);
+    if (size <= kSmall) {
+      Waiting& waiting = waiting_[class_of(size)];
+      if (waiting.n > 0) [[likely]]
+        data = reinterpret_cast<void*>(waiting.blocks[--waiting.n]->address);
+    }
+    if (data == nullptr) data = take(size);
+    if (data == nullptr) {
+      free_waiting();
+      data = take(size);
+    }
     if (data == nullptr && add_segment(size)) data = take(size);
   } else {
     data = take_uncached(size);
@@ -90,9 +106,9 @@ void Allocator::deallocate(void* data, size_t bytes) noexcept {
   const auto found = used_.find(address);
   if (found == used_.end()) return;  // of a device that was closed since
   Block* block = found->second;
-  used_.erase(found);
   in_use_ -= size;
   if (!caching_) {
+    used_.erase(found);
     reserved_ -= size;
     try {
       const ContextScope scope(device_);
@@ -102,6 +118,24 @@ void Allocator::deallocate(void* data, size_t bytes) noexcept {
     }
     return;
   }
+  // What waits cannot be given back to the driver as it is.
+  if (block->segment->small && cache_limit_ == std::numeric_limits<int64_t>::max()) [[likely]] {
+    Waiting& waiting = waiting_[class_of(block->bytes)];
+    if (waiting.n < Waiting::kMost) [[likely]] {
+      waiting.blocks[waiting.n++] = block;
+      return;
+    }
+  }
+  free_block(block);
+}
+
+void Allocator::free_waiting() {
+  for (Waiting& waiting : waiting_)
+    while (waiting.n > 0) free_block(waiting.blocks[--waiting.n]);
+}
+
+void Allocator::free_block(Block* block) {
+  used_.erase(block->address);
   FreeBlocks& free = free_[block->segment->small];
   FreeBlocks::node_type node = std::move(block->node);
   const auto forget = [&](Block* b) { free.erase({{b->bytes, b->address}, b}); };
@@ -187,6 +221,7 @@ void* Allocator::take_uncached(size_t size) {
 }
 
 void Allocator::release_free_segments(int64_t most) {
+  free_waiting();
   const ContextScope scope(device_);
   device_.wait_all();
   if (!caching_) {
@@ -258,6 +293,7 @@ void Allocator::set_cache_limit(int64_t bytes) {
   if (bytes < 0) throw Error(absl::StrCat("set_cache_limit: ", bytes, " bytes"));
   const std::lock_guard lock(mutex_);
   cache_limit_ = bytes;
+  free_waiting();
 }
 void Allocator::set_limit(int64_t bytes) {
   const std::lock_guard lock(mutex_);

@@ -1,7 +1,7 @@
 // The caching allocator of one device (backend.h, Note [Stream order]). It takes segments from the driver, cuts blocks
 // from them, and joins neighbours again when they are freed. A freed block serves the next request at once, because all
-// that its last owner enqueued stands before what its next owner enqueues. Only giving a segment back to the driver
-// waits for the device.
+// that its last owner enqueued stands before what its next owner enqueues. Small blocks wait whole for a request of
+// their size, and are joined when nothing else is left. Only giving a segment back to the driver waits for the device.
 //
 // RONDO_CUDA_CACHE=0: every block is an allocation of its own, in the order of the compute stream. Slower, but
 // compute-sanitizer then sees the lifetime and the bounds of every block.
@@ -18,9 +18,9 @@
 #include <mutex>
 #include <set>
 #include <string>
-#include <unordered_map>
 #include <utility>
 
+#include "absl/container/flat_hash_map.h"
 #include "rondo/runtime/cuda/driver.h"
 #include "rondo/runtime/memory.h"
 #include "rondo/runtime/storage.h"
@@ -73,6 +73,9 @@ class Allocator {
     std::list<Segment>::iterator self;
   };
 
+  static size_t class_of(size_t size);  // of a block's size, up to kSmall
+  void free_block(Block* block);
+  void free_waiting();            // those of waiting_
   void* take(size_t size);        // from the cache; null: nothing fits
   bool add_segment(size_t size);  // from the driver; false: there is no memory, or the limit is reached
   bool add_segment_of(size_t bytes, bool small);
@@ -86,8 +89,15 @@ class Allocator {
   const bool caching_;
   mutable std::mutex mutex_;  // guards all below but purposes_
   std::list<Segment> segments_;
-  std::unordered_map<DevicePtr, Block*> used_;
+  absl::flat_hash_map<DevicePtr, Block*> used_;
   FreeBlocks free_[2];  // [small]
+  // Freed blocks that nothing was done with yet, by the class of their size; they are in used_.
+  static constexpr size_t kClasses = 80;
+  struct Waiting {
+    static constexpr size_t kMost = 64;
+    size_t n = 0;
+    Block* blocks[kMost];
+  } waiting_[kClasses];
   int64_t in_use_ = 0, peak_ = 0, reserved_ = 0, allocations_ = 0, limit_ = 0;
   int64_t cache_limit_;
   int64_t releasable_ = 0;  // bytes of segments without a block in use

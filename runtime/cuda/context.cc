@@ -75,15 +75,11 @@ std::string describe(const Driver& driver, Result result) {
 // ---- One device
 
 ContextScope::ContextScope(DeviceState& device) : driver_(device.driver()) {
-  Context current = nullptr;
-  device.check(driver_.context_current(&current), "cuCtxGetCurrent");
-  if (current == device.context()) return;
   device.check(driver_.context_push(device.context()), "cuCtxPushCurrent");
-  pushed_ = true;
 }
 ContextScope::~ContextScope() {
   Context popped = nullptr;
-  if (pushed_) static_cast<void>(driver_.context_pop(&popped));
+  static_cast<void>(driver_.context_pop(&popped));
 }
 
 DeviceState::DeviceState(const Driver& driver, int index, int ordinal)

@@ -140,7 +140,6 @@ class ContextScope {
 
  private:
   const Driver& driver_;
-  bool pushed_ = false;
 };
 
 // "CUDA_ERROR_ILLEGAL_ADDRESS (an illegal memory access was encountered)"

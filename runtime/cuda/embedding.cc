@@ -27,16 +27,6 @@ extern "C" __global__ void rondo_embedding(WORD* out, const WORD* table, const l
 )cuda"};
 
 constexpr Source kAddRows = {"embedding_grad", R"cuda(
-// Rows out of range come last.
-extern "C" __global__ void rondo_row_keys(const long long* index, unsigned long long* keys, long long n,
-                                          long long rows, DeviceStatus* status, unsigned call) {
-  for (long long i = first_index(); i < n; i += index_step()) {
-    const long long row = read(index + i);
-    const bool bad = row < 0 || row >= rows;
-    if (bad) rondo_report(status, call, row, i);
-    write(keys + i, bad ? ~0ull : static_cast<unsigned long long>(row));
-  }
-}
 // A block for each sorted position; that of a row's first gradient adds up all of the row.
 extern "C" __global__ void rondo_add_rows(T* table, const T* grad, const unsigned long long* keys,
                                           const long long* positions, long long n, long long cols) {
@@ -61,11 +51,7 @@ void add_rows(const KernelContext& context, const Tensor& grad, const Tensor& in
   if (n == 0) return;
   const int device = table.device().index;
   const std::initializer_list<Define> types = {{"T", type_name(table.dtype())}};
-  const Tensor keys = Tensor::empty({n}, {kI64, table.device()});
-  const IndexCheck check = check_indices(context, rows, /*at_position=*/true);
-  launch_threads(device, kernel_of(device, kAddRows, "rondo_row_keys", types), n, address_of(indices), address_of(keys),
-                 n, rows, check.status, check.call);
-  const Order order = sort_keys(keys, 1, n);
+  const Order order = sort_rows(indices, rows, check_indices(context, rows, /*at_position=*/true));
   launch_blocks(device, kernel_of(device, kAddRows, "rondo_add_rows", types), n, 128, address_of(table),
                 address_of(grad), address_of(order.keys), address_of(order.positions), n, cols);
 }

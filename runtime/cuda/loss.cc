@@ -1,31 +1,42 @@
-// Cross-entropy of logits, fused: a block reads a row of logits three times and writes nothing between. That of a
-// linear layer runs in the parts of its decomposition, with whole logits.
+// Cross-entropy: of logits, a block reads a row of logits three times and writes nothing between; and of a linear layer
+// whose logits are never whole.
+#include <algorithm>
+
 #include "absl/strings/str_cat.h"
+#include "rondo/runtime/amp.h"
+#include "rondo/runtime/autograd.h"
+#include "rondo/runtime/backend.h"
 #include "rondo/runtime/cuda/bad_index.h"
 #include "rondo/runtime/cuda/layout.h"
+#include "rondo/runtime/cuda/product.h"
 #include "rondo/runtime/cuda/scalar_text.h"
 #include "rondo/runtime/cuda/source.h"
+#include "rondo/runtime/lowered.h"
 #include "rondo/runtime/ops/kernels.h"
+#include "rondo/runtime/ops/linear_loss.h"
 #include "rondo/runtime/ops/scalar_math.h"
+#include "rondo/runtime/recorder.h"
 
 namespace rondo::cuda {
 namespace {
 
 // Sums of a block are those of its threads' strided elements, combined in a tree: the same in every run.
-constexpr const char* kCrossEntropy = R"cuda(
+constexpr const char* kReduce = R"cuda(
 using C = typename RondoCompute<T>::Type;
-template <class Op, class V> RONDO_DEVICE V block_reduce(V value, V (&parts)[8]) {
+template <class Op, int kWarps, class V> RONDO_DEVICE V block_reduce(V value, V (&parts)[kWarps]) {
   value = warp_reduce<Op, 32>(value);
   __syncthreads();  // the last reduction has been read
   if (threadIdx.x % 32 == 0) put(parts[threadIdx.x / 32], value);
   __syncthreads();
   V all = get(parts[0]);
 #pragma unroll
-  for (int w = 1; w < 8; ++w) all = Op::combine(all, get(parts[w]));
+  for (int w = 1; w < kWarps; ++w) all = Op::combine(all, get(parts[w]));
   return all;
 }
 RONDO_DEVICE C low_of(C) { return static_cast<C>(__longlong_as_double(0xFFF0000000000000ull)); }
+)cuda";
 
+constexpr const char* kCrossEntropy = R"cuda(
 // A block for each row. Rows whose target is out of range count as ignored.
 extern "C" __global__ void rondo_cross_entropy(const T* logits, const long long* target, C* lse, C* losses,
                                                long long rows, long long cols, long long ignored, double smooth,
@@ -36,15 +47,15 @@ extern "C" __global__ void rondo_cross_entropy(const T* logits, const long long*
     const T* const row = logits + r * cols;
     C top = low_of(C());
     for (long long i = threadIdx.x; i < cols; i += blockDim.x) top = Max::combine(top, widen(read(row + i)));
-    top = block_reduce<Max>(top, parts);
+    top = block_reduce<Max, 8>(top, parts);
     C sum = 0, plain = 0;
     for (long long i = threadIdx.x; i < cols; i += blockDim.x) {
       const C x = widen(read(row + i));
       sum = sum + rondo_exp(x - top);
       plain = plain + x;
     }
-    sum = block_reduce<Sum>(sum, parts);
-    if (smoothing != 0) plain = block_reduce<Sum>(plain, parts);
+    sum = block_reduce<Sum, 8>(sum, parts);
+    if (smoothing != 0) plain = block_reduce<Sum, 8>(plain, parts);
     if (threadIdx.x != 0) continue;
     const C result = top + rondo_log(sum);
     write(lse + r, result);
@@ -71,8 +82,8 @@ extern "C" __global__ void rondo_sum_losses(const C* losses, const long long* ta
     sum = sum + read(losses + r);
     count += read(target + r) != ignored ? 1 : 0;
   }
-  sum = block_reduce<Sum>(sum, parts);
-  count = block_reduce<Sum>(count, counts);
+  sum = block_reduce<Sum, 8>(sum, parts);
+  count = block_reduce<Sum, 8>(count, counts);
   if (threadIdx.x == 0) write(out, convert<T>(mean != 0 ? sum / static_cast<C>(count) : sum));
 }
 extern "C" __global__ void rondo_store_losses(const C* losses, T* out, long long rows) {
@@ -84,7 +95,7 @@ extern "C" __global__ void rondo_mean_scale(const long long* target, C* scale, l
   __shared__ long long counts[8];
   long long count = 0;
   for (long long r = threadIdx.x; r < rows; r += blockDim.x) count += read(target + r) != ignored ? 1 : 0;
-  count = block_reduce<Sum>(count, counts);
+  count = block_reduce<Sum, 8>(count, counts);
   if (threadIdx.x == 0) write(scale, mean != 0 ? static_cast<C>(1) / static_cast<C>(count) : static_cast<C>(1));
 }
 // `out` may be `logits`: each thread reads an element before it overwrites it. grad_step: 1 if each row has its own.
@@ -111,11 +122,123 @@ extern "C" __global__ void rondo_cross_entropy_grad(const T* grad, const T* logi
 }
 )cuda";
 
+std::string text_with(const char* kernels) {
+  return absl::StrCat(scalar_function("rondo_exp", [](LoopValue x) { return scalar::exp(x); }),
+                      scalar_function("rondo_log", [](LoopValue x) { return scalar::log(x); }), kReduce, kernels);
+}
 const Source& source() {
-  static const auto* const text = new std::string(
-      absl::StrCat(scalar_function("rondo_exp", [](LoopValue x) { return scalar::exp(x); }),
-                   scalar_function("rondo_log", [](LoopValue x) { return scalar::log(x); }), kCrossEntropy));
+  static const auto* const text = new std::string(text_with(kCrossEntropy));
   static const Source source{"loss", *text};
+  return source;
+}
+
+// The head's part between its products.
+constexpr const char* kHead = R"cuda(
+constexpr int kVector = 16 / sizeof(T);
+using Vector = Pack<T, kVector>;
+
+// What a thread has of a row: vectors THREADS apart. It keeps the first KEPT of them, and reads what lies behind again.
+struct Line {
+  T* row;
+  long long cols;
+  Vector kept[KEPT];
+  RONDO_DEVICE long long column(int i) const { return (threadIdx.x + static_cast<long long>(i) * THREADS) * kVector; }
+  RONDO_DEVICE int exist(long long at) const { return cols - at < kVector ? static_cast<int>(cols - at) : kVector; }
+  RONDO_DEVICE void read_row() {
+#pragma unroll
+    for (int i = 0; i < KEPT; ++i)
+      if (column(i) < cols) kept[i] = load<kVector>(row + column(i), exist(column(i)));
+  }
+  // use(column of the first, vector, how many exist)
+  template <class Use> RONDO_DEVICE void each(Use use) const {
+#pragma unroll
+    for (int i = 0; i < KEPT; ++i)
+      if (column(i) < cols) use(column(i), kept[i], exist(column(i)));
+    for (long long at = column(KEPT); at < cols; at += THREADS * kVector)
+      use(at, load<kVector>(row + at, exist(at)), exist(at));
+  }
+};
+
+// A block for each row of a chunk of logits, whose first row is row `first` of the call: its loss, and the gradient of
+// its logits in their place. Rows whose target is out of range count as ignored. losses, arriving, scale: may be null.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    rondo_head_rows(T* logits, const long long* target, C* losses, const C* arriving, const C* scale, long long rows,
+                    long long first, long long cols, long long stride, long long ignored, double smooth,
+                    double inverse_cols, long long arriving_step, long long wants_grad, DeviceStatus* status,
+                    unsigned call) {
+  constexpr int kWarps = THREADS / 32;
+  __shared__ C parts[kWarps];
+  __shared__ C at_target;
+  const C smoothing = static_cast<C>(smooth), inverse = static_cast<C>(inverse_cols), share = smoothing * inverse;
+  for (long long r = blockIdx.x; r < rows; r += gridDim.x) {
+    const long long k = read(target + first + r);
+    const bool ignore = k == ignored, bad = (k < 0 || k >= cols) && !ignore, none = bad || ignore;
+    if (bad && threadIdx.x == 0) rondo_report(status, call, k, first + r);
+    Line line;
+    line.row = logits + r * stride;
+    line.cols = cols;
+    line.read_row();
+    C top = low_of(C());
+    line.each([&](long long, const Vector& vector, int exist) {
+#pragma unroll
+      for (int e = 0; e < kVector; ++e)
+        if (e < exist) top = Max::combine(top, widen(vector.at[e]));
+    });
+    top = block_reduce<Max, kWarps>(top, parts);
+    C sum = 0, plain = 0;
+    line.each([&](long long at, const Vector& vector, int exist) {
+#pragma unroll
+      for (int e = 0; e < kVector; ++e) {
+        if (e >= exist) continue;
+        const C x = widen(vector.at[e]);
+        sum = sum + rondo_exp(x - top);
+        plain = plain + x;
+        if (at + e == k) put(at_target, x);
+      }
+    });
+    sum = block_reduce<Sum, kWarps>(sum, parts);
+    if (smoothing != 0) plain = block_reduce<Sum, kWarps>(plain, parts);
+    const C total = top + rondo_log(sum);
+    if (losses != nullptr && threadIdx.x == 0) {
+      C loss = 0;
+      if (!none) {
+        loss = total - get(at_target);
+        if (smoothing != 0) loss = (static_cast<C>(1) - smoothing) * loss + smoothing * (total - plain * inverse);
+      }
+      write(losses + first + r, loss);
+    }
+    if (wants_grad != 0) {
+      C weight = scale != nullptr ? read(scale) : static_cast<C>(1);
+      if (arriving != nullptr) weight = read(arriving + (first + r) * arriving_step) * weight;
+      line.each([&](long long at, const Vector& vector, int exist) {
+        Vector grads = {};
+#pragma unroll
+        for (int e = 0; e < kVector; ++e) {
+          if (e >= exist) continue;
+          C grad = rondo_exp(widen(vector.at[e]) - total) - share;
+          if (at + e == k) grad = grad - (static_cast<C>(1) - smoothing);
+          grads.at[e] = convert<T>(none ? static_cast<C>(0) : grad * weight);
+        }
+        store<kVector>(line.row + at, grads, exist);
+      });
+    }
+    __syncthreads();  // at_target and the sums have been read
+  }
+}
+// Adds a chunk's rows to the bias's sums, in order.
+extern "C" __global__ void rondo_head_bias(const T* grads, C* sums, long long rows, long long cols, long long stride,
+                                           long long begins) {
+  for (long long c = first_index(); c < cols; c += index_step()) {
+    C sum = begins != 0 ? static_cast<C>(0) : read(sums + c);
+    for (long long r = 0; r < rows; ++r) sum = sum + widen(read(grads + r * stride + c));
+    write(sums + c, sum);
+  }
+}
+)cuda";
+
+const Source& head_source() {
+  static const auto* const text = new std::string(text_with(kHead));
+  static const Source source{"head", *text};
   return source;
 }
 
@@ -194,6 +317,200 @@ void cross_entropy_grad_kernel(const KernelContext& context) {
                 address_of(logits), address_of(target), address_of(lse), address_of(scale), address_of(out),
                 call.rows(), call.cols(), call.ignored(), call.smoothing(), call.inverse(),
                 static_cast<long long>(call.per_row()), check.status, check.call);
+}
+
+// ---- Without whole logits
+
+namespace {
+
+using ops::LinearLossAttrs;
+
+// Note [Chunks of logits on the device]. As on the CPU, rows go through the head in chunks: a product makes their
+// logits, one kernel their losses and, in place, the logits' gradient, and two products what that adds to dx and
+// dweight, the latter on what the chunks before have left. Four launches each; so chunks are as large as memory allows:
+// at most 2^27 logits, 256 MiB in 16 bits. Rows of the chunk begin at multiples of 16 bytes, whatever V is.
+class Head {
+ public:
+  // Operands from `first` on: x, weight, bias, target.
+  Head(const KernelContext& context, int first)
+      : context_(context),
+        attrs_(context.attrs),
+        x_(dense(context.in(first))),
+        lower_(attrs_.dtype_of_products(x_.dtype())),
+        narrow_x_(x_.to(lower_)),
+        weight_(lowered(context.in(first + 1))),
+        target_(dense(context.in(first + 3))),
+        rows_(x_.sizes()[0]),
+        cols_(weight_.sizes()[0]),
+        inner_(weight_.sizes()[1]),
+        stride_(round_up(cols_, static_cast<int64_t>(16 / size_of(lower_)))) {
+    if (context.has(first + 2)) bias_ = lowered(context.in(first + 2));
+  }
+
+  // `grad`: what arrives at the loss, undefined for 1. Undefined results are not wanted. REQUIRES: there are rows,
+  // columns and inner elements.
+  void walk(const Tensor& grad, Tensor* loss, const Tensor& dx, const Tensor& dweight, const Tensor& dbias) {
+    const DType compute = compute_dtype(lower_);
+    const bool wants_grad = dx.defined() || dweight.defined() || dbias.defined();
+    const auto temporary = [&](Dims sizes, DType dtype) { return Tensor::empty(sizes, {dtype, x_.device()}); };
+    const int64_t chunk = attrs_.rows_at_once(rows_, cols_, kMostLogits);
+    const Tensor logits = temporary({chunk, stride_}, lower_);
+    Tensor losses, scale, arriving, bias_sums;
+    if (loss != nullptr) losses = temporary({rows_}, compute);
+    if (wants_grad && reduction() == kMean) {
+      scale = temporary({1}, compute);
+      launch_blocks(device(), kernel(source(), "rondo_mean_scale", compute), 1, kThreads, address_of(target_),
+                    address_of(scale), count(rows_), count(ignored()), 1ll);
+    }
+    if (wants_grad && grad.defined()) arriving = dense(grad).to(compute);
+    if (dbias.defined()) bias_sums = temporary({cols_}, compute);
+    // 16-bit weight gradients of several chunks are added up in f32 and rounded once.
+    Tensor weight_sum = dweight;
+    if (dweight.defined() && chunk < rows_ && is_low_precision(dweight.dtype()))
+      weight_sum = temporary(dweight.sizes(), kF32);
+    for (int64_t at = 0; at < rows_; at += chunk) {
+      const int64_t n = std::min(chunk, rows_ - at);
+      const std::byte* const x = address_of(narrow_x_) + at * inner_ * static_cast<int64_t>(size_of(lower_));
+      multiply({.dtype = lower_, .m = n, .n = cols_, .k = inner_, .bias = bias_.defined()}, {x, inner_, 1},
+               {address_of(weight_), 1, inner_}, address_of(logits), stride_, false);
+      run_rows(logits, losses, arriving, scale, at, n, wants_grad);
+      if (dx.defined())
+        multiply({.dtype = lower_, .wide = dx.dtype() != lower_, .m = n, .n = inner_, .k = cols_},
+                 {address_of(logits), stride_, 1}, {address_of(weight_), inner_, 1},
+                 address_of(dx) + at * inner_ * static_cast<int64_t>(size_of(dx.dtype())), inner_, false);
+      if (dweight.defined())
+        multiply({.dtype = lower_, .wide = weight_sum.dtype() != lower_, .m = cols_, .n = inner_, .k = n},
+                 {address_of(logits), 1, stride_}, {x, inner_, 1}, address_of(weight_sum), inner_, at > 0);
+      if (dbias.defined())
+        launch_threads(device(), head_kernel("rondo_head_bias", {1, kThreads}), cols_, address_of(logits),
+                       address_of(bias_sums), count(n), count(cols_), count(stride_), static_cast<long long>(at == 0));
+    }
+    if (dweight.defined() && !weight_sum.is_same(dweight)) Tensor(dweight).copy_(weight_sum);
+    if (dbias.defined()) Tensor(dbias).copy_(bias_sums);
+    if (loss != nullptr) reduce(losses, *loss);
+  }
+
+ private:
+  static constexpr int64_t kMostLogits = int64_t{1} << 27;
+  static int64_t round_up(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
+  static long long count(int64_t n) { return n; }
+  int device() const { return x_.device().index; }
+  int64_t ignored() const { return context_.attrs.ints[0]; }
+  int64_t reduction() const { return context_.attrs.ints[1]; }
+  Kernel kernel(const Source& from, const char* name, DType dtype) const {
+    return kernel_of(device(), from, name, {{"T", type_name(dtype)}});
+  }
+  // How many threads a row gets, and how many vectors each of them keeps: at most a quarter of its registers.
+  struct Lines {
+    int kept, threads;
+  };
+  Lines lines() const {
+    const int64_t vectors = stride_ * static_cast<int64_t>(size_of(lower_)) / 16;
+    const int threads = vectors > 4 * kThreads ? 4 * kThreads : kThreads;
+    constexpr int64_t kMostKept = 8;
+    return {static_cast<int>(std::clamp<int64_t>((vectors + threads - 1) / threads, 1, kMostKept)), threads};
+  }
+  Kernel head_kernel(const char* name, const Lines& lines) const {
+    return kernel_of(
+        device(), head_source(), name,
+        {{"T", type_name(lower_)}, {"KEPT", absl::StrCat(lines.kept)}, {"THREADS", absl::StrCat(lines.threads)}});
+  }
+  // Dense, in the dtype of the products.
+  Tensor lowered(const Tensor& operand) const {
+    return is_low_precision(lower_) && amp::keeps_copy(operand) ? amp::lowered(operand, lower_)
+                                                                : dense(operand).to(lower_);
+  }
+
+  struct Matrix {
+    const void* data;
+    int64_t row, column;  // strides
+  };
+  void multiply(MatmulCall call, const Matrix& a, const Matrix& b, void* c, int64_t c_stride, bool adds) const {
+    set_matrix_strides(call.m, call.k, a.row, a.column, call.a_strides);
+    set_matrix_strides(call.k, call.n, b.row, b.column, call.b_strides);
+    call.c_strides[1] = c_stride;
+    call.c_strides[2] = 1;
+    MatmulOperands operands{.a = a.data, .b = b.data, .c = c};
+    if (call.bias) operands.bias = address_of(bias_);
+    if (adds) {
+      call.epilogues[0] = Epilogue::kAdd;
+      call.in_place[0] = true;
+      operands.added[0] = c;
+    }
+    Product::get(device(), call)->run(operands);
+  }
+
+  void run_rows(const Tensor& logits, const Tensor& losses, const Tensor& arriving, const Tensor& scale, int64_t at,
+                int64_t n, bool wants_grad) const {
+    const auto address = [](const Tensor& t) { return t.defined() ? address_of(t) : nullptr; };
+    const Lines per_row = lines();
+    const IndexCheck check = check_indices(context_, cols_, /*at_position=*/true);
+    launch_blocks(device(), head_kernel("rondo_head_rows", per_row), n, static_cast<unsigned>(per_row.threads),
+                  address_of(logits), address_of(target_), address(losses), address(arriving), address(scale), count(n),
+                  count(at), count(cols_), count(stride_), count(ignored()), context_.attrs.floats[0],
+                  1.0 / static_cast<double>(cols_), static_cast<long long>(reduction() == kNone),
+                  static_cast<long long>(wants_grad), check.status, check.call);
+  }
+
+  void reduce(const Tensor& losses, const Tensor& loss) const {
+    if (reduction() == kNone)
+      launch_threads(device(), kernel(source(), "rondo_store_losses", loss.dtype()), rows_, address_of(losses),
+                     address_of(loss), count(rows_));
+    else
+      launch_blocks(device(), kernel(source(), "rondo_sum_losses", loss.dtype()), 1, kThreads, address_of(losses),
+                    address_of(target_), address_of(loss), count(rows_), count(ignored()),
+                    static_cast<long long>(reduction() == kMean));
+  }
+
+  const KernelContext& context_;
+  LinearLossAttrs attrs_;
+  Tensor x_;
+  DType lower_;  // of the products and the logits
+  Tensor narrow_x_, weight_, bias_, target_;
+  int64_t rows_, cols_, inner_, stride_;
+};
+
+// Kernels run ops on their operands, which nobody records or differentiates, in the dtypes that the attributes say.
+struct Plainly {
+  NoGrad off;
+  RecorderScope run{nullptr};
+  amp::Autocast as_given{std::nullopt};
+};
+
+// The gradient of an operand, where it is wanted; gradients begin at output `first`.
+Tensor wanted(const KernelContext& context, int operand, int first) {
+  return LinearLossAttrs(context.attrs).wants(operand) ? context.out(first + operand) : Tensor();
+}
+
+// Without rows, columns or inner elements there is no product, and whole logits cost nothing.
+bool run_in_parts(const KernelContext& context, int first) {
+  if (context.in(first).numel() > 0 && context.in(first + 1).numel() > 0) return false;
+  absl::InlinedVector<Tensor, kMaxOpInputs> in;
+  for (const Tensor* input : context.inputs) in.push_back(input == nullptr ? Tensor() : *input);
+  std::vector<Tensor> out(context.outputs.size());
+  context.op.decompose(in, context.attrs, out);
+  for (size_t i = 0; i < out.size(); ++i) context.outputs[i].copy_(out[i]);
+  return true;
+}
+
+}  // namespace
+
+void linear_cross_entropy_kernel(const KernelContext& context) {
+  const Plainly scope;
+  if (run_in_parts(context, 0)) return;
+  for (int i = 1; i < 4; ++i) {
+    const Tensor& gradient = context.out(i);
+    // In a region it may lie in an arena, beside other things.
+    if (gradient.nbytes() > 0 && gradient.storage().bytes() == static_cast<size_t>(gradient.nbytes()))
+      gradient.storage().set_purpose(Purpose::kGradients);
+  }
+  Head(context, 0).walk({}, &context.out(0), wanted(context, 0, 1), wanted(context, 1, 1), wanted(context, 2, 1));
+}
+
+void linear_cross_entropy_grad_kernel(const KernelContext& context) {
+  const Plainly scope;
+  if (run_in_parts(context, 1)) return;
+  Head(context, 1).walk(context.in(0), nullptr, wanted(context, 0, 0), wanted(context, 1, 0), wanted(context, 2, 0));
 }
 
 void scale_kernel(const KernelContext& context) {

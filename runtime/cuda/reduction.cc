@@ -32,8 +32,8 @@ extern "C" __global__ void rondo_reduce_rows(const IN* in, OUT* out, long long r
     if (row < rows && lane == 0) write(out + row, convert<OUT>(total));
   }
 }
-// Note [Column order].
-extern "C" __global__ void rondo_reduce_columns(const IN* in, ACC* partial, long long rows, long long cols,
+// Note [Column order]. `partial`: ACC; where there is one chunk, it is the result, of type OUT.
+extern "C" __global__ void rondo_reduce_columns(const IN* in, void* partial, long long rows, long long cols,
                                                 long long chunk, long long chunks) {
   for (long long i = first_index(); i < chunks * cols; i += index_step()) {
     const long long k = i / cols, column = i - k * cols, end = (k + 1) * chunk < rows ? (k + 1) * chunk : rows;
@@ -42,7 +42,8 @@ extern "C" __global__ void rondo_reduce_columns(const IN* in, ACC* partial, long
       const ACC value = static_cast<ACC>(widen(read(in + row * cols + column)));
       total = COMBINE(total, value);
     }
-    write(partial + i, total);
+    if (chunks == 1) write(static_cast<OUT*>(partial) + i, convert<OUT>(total));
+    else write(static_cast<ACC*>(partial) + i, total);
   }
 }
 extern "C" __global__ void rondo_combine_columns(const ACC* partial, OUT* out, long long cols, long long chunks) {
@@ -75,9 +76,10 @@ class Reduction {
   // x [rows, cols] -> out [cols]
   void columns(const Tensor& x, const Tensor& out, int64_t rows, int64_t cols) const {
     const int64_t chunk = column_chunk_rows(rows), chunks = std::max<int64_t>(1, (rows + chunk - 1) / chunk);
-    const Tensor partial = Tensor::empty({chunks, cols}, {accumulator_, device_});
+    const Tensor partial = chunks == 1 ? out : Tensor::empty({chunks, cols}, {accumulator_, device_});
     launch_threads(device_.index, kernel("rondo_reduce_columns", x.dtype(), out_), chunks * cols, address_of(x),
                    address_of(partial), rows, cols, chunk, chunks);
+    if (chunks == 1) return;
     launch_threads(device_.index, kernel("rondo_combine_columns", x.dtype(), out_), cols, address_of(partial),
                    address_of(out), cols, chunks);
   }

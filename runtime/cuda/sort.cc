@@ -38,29 +38,61 @@ extern "C" __global__ void rondo_keys(const IN* in, unsigned long long* keys, Ro
 )cuda"};
 
 constexpr Source kSort = {"sort", R"cuda(
-// A block sorts 256 neighbours of a line: each thread counts what comes before its own.
-extern "C" __global__ void rondo_sort_chunks(const unsigned long long* keys, unsigned long long* sorted,
-                                             long long* positions, long long lines, long long length,
-                                             long long chunks) {
-  __shared__ unsigned long long chunk[256];
+// What is sorted: words, or indices of rows, of which those out of range come last.
+struct Words {
+  const unsigned long long* words;
+  RONDO_DEVICE unsigned long long at(long long i) const { return read(words + i); }
+};
+struct Rows {
+  const long long* index;
+  long long rows;
+  RONDO_DEVICE unsigned long long at(long long i) const {
+    const long long row = read(index + i);
+    return row < 0 || row >= rows ? ~0ull : static_cast<unsigned long long>(row);
+  }
+};
+// Sorts runs of `run` neighbours of a line, a multiple of 256: each thread counts what of its run comes before its own
+// element. A line has `parts` blocks; this is block `b` of all lines.
+template <class Keys>
+RONDO_DEVICE void sort_run(const Keys& keys, unsigned long long (&tile)[256], unsigned long long* sorted,
+                           long long* positions, long long length, long long parts, long long run, long long b) {
   const int t = static_cast<int>(threadIdx.x);
-  for (long long b = blockIdx.x; b < lines * chunks; b += gridDim.x) {
-    const long long line = b / chunks, first = b % chunks * 256;
-    const int exist = length - first < 256 ? static_cast<int>(length - first) : 256;
-    const unsigned long long mine = t < exist ? read(keys + line * length + first + t) : 0ull;
-    put(chunk[t], mine);
+  const long long line = b / parts * length, at = b % parts * 256 + t, begin = at / run * run;
+  const long long end = begin + run < length ? begin + run : length;
+  const unsigned long long mine = at < length ? keys.at(line + at) : 0ull;
+  long long before = 0;
+  for (long long from = begin; from < end; from += 256) {
+    if (from + t < end) put(tile[t], keys.at(line + from + t));
     __syncthreads();
-    if (t < exist) {
-      int before = 0;
-      for (int j = 0; j < exist; ++j) {
-        const unsigned long long other = get(chunk[j]);
-        before += other < mine || (other == mine && j < t) ? 1 : 0;
-      }
-      const long long to = line * length + first + before;
-      write(sorted + to, mine);
-      write(positions + to, first + t);
+    const int exist = end - from < 256 ? static_cast<int>(end - from) : 256;
+    for (int j = 0; j < exist && at < length; ++j) {
+      const unsigned long long other = get(tile[j]);
+      before += other < mine || (other == mine && from + j < at) ? 1 : 0;
     }
     __syncthreads();
+  }
+  if (at >= length) return;
+  write(sorted + line + begin + before, mine);
+  write(positions + line + begin + before, at);
+}
+extern "C" __global__ void rondo_sort_runs(const unsigned long long* keys, unsigned long long* sorted,
+                                           long long* positions, long long lines, long long length, long long parts,
+                                           long long run) {
+  __shared__ unsigned long long tile[256];
+  for (long long b = blockIdx.x; b < lines * parts; b += gridDim.x)
+    sort_run(Words{keys}, tile, sorted, positions, length, parts, run, b);
+}
+extern "C" __global__ void rondo_sort_rows(const long long* index, unsigned long long* sorted, long long* positions,
+                                           long long n, long long parts, long long run, long long rows,
+                                           DeviceStatus* status, unsigned call) {
+  __shared__ unsigned long long tile[256];
+  for (long long b = blockIdx.x; b < parts; b += gridDim.x) {
+    const long long at = b * 256 + threadIdx.x;
+    if (at < n) {
+      const long long row = read(index + at);
+      if (row < 0 || row >= rows) rondo_report(status, call, row, at);
+    }
+    sort_run(Rows{index, rows}, tile, sorted, positions, n, parts, run, b);
   }
 }
 // Pairs of sorted runs of `width` become one: an element stands behind those of its own run and of the other run that
@@ -172,23 +204,50 @@ void write_order(const Tensor& x, Tensor& out, int dim, bool descending) {
 
 }  // namespace
 
-Order sort_keys(Tensor keys, int64_t lines, int64_t length) {
-  constexpr int64_t kChunk = 256;
-  const Device device = keys.device();
-  Order order{words(keys.numel(), device), words(keys.numel(), device)};
-  if (keys.numel() == 0) return order;
-  const int64_t chunks = (length + kChunk - 1) / kChunk;
-  launch_blocks(device.index, kernel_of(device.index, kSort, "rondo_sort_chunks"), lines * chunks, 256,
-                address_of(keys), address_of(order.keys), address_of(order.positions), lines, length, chunks);
-  if (length <= kChunk) return order;
-  Order other{std::move(keys), words(order.keys.numel(), device)};
+namespace {
+
+// A long run is more work, but no merge: where there are few elements, launches are what costs.
+constexpr int64_t kBlock = 256, kLongest = 8192, kFew = 1 << 16;
+int64_t parts_of(int64_t length) { return (length + kBlock - 1) / kBlock; }
+int64_t run_of(int64_t lines, int64_t length) {
+  return length <= kLongest && lines * length <= kFew ? parts_of(length) * kBlock : kBlock;
+}
+
+Order merge(Order order, int64_t lines, int64_t length) {
+  const Device device = order.keys.device();
+  int64_t width = run_of(lines, length);
+  if (length <= width) return order;
+  Order other{words(order.keys.numel(), device), words(order.keys.numel(), device)};
   const Kernel merge = kernel_of(device.index, kSort, "rondo_merge");
-  for (int64_t width = kChunk; width < length; width *= 2) {
+  for (; width < length; width *= 2) {
     launch_threads(device.index, merge, lines * length, address_of(order.keys), address_of(order.positions),
                    address_of(other.keys), address_of(other.positions), lines, length, width);
     std::swap(order, other);
   }
   return order;
+}
+
+}  // namespace
+
+Order sort_keys(const Tensor& keys, int64_t lines, int64_t length) {
+  const Device device = keys.device();
+  Order order{words(keys.numel(), device), words(keys.numel(), device)};
+  if (keys.numel() == 0) return order;
+  launch_blocks(device.index, kernel_of(device.index, kSort, "rondo_sort_runs"), lines * parts_of(length), kBlock,
+                address_of(keys), address_of(order.keys), address_of(order.positions), lines, length, parts_of(length),
+                run_of(lines, length));
+  return merge(std::move(order), lines, length);
+}
+
+Order sort_rows(const Tensor& index, int64_t rows, const IndexCheck& check) {
+  const Device device = index.device();
+  const int64_t n = index.numel();
+  Order order{words(n, device), words(n, device)};
+  if (n == 0) return order;
+  launch_blocks(device.index, kernel_of(device.index, kSort, "rondo_sort_rows"), parts_of(n), kBlock, address_of(index),
+                address_of(order.keys), address_of(order.positions), n, parts_of(n), run_of(1, n), rows, check.status,
+                check.call);
+  return merge(std::move(order), 1, n);
 }
 
 void argmax_kernel(const KernelContext& context) {

@@ -3,8 +3,9 @@
 // kernel_list.h.
 //
 // Sums and norms are bit-equal to their decompositions. CUDA's kernels enqueue launches and return; their bits are the
-// CPU's but for cross_entropy (sums in another order) and the normal distribution of draw (CUDA's log and cos in f64).
-// There, an index out of range is skipped, and the next call that waits for the device throws.
+// CPU's but for products, attention and cross_entropy (sums in another order) and the normal distribution of draw
+// (CUDA's log and cos in f64). There, an index out of range is skipped, and the next call that waits for the device
+// throws.
 #pragma once
 
 #include <memory>

@@ -212,7 +212,7 @@ namespace {
 // of an output layer is as large as the layer.
 Tensor scaled(const Tensor& saved, const Tensor& grad) {
   if (!autograd::may_overwrite_saved(saved)) return saved * grad;
-  call_in_place(kScale, {saved, grad});
+  if (!autograd::is_known_one(grad)) call_in_place(kScale, {saved, grad});
   return saved;
 }
 
@@ -224,7 +224,7 @@ constexpr OpDef kLinearCrossEntropyGrad = {
     .kind = OpKind::kOpaque,
     .n_outputs = kOperands,
     .infer = [](InferContext& c) { infer_gradients(c, 1, 0); },
-    .on = {{&cpu::linear_cross_entropy_grad_kernel}},
+    .on = {{&cpu::linear_cross_entropy_grad_kernel}, {&cuda::linear_cross_entropy_grad_kernel}},
     .decompose = &decompose_linear_cross_entropy_grad,
     .fuse_parts = false,
 };
@@ -248,7 +248,7 @@ constexpr OpDef kLinearCrossEntropy = {
           c.output(0, c.dtype(0), per_row ? c.sizes(3) : Dims());
           infer_gradients(c, 0, 1);
         },
-    .on = {{&cpu::linear_cross_entropy_kernel}},
+    .on = {{&cpu::linear_cross_entropy_kernel}, {&cuda::linear_cross_entropy_kernel}},
     .decompose = &decompose_linear_cross_entropy,
     .grad =
         [](const GradContext& g) {

@@ -93,6 +93,26 @@ TEST(CudaAllocator, NeighboursAreJoined) {
   EXPECT_EQ(table.stats(0).bytes_reserved, 0) << "every segment is whole again";
 }
 
+// Small blocks wait whole for a request of their size. One of another size joins them, before the driver is asked.
+TEST(CudaAllocator, SmallBlocksWaitForTheirSize) {
+  FakeCuda cuda;
+  const BackendTable& table = backend_of(cuda.device());
+  for (const size_t small : {size_t{1}, size_t{2'048}, size_t{2'049}, size_t{200'000}}) {
+    std::vector<void*> blocks;
+    for (int i = 0; i < 8; ++i) blocks.push_back(table.allocate(0, small));
+    const int64_t allocations = cuda->counts().allocations;
+    for (void* block : blocks) table.deallocate(0, block, small);
+    EXPECT_EQ(table.stats(0).bytes_in_use, 0);
+    EXPECT_EQ(table.allocate(0, small), blocks.back()) << small;
+    table.deallocate(0, blocks.back(), small);
+    void* joined = table.allocate(0, kMB);
+    EXPECT_EQ(cuda->counts().allocations, allocations) << small;
+    table.deallocate(0, joined, kMB);
+  }
+  table.trim(0);
+  EXPECT_EQ(table.stats(0).bytes_reserved, 0);
+}
+
 TEST(CudaAllocator, CacheLimit) {
   FakeCuda cuda;
   const BackendTable& table = backend_of(cuda.device());

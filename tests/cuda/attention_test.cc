@@ -261,6 +261,58 @@ TEST(CudaAttention, EveryOrderGivesTheSameBits) {
   EXPECT_EQ(bits({.seed = 3, .early = 0}), expected);
 }
 
+// ---- A line of the fused kernels changed: each is noticed
+
+// True if the results are the CPU's in this order of threads, with `part` of every kernel replaced.
+bool is_right(const Operands& o, bool causal, uint64_t order, const std::string& part, const std::string& by) {
+  FakeCuda cuda({.seed = order});
+  bool found = false;
+  cuda->set_edit([&](const std::string& source) {
+    std::string text = source;
+    for (size_t at = 0; !part.empty() && (at = text.find(part, at)) != text.npos; at += by.size())
+      text.replace(at, part.size(), by), found = true;
+    return text;
+  });
+  const Results got = run(packed(o.q, cuda.device()), packed(o.k, cuda.device()), packed(o.v, cuda.device()), {},
+                          packed(o.grad, cuda.device()), causal);
+  const auto wide = [](const Tensor& t) { return t.to(kF32).clone(); };
+  const Results expected = run(wide(o.q), wide(o.k), wide(o.v), {}, wide(o.grad), causal);
+  EXPECT_TRUE(found || part.empty()) << "no kernel has " << part;
+  const auto close = [&](const Tensor& a, const Tensor& b) {
+    const std::vector<double> x = a.to(kCPU).to_vector<double>(), y = b.to_vector<double>();
+    for (size_t i = 0; i < x.size(); ++i)
+      if (!(std::abs(x[i] - y[i]) <= tolerance(o.q.dtype()) * (1 + std::abs(y[i])))) return false;
+    return true;
+  };
+  return close(got.out, expected.out) && close(got.grad_q, expected.grad_q) && close(got.grad_k, expected.grad_k) &&
+         close(got.grad_v, expected.grad_v);
+}
+TEST(CudaAttention, PlantedBugsAreNoticed) {
+  manual_seed(8);
+  Operands narrow({1, 2, 1, 70, 70, 16}, kBF16), wide({1, 1, 1, 70, 70, 4}, kF32);
+  // The largest scores are those of the second tile of keys.
+  wide.k = wide.k * ops::where(Tensor::arange(70).view({70, 1}) >= 64, 8.0, 1.0).to(kF32);
+  const auto expect_noticed = [&](const Operands& o, const std::string& part, const std::string& by) {
+    bool right = true;
+    for (uint64_t order = 0; order < 3; ++order) right = right && is_right(o, true, order, part, by);
+    EXPECT_FALSE(right) << "nobody notices " << by << " in place of " << part;
+  };
+  for (uint64_t order = 0; order < 3; ++order)
+    for (const Operands* o : {&narrow, &wide}) EXPECT_TRUE(is_right(*o, true, order, "", ""));
+  expect_noticed(wide, "__syncthreads();  // the last tiles have been used", "");
+  expect_noticed(wide, "__syncwarp();\n}", "}");                                           // behind a warp's weights
+  expect_noticed(wide, "query + 1 < call.keys ? query + 1", "query < call.keys ? query");  // causal
+  expect_noticed(wide, "least(call.keys, first + ROWS)", "least(call.keys, first)");
+  expect_noticed(wide, "sums[n][e] = sums[n][e] * shrinks", "sums[n][e] = sums[n][e]");
+  expect_noticed(wide, "fma_of(total[half], shrinks, ", "fma_of(total[half], 1.0f, ");
+  expect_noticed(wide, "(grad - delta)", "grad");
+  expect_noticed(wide, "group_of_lane() + e / 2 * 8", "group_of_lane() + e / 2 * 4");
+  expect_noticed(wide, "in_tile(key - first_query)", "0");
+  expect_noticed(narrow, "8 * t + 4 + i", "8 * t + i");
+  expect_noticed(narrow, "pair(row + 8), pair(lower + 8)", "pair(lower + 8), pair(row + 8)");
+  expect_noticed(narrow, "head < (kv_head + 1) * groups", "head < kv_head * groups + 1");
+}
+
 // What only a GPU runs: machine code of the same text, for what is compiled ahead.
 TEST(CudaAttention, TheRealNvrtcCompilesIt) {
   const test::Setting on("RONDO_CUDA", nullptr), no_path("RONDO_CUDA_PATH", nullptr);

@@ -3,6 +3,10 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdlib>
+#include <filesystem>
+
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "rondo/runtime/cuda/backend.h"
 #include "rondo/runtime/cuda/driver.h"
@@ -17,6 +21,18 @@ namespace {
 class Gates : public testing::Test {
  protected:
   void SetUp() override {
+    // Code of the fake NVRTC, which other tests have left in this process, is no machine code.
+    const testing::UnitTest& program = *testing::UnitTest::GetInstance();
+    if (program.successful_test_count() + program.failed_test_count() > 0 &&
+        std::getenv("RONDO_TEST_CHILD") == nullptr) {
+      const testing::TestInfo& test = *program.current_test_info();
+      EXPECT_EQ(std::system(absl::StrCat("env -u GTEST_TOTAL_SHARDS -u GTEST_SHARD_INDEX RONDO_TEST_CHILD=1 ",
+                                         std::filesystem::read_symlink("/proc/self/exe").string(),
+                                         " --gtest_brief=1 --gtest_filter=", test.test_suite_name(), ".", test.name())
+                                .c_str()),
+                0);
+      GTEST_SKIP() << "ran in a process of its own";
+    }
     cuda::close();
     cuda::forget_libraries();
     std::string why_not;
@@ -100,12 +116,17 @@ TEST_F(Gates, DamagedCubins) {
 // What the source executor counts in a step of a small model.
 TEST(TrafficGates, AStepMovesFewSectorsTooMany) {
   for (const DType dtype : {kBF16, kF32}) {
-    const std::map<std::string, double> sectors = sectors_per_ideal(
+    const std::map<std::string, Sectors> sectors = sectors_of_step(
         {.dtype = dtype,
          .batch = 1,
          .model = {.vocab_size = 100, .block_size = 32, .n_layer = 1, .n_head = 2, .n_embd = 128}});
     EXPECT_GE(sectors.size(), 10u);
-    for (const auto& [name, ratio] : sectors) EXPECT_LE(ratio, kMostSectors) << name;
+    double gated = 0;
+    for (const auto& [name, counted] : sectors) {
+      EXPECT_TRUE(counted.holds()) << name << ": " << counted.per_ideal << ", share " << counted.share;
+      if (counted.share >= 0.01) gated += counted.share;
+    }
+    EXPECT_GE(gated, 0.9);
   }
 }
 

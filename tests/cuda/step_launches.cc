@@ -4,12 +4,15 @@
 #include <map>
 #include <optional>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "rondo/compile/compile.h"
+#include "rondo/compile/report/stages.h"
 #include "rondo/optim/adam.h"
 #include "rondo/optim/compile.h"
 #include "rondo/runtime/amp.h"
+#include "rondo/runtime/backend.h"
 #include "rondo/runtime/random.h"
 #include "rondo/tests/fake_cuda/fake_cuda.h"
 
@@ -25,6 +28,15 @@ optim::AdamW optimizer_of(const nn::GPT2& model) {
   decayed.options = {.weight_decay = 0.1};
   plain.options = {.weight_decay = 0};
   return optim::AdamW({decayed, plain});
+}
+
+// The loss of a batch of token 1.
+Tensor loss_of(nn::GPT2& model, const StepOptions& options, Device device) {
+  const int64_t T = model.config.block_size;
+  const Tensor tokens = Tensor::from(std::vector<int64_t>(static_cast<size_t>(options.batch * T), 1),
+                                     {options.batch, T}, device);
+  const amp::Autocast lower(options.dtype == kBF16 ? std::optional(kBF16) : std::nullopt);
+  return model.loss(tokens, tokens);
 }
 
 std::vector<Enqueued> third_step(StepOptions options, int64_t layers) {
@@ -62,16 +74,9 @@ void train_steps(const StepOptions& options, Device device, int steps, const std
   optim::AdamW optimizer = optimizer_of(model);
   const compile::Regions regions = compile::compile_regions(model);
   optim::compile(optimizer);
-  const int64_t T = options.model.block_size;
-  const Tensor tokens = Tensor::from(std::vector<int64_t>(static_cast<size_t>(options.batch * T), 1),
-                                     {options.batch, T}, device);
   for (int step = 0; step < steps; ++step) {
     before_step();
-    Tensor loss;
-    {
-      const amp::Autocast lower(options.dtype == kBF16 ? std::optional(kBF16) : std::nullopt);
-      loss = model.loss(tokens, tokens);
-    }
+    const Tensor loss = loss_of(model, options, device);
     loss.backward();
     loss.item();
     optimizer.step({.max_norm = 1.0});
@@ -112,6 +117,48 @@ std::string to_markdown(const StepLaunches& launches) {
   for (const LaunchCount& launch : launches.launches)
     absl::StrAppend(&text, "| ", launch.name, " | ", launch.step, " | ", launch.block, " |\n");
   return text;
+}
+
+StepBytes step_bytes(const StepOptions& options) {
+  StepBytes result{.options = options, .kernels = {}};
+  // What is written over an operand would be bytes that are touched once, and moved twice.
+  compile::disable_stages("reuse");
+  const absl::Cleanup enable = [] { compile::disable_stages(""); };
+  FakeCuda cuda;
+  const DeviceScope scope(cuda.device());
+  nn::GPT2 model(options.model, 1);
+  const compile::Regions regions = compile::compile_regions(model);
+  for (int step = 0; step < 2; ++step) {  // the first one compiles
+    synchronize(cuda.device());
+    if (step == 1) cuda->count_bytes({"rondo_attention", "rondo_attention_grad"});
+    loss_of(model, options, cuda.device()).backward();
+    for (Tensor p : model.parameters()) p.set_grad(Tensor());
+  }
+  synchronize(cuda.device());
+  result.kernels = cuda->take_kernel_bytes();
+  for (const auto& [name, bytes] : result.kernels) {
+    result.moved += bytes.moved;
+    result.ideal += bytes.ideal;
+  }
+  return result;
+}
+
+std::string to_markdown(const StepBytes& bytes) {
+  const StepOptions& o = bytes.options;
+  const auto tokens = static_cast<double>(o.batch * o.model.block_size);
+  const auto row = [&](const std::string& name, int64_t launches, int64_t moved, int64_t ideal) {
+    return absl::StrFormat("| %s | %d | %.0f | %.0f | %.3f |\n", name, launches, static_cast<double>(moved) / tokens,
+                           static_cast<double>(ideal) / tokens,
+                           static_cast<double>(moved) / static_cast<double>(std::max<int64_t>(1, ideal)));
+  };
+  std::string text = absl::StrFormat(
+      "%s, %d x %d tokens, %d layers, width %d, vocabulary of %d.\n\n| kernel | launches | bytes a token | ideal | of "
+      "it |\n|---|---|---|---|---|\n",
+      o.dtype == kBF16 ? "bf16 (mixed precision)" : std::string(name_of(o.dtype)), o.batch, o.model.block_size,
+      o.model.n_layer, o.model.n_embd, o.model.vocab_size);
+  for (const auto& [name, kernel] : bytes.kernels)
+    absl::StrAppend(&text, row(name, kernel.launches, kernel.moved, kernel.ideal));
+  return absl::StrCat(text, row("all", 0, bytes.moved, bytes.ideal));
 }
 
 }  // namespace rondo::test

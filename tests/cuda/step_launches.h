@@ -6,18 +6,20 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <string>
 #include <vector>
 
 #include "rondo/modules/gpt2.h"
 #include "rondo/runtime/device.h"
 #include "rondo/runtime/dtype.h"
+#include "rondo/tests/fake_cuda/control.h"
 
 namespace rondo::test {
 
 struct StepOptions {
   DType dtype = kF32;  // kBF16: mixed precision, as examples/train_gpt
-  int64_t batch = 8;   // sequences of the block size
+  int64_t batch = 4;   // sequences of the block size
   nn::GPT2Config model = {.vocab_size = 50257, .block_size = 1024, .n_layer = 12, .n_head = 12, .n_embd = 768};
 };
 
@@ -41,5 +43,16 @@ struct StepLaunches {
 // live.
 StepLaunches step_launches(const StepOptions& options);
 std::string to_markdown(const StepLaunches& launches);
+
+// What the kernels of a step move (fake_cuda::KernelBytes), forward and backward, of a model small enough to run. Left
+// out are products and what is made of them: attention. The optimizer's bytes are a test of their own
+// (tests/optim/cuda_kernels_test.cc).
+struct StepBytes {
+  StepOptions options;
+  std::map<std::string, fake_cuda::KernelBytes> kernels;  // by name
+  int64_t moved = 0, ideal = 0;
+};
+StepBytes step_bytes(const StepOptions& options);
+std::string to_markdown(const StepBytes& bytes);
 
 }  // namespace rondo::test

@@ -26,9 +26,25 @@ TEST(StepLaunches, OfGPT2) {
     EXPECT_EQ(launches_of(launches, "rondo_adam"), dtype == kBF16 ? 2 : 1) << table;
     // All blocks launch the same.
     EXPECT_EQ(launches_of(launches, "rondo_gelu_tanh"), launches.options.model.n_layer) << table;
+    EXPECT_LE(launches.per_block, 24) << table;
+    EXPECT_LE(launches.per_step, 310) << table;
     EXPECT_GE(launches.per_step, launches.options.model.n_layer * launches.per_block) << table;
   }
 }
+
+#ifndef __SANITIZE_THREAD__  // counting is no part of what TSan may see
+TEST(StepLaunches, KernelsReadAndWriteOnce) {
+  for (const DType dtype : {kBF16, kF32}) {
+    const test::StepBytes bytes = test::step_bytes(
+        {.dtype = dtype,
+         .batch = 1,
+         .model = {.vocab_size = 256, .block_size = 16, .n_layer = 1, .n_head = 12, .n_embd = 768}});
+    const std::string table = test::to_markdown(bytes);
+    std::printf("%s\n", table.c_str());
+    EXPECT_LE(static_cast<double>(bytes.moved), 1.1 * static_cast<double>(bytes.ideal)) << table;
+  }
+}
+#endif
 
 }  // namespace
 }  // namespace rondo

@@ -16,13 +16,6 @@ DType stored_type(const Operand& partial, size_t n) {
   constexpr DType kTypes[] = {kF32, kBF16, kF16};
   return partial.dtype == kF64 ? kF64 : kTypes[n % std::size(kTypes)];
 }
-std::vector<DType> combined_sums(const LoopKernel& kernel) {
-  std::vector<DType> sums;
-  for (const Operand& operand : kernel.operands)
-    if (operand.is_partial) sums.push_back(operand.dtype);
-  return sums;
-}
-
 template <class C> void combine_in_order(const C* in, int64_t chunks, int64_t cols, DType stored, std::byte* out) {
   for (int64_t c = 0; c < cols; ++c) {
     C total = 0;
@@ -100,7 +93,7 @@ void Batch::add(LoopKernel kernel, RunOptions options, Sizes sizes, Contents giv
   c.code = add_source(kernel.name, c.text);
   if (s.chunk_rows > 0) {
     const std::string combine = kernel.name + "_combine";
-    c.combine = add_source(combine, emit_combine(combine, combined_sums(kernel)));
+    c.combine = add_source(combine, emit_combine(combine));
   }
   cases_.push_back(std::move(c));
 }
@@ -187,18 +180,15 @@ void Batch::check(const Case& c, const cuda_on_host::KernelFiles& files, Order o
     sums.push_back(Buffer(totals.back().size()));
   }
   Operands second(sums, sum_types, order);
-  std::vector<void*> arguments;
-  std::vector<int> stored;
-  for (const DType type : sum_types) stored.push_back(static_cast<int>(type));
-  for (size_t i = 0; i < sum_types.size(); ++i) {
-    arguments.push_back(&second.pointers()[i]);
-    if (i % 2 == 1) arguments.push_back(&stored[i]);
-  }
-  arguments.push_back(&n_chunks);
-  arguments.push_back(&cols);
-  const Grid combine = combine_grid(cols, static_cast<int32_t>(totals.size()));
+  RondoSums argument;
+  for (size_t n = 0; n < totals.size(); ++n)
+    argument.at[n] = {second.pointers()[2 * n],           second.pointers()[2 * n + 1],          n_chunks, cols,
+                      static_cast<int>(sum_types[2 * n]), static_cast<int>(sum_types[2 * n + 1])};
+  void* arguments[] = {&argument};
+  // A launch may have columns for larger sums than these.
+  const Grid combine = combine_grid(cols + 100, static_cast<int32_t>(totals.size()));
   ASSERT_NO_THROW(cuda_on_host::launch(files.kernel(static_cast<size_t>(c.combine)),
-                                       {combine.x, combine.y, combine.threads}, arguments.data(), order));
+                                       {combine.x, combine.y, combine.threads}, arguments, order));
   for (size_t n = 0; n < totals.size(); ++n)
     EXPECT_EQ(first_difference(sum_types[2 * n + 1], totals[n], second.read(2 * n + 1)), "") << "total " << n;
   EXPECT_TRUE(second.intact());

@@ -10,6 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "rondo/compile/codegen/cuda/device_math.h"
+#include "rondo/compile/codegen/cuda/table_layout.h"
 #include "rondo/tests/cuda_on_host/fiber.h"
 
 namespace rondo::cuda_on_host {
@@ -44,7 +45,7 @@ KernelFiles::KernelFiles(const std::vector<Source>& sources) {
     const size_t last = std::min(sources.size(), first + kKernelsPerFile);
     files.push_back(folder_ / absl::StrCat(files.size()));
     std::ofstream file(files.back() + ".cc");
-    file << compile::cuda::device_math();
+    file << compile::cuda::device_math() << compile::cuda::kSumsLayout << "\n";
     for (size_t i = first; i < last; ++i) file << sources[i].text << "CUDA_ON_HOST_KERNEL(" << sources[i].name << ")\n";
     file.close();
     running.emplace_back(absl::StrCat(RONDO_KERNEL_COMPILER, " ", files.back(), ".cc -o ", files.back(), ".so"));

@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <stdexcept>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "rondo/tests/cuda_on_host/cuda_on_host.h"
@@ -54,6 +55,12 @@ struct Traffic {
   int64_t requests = 0, sectors = 0, ideal_sectors = 0;
   int64_t wide = 0;  // accesses of 16 bytes
   int64_t shared_requests = 0, waves = 0, ideal_waves = 0;
+  // Of global memory, by sector: how often it was asked for, and which of its bytes (a bit for each).
+  struct Sector {
+    int64_t requests = 0;
+    uint32_t bytes = 0;
+  };
+  std::unordered_map<uintptr_t, Sector> touched;
   double per_ideal() const { return ideal_sectors == 0 ? 1.0 : double(sectors) / double(ideal_sectors); }
   double waves_per_ideal() const { return ideal_waves == 0 ? 1.0 : double(waves) / double(ideal_waves); }
 };

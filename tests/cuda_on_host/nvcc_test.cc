@@ -41,15 +41,15 @@ std::string representative(std::vector<std::string>& names) {
   for (DType type : {kF32, kBF16})
     for (int64_t cols : {64, 768, 5000}) add_all(type, cols);
   for (DType type : {kF16, kF64}) add_all(type, 768);
-  for (int64_t cols : {64, 5000}) {
-    LoopKernel dynamic = softmax(kF32, 4096, cols);
-    for (int64_t extent : extents(dynamic)) dynamic.varying.push_back(may_vary(extent));
-    add(dynamic, absl::StrCat("dynamic_softmax_", cols), /*wide=*/true);
-  }
+  for (DType type : {kF32, kF64})
+    for (int64_t cols : {64, 5000}) {
+      LoopKernel dynamic = softmax(type, 4096, cols);
+      for (int64_t extent : extents(dynamic)) dynamic.varying.push_back(may_vary(extent));
+      add(dynamic, absl::StrCat("dynamic_softmax_", std::string(name_of(type)), "_", cols), /*wide=*/true);
+    }
   absl::StrAppend(&text, emit_table(momentum(), schedule(momentum())));
   names.push_back("momentum");
-  const DType sums[] = {kF32, kF32, kF64};
-  absl::StrAppend(&text, emit_combine("combine", sums));
+  absl::StrAppend(&text, std::string(kSumsLayout), "\n", emit_combine("combine"));
   names.push_back("combine");
   return text;
 }

@@ -34,6 +34,7 @@ struct Planned {
 
 // Grids of fibers, in this order of threads.
 Order order_of_threads = Order::kForward;
+int gathered = 0;  // launches that combine the sums of several kernels
 
 void kernel_on_fibers(Device, const KernelCall& call, const LaunchFunctions::Owner&) {
   const auto& loaded = *static_cast<const Loaded*>(call.code);
@@ -49,36 +50,41 @@ void kernel_on_fibers(Device, const KernelCall& call, const LaunchFunctions::Own
   const Grid g = grid(kernel, s);
   cuda_on_host::launch(loaded.files->kernel(loaded.kernel), {g.x, g.y, g.threads}, parameters.data(), order_of_threads);
 }
-void combine_on_fibers(Device, const CombineCall& call, const LaunchFunctions::Owner&) {
-  const auto& loaded = *static_cast<const Loaded*>(call.code);
-  std::vector<std::byte*> operands;
-  std::vector<int> types;
-  for (const CombineCall::Sum& sum : call.sums) {
-    operands.insert(operands.end(), {sum.partial, sum.out});
-    types.push_back(static_cast<int>(sum.result));
-  }
-  int64_t n_chunks = chunks(*call.kernel, schedule(*call.kernel)), cols = call.kernel->cols;
-  std::vector<void*> parameters;
-  for (size_t i = 0; i < types.size(); ++i)
-    parameters.insert(parameters.end(), {&operands[2 * i], &operands[2 * i + 1], &types[i]});
-  parameters.insert(parameters.end(), {&n_chunks, &cols});
-  const Grid g = combine_grid(cols, static_cast<int32_t>(call.sums.size()));
-  cuda_on_host::launch(loaded.files->kernel(loaded.combine), {g.x, g.y, g.threads}, parameters.data(),
-                       order_of_threads);
+void combine_on_fibers(Device, std::span<const CombineCall> calls, const LaunchFunctions::Owner&) {
+  const auto& loaded = *static_cast<const Loaded*>(calls[0].code);
+  RondoSums sums;
+  int32_t n = 0;
+  int64_t most_cols = 0;
+  for (const CombineCall& call : calls)
+    for (const CombineCall::Sum& sum : call.sums) {
+      sums.at[n++] = {sum.partial,
+                      sum.out,
+                      chunks(*call.kernel, schedule(*call.kernel)),
+                      call.kernel->cols,
+                      static_cast<int>(sum.compute),
+                      static_cast<int>(sum.result)};
+      most_cols = std::max(most_cols, call.kernel->cols);
+    }
+  gathered += calls.size() > 1;
+  void* parameters[] = {&sums};
+  const Grid g = combine_grid(most_cols, n);
+  cuda_on_host::launch(loaded.files->kernel(loaded.combine), {g.x, g.y, g.threads}, parameters, order_of_threads);
 }
 
 void interpret_kernel(Device, const KernelCall& call, const LaunchFunctions::Owner&) {
   interpret_in_order(*call.kernel, schedule(*call.kernel), call.operands, call.scalars);
 }
-void interpret_combine(Device, const CombineCall& call, const LaunchFunctions::Owner&) {
-  const int64_t n_chunks = chunks(*call.kernel, schedule(*call.kernel));
-  for (const CombineCall::Sum& sum : call.sums)
-    combine_in_order(sum.partial, sum.compute, n_chunks, call.kernel->cols, sum.result, sum.out);
+void interpret_combine(Device, std::span<const CombineCall> calls, const LaunchFunctions::Owner&) {
+  for (const CombineCall& call : calls) {
+    const int64_t n_chunks = chunks(*call.kernel, schedule(*call.kernel));
+    for (const CombineCall::Sum& sum : call.sums)
+      combine_in_order(sum.partial, sum.compute, n_chunks, call.kernel->cols, sum.result, sum.out);
+  }
 }
 
 // The CUDA target with launch functions of ours: the executor knows no other difference.
 Target launching(void (*kernel)(Device, const KernelCall&, const LaunchFunctions::Owner&),
-                 void (*combine)(Device, const CombineCall&, const LaunchFunctions::Owner&)) {
+                 void (*combine)(Device, std::span<const CombineCall>, const LaunchFunctions::Owner&)) {
   Target target = kSm80;
   target.launch = {
       .kernel = kernel, .combine = combine, .table = nullptr, .library_call = target_of(kCPU).launch.library_call};
@@ -127,11 +133,9 @@ TEST(CudaPlans, ProgramsRunOnFibers) {
         kernel.name = name;
         return emit(kernel, schedule(kernel));
       });
-      std::vector<DType> sums;
-      for (const ColumnResult& result : unit.column_results) sums.push_back(result.compute);
-      if (sums.empty()) continue;
-      loaded.combine = source([&](const std::string& name) { return emit_combine(name, sums); });
-      combines += static_cast<int>(sums.size());
+      if (unit.column_results.empty()) continue;
+      loaded.combine = source([&](const std::string& name) { return emit_combine(name); });
+      combines += static_cast<int>(unit.column_results.size());
     }
     with_reductions += has_reductions(p.plan);
     programs.push_back(std::move(p));
@@ -163,6 +167,7 @@ TEST(CudaPlans, ProgramsRunOnFibers) {
     EXPECT_EQ(UnitCheck(p.plan.graph, {}, p.inputs, {.plan = {.exact = true}}).first_difference(expected), "");
   }
   EXPECT_GT(compared, 120);
+  EXPECT_GT(gathered, 0);
 }
 
 }  // namespace

@@ -17,6 +17,8 @@ void add_global(const std::vector<const Access*>& request, Traffic& traffic) {
       bytes.insert(a->address + static_cast<uintptr_t>(i));
       sectors.insert((a->address + static_cast<uintptr_t>(i)) / Traffic::kSector);
     }
+  for (const uintptr_t sector : sectors) ++traffic.touched[sector].requests;
+  for (const uintptr_t byte : bytes) traffic.touched[byte / Traffic::kSector].bytes |= 1u << byte % Traffic::kSector;
   ++traffic.requests;
   traffic.sectors += std::ssize(sectors);
   traffic.ideal_sectors += divide_up(std::ssize(bytes), Traffic::kSector);

@@ -161,6 +161,10 @@ TEST_F(Finetune, OnACudaDevice) {
   const std::vector<std::string> f16 = run_at("2:1:512", " --device=cuda --fp16");
   compare(f16, expected, 1e-3);
   EXPECT_EQ(run_at("3:1:512", " --device=cuda --fp16"), f16);
+  // The whole model in bf16, on packed rows; the best parameters are read back at the end.
+  const std::string whole =
+      " --full --packing --bf16 --load_best_model_at_end --save_steps=2 --eval_steps=2 --gradient_accumulation_steps=2";
+  compare(run_at("1", whole + " --device=cuda"), run_at("1", whole), 3e-3);
 }
 
 TEST_F(Finetune, CtrlCAndKillLoseNothing) {

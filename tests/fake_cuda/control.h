@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <string>
 #include <utility>
 #include <vector>
@@ -28,6 +29,13 @@ struct Options {
   // of real sizes then take seconds. What the host reads back is 0.
   bool executes = true;
   bool counts_traffic = false;  // of kernels of CUDA source: Control::traffic(). Slow
+};
+
+// What the launches of a kernel moved between memory and the multiprocessors. An operand that fits into the first cache
+// is moved once a launch, however often it is read; a larger one whenever it is asked for, in sectors of 32 bytes. The
+// ideal: each byte that a launch touches, once.
+struct KernelBytes {
+  int64_t launches = 0, moved = 0, ideal = 0;
 };
 
 // Work that a program enqueued, by its kind and name.
@@ -108,13 +116,19 @@ class Control {
   virtual void shut_down() = 0;
   virtual Counts counts() const = 0;
   virtual int64_t queued() const = 0;
-  // What this thread has spent in the driver's and cuBLASLt's functions, all work that they ran included.
+  // What this thread has spent in the driver's and cuBLASLt's functions, all work that they ran included; and how often
+  // it called one. Measuring costs about two reads of the processor's clock for each call, which are not in it.
   virtual double seconds_inside() const = 0;
+  virtual int64_t calls_inside() const = 0;
   virtual std::vector<std::string> misuses() const = 0;
   // Of what ran since the last reset() with Options::counts_traffic, by kernel.
   virtual std::vector<std::pair<std::string, TrafficCount>> traffic() const = 0;
   // What was enqueued since the last call. Nothing is kept before the first one.
   virtual std::vector<Enqueued> take_journal() = 0;
+  // From now on, bytes that kernels move are counted, which is slow; but not in kernels with these names.
+  virtual void count_bytes(std::vector<std::string> but_not) = 0;
+  // By name of the kernel, since then or since the last call.
+  virtual std::map<std::string, KernelBytes> take_kernel_bytes() = 0;
 };
 
 }  // namespace rondo::fake_cuda

@@ -7,7 +7,6 @@
 
 #include "rondo/runtime/cuda/backend.h"
 #include "rondo/runtime/cuda/context.h"
-#include "rondo/runtime/cuda/device_math.h"
 #include "rondo/runtime/cuda/driver.h"
 #include "rondo/runtime/cuda/nvrtc.h"
 #include "rondo/runtime/error.h"

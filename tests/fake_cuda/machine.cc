@@ -7,6 +7,8 @@
 #include <x86intrin.h>
 #endif
 
+#include <algorithm>
+#include <bit>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -58,6 +60,7 @@ void on_fault(int signal, siginfo_t* info, void*) {
 
 thread_local int Inside::depth_ = 0;
 thread_local uint64_t Inside::start_ = 0, Inside::total_ = 0;
+thread_local int64_t Inside::calls_ = 0;
 
 namespace {
 uint64_t steady() {
@@ -125,6 +128,8 @@ void Machine::reset(const Options& chosen) {
   misuses_.clear();
   keeps_journal_ = false;
   journal_.clear();
+  counts_bytes_ = false;
+  kernel_bytes_.clear();
   context_stack().clear();
   if (!watching) {
     struct sigaction action {};
@@ -187,6 +192,46 @@ std::vector<Enqueued> Machine::take_journal() {
   const std::lock_guard lock(mutex);
   keeps_journal_ = true;
   return std::exchange(journal_, {});
+}
+
+void Machine::count_bytes(std::vector<std::string> but_not) {
+  const std::lock_guard lock(mutex);
+  counts_bytes_ = true;
+  uncounted_ = std::move(but_not);
+}
+bool Machine::counts_bytes_of(const std::string& kernel) const {
+  return counts_bytes_ && std::find(uncounted_.begin(), uncounted_.end(), kernel) == uncounted_.end();
+}
+std::map<std::string, KernelBytes> Machine::take_kernel_bytes() {
+  const std::lock_guard lock(mutex);
+  return std::exchange(kernel_bytes_, {});
+}
+
+void Machine::note_bytes(const Launch& launch, const std::vector<size_t>& argument_bytes,
+                         const cuda_on_host::Traffic& traffic) {
+  constexpr int64_t kFirstCache = 32 << 10, kSector = cuda_on_host::Traffic::kSector;
+  struct Operand {
+    int64_t sectors = 0, requests = 0, bytes = 0;
+  };
+  std::map<uintptr_t, Operand> operands{{0, {}}};  // by address
+  for (size_t i = 0; i < argument_bytes.size(); ++i)
+    for (size_t at = 0; at + sizeof(uintptr_t) <= argument_bytes[i]; at += sizeof(uintptr_t)) {
+      uintptr_t word;
+      std::memcpy(&word, static_cast<const std::byte*>(launch.args[i]) + at, sizeof word);
+      if (memory->contains(word)) operands[word / kSector * kSector];
+    }
+  for (const auto& [sector, touched] : traffic.touched) {
+    Operand& operand = std::prev(operands.upper_bound(sector * kSector))->second;
+    ++operand.sectors;
+    operand.requests += touched.requests;
+    operand.bytes += std::popcount(touched.bytes);
+  }
+  KernelBytes& total = kernel_bytes_[launch.name];
+  ++total.launches;
+  for (const auto& [address, operand] : operands) {
+    total.moved += kSector * (kSector * operand.sectors <= kFirstCache ? operand.sectors : operand.requests);
+    total.ideal += operand.bytes;
+  }
 }
 
 std::function<void()> Machine::noted(Enqueued what, std::function<void()> work) {

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "rondo/runtime/cuda/driver.h"
+#include "rondo/tests/cuda_on_host/machine.h"
 #include "rondo/tests/fake_cuda/control.h"
 #include "rondo/tests/fake_cuda/memory.h"
 #include "rondo/tests/fake_cuda/races.h"
@@ -77,6 +78,29 @@ struct OpaquePool {
 
 namespace rondo::fake_cuda {
 
+// Counts the time that this thread spends in the fake: while one of them lives.
+class Inside {
+ public:
+  Inside() {
+    if (depth_++ == 0) start_ = now();
+  }
+  ~Inside() {
+    if (--depth_ > 0) return;
+    ++calls_;
+    total_ += now() - start_;
+  }
+  Inside(const Inside&) = delete;
+  Inside& operator=(const Inside&) = delete;
+  static uint64_t total() { return total_; }
+  static int64_t calls() { return calls_; }
+  static uint64_t now();
+
+ private:
+  static thread_local int depth_;
+  static thread_local uint64_t start_, total_;
+  static thread_local int64_t calls_;
+};
+
 class Machine final : public Control {
  public:
   static Machine& instance();
@@ -92,8 +116,11 @@ class Machine final : public Control {
   Counts counts() const override;
   int64_t queued() const override;
   double seconds_inside() const override;
+  int64_t calls_inside() const override { return Inside::calls(); }
   std::vector<std::string> misuses() const override;
   std::vector<Enqueued> take_journal() override;
+  void count_bytes(std::vector<std::string> but_not) override;
+  std::map<std::string, KernelBytes> take_kernel_bytes() override;
   std::vector<std::pair<std::string, TrafficCount>> traffic() const override;
 
   // ---- For the driver's functions. The lock is held.
@@ -105,6 +132,10 @@ class Machine final : public Control {
   // Enqueues work that touches these bytes. An error if it races with other work.
   cuda::Result push(cuda::OpaqueStream& stream, const std::string& name, const std::vector<Access>& accesses,
                     std::function<void()> work, bool touches_memory = true);
+  bool counts_bytes_of(const std::string& kernel) const;
+  // What a launch did. Its operands begin where its arguments, of these sizes, point to.
+  void note_bytes(const Launch& launch, const std::vector<size_t>& argument_bytes,
+                  const cuda_on_host::Traffic& traffic);
   // After an item was put into a stream: some work may run.
   cuda::Result note_queued();
   // Runs what is queued until `enough`.
@@ -146,28 +177,11 @@ class Machine final : public Control {
   Memories failing_ = kAllMemories;
   bool running_ = false;
   std::vector<std::string> misuses_;
+  bool counts_bytes_ = false;
+  std::vector<std::string> uncounted_;
+  std::map<std::string, KernelBytes> kernel_bytes_;
   bool keeps_journal_ = false;
   std::vector<Enqueued> journal_;
-};
-
-// Counts the time that this thread spends in the fake, while one of them lives. A call costs about as much as two reads
-// of the processor's clock more than it counts.
-class Inside {
- public:
-  Inside() {
-    if (depth_++ == 0) start_ = now();
-  }
-  ~Inside() {
-    if (--depth_ == 0) total_ += now() - start_;
-  }
-  Inside(const Inside&) = delete;
-  Inside& operator=(const Inside&) = delete;
-  static uint64_t total() { return total_; }
-  static uint64_t now();
-
- private:
-  static thread_local int depth_;
-  static thread_local uint64_t start_, total_;
 };
 
 // The contexts of this thread, the current one last.

@@ -17,6 +17,7 @@
 #include <system_error>
 
 #include "rondo/tests/cuda_on_host/machine.h"
+#include "rondo/tests/fake_cuda/machine.h"
 
 namespace rondo::fake_cuda {
 namespace {
@@ -238,14 +239,18 @@ std::vector<std::pair<std::string, Kernel>> kernels_of_source(const std::string&
     bytes(kernel.argument_bytes.data());
     kernel.most_threads = found.most_threads;
     kernel.static_shared = static_shared;
-    kernel.run = [code = cuda_on_host::Kernel{found.name, call, memory}, seed](const Launch& launch) {
+    kernel.run = [code = cuda_on_host::Kernel{found.name, call, memory}, seed,
+                  bytes = kernel.argument_bytes](const Launch& launch) {
       if (launch.grid[2] != 1 || launch.block[1] != 1 || launch.block[2] != 1 || launch.shared_bytes != 0)
         throw std::runtime_error(
             "the executor of CUDA source has grids of two dimensions, blocks of one, and no dynamic shared memory");
       const GridSize grid{launch.grid[0], launch.grid[1], static_cast<int>(launch.block[0])};
       cuda_on_host::Traffic traffic;
-      const bool counts = counts_traffic.load(std::memory_order_relaxed);
-      cuda_on_host::launch(code, grid, launch.args, order_of(seed), seed, counts ? &traffic : nullptr);
+      Machine& machine = Machine::instance();
+      const bool counts = counts_traffic.load(std::memory_order_relaxed),
+                 counts_bytes = machine.counts_bytes_of(code.name);
+      cuda_on_host::launch(code, grid, launch.args, order_of(seed), seed, counts || counts_bytes ? &traffic : nullptr);
+      if (counts_bytes) machine.note_bytes(launch, bytes, traffic);
       if (!counts) return;
       const std::lock_guard lock(mutex);
       TrafficCount& sum = traffic_by_kernel()[code.name];

@@ -45,14 +45,14 @@ inline const Driver& find_driver() {
   return *driver;
 }
 
-// NVRTC's answer. `architecture`: "sm_90".
-inline cuda::NvrtcOutput nvrtc_compile(const std::string& source, const std::string& architecture,
+// NVRTC's answer. `architecture`: 90 is sm_90.
+inline cuda::NvrtcOutput nvrtc_compile(const std::string& source, int architecture,
                                        std::vector<const char*> flags = {std::begin(cuda::kExactFlags),
                                                                          std::end(cuda::kExactFlags)}) {
   std::string why_not;
   const cuda::Nvrtc* nvrtc = cuda::find_nvrtc(&why_not);
   if (nvrtc == nullptr) throw Error(why_not);
-  return cuda::compile_source(*nvrtc, source, "conformance.cu", std::stoi(architecture.substr(3)), flags);
+  return cuda::compile_source(*nvrtc, source, "conformance.cu", architecture, flags);
 }
 
 // The calling thread's context is the device's while this lives; two streams. The work that is left is waited for.
@@ -117,7 +117,6 @@ class Gpu {
     check(cu.device_attribute(&value, which, device_));
     return value;
   }
-  std::string architecture() const { return "sm_" + std::to_string(capability()); }
   ModulePtr load(const std::string& image) {
     ModulePtr module = nullptr;
     check(cu.module_load(&module, image.c_str()));
@@ -125,7 +124,7 @@ class Gpu {
   }
   // A kernel of a source, compiled for this device.
   FunctionPtr kernel(const std::string& source, const char* name) {
-    const cuda::NvrtcOutput output = nvrtc_compile(source, architecture());
+    const cuda::NvrtcOutput output = nvrtc_compile(source, capability());
     if (output.result != cuda::NvrtcResult::kSuccess) throw Error(output.log);
     FunctionPtr function = nullptr;
     check(cu.module_function(&function, load(output.cubin), name));

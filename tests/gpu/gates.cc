@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "rondo/compile/codegen/loop_text.h"
 #include "rondo/compile/exec/target.h"
+#include "rondo/compile/ir/scanner.h"
 #include "rondo/compile/jit/code_store.h"
 #include "rondo/compile/jit/cuda/object.h"
 #include "rondo/runtime/cuda/absent.h"
@@ -58,7 +59,8 @@ class Launches {
   // Note [Width of accesses] in codegen/cuda/schedule.h.
   static Promise promise_of(const compile::LoopKernel& kernel, const Schedule& s) {
     Promise promise;
-    if (s.shape == Schedule::Shape::kTiles || kernel.cols < s.elements) return promise;
+    const bool any_cols = !kernel.varying.empty() && kernel.varying[0];
+    if (s.shape == Schedule::Shape::kTiles || (kernel.cols < s.elements && !any_cols)) return promise;
     for (const compile::Stage& stage : kernel.stages)
       for (const int32_t id : stage.column) {
         const compile::Instr& i = kernel.instrs[static_cast<size_t>(id)];
@@ -78,10 +80,8 @@ class Launches {
     for (const io::KernelRecord& record : compile::CodeStore::of(target).contents().kernels) {
       const absl::StatusOr<CudaObject> object = compile::cuda::unpack_object(record.object);
       if (!object.ok()) throw Error(std::string(object.status().message()));
-      // A text may name its schedule behind the kernel.
-      const std::string text = record.kernel.substr(0, record.kernel.find("\nschedule ") + 1);
-      promises[object->image.cubin] = promise_of(compile::parse_loop_kernel(text.empty() ? record.kernel : text),
-                                                 object->schedule);
+      compile::Scanner text(record.kernel);  // behind the kernel come other facts
+      promises[object->image.cubin] = promise_of(compile::parse_loop_kernel(text), object->schedule);
     }
     return promises;
   }
@@ -115,13 +115,17 @@ std::vector<GatedKernel> kernels_by_hand(int architecture) {
   return kernels;
 }
 
-std::map<std::string, double> sectors_per_ideal(const StepOptions& options) {
-  std::map<std::string, double> result;
+std::map<std::string, Sectors> sectors_of_step(const StepOptions& options) {
   FakeCuda cuda({.counts_traffic = true});
   train_steps(options, cuda.device(), 1, [] {});
-  for (const auto& [name, traffic] : cuda->traffic())
-    if (traffic.ideal_sectors > 0)
-      result[name] = static_cast<double>(traffic.sectors) / static_cast<double>(traffic.ideal_sectors);
+  std::map<std::string, Sectors> result;
+  const auto traffic = cuda->traffic();
+  double all = 0;
+  for (const auto& [name, count] : traffic) all += static_cast<double>(count.sectors);
+  for (const auto& [name, count] : traffic)
+    if (count.ideal_sectors > 0)
+      result[name] = {static_cast<double>(count.sectors) / static_cast<double>(count.ideal_sectors),
+                      static_cast<double>(count.sectors) / all};
   return result;
 }
 

@@ -26,10 +26,16 @@ std::vector<GatedKernel> kernels_of_step(const StepOptions& options, int archite
 // Those by hand, of every op, for the dtypes that it takes (f32 and bf16 of the floating ones).
 std::vector<GatedKernel> kernels_by_hand(int architecture);
 
-// Sectors of global memory that a step's kernels move for each sector that their bytes fill, on the source executor; by
-// kernel. Accesses that name the kernels' functions for memory count (device_math.h), so some by hand have none.
-std::map<std::string, double> sectors_per_ideal(const StepOptions& options);
-inline constexpr double kMostSectors = 1.1;
+// Sectors of global memory that a kernel moves in a step, counted by the source executor.
+struct Sectors {
+  double per_ideal = 1;  // for each sector that its bytes fill
+  double share = 0;      // of the step's sectors
+  // Kernels that move next to nothing are listed, and not gated: a list of a few f64 begins and ends within a sector.
+  bool holds() const { return per_ideal <= 1.1 || share < 0.01; }
+};
+// By kernel. Accesses that go through the kernels' functions for memory count (device_math.h), so some kernels by hand
+// have none.
+std::map<std::string, Sectors> sectors_of_step(const StepOptions& options);
 
 // What does not hold, a line each; empty: all does.
 std::vector<std::string> broken_gates(const GatedKernel& kernel);

@@ -239,7 +239,7 @@ TEST_F(ConformanceKernels, ImagesThatAreNone) {  // cuModuleLoadData; CUresult, 
 }
 
 TEST_F(ConformanceKernels, FunctionsThatAreNotThere) {  // cuModuleGetFunction
-  const cuda::NvrtcOutput output = nvrtc_compile(kKernels, gpu.architecture());
+  const cuda::NvrtcOutput output = nvrtc_compile(kKernels, gpu.capability());
   ASSERT_EQ(output.result, NvrtcResult::kSuccess) << output.log;
   FunctionPtr function = nullptr;
   const ModulePtr module = gpu.load(output.cubin);
@@ -250,7 +250,7 @@ TEST_F(ConformanceKernels, FunctionsThatAreNotThere) {  // cuModuleGetFunction
 TEST_F(ConformanceKernels, CodeOfAnotherArchitecture) {  // Guide, "Binary Compatibility", "PTX Compatibility"
   const int here = gpu.capability();
   ModulePtr module = nullptr;
-  const cuda::NvrtcOutput older = nvrtc_compile(kKernels, "sm_80"), newer = nvrtc_compile(kKernels, "sm_120");
+  const cuda::NvrtcOutput older = nvrtc_compile(kKernels, 80), newer = nvrtc_compile(kKernels, 120);
   ASSERT_EQ(older.result, NvrtcResult::kSuccess) << older.log;
   ASSERT_EQ(newer.result, NvrtcResult::kSuccess) << newer.log;
   if (here / 10 != 8) {
@@ -331,7 +331,7 @@ TEST_F(ConformanceNvrtc, ArchitecturesAndVersion) {  // nvrtcGetSupportedArchs, 
 }
 
 TEST_F(ConformanceNvrtc, TakesOurFlags) {  // NVRTC, "Supported Compile Options"
-  const cuda::NvrtcOutput output = nvrtc_compile(kKernels, "sm_90");
+  const cuda::NvrtcOutput output = nvrtc_compile(kKernels, 90);
   ASSERT_EQ(output.result, NvrtcResult::kSuccess) << output.log;
   EXPECT_EQ(output.log, "");
   EXPECT_FALSE(output.cubin.empty());
@@ -340,15 +340,15 @@ TEST_F(ConformanceNvrtc, TakesOurFlags) {  // NVRTC, "Supported Compile Options"
 }
 
 TEST_F(ConformanceNvrtc, RefusesUnknownOptions) {  // nvrtcCompileProgram, INVALID_OPTION
-  const cuda::NvrtcOutput option = nvrtc_compile(kKernels, "sm_90", {"--no-such-option"});
+  const cuda::NvrtcOutput option = nvrtc_compile(kKernels, 90, {"--no-such-option"});
   EXPECT_EQ(option.result, NvrtcResult::kInvalidOption);
-  const cuda::NvrtcOutput architecture = nvrtc_compile(kKernels, "sm_35");
+  const cuda::NvrtcOutput architecture = nvrtc_compile(kKernels, 35);
   EXPECT_EQ(architecture.result, NvrtcResult::kInvalidOption);
   EXPECT_NE(architecture.log.find("gpu-architecture"), std::string::npos) << architecture.log;
 }
 
 TEST_F(ConformanceNvrtc, SaysWhatIsWrongWithASource) {  // nvrtcCompileProgram, COMPILATION; nvrtcGetProgramLog
-  const cuda::NvrtcOutput output = nvrtc_compile("\n#error no such device\n", "sm_90");
+  const cuda::NvrtcOutput output = nvrtc_compile("\n#error no such device\n", 90);
   EXPECT_EQ(output.result, NvrtcResult::kCompilation);
   for (const char* part : {"conformance.cu(2): ", "error", "no such device"})
     EXPECT_NE(output.log.find(part), std::string::npos) << output.log;

@@ -70,8 +70,8 @@ class Elf {
 
 // Opcodes of 128-bit instructions (sm_70 and later), and the width of an access in bits 73 to 75, as nvdisasm shows
 // them.
-constexpr uint64_t kLoadGlobal = 0x981, kStoreGlobal = 0x986, kLoadLocal = 0x983, kStoreLocal = 0x387,
-                   kStoreLocalUniform = 0x987;
+constexpr uint64_t kLoad = 0x980, kStore = 0x985, kLoadGlobal = 0x981, kStoreGlobal = 0x986, kLoadLocal = 0x983,
+                   kStoreLocal = 0x387, kStoreLocalUniform = 0x987;
 constexpr uint64_t kBranches[] = {0x947, 0x949, 0x94d, 0x950, 0x943, 0x944, 0x941, 0xb1d};
 constexpr int kBytesOfWidth[] = {1, 1, 2, 2, 4, 8, 16, 16};
 constexpr int kWide = 16;
@@ -82,11 +82,12 @@ void read_instructions(const Elf& elf, const Elf::Section& text, MachineCode& co
     const auto low = elf.get<uint64_t>(at), high = elf.get<uint64_t>(at + 8);
     const uint64_t opcode = low & 0xFFF;
     const int bytes = kBytesOfWidth[high >> 9 & 7];
-    if (opcode == kLoadGlobal) {
+    code.generic += opcode == kLoad || opcode == kStore;
+    if (opcode == kLoadGlobal || opcode == kLoad) {
       ++code.loads;
       code.wide_loads += bytes == kWide;
       stretch += bytes;
-    } else if (opcode == kStoreGlobal) {
+    } else if (opcode == kStoreGlobal || opcode == kStore) {
       ++code.stores;
       code.wide_stores += bytes == kWide;
     } else if (opcode == kLoadLocal || opcode == kStoreLocal || opcode == kStoreLocalUniform) {

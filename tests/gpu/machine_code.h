@@ -14,8 +14,9 @@ struct MachineCode {
   int shared_bytes = 0;                 // static, of a block; without what the driver reserves
   int loads = 0, stores = 0;            // instructions for global memory
   int wide_loads = 0, wide_stores = 0;  // of these, 16 bytes a thread
-  int local = 0;                        // for local memory: what is spilled goes through it
-  int flight_bytes = 0;                 // that a thread's loads ask for at most in a stretch of code without a branch
+  int generic = 0;       // of these, where the compiler does not know that the address is of global memory
+  int local = 0;         // for local memory: what is spilled goes through it
+  int flight_bytes = 0;  // that a thread's loads ask for at most in a stretch of code without a branch
 };
 
 // The functions of a cubin for sm_80 or later. Throws Error if it is none.

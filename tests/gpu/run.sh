@@ -66,7 +66,7 @@ esac
 started=$SECONDS
 left() { echo $((budget - (SECONDS - started))); }
 declare -A share=([machine]=2 [conformance]=10 [suite]=32 [train]=7 [sanitizer]=14 [steps]=43)
-names=() statuses=() seconds=() notes=() failed_tests=() raw_steps=()
+names=() statuses=() seconds=() notes=() failed_tests=() endless_tests=() raw_steps=()
 status='' note=''
 
 # The seconds that a section may take: its share of what is left, among those that are still to come.
@@ -116,7 +116,7 @@ watched() {
   wait $process 2>/dev/null || { local rc=$? && [ $hangs = 1 ] && return 125 || return $rc; }
 }
 
-# Tests of one program, in several processes at a time. A test that crashes or hangs is named, and the others go on.
+# Tests of one program, in several processes at a time. A test that crashes, hangs or is slow is named, and the others go on.
 #   tests NAME SECONDS SHARDS FILTER PROGRAM [VARIABLE=VALUE...]
 tests() {
   local name=$1 end=$((SECONDS + $2)) shards=$3 filter=$4 program=$5 shard log processes=()
@@ -124,27 +124,29 @@ tests() {
   if [ ! -x "$bin/$program" ]; then say "$name: $program is not here" && worse skipped && return; fi
   for ((shard = 0; shard < shards; ++shard)); do
     shard_of_tests "$out/logs/$name.$shard.log" "$end" "$filter" "$program" \
-      GTEST_TOTAL_SHARDS="$shards" GTEST_SHARD_INDEX="$shard" "$@" &
+      GTEST_TOTAL_SHARDS="$shards" GTEST_SHARD_INDEX="$shard" RONDO_NUM_THREADS=$((($(nproc) + shards - 1) / shards)) "$@" &
     processes+=($!)
   done
   ends_with_us "${processes[@]}"
   wait
-  local ok=0 skipped=0 bad stopped
+  local ok=0 skipped=0 bad endless stopped
   for log in "$out/logs/$name".*.log; do
     ok=$((ok + $(grep -c '^\[       OK \]' "$log")))
     skipped=$((skipped + $(grep -cE '^\[  SKIPPED \] .* \([0-9]+ ms\)' "$log")))
   done
   mapfile -t bad < <(cat "$out/logs/$name".*.log | sed -nE 's/^\[  FAILED  \] ([^ ,]+)(, .*)? \([0-9]+ ms\)$/\1/p; s/^run.sh: ended in (.*)$/\1/p' | sort -u)
+  mapfile -t endless < <(cat "$out/logs/$name".*.log | sed -nE 's/^run.sh: no end of (.*)$/\1/p')
   stopped=$(cat "$out/logs/$name".*.log | grep -c '^run.sh: out of time')
-  say "$name: $ok passed, $skipped skipped, ${#bad[@]} failed$([ "$stopped" -gt 0 ] && echo ', out of time')"
-  if [ $((ok + ${#bad[@]})) = 0 ] && [ "$stopped" = 0 ]; then say "$name ran nothing" && worse failed; fi
+  say "$name: $ok passed, $skipped skipped, ${#bad[@]} failed$([ ${#endless[@]} -gt 0 ] && echo ", ${#endless[@]} did not end")$([ "$stopped" -gt 0 ] && echo ', out of time')"
+  endless_tests+=("${endless[@]/#/$name: }")
+  if [ $((ok + skipped + ${#bad[@]} + ${#endless[@]} + stopped)) = 0 ]; then say "$name ran nothing" && worse failed; fi
   if [ ${#bad[@]} -gt 0 ]; then
     failed_tests+=("${bad[@]/#/$name: }")
     worse failed
-  elif [ "$stopped" -gt 0 ]; then worse incomplete; else worse passed; fi
+  elif [ $((stopped + ${#endless[@]})) -gt 0 ]; then worse incomplete; else worse passed; fi
 }
 shard_of_tests() {
-  local log=$1 end=$2 filter=$3 program=$4 rc words done_tests last
+  local log=$1 end=$2 filter=$3 program=$4 rc done_tests last
   shift 4
   : >"$log"
   for _ in 1 2 3 4 5 6; do
@@ -154,10 +156,9 @@ shard_of_tests() {
     last=$(sed -nE 's/^\[ RUN      \] (.*)$/\1/p' "$log" | tail -n1)
     case $rc in
       124 | 137) printf '\nrun.sh: out of time\n' >>"$log" && return ;;
-      125) words='no end' ;;
-      *) words="exit code $rc" ;;
+      125) printf '\nrun.sh: no end of %s\n' "${last:-$program, before its first test}" >>"$log" ;;
+      *) printf '\nrun.sh: ended in %s (exit code %s)\n' "${last:-$program, before its first test}" $rc >>"$log" ;;
     esac
-    printf '\nrun.sh: ended in %s (%s)\n' "${last:-$program, before its first test}" "$words" >>"$log"
     [ -n "$last" ] || return
     done_tests=$(sed -nE 's/^\[ RUN      \] (.*)$/\1/p' "$log" | sort -u | paste -sd:)
     case $filter in *-*) filter=$filter:$done_tests ;; *) filter=$filter:-$done_tests ;; esac
@@ -189,9 +190,9 @@ section_conformance() {
 }
 
 # What needs nothing of the fake's Control, or skips where it does. Tests of the fake itself and of how libraries are
-# found are left out: *Death*, Planted*, CudaLibraries.*, children that other tests start.
+# found are left out, and those that compile for devices that are not here.
 section_suite() {
-  local n end=$((SECONDS + $1)) answers=() cuda='*:-*Death*:Planted*:CudaLibraries.*:RealNvrtc.*:*WithoutNvrtc*:CublasLtFake.*:CudaHeaders.*:*TheRealNvrtc*:*Damaged*:CudaErrors.AForkedChildIsRefused'
+  local n end=$((SECONDS + $1)) answers=() cuda='*:-*Death*:Planted*:CudaLibraries.*:RealNvrtc.*:*WithoutNvrtc*:CublasLtFake.*:CudaHeaders.*:*TheRealNvrtc*:*Damaged*:CudaErrors.AForkedChildIsRefused:*Gates*:StepLaunches.*:CompileFor.*:ByHandOnDisk.*:JitAvailable.*'
   n=$(shards)
   # A test of what a driver refuses is misuse to the fake.
   [ -z "$fake" ] || answers=(RONDO_FAKE_CUDA="$RONDO_FAKE_CUDA:answers")
@@ -202,9 +203,9 @@ section_suite() {
   fi
   tests cuda $(((end - SECONDS) / 3)) "$n" "$cuda" test_cuda "${answers[@]}"
   tests ops $(((end - SECONDS) / 3)) "$n" 'OpSweep.*' test_runtime RONDO_TEST_DEVICE=cuda
-  tests modules $(((end - SECONDS) / 2)) "$n" '-Lora.FrozenOperandsTakeNoMemory:Lora.AFrozenWeightKeepsNoInput:PretrainedMemory.*' \
+  tests modules $(((end - SECONDS) / 2)) "$n" '-Lora.FrozenOperandsTakeNoMemory:Lora.AFrozenWeightKeepsNoInput:PretrainedMemory.*:KVCache.GPT2AtEveryLength:KVCache.StaleSlotsAreNeverRead:KVCache.DecodingIsTheSameForAnyThreadsAndBatch' \
     test_modules RONDO_TEST_DEVICE=cuda
-  tests optim $((end - SECONDS)) "$n" '-*DeviceStep.*:CApi*:Guest.*:*TwoModels*:MemoryLimit.*:ThreadCap.*:TrainerKill.*:TrainerFullDisk.*:*Fake*' \
+  tests optim $((end - SECONDS)) "$n" '-*DeviceStep.*:CApi*:Guest.*:*TwoModels*:MemoryLimit.*:ThreadCap.*:TrainerKill.*:TrainerFullDisk.*:*Fake*:Compiled.TheInterpreterAgrees' \
     test_optim RONDO_TEST_DEVICE=cuda
 }
 
@@ -374,6 +375,10 @@ words_of() { # words_of NAME TEST
     printf '```\n'
   fi
   if [ -s "$out/logs/sanitizer.words" ]; then printf '\n## compute-sanitizer\n\n```\n%s\n```\n' "$(head -n 20 "$out/logs/sanitizer.words")"; fi
+  if [ ${#endless_tests[@]} -gt 0 ]; then
+    printf '\n## Did not end: hangs, or slow (%d)\n\n' ${#endless_tests[@]}
+    printf -- '- %s\n' "${endless_tests[@]}" | head -n 40
+  fi
   if [ ${#failed_tests[@]} -gt 0 ]; then
     printf '\n## Failed (%d)\n\n' ${#failed_tests[@]}
     for test in "${failed_tests[@]}"; do
@@ -398,6 +403,8 @@ string() { printf '"%s"' "$(printf '%s' "$1" | tr -d '\000-\010\013\014\016-\037
   done
   printf '],\n "failed": ['
   for i in "${!failed_tests[@]}"; do printf '%s%s' "$([ "$i" -gt 0 ] && echo ', ')" "$(string "${failed_tests[i]}")"; done
+  printf '],\n "endless": ['
+  for i in "${!endless_tests[@]}"; do printf '%s%s' "$([ "$i" -gt 0 ] && echo ', ')" "$(string "${endless_tests[i]}")"; done
   printf '],\n "steps": ['
   first=1
   if [ -z "$fake" ]; then

@@ -12,5 +12,8 @@ if [ -z "$nvdisasm" ] && [ -n "${RONDO_PEERS_VENV:-}" ]; then
 fi
 cmake --preset release >/dev/null
 cmake --build --preset release -j"$(nproc)" --target static_report
-RONDO_CACHE_DIR=$PWD/build/release/test_cache RONDO_TEST_OUTPUT=tests/gpu/STATIC.md RONDO_TEST_NVDISASM=$nvdisasm \
-  build/release/bin/static_report --gtest_brief=1
+parts=$(mktemp -d)
+trap 'rm -rf "$parts"' EXIT
+export RONDO_CACHE_DIR=$PWD/build/release/test_cache RONDO_TEST_FOLDER=$parts RONDO_TEST_NVDISASM=$nvdisasm
+export RONDO_TEST_OUTPUT=tests/gpu/STATIC.md
+for part in Parts Report; do build/release/bin/static_report --gtest_brief=1 --gtest_filter=Static.$part; done

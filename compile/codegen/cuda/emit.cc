@@ -198,31 +198,27 @@ std::vector<int64_t> integer_arguments(const LoopKernel& kernel, const Schedule&
   return list;
 }
 
-std::string emit_combine(const std::string& name, std::span<const DType> sums) {
-  std::string out;
-  std::vector<std::string> list;
-  for (size_t n = 0; n < sums.size(); ++n) {
-    list.push_back(absl::StrCat("const ", memory_type(sums[n]), "* p", n));
-    list.push_back(absl::StrCat("void* o", n));
-    list.push_back(absl::StrCat("int type", n));
-  }
-  absl::StrAppend(&out, "extern \"C\" __global__ void __launch_bounds__(", kWarp * kCombineGroups, ") ", name, "(",
-                  absl::StrJoin(list, ", "), ", long long chunks, long long cols) {\n");
-  absl::StrAppend(&out, "  const int t = static_cast<int>(threadIdx.x) % ", kWarp,
-                  ", group = static_cast<int>(threadIdx.x) / ", kWarp, ";\n");
-  absl::StrAppend(&out, "  const long long c = static_cast<long long>(blockIdx.x) * ", kWarp, " + t;\n");
-  for (size_t n = 0; n < sums.size(); ++n) {
-    const std::string type = register_type(sums[n]);
-    absl::StrAppend(&out, "  if (blockIdx.y == ", n, ") {\n", "    __shared__ ", type, " w", n, "[", kCombineGroups,
-                    "][", kWarp, "];\n", "    ", type, " sum = 0;\n", "    if (c < cols)\n",
-                    "      for (long long k = group; k < chunks; k += ", kCombineGroups, ") sum = sum + read(p", n,
-                    " + k * cols + c);\n", "    put(w", n, "[group][t], sum);\n", "    __syncthreads();\n",
-                    "    if (group == 0 && c < cols) {\n", "      ", type, " total = get(w", n, "[0][t]);\n",
-                    "#pragma unroll\n", "      for (int g = 1; g < ", kCombineGroups, "; ++g) total = total + get(w", n,
-                    "[g][t]);\n", "      switch (type", n, ") {\n");
+std::string emit_combine(const std::string& name) {
+  std::string out = absl::StrCat("extern \"C\" __global__ void __launch_bounds__(", kWarp * kCombineGroups, ") ", name,
+                                 "(RondoSums sums) {\n");
+  absl::StrAppend(&out, "  const RondoSum& s = sums.at[blockIdx.y];\n",
+                  "  const int t = static_cast<int>(threadIdx.x) % ", kWarp,
+                  ", group = static_cast<int>(threadIdx.x) / ", kWarp, ";\n",
+                  "  const long long c = static_cast<long long>(blockIdx.x) * ", kWarp, " + t;\n",
+                  "  if (c - t >= s.cols) return;\n");  // no thread of the block has a column
+  for (const DType compute : {kF32, kF64}) {
+    const std::string type = register_type(compute), w = absl::StrCat("w_", type);
+    absl::StrAppend(&out, "  if (s.compute == ", static_cast<int>(compute), ") {\n", "    __shared__ ", type, " ", w,
+                    "[", kCombineGroups, "][", kWarp, "];\n", "    const ", type, "* const p = static_cast<const ",
+                    type, "*>(s.partial);\n", "    ", type, " sum = 0;\n", "    if (c < s.cols)\n",
+                    "      for (long long k = group; k < s.chunks; k += ", kCombineGroups,
+                    ") sum = sum + read(p + k * s.cols + c);\n", "    put(", w, "[group][t], sum);\n",
+                    "    __syncthreads();\n", "    if (group == 0 && c < s.cols) {\n", "      ", type, " total = get(",
+                    w, "[0][t]);\n", "#pragma unroll\n", "      for (int g = 1; g < ", kCombineGroups,
+                    "; ++g) total = total + get(", w, "[g][t]);\n", "      switch (s.stored) {\n");
     for (const DType stored : {kF32, kBF16, kF16, kF64})
       absl::StrAppend(&out, "        case ", static_cast<int>(stored), ": write(static_cast<", memory_type(stored),
-                      "*>(o", n, ") + c, ", to_memory("total", sums[n], stored), "); break;\n");
+                      "*>(s.out) + c, ", to_memory("total", compute, stored), "); break;\n");
     absl::StrAppend(&out, "      }\n    }\n  }\n");
   }
   return out + "}\n";

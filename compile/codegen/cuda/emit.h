@@ -26,10 +26,10 @@ std::string emit(const LoopKernel& kernel, const Schedule& schedule);
 // Rows; rows of a chunk where there are column sums; extents that vary.
 std::vector<int64_t> integer_arguments(const LoopKernel& kernel, const Schedule& schedule);
 
-// Combines the partial sums of several column sums in one launch (combine_grid). `sums`: the type of each sum's partial
-// sums. Parameters: for each sum, its partial sums, the result and the result's DType as an int; then the number of
-// chunks and that of columns.
-std::string emit_combine(const std::string& name, std::span<const DType> sums);
+// Combines the partial sums of column sums of any kernels in one launch (combine_grid). Its parameter: RondoSums
+// (table_layout.h), whose text
+// kSumsLayout it needs in front.
+std::string emit_combine(const std::string& name);
 
 // The kernel on every item of a table (table_layout.h). Parameters: the rows of the table; their number; `when`,
 // `equals` and `failed`: the launch does nothing if *when is another number than `equals`, or, where `when` is null, if

@@ -19,8 +19,10 @@ int32_t power_of_two(int64_t n, int32_t low, int32_t high) {
 }
 
 // Depends on the columns only: Note [Row order on CUDA].
-constexpr int64_t kWarpRow = 1024;      // columns up to which a warp or less takes a row
-constexpr int64_t kStepsPerThread = 4;  // that a block aims at for a longer row
+// Two steps a thread: then a row and the sums over rows, of as many operands as the backward of a norm has, stay in
+// registers.
+constexpr int64_t kWarpRow = 256;       // columns up to which a warp or less takes a row
+constexpr int64_t kStepsPerThread = 2;  // that a block aims at for a longer row
 int32_t threads_of_row(int64_t cols, int32_t elements) {
   const int64_t steps = divide_up(cols, elements);
   if (cols <= kWarpRow) return power_of_two(steps, 1, kWarp);

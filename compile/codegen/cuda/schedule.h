@@ -80,7 +80,7 @@ struct Grid {
 };
 // Throws Error if there are more blocks than a grid can have.
 Grid grid(const LoopKernel& kernel, const Schedule& schedule);
-// The size of the launch that combines the partial sums of `n_sums` column sums.
+// The size of the launch that combines the partial sums of `n_sums` column sums, of at most `cols` columns.
 Grid combine_grid(int64_t cols, int32_t n_sums);
 
 // Partial sums of each column sum: a dense [chunks, cols] array.

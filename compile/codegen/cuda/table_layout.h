@@ -1,7 +1,9 @@
-// The table of a table launch (compile/exec/table.h) in the memory of a device. The same text is compiled by the host
-// and in front of kernels. A block belongs to one item, so its threads read the item's row together.
+// What generated kernels take that is more than numbers and pointers. The same text is compiled by the host and in
+// front of kernels. The table of a table launch (compile/exec/table.h) lies in the memory of a device: a block belongs
+// to one item, so its threads read the item's row together.
 #pragma once
 
+#include <cstddef>
 #include <string_view>
 
 namespace rondo::compile::cuda {
@@ -24,7 +26,23 @@ RONDO_HERE_AND_ON_DEVICE(
       const double* scalars;
       void* const* operands;
     };);
+
+// Column sums whose partial sums are added up by one launch, row y of its grid for each. partial: [chunks, cols] of the
+// DType `compute`; out: [cols] of the DType `stored`. A launch takes at most 4 KiB of arguments.
+RONDO_HERE_AND_ON_DEVICE(
+    kSumsLayout,
+    struct RondoSum {
+      const void* partial;
+      void* out;
+      long long chunks;
+      long long cols;
+      int compute;
+      int stored;
+    };
+    struct RondoSums { RondoSum at[64]; };);
+inline constexpr size_t kMostSums = 64;
 #undef RONDO_HERE_AND_ON_DEVICE
 static_assert(sizeof(RondoTableRow) == 48, "six words of 8 bytes, the same on both sides");
+static_assert(sizeof(RondoSums) == 64 * 40, "five words of 8 bytes each, the same on both sides");
 
 }  // namespace rondo::compile::cuda

@@ -120,13 +120,17 @@ void launch_kernel(Device device, const KernelCall& call, const LaunchFunctions:
   });
 }
 
-void launch_combine(Device device, const CombineCall& call, const LaunchFunctions::Owner& /*owner*/) {
-  const int64_t chunks = compile::chunks(*call.kernel), cols = call.kernel->cols;
-  if (runs_at_once(device)) [[likely]]
-    return run(call.sums, chunks, cols);
-  enqueue(device, [sums = std::vector<CombineCall::Sum>(call.sums.begin(), call.sums.end()), chunks, cols] {
-    run(sums, chunks, cols);
-  });
+void launch_combine(Device device, std::span<const CombineCall> calls, const LaunchFunctions::Owner& /*owner*/) {
+  for (const CombineCall& call : calls) {
+    const int64_t chunks = compile::chunks(*call.kernel), cols = call.kernel->cols;
+    if (runs_at_once(device)) [[likely]] {
+      run(call.sums, chunks, cols);
+      continue;
+    }
+    enqueue(device, [sums = std::vector<CombineCall::Sum>(call.sums.begin(), call.sums.end()), chunks, cols] {
+      run(sums, chunks, cols);
+    });
+  }
 }
 
 void launch_table(Device device, const TableCall& call, const LaunchFunctions::Owner& owner) {

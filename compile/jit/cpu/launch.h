@@ -6,7 +6,7 @@
 namespace rondo::compile::cpu {
 
 void launch_kernel(Device device, const KernelCall& call, const LaunchFunctions::Owner& owner);
-void launch_combine(Device device, const CombineCall& call, const LaunchFunctions::Owner& owner);
+void launch_combine(Device device, std::span<const CombineCall> calls, const LaunchFunctions::Owner& owner);
 void launch_table(Device device, const TableCall& call, const LaunchFunctions::Owner& owner);
 absl::AnyInvocable<void()> ready_table(Device device, const TableCall& call, const LaunchFunctions::Owner& owner);
 void launch_library_call(Device device, const std::shared_ptr<const PreparedKernel>& call,

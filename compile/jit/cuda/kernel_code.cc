@@ -43,34 +43,31 @@ const std::string& KernelCode::image_for(int device) const {
   return object_.image.for_device(rondo::cuda::device_state(device).capability(), capability_);
 }
 
-std::shared_ptr<const KernelCode::Run> KernelCode::at(const LoopKernel& kernel, const int64_t* extents) const {
+KernelCode::Run KernelCode::at(const LoopKernel& kernel, const int64_t* extents) const {
   {
     const std::lock_guard lock(mutex_);
     for (size_t i = 0; i < runs_.size(); ++i) {
       if (!equal_sizes(runs_[i]->sizes, kernel, extents)) continue;
       if (i > 0) std::swap(runs_[i], runs_[0]);
-      return runs_[0];
+      return runs_[0]->run;
     }
   }
   std::vector<int64_t> sizes{kernel.rows};
   // A run is known by its rows and by the sizes that the code reads, if it reads any.
   sizes.insert(sizes.end(), extents, extents + object_.varying.size());
-  std::shared_ptr<const Run> run = make_run(kernel, std::move(sizes));
+  const Run run = make_run(kernel);
   const std::lock_guard lock(mutex_);
   if (runs_.size() == kMostRuns) runs_.pop_back();
-  runs_.insert(runs_.begin(), run);
+  runs_.insert(runs_.begin(), std::make_unique<const Known>(std::move(sizes), run));
   return run;
 }
 
-std::shared_ptr<const KernelCode::Run> KernelCode::make_run(const LoopKernel& kernel,
-                                                            std::vector<int64_t> sizes) const {
+KernelCode::Run KernelCode::make_run(const LoopKernel& kernel) const {
   LoopKernel here = kernel;
   here.varying = object_.varying;
-  Run run{std::move(sizes), nullptr, schedule(here), {}, {}};
-  run.code = &for_schedule(here, run.schedule);
-  run.grid = grid(here, run.schedule);
-  run.integers = integer_arguments(here, run.schedule);
-  return std::make_shared<const Run>(std::move(run));
+  const Schedule chosen = schedule(here);
+  const std::vector<int64_t> integers = integer_arguments(here, chosen);
+  return {&for_schedule(here, chosen), grid(here, chosen), {integers.begin(), integers.end()}};
 }
 
 const KernelCode& KernelCode::for_schedule(const LoopKernel& kernel, const Schedule& schedule) const {
@@ -95,7 +92,7 @@ std::string source_of(const LoopKernel& kernel, const Schedule& schedule) {
   std::string text(device_math());
   if (kernel.per_item) absl::StrAppend(&text, std::string(kTableLayout), "\n", emit_table(named, schedule));
   else absl::StrAppend(&text, emit(named, schedule));
-  if (!object.sums.empty()) absl::StrAppend(&text, emit_combine(kCombineName, object.sums));
+  if (!object.sums.empty()) absl::StrAppend(&text, std::string(kSumsLayout), "\n", emit_combine(kCombineName));
   return text;
 }
 

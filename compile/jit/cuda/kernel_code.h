@@ -10,6 +10,7 @@
 #include <mutex>
 #include <vector>
 
+#include "absl/container/inlined_vector.h"
 #include "rondo/compile/codegen/cuda/emit.h"
 #include "rondo/compile/exec/target.h"
 #include "rondo/compile/jit/cuda/object.h"
@@ -31,20 +32,22 @@ class KernelCode final : public MachineCode {
 
   // How the kernel runs at some sizes.
   struct Run {
-    std::vector<int64_t> sizes;  // rows, and extents
-    const KernelCode* code;      // this, or code for another schedule
-    Schedule schedule;
+    const KernelCode* code = nullptr;  // this, or code for another schedule, which lives as long
     Grid grid;
-    std::vector<int64_t> integers;  // integer_arguments()
+    absl::InlinedVector<int64_t, 12> integers;  // integer_arguments()
   };
   // `kernel`: scheduled, at the sizes of the run, which are `extents`. Throws Error if other code is needed and there
   // is no compiler.
-  std::shared_ptr<const Run> at(const LoopKernel& kernel, const int64_t* extents) const;
+  Run at(const LoopKernel& kernel, const int64_t* extents) const;
   // Code for a schedule of the kernel.
   const KernelCode& for_schedule(const LoopKernel& kernel, const Schedule& schedule) const;
 
  private:
-  std::shared_ptr<const Run> make_run(const LoopKernel& kernel, std::vector<int64_t> sizes) const;
+  struct Known {
+    std::vector<int64_t> sizes;  // rows, and extents
+    Run run;
+  };
+  Run make_run(const LoopKernel& kernel) const;
   const std::string& image_for(int device) const;
 
   const CudaObject object_;
@@ -52,7 +55,7 @@ class KernelCode final : public MachineCode {
   const int capability_;
   const rondo::cuda::LazyModule module_;
   mutable std::mutex mutex_;                                        // guards what follows
-  mutable std::vector<std::shared_ptr<const Run>> runs_;            // the latest one first
+  mutable std::vector<std::unique_ptr<const Known>> runs_;          // the latest one first
   mutable std::vector<std::shared_ptr<const MachineCode>> others_;  // for other schedules
 };
 

@@ -28,32 +28,43 @@ void enqueue_grid(Device device, const rondo::cuda::Kernel& function, const Grid
 }  // namespace
 
 void launch_kernel(Device device, const KernelCall& call, const LaunchFunctions::Owner& /*owner*/) {
-  const auto run = KernelCode::of(call.code).at(*call.kernel, call.extents);
+  const KernelCode::Run run = KernelCode::of(call.code).at(*call.kernel, call.extents);
   Arguments arguments;
   for (size_t i = 0; i < call.kernel->operands.size(); ++i) add(arguments, call.operands[i]);
   for (int32_t i = 0; i < call.kernel->n_scalars; ++i) add(arguments, call.scalars[i]);
-  for (const int64_t& integer : run->integers) add(arguments, integer);
-  enqueue_grid(device, run->code->function(device.index), run->grid, arguments);
+  for (const int64_t& integer : run.integers) add(arguments, integer);
+  enqueue_grid(device, run.code->function(device.index), run.grid, arguments);
 }
 
-void launch_combine(Device device, const CombineCall& call, const LaunchFunctions::Owner& /*owner*/) {
-  const KernelCode& code = KernelCode::of(call.code);
-  invariant(code.object().sums.size() == call.sums.size(), "a combine of other sums than its kernel leaves");
-  const int64_t n_chunks = chunks(*call.kernel), cols = call.kernel->cols;
-  absl::InlinedVector<int, 8> types;
-  for (size_t i = 0; i < call.sums.size(); ++i) {
-    invariant(code.object().sums[i] == call.sums[i].compute, "a combine of sums of another type");
-    types.push_back(static_cast<int>(call.sums[i].result));
+void launch_combine(Device device, std::span<const CombineCall> calls, const LaunchFunctions::Owner& /*owner*/) {
+  RondoSums sums;
+  size_t n = 0;
+  int64_t most_cols = 0;
+  const KernelCode& any = KernelCode::of(calls[0].code);  // every object with sums has the same function
+  const auto enqueue = [&] {
+    Arguments arguments;
+    add(arguments, sums);
+    enqueue_grid(device, any.combine(device.index), combine_grid(most_cols, static_cast<int32_t>(n)), arguments);
+    n = 0;
+    most_cols = 0;
+  };
+  for (const CombineCall& call : calls) {
+    const KernelCode& code = KernelCode::of(call.code);
+    invariant(code.object().sums.size() == call.sums.size(), "a combine of other sums than its kernel leaves");
+    for (size_t i = 0; i < call.sums.size(); ++i) {
+      const CombineCall::Sum& sum = call.sums[i];
+      invariant(code.object().sums[i] == sum.compute, "a combine of sums of another type");
+      if (n == kMostSums) enqueue();
+      sums.at[n++] = {sum.partial,
+                      sum.out,
+                      chunks(*call.kernel),
+                      call.kernel->cols,
+                      static_cast<int>(sum.compute),
+                      static_cast<int>(sum.result)};
+      most_cols = std::max(most_cols, call.kernel->cols);
+    }
   }
-  Arguments arguments;
-  for (size_t i = 0; i < call.sums.size(); ++i) {
-    add(arguments, call.sums[i].partial);
-    add(arguments, call.sums[i].out);
-    add(arguments, types[i]);
-  }
-  add(arguments, n_chunks);
-  add(arguments, cols);
-  enqueue_grid(device, code.combine(device.index), combine_grid(cols, static_cast<int32_t>(types.size())), arguments);
+  if (n > 0) enqueue();
 }
 
 namespace {

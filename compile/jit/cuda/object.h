@@ -23,7 +23,7 @@ struct CudaObject {
   Schedule schedule;
   bool per_item = false;      // a table kernel
   std::vector<bool> varying;  // LoopKernel::varying
-  std::vector<DType> sums;    // of emit_combine(), if there are column sums
+  std::vector<DType> sums;    // the type of each column sum's partial sums
   rondo::cuda::Image image;
 };
 

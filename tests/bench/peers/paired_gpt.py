@@ -192,13 +192,16 @@ def print_table(result):
         return "-" if value is None else format(value, spec)
 
     print(" ".join(f"{k}={v}" for k, v in result["model"].items()))
-    print(f"{'contender':<24}{'step ms':>9}{'min':>9}{'fwd':>8}{'bwd':>8}{'opt':>8}{'tokens/s':>10}"
-          f"{'compile':>9}{'RSS MiB':>9}{'floor ms':>9}{'share':>7}{'idle_cpu':>9}{'others':>7}")
+    columns = [("step ms", 9, ".2f", "step_ms_median"), ("min", 9, ".2f", "step_ms_min"), ("fwd", 8, ".1f", "forward_ms"),
+               ("bwd", 8, ".1f", "backward_ms"), ("opt", 8, ".1f", "optimizer_ms"), ("host ms", 9, ".2f", "host_ms"),
+               ("tokens/s", 10, ".0f", "tokens_per_s"), ("compile", 9, ".0f", "compile_ms"),
+               ("RSS MiB", 9, ".0f", "peak_rss_mib"), ("GPU MiB", 9, ".0f", "peak_device_mib"),
+               ("floor ms", 9, ".1f", "floor_ms"), ("share", 7, ".0%", "floor_share"), ("idle_cpu", 9, ".0f", "idle_cpu_ms"),
+               ("others", 7, ".0%", "others_share")]
+    columns = [c for c in columns if any(r[c[3]] is not None for r in result["contenders"])]
+    print(f"{'contender':<24}" + "".join(f"{title:>{width}}" for title, width, _, _ in columns))
     for r in result["contenders"]:
-        print(f"{r['name']:<24}{r['step_ms_median']:>9.2f}{r['step_ms_min']:>9.2f}{cell(r['forward_ms'], '.1f'):>8}"
-              f"{cell(r['backward_ms'], '.1f'):>8}{cell(r['optimizer_ms'], '.1f'):>8}{r['tokens_per_s']:>10.0f}"
-              f"{cell(r['compile_ms'], '.0f'):>9}{cell(r['peak_rss_mib'], '.0f'):>9}{cell(r['floor_ms'], '.1f'):>9}"
-              f"{cell(r['floor_share'], '.0%'):>7}{r['idle_cpu_ms']:>9.0f}{r['others_share']:>7.0%}")
+        print(f"{r['name']:<24}" + "".join(f"{cell(r[key], spec):>{width}}" for _, width, spec, key in columns))
     for r in result["speed_ratios"]:
         print(f"speed of {r['name']}: {r['median']:.3f}x (rounds {r['min']:.3f} to {r['max']:.3f})")
     if any(r["idle_cpu_ms"] > 50 for r in result["contenders"]):

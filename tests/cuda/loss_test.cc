@@ -1,0 +1,207 @@
+// The loss of an output layer without whole logits on CUDA, against the CPU's: products run on the fake cuBLASLt,
+// kernels on fibers.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+#include <tuple>
+
+#include "absl/strings/str_cat.h"
+#include "rondo/runtime/amp.h"
+#include "rondo/runtime/backend.h"
+#include "rondo/runtime/cuda/source.h"
+#include "rondo/runtime/ops/ops.h"
+#include "rondo/runtime/random.h"
+#include "rondo/tests/errors.h"
+#include "rondo/tests/fake_cuda/fake_cuda.h"
+
+namespace rondo {
+namespace {
+
+using ops::LinearCrossEntropyOptions;
+using ops::Reduction;
+using test::FakeCuda;
+
+struct Operands {
+  Tensor x, weight, bias, target;
+  Operands(int64_t rows, int64_t inner, int64_t cols, DType dtype, bool with_bias = true)
+      : x(Tensor::randn({rows, inner}, {kF64}).to(dtype)),
+        weight(Tensor::randn({cols, inner}, {kF64}).to(dtype)),
+        target(Tensor::randint(0, cols, {rows})) {
+    if (with_bias) bias = Tensor::randn({cols}, {kF64}).to(dtype);
+  }
+};
+struct Results {
+  Tensor loss, x, weight, bias;
+};
+Results run(const Operands& o, const LinearCrossEntropyOptions& options, Device device, DType lower = kF32) {
+  const auto leaf = [&](const Tensor& t) { return t.defined() ? t.to(device).clone().requires_grad_() : Tensor(); };
+  const Tensor x = leaf(o.x), weight = leaf(o.weight), bias = leaf(o.bias);
+  Tensor loss;
+  {
+    const amp::Autocast scope(lower == kF32 ? std::nullopt : std::optional(lower));
+    loss = ops::linear_cross_entropy(x, weight, bias, o.target.to(device), options);
+  }
+  const int64_t n = loss.numel();
+  std::vector<double> arriving;
+  for (int64_t i = 0; i < n; ++i) arriving.push_back(n == 1 ? 0.5 : 0.25 + static_cast<double>(i % 5));
+  loss.backward(Tensor::from(arriving, loss.sizes()).to(loss.dtype()).to(device));
+  return {loss.detach(), x.grad(), weight.grad(), bias.defined() ? bias.grad() : Tensor()};
+}
+
+void expect_close(const Tensor& cuda, const Tensor& cpu, double tolerance, const std::string& what) {
+  ASSERT_EQ(cuda.defined(), cpu.defined()) << what;
+  if (!cpu.defined()) return;
+  ASSERT_EQ(to_string(cuda.sizes()), to_string(cpu.sizes())) << what;
+  const std::vector<double> got = cuda.to(kCPU).to_vector<double>(), want = cpu.to_vector<double>();
+  double most = 1e-30;
+  for (const double value : want) most = std::max(most, std::abs(value));
+  for (size_t i = 0; i < got.size(); ++i) {
+    if (std::isnan(want[i]) && std::isnan(got[i])) continue;
+    ASSERT_LE(std::abs(got[i] - want[i]), tolerance * most)
+        << what << ", element " << i << ": " << got[i] << " and " << want[i];
+  }
+}
+void expect_same(const Operands& o, const LinearCrossEntropyOptions& options, Device device, const std::string& what,
+                 DType lower = kF32) {
+  const DType dtype = lower == kF32 ? o.x.dtype() : lower;
+  const double tolerance = dtype == kF64 ? 1e-12 : dtype == kF32 ? 2e-5 : dtype == kF16 ? 4e-3 : 3e-2;
+  const Results cpu = run(o, options, kCPU, lower), cuda = run(o, options, device, lower);
+  expect_close(cuda.loss, cpu.loss, tolerance, what + " loss");
+  expect_close(cuda.x, cpu.x, tolerance, what + " dx");
+  expect_close(cuda.weight, cpu.weight, tolerance, what + " dweight");
+  expect_close(cuda.bias, cpu.bias, tolerance, what + " dbias");
+}
+
+TEST(CudaHead, EqualsTheCpus) {
+  FakeCuda cuda({.seed = 2});
+  manual_seed(4);
+  for (const DType dtype : {kF32, kF64, kBF16, kF16})
+    for (const Reduction reduction : {Reduction::kMean, Reduction::kSum, Reduction::kNone})
+      for (const auto& [chunk, smoothing, bias] :
+           {std::tuple(int64_t{0}, 0.0, false), {int64_t{3}, 0.1, true}, {int64_t{1}, 0.0, true}}) {
+        Operands o(7, 5, 19, dtype, bias);
+        LinearCrossEntropyOptions options{};
+        options.reduction = reduction;
+        options.label_smoothing = smoothing;
+        options.chunk_rows = chunk;
+        const std::string what = absl::StrCat(std::string(name_of(dtype)), " reduction ", static_cast<int>(reduction),
+                                              " chunk ", chunk);
+        expect_same(o, options, cuda.device(), what);
+        o.target.mutable_data<int64_t>()[2] = 3;
+        options.ignore_index = 3;
+        expect_same(o, options, cuda.device(), what + " with ignored rows");
+      }
+}
+
+TEST(CudaHead, UnderAutocast) {
+  FakeCuda cuda;
+  manual_seed(5);
+  for (const DType lower : {kBF16, kF16})
+    for (const int64_t chunk : {0, 4}) {
+      const Operands o(9, 8, 21, kF32, chunk == 0);
+      expect_same(o, {.chunk_rows = chunk}, cuda.device(), absl::StrCat(std::string(name_of(lower)), " ", chunk),
+                  lower);
+    }
+}
+
+// More columns than a block's threads take at once, and than they keep.
+TEST(CudaHead, LongRows) {
+  FakeCuda cuda({.seed = 1});
+  manual_seed(6);
+  for (const auto& [dtype, cols] : {std::pair(kF32, int64_t{2500}), {kBF16, 9001}, {kF64, 17003}}) {
+    const Operands o(2, 3, cols, dtype);
+    expect_same(o, {.label_smoothing = 0.2}, cuda.device(), absl::StrCat(std::string(name_of(dtype)), " ", cols));
+  }
+}
+
+TEST(CudaHead, NothingToDo) {
+  FakeCuda cuda;
+  expect_same(Operands(0, 4, 6, kF32), {.reduction = Reduction::kSum}, cuda.device(), "no rows");
+  expect_same(Operands(3, 0, 6, kF32), {}, cuda.device(), "no inner elements");
+}
+
+TEST(CudaHead, ABadTargetIsNamed) {
+  FakeCuda cuda;
+  Operands o(5, 4, 6, kF32);
+  o.target.mutable_data<int64_t>()[3] = 6;
+  const std::string error = test::error_of([&] { run(o, {.chunk_rows = 2}, cuda.device()).loss.item(); });
+  EXPECT_NE(error.find("linear_cross_entropy"), std::string::npos) << error;
+  EXPECT_NE(error.find("6"), std::string::npos) << error;
+}
+
+// The logits' memory is that of a chunk.
+TEST(CudaHead, MemoryIsThatOfAChunk) {
+  FakeCuda cuda({.bytes = size_t{60} << 30, .executes = false});
+  const DeviceScope scope(cuda.device());
+  const Tensor x = Tensor::empty({65536, 768}).requires_grad_(), weight = Tensor::empty({50257, 768}).requires_grad_();
+  const Tensor target = Tensor::zeros({65536}, {kI64});
+  const BackendTable& table = backend_of(cuda.device());
+  table.reset_peak(0);
+  const int64_t before = table.stats(0).bytes_in_use;
+  cuda->take_journal();
+  const Tensor loss = ops::linear_cross_entropy(x, weight, Tensor(), target);
+  int64_t products = 0;
+  for (const fake_cuda::Enqueued& work : cuda->take_journal())
+    products += work.kind == fake_cuda::Enqueued::Kind::kProduct;
+  EXPECT_EQ(products, 3 * 25) << "2621 rows at a time";
+  // The gradients, a chunk, the losses, and a workspace of the library.
+  const int64_t chunk = (int64_t{1} << 27) * 4, gradients = (x.numel() + weight.numel()) * 4;
+  EXPECT_LE(table.stats(0).peak_bytes - before, gradients + chunk + chunk / 8);
+}
+
+// A line of the kernels changed.
+TEST(CudaHead, PlantedBugsAreNoticed) {
+  manual_seed(9);
+  const Operands o(5, 4, 1501, kF32);
+  const LinearCrossEntropyOptions options{.label_smoothing = 0.1, .chunk_rows = 2};
+  const Results expected = run(o, options, kCPU);
+  const auto is_right = [&](uint64_t order, const std::string& part, const std::string& by) {
+    FakeCuda cuda({.seed = order});
+    cuda->set_edit([&](const std::string& source) {
+      const size_t at = part.empty() ? source.npos : source.find(part);
+      return at == source.npos ? source : std::string(source).replace(at, part.size(), by);
+    });
+    const Results got = run(o, options, cuda.device());
+    const auto close = [](const Tensor& a, const Tensor& b) {
+      const std::vector<double> x = a.to(kCPU).to_vector<double>(), y = b.to_vector<double>();
+      for (size_t i = 0; i < x.size(); ++i)
+        if (!(std::abs(x[i] - y[i]) <= 1e-4 * (1e-2 + std::abs(y[i])))) return false;
+      return true;
+    };
+    return close(got.loss, expected.loss) && close(got.x, expected.x) && close(got.weight, expected.weight) &&
+           close(got.bias, expected.bias);
+  };
+  for (uint64_t order = 0; order < 3; ++order) EXPECT_TRUE(is_right(order, "", ""));
+  for (const auto& [part, by] :
+       {std::pair("read(target + first + r)", "read(target + r)"),
+        {"grad = grad - (static_cast<C>(1) - smoothing)", "grad = grad - static_cast<C>(1)"},
+        {"i < KEPT; ++i)\n      if (column(i) < cols) use", "i < KEPT - 1; ++i)\n      if (column(i) < cols) use"},
+        {"begins != 0 ?", "true ?"},
+        {"if (e >= exist) continue;\n        const C x", "const C x"},
+        {"w < kWarps", "w < kWarps - 1"},
+        {"plain * inverse", "plain"},
+        {"__syncthreads();\n  V all", "V all"}}) {
+    bool right = true;
+    for (uint64_t order = 0; order < 3; ++order) right = right && is_right(order, part, by);
+    EXPECT_FALSE(right) << "nobody notices " << by << " in place of " << part;
+  }
+}
+
+// The same bits in every order of threads, blocks and streams.
+TEST(CudaHead, EveryOrderGivesTheSameBits) {
+  std::vector<double> expected;
+  for (uint64_t seed = 0; seed < 5; ++seed) {
+    FakeCuda cuda({.seed = seed});
+    manual_seed(7);
+    const Results r = run(Operands(6, 4, 300, kF32), {.label_smoothing = 0.1, .chunk_rows = 2}, cuda.device());
+    std::vector<double> all = r.loss.to(kCPU).to_vector<double>();
+    for (const Tensor* t : {&r.x, &r.weight, &r.bias})
+      for (const double value : t->to(kCPU).to_vector<double>()) all.push_back(value);
+    if (expected.empty()) expected = all;
+    EXPECT_EQ(all, expected) << seed;
+  }
+}
+
+}  // namespace
+}  // namespace rondo
