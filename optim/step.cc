@@ -265,11 +265,13 @@ std::shared_ptr<Foreach> Optimizer::pass_for(const Body& body, std::vector<Array
 
 void Optimizer::compile_pass(Foreach& pass) {
   if (pass.compiled()) return;
-  // There is no eager pass where no host code runs, so no stance forbids the compiled one.
-  const compile::Stance stance = runs_host_code(device()) ? compile::stance() : compile::Stance::kDefault;
-  postponed_ = stance == compile::Stance::kForceEager || (stepped_ && stance == compile::Stance::kEagerOnRecompile);
+  // Where no host code runs there is no eager pass to fall back on: no stance puts the compiled one off, and only a
+  // step that was asked to be compiled can be refused.
+  const compile::Stance stance = compile::stance();
+  postponed_ = runs_host_code(device()) &&
+               (stance == compile::Stance::kForceEager || (stepped_ && stance == compile::Stance::kEagerOnRecompile));
   if (postponed_) return;
-  if (stepped_ && stance == compile::Stance::kFailOnRecompile)
+  if (stepped_ && report_.compiled && stance == compile::Stance::kFailOnRecompile)
     throw Error(absl::StrCat(name(), ": a step needs a new kernel, and the stance forbids it:\n",
                              compile::to_string(pass.kernel())));
   const auto start = std::chrono::steady_clock::now();

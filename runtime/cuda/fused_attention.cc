@@ -432,7 +432,8 @@ RONDO_DEVICE void grad_of_keys(const Shared& s, const Call& call, const Queries&
 }
 
 // The blocks of keys come first: they have more to do.
-extern "C" __global__ void __launch_bounds__(THREADS)
+// The second bound: ptxas would otherwise spill for the sake of a third block.
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
     rondo_attention_grad(const T* q, const T* k, const T* v, const void* mask, const T* out, const C* logsumexp,
                          const T* grad, T* grad_q, T* grad_k, T* grad_v, Call call, Heads at_q, Heads at_k, Heads at_v,
                          Heads at_out, Heads at_grad, Heads at_grad_q, Heads at_grad_k, Heads at_grad_v,

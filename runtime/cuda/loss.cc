@@ -140,10 +140,12 @@ using Vector = Pack<T, kVector>;
 // What a thread has of a row: vectors THREADS apart. It keeps the first KEPT of them, and reads what lies behind again.
 struct Line {
   T* row;
-  long long cols;
+  unsigned cols;  // cuBLASLt takes fewer than 2^31
   Vector kept[KEPT];
-  RONDO_DEVICE long long column(int i) const { return (threadIdx.x + static_cast<long long>(i) * THREADS) * kVector; }
-  RONDO_DEVICE int exist(long long at) const { return cols - at < kVector ? static_cast<int>(cols - at) : kVector; }
+  RONDO_DEVICE unsigned column(unsigned i) const { return (threadIdx.x + i * THREADS) * kVector; }
+  RONDO_DEVICE int exist(unsigned at) const {
+    return static_cast<int>(cols - at < static_cast<unsigned>(kVector) ? cols - at : kVector);
+  }
   RONDO_DEVICE void read_row() {
 #pragma unroll
     for (int i = 0; i < KEPT; ++i)
@@ -154,7 +156,7 @@ struct Line {
 #pragma unroll
     for (int i = 0; i < KEPT; ++i)
       if (column(i) < cols) use(column(i), kept[i], exist(column(i)));
-    for (long long at = column(KEPT); at < cols; at += THREADS * kVector)
+    for (unsigned at = column(KEPT); at < cols; at += THREADS * kVector)
       use(at, load<kVector>(row + at, exist(at)), exist(at));
   }
 };
@@ -176,17 +178,17 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     if (bad && threadIdx.x == 0) rondo_report(status, call, k, first + r);
     Line line;
     line.row = logits + r * stride;
-    line.cols = cols;
+    line.cols = static_cast<unsigned>(cols);
     line.read_row();
     C top = low_of(C());
-    line.each([&](long long, const Vector& vector, int exist) {
+    line.each([&](unsigned, const Vector& vector, int exist) {
 #pragma unroll
       for (int e = 0; e < kVector; ++e)
         if (e < exist) top = Max::combine(top, widen(vector.at[e]));
     });
     top = block_reduce<Max, kWarps>(top, parts);
     C sum = 0, plain = 0;
-    line.each([&](long long at, const Vector& vector, int exist) {
+    line.each([&](unsigned at, const Vector& vector, int exist) {
 #pragma unroll
       for (int e = 0; e < kVector; ++e) {
         if (e >= exist) continue;
@@ -210,7 +212,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     if (wants_grad != 0) {
       C weight = scale != nullptr ? read(scale) : static_cast<C>(1);
       if (arriving != nullptr) weight = read(arriving + (first + r) * arriving_step) * weight;
-      line.each([&](long long at, const Vector& vector, int exist) {
+      line.each([&](unsigned at, const Vector& vector, int exist) {
         Vector grads = {};
 #pragma unroll
         for (int e = 0; e < kVector; ++e) {
@@ -400,14 +402,15 @@ class Head {
   Kernel kernel(const Source& from, const char* name, DType dtype) const {
     return kernel_of(device(), from, name, {{"T", type_name(dtype)}});
   }
-  // How many threads a row gets, and how many vectors each of them keeps: at most a quarter of its registers.
+  // How many threads a row gets, and how many vectors each of them keeps. 1024 threads have 64 registers each, of which
+  // five vectors would spill; what a row has beyond 4096 vectors is read three times, from the L2 cache.
   struct Lines {
     int kept, threads;
   };
   Lines lines() const {
     const int64_t vectors = stride_ * static_cast<int64_t>(size_of(lower_)) / 16;
     const int threads = vectors > 4 * kThreads ? 4 * kThreads : kThreads;
-    constexpr int64_t kMostKept = 8;
+    constexpr int64_t kMostKept = 4;
     return {static_cast<int>(std::clamp<int64_t>((vectors + threads - 1) / threads, 1, kMostKept)), threads};
   }
   Kernel head_kernel(const char* name, const Lines& lines) const {

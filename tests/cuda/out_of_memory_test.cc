@@ -290,7 +290,7 @@ TEST(OutOfMemoryKinds, Code) {
   const Tensor x = Tensor::randn({5, 7}), there = x.to(cuda.device());
   const auto work = [&] { static_cast<void>(ops::softmax(there, -1)); };
   const std::string message = message_of(cuda, fake_cuda::kCodeMemory, work);
-  EXPECT_NE(message.find("cannot load the code of a kernel for max, in softmax"), message.npos) << message;
+  EXPECT_NE(message.find("cannot load the code of a kernel for softmax ("), message.npos) << message;
   EXPECT_NE(message.find("out_of_memory_test.cc"), message.npos) << message;
   expect_complete(message);
   EXPECT_EQ(ops::softmax(there, -1).sizes(), x.sizes());

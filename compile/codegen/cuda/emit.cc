@@ -1,5 +1,7 @@
 #include "rondo/compile/codegen/cuda/emit.h"
 
+#include <algorithm>
+
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "rondo/compile/codegen/cuda/kernel_emitter.h"
@@ -60,8 +62,12 @@ void KernelEmitter::emit_parameters() {
     for (size_t i = 0; i < k_.varying.size(); ++i)
       if (k_.varying[i]) list.push_back(absl::StrCat("long long x", i));
   }
-  line("extern \"C\" __global__ void __launch_bounds__(", s_.threads, ") ", k_.name, "(", absl::StrJoin(list, ", "),
-       ") {");
+  // Without the second bound, ptxas spills 64-bit values of a row so that more blocks fit.
+  const bool wide = s_.shape == Schedule::Shape::kRows &&
+                    std::any_of(k_.operands.begin(), k_.operands.end(),
+                                [](const Operand& operand) { return operand.dtype == kF64; });
+  line("extern \"C\" __global__ void __launch_bounds__(", s_.threads, wide ? ", 1" : "", ") ", k_.name, "(",
+       absl::StrJoin(list, ", "), ") {");
 }
 
 void KernelEmitter::emit_scalars() {
