@@ -17,7 +17,7 @@ namespace rondo::fake_cuda {
 struct Options {
   uint64_t seed = 0;
   int devices = 1;
-  size_t bytes = size_t{1} << 30;  // memory of each device
+  size_t bytes = size_t{1} << 30;  // memory of each device; its addresses end at 64 GiB
   double early = 0.02;             // the chance that some queued work runs when more is queued
   bool peers = true;               // devices can access each other's memory
   int init_result = 0;             // of cuInit

@@ -69,14 +69,17 @@ declare -A share=([machine]=2 [conformance]=10 [suite]=32 [train]=7 [sanitizer]=
 names=() statuses=() seconds=() notes=() failed_tests=() endless_tests=() raw_steps=()
 status='' note=''
 
-# The seconds that a section may take: its share of what is left, among those that are still to come.
+# The seconds that a section may take: its share of what is left, among those that are still to come, or the few seconds
+# that any section needs.
 allowance() {
-  local total=0 seen=0 name
+  local total=0 seen=0 seconds name
   for name in ${only//,/ }; do
     [ "$name" = "$1" ] && seen=1
     [ $seen = 1 ] && total=$((total + ${share[$name]:-1}))
   done
-  echo $(($(left) * ${share[$1]:-1} / (total > 0 ? total : 1)))
+  seconds=$(($(left) * ${share[$1]:-1} / (total > 0 ? total : 1)))
+  [ "$seconds" -ge 5 ] || seconds=5
+  echo $((seconds < $(left) ? seconds : $(left)))
 }
 worse() { # worse passed|skipped|incomplete|failed: a section is as good as its worst part
   case $1/$status in
