@@ -17,6 +17,7 @@
 #include "rondo/optim/adagrad.h"
 #include "rondo/optim/adam.h"
 #include "rondo/optim/grad_scaler.h"
+#include "rondo/optim/host_code.h"
 #include "rondo/optim/lamb.h"
 #include "rondo/optim/lion.h"
 #include "rondo/optim/muon.h"
@@ -115,7 +116,9 @@ TEST_P(CompiledStep, EqualsEagerToTheBit) {
             else optimizer.step();
           }
           EXPECT_EQ(optimizer.kernels().late, 0);
-          EXPECT_EQ(optimizer.kernels().kernels > 0, r == 1);
+          // Where no host code runs, eager steps are kernels, too.
+          const bool generated = !runs_host_code(runs[r].params.front().device());
+          EXPECT_EQ(optimizer.kernels().kernels > 0, r == 1 || generated);
         }
         set_num_threads(2);
         expect_same(runs[0], runs[1],
