@@ -129,7 +129,8 @@ TEST(PlantedKernelsDeathTest, TSanReportsAMissingBarrier) {
     exit(0);
   };
   EXPECT_EXIT(run_without(sort, "", ""), testing::ExitedWithCode(0), "");
-  EXPECT_EXIT(run_without(sort, "put(chunk[t], mine);\n    __syncthreads();", "put(chunk[t], mine);"),
+  EXPECT_EXIT(run_without(sort, "put(tile[t], keys.at(line + from + t));\n    __syncthreads();",
+                          "put(tile[t], keys.at(line + from + t));"),
               testing::ExitedWithCode(66), "ThreadSanitizer: data race");
   EXPECT_EXIT(run_without(best, "__syncthreads();\n      if (t < width)", "if (t < width)"),
               testing::ExitedWithCode(66), "ThreadSanitizer: data race");
@@ -167,7 +168,7 @@ TEST(RealNvrtc, TakesEveryKernel) {
       sources.emplace(image.substr(image.find('\n') + 1), name);
       // Kernels that do nothing.
       std::vector<std::pair<std::string, fake_cuda::Kernel>> kernels;
-      const std::regex pattern("__global__ void (?:__launch_bounds__\\(\\w+\\)\\s+)?(\\w+)\\(");
+      const std::regex pattern("__global__ void (?:__launch_bounds__\\([\\w, ]+\\)\\s+)?(\\w+)\\(");
       for (std::sregex_iterator at(image.begin(), image.end(), pattern), end; at != end; ++at)
         kernels.emplace_back((*at)[1], fake_cuda::Kernel{{}, [](const fake_cuda::Launch&) {}, {}});
       return kernels;
