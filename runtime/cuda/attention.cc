@@ -129,7 +129,8 @@ extern "C" __global__ void rondo_attention_store(const C* from, T* to, Place pla
     write(to + offset_of(place, i), convert<T>(read(from + i)));
 }
 extern "C" __global__ void rondo_attention_clear(T* to, Place place, long long n) {
-  for (long long i = first_index(); i < n; i += index_step()) write(to + offset_of(place, i), convert<T>(static_cast<C>(0)));
+  for (long long i = first_index(); i < n; i += index_step())
+    write(to + offset_of(place, i), convert<T>(static_cast<C>(0)));
 }
 )cuda";
 

@@ -119,8 +119,8 @@ RONDO_DEVICE void row_facts(C* dots, C* numbers, const T* tile, const T* rows, l
 }
 
 // ---- Products of a warp: sums (16, 8 kTiles) += a (16, kDepth) b (kDepth, 8 kTiles)
-// A thread's sums are those of mma_16x8x16. `a`: the warp's first row; its columns are dense. kAlong: b's element (k, n)
-// is at b[n * stride + k], otherwise at b[k * stride + n].
+// A thread's sums are those of mma_16x8x16. `a`: the warp's first row; its columns are dense. kAlong: b's element
+// (k, n) is at b[n * stride + k], otherwise at b[k * stride + n].
 RONDO_DEVICE int group_of_lane() { return static_cast<int>(threadIdx.x % 32) / 4; }
 RONDO_DEVICE int place_in_group() { return static_cast<int>(threadIdx.x % 4); }
 
@@ -226,7 +226,8 @@ constexpr const char* kForward = R"cuda(
 extern "C" __global__ void __launch_bounds__(THREADS)
     rondo_attention(const T* q, const T* k, const T* v, const void* mask, T* out, C* logsumexp, Call call, Heads at_q,
                     Heads at_k, Heads at_v, Heads at_out, long long blocks) {
-  __shared__ Vector q_tile[ROWS * kStride / kVector], k_tile[ROWS * kStride / kVector], v_tile[ROWS * kStride / kVector],
+  __shared__ Vector q_tile[ROWS * kStride / kVector], k_tile[ROWS * kStride / kVector],
+      v_tile[ROWS * kStride / kVector],
       weight_tile[ROWS * kAcross / kVector];
   T *const queries = reinterpret_cast<T*>(q_tile), *const keys = reinterpret_cast<T*>(k_tile),
     *const values = reinterpret_cast<T*>(v_tile);
@@ -311,14 +312,15 @@ struct Queries {
   const T *q, *grad, *out;
   const C* logsumexp;
   Heads at_q, at_grad, at_out;
-  RONDO_DEVICE void load(const Call& call, long long batch, long long head, long long first, T* q_rows, T* grad_rows) const {
+  RONDO_DEVICE void load(const Call& call, long long batch, long long head, long long first, T* q_rows,
+                         T* grad_rows) const {
     const int head_dim = static_cast<int>(call.head_dim);
     load_rows(q_rows, q + batch * at_q.batch + head * at_q.head + first * at_q.row, at_q.row, call.queries - first,
               head_dim);
     load_rows(grad_rows, grad + batch * at_grad.batch + head * at_grad.head + first * at_grad.row, at_grad.row,
               call.queries - first, head_dim);
   }
-  // Of loaded rows: `deltas` is what the gradient of each score of a query lacks, sum over d of grad out.
+  // Of loaded rows: `deltas` is subtracted from the gradient of a query's scores: the sum over d of grad out.
   RONDO_DEVICE void facts(const Call& call, long long batch, long long head, long long first, const T* grad_rows,
                           C* deltas, C* totals) const {
     row_facts(deltas, totals, grad_rows, out + batch * at_out.batch + head * at_out.head + first * at_out.row,
@@ -337,8 +339,9 @@ RONDO_DEVICE void weight_and_slope(const Call& call, C allowed, C delta, C total
   grad = score == 0 ? static_cast<C>(0) : score * (grad - delta) * static_cast<C>(call.scale);
 }
 
-RONDO_DEVICE void grad_of_queries(const Shared& s, const Call& call, const Queries& queries, const void* mask, const T* k,
-                                  const T* v, Heads at_k, Heads at_v, T* grad_q, Heads at_grad_q, long long block) {
+RONDO_DEVICE void grad_of_queries(const Shared& s, const Call& call, const Queries& queries, const void* mask,
+                                  const T* k, const T* v, Heads at_k, Heads at_v, T* grad_q, Heads at_grad_q,
+                                  long long block) {
   const int row = static_cast<int>(threadIdx.x) / 32 * kWarpRows, head_dim = static_cast<int>(call.head_dim);
   const long long tiles = (call.queries + ROWS - 1) / ROWS, all_heads = call.batch * call.heads;
   const long long first = (tiles - 1 - block / all_heads) * ROWS, head = block % all_heads % call.heads,

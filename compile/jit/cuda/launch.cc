@@ -126,7 +126,7 @@ void launch_table(Device device, const TableCall& call, const LaunchFunctions::O
 }
 
 absl::AnyInvocable<void()> ready_table(Device device, const TableCall& call, const LaunchFunctions::Owner& owner) {
-  // The owner keeps the code, of which the function is.
+  // The owner keeps the code alive, and the function is part of it.
   return [ready = make_ready(device, call), owner]() mutable { ready.enqueue(); };
 }
 
