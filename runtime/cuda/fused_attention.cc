@@ -74,15 +74,25 @@ struct Call {
   long long mask_batch, mask_head, mask_row, mask_column;  // strides
 };
 
+RONDO_DEVICE long long least(long long a, long long b) { return b < a ? b : a; }
+struct Least {
+  static RONDO_DEVICE long long combine(long long a, long long b) { return least(a, b); }
+};
+
 // ---- Tiles in shared memory
 
-// `exist` rows of a tile of ROWS; what does not exist is 0.
-RONDO_DEVICE void load_rows(T* to, const T* from, long long stride, long long exist, int head_dim) {
+struct EveryRow {
+  RONDO_DEVICE bool operator()(int) const { return true; }
+};
+// `exist` rows of a tile of ROWS, if wanted(row); the others are 0.
+template <class Wanted = EveryRow>
+RONDO_DEVICE void load_rows(T* to, const T* from, long long stride, long long exist, int head_dim,
+                            Wanted wanted = Wanted()) {
   constexpr int kVectors = HEAD_DIM / kVector;
   for (int i = static_cast<int>(threadIdx.x); i < ROWS * kVectors; i += static_cast<int>(blockDim.x)) {
     const int row = i / kVectors, d = i % kVectors * kVector;
     Vector vector = {};
-    if (row < exist && d < head_dim)
+    if (row < exist && d < head_dim && wanted(row))
       vector = load<kVector>(from + row * stride + d, head_dim - d < kVector ? head_dim - d : kVector);
     put(*reinterpret_cast<Vector*>(to + row * kStride + d), vector);
   }
@@ -217,8 +227,46 @@ RONDO_DEVICE C masked(const Call& call, const void* mask, const Columns& columns
 #endif
   return score;
 }
+// Which keys before `end` the tile of queries from `first` reads: Note [Keys that are not read]. All threads of a warp
+// call it.
+struct KeysRead {
+  long long begin;
+  const bool* allowed;  // of each key
+  long long step;
+};
+RONDO_DEVICE KeysRead keys_read(const Call& call, const void* mask, long long batch, long long head, long long first,
+                                long long end) {
+  KeysRead keys = {0, nullptr, call.mask_column};
+#if MASK == 1
+  if (call.queries == 1 || call.mask_row == 0)
+    keys.allowed = static_cast<const bool*>(mask) + batch * call.mask_batch + head * call.mask_head;
+#elif MASK == 2
+  const long long* const firsts = static_cast<const long long*>(mask) + batch * call.mask_batch + head * call.mask_head;
+  keys.begin = end;
+  for (long long query = first + threadIdx.x % 32; query < call.queries && query < first + ROWS; query += 32)
+    keys.begin = Least::combine(keys.begin, read(firsts + query * call.mask_row));
+  keys.begin = warp_reduce<Least, 32>(keys.begin);
+  if (keys.begin < 0) keys.begin = 0;
+#endif
+  return keys;
+}
+// A tile of keys and values, from the key `first`.
+RONDO_DEVICE void load_keys(T* keys, T* values, const T* k, const T* v, long long k_row, long long v_row,
+                            const Call& call, long long first, const KeysRead& some) {
+  const auto wanted = [&](int row) {
+#if MASK == 1
+    return some.allowed == nullptr || read(some.allowed + (first + row) * some.step);
+#elif MASK == 2
+    return first + row >= some.begin;
+#else
+    return true;
+#endif
+  };
+  const int head_dim = static_cast<int>(call.head_dim);
+  load_rows(keys, k + first * k_row, k_row, call.keys - first, head_dim, wanted);
+  load_rows(values, v + first * v_row, v_row, call.keys - first, head_dim, wanted);
+}
 RONDO_DEVICE C exp_or_zero(C x) { return x == lowest() ? static_cast<C>(0) : rondo_exp(x); }
-RONDO_DEVICE long long least(long long a, long long b) { return b < a ? b : a; }
 )cuda";
 
 constexpr const char* kForward = R"cuda(
@@ -241,13 +289,12 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const long long end = call.causal != 0 ? least(call.keys, first + ROWS) : call.keys;
     load_rows(queries, q + batch * at_q.batch + head * at_q.head + first * at_q.row, at_q.row, call.queries - first,
               head_dim);
+    const KeysRead some = keys_read(call, mask, batch, head, first, end);
     C sums[kOutputs][4] = {}, top[2] = {lowest(), lowest()}, total[2] = {0, 0};
-    for (long long key = 0; key < end; key += ROWS) {
+    for (long long key = some.begin / ROWS * ROWS; key < end; key += ROWS) {
       __syncthreads();  // the last tiles have been used
-      load_rows(keys, k + batch * at_k.batch + kv_head * at_k.head + key * at_k.row, at_k.row, call.keys - key,
-                head_dim);
-      load_rows(values, v + batch * at_v.batch + kv_head * at_v.head + key * at_v.row, at_v.row, call.keys - key,
-                head_dim);
+      load_keys(keys, values, k + batch * at_k.batch + kv_head * at_k.head,
+                v + batch * at_v.batch + kv_head * at_v.head, at_k.row, at_v.row, call, key, some);
       __syncthreads();
       C scores[kScores][4] = {};
       product<kScores, HEAD_DIM, true>(scores, mine, kStride, keys, kStride);
@@ -351,13 +398,12 @@ RONDO_DEVICE void grad_of_queries(const Shared& s, const Call& call, const Queri
   __syncthreads();
   queries.facts(call, batch, head, first, s.own_values, s.deltas, s.totals);
   __syncthreads();
+  const KeysRead some = keys_read(call, mask, batch, head, first, end);
   C sums[kOutputs][4] = {};
-  for (long long key = 0; key < end; key += ROWS) {
+  for (long long key = some.begin / ROWS * ROWS; key < end; key += ROWS) {
     __syncthreads();  // the last tiles have been used
-    load_rows(s.other, k + batch * at_k.batch + kv_head * at_k.head + key * at_k.row, at_k.row, call.keys - key,
-              head_dim);
-    load_rows(s.other_values, v + batch * at_v.batch + kv_head * at_v.head + key * at_v.row, at_v.row, call.keys - key,
-              head_dim);
+    load_keys(s.other, s.other_values, k + batch * at_k.batch + kv_head * at_k.head,
+              v + batch * at_v.batch + kv_head * at_v.head, at_k.row, at_v.row, call, key, some);
     __syncthreads();
     C scores[kScores][4] = {}, grads[kScores][4] = {};
     product<kScores, HEAD_DIM, true>(scores, s.own + row * kStride, kStride, s.other, kStride);
