@@ -11,7 +11,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "rondo/compile/compile.h"
-#include "rondo/compile/jit/executable.h"
 #include "rondo/modules/attention.h"
 #include "rondo/runtime/amp.h"
 #include "rondo/runtime/ops/ops.h"
@@ -67,7 +66,6 @@ std::vector<Named> block_step(Device device, const Options& options, const Case&
 }
 
 TEST(CudaTraining, ACompiledBlockHasEagersBits) {
-  if (!compile::jit_available()) GTEST_SKIP() << "built without LLVM";
   // Heads of 16 channels are attended to by one kernel, heads of 144 in chunks.
   for (const Case& c : {Case{48, 3, std::nullopt, 0}, Case{48, 3, std::nullopt, 0.25}, Case{48, 3, kBF16, 0},
                         Case{48, 3, kBF16, 0.25}, Case{144, 1, std::nullopt, 0}}) {
@@ -107,7 +105,6 @@ TEST(CudaTraining, AStepInBF16IsWithinTheCPUsOwnDifference) {
 
 // What a user may ask of the compiler: in exact mode eager's bits, otherwise eager's values within rounding.
 TEST(CudaTraining, EveryWayToCompileABlock) {
-  if (!compile::jit_available()) GTEST_SKIP() << "built without LLVM";
   using compile::CompileOptions;
   const std::pair<const char*, CompileOptions> ways[] = {
       {"reduced overhead", {.mode = compile::Mode::kReduceOverhead}},
