@@ -106,7 +106,7 @@ TEST_F(TrainOnCuda, LossesInF32AreTheCPUs) {
 
 // 200 steps of two batches with dropout, in bf16 and compiled, in one piece and resumed in another order of the
 // device's work.
-TEST_F(TrainOnCuda, ALongRunResumesAndStaysWithinBF16OfTheCPU) {
+TEST_F(TrainOnCuda, ALongRunResumes) {
   if (!compile::jit_available()) GTEST_SKIP() << "built without LLVM";
   const std::string options =
       "--gradient_accumulation_steps=2 --dropout=0.1 --compile=regions --sample_tokens=20 --lr_decay_iters=200 "
@@ -125,20 +125,26 @@ TEST_F(TrainOnCuda, ALongRunResumesAndStaysWithinBF16OfTheCPU) {
   EXPECT_EQ(parts, expected);
   EXPECT_EQ(last_checkpoint("parts"), last_checkpoint("whole"));
   EXPECT_EQ(sample_of(resumed), sample_of(whole));
+}
 
-  ASSERT_EQ(run("", "f32", options + "200").status, 0);
-  ASSERT_EQ(run("", "bf16", options + "200 --dtype=bfloat16").status, 0);
-  const auto first_50 = [&](const std::string& out_dir) {
-    std::vector<double> values = losses(out_dir);
-    values.resize(50);
-    return values;
-  };
-  const std::vector<double> f32 = first_50("f32"), bf16 = first_50("bf16"), there = first_50("whole");
-  EXPECT_GT(distance(bf16, f32), 0);
-  // The two devices round at other places (attention's weights are bf16 on CUDA only), so their errors are independent.
-  // Independent errors of the CPU's size are sqrt(2) of that size apart.
-  EXPECT_LE(distance(there, bf16), std::sqrt(2.0) * distance(bf16, f32));
-  EXPECT_LE(distance(there, f32), std::sqrt(2.0) * distance(bf16, f32));
+// The two devices round at other places (attention's weights are bf16 on CUDA only), so their losses part, but less
+// than bf16 parts from f32 on the CPU. Over batches of 32 tokens this is chance: there the two distances are about
+// equal.
+TEST_F(TrainOnCuda, LossesInBF16AreWithinTheCPUsOwnDifference) {
+  for (const std::string compile : {"none", "regions"}) {
+    if (compile == "regions" && !compile::jit_available()) GTEST_SKIP() << "regions: built without LLVM";
+    const std::string options =
+        "--n_embd=64 --n_head=4 --block_size=64 --batch_size=4 --max_iters=50 --sample_tokens=0 --compile=" + compile;
+    ASSERT_EQ(run("", "f32", options).status, 0);
+    ASSERT_EQ(run("", "bf16", options + " --dtype=bfloat16").status, 0);
+    ASSERT_EQ(on_fake(1, "cuda", options + " --dtype=bfloat16").status, 0);
+    const std::vector<double> f32 = losses("f32"), bf16 = losses("bf16"), there = losses("cuda");
+    ASSERT_EQ(there.size(), 50u);
+    EXPECT_GT(distance(bf16, f32), 0) << compile;
+    EXPECT_LE(distance(there, bf16), distance(bf16, f32)) << compile;
+    // Independent errors of the CPU's size would be sqrt(2) of that size apart.
+    EXPECT_LE(distance(there, f32), std::sqrt(2.0) * distance(bf16, f32)) << compile;
+  }
 }
 
 TEST_F(TrainOnCuda, EveryOrderOfWorkGivesTheSameBits) {
