@@ -115,7 +115,7 @@ DistributedDataParallel::DistributedDataParallel(nn::ModuleBase& model, std::sha
 
 void DistributedDataParallel::check_device(Device device, std::string_view what) {
   if (has_host_memory(device)) return;
-  throw Error(absl::StrCat(kWho, ": ", what, " is on ", to_string(device),
+  throw Error(absl::StrCat(kWho, ": ", std::string(what), " is on ", to_string(device),
                            ", and processes average gradients in host memory only; train on the CPU, or in one "
                            "process"));
 }

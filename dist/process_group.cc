@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "rondo/dist/gloo_group.h"
+#include "rondo/runtime/backend.h"
 
 namespace rondo::dist {
 namespace {

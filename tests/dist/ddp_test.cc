@@ -554,7 +554,7 @@ TEST(BucketPlan, AModelThatMovesAfterwardsIsRefused) {
     const DeviceScope scope(fake.device());
     nn::Linear model(3, 2);
     model.to(kCPU);
-    DistributedDataParallel ddp(model, ProcessGroup::connect(environment, {.timeout = kPatient}));
+    DistributedDataParallel ddp(model, ProcessGroup::connect(environment, {.timeout = test::kPatient}));
     const auto step = [&](Device device) {
       ops::sum(model(Tensor::ones({4, 3}, {kF32, device}))).backward();
       ddp.finish();

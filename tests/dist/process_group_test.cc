@@ -139,7 +139,7 @@ TEST_P(Group, RunsInOrderBesideItsCaller) {
 
 TEST_P(Group, RefusesWhatItCannotTake) {
   const test::FakeDevice fake;
-  with_groups(GetParam(), [](ProcessGroup& group) {
+  with_groups(GetParam(), [&fake](ProcessGroup& group) {
     const Tensor square = Tensor::zeros({2, 2}), counts = Tensor::zeros({2}, {kI64});
     EXPECT_NE(error_of([&] {
                 group.all_reduce(square.t(), ReduceOp::kSum, "view");
