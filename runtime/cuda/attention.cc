@@ -6,10 +6,12 @@
 #include "absl/strings/str_cat.h"
 #include "rondo/runtime/backend.h"
 #include "rondo/runtime/cuda/fused_attention.h"
+#include "rondo/runtime/cuda/philox.h"
 #include "rondo/runtime/cuda/product.h"
 #include "rondo/runtime/cuda/scalar_text.h"
 #include "rondo/runtime/cuda/source.h"
 #include "rondo/runtime/ops/scalar_math.h"
+#include "rondo/runtime/random_state.h"
 #include "rondo/runtime/storage.h"
 
 namespace rondo::cuda {
@@ -58,8 +60,13 @@ RONDO_DEVICE C masked(const Mask& mask, const Row& row, long long j, C score) {
   return score;
 }
 
-extern "C" __global__ void rondo_attention_softmax(const C* scores, T* weights, C* logsumexp, Mask mask, long long n,
-                                                   long long cols) {
+// DROPOUT: 1 if there is one. What is kept is multiplied by the factor in the product with the weights.
+RONDO_DEVICE bool is_kept(const Dropout& dropout, const Row& row, long long j) {
+  return DROPOUT == 0 || (dropout.kept(row.logsumexp, j) >> j % 4 & 1u) != 0;
+}
+
+extern "C" __global__ void rondo_attention_softmax(const C* scores, T* weights, C* logsumexp, Mask mask,
+                                                   Dropout dropout, long long n, long long cols) {
   __shared__ C parts[8];
   for (long long r = blockIdx.x; r < n; r += gridDim.x) {
     const Row row = row_of(mask, r, cols);
@@ -74,9 +81,11 @@ extern "C" __global__ void rondo_attention_softmax(const C* scores, T* weights, 
       for (long long j = threadIdx.x; j < cols; j += blockDim.x)
         sum = sum + rondo_exp(masked(mask, row, j, read(from + j)) - top);
     sum = block_reduce<Sum>(sum, parts);
-    for (long long j = threadIdx.x; j < cols; j += blockDim.x)
+    for (long long j = threadIdx.x; j < cols; j += blockDim.x) {
+      const bool zero = none || !is_kept(dropout, row, j);
       write(weights + r * cols + j,
-            convert<T>(none ? static_cast<C>(0) : rondo_exp(masked(mask, row, j, read(from + j)) - top) / sum));
+            convert<T>(zero ? static_cast<C>(0) : rondo_exp(masked(mask, row, j, read(from + j)) - top) / sum));
+    }
     if (threadIdx.x == 0) write(logsumexp + row.logsumexp, none ? lowest() : top + rondo_log(sum));
   }
 }
@@ -89,10 +98,11 @@ RONDO_DEVICE const T* line_of(const Heads& heads, const Mask& mask, long long r)
   const long long i = r % mask.rows, head = r / mask.rows % mask.heads, batch = r / mask.rows / mask.heads;
   return heads.data + batch * heads.batch + head * heads.head + (mask.first_query + i) * heads.row;
 }
-// weights: the softmax again. d_scores: the gradient of q k^T.
+// weights: the softmax again, dropped. d_scores: the gradient of q k^T.
 extern "C" __global__ void rondo_attention_softmax_grad(const C* scores, const C* d_weights, T* weights, T* d_scores,
                                                         const C* logsumexp, Heads out, Heads grad, Mask mask,
-                                                        long long n, long long cols, long long head_dim, double scale) {
+                                                        Dropout dropout, long long n, long long cols,
+                                                        long long head_dim, double scale) {
   __shared__ C parts[8];
   for (long long r = blockIdx.x; r < n; r += gridDim.x) {
     const Row row = row_of(mask, r, cols);
@@ -106,8 +116,11 @@ extern "C" __global__ void rondo_attention_softmax_grad(const C* scores, const C
     for (long long j = threadIdx.x; j < cols; j += blockDim.x) {
       const long long at = r * cols + j;
       const C weight = none ? static_cast<C>(0) : rondo_exp(masked(mask, row, j, read(scores + at)) - total);
-      const C slope = weight == 0 ? static_cast<C>(0) : weight * (read(d_weights + at) - delta);
-      write(weights + at, convert<T>(weight));
+      const bool kept = is_kept(dropout, row, j);
+      C d_weight = read(d_weights + at);
+      if (DROPOUT != 0) d_weight = kept ? d_weight * static_cast<C>(dropout.factor) : static_cast<C>(0);
+      const C slope = weight == 0 ? static_cast<C>(0) : weight * (d_weight - delta);
+      write(weights + at, convert<T>(kept ? weight : static_cast<C>(0)));
       write(d_scores + at, convert<T>(slope * static_cast<C>(scale)));
     }
   }
@@ -235,7 +248,11 @@ template <class F> void for_each_chunk(const AttentionCall& call, F f) {
 class Chunks {
  public:
   Chunks(const AttentionCall& call, const AttentionOperands& operands)
-      : call_(call), operands_(operands), multiply_(call), narrow_(call.dtype != compute_of(call.dtype)) {}
+      : call_(call),
+        operands_(operands),
+        multiply_(call),
+        narrow_(call.dtype != compute_of(call.dtype)),
+        dropout_(dropout_of(call, operands)) {}
 
  protected:
   Storage scores_like(const Chunk& chunk, DType dtype) const {
@@ -281,13 +298,15 @@ class Chunks {
   }
   int64_t rows(const Chunk& chunk) const { return call_.batch * call_.heads * chunk.rows; }
   Kernel kernel(const char* name) const {
-    return kernel_of(call_.device, attention_source(), name, {{"T", type_name(call_.dtype)}});
+    return kernel_of(call_.device, attention_source(), name,
+                     {{"T", type_name(call_.dtype)}, {"DROPOUT", call_.dropout != 0 ? "1" : "0"}});
   }
 
   const AttentionCall& call_;
   const AttentionOperands& operands_;
   const Multiplier multiply_;
   const bool narrow_;  // elements are of fewer bits than sums
+  const DropoutArgument dropout_;
 };
 
 class Forward : Chunks {
@@ -301,10 +320,10 @@ class Forward : Chunks {
       const Storage weights = narrow_ ? scores_like(chunk, call_.dtype) : scores;
       score(chunk, scores);
       launch_blocks(call_.device, softmax, rows(chunk), kThreads, scores.data(), weights.data(), logsumexp, mask(chunk),
-                    static_cast<long long>(rows(chunk)), static_cast<long long>(chunk.columns));
+                    dropout_, static_cast<long long>(rows(chunk)), static_cast<long long>(chunk.columns));
       multiply_.run(chunk.rows, call_.head_dim, chunk.columns, chunk_matrix(chunk, weights), Multiplier::kQueries,
                     of(operands_.v, call_.v), Multiplier::kKeys, of(out, out_strides, chunk.first, call_.dtype),
-                    Multiplier::kQueries, {});
+                    Multiplier::kQueries, {.alpha = dropout_.factor});
     });
   }
 };
@@ -330,18 +349,18 @@ class Backward : Chunks {
                     Multiplier::kQueries, {.wide = true});
       launch_blocks(call_.device, softmax_grad, rows(chunk), kThreads, scores.data(), d_weights.data(), weights.data(),
                     d_scores.data(), g_.logsumexp, heads(g_.out, g_.out_strides), heads(g_.grad, g_.grad_strides),
-                    mask(chunk), static_cast<long long>(rows(chunk)), static_cast<long long>(chunk.columns),
+                    mask(chunk), dropout_, static_cast<long long>(rows(chunk)), static_cast<long long>(chunk.columns),
                     static_cast<long long>(call_.head_dim), call_.scale);
       multiply_.run(chunk.rows, call_.head_dim, chunk.columns, chunk_matrix(chunk, d_scores), Multiplier::kQueries,
                     of(operands_.k, call_.k), Multiplier::kKeys,
                     of(g_.grad_q, g_.grad_q_strides, chunk.first, call_.dtype), Multiplier::kQueries, {});
-      const auto add = [&](const Sums& sums, const Storage& factors, const Matrices& lines) {
+      const auto add = [&](const Sums& sums, const Storage& factors, const Matrices& lines, double alpha) {
         multiply_.run(chunk.columns, call_.head_dim, chunk.rows, transposed(chunk_matrix(chunk, factors)),
                       Multiplier::kQueries, lines, Multiplier::kQueries, sums.matrices(), Multiplier::kKeys,
-                      {.wide = true, .adds = true});
+                      {.wide = true, .adds = true, .alpha = alpha});
       };
-      add(sum_v, weights, grad);
-      add(sum_k, d_scores, of(operands_.q, call_.q, chunk.first, call_.dtype));
+      add(sum_v, weights, grad, dropout_.factor);
+      add(sum_k, d_scores, of(operands_.q, call_.q, chunk.first, call_.dtype), 1);
     });
     sum_k.store();
     sum_v.store();
@@ -395,11 +414,16 @@ std::optional<AttentionTile> tile_of(const AttentionCall& call) {
 }  // namespace
 
 const Source& attention_source() {
-  static const auto* const text = new std::string(
-      absl::StrCat(scalar_function("rondo_exp", [](LoopValue x) { return scalar::exp(x); }),
-                   scalar_function("rondo_log", [](LoopValue x) { return scalar::log(x); }), kText));
+  static const auto* const text = new std::string(absl::StrCat(
+      scalar_function("rondo_exp", [](LoopValue x) { return scalar::exp(x); }),
+      scalar_function("rondo_log", [](LoopValue x) { return scalar::log(x); }), kPhilox, kDroppedWeights, kText));
   static const Source source{"attention", *text};
   return source;
+}
+
+DropoutArgument dropout_of(const AttentionCall& call, const AttentionOperands& operands) {
+  const DropoutRule rule(call.dropout);
+  return {operands.state, call.increment, rule.threshold, (call.keys + 3) / 4, rule.factor};
 }
 
 int64_t chunk_of(const AttentionCall& call) {
