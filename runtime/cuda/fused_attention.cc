@@ -222,8 +222,10 @@ RONDO_DEVICE C masked(const Call& call, const void* mask, const Columns& columns
 // ---- Dropout (DROPOUT: 1 if there is one): which of a thread's weights are kept
 
 struct Kept {
-  unsigned bits[4];  // for each e, those of tile n at bit 4 n
-  RONDO_DEVICE bool at(int n, int e) const { return DROPOUT == 0 || (bits[e] >> 4 * n & 1u) != 0; }
+  unsigned bits;  // of sum e of tile n at 4 n + e
+  RONDO_DEVICE bool at(int n, int e) const { return DROPOUT == 0 || (bits >> (4 * n + e) & 1u) != 0; }
+  // For all tiles n: what is at 4 n of `from` is that of sum e.
+  RONDO_DEVICE void take(int e, unsigned from) { bits |= (from & 0x11111111u) << e; }
 };
 // What is kept, times the factor.
 RONDO_DEVICE C raised(const Dropout& dropout, C value) {
@@ -236,12 +238,12 @@ RONDO_DEVICE Kept kept_in_rows(const Dropout& dropout, long long row, long long 
   if (DROPOUT == 0) return kept;
   const int odd = place_in_group() % 2;
   unsigned mine = 0;
-#pragma unroll
+#pragma unroll 2  // all at once would take the registers of all
   for (int n = 0; n < kScores; ++n)
     mine |= dropout.kept(row + group_of_lane() + 8 * odd, key + kColumns * n + 4 * (place_in_group() / 2)) << 4 * n;
   const unsigned theirs = __shfl_xor_sync(0xFFFFFFFFu, mine, 1);
 #pragma unroll
-  for (int e = 0; e < 4; ++e) kept.bits[e] = (e / 2 == odd ? mine : theirs) >> (2 * odd + e % 2);
+  for (int e = 0; e < 4; ++e) kept.take(e, (e / 2 == odd ? mine : theirs) >> (2 * odd + e % 2));
   return kept;
 }
 // Rows are keys, columns are queries, the first of them `row` among all queries. Four lanes hold neighbouring keys of
@@ -251,11 +253,11 @@ RONDO_DEVICE Kept kept_in_columns(const Dropout& dropout, long long row, long lo
   if (DROPOUT == 0) return kept;
   const int lane = static_cast<int>(threadIdx.x % 32), own = group_of_lane() % 4;
   unsigned mine = 0;
-#pragma unroll
+#pragma unroll 2  // all at once would take the registers of all
   for (int n = 0; n < kScores; ++n)
     mine |= dropout.kept(row + column_of(n, own), key + group_of_lane() / 4 * 4 + own / 2 * 8) << 4 * n;
 #pragma unroll
-  for (int e = 0; e < 4; ++e) kept.bits[e] = __shfl_sync(0xFFFFFFFFu, mine, lane - 4 * own + 4 * e) >> own;
+  for (int e = 0; e < 4; ++e) kept.take(e, __shfl_sync(0xFFFFFFFFu, mine, lane - 4 * own + 4 * e) >> own);
   return kept;
 }
 
@@ -376,6 +378,11 @@ struct Queries {
 struct Shared {
   T *own, *own_values, *other, *other_values, *weights;
   C *deltas, *totals;
+  unsigned* kept;  // of each thread, across the products, which need all registers
+  RONDO_DEVICE void put_kept(const Kept& mine) const {
+    if (DROPOUT != 0) put(kept[threadIdx.x], mine.bits);
+  }
+  RONDO_DEVICE Kept get_kept() const { return {DROPOUT == 0 ? 0u : get(kept[threadIdx.x])}; }
 };
 
 // A score and the gradient of its weight behind dropout become the weight, 0 if it is dropped, and the gradient of the
@@ -407,11 +414,12 @@ RONDO_DEVICE void grad_of_queries(const Shared& s, const Call& call, const Dropo
               head_dim);
     load_rows(s.other_values, v + batch * at_v.batch + kv_head * at_v.head + key * at_v.row, at_v.row, call.keys - key,
               head_dim);
-    const Kept kept = kept_in_rows(dropout, (batch * call.heads + head) * call.queries + first + row, key);
+    s.put_kept(kept_in_rows(dropout, (batch * call.heads + head) * call.queries + first + row, key));
     __syncthreads();
     C scores[kScores][4] = {}, grads[kScores][4] = {};
     product<kScores, HEAD_DIM, true>(scores, s.own + row * kStride, kStride, s.other, kStride);
     product<kScores, HEAD_DIM, true>(grads, s.own_values + row * kStride, kStride, s.other_values, kStride);
+    const Kept kept = s.get_kept();
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int at = row + row_of(2 * half);
@@ -453,11 +461,12 @@ RONDO_DEVICE void grad_of_keys(const Shared& s, const Call& call, const Dropout&
       queries.load(call, batch, head, query, s.other, s.other_values);
       __syncthreads();
       queries.facts(call, batch, head, query, s.other_values, s.deltas, s.totals);
-      const Kept kept = kept_in_columns(dropout, (batch * call.heads + head) * call.queries + query, first + row);
+      s.put_kept(kept_in_columns(dropout, (batch * call.heads + head) * call.queries + query, first + row));
       __syncthreads();
       C scores[kScores][4] = {}, grads[kScores][4] = {};
       product<kScores, HEAD_DIM, true>(scores, s.own + row * kStride, kStride, s.other, kStride);
       product<kScores, HEAD_DIM, true>(grads, s.own_values + row * kStride, kStride, s.other_values, kStride);
+      const Kept kept = s.get_kept();
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const long long key = first + row + row_of(2 * half);
@@ -500,9 +509,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
   __shared__ Vector own[ROWS * kStride / kVector], own_values[ROWS * kStride / kVector],
       other[ROWS * kStride / kVector], other_values[ROWS * kStride / kVector], weights[ROWS * kAcross / kVector];
   __shared__ C deltas[ROWS], totals[ROWS];
+  __shared__ unsigned kept[DROPOUT == 0 ? 1 : THREADS];
   const Shared s = {reinterpret_cast<T*>(own),          reinterpret_cast<T*>(own_values), reinterpret_cast<T*>(other),
                     reinterpret_cast<T*>(other_values), reinterpret_cast<T*>(weights),    deltas,
-                    totals};
+                    totals,                             kept};
   const Queries queries = {q, grad, out, logsumexp, at_q, at_grad, at_out};
   for (long long block = blockIdx.x; block < blocks; block += gridDim.x) {
     if (block < key_blocks)

@@ -153,7 +153,7 @@ const StepKind kKinds[] = {
      [](Scene& s) {
        return Tensors{ops::scaled_dot_product_attention(s.in[0], s.in[1], s.in[2], {}, {.causal = s.n(0) != 0})};
      }},
-    {"attention_dropout", 3, &pick_attention_dropout,
+    {"attention_dropout", 1, &pick_attention_dropout,
      [](Scene& s) {
        return Tensors{ops::scaled_dot_product_attention(
            s.in[0], s.in[1], s.in[2], {}, {.causal = s.n(0) != 0, .dropout = s.training ? s.step.scalar : 0})};
@@ -184,7 +184,7 @@ const StepKind kKinds[] = {
        return Tensors{(needed ? autograd::checkpoint(body, {{s.in[0], s.in[1]}}) : body({{s.in[0], s.in[1]}}))[0] *
                       1.25};
      }},
-    {"dropout", 4, &pick_dropout,
+    {"dropout", 3, &pick_dropout,
      [](Scene& s) { return Tensors{s.training ? ops::dropout(s.in[0], s.step.scalar) : s.in[0]}; }, kScalar},
     {"dropout_generator", 2, &pick_dropout,
      [](Scene& s) { return Tensors{ops::dropout(s.in[0], s.step.scalar, &s.generator)}; }, kScalar},
