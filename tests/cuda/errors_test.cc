@@ -3,7 +3,10 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <memory>
+
 #include "rondo/runtime/backend.h"
+#include "rondo/runtime/cuda/backend.h"
 #include "rondo/runtime/cuda/context.h"
 #include "rondo/runtime/cuda/module.h"
 #include "rondo/runtime/cuda/status.h"
@@ -218,6 +221,36 @@ TEST(CudaErrors, ACallbackThatThrows) {
   EXPECT_NO_THROW(synchronize(device));
 }
 
+// A lost device runs nothing any more. What its last callbacks hold goes when it is closed.
+TEST(CudaErrors, CallbacksOfALostDevice) {
+  const auto held = std::make_shared<int>(1);
+  {
+    FakeCuda cuda({.early = 0});
+    cuda.expect_lost();
+    const cuda::Kernel bad = cuda.kernel("bad_gather", fault(cuda::Result::kIllegalAddress));
+    const Tensor x = Tensor::ones({4}).to(cuda.device());
+    launch_on(bad, x);
+    bool ran = false;
+    enqueue(cuda.device(), [held, x, &ran] { ran = true; });
+    EXPECT_THROW(synchronize(cuda.device()), DeviceError);
+    EXPECT_THROW(enqueue(cuda.device(), [held] {}), DeviceError);
+    EXPECT_FALSE(ran);
+    EXPECT_EQ(held.use_count(), 2);
+  }
+  EXPECT_EQ(held.use_count(), 1);
+}
+
+// A handle of cuBLASLt finds no memory, the cache is emptied for it, and the wait for that finds the device dead.
+TEST(CudaErrors, ADeviceThatIsLostWhileAHandleIsMade) {
+  FakeCuda cuda({.early = 0});
+  cuda.expect_lost();
+  const cuda::Kernel bad = cuda.kernel("bad_gather", fault(cuda::Result::kIllegalAddress));
+  const Tensor x = Tensor::ones({4}).to(cuda.device());
+  launch_on(bad, x);
+  cuda->fail_allocations(1, 1);
+  EXPECT_PART(error_of<DeviceError>([] { cuda::lt_handle(0); }), "cuda:0 is lost: CUDA_ERROR_ILLEGAL_ADDRESS");
+}
+
 // ---- Processes
 
 // What a child that was made by fork() says. 0: what the test expects.
@@ -239,7 +272,10 @@ TEST(CudaErrors, AForkedChildIsRefused) {
               } catch (const DeviceError& error) {
                 if (std::string(error.what()).find("made by fork()") == std::string::npos) return 2;
               }
-              x = Tensor();                                                    // does nothing
+              x = Tensor();  // does nothing
+              const int64_t blocks = cuda->counts().blocks;
+              cuda::close();  // calls nothing of the driver
+              if (cuda->counts().blocks != blocks) return 4;
               return Tensor::ones({2}).to_vector<float>()[1] == 1.0f ? 0 : 3;  // the CPU works
             }),
             0);
@@ -269,6 +305,15 @@ TEST_F(CudaProcessDeathTest, TensorsThatOutliveMain) {
       {
         auto* cuda = new FakeCuda;  // never closed
         static const Tensor cached = Tensor::ones({4}).to(cuda->device());
+        exit(0);
+      },
+      testing::ExitedWithCode(0), "");
+  // Without a cache each is given back to the driver, which is still there.
+  EXPECT_EXIT(
+      {
+        setenv("RONDO_CUDA_CACHE", "0", 1);
+        auto* cuda = new FakeCuda;
+        static const Tensor freed_late = Tensor::ones({4}).to(cuda->device());
         exit(0);
       },
       testing::ExitedWithCode(0), "");

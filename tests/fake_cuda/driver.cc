@@ -127,7 +127,10 @@ Result require_device(int device) {
 }
 
 // The host has waited for all that this clock counts.
-void host_waited(const rondo::fake_cuda::Clock& clock) { fake().host.merge(clock); }
+void host_waited(const rondo::fake_cuda::Clock& clock) {
+  fake().host.merge(clock);
+  rondo::fake_cuda::acquire_order(&fake().callbacks_done);
+}
 
 uint64_t checksum(const void* data, size_t bytes) {
   uint64_t sum = 1469598103934665603u;
@@ -288,14 +291,14 @@ FAKE_EXPORT Result cuCtxGetCurrent(Context* context) {
 FAKE_EXPORT Result cuCtxPushCurrent_v2(Context context) {
   FAKE_CALL(kInit);
   if (context == nullptr || context->retained == 0) return fake().misuse(Result::kInvalidContext, "no such context");
-  context_stack().push_back(context);
+  context_stack().push(context);
   return Result::kSuccess;
 }
 FAKE_EXPORT Result cuCtxPopCurrent_v2(Context* context) {
   FAKE_CALL(kInit);
   if (context_stack().empty()) return fake().misuse(Result::kInvalidContext, "no context was pushed");
   *context = context_stack().back();
-  context_stack().pop_back();
+  context_stack().pop();
   return Result::kSuccess;
 }
 FAKE_EXPORT Result cuCtxSynchronize() {
@@ -546,11 +549,13 @@ FAKE_EXPORT Result cuStreamWaitEvent(StreamPtr stream, EventPtr event, unsigned 
 FAKE_EXPORT Result cuLaunchHostFunc(StreamPtr stream, HostFunction function, void* data) {
   FAKE_CALL(kContext);
   FAKE_CHECK(require_stream(call, stream));
+  const auto enqueued = std::make_shared<char>();
+  rondo::fake_cuda::release_order(enqueued.get());
   return fake().push(
       *stream, "a callback of the host", {},
       [=] {
         in_callback() = true;
-        function(data);
+        rondo::fake_cuda::run_as_driver(enqueued.get(), &fake().callbacks_done, [&] { function(data); });
         in_callback() = false;
       },
       /*touches_memory=*/false);
