@@ -174,9 +174,12 @@ fake_cuda::Kernel gather(bool backwards) {
           {}};
 }
 
-void run_gather(const cuda::Kernel& kernel, const Tensor& out, const Tensor& table, const Tensor& index) {
+void run_gather(
+    const cuda::Kernel& kernel, const Tensor& out, const Tensor& table, const Tensor& index,
+    const std::function<void()>& between = [] {}) {
   cuda::DeviceState& state = cuda::device_state(out.device().index);
   uint32_t call = state.calls().note("embedding", CallSite(std::source_location::current()), 4);
+  between();
   std::byte *to = out.storage().data(), *from = table.storage().data(), *at = index.storage().data();
   int64_t n = index.numel();
   cuda::DevicePtr status = state.status();
@@ -203,6 +206,16 @@ TEST(CudaErrors, ABadIndexIsReportedByTheNextWait) {
     run_gather(kernel, out, table, good);
     EXPECT_EQ(out.to_vector<float>()[2], table.to_vector<float>()[2]) << "the device goes on";
   }
+}
+
+// Another thread waits for the device after this one has noted its call, and before it launches.
+TEST(CudaErrors, ABadIndexOfACallThatIsLaunchedLate) {
+  FakeCuda cuda({.early = 0});
+  const cuda::Kernel kernel = cuda.kernel("gather", gather(false));
+  const Device device = cuda.device();
+  const Tensor table = Tensor::randn({4}).to(device), out = test::empty(device, 1);
+  run_gather(kernel, out, table, Tensor::from<int64_t>({7}, {1}).to(device), [&] { synchronize(device); });
+  EXPECT_PART(error_of([&] { synchronize(device); }), "embedding: index 7 is out of range for size 4");
 }
 
 TEST(CudaErrors, TheTextForKernelsIsTheHostsLayout) {
