@@ -69,7 +69,7 @@ enum class Needs { kNothing, kInit, kContext };
 // One call of a driver's function: holds the lock.
 class Call {
  public:
-  Call(const char* name, Needs needs) : lock_(fake().mutex), outer_(std::exchange(fake().call, name)) {
+  Call(const char* name, Needs needs) : lock_(mutex_for(name)), outer_(std::exchange(fake().call, name)) {
     if (fake().memory == nullptr) fake().reset(options_of_environment());  // a program without a test around it
     if (fake().gone) {
       result_ = Result::kDeinitialized;  // CUresult, DEINITIALIZED
@@ -92,6 +92,16 @@ class Call {
   OpaqueContext& context() const { return *context_stack().back(); }
 
  private:
+  static std::recursive_mutex& mutex_for([[maybe_unused]] const char* name) {
+#if defined(__SANITIZE_THREAD__)  // a callback has a thread of its own then (tsan.h), which would wait for ever
+    if (in_callback()) {
+      std::fprintf(stderr, "fake CUDA: %s: a callback of the host calls the driver\n", name);
+      std::abort();
+    }
+#endif
+    return fake().mutex;
+  }
+
   const rondo::fake_cuda::Inside inside_;
   std::lock_guard<std::recursive_mutex> lock_;
   const char* outer_;
@@ -554,9 +564,11 @@ FAKE_EXPORT Result cuLaunchHostFunc(StreamPtr stream, HostFunction function, voi
   return fake().push(
       *stream, "a callback of the host", {},
       [=] {
-        in_callback() = true;
-        rondo::fake_cuda::run_as_driver(enqueued.get(), &fake().callbacks_done, [&] { function(data); });
-        in_callback() = false;
+        rondo::fake_cuda::run_as_driver(enqueued.get(), &fake().callbacks_done, [&] {
+          in_callback() = true;
+          function(data);
+          in_callback() = false;
+        });
       },
       /*touches_memory=*/false);
 }

@@ -2,14 +2,17 @@
 // The fake's one lock would order all of them, and hide the races of its callers: so TSan sees neither that lock nor
 // what happens inside of a call. RONDO_FAKE_CUDA_SEEN=1: it sees all, for the fake's own races.
 //
-// Callbacks of the host are run by a thread of their own, as by a real driver: behind the call that enqueued them,
-// before a wait for them returns.
+// There, callbacks of the host are run by a thread of their own, as by a real driver: behind the call that enqueued
+// them, before a wait for them returns.
 #pragma once
 
 #if defined(__SANITIZE_THREAD__)
 #include <sanitizer/tsan_interface.h>
 
+#include <atomic>
 #include <cstdlib>
+#include <functional>
+#include <thread>
 
 extern "C" {
 void AnnotateIgnoreSyncBegin(const char* file, int line);
@@ -53,15 +56,41 @@ inline void acquire_order(void* address) {
   __tsan_acquire(address);
   begin_unseen();
 }
-// Runs `callback` as the driver's thread, behind what released `enqueued` and before what acquires `done`.
+// The thread of the driver's. Nothing but the two addresses orders its work and what other threads do.
+class DriverThread {
+ public:
+  static DriverThread& instance() {
+    static auto* const thread = new DriverThread;
+    return *thread;
+  }
+  // One at a time: the fake's lock is held.
+  void run(const std::function<void()>& work) {
+    work_.store(&work);
+    while (work_.load() != nullptr) std::this_thread::yield();
+  }
+
+ private:
+  DriverThread() {
+    std::thread([this] {
+      begin_unseen();
+      for (;; std::this_thread::yield())
+        if (const std::function<void()>* work = work_.load(); work != nullptr) {
+          (*work)();
+          work_.store(nullptr);
+        }
+    }).detach();
+  }
+  std::atomic<const std::function<void()>*> work_{nullptr};
+};
+// Runs `callback` there, behind what released `enqueued` and before what acquires `done`.
 template <class Callback> void run_as_driver(void* enqueued, void* done, const Callback& callback) {
-  static void* const driver = __tsan_create_fiber(0);
-  void* const caller = __tsan_get_current_fiber();
-  __tsan_switch_to_fiber(driver, __tsan_switch_to_fiber_no_sync);
-  __tsan_acquire(enqueued);
-  callback();
-  __tsan_release(done);
-  __tsan_switch_to_fiber(caller, __tsan_switch_to_fiber_no_sync);
+  DriverThread::instance().run([&] {
+    end_unseen();
+    __tsan_acquire(enqueued);
+    callback();
+    __tsan_release(done);
+    begin_unseen();
+  });
 }
 
 #else
