@@ -282,6 +282,7 @@ section_machine() {
   else say 'nvidia-smi: missing'; fi
   [ -z "${CUDA_VISIBLE_DEVICES+set}" ] || say "CUDA_VISIBLE_DEVICES=$CUDA_VISIBLE_DEVICES"
   [ -z "${RONDO_CUDA_PATH:-}" ] || say "RONDO_CUDA_PATH=$RONDO_CUDA_PATH"
+  [[ $device != *' missing'* ]] || say 'NVRTC and cuBLASLt are both needed: name their folders in RONDO_CUDA_PATH'
   too_new && say 'NVRTC or cuBLASLt is of a later CUDA than the driver: expect failures, and name older ones in RONDO_CUDA_PATH'
   if command -v nvcc >/dev/null; then say "nvcc $(nvcc --version | sed -nE 's/.*release ([0-9.]+).*/\1/p')"; else say 'nvcc: missing (not needed)'; fi
   command -v compute-sanitizer >/dev/null || say 'compute-sanitizer: missing'
@@ -316,7 +317,7 @@ section_suite() {
 
 # train_gpt on the device beside the CPU: the same losses; and a second run: the same bits.
 section_train() {
-  local end=$((SECONDS + $1)) size=(--n_layer=4 --n_head=4 --n_embd=128 --block_size=64 --batch_size=12) steps=50 run log worst name
+  local end=$((SECONDS + $1)) size=(--n_layer=4 --n_head=4 --n_embd=128 --block_size=64 --batch_size=12) steps=50 rest=5 run log worst name
   [ $is_fake = 1 ] && size=(--n_layer=2 --n_head=2 --n_embd=32 --block_size=16 --batch_size=4) && steps=20
   [ $short = 1 ] && size=(--n_layer=1 --n_head=2 --n_embd=32 --block_size=16 --batch_size=2) && steps=4
   if [ ! -x "$bin/train_gpt" ]; then say 'train_gpt is not here' && worse skipped && return; fi
@@ -329,13 +330,13 @@ section_train() {
     IFS=, read -r on compile dtype again <<<"$run"
     name=$on.$compile.$dtype${again:+.$again}
     log=$out/logs/train.$name.log
-    limited $(((end - SECONDS) / 2)) "$log" "$bin/train_gpt" --data="$text" --out_dir="$out/logs/train.$name" \
+    limited $(((end - SECONDS) * 2 / (rest-- + 1))) "$log" "$bin/train_gpt" --data="$text" --out_dir="$out/logs/train.$name" \
       --device="$on" --compile="$compile" --dtype="$dtype" "${size[@]}" --max_iters=$steps --eval_interval=$steps --eval_iters=2 \
       --warmup_iters=2 --log_interval=1 --sample_tokens=0
     case $? in
       0) ;;
-      124 | 137) say "$on $compile $dtype: out of time" && worse incomplete && continue ;;
-      *) say "$on $compile $dtype: $(short_of "$log" 160)" && failed_tests+=("train: $name, logs/train.$name.log") && worse failed && continue ;;
+      124 | 137) say "$name: out of time" && worse incomplete && continue ;;
+      *) say "$name: $(short_of "$log" 160)" && failed_tests+=("train: $name, logs/train.$name.log") && worse failed && continue ;;
     esac
     [ "$on" = cpu ] && continue
     if [ -n "$again" ]; then
@@ -522,9 +523,12 @@ words_of() { # words_of NAME TEST
   awk -v test="${2%% (*}" '$0 == "[ RUN      ] " test { on = 1 }
     on && match($0, /reported by the wait for [^(;]*/) { print "      " substr($0, RSTART, RLENGTH); exit }' "$out/logs/$1.launch.log" 2>/dev/null
 }
-# What the tests with these names said, over all programs.
-result_of() { # result_of REGEX
-  cat "$out"/logs/{conformance,first,ops,cuda,modules,optim,layouts}.log 2>/dev/null | awk -v name="^($1)" '
+# What the tests with these names said.
+result_of() { # result_of REGEX [PROGRAM...]
+  local name=$1
+  shift
+  [ $# -gt 0 ] || set -- conformance first ops cuda modules optim layouts
+  (for log; do cat "$out/logs/$log.log"; done) 2>/dev/null | awk -v name="^($name)" '
     /^\[       OK \]/ && $4 ~ name { ++ok } /^\[  SKIPPED \] .* ms\)/ && $4 ~ name { ++skipped } /^\[  FAILED  \] .* ms\)/ && $4 ~ name { ++bad }
     END { if (ok + skipped + bad == 0) print "not run"; else printf "%d passed, %d skipped, %d failed\n", ok, skipped, bad }'
 }
@@ -535,9 +539,9 @@ claims=(
   "every op computes what the CPU does: kernels by hand, generated ones, products, attention|$(result_of 'OpSweep|CudaKernels|ByHand|CudaEager|CudaProduct|CudaAttention|CudaHead')"
   "compiled modules and regions have eager's bits|$(result_of 'CudaRegions|CudaModules|CudaTraining|CudaTables')"
   "training has the CPU's losses, and the same bits twice|$(note_or_none train)"
-  "modules, optimizers, checkpoints and resuming work on the device|$(result_of '[A-Z][A-Za-z]*/?[A-Za-z]*(Module|Layer|Lora|Generate|KVCache|Model|Optimizer|Trainer|GradScaler|ClipGradNorm|CompiledStep)')"
+  "modules, optimizers, checkpoints and resuming work on the device|$(result_of . modules optim)"
   "a step of GPT-2 124M in bf16 is at most 310 launches|$(figures_of <(grep -h -m1 '^launches a step' "$out/logs/figures.step.log" 2>/dev/null || echo 'not run'))"
-  "two devices work beside each other|$(result_of 'TwoDevices|ConformanceDevices')"
+  "two devices work beside each other|$(result_of 'TwoDevices|Modes/TwoModels|ConformanceDevices')"
   "out of memory is a typed error, and training goes on|$(result_of 'OutOfMemory|CudaAllocator')"
   "the first step with artifacts compiles nothing|$(result_of 'CompileFor')"
   "compute-sanitizer finds nothing|$(note_or_none sanitizer)"
