@@ -86,6 +86,14 @@ RONDO_DEVICE double mantissa_of(double a) {
 // An array in shared memory whose bytes the launch asks for: it may be longer than 48 KB. At most one for a source.
 #define RONDO_DYNAMIC_SHARED(Element, name, count) extern __shared__ Element name[]
 #endif
+// An address that a kernel reads from memory. The compiler believes that it is of global memory; without that, it could
+// be of any, and each access looks up of which.
+template <class T> RONDO_DEVICE T* global_address(T* address) {
+#ifdef __CUDA_ARCH__
+  __builtin_assume(__isGlobal(address));
+#endif
+  return address;
+}
 // One element of global memory, and of shared memory.
 template <class T> RONDO_DEVICE T read(const T* from RONDO_SITE) {
   RONDO_LOADED(from, sizeof(T));
