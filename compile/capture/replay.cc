@@ -44,7 +44,10 @@ std::shared_ptr<const Replay> Replay::make(const nn::ModuleCall& call, const Tra
     if (const int32_t i = at(arguments); i < std::ssize(arguments)) replay->sources_.push_back({true, i});
     else if (const int32_t k = at(replay->in_slots_); k < std::ssize(replay->in_slots_))
       replay->sources_.push_back({false, k});
-    else return refuse("forward reads a tensor that is no argument, parameter or buffer");
+    else
+      return refuse(
+          "forward reads a tensor that is no argument, parameter or buffer: dropout's random state, or a mask it "
+          "makes");
   }
   call.module.apply([&](nn::ModuleBase& module) {
     replay->modules_.push_back({&module, module.is_training(), module.children().size()});

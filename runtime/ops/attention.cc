@@ -10,7 +10,6 @@
 #include <cmath>
 #include <limits>
 
-#include "absl/strings/str_cat.h"
 #include "rondo/runtime/ops/kernels.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/ops/table.h"
@@ -22,26 +21,31 @@ namespace {
 // Strides of a (B, H, T, D) tensor that lies in memory as (B, T, H, D): merging heads afterwards is then a view.
 Dims heads_inside(const Dims& s) { return {s[2] * s[1] * s[3], s[3], s[1] * s[3], 1}; }
 
-void check_operands(InferContext& c) {
-  for (int i = 0; i < 3; ++i) {
+void check_shapes(const InferContext& c) {
+  for (int i = 0; i < 3; ++i)
     if (c.sizes(i).rank() != 4) c.fail("q, k and v must have shape (B, H, T, D)");
-    c.require_floating(i);
-    c.require_same_dtype(0, i);
-  }
   const Dims &q = c.sizes(0), &k = c.sizes(1);
   if (!(k == c.sizes(2))) c.fail("k and v must have the same shape");
   if (q[0] != k[0] || q[3] != k[3]) c.fail("q and k must agree in batch and head dimension");
   if (k[1] == 0 || q[1] % k[1] != 0) c.fail("the heads of q must be a multiple of those of k");
-  if (c.n_inputs() > 4) check_dropout(c, 4, c.scalar(1));
   if (!c.has(3)) return;
-  if (c.dtype(3) != kBool && c.dtype(3) != kI64 && c.dtype(3) != c.dtype(0))
-    c.fail("mask must be bool, i64 (the first key of each query) or have the dtype of q");
-  if (c.dtype(3) == kI64 && c.sizes(3)[c.sizes(3).rank() - 1] != 1)
+  const Dims& mask = c.sizes(3);
+  if (c.dtype(3) == kI64 && mask.rank() > 0 && mask.back() != 1)
     c.fail("a mask of first keys must have one column: (B, H, Tq, 1)");
   Dims full;
   const Dims scores = {q[0], q[1], q[2], k[2]};
-  if (!broadcast_shapes(c.sizes(3), scores, full) || !(full == scores))
-    c.fail("mask does not broadcast to (B, H, Tq, Tk)");
+  if (!broadcast_shapes(mask, scores, full) || !(full == scores)) c.fail("mask does not broadcast to (B, H, Tq, Tk)");
+}
+
+void check_operands(InferContext& c) {
+  check_shapes(c);
+  for (int i = 0; i < 3; ++i) {
+    c.require_floating(i);
+    c.require_same_dtype(0, i);
+  }
+  if (c.n_inputs() > 4) check_dropout(c, 4, c.scalar(1));
+  if (c.has(3) && c.dtype(3) != kBool && c.dtype(3) != kI64 && c.dtype(3) != c.dtype(0))
+    c.fail("mask must be bool, i64 (the first key of each query) or have the dtype of q");
 }
 
 // Heads of k or v, each repeated for its group of query heads.
@@ -213,6 +217,7 @@ Tensor scaled_dot_product_attention(TensorArg q, TensorArg k, TensorArg v, const
     return outputs[0];
   }
   require_defined("attention", q);
+  require_probability("attention", options.dropout, q.where);
   const RandomState random = next_random_state(options.generator ? *options.generator : default_generator(),
                                                q.tensor.device());
   call(kAttention, {q, k, v, {mask, q.where}, {random.state, q.where}},
@@ -221,21 +226,17 @@ Tensor scaled_dot_product_attention(TensorArg q, TensorArg k, TensorArg v, const
 }
 
 Tensor plain_attention(TensorArg q, TensorArg k, TensorArg v, const Tensor& mask, AttentionOptions options) {
-  for (const TensorArg& operand : {q, k, v}) {
-    require_defined("plain_attention", operand);
-    if (operand.tensor.rank() != 4)
-      throw_op_error("plain_attention",
-                     "q, k and v must have shape (B, H, T, D), got " + to_string(operand.tensor.sizes()),
-                     operand.where);
-  }
+  for (const TensorArg& operand : {q, k, v}) require_defined("plain_attention", operand);
+  require_probability("plain_attention", options.dropout, q.where);
+  const Tensor* const operands[] = {&q.tensor, &k.tensor, &v.tensor, &mask};
+  const Attrs none;
+  check_shapes(InferContext(kAttention, operands, none, q.where));
   const double scale = options.scale.value_or(1.0 / std::sqrt(static_cast<double>(q.tensor.sizes()[3])));
   const Tensor scores = plain_scores(q.tensor, k.tensor, mask, options.causal, scale);
   // A query that may attend to nothing gets 0, as in scaled_dot_product_attention.
   const Tensor some = any(not_equal(scores, -std::numeric_limits<double>::infinity()), {-1}, true);
   Tensor weights = where(some, softmax(where(some, scores, 0.0)), 0.0);
   if (options.dropout != 0) {
-    if (!(options.dropout >= 0 && options.dropout <= 1))
-      throw_op_error("plain_attention", absl::StrCat("p must be in [0, 1], got ", options.dropout), q.where);
     const RandomState random = next_random_state(options.generator ? *options.generator : default_generator(),
                                                  q.tensor.device());
     weights = weights * weight_factors(q.tensor, k.tensor, random.state, random.increment, options.dropout);

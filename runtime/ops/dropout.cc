@@ -33,8 +33,13 @@ void check_dropout(InferContext& c, int state, double p) {
   if (!(p >= 0 && p <= 1)) c.fail(absl::StrCat("p must be in [0, 1], got ", p));
 }
 
+void require_probability(const char* op, double p, std::source_location where) {
+  if (!(p >= 0 && p <= 1)) throw_op_error(op, absl::StrCat("p must be in [0, 1], got ", p), where);
+}
+
 Tensor dropout(TensorArg x, double p, Generator* generator) {
   require_defined("dropout", x);
+  require_probability("dropout", p, x.where);
   Generator& source = generator ? *generator : default_generator();
   const RandomState random = next_random_state(source, x.tensor.device());
   return call(kDropout, {x, {random.state, x.where}}, {.ints = {random.increment}, .floats = {p}});

@@ -196,7 +196,7 @@ struct AttentionOptions {
 // mask: undefined; bool (true = may attend) or additive, broadcast to (B, H, Tq, Tk); or i64, the first key of each
 // query. Tiled after Dao et al., "FlashAttention" (2022): no Tq x Tk matrix is stored, with dropout neither. See
 // first_keys() in modules/attention.h. If Tk is a multiple of 4, dropout drops the weights that dropout(weights) would
-// drop.
+// drop. The v of a masked or dropped key is multiplied by 0, so k and v must be finite everywhere.
 Tensor scaled_dot_product_attention(TensorArg q, TensorArg k, TensorArg v, const Tensor& mask = {},
                                     AttentionOptions options = {});
 

@@ -48,5 +48,7 @@ extern const OpDef kRotary;
 extern const OpDef kDropout;
 // Of infer: fails unless input `state` is a random state (Note [Random state]) and p a probability.
 void check_dropout(InferContext& c, int state, double p);
+// Throws Error unless p is a probability. Call it before next_random_state(): a wrong call then draws nothing.
+void require_probability(const char* op, double p, std::source_location where);
 
 }  // namespace rondo::ops

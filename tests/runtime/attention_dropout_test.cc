@@ -187,6 +187,39 @@ TEST(AttentionDropout, ACheckpointDrawsTheSameMask) {
   for (size_t i = 0; i < 4; ++i) EXPECT_TRUE(same_bits(kept[i], computed_again[i])) << i;
 }
 
+TEST(AttentionDropout, AWrongProbabilityDrawsNothing) {
+  Generator generator(1);
+  const Tensor q = Tensor::randn({1, 2, 4, 8});
+  const ops::AttentionOptions wrong{.dropout = 1.5, .generator = &generator};
+  EXPECT_THROW(ops::scaled_dot_product_attention(q, q, q, {}, wrong), Error);
+  EXPECT_THROW(ops::plain_attention(q, q, q, {}, wrong), Error);
+  EXPECT_THROW(ops::dropout(q, 1.5, &generator), Error);
+  EXPECT_EQ(generator.offset(), 0u);
+}
+
+// Operands that scaled_dot_product_attention() refuses; heads of k that are none once ended the process.
+TEST(PlainAttention, RefusesTheSameShapes) {
+  const Tensor q = Tensor::randn({1, 2, 4, 8}), k = Tensor::randn({1, 2, 6, 8});
+  const auto refused = [](const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& mask = {}) {
+    EXPECT_THROW(ops::scaled_dot_product_attention(q, k, v, mask), Error);
+    EXPECT_THROW(ops::plain_attention(q, k, v, mask), Error);
+  };
+  refused(q, Tensor::randn({1, 0, 6, 8}), Tensor::randn({1, 0, 6, 8}));
+  refused(Tensor::randn({1, 3, 4, 8}), k, k);
+  refused(q, k, Tensor::randn({1, 2, 6, 5}));
+  refused(q, Tensor::randn({3, 2, 6, 8}), Tensor::randn({3, 2, 6, 8}));
+  refused(q, k, k, Tensor::full({3, 1, 1, 6}, true, {kBool}));
+  refused(q, k, k, Tensor::full({1, 1, 1, 1, 6}, true, {kBool}));
+  refused(q, k, k, Tensor::zeros({1, 1, 1, 6}, {kI64}));
+}
+
+TEST(PlainAttention, OneFirstKeyForAllQueries) {
+  const Tensor q = Tensor::randn({1, 2, 4, 8}), k = Tensor::randn({1, 2, 6, 8});
+  const Tensor expected = ops::scaled_dot_product_attention(q, k, k, Tensor::full({1, 1, 4, 1}, 2, {kI64}));
+  EXPECT_TRUE(same_bits(ops::scaled_dot_product_attention(q, k, k, Tensor::scalar<int64_t>(2)), expected));
+  EXPECT_LT(difference(ops::plain_attention(q, k, k, Tensor::scalar<int64_t>(2)), expected), 1e-6);
+}
+
 TEST(Memory, AttentionWithDropoutIsLinearInTheLength) {
   const auto peak = [](int64_t T) {
     Tensor qkv[3];
