@@ -192,8 +192,8 @@ struct AttentionOptions {
 };
 // q (B, H, Tq, D), k and v (B, Hkv, Tk, D) with Hkv dividing H -> (B, H, Tq, D), laid out in memory as (B, Tq, H, D).
 // mask: undefined; bool (true = may attend) or additive, broadcast to (B, H, Tq, Tk); or i64, the first key of each
-// query. Tiled after Dao et al., "FlashAttention" (2022): no Tq x Tk matrix is stored. See first_keys() in
-// modules/attention.h.
+// query. Tiled after Dao et al., "FlashAttention" (2022): no Tq x Tk matrix is stored. See modules/attention.h for
+// first_keys(), and for attention_with_dropout(), which drops weights and so stores them.
 Tensor scaled_dot_product_attention(TensorArg q, TensorArg k, TensorArg v, const Tensor& mask = {},
                                     AttentionOptions options = {});
 
