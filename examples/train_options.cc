@@ -54,7 +54,7 @@ OptionParser::OptionParser(int argc, char** argv)
              "update each block during backward: less memory; needs --grad_clip=0");
   flags_.add("seed", &o.seed, "of weights, batches, dropout and samples");
 
-  flags_.add("device", &o.device, "cpu, cuda or cuda:1: where it trains");
+  flags_.add("device", &o.device, "cpu, cuda or cuda:1: where it trains; a resumed run does not remember it");
   flags_.add("compile", &o.compile, "auto: regions where LLVM is there", {"auto", "none", "regions"});
   flags_.add("dtype", &o.dtype, "bfloat16: autocast", {"float32", "bfloat16"});
   flags_.add("threads", &o.threads, "0: all cores, or what rondorun gives");
