@@ -7,10 +7,9 @@
 //   product is one launch for all of them (one for each query head of a group). Sums over chunks run in f32 (f64 for
 //   f64), in the order of the chunks, and chunks follow from the shape: bits do too.
 // Note [Keys that are not read]. A masked key has weight 0, but 0 * NaN is NaN, so its k and v must be finite. Some
-// masked
-//   keys may hold anything, as the slots of a KVCache behind a row's end do: those before the least first key of the
-//   queries, and those that a mask of bool forbids to all queries at once (a call of one query, or a mask with stride 0
-//   over queries).
+//   masked keys may hold anything, as the slots of a KVCache behind a row's end do: those before the least first key
+//   of the queries, and those that a mask of bool forbids to all queries at once (a call of one query, or a mask with
+//   stride 0 over queries).
 // Heads of at most 128 elements take another way, without scores in memory (fused_attention.h). The way is chosen at
 // the top of the two functions below, and AttentionCall is all that the choice depends on; a plan of cuDNN would be a
 // third.
@@ -48,6 +47,8 @@ struct AttentionCall {
   AttentionMask mask = AttentionMask::kNone;
   int64_t mask_strides[4] = {};  // over [B, H, Tq, Tk]
   int64_t chunk = 0;             // above 0: in chunks of so many queries. 0: the best way, or chunks of chunk_of()
+  double dropout = 0;            // Note [Dropped weights] in ops/attention.cc: the probability, and which numbers
+  int64_t increment = 0;
 };
 
 // Of how many queries the scores take 64 MiB, but at least 16 queries.
@@ -56,7 +57,15 @@ int64_t chunk_of(const AttentionCall& call);
 // Addresses of the device.
 struct AttentionOperands {
   const void *q = nullptr, *k = nullptr, *v = nullptr, *mask = nullptr;
+  const void* state = nullptr;  // of dropout: i64 [2]
 };
+// What the kernels of both ways take of dropout, by value: the struct of kDroppedWeights.
+struct DropoutArgument {
+  const void* state;
+  long long increment, threshold, counters;
+  double factor;
+};
+DropoutArgument dropout_of(const AttentionCall& call, const AttentionOperands& operands);
 
 // Overwrites out [B, H, Tq, D] and logsumexp [B, H, Tq] (dense, of the compute dtype; -inf where no key is allowed).
 void attention_forward(const AttentionCall& call, const AttentionOperands& operands, void* out,
