@@ -94,7 +94,8 @@ if unshare -rm mount --rbind /proc "$check/proc" 2>/dev/null; then
 else echo 'not tried in an empty root folder: unshare is not allowed here'
 fi
 
-tar -C "$work" -cf - rondo-gpu | xz -T0 -6 >"$file"
+tar -C "$work" -cf - rondo-gpu | xz -T0 -6 >"$file.part" # takes minutes on a busy machine
+mv "$file.part" "$file"
 bytes=$(stat -c %s "$file")
 echo "$file: $((bytes >> 20)) MiB"
 [ "$bytes" -lt $((60 << 20)) ] || { echo "the bundle is not under 60 MiB"; exit 1; }
