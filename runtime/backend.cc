@@ -50,7 +50,8 @@ const char* first_missing(const BackendTable& table) {
 }  // namespace
 
 // The table of tables.
-constinit std::array<const BackendTable*, kNumBackends> detail::backends = {&kCPUBackend, nullptr, nullptr};
+constinit std::array<std::atomic<const BackendTable*>, kNumBackends> detail::backends = {&kCPUBackend, nullptr,
+                                                                                         nullptr};
 
 namespace {
 // Opens a backend that is opened with its first use. Null: there is none; `*why_not` is the reason.
