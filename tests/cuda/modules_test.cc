@@ -20,25 +20,18 @@
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/random.h"
 #include "rondo/tests/bits.h"
+#include "rondo/tests/cuda/near.h"
 #include "rondo/tests/fake_cuda/fake_cuda.h"
 
 namespace rondo::nn {
 namespace {
 
 using test::FakeCuda;
+using test::largest;
+using test::Named;
 using test::same_bits;
 
-struct Named {
-  std::string name;
-  Tensor value;  // on the host
-};
 using Results = std::vector<Named>;
-
-double largest(const Tensor& t) {
-  double most = 0;
-  for (const double v : t.to_vector<double>()) most = std::max(most, std::abs(v));
-  return most;
-}
 
 // The result of `call`, and the gradients of all parameters for a random gradient of it.
 template <class Model, class Call> Results forward_and_backward(Model& model, Device device, const Call& call) {

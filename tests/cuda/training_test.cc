@@ -16,18 +16,16 @@
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/random.h"
 #include "rondo/tests/bits.h"
+#include "rondo/tests/cuda/near.h"
 #include "rondo/tests/fake_cuda/fake_cuda.h"
 
 namespace rondo {
 namespace {
 
 using test::FakeCuda;
+using test::largest;
+using test::Named;
 using test::same_bits;
-
-struct Named {
-  std::string name;
-  Tensor value;  // on the host
-};
 
 // A block of GPT-2, forward and backward: the result, and the gradients of its input and of all parameters.
 struct Case {
@@ -132,10 +130,9 @@ TEST(CudaTraining, EveryWayToCompileABlock) {
             EXPECT_TRUE(same_bits(compiled[i].value, eager[i].value)) << what;
             continue;
           }
-          const double largest = ops::max(ops::abs(eager[i].value)).item();
           // The gradient of the keys' biases is zero but for rounding.
-          EXPECT_LE(ops::max(ops::abs(compiled[i].value - eager[i].value)).item(),
-                    (c.lower ? 2e-2 : 1e-5) * std::max(largest, 1.0))
+          EXPECT_LE(largest(compiled[i].value - eager[i].value),
+                    (c.lower ? 2e-2 : 1e-5) * std::max(largest(eager[i].value), 1.0))
               << what;
         }
       }
