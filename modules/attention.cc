@@ -1,7 +1,5 @@
 #include "rondo/modules/attention.h"
 
-#include <cmath>
-
 #include "absl/strings/str_cat.h"
 
 namespace rondo::nn {
@@ -27,24 +25,6 @@ MultiheadAttention::MultiheadAttention(int64_t n_embd, int64_t n_head, Multihead
     throw Error(absl::StrCat("MultiheadAttention: n_head must divide n_embd, got ", n_head, " and ", n_embd));
 }
 
-Tensor attention_with_dropout(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& mask, bool causal,
-                              Dropout& weights) {
-  if (!weights.is_training() || weights.p == 0)
-    return ops::scaled_dot_product_attention(q, k, v, mask, {.causal = causal});
-  const int64_t T = q.size(2);
-  Tensor scores = ops::matmul(q, k.transpose(-2, -1)) * (1.0 / std::sqrt(static_cast<double>(q.size(3))));
-  // Finite, so that a row of padding that may attend to nothing has no NaN.
-  const Tensor at = Tensor::arange(T, {kI64, q.device()});
-  if (mask.defined()) {
-    const Tensor allowed = mask.dtype() == kI64 ? ops::less_equal(mask, at) : mask;
-    scores = ops::where(allowed, scores, q.dtype() == kF16 ? -6e4 : -1e30);
-  }
-  if (causal) {
-    scores = ops::where(ops::greater_equal(at.view({T, 1}), at.view({1, T})), scores, -INFINITY);
-  }
-  return ops::matmul(weights(ops::softmax(scores)), v);
-}
-
 Tensor MultiheadAttention::forward(const Tensor& x, const KVLayer& cached, const Tensor& first_key) {
   if (x.rank() != 3)
     throw_op_error("MultiheadAttention", "x must be (B, T, C), got " + to_string(x.sizes()),
@@ -56,8 +36,10 @@ Tensor MultiheadAttention::forward(const Tensor& x, const KVLayer& cached, const
   const int64_t B = x.size(0), T = x.size(1), D = n_embd / n_head;
   std::vector<Tensor> qkv = ops::split(c_attn(x), n_embd, -1);                   // 3 x (B, T, C)
   for (Tensor& part : qkv) part = part.view({B, T, n_head, D}).transpose(1, 2);  // 3 x (B, H, T, D)
-  const Tensor y = cached ? cached.attend(qkv[0], qkv[1], qkv[2])
-                          : attention_with_dropout(qkv[0], qkv[1], qkv[2], first_key, options.causal, attn_dropout);
+  const Tensor y = cached
+                       ? cached.attend(qkv[0], qkv[1], qkv[2])
+                       : ops::scaled_dot_product_attention(qkv[0], qkv[1], qkv[2], first_key,
+                                                           {.causal = options.causal, .dropout = attn_dropout.rate()});
   return resid_dropout(c_proj(y.transpose(1, 2).reshape({B, T, n_embd})));  // (B, T, C)
 }
 

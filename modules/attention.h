@@ -39,11 +39,6 @@ struct MultiheadAttention : Module<MultiheadAttention> {
   Tensor forward(const Tensor& x, const KVLayer& cached = {}, const Tensor& first_key = {});
 };
 
-// scaled_dot_product_attention(q, k, v, mask) with `weights` applied to the attention weights. They are stored only if
-// it drops some. q, k, v (B, H, T, D); mask bool, broadcast to (B, H, T, T), i64 first keys (B, 1, T, 1), or undefined.
-Tensor attention_with_dropout(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& mask, bool causal,
-                              Dropout& weights);
-
 struct TransformerBlockOptions {
   bool causal = true;
   bool bias = true;

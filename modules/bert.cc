@@ -1,7 +1,6 @@
 #include "rondo/modules/bert.h"
 
 #include "absl/strings/str_cat.h"
-#include "rondo/modules/attention.h"
 #include "rondo/modules/init.h"
 
 namespace rondo::nn {
@@ -45,8 +44,8 @@ Tensor BertSelfAttention::forward(const Tensor& x, const Tensor& mask) {
   const auto heads = [&](const Tensor& t) {
     return t.view({B, T, n_head, C / n_head}).transpose(1, 2);
   };  // (B, H, T, D)
-  const Tensor y = attention_with_dropout(heads(query(x)), heads(key(x)), heads(value(x)), mask, /*causal=*/false,
-                                          dropout);
+  const Tensor y = ops::scaled_dot_product_attention(heads(query(x)), heads(key(x)), heads(value(x)), mask,
+                                                     {.dropout = dropout.rate()});
   return y.transpose(1, 2).reshape({B, T, C});
 }
 

@@ -81,7 +81,7 @@ Tensor LayerNorm::forward(const Tensor& x) { return ops::layer_norm(x, weight, b
 Dropout::Dropout(double p) : p(p) {
   if (!(p >= 0 && p <= 1)) throw Error(absl::StrCat("Dropout: p must be in [0, 1], got ", p));
 }
-Tensor Dropout::forward(const Tensor& x) { return is_training() && p > 0 ? ops::dropout(x, p) : x; }
+Tensor Dropout::forward(const Tensor& x) { return rate() > 0 ? ops::dropout(x, rate()) : x; }
 
 MLP::MLP(int64_t n_embd, int64_t hidden, MLPOptions options)
     : options(options),

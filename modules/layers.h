@@ -88,6 +88,8 @@ struct LayerNorm : Module<LayerNorm> {
 struct Dropout : Module<Dropout> {
   explicit Dropout(double p = 0.5);
   double p;
+  // The probability that holds now, for ops that drop by themselves.
+  double rate() const { return is_training() ? p : 0; }
   Tensor forward(const Tensor& x);
 };
 

@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "rondo/modules/attention.h"
 #include "rondo/modules/init.h"
 #include "rondo/runtime/autograd.h"
 
@@ -35,7 +34,7 @@ Tensor ViTAttention::forward(const Tensor& x) {
   const int64_t B = x.size(0), T = x.size(1), C = x.size(2);
   std::vector<Tensor> parts = ops::split(qkv(x), C, -1);                                    // 3 x (B, T, C)
   for (Tensor& part : parts) part = part.view({B, T, n_head, C / n_head}).transpose(1, 2);  // 3 x (B, H, T, D)
-  const Tensor y = attention_with_dropout(parts[0], parts[1], parts[2], {}, /*causal=*/false, attn_drop);
+  const Tensor y = ops::scaled_dot_product_attention(parts[0], parts[1], parts[2], {}, {.dropout = attn_drop.rate()});
   return proj_drop(proj(y.transpose(1, 2).reshape({B, T, C})));
 }
 

@@ -9,6 +9,8 @@
 //   are the same with and without it: those of the generator's next offset.
 #pragma once
 
+#include <algorithm>
+#include <cstdint>
 #include <vector>
 
 #include "rondo/runtime/random.h"
@@ -19,6 +21,15 @@ namespace rondo {
 struct RandomState {
   Tensor state;  // i64 [2]
   int64_t increment = 0;
+};
+
+// What a dropout of probability p in [0, 1] does with an element whose random word is w: it keeps it if w is at least
+// `threshold` (on integers: w, as a number in [0, 1), is at least p), and multiplies what it keeps by `factor`.
+struct DropoutRule {
+  explicit DropoutRule(double p)
+      : threshold(static_cast<uint32_t>(std::min(p * 0x1p32, 4294967295.0))), factor(p == 1 ? 0 : 1 / (1 - p)) {}
+  uint32_t threshold;
+  double factor;  // 1 / (1 - p); 0 if p is 1, as the largest word is at least any threshold
 };
 
 // Takes the generator's next offset.

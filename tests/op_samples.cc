@@ -402,6 +402,8 @@ Samples layer_norm_grad_samples(bool large) {
 Samples attention_samples(bool large) {
   const double inf = std::numeric_limits<double>::infinity();
   auto attrs = [](bool causal, double scale) { return Attrs{.ints = {causal}, .floats = {scale}}; };
+  const Tensor state = Tensor::from<int64_t>({17, 5}, {2});
+  auto dropped = [](bool causal, double scale, double p) { return Attrs{.ints = {causal, 3}, .floats = {scale, p}}; };
   if (large)
     return {{"large",
              {real({2, 4, 130, 16}), real({2, 4, 130, 16}), real({2, 4, 130, 16}), Tensor()},
@@ -428,13 +430,51 @@ Samples attention_samples(bool large) {
            2},
           {"one query", {real({1, 2, 1, 8}), real({1, 2, 9, 8}), real({1, 2, 9, 8}), Tensor()}, attrs(false, 0.35), 2},
           {"one of all", {real({1, 1, 1, 1}), real({1, 1, 1, 1}), real({1, 1, 1, 1}), Tensor()}, attrs(true, 1), 2},
-          {"no batch", {real({0, 2, 3, 4}), real({0, 2, 3, 4}), real({0, 2, 3, 4}), Tensor()}, attrs(true, 0.5), 2}};
+          {"no batch", {real({0, 2, 3, 4}), real({0, 2, 3, 4}), real({0, 2, 3, 4}), Tensor()}, attrs(true, 0.5), 2},
+          {"dropout",
+           {real({2, 4, 5, 8}), real({2, 4, 6, 8}), real({2, 4, 6, 8}), Tensor(), state},
+           dropped(false, 0.35, 0.1),
+           2},
+          {"dropout, causal, grouped",
+           {real({2, 4, 21, 3}), real({2, 2, 21, 3}), real({2, 2, 21, 3}), Tensor(), state},
+           dropped(true, 0.5, 0.5),
+           2},
+          {"dropout, bool mask",
+           {real({2, 3, 5, 4}), real({2, 3, 6, 4}), real({2, 3, 6, 4}), allowed, state},
+           dropped(false, 0.5, 0.3),
+           2},
+          {"dropout, bias",
+           {real({2, 3, 5, 4}), real({2, 3, 6, 4}), real({2, 3, 6, 4}), bias, state},
+           dropped(false, 0.5, 0.3),
+           2},
+          {"dropout, first keys",
+           {real({1, 2, 3, 4}), real({1, 2, 6, 4}), real({1, 2, 6, 4}),
+            Tensor::from(std::vector<int64_t>{5, 0, 2}, {1, 1, 3, 1}), state},
+           dropped(false, 0.5, 0.3),
+           2},
+          {"dropout, one query",
+           {real({1, 2, 1, 8}), real({1, 2, 9, 8}), real({1, 2, 9, 8}), Tensor(), state},
+           dropped(false, 0.35, 0.4),
+           2},
+          {"dropout of all",
+           {real({1, 2, 3, 4}), real({1, 2, 3, 4}), real({1, 2, 3, 4}), Tensor(), state},
+           dropped(true, 0.5, 1),
+           2},
+          {"dropout of none",
+           {real({1, 2, 3, 4}), real({1, 2, 3, 4}), real({1, 2, 3, 4}), Tensor(), state},
+           dropped(true, 0.5, 0),
+           2},
+          {"dropout, wide heads",
+           {real({1, 1, 3, 130}), real({1, 1, 5, 130}), real({1, 1, 5, 130}), Tensor(), state},
+           dropped(false, 0.1, 0.25),
+           2}};
 }
 Samples attention_grad_samples(bool large) {
   Samples samples = attention_samples(large);
   for (OpSample& s : samples) {
     Tensor outputs[2];
-    call(*find_op("attention"), {s.inputs[0], s.inputs[1], s.inputs[2], s.inputs[3]}, s.attrs, outputs);
+    const std::vector<TensorArg> operands(s.inputs.begin(), s.inputs.end());
+    call(*find_op("attention"), operands, s.attrs, outputs);
     s.inputs.insert(s.inputs.begin(), {real(outputs[0].sizes()), outputs[0], outputs[1]});
     s.roles = {Role::kReal,
                Role::kReal,
@@ -442,7 +482,8 @@ Samples attention_grad_samples(bool large) {
                Role::kReal,
                Role::kReal,
                Role::kReal,
-               s.inputs[6].defined() && s.inputs[6].dtype() == kF64 ? Role::kReal : Role::kFixed};
+               s.inputs[6].defined() && s.inputs[6].dtype() == kF64 ? Role::kReal : Role::kFixed,
+               Role::kFixed};
     s.n_outputs = 3;
   }
   return samples;

@@ -7,10 +7,12 @@
 
 #include "rondo/runtime/cpu/attention_decode.h"
 #include "rondo/runtime/cpu/gemm_tile.h"
+#include "rondo/runtime/cpu/philox.h"
 #include "rondo/runtime/cpu/simd.h"
 #include "rondo/runtime/ops/reduction_order.h"
 #include "rondo/runtime/parallel.h"
 #include "rondo/runtime/per_thread.h"
+#include "rondo/runtime/random_state.h"
 #include "rondo/runtime/storage.h"
 
 // Note [Transposed scores]. Scores live as S^T, [keys, queries]: a vector is 16 queries. Then softmax needs no sums
@@ -137,6 +139,49 @@ template <class A> void apply_causal(const Panel<A>& panel) {
     for (int i = 0; i < panel.vectors; ++i) {
       A* s = panel.scores + j * panel.stride + i * kWidth<A>;
       store(s, lanes + i * kWidth<A> < first_allowed ? broadcast(-kInfinity<A>) : load(s));
+    }
+  }
+}
+
+// ---- Dropout
+
+// What dropout multiplies the weights of a vector of queries by. Each query has a counter for four keys, so the words
+// of a vector of counters are for four rows of S^T.
+template <class A> class WeightFactors {
+ public:
+  WeightFactors(const AttentionShape& shape, int64_t batch, int64_t head, int64_t query)
+      : dropout_(shape.dropout), rule_(shape.dropout.p) {
+    const auto counters = static_cast<uint64_t>((shape.keys + 3) / 4);
+    first_ = counters_from<kWidth<A>>(
+        static_cast<uint64_t>((batch * shape.heads + head) * shape.queries + query) * counters, counters);
+  }
+  // Of the keys key, ..., key + 3; `key` is a multiple of 4.
+  void draw(int64_t key, Vector<A> (&factors)[4]) const {
+    PhiloxWords<kWidth<A>> words[4];
+    cpu::draw<kWidth<A>>(dropout_.seed, dropout_.offset, first_ + static_cast<uint64_t>(key / 4), words);
+    const Vector<A> factor = broadcast(static_cast<A>(rule_.factor));
+    for (int k = 0; k < 4; ++k)
+      factors[k] = __builtin_convertvector(words[k] >= rule_.threshold, IntegerVector<A>) ? factor : Vector<A>{};
+  }
+
+ private:
+  const AttentionDropout& dropout_;
+  const DropoutRule rule_;
+  PhiloxCounters<kWidth<A>> first_;
+};
+
+// Multiplies the weights of a panel by their factors.
+template <class A> void drop(const AttentionShape& shape, int64_t batch, int64_t head, const Panel<A>& panel) {
+  static_assert(kKeyTile % 4 == 0);
+  for (int i = 0; i < panel.vectors; ++i) {
+    const WeightFactors<A> dropout(shape, batch, head, panel.query + i * kWidth<A>);
+    for (int64_t j = 0; j < panel.keys; j += 4) {
+      Vector<A> factors[4];
+      dropout.draw(panel.key + j, factors);
+      for (int64_t k = 0; k < std::min<int64_t>(4, panel.keys - j); ++k) {
+        A* const s = panel.scores + (j + k) * panel.stride + i * kWidth<A>;
+        store(s, load(s) * factors[k]);
+      }
     }
   }
 }
@@ -274,6 +319,7 @@ template <class T> struct ForwardTask {
       } else {
         online_softmax<1>(panel, maximum + i, sum + i, factors + i);
       }
+      if (shape.dropout) drop(shape, tile.batch, tile.head, panel);
       A* const to = out_t + i * d;
       if (key == range.begin) {
         multiply_panel<Start::kZero>(d, vectors, keys, v_left, scores, kColumns, to, kColumns);
@@ -424,6 +470,7 @@ template <class T> struct BackwardTask {
     if (shape.causal) apply_causal(panel);
     multiply_panel<Start::kZero>(keys, vectors, d, left(v_rows), grad_out_t + i, kQueryTile, grad_scores + i,
                                  kQueryTile);
+    if (shape.dropout) return weights_and_slopes(batch, head, panel, i);
     for (int64_t column = i; column < i + vectors * kWidth<A>; column += kWidth<A>) {
       const Vector<A> row_shift = load(shift + column), row_delta = load(delta + column);
       for (int64_t j = 0; j < keys; ++j) {
@@ -432,6 +479,25 @@ template <class T> struct BackwardTask {
         const Vector<A> p = exp2<A>(load(s) - row_shift);
         store(s, p);
         store(g, p * (load(g) - row_delta));
+      }
+    }
+  }
+
+  // The same with dropout, for the panel at column `i`: the weights are dropped, and their gradients.
+  void weights_and_slopes(int64_t batch, int64_t head, const Panel<A>& panel, int64_t i) {
+    for (int64_t at = 0; at < panel.vectors * kWidth<A>; at += kWidth<A>) {
+      const Vector<A> row_shift = load(shift + i + at), row_delta = load(delta + i + at);
+      const WeightFactors<A> dropout(shape, batch, head, panel.query + at);
+      for (int64_t j = 0; j < panel.keys; j += 4) {
+        Vector<A> factors[4];
+        dropout.draw(panel.key + j, factors);
+        for (int64_t k = 0; k < std::min<int64_t>(4, panel.keys - j); ++k) {
+          A* const s = panel.scores + (j + k) * kQueryTile + at;
+          A* const g = grad_scores + (j + k) * kQueryTile + i + at;
+          const Vector<A> p = exp2<A>(load(s) - row_shift);
+          store(s, p * factors[k]);
+          store(g, p * (load(g) * factors[k] - row_delta));
+        }
       }
     }
   }
@@ -471,7 +537,7 @@ template <class T> struct BackwardTask {
 template <class T>
 void attention_forward(const AttentionShape& shape, HeadsView<const T> q, HeadsView<const T> k, HeadsView<const T> v,
                        const AttentionMask<T>& mask, HeadsView<T> out, AttentionAccumulator<T>* logsumexp) {
-  if (shape.queries == 1) return attention_decode(shape, q, k, v, mask, out, logsumexp);
+  if (shape.queries == 1 && !shape.dropout) return attention_decode(shape, q, k, v, mask, out, logsumexp);
   const int64_t tiles = (shape.queries + kQueryTile - 1) / kQueryTile;
   const double flops = 4.0 * std::min(kQueryTile, shape.queries) * shape.keys * shape.head_dim;
   parallel_for(shape.batch * shape.heads * tiles, grain_of(flops), [&](int64_t begin, int64_t end) {

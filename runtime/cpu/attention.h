@@ -28,6 +28,13 @@ template <class T> struct HeadsView {
   int64_t batch_stride = 0, head_stride = 0, row_stride = 0;
 };
 
+// Dropout of the weights: Note [Dropped weights] in ops/attention.cc.
+struct AttentionDropout {
+  double p = 0;
+  uint64_t seed = 0, offset = 0;  // of the random words
+  explicit operator bool() const { return p != 0; }
+};
+
 struct AttentionShape {
   int64_t batch = 0;
   int64_t heads = 0;     // Query heads H.
@@ -37,6 +44,7 @@ struct AttentionShape {
   int64_t head_dim = 0;  // D, of q, k, v and out.
   bool causal = false;   // Query i attends to keys j <= i: aligned at the top left, as PyTorch's is_causal.
   double scale = 1;
+  AttentionDropout dropout = {};
 };
 
 // Optional, broadcast over [B, H, Tq, Tk] by strides of 0; at most one of the pointers is set. Composes with `causal`.

@@ -1,5 +1,5 @@
 // Attention of one query for each row and head: what decoding a token costs beside its products. attention_forward()
-// comes here for shape.queries == 1, so that the choice is made in one place.
+// comes here for shape.queries == 1 without dropout, so that the choice is made in one place.
 #pragma once
 
 #include "rondo/runtime/cpu/attention.h"

@@ -28,6 +28,12 @@ struct Operands {
              .head_dim = q.sizes()[3],
              .causal = context.attrs.ints[0] != 0,
              .scale = context.attrs.floats[0]};
+    if (!context.has(first + 4)) return;
+    const Tensor state = context.in(first + 4).contiguous();
+    const int64_t* const stream = reinterpret_cast<const int64_t*>(state.impl()->data());
+    shape.dropout = {.p = context.attrs.floats[1],
+                     .seed = static_cast<uint64_t>(stream[0]),
+                     .offset = static_cast<uint64_t>(stream[1]) + static_cast<uint64_t>(context.attrs.ints[1])};
   }
   template <class T> AttentionMask<T> mask_view() const {
     AttentionMask<T> view;

@@ -1,10 +1,10 @@
 // Dropout: each element's random word is a function of (seed, offset, index). Note [Random state] in random_state.h.
 #include <algorithm>
-#include <array>
 
 #include "rondo/runtime/cpu/loops.h"
+#include "rondo/runtime/cpu/philox.h"
 #include "rondo/runtime/ops/kernels.h"
-#include "rondo/runtime/random.h"
+#include "rondo/runtime/random_state.h"
 #include "rondo/runtime/recorder.h"
 
 namespace rondo::cpu {
@@ -15,11 +15,8 @@ constexpr int kCounters = 16, kGroup = 4 * kCounters;
 
 // Word k of counter j goes to element 4 j + k of the group.
 inline void draw_group(uint64_t seed, uint64_t offset, uint64_t first_counter, uint32_t (&words)[kGroup]) {
-  uint32_t w[4][kCounters];
-  for (int j = 0; j < kCounters; ++j) {
-    const std::array<uint32_t, 4> bits = philox(seed, first_counter + static_cast<uint64_t>(j), offset);
-    for (int k = 0; k < 4; ++k) w[k][j] = bits[static_cast<size_t>(k)];
-  }
+  PhiloxWords<kCounters> w[4];
+  draw<kCounters>(seed, offset, counters_from<kCounters>(first_counter, 1), w);
   for (int j = 0; j < kCounters; ++j)
     for (int k = 0; k < 4; ++k) words[4 * j + k] = w[k][j];
 }
@@ -42,9 +39,9 @@ void dropout_kernel(const KernelContext& context) {
     T* to = reinterpret_cast<T*>(out.impl()->data());
     // A p of 1 drops everything, whatever the words are.
     if (p == 1) return static_cast<void>(std::fill_n(to, n, T{}));
-    const C scale = static_cast<C>(1.0 / (1.0 - p));
-    // On integers: a word w, as a number in [0, 1), is at least p.
-    const uint32_t threshold = static_cast<uint32_t>(std::min(p * 0x1p32, 4294967295.0));
+    const DropoutRule rule(p);
+    const C scale = static_cast<C>(rule.factor);
+    const uint32_t threshold = rule.threshold;
     parallel_for((n + kGroup - 1) / kGroup, kElementwiseGrain / kGroup / 4, [&](int64_t begin, int64_t end) {
       for (int64_t group = begin; group < end; ++group) {
         uint32_t words[kGroup];

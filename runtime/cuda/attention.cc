@@ -6,10 +6,12 @@
 #include "absl/strings/str_cat.h"
 #include "rondo/runtime/backend.h"
 #include "rondo/runtime/cuda/fused_attention.h"
+#include "rondo/runtime/cuda/philox.h"
 #include "rondo/runtime/cuda/product.h"
 #include "rondo/runtime/cuda/scalar_text.h"
 #include "rondo/runtime/cuda/source.h"
 #include "rondo/runtime/ops/scalar_math.h"
+#include "rondo/runtime/random_state.h"
 #include "rondo/runtime/storage.h"
 
 namespace rondo::cuda {
@@ -61,8 +63,13 @@ RONDO_DEVICE C masked(const Mask& mask, const Row& row, long long j, C score) {
   return score;
 }
 
-extern "C" __global__ void rondo_attention_softmax(const C* scores, T* weights, C* logsumexp, Mask mask, long long n,
-                                                   long long cols) {
+// DROPOUT: 1 if there is one. What is kept is multiplied by the factor in the product with the weights.
+RONDO_DEVICE bool is_kept(const Dropout& dropout, const Row& row, long long j) {
+  return DROPOUT == 0 || (dropout.kept(row.logsumexp, j) >> j % 4 & 1u) != 0;
+}
+
+extern "C" __global__ void rondo_attention_softmax(const C* scores, T* weights, C* logsumexp, Mask mask,
+                                                   Dropout dropout, long long n, long long cols) {
   __shared__ C parts[8];
   for (long long r = blockIdx.x; r < n; r += gridDim.x) {
     const Row row = row_of(mask, r, cols);
@@ -77,9 +84,11 @@ extern "C" __global__ void rondo_attention_softmax(const C* scores, T* weights, 
       for (long long j = threadIdx.x; j < cols; j += blockDim.x)
         sum = sum + rondo_exp(masked(mask, row, j, read(from + j)) - top);
     sum = block_reduce<Sum>(sum, parts);
-    for (long long j = threadIdx.x; j < cols; j += blockDim.x)
+    for (long long j = threadIdx.x; j < cols; j += blockDim.x) {
+      const bool zero = none || !is_kept(dropout, row, j);
       write(weights + r * cols + j,
-            convert<T>(none ? static_cast<C>(0) : rondo_exp(masked(mask, row, j, read(from + j)) - top) / sum));
+            convert<T>(zero ? static_cast<C>(0) : rondo_exp(masked(mask, row, j, read(from + j)) - top) / sum));
+    }
     if (threadIdx.x == 0) write(logsumexp + row.logsumexp, none ? lowest() : top + rondo_log(sum));
   }
 }
@@ -92,10 +101,11 @@ RONDO_DEVICE const T* line_of(const Heads& heads, const Mask& mask, long long r)
   const long long i = r % mask.rows, head = r / mask.rows % mask.heads, batch = r / mask.rows / mask.heads;
   return heads.data + batch * heads.batch + head * heads.head + (mask.first_query + i) * heads.row;
 }
-// weights: the softmax again. d_scores: the gradient of q k^T.
+// weights: the softmax again, dropped. d_scores: the gradient of q k^T.
 extern "C" __global__ void rondo_attention_softmax_grad(const C* scores, const C* d_weights, T* weights, T* d_scores,
                                                         const C* logsumexp, Heads out, Heads grad, Mask mask,
-                                                        long long n, long long cols, long long head_dim, double scale) {
+                                                        Dropout dropout, long long n, long long cols,
+                                                        long long head_dim, double scale) {
   __shared__ C parts[8];
   for (long long r = blockIdx.x; r < n; r += gridDim.x) {
     const Row row = row_of(mask, r, cols);
@@ -109,8 +119,11 @@ extern "C" __global__ void rondo_attention_softmax_grad(const C* scores, const C
     for (long long j = threadIdx.x; j < cols; j += blockDim.x) {
       const long long at = r * cols + j;
       const C weight = none ? static_cast<C>(0) : rondo_exp(masked(mask, row, j, read(scores + at)) - total);
-      const C slope = weight == 0 ? static_cast<C>(0) : weight * (read(d_weights + at) - delta);
-      write(weights + at, convert<T>(weight));
+      const bool kept = is_kept(dropout, row, j);
+      C d_weight = read(d_weights + at);
+      if (DROPOUT != 0) d_weight = kept ? d_weight * static_cast<C>(dropout.factor) : static_cast<C>(0);
+      const C slope = weight == 0 ? static_cast<C>(0) : weight * (d_weight - delta);
+      write(weights + at, convert<T>(kept ? weight : static_cast<C>(0)));
       write(d_scores + at, convert<T>(slope * static_cast<C>(scale)));
     }
   }
@@ -286,7 +299,11 @@ template <class F> void for_each_chunk(const AttentionCall& call, F f) {
 class Chunks {
  public:
   Chunks(const AttentionCall& call, const AttentionOperands& operands)
-      : call_(call), operands_(operands), multiply_(call), narrow_(call.dtype != compute_of(call.dtype)) {}
+      : call_(call),
+        operands_(operands),
+        multiply_(call),
+        narrow_(call.dtype != compute_of(call.dtype)),
+        dropout_(dropout_of(call, operands)) {}
 
  protected:
   Storage scores_like(const Chunk& chunk, DType dtype) const {
@@ -413,13 +430,15 @@ class Chunks {
   }
   int64_t rows(const Chunk& chunk) const { return call_.batch * call_.heads * chunk.rows; }
   Kernel kernel(const char* name) const {
-    return kernel_of(call_.device, attention_source(), name, {{"T", type_name(call_.dtype)}});
+    return kernel_of(call_.device, attention_source(), name,
+                     {{"T", type_name(call_.dtype)}, {"DROPOUT", call_.dropout != 0 ? "1" : "0"}});
   }
 
   const AttentionCall& call_;
   const AttentionOperands& operands_;
   const Multiplier multiply_;
   const bool narrow_;  // elements are of fewer bits than sums
+  const DropoutArgument dropout_;
 };
 
 class Forward : Chunks {
@@ -435,10 +454,10 @@ class Forward : Chunks {
       const Storage weights = narrow_ ? scores_like(chunk, call_.dtype) : scores;
       score(chunk, q, k, scores);
       launch_blocks(call_.device, softmax, rows(chunk), kThreads, scores.data(), weights.data(), logsumexp, mask(chunk),
-                    static_cast<long long>(rows(chunk)), static_cast<long long>(chunk.columns));
+                    dropout_, static_cast<long long>(rows(chunk)), static_cast<long long>(chunk.columns));
       multiply_.run(chunk.rows, call_.head_dim, chunk.columns, chunk_matrix(chunk, weights), Multiplier::kQueries,
                     v.from(), Multiplier::kKeys, result.from(chunk.first), Multiplier::kQueries,
-                    {.wide = result.wide()});
+                    {.wide = result.wide(), .alpha = dropout_.factor});
     });
     result.store();
   }
@@ -467,18 +486,18 @@ class Backward : Chunks {
                     {.wide = true});
       launch_blocks(call_.device, softmax_grad, rows(chunk), kThreads, scores.data(), d_weights.data(), weights.data(),
                     d_scores.data(), g_.logsumexp, heads(g_.out, g_.out_strides), heads(g_.grad, g_.grad_strides),
-                    mask(chunk), static_cast<long long>(rows(chunk)), static_cast<long long>(chunk.columns),
+                    mask(chunk), dropout_, static_cast<long long>(rows(chunk)), static_cast<long long>(chunk.columns),
                     static_cast<long long>(call_.head_dim), call_.scale);
       multiply_.run(chunk.rows, call_.head_dim, chunk.columns, chunk_matrix(chunk, d_scores), Multiplier::kQueries,
                     k.from(), Multiplier::kKeys, grad_q.from(chunk.first), Multiplier::kQueries,
                     {.wide = grad_q.wide()});
-      const auto add = [&](const Result& sums, const Storage& factors, const Matrices& lines) {
+      const auto add = [&](const Result& sums, const Storage& factors, const Matrices& lines, double alpha) {
         multiply_.run(chunk.columns, call_.head_dim, chunk.rows, transposed(chunk_matrix(chunk, factors)),
                       Multiplier::kQueries, lines, Multiplier::kQueries, sums.from(), Multiplier::kKeys,
-                      {.wide = sums.wide(), .adds = true});
+                      {.wide = sums.wide(), .adds = true, .alpha = alpha});
       };
-      add(sum_v, weights, grad.from(chunk.first));
-      add(sum_k, d_scores, q.from(chunk.first));
+      add(sum_v, weights, grad.from(chunk.first), dropout_.factor);
+      add(sum_k, d_scores, q.from(chunk.first), 1);
     });
     for (const Result* result : {&grad_q, &sum_k, &sum_v}) result->store();
   }
@@ -496,11 +515,16 @@ std::optional<AttentionTile> tile_of(const AttentionCall& call) {
 }  // namespace
 
 const Source& attention_source() {
-  static const auto* const text = new std::string(
-      absl::StrCat(scalar_function("rondo_exp", [](LoopValue x) { return scalar::exp(x); }),
-                   scalar_function("rondo_log", [](LoopValue x) { return scalar::log(x); }), kText));
+  static const auto* const text = new std::string(absl::StrCat(
+      scalar_function("rondo_exp", [](LoopValue x) { return scalar::exp(x); }),
+      scalar_function("rondo_log", [](LoopValue x) { return scalar::log(x); }), kPhilox, kDroppedWeights, kText));
   static const Source source{"attention", *text};
   return source;
+}
+
+DropoutArgument dropout_of(const AttentionCall& call, const AttentionOperands& operands) {
+  const DropoutRule rule(call.dropout);
+  return {operands.state, call.increment, rule.threshold, (call.keys + 3) / 4, rule.factor};
 }
 
 int64_t chunk_of(const AttentionCall& call) {

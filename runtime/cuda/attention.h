@@ -48,6 +48,8 @@ struct AttentionCall {
   AttentionMask mask = AttentionMask::kNone;
   int64_t mask_strides[4] = {};  // over [B, H, Tq, Tk]
   int64_t chunk = 0;             // above 0: in chunks of so many queries. 0: the best way, or chunks of chunk_of()
+  double dropout = 0;            // Note [Dropped weights] in ops/attention.cc: the probability, and which numbers
+  int64_t increment = 0;
 };
 
 // Of how many queries the scores take 64 MiB, but at least 16 queries.
@@ -56,7 +58,15 @@ int64_t chunk_of(const AttentionCall& call);
 // Addresses of the device.
 struct AttentionOperands {
   const void *q = nullptr, *k = nullptr, *v = nullptr, *mask = nullptr;
+  const void* state = nullptr;  // of dropout: i64 [2]
 };
+// What the kernels of both ways take of dropout, by value: the struct of kDroppedWeights.
+struct DropoutArgument {
+  const void* state;
+  long long increment, threshold, counters;
+  double factor;
+};
+DropoutArgument dropout_of(const AttentionCall& call, const AttentionOperands& operands);
 
 // Overwrites out [B, H, Tq, D] and logsumexp [B, H, Tq] (dense, of the compute dtype; -inf where no key is allowed).
 void attention_forward(const AttentionCall& call, const AttentionOperands& operands, void* out,

@@ -17,7 +17,7 @@ Tensor readable(const Tensor& t) {
 HeadsStrides strides_of(const Tensor& t) { return {t.strides()[0], t.strides()[1], t.strides()[2]}; }
 
 struct Operands {
-  Tensor q, k, v, mask;
+  Tensor q, k, v, mask, state;
   AttentionCall call;
   AttentionOperands addresses;
   Operands(const KernelContext& context, int first)
@@ -36,6 +36,12 @@ struct Operands {
             .k = strides_of(k),
             .v = strides_of(v)};
     addresses = {address_of(q), address_of(k), address_of(v)};
+    if (context.has(first + 4)) {
+      state = dense(context.in(first + 4));
+      addresses.state = address_of(state);
+      call.increment = context.attrs.ints[1];
+      call.dropout = context.attrs.floats[1];
+    }
     if (!context.has(first + 3)) return;
     mask = context.in(first + 3);
     call.mask = mask.dtype() == kBool  ? AttentionMask::kAllowed

@@ -1,12 +1,11 @@
 // Dropout: each element's random word is a function of (seed, offset, index). Note [Random state] in random_state.h.
-#include <algorithm>
-
 #include "absl/strings/str_cat.h"
 #include "rondo/runtime/cuda/layout.h"
 #include "rondo/runtime/cuda/philox.h"
 #include "rondo/runtime/cuda/source.h"
 #include "rondo/runtime/ops/elementwise_body.h"
 #include "rondo/runtime/ops/kernels.h"
+#include "rondo/runtime/random_state.h"
 
 namespace rondo::cuda {
 namespace {
@@ -49,13 +48,11 @@ void dropout_kernel(const KernelContext& context) {
   const int64_t n = out.numel();
   if (n == 0) return;
   const double p = context.attrs.floats[0];
-  // On integers: a word w, as a number in [0, 1), is at least p.
-  const auto threshold = static_cast<uint32_t>(std::min(p * 0x1p32, 4294967295.0));
-  const bool drops_all = p == 1;
+  const DropoutRule rule(p);
   const int device = out.device().index;
   launch_threads(device, kernel_of(device, source(), "rondo_dropout", {{"T", type_name(out.dtype())}}), (n + 3) / 4,
-                 address_of(out), address_of(x), address_of(state), n, context.attrs.ints[0], threshold,
-                 drops_all ? 0.0 : 1.0 / (1.0 - p), static_cast<uint32_t>(drops_all));
+                 address_of(out), address_of(x), address_of(state), n, context.attrs.ints[0], rule.threshold,
+                 rule.factor, static_cast<uint32_t>(p == 1));
 }
 
 }  // namespace rondo::cuda

@@ -1,6 +1,7 @@
 #include "rondo/runtime/cuda/fused_attention.h"
 
 #include "absl/strings/str_cat.h"
+#include "rondo/runtime/cuda/philox.h"
 #include "rondo/runtime/cuda/scalar_text.h"
 #include "rondo/runtime/cuda/source.h"
 #include "rondo/runtime/ops/scalar_math.h"
@@ -266,14 +267,57 @@ RONDO_DEVICE void load_keys(T* keys, T* values, const T* k, const T* v, long lon
   load_rows(keys, k + first * k_row, k_row, call.keys - first, head_dim, wanted);
   load_rows(values, v + first * v_row, v_row, call.keys - first, head_dim, wanted);
 }
+
+// ---- Dropout (DROPOUT: 1 if there is one): which of a thread's weights are kept
+
+struct Kept {
+  unsigned bits;  // of sum e of tile n at 4 n + e
+  RONDO_DEVICE bool at(int n, int e) const { return DROPOUT == 0 || (bits >> (4 * n + e) & 1u) != 0; }
+  // For all tiles n: what is at 4 n of `from` is that of sum e.
+  RONDO_DEVICE void take(int e, unsigned from) { bits |= (from & 0x11111111u) << e; }
+};
+// What is kept, times the factor.
+RONDO_DEVICE C raised(const Dropout& dropout, C value) {
+  return DROPOUT == 0 ? value : value * static_cast<C>(dropout.factor);
+}
+// Rows are queries, the first of them `row` among all queries; columns are keys. Lanes t and t + 1 (t even) hold four
+// neighbouring keys of two rows: each draws for one of the rows.
+RONDO_DEVICE Kept kept_in_rows(const Dropout& dropout, long long row, long long key) {
+  Kept kept = {};
+  if (DROPOUT == 0) return kept;
+  const int odd = place_in_group() % 2;
+  unsigned mine = 0;
+#pragma unroll 2  // all at once would take the registers of all
+  for (int n = 0; n < kScores; ++n)
+    mine |= dropout.kept(row + group_of_lane() + 8 * odd, key + kColumns * n + 4 * (place_in_group() / 2)) << 4 * n;
+  const unsigned theirs = __shfl_xor_sync(0xFFFFFFFFu, mine, 1);
+#pragma unroll
+  for (int e = 0; e < 4; ++e) kept.take(e, (e / 2 == odd ? mine : theirs) >> (2 * odd + e % 2));
+  return kept;
+}
+// Rows are keys, columns are queries, the first of them `row` among all queries. Four lanes hold neighbouring keys of
+// the same queries: each draws for one of the four sums.
+RONDO_DEVICE Kept kept_in_columns(const Dropout& dropout, long long row, long long key) {
+  Kept kept = {};
+  if (DROPOUT == 0) return kept;
+  const int lane = static_cast<int>(threadIdx.x % 32), own = group_of_lane() % 4;
+  unsigned mine = 0;
+#pragma unroll 2  // all at once would take the registers of all
+  for (int n = 0; n < kScores; ++n)
+    mine |= dropout.kept(row + column_of(n, own), key + group_of_lane() / 4 * 4 + own / 2 * 8) << 4 * n;
+#pragma unroll
+  for (int e = 0; e < 4; ++e) kept.take(e, __shfl_sync(0xFFFFFFFFu, mine, lane - 4 * own + 4 * e) >> own);
+  return kept;
+}
+
 RONDO_DEVICE C exp_or_zero(C x) { return x == lowest() ? static_cast<C>(0) : rondo_exp(x); }
 )cuda";
 
 constexpr const char* kForward = R"cuda(
 // The last tile of queries first: a causal one has the most keys.
 extern "C" __global__ void __launch_bounds__(THREADS)
-    rondo_attention(const T* q, const T* k, const T* v, const void* mask, T* out, C* logsumexp, Call call, Heads at_q,
-                    Heads at_k, Heads at_v, Heads at_out, long long blocks) {
+    rondo_attention(const T* q, const T* k, const T* v, const void* mask, T* out, C* logsumexp, Call call,
+                    Dropout dropout, Heads at_q, Heads at_k, Heads at_v, Heads at_out, long long blocks) {
   __shared__ Vector q_tile[ROWS * kStride / kVector], k_tile[ROWS * kStride / kVector],
       v_tile[ROWS * kStride / kVector],
       weight_tile[ROWS * kAcross / kVector];
@@ -295,6 +339,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
       __syncthreads();  // the last tiles have been used
       load_keys(keys, values, k + batch * at_k.batch + kv_head * at_k.head,
                 v + batch * at_v.batch + kv_head * at_v.head, at_k.row, at_v.row, call, key, some);
+      const Kept kept = kept_in_rows(dropout, (batch * call.heads + head) * call.queries + first + row, key);
       __syncthreads();
       C scores[kScores][4] = {};
       product<kScores, HEAD_DIM, true>(scores, mine, kStride, keys, kStride);
@@ -321,6 +366,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
           for (int e = 2 * half; e < 2 * half + 2; ++e) {
             scores[n][e] = none ? static_cast<C>(0) : exp_or_zero(scores[n][e] - most);
             part = part + scores[n][e];
+            if (!kept.at(n, e)) scores[n][e] = 0;
           }
         total[half] = fma_of(total[half], shrinks, row_reduce<Sum>(part));
         top[half] = most;
@@ -338,7 +384,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #pragma unroll
       for (int n = 0; n < kOutputs; ++n)
 #pragma unroll
-        for (int e = 2 * half; e < 2 * half + 2; ++e) sums[n][e] = none ? static_cast<C>(0) : sums[n][e] / total[half];
+        for (int e = 2 * half; e < 2 * half + 2; ++e)
+          sums[n][e] = none ? static_cast<C>(0) : raised(dropout, sums[n][e] / total[half]);
       const long long query = first + row + row_of(2 * half);
       if (place_in_group() == 0 && query < call.queries)
         write(logsumexp + (batch * call.heads + head) * call.queries + query,
@@ -378,17 +425,26 @@ struct Queries {
 struct Shared {
   T *own, *own_values, *other, *other_values, *weights;
   C *deltas, *totals;
+  unsigned* kept;  // of each thread, across the products, which need all registers
+  RONDO_DEVICE void put_kept(const Kept& mine) const {
+    if (DROPOUT != 0) put(kept[threadIdx.x], mine.bits);
+  }
+  RONDO_DEVICE Kept get_kept() const { return {DROPOUT == 0 ? 0u : get(kept[threadIdx.x])}; }
 };
 
-// A score and the gradient of its weight become the weight and the gradient of the product q k.
-RONDO_DEVICE void weight_and_slope(const Call& call, C allowed, C delta, C total, C& score, C& grad) {
+// A score and the gradient of its weight behind dropout become the weight, 0 if it is dropped, and the gradient of the
+// product q k.
+RONDO_DEVICE void weight_and_slope(const Call& call, const Dropout& dropout, bool kept, C allowed, C delta, C total,
+                                   C& score, C& grad) {
   score = total == lowest() ? static_cast<C>(0) : exp_or_zero(allowed - total);
+  grad = kept ? raised(dropout, grad) : static_cast<C>(0);
   grad = score == 0 ? static_cast<C>(0) : score * (grad - delta) * static_cast<C>(call.scale);
+  if (!kept) score = 0;
 }
 
-RONDO_DEVICE void grad_of_queries(const Shared& s, const Call& call, const Queries& queries, const void* mask,
-                                  const T* k, const T* v, Heads at_k, Heads at_v, T* grad_q, Heads at_grad_q,
-                                  long long block) {
+RONDO_DEVICE void grad_of_queries(const Shared& s, const Call& call, const Dropout& dropout, const Queries& queries,
+                                  const void* mask, const T* k, const T* v, Heads at_k, Heads at_v, T* grad_q,
+                                  Heads at_grad_q, long long block) {
   const int row = static_cast<int>(threadIdx.x) / 32 * kWarpRows, head_dim = static_cast<int>(call.head_dim);
   const long long tiles = (call.queries + ROWS - 1) / ROWS, all_heads = call.batch * call.heads;
   const long long first = (tiles - 1 - block / all_heads) * ROWS, head = block % all_heads % call.heads,
@@ -404,10 +460,12 @@ RONDO_DEVICE void grad_of_queries(const Shared& s, const Call& call, const Queri
     __syncthreads();  // the last tiles have been used
     load_keys(s.other, s.other_values, k + batch * at_k.batch + kv_head * at_k.head,
               v + batch * at_v.batch + kv_head * at_v.head, at_k.row, at_v.row, call, key, some);
+    s.put_kept(kept_in_rows(dropout, (batch * call.heads + head) * call.queries + first + row, key));
     __syncthreads();
     C scores[kScores][4] = {}, grads[kScores][4] = {};
     product<kScores, HEAD_DIM, true>(scores, s.own + row * kStride, kStride, s.other, kStride);
     product<kScores, HEAD_DIM, true>(grads, s.own_values + row * kStride, kStride, s.other_values, kStride);
+    const Kept kept = s.get_kept();
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int at = row + row_of(2 * half);
@@ -420,7 +478,7 @@ RONDO_DEVICE void grad_of_queries(const Shared& s, const Call& call, const Queri
           const int column = column_of(n, e);
           const C allowed =
               masked(call, mask, columns, column, batch, head, first + at, key + column, scores[n][e]);
-          weight_and_slope(call, allowed, delta, total, scores[n][e], grads[n][e]);
+          weight_and_slope(call, dropout, kept.at(n, e), allowed, delta, total, scores[n][e], grads[n][e]);
         }
     }
     put_rows(s.weights + row * kAcross, kAcross, grads);
@@ -431,9 +489,9 @@ RONDO_DEVICE void grad_of_queries(const Shared& s, const Call& call, const Queri
              s.own + row * kStride, at_grad_q.row, call.queries - first - row, head_dim);
 }
 
-RONDO_DEVICE void grad_of_keys(const Shared& s, const Call& call, const Queries& queries, const void* mask, const T* k,
-                               const T* v, Heads at_k, Heads at_v, T* grad_k, Heads at_grad_k, T* grad_v,
-                               Heads at_grad_v, long long block) {
+RONDO_DEVICE void grad_of_keys(const Shared& s, const Call& call, const Dropout& dropout, const Queries& queries,
+                               const void* mask, const T* k, const T* v, Heads at_k, Heads at_v, T* grad_k,
+                               Heads at_grad_k, T* grad_v, Heads at_grad_v, long long block) {
   const int row = static_cast<int>(threadIdx.x) / 32 * kWarpRows, head_dim = static_cast<int>(call.head_dim);
   const long long all_heads = call.batch * call.kv_heads, groups = call.heads / call.kv_heads;
   const long long first = block / all_heads * ROWS, kv_head = block % all_heads % call.kv_heads,
@@ -449,10 +507,12 @@ RONDO_DEVICE void grad_of_keys(const Shared& s, const Call& call, const Queries&
       queries.load(call, batch, head, query, s.other, s.other_values);
       __syncthreads();
       queries.facts(call, batch, head, query, s.other_values, s.deltas, s.totals);
+      s.put_kept(kept_in_columns(dropout, (batch * call.heads + head) * call.queries + query, first + row));
       __syncthreads();
       C scores[kScores][4] = {}, grads[kScores][4] = {};
       product<kScores, HEAD_DIM, true>(scores, s.own + row * kStride, kStride, s.other, kStride);
       product<kScores, HEAD_DIM, true>(grads, s.own_values + row * kStride, kStride, s.other_values, kStride);
+      const Kept kept = s.get_kept();
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const long long key = first + row + row_of(2 * half);
@@ -463,7 +523,8 @@ RONDO_DEVICE void grad_of_keys(const Shared& s, const Call& call, const Queries&
           for (int e = 2 * half; e < 2 * half + 2; ++e) {
             const int column = column_of(n, e);
             const C allowed = masked(call, mask, columns, column, batch, head, query + column, key, scores[n][e]);
-            weight_and_slope(call, allowed, get(s.deltas[column]), get(s.totals[column]), scores[n][e], grads[n][e]);
+            weight_and_slope(call, dropout, kept.at(n, e), allowed, get(s.deltas[column]), get(s.totals[column]),
+                             scores[n][e], grads[n][e]);
           }
       }
       put_rows(s.weights + row * kAcross, kAcross, scores);
@@ -475,6 +536,10 @@ RONDO_DEVICE void grad_of_keys(const Shared& s, const Call& call, const Queries&
   put_rows(s.own + row * kStride, kStride, sums);
   store_rows(grad_k + batch * at_grad_k.batch + kv_head * at_grad_k.head + (first + row) * at_grad_k.row,
              s.own + row * kStride, at_grad_k.row, call.keys - first - row, head_dim);
+#pragma unroll
+  for (int n = 0; n < kOutputs; ++n)
+#pragma unroll
+    for (int e = 0; e < 4; ++e) value_sums[n][e] = raised(dropout, value_sums[n][e]);
   put_rows(s.own_values + row * kStride, kStride, value_sums);
   store_rows(grad_v + batch * at_grad_v.batch + kv_head * at_grad_v.head + (first + row) * at_grad_v.row,
              s.own_values + row * kStride, at_grad_v.row, call.keys - first - row, head_dim);
@@ -484,21 +549,22 @@ RONDO_DEVICE void grad_of_keys(const Shared& s, const Call& call, const Queries&
 // The second bound: ptxas would otherwise spill for the sake of a third block.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     rondo_attention_grad(const T* q, const T* k, const T* v, const void* mask, const T* out, const C* logsumexp,
-                         const T* grad, T* grad_q, T* grad_k, T* grad_v, Call call, Heads at_q, Heads at_k, Heads at_v,
-                         Heads at_out, Heads at_grad, Heads at_grad_q, Heads at_grad_k, Heads at_grad_v,
-                         long long key_blocks, long long blocks) {
+                         const T* grad, T* grad_q, T* grad_k, T* grad_v, Call call, Dropout dropout, Heads at_q,
+                         Heads at_k, Heads at_v, Heads at_out, Heads at_grad, Heads at_grad_q, Heads at_grad_k,
+                         Heads at_grad_v, long long key_blocks, long long blocks) {
   __shared__ Vector own[ROWS * kStride / kVector], own_values[ROWS * kStride / kVector],
       other[ROWS * kStride / kVector], other_values[ROWS * kStride / kVector], weights[ROWS * kAcross / kVector];
   __shared__ C deltas[ROWS], totals[ROWS];
+  __shared__ unsigned kept[DROPOUT == 0 ? 1 : THREADS];
   const Shared s = {reinterpret_cast<T*>(own),          reinterpret_cast<T*>(own_values), reinterpret_cast<T*>(other),
                     reinterpret_cast<T*>(other_values), reinterpret_cast<T*>(weights),    deltas,
-                    totals};
+                    totals,                             kept};
   const Queries queries = {q, grad, out, logsumexp, at_q, at_grad, at_out};
   for (long long block = blockIdx.x; block < blocks; block += gridDim.x) {
     if (block < key_blocks)
-      grad_of_keys(s, call, queries, mask, k, v, at_k, at_v, grad_k, at_grad_k, grad_v, at_grad_v, block);
+      grad_of_keys(s, call, dropout, queries, mask, k, v, at_k, at_v, grad_k, at_grad_k, grad_v, at_grad_v, block);
     else
-      grad_of_queries(s, call, queries, mask, k, v, at_k, at_v, grad_q, at_grad_q, block - key_blocks);
+      grad_of_queries(s, call, dropout, queries, mask, k, v, at_k, at_v, grad_q, at_grad_q, block - key_blocks);
     __syncthreads();  // before the next block's tiles
   }
 }
@@ -525,12 +591,13 @@ Kernel kernel(const AttentionCall& call, const AttentionTile& tile, const Source
                     {"HEAD_DIM", absl::StrCat(tile.head_dim)},
                     {"ROWS", absl::StrCat(tile.rows)},
                     {"THREADS", absl::StrCat(tile.threads())},
-                    {"MASK", absl::StrCat(static_cast<int>(call.mask))}});
+                    {"MASK", absl::StrCat(static_cast<int>(call.mask))},
+                    {"DROPOUT", call.dropout != 0 ? "1" : "0"}});
 }
 std::string text_with(const char* kernels) {
   return absl::StrCat(scalar_function("rondo_exp", [](LoopValue x) { return scalar::exp(x); }),
-                      scalar_function("rondo_log", [](LoopValue x) { return scalar::log(x); }), kProduct, kTiles,
-                      kernels);
+                      scalar_function("rondo_log", [](LoopValue x) { return scalar::log(x); }), kProduct, kPhilox,
+                      kDroppedWeights, kTiles, kernels);
 }
 int64_t tiles_of(int64_t rows, const AttentionTile& tile) { return (rows + tile.rows - 1) / tile.rows; }
 
@@ -566,7 +633,7 @@ void fused_attention_forward(const AttentionCall& call, const AttentionTile& til
   if (blocks == 0) return;
   launch_blocks(call.device, kernel(call, tile, fused_attention_source(), "rondo_attention"), blocks,
                 static_cast<unsigned>(tile.threads()), o.q, o.k, o.v, o.mask, out, logsumexp, argument(call),
-                argument(call.q), argument(call.k), argument(call.v), argument(out_strides),
+                dropout_of(call, o), argument(call.q), argument(call.k), argument(call.v), argument(out_strides),
                 static_cast<long long>(blocks));
 }
 
@@ -577,8 +644,8 @@ void fused_attention_backward(const AttentionCall& call, const AttentionTile& ti
   if (blocks == 0) return;
   launch_blocks(call.device, kernel(call, tile, fused_attention_grad_source(), "rondo_attention_grad"), blocks,
                 static_cast<unsigned>(tile.threads()), o.q, o.k, o.v, o.mask, g.out, g.logsumexp, g.grad, g.grad_q,
-                g.grad_k, g.grad_v, argument(call), argument(call.q), argument(call.k), argument(call.v),
-                argument(g.out_strides), argument(g.grad_strides), argument(g.grad_q_strides),
+                g.grad_k, g.grad_v, argument(call), dropout_of(call, o), argument(call.q), argument(call.k),
+                argument(call.v), argument(g.out_strides), argument(g.grad_strides), argument(g.grad_q_strides),
                 argument(g.grad_k_strides), argument(g.grad_v_strides), static_cast<long long>(key_blocks),
                 static_cast<long long>(blocks));
 }

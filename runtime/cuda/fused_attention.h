@@ -7,6 +7,8 @@
 //   keys. Both compute the weights again from the logsumexp, so nothing is added up between blocks: no atomics, and the
 //   same bits in every run. A warp owns 16 rows of a tile. Products of 16-bit types run on tensor cores
 //   (mma_16x8x16), others on fused multiply-adds; sums are f32 (f64 for f64).
+//   With dropout, the lanes of a warp that hold weights of the same four keys draw a counter each and exchange what
+//   they drew: one bit for each weight, a register for a tile.
 // Thread safe: free functions, which enqueue on the compute stream and return.
 #pragma once
 
@@ -34,7 +36,7 @@ void fused_attention_forward(const AttentionCall& call, const AttentionTile& til
 void fused_attention_backward(const AttentionCall& call, const AttentionTile& tile, const AttentionOperands& operands,
                               const AttentionGradients& gradients);
 
-// Their kernels, and the defines that they need: T, HEAD_DIM, ROWS, THREADS, MASK.
+// Their kernels, and the defines that they need: T, HEAD_DIM, ROWS, THREADS, MASK, DROPOUT.
 const Source& fused_attention_source();
 const Source& fused_attention_grad_source();
 

@@ -24,4 +24,23 @@ RONDO_DEVICE RondoWords philox(unsigned long long key, unsigned long long low, u
 }
 )cuda";
 
+// Behind kPhilox, for kernels of attention: which weights dropout keeps (Note [Dropped weights] in ops/attention.cc).
+// `row`: the number of a query among all queries of all heads.
+inline constexpr const char* kDroppedWeights = R"cuda(
+struct Dropout {
+  const unsigned long long* state;
+  long long increment, threshold, counters;  // counters of a query: one for each four keys
+  double factor;                             // of what is kept
+  // A bit for each of four neighbouring keys, set if its weight is kept.
+  RONDO_DEVICE unsigned kept(long long row, long long first_key) const {
+    const RondoWords words = philox(read(state), static_cast<unsigned long long>(row * counters + first_key / 4),
+                                    read(state + 1) + static_cast<unsigned long long>(increment));
+    unsigned bits = 0;
+#pragma unroll
+    for (int k = 0; k < 4; ++k) bits |= (words.word[k] >= static_cast<unsigned>(threshold) ? 1u : 0u) << k;
+    return bits;
+  }
+};
+)cuda";
+
 }  // namespace rondo::cuda

@@ -1,10 +1,21 @@
 // Scaled dot-product attention.
+//
+// Note [Dropped weights]. With dropout both ops have one more input, a random state (Note [Random state]), and the
+// output
+//   is dropout(softmax(scores)) v. Nothing of the mask is stored: the gradient draws it again from the same state. The
+//   weight of query i of head h of batch b for key j takes word j % 4 of Philox counter
+//   ((b H + h) Tq + i) ceil(Tk / 4) + j / 4. Each query begins with a fresh counter, so kernels draw four neighbouring
+//   keys at once for any Tk, and the mask is that of dropout on (B, H, Tq, Tk rounded up to 4). The logsumexp is that
+//   of all scores. The gradient of the weights before dropout is that behind it times the mask; its sum over keys,
+//   weighted, is still that of grad * out over D. Without dropout the calls have no state: recordings are as they were.
 #include <cmath>
 #include <limits>
 
+#include "absl/strings/str_cat.h"
 #include "rondo/runtime/ops/kernels.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/ops/table.h"
+#include "rondo/runtime/random_state.h"
 
 namespace rondo::ops {
 namespace {
@@ -22,6 +33,7 @@ void check_operands(InferContext& c) {
   if (!(k == c.sizes(2))) c.fail("k and v must have the same shape");
   if (q[0] != k[0] || q[3] != k[3]) c.fail("q and k must agree in batch and head dimension");
   if (k[1] == 0 || q[1] % k[1] != 0) c.fail("the heads of q must be a multiple of those of k");
+  if (c.n_inputs() > 4) check_dropout(c, 4, c.scalar(1));
   if (!c.has(3)) return;
   if (c.dtype(3) != kBool && c.dtype(3) != kI64 && c.dtype(3) != c.dtype(0))
     c.fail("mask must be bool, i64 (the first key of each query) or have the dtype of q");
@@ -57,6 +69,14 @@ Tensor plain_scores(const Tensor& q, const Tensor& k, const Tensor& mask, bool c
   return scores;
 }
 
+// What dropout multiplies the weights (B, H, Tq, Tk) of q and k by. Note [Dropped weights].
+Tensor weight_factors(const Tensor& q, const Tensor& k, const Tensor& state, int64_t increment, double p) {
+  const int64_t keys = k.sizes()[2];
+  const Tensor ones = Tensor::ones({q.sizes()[0], q.sizes()[1], q.sizes()[2], (keys + 3) / 4 * 4},
+                                   {q.dtype(), q.device()});
+  return slice(call(kDropout, {ones, state}, {.ints = {increment}, .floats = {p}}), -1, {0, keys});
+}
+
 // `logits` (a maximum or a logsumexp) with 0 in place of -inf.
 Tensor finite(const Tensor& logits) {
   const TensorOptions like{logits.dtype(), logits.device()};
@@ -73,11 +93,11 @@ Tensor sum_heads(const Tensor& t, int64_t heads) {
 
 // What attention_grad and its own gradient compute with: everything in the compute dtype, every weight stored.
 struct PlainAttention {
-  Tensor q, k, v, mask, logsumexp;
+  Tensor q, k, v, mask, logsumexp, state;
   Attrs attrs;
   PlainAttention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& mask, const Tensor& logsumexp,
-                 const Attrs& attrs)
-      : q(wide(q)), k(wide(k)), v(wide(v)), mask(mask), logsumexp(logsumexp), attrs(attrs) {
+                 const Tensor& state, const Attrs& attrs)
+      : q(wide(q)), k(wide(k)), v(wide(v)), mask(mask), logsumexp(logsumexp), state(state), attrs(attrs) {
     if (mask.defined() && is_floating(mask.dtype())) this->mask = wide(mask);
   }
   static Tensor wide(const Tensor& t) { return t.to(compute_dtype(t.dtype())); }
@@ -85,6 +105,10 @@ struct PlainAttention {
   // exp(scores - logsumexp) (B, H, Tq, Tk); 0 for a query that may attend to nothing, whose logsumexp is -inf.
   Tensor weights() const {
     return exp(plain_scores(q, k, mask, attrs.ints[0] != 0, attrs.floats[0]) - unsqueeze(finite(logsumexp), -1));
+  }
+  // `weights`, or their gradient, behind dropout.
+  Tensor dropped(const Tensor& weights) const {
+    return state.defined() ? weights * weight_factors(q, k, state, attrs.ints[1], attrs.floats[1]) : weights;
   }
   // dq and dk from the gradient of the scores before scaling.
   void scores_grad(const Tensor& d_scores, Tensor& dq, Tensor& dk) const {
@@ -95,20 +119,20 @@ struct PlainAttention {
 };
 
 void decompose_attention_grad(std::span<const Tensor> in, const Attrs& attrs, std::span<Tensor> out) {
-  const PlainAttention a(in[3], in[4], in[5], in[6], in[2], attrs);
+  const PlainAttention a(in[3], in[4], in[5], in[6], in[2], in.size() > 7 ? in[7] : Tensor(), attrs);
   const Tensor grad = PlainAttention::wide(in[0]), weights = a.weights();
   const Tensor d_weights = matmul(grad, transpose(repeat_heads(a.v, a.q.sizes()[1]), -1, -2));
   const Tensor delta = sum(grad * PlainAttention::wide(in[1]), {-1}, true);
   Tensor dq, dk;
-  a.scores_grad(weights * (d_weights - delta), dq, dk);
+  a.scores_grad(weights * (a.dropped(d_weights) - delta), dq, dk);
   out[0] = dq.to(in[3].dtype());
   out[1] = dk.to(in[4].dtype());
-  out[2] = sum_heads(matmul(transpose(weights, -1, -2), grad), a.v.sizes()[1]).to(in[5].dtype());
+  out[2] = sum_heads(matmul(transpose(a.dropped(weights), -1, -2), grad), a.v.sizes()[1]).to(in[5].dtype());
 }
 
 }  // namespace
 
-// Inputs grad, out, logsumexp, q, k, v, mask; outputs dq, dk, dv.
+// Inputs grad, out, logsumexp, q, k, v, mask, with dropout state; outputs dq, dk, dv. Attributes of kAttention.
 constexpr OpDef kAttentionGrad = {
     .name = "attention_grad",
     .kind = OpKind::kOpaque,
@@ -127,22 +151,23 @@ namespace {
 
 void decompose_attention(std::span<const Tensor> in, const Attrs& attrs, std::span<Tensor> out) {
   const Tensor mask = in.size() > 3 ? in[3] : Tensor();
-  PlainAttention a(in[0], in[1], in[2], mask, {}, attrs);
+  PlainAttention a(in[0], in[1], in[2], mask, {}, in.size() > 4 ? in[4] : Tensor(), attrs);
   const Tensor scores = plain_scores(a.q, a.k, a.mask, attrs.ints[0] != 0, attrs.floats[0]);
   const Tensor shift = finite(max(scores, {-1}, true));
   a.logsumexp = squeeze(log(sum(exp(scores - shift), {-1}, true)) + shift, -1);
-  out[0] = matmul(a.weights(), repeat_heads(a.v, a.q.sizes()[1])).to(in[0].dtype());
+  out[0] = matmul(a.dropped(a.weights()), repeat_heads(a.v, a.q.sizes()[1])).to(in[0].dtype());
   out[1] = a.logsumexp;
 }
 
 }  // namespace
 
-// ints: {causal}; floats: {scale}. Inputs q, k, v, mask; outputs out, and logsumexp (B, H, Tq).
+// ints: {causal}; floats: {scale}. Inputs q, k, v, mask; outputs out, and logsumexp (B, H, Tq). With dropout also input
+// state i64 (2), ints {causal, increment}, floats {scale, p}: Note [Dropped weights].
 constexpr OpDef kAttention = {
     .name = "attention",
     .kind = OpKind::kOpaque,
     .n_outputs = 2,
-    .saved = {.inputs = 0xF, .outputs = kFirst | kSecond},
+    .saved = {.inputs = 0x1F, .outputs = kFirst | kSecond},
     .amp = AmpPolicy::kLower,
     .infer =
         [](InferContext& c) {
@@ -157,12 +182,14 @@ constexpr OpDef kAttention = {
         [](const GradContext& g) {
           if (g.n_inputs() > 3 && g.needs(3)) throw Error("attention: the mask has no gradient; detach() it");
           Tensor grads[3];
-          if (g.grad_out(0).defined())
-            call(kAttentionGrad,
-                 {g.grad_out(0), g.output(0), g.output(1), g.input(0), g.input(1), g.input(2), g.input(3)}, g.attrs(),
-                 grads);
+          const Tensor state = g.n_inputs() > 4 ? g.input(4) : Tensor();
+          if (g.grad_out(0).defined()) {
+            const TensorArg operands[] = {g.grad_out(0), g.output(0), g.output(1), g.input(0),
+                                          g.input(1),    g.input(2),  g.input(3),  state};
+            call(kAttentionGrad, {operands, state.defined() ? size_t{8} : size_t{7}}, g.attrs(), grads);
+          }
           if (g.grad_out(1).defined()) {  // of a second derivative: logsumexp's is the softmax
-            const PlainAttention a(g.input(0), g.input(1), g.input(2), g.input(3), g.output(1), g.attrs());
+            const PlainAttention a(g.input(0), g.input(1), g.input(2), g.input(3), g.output(1), state, g.attrs());
             Tensor more[2];
             a.scores_grad(a.weights() * unsqueeze(g.grad_out(1), -1), more[0], more[1]);
             for (int i = 0; i < 2; ++i) {
@@ -180,9 +207,17 @@ Tensor scaled_dot_product_attention(TensorArg q, TensorArg k, TensorArg v, const
                                     AttentionOptions options) {
   if (q.tensor.defined() && q.tensor.rank() == 4 && !options.scale)
     options.scale = 1.0 / std::sqrt(static_cast<double>(q.tensor.sizes()[3]));
+  const double scale = options.scale.value_or(1.0);
   Tensor outputs[2];
-  call(kAttention, {q, k, v, {mask, q.where}}, {.ints = {options.causal}, .floats = {options.scale.value_or(1.0)}},
-       outputs);
+  if (options.dropout == 0) {
+    call(kAttention, {q, k, v, {mask, q.where}}, {.ints = {options.causal}, .floats = {scale}}, outputs);
+    return outputs[0];
+  }
+  require_defined("attention", q);
+  const RandomState random = next_random_state(options.generator ? *options.generator : default_generator(),
+                                               q.tensor.device());
+  call(kAttention, {q, k, v, {mask, q.where}, {random.state, q.where}},
+       {.ints = {options.causal, random.increment}, .floats = {scale, options.dropout}}, outputs);
   return outputs[0];
 }
 
@@ -198,7 +233,14 @@ Tensor plain_attention(TensorArg q, TensorArg k, TensorArg v, const Tensor& mask
   const Tensor scores = plain_scores(q.tensor, k.tensor, mask, options.causal, scale);
   // A query that may attend to nothing gets 0, as in scaled_dot_product_attention.
   const Tensor some = any(not_equal(scores, -std::numeric_limits<double>::infinity()), {-1}, true);
-  const Tensor weights = where(some, softmax(where(some, scores, 0.0)), 0.0);
+  Tensor weights = where(some, softmax(where(some, scores, 0.0)), 0.0);
+  if (options.dropout != 0) {
+    if (!(options.dropout >= 0 && options.dropout <= 1))
+      throw_op_error("plain_attention", absl::StrCat("p must be in [0, 1], got ", options.dropout), q.where);
+    const RandomState random = next_random_state(options.generator ? *options.generator : default_generator(),
+                                                 q.tensor.device());
+    weights = weights * weight_factors(q.tensor, k.tensor, random.state, random.increment, options.dropout);
+  }
   return matmul(weights, repeat_heads(v.tensor, q.tensor.sizes()[1]));
 }
 

@@ -18,8 +18,7 @@ constexpr OpDef kDropout = {
     .infer =
         [](InferContext& c) {
           c.require_floating(0);
-          if (c.dtype(1) != kI64 || !(c.sizes(1) == Dims{2})) c.fail("the random state must be i64 [2]");
-          if (!(c.scalar(0) >= 0 && c.scalar(0) <= 1)) c.fail(absl::StrCat("p must be in [0, 1], got ", c.scalar(0)));
+          check_dropout(c, 1, c.scalar(0));
           c.output(0, c.dtype(0), c.sizes(0));
         },
     .on = {{&cpu::dropout_kernel}, {&cuda::dropout_kernel}},
@@ -28,6 +27,11 @@ constexpr OpDef kDropout = {
           g.set(0, call(kDropout, {g.grad_out(), g.input(1)}, g.attrs()));
         },
 };
+
+void check_dropout(InferContext& c, int state, double p) {
+  if (c.dtype(state) != kI64 || !(c.sizes(state) == Dims{2})) c.fail("the random state must be i64 [2]");
+  if (!(p >= 0 && p <= 1)) c.fail(absl::StrCat("p must be in [0, 1], got ", p));
+}
 
 Tensor dropout(TensorArg x, double p, Generator* generator) {
   require_defined("dropout", x);

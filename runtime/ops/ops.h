@@ -189,11 +189,14 @@ Tensor log_softmax(TensorArg x, int64_t dim = -1);
 struct AttentionOptions {
   bool causal = false;
   std::optional<double> scale = std::nullopt;  // default 1 / sqrt(D)
+  double dropout = 0;                          // the weights go through dropout() with this probability
+  Generator* generator = nullptr;              // of the dropout, which takes one offset; null: default_generator()
 };
 // q (B, H, Tq, D), k and v (B, Hkv, Tk, D) with Hkv dividing H -> (B, H, Tq, D), laid out in memory as (B, Tq, H, D).
 // mask: undefined; bool (true = may attend) or additive, broadcast to (B, H, Tq, Tk); or i64, the first key of each
-// query. Tiled after Dao et al., "FlashAttention" (2022): no Tq x Tk matrix is stored. See first_keys() in
-// modules/attention.h.
+// query. Tiled after Dao et al., "FlashAttention" (2022): no Tq x Tk matrix is stored, with dropout neither. See
+// first_keys() in modules/attention.h. If Tk is a multiple of 4, dropout drops the weights that dropout(weights) would
+// drop.
 Tensor scaled_dot_product_attention(TensorArg q, TensorArg k, TensorArg v, const Tensor& mask = {},
                                     AttentionOptions options = {});
 

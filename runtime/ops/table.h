@@ -46,5 +46,7 @@ extern const OpDef kGather, kScatter, kScatterSum, kCumsum, kArgmax, kArgsort, k
 extern const OpDef kRotary;
 // dropout.cc
 extern const OpDef kDropout;
+// Of infer: fails unless input `state` is a random state (Note [Random state]) and p a probability.
+void check_dropout(InferContext& c, int state, double p);
 
 }  // namespace rondo::ops

@@ -33,6 +33,29 @@ TEST(CompiledDropout, DrawsEagersMasksFromOneRecording) {
   EXPECT_EQ(regions.report().at(0).entries, 1);
 }
 
+// A backward that recomputes its forward draws the masks again from the same state, those of attention too.
+TEST(CompiledDropout, RecomputesTheSameMasks) {
+  if (!compile::jit_available()) GTEST_SKIP() << "built without LLVM";
+  const nn::GPT2Config config = {
+      .vocab_size = 65, .block_size = 18, .n_layer = 2, .n_head = 2, .n_embd = 32, .dropout = 0.2};
+  const Tensor idx = Tensor::randint(0, 65, {2, 18});
+  const auto grads = [&](std::optional<compile::Recompute> recompute) {
+    nn::GPT2 model(config, 1);
+    std::optional<compile::Regions> regions;
+    if (recompute)
+      regions = compile::compile_regions(model, {.exact = true, .recompute = *recompute, .recompute_budget = 2000});
+    manual_seed(3);
+    for (int step = 0; step < 2; ++step) model.loss(idx, idx).backward();
+    std::vector<std::vector<float>> all;
+    for (const Tensor& p : model.parameters()) all.push_back(p.grad().to_vector<float>());
+    return all;
+  };
+  const auto expected = grads(std::nullopt);
+  for (const compile::Recompute recompute :
+       {compile::Recompute::kAuto, compile::Recompute::kNone, compile::Recompute::kFull, compile::Recompute::kBudget})
+    EXPECT_EQ(grads(recompute), expected) << static_cast<int>(recompute);
+}
+
 // Every call stands somewhere else in the stream: a call's masks count from where the call begins.
 TEST(CompiledDropout, GoesOnInTheStreamWithOneRecording) {
   if (!compile::jit_available()) GTEST_SKIP() << "built without LLVM";

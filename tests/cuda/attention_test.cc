@@ -48,9 +48,12 @@ Tensor packed(const Tensor& t, Device device) {
 struct Results {
   Tensor out, grad_q, grad_k, grad_v;
 };
-Results run(Tensor q, Tensor k, Tensor v, const Tensor& mask, const Tensor& grad, bool causal) {
+Results run(Tensor q, Tensor k, Tensor v, const Tensor& mask, const Tensor& grad, bool causal, double dropout = 0) {
   for (Tensor* operand : {&q, &k, &v}) operand->requires_grad_();
-  const Tensor out = ops::scaled_dot_product_attention(q, k, v, mask, {.causal = causal});
+  Generator generator(21);
+  generator.set_state(21, uint64_t{3} << 33);
+  const Tensor out = ops::scaled_dot_product_attention(q, k, v, mask,
+                                                       {.causal = causal, .dropout = dropout, .generator = &generator});
   out.backward(grad);
   return {out.detach(), q.grad(), k.grad(), v.grad()};
 }
@@ -65,13 +68,13 @@ void expect_close(const Tensor& cuda, const Tensor& cpu, double tolerance, const
 double tolerance(DType dtype) { return dtype == kF64 ? 1e-12 : dtype == kF32 ? 2e-5 : dtype == kBF16 ? 4e-2 : 5e-3; }
 
 // What the CPU computes from the same numbers in f32 (f64): what 16-bit results are rounded from.
-void expect_attention(const Operands& o, bool causal, Device device, const std::string& what) {
+void expect_attention(const Operands& o, bool causal, Device device, const std::string& what, double dropout = 0) {
   const DType dtype = o.q.dtype(), wide = dtype == kF64 ? kF64 : kF32;
   const auto widened = [&](const Tensor& t) { return t.defined() && is_floating(t.dtype()) ? t.to(wide).clone() : t; };
-  const Results cpu = run(widened(o.q), widened(o.k), widened(o.v), widened(o.mask), widened(o.grad), causal);
+  const Results cpu = run(widened(o.q), widened(o.k), widened(o.v), widened(o.mask), widened(o.grad), causal, dropout);
   const Tensor mask = o.mask.defined() ? o.mask.to(device) : Tensor();
   const Results cuda = run(packed(o.q, device), packed(o.k, device), packed(o.v, device), mask, packed(o.grad, device),
-                           causal);
+                           causal, dropout);
   const double most = tolerance(dtype);
   expect_close(cuda.out, cpu.out, most, what + " out");
   expect_close(cuda.grad_q, cpu.grad_q, most, what + " grad q");
@@ -190,6 +193,44 @@ TEST(CudaAttention, ManyTiles) {
     }
 }
 
+// Whichever way, the masks are the CPU's: a weight that only one of them keeps is far beyond the tolerance.
+TEST(CudaAttention, Dropout) {
+  for (const uint64_t order : {0, 1, 2}) {
+    FakeCuda cuda({.seed = order});
+    manual_seed(6);
+    for (const DType dtype : {kF32, kBF16, kF16, kF64}) {
+      if (order > 0 && dtype != kF32 && dtype != kBF16) continue;
+      for (const Shape& shape : {Shape{2, 4, 2, 18, 23, 8}, Shape{1, 2, 1, 70, 69, 16}, Shape{1, 1, 1, 1, 3, 4},
+                                 Shape{1, 2, 2, 9, 11, 130}})  // the last in chunks
+        for (const bool causal : {false, true}) {
+          if (shape.queries == 70 && (order > 0 || (dtype != kBF16 && dtype != kF32))) continue;
+          for (const double p : {0.1, 0.5, 1.0}) {
+            if (p != 0.5 && (shape.queries == 70 || dtype == kF64)) continue;
+            const std::string what = name(shape, dtype) + (causal ? " causal" : "") + ", p " + std::to_string(p);
+            expect_attention(Operands(shape, dtype), causal, cuda.device(), what, p);
+          }
+        }
+    }
+  }
+}
+
+TEST(CudaAttention, DropoutAndMasks) {
+  FakeCuda cuda({.seed = 3});
+  manual_seed(7);
+  for (const int64_t head_dim : {4, 130})
+    for (const DType dtype : {kF32, kBF16}) {
+      const Shape shape{2, 2, 2, 6, 7, head_dim};
+      Operands o(shape, dtype);
+      const std::string what = name(shape, dtype) + " dropout";
+      o.mask = Tensor::randn({2, 1, 1, 7}) > 0.3;  // some queries have no key at all
+      expect_attention(o, false, cuda.device(), what + " bool", 0.3);
+      o.mask = Tensor::randint(-2, 8, {2, 1, 6, 1});
+      expect_attention(o, true, cuda.device(), what + " first keys", 0.3);
+      o.mask = Tensor::randn({1, 2, 6, 7}).to(dtype);
+      expect_attention(o, false, cuda.device(), what + " added", 0.3);
+    }
+}
+
 TEST(CudaAttention, NothingToAttendTo) {
   FakeCuda cuda;
   const Device device = cuda.device();
@@ -212,7 +253,7 @@ cuda::HeadsStrides strides_of(const Tensor& t) { return {t.strides()[0], t.strid
 struct Chunked {
   Tensor out, logsumexp, grad_q, grad_k, grad_v;
 };
-Chunked in_chunks(const Operands& o, int64_t chunk, bool causal, Device device) {
+Chunked in_chunks(const Operands& o, int64_t chunk, bool causal, Device device, double dropout = 0) {
   const Tensor q = o.q.to(device), k = o.k.to(device), v = o.v.to(device), grad = o.grad.to(device);
   const Dims s = q.sizes();
   const DType dtype = q.dtype();
@@ -232,9 +273,12 @@ Chunked in_chunks(const Operands& o, int64_t chunk, bool causal, Device device) 
                                  .q = strides_of(q),
                                  .k = strides_of(k),
                                  .v = strides_of(v),
-                                 .chunk = chunk};
+                                 .chunk = chunk,
+                                 .dropout = dropout,
+                                 .increment = 2};
   const auto at = [](const Tensor& t) { return t.impl()->data(); };
-  const cuda::AttentionOperands operands{at(q), at(k), at(v), nullptr};
+  const Tensor state = Tensor::from<int64_t>({9, 4}, {2}).to(device);
+  const cuda::AttentionOperands operands{at(q), at(k), at(v), nullptr, at(state)};
   cuda::attention_forward(call, operands, at(r.out), strides_of(r.out), at(r.logsumexp));
   cuda::attention_backward(call, operands,
                            {.out = at(r.out),
@@ -258,9 +302,10 @@ TEST(CudaAttention, ChunksAreOneCall) {
     for (const Shape& shape : {Shape{2, 2, 2, 21, 21, 4}, Shape{1, 4, 2, 9, 13, 4}, Shape{1, 2, 1, 13, 5, 4}})
       for (const bool causal : {false, true}) {
         const Operands o(shape, dtype);
-        const Chunked whole = in_chunks(o, 1000, causal, cuda.device());
+        const double dropout = shape.batch == 1 ? 0.25 : 0;
+        const Chunked whole = in_chunks(o, 1000, causal, cuda.device(), dropout);
         for (const int64_t chunk : {1, 4, 8}) {
-          const Chunked parts = in_chunks(o, chunk, causal, cuda.device());
+          const Chunked parts = in_chunks(o, chunk, causal, cuda.device(), dropout);
           const std::string what = name(shape, dtype) + (causal ? " causal" : "") + " by " + std::to_string(chunk);
           const double most = dtype == kBF16 ? 1e-2 : tolerance(dtype) / 4;
           expect_close(parts.out, whole.out.to(kCPU), most, what + " out");
@@ -325,7 +370,7 @@ std::string bits(const fake_cuda::Options& options) {
   for (const DType dtype : {kF32, kBF16}) {
     const Operands o({2, 4, 2, 9, 9, 4}, dtype);
     const Results r = run(packed(o.q, cuda.device()), packed(o.k, cuda.device()), packed(o.v, cuda.device()), {},
-                          packed(o.grad, cuda.device()), true);
+                          packed(o.grad, cuda.device()), true, 0.2);
     for (const Tensor* t : {&r.out, &r.grad_q, &r.grad_k, &r.grad_v}) all += test::bytes_of(*t);
     const Chunked parts = in_chunks(o, 4, true, cuda.device());
     all += test::bytes_of(parts.grad_k) + test::bytes_of(parts.grad_v);
@@ -342,7 +387,8 @@ TEST(CudaAttention, EveryOrderGivesTheSameBits) {
 // ---- A line of the fused kernels changed: each is noticed
 
 // True if the results are the CPU's in this order of threads, with `part` of every kernel replaced.
-bool is_right(const Operands& o, bool causal, uint64_t order, const std::string& part, const std::string& by) {
+bool is_right(const Operands& o, bool causal, uint64_t order, const std::string& part, const std::string& by,
+              double dropout = 0) {
   FakeCuda cuda({.seed = order});
   bool found = false;
   cuda->set_edit([&](const std::string& source) {
@@ -352,9 +398,9 @@ bool is_right(const Operands& o, bool causal, uint64_t order, const std::string&
     return text;
   });
   const Results got = run(packed(o.q, cuda.device()), packed(o.k, cuda.device()), packed(o.v, cuda.device()), {},
-                          packed(o.grad, cuda.device()), causal);
+                          packed(o.grad, cuda.device()), causal, dropout);
   const auto wide = [](const Tensor& t) { return t.to(kF32).clone(); };
-  const Results expected = run(wide(o.q), wide(o.k), wide(o.v), {}, wide(o.grad), causal);
+  const Results expected = run(wide(o.q), wide(o.k), wide(o.v), {}, wide(o.grad), causal, dropout);
   EXPECT_TRUE(found || part.empty()) << "no kernel has " << part;
   const auto close = [&](const Tensor& a, const Tensor& b) {
     const std::vector<double> x = a.to(kCPU).to_vector<double>(), y = b.to_vector<double>();
@@ -391,6 +437,33 @@ TEST(CudaAttention, PlantedBugsAreNoticed) {
   expect_noticed(narrow, "head < (kv_head + 1) * groups", "head < kv_head * groups + 1");
 }
 
+TEST(CudaAttention, PlantedBugsOfDropoutAreNoticed) {
+  manual_seed(9);
+  const Operands o({1, 2, 1, 21, 22, 8}, kF32);
+  const auto is_noticed = [&](const std::string& part, const std::string& by) {
+    return !is_right(o, true, 1, part, by, 0.4);
+  };
+  EXPECT_FALSE(is_noticed("", ""));
+  const std::pair<const char*, const char*> bugs[] = {
+      {"8 * odd, key", "0, key"},                                     // the row that a lane draws for
+      {"4 * (place_in_group() / 2)", "0"},                            // and its keys
+      {"(e / 2 == odd ? mine : theirs)", "mine"},                     // what the other lane drew
+      {">> (2 * odd + e % 2)", ">> (e % 2)"},                         // which words
+      {"column_of(n, own)", "column_of(n, 0)"},                       // the query that a lane draws for
+      {"group_of_lane() / 4 * 4 + own / 2 * 8", "own / 2 * 8"},       // and its keys
+      {"lane - 4 * own + 4 * e) >> own", "lane) >> own"},             // what the other lanes drew
+      {"lane - 4 * own + 4 * e) >> own", "lane - 4 * own + 4 * e)"},  // which words
+      {"if (!kept.at(n, e)) scores[n][e] = 0;", ""},
+      {"if (!kept) score = 0;", ""},
+      {"kept ? raised(dropout, grad) : static_cast<C>(0)", "raised(dropout, grad)"},
+      {"raised(dropout, value_sums[n][e])", "value_sums[n][e]"},
+      {"raised(dropout, sums[n][e] / total[half])", "sums[n][e] / total[half]"},
+      {"row * counters + first_key / 4", "row * (counters - 1) + first_key / 4"},
+      {" + static_cast<unsigned long long>(increment)", " + 1"},
+  };
+  for (const auto& [part, by] : bugs) EXPECT_TRUE(is_noticed(part, by)) << "nobody notices " << by << " for " << part;
+}
+
 // What only a GPU runs: machine code of the same text, for what is compiled ahead.
 TEST(CudaAttention, TheRealNvrtcCompilesIt) {
   const test::Setting on("RONDO_CUDA", nullptr), no_path("RONDO_CUDA_PATH", nullptr);
@@ -399,7 +472,8 @@ TEST(CudaAttention, TheRealNvrtcCompilesIt) {
   if (cuda::find_nvrtc(&why_not) == nullptr) GTEST_SKIP() << why_not;
   for (const DType dtype : {kF32, kF64, kBF16, kF16})
     for (const int architecture : cuda::kArchitectures) {
-      const std::string text = cuda::whole_text(cuda::attention_source(), {{"T", cuda::type_name(dtype)}});
+      const std::string text = cuda::whole_text(cuda::attention_source(),
+                                                {{"T", cuda::type_name(dtype)}, {"DROPOUT", "1"}});
       EXPECT_GT(cuda::compile_image(text, "attention", architecture).cubin.size(), 1000u);
     }
   for (const auto& [dtype, head_dim, architecture] :
@@ -411,7 +485,8 @@ TEST(CudaAttention, TheRealNvrtcCompilesIt) {
                                                           {"HEAD_DIM", std::to_string(tile->head_dim)},
                                                           {"ROWS", std::to_string(tile->rows)},
                                                           {"THREADS", std::to_string(tile->threads())},
-                                                          {"MASK", "0"}});
+                                                          {"MASK", "0"},
+                                                          {"DROPOUT", "1"}});
       EXPECT_GT(cuda::compile_image(text, source->name, architecture).cubin.size(), 1000u);
     }
   }

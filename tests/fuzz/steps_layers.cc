@@ -118,6 +118,10 @@ bool pick_dropout(Draft& draft, Step& step) {
   step.scalar = draft.random.pick<double>({0.1, 0.5, 0.9});
   return step.in[0] != kNone;
 }
+bool pick_attention_dropout(Draft& draft, Step& step) {
+  step.scalar = draft.random.pick<double>({0.1, 0.5, 1});
+  return pick_attention(draft, step);
+}
 bool pick_patches(Draft& draft, Step& step) {
   step.in = {draft.value([](const Tensor& t) { return is_floating(t.dtype()) && t.rank() == 4 && t.numel() > 0; })};
   if (step.in[0] == kNone) return false;
@@ -149,6 +153,12 @@ const StepKind kKinds[] = {
      [](Scene& s) {
        return Tensors{ops::scaled_dot_product_attention(s.in[0], s.in[1], s.in[2], {}, {.causal = s.n(0) != 0})};
      }},
+    {"attention_dropout", 1, &pick_attention_dropout,
+     [](Scene& s) {
+       return Tensors{ops::scaled_dot_product_attention(
+           s.in[0], s.in[1], s.in[2], {}, {.causal = s.n(0) != 0, .dropout = s.training ? s.step.scalar : 0})};
+     },
+     kScalar},
     {"plain_attention", 3, &pick_attention,
      [](Scene& s) { return Tensors{ops::plain_attention(s.in[0], s.in[1], s.in[2], {}, {.causal = s.n(0) != 0})}; }},
     {"embedding", 4, &pick_embedding, [](Scene& s) { return Tensors{ops::embedding(s.in[0], s.in[1])}; }},
@@ -174,7 +184,7 @@ const StepKind kKinds[] = {
        return Tensors{(needed ? autograd::checkpoint(body, {{s.in[0], s.in[1]}}) : body({{s.in[0], s.in[1]}}))[0] *
                       1.25};
      }},
-    {"dropout", 4, &pick_dropout,
+    {"dropout", 3, &pick_dropout,
      [](Scene& s) { return Tensors{s.training ? ops::dropout(s.in[0], s.step.scalar) : s.in[0]}; }, kScalar},
     {"dropout_generator", 2, &pick_dropout,
      [](Scene& s) { return Tensors{ops::dropout(s.in[0], s.step.scalar, &s.generator)}; }, kScalar},

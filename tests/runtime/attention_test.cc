@@ -15,6 +15,7 @@
 #include "gtest/gtest.h"
 #include "rondo/runtime/dtype.h"
 #include "rondo/runtime/parallel.h"
+#include "rondo/runtime/random.h"
 
 namespace rondo::cpu {
 namespace {
@@ -25,12 +26,14 @@ struct Case {
   int64_t batch, heads, kv_heads, queries, keys, head_dim;
   bool causal = false;
   MaskKind mask = MaskKind::kNone;
+  double dropout = 0;
 };
 
 std::string describe(const Case& c) {
   std::string s;
   for (int64_t n : {c.batch, c.heads, c.kv_heads, c.queries, c.keys, c.head_dim}) s += std::to_string(n) + " ";
-  return s + (c.causal ? "causal " : "") + "mask " + std::to_string(static_cast<int>(c.mask));
+  return s + (c.causal ? "causal " : "") + "mask " + std::to_string(static_cast<int>(c.mask)) + " dropout " +
+         std::to_string(c.dropout);
 }
 
 template <class T> T convert(double x) { return T(static_cast<float>(x)); }
@@ -94,6 +97,7 @@ template <class T> struct Problem {
         grad_k(k),
         grad_v(k),
         logsumexp(c.batch * c.heads * c.queries) {
+    shape.dropout = {.p = c.dropout, .seed = 99, .offset = uint64_t{5} << 40};
     std::mt19937 rng(seed);
     for (auto* x : {&q, &k, &v, &grad_out}) x->fill(rng);
     std::bernoulli_distribution coin(0.6);
@@ -126,6 +130,13 @@ template <class T> struct Problem {
     if (mask.allowed) return mask.allowed[at] ? 0 : -kInf;
     if (mask.first_key) return j >= mask.first_key[at] ? 0 : -kInf;
     return mask.bias ? static_cast<double>(mask.bias[at]) : 0;
+  }
+  // What dropout multiplies a weight by: Note [Dropped weights] in ops/attention.cc.
+  double factor_at(int64_t b, int64_t h, int64_t i, int64_t j) const {
+    if (c.dropout == 0) return 1;
+    const auto counter = static_cast<uint64_t>(((b * c.heads + h) * c.queries + i) * ((c.keys + 3) / 4) + j / 4);
+    const uint32_t word = philox(shape.dropout.seed, counter, shape.dropout.offset)[static_cast<size_t>(j % 4)];
+    return c.dropout == 1 || word < c.dropout * 0x1p32 ? 0 : 1 / (1 - c.dropout);
   }
   void forward() { attention_forward<T>(shape, in(q), in(k), in(v), mask, out.view(), logsumexp.data()); }
   void backward() {
@@ -168,10 +179,11 @@ struct Reference {
           for (int64_t j = 0; j < keys; ++j) {
             weight[j] /= sum;
             grad_weight[j] = 0;
+            const double factor = p.factor_at(b, h, i, j);
             for (int64_t e = 0; e < d; ++e) {
-              out.at(b, h, i, e) += weight[j] * p.v.get(b, h / group, j, e);
-              grad_weight[j] += p.grad_out.get(b, h, i, e) * p.v.get(b, h / group, j, e);
-              grad_v.at(b, h / group, j, e) += weight[j] * p.grad_out.get(b, h, i, e);
+              out.at(b, h, i, e) += weight[j] * factor * p.v.get(b, h / group, j, e);
+              grad_weight[j] += p.grad_out.get(b, h, i, e) * factor * p.v.get(b, h / group, j, e);
+              grad_v.at(b, h / group, j, e) += weight[j] * factor * p.grad_out.get(b, h, i, e);
             }
             delta += weight[j] * grad_weight[j];
           }
@@ -259,6 +271,21 @@ TYPED_TEST(AttentionTest, Masks) {
       check<TypeParam>({2, 4, 2, 7, 130, 24, causal, kind});
       check<TypeParam>({1, 2, 1, 140, 50, 5, causal, kind});
     }
+  }
+}
+
+TYPED_TEST(AttentionTest, Dropout) {
+  for (const bool causal : {false, true}) {
+    for (const double p : {0.1, 0.5, 1.0})
+      for (const MaskKind kind : {MaskKind::kNone, MaskKind::kBool, MaskKind::kBias, MaskKind::kFirstKey}) {
+        check<TypeParam>({2, 2, 2, 70, 70, 16, causal, kind, p});
+        check<TypeParam>({1, 4, 2, 7, 131, 24, causal, kind, p});
+        check<TypeParam>({1, 2, 1, 140, 50, 5, causal, kind, p});
+      }
+    for (const int64_t queries : {1, 16, 17, 65})
+      for (const int64_t keys : {1, 3, 9, 64, 66}) check<TypeParam>({1, 2, 1, queries, keys, 8, causal, {}, 0.3});
+    check<TypeParam>({1, 1, 1, 700, 700, 16, causal, {}, 0.2});
+    check<TypeParam>({5, 4, 4, 100, 101, 16, causal, {}, 0.2});
   }
 }
 
@@ -375,7 +402,8 @@ TYPED_TEST(AttentionTest, LargeScores) {
 TYPED_TEST(AttentionTest, SameBitsOnEveryThreadCount) {
   const int before = num_threads();
   for (const Case& c : {Case{3, 2, 2, 200, 200, 24, true}, Case{1, 1, 1, 700, 300, 16, false},
-                        Case{1, 4, 2, 300, 300, 32, true, MaskKind::kBool}, Case{2, 4, 1, 1, 1000, 40, false}}) {
+                        Case{1, 4, 2, 300, 300, 32, true, MaskKind::kBool}, Case{2, 4, 1, 1, 1000, 40, false},
+                        Case{1, 2, 1, 300, 301, 16, true, MaskKind::kNone, 0.3}}) {
     SCOPED_TRACE(describe(c));
     set_num_threads(1);
     Problem<TypeParam> one(c);
@@ -401,8 +429,9 @@ TYPED_TEST(AttentionTest, SameBitsOnEveryThreadCount) {
 
 // d/dx of sum(out * grad_out) by central differences.
 TEST(AttentionGradientTest, FiniteDifferences) {
-  for (const Case& c : {Case{1, 2, 1, 9, 11, 5, true}, Case{2, 2, 2, 66, 66, 3, false, MaskKind::kBias},
-                        Case{1, 2, 2, 5, 70, 17, false, MaskKind::kBool}}) {
+  for (const Case& c :
+       {Case{1, 2, 1, 9, 11, 5, true}, Case{2, 2, 2, 66, 66, 3, false, MaskKind::kBias},
+        Case{1, 2, 2, 5, 70, 17, false, MaskKind::kBool}, Case{1, 2, 1, 40, 70, 6, true, MaskKind::kNone, 0.4}}) {
     SCOPED_TRACE(describe(c));
     Problem<double> p(c);
     p.forward();

@@ -308,6 +308,19 @@ std::vector<Mistake> mistakes() {
        },
        {"undefined"}},
       {"attention", [=] { ops::scaled_dot_product_attention(none, none, none); }, {"undefined"}},
+      {"attention", [=] { ops::scaled_dot_product_attention(none, none, none, {}, {.dropout = 0.5}); }, {"undefined"}},
+      {"attention",
+       [] {
+         const Tensor q = f32({1, 2, 4, 8});
+         ops::scaled_dot_product_attention(q, q, q, {}, {.dropout = 1.5});
+       },
+       {"1.5"}},
+      {"plain_attention",
+       [] {
+         const Tensor q = f32({1, 2, 4, 8});
+         ops::plain_attention(q, q, q, {}, {.dropout = -0.1});
+       },
+       {"-0.1"}},
       {"attention",
        [] {
          ops::scaled_dot_product_attention(f32({1, 2, 4, 8}), f32({1, 2, 4, 8}), f32({1, 2, 4, 8}), f32({3}));
