@@ -22,9 +22,14 @@
 
 namespace rondo::cuda_on_host {
 
-const Sanitizer kSanitizer = RONDO_FIBER_ASAN   ? Sanitizer::kAddress
-                             : RONDO_FIBER_TSAN ? Sanitizer::kThread
-                                                : Sanitizer::kNone;
+// The build says what kernels are compiled with.
+#if defined(RONDO_KERNELS_ASAN)
+const Sanitizer kSanitizer = Sanitizer::kAddress;
+#elif RONDO_FIBER_TSAN
+const Sanitizer kSanitizer = Sanitizer::kThread;
+#else
+const Sanitizer kSanitizer = Sanitizer::kNone;
+#endif
 
 namespace {
 

@@ -83,8 +83,8 @@ double Machine::seconds_inside() const {
   return static_cast<double>(Inside::total()) * (nanoseconds / ticks) * 1e-9;
 }
 
-std::vector<cuda::OpaqueContext*>& context_stack() {
-  thread_local std::vector<cuda::OpaqueContext*> stack;
+ContextStack& context_stack() {
+  thread_local constinit ContextStack stack;
   return stack;
 }
 bool& in_callback() {

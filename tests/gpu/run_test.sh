@@ -17,9 +17,8 @@ runs() {
   "$run" "$@" >"$folder/log" 2>&1 || status=$?
   [ $status = "$expected" ] || fail "run.sh $*: exit code $status, not $expected"
 }
-json() { python3 -c 'import json, sys; json.load(open(sys.argv[1]))' "$1" || fail "${1##*/} is no JSON"; }
 real_python=$(command -v python3 || true)
-[ -n "$real_python" ] || json() { :; }
+json() { [ -z "$real_python" ] || "$real_python" -c 'import json, sys; json.load(open(sys.argv[1]))' "$1" || fail "${1##*/} is no JSON"; }
 unset RONDO_CUDA_PATH RONDO_FAKE_CUDA RONDO_TEST_CUDA CUDA_VISIBLE_DEVICES
 
 # ---- The machine's tools
@@ -61,6 +60,13 @@ case \$1 in
 esac
 STUB
 chmod +x "$folder"/tools/*
+
+# PyTorch's part is Python that parses.
+if [ -n "$real_python" ]; then
+  for peer in gpt_step paired_gpt sdpa; do
+    "$real_python" -c 'import ast, sys; ast.parse(open(sys.argv[1]).read())' "$(dirname "$run")/../bench/peers/$peer.py" || fail "$peer.py"
+  done
+fi
 
 # ---- Without a driver, with one that is too old: one line, and its own exit code.
 RONDO_CUDA=off runs 3 --bin "$bin" --out "$folder/off"
