@@ -96,6 +96,7 @@ DeviceState::DeviceState(const Driver& driver, int index, int ordinal)
   int major = 0, minor = 0;
   check(driver_.device_attribute(&major, DeviceAttribute::kCapabilityMajor, ordinal_), "cuDeviceGetAttribute");
   check(driver_.device_attribute(&minor, DeviceAttribute::kCapabilityMinor, ordinal_), "cuDeviceGetAttribute");
+  check(driver_.device_attribute(&most_shared_, DeviceAttribute::kMaxSharedPerBlock, ordinal_), "cuDeviceGetAttribute");
   capability_ = 10 * major + minor;
   check(driver_.primary_retain(&context_, ordinal_), "cuDevicePrimaryCtxRetain");
   try {

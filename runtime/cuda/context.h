@@ -47,6 +47,8 @@ class DeviceState {
   size_t total_memory() const { return total_memory_; }
   // Compute capability: 90 is 9.0.
   int capability() const { return capability_; }
+  // The most bytes of shared memory that a block of a kernel can have.
+  int most_shared() const { return most_shared_; }
   // A number that no other DeviceState of this process had, not even that of the same device before it was closed.
   uint64_t serial() const { return serial_; }
 
@@ -122,7 +124,7 @@ class DeviceState {
   DevicePtr status_ = 0;
   std::string name_;
   size_t total_memory_ = 0;
-  int capability_ = 0;
+  int capability_ = 0, most_shared_ = 0;
   const uint64_t serial_;
   const bool sync_;
   std::unique_ptr<Allocator> allocator_;

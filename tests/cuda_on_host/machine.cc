@@ -143,8 +143,8 @@ void misaligned(const void* /*address*/, int bytes, int line) {
   Fiber::switch_to(*running.current->on, running.scheduler);
 }
 std::vector<Access>* accesses = nullptr;
-void count(const void* address, int bytes, int piece, int line, bool shared) {
-  accesses->push_back({index_of(running.current), line, piece, bytes, reinterpret_cast<uintptr_t>(address), shared});
+void count(const void* address, int bytes, int piece, int line, Place place) {
+  accesses->push_back({index_of(running.current), line, piece, bytes, reinterpret_cast<uintptr_t>(address), place});
 }
 
 // ---- Accesses to guards

@@ -126,7 +126,7 @@ class Machine final : public Control {
   int64_t calls_inside() const override { return Inside::calls(); }
   std::vector<std::string> misuses() const override;
   std::vector<Enqueued> take_journal() override;
-  void count_bytes(std::vector<std::string> but_not) override;
+  void count_bytes() override;
   std::map<std::string, KernelBytes> take_kernel_bytes() override;
   std::vector<std::pair<std::string, TrafficCount>> traffic() const override;
 
@@ -139,7 +139,7 @@ class Machine final : public Control {
   // Enqueues work that touches these bytes. An error if it races with other work.
   cuda::Result push(cuda::OpaqueStream& stream, const std::string& name, const std::vector<Access>& accesses,
                     std::function<void()> work, bool touches_memory = true);
-  bool counts_bytes_of(const std::string& kernel) const;
+  bool counts_bytes() const { return counts_bytes_; }
   // What a launch did. Its operands begin where its arguments, of these sizes, point to.
   void note_bytes(const Launch& launch, const std::vector<size_t>& argument_bytes,
                   const cuda_on_host::Traffic& traffic);
@@ -187,7 +187,6 @@ class Machine final : public Control {
   bool running_ = false;
   std::vector<std::string> misuses_;
   bool counts_bytes_ = false;
-  std::vector<std::string> uncounted_;
   std::map<std::string, KernelBytes> kernel_bytes_;
   bool keeps_journal_ = false;
   std::vector<Enqueued> journal_;
