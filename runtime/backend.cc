@@ -66,7 +66,7 @@ const BackendTable* find_backend(Backend backend, std::string* why_not) {
 const BackendTable& detail::open_backend(Device device) {
   std::string why_not;
   if (const BackendTable* table = find_backend(device.backend, &why_not)) return *table;
-  throw Error(absl::StrCat("no device ", to_string(device), ": ", why_not, "; leave the device out, or write kCPU"));
+  throw Error(absl::StrCat("no device ", to_string(device), ": ", why_not, "; leave the device out, or use the CPU"));
 }
 
 int device_count(Backend backend, std::string* why_not) {
