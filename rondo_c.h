@@ -81,6 +81,8 @@ typedef struct rondo_model_options {
   int32_t bf16;                 /* 1: products in bfloat16; weights keep their dtype */
   int32_t allow_unknown_fields; /* 1: fields of config.json that this version does not know are ignored */
   int32_t reserved;             /* 0 */
+  const char* device;           /* where it trains and generates: "cpu" (default), "cuda", or "cuda:1" for the second
+                                   GPU. Without such a device the call fails and rondo_last_error() says why */
 } rondo_model_options;
 
 /* Reads a language model (GPT-2, Llama, Qwen, Mistral) from its folder, and its tokenizer if the folder has one. */

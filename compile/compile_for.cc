@@ -49,6 +49,21 @@ class Unchanged {
   std::vector<std::pair<Tensor, Tensor>> grads_;
 };
 
+// A target whose code is made without its device.
+const Target& ahead_target(std::string_view name) {
+  std::string why = absl::StrCat("no target \"", std::string(name), "\""), ahead;
+  for (const Target* target : targets()) {
+    if (target->stand_in != nullptr) {
+      if (target->name() == name) return *target;
+      absl::StrAppend(&ahead, ahead.empty() ? "" : ", ", "\"", target->name(), "\"");
+    } else if (target->name() == name) {
+      why = absl::StrCat("code for ", target->name(),
+                         " is made on the machine that runs it; save_artifacts() writes it for machines like it");
+    }
+  }
+  throw Error(absl::StrCat("compile_for: ", why, "; the target may be ", ahead));
+}
+
 }  // namespace
 
 void detail::backward_from(const Tensor& result) {
@@ -61,10 +76,7 @@ void Artifacts::save(const std::string& path) const { write_artifact(path, packe
 
 Artifacts compile_for(nn::ModuleBase& model, const std::function<void(Device device)>& step, std::string_view target,
                       CompileOptions options) {
-  const Target& chosen = target_named(target);
-  if (chosen.stand_in == nullptr)
-    throw Error(absl::StrCat("compile_for: code for ", chosen.name(),
-                             " is made on the machine that runs it; save_artifacts() writes it for machines like it"));
+  const Target& chosen = ahead_target(target);
   chosen.load_compiler();
   // What this process has compiled for other sizes would become code that reads sizes when it runs.
   forget_unused_variants();

@@ -39,6 +39,14 @@ uint64_t hash_of(const Tensor& tensor) {
   return sum.digest();
 }
 
+// Every tensor that ranks must share.
+std::vector<nn::NamedTensor> state_of(const nn::ModuleBase& model) {
+  std::vector<nn::NamedTensor> state = model.named_parameters();
+  for (nn::NamedTensor& buffer : model.named_buffers()) state.push_back(std::move(buffer));
+  std::erase_if(state, [](const nn::NamedTensor& t) { return !t.tensor.defined(); });
+  return state;
+}
+
 }  // namespace
 
 struct DistributedDataParallel::Parcel {
@@ -74,11 +82,7 @@ DistributedDataParallel::DistributedDataParallel(nn::ModuleBase& model, std::sha
     : model_(model), group_(std::move(group)), options_(options), arrivals_(std::make_shared<Arrivals>(*this)) {
   for (nn::NamedTensor& p : model.named_parameters())
     if (p.tensor.requires_grad()) parameters_.push_back(std::move(p));
-  for (const nn::NamedTensor& p : parameters_)
-    if (!has_host_memory(p.tensor.device()))
-      throw Error(absl::StrCat(kWho, ": ", p.name, " is on ", to_string(p.tensor.device()),
-                               ", and processes average gradients in host memory only; train on the CPU, or in one "
-                               "process"));
+  for (const nn::NamedTensor& p : state_of(model)) check_device(p.tensor.device(), p.name);
   for (const nn::NamedTensor& p : parameters_)
     if (const char* other = autograd::gradient_claim(p.tensor, GradientClaim::kUsesUp); other != nullptr)
       throw Error(absl::StrCat(kWho, ": ", other,
@@ -107,6 +111,13 @@ DistributedDataParallel::DistributedDataParallel(nn::ModuleBase& model, std::sha
           if (const std::shared_ptr<Arrivals> now = arrivals.lock()) now->ddp.arrive(i);
         }));
   }
+}
+
+void DistributedDataParallel::check_device(Device device, std::string_view what) {
+  if (has_host_memory(device)) return;
+  throw Error(absl::StrCat(kWho, ": ", std::string(what), " is on ", to_string(device),
+                           ", and processes average gradients in host memory only; train on the CPU, or in one "
+                           "process"));
 }
 
 DistributedDataParallel::~DistributedDataParallel() {
@@ -157,15 +168,12 @@ void DistributedDataParallel::compare_plans(const std::string& text) {
 
 void DistributedDataParallel::broadcast_state() {
   const NoGrad off;
-  std::vector<nn::NamedTensor> all = model_.named_parameters();
-  for (nn::NamedTensor& buffer : model_.named_buffers()) all.push_back(std::move(buffer));
   struct Sent {
     Tensor target, dense;
     Work work;
   };
   std::vector<Sent> sent;
-  for (const nn::NamedTensor& t : all) {
-    if (!t.tensor.defined()) continue;
+  for (const nn::NamedTensor& t : state_of(model_)) {
     const Tensor dense = t.tensor.is_contiguous() ? t.tensor : t.tensor.contiguous();
     sent.push_back({t.tensor, dense, group_->broadcast(dense, 0, t.name)});
   }
@@ -180,6 +188,7 @@ void DistributedDataParallel::arrive(size_t i) {
   Arrivals& now = *arrivals_;
   if (now.local) return;
   Tensor parameter = parameters_[i].tensor;
+  check_device(parameter.device(), parameters_[i].name);  // the model may have been moved
   if (now.sent[i] || now.held[i].defined())
     throw Error(absl::StrCat(kWho, ": the gradient of ", parameters_[i].name,
                              " changed after it was sent; call finish() once per step, and put all but the last "
@@ -204,7 +213,7 @@ void DistributedDataParallel::agree_on_order() {
   std::vector<int64_t> order(arrivals_->order.begin(), arrivals_->order.end());
   for (size_t i = 0; i < parameters_.size(); ++i)
     if (!arrivals_->arrived[i]) order.push_back(static_cast<int64_t>(i));
-  const Tensor agreed = Tensor::from(order, {static_cast<int64_t>(order.size())});
+  const Tensor agreed = Tensor::from(order, {static_cast<int64_t>(order.size())}, kCPU);
   group_->broadcast(agreed, 0, "order of the gradients").wait();
   std::vector<optim::Seam> parts;
   for (const int64_t i : agreed.to_vector<int64_t>()) {
@@ -225,7 +234,7 @@ void DistributedDataParallel::make_parcels() {
   for (size_t b = 0; b < plan_.buckets.size(); ++b) {
     const Bucket& bucket = plan_.buckets[b];
     Parcel& parcel = parcels_.emplace_back();
-    parcel.flat = Tensor::zeros({bucket.numel + kTagElements}, {bucket.dtype});
+    parcel.flat = Tensor::zeros({bucket.numel + kTagElements}, {bucket.dtype, kCPU});
     parcel.filled.resize(bucket.slots.size());
     parcel.waiting = bucket.slots.size();
     for (const BucketSlot& slot : bucket.slots) {
@@ -290,7 +299,7 @@ void DistributedDataParallel::deliver(size_t b) {
     Tensor parameter = slot.parameter, average = parcel.views[k];
     if (!slot.whole()) {
       Tensor& all = arrivals_->assembled[parcel.parameters[k]];
-      if (slot.begin == 0) all = Tensor::empty(parameter.sizes(), {parameter.dtype()});
+      if (slot.begin == 0) all = Tensor::empty(parameter.sizes(), {parameter.dtype(), kCPU});
       all.view({all.numel()}).slice(0, {slot.begin, slot.begin + slot.numel}).copy_(average);
       if (!slot.last_piece()) continue;
       average = std::exchange(all, Tensor());
@@ -372,7 +381,7 @@ uint64_t DistributedDataParallel::check_parameters() {
     hashes.push_back(static_cast<int64_t>(hash));
     total.update(&hash, sizeof hash);
   }
-  Tensor mine = Tensor::from(hashes, {n}), all = Tensor::zeros({group_->world_size(), n}, {kI64});
+  Tensor mine = Tensor::from(hashes, {n}, kCPU), all = Tensor::zeros({group_->world_size(), n}, {kI64, kCPU});
   group_->all_gather(all, mine, "hashes of the parameters").wait();
   const int64_t* at = all.data<int64_t>();
   for (int r = 1; r < group_->world_size(); ++r)

@@ -49,11 +49,14 @@ namespace rondo::dist {
 class DistributedDataParallel final : public optim::GradientSource {
  public:
   // A collective: compares the plans, then broadcasts rank 0's parameters and buffers. Throws MismatchError on every
-  // rank if the plans differ. Throws Error if no parameter requires a gradient, if one is not in host memory, if the
-  // model has a DistributedDataParallel already, or if an UpdateAtSeams would use the gradients before they are
-  // averaged.
+  // rank if the plans differ. Throws Error if no parameter requires a gradient, if a parameter or buffer is not in host
+  // memory, if the model has a DistributedDataParallel already, or if an UpdateAtSeams would use the gradients before
+  // they are averaged.
   DistributedDataParallel(nn::ModuleBase& model, std::shared_ptr<ProcessGroup> group, BucketOptions options = {});
   ~DistributedDataParallel() override;
+  // Throws Error unless models on this device can be wrapped: for programs that know the device before they make the
+  // model. `what`: for the message.
+  static void check_device(Device device, std::string_view what = "the model");
   DistributedDataParallel(const DistributedDataParallel&) = delete;
   DistributedDataParallel& operator=(const DistributedDataParallel&) = delete;
 

@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "rondo/dist/gloo_group.h"
+#include "rondo/runtime/backend.h"
 
 namespace rondo::dist {
 namespace {
@@ -70,6 +71,9 @@ std::shared_ptr<ProcessGroup> ProcessGroup::connect(const Environment& environme
 void check_dense(const Tensor& tensor, std::string_view collective, std::string_view name) {
   const std::string what = absl::StrCat(std::string(collective), " (", std::string(name), "): ");
   if (!tensor.defined()) throw Error(what + "the tensor is undefined");
+  if (!has_host_memory(tensor.device()))
+    throw Error(absl::StrCat(what, "the tensor is on ", to_string(tensor.device()),
+                             ", and processes exchange host memory only; copy it with to(kCPU)"));
   if (!tensor.is_contiguous()) throw Error(what + "the tensor is not contiguous; use contiguous()");
 }
 
@@ -96,15 +100,16 @@ std::vector<std::string> gather_texts(ProcessGroup& group, std::string_view text
                                       std::string_view name) {
   const auto n = static_cast<size_t>(group.world_size());
   text = text.substr(0, static_cast<size_t>(max_bytes));
-  // The lengths first: mostly they are all 0, and always the rows are then as short as they can be.
-  const Tensor length = Tensor::from<int64_t>({static_cast<int64_t>(text.size())}, {1});
-  Tensor lengths = Tensor::zeros({group.world_size(), 1}, {kI64});
+  // On the CPU whatever default_device() is. The lengths first: mostly they are all 0, and always the rows are then as
+  // short as they can be.
+  const Tensor length = Tensor::from<int64_t>({static_cast<int64_t>(text.size())}, {1}, kCPU);
+  Tensor lengths = Tensor::zeros({group.world_size(), 1}, {kI64, kCPU});
   group.all_gather(lengths, length, name).wait();
   const std::vector<int64_t> sizes = lengths.to_vector<int64_t>();
   const int64_t row = *std::max_element(sizes.begin(), sizes.end());
   std::vector<std::string> texts(n);
   if (row == 0) return texts;
-  Tensor mine = Tensor::zeros({row}, {kU8}), all = Tensor::zeros({group.world_size(), row}, {kU8});
+  Tensor mine = Tensor::zeros({row}, {kU8, kCPU}), all = Tensor::zeros({group.world_size(), row}, {kU8, kCPU});
   std::memcpy(mine.mutable_data<uint8_t>(), text.data(), text.size());
   group.all_gather(all, mine, name).wait();
   for (size_t r = 0; r < n; ++r) {

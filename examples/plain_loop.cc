@@ -7,19 +7,26 @@
 #include "rondo/runtime/io/tokenizer.h"
 using namespace rondo;
 
-int main(int, char** argv) {
+int main(int argc, char** argv) try {
+  if (argc < 2) throw Error("plain_loop TEXT_FILE [--device=cuda]");
+  const std::string_view last = argv[argc - 1];
+  const Device device = last.starts_with("--device=") ? parse_device(last.substr(9)) : kCPU;
   const auto file = io::MappedFile::open(argv[1]);
   const io::CharTokenizer chars = io::CharTokenizer::from_text(file->text());
   const data::TokenDataset windows(data::TokenData::from(chars.encode(file->text())), /*block_size=*/64);
   nn::GPT2 model({.vocab_size = chars.vocab_size(), .block_size = 64, .n_layer = 4, .n_head = 4, .n_embd = 128});
+  model.to(device);  // before the optimizer, whose states are where the parameters are
   optim::AdamW optimizer(model.parameters(), {.lr = 1e-3, .betas = {0.9, 0.99}, .weight_decay = 0.1});
   compile::compile_regions(model);  // optional: the block is compiled once and reused by all four layers
   for (int step = 0; step < 500; ++step) {
     const auto batch = windows.sample(/*batch_size=*/12, /*seed=*/1337, step);
-    const Tensor loss = model.loss(batch.x, batch.y);
+    const Tensor loss = model.loss(batch.x.to(device), batch.y.to(device));
     loss.backward();
     optimizer.step();
     optimizer.zero_grad();
     if (step % 50 == 0) std::printf("step %d: loss %.3f\n", step, loss.item());
   }
+} catch (const std::exception& e) {
+  std::fprintf(stderr, "plain_loop: %s\n", e.what());
+  return 1;
 }

@@ -312,6 +312,7 @@ void train(OptionParser& parser) {
       dist::Environment::from_process(),
       {.timeout = dist::Milliseconds(std::llround(1e3 * parser.options().dist_timeout))});
   const bool lead = group->rank() == 0;
+  if (group->world_size() > 1) dist::DistributedDataParallel::check_device(parser.options().device);
   if (parser.options().data.empty() && parser.options().init_from == "scratch")
     throw Error("--data is missing: the text file to learn");
   std::optional<optim::RunLock> lock;

@@ -93,14 +93,16 @@ void LoraLayer::activate(const std::string& adapter) {
   note_change();
 }
 
-Tensor& LoraLayer::base_weight() const {
-  if (auto* linear = dynamic_cast<Linear*>(parent()); linear != nullptr) return linear->weight;
-  return dynamic_cast<Embedding&>(*parent()).weight;
+namespace {
+Tensor& weight_of(ModuleBase& target) {
+  if (auto* linear = dynamic_cast<Linear*>(&target); linear != nullptr) return linear->weight;
+  return dynamic_cast<Embedding&>(target).weight;
 }
+}  // namespace
 
 void LoraLayer::merge(bool keep_base) {
   const NoGrad off;
-  Tensor& weight = base_weight();
+  Tensor& weight = weight_of(*parent());
   const Tensor update = active->weight_delta();
   if (keep_base) kept = weight.detach().clone();
   if (weight.dtype() == update.dtype()) weight.add_(update);
@@ -114,7 +116,7 @@ void LoraLayer::merge(bool keep_base) {
 
 void LoraLayer::unmerge() {
   const NoGrad off;
-  Tensor& weight = base_weight();
+  Tensor& weight = weight_of(*parent());
   if (kept.defined()) {
     weight.copy_(kept);
   } else {
@@ -273,7 +275,35 @@ NewAdapter make_adapter(const LoraMatch& match, const LoraOptions& options, bool
   return made;
 }
 
+namespace {
+
+// Paths of those whose weight is used elsewhere in the model, too: merging would change what is computed there.
+std::vector<std::string> unmergeable(const ModuleBase& model, const std::vector<ModuleBase*>& targets) {
+  std::map<const TensorImpl*, int> uses;
+  for (const Tensor* slot : model.tensor_slots())
+    if (slot->defined()) ++uses[slot->impl()];
+  const std::string output = published_layout(model).embedding_is_output;
+  std::vector<std::string> paths;
+  for (ModuleBase* target : targets)
+    if (uses[weight_of(*target).impl()] > 1 || (!output.empty() && target->path() == output))
+      paths.push_back(target->path());
+  return paths;
+}
+
+void require_mergeable(const char* function, const std::vector<std::string>& refused, const char* advice) {
+  if (!refused.empty())
+    throw Error(absl::StrCat(function, ": ", refused[0],
+                             ".weight is used elsewhere in the model, too, and merging would change what is computed "
+                             "there; ",
+                             advice));
+}
+
+}  // namespace
+
 LoraReport install_adapter(ModuleBase& model, NewAdapter adapter) {
+  std::vector<ModuleBase*> targets;
+  for (const NewAdapter::Target& target : adapter.targets) targets.push_back(target.module);
+  adapter.report.unmergeable = unmergeable(model, targets);
   const std::string name = adapter.info->options.adapter;
   const auto child_of = [](ModuleBase & module, const auto& make) -> auto& {
     using Part = std::remove_reference_t<decltype(*make())>;
@@ -310,6 +340,11 @@ LoraReport install_adapter(ModuleBase& model, NewAdapter adapter) {
 LoraReport add_lora(ModuleBase& model, const LoraOptions& options) {
   check_new_adapter("add_lora", model, options);
   const LoraMatch match = match_lora_targets("add_lora", model, options);
+  if (options.mergeable) {
+    std::vector<ModuleBase*> targets;
+    for (const NamedModule& target : match.targets) targets.push_back(&target.module);
+    require_mergeable("add_lora", unmergeable(model, targets), "leave this target out, or do without `mergeable`");
+  }
   return install_adapter(model, make_adapter(match, options, /*trainable=*/true));
 }
 
@@ -376,20 +411,11 @@ std::vector<LoraLayer*> layers_to_merge(const char* function, ModuleBase& model)
   const AdapterParts parts = adapter_parts(model);
   require_unmerged(function, parts);
   std::vector<LoraLayer*> layers;
+  std::vector<ModuleBase*> targets;
   for (LoraLayer* layer : parts.layers)
-    if (layer->active != nullptr) layers.push_back(layer);
+    if (layer->active != nullptr) layers.push_back(layer), targets.push_back(layer->parent());
   if (layers.empty()) throw Error(absl::StrCat(function, ": no adapter is active; call set_adapter() first"));
-  std::map<const TensorImpl*, int> uses;
-  for (const Tensor* slot : model.tensor_slots())
-    if (slot->defined()) ++uses[slot->impl()];
-  const std::string output = published_layout(model).embedding_is_output;
-  for (const LoraLayer* layer : layers) {
-    const std::string& path = layer->parent()->path();
-    if (uses[layer->base_weight().impl()] > 1 || (!output.empty() && path == output))
-      throw Error(absl::StrCat(function, ": ", path,
-                               ".weight is used elsewhere in the model, too, and merging would change what is computed "
-                               "there; leave this target out, or do not merge"));
-  }
+  require_mergeable(function, unmergeable(model, targets), "leave this target out, or do not merge");
   return layers;
 }
 
@@ -405,7 +431,7 @@ void unmerge_adapter(ModuleBase& model) {
     if (layer->merged != nullptr) merged.push_back(layer);
   if (merged.empty()) throw Error("unmerge_adapter: no adapter is merged");
   for (const LoraLayer* layer : merged) {
-    const Tensor& weight = layer->base_weight();
+    const Tensor& weight = weight_of(*layer->parent());
     if (weight.version() == layer->merged_version) continue;
     const bool moved = weight.dtype() != layer->merged_dtype || !(weight.device() == layer->merged_device);
     throw Error(absl::StrCat("unmerge_adapter: ", layer->parent()->path(), ".weight was ",

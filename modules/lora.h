@@ -47,6 +47,8 @@ struct LoraOptions {
   std::vector<std::string> modules_to_save = {};
   // Not empty, not digits only, without a dot.
   std::string adapter = "default";
+  // The adapter shall be merged one day: a target that merge_adapter() would refuse then is an error now. Not saved.
+  bool mergeable = false;
 };
 
 struct LoraReport {
@@ -54,13 +56,17 @@ struct LoraReport {
   std::vector<std::string> saved;    // paths of the modules of modules_to_save
   int64_t trainable = 0;             // elements of parameters that require a gradient
   int64_t total = 0;                 // of all parameters, other adapters' included
+  // Those of `targets` whose weight is used elsewhere in the model too, as a tied embedding is: merge_adapter() will
+  // refuse this adapter.
+  std::vector<std::string> unmergeable;
 };
 
 // Gives the model one more adapter and makes it the active one. Freezes all other parameters and drops their gradients;
 // an optimizer that was made before keeps its list of parameters (Optimizer::add_param_group). A is drawn from
 // default_generator(), in the order of the tree. Throws Error if a name of `targets` or `modules_to_save` matches
 // nothing (the message lists what there is), if a target is neither a Linear nor an Embedding, if an option is out of
-// range, if there is an adapter of this name, or if an adapter is merged.
+// range, if there is an adapter of this name, if an adapter is merged, or if `mergeable` is asked for and a target is
+// not.
 LoraReport add_lora(ModuleBase& model, const LoraOptions& options);
 
 // The names of the model's adapters, sorted.
@@ -111,6 +117,7 @@ struct MergeOptions {
 // Adds the active adapter to the base's weights: W += scaling * B A, in the wider of the two dtypes, rounded once.
 // Calls then cost what they cost without an adapter, and the adapter gets no gradient. Throws Error if no adapter is
 // active, if one is merged, or if a weight is used elsewhere too, as a tied embedding is: the other use would change.
+// add_lora() says so before the training: LoraReport::unmergeable, LoraOptions::mergeable.
 void merge_adapter(ModuleBase& model, const MergeOptions& options = {});
 // Undoes merge_adapter(). Throws Error if nothing is merged, or if a merged weight was written meanwhile or given
 // another device or dtype (ModuleBase::to).

@@ -75,7 +75,6 @@ struct LoraLayer final : Module<LoraLayer>, CallHook, AdapterPart {
   LoraDelta* find(const std::string& adapter) const;  // null: this target has no such adapter
   // "" or a name that this target lacks: the base alone.
   void activate(const std::string& adapter);
-  Tensor& base_weight() const;
   void merge(bool keep_base);
   void unmerge();
 

@@ -1,5 +1,5 @@
 // Fine-tunes a language model inside this program: a worker trains, the main thread answers all the time.
-//   embed MODEL_FOLDER TEXT_FILE ADAPTER_FOLDER [STEPS]        Enter cancels
+//   embed MODEL_FOLDER TEXT_FILE ADAPTER_FOLDER [STEPS] [--device=cuda]        Enter cancels
 #include <poll.h>
 #include <unistd.h>
 
@@ -12,9 +12,13 @@
 using namespace rondo;
 
 int main(int argc, char** argv) try {
-  if (argc < 4) throw Error("embed MODEL_FOLDER TEXT_FILE ADAPTER_FOLDER [STEPS]");
+  const std::string_view last = argv[argc - 1];
+  const bool chosen = last.starts_with("--device=");
+  const Device device = chosen ? parse_device(last.substr(9)) : kCPU;
+  if ((argc -= chosen) < 4) throw Error("embed MODEL_FOLDER TEXT_FILE ADAPTER_FOLDER [STEPS] [--device=cuda]");
   const text::PreTrainedTokenizer tokenizer = text::AutoTokenizer::from_pretrained(argv[1]);
   auto model = nn::AutoModelForCausalLM::from_pretrained(argv[1]);
+  model->to(device);
   const auto examples = std::make_shared<const data::ExampleSet>(
       data::read_text(argv[2], tokenizer, {.max_length = 32, .vocab_size = model.vocab_size()}));
   data::ExampleBatches batches(examples, {.batch_size = 8});

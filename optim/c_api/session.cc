@@ -12,6 +12,7 @@
 #include "rondo/optim/compile.h"
 #include "rondo/runtime/amp.h"
 #include "rondo/runtime/autograd.h"
+#include "rondo/runtime/backend.h"
 #include "rondo/runtime/data/token_data.h"
 #include "rondo/runtime/random.h"
 
@@ -31,6 +32,13 @@ nn::PretrainedOptions pretrained_options(const rondo_model_options& options) {
     throw Error(absl::StrCat("dtype \"", name, "\": there are float32, bfloat16, float16, float64, and auto, which is ",
                              "that of the files"));
   return out;
+}
+
+// Where there is none, before the files are read.
+Device device_of(const rondo_model_options& options) {
+  const Device device = options.device == nullptr ? kCPU : parse_device(options.device);
+  require_device(device);
+  return device;
 }
 
 std::string from_root(const std::string& folder) {
@@ -74,10 +82,12 @@ Session::Session(const std::string& folder, const rondo_model_options& options)
     : folder_(folder),
       tokenizer_folder_(from_root(folder)),
       options_(options),
+      device_(device_of(options)),
       model_(nn::AutoModelForCausalLM::from_pretrained(folder, pretrained_options(options))),
       vocab_size_(model_.vocab_size()),
       positions_(model_.max_length()) {
   if (text::AutoTokenizer::is_in(folder)) tokenizer_.emplace(text::AutoTokenizer::from_pretrained(folder));
+  model_->to(device_);
   if (options.compile != 0) compile::compile_regions(*model_);
 }
 
@@ -207,7 +217,7 @@ Tensor Session::loss_of(const Rows& rows) {
   if (!any) throw Error("no label is compared: all but the first of each row are -100");
   std::optional<amp::Autocast> lower;
   if (options_.bf16 != 0) lower.emplace(kBF16);
-  return model_.loss(Tensor::from(x, {B, T}), Tensor::from(y, {B, T}));
+  return model_.loss(Tensor::from(x, {B, T}, device_), Tensor::from(y, {B, T}, device_));
 }
 
 double Session::train(const Rows& rows) {

@@ -60,7 +60,8 @@ class Session {
 
   const std::string folder_;            // as the caller names it
   const std::string tokenizer_folder_;  // the same from the root: the host may change its working folder
-  const rondo_model_options options_;
+  const rondo_model_options options_;   // its pointers are not valid any more
+  const Device device_;
   nn::AutoModelForCausalLM model_;
   const int64_t vocab_size_, positions_;
   std::optional<text::PreTrainedTokenizer> tokenizer_;

@@ -24,7 +24,8 @@ void layer_norm_kernel(const KernelContext& context) {
     using T = typename decltype(tag)::type;
     using C = ComputeType<T>;
     const Tensor x = context.in(0).contiguous(), weight = context.in(1).contiguous(), bias = context.in(2).contiguous();
-    const int64_t cols = x.sizes().back(), rows = cols ? x.numel() / cols : 0;
+    // Rows without elements have statistics too: the mean of nothing is NaN.
+    const int64_t cols = x.sizes().back(), rows = context.out(1).numel();
     const C inverse = static_cast<C>(1.0 / static_cast<double>(cols)), eps = static_cast<C>(context.attrs.floats[0]);
     const T *in = pointer<T>(x), *w = pointer<T>(weight), *b = pointer<T>(bias);
     T* y = pointer<T>(context.out(0));
@@ -101,7 +102,8 @@ void rms_norm_kernel(const KernelContext& context) {
     using T = typename decltype(tag)::type;
     using C = ComputeType<T>;
     const Tensor x = context.in(0).contiguous(), weight = context.in(1).contiguous();
-    const int64_t cols = x.sizes().back(), rows = cols ? x.numel() / cols : 0;
+    // Rows without elements have statistics too: the mean of nothing is NaN.
+    const int64_t cols = x.sizes().back(), rows = context.out(1).numel();
     const C inverse = static_cast<C>(1.0 / static_cast<double>(cols)), eps = static_cast<C>(context.attrs.floats[0]);
     const T *in = pointer<T>(x), *w = pointer<T>(weight);
     T* y = pointer<T>(context.out(0));

@@ -22,16 +22,19 @@ namespace {
 constexpr const char* kText = R"cuda(
 using C = typename RondoCompute<T>::Type;
 
-template <class Op> RONDO_DEVICE C block_reduce(C value, C (&parts)[8]) {
+template <class Op, class E> RONDO_DEVICE E block_reduce(E value, E (&parts)[8]) {
   value = warp_reduce<Op, 32>(value);
   __syncthreads();  // the last reduction has been read
   if (threadIdx.x % 32 == 0) put(parts[threadIdx.x / 32], value);
   __syncthreads();
-  C all = get(parts[0]);
+  E all = get(parts[0]);
 #pragma unroll
   for (int w = 1; w < 8; ++w) all = Op::combine(all, get(parts[w]));
   return all;
 }
+struct Least {
+  static RONDO_DEVICE long long combine(long long a, long long b) { return b < a ? b : a; }
+};
 RONDO_DEVICE C lowest() { return static_cast<C>(__longlong_as_double(0xFFF0000000000000ull)); }
 
 // Which keys a query may attend to.
@@ -141,6 +144,50 @@ extern "C" __global__ void rondo_attention_store(const C* from, T* to, Place pla
   for (long long i = first_index(); i < n; i += index_step())
     write(to + offset_of(place, i), convert<T>(read(from + i)));
 }
+// Which keys of a head of keys may be read: Note [Keys that are not read].
+struct KeysRead {
+  const Mask& mask;
+  long long batch, first_head, end_head, begin;  // heads of queries
+  RONDO_DEVICE bool operator()(long long key) const {
+    if (mask.kind != 1) return key >= begin;
+    for (long long head = first_head; head < end_head; ++head)
+      if (read(static_cast<const bool*>(mask.data) + batch * mask.batch + head * mask.head + key * mask.column))
+        return true;
+    return false;
+  }
+};
+// The same number for all threads of the block.
+RONDO_DEVICE long long least_first_key(const Mask& mask, long long batch, long long first_head, long long end_head,
+                                       long long keys, long long (&parts)[8]) {
+  long long least = keys;
+  for (long long i = threadIdx.x; i < (end_head - first_head) * mask.queries; i += blockDim.x) {
+    const long long at = batch * mask.batch + (first_head + i / mask.queries) * mask.head + i % mask.queries * mask.row;
+    least = Least::combine(least, read(static_cast<const long long*>(mask.data) + at));
+  }
+  return block_reduce<Least>(least, parts);
+}
+// [B, heads, rows, D] with these strides becomes dense. A row that the mask lets no query attend to is not read, and
+// becomes 0. A block for each kPackedRows rows of a head. mask.kind: 0, 1 with a stride of 0 over queries, or 2.
+constexpr int kPackedRows = 32;
+extern "C" __global__ void rondo_attention_pack(const T* from, T* to, Place place, Mask mask, long long blocks) {
+  __shared__ long long parts[8];
+  const long long tiles = (place.rows + kPackedRows - 1) / kPackedRows, groups = mask.heads / place.heads;
+  for (long long block = blockIdx.x; block < blocks; block += gridDim.x) {
+    const long long head = block / tiles % place.heads, batch = block / tiles / place.heads;
+    KeysRead wanted = {mask, batch, head * groups, (head + 1) * groups, 0};
+    if (mask.kind == 2)
+      wanted.begin = least_first_key(mask, batch, wanted.first_head, wanted.end_head, place.rows, parts);
+    const long long first = block % tiles * kPackedRows;
+    const T* const lines = from + batch * place.batch + head * place.head;
+    T* const dense = to + (batch * place.heads + head) * place.rows * place.head_dim;
+    for (long long i = threadIdx.x; i < kPackedRows * place.head_dim; i += blockDim.x) {
+      const long long row = first + i / place.head_dim, d = i % place.head_dim;
+      if (row >= place.rows) break;
+      const bool skipped = mask.kind != 0 && !wanted(row);
+      write(dense + row * place.head_dim + d, skipped ? T() : read(lines + row * place.row + d));
+    }
+  }
+}
 extern "C" __global__ void rondo_attention_clear(T* to, Place place, long long n) {
   for (long long i = first_index(); i < n; i += index_step())
     write(to + offset_of(place, i), convert<T>(static_cast<C>(0)));
@@ -163,21 +210,28 @@ struct PlaceArgument {
 DType compute_of(DType dtype) { return dtype == kF64 ? kF64 : kF32; }
 
 // One matrix for each head of each batch: element (row, column) of head h of batch b lies at
-// b * batch + h * head + row * rows + column * columns.
+// (b * heads + h) * head + r * row + c * column.
 struct Matrices {
   const void* data;
-  int64_t batch, head, row, column;
+  int64_t head, row, column;
 };
-Matrices dense(const void* data, int64_t heads, int64_t rows, int64_t columns) {
-  return {data, heads * rows * columns, rows * columns, columns, 1};
-}
 Matrices of(const void* data, const HeadsStrides& s, int64_t first_row = 0, DType dtype = kF32) {
   const int64_t skipped = first_row * s.row * static_cast<int64_t>(size_of(dtype));
-  return {static_cast<const std::byte*>(data) + skipped, s.batch, s.head, s.row, 1};
+  return {static_cast<const std::byte*>(data) + skipped, s.head, s.row, 1};
 }
-Matrices transposed(const Matrices& m) { return {m.data, m.batch, m.head, m.column, m.row}; }
+Matrices transposed(const Matrices& m) { return {m.data, m.head, m.column, m.row}; }
 
-// The products of one kind in a call.
+// Strides by which all heads of all batches are one row of matrices: batch == head * heads, if any are.
+HeadsStrides normal(HeadsStrides s, int64_t batch, int64_t heads) {
+  if (heads == 1) s.head = s.batch;
+  if (batch == 1) s.batch = s.head * heads;
+  return s;
+}
+HeadsStrides dense_strides(int64_t heads, int64_t rows, int64_t head_dim) {
+  return {heads * rows * head_dim, rows * head_dim, head_dim};
+}
+
+// The products of a call: all heads of all batches in one launch, or in one for each query head of a group.
 class Multiplier {
  public:
   Multiplier(const AttentionCall& call) : call_(call) {}
@@ -204,29 +258,26 @@ class Multiplier {
     set_matrix_strides(k, n, b.row, b.column, product.b_strides);
     product.c_strides[1] = m == 1 ? n : c.row;
     product.c_strides[2] = 1;
-    // One product for all heads of keys; and for all batches, if that is one more step of the same kind.
     const auto step = [&](const Matrices& x, Of of) { return of == kQueries ? x.head * groups : x.head; };
-    const auto merges = [&](const Matrices& x, Of of) { return x.batch == step(x, of) * call_.kv_heads; };
-    const bool merged = call_.batch == 1 || (merges(a, of_a) && merges(b, of_b) && merges(c, of_c));
-    product.batch = call_.kv_heads * (merged ? call_.batch : 1);
-    product.a_strides[0] = step(a, of_a);
-    product.b_strides[0] = step(b, of_b);
-    product.c_strides[0] = step(c, of_c);
-    if (product.batch == 1) product.a_strides[0] = product.b_strides[0] = product.c_strides[0] = 0;
+    product.batch = call_.kv_heads * call_.batch;
+    if (product.batch > 1) {
+      product.a_strides[0] = step(a, of_a);
+      product.b_strides[0] = step(b, of_b);
+      product.c_strides[0] = step(c, of_c);
+    }
     const std::shared_ptr<const Product> prepared = Product::get(call_.device, product);
-    const auto at = [&](const Matrices& x, Of of, int64_t batch, int64_t group, DType dtype) {
-      const int64_t elements = batch * x.batch + (of == kQueries ? group * x.head : 0);
+    const auto at = [&](const Matrices& x, Of of, int64_t group, DType dtype) {
+      const int64_t elements = of == kQueries ? group * x.head : 0;
       return const_cast<std::byte*>(static_cast<const std::byte*>(x.data)) +
              elements * static_cast<int64_t>(size_of(dtype));
     };
-    for (int64_t batch = 0; batch < (merged ? 1 : call_.batch); ++batch)
-      for (int64_t group = 0; group < groups; ++group) {
-        MatmulOperands operands{.a = at(a, of_a, batch, group, call_.dtype),
-                                .b = at(b, of_b, batch, group, call_.dtype),
-                                .c = at(c, of_c, batch, group, product.result_dtype())};
-        if (options.adds) operands.added[0] = operands.c;
-        prepared->run(operands, options.alpha);
-      }
+    for (int64_t group = 0; group < groups; ++group) {
+      MatmulOperands operands{.a = at(a, of_a, group, call_.dtype),
+                              .b = at(b, of_b, group, call_.dtype),
+                              .c = at(c, of_c, group, product.result_dtype())};
+      if (options.adds) operands.added[0] = operands.c;
+      prepared->run(operands, options.alpha);
+    }
   }
 
  private:
@@ -263,15 +314,96 @@ class Chunks {
     return Storage::allocate(static_cast<size_t>(elements) * size_of(dtype), device());
   }
   Device device() const { return {Backend::kCUDA, static_cast<int8_t>(call_.device)}; }
-  Matrices chunk_matrix(const Chunk& chunk, const Storage& storage) const {
-    return rondo::cuda::dense(storage.data(), call_.heads, chunk.rows, chunk.columns);
+  static Matrices chunk_matrix(const Chunk& chunk, const Storage& storage) {
+    return {storage.data(), chunk.rows * chunk.columns, chunk.columns, 1};
   }
+  // An operand of products, [B, heads, rows, D]: where it is, or a dense copy.
+  class Lines {
+   public:
+    // `masked`: these are keys or values, and rows that the mask lets nobody read may hold anything.
+    Lines(const Chunks& chunks, const void* data, const HeadsStrides& strides, int64_t heads, int64_t rows, bool masked)
+        : data_(data), dtype_(chunks.call_.dtype), strides_(normal(strides, chunks.call_.batch, heads)) {
+      const AttentionCall& call = chunks.call_;
+      const int64_t elements = call.batch * heads * rows * call.head_dim;
+      if (elements == 0 || (!masked && strides_.batch == strides_.head * heads)) return;
+      copy_ = chunks.memory(elements, dtype_);
+      MaskArgument mask = chunks.mask({});
+      if (!masked) mask.kind = 0;
+      constexpr int64_t kPackedRows = 32;
+      const int64_t blocks = call.batch * heads * ((rows + kPackedRows - 1) / kPackedRows);
+      launch_blocks(call.device, chunks.kernel("rondo_attention_pack"), blocks, kThreads, data, copy_.data(),
+                    chunks.place(strides, heads, rows), mask, static_cast<long long>(blocks));
+      data_ = copy_.data();
+      strides_ = dense_strides(heads, rows, call.head_dim);
+    }
+    Matrices from(int64_t row = 0) const { return of(data_, strides_, row, dtype_); }
+
+   private:
+    const void* data_;
+    DType dtype_;
+    HeadsStrides strides_;
+    Storage copy_;
+  };
+  Lines queries(const void* data, const HeadsStrides& strides) const {
+    return {*this, data, strides, call_.heads, call_.queries, false};
+  }
+  Lines keys(const void* data, const HeadsStrides& strides, bool masked) const {
+    return {*this, data, strides, call_.kv_heads, call_.keys, masked};
+  }
+  // Note [Keys that are not read].
+  bool some_are_not_read() const {
+    return call_.mask == AttentionMask::kFirstKey ||
+           (call_.mask == AttentionMask::kAllowed && (call_.queries == 1 || call_.mask_strides[2] == 0));
+  }
+
+  // A result of products, [B, heads, rows, D]: where it shall be, or dense and in the compute type until store().
+  class Result {
+   public:
+    // `sums`: several products are added.
+    Result(const Chunks& chunks, void* out, const HeadsStrides& strides, int64_t heads, int64_t rows, bool sums)
+        : chunks_(chunks),
+          out_(out),
+          strides_(strides),
+          heads_(heads),
+          rows_(rows),
+          elements_(chunks.call_.batch * heads * rows * chunks.call_.head_dim) {
+      const HeadsStrides s = normal(strides, chunks.call_.batch, heads);
+      wide_ = elements_ > 0 && ((sums && chunks.narrow_) || s.batch != s.head * heads);
+      if (wide_) dense_ = chunks.memory(elements_, compute());
+      if (sums || chunks.call_.keys == 0) clear();
+    }
+    bool wide() const { return wide_; }
+    Matrices from(int64_t row = 0) const {
+      const AttentionCall& call = chunks_.call_;
+      if (wide_) return of(dense_.data(), dense_strides(heads_, rows_, call.head_dim), row, compute());
+      return of(out_, normal(strides_, call.batch, heads_), row, call.dtype);
+    }
+    void store() const {
+      if (!wide_) return;
+      launch_threads(chunks_.call_.device, chunks_.kernel("rondo_attention_store"), elements_, dense_.data(), out_,
+                     chunks_.place(strides_, heads_, rows_), static_cast<long long>(elements_));
+    }
+
+   private:
+    DType compute() const { return compute_of(chunks_.call_.dtype); }
+    void clear() const {
+      if (!wide_) return chunks_.clear(out_, strides_, heads_, rows_);
+      backend_of(chunks_.device()).fill(chunks_.call_.device, dense_.data(), 0, dense_.bytes());
+    }
+    const Chunks& chunks_;
+    void* out_;
+    HeadsStrides strides_;
+    int64_t heads_, rows_, elements_;
+    bool wide_ = false;
+    Storage dense_;
+  };
+
   // scores = scale q k^T, of the compute type.
-  void score(const Chunk& chunk, const Storage& scores) const {
+  void score(const Chunk& chunk, const Lines& q, const Lines& k, const Storage& scores) const {
     if (call_.head_dim == 0) backend_of(device()).fill(call_.device, scores.data(), 0, scores.bytes());
-    multiply_.run(chunk.rows, chunk.columns, call_.head_dim, of(operands_.q, call_.q, chunk.first, call_.dtype),
-                  Multiplier::kQueries, transposed(of(operands_.k, call_.k)), Multiplier::kKeys,
-                  chunk_matrix(chunk, scores), Multiplier::kQueries, {.wide = true, .alpha = call_.scale});
+    multiply_.run(chunk.rows, chunk.columns, call_.head_dim, q.from(chunk.first), Multiplier::kQueries,
+                  transposed(k.from()), Multiplier::kKeys, chunk_matrix(chunk, scores), Multiplier::kQueries,
+                  {.wide = true, .alpha = call_.scale});
   }
   MaskArgument mask(const Chunk& chunk) const {
     const auto& s = call_.mask_strides;
@@ -313,18 +445,21 @@ class Forward : Chunks {
  public:
   using Chunks::Chunks;
   void run(void* out, const HeadsStrides& out_strides, void* logsumexp) const {
-    if (call_.keys == 0) clear(out, out_strides, call_.heads, call_.queries);
+    const Lines q = queries(operands_.q, call_.q), k = keys(operands_.k, call_.k, false),
+                v = keys(operands_.v, call_.v, some_are_not_read());
+    const Result result(*this, out, out_strides, call_.heads, call_.queries, false);
     const Kernel softmax = kernel("rondo_attention_softmax");
     for_each_chunk(call_, [&](const Chunk& chunk) {
       const Storage scores = scores_like(chunk, compute_of(call_.dtype));
       const Storage weights = narrow_ ? scores_like(chunk, call_.dtype) : scores;
-      score(chunk, scores);
+      score(chunk, q, k, scores);
       launch_blocks(call_.device, softmax, rows(chunk), kThreads, scores.data(), weights.data(), logsumexp, mask(chunk),
                     dropout_, static_cast<long long>(rows(chunk)), static_cast<long long>(chunk.columns));
       multiply_.run(chunk.rows, call_.head_dim, chunk.columns, chunk_matrix(chunk, weights), Multiplier::kQueries,
-                    of(operands_.v, call_.v), Multiplier::kKeys, of(out, out_strides, chunk.first, call_.dtype),
-                    Multiplier::kQueries, {.alpha = dropout_.factor});
+                    v.from(), Multiplier::kKeys, result.from(chunk.first), Multiplier::kQueries,
+                    {.wide = result.wide(), .alpha = dropout_.factor});
     });
+    result.store();
   }
 };
 
@@ -334,74 +469,40 @@ class Backward : Chunks {
       : Chunks(call, operands), g_(gradients) {}
 
   void run() const {
-    const Sums sum_k(*this, g_.grad_k, g_.grad_k_strides), sum_v(*this, g_.grad_v, g_.grad_v_strides);
-    if (call_.keys == 0) clear(g_.grad_q, g_.grad_q_strides, call_.heads, call_.queries);
+    const Lines q = queries(operands_.q, call_.q), k = keys(operands_.k, call_.k, some_are_not_read()),
+                v = keys(operands_.v, call_.v, false), grad = queries(g_.grad, g_.grad_strides);
+    const Result grad_q(*this, g_.grad_q, g_.grad_q_strides, call_.heads, call_.queries, false),
+        sum_k(*this, g_.grad_k, g_.grad_k_strides, call_.kv_heads, call_.keys, true),
+        sum_v(*this, g_.grad_v, g_.grad_v_strides, call_.kv_heads, call_.keys, true);
     const Kernel softmax_grad = kernel("rondo_attention_softmax_grad");
     for_each_chunk(call_, [&](const Chunk& chunk) {
       const DType compute = compute_of(call_.dtype);
       const Storage scores = scores_like(chunk, compute), d_weights = scores_like(chunk, compute);
       const Storage weights = narrow_ ? scores_like(chunk, call_.dtype) : scores,
                     d_scores = narrow_ ? scores_like(chunk, call_.dtype) : d_weights;
-      const Matrices grad = of(g_.grad, g_.grad_strides, chunk.first, call_.dtype);
-      score(chunk, scores);
-      multiply_.run(chunk.rows, chunk.columns, call_.head_dim, grad, Multiplier::kQueries,
-                    transposed(of(operands_.v, call_.v)), Multiplier::kKeys, chunk_matrix(chunk, d_weights),
-                    Multiplier::kQueries, {.wide = true});
+      score(chunk, q, k, scores);
+      multiply_.run(chunk.rows, chunk.columns, call_.head_dim, grad.from(chunk.first), Multiplier::kQueries,
+                    transposed(v.from()), Multiplier::kKeys, chunk_matrix(chunk, d_weights), Multiplier::kQueries,
+                    {.wide = true});
       launch_blocks(call_.device, softmax_grad, rows(chunk), kThreads, scores.data(), d_weights.data(), weights.data(),
                     d_scores.data(), g_.logsumexp, heads(g_.out, g_.out_strides), heads(g_.grad, g_.grad_strides),
                     mask(chunk), dropout_, static_cast<long long>(rows(chunk)), static_cast<long long>(chunk.columns),
                     static_cast<long long>(call_.head_dim), call_.scale);
       multiply_.run(chunk.rows, call_.head_dim, chunk.columns, chunk_matrix(chunk, d_scores), Multiplier::kQueries,
-                    of(operands_.k, call_.k), Multiplier::kKeys,
-                    of(g_.grad_q, g_.grad_q_strides, chunk.first, call_.dtype), Multiplier::kQueries, {});
-      const auto add = [&](const Sums& sums, const Storage& factors, const Matrices& lines, double alpha) {
+                    k.from(), Multiplier::kKeys, grad_q.from(chunk.first), Multiplier::kQueries,
+                    {.wide = grad_q.wide()});
+      const auto add = [&](const Result& sums, const Storage& factors, const Matrices& lines, double alpha) {
         multiply_.run(chunk.columns, call_.head_dim, chunk.rows, transposed(chunk_matrix(chunk, factors)),
-                      Multiplier::kQueries, lines, Multiplier::kQueries, sums.matrices(), Multiplier::kKeys,
-                      {.wide = true, .adds = true, .alpha = alpha});
+                      Multiplier::kQueries, lines, Multiplier::kQueries, sums.from(), Multiplier::kKeys,
+                      {.wide = sums.wide(), .adds = true, .alpha = alpha});
       };
-      add(sum_v, weights, grad, dropout_.factor);
-      add(sum_k, d_scores, of(operands_.q, call_.q, chunk.first, call_.dtype), 1);
+      add(sum_v, weights, grad.from(chunk.first), dropout_.factor);
+      add(sum_k, d_scores, q.from(chunk.first), 1);
     });
-    sum_k.store();
-    sum_v.store();
+    for (const Result* result : {&grad_q, &sum_k, &sum_v}) result->store();
   }
 
  private:
-  // A gradient of keys or values, to which every chunk adds, in the compute type.
-  class Sums {
-   public:
-    Sums(const Backward& backward, void* out, const HeadsStrides& strides)
-        : backward_(backward), out_(out), strides_(strides) {
-      const AttentionCall& call = backward.call_;
-      if (!backward.narrow_) {
-        backward.clear(out, strides, call.kv_heads, call.keys);
-        return;
-      }
-      wide_ = backward.memory(elements(), compute_of(call.dtype));
-      backend_of(backward.device()).fill(call.device, wide_.data(), 0, wide_.bytes());
-    }
-    Matrices matrices() const {
-      const AttentionCall& call = backward_.call_;
-      return wide_ ? rondo::cuda::dense(wide_.data(), call.kv_heads, call.keys, call.head_dim) : of(out_, strides_);
-    }
-    void store() const {
-      if (!wide_ || elements() == 0) return;
-      const AttentionCall& call = backward_.call_;
-      launch_threads(call.device, backward_.kernel("rondo_attention_store"), elements(), wide_.data(), out_,
-                     backward_.place(strides_, call.kv_heads, call.keys), static_cast<long long>(elements()));
-    }
-
-   private:
-    int64_t elements() const {
-      const AttentionCall& call = backward_.call_;
-      return call.batch * call.kv_heads * call.keys * call.head_dim;
-    }
-    const Backward& backward_;
-    void* out_;
-    HeadsStrides strides_;
-    Storage wide_;
-  };
-
   static HeadsArgument heads(const void* data, const HeadsStrides& s) { return {data, s.batch, s.head, s.row}; }
 
   const AttentionGradients& g_;

@@ -2,8 +2,15 @@
 //
 // Note [Chunks of queries]. The way that always works: a chunk of queries at a time, the scores of the chunk are a
 //   product (cuBLASLt), their softmax is a kernel, the output another product. The backward computes the scores of a
-//   chunk again, from the logsumexp. Memory is that of one chunk's scores, linear in the number of keys. Sums over
-//   chunks run in f32 (f64 for f64), in the order of the chunks, and chunks follow from the shape: bits do too.
+//   chunk again, from the logsumexp. Memory is that of one chunk's scores, linear in the number of keys, and of dense
+//   copies of operands whose batches and heads are not one row of matrices (those of packed projections), so that a
+//   product is one launch for all of them (one for each query head of a group). Sums over chunks run in f32 (f64 for
+//   f64), in the order of the chunks, and chunks follow from the shape: bits do too.
+// Note [Keys that are not read]. A masked key has weight 0, but 0 * NaN is NaN, so its k and v must be finite. Some
+// masked
+//   keys may hold anything, as the slots of a KVCache behind a row's end do: those before the least first key of the
+//   queries, and those that a mask of bool forbids to all queries at once (a call of one query, or a mask with stride 0
+//   over queries).
 // Heads of at most 128 elements take another way, without scores in memory (fused_attention.h). The way is chosen at
 // the top of the two functions below, and AttentionCall is all that the choice depends on; a plan of cuDNN would be a
 // third.

@@ -72,6 +72,13 @@ template <class Table> struct Found {
   std::unique_ptr<const Table> table;
   std::string why_not;
   bool asked = false;
+  std::vector<std::unique_ptr<const Table>> earlier;  // forgotten; whoever has their addresses may still call them
+
+  void forget() {
+    if (table != nullptr) earlier.push_back(std::move(table));
+    why_not.clear();
+    asked = false;
+  }
 };
 
 struct Libraries {
@@ -135,10 +142,25 @@ const Driver* find_driver(std::string* why_not) {
   if (const Driver* other = instead(&Libraries::other_driver)) return other;
   return find(&Libraries::driver, "libcuda.so", {"1"}, why_not);
 }
-const Nvrtc* find_nvrtc(std::string* why_not) { return find(&Libraries::nvrtc, "libnvrtc.so", {"13", "12"}, why_not); }
+namespace {
+// The major versions of a toolkit's libraries, the best one first. A driver takes code and libraries of its own major
+// version and of older ones (CUDA Compatibility, "Minor Version Compatibility").
+std::initializer_list<const char*> toolkit_versions() {
+  static constexpr std::initializer_list<const char*> kNewestFirst = {"13", "12"}, kOlderFirst = {"12", "13"};
+  const Driver* driver = find_driver(nullptr);
+  int version = 0;
+  const bool older = driver != nullptr && driver->driver_version(&version) == Result::kSuccess && version > 0 &&
+                     version < 13000;
+  return older ? kOlderFirst : kNewestFirst;
+}
+}  // namespace
+
+const Nvrtc* find_nvrtc(std::string* why_not) {
+  return find(&Libraries::nvrtc, "libnvrtc.so", toolkit_versions(), why_not);
+}
 const CublasLt* find_cublas_lt(std::string* why_not) {
   if (const CublasLt* other = instead(&Libraries::other_lt)) return other;
-  return find(&Libraries::lt, "libcublasLt.so", {"13", "12"}, why_not);
+  return find(&Libraries::lt, "libcublasLt.so", toolkit_versions(), why_not);
 }
 
 void use_libraries(const Driver* driver, const CublasLt* lt) {
@@ -150,9 +172,9 @@ void use_libraries(const Driver* driver, const CublasLt* lt) {
 void forget_libraries() {
   Libraries& all = libraries();
   const std::lock_guard lock(all.mutex);
-  all.driver = {};
-  all.nvrtc = {};
-  all.lt = {};
+  all.driver.forget();
+  all.nvrtc.forget();
+  all.lt.forget();
 }
 
 }  // namespace rondo::cuda

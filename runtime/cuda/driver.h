@@ -7,6 +7,7 @@
 //      site-packages folder (nvidia/*/lib), and as a Python prefix (lib/python3*/site-packages/nvidia/*/lib);
 //   2. wherever the system's loader looks;
 //   3. /usr/local/cuda, /usr/local/cuda-*, /opt/cuda.
+// NVRTC and cuBLASLt of CUDA 13 come before those of 12, unless the driver is one of CUDA 12.
 // RONDO_CUDA=off: nothing is searched, and there is no CUDA.
 //
 // Thread safety: all functions here may be called from any thread. A library that was opened is never closed.
@@ -261,7 +262,8 @@ const CublasLt* find_cublas_lt(std::string* why_not);
 
 // find_driver() and find_cublas_lt() give these tables from now on (absent.h); null: those of the libraries again.
 void use_libraries(const Driver* driver, const CublasLt* lt);
-// The next find_*() searches again. For programs that change RONDO_CUDA_PATH while they run: tests.
+// The next find_*() searches again. Tables that were found stay valid: a device that is open uses its own. For programs
+// that change RONDO_CUDA_PATH while they run: tests.
 void forget_libraries();
 
 }  // namespace rondo::cuda

@@ -75,15 +75,25 @@ struct Call {
   long long mask_batch, mask_head, mask_row, mask_column;  // strides
 };
 
+RONDO_DEVICE long long least(long long a, long long b) { return b < a ? b : a; }
+struct Least {
+  static RONDO_DEVICE long long combine(long long a, long long b) { return least(a, b); }
+};
+
 // ---- Tiles in shared memory
 
-// `exist` rows of a tile of ROWS; what does not exist is 0.
-RONDO_DEVICE void load_rows(T* to, const T* from, long long stride, long long exist, int head_dim) {
+struct EveryRow {
+  RONDO_DEVICE bool operator()(int) const { return true; }
+};
+// `exist` rows of a tile of ROWS, if wanted(row); the others are 0.
+template <class Wanted = EveryRow>
+RONDO_DEVICE void load_rows(T* to, const T* from, long long stride, long long exist, int head_dim,
+                            Wanted wanted = Wanted()) {
   constexpr int kVectors = HEAD_DIM / kVector;
   for (int i = static_cast<int>(threadIdx.x); i < ROWS * kVectors; i += static_cast<int>(blockDim.x)) {
     const int row = i / kVectors, d = i % kVectors * kVector;
     Vector vector = {};
-    if (row < exist && d < head_dim)
+    if (row < exist && d < head_dim && wanted(row))
       vector = load<kVector>(from + row * stride + d, head_dim - d < kVector ? head_dim - d : kVector);
     put(*reinterpret_cast<Vector*>(to + row * kStride + d), vector);
   }
@@ -218,6 +228,45 @@ RONDO_DEVICE C masked(const Call& call, const void* mask, const Columns& columns
 #endif
   return score;
 }
+// Which keys before `end` the tile of queries from `first` reads: Note [Keys that are not read]. All threads of a warp
+// call it.
+struct KeysRead {
+  long long begin;
+  const bool* allowed;  // of each key
+  long long step;
+};
+RONDO_DEVICE KeysRead keys_read(const Call& call, const void* mask, long long batch, long long head, long long first,
+                                long long end) {
+  KeysRead keys = {0, nullptr, call.mask_column};
+#if MASK == 1
+  if (call.queries == 1 || call.mask_row == 0)
+    keys.allowed = static_cast<const bool*>(mask) + batch * call.mask_batch + head * call.mask_head;
+#elif MASK == 2
+  const long long* const firsts = static_cast<const long long*>(mask) + batch * call.mask_batch + head * call.mask_head;
+  keys.begin = end;
+  for (long long query = first + threadIdx.x % 32; query < call.queries && query < first + ROWS; query += 32)
+    keys.begin = Least::combine(keys.begin, read(firsts + query * call.mask_row));
+  keys.begin = warp_reduce<Least, 32>(keys.begin);
+  if (keys.begin < 0) keys.begin = 0;
+#endif
+  return keys;
+}
+// A tile of keys and values, from the key `first`.
+RONDO_DEVICE void load_keys(T* keys, T* values, const T* k, const T* v, long long k_row, long long v_row,
+                            const Call& call, long long first, const KeysRead& some) {
+  const auto wanted = [&](int row) {
+#if MASK == 1
+    return some.allowed == nullptr || read(some.allowed + (first + row) * some.step);
+#elif MASK == 2
+    return first + row >= some.begin;
+#else
+    return true;
+#endif
+  };
+  const int head_dim = static_cast<int>(call.head_dim);
+  load_rows(keys, k + first * k_row, k_row, call.keys - first, head_dim, wanted);
+  load_rows(values, v + first * v_row, v_row, call.keys - first, head_dim, wanted);
+}
 
 // ---- Dropout (DROPOUT: 1 if there is one): which of a thread's weights are kept
 
@@ -262,7 +311,6 @@ RONDO_DEVICE Kept kept_in_columns(const Dropout& dropout, long long row, long lo
 }
 
 RONDO_DEVICE C exp_or_zero(C x) { return x == lowest() ? static_cast<C>(0) : rondo_exp(x); }
-RONDO_DEVICE long long least(long long a, long long b) { return b < a ? b : a; }
 )cuda";
 
 constexpr const char* kForward = R"cuda(
@@ -285,13 +333,12 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const long long end = call.causal != 0 ? least(call.keys, first + ROWS) : call.keys;
     load_rows(queries, q + batch * at_q.batch + head * at_q.head + first * at_q.row, at_q.row, call.queries - first,
               head_dim);
+    const KeysRead some = keys_read(call, mask, batch, head, first, end);
     C sums[kOutputs][4] = {}, top[2] = {lowest(), lowest()}, total[2] = {0, 0};
-    for (long long key = 0; key < end; key += ROWS) {
+    for (long long key = some.begin / ROWS * ROWS; key < end; key += ROWS) {
       __syncthreads();  // the last tiles have been used
-      load_rows(keys, k + batch * at_k.batch + kv_head * at_k.head + key * at_k.row, at_k.row, call.keys - key,
-                head_dim);
-      load_rows(values, v + batch * at_v.batch + kv_head * at_v.head + key * at_v.row, at_v.row, call.keys - key,
-                head_dim);
+      load_keys(keys, values, k + batch * at_k.batch + kv_head * at_k.head,
+                v + batch * at_v.batch + kv_head * at_v.head, at_k.row, at_v.row, call, key, some);
       const Kept kept = kept_in_rows(dropout, (batch * call.heads + head) * call.queries + first + row, key);
       __syncthreads();
       C scores[kScores][4] = {};
@@ -378,21 +425,30 @@ struct Queries {
 struct Shared {
   T *own, *own_values, *other, *other_values, *weights;
   C *deltas, *totals;
-  unsigned* kept;  // of each thread, across the products, which need all registers
+  unsigned* kept;  // of each thread; in registers they would be too many
   RONDO_DEVICE void put_kept(const Kept& mine) const {
     if (DROPOUT != 0) put(kept[threadIdx.x], mine.bits);
   }
-  RONDO_DEVICE Kept get_kept() const { return {DROPOUT == 0 ? 0u : get(kept[threadIdx.x])}; }
+  // What is dropped becomes 0.
+  RONDO_DEVICE void drop(C (&values)[kScores][4]) const {
+    if (DROPOUT == 0) return;
+    __syncwarp();  // the bits are read again
+    const Kept mine = {get(kept[threadIdx.x])};
+#pragma unroll
+    for (int n = 0; n < kScores; ++n)
+#pragma unroll
+      for (int e = 0; e < 4; ++e)
+        if (!mine.at(n, e)) values[n][e] = 0;
+  }
 };
 
-// A score and the gradient of its weight behind dropout become the weight, 0 if it is dropped, and the gradient of the
+// A score and the gradient of its weight, without the factor of dropout, become the weight and the gradient of the
 // product q k.
-RONDO_DEVICE void weight_and_slope(const Call& call, const Dropout& dropout, bool kept, C allowed, C delta, C total,
-                                   C& score, C& grad) {
+RONDO_DEVICE void weight_and_slope(const Call& call, const Dropout& dropout, C allowed, C delta, C total, C& score,
+                                   C& grad) {
   score = total == lowest() ? static_cast<C>(0) : exp_or_zero(allowed - total);
-  grad = kept ? raised(dropout, grad) : static_cast<C>(0);
+  grad = raised(dropout, grad);
   grad = score == 0 ? static_cast<C>(0) : score * (grad - delta) * static_cast<C>(call.scale);
-  if (!kept) score = 0;
 }
 
 RONDO_DEVICE void grad_of_queries(const Shared& s, const Call& call, const Dropout& dropout, const Queries& queries,
@@ -407,19 +463,18 @@ RONDO_DEVICE void grad_of_queries(const Shared& s, const Call& call, const Dropo
   __syncthreads();
   queries.facts(call, batch, head, first, s.own_values, s.deltas, s.totals);
   __syncthreads();
+  const KeysRead some = keys_read(call, mask, batch, head, first, end);
   C sums[kOutputs][4] = {};
-  for (long long key = 0; key < end; key += ROWS) {
+  for (long long key = some.begin / ROWS * ROWS; key < end; key += ROWS) {
     __syncthreads();  // the last tiles have been used
-    load_rows(s.other, k + batch * at_k.batch + kv_head * at_k.head + key * at_k.row, at_k.row, call.keys - key,
-              head_dim);
-    load_rows(s.other_values, v + batch * at_v.batch + kv_head * at_v.head + key * at_v.row, at_v.row, call.keys - key,
-              head_dim);
+    load_keys(s.other, s.other_values, k + batch * at_k.batch + kv_head * at_k.head,
+              v + batch * at_v.batch + kv_head * at_v.head, at_k.row, at_v.row, call, key, some);
     s.put_kept(kept_in_rows(dropout, (batch * call.heads + head) * call.queries + first + row, key));
     __syncthreads();
     C scores[kScores][4] = {}, grads[kScores][4] = {};
     product<kScores, HEAD_DIM, true>(scores, s.own + row * kStride, kStride, s.other, kStride);
     product<kScores, HEAD_DIM, true>(grads, s.own_values + row * kStride, kStride, s.other_values, kStride);
-    const Kept kept = s.get_kept();
+    s.drop(grads);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int at = row + row_of(2 * half);
@@ -432,7 +487,7 @@ RONDO_DEVICE void grad_of_queries(const Shared& s, const Call& call, const Dropo
           const int column = column_of(n, e);
           const C allowed =
               masked(call, mask, columns, column, batch, head, first + at, key + column, scores[n][e]);
-          weight_and_slope(call, dropout, kept.at(n, e), allowed, delta, total, scores[n][e], grads[n][e]);
+          weight_and_slope(call, dropout, allowed, delta, total, scores[n][e], grads[n][e]);
         }
     }
     put_rows(s.weights + row * kAcross, kAcross, grads);
@@ -466,7 +521,7 @@ RONDO_DEVICE void grad_of_keys(const Shared& s, const Call& call, const Dropout&
       C scores[kScores][4] = {}, grads[kScores][4] = {};
       product<kScores, HEAD_DIM, true>(scores, s.own + row * kStride, kStride, s.other, kStride);
       product<kScores, HEAD_DIM, true>(grads, s.own_values + row * kStride, kStride, s.other_values, kStride);
-      const Kept kept = s.get_kept();
+      s.drop(grads);
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const long long key = first + row + row_of(2 * half);
@@ -477,10 +532,11 @@ RONDO_DEVICE void grad_of_keys(const Shared& s, const Call& call, const Dropout&
           for (int e = 2 * half; e < 2 * half + 2; ++e) {
             const int column = column_of(n, e);
             const C allowed = masked(call, mask, columns, column, batch, head, query + column, key, scores[n][e]);
-            weight_and_slope(call, dropout, kept.at(n, e), allowed, get(s.deltas[column]), get(s.totals[column]),
-                             scores[n][e], grads[n][e]);
+            weight_and_slope(call, dropout, allowed, get(s.deltas[column]), get(s.totals[column]), scores[n][e],
+                             grads[n][e]);
           }
       }
+      s.drop(scores);
       put_rows(s.weights + row * kAcross, kAcross, scores);
       product<kOutputs, ROWS, false>(value_sums, s.weights + row * kAcross, kAcross, s.other_values, kStride);
       put_rows(s.weights + row * kAcross, kAcross, grads);

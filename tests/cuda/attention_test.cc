@@ -118,6 +118,61 @@ TEST(CudaAttention, Masks) {
     }
 }
 
+// Note [Keys that are not read]: NaN there changes no bit of a result, and its own gradients are 0.
+TEST(CudaAttention, KeysThatAreNotReadMayHoldAnything) {
+  FakeCuda cuda;
+  manual_seed(6);
+  const auto expect_same = [&](const Operands& o, const Tensor& unread, const std::string& what) {  // unread: bool
+    Operands poisoned = o;
+    for (Tensor* t : {&poisoned.k, &poisoned.v}) *t = ops::where(unread, std::nan(""), *t).to(o.q.dtype());
+    const auto results = [&](const Operands& from) {
+      return run(packed(from.q, cuda.device()), packed(from.k, cuda.device()), packed(from.v, cuda.device()),
+                 from.mask.to(cuda.device()), packed(from.grad, cuda.device()), false);
+    };
+    const Results want = results(o), got = results(poisoned);
+    EXPECT_EQ(test::bytes_of(got.out), test::bytes_of(want.out)) << what;
+    EXPECT_EQ(test::bytes_of(got.grad_q), test::bytes_of(want.grad_q)) << what;
+    EXPECT_EQ(test::bytes_of(got.grad_k), test::bytes_of(want.grad_k)) << what;
+    EXPECT_EQ(test::bytes_of(got.grad_v), test::bytes_of(want.grad_v)) << what;
+    expect_attention(o, false, cuda.device(), what);
+  };
+  for (const auto& [dtype, head_dim] : {std::pair(kF32, 8), {kBF16, 16}, {kF32, 130}, {kBF16, 130}}) {
+    const int64_t keys = 70;  // two tiles
+    const Tensor slots = Tensor::arange(keys);
+    for (const int64_t queries : {1, 5}) {
+      Operands o({2, 4, 2, queries, keys, head_dim}, dtype);
+      const std::string what = name({2, 4, 2, queries, keys, head_dim}, dtype);
+      o.mask = Tensor::from(std::vector<int64_t>{3, 66}, {2, 1, 1, 1}) > slots;  // rows of a cache
+      expect_same(o, (Tensor::from(std::vector<int64_t>{3, 66}, {2, 1, 1}) <= slots).view({2, 1, keys, 1}),
+                  what + " bool");
+      o.mask = Tensor::from(std::vector<int64_t>{-4, 66}, {2, 1, 1, 1}) + Tensor::arange(queries).view({queries, 1});
+      expect_same(o, (Tensor::from(std::vector<int64_t>{0, 66}, {2, 1, 1}) > slots).view({2, 1, keys, 1}),
+                  what + " first keys");
+      // One head of a group reads the key 40, the other does not.
+      o.mask = Tensor::from(std::vector<int64_t>{40, 50, 60, 69}, {4, 1, 1}).expand({2, 4, queries, 1}).contiguous();
+      expect_same(o, (Tensor::from(std::vector<int64_t>{40, 60}, {1, 2, 1}) > slots).view({1, 2, keys, 1}),
+                  what + " first keys of heads");
+    }
+  }
+  // Without the line that leaves them out, there is a NaN.
+  cuda->set_edit([](const std::string& source) {
+    std::string text = source;
+    for (const std::string line : {"&& wanted(row)", "mask.kind != 0 && !wanted(row)"})
+      if (const size_t at = text.find(line); at != text.npos)
+        text.replace(at, line.size(), line[0] == '&' ? "" : "false");
+    return text;
+  });
+  for (const int64_t head_dim : {24, 131}) {
+    Operands o({1, 1, 1, 1, 8, head_dim}, kF64);  // kernels that have not run yet
+    const Tensor unread = Tensor::arange(8).view({8, 1}) < 3;
+    for (Tensor* t : {&o.k, &o.v}) *t = ops::where(unread, std::nan(""), *t).to(kF64);
+    const Tensor first = Tensor::full({1, 1, 1, 1}, 3, {kI64, kCPU}).to(cuda.device());
+    const Tensor out = ops::scaled_dot_product_attention(o.q.to(cuda.device()), o.k.to(cuda.device()),
+                                                         o.v.to(cuda.device()), first);
+    EXPECT_TRUE(std::isnan(out.to(kCPU).to_vector<double>()[0])) << head_dim;
+  }
+}
+
 // Several tiles, the last ones not full; heads that fill a tile and others.
 TEST(CudaAttention, ManyTiles) {
   FakeCuda cuda({.seed = 2});
@@ -262,6 +317,29 @@ TEST(CudaAttention, ChunksAreOneCall) {
       }
 }
 
+// A packed projection in chunks: a launch for all heads of all batches.
+TEST(CudaAttention, AsManyLaunchesForAnyBatch) {
+  FakeCuda cuda;
+  for (const DType dtype : {kF32, kBF16})
+    for (const int64_t kv_heads : {2, 1}) {
+      std::vector<int64_t> launches;
+      for (const int64_t batch : {2, 3, 7}) {
+        const Operands o({batch, 2, kv_heads, 5, 6, 130}, dtype);
+        const Tensor q = packed(o.q, cuda.device()), k = packed(o.k, cuda.device()), v = packed(o.v, cuda.device()),
+                     grad = packed(o.grad, cuda.device());
+        const auto count = [&] { return cuda->counts().launches + cuda->counts().products; };
+        static_cast<void>(run(q, k, v, {}, grad, true));
+        synchronize(cuda.device());
+        const int64_t before = count();
+        static_cast<void>(run(q, k, v, {}, grad, true));
+        synchronize(cuda.device());
+        launches.push_back(count() - before);
+      }
+      EXPECT_EQ(launches[1], launches[0]);
+      EXPECT_EQ(launches[2], launches[0]);
+    }
+}
+
 TEST(CudaAttention, MemoryIsThatOfAChunk) {
   for (const int64_t length : {1024, 8192, 65536, 1 << 20}) {
     const cuda::AttentionCall call{.batch = 1, .heads = 16, .kv_heads = 16, .queries = length, .keys = length};
@@ -376,8 +454,9 @@ TEST(CudaAttention, PlantedBugsOfDropoutAreNoticed) {
       {"lane - 4 * own + 4 * e) >> own", "lane) >> own"},             // what the other lanes drew
       {"lane - 4 * own + 4 * e) >> own", "lane - 4 * own + 4 * e)"},  // which words
       {"if (!kept.at(n, e)) scores[n][e] = 0;", ""},
-      {"if (!kept) score = 0;", ""},
-      {"kept ? raised(dropout, grad) : static_cast<C>(0)", "raised(dropout, grad)"},
+      {"s.drop(scores);", ""},
+      {"s.drop(grads);", ""},
+      {"grad = raised(dropout, grad);", ""},
       {"raised(dropout, value_sums[n][e])", "value_sums[n][e]"},
       {"raised(dropout, sums[n][e] / total[half])", "sums[n][e] / total[half]"},
       {"row * counters + first_key / 4", "row * (counters - 1) + first_key / 4"},

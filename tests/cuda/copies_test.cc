@@ -97,7 +97,7 @@ TEST(CudaCopies, BetweenDevices) {
   for (const bool peers : {true, false})
     for (uint64_t seed = 0; seed < 4; ++seed) {
       FakeCuda cuda({.seed = seed, .devices = 2, .bytes = size_t{256} << 20, .peers = peers});
-      const cuda::Kernel on_0 = cuda.kernel("axpy0", test::axpy(), 0), on_1 = cuda.kernel("axpy1", test::axpy(), 1);
+      const cuda::Kernel on_0 = cuda.kernel("axpy", test::axpy(), 0), on_1 = cuda.kernel("axpy", test::axpy(), 1);
       const Tensor x = Tensor::ones({1 << 21});
       Tensor a = x.to(cuda.device(0)), b = x.to(cuda.device(1));
       test::launch_axpy(on_0, a, a, 1.0f);  // 2

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "rondo/runtime/cuda/context.h"
+#include "rondo/tests/cuda/kernel_text.h"
 #include "rondo/tests/fake_cuda/fake_cuda.h"
 
 namespace rondo::test {
@@ -20,14 +21,9 @@ inline fake_cuda::Kernel axpy() {
             const auto bytes = static_cast<size_t>(argument<int64_t>(launch, 2)) * 4;
             return {{argument<void*>(launch, 0), bytes, true}, {argument<void*>(launch, 1), bytes, false}};
           },
-          1024,
+          256,
           0,
-          R"(
-extern "C" __global__ void axpy(float* y, const float* x, long long n, float a) {
-  const long long i = static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x;
-  if (i < n) y[i] += a * x[i];
-}
-)"};
+          kAxpyText};
 }
 
 inline void launch_axpy(int device, const cuda::Kernel& kernel, float* y, const float* x, int64_t n, float a) {

@@ -103,6 +103,35 @@ TEST(CudaLibraries, WhatTheDriverSays) {
   EXPECT_EQ(device_count(Backend::kCUDA), 3);
 }
 
+// Libraries of CUDA 13 do not work with a driver of CUDA 12, so those of 12 come first there.
+TEST(CudaLibraries, TheVersionFitsTheDriver) {
+  const Folder folder;
+  for (const char* name :
+       {"libcuda.so.1", "libnvrtc.so.12", "libnvrtc.so.13", "libcublasLt.so.12", "libcublasLt.so.13"})
+    std::filesystem::create_symlink(test::fake_cuda_folder() + "/libcuda.so.1", folder.path() + "/" + name);
+  for (const auto& [version, major] : {std::pair{12080, "12"}, std::pair{13000, "13"}}) {
+    FakeCuda fake({.driver_version = version});
+    const Setting path("RONDO_CUDA_PATH", folder.path().c_str());
+    const cuda::Nvrtc* nvrtc = cuda::find_nvrtc(nullptr);
+    ASSERT_NE(nvrtc, nullptr);
+    EXPECT_EQ(nvrtc->path, folder.path() + "/libnvrtc.so." + major);
+    EXPECT_NE(cuda::find_cublas_lt(nullptr), nullptr);
+  }
+}
+
+// A device that is open keeps the functions that it has.
+TEST(CudaLibraries, AreForgottenWhileADeviceIsOpen) {
+  FakeCuda fake;
+  const Tensor x = Tensor::ones({3}).to(fake.device());
+  const cuda::Driver* driver = cuda::find_driver(nullptr);
+  ASSERT_NE(driver, nullptr);
+  cuda::forget_libraries();
+  EXPECT_NE(cuda::find_driver(nullptr), driver);
+  int version = 0;
+  EXPECT_EQ(driver->driver_version(&version), cuda::Result::kSuccess);
+  EXPECT_EQ((x + x).to(kCPU).to_vector<float>()[2], 2.0f);
+}
+
 // Folders that RONDO_CUDA_PATH may name: a Python prefix, its site-packages, a toolkit.
 TEST(CudaLibraries, Wheels) {
   for (const char* below :

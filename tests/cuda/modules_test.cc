@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "rondo/compile/compile.h"
-#include "rondo/compile/jit/executable.h"
 #include "rondo/modules/attention.h"
 #include "rondo/modules/bert_tasks.h"
 #include "rondo/modules/generation.h"
@@ -21,25 +20,18 @@
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/random.h"
 #include "rondo/tests/bits.h"
+#include "rondo/tests/cuda/near.h"
 #include "rondo/tests/fake_cuda/fake_cuda.h"
 
 namespace rondo::nn {
 namespace {
 
 using test::FakeCuda;
+using test::largest;
+using test::Named;
 using test::same_bits;
 
-struct Named {
-  std::string name;
-  Tensor value;  // on the host
-};
 using Results = std::vector<Named>;
-
-double largest(const Tensor& t) {
-  double most = 0;
-  for (const double v : t.to_vector<double>()) most = std::max(most, std::abs(v));
-  return most;
-}
 
 // The result of `call`, and the gradients of all parameters for a random gradient of it.
 template <class Model, class Call> Results forward_and_backward(Model& model, Device device, const Call& call) {
@@ -220,7 +212,6 @@ void compile_and_compare(const char* what, const std::function<std::unique_ptr<M
 }
 
 TEST(CudaModules, CompiledModelsHaveEagersBits) {
-  if (!compile::jit_available()) GTEST_SKIP() << "built without LLVM";
   const auto next_token = [](auto& model, Device device) { return model.loss(tokens(device), tokens(device)); };
   compile_and_compare<GPT2>(
       "GPT2", [] { return std::make_unique<GPT2>(kGpt2, 3); }, next_token);

@@ -1,11 +1,15 @@
 // Every op runs on CUDA: in which way, as its calls are seen to run.
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <cstdio>
 #include <string>
 
 #include "rondo/compile/exec/eager_ops.h"
 #include "rondo/runtime/op.h"
+#include "rondo/runtime/ops/table.h"
+#include "rondo/runtime/storage.h"
+#include "rondo/tests/bits.h"
 #include "rondo/tests/fake_cuda/fake_cuda.h"
 #include "rondo/tests/op_samples.h"
 
@@ -44,6 +48,28 @@ std::string way_of(const OpDef& op, const Work& work) {
   add(work.launches > 0 && work.generated == 0 && !of_ops, "by hand");
   if (of_ops) way = "of other ops" + (way.empty() ? "" : ": " + way);
   return way;
+}
+
+// Rows without elements have statistics too, which are hidden outputs: NaN, as the ops that define them compute it, and
+// not what the memory held.
+TEST(CudaOps, StatisticsOfRowsWithoutElements) {
+  test::FakeCuda cuda;  // its fresh memory holds 0xFF
+  allocator::set_poison_on_free(true);
+  for (const Device device : {kCPU, cuda.device()})
+    for (const OpDef* op : {&ops::kLayerNorm, &ops::kRMSNorm}) {
+      SCOPED_TRACE(op->name + (" on " + to_string(device)));
+      const TensorOptions here{kF32, device};
+      static_cast<void>(Tensor::ones({3, 1}));  // a freed block of the statistics' size
+      std::vector<Tensor> inputs = {Tensor::zeros({3, 0}, here), Tensor::zeros({0}, here), Tensor::zeros({0}, here)};
+      inputs.resize(static_cast<size_t>(op->n_outputs));  // as many inputs as outputs
+      const std::vector<Tensor> outputs = test::apply_op(*op, inputs, {.floats = {1e-5}}, op->n_outputs);
+      for (size_t i = 1; i < outputs.size(); ++i) {
+        const std::string bytes = test::bytes_of(outputs[i]);
+        EXPECT_NE(bytes, std::string(bytes.size(), '\xFF')) << "output " << i << " is not written";
+        for (const float value : outputs[i].to(kCPU).to_vector<float>()) EXPECT_TRUE(std::isnan(value));
+      }
+    }
+  allocator::set_poison_on_free(false);
 }
 
 // A new op has to have a way for floats, and for integers if it takes them.

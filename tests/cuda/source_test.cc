@@ -23,35 +23,10 @@ cuda::NvrtcOutput compile(const std::string& source, int architecture = 90, std:
   return cuda::compile_source(*nvrtc, source, "test.cu", architecture, flags);
 }
 
-constexpr const char* kAxpy = R"(
-extern "C" __global__ void __launch_bounds__(256) axpy(float* y, const float* x, long long n, float a) {
-  const long long i = static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x;
-  if (i < n) y[i] += a * x[i];
-}
-)";
-// The sum of each block's values, by a tree in shared memory; and a second kernel.
-constexpr const char* kSums = R"(
-extern "C" __global__ void __launch_bounds__(128) block_sum(const float* x, float* sums) {
-  __shared__ float part[128];
-  const int t = threadIdx.x;
-  part[t] = x[blockIdx.x * 128 + t];
-  for (int half = 64; half > 0; half /= 2) {
-    __syncthreads();
-    if (t < half) part[t] += part[t + half];
-  }
-  if (t == 0) sums[blockIdx.x] = part[0];
-}
-extern "C" __global__ void warp_sum(float* x) {
-  float sum = x[threadIdx.x];
-  for (int k = 16; k > 0; k /= 2) sum += __shfl_down_sync(0xFFFFFFFFu, sum, k);
-  if (threadIdx.x == 0) x[0] = sum;
-}
-)";
-
 TEST(CudaSource, AKernelRuns) {
   for (uint64_t seed = 0; seed < 5; ++seed) {
     FakeCuda cuda({.seed = seed});
-    const cuda::NvrtcOutput compiled = compile(kAxpy);
+    const cuda::NvrtcOutput compiled = compile(test::kAxpyText);
     ASSERT_EQ(compiled.result, NvrtcResult::kSuccess) << compiled.log;
     const auto module = cuda::Module::load(0, compiled.cubin);
     const Tensor y = Tensor::ones({1000}).to(cuda.device()), x = Tensor::ones({1000}).to(cuda.device());
@@ -66,7 +41,7 @@ TEST(CudaSource, BarriersShufflesAndSharedMemory) {
   for (int i = 0; i < 1280; ++i) values.push_back(static_cast<float>(i % 97));
   for (uint64_t seed = 0; seed < 5; ++seed) {
     FakeCuda cuda({.seed = seed});
-    const auto module = cuda::Module::load(0, compile(kSums).cubin);
+    const auto module = cuda::Module::load(0, compile(std::string(test::kBlockSumText) + test::kWarpSumText).cubin);
     const Tensor x = Tensor::from(values, {1280}).to(cuda.device()), sums = test::empty(cuda.device(), 10);
     const void *in = x.storage().data(), *out = sums.storage().data();
     void* args[] = {&in, &out};
@@ -84,8 +59,8 @@ TEST(CudaSource, BarriersShufflesAndSharedMemory) {
 
 TEST(CudaSource, WhatNvrtcRefuses) {
   FakeCuda cuda;
-  EXPECT_EQ(compile(kAxpy, 35).result, NvrtcResult::kInvalidOption);
-  EXPECT_EQ(compile(kAxpy, 80, {"--use_fast_math"}).result, NvrtcResult::kInvalidOption);
+  EXPECT_EQ(compile(test::kAxpyText, 35).result, NvrtcResult::kInvalidOption);
+  EXPECT_EQ(compile(test::kAxpyText, 80, {"--use_fast_math"}).result, NvrtcResult::kInvalidOption);
   const cuda::NvrtcOutput refused = compile("\n#error no such thing\n");
   EXPECT_EQ(refused.result, NvrtcResult::kCompilation);
   EXPECT_NE(refused.log.find("test.cu(2): error"), std::string::npos) << refused.log;
@@ -94,9 +69,9 @@ TEST(CudaSource, WhatNvrtcRefuses) {
 // A cubin runs on its major revision, from its minor one on.
 TEST(CudaSource, ACubinOfAnotherArchitecture) {
   FakeCuda cuda({.capability = 86});
-  EXPECT_NO_THROW(cuda::Module::load(0, compile(kAxpy, 80).cubin));
-  EXPECT_THROW(cuda::Module::load(0, compile(kAxpy, 89).cubin), DeviceError);
-  EXPECT_THROW(cuda::Module::load(0, compile(kAxpy, 90).cubin), DeviceError);
+  EXPECT_NO_THROW(cuda::Module::load(0, compile(test::kAxpyText, 80).cubin));
+  EXPECT_THROW(cuda::Module::load(0, compile(test::kAxpyText, 89).cubin), DeviceError);
+  EXPECT_THROW(cuda::Module::load(0, compile(test::kAxpyText, 90).cubin), DeviceError);
 }
 
 TEST(CudaSourceDeathTest, ABarrierThatSomeThreadsDoNotReach) {

@@ -8,7 +8,6 @@
 #include <thread>
 
 #include "rondo/compile/compile.h"
-#include "rondo/compile/jit/executable.h"
 #include "rondo/modules/gpt2.h"
 #include "rondo/optim/adam.h"
 #include "rondo/optim/clip.h"
@@ -78,7 +77,7 @@ TEST(TwoDevices, ErrorsNameBoth) {
   nn::Linear layer(4, 4);
   layer.to(first);
   expect_mixed(error_of([&] { layer(Tensor::ones({2, 4}).to(second)); }), "a module");
-  if (compile::jit_available()) {
+  {
     const compile::Regions regions = compile::compile_module(layer);
     expect_mixed(error_of([&] { layer(Tensor::ones({2, 4}).to(second)); }), "a region");
     EXPECT_EQ(layer(Tensor::ones({2, 4}).to(first)).device(), first) << "goes on";
@@ -218,9 +217,6 @@ std::vector<std::string> alone(int which, bool compiled) {
 
 class TwoModels : public testing::TestWithParam<bool> {
  protected:
-  void SetUp() override {
-    if (GetParam() && !compile::jit_available()) GTEST_SKIP() << "built without LLVM";
-  }
   const bool compiled_ = GetParam();
 };
 

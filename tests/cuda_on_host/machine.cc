@@ -9,10 +9,10 @@
 #include <memory>
 #include <numeric>
 #include <random>
+#include <sstream>
 #include <thread>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
 #include "rondo/tests/cuda_on_host/fiber.h"
 #include "rondo/tests/cuda_on_host/traffic.h"
 
@@ -29,6 +29,13 @@ const Sanitizer kSanitizer = RONDO_FIBER_ASAN   ? Sanitizer::kAddress
 namespace {
 
 constexpr int kMaxThreads = 1024;
+
+// Not Abseil's: the fake's library is all of its own, wherever Abseil's archives cannot be part of a library.
+template <class... Parts> std::string joined(const Parts&... parts) {
+  std::ostringstream text;
+  (text << ... << parts);
+  return text.str();
+}
 
 enum class State : uint8_t { kReady, kAtBlockBarrier, kAtWarpBarrier, kAtShuffle, kDone };
 
@@ -212,7 +219,7 @@ class Launch {
   }
   [[noreturn]] void fail(int at, const std::string& what) const {
     const ::cuda_on_host::Dim3& b = running.view.block;
-    throw Fault(absl::StrCat("kernel ", kernel_.name, ", block (", b.x, ", ", b.y, "), thread ", at, ": ", what));
+    throw Fault(joined("kernel ", kernel_.name, ", block (", b.x, ", ", b.y, "), thread ", at, ": ", what));
   }
 
   void run_block() {
@@ -265,8 +272,8 @@ class Launch {
       case Wrong::kGuard: fail(i, "reads or writes outside of an operand");
       case Wrong::kNowhere: fail(i, "reads or writes where there is no operand at all");
       case Wrong::kMisaligned:
-        fail(i, absl::StrCat("an access of ", running.wrong_bytes, " bytes in line ", running.wrong_line,
-                             " at an address that is no multiple of them"));
+        fail(i, joined("an access of ", running.wrong_bytes, " bytes in line ", running.wrong_line,
+                       " at an address that is no multiple of them"));
     }
   }
 
@@ -278,15 +285,15 @@ class Launch {
       if (self.state != State::kAtShuffle && self.state != State::kAtWarpBarrier) continue;
       const char* what = self.state == State::kAtShuffle ? "a shuffle" : "__syncwarp";
       const auto in_mask = [&](int lane) { return (self.mask >> lane & 1u) != 0; };
-      if (!in_mask(i - first)) fail(i, absl::StrCat(what, " with a mask that lacks the thread itself"));
+      if (!in_mask(i - first)) fail(i, joined(what, " with a mask that lacks the thread itself"));
       uint64_t values[kWarp] = {};
       for (int lane = 0; lane < kWarp; ++lane) {
         if (!in_mask(lane)) continue;
         const int other = first + lane;
-        if (other >= last) fail(i, absl::StrCat(what, " waits for lane ", lane, ", which the block does not have"));
+        if (other >= last) fail(i, joined(what, " waits for lane ", lane, ", which the block does not have"));
         const Thread& t = thread(other);
         if (t.state != self.state || t.mask != self.mask || t.line != self.line)
-          fail(i, absl::StrCat(what, " in line ", self.line, " that lane ", lane, " of its mask does not reach"));
+          fail(i, joined(what, " in line ", self.line, " that lane ", lane, " of its mask does not reach"));
         values[lane] = t.value;
       }
       const State state = self.state;
@@ -297,7 +304,7 @@ class Launch {
         if (state == State::kAtShuffle) {
           if ((mask >> t.from_lane & 1u) == 0)
             fail(first + lane,
-                 absl::StrCat("a shuffle in line ", t.line, " from lane ", t.from_lane, ", which is not in its mask"));
+                 joined("a shuffle in line ", t.line, " from lane ", t.from_lane, ", which is not in its mask"));
           t.value = values[t.from_lane];
         }
         t.state = State::kReady;
@@ -313,8 +320,8 @@ class Launch {
       return thread(i).state == State::kAtBlockBarrier && thread(i).line == line;
     });
     if (there != grid_.threads)
-      fail(*first, absl::StrCat("a __syncthreads in line ", line, " that only ", there, " of ", grid_.threads,
-                                " threads reach"));
+      fail(*first,
+           joined("a __syncthreads in line ", line, " that only ", there, " of ", grid_.threads, " threads reach"));
     for (int i : all_) thread(i).state = State::kReady;
   }
 
@@ -357,8 +364,7 @@ const View* view() { return &running.view; }
 void launch(const Kernel& kernel, const GridSize& grid, void** parameters, Order order, uint64_t seed,
             Traffic* traffic) {
   if (grid.threads < 1 || grid.threads > kMaxThreads || grid.x < 1 || grid.y < 1)
-    throw Fault(
-        absl::StrCat("kernel ", kernel.name, ": ", grid.x, " x ", grid.y, " blocks of ", grid.threads, " threads"));
+    throw Fault(joined("kernel ", kernel.name, ": ", grid.x, " x ", grid.y, " blocks of ", grid.threads, " threads"));
   static std::unique_ptr<Thread[]> threads;
   static int started = 0;
   static bool carries = false;

@@ -540,6 +540,35 @@ TEST(BucketPlan, AModelOnADeviceIsRefused) {
               DistributedDataParallel(model, ProcessGroup::connect({}));
             }).find("weight is on fake:0, and processes average gradients in host memory only"),
             std::string::npos);
+  // What is not trained is shared, too.
+  model.requires_grad_(false);
+  EXPECT_NE(error_of([&] { DistributedDataParallel(model, ProcessGroup::connect({})); }).find("weight is on fake:0"),
+            std::string::npos);
+}
+
+// Every rank says so at the first backward. A device that is chosen for new tensors only changes nothing.
+TEST(BucketPlan, AModelThatMovesAfterwardsIsRefused) {
+  RONDO_SKIP_WITHOUT_GLOO();
+  const test::FakeDevice fake;
+  const std::vector<std::string> errors = run_ranks(2, [&](const Environment& environment) {
+    const DeviceScope scope(fake.device());
+    nn::Linear model(3, 2);
+    model.to(kCPU);
+    DistributedDataParallel ddp(model, ProcessGroup::connect(environment, {.timeout = test::kPatient}));
+    const auto step = [&](Device device) {
+      ops::sum(model(Tensor::ones({4, 3}, {kF32, device}))).backward();
+      ddp.finish();
+      EXPECT_EQ(model.weight.grad().device(), device);
+      EXPECT_NE(ddp.check_parameters(), 0u);
+    };
+    for (int i = 0; i < 2; ++i) step(kCPU);
+    model.zero_grad();
+    model.to(fake.device());
+    step(fake.device());
+  });
+  for (const std::string& error : errors)
+    EXPECT_NE(error.find("weight is on fake:0, and processes average gradients in host memory only"), error.npos)
+        << error;
 }
 
 TEST(BucketPlan, AModelWithoutParametersIsRefused) {

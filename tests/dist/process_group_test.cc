@@ -15,6 +15,7 @@
 #include "rondo/tests/bits.h"
 #include "rondo/tests/dist/ranks.h"
 #include "rondo/tests/errors.h"
+#include "rondo/tests/fake_device/fake_device.h"
 
 namespace rondo::dist {
 namespace {
@@ -137,7 +138,8 @@ TEST_P(Group, RunsInOrderBesideItsCaller) {
 }
 
 TEST_P(Group, RefusesWhatItCannotTake) {
-  with_groups(GetParam(), [](ProcessGroup& group) {
+  const test::FakeDevice fake;
+  with_groups(GetParam(), [&fake](ProcessGroup& group) {
     const Tensor square = Tensor::zeros({2, 2}), counts = Tensor::zeros({2}, {kI64});
     EXPECT_NE(error_of([&] {
                 group.all_reduce(square.t(), ReduceOp::kSum, "view");
@@ -154,6 +156,12 @@ TEST_P(Group, RefusesWhatItCannotTake) {
     EXPECT_NE(error_of([&] { group.broadcast(counts, group.world_size(), "x"); }).find("there is no rank"),
               std::string::npos);
     EXPECT_NE(error_of([&] { group.all_gather(square, counts, "x"); }).find("do not make"), std::string::npos);
+    const Device device = fake.device();
+    const std::string there = "(x): the tensor is on fake:0, and processes exchange host memory only";
+    EXPECT_NE(error_of([&] { group.all_reduce(square.to(device), ReduceOp::kSum, "x"); }).find(there),
+              std::string::npos);
+    EXPECT_NE(error_of([&] { group.broadcast(square.to(device), 0, "x"); }).find(there), std::string::npos);
+    EXPECT_NE(error_of([&] { group.all_gather(square, counts.to(device), "x"); }).find(there), std::string::npos);
     group.barrier("still together").wait();
   });
 }

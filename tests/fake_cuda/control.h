@@ -28,6 +28,7 @@ struct Options {
   // False: work is counted, checked and ordered, but none of it runs, and device memory is address space only. Programs
   // of real sizes then take seconds. What the host reads back is 0.
   bool executes = true;
+  std::string faulty = {};      // a kernel: its launches kill their context. "": none
   bool counts_traffic = false;  // of kernels of CUDA source: Control::traffic(). Slow
 };
 

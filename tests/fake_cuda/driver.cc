@@ -43,23 +43,28 @@ namespace {
 Machine& fake() { return Machine::instance(); }
 std::string number(long long n) { return std::to_string(n); }
 
-// For whole programs: RONDO_FAKE_CUDA=seed:devices:megabytes, and :answers for one that answers misuse with an error.
+// For whole programs: RONDO_FAKE_CUDA=seed:devices:megabytes, and behind it, each after a ':',
+//   answers         misuse is answered with an error
+//   driver=12080    the version that the driver says it has
+//   faulty=NAME     launches of the kernel NAME kill their context
 rondo::fake_cuda::Options options_of_environment() {
   rondo::fake_cuda::Options options;
-  unsigned long long seed = 0, megabytes = 1024;
-  int devices = 1;
-  if (const char* text = std::getenv("RONDO_FAKE_CUDA")) {
-    char answers[8] = "";
-    if (std::sscanf(text, "%llu:%d:%llu:%7s", &seed, &devices, &megabytes, answers) < 1 ||
-        (answers[0] != '\0' && std::strcmp(answers, "answers") != 0)) {
-      std::fprintf(stderr, "fake CUDA: RONDO_FAKE_CUDA is seed:devices:megabytes[:answers], not %s\n", text);
+  const char* const text = std::getenv("RONDO_FAKE_CUDA");
+  if (text == nullptr) return options;
+  std::istringstream parts(text);
+  std::string part;
+  for (int i = 0; std::getline(parts, part, ':'); ++i) {
+    if (i == 0) options.seed = std::strtoull(part.c_str(), nullptr, 10);
+    else if (i == 1) options.devices = std::atoi(part.c_str());
+    else if (i == 2) options.bytes = static_cast<size_t>(std::strtoull(part.c_str(), nullptr, 10)) << 20;
+    else if (part == "answers") options.aborts = false, options.early = 0;
+    else if (part.starts_with("driver=")) options.driver_version = std::atoi(part.c_str() + 7);
+    else if (part.starts_with("faulty=")) options.faulty = part.substr(7);
+    else {
+      std::fprintf(stderr, "fake CUDA: RONDO_FAKE_CUDA is seed:devices:megabytes[:answers]..., not %s\n", text);
       std::abort();
     }
-    if (answers[0] != '\0') options.aborts = false, options.early = 0;
   }
-  options.seed = seed;
-  options.devices = devices;
-  options.bytes = static_cast<size_t>(megabytes) << 20;
   return options;
 }
 

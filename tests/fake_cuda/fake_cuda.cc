@@ -82,6 +82,13 @@ FakeCuda::FakeCuda(fake_cuda::Options options) {
 
 FakeCuda::~FakeCuda() {
   modules_.clear();
+  if (on_real_cuda() && !lost_ && cuda::devices_in_use() && cuda::device_state_if_usable(0) == nullptr) {
+    try {
+      cuda::device_state(0);
+    } catch (const DeviceError& error) {
+      ADD_FAILURE() << error.what();
+    }
+  }
   cuda::close();
   cuda::forget_libraries();
   if (control_ == nullptr) return;

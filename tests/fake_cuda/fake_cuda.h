@@ -14,8 +14,8 @@
 //   launches that are too large: each ends the process and says what it was.
 // - A product whose layouts, types, alignments, algorithm or workspace do not fit each other, or its memory, likewise.
 // - The n-th allocation fails on demand, and a kernel can kill its context.
-// A whole program runs on it with RONDO_CUDA_PATH set to its folder, and RONDO_FAKE_CUDA=seed:devices:megabytes.
-// With :answers behind it, misuse is answered with an error.
+// A whole program runs on it with RONDO_CUDA_PATH set to its folder, and RONDO_FAKE_CUDA=seed:devices:megabytes
+// (driver.cc, options_of_environment).
 // What it assumes of the real driver cites the manual in driver.cc; tests/gpu/ compares it with one, where there is
 // one.
 //

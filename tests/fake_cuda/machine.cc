@@ -370,6 +370,10 @@ void Machine::run_one(cuda::OpaqueStream& stream) {
   cuda::OpaqueContext& context = *stream.context;
   // After an error that kills a context, nothing of it runs (manual: CUresult, CUDA_ERROR_ILLEGAL_ADDRESS).
   if (!item.work || context.dead != cuda::Result::kSuccess) return;
+  if (!options.faulty.empty() && item.name == "kernel " + options.faulty) {
+    context.dead = cuda::Result::kIllegalAddress;
+    return;
+  }
   if (item.touches_memory) memory->open(1u << context.device | context.peers);
   else memory->close();
   running_ = true;

@@ -14,13 +14,34 @@
 
 namespace rondo::test {
 namespace {
+
 Device chosen;
-}
+
+// A lost device fails every later test of its process. With RONDO_TEST_CUDA=real the process ends after the first one
+// with exit code 70, and tests/gpu/run.sh goes on in a new one.
+class EndsWithTheDevice : public testing::EmptyTestEventListener {
+  void OnTestPartResult(const testing::TestPartResult& result) override {
+    lost_ |= result.failed() && std::strstr(result.message(), "the device's context is dead") != nullptr;
+  }
+  void OnTestEnd(const testing::TestInfo& test) override {
+    if (!lost_) return;
+    std::printf("[  FAILED  ] %s.%s (%lld ms)\nThe device is lost: this process ends.\n", test.test_suite_name(),
+                test.name(), static_cast<long long>(test.result()->elapsed_time()));
+    std::fflush(nullptr);
+    std::_Exit(70);
+  }
+
+  bool lost_ = false;
+};
+
+}  // namespace
 Device test_device() { return chosen; }
 }  // namespace rondo::test
 
 int main(int argc, char** argv) {
   testing::InitGoogleTest(&argc, argv);
+  if (const char* real = std::getenv("RONDO_TEST_CUDA"); real != nullptr && std::strcmp(real, "real") == 0)
+    testing::UnitTest::GetInstance()->listeners().Append(new rondo::test::EndsWithTheDevice);  // Google Test deletes it
   const char* name = std::getenv("RONDO_TEST_DEVICE");
   if (name == nullptr) return RUN_ALL_TESTS();
   std::optional<rondo::test::FakeDevice> fake;

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <random>
 
+#include "rondo/tests/cuda/kernel_text.h"
 #include "rondo/tests/gpu/conformance.h"
 
 namespace rondo::test {
@@ -12,29 +13,8 @@ namespace {
 using cuda::FunctionAttribute;
 using cuda::NvrtcResult;
 
-// Alone: the fake knows the shared memory of a source, not of each kernel.
-constexpr const char* kBlockSum = R"(
-extern "C" __global__ void __launch_bounds__(128) block_sum(const float* x, float* sums) {
-  __shared__ float part[128];
-  const int t = threadIdx.x;
-  part[t] = x[blockIdx.x * 128 + t];
-  for (int half = 64; half > 0; half /= 2) {
-    __syncthreads();
-    if (t < half) part[t] += part[t + half];
-  }
-  if (t == 0) sums[blockIdx.x] = part[0];
-}
-)";
-constexpr const char* kKernels = R"(
-extern "C" __global__ void __launch_bounds__(256) axpy(float* y, const float* x, long long n, float a) {
-  const long long i = static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x;
-  if (i < n) y[i] += a * x[i];
-}
-extern "C" __global__ void warp_sum(float* x) {
-  float sum = x[threadIdx.x];
-  for (int k = 16; k > 0; k /= 2) sum += __shfl_down_sync(0xFFFFFFFFu, sum, k);
-  if (threadIdx.x == 0) x[0] = sum;
-}
+// Of all bit patterns, what the host computes from them, too.
+constexpr const char* kArithmetic = R"(
 extern "C" __global__ void arithmetic(const float* x, const float* y, const double* v, const double* w, unsigned* out,
                                       unsigned long long* wide, int n) {
   const int i = blockIdx.x * blockDim.x + threadIdx.x;
@@ -49,7 +29,8 @@ extern "C" __global__ void arithmetic(const float* x, const float* y, const doub
   o[4] = __float_as_uint(a - b);
   o[5] = __float_as_uint(static_cast<float>(static_cast<int>(__float_as_uint(b))));
   o[6] = __umulhi(__float_as_uint(a), __float_as_uint(b));
-  o[7] = __popc(__float_as_uint(a)) + 100 * __clz(static_cast<int>(__float_as_uint(a) >> 3)) + 10000 * __ffs(static_cast<int>(__float_as_uint(b)));
+  o[7] = __popc(__float_as_uint(a)) + 100 * __clz(static_cast<int>(__float_as_uint(a) >> 3)) +
+         10000 * __ffs(static_cast<int>(__float_as_uint(b)));
   unsigned long long* p = wide + 5 * i;
   p[0] = static_cast<unsigned long long>(__double_as_longlong(c * d + c));
   p[1] = static_cast<unsigned long long>(__double_as_longlong(c / d));
@@ -62,7 +43,7 @@ extern "C" __global__ void arithmetic(const float* x, const float* y, const doub
 class ConformanceKernels : public Conformance {};
 
 TEST_F(ConformanceKernels, ArgumentsAreCopiedByTheLaunch) {  // cuLaunchKernel
-  const FunctionPtr axpy = gpu.kernel(kKernels, "axpy");
+  const FunctionPtr axpy = gpu.kernel(kAxpyText, "axpy");
   const size_t n = 1000;
   DevicePtr y = gpu.upload(std::vector<float>(n, 1)), x = gpu.upload(std::vector<float>(n, 1));
   const DevicePtr kept = y;
@@ -78,7 +59,7 @@ TEST_F(ConformanceKernels, ArgumentsAreCopiedByTheLaunch) {  // cuLaunchKernel
 }
 
 TEST_F(ConformanceKernels, BarriersShufflesAndSharedMemory) {
-  const FunctionPtr block_sum = gpu.kernel(kBlockSum, "block_sum"), warp_sum = gpu.kernel(kKernels, "warp_sum");
+  const FunctionPtr block_sum = gpu.kernel(kBlockSumText, "block_sum"), warp_sum = gpu.kernel(kWarpSumText, "warp_sum");
   std::vector<float> values(128 * 33);
   for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(i % 128);
   const DevicePtr x = gpu.upload(values), sums = gpu.block(33 * 4);
@@ -107,7 +88,7 @@ TEST_F(ConformanceKernels, ArithmeticIsTheHosts) {  // Guide, "Floating-Point St
                              : value;
   };
   for (int i = 0; i < kN; ++i) x[i] = narrow(i), y[i] = narrow(i + 1), v[i] = broad(i), w[i] = broad(i + 1);
-  const FunctionPtr kernel = gpu.kernel(kKernels, "arithmetic");
+  const FunctionPtr kernel = gpu.kernel(kArithmetic, "arithmetic");
   const DevicePtr out = gpu.block(kN * 8 * 4), wide = gpu.block(kN * 5 * 8);
   ASSERT_OK(gpu.launch(kernel, (kN + 255) / 256, 256, gpu.upload(x), gpu.upload(y), gpu.upload(v), gpu.upload(w), out,
                        wide, static_cast<int>(kN)));
@@ -146,7 +127,7 @@ TEST_F(ConformanceKernels, ArithmeticIsTheHosts) {  // Guide, "Floating-Point St
 }
 
 TEST_F(ConformanceKernels, StreamsAreOrderedByEvents) {  // cuStreamWaitEvent
-  const FunctionPtr axpy = gpu.kernel(kKernels, "axpy");
+  const FunctionPtr axpy = gpu.kernel(kAxpyText, "axpy");
   const int64_t n = 1 << 14;
   const DevicePtr a = gpu.upload(std::vector<float>(n, 1)), b = gpu.upload(std::vector<float>(n, 1));
   const EventPtr here = gpu.event(cuda::kEventDisableTiming), there = gpu.event(cuda::kEventDisableTiming);
@@ -173,7 +154,7 @@ TEST_F(ConformanceKernels, StreamsAreOrderedByEvents) {  // cuStreamWaitEvent
 // ---- Refusals of launches. Guide, "Technical Specifications per Compute Capability"; cuLaunchKernel
 
 TEST_F(ConformanceKernels, LaunchesThatAreTooLarge) {
-  const FunctionPtr warp_sum = gpu.kernel(kKernels, "warp_sum"), axpy = gpu.kernel(kKernels, "axpy");
+  const FunctionPtr warp_sum = gpu.kernel(kWarpSumText, "warp_sum"), axpy = gpu.kernel(kAxpyText, "axpy");
   DevicePtr x = gpu.upload(std::vector<float>(1024));
   void* args[] = {&x};
   const auto launch = [&](unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz) {
@@ -196,7 +177,7 @@ TEST_F(ConformanceKernels, LaunchesThatAreTooLarge) {
 }
 
 TEST_F(ConformanceKernels, SharedMemory) {  // cuFuncSetAttribute, MAX_DYNAMIC_SHARED_SIZE_BYTES
-  const FunctionPtr kernel = gpu.kernel(kKernels, "warp_sum"), fixed = gpu.kernel(kBlockSum, "block_sum");
+  const FunctionPtr kernel = gpu.kernel(kWarpSumText, "warp_sum"), fixed = gpu.kernel(kBlockSumText, "block_sum");
   int value = 0;
   ASSERT_OK(cu.function_attribute(&value, FunctionAttribute::kMaxDynamicShared, kernel));
   EXPECT_EQ(value, 48 << 10);
@@ -214,7 +195,7 @@ TEST_F(ConformanceKernels, SharedMemory) {  // cuFuncSetAttribute, MAX_DYNAMIC_S
 }
 
 TEST_F(ConformanceKernels, AttributesOfFunctions) {  // cuFuncGetAttribute, cuFuncSetAttribute
-  const FunctionPtr axpy = gpu.kernel(kKernels, "axpy"), sums = gpu.kernel(kBlockSum, "block_sum");
+  const FunctionPtr axpy = gpu.kernel(kAxpyText, "axpy"), sums = gpu.kernel(kBlockSumText, "block_sum");
   int value = 0;
   ASSERT_OK(cu.function_attribute(&value, FunctionAttribute::kMaxThreadsPerBlock, axpy));
   EXPECT_EQ(value, 256);
@@ -239,7 +220,7 @@ TEST_F(ConformanceKernels, ImagesThatAreNone) {  // cuModuleLoadData; CUresult, 
 }
 
 TEST_F(ConformanceKernels, FunctionsThatAreNotThere) {  // cuModuleGetFunction
-  const cuda::NvrtcOutput output = nvrtc_compile(kKernels, gpu.capability());
+  const cuda::NvrtcOutput output = nvrtc_compile(kAxpyText, gpu.capability());
   ASSERT_EQ(output.result, NvrtcResult::kSuccess) << output.log;
   FunctionPtr function = nullptr;
   const ModulePtr module = gpu.load(output.cubin);
@@ -250,7 +231,7 @@ TEST_F(ConformanceKernels, FunctionsThatAreNotThere) {  // cuModuleGetFunction
 TEST_F(ConformanceKernels, CodeOfAnotherArchitecture) {  // Guide, "Binary Compatibility", "PTX Compatibility"
   const int here = gpu.capability();
   ModulePtr module = nullptr;
-  const cuda::NvrtcOutput older = nvrtc_compile(kKernels, 80), newer = nvrtc_compile(kKernels, 120);
+  const cuda::NvrtcOutput older = nvrtc_compile(kAxpyText, 80), newer = nvrtc_compile(kAxpyText, 120);
   ASSERT_EQ(older.result, NvrtcResult::kSuccess) << older.log;
   ASSERT_EQ(newer.result, NvrtcResult::kSuccess) << newer.log;
   if (here / 10 != 8) {
@@ -331,7 +312,7 @@ TEST_F(ConformanceNvrtc, ArchitecturesAndVersion) {  // nvrtcGetSupportedArchs, 
 }
 
 TEST_F(ConformanceNvrtc, TakesOurFlags) {  // NVRTC, "Supported Compile Options"
-  const cuda::NvrtcOutput output = nvrtc_compile(kKernels, 90);
+  const cuda::NvrtcOutput output = nvrtc_compile(kAxpyText, 90);
   ASSERT_EQ(output.result, NvrtcResult::kSuccess) << output.log;
   EXPECT_EQ(output.log, "");
   EXPECT_FALSE(output.cubin.empty());
@@ -340,9 +321,9 @@ TEST_F(ConformanceNvrtc, TakesOurFlags) {  // NVRTC, "Supported Compile Options"
 }
 
 TEST_F(ConformanceNvrtc, RefusesUnknownOptions) {  // nvrtcCompileProgram, INVALID_OPTION
-  const cuda::NvrtcOutput option = nvrtc_compile(kKernels, 90, {"--no-such-option"});
+  const cuda::NvrtcOutput option = nvrtc_compile(kAxpyText, 90, {"--no-such-option"});
   EXPECT_EQ(option.result, NvrtcResult::kInvalidOption);
-  const cuda::NvrtcOutput architecture = nvrtc_compile(kKernels, 35);
+  const cuda::NvrtcOutput architecture = nvrtc_compile(kAxpyText, 35);
   EXPECT_EQ(architecture.result, NvrtcResult::kInvalidOption);
   EXPECT_NE(architecture.log.find("gpu-architecture"), std::string::npos) << architecture.log;
 }

@@ -4,12 +4,13 @@
 #   tests/gpu/run.sh [--out FOLDER] [--budget SECONDS] [--bin FOLDER] [--only SECTION,...] [--short] [--fake SEED]
 #
 # Writes FOLDER/report.md, FOLDER/report.json and FOLDER/logs/ (default: rondo-gpu-report). A section has its share of the time that is
-# left; one that fails, hangs or runs out of time says so, and the next one begins. --fake runs all of it on
-# tests/fake_cuda, without a GPU: a test of this script, whose report holds no figure of a GPU.
-# Exit code: 0 all passed, 1 something failed or ran out of time, 2 wrong arguments, 3 there is no CUDA device.
+# left; one that fails, hangs or runs out of time says so, and the next one begins. --fake runs all of it on tests/fake_cuda, without a
+# GPU: a test of this script. A report of the fake holds no figure.
+# Exit code: 0 all passed, 1 something failed or ran out of time, 2 wrong arguments or the wrong machine, 3 there is no CUDA device.
 set -u
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-out=rondo-gpu-report budget=540 bin='' only=machine,conformance,suite,train,sanitizer,steps short=0 fake=''
+out=rondo-gpu-report budget=540 bin='' only=machine,conformance,suite,train,sanitizer,steps,figures short=0 fake=''
+test_limit=${RONDO_GPU_TEST_LIMIT:-60} # seconds of one test
 while [ $# -gt 0 ]; do
   case $1 in
     --short) short=1 && shift && continue ;;
@@ -21,38 +22,90 @@ while [ $# -gt 0 ]; do
 done
 case $budget in '' | *[!0-9]*) echo "run.sh: --budget is a number of seconds, not $budget" >&2; exit 2 ;; esac
 case $fake in *[!0-9]*) echo "run.sh: --fake is the number of an order of work, not $fake" >&2; exit 2 ;; esac
+declare -A share=([machine]=2 [conformance]=8 [suite]=32 [train]=6 [sanitizer]=12 [steps]=32 [figures]=8)
+for name in ${only//,/ }; do
+  if [ -z "${share[$name]:-}" ]; then echo "run.sh: no section $name; there are: ${!share[*]}" >&2; exit 2; fi
+done
+
+# ---- Can this machine run the programs?
+if [ -f "$here/NEEDS_GLIBC" ]; then
+  needs=$(cat "$here/NEEDS_GLIBC")
+  has=$(getconf GNU_LIBC_VERSION 2>/dev/null | sed 's/.* //')
+  if [ "$(printf '%s\n%s\n' "$needs" "${has:-0}" | sort -V | head -n1)" != "$needs" ]; then
+    echo "run.sh: the programs need glibc $needs or later, and this machine has ${has:-another C library}; run it in a container of a newer system (README.md)" >&2
+    exit 2
+  fi
+  if ! grep -qm1 -w avx2 /proc/cpuinfo || [ "$(uname -m)" != x86_64 ]; then
+    echo "run.sh: the programs need an x86-64 processor with AVX2, and this one is $(uname -m) without it" >&2
+    exit 2
+  fi
+fi
 
 # ---- Where things are: in a bundle (bundle.sh), or in a source tree that was built.
 if [ -x "$here/bin/test_gpu" ]; then
   bin=${bin:-$here/bin} peers=$here/peers
-  cd "$here" || exit 2 # its tests look for their data from here
 else
   bin=${bin:-$here/../../build/release/bin} peers=$here/../bench/peers
 fi
 [ -x "$bin/test_gpu" ] || { echo "run.sh: no test_gpu in $bin; build it, or say --bin FOLDER" >&2; exit 2; }
 bin=$(cd "$bin" && pwd)
-case $out in /*) ;; *) out=${OLDPWD:-$PWD}/$out ;; esac
-mkdir -p "$out/logs" || exit 2
+mkdir -p "$out/logs" && [ -w "$out/logs" ] || { echo "run.sh: cannot write to $out; say --out FOLDER" >&2; exit 2; }
 out=$(cd "$out" && pwd)
 rm -rf "$out/report.md" "$out/report.json" "$out"/logs/*
+[ ! -f "$here/VERSION" ] || cd "$here" || exit 2 # a bundle's tests look for their data from there
 
 export RONDO_CACHE_DIR=${RONDO_CACHE_DIR:-$out/cache}
 export RONDO_TEST_CUDA=real # tests/fake_cuda/fake_cuda.h: tests use the driver that is found
-unset RONDO_TEST_DEVICE RONDO_FAKE_CUDA
-if [ -n "$fake" ]; then
-  export RONDO_CUDA_PATH=${RONDO_FAKE_CUDA_FOLDER:-$bin/../fake_cuda} RONDO_FAKE_CUDA=$fake:1:2048
-  [ -e "$RONDO_CUDA_PATH/libcuda.so.1" ] || { echo "run.sh: no fake in $RONDO_CUDA_PATH" >&2; exit 2; }
+unset RONDO_TEST_DEVICE
+for folder in /usr/local/cuda/bin /usr/local/cuda/compute-sanitizer; do [ -d $folder ] && PATH=$PATH:$folder; done
+if [ -n "$fake" ]; then # as a real driver is found: by the system's loader
+  folder=${RONDO_FAKE_CUDA_FOLDER:-$bin/../fake_cuda}
+  [ -e "$folder/libcuda.so.1" ] || { echo "run.sh: no fake in $folder" >&2; exit 2; }
+  export LD_LIBRARY_PATH=$folder${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH} RONDO_FAKE_CUDA=${RONDO_FAKE_CUDA:-$fake:2:2048}
 fi
+
+# A command under a limit, with what it leaves running. One that cannot even be killed (a driver that hangs) is left behind.
+limited() { # limited SECONDS LOG COMMAND...
+  local limit=$1 log=$2 process end=$((SECONDS + $1 + 12))
+  shift 2
+  : >>"$log"
+  [ "$limit" -ge 1 ] || return 124
+  timeout -k 5 "$limit" "$@" >>"$log" 2>&1 </dev/null &
+  process=$!
+  ends_with_us $process
+  while kill -0 $process 2>/dev/null; do
+    [ $SECONDS -lt $end ] || return 124
+    sleep 0.1
+  done
+  wait $process
+}
+# shellcheck disable=SC2064 # which processes: now
+ends_with_us() { trap "kill $* 2>/dev/null; exit 130" INT TERM; }
 
 # ---- Is there a device?
 find_device() {
-  timeout -k 5 60 "$bin/test_gpu" --gtest_filter=Device.IsHere >"$out/logs/device.log" 2>&1
+  : >"$out/logs/device.log"
+  limited 60 "$out/logs/device.log" "$bin/test_gpu" --gtest_filter=Device.IsHere
   device=$(grep -m1 -E '^(device: |no CUDA device: )' "$out/logs/device.log")
 }
 find_device
-# PyTorch brings NVRTC and cuBLASLt in wheels.
-if [ -z "${RONDO_CUDA_PATH:-}" ] && [[ $device = *' missing'* ]] && command -v python3 >/dev/null; then
-  RONDO_CUDA_PATH=$(timeout 20 python3 -c 'import sys; print(sys.prefix)' 2>/dev/null)
+# NVRTC and cuBLASLt of a later CUDA than the driver's do not work with it.
+too_new() {
+  local library
+  for library in NVRTC cuBLASLt; do
+    if [[ $device =~ driver\ ([0-9]+)\..*$library\ ([0-9][0-9]) ]] && [ "${BASH_REMATCH[2]}" -gt "${BASH_REMATCH[1]}" ]; then return 0; fi
+  done
+  return 1
+}
+# PyTorch brings both in wheels.
+if [ -z "${RONDO_CUDA_PATH:-}" ] && { [[ $device = *' missing'* ]] || too_new; } && command -v python3 >/dev/null; then
+  RONDO_CUDA_PATH=$(timeout 20 python3 -c '
+import os, sys
+try:
+    import nvidia
+    print(":".join(os.path.dirname(path) for path in nvidia.__path__))
+except ImportError:
+    print(sys.prefix)' 2>/dev/null)
   export RONDO_CUDA_PATH
   find_device
 fi
@@ -61,12 +114,23 @@ case $device in
   'no CUDA device: '*) echo "$device"; exit 3 ;;
   *) echo "no CUDA device: test_gpu says: $(tail -n1 "$out/logs/device.log")"; exit 3 ;;
 esac
+case $device in 'fake GPU'*) is_fake=1 ;; *) is_fake=0 ;; esac
+# What the fake needs beside its seed and memory: it answers misuse, as a driver does.
+answering=() stray=()
+if [ $is_fake = 1 ]; then
+  base=${RONDO_FAKE_CUDA:-0}
+  [[ $base = *:*:* ]] || base=${base%%:*}:2:2048
+  answering=(RONDO_FAKE_CUDA="$base:answers") stray=(RONDO_FAKE_CUDA="$base:answers:faulty=stray")
+fi
+# Figures of the fake say nothing: "#" stands for each.
+figures_of() { # figures_of FILE...
+  if [ $is_fake = 0 ]; then cat "$@"; else sed -E ':a; s/(^|[^A-Za-z0-9_#.])[0-9]+(\.[0-9]+)?(e-?[0-9]+)?([^A-Za-z0-9_.]|$)/\1#\4/; ta' "$@"; fi
+}
 
 # ---- Time, and what the report says
 started=$SECONDS
 left() { echo $((budget - (SECONDS - started))); }
-declare -A share=([machine]=2 [conformance]=10 [suite]=32 [train]=7 [sanitizer]=14 [steps]=43)
-names=() statuses=() seconds=() notes=() failed_tests=() endless_tests=() raw_steps=()
+names=() statuses=() seconds=() notes=() failed_tests=() endless_tests=() unreached=() raw_steps=()
 status='' note=''
 
 # The seconds that a section may take: its share of what is left, among those that are still to come, or the few seconds
@@ -75,9 +139,9 @@ allowance() {
   local total=0 seen=0 seconds name
   for name in ${only//,/ }; do
     [ "$name" = "$1" ] && seen=1
-    [ $seen = 1 ] && total=$((total + ${share[$name]:-1}))
+    [ $seen = 1 ] && total=$((total + ${share[$name]}))
   done
-  seconds=$(($(left) * ${share[$1]:-1} / (total > 0 ? total : 1)))
+  seconds=$(($(left) * ${share[$1]} / (total > 0 ? total : 1)))
   [ "$seconds" -ge 5 ] || seconds=5
   echo $((seconds < $(left) ? seconds : $(left)))
 }
@@ -87,86 +151,114 @@ worse() { # worse passed|skipped|incomplete|failed: a section is as good as its 
   esac
 }
 say() { note="$note${note:+; }$*"; }
+short_of() { tail -n1 "$1" | tr -d '\r' | cut -c1-"${2:-120}"; }
 
-# A command under a limit, alone in its process group: what it leaves running ends with it. limited SECONDS LOG COMMAND...
-limited() {
-  local limit=$1 log=$2
-  shift 2
-  : >>"$log"
-  [ "$limit" -ge 1 ] || return 124
-  timeout -k 5 "$limit" "$@" >>"$log" 2>&1 </dev/null &
-  ends_with_us $!
-  wait $!
+# ---- Tests of one program, in several processes at a time. A test that crashes, hangs or loses the device is named, and the
+# others go on in a new process. Those that were not begun when the time was over are counted.
+#   tests NAME SECONDS SHARDS FILTER PROGRAM [VARIABLE=VALUE...]
+# With of_samples=1 each process runs all tests, on its own share of their samples.
+tests() {
+  local name=$1 end=$((SECONDS + $2)) shards=$3 filter=$4 program=$5 shard processes=() logs=$out/logs/$1 all=$out/logs/$1.all
+  shift 5
+  if [ ! -x "$bin/$program" ]; then say "$name: $program is not here" && worse skipped && return; fi
+  : >"$all"
+  limited $((end - SECONDS > 60 ? 60 : end - SECONDS)) "$all" env "$@" "$bin/$program" --gtest_list_tests "--gtest_filter=$filter"
+  # "Suite.", and its tests below it, each with "# a comment".
+  awk '/^[A-Za-z_][^ ]*\./ { suite = $1 } /^  [A-Za-z_0-9]/ && $1 !~ /DISABLED/ { print suite $1 }' "$all" >"$all.names"
+  if [ ! -s "$all.names" ]; then
+    say "$name: $program does not list its tests: $(short_of "$all")" && failed_tests+=("$name: $program does not start, logs/$name.all") && worse failed
+    return
+  fi
+  for ((shard = 0; shard < shards; ++shard)); do
+    awk -v n="$shards" -v i=$shard -v all="${of_samples:-0}" 'all || NR % n == i' "$all.names" >"$logs.$shard.left"
+    shard_of_tests "$logs.$shard" "$end" "$program" RONDO_TEST_SAMPLES=$shard:"$shards" RONDO_NUM_THREADS=$((($(nproc) + shards - 1) / shards)) "$@" &
+    processes+=($!)
+  done
+  ends_with_us "${processes[@]}"
+  wait "${processes[@]}"
+  local bad endless unseen ok skipped
+  cat "$logs".[0-9]*.log >"$logs.log"
+  ok=$(grep -c '^\[       OK \]' "$logs.log")
+  skipped=$(grep -cE '^\[  SKIPPED \] .* \([0-9]+ ms\)' "$logs.log")
+  mapfile -t bad < <(sed -nE 's/^\[  FAILED  \] ([^ ,]+)(, .*)? \([0-9]+ ms\)$/\1/p; s/^run.sh: ended in (.*)$/\1/p' "$logs.log" | sort -u)
+  mapfile -t endless < <(sed -nE 's/^run.sh: no end of (.*)$/\1/p' "$logs.log")
+  mapfile -t unseen < <(cat "$logs".[0-9]*.left | sort)
+  note="$note${note:+; }$name: $ok passed, $skipped skipped, ${#bad[@]} failed"
+  [ ${#endless[@]} = 0 ] || note="$note, ${#endless[@]} did not end"
+  [ ${#unseen[@]} = 0 ] || note="$note, ${#unseen[@]} not reached"
+  endless_tests+=("${endless[@]/#/$name: }")
+  unreached+=("${unseen[@]/#/$name: }")
+  failed_tests+=("${bad[@]/#/$name: }")
+  if [ ${#bad[@]} -gt 0 ]; then worse failed
+  elif [ $((${#endless[@]} + ${#unseen[@]})) -gt 0 ]; then worse incomplete
+  else worse passed; fi
+  name_the_launches "$name" "$program" "$@"
 }
-# shellcheck disable=SC2064 # which processes: now
-ends_with_us() { trap "kill $* 2>/dev/null; exit 130" INT TERM; }
 
-# The same for tests, which write a line now and then: 125 if they hang, which is to write nothing for long.
-watched() {
-  local limit=$1 log=$2 process size=0 now since=$SECONDS hangs=0 quiet
+# Runs the tests of LOGS.left. Each time a process ends, what it began is taken off that list.
+shard_of_tests() {
+  local logs=$1 log=$1.log end=$2 program=$3 rc last restarts
+  shift 3
+  : >"$log"
+  for ((restarts = 0; restarts < 40; ++restarts)); do
+    [ -s "$logs.left" ] || return
+    printf -- '--gtest_filter=%s\n' "$(paste -sd: "$logs.left")" >"$logs.flags"
+    : >"$log.part"
+    watched $((end - SECONDS)) "$log.part" env "$@" "$bin/$program" --gtest_color=no "--gtest_flagfile=$logs.flags"
+    rc=$?
+    last=$(sed -nE 's/^\[ RUN      \] (.*)$/\1/p' "$log.part" | tail -n1)
+    cat "$log.part" >>"$log"
+    sed -nE 's/^\[ RUN      \] (.*)$/\1/p' "$log.part" | sort -u >"$logs.begun"
+    grep -vxFf "$logs.begun" "$logs.left" >"$logs.rest"
+    mv "$logs.rest" "$logs.left"
+    if [ $rc -le 1 ] && grep -q '^\[==========\] .* ran\.' "$log.part"; then return; fi
+    case $rc in
+      70) continue ;; # a test has lost the device (tests/fake_device/main.cc)
+      124 | 137) if [ $SECONDS -ge $((end - 1)) ]; then
+        # What ran out of the section's time goes back to those that were not reached.
+        [ -z "$last" ] || grep -qE "^\[ .*(OK|FAILED|SKIPPED)  ?\] $last " "$log.part" || echo "$last" >>"$logs.left"
+        return
+      fi ;;
+    esac
+    if [ $rc = 125 ]; then printf '\nrun.sh: no end of %s\n' "${last:-$program, before its first test}" >>"$log"
+    else printf '\nrun.sh: ended in %s (exit code %s)\n' "${last:-$program, before its first test}" $rc >>"$log"; fi
+    [ -n "$last" ] || return
+  done
+}
+
+# Under a limit, and 125 if one test takes longer than a test may.
+watched() { # watched SECONDS LOG COMMAND...
+  local limit=$1 log=$2 process size=0 begun=0 now since=$SECONDS hangs=0 end=$((SECONDS + $1 + 12))
   shift 2
   [ "$limit" -ge 1 ] || return 124
-  quiet=$((limit < 130 ? limit * 2 / 3 + 1 : 90))
   timeout -k 5 "$limit" "$@" >>"$log" 2>&1 </dev/null &
   process=$!
   ends_with_us $process
   while kill -0 $process 2>/dev/null; do
     sleep 0.2
     now=$(stat -c %s "$log")
-    if [ "$now" != "$size" ]; then size=$now since=$SECONDS
-    elif [ $((SECONDS - since)) -ge $quiet ] && [ $hangs = 0 ]; then hangs=1 && kill $process; fi
+    if [ "$now" != "$size" ]; then
+      size=$now now=$(grep -c '^\[ RUN      \]' "$log")
+      [ "$now" = $begun ] || { begun=$now since=$SECONDS; }
+    fi
+    if [ $((SECONDS - since)) -ge "$test_limit" ] && [ $hangs = 0 ]; then hangs=1 end=$((SECONDS + 12)) && kill $process; fi
+    [ $SECONDS -lt $end ] || break
   done
-  wait $process 2>/dev/null || { local rc=$? && [ $hangs = 1 ] && return 125 || return $rc; }
+  [ $hangs = 1 ] && return 125
+  [ $SECONDS -lt $end ] || return 124
+  wait $process
 }
 
-# Tests of one program, in several processes at a time. A test that crashes, hangs or is slow is named, and the others go on.
-#   tests NAME SECONDS SHARDS FILTER PROGRAM [VARIABLE=VALUE...]
-tests() {
-  local name=$1 end=$((SECONDS + $2)) shards=$3 filter=$4 program=$5 shard log processes=()
-  shift 5
-  if [ ! -x "$bin/$program" ]; then say "$name: $program is not here" && worse skipped && return; fi
-  for ((shard = 0; shard < shards; ++shard)); do
-    shard_of_tests "$out/logs/$name.$shard.log" "$end" "$filter" "$program" \
-      GTEST_TOTAL_SHARDS="$shards" GTEST_SHARD_INDEX="$shard" RONDO_NUM_THREADS=$((($(nproc) + shards - 1) / shards)) "$@" &
-    processes+=($!)
-  done
-  ends_with_us "${processes[@]}"
-  wait
-  local ok=0 skipped=0 bad endless stopped
-  for log in "$out/logs/$name".*.log; do
-    ok=$((ok + $(grep -c '^\[       OK \]' "$log")))
-    skipped=$((skipped + $(grep -cE '^\[  SKIPPED \] .* \([0-9]+ ms\)' "$log")))
-  done
-  mapfile -t bad < <(cat "$out/logs/$name".*.log | sed -nE 's/^\[  FAILED  \] ([^ ,]+)(, .*)? \([0-9]+ ms\)$/\1/p; s/^run.sh: ended in (.*)$/\1/p' | sort -u)
-  mapfile -t endless < <(cat "$out/logs/$name".*.log | sed -nE 's/^run.sh: no end of (.*)$/\1/p')
-  stopped=$(cat "$out/logs/$name".*.log | grep -c '^run.sh: out of time')
-  say "$name: $ok passed, $skipped skipped, ${#bad[@]} failed$([ ${#endless[@]} -gt 0 ] && echo ", ${#endless[@]} did not end")$([ "$stopped" -gt 0 ] && echo ', out of time')"
-  endless_tests+=("${endless[@]/#/$name: }")
-  if [ $((ok + skipped + ${#bad[@]} + ${#endless[@]} + stopped)) = 0 ]; then say "$name ran nothing" && worse failed; fi
-  if [ ${#bad[@]} -gt 0 ]; then
-    failed_tests+=("${bad[@]/#/$name: }")
-    worse failed
-  elif [ $((stopped + ${#endless[@]})) -gt 0 ]; then worse incomplete; else worse passed; fi
-}
-shard_of_tests() {
-  local log=$1 end=$2 filter=$3 program=$4 rc done_tests last
-  shift 4
-  : >"$log"
-  for _ in 1 2 3 4 5 6; do
-    watched $((end - SECONDS)) "$log" env "$@" "$bin/$program" --gtest_color=no "--gtest_filter=$filter"
-    rc=$?
-    if [ $rc -le 1 ] && grep -q '^\[==========\] .* ran\.' "$log"; then return; fi
-    last=$(sed -nE 's/^\[ RUN      \] (.*)$/\1/p' "$log" | tail -n1)
-    case $rc in
-      124 | 137) printf '\nrun.sh: out of time\n' >>"$log" && return ;;
-      125) printf '\nrun.sh: no end of %s\n' "${last:-$program, before its first test}" >>"$log" ;;
-      *) printf '\nrun.sh: ended in %s (exit code %s)\n' "${last:-$program, before its first test}" $rc >>"$log" ;;
-    esac
-    [ -n "$last" ] || return
-    done_tests=$(sed -nE 's/^\[ RUN      \] (.*)$/\1/p' "$log" | sort -u | paste -sd:)
-    case $filter in *-*) filter=$filter:$done_tests ;; *) filter=$filter:-$done_tests ;; esac
+# A test that lost the device runs once more, alone, in a mode in which the error names the launch.
+name_the_launches() { # name_the_launches NAME PROGRAM [VARIABLE=VALUE...]
+  local name=$1 program=$2 test lost
+  shift 2
+  mapfile -t lost < <(grep -B1 '^The device is lost: this process ends' "$out/logs/$name.log" | sed -nE 's/^\[  FAILED  \] ([^ ]+) .*/\1/p' | head -n 3)
+  for test in "${lost[@]}"; do
+    limited 30 "$out/logs/$name.launch.log" env RONDO_CUDA_SYNC=1 "$@" "$bin/$program" --gtest_color=no "--gtest_filter=$test"
   done
 }
+
 # How many processes share the device: kernels are compiled on the host, each process on one core.
 shards() { local n; n=$(nproc); echo $((n >= 16 ? 6 : n >= 8 ? 3 : 1)); }
 
@@ -174,73 +266,78 @@ shards() { local n; n=$(nproc); echo $((n >= 16 ? 6 : n >= 8 ? 3 : 1)); }
 
 section_machine() {
   worse passed
-  say "$(uname -m), $(nproc) cores, $(sed -nE 's/^model name\s*: //p' /proc/cpuinfo | head -n1)"
+  say "$(uname -m), $(nproc) cores, $(sed -nE 's/^model name\s*: //p' /proc/cpuinfo | head -n1), glibc $(getconf GNU_LIBC_VERSION | sed 's/.* //')"
   if command -v nvidia-smi >/dev/null; then
-    say "$(limited 20 "$out/logs/nvidia-smi.log" nvidia-smi && timeout 20 nvidia-smi --query-gpu=name,driver_version,memory.total,clocks.sm,clocks.mem --format=csv,noheader 2>/dev/null | head -n1)"
+    limited 20 "$out/logs/nvidia-smi.log" nvidia-smi
+    say "nvidia-smi: $(timeout 20 nvidia-smi -L 2>/dev/null | sed 's/ *(UUID.*//; s/^ *//' | paste -sd, | cut -c1-160)"
+    say "$(timeout 20 nvidia-smi --query-gpu=name,driver_version,memory.total,clocks.max.sm,clocks.max.mem,power.limit --format=csv,noheader 2>/dev/null | head -n1)"
   else say 'nvidia-smi: missing'; fi
+  [ -z "${CUDA_VISIBLE_DEVICES+set}" ] || say "CUDA_VISIBLE_DEVICES=$CUDA_VISIBLE_DEVICES"
+  [ -z "${RONDO_CUDA_PATH:-}" ] || say "RONDO_CUDA_PATH=$RONDO_CUDA_PATH"
+  too_new && say 'NVRTC or cuBLASLt is of a later CUDA than the driver: expect failures, and name older ones in RONDO_CUDA_PATH'
   if command -v nvcc >/dev/null; then say "nvcc $(nvcc --version | sed -nE 's/.*release ([0-9.]+).*/\1/p')"; else say 'nvcc: missing (not needed)'; fi
   command -v compute-sanitizer >/dev/null || say 'compute-sanitizer: missing'
   torch_is_here
   say "PyTorch: $torch"
 }
 
-section_conformance() {
-  if [ -z "$fake" ]; then tests conformance "$1" 1 'Conformance*' test_gpu
-  else # it answers misuse, as a driver does; a kernel's stray access ends its process
-    tests conformance "$1" 1 'Conformance*:-*AnErrorThatStays:*EveryType*:*OddSizes*:*Vectors*:*Epilogues*' test_gpu \
-      RONDO_FAKE_CUDA="$RONDO_FAKE_CUDA:answers"
-  fi
-}
+section_conformance() { tests conformance "$1" 1 'Conformance*' test_gpu "${stray[@]}"; }
 
 # What needs nothing of the fake's Control, or skips where it does. Tests of the fake itself and of how libraries are
-# found are left out, and those that compile for devices that are not here.
+# found are left out, and those that compile for devices that are not here. The tests that say most come first.
 section_suite() {
-  local n end=$((SECONDS + $1)) answers=() cuda='*:-*Death*:Planted*:CudaLibraries.*:RealNvrtc.*:*WithoutNvrtc*:CublasLtFake.*:CudaHeaders.*:*TheRealNvrtc*:*Damaged*:CudaErrors.AForkedChildIsRefused:*Gates*:StepLaunches.*:CompileFor.*:ByHandOnDisk.*:JitAvailable.*'
+  local n end=$((SECONDS + $1)) first='CudaCopies.*:CudaErrors.ALaunchThatIsRefused:CudaKernels.AProgramOfOps:CudaKernels.SortsLongLines:CudaProduct.*:CudaAttention.ShapesAndDTypes:CudaHead.*:CudaModules.*:CudaRegions.*:CudaTraining.*:CudaTables.*:OutOfMemoryOfABatch.*:TwoDevices.*:CompileFor.TheFirstStepCompilesNothing'
+  local host='*Death*:Planted*:CudaLibraries.*:RealNvrtc.*:*WithoutNvrtc*:CublasLtFake.*:CudaHeaders.*:*TheRealNvrtc*:*Damaged*:CudaErrors.AForkedChildIsRefused:*Gates*:StepLaunches.*:CompileFor.*:ByHandOnDisk.*:JitAvailable.*'
   n=$(shards)
-  # A test of what a driver refuses is misuse to the fake.
-  [ -z "$fake" ] || answers=(RONDO_FAKE_CUDA="$RONDO_FAKE_CUDA:answers")
   if [ $short = 1 ]; then
-    tests cuda "$1" 1 'CudaCopies.*:CudaErrors.ALaunchThatIsRefused:CudaProduct.Batches:CudaKernels.SortsLongLines:CudaEager.SizesDecideTheSchedule' \
-      test_cuda "${answers[@]}"
+    tests first "$1" 1 'CudaCopies.*:CudaErrors.ALaunchThatIsRefused:CudaProduct.Batches:CudaKernels.SortsLongLines:CudaEager.SizesDecideTheSchedule' \
+      test_cuda "${answering[@]}"
     return
   fi
-  tests cuda $(((end - SECONDS) / 3)) "$n" "$cuda" test_cuda "${answers[@]}"
-  tests ops $(((end - SECONDS) / 3)) "$n" 'OpSweep.*' test_runtime RONDO_TEST_DEVICE=cuda
+  tests first $(((end - SECONDS) / 2)) "$n" "$first" test_cuda "${answering[@]}"
+  of_samples=1 test_limit=$((end - SECONDS)) tests ops $(((end - SECONDS) / 2)) "$n" 'OpSweep.*' test_runtime RONDO_TEST_DEVICE=cuda
+  tests cuda $(((end - SECONDS) / 2)) "$n" "*:-$first:$host" test_cuda "${answering[@]}"
   tests modules $(((end - SECONDS) / 2)) "$n" '-Lora.FrozenOperandsTakeNoMemory:Lora.AFrozenWeightKeepsNoInput:PretrainedMemory.*:KVCache.GPT2AtEveryLength:KVCache.StaleSlotsAreNeverRead:KVCache.DecodingIsTheSameForAnyThreadsAndBatch' \
     test_modules RONDO_TEST_DEVICE=cuda
   tests optim $((end - SECONDS)) "$n" '-*DeviceStep.*:CApi*:Guest.*:*TwoModels*:MemoryLimit.*:ThreadCap.*:TrainerKill.*:TrainerFullDisk.*:*Fake*:Compiled.TheInterpreterAgrees' \
     test_optim RONDO_TEST_DEVICE=cuda
 }
 
-# train_gpt on the device beside the CPU: the same losses.
+# train_gpt on the device beside the CPU: the same losses; and a second run: the same bits.
 section_train() {
-  local end=$((SECONDS + $1)) size=(--n_layer=4 --n_head=4 --n_embd=128 --block_size=64 --batch_size=12) steps=50 run log worst
+  local end=$((SECONDS + $1)) size=(--n_layer=4 --n_head=4 --n_embd=128 --block_size=64 --batch_size=12) steps=50 run log worst name
+  [ $is_fake = 1 ] && size=(--n_layer=2 --n_head=2 --n_embd=32 --block_size=16 --batch_size=4) && steps=20
   [ $short = 1 ] && size=(--n_layer=1 --n_head=2 --n_embd=32 --block_size=16 --batch_size=2) && steps=4
-  [ -n "$fake" ] && [ $short = 0 ] && size=(--n_layer=2 --n_head=2 --n_embd=32 --block_size=16 --batch_size=4) && steps=20
   if [ ! -x "$bin/train_gpt" ]; then say 'train_gpt is not here' && worse skipped && return; fi
   local text=$out/logs/text
   awk 'BEGIN { srand(7); for (i = 0; i < 6000; ++i) { w = ""; n = 1 + int(rand() * 6);
                for (k = 0; k < n; ++k) w = w substr("aeioustrnl", 1 + int(rand() * 10), 1);
                printf "%s%s", w, i % 9 == 8 ? ".\n" : " " } }' >"$text"
-  for run in cpu,none,float32 cuda,regions,float32 cuda,regions,bfloat16 cuda,none,float32; do
+  for run in cpu,none,float32 cuda,regions,float32 cuda,regions,float32,again cuda,regions,bfloat16 cuda,none,float32; do
     [ $short = 1 ] && [ $run = cuda,regions,bfloat16 ] && break
-    IFS=, read -r on compile dtype <<<"$run"
-    log=$out/logs/train.$on.$compile.$dtype.log
-    limited $(((end - SECONDS) / 2)) "$log" "$bin/train_gpt" --data="$text" --out_dir="$out/logs/train.$on.$compile.$dtype" \
+    IFS=, read -r on compile dtype again <<<"$run"
+    name=$on.$compile.$dtype${again:+.$again}
+    log=$out/logs/train.$name.log
+    limited $(((end - SECONDS) / 2)) "$log" "$bin/train_gpt" --data="$text" --out_dir="$out/logs/train.$name" \
       --device="$on" --compile="$compile" --dtype="$dtype" "${size[@]}" --max_iters=$steps --eval_interval=$steps --eval_iters=2 \
       --warmup_iters=2 --log_interval=1 --sample_tokens=0
     case $? in
       0) ;;
       124 | 137) say "$on $compile $dtype: out of time" && worse incomplete && continue ;;
-      *) say "$on $compile $dtype: $(tail -n1 "$log" | cut -c1-160)" && worse failed && continue ;;
+      *) say "$on $compile $dtype: $(short_of "$log" 160)" && failed_tests+=("train: $name, logs/train.$name.log") && worse failed && continue ;;
     esac
     [ "$on" = cpu ] && continue
-    worst=$(paste <(losses cpu.none.float32) <(losses "$on.$compile.$dtype") |
+    if [ -n "$again" ]; then
+      if [ "$(losses "$name")" = "$(losses "${name%.again}")" ]; then say 'a second run: the same losses' && worse passed
+      else say 'a second run has other losses' && failed_tests+=("train: two runs differ, logs/train.$name") && worse failed; fi
+      continue
+    fi
+    worst=$(paste <(losses cpu.none.float32) <(losses "$name") |
       awk 'NF == 2 { d = $1 - $2; d = (d < 0 ? -d : d) / $1; if (d > w) w = d; ++n } END { if (n) printf "%.1e %d", w, n }')
     [ -n "$worst" ] || { say "$compile $dtype: no losses" && worse failed && continue; }
     say "$compile $dtype: within ${worst% *} of the CPU over ${worst#* } steps"
     if awk -v w="${worst% *}" -v t="$([ "$dtype" = float32 ] && echo 1e-4 || echo 3e-2)" 'BEGIN { exit !(w > t) }'; then
-      say "that is too much" && worse failed
+      say "that is too much" && failed_tests+=("train: $compile $dtype is ${worst% *} off") && worse failed
     else worse passed; fi
   done
 }
@@ -249,21 +346,24 @@ losses() { sed -nE 's/.*"loss": ?([0-9.eE+-]+).*/\1/p' "$out/logs/train.$1/metri
 section_sanitizer() {
   local tool rest=4 end=$((SECONDS + $1)) log summary rc
   local filter='CudaCopies.ThereAndBack:CudaKernels.SortsLongLines:CudaKernels.AProgramOfOps:CudaEager.SizesDecideTheSchedule:CudaRegions.ForwardAndBackward:CudaProduct.Batches:CudaAttention.Masks:CudaTables.ALaunchForAllItems'
-  if [ -n "$fake" ]; then say 'needs a GPU' && worse skipped && return; fi
+  [ $short = 1 ] && filter='CudaCopies.ThereAndBack:CudaProduct.Batches'
   if ! command -v compute-sanitizer >/dev/null; then say 'compute-sanitizer is not installed' && worse skipped && return; fi
   for tool in memcheck racecheck synccheck initcheck; do
     log=$out/logs/$tool.log
     : >"$log"
-    limited $(((end - SECONDS) / rest)) "$log" env RONDO_CUDA_CACHE=0 compute-sanitizer --tool $tool --error-exitcode 99 \
+    limited $(((end - SECONDS) / rest)) "$log" env RONDO_CUDA_CACHE=0 "${answering[@]}" compute-sanitizer --tool $tool --error-exitcode 99 \
       "$bin/test_cuda" --gtest_color=no "--gtest_filter=$filter"
     rc=$?
     rest=$((rest - 1))
     summary=$(sed -nE 's/^=+ ((ERROR|RACECHECK) SUMMARY: .*)$/\1/p' "$log" | tail -n1)
     say "$tool: ${summary:-no summary}, $(grep -c '^\[       OK \]' "$log") tests passed"
     case $rc in
-      0) worse passed ;;
+      0) if [ -n "$summary" ]; then worse passed; else worse incomplete; fi ;;
       124 | 137) say "$tool ran out of time" && worse incomplete ;;
-      *) grep -m3 -E '^=+ (Error|Invalid|Race|Barrier|Uninitialized|Device not supported)' "$log" | cut -c1-150 >>"$out/logs/sanitizer.words"
+      *)
+        # "========= Invalid __global__ read of size 4 bytes", and the line behind it: at which kernel.
+        { echo "$tool:"; grep -A1 -E '^=+ +(Error|Invalid|Race|Potential|Barrier|Divergent|Uninitialized|Program hit|Device not|Unable|Internal)' "$log" |
+          grep -v '^--' | sed -E 's/^=+ +//' | cut -c1-150 | head -n 6; } >>"$out/logs/sanitizer.words"
         failed_tests+=("$tool: exit code $rc, logs/$tool.log") && worse failed ;;
     esac
   done
@@ -272,20 +372,22 @@ section_sanitizer() {
 torch='' # its version, or why there is none; asked once, as to import it takes seconds
 torch_is_here() {
   if [ -z "$torch" ]; then
-    if [ -n "$fake" ]; then torch='not asked on the fake'
-    elif ! command -v python3 >/dev/null; then torch='no python3'
-    else torch=$(timeout -k 5 90 python3 -c 'import torch; print(torch.__version__ if torch.cuda.is_available() else "it sees no GPU")' 2>&1 | tail -n1); fi
+    if ! command -v python3 >/dev/null; then torch='no python3'
+    else torch=$(timeout -k 5 90 python3 -c '
+try: import torch
+except ImportError: print("python3 has no torch")
+else: print(torch.__version__ if torch.cuda.is_available() else "torch sees no GPU")' 2>&1 </dev/null | tail -n1); fi
     torch=${torch:-python3 did not answer}
   fi
   case $torch in [0-9]*) return 0 ;; *) return 1 ;; esac
 }
 
-# A step of GPT-2 124M: B 4, T 1024. One row for each dtype; in a row all contenders take turns.
+# A step of GPT-2 124M: B 4, T 1024, or fewer sequences where memory is short. One row for each dtype; in a row all contenders take turns.
 section_steps() {
-  local end=$((SECONDS + $1)) rest=3 row dtype log json limit rc peer
-  local model=(--n_layer=12 --n_head=12 --n_embd=768 --block_size=1024 --batch_size=4 --vocab_size=50257) count=(--rounds=5 --steps=10) alone=(5 20)
-  if [ -n "$fake" ]; then
-    model=(--n_layer=1 --n_head=2 --n_embd=32 --block_size=16 --batch_size=2 --vocab_size=65)
+  local end=$((SECONDS + $1)) rest=3 row dtype log json limit rc batch peer_note model flags
+  local size=(--n_layer=12 --n_head=12 --n_embd=768 --block_size=1024 --vocab_size=50257) count=(--rounds=5 --steps=10) alone=(5 20)
+  if [ $is_fake = 1 ]; then
+    size=(--n_layer=1 --n_head=2 --n_embd=32 --block_size=16 --vocab_size=65)
     alone=(1 1)
   fi
   [ -x "$bin/bench_gpt" ] || { say 'bench_gpt is not here' && worse skipped && return; }
@@ -294,49 +396,88 @@ section_steps() {
     dtype=$row flags=()
     [ $row = tf32 ] && dtype=f32 && flags=(--tf32)
     log=$out/logs/steps.$row.log json=$out/logs/steps.$row.json
-    : >"$log"
-    limit=$(((end - SECONDS) / (rest > 1 ? 2 : 1))) # the first row pays for PyTorch's compiler
-    rest=$((rest - 1))
-    if torch_is_here && [ -f "$peers/paired_gpt.py" ]; then
-      limited $limit "$log" env TORCHINDUCTOR_CACHE_DIR="$out/cache/inductor" python3 "$peers/paired_gpt.py" \
-        --rondo-bin "$bin/bench_gpt" --device=cuda --python "$(command -v python3)" --pytorch-compile whole \
-        --pytorch-args=--warm_cache --threads="$(nproc)" --timeout="$limit" --warmup=5 --dtype=$dtype "${flags[@]}" "${model[@]}" \
-        "${count[@]}" --json "$json"
-      rc=$?
-      peer=1
-    else peer=0; fi
-    if [ $peer = 0 ] || [ $rc != 0 ]; then # alone
-      [ $peer = 1 ] && say "$row beside PyTorch: $([ $rc = 124 ] && echo out of time || tail -n1 "$log" | cut -c1-100)" && worse incomplete
-      local mode rows=''
-      for mode in none regions; do
-        limit=$(((end - SECONDS) / (2 * rest + 2)))
-        if limited $limit "$log.$mode" "$bin/bench_gpt" --device=cuda --compile=$mode --dtype=$dtype "${flags[@]}" "${model[@]}" \
-          --warmup="${alone[0]}" --steps="${alone[1]}"; then
-          rows="$rows${rows:+,}$(grep -m1 '^{' "$log.$mode")"
+    : >"$log.table"
+    for batch in 4 2 1; do
+      : >"$log"
+      model=("${size[@]}" "--batch_size=$batch")
+      limit=$(((end - SECONDS) / (rest > 1 ? 2 : 1))) # the first row pays for PyTorch's compiler
+      peer_note=''
+      if torch_is_here && [ -f "$peers/paired_gpt.py" ]; then
+        limited $limit "$log" env TORCHINDUCTOR_CACHE_DIR="$out/cache/inductor" python3 "$peers/paired_gpt.py" \
+          --rondo-bin "$bin/bench_gpt" --device=cuda --python "$(command -v python3)" --pytorch-compile whole \
+          --pytorch-args=--warm_cache --threads="$(nproc)" --timeout="$limit" --warmup=5 --dtype=$dtype "${flags[@]}" "${model[@]}" \
+          "${count[@]}" --json "$json"
+        rc=$?
+        if [ $rc = 0 ]; then
           worse passed
-        elif [ $? = 124 ]; then say "$row $mode: out of time" && worse incomplete
-        else say "$row $mode: $(tail -n1 "$log.$mode" | cut -c1-120)" && worse failed; fi
-        cat "$log.$mode" >>"$log"
-      done
-      echo "{\"dtype\":\"$row\",\"rondo\":[$rows]}" >"$json"
-      if [ -n "$fake" ]; then echo "$row: $(grep -o '"peer":"rondo"' "$json" | wc -l) of 2 ran (the fake: no figures)" >"$log.table"
-      else
-        sed 's/"peer"/\n&/g' "$json" | sed -nE "s/.*\"mode\":\"([a-z]+)\".*\"step_ms_median\":([0-9.]+).*\"tokens_per_s\":([0-9.]+).*\"host_ms\":([0-9.]+).*\"peak_device_mib\":([0-9.]+).*/$row rondo \1: \2 ms a step, \3 tokens\/s, host \4 ms, \5 MiB/p" >"$log.table"
+          { echo "$row"; grep -vE '^warning|^\{' "$log" | cut -c1-118; } >"$log.table"
+          break
+        fi
+        if grep -qi 'out of memory' "$log" && [ $batch -gt 1 ]; then say "$row: out of memory with B $batch" && continue; fi
+        peer_note="$row beside PyTorch: $([ $rc = 124 ] && echo out of time || short_of "$log" 100)"
       fi
-    else
-      worse passed
-      { echo "$row"; grep -vE '^warning|^\{' "$log" | cut -c1-118; } >"$log.table"
-    fi
+      steps_alone $row $dtype
+      rc=$?
+      if [ $rc = 3 ] && [ $batch -gt 1 ]; then say "$row: out of memory with B $batch" && continue; fi
+      [ -z "$peer_note" ] || { say "$peer_note" && worse incomplete; }
+      break
+    done
+    rest=$((rest - 1))
     raw_steps+=("$json")
   done
-  [ -n "$fake" ] || say "GPT-2 124M, B 4, T 1024, dropout 0, AdamW, clipping"
+  say "GPT-2 124M, B $batch, T 1024, dropout 0, AdamW, clipping$([ $is_fake = 0 ] || echo ' (a tiny model: the fake)')"
   torch_is_here || say "beside PyTorch: not run: $torch"
+}
+# Rondo alone; 3: out of memory.
+steps_alone() {
+  local row=$1 dtype=$2 mode rows='' memory=0
+  for mode in none regions; do
+    limit=$(((end - SECONDS) / (2 * rest)))
+    : >"$log.$mode"
+    limited $limit "$log.$mode" "$bin/bench_gpt" --device=cuda --compile=$mode --dtype="$dtype" "${flags[@]}" "${model[@]}" \
+      --warmup="${alone[0]}" --steps="${alone[1]}"
+    case $? in
+      0) rows="$rows${rows:+,}$(grep -m1 '^{' "$log.$mode")" && worse passed ;;
+      124 | 137) say "$row $mode: out of time" && worse incomplete ;;
+      *) if grep -q 'out of memory' "$log.$mode"; then memory=1
+        else say "$row $mode: $(short_of "$log.$mode")" && failed_tests+=("steps: $row $mode, logs/${log##*/}.$mode") && worse failed; fi ;;
+    esac
+    cat "$log.$mode" >>"$log"
+  done
+  echo "{\"dtype\":\"$row\",\"rondo\":[$rows]}" >"$json"
+  sed 's/"peer"/\n&/g' "$json" | sed -nE "s/.*\"mode\":\"([a-z]+)\".*\"step_ms_median\":([0-9.]+).*\"tokens_per_s\":([0-9.]+).*\"host_ms\":([0-9.]+).*\"peak_device_mib\":([0-9.]+).*/$row rondo \1: \2 ms a step, \3 tokens\/s, host \4 ms, \5 MiB/p" >"$log.table"
+  [ $memory = 0 ] || [ -n "$rows" ] || { [ "$batch" -gt 1 ] || { say "$row: out of memory with B 1" && worse failed; } && return 3; }
+}
+
+# What kernels reach, beside a copy of the device and PyTorch's attention; the kernels of a step by name.
+section_figures() {
+  local end=$((SECONDS + $1)) part small=() log rest=5
+  [ $is_fake = 0 ] || small=(--small)
+  [ -x "$bin/bench_device" ] || { say 'bench_device is not here' && worse skipped && return; }
+  for part in step memory products attention compile; do
+    [ $short = 1 ] && [ $part != memory ] && [ $part != step ] && continue
+    log=$out/logs/figures.$part.log
+    : >"$log"
+    limited $(((end - SECONDS) / (rest > 1 ? 2 : 1))) "$log" env "RONDO_CACHE=$([ $part = compile ] && echo off || echo on)" \
+      "$bin/bench_device" --only=$part "${small[@]}" --json="$out/logs/figures.$part.json"
+    case $? in
+      0) worse passed ;;
+      124 | 137) say "$part: out of time" && worse incomplete ;;
+      *) say "$part: $(short_of "$log" 160)" && failed_tests+=("figures: $part, logs/figures.$part.log") && worse failed ;;
+    esac
+    rest=$((rest - 1))
+  done
+  if [ -f "$peers/sdpa.py" ] && [ $short = 0 ]; then
+    if torch_is_here; then
+      log=$out/logs/figures.attention.log
+      limited $((end - SECONDS)) "$log" python3 "$peers/sdpa.py" --device cuda --json "$out/logs/figures.sdpa.json" ||
+        { say "PyTorch's attention: $(short_of "$log" 100)" && worse incomplete; }
+    else say "PyTorch's attention: not run: $torch"; fi
+  fi
+  say "$(grep -h -m1 '^launches a step' "$out/logs/figures.step.log")"
 }
 
 # ---- Run
-for name in ${only//,/ }; do
-  if [ -z "${share[$name]:-}" ]; then echo "run.sh: no section $name" >&2; exit 2; fi
-done
 for name in ${only//,/ }; do
   status='' note=''
   begin=$SECONDS
@@ -353,18 +494,48 @@ done
 
 # ---- Write
 version=$(cat "$here/VERSION" 2>/dev/null || git -C "$here" rev-parse HEAD 2>/dev/null || echo unknown)
-# Google Test's words about a failed test: the first lines behind its name.
+# Google Test's words about a failed test: the first lines behind its name; and the launch that lost the device.
 words_of() { # words_of NAME TEST
-  cat "$out/logs/$1".*.log 2>/dev/null | awk -v test="${2%% (*}" '
+  cat "$out/logs/$1.log" 2>/dev/null | awk -v test="${2%% (*}" '
     $0 == "[ RUN      ] " test { on = 1; n = 0; next }
-    on && (/^\[/ || n >= 5) { exit }
+    on && (/^\[/ || n >= 4) { exit }
     on && NF { print "      " substr($0, 1, 150); ++n }'
+  awk -v test="${2%% (*}" '$0 == "[ RUN      ] " test { on = 1 }
+    on && match($0, /reported by the wait for [^(;]*/) { print "      " substr($0, RSTART, RLENGTH); exit }' "$out/logs/$1.launch.log" 2>/dev/null
+}
+# What the tests with these names said, over all programs.
+result_of() { # result_of REGEX
+  cat "$out"/logs/{conformance,first,ops,cuda,modules,optim}.log 2>/dev/null | awk -v name="^($1)" '
+    /^\[       OK \]/ && $4 ~ name { ++ok } /^\[  SKIPPED \] .* ms\)/ && $4 ~ name { ++skipped } /^\[  FAILED  \] .* ms\)/ && $4 ~ name { ++bad }
+    END { if (ok + skipped + bad == 0) print "not run"; else printf "%d passed, %d skipped, %d failed\n", ok, skipped, bad }'
+}
+note_of() { local i; for i in "${!names[@]}"; do [ "${names[i]}" != "$1" ] || echo "${notes[i]}"; done; }
+note_or_none() { local text; text=$(note_of "$1"); echo "${text:-not run}"; }
+claims=(
+  "every refusal of the fake driver is the driver's|$(result_of 'Conformance')"
+  "every op computes what the CPU does: kernels by hand, generated ones, products, attention|$(result_of 'OpSweep|CudaKernels|ByHand|CudaEager|CudaProduct|CudaAttention|CudaHead')"
+  "compiled modules and regions have eager's bits|$(result_of 'CudaRegions|CudaModules|CudaTraining|CudaTables')"
+  "training has the CPU's losses, and the same bits twice|$(note_or_none train)"
+  "modules, optimizers, checkpoints and resuming work on the device|$(result_of '[A-Z][A-Za-z]*/?[A-Za-z]*(Module|Layer|Lora|Generate|KVCache|Model|Optimizer|Trainer|GradScaler|ClipGradNorm|CompiledStep)')"
+  "a step of GPT-2 124M in bf16 is at most 310 launches|$(figures_of <(grep -h -m1 '^launches a step' "$out/logs/figures.step.log" 2>/dev/null || echo 'not run'))"
+  "two devices work beside each other|$(result_of 'TwoDevices|ConformanceDevices')"
+  "out of memory is a typed error, and training goes on|$(result_of 'OutOfMemory|CudaAllocator')"
+  "the first step with artifacts compiles nothing|$(result_of 'CompileFor')"
+  "compute-sanitizer finds nothing|$(note_or_none sanitizer)"
+)
+list() { # list TITLE MOST LINE...
+  local title=$1 most=$2
+  shift 2
+  [ $# -gt 0 ] || return
+  printf '\n## %s (%d)\n\n' "$title" $#
+  printf -- '- %s\n' "$@" | head -n "$most"
+  [ $# -le "$most" ] || printf -- '- and %d more\n' $(($# - most))
 }
 {
   echo "# Rondo on $device"
   echo
-  if [ -n "$fake" ]; then
-    echo "**This ran on the fake driver of tests/fake_cuda (seed $fake), not on a GPU. It holds no figure of a GPU.**"
+  if [ $is_fake = 1 ]; then
+    echo "**This ran on the fake driver of tests/fake_cuda, not on a GPU. It holds no figure of a GPU.**"
     echo
   fi
   echo "$(date -u +%Y-%m-%dT%H:%MZ), commit $version, $((SECONDS - started)) of $budget seconds."
@@ -372,22 +543,29 @@ words_of() { # words_of NAME TEST
   echo '| section | result | seconds | what |'
   echo '|---|---|---|---|'
   for i in "${!names[@]}"; do echo "| ${names[i]} | ${statuses[i]} | ${seconds[i]} | ${notes[i]//|/,} |"; done
-  if ls "$out"/logs/steps.*.table >/dev/null 2>&1; then
-    printf '\n## Steps\n\n```\n'
-    for row in bf16 tf32 f32; do cat "$out/logs/steps.$row.log.table" 2>/dev/null; done
-    printf '```\n'
-  fi
-  if [ -s "$out/logs/sanitizer.words" ]; then printf '\n## compute-sanitizer\n\n```\n%s\n```\n' "$(head -n 20 "$out/logs/sanitizer.words")"; fi
-  if [ ${#endless_tests[@]} -gt 0 ]; then
-    printf '\n## Did not end: hangs, or slow (%d)\n\n' ${#endless_tests[@]}
-    printf -- '- %s\n' "${endless_tests[@]}" | head -n 40
-  fi
+  printf '\n## What was claimed without a GPU, and what was seen here\n\n| claim | seen |\n|---|---|\n'
+  for claim in "${claims[@]}"; do echo "| ${claim%%|*} | ${claim#*|} |"; done
   if [ ${#failed_tests[@]} -gt 0 ]; then
     printf '\n## Failed (%d)\n\n' ${#failed_tests[@]}
     for test in "${failed_tests[@]}"; do
       echo "- $test"
       words_of "${test%%: *}" "${test#*: }"
-    done
+    done | head -n 60
+  fi
+  list 'Did not end: hangs, or slow' 10 "${endless_tests[@]}"
+  # By suite: names would fill the report.
+  mapfile -t suites < <(printf '%s\n' "${unreached[@]}" | sed -nE 's/^(.+: [^.]+)\..*/\1/p' | sort | uniq -c | sed -E 's/^ *([0-9]+) (.*)/\2: \1/')
+  list 'Not reached: the time was over' 10 "${suites[@]}"
+  if [ -s "$out/logs/sanitizer.words" ]; then printf '\n## compute-sanitizer\n\n```\n%s\n```\n' "$(head -n 16 "$out/logs/sanitizer.words")"; fi
+  if ls "$out"/logs/steps.*.table >/dev/null 2>&1; then
+    printf '\n## Steps\n\n```\n'
+    for row in bf16 tf32 f32; do figures_of <(cat "$out/logs/steps.$row.log.table" 2>/dev/null); done
+    printf '```\n'
+  fi
+  if ls "$out"/logs/figures.*.log >/dev/null 2>&1; then
+    printf '\n## Figures\n\n```\n'
+    for part in memory products attention compile step; do figures_of <(cut -c1-118 "$out/logs/figures.$part.log" 2>/dev/null); done
+    printf '```\n'
   fi
 } >"$out/report.whole"
 if [ "$(wc -l <"$out/report.whole")" -le 200 ]; then mv "$out/report.whole" "$out/report.md"
@@ -397,28 +575,31 @@ else
 fi
 
 string() { printf '"%s"' "$(printf '%s' "$1" | tr -d '\000-\010\013\014\016-\037' | sed 's/\\/\\\\/g; s/"/\\"/g; s/\t/\\t/g; s/\r/\\r/g' | awk '{ printf "%s%s", (NR > 1 ? "\\n" : ""), $0 }')"; }
+strings() { local first=1 text; for text in "$@"; do [ $first = 1 ] || printf ', '; first=0; string "$text"; done; }
+whole() { # the JSON files that have something in them; none of the fake
+  local first=1 file
+  [ $is_fake = 0 ] || return
+  for file in "$@"; do
+    [ -s "$file" ] || continue
+    [ $first = 1 ] || printf ','
+    first=0
+    cat "$file"
+  done
+}
 {
   printf '{"rondo": %s, "device": %s, "fake": %s, "seconds": %d, "budget": %d,\n "sections": [' \
-    "$(string "$version")" "$(string "$device")" "$([ -n "$fake" ] && echo true || echo false)" $((SECONDS - started)) "$budget"
+    "$(string "$version")" "$(string "$device")" "$([ $is_fake = 1 ] && echo true || echo false)" $((SECONDS - started)) "$budget"
   for i in "${!names[@]}"; do
     printf '%s\n  {"name": %s, "result": %s, "seconds": %d, "what": %s}' "$([ "$i" -gt 0 ] && echo ,)" "$(string "${names[i]}")" \
       "$(string "${statuses[i]}")" "${seconds[i]}" "$(string "${notes[i]}")"
   done
-  printf '],\n "failed": ['
-  for i in "${!failed_tests[@]}"; do printf '%s%s' "$([ "$i" -gt 0 ] && echo ', ')" "$(string "${failed_tests[i]}")"; done
-  printf '],\n "endless": ['
-  for i in "${!endless_tests[@]}"; do printf '%s%s' "$([ "$i" -gt 0 ] && echo ', ')" "$(string "${endless_tests[i]}")"; done
-  printf '],\n "steps": ['
-  first=1
-  if [ -z "$fake" ]; then
-    for json in "${raw_steps[@]}"; do
-      [ -s "$json" ] || continue
-      [ $first = 1 ] || printf ','
-      first=0
-      cat "$json"
-    done
-  fi
-  printf ']}\n'
+  printf '],\n "claims": ['
+  for i in "${!claims[@]}"; do
+    printf '%s\n  {"claim": %s, "seen": %s}' "$([ "$i" -gt 0 ] && echo ,)" "$(string "${claims[i]%%|*}")" "$(string "${claims[i]#*|}")"
+  done
+  printf '],\n "failed": [%s],\n "endless": [%s],\n "not_reached": [%s],\n' "$(strings "${failed_tests[@]}")" \
+    "$(strings "${endless_tests[@]}")" "$(strings "${unreached[@]}")"
+  printf ' "steps": [%s],\n "figures": [%s]}\n' "$(whole "${raw_steps[@]}")" "$(whole "$out"/logs/figures.*.json)"
 } >"$out/report.json"
 
 echo "$out/report.md"

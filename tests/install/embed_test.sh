@@ -40,6 +40,17 @@ exec 3>&-
 has "cancelled"; has "---- after"
 [ -f "$work/cancelled/adapter_model.safetensors" ] || fail "no adapter after a cancel"
 
+# ---- On CUDA: on the fake driver, if this build has it.
+if [ -e "$build/fake_cuda/libcuda.so.1" ]; then
+  RONDO_CUDA_PATH=$build/fake_cuda RONDO_FAKE_CUDA=1:1:512 embed cuda 30 --device=cuda </dev/null >"$work/log" 2>&1 || fail "embed on CUDA"
+  has "step 30/30"; has "finished"; has "---- after"
+  [ -f "$work/cuda/adapter_model.safetensors" ] || fail "no adapter of CUDA"
+fi
+embed_status=0
+RONDO_CUDA=off embed refused --device=cuda </dev/null >"$work/log" 2>&1 || embed_status=$?
+[ $embed_status = 1 ] || fail "status $embed_status"
+has "embed: no device cuda:0: no CUDA device: RONDO_CUDA=off"
+
 # ---- What cannot work is a sentence.
 embed_status=0
 "$work/out/embed" /nowhere "$work/text.txt" "$work/none" </dev/null >"$work/log" 2>&1 || embed_status=$?

@@ -538,6 +538,32 @@ TEST(Lora, MergingSaysWhatIsWrong) {
             std::string::npos);
 }
 
+// What cannot be merged is known before anything is trained.
+TEST(Lora, AddLoraSaysWhatCannotBeMerged) {
+  GPT2 model(kTiny, 1);
+  const StateDict before = copy_of(model);
+  const std::string error = error_of([&] { add_lora(model, {.targets = {"c_attn", "wte"}, .mergeable = true}); });
+  EXPECT_NE(error.find("add_lora: wte.weight is used elsewhere in the model, too, and merging would change"),
+            error.npos)
+      << error;
+  EXPECT_TRUE(adapter_names(model).empty());
+  expect_same(model.state_dict(), before);
+  EXPECT_TRUE(add_lora(model, {.targets = {"c_attn"}, .adapter = "a", .mergeable = true}).unmergeable.empty());
+  merge_and_unload(model);
+  EXPECT_EQ(add_lora(model, {.targets = {"c_attn", "wte"}}).unmergeable, std::vector<std::string>{"wte"});
+  LlamaConfig config = kTinyLlama;
+  for (const bool tied : {true, false}) {
+    config.tie_word_embeddings = tied;
+    Llama llama(config, 1);
+    const LoraReport report = add_lora(llama, {.targets = {"embed_tokens", "q_proj"}});
+    EXPECT_EQ(report.unmergeable.size(), tied ? 1u : 0u);
+    if (tied)
+      EXPECT_NE(error_of([&] { merge_adapter(llama); }).find("merge_adapter: " + report.unmergeable[0]),
+                std::string::npos);
+    else merge_adapter(llama);
+  }
+}
+
 // ---- With the rest of the folder
 
 // Cached decoding goes through the adapter: it gives what whole forwards give.

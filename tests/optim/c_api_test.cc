@@ -23,6 +23,7 @@
 #include "rondo/runtime/parallel.h"
 #include "rondo/runtime/random.h"
 #include "rondo/tests/compile/temp_folder.h"
+#include "rondo/tests/fake_device/test_device.h"
 #include "rondo/tests/paths.h"
 
 namespace rondo {
@@ -44,6 +45,8 @@ class CApi : public testing::Test {
     options.size = sizeof options;
     options.seed = seed;
     options.compile = compiled;
+    const std::string device = to_string(test::test_device());
+    options.device = device.c_str();
     rondo_model* model = nullptr;
     EXPECT_EQ(rondo_model_create((folder_ / "model").c_str(), &options, &model), RONDO_OK) << rondo_last_error();
     return model;
@@ -336,6 +339,13 @@ TEST_F(CApi, WrongCallsAreErrorsAndChangeNothing) {
   of_model.dtype = "int8";
   rondo_model* none = nullptr;
   expect(rondo_model_create((folder_ / "model").c_str(), &of_model, &none), RONDO_BAD_ARGUMENT, "int8");
+  of_model.dtype = nullptr;
+  of_model.device = "gpu";
+  expect(rondo_model_create((folder_ / "model").c_str(), &of_model, &none), RONDO_BAD_ARGUMENT, "\"gpu\"");
+  of_model.device = "cuda:100";
+  std::string why_not;
+  expect(rondo_model_create((folder_ / "model").c_str(), &of_model, &none), RONDO_BAD_ARGUMENT,
+         device_count(Backend::kCUDA, &why_not) == 0 ? why_not.c_str() : "no device cuda:100");
 
   // Rows
   const int32_t outside[] = {1, 700, 2};
