@@ -555,13 +555,13 @@ RONDO_DEVICE void grad_of_keys(const Shared& s, const Call& call, const Dropout&
              s.own_values + row * kStride, at_grad_v.row, call.keys - first - row, head_dim);
 }
 
-// The blocks of keys come first: they have more to do.
+// The blocks of keys come first: they have more to do. Each block of threads has one: a loop over them would spill.
 // The second bound: ptxas would otherwise spill for the sake of a third block.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     rondo_attention_grad(const T* q, const T* k, const T* v, const void* mask, const T* out, const C* logsumexp,
                          const T* grad, T* grad_q, T* grad_k, T* grad_v, Call call, Dropout dropout, Heads at_q,
                          Heads at_k, Heads at_v, Heads at_out, Heads at_grad, Heads at_grad_q, Heads at_grad_k,
-                         Heads at_grad_v, long long key_blocks, long long blocks) {
+                         Heads at_grad_v, long long key_blocks) {
   __shared__ Vector own[ROWS * kStride / kVector], own_values[ROWS * kStride / kVector],
       other[ROWS * kStride / kVector], other_values[ROWS * kStride / kVector], weights[ROWS * kAcross / kVector];
   __shared__ C deltas[ROWS], totals[ROWS];
@@ -570,13 +570,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                     reinterpret_cast<T*>(other_values), reinterpret_cast<T*>(weights),    deltas,
                     totals,                             kept};
   const Queries queries = {q, grad, out, logsumexp, at_q, at_grad, at_out};
-  for (long long block = blockIdx.x; block < blocks; block += gridDim.x) {
-    if (block < key_blocks)
-      grad_of_keys(s, call, dropout, queries, mask, k, v, at_k, at_v, grad_k, at_grad_k, grad_v, at_grad_v, block);
-    else
-      grad_of_queries(s, call, dropout, queries, mask, k, v, at_k, at_v, grad_q, at_grad_q, block - key_blocks);
-    __syncthreads();  // before the next block's tiles
-  }
+  const long long block = blockIdx.x;
+  if (block < key_blocks)
+    grad_of_keys(s, call, dropout, queries, mask, k, v, at_k, at_v, grad_k, at_grad_k, grad_v, at_grad_v, block);
+  else
+    grad_of_queries(s, call, dropout, queries, mask, k, v, at_k, at_v, grad_q, at_grad_q, block - key_blocks);
 }
 )cuda";
 
@@ -652,12 +650,11 @@ void fused_attention_backward(const AttentionCall& call, const AttentionTile& ti
   const int64_t key_blocks = call.batch * call.kv_heads * tiles_of(call.keys, tile),
                 blocks = key_blocks + call.batch * call.heads * tiles_of(call.queries, tile);
   if (blocks == 0) return;
-  launch_blocks(call.device, kernel(call, tile, fused_attention_grad_source(), "rondo_attention_grad"), blocks,
-                static_cast<unsigned>(tile.threads()), o.q, o.k, o.v, o.mask, g.out, g.logsumexp, g.grad, g.grad_q,
-                g.grad_k, g.grad_v, argument(call), dropout_of(call, o), argument(call.q), argument(call.k),
-                argument(call.v), argument(g.out_strides), argument(g.grad_strides), argument(g.grad_q_strides),
-                argument(g.grad_k_strides), argument(g.grad_v_strides), static_cast<long long>(key_blocks),
-                static_cast<long long>(blocks));
+  launch_every_block(call.device, kernel(call, tile, fused_attention_grad_source(), "rondo_attention_grad"), blocks,
+                     static_cast<unsigned>(tile.threads()), o.q, o.k, o.v, o.mask, g.out, g.logsumexp, g.grad, g.grad_q,
+                     g.grad_k, g.grad_v, argument(call), dropout_of(call, o), argument(call.q), argument(call.k),
+                     argument(call.v), argument(g.out_strides), argument(g.grad_strides), argument(g.grad_q_strides),
+                     argument(g.grad_k_strides), argument(g.grad_v_strides), static_cast<long long>(key_blocks));
 }
 
 }  // namespace rondo::cuda

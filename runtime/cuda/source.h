@@ -72,6 +72,12 @@ template <class... Args> void launch_threads(int device, const Kernel& kernel, i
   const int64_t blocks = (n + kThreads - 1) / kThreads;
   launch(device, kernel, {static_cast<unsigned>(blocks < kMostBlocks ? blocks : kMostBlocks)}, {kThreads}, 0, pointers);
 }
+// One block for each of `n`, which is below 2^31: the kernel does not stride.
+template <class... Args>
+void launch_every_block(int device, const Kernel& kernel, int64_t n, unsigned threads, Args... args) {
+  void* pointers[] = {&args...};
+  launch(device, kernel, {static_cast<unsigned>(n)}, {threads}, 0, pointers);
+}
 // One block for each of `n`, or fewer likewise.
 template <class... Args>
 void launch_blocks(int device, const Kernel& kernel, int64_t n, unsigned threads, Args... args) {

@@ -214,6 +214,14 @@ TEST(CudaAttention, Dropout) {
   }
 }
 
+// Few calls: also with kernels that a sanitizer watches.
+TEST(CudaAttention, DropoutBothWays) {
+  FakeCuda cuda({.seed = 4});
+  manual_seed(10);
+  expect_attention(Operands({1, 2, 1, 18, 19, 8}, kBF16), true, cuda.device(), "fused", 0.4);
+  expect_attention(Operands({1, 1, 1, 6, 7, 130}, kF32), true, cuda.device(), "in chunks", 0.4);
+}
+
 TEST(CudaAttention, DropoutAndMasks) {
   FakeCuda cuda({.seed = 3});
   manual_seed(7);
