@@ -453,11 +453,12 @@ RONDO_DEVICE void weight_and_slope(const Call& call, const Dropout& dropout, C a
 
 RONDO_DEVICE void grad_of_queries(const Shared& s, const Call& call, const Dropout& dropout, const Queries& queries,
                                   const void* mask, const T* k, const T* v, Heads at_k, Heads at_v, T* grad_q,
-                                  Heads at_grad_q, long long block) {
+                                  Heads at_grad_q, int block) {
   const int row = static_cast<int>(threadIdx.x) / 32 * kWarpRows, head_dim = static_cast<int>(call.head_dim);
-  const long long tiles = (call.queries + ROWS - 1) / ROWS, all_heads = call.batch * call.heads;
-  const long long first = (tiles - 1 - block / all_heads) * ROWS, head = block % all_heads % call.heads,
-                  batch = block % all_heads / call.heads, kv_head = head / (call.heads / call.kv_heads);
+  const int heads = static_cast<int>(call.heads), all_heads = static_cast<int>(call.batch) * heads,
+            head = block % all_heads % heads, batch = block % all_heads / heads,
+            kv_head = head / (heads / static_cast<int>(call.kv_heads));
+  const long long first = ((call.queries + ROWS - 1) / ROWS - 1 - block / all_heads) * ROWS;
   const long long end = call.causal != 0 ? least(call.keys, first + ROWS) : call.keys;
   queries.load(call, batch, head, first, s.own, s.own_values);
   __syncthreads();
@@ -500,17 +501,18 @@ RONDO_DEVICE void grad_of_queries(const Shared& s, const Call& call, const Dropo
 
 RONDO_DEVICE void grad_of_keys(const Shared& s, const Call& call, const Dropout& dropout, const Queries& queries,
                                const void* mask, const T* k, const T* v, Heads at_k, Heads at_v, T* grad_k,
-                               Heads at_grad_k, T* grad_v, Heads at_grad_v, long long block) {
+                               Heads at_grad_k, T* grad_v, Heads at_grad_v, int block) {
   const int row = static_cast<int>(threadIdx.x) / 32 * kWarpRows, head_dim = static_cast<int>(call.head_dim);
-  const long long all_heads = call.batch * call.kv_heads, groups = call.heads / call.kv_heads;
-  const long long first = block / all_heads * ROWS, kv_head = block % all_heads % call.kv_heads,
-                  batch = block % all_heads / call.kv_heads;
+  const int kv_heads = static_cast<int>(call.kv_heads), all_heads = static_cast<int>(call.batch) * kv_heads,
+            groups = static_cast<int>(call.heads) / kv_heads, kv_head = block % all_heads % kv_heads,
+            batch = block % all_heads / kv_heads;
+  const long long first = static_cast<long long>(block / all_heads) * ROWS;
   load_rows(s.own, k + batch * at_k.batch + kv_head * at_k.head + first * at_k.row, at_k.row, call.keys - first,
             head_dim);
   load_rows(s.own_values, v + batch * at_v.batch + kv_head * at_v.head + first * at_v.row, at_v.row, call.keys - first,
             head_dim);
   C sums[kOutputs][4] = {}, value_sums[kOutputs][4] = {};
-  for (long long head = kv_head * groups; head < (kv_head + 1) * groups; ++head)
+  for (int head = kv_head * groups; head < (kv_head + 1) * groups; ++head)
     for (long long query = call.causal != 0 ? first : 0; query < call.queries; query += ROWS) {
       __syncthreads();  // the last tiles have been used
       queries.load(call, batch, head, query, s.other, s.other_values);
@@ -561,7 +563,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     rondo_attention_grad(const T* q, const T* k, const T* v, const void* mask, const T* out, const C* logsumexp,
                          const T* grad, T* grad_q, T* grad_k, T* grad_v, Call call, Dropout dropout, Heads at_q,
                          Heads at_k, Heads at_v, Heads at_out, Heads at_grad, Heads at_grad_q, Heads at_grad_k,
-                         Heads at_grad_v, long long key_blocks) {
+                         Heads at_grad_v, int key_blocks) {
   __shared__ Vector own[ROWS * kStride / kVector], own_values[ROWS * kStride / kVector],
       other[ROWS * kStride / kVector], other_values[ROWS * kStride / kVector], weights[ROWS * kAcross / kVector];
   __shared__ C deltas[ROWS], totals[ROWS];
@@ -570,7 +572,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                     reinterpret_cast<T*>(other_values), reinterpret_cast<T*>(weights),    deltas,
                     totals,                             kept};
   const Queries queries = {q, grad, out, logsumexp, at_q, at_grad, at_out};
-  const long long block = blockIdx.x;
+  const int block = static_cast<int>(blockIdx.x);
   if (block < key_blocks)
     grad_of_keys(s, call, dropout, queries, mask, k, v, at_k, at_v, grad_k, at_grad_k, grad_v, at_grad_v, block);
   else
@@ -654,7 +656,7 @@ void fused_attention_backward(const AttentionCall& call, const AttentionTile& ti
                      static_cast<unsigned>(tile.threads()), o.q, o.k, o.v, o.mask, g.out, g.logsumexp, g.grad, g.grad_q,
                      g.grad_k, g.grad_v, argument(call), dropout_of(call, o), argument(call.q), argument(call.k),
                      argument(call.v), argument(g.out_strides), argument(g.grad_strides), argument(g.grad_q_strides),
-                     argument(g.grad_k_strides), argument(g.grad_v_strides), static_cast<long long>(key_blocks));
+                     argument(g.grad_k_strides), argument(g.grad_v_strides), static_cast<int>(key_blocks));
 }
 
 }  // namespace rondo::cuda
