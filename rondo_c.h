@@ -52,7 +52,7 @@ enum {
   RONDO_BAD_ARGUMENT = 1,  /* a null pointer, an option out of range, a shape, a handle that was destroyed */
   RONDO_BAD_FILE = 2,      /* a file cannot be read or written */
   RONDO_BAD_MODEL = 3,     /* config.json, an adapter or tensors do not fit what there is */
-  RONDO_OUT_OF_MEMORY = 4, /* the system's memory, or rondo_set_memory_limit() */
+  RONDO_OUT_OF_MEMORY = 4, /* the system's memory, a GPU's, or rondo_set_memory_limit() */
   RONDO_BUSY = 5,          /* a callback called with the handle that calls it */
   RONDO_OTHER = 6          /* anything else, such as a processor that lacks an instruction set */
 };
@@ -202,13 +202,13 @@ RONDO_API rondo_status rondo_decode(rondo_model* model, const int32_t* ids, int6
 /* Threads that one call uses for its arithmetic, its own included. Default: the cores that the process may use. Results
  * do not depend on it. */
 RONDO_API rondo_status rondo_set_num_threads(int32_t threads);
-/* The most bytes that Rondo's tensors and its cache of freed memory take together; what needs more is
- * RONDO_OUT_OF_MEMORY. 0: no limit, which is the default. */
+/* The most bytes of host memory that Rondo's tensors and its cache of freed memory take together; what needs more is
+ * RONDO_OUT_OF_MEMORY. 0: no limit, which is the default. A GPU's memory is neither limited nor counted. */
 RONDO_API rondo_status rondo_set_memory_limit(int64_t bytes);
 /* The most bytes of freed memory that are kept for reuse; 0 keeps none of the large blocks. Default: half of the memory
  * that the process may use. */
 RONDO_API rondo_status rondo_set_cache_limit(int64_t bytes);
-/* Bytes of tensors that are in use, and of freed memory that is kept. Either pointer may be null. */
+/* Bytes of host memory: of tensors in use, and of freed memory that is kept. Either pointer may be null. */
 RONDO_API rondo_status rondo_memory(int64_t* in_use, int64_t* kept);
 /* Gives memory that is kept for reuse back to the system. */
 RONDO_API rondo_status rondo_trim_memory(void);

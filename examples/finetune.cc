@@ -104,6 +104,7 @@ class Finetuning {
       std::printf("%zu modules adapted: %lld of %lld parameters are trained\n", report.targets.size(),
                   static_cast<long long>(report.trainable), static_cast<long long>(report.total));
     }
+    if (o.device != kCPU) std::printf("The model is on %s\n", to_string(o.device).c_str());
     if (o.compile) compile::compile_regions(*model_);
   }
 

@@ -54,7 +54,7 @@ OptionParser::OptionParser(int argc, char** argv)
              "update each block during backward: less memory; needs --grad_clip=0");
   flags_.add("seed", &o.seed, "of weights, batches, dropout and samples");
 
-  flags_.add("device", &o.device, "cpu, cuda or cuda:1: where it trains");
+  flags_.add("device", &o.device, "cpu, cuda or cuda:1: where it trains; a resumed run does not remember it");
   flags_.add("compile", &o.compile, "auto: regions where LLVM is there", {"auto", "none", "regions"});
   flags_.add("dtype", &o.dtype, "bfloat16: autocast", {"float32", "bfloat16"});
   flags_.add("threads", &o.threads, "0: all cores, or what rondorun gives");
@@ -146,8 +146,12 @@ void OptionParser::merge(const io::Checkpoint& checkpoint) {
     else if (value != before && kFixed.contains(name))
       throw Error(absl::StrCat("--", name, "=", value, ": the checkpoint in ", options_.out_dir, " has ", before));
   }
-  // A longer run decays over its new length, unless told otherwise.
-  if (flags_.given("max_iters") && !flags_.given("lr_decay_iters")) options_.lr_decay_iters = options_.max_iters;
+  // A longer run decays over its new length, unless one of the two command lines said otherwise.
+  const auto stored = [&](const char* name) { return checkpoint.state.find(absl::StrCat(kPrefix, name)); };
+  const auto decay = stored("lr_decay_iters"), iters = stored("max_iters"), none = checkpoint.state.end();
+  const bool decay_followed = decay == none || (iters != none && decay->second == iters->second);
+  if (flags_.given("max_iters") && !flags_.given("lr_decay_iters") && decay_followed)
+    options_.lr_decay_iters = options_.max_iters;
   check_and_finish();
 }
 

@@ -21,6 +21,10 @@ void CausalLM::check_cached_call(const char* model, const Tensor& idx, const KVC
     throw Error(absl::StrCat(model, ": the cache is for another model: it has ", given.layers, " layers, ",
                              given.kv_heads, " heads and head_dim ", given.head_dim, "; this model needs ", mine.layers,
                              ", ", mine.kv_heads, " and ", mine.head_dim));
+  if (given.device != mine.device)
+    throw Error(absl::StrCat(model, ": the cache is on ", to_string(given.device), " and the model on ",
+                             to_string(mine.device), "; make it with .device = ", to_string(mine.device),
+                             ", or from cache_options()"));
   if (given.max_length > mine.max_length)
     throw Error(absl::StrCat(model, ": the cache has room for ", given.max_length, " tokens, but the model has ",
                              mine.max_length, " positions; make it with max_length of at most that"));

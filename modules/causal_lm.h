@@ -40,7 +40,7 @@ class CausalLM {
 
  protected:
   // Throws Error, in the name of `model`, unless idx is i64 (B, T) with the cache's B, and the cache is made as
-  // cache_options() says, for any batch, dtype and up to that length.
+  // cache_options() says, on that device, for any batch, dtype and up to that length.
   void check_cached_call(const char* model, const Tensor& idx, const KVCache& cache) const;
   // The dtype that attention computes in if weights are of this one.
   static DType cached_dtype(DType weights);

@@ -7,14 +7,15 @@
 #include "rondo/modules/generation.h"
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/random.h"
+#include "rondo/runtime/recorder.h"
 
 namespace rondo::nn {
 namespace {
 
 // table(0 ... n - 1): its first rows as they are, so that their gradients need no search for the rows that they belong
-// to.
+// to. A recording asks for them by number: that says how they follow from n, which may be another one next time.
 Tensor first_rows(Embedding& table, int64_t n) {
-  if (!table.is_plain()) return table(Tensor::arange(n, {kI64, table.weight.device()}));
+  if (!table.is_plain() || active_recorder() != nullptr) return table(Tensor::arange(n, {kI64, table.weight.device()}));
   return n == table.weight.size(0) ? table.weight : ops::slice(table.weight, 0, {0, n});
 }
 

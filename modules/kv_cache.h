@@ -41,13 +41,13 @@ class KVCacheFullError : public Error {
 };
 
 struct KVCacheOptions {
-  int64_t layers = 0;      // attention layers of the model
-  int64_t batch = 1;       // B, rows
-  int64_t kv_heads = 0;    // H_kv, heads of keys and values
-  int64_t max_length = 0;  // T_max, tokens of each row
-  int64_t head_dim = 0;    // D
-  DType dtype = kF32;      // any floating type. Keys and values are converted; attention runs in this type
-  Device device = default_device();
+  int64_t layers = 0;                // attention layers of the model
+  int64_t batch = 1;                 // B, rows
+  int64_t kv_heads = 0;              // H_kv, heads of keys and values
+  int64_t max_length = 0;            // T_max, tokens of each row
+  int64_t head_dim = 0;              // D
+  DType dtype = kF32;                // any floating type. Keys and values are converted; attention runs in this type
+  Device device = default_device();  // the model's
 };
 
 class KVCache {

@@ -50,7 +50,8 @@ const char* first_missing(const BackendTable& table) {
 }  // namespace
 
 // The table of tables.
-constinit std::array<const BackendTable*, kNumBackends> detail::backends = {&kCPUBackend, nullptr, nullptr};
+constinit std::array<std::atomic<const BackendTable*>, kNumBackends> detail::backends = {&kCPUBackend, nullptr,
+                                                                                         nullptr};
 
 namespace {
 // Opens a backend that is opened with its first use. Null: there is none; `*why_not` is the reason.
@@ -66,7 +67,7 @@ const BackendTable* find_backend(Backend backend, std::string* why_not) {
 const BackendTable& detail::open_backend(Device device) {
   std::string why_not;
   if (const BackendTable* table = find_backend(device.backend, &why_not)) return *table;
-  throw Error(absl::StrCat("no device ", to_string(device), ": ", why_not, "; leave the device out, or write kCPU"));
+  throw Error(absl::StrCat("no device ", to_string(device), ": ", why_not, "; leave the device out, or use the CPU"));
 }
 
 int device_count(Backend backend, std::string* why_not) {

@@ -25,6 +25,7 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <utility>
@@ -97,14 +98,14 @@ struct BackendTable {
 };
 
 namespace detail {
-extern std::array<const BackendTable*, kNumBackends> backends;
+extern std::array<std::atomic<const BackendTable*>, kNumBackends> backends;  // the first use, of any thread, opens one
 // Opens a backend that is opened with its first use. Throws Error if this process has none.
 const BackendTable& open_backend(Device device);
 }  // namespace detail
 
 // The table of a device. Throws Error if this process has no such backend.
 inline const BackendTable& backend_of(Device device) {
-  const BackendTable* table = detail::backends[static_cast<size_t>(device.backend)];
+  const BackendTable* table = detail::backends[static_cast<size_t>(device.backend)].load(std::memory_order_acquire);
   if (table == nullptr) [[unlikely]]
     return detail::open_backend(device);
   return *table;

@@ -24,8 +24,8 @@
 #pragma GCC visibility push(default)
 namespace rondo {
 
-// Memory is exhausted, the system's or that of memory::set_limit(): what the allocator throws. (Where not even a few
-// bytes for bookkeeping can be had, the C++ library's own std::bad_alloc comes through.)
+// Memory is exhausted, the system's or that of memory::set_limit(). (For a few bytes of bookkeeping, std::bad_alloc can
+// come instead.) If backward() throws it, some gradients are accumulated already: zero_grad() before you go on.
 class OutOfMemoryError : public Error {
  public:
   using Error::Error;

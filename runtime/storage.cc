@@ -53,7 +53,8 @@ void Storage::change_purpose(Purpose purpose) const {
 void Storage::destroy(Block* block) noexcept {
   delete block->lowered.load(std::memory_order_acquire);
   if (block->owner == nullptr && block->data != nullptr) {
-    const BackendTable* table = detail::backends[static_cast<size_t>(block->device.backend)];
+    const BackendTable* table = detail::backends[static_cast<size_t>(block->device.backend)].load(
+        std::memory_order_acquire);
     if (table != nullptr && table->host_memory) [[likely]] {
       const Purpose purpose = block->purpose.load(std::memory_order_relaxed);
       if (purpose != Purpose::kWorkspace)

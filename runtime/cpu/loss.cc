@@ -166,11 +166,11 @@ class Head {
         attrs_(context.attrs),
         x_(context.in(first).contiguous()),
         lower_(attrs_.dtype_of_products(x_.dtype())),
-        weight_(lowered(context.in(first + 1))),
+        weight_(ops::lowered_operand(context.in(first + 1), lower_)),
         target_(context.in(first + 3).contiguous()),
         rows_(x_.sizes()[0]),
         cols_(weight_.sizes()[0]) {
-    if (context.has(first + 2)) bias_ = lowered(context.in(first + 2));
+    if (context.has(first + 2)) bias_ = ops::lowered_operand(context.in(first + 2), lower_);
     require_indices(context, target_, cols_, options_.ignore_index);
   }
 
@@ -180,12 +180,6 @@ class Head {
   }
 
  private:
-  // Dense, in the dtype of the products.
-  Tensor lowered(const Tensor& operand) const {
-    return is_low_precision(lower_) && amp::keeps_copy(operand) ? amp::lowered(operand, lower_)
-                                                                : operand.contiguous().to(lower_);
-  }
-
   template <class T> void run(const Tensor& grad, Tensor* loss, Tensor& dx, Tensor& dweight, Tensor& dbias) {
     using C = ComputeType<T>;
     const bool any_grad = dx.defined() || dweight.defined() || dbias.defined();
@@ -283,38 +277,25 @@ class Head {
   int64_t rows_, cols_;
 };
 
-// Kernels run ops on their chunks, which nobody records or differentiates, in the dtypes that the attributes say.
-struct Plainly {
-  NoGrad off;
-  RecorderScope run{nullptr};
-  amp::Autocast as_given{std::nullopt};
-};
-
-// The gradient of an operand, where it is wanted; gradients begin at output `first`.
-Tensor wanted(const KernelContext& context, int operand, int first) {
-  return LinearLossAttrs(context.attrs).wants(operand) ? context.out(first + operand) : Tensor();
-}
-
 }  // namespace
 
 void linear_cross_entropy_kernel(const KernelContext& context) {
-  const Plainly scope;
-  for (int i = 1; i < 4; ++i) {
-    const Tensor& gradient = context.out(i);
-    // In a region it may lie in an arena, beside other things.
-    if (gradient.nbytes() > 0 && gradient.storage().bytes() == static_cast<size_t>(gradient.nbytes()))
-      gradient.storage().set_purpose(Purpose::kGradients);
-  }
-  Head(context, 0).walk({}, &context.out(0), wanted(context, 0, 1), wanted(context, 1, 1), wanted(context, 2, 1));
+  const ops::LinearLossScope scope;
+  ops::count_gradients(context);
+  Head(context, 0)
+      .walk({}, &context.out(0), ops::wanted_gradient(context, 0, 1), ops::wanted_gradient(context, 1, 1),
+            ops::wanted_gradient(context, 2, 1));
 }
 
 void linear_cross_entropy_grad_kernel(const KernelContext& context) {
-  const Plainly scope;
-  Head(context, 1).walk(context.in(0), nullptr, wanted(context, 0, 0), wanted(context, 1, 0), wanted(context, 2, 0));
+  const ops::LinearLossScope scope;
+  Head(context, 1)
+      .walk(context.in(0), nullptr, ops::wanted_gradient(context, 0, 0), ops::wanted_gradient(context, 1, 0),
+            ops::wanted_gradient(context, 2, 0));
 }
 
 void scale_kernel(const KernelContext& context) {
-  const Plainly scope;
+  const ops::LinearLossScope scope;
   bool is_one = false;
   visit_floating(context.in(1).dtype(),
                  [&](auto tag) { is_one = *pointer<typename decltype(tag)::type>(context.in(1)) == 1; });

@@ -354,8 +354,8 @@ DeviceState& device_state(int index) {
     if ((count = open_devices(&why_not)) == 0) throw Error(why_not);
   }
   if (index < 0 || index >= count) [[unlikely]]
-    throw Error(absl::StrCat("no device cuda:", index, ": there ", count == 1 ? "is" : "are", " ", count,
-                             "; write kCPU or a lower number"));
+    throw Error(absl::StrCat("no device cuda:", index, ": cuda has ", count, count == 1 ? " device" : " devices",
+                             ", counted from 0"));
   if (DeviceState* state = states[index].load(std::memory_order_acquire)) [[likely]] {
     state->require_usable();
     return *state;

@@ -61,9 +61,13 @@ void* open_library(const char* name, std::initializer_list<const char*> versions
     if (const char* reason = dlerror(); candidate.find('/') != candidate.npos && broken.empty() && reason != nullptr)
       broken = reason;
   }
-  *why_not = broken.empty() ? absl::StrCat(name, ".", *versions.begin(),
-                                           " is not found; set RONDO_CUDA_PATH to its folder if it is there")
-                            : absl::StrCat(name, " does not load: ", broken);
+  const char* const folders = std::getenv("RONDO_CUDA_PATH");
+  *why_not = !broken.empty() ? absl::StrCat(name, " does not load: ", broken)
+             : folders == nullptr
+                 ? absl::StrCat(name, ".", *versions.begin(),
+                                " is not found; set RONDO_CUDA_PATH to its folder if it is there")
+                 : absl::StrCat(name, ".", *versions.begin(), " is not found, neither in RONDO_CUDA_PATH=", folders,
+                                " nor where the system looks");
   return nullptr;
 }
 

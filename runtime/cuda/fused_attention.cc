@@ -425,30 +425,40 @@ struct Queries {
 struct Shared {
   T *own, *own_values, *other, *other_values, *weights;
   C *deltas, *totals;
-  unsigned* kept;  // of each thread, across the products, which need all registers
+  unsigned* kept;  // of each thread; in registers they would be too many
   RONDO_DEVICE void put_kept(const Kept& mine) const {
     if (DROPOUT != 0) put(kept[threadIdx.x], mine.bits);
   }
-  RONDO_DEVICE Kept get_kept() const { return {DROPOUT == 0 ? 0u : get(kept[threadIdx.x])}; }
+  // What is dropped becomes 0.
+  RONDO_DEVICE void drop(C (&values)[kScores][4]) const {
+    if (DROPOUT == 0) return;
+    __syncwarp();  // the bits are read again
+    const Kept mine = {get(kept[threadIdx.x])};
+#pragma unroll
+    for (int n = 0; n < kScores; ++n)
+#pragma unroll
+      for (int e = 0; e < 4; ++e)
+        if (!mine.at(n, e)) values[n][e] = 0;
+  }
 };
 
-// A score and the gradient of its weight behind dropout become the weight, 0 if it is dropped, and the gradient of the
+// A score and the gradient of its weight, without the factor of dropout, become the weight and the gradient of the
 // product q k.
-RONDO_DEVICE void weight_and_slope(const Call& call, const Dropout& dropout, bool kept, C allowed, C delta, C total,
-                                   C& score, C& grad) {
+RONDO_DEVICE void weight_and_slope(const Call& call, const Dropout& dropout, C allowed, C delta, C total, C& score,
+                                   C& grad) {
   score = total == lowest() ? static_cast<C>(0) : exp_or_zero(allowed - total);
-  grad = kept ? raised(dropout, grad) : static_cast<C>(0);
+  grad = raised(dropout, grad);
   grad = score == 0 ? static_cast<C>(0) : score * (grad - delta) * static_cast<C>(call.scale);
-  if (!kept) score = 0;
 }
 
 RONDO_DEVICE void grad_of_queries(const Shared& s, const Call& call, const Dropout& dropout, const Queries& queries,
                                   const void* mask, const T* k, const T* v, Heads at_k, Heads at_v, T* grad_q,
-                                  Heads at_grad_q, long long block) {
+                                  Heads at_grad_q, int block) {
   const int row = static_cast<int>(threadIdx.x) / 32 * kWarpRows, head_dim = static_cast<int>(call.head_dim);
-  const long long tiles = (call.queries + ROWS - 1) / ROWS, all_heads = call.batch * call.heads;
-  const long long first = (tiles - 1 - block / all_heads) * ROWS, head = block % all_heads % call.heads,
-                  batch = block % all_heads / call.heads, kv_head = head / (call.heads / call.kv_heads);
+  const int heads = static_cast<int>(call.heads), all_heads = static_cast<int>(call.batch) * heads,
+            head = block % all_heads % heads, batch = block % all_heads / heads,
+            kv_head = head / (heads / static_cast<int>(call.kv_heads));
+  const long long first = ((call.queries + ROWS - 1) / ROWS - 1 - block / all_heads) * ROWS;
   const long long end = call.causal != 0 ? least(call.keys, first + ROWS) : call.keys;
   queries.load(call, batch, head, first, s.own, s.own_values);
   __syncthreads();
@@ -465,7 +475,7 @@ RONDO_DEVICE void grad_of_queries(const Shared& s, const Call& call, const Dropo
     C scores[kScores][4] = {}, grads[kScores][4] = {};
     product<kScores, HEAD_DIM, true>(scores, s.own + row * kStride, kStride, s.other, kStride);
     product<kScores, HEAD_DIM, true>(grads, s.own_values + row * kStride, kStride, s.other_values, kStride);
-    const Kept kept = s.get_kept();
+    s.drop(grads);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int at = row + row_of(2 * half);
@@ -478,7 +488,7 @@ RONDO_DEVICE void grad_of_queries(const Shared& s, const Call& call, const Dropo
           const int column = column_of(n, e);
           const C allowed =
               masked(call, mask, columns, column, batch, head, first + at, key + column, scores[n][e]);
-          weight_and_slope(call, dropout, kept.at(n, e), allowed, delta, total, scores[n][e], grads[n][e]);
+          weight_and_slope(call, dropout, allowed, delta, total, scores[n][e], grads[n][e]);
         }
     }
     put_rows(s.weights + row * kAcross, kAcross, grads);
@@ -491,17 +501,18 @@ RONDO_DEVICE void grad_of_queries(const Shared& s, const Call& call, const Dropo
 
 RONDO_DEVICE void grad_of_keys(const Shared& s, const Call& call, const Dropout& dropout, const Queries& queries,
                                const void* mask, const T* k, const T* v, Heads at_k, Heads at_v, T* grad_k,
-                               Heads at_grad_k, T* grad_v, Heads at_grad_v, long long block) {
+                               Heads at_grad_k, T* grad_v, Heads at_grad_v, int block) {
   const int row = static_cast<int>(threadIdx.x) / 32 * kWarpRows, head_dim = static_cast<int>(call.head_dim);
-  const long long all_heads = call.batch * call.kv_heads, groups = call.heads / call.kv_heads;
-  const long long first = block / all_heads * ROWS, kv_head = block % all_heads % call.kv_heads,
-                  batch = block % all_heads / call.kv_heads;
+  const int kv_heads = static_cast<int>(call.kv_heads), all_heads = static_cast<int>(call.batch) * kv_heads,
+            groups = static_cast<int>(call.heads) / kv_heads, kv_head = block % all_heads % kv_heads,
+            batch = block % all_heads / kv_heads;
+  const long long first = static_cast<long long>(block / all_heads) * ROWS;
   load_rows(s.own, k + batch * at_k.batch + kv_head * at_k.head + first * at_k.row, at_k.row, call.keys - first,
             head_dim);
   load_rows(s.own_values, v + batch * at_v.batch + kv_head * at_v.head + first * at_v.row, at_v.row, call.keys - first,
             head_dim);
   C sums[kOutputs][4] = {}, value_sums[kOutputs][4] = {};
-  for (long long head = kv_head * groups; head < (kv_head + 1) * groups; ++head)
+  for (int head = kv_head * groups; head < (kv_head + 1) * groups; ++head)
     for (long long query = call.causal != 0 ? first : 0; query < call.queries; query += ROWS) {
       __syncthreads();  // the last tiles have been used
       queries.load(call, batch, head, query, s.other, s.other_values);
@@ -512,7 +523,7 @@ RONDO_DEVICE void grad_of_keys(const Shared& s, const Call& call, const Dropout&
       C scores[kScores][4] = {}, grads[kScores][4] = {};
       product<kScores, HEAD_DIM, true>(scores, s.own + row * kStride, kStride, s.other, kStride);
       product<kScores, HEAD_DIM, true>(grads, s.own_values + row * kStride, kStride, s.other_values, kStride);
-      const Kept kept = s.get_kept();
+      s.drop(grads);
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const long long key = first + row + row_of(2 * half);
@@ -523,10 +534,11 @@ RONDO_DEVICE void grad_of_keys(const Shared& s, const Call& call, const Dropout&
           for (int e = 2 * half; e < 2 * half + 2; ++e) {
             const int column = column_of(n, e);
             const C allowed = masked(call, mask, columns, column, batch, head, query + column, key, scores[n][e]);
-            weight_and_slope(call, dropout, kept.at(n, e), allowed, get(s.deltas[column]), get(s.totals[column]),
-                             scores[n][e], grads[n][e]);
+            weight_and_slope(call, dropout, allowed, get(s.deltas[column]), get(s.totals[column]), scores[n][e],
+                             grads[n][e]);
           }
       }
+      s.drop(scores);
       put_rows(s.weights + row * kAcross, kAcross, scores);
       product<kOutputs, ROWS, false>(value_sums, s.weights + row * kAcross, kAcross, s.other_values, kStride);
       put_rows(s.weights + row * kAcross, kAcross, grads);
@@ -545,13 +557,13 @@ RONDO_DEVICE void grad_of_keys(const Shared& s, const Call& call, const Dropout&
              s.own_values + row * kStride, at_grad_v.row, call.keys - first - row, head_dim);
 }
 
-// The blocks of keys come first: they have more to do.
+// The blocks of keys come first: they have more to do. Each block of threads has one: a loop over them would spill.
 // The second bound: ptxas would otherwise spill for the sake of a third block.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     rondo_attention_grad(const T* q, const T* k, const T* v, const void* mask, const T* out, const C* logsumexp,
                          const T* grad, T* grad_q, T* grad_k, T* grad_v, Call call, Dropout dropout, Heads at_q,
                          Heads at_k, Heads at_v, Heads at_out, Heads at_grad, Heads at_grad_q, Heads at_grad_k,
-                         Heads at_grad_v, long long key_blocks, long long blocks) {
+                         Heads at_grad_v, int key_blocks) {
   __shared__ Vector own[ROWS * kStride / kVector], own_values[ROWS * kStride / kVector],
       other[ROWS * kStride / kVector], other_values[ROWS * kStride / kVector], weights[ROWS * kAcross / kVector];
   __shared__ C deltas[ROWS], totals[ROWS];
@@ -560,13 +572,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                     reinterpret_cast<T*>(other_values), reinterpret_cast<T*>(weights),    deltas,
                     totals,                             kept};
   const Queries queries = {q, grad, out, logsumexp, at_q, at_grad, at_out};
-  for (long long block = blockIdx.x; block < blocks; block += gridDim.x) {
-    if (block < key_blocks)
-      grad_of_keys(s, call, dropout, queries, mask, k, v, at_k, at_v, grad_k, at_grad_k, grad_v, at_grad_v, block);
-    else
-      grad_of_queries(s, call, dropout, queries, mask, k, v, at_k, at_v, grad_q, at_grad_q, block - key_blocks);
-    __syncthreads();  // before the next block's tiles
-  }
+  const int block = static_cast<int>(blockIdx.x);
+  if (block < key_blocks)
+    grad_of_keys(s, call, dropout, queries, mask, k, v, at_k, at_v, grad_k, at_grad_k, grad_v, at_grad_v, block);
+  else
+    grad_of_queries(s, call, dropout, queries, mask, k, v, at_k, at_v, grad_q, at_grad_q, block - key_blocks);
 }
 )cuda";
 
@@ -642,12 +652,11 @@ void fused_attention_backward(const AttentionCall& call, const AttentionTile& ti
   const int64_t key_blocks = call.batch * call.kv_heads * tiles_of(call.keys, tile),
                 blocks = key_blocks + call.batch * call.heads * tiles_of(call.queries, tile);
   if (blocks == 0) return;
-  launch_blocks(call.device, kernel(call, tile, fused_attention_grad_source(), "rondo_attention_grad"), blocks,
-                static_cast<unsigned>(tile.threads()), o.q, o.k, o.v, o.mask, g.out, g.logsumexp, g.grad, g.grad_q,
-                g.grad_k, g.grad_v, argument(call), dropout_of(call, o), argument(call.q), argument(call.k),
-                argument(call.v), argument(g.out_strides), argument(g.grad_strides), argument(g.grad_q_strides),
-                argument(g.grad_k_strides), argument(g.grad_v_strides), static_cast<long long>(key_blocks),
-                static_cast<long long>(blocks));
+  launch_every_block(call.device, kernel(call, tile, fused_attention_grad_source(), "rondo_attention_grad"), blocks,
+                     static_cast<unsigned>(tile.threads()), o.q, o.k, o.v, o.mask, g.out, g.logsumexp, g.grad, g.grad_q,
+                     g.grad_k, g.grad_v, argument(call), dropout_of(call, o), argument(call.q), argument(call.k),
+                     argument(call.v), argument(g.out_strides), argument(g.grad_strides), argument(g.grad_q_strides),
+                     argument(g.grad_k_strides), argument(g.grad_v_strides), static_cast<int>(key_blocks));
 }
 
 }  // namespace rondo::cuda

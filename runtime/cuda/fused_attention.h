@@ -8,7 +8,8 @@
 //   same bits in every run. A warp owns 16 rows of a tile. Products of 16-bit types run on tensor cores
 //   (mma_16x8x16), others on fused multiply-adds; sums are f32 (f64 for f64).
 //   With dropout, the lanes of a warp that hold weights of the same four keys draw a counter each and exchange what
-//   they drew: one bit for each weight, a register for a tile.
+//   they drew: one bit for each weight. The backward of wide 16-bit heads then spills 16 to 24 bytes for some
+//   architectures.
 // Thread safe: free functions, which enqueue on the compute stream and return.
 #pragma once
 

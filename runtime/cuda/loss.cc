@@ -391,13 +391,13 @@ class Head {
         x_(dense(context.in(first))),
         lower_(attrs_.dtype_of_products(x_.dtype())),
         narrow_x_(x_.to(lower_)),
-        weight_(lowered(context.in(first + 1))),
+        weight_(ops::lowered_operand(context.in(first + 1), lower_)),
         target_(dense(context.in(first + 3))),
         rows_(x_.sizes()[0]),
         cols_(weight_.sizes()[0]),
         inner_(weight_.sizes()[1]),
         stride_(round_up(cols_, static_cast<int64_t>(128 / size_of(lower_)))) {
-    if (context.has(first + 2)) bias_ = lowered(context.in(first + 2));
+    if (context.has(first + 2)) bias_ = ops::lowered_operand(context.in(first + 2), lower_);
   }
 
   // `grad`: what arrives at the loss, undefined for 1. Undefined results are not wanted. REQUIRES: there are rows,
@@ -492,12 +492,6 @@ class Head {
                       {"SMOOTHS", context_.attrs.floats[0] != 0 ? "1" : "0"}},
                      lines.shared_bytes());
   }
-  // Dense, in the dtype of the products.
-  Tensor lowered(const Tensor& operand) const {
-    return is_low_precision(lower_) && amp::keeps_copy(operand) ? amp::lowered(operand, lower_)
-                                                                : dense(operand).to(lower_);
-  }
-
   struct Matrix {
     const void* data;
     int64_t row, column;  // strides
@@ -547,18 +541,6 @@ class Head {
   int64_t rows_, cols_, inner_, stride_;
 };
 
-// Kernels run ops on their operands, which nobody records or differentiates, in the dtypes that the attributes say.
-struct Plainly {
-  NoGrad off;
-  RecorderScope run{nullptr};
-  amp::Autocast as_given{std::nullopt};
-};
-
-// The gradient of an operand, where it is wanted; gradients begin at output `first`.
-Tensor wanted(const KernelContext& context, int operand, int first) {
-  return LinearLossAttrs(context.attrs).wants(operand) ? context.out(first + operand) : Tensor();
-}
-
 // Without rows, columns or inner elements there is no product, and whole logits cost nothing.
 bool run_in_parts(const KernelContext& context, int first) {
   if (context.in(first).numel() > 0 && context.in(first + 1).numel() > 0) return false;
@@ -573,21 +555,20 @@ bool run_in_parts(const KernelContext& context, int first) {
 }  // namespace
 
 void linear_cross_entropy_kernel(const KernelContext& context) {
-  const Plainly scope;
+  const ops::LinearLossScope scope;
   if (run_in_parts(context, 0)) return;
-  for (int i = 1; i < 4; ++i) {
-    const Tensor& gradient = context.out(i);
-    // In a region it may lie in an arena, beside other things.
-    if (gradient.nbytes() > 0 && gradient.storage().bytes() == static_cast<size_t>(gradient.nbytes()))
-      gradient.storage().set_purpose(Purpose::kGradients);
-  }
-  Head(context, 0).walk({}, &context.out(0), wanted(context, 0, 1), wanted(context, 1, 1), wanted(context, 2, 1));
+  ops::count_gradients(context);
+  Head(context, 0)
+      .walk({}, &context.out(0), ops::wanted_gradient(context, 0, 1), ops::wanted_gradient(context, 1, 1),
+            ops::wanted_gradient(context, 2, 1));
 }
 
 void linear_cross_entropy_grad_kernel(const KernelContext& context) {
-  const Plainly scope;
+  const ops::LinearLossScope scope;
   if (run_in_parts(context, 1)) return;
-  Head(context, 1).walk(context.in(0), nullptr, wanted(context, 0, 0), wanted(context, 1, 0), wanted(context, 2, 0));
+  Head(context, 1)
+      .walk(context.in(0), nullptr, ops::wanted_gradient(context, 0, 0), ops::wanted_gradient(context, 1, 0),
+            ops::wanted_gradient(context, 2, 0));
 }
 
 void scale_kernel(const KernelContext& context) {

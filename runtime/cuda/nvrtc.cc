@@ -52,7 +52,7 @@ Image compile_image(const std::string& source, const std::string& name, int arch
   const Nvrtc* const nvrtc = find_nvrtc(&why_not);
   if (nvrtc == nullptr)
     throw DeviceError(
-        absl::StrCat("no kernels for CUDA: ", why_not, ". Install CUDA's NVRTC (pip: nvidia-cuda-nvrtc), or use kCPU"));
+        absl::StrCat("no kernels for CUDA: ", why_not, "; they need CUDA's NVRTC (pip: nvidia-cuda-nvrtc)"));
   NvrtcOutput output = compile_source(*nvrtc, source, name + ".cu", architecture, kExactFlags);
   if (output.result != NvrtcResult::kSuccess)
     throw_internal(absl::StrCat("NVRTC (", nvrtc->path, ") refuses ", name, " for sm_", architecture, ": ",

@@ -77,6 +77,12 @@ struct BlockSize {
   unsigned threads, dynamic_shared;
   BlockSize(unsigned threads, unsigned dynamic_shared = 0) : threads(threads), dynamic_shared(dynamic_shared) {}
 };
+// One block for each of `n`, which is below 2^31: the kernel does not stride.
+template <class... Args>
+void launch_every_block(int device, const Kernel& kernel, int64_t n, unsigned threads, Args... args) {
+  void* pointers[] = {&args...};
+  launch(device, kernel, {static_cast<unsigned>(n)}, {threads}, 0, pointers);
+}
 // One block for each of `n`, or fewer likewise.
 template <class... Args>
 void launch_blocks(int device, const Kernel& kernel, int64_t n, BlockSize block, Args... args) {

@@ -75,7 +75,8 @@ absl::Status accepts(const HostKey& here, std::string_view there) {
       if (c.name == made.name && c.value.empty()) made.value.clear();
   const HostDifference difference = compare(made_for, here);
   if (difference.components.empty()) return absl::OkStatus();
-  return absl::FailedPreconditionError(absl::StrCat("made for another host: ", difference.text));
+  return absl::FailedPreconditionError(
+      absl::StrCat("made for another host: ", difference.text, "; make the file where these are as they are here"));
 }
 
 }  // namespace rondo::io

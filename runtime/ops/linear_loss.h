@@ -1,10 +1,15 @@
-// The attributes of linear_cross_entropy and its gradient, for its definition and its kernels.
+// linear_cross_entropy and its gradient: what its definition and the kernels of all devices share.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
+#include <optional>
 
+#include "rondo/runtime/amp.h"
+#include "rondo/runtime/autograd.h"
+#include "rondo/runtime/lowered.h"
 #include "rondo/runtime/op.h"
+#include "rondo/runtime/recorder.h"
 
 namespace rondo::ops {
 
@@ -27,5 +32,33 @@ struct LinearLossAttrs {
   // f32 and bf16, those of 256 rows 2 to 7% slower (each chunk reads the weight and its gradient once more).
   static constexpr int64_t kChunkLogits = 1 << 25;
 };
+
+// Kernels run ops on their operands, which nobody records or differentiates, in the dtypes that the attributes say.
+struct LinearLossScope {
+  NoGrad off;
+  RecorderScope run{nullptr};
+  amp::Autocast as_given{std::nullopt};
+};
+
+// Dense, in the dtype of the products.
+inline Tensor lowered_operand(const Tensor& operand, DType lower) {
+  return is_low_precision(lower) && amp::keeps_copy(operand) ? amp::lowered(operand, lower)
+                                                             : operand.contiguous().to(lower);
+}
+
+// The gradient of an operand (0: x, 1: weight, 2: bias), where it is wanted; gradients begin at output `first`.
+inline Tensor wanted_gradient(const KernelContext& context, int operand, int first) {
+  return LinearLossAttrs(context.attrs).wants(operand) ? context.out(first + operand) : Tensor();
+}
+
+// The gradients that the forward computes are gradients in reports of memory.
+inline void count_gradients(const KernelContext& context) {
+  for (int i = 1; i < 4; ++i) {
+    const Tensor& gradient = context.out(i);
+    // In a region it may lie in an arena, beside other things.
+    if (gradient.nbytes() > 0 && gradient.storage().bytes() == static_cast<size_t>(gradient.nbytes()))
+      gradient.storage().set_purpose(Purpose::kGradients);
+  }
+}
 
 }  // namespace rondo::ops

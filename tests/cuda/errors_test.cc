@@ -316,7 +316,7 @@ TEST_F(CudaProcessDeathTest, AForkBeforeTheFirstUse) {
 TEST_F(CudaProcessDeathTest, TensorsThatOutliveMain) {
   EXPECT_EXIT(
       {
-        auto* cuda = new FakeCuda;  // never closed
+        static auto* const cuda = new FakeCuda;  // never closed
         static const Tensor cached = Tensor::ones({4}).to(cuda->device());
         exit(0);
       },
@@ -325,7 +325,7 @@ TEST_F(CudaProcessDeathTest, TensorsThatOutliveMain) {
   EXPECT_EXIT(
       {
         setenv("RONDO_CUDA_CACHE", "0", 1);
-        auto* cuda = new FakeCuda;
+        static auto* const cuda = new FakeCuda;
         static const Tensor freed_late = Tensor::ones({4}).to(cuda->device());
         exit(0);
       },
@@ -334,7 +334,7 @@ TEST_F(CudaProcessDeathTest, TensorsThatOutliveMain) {
   EXPECT_EXIT(
       {
         setenv("RONDO_CUDA_CACHE", "0", 1);
-        auto* cuda = new FakeCuda;
+        static auto* const cuda = new FakeCuda;
         static const Tensor freed_late = Tensor::ones({4}).to(cuda->device());
         (*cuda)->shut_down();
         exit(0);

@@ -60,6 +60,18 @@ TEST(CudaLibraries, Off) {
   cuda::forget_libraries();
 }
 
+// A folder that was named and is the wrong one: the message does not say to name one.
+TEST(CudaLibraries, AFolderWithoutThem) {
+  const Folder folder;
+  const Setting path("RONDO_CUDA_PATH", folder.path().c_str());
+  cuda::forget_libraries();
+  std::string why_not;
+  if (cuda::find_driver(&why_not) != nullptr) GTEST_SKIP() << "this machine has a driver, which is found next";
+  EXPECT_EQ(why_not,
+            "libcuda.so.1 is not found, neither in RONDO_CUDA_PATH=" + folder.path() + " nor where the system looks");
+  cuda::forget_libraries();
+}
+
 TEST(CudaLibraries, AFileThatIsNoLibrary) {
   const Folder folder;
   std::ofstream(folder.path() + "/libcuda.so.1") << "not a library";

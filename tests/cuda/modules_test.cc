@@ -21,6 +21,7 @@
 #include "rondo/runtime/random.h"
 #include "rondo/tests/bits.h"
 #include "rondo/tests/cuda/near.h"
+#include "rondo/tests/errors.h"
 #include "rondo/tests/fake_cuda/fake_cuda.h"
 
 namespace rondo::nn {
@@ -250,6 +251,18 @@ TEST(CudaModules, GenerationIsTheCpus) {
       EXPECT_EQ(expected.size(), 12u);
     }
   }
+}
+
+TEST(CudaModules, ACacheOnAnotherDeviceIsRefusedByName) {
+  FakeCuda cuda;
+  GPT2 model({.vocab_size = 11, .block_size = 8, .n_layer = 1, .n_head = 2, .n_embd = 8});
+  model.to(cuda.device());
+  const NoGrad off;
+  KVCache cache({.layers = 1, .kv_heads = 2, .max_length = 8, .head_dim = 4});
+  EXPECT_NE(test::error_of([&] {
+              model.next_logits(Tensor::zeros({1, 3}, {kI64, cuda.device()}), cache);
+            }).find("GPT2: the cache is on cpu and the model on cuda:0; make it with .device = cuda:0"),
+            std::string::npos);
 }
 
 }  // namespace

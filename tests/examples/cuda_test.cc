@@ -223,7 +223,7 @@ TEST_F(TrainOnCuda, ThePlainLoopToo) {
     return done.out;
   };
   EXPECT_EQ(loop("RONDO_CUDA=off"),
-            "plain_loop: no device cuda:0: no CUDA device: RONDO_CUDA=off; leave the device out, or write kCPU\n");
+            "plain_loop: no device cuda:0: no CUDA device: RONDO_CUDA=off; leave the device out, or use the CPU\n");
   const std::string full = loop(absl::StrCat("RONDO_CUDA_PATH=", tests::kFakeCudaDir, " RONDO_FAKE_CUDA=1:1:2"));
   EXPECT_TRUE(full.starts_with("plain_loop: ")) << full;
   EXPECT_NE(full.find("out of memory on cuda:0"), std::string::npos) << full;

@@ -3,6 +3,10 @@
 
 #include <gtest/gtest.h>
 
+#include <string>
+#include <utility>
+#include <vector>
+
 #include "rondo/tests/errors.h"
 
 namespace rondo::examples {
@@ -31,6 +35,29 @@ TEST(TrainOptions, NumbersOutOfRangeAreRefused) {
                            "sample_tokens", "top_k"})
     EXPECT_NE(error_of_option(std::string("--") + name + "=-1").find("must be at least 0"), std::string::npos) << name;
   EXPECT_EQ(error_of_option("--grad_clip=0"), "");
+}
+
+OptionParser parsed(std::vector<std::string> options) {
+  options.insert(options.begin(), "train_gpt");
+  std::vector<char*> argv;
+  for (std::string& option : options) argv.push_back(option.data());
+  return OptionParser(static_cast<int>(argv.size()), argv.data());
+}
+
+// Where the cosine ends in a run that is resumed with --max_iters=40, from what the first run was given.
+int64_t decay_of_resumed(std::vector<std::string> first, std::vector<std::string> more = {}) {
+  io::Checkpoint checkpoint;
+  parsed(std::move(first)).store(checkpoint.state);
+  more.push_back("--max_iters=40");
+  OptionParser resumed = parsed(std::move(more));
+  resumed.merge(checkpoint);
+  return resumed.options().lr_decay_iters;
+}
+
+TEST(TrainOptions, AResumedRunKeepsTheDecayThatItWasGiven) {
+  EXPECT_EQ(decay_of_resumed({"--max_iters=20"}), 40);
+  EXPECT_EQ(decay_of_resumed({"--max_iters=20", "--lr_decay_iters=30"}), 30);
+  EXPECT_EQ(decay_of_resumed({"--max_iters=20", "--lr_decay_iters=30"}, {"--lr_decay_iters=35"}), 35);
 }
 
 }  // namespace

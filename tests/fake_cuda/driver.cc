@@ -568,13 +568,7 @@ FAKE_EXPORT Result cuLaunchHostFunc(StreamPtr stream, HostFunction function, voi
   rondo::fake_cuda::release_order(enqueued.get());
   return fake().push(
       *stream, "a callback of the host", {},
-      [=] {
-        rondo::fake_cuda::run_as_driver(enqueued.get(), &fake().callbacks_done, [&] {
-          in_callback() = true;
-          function(data);
-          in_callback() = false;
-        });
-      },
+      [=] { rondo::fake_cuda::run_as_driver(function, data, enqueued.get(), &fake().callbacks_done); },
       /*touches_memory=*/false);
 }
 FAKE_EXPORT Result cuEventCreate(EventPtr* event, unsigned flags) {

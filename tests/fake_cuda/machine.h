@@ -213,7 +213,4 @@ class ContextStack {
   cuda::OpaqueContext* contexts_[64] = {};
 };
 ContextStack& context_stack();
-// True inside of a callback of the host.
-bool& in_callback();
-
 }  // namespace rondo::fake_cuda

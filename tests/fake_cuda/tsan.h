@@ -11,7 +11,6 @@
 
 #include <atomic>
 #include <cstdlib>
-#include <functional>
 #include <thread>
 
 extern "C" {
@@ -25,6 +24,9 @@ void AnnotateIgnoreWritesEnd(const char* file, int line);
 #endif
 
 namespace rondo::fake_cuda {
+
+// True inside of a callback of the host.
+bool& in_callback();
 
 #if defined(__SANITIZE_THREAD__)
 
@@ -56,15 +58,19 @@ inline void acquire_order(void* address) {
   __tsan_acquire(address);
   begin_unseen();
 }
-// The thread of the driver's. Nothing but the two addresses orders its work and what other threads do.
+// The thread of the driver's. Nothing but two addresses orders its work and what other threads do. One callback at a
+// time: the fake's lock is held.
 class DriverThread {
  public:
+  struct Work {
+    void (*function)(void*);
+    void *data, *enqueued, *done;
+  };
   static DriverThread& instance() {
     static auto* const thread = new DriverThread;
     return *thread;
   }
-  // One at a time: the fake's lock is held.
-  void run(const std::function<void()>& work) {
+  void run(const Work& work) {
     work_.store(&work);
     while (work_.load() != nullptr) std::this_thread::yield();
   }
@@ -73,24 +79,24 @@ class DriverThread {
   DriverThread() {
     std::thread([this] {
       begin_unseen();
+      in_callback() = true;
       for (;; std::this_thread::yield())
-        if (const std::function<void()>* work = work_.load(); work != nullptr) {
-          (*work)();
+        if (work_.load() != nullptr) {
+          const Work work = *work_.load();
+          end_unseen();
+          __tsan_acquire(work.enqueued);
+          work.function(work.data);
+          __tsan_release(work.done);
+          begin_unseen();
           work_.store(nullptr);
         }
     }).detach();
   }
-  std::atomic<const std::function<void()>*> work_{nullptr};
+  std::atomic<const Work*> work_{nullptr};
 };
-// Runs `callback` there, behind what released `enqueued` and before what acquires `done`.
-template <class Callback> void run_as_driver(void* enqueued, void* done, const Callback& callback) {
-  DriverThread::instance().run([&] {
-    end_unseen();
-    __tsan_acquire(enqueued);
-    callback();
-    __tsan_release(done);
-    begin_unseen();
-  });
+// Runs a callback there, behind what released `enqueued` and before what acquires `done`.
+inline void run_as_driver(void (*function)(void*), void* data, void* enqueued, void* done) {
+  DriverThread::instance().run({function, data, enqueued, done});
 }
 
 #else
@@ -99,7 +105,11 @@ inline void begin_unseen() {}
 inline void end_unseen() {}
 inline void release_order(void*) {}
 inline void acquire_order(void*) {}
-template <class Callback> void run_as_driver(void*, void*, const Callback& callback) { callback(); }
+inline void run_as_driver(void (*function)(void*), void* data, void*, void*) {
+  in_callback() = true;
+  function(data);
+  in_callback() = false;
+}
 
 #endif
 

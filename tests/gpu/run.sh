@@ -241,7 +241,7 @@ watched() { # watched SECONDS LOG COMMAND...
       size=$now now=$(grep -c '^\[ RUN      \]' "$log")
       [ "$now" = $begun ] || { begun=$now since=$SECONDS; }
     fi
-    if [ $((SECONDS - since)) -ge "$test_limit" ] && [ $hangs = 0 ]; then hangs=1 end=$((SECONDS + 12)) && kill $process; fi
+    if [ $((SECONDS - since)) -ge "$test_limit" ] && [ $hangs = 0 ]; then hangs=1 end=$((SECONDS + 12)) && kill $process 2>/dev/null; fi
     [ $SECONDS -lt $end ] || break
   done
   [ $hangs = 1 ] && return 125

@@ -364,7 +364,7 @@ TEST(HostKeyTest, AHostWithoutTheCompilerTakesCodeOfAnyVersionOfIt) {
   EXPECT_TRUE(accepts(here, "target: cuda sm_90\nnvrtc: 13.0\n").ok());
   EXPECT_FALSE(accepts(here, "target: cuda sm_80\nnvrtc: 13.0\n").ok());
   EXPECT_EQ(accepts(with, "target: cuda sm_90\nnvrtc: 13.0\n").message(),
-            "made for another host: nvrtc: there 13.0, here 12.8");
+            "made for another host: nvrtc: there 13.0, here 12.8; make the file where these are as they are here");
 }
 
 TEST(KernelFileTest, ArtifactsHaveASectionForEachTarget) {

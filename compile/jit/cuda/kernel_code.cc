@@ -99,8 +99,8 @@ std::string source_of(const LoopKernel& kernel, const Schedule& schedule) {
 void require_nvrtc() {
   std::string why_not;
   if (rondo::cuda::find_nvrtc(&why_not) == nullptr)
-    throw NoCodeGenerator(absl::StrCat("compile: no kernels for CUDA: ", why_not,
-                                       ". Install CUDA's NVRTC (pip: nvidia-cuda-nvrtc), or run on kCPU"));
+    throw NoCodeGenerator(
+        absl::StrCat("compile: no kernels for CUDA: ", why_not, "; they need CUDA's NVRTC (pip: nvidia-cuda-nvrtc)"));
 }
 
 CudaObject make_object(const LoopKernel& kernel, const Schedule& schedule, int capability) {
