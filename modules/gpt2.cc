@@ -9,6 +9,17 @@
 #include "rondo/runtime/random.h"
 
 namespace rondo::nn {
+namespace {
+
+// table(0 ... n - 1): its first rows as they are, so that their gradients need no search for the rows that they belong
+// to.
+Tensor first_rows(Embedding& table, int64_t n) {
+  if (!table.is_plain()) return table(Tensor::arange(n, {kI64, table.weight.device()}));
+  return n == table.weight.size(0) ? table.weight : ops::slice(table.weight, 0, {0, n});
+}
+
+}  // namespace
+
 GPT2::GPT2(GPT2Config config, uint64_t seed, const SkipInit&) : config(config) {
   if (SkipInit::without_memory()) return;
   const NoGrad off;
@@ -33,8 +44,7 @@ Tensor GPT2::features(const Tensor& idx, const Tensor& positions) {
   const int64_t T = idx.size(1);
   if (positions.defined()) check_positions("GPT2", idx, positions);
   const Tensor first_key = first_keys(T, positions, 0, idx.device());
-  Tensor x = drop(wte(idx) +
-                  wpe(positions.defined() ? positions : Tensor::arange(T, {kI64, idx.device()})));  // (B, T, C)
+  Tensor x = drop(wte(idx) + (positions.defined() ? wpe(positions) : first_rows(wpe, T)));  // (B, T, C)
   for (TransformerBlock& block : h) x = first_key.defined() ? block(x, KVLayer(), first_key) : block(x);
   return ln_f(x);
 }

@@ -7,10 +7,9 @@
 //   product is one launch for all of them (one for each query head of a group). Sums over chunks run in f32 (f64 for
 //   f64), in the order of the chunks, and chunks follow from the shape: bits do too.
 // Note [Keys that are not read]. A masked key has weight 0, but 0 * NaN is NaN, so its k and v must be finite. Some
-// masked
-//   keys may hold anything, as the slots of a KVCache behind a row's end do: those before the least first key of the
-//   queries, and those that a mask of bool forbids to all queries at once (a call of one query, or a mask with stride 0
-//   over queries).
+//   masked keys may hold anything, as the slots of a KVCache behind a row's end do: those before the least first key
+//   of the queries, and those that a mask of bool forbids to all queries at once (a call of one query, or a mask with
+//   stride 0 over queries).
 // Heads of at most 128 elements take another way, without scores in memory (fused_attention.h). The way is chosen at
 // the top of the two functions below, and AttentionCall is all that the choice depends on; a plan of cuDNN would be a
 // third.

@@ -150,29 +150,26 @@ void copy_peer(int to_device, void* to, int from_device, const void* from, size_
 
 // ---- Callbacks of the host
 
-struct Callback {
-  DeviceState* state;
-  absl::AnyInvocable<void()> work;
-};
-
 void run_callback(void* data) {
-  const std::unique_ptr<Callback> callback(static_cast<Callback*>(data));
+  auto& callback = *static_cast<DeviceState::Callback*>(data);
   std::exception_ptr error;
   try {
-    callback->work();
+    callback.work();
   } catch (...) {
     error = std::current_exception();
   }
-  callback->state->finish(std::move(callback->work), std::move(error));
+  callback.device.finish(callback, std::move(error));
 }
 
 void enqueue(int device, Stream stream, absl::AnyInvocable<void()> work) {
   DeviceState& state = device_state(device);
   state.drop_finished();
   const ContextScope scope(state);
-  auto callback = std::make_unique<Callback>(&state, std::move(work));
-  state.check(state.driver().launch_host(state.stream(stream), &run_callback, callback.get()), "cuLaunchHostFunc");
-  static_cast<void>(callback.release());
+  DeviceState::Callback& callback = state.add_callback(std::move(work));
+  const Result result = state.driver().launch_host(state.stream(stream), &run_callback, &callback);
+  if (result != Result::kSuccess) [[unlikely]]
+    state.remove_callback(callback);
+  state.check(result, "cuLaunchHostFunc");
   state.enqueued("a callback of the host", state.stream(stream));
 }
 

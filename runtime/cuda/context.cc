@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <exception>
+#include <iterator>
 #include <string_view>
 #include <utility>
 
@@ -95,6 +96,7 @@ DeviceState::DeviceState(const Driver& driver, int index, int ordinal)
   int major = 0, minor = 0;
   check(driver_.device_attribute(&major, DeviceAttribute::kCapabilityMajor, ordinal_), "cuDeviceGetAttribute");
   check(driver_.device_attribute(&minor, DeviceAttribute::kCapabilityMinor, ordinal_), "cuDeviceGetAttribute");
+  check(driver_.device_attribute(&most_shared_, DeviceAttribute::kMaxSharedPerBlock, ordinal_), "cuDeviceGetAttribute");
   capability_ = 10 * major + minor;
   check(driver_.primary_retain(&context_, ordinal_), "cuDevicePrimaryCtxRetain");
   try {
@@ -112,8 +114,9 @@ DeviceState::DeviceState(const Driver& driver, int index, int ordinal)
 }
 
 DeviceState::~DeviceState() {
+  if (forked.load()) lost_.store(true);  // to a child process the driver is gone
   if (lost()) allocator_.reset();
-  if (!forked.load() && !lost()) {
+  if (!lost()) {
     try {
       const ContextScope scope(*this);
       static_cast<void>(driver_.context_synchronize());
@@ -224,9 +227,22 @@ void DeviceState::throw_if_failed(const DeviceStatus& seen, uint32_t passed) {
   throw Error(what);
 }
 
-void DeviceState::finish(absl::AnyInvocable<void()> callback, std::exception_ptr error) noexcept {
+DeviceState::Callback& DeviceState::add_callback(absl::AnyInvocable<void()> work) {
   const std::lock_guard lock(mutex_);
-  finished_.push_back(std::move(callback));
+  Callback& added = pending_.emplace_back(*this, std::move(work));
+  added.self = std::prev(pending_.end());
+  return added;
+}
+
+void DeviceState::remove_callback(Callback& callback) noexcept {
+  std::list<Callback> removed;  // destroyed after the lock is gone
+  const std::lock_guard lock(mutex_);
+  removed.splice(removed.end(), pending_, callback.self);
+}
+
+void DeviceState::finish(Callback& callback, std::exception_ptr error) noexcept {
+  const std::lock_guard lock(mutex_);
+  finished_.splice(finished_.end(), pending_, callback.self);
   has_finished_.store(true, std::memory_order_relaxed);
   if (error == nullptr) return;
   if (kept_ == nullptr) kept_ = std::move(error);
@@ -235,7 +251,7 @@ void DeviceState::finish(absl::AnyInvocable<void()> callback, std::exception_ptr
 
 void DeviceState::drop_finished() noexcept {
   if (!has_finished_.load(std::memory_order_relaxed)) return;
-  std::vector<absl::AnyInvocable<void()>> finished;  // destroyed after the lock is gone
+  std::list<Callback> finished;  // destroyed after the lock is gone
   const std::lock_guard lock(mutex_);
   finished.swap(finished_);
   has_finished_.store(false, std::memory_order_relaxed);
@@ -244,7 +260,7 @@ void DeviceState::drop_finished() noexcept {
 LtHandle DeviceState::lt_handle() {
   const CublasLt& library = lt();
   const ContextScope scope(*this);
-  const std::lock_guard lock(mutex_);
+  const std::lock_guard lock(lt_mutex_);
   if (lt_ != nullptr) return lt_;
   LtStatus status = library.create(&lt_);
   if (status == LtStatus::kAllocFailed) {

@@ -8,6 +8,7 @@
 #include <atomic>
 #include <cstdint>
 #include <exception>
+#include <list>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -46,6 +47,8 @@ class DeviceState {
   size_t total_memory() const { return total_memory_; }
   // Compute capability: 90 is 9.0.
   int capability() const { return capability_; }
+  // The most bytes of shared memory that a block of a kernel can have.
+  int most_shared() const { return most_shared_; }
   // A number that no other DeviceState of this process had, not even that of the same device before it was closed.
   uint64_t serial() const { return serial_; }
 
@@ -85,9 +88,18 @@ class DeviceState {
   // Throws what a kernel found, and clears it. `seen`: the status, read after a wait. `passed`: Calls::next() before
   // the read was enqueued.
   void throw_if_failed(const DeviceStatus& seen, uint32_t passed);
-  // A callback of the host has run (BackendTable::enqueue). `error`, if not null, is kept for the next wait. The
-  // callback itself is destroyed by drop_finished(), on a thread that may call the driver: what it holds may be memory.
-  void finish(absl::AnyInvocable<void()> callback, std::exception_ptr error) noexcept;
+
+  // ---- Callbacks of the host (BackendTable::enqueue). The device owns them: a lost one never runs its last ones.
+  struct Callback {
+    DeviceState& device;
+    absl::AnyInvocable<void()> work;
+    std::list<Callback>::iterator self;
+  };
+  Callback& add_callback(absl::AnyInvocable<void()> work);
+  void remove_callback(Callback& callback) noexcept;  // it will not run
+  // It has run. `error`, if not null, is kept for the next wait. The callback itself is destroyed by drop_finished(),
+  // on a thread that may call the driver: what it holds may be memory.
+  void finish(Callback& callback, std::exception_ptr error) noexcept;
   void drop_finished() noexcept;
 
   // Made with the first call; all threads may use it.
@@ -112,7 +124,7 @@ class DeviceState {
   DevicePtr status_ = 0;
   std::string name_;
   size_t total_memory_ = 0;
-  int capability_ = 0;
+  int capability_ = 0, most_shared_ = 0;
   const uint64_t serial_;
   const bool sync_;
   std::unique_ptr<Allocator> allocator_;
@@ -122,12 +134,13 @@ class DeviceState {
   mutable std::mutex mutex_;  // guards what follows
   std::string lost_message_;
   std::exception_ptr kept_;
-  std::vector<absl::AnyInvocable<void()>> finished_;
+  std::list<Callback> pending_, finished_;
   std::atomic<bool> has_finished_{false};
   std::vector<EventPtr> free_events_[2];  // [with timing]
-  LtHandle lt_ = nullptr;
   std::vector<ModulePtr> modules_;
   std::vector<signed char> peers_;  // by index: 0 unknown, 1 direct access, -1 none
+  std::mutex lt_mutex_;             // guards lt_. Not mutex_: to make a handle may find that the device is lost
+  LtHandle lt_ = nullptr;
 };
 
 // Makes a device's context current while it lives.

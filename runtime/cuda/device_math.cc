@@ -78,18 +78,29 @@ RONDO_DEVICE double mantissa_of(double a) {
 
 // ---- Memory. Kernels reach it through these functions only.
 // Tests on the host check and count each access.
-#ifndef RONDO_GLOBAL
+#ifndef RONDO_LOADED
 #define RONDO_SITE
-#define RONDO_GLOBAL(address, bytes)
+#define RONDO_LOADED(address, bytes)
+#define RONDO_STORED(address, bytes)
 #define RONDO_SHARED(address, bytes)
+// An array in shared memory whose bytes the launch asks for: it may be longer than 48 KB. At most one for a source.
+#define RONDO_DYNAMIC_SHARED(Element, name, count) extern __shared__ Element name[]
 #endif
+// An address that a kernel reads from memory. The compiler believes that it is of global memory; without that, it could
+// be of any, and each access looks up of which.
+template <class T> RONDO_DEVICE T* global_address(T* address) {
+#ifdef __CUDA_ARCH__
+  __builtin_assume(__isGlobal(address));
+#endif
+  return address;
+}
 // One element of global memory, and of shared memory.
 template <class T> RONDO_DEVICE T read(const T* from RONDO_SITE) {
-  RONDO_GLOBAL(from, sizeof(T));
+  RONDO_LOADED(from, sizeof(T));
   return *from;
 }
 template <class T> RONDO_DEVICE void write(T* to, T value RONDO_SITE) {
-  RONDO_GLOBAL(to, sizeof(T));
+  RONDO_STORED(to, sizeof(T));
   *to = value;
 }
 template <class T> RONDO_DEVICE T get(const T& at RONDO_SITE) {
@@ -113,14 +124,14 @@ template <class T, int kElements> RONDO_DEVICE Pack<T, kElements> pack_of(const 
 template <int kElements, class T> RONDO_DEVICE Pack<T, kElements> load(const T* from, int exist RONDO_SITE) {
   using Whole = Pack<T, kElements>;
   if (exist == kElements && (reinterpret_cast<size_t>(from) & (alignof(Whole) - 1)) == 0) {
-    RONDO_GLOBAL(from, sizeof(Whole));
+    RONDO_LOADED(from, sizeof(Whole));
     return *reinterpret_cast<const Whole*>(from);
   }
   Whole pack = {};
 #pragma unroll
   for (int e = 0; e < kElements; ++e) {
     if (e >= exist) break;
-    RONDO_GLOBAL(from + e, sizeof(T));
+    RONDO_LOADED(from + e, sizeof(T));
     pack.at[e] = from[e];
   }
   return pack;
@@ -131,7 +142,7 @@ RONDO_DEVICE Pack<T, kElements> load(const T* from, long long stride, int exist 
 #pragma unroll
   for (int e = 0; e < kElements; ++e) {
     if (e >= exist) break;
-    RONDO_GLOBAL(from + e * stride, sizeof(T));
+    RONDO_LOADED(from + e * stride, sizeof(T));
     pack.at[e] = from[e * stride];
   }
   return pack;
@@ -140,14 +151,14 @@ template <int kElements, class T>
 RONDO_DEVICE void store(T* to, const Pack<T, kElements>& pack, int exist RONDO_SITE) {
   using Whole = Pack<T, kElements>;
   if (exist == kElements && (reinterpret_cast<size_t>(to) & (alignof(Whole) - 1)) == 0) {
-    RONDO_GLOBAL(to, sizeof(Whole));
+    RONDO_STORED(to, sizeof(Whole));
     *reinterpret_cast<Whole*>(to) = pack;
     return;
   }
 #pragma unroll
   for (int e = 0; e < kElements; ++e) {
     if (e >= exist) break;
-    RONDO_GLOBAL(to + e, sizeof(T));
+    RONDO_STORED(to + e, sizeof(T));
     to[e] = pack.at[e];
   }
 }
@@ -156,7 +167,7 @@ RONDO_DEVICE void store(T* to, long long stride, const Pack<T, kElements>& pack,
 #pragma unroll
   for (int e = 0; e < kElements; ++e) {
     if (e >= exist) break;
-    RONDO_GLOBAL(to + e * stride, sizeof(T));
+    RONDO_STORED(to + e * stride, sizeof(T));
     to[e * stride] = pack.at[e];
   }
 }

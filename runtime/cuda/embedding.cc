@@ -1,5 +1,5 @@
-// Rows of a table. Gradients are sorted by row, stably, and each row adds up its own in the order of the indices: no
-// atomics, and the CPU's bits.
+// Rows of a table. Gradients are found by row, many of them sorted, stably, and each row adds up its own in the order
+// of the indices: no atomics, and the CPU's bits.
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/backend.h"
 #include "rondo/runtime/cuda/bad_index.h"
@@ -27,10 +27,10 @@ extern "C" __global__ void rondo_embedding(WORD* out, const WORD* table, const l
 )cuda"};
 
 constexpr Source kAddRows = {"embedding_grad", R"cuda(
+using C = typename RondoCompute<T>::Type;
 // A block for each sorted position; that of a row's first gradient adds up all of the row.
 extern "C" __global__ void rondo_add_rows(T* table, const T* grad, const unsigned long long* keys,
                                           const long long* positions, long long n, long long cols) {
-  using C = typename RondoCompute<T>::Type;
   for (long long first = blockIdx.x; first < n; first += gridDim.x) {
     const unsigned long long key = read(keys + first);
     if (key == ~0ull || (first > 0 && read(keys + first - 1) == key)) continue;
@@ -43,6 +43,41 @@ extern "C" __global__ void rondo_add_rows(T* table, const T* grad, const unsigne
     }
   }
 }
+
+struct Or {
+  static RONDO_DEVICE unsigned combine(unsigned a, unsigned b) { return a | b; }
+};
+// The same, unsorted: a block for each position marks where its row is among at most 8192 indices.
+extern "C" __global__ void rondo_add_few_rows(T* table, const T* grad, const long long* index, long long n,
+                                              long long cols, long long rows, DeviceStatus* status, unsigned call) {
+  __shared__ unsigned marks[8192 / 32];
+  for (long long block = blockIdx.x; block < n; block += gridDim.x) {
+    const long long row = read(index + block);
+    if (row < 0 || row >= rows) {
+      if (threadIdx.x == 0) rondo_report(status, call, row, block);
+      continue;
+    }
+    for (long long first = 0; first < n; first += blockDim.x) {
+      const long long at = first + threadIdx.x;
+      const bool here = at < n && read(index + at) == row;
+      const unsigned word = warp_reduce<Or, 32>(here ? 1u << threadIdx.x % 32 : 0u);
+      if (threadIdx.x % 32 == 0 && at < n) put(marks[at / 32], word);
+    }
+    __syncthreads();
+    const long long own = block / 32;
+    bool is_first = (get(marks[own]) & ((1u << block % 32) - 1u)) == 0u;
+    for (long long word = 0; word < own; ++word) is_first = is_first && get(marks[word]) == 0u;
+    for (long long column = threadIdx.x; column < cols && is_first; column += blockDim.x) {
+      C sum = 0;
+      for (long long word = own; word * 32 < n; ++word)
+        for (unsigned rest = get(marks[word]); rest != 0u; rest &= rest - 1u)
+          sum = sum + widen(read(grad + (word * 32 + __ffs(static_cast<int>(rest)) - 1) * cols + column));
+      T* const to = table + row * cols + column;
+      write(to, convert<T>(widen(read(to)) + widen(convert<T>(sum))));
+    }
+    __syncthreads();  // the marks have been read
+  }
+}
 )cuda"};
 
 // Adds to each row of the table the sum of its gradients.
@@ -50,10 +85,18 @@ void add_rows(const KernelContext& context, const Tensor& grad, const Tensor& in
   const int64_t rows = table.sizes()[0], cols = table.sizes()[1], n = indices.numel();
   if (n == 0) return;
   const int device = table.device().index;
-  const std::initializer_list<Define> types = {{"T", type_name(table.dtype())}};
-  const Order order = sort_rows(indices, rows, check_indices(context, rows, /*at_position=*/true));
-  launch_blocks(device, kernel_of(device, kAddRows, "rondo_add_rows", types), n, 128, address_of(table),
-                address_of(grad), address_of(order.keys), address_of(order.positions), n, cols);
+  const auto kernel = [&](const char* name) {
+    return kernel_of(device, kAddRows, name, {{"T", type_name(table.dtype())}});
+  };
+  const IndexCheck check = check_indices(context, rows, /*at_position=*/true);
+  // A block that looks through all indices takes less time than sorting them, and no launch for it.
+  constexpr int64_t kFewIndices = 8192;
+  if (n <= kFewIndices)
+    return launch_blocks(device, kernel("rondo_add_few_rows"), n, kThreads, address_of(table), address_of(grad),
+                         address_of(indices), n, cols, rows, check.status, check.call);
+  const Order order = sort_rows(indices, rows, check);
+  launch_blocks(device, kernel("rondo_add_rows"), n, 128, address_of(table), address_of(grad), address_of(order.keys),
+                address_of(order.positions), n, cols);
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/backend.h"
 #include "rondo/runtime/cuda/bad_index.h"
+#include "rondo/runtime/cuda/context.h"
 #include "rondo/runtime/cuda/layout.h"
 #include "rondo/runtime/cuda/product.h"
 #include "rondo/runtime/cuda/scalar_text.h"
@@ -135,35 +136,71 @@ const Source& source() {
 // The head's part between its products.
 constexpr const char* kHead = R"cuda(
 constexpr int kVector = 16 / sizeof(T);
-using Vector = Pack<T, kVector>;
+// 16 bytes of a row as they lie in memory. Taken apart only where its elements are used: as elements of a 16-bit type it
+// would fill twice the registers.
+struct alignas(16) Vector { unsigned words[4]; };
+RONDO_DEVICE float wide_element(const Vector& v, int e, float) { return __uint_as_float(v.words[e]); }
+RONDO_DEVICE double wide_element(const Vector& v, int e, double) {
+  return bits_as_double(static_cast<unsigned long long>(v.words[2 * e + 1]) << 32 | v.words[2 * e]);
+}
+template <class Half> RONDO_DEVICE float wide_element(const Vector& v, int e, Half) {
+  return to_float(Half{static_cast<unsigned short>(v.words[e / 2] >> e % 2 * 16)});
+}
+RONDO_DEVICE void set_element(Vector& v, int e, float x) { v.words[e] = __float_as_uint(x); }
+RONDO_DEVICE void set_element(Vector& v, int e, double x) {
+  v.words[2 * e] = static_cast<unsigned>(bits_of(x));
+  v.words[2 * e + 1] = static_cast<unsigned>(bits_of(x) >> 32);
+}
+template <class Half> RONDO_DEVICE void set_element(Vector& v, int e, Half x) {
+  v.words[e / 2] |= static_cast<unsigned>(x.bits) << e % 2 * 16;  // of zeros
+}
+// A NaN may get lost here: the sum of exponentials has it anyway.
+RONDO_DEVICE float larger(float a, float b) { return fmaxf(a, b); }
+RONDO_DEVICE double larger(double a, double b) { return fmax(a, b); }
+struct Larger {
+  template <class V> static RONDO_DEVICE V combine(V a, V b) { return larger(a, b); }
+};
+// From what exponentials are counted below a maximum: -inf - -inf is NaN.
+RONDO_DEVICE C base_of(C most) { return most == low_of(C()) ? static_cast<C>(0) : most; }
 
-// What a thread has of a row: vectors THREADS apart. It keeps the first KEPT of them, and reads what lies behind again.
+// What a thread has of a row: whole vectors, THREADS apart, the first KEPT of them in registers and the next SHARED in
+// shared memory; what lies behind is read again by each walk. And one of the elements behind the last whole vector.
+// REQUIRES: each thread has KEPT + SHARED - 1 vectors.
 struct Line {
   T* row;
-  unsigned cols;  // cuBLASLt takes fewer than 2^31
+  unsigned whole, rest;  // vectors; elements behind them
   Vector kept[KEPT];
-  RONDO_DEVICE unsigned column(unsigned i) const { return (threadIdx.x + i * THREADS) * kVector; }
-  RONDO_DEVICE int exist(unsigned at) const {
-    return static_cast<int>(cols - at < static_cast<unsigned>(kVector) ? cols - at : kVector);
-  }
+  Vector* mine;  // in shared memory, THREADS apart
+  C last;
+  RONDO_DEVICE unsigned at(unsigned i) const { return threadIdx.x + i * THREADS; }
+  RONDO_DEVICE bool has(int i) const { return i < KEPT + SHARED - 1 || at(i) < whole; }
+  RONDO_DEVICE Vector* place(unsigned i) const { return reinterpret_cast<Vector*>(row) + at(i); }
+  RONDO_DEVICE bool has_last() const { return threadIdx.x < rest; }
+  RONDO_DEVICE T* last_place() const { return row + whole * kVector + threadIdx.x; }
   RONDO_DEVICE void read_row() {
 #pragma unroll
     for (int i = 0; i < KEPT; ++i)
-      if (column(i) < cols) kept[i] = load<kVector>(row + column(i), exist(column(i)));
+      if (has(i)) kept[i] = read(place(i));
+#pragma unroll
+    for (int i = 0; i < SHARED; ++i)
+      if (has(KEPT + i)) put(mine[i * THREADS], read(place(KEPT + i)));
+    last = has_last() ? widen(read(last_place())) : low_of(C());
   }
-  // use(column of the first, vector, how many exist)
-  template <class Use> RONDO_DEVICE void each(Use use) const {
+  // use(vector, its place)
+  template <class Use> RONDO_DEVICE void each(Use use) {
 #pragma unroll
     for (int i = 0; i < KEPT; ++i)
-      if (column(i) < cols) use(column(i), kept[i], exist(column(i)));
-    for (unsigned at = column(KEPT); at < cols; at += THREADS * kVector)
-      use(at, load<kVector>(row + at, exist(at)), exist(at));
+      if (has(i)) use(kept[i], place(i));
+    for (int i = 0; i < SHARED; ++i)
+      if (has(KEPT + i)) use(get(mine[i * THREADS]), place(KEPT + i));
+    for (unsigned i = KEPT + SHARED; at(i) < whole; ++i) use(read(place(i)), place(i));
   }
 };
 
 // A block for each row of a chunk of logits, whose first row is row `first` of the call: its loss, and the gradient of
 // its logits in their place. Rows whose target is out of range count as ignored. losses, arriving, scale: may be null.
-extern "C" __global__ void __launch_bounds__(THREADS)
+// REQUIRES: rows begin at multiples of 16 bytes.
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     rondo_head_rows(T* logits, const long long* target, C* losses, const C* arriving, const C* scale, long long rows,
                     long long first, long long cols, long long stride, long long ignored, double smooth,
                     double inverse_cols, long long arriving_step, long long wants_grad, DeviceStatus* status,
@@ -171,6 +208,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   constexpr int kWarps = THREADS / 32;
   __shared__ C parts[kWarps];
   __shared__ C at_target;
+  RONDO_DYNAMIC_SHARED(Vector, vectors, SHARED * THREADS);
   const C smoothing = static_cast<C>(smooth), inverse = static_cast<C>(inverse_cols), share = smoothing * inverse;
   for (long long r = blockIdx.x; r < rows; r += gridDim.x) {
     const long long k = read(target + first + r);
@@ -178,55 +216,66 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     if (bad && threadIdx.x == 0) rondo_report(status, call, k, first + r);
     Line line;
     line.row = logits + r * stride;
-    line.cols = static_cast<unsigned>(cols);
+    line.whole = static_cast<unsigned>(cols) / kVector;  // cuBLASLt takes fewer than 2^31 columns
+    line.rest = static_cast<unsigned>(cols) % kVector;
+    line.mine = vectors + threadIdx.x;
     line.read_row();
-    C top = low_of(C());
-    line.each([&](unsigned, const Vector& vector, int exist) {
+    if (threadIdx.x == 0) put(at_target, none ? static_cast<C>(0) : widen(read(line.row + k)));
+    // One walk, over vectors as they arrive: the maximum so far, and the sum of exponentials below it.
+    C top = line.last, sum = line.has_last() ? rondo_exp(line.last - base_of(line.last)) : static_cast<C>(0);
+    C plain = line.has_last() ? line.last : static_cast<C>(0);  // the sum of logits
+    line.each([&](const Vector& vector, const Vector*) {
+      C most = top;
 #pragma unroll
-      for (int e = 0; e < kVector; ++e)
-        if (e < exist) top = Max::combine(top, widen(vector.at[e]));
-    });
-    top = block_reduce<Max, kWarps>(top, parts);
-    C sum = 0, plain = 0;
-    line.each([&](unsigned at, const Vector& vector, int exist) {
+      for (int e = 0; e < kVector; ++e) most = larger(most, wide_element(vector, e, T()));
+      const C base = base_of(most);
+      sum = sum * rondo_exp(top - base);
 #pragma unroll
       for (int e = 0; e < kVector; ++e) {
-        if (e >= exist) continue;
-        const C x = widen(vector.at[e]);
-        sum = sum + rondo_exp(x - top);
-        plain = plain + x;
-        if (at + e == k) put(at_target, x);
+        const C x = wide_element(vector, e, T());
+        sum = sum + rondo_exp(x - base);
+        if (SMOOTHS) plain = plain + x;
       }
+      top = most;
     });
-    sum = block_reduce<Sum, kWarps>(sum, parts);
-    if (smoothing != 0) plain = block_reduce<Sum, kWarps>(plain, parts);
-    const C total = top + rondo_log(sum);
+    const C highest = block_reduce<Larger, kWarps>(top, parts), base = base_of(highest);
+    sum = block_reduce<Sum, kWarps>(sum * rondo_exp(top - base), parts);
+    if (SMOOTHS) plain = block_reduce<Sum, kWarps>(plain, parts);
+    const C total = highest + rondo_log(sum);
     if (losses != nullptr && threadIdx.x == 0) {
       C loss = 0;
       if (!none) {
         loss = total - get(at_target);
-        if (smoothing != 0) loss = (static_cast<C>(1) - smoothing) * loss + smoothing * (total - plain * inverse);
+        if (SMOOTHS) loss = (static_cast<C>(1) - smoothing) * loss + smoothing * (total - plain * inverse);
       }
       write(losses + first + r, loss);
     }
     if (wants_grad != 0) {
       C weight = scale != nullptr ? read(scale) : static_cast<C>(1);
       if (arriving != nullptr) weight = read(arriving + (first + r) * arriving_step) * weight;
-      line.each([&](unsigned at, const Vector& vector, int exist) {
+      const auto grad_of = [&](C x) { return none ? static_cast<C>(0) : (rondo_exp(x - total) - share) * weight; };
+      line.each([&](const Vector& vector, Vector* place) {
         Vector grads = {};
 #pragma unroll
-        for (int e = 0; e < kVector; ++e) {
-          if (e >= exist) continue;
-          C grad = rondo_exp(widen(vector.at[e]) - total) - share;
-          if (at + e == k) grad = grad - (static_cast<C>(1) - smoothing);
-          grads.at[e] = convert<T>(none ? static_cast<C>(0) : grad * weight);
-        }
-        store<kVector>(line.row + at, grads, exist);
+        for (int e = 0; e < kVector; ++e) set_element(grads, e, convert<T>(grad_of(wide_element(vector, e, T()))));
+        write(place, grads);
       });
+      if (line.has_last()) write(line.last_place(), convert<T>(grad_of(line.last)));
+      // Who wrote the target's gradient corrects it.
+      const unsigned column = none ? 0 : static_cast<unsigned>(k), vector = column / kVector;
+      const unsigned writer = vector < line.whole ? vector % THREADS : column % kVector;
+      if (!none && threadIdx.x == writer) {
+        const C grad = rondo_exp(get(at_target) - total) - share - (static_cast<C>(1) - smoothing);
+        write(line.row + column, convert<T>(grad * weight));
+      }
     }
     __syncthreads();  // at_target and the sums have been read
   }
 }
+)cuda";
+
+constexpr Source kHeadBias = {"head_bias", R"cuda(
+using C = typename RondoCompute<T>::Type;
 // Adds a chunk's rows to the bias's sums, in order.
 extern "C" __global__ void rondo_head_bias(const T* grads, C* sums, long long rows, long long cols, long long stride,
                                            long long begins) {
@@ -236,7 +285,7 @@ extern "C" __global__ void rondo_head_bias(const T* grads, C* sums, long long ro
     write(sums + c, sum);
   }
 }
-)cuda";
+)cuda"};
 
 const Source& head_source() {
   static const auto* const text = new std::string(text_with(kHead));
@@ -329,8 +378,10 @@ using ops::LinearLossAttrs;
 
 // Note [Chunks of logits on the device]. As on the CPU, rows go through the head in chunks: a product makes their
 // logits, one kernel their losses and, in place, the logits' gradient, and two products what that adds to dx and
-// dweight, the latter on what the chunks before have left. Four launches each; so chunks are as large as memory allows:
-// at most 2^27 logits, 256 MiB in 16 bits. Rows of the chunk begin at multiples of 16 bytes, whatever V is.
+// dweight, the latter on what the chunks before have left. Four launches each, and dweight is read and written again;
+// so chunks are as large as memory allows: at most a 64th of the device's memory. With 80 GB that is one chunk up to
+// 13,000 tokens of GPT-2 in 16 bits. Rows of the chunk begin at multiples of 128 bytes, whatever V is: cuBLASLt wants
+// 16, and an access of a warp is whole sectors then.
 class Head {
  public:
   // Operands from `first` on: x, weight, bias, target.
@@ -345,7 +396,7 @@ class Head {
         rows_(x_.sizes()[0]),
         cols_(weight_.sizes()[0]),
         inner_(weight_.sizes()[1]),
-        stride_(round_up(cols_, static_cast<int64_t>(16 / size_of(lower_)))) {
+        stride_(round_up(cols_, static_cast<int64_t>(128 / size_of(lower_)))) {
     if (context.has(first + 2)) bias_ = lowered(context.in(first + 2));
   }
 
@@ -355,7 +406,7 @@ class Head {
     const DType compute = compute_dtype(lower_);
     const bool wants_grad = dx.defined() || dweight.defined() || dbias.defined();
     const auto temporary = [&](Dims sizes, DType dtype) { return Tensor::empty(sizes, {dtype, x_.device()}); };
-    const int64_t chunk = attrs_.rows_at_once(rows_, cols_, kMostLogits);
+    const int64_t chunk = attrs_.rows_at_once(rows_, cols_, most_logits());
     const Tensor logits = temporary({chunk, stride_}, lower_);
     Tensor losses, scale, arriving, bias_sums;
     if (loss != nullptr) losses = temporary({rows_}, compute);
@@ -384,7 +435,7 @@ class Head {
         multiply({.dtype = lower_, .wide = weight_sum.dtype() != lower_, .m = cols_, .n = inner_, .k = n},
                  {address_of(logits), 1, stride_}, {x, inner_, 1}, address_of(weight_sum), inner_, at > 0);
       if (dbias.defined())
-        launch_threads(device(), head_kernel("rondo_head_bias", {1, kThreads}), cols_, address_of(logits),
+        launch_threads(device(), kernel(kHeadBias, "rondo_head_bias", lower_), cols_, address_of(logits),
                        address_of(bias_sums), count(n), count(cols_), count(stride_), static_cast<long long>(at == 0));
     }
     if (dweight.defined() && !weight_sum.is_same(dweight)) Tensor(dweight).copy_(weight_sum);
@@ -393,7 +444,11 @@ class Head {
   }
 
  private:
-  static constexpr int64_t kMostLogits = int64_t{1} << 27;
+  int64_t most_logits() const {
+    constexpr int64_t kShare = 64, kLeast = 64 << 20;
+    const auto memory = static_cast<int64_t>(device_state(device()).total_memory());
+    return std::max(memory / kShare, kLeast) / static_cast<int64_t>(size_of(lower_));
+  }
   static int64_t round_up(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
   static long long count(int64_t n) { return n; }
   int device() const { return x_.device().index; }
@@ -402,21 +457,40 @@ class Head {
   Kernel kernel(const Source& from, const char* name, DType dtype) const {
     return kernel_of(device(), from, name, {{"T", type_name(dtype)}});
   }
-  // How many threads a row gets, and how many vectors each of them keeps. 1024 threads have 64 registers each, of which
-  // five vectors would spill; what a row has beyond 4096 vectors is read three times, from the L2 cache.
+  // Note [A row in a block]. A row is read once: its vectors stay in registers and shared memory until its gradients
+  // are written. 4 in the registers and 9 in the shared memory of each of 512 threads are 6656 vectors, 53,248 elements
+  // of 16 bits (GPT-2's vocabulary is 50,257); 1024 threads keep as many elements of 32 bits. A thread asks for all of
+  // them before it uses the first, and works on some while others arrive: 104 KB are in flight for a block of 512. Two
+  // such blocks share a multiprocessor (64 registers a thread, 144 KB), so that one computes while the other waits;
+  // with the whole row in registers (13 vectors, 128 registers) there would be one, and no overlap. Arithmetic of f64
+  // and f16 spills at 64 registers: one block of 512 threads. What a longer row has beyond is read twice, the second
+  // time from the L2 cache.
   struct Lines {
-    int kept, threads;
+    int kept, shared, threads, blocks;
+    unsigned shared_bytes() const { return static_cast<unsigned>(shared * threads * 16); }
   };
   Lines lines() const {
-    const int64_t vectors = stride_ * static_cast<int64_t>(size_of(lower_)) / 16;
-    const int threads = vectors > 4 * kThreads ? 4 * kThreads : kThreads;
-    constexpr int64_t kMostKept = 4;
-    return {static_cast<int>(std::clamp<int64_t>((vectors + threads - 1) / threads, 1, kMostKept)), threads};
+    constexpr int kMostKept = 4, kMostShared = 9;
+    const bool lean = lower_ == kBF16 || lower_ == kF32;
+    const int64_t vectors = cols_ * static_cast<int64_t>(size_of(lower_)) / 16;
+    const int threads = vectors <= kMostKept * kThreads                                ? kThreads
+                        : !lean || vectors <= (kMostKept + kMostShared) * 2 * kThreads ? 2 * kThreads
+                                                                                       : 4 * kThreads;
+    const int64_t wanted = std::clamp<int64_t>((vectors + threads - 1) / threads, 1, kMostKept + kMostShared);
+    const int kept = static_cast<int>(std::min<int64_t>(wanted, kMostKept));
+    constexpr int kElsewhere = 1 << 10;  // bytes of shared memory that are not the row's
+    const int fit = (device_state(device()).most_shared() - kElsewhere) / (16 * threads);
+    return {kept, std::min(static_cast<int>(wanted) - kept, fit), threads, (lean ? 4 : 2) * kThreads / threads};
   }
-  Kernel head_kernel(const char* name, const Lines& lines) const {
-    return kernel_of(
-        device(), head_source(), name,
-        {{"T", type_name(lower_)}, {"KEPT", absl::StrCat(lines.kept)}, {"THREADS", absl::StrCat(lines.threads)}});
+  Kernel head_kernel(const Lines& lines) const {
+    return kernel_of(device(), head_source(), "rondo_head_rows",
+                     {{"T", type_name(lower_)},
+                      {"KEPT", absl::StrCat(lines.kept)},
+                      {"SHARED", absl::StrCat(lines.shared)},
+                      {"THREADS", absl::StrCat(lines.threads)},
+                      {"BLOCKS", absl::StrCat(lines.blocks)},
+                      {"SMOOTHS", context_.attrs.floats[0] != 0 ? "1" : "0"}},
+                     lines.shared_bytes());
   }
   // Dense, in the dtype of the products.
   Tensor lowered(const Tensor& operand) const {
@@ -448,7 +522,7 @@ class Head {
     const auto address = [](const Tensor& t) { return t.defined() ? address_of(t) : nullptr; };
     const Lines per_row = lines();
     const IndexCheck check = check_indices(context_, cols_, /*at_position=*/true);
-    launch_blocks(device(), head_kernel("rondo_head_rows", per_row), n, static_cast<unsigned>(per_row.threads),
+    launch_blocks(device(), head_kernel(per_row), n, {static_cast<unsigned>(per_row.threads), per_row.shared_bytes()},
                   address_of(logits), address_of(target_), address(losses), address(arriving), address(scale), count(n),
                   count(at), count(cols_), count(stride_), count(ignored()), context_.attrs.floats[0],
                   1.0 / static_cast<double>(cols_), static_cast<long long>(reduction() == kNone),

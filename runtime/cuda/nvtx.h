@@ -9,7 +9,7 @@ namespace rondo::cuda {
 class Range {
  public:
   explicit Range(const char* name) {
-    if (on_.load(std::memory_order_relaxed) != 0) [[unlikely]]
+    if (on_.load(std::memory_order_acquire) != 0) [[unlikely]]
       begin(name);
   }
   ~Range() {

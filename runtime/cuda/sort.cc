@@ -2,6 +2,7 @@
 // are equal; sorting then knows no dtypes.
 #include "rondo/runtime/cuda/sort.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "rondo/runtime/cuda/layout.h"
@@ -206,11 +207,11 @@ void write_order(const Tensor& x, Tensor& out, int dim, bool descending) {
 
 namespace {
 
-// A long run is more work, but no merge: where there are few elements, launches are what costs.
+// A long run is more work, but fewer merges: where there are few elements, launches are what costs.
 constexpr int64_t kBlock = 256, kLongest = 8192, kFew = 1 << 16;
 int64_t parts_of(int64_t length) { return (length + kBlock - 1) / kBlock; }
 int64_t run_of(int64_t lines, int64_t length) {
-  return length <= kLongest && lines * length <= kFew ? parts_of(length) * kBlock : kBlock;
+  return lines * length <= kFew ? std::min(parts_of(length) * kBlock, kLongest) : kBlock;
 }
 
 Order merge(Order order, int64_t lines, int64_t length) {

@@ -219,7 +219,8 @@ std::string whole_text(const Source& source, std::initializer_list<Define> defin
   return text;
 }
 
-Kernel kernel_of(int device, const Source& source, const char* name, std::initializer_list<Define> defines) {
+Kernel kernel_of(int device, const Source& source, const char* name, std::initializer_list<Define> defines,
+                 unsigned dynamic_shared) {
   // A device that was closed and opened again has another serial number; its modules were unloaded.
   DeviceState& state = device_state(device);
   std::string key = absl::StrCat(state.serial(), " ", source.name, " ", name);
@@ -235,7 +236,7 @@ Kernel kernel_of(int device, const Source& source, const char* name, std::initia
   const Image image = image_of(title, whole_text(source, defines), architecture);
   Loaded loaded;
   loaded.module = Module::load(device, image.for_device(state.capability(), architecture));
-  loaded.kernel = loaded.module->kernel(name);
+  loaded.kernel = loaded.module->kernel(name, static_cast<int>(dynamic_shared));
   const std::lock_guard lock(all.mutex);
   return all.loaded.try_emplace(key, std::move(loaded)).first->second.kernel;
 }

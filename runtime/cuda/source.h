@@ -33,8 +33,9 @@ struct Define {
 };
 
 // Throws DeviceError if the code has to be compiled and there is no NVRTC, InternalError with NVRTC's log if it refuses
-// the text.
-Kernel kernel_of(int device, const Source& source, const char* name, std::initializer_list<Define> defines = {});
+// the text. `dynamic_shared`: the bytes of dynamic shared memory that launches ask for; the same for the same defines.
+Kernel kernel_of(int device, const Source& source, const char* name, std::initializer_list<Define> defines = {},
+                 unsigned dynamic_shared = 0);
 
 // All that NVRTC sees.
 std::string whole_text(const Source& source, std::initializer_list<Define> defines);
@@ -78,12 +79,17 @@ void launch_every_block(int device, const Kernel& kernel, int64_t n, unsigned th
   void* pointers[] = {&args...};
   launch(device, kernel, {static_cast<unsigned>(n)}, {threads}, 0, pointers);
 }
+struct BlockSize {
+  unsigned threads, dynamic_shared;
+  BlockSize(unsigned threads, unsigned dynamic_shared = 0) : threads(threads), dynamic_shared(dynamic_shared) {}
+};
 // One block for each of `n`, or fewer likewise.
 template <class... Args>
-void launch_blocks(int device, const Kernel& kernel, int64_t n, unsigned threads, Args... args) {
+void launch_blocks(int device, const Kernel& kernel, int64_t n, BlockSize block, Args... args) {
   constexpr int64_t kMostBlocks = 1 << 20;
   void* pointers[] = {&args...};
-  launch(device, kernel, {static_cast<unsigned>(n < kMostBlocks ? n : kMostBlocks)}, {threads}, 0, pointers);
+  launch(device, kernel, {static_cast<unsigned>(n < kMostBlocks ? n : kMostBlocks)}, {block.threads},
+         block.dynamic_shared, pointers);
 }
 
 }  // namespace rondo::cuda

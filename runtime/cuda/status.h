@@ -60,10 +60,12 @@ class Calls {
   uint32_t note(const char* op, CallSite site, int64_t size, bool at_position = false);
   // "embedding: index 9 is out of range for size 4 (train.cc:41)"
   std::string describe(const DeviceStatus& status) const;
-  void forget_older_than(uint32_t call);  // the device has passed them
+  // The device has passed them, but for those that another thread has noted and not launched yet: the last kKept stay.
+  void forget_older_than(uint32_t call);
   uint32_t next() const;
 
  private:
+  static constexpr size_t kKept = 1024;
   struct Call {
     uint32_t number;
     const char* op;

@@ -1,9 +1,8 @@
 // Scaled dot-product attention.
 //
 // Note [Dropped weights]. With dropout both ops have one more input, a random state (Note [Random state]), and the
-// output
-//   is dropout(softmax(scores)) v. Nothing of the mask is stored: the gradient draws it again from the same state. The
-//   weight of query i of head h of batch b for key j takes word j % 4 of Philox counter
+//   output is dropout(softmax(scores)) v. Nothing of the mask is stored: the gradient draws it again from the same
+//   state. The weight of query i of head h of batch b for key j takes word j % 4 of Philox counter
 //   ((b H + h) Tq + i) ceil(Tk / 4) + j / 4. Each query begins with a fresh counter, so kernels draw four neighbouring
 //   keys at once for any Tk, and the mask is that of dropout on (B, H, Tq, Tk rounded up to 4). The logsumexp is that
 //   of all scores. The gradient of the weights before dropout is that behind it times the mask; its sum over keys,

@@ -1,6 +1,7 @@
 // Memory and copies of CUDA devices, on the fake driver.
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <numeric>
 #include <thread>
 
@@ -96,7 +97,7 @@ TEST(CudaCopies, WithinADevice) {
 TEST(CudaCopies, BetweenDevices) {
   for (const bool peers : {true, false})
     for (uint64_t seed = 0; seed < 4; ++seed) {
-      FakeCuda cuda({.seed = seed, .devices = 2, .bytes = size_t{256} << 20, .peers = peers});
+      FakeCuda cuda({.seed = seed, .devices = 2, .peers = peers});
       const cuda::Kernel on_0 = cuda.kernel("axpy", test::axpy(), 0), on_1 = cuda.kernel("axpy", test::axpy(), 1);
       const Tensor x = Tensor::ones({1 << 21});
       Tensor a = x.to(cuda.device(0)), b = x.to(cuda.device(1));
@@ -124,12 +125,12 @@ TEST(CudaCopies, Events) {
     test::launch_axpy(kernel, x, x, 1.0f);
     EXPECT_GE(watch.seconds(), 0.02);
   }
-  bool ran = false;
+  std::atomic<bool> ran = false;  // a real driver may run it at any time
   table.enqueue(0, Stream::kCopy, [&] { ran = true; });
   const EventHandle event = table.record(0, Stream::kCopy);
   table.wait(0, Stream::kCompute, event);
   table.release(0, event);
-  EXPECT_FALSE(ran);
+  EXPECT_TRUE(test::on_real_cuda() || !ran);
   EXPECT_EQ(x.to_vector<float>()[0], 2.0f);  // waits for the compute stream, and that for the copy stream
   EXPECT_TRUE(ran);
   const int64_t events = cuda->counts().events;

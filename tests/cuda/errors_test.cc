@@ -3,7 +3,10 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <memory>
+
 #include "rondo/runtime/backend.h"
+#include "rondo/runtime/cuda/backend.h"
 #include "rondo/runtime/cuda/context.h"
 #include "rondo/runtime/cuda/module.h"
 #include "rondo/runtime/cuda/status.h"
@@ -171,9 +174,12 @@ fake_cuda::Kernel gather(bool backwards) {
           {}};
 }
 
-void run_gather(const cuda::Kernel& kernel, const Tensor& out, const Tensor& table, const Tensor& index) {
+void run_gather(
+    const cuda::Kernel& kernel, const Tensor& out, const Tensor& table, const Tensor& index,
+    const std::function<void()>& between = [] {}) {
   cuda::DeviceState& state = cuda::device_state(out.device().index);
   uint32_t call = state.calls().note("embedding", CallSite(std::source_location::current()), 4);
+  between();
   std::byte *to = out.storage().data(), *from = table.storage().data(), *at = index.storage().data();
   int64_t n = index.numel();
   cuda::DevicePtr status = state.status();
@@ -202,6 +208,16 @@ TEST(CudaErrors, ABadIndexIsReportedByTheNextWait) {
   }
 }
 
+// Another thread waits for the device after this one has noted its call, and before it launches.
+TEST(CudaErrors, ABadIndexOfACallThatIsLaunchedLate) {
+  FakeCuda cuda({.early = 0});
+  const cuda::Kernel kernel = cuda.kernel("gather", gather(false));
+  const Device device = cuda.device();
+  const Tensor table = Tensor::randn({4}).to(device), out = test::empty(device, 1);
+  run_gather(kernel, out, table, Tensor::from<int64_t>({7}, {1}).to(device), [&] { synchronize(device); });
+  EXPECT_PART(error_of([&] { synchronize(device); }), "embedding: index 7 is out of range for size 4");
+}
+
 TEST(CudaErrors, TheTextForKernelsIsTheHostsLayout) {
   const std::string text = cuda::kDeviceStatusLayout;
   for (const char* part : {"struct DeviceStatus", "unsigned call", "unsigned long long high", "unsigned long long low"})
@@ -216,6 +232,36 @@ TEST(CudaErrors, ACallbackThatThrows) {
   enqueue(device, [] { throw Error("the second"); });
   EXPECT_EQ(error_of([&] { synchronize(device); }), "the first");
   EXPECT_NO_THROW(synchronize(device));
+}
+
+// A lost device runs nothing any more. What its last callbacks hold goes when it is closed.
+TEST(CudaErrors, CallbacksOfALostDevice) {
+  const auto held = std::make_shared<int>(1);
+  {
+    FakeCuda cuda({.early = 0});
+    cuda.expect_lost();
+    const cuda::Kernel bad = cuda.kernel("bad_gather", fault(cuda::Result::kIllegalAddress));
+    const Tensor x = Tensor::ones({4}).to(cuda.device());
+    launch_on(bad, x);
+    bool ran = false;
+    enqueue(cuda.device(), [held, x, &ran] { ran = true; });
+    EXPECT_THROW(synchronize(cuda.device()), DeviceError);
+    EXPECT_THROW(enqueue(cuda.device(), [held] {}), DeviceError);
+    EXPECT_FALSE(ran);
+    EXPECT_EQ(held.use_count(), 2);
+  }
+  EXPECT_EQ(held.use_count(), 1);
+}
+
+// A handle of cuBLASLt finds no memory, the cache is emptied for it, and the wait for that finds the device dead.
+TEST(CudaErrors, ADeviceThatIsLostWhileAHandleIsMade) {
+  FakeCuda cuda({.early = 0});
+  cuda.expect_lost();
+  const cuda::Kernel bad = cuda.kernel("bad_gather", fault(cuda::Result::kIllegalAddress));
+  const Tensor x = Tensor::ones({4}).to(cuda.device());
+  launch_on(bad, x);
+  cuda->fail_allocations(1, 1);
+  EXPECT_PART(error_of<DeviceError>([] { cuda::lt_handle(0); }), "cuda:0 is lost: CUDA_ERROR_ILLEGAL_ADDRESS");
 }
 
 // ---- Processes
@@ -239,7 +285,10 @@ TEST(CudaErrors, AForkedChildIsRefused) {
               } catch (const DeviceError& error) {
                 if (std::string(error.what()).find("made by fork()") == std::string::npos) return 2;
               }
-              x = Tensor();                                                    // does nothing
+              x = Tensor();  // does nothing
+              const int64_t blocks = cuda->counts().blocks;
+              cuda::close();  // calls nothing of the driver
+              if (cuda->counts().blocks != blocks) return 4;
               return Tensor::ones({2}).to_vector<float>()[1] == 1.0f ? 0 : 3;  // the CPU works
             }),
             0);
@@ -269,6 +318,15 @@ TEST_F(CudaProcessDeathTest, TensorsThatOutliveMain) {
       {
         auto* cuda = new FakeCuda;  // never closed
         static const Tensor cached = Tensor::ones({4}).to(cuda->device());
+        exit(0);
+      },
+      testing::ExitedWithCode(0), "");
+  // Without a cache each is given back to the driver, which is still there.
+  EXPECT_EXIT(
+      {
+        setenv("RONDO_CUDA_CACHE", "0", 1);
+        auto* cuda = new FakeCuda;
+        static const Tensor freed_late = Tensor::ones({4}).to(cuda->device());
         exit(0);
       },
       testing::ExitedWithCode(0), "");

@@ -105,11 +105,12 @@ TEST(CudaHead, UnderAutocast) {
     }
 }
 
-// More columns than a block's threads take at once, and than they keep.
+// More columns than a block's threads take at once; GPT-2's; and more than they keep.
 TEST(CudaHead, LongRows) {
   FakeCuda cuda({.seed = 1});
   manual_seed(6);
-  for (const auto& [dtype, cols] : {std::pair(kF32, int64_t{2500}), {kBF16, 9001}, {kF64, 17003}}) {
+  for (const auto& [dtype, cols] :
+       {std::pair(kF32, int64_t{2500}), {kBF16, 9001}, {kBF16, 50257}, {kF32, 50257}, {kF16, 40001}, {kF64, 17003}}) {
     const Operands o(2, 3, cols, dtype);
     expect_same(o, {.label_smoothing = 0.2}, cuda.device(), absl::StrCat(std::string(name_of(dtype)), " ", cols));
   }
@@ -144,19 +145,20 @@ TEST(CudaHead, MemoryIsThatOfAChunk) {
   int64_t products = 0;
   for (const fake_cuda::Enqueued& work : cuda->take_journal())
     products += work.kind == fake_cuda::Enqueued::Kind::kProduct;
-  EXPECT_EQ(products, 3 * 25) << "2621 rows at a time";
+  EXPECT_EQ(products, 3 * 14) << "4682 rows at a time";
   // The gradients, a chunk, the losses, and a workspace of the library.
-  const int64_t chunk = (int64_t{1} << 27) * 4, gradients = (x.numel() + weight.numel()) * 4;
+  const int64_t chunk = (int64_t{60} << 30) / 64, gradients = (x.numel() + weight.numel()) * 4;
   EXPECT_LE(table.stats(0).peak_bytes - before, gradients + chunk + chunk / 8);
 }
 
 // A line of the kernels changed.
 TEST(CudaHead, PlantedBugsAreNoticed) {
   manual_seed(9);
-  const Operands o(5, 4, 1501, kF32);
+  const Operands small(5, 4, 1501, kF32), large(3, 2, 17003, kF64);  // `large`: more than a block keeps
   const LinearCrossEntropyOptions options{.label_smoothing = 0.1, .chunk_rows = 2};
-  const Results expected = run(o, options, kCPU);
-  const auto is_right = [&](uint64_t order, const std::string& part, const std::string& by) {
+  const Results small_results = run(small, options, kCPU), large_results = run(large, options, kCPU);
+  const auto is_right_of = [&](const Operands& o, const Results& expected, uint64_t order, const std::string& part,
+                               const std::string& by) {
     FakeCuda cuda({.seed = order});
     cuda->set_edit([&](const std::string& source) {
       const size_t at = part.empty() ? source.npos : source.find(part);
@@ -172,16 +174,24 @@ TEST(CudaHead, PlantedBugsAreNoticed) {
     return close(got.loss, expected.loss) && close(got.x, expected.x) && close(got.weight, expected.weight) &&
            close(got.bias, expected.bias);
   };
+  const auto is_right = [&](uint64_t order, const std::string& part, const std::string& by) {
+    return is_right_of(small, small_results, order, part, by) && is_right_of(large, large_results, order, part, by);
+  };
   for (uint64_t order = 0; order < 3; ++order) EXPECT_TRUE(is_right(order, "", ""));
-  for (const auto& [part, by] :
-       {std::pair("read(target + first + r)", "read(target + r)"),
-        {"grad = grad - (static_cast<C>(1) - smoothing)", "grad = grad - static_cast<C>(1)"},
-        {"i < KEPT; ++i)\n      if (column(i) < cols) use", "i < KEPT - 1; ++i)\n      if (column(i) < cols) use"},
-        {"begins != 0 ?", "true ?"},
-        {"if (e >= exist) continue;\n        const C x", "const C x"},
-        {"w < kWarps", "w < kWarps - 1"},
-        {"plain * inverse", "plain"},
-        {"__syncthreads();\n  V all", "V all"}}) {
+  for (const auto& [part, by] : {std::pair("read(target + first + r)", "read(target + r)"),
+                                 {"share - (static_cast<C>(1) - smoothing)", "share - static_cast<C>(1)"},
+                                 {"i < KEPT; ++i)\n      if (has(i)) use", "i < KEPT - 1; ++i)\n      if (has(i)) use"},
+                                 {"i < KEPT + SHARED - 1 || at(i) < whole", "at(i) < whole - 1"},
+                                 {"threadIdx.x < rest", "threadIdx.x + 1 < rest"},
+                                 {"sum = sum * rondo_exp(top - base);", ""},
+                                 {"rondo_exp(top - base), parts", "1, parts"},
+                                 {"unsigned i = KEPT + SHARED;", "unsigned i = KEPT + SHARED + 1;"},
+                                 {"vector % THREADS", "vector"},
+                                 {"mine[i * THREADS]", "mine[0]"},
+                                 {"begins != 0 ?", "true ?"},
+                                 {"w < kWarps", "w < kWarps - 1"},
+                                 {"plain * inverse", "plain"},
+                                 {"__syncthreads();\n  V all", "V all"}}) {
     bool right = true;
     for (uint64_t order = 0; order < 3; ++order) right = right && is_right(order, part, by);
     EXPECT_FALSE(right) << "nobody notices " << by << " in place of " << part;

@@ -21,7 +21,7 @@ std::string run(const fake_cuda::Options& options) {
   FakeCuda cuda(options);
   manual_seed(1);
   const BackendTable& table = backend_of(cuda.device());
-  const cuda::Kernel kernels[] = {cuda.kernel("axpy0", test::axpy(), 0), cuda.kernel("axpy1", test::axpy(), 1)};
+  const cuda::Kernel kernels[] = {cuda.kernel("axpy", test::axpy(), 0), cuda.kernel("axpy", test::axpy(), 1)};
   Tensor sums[] = {Tensor::zeros({500}).to(cuda.device(0)), Tensor::zeros({500}).to(cuda.device(1))};
   for (int step = 0; step < 12; ++step)
     for (int d = 0; d < 2; ++d) {

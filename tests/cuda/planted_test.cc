@@ -89,8 +89,13 @@ TEST(PlantedKernels, WhatMeetsInOnePlace) {
   expect_other_numbers({ops::kScatterSum, {reals({60}), index}, {.ints = {0, 4}}},
                        "for (long long i = first; i < n && read(keys + i) == key; ++i)",
                        "for (long long i = first; i < n - 1 && read(keys + i) == key; ++i)");
-  expect_other_numbers({ops::kEmbeddingGrad, {reals({60, 3}), index}, {.ints = {4}}},
-                       "(first > 0 && read(keys + first - 1) == key)", "false");
+  const Call few{ops::kEmbeddingGrad, {reals({60, 3}), index}, {.ints = {4}}},
+      many{ops::kEmbeddingGrad, {reals({8300, 1}), integers(8300, 4)}, {.ints = {4}}};
+  expect_other_numbers(few, "is_first = is_first && get(marks[word]) == 0u", "");
+  expect_other_numbers(few, "(1u << block % 32) - 1u", "0u");
+  expect_other_numbers(few, "at < n) put(marks[at / 32], word);\n    }\n    __syncthreads();",
+                       "at < n) put(marks[at / 32], word);\n    }\n");
+  expect_other_numbers(many, "(first > 0 && read(keys + first - 1) == key)", "false");
 }
 TEST(PlantedKernels, Arithmetic) {
   expect_other_numbers({ops::kSum, {reals({3, 50})}, {.ints = {2, 0}}}, "width = 8;", "width = 4;");

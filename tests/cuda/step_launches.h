@@ -44,15 +44,26 @@ struct StepLaunches {
 StepLaunches step_launches(const StepOptions& options);
 std::string to_markdown(const StepLaunches& launches);
 
-// What the kernels of a step move (fake_cuda::KernelBytes), forward and backward, of a model small enough to run. Left
-// out are products and what is made of them: attention. The optimizer's bytes are a test of their own
-// (tests/optim/cuda_kernels_test.cc).
+// What the kernels of a step move (fake_cuda::KernelBytes), forward and backward, at the options' real sizes. Products
+// are left out; the optimizer's bytes are a test of their own (tests/optim/cuda_kernels_test.cc).
+//
+// Kernels of 124M parameters do not run here. Their bytes grow with the sequence length T by the same amount for each
+// token, and with the layers likewise; so they are counted at two T and two depths, with the model's real width, heads
+// and batch, and extended along both. The classifier's kernels are counted for a few rows of the real vocabulary.
+// step_launches_test.cc compares such a prediction with a count.
+//
+// Attention asks for keys and values once for each tile of queries. They are small enough for the second cache (12 MB
+// of a layer of GPT-2 124M at 4 x 1024 in bf16; it holds 40 MB or more), so its `moved` are the bytes that it touches,
+// as a first reader brings them in; `requested` has what its multiprocessors ask the second cache for. Other kernels
+// get no such allowance: what they ask for, they move.
 struct StepBytes {
   StepOptions options;
   std::map<std::string, fake_cuda::KernelBytes> kernels;  // by name
-  int64_t moved = 0, ideal = 0;
+  int64_t moved = 0, ideal = 0, requested = 0;
 };
 StepBytes step_bytes(const StepOptions& options);
+// The same, run as it is: for models that are small enough.
+StepBytes counted_step_bytes(const StepOptions& options);
 std::string to_markdown(const StepBytes& bytes);
 
 }  // namespace rondo::test

@@ -32,16 +32,45 @@ TEST(StepLaunches, OfGPT2) {
   }
 }
 
+// A larger batch adds no launches but those of a second chunk of logits, and of a sort of more tokens.
+TEST(StepLaunches, OfLargerBatches) {
+  for (const DType dtype : {kBF16, kF32})
+    for (const auto& [batch, most] : {std::pair(int64_t{4}, int64_t{300}), {8, 310}, {16, 310}}) {
+      const StepLaunches launches = test::step_launches({.dtype = dtype, .batch = batch});
+      std::printf("%s, %lld x 1024: %lld launches\n", name_of(dtype).data(), static_cast<long long>(batch),
+                  static_cast<long long>(launches.per_step));
+      EXPECT_LE(launches.per_step, most) << test::to_markdown(launches);
+    }
+}
+
 #ifndef __SANITIZE_THREAD__  // counting is no part of what TSan may see
 TEST(StepLaunches, KernelsReadAndWriteOnce) {
   for (const DType dtype : {kBF16, kF32}) {
-    const test::StepBytes bytes = test::step_bytes(
-        {.dtype = dtype,
-         .batch = 1,
-         .model = {.vocab_size = 256, .block_size = 16, .n_layer = 1, .n_head = 12, .n_embd = 768}});
+    const test::StepBytes bytes = test::step_bytes({.dtype = dtype});
     const std::string table = test::to_markdown(bytes);
     std::printf("%s\n", table.c_str());
     EXPECT_LE(static_cast<double>(bytes.moved), 1.1 * static_cast<double>(bytes.ideal)) << table;
+  }
+}
+
+// Bytes are extended from shorter sequences and fewer layers as a step of that size counts them.
+TEST(StepLaunches, BytesOfASmallerStepAreWhatIsCounted) {
+  const test::StepOptions options{
+      .dtype = kBF16,
+      .batch = 1,
+      .model = {.vocab_size = 1000, .block_size = 192, .n_layer = 3, .n_head = 2, .n_embd = 128, .whole_logits = 0}};
+  const test::StepBytes predicted = test::step_bytes(options), counted = test::counted_step_bytes(options);
+  const std::string tables = test::to_markdown(predicted) + test::to_markdown(counted);
+  EXPECT_EQ(predicted.kernels.size(), counted.kernels.size()) << tables;
+  for (const auto& [name, bytes] : counted.kernels) {
+    const auto found = predicted.kernels.find(name);
+    ASSERT_TRUE(found != predicted.kernels.end()) << name;
+    EXPECT_EQ(found->second.launches, bytes.launches) << name;
+    // Of keys, the first row alone counts as an operand, as values begin behind it: it fits into the first cache.
+    const double nearly = name.starts_with("rondo_attention") ? 0.01 * static_cast<double>(bytes.moved) : 0;
+    EXPECT_NEAR(static_cast<double>(found->second.moved), static_cast<double>(bytes.moved), nearly) << name << tables;
+    EXPECT_EQ(found->second.touched, bytes.touched) << name << tables;
+    EXPECT_EQ(found->second.ideal, bytes.ideal) << name << tables;
   }
 }
 #endif

@@ -263,6 +263,23 @@ TEST_P(TwoModels, InTwoThreadsAtOnce) {
   }
 }
 
+// One stream serves both threads, and its blocks go from one to the other.
+TEST_P(TwoModels, OnOneDeviceInTwoThreads) {
+  const std::vector<std::string> expected[] = {alone(0, compiled_), alone(1, compiled_)};
+  for (uint64_t seed = 0; seed < 3; ++seed) {
+    FakeCuda cuda({.seed = seed});
+    std::vector<std::string> results[2];
+    const auto train = [&](int which) {
+      Training run(cuda.device(), kVocabulary[which], compiled_);
+      for (int step = 0; step < kSteps; ++step) run.step();
+      run.expect_compiled();
+      results[which] = run.bits();
+    };
+    at_once([&] { train(0); }, [&] { train(1); });
+    for (int which : {0, 1}) EXPECT_TRUE(results[which] == expected[which]) << "seed " << seed << ", model " << which;
+  }
+}
+
 // A model that moves between the devices in the middle of its training goes on with the same bits.
 TEST_P(TwoModels, AModelMoves) {
   const auto train = [&](bool moves) {

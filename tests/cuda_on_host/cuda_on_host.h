@@ -13,6 +13,8 @@ namespace cuda_on_host {
 struct Dim3 {
   unsigned x = 1, y = 1, z = 1;
 };
+// What an access is of: global memory, loaded or stored, or shared memory.
+enum class Place : unsigned char { kLoaded, kStored, kShared };
 // What kernels see of the machine that runs them. The machine writes `thread` and `block` before it runs a thread.
 struct View {
   Dim3 thread, block, block_dim, grid_dim;
@@ -21,13 +23,14 @@ struct View {
   uint64_t (*shuffle)(unsigned mask, uint64_t value, int from_lane, int line) = nullptr;
   void (*misaligned)(const void* address, int bytes, int line) = nullptr;
   // Null unless accesses are counted. A wide access is one of at most 16 bytes, or several: `piece` is which.
-  void (*count)(const void* address, int bytes, int piece, int line, bool shared) = nullptr;
+  void (*count)(const void* address, int bytes, int piece, int line, Place place) = nullptr;
 };
 // What the machine sees of a file of kernels.
 constexpr int kGuardBytes = 64;
 struct SharedMemory {
   char *begin, *end;  // all shared variables, each behind a guard
   char *const *guards, *const *guards_end;
+  const size_t *dynamic, *dynamic_end;  // bytes of each of them that a launch has to ask for
 };
 constexpr int kWarp = 32;
 
@@ -74,12 +77,12 @@ template <class T> inline T shuffle_xor(int line, unsigned mask, T value, int bi
 }
 
 // What device_math says of an access, before it.
-inline void touch(const void* address, int bytes, int line, bool shared) {
+inline void touch(const void* address, int bytes, int line, Place place) {
   const int one = bytes < 16 ? bytes : 16;
   if ((reinterpret_cast<size_t>(address) & static_cast<size_t>(one - 1)) != 0) view->misaligned(address, one, line);
   if (view->count == nullptr) return;
   for (int at = 0; at < bytes; at += one)
-    view->count(static_cast<const char*>(address) + at, one, at / one, line, shared);
+    view->count(static_cast<const char*>(address) + at, one, at / one, line, place);
 }
 
 // Calls a kernel with the values that `parameters` point to, as cuLaunchKernel does.
@@ -116,6 +119,10 @@ template <class... T> inline size_t parameter_bytes(void (*)(T...), size_t* byte
   CUDA_ON_HOST_IN("cuda_guards") char* CUDA_ON_HOST_JOIN(guard_at_, n) = CUDA_ON_HOST_JOIN(guard_, n); \
   CUDA_ON_HOST_ALIGNED("cuda_shared", 16)
 #define CUDA_ON_HOST_NEXT_SHARED(n) CUDA_ON_HOST_SHARED(n)
+#define RONDO_DYNAMIC_SHARED(Element, name, count)    \
+  __shared__ Element name[(count) > 0 ? (count) : 1]; \
+  CUDA_ON_HOST_IN("cuda_dynamic")                     \
+  const size_t CUDA_ON_HOST_JOIN(name, _bytes) = static_cast<size_t>(count) * sizeof(Element)
 #define __shared__ CUDA_ON_HOST_NEXT_SHARED(__COUNTER__)
 // A guard behind the last variable too, and both sections exist in every file.
 CUDA_ON_HOST_IN("cuda_shared") char cuda_on_host_guard[cuda_on_host::kGuardBytes];
@@ -125,7 +132,7 @@ extern char __start_cuda_shared[], __stop_cuda_shared[];
 extern char *__start_cuda_guards[], *__stop_cuda_guards[];
 __attribute__((visibility("default"))) cuda_on_host::SharedMemory cuda_on_host_bind(const cuda_on_host::View* view) {
   cuda_on_host::view = view;
-  return {__start_cuda_shared, __stop_cuda_shared, __start_cuda_guards, __stop_cuda_guards};
+  return {__start_cuda_shared, __stop_cuda_shared, __start_cuda_guards, __stop_cuda_guards, nullptr, nullptr};
 }
 }
 #define CUDA_ON_HOST_KERNEL(name)                                                          \
@@ -136,13 +143,16 @@ __attribute__((visibility("default"))) cuda_on_host::SharedMemory cuda_on_host_b
     return cuda_on_host::parameter_bytes(&name, bytes);                                    \
   }
 // The shared memory of a module that has some: `part` is its CUDA_ON_HOST_PART without the quotes.
-#define CUDA_ON_HOST_SHARED_OF(module, part)                                                                           \
-  extern "C" char __start_cuda_shared##part[], __stop_cuda_shared##part[];                                             \
-  extern "C" char *__start_cuda_guards##part[], *__stop_cuda_guards##part[];                                           \
-  CUDA_ON_HOST_IN("cuda_shared") char cuda_on_host_last_guard[cuda_on_host::kGuardBytes];                              \
-  CUDA_ON_HOST_IN("cuda_guards") char* cuda_on_host_last_guard_at = cuda_on_host_last_guard;                           \
-  extern "C" __attribute__((visibility("default"))) cuda_on_host::SharedMemory module##__shared() {                    \
-    return {__start_cuda_shared##part, __stop_cuda_shared##part, __start_cuda_guards##part, __stop_cuda_guards##part}; \
+#define CUDA_ON_HOST_MAYBE extern "C" __attribute__((weak, visibility("hidden")))
+#define CUDA_ON_HOST_SHARED_OF(module, part)                                                        \
+  extern "C" char __start_cuda_shared##part[], __stop_cuda_shared##part[];                          \
+  extern "C" char *__start_cuda_guards##part[], *__stop_cuda_guards##part[];                        \
+  CUDA_ON_HOST_MAYBE size_t __start_cuda_dynamic##part[], __stop_cuda_dynamic##part[];              \
+  CUDA_ON_HOST_IN("cuda_shared") char cuda_on_host_last_guard[cuda_on_host::kGuardBytes];           \
+  CUDA_ON_HOST_IN("cuda_guards") char* cuda_on_host_last_guard_at = cuda_on_host_last_guard;        \
+  extern "C" __attribute__((visibility("default"))) cuda_on_host::SharedMemory module##__shared() { \
+    return {__start_cuda_shared##part, __stop_cuda_shared##part,   __start_cuda_guards##part,       \
+            __stop_cuda_guards##part,  __start_cuda_dynamic##part, __stop_cuda_dynamic##part};      \
   }
 
 // ---- The language
@@ -157,8 +167,9 @@ __attribute__((visibility("default"))) cuda_on_host::SharedMemory cuda_on_host_b
 #define gridDim (cuda_on_host::view->grid_dim)
 
 #define RONDO_SITE , int line_of_access = __builtin_LINE()
-#define RONDO_GLOBAL(address, bytes) cuda_on_host::touch(address, bytes, line_of_access, false)
-#define RONDO_SHARED(address, bytes) cuda_on_host::touch(address, bytes, line_of_access, true)
+#define RONDO_LOADED(address, bytes) cuda_on_host::touch(address, bytes, line_of_access, cuda_on_host::Place::kLoaded)
+#define RONDO_STORED(address, bytes) cuda_on_host::touch(address, bytes, line_of_access, cuda_on_host::Place::kStored)
+#define RONDO_SHARED(address, bytes) cuda_on_host::touch(address, bytes, line_of_access, cuda_on_host::Place::kShared)
 
 #define __syncthreads() cuda_on_host::view->sync_block(__LINE__)
 #define __syncwarp(...) cuda_on_host::view->sync_warp(0xFFFFFFFFu __VA_OPT__(&(__VA_ARGS__)), __LINE__)

@@ -22,9 +22,14 @@
 
 namespace rondo::cuda_on_host {
 
-const Sanitizer kSanitizer = RONDO_FIBER_ASAN   ? Sanitizer::kAddress
-                             : RONDO_FIBER_TSAN ? Sanitizer::kThread
-                                                : Sanitizer::kNone;
+// The build says what kernels are compiled with.
+#if defined(RONDO_KERNELS_ASAN)
+const Sanitizer kSanitizer = Sanitizer::kAddress;
+#elif RONDO_FIBER_TSAN
+const Sanitizer kSanitizer = Sanitizer::kThread;
+#else
+const Sanitizer kSanitizer = Sanitizer::kNone;
+#endif
 
 namespace {
 
@@ -138,8 +143,8 @@ void misaligned(const void* /*address*/, int bytes, int line) {
   Fiber::switch_to(*running.current->on, running.scheduler);
 }
 std::vector<Access>* accesses = nullptr;
-void count(const void* address, int bytes, int piece, int line, bool shared) {
-  accesses->push_back({index_of(running.current), line, piece, bytes, reinterpret_cast<uintptr_t>(address), shared});
+void count(const void* address, int bytes, int piece, int line, Place place) {
+  accesses->push_back({index_of(running.current), line, piece, bytes, reinterpret_cast<uintptr_t>(address), place});
 }
 
 // ---- Accesses to guards

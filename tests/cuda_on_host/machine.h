@@ -21,6 +21,7 @@
 namespace rondo::cuda_on_host {
 
 using ::cuda_on_host::kWarp;
+using ::cuda_on_host::Place;
 using ::cuda_on_host::SharedMemory;
 using ::cuda_on_host::View;
 
@@ -55,12 +56,13 @@ struct Traffic {
   int64_t requests = 0, sectors = 0, ideal_sectors = 0;
   int64_t wide = 0;  // accesses of 16 bytes
   int64_t shared_requests = 0, waves = 0, ideal_waves = 0;
-  // Of global memory, by sector: how often it was asked for, and which of its bytes (a bit for each).
+  // Of global memory, by sector: how often it was asked for, and which of its bytes (a bit for each). What is loaded
+  // and stored is in both.
   struct Sector {
     int64_t requests = 0;
     uint32_t bytes = 0;
   };
-  std::unordered_map<uintptr_t, Sector> touched;
+  std::unordered_map<uintptr_t, Sector> loaded, stored;
   double per_ideal() const { return ideal_sectors == 0 ? 1.0 : double(sectors) / double(ideal_sectors); }
   double waves_per_ideal() const { return ideal_waves == 0 ? 1.0 : double(waves) / double(ideal_waves); }
 };

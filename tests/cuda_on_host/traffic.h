@@ -11,7 +11,7 @@ namespace rondo::cuda_on_host {
 struct Access {
   int thread, line, piece, bytes;
   uintptr_t address;
-  bool shared;
+  Place place;
 };
 // `accesses`: of one block, those of each thread in order.
 void add_traffic(const std::vector<Access>& accesses, Traffic& traffic);

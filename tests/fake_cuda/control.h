@@ -32,11 +32,14 @@ struct Options {
   bool counts_traffic = false;  // of kernels of CUDA source: Control::traffic(). Slow
 };
 
-// What the launches of a kernel moved between memory and the multiprocessors. An operand that fits into the first cache
-// is moved once a launch, however often it is read; a larger one whenever it is asked for, in sectors of 32 bytes. The
-// ideal: each byte that a launch touches, once.
+// What the launches of a kernel moved between memory and the multiprocessors, in sectors of 32 bytes.
+//   moved: whatever is asked for, whenever it is; but an operand that fits into the first cache is loaded once a launch
+//     (that cache keeps nothing of stores).
+//   touched: each sector once a launch, as if the second cache held the launch's operands.
+//   ideal: each byte that a launch touches, once.
+// What is loaded and then stored counts as both, in each of them.
 struct KernelBytes {
-  int64_t launches = 0, moved = 0, ideal = 0;
+  int64_t launches = 0, moved = 0, touched = 0, ideal = 0;
 };
 
 // Work that a program enqueued, by its kind and name.
@@ -126,8 +129,8 @@ class Control {
   virtual std::vector<std::pair<std::string, TrafficCount>> traffic() const = 0;
   // What was enqueued since the last call. Nothing is kept before the first one.
   virtual std::vector<Enqueued> take_journal() = 0;
-  // From now on, bytes that kernels move are counted, which is slow; but not in kernels with these names.
-  virtual void count_bytes(std::vector<std::string> but_not) = 0;
+  // From now on, bytes that kernels move are counted, which is slow.
+  virtual void count_bytes() = 0;
   // By name of the kernel, since then or since the last call.
   virtual std::map<std::string, KernelBytes> take_kernel_bytes() = 0;
 };

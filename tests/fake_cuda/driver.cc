@@ -74,7 +74,7 @@ enum class Needs { kNothing, kInit, kContext };
 // One call of a driver's function: holds the lock.
 class Call {
  public:
-  Call(const char* name, Needs needs) : lock_(fake().mutex), outer_(std::exchange(fake().call, name)) {
+  Call(const char* name, Needs needs) : lock_(mutex_for(name)), outer_(std::exchange(fake().call, name)) {
     if (fake().memory == nullptr) fake().reset(options_of_environment());  // a program without a test around it
     if (fake().gone) {
       result_ = Result::kDeinitialized;  // CUresult, DEINITIALIZED
@@ -97,6 +97,16 @@ class Call {
   OpaqueContext& context() const { return *context_stack().back(); }
 
  private:
+  static std::recursive_mutex& mutex_for([[maybe_unused]] const char* name) {
+#if defined(__SANITIZE_THREAD__)  // a callback has a thread of its own then (tsan.h), which would wait for ever
+    if (in_callback()) {
+      std::fprintf(stderr, "fake CUDA: %s: a callback of the host calls the driver\n", name);
+      std::abort();
+    }
+#endif
+    return fake().mutex;
+  }
+
   const rondo::fake_cuda::Inside inside_;
   std::lock_guard<std::recursive_mutex> lock_;
   const char* outer_;
@@ -132,7 +142,10 @@ Result require_device(int device) {
 }
 
 // The host has waited for all that this clock counts.
-void host_waited(const rondo::fake_cuda::Clock& clock) { fake().host.merge(clock); }
+void host_waited(const rondo::fake_cuda::Clock& clock) {
+  fake().host.merge(clock);
+  rondo::fake_cuda::acquire_order(&fake().callbacks_done);
+}
 
 uint64_t checksum(const void* data, size_t bytes) {
   uint64_t sum = 1469598103934665603u;
@@ -293,14 +306,14 @@ FAKE_EXPORT Result cuCtxGetCurrent(Context* context) {
 FAKE_EXPORT Result cuCtxPushCurrent_v2(Context context) {
   FAKE_CALL(kInit);
   if (context == nullptr || context->retained == 0) return fake().misuse(Result::kInvalidContext, "no such context");
-  context_stack().push_back(context);
+  context_stack().push(context);
   return Result::kSuccess;
 }
 FAKE_EXPORT Result cuCtxPopCurrent_v2(Context* context) {
   FAKE_CALL(kInit);
   if (context_stack().empty()) return fake().misuse(Result::kInvalidContext, "no context was pushed");
   *context = context_stack().back();
-  context_stack().pop_back();
+  context_stack().pop();
   return Result::kSuccess;
 }
 FAKE_EXPORT Result cuCtxSynchronize() {
@@ -551,12 +564,16 @@ FAKE_EXPORT Result cuStreamWaitEvent(StreamPtr stream, EventPtr event, unsigned 
 FAKE_EXPORT Result cuLaunchHostFunc(StreamPtr stream, HostFunction function, void* data) {
   FAKE_CALL(kContext);
   FAKE_CHECK(require_stream(call, stream));
+  const auto enqueued = std::make_shared<char>();
+  rondo::fake_cuda::release_order(enqueued.get());
   return fake().push(
       *stream, "a callback of the host", {},
       [=] {
-        in_callback() = true;
-        function(data);
-        in_callback() = false;
+        rondo::fake_cuda::run_as_driver(enqueued.get(), &fake().callbacks_done, [&] {
+          in_callback() = true;
+          function(data);
+          in_callback() = false;
+        });
       },
       /*touches_memory=*/false);
 }

@@ -83,8 +83,8 @@ double Machine::seconds_inside() const {
   return static_cast<double>(Inside::total()) * (nanoseconds / ticks) * 1e-9;
 }
 
-std::vector<cuda::OpaqueContext*>& context_stack() {
-  thread_local std::vector<cuda::OpaqueContext*> stack;
+ContextStack& context_stack() {
+  thread_local constinit ContextStack stack;
   return stack;
 }
 bool& in_callback() {
@@ -194,13 +194,9 @@ std::vector<Enqueued> Machine::take_journal() {
   return std::exchange(journal_, {});
 }
 
-void Machine::count_bytes(std::vector<std::string> but_not) {
+void Machine::count_bytes() {
   const std::lock_guard lock(mutex);
   counts_bytes_ = true;
-  uncounted_ = std::move(but_not);
-}
-bool Machine::counts_bytes_of(const std::string& kernel) const {
-  return counts_bytes_ && std::find(uncounted_.begin(), uncounted_.end(), kernel) == uncounted_.end();
 }
 std::map<std::string, KernelBytes> Machine::take_kernel_bytes() {
   const std::lock_guard lock(mutex);
@@ -213,24 +209,29 @@ void Machine::note_bytes(const Launch& launch, const std::vector<size_t>& argume
   struct Operand {
     int64_t sectors = 0, requests = 0, bytes = 0;
   };
-  std::map<uintptr_t, Operand> operands{{0, {}}};  // by address
+  std::map<uintptr_t, Operand> none{{0, {}}};  // by address
   for (size_t i = 0; i < argument_bytes.size(); ++i)
     for (size_t at = 0; at + sizeof(uintptr_t) <= argument_bytes[i]; at += sizeof(uintptr_t)) {
       uintptr_t word;
       std::memcpy(&word, static_cast<const std::byte*>(launch.args[i]) + at, sizeof word);
-      if (memory->contains(word)) operands[word / kSector * kSector];
+      if (memory->contains(word)) none[word / kSector * kSector];
     }
-  for (const auto& [sector, touched] : traffic.touched) {
-    Operand& operand = std::prev(operands.upper_bound(sector * kSector))->second;
-    ++operand.sectors;
-    operand.requests += touched.requests;
-    operand.bytes += std::popcount(touched.bytes);
-  }
   KernelBytes& total = kernel_bytes_[launch.name];
   ++total.launches;
-  for (const auto& [address, operand] : operands) {
-    total.moved += kSector * (kSector * operand.sectors <= kFirstCache ? operand.sectors : operand.requests);
-    total.ideal += operand.bytes;
+  for (const auto* touched : {&traffic.loaded, &traffic.stored}) {
+    std::map<uintptr_t, Operand> operands = none;
+    for (const auto& [sector, of_sector] : *touched) {
+      Operand& operand = std::prev(operands.upper_bound(sector * kSector))->second;
+      ++operand.sectors;
+      operand.requests += of_sector.requests;
+      operand.bytes += std::popcount(of_sector.bytes);
+    }
+    for (const auto& [address, operand] : operands) {
+      const bool once = touched == &traffic.loaded && kSector * operand.sectors <= kFirstCache;
+      total.touched += kSector * operand.sectors;
+      total.moved += kSector * (once ? operand.sectors : operand.requests);
+      total.ideal += operand.bytes;
+    }
   }
 }
 

@@ -4,8 +4,11 @@
 #pragma once
 
 #include <chrono>
+#include <cstdio>
+#include <cstdlib>
 #include <deque>
 #include <functional>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -19,6 +22,7 @@
 #include "rondo/tests/fake_cuda/control.h"
 #include "rondo/tests/fake_cuda/memory.h"
 #include "rondo/tests/fake_cuda/races.h"
+#include "rondo/tests/fake_cuda/tsan.h"
 
 // What the driver's handles point to. They are kept after they are destroyed, so that a later use is seen.
 namespace rondo::cuda {
@@ -78,16 +82,19 @@ struct OpaquePool {
 
 namespace rondo::fake_cuda {
 
-// Counts the time that this thread spends in the fake: while one of them lives.
+// While one of them lives, this thread is in the fake: its time is counted, and TSan looks away (tsan.h).
 class Inside {
  public:
   Inside() {
+    begin_unseen();
     if (depth_++ == 0) start_ = now();
   }
   ~Inside() {
-    if (--depth_ > 0) return;
-    ++calls_;
-    total_ += now() - start_;
+    if (--depth_ == 0) {
+      ++calls_;
+      total_ += now() - start_;
+    }
+    end_unseen();
   }
   Inside(const Inside&) = delete;
   Inside& operator=(const Inside&) = delete;
@@ -119,7 +126,7 @@ class Machine final : public Control {
   int64_t calls_inside() const override { return Inside::calls(); }
   std::vector<std::string> misuses() const override;
   std::vector<Enqueued> take_journal() override;
-  void count_bytes(std::vector<std::string> but_not) override;
+  void count_bytes() override;
   std::map<std::string, KernelBytes> take_kernel_bytes() override;
   std::vector<std::pair<std::string, TrafficCount>> traffic() const override;
 
@@ -132,7 +139,7 @@ class Machine final : public Control {
   // Enqueues work that touches these bytes. An error if it races with other work.
   cuda::Result push(cuda::OpaqueStream& stream, const std::string& name, const std::vector<Access>& accesses,
                     std::function<void()> work, bool touches_memory = true);
-  bool counts_bytes_of(const std::string& kernel) const;
+  bool counts_bytes() const { return counts_bytes_; }
   // What a launch did. Its operands begin where its arguments, of these sizes, point to.
   void note_bytes(const Launch& launch, const std::vector<size_t>& argument_bytes,
                   const cuda_on_host::Traffic& traffic);
@@ -167,6 +174,8 @@ class Machine final : public Control {
   std::map<uintptr_t, size_t> pinned;
   std::map<std::string, Kernel> kernels;
   Counts counted;
+  // Callbacks of the host that have run, which waits come after (tsan.h).
+  char callbacks_done = 0;
   const char* call = "";  // the driver's function that runs
 
  private:
@@ -178,14 +187,32 @@ class Machine final : public Control {
   bool running_ = false;
   std::vector<std::string> misuses_;
   bool counts_bytes_ = false;
-  std::vector<std::string> uncounted_;
   std::map<std::string, KernelBytes> kernel_bytes_;
   bool keeps_journal_ = false;
   std::vector<Enqueued> journal_;
 };
 
-// The contexts of this thread, the current one last.
-std::vector<cuda::OpaqueContext*>& context_stack();
+// The contexts of this thread, the current one last. It has no destructor: objects of static lifetime call the driver
+// after those of the main thread have gone.
+class ContextStack {
+ public:
+  bool empty() const { return n_ == 0; }
+  cuda::OpaqueContext* back() const { return contexts_[n_ - 1]; }
+  void push(cuda::OpaqueContext* context) {
+    if (n_ == std::size(contexts_)) {
+      std::fprintf(stderr, "fake CUDA: a thread has pushed %zu contexts and popped none\n", n_);
+      std::abort();
+    }
+    contexts_[n_++] = context;
+  }
+  void pop() { --n_; }
+  void clear() { n_ = 0; }
+
+ private:
+  size_t n_ = 0;
+  cuda::OpaqueContext* contexts_[64] = {};
+};
+ContextStack& context_stack();
 // True inside of a callback of the host.
 bool& in_callback();
 

@@ -12,6 +12,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <numeric>
 #include <sstream>
 #include <stdexcept>
 #include <system_error>
@@ -226,8 +227,10 @@ std::vector<std::pair<std::string, Kernel>> kernels_of_source(const std::string&
   bind(cuda_on_host::view());
   const SharedMemory memory = symbol("m_" + source.key + "__shared", shared) ? shared() : SharedMemory{};
   // Of all kernels of the source together, without the guards between the variables.
+  const auto dynamic_shared = static_cast<unsigned>(std::accumulate(memory.dynamic, memory.dynamic_end, size_t{0}));
   const auto static_shared = static_cast<unsigned>((memory.end - memory.begin) -
-                                                   (memory.guards_end - memory.guards) * ::cuda_on_host::kGuardBytes);
+                                                   (memory.guards_end - memory.guards) * ::cuda_on_host::kGuardBytes) -
+                             dynamic_shared;
   for (const FoundKernel& found : source.kernels) {
     const std::string name = source.symbol(found);
     void (*call)(void**);
@@ -239,16 +242,18 @@ std::vector<std::pair<std::string, Kernel>> kernels_of_source(const std::string&
     bytes(kernel.argument_bytes.data());
     kernel.most_threads = found.most_threads;
     kernel.static_shared = static_shared;
-    kernel.run = [code = cuda_on_host::Kernel{found.name, call, memory}, seed,
-                  bytes = kernel.argument_bytes](const Launch& launch) {
-      if (launch.grid[2] != 1 || launch.block[1] != 1 || launch.block[2] != 1 || launch.shared_bytes != 0)
-        throw std::runtime_error(
-            "the executor of CUDA source has grids of two dimensions, blocks of one, and no dynamic shared memory");
+    kernel.run = [code = cuda_on_host::Kernel{found.name, call, memory}, seed, bytes = kernel.argument_bytes,
+                  dynamic_shared](const Launch& launch) {
+      if (launch.grid[2] != 1 || launch.block[1] != 1 || launch.block[2] != 1)
+        throw std::runtime_error("the executor of CUDA source has grids of two dimensions and blocks of one");
+      if (launch.shared_bytes != dynamic_shared)
+        throw std::runtime_error("the source has " + std::to_string(dynamic_shared) +
+                                 " bytes of dynamic shared memory, the launch asks for " +
+                                 std::to_string(launch.shared_bytes));
       const GridSize grid{launch.grid[0], launch.grid[1], static_cast<int>(launch.block[0])};
       cuda_on_host::Traffic traffic;
       Machine& machine = Machine::instance();
-      const bool counts = counts_traffic.load(std::memory_order_relaxed),
-                 counts_bytes = machine.counts_bytes_of(code.name);
+      const bool counts = counts_traffic.load(std::memory_order_relaxed), counts_bytes = machine.counts_bytes();
       cuda_on_host::launch(code, grid, launch.args, order_of(seed), seed, counts || counts_bytes ? &traffic : nullptr);
       if (counts_bytes) machine.note_bytes(launch, bytes, traffic);
       if (!counts) return;

@@ -17,7 +17,8 @@ TEST(Device, IsHere) {
   std::optional<FakeCuda> fake;
   if (!on_real_cuda()) fake.emplace();
   std::string why_not;
-  if (cuda::open_devices(&why_not) == 0) {
+  const int devices = cuda::open_devices(&why_not);
+  if (devices == 0) {
     std::printf("%s\n", why_not.c_str());
     GTEST_SKIP();
   }
@@ -26,10 +27,11 @@ TEST(Device, IsHere) {
   ASSERT_OK(device.driver().driver_version(&version));
   const cuda::Nvrtc* nvrtc = cuda::find_nvrtc(nullptr);
   const cuda::CublasLt* lt = cuda::find_cublas_lt(nullptr);
-  std::printf("device: %s, sm_%d, %zu MiB, driver %d.%d, NVRTC %s, cuBLASLt %s\n", device.name().c_str(),
+  std::printf("device: %s, sm_%d, %zu MiB, driver %d.%d, NVRTC %s, cuBLASLt %s%s\n", device.name().c_str(),
               device.capability(), device.total_memory() >> 20, version / 1000, version % 1000 / 10,
               nvrtc == nullptr ? "missing" : cuda::version_of(*nvrtc).c_str(),
-              lt == nullptr ? "missing" : std::to_string(lt->version()).c_str());
+              lt == nullptr ? "missing" : std::to_string(lt->version()).c_str(),
+              devices == 1 ? "" : (", the first of " + std::to_string(devices) + " devices").c_str());
   cuda::close();
 }
 

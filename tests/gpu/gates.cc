@@ -29,6 +29,7 @@ class Launches {
     GatedKernel& kernel = kernels_[{launch.name, *launch.image}];
     ++kernel.launches;
     kernel.threads = std::max(kernel.threads, static_cast<int>(launch.block.x * launch.block.y * launch.block.z));
+    kernel.dynamic_shared = std::max(kernel.dynamic_shared, launch.shared_bytes);
   }
   void clear() { kernels_.clear(); }
   std::vector<GatedKernel> take(int architecture) {
@@ -37,6 +38,7 @@ class Launches {
     for (auto& [key, kernel] : kernels_) {
       for (MachineCode& code : machine_code(key.second, architecture))
         if (code.name == key.first) kernel.code = std::move(code);
+      kernel.code.dynamic_shared = kernel.dynamic_shared;
       kernel.cubin = key.second;
       kernel.architecture = architecture;
       const auto promise = promises.find(key.second);
@@ -144,6 +146,8 @@ std::vector<std::string> broken_gates(const GatedKernel& kernel) {
   if (code.registers == 0) add("the cubin does not say what it needs");
   if (code.stack_bytes > 0 || code.local > 0)
     add(absl::StrCat("spills: ", code.stack_bytes, " bytes of stack, ", code.local, " accesses of local memory"));
+  if (code.generic > 0)
+    add(absl::StrCat(code.generic, " accesses of which the compiler does not know that they are of global memory"));
   if (kernel.promises_loads && code.wide_loads == 0) add("no load of 16 bytes, which the schedule promises");
   if (kernel.promises_stores && code.wide_stores == 0) add("no store of 16 bytes, which the schedule promises");
   return broken;

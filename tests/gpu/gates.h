@@ -17,6 +17,7 @@ struct GatedKernel {
   int architecture = 0;
   bool by_hand = false;
   int threads = 0;                                       // of a block, in its largest launch
+  unsigned dynamic_shared = 0;                           // bytes that its launches ask for
   int64_t launches = 0;                                  // in a step; of an op: in all samples
   bool promises_loads = false, promises_stores = false;  // of 16 bytes
 };

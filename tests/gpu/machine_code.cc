@@ -153,11 +153,13 @@ int resident_threads(const MachineCode& code, int architecture, int threads_per_
   function.maxThreadsPerBlock = 1024;
   function.numRegs = code.registers;
   function.sharedSizeBytes = static_cast<size_t>(code.shared_bytes);
+  function.maxDynamicSharedSizeBytes = code.dynamic_shared;
+  function.shmemLimitConfig = FUNC_SHMEM_LIMIT_OPTIN;
   function.partitionedGCConfig = PARTITIONED_GC_OFF;
   const cudaOccDeviceState state;
   cudaOccResult result;
   const cudaOccError error = cudaOccMaxActiveBlocksPerMultiprocessor(&result, &device, &function, &state,
-                                                                     threads_per_block, 0);
+                                                                     threads_per_block, code.dynamic_shared);
   if (error != CUDA_OCC_SUCCESS)
     throw Error(code.name + ": cuda_occupancy.h: error " + std::to_string(static_cast<int>(error)));
   return result.activeBlocksPerMultiprocessor * threads_per_block;

@@ -12,6 +12,7 @@ struct MachineCode {
   int registers = 0;
   int stack_bytes = 0;                  // of a thread: spilled registers, and arrays that are no registers
   int shared_bytes = 0;                 // static, of a block; without what the driver reserves
+  unsigned dynamic_shared = 0;          // that launches ask for: the cubin does not say it
   int loads = 0, stores = 0;            // instructions for global memory
   int wide_loads = 0, wide_stores = 0;  // of these, 16 bytes a thread
   int generic = 0;       // of these, where the compiler does not know that the address is of global memory

@@ -259,8 +259,16 @@ name_the_launches() { # name_the_launches NAME PROGRAM [VARIABLE=VALUE...]
   done
 }
 
-# How many processes share the device: kernels are compiled on the host, each process on one core.
-shards() { local n; n=$(nproc); echo $((n >= 16 ? 6 : n >= 8 ? 3 : 1)); }
+# How many processes share the device: kernels are compiled on the host, each process on one core. A context takes memory, and
+# a device may be set to allow only one.
+shards() {
+  local n memory
+  n=$(nproc)
+  n=$((n >= 16 ? 6 : n >= 8 ? 3 : 1))
+  [[ ! $device =~ ([0-9]+)\ MiB ]] || { memory=$((BASH_REMATCH[1] / 4000)) && n=$((memory < n ? memory : n)); }
+  case $(timeout 20 nvidia-smi --query-gpu=compute_mode --format=csv,noheader 2>/dev/null) in *Exclusive*) n=1 ;; esac
+  echo $((n > 1 ? n : 1))
+}
 
 # ---- The sections
 
@@ -274,6 +282,7 @@ section_machine() {
   else say 'nvidia-smi: missing'; fi
   [ -z "${CUDA_VISIBLE_DEVICES+set}" ] || say "CUDA_VISIBLE_DEVICES=$CUDA_VISIBLE_DEVICES"
   [ -z "${RONDO_CUDA_PATH:-}" ] || say "RONDO_CUDA_PATH=$RONDO_CUDA_PATH"
+  [[ $device != *' missing'* ]] || say 'NVRTC and cuBLASLt are both needed: name their folders in RONDO_CUDA_PATH'
   too_new && say 'NVRTC or cuBLASLt is of a later CUDA than the driver: expect failures, and name older ones in RONDO_CUDA_PATH'
   if command -v nvcc >/dev/null; then say "nvcc $(nvcc --version | sed -nE 's/.*release ([0-9.]+).*/\1/p')"; else say 'nvcc: missing (not needed)'; fi
   command -v compute-sanitizer >/dev/null || say 'compute-sanitizer: missing'
@@ -287,25 +296,28 @@ section_conformance() { tests conformance "$1" 1 'Conformance*' test_gpu "${stra
 # found are left out, and those that compile for devices that are not here. The tests that say most come first.
 section_suite() {
   local n end=$((SECONDS + $1)) first='CudaCopies.*:CudaErrors.ALaunchThatIsRefused:CudaKernels.AProgramOfOps:CudaKernels.SortsLongLines:CudaProduct.*:CudaAttention.ShapesAndDTypes:CudaHead.*:CudaModules.*:CudaRegions.*:CudaTraining.*:CudaTables.*:OutOfMemoryOfABatch.*:TwoDevices.*:CompileFor.TheFirstStepCompilesNothing'
-  local host='*Death*:Planted*:CudaLibraries.*:RealNvrtc.*:*WithoutNvrtc*:CublasLtFake.*:CudaHeaders.*:*TheRealNvrtc*:*Damaged*:CudaErrors.AForkedChildIsRefused:*Gates*:StepLaunches.*:CompileFor.*:ByHandOnDisk.*:JitAvailable.*'
+  local host_only='*Death*:Planted*:CudaLibraries.*:RealNvrtc.*:*WithoutNvrtc*:CublasLtFake.*:CudaHeaders.*:*TheRealNvrtc*:*Damaged*:CudaErrors.AForkedChildIsRefused:*Gates*:StepLaunches.*:ByHandOnDisk.*:JitAvailable.*'
   n=$(shards)
   if [ $short = 1 ]; then
     tests first "$1" 1 'CudaCopies.*:CudaErrors.ALaunchThatIsRefused:CudaProduct.Batches:CudaKernels.SortsLongLines:CudaEager.SizesDecideTheSchedule' \
       test_cuda "${answering[@]}"
     return
   fi
-  tests first $(((end - SECONDS) / 2)) "$n" "$first" test_cuda "${answering[@]}"
-  of_samples=1 test_limit=$((end - SECONDS)) tests ops $(((end - SECONDS) / 2)) "$n" 'OpSweep.*' test_runtime RONDO_TEST_DEVICE=cuda
-  tests cuda $(((end - SECONDS) / 2)) "$n" "*:-$first:$host" test_cuda "${answering[@]}"
+  tests first $(((end - SECONDS) / 2)) "$n" "$first:-$host_only" test_cuda "${answering[@]}"
+  of_samples=1 test_limit=$((end - SECONDS)) tests ops $(((end - SECONDS) / 2)) "$n" 'OpSweep.*:-OpSweep.*Strided*:OpSweep.OneThread*' \
+    test_runtime RONDO_TEST_DEVICE=cuda
+  tests cuda $(((end - SECONDS) / 2)) "$n" "*:-$first:$host_only" test_cuda "${answering[@]}"
   tests modules $(((end - SECONDS) / 2)) "$n" '-Lora.FrozenOperandsTakeNoMemory:Lora.AFrozenWeightKeepsNoInput:PretrainedMemory.*:KVCache.GPT2AtEveryLength:KVCache.StaleSlotsAreNeverRead:KVCache.DecodingIsTheSameForAnyThreadsAndBatch' \
     test_modules RONDO_TEST_DEVICE=cuda
-  tests optim $((end - SECONDS)) "$n" '-*DeviceStep.*:CApi*:Guest.*:*TwoModels*:MemoryLimit.*:ThreadCap.*:TrainerKill.*:TrainerFullDisk.*:*Fake*:Compiled.TheInterpreterAgrees' \
+  tests optim $(((end - SECONDS) * 2 / 3)) "$n" '-*DeviceStep.*:CApi*:Guest.*:*TwoModels*:MemoryLimit.*:ThreadCap.*:TrainerKill.*:TrainerFullDisk.*:*Fake*:Compiled.TheInterpreterAgrees' \
     test_optim RONDO_TEST_DEVICE=cuda
+  # The longest: each layout of each operand is another kernel.
+  of_samples=1 test_limit=$((end - SECONDS)) tests layouts $((end - SECONDS)) "$n" 'OpSweep.*Strided*' test_runtime RONDO_TEST_DEVICE=cuda
 }
 
 # train_gpt on the device beside the CPU: the same losses; and a second run: the same bits.
 section_train() {
-  local end=$((SECONDS + $1)) size=(--n_layer=4 --n_head=4 --n_embd=128 --block_size=64 --batch_size=12) steps=50 run log worst name
+  local end=$((SECONDS + $1)) size=(--n_layer=4 --n_head=4 --n_embd=128 --block_size=64 --batch_size=12) steps=50 rest=5 run log worst name
   [ $is_fake = 1 ] && size=(--n_layer=2 --n_head=2 --n_embd=32 --block_size=16 --batch_size=4) && steps=20
   [ $short = 1 ] && size=(--n_layer=1 --n_head=2 --n_embd=32 --block_size=16 --batch_size=2) && steps=4
   if [ ! -x "$bin/train_gpt" ]; then say 'train_gpt is not here' && worse skipped && return; fi
@@ -318,13 +330,13 @@ section_train() {
     IFS=, read -r on compile dtype again <<<"$run"
     name=$on.$compile.$dtype${again:+.$again}
     log=$out/logs/train.$name.log
-    limited $(((end - SECONDS) / 2)) "$log" "$bin/train_gpt" --data="$text" --out_dir="$out/logs/train.$name" \
+    limited $(((end - SECONDS) * 2 / (rest-- + 1))) "$log" "$bin/train_gpt" --data="$text" --out_dir="$out/logs/train.$name" \
       --device="$on" --compile="$compile" --dtype="$dtype" "${size[@]}" --max_iters=$steps --eval_interval=$steps --eval_iters=2 \
       --warmup_iters=2 --log_interval=1 --sample_tokens=0
     case $? in
       0) ;;
-      124 | 137) say "$on $compile $dtype: out of time" && worse incomplete && continue ;;
-      *) say "$on $compile $dtype: $(short_of "$log" 160)" && failed_tests+=("train: $name, logs/train.$name.log") && worse failed && continue ;;
+      124 | 137) say "$name: out of time" && worse incomplete && continue ;;
+      *) say "$name: $(short_of "$log" 160)" && failed_tests+=("train: $name, logs/train.$name.log") && worse failed && continue ;;
     esac
     [ "$on" = cpu ] && continue
     if [ -n "$again" ]; then
@@ -384,11 +396,11 @@ else: print(torch.__version__ if torch.cuda.is_available() else "torch sees no G
 
 # A step of GPT-2 124M: B 4, T 1024, or fewer sequences where memory is short. One row for each dtype; in a row all contenders take turns.
 section_steps() {
-  local end=$((SECONDS + $1)) rest=3 row dtype log json limit rc batch peer_note model flags
+  local end=$((SECONDS + $1)) rest=3 row dtype log json limit rc batch peer_note model flags compiled torch_compiles=1
   local size=(--n_layer=12 --n_head=12 --n_embd=768 --block_size=1024 --vocab_size=50257) count=(--rounds=5 --steps=10) alone=(5 20)
   if [ $is_fake = 1 ]; then
     size=(--n_layer=1 --n_head=2 --n_embd=32 --block_size=16 --vocab_size=65)
-    alone=(1 1)
+    count=(--rounds=2 --steps=1) alone=(1 1)
   fi
   [ -x "$bin/bench_gpt" ] || { say 'bench_gpt is not here' && worse skipped && return; }
   for row in bf16 tf32 f32; do
@@ -397,14 +409,18 @@ section_steps() {
     [ $row = tf32 ] && dtype=f32 && flags=(--tf32)
     log=$out/logs/steps.$row.log json=$out/logs/steps.$row.json
     : >"$log.table"
-    for batch in 4 2 1; do
+    batch=4
+    while :; do # until a batch fits
       : >"$log"
       model=("${size[@]}" "--batch_size=$batch")
       limit=$(((end - SECONDS) / (rest > 1 ? 2 : 1))) # the first row pays for PyTorch's compiler
       peer_note=''
       if torch_is_here && [ -f "$peers/paired_gpt.py" ]; then
+        # To compile PyTorch takes most of a minute: once. If there is no time for that, its eager mode stands alone.
+        compiled=()
+        [ $row = bf16 ] && [ $torch_compiles = 1 ] && compiled=(--pytorch-compile whole)
         limited $limit "$log" env TORCHINDUCTOR_CACHE_DIR="$out/cache/inductor" python3 "$peers/paired_gpt.py" \
-          --rondo-bin "$bin/bench_gpt" --device=cuda --python "$(command -v python3)" --pytorch-compile whole \
+          --rondo-bin "$bin/bench_gpt" --device=cuda --python "$(command -v python3)" "${compiled[@]}" \
           --pytorch-args=--warm_cache --threads="$(nproc)" --timeout="$limit" --warmup=5 --dtype=$dtype "${flags[@]}" "${model[@]}" \
           "${count[@]}" --json "$json"
         rc=$?
@@ -413,12 +429,16 @@ section_steps() {
           { echo "$row"; grep -vE '^warning|^\{' "$log" | cut -c1-118; } >"$log.table"
           break
         fi
-        if grep -qi 'out of memory' "$log" && [ $batch -gt 1 ]; then say "$row: out of memory with B $batch" && continue; fi
+        if [ $rc = 124 ] && [ ${#compiled[@]} -gt 0 ]; then
+          say "$row: no time to compile PyTorch" && worse incomplete && torch_compiles=0
+          continue
+        fi
+        if grep -qi 'out of memory' "$log" && [ $batch -gt 1 ]; then say "$row: out of memory with B $batch" && batch=$((batch / 2)) && continue; fi
         peer_note="$row beside PyTorch: $([ $rc = 124 ] && echo out of time || short_of "$log" 100)"
       fi
       steps_alone $row $dtype
       rc=$?
-      if [ $rc = 3 ] && [ $batch -gt 1 ]; then say "$row: out of memory with B $batch" && continue; fi
+      if [ $rc = 3 ] && [ $batch -gt 1 ]; then say "$row: out of memory with B $batch" && batch=$((batch / 2)) && continue; fi
       [ -z "$peer_note" ] || { say "$peer_note" && worse incomplete; }
       break
     done
@@ -503,9 +523,12 @@ words_of() { # words_of NAME TEST
   awk -v test="${2%% (*}" '$0 == "[ RUN      ] " test { on = 1 }
     on && match($0, /reported by the wait for [^(;]*/) { print "      " substr($0, RSTART, RLENGTH); exit }' "$out/logs/$1.launch.log" 2>/dev/null
 }
-# What the tests with these names said, over all programs.
-result_of() { # result_of REGEX
-  cat "$out"/logs/{conformance,first,ops,cuda,modules,optim}.log 2>/dev/null | awk -v name="^($1)" '
+# What the tests with these names said.
+result_of() { # result_of REGEX [PROGRAM...]
+  local name=$1
+  shift
+  [ $# -gt 0 ] || set -- conformance first ops cuda modules optim layouts
+  (for log; do cat "$out/logs/$log.log"; done) 2>/dev/null | awk -v name="^($name)" '
     /^\[       OK \]/ && $4 ~ name { ++ok } /^\[  SKIPPED \] .* ms\)/ && $4 ~ name { ++skipped } /^\[  FAILED  \] .* ms\)/ && $4 ~ name { ++bad }
     END { if (ok + skipped + bad == 0) print "not run"; else printf "%d passed, %d skipped, %d failed\n", ok, skipped, bad }'
 }
@@ -516,9 +539,9 @@ claims=(
   "every op computes what the CPU does: kernels by hand, generated ones, products, attention|$(result_of 'OpSweep|CudaKernels|ByHand|CudaEager|CudaProduct|CudaAttention|CudaHead')"
   "compiled modules and regions have eager's bits|$(result_of 'CudaRegions|CudaModules|CudaTraining|CudaTables')"
   "training has the CPU's losses, and the same bits twice|$(note_or_none train)"
-  "modules, optimizers, checkpoints and resuming work on the device|$(result_of '[A-Z][A-Za-z]*/?[A-Za-z]*(Module|Layer|Lora|Generate|KVCache|Model|Optimizer|Trainer|GradScaler|ClipGradNorm|CompiledStep)')"
+  "modules, optimizers, checkpoints and resuming work on the device|$(result_of . modules optim)"
   "a step of GPT-2 124M in bf16 is at most 310 launches|$(figures_of <(grep -h -m1 '^launches a step' "$out/logs/figures.step.log" 2>/dev/null || echo 'not run'))"
-  "two devices work beside each other|$(result_of 'TwoDevices|ConformanceDevices')"
+  "two devices work beside each other|$(result_of 'TwoDevices|Modes/TwoModels|ConformanceDevices')"
   "out of memory is a typed error, and training goes on|$(result_of 'OutOfMemory|CudaAllocator')"
   "the first step with artifacts compiles nothing|$(result_of 'CompileFor')"
   "compute-sanitizer finds nothing|$(note_or_none sanitizer)"

@@ -72,7 +72,7 @@ void KernelEmitter::emit_parameters() {
 
 void KernelEmitter::emit_scalars() {
   for (size_t i = 0; i < static_cast<size_t>(k_.n_scalars); ++i) {
-    if (table_) line("const double s", i, " = read(item.scalars + ", i, ");");
+    if (table_) line("const double s", i, " = read(scalars + ", i, ");");
     else if (i < s_.scalars.size() && s_.scalars[i] != ScalarFrom::kArgument)
       line("const double s", i, " = static_cast<double>(read(at_s", i, "));");
   }

@@ -22,9 +22,11 @@ void KernelEmitter::emit_item() {
   }
   line("const RondoTableRow& item = table[low];");
   line("const Index block = static_cast<Index>(blockIdx.x - item.first_block);");
+  line("void* const* const operands = global_address(item.operands);");
+  if (k_.n_scalars > 0) line("const double* const scalars = global_address(item.scalars);");
   for (size_t i = 0; i < k_.operands.size(); ++i) {
     const std::string type = (k_.operands[i].is_output ? "" : "const ") + memory_type(k_.operands[i].dtype);
-    line(type, "* const p", i, " = static_cast<", type, "*>(item.operands[", i, "]);");
+    line(type, "* const p", i, " = global_address(static_cast<", type, "*>(operands[", i, "]));");
   }
   if (k_.split_columns) {
     line("const Index cols = static_cast<Index>(item.numel);");
