@@ -429,11 +429,13 @@ struct Shared {
   RONDO_DEVICE void put_kept(const Kept& mine) const {
     if (DROPOUT != 0) put(kept[threadIdx.x], mine.bits);
   }
-  // What is dropped becomes 0.
+  RONDO_DEVICE Kept drawn() const { return {DROPOUT == 0 ? 0u : get(kept[threadIdx.x])}; }
+  // What is dropped becomes 0. This __syncwarp(), as the one in grad_of_keys, is for ptxas: it then reads the bits again,
+  // instead of keeping what follows from them in registers.
   RONDO_DEVICE void drop(C (&values)[kScores][4]) const {
     if (DROPOUT == 0) return;
-    __syncwarp();  // the bits are read again
-    const Kept mine = {get(kept[threadIdx.x])};
+    __syncwarp();
+    const Kept mine = drawn();
 #pragma unroll
     for (int n = 0; n < kScores; ++n)
 #pragma unroll
@@ -515,30 +517,32 @@ RONDO_DEVICE void grad_of_keys(const Shared& s, const Call& call, const Dropout&
   for (int head = kv_head * groups; head < (kv_head + 1) * groups; ++head)
     for (long long query = call.causal != 0 ? first : 0; query < call.queries; query += ROWS) {
       __syncthreads();  // the last tiles have been used
+      s.put_kept(kept_in_columns(dropout, (batch * call.heads + head) * call.queries + query, first + row));
       queries.load(call, batch, head, query, s.other, s.other_values);
       __syncthreads();
       queries.facts(call, batch, head, query, s.other_values, s.deltas, s.totals);
-      s.put_kept(kept_in_columns(dropout, (batch * call.heads + head) * call.queries + query, first + row));
       __syncthreads();
       C scores[kScores][4] = {}, grads[kScores][4] = {};
       product<kScores, HEAD_DIM, true>(scores, s.own + row * kStride, kStride, s.other, kStride);
       product<kScores, HEAD_DIM, true>(grads, s.own_values + row * kStride, kStride, s.other_values, kStride);
-      s.drop(grads);
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const long long key = first + row + row_of(2 * half);
         const Columns columns = queries_of(call, key, query);
+        if (DROPOUT != 0 && HEAD_DIM > 112) __syncwarp();
+        const Kept mine = s.drawn();  // not drop(): with another walk over the scores, the kernel would spill
 #pragma unroll
         for (int n = 0; n < kScores; ++n)
 #pragma unroll
           for (int e = 2 * half; e < 2 * half + 2; ++e) {
             const int column = column_of(n, e);
             const C allowed = masked(call, mask, columns, column, batch, head, query + column, key, scores[n][e]);
+            if (!mine.at(n, e)) grads[n][e] = 0;
             weight_and_slope(call, dropout, allowed, get(s.deltas[column]), get(s.totals[column]), scores[n][e],
                              grads[n][e]);
+            if (!mine.at(n, e)) scores[n][e] = 0;
           }
       }
-      s.drop(scores);
       put_rows(s.weights + row * kAcross, kAcross, scores);
       product<kOutputs, ROWS, false>(value_sums, s.weights + row * kAcross, kAcross, s.other_values, kStride);
       put_rows(s.weights + row * kAcross, kAcross, grads);

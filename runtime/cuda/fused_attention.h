@@ -8,8 +8,8 @@
 //   same bits in every run. A warp owns 16 rows of a tile. Products of 16-bit types run on tensor cores
 //   (mma_16x8x16), others on fused multiply-adds; sums are f32 (f64 for f64).
 //   With dropout, the lanes of a warp that hold weights of the same four keys draw a counter each and exchange what
-//   they drew: one bit for each weight. With it, the backward of 16-bit heads of 49 elements and
-//   more spills 8 to 40 bytes for sm_90 (NVRTC 13.0), and nothing for sm_80 and sm_100.
+//   they drew: one bit for each weight. With it and a mask, the backward of some wide 16-bit heads spills 8 to 32
+//   bytes (NVRTC 13.0: f16 of more than 96 elements, bf16 of 128, and of 64 with an added mask for sm_80).
 // Thread safe: free functions, which enqueue on the compute stream and return.
 #pragma once
 

@@ -9,7 +9,7 @@ RONDO_DEVICE RondoWords philox(unsigned long long key, unsigned long long low, u
   unsigned c0 = static_cast<unsigned>(low), c1 = static_cast<unsigned>(low >> 32);
   unsigned c2 = static_cast<unsigned>(high), c3 = static_cast<unsigned>(high >> 32);
   unsigned k0 = static_cast<unsigned>(key), k1 = static_cast<unsigned>(key >> 32);
-#pragma unroll
+#pragma unroll 5  // all ten would spill in the backward of attention
   for (int round = 0; round < 10; ++round) {
     const unsigned long long p0 = 0xD2511F53ull * c0, p1 = 0xCD9E8D57ull * c2;
     const unsigned n0 = static_cast<unsigned>(p1 >> 32) ^ c1 ^ k0, n2 = static_cast<unsigned>(p0 >> 32) ^ c3 ^ k1;
@@ -37,7 +37,10 @@ struct Dropout {
                                     read(state + 1) + static_cast<unsigned long long>(increment));
     unsigned bits = 0;
 #pragma unroll
-    for (int k = 0; k < 4; ++k) bits |= (words.word[k] >= static_cast<unsigned>(threshold) ? 1u : 0u) << k;
+    for (int k = 0; k < 4; ++k) {  // in two steps: GCC 12 with UBSan takes one statement for another index
+      const unsigned is_kept = words.word[k] >= static_cast<unsigned>(threshold) ? 1u : 0u;
+      bits |= is_kept << k;
+    }
     return bits;
   }
 };

@@ -462,7 +462,8 @@ TEST(CudaAttention, PlantedBugsOfDropoutAreNoticed) {
       {"lane - 4 * own + 4 * e) >> own", "lane) >> own"},             // what the other lanes drew
       {"lane - 4 * own + 4 * e) >> own", "lane - 4 * own + 4 * e)"},  // which words
       {"if (!kept.at(n, e)) scores[n][e] = 0;", ""},
-      {"s.drop(scores);", ""},
+      {"if (!mine.at(n, e)) scores[n][e] = 0;", ""},
+      {"if (!mine.at(n, e)) grads[n][e] = 0;", ""},
       {"s.drop(grads);", ""},
       {"grad = raised(dropout, grad);", ""},
       {"raised(dropout, value_sums[n][e])", "value_sums[n][e]"},

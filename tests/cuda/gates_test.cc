@@ -5,12 +5,16 @@
 
 #include <cstdlib>
 #include <filesystem>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "rondo/runtime/cuda/attention.h"
 #include "rondo/runtime/cuda/backend.h"
 #include "rondo/runtime/cuda/driver.h"
+#include "rondo/runtime/cuda/fused_attention.h"
 #include "rondo/runtime/cuda/nvrtc.h"
+#include "rondo/runtime/cuda/source.h"
 #include "rondo/tests/errors.h"
 #include "rondo/tests/fake_cuda/fake_cuda.h"
 
@@ -70,6 +74,27 @@ MachineCode compiled(const std::string& body, int architecture) {
   const std::string text =
       "extern \"C\" __global__ void __launch_bounds__(128) f(float4* x, const float4* y, int n, int m) {" + body + "}";
   return machine_code(cuda::compile_image(text, "f", architecture).cubin, architecture).at(0);
+}
+
+// A step of STATIC.md has no dropout. Its heads are GPT-2's and the widest; heads of 64 also with a mask of bool.
+TEST_F(Gates, AttentionWithDropoutSpillsNothing) {
+  for (const int architecture : cuda::kArchitectures)
+    for (const auto& [head_dim, mask] : {std::pair{64, "0"}, {64, "1"}, {128, "0"}}) {
+      const cuda::AttentionTile tile = *cuda::attention_tile(kBF16, head_dim);
+      for (const cuda::Source* source : {&cuda::fused_attention_source(), &cuda::fused_attention_grad_source()}) {
+        const std::string text = cuda::whole_text(*source, {{"T", cuda::type_name(kBF16)},
+                                                            {"HEAD_DIM", absl::StrCat(tile.head_dim)},
+                                                            {"ROWS", absl::StrCat(tile.rows)},
+                                                            {"THREADS", absl::StrCat(tile.threads())},
+                                                            {"MASK", mask},
+                                                            {"DROPOUT", "1"}});
+        const std::vector<MachineCode> kernels = machine_code(
+            cuda::compile_image(text, source->name, architecture).cubin, architecture);
+        ASSERT_EQ(kernels.size(), 1u);
+        const GatedKernel kernel{.code = kernels[0], .cubin = "", .architecture = architecture};
+        EXPECT_EQ(absl::StrJoin(broken_gates(kernel), "\n"), "") << head_dim << ", mask " << mask;
+      }
+    }
 }
 
 // The figures are those that `ptxas -v` and nvdisasm give for these kernels (CUDA 13.0).
