@@ -100,8 +100,8 @@ std::vector<std::string> gather_texts(ProcessGroup& group, std::string_view text
                                       std::string_view name) {
   const auto n = static_cast<size_t>(group.world_size());
   text = text.substr(0, static_cast<size_t>(max_bytes));
-  // On the CPU whatever default_device() is. The lengths first: mostly they are all 0, and always the rows are then as
-  // short as they can be.
+  // On the CPU, whatever default_device() is. The lengths are sent first: a row is then no longer than the longest
+  // text, and no row is sent if all texts are empty.
   const Tensor length = Tensor::from<int64_t>({static_cast<int64_t>(text.size())}, {1}, kCPU);
   Tensor lengths = Tensor::zeros({group.world_size(), 1}, {kI64, kCPU});
   group.all_gather(lengths, length, name).wait();

@@ -155,7 +155,7 @@ template <class A> class WeightFactors {
     first_ = counters_from<kWidth<A>>(
         static_cast<uint64_t>((batch * shape.heads + head) * shape.queries + query) * counters, counters);
   }
-  // Of the keys key, ..., key + 3; `key` is a multiple of 4.
+  // The factors of four keys from `key` on, which is a multiple of 4.
   void draw(int64_t key, Vector<A> (&factors)[4]) const {
     PhiloxWords<kWidth<A>> words[4];
     cpu::draw<kWidth<A>>(dropout_.seed, dropout_.offset, first_ + static_cast<uint64_t>(key / 4), words);

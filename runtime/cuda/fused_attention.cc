@@ -414,7 +414,7 @@ struct Queries {
     load_rows(grad_rows, grad + batch * at_grad.batch + head * at_grad.head + first * at_grad.row, at_grad.row,
               call.queries - first, head_dim);
   }
-  // Of loaded rows: `deltas` is subtracted from the gradient of a query's scores: the sum over d of grad out.
+  // `deltas` becomes the sum over d of grad out, which the gradients of all scores of a query are reduced by.
   RONDO_DEVICE void facts(const Call& call, long long batch, long long head, long long first, const T* grad_rows,
                           C* deltas, C* totals) const {
     row_facts(deltas, totals, grad_rows, out + batch * at_out.batch + head * at_out.head + first * at_out.row,
@@ -430,7 +430,7 @@ struct Shared {
     if (DROPOUT != 0) put(kept[threadIdx.x], mine.bits);
   }
   RONDO_DEVICE Kept drawn() const { return {DROPOUT == 0 ? 0u : get(kept[threadIdx.x])}; }
-  // What is dropped becomes 0. This __syncwarp(), as the one in grad_of_keys, is for ptxas: it then reads the bits again,
+  // What is dropped becomes 0. The __syncwarp() here and in grad_of_keys is for ptxas: it then reads the bits again,
   // instead of keeping what follows from them in registers.
   RONDO_DEVICE void drop(C (&values)[kScores][4]) const {
     if (DROPOUT == 0) return;

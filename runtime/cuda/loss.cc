@@ -136,8 +136,8 @@ const Source& source() {
 // The head's part between its products.
 constexpr const char* kHead = R"cuda(
 constexpr int kVector = 16 / sizeof(T);
-// 16 bytes of a row as they lie in memory. Taken apart only where its elements are used: as elements of a 16-bit type it
-// would fill twice the registers.
+// 16 bytes of a row as they lie in memory, taken apart only where the elements are used: widened elements of a 16-bit
+// type would fill twice the registers.
 struct alignas(16) Vector { unsigned words[4]; };
 RONDO_DEVICE float wide_element(const Vector& v, int e, float) { return __uint_as_float(v.words[e]); }
 RONDO_DEVICE double wide_element(const Vector& v, int e, double) {
@@ -380,8 +380,8 @@ using ops::LinearLossAttrs;
 // logits, one kernel their losses and, in place, the logits' gradient, and two products what that adds to dx and
 // dweight, the latter on what the chunks before have left. Four launches each, and dweight is read and written again;
 // so chunks are as large as memory allows: at most a 64th of the device's memory. With 80 GB that is one chunk up to
-// 13,000 tokens of GPT-2 in 16 bits. Rows of the chunk begin at multiples of 128 bytes, whatever V is: cuBLASLt wants
-// 16, and an access of a warp is whole sectors then.
+// 13,000 tokens of GPT-2 in 16 bits. Rows of the chunk begin at multiples of 128 bytes for every V: cuBLASLt asks for
+// 16, and with 128 the accesses of a warp cover whole sectors.
 class Head {
  public:
   // Operands from `first` on: x, weight, bias, target.

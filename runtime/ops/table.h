@@ -46,7 +46,7 @@ extern const OpDef kGather, kScatter, kScatterSum, kCumsum, kArgmax, kArgsort, k
 extern const OpDef kRotary;
 // dropout.cc
 extern const OpDef kDropout;
-// Of infer: fails unless input `state` is a random state (Note [Random state]) and p a probability.
+// For infer functions: fails unless input `state` is a random state (Note [Random state]) and p is a probability.
 void check_dropout(InferContext& c, int state, double p);
 // Throws Error unless p is a probability. Call it before next_random_state(): a wrong call then draws nothing.
 void require_probability(const char* op, double p, std::source_location where);

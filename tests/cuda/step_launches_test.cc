@@ -66,7 +66,7 @@ TEST(StepLaunches, BytesOfASmallerStepAreWhatIsCounted) {
     const auto found = predicted.kernels.find(name);
     ASSERT_TRUE(found != predicted.kernels.end()) << name;
     EXPECT_EQ(found->second.launches, bytes.launches) << name;
-    // Of keys, the first row alone counts as an operand, as values begin behind it: it fits into the first cache.
+    // The count takes keys for an operand of one row, which fits into the first cache: in packed qkv, values follow it.
     const double nearly = name.starts_with("rondo_attention") ? 0.01 * static_cast<double>(bytes.moved) : 0;
     EXPECT_NEAR(static_cast<double>(found->second.moved), static_cast<double>(bytes.moved), nearly) << name << tables;
     EXPECT_EQ(found->second.touched, bytes.touched) << name << tables;

@@ -56,8 +56,8 @@ struct Traffic {
   int64_t requests = 0, sectors = 0, ideal_sectors = 0;
   int64_t wide = 0;  // accesses of 16 bytes
   int64_t shared_requests = 0, waves = 0, ideal_waves = 0;
-  // Of global memory, by sector: how often it was asked for, and which of its bytes (a bit for each). What is loaded
-  // and stored is in both.
+  // For each sector of global memory: how often it was asked for, and which of its bytes were (a bit for each). What is
+  // loaded and stored is in both.
   struct Sector {
     int64_t requests = 0;
     uint32_t bytes = 0;

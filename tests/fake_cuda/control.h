@@ -33,8 +33,8 @@ struct Options {
 };
 
 // What the launches of a kernel moved between memory and the multiprocessors, in sectors of 32 bytes.
-//   moved: whatever is asked for, whenever it is; but an operand that fits into the first cache is loaded once a launch
-//     (that cache keeps nothing of stores).
+//   moved: every request counts, but an operand that fits into the first cache is loaded once a launch (that cache
+//     keeps nothing of stores).
 //   touched: each sector once a launch, as if the second cache held the launch's operands.
 //   ideal: each byte that a launch touches, once.
 // What is loaded and then stored counts as both, in each of them.
