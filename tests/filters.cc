@@ -33,7 +33,9 @@ bool every_filter_matches() {
   std::istringstream patterns(filter);
   bool good = true;
   for (std::string pattern; std::getline(patterns, pattern, ':');) {
-    const auto matches = [&](const std::string& name) { return fnmatch(pattern.c_str(), name.c_str(), FNM_NOESCAPE) == 0; };
+    const auto matches = [&](const std::string& name) {
+      return fnmatch(pattern.c_str(), name.c_str(), FNM_NOESCAPE) == 0;
+    };
     if (pattern.empty() || std::any_of(names.begin(), names.end(), matches)) continue;
     std::fprintf(stderr, "--gtest_filter: no test of this program matches '%s'\n", pattern.c_str());
     good = false;
