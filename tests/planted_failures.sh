@@ -22,7 +22,7 @@ expect_failures() {
 }
 
 # All train, and all have a kernel: each stage has something to do.
-regions=RegionParts.EachOutputIsFreedByItself:RegionWrites.AnOptimizerSteps:RegionEdges.HooksOnOutputsThatOtherOutputsAreMadeOf
+regions=RegionParts.EachOutputIsFreedByItself:RegionWrites.AModuleChangesItsDtype:RegionEdges.HooksOnOutputsThatOtherOutputsAreMadeOf
 regions+=:RegionLifetime.DoubleBackward:SecondOrder.TheSecondBackwardFreesTheTape:Overwritten.AViewOfIt/0
 regions+=:Tape.GradientsOfARegionDoNotAlias:Accumulation.HappensInTheMemoryOfTheGradient:Soundness.HyperParametersChangeWithoutNewCode
 regions+=:RegionTest.MlpStackEqualsEagerInEveryBit:FloatArguments.AnAnnealedFactorPlansNothing:CompiledDropout.RecomputesTheSameMasks
@@ -37,8 +37,8 @@ done
 for stage in compile run; do
   expect_failures $stage test_compile CompiledOpSweep.IntegersAndBool:CheckUnits.RandomProgramsPass
   expect_failures $stage test_compile "$regions" RONDO_TEST_DEVICE=fake:1
-  expect_failures $stage test_optim EagerAndCompiled/SeamTest.TwoModels*/compiled:Training.DropoutResumes*
-  expect_failures $stage test_modules Lora.*Compiled*
+  expect_failures $stage test_optim EagerAndCompiled/AtSeams.GradientsOfOneBlockAtATime/compiled:EagerAndCompiled/SeamTest.WhatGets*/compiled
+  expect_failures $stage test_modules Cases/Pretrained.RegionsTrainTheSame/*_f32
   expect_failures $stage test_cuda CudaTraining.ACompiledBlockHasEagersBits
 done
 # A compiled optimizer has no graph.
