@@ -48,7 +48,8 @@ KernelFiles::KernelFiles(const std::vector<Source>& sources) {
     file << compile::cuda::device_math() << compile::cuda::kSumsLayout << "\n";
     for (size_t i = first; i < last; ++i) file << sources[i].text << "CUDA_ON_HOST_KERNEL(" << sources[i].name << ")\n";
     file.close();
-    running.emplace_back(absl::StrCat(RONDO_KERNEL_COMPILER, " ", files.back(), ".cc -o ", files.back(), ".so"));
+    running.emplace_back(absl::StrCat(RONDO_KERNEL_COMPILER, " -include " RONDO_CUDA_ON_HOST_HEADER " ", files.back(),
+                                      ".cc -o ", files.back(), ".so"));
     if (running.size() - finished >= at_once) running[finished++].finish();
   }
   while (finished < running.size()) running[finished++].finish();
