@@ -252,8 +252,8 @@ PIECES = (re.compile(r"\b(?:if|while) \((?P<x>[^;{}]*?)\)(?= \{|\n| [a-z+*-])"),
           re.compile(r"\breturn (?P<x>[^{};]+);"),
           re.compile(r"\bfor \([^;{}]*; (?P<x>[^;{}]+);"))
 STATEMENTS = (("barrier", re.compile(r'line\("__sync(?:threads|warp)\(\);"\);|__sync(?:threads|warp)\(\);')),
-              ("wait", re.compile(r"(?<=\n)(?P<lead> *(?:else )?)[\w:<>.()-]*(?:wait\w*|join|\w*synchronize|\w*record|drop_finished)"
-                                  r"\([^;{}]*\);")))
+              ("wait", re.compile(r"(?<=\n)(?P<lead> *(?:else )?)[\w:<>.()-]*"
+                                  r"(?:wait\w*|join|\w*synchronize|\w*record|drop_finished)\([^;{}]*\);")))
 
 
 def stands_alone(text):
@@ -283,7 +283,8 @@ def proposals(source, count, seed):
     if count and count < len(found):
         # As many of each rule as there are.
         draw = random.Random(seed)
-        by_rule = [draw.sample(some, len(some)) for some in ([f for f in found if f[2] == rule] for rule in RULES) if some]
+        of_rules = ([f for f in found if f[2] == rule] for rule in RULES)
+        by_rule = [draw.sample(some, len(some)) for some in of_rules]
         turns = [f for turn in itertools.zip_longest(*by_rule) for f in turn if f is not None]
         found = sorted(turns[:count])
     stem = pathlib.Path(source).stem.replace("_", "-")

@@ -1,9 +1,9 @@
-"""Runs the tests of each mutant: run.py [--list FILE]... [--only NAME_PATTERN] [--again] [--survivors] [--no-build] [--jobs N]
+"""Runs the tests of each mutant.
 
-Makes build/mutants/ (a copy of the tree with every mutant behind a switch), builds the programs that the lists name, checks
-that their tests pass without a mutant, and runs each mutant's tests until one fails. Results are kept in
-build/mutants/results.tsv: a mutant that has not changed since is not run again. Prints those that survive, and ends with 1 if
-one has no entry in SURVIVORS.md or if less than 90% were killed.
+Makes build/mutants/ (a copy of the tree with every mutant behind a switch), builds the programs that the lists name,
+checks that their tests pass without a mutant, and runs each mutant's tests until one fails. Results are kept in
+build/mutants/results.tsv: a mutant that has not changed since is not run again. Prints those that survive, and ends
+with 1 if one has no entry in SURVIVORS.md or if less than 90% were killed.
 """
 import argparse
 import concurrent.futures
@@ -46,9 +46,10 @@ class Test:
         environment.pop("RONDO_MUTANT", None)
         if mutant:
             environment["RONDO_MUTANT"] = mutant
-        command = [str(RELEASE / "bin" / self.program), f"--gtest_filter={self.filter}", "--gtest_fail_fast", "--gtest_color=no"]
-        process = subprocess.Popen(command, cwd=RELEASE, env=environment, text=True, errors="replace", start_new_session=True,
-                                   stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        command = [str(RELEASE / "bin" / self.program), f"--gtest_filter={self.filter}", "--gtest_fail_fast",
+                   "--gtest_color=no"]
+        process = subprocess.Popen(command, cwd=RELEASE, env=environment, text=True, errors="replace",
+                                   start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         try:
             output, _ = process.communicate(timeout=limit)
             return process.returncode, output
@@ -78,23 +79,25 @@ def fate(m, tests):
         if code is None:
             return "killed", f"{test.program}: takes too long"
         if code != 0:
-            failed = re.search(r"\[  FAILED  \] ([\w./-]+)", output) or re.search(r".*\[ RUN      \] ([\w./-]+)", output, re.S)
+            failed = re.search(r"\[  FAILED  \] ([\w./-]+)", output) or \
+                re.search(r".*\[ RUN      \] ([\w./-]+)", output, re.S)
             return "killed", f"{test.program}: {failed[1] if failed else 'exit ' + str(code)}"
     return "survived", ""
 
 
 def signature(m):
-    return hashlib.sha256("\0".join([m.source, str(m.which), *m.before, "+", *m.after, "+", *m.tests]).encode()).hexdigest()[:16]
+    parts = [m.source, str(m.which), *m.before, "+", *m.after, "+", *m.tests]
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--list", action="append", type=pathlib.Path)
-    parser.add_argument("--only", default="*")
-    parser.add_argument("--again", action="store_true")
-    parser.add_argument("--survivors", action="store_true")
-    parser.add_argument("--no-build", action="store_true")
-    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--list", action="append", type=pathlib.Path, help="only mutants of this list")
+    parser.add_argument("--only", default="*", help="only mutants with such a name, as in product-*")
+    parser.add_argument("--again", action="store_true", help="also those that have not changed")
+    parser.add_argument("--survivors", action="store_true", help="also those that survived the last time")
+    parser.add_argument("--no-build", action="store_true", help="the programs are built already")
+    parser.add_argument("--jobs", type=int, default=1, help="mutants at once")
     options = parser.parse_args()
     everything = mutants.read_lists(sorted(mutants.LISTS.glob("*.txt")))
     known = {}
@@ -106,7 +109,8 @@ def main():
     chosen = {m.name for m in mutants.read_lists(options.list)} if options.list else {m.name for m in everything}
     wanted = [m for m in everything if m.name in chosen and fnmatch.fnmatch(m.name, options.only)]
     old = lambda m: m.name in known and known[m.name][0] == signature(m)
-    todo = [m for m in wanted if options.again or not old(m) or (known[m.name][1] != "killed" and options.survivors)]
+    todo = [m for m in wanted
+            if options.again or not old(m) or (known[m.name][1] != "killed" and options.survivors)]
     tests = {text: Test(text) for m in todo for text in m.tests}
     programs = sorted({t.program for t in tests.values()})
     if not options.no_build and programs:
@@ -125,7 +129,8 @@ def main():
         for done in concurrent.futures.as_completed([pool.submit(run, m) for m in todo]):
             m, how, by, seconds = done.result()
             known[m.name] = (signature(m), how, " ".join(by.split()), f"{seconds:.1f}")
-            print(f"{how:8} {m.name:32} {m.rule:9} {m.source}:{m.line}  {known[m.name][2][:160]}  ({seconds:.1f} s)", flush=True)
+            print(f"{how:8} {m.name:32} {m.rule:9} {m.source}:{m.line}  {known[m.name][2][:160]}  ({seconds:.1f} s)",
+                  flush=True)
             RESULTS.write_text("".join("\t".join([name, *known[name]]) + "\n" for name in sorted(known)))
 
     entries = set(re.findall(r"^\| `([a-z0-9-]+)`", SURVIVORS.read_text(), re.M)) if SURVIVORS.exists() else set()
@@ -137,7 +142,8 @@ def main():
         print(f"  {rule:9} {sum(known[m.name][1] == 'killed' for m in of_rule)} of {len(of_rule)}")
     unexplained = [m for m in alive if m.name not in entries]
     for m in alive:
-        print(f"  {known[m.name][1]:8} {m.name:32} {m.source}:{m.line}  {'' if m.name in entries else 'NO REASON in SURVIVORS.md'}")
+        reason = "" if m.name in entries else "NO REASON in SURVIVORS.md"
+        print(f"  {known[m.name][1]:8} {m.name:32} {m.source}:{m.line}  {reason}")
     sys.exit(1 if unexplained or len(alive) * 10 > len(ran) else 0)
 
 

@@ -78,6 +78,8 @@ test small Small.*
 
 
 class Mechanism(unittest.TestCase):
+    """One program for all."""
+
     def setUp(self):
         self.folder = tempfile.TemporaryDirectory()
         self.addCleanup(self.folder.cleanup)
@@ -92,8 +94,8 @@ class Mechanism(unittest.TestCase):
         (self.path / "rondo").symlink_to(mutants.ROOT)
         (self.path / "small.cc").write_text(mutants.rewrite("runtime/small.cc", SOURCE, made))
         (self.path / "bin").mkdir()
-        subprocess.run([sys.argv[1], "-std=c++20", "-I", self.path, self.path / "small.cc", "-o", self.path / "bin/small"],
-                       check=True)
+        subprocess.run([sys.argv[1], "-std=c++20", "-I", self.path, self.path / "small.cc", "-o",
+                        self.path / "bin/small"], check=True)
         return made
 
     def test_every_kind(self):
@@ -103,9 +105,11 @@ class Mechanism(unittest.TestCase):
         expected = {"": f"3 5 1 c >= cols {kernel}", "expression": f"3 3 1 c >= cols {kernel}",
                     "inner": f"3 7 1 c >= cols {kernel}", "statement": f"3 5 0 c >= cols {kernel}",
                     "constant": f"4 5 1 c >= cols {kernel}", "literal": f"3 5 1 c > cols {kernel}",
-                    "kernel": "3 5 1 c >= cols for (i < n) { barrier(); } for (i < m) {  }", "unknown": f"3 5 1 c >= cols {kernel}"}
+                    "kernel": "3 5 1 c >= cols for (i < n) { barrier(); } for (i < m) {  }",
+                    "unknown": f"3 5 1 c >= cols {kernel}"}
         for name, line in expected.items():
-            out = subprocess.run([self.path / "bin/small"], env={"RONDO_MUTANT": name}, capture_output=True, text=True).stdout
+            out = subprocess.run([self.path / "bin/small"], env={"RONDO_MUTANT": name}, capture_output=True,
+                                 text=True).stdout
             self.assertEqual(out.splitlines()[0], line, name)
 
     def test_fates(self):
