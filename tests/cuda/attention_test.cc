@@ -154,6 +154,13 @@ TEST(CudaAttention, KeysThatAreNotReadMayHoldAnything) {
                   what + " first keys of heads");
     }
   }
+  // Later queries of a tile begin earlier than its first ones.
+  for (const auto& [dtype, head_dim] : {std::pair(kF32, 8), {kBF16, 16}, {kBF16, 130}}) {
+    Operands o({1, 1, 1, 70, 70, head_dim}, dtype);
+    const Tensor query = Tensor::arange(70);
+    o.mask = ops::where(query < 40, 65.0, ops::where(query < 60, 20.0, 50.0)).to(kI64).view({1, 1, 70, 1});
+    expect_same(o, (Tensor::arange(70) < 20).view({70, 1}), "later queries begin earlier");
+  }
   // Without the line that leaves them out, there is a NaN.
   cuda->set_edit([](const std::string& source) {
     std::string text = source;

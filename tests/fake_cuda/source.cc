@@ -204,9 +204,10 @@ void compile_with_others(const Source& wanted) {
 }
 
 cuda_on_host::Order order_of(uint64_t seed) {
-  return seed == 0   ? cuda_on_host::Order::kForward
-         : seed == 1 ? cuda_on_host::Order::kReverse
-                     : cuda_on_host::Order::kRandom;
+  return seed == 0       ? cuda_on_host::Order::kForward
+         : seed == 1     ? cuda_on_host::Order::kReverse
+         : seed % 2 == 0 ? cuda_on_host::Order::kRandom
+                         : cuda_on_host::Order::kDrift;
 }
 
 }  // namespace

@@ -7,8 +7,9 @@ with 1 if one has no entry in SURVIVORS.md or if less than 90% were killed.
 """
 import argparse
 import concurrent.futures
-import hashlib
+import fcntl
 import fnmatch
+import hashlib
 import os
 import pathlib
 import re
@@ -90,6 +91,19 @@ def signature(m):
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 
+def read_results():
+    lines = RESULTS.read_text().splitlines() if RESULTS.exists() else []
+    return {name: rest for name, *rest in (line.split("\t") for line in lines)}
+
+
+def write_result(name, result):
+    """Other runs may write theirs meanwhile."""
+    with open(BUILD / "results.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        known = dict(read_results(), **{name: result})
+        RESULTS.write_text("".join("\t".join([key, *known[key]]) + "\n" for key in sorted(known)))
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--list", action="append", type=pathlib.Path, help="only mutants of this list")
@@ -100,12 +114,8 @@ def main():
     parser.add_argument("--jobs", type=int, default=1, help="mutants at once")
     options = parser.parse_args()
     everything = mutants.read_lists(sorted(mutants.LISTS.glob("*.txt")))
-    known = {}
-    if RESULTS.exists():
-        for line in RESULTS.read_text().splitlines():
-            name, sign, how, by, seconds = line.split("\t")
-            known[name] = (sign, how, by, seconds)
     mutants.make(TREE, everything)
+    known = read_results()
     chosen = {m.name for m in mutants.read_lists(options.list)} if options.list else {m.name for m in everything}
     wanted = [m for m in everything if m.name in chosen and fnmatch.fnmatch(m.name, options.only)]
     old = lambda m: m.name in known and known[m.name][0] == signature(m)
@@ -129,9 +139,9 @@ def main():
         for done in concurrent.futures.as_completed([pool.submit(run, m) for m in todo]):
             m, how, by, seconds = done.result()
             known[m.name] = (signature(m), how, " ".join(by.split()), f"{seconds:.1f}")
+            write_result(m.name, known[m.name])
             print(f"{how:8} {m.name:32} {m.rule:9} {m.source}:{m.line}  {known[m.name][2][:160]}  ({seconds:.1f} s)",
                   flush=True)
-            RESULTS.write_text("".join("\t".join([name, *known[name]]) + "\n" for name in sorted(known)))
 
     entries = set(re.findall(r"^\| `([a-z0-9-]+)`", SURVIVORS.read_text(), re.M)) if SURVIVORS.exists() else set()
     ran = [m for m in wanted if old(m)]
