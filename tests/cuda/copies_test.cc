@@ -8,6 +8,7 @@
 
 #include "rondo/runtime/backend.h"
 #include "rondo/runtime/cuda/backend.h"
+#include "rondo/runtime/cuda/context.h"
 #include "rondo/runtime/memory.h"
 #include "rondo/runtime/tensor.h"
 #include "rondo/tests/bits.h"
@@ -98,6 +99,12 @@ TEST(CudaCopies, WithinADevice) {
   EXPECT_EQ(back[131], 127);
   EXPECT_EQ(back[132], 132);
   EXPECT_EQ(back[255], 0x11111111);
+  table.copy_in(0, there.data(), values.data(), 1024);
+  table.copy(0, there.data(), there.data() + 16, 512);  // they overlap the other way round
+  table.copy_out(0, back.data(), there.data(), 1024);
+  EXPECT_EQ(back[0], 4);
+  EXPECT_EQ(back[127], 131);
+  EXPECT_EQ(back[128], 128);
 }
 
 TEST(CudaCopies, BetweenDevices) {
@@ -148,12 +155,33 @@ TEST(CudaCopies, Events) {
   EXPECT_LE(cuda->counts().events, events + 1) << "events are pooled";
 }
 
+// What a callback holds is let go when it has run, at the latest by the next one.
+TEST(CudaCopies, CallbacksLetGo) {
+  FakeCuda cuda({.early = 1.0});
+  const BackendTable& table = backend_of(cuda.device());
+  const auto held = std::make_shared<int>(3);
+  table.enqueue(0, Stream::kCompute, [held] {});
+  for (int i = 0; i < 1000 && held.use_count() > 1; ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));  // a real driver calls it from a thread of its own
+    table.enqueue(0, Stream::kCompute, [] {});
+  }
+  EXPECT_EQ(held.use_count(), 1);
+}
+
 TEST(CudaCopies, PageLockedMemory) {
   FakeCuda cuda;
   const BackendTable& table = backend_of(cuda.device());
   auto* memory = static_cast<float*>(table.allocate_staging(400));
   memory[99] = 1;
   EXPECT_EQ(memory[99], 1.0f);
+  {
+    const Storage there = Storage::allocate(400, cuda.device());
+    cuda::DeviceState& state = cuda::device_state(0);
+    const cuda::ContextScope scope(state);  // an asynchronous copy takes page-locked memory only
+    const auto to = reinterpret_cast<cuda::DevicePtr>(there.data());
+    EXPECT_EQ(state.driver().copy_to_device(to, memory, 400, state.compute()), cuda::Result::kSuccess);
+    synchronize(cuda.device());
+  }
   EXPECT_EQ(cuda->counts().pinned, 1);
   table.deallocate_staging(memory, 400);
   EXPECT_EQ(cuda->counts().pinned, 0);
