@@ -178,7 +178,7 @@ TEST(CudaHead, PlantedBugsAreNoticed) {
   const auto is_right = [&](uint64_t order, const std::string& part, const std::string& by) {
     return is_right_of(small, small_results, order, part, by) && is_right_of(large, large_results, order, part, by);
   };
-  for (uint64_t order = 0; order < 3; ++order) EXPECT_TRUE(is_right(order, "", ""));
+  for (const uint64_t order : {0, 1, 3}) EXPECT_TRUE(is_right(order, "", ""));
   for (const auto& [part, by] : {std::pair("read(target + first + r)", "read(target + r)"),
                                  {"share - (static_cast<C>(1) - smoothing)", "share - static_cast<C>(1)"},
                                  {"i < KEPT; ++i)\n      if (has(i)) use", "i < KEPT - 1; ++i)\n      if (has(i)) use"},
@@ -194,7 +194,7 @@ TEST(CudaHead, PlantedBugsAreNoticed) {
                                  {"plain * inverse", "plain"},
                                  {"__syncthreads();\n  V all", "V all"}}) {
     bool right = true;
-    for (uint64_t order = 0; order < 3; ++order) right = right && is_right(order, part, by);
+    for (const uint64_t order : {0, 1, 3}) right = right && is_right(order, part, by);
     EXPECT_FALSE(right) << "nobody notices " << by << " in place of " << part;
   }
 }

@@ -1,9 +1,9 @@
 """Runs the tests of each mutant.
 
 Makes build/mutants/ (a copy of the tree with every mutant behind a switch), builds the programs that the lists name,
-checks that their tests pass without a mutant, and runs each mutant's tests until one fails. Results are kept in
-build/mutants/results.tsv: a mutant that has not changed since is not run again. Prints those that survive, and ends
-with 1 if one has no entry in SURVIVORS.md or if less than 90% were killed.
+checks that a test passes without a mutant before it judges one, and runs each mutant's tests until one fails. Results
+are kept in build/mutants/results.tsv: a mutant that has not changed since is not run again. Prints those that survive,
+and ends with 1 if one has no entry in SURVIVORS.md or if less than 90% were killed.
 """
 import argparse
 import concurrent.futures
@@ -16,6 +16,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import mutants
@@ -39,7 +40,8 @@ class Test:
         if len(words) != 2:
             raise mutants.ListError(f"test {text}: wants a program and a filter")
         self.program, self.filter = words
-        self.seconds = 0.0
+        self.seconds = 0.0  # without a mutant; 0: not known yet
+        self.lock = threading.Lock()
 
     def run(self, mutant, limit):
         """(exit code or None after the limit, output)"""
@@ -61,19 +63,27 @@ class Test:
 
 
 def baseline(test):
-    """Without a mutant the tests pass, and there are some."""
+    """Without a mutant the tests pass, and there are some. Asked for when a test is first needed."""
+    with test.lock:
+        if test.seconds == 0.0:
+            measure(test)
+
+
+def measure(test):
     begin = time.monotonic()
     code, output = test.run(None, 1200)
     test.seconds = time.monotonic() - begin
     passed = re.search(r"\[  PASSED  \] (\d+) test", output)
     if code != 0 or not passed or passed[1] == "0":
-        sys.exit(f"without a mutant, `{test.text}` must pass (exit {code}):\n{output[-3000:]}")
+        raise mutants.ListError(f"without a mutant, `{test.text}` must pass (exit {code}):\n{output[-3000:]}")
+    print(f"         without a mutant: {test.text}  ({test.seconds:.1f} s)", flush=True)
 
 
 def fate(m, tests):
     """(killed, survived or broken; by which test)"""
     for text in m.tests:
         test = tests[text]
+        baseline(test)
         code, output = test.run(m.name, 60 + 10 * test.seconds)
         if "compiler refuses" in output:
             return "broken", "the kernel does not compile: " + output[output.index("compiler refuses"):][:600]
@@ -127,9 +137,6 @@ def main():
         if not (RELEASE / "build.ninja").exists():
             subprocess.run(["cmake", "--preset", "release"], cwd=TREE, check=True)
         subprocess.run(["cmake", "--build", str(RELEASE), "--target", *programs], check=True)
-    for test in tests.values():
-        baseline(test)
-        print(f"{test.seconds:7.1f} s  {test.text}", flush=True)
 
     def run(m):
         begin = time.monotonic()
