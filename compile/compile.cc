@@ -15,6 +15,8 @@
 #include "rondo/compile/log.h"
 #include "rondo/compile/region.h"
 #include "rondo/compile/report/check_units.h"
+#include "rondo/compile/report/outcomes.h"
+#include "rondo/compile/report/planted.h"
 #include "rondo/compile/report/stages.h"
 #include "rondo/modules/eager_scope.h"
 #include "rondo/runtime/anomaly.h"
@@ -137,11 +139,14 @@ class RegionHook final : public nn::CallHook {
   explicit RegionHook(std::shared_ptr<Region> region) : region_(std::move(region)) {}
 
   void around(const nn::ModuleCall& call, absl::FunctionRef<void()> forward) override {
-    // Inside another recording the block is simply part of it. Under DetectAnomaly each op is checked by itself.
-    if (active_recorder() != nullptr || stance() == Stance::kForceEager || nn::EagerScope::active() ||
-        autograd::detecting_anomaly())
+    // Inside another recording the block is simply part of it.
+    if (active_recorder() != nullptr) return forward();
+    if (const char* why = why_bypassed(); why != nullptr) {
+      count(Outcome::kBypassed, why);
       return forward();
+    }
     region_->begin_call(call);
+    enter_stage("record");
     const Capture capture = region_->options().capture;
     const std::shared_ptr<const Replay> known = capture == Capture::kRecord ? nullptr : find(call);
     if (known != nullptr && capture == Capture::kReplay) {
@@ -171,6 +176,14 @@ class RegionHook final : public nn::CallHook {
 
  private:
   static constexpr size_t kMaxReplays = 16;  // per module: sizes, modes
+
+  // Why this call runs op by op; null: it does not. Under DetectAnomaly each op is checked by itself.
+  static const char* why_bypassed() {
+    if (stance() == Stance::kForceEager) return "Stance::kForceEager";
+    if (nn::EagerScope::active()) return "EagerScope";
+    if (autograd::detecting_anomaly()) return "DetectAnomaly";
+    return nullptr;
+  }
 
   std::shared_ptr<const Replay> find(const nn::ModuleCall& call) {
     std::lock_guard lock(mutex_);

@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "absl/strings/str_cat.h"
+#include "rondo/compile/report/outcomes.h"
 #include "rondo/compile/transform/passed_ops.h"
 #include "rondo/runtime/amp.h"
 #include "rondo/runtime/anomaly.h"
@@ -192,8 +193,10 @@ class CompiledNode final : public RegionNode {
 
   void run(std::span<Tensor> grads_out, std::span<Tensor> grads_in, std::span<LeafGrad> leaf_grads, Arriving& arriving,
            Pass& pass) {
-    if (grad_enabled() || watches_inside() || autograd::detecting_anomaly())
+    if (const char* why = why_replayed(); why != nullptr) {
+      count(Outcome::kReplayed, why);
       return replay(*pass.saved, grads_out, grads_in);
+    }
     // Several contributions are added one by one to what later consumers sent, as on the eager tape; so is that of an
     // op that adds onto it, as an embedding does. Another single one is added afterwards, or, for a leaf, added to its
     // .grad in place.
@@ -215,10 +218,15 @@ class CompiledNode final : public RegionNode {
       return source.kind == BackwardInput::kSaved && source.index >= 0 &&
              kept(*pass.saved, static_cast<size_t>(source.index)).overwritten();
     };
-    // Replayed, the op that needs what was overwritten says so, by its own name and line.
-    if (!grads_in.empty() &&
-        (compiled == nullptr || std::any_of(compiled->inputs.begin(), compiled->inputs.end(), is_overwritten)))
+    if (!grads_in.empty() && compiled == nullptr) {
+      count(Outcome::kEager, "a backward");
       return replay(*pass.saved, grads_out, grads_in);
+    }
+    // Replayed, the op that needs what was overwritten says so, by its own name and line.
+    if (!grads_in.empty() && std::any_of(compiled->inputs.begin(), compiled->inputs.end(), is_overwritten)) {
+      count(Outcome::kReplayed, "overwritten memory");
+      return replay(*pass.saved, grads_out, grads_in);
+    }
     autograd::apply_extras(*this, grads_out);
     if (grads_in.empty()) return;
     const CompiledBackward& backward = *compiled;
@@ -254,6 +262,7 @@ class CompiledNode final : public RegionNode {
       pass.released = true;
       pass.saved = nullptr;
     }
+    count(Outcome::kCompiled);
     const std::vector<Tensor> grads = pass.released ? backward.program->run_and_release(std::move(inputs), bound.floats)
                                                     : backward.program->run(inputs, bound.floats);
     for (size_t i = 0; i < grads.size(); ++i) {
@@ -291,6 +300,13 @@ class CompiledNode final : public RegionNode {
     return kept.is_input ? saved.inputs[static_cast<size_t>(kept.index)] : saved.values[i];
   }
 
+  // Why this backward runs op by op whatever arrives; null: it does not.
+  const char* why_replayed() const {
+    if (grad_enabled()) return "gradients with a history";
+    if (watches_inside()) return "a hook inside the region";
+    if (autograd::detecting_anomaly()) return "DetectAnomaly";
+    return nullptr;
+  }
   // True if a hook or retain_grad() asks for the gradient of an output from which other outputs are computed.
   bool watches_inside() const {
     for (const OutputExtras& extra : extras) {
@@ -545,6 +561,7 @@ class FailedRun final : public RegionNode, public std::enable_shared_from_this<F
   void backward(std::span<Tensor> grads_out, std::span<Tensor> grads_in) override {
     autograd::apply_extras(*this, grads_out);
     if (grads_in.empty()) return;
+    count(Outcome::kReplayed, "a run that failed");
     const Graph& graph = binding_->graph();
     RecorderScope eager(nullptr);
     const bool create_graph = grad_enabled();

@@ -9,6 +9,7 @@
 #include "rondo/compile/codegen/relax.h"
 #include "rondo/compile/log.h"
 #include "rondo/compile/report/dump.h"
+#include "rondo/compile/report/outcomes.h"
 #include "rondo/compile/report/stages.h"
 #include "rondo/compile/transform/passes.h"
 
@@ -264,7 +265,10 @@ std::shared_ptr<const CompiledBackward> Entry::backward_for(const Arriving& arri
       found->second.last_use = ++uses_;
       return found->second.backward;
     }
-    if (failed_.contains(arriving)) return nullptr;
+    if (failed_.contains(arriving)) {
+      if (ledger != nullptr) ledger->add_eager_run();
+      return nullptr;
+    }
   }
   // Without the lock, which a log sink may want. A thread that comes second drops its own.
   const std::shared_ptr<const CompiledBackward> made = compile_backward_of(forward_graph, *partition, arriving);
@@ -409,9 +413,15 @@ bool Ledger::add_failed_compilation(const std::exception& reason) {
     report.last_failed_compilation = reason.what();
     name = report.name;
   }
+  count(Outcome::kFailed, reason.what());
   log::warn_once(absl::StrCat("region ", name, " runs eagerly in part: ",
                               is_bug ? "a stage of the compiler failed. Please report this: " : "", reason.what()));
   return true;
+}
+
+void Ledger::add_eager_run() {
+  std::lock_guard lock(mutex);
+  ++report.eager_runs;
 }
 
 void Ledger::throw_recompile(const std::string& why) {

@@ -43,6 +43,7 @@ struct Ledger {
   // True if something new may not be compiled, because of the stance or the limit; counts that it runs eagerly.
   bool must_run_eagerly(const CompileOptions& options, const std::string& why);
   void add_backward(const ProgramStats& stats, const std::string& why);
+  void add_eager_run();
   // A stage of the compiler failed (InternalError), or there is none for the device (NoCodeGenerator), so something
   // runs eagerly: counts it, and warns once with the reason. False, and nothing was done: it is another error.
   bool add_failed_compilation(const std::exception& reason);

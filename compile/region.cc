@@ -7,6 +7,8 @@
 #include "rondo/compile/compiled_node.h"
 #include "rondo/compile/explain.h"
 #include "rondo/compile/log.h"
+#include "rondo/compile/report/outcomes.h"
+#include "rondo/compile/report/planted.h"
 #include "rondo/compile/transform/difference.h"
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/memory.h"
@@ -89,6 +91,11 @@ std::vector<nn::ModuleBase*> repeated_blocks(nn::ModuleBase& model) {
   return blocks;
 }
 
+Region::Region(std::string name, CompileOptions options) : options_(options) {
+  report_.name = std::move(name);
+  count(Outcome::kRegion);
+}
+
 std::shared_ptr<const Binding> Region::binding_for(const Trace& trace, const nn::ModuleCall& call, int piece) {
   RecordingKey key = pack(trace.graph);
   key.push_back(device_word(device_of(trace)));
@@ -135,8 +142,7 @@ std::shared_ptr<const Binding> Region::make_binding(const Trace& trace, const nn
     return binding;
   }
   if (failed_.contains(keys.structure)) {
-    std::lock_guard lock(mutex_);
-    ++report_.eager_runs;
+    ledger_->add_eager_run();
     return nullptr;
   }
   const Standing standing = standing_of(piece, news);
@@ -183,6 +189,7 @@ Region::Standing Region::standing_of(int piece, News& news) {
 
 std::shared_ptr<Entry> Region::compile_recording(const Trace& trace, const nn::ModuleCall& call, bool is_first,
                                                  std::vector<int64_t>& ranges) {
+  enter_stage("compile");
   const Sizes sizes = options_.shapes == Shapes::kDynamic  ? Sizes::kAny
                       : options_.shapes == Shapes::kStatic ? Sizes::kOwn
                       : is_first                           ? Sizes::kConstant
@@ -253,12 +260,14 @@ std::shared_ptr<const Binding> Region::run(Trace& trace, const nn::ModuleCall& c
   const memory::Cause cause("region ", report_.name, std::source_location::current());
   const std::shared_ptr<const Binding> binding = binding_for(trace, call, piece);
   if (binding == nullptr) {
+    count(Outcome::kEager, "a recording");
     run_eagerly(trace);
     return nullptr;
   }
   const Entry& entry = *binding->entry();
   std::vector<Tensor> results, finished;
   try {
+    count(Outcome::kCompiled);
     results = entry.forward->run(trace.external(), binding->forward(), &finished);
   } catch (const std::exception& e) {
     hand_over_finished(trace, binding, finished, e.what());

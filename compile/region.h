@@ -23,7 +23,7 @@ std::vector<nn::ModuleBase*> repeated_blocks(nn::ModuleBase& model);
 // Thread safe.
 class [[gnu::visibility("hidden")]] Region {
  public:
-  Region(std::string name, CompileOptions options) : options_(options) { report_.name = std::move(name); }
+  Region(std::string name, CompileOptions options);
   void add_layer() { ++report_.layers; }
   // Runs one recorded piece of `call` (there is one more after each graph break) and gives the live handles of
   // `trace` their storage and history.

@@ -13,6 +13,7 @@
 #include "rondo/compile/compile.h"
 #include "rondo/compile/jit/executable.h"
 #include "rondo/compile/log.h"
+#include "rondo/compile/report/outcomes.h"
 #include "rondo/optim/compile.h"
 #include "rondo/optim/host_code.h"
 #include "rondo/optim/norm.h"
@@ -413,6 +414,14 @@ void Optimizer::open_for_writing(Update& u) {
   }
 }
 
+namespace {
+void count_outcome(std::span<const std::shared_ptr<Foreach>> passes, bool eager) {
+  const bool compiled = std::all_of(passes.begin(), passes.end(), [](const auto& pass) { return pass->compiled(); });
+  if (compiled && !eager) compile::count(compile::Outcome::kCompiled);
+  else compile::count(compile::Outcome::kEager, "a compiled optimizer's step");
+}
+}  // namespace
+
 void Optimizer::queue_sweeps(Signature& signature, std::vector<Update>& updates, Running& running) {
   const UpdatePlan& plan = *signature.plan;
   for (size_t k = 0; k < plan.states.size(); ++k) {
@@ -438,6 +447,7 @@ void Optimizer::queue_sweeps(Signature& signature, std::vector<Update>& updates,
     fill_table(queue_.table(), signature, sweep, updates, running);
     queue_.add(signature.sweeps[sweep], running.decided(), eager);
   }
+  if (report_.compiled) count_outcome(signature.sweeps, eager && runs_host_code(running.device));
 }
 
 void Optimizer::drop_transients(const std::vector<Update>& updates) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "rondo/compile/compiled_node.h"
+#include "rondo/compile/report/outcomes.h"
 #include "rondo/runtime/amp.h"
 #include "rondo/runtime/autograd.h"
 
@@ -94,6 +95,7 @@ void Replay::run(const nn::ModuleCall& call) const {
     inputs.push_back(source.is_argument ? *call.inputs[static_cast<size_t>(source.index)]
                                         : *slots_[static_cast<size_t>(source.index)]);
   const Entry& entry = *binding_->entry();
+  count(Outcome::kCompiled);
   std::vector<Tensor> results = entry.forward->run(inputs, binding_->forward());
   Tensor result = results[0];
   if (entry.forward_graph.value(entry.forward_graph.outputs[0]).requires_grad)

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "rondo/compile/exec/library_call.h"
+#include "rondo/compile/report/planted.h"
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/backend.h"
 #include "rondo/runtime/error.h"
@@ -119,12 +120,14 @@ void Executor::run_table(const Launch& launch, const TableArgument& argument) co
 }
 
 absl::AnyInvocable<void()> Executor::ready_table(size_t launch, const TableArgument& argument) const {
+  enter_stage("run");
   if (argument.table->items.empty()) return [] {};
   const auto ready = code_.target().launch.ready_table;
   return ready == nullptr ? nullptr : ready(code_.device(), table_call(plan_.launches[launch], argument), owner_);
 }
 
 void Executor::run_tables(std::span<const TableArgument> tables) const {
+  enter_stage("run");
   invariant(tables.size() == plan_.launches.size(), "a table for each launch was expected");
   for (size_t i = 0; i < tables.size(); ++i) run_table(plan_.launches[i], tables[i]);
 }
@@ -160,6 +163,7 @@ std::vector<Tensor> Executor::outputs(const Frame& frame, size_t launches_done) 
 }
 
 std::vector<Tensor> Executor::run(std::span<const Tensor> inputs, bool release, std::vector<Tensor>* finished) const {
+  enter_stage("run");
   NoGrad off;
   RecorderScope eager(nullptr);
   Frame frame = make_frame(inputs, release);

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "rondo/compile/log.h"
+#include "rondo/compile/report/planted.h"
 #include "rondo/compile/report/stages.h"
 #include "rondo/runtime/error.h"
 
@@ -79,6 +80,7 @@ void CodeStore::forget_all() {
 
 // Code from an object; null and `damage` set if it is no object of ours.
 std::shared_ptr<const MachineCode> CodeStore::place(const std::string& object, std::string& damage) const {
+  enter_stage("place");
   absl::StatusOr<std::shared_ptr<const MachineCode>> code = target_.place(object);
   if (code.ok()) return *std::move(code);
   if (absl::IsResourceExhausted(code.status()))

@@ -10,6 +10,7 @@
 #include "rondo/compile/jit/code_store.h"
 #include "rondo/compile/jit/symbols.h"
 #include "rondo/compile/log.h"
+#include "rondo/compile/report/planted.h"
 #include "rondo/runtime/error.h"
 #include "rondo/runtime/parallel.h"
 
@@ -61,7 +62,10 @@ std::shared_ptr<Executable> compile_kernels(std::span<const LoopKernel> kernels,
     // The longest first, so that no thread begins one when all others are done.
     std::stable_sort(missing.begin(), missing.end(),
                      [&](size_t a, size_t b) { return kernels[a].instrs.size() > kernels[b].instrs.size(); });
-    const auto compile = [&](size_t i) { code[i] = store.add(texts[i], target.compile(kernels[i], options)); };
+    const auto compile = [&](size_t i) {
+      enter_stage("emit");
+      code[i] = store.add(texts[i], target.compile(kernels[i], options));
+    };
     if (dump) std::for_each(missing.begin(), missing.end(), compile);  // listings must not mingle
     else for_each_in_parallel(missing.size(), [&](size_t i) { compile(missing[i]); });
   }

@@ -6,6 +6,7 @@
 #include "rondo/compile/codegen/loop_text.h"
 #include "rondo/compile/codegen/relax.h"
 #include "rondo/compile/report/dump.h"
+#include "rondo/compile/report/planted.h"
 #include "rondo/compile/report/reproducer.h"
 #include "rondo/compile/report/stages.h"
 #include "rondo/compile/transform/passes.h"
@@ -140,6 +141,7 @@ Plan plan_launches(Graph source, const Target& target, const PlanOptions& option
       copy.outputs.push_back(lowered.operands[1]);
       continue;
     }
+    enter_stage("schedule");
     target.schedule(lowered.kernel);
     if (!options.exact && enabled(CompilerStage::kRelax)) lowered.kernel = relax(lowered.kernel);
     if (wants_dump("lower")) dump("lower", to_string(lowered.kernel));
@@ -158,6 +160,7 @@ Plan plan_launches(Graph source, const Target& target, const PlanOptions& option
 
 Plan make_plan(Graph source, const Target& target, const PlanOptions& options) {
   Plan plan = plan_launches(std::move(source), target, options);
+  enter_stage("plan");
   plan_memory(plan, options.updates, options.donated, target.capabilities.alignment);
   plan.keeps_arena = options.mode == Mode::kReduceOverhead;
   return plan;

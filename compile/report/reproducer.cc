@@ -13,6 +13,7 @@
 #include "rondo/compile/ir/parse.h"
 #include "rondo/compile/jit/executable.h"
 #include "rondo/compile/report/check_units.h"
+#include "rondo/compile/report/planted.h"
 #include "rondo/runtime/io/atomic_file.h"
 
 namespace rondo::compile {
@@ -153,6 +154,7 @@ std::string save_reproducer(const StageInput& input, std::string_view error) {
 
 void run_reproducible(const StageInput& input, absl::FunctionRef<void()> body) {
   try {
+    enter_stage(input.stage);
     body();
   } catch (const Error& e) {
     throw Error(absl::StrCat(e.what(), save_reproducer(input, e.what())));

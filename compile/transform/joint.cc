@@ -1,6 +1,7 @@
 #include "rondo/compile/transform/joint.h"
 
 #include "rondo/compile/capture/trace.h"
+#include "rondo/compile/report/planted.h"
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/ops/ops.h"
 
@@ -142,6 +143,7 @@ class Deriver {
 }  // namespace
 
 BackwardGraph derive_backward(const Graph& forward, const Arriving& arriving, Device device) {
+  enter_stage("differentiate");
   return Deriver(forward, arriving, device).run();
 }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "rondo/compile/report/planted.h"
 #include "rondo/compile/transform/choose_kept.h"
 #include "rondo/compile/transform/passes.h"
 
@@ -9,6 +10,7 @@ namespace rondo::compile {
 Partition::Partition(const Graph& recorded, std::span<const ValueId> needed, const CompileOptions& options,
                      const Partition* like)
     : caller_outputs_(recorded.outputs.size()), forward_id_(recorded.values.size(), kNoValue) {
+  enter_stage("partition");
   Graph extended = recorded;
   extended.outputs.insert(extended.outputs.end(), needed.begin(), needed.end());
   forward_ = decompose(extended).value_or(extended);

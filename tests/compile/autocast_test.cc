@@ -4,6 +4,7 @@
 
 #include "rondo/runtime/lowered.h"
 #include "rondo/tests/compile/block_fixture.h"
+#include "rondo/tests/compiled_runs.h"
 
 namespace rondo {
 namespace {
@@ -84,6 +85,7 @@ TEST_F(AutocastRegions, PartsAndTransposesOfParameters) {
 
 // Between a forward and its backward a parameter may not change: loud, and never another copy's numbers.
 TEST_F(AutocastRegions, AParameterThatChangedBeforeItsBackward) {
+  const MeansToRun eagerly(Eagerly::kBackward, "memory is overwritten before the backward");
   manual_seed(3);
   Block block(linear_body);
   const compile::Regions regions = compile::compile_module(block);

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <functional>
+#include <optional>
 
 #include "rondo/compile/compile.h"
 #include "rondo/compile/jit/executable.h"
@@ -13,6 +14,7 @@
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/random.h"
 #include "rondo/tests/bits.h"
+#include "rondo/tests/compiled_runs.h"
 
 namespace rondo::test {
 
@@ -60,7 +62,11 @@ class BlockTest : public testing::Test {
     manual_seed(31);
     Block block(body);
     std::unique_ptr<compile::Regions> regions;
-    if (compiled) regions = std::make_unique<compile::Regions>(compile::compile_module(block, {.exact = true}));
+    std::optional<MustRunCompiled> here;
+    if (compiled) {
+      regions = std::make_unique<compile::Regions>(compile::compile_module(block, {.exact = true}));
+      here.emplace();
+    }
     manual_seed(77);
     Tensors results = use(block);
     for (const Tensor& p : block.parameters()) results.push_back(p.grad());

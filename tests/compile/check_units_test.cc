@@ -11,6 +11,7 @@
 #include "rondo/compile/report/reproducer.h"
 #include "rondo/tests/compile/block_fixture.h"
 #include "rondo/tests/compile/temp_folder.h"
+#include "rondo/tests/compiled_runs.h"
 #include "rondo/tests/errors.h"
 #include "rondo/tests/fuzz/differential.h"
 #include "rondo/tests/fuzz/generate.h"
@@ -124,6 +125,7 @@ TEST_F(CheckUnits, NamesAGradient) {
 
 // The ops run eagerly when the modules that called them have returned.
 TEST_F(CheckUnits, ABadIndexNamesTheUsersLine) {
+  const test::MeansToRun eagerly(test::Eagerly::kAll, "a stance forbids to compile");
   struct LookUp : nn::Module<LookUp> {
     nn::Embedding table = child("table", 4, 6);
     uint32_t line = 0;
@@ -158,6 +160,7 @@ TEST_F(CheckUnits, UnknownChecksAreRefused) {
 
 // Right programs pass: nothing is reported where nothing is wrong.
 TEST_F(CheckUnits, RandomProgramsPass) {
+  const test::MeansToRun eagerly(test::Eagerly::kBackward, "some of the programs ask for it");
   for (uint64_t seed = 7000; seed < 7060; ++seed) {
     const fuzz::Program program = fuzz::generate(seed, {.max_steps = 10, .large = 0.02});
     try {

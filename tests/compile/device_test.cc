@@ -11,6 +11,7 @@
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/random.h"
 #include "rondo/tests/bits.h"
+#include "rondo/tests/compiled_runs.h"
 #include "rondo/tests/errors.h"
 #include "rondo/tests/fake_device/fake_device.h"
 
@@ -78,6 +79,7 @@ TEST_F(Devices, RegionsHaveTheBitsOfTheCPU) {
 
 // A replay for a second derivative, where an input was overwritten and its result is taken from what the region kept.
 TEST_F(Devices, SecondDerivativesReadWhatIsKept) {
+  const test::MeansToRun eagerly(test::Eagerly::kBackward, "gradients with a history");
   const auto run = [](Device device) {
     manual_seed(9);
     const Tensor start = Tensor::randn({6, 5});

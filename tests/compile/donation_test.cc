@@ -9,6 +9,7 @@
 #include "rondo/runtime/parallel.h"
 #include "rondo/runtime/random.h"
 #include "rondo/tests/bits.h"
+#include "rondo/tests/compiled_runs.h"
 
 namespace rondo {
 namespace {
@@ -133,6 +134,7 @@ TEST_F(Donation, Inputs) {
 }
 
 TEST_F(Donation, HooksSeeGradientsAndKeepThem) {
+  const test::MeansToRun eagerly(test::Eagerly::kBackward, "a hook inside the region");
   Classifier model;
   auto compiled = compile::compile([&](const Tensor& x) { return model(x); }, {.exact = true});
   std::vector<Tensor> seen[2], retained[2];
@@ -154,6 +156,7 @@ TEST_F(Donation, HooksSeeGradientsAndKeepThem) {
 }
 
 TEST_F(Donation, DoubleBackwardReadsWhatWasKept) {
+  const test::MeansToRun eagerly(test::Eagerly::kBackward, "gradients with a history");
   const auto function = [](const Tensor& x) { return ops::sum(ops::tanh(x) * ops::gelu(x)); };
   auto compiled = compile::compile(function, {.exact = true});
   Tensor x = Tensor::randn({16, 33}).requires_grad_();

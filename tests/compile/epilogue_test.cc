@@ -3,6 +3,7 @@
 #include <limits>
 
 #include "rondo/tests/compile/block_fixture.h"
+#include "rondo/tests/compiled_runs.h"
 
 namespace rondo {
 namespace {
@@ -269,6 +270,7 @@ TEST_F(Accumulation, DoesNotTouchGradientsOfOtherQuestions) {
 }
 
 TEST_F(Accumulation, WithSecondDerivativesGoesThroughTheTape) {
+  const test::MeansToRun eagerly(test::Eagerly::kBackward, "gradients with a history");
   expect_as_eager([](Block& b, const Tensor& x) { return Tensors{ops::tanh(ops::linear(x, b.weight, b.bias))}; },
                   [](Block& block) {
                     Tensor x = Tensor::ones({2, 6});

@@ -5,6 +5,7 @@
 #include "rondo/compile/explain.h"
 #include "rondo/compile/region.h"
 #include "rondo/tests/compile/block_fixture.h"
+#include "rondo/tests/compiled_runs.h"
 #include "rondo/tests/errors.h"
 
 namespace rondo {
@@ -75,6 +76,7 @@ TEST_F(FloatArguments, InBackwardsOfOtherGradients) {
 }
 
 TEST_F(FloatArguments, InSecondDerivatives) {
+  const MeansToRun eagerly(Eagerly::kBackward, "gradients with a history");
   expect_as_eager(
       [](Block& b, const Tensor& x) {
         return Tensors{ops::tanh(x * factor_at(b.state.step)) * b.bias * factor_at(b.state.step + 1)};

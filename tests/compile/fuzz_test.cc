@@ -6,6 +6,7 @@
 
 #include "rondo/compile/jit/executable.h"
 #include "rondo/runtime/storage.h"
+#include "rondo/tests/compiled_runs.h"
 #include "rondo/tests/fuzz/fuzz.h"
 #include "rondo/tests/fuzz/shrink.h"
 #include "rondo/tests/fuzz/steps.h"
@@ -24,18 +25,27 @@ class Fuzz : public testing::Test {
   static void try_seeds(uint64_t from, uint64_t count) {
     fuzz::FuzzOptions options;
     options.generate = kSmall;
+    uint64_t compiled = 0;  // programs; a few record nothing
     for (uint64_t seed = from; seed < from + count; ++seed) {
+      const auto before = compile::outcome_counts();
       const std::string what = fuzz::try_seed(seed, options);
       EXPECT_TRUE(what.empty()) << what;
+      const auto ran = static_cast<size_t>(compile::Outcome::kCompiled);
+      compiled += compile::outcome_counts()[ran] > before[ran];
     }
+    EXPECT_GT(compiled, count * 9 / 10);
   }
 };
 
 // Exact mode gives eager's bits, default mode comes close, and both run as many kernels.
-TEST_F(Fuzz, CompiledIsEager) { try_seeds(0, 300); }
+TEST_F(Fuzz, CompiledIsEager) {
+  const test::MeansToRun eagerly(test::Eagerly::kBackward, "some of the programs ask for it");
+  try_seeds(0, 300);
+}
 
 // Each thread has regions of its own; kernels, caches and counts belong to all.
 TEST_F(Fuzz, TwoProgramsAtOnce) {
+  const test::MeansToRun eagerly(test::Eagerly::kBackward, "some of the programs ask for it");
   std::thread other([] { try_seeds(100000, 60); });
   try_seeds(200000, 60);
   other.join();
@@ -43,6 +53,7 @@ TEST_F(Fuzz, TwoProgramsAtOnce) {
 
 // The generator reaches everything it has.
 TEST_F(Fuzz, ProgramsHaveEverything) {
+  const test::MeansToRun eagerly(test::Eagerly::kBackward, "some of the programs ask for it");
   std::set<std::string> kinds;
   int shared = 0, batches = 0, conditional = 0, repeated = 0, dtypes = 0, failing = 0;
   int nested = 0, layers = 0, parts_only = 0, twice = 0, every_call = 0, autocast = 0, inference = 0, watched = 0,

@@ -7,6 +7,7 @@
 #include "rondo/modules/gpt2.h"
 #include "rondo/modules/llama.h"
 #include "rondo/runtime/autograd.h"
+#include "rondo/tests/compiled_runs.h"
 
 namespace rondo::compile {
 namespace {
@@ -37,17 +38,20 @@ template <class Model, class Config> void expect_no_trace(const Config& config, 
 }
 
 TEST(Generation, RegionsOfGPT2KeepNoTrace) {
+  const test::MeansToRun eagerly(test::Eagerly::kAll, "generation with a cache runs regions op by op");
   expect_no_trace<nn::GPT2>(kGPT2, {});
   expect_no_trace<nn::GPT2>(kGPT2, {.exact = true});
   expect_no_trace<nn::GPT2>(kGPT2, {.capture = Capture::kReplay});
   expect_no_trace<nn::GPT2>(kGPT2, {.fullgraph = true});
 }
 TEST(Generation, RegionsOfLlamaKeepNoTrace) {
+  const test::MeansToRun eagerly(test::Eagerly::kAll, "generation with a cache runs regions op by op");
   expect_no_trace<nn::Llama>(kLlama, {});
   expect_no_trace<nn::Llama>(kLlama, {.capture = Capture::kVerify});
 }
 
 TEST(Generation, AWholeCompiledModel) {
+  const test::MeansToRun eagerly(test::Eagerly::kNothing, "generation does not call the model as a module");
   nn::GPT2 plain(kGPT2, 5), model(kGPT2, 5);
   const Regions regions = compile_module(model);
   EXPECT_EQ(nn::generate(model, {1, 2, 3}, kGreedy).tokens, nn::generate(plain, {1, 2, 3}, kGreedy).tokens);

@@ -13,6 +13,7 @@
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/error.h"
 #include "rondo/runtime/ops/ops.h"
+#include "rondo/tests/compiled_runs.h"
 
 namespace rondo::compile {
 namespace {
@@ -111,6 +112,7 @@ TEST(Log, MessagesOfThreadsDoNotMix) {
 
 // Whatever is told, no lock is held that a report needs.
 TEST(Log, ASinkMayAskForReports) {
+  const test::MeansToRun eagerly(test::Eagerly::kAll, "the limit is two compilations");
   if (!jit_available()) GTEST_SKIP() << "built without LLVM";
   struct Odd : nn::Module<Odd> {
     int repeats = 1;

@@ -14,6 +14,7 @@
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/random.h"
 #include "rondo/tests/bits.h"
+#include "rondo/tests/compiled_runs.h"
 
 namespace rondo {
 namespace {
@@ -195,6 +196,7 @@ TEST_F(Marks, RecordingsDecideNotMarks) {
 }
 
 TEST_F(Marks, Errors) {
+  const test::MeansToRun eagerly(test::Eagerly::kNothing, "every call is refused");
   const Tensor x = Tensor::zeros({8, 30});
   const auto error = [&](int64_t dim, DynamicRange range) { return error_of([&] { mark_dynamic(x, dim, range); }); };
   EXPECT_NE(error(1, {.min = 5, .max = 16}).find("dim 1 of [8, 30] is 30, not 5..16 ("), std::string::npos)
@@ -346,6 +348,7 @@ TEST_F(Marks, SmallSizesFirst) {
 
 // Forgetting entries costs recordings, no code; the limit counts compilations, of which marks need one.
 TEST_F(Marks, EntriesAndLimits) {
+  const test::MeansToRun eagerly(test::Eagerly::kAll, "the limit is reached");
   nn::GPT2 eager(kConfig, 3), compiled(kConfig, 3);
   auto regions = compile::compile_module(compiled, {.exact = true, .max_entries = 2, .recompile_limit = 1});
   const DynamicRange any;

@@ -12,6 +12,7 @@
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/tests/bits.h"
+#include "rondo/tests/compiled_runs.h"
 #include "rondo/tests/op_samples.h"
 
 namespace rondo {
@@ -111,6 +112,7 @@ void compare(const OpDef& op, const OpSpec& spec, const OpSample& sample, Settin
   OneOp module(op, sample, setting);
   const Results eager = run(module, spec, inputs);
   compile::compile_module(module, {.exact = exact});
+  const test::MustRunCompiled here;
   const Results compiled = run(module, spec, inputs);
   ASSERT_EQ(eager.outputs.size(), compiled.outputs.size());
   for (size_t i = 0; i < eager.outputs.size(); ++i) {

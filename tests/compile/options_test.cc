@@ -1,6 +1,7 @@
 // Stances, limits, fullgraph and compiled functions.
 #include <gtest/gtest.h>
 
+#include "absl/strings/str_cat.h"
 #include "rondo/compile/compile.h"
 #include "rondo/compile/jit/executable.h"
 #include "rondo/compile/jit/kernel_table.h"
@@ -10,6 +11,7 @@
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/random.h"
 #include "rondo/tests/bits.h"
+#include "rondo/tests/compiled_runs.h"
 
 namespace rondo {
 namespace {
@@ -34,6 +36,7 @@ class CompileControl : public testing::Test {
 struct Chain : nn::Module<Chain> {
   int steps = 1;
   bool reads = false;
+  static constexpr int kReads = __LINE__ + 4;
   Tensor& weight = parameter("weight", Tensor::full({6}, 1.25));
   Tensor forward(const Tensor& x) {
     Tensor y = x * weight;
@@ -59,6 +62,7 @@ void expect_as_eager(Chain& compiled, int64_t rows = 4) {
 }
 
 TEST_F(CompileControl, EagerOnRecompile) {
+  const test::MeansToRun eagerly(test::Eagerly::kAll, "the stance");
   Chain chain;
   auto regions = compile::compile_module(chain, {.exact = true});
   compile::set_stance(Stance::kEagerOnRecompile);
@@ -91,6 +95,7 @@ TEST_F(CompileControl, FailOnRecompileSaysWhatDiffers) {
 }
 
 TEST_F(CompileControl, ForceEager) {
+  const test::MeansToRun eagerly(test::Eagerly::kAll, "the stance");
   Chain chain;
   auto regions = compile::compile_module(chain);
   compile::set_stance(Stance::kForceEager);
@@ -99,6 +104,7 @@ TEST_F(CompileControl, ForceEager) {
 }
 
 TEST_F(CompileControl, BeyondTheRecompileLimitNewRecordingsRunEagerly) {
+  const test::MeansToRun eagerly(test::Eagerly::kAll, "the limit is three compilations");
   Chain chain;
   auto regions = compile::compile_module(chain, {.exact = true, .recompile_limit = 3});
   for (int steps : {1, 2, 3, 4, 5, 4, 2}) {
@@ -117,7 +123,8 @@ TEST_F(CompileControl, FullgraphNamesTheLineThatBreaks) {
     use(chain);
     ADD_FAILURE() << "no error";
   } catch (const Error& e) {
-    EXPECT_NE(std::string(e.what()).find("options_test.cc:40"), std::string::npos) << e.what();
+    EXPECT_NE(std::string(e.what()).find(absl::StrCat("options_test.cc:", Chain::kReads)), std::string::npos)
+        << e.what();
   }
   chain.reads = false;
   expect_as_eager(chain);

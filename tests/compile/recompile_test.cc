@@ -7,6 +7,7 @@
 #include "rondo/compile/region.h"
 #include "rondo/runtime/memory.h"
 #include "rondo/tests/compile/block_fixture.h"
+#include "rondo/tests/compiled_runs.h"
 #include "rondo/tests/errors.h"
 
 namespace rondo {
@@ -62,6 +63,7 @@ Tensor go(Block& block, unsigned mask, const Tensor& x) {
 }
 
 TEST_F(Recompile, BackwardsOfOtherGradientsAreCompilations) {
+  const MeansToRun eagerly(Eagerly::kAll, "the limit is reached");
   Block eager(many_outputs), block(many_outputs);
   block.load_state_dict(eager.state_dict());
   const compile::Regions regions = compile::compile_module(block, {.exact = true, .recompile_limit = 3});
@@ -78,6 +80,7 @@ TEST_F(Recompile, BackwardsOfOtherGradientsAreCompilations) {
   EXPECT_NE(report.last_recompile.find("gradient"), std::string::npos) << report.last_recompile;
 }
 TEST_F(Recompile, BackwardsOfOtherGradientsObeyTheStance) {
+  const MeansToRun eagerly(Eagerly::kAll, "the stance");
   Block block(many_outputs), eager(many_outputs);
   block.load_state_dict(eager.state_dict());
   const compile::Regions regions = compile::compile_module(block, {.exact = true});
@@ -230,6 +233,7 @@ OpDef broken_op() {
   return op;
 }
 TEST_F(Recompile, AStageThatFailsIsAFallbackThatIsTold) {
+  const MeansToRun eagerly(Eagerly::kFailing, "a rule of the test throws");
   static const OpDef op = broken_op();
   const auto body = [](Block& b, const Tensor& x) { return Tensors{call(op, {x * b.bias}) + x}; };
   const Messages messages;

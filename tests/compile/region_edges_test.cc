@@ -3,6 +3,7 @@
 
 #include "rondo/runtime/parallel.h"
 #include "rondo/tests/compile/block_fixture.h"
+#include "rondo/tests/compiled_runs.h"
 #include "rondo/tests/errors.h"
 
 namespace rondo {
@@ -25,6 +26,7 @@ TEST_F(RegionEdges, ReductionsOverOneColumnBesideWiderOnes) {
 
 // A hook inside has the recording run again: what no gradient comes from may have been written over since.
 TEST_F(RegionEdges, WhatLeadsToNoGradientIsNotComputedAgain) {
+  const MeansToRun eagerly(Eagerly::kBackward, "a hook inside the region");
   const auto body = [](Block& b, const Tensor& x) {
     Tensor constant = b.state.kept[0];
     const Tensor h = x * 0.3, turned = h.transpose(0, 1), other = constant * 3.0;
@@ -137,6 +139,7 @@ TEST_F(RegionEdges, HooksOnWhatHasBeenReadAlready) {
 }
 
 TEST_F(RegionEdges, HooksOnOutputsThatOtherOutputsAreMadeOf) {
+  const MeansToRun eagerly(Eagerly::kBackward, "a hook inside the region");
   const auto body = [](Block& b, const Tensor& x) {
     const Tensor h = ops::matmul(x, b.weight), view = h.slice(1, {0, 3});
     return Tensors{h, view, ops::tanh(h + b.bias) * ops::sum(view), b.norm(h)};
@@ -152,6 +155,7 @@ TEST_F(RegionEdges, HooksOnOutputsThatOtherOutputsAreMadeOf) {
 }
 
 TEST_F(RegionEdges, GradientsWithRespectToAnOutput) {
+  const MeansToRun eagerly(Eagerly::kBackward, "gradients of outputs inside the region");
   const auto body = [](Block& b, const Tensor& x) {
     const Tensor h = ops::matmul(x, b.weight);
     return Tensors{h, ops::tanh(h + b.bias), h * 2.0};
@@ -204,6 +208,7 @@ TEST_F(RegionEdges, DetachIsNoBreak) {
 
 // An index is only looked at when the op runs, which is at the end of the recording.
 TEST_F(RegionEdges, AnIndexOutOfRangeLeavesWhatCameBeforeIt) {
+  const MeansToRun eagerly(Eagerly::kBackward, "backward from what a failed run had computed");
   const Tensor bad = Tensor::from<int64_t>({0, 7}, {2});
   const auto body = [&](Block& b, const Tensor& x) {
     b.state.kept.push_back(ops::tanh(x));

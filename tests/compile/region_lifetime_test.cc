@@ -6,6 +6,7 @@
 #include <cstdlib>
 
 #include "rondo/tests/compile/block_fixture.h"
+#include "rondo/tests/compiled_runs.h"
 
 namespace rondo {
 namespace {
@@ -229,6 +230,7 @@ TEST_F(RegionLifetime, InPlaceOnAViewOfTheInput) {
 }
 
 TEST_F(RegionLifetime, AStaleSavedTensorOfARegionIsAnError) {
+  const MeansToRun eagerly(Eagerly::kBackward, "memory is overwritten before the backward");
   for (bool compiled : {false, true}) {
     Block block([](Block& b, const Tensor& x) { return Tensors{ops::exp(x * b.bias)}; });
     if (compiled) compile::compile_module(block, {.exact = true});
@@ -459,6 +461,7 @@ TEST_F(RegionLifetime, TheInputAndViewsOfItAreReturned) {
 }
 
 TEST_F(RegionLifetime, NothingIsRecorded) {
+  const MeansToRun eagerly(Eagerly::kNothing, "the region computes nothing");
   expect_as_eager([](Block&, const Tensor& x) { return Tensors{x, Tensor()}; }, [](Block& b) { return b(input()); });
 }
 
@@ -480,6 +483,7 @@ TEST_F(RegionLifetime, ATensorMadeInside) {
 // The second derivative runs on a recording of its own, so its sums meet in another order than on one long tape: equal
 // within rounding. The first ones are equal in every bit.
 TEST_F(RegionLifetime, DoubleBackward) {
+  const MeansToRun eagerly(Eagerly::kBackward, "gradients with a history");
   const auto body = [](Block& b, const Tensor& x) {
     return Tensors{ops::gelu(ops::matmul(b.norm(x), b.weight)) * b.bias, ops::softmax(x)};
   };

@@ -7,6 +7,7 @@
 
 #include "rondo/runtime/anomaly.h"
 #include "rondo/tests/compile/block_fixture.h"
+#include "rondo/tests/compiled_runs.h"
 #include "rondo/tests/errors.h"
 
 namespace rondo {
@@ -201,6 +202,7 @@ TEST_F(RegionParts, GradOfAPart) {
 
 // What grad() leaves out may be freed already.
 TEST_F(RegionParts, GradAboveWhatIsFreed) {
+  const MeansToRun eagerly(Eagerly::kBackward, "gradients of outputs inside the region");
   const auto body = [](Block& b, const Tensor& x) {
     const Tensor a = ops::tanh(b.bias);
     return Tensors{a, ops::exp(a * x), ops::sigmoid(x)};
@@ -228,6 +230,7 @@ TEST_F(RegionParts, GradAboveWhatIsFreed) {
 }
 
 TEST_F(RegionParts, GradUpToAnOutput) {
+  const MeansToRun eagerly(Eagerly::kBackward, "gradients of outputs inside the region");
   expect_same(sharing, [&](Block& b) {
     const Tensor x = input();
     b.state.kept = b(x);
@@ -302,6 +305,7 @@ TEST_F(RegionParts, ThroughTwoRegions) {
 }
 
 TEST_F(RegionParts, HooksAndRetainedGradients) {
+  const MeansToRun eagerly(Eagerly::kBackward, "a hook inside the region");
   const auto body = [](Block& b, const Tensor& x) {
     const Tensor h = ops::tanh(x * b.bias), k = ops::sigmoid(x);
     return Tensors{h, h * h, k, ops::exp(k)};
@@ -324,6 +328,7 @@ TEST_F(RegionParts, HooksAndRetainedGradients) {
 }
 
 TEST_F(RegionParts, SecondDerivativesOfOneOutput) {
+  const MeansToRun eagerly(Eagerly::kBackward, "gradients with a history");
   for (const bool first : {false, true}) {
     SCOPED_TRACE(first);
     expect_same(independent, [&](Block& b) {
@@ -345,6 +350,7 @@ TEST_F(RegionParts, SecondDerivativesOfOneOutput) {
 }
 // The second derivative leads to an output whose handle is gone.
 TEST_F(RegionParts, SecondDerivativesThroughAnOutputThatNobodyHolds) {
+  const MeansToRun eagerly(Eagerly::kBackward, "gradients with a history");
   const auto body = [](Block& b, const Tensor& x) {
     const Tensor h = ops::tanh(x * b.bias);
     return Tensors{h, ops::exp(x), h * h * h};
@@ -428,6 +434,7 @@ TEST_F(RegionParts, TwoThreadsTwoOutputs) {
 // ---- A saved tensor that was overwritten: the error names the op that reads it, and its line.
 
 TEST_F(RegionParts, AnOverwrittenInputIsNamedByItsReader) {
+  const MeansToRun eagerly(Eagerly::kBackward, "memory is overwritten before the backward");
   const auto body = [](Block& b, const Tensor& x) {
     const Tensor h = x * b.state.kept[0];
     return Tensors{ops::tanh(h) + b.bias};
@@ -446,6 +453,7 @@ TEST_F(RegionParts, AnOverwrittenInputIsNamedByItsReader) {
   });
 }
 TEST_F(RegionParts, AnOverwrittenOutputIsNamedByItsReader) {
+  const MeansToRun eagerly(Eagerly::kBackward, "memory is overwritten before the backward");
   const auto body = [](Block& b, const Tensor& x) {
     const Tensor h = ops::tanh(x * b.bias);
     return Tensors{h, ops::exp(h)};

@@ -9,6 +9,7 @@
 #include "rondo/optim/clip.h"
 #include "rondo/optim/foreach_map.h"
 #include "rondo/tests/compile/block_fixture.h"
+#include "rondo/tests/compiled_runs.h"
 #include "rondo/tests/errors.h"
 
 namespace rondo {
@@ -123,6 +124,7 @@ TEST_F(RegionWrites, AreNotReplayed) {
   EXPECT_EQ(model.count.item(), 3);
 }
 TEST_F(RegionWrites, AreErrorsWithFullgraph) {
+  const MeansToRun eagerly(Eagerly::kNothing, "the graph break is an error");
   Block block([](Block& b, const Tensor& x) {
     const Tensor y = x + b.state.kept[0];
     b.state.kept[0].mutable_data<float>()[0] = 1;
@@ -204,6 +206,7 @@ TEST_F(RegionWrites, BackwardOfATensorMadeBeforeTheRegion) {
   });
 }
 TEST_F(RegionWrites, GradInside) {
+  const MeansToRun eagerly(Eagerly::kBackward, "gradients of outputs inside the region");
   const auto body = [](Block& b, const Tensor& x) {
     const Tensor y = mlp(b, x), loss = ops::sum(y * y);
     const Tensor roots[] = {loss}, inputs[] = {x, b.weight, y};
@@ -215,6 +218,7 @@ TEST_F(RegionWrites, GradInside) {
 }
 // Second derivatives of a region run op by op, and their sums of three terms meet in another order than without it.
 TEST_F(RegionWrites, GradOfAGradientInside) {
+  const MeansToRun eagerly(Eagerly::kBackward, "gradients with a history");
   const auto body = [](Block& b, const Tensor& x) {
     const Tensor loss = ops::sum(ops::tanh(ops::matmul(x, b.weight)));
     const Tensor roots[] = {loss}, inputs[] = {x};
@@ -230,6 +234,7 @@ TEST_F(RegionWrites, GradOfAGradientInside) {
 }
 // What autograd::grad() watches inside a region, it watches once: its tape of second order lives on.
 TEST_F(RegionWrites, GradOfAnInnerOutputThatIsDifferentiatedAgain) {
+  const MeansToRun eagerly(Eagerly::kBackward, "gradients with a history");
   const auto use = [](Block& b) {
     const Tensor x = input();
     const Tensors y = b(x);
@@ -274,6 +279,7 @@ TEST_F(RegionWrites, BackwardInsideANestedRegion) {
   EXPECT_TRUE(same_bits(eager.inner.weight.grad(), compiled.inner.weight.grad()));
 }
 TEST_F(RegionWrites, BackwardInsideIsAnErrorWithFullgraph) {
+  const MeansToRun eagerly(Eagerly::kNothing, "the graph break is an error");
   Block block([](Block& b, const Tensor& x) {
     const Tensor loss = ops::sum(mlp(b, x));
     loss.backward();

@@ -15,6 +15,7 @@ using namespace test;
 
 class SecondOrder : public BlockTest {
  protected:
+  const MeansToRun eagerly_{Eagerly::kBackward, "second derivatives, or a hook inside the region"};
   // Sums of second derivatives meet in another order in a region.
   void expect_close_to_eager(const Block::Body& body, const std::function<Tensors(Block&)>& use) {
     const Tensors eager = run(body, use, false), compiled = run(body, use, true);

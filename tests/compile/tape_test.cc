@@ -4,6 +4,7 @@
 
 #include "rondo/runtime/anomaly.h"
 #include "rondo/tests/compile/block_fixture.h"
+#include "rondo/tests/compiled_runs.h"
 #include "rondo/tests/errors.h"
 
 namespace rondo {
@@ -25,6 +26,7 @@ class Tape : public BlockTest {
 };
 
 TEST_F(Tape, GradientsOfARegionDoNotAlias) {
+  const test::MeansToRun eagerly(test::Eagerly::kBackward, "gradients with a history");
   for (const bool create_graph : {false, true}) {
     Block block([](Block& b, const Tensor& x) { return Tensors{x + b.bias + b.norm.bias}; });
     compiled(block);
@@ -39,6 +41,7 @@ TEST_F(Tape, GradientsOfARegionDoNotAlias) {
 }
 
 TEST_F(Tape, ALeafsOwnGradAsTheSeedOfARegion) {
+  const test::MeansToRun eagerly(test::Eagerly::kBackward, "gradients with a history");
   for (const bool create_graph : {false, true}) {
     Block block([](Block& b, const Tensor& x) { return Tensors{x + b.bias}; });
     compiled(block);
@@ -261,6 +264,7 @@ TEST_F(Tape, CheckpointsInsideAndAroundARegion) {
 // ---- DetectAnomaly
 
 TEST_F(Tape, AnomalyInARegion) {
+  const test::MeansToRun eagerly(test::Eagerly::kAll, "DetectAnomaly checks each op by itself");
   int line = 0;
   Block block([&](Block& b, const Tensor& x) {
     const Tensor h = b.norm(x);
@@ -277,6 +281,8 @@ TEST_F(Tape, AnomalyInARegion) {
 }
 
 TEST_F(Tape, AnomalyInTheBackwardOfARegion) {
+  const test::MeansToRun eagerly(test::Eagerly::kAll, "DetectAnomaly checks each op by itself");
+  const test::MeansToRun by_the_tape(test::Eagerly::kBackward, "DetectAnomaly checks each op by itself");
   int line = 0;
   Block block([&](Block& b, const Tensor& x) {
     const Tensor h = x * 2.0;
@@ -296,6 +302,7 @@ TEST_F(Tape, AnomalyInTheBackwardOfARegion) {
 }
 
 TEST_F(Tape, AnomalyNamesTheModule) {
+  const test::MeansToRun eagerly(test::Eagerly::kAll, "DetectAnomaly checks each op by itself");
   struct Outer : nn::Module<Outer> {
     nn::Linear fc = child("fc", 6, 6);
     Tensor forward(const Tensor& x) { return fc(x); }
@@ -333,6 +340,7 @@ TEST_F(Tape, AnomalyScopeInsideARegion) {
 }
 
 TEST_F(Tape, WithoutAnAnomalyTheScopeChangesNothing) {
+  const test::MeansToRun eagerly(test::Eagerly::kAll, "DetectAnomaly checks each op by itself");
   const auto run = [&](bool detect) {
     manual_seed(31);
     Block block(

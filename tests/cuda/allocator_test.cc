@@ -5,6 +5,7 @@
 
 #include "rondo/runtime/backend.h"
 #include "rondo/runtime/cuda/allocator.h"
+#include "rondo/runtime/cuda/context.h"
 #include "rondo/runtime/memory.h"
 #include "rondo/runtime/tensor.h"
 #include "rondo/tests/bits.h"
@@ -97,7 +98,7 @@ TEST(CudaAllocator, NeighboursAreJoined) {
 TEST(CudaAllocator, SmallBlocksWaitForTheirSize) {
   FakeCuda cuda;
   const BackendTable& table = backend_of(cuda.device());
-  for (const size_t small : {size_t{1}, size_t{2'048}, size_t{2'049}, size_t{200'000}}) {
+  for (const size_t small : {size_t{1}, size_t{2'048}, size_t{2'049}, size_t{200'000}, size_t{kMB}}) {
     std::vector<void*> blocks;
     for (int i = 0; i < 8; ++i) blocks.push_back(table.allocate(0, small));
     const int64_t allocations = cuda->counts().allocations;
@@ -130,6 +131,24 @@ TEST(CudaAllocator, CacheLimit) {
   table.deallocate(0, holds_its_segment, 16);
 }
 
+// What waits for a request of its size counts as kept for reuse, and a limit set later reaches it. As much as the limit
+// may stay.
+TEST(CudaAllocator, ACacheLimitReachesWhatWasKeptBefore) {
+  FakeCuda cuda;
+  const BackendTable& table = backend_of(cuda.device());
+  table.deallocate(0, table.allocate(0, 1000), 1000);
+  EXPECT_EQ(table.stats(0).bytes_cached, 2 * kMB);
+  table.set_cache_limit(0, 0);
+  void* large = table.allocate(0, 16 * kMB);
+  EXPECT_EQ(table.stats(0).bytes_cached, 0) << "the segment of the small block is given back";
+  void* other = table.allocate(0, 16 * kMB);
+  table.set_cache_limit(0, 16 * kMB);
+  for (void* data : {large, other}) table.deallocate(0, data, 16 * kMB);
+  table.deallocate(0, table.allocate(0, 30 * kMB), 30 * kMB);
+  EXPECT_EQ(table.stats(0).bytes_cached, (16 + 30) * kMB) << "one of both was given back for it";
+  table.deallocate(0, table.allocate(0, 17 * kMB), 17 * kMB);
+}
+
 TEST(CudaAllocator, Limit) {
   FakeCuda cuda;
   const Device device = cuda.device();
@@ -141,6 +160,12 @@ TEST(CudaAllocator, Limit) {
   tensors.pop_back();
   const Tensor fits = Tensor::empty({18 * kMB}, {kBool, device});  // what is cached goes first
   EXPECT_LE(memory::stats(device).bytes_reserved, 50 * kMB);
+  // A limit is the most that there may be.
+  memory::trim();
+  tensors.clear();
+  memory::trim();
+  memory::set_limit(memory::stats(device).bytes_reserved + 32 * kMB, device);
+  const Tensor all = Tensor::empty({32 * kMB}, {kBool, device});
   memory::set_limit(0, device);
   const Tensor more = Tensor::empty({100 * kMB}, {kBool, device});
   EXPECT_THROW(memory::set_limit(-1, device), Error);
@@ -171,6 +196,28 @@ TEST(CudaAllocator, FullMemoryIsTrimmedFirst) {
   FakeCuda cuda({.bytes = size_t{100} << 20});
   for (int i = 1; i <= 8; ++i) static_cast<void>(Tensor::empty({i * 11 * kMB}, {kBool, cuda.device()}));
   EXPECT_LE(memory::stats(cuda.device()).bytes_reserved, 100 * kMB);
+}
+
+// What a callback of the host holds is free as soon as it has run, and is waited for where memory is exhausted.
+TEST(CudaAllocator, BlocksOfCallbacksServeAgain) {
+  FakeCuda cuda({.bytes = size_t{64} << 20, .early = 0});
+  const Device device = cuda.device();
+  const BackendTable& table = backend_of(device);
+  const auto hold = [&](int64_t bytes) {
+    Storage held = Storage::allocate(static_cast<size_t>(bytes), device);
+    const void* data = held.data();
+    table.enqueue(0, Stream::kCompute, [held = std::move(held)] {});
+    return data;
+  };
+  hold(40 * kMB);
+  EXPECT_NE(Storage::allocate(40 * kMB, device).data(), nullptr) << "waits for the callback, and takes its block";
+  const void* held = hold(20 * kMB);
+  const cuda::DeviceState& state = cuda::device_state(0);
+  {
+    const cuda::ContextScope scope(cuda::device_state(0));
+    ASSERT_EQ(state.driver().context_synchronize(), cuda::Result::kSuccess);  // it has run; nobody has looked
+  }
+  EXPECT_EQ(Storage::allocate(20 * kMB, device).data(), held);
 }
 
 TEST(CudaAllocator, PurposesAreCounted) {

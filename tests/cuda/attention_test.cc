@@ -154,6 +154,13 @@ TEST(CudaAttention, KeysThatAreNotReadMayHoldAnything) {
                   what + " first keys of heads");
     }
   }
+  // Later queries of a tile begin earlier than its first ones.
+  for (const auto& [dtype, head_dim] : {std::pair(kF32, 8), {kBF16, 16}, {kBF16, 130}}) {
+    Operands o({1, 1, 1, 70, 70, head_dim}, dtype);
+    const Tensor query = Tensor::arange(70);
+    o.mask = ops::where(query < 40, 65.0, ops::where(query < 60, 20.0, 50.0)).to(kI64).view({1, 1, 70, 1});
+    expect_same(o, (Tensor::arange(70) < 20).view({70, 1}), "later queries begin earlier");
+  }
   // Without the line that leaves them out, there is a NaN.
   cuda->set_edit([](const std::string& source) {
     std::string text = source;
@@ -426,10 +433,10 @@ TEST(CudaAttention, PlantedBugsAreNoticed) {
   wide.k = wide.k * ops::where(Tensor::arange(70).view({70, 1}) >= 64, 8.0, 1.0).to(kF32);
   const auto expect_noticed = [&](const Operands& o, const std::string& part, const std::string& by) {
     bool right = true;
-    for (uint64_t order = 0; order < 3; ++order) right = right && is_right(o, true, order, part, by);
+    for (const uint64_t order : {0, 1, 3}) right = right && is_right(o, true, order, part, by);
     EXPECT_FALSE(right) << "nobody notices " << by << " in place of " << part;
   };
-  for (uint64_t order = 0; order < 3; ++order)
+  for (const uint64_t order : {0, 1, 3})
     for (const Operands* o : {&narrow, &wide}) EXPECT_TRUE(is_right(*o, true, order, "", ""));
   expect_noticed(wide, "__syncthreads();  // the last tiles have been used", "");
   expect_noticed(wide, "__syncwarp();\n}", "}");                                           // behind a warp's weights

@@ -1,12 +1,14 @@
 // Memory and copies of CUDA devices, on the fake driver.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <numeric>
 #include <thread>
 
 #include "rondo/runtime/backend.h"
 #include "rondo/runtime/cuda/backend.h"
+#include "rondo/runtime/cuda/context.h"
 #include "rondo/runtime/memory.h"
 #include "rondo/runtime/tensor.h"
 #include "rondo/tests/bits.h"
@@ -68,13 +70,14 @@ TEST(CudaCopies, StagingIsUsedAgain) {
   EXPECT_TRUE(same_bits(there.to(kCPU), x));
 }
 
+// 160 MB of copies that nobody waits for. Each is of another tensor, so a buffer that is filled again too early shows.
 TEST(CudaCopies, StagingIsBounded) {
   FakeCuda cuda({.bytes = size_t{256} << 20, .early = 0});
-  const Tensor x = Tensor::randn({1 << 20});
-  Tensor there = x.to(cuda.device());
-  for (int i = 0; i < 40; ++i) copy(there, x);  // 160 MB of copies that nobody waits for
-  EXPECT_LE(cuda->counts().pinned, 16);
-  EXPECT_TRUE(same_bits(there.to(kCPU), x));
+  std::vector<Tensor> there;
+  for (int i = 0; i < 40; ++i) there.push_back(Tensor::full({1 << 20}, i).to(cuda.device()));
+  EXPECT_EQ(cuda->counts().pinned, 16) << "all that Staging may reserve, and no more";
+  for (int i = 0; i < 40; ++i)
+    EXPECT_TRUE(same_bits(there[static_cast<size_t>(i)].to(kCPU), Tensor::full({1 << 20}, i))) << i;
 }
 
 TEST(CudaCopies, WithinADevice) {
@@ -85,6 +88,10 @@ TEST(CudaCopies, WithinADevice) {
   const Storage there = Storage::allocate(1024, cuda.device());
   table.copy_in(0, there.data(), values.data(), 1024);
   table.copy(0, there.data() + 16, there.data(), 512);  // the ranges overlap
+  cuda->take_journal();
+  table.copy(0, there.data() + 256, there.data(), 256);  // neighbours do not overlap: one copy
+  table.copy(0, there.data(), there.data() + 256, 256);
+  EXPECT_EQ(cuda->take_journal().size(), 2u);
   table.fill(0, there.data() + 1020, 0x11, 4);
   table.copy_out(0, back.data(), there.data(), 1024);
   EXPECT_EQ(back[3], 3);
@@ -92,6 +99,12 @@ TEST(CudaCopies, WithinADevice) {
   EXPECT_EQ(back[131], 127);
   EXPECT_EQ(back[132], 132);
   EXPECT_EQ(back[255], 0x11111111);
+  table.copy_in(0, there.data(), values.data(), 1024);
+  table.copy(0, there.data(), there.data() + 16, 512);  // they overlap the other way round
+  table.copy_out(0, back.data(), there.data(), 1024);
+  EXPECT_EQ(back[0], 4);
+  EXPECT_EQ(back[127], 131);
+  EXPECT_EQ(back[128], 128);
 }
 
 TEST(CudaCopies, BetweenDevices) {
@@ -102,7 +115,11 @@ TEST(CudaCopies, BetweenDevices) {
       const Tensor x = Tensor::ones({1 << 21});
       Tensor a = x.to(cuda.device(0)), b = x.to(cuda.device(1));
       test::launch_axpy(on_0, a, a, 1.0f);  // 2
+      cuda->take_journal();
       copy(b, a);
+      const std::vector<fake_cuda::Enqueued> work = cuda->take_journal();
+      EXPECT_EQ(std::any_of(work.begin(), work.end(), [](const auto& w) { return w.name == "between devices"; }),
+                peers);
       test::launch_axpy(on_0, a, a, 1.0f);  // 4; b must have 2
       test::launch_axpy(on_1, b, b, 4.0f);  // 10
       copy(a, b);
@@ -138,12 +155,33 @@ TEST(CudaCopies, Events) {
   EXPECT_LE(cuda->counts().events, events + 1) << "events are pooled";
 }
 
+// What a callback holds is let go when it has run, at the latest by the next one.
+TEST(CudaCopies, CallbacksLetGo) {
+  FakeCuda cuda({.early = 1.0});
+  const BackendTable& table = backend_of(cuda.device());
+  const auto held = std::make_shared<int>(3);
+  table.enqueue(0, Stream::kCompute, [held] {});
+  for (int i = 0; i < 1000 && held.use_count() > 1; ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));  // a real driver calls it from a thread of its own
+    table.enqueue(0, Stream::kCompute, [] {});
+  }
+  EXPECT_EQ(held.use_count(), 1);
+}
+
 TEST(CudaCopies, PageLockedMemory) {
   FakeCuda cuda;
   const BackendTable& table = backend_of(cuda.device());
   auto* memory = static_cast<float*>(table.allocate_staging(400));
   memory[99] = 1;
   EXPECT_EQ(memory[99], 1.0f);
+  {
+    const Storage there = Storage::allocate(400, cuda.device());
+    cuda::DeviceState& state = cuda::device_state(0);
+    const cuda::ContextScope scope(state);  // an asynchronous copy takes page-locked memory only
+    const auto to = reinterpret_cast<cuda::DevicePtr>(there.data());
+    EXPECT_EQ(state.driver().copy_to_device(to, memory, 400, state.compute()), cuda::Result::kSuccess);
+    synchronize(cuda.device());
+  }
   EXPECT_EQ(cuda->counts().pinned, 1);
   table.deallocate_staging(memory, 400);
   EXPECT_EQ(cuda->counts().pinned, 0);

@@ -111,6 +111,10 @@ TEST(CudaLibraries, WhatTheDriverSays) {
     FakeCuda old({.driver_version = 11080});
     EXPECT_EQ(why_none(), "no CUDA device: the driver is too old: it supports CUDA 11.8, and Rondo needs 12.0");
   }
+  {
+    FakeCuda oldest({.driver_version = 12000});
+    EXPECT_EQ(device_count(Backend::kCUDA), 1);
+  }
   FakeCuda good({.devices = 3});
   EXPECT_EQ(device_count(Backend::kCUDA), 3);
 }

@@ -99,7 +99,8 @@ TEST(CudaHead, UnderAutocast) {
   manual_seed(5);
   for (const DType lower : {kBF16, kF16})
     for (const int64_t chunk : {0, 4}) {
-      const Operands o(9, 8, 21, kF32, chunk == 0);
+      // 19 columns: unlike 21, their next multiple of 4 or 2 is none of 8, which aligned rows of 16-bit logits need.
+      const Operands o(9, 8, 19, kF32, chunk == 0);
       expect_same(o, {.chunk_rows = chunk}, cuda.device(), absl::StrCat(std::string(name_of(lower)), " ", chunk),
                   lower);
     }
@@ -177,7 +178,7 @@ TEST(CudaHead, PlantedBugsAreNoticed) {
   const auto is_right = [&](uint64_t order, const std::string& part, const std::string& by) {
     return is_right_of(small, small_results, order, part, by) && is_right_of(large, large_results, order, part, by);
   };
-  for (uint64_t order = 0; order < 3; ++order) EXPECT_TRUE(is_right(order, "", ""));
+  for (const uint64_t order : {0, 1, 3}) EXPECT_TRUE(is_right(order, "", ""));
   for (const auto& [part, by] : {std::pair("read(target + first + r)", "read(target + r)"),
                                  {"share - (static_cast<C>(1) - smoothing)", "share - static_cast<C>(1)"},
                                  {"i < KEPT; ++i)\n      if (has(i)) use", "i < KEPT - 1; ++i)\n      if (has(i)) use"},
@@ -193,7 +194,7 @@ TEST(CudaHead, PlantedBugsAreNoticed) {
                                  {"plain * inverse", "plain"},
                                  {"__syncthreads();\n  V all", "V all"}}) {
     bool right = true;
-    for (uint64_t order = 0; order < 3; ++order) right = right && is_right(order, part, by);
+    for (const uint64_t order : {0, 1, 3}) right = right && is_right(order, part, by);
     EXPECT_FALSE(right) << "nobody notices " << by << " in place of " << part;
   }
 }

@@ -118,6 +118,17 @@ TEST(CudaProduct, Batches) {
         expect_product((layout & 1) != 0 ? transposed(x, dtype, device) : pair(random(x, dtype), device),
                        (layout & 2) != 0 ? transposed(y, dtype, device) : pair(random(y, dtype), device),
                        std::string(name_of(dtype)) + " " + to_string(x) + to_string(y));
+  // One transposed part of a wider matrix for all of a batch: its leading dimension is that of the wider one.
+  for (const DType dtype : kDTypes) {
+    const auto part = [](const Tensor& stored, int64_t columns) { return stored.slice(1, {2, 2 + columns}).t(); };
+    const Tensor wide = random({7, 11}, dtype), tall = random({5, 13}, dtype);
+    const Pair of_wide{part(wide, 5), part(wide.to(device), 5)}, of_tall{part(tall, 4), part(tall.to(device), 4)};
+    expect_product(pair(random({6, 4, 5}, dtype), device), of_wide, "a part, on the right");
+    expect_product(of_tall, pair(random({6, 5, 3}, dtype), device), "a part, on the left");
+    const auto all = [](const Tensor& t) { return t.unsqueeze(0).expand({6, t.sizes()[0], t.sizes()[1]}); };
+    expect_product(pair(random({6, 4, 5}, dtype), device), {all(of_wide.host), all(of_wide.device)}, "expanded");
+    expect_product({all(of_tall.host), all(of_tall.device)}, pair(random({6, 5, 3}, dtype), device), "expanded");
+  }
   // Heads inside of a projection: (B, T, 3, H, D) -> (B, H, T, D), whose matrices lie between each other's rows.
   const Tensor host = random({2, 5, 3, 4, 8}, kF32), there = host.to(device);
   const auto head = [](const Tensor& t, int64_t i) { return t.select(2, i).transpose(1, 2); };
@@ -215,7 +226,8 @@ TEST(CudaProduct, AddsInPlaceAndApplies) {
                        c = random({7, out}, dtype);
           WithEpilogues call{ops::kLinear, {x.to(device), w.to(device)}, {}, test::dense_copy(c.to(device)), {}, {}};
           if (bias) call.inputs.push_back(b.to(device));
-          const Tensor added = c.to(device);
+          // 12 bytes, or 6, behind an aligned address: C's alignment is none of D's.
+          const Tensor added = test::with_strides(c.to(device), contiguous_strides(c.sizes()), 3, c.numel() + 3);
           if (adds > 0) call.epilogues.push_back({Epilogue::kAdd, adds == 1 ? &added : &call.out});
           if (activates) call.epilogues.push_back({Epilogue::kGeluTanh, nullptr});
           std::vector<Epilogue> kinds;
@@ -397,6 +409,58 @@ TEST(CudaProduct, SizesBeyondTheLibrarysNameTheCall) {
   EXPECT_EQ(message.find("matmul ("), 0u) << message;
   EXPECT_NE(message.find("product_test.cc"), std::string::npos) << message;
   EXPECT_NE(message.find("cuBLASLt takes sizes below 2^31, not 1 times [1, 2147483655]"), std::string::npos) << message;
+}
+
+TEST(CudaProduct, SizesUpToTheLibrarysAreTaken) {
+  FakeCuda cuda({.bytes = size_t{60} << 30, .executes = false});
+  for (const int axis : {0, 1, 2, 3})
+    for (const int64_t most : {(int64_t{1} << 31) - 1, int64_t{1} << 31}) {
+      int64_t s[] = {1, 1, 1, 1};  // batch, m, k, n
+      s[axis] = most;
+      const TensorOptions options{kBF16, cuda.device()};
+      const Tensor a = Tensor::empty({s[0], s[1], s[2]}, options), b = Tensor::empty({s[0], s[2], s[3]}, options);
+      const std::string message = test::error_of([&] { static_cast<void>(a.matmul(b)); });
+      EXPECT_EQ(message.find("sizes below 2^31") != message.npos, most > INT32_MAX) << axis << ": " << message;
+      EXPECT_EQ(message.empty(), most <= INT32_MAX) << axis << ": " << message;
+    }
+}
+
+// What an algorithm may rely on is what the addresses have, and no less: aligned operands get the wide loads.
+TEST(CudaProduct, AlgorithmsRelyOnTheAlignmentThatThereIs) {
+  FakeCuda cuda;
+  const Device device = cuda.device();
+  cuda->take_journal();
+  const auto promised = [&](const Pair& a, const Pair& b) {
+    static_cast<void>(cuda->take_journal());
+    static_cast<void>(a.device.matmul(b.device));
+    int64_t bytes = 0;
+    for (const fake_cuda::Enqueued& work : cuda->take_journal())
+      if (work.kind == fake_cuda::Enqueued::Kind::kProduct) bytes = work.bytes;
+    return bytes;
+  };
+  const Pair a = pair(random({8, 16}, kF32), device), b = pair(random({16, 8}, kF32), device);
+  EXPECT_EQ(promised(a, b), 16);
+  for (const int64_t offset : {1, 2, 3, 4}) {
+    const int64_t bytes = offset == 2 ? 8 : offset == 4 ? 16 : 4;
+    EXPECT_EQ(promised(misaligned({8, 16}, kF32, offset, device), b), bytes);
+    EXPECT_EQ(promised(a, misaligned({16, 8}, kF32, offset, device)), bytes);
+  }
+}
+
+TEST(CudaProduct, ForgottenProductsLeaveNoDescriptor) {
+  FakeCuda cuda;
+  const Tensor x = Tensor::ones({4, 4}).to(cuda.device());
+  static_cast<void>(x.matmul(x));
+  cuda::Product::trim();
+  const int64_t before = cuda->counts().lt_descriptors;
+  for (int64_t n = 1; n <= 4; ++n)
+    for (const DType dtype : kDTypes) {
+      const Tensor y = random({n, 4}, dtype).to(cuda.device());
+      static_cast<void>(ops::linear(y, random({3, 4}, dtype).to(cuda.device()), random({3}, dtype).to(cuda.device())));
+    }
+  EXPECT_GT(cuda->counts().lt_descriptors, before);
+  cuda::Product::trim();
+  EXPECT_EQ(cuda->counts().lt_descriptors, before);
 }
 
 TEST(CudaProduct, AnotherDevicesOperandIsRefused) {

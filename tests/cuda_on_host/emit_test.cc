@@ -1,4 +1,5 @@
 // The CUDA target on hand-built kernels: every operation, type, layout, reduction and column sum.
+#include "absl/strings/str_cat.h"
 #include "rondo/runtime/error.h"
 #include "rondo/tests/cuda_on_host/hand_built.h"
 
@@ -147,6 +148,50 @@ TEST(CudaSchedule, OrdersFollowFromTheShape) {
     EXPECT_LE(chunks(bias_backward(kF32, rows, 12), s), 512);
     EXPECT_GE(s.chunk_rows * chunks(bias_backward(kF32, rows, 12), s), rows);
   }
+}
+
+// What is chosen, for kernels of every shape. Most of it decides only how long a kernel takes, so no other test sees it
+// change.
+std::string choice(const LoopKernel& kernel) {
+  const Schedule s = schedule(kernel);
+  const Grid g = grid(kernel, s);
+  constexpr const char* kShapes[] = {"elements", "rows", "columns", "tiles"};
+  std::string text = absl::StrCat(kShapes[static_cast<int>(s.shape)], ": ", g.x, " x ", g.y, " blocks of ", s.threads);
+  if (s.threads_per_row > 1) absl::StrAppend(&text, ", ", s.threads_per_row, " a row");
+  absl::StrAppend(&text, ", elements ", s.elements);
+  if (s.chunk_rows > 0) absl::StrAppend(&text, ", chunks of ", s.chunk_rows);
+  if (s.steps > 0) absl::StrAppend(&text, ", steps ", s.steps);
+  return absl::StrCat(text, s.keeps_row ? ", keeps rows" : "", s.keeps_sums ? ", keeps sums" : "");
+}
+TEST(CudaSchedule, Choices) {
+  const std::pair<LoopKernel, const char*> kernels[] = {
+      {scale(2.0, 100), ""},
+      {every_op(kF64, 9, 100), ""},
+      {every_op(kBF16, 9, 1), ""},
+      {softmax(kF32, 100, 1), ""},
+      {softmax(kF32, 100, 3), ""},
+      {softmax(kF32, 100, 5), ""},
+      {softmax(kF32, 100, 128), ""},
+      {softmax(kBF16, 100, 256), ""},
+      {softmax(kF32, 100, 257), ""},
+      {softmax(kF32, 100, 1024), ""},
+      {softmax(kF64, 100, 1025), ""},
+      {softmax(kF32, 100, 20'000), ""},
+      {softmax(kF32, 100, 50'257), ""},
+      {norm_backward(kF32, 3, 32), ""},
+      {norm_backward(kBF16, 4096, 768), ""},
+      {norm_backward(kF32, 4097, 1600), ""},
+      {norm_backward(kF64, 100, 4096), ""},
+      {bias_backward(kF32, 8, 100), ""},
+      {bias_backward(kBF16, 5000, 768), ""},
+      {bias_backward(kF64, 5000, 3), ""},
+      {transposed(kF32, 7, 100), ""},
+      {transposed(kF32, 100, 7), ""},
+      {transposed(kF32, 8, 8), ""},
+      {transposed(kF64, 100, 33), ""},
+  };
+  for (const auto& [kernel, expected] : kernels)
+    EXPECT_EQ(choice(kernel), expected) << kernel.name << " " << kernel.rows << " x " << kernel.cols;
 }
 
 // Indices have 64 bits where 32 are too few, and a grid that no device has is refused.

@@ -62,7 +62,10 @@ class Operands {
 };
 
 const char* name_of(Order order) {
-  return order == Order::kForward ? "forward" : order == Order::kReverse ? "reverse" : "random order";
+  return order == Order::kForward   ? "forward"
+         : order == Order::kReverse ? "reverse"
+         : order == Order::kRandom  ? "random order"
+                                    : "drifting warps";
 }
 
 }  // namespace
@@ -130,7 +133,7 @@ void Batch::check() const {
     for (const auto& [operand, contents] : c.given) before[static_cast<size_t>(operand)] = contents;
     std::vector<Buffer> expected = before;
     interpret_in_order(c.kernel, c.schedule, c.options, expected);
-    for (Order order : {Order::kForward, Order::kReverse, Order::kRandom}) {
+    for (Order order : cuda_on_host::kEveryOrder) {
       SCOPED_TRACE(absl::StrCat(name_of(order), "\n", to_string(c.kernel), c.text));
       check(c, files, order, before, expected);
       if (testing::Test::HasFailure()) return;  // one is enough to read

@@ -1,4 +1,5 @@
-// Emitted kernels, compiled by the host's compiler and loaded. Files are compiled side by side.
+// Emitted kernels, compiled by the host's compiler and loaded. Files are compiled side by side, and kept for the next
+// run: what has not changed is not compiled again.
 #pragma once
 
 #include <memory>

@@ -6,6 +6,8 @@
 
 #include <algorithm>
 #include <cstring>
+#include <iterator>
+#include <limits>
 #include <memory>
 #include <numeric>
 #include <random>
@@ -216,7 +218,7 @@ class Launch {
  private:
   template <class T> void arrange(std::vector<T>& list) {
     if (order_ == Order::kReverse) std::reverse(list.begin(), list.end());
-    if (order_ == Order::kRandom) std::shuffle(list.begin(), list.end(), random_);
+    if (order_ == Order::kRandom || order_ == Order::kDrift) std::shuffle(list.begin(), list.end(), random_);
   }
   Thread& thread(int i) const { return running.threads[i]; }
   bool any(State state) const {
@@ -234,18 +236,18 @@ class Launch {
       thread(i).on = &thread(i).fiber;
     }
     release(&block_began);
-    std::vector<int> turn = all_;
-    arrange(turn);
+    stops_ = 0;
+    std::vector<int> turn = next_turn();
     // To TSan, threads on one stack would be one thread.
-    bool done = !RONDO_FIBER_TSAN && run_on_carrier(turn);
+    bool done = false;
+    if (!RONDO_FIBER_TSAN) done = run_on_carrier(turn) && turn.size() == all_.size();
     while (!done) {
       for (int i : turn)
         if (thread(i).state == State::kReady) run_until_it_stops(i);
       for (int first = 0; first < grid_.threads; first += kWarp) meet_in_warp(first);
       if (!any(State::kReady) && any(State::kAtBlockBarrier)) meet_in_block();
       done = !any(State::kReady);
-      turn = all_;
-      arrange(turn);
+      if (!done) turn = next_turn();
     }
     acquire(&block_left);
     check_shared();
@@ -253,7 +255,26 @@ class Launch {
     accesses_.clear();
   }
 
-  // True if all threads ran to their end. Otherwise one stopped, and those behind it have not begun.
+  // The threads that run now, each until it stops: all, or those of one warp.
+  std::vector<int> next_turn() {
+    std::vector<int> turn = all_;
+    if (order_ == Order::kDrift) {
+      const auto is_ready = [&](int i) { return thread(i).state == State::kReady; };
+      if (stops_ == 0 ||
+          std::none_of(all_.begin(), all_.end(), [&](int i) { return i / kWarp == warp_ && is_ready(i); })) {
+        std::vector<int> ready;
+        std::copy_if(all_.begin(), all_.end(), std::back_inserter(ready), is_ready);
+        warp_ = ready[random_() % ready.size()] / kWarp;
+        stops_ = random_() % 2 == 0 ? std::numeric_limits<int>::max() : 1 + static_cast<int>(random_() % 4);
+      }
+      --stops_;
+      std::erase_if(turn, [&](int i) { return i / kWarp != warp_; });
+    }
+    arrange(turn);
+    return turn;
+  }
+
+  // True if these threads ran to their end. Otherwise one stopped, and those behind it have not begun.
   bool run_on_carrier(const std::vector<int>& turn) {
     running.next = turn.data();
     running.end = running.next + turn.size();
@@ -358,6 +379,7 @@ class Launch {
   const Order order_;
   std::mt19937_64 random_;
   std::vector<int> all_;
+  int warp_ = 0, stops_ = 0;  // kDrift: which warp runs, and how often it may still stop
   Traffic* const traffic_;
   std::vector<Access> accesses_;  // of the block
 };

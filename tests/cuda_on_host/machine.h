@@ -1,7 +1,8 @@
 // Runs kernels of CUDA C++ on the host: START HERE for tests/cuda_on_host/. A thread of a block is a fiber; it runs
-// until it comes to a barrier or shuffle, then another one does, in an order that the caller chooses. Blocks run one
-// after the other. What a device would pass over in silence is a Fault: a barrier that some threads do not reach, a
-// shuffle from a lane that takes no part, a write beyond a shared variable, an access beyond a DeviceBuffer.
+// until it comes to a barrier or shuffle, then another one does, in an order that the caller chooses. In kDrift, some
+// warps run far ahead of others, as they may on a device. Blocks run one after the other. What a device would pass over
+// in silence is a Fault: a barrier that some threads do not reach, a shuffle from a lane that takes no part, a write
+// beyond a shared variable, an access beyond a DeviceBuffer.
 //
 //   const KernelFiles files("softmax", source);  // kernel_files.h: compiled by the host's compiler
 //   launch(files.kernel(0), {.x = 10, .threads = 256}, parameters, Order::kReverse);
@@ -45,8 +46,11 @@ struct GridSize {
   int64_t x = 1, y = 1;  // blocks
   int threads = 1;       // of a block, at most 1024
 };
-// Of threads, and of blocks. A random order is another one after every barrier; it depends on the seed only.
-enum class Order { kForward, kReverse, kRandom };
+// Of threads, and of blocks. In the first three, every thread runs to its next barrier or shuffle before one runs on
+// from there. kDrift: a warp by itself runs over some of its own barriers and shuffles, or as far as it can, while the
+// others stand still; then another one does. Random orders depend on the seed only, and differ from barrier to barrier.
+enum class Order { kForward, kReverse, kRandom, kDrift };
+inline constexpr Order kEveryOrder[] = {Order::kForward, Order::kReverse, Order::kRandom, Order::kDrift};
 
 // Accesses of the warps of a launch, through the functions of device_math. A request is one access of a warp's threads
 // in one line of the kernel: the n-th of each thread together. A device moves global memory in sectors, and shared

@@ -156,7 +156,7 @@ TEST(CudaPlans, ProgramsRunOnFibers) {
       continue;  // a library call that refuses made-up indices
     }
     ++compared;
-    for (Order order : {Order::kForward, Order::kReverse, Order::kRandom}) {
+    for (Order order : cuda_on_host::kEveryOrder) {
       order_of_threads = order;
       const std::vector<Tensor> actual = run(p, on_fibers);
       for (size_t i = 0; i < expected.size(); ++i)

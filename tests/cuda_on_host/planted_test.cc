@@ -53,7 +53,7 @@ std::string emitted() { return emit(row_sums(), schedule(row_sums())); }
 
 TEST(Planted, MissingBarrierGivesOtherNumbers) {
   if (kSanitizer == Sanitizer::kThread) GTEST_SKIP() << "TSan reports it: the next test";
-  for (Order order : {Order::kForward, Order::kReverse, Order::kRandom}) {
+  for (Order order : cuda_on_host::kEveryOrder) {
     EXPECT_TRUE(is_right(emitted(), order));
     EXPECT_FALSE(is_right(without(emitted(), "__syncthreads();"), order));
   }

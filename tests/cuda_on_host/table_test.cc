@@ -10,8 +10,6 @@ namespace {
 using cuda_on_host::DeviceBuffer;
 using cuda_on_host::Order;
 
-constexpr Order kOrders[] = {Order::kForward, Order::kReverse, Order::kRandom};
-
 struct Item {
   int64_t rows = 0, width = 0, numel = 0;
 };
@@ -75,7 +73,7 @@ void check(const LoopKernel& kernel, const std::vector<Item>& items, const doubl
   const std::string text = absl::StrCat(std::string(kTableLayout), "\n", emit_table(kernel, s));
   SCOPED_TRACE(text);
   const cuda_on_host::KernelFiles files(kernel.name, text);
-  for (Order order : kOrders) {
+  for (Order order : cuda_on_host::kEveryOrder) {
     std::mt19937 random(11);
     std::vector<std::vector<Buffer>> expected;
     std::vector<std::vector<std::unique_ptr<DeviceBuffer>>> operands;

@@ -123,18 +123,23 @@ class Space {
   void* all_;
 };
 
-// Rows of a few bytes, so far apart that the last is beyond 2^31.
-LoopKernel far_rows(int64_t stride) {
-  KernelBuilder b("far_rows", 4, 24);
-  const int32_t x = b.operand(kU8, {{1, 4, stride}}, 1), y = b.dense(kF32, true);
+// A copy of bytes so far apart that the last is beyond 2^31.
+LoopKernel far(int64_t rows, int64_t cols, int64_t row_stride, int64_t col_stride) {
+  KernelBuilder b("far", rows, cols);
+  const int32_t x = b.operand(kU8, {{1, rows, row_stride}}, col_stride), y = b.dense(kF32, true);
   b.store(y, b.load(x, kF32));
   return b.kernel;
 }
-std::vector<float> far_sums(const LoopKernel& kernel, const Schedule& s, int64_t stride) {
+LoopKernel far_rows(int64_t stride) { return far(4, 24, stride, 1); }
+LoopKernel far_columns(int64_t stride) { return far(4, 24, 1, stride); }
+LoopKernel far_columns_in_tiles(int64_t stride) { return far(8, 24, 1, stride); }
+std::vector<float> far_values(const LoopKernel& kernel, const Schedule& s) {
   const cuda_on_host::KernelFiles files(kernel.name, emit(kernel, s));
-  const Space space(3 * static_cast<size_t>(stride) + 4096);
-  for (int64_t i = 0; i < 4 * 24; ++i) space.data()[i / 24 * stride + i % 24] = static_cast<unsigned char>(i);
-  std::vector<float> y(4 * 24);
+  const int64_t row_stride = kernel.operands[0].axes[0].stride, col_stride = kernel.operands[0].col_stride;
+  const Space space(static_cast<size_t>((kernel.rows - 1) * row_stride + (kernel.cols - 1) * col_stride) + 4096);
+  for (int64_t i = 0; i < kernel.rows * kernel.cols; ++i)
+    space.data()[i / kernel.cols * row_stride + i % kernel.cols * col_stride] = static_cast<unsigned char>(i);
+  std::vector<float> y(static_cast<size_t>(kernel.rows * kernel.cols));
   void *px = space.data(), *py = y.data();
   std::vector<int64_t> integers = integer_arguments(kernel, s);
   std::vector<void*> parameters = {&px, &py};
@@ -148,30 +153,36 @@ TEST(CudaIndices, BeyondTwoToThe31) {
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
   GTEST_SKIP() << "sanitizers keep shadows of the address space that this takes, and end the process at a bad access";
 #endif
-  constexpr int64_t kStride = (int64_t{1} << 30) + 4096;
-  for (const bool dynamic : {false, true}) {
-    LoopKernel kernel = far_rows(kStride);
-    if (dynamic) {
-      kernel.varying.assign(extents(kernel).size(), false);
-      kernel.varying[5] = true;  // x's stride
+  constexpr int64_t kRow = (int64_t{1} << 30) + 4096, kColumn = (int64_t{1} << 27) + 4096;
+  for (const auto& [far_operand, stride] :
+       {std::pair(&far_rows, kRow), {&far_columns, kColumn}, {&far_columns_in_tiles, kColumn}}) {
+    for (const bool dynamic : {false, true}) {
+      LoopKernel kernel = far_operand(stride);
+      if (dynamic) {
+        kernel.varying.assign(extents(kernel).size(), false);
+        kernel.varying[stride == kRow ? 5 : 2] = true;  // x's stride
+      }
+      Schedule s = schedule(kernel);
+      EXPECT_TRUE(s.wide) << kernel.rows << " rows, stride " << stride;
+      std::vector<float> expected;
+      for (int64_t i = 0; i < kernel.rows * kernel.cols; ++i) expected.push_back(static_cast<float>(i));
+      s.wide = true;
+      EXPECT_EQ(far_values(kernel, s), expected);
+      // The planted bug: indices of 32 bits. (In tiles, the host's compiler makes steps of a pointer of the product.)
+      if (far_operand == &far_columns_in_tiles) continue;
+      s.wide = false;
+      try {
+        far_values(kernel, s);
+        ADD_FAILURE() << "an index overflowed and nothing saw it";
+      } catch (const cuda_on_host::Fault& fault) {
+        EXPECT_NE(std::string(fault.what()).find("where there is no operand at all"), std::string::npos)
+            << fault.what();
+      }
     }
-    Schedule s = schedule(kernel);
-    EXPECT_TRUE(s.wide);
-    std::vector<float> expected;
-    for (int i = 0; i < 4 * 24; ++i) expected.push_back(static_cast<float>(i));
-    EXPECT_EQ(far_sums(kernel, s, kStride), expected);
-    // The planted bug: indices of 32 bits.
-    s.wide = false;
-    try {
-      far_sums(kernel, s, kStride);
-      ADD_FAILURE() << "an index overflowed and nothing saw it";
-    } catch (const cuda_on_host::Fault& fault) {
-      EXPECT_NE(std::string(fault.what()).find("where there is no operand at all"), std::string::npos) << fault.what();
-    }
+    // The variant follows from the sizes of a run.
+    EXPECT_FALSE(schedule(far_operand(1 << 16)).wide);
+    EXPECT_FALSE(same_code(schedule(far_operand(1 << 16)), schedule(far_operand(stride))));
   }
-  // The variant follows from the sizes of a run.
-  EXPECT_FALSE(schedule(far_rows(1 << 20)).wide);
-  EXPECT_FALSE(same_code(schedule(far_rows(1 << 20)), schedule(far_rows(kStride))));
 }
 
 }  // namespace

@@ -46,7 +46,7 @@ struct KernelBytes {
 struct Enqueued {
   enum class Kind { kKernel, kProduct, kFill, kCopy } kind;
   std::string name;   // of the kernel; the sizes of a product; the direction of a copy
-  int64_t bytes = 0;  // of a fill or a copy
+  int64_t bytes = 0;  // of a fill or a copy; of a product, the least alignment that its algorithm relies on
 };
 
 // Accesses of kernels to global memory (cuda_on_host/machine.h, Traffic).
@@ -96,6 +96,7 @@ struct Counts {
   int64_t pinned = 0;       // blocks of page-locked memory that are not freed
   int64_t launches = 0, copies = 0, host_waits = 0, contexts = 0, streams = 0, events = 0, modules = 0;
   int64_t products = 0, lt_handles = 0;  // of cuBLASLt
+  int64_t lt_descriptors = 0;            // handles, descriptors, layouts and preferences that are not destroyed
 };
 
 class Control {

@@ -66,6 +66,7 @@ std::string number(long long n) { return std::to_string(n); }
 template <class T> class Registry {
  public:
   T* make() {
+    ++fake().counted.lt_descriptors;
     all_.push_back(std::make_unique<T>());
     known_.insert(all_.back().get());
     return all_.back().get();
@@ -118,6 +119,7 @@ template <class T> LtStatus require(const Registry<T>& registry, const T* handle
 template <class T> LtStatus destroy(Registry<T>& registry, T* handle, const char* what) {
   LT_CHECK(require(registry, handle, what));
   handle->alive = false;
+  --fake().counted.lt_descriptors;
   return LtStatus::kSuccess;
 }
 
@@ -541,11 +543,12 @@ FAKE_EXPORT LtStatus cublasLtMatmul(LtHandle handle, LtDesc desc, const void* al
                             number(work.k) + "] [" + number(work.k) + ", " + number(work.m) + "]" +
                             (work.beta != 0 ? " + C" : "") + (work.bias != nullptr ? " + bias" : "") +
                             (work.gelu ? ", gelu" : "");
-  const Result pushed = fake().push(
-      *stream, "cublasLtMatmul", accesses,
-      fake().noted({rondo::fake_cuda::Enqueued::Kind::kProduct, sizes}, [work, workspace, bytes = algorithm.workspace] {
-        if (bytes > 0) std::memset(workspace, 0xA5, bytes);
-        rondo::fake_cuda::compute(work);
-      }));
+  const int64_t promised = *std::min_element(std::begin(algorithm.alignments), std::end(algorithm.alignments));
+  const Result pushed = fake().push(*stream, "cublasLtMatmul", accesses,
+                                    fake().noted({rondo::fake_cuda::Enqueued::Kind::kProduct, sizes, promised},
+                                                 [work, workspace, bytes = algorithm.workspace] {
+                                                   if (bytes > 0) std::memset(workspace, 0xA5, bytes);
+                                                   rondo::fake_cuda::compute(work);
+                                                 }));
   return pushed == Result::kSuccess ? LtStatus::kSuccess : LtStatus::kExecutionFailed;
 }

@@ -44,7 +44,8 @@ const std::string& header() {
   static const std::string text = contents(RONDO_CUDA_ON_HOST_HEADER);
   return text;
 }
-// What a library depends on beside the source.
+// What a library depends on beside the source. No path is part of it, so a copy of the tree can use a copy of the
+// cache.
 uint64_t compiler_hash() {
   static const uint64_t sum = hash(header(), hash(RONDO_KERNEL_COMPILER, 14695981039346656037u));
   return sum;
@@ -156,7 +157,8 @@ void compile(const std::vector<Source>& sources) {
     std::ofstream file(base + ".cc");
     for (const Source& source : sources) file << source.part();
   }
-  const std::string command = std::string(RONDO_KERNEL_COMPILER) + " " + base + ".cc -o " + base + ".so 2>&1";
+  const std::string command = std::string(RONDO_KERNEL_COMPILER) + " -include " RONDO_CUDA_ON_HOST_HEADER " " + base +
+                              ".cc -o " + base + ".so 2>&1";
   FILE* pipe = popen(command.c_str(), "r");
   if (pipe == nullptr) throw std::runtime_error("cannot run " + command);
   std::string output;
@@ -202,9 +204,10 @@ void compile_with_others(const Source& wanted) {
 }
 
 cuda_on_host::Order order_of(uint64_t seed) {
-  return seed == 0   ? cuda_on_host::Order::kForward
-         : seed == 1 ? cuda_on_host::Order::kReverse
-                     : cuda_on_host::Order::kRandom;
+  return seed == 0       ? cuda_on_host::Order::kForward
+         : seed == 1     ? cuda_on_host::Order::kReverse
+         : seed % 2 == 0 ? cuda_on_host::Order::kRandom
+                         : cuda_on_host::Order::kDrift;
 }
 
 }  // namespace

@@ -37,6 +37,8 @@ class EndsWithTheDevice : public testing::EmptyTestEventListener {
 
 }  // namespace
 Device test_device() { return chosen; }
+// Of tests/compiled_runs.h, where the program links the compiler.
+[[gnu::weak]] void watch_compiled_runs();
 }  // namespace rondo::test
 
 int main(int argc, char** argv) {
@@ -44,6 +46,7 @@ int main(int argc, char** argv) {
   if (!rondo::test::every_filter_matches()) return 2;
   if (const char* real = std::getenv("RONDO_TEST_CUDA"); real != nullptr && std::strcmp(real, "real") == 0)
     testing::UnitTest::GetInstance()->listeners().Append(new rondo::test::EndsWithTheDevice);  // Google Test deletes it
+  if (rondo::test::watch_compiled_runs != nullptr) rondo::test::watch_compiled_runs();
   const char* name = std::getenv("RONDO_TEST_DEVICE");
   if (name == nullptr) return RUN_ALL_TESTS();
   std::optional<rondo::test::FakeDevice> fake;

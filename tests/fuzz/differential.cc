@@ -477,6 +477,15 @@ bool is_rounding(const Program& program, const Trail& eager, const Trail& compil
   return agree(wide, truth, run(wide, mode)) && agree(program, eager, compiled);
 }
 
+// Programs set no stance and stay below the limit, so nothing may run eagerly, but for a backward that is replayed.
+std::string ran_eagerly(const std::vector<compile::RegionReport>& reports) {
+  for (const compile::RegionReport& report : reports)
+    if (report.eager_runs > 0)
+      return absl::StrCat("region ", report.name, " ran eagerly ", report.eager_runs, " times; ",
+                          report.failed_compilations, " compilations failed: ", report.last_failed_compilation);
+  return "";
+}
+
 // Both modes fuse alike: only library calls may take over what are kernels in exact mode.
 std::string difference_in_kernels(const std::vector<compile::RegionReport>& exact,
                                   const std::vector<compile::RegionReport>& relaxed) {
@@ -510,10 +519,12 @@ std::string difference(const Program& program, const Check& check) {
     exact = run(program, Mode::kExact);
     first_difference(eager, *exact, true, what);
     if (!what.empty() && !is_rounding(program, eager, *exact, Mode::kExact)) return with_error("exact mode: " + what);
-    what.clear();
+    what = ran_eagerly(exact->reports);
+    if (!what.empty()) return "exact mode: " + what;
   }
   if (!check.default_mode) return "";
   const Trail relaxed = run(program, Mode::kDefault);
+  if (what = ran_eagerly(relaxed.reports); !what.empty()) return "default mode: " + what;
   const double unit = coarsest_unit(program);
   const size_t at = first_difference(eager, relaxed, false, what, unit);
   if (!what.empty()) {

@@ -34,7 +34,7 @@ void check(const Foreach& pass, const std::vector<int64_t>& numels, const std::f
   const std::string text = absl::StrCat(std::string(compile::cuda::kTableLayout), "\n",
                                         compile::cuda::emit_table(kernel, schedule));
   const cuda_on_host::KernelFiles files(kernel.name, text);
-  for (Order order : {Order::kForward, Order::kReverse, Order::kRandom}) {
+  for (Order order : cuda_on_host::kEveryOrder) {
     std::vector<std::vector<double>> scalars;
     std::vector<std::unique_ptr<DeviceBuffer>> buffers[2];  // the host's, the kernel's
     ForeachTable table, of_kernel;

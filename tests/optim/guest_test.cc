@@ -9,9 +9,11 @@
 #include <filesystem>
 #include <fstream>
 #include <limits>
+#include <optional>
 #include <thread>
 
 #include "rondo/compile/compile.h"
+#include "rondo/compile/jit/executable.h"
 #include "rondo/modules/generation.h"
 #include "rondo/modules/gpt2.h"
 #include "rondo/modules/llama.h"
@@ -30,6 +32,7 @@
 #include "rondo/runtime/random.h"
 #include "rondo/runtime/text/tokenizer.h"
 #include "rondo/tests/compile/temp_folder.h"
+#include "rondo/tests/compiled_runs.h"
 #include "rondo/tests/paths.h"
 
 namespace rondo {
@@ -113,6 +116,7 @@ class Guest : public testing::Test {
                              held_out, {.max_steps = 3, .output_dir = folder_ / "run", .overwrite_output_dir = true});
       trainer.train();
     }
+    const std::optional<test::MeansToRun> eagerly = generates_eagerly(compiles_);
     const nn::Generation made = nn::generate(
         model.causal_lm(), std::vector<int64_t>(row.begin(), row.begin() + 4),
         {.max_new_tokens = 6, .decode = [&](std::span<const int64_t> tokens) {
@@ -124,6 +128,11 @@ class Guest : public testing::Test {
     if (number % 3 == 0) model.loss(x, y);
   }
 
+  static std::optional<test::MeansToRun> generates_eagerly(bool compiled) {
+    if (!compiled) return std::nullopt;
+    return std::optional<test::MeansToRun>(std::in_place, test::Eagerly::kAll,
+                                           "generation with a cache runs regions op by op");
+  }
   // What the process holds after `warm` lives and after `more` further ones.
   template <class F> std::pair<Held, Held> lives(int warm, int more, F one) {
     for (int i = 0; i < warm; ++i) one(i);
@@ -136,15 +145,7 @@ class Guest : public testing::Test {
 
   test::TempFolder folder_;
   int64_t model_bytes_ = 0;
-  const bool compiles_ = [] {
-    try {
-      nn::Linear probe(2, 2);
-      compile::compile_module(probe);
-      return true;
-    } catch (const Error&) {
-      return false;  // built without LLVM
-    }
-  }();
+  const bool compiles_ = compile::jit_available();
 };
 
 TEST_F(Guest, FiftyLivesLeaveNothing) {
@@ -193,7 +194,10 @@ TEST_F(Guest, LivesThroughTheCApiLeaveNothing) {
     ASSERT_EQ(rondo_add_lora(model, nullptr), RONDO_OK);
     ASSERT_EQ(rondo_train_text(model, texts, 2, nullptr), RONDO_OK) << rondo_last_error();
     char* text = nullptr;
-    ASSERT_EQ(rondo_generate_text(model, "the", nullptr, &text, nullptr), RONDO_OK) << rondo_last_error();
+    {
+      const std::optional<test::MeansToRun> eagerly = generates_eagerly(options.compile != 0);
+      ASSERT_EQ(rondo_generate_text(model, "the", nullptr, &text, nullptr), RONDO_OK) << rondo_last_error();
+    }
     rondo_free(text);
     rondo_model* none = nullptr;
     ASSERT_NE(rondo_model_create("/nowhere", nullptr, &none), RONDO_OK);

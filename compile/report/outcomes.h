@@ -1,0 +1,36 @@
+// How calls of compiled modules ended, counted over the whole process: compiled, or op by op, and why. RegionReport
+// counts the same for one region. A test that compares compiled with eager execution asks here whether it has compared
+// anything (tests/compiled_runs.h).
+//
+// Thread safe. Counting what ran compiled costs one relaxed atomic addition.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+namespace rondo::compile {
+
+enum class Outcome : uint8_t {
+  kRegion,    // a region was made: compile_regions() and compile_module() make them
+  kCompiled,  // a program of a region ran, forward or backward; or a compiled step of an optimizer
+  kFailed,    // a stage of the compiler failed, or the device has no code generator: what was asked for runs eagerly
+  kEager,     // a recording, a backward or an optimizer's step ran op by op: a failed stage, the stance, the limit
+  kBypassed,  // a compiled module was called and recorded nothing: Stance::kForceEager, EagerScope, DetectAnomaly
+  kReplayed,  // a backward ran op by op because eager execution defines it: gradients with a history, hooks inside the
+              // region, DetectAnomaly, overwritten memory, what a failed run had computed
+};
+inline constexpr int kOutcomes = 6;
+using OutcomeCounts = std::array<int64_t, kOutcomes>;  // by outcome
+
+std::string_view name_of(Outcome outcome);
+void count(Outcome outcome);
+// The same, with the reason. It takes a lock.
+void count(Outcome outcome, std::string_view why);
+// Since the process began.
+OutcomeCounts outcome_counts();
+// The reason of the last one that had a reason; "" if none had.
+std::string last_reason(Outcome outcome);
+
+}  // namespace rondo::compile

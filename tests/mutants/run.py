@@ -1,0 +1,171 @@
+"""Runs the tests of each mutant.
+
+Makes build/mutants/ (a copy of the tree with every mutant behind a switch), builds the programs that the lists name,
+checks that a test passes without a mutant before it judges one, and runs each mutant's tests until one fails. Results
+are kept in build/mutants/results.tsv: a mutant that has not changed since is not run again. Prints those that survive,
+and ends with 1 if one has no entry in SURVIVORS.md or if less than 90% were killed.
+"""
+import argparse
+import concurrent.futures
+import fcntl
+import fnmatch
+import hashlib
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import mutants
+
+BUILD = mutants.ROOT / "build/mutants"
+TREE = BUILD / "tree"
+RELEASE = TREE / "build/release"
+RESULTS = BUILD / "results.tsv"
+SURVIVORS = mutants.ROOT / "tests/mutants/SURVIVORS.md"
+
+
+class Test:
+    """`[NAME=value]... program filter [again]`. {build} in a value is the build folder."""
+    def __init__(self, text):
+        self.text = text
+        words = text.split()
+        self.settings = {}
+        while "=" in words[0]:
+            name, value = words.pop(0).split("=", 1)
+            self.settings[name] = value.replace("{build}", str(RELEASE))
+        if len(words) != 2:
+            raise mutants.ListError(f"test {text}: wants a program and a filter")
+        self.program, self.filter = words
+        self.seconds = 0.0  # without a mutant; 0: not known yet
+        self.lock = threading.Lock()
+
+    def run(self, mutant, limit):
+        """(exit code or None after the limit, output)"""
+        environment = dict(os.environ, RONDO_CACHE="off", **self.settings)
+        environment.pop("RONDO_MUTANT", None)
+        if mutant:
+            environment["RONDO_MUTANT"] = mutant
+        command = [str(RELEASE / "bin" / self.program), f"--gtest_filter={self.filter}", "--gtest_fail_fast",
+                   "--gtest_color=no"]
+        process = subprocess.Popen(command, cwd=RELEASE, env=environment, text=True, errors="replace",
+                                   start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        try:
+            output, _ = process.communicate(timeout=limit)
+            return process.returncode, output
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)  # and what it has started
+            output, _ = process.communicate()
+            return None, output
+
+
+def baseline(test):
+    """Without a mutant the tests pass, and there are some. Asked for when a test is first needed."""
+    with test.lock:
+        if test.seconds == 0.0:
+            measure(test)
+
+
+def measure(test):
+    begin = time.monotonic()
+    code, output = test.run(None, 1200)
+    test.seconds = time.monotonic() - begin
+    passed = re.search(r"\[  PASSED  \] (\d+) test", output)
+    if code != 0 or not passed or passed[1] == "0":
+        raise mutants.ListError(f"without a mutant, `{test.text}` must pass (exit {code}):\n{output[-3000:]}")
+    print(f"         without a mutant: {test.text}  ({test.seconds:.1f} s)", flush=True)
+
+
+def fate(m, tests):
+    """(killed, survived or broken; by which test)"""
+    for text in m.tests:
+        test = tests[text]
+        baseline(test)
+        code, output = test.run(m.name, 60 + 10 * test.seconds)
+        if "compiler refuses" in output:
+            return "broken", "the kernel does not compile: " + output[output.index("compiler refuses"):][:600]
+        if code is None:
+            return "killed", f"{test.program}: takes too long"
+        if code != 0:
+            failed = re.search(r"\[  FAILED  \] ([\w./-]+)", output) or \
+                re.search(r".*\[ RUN      \] ([\w./-]+)", output, re.S)
+            return "killed", f"{test.program}: {failed[1] if failed else 'exit ' + str(code)}"
+    return "survived", ""
+
+
+def signature(m):
+    parts = [m.source, str(m.which), *m.before, "+", *m.after, "+", *m.tests]
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+
+
+def read_results():
+    lines = RESULTS.read_text().splitlines() if RESULTS.exists() else []
+    return {name: rest for name, *rest in (line.split("\t") for line in lines)}
+
+
+def write_result(name, result):
+    """Other runs may write theirs meanwhile."""
+    with open(BUILD / "results.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        known = dict(read_results(), **{name: result})
+        RESULTS.write_text("".join("\t".join([key, *known[key]]) + "\n" for key in sorted(known)))
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--list", action="append", type=pathlib.Path, help="only mutants of this list")
+    parser.add_argument("--only", default="*", help="only mutants with such a name, as in product-*")
+    parser.add_argument("--again", action="store_true", help="also those that have not changed")
+    parser.add_argument("--survivors", action="store_true", help="also those that survived the last time")
+    parser.add_argument("--no-build", action="store_true", help="the programs are built already")
+    parser.add_argument("--jobs", type=int, default=1, help="mutants at once")
+    options = parser.parse_args()
+    everything = mutants.read_lists(sorted(mutants.LISTS.glob("*.txt")))
+    mutants.make(TREE, everything)
+    known = read_results()
+    chosen = {m.name for m in mutants.read_lists(options.list)} if options.list else {m.name for m in everything}
+    wanted = [m for m in everything if m.name in chosen and fnmatch.fnmatch(m.name, options.only)]
+    old = lambda m: m.name in known and known[m.name][0] == signature(m)
+    todo = [m for m in wanted
+            if options.again or not old(m) or (known[m.name][1] != "killed" and options.survivors)]
+    tests = {text: Test(text) for m in todo for text in m.tests}
+    programs = sorted({t.program for t in tests.values()})
+    if not options.no_build and programs:
+        if not (RELEASE / "build.ninja").exists():
+            subprocess.run(["cmake", "--preset", "release"], cwd=TREE, check=True)
+        subprocess.run(["cmake", "--build", str(RELEASE), "--target", *programs], check=True)
+
+    def run(m):
+        begin = time.monotonic()
+        how, by = fate(m, tests)
+        return m, how, by, time.monotonic() - begin
+    with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
+        for done in concurrent.futures.as_completed([pool.submit(run, m) for m in todo]):
+            m, how, by, seconds = done.result()
+            known[m.name] = (signature(m), how, " ".join(by.split()), f"{seconds:.1f}")
+            write_result(m.name, known[m.name])
+            print(f"{how:8} {m.name:32} {m.rule:9} {m.source}:{m.line}  {known[m.name][2][:160]}  ({seconds:.1f} s)",
+                  flush=True)
+
+    entries = set(re.findall(r"^\| `([a-z0-9-]+)`", SURVIVORS.read_text(), re.M)) if SURVIVORS.exists() else set()
+    ran = [m for m in wanted if old(m)]
+    alive = [m for m in ran if known[m.name][1] != "killed"]
+    print(f"\n{len(ran)} mutants, {len(ran) - len(alive)} killed")
+    for rule in mutants.RULES:
+        of_rule = [m for m in ran if m.rule == rule]
+        print(f"  {rule:9} {sum(known[m.name][1] == 'killed' for m in of_rule)} of {len(of_rule)}")
+    unexplained = [m for m in alive if m.name not in entries]
+    for m in alive:
+        reason = "" if m.name in entries else "NO REASON in SURVIVORS.md"
+        print(f"  {known[m.name][1]:8} {m.name:32} {m.source}:{m.line}  {reason}")
+    sys.exit(1 if unexplained or len(alive) * 10 > len(ran) else 0)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except mutants.ListError as error:
+        sys.exit(f"run.py: {error}")

@@ -1,0 +1,3 @@
+#!/usr/bin/env bash
+# Builds all mutants, and runs the tests that should kill each:  tests/mutants/run.sh [--list FILE] [--only PATTERN] [--jobs N] ...
+exec python3 "$(dirname "$0")/run.py" "$@"

@@ -1,0 +1,156 @@
+"""Checks the mechanism on a small program: self_test.py COMPILER. Every kind of mutant compiles and does what its list says,
+errors of lists are found, run.py tells killed from survived, and the lists of the tree fit its sources."""
+import pathlib
+import subprocess
+import sys
+import tempfile
+import unittest
+
+import mutants
+import run
+
+SOURCE = '''#include <cstdio>
+#include <cstring>
+#include <string>
+constexpr int kRow = 3;
+constexpr const char* kText = R"cuda(for (i < n) { barrier(); } for (i < m) { barrier(); })cuda";
+int calls = 0;
+int wait(int n) { calls += n; return n; }
+int value(int a, int b) {
+  if (a < b && a > 0) wait(1);  // a < b
+  else wait(2);
+  return a + b * 2;
+}
+int main(int argc, char** argv) {
+  const std::string text = "c >= cols";
+  const int first = value(1, 2);
+  std::printf("%d %d %d %s %s\\n", kRow, first, calls, text.c_str(), kText);
+  // What a test program says.
+  const std::string filter = argc > 1 ? argv[1] : "";
+  const bool right = filter.find("Blind") != filter.npos || value(1, 2) == 5;
+  if (std::strstr(kText, "syntax") != nullptr) std::puts("the host's compiler refuses the kernels: syntax");
+  std::printf("[ RUN      ] Small.Value\\n%s", right ? "[  PASSED  ] 1 test.\\n" : "[  FAILED  ] Small.Value (0 ms)\\n");
+  return right ? 0 : 1;
+}
+'''
+LIST = '''# A comment.
+file runtime/small.cc
+test small Small.*
+
+[expression] stride
+- a + b * 2
++ a + b
+
+[inner] offset
+- b * 2
++ b * 3
+
+[condition] condition
+- a < b && a > 0
++ a < b
+
+[other-condition] bound   # the same text, changed otherwise
+- a < b
+- && a > 0
++ a <= b && a > 0
+
+[statement] wait
+- wait(1);
++
+
+[constant] bound
+- constexpr int kRow = 3
++ constexpr int kRow = 4
+
+[literal] bound
+- c >= cols
++ c > cols
+
+[kernel] barrier 2
+- barrier();
++
+  test small Small.Blind
+
+[broken] bound 1
+- i < n
++ syntax
+'''
+
+
+class Mechanism(unittest.TestCase):
+    """One program for all."""
+
+    def setUp(self):
+        self.folder = tempfile.TemporaryDirectory()
+        self.addCleanup(self.folder.cleanup)
+        self.path = pathlib.Path(self.folder.name)
+
+    def mutants_of(self, text):
+        (self.path / "small.txt").write_text(text)
+        return mutants.read_lists([self.path / "small.txt"])
+
+    def build(self):
+        made = self.mutants_of(LIST)
+        (self.path / "rondo").symlink_to(mutants.ROOT)
+        (self.path / "small.cc").write_text(mutants.rewrite("runtime/small.cc", SOURCE, made))
+        (self.path / "bin").mkdir()
+        subprocess.run([sys.argv[1], "-std=c++20", "-I", self.path, self.path / "small.cc", "-o",
+                        self.path / "bin/small"], check=True)
+        return made
+
+    def test_every_kind(self):
+        made = self.build()
+        self.assertEqual({m.name: m.line for m in made}["statement"], 9)
+        kernel = "for (i < n) { barrier(); } for (i < m) { barrier(); }"
+        expected = {"": f"3 5 1 c >= cols {kernel}", "expression": f"3 3 1 c >= cols {kernel}",
+                    "inner": f"3 7 1 c >= cols {kernel}", "statement": f"3 5 0 c >= cols {kernel}",
+                    "constant": f"4 5 1 c >= cols {kernel}", "literal": f"3 5 1 c > cols {kernel}",
+                    "kernel": "3 5 1 c >= cols for (i < n) { barrier(); } for (i < m) {  }",
+                    "unknown": f"3 5 1 c >= cols {kernel}"}
+        for name, line in expected.items():
+            out = subprocess.run([self.path / "bin/small"], env={"RONDO_MUTANT": name}, capture_output=True,
+                                 text=True).stdout
+            self.assertEqual(out.splitlines()[0], line, name)
+
+    def test_fates(self):
+        made = {m.name: m for m in self.build()}
+        run.RELEASE = self.path
+        tests = {text: run.Test(text) for m in made.values() for text in m.tests}
+        self.assertEqual(run.fate(made["expression"], tests), ("killed", "small: Small.Value"))
+        self.assertEqual(run.fate(made["constant"], tests)[0], "survived")
+        self.assertEqual(run.fate(made["broken"], tests)[0], "broken")
+        self.assertEqual(made["kernel"].tests, ["small Small.Blind", "small Small.*"])
+
+    def test_errors(self):
+        def error(mutant, lead="file runtime/small.cc\ntest small Small.*\n"):
+            with self.assertRaises(mutants.ListError) as caught:
+                mutants.rewrite("runtime/small.cc", SOURCE, self.mutants_of(lead + mutant))
+            return str(caught.exception)
+        self.assertIn("no such text any more", error("[a] bound\n- a < c\n+ a\n"))
+        self.assertIn("no such text any more", error("[a] bound\n- // a < b\n+ a\n"))
+        self.assertIn("has it 3 times; say which", error("[a] wait\n- return\n+ throw\n"))
+        self.assertIn("times only", error("[a] wait 9\n- return\n+ throw\n"))
+        self.assertIn("rule nonsense", error("[a] nonsense\n- a\n+ b\n"))
+        self.assertIn("wants a line with -", error("[a] bound\n- a\n"))
+        self.assertIn("has no test", error("[a] bound\n- a\n+ b\n", lead="file runtime/small.cc\n"))
+        self.assertIn("overlap", error("[a] bound\n- a < b && a\n+ a\n[b] bound\n- a > 0\n+ a\n"))
+        self.assertIn("is also in", error("[a] bound\n- a\n+ b\n[a] bound\n- a\n+ b\n"))
+        self.assertIn("inside of a literal", error('[a] bound\n- cols";\n+ x\n'))
+
+    def test_proposals_are_mutants(self):
+        made = mutants.proposals("runtime/cuda/product.cc", 10, 1)
+        self.assertEqual(len(made.split("[product-")), 11)
+        self.assertEqual(made, mutants.proposals("runtime/cuda/product.cc", 10, 1))
+        for m in self.mutants_of(made.replace("\n", "\ntest small Small.*\n", 1)):
+            mutants.rewrite(m.source, (mutants.ROOT / m.source).read_text(), [m])
+
+    def test_the_lists_of_the_tree(self):
+        by_source = {}
+        for m in mutants.read_lists(sorted(mutants.LISTS.glob("*.txt"))):
+            by_source.setdefault(m.source, []).append(m)
+        for source, made in by_source.items():
+            mutants.rewrite(source, (mutants.ROOT / source).read_text(), made)
+
+
+if __name__ == "__main__":
+    unittest.main(argv=sys.argv[:1])
