@@ -88,15 +88,22 @@ constexpr OpDef kLog = elementwise<kFloatingOnly, 1, 0, [](auto x) { return scal
     "log", {.inputs = kFirst}, [](const GradContext& g) { g.set(0, g.grad_out() / g.input(0)); }, nullptr,
     AmpPolicy::kFloat32);
 constexpr OpDef kSqrt = elementwise<kFloatingOnly, 1, 0, [](auto x) { return scalar::sqrt(x); }>(
-    "sqrt", {.outputs = kFirst}, [](const GradContext& g) { g.set(0, g.grad_out() / g.output(0) * 0.5); });
+    "sqrt", {.outputs = kFirst}, [](const GradContext& g) { g.set(0, g.grad_out() / (g.output(0) * 2.0)); });
 constexpr OpDef kRsqrt = elementwise<kFloatingOnly, 1, 0, [](auto x) { return scalar::rsqrt(x); }>(
     "rsqrt", {.outputs = kFirst}, [](const GradContext& g) {
       const Tensor& y = g.output(0);
-      g.set(0, g.grad_out() * (y * y * y) * -0.5);
+      g.set(0, g.grad_out() * -0.5 * y * y * y);  // in this order it leaves the dtype's range only if the result does
     });
+// Inputs y = tanh(x), grad. As one op: y^2, rounded to 16 bits, would leave few digits of 1 - y^2 where y is near 1.
+constexpr OpDef kTanhGrad =
+    elementwise<kFloatingOnly, 2, 0, [](auto y, auto g) { return g * (scalar::constant(y, 1.0) - y * y); }>(
+        "tanh_grad", {}, nullptr, [](std::span<const Tensor> in, const Attrs&, std::span<Tensor> out) {
+          out[0] = in[1] * (1.0 - in[0] * in[0]);
+        });
 constexpr OpDef kTanh = elementwise<kFloatingOnly, 1, 0, [](auto x) { return scalar::tanh(x); }>(
-    "tanh", {.outputs = kFirst},
-    [](const GradContext& g) { g.set(0, g.grad_out() * (1.0 - g.output(0) * g.output(0))); });
+    "tanh", {.outputs = kFirst}, [](const GradContext& g) {
+      g.set(0, call(kTanhGrad, {g.output(0), g.grad_out()}));
+    });
 constexpr OpDef kSigmoid = elementwise<kFloatingOnly, 1, 0, [](auto x) { return scalar::sigmoid(x); }>(
     "sigmoid", {.outputs = kFirst},
     [](const GradContext& g) { g.set(0, g.grad_out() * (g.output(0) * (1.0 - g.output(0)))); });
