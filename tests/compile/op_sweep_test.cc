@@ -36,8 +36,11 @@ struct OneOp : nn::Module<OneOp> {
 
   std::vector<Tensor> forward(const Tensor&) {
     std::vector<Tensor> operands = inputs;
-    for (size_t i = 0; i < operands.size() && setting == Setting::kFused; ++i)
-      if (sample.role(i) == Role::kReal && is_floating(operands[i].dtype())) operands[i] = operands[i] * 0.75 + 0.125;
+    for (size_t i = 0; i < operands.size() && setting == Setting::kFused; ++i) {
+      if (sample.role(i) != Role::kReal) continue;
+      if (is_floating(operands[i].dtype())) operands[i] = operands[i] * 0.75 + 0.125;
+      else if (operands[i].dtype() == kBool) operands[i] = operands[i] != true;
+    }
     std::vector<Tensor> outputs(static_cast<size_t>(sample.n_outputs));
     std::vector<TensorArg> args;
     for (const Tensor& operand : operands) args.emplace_back(operand);
@@ -45,6 +48,7 @@ struct OneOp : nn::Module<OneOp> {
     if (setting == Setting::kFused)
       for (Tensor& out : outputs)
         if (is_floating(out.dtype())) out = out * out + 0.5;
+        else if (out.dtype() == kBool) out = ops::where(out, 1.5, 0.5);
     return outputs;
   }
 };
@@ -110,8 +114,12 @@ void compare(const OpDef& op, const OpSpec& spec, const OpSample& sample, Settin
   const auto equal = [&](const Tensor& a, const Tensor& b) { return exact ? same_bits(a, b) : is_close(a, b); };
   OneOp module(op, sample, setting);
   const Results eager = run(module, spec, inputs);
-  compile::compile_module(module, {.exact = exact});
+  const compile::Regions regions = compile::compile_module(module, {.exact = exact});
   const Results compiled = run(module, spec, inputs);
+  const compile::RegionReport report = regions.report()[0];
+  EXPECT_EQ(report.failed_compilations, 0) << report.last_failed_compilation;
+  EXPECT_EQ(report.eager_runs, 0);
+  EXPECT_GT(report.entries, 0);
   ASSERT_EQ(eager.outputs.size(), compiled.outputs.size());
   for (size_t i = 0; i < eager.outputs.size(); ++i) {
     EXPECT_TRUE(equal(compiled.outputs[i], eager.outputs[i])) << "output " << i;
@@ -186,6 +194,7 @@ TEST_F(CompiledOpSweep, IntegersAndBool) {
       if (dtype == kBool ? !spec.takes_bool : !spec.takes_integers) continue;
       SCOPED_TRACE(name_of(dtype));
       compare(op, spec, sample, Setting::kAlone, sample.inputs_as(dtype));
+      if (dtype == kBool) compare(op, spec, sample, Setting::kFused, sample.inputs_as(dtype));
     }
   });
 }
