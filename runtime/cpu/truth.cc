@@ -40,6 +40,8 @@ template <bool kAny, class Word> bool any_hit(const Word* x, int64_t n, int64_t 
       found &= bits;
     } else if (step == 1) {
       for (int64_t i = begin; i < end; ++i) found |= static_cast<Word>(is_hit<kAny>(x[i], bits));
+    } else if (step == 2) {  // a constant, for the compiler to vectorise
+      for (int64_t i = begin; i < end; ++i) found |= static_cast<Word>(is_hit<kAny>(x[i * 2], bits));
     } else {
       for (int64_t i = begin; i < end; ++i) found |= static_cast<Word>(is_hit<kAny>(x[i * step], bits));
     }
@@ -86,7 +88,8 @@ template <bool kAny, class Word> class Search {
   void run() const {
     const int inner = space_.sizes.rank() - 1;
     if (space_.strides[1][inner] != 0) return columns();
-    if (inner == 1 && space_.strides[1][0] != 0 && space_.sizes[1] <= 8 && space_.strides[0][1] == 1)
+    if (inner == 1 && space_.strides[1][0] != 0 && space_.sizes[1] <= 64 && space_.strides[0][1] == 1 &&
+        space_.strides[0][0] == space_.sizes[1])
       return thin_rows();
     lines();
   }
@@ -115,25 +118,36 @@ template <bool kAny, class Word> class Search {
                  });
   }
 
-  // Rows of 2 to 8 neighbours, each with its own result.
+  // Short rows side by side, each with its own result: first every element's answer, then those of each row at once.
   void thin_rows() const {
-    const int64_t rows = space_.sizes[0], in_step = space_.strides[0][0], out_step = space_.strides[1][0];
-    const auto rows_of = [&]<int64_t kCols>(std::integral_constant<int64_t, kCols>) {
-      if (space_.sizes[1] != kCols) return;
-      parallel_for(rows, kElementwiseGrain / kCols, [&](int64_t begin, int64_t end) {
-        const Word *row = x_ + begin * in_step, bits = bits_;
-        bool* to = out_ + begin * out_step;
-        for (int64_t r = begin; r < end; ++r, row += in_step, to += out_step) {
-          bool hit = false;
-          for (int64_t c = 0; c < kCols; ++c) hit |= is_hit<kAny>(row[c], bits);
-          *to = hit == kAny;
-        }
-      });
-    };
-    [&]<int64_t... kCols>(std::integer_sequence<int64_t, kCols...>) {
-      (rows_of(std::integral_constant<int64_t, kCols + 1>{}), ...);
-    }
-    (std::make_integer_sequence<int64_t, 8>());
+    const int64_t cols = space_.sizes[1], out_step = space_.strides[1][0], at_once = kBlock / cols;
+    parallel_for(space_.sizes[0], std::max<int64_t>(1, kElementwiseGrain / cols), [&](int64_t begin, int64_t end) {
+      uint8_t hits[kBlock];
+      for (int64_t first = begin; first < end; first += at_once) {
+        const int64_t rows = std::min(at_once, end - first);
+        const Word *x = x_ + first * cols, bits = bits_;
+        for (int64_t i = 0; i < rows * cols; ++i) hits[i] = static_cast<uint8_t>(is_hit<kAny>(x[i], bits));
+        bool* to = out_ + first * out_step;
+        const auto by = [&](auto hits_of_row) {
+          for (int64_t r = 0; r < rows; ++r) to[r * out_step] = (hits_of_row(hits + r * cols) != 0) == kAny;
+        };
+        // Two words that overlap cover a row that is no whole number of words.
+        if (cols < 4) by([&](const uint8_t* row) { return word<uint16_t>(row) | word<uint16_t>(row + cols - 2); });
+        else if (cols == 4) by([&](const uint8_t* row) { return word<uint32_t>(row); });
+        else if (cols < 8) by([&](const uint8_t* row) { return word<uint32_t>(row) | word<uint32_t>(row + cols - 4); });
+        else
+          by([&](const uint8_t* row) {
+            uint64_t any = word<uint64_t>(row + cols - 8);
+            for (int64_t c = 0; c + 8 < cols; c += 8) any |= word<uint64_t>(row + c);
+            return any;
+          });
+      }
+    });
+  }
+  template <class T> static T word(const uint8_t* from) {
+    T value;
+    std::memcpy(&value, from, sizeof(T));
+    return value;
   }
 
   // The last dimension is kept. Rows of it, which the last reduced dimension counts, are searched side by side.
@@ -167,15 +181,30 @@ template <bool kAny, class Word> class Search {
         const int64_t from = block * height, to = std::min(groups, from + height);
         const Word* x = x_ + at.in + first * step;
         uint8_t hits[kColumns] = {};
-        for (int64_t r = from; r < to; ++r) mark(x + r * row_step * together, n, step, hits);
+        const int64_t pitch = row_step * together;
+        int64_t r = from;
+        for (; step == 1 && r + 4 <= to; r += 4) mark_four(x + r * pitch, pitch, n, hits);
+        for (; r < to; ++r) mark(x + r * pitch, n, step, hits);
         // What the groups leave over.
         if (to == groups && strip == 0)
-          for (int64_t r = groups * together; r < rows; ++r) mark(x_ + at.in + r * row_step, cols, step, hits);
+          for (r = groups * together; r < rows; ++r) mark(x_ + at.in + r * row_step, cols, step, hits);
         for (int64_t c = 0; c < n; ++c)
           if (hits[c]) note(at.out + (first + c) % cols * out_step);
         if ((k + 1) % (blocks * strips) == 0) at.next();
       }
     });
+  }
+  // Four rows, `pitch` apart.
+  void mark_four(const Word* x, int64_t pitch, int64_t n, uint8_t* __restrict hits) const {
+    const Word *a = x, *b = a + pitch, *c = b + pitch, *d = c + pitch, bits = bits_;
+    for (int64_t i = 0; i < n; ++i) {
+      if constexpr (kAny) {
+        hits[i] |= static_cast<uint8_t>(is_hit<kAny>(static_cast<Word>(a[i] | b[i] | c[i] | d[i]), bits));
+      } else {
+        const bool first = is_hit<kAny>(a[i], bits) | is_hit<kAny>(b[i], bits);
+        hits[i] |= static_cast<uint8_t>(first | is_hit<kAny>(c[i], bits) | is_hit<kAny>(d[i], bits));
+      }
+    }
   }
   void mark(const Word* __restrict x, int64_t n, int64_t step, uint8_t* __restrict hits) const {
     const Word bits = bits_;

@@ -10,8 +10,9 @@
 #pragma GCC visibility push(default)
 namespace rondo::data {
 
-// Override one of the two get(). Item `index` of [0, size()) is one or more tensors, of the same count, shapes and
-// dtypes for every index if items are to be batched. Called from several threads at once when a DataLoader has workers.
+// Override one of the two get(); `using Dataset::get;` keeps the other one in sight. Item `index` of [0, size()) is one
+// or more tensors, of the same count, shapes and dtypes for every index if items are to be batched. Called from several
+// threads at once when a DataLoader has workers.
 class Dataset {
  public:
   virtual ~Dataset() = default;

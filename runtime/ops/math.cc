@@ -89,10 +89,15 @@ constexpr OpDef kLog = elementwise<kFloatingOnly, 1, 0, [](auto x) { return scal
     AmpPolicy::kFloat32);
 constexpr OpDef kSqrt = elementwise<kFloatingOnly, 1, 0, [](auto x) { return scalar::sqrt(x); }>(
     "sqrt", {.outputs = kFirst}, [](const GradContext& g) { g.set(0, g.grad_out() / (g.output(0) * 2.0)); });
+// Inputs y = 1 / sqrt(x), grad. In this order it leaves the dtype's range only if the result does; y^3 may before.
+constexpr OpDef kRsqrtGrad =
+    elementwise<kFloatingOnly, 2, 0, [](auto y, auto g) { return g * scalar::constant(y, -0.5) * y * y * y; }>(
+        "rsqrt_grad", {}, nullptr, [](std::span<const Tensor> in, const Attrs&, std::span<Tensor> out) {
+          out[0] = in[1] * -0.5 * in[0] * in[0] * in[0];
+        });
 constexpr OpDef kRsqrt = elementwise<kFloatingOnly, 1, 0, [](auto x) { return scalar::rsqrt(x); }>(
     "rsqrt", {.outputs = kFirst}, [](const GradContext& g) {
-      const Tensor& y = g.output(0);
-      g.set(0, g.grad_out() * -0.5 * y * y * y);  // in this order it leaves the dtype's range only if the result does
+      g.set(0, call(kRsqrtGrad, {g.output(0), g.grad_out()}));
     });
 // Inputs y = tanh(x), grad. As one op: y^2, rounded to 16 bits, would leave few digits of 1 - y^2 where y is near 1.
 constexpr OpDef kTanhGrad =
