@@ -142,6 +142,7 @@ constexpr OpDef kAttentionGrad = {
     .n_outputs = 3,
     .infer =
         [](InferContext& c) {
+          c.require_floating(3);
           for (int i = 0; i < 3; ++i) c.strided_output(i, c.dtype(3 + i), c.sizes(3 + i), heads_inside(c.sizes(3 + i)));
         },
     .on = {{&cpu::attention_grad_kernel}, {&cuda::attention_grad_kernel}},

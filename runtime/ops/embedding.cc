@@ -13,6 +13,7 @@ constexpr OpDef kEmbeddingGrad = {
     .saved = {.inputs = kSecond},
     .infer =
         [](InferContext& c) {
+          c.require_floating(0);
           c.output(0, c.dtype(0), {c.integer(0), c.sizes(0).back()});
         },
     .on = {{&cpu::embedding_grad_kernel}, {&cuda::embedding_grad_kernel}},

@@ -36,7 +36,11 @@ void decompose_cross_entropy_grad(std::span<const Tensor> in, const Attrs& attrs
 constexpr OpDef kCrossEntropyGrad = {
     .name = "cross_entropy_grad",
     .kind = OpKind::kOpaque,
-    .infer = [](InferContext& c) { c.output(0, c.dtype(1), c.sizes(1)); },
+    .infer =
+        [](InferContext& c) {
+          c.require_floating(1);
+          c.output(0, c.dtype(1), c.sizes(1));
+        },
     .on = {{&cpu::cross_entropy_grad_kernel}, {&cuda::cross_entropy_grad_kernel}},
     .decompose = &decompose_cross_entropy_grad,
     .reuses = 1,
@@ -97,6 +101,7 @@ void require_head(InferContext& c, int first) {
 }
 // Those that are not wanted have no elements.
 void infer_gradients(InferContext& c, int first, int output) {
+  c.require_floating(first);
   for (int i = 0; i < kOperands; ++i) {
     const bool wanted = LinearLossAttrs(c.attrs()).wants(i);
     c.output(output + i, c.dtype(first), wanted ? c.sizes(first + i) : Dims{0});

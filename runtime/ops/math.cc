@@ -99,12 +99,13 @@ constexpr OpDef kRsqrt = elementwise<kFloatingOnly, 1, 0, [](auto x) { return sc
     "rsqrt", {.outputs = kFirst}, [](const GradContext& g) {
       g.set(0, call(kRsqrtGrad, {g.output(0), g.grad_out()}));
     });
-// Inputs y = tanh(x), grad. As one op: y^2, rounded to 16 bits, would leave few digits of 1 - y^2 where y is near 1.
-constexpr OpDef kTanhGrad =
-    elementwise<kFloatingOnly, 2, 0, [](auto y, auto g) { return g * (scalar::constant(y, 1.0) - y * y); }>(
-        "tanh_grad", {}, nullptr, [](std::span<const Tensor> in, const Attrs&, std::span<Tensor> out) {
-          out[0] = in[1] * (1.0 - in[0] * in[0]);
-        });
+// Inputs y = tanh(x), grad. (1 - y) (1 + y) keeps its digits where y is near 1; 1 - y^2, with y^2 rounded, loses them.
+constexpr OpDef kTanhGrad = elementwise<kFloatingOnly, 2, 0, [](auto y, auto g) {
+  const auto one = scalar::constant(y, 1.0);
+  return g * ((one - y) * (one + y));
+}>("tanh_grad", {}, nullptr, [](std::span<const Tensor> in, const Attrs&, std::span<Tensor> out) {
+  out[0] = in[1] * ((1.0 - in[0]) * (in[0] + 1.0));
+});
 constexpr OpDef kTanh = elementwise<kFloatingOnly, 1, 0, [](auto x) { return scalar::tanh(x); }>(
     "tanh", {.outputs = kFirst}, [](const GradContext& g) {
       g.set(0, call(kTanhGrad, {g.output(0), g.grad_out()}));
