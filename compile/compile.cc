@@ -38,11 +38,12 @@ class RegionTrace final : public Trace {
               bool in_place, std::source_location where) override {
     if (!in_place) {
       // A view whose base was written to since gets its new history here, as in eager, and not when all of this runs.
+      // The recording goes on: no recorded op writes, so none can change the base's history meanwhile.
       const bool differentiable = std::any_of(outputs.begin(), outputs.end(),
                                               [](const Tensor& t) { return t.impl()->requires_grad; });
       if (differentiable)
         for (const Tensor* input : inputs)
-          if (is_stale_view(*input)) look_again(*input, where);
+          if (is_stale_view(*input)) look_again(*input);
       // A recording is on one device.
       const Device device = outputs[0].impl()->device;
       if (!graph.nodes.empty() && !(device == piece_device_)) graph_break("an op runs on another device", where);
@@ -110,9 +111,9 @@ class RegionTrace final : public Trace {
     return meta != nullptr && meta->base.defined() && meta->view_version != tensor.version() &&
            meta->base.requires_grad();
   }
-  void look_again(const Tensor& view, std::source_location where) {
-    if (!graph.nodes.empty()) graph_break("a view of what was written in place is read", where);
+  void look_again(const Tensor& view) {
     autograd::gradient_edge(view);
+    history_changed(view);  // it may have been read under no_grad()
   }
   void graph_break(const std::string& reason, std::source_location where) {
     region_.break_graph(reason + describe_location(where));

@@ -45,8 +45,14 @@ void choose_outputs(const Trace& trace, Graph& graph) {
     }
 }
 
+// False: to run it would change nothing. Note [Checks are effects].
+bool has_effects(const Graph& graph) {
+  return !graph.outputs.empty() ||
+         std::any_of(graph.nodes.begin(), graph.nodes.end(), [](const GraphNode& node) { return node.op->checks; });
+}
+
 // Everything in a recording is on one device.
-Device device_of(const Trace& trace) { return trace.handle(trace.graph.outputs[0]).device(); }
+Device device_of(const Trace& trace) { return trace.handle(trace.graph.nodes[0].outputs[0]).device(); }
 uint64_t device_word(Device device) {
   return static_cast<uint64_t>(device.backend) << 8 | static_cast<uint8_t>(device.index);
 }
@@ -256,7 +262,7 @@ void Region::forget_oldest_entry() {
 
 std::shared_ptr<const Binding> Region::run(Trace& trace, const nn::ModuleCall& call, int piece) {
   choose_outputs(trace, trace.graph);
-  if (trace.graph.outputs.empty()) return nullptr;
+  if (!has_effects(trace.graph)) return nullptr;
   const memory::Cause cause("region ", report_.name, std::source_location::current());
   const std::shared_ptr<const Binding> binding = binding_for(trace, call, piece);
   if (binding == nullptr) {

@@ -67,7 +67,7 @@ double evaluate(nn::GPT2& model, const LossFn& loss_of, const Corpus& corpus, co
     targets += static_cast<double>(batch.targets);
   }
   model.train();
-  const Tensor sums = Tensor::from({sum, targets}, {2});
+  const Tensor sums = Tensor::from<double>({sum, targets}, {2});
   group.all_reduce(sums, dist::ReduceOp::kSum, "validation loss").wait();
   return sums[0].item() / sums[1].item();
 }
@@ -83,7 +83,7 @@ std::string sample(nn::GPT2& model, const io::Tokenizer& tokenizer, const TrainO
 }
 
 double average(double value, dist::ProcessGroup& group, const char* name) {
-  const Tensor mean = Tensor::scalar(value);
+  const Tensor mean = Tensor::scalar<double>(value);
   group.all_reduce(mean, dist::ReduceOp::kAverage, name).wait();
   return mean.item();
 }

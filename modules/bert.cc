@@ -89,7 +89,8 @@ Tensor bert_features(const BertConfig& config, BertEmbeddings& embeddings, BertE
                    absl::StrCat(std::string(what), ", got ", std::string(name_of(t.dtype())), to_string(t.sizes())),
                    std::source_location::current());
   };
-  if (idx.rank() != 2 || idx.dtype() != kI64 || idx.size(1) == 0) fail("idx must be i64 (B, T) with T > 0", idx);
+  if (idx.rank() != 2 || !is_index(idx.dtype()) || idx.size(1) == 0)
+    fail("idx must be i64 or i32 (B, T) with T > 0", idx);
   if (idx.size(1) > config.max_length())
     fail(absl::StrCat("T must be at most ",
                       config.roberta ? "block_size - padding_idx - 1 = " : "block_size = ", config.max_length()),
@@ -97,7 +98,7 @@ Tensor bert_features(const BertConfig& config, BertEmbeddings& embeddings, BertE
   if (mask.defined() && (mask.dtype() != kBool || !(mask.sizes() == idx.sizes())))
     fail("mask must be bool (B, T)", mask);
   const Tensor kinds = segments.defined() ? segments : Tensor::zeros(idx.sizes(), {kI64, idx.device()});
-  if (!(kinds.sizes() == idx.sizes())) fail("segments must be i64 (B, T)", kinds);
+  if (!(kinds.sizes() == idx.sizes())) fail("segments must be i64 or i32 (B, T)", kinds);
   const Tensor allowed = mask.defined() ? mask.view({idx.size(0), 1, 1, idx.size(1)}) : Tensor();
   return encoder(embeddings(idx, kinds), allowed);
 }

@@ -13,8 +13,8 @@ DType CausalLM::cached_dtype(DType weights) { return amp::autocast_dtype().value
 
 void CausalLM::check_cached_call(const char* model, const Tensor& idx, const KVCache& cache) const {
   const KVCacheOptions mine = cache_options(), &given = cache.options();
-  if (!idx.defined() || idx.rank() != 2 || idx.dtype() != kI64 || idx.size(0) != given.batch)
-    throw Error(absl::StrCat(model, ": idx must be i64 (B, T) with the cache's B = ", given.batch, ", got ",
+  if (!idx.defined() || idx.rank() != 2 || !is_index(idx.dtype()) || idx.size(0) != given.batch)
+    throw Error(absl::StrCat(model, ": idx must be i64 or i32 (B, T) with the cache's B = ", given.batch, ", got ",
                              idx.defined() ? absl::StrCat(std::string(name_of(idx.dtype())), to_string(idx.sizes()))
                                            : "an undefined tensor"));
   if (given.layers != mine.layers || given.kv_heads != mine.kv_heads || given.head_dim != mine.head_dim)

@@ -40,7 +40,7 @@ Tensor GPT2::features(const Tensor& idx, const Tensor& positions) {
                    absl::StrCat(std::string(what), ", got ", std::string(name_of(idx.dtype())), to_string(idx.sizes())),
                    std::source_location::current());
   };
-  if (idx.rank() != 2 || idx.dtype() != kI64) fail("idx must be i64 (B, T)");
+  if (idx.rank() != 2 || !is_index(idx.dtype())) fail("idx must be i64 or i32 (B, T)");
   if (idx.size(1) > config.block_size) fail(absl::StrCat("T must be at most block_size = ", config.block_size));
   const int64_t T = idx.size(1);
   if (positions.defined()) check_positions("GPT2", idx, positions);
@@ -84,8 +84,8 @@ Tensor GPT2::loss(const Tensor& idx, const Tensor& targets, const Tensor& positi
 
 Tensor GPT2::generate(const Tensor& idx, int64_t max_new_tokens, double temperature, int64_t top_k,
                       Generator* generator) {
-  if (!idx.defined() || idx.rank() != 2 || idx.dtype() != kI64 || idx.size(0) == 0 || idx.size(1) == 0)
-    throw Error("GPT2::generate: idx must be i64 (B, T) and not empty");
+  if (!idx.defined() || idx.rank() != 2 || !is_index(idx.dtype()) || idx.size(0) == 0 || idx.size(1) == 0)
+    throw Error("GPT2::generate: idx must be i64 or i32 (B, T) and not empty");
   if (!(temperature >= 0))
     throw Error(absl::StrCat("GPT2::generate: temperature must not be negative, got ", temperature));
   const int64_t B = idx.size(0), T = idx.size(1), more = std::max<int64_t>(max_new_tokens, 0);

@@ -153,7 +153,7 @@ Tensor Llama::Body::forward(const Tensor& idx, const Tensor& positions) {
                    absl::StrCat(std::string(what), ", got ", std::string(name_of(idx.dtype())), to_string(idx.sizes())),
                    std::source_location::current());
   };
-  if (idx.rank() != 2 || idx.dtype() != kI64) fail("idx must be i64 (B, T)");
+  if (idx.rank() != 2 || !is_index(idx.dtype())) fail("idx must be i64 or i32 (B, T)");
   const int64_t T = idx.size(1);
   if (T > config.block_size) fail(absl::StrCat("T must be at most block_size = ", config.block_size));
   Tensor x = embed_tokens(idx);  // (B, T, C)

@@ -24,9 +24,9 @@ Tensor NextTokenLoss::operator()(const Tensor& idx, const Tensor& targets, std::
 }
 
 void check_positions(const char* model, const Tensor& idx, const Tensor& positions) {
-  if (positions.dtype() == kI64 && positions.sizes() == idx.sizes()) return;
+  if (is_index(positions.dtype()) && positions.sizes() == idx.sizes()) return;
   throw_op_error(model,
-                 absl::StrCat("positions must be i64 with the shape of idx, ", to_string(idx.sizes()), ", got ",
+                 absl::StrCat("positions must be i64 or i32 with the shape of idx, ", to_string(idx.sizes()), ", got ",
                               std::string(name_of(positions.dtype())), to_string(positions.sizes())),
                  std::source_location::current());
 }

@@ -1,6 +1,8 @@
 #include "rondo/optim/foreach_map.h"
 
+#include <algorithm>
 #include <map>
+#include <tuple>
 
 #include "absl/strings/str_cat.h"
 #include "rondo/optim/host_code.h"
@@ -10,6 +12,42 @@
 #include "rondo/runtime/memory.h"
 
 namespace rondo::optim {
+namespace {
+
+// The memory of tensor `tensor` of list `list`, from its first element to its last.
+struct Extent {
+  const std::byte *begin, *end;
+  size_t list, tensor;
+  bool written;
+};
+Extent extent_of(const Tensor& t, size_t list, size_t tensor, bool written) {
+  int64_t last = 0;
+  for (int d = 0; d < t.rank(); ++d) last += (t.sizes()[d] - 1) * t.strides()[d];
+  const std::byte* const begin = t.address();
+  return {begin, begin + (last + 1) * static_cast<int64_t>(size_of(t.dtype())), list, tensor, written};
+}
+
+// Throws Error if what is written lies in the memory of another one.
+void require_apart(std::vector<Extent>& extents) {
+  std::sort(extents.begin(), extents.end(), [](const Extent& a, const Extent& b) {
+    return std::tie(a.begin, a.list, a.tensor) < std::tie(b.begin, b.list, b.tensor);
+  });
+  const Extent *farthest = nullptr, *farthest_written = nullptr;  // of those that begin before
+  for (const Extent& extent : extents) {
+    const Extent* const other = extent.written ? farthest : farthest_written;
+    if (other != nullptr && extent.begin < other->end) {
+      const Extent &written = extent.written ? extent : *other, &shared = extent.written ? *other : extent;
+      throw Error(absl::StrCat("foreach_map: tensor ", written.tensor, " of list ", written.list,
+                               " is written, and shares memory with tensor ", shared.tensor, " of list ", shared.list,
+                               "; clone() one of them"));
+    }
+    if (farthest == nullptr || extent.end > farthest->end) farthest = &extent;
+    if (extent.written && (farthest_written == nullptr || extent.end > farthest_written->end))
+      farthest_written = &extent;
+  }
+}
+
+}  // namespace
 
 void MapPasses::run(const Body& body, std::span<const std::span<const Tensor>> lists, std::span<const double> scalars) {
   const NoGrad off;
@@ -36,6 +74,8 @@ void MapPasses::run(const Body& body, std::span<const std::span<const Tensor>> l
   const Device device = lists[0][0].device();
   std::map<std::shared_ptr<Foreach>, std::vector<size_t>> parts;
   std::vector<ArraySpec> arrays(lists.size());
+  std::vector<Extent> extents;
+  extents.reserve(n * lists.size());
   for (size_t i = 0; i < n; ++i) {
     for (size_t k = 0; k < lists.size(); ++k) arrays[k] = {.dtype = lists[k][i].dtype()};
     std::shared_ptr<Foreach> pass;
@@ -43,10 +83,14 @@ void MapPasses::run(const Body& body, std::span<const std::span<const Tensor>> l
       if (known.device == device && known.pass->is(body, arrays)) pass = known.pass;
     if (pass == nullptr) pass = passes_.emplace_back(device, std::make_shared<Foreach>(body, arrays)).pass;
     if (compiled_ || !runs_host_code(device)) pass->compile(device);
-    for (size_t k = 0; k < lists.size(); ++k)
-      if ((pass->written() >> k & 1) != 0 && !lists[k][i].is_contiguous()) fail(k, i, "is written, and not contiguous");
+    for (size_t k = 0; k < lists.size(); ++k) {
+      const bool written = (pass->written() >> k & 1) != 0;
+      if (written && !lists[k][i].is_contiguous()) fail(k, i, "is written, and not contiguous");
+      if (lists[k][i].numel() > 0) extents.push_back(extent_of(lists[k][i], k, i, written));
+    }
     parts[pass].push_back(i);
   }
+  require_apart(extents);
   const Storage numbers = Storage::allocate(scalars.size_bytes(), device);
   copy_bytes(device, numbers.data(), kCPU, scalars.data(), scalars.size_bytes());
   std::vector<Tensor> dense;    // copies of what is read and was not contiguous

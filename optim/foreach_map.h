@@ -39,7 +39,9 @@ namespace rondo::optim {
 class MapPasses {
  public:
   explicit MapPasses(bool compiled) : compiled_(compiled) {}
-  // Throws Error if lists do not match, or hold something that is not a floating-point tensor, or are on two devices.
+  // Throws Error if lists do not match, or hold something that is not a floating-point tensor, or are on two devices,
+  // or if a tensor that is written shares memory with another one of the lists: an element would be read before or
+  // after the write, depending on how the pass runs.
   void run(const Body& body, std::span<const std::span<const Tensor>> lists, std::span<const double> scalars);
   int kernels() const { return static_cast<int>(passes_.size()); }
 

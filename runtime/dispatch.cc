@@ -61,11 +61,14 @@ void InferContext::view(const Dims& sizes, const Dims& strides, int64_t offset, 
 }
 
 void InferContext::fail(std::string_view what) const {
+  // Promotion, autocast and index_operand() change dtypes, not shapes.
   std::string shapes;
-  for (const Tensor* input : inputs_)
-    if (input->defined())
-      absl::StrAppend(&shapes, shapes.empty() ? "" : ", ", std::string(name_of(input->dtype())),
-                      to_string(input->sizes()));
+  for (size_t i = 0; i < inputs_.size(); ++i) {
+    if (!inputs_[i]->defined()) continue;
+    DType dtype = inputs_[i]->dtype();
+    if (i < given_.size()) dtype = given_[i].given.value_or(given_[i].tensor.dtype());
+    absl::StrAppend(&shapes, shapes.empty() ? "" : ", ", std::string(name_of(dtype)), to_string(inputs_[i]->sizes()));
+  }
   throw_op_error(op_.name, absl::StrCat(std::string(what), "; got ", shapes), where_);
 }
 
@@ -162,6 +165,7 @@ class Dispatcher {
  public:
   Dispatcher(const OpDef& op, std::span<const TensorArg> args, Attrs& attrs)
       : op_(op),
+        args_(args),
         attrs_(attrs),
         n_(static_cast<int>(args.size())),
         where_(call_in_parts != nullptr ? *call_in_parts
@@ -177,7 +181,7 @@ class Dispatcher {
   }
 
   void run(std::span<Tensor> outputs) {
-    InferContext infer(op_, inputs(), attrs_, where_);
+    InferContext infer(op_, inputs(), attrs_, where_, args_);
     op_.infer(infer);
     if (infer.outputs_.size() < outputs.size()) [[unlikely]]
       throw_internal(std::string(op_.name) + ": infer left out a result", where_);
@@ -236,7 +240,7 @@ class Dispatcher {
   }
 
   void run_in_place() {
-    InferContext infer(op_, inputs(), attrs_, where_);
+    InferContext infer(op_, inputs(), attrs_, where_, args_);
     op_.infer(infer);
     Tensor target = *inputs_[0];
     const TensorMeta& meta = infer.outputs_[0];
@@ -365,6 +369,7 @@ class Dispatcher {
   }
 
   const OpDef& op_;
+  std::span<const TensorArg> args_;
   Attrs& attrs_;
   int n_;
   std::source_location where_;

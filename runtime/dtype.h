@@ -84,6 +84,8 @@ constexpr std::string_view name_of(DType t) {
   return kNames[static_cast<int>(t)];
 }
 constexpr bool is_floating(DType t) { return t <= DType::kF16; }
+// What every argument that takes indices takes.
+constexpr bool is_index(DType t) { return t == DType::kI64 || t == DType::kI32; }
 constexpr bool is_low_precision(DType t) { return t == DType::kBF16 || t == DType::kF16; }
 
 // The type arithmetic on `t` is carried out in: f32 for the 16-bit floats, else `t` itself.

@@ -71,8 +71,10 @@ struct InputMeta {
 // Computes shapes and dtypes of the outputs. It must not read data.
 class InferContext {
  public:
-  InferContext(const OpDef& op, std::span<const Tensor* const> inputs, const Attrs& attrs, std::source_location where)
-      : op_(op), inputs_(inputs), attrs_(attrs), where_(where) {}
+  // `given`: the operands as the caller gave them, one for each input, where some were converted since.
+  InferContext(const OpDef& op, std::span<const Tensor* const> inputs, const Attrs& attrs, std::source_location where,
+               std::span<const TensorArg> given = {})
+      : op_(op), inputs_(inputs), attrs_(attrs), where_(where), given_(given) {}
   int n_inputs() const { return static_cast<int>(inputs_.size()); }
   bool has(int i) const { return i < n_inputs() && inputs_[i]->defined(); }
   // These fail() if operand i is undefined. Test an optional operand with has() first.
@@ -89,7 +91,7 @@ class InferContext {
   void strided_output(int i, DType dtype, const Dims& sizes, const Dims& strides);
   // Output i is a view of input 0.
   void view(const Dims& sizes, const Dims& strides, int64_t offset, int i = 0);
-  // Throws Error with the op's name, the shapes of all inputs and the caller's line.
+  // Throws Error with the op's name, the dtypes and shapes of all inputs as the caller gave them, and his line.
   [[noreturn]] void fail(std::string_view what) const;
   // fail() unless input i has one of the floating dtypes.
   void require_floating(int i) const;
@@ -113,6 +115,7 @@ class InferContext {
   std::span<const Tensor* const> inputs_;
   const Attrs& attrs_;
   std::source_location where_;
+  std::span<const TensorArg> given_;
   absl::InlinedVector<TensorMeta, 1> outputs_;
 };
 
@@ -240,6 +243,11 @@ struct OpDef {
   Epilogue epilogue =
       Epilogue::kNone;  // as which epilogue a product applies this op; operand 0 (kAdd: either) is the product's result
   bool fuse_parts = true;  // false: a compiler must not use `decompose`; it is for tests and second derivatives
+  // Note [Checks are effects]. The op looks at values of its operands and throws for bad ones, such as an index out of
+  // range. That is an effect: where eager execution runs the call, a compiled program runs it, even if nothing reads
+  // its results. So a recording without results runs if it has checks, and dead-code elimination keeps them. What a
+  // backward computes again was checked by the forward: it is computed only if something reads it.
+  bool checks = false;
 };
 
 // What `device` runs an op with: the one place that chooses among the entries of OpDef::on. All zeros if this process

@@ -65,24 +65,70 @@ void intrusive_release(TensorImpl* impl) noexcept {
 
 // ---- Making one
 
-Tensor Tensor::empty(const Dims& sizes, TensorOptions options) {
+namespace {
+// Memory for a factory's result; errors name the factory.
+Tensor made(const char* factory, const Dims& sizes, TensorOptions options, std::source_location where) {
   for (int64_t d : sizes)
-    if (d < 0) throw Error("Tensor::empty: negative size in " + rondo::to_string(sizes));
+    if (d < 0) throw_op_error(factory, "negative size in " + rondo::to_string(sizes), where);
   constexpr int64_t kMaxBytes = int64_t{1} << 60;
   const int64_t numel = checked_numel(sizes);
   if (numel < 0 || numel > kMaxBytes / static_cast<int64_t>(size_of(options.dtype)))
-    throw Error("Tensor::empty: " + rondo::to_string(sizes) + " is more than memory can hold");
+    throw_op_error(factory, rondo::to_string(sizes) + " is more than memory can hold", where);
   const size_t bytes = static_cast<size_t>(numel) * size_of(options.dtype);
   const memory::Cause cause("", "empty", {});
-  return over(Storage::allocate(bytes, options.device), 0, sizes, contiguous_strides(sizes), options.dtype);
+  return Tensor::over(Storage::allocate(bytes, options.device), 0, sizes, contiguous_strides(sizes), options.dtype);
+}
+Tensor filled(const char* factory, const Dims& sizes, Scalar value, TensorOptions options, std::source_location where) {
+  if (!is_floating(options.dtype)) ops::require_in_range(factory, value, options.dtype, where);
+  Tensor result = made(factory, sizes, options, where);
+  run_kernel({ops::kFill, {}, {&result, 1}, ops::fill_attrs(value), {}});
+  return result;
+}
+}  // namespace
+
+Tensor Tensor::empty(const Dims& sizes, TensorOptions options, std::source_location where) {
+  return made("Tensor::empty", sizes, options, where);
+}
+Tensor Tensor::zeros(const Dims& sizes, TensorOptions options, std::source_location where) {
+  return filled("Tensor::zeros", sizes, 0.0, options, where);
+}
+Tensor Tensor::ones(const Dims& sizes, TensorOptions options, std::source_location where) {
+  return filled("Tensor::ones", sizes, 1.0, options, where);
+}
+Tensor Tensor::full(const Dims& sizes, Scalar value, TensorOptions options, std::source_location where) {
+  return filled("Tensor::full", sizes, value, options, where);
 }
 
-Tensor Tensor::from_storage(Storage storage, int64_t offset, const Dims& sizes, const Dims& strides, DType dtype) {
-  if (!storage) throw Error("Tensor::from_storage: the storage is empty");
+Tensor Tensor::copy_of(const void* values, size_t count, DType dtype, const Dims& sizes, TensorOptions options,
+                       std::source_location where) {
+  if (static_cast<int64_t>(count) != checked_numel(sizes))
+    throw_op_error("Tensor::from", absl::StrCat(count, " values for shape ", rondo::to_string(sizes)), where);
+  const Device first = dtype == options.dtype ? options.device : kCPU;
+  Tensor result = made("Tensor::from", sizes, {dtype, first}, where);
+  {
+    const memory::Cause cause("", "from", {});
+    copy_bytes(first, result.mutable_address(), kCPU, values, static_cast<size_t>(result.nbytes()));
+  }
+  if (dtype == options.dtype) return result;
+  const NoGrad off;
+  const RecorderScope run(nullptr);
+  return result.to(options.dtype, where).to(options.device, where);
+}
+Tensor Tensor::from(std::initializer_list<double> literals, const Dims& sizes, Device device,
+                    std::source_location where) {
+  const std::vector<float> rounded(literals.begin(), literals.end());
+  return copy_of(rounded.data(), rounded.size(), kF32, sizes, {kF32, device}, where);
+}
+
+Tensor Tensor::from_storage(Storage storage, int64_t offset, const Dims& sizes, const Dims& strides, DType dtype,
+                            std::source_location where) {
+  if (!storage) throw_op_error("Tensor::from_storage", "the storage is empty", where);
   const auto fail = [&](std::string_view what) {
-    throw Error(absl::StrCat("Tensor::from_storage: ", std::string(what), ": sizes ", rondo::to_string(sizes),
-                             ", strides ", rondo::to_string(strides), ", offset ", offset, ", ", storage.bytes(),
-                             " bytes of ", std::string(name_of(dtype))));
+    throw_op_error(
+        "Tensor::from_storage",
+        absl::StrCat(std::string(what), ": sizes ", rondo::to_string(sizes), ", strides ", rondo::to_string(strides),
+                     ", offset ", offset, ", ", storage.bytes(), " bytes of ", std::string(name_of(dtype))),
+        where);
   };
   const int64_t numel = checked_numel(sizes);
   if (numel < 0 || strides.rank() != sizes.rank() || offset < 0) fail("these describe no tensor");
@@ -109,84 +155,84 @@ Tensor Tensor::over(Storage storage, int64_t offset, const Dims& sizes, const Di
   return Tensor(impl);
 }
 
-Tensor Tensor::zeros(const Dims& sizes, TensorOptions options) { return full(sizes, 0.0, options); }
-Tensor Tensor::ones(const Dims& sizes, TensorOptions options) { return full(sizes, 1.0, options); }
-Tensor Tensor::full(const Dims& sizes, Scalar value, TensorOptions options) {
-  if (!is_floating(options.dtype)) ops::require_in_range("Tensor::full", value, options.dtype, {});
-  Tensor result = empty(sizes, options);
-  run_kernel({ops::kFill, {}, {&result, 1}, ops::fill_attrs(value), {}});
-  return result;
-}
-
-Tensor Tensor::arange(Scalar begin, Scalar end, Scalar step, TensorOptions options) {
+Tensor Tensor::arange(Scalar begin, Scalar end, Scalar step, TensorOptions options, std::source_location where) {
+  constexpr const char* kName = "Tensor::arange";
   if (begin.is_integer() && end.is_integer() && step.is_integer()) {
     const int64_t first = begin.integer(), last = end.integer(), by = step.integer();
-    if (by == 0) throw Error("Tensor::arange: the step must not be 0");
+    if (by == 0) throw_op_error(kName, "the step must not be 0", where);
     // Unsigned, because the span may exceed an int64_t.
     const uint64_t span = by > 0 ? static_cast<uint64_t>(last) - static_cast<uint64_t>(first)
                                  : static_cast<uint64_t>(first) - static_cast<uint64_t>(last);
     const uint64_t size = by > 0 ? static_cast<uint64_t>(by) : -static_cast<uint64_t>(by);
     const bool none = by > 0 ? first >= last : first <= last;
     const auto n = static_cast<int64_t>(none ? 0 : (span - 1) / size + 1);
-    Tensor result = empty({n}, options);
+    Tensor result = made(kName, {n}, options, where);
     run_kernel({ops::kArange, {}, {&result, 1}, {.ints = {first, by}}, {}});
     return result;
   }
   const double first = begin.real(), by = step.real(), n = std::ceil((end.real() - first) / by);
   if (!(by != 0) || !std::isfinite(first) || !std::isfinite(end.real()) || !std::isfinite(by))
-    throw Error(absl::StrCat("Tensor::arange: needs finite bounds and a finite step other than 0, got ", first, ", ",
-                             end.real(), ", ", by));
-  if (n >= 0x1p62) throw Error(absl::StrCat("Tensor::arange: ", n, " elements are more than memory can hold"));
-  Tensor result = empty({static_cast<int64_t>(std::max(n, 0.0))}, options);
+    throw_op_error(
+        kName,
+        absl::StrCat("needs finite bounds and a finite step other than 0, got ", first, ", ", end.real(), ", ", by),
+        where);
+  if (n >= 0x1p62) throw_op_error(kName, absl::StrCat(n, " elements are more than memory can hold"), where);
+  Tensor result = made(kName, {static_cast<int64_t>(std::max(n, 0.0))}, options, where);
   run_kernel({ops::kArange, {}, {&result, 1}, {.floats = {first, by}}, {}});
   return result;
 }
-Tensor Tensor::arange(Scalar begin, Scalar end, Scalar step) {
-  return arange(begin, end, step, begin.is_integer() && end.is_integer() && step.is_integer() ? kI64 : kF32);
+Tensor Tensor::arange(Scalar begin, Scalar end, Scalar step, std::source_location where) {
+  const bool whole = begin.is_integer() && end.is_integer() && step.is_integer();
+  return arange(begin, end, step, whole ? kI64 : kF32, where);
 }
-Tensor Tensor::arange(Scalar begin, Scalar end, TensorOptions options) { return arange(begin, end, 1, options); }
-Tensor Tensor::arange(Scalar end) { return arange(0, end, 1); }
-Tensor Tensor::arange(Scalar end, TensorOptions options) { return arange(0, end, 1, options); }
+Tensor Tensor::arange(Scalar begin, Scalar end, TensorOptions options, std::source_location where) {
+  return arange(begin, end, 1, options, where);
+}
+Tensor Tensor::arange(Scalar end, std::source_location where) { return arange(0, end, 1, where); }
+Tensor Tensor::arange(Scalar end, TensorOptions options, std::source_location where) {
+  return arange(0, end, 1, options, where);
+}
 
 namespace {
-void require_floating(const char* op, DType dtype) {
+void require_floating(const char* op, DType dtype, std::source_location where) {
   if (!is_floating(dtype))
-    throw Error(
-        absl::StrCat(op, ": the dtype must be a floating one, not ", std::string(name_of(dtype)), "; see randint"));
+    throw_op_error(op,
+                   absl::StrCat("the dtype must be a floating one, not ", std::string(name_of(dtype)), "; see randint"),
+                   where);
 }
-}  // namespace
 
-namespace {
 // The numbers of one tensor: philox.h. `low` and `span` belong to integers.
-Tensor drawn(ops::Distribution distribution, const Dims& sizes, TensorOptions options, Generator* generator,
-             int64_t low = 0, int64_t span = 0) {
+Tensor drawn(const char* factory, ops::Distribution distribution, const Dims& sizes, TensorOptions options,
+             Generator* generator, std::source_location where, int64_t low = 0, int64_t span = 0) {
+  Tensor result = made(factory, sizes, options, where);
   Generator& source = generator ? *generator : default_generator();
   const auto seed = static_cast<int64_t>(source.seed()), offset = static_cast<int64_t>(source.next_offset());
-  Tensor result = Tensor::empty(sizes, options);
   run_kernel(
       {ops::kDraw, {}, {&result, 1}, {.ints = {static_cast<int64_t>(distribution), seed, offset, low, span}}, {}});
   return result;
 }
 }  // namespace
 
-Tensor Tensor::randn(const Dims& sizes, TensorOptions options, Generator* generator) {
-  require_floating("Tensor::randn", options.dtype);
-  return drawn(ops::Distribution::kNormal, sizes, options, generator);
+Tensor Tensor::randn(const Dims& sizes, TensorOptions options, Generator* generator, std::source_location where) {
+  require_floating("Tensor::randn", options.dtype, where);
+  return drawn("Tensor::randn", ops::Distribution::kNormal, sizes, options, generator, where);
 }
-Tensor Tensor::rand(const Dims& sizes, TensorOptions options, Generator* generator) {
-  require_floating("Tensor::rand", options.dtype);
-  return drawn(ops::Distribution::kUniform, sizes, options, generator);
+Tensor Tensor::rand(const Dims& sizes, TensorOptions options, Generator* generator, std::source_location where) {
+  require_floating("Tensor::rand", options.dtype, where);
+  return drawn("Tensor::rand", ops::Distribution::kUniform, sizes, options, generator, where);
 }
-Tensor Tensor::randint(int64_t low, int64_t high, const Dims& sizes, TensorOptions options, Generator* generator) {
-  if (high <= low) throw Error(absl::StrCat("Tensor::randint: empty range [", low, ", ", high, ")"));
+Tensor Tensor::randint(int64_t low, int64_t high, const Dims& sizes, TensorOptions options, Generator* generator,
+                       std::source_location where) {
+  constexpr const char* kName = "Tensor::randint";
+  if (high <= low) throw_op_error(kName, absl::StrCat("empty range [", low, ", ", high, ")"), where);
   for (const int64_t bound : {low, high - 1}) {
-    ops::require_in_range("Tensor::randint", bound, options.dtype, {});
+    ops::require_in_range(kName, bound, options.dtype, where);
     if (bound < 0 && options.dtype == kU8)
-      throw Error(absl::StrCat("Tensor::randint: the value ", bound, " is out of range for u8"));
+      throw_op_error(kName, absl::StrCat("the value ", bound, " is out of range for u8"), where);
   }
   // Unsigned, because the span may exceed an int64_t.
   const auto span = static_cast<int64_t>(static_cast<uint64_t>(high) - static_cast<uint64_t>(low));
-  return drawn(ops::Distribution::kInteger, sizes, options, generator, low, span);
+  return drawn(kName, ops::Distribution::kInteger, sizes, options, generator, where, low, span);
 }
 
 // ---- Host access
@@ -231,10 +277,6 @@ std::byte* Tensor::mutable_address(std::source_location where) {
   before_write(impl_->storage, where);
   impl_->storage.bump_version();
   return impl_->data();
-}
-void Tensor::copy_in(const void* values) {
-  const memory::Cause cause("", "from", {});
-  copy_bytes(impl_->device, mutable_address(), kCPU, values, static_cast<size_t>(nbytes()));
 }
 const void* Tensor::raw_data(std::source_location where) const {
   settle(checked("raw_data", where), where);
@@ -479,6 +521,11 @@ Tensor& Tensor::copy_(const Tensor& source, std::source_location where) {
   return ops::copy_({*this, where}, {source, where}), *this;
 }
 Tensor& Tensor::fill_(Scalar value, std::source_location where) { return ops::fill_({*this, where}, value), *this; }
+const Tensor& TensorArg::undefined() {
+  static const Tensor kUndefined;
+  return kUndefined;
+}
+
 Tensor& Tensor::operator+=(TensorArg other) { return add_(other.tensor, other.where); }
 Tensor& Tensor::operator-=(TensorArg other) { return sub_(other.tensor, other.where); }
 Tensor& Tensor::operator*=(TensorArg other) { return mul_(other.tensor, other.where); }

@@ -87,39 +87,82 @@ class Tensor {
     if (impl_) intrusive_release(impl_);
   }
 
-  // ---- Factories
-  static Tensor empty(const Dims& sizes, TensorOptions options = {});
-  static Tensor zeros(const Dims& sizes, TensorOptions options = {});
-  static Tensor ones(const Dims& sizes, TensorOptions options = {});
-  static Tensor full(const Dims& sizes, Scalar value, TensorOptions options = {});
+  // ---- Factories. Errors name the function and the caller's line.
+  static Tensor empty(const Dims& sizes, TensorOptions options = {},
+                      std::source_location where = std::source_location::current());
+  static Tensor zeros(const Dims& sizes, TensorOptions options = {},
+                      std::source_location where = std::source_location::current());
+  static Tensor ones(const Dims& sizes, TensorOptions options = {},
+                     std::source_location where = std::source_location::current());
+  static Tensor full(const Dims& sizes, Scalar value, TensorOptions options = {},
+                     std::source_location where = std::source_location::current());
   // begin, begin + step, ... up to and without `end`. i64 if all numbers are integers, else f32, unless `options` says
   // otherwise. A negative step counts down.
-  static Tensor arange(Scalar end);
-  static Tensor arange(Scalar end, TensorOptions options);
-  static Tensor arange(Scalar begin, Scalar end, Scalar step = 1);
-  static Tensor arange(Scalar begin, Scalar end, TensorOptions options);
-  static Tensor arange(Scalar begin, Scalar end, Scalar step, TensorOptions options);
+  static Tensor arange(Scalar end, std::source_location where = std::source_location::current());
+  static Tensor arange(Scalar end, TensorOptions options, std::source_location where = std::source_location::current());
+  static Tensor arange(Scalar begin, Scalar end, Scalar step = 1,
+                       std::source_location where = std::source_location::current());
+  static Tensor arange(Scalar begin, Scalar end, TensorOptions options,
+                       std::source_location where = std::source_location::current());
+  static Tensor arange(Scalar begin, Scalar end, Scalar step, TensorOptions options,
+                       std::source_location where = std::source_location::current());
   // Random values come from `generator`, or from the default one (random.h).
-  static Tensor randn(const Dims& sizes, TensorOptions options = {}, Generator* generator = nullptr);
-  static Tensor rand(const Dims& sizes, TensorOptions options = {}, Generator* generator = nullptr);
+  static Tensor randn(const Dims& sizes, TensorOptions options = {}, Generator* generator = nullptr,
+                      std::source_location where = std::source_location::current());
+  static Tensor rand(const Dims& sizes, TensorOptions options = {}, Generator* generator = nullptr,
+                     std::source_location where = std::source_location::current());
   static Tensor randint(int64_t low, int64_t high, const Dims& sizes, TensorOptions options = {kI64},
-                        Generator* generator = nullptr);
-  // Copies host values. Their type decides the dtype.
-  template <class T> static Tensor from(std::span<const T> values, const Dims& sizes, Device device = default_device());
-  template <class T>
-  static Tensor from(std::initializer_list<T> values, const Dims& sizes, Device device = default_device()) {
-    return from(std::span<const T>(values.begin(), values.size()), sizes, device);
+                        Generator* generator = nullptr, std::source_location where = std::source_location::current());
+  // Copies host values. The dtype is that of `options`, converted as .to() converts. Without options:
+  // - numbers in braces are literals: those of C++'s double are f32, the default dtype, as in PyTorch; int is i32,
+  // which
+  //   index arguments take; from<double>({0.1, 0.2}, {2}) and from({0.1, 0.2}, {2}, kF64) are f64;
+  // - a vector or span has a type that somebody chose, and it decides: vector<double> is f64.
+  static Tensor from(std::initializer_list<double> literals, const Dims& sizes, Device device = default_device(),
+                     std::source_location where = std::source_location::current());
+  static Tensor from(std::initializer_list<double> literals, const Dims& sizes, TensorOptions options,
+                     std::source_location where = std::source_location::current()) {
+    return from(std::span<const double>(literals.begin(), literals.size()), sizes, options, where);
   }
   template <class T>
-  static Tensor from(const std::vector<T>& values, const Dims& sizes, Device device = default_device()) {
-    return from(std::span<const T>(values), sizes, device);
+  static Tensor from(std::span<const T> values, const Dims& sizes, TensorOptions options,
+                     std::source_location where = std::source_location::current()) {
+    return copy_of(values.data(), values.size(), dtype_of<T>, sizes, options, where);
   }
-  // A scalar tensor.
+  template <class T>
+  static Tensor from(std::span<const T> values, const Dims& sizes, Device device = default_device(),
+                     std::source_location where = std::source_location::current()) {
+    return from(values, sizes, TensorOptions(dtype_of<T>, device), where);
+  }
+  template <class T>
+  static Tensor from(std::initializer_list<T> values, const Dims& sizes, TensorOptions options,
+                     std::source_location where = std::source_location::current()) {
+    return from(std::span<const T>(values.begin(), values.size()), sizes, options, where);
+  }
+  template <class T>
+  static Tensor from(std::initializer_list<T> values, const Dims& sizes, Device device = default_device(),
+                     std::source_location where = std::source_location::current()) {
+    return from(std::span<const T>(values.begin(), values.size()), sizes, TensorOptions(dtype_of<T>, device), where);
+  }
+  template <class T>
+  static Tensor from(const std::vector<T>& values, const Dims& sizes, TensorOptions options,
+                     std::source_location where = std::source_location::current()) {
+    return from(std::span<const T>(values), sizes, options, where);
+  }
+  template <class T>
+  static Tensor from(const std::vector<T>& values, const Dims& sizes, Device device = default_device(),
+                     std::source_location where = std::source_location::current()) {
+    return from(std::span<const T>(values), sizes, TensorOptions(dtype_of<T>, device), where);
+  }
+  // A scalar tensor, by the same rules: scalar(0.5) is f32; scalar<double>(0.5) and scalar(0.5, kF64) are f64.
+  static Tensor scalar(double literal, Device device = default_device()) { return from({literal}, {}, device); }
   template <class T> static Tensor scalar(T value, Device device = default_device()) {
     return from<T>({value}, {}, device);
   }
+  template <class T> static Tensor scalar(T value, TensorOptions options) { return from<T>({value}, {}, options); }
   // A view of memory that `storage` owns. Throws Error if an element would lie outside of it.
-  static Tensor from_storage(Storage storage, int64_t offset, const Dims& sizes, const Dims& strides, DType dtype);
+  static Tensor from_storage(Storage storage, int64_t offset, const Dims& sizes, const Dims& strides, DType dtype,
+                             std::source_location where = std::source_location::current());
 
   // ---- Description. Never touches the data.
   bool defined() const { return impl_ != nullptr; }
@@ -261,7 +304,8 @@ class Tensor {
       throw_undefined(op, where);
     return impl_;
   }
-  void copy_in(const void* values);  // nbytes() bytes of host memory
+  static Tensor copy_of(const void* values, size_t count, DType dtype, const Dims& sizes, TensorOptions options,
+                        std::source_location where);
   const void* checked_data(DType expected, std::source_location where) const;
   void* checked_mutable_data(DType expected, std::source_location where);
   // A dense copy in `dtype` in host memory, without history, made outside of any recording; the tensor itself if it is
@@ -278,11 +322,18 @@ std::ostream& operator<<(std::ostream& out, const Tensor& tensor);
 std::ostream& operator<<(std::ostream& out, const Dims& dims);  // [2, 3]
 std::ostream& operator<<(std::ostream& out, DType dtype);       // f32
 
-// An op's operand: a tensor and the caller's line, which is taken implicitly.
+// An op's operand: a tensor and the caller's line, which is taken implicitly. {} is an undefined tensor.
 struct TensorArg {
   TensorArg(const Tensor& t, std::source_location where = std::source_location::current()) : tensor(t), where(where) {}
+  // `t` was made of a tensor of dtype `given`, which errors show.
+  TensorArg(const Tensor& t, std::source_location where, DType given) : tensor(t), where(where), given(given) {}
+  TensorArg(std::source_location where = std::source_location::current()) : tensor(undefined()), where(where) {}
   const Tensor& tensor;
   std::source_location where;
+  std::optional<DType> given = std::nullopt;
+
+ private:
+  static const Tensor& undefined();
 };
 
 // What a Tensor points to. Only the runtime uses the fields; ops and modules go through Tensor.
@@ -326,14 +377,6 @@ inline bool Tensor::is_contiguous(std::source_location where) const {
 }
 inline int64_t Tensor::storage_offset(std::source_location where) const {
   return checked("storage_offset", where)->offset;
-}
-
-template <class T> Tensor Tensor::from(std::span<const T> values, const Dims& sizes, Device device) {
-  if (static_cast<int64_t>(values.size()) != sizes.numel())
-    throw Error("Tensor::from: " + std::to_string(values.size()) + " values for shape " + rondo::to_string(sizes));
-  Tensor result = empty(sizes, {dtype_of<T>, device});
-  result.copy_in(values.data());
-  return result;
 }
 
 template <class T> std::vector<T> Tensor::to_vector(std::source_location where) const {

@@ -167,6 +167,17 @@ Samples unary_grad(bool large) {
   return samples;
 }
 
+// a, b, and grad of their broadcast shape.
+Samples div_grad_samples(bool large) {
+  Samples samples = binary<plain, positive>(large);
+  for (OpSample& s : samples) {
+    Dims sizes;
+    broadcast_shapes(s.inputs[0].sizes(), s.inputs[1].sizes(), sizes);
+    s.inputs.push_back(real(sizes));
+  }
+  return samples;
+}
+
 Samples where_samples(bool large) {
   if (large) return {{"large", {coins({257, 401}), real({257, 401}), real({401})}}};
   return {{"same", {coins({7, 5}), real({7, 5}), real({7, 5})}},
@@ -682,6 +693,8 @@ constexpr OpSpec kSpecs[] = {
     {.name = "mul_scalar", .make = &with_scalar<plain>, .takes_integers = true},
     {.name = "rsub_scalar", .make = &with_scalar<plain>, .takes_integers = true},
     {.name = "rdiv_scalar", .make = &with_scalar<positive>},
+    {.name = "div_grad", .make = &div_grad_samples, .tolerance = 8},
+    {.name = "rdiv_scalar_grad", .make = &unary_grad_with<positive, 1>},
     {.name = "neg", .make = &unary<plain>, .takes_integers = true},
     {.name = "exp", .make = &unary<plain>},
     {.name = "log", .make = &unary<positive>},
@@ -693,6 +706,9 @@ constexpr OpSpec kSpecs[] = {
     {.name = "less_equal", .make = &binary<tied, tied>, .takes_integers = true, .takes_bool = true},
     {.name = "where", .make = &where_samples, .takes_integers = true, .takes_bool = true},
     {.name = "tanh", .make = &unary<plain>},
+    {.name = "tanh_grad", .make = &unary_grad},
+    {.name = "rsqrt_grad", .make = &unary_grad},
+    {.name = "softplus_grad", .make = &unary_grad},
     {.name = "erf", .make = &unary<plain>},
     {.name = "sigmoid", .make = &unary<plain>},
     {.name = "relu", .make = &unary<plain>},
@@ -729,7 +745,7 @@ constexpr OpSpec kSpecs[] = {
     {.name = "permute", .make = &permute_samples, .takes_integers = true, .takes_bool = true},
     {.name = "expand", .make = &expand_samples, .takes_integers = true, .takes_bool = true},
     {.name = "slice", .make = &slice_samples, .takes_integers = true, .takes_bool = true},
-    {.name = "slice_grad", .make = &slice_grad_samples},
+    {.name = "slice_grad", .make = &slice_grad_samples, .takes_integers = true, .takes_bool = true},
     {.name = "select", .make = &select_samples, .takes_integers = true, .takes_bool = true},
     {.name = "split",
      .make = &split_samples,
@@ -737,9 +753,9 @@ constexpr OpSpec kSpecs[] = {
      .takes_bool = true,
      .differentiable_outputs = ~0u},
     {.name = "cat", .make = &cat_samples, .takes_integers = true, .takes_bool = true},
-    {.name = "sum", .make = &reduction<plain, true>, .tolerance = 32, .takes_integers = true},
-    {.name = "max", .make = &reduction<plain, false>, .takes_integers = true},
-    {.name = "min", .make = &reduction<plain, false>, .takes_integers = true},
+    {.name = "sum", .make = &reduction<plain, true>, .tolerance = 32, .takes_integers = true, .takes_bool = true},
+    {.name = "max", .make = &reduction<plain, false>, .takes_integers = true, .takes_bool = true},
+    {.name = "min", .make = &reduction<plain, false>, .takes_integers = true, .takes_bool = true},
     {.name = "any", .make = &reduction<sparse, true>, .takes_integers = true, .takes_bool = true},
     {.name = "all", .make = &reduction<dense, true>, .takes_integers = true, .takes_bool = true},
     {.name = "var", .make = &variance_samples, .tolerance = 32},
@@ -784,8 +800,8 @@ constexpr OpSpec kSpecs[] = {
      .differentiable_outputs = 7},
     {.name = "gather", .make = &gather_samples, .takes_integers = true, .takes_bool = true},
     {.name = "scatter", .make = &scatter_samples, .takes_integers = true, .takes_bool = true},
-    {.name = "scatter_add", .make = &scatter_sum_samples, .tolerance = 8, .takes_integers = true},
-    {.name = "cumsum", .make = &lines<plain, true>, .tolerance = 32, .takes_integers = true},
+    {.name = "scatter_add", .make = &scatter_sum_samples, .tolerance = 8, .takes_integers = true, .takes_bool = true},
+    {.name = "cumsum", .make = &lines<plain, true>, .tolerance = 32, .takes_integers = true, .takes_bool = true},
     {.name = "argmax", .make = &lines<tied, false>, .takes_integers = true},
     {.name = "argsort", .make = &lines<tied, true>, .takes_integers = true},
     {.name = "topk", .make = &topk_samples, .takes_integers = true},

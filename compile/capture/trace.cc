@@ -108,6 +108,14 @@ void Trace::record(const OpDef& op, std::span<const Tensor* const> inputs, const
   }
 }
 
+void Trace::history_changed(const Tensor& input) {
+  const auto found = external_ids_.find(input.impl());
+  if (found == external_ids_.end()) return;
+  Value& value = graph.value(found->second);
+  value.requires_grad = input.requires_grad();
+  value.leaf = value.requires_grad && input.is_leaf();
+}
+
 bool Trace::reads(const Storage& storage) const {
   return std::any_of(external_.begin(), external_.end(),
                      [&](const Tensor& tensor) { return tensor.impl()->storage == storage; });

@@ -45,6 +45,8 @@ class Trace : public Recorder {
  protected:
   // True if a recorded call reads memory of `storage`.
   bool reads(const Storage& storage) const;
+  // The tensor, which may be an input already, has got another history.
+  void history_changed(const Tensor& input);
   // What is recorded behind node `last`, taken out so that the rest can run first; and recorded again after that.
   struct Tail {
     std::vector<GraphNode> nodes;

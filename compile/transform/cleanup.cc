@@ -116,6 +116,7 @@ std::optional<Graph> eliminate_dead_code(const Graph& graph) {
   std::vector<bool> used(graph.values.size(), false), keep(graph.nodes.size(), false);
   for (ValueId id : graph.outputs) used[static_cast<size_t>(id)] = true;
   for (size_t i = graph.nodes.size(); i-- > 0;) {
+    keep[i] = graph.nodes[i].op->checks;  // Note [Checks are effects]
     for (ValueId id : graph.nodes[i].outputs) keep[i] = keep[i] || used[static_cast<size_t>(id)];
     if (!keep[i]) continue;
     for (ValueId id : graph.nodes[i].inputs)

@@ -11,7 +11,7 @@
 namespace rondo::cuda {
 namespace {
 
-// IN, ACC, OUT; IDENTITY; COMBINE(a, b).
+// IN, ACC, OUT; ELEMENT(x): what is combined of an element; IDENTITY; COMBINE(a, b).
 constexpr Source kReduction = {"reduction", R"cuda(
 // Note [Row order]: sixteen threads are a row's lanes. Row r has `cols` elements from r * cols on, but none beyond `n`.
 extern "C" __global__ void rondo_reduce_rows(const IN* in, OUT* out, long long rows, long long cols, long long n) {
@@ -21,7 +21,7 @@ extern "C" __global__ void rondo_reduce_rows(const IN* in, OUT* out, long long r
     const long long end = begin + cols < n ? begin + cols : n;
     ACC total = IDENTITY;
     for (long long i = begin + lane; i < end; i += 16) {
-      const ACC value = static_cast<ACC>(widen(read(in + i)));
+      const ACC value = static_cast<ACC>(ELEMENT(widen(read(in + i))));
       total = COMBINE(total, value);
     }
 #pragma unroll
@@ -39,7 +39,7 @@ extern "C" __global__ void rondo_reduce_columns(const IN* in, void* partial, lon
     const long long k = i / cols, column = i - k * cols, end = (k + 1) * chunk < rows ? (k + 1) * chunk : rows;
     ACC total = IDENTITY;
     for (long long row = k * chunk; row < end; ++row) {
-      const ACC value = static_cast<ACC>(widen(read(in + row * cols + column)));
+      const ACC value = static_cast<ACC>(ELEMENT(widen(read(in + row * cols + column))));
       total = COMBINE(total, value);
     }
     if (chunks == 1) write(static_cast<OUT*>(partial) + i, convert<OUT>(total));
@@ -58,13 +58,15 @@ extern "C" __global__ void rondo_combine_columns(const ACC* partial, OUT* out, l
 }
 )cuda"};
 
-enum class Combine { kSum, kMax, kMin };
+enum class Combine { kSum, kMax, kMin, kAny, kAll };
 
 class Reduction {
  public:
   Reduction(Combine combine, const Tensor& x, const Tensor& out)
       : combine_(combine),
-        accumulator_(is_floating(x.dtype()) ? compute_dtype(x.dtype()) : kI64),
+        accumulator_(asks_truth()             ? kI32
+                     : is_floating(x.dtype()) ? compute_dtype(x.dtype())
+                                              : kI64),
         device_(x.device()),
         out_(out.dtype()) {}
 
@@ -98,11 +100,14 @@ class Reduction {
                      {{"IN", type_name(in)},
                       {"ACC", type_name(accumulator_)},
                       {"OUT", type_name(out)},
+                      {"ELEMENT(x)", asks_truth() ? "((x) != 0)" : "(x)"},
                       {"IDENTITY", identity()},
                       {"COMBINE(a, b)", combination()}});
   }
+  bool asks_truth() const { return combine_ == Combine::kAny || combine_ == Combine::kAll; }
   const char* identity() const {
-    if (combine_ == Combine::kSum) return "0";
+    if (combine_ == Combine::kSum || combine_ == Combine::kAny) return "0";
+    if (combine_ == Combine::kAll) return "1";
     const bool max = combine_ == Combine::kMax;
     if (!is_floating(accumulator_)) return max ? "(-9223372036854775807ll - 1)" : "9223372036854775807ll";
     return max ? "static_cast<ACC>(__longlong_as_double(0xFFF0000000000000ull))"
@@ -111,6 +116,8 @@ class Reduction {
   const char* combination() const {
     switch (combine_) {
       case Combine::kSum: return "((a) + (b))";
+      case Combine::kAny: return "((a) | (b))";
+      case Combine::kAll: return "((a) & (b))";
       case Combine::kMax: return "((a) != (a) ? (a) : ((b) < (a) ? (a) : (b)))";
       default: return "((a) != (a) ? (a) : ((a) < (b) ? (a) : (b)))";
     }
@@ -140,5 +147,7 @@ void reduce(const KernelContext& context, Combine combine) {
 void sum_kernel(const KernelContext& context) { reduce(context, Combine::kSum); }
 void max_kernel(const KernelContext& context) { reduce(context, Combine::kMax); }
 void min_kernel(const KernelContext& context) { reduce(context, Combine::kMin); }
+void any_kernel(const KernelContext& context) { reduce(context, Combine::kAny); }
+void all_kernel(const KernelContext& context) { reduce(context, Combine::kAll); }
 
 }  // namespace rondo::cuda

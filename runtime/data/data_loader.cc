@@ -1,6 +1,7 @@
 #include "rondo/runtime/data/data_loader.h"
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cstring>
 
@@ -11,8 +12,16 @@
 namespace rondo::data {
 namespace {
 
-// Keeps shuffles apart from tensors drawn with the same seed.
+// Keep shuffles and items apart from tensors drawn with the same seed.
 constexpr uint64_t kShuffleKey = 0x73687566666C6500u;
+constexpr uint64_t kItemKey = 0x6974656D00000000u;
+
+// Of one item in one epoch.
+uint64_t item_seed(uint64_t seed, int64_t epoch, int64_t index) {
+  const std::array<uint32_t, 4> words = philox(seed ^ kItemKey, static_cast<uint64_t>(index),
+                                               static_cast<uint64_t>(epoch));
+  return static_cast<uint64_t>(words[0]) << 32 | words[1];
+}
 
 int64_t batches_in(int64_t items, const DataLoaderOptions& options) {
   if (options.batch_size < 1) throw Error(absl::StrCat("DataLoader: batch_size ", options.batch_size));
@@ -87,7 +96,9 @@ Batch DataLoader::load(int64_t number) const {
   const Permutation shuffled(items_, options_.seed, static_cast<uint64_t>(epoch));
   std::vector<std::vector<Tensor>> columns;  // one per tensor of an item
   for (int64_t i = begin; i < end; ++i) {
-    std::vector<Tensor> item = dataset_->get(options_.shuffle ? shuffled(i) : i);
+    const int64_t index = options_.shuffle ? shuffled(i) : i;
+    Generator random(item_seed(options_.seed, epoch, index));
+    std::vector<Tensor> item = dataset_->get(index, random);
     if (i == begin) columns.resize(item.size());
     if (item.size() != columns.size())
       throw Error(absl::StrCat("DataLoader: items have ", columns.size(), " and ", item.size(), " tensors"));

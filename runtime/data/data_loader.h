@@ -6,10 +6,12 @@
 //
 // The order is a function of (seed, epoch): the same for any number of workers, and after seek(position()).
 // Batch b of item tensors of shape (...) is one tensor of shape (B, ...).
+// Each item gets a Generator of its own, seeded by (seed, epoch, index), from which a dataset draws its augmentations
+// (Dataset::get(index, generator)): the same for any number of workers, and after seek(position()).
 // Threads: started by the first next(), joined by the destructor, which waits for at most one get() per worker. next(),
-// seek() and position() belong to one thread. What a worker computes in get() runs on that one thread (parallel.h). It
-// draws random numbers from that thread's default generator, so a dataset that augments its items should use a
-// Generator seeded by (seed, epoch, index).
+// seek() and position() belong to one thread. What a worker computes in get() runs on that one thread (parallel.h).
+// Numbers that get() draws from the default generator are those of the worker's thread: they depend on which worker
+// prepares the item, and do not come back after a resume.
 #pragma once
 
 #include <condition_variable>

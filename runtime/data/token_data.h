@@ -98,6 +98,7 @@ class TokenDataset : public Dataset {
   int64_t eval_targets() const { return tokens_.size() - 1; }
 
   int64_t size() const override { return eval_targets() / block_size_; }
+  using Dataset::get;
   std::vector<Tensor> get(int64_t index) const override;
 
   const TokenData& tokens() const { return tokens_; }

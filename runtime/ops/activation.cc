@@ -75,9 +75,16 @@ constexpr OpDef kSilu = elementwise<kFloatingOnly, 1, 0, [](auto x) { return sca
 
 // ---- Softplus: ln(1 + e^x)
 
+// Inputs x, grad. As one op: a sigmoid below the range of f16 may belong to a gradient inside of it.
+constexpr OpDef kSoftplusGrad = elementwise<kFloatingOnly, 2, 0, [](auto x, auto g) { return g * scalar::sigmoid(x); }>(
+    "softplus_grad", {}, nullptr,
+    [](std::span<const Tensor> in, const Attrs&, std::span<Tensor> out) { out[0] = in[1] * sigmoid(in[0]); });
 constexpr OpDef kSoftplus = elementwise<kFloatingOnly, 1, 0, [](auto x) { return scalar::softplus(x); }>(
-    "softplus", {.inputs = kFirst}, [](const GradContext& g) { g.set(0, g.grad_out() * sigmoid(g.input(0))); }, nullptr,
-    AmpPolicy::kFloat32);
+    "softplus", {.inputs = kFirst},
+    [](const GradContext& g) {
+      g.set(0, call(kSoftplusGrad, {g.input(0), g.grad_out()}));
+    },
+    nullptr, AmpPolicy::kFloat32);
 
 // ---- Leaky ReLU and clamp
 

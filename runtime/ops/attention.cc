@@ -45,7 +45,7 @@ void check_operands(InferContext& c) {
   }
   if (c.n_inputs() > 4) check_dropout(c, 4, c.scalar(1));
   if (c.has(3) && c.dtype(3) != kBool && c.dtype(3) != kI64 && c.dtype(3) != c.dtype(0))
-    c.fail("mask must be bool, i64 (the first key of each query) or have the dtype of q");
+    c.fail("mask must be bool, i64 or i32 (the first key of each query), or have the dtype of q");
 }
 
 // Heads of k or v, each repeated for its group of query heads.
@@ -142,6 +142,7 @@ constexpr OpDef kAttentionGrad = {
     .n_outputs = 3,
     .infer =
         [](InferContext& c) {
+          c.require_floating(3);
           for (int i = 0; i < 3; ++i) c.strided_output(i, c.dtype(3 + i), c.sizes(3 + i), heads_inside(c.sizes(3 + i)));
         },
     .on = {{&cpu::attention_grad_kernel}, {&cuda::attention_grad_kernel}},
@@ -206,8 +207,15 @@ constexpr OpDef kAttention = {
     .fuse_parts = false,
 };
 
-Tensor scaled_dot_product_attention(TensorArg q, TensorArg k, TensorArg v, const Tensor& mask,
+namespace {
+Tensor with_i64_keys(const char* op, const Tensor& mask, std::source_location where) {
+  return mask.defined() && mask.dtype() == kI32 ? index_operand(op, {mask, where}) : mask;
+}
+}  // namespace
+
+Tensor scaled_dot_product_attention(TensorArg q, TensorArg k, TensorArg v, const Tensor& given_mask,
                                     AttentionOptions options) {
+  const Tensor mask = with_i64_keys("attention", given_mask, q.where);
   if (q.tensor.defined() && q.tensor.rank() == 4 && !options.scale)
     options.scale = 1.0 / std::sqrt(static_cast<double>(q.tensor.sizes()[3]));
   const double scale = options.scale.value_or(1.0);
@@ -225,7 +233,8 @@ Tensor scaled_dot_product_attention(TensorArg q, TensorArg k, TensorArg v, const
   return outputs[0];
 }
 
-Tensor plain_attention(TensorArg q, TensorArg k, TensorArg v, const Tensor& mask, AttentionOptions options) {
+Tensor plain_attention(TensorArg q, TensorArg k, TensorArg v, const Tensor& given_mask, AttentionOptions options) {
+  const Tensor mask = with_i64_keys("plain_attention", given_mask, q.where);
   for (const TensorArg& operand : {q, k, v}) require_defined("plain_attention", operand);
   require_probability("plain_attention", options.dropout, q.where);
   const Tensor* const operands[] = {&q.tensor, &k.tensor, &v.tensor, &mask};

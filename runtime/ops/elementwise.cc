@@ -25,11 +25,16 @@ constexpr OpDef kMul = elementwise<kNumeric, 2, 0, [](auto a, auto b) { return a
       if (g.needs(0)) g.set_reduced(0, g.grad_out() * g.input(1));
       if (g.needs(1)) g.set_reduced(1, g.grad_out() * g.input(0));
     });
+// Inputs a, b, grad: the gradient of b in a / b. (a / b) / b leaves the range of its dtype only if a / b^2 does or a /
+// b does; grad / b may, where b is near the smallest numbers, though the gradient is an ordinary one.
+constexpr OpDef kDivGrad = elementwise<kFloatingOnly, 3, 0, [](auto a, auto b, auto g) { return -(g * (a / b / b)); }>(
+    "div_grad", {}, nullptr, [](std::span<const Tensor> in, const Attrs&, std::span<Tensor> out) {
+      out[0] = neg(in[2] * (in[0] / in[1] / in[1]));
+    });
 constexpr OpDef kDiv = elementwise<kFloatingOnly, 2, 0, [](auto a, auto b) { return a / b; }>(
     "div", {.inputs = kFirst | kSecond}, [](const GradContext& g) {
-      const Tensor quotient = g.grad_out() / g.input(1);
-      if (g.needs(0)) g.set_reduced(0, quotient);
-      if (g.needs(1)) g.set_reduced(1, neg(quotient * (g.input(0) / g.input(1))));
+      if (g.needs(0)) g.set_reduced(0, g.grad_out() / g.input(1));
+      if (g.needs(1)) g.set_reduced(1, call(kDivGrad, {g.input(0), g.input(1), g.grad_out()}));
     });
 
 // ---- A tensor and a run-time scalar
@@ -40,9 +45,17 @@ constexpr OpDef kMulScalar = elementwise<kNumeric, 1, 1, [](auto a, auto s) { re
     "mul_scalar", {}, [](const GradContext& g) { g.set(0, g.grad_out() * g.scalar(0)); });
 constexpr OpDef kRsubScalar = elementwise<kNumeric, 1, 1, [](auto a, auto s) { return s - a; }>(
     "rsub_scalar", {}, [](const GradContext& g) { g.set(0, neg(g.grad_out())); });
+// Inputs a, grad: the gradient of a in s / a. In this order it leaves the dtype's range only if s / a or the result
+// does.
+constexpr OpDef kRdivScalarGrad =
+    elementwise<kFloatingOnly, 2, 1, [](auto a, auto g, auto s) { return -(g * (s / a) / a); }>(
+        "rdiv_scalar_grad", {}, nullptr, [](std::span<const Tensor> in, const Attrs& attrs, std::span<Tensor> out) {
+          out[0] = neg(in[1] * rdiv(in[0], attrs.floats[0]) / in[0]);
+        });
 constexpr OpDef kRdivScalar = elementwise<kFloatingOnly, 1, 1, [](auto a, auto s) { return s / a; }>(
-    "rdiv_scalar", {.inputs = kFirst, .outputs = kFirst},
-    [](const GradContext& g) { g.set(0, neg(g.grad_out() * (g.output(0) / g.input(0)))); });
+    "rdiv_scalar", {.inputs = kFirst}, [](const GradContext& g) {
+      g.set(0, call(kRdivScalarGrad, {g.input(0), g.grad_out()}, g.attrs()));
+    });
 
 // ---- One tensor
 

@@ -17,7 +17,7 @@ namespace rondo::ops {
 enum Domain { kFloatingOnly, kNumeric };  // kNumeric: also i64, i32, u8
 
 template <Domain kDomain, int kInputs, int kScalars, auto kBody> struct ElementwiseImpl {
-  static_assert(kInputs == 1 || kInputs == 2);
+  static_assert(kInputs >= 1 && kInputs <= kMaxElementwiseInputs);
   static void infer(InferContext& c) {
     Dims sizes = c.sizes(0);
     for (int i = 1; i < kInputs; ++i) {
@@ -34,7 +34,8 @@ template <Domain kDomain, int kInputs, int kScalars, auto kBody> struct Elementw
     using C = ComputeType<T>;
     const auto loop = [&](const auto& body) {
       if constexpr (kInputs == 1) elementwise_run<T, T>(rows, body);
-      else elementwise_run<T, T, T>(rows, body);
+      else if constexpr (kInputs == 2) elementwise_run<T, T, T>(rows, body);
+      else elementwise_run<T, T, T, T>(rows, body);
     };
     if constexpr (kScalars == 0) {
       loop([](auto... x) { return kBody(x...); });

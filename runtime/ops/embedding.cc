@@ -13,10 +13,12 @@ constexpr OpDef kEmbeddingGrad = {
     .saved = {.inputs = kSecond},
     .infer =
         [](InferContext& c) {
+          c.require_floating(0);
           c.output(0, c.dtype(0), {c.integer(0), c.sizes(0).back()});
         },
     .on = {{&cpu::embedding_grad_kernel}, {&cuda::embedding_grad_kernel}},
     .grad = [](const GradContext& g) { g.set(0, embedding(g.grad_out(), g.input(1))); },
+    .checks = true,
 };
 
 // Inputs total (V, C), grad, indices: the total with the gradient of the table added. Only the rows that were looked up
@@ -43,6 +45,7 @@ constexpr OpDef kEmbeddingGradOnto = {
           if (g.needs(1)) g.set(1, embedding(g.grad_out(), g.input(2)));
         },
     .reuses = 0,
+    .checks = true,
 };
 
 namespace {
@@ -80,6 +83,7 @@ constexpr OpDef kEmbedding = {
     .on = {{&cpu::embedding_kernel}, {&cuda::embedding_kernel}},
     .grad = &rows_grad,
     .grad_adds = true,
+    .checks = true,
 };
 
 // The same for a table of any dtype: what index_select makes of its operand.
@@ -91,8 +95,12 @@ constexpr OpDef kIndexSelect = {
     .on = {{&cpu::embedding_kernel}, {&cuda::embedding_kernel}},
     .grad = &rows_grad,
     .grad_adds = true,
+    .checks = true,
 };
 
-Tensor embedding(TensorArg weight, TensorArg indices) { return call(kEmbedding, {weight, indices}); }
+Tensor embedding(TensorArg weight, TensorArg indices) {
+  const Tensor at = index_operand("embedding", indices);
+  return call(kEmbedding, {weight, {at, indices.where, indices.tensor.dtype()}});
+}
 
 }  // namespace rondo::ops

@@ -32,6 +32,17 @@ Attrs scatter_sum_attrs(int64_t dim, const Dims& sizes) {
 
 }  // namespace
 
+Tensor index_operand(const char* op, TensorArg index) {
+  require_defined(op, index);
+  const DType dtype = index.tensor.dtype();
+  if (!is_index(dtype))
+    throw_op_error(
+        op,
+        absl::StrCat("indices must be i64 or i32, got ", std::string(name_of(dtype)), to_string(index.tensor.sizes())),
+        index.where);
+  return index.tensor.to(kI64, index.where);
+}
+
 // ---- Gather and scatter
 
 // Inputs values, index (of one shape): zeros with values[i] added at index[i]. ints: {dim, sizes of the result...}.
@@ -50,6 +61,7 @@ constexpr OpDef kScatterSum = {
         },
     .on = {{&cpu::scatter_sum_kernel}, {&cuda::scatter_sum_kernel}},
     .grad = [](const GradContext& g) { g.set(0, gather(g.grad_out(), g.integer(0), g.input(1))); },
+    .checks = true,
 };
 
 // Inputs x, index.
@@ -67,6 +79,7 @@ constexpr OpDef kGather = {
         [](const GradContext& g) {
           g.set(0, call(kScatterSum, {g.grad_out(), g.input(1)}, scatter_sum_attrs(g.integer(0), g.input_sizes(0))));
         },
+    .checks = true,
 };
 
 // Inputs x, index, source (index's shape, or a scalar): x with source[i] written at index[i], the last one winning.
@@ -96,6 +109,7 @@ constexpr OpDef kScatter = {
                                        index);
           g.set_reduced(2, where(equal(winner, number), gather(g.grad_out(), dim, index), 0.0));
         },
+    .checks = true,
 };
 
 // Integers and bools add up in i64. ints: {dim, reverse}
@@ -116,33 +130,44 @@ constexpr OpDef kCumsum = {
 };
 
 Tensor gather(TensorArg x, int64_t dim, TensorArg index) {
-  return call(kGather, {x, index}, {.ints = {dim_of("gather", x.tensor, dim, x.where)}});
+  const int d = dim_of("gather", x.tensor, dim, x.where);
+  const Tensor at = index_operand("gather", index);
+  return call(kGather, {x, {at, index.where, index.tensor.dtype()}}, {.ints = {d}});
 }
 Tensor scatter(TensorArg x, int64_t dim, TensorArg index, TensorArg source) {
   const int d = dim_of("scatter", x.tensor, dim, x.where);
   require_defined("scatter", source);
   const DType dtype = result_dtype(x.tensor, source.tensor);
   const Tensor target = x.tensor.to(dtype, x.where), values = source.tensor.to(dtype, source.where);
-  return call(kScatter, {{target, x.where}, index, {values, source.where}}, {.ints = {d}});
+  const Tensor at = index_operand("scatter", index);
+  return call(kScatter,
+              {{target, x.where, x.tensor.dtype()},
+               {at, index.where, index.tensor.dtype()},
+               {values, source.where, source.tensor.dtype()}},
+              {.ints = {d}});
 }
 Tensor scatter(TensorArg x, int64_t dim, TensorArg index, Scalar value) {
   const int d = dim_of("scatter", x.tensor, dim, x.where);
   require_in_range("scatter", value, x.tensor.dtype(), x.where);
   const Tensor source = Tensor::full({}, value, {x.tensor.dtype(), x.tensor.device()});
-  return call(kScatter, {x, index, {source, x.where}}, {.ints = {d}});
+  const Tensor at = index_operand("scatter", index);
+  return call(kScatter, {x, {at, index.where, index.tensor.dtype()}, {source, x.where}}, {.ints = {d}});
 }
 Tensor scatter_add(TensorArg x, int64_t dim, TensorArg index, TensorArg source) {
   const int d = dim_of("scatter_add", x.tensor, dim, x.where);
   require_defined("scatter_add", source);
   const Tensor values = source.tensor.to(result_dtype(x.tensor, source.tensor), source.where);
-  const Tensor sums = call(kScatterSum, {{values, source.where}, index}, scatter_sum_attrs(d, x.tensor.sizes()));
+  const Tensor at = index_operand("scatter_add", index);
+  const Tensor sums = call(kScatterSum,
+                           {{values, source.where, source.tensor.dtype()}, {at, index.where, index.tensor.dtype()}},
+                           scatter_sum_attrs(d, x.tensor.sizes()));
   return add(x, {sums, x.where});
 }
 Tensor index_select(TensorArg x, int64_t dim, TensorArg index) {
   const int d = dim_of("index_select", x.tensor, dim, x.where);
-  require_defined("index_select", index);
-  if (index.tensor.dtype() != kI64 || index.tensor.rank() != 1)
-    throw_op_error("index_select", "index must be i64 of shape (N)", x.where);
+  const Tensor at = index_operand("index_select", index);
+  if (at.rank() != 1)
+    throw_op_error("index_select", "index must have shape (N), got " + to_string(at.sizes()), index.where);
   if (x.tensor.rank() == 0) throw_op_error("index_select", "a scalar has no dimension to select from", x.where);
   // Rows of a table (size along dim, everything else).
   const Tensor front = transpose(x, 0, d);
@@ -150,8 +175,8 @@ Tensor index_select(TensorArg x, int64_t dim, TensorArg index) {
   const int64_t rows = sizes[0];
   sizes[0] = 1;
   const int64_t cols = sizes.numel();
-  sizes[0] = index.tensor.sizes()[0];
-  const Tensor picked = call(kIndexSelect, {{reshape({front, x.where}, {rows, cols}), x.where}, index});
+  sizes[0] = at.sizes()[0];
+  const Tensor picked = call(kIndexSelect, {{reshape({front, x.where}, {rows, cols}), x.where}, {at, index.where}});
   return transpose(reshape(picked, sizes), 0, d);
 }
 Tensor cumsum(TensorArg x, int64_t dim) {

@@ -20,6 +20,9 @@ void draw_kernel(const KernelContext& context);
 void sum_kernel(const KernelContext& context);
 void max_kernel(const KernelContext& context);
 void min_kernel(const KernelContext& context);
+// truth.cc, on the CPU for any layout without a copy of it; on CUDA in reduction.cc
+void any_kernel(const KernelContext& context);
+void all_kernel(const KernelContext& context);
 
 // norm.cc, one pass over memory each
 void layer_norm_kernel(const KernelContext& context);       // x, weight, bias -> y, mean, rstd

@@ -36,11 +36,16 @@ void decompose_cross_entropy_grad(std::span<const Tensor> in, const Attrs& attrs
 constexpr OpDef kCrossEntropyGrad = {
     .name = "cross_entropy_grad",
     .kind = OpKind::kOpaque,
-    .infer = [](InferContext& c) { c.output(0, c.dtype(1), c.sizes(1)); },
+    .infer =
+        [](InferContext& c) {
+          c.require_floating(1);
+          c.output(0, c.dtype(1), c.sizes(1));
+        },
     .on = {{&cpu::cross_entropy_grad_kernel}, {&cuda::cross_entropy_grad_kernel}},
     .decompose = &decompose_cross_entropy_grad,
     .reuses = 1,
     .fuse_parts = false,
+    .checks = true,
 };
 
 // ints: {ignore_index, reduction}; floats: {label_smoothing}. Outputs the loss, and logsumexp (N).
@@ -72,6 +77,7 @@ constexpr OpDef kCrossEntropy = {
           }
           g.set(0, grad);
         },
+    .checks = true,
 };
 
 namespace {
@@ -95,6 +101,7 @@ void require_head(InferContext& c, int first) {
 }
 // Those that are not wanted have no elements.
 void infer_gradients(InferContext& c, int first, int output) {
+  c.require_floating(first);
   for (int i = 0; i < kOperands; ++i) {
     const bool wanted = LinearLossAttrs(c.attrs()).wants(i);
     c.output(output + i, c.dtype(first), wanted ? c.sizes(first + i) : Dims{0});
@@ -227,6 +234,7 @@ constexpr OpDef kLinearCrossEntropyGrad = {
     .on = {{&cpu::linear_cross_entropy_grad_kernel}, {&cuda::linear_cross_entropy_grad_kernel}},
     .decompose = &decompose_linear_cross_entropy_grad,
     .fuse_parts = false,
+    .checks = true,
 };
 
 // Inputs x, weight, bias, target; outputs the loss, and its gradients: those that are wanted (LinearLossAttrs).
@@ -269,6 +277,7 @@ constexpr OpDef kLinearCrossEntropy = {
             if (g.needs(i)) g.set(i, grads[i]);
         },
     .fuse_parts = false,
+    .checks = true,
 };
 
 namespace {
@@ -290,8 +299,9 @@ Tensor linear_cross_entropy(TensorArg x, TensorArg weight, TensorArg bias, Tenso
   for (int i = 0; i < kOperands && grad_enabled(); ++i)
     wanted |= static_cast<int64_t>(operands[i]->defined() && operands[i]->requires_grad()) << i;
   if (options.reduction == Reduction::kNone || autocast.value_or(x.tensor.dtype()) == kF16) wanted = 0;
+  const Tensor at = index_operand("linear_cross_entropy", target);
   Tensor outputs[1 + kOperands];
-  call(kLinearCrossEntropy, {x, weight, bias, target},
+  call(kLinearCrossEntropy, {x, weight, bias, {at, target.where, target.tensor.dtype()}},
        {.ints = {options.ignore_index, static_cast<int64_t>(options.reduction), options.chunk_rows,
                  autocast ? static_cast<int64_t>(*autocast) : -1, wanted},
         .floats = {options.label_smoothing}},
@@ -301,8 +311,9 @@ Tensor linear_cross_entropy(TensorArg x, TensorArg weight, TensorArg bias, Tenso
 
 Tensor cross_entropy(TensorArg logits, TensorArg target, CrossEntropyOptions options) {
   require_smoothing("cross_entropy", options.label_smoothing, logits.where);
+  const Tensor at = index_operand("cross_entropy", target);
   Tensor outputs[2];
-  call(kCrossEntropy, {logits, target},
+  call(kCrossEntropy, {logits, {at, target.where, target.tensor.dtype()}},
        {.ints = {options.ignore_index, static_cast<int64_t>(options.reduction)}, .floats = {options.label_smoothing}},
        outputs);
   return outputs[0];

@@ -88,15 +88,28 @@ constexpr OpDef kLog = elementwise<kFloatingOnly, 1, 0, [](auto x) { return scal
     "log", {.inputs = kFirst}, [](const GradContext& g) { g.set(0, g.grad_out() / g.input(0)); }, nullptr,
     AmpPolicy::kFloat32);
 constexpr OpDef kSqrt = elementwise<kFloatingOnly, 1, 0, [](auto x) { return scalar::sqrt(x); }>(
-    "sqrt", {.outputs = kFirst}, [](const GradContext& g) { g.set(0, g.grad_out() / g.output(0) * 0.5); });
+    "sqrt", {.outputs = kFirst}, [](const GradContext& g) { g.set(0, g.grad_out() / (g.output(0) * 2.0)); });
+// Inputs y = 1 / sqrt(x), grad. In this order it leaves the dtype's range only if the result does; y^3 may before.
+constexpr OpDef kRsqrtGrad =
+    elementwise<kFloatingOnly, 2, 0, [](auto y, auto g) { return g * scalar::constant(y, -0.5) * y * y * y; }>(
+        "rsqrt_grad", {}, nullptr, [](std::span<const Tensor> in, const Attrs&, std::span<Tensor> out) {
+          out[0] = in[1] * -0.5 * in[0] * in[0] * in[0];
+        });
 constexpr OpDef kRsqrt = elementwise<kFloatingOnly, 1, 0, [](auto x) { return scalar::rsqrt(x); }>(
     "rsqrt", {.outputs = kFirst}, [](const GradContext& g) {
-      const Tensor& y = g.output(0);
-      g.set(0, g.grad_out() * (y * y * y) * -0.5);
+      g.set(0, call(kRsqrtGrad, {g.output(0), g.grad_out()}));
     });
+// Inputs y = tanh(x), grad. (1 - y) (1 + y) keeps its digits where y is near 1; 1 - y^2, with y^2 rounded, loses them.
+constexpr OpDef kTanhGrad = elementwise<kFloatingOnly, 2, 0, [](auto y, auto g) {
+  const auto one = scalar::constant(y, 1.0);
+  return g * ((one - y) * (one + y));
+}>("tanh_grad", {}, nullptr, [](std::span<const Tensor> in, const Attrs&, std::span<Tensor> out) {
+  out[0] = in[1] * ((1.0 - in[0]) * (in[0] + 1.0));
+});
 constexpr OpDef kTanh = elementwise<kFloatingOnly, 1, 0, [](auto x) { return scalar::tanh(x); }>(
-    "tanh", {.outputs = kFirst},
-    [](const GradContext& g) { g.set(0, g.grad_out() * (1.0 - g.output(0) * g.output(0))); });
+    "tanh", {.outputs = kFirst}, [](const GradContext& g) {
+      g.set(0, call(kTanhGrad, {g.output(0), g.grad_out()}));
+    });
 constexpr OpDef kSigmoid = elementwise<kFloatingOnly, 1, 0, [](auto x) { return scalar::sigmoid(x); }>(
     "sigmoid", {.outputs = kFirst},
     [](const GradContext& g) { g.set(0, g.grad_out() * (g.output(0) * (1.0 - g.output(0)))); });

@@ -92,6 +92,7 @@ constexpr OpDef kLayerNormGrad = {
     .n_outputs = 3,
     .infer =
         [](InferContext& c) {
+          c.require_floating(1);
           c.output(0, c.dtype(1), c.sizes(1));
           c.output(1, c.dtype(2), c.sizes(2));
           c.output(2, c.dtype(2), c.sizes(2));
@@ -157,6 +158,7 @@ constexpr OpDef kRMSNormGrad = {
     .n_outputs = 2,
     .infer =
         [](InferContext& c) {
+          c.require_floating(1);
           c.output(0, c.dtype(1), c.sizes(1));
           c.output(1, c.dtype(2), c.sizes(2));
         },

@@ -1,6 +1,6 @@
 // The public functions of every op. Each takes its tensors as TensorArg, so that an error names the caller's line, and
-// throws Error for an undefined tensor, which is Tensor(), unless its comment allows one. Shapes use the usual letters:
-// B batch, T time, C channels, H heads, D head dimension, V vocabulary.
+// throws Error for an undefined tensor, which is Tensor() or {}, unless its comment allows one. Shapes use the usual
+// letters: B batch, T time, C channels, H heads, D head dimension, V vocabulary.
 #pragma once
 
 #include <array>
@@ -123,8 +123,12 @@ Tensor stack(std::initializer_list<Tensor> parts, int64_t dim = 0,
 Tensor tril(TensorArg x, int64_t diagonal = 0);
 Tensor triu(TensorArg x, int64_t diagonal = 0);
 
-// ---- Elements by index (indexing.cc). Indices are i64 and not negative; a bad one is an error.
-// out[i][j] = x[index[i][j]][j] for dim 0, and so on. index may be smaller than x in the other dimensions.
+// `index`, an operand of `op`, as i64. Throws Error unless it is i64 or i32. For functions that take indices.
+Tensor index_operand(const char* op, TensorArg index);
+
+// ---- Elements by index (indexing.cc). Indices are i64 or i32 and not negative; a bad one is an error. So it is with
+// all arguments that are indices: token ids, targets, positions. out[i][j] = x[index[i][j]][j] for dim 0, and so on.
+// index may be smaller than x in the other dimensions.
 Tensor gather(TensorArg x, int64_t dim, TensorArg index);
 // x with source written where gather would read. If indices are equal, the last one wins.
 Tensor scatter(TensorArg x, int64_t dim, TensorArg index, TensorArg source);
@@ -193,8 +197,8 @@ struct AttentionOptions {
   Generator* generator = nullptr;              // of the dropout, which takes one offset; null: default_generator()
 };
 // q (B, H, Tq, D), k and v (B, Hkv, Tk, D) with Hkv dividing H -> (B, H, Tq, D), laid out in memory as (B, Tq, H, D).
-// mask: undefined; bool (true = may attend) or additive, broadcast to (B, H, Tq, Tk); or i64, the first key of each
-// query. Tiled after Dao et al., "FlashAttention" (2022): no Tq x Tk matrix is stored, with dropout neither. See
+// mask: undefined; bool (true = may attend) or additive, broadcast to (B, H, Tq, Tk); or i64 or i32, the first key of
+// each query. Tiled after Dao et al., "FlashAttention" (2022): no Tq x Tk matrix is stored, with dropout neither. See
 // first_keys() in modules/attention.h. If Tk is a multiple of 4, dropout drops the weights that dropout(weights) would
 // drop. The v of a masked or dropped key is multiplied by 0, so k and v must be finite everywhere.
 Tensor scaled_dot_product_attention(TensorArg q, TensorArg k, TensorArg v, const Tensor& mask = {},
@@ -213,7 +217,7 @@ Tensor rotary_embedding(TensorArg x, const RotaryTables& tables);
 Tensor rotary_embedding(TensorArg x, int64_t start = 0, double base = 10000.0);
 
 // ---- Embedding and losses (embedding.cc, loss.cc, pointwise_loss.cc)
-// weight (V, C), indices i64 of any shape -> indices' shape + (C).
+// weight (V, C), indices i64 or i32 of any shape -> indices' shape + (C).
 Tensor embedding(TensorArg weight, TensorArg indices);
 enum class Reduction { kMean, kSum, kNone };
 // Losses of each element of x and target, which have one shape; reduced to a scalar unless kNone.
@@ -238,7 +242,8 @@ struct CrossEntropyOptions {
   double label_smoothing = 0;
   Reduction reduction = Reduction::kMean;
 };
-// logits (N, V), target i64 (N) -> scalar, or (N) for kNone. kMean averages over the targets that are not ignored.
+// logits (N, V), target i64 or i32 (N) -> scalar, or (N) for kNone. kMean averages over the targets that are not
+// ignored.
 Tensor cross_entropy(TensorArg logits, TensorArg target, CrossEntropyOptions options = {});
 struct LinearCrossEntropyOptions {
   int64_t ignore_index = -100;
@@ -247,7 +252,7 @@ struct LinearCrossEntropyOptions {
   int64_t chunk_rows = 0;  // rows whose logits exist at one time; 0: chosen for V
 };
 // cross_entropy(linear(x, weight, bias), target), but only chunk_rows * V logits, or gradients of logits, exist at a
-// time. x (N, C), weight (V, C), bias (V) or undefined, target i64 (N). The floats have one dtype, which is the
+// time. x (N, C), weight (V, C), bias (V) or undefined, target i64 or i32 (N). The floats have one dtype, which is the
 // result's. Under autocast the products run in its dtype, and loss and gradients are f32. If an operand requires a
 // gradient, the forward of a scalar loss computes the gradients too; under no_grad() it does not.
 Tensor linear_cross_entropy(TensorArg x, TensorArg weight, TensorArg bias, TensorArg target,

@@ -1,5 +1,6 @@
 // Ops that ask a question: of each element (isfinite, isinf, isnan) or of many (any, all). Their results are bool.
 #include "rondo/runtime/ops/elementwise_def.h"
+#include "rondo/runtime/ops/kernels.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/ops/reduction_def.h"
 #include "rondo/runtime/ops/table.h"
@@ -46,7 +47,7 @@ constexpr OpDef kIsFinite = predicate<IsFinite{}>("isfinite");
 constexpr OpDef kIsInf = predicate<IsInf{}>("isinf");
 constexpr OpDef kIsNan = predicate<IsNan{}>("isnan");
 
-// ---- any and all count. A count of 0 is exact in f32 however large the input is, and only that matters.
+// ---- any and all
 
 namespace {
 
@@ -54,29 +55,35 @@ void infer_bool(InferContext& c) {
   reduction_infer(c);
   c.output(0, kBool, Dims(c.outputs()[0].sizes));
 }
-// 1 for true and 0 for false.
-Tensor as_number(const Tensor& truth) { return truth.to(kF32); }
-Tensor count(const Tensor& ones, const Attrs& attrs) { return call(kSum, {ones}, attrs); }
+// 1 for what is not 0 and 0 for what is: the largest tells any, the smallest all.
+LoopValue truth_of(LoopBuilder& b) {
+  LoopValue x = b.input(0);
+  if (x.type != kBool) x = scalar::ne(x, scalar::constant(x, 0.0));
+  return b.emit(LoopOp::kCast, kF32, x);
+}
+// In parts: a count of 0 is exact in f32 however many are counted, and only that matters.
+Tensor count(const Tensor& truth, const Attrs& attrs) { return call(kSum, {truth.to(kF32)}, attrs); }
 
 }  // namespace
 
 // ints: as every reduction's
 constexpr OpDef kAnyTrue = {
     .name = "any",
-    .kind = OpKind::kOpaque,
+    .kind = OpKind::kReduction,
     .infer = &infer_bool,
+    .on = {{&cpu::any_kernel}, {&cuda::any_kernel}},
     .decompose = [](std::span<const Tensor> in, const Attrs& attrs,
-                    std::span<Tensor> out) { out[0] = count(as_number(in[0].to(kBool)), attrs).to(kBool); },
+                    std::span<Tensor> out) { out[0] = not_equal(count(not_equal(in[0], 0), attrs), 0.0); },
+    .lower = [](LoopBuilder& b) { b.output(0, b.reduce(LoopOp::kReduceMax, truth_of(b))); },
 };
 constexpr OpDef kAllTrue = {
     .name = "all",
-    .kind = OpKind::kOpaque,
+    .kind = OpKind::kReduction,
     .infer = &infer_bool,
-    .decompose =
-        [](std::span<const Tensor> in, const Attrs& attrs, std::span<Tensor> out) {
-          const Tensor zeros = count(1.0 - as_number(in[0].to(kBool)), attrs);
-          out[0] = (1.0 - as_number(zeros.to(kBool))).to(kBool);
-        },
+    .on = {{&cpu::all_kernel}, {&cuda::all_kernel}},
+    .decompose = [](std::span<const Tensor> in, const Attrs& attrs,
+                    std::span<Tensor> out) { out[0] = equal(count(equal(in[0], 0), attrs), 0.0); },
+    .lower = [](LoopBuilder& b) { b.output(0, -b.reduce(LoopOp::kReduceMax, -truth_of(b))); },
 };
 
 Tensor isfinite(TensorArg x) { return call(kIsFinite, {x}); }

@@ -84,7 +84,7 @@ Tensor call_promoted(const OpDef& op, TensorArg a, TensorArg b, Promotion promot
   const DType result = quotient_dtype(result_dtype(a.tensor, b.tensor), promotion);
   const DType working = working_dtype(result, left, right, promotion);
   const Tensor x = a.tensor.to(working, a.where), y = b.tensor.to(working, b.where);
-  return rounded(call(op, {{x, a.where}, {y, b.where}}), result, promotion, a.where);
+  return rounded(call(op, {{x, a.where, left}, {y, b.where, right}}), result, promotion, a.where);
 }
 
 Tensor call_promoted(const OpDef& op, TensorArg a, Scalar s, Promotion promotion) {
@@ -93,7 +93,7 @@ Tensor call_promoted(const OpDef& op, TensorArg a, Scalar s, Promotion promotion
   if (promote(dtype, s) == dtype && keeps_dtype(dtype, promotion)) return call(op, {a}, {.floats = {s.real()}});
   const DType result = quotient_dtype(promote(dtype, s), promotion);
   const Tensor x = a.tensor.to(working_dtype(result, dtype, result, promotion), a.where);
-  return rounded(call(op, {{x, a.where}}, {.floats = {s.real()}}), result, promotion, a.where);
+  return rounded(call(op, {{x, a.where, dtype}}, {.floats = {s.real()}}), result, promotion, a.where);
 }
 
 void call_promoted_(const OpDef& op, TensorArg a, TensorArg b, Promotion promotion) {
@@ -104,9 +104,9 @@ void call_promoted_(const OpDef& op, TensorArg a, TensorArg b, Promotion promoti
   require_fits_in_place(op, result, a);
   const DType working = working_dtype(result, left, right, promotion);
   const Tensor y = b.tensor.to(working, b.where);
-  if (working == left) return call_in_place(op, {a, {y, b.where}});
+  if (working == left) return call_in_place(op, {a, {y, b.where, right}});
   const Tensor x = a.tensor.to(working, a.where);
-  write_back(op, call(op, {{x, a.where}, {y, b.where}}), a);
+  write_back(op, call(op, {{x, a.where, left}, {y, b.where, right}}), a);
 }
 
 void call_promoted_(const OpDef& op, TensorArg a, Scalar s, Promotion promotion) {
@@ -117,14 +117,14 @@ void call_promoted_(const OpDef& op, TensorArg a, Scalar s, Promotion promotion)
   const DType result = quotient_dtype(promote(dtype, s), promotion);
   require_fits_in_place(op, result, a);
   const Tensor x = a.tensor.to(working_dtype(result, dtype, result, promotion), a.where);
-  write_back(op, call(op, {{x, a.where}}, attrs), a);
+  write_back(op, call(op, {{x, a.where, dtype}}, attrs), a);
 }
 
 Tensor call_floating(const OpDef& op, TensorArg x, Attrs attrs) {
   require_defined(op.name, x);
   if (is_floating(x.tensor.dtype())) return call(op, {x}, std::move(attrs));
   const Tensor real = x.tensor.to(kF32, x.where);
-  return call(op, {{real, x.where}}, std::move(attrs));
+  return call(op, {{real, x.where, x.tensor.dtype()}}, std::move(attrs));
 }
 
 bool is_exact_attribute(Scalar s) {

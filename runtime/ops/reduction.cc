@@ -107,6 +107,16 @@ void extremum_grad(const GradContext& g) {
 
 }  // namespace
 
+namespace {
+
+// A bool counts as 0 or 1.
+LoopValue as_number(LoopBuilder& b) {
+  const LoopValue x = b.input(0);
+  return x.type == kBool ? b.emit(LoopOp::kCast, kF32, x) : x;
+}
+
+}  // namespace
+
 constexpr OpDef kMax = {
     .name = "max",
     .kind = OpKind::kReduction,
@@ -114,7 +124,7 @@ constexpr OpDef kMax = {
     .infer = &reduction_infer,
     .on = {{&cpu::max_kernel}, {&cuda::max_kernel}},
     .grad = &extremum_grad,
-    .lower = [](LoopBuilder& b) { b.output(0, b.reduce(LoopOp::kReduceMax, b.input(0))); },
+    .lower = [](LoopBuilder& b) { b.output(0, b.reduce(LoopOp::kReduceMax, as_number(b))); },
 };
 
 // As max of -x, negated.
@@ -125,7 +135,7 @@ constexpr OpDef kMin = {
     .infer = &reduction_infer,
     .on = {{&cpu::min_kernel}, {&cuda::min_kernel}},
     .grad = &extremum_grad,
-    .lower = [](LoopBuilder& b) { b.output(0, -b.reduce(LoopOp::kReduceMax, -b.input(0))); },
+    .lower = [](LoopBuilder& b) { b.output(0, -b.reduce(LoopOp::kReduceMax, -as_number(b))); },
 };
 
 Tensor sum(TensorArg x, const ReduceDims& dims, bool keepdim) {

@@ -56,8 +56,9 @@ constexpr OpDef kStd = {
     .grad =
         [](const GradContext& g) {
           // Where all elements are equal the slope is infinite; PyTorch gives 0 there.
-          const Tensor& y = g.output(0);
-          g.set(0, variance_grad(g, where(equal(y, 0.0), 0.0, g.grad_out() / (y * 2.0))));
+          const DType wide = compute_dtype(g.input_dtype(0));  // the slope leaves the range of f16 early
+          const Tensor y = g.output(0).to(wide);
+          g.set(0, variance_grad(g, where(equal(y, 0.0), 0.0, g.grad_out().to(wide) / (y * 2.0))));
         },
 };
 

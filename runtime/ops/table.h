@@ -9,17 +9,18 @@ namespace rondo::ops {
 inline constexpr uint32_t kFirst = 1, kSecond = 2, kThird = 4;
 
 // elementwise.cc
-extern const OpDef kAdd, kSub, kMul, kDiv, kAddScalar, kMulScalar, kRsubScalar, kRdivScalar, kNeg;
+extern const OpDef kAdd, kSub, kMul, kDiv, kDivGrad, kAddScalar, kMulScalar, kRsubScalar, kRdivScalar, kRdivScalarGrad,
+    kNeg;
 // comparison.cc
 extern const OpDef kEqual, kNotEqual, kLess, kLessEqual, kWhere;
 // cast.cc
 extern const OpDef kCast, kCopy, kFill;
 // math.cc
-extern const OpDef kMaximum, kMinimum, kAbs, kSign, kExp, kLog, kSqrt, kRsqrt, kTanh, kErf, kSigmoid, kSin, kCos,
-    kLog1p, kExpm1, kPowScalar, kPowScalarGrad;
+extern const OpDef kMaximum, kMinimum, kAbs, kSign, kExp, kLog, kSqrt, kRsqrt, kRsqrtGrad, kTanh, kTanhGrad, kErf,
+    kSigmoid, kSin, kCos, kLog1p, kExpm1, kPowScalar, kPowScalarGrad;
 // activation.cc
 extern const OpDef kRelu, kReluGrad, kGeluTanh, kGeluTanhGrad, kGeluErf, kGeluErfGrad, kSilu, kSiluGrad, kSoftplus,
-    kLeakyRelu, kLeakyReluGrad, kClamp, kClampGrad;
+    kSoftplusGrad, kLeakyRelu, kLeakyReluGrad, kClamp, kClampGrad;
 // view.cc
 extern const OpDef kView, kPermute, kExpand, kSlice, kSliceGrad, kSelect, kSplit, kCat;
 // reduction.cc

@@ -37,8 +37,11 @@ struct OneOp : nn::Module<OneOp> {
 
   std::vector<Tensor> forward(const Tensor&) {
     std::vector<Tensor> operands = inputs;
-    for (size_t i = 0; i < operands.size() && setting == Setting::kFused; ++i)
-      if (sample.role(i) == Role::kReal && is_floating(operands[i].dtype())) operands[i] = operands[i] * 0.75 + 0.125;
+    for (size_t i = 0; i < operands.size() && setting == Setting::kFused; ++i) {
+      if (sample.role(i) != Role::kReal) continue;
+      if (is_floating(operands[i].dtype())) operands[i] = operands[i] * 0.75 + 0.125;
+      else if (operands[i].dtype() == kBool) operands[i] = operands[i] != true;
+    }
     std::vector<Tensor> outputs(static_cast<size_t>(sample.n_outputs));
     std::vector<TensorArg> args;
     for (const Tensor& operand : operands) args.emplace_back(operand);
@@ -46,6 +49,7 @@ struct OneOp : nn::Module<OneOp> {
     if (setting == Setting::kFused)
       for (Tensor& out : outputs)
         if (is_floating(out.dtype())) out = out * out + 0.5;
+        else if (out.dtype() == kBool) out = ops::where(out, 1.5, 0.5);
     return outputs;
   }
 };
@@ -188,6 +192,7 @@ TEST_F(CompiledOpSweep, IntegersAndBool) {
       if (dtype == kBool ? !spec.takes_bool : !spec.takes_integers) continue;
       SCOPED_TRACE(name_of(dtype));
       compare(op, spec, sample, Setting::kAlone, sample.inputs_as(dtype));
+      if (dtype == kBool) compare(op, spec, sample, Setting::kFused, sample.inputs_as(dtype));
     }
   });
 }

@@ -88,7 +88,7 @@ TEST(TwoDevices, ErrorsNameBoth) {
   Tensor(w).set_grad(a), Tensor(v).set_grad(b);
   expect_mixed(error_of([&] { optim::clip_grad_norm_(std::vector<Tensor>{w, v}, 1.0); }), "a norm");
   optim::SGD one(std::vector<Tensor>{w});
-  EXPECT_NE(error_of([&] { one.step({.device_scale = Tensor::scalar(2.0).to(second)}); }).find("cuda:1"),
+  EXPECT_NE(error_of([&] { one.step({.device_scale = Tensor::scalar(2.0, kF64).to(second)}); }).find("cuda:1"),
             std::string::npos);
   // A device that is not there.
   const std::string absent = error_of([&] { static_cast<void>(a.to(cuda.device(2))); });

@@ -147,7 +147,7 @@ TEST_P(Ddp, RanksStayTheSameBitForBit) {
       ddp.finish();
       optimizer.step();
       optimizer.zero_grad();
-      Tensor mean = Tensor::scalar(loss.item());
+      Tensor mean = Tensor::scalar<double>(loss.item());
       group.all_reduce(mean, ReduceOp::kAverage, "loss").wait();
       EXPECT_NEAR(mean.item(), alone[static_cast<size_t>(step)], 1e-5 * alone[static_cast<size_t>(step)]) << step;
       const uint64_t hash = ddp.check_parameters();

@@ -414,8 +414,9 @@ TEST_P(DeviceStep, OneDeviceForAllParameters) {
             }).find("is on fake:1, others on fake:0"),
             std::string::npos);
   SGD optimizer({a});
-  EXPECT_NE(error_of([&] { optimizer.step({.device_scale = Tensor::scalar(2.0)}); }).find("must be one f64 on fake:0"),
-            std::string::npos);
+  EXPECT_NE(
+      error_of([&] { optimizer.step({.device_scale = Tensor::scalar(2.0, kF64)}); }).find("must be one f64 on fake:0"),
+      std::string::npos);
   // A loss scale goes to the device of the first loss, and stays there.
   amp::GradScaler scaler({.init_scale = 2});
   EXPECT_EQ(scaler.scale(Tensor::ones({}, {kF32, device_})).item(), 2);

@@ -9,6 +9,7 @@
 #include "rondo/optim/foreach_map.h"
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/ops/ops.h"
+#include "rondo/tests/errors.h"
 
 namespace rondo::optim {
 namespace {
@@ -96,6 +97,37 @@ TEST_F(ForeachSlices, InPlaceAndBeforeARegion) {
   data.expect_guards();
   data.expect_all(81);
 }
+// Eager and compiled passes would read an element before or after it is written.
+TEST_F(ForeachSlices, ThatOverlapAreRefused) {
+  const Tensor memory = Tensor::ones({64}), other = Tensor::ones({16}), third = Tensor::ones({16});
+  const Tensor low = memory.slice(0, {0, 16}), middle = memory.slice(0, {8, 24}), high = memory.slice(0, {16, 32});
+  const auto copy = [](auto& to, auto& from) { to = from + from; };
+  auto compiled = compile_map(copy);
+  const auto refuses = [&](std::vector<Tensor> to, std::vector<Tensor> from) {
+    for (const bool is_compiled : {false, true}) {
+      const std::string error = test::error_of([&] {
+        if (is_compiled) compiled(to, from);
+        else foreach_map(copy, to, from);
+      });
+      EXPECT_NE(error.find("shares memory with tensor"), std::string::npos) << error;
+    }
+    EXPECT_EQ(memory.to_vector<float>(), std::vector<float>(64, 1));  // nothing was written
+  };
+  refuses({low}, {low});     // the same tensor in two lists
+  refuses({low}, {middle});  // a part of it
+  refuses({middle}, {low});
+  refuses({low, low}, {other, third});  // twice in one list
+  refuses({low, middle}, {other, third});
+  refuses({other, high}, {middle, third});        // of another pair
+  refuses({low}, {memory.slice(0, {8, 40, 2})});  // through strides
+  // Neighbours, and what is only read twice, are no overlap.
+  foreach_map(copy, std::vector{low, high}, std::vector{other, other});
+  compiled(std::vector{low, high}, std::vector{other, other});
+  EXPECT_EQ(low.to_vector<float>(), std::vector<float>(16, 2));
+  EXPECT_EQ(high.to_vector<float>(), std::vector<float>(16, 2));
+  EXPECT_EQ(memory[32].item(), 1);
+}
+
 // Rows of 8-bit states, averages, sums: items whose last row is shorter.
 TEST_F(ForeachSlices, OptimizersOverSlices) {
   for (StateFormat format : {StateFormat::kFull, StateFormat::k8Bit}) {

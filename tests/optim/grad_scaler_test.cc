@@ -174,7 +174,7 @@ TEST(GradScaler, StateTravels) {
   EXPECT_EQ(second.get_scale(), 64);
 
   nn::StateDict bad = first.state_dict();
-  bad["scale"] = Tensor::scalar(-1.0);
+  bad["scale"] = Tensor::scalar(-1.0, kF64);
   EXPECT_THROW(second.load_state_dict(bad), nn::StateDictError);
   bad.erase("scale");
   EXPECT_NE(error_of<nn::StateDictError>([&] { second.load_state_dict(bad); }).find("scale"), std::string::npos);

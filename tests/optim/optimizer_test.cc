@@ -427,7 +427,7 @@ TEST(Optimizer, AStateWithoutTheNumberOfParametersLoads) {
   Adam from(params), into(params);
   nn::StateDict state = from.state_dict();
   EXPECT_EQ(state.erase("group.0.params"), 1u);
-  state["group.0.lr"] = Tensor::scalar(0.25);
+  state["group.0.lr"] = Tensor::scalar(0.25, kF64);
   into.load_state_dict(state);
   EXPECT_EQ(into.lr(), 0.25);
 }

@@ -275,7 +275,7 @@ struct Scripted {
         *net, *optimizer,
         [this](const data::Batch& batch) {
           if (net->is_training()) return ops::mean((*net)(batch[0]));
-          return Tensor::scalar(this->losses.at(evaluations++));
+          return Tensor::scalar<double>(this->losses.at(evaluations++));
         },
         train, eval, options);
     trainer->add_callback(notes);

@@ -238,6 +238,57 @@ std::vector<int64_t> epoch_of(DataLoader& loader) {
   return items;
 }
 
+// Item i is i and two numbers that it draws.
+class Crops : public Dataset {
+ public:
+  int64_t size() const override { return 11; }
+  std::vector<Tensor> get(int64_t index, Generator& random) const override {
+    std::this_thread::sleep_for(std::chrono::microseconds(index % 4 * 50));
+    return {Tensor::scalar(index), Tensor::rand({2}, {}, &random)};
+  }
+  using Dataset::get;
+};
+
+TEST(DataLoader, ItemsDrawTheSameNumbersForAnyWorkersAndAfterResume) {
+  const auto draws_of = [](DataLoader& loader, int epochs) {
+    std::vector<std::vector<float>> draws;  // of each batch: indices and what they drew
+    for (int epoch = 0; epoch < epochs; ++epoch)
+      while (auto batch = loader.next()) {
+        draws.push_back((*batch)[1].to_vector<float>());
+        for (int64_t item : items_of(*batch)) draws.back().push_back(static_cast<float>(item));
+      }
+    return draws;
+  };
+  const auto crops = std::make_shared<Crops>();
+  const auto options = [](int workers, uint64_t seed) {
+    return DataLoaderOptions{.batch_size = 3, .shuffle = true, .seed = seed, .num_workers = workers};
+  };
+  DataLoader alone(crops, options(0, 7));
+  const auto expected = draws_of(alone, 3);  // 4 batches an epoch
+  for (int workers : {1, 3}) {
+    DataLoader loader(crops, options(workers, 7));
+    EXPECT_EQ(draws_of(loader, 3), expected) << workers;
+    // As a resume does: from the middle of the second epoch.
+    DataLoader resumed(crops, options(workers, 7));
+    resumed.seek({1, 2});
+    EXPECT_EQ(draws_of(resumed, 2), std::vector(expected.begin() + 6, expected.end())) << workers;
+  }
+  // Another epoch, item or seed draws other numbers.
+  std::set<float> numbers;
+  for (const auto& batch : expected) numbers.insert(batch.begin(), batch.end() - (batch.size() == 9 ? 3 : 2));
+  EXPECT_EQ(numbers.size(), 3u * 11 * 2);
+  DataLoader other(crops, options(0, 8));
+  for (const auto& batch : draws_of(other, 3))
+    for (size_t i = 0; i < batch.size() / 3 * 2; ++i) EXPECT_FALSE(numbers.contains(batch[i]));
+  // Whoever asks for an item without a generator hears that it needs one.
+  try {
+    crops->get(0);
+    ADD_FAILURE();
+  } catch (const Error& e) {
+    EXPECT_NE(std::string(e.what()).find("generator"), std::string::npos) << e.what();
+  }
+}
+
 TEST(DataLoader, BatchesInOrder) {
   DataLoader loader(std::make_shared<Numbers>(7), {.batch_size = 3});
   EXPECT_EQ(loader.size(), 3);

@@ -108,6 +108,34 @@ TEST(OpSweep, EveryOpHasSamplesAndEverySampleAnOp) {
   }
 }
 
+// The samples' lines say which dtypes an op takes, and so in which it is swept, here, compiled and on CUDA: an op that
+// comes to take one must say so, or it would be tested in none of them.
+TEST(OpSweep, SamplesSayWhichDtypesAnOpTakes) {
+  for (const OpDef* op : all_ops()) {
+    const OpSpec* spec = find_spec(op->name);
+    if (spec == nullptr) continue;
+    const std::vector<OpSample> samples = samples_of(*spec);
+    const DeviceScope elsewhere(kCPU);
+    for (DType dtype : {kI64, kI32, kU8, kBool}) {
+      SCOPED_TRACE(std::string(op->name) + " of " + std::string(name_of(dtype)));
+      const auto takes = [&](const OpSample& sample) {
+        const std::vector<Tensor> inputs = sample.inputs_as(dtype);
+        std::vector<const Tensor*> pointers;
+        for (const Tensor& input : inputs) pointers.push_back(&input);
+        try {
+          InferContext infer(*op, pointers, sample.attrs, {});
+          op->infer(infer);
+          return true;
+        } catch (const Error&) {
+          return false;
+        }
+      };
+      const bool says = dtype == kBool ? spec->takes_bool : spec->takes_integers;
+      EXPECT_EQ(std::any_of(samples.begin(), samples.end(), takes), says);
+    }
+  }
+}
+
 // An op that says it takes a dtype does, and gives what infer says.
 TEST(OpSweep, OutputsAreAsInferred) {
   for_each_sample(false, [](const OpDef& op, const OpSpec& spec, const OpSample& sample) {
