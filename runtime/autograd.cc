@@ -318,6 +318,21 @@ class ViewOfBaseNode final : public Node {
     geometry_.look(grad).copy_(grads_out[0]);
     grads_in[0] = grad.contiguous();
   }
+  // Many views of one base share one gradient of its size.
+  bool adds_to_totals() const override { return true; }
+  void backward_onto(std::span<Tensor> grads_out, std::span<Tensor> grads_in, std::span<LeafGrad>) override {
+    autograd::apply_extras(*this, grads_out);
+    if (grads_in.empty()) return;
+    Tensor total = std::move(grads_in[0]);
+    if (total.defined() && autograd::may_overwrite(total) && total.dtype() == grads_out[0].dtype() &&
+        is_contiguous(geometry_.base_sizes, geometry_.base_strides)) {
+      geometry_.look(total).add_(grads_out[0]);
+      grads_in[0] = std::move(total);
+      return;
+    }
+    backward(grads_out, grads_in);
+    if (total.defined()) grads_in[0] = total + grads_in[0];
+  }
 
  private:
   ViewGeometry geometry_;
@@ -334,14 +349,12 @@ class OverwriteNode final : public Node {
   const char* name() const override { return "overwrite"; }
   void backward(std::span<Tensor> grads_out, std::span<Tensor> grads_in) override {
     refuse_second_derivative();
-    Tensor grad = grads_out[0].clone();
-    Tensor region = geometry_.look(grad);
-    grads_in[1] = region.clone();
-    if (edges[0].node) {
-      Tensor rest = grad.detach();
-      geometry_.look(rest).fill_(0);
-      grads_in[0] = rest;
-    }
+    Tensor grad = std::move(grads_out[0]);
+    if (!autograd::may_overwrite(grad)) grad = grad.clone();
+    grads_in[1] = geometry_.look(grad).clone();
+    if (!edges[0].node) return;
+    geometry_.look(grad).fill_(0);
+    grads_in[0] = std::move(grad);
   }
 
  private:
