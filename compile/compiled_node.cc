@@ -71,8 +71,9 @@ Tensor zeros_like(const Value& like, Device device) {
 //
 // Note [Freed in parts]. The ops of the recording free what they saved as on the eager tape: those through which a
 // backward goes, and no others. So another output, or a part that grad() left out, may go backward later; an op that
-// has freed already throws, by its own name and line. The memory goes when no output that somebody may still use leads
-// to an op that has not freed. For that, each output has a port: its history owns the port, and the port owns the node.
+// has freed already throws, by its own name and line. An op that saves nothing, such as a view, never throws. The
+// memory goes when no output that somebody may still use leads to an op that has something to free. For that, each
+// output has a port: its history owns the port, and the port owns the node.
 class CompiledNode final : public RegionNode {
  public:
   CompiledNode(std::shared_ptr<const Binding> binding, std::span<const Tensor> inputs, std::span<const Tensor> results)
@@ -145,19 +146,22 @@ class CompiledNode final : public RegionNode {
     const autograd::Asked* asked = autograd::Asked::now();
     Pass pass;
     pass.saved = saved_;
+    const bool any_freed = all_freed_ || !freed_.empty();
     bool all = asked == nullptr;
     for (size_t i = 0; i < outputs.size(); ++i) all = all && (outputs[i] || !is_in_use(i));
-    if (!all || saved_ == nullptr || !freed_.empty())
+    if (!all || any_freed)
       pass.ops = asked == nullptr ? ops_passed(entry_->forward_graph, outputs)
                                   : ops_passed(entry_->forward_graph, outputs, &asked->edges, asked->outputs);
-    if (saved_ == nullptr || !freed_.empty())
+    if (any_freed) {
+      const OpSet saving = ops_that_save(entry_->forward_graph);
       for (size_t n = pass.ops->size(); n-- > 0;) {
-        if (!(*pass.ops)[n] || !(saved_ == nullptr || freed_[n])) continue;
+        if (!(*pass.ops)[n] || !saving[n] || !(all_freed_ || freed_[n])) continue;
         if (autograd::LastRead::now())
           for (size_t before = n + 1; before < freed_.size(); ++before)
             freed_[before] = freed_[before] || (*pass.ops)[before];
         throw_freed(entry_->forward_graph.nodes[n]);
       }
+    }
     pass.is_last = !pass.ops || !leaves_any(freed_and(*pass.ops));
     return pass;
   }
@@ -165,7 +169,12 @@ class CompiledNode final : public RegionNode {
   void free(const Pass& pass) {
     std::lock_guard lock(mutex_);
     if (pass.ops) freed_ = freed_and(*pass.ops);
-    if (!pass.ops || !leaves_any(freed_)) saved_ = nullptr;
+    if (all_freed_ || (pass.ops && leaves_any(freed_))) return;
+    auto nothing = std::make_shared<Saved>();
+    nothing->inputs.resize(saved_->inputs.size());
+    nothing->values.resize(saved_->values.size());
+    saved_ = std::move(nothing);
+    all_freed_ = true;
   }
   // A gradient may still come from this output.
   bool is_in_use(size_t output) const {
@@ -175,13 +184,13 @@ class CompiledNode final : public RegionNode {
     for (size_t n = 0; n < freed_.size(); ++n) ops[n] = ops[n] || freed_[n];
     return ops;
   }
-  // An output that is in use leads to an op that is not in `freed`.
+  // An output that is in use leads to an op that saves something and is not in `freed`.
   bool leaves_any(const OpSet& freed) const {
     std::vector<bool> in_use;
     for (size_t i = 0; i < differentiable_.size(); ++i) in_use.push_back(is_in_use(i));
-    const OpSet useful = ops_passed(entry_->forward_graph, in_use);
+    const OpSet useful = ops_passed(entry_->forward_graph, in_use), saving = ops_that_save(entry_->forward_graph);
     for (size_t n = 0; n < useful.size(); ++n)
-      if (useful[n] && !freed[n]) return true;
+      if (useful[n] && saving[n] && !freed[n]) return true;
     return false;
   }
   [[noreturn]] static void throw_freed(const GraphNode& node) {
@@ -214,17 +223,19 @@ class CompiledNode final : public RegionNode {
     }
     const Binding::Backward bound = grads_in.empty() ? Binding::Backward() : binding_->backward_for(arriving);
     const std::shared_ptr<const CompiledBackward>& compiled = bound.compiled;
-    const auto is_overwritten = [&](const BackwardInput& source) {
-      return source.kind == BackwardInput::kSaved && source.index >= 0 &&
-             kept(*pass.saved, static_cast<size_t>(source.index)).overwritten();
+    const auto is_gone = [&](const BackwardInput& source) {
+      if (source.kind != BackwardInput::kSaved || source.index < 0) return false;
+      const SavedTensor& saved = kept(*pass.saved, static_cast<size_t>(source.index));
+      return !saved.defined() || saved.overwritten();
     };
     if (!grads_in.empty() && compiled == nullptr) {
       count(Outcome::kEager, "a backward");
       return replay(*pass.saved, grads_out, grads_in);
     }
-    // Replayed, the op that needs what was overwritten says so, by its own name and line.
-    if (!grads_in.empty() && std::any_of(compiled->inputs.begin(), compiled->inputs.end(), is_overwritten)) {
-      count(Outcome::kReplayed, "overwritten memory");
+    // Replayed, the op that needs what was overwritten says so, by its own name and line. What was freed is needed only
+    // by ops that this backward does not go through.
+    if (!grads_in.empty() && std::any_of(compiled->inputs.begin(), compiled->inputs.end(), is_gone)) {
+      count(Outcome::kReplayed, "overwritten or freed memory");
       return replay(*pass.saved, grads_out, grads_in);
     }
     autograd::apply_extras(*this, grads_out);
@@ -387,18 +398,19 @@ class CompiledNode final : public RegionNode {
     const Graph& graph() const { return node_.binding_->graph(); }
 
     void read_input(size_t i, ValueId id) {
-      try {
-        value(id) = saved_.inputs[i].get("a compiled region", {});
-      } catch (const StaleTensorError&) {
-        // What was computed from it may still be there, and its own values may be of no further use.
-        value(id) = zeros_like(graph().value(id), node_.entry_->device);
-        if (node_.edges[i].node != nullptr) {
-          const auto passage = std::make_shared<Passage>(1);
-          passage->edges[0] = node_.edges[i];
-          autograd::set_history(value(id), passage, 0);
-        }
-        stale_[static_cast<size_t>(id)] = any_stale_ = true;
+      const SavedTensor& saved = saved_.inputs[i];
+      if (saved.defined() && !saved.overwritten()) {
+        value(id) = saved.get("a compiled region", {});
+        return;
       }
+      // What was computed from it may still be there, and its own values may be of no further use.
+      value(id) = zeros_like(graph().value(id), node_.entry_->device);
+      if (node_.edges[i].node != nullptr) {
+        const auto passage = std::make_shared<Passage>(1);
+        passage->edges[0] = node_.edges[i];
+        autograd::set_history(value(id), passage, 0);
+      }
+      stale_[static_cast<size_t>(id)] = any_stale_ = true;
     }
 
     void after(const GraphNode& made) {
@@ -415,7 +427,9 @@ class CompiledNode final : public RegionNode {
     // The value that the region has kept for its backward, instead of one computed from zeros.
     bool restore(ValueId id) {
       const int32_t at = kept_value(id);
-      if (at < 0 || saved_.values[static_cast<size_t>(at)].overwritten()) return false;
+      if (at < 0 || !saved_.values[static_cast<size_t>(at)].defined() ||
+          saved_.values[static_cast<size_t>(at)].overwritten())
+        return false;
       const Tensor& kept = saved_.values[static_cast<size_t>(at)].get("a compiled region", {});
       Tensor& result = value(id);
       if (kept.dtype() != result.dtype() || !(kept.sizes() == result.sizes()) || !result.is_contiguous()) return false;
@@ -524,10 +538,11 @@ class CompiledNode final : public RegionNode {
   }
 
   std::shared_ptr<const Binding> binding_;
-  const Entry* entry_;                      // of binding_
-  std::vector<bool> differentiable_;        // by output
-  std::mutex mutex_;                        // guards the rest: two threads may go backward through two outputs
-  std::shared_ptr<const Saved> saved_;      // null: all has been freed
+  const Entry* entry_;                // of binding_
+  std::vector<bool> differentiable_;  // by output
+  std::mutex mutex_;                  // guards the rest: two threads may go backward through two outputs
+  std::shared_ptr<const Saved> saved_;
+  bool all_freed_ = false;                  // nothing in `saved_` is defined any more
   OpSet freed_;                             // empty: none
   std::vector<std::weak_ptr<Port>> ports_;  // by output; empty: there is but one to go backward from
 

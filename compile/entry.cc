@@ -51,8 +51,8 @@ RecordingKey pack(const Graph& graph, PackFloats floats) {
   key.push_back(graph.nodes.size());
   for (const GraphNode& node : graph.nodes) {
     key.push_back(reinterpret_cast<uint64_t>(node.op));
-    key.push_back(node.inputs.size() << 16 | node.outputs.size() << 8 | node.attrs.ints.size() << 4 |
-                  node.attrs.floats.size());
+    key.push_back(node.inputs.size() << 32 | node.outputs.size());
+    key.push_back(node.attrs.ints.size() << 32 | node.attrs.floats.size());
     for (ValueId id : node.inputs) key.push_back(static_cast<uint64_t>(id));
     for (int64_t i : node.attrs.ints) key.push_back(static_cast<uint64_t>(i));
     if (floats == PackFloats::kYes)

@@ -174,19 +174,25 @@ class OpNode final : public Node {
       metas_[i] = {input.dtype(), input.sizes()};
       if (input.requires_grad() && is_floating(input.dtype())) {
         edges[i] = autograd::gradient_edge(input);
-        if (edges[i].node) needs_ |= 1u << i;
+        metas_[i].needs_grad = edges[i].node != nullptr;
       }
     }
-    uint32_t read = op.saved.inputs;
-    if (op.saved.product) read &= (needs_ & 1u) << 1 | (needs_ >> 1 & 1u);
-    for (size_t i = 0; i < inputs.size(); ++i)
-      if ((read >> i & 1u) != 0 && inputs[i]->defined()) saved_inputs_[i] = SavedTensor(*inputs[i], false);
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      if (!op.saved.input(i) || !inputs[i]->defined()) continue;
+      if (op.saved.product && (i >= 2 || !metas_[1 - i].needs_grad)) continue;
+      saved_inputs_[i] = SavedTensor(*inputs[i], false);
+      saves_ = true;
+    }
   }
   void save_outputs(std::span<const Tensor> outputs) {
     n_outputs = static_cast<int>(outputs.size());
+    if (op_.saved.outputs == 0) return;
     saved_outputs_.resize(outputs.size());
-    for (size_t i = 0; i < outputs.size(); ++i)
-      if (op_.saved.outputs >> i & 1u) saved_outputs_[i] = SavedTensor(outputs[i], true);
+    for (size_t i = 0; i < outputs.size(); ++i) {
+      if (!op_.saved.output(i)) continue;
+      saved_outputs_[i] = SavedTensor(outputs[i], true);
+      saves_ = saves_ || outputs[i].defined();
+    }
   }
   const char* name() const override { return op_.name; }
   std::string location() const override { return location_ != nullptr ? *location_ : describe_location(where_); }
@@ -198,14 +204,15 @@ class OpNode final : public Node {
   }
   void backward(std::span<Tensor> grads_out, std::span<Tensor> grads_in) override {
     const memory::Cause cause("backward of ", op_.name, where_);
-    if (released_)
+    if (released_ && saves_)
       throw Error(absl::StrCat("backward of ", op_.name,
                                ": its saved tensors were freed by an earlier backward; pass "
                                "retain_graph = true to that one",
                                describe_location(where_)));
     if (op_.grad == nullptr)
       throw Error(absl::StrCat("backward of ", op_.name, ": it has no gradient", describe_location(where_)));
-    Tensor inputs[kMaxOpInputs], outputs[kMaxOpOutputs];
+    absl::InlinedVector<Tensor, kUsualInputs> inputs(std::max<size_t>(edges.size(), kUsualInputs));
+    absl::InlinedVector<Tensor, kUsualOutputs> outputs(std::max<size_t>(grads_out.size(), kUsualOutputs));
     for (size_t i = 0; i < saved_inputs_.size(); ++i) inputs[i] = saved_inputs_[i].get(op_.name, where_);
     for (size_t i = 0; i < saved_outputs_.size(); ++i) {
       outputs[i] = saved_outputs_[i].get(op_.name, where_);
@@ -215,7 +222,7 @@ class OpNode final : public Node {
         autograd::set_history(outputs[i], self.lock(), static_cast<int>(i));
       }
     }
-    const GradContext context(attrs_, inputs, outputs, grads_out, metas_, needs_, grads_in);
+    const GradContext context(attrs_, inputs, outputs, grads_out, metas_, grads_in);
     const absl::Cleanup restore = [outer = std::exchange(in_gradient_rule, true)] { in_gradient_rule = outer; };
     if (anomaly::detecting) [[unlikely]]
       return checked_rule(context, inputs, outputs, grads_out, grads_in);
@@ -248,7 +255,7 @@ class OpNode final : public Node {
   Attrs attrs_;
   std::source_location where_;
   std::unique_ptr<const std::string> location_;  // under DetectAnomaly: with the module, which backward cannot see
-  uint32_t needs_ = 0;
+  bool saves_ = false;                           // something; what saves nothing may go backward any number of times
   bool released_ = false;
   absl::InlinedVector<InputMeta, 3> metas_;
   absl::InlinedVector<SavedTensor, 3> saved_inputs_;
@@ -311,6 +318,21 @@ class ViewOfBaseNode final : public Node {
     geometry_.look(grad).copy_(grads_out[0]);
     grads_in[0] = grad.contiguous();
   }
+  // Many views of one base share one gradient of its size.
+  bool adds_to_totals() const override { return true; }
+  void backward_onto(std::span<Tensor> grads_out, std::span<Tensor> grads_in, std::span<LeafGrad>) override {
+    autograd::apply_extras(*this, grads_out);
+    if (grads_in.empty()) return;
+    Tensor total = std::move(grads_in[0]);
+    if (total.defined() && autograd::may_overwrite(total) && total.dtype() == grads_out[0].dtype() &&
+        is_contiguous(geometry_.base_sizes, geometry_.base_strides)) {
+      geometry_.look(total).add_(grads_out[0]);
+      grads_in[0] = std::move(total);
+      return;
+    }
+    backward(grads_out, grads_in);
+    if (total.defined()) grads_in[0] = total + grads_in[0];
+  }
 
  private:
   ViewGeometry geometry_;
@@ -327,14 +349,12 @@ class OverwriteNode final : public Node {
   const char* name() const override { return "overwrite"; }
   void backward(std::span<Tensor> grads_out, std::span<Tensor> grads_in) override {
     refuse_second_derivative();
-    Tensor grad = grads_out[0].clone();
-    Tensor region = geometry_.look(grad);
-    grads_in[1] = region.clone();
-    if (edges[0].node) {
-      Tensor rest = grad.detach();
-      geometry_.look(rest).fill_(0);
-      grads_in[0] = rest;
-    }
+    Tensor grad = std::move(grads_out[0]);
+    if (!autograd::may_overwrite(grad)) grad = grad.clone();
+    grads_in[1] = geometry_.look(grad).clone();
+    if (!edges[0].node) return;
+    geometry_.look(grad).fill_(0);
+    grads_in[0] = std::move(grad);
   }
 
  private:

@@ -48,6 +48,12 @@ Recorder* interrupted(const char* what, std::source_location where) {
 }  // namespace
 RecordingPause::RecordingPause(const char* what, std::source_location where) : eager_(interrupted(what, where)) {}
 
+void IntList::push_back_many(int64_t value) {
+  if (size_ == kFew) many_.assign(few_, few_ + kFew);
+  many_.push_back(value);
+  ++size_;
+}
+
 void InferContext::output(int i, DType dtype, const Dims& sizes) {
   strided_output(i, dtype, sizes, contiguous_strides(sizes));
 }
@@ -101,6 +107,13 @@ void launch(const BackendTable& backend, Device device, KernelFn kernel, const K
   queue_kernel(backend, device, kernel, context);
 }
 
+using Operands = absl::InlinedVector<Tensor, kUsualInputs>;
+Operands copies_of(std::span<const Tensor* const> inputs) {
+  Operands copies;
+  for (const Tensor* input : inputs) copies.push_back(*input);
+  return copies;
+}
+
 // On a device without a kernel for the op.
 void run_parts(const OpDef& op, std::span<const Tensor* const> inputs, Device device, const Attrs& attrs,
                std::span<Tensor> outputs, std::source_location where) {
@@ -111,14 +124,13 @@ void run_parts(const OpDef& op, std::span<const Tensor* const> inputs, Device de
                                 : inputs.empty() ? "; make the tensor on kCPU and move it with .to(Device)"
                                                  : "; move its operands with .to(kCPU)"),
                    where);
-  Tensor copies[kMaxOpInputs];
-  for (size_t i = 0; i < inputs.size(); ++i) copies[i] = *inputs[i];
+  const Operands copies = copies_of(inputs);
   const NoGrad off;  // the op is one tape node
   const memory::Cause cause("", op.name, where);
-  if (call_in_parts != nullptr) return op.decompose({copies, inputs.size()}, attrs, outputs);
+  if (call_in_parts != nullptr) return op.decompose(copies, attrs, outputs);
   call_in_parts = &where;
   const absl::Cleanup end = [] { call_in_parts = nullptr; };
-  op.decompose({copies, inputs.size()}, attrs, outputs);
+  op.decompose(copies, attrs, outputs);
 }
 
 }  // namespace
@@ -144,9 +156,8 @@ void run_kernel(const KernelContext& context) {
   const Device device = context.out().device();
   const BackendTable& backend = backend_of(device);
   if (backend.generates) [[unlikely]] {
-    Tensor results[kMaxOpOutputs];
-    const std::span<Tensor> made(results, context.outputs.size());
-    if (run_generated(context.op, context.inputs, context.attrs, made, context.where)) {
+    absl::InlinedVector<Tensor, kUsualOutputs> made(context.outputs.size());
+    if (run_generated(context.op, context.inputs, context.attrs, {made.data(), made.size()}, context.where)) {
       const NoGrad off;
       for (size_t i = 0; i < made.size(); ++i) context.outputs[i].copy_(made[i]);
       return;
@@ -155,8 +166,8 @@ void run_kernel(const KernelContext& context) {
   if (const KernelFn kernel = entry_of(context.op, backend).kernel; kernel != nullptr)
     return launch(backend, device, kernel, context);
   const RecorderScope eager(nullptr);
-  Tensor parts[kMaxOpOutputs];
-  run_parts(context.op, context.inputs, device, context.attrs, {parts, context.outputs.size()}, context.where);
+  absl::InlinedVector<Tensor, kUsualOutputs> parts(context.outputs.size());
+  run_parts(context.op, context.inputs, device, context.attrs, {parts.data(), parts.size()}, context.where);
   const NoGrad off;
   for (size_t i = 0; i < context.outputs.size(); ++i) context.outputs[i].copy_(parts[i]);
 }
@@ -170,7 +181,8 @@ class Dispatcher {
         n_(static_cast<int>(args.size())),
         where_(call_in_parts != nullptr ? *call_in_parts
                : args.empty()           ? std::source_location{}
-                                        : args[0].where) {
+                                        : args[0].where),
+        inputs_(args.size()) {
     for (int i = 0; i < n_; ++i) inputs_[i] = &args[i].tensor;
     if (n_ > 0 && !inputs_[0]->defined()) throw_op_error(op.name, "operand 0 is an undefined tensor", where_);
     for (int i = 1; i < n_; ++i)
@@ -189,9 +201,7 @@ class Dispatcher {
     const bool needs = needs_grad();
     if (needs && op_.grad == nullptr && op_.decompose != nullptr) {
       // An op without a gradient rule is differentiated through its decomposition.
-      Tensor copies[kMaxOpInputs];
-      for (int i = 0; i < n_; ++i) copies[i] = *inputs_[i];
-      op_.decompose({copies, static_cast<size_t>(n_)}, attrs_, outputs);
+      op_.decompose(copies_of(inputs()), attrs_, outputs);
       return;
     }
     // An op with neither gets a node whose backward is an error.
@@ -265,11 +275,11 @@ class Dispatcher {
     before_write(target.storage(), where_);
     // An operand that shares the target's memory in another layout would be read after it is overwritten. One of the
     // same layout would be overwritten before the gradient reads it.
-    Tensor copies[kMaxOpInputs];
+    Operands copies(static_cast<size_t>(n_));
     for (int i = 1; i < n_; ++i) {
       const Tensor& input = *inputs_[i];
       if (!input.defined() || !(input.storage() == target.storage())) continue;
-      const bool saved = differentiable && (op_.saved.inputs >> i & 1u) != 0;
+      const bool saved = differentiable && op_.saved.input(static_cast<size_t>(i));
       if (!saved && input.storage_offset() == target.storage_offset() && input.sizes() == target.sizes() &&
           input.strides() == target.strides())
         continue;
@@ -295,7 +305,7 @@ class Dispatcher {
   }
 
  private:
-  std::span<const Tensor* const> inputs() const { return {inputs_, static_cast<size_t>(n_)}; }
+  std::span<const Tensor* const> inputs() const { return {inputs_.data(), inputs_.size()}; }
   Device device() const { return n_ > 0 ? inputs_[0]->impl()->device : default_device(); }
   [[gnu::cold, gnu::noinline]] void throw_two_devices(int i) const {
     throw_op_error(op_.name,
@@ -349,6 +359,7 @@ class Dispatcher {
   void apply_autocast(DType lower) {
     const DType target = op_.amp == AmpPolicy::kLower ? lower : kF32;
     const amp::Autocast off(std::nullopt);  // the casts are ops, too
+    cast_.resize(static_cast<size_t>(n_));
     for (int i = 0; i < n_; ++i) {
       const Tensor& input = *inputs_[i];
       // f64 is asked for by the user and never lowered.
@@ -373,8 +384,8 @@ class Dispatcher {
   Attrs& attrs_;
   int n_;
   std::source_location where_;
-  const Tensor* inputs_[kMaxOpInputs];
-  Tensor cast_[kMaxOpInputs];  // operands that autocast converted
+  absl::InlinedVector<const Tensor*, kUsualInputs> inputs_;
+  Operands cast_;  // those that autocast converted
 };
 
 Tensor call(const OpDef& op, std::span<const TensorArg> inputs, Attrs attrs) {

@@ -40,8 +40,12 @@ bool LastRead::now() { return last_read; }
 
 bool is_only_holder(const Tensor& tensor) { return owns_memory_alone(tensor) && tensor.impl()->refs.load() == 1; }
 
-bool may_overwrite(const Tensor& gradient) {
-  return !grad_enabled() && active_recorder() == nullptr && is_only_holder(gradient) && gradient.is_contiguous();
+bool may_overwrite(const Tensor& gradient) { return !grad_enabled() && may_add_slices_in_place(gradient); }
+
+// A saved tensor shares the memory, so what is held once is saved by nobody.
+bool may_add_slices_in_place(const Tensor& gradient) {
+  return active_recorder() == nullptr && is_only_holder(gradient) && gradient.is_contiguous() &&
+         !(grad_enabled() && gradient.requires_grad() && gradient.is_leaf());
 }
 
 bool may_become_grad(const Tensor& gradient) { return is_only_holder(gradient) && gradient.is_contiguous(); }

@@ -18,6 +18,10 @@ bool is_only_holder(const Tensor& tensor);
 // create_graph and while a region is recorded: both need the old value.
 bool may_overwrite(const Tensor& gradient);
 
+// True if slices may be added to `gradient`, which is on its way down the tape, in place. As may_overwrite(), and under
+// create_graph, too: the write gets a history of its own, and nobody has saved the old value.
+bool may_add_slices_in_place(const Tensor& gradient);
+
 // True if `gradient` may become a leaf's .grad as it is. Otherwise .grad gets a dense copy, so that neither another
 // leaf's .grad, nor the caller's tensor, nor a hook's tensor shares its memory.
 bool may_become_grad(const Tensor& gradient);

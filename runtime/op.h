@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <vector>
 
 #include "absl/container/inlined_vector.h"
 #include "rondo/runtime/amp.h"
@@ -34,25 +35,67 @@ enum class OpKind : uint8_t {
   kOpaque,       // anything else: runs as one call
 };
 
+// Integers of a call: a few, stored inline; those of an op with many operands are on the heap.
+class IntList {
+ public:
+  IntList() = default;
+  IntList(std::initializer_list<int64_t> values) { append(values); }
+  template <class It> void assign(It begin, It end) {
+    size_ = 0;
+    many_.clear();
+    for (; begin != end; ++begin) push_back(*begin);
+  }
+  void push_back(int64_t value) {
+    if (size_ < kFew) few_[size_++] = value;
+    else push_back_many(value);
+  }
+  void append(std::span<const int64_t> values) {
+    for (int64_t value : values) push_back(value);
+  }
+  void append(std::initializer_list<int64_t> values) { append(std::span(values.begin(), values.size())); }
+  size_t size() const { return size_; }
+  bool empty() const { return size_ == 0; }
+  const int64_t* data() const { return size_ <= kFew ? few_ : many_.data(); }
+  int64_t* data() { return size_ <= kFew ? few_ : many_.data(); }
+  const int64_t* begin() const { return data(); }
+  const int64_t* end() const { return data() + size_; }
+  int64_t operator[](size_t i) const { return data()[i]; }
+  int64_t& operator[](size_t i) { return data()[i]; }
+  friend bool operator==(const IntList& a, const IntList& b) {
+    return std::equal(a.begin(), a.end(), b.begin(), b.end());
+  }
+
+ private:
+  static constexpr size_t kFew = kMaxRank + 4;
+  void push_back_many(int64_t value);
+  int64_t few_[kFew] = {};
+  size_t size_ = 0;
+  std::vector<int64_t> many_;  // all of them, if they are more than kFew
+};
+
 // Operands that are no tensors. In a compiled region floats are run-time scalars; ints are part of the key.
 struct Attrs {
-  FixedVector<int64_t, kMaxRank + 4> ints = {};
+  IntList ints = {};
   FixedVector<double, 2> floats = {};
   friend bool operator==(const Attrs&, const Attrs&) = default;
 };
 
-// What is saved for backward, as bit masks over inputs and outputs: exactly what the gradient reads.
+// What is saved for backward, as bit masks over inputs and outputs: exactly what the gradient reads. An op that saves
+// something has fewer than 32 of them.
 struct SavedSpec {
   uint32_t inputs = 0;
   uint32_t outputs = 0;
+  bool input(size_t i) const { return i < 32 && (inputs >> i & 1u) != 0; }
+  bool output(size_t i) const { return i < 32 && (outputs >> i & 1u) != 0; }
   // A product: the gradient of input 0 reads input 1 and not input 0, that of input 1 reads input 0 and not input 1.
   // The tape then keeps no operand for a gradient that is not wanted, such as the input of a layer with a frozen
   // weight.
   bool product = false;
 };
 
-inline constexpr int kMaxOpInputs = 8;
-inline constexpr int kMaxOpOutputs = 8;
+// Most ops have at most so many. More are allowed (split, cat), and cost an allocation.
+inline constexpr int kUsualInputs = 8;
+inline constexpr int kUsualOutputs = 8;
 
 struct TensorMeta {
   DType dtype = kF32;
@@ -66,6 +109,7 @@ struct TensorMeta {
 struct InputMeta {
   DType dtype = kF32;
   Dims sizes;
+  bool needs_grad = false;  // its gradient is wanted
 };
 
 // Computes shapes and dtypes of the outputs. It must not read data.
@@ -151,19 +195,17 @@ struct KernelContext {
 class GradContext {
  public:
   GradContext(const Attrs& attrs, std::span<const Tensor> inputs, std::span<const Tensor> outputs,
-              std::span<const Tensor> grads_out, std::span<const InputMeta> input_metas, uint32_t needs,
-              std::span<Tensor> grads_in)
+              std::span<const Tensor> grads_out, std::span<const InputMeta> input_metas, std::span<Tensor> grads_in)
       : attrs_(attrs),
         inputs_(inputs),
         outputs_(outputs),
         grads_out_(grads_out),
         input_metas_(input_metas),
-        needs_(needs),
         grads_in_(grads_in) {}
   const Tensor& input(int i) const { return inputs_[i]; }    // defined only if in SavedSpec and given
   const Tensor& output(int i) const { return outputs_[i]; }  // defined only if in SavedSpec
   const Tensor& grad_out(int i = 0) const { return grads_out_[i]; }
-  bool needs(int i) const { return needs_ >> i & 1u; }
+  bool needs(int i) const { return i < n_inputs() && input_metas_[i].needs_grad; }
   const Dims& input_sizes(int i) const { return input_metas_[i].sizes; }
   DType input_dtype(int i) const { return input_metas_[i].dtype; }
   int64_t integer(int i) const { return attrs_.ints[i]; }
@@ -182,7 +224,6 @@ class GradContext {
   const Attrs& attrs_;
   std::span<const Tensor> inputs_, outputs_, grads_out_;
   std::span<const InputMeta> input_metas_;
-  uint32_t needs_;
   std::span<Tensor> grads_in_;
 };
 
@@ -230,6 +271,10 @@ struct OpDef {
   GradFn grad = nullptr;    // null: differentiated through `decompose`; if that is null, too, backward throws
   LowerFn lower = nullptr;  // null: runs as a library call
   bool additive = false;    // reductions: results over parts of the input add up to the result over all of it
+  // At least 0: the op takes any number of operands, and the last ints are so many for each. A call whose operand 0 is
+  // the result of another call equals, bit for bit, one call of the other's operands and then its own (a compiler makes
+  // one of them), if the ints before those of the operands are equal.
+  int32_t chains = -1;
   // For memory planning.
   // Output 0 is the inputs side by side along dimension ints[0], so the ops that make them may write them there.
   bool assembles = false;

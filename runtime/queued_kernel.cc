@@ -32,7 +32,7 @@ class QueuedKernel {
     const amp::Autocast as_called(std::nullopt);
     const DeviceScope here(kCPU);
     const CallSiteScope errors(site_);
-    absl::InlinedVector<const Tensor*, kMaxOpInputs> inputs;
+    absl::InlinedVector<const Tensor*, kUsualInputs> inputs;
     for (const Tensor& input : inputs_) inputs.push_back(&input);
     absl::InlinedVector<EpilogueCall, kMaxEpilogues> epilogues;
     for (size_t i = 0; i < epilogues_.size(); ++i)

@@ -242,11 +242,22 @@ Samples slice_samples(bool large) {
           {"middle", {real({2, 5, 3})}, ints({1, 2, 4, 1})}, {"step past the end", {real({5})}, ints({0, 1, 5, 7})}};
 }
 Samples slice_grad_samples(bool large) {
-  if (large) return {{"large", {real({100, 401})}, ints({0, 3, 2, 257, 401})}};
-  return {{"front", {real({4, 3})}, ints({0, 0, 1, 6, 3})},
-          {"step", {real({4, 3})}, ints({1, 1, 3, 4, 9})},
-          {"none", {real({0, 2})}, ints({0, 3, 2, 5, 2})},
-          {"middle", {real({2, 2, 3})}, ints({1, 2, 1, 2, 5, 3})}};
+  if (large)
+    return {{"large", {real({100, 401})}, ints({257, 401, 0, 3, 2})},
+            {"many", std::vector<Tensor>(100, real({3, 401})), [] {
+               Attrs attrs = ints({3, 101, 401});
+               for (int64_t i = 0; i < 100; ++i) attrs.ints.append({1, i + (i > 40), 1});
+               return attrs;
+             }()}};
+  return {{"front", {real({4, 3})}, ints({6, 3, 0, 0, 1})},
+          {"step", {real({4, 3})}, ints({4, 9, 1, 1, 3})},
+          {"none", {real({0, 2})}, ints({5, 2, 0, 3, 2})},
+          {"middle", {real({2, 2, 3})}, ints({2, 5, 3, 1, 2, 1})},
+          {"select", {real({2, 3})}, ints({2, 5, 3, 1, 4, 1})},
+          {"side by side", {real({2, 3}), real({1, 3}), real({3})}, ints({5, 3, 0, 3, 1, 0, 0, 1, 0, 2, 1})},
+          {"over each other", {real({2, 4}), real({3, 4}), real({3, 2})}, ints({3, 4, 0, 1, 1, 0, 0, 1, 1, 0, 3})},
+          {"onto a sum", {real({3, 4}), real({2, 4}), real({4})}, ints({3, 4, 0, 0, 1, 0, 0, 2, 0, 1, 1})},
+          {"to nothing", {real({0, 4}), real({0, 1})}, ints({0, 4, 0, 0, 1, 1, 2, 1})}};
 }
 Samples select_samples(bool large) {
   if (large) return {};
@@ -257,10 +268,9 @@ Samples select_samples(bool large) {
 }
 Samples split_samples(bool large) {
   if (large) return {};
-  return {{"even", {real({6, 4})}, ints({0, 2}), 3},
-          {"rest", {real({3, 7})}, ints({1, 3}), 3},
-          {"one", {real({3})}, ints({0, 9}), 1},
-          {"middle", {real({2, 5, 2})}, ints({1, 1}), 5},
+  return {{"even", {real({6, 4})}, ints({0, 2}), 3},      {"rest", {real({3, 7})}, ints({1, 3}), 3},
+          {"one", {real({3})}, ints({0, 9}), 1},          {"middle", {real({2, 5, 2})}, ints({1, 1}), 5},
+          {"many", {real({2, 19, 2})}, ints({1, 2}), 10}, {"each index", {real({2, 11})}, ints({1, 0}), 11},
           {"empty rows", {real({0, 4})}, ints({1, 2}), 2}};
 }
 Samples cat_samples(bool large) {
@@ -268,6 +278,7 @@ Samples cat_samples(bool large) {
   return {{"rows", {real({2, 3}), real({4, 3})}, ints({0})},
           {"columns", {real({3, 2}), real({3, 1}), real({3, 5})}, ints({1})},
           {"one", {real({3})}, ints({0})},
+          {"many", std::vector<Tensor>(11, real({2, 3})), ints({1})},
           {"with an empty one", {real({2, 3}), real({0, 3}), real({1, 3})}, ints({0})},
           {"middle", {real({2, 1, 3}), real({2, 4, 3})}, ints({1})},
           {"all empty", {real({0, 3}), real({0, 3})}, ints({0})}};

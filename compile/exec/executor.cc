@@ -92,7 +92,7 @@ void Executor::run_library_call(size_t index, const Frame& frame) const {
   const GraphNode& node = plan_.graph.nodes[static_cast<size_t>(launch.op())];
   const memory::Cause cause("", node.op->name, node.where);
   if (const auto& prepared = code_.prepared(index); prepared != nullptr) {
-    absl::InlinedVector<std::byte*, kMaxOpInputs + 1> addresses;
+    absl::InlinedVector<std::byte*, kUsualInputs + 1> addresses;
     for (const Address& address : launch.addresses) addresses.push_back(frame.at(address));
     return code_.target().launch.library_call(code_.device(), prepared, addresses);
   }

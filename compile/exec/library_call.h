@@ -13,7 +13,8 @@ class LibraryCall {
  public:
   // `make_tensor(like, address)`: a tensor of the value's layout there. The plan must outlive this.
   template <class MakeTensor>
-  LibraryCall(const Plan& plan, const Launch& launch, MakeTensor make_tensor) : plan_(plan), launch_(launch) {
+  LibraryCall(const Plan& plan, const Launch& launch, MakeTensor make_tensor)
+      : plan_(plan), launch_(launch), inputs_(launch.inputs.size()), outputs_(node().outputs.size()) {
     const Graph& graph = plan.graph;
     for (size_t i = 0; i < launch.inputs.size(); ++i)
       if (launch.inputs[i] != kNoValue) inputs_[i] = make_tensor(graph.value(launch.inputs[i]), launch.addresses[i]);
@@ -31,8 +32,8 @@ class LibraryCall {
   // Calls use(context).
   template <class Use> void with_context(const Attrs& attrs, Use use) const {
     const GraphNode& op = node();
-    const Tensor* pointers[kMaxOpInputs];
-    for (size_t i = 0; i < op.inputs.size(); ++i) pointers[i] = &inputs_[i];
+    absl::InlinedVector<const Tensor*, kUsualInputs> pointers;
+    for (size_t i = 0; i < op.inputs.size(); ++i) pointers.push_back(&inputs_[i]);
     absl::InlinedVector<EpilogueCall, kMaxEpilogues> epilogues;
     size_t next = op.inputs.size();
     for (size_t i = 1; i < launch_.nodes.size(); ++i) {
@@ -41,14 +42,14 @@ class LibraryCall {
     }
     // The modules that called the op have returned, so an error names the line that was found when it was recorded.
     const std::source_location where = op.origin.user.line() == 0 ? op.where : op.origin.user;
-    use(KernelContext{*op.op, {pointers, op.inputs.size()}, {outputs_, op.outputs.size()}, attrs, where, epilogues});
+    use(KernelContext{*op.op, pointers, {outputs_.data(), op.outputs.size()}, attrs, where, epilogues});
   }
 
  private:
   const Plan& plan_;
   const Launch& launch_;
-  Tensor inputs_[kMaxOpInputs + kMaxEpilogues];
-  mutable Tensor outputs_[kMaxOpOutputs];  // the kernel writes to their memory
+  absl::InlinedVector<Tensor, kUsualInputs + kMaxEpilogues> inputs_;
+  mutable absl::InlinedVector<Tensor, kUsualOutputs> outputs_;  // the kernel writes to their memory
 };
 
 }  // namespace rondo::compile

@@ -157,8 +157,7 @@ class Finder {
     const auto node = [&](int32_t n) -> const GraphNode& { return graph_.nodes[static_cast<size_t>(n)]; };
     const GraphNode& op = node(launch.op());
     if (op.op->kind == OpKind::kView) return refuse(absl::StrCat(op.op->name, " is a view: nothing is to be called"));
-    if (op.inputs.size() > kMaxOpInputs || op.outputs.size() > kMaxOpOutputs || launch.nodes.size() > kMaxEpilogues + 1)
-      return refuse(absl::StrCat(op.op->name, " has too many operands, results or epilogues"));
+    if (launch.nodes.size() > kMaxEpilogues + 1) return refuse(absl::StrCat(op.op->name, " has too many epilogues"));
     if (op.op->n_outputs >= 0 && std::ssize(op.outputs) != op.op->n_outputs)
       return refuse(absl::StrCat(op.op->name, " has ", op.op->n_outputs, " results"));
     for (size_t i = 0; i < launch.nodes.size(); ++i) {

@@ -4,6 +4,7 @@
 //   decompose   ops stay whole: one library call instead of simpler ops that fuse
 //   cse         equal calls are made as often as they were recorded
 //   dce         what nobody needs is computed
+//   join        calls that continue each other stay separate
 //   assemble    values that are laid side by side are copied there
 //   fuse        a kernel for each op
 //   epilogues   products leave what follows them to kernels (and do not widen their results)
@@ -24,6 +25,7 @@ enum class CompilerStage : uint8_t {
   kDecompose,
   kCse,
   kDce,
+  kJoin,
   kAssemble,
   kFuse,
   kEpilogues,
@@ -32,7 +34,7 @@ enum class CompilerStage : uint8_t {
   kReuse,
   kCache
 };
-inline constexpr int kStages = 10;
+inline constexpr int kStages = 11;
 
 std::string_view name_of(CompilerStage stage);
 // RONDO_DISABLE is read the first time that one of these two is called. Throws Error, which lists the names, where it

@@ -35,6 +35,11 @@ std::optional<Graph> assemble_in_place(const Graph& graph) {
   if (std::none_of(graph.nodes.begin(), graph.nodes.end(), [](const GraphNode& node) { return node.op->assembles; }))
     return std::nullopt;
   Graph result = graph;
+  std::vector<std::vector<ValueId>> views(graph.values.size());  // by root
+  for (size_t v = 0; v < graph.values.size(); ++v)
+    views[static_cast<size_t>(graph.values[v].root)].push_back(static_cast<ValueId>(v));
+  std::vector<bool> returned(graph.values.size(), false), placed(graph.values.size(), false);
+  for (ValueId output : graph.outputs) returned[static_cast<size_t>(graph.written(output))] = true;
   for (const GraphNode& node : graph.nodes) {
     if (!node.op->assembles) continue;
     const ValueId whole = node.outputs[0];
@@ -53,9 +58,8 @@ std::optional<Graph> assemble_in_place(const Graph& graph) {
                             graph.nodes[static_cast<size_t>(source.producer)].op->strided_outputs;
       const bool whole_part = seen.offset == 0 && is_contiguous(seen.sizes, seen.strides) &&
                               seen.sizes.numel() == source.sizes.numel();
-      bool taken = false;  // a value has one place
-      for (ValueId other : parts) taken = taken || other == part;
-      for (ValueId output : graph.outputs) taken = taken || graph.written(output) == part;
+      // A value has one place.
+      const bool taken = placed[static_cast<size_t>(part)] || returned[static_cast<size_t>(part)];
       if (!writable || !whole_part || taken) {
         possible = false;
         break;
@@ -63,15 +67,19 @@ std::optional<Graph> assemble_in_place(const Graph& graph) {
       const Interleave lay{seen.sizes[dim] * out.strides[dim], out.sizes[dim] * out.strides[dim],
                            begin * out.strides[dim]};
       begin += seen.sizes[dim];
-      for (size_t v = 0; possible && v < result.values.size(); ++v) {
-        if (result.values[v].root != part) continue;
-        if (const std::optional<Value> value = moved(result.values[v], lay, whole))
-          changes.emplace_back(static_cast<ValueId>(v), *value);
-        else possible = false;
+      for (ValueId v : views[static_cast<size_t>(part)]) {
+        const std::optional<Value> value = moved(result.value(v), lay, whole);
+        possible = possible && value.has_value();
+        if (!possible) break;
+        changes.emplace_back(v, *value);
       }
+      placed[static_cast<size_t>(part)] = true;
       parts.push_back(part);
     }
-    if (!possible) continue;
+    if (!possible) {
+      for (ValueId part : parts) placed[static_cast<size_t>(part)] = false;
+      continue;
+    }
     for (auto& [id, value] : changes) result.value(id) = value;
   }
   return result;

@@ -1,4 +1,4 @@
-// Common subexpressions and dead code.
+// Common subexpressions, calls that continue each other, and dead code.
 #include <algorithm>
 #include <bit>
 #include <map>
@@ -110,6 +110,62 @@ std::optional<Graph> widen_reductions(const Graph& graph) {
     between.strides = wide.strides;
   }
   return result;
+}
+
+namespace {
+
+// The ints of a chained call that are not those of an operand.
+size_t header(const GraphNode& node) {
+  return node.attrs.ints.size() - node.inputs.size() * static_cast<size_t>(node.op->chains);
+}
+bool continues(const GraphNode& node, const GraphNode& before) {
+  const auto &ints = node.attrs.ints, &others = before.attrs.ints;
+  const size_t n = header(node);
+  return before.op == node.op && header(before) == n && std::equal(ints.begin(), ints.begin() + n, others.begin());
+}
+
+}  // namespace
+
+std::optional<Graph> join_chains(const Graph& graph) {
+  if (std::none_of(graph.nodes.begin(), graph.nodes.end(), [](const GraphNode& n) { return n.op->chains >= 0; }))
+    return std::nullopt;
+  std::vector<int> uses(graph.values.size(), 0);
+  for (const GraphNode& node : graph.nodes)
+    for (ValueId id : node.inputs)
+      if (id != kNoValue) ++uses[static_cast<size_t>(id)];
+  for (ValueId id : graph.outputs) ++uses[static_cast<size_t>(id)];
+  // The call that node `n` continues; -1: none.
+  const auto before = [&](size_t n) -> int32_t {
+    const GraphNode& node = graph.nodes[n];
+    const ValueId first = node.inputs[0];
+    if (node.op->chains < 0 || first == kNoValue || uses[static_cast<size_t>(first)] != 1) return -1;
+    const int32_t maker = graph.value(first).producer;
+    return maker >= 0 && continues(node, graph.nodes[static_cast<size_t>(maker)]) ? maker : -1;
+  };
+  std::vector<bool> keep(graph.nodes.size(), true);
+  std::optional<Graph> result;
+  for (size_t end = graph.nodes.size(); end-- > 0;) {
+    if (!keep[end]) continue;
+    std::vector<size_t> chain = {end};
+    for (int32_t n = before(end); n >= 0; n = before(chain.back())) {
+      chain.push_back(static_cast<size_t>(n));
+      keep[chain.back()] = false;
+    }
+    if (chain.size() == 1) continue;
+    if (!result) result = graph;
+    GraphNode& whole = result->nodes[end];
+    const GraphNode& start = graph.nodes[chain.back()];
+    whole.inputs = start.inputs;
+    whole.attrs.ints = start.attrs.ints;
+    for (size_t i = chain.size() - 1; i-- > 0;) {
+      const GraphNode& next = graph.nodes[chain[i]];
+      const size_t own = header(next) + static_cast<size_t>(next.op->chains);
+      whole.inputs.insert(whole.inputs.end(), next.inputs.begin() + 1, next.inputs.end());
+      whole.attrs.ints.append(std::span(next.attrs.ints.begin() + own, next.attrs.ints.end()));
+    }
+  }
+  if (!result) return std::nullopt;
+  return rebuild(*result, keep, identity(graph));
 }
 
 std::optional<Graph> eliminate_dead_code(const Graph& graph) {

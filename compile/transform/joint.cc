@@ -91,7 +91,10 @@ class Deriver {
 
   void visit(const GraphNode& node) {
     const OpDef& op = *node.op;
-    Tensor grads_out[kMaxOpOutputs], inputs[kMaxOpInputs], outputs[kMaxOpOutputs], grads_in[kMaxOpInputs];
+    const size_t n_in = std::max<size_t>(node.inputs.size(), kUsualInputs),
+                 n_out = std::max<size_t>(node.outputs.size(), kUsualOutputs);
+    absl::InlinedVector<Tensor, kUsualInputs> inputs(n_in), grads_in(n_in);
+    absl::InlinedVector<Tensor, kUsualOutputs> outputs(n_out), grads_out(n_out);
     bool any = false;
     for (size_t i = 0; i < node.outputs.size(); ++i) {
       if (!forward_.value(node.outputs[i]).requires_grad) continue;
@@ -99,33 +102,31 @@ class Deriver {
       any = any || grads_out[i].defined();
     }
     if (!any) return;
-    InputMeta metas[kMaxOpInputs];
-    uint32_t needs = 0;
+    absl::InlinedVector<InputMeta, kUsualInputs> metas(node.inputs.size());
     for (size_t i = 0; i < node.inputs.size(); ++i) {
       const ValueId id = node.inputs[i];
       if (id == kNoValue) continue;
       const Value& value = forward_.value(id);
-      metas[i] = {value.dtype, value.sizes};
-      if (value.requires_grad && is_floating(value.dtype)) needs |= 1u << i;
-      if (op.saved.inputs >> i & 1u) inputs[i] = symbol(id);
+      metas[i] = {value.dtype, value.sizes, value.requires_grad && is_floating(value.dtype)};
+      if (op.saved.input(i)) inputs[i] = symbol(id);
     }
     for (size_t i = 0; i < node.outputs.size(); ++i)
-      if (op.saved.outputs >> i & 1u) outputs[i] = symbol(node.outputs[i]);
+      if (op.saved.output(i)) outputs[i] = symbol(node.outputs[i]);
     Origin origin = node.origin;
     origin.gradient = true;
     origin.call = -1;  // each op of a rule is an op of its own
     trace_.origin = &origin;
     if (op.grad == nullptr)
       throw Error(std::string("backward of ") + op.name + ": it has no gradient" + describe_location(node.where));
-    if (op.grad_adds && (needs & 1u) != 0) {
+    if (op.grad_adds && metas[0].needs_grad) {
       grads_in[0] = grads_[static_cast<size_t>(node.inputs[0])];
       adds_onto_[static_cast<size_t>(node.inputs[0])] = true;
     }
     const bool onto = grads_in[0].defined();
-    op.grad(GradContext(node.attrs, inputs, outputs, {grads_out, node.outputs.size()}, {metas, node.inputs.size()},
-                        needs, grads_in));
+    op.grad(GradContext(node.attrs, inputs, outputs, {grads_out.data(), node.outputs.size()}, metas,
+                        {grads_in.data(), grads_in.size()}));
     for (size_t i = 0; i < node.inputs.size(); ++i)
-      if (grads_in[i].defined() && needs >> i & 1u) accumulate(node.inputs[i], grads_in[i], onto && i == 0);
+      if (grads_in[i].defined() && metas[i].needs_grad) accumulate(node.inputs[i], grads_in[i], onto && i == 0);
     trace_.origin = nullptr;
   }
 

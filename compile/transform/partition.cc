@@ -28,20 +28,23 @@ Partition::Partition(const Graph& recorded, std::span<const ValueId> needed, con
   if (keep.empty() || over) keep = choose_kept(forward_, sinks, options.recompute, options.recompute_budget);
   kept_bytes_ = bytes_kept(forward_, keep);
   kept_index_.assign(forward_.values.size(), -1);
+  std::vector<int32_t> input_at(forward_.values.size(), -1), output_at = input_at;
+  for (size_t i = forward_.inputs.size(); i-- > 0;)
+    input_at[static_cast<size_t>(forward_.inputs[i])] = static_cast<int32_t>(i);
+  for (size_t i = forward_.outputs.size(); i-- > 0;)
+    output_at[static_cast<size_t>(forward_.outputs[i])] = static_cast<int32_t>(i);
   for (size_t v = 0; v < keep.size(); ++v) {
     if (!keep[v]) continue;
-    const auto id = static_cast<ValueId>(v);
     kept_index_[v] = static_cast<int32_t>(kept_.size());
-    const auto position = [id](const std::vector<ValueId>& list) {
-      return static_cast<size_t>(std::find(list.begin(), list.end(), id) - list.begin());
-    };
-    if (const size_t at = position(forward_.inputs); at < forward_.inputs.size()) {
-      kept_.push_back({true, static_cast<int32_t>(at)});
+    if (input_at[v] >= 0) {
+      kept_.push_back({true, input_at[v]});
       continue;
     }
-    const size_t at = position(forward_.outputs);
-    if (at == forward_.outputs.size()) forward_.outputs.push_back(id);
-    kept_.push_back({false, static_cast<int32_t>(at)});
+    if (output_at[v] < 0) {
+      output_at[v] = static_cast<int32_t>(forward_.outputs.size());
+      forward_.outputs.push_back(static_cast<ValueId>(v));
+    }
+    kept_.push_back({false, output_at[v]});
   }
 }
 

@@ -40,6 +40,21 @@ std::vector<bool> outputs_leading_to(const Graph& recorded, const std::vector<bo
   return outputs;
 }
 
+OpSet ops_that_save(const Graph& recorded) {
+  OpSet saving(recorded.nodes.size(), false);
+  for (size_t n = 0; n < recorded.nodes.size(); ++n) {
+    const GraphNode& node = recorded.nodes[n];
+    const SavedSpec& saved = node.op->saved;
+    const auto reads = [&](size_t i) {
+      if (!saved.input(i) || node.inputs[i] == kNoValue) return false;
+      return !saved.product || (i < 2 && differentiable(recorded, node.inputs[1 - i]));
+    };
+    for (size_t i = 0; i < node.inputs.size(); ++i) saving[n] = saving[n] || reads(i);
+    for (size_t i = 0; i < node.outputs.size(); ++i) saving[n] = saving[n] || saved.output(i);
+  }
+  return saving;
+}
+
 std::vector<bool> inputs_reached(const Graph& recorded, const OpSet& passed) {
   std::vector<bool> reached(recorded.values.size(), false), inputs;
   for (size_t n = 0; n < recorded.nodes.size(); ++n)

@@ -17,6 +17,9 @@ using OpSet = std::vector<bool>;
 OpSet ops_passed(const Graph& recorded, const std::vector<bool>& outputs, const std::vector<bool>* inputs = nullptr,
                  const std::vector<int>& inner = {});
 
+// Those for which the eager tape saves a tensor. Only they free something; a view goes backward any number of times.
+OpSet ops_that_save(const Graph& recorded);
+
 // By input: whether a gradient flows to it through these ops.
 std::vector<bool> inputs_reached(const Graph& recorded, const OpSet& passed);
 

@@ -19,6 +19,9 @@ std::optional<Graph> decompose(const Graph& graph);
 std::optional<Graph> eliminate_common_subexpressions(const Graph& graph);
 // Drops what no output needs.
 std::optional<Graph> eliminate_dead_code(const Graph& graph);
+// One call for calls of which each continues the one before (OpDef::chains): the gradients of all slices of a tensor
+// are put together in one pass over memory.
+std::optional<Graph> join_chains(const Graph& graph);
 // A reduction of 16-bit numbers whose result is widened reduces the widened numbers: there is nothing to widen behind
 // it. Not exact: sums are no longer rounded to 16 bits.
 std::optional<Graph> widen_reductions(const Graph& graph);

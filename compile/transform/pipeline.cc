@@ -18,6 +18,7 @@ constexpr Pass kPipeline[] = {
     {"decompose", &decompose, CompilerStage::kDecompose},
     {"cse", &eliminate_common_subexpressions, CompilerStage::kCse},
     {"dce", &eliminate_dead_code, CompilerStage::kDce},
+    {"join", &join_chains, CompilerStage::kJoin},
     {"assemble", &assemble_in_place, CompilerStage::kAssemble},
 };
 

@@ -16,9 +16,16 @@ struct RondoLayout {
   long long sizes[8];
   long long strides[4][8];  // in elements, of each operand; 0 where it is broadcast
 };
+struct RondoPieces {
+  long long count;
+  long long from[64];  // addresses
+  long long to[64];    // elements from the start of the result
+};
 )
 // clang-format on
 static_assert(kMaxRank == 8 && sizeof(RondoLayout) == 42 * 8, "the same on both sides");
+inline constexpr size_t kMostPieces = 64;
+static_assert(sizeof(RondoPieces) == (1 + 2 * kMostPieces) * 8, "the same on both sides");
 
 template <int N> RondoLayout layout_of(const IterationSpace<N>& space) {
   static_assert(N <= 4);

@@ -544,7 +544,7 @@ class Head {
 // Without rows, columns or inner elements there is no product, and whole logits cost nothing.
 bool run_in_parts(const KernelContext& context, int first) {
   if (context.in(first).numel() > 0 && context.in(first + 1).numel() > 0) return false;
-  absl::InlinedVector<Tensor, kMaxOpInputs> in;
+  absl::InlinedVector<Tensor, kUsualInputs> in;
   for (const Tensor* input : context.inputs) in.push_back(input == nullptr ? Tensor() : *input);
   std::vector<Tensor> out(context.outputs.size());
   context.op.decompose(in, context.attrs, out);

@@ -61,6 +61,10 @@ void embedding_grad_kernel(const KernelContext& context);  // grad (..., C), ind
 void embedding_grad_onto_kernel(
     const KernelContext& context);  // total (V, C), grad (..., C), indices -> (V, C), may be total
 
+// parts.cc: any number of parts of one tensor, put together (ops/parts.h)
+void cat_kernel(const KernelContext& context);         // ints {dim}
+void slice_grad_kernel(const KernelContext& context);  // ints {sizes..., {dim, begin, step} of each operand}
+
 // indexing.cc: elements picked and placed by an index tensor along ints[0] = dim
 void gather_kernel(const KernelContext& context);       // x, index -> values
 void scatter_kernel(const KernelContext& context);      // x, index, values (or a scalar) -> x with them in place

@@ -107,8 +107,12 @@ Tensor slice(TensorArg x, int64_t dim, Slice range);
 Tensor squeeze(TensorArg x, int64_t dim);
 Tensor unsqueeze(TensorArg x, int64_t dim);
 Tensor flatten(TensorArg x, int64_t first = 0, int64_t last = -1);
-// Pieces of `size` along `dim`; the last may be shorter.
+// Parts of `size` along `dim`; the last may be shorter. Any number of parts is one call, and so is their gradient.
 std::vector<Tensor> split(TensorArg x, int64_t size, int64_t dim);
+// As split, into `n` parts of one size, rounded up: there are fewer where the last ones would be empty.
+std::vector<Tensor> chunk(TensorArg x, int64_t n, int64_t dim);
+// x.select(dim, i) for every i, as one call. stack() puts them together again.
+std::vector<Tensor> unbind(TensorArg x, int64_t dim = 0);
 // Joins tensors along a dimension: cat({a, b}, 0).
 Tensor cat(std::span<const Tensor> parts, int64_t dim = 0,
            std::source_location where = std::source_location::current());

@@ -1,11 +1,13 @@
 // Views: new sizes and strides over the same storage; and cat, the copy that undoes split.
+#include <array>
+
 #include "absl/strings/str_cat.h"
-#include "rondo/runtime/autograd.h"
+#include "rondo/runtime/gradient_memory.h"
 #include "rondo/runtime/ops/attributes.h"
+#include "rondo/runtime/ops/kernels.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/ops/promotion.h"
 #include "rondo/runtime/ops/table.h"
-#include "rondo/runtime/recorder.h"
 
 namespace rondo::ops {
 namespace {
@@ -112,49 +114,81 @@ constexpr OpDef kExpand = {
 
 namespace {
 
-// Kernels that are made of ops, and so serve every device.
-void slice_grad_kernel(const KernelContext& context) {
-  const NoGrad off;
-  const RecorderScope run(nullptr);
-  Tensor target = context.out();
-  target.fill_(0);
-  const auto& ints = context.attrs.ints;
-  const int dim = static_cast<int>(ints[0]);
-  const int64_t n = context.in(0).sizes()[dim];
-  if (n > 0) target.slice(dim, {ints[1], ints[1] + (n - 1) * ints[2] + 1, ints[2]}).copy_(context.in(0));
+// Ints of slice_grad for each operand: {dim, begin, step}.
+constexpr int kPlaceInts = 3;
+
+void slice_grad_infer(InferContext& c) {
+  const auto& ints = c.attrs().ints;
+  const auto n = static_cast<size_t>(c.n_inputs());
+  const size_t rank = ints.size() - std::min(ints.size(), n * kPlaceInts);
+  if (rank < 1 || rank > kMaxRank) c.fail("needs the sizes of the result, and {dim, begin, step} of each operand");
+  const Dims sizes(std::span<const int64_t>(ints.data(), rank));
+  if (checked_numel(sizes) < 0) c.fail("the sizes are not those of a tensor");
+  for (int i = 0; i < c.n_inputs(); ++i) {
+    const int at = static_cast<int>(rank) + kPlaceInts * i, dim = dim_in(c, at, sizes.rank());
+    const int64_t begin = c.integer(at + 1), step = c.integer(at + 2);
+    Dims part = c.sizes(i), rest = sizes;
+    c.require_same_dtype(0, i);
+    const bool is_select = part.rank() == sizes.rank() - 1;
+    const int64_t n = is_select ? 1 : part.rank() == sizes.rank() ? part[dim] : -1;
+    rest.erase(dim);
+    if (part.rank() == sizes.rank()) part.erase(dim);
+    const bool fits = begin >= 0 && step > 0 &&
+                      (n == 0 || (n > 0 && begin < sizes[dim] && n - 1 <= (sizes[dim] - 1 - begin) / step));
+    if (!fits || !(part == rest)) c.fail(absl::StrCat("operand ", i, " is no slice of ", to_string(sizes)));
+  }
+  c.output(0, c.dtype(0), sizes);
 }
 
-void cat_kernel(const KernelContext& context) {
-  const NoGrad off;
-  const RecorderScope run(nullptr);
-  const int dim = static_cast<int>(context.attrs.ints[0]);
-  int64_t begin = 0;
-  for (const Tensor* part : context.inputs) {
-    const int64_t n = part->sizes()[dim];
-    if (n > 0) context.out().slice(dim, {begin, begin + n}).copy_(*part);
-    begin += n;
+// Adds the gradients of slices of input 0 to what has arrived there. `ints`: {dim, begin, step} of each.
+void add_slices(const GradContext& g, std::span<const Tensor> grads, std::span<const int64_t> ints) {
+  Tensor total = g.take_total(0);
+  const bool joins = total.defined() && total.dtype() == grads[0].dtype();
+  Attrs attrs;
+  attrs.ints.assign(g.input_sizes(0).begin(), g.input_sizes(0).end());
+  std::vector<TensorArg> operands;
+  operands.reserve(grads.size() + 1);
+  if (joins) {
+    attrs.ints.append({0, 0, 1});
+    operands.emplace_back(total);
   }
+  attrs.ints.append(ints);
+  for (const Tensor& grad : grads) operands.emplace_back(grad);
+  if (joins && autograd::may_add_slices_in_place(total)) {
+    call_in_place(kSliceGrad, operands, attrs);
+    return g.set(0, std::move(total));
+  }
+  Tensor sum = call(kSliceGrad, operands, attrs);
+  g.set(0, total.defined() && !joins ? total + sum : std::move(sum));
 }
 
 }  // namespace
 
-// Zeros of the sliced tensor's shape with the gradient in place. ints: {dim, begin, step, sizes...}
+// Zeros with operand 0 in its place, to which the other operands are added in theirs, in order. So one call is the
+// gradient of any number of slices of one tensor; and where operand 0 covers everything, the call adds slices to it. An
+// operand is a slice, or (with a dimension less) a select. ints: {sizes..., {dim, begin, step} of each operand}
 constexpr OpDef kSliceGrad = {
     .name = "slice_grad",
     .kind = OpKind::kOpaque,
-    .infer =
-        [](InferContext& c) {
-          Dims sizes;
-          for (size_t i = 3; i < c.attrs().ints.size(); ++i) sizes.push_back(c.attrs().ints[i]);
-          c.output(0, c.dtype(0), sizes);
-        },
-    .on = {{&slice_grad_kernel}, {&slice_grad_kernel}},
+    .infer = &slice_grad_infer,
+    .on = {{&cpu::slice_grad_kernel}, {&cuda::slice_grad_kernel}},
     .grad =
         [](const GradContext& g) {
-          const int dim = static_cast<int>(g.integer(0));
-          const int64_t n = g.input_sizes(0)[dim], begin = g.integer(1), step = g.integer(2);
-          g.set(0, slice(g.grad_out(), dim, {begin, n == 0 ? begin : begin + (n - 1) * step + 1, step}));
+          const Dims& sizes = g.grad_out().sizes();
+          for (int i = 0; i < g.n_inputs(); ++i) {
+            if (!g.needs(i)) continue;
+            const int at = sizes.rank() + kPlaceInts * i, dim = static_cast<int>(g.integer(at));
+            const int64_t begin = g.integer(at + 1), step = g.integer(at + 2);
+            const Dims& part = g.input_sizes(i);
+            if (part == sizes) g.set(i, g.grad_out());
+            else if (part.rank() < sizes.rank()) g.set(i, select(g.grad_out(), dim, begin));
+            else
+              g.set(i, slice(g.grad_out(), dim,
+                             {begin, part[dim] == 0 ? begin : begin + (part[dim] - 1) * step + 1, step}));
+          }
         },
+    .chains = kPlaceInts,
+    .reuses = 0,
 };
 
 // ints: {dim, begin, end, step}, already clamped
@@ -173,10 +207,9 @@ constexpr OpDef kSlice = {
         },
     .grad =
         [](const GradContext& g) {
-          Attrs attrs{.ints = {g.integer(0), g.integer(1), g.integer(3)}};
-          for (int64_t d : g.input_sizes(0)) attrs.ints.push_back(d);
-          g.set(0, call(kSliceGrad, {g.grad_out()}, attrs));
+          add_slices(g, {&g.grad_out(), 1}, std::array{g.integer(0), g.integer(1), g.integer(3)});
         },
+    .grad_adds = true,
 };
 
 // ints: {dim, index}
@@ -194,46 +227,59 @@ constexpr OpDef kSelect = {
         },
     .grad =
         [](const GradContext& g) {
-          Attrs attrs{.ints = {g.integer(0), g.integer(1), 1}};
-          for (int64_t d : g.input_sizes(0)) attrs.ints.push_back(d);
-          g.set(0, call(kSliceGrad, {unsqueeze(g.grad_out(), g.integer(0))}, attrs));
+          add_slices(g, {&g.grad_out(), 1}, std::array{g.integer(0), g.integer(1), int64_t{1}});
         },
+    .grad_adds = true,
 };
 
-// ints: {dim, size}. One op for all pieces, so that its gradient is one cat and not a sum of padded pieces.
+namespace {
+
+void split_infer(InferContext& c) {
+  const int dim = dim_in(c, 0, c.sizes(0).rank());
+  const int64_t total = c.sizes(0)[dim], size = c.integer(1), step = std::max<int64_t>(size, 1);
+  if (size < 0) c.fail("the size of a part is negative");
+  int i = 0;
+  for (int64_t begin = 0; begin < total; ++i) {
+    const int64_t n = std::min(step, total - begin);
+    Dims sizes = c.sizes(0), strides = c.strides(0);
+    const int64_t offset = c.offset(0) + begin * strides[dim];
+    sizes[dim] = n;
+    if (size == 0) {
+      sizes.erase(dim);
+      strides.erase(dim);
+    }
+    c.view(sizes, strides, offset, i);
+    begin += n;
+  }
+}
+
+void split_grad(const GradContext& g) {
+  const int64_t dim = g.integer(0), step = std::max<int64_t>(g.integer(1), 1);
+  std::vector<Tensor> grads;
+  std::vector<int64_t> ints;
+  for (int i = 0; i < g.n_outputs(); ++i) {
+    if (!g.grad_out(i).defined()) continue;
+    grads.push_back(g.grad_out(i));
+    ints.insert(ints.end(), {dim, i * step, 1});
+  }
+  // All parts, and nothing to add them to: only a copy, which their producers may even save a compiler.
+  Tensor total = g.take_total(0);
+  const bool copies = g.integer(1) > 0 && !total.defined() && std::ssize(grads) == g.n_outputs();
+  if (copies) return g.set(0, cat(grads, dim));
+  g.set(0, std::move(total));
+  add_slices(g, grads, ints);
+}
+
+}  // namespace
+
+// ints: {dim, size of a part; 0: each index, without the dimension}. One op for all parts.
 constexpr OpDef kSplit = {
     .name = "split",
     .kind = OpKind::kView,
     .n_outputs = -1,
-    .infer =
-        [](InferContext& c) {
-          const int dim = static_cast<int>(c.integer(0));
-          const int64_t total = c.sizes(0)[dim], size = c.integer(1);
-          int i = 0;
-          for (int64_t begin = 0; begin < total; begin += size, ++i) {
-            Dims sizes = c.sizes(0);
-            sizes[dim] = std::min(size, total - begin);
-            c.view(sizes, c.strides(0), c.offset(0) + begin * c.strides(0)[dim], i);
-          }
-        },
-    .grad =
-        [](const GradContext& g) {
-          const int dim = static_cast<int>(g.integer(0));
-          std::vector<Tensor> parts;
-          Device device;
-          for (int i = 0; i < g.n_outputs(); ++i)
-            if (g.grad_out(i).defined()) device = g.grad_out(i).device();
-          for (int i = 0; i < g.n_outputs(); ++i) {
-            if (g.grad_out(i).defined()) {
-              parts.push_back(g.grad_out(i));
-              continue;
-            }
-            Dims sizes = g.input_sizes(0);
-            sizes[dim] = std::min(g.integer(1), sizes[dim] - i * g.integer(1));
-            parts.push_back(Tensor::zeros(sizes, {g.input_dtype(0), device}));
-          }
-          g.set(0, cat(parts, dim));
-        },
+    .infer = &split_infer,
+    .grad = &split_grad,
+    .grad_adds = true,
 };
 
 // ints: {dim}
@@ -255,7 +301,7 @@ constexpr OpDef kCat = {
           }
           c.output(0, c.dtype(0), sizes);
         },
-    .on = {{&cat_kernel}, {&cat_kernel}},
+    .on = {{&cpu::cat_kernel}, {&cuda::cat_kernel}},
     .grad =
         [](const GradContext& g) {
           const int dim = static_cast<int>(g.integer(0));
@@ -266,6 +312,7 @@ constexpr OpDef kCat = {
             begin += n;
           }
         },
+    .chains = 0,
     .assembles = true,
 };
 
@@ -366,43 +413,53 @@ Tensor flatten(TensorArg x, int64_t first, int64_t last) {
   return reshape(x, sizes);
 }
 
-std::vector<Tensor> split(TensorArg x, int64_t size, int64_t dim) {
-  require_defined("split", x);
-  if (x.tensor.rank() == 0) throw_op_error("split", "a scalar has no dimension to split", x.where);
-  const int d = normalize_dim("split", dim, x.tensor.rank(), x.where);
-  if (size <= 0) throw_op_error("split", absl::StrCat("the size of a piece must be positive, not ", size), x.where);
-  const int64_t total = x.tensor.sizes()[d], n = std::max<int64_t>(1, (total + size - 1) / size);
-  std::vector<Tensor> pieces(static_cast<size_t>(n));
-  if (n <= kMaxOpOutputs && total > 0) {
-    call(kSplit, {x}, {.ints = {d, size}}, pieces);
-  } else {
-    for (int64_t i = 0; i < n; ++i)
-      pieces[static_cast<size_t>(i)] = slice(x, d, {i * size, std::min(total, (i + 1) * size)});
-  }
-  return pieces;
+namespace {
+
+// Parts of `size` (0: unbind) along a dimension that is in range.
+std::vector<Tensor> split_into(TensorArg x, int64_t size, int d) {
+  const int64_t total = x.tensor.sizes()[d], step = std::max<int64_t>(size, 1);
+  std::vector<Tensor> parts(static_cast<size_t>(total / step + (total % step != 0)));
+  if (!parts.empty()) call(kSplit, {x}, {.ints = {d, size}}, parts);
+  else if (size > 0) parts.push_back(slice(x, d, {0, 0}));
+  return parts;
 }
+
+int dim_to_split(const char* op, TensorArg x, int64_t dim) {
+  require_defined(op, x);
+  if (x.tensor.rank() == 0) throw_op_error(op, "a scalar has no dimension to split", x.where);
+  return normalize_dim(op, dim, x.tensor.rank(), x.where);
+}
+
+}  // namespace
+
+std::vector<Tensor> split(TensorArg x, int64_t size, int64_t dim) {
+  const int d = dim_to_split("split", x, dim);
+  if (size <= 0) throw_op_error("split", absl::StrCat("the size of a part must be positive, not ", size), x.where);
+  return split_into(x, size, d);
+}
+
+std::vector<Tensor> chunk(TensorArg x, int64_t n, int64_t dim) {
+  const int d = dim_to_split("chunk", x, dim);
+  if (n <= 0) throw_op_error("chunk", absl::StrCat("the number of parts must be positive, not ", n), x.where);
+  const int64_t total = x.tensor.sizes()[d];
+  return split_into(x, std::max<int64_t>(1, total / n + (total % n != 0)), d);
+}
+
+std::vector<Tensor> unbind(TensorArg x, int64_t dim) { return split_into(x, 0, dim_to_split("unbind", x, dim)); }
 
 Tensor cat(std::span<const Tensor> parts, int64_t dim, std::source_location where) {
   if (parts.empty()) throw_op_error("cat", "needs at least one tensor", where);
   for (const Tensor& part : parts) require_defined("cat", {part, where});
   if (parts[0].rank() == 0) throw_op_error("cat", "a scalar has no dimension to join along; use stack", where);
   const int d = normalize_dim("cat", dim, parts[0].rank(), where);
-  // Long lists go in batches of what one op may take.
   std::vector<const Tensor*> all;
   for (const Tensor& part : parts) all.push_back(&part);
   const DType dtype = result_dtype(all);
-  std::vector<Tensor> level;
-  for (const Tensor& part : parts) level.push_back(part.to(dtype, where));
-  while (true) {
-    std::vector<Tensor> next;
-    for (size_t i = 0; i < level.size(); i += kMaxOpInputs) {
-      std::vector<TensorArg> group;
-      for (size_t j = i; j < std::min(level.size(), i + kMaxOpInputs); ++j) group.emplace_back(level[j], where);
-      next.push_back(call(kCat, group, {.ints = {d}}));
-    }
-    if (next.size() == 1) return next[0];
-    level = std::move(next);
-  }
+  std::vector<Tensor> converted;  // operands refer to them
+  for (const Tensor& part : parts) converted.push_back(part.to(dtype, where));
+  std::vector<TensorArg> operands;
+  for (const Tensor& part : converted) operands.emplace_back(part, where);
+  return call(kCat, operands, {.ints = {d}});
 }
 
 Tensor cat(std::initializer_list<Tensor> parts, int64_t dim, std::source_location where) {
