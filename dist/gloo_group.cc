@@ -64,9 +64,10 @@ class Communicator {
     try {
       const std::string prefix = meet(*store_, environment, timeout);
       peers_ = std::make_unique<PeerStatus>(*store_, environment, prefix);
-      transport_ = std::make_unique<GlooTransport>(*store_, prefix, rank_, world_size_, timeout);
+      transport_ = std::make_unique<GlooTransport>(*store_, prefix, environment, timeout);
     } catch (const MissingRanksError& e) {
-      write_failure(*store_, environment, FailureRecord::now(e.ranks, e.what()));
+      if (peers_) peers_->fail(e.what(), e.ranks);
+      else write_failure(*store_, environment, FailureRecord::now(e.ranks, e.what()));
       throw;
     } catch (const DistError& e) {
       if (peers_) peers_->fail(e.what(), {});
@@ -90,7 +91,6 @@ class Communicator {
 
   // Until close() is called and every job has an outcome.
   void run() {
-    const SigpipeBlocked blocked;
     for (;;) {
       Job job;
       {
