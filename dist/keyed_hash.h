@@ -2,7 +2,8 @@
 //
 //   const std::string challenge = random_bytes(32);                 // one side makes it, and never uses it again
 //   const std::string proof = keyed_hash(token, challenge);         // the other side answers
-//   if (!same_bytes(proof, keyed_hash(token, challenge))) drop();   // only a process that knows the token gets it right
+//   if (!same_bytes(proof, keyed_hash(token, challenge))) drop();   // only a process that knows the token gets it
+//   right
 #pragma once
 
 #include <cstddef>

@@ -166,8 +166,8 @@ class Mesh {
     a.answer.append(bytes, static_cast<size_t>(n));
     if (a.answer.size() < kHashBytes) return;
     if (!same_bytes(a.answer, proof("listens", a.hello, a.peer.challenge)))
-      return give_up(a, absl::StrCat("what listens at ", a.peer.host, ":", a.peer.port,
-                                     " does not know the job's token"));
+      return give_up(a,
+                     absl::StrCat("what listens at ", a.peer.host, ":", a.peer.port, " does not know the job's token"));
     connections_[index(rank)] = std::move(a.socket);
   }
 

@@ -7,8 +7,8 @@
 // - A rank publishes its address in the store, with a challenge: random bytes that are used for this group only. The
 //   store has asked for the token already, so strangers do not see the challenge.
 // - The rank that connects (the higher one) sends both ranks, random bytes of its own, and a keyed hash of them, of the
-//   challenge and of the group's name. The rank that listens answers with another keyed hash of the same. The two hashes
-//   begin with different words, so neither can be sent back as the other.
+//   challenge and of the group's name. The rank that listens answers with another keyed hash of the same. The two
+//   hashes begin with different words, so neither can be sent back as the other.
 // - A rank that listens sends nothing to a connection that has proved nothing: a stranger never gets a byte. It closes
 //   the connection at the first wrong byte, or after a few seconds, and serves all connections at once: a stranger that
 //   holds one delays nobody. It takes one connection for each rank, so that a recorded proof is of no use.

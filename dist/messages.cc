@@ -15,6 +15,10 @@
 namespace rondo::dist {
 namespace {
 
+// Small enough that what one rank sends is still in the caches when the other receives it: on 2 cores an all-reduce of
+// 64 MB takes 22 ms with 512 KiB, 35 ms with what the kernel chooses (and 35 ms with Gloo's own transport).
+constexpr int kSendBuffer = 512 << 10;
+
 // The parts of a header and its data that `done` bytes do not cover yet.
 msghdr rest_of(iovec (&parts)[2], void* header, size_t header_bytes, char* data, size_t bytes, size_t done) {
   const size_t of_header = std::min(done, header_bytes), of_data = done - of_header;
@@ -34,7 +38,10 @@ bool is_pause(int error) { return error == EAGAIN || error == EWOULDBLOCK; }
 Messages::Messages(std::vector<Fd> connections) : wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
   if (!wake_) throw ConnectionError("no file descriptors left");
   peers_.resize(connections.size());
-  for (size_t r = 0; r < connections.size(); ++r) peers_[r].socket = std::move(connections[r]);
+  for (size_t r = 0; r < connections.size(); ++r) {
+    peers_[r].socket = std::move(connections[r]);
+    setsockopt(peers_[r].socket.get(), SOL_SOCKET, SO_SNDBUF, &kSendBuffer, sizeof kSendBuffer);
+  }
 }
 
 void Messages::fail(const std::string& why) {
