@@ -387,6 +387,14 @@ class StoreServer::Loop {
         if (op != StoreOp::kPost) answer(trouble);
         return;
       }
+      case StoreOp::kClaim: {
+        const std::string_view key = fields.text(), value = fields.text();
+        if (!fields.done()) break;
+        if (const std::string* now = table_.find(key); now == nullptr || *now == value)
+          if (const char* trouble = table_.set(key, value, c.id)) return answer(trouble);
+        return reply(c,
+                     MessageWriter(static_cast<uint8_t>(StoreStatus::kOk)).text(*table_.find(key)).finish());
+      }
       case StoreOp::kLastMessage: {
         const std::string_view key = fields.text(), value = fields.text();
         if (!fields.done() || table_.set_last_message(c.id, key, value) != nullptr) break;
