@@ -48,9 +48,9 @@ class Meeting {
       const std::string owner = store_.claim(absl::StrCat(job_, "process_of/", environment_.rank), mine);
       if (owner == mine) return;
       if (std::chrono::steady_clock::now() >= until)
-        throw ConnectionError(absl::StrCat(
-            "two processes of this job have RANK=", environment_.rank, ": ", owner.substr(0, owner.find('/')), " and ",
-            mine.substr(0, mine.find('/')), ". Each needs a RANK of its own, from 0 to ", environment_.world_size - 1));
+        throw ConnectionError(absl::StrCat("two processes of this job have RANK=", environment_.rank, ": ",
+                                           owner.substr(0, owner.find('/')), " and ", mine.substr(0, mine.find('/')),
+                                           ". Each needs a RANK of its own, from 0 to ", environment_.world_size - 1));
       std::this_thread::sleep_for(Milliseconds(20));
     }
   }
@@ -90,11 +90,11 @@ class Meeting {
     const std::string who = missing.empty() ? std::string("rank 0 did not answer")
                                             : absl::StrCat("rank ", absl::StrJoin(missing, ", rank "), " did not come");
     if (missing.empty()) missing = {0};
-    throw MissingRanksError(
-        absl::StrCat("rank ", environment_.rank, " cannot connect: ", who, " within ", timeout_.count(),
-                     " ms. All ", environment_.world_size, " processes of the job must be started (WORLD_SIZE=",
-                     environment_.world_size, "), each with a RANK of its own; rondorun does both"),
-        missing);
+    throw MissingRanksError(absl::StrCat("rank ", environment_.rank, " cannot connect: ", who, " within ",
+                                         timeout_.count(), " ms. All ", environment_.world_size,
+                                         " processes of the job must be started (WORLD_SIZE=", environment_.world_size,
+                                         "), each with a RANK of its own; rondorun does both"),
+                            missing);
   }
 
   Store& store_;

@@ -392,8 +392,7 @@ class StoreServer::Loop {
         if (!fields.done()) break;
         if (const std::string* now = table_.find(key); now == nullptr || *now == value)
           if (const char* trouble = table_.set(key, value, c.id)) return answer(trouble);
-        return reply(c,
-                     MessageWriter(static_cast<uint8_t>(StoreStatus::kOk)).text(*table_.find(key)).finish());
+        return reply(c, MessageWriter(static_cast<uint8_t>(StoreStatus::kOk)).text(*table_.find(key)).finish());
       }
       case StoreOp::kLastMessage: {
         const std::string_view key = fields.text(), value = fields.text();

@@ -17,8 +17,8 @@ class CancelOnSignals {
   CancelOnSignals& operator=(const CancelOnSignals&) = delete;
 };
 
-// --resume_from_checkpoint: a checkpoint file, a folder of them, or "true", the newest in `output_dir`, if there is one.
-// Prints where the run goes on. Throws Error if a file or folder that is named has no checkpoint.
+// --resume_from_checkpoint: a checkpoint file, a folder of them, or "true", the newest in `output_dir`, if there is
+// one. Prints where the run goes on. Throws Error if a file or folder that is named has no checkpoint.
 void resume(optim::Trainer& trainer, const std::string& from, const std::string& output_dir);
 
 }  // namespace rondo::examples

@@ -20,7 +20,8 @@ bool is_output_layer(const std::string& name) {
 }
 
 // A regular expression on whole paths. It comes from a file, so its length and its work are bounded. PCRE2's own limit
-// of backtracking steps is 10 million: seconds. A path has some 60 characters, so patterns that are meant take hundreds.
+// of backtracking steps is 10 million: seconds. A path has some 60 characters, so patterns that are meant take
+// hundreds.
 constexpr size_t kLongestPattern = 1 << 14;
 constexpr uint32_t kMostSteps = 100'000;
 constexpr uint32_t kMostKiB = 1 << 10;  // of memory for a match

@@ -162,7 +162,8 @@ class Symbols {
     try {
       const int file = io::open_to_write(perf_map_path(), O_WRONLY | O_APPEND, io::Links::kRefuse, 0600);
       // Nobody else's file: anybody may make one of that name in /tmp.
-      if (io::distrust(file).empty()) [[maybe_unused]] const ssize_t written = ::write(file, text.data(), text.size());
+      if (io::distrust(file).empty()) [[maybe_unused]]
+        const ssize_t written = ::write(file, text.data(), text.size());
       ::close(file);
     } catch (const FileError&) {
     }

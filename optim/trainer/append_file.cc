@@ -13,8 +13,7 @@
 namespace rondo::optim {
 
 AppendFile::AppendFile(std::string path, Mode mode)
-    : path_(std::move(path)),
-      fd_(io::open_to_write(path_, O_WRONLY | O_APPEND, io::Links::kFollow)) {
+    : path_(std::move(path)), fd_(io::open_to_write(path_, O_WRONLY | O_APPEND, io::Links::kFollow)) {
   if (mode == kContinue || ::ftruncate(fd_, 0) == 0) return;
   const int error = errno;
   ::close(fd_);

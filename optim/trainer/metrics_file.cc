@@ -68,9 +68,9 @@ MetricsRecord record_of(std::string_view line, const std::string& path, int64_t 
   try {
     return metrics_from_json(std::string(line), kLabel);
   } catch (const FileError& error) {
-    throw data::DataError(path, number,
-                          absl::StrCat(error.what() + kLabel.size() + 2,
-                                       "; remove the file, or the damaged line and those below it"));
+    throw data::DataError(
+        path, number,
+        absl::StrCat(error.what() + kLabel.size() + 2, "; remove the file, or the damaged line and those below it"));
   }
 }
 

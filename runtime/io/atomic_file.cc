@@ -1,7 +1,6 @@
 #include "rondo/runtime/io/atomic_file.h"
 
 #include <fcntl.h>
-#include <signal.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -28,6 +27,13 @@ std::string errno_reason(const char* what, int error = errno) {
 std::string folder_of(const std::string& path) {
   const std::string folder = std::filesystem::path(path).parent_path().string();
   return folder.empty() ? "." : folder;
+}
+
+// Also if that cannot be told.
+bool is_running(pid_t process) {
+  std::error_code error;
+  return std::filesystem::exists(absl::StrCat("/proc/", process), error) ||
+         !std::filesystem::exists("/proc/self", error);
 }
 
 // 0, or the errno of the failed call.
@@ -146,7 +152,7 @@ void sweep_temporaries(const std::string& folder) {
     pid_t writer = 0;
     std::error_code ignored;
     if (parts.size() > 3 && absl::SimpleAtoi(parts[parts.size() - 2], &writer) && writer > 0) {
-      if (writer == ::getpid() || ::kill(writer, 0) == 0 || errno != ESRCH) continue;
+      if (is_running(writer)) continue;
     } else if (fs::file_time_type::clock::now() - fs::last_write_time(it->path(), ignored) < std::chrono::hours(1)) {
       continue;  // of whom is not known: perhaps of a writer at work
     }

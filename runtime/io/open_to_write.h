@@ -10,9 +10,9 @@ enum class Links {
   kRefuse,  // for names that others may guess, in folders that they may write to
 };
 
-// `flags` of open(2), with O_WRONLY or O_RDWR; the file is created with `mode` if it is not there, and not truncated. The caller
-// closes the descriptor. Throws FileError, also if `path` is no regular file: a FIFO's or a device's other end is never
-// waited for.
+// `flags` of open(2), with O_WRONLY or O_RDWR; the file is created with `mode` if it is not there, and not truncated.
+// The caller closes the descriptor. Throws FileError, also if `path` is no regular file: a FIFO's or a device's other
+// end is never waited for.
 int open_to_write(const std::string& path, int flags, Links links, int mode = 0666);
 
 }  // namespace rondo::io

@@ -89,7 +89,8 @@ class Walk {
         if (!S_ISREG(info.st_mode) || !rest_.empty()) return absl::InvalidArgumentError(here + ": no regular file");
         // What lies beside the file must be as safe as what lies above it.
         if (absl::Status status = check_folder(folder_, at_, false); !status.ok()) return status;
-        if (const std::string reason = distrust(next, false); !reason.empty()) return absl::PermissionDeniedError(reason);
+        if (const std::string reason = distrust(next, false); !reason.empty())
+          return absl::PermissionDeniedError(reason);
         const int file = ::open(absl::StrCat("/proc/self/fd/", next).c_str(), O_RDONLY | O_CLOEXEC);
         return file < 0 ? absl::StatusOr<int>(cannot_open(here)) : file;
       }

@@ -57,11 +57,11 @@ class PluginRace : public testing::Test {
     std::thread swapper([&] {
       while (!done) swap();
     });
-    const std::string command = "env -u GTEST_TOTAL_SHARDS -u GTEST_SHARD_INDEX RONDO_CACHE=off RONDO_CUDA=off "
-                                "RONDO_TEST_FOREIGN=" +
-                                mark_ + " RONDO_JIT_LIBRARY=" + path + " " +
-                                fs::read_symlink("/proc/self/exe").string() +
-                                " --gtest_also_run_disabled_tests --gtest_filter=PluginRaceChild.DISABLED_Load 2>&1";
+    const std::string command =
+        "env -u GTEST_TOTAL_SHARDS -u GTEST_SHARD_INDEX RONDO_CACHE=off RONDO_CUDA=off "
+        "RONDO_TEST_FOREIGN=" +
+        mark_ + " RONDO_JIT_LIBRARY=" + path + " " + fs::read_symlink("/proc/self/exe").string() +
+        " --gtest_also_run_disabled_tests --gtest_filter=PluginRaceChild.DISABLED_Load 2>&1";
     std::FILE* pipe = ::popen(command.c_str(), "r");
     std::string output;
     char buffer[4096];

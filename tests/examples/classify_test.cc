@@ -52,9 +52,9 @@ class Classify : public testing::Test {
     const std::string files = absl::StrCat(
         " --model_name_or_path=", folder_ / "model", " --train_file=", folder_ / "train.tsv",
         " --validation_file=", folder_ / "val.jsonl", " --output_dir=", folder_ / "out");
-    const int status = std::system(
-        absl::StrCat(tests::kClassify, trains ? files : "", " --max_seq_length=32 ", options, " >", log, " 2>&1 ", behind)
-            .c_str());
+    const int status = std::system(absl::StrCat(tests::kClassify, trains ? files : "", " --max_seq_length=32 ", options,
+                                                " >", log, " 2>&1 ", behind)
+                                       .c_str());
     std::stringstream out;
     out << std::ifstream(log).rdbuf();
     return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, out.str()};
@@ -165,9 +165,9 @@ TEST_F(Classify, AKillLosesNothing) {
   bool killed = false;
   Finished done{-1, ""};
   for (const size_t lines_wanted : {8, 30, 1000}) {
-    const std::string watch = absl::StrCat(
-        "& p=$!; while kill -0 $p 2>/dev/null && [ $(cat ", folder_ / "out/metrics.jsonl", " 2>/dev/null | wc -l) -lt ",
-        lines_wanted, " ]; do sleep 0.01; done; kill -9 $p 2>/dev/null; wait $p");
+    const std::string watch = absl::StrCat("& p=$!; while kill -0 $p 2>/dev/null && [ $(cat ",
+                                           folder_ / "out/metrics.jsonl", " 2>/dev/null | wc -l) -lt ", lines_wanted,
+                                           " ]; do sleep 0.01; done; kill -9 $p 2>/dev/null; wait $p");
     done = run(options + " --resume_from_checkpoint=true", true, watch);
     killed = killed || done.status == 137;
   }
