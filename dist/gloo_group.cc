@@ -54,19 +54,43 @@ struct Job {
   std::string text() const { return describe(call, name); }
 };
 
+std::unique_ptr<Store> open_store(const Environment& environment, Milliseconds timeout) {
+  const HostPort at = environment.store_address();
+  try {
+    return std::make_unique<Store>(at.host, at.port, timeout, environment.store_token);
+  } catch (const TimeoutError& e) {
+    if (!environment.store.empty() || environment.rank == 0) throw;
+    throw TimeoutError(absl::StrCat("rank ", environment.rank, " of ", environment.world_size,
+                                    " finds no rank 0, which keeps the store of the job: ", e.what(),
+                                    ". All processes of the job must be started, with the same MASTER_ADDR and "
+                                    "MASTER_PORT; rondorun does both"));
+  }
+}
+
+// The store of a job without a launcher.
+std::unique_ptr<StoreServer> keep_store(const Environment& e) {
+  try {
+    return std::make_unique<StoreServer>(e.master_addr, e.master_port, e.store_token);
+  } catch (const ConnectionError& error) {
+    throw ConnectionError(absl::StrCat("rank 0 ", error.what(),
+                                       ". Two processes of this job may have RANK=0; otherwise choose another "
+                                       "MASTER_PORT"));
+  }
+}
+
 // The communication thread's side of a group: takes jobs in order, and runs each one to its end.
 class Communicator {
  public:
   Communicator(const Environment& environment, Milliseconds timeout)
       : rank_(environment.rank), world_size_(environment.world_size), timeout_(timeout) {
-    const HostPort at = environment.store_address();
-    store_ = std::make_unique<Store>(at.host, at.port, timeout, environment.store_token);
+    store_ = open_store(environment, timeout);
     try {
       const std::string prefix = meet(*store_, environment, timeout);
       peers_ = std::make_unique<PeerStatus>(*store_, environment, prefix);
-      transport_ = std::make_unique<GlooTransport>(*store_, prefix, rank_, world_size_, timeout);
+      transport_ = std::make_unique<GlooTransport>(*store_, prefix, environment, timeout);
     } catch (const MissingRanksError& e) {
-      write_failure(*store_, environment, FailureRecord::now(e.ranks, e.what()));
+      if (peers_) peers_->fail(e.what(), e.ranks);
+      else write_failure(*store_, environment, FailureRecord::now(e.ranks, e.what()));
       throw;
     } catch (const DistError& e) {
       if (peers_) peers_->fail(e.what(), {});
@@ -90,7 +114,6 @@ class Communicator {
 
   // Until close() is called and every job has an outcome.
   void run() {
-    const SigpipeBlocked blocked;
     for (;;) {
       Job job;
       {
@@ -262,9 +285,7 @@ class GlooGroup final : public ProcessGroup {
   GlooGroup(const Environment& environment, GroupOptions options)
       : rank_(environment.rank), world_size_(environment.world_size), exceptions_(std::uncaught_exceptions()) {
     if (options.timeout.count() <= 0) throw Error("ProcessGroup: the timeout must be positive");
-    if (environment.store.empty() && rank_ == 0)
-      server_ = std::make_unique<StoreServer>(environment.master_addr, environment.master_port,
-                                              environment.store_token);
+    if (environment.store.empty() && rank_ == 0) server_ = keep_store(environment);
     communicator_ = std::make_shared<Communicator>(environment, options.timeout);
     thread_ = std::thread([communicator = communicator_] { communicator->run(); });
     if (server_) lookout_ = std::make_unique<Lookout>(environment);

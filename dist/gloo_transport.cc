@@ -1,21 +1,25 @@
+// Note [Gloo over our own connections]
+// Gloo's own TCP transport takes the first connection that comes to a pair's port, hands nobody its socket, and reads
+// from it at once: the sizes and places in what it reads are believed. So nothing can be proved before a stranger's
+// bytes are acted upon. Gloo's collectives work over any gloo::transport::Context; this file gives them one whose
+// messages go over proved connections (mesh.h, messages.h).
 #include "rondo/dist/gloo_transport.h"
-
-#include <time.h>
 
 #include <algorithm>
 #include <cstring>
-#include <mutex>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "gloo/allgather.h"
 #include "gloo/allreduce.h"
 #include "gloo/broadcast.h"
-#include "gloo/rendezvous/context.h"
-#include "gloo/rendezvous/store.h"
-#include "gloo/transport/tcp/device.h"
+#include "gloo/context.h"
+#include "gloo/transport/context.h"
+#include "gloo/transport/pair.h"
 #include "gloo/transport/unbound_buffer.h"
 #include "gloo/types.h"
+#include "rondo/dist/mesh.h"
+#include "rondo/dist/messages.h"
 #include "rondo/dist/reduction.h"
 
 namespace rondo::dist {
@@ -23,73 +27,88 @@ namespace {
 
 constexpr uint8_t kExchangePrefix = 0x7F;  // of slots; Gloo's own collectives have others
 
-// Where Gloo's pairs find each other's addresses.
-class AddressBook final : public gloo::rendezvous::Store {
+class Buffer final : public gloo::transport::UnboundBuffer {
  public:
-  AddressBook(dist::Store& store, std::string prefix, Milliseconds timeout)
-      : store_(store), prefix_(std::move(prefix)), timeout_(timeout) {}
-  void set(const std::string& key, const std::vector<char>& data) override {
-    store_.set(prefix_ + key, std::string_view(data.data(), data.size()));
+  Buffer(Messages& messages, void* data, size_t bytes) : UnboundBuffer(data, bytes), messages_(messages) {}
+  ~Buffer() override { messages_.forget(count_); }
+
+  void send(int to, uint64_t slot, size_t offset, size_t bytes) override {
+    messages_.send(to, slot, static_cast<char*>(ptr) + offset, length(offset, bytes), count_);
   }
-  std::vector<char> get(const std::string& key) override {
-    const std::string value = store_.get(prefix_ + key, timeout_);
-    return {value.begin(), value.end()};
+  void recv(int from, uint64_t slot, size_t offset, size_t bytes) override {
+    messages_.receive(from, slot, static_cast<char*>(ptr) + offset, length(offset, bytes), count_);
   }
-  void wait(const std::vector<std::string>& keys) override { wait(keys, timeout_); }
-  void wait(const std::vector<std::string>& keys, const std::chrono::milliseconds& timeout) override {
-    std::vector<std::string> names;
-    for (const std::string& key : keys) names.push_back(prefix_ + key);
-    store_.wait(names, timeout);
+  void recv(std::vector<int>, uint64_t, size_t, size_t) override { throw_internal("Gloo receives from any rank"); }
+
+  // The collectives used here ask for no rank, and give a timeout.
+  bool waitSend(int*, Milliseconds timeout) override { return messages_.wait_sent(count_, after(timeout)), true; }
+  bool waitRecv(int*, Milliseconds timeout) override { return messages_.wait_received(count_, after(timeout)), true; }
+  void abortWaitSend() override { throw_internal("Gloo aborts a message"); }
+  void abortWaitRecv() override { throw_internal("Gloo aborts a message"); }
+
+ private:
+  size_t length(size_t offset, size_t bytes) const { return bytes == kUnspecifiedByteCount ? size - offset : bytes; }
+
+  Messages& messages_;
+  Messages::Count count_;
+};
+
+// Gloo's collectives ask whether there is one, and no more.
+class Pair final : public gloo::transport::Pair {
+ public:
+  using Bound = std::unique_ptr<gloo::transport::Buffer>;
+  const gloo::transport::Address& address() const override { unused(); }
+  void connect(const std::vector<char>&) override { unused(); }
+  void close() override {}
+  void setSync(bool, bool) override { unused(); }
+  Bound createSendBuffer(int, void*, size_t) override { unused(); }
+  Bound createRecvBuffer(int, void*, size_t) override { unused(); }
+  void send(gloo::transport::UnboundBuffer*, uint64_t, size_t, size_t) override { unused(); }
+  void recv(gloo::transport::UnboundBuffer*, uint64_t, size_t, size_t) override { unused(); }
+
+ private:
+  [[noreturn]] static void unused() { throw_internal("Gloo uses a pair"); }
+};
+
+class Connected final : public gloo::transport::Context {
+ public:
+  Connected(int rank, int size, Messages& messages) : Context(rank, size), messages_(messages) {
+    for (int r = 0; r < size; ++r)
+      if (r != rank) createPair(r);
+  }
+  std::unique_ptr<gloo::transport::Pair>& createPair(int r) override {
+    return pairs_.at(static_cast<size_t>(r)) = std::make_unique<Pair>();
+  }
+  std::unique_ptr<gloo::transport::UnboundBuffer> createUnboundBuffer(void* data, size_t bytes) override {
+    return std::make_unique<Buffer>(messages_, data, bytes);
   }
 
  private:
-  dist::Store& store_;
-  const std::string prefix_;
-  const Milliseconds timeout_;
+  Messages& messages_;
 };
 
-// Zero would mean for ever.
-Milliseconds left_until(Deadline deadline) {
-  return std::max(Milliseconds(1), std::chrono::ceil<Milliseconds>(deadline - std::chrono::steady_clock::now()));
-}
-
-sigset_t sigpipe() {
-  sigset_t set;
-  sigemptyset(&set);
-  sigaddset(&set, SIGPIPE);
-  return set;
-}
+class GlooContext final : public gloo::Context {
+ public:
+  GlooContext(int rank, int size, Messages& messages) : Context(rank, size) {
+    transportContext_ = std::make_shared<Connected>(rank, size, messages);
+  }
+};
 
 }  // namespace
 
-SigpipeBlocked::SigpipeBlocked() {
-  const sigset_t set = sigpipe();
-  pthread_sigmask(SIG_BLOCK, &set, &before_);
-}
-
-SigpipeBlocked::~SigpipeBlocked() {
-  if (sigismember(&before_, SIGPIPE) != 0) return;
-  // One that came meanwhile was ours.
-  const sigset_t set = sigpipe();
-  const timespec now = {};
-  while (sigtimedwait(&set, nullptr, &now) == SIGPIPE) {
-  }
-  pthread_sigmask(SIG_SETMASK, &before_, nullptr);
-}
-
 struct GlooTransport::State {
-  using Buffer = std::unique_ptr<gloo::transport::UnboundBuffer>;
-
-  State(int rank, int world_size, Milliseconds timeout) : rank(rank), world_size(world_size), timeout(timeout) {}
+  State(int rank, int world_size, Milliseconds timeout, std::vector<Fd> connections)
+      : rank(rank),
+        world_size(world_size),
+        timeout(timeout),
+        messages(std::move(connections)),
+        context(std::make_shared<GlooContext>(rank, world_size, messages)) {}
 
   const int rank, world_size;
   const Milliseconds timeout;
-  std::shared_ptr<gloo::rendezvous::Context> context;
+  Messages messages;
+  const std::shared_ptr<gloo::Context> context;
   uint32_t tag = 0;
-
-  std::mutex mutex;  // guards what follows
-  bool interrupted = false;
-  gloo::transport::UnboundBuffer *receiving = nullptr, *sending = nullptr;
 
   template <class Options> void set_up(Options& options) {
     options.setTag(tag++);
@@ -97,52 +116,32 @@ struct GlooTransport::State {
   }
 
   // Sends to one rank and receives from another, at once.
-  void send_and_receive(void* out, size_t out_bytes, int to, void* in, size_t in_bytes, int from, Deadline deadline) {
+  void send_and_receive(const void* out, size_t out_bytes, int to, void* in, size_t in_bytes, int from,
+                        Deadline deadline) {
     const uint64_t slot = gloo::Slot::build(kExchangePrefix, tag++);
-    const Buffer received = context->createUnboundBuffer(in, in_bytes),
-                 sent = context->createUnboundBuffer(out, out_bytes);
-    received->recv(from, slot);
-    sent->send(to, slot);
-    const auto watch = [this](gloo::transport::UnboundBuffer* receive, gloo::transport::UnboundBuffer* send) {
-      const std::lock_guard lock(mutex);
-      receiving = receive;
-      sending = send;
-      return !interrupted;
-    };
-    struct Unwatch {
-      const decltype(watch)& set;
-      ~Unwatch() { set(nullptr, nullptr); }
-    } const unwatch{watch};
-    if (!watch(received.get(), sent.get()) || !received->waitRecv(left_until(deadline)) ||
-        !sent->waitSend(left_until(deadline)))
+    struct Pending {
+      Messages& messages;
+      Messages::Count count = {};
+      ~Pending() { messages.forget(count); }
+    } pending{messages};
+    messages.receive(from, slot, in, in_bytes, pending.count);
+    messages.send(to, slot, out, out_bytes, pending.count);
+    if (!messages.wait_received_or_interrupted(pending.count, deadline) ||
+        !messages.wait_sent_or_interrupted(pending.count, deadline))
       throw ConnectionError("interrupted");
   }
 };
 
-GlooTransport::GlooTransport(Store& store, const std::string& prefix, int rank, int world_size, Milliseconds timeout)
-    : state_(new State(rank, world_size, timeout)) {
-  const SigpipeBlocked blocked;  // Gloo's thread starts here
-  auto context = std::make_shared<gloo::rendezvous::Context>(rank, world_size);
-  // While connecting, Gloo waits five times as long as it is told.
-  context->setTimeout(std::max(timeout / 5, Milliseconds(1)));
-  AddressBook addresses(store, prefix + "address/", timeout);
-  gloo::transport::tcp::attr attributes;
-  attributes.hostname = store.local_address();
-  try {
-    std::shared_ptr<gloo::transport::Device> device = gloo::transport::tcp::CreateDevice(attributes);
-    context->connectFullMesh(addresses, device);
-  } catch (const DistError&) {
-    throw;
-  } catch (const std::exception& e) {
-    throw ConnectionError(absl::StrCat("rank ", rank, " cannot connect to the other ranks: ", e.what()));
-  }
-  state_->context = std::move(context);
-}
+GlooTransport::GlooTransport(Store& store, const std::string& prefix, const Environment& environment,
+                             Milliseconds timeout)
+    : state_(new State(environment.rank, environment.world_size, timeout,
+                       connect_mesh(store, {.prefix = prefix,
+                                            .token = environment.store_token,
+                                            .rank = environment.rank,
+                                            .world_size = environment.world_size,
+                                            .timeout = timeout}))) {}
 
-GlooTransport::~GlooTransport() {
-  const SigpipeBlocked blocked;
-  state_->context.reset();
-}
+GlooTransport::~GlooTransport() = default;
 
 // Bruck's algorithm: before round k a rank has the blocks of 2^k ranks, its own and those behind it.
 void GlooTransport::exchange(const void* mine, size_t bytes, void* all) {
@@ -185,19 +184,8 @@ void GlooTransport::all_reduce(void* values, DType wire, size_t n) {
   gloo::allreduce(options);
 }
 
-void GlooTransport::interrupt() {
-  const std::lock_guard lock(state_->mutex);
-  state_->interrupted = true;
-  if (state_->receiving != nullptr) state_->receiving->abortWaitRecv();
-  if (state_->sending != nullptr) state_->sending->abortWaitSend();
-}
+void GlooTransport::interrupt() { state_->messages.interrupt(); }
 
-void GlooTransport::close() noexcept {
-  const SigpipeBlocked blocked;
-  try {
-    state_->context->closeConnections();
-  } catch (const std::exception&) {  // then the others learn it when their timeout is over
-  }
-}
+void GlooTransport::close() noexcept { state_->messages.close(); }
 
 }  // namespace rondo::dist

@@ -1,37 +1,23 @@
-// Gloo's TCP connections between the ranks of a group, and the collectives over them. Knows nothing of names, agreement
-// or who is to blame. Built only with Gloo.
+// Gloo's collectives over the proved connections between the ranks of a group. Knows nothing of names, agreement or who
+// is to blame. Built only with Gloo.
 //
 // Thread safety: one thread calls the collectives; interrupt() may be called from another.
 #pragma once
-
-#include <signal.h>
 
 #include <cstddef>
 #include <memory>
 #include <string>
 
+#include "rondo/dist/environment.h"
 #include "rondo/dist/process_group.h"
 #include "rondo/dist/store.h"
 
 namespace rondo::dist {
 
-// Gloo writes to sockets with SIGPIPE on: a peer that has ended would kill this process before it can say why. While
-// this lives, and in threads that start meanwhile, such a write is an error instead.
-class SigpipeBlocked {
- public:
-  SigpipeBlocked();
-  ~SigpipeBlocked();
-  SigpipeBlocked(const SigpipeBlocked&) = delete;
-  SigpipeBlocked& operator=(const SigpipeBlocked&) = delete;
-
- private:
-  sigset_t before_;
-};
-
 class GlooTransport {
  public:
   // Connects all ranks. `prefix`: of the keys in the store, where they find each other's addresses. Throws DistError.
-  GlooTransport(Store& store, const std::string& prefix, int rank, int world_size, Milliseconds timeout);
+  GlooTransport(Store& store, const std::string& prefix, const Environment& environment, Milliseconds timeout);
   ~GlooTransport();
   GlooTransport(const GlooTransport&) = delete;
   GlooTransport& operator=(const GlooTransport&) = delete;

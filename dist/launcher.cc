@@ -5,7 +5,6 @@
 #include <sched.h>
 #include <signal.h>
 #include <string.h>
-#include <sys/random.h>
 #include <sys/signalfd.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -22,6 +21,7 @@
 #include "rondo/dist/descendants.h"
 #include "rondo/dist/failure_record.h"
 #include "rondo/dist/guard.h"
+#include "rondo/dist/keyed_hash.h"
 #include "rondo/dist/output_queue.h"
 #include "rondo/dist/store.h"
 
@@ -57,13 +57,6 @@ int choose_master_port(const LaunchOptions& options) {
     throw Error(absl::StrCat("--master-port=", options.master_port, ": ", e.what()));
   }
   return options.master_port;
-}
-
-// 128 random bits, in hexadecimal digits.
-std::string random_token() {
-  unsigned char bytes[16];
-  if (::getrandom(bytes, sizeof bytes, 0) != sizeof bytes) throw Error(absl::StrCat("getrandom: ", ::strerror(errno)));
-  return absl::BytesToHexString(std::string(reinterpret_cast<const char*>(bytes), sizeof bytes));
 }
 
 // Takes from this thread, and from threads that it starts, the signals that ask a program to end. A signal that this
@@ -116,7 +109,7 @@ class Job {
       : options_(options),
         master_port_(choose_master_port(options)),
         guard_(signals_.before()),
-        token_(random_token()),
+        token_(absl::BytesToHexString(random_bytes(16))),
         store_("127.0.0.1", 0, token_),
         records_("127.0.0.1", store_.port(), kOwnStore, token_),
         output_(output),

@@ -1,13 +1,21 @@
 #include "rondo/dist/rendezvous.h"
 
-#include <algorithm>
+#include <unistd.h>
 
+#include <algorithm>
+#include <thread>
+
+#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "rondo/dist/failure_record.h"
+#include "rondo/dist/keyed_hash.h"
 
 namespace rondo::dist {
 namespace {
+
+// How long the store may take to see that a process has ended.
+constexpr Milliseconds kLeaving{2'000};
 
 class Meeting {
  public:
@@ -20,6 +28,7 @@ class Meeting {
         began_(FailureRecord::now({}, "").time) {}
 
   std::string run() {
+    claim_rank();
     store_.remove(failure_key(environment_, environment_.rank));  // of a group before this one
     const std::string ticket = absl::StrCat(store_.add(job_ + "tickets", 1));
     store_.hold(ticket_key(environment_.rank), ticket);
@@ -31,6 +40,24 @@ class Meeting {
   }
 
  private:
+  // One process has this rank, for as long as it has a group.
+  void claim_rank() {
+    const std::string mine = this_process();
+    // A process that was killed a moment ago, and started again, may find itself here.
+    for (const Deadline until = after(std::min(timeout_, kLeaving));;) {
+      const std::string owner = store_.claim(absl::StrCat(job_, "process_of/", environment_.rank), mine);
+      if (owner == mine) return;
+      if (std::chrono::steady_clock::now() >= until)
+        throw ConnectionError(absl::StrCat("two processes of this job have RANK=", environment_.rank, ": ",
+                                           owner.substr(0, owner.find('/')), " and ", mine.substr(0, mine.find('/')),
+                                           ". Each needs a RANK of its own, from 0 to ", environment_.world_size - 1));
+      std::this_thread::sleep_for(Milliseconds(20));
+    }
+  }
+  static std::string this_process() {
+    static const std::string tag = random_bytes(8);  // process numbers are used again, and each machine has its own
+    return absl::StrCat("process ", ::getpid(), "/", absl::BytesToHexString(tag));
+  }
   std::string ticket_key(int rank) const { return absl::StrCat(job_, "ticket/", rank); }
   std::string group_key(const std::string& ticket) const { return absl::StrCat(job_, "group_of/", ticket); }
 
@@ -63,9 +90,11 @@ class Meeting {
     const std::string who = missing.empty() ? std::string("rank 0 did not answer")
                                             : absl::StrCat("rank ", absl::StrJoin(missing, ", rank "), " did not come");
     if (missing.empty()) missing = {0};
-    throw MissingRanksError(
-        absl::StrCat("rank ", environment_.rank, " cannot connect: ", who, " within ", timeout_.count(), " ms"),
-        missing);
+    throw MissingRanksError(absl::StrCat("rank ", environment_.rank, " cannot connect: ", who, " within ",
+                                         timeout_.count(), " ms. All ", environment_.world_size,
+                                         " processes of the job must be started (WORLD_SIZE=", environment_.world_size,
+                                         "), each with a RANK of its own; rondorun does both"),
+                            missing);
   }
 
   Store& store_;

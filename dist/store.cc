@@ -130,6 +130,12 @@ void Store::hold(std::string_view key, std::string_view value) {
   call(MessageWriter(static_cast<uint8_t>(StoreOp::kHold)).text(key).text(value).finish(), kPatience);
 }
 
+std::string Store::claim(std::string_view key, std::string_view value) {
+  const Reply reply = call(MessageWriter(static_cast<uint8_t>(StoreOp::kClaim)).text(key).text(value).finish(),
+                           kPatience);
+  return std::string(reply.fields().text());
+}
+
 void Store::set_last_message(std::string_view key, std::string_view value) {
   const std::lock_guard lock(mutex_);
   send(MessageWriter(static_cast<uint8_t>(StoreOp::kLastMessage)).text(key).text(value).finish());

@@ -72,6 +72,8 @@ class Store {
   void remove(std::string_view key);
   // As set(). The server removes the key when this connection ends, also if this process is killed.
   void hold(std::string_view key, std::string_view value);
+  // As hold(), but only if nobody has set the key to another value. Returns the value that it has now.
+  std::string claim(std::string_view key, std::string_view value);
   // The server sets the key when this connection ends, also if this process is killed. One message for each connection:
   // a later call replaces it, an empty key takes it back. Does not wait for an answer.
   void set_last_message(std::string_view key, std::string_view value);

@@ -12,7 +12,7 @@
 
 namespace rondo::dist {
 
-inline constexpr std::string_view kGreeting = "RONDOST2";
+inline constexpr std::string_view kGreeting = "RONDOST3";
 
 enum class StoreOp : uint8_t {
   kHello,        // the job's token
@@ -23,6 +23,7 @@ enum class StoreOp : uint8_t {
   kAdd,          // key, i64 delta -> i64 sum
   kRemove,       // key
   kHold,         // key, value: as kSet, and removed when this connection ends
+  kClaim,        // key, value -> text: as kHold, unless the key has another value: then that one is the reply
   kLastMessage,  // key, value: set when this connection ends, however it ends; an empty key takes it back. No reply
 };
 enum class StoreStatus : uint8_t {

@@ -18,6 +18,7 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "rondo/dist/keyed_hash.h"
 #include "rondo/dist/store.h"
 #include "rondo/dist/store_protocol.h"
 #include "rondo/dist/store_table.h"
@@ -57,14 +58,6 @@ struct Connection {
 std::string ok_reply() { return MessageWriter(static_cast<uint8_t>(StoreStatus::kOk)).finish(); }
 std::string refusal(std::string_view why) {
   return MessageWriter(static_cast<uint8_t>(StoreStatus::kRefused)).text(why).finish();
-}
-
-// Takes the same time wherever the texts differ.
-bool same_token(std::string_view a, std::string_view b) {
-  unsigned char difference = a.size() == b.size() ? 0 : 1;
-  for (size_t i = 0; i < a.size(); ++i)
-    difference |= static_cast<unsigned char>(a[i] ^ (b.empty() ? 0 : b[i % b.size()]));
-  return difference == 0;
 }
 
 }  // namespace
@@ -369,7 +362,7 @@ class StoreServer::Loop {
     MessageReader fields(message.substr(1));
     const std::string_view token = fields.text();
     if (static_cast<StoreOp>(message[0]) != StoreOp::kHello || !fields.done()) return end(c);
-    if (!same_token(token, token_)) {
+    if (!same_bytes(token, token_)) {
       reply(c, refusal("this is the store of another job: the token (RONDO_STORE_TOKEN) is not its own"));
       return end(c);
     }
@@ -393,6 +386,13 @@ class StoreServer::Loop {
         const char* trouble = table_.set(key, value, op == StoreOp::kHold ? c.id : 0);
         if (op != StoreOp::kPost) answer(trouble);
         return;
+      }
+      case StoreOp::kClaim: {
+        const std::string_view key = fields.text(), value = fields.text();
+        if (!fields.done()) break;
+        if (const std::string* now = table_.find(key); now == nullptr || *now == value)
+          if (const char* trouble = table_.set(key, value, c.id)) return answer(trouble);
+        return reply(c, MessageWriter(static_cast<uint8_t>(StoreStatus::kOk)).text(*table_.find(key)).finish());
       }
       case StoreOp::kLastMessage: {
         const std::string_view key = fields.text(), value = fields.text();

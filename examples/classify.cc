@@ -1,12 +1,13 @@
 // Fine-tunes a published BERT, RoBERTa or MiniLM to sort texts into classes, and sorts texts with it.
 //
 //   classify --model_name_or_path=models/minilm --train_file=train.tsv --validation_file=val.tsv --output_dir=sorter
+//   classify ... --resume_from_checkpoint=true       # after Ctrl-C or a kill: the same losses, bit for bit
 //   classify --model_name_or_path=sorter --do_predict --test_file=texts.txt        # label, probability, text
 //   classify --help                                                               # Hugging Face's names
 //
 // Training files have a line "label<TAB>text" for each text, or if they end in .jsonl {"text": "...", "label": ...}.
-// --test_file has a text on each line. --output_dir gets what transformers loads: the model, the names of the classes
-// in its config.json, and the tokenizer.
+// --test_file has a text on each line. --output_dir gets checkpoints, metrics.jsonl, and at the end what transformers
+// loads: the model, the names of the classes in its config.json, and the tokenizer.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -23,9 +24,11 @@
 #include "absl/strings/str_split.h"
 #include "rondo/compile/compile.h"
 #include "rondo/examples/flags.h"
+#include "rondo/examples/run_control.h"
 #include "rondo/modules/bert_tasks.h"
 #include "rondo/modules/pretrained/auto_model.h"
 #include "rondo/optim/adam.h"
+#include "rondo/optim/trainer/metrics_file.h"
 #include "rondo/optim/trainer/trainer.h"
 #include "rondo/runtime/amp.h"
 #include "rondo/runtime/autograd.h"
@@ -42,9 +45,10 @@ namespace {
 
 struct ClassifyOptions {
   std::string model_name_or_path, train_file, validation_file, test_file, output_dir = "classifier";
-  bool do_predict = false, bf16 = false, compile = true, load_best_model_at_end = false;
+  std::string resume_from_checkpoint;
+  bool do_predict = false, bf16 = false, compile = true, load_best_model_at_end = false, overwrite_output_dir = false;
   int64_t max_seq_length = 128, per_device_train_batch_size = 16, per_device_eval_batch_size = 32;
-  int64_t logging_steps = 50, seed = 42;
+  int64_t logging_steps = 50, save_steps = 0, save_total_limit = 2, seed = 42;
   Device device;
   double num_train_epochs = 3, learning_rate = 5e-5, weight_decay = 0.0, warmup_ratio = 0.0, max_grad_norm = 1.0;
 };
@@ -56,7 +60,10 @@ Flags flags_of(ClassifyOptions& o) {
   flags.add("validation_file", &o.validation_file, "the same; accuracy after each epoch");
   flags.add("do_predict", &o.do_predict, "print label, probability and text for each line of --test_file");
   flags.add("test_file", &o.test_file, "a text on each line");
-  flags.add("output_dir", &o.output_dir, "where the fine-tuned model goes");
+  flags.add("output_dir", &o.output_dir, "checkpoints, metrics.jsonl, and at the end the model");
+  flags.add("overwrite_output_dir", &o.overwrite_output_dir, "delete the checkpoints of an earlier run in output_dir");
+  flags.add("resume_from_checkpoint", &o.resume_from_checkpoint,
+            "true: the newest in output_dir, if there is one; else a folder or a file");
   flags.add("max_seq_length", &o.max_seq_length, "tokens; longer texts are cut");
   flags.add("num_train_epochs", &o.num_train_epochs, "passes over the training file");
   flags.add("per_device_train_batch_size", &o.per_device_train_batch_size, "texts of a step");
@@ -67,6 +74,8 @@ Flags flags_of(ClassifyOptions& o) {
   flags.add("max_grad_norm", &o.max_grad_norm, "gradients are clipped to this norm; 0: not clipped");
   flags.add("load_best_model_at_end", &o.load_best_model_at_end, "keep the epoch with the lowest validation loss");
   flags.add("logging_steps", &o.logging_steps, "steps between two lines");
+  flags.add("save_steps", &o.save_steps, "steps between two checkpoints; 0: an epoch");
+  flags.add("save_total_limit", &o.save_total_limit, "checkpoints that stay");
   flags.add("seed", &o.seed, "of the new head, the order of texts, and dropout");
   flags.add("device", &o.device, "cpu, cuda or cuda:1: where it trains and predicts");
   flags.add("bf16", &o.bf16, "products in bfloat16");
@@ -100,7 +109,8 @@ class Classifier : optim::Callback {
   explicit Classifier(const ClassifyOptions& o)
       : o_(o), tokenizer_(text::AutoTokenizer::from_pretrained(o.model_name_or_path)) {}
 
-  void train() {
+  // False: cancelled.
+  bool train() {
     const auto train = read(o_.train_file, {});
     load(train->label_names());
     std::printf("%lld texts of %zu classes, the longest has %lld tokens\n", as_long(train->size()),
@@ -121,16 +131,32 @@ class Classifier : optim::Callback {
                                         .lr_schedules = {linear_schedule(o_.learning_rate, warmup, steps)},
                                         .logging_steps = o_.logging_steps,
                                         .load_best_model_at_end = o_.load_best_model_at_end,
+                                        .output_dir = o_.output_dir,
+                                        .save_steps = o_.save_steps,
+                                        .save_total_limit = static_cast<int>(o_.save_total_limit),
+                                        .overwrite_output_dir = o_.overwrite_output_dir,
                                         .seed = seed()};
     std::optional<optim::Trainer> trainer;
     if (validation_) trainer.emplace(**model_, optimizer, loss, batches, *validation_, options);
     else trainer.emplace(**model_, optimizer, loss, batches, options);
+    optim::MetricsLog metrics(o_.output_dir + "/metrics.jsonl");
     trainer->add_callback(*this);
-    trainer->train();
+    trainer->add_callback(metrics);
+    if (!o_.resume_from_checkpoint.empty()) resume(*trainer, o_.resume_from_checkpoint, o_.output_dir);
+    optim::TrainResult result;
+    {
+      const CancelOnSignals signals(*trainer);
+      result = trainer->train();
+    }
+    if (result.reason == optim::StopReason::kCancelled) {
+      std::printf("stopped after step %lld; --resume_from_checkpoint=true goes on\n", as_long(result.last.step));
+      return false;
+    }
     if (o_.load_best_model_at_end && validation_) std::printf("accuracy of the best epoch %.4f\n", accuracy());
     model_->save_pretrained(o_.output_dir);
     text::AutoTokenizer::copy_files(o_.model_name_or_path, o_.output_dir);
     std::printf("The model is in %s\n", o_.output_dir.c_str());
+    return true;
   }
 
   void predict() {
@@ -269,7 +295,7 @@ int main(int argc, char** argv) {
     if (options.do_predict && options.test_file.empty()) throw rondo::Error("--do_predict needs --test_file");
     if (options.per_device_eval_batch_size < 1) throw rondo::Error("--per_device_eval_batch_size must be positive");
     Classifier classifier(options);
-    if (!options.train_file.empty()) classifier.train();
+    if (!options.train_file.empty() && !classifier.train()) return 130;
     if (options.do_predict) classifier.predict();
   } catch (const std::exception& e) {
     std::fprintf(stderr, "classify: %s\n", e.what());

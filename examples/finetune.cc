@@ -9,7 +9,6 @@
 // The folder of the model is as Hugging Face publishes it: config.json, model.safetensors, tokenizer.json. A line of a
 // .jsonl file has "text", "prompt" and "completion", or "messages". Into --output_dir go checkpoints, metrics.jsonl,
 // runs/ (TensorBoard), and at the end an adapter (nn::load_adapter and PEFT read it), or with --full the model.
-#include <atomic>
 #include <csignal>
 #include <cstdio>
 #include <exception>
@@ -22,6 +21,7 @@
 #include "rondo/compile/compile.h"
 #include "rondo/examples/finetune_data.h"
 #include "rondo/examples/finetune_options.h"
+#include "rondo/examples/run_control.h"
 #include "rondo/modules/generation.h"
 #include "rondo/modules/lora.h"
 #include "rondo/modules/pretrained/auto_model.h"
@@ -36,31 +36,6 @@
 
 namespace rondo::examples {
 namespace {
-
-// ---- Ctrl-C: the step that is under way ends, a checkpoint is written. A second one ends the process.
-
-std::atomic<optim::Trainer*> running = nullptr;
-
-void cancel_running(int) {
-  if (optim::Trainer* trainer = running.load()) trainer->cancel();
-}
-
-class CancelOnSignals {
- public:
-  explicit CancelOnSignals(optim::Trainer& trainer) {
-    running = &trainer;
-    struct sigaction action = {};
-    action.sa_handler = cancel_running;
-    action.sa_flags = static_cast<int>(SA_RESETHAND);
-    for (const int signal : {SIGINT, SIGTERM}) sigaction(signal, &action, nullptr);
-  }
-  ~CancelOnSignals() {
-    for (const int signal : {SIGINT, SIGTERM}) std::signal(signal, SIG_DFL);
-    running = nullptr;
-  }
-  CancelOnSignals(const CancelOnSignals&) = delete;
-  CancelOnSignals& operator=(const CancelOnSignals&) = delete;
-};
 
 // ---- What is printed
 
@@ -129,7 +104,7 @@ class Finetuning {
     trainer.add_callback(console);
     trainer.add_callback(metrics);
     trainer.add_callback(board);
-    if (!o_.resume_from_checkpoint.empty()) resume(trainer);
+    if (!o_.resume_from_checkpoint.empty()) resume(trainer, o_.resume_from_checkpoint, o_.output_dir);
     show("before");
     optim::TrainResult result;
     {
@@ -164,22 +139,6 @@ class Finetuning {
   // {x, y}, and with --packing the positions that keep examples of a row apart.
   Tensor loss_of(const data::Batch& batch) {
     return batch.size() > 2 ? model_.loss(batch[0], batch[1], batch[2]) : model_.loss(batch[0], batch[1]);
-  }
-
-  void resume(optim::Trainer& trainer) {
-    const std::string& from = o_.resume_from_checkpoint;
-    if (from.ends_with(".safetensors")) {
-      trainer.resume_from_file(from);
-      return;
-    }
-    const auto resumed = trainer.resume_from_checkpoint(from == "true" ? o_.output_dir : from);
-    if (!resumed) {
-      if (from != "true") throw Error(absl::StrCat("--resume_from_checkpoint: there is no checkpoint in ", from));
-      Console::say(absl::StrCat("no checkpoint in ", o_.output_dir, " yet: starting anew"));
-      return;
-    }
-    for (const auto& [path, reason] : resumed->skipped) Console::say(absl::StrCat("skipping ", reason));
-    Console::say(absl::StrCat("resuming from ", resumed->path));
   }
 
   void show(const char* when) {

@@ -155,6 +155,7 @@ void save_adapter(ModuleBase& model, const std::string& folder, const SaveAdapte
       targets.push_back(FileNames(model, layout, true).of(*module).substr(std::string_view(kFirst).size()));
   }
   io::make_folders(folder);
+  io::sweep_temporaries(folder);
   const std::string config_path = folder + "/" + kConfig, weights_path = folder + "/" + kWeights;
   const std::string temporary = absl::StrCat(folder, "/", std::string(io::AtomicFile::kTempPrefix), kWeights);
   // Both files are on the disk before either is visible, and a config never stands beside weights that are not its own.

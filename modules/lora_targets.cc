@@ -19,22 +19,32 @@ bool is_output_layer(const std::string& name) {
   return name == "lm_head" || name == "score" || name == "classifier" || name == "head";
 }
 
-// A regular expression on whole paths. It comes from a file, so its work is bounded: PCRE2's default limit of
-// backtracking steps.
+// A regular expression on whole paths. It comes from a file, so its length and its work are bounded. PCRE2's own limit
+// of backtracking steps is 10 million: seconds. A path has some 60 characters, so patterns that are meant take
+// hundreds.
+constexpr size_t kLongestPattern = 1 << 14;
+constexpr uint32_t kMostSteps = 100'000;
+constexpr uint32_t kMostKiB = 1 << 10;  // of memory for a match
+
 class Pattern {
  public:
   Pattern(const char* function, const std::string& text) : function_(function), text_(text) {
+    if (text.size() > kLongestPattern)
+      throw Error(absl::StrCat(function, ": target_pattern has ", text.size(), " bytes; at most ", kLongestPattern));
     int error = 0;
     PCRE2_SIZE at = 0;
     code_.reset(pcre2_compile(reinterpret_cast<PCRE2_SPTR>(text.data()), text.size(),
                               PCRE2_ANCHORED | PCRE2_ENDANCHORED, &error, &at, nullptr));
     if (code_ == nullptr) fail("is no regular expression: " + message(error) + absl::StrCat(" at ", at));
     data_.reset(pcre2_match_data_create_from_pattern(code_.get(), nullptr));
-    if (data_ == nullptr) throw std::bad_alloc();
+    limits_.reset(pcre2_match_context_create(nullptr));
+    if (data_ == nullptr || limits_ == nullptr) throw std::bad_alloc();
+    pcre2_set_match_limit(limits_.get(), kMostSteps);
+    pcre2_set_heap_limit(limits_.get(), kMostKiB);
   }
   bool matches(const std::string& path) const {
     const int found = pcre2_match(code_.get(), reinterpret_cast<PCRE2_SPTR>(path.data()), path.size(), 0, 0,
-                                  data_.get(), nullptr);
+                                  data_.get(), limits_.get());
     if (found < 0 && found != PCRE2_ERROR_NOMATCH) fail("cannot be matched with " + path + ": " + message(found));
     return found >= 0;
   }
@@ -43,6 +53,7 @@ class Pattern {
   struct Free {
     void operator()(pcre2_code* code) const { pcre2_code_free(code); }
     void operator()(pcre2_match_data* data) const { pcre2_match_data_free(data); }
+    void operator()(pcre2_match_context* limits) const { pcre2_match_context_free(limits); }
   };
   static std::string message(int error) {
     PCRE2_UCHAR text[128] = {};
@@ -56,6 +67,7 @@ class Pattern {
   const std::string& text_;
   std::unique_ptr<pcre2_code, Free> code_;
   std::unique_ptr<pcre2_match_data, Free> data_;
+  std::unique_ptr<pcre2_match_context, Free> limits_;
 };
 
 bool can_be_target(ModuleBase& module) {

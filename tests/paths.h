@@ -8,6 +8,7 @@ extern const char* const kSourceDir;     // the checkout
 extern const char* const kReferenceDir;  // tests/reference
 extern const char* const kRondorun;      // the launcher, or "" where it is not built
 extern const char* const kRankProgram;   // dist_rank
+extern const char* const kForeignCode;   // tests/compile/foreign_code.cc
 extern const char* const kReplay;        // rondo_replay
 extern const char* const kFakeCudaDir;   // the folder of the fake libcuda.so.1
 extern const char* const kTrainGpt;      // examples/train_gpt.cc

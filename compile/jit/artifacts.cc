@@ -9,6 +9,7 @@
 #include "rondo/runtime/backend.h"
 #include "rondo/runtime/error.h"
 #include "rondo/runtime/io/atomic_file.h"
+#include "rondo/runtime/io/trusted_file.h"
 
 // The file functions and the report of compile.h: what this process has for all targets.
 namespace rondo::compile {

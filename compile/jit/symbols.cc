@@ -13,6 +13,9 @@
 #include <mutex>
 
 #include "absl/strings/str_format.h"
+#include "rondo/runtime/error.h"
+#include "rondo/runtime/io/open_to_write.h"
+#include "rondo/runtime/io/trusted_file.h"
 
 // ---- What gdb looks for, by these names. Weak: LLVM has the same, and one list serves both.
 extern "C" {
@@ -156,11 +159,14 @@ class Symbols {
       text.clear();
       for (const auto& [code, shown] : by_address_) text += shown->line;
     }
-    // Nobody else's file, even if somebody made a link of that name.
-    const int file = ::open(perf_map_path().c_str(), O_WRONLY | O_CREAT | O_APPEND | O_NOFOLLOW | O_CLOEXEC, 0600);
-    if (file < 0) return;
-    [[maybe_unused]] const ssize_t written = ::write(file, text.data(), text.size());
-    ::close(file);
+    try {
+      const int file = io::open_to_write(perf_map_path(), O_WRONLY | O_APPEND, io::Links::kRefuse, 0600);
+      // Nobody else's file: anybody may make one of that name in /tmp.
+      if (io::distrust(file).empty()) [[maybe_unused]]
+        const ssize_t written = ::write(file, text.data(), text.size());
+      ::close(file);
+    } catch (const FileError&) {
+    }
   }
 
   std::mutex mutex_;

@@ -64,6 +64,7 @@ void save(ModuleBase& module, const Published& published, std::vector<ConfigFiel
           const SaveOptions& options) {
   const io::TensorMap tensors = published_tensors(module, published);
   io::make_folders(folder);
+  io::sweep_temporaries(folder);
   // A folder without config.json is not complete: nobody loads old and new shards mixed.
   const fs::path root(folder);
   std::error_code error;

@@ -8,13 +8,16 @@
 #include <utility>
 
 #include "rondo/runtime/error.h"
+#include "rondo/runtime/io/open_to_write.h"
 
 namespace rondo::optim {
 
 AppendFile::AppendFile(std::string path, Mode mode)
-    : path_(std::move(path)),
-      fd_(::open(path_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | (mode == kReplace ? O_TRUNC : 0), 0666)) {
-  if (fd_ < 0) fail(errno);
+    : path_(std::move(path)), fd_(io::open_to_write(path_, O_WRONLY | O_APPEND, io::Links::kFollow)) {
+  if (mode == kContinue || ::ftruncate(fd_, 0) == 0) return;
+  const int error = errno;
+  ::close(fd_);
+  fail(error);
 }
 
 AppendFile::~AppendFile() { ::close(fd_); }

@@ -6,7 +6,7 @@
 
 namespace rondo::optim {
 
-// Throws FileError, here and below.
+// A regular file: opening a FIFO or a device is an error. Throws FileError, here and below.
 class AppendFile {
  public:
   enum Mode { kReplace, kContinue };

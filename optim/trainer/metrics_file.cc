@@ -3,13 +3,14 @@
 #include <charconv>
 #include <cmath>
 #include <filesystem>
-#include <fstream>
 #include <system_error>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "rondo/optim/trainer/append_file.h"
+#include "rondo/runtime/data/example_set.h"
+#include "rondo/runtime/data/line_reader.h"
 #include "rondo/runtime/io/atomic_file.h"
 #include "rondo/runtime/io/json.h"
 
@@ -59,19 +60,36 @@ MetricsRecord metrics_from_json(const std::string& json, const std::string& path
   return r;
 }
 
+namespace {
+
+// Throws DataError, which names the line.
+MetricsRecord record_of(std::string_view line, const std::string& path, int64_t number) {
+  static const std::string kLabel = "JSON";
+  try {
+    return metrics_from_json(std::string(line), kLabel);
+  } catch (const FileError& error) {
+    throw data::DataError(
+        path, number,
+        absl::StrCat(error.what() + kLabel.size() + 2, "; remove the file, or the damaged line and those below it"));
+  }
+}
+
+}  // namespace
+
 MetricsFile::MetricsFile(const std::string& path, int64_t first_step) {
   if (const std::string folder = std::filesystem::path(path).parent_path().string(); !folder.empty())
     io::make_folders(folder);
-  // A line that a kill cut short is later than any checkpoint.
-  std::string kept, line;
-  std::ifstream file(path);
+  std::string kept;
   std::error_code none;
-  if (!file && std::filesystem::exists(path, none)) throw FileError(path, "cannot be read");
-  while (first_step > 0 && std::getline(file, line) && !file.eof()) {
-    const MetricsRecord record = metrics_from_json(line, path);
-    if (record.step > first_step) break;
-    records_.push_back(record);
-    absl::StrAppend(&kept, line, "\n");
+  if (first_step > 0 && std::filesystem::exists(path, none)) {
+    data::LineReader lines(path);
+    // A line that a kill cut short is later than any checkpoint.
+    for (std::string_view line; lines.next(line) && lines.ended();) {
+      const MetricsRecord record = record_of(line, path, lines.number());
+      if (record.step > first_step) break;
+      records_.push_back(record);
+      absl::StrAppend(&kept, std::string(line), "\n");
+    }
   }
   io::write_file_atomic(path, kept);
   file_ = std::make_unique<AppendFile>(path, AppendFile::kContinue);

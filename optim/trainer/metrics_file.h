@@ -43,7 +43,8 @@ MetricsRecord metrics_from_json(const std::string& json, const std::string& path
 
 class MetricsFile {
  public:
-  // Continues the file of a run after `first_step` steps: later lines are removed, and with 0 all. Throws FileError.
+  // Continues the file of a run after `first_step` steps: later lines are removed, and with 0 all. Throws
+  // FileError, which names a line that cannot be read.
   MetricsFile(const std::string& path, int64_t first_step);
   ~MetricsFile();
   MetricsFile(const MetricsFile&) = delete;

@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "rondo/runtime/error.h"
 #include "rondo/runtime/io/atomic_file.h"
+#include "rondo/runtime/io/open_to_write.h"
 
 namespace rondo::optim {
 namespace {
@@ -26,8 +27,8 @@ std::string contents(int fd) {
 RunLock::RunLock(const std::string& folder) {
   io::make_folders(folder);
   const std::string path = folder + "/.lock";
-  fd_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
-  if (fd_ < 0) throw FileError(path, std::strerror(errno));
+  // A link of that name is not followed: what it names would be overwritten.
+  fd_ = io::open_to_write(path, O_RDWR, io::Links::kRefuse);
   const auto fail = [&](auto error) {
     ::close(fd_);
     throw error;
@@ -41,6 +42,7 @@ RunLock::RunLock(const std::string& folder) {
   const std::string own = absl::StrCat(::getpid(), "\n");
   if (::ftruncate(fd_, 0) != 0 || ::pwrite(fd_, own.data(), own.size(), 0) != static_cast<ssize_t>(own.size()))
     fail(FileError(path, std::strerror(errno)));
+  io::sweep_temporaries(folder);  // the folder is ours now
 }
 
 RunLock::~RunLock() { ::close(fd_); }

@@ -10,8 +10,9 @@ namespace rondo::optim {
 // it ends. The file stays and holds the id of the process that last had the lock.
 class RunLock {
  public:
-  // Creates the folder if it does not exist. Throws Error, which names the process, if another one has the lock;
-  // FileError if the file cannot be written.
+  // Creates the folder if it does not exist, and removes what killed writers left half done in it. Throws Error, which
+  // names the process, if another one has the lock; FileError if the file cannot be written, or is a symbolic link or
+  // no regular file.
   explicit RunLock(const std::string& folder);
   ~RunLock();
   RunLock(const RunLock&) = delete;

@@ -8,6 +8,11 @@
 
 namespace rondo::data {
 
+void LineReader::check_length(uint64_t bytes) const {
+  if (bytes > longest_)
+    throw DataError(path(), number_ + 1, absl::StrCat("the line has more than ", longest_, " bytes"));
+}
+
 bool LineReader::next(std::string_view& line) {
   size_t searched = 0;  // bytes behind at_ that hold no line feed
   size_t end = std::string::npos;
@@ -15,7 +20,7 @@ bool LineReader::next(std::string_view& line) {
     end = buffer_.find('\n', at_ + searched);
     if (end != std::string::npos || read_ == file_.size()) break;
     searched = buffer_.size() - at_;
-    if (searched > kLongestLine) throw DataError(path(), number_ + 1, "the line has more than 2^30 bytes");
+    check_length(searched);
     buffer_.erase(0, at_);
     at_ = 0;
     const size_t bytes = std::min(kChunk, file_.size() - read_), old = buffer_.size();
@@ -28,6 +33,7 @@ bool LineReader::next(std::string_view& line) {
   if (end == std::string::npos && at_ == buffer_.size()) return false;
   ended_ = end != std::string::npos;
   line = std::string_view(buffer_).substr(at_, (ended_ ? end : buffer_.size()) - at_);
+  check_length(line.size());
   at_ += line.size() + (ended_ ? 1 : 0);
   ++number_;
   if (const size_t valid = io::valid_utf8_prefix(line); valid < line.size())

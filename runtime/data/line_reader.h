@@ -13,11 +13,11 @@ namespace rondo::data {
 
 class LineReader {
  public:
-  // Throws FileError.
-  explicit LineReader(const std::string& path) : file_(path) {}
+  // `longest`: bytes that a line may have. Throws FileError.
+  explicit LineReader(const std::string& path, uint64_t longest = kLongestLine) : file_(path), longest_(longest) {}
 
   // The next line, without its end. Valid until the next call. False at the end of the file. A byte order mark at the
-  // file's beginning is left out. Throws DataError for invalid UTF-8 and for a line of more than kLongestLine bytes.
+  // file's beginning is left out. Throws DataError for invalid UTF-8 and for a line that is too long.
   bool next(std::string_view& line);
   // From 1; of the line that next() returned last.
   int64_t number() const { return number_; }
@@ -28,8 +28,11 @@ class LineReader {
   static constexpr uint64_t kLongestLine = uint64_t{1} << 30;
 
  private:
+  void check_length(uint64_t bytes) const;
+
   static constexpr uint64_t kChunk = uint64_t{1} << 20;
   io::OpenFile file_;
+  const uint64_t longest_;
   std::string buffer_;
   size_t at_ = 0;      // in the buffer
   uint64_t read_ = 0;  // bytes of the file that are in the buffer, or were

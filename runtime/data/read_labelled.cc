@@ -50,9 +50,10 @@ class Labels {
       std::sort(sorted.begin(), sorted.end(), [&](const std::string& a, const std::string& b) {
         return integers ? std::pair(*integer_of(a), a) < std::pair(*integer_of(b), b) : a < b;
       });
+      std::map<std::string_view, int64_t> place;
+      for (const std::string& name : sorted) place.emplace(name, static_cast<int64_t>(place.size()));
       std::vector<int64_t> order;
-      for (const std::string& name : names)
-        order.push_back(std::find(sorted.begin(), sorted.end(), name) - sorted.begin());
+      for (const std::string& name : names) order.push_back(place.at(name));
       set.map_labels(order);
       names = std::move(sorted);
     }

@@ -111,7 +111,9 @@ void add_lines(const std::string& path, const ReadOptions& options, const TextEn
                absl::FunctionRef<Example(std::string_view, int64_t)> make, ExampleSet& out) {
   constexpr size_t kBytes = 1 << 20, kLines = 1 << 12;  // of one batch
   constexpr int64_t kGrain = 4;
-  LineReader reader(path);
+  // Encoding an example takes up to 40 bytes for each of its own.
+  constexpr uint64_t kLongestExample = 1 << 24;
+  LineReader reader(path, kLongestExample);
   std::vector<Line> lines;
   std::vector<Outcome> outcomes;
   for (bool more = true; more;) {

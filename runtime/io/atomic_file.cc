@@ -5,10 +5,14 @@
 
 #include <atomic>
 #include <cerrno>
+#include <chrono>
 #include <filesystem>
 #include <system_error>
+#include <vector>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "rondo/runtime/error.h"
 
 namespace rondo::io {
@@ -23,6 +27,13 @@ std::string errno_reason(const char* what, int error = errno) {
 std::string folder_of(const std::string& path) {
   const std::string folder = std::filesystem::path(path).parent_path().string();
   return folder.empty() ? "." : folder;
+}
+
+// Also if that cannot be told.
+bool is_running(pid_t process) {
+  std::error_code error;
+  return std::filesystem::exists(absl::StrCat("/proc/", process), error) ||
+         !std::filesystem::exists("/proc/self", error);
 }
 
 // 0, or the errno of the failed call.
@@ -128,6 +139,25 @@ void write_file_atomic(const std::string& path, std::string_view contents) {
   AtomicFile file(path);
   file.write(contents);
   file.commit();
+}
+
+void sweep_temporaries(const std::string& folder) {
+  namespace fs = std::filesystem;
+  std::error_code error;
+  for (fs::directory_iterator it(folder, error), end; !error && it != end; it.increment(error)) {
+    const std::string name = it->path().filename().string();
+    if (!name.starts_with(AtomicFile::kTempPrefix)) continue;
+    // name.PID.COUNTER
+    const std::vector<std::string> parts = absl::StrSplit(name, '.');
+    pid_t writer = 0;
+    std::error_code ignored;
+    if (parts.size() > 3 && absl::SimpleAtoi(parts[parts.size() - 2], &writer) && writer > 0) {
+      if (is_running(writer)) continue;
+    } else if (fs::file_time_type::clock::now() - fs::last_write_time(it->path(), ignored) < std::chrono::hours(1)) {
+      continue;  // of whom is not known: perhaps of a writer at work
+    }
+    if (fs::is_regular_file(it->symlink_status(ignored))) fs::remove(it->path(), ignored);
+  }
 }
 
 void fsync_folder(const std::string& folder) {

@@ -61,6 +61,9 @@ class AtomicFile {
 
 // The whole of it in one call.
 void write_file_atomic(const std::string& path, std::string_view contents);
+// Removes the temporary files that killed writers left in `folder`: those of processes that are gone. For whoever owns
+// the folder, when it starts. What cannot be removed stays.
+void sweep_temporaries(const std::string& folder);
 // Makes renames and unlinks in `folder` durable.
 void fsync_folder(const std::string& folder);
 // Creates `folder` and its parents, durably, where they are missing.

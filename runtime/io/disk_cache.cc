@@ -17,6 +17,7 @@
 #include "rondo/runtime/io/atomic_file.h"
 #include "rondo/runtime/io/checksum.h"
 #include "rondo/runtime/io/kernel_file.h"
+#include "rondo/runtime/io/trusted_file.h"
 
 namespace rondo::io {
 namespace {

@@ -1,15 +1,8 @@
 #include "rondo/runtime/io/kernel_file.h"
 
-#include <fcntl.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
 #include <bit>
-#include <cerrno>
 #include <cstring>
-#include <system_error>
 
-#include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "rondo/runtime/io/checksum.h"
 
@@ -21,7 +14,6 @@ static_assert(std::endian::native == std::endian::little, "the format is written
 constexpr char kMagic[8] = {'R', 'O', 'N', 'D', 'O', 'K', 'R', 'N'};
 constexpr std::string_view kArtifactMagic = "RONDOART";
 constexpr uint32_t kVersion = 1;
-constexpr off_t kMaxFileBytes = off_t{1} << 30;
 
 struct Header {
   char magic[8];
@@ -54,8 +46,6 @@ uint64_t checksum_of(std::string_view bytes) {
   sum.update(bytes);
   return sum.digest();
 }
-
-std::string errno_text() { return std::generic_category().message(errno); }
 
 }  // namespace
 
@@ -118,44 +108,6 @@ absl::StatusOr<std::vector<KernelFile>> unpack_artifact(std::string_view bytes) 
   }
   if (!bytes.empty()) return absl::InvalidArgumentError("its lengths do not add up");
   return sections;
-}
-
-std::string distrust(int fd) {
-  struct stat info;
-  if (::fstat(fd, &info) != 0) return absl::StrCat("cannot examine it: ", errno_text());
-  if (info.st_uid != ::geteuid() && info.st_uid != 0) return absl::StrCat("it belongs to user ", info.st_uid);
-  if ((info.st_mode & (S_IWGRP | S_IWOTH)) != 0) return "others than its owner may write to it (chmod go-w)";
-  return "";
-}
-
-std::string distrust_folder(const std::string& path) {
-  const int fd = ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (fd < 0) return errno_text();
-  const absl::Cleanup close = [fd] { ::close(fd); };
-  return distrust(fd);
-}
-
-absl::StatusOr<std::string> read_trusted_file(const std::string& path) {
-  // Non-blocking: a FIFO must not hang us.
-  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-  if (fd < 0) return errno == ENOENT ? absl::NotFoundError("no such file") : absl::PermissionDeniedError(errno_text());
-  const absl::Cleanup close = [fd] { ::close(fd); };
-  struct stat info;
-  if (::fstat(fd, &info) != 0) return absl::PermissionDeniedError(errno_text());
-  if (!S_ISREG(info.st_mode)) return absl::InvalidArgumentError("no regular file");
-  if (info.st_size > kMaxFileBytes) return absl::InvalidArgumentError("too large");
-  if (std::string reason = distrust(fd); !reason.empty()) return absl::PermissionDeniedError(reason);
-  std::string bytes(static_cast<size_t>(info.st_size), '\0');
-  size_t done = 0;
-  while (done < bytes.size()) {
-    const ssize_t n = ::read(fd, bytes.data() + done, bytes.size() - done);
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0) return absl::PermissionDeniedError(errno_text());
-    if (n == 0) break;  // cut short meanwhile: unpack will tell
-    done += static_cast<size_t>(n);
-  }
-  bytes.resize(done);
-  return bytes;
 }
 
 }  // namespace rondo::io

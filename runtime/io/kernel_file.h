@@ -38,14 +38,4 @@ absl::StatusOr<KernelFile> unpack(std::string_view bytes);
 std::string pack_artifact(const std::vector<KernelFile>& sections);
 absl::StatusOr<std::vector<KernelFile>> unpack_artifact(std::string_view bytes);
 
-// May this process run code that lies in the open file or folder? It must belong to us or to root, and nobody else may
-// write to it. "", or the reason why not.
-std::string distrust(int fd);
-// The same for a folder: may this process run code from its files?
-std::string distrust_folder(const std::string& path);
-
-// The bytes of a trusted regular file. kNotFound; kPermissionDenied: distrusted or not readable; kInvalidArgument: no
-// regular file, or too large for kernels.
-absl::StatusOr<std::string> read_trusted_file(const std::string& path);
-
 }  // namespace rondo::io

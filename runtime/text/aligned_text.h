@@ -37,10 +37,15 @@ struct Piece {
   }
 };
 
+// How long rewriting may make a text of `bytes` bytes. Nothing that is meant comes near: the longest decomposition of
+// Unicode makes 33 bytes of 3. Without it a file's list of 40 replacements of "a" by "aa" makes a terabyte.
+inline size_t longest_rewritten(size_t bytes) { return (size_t{64} << 10) + 64 * bytes; }
+
 // A rewritten text that owns its bytes.
 class AlignedText {
  public:
-  explicit AlignedText(bool tracked) : tracked_(tracked) {}
+  // `longest`: beyond, push() throws Error.
+  AlignedText(bool tracked, size_t longest) : tracked_(tracked), longest_(longest) {}
 
   void push(uint32_t point, Span source);
   void push(const Piece& piece, size_t begin, size_t end);  // as it is
@@ -49,7 +54,10 @@ class AlignedText {
   bool tracked() const { return tracked_; }
 
  private:
+  void check_length() const;
+
   bool tracked_;
+  size_t longest_;
   std::string text_;
   std::vector<Span> origin_;  // one per byte, if tracked
 };

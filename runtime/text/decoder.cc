@@ -3,9 +3,12 @@
 #include <charconv>
 #include <optional>
 
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
+#include "rondo/runtime/error.h"
 #include "rondo/runtime/io/utf8.h"
+#include "rondo/runtime/text/aligned_text.h"
 #include "rondo/runtime/text/json_fields.h"
 #include "rondo/runtime/text/model.h"
 #include "rondo/runtime/text/pre_tokenizer.h"
@@ -14,6 +17,11 @@
 
 namespace rondo::text {
 namespace {
+
+void check_length(size_t bytes, size_t longest) {
+  if (bytes > longest)
+    throw Error(absl::StrCat("decode: the tokenizer's decoders make a text longer than ", longest, " bytes"));
+}
 
 constexpr std::string_view kReplacement = "\xEF\xBF\xBD";
 
@@ -132,6 +140,7 @@ class Replace : public Decoder {
       std::string out;
       for_each_match(with_.pattern, token, [&](size_t begin, size_t end, bool match) {
         out += match ? std::string_view(with_.content) : std::string_view(token).substr(begin, end - begin);
+        check_length(out.size(), longest_rewritten(token.size()));
       });
       token = std::move(out);
     }
@@ -157,6 +166,7 @@ void read_decoder(io::JsonReader& json, Decoders& out, int depth) {
   const std::string type = peek_type(json, "decoder");
   const std::string where = "decoder " + io::shown(type);
   if (depth == kMaxNesting) json.fail("decoder: Sequences nest too deeply");
+  if (out.steps.size() >= kMostSteps) json.fail("decoder: a list of more than 64 steps");
   const auto add = [&](auto step) { out.steps.push_back(std::move(step)); };
   if (type == "Sequence") {
     read_fields(json, where, [&](const std::string& key) {
@@ -225,7 +235,16 @@ void read_decoder(io::JsonReader& json, Decoders& out, int depth) {
 
 std::string Decoders::join(std::vector<std::string> tokens) const {
   if (!present) return absl::StrJoin(tokens, " ");
-  for (const auto& step : steps) step->apply(tokens);
+  const auto length = [&tokens] {
+    size_t bytes = 0;
+    for (const std::string& token : tokens) bytes += token.size();
+    return bytes;
+  };
+  const size_t longest = longest_rewritten(length());
+  for (const auto& step : steps) {
+    step->apply(tokens);
+    check_length(length(), longest);
+  }
   return absl::StrJoin(tokens, "");
 }
 

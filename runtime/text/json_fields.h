@@ -55,5 +55,6 @@ inline std::string peek_type(const io::JsonReader& json, const std::string& wher
 }
 // Files nest Sequences; nothing sensible nests deeper.
 inline constexpr int kMaxNesting = 8;
+inline constexpr size_t kMostSteps = 64;  // of a list of normalizers, pre-tokenizers or decoders
 
 }  // namespace rondo::text

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <optional>
 
+#include "absl/strings/str_cat.h"
+#include "rondo/runtime/error.h"
 #include "rondo/runtime/text/json_fields.h"
 #include "rondo/runtime/text/split_pattern.h"
 #include "rondo/runtime/text/unicode.h"
@@ -12,11 +14,13 @@ namespace rondo::text {
 void AlignedText::push(uint32_t point, Span source) {
   const size_t before = text_.size();
   io::append_utf8(text_, point);
+  check_length();
   if (tracked_) origin_.insert(origin_.end(), text_.size() - before, source);
 }
 
 void AlignedText::push(const Piece& piece, size_t begin, size_t end) {
   text_.append(piece.text.substr(begin, end - begin));
+  check_length();
   if (!tracked_) return;
   if (piece.origin != nullptr) {
     origin_.insert(origin_.end(), piece.origin + begin, piece.origin + end);
@@ -28,6 +32,11 @@ void AlignedText::push(const Piece& piece, size_t begin, size_t end) {
     origin_.insert(origin_.end(), next - begin, piece.source(begin, next));
     begin = next;
   }
+}
+
+void AlignedText::check_length() const {
+  if (text_.size() > longest_)
+    throw Error(absl::StrCat("encode: the tokenizer's normalizers make a text longer than ", longest_, " bytes"));
 }
 
 namespace {
@@ -257,6 +266,7 @@ void read_normalizer(io::JsonReader& json, Normalizers& out, int depth) {
   const std::string type = peek_type(json, "normalizer");
   const std::string where = "normalizer " + io::shown(type);
   if (depth == kMaxNesting) json.fail("normalizer: Sequences nest too deeply");
+  if (out.size() >= kMostSteps) json.fail("normalizer: a list of more than 64 steps");
   if (type == "Sequence") {
     read_fields(json, where, [&](const std::string& key) {
       if (key == "type") return json.skip(), true;

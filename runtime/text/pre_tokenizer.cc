@@ -140,7 +140,7 @@ class ByteLevel : public PreTokenizer {
   }
   void cut(const Piece& in, Word word) const override {
     if (!add_prefix_space_ || in.text.starts_with(' ')) return words(in, word);
-    AlignedText prefixed(in.tracked);
+    AlignedText prefixed(in.tracked, longest_rewritten(in.text.size()));
     size_t first = 0;
     next_point(in.text, first);
     prefixed.push(' ', in.tracked ? in.source(0, first) : Span{});
@@ -163,7 +163,7 @@ class MetaspacePreTokenizer : public PreTokenizer {
     io::append_utf8(mark_, options.replacement);
   }
   void cut(const Piece& in, Word word) const override {
-    AlignedText marked(in.tracked);
+    AlignedText marked(in.tracked, longest_rewritten(in.text.size()));
     size_t first = 0;
     const uint32_t start = next_point(in.text, first);
     const bool prepends = options_.prepend == Metaspace::kAlways ||
@@ -207,6 +207,7 @@ void read_pre_tokenizer(io::JsonReader& json, PreTokenizers& out, int depth) {
   const std::string type = peek_type(json, "pre_tokenizer");
   const std::string where = "pre_tokenizer " + io::shown(type);
   if (depth == kMaxNesting) json.fail("pre_tokenizer: Sequences nest too deeply");
+  if (out.steps.size() >= kMostSteps) json.fail("pre_tokenizer: a list of more than 64 steps");
   if (out.byte_level) json.fail("pre_tokenizer: a step after ByteLevel is not supported");
   const auto add = [&](auto step) { out.steps.push_back(std::move(step)); };
   if (type == "Sequence") {

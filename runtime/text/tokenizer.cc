@@ -1,11 +1,14 @@
 #include "rondo/runtime/text/tokenizer.h"
 
 #include <algorithm>
+#include <new>
+#include <stdexcept>
 
 #include "absl/strings/str_cat.h"
 #include "rondo/runtime/error.h"
 #include "rondo/runtime/io/open_file.h"
 #include "rondo/runtime/io/utf8.h"
+#include "rondo/runtime/memory.h"
 #include "rondo/runtime/parallel.h"
 #include "rondo/runtime/text/tokenizer_impl.h"
 #include "rondo/runtime/text/unicode.h"
@@ -40,7 +43,7 @@ void Impl::finish() {
       continue;
     }
     for (const auto& normalizer : normalizers) {
-      AlignedText next(false);
+      AlignedText next(false, longest_rewritten(token.content.size()));
       normalizer->rewrite({.text = token.decoded, .tracked = false}, next);
       token.decoded = std::string(next.piece().text);
     }
@@ -95,6 +98,16 @@ Impl::Lease::~Lease() {
 
 namespace {
 
+// A file or a text that asks for more memory than there is gets an error of ours.
+template <class F> auto within_memory(const std::string& what, F&& run) {
+  try {
+    return run();
+  } catch (const std::bad_alloc&) {
+  } catch (const std::length_error&) {
+  }
+  throw OutOfMemoryError(what + ": not enough memory for this text");
+}
+
 // Raw spaces, and those in GPT-2's spelling (U+0120).
 Spaces spaces_of(std::string_view token) {
   const auto is_space = [](uint32_t point) { return point == 0x120 || is_white_space(point); };
@@ -138,9 +151,10 @@ void Impl::walk(std::string_view text, const EncodeOptions& options, bool tracke
     Piece now = all.part(begin, end);
     if (added != nullptr) return token(now, *added);
     std::optional<AlignedText> rewritten;
+    const size_t longest = longest_rewritten(end - begin);  // of all steps together
     for (const auto& normalizer : normalizers) {
       if (normalizer->keeps(now.text)) continue;
-      AlignedText next(tracked);
+      AlignedText next(tracked, longest);
       next.reserve(now.text.size() + now.text.size() / 8);
       normalizer->rewrite(now, next);
       rewritten.emplace(std::move(next));
@@ -223,16 +237,18 @@ Encoding Impl::encode_texts(std::span<const std::string_view> texts, const Encod
 
 template <class TextsOf>
 std::vector<Encoding> Impl::encode_batch(size_t n, const EncodeOptions& options, TextsOf texts_of) const {
-  std::vector<Encoding> out(n);
-  parallel_for(static_cast<int64_t>(n), 1, [&](int64_t begin, int64_t end) {
-    Lease scratch(*this);
-    for (auto i = static_cast<size_t>(begin); i < static_cast<size_t>(end); ++i) {
-      const auto texts = texts_of(i);
-      out[i] = encode_texts(texts, options, *scratch);
-    }
+  return within_memory("encode", [&] {
+    std::vector<Encoding> out(n);
+    parallel_for(static_cast<int64_t>(n), 1, [&](int64_t begin, int64_t end) {
+      Lease scratch(*this);
+      for (auto i = static_cast<size_t>(begin); i < static_cast<size_t>(end); ++i) {
+        const auto texts = texts_of(i);
+        out[i] = encode_texts(texts, options, *scratch);
+      }
+    });
+    if (const auto& how = options.padding ? options.padding : padding) pad(out, *how);
+    return out;
   });
-  if (const auto& how = options.padding ? options.padding : padding) pad(out, *how);
-  return out;
 }
 
 // ---- The public face
@@ -248,7 +264,7 @@ const PreTrainedTokenizer::Impl& PreTrainedTokenizer::impl() const {
 }
 
 PreTrainedTokenizer PreTrainedTokenizer::from_json(std::string_view json, const std::string& path) {
-  return PreTrainedTokenizer(read_tokenizer_json(json, path));
+  return within_memory(path, [&] { return PreTrainedTokenizer(read_tokenizer_json(json, path)); });
 }
 PreTrainedTokenizer PreTrainedTokenizer::from_file(const std::string& path) {
   return from_json(io::read_text(path, kLargestFile), path);
@@ -262,12 +278,14 @@ std::vector<int32_t> PreTrainedTokenizer::encode(std::string_view text, const En
   if ((truncation && truncation->strategy != Truncation::kDoNotTruncate) ||
       (padding && padding->strategy != Padding::kDoNotPad))
     return std::move((*this)(text, options).ids);
-  Impl::Lease scratch(impl());
-  std::vector<Encoding> parts(1);
-  std::vector<Spaces> no_spaces;
-  impl().encode(text, options, true, *scratch, parts[0], no_spaces);
-  if (!options.add_special_tokens || impl().post_processor.added_tokens(false) == 0) return std::move(parts[0].ids);
-  return std::move(impl().post_processor.join(std::move(parts), true).ids);
+  return within_memory("encode", [&]() -> std::vector<int32_t> {
+    Impl::Lease scratch(impl());
+    std::vector<Encoding> parts(1);
+    std::vector<Spaces> no_spaces;
+    impl().encode(text, options, true, *scratch, parts[0], no_spaces);
+    if (!options.add_special_tokens || impl().post_processor.added_tokens(false) == 0) return std::move(parts[0].ids);
+    return std::move(impl().post_processor.join(std::move(parts), true).ids);
+  });
 }
 
 Encoding PreTrainedTokenizer::operator()(std::string_view text, const EncodeOptions& options) const {
@@ -295,18 +313,20 @@ std::vector<Encoding> PreTrainedTokenizer::encode_batch(std::span<const TextPair
 std::string PreTrainedTokenizer::decode(std::span<const int32_t> ids) const { return decode(ids, {}); }
 
 std::string PreTrainedTokenizer::decode(std::span<const int32_t> ids, const DecodeOptions& options) const {
-  std::vector<std::string> tokens;
-  tokens.reserve(ids.size());
-  for (const int32_t id : ids) {
-    const std::string* token = impl().spelling(id);
-    if (token == nullptr)
-      throw Error(absl::StrCat("decode: id ", id, " names no token of the vocabulary of ", vocab_size()));
-    const AddedToken* added = impl().added_token(id);
-    if (added == nullptr) tokens.push_back(*token);
-    else if (!added->special || !options.skip_special_tokens) tokens.push_back(added->decoded);
-  }
-  std::string text = impl().decoders.join(std::move(tokens));
-  return options.replace_invalid ? replace_invalid_utf8(std::move(text)) : text;
+  return within_memory("decode", [&] {
+    std::vector<std::string> tokens;
+    tokens.reserve(ids.size());
+    for (const int32_t id : ids) {
+      const std::string* token = impl().spelling(id);
+      if (token == nullptr)
+        throw Error(absl::StrCat("decode: id ", id, " names no token of the vocabulary of ", vocab_size()));
+      const AddedToken* added = impl().added_token(id);
+      if (added == nullptr) tokens.push_back(*token);
+      else if (!added->special || !options.skip_special_tokens) tokens.push_back(added->decoded);
+    }
+    std::string text = impl().decoders.join(std::move(tokens));
+    return options.replace_invalid ? replace_invalid_utf8(std::move(text)) : text;
+  });
 }
 
 std::string PreTrainedTokenizer::decode(std::span<const int64_t> ids, const DecodeOptions& options) const {

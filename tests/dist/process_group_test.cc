@@ -7,12 +7,14 @@
 
 #include <atomic>
 #include <cmath>
+#include <fstream>
 #include <random>
 
 #include "absl/strings/str_cat.h"
 #include "rondo/dist/agreement.h"
 #include "rondo/runtime/random.h"
 #include "rondo/tests/bits.h"
+#include "rondo/tests/compile/temp_folder.h"
 #include "rondo/tests/dist/ranks.h"
 #include "rondo/tests/errors.h"
 #include "rondo/tests/fake_device/fake_device.h"
@@ -278,6 +280,76 @@ TEST_F(GroupFailure, ConnectingNamesWhoDidNotCome) {
   });
   EXPECT_NE(errors[0].find("rank 1, rank 2 did not come within 2000 ms"), std::string::npos) << errors[0];
   EXPECT_NE(errors[3].find("rank 1, rank 2 did not come within 2000 ms"), std::string::npos) << errors[3];
+}
+
+// Two processes with one RANK, under a launcher's store and under rank 0's. `ranks`: those of the children.
+std::vector<std::string> errors_of_processes(const std::vector<int>& ranks, int world_size, Environment job,
+                                             Milliseconds timeout) {
+  std::vector<pid_t> children;
+  const test::TempFolder folder;
+  for (size_t i = 0; i < ranks.size(); ++i) {
+    children.push_back(::fork());
+    if (children.back() != 0) continue;
+    job.rank = ranks[i];
+    job.world_size = world_size;
+    std::ofstream file(folder / absl::StrCat(i));
+    try {
+      ProcessGroup::connect(job, {.timeout = timeout})->barrier("together").wait();
+    } catch (const std::exception& e) {
+      file << e.what();
+    }
+    file.close();
+    ::_exit(0);
+  }
+  std::vector<std::string> errors;
+  for (size_t i = 0; i < children.size(); ++i) {
+    ::waitpid(children[i], nullptr, 0);
+    std::ifstream file(folder / absl::StrCat(i));
+    errors.emplace_back(std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>());
+  }
+  return errors;
+}
+
+TEST(GroupLife, TwoProcessesWithOneRankAreTold) {
+  RONDO_SKIP_WITHOUT_GLOO();
+#ifdef __SANITIZE_THREAD__
+  GTEST_SKIP() << "ThreadSanitizer knows no threads in a child process";
+#endif
+  const StoreServer server("127.0.0.1", 0);
+  Environment job;
+  job.store = absl::StrCat("127.0.0.1:", server.port());
+  for (const int twice : {0, 1}) {
+    job.run_id = absl::StrCat("twice ", twice);
+    const auto errors = errors_of_processes({0, 1, twice}, 3, job, Milliseconds(4'000));
+    const std::string sentence = absl::StrCat("two processes of this job have RANK=", twice, ": process ");
+    int told = 0;
+    for (const std::string& error : errors) {
+      told += error.find(sentence) != std::string::npos && error.find("from 0 to 2") != std::string::npos ? 1 : 0;
+      EXPECT_NE(error, "");
+    }
+    EXPECT_EQ(told, 1) << errors[0] << "\n" << errors[1] << "\n" << errors[2];
+  }
+  Environment alone;  // rank 0 keeps the store itself
+  alone.master_port = port_of(listen_on("127.0.0.1", 0));
+  const auto errors = errors_of_processes({0, 0}, 2, alone, Milliseconds(2'000));
+  EXPECT_NE((errors[0] + errors[1]).find("Two processes of this job may have RANK=0"), std::string::npos)
+      << errors[0] << errors[1];
+}
+
+TEST(GroupLife, OneRankOfThreeIsToldThatItIsAlone) {
+  RONDO_SKIP_WITHOUT_GLOO();
+  Environment e;
+  e.world_size = 3;
+  e.master_port = port_of(listen_on("127.0.0.1", 0));
+  const auto alone = [&](int rank) {
+    e.rank = rank;
+    return error_of<TimeoutError>([&] { ProcessGroup::connect(e, {.timeout = Milliseconds(500)}); });
+  };
+  EXPECT_NE(alone(0).find("rank 1, rank 2 did not come within 500 ms. All 3 processes of the job must be started"),
+            std::string::npos)
+      << alone(0);
+  EXPECT_NE(alone(2).find("rank 2 of 3 finds no rank 0, which keeps the store of the job"), std::string::npos)
+      << alone(2);
 }
 
 TEST(GroupLife, ManyCanBeMadeOneAfterTheOther) {

@@ -2,6 +2,7 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <stdexcept>
@@ -10,6 +11,8 @@
 
 #include "rondo/dist/failure_record.h"
 #include "rondo/dist/process_group.h"
+#include "rondo/runtime/ops/ops.h"
+#include "rondo/runtime/random.h"
 
 namespace {
 
@@ -40,10 +43,30 @@ int train(const std::string& how) {
   return 0;
 }
 
+// Prints the losses of a small regression, in all their bits. Gradients go in messages of all sizes.
+int print_losses() {
+  const auto group = dist::ProcessGroup::connect(dist::Environment::from_process(),
+                                                 {.timeout = dist::Milliseconds(60'000)});
+  constexpr int64_t kWeights = 100'000;
+  Generator generator(static_cast<uint64_t>(group->rank()));
+  const Tensor target = Tensor::randn({kWeights}, {}, &generator);
+  Tensor weights = Tensor::zeros({kWeights});
+  for (int step = 0; step < 10; ++step) {
+    const Tensor error = ops::sub(weights, target);
+    Tensor gradient = error, loss = ops::mean(ops::mul(error, error));
+    group->all_reduce(gradient, dist::ReduceOp::kAverage, "gradient").wait();
+    group->all_reduce(loss, dist::ReduceOp::kAverage, "loss").wait();
+    weights = ops::sub(weights, ops::mul(gradient, 0.5));
+    std::printf("%d %a\n", step, loss.item());
+  }
+  return 0;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   const std::string how = argc > 1 ? argv[1] : "";
+  if (how == "losses") return dist::record_errors([] { return print_losses(); });
   // Nothing catches what this throws: std::terminate, SIGABRT.
   if (argc > 2 && std::strcmp(argv[2], "recorded") != 0) return train(how);
   try {

@@ -46,14 +46,15 @@ class Classify : public testing::Test {
     for (int i = 0; i < 3; ++i) texts << kinds[i] << " of the\n";
   }
   // Arguments, and those of the training files if `trains`.
-  Finished run(const std::string& options, bool trains = true) {
+  // `behind`: shell code behind the command.
+  Finished run(const std::string& options, bool trains = true, const std::string& behind = "") {
     const std::string log = folder_ / "log";
     const std::string files = absl::StrCat(
         " --model_name_or_path=", folder_ / "model", " --train_file=", folder_ / "train.tsv",
         " --validation_file=", folder_ / "val.jsonl", " --output_dir=", folder_ / "out");
-    const int status = std::system(
-        absl::StrCat(tests::kClassify, trains ? files : "", " --max_seq_length=32 ", options, " >", log, " 2>&1")
-            .c_str());
+    const int status = std::system(absl::StrCat(tests::kClassify, trains ? files : "", " --max_seq_length=32 ", options,
+                                                " >", log, " 2>&1 ", behind)
+                                       .c_str());
     std::stringstream out;
     out << std::ifstream(log).rdbuf();
     return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, out.str()};
@@ -107,8 +108,8 @@ TEST_F(Classify, Roberta) {
 }
 
 TEST_F(Classify, TheSameSeedGivesTheSameRun) {
-  const Finished a = run("--num_train_epochs=0.5"), b = run("--num_train_epochs=0.5"),
-                 other = run("--num_train_epochs=0.5 --seed=7");
+  const std::string options = "--num_train_epochs=0.5 --overwrite_output_dir";
+  const Finished a = run(options), b = run(options), other = run(options + " --seed=7");
   EXPECT_EQ(a.status, 0) << a.out;
   EXPECT_EQ(a.out, b.out);
   EXPECT_NE(a.out, other.out);
@@ -116,7 +117,7 @@ TEST_F(Classify, TheSameSeedGivesTheSameRun) {
 
 // The same losses as on the CPU, but for the order of sums.
 TEST_F(Classify, OnACudaDevice) {
-  const std::string options = "--num_train_epochs=0.3 --logging_steps=1 --learning_rate=3e-3";
+  const std::string options = "--num_train_epochs=0.3 --logging_steps=1 --learning_rate=3e-3 --overwrite_output_dir";
   const auto losses = [](const Finished& done) {
     EXPECT_EQ(done.status, 0) << done.out;
     std::vector<double> values;
@@ -139,6 +140,46 @@ TEST_F(Classify, TheBestEpochStays) {
   const Finished done = run("--learning_rate=3e-3 --num_train_epochs=3 --load_best_model_at_end --bf16");
   ASSERT_EQ(done.status, 0) << done.out;
   EXPECT_NE(done.out.find("accuracy of the best epoch "), std::string::npos) << done.out;
+}
+
+// A run that is killed and resumed prints, logs and saves what an undisturbed one does.
+TEST_F(Classify, AKillLosesNothing) {
+  const std::string options = "--num_train_epochs=4 --logging_steps=1 --save_steps=3 --learning_rate=3e-3";
+  const auto metrics = [this] {
+    std::vector<std::string> lines;
+    std::ifstream file(folder_ / "out/metrics.jsonl");
+    for (std::string line; std::getline(file, line);) lines.push_back(line.substr(0, line.find(",\"targets_per_s\"")));
+    return lines;
+  };
+  const auto model = [this] {
+    std::stringstream bytes;
+    bytes << std::ifstream(folder_ / "out/model.safetensors", std::ios::binary).rdbuf();
+    return bytes.str();
+  };
+  ASSERT_EQ(run(options).status, 0);
+  const std::vector<std::string> lines = metrics();
+  const std::string weights = model();
+  ASSERT_EQ(lines.size(), 60u + 4u);
+  std::filesystem::remove_all(folder_ / "out");
+  // Kills itself after a while, then again after a while of what is left.
+  bool killed = false;
+  Finished done{-1, ""};
+  for (const size_t lines_wanted : {8, 30, 1000}) {
+    const std::string watch = absl::StrCat("& p=$!; while kill -0 $p 2>/dev/null && [ $(cat ",
+                                           folder_ / "out/metrics.jsonl", " 2>/dev/null | wc -l) -lt ", lines_wanted,
+                                           " ]; do sleep 0.01; done; kill -9 $p 2>/dev/null; wait $p");
+    done = run(options + " --resume_from_checkpoint=true", true, watch);
+    killed = killed || done.status == 137;
+  }
+  EXPECT_TRUE(killed);
+  ASSERT_EQ(done.status, 0) << done.out;
+  EXPECT_NE(done.out.find("resuming from "), std::string::npos) << done.out;
+  EXPECT_EQ(metrics(), lines);
+  EXPECT_EQ(model(), weights);
+  for (const auto& entry : std::filesystem::directory_iterator(folder_ / "out"))
+    EXPECT_EQ(entry.path().string().find(".tmp-"), std::string::npos) << entry.path();
+  // Another run does not write over it unawares.
+  EXPECT_NE(run(options).out.find("holds checkpoints of another run"), std::string::npos);
 }
 
 TEST_F(Classify, WhatCannotWorkIsSaid) {

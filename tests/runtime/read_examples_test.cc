@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <thread>
 
 #include "absl/strings/str_cat.h"
@@ -416,6 +417,29 @@ TEST(ReadLabelled, ColumnsAndJson) {
   EXPECT_EQ(evaluation.label(0), 1);
   EXPECT_EQ(evaluation.label(1), 0);
   EXPECT_EQ(evaluation.label_names(), columns.label_names());
+}
+
+TEST(ReadLabelled, AsManyLabelsAsLines) {
+  TempFolder folder;
+  const auto tokenizer = recorded("bert_uncased");
+  std::string lines;
+  constexpr int kLabels = 50'000;
+  for (int i = 0; i < kLabels; ++i) lines += "label " + std::to_string(kLabels - i) + "\ta\n";
+  const std::string path = write(folder, "a.tsv", lines);
+  const auto began = std::chrono::steady_clock::now();
+  const ExampleSet set = read_labelled(path, tokenizer);
+  EXPECT_LT(std::chrono::steady_clock::now() - began, std::chrono::seconds(20));  // it was minutes
+  ASSERT_EQ(set.label_names().size(), static_cast<size_t>(kLabels));
+  for (int i = 0; i < kLabels; i += 997)
+    EXPECT_EQ(set.label_names()[static_cast<size_t>(set.label(i))], "label " + std::to_string(kLabels - i));
+}
+
+TEST(ReadLabelled, ALineHasALimit) {
+  TempFolder folder;
+  const auto tokenizer = recorded("bert_uncased");
+  const std::string path = write(folder, "a.tsv", "x\ta\ny\t" + std::string((16 << 20) + 1, 'b') + "\nx\ta\n");
+  expect_line_error(2, "the line has more than 16777216 bytes",
+                    [&] { read_labelled(path, tokenizer, {.max_length = 6}); });
 }
 
 TEST(ReadLabelled, LongTextsKeepTheirLastSpecialToken) {

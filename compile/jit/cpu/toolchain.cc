@@ -13,7 +13,7 @@
 #include "rondo/compile/jit/cpu/plugin.h"
 #include "rondo/compile/log.h"
 #include "rondo/runtime/error.h"
-#include "rondo/runtime/io/kernel_file.h"
+#include "rondo/runtime/io/trusted_file.h"
 
 #ifndef RONDO_STATIC_JIT
 // The folder of the plug-in, where "$ORIGIN" is the folder of the shared library that holds this code. Defined beside
@@ -56,42 +56,40 @@ bool plugin_exists() {
   return fs::exists(plugin_path(), ignored);
 }
 
-// Why the plug-in may not be loaded: the checks that cached code gets. "" if it may.
-std::string refusal(const fs::path& path) {
-  // A name without a folder would be looked for in LD_LIBRARY_PATH.
-  if (!path.is_absolute()) return "the path is not absolute";
-  std::error_code ignored;
-  if (!fs::exists(path, ignored)) return "no such file";
-  if (const std::string reason = io::distrust_folder(path.parent_path().string()); !reason.empty())
-    return absl::StrCat("its folder is not safe: ", reason);
-  const absl::StatusOr<std::string> bytes = io::read_trusted_file(path.string());
-  if (!bytes.ok()) return std::string(bytes.status().message());
-  if (bytes->find(build_mark()) == std::string::npos) return "it belongs to another build of Rondo";
-  return "";
-}
-
 struct Loaded {
   const JitPlugin* plugin = nullptr;
   std::string error;
 };
 
-Loaded load_plugin() {
-  const fs::path path = plugin_path();
-  std::string error = refusal(path);
-  if (error.empty()) {
-    if (void* library = dlopen(path.c_str(), RTLD_LAZY | RTLD_LOCAL); library == nullptr) {
-      error = dlerror();
-    } else {
-      auto* open = reinterpret_cast<decltype(&rondo_jit_plugin)>(dlsym(library, kPluginSymbol));
-      if (open != nullptr && open()->abi == kPluginAbi) return {open(), ""};
-      error = "it belongs to another build of Rondo";
-      dlclose(library);
-    }
+// The file that is checked is the file that is loaded: Note [Trusted paths] in trusted_file.h.
+Loaded load_checked(const std::string& path) {
+  const auto refuse = [](std::string reason) { return Loaded{nullptr, std::move(reason)}; };
+  absl::StatusOr<io::TrustedFile> file = io::TrustedFile::open(path);
+  if (!file.ok()) return refuse(std::string(file.status().message()));
+  const absl::StatusOr<std::string> bytes = file->read();
+  if (!bytes.ok()) return refuse(std::string(bytes.status().message()));
+  if (bytes->find(build_mark()) == std::string::npos) return refuse("it belongs to another build of Rondo");
+  void* library = dlopen(file->loadable_path().c_str(), RTLD_LAZY | RTLD_LOCAL);
+  if (library == nullptr) return refuse(dlerror());
+  auto* open = reinterpret_cast<decltype(&rondo_jit_plugin)>(dlsym(library, kPluginSymbol));
+  if (open == nullptr || open()->abi != kPluginAbi) {
+    dlclose(library);
+    return refuse("it belongs to another build of Rondo");
   }
-  return {nullptr, absl::StrCat("compile: cannot load the code generator ", path.string(), ": ", error,
+  // Never closed: the dynamic linker knows the library by this descriptor's name, and another file must not get it.
+  static const io::TrustedFile kept = *std::move(file);
+  return {open(), ""};
+}
+
+Loaded load_plugin() {
+  const std::string path = plugin_path().string();
+  Loaded loaded = load_checked(path);
+  if (loaded.plugin == nullptr)
+    loaded.error = absl::StrCat("compile: cannot load the code generator ", path, ": ", loaded.error,
                                 ". Eager execution needs no code generator. Build Rondo with LLVM 19, or set "
                                 "RONDO_JIT_LIBRARY to the path of ",
-                                std::string(kPluginFile), ".")};
+                                std::string(kPluginFile), ".");
+  return loaded;
 }
 
 // Loaded with the first kernel and never unloaded: compiled code and LLVM's own state live as long as the process.
