@@ -7,6 +7,7 @@
 
 #include "rondo/runtime/backend.h"
 #include "rondo/runtime/cuda/backend.h"
+#include "rondo/runtime/cuda/context.h"
 #include "rondo/runtime/memory.h"
 #include "rondo/runtime/tensor.h"
 #include "rondo/tests/bits.h"
@@ -139,13 +140,15 @@ TEST(CudaCopies, Events) {
 }
 
 TEST(CudaCopies, PageLockedMemory) {
-  FakeCuda cuda;
+  FakeCuda cuda({.devices = 2});
   const BackendTable& table = backend_of(cuda.device());
-  auto* memory = static_cast<float*>(table.allocate_staging(400));
+  auto* memory = static_cast<float*>(table.allocate_staging(1, 400));
   memory[99] = 1;
   EXPECT_EQ(memory[99], 1.0f);
   EXPECT_EQ(cuda->counts().pinned, 1);
-  table.deallocate_staging(memory, 400);
+  EXPECT_EQ(cuda::device_state_if_usable(0), nullptr) << "a process of one device uses no other";
+  EXPECT_EQ(cuda->counts().contexts, 1);
+  table.deallocate_staging(1, memory, 400);
   EXPECT_EQ(cuda->counts().pinned, 0);
 }
 
