@@ -1,5 +1,6 @@
 #include "rondo/runtime/backend.h"
 
+#include <typeinfo>
 #include <utility>
 #include <vector>
 
@@ -125,6 +126,16 @@ DeviceScope::~DeviceScope() { default_of_thread = outer_; }
 void synchronize(Device device) {
   require_device(device);
   backend_of(device).synchronize(device.index);
+}
+
+void throw_late(std::exception_ptr kept, Device device) {
+  try {
+    std::rethrow_exception(std::move(kept));
+  } catch (const Error& error) {
+    if (typeid(error) != typeid(Error)) throw;  // it would lose what its type says
+    throw Error(absl::StrCat(error.what(), ". Found late: ", to_string(device),
+                             " runs behind the program, and this call is the first that waited for it since"));
+  }
 }
 
 void copy_bytes(Device to_device, void* to, Device from_device, const void* from, size_t bytes) {

@@ -8,8 +8,11 @@
 //   work that uses it is still waiting to run, and its next owner's work runs after that. Another stream that touches a
 //   block must wait for an event of the compute stream first.
 // Note [Late errors]. A kernel that finds its data wrong skips the access. The device keeps the first such error, and
-//   the next call that waits for the device throws it. Until then, `failed` is true for work that is enqueued later;
-//   the passes of an optimizer read it on the stream and change nothing. Random numbers are drawn on (random.h).
+//   the next call that waits for the device throws it, by throw_late(): it names the line of the call that failed, and
+//   says that it came late. Until then, `failed` is true for work that is enqueued later; the passes of an optimizer
+//   read it on the stream and change nothing. Random numbers are drawn on (random.h). After `synchronize`, whether it
+//   throws or not, nothing of earlier work is left that a later call could throw: a program that goes on after an error
+//   calls it first.
 // Note [Work]. Host code that a stream runs has the device's addresses, and all else that it touches is host memory. It
 //   calls nothing of the table but `failed`, and `deallocate` when it is destroyed. It throws an error of its data; the
 //   backend keeps the first such exception, as it is, and goes on with the work behind it.
@@ -28,6 +31,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <utility>
 
 #include "absl/functional/any_invocable.h"
@@ -69,9 +73,9 @@ struct BackendTable {
   // Counts `bytes` more, or fewer, in AllocatorStats::by_purpose.
   void (*count_purpose)(int device, Purpose purpose, int64_t bytes) noexcept;
   void (*trim)(int device);  // gives all freed blocks back, if the device is in use
-  // Host memory that the device can read and write without a copy in between (page-locked).
-  void* (*allocate_staging)(size_t bytes);
-  void (*deallocate_staging)(void* data, size_t bytes) noexcept;
+  // Host memory that the device can read and write without a copy in between (page-locked). Uses no other device.
+  void* (*allocate_staging)(int device, size_t bytes);
+  void (*deallocate_staging)(int device, void* data, size_t bytes) noexcept;
 
   // ---- Copies. `host` may be any host memory.
   // The host memory is free again on return; the copy stands in the order of the compute stream.
@@ -126,6 +130,10 @@ template <class Work> void enqueue(Device device, Work&& work) {
     work();
   else table.enqueue(device.index, Stream::kCompute, std::forward<Work>(work));
 }
+
+// Throws what a device kept of earlier work: Note [Late errors]. An Error gets words that say that it came late; any
+// other exception is thrown as it is.
+[[noreturn]] void throw_late(std::exception_ptr kept, Device device);
 
 // True if enqueue() runs its work at once.
 inline bool runs_at_once(Device device) { return backend_of(device).enqueue == nullptr; }

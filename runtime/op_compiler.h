@@ -3,6 +3,7 @@
 #pragma once
 
 #include <span>
+#include <string_view>
 
 #include "rondo/runtime/op.h"
 
@@ -15,6 +16,8 @@ class OpCompiler {
   // has happened: the op has no lowering for these operands. Thread safe.
   virtual bool run(const OpDef& op, std::span<const Tensor* const> inputs, const Attrs& attrs,
                    std::span<Tensor> outputs, std::source_location where) = 0;
+  // For the log's perf_hints: something runs in a slower way than was asked for. Thread safe.
+  virtual void hint(std::string_view text) = 0;
 };
 
 }  // namespace rondo

@@ -7,6 +7,7 @@
 #include "absl/container/node_hash_map.h"
 #include "rondo/compile/entry.h"
 #include "rondo/compile/exec/program.h"
+#include "rondo/compile/log.h"
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/op_compiler.h"
 #include "rondo/runtime/recorder.h"
@@ -58,6 +59,7 @@ Graph graph_of(const OpDef& op, std::span<const Tensor* const> inputs, const Att
 
 class EagerOps final : public OpCompiler {
  public:
+  void hint(std::string_view text) override { log::write(log::Topic::kPerfHints, text); }
   bool run(const OpDef& op, std::span<const Tensor* const> inputs, const Attrs& attrs, std::span<Tensor> outputs,
            std::source_location where) override {
     const bool in_parts = op.lower == nullptr;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <limits>
 
 #include "absl/strings/str_cat.h"
 #include "rondo/compile/codegen/loop_text.h"
@@ -15,12 +16,27 @@
 namespace rondo::compile {
 namespace {
 
-// A tensor with a value's layout, of halves.
-Tensor made_up(const Value& value, Device device) {
-  int64_t extent = 1;
-  for (int d = 0; d < value.sizes.rank(); ++d) extent += std::max<int64_t>(value.sizes[d] - 1, 0) * value.strides[d];
-  const Tensor memory = Tensor::full({extent}, 0.5, {value.dtype, device});
-  return Tensor::over(memory.storage(), 0, value.sizes, value.strides, value.dtype);
+// Integers of a made-up value lie below this: they may be indices, and which dimension an index goes into only its op
+// knows, so every dimension of what the op reads and writes beside it is a bound. Views pass their operand on. 1:
+// nothing is known.
+int64_t bound_of_indices(const Graph& graph, ValueId id) {
+  constexpr int64_t kNone = std::numeric_limits<int64_t>::max();
+  int64_t bound = kNone;
+  const auto take = [&](ValueId other) {
+    if (other == kNoValue || other == id) return;
+    const Dims& sizes = graph.value(other).sizes;
+    for (int d = 0; d < sizes.rank(); ++d) bound = std::min(bound, sizes[d]);
+  };
+  for (const GraphNode& node : graph.nodes) {
+    if (std::find(node.inputs.begin(), node.inputs.end(), id) == node.inputs.end()) continue;
+    if (node.op->kind == OpKind::kView) {
+      bound = std::min(bound, bound_of_indices(graph, node.outputs[0]));
+      continue;
+    }
+    for (const ValueId input : node.inputs) take(input);
+    for (const ValueId output : node.outputs) take(output);
+  }
+  return bound == kNone ? 1 : std::max<int64_t>(bound, 1);
 }
 
 // What times depend on.
@@ -39,7 +55,7 @@ class PlanTuner {
   PlanTuner(Plan& plan, Code& code, bool exact)
       : plan_(plan), code_(code), exact_(exact), floats_(floats_for(plan, plan.graph)), executor_(plan, code, floats_) {
     std::vector<Tensor> inputs;
-    for (ValueId id : plan.graph.inputs) inputs.push_back(made_up(plan.graph.value(id), code.device()));
+    for (ValueId id : plan.graph.inputs) inputs.push_back(made_up(plan.graph, id, code.device(), generator_));
     frame_ = executor_.make_frame(inputs, /*release=*/false);
     for (size_t i = plan.graph.inputs.size(); i < frame_.slots.size(); ++i) fill(frame_.slots[i]);
   }
@@ -52,11 +68,17 @@ class PlanTuner {
   }
 
  private:
-  // One half in f32 and bf16, and some ordinary number in any other type.
-  void fill(const Frame::Slot& slot) const {
+  // Numbers between a half and one in f32 and bf16, and some ordinary ones in any other type. Launches are tuned in
+  // their order, so each reads what the ones before it have computed; this is for memory that nobody has written.
+  void fill(const Frame::Slot& slot) {
     if (slot.data == nullptr) return;
-    std::vector<uint16_t> halves(slot.storage.bytes() / sizeof(uint16_t), 0x3f00);
-    copy_bytes(code_.device(), slot.data, kCPU, halves.data(), halves.size() * sizeof(uint16_t));
+    std::vector<uint16_t> numbers(slot.storage.bytes() / sizeof(uint16_t));
+    uint32_t random = 12345;
+    for (uint16_t& number : numbers) {
+      random = random * 1664525 + 1013904223;  // Numerical Recipes
+      number = static_cast<uint16_t>(0x3f00 | random >> 25);
+    }
+    copy_bytes(code_.device(), slot.data, kCPU, numbers.data(), numbers.size() * sizeof(uint16_t));
   }
 
   void tune_kernel(size_t index) {
@@ -126,11 +148,24 @@ class PlanTuner {
   Code& code_;
   const bool exact_;
   const Floats floats_;
+  Generator generator_{1};  // of its own: to tune draws none of the program's numbers
   const Executor executor_;
   Frame frame_;
 };
 
 }  // namespace
+
+Tensor made_up(const Graph& graph, ValueId id, Device device, Generator& generator) {
+  const Value& value = graph.value(id);
+  int64_t extent = 1;
+  for (int d = 0; d < value.sizes.rank(); ++d) extent += std::max<int64_t>(value.sizes[d] - 1, 0) * value.strides[d];
+  const Tensor memory = is_floating(value.dtype)
+                            ? Tensor::rand({extent}, {value.dtype, device}, &generator)
+                            : Tensor::randint(0, value.dtype == kBool ? 2 : bound_of_indices(graph, id), {extent},
+                                              {kI64, device}, &generator)
+                                  .to(value.dtype);
+  return Tensor::over(memory.storage(), 0, value.sizes, value.strides, value.dtype);
+}
 
 void tune(Plan& plan, Code& code, bool exact) {
   NoGrad off;
@@ -143,7 +178,8 @@ bool epilogues_pay(Device device, const Graph& graph, int32_t index, const std::
   NoGrad off;
   RecorderScope eager(nullptr);
   const auto node_at = [&](int32_t n) -> const GraphNode& { return graph.nodes[static_cast<size_t>(n)]; };
-  const auto made_up_value = [&](ValueId id) { return made_up(graph.value(id), device); };
+  Generator generator(1);
+  const auto made_up_value = [&](ValueId id) { return made_up(graph, id, device, generator); };
   const GraphNode& product = node_at(index);
   std::vector<Tensor> operands, added;
   std::vector<const Tensor*> pointers;

@@ -29,24 +29,36 @@ Tuner& Tuner::instance() {
   return *tuner;
 }
 
-int Tuner::fastest(const std::string& what, std::span<const std::function<void()>> candidates, Device device) {
+DiskCache& Tuner::disk_of(Device device) {
+  const io::HostKey& key = target_of(device).key();
+  std::unique_ptr<DiskCache>& disk = disks_[key.text()];
+  if (disk == nullptr) disk = std::make_unique<DiskCache>(options_, key);
+  return *disk;
+}
+
+int Tuner::fastest(const std::string& launch, std::span<const std::function<void()>> candidates, Device device) {
   const auto count = static_cast<int>(candidates.size());
   if (count < 2) return 0;
+  const Target& target = target_of(device);
+  const std::string what = target.machine == nullptr
+                               ? launch
+                               : absl::StrCat(launch, "\nmachine: ", target.machine(device), "\n");
   // Two measurements at once would disturb each other.
   std::unique_lock lock(mutex_);
+  DiskCache& disk = disk_of(device);
   if (const auto found = known_.find(what); found != known_.end() && found->second < count) return found->second;
   const std::string key = absl::StrCat("tuning, ", count, " ways\n", what);  // a choice is a position
   int best = 0;
-  if (const std::optional<std::string> stored = disk_.find(key)) {
+  if (const std::optional<std::string> stored = disk.find(key)) {
     const char* end = stored->data() + stored->size();
     const auto [last, error] = std::from_chars(stored->data(), end, best);
     if (error == std::errc() && last == end && best >= 0 && best < count) return known_[what] = best;
-    disk_.reject(key, "no tuning result");
+    disk.reject(key, "no tuning result");
   }
   std::vector<double> times;
   best = known_[what] = measure(candidates, device, times);
   lock.unlock();
-  disk_.store(key, std::to_string(best));
+  disk.store(key, std::to_string(best));
   if (log::enabled(log::Topic::kPerfHints)) {
     std::string text = absl::StrCat("tuned ", what.substr(0, what.find('\n')), ": choice ", best, " of");
     for (double time : times) absl::StrAppend(&text, " ", time * 1e6);

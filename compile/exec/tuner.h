@@ -1,8 +1,14 @@
 // The fastest of several ways to run one launch, measured once per machine (Mode::kMaxAutotune).
+//
+// Note [What a choice holds for]. A choice is kept for the code's host key (Target::key), the device with the versions
+// of
+//   its driver and libraries (Target::machine), and what the launch is. Another device, or a newer driver or library,
+//   measures again: a library's algorithms have other numbers in another version.
 #pragma once
 
 #include <atomic>
 #include <functional>
+#include <memory>
 #include <mutex>
 #include <span>
 #include <string>
@@ -17,14 +23,14 @@ namespace rondo::compile {
 // Thread safe; measuring is done by one thread at a time.
 class Tuner {
  public:
-  explicit Tuner(DiskCacheOptions disk) : disk_(std::move(disk), target_of(kCPU).key()) {}
+  explicit Tuner(DiskCacheOptions disk) : options_(std::move(disk)) {}
   // The one of this process, with the disk cache that the environment names. Never destroyed.
   static Tuner& instance();
 
   // The position of the fastest candidate: as measured before, in this process or another one on such a machine, else
-  // measured now, on the compute stream of `device`. `what` says all that the times depend on. The first candidate wins
-  // unless another is clearly faster.
-  int fastest(const std::string& what, std::span<const std::function<void()>> candidates, Device device = kCPU);
+  // measured now, on the compute stream of `device`. `launch` says all that the times depend on besides the machine:
+  // Note [What a choice holds for]. The first candidate wins unless another is clearly faster.
+  int fastest(const std::string& launch, std::span<const std::function<void()>> candidates, Device device = kCPU);
   // Choices that were measured, not remembered.
   int64_t measured() const { return measured_.load(); }
 
@@ -32,9 +38,13 @@ class Tuner {
   // The position, and each candidate's time in seconds.
   int measure(std::span<const std::function<void()>> candidates, Device device, std::vector<double>& best);
 
+  // The cache of a target's choices. The lock is held.
+  DiskCache& disk_of(Device device);
+
+  const DiskCacheOptions options_;
   std::mutex mutex_;
   std::unordered_map<std::string, int> known_;
-  DiskCache disk_;
+  std::unordered_map<std::string, std::unique_ptr<DiskCache>> disks_;  // by the text of the host key
   std::atomic<int64_t> measured_{0};
 };
 

@@ -17,6 +17,25 @@
 namespace rondo::cuda {
 namespace {
 
+// What the kernels take by value. Which keys a query may attend to (kind: 0 none, 1 bool, 2 the first key, 3 added;
+// then strides); the heads of an operand; the heads of a result that lies in a larger array.
+// clang-format off
+RONDO_TEXT_AND_CODE(kArgumentsText,
+struct MaskArgument {
+  const void* data;
+  long long kind, batch, head, row, column;
+  long long heads, queries, first_query, rows, causal;
+};
+struct HeadsArgument {
+  const void* data;
+  long long batch, head, row;
+};
+struct PlaceArgument {
+  long long batch, head, row, heads, rows, head_dim;
+};
+)
+// clang-format on
+
 // A block for each row of scores. Scores are dense [B, H, rows, cols]; what the kernels write may be what they read:
 // each thread reads an element before it overwrites it.
 constexpr const char* kText = R"cuda(
@@ -37,12 +56,10 @@ struct Least {
 };
 RONDO_DEVICE C lowest() { return static_cast<C>(__longlong_as_double(0xFFF0000000000000ull)); }
 
-// Which keys a query may attend to.
-struct Mask {
-  const void* data;
-  long long kind, batch, head, row, column;  // kind: 0 none, 1 bool, 2 the first key, 3 added; strides
-  long long heads, queries, first_query, rows, causal;
-};
+using Mask = MaskArgument;
+using Heads = HeadsArgument;
+using Place = PlaceArgument;
+
 struct Row {
   long long at_mask, first, end, logsumexp;
 };
@@ -93,13 +110,9 @@ extern "C" __global__ void rondo_attention_softmax(const C* scores, T* weights, 
   }
 }
 
-struct Heads {
-  const T* data;
-  long long batch, head, row;
-};
 RONDO_DEVICE const T* line_of(const Heads& heads, const Mask& mask, long long r) {
   const long long i = r % mask.rows, head = r / mask.rows % mask.heads, batch = r / mask.rows / mask.heads;
-  return heads.data + batch * heads.batch + head * heads.head + (mask.first_query + i) * heads.row;
+  return static_cast<const T*>(heads.data) + batch * heads.batch + head * heads.head + (mask.first_query + i) * heads.row;
 }
 // weights: the softmax again, dropped. d_scores: the gradient of q k^T.
 extern "C" __global__ void rondo_attention_softmax_grad(const C* scores, const C* d_weights, T* weights, T* d_scores,
@@ -130,9 +143,6 @@ extern "C" __global__ void rondo_attention_softmax_grad(const C* scores, const C
 }
 
 // Where element i of [B, H, rows, D] lies in an array with these strides.
-struct Place {
-  long long batch, head, row, heads, rows, head_dim;
-};
 RONDO_DEVICE long long offset_of(const Place& place, long long i) {
   const long long d = i % place.head_dim, r = i / place.head_dim % place.rows;
   const long long head = i / place.head_dim / place.rows % place.heads;
@@ -193,19 +203,6 @@ extern "C" __global__ void rondo_attention_clear(T* to, Place place, long long n
     write(to + offset_of(place, i), convert<T>(static_cast<C>(0)));
 }
 )cuda";
-
-// What the kernels take by value: the structs above.
-struct MaskArgument {
-  const void* data;
-  long long kind, batch, head, row, column, heads, queries, first_query, rows, causal;
-};
-struct HeadsArgument {
-  const void* data;
-  long long batch, head, row;
-};
-struct PlaceArgument {
-  long long batch, head, row, heads, rows, head_dim;
-};
 
 DType compute_of(DType dtype) { return dtype == kF64 ? kF64 : kF32; }
 
@@ -515,16 +512,18 @@ std::optional<AttentionTile> tile_of(const AttentionCall& call) {
 }  // namespace
 
 const Source& attention_source() {
-  static const auto* const text = new std::string(absl::StrCat(
-      scalar_function("rondo_exp", [](LoopValue x) { return scalar::exp(x); }),
-      scalar_function("rondo_log", [](LoopValue x) { return scalar::log(x); }), kPhilox, kDroppedWeights, kText));
+  static const auto* const text = new std::string(
+      absl::StrCat(scalar_function("rondo_exp", [](LoopValue x) { return scalar::exp(x); }),
+                   scalar_function("rondo_log", [](LoopValue x) { return scalar::log(x); }), kPhilox, kDropoutText,
+                   kDroppedWeights, kArgumentsText, kText));
   static const Source source{"attention", *text};
   return source;
 }
 
 DropoutArgument dropout_of(const AttentionCall& call, const AttentionOperands& operands) {
   const DropoutRule rule(call.dropout);
-  return {operands.state, call.increment, rule.threshold, (call.keys + 3) / 4, rule.factor};
+  return {static_cast<const unsigned long long*>(operands.state), call.increment, rule.threshold, (call.keys + 3) / 4,
+          rule.factor};
 }
 
 int64_t chunk_of(const AttentionCall& call) {

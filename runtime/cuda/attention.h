@@ -19,6 +19,7 @@
 
 #include <cstdint>
 
+#include "rondo/runtime/cuda/status.h"
 #include "rondo/runtime/dtype.h"
 
 namespace rondo::cuda {
@@ -59,12 +60,19 @@ struct AttentionOperands {
   const void *q = nullptr, *k = nullptr, *v = nullptr, *mask = nullptr;
   const void* state = nullptr;  // of dropout: i64 [2]
 };
-// What the kernels of both ways take of dropout, by value: the struct of kDroppedWeights.
+// What the kernels of both ways take of dropout, by value. counters: of a query, one for each four keys. factor: of
+// what is kept.
+// clang-format off
+RONDO_TEXT_AND_CODE(kDropoutText,
 struct DropoutArgument {
-  const void* state;
-  long long increment, threshold, counters;
+  const unsigned long long* state;
+  long long increment;
+  long long threshold;
+  long long counters;
   double factor;
 };
+)
+// clang-format on
 DropoutArgument dropout_of(const AttentionCall& call, const AttentionOperands& operands);
 
 // Overwrites out [B, H, Tq, D] and logsumexp [B, H, Tq] (dense, of the compute dtype; -inf where no key is allowed).

@@ -217,8 +217,8 @@ void synchronize(int device) {
 
 // ---- Page-locked memory of callers
 
-void* allocate_staging(size_t bytes) {
-  DeviceState& state = device_state(0);
+void* allocate_staging(int device, size_t bytes) {
+  DeviceState& state = device_state(device);
   const ContextScope scope(state);
   void* data = nullptr;
   const Result result = state.driver().host_allocate(&data, std::max<size_t>(bytes, 1), kHostAllocPortable);
@@ -228,8 +228,8 @@ void* allocate_staging(size_t bytes) {
   return data;
 }
 
-void deallocate_staging(void* data, size_t) noexcept {
-  DeviceState* state = device_state_if_usable(0);
+void deallocate_staging(int device, void* data, size_t) noexcept {
+  DeviceState* state = device_state_if_usable(device);
   if (state == nullptr || data == nullptr) return;
   try {
     const ContextScope scope(*state);

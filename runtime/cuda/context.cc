@@ -180,8 +180,8 @@ Event DeviceState::take_event(bool timing) {
 }
 
 void DeviceState::give_event(Event event) noexcept {
-  const std::lock_guard lock(mutex_);
   try {
+    const std::lock_guard lock(mutex_);
     free_events_[event.timing].push_back(event.event);
   } catch (const std::bad_alloc&) {
     static_cast<void>(driver_.event_destroy(event.event));
@@ -217,14 +217,14 @@ void DeviceState::throw_if_failed(const DeviceStatus& seen, uint32_t passed) {
     calls_.forget_older_than(passed);
     if (kept == nullptr) return;
     failed_.store(false, std::memory_order_relaxed);
-    std::rethrow_exception(kept);
+    throw_late(std::move(kept), device());
   }
   const std::string what = calls_.describe(seen);
   calls_.forget_older_than(passed);
   failed_.store(false, std::memory_order_relaxed);
   check(driver_.fill_bytes(status_, 0, 8, compute()), "cuMemsetD8Async");
   check(driver_.fill_bytes(status_ + 8, 0xFF, sizeof(DeviceStatus) - 8, compute()), "cuMemsetD8Async");
-  throw Error(what);
+  throw_late(std::make_exception_ptr(Error(what)), device());
 }
 
 DeviceState::Callback& DeviceState::add_callback(absl::AnyInvocable<void()> work) {
@@ -280,9 +280,11 @@ void DeviceState::keep_module(ModulePtr module) {
   modules_.push_back(module);
 }
 void DeviceState::unload_module(ModulePtr module) noexcept {
-  const std::lock_guard lock(mutex_);
-  std::erase(modules_, module);
-  static_cast<void>(driver_.module_unload(module));
+  {
+    const std::lock_guard lock(mutex_);
+    std::erase(modules_, module);
+  }
+  static_cast<void>(driver_.module_unload(module));  // without the lock: Note [Locks and the driver]
 }
 
 bool DeviceState::can_access(DeviceState& other) {
@@ -345,7 +347,10 @@ int open_devices(std::string* why_not) {
   return count;
 }
 
-DeviceState& device_state(int index) {
+namespace {
+
+// Throws Error if there is no such device, DeviceError in a child process made by fork().
+void require_index(int index) {
   if (forked.load(std::memory_order_relaxed)) [[unlikely]]
     throw_forked();
   int count = n_devices.load(std::memory_order_acquire);
@@ -356,18 +361,55 @@ DeviceState& device_state(int index) {
   if (index < 0 || index >= count) [[unlikely]]
     throw Error(absl::StrCat("no device cuda:", index, ": cuda has ", count, count == 1 ? " device" : " devices",
                              ", counted from 0"));
+}
+
+// The driver's number of a device. REQUIRES: require_index().
+int ordinal_of(int index) {
+  int ordinal = 0;
+  if (const Result result = driver->device_get(&ordinal, index); result != Result::kSuccess)
+    throw DeviceError(absl::StrCat("cuda:", index, ": cuDeviceGet: ", describe(*driver, result)));
+  return ordinal;
+}
+
+}  // namespace
+
+DeviceState& device_state(int index) {
+  require_index(index);
   if (DeviceState* state = states[index].load(std::memory_order_acquire)) [[likely]] {
     state->require_usable();
     return *state;
   }
   const std::lock_guard lock(opening);
   if (DeviceState* state = states[index].load(std::memory_order_acquire)) return *state;
-  int ordinal = 0;
-  if (const Result result = driver->device_get(&ordinal, index); result != Result::kSuccess)
-    throw DeviceError(absl::StrCat("cuda:", index, ": cuDeviceGet: ", describe(*driver, result)));
-  auto* state = new DeviceState(*driver, index, ordinal);
+  auto* state = new DeviceState(*driver, index, ordinal_of(index));
   states[index].store(state, std::memory_order_release);
   return *state;
+}
+
+int capability_of(int index) {
+  require_index(index);
+  if (DeviceState* state = states[index].load(std::memory_order_acquire)) [[likely]]
+    return state->capability();
+  const std::lock_guard lock(opening);  // of `driver`
+  int major = 0, minor = 0;
+  const int ordinal = ordinal_of(index);
+  Result result = driver->device_attribute(&major, DeviceAttribute::kCapabilityMajor, ordinal);
+  if (result == Result::kSuccess) result = driver->device_attribute(&minor, DeviceAttribute::kCapabilityMinor, ordinal);
+  if (result != Result::kSuccess)
+    throw DeviceError(absl::StrCat("cuda:", index, ": cuDeviceGetAttribute: ", describe(*driver, result)));
+  return 10 * major + minor;
+}
+
+std::string machine_of(int index) {
+  DeviceState& state = device_state(index);
+  int multiprocessors = 0, version = 0;
+  state.check(state.driver().device_attribute(&multiprocessors, DeviceAttribute::kMultiprocessors, state.ordinal()),
+              "cuDeviceGetAttribute");
+  state.check(state.driver().driver_version(&version), "cuDriverGetVersion");
+  const CublasLt* const library = find_cublas_lt(nullptr);
+  return absl::StrCat(state.name(), ", sm_", state.capability(), ", ", multiprocessors, " multiprocessors, ",
+                      state.total_memory() >> 20, " MiB, driver ", version / 1000, ".", version % 1000 / 10,
+                      ", cuBLASLt ", library == nullptr ? "none" : std::to_string(library->version()));
 }
 
 DeviceState* device_state_if_usable(int index) noexcept {

@@ -3,6 +3,10 @@
 //
 // Thread safety: all functions may be called from any thread. The context is made current for the length of a call
 // (ContextScope), so a host program may use CUDA in its own way beside Rondo.
+//
+// Note [Locks and the driver]. A call of the driver may wait for work of the device (cuModuleUnload, cuMemFree and
+//   others do), and that work may be a callback of the host, which takes `mutex_` when it has run. So no function of
+//   the driver is called while `mutex_` is held.
 #pragma once
 
 #include <atomic>
@@ -38,6 +42,7 @@ class DeviceState {
 
   const Driver& driver() const { return driver_; }
   int index() const { return index_; }
+  Device device() const { return {Backend::kCUDA, static_cast<int8_t>(index_)}; }
   int ordinal() const { return ordinal_; }
   Context context() const { return context_; }
   StreamPtr stream(Stream stream) const { return streams_[static_cast<size_t>(stream)]; }
@@ -163,6 +168,12 @@ int open_devices(std::string* why_not);
 // A device; its context is made with the first call. Throws Error if there is no such device, DeviceError if it does
 // not work, or in a child process made by fork().
 DeviceState& device_state(int index);
+// The compute capability of a device: 90 is 9.0. Asks the driver, and makes no context: a process that only compares
+// devices takes memory on none of them. Throws as device_state().
+int capability_of(int index);
+// "NVIDIA H100 80GB HBM3, sm_90, 132 multiprocessors, 81559 MiB, driver 13.0, cuBLASLt 130100": what times depend on.
+// Throws as device_state().
+std::string machine_of(int index);
 // Null if it was never used, is lost, or may not be used any more.
 DeviceState* device_state_if_usable(int index) noexcept;
 // True if a device has a context of this process's.

@@ -4,10 +4,13 @@
 #include <glob.h>
 
 #include <cstdlib>
+#include <filesystem>
 #include <initializer_list>
 #include <memory>
 #include <mutex>
 #include <string_view>
+#include <system_error>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -116,6 +119,23 @@ const char* fill(CublasLt& table, void* library) {
 }
 #undef RONDO_CUDA_BIND
 
+// NVRTC opens its builtins by their name alone when it first compiles, and not each NVRTC looks beside itself (that of
+// a toolkit of CUDA 12 or 13 has no run path): in a wheel, a folder of RONDO_CUDA_PATH or a toolkit that the system's
+// loader does not know, it would not find them. So they are opened here, by their path, and the loader has the name
+// when NVRTC asks for it. Where they are not beside it, NVRTC looks for itself, and its log says what it misses.
+void open_builtins(const Nvrtc& nvrtc) {
+  int major = 0, minor = 0;
+  if (nvrtc.version(&major, &minor) != NvrtcResult::kSuccess) return;
+  Dl_info here{};
+  if (dladdr(reinterpret_cast<const void*>(nvrtc.version), &here) == 0 || here.dli_fname == nullptr) return;
+  std::error_code ignored;
+  const std::filesystem::path opened = here.dli_fname, real = std::filesystem::canonical(opened, ignored);
+  const std::string name = absl::StrCat("libnvrtc-builtins.so.", major, ".", minor);
+  for (const std::filesystem::path& library : {opened, real})  // a link may stand beside other links, or alone
+    if (library.has_parent_path() && dlopen((library.parent_path() / name).c_str(), RTLD_NOW | RTLD_LOCAL) != nullptr)
+      return;
+}
+
 template <class Table>
 const Table* find(Found<Table> Libraries::*which, const char* name, std::initializer_list<const char*> versions,
                   std::string* why_not) {
@@ -130,6 +150,8 @@ const Table* find(Found<Table> Libraries::*which, const char* name, std::initial
       if (const char* missing = fill(*table, library))
         found.why_not = absl::StrCat(path, " is too old: it has no ", missing);
       else found.table = std::move(table);
+      if constexpr (std::is_same_v<Table, Nvrtc>)
+        if (found.table != nullptr) open_builtins(*found.table);
     }
   }
   if (why_not != nullptr) *why_not = found.why_not;

@@ -8,7 +8,7 @@
 //   2. wherever the system's loader looks;
 //   3. /usr/local/cuda, /usr/local/cuda-*, /opt/cuda.
 // NVRTC and cuBLASLt of CUDA 13 come before those of 12, unless the driver is one of CUDA 12.
-// RONDO_CUDA=off: nothing is searched, and there is no CUDA.
+// RONDO_CUDA=off: nothing is searched, and there is no CUDA. NVRTC's builtins are those beside it.
 //
 // Thread safety: all functions here may be called from any thread. A library that was opened is never closed.
 #pragma once
@@ -150,7 +150,7 @@ inline constexpr unsigned kHostAllocPortable = 1;  // page-locked for all device
 
 // ---- NVRTC (nvrtc.h)
 
-enum class NvrtcResult : int { kSuccess = 0, kInvalidOption = 5, kCompilation = 6 };
+enum class NvrtcResult : int { kSuccess = 0, kInvalidOption = 5, kCompilation = 6, kBuiltins = 7 };
 using ProgramPtr = struct OpaqueProgram*;
 
 #define RONDO_CUDA_NVRTC(F)                                                                          \

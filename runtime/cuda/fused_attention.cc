@@ -55,6 +55,20 @@ RONDO_MMA(rondo_bf16, "bf16")
 RONDO_MMA(rondo_f16, "f16")
 )cuda";
 
+// What the kernels take by value: a call, and an operand's strides.
+// clang-format off
+RONDO_TEXT_AND_CODE(kArgumentsText,
+struct CallArgument {
+  long long batch, heads, kv_heads, queries, keys, head_dim, causal;
+  double scale;
+  long long mask_batch, mask_head, mask_row, mask_column;
+};
+struct HeadsArgument {
+  long long batch, head, row;
+};
+)
+// clang-format on
+
 constexpr const char* kTiles = R"cuda(
 using C = typename RondoCompute<T>::Type;
 constexpr int kVector = 16 / sizeof(T);       // elements of an access of 16 bytes
@@ -66,14 +80,8 @@ using Vector = Pack<T, kVector>;
 
 RONDO_DEVICE C lowest() { return static_cast<C>(__longlong_as_double(0xFFF0000000000000ull)); }
 
-struct Heads {  // strides
-  long long batch, head, row;
-};
-struct Call {
-  long long batch, heads, kv_heads, queries, keys, head_dim, causal;
-  double scale;
-  long long mask_batch, mask_head, mask_row, mask_column;  // strides
-};
+using Heads = HeadsArgument;
+using Call = CallArgument;
 
 RONDO_DEVICE long long least(long long a, long long b) { return b < a ? b : a; }
 struct Least {
@@ -584,19 +592,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 }
 )cuda";
 
-// What the kernels take by value: the structs Call and Heads of the text.
-struct CallArgument {
-  long long batch, heads, kv_heads, queries, keys, head_dim, causal;
-  double scale;
-  long long mask_batch, mask_head, mask_row, mask_column;
-};
 CallArgument argument(const AttentionCall& c) {
   return {c.batch, c.heads,           c.kv_heads,        c.queries,         c.keys,           c.head_dim, c.causal,
           c.scale, c.mask_strides[0], c.mask_strides[1], c.mask_strides[2], c.mask_strides[3]};
 }
-struct HeadsArgument {
-  long long batch, head, row;
-};
 HeadsArgument argument(const HeadsStrides& s) { return {s.batch, s.head, s.row}; }
 
 Kernel kernel(const AttentionCall& call, const AttentionTile& tile, const Source& source, const char* name) {
@@ -611,7 +610,7 @@ Kernel kernel(const AttentionCall& call, const AttentionTile& tile, const Source
 std::string text_with(const char* kernels) {
   return absl::StrCat(scalar_function("rondo_exp", [](LoopValue x) { return scalar::exp(x); }),
                       scalar_function("rondo_log", [](LoopValue x) { return scalar::log(x); }), kProduct, kPhilox,
-                      kDroppedWeights, kTiles, kernels);
+                      kDropoutText, kDroppedWeights, kArgumentsText, kTiles, kernels);
 }
 int64_t tiles_of(int64_t rows, const AttentionTile& tile) { return (rows + tile.rows - 1) / tile.rows; }
 

@@ -63,8 +63,9 @@ Kernel Module::kernel(const std::string& name, int dynamic_shared) const {
   Kernel kernel{nullptr, interned(name)};
   state.check(state.driver().module_function(&kernel.function, module_, name.c_str()),
               absl::StrCat("cuModuleGetFunction(", name, ")").c_str());
-  // Up to 48 KB need no permission.
-  if (dynamic_shared > 48 << 10)
+  // cuda.h, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES: without it, a launch may have 48 KiB less the function's
+  // static shared memory, which only the compiler knows.
+  if (dynamic_shared > 0)
     state.check(
         state.driver().function_set_attribute(kernel.function, FunctionAttribute::kMaxDynamicShared, dynamic_shared),
         absl::StrCat("cuFuncSetAttribute(", name, ", ", dynamic_shared, " bytes of shared memory)").c_str());

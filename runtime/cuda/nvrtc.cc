@@ -11,6 +11,12 @@
 
 namespace rondo::cuda {
 
+std::string Architecture::name() const {
+  std::string text = absl::StrCat("sm_", capability);
+  if (suffix != '\0') text += suffix;
+  return text;
+}
+
 int architecture_of(int capability) {
   int best = capability;
   for (const int architecture : kArchitectures)
@@ -18,14 +24,14 @@ int architecture_of(int capability) {
   return best;
 }
 
-NvrtcOutput compile_source(const Nvrtc& nvrtc, const std::string& source, const std::string& name, int architecture,
-                           std::span<const char* const> flags) {
+NvrtcOutput compile_source(const Nvrtc& nvrtc, const std::string& source, const std::string& name,
+                           Architecture architecture, std::span<const char* const> flags) {
   NvrtcOutput output;
   ProgramPtr program = nullptr;
   output.result = nvrtc.create(&program, source.c_str(), name.c_str(), 0, nullptr, nullptr);
   if (output.result != NvrtcResult::kSuccess) return output;
   const absl::Cleanup destroy = [&] { static_cast<void>(nvrtc.destroy(&program)); };
-  const std::string for_architecture = absl::StrCat("--gpu-architecture=sm_", architecture);
+  const std::string for_architecture = absl::StrCat("--gpu-architecture=", architecture.name());
   std::vector<const char*> options{for_architecture.c_str(), "--std=c++17"};
   options.insert(options.end(), flags.begin(), flags.end());
   output.result = nvrtc.compile(program, static_cast<int>(options.size()), options.data());
@@ -47,7 +53,7 @@ NvrtcOutput compile_source(const Nvrtc& nvrtc, const std::string& source, const 
   return output;
 }
 
-Image compile_image(const std::string& source, const std::string& name, int architecture) {
+Image compile_image(const std::string& source, const std::string& name, Architecture architecture) {
   std::string why_not;
   const Nvrtc* const nvrtc = find_nvrtc(&why_not);
   if (nvrtc == nullptr)
@@ -55,9 +61,9 @@ Image compile_image(const std::string& source, const std::string& name, int arch
         absl::StrCat("no kernels for CUDA: ", why_not, "; they need CUDA's NVRTC (pip: nvidia-cuda-nvrtc)"));
   NvrtcOutput output = compile_source(*nvrtc, source, name + ".cu", architecture, kExactFlags);
   if (output.result != NvrtcResult::kSuccess)
-    throw_internal(absl::StrCat("NVRTC (", nvrtc->path, ") refuses ", name, " for sm_", architecture, ": ",
+    throw_internal(absl::StrCat("NVRTC (", nvrtc->path, ") refuses ", name, " for ", architecture.name(), ": ",
                                 nvrtc->error_string(output.result), "\n", output.log));
-  if (architecture != kNewestArchitecture) output.ptx.clear();
+  if (architecture != Architecture(kNewestArchitecture)) output.ptx.clear();
   return {std::move(output.cubin), std::move(output.ptx)};
 }
 
@@ -66,9 +72,9 @@ std::string version_of(const Nvrtc& nvrtc) {
   return nvrtc.version(&major, &minor) == NvrtcResult::kSuccess ? absl::StrCat(major, ".", minor) : "";
 }
 
-io::HostKey key_of_code(int architecture, const std::string& maker) {
+io::HostKey key_of_code(Architecture architecture, const std::string& maker) {
   const Nvrtc* const nvrtc = find_nvrtc(nullptr);
-  return {{{"target", absl::StrCat("cuda sm_", architecture)},
+  return {{{"target", absl::StrCat("cuda ", architecture.name())},
            {"build", maker},
            {"nvrtc", nvrtc == nullptr ? "" : version_of(*nvrtc)},
            {"flags", absl::StrJoin(kExactFlags, " ")}}};

@@ -8,7 +8,8 @@
 //
 // Note [Architectures]. Code is compiled for few architectures, each for all devices of its major revision that are as
 // new: sm_80 for 8.x, sm_90 for 9.x, sm_100 for 10.x. Newer devices take the PTX of the last one, which the driver
-// compiles.
+// compiles. A kernel that uses instructions of one capability alone (wgmma of sm_90a) is compiled for that, and runs
+// there only; PTX of such an architecture is as bound to it (PTX ISA, ".target").
 #pragma once
 
 #include <span>
@@ -19,13 +20,27 @@
 
 namespace rondo::cuda {
 
+// What machine code is made for. A number is an architecture without a suffix.
+struct Architecture {
+  int capability;      // 90 is 9.0
+  char suffix = '\0';  // 'a': with the instructions that devices of this capability alone have; 'f': with those of its
+                       // family, which later devices of the major revision have, too (CUDA 12.9)
+  constexpr Architecture(int capability, char suffix = '\0')  // NOLINT: a number is an architecture
+      : capability(capability), suffix(suffix) {}
+  std::string name() const;  // "sm_90a"
+  friend bool operator==(const Architecture&, const Architecture&) = default;
+};
+
 // By compute capability: 80 is sm_80. Increasing.
 inline constexpr int kArchitectures[] = {80, 90, 100};
 inline constexpr int kNewestArchitecture = 100;
 // The architecture whose code a device takes: 89 -> 80. A device that is older than all: its own.
 int architecture_of(int capability);
-// True if a device takes an architecture's machine code, false: its PTX.
-inline bool takes_cubin(int capability, int architecture) { return capability / 10 == architecture / 10; }
+// True if a device takes an architecture's machine code, false: its PTX, or nothing where there is a suffix.
+inline bool takes_cubin(int capability, Architecture architecture) {
+  if (architecture.suffix == 'a') return capability == architecture.capability;
+  return capability / 10 == architecture.capability / 10 && capability >= architecture.capability;
+}
 
 // A kernel's code for one architecture.
 struct Image {
@@ -33,7 +48,7 @@ struct Image {
   std::string ptx;  // of the newest architecture only, with a zero at its end; else ""
 
   // What a device of this capability loads.
-  const std::string& for_device(int capability, int architecture) const {
+  const std::string& for_device(int capability, Architecture architecture) const {
     return takes_cubin(capability, architecture) || ptx.empty() ? cubin : ptx;
   }
 };
@@ -46,16 +61,16 @@ struct NvrtcOutput {
 };
 
 // `name`: what the log calls the source.
-NvrtcOutput compile_source(const Nvrtc& nvrtc, const std::string& source, const std::string& name, int architecture,
-                           std::span<const char* const> flags);
+NvrtcOutput compile_source(const Nvrtc& nvrtc, const std::string& source, const std::string& name,
+                           Architecture architecture, std::span<const char* const> flags);
 // The same with kExactFlags, for all kernels of Rondo. Throws DeviceError if there is no NVRTC, InternalError with its
 // log if it refuses the source.
-Image compile_image(const std::string& source, const std::string& name, int architecture);
+Image compile_image(const std::string& source, const std::string& name, Architecture architecture);
 
 // "13.0"
 std::string version_of(const Nvrtc& nvrtc);
 // The key of what compile_image() gives, in caches and artifacts, besides the source: architecture, NVRTC's version
 // ("" without NVRTC: nothing is kept then) and flags. `maker`: what the sources come from.
-io::HostKey key_of_code(int architecture, const std::string& maker);
+io::HostKey key_of_code(Architecture architecture, const std::string& maker);
 
 }  // namespace rondo::cuda

@@ -24,13 +24,10 @@ RONDO_DEVICE RondoWords philox(unsigned long long key, unsigned long long low, u
 }
 )cuda";
 
-// Behind kPhilox, for kernels of attention: which weights dropout keeps (Note [Dropped weights] in ops/attention.cc).
-// `row`: the number of a query among all queries of all heads.
+// Behind kPhilox and kDropoutText, for kernels of attention: which weights dropout keeps (Note [Dropped weights] in
+// ops/attention.cc). `row`: the number of a query among all queries of all heads.
 inline constexpr const char* kDroppedWeights = R"cuda(
-struct Dropout {
-  const unsigned long long* state;
-  long long increment, threshold, counters;  // counters of a query: one for each four keys
-  double factor;                             // of what is kept
+struct Dropout : DropoutArgument {
   // A bit for each of four neighbouring keys, set if its weight is kept.
   RONDO_DEVICE unsigned kept(long long row, long long first_key) const {
     const RondoWords words = philox(read(state), static_cast<unsigned long long>(row * counters + first_key / 4),

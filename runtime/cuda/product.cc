@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <bit>
 
 #include "absl/hash/hash.h"
@@ -9,9 +10,11 @@
 #include "rondo/runtime/cuda/context.h"
 #include "rondo/runtime/cuda/module.h"
 #include "rondo/runtime/cuda/nvtx.h"
+#include "rondo/runtime/cuda/product_kernel.h"
 #include "rondo/runtime/error.h"
 #include "rondo/runtime/matmul_precision.h"
 #include "rondo/runtime/memory.h"
+#include "rondo/runtime/op_compiler.h"
 #include "rondo/runtime/recent_cache.h"
 #include "rondo/runtime/storage.h"
 
@@ -66,18 +69,22 @@ template <class T> const void* bytes_of(const T& value) { return &value; }
 
 }  // namespace
 
-void Product::check(LtStatus status, const char* what) const {
-  if (status == LtStatus::kSuccess) [[likely]]
-    return;
+std::string Product::describe() const {
   const MatmulCall& c = call_;
   std::string epilogues;
   for (const Epilogue epilogue : c.epilogues)
     if (epilogue == Epilogue::kAdd) epilogues += " + C";
     else if (epilogue == Epilogue::kGeluTanh) epilogues += ", gelu";
-  throw DeviceError(absl::StrCat("cuda:", device_, ": ", what, ": ", library_.status_string(status),
-                                 ", for a product of ", c.batch == 1 ? "" : absl::StrCat(c.batch, " times "), "[", c.m,
-                                 ", ", c.k, "] x [", c.k, ", ", c.n, "] in ", std::string(name_of(c.dtype)),
-                                 c.bias ? " + bias" : "", epilogues));
+  return absl::StrCat("a product of ", c.batch == 1 ? "" : absl::StrCat(c.batch, " times "), "[", c.m, ", ", c.k,
+                      "] x [", c.k, ", ", c.n, "] in ", std::string(name_of(c.dtype)), c.bias ? " + bias" : "",
+                      epilogues);
+}
+
+void Product::check(LtStatus status, const char* what) const {
+  if (status == LtStatus::kSuccess) [[likely]]
+    return;
+  throw DeviceError(
+      absl::StrCat("cuda:", device_, ": ", what, ": ", library_.status_string(status), ", for ", describe()));
 }
 
 LtLayout Product::layout(LtType type, int64_t rows, int64_t columns, int64_t ld, int64_t batch_stride) const {
@@ -188,32 +195,166 @@ const Product::Choice* Product::choose(DeviceState& state, uint32_t key) const {
   const auto usable = std::remove_if(found.begin(), end, [](const auto& f) { return f.state != LtStatus::kSuccess; });
   if (usable - found.begin() < wanted) return nullptr;
   const LtHeuristic& chosen = found[static_cast<size_t>(variant_)];
-  choices_.push_back({key, chosen.algo, chosen.workspace});
+  choices_.push_back({.key = key, .algo = chosen.algo, .workspace = chosen.workspace});
   return &choices_.back();
 }
+
+// ---- Note [Products without an algorithm]
+
+namespace {
+
+struct Report {
+  std::mutex mutex;
+  ProductReport report;  // but for the runs
+  std::atomic<int64_t> runs{0};
+};
+Report& report() {
+  static auto* report = new Report;
+  return *report;
+}
+
+// The same product of the same operands, in sums that are not rounded.
+MatmulCall without_epilogues(const MatmulCall& call) {
+  MatmulCall plain{.dtype = call.dtype,
+                   .wide = is_low_precision(call.dtype),
+                   .batch = call.batch,
+                   .m = call.m,
+                   .n = call.n,
+                   .k = call.k};
+  std::copy(std::begin(call.a_strides), std::end(call.a_strides), plain.a_strides);
+  std::copy(std::begin(call.b_strides), std::end(call.b_strides), plain.b_strides);
+  plain.c_strides[0] = call.m * call.n, plain.c_strides[1] = call.n, plain.c_strides[2] = 1;
+  return plain;
+}
+// The same of dense operands.
+MatmulCall of_copies(const MatmulCall& call) {
+  MatmulCall dense = without_epilogues(call);
+  const auto set = [](int64_t(&strides)[3], int64_t rows, int64_t columns) {
+    strides[0] = strides[0] == 0 ? 0 : rows * columns, strides[1] = columns, strides[2] = 1;
+  };
+  set(dense.a_strides, call.m, call.k);
+  set(dense.b_strides, call.k, call.n);
+  return dense;
+}
+// The part of a key that A and B have in it; everything else is as the allocator gives it.
+uint32_t key_of_operands(uint32_t key) {
+  constexpr uint32_t kBits = (1u << kAlignmentBits) - 1;
+  uint32_t result = key & (kFast | kBits << kAddressOfA * kAlignmentBits | kBits << kAddressOfB * kAlignmentBits);
+  for (const int other : {kAddressOfC, kAddressOfD, kAddressOfBias}) result |= alignment_bits(nullptr, other);
+  return result;
+}
+
+}  // namespace
+
+ProductReport product_report() {
+  const std::lock_guard lock(report().mutex);
+  ProductReport result = report().report;
+  result.runs = report().runs.load();
+  return result;
+}
+
+std::shared_ptr<const Product> Product::by_library(DeviceState& state, const MatmulCall& call, uint32_t key) {
+  const std::shared_ptr<const Product> product(new Product(state, call, 0));
+  const std::lock_guard lock(product->mutex_);
+  return product->choose(state, key_of_operands(key)) == nullptr ? nullptr : product;
+}
+
+const Product::Choice& Product::choose_otherwise(DeviceState& state, uint32_t key, const char* why) const {
+  std::erase_if(choices_, [key](const Choice& choice) { return choice.key == key; });
+  Choice choice{.key = key, .way = ProductWay::kKernel};
+  const MatmulCall apart = without_epilogues(call_), copied = of_copies(call_);
+  const uint32_t aligned = (key & kFast) | key_of(MatmulOperands{});
+  if (apart != call_ && (choice.part = by_library(state, apart, key)) != nullptr) choice.way = ProductWay::kApart;
+  else if ((copied != call_ || key_of_operands(key) != key_of_operands(aligned)) &&
+           (choice.part = by_library(state, copied, aligned)) != nullptr)
+    choice.way = ProductWay::kCopied;
+  const std::string text = absl::StrCat(
+      memory::Cause::describe(), ": cuBLASLt ", why, " for ", describe(), " on cuda:", device_, ", so it runs ",
+      choice.way == ProductWay::kApart    ? "without its epilogue, which a kernel of its own adds"
+      : choice.way == ProductWay::kCopied ? "on dense copies of its operands"
+                                          : "by a kernel of Rondo's own, which is several times slower");
+  {
+    Report& all = report();
+    const std::lock_guard lock(all.mutex);
+    ++(choice.way == ProductWay::kApart    ? all.report.apart
+       : choice.way == ProductWay::kCopied ? all.report.copied
+                                           : all.report.by_kernel);
+    constexpr size_t kMostWords = 64;
+    if (all.report.last.size() == kMostWords) all.report.last.erase(all.report.last.begin());
+    all.report.last.push_back(text);
+  }
+  if (OpCompiler* const compiler = op_compiler()) compiler->hint(text);
+  return choices_.emplace_back(std::move(choice));
+}
+
+void Product::run_otherwise(const Choice& choice, const MatmulOperands& o, double alpha) const {
+  ++report().runs;
+  if (choice.way == ProductWay::kKernel) return product_by_kernel(device_, call_, o, alpha);
+  const Device device{Backend::kCUDA, static_cast<int8_t>(device_)};
+  const auto take = [&](int64_t elements, DType dtype) {
+    return Storage::allocate(static_cast<size_t>(elements) * size_of(dtype), device);
+  };
+  const MatmulCall& c = call_;
+  const Storage sums = take(c.batch * c.m * c.n, compute_dtype(c.dtype));
+  MatmulOperands operands{.a = o.a, .b = o.b, .c = sums.data()};
+  Storage a, b;
+  if (choice.way == ProductWay::kCopied) {
+    a = take((c.a_strides[0] == 0 ? 1 : c.batch) * c.m * c.k, c.dtype);
+    b = take((c.b_strides[0] == 0 ? 1 : c.batch) * c.k * c.n, c.dtype);
+    copy_matrices(device_, c.dtype, o.a, a.data(), c.batch, c.m, c.k, c.a_strides);
+    copy_matrices(device_, c.dtype, o.b, b.data(), c.batch, c.k, c.n, c.b_strides);
+    operands.a = a.data(), operands.b = b.data();
+  }
+  choice.part->run(operands, alpha);
+  finish_product(device_, c, sums.data(), o);
+}
+
+// ---- Runs
 
 void Product::run(const MatmulOperands& o, double alpha) const {
   DeviceState& state = device_state(device_);
   const ContextScope scope(state);
   const Range range("matmul");
   const uint32_t key = key_of(o);
-  const std::lock_guard lock(mutex_);
+  std::unique_lock lock(mutex_);
   const Choice* choice = choose(state, key);
-  if (choice == nullptr) check(LtStatus::kNotSupported, "cublasLtMatmulAlgoGetHeuristic has no algorithm");
+  if (choice == nullptr) [[unlikely]] {
+    if (variant_ > 0) {  // there are fewer algorithms for these alignments than for those that were tuned
+      lock.unlock();
+      return get(device_, call_)->run(o, alpha);
+    }
+    choice = &choose_otherwise(state, key, "has no algorithm");
+  }
+  if (choice->way == ProductWay::kLibrary) [[likely]] {
+    if (run_by_library(state, *choice, o, alpha)) [[likely]]
+      return;
+    choice = &choose_otherwise(state, key, "refuses its own algorithm");
+  }
+  const Choice other = *choice;
+  lock.unlock();  // its part has a lock of its own
+  run_otherwise(other, o, alpha);
+}
+
+bool Product::run_by_library(DeviceState& state, const Choice& choice, const MatmulOperands& o, double alpha) const {
+  const uint32_t key = choice.key;
   set_bias(key, o.bias);
   // Note [Product workspace].
   Storage workspace;
-  if (choice->workspace > 0)
-    workspace = Storage::allocate(choice->workspace, {Backend::kCUDA, static_cast<int8_t>(device_)});
+  if (choice.workspace > 0)
+    workspace = Storage::allocate(choice.workspace, {Backend::kCUDA, static_cast<int8_t>(device_)});
   const double wide[] = {alpha, has_added() ? 1.0 : 0.0};
   const float narrow[] = {static_cast<float>(wide[0]), static_cast<float>(wide[1])};
   const bool f64 = call_.dtype == kF64;
   const auto factor = [&](int i) { return f64 ? bytes_of(wide[i]) : bytes_of(narrow[i]); };
-  check(library_.matmul(state.lt_handle(), desc_of(key), factor(0), o.b, a_, o.a, b_, factor(1),
-                        has_added() ? o.added[0] : o.c, d_, o.c, d_, &choice->algo,
-                        workspace ? workspace.data() : nullptr, choice->workspace, state.compute()),
-        "cublasLtMatmul");
+  const LtStatus status = library_.matmul(state.lt_handle(), desc_of(key), factor(0), o.b, a_, o.a, b_, factor(1),
+                                          has_added() ? o.added[0] : o.c, d_, o.c, d_, &choice.algo,
+                                          workspace ? workspace.data() : nullptr, choice.workspace, state.compute());
+  // cublasLt.h, cublasLtMatmul: the device cannot run it.
+  if (status == LtStatus::kNotSupported || status == LtStatus::kArchMismatch) [[unlikely]]
+    return false;
+  check(status, "cublasLtMatmul");
   state.enqueued("a matrix product", state.compute());
+  return true;
 }
 
 // ---- The products that are kept

@@ -10,12 +10,19 @@
 // Note [Product workspace]. What an algorithm needs is taken from the allocator in stream order for each run, and given
 //   back at once: the next product gets the same block. It cannot be part of a plan, since a plan is made where no
 //   device is, and only the device's heuristic knows the size.
+// Note [Products without an algorithm]. The heuristic may have no algorithm for a product (cublasLt.h says so of
+//   cublasLtMatmulAlgoGetHeuristic): for an epilogue of some type, for operands at odd addresses or strides. And
+//   cublasLtMatmul may refuse one that it gave. Then the first way that there is: without the epilogues, which a kernel
+//   adds to sums that are not rounded yet; on dense copies of the operands; by a kernel of our own, which takes
+//   everything. The way holds for the product as an algorithm does. Each is counted (product_report) and told to the
+//   compiler's log (perf_hints), with the op and its line: it is slower than what was asked for.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -25,6 +32,17 @@
 namespace rondo::cuda {
 
 class DeviceState;
+
+// How a product runs: Note [Products without an algorithm].
+enum class ProductWay : uint8_t { kLibrary, kApart, kCopied, kKernel };
+
+// Of this process: products that the library has no algorithm for, by the way that they take instead.
+struct ProductReport {
+  int64_t apart = 0, copied = 0, by_kernel = 0;
+  int64_t runs = 0;               // of all of them together
+  std::vector<std::string> last;  // the latest 64, in words
+};
+ProductReport product_report();
 
 class Product {
  public:
@@ -43,21 +61,31 @@ class Product {
   void run(const MatmulOperands& operands, double alpha = 1) const;
 
  private:
-  // What the heuristic chose for addresses of some alignments.
+  // What the heuristic chose for addresses of some alignments; or the way instead, and the library's part in it.
   struct Choice {
     uint32_t key;
-    LtAlgo algo;
-    size_t workspace;
+    LtAlgo algo = {};
+    size_t workspace = 0;
+    ProductWay way = ProductWay::kLibrary;
+    std::shared_ptr<const Product> part = nullptr;
   };
   Product(DeviceState& state, const MatmulCall& call, int variant);
   LtLayout layout(LtType type, int64_t rows, int64_t columns, int64_t ld, int64_t batch_stride) const;
   void check(LtStatus status, const char* what) const;
+  std::string describe() const;  // "a product of [4, 8] x [8, 16] in bfloat16 + bias"
   bool has_added() const { return call_.epilogues[0] == Epilogue::kAdd; }
   uint32_t key_of(const MatmulOperands& operands) const;
   LtDesc desc_of(uint32_t key) const;
   void set_bias(uint32_t key, const void* bias) const;
-  // Null: cuBLASLt has no algorithm, or fewer than `variant_`. The lock is held.
+  // Null: cuBLASLt has no algorithm, or fewer than `variant_`. The lock is held, here and below.
   const Choice* choose(DeviceState& state, uint32_t key) const;
+  // Chooses another way, in place of what was chosen for the key. `why`: what the library said.
+  const Choice& choose_otherwise(DeviceState& state, uint32_t key, const char* why) const;
+  // A product that cuBLASLt has an algorithm for, at A and B aligned as the key says; null: it has none.
+  static std::shared_ptr<const Product> by_library(DeviceState& state, const MatmulCall& call, uint32_t key);
+  // False: cublasLtMatmul refuses the algorithm, and nothing was enqueued.
+  bool run_by_library(DeviceState& state, const Choice& choice, const MatmulOperands& operands, double alpha) const;
+  void run_otherwise(const Choice& choice, const MatmulOperands& operands, double alpha) const;
   void destroy() noexcept;
 
   const CublasLt library_;  // a copy: this may outlive the table

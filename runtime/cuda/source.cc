@@ -115,7 +115,7 @@ struct Code {
   bool ready = false, from_artifact = false;
   Image image;
 };
-struct Architecture {
+struct CodeHere {
   std::shared_ptr<io::DiskCache> disk;
   std::string key;                                               // of the disk cache
   absl::flat_hash_map<std::string, std::shared_ptr<Code>> code;  // by text
@@ -127,7 +127,7 @@ struct Loaded {
 };
 struct Cache {
   std::shared_mutex mutex;  // of all below; `Code::mutex` is taken first
-  std::map<int, Architecture> architectures;
+  std::map<int, CodeHere> architectures;
   absl::flat_hash_map<std::string, Loaded> loaded;  // by device, kernel and defines
 };
 Cache& cache() {
@@ -136,8 +136,8 @@ Cache& cache() {
 }
 
 // REQUIRES: the lock is held. Code of another NVRTC than before is another one's.
-Architecture& architecture_here(int architecture) {
-  Architecture& here = cache().architectures[architecture];
+CodeHere& architecture_here(int architecture) {
+  CodeHere& here = cache().architectures[architecture];
   io::HostKey key = key_of_code(architecture, kMaker);
   if (here.disk != nullptr && (here.key == key.text() || !key.complete())) return here;
   if (here.disk != nullptr) here.code.clear();
@@ -156,12 +156,13 @@ absl::StatusOr<Image> unpack_image(const std::string& bytes) {
 }
 
 // Code for a text: in memory, from an artifact, on disk, or compiled. `name`: for messages and reports.
-Image image_of(const std::string& name, const std::string& text, int architecture) {
+// `made_for`: `architecture`, or with a suffix; the text says which, so that caches tell them apart.
+Image image_of(const std::string& name, const std::string& text, int architecture, Architecture made_for) {
   std::shared_ptr<Code> code;
   std::shared_ptr<io::DiskCache> disk;
   {
     const std::lock_guard lock(cache().mutex);
-    Architecture& here = architecture_here(architecture);
+    CodeHere& here = architecture_here(architecture);
     disk = here.disk;
     std::shared_ptr<Code>& found = here.code[text];
     if (found == nullptr) found = std::make_shared<Code>();
@@ -185,7 +186,7 @@ Image image_of(const std::string& name, const std::string& text, int architectur
     }
   }
   if (code->image.cubin.empty()) {
-    code->image = compile_image(text, name, architecture);
+    code->image = compile_image(text, name, made_for);
     disk->store(text, pack_image(code->image));
     report([&](SourceReport& r) { r.compiled.push_back(name); });
   }
@@ -214,6 +215,7 @@ const char* word_name(DType dtype) {
 std::string whole_text(const Source& source, std::initializer_list<Define> defines) {
   std::string text = absl::StrCat(std::string(device_math()), kElementTypes, kLayoutText, kLayoutFunctions,
                                   kDeviceStatusLayout, kDeviceStatusFunctions);
+  if (source.only_for != 0) absl::StrAppend(&text, "// for ", Architecture(source.only_for, 'a').name(), " only\n");
   for (const Define& define : defines) absl::StrAppend(&text, "#define ", define.name, " ", define.value, "\n");
   absl::StrAppend(&text, std::string(source.text));
   return text;
@@ -233,9 +235,13 @@ Kernel kernel_of(int device, const Source& source, const char* name, std::initia
   std::string title = source.name;
   for (const Define& define : defines) absl::StrAppend(&title, " ", define.name, "=", define.value);
   const int architecture = architecture_of(state.capability());
-  const Image image = image_of(title, whole_text(source, defines), architecture);
+  const Architecture made_for = source.only_for != 0 ? Architecture(source.only_for, 'a') : Architecture(architecture);
+  if (source.only_for != 0 && source.only_for != state.capability())
+    throw_internal(absl::StrCat(source.name, " is for ", made_for.name(), " only, and cuda:", device, " is of ",
+                                Architecture(state.capability()).name()));
+  const Image image = image_of(title, whole_text(source, defines), architecture, made_for);
   Loaded loaded;
-  loaded.module = Module::load(device, image.for_device(state.capability(), architecture));
+  loaded.module = Module::load(device, image.for_device(state.capability(), made_for));
   loaded.kernel = loaded.module->kernel(name, static_cast<int>(dynamic_shared));
   const std::lock_guard lock(all.mutex);
   return all.loaded.try_emplace(key, std::move(loaded)).first->second.kernel;
@@ -273,7 +279,7 @@ absl::Status add_kernels_by_hand(int architecture, const io::KernelFile& file) {
     images.push_back(*std::move(image));
   }
   const std::lock_guard lock(cache().mutex);
-  Architecture& here = architecture_here(architecture);
+  CodeHere& here = architecture_here(architecture);
   for (size_t i = 0; i < images.size(); ++i) {
     const auto [at, added] = here.code.try_emplace(file.kernels[i].kernel, std::make_shared<Code>());
     if (!added) continue;

@@ -25,6 +25,9 @@ namespace rondo::cuda {
 struct Source {
   const char* name;
   std::string_view text;
+  // The text needs instructions that only devices of exactly this capability have: 90 is sm_90a. 0: none. Throws
+  // InternalError for any other device: its callers ask DeviceState::capability() first.
+  int only_for = 0;
 };
 // `#define name value`, in front of the text.
 struct Define {

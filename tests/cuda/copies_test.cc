@@ -169,9 +169,9 @@ TEST(CudaCopies, CallbacksLetGo) {
 }
 
 TEST(CudaCopies, PageLockedMemory) {
-  FakeCuda cuda;
+  FakeCuda cuda({.devices = 2});
   const BackendTable& table = backend_of(cuda.device());
-  auto* memory = static_cast<float*>(table.allocate_staging(400));
+  auto* memory = static_cast<float*>(table.allocate_staging(1, 400));
   memory[99] = 1;
   EXPECT_EQ(memory[99], 1.0f);
   {
@@ -183,7 +183,9 @@ TEST(CudaCopies, PageLockedMemory) {
     synchronize(cuda.device());
   }
   EXPECT_EQ(cuda->counts().pinned, 1);
-  table.deallocate_staging(memory, 400);
+  EXPECT_EQ(cuda::device_state_if_usable(0), nullptr) << "a process of one device uses no other";
+  EXPECT_EQ(cuda->counts().contexts, 1);
+  table.deallocate_staging(1, memory, 400);
   EXPECT_EQ(cuda->counts().pinned, 0);
 }
 

@@ -5,6 +5,8 @@
 
 #include <memory>
 
+#include "absl/strings/str_cat.h"
+#include "rondo/compile/exec/target.h"
 #include "rondo/runtime/backend.h"
 #include "rondo/runtime/cuda/backend.h"
 #include "rondo/runtime/cuda/context.h"
@@ -12,6 +14,7 @@
 #include "rondo/runtime/cuda/status.h"
 #include "rondo/runtime/error.h"
 #include "rondo/runtime/memory.h"
+#include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/tensor.h"
 #include "rondo/tests/cuda/kernels.h"
 #include "rondo/tests/errors.h"
@@ -230,8 +233,69 @@ TEST(CudaErrors, ACallbackThatThrows) {
   const Tensor held = Tensor::ones({8}).to(device);
   enqueue(device, [held] { throw Error("the first"); });  // holds memory of the device
   enqueue(device, [] { throw Error("the second"); });
-  EXPECT_EQ(error_of([&] { synchronize(device); }), "the first");
+  const std::string message = error_of([&] { synchronize(device); });
+  EXPECT_TRUE(message.starts_with("the first. Found late: cuda:0 runs behind the program")) << message;
   EXPECT_NO_THROW(synchronize(device));
+  enqueue(device, [] { throw OutOfMemoryError("of its own kind"); });
+  EXPECT_EQ(error_of<OutOfMemoryError>([&] { synchronize(device); }), "of its own kind");
+}
+
+// An error of the data is told by another call than the one that made it: the message says so. A program that goes on
+// after any error synchronizes, and then no later call has to do with it.
+TEST(CudaErrors, ALateErrorSaysSoAndSynchronizeClearsIt) {
+  for (const uint64_t seed : {0, 1, 2}) {
+    FakeCuda cuda({.seed = seed, .devices = 2, .early = 0});
+    const Device device = cuda.device(1);
+    const Tensor table = Tensor::ones({4, 2}).to(device), index = Tensor::from<int64_t>({1, 9}, {2}).to(device);
+    const unsigned line = __LINE__ + 1;
+    Tensor picked = ops::index_select(table, 0, index);
+    const std::string told = error_of([&] { (table + 1.0).to_vector<float>(); });
+    EXPECT_PART(told, "index_select: index 9 at position 1 is out of range for size 4 (");
+    EXPECT_PART(told, absl::StrCat("errors_test.cc:", line));
+    EXPECT_PART(told, "Found late: cuda:1 runs behind the program, and this call is the first that waited for it");
+    EXPECT_EQ(picked.to_vector<float>().size(), 4u) << "it is told once";
+    // A call that fails on the host, and leaves the error of another kind behind it on the device.
+    const auto step = [&] {
+      picked = ops::index_select(table, 0, index);
+      enqueue(device, [] { throw Error("of a callback"); });
+      picked + Tensor::ones({3, 3}).to(device);
+    };
+    EXPECT_THROW(step(), Error);
+    EXPECT_PART(error_of([&] { synchronize(device); }), "index 9");
+    EXPECT_FALSE(backend_of(device).failed(device.index));
+    EXPECT_EQ((table + 1.0).to_vector<float>()[7], 2.0f);
+    EXPECT_NO_THROW(synchronize(device));
+  }
+}
+
+// The driver may wait for callbacks when it unloads code, and a callback takes the device's lock when it has run.
+TEST(CudaErrorsDeathTest, CodeIsUnloadedWhileCallbacksWait) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  EXPECT_EXIT(
+      {
+        alarm(60);  // a process that waits for itself ends here
+        FakeCuda cuda({.early = 0});
+        cuda->register_kernel("axpy", test::axpy());
+        auto module = cuda::Module::load(0, cuda->image({"axpy"}));
+        const Tensor x = Tensor::ones({4}).to(cuda.device());
+        test::launch_axpy(module->kernel("axpy"), x, x, 2.0f);
+        bool ran = false;
+        enqueue(cuda.device(), [&] { ran = true; });
+        module = nullptr;
+        synchronize(cuda.device());
+        _exit(ran && x.to_vector<float>()[0] == 3.0f ? 0 : 1);
+      },
+      testing::ExitedWithCode(0), "");
+}
+
+// Which code a device takes is asked of the driver: a process that compares devices makes no context on any of them.
+TEST(CudaErrors, ToCompareDevicesOpensNone) {
+  FakeCuda cuda({.devices = 3, .capability = 86});
+  EXPECT_EQ(cuda::capability_of(2), 86);
+  EXPECT_EQ(compile::device_of(compile::target_named("cuda sm_80")), cuda.device(0));
+  EXPECT_EQ(compile::device_of(compile::target_named("cuda sm_90")), std::nullopt);
+  EXPECT_EQ(cuda->counts().contexts, 0);
+  EXPECT_PART(error_of([] { cuda::capability_of(3); }), "no device cuda:3: cuda has 3 devices");
 }
 
 // A lost device runs nothing any more. What its last callbacks hold goes when it is closed.

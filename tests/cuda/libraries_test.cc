@@ -10,6 +10,7 @@
 #include "rondo/runtime/cuda/backend.h"
 #include "rondo/runtime/cuda/context.h"
 #include "rondo/runtime/cuda/driver.h"
+#include "rondo/runtime/cuda/nvrtc.h"
 #include "rondo/runtime/tensor.h"
 #include "rondo/tests/errors.h"
 #include "rondo/tests/fake_cuda/fake_cuda.h"
@@ -133,6 +134,33 @@ TEST(CudaLibraries, TheVersionFitsTheDriver) {
     EXPECT_EQ(nvrtc->path, folder.path() + "/libnvrtc.so." + major);
     EXPECT_NE(cuda::find_cublas_lt(nullptr), nullptr);
   }
+}
+
+// What NVRTC says of a source, in a process that has loaded none yet.
+[[noreturn]] void compile_there(const std::string& folder, cuda::NvrtcResult expected, const std::string& part) {
+  const Setting path("RONDO_CUDA_PATH", folder.c_str());
+  const cuda::Nvrtc* nvrtc = cuda::find_nvrtc(nullptr);
+  if (nvrtc == nullptr) _exit(2);
+  const auto output = cuda::compile_source(*nvrtc, "extern \"C\" __global__ void f() {}", "f.cu", 90, {});
+  std::fprintf(stderr, "%s\n", output.log.c_str());
+  _exit(output.result == expected && output.log.find(part) != output.log.npos ? 0 : 1);
+}
+
+// NVRTC asks the loader for its builtins by their name. They lie beside it, in a folder that the loader does not know.
+TEST(CudaLibrariesDeathTest, NvrtcsBuiltinsAreThoseBesideIt) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  const Folder folder;
+  const std::string library = test::fake_cuda_folder() + "/libcuda.so.1", name = "/libnvrtc-builtins.so.13.999";
+  // A copy: a link would be followed to the folder where both are.
+  std::filesystem::copy_file(library, folder.path() + "/libnvrtc.so.13");
+  EXPECT_EXIT(compile_there(folder.path(), cuda::NvrtcResult::kBuiltins, "failed to open libnvrtc-builtins.so.13.999"),
+              testing::ExitedWithCode(0), "");
+  std::filesystem::copy_file(test::fake_cuda_folder() + name, folder.path() + name);
+  EXPECT_EXIT(compile_there(folder.path(), cuda::NvrtcResult::kSuccess, ""), testing::ExitedWithCode(0), "");
+  // And where a folder has a link to NVRTC alone.
+  const Folder links;
+  std::filesystem::create_symlink(folder.path() + "/libnvrtc.so.13", links.path() + "/libnvrtc.so.13");
+  EXPECT_EXIT(compile_there(links.path(), cuda::NvrtcResult::kSuccess, ""), testing::ExitedWithCode(0), "");
 }
 
 // A device that is open keeps the functions that it has.

@@ -1,9 +1,11 @@
 // CUDA source that runs on the fake driver: compiled by the fake NVRTC, loaded, launched.
 #include <gtest/gtest.h>
 
+#include "rondo/runtime/cuda/backend.h"
 #include "rondo/runtime/cuda/driver.h"
 #include "rondo/runtime/cuda/module.h"
 #include "rondo/runtime/cuda/nvrtc.h"
+#include "rondo/runtime/cuda/source.h"
 #include "rondo/runtime/error.h"
 #include "rondo/runtime/tensor.h"
 #include "rondo/tests/cuda/kernels.h"
@@ -16,7 +18,8 @@ using cuda::NvrtcResult;
 using test::FakeCuda;
 
 // What NVRTC of this process makes of a source, or its log.
-cuda::NvrtcOutput compile(const std::string& source, int architecture = 90, std::vector<const char*> flags = {}) {
+cuda::NvrtcOutput compile(const std::string& source, cuda::Architecture architecture = 90,
+                          std::vector<const char*> flags = {}) {
   std::string why_not;
   const cuda::Nvrtc* nvrtc = cuda::find_nvrtc(&why_not);
   if (nvrtc == nullptr) throw Error(why_not);
@@ -55,6 +58,59 @@ TEST(CudaSource, BarriersShufflesAndSharedMemory) {
     for (size_t i = 0; i < 32; ++i) warp += values[i];
     EXPECT_EQ(x.to(kCPU).to_vector<float>()[0], warp);
   }
+}
+
+constexpr cuda::Source kOf90{"only_90", R"(
+extern "C" __global__ void three(float* x) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  asm volatile("wgmma.fence.sync.aligned;");
+#endif
+  x[threadIdx.x] = 3;
+}
+)",
+                             90};
+
+// Instructions of one architecture alone: code for sm_90a, on devices of 9.0.
+TEST(CudaSource, CodeForOneCapability) {
+  EXPECT_EQ(cuda::Architecture(90).name(), "sm_90");
+  EXPECT_EQ(cuda::Architecture(90, 'a').name(), "sm_90a");
+  EXPECT_NE(cuda::key_of_code({90, 'a'}, "x").text(), cuda::key_of_code(90, "x").text());
+  cuda::Source everywhere = kOf90;
+  everywhere.only_for = 0;
+  EXPECT_NE(cuda::whole_text(kOf90, {}), cuda::whole_text(everywhere, {})) << "caches tell them apart";
+  for (const int capability : {90, 80, 100}) {
+    FakeCuda cuda({.capability = capability});
+    const Tensor x = test::empty(cuda.device(), 32);
+    const auto run = [&](const cuda::Source& source) {
+      cuda::launch_blocks(0, cuda::kernel_of(0, source, "three"), 1, 32, x.storage().data());
+      return x.to_vector<float>()[31];
+    };
+    EXPECT_EQ(run(everywhere), 3.0f);
+    if (capability == 90) EXPECT_EQ(run(kOf90), 3.0f);
+    else
+      EXPECT_NE(test::error_of<InternalError>([&] { run(kOf90); }).find("for sm_90a only, and cuda:0"),
+                std::string::npos);
+    const std::string cubin = compile(test::kAxpyText, {90, 'a'}).cubin;
+    if (capability == 90) EXPECT_NO_THROW(cuda::Module::load(0, cubin));
+    else EXPECT_THROW(cuda::Module::load(0, cubin), DeviceError);
+  }
+}
+
+// The real one takes wgmma for sm_90a, and for sm_90 it does not.
+TEST(CudaSource, TheRealNvrtcKnowsSm90a) {
+  const test::Setting path("RONDO_CUDA_PATH", nullptr);
+  cuda::close();
+  cuda::forget_libraries();
+  std::string why_not;
+  if (cuda::find_nvrtc(&why_not) == nullptr) GTEST_SKIP() << why_not;
+  constexpr const char* kText = "extern \"C\" __global__ void f() { asm volatile(\"wgmma.fence.sync.aligned;\"); }";
+  EXPECT_TRUE(cuda::compile_image(kText, "f", {90, 'a'})
+                  .cubin.starts_with("\x7f"
+                                     "ELF"));
+  EXPECT_EQ(cuda::compile_image(kText, "f", {90, 'a'}).ptx, "") << "it is for no other device";
+  EXPECT_THROW(cuda::compile_image(kText, "f", 90), InternalError);
+  EXPECT_FALSE(cuda::compile_image(cuda::whole_text(kOf90, {}), "f", {90, 'a'}).cubin.empty());
+  cuda::forget_libraries();
 }
 
 TEST(CudaSource, WhatNvrtcRefuses) {

@@ -22,6 +22,8 @@ struct Options {
   bool peers = true;               // devices can access each other's memory
   int init_result = 0;             // of cuInit
   int driver_version = 13000;
+  size_t lt_version = 130000;  // of cuBLASLt
+  std::string name = "fake GPU";
   // Misuse ends the process. Otherwise it is noted (Control::misuses), and the call returns an error.
   bool aborts = true;
   int capability = 90;  // of the devices
@@ -86,6 +88,24 @@ struct Kernel {
 using Memories = unsigned;
 inline constexpr Memories kDeviceMemory = 1, kPinnedMemory = 2, kCodeMemory = 4, kAllMemories = 7;
 
+// A product that cuBLASLt's heuristic is asked about, by columns as the library sees it.
+struct LtQuestion {
+  int64_t m, n, k, batch;
+  bool transpose_a, transpose_b;
+  bool has_bias, has_gelu;
+  int64_t ld[3];       // of A, B and D
+  int type_a, type_d;  // cudaDataType_t
+  uint32_t alignment_a, alignment_b;
+};
+// cublasLt.h, cublasLtMatmulAlgoGetHeuristic and cublasLtMatmul: the ways to say that a product cannot be run.
+enum class LtAnswer {
+  kAlgorithms,  // it can
+  kNotSupported,
+  kNone,    // success, and a count of 0
+  kStates,  // success, and algorithms whose `state` says that they cannot be used
+  kRefusedByMatmul,
+};
+
 struct DeviceFault {
   int result;  // CUresult
 };
@@ -117,6 +137,9 @@ class Control {
   // Changes CUDA source when it is loaded: planted bugs. Stays until the next reset().
   using Edit = std::function<std::string(const std::string& source)>;
   virtual void set_edit(Edit edit) = 0;
+  // What cuBLASLt says of products; without it, there is an algorithm for each. Stays until the next reset().
+  using LtOracle = std::function<LtAnswer(const LtQuestion&)>;
+  virtual void set_lt_oracle(LtOracle oracle) = 0;
   // The driver is gone, as at the end of a process: every call fails.
   virtual void shut_down() = 0;
   virtual Counts counts() const = 0;

@@ -55,6 +55,7 @@ namespace {
 using namespace rondo::cuda;  // the names of the table
 using rondo::fake_cuda::Access;
 using rondo::fake_cuda::context_stack;
+using rondo::fake_cuda::LtAnswer;
 using rondo::fake_cuda::Machine;
 using rondo::fake_cuda::MatrixRef;
 using rondo::fake_cuda::ProductWork;
@@ -242,6 +243,24 @@ LtStatus validate(const Problem& p) {
   return supports_types(p) ? LtStatus::kSuccess : LtStatus::kNotSupported;
 }
 
+// What the test says of a product.
+LtAnswer answer_of(const Problem& p, uint32_t alignment_a, uint32_t alignment_b) {
+  if (!fake().lt_oracle) return LtAnswer::kAlgorithms;
+  return fake().lt_oracle({p.m(),
+                           p.n(),
+                           p.k(),
+                           p.d->batch,
+                           p.desc->transpose_a != 0,
+                           p.desc->transpose_b != 0,
+                           p.has_bias(),
+                           p.has_gelu(),
+                           {p.a->ld, p.b->ld, p.d->ld},
+                           static_cast<int>(p.a->type),
+                           static_cast<int>(p.d->type),
+                           alignment_a,
+                           alignment_b});
+}
+
 // What is in LtAlgo::data.
 struct Algorithm {
   uint64_t magic, problem;
@@ -267,7 +286,10 @@ uint64_t parts_of(const Problem& p, int algorithm) {
 
 // ---- Handles and descriptors
 
-FAKE_EXPORT size_t cublasLtGetVersion() { return 130000; }
+FAKE_EXPORT size_t cublasLtGetVersion() {
+  const Call call(__func__);
+  return fake().options.lt_version;
+}
 FAKE_EXPORT const char* cublasLtGetStatusString(LtStatus status) {
   switch (status) {
     case LtStatus::kSuccess: return "success";
@@ -393,6 +415,9 @@ FAKE_EXPORT LtStatus cublasLtMatmulAlgoGetHeuristic(LtHandle handle, LtDesc desc
       return misuse(LtStatus::kInvalidValue, "an alignment of " + number(alignment) + " bytes");
   if (problem.has_bias() && desc->bias == nullptr)
     return misuse(LtStatus::kInvalidValue, "the address of the bias, which tells its alignment, is not set");
+  const LtAnswer answer = answer_of(problem, preference->alignments[0], preference->alignments[1]);
+  if (answer == LtAnswer::kNotSupported) return LtStatus::kNotSupported;
+  if (answer == LtAnswer::kNone) return LtStatus::kSuccess;
   constexpr int kAlgorithms = 3;
   for (int i = 0; i < kAlgorithms && *count < wanted; ++i) {
     uint64_t parts = parts_of(problem, i);
@@ -413,7 +438,7 @@ FAKE_EXPORT LtStatus cublasLtMatmulAlgoGetHeuristic(LtHandle handle, LtDesc desc
     result = {};
     std::memcpy(&result.algo, &algorithm, sizeof algorithm);
     result.workspace = algorithm.workspace;
-    result.state = LtStatus::kSuccess;
+    result.state = answer == LtAnswer::kStates ? LtStatus::kNotSupported : LtStatus::kSuccess;
     result.waves = 1;
   }
   return *count > 0 ? LtStatus::kSuccess : LtStatus::kNotSupported;
@@ -474,6 +499,10 @@ FAKE_EXPORT LtStatus cublasLtMatmul(LtHandle handle, LtDesc desc, const void* al
     return misuse(LtStatus::kInvalidValue, "the algorithm was chosen for another product");
   if (algorithm.handle != handle)
     return misuse(LtStatus::kInvalidValue, "the algorithm was chosen for another device's handle");
+  // [header] cublasLtMatmul: "if the current implementation on the selected device doesn't support the configured
+  // operation".
+  if (answer_of(problem, algorithm.alignments[0], algorithm.alignments[1]) == LtAnswer::kRefusedByMatmul)
+    return LtStatus::kNotSupported;
 
   ProductWork work;
   work.f64 = desc->compute == LtCompute::kF64;

@@ -160,12 +160,39 @@ uint64_t checksum(const void* data, size_t bytes) {
 }
 
 // CUDA C++ Programming Guide, "Binary Compatibility": code runs on devices of its major revision and no lower minor
-// one. "PTX Compatibility": PTX is compiled for all that are not below it.
+// one. "PTX Compatibility": PTX is compiled for all that are not below it. "Architecture-Specific Features": with an
+// "a" both are for that one alone; "Family-Specific Features": with an "f" for later ones of the major revision.
 bool runs_here(const std::string& made_for) {
   int version = 0;
+  char suffix = ' ';
   const int here = fake().options.capability;
-  if (std::sscanf(made_for.c_str(), "sm_%d", &version) == 1) return version / 10 == here / 10 && version <= here;
-  return std::sscanf(made_for.c_str(), "compute_%d", &version) == 1 && version <= here;
+  const bool cubin = std::sscanf(made_for.c_str(), "sm_%d%c", &version, &suffix) >= 1;
+  if (!cubin && std::sscanf(made_for.c_str(), "compute_%d%c", &version, &suffix) < 1) return false;
+  if (suffix == 'a') return version == here;
+  return version <= here && (!(cubin || suffix == 'f') || version / 10 == here / 10);
+}
+
+// CUDA C++ Programming Guide, "Technical Specifications per Compute Capability": the most shared memory of a block that
+// has asked for it; and cuda.h, CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK: of one that has not.
+int most_shared() {
+  switch (fake().options.capability) {
+    case 80:
+    case 87: return 163 << 10;
+    case 86:
+    case 89:
+    case 120:
+    case 121: return 99 << 10;
+    default: return 227 << 10;
+  }
+}
+constexpr int kSharedWithoutAsking = 48 << 10;
+
+// cuda.h, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES: what is left beside the function's static memory, unless
+// cuFuncSetAttribute() was asked for more.
+int most_dynamic_shared(const OpaqueFunction& function) {
+  return function.dynamic_shared >= 0
+             ? function.dynamic_shared
+             : std::max(0, kSharedWithoutAsking - static_cast<int>(function.kernel->static_shared));
 }
 
 const void* pointer(DevicePtr address) { return reinterpret_cast<const void*>(address); }
@@ -241,7 +268,7 @@ FAKE_EXPORT Result cuDeviceGet(int* device, int ordinal) {
 FAKE_EXPORT Result cuDeviceGetName(char* name, int length, int device) {
   FAKE_CALL(kInit);
   FAKE_CHECK(require_device(device));
-  std::snprintf(name, static_cast<size_t>(length), "fake GPU");
+  std::snprintf(name, static_cast<size_t>(length), "%s", fake().options.name.c_str());
   return Result::kSuccess;
 }
 FAKE_EXPORT Result cuDeviceGetAttribute(int* value, DeviceAttribute attribute, int device) {
@@ -255,7 +282,7 @@ FAKE_EXPORT Result cuDeviceGetAttribute(int* value, DeviceAttribute attribute, i
     case DeviceAttribute::kMultiprocessors: *value = 4; break;
     case DeviceAttribute::kCapabilityMajor: *value = fake().options.capability / 10; break;
     case DeviceAttribute::kCapabilityMinor: *value = fake().options.capability % 10; break;
-    case DeviceAttribute::kMaxSharedPerBlock: *value = 227 << 10; break;
+    case DeviceAttribute::kMaxSharedPerBlock: *value = most_shared(); break;
     case DeviceAttribute::kMemoryPools: *value = 1; break;
     default: return fake().misuse(Result::kInvalidValue, "unknown attribute " + number(static_cast<int>(attribute)));
   }
@@ -683,6 +710,13 @@ FAKE_EXPORT Result cuModuleUnload(ModulePtr module) {
   FAKE_CALL(kContext);
   if (!fake().handles.contains(module) || !module->alive)
     return fake().misuse(Result::kInvalidHandle, "no module has this handle, or it was unloaded");
+  // The manual does not say whether the call waits for the device. The driver's does where kernels of the module may
+  // still run, and then for the callbacks among them: a caller must hold nothing that a callback takes.
+  for (const auto& stream : fake().streams)
+    if (stream->context == module->context) {
+      fake().run_until([&] { return fake().idle(*stream); });
+      host_waited(stream->clock);
+    }
   module->alive = false;
   --fake().counted.modules;
   return Result::kSuccess;
@@ -704,7 +738,7 @@ FAKE_EXPORT Result cuFuncGetAttribute(int* value, FunctionAttribute attribute, F
     case FunctionAttribute::kStaticShared: *value = static_cast<int>(function->kernel->static_shared); break;
     case FunctionAttribute::kLocalBytes: *value = 0; break;
     case FunctionAttribute::kRegisters: *value = 32; break;
-    case FunctionAttribute::kMaxDynamicShared: *value = function->dynamic_shared; break;
+    case FunctionAttribute::kMaxDynamicShared: *value = most_dynamic_shared(*function); break;
   }
   return Result::kSuccess;
 }
@@ -714,7 +748,8 @@ FAKE_EXPORT Result cuFuncSetAttribute(FunctionPtr function, FunctionAttribute at
   // Both: cuFuncSetAttribute.
   if (attribute != FunctionAttribute::kMaxDynamicShared)
     return fake().misuse(Result::kInvalidValue, "the attribute cannot be set");
-  if (value < 0 || value + static_cast<int>(function->kernel->static_shared) > 227 << 10) return Result::kInvalidValue;
+  if (value < 0 || value + static_cast<int>(function->kernel->static_shared) > most_shared())
+    return Result::kInvalidValue;
   function->dynamic_shared = value;
   return Result::kSuccess;
 }
@@ -737,11 +772,12 @@ FAKE_EXPORT Result cuLaunchKernel(FunctionPtr function, unsigned gx, unsigned gy
     return fake().misuse(Result::kInvalidValue, name + ": oversized or empty launch: grid [" + number(gx) + ", " +
                                                     number(gy) + ", " + number(gz) + "], block [" + number(bx) + ", " +
                                                     number(by) + ", " + number(bz) + "]");
-  // cuFuncSetAttribute, MAX_DYNAMIC_SHARED_SIZE_BYTES.
-  if (shared > static_cast<unsigned>(function->dynamic_shared))
+  // cuda.h, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES: "the launch will fail".
+  if (shared > static_cast<unsigned>(most_dynamic_shared(*function)))
     return fake().misuse(Result::kInvalidValue, name + ": " + number(shared) +
                                                     " bytes of shared memory, and the function may have " +
-                                                    number(function->dynamic_shared));
+                                                    number(most_dynamic_shared(*function)) + " beside its static " +
+                                                    number(kernel.static_shared));
   // The arguments are copied by the call: cuLaunchKernel.
   struct Arguments {
     std::vector<std::vector<uint64_t>> words;

@@ -109,6 +109,7 @@ void Machine::reset(const Options& chosen) {
   initialized = gone = false;
   loader = nullptr;
   edit = nullptr;
+  lt_oracle = nullptr;
   contexts.clear();
   pools.clear();
   for (int i = 0; i < chosen.devices; ++i) {
@@ -165,6 +166,10 @@ void Machine::set_loader(Loader chosen) {
 void Machine::set_edit(Edit chosen) {
   const std::lock_guard lock(mutex);
   edit = std::move(chosen);
+}
+void Machine::set_lt_oracle(LtOracle chosen) {
+  const std::lock_guard lock(mutex);
+  lt_oracle = std::move(chosen);
 }
 void Machine::shut_down() {
   const std::lock_guard lock(mutex);

@@ -65,7 +65,7 @@ struct OpaqueFunction {
   OpaqueModule* module = nullptr;
   std::string name;
   std::shared_ptr<const fake_cuda::Kernel> kernel;
-  int dynamic_shared = 48 << 10;
+  int dynamic_shared = -1;  // what cuFuncSetAttribute() allowed; -1: it was not called
 };
 
 struct OpaqueModule {
@@ -119,6 +119,7 @@ class Machine final : public Control {
   void fail_allocations(int64_t n, int64_t how_many, Memories kinds) override;
   void set_loader(Loader loader) override;
   void set_edit(Edit edit) override;
+  void set_lt_oracle(LtOracle oracle) override;
   void shut_down() override;
   Counts counts() const override;
   int64_t queued() const override;
@@ -165,6 +166,7 @@ class Machine final : public Control {
   bool initialized = false, gone = false;
   Loader loader;
   Edit edit;
+  LtOracle lt_oracle;
   std::vector<std::unique_ptr<cuda::OpaqueContext>> contexts;  // the primary one of each device
   std::vector<std::unique_ptr<cuda::OpaquePool>> pools;
   std::vector<std::unique_ptr<cuda::OpaqueStream>> streams;

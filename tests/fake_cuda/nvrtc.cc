@@ -1,5 +1,8 @@
 // A stand-in for NVRTC: it compiles nothing. Its "cubin" is the source behind a line that says what it was made for,
 // and the fake driver runs that. It refuses options that we do not use, and sources with an #error.
+#include <dlfcn.h>
+
+#include <algorithm>
 #include <cstring>
 #include <map>
 #include <sstream>
@@ -21,6 +24,24 @@ struct OpaqueProgram {
 namespace {
 
 constexpr int kArchitectures[] = {80, 86, 89, 90, 100, 103, 120};
+
+// nvcc's manual, "GPU Feature List": sm_90 and later have a form with the instructions of that one alone, sm_100 and
+// later one with those of its family.
+bool is_known(const std::string& name) {
+  for (const int one : kArchitectures) {
+    const std::string plain = "sm_" + std::to_string(one);
+    if (name == plain || (one >= 90 && name == plain + "a") || (one >= 100 && name == plain + "f")) return true;
+  }
+  return false;
+}
+
+// The real one opens its builtins by this name when it first compiles, wherever the loader finds it.
+constexpr const char* kBuiltins = "libnvrtc-builtins.so.13.999";
+bool has_builtins() {
+  static void* builtins = nullptr;
+  if (builtins == nullptr) builtins = dlopen(kBuiltins, RTLD_NOW | RTLD_LOCAL);
+  return builtins != nullptr;
+}
 
 NvrtcResult copy_out(const std::string& text, char* to) {
   std::memcpy(to, text.data(), text.size());
@@ -44,6 +65,7 @@ FAKE_EXPORT const char* nvrtcGetErrorString(NvrtcResult result) {
     case NvrtcResult::kSuccess: return "NVRTC_SUCCESS";
     case NvrtcResult::kInvalidOption: return "NVRTC_ERROR_INVALID_OPTION";
     case NvrtcResult::kCompilation: return "NVRTC_ERROR_COMPILATION";
+    case NvrtcResult::kBuiltins: return "NVRTC_ERROR_BUILTIN_OPERATION_FAILURE";
   }
   return "NVRTC_ERROR unknown";
 }
@@ -67,6 +89,10 @@ FAKE_EXPORT NvrtcResult nvrtcDestroyProgram(ProgramPtr* program) {
   return NvrtcResult::kSuccess;
 }
 FAKE_EXPORT NvrtcResult nvrtcCompileProgram(ProgramPtr program, int n, const char* const* options) {
+  if (!has_builtins())  // nvrtc.h, BUILTIN_OPERATION_FAILURE; the words are the library's
+    return refuse(program, NvrtcResult::kBuiltins,
+                  std::string("nvrtc: error: failed to open ") + kBuiltins + ".\n  Make sure that " + kBuiltins +
+                      " is installed correctly.");
   std::string architecture, flags;
   for (int i = 0; i < n; ++i) {
     const std::string option = options[i], before = option.substr(0, option.find('='));
@@ -76,9 +102,7 @@ FAKE_EXPORT NvrtcResult nvrtcCompileProgram(ProgramPtr program, int n, const cha
       flags += " " + option;
     else return refuse(program, NvrtcResult::kInvalidOption, "nvrtc: error: invalid option: " + option);
   }
-  bool known = false;
-  for (const int one : kArchitectures) known = known || architecture == "sm_" + std::to_string(one);
-  if (!known)
+  if (!is_known(architecture))
     return refuse(program, NvrtcResult::kInvalidOption,
                   "nvrtc: error: invalid value for --gpu-architecture: " + architecture);
   std::istringstream lines(program->source);

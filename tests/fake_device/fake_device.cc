@@ -63,7 +63,7 @@ size_t rounded(size_t bytes) {
 class FakeDevice::Queue {
  public:
   Queue(const FakeDeviceOptions& options, int index)
-      : options_(options), random_(options.seed * 1000 + static_cast<uint64_t>(index) + 1) {
+      : options_(options), index_(index), random_(options.seed * 1000 + static_cast<uint64_t>(index) + 1) {
     mapped_ = mmap(nullptr, options.bytes + kStep, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (mapped_ == MAP_FAILED) throw Error("FakeDevice: no address space");
     const auto start = reinterpret_cast<uintptr_t>(mapped_);
@@ -287,10 +287,11 @@ class FakeDevice::Queue {
     running = false;
   }
   void rethrow() {
-    if (error_ != nullptr) std::rethrow_exception(std::exchange(error_, nullptr));
+    if (error_ != nullptr) throw_late(std::exchange(error_, nullptr), {Backend::kFake, static_cast<int8_t>(index_)});
   }
 
   const FakeDeviceOptions options_;
+  const int index_;
   mutable std::recursive_mutex mutex_;
   std::mt19937_64 random_;
   void* mapped_ = nullptr;
@@ -338,8 +339,8 @@ BackendTable fake_table = {
     .limit = [](int) -> int64_t { return 0; },
     .count_purpose = [](int, Purpose, int64_t) noexcept {},
     .trim = [](int device) { queue(device).trim(); },
-    .allocate_staging = [](size_t bytes) { return ::operator new(bytes); },
-    .deallocate_staging = [](void* data, size_t) noexcept { ::operator delete(data); },
+    .allocate_staging = [](int, size_t bytes) { return ::operator new(bytes); },
+    .deallocate_staging = [](int, void* data, size_t) noexcept { ::operator delete(data); },
     .copy_in = [](int device, void* to, const void* host, size_t bytes) { queue(device).copy_in(to, host, bytes); },
     .copy_out = [](int device, void* host, const void* from,
                    size_t bytes) { queue(device).copy_out(host, from, bytes); },

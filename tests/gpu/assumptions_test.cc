@@ -71,7 +71,8 @@ const std::vector<Assumptions> kAssumptions = {
       {"the flags must be 0", kTested, "ConformanceProcess.NothingWorksBeforeInit"}}},
     {"driver.cc",
      "cuLaunchKernel",
-     {{" bytes of shared memory, and the function may have ", kTested, "ConformanceKernels.SharedMemory"},
+     {{" bytes of shared memory, and the function may have ", kTested,
+       "ConformanceKernels.SharedMemoryBesideStaticMemory"},
       {", and the stream is of ", kUndefined, "cuModuleLoad: a function is of one context"},
       {": its module was unloaded", kUndefined, "cuModuleUnload"},
       {": oversized or empty launch: grid [", kTested, "ConformanceKernels.LaunchesThatAreTooLarge"},
@@ -178,6 +179,7 @@ const std::vector<Assumptions> kAssumptions = {
       {"alpha or beta is missing", kRule, "the runtime gives both"},
       {"kExecutionFailed", kUndefined, "the context is dead"},
       {"kInvalidValue", kUndefined, "memory of nothing; the addresses above"},
+      {"kNotSupported", kOfTheFake, "[header] on demand: which products a device refuses, no test can say before"},
       {"no algorithm is given", kRule, "[manual] the library would choose one, for other alignments"},
       {"no such stream", kUndefined, "a handle of nothing"},
       {"the algorithm is not one of the heuristic's", kUndefined, "bytes of nothing"},
@@ -190,6 +192,7 @@ const std::vector<Assumptions> kAssumptions = {
     {"cublaslt.cc",
      "cublasLtMatmulAlgoGetHeuristic",
      {{"an alignment of ", kRule, "alignments are powers of two"},
+      {"kNotSupported", kTested, "ConformanceLtRefusals.AnAnswerWithoutAlgorithms"},
       {"the address of the bias, which tells its alignment, is not set", kRule,
        "[header] CUBLASLT_MATMUL_DESC_BIAS_POINTER: no address tells no alignment"}}},
     {"cublaslt.cc",
@@ -225,7 +228,8 @@ const std::vector<Assumptions> kAssumptions = {
     // ---- nvrtc.cc
     {"nvrtc.cc",
      "nvrtcCompileProgram",
-     {{"kCompilation", kTested, "ConformanceNvrtc.SaysWhatIsWrongWithASource"},
+     {{"kBuiltins", kTested, "tests/cuda: CudaLibrariesDeathTest.NvrtcsBuiltinsAreThoseBesideIt"},
+      {"kCompilation", kTested, "ConformanceNvrtc.SaysWhatIsWrongWithASource"},
       {"kInvalidOption", kTested, "ConformanceNvrtc.RefusesUnknownOptions"}}},
 };
 

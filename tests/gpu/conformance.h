@@ -45,8 +45,8 @@ inline const Driver& find_driver() {
   return *driver;
 }
 
-// NVRTC's answer. `architecture`: 90 is sm_90.
-inline cuda::NvrtcOutput nvrtc_compile(const std::string& source, int architecture,
+// NVRTC's answer. `architecture`: 90 is sm_90, {90, 'a'} sm_90a.
+inline cuda::NvrtcOutput nvrtc_compile(const std::string& source, cuda::Architecture architecture,
                                        std::vector<const char*> flags = {std::begin(cuda::kExactFlags),
                                                                          std::end(cuda::kExactFlags)}) {
   std::string why_not;

@@ -412,6 +412,26 @@ TEST_F(ConformanceLtRefusals, TypesThatTheManualDoesNotList) {  // [manual] cubl
                              Types{LtType::kBF16, LtType::kF16, LtType::kF32, LtCompute::kF32, 0}})
     expect_refusal(choose(asked_for(types)));
 }
+// A product that the library has no algorithm for: the heuristic says so in one of three forms (choose() knows them),
+// and what can be computed is computed as before. Which products those are differs by device and version.
+TEST_F(ConformanceLtRefusals, AnAnswerWithoutAlgorithms) {  // [header] cublasLtMatmulAlgoGetHeuristic
+  Asked gelu = asked_for({LtType::kF64, LtType::kF64, LtType::kF64, LtCompute::kF64, 0});
+  gelu.epilogue = 32;
+  expect_refusal(choose(gelu));
+  ASSERT_EQ(choose(Asked{}), LtStatus::kSuccess);
+  run(1e-5);
+  // Odd strides and addresses of 16-bit types: an algorithm that works, or none.
+  for (const uint32_t alignment : {2u, 4u, 8u}) {
+    Asked odd = asked_for({LtType::kBF16, LtType::kBF16, LtType::kF32, LtCompute::kF32, 0});
+    odd.pad = 1, odd.shift = alignment / 2, odd.alignment = alignment;
+    const LtStatus status = choose(odd);
+    if (status == LtStatus::kSuccess) {
+      run(2e-2);
+    } else {
+      expect_refusal(status);
+    }
+  }
+}
 TEST_F(ConformanceLtRefusals, ABiasOfAnotherType) {  // [header] CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE
   Asked ask;
   ask.epilogue = 4, ask.bias = true, ask.bias_type = static_cast<int32_t>(LtType::kBF16);

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <random>
 
+#include "absl/strings/str_cat.h"
 #include "rondo/tests/cuda/kernel_text.h"
 #include "rondo/tests/gpu/conformance.h"
 
@@ -203,6 +204,37 @@ TEST_F(ConformanceKernels, SharedMemory) {  // cuFuncSetAttribute, MAX_DYNAMIC_S
   EXPECT_EQ(cu.function_set_attribute(fixed, FunctionAttribute::kMaxDynamicShared, most), Result::kInvalidValue);
 }
 
+// Static memory comes off the 48 KiB that a launch may have without asking.
+TEST_F(ConformanceKernels, SharedMemoryBesideStaticMemory) {  // cuda.h, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+  // The launches below ask for kDynamic bytes; the kernel has 68 of its own, as rondo_head_rows.
+  constexpr unsigned kDynamic = 48 << 10;
+  const FunctionPtr kernel = gpu.kernel(absl::StrCat(std::string(cuda::device_math()), R"(
+extern "C" __global__ void both(float* x) {
+  __shared__ float fixed[17];
+  RONDO_DYNAMIC_SHARED(float, more, 12288);
+  if (threadIdx.x < 17) fixed[threadIdx.x] = x[threadIdx.x];
+  for (int i = threadIdx.x; i < 12288; i += blockDim.x) more[i] = static_cast<float>(i);
+  __syncthreads();
+  x[threadIdx.x] = fixed[threadIdx.x % 17] + more[12288 - 32 + threadIdx.x];
+}
+)"),
+                                        "both");
+  int value = 0;
+  int fixed = 0;
+  ASSERT_OK(cu.function_attribute(&fixed, FunctionAttribute::kStaticShared, kernel));
+  EXPECT_GE(fixed, 68);
+  EXPECT_LT(fixed, 128);
+  ASSERT_OK(cu.function_attribute(&value, FunctionAttribute::kMaxDynamicShared, kernel));
+  EXPECT_EQ(value, (48 << 10) - fixed);
+  DevicePtr x = gpu.upload(std::vector<float>(32, 0.5f));
+  void* args[] = {&x};
+  const auto launch = [&] { return cu.launch(kernel, 1, 1, 1, 32, 1, 1, kDynamic, gpu.stream, args, nullptr); };
+  EXPECT_EQ(launch(), Result::kInvalidValue);
+  EXPECT_OK(cu.function_set_attribute(kernel, FunctionAttribute::kMaxDynamicShared, kDynamic));
+  EXPECT_OK(launch());
+  EXPECT_EQ(gpu.download<float>(x, 32).front(), 0.5f + (12288 - 32));
+}
+
 TEST_F(ConformanceKernels, AttributesOfFunctions) {  // cuFuncGetAttribute, cuFuncSetAttribute
   const FunctionPtr axpy = gpu.kernel(kAxpyText, "axpy"), sums = gpu.kernel(kBlockSumText, "block_sum");
   int value = 0;
@@ -256,6 +288,24 @@ TEST_F(ConformanceKernels, CodeOfAnotherArchitecture) {  // Guide, "Binary Compa
   const DevicePtr y = gpu.upload(std::vector<float>(10, 1)), x = gpu.upload(std::vector<float>(10, 1));
   ASSERT_OK(gpu.launch(axpy, 1, 256, y, x, int64_t{10}, 2.0f));
   EXPECT_EQ(gpu.download<float>(y, 10), std::vector<float>(10, 3));
+}
+
+// Code for one capability alone runs there and nowhere else, as PTX, too.
+TEST_F(ConformanceKernels, CodeOfOneCapability) {  // Guide, "Architecture-Specific Features"
+  const int here = gpu.capability();
+  for (const int capability : {90, 100}) {
+    const cuda::NvrtcOutput output = nvrtc_compile(kAxpyText, {capability, 'a'});
+    if (output.result == NvrtcResult::kInvalidOption) continue;  // an NVRTC before 12.8 knows no sm_100a
+    ASSERT_EQ(output.result, NvrtcResult::kSuccess) << output.log;
+    ModulePtr module = nullptr;
+    if (here == capability) {
+      FunctionPtr axpy = nullptr;
+      EXPECT_OK(cu.module_function(&axpy, gpu.load(output.cubin), "axpy"));
+    } else {
+      EXPECT_EQ(cu.module_load(&module, output.cubin.c_str()), Result::kNoBinaryForGpu);
+      EXPECT_NE(cu.module_load(&module, output.ptx.c_str()), Result::kSuccess);
+    }
+  }
 }
 
 // ---- Errors that a context does not survive
@@ -328,6 +378,13 @@ TEST_F(ConformanceNvrtc, TakesOurFlags) {  // NVRTC, "Supported Compile Options"
   EXPECT_FALSE(output.cubin.empty());
   ASSERT_FALSE(output.ptx.empty());
   EXPECT_EQ(output.ptx.back(), '\0');  // nvrtcGetPTXSize counts the zero
+}
+
+TEST_F(ConformanceNvrtc, TakesArchitecturesWithASuffix) {  // nvcc, "GPU Feature List"
+  const cuda::NvrtcOutput output = nvrtc_compile(kAxpyText, {90, 'a'});
+  ASSERT_EQ(output.result, NvrtcResult::kSuccess) << output.log;
+  EXPECT_NE(output.ptx.find("_90a"), std::string::npos);
+  EXPECT_EQ(nvrtc_compile(kAxpyText, {80, 'a'}).result, NvrtcResult::kInvalidOption);
 }
 
 TEST_F(ConformanceNvrtc, RefusesUnknownOptions) {  // nvrtcCompileProgram, INVALID_OPTION

@@ -66,7 +66,7 @@ template <int kCapability> struct Architecture {
   }
 
   static bool runs_on(Device device) {
-    return rondo::cuda::architecture_of(rondo::cuda::device_state(device.index).capability()) == kCapability;
+    return rondo::cuda::architecture_of(rondo::cuda::capability_of(device.index)) == kCapability;
   }
 
   static void add_to(CacheReport& report) {
@@ -91,6 +91,7 @@ template <int kCapability> constexpr Target make_target() {
       .backend = Backend::kCUDA,
       .name = &Its::name,
       .key = &Its::key,
+      .machine = [](Device device) { return rondo::cuda::machine_of(device.index); },
       .absorbs = &absorbs,
       .schedule = &split,
       .can_compile = &can_compile,

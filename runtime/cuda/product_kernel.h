@@ -1,0 +1,22 @@
+// Products without cuBLASLt: what product.h does where the library has no algorithm. Plain tiles, for correctness: an
+// eighth of the library's rate or less.
+#pragma once
+
+#include "rondo/runtime/cuda/source.h"
+#include "rondo/runtime/matmul_call.h"
+
+namespace rondo::cuda {
+
+// Enqueues the whole call: any strides, any alignment. Sums are f32 (f64 for f64), in the order of K.
+void product_by_kernel(int device, const MatmulCall& call, const MatmulOperands& operands, double alpha);
+// Enqueues what is left of a call when the sums of its product are there: bias, addend, GELU, rounding. `sums`: dense
+// [batch, m, n], of compute_dtype(call.dtype).
+void finish_product(int device, const MatmulCall& call, const void* sums, const MatmulOperands& operands);
+// Enqueues a dense copy [batch, rows, columns] of a matrix operand; of one matrix if the batch shares it (its stride of
+// batches is 0). `strides`: MatmulCall's.
+void copy_matrices(int device, DType dtype, const void* from, void* to, int64_t batch, int64_t rows, int64_t columns,
+                   const int64_t (&strides)[3]);
+
+const Source& product_source();
+
+}  // namespace rondo::cuda
