@@ -160,7 +160,8 @@ typedef struct rondo_generate_options {
   double repetition_penalty; /* default 1: none */
   const char* const* stop;   /* texts that end the generation and are not part of the result */
   int64_t stop_count;
-  int32_t ignore_end; /* 1: goes on after the tokenizer's end-of-text token, which else ends the text */
+  int32_t ignore_end; /* 1: goes on after end tokens, which else end the text: eos_token_id of generation_config.json,
+                         or else of config.json, and the tokenizer's end-of-text token */
   int32_t slide;      /* 1: beyond the model's length, goes on with the last tokens that fit */
   /* Called on this thread with each new token, and with each new piece of text as soon as it is certain: whole
    * characters, never the start of a stop text. The pieces together are the result. `bytes` counts without the NUL
@@ -173,7 +174,7 @@ typedef struct rondo_generate_options {
 typedef int32_t rondo_finish_reason;
 enum {
   RONDO_FINISH_LENGTH = 0,     /* max_new_tokens are made */
-  RONDO_FINISH_END = 1,        /* the end-of-text token */
+  RONDO_FINISH_END = 1,        /* an end token */
   RONDO_FINISH_STOP = 2,       /* a stop text */
   RONDO_FINISH_MODEL_FULL = 3, /* the model has no position for another token */
   RONDO_FINISH_CANCELLED = 4   /* a callback returned something else than 0 */
@@ -184,18 +185,38 @@ RONDO_API rondo_status rondo_generate_text(rondo_model* model, const char* promp
                                            const rondo_generate_options* options, char** text,
                                            rondo_finish_reason* reason);
 /* The same on token ids, without a tokenizer unless `stop` or `on_text` need one. `tokens` has room for `capacity` ids,
- * at least max_new_tokens; `count` gets the number of new ones. Without a tokenizer nothing is an end-of-text token. */
+ * at least max_new_tokens; `count` gets the number of new ones. */
 RONDO_API rondo_status rondo_generate_tokens(rondo_model* model, const int32_t* prompt, int64_t prompt_length,
                                              const rondo_generate_options* options, int32_t* tokens, int64_t capacity,
                                              int64_t* count, rondo_finish_reason* reason);
 
 /* ---- The tokenizer ---- */
 
-/* `count` gets the number of ids, and `ids` the first `capacity` of them. With capacity 0, `ids` may be null. */
+/* `count` gets the number of ids, and `ids` the first `capacity` of them. With capacity 0, `ids` may be null. The ids of
+ * a text are all of its ids, here and in the calls above: truncation and padding of tokenizer.json are not applied. */
 RONDO_API rondo_status rondo_encode(rondo_model* model, const char* text, int32_t* ids, int64_t capacity,
                                     int64_t* count);
 /* `text`: give it to rondo_free(). Special tokens are left out. */
 RONDO_API rondo_status rondo_decode(rondo_model* model, const int32_t* ids, int64_t count, char** text);
+
+/* ---- Chats ---- */
+
+typedef struct rondo_chat_options {
+  size_t size;
+  const char* chat_template;     /* one of the folder's templates by its name, or a whole Jinja template; default: the
+                                    folder's own (chat_template.jinja, or chat_template in tokenizer_config.json) */
+  int32_t add_generation_prompt; /* 1: up to where the model's next words begin, for rondo_generate_tokens() */
+  int32_t reserved;              /* 0 */
+} rondo_chat_options;
+
+/* The ids of a conversation, by the model's chat template. `conversation` is JSON: an array of messages such as
+ * [{"role": "user", "content": "Hello!"}], or an object with "messages", and with "tools", "documents" and
+ * "chat_template_kwargs" if there are any. The text of a special token in a message stays ordinary text. `ids` and
+ * `count` as in rondo_encode(). `labels`, as rondo_train_tokens() takes them, gets the ids of what the assistant says and
+ * -100 elsewhere; null: nobody wants them. Not with add_generation_prompt. A template that cannot say exactly which ids
+ * are the assistant's is RONDO_BAD_ARGUMENT with labels, and the sentence says what to do. */
+RONDO_API rondo_status rondo_encode_chat(rondo_model* model, const char* conversation, const rondo_chat_options* options,
+                                         int32_t* ids, int32_t* labels, int64_t capacity, int64_t* count);
 
 /* ---- Settings of the process, for all models ---- */
 

@@ -1,7 +1,7 @@
 // Fine-tunes a published language model on your text, and shows what it writes before and after.
 //
 //   finetune --model_name_or_path=models/gpt2 --train_file=book.txt --output_dir=tuned       # LoRA, for PEFT too
-//   finetune --model_name_or_path=models/qwen --train_file=chats.jsonl --output_dir=tuned --chat_template=chatml
+//   finetune --model_name_or_path=models/qwen --train_file=chats.jsonl --output_dir=tuned   # its chat template
 //   finetune ... --resume_from_checkpoint=true               # after Ctrl-C or a kill: the same losses, bit for bit
 //   finetune ... --device=cuda                               # on the first GPU; cuda:1 is the second
 //   finetune --help                                          # Hugging Face's names
@@ -69,6 +69,7 @@ class Finetuning {
         tokenizer_(text::AutoTokenizer::from_pretrained(o.model_name_or_path)),
         model_(nn::AutoModelForCausalLM::from_pretrained(o.model_name_or_path)),
         data_(o, tokenizer_, vocab_size()) {
+    if (!data_.notice.empty()) Console::say(data_.notice);
     manual_seed(static_cast<uint64_t>(o.seed));
     model_->to(o.device);
     if (!o.full) {

@@ -6,8 +6,10 @@
 #include <set>
 
 #include "absl/strings/str_cat.h"
+#include "rondo/modules/pretrained/end_tokens.h"
 #include "rondo/runtime/data/read_examples.h"
 #include "rondo/runtime/io/json.h"
+#include "rondo/runtime/io/open_file.h"
 
 namespace rondo::examples {
 namespace {
@@ -31,18 +33,28 @@ std::set<std::string> fields_of(const std::string& path) {
 
 bool is_chat(const std::string& path) { return path.ends_with(".jsonl") && fields_of(path).contains("messages"); }
 
-data::ChatTemplate chat_template_of(const FinetuneOptions& o) {
-  return std::filesystem::exists(o.chat_template) ? data::ChatTemplate::load(o.chat_template)
-                                                  : data::ChatTemplate::named(o.chat_template);
+data::ChatEncoder chat_encoder_of(const FinetuneOptions& o, const text::PreTrainedTokenizer& tokenizer,
+                                  std::string& notice) {
+  const std::string& name = o.chat_template;
+  if (name.empty()) {
+    if (tokenizer.has_chat_template()) return data::ChatEncoder::of_jinja(tokenizer);
+    notice = absl::StrCat(o.model_name_or_path,
+                          " has no chat template: chats are written as chatml. --chat_template names another");
+    return data::ChatEncoder(data::ChatTemplate::named("chatml"), tokenizer);
+  }
+  constexpr uint64_t kLargest = 1 << 20;
+  if (name.ends_with(".jinja")) return data::ChatEncoder::of_jinja(tokenizer, io::read_text(name, kLargest));
+  return data::ChatEncoder(
+      std::filesystem::exists(name) ? data::ChatTemplate::load(name) : data::ChatTemplate::named(name), tokenizer);
 }
 
 data::ExampleSet read(const std::string& path, const FinetuneOptions& o, const text::PreTrainedTokenizer& tokenizer,
-                      int64_t vocab_size) {
+                      const std::optional<data::ChatEncoder>& chat, int64_t vocab_size) {
   const data::ReadOptions options{
       .max_length = o.block_size, .vocab_size = vocab_size, .train_on_prompt = !o.completion_only_loss};
   if (!path.ends_with(".jsonl")) return data::read_text(path, tokenizer, options);
   const std::set<std::string> fields = fields_of(path);
-  if (fields.contains("messages")) return data::read_chats(path, tokenizer, chat_template_of(o), options);
+  if (fields.contains("messages")) return data::read_chats(path, *chat, tokenizer, options);
   if (fields.contains("prompt")) return data::read_prompts(path, tokenizer, options);
   return data::read_text(path, tokenizer, options);
 }
@@ -68,10 +80,11 @@ std::vector<int32_t> beginning_of(const data::Example& example) {
 }  // namespace
 
 FinetuneData::FinetuneData(const FinetuneOptions& o, const text::PreTrainedTokenizer& tokenizer, int64_t vocab_size) {
-  data::ExampleSet all = read(o.train_file, o, tokenizer, vocab_size);
+  if (is_chat(o.train_file) || is_chat(o.validation_file)) chat.emplace(chat_encoder_of(o, tokenizer, notice));
+  data::ExampleSet all = read(o.train_file, o, tokenizer, chat, vocab_size);
   if (!o.validation_file.empty()) {
     train = shared(std::move(all));
-    validation = shared(read(o.validation_file, o, tokenizer, vocab_size));
+    validation = shared(read(o.validation_file, o, tokenizer, chat, vocab_size));
   } else {
     const int64_t kept = all.size() - all.size() * o.validation_split_percentage / 100;
     if (kept == 0 || kept == all.size())
@@ -81,8 +94,7 @@ FinetuneData::FinetuneData(const FinetuneOptions& o, const text::PreTrainedToken
     train = shared(part(all, 0, kept));
     validation = shared(part(all, kept, all.size()));
   }
-  if (is_chat(o.train_file)) chat.emplace(chat_template_of(o), tokenizer);
-  if (tokenizer.eos_token_id() >= 0) stop_tokens.push_back(tokenizer.eos_token_id());
+  stop_tokens = nn::end_tokens(o.model_name_or_path, &tokenizer);
   if (chat && chat->end_token() >= 0) stop_tokens.push_back(chat->end_token());
   if (o.prompt.empty()) prompt = beginning_of(validation->example(0));
   else if (chat) prompt = chat->prompt({{{"user", o.prompt}}});

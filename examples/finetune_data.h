@@ -15,11 +15,13 @@
 namespace rondo::examples {
 
 struct FinetuneData {
-  // Throws DataError, which names the line, FileError, and Error if nothing is left for training or for validation.
+  // Throws DataError, which names the line, FileError, Error if nothing is left for training or for validation, and
+  // TemplateError.
   FinetuneData(const FinetuneOptions& options, const text::PreTrainedTokenizer& tokenizer, int64_t vocab_size);
 
   std::shared_ptr<const data::ExampleSet> train, validation;
-  std::optional<data::ChatEncoder> chat;  // of a file of chats
+  std::optional<data::ChatEncoder> chat;  // of files of chats; keeps a reference to the tokenizer
+  std::string notice;                     // what the user should know about the chat template; empty: nothing
   std::vector<int32_t> prompt;            // what the samples begin with
   std::vector<int64_t> stop_tokens;       // what ends them
 };

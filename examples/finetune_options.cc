@@ -35,7 +35,9 @@ Flags flags_of(FinetuneOptions& o) {
   flags.add("resume_from_checkpoint", &o.resume_from_checkpoint,
             "true: the newest in output_dir, if there is one; else a folder or a file");
 
-  flags.add("chat_template", &o.chat_template, "for messages: chatml, llama3, zephyr, or a file (chat_template.h)");
+  flags.add("chat_template", &o.chat_template,
+            "for messages: chatml, llama3, zephyr, or a file: .jinja, or text (data/chat_template.h); empty: the "
+            "model's own");
   flags.add("block_size", &o.block_size, "tokens of an example at most; longer texts are cut into several");
   flags.add("packing", &o.packing, "several examples in a row of block_size tokens; none sees another");
   flags.add("completion_only_loss", &o.completion_only_loss, "prompts carry no loss");

@@ -13,7 +13,7 @@ struct FinetuneOptions {
   std::string model_name_or_path, train_file, validation_file, output_dir = "tuned";
   int64_t validation_split_percentage = 10;
 
-  std::string chat_template = "chatml";
+  std::string chat_template;
   int64_t block_size = 128;
   bool packing = false, completion_only_loss = true;
 

@@ -113,9 +113,11 @@ PretrainedModel::PretrainedModel(Kind kind, const std::string& folder, const Pre
     problems.unsupported = {absl::StrCat("model_type: ", io::shown(model_type_), " (there are ", families(), ")")};
   if (!problems.empty()) throw ConfigError(path, problems);
   module_ = family->make(config, static_cast<Task>(kind), options);
-  if (module_ == nullptr)
-    throw Error(absl::StrCat(name, "::from_pretrained: there is no such model of the family ", model_type_, ", which ",
-                             path, " names"));
+  if (module_ == nullptr) {
+    problems.unsupported = {absl::StrCat("model_type: ", io::shown(model_type_), ": ", name,
+                                         "::from_pretrained: there is no such model of the family ", model_type_)};
+    throw ConfigError(path, problems);
+  }
   published_ = std::make_unique<const Published>(describe(*module_, model_type_));
   const WeightFiles files(folder, options.map ? io::Reading::kMap : io::Reading::kCopy);
   load_weights(*module_, *published_, files, options);

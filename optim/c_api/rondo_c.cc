@@ -22,6 +22,7 @@ namespace {
 static_assert(sizeof(rondo_model_options) == sizeof(size_t) + 2 * sizeof(char*) + 8 + 4 * 4);
 static_assert(sizeof(rondo_lora_options) == sizeof(size_t) + 3 * 8 + sizeof(char*) + 2 * 4);
 static_assert(sizeof(rondo_optimizer_options) == sizeof(size_t) + 6 * 8);
+static_assert(sizeof(rondo_chat_options) == sizeof(size_t) + sizeof(char*) + 2 * 4);
 static_assert(sizeof(rondo_generate_options) == sizeof(size_t) + 6 * 8 + 2 * 4 + 4 * sizeof(void*));
 // The numbers of reasons are nn::FinishReason's.
 static_assert(RONDO_FINISH_LENGTH == static_cast<int>(nn::FinishReason::kMaxTokens) &&
@@ -288,6 +289,23 @@ rondo_status rondo_decode(rondo_model* model, const int32_t* ids, int64_t count,
     if (count < 0) throw Error(absl::StrCat("count is ", count));
     if (count > 0) required(ids, "ids");
     *text = copy_text(session->decode({ids, static_cast<size_t>(count)}));
+  });
+}
+
+// ---- Chats
+
+rondo_status rondo_encode_chat(rondo_model* model, const char* conversation, const rondo_chat_options* options,
+                               int32_t* ids, int32_t* labels, int64_t capacity, int64_t* count) {
+  return with_session(model, [&](auto& session) {
+    required(count, "count");
+    if (capacity < 0) throw Error(absl::StrCat("capacity is ", capacity));
+    if (capacity > 0) required(ids, "ids");
+    const Session::Chat chat = session->encode_chat(required(conversation, "conversation"),
+                                                    read_options(options, "rondo_chat_options"), labels != nullptr);
+    const auto kept = std::min<int64_t>(capacity, static_cast<int64_t>(chat.ids.size()));
+    std::copy_n(chat.ids.begin(), kept, ids);
+    if (labels != nullptr) std::copy_n(chat.labels.begin(), kept, labels);
+    *count = static_cast<int64_t>(chat.ids.size());
   });
 }
 

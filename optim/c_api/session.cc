@@ -8,11 +8,14 @@
 #include "absl/strings/str_split.h"
 #include "rondo/compile/compile.h"
 #include "rondo/modules/lora.h"
+#include "rondo/modules/pretrained/end_tokens.h"
 #include "rondo/optim/c_api/text_stream.h"
 #include "rondo/optim/compile.h"
 #include "rondo/runtime/amp.h"
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/backend.h"
+#include "rondo/runtime/data/chat_template.h"
+#include "rondo/runtime/data/text_encoder.h"
 #include "rondo/runtime/data/token_data.h"
 #include "rondo/runtime/random.h"
 
@@ -87,6 +90,9 @@ Session::Session(const std::string& folder, const rondo_model_options& options)
       vocab_size_(model_.vocab_size()),
       positions_(model_.max_length()) {
   if (text::AutoTokenizer::is_in(folder)) tokenizer_.emplace(text::AutoTokenizer::from_pretrained(folder));
+  end_tokens_ = nn::end_tokens(folder, tokenizer_ ? &*tokenizer_ : nullptr);
+  // An end token that the model cannot write ends nothing.
+  std::erase_if(end_tokens_, [&](int64_t id) { return id >= vocab_size_; });
   model_->to(device_);
   if (options.compile != 0) compile::compile_regions(*model_);
 }
@@ -263,8 +269,7 @@ nn::Generation Session::generate(std::span<const int32_t> prompt, const rondo_ge
                                 .top_p = or_default(o.top_p, 1),
                                 .stop_strings = stops,
                                 .slide = o.slide != 0};
-  if (tokenizer_ && o.ignore_end == 0 && tokenizer_->eos_token_id() >= 0)
-    options.stop_tokens = {tokenizer_->eos_token_id()};
+  if (o.ignore_end == 0) options.stop_tokens = end_tokens_;
   if (tokenizer_) options.decode = [&](std::span<const int64_t> tokens) { return text_after(prompt, tokens); };
   std::optional<TextStream> stream;
   if (o.on_text != nullptr) {
@@ -292,12 +297,36 @@ const text::PreTrainedTokenizer& Session::tokenizer() const {
   return *tokenizer_;
 }
 
-std::vector<int32_t> Session::encode(const std::string& text) const {
-  std::vector<int32_t> ids = tokenizer().encode(text);
+void Session::check_ids(std::span<const int32_t> ids) const {
   if (const auto largest = std::max_element(ids.begin(), ids.end()); largest != ids.end() && *largest >= vocab_size_)
     throw Error(absl::StrCat("the tokenizer in ", folder_, " is not this model's: it makes id ", *largest,
                              ", and the model has ", vocab_size_, " tokens"));
+}
+
+std::vector<int32_t> Session::encode(const std::string& text) const {
+  // All of the text, whatever tokenizer.json says about lengths.
+  std::vector<int32_t> ids = tokenizer().encode(text, data::plain_encoding(true, false));
+  check_ids(ids);
   return ids;
+}
+
+Session::Chat Session::encode_chat(const std::string& conversation, const rondo_chat_options& options,
+                                   bool with_labels) const {
+  if (options.add_generation_prompt != 0 && with_labels)
+    throw Error("labels with add_generation_prompt: a prompt has none");
+  const data::ChatEncoder encoder = data::ChatEncoder::of_jinja(
+      tokenizer(), options.chat_template == nullptr ? "" : options.chat_template);
+  Chat out;
+  if (with_labels) {
+    data::Example example = encoder.example_of_json(conversation);
+    out.ids = std::move(example.ids);
+    for (size_t i = 0; i < out.ids.size(); ++i)
+      out.labels.push_back(example.targets[i] ? out.ids[i] : static_cast<int32_t>(data::kIgnoreIndex));
+  } else {
+    out.ids = encoder.ids_of_json(conversation, options.add_generation_prompt != 0);
+  }
+  check_ids(out.ids);
+  return out;
 }
 
 std::string Session::decode(std::span<const int32_t> ids) const { return tokenizer().decode(ids); }

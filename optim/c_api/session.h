@@ -48,10 +48,16 @@ class Session {
 
   std::vector<int32_t> encode(const std::string& text) const;
   std::string decode(std::span<const int32_t> ids) const;
+  struct Chat {
+    std::vector<int32_t> ids, labels;  // labels: only if they are wanted
+  };
+  Chat encode_chat(const std::string& conversation, const rondo_chat_options& options, bool with_labels) const;
 
  private:
   class RandomScope;
   const text::PreTrainedTokenizer& tokenizer() const;
+  // Throws Error if an id is outside of the model's vocabulary.
+  void check_ids(std::span<const int32_t> ids) const;
   // The mean loss of rows, through the model as it is now.
   Tensor loss_of(const Rows& rows);
   Optimizer& optimizer();
@@ -65,6 +71,7 @@ class Session {
   nn::AutoModelForCausalLM model_;
   const int64_t vocab_size_, positions_;
   std::optional<text::PreTrainedTokenizer> tokenizer_;
+  std::vector<int64_t> end_tokens_;  // what ends a generated text
   rondo_optimizer_options optimizer_options_{};
   std::unique_ptr<AdamW> optimizer_;  // null until a step needs it
   uint64_t random_offset_ = 0;        // of the session's stream, whose seed is options_.seed

@@ -3,7 +3,7 @@
 #include <optional>
 
 #include "absl/strings/str_cat.h"
-#include "rondo/runtime/data/chat_template.h"
+#include "rondo/runtime/data/chat_encoder_impl.h"
 #include "rondo/runtime/data/text_encoder.h"
 #include "rondo/runtime/io/utf8.h"
 
@@ -30,16 +30,14 @@ size_t without_spaces(std::string_view text) {
 
 }  // namespace
 
-struct ChatEncoder::Impl {
+struct ChatEncoder::Plain : ChatEncoder::Impl {
   ChatTemplate chat;
   TextEncoder encoder;
   Ids markers{};  // the added tokens that the template uses: no text of a message becomes one
   Literals start{}, end{}, no_system{}, generation{};
   std::map<std::string, Frame> frames{};
-  int32_t end_token = -1;
-  std::string end_text{};
 
-  Impl(ChatTemplate given, const io::Tokenizer& tokenizer) : chat(std::move(given)), encoder(tokenizer, false) {
+  Plain(ChatTemplate given, const io::Tokenizer& tokenizer) : chat(std::move(given)), encoder(tokenizer, false) {
     start = literals(chat.start_), end = literals(chat.end_), no_system = literals(chat.no_system_);
     generation = literals(std::string_view(chat.generation_).substr(0, without_spaces(chat.generation_)));
     for (const auto& [name, role] : chat.roles_) {
@@ -99,7 +97,7 @@ struct ChatEncoder::Impl {
   // Collects ids. Adjacent texts with the same flag are one text for the tokenizer.
   class Writer {
    public:
-    explicit Writer(const Impl& impl) : impl_(impl), options_{.split_tokens = impl.markers} {}
+    explicit Writer(const Plain& impl) : impl_(impl), options_{.split_tokens = impl.markers} {}
     void add(const Literals& literals, bool target) {
       for (const Literal& literal : literals)
         if (literal.id >= 0) add_marker(literal.id, target);
@@ -140,7 +138,7 @@ struct ChatEncoder::Impl {
       out_.targets.push_back(target);
     }
 
-    const Impl& impl_;
+    const Plain& impl_;
     PieceOptions options_;
     Example out_;
     std::string text_, before_;  // pending; the text right before it
@@ -156,7 +154,6 @@ struct ChatEncoder::Impl {
     for (const Message& message : messages) {
       const Frame& frame = frames.at(message.role);
       const bool trained = chat.is_trained(message.role);
-      if (!io::is_valid_utf8(message.content)) throw Error("a message is not valid UTF-8");
       const std::string words = chat.words(chat.roles_.at(message.role), message.content);
       if (trained && words.empty())
         throw Error(absl::StrCat("a message of the role \"", message.role, "\" has no words to learn"));
@@ -169,19 +166,68 @@ struct ChatEncoder::Impl {
     writer.add(for_generation ? generation : end, false);
     return writer.finish();
   }
+
+  Example example(const text::Conversation& conversation) const override {
+    return encode(messages_of(conversation), false);
+  }
+  Ids ids(const text::Conversation& conversation, bool for_generation) const override {
+    return std::move(encode(messages_of(conversation), for_generation).ids);
+  }
+  const ChatTemplate* plain() const override { return &chat; }
+
+ private:
+  static std::vector<Message> messages_of(const text::Conversation& conversation) {
+    std::vector<Message> out;
+    for (const text::jinja::Value& message : conversation.messages) {
+      const auto text_of = [&](const char* name) {
+        const text::jinja::Value* found = message.dict().find(name);
+        if (found == nullptr) throw Error(absl::StrCat("field \"", name, "\" is missing in a message"));
+        if (!found->is_string()) throw Error(absl::StrCat("field \"", name, "\" must be a string"));
+        return found->text();
+      };
+      std::string role = text_of("role");
+      out.push_back({std::move(role), text_of("content")});
+    }
+    return out;
+  }
 };
 
+ChatEncoder::ChatEncoder(std::unique_ptr<const Impl> impl) : impl_(std::move(impl)) {}
 ChatEncoder::ChatEncoder(ChatTemplate chat, const io::Tokenizer& tokenizer)
-    : impl_(std::make_unique<const Impl>(std::move(chat), tokenizer)) {}
+    : impl_(std::make_unique<const Plain>(std::move(chat), tokenizer)) {}
 ChatEncoder::~ChatEncoder() = default;
 ChatEncoder::ChatEncoder(ChatEncoder&&) noexcept = default;
 
-Example ChatEncoder::example(std::span<const Message> messages) const { return impl_->encode(messages, false); }
-std::vector<int32_t> ChatEncoder::prompt(std::span<const Message> messages) const {
-  return std::move(impl_->encode(messages, true).ids);
+namespace {
+
+text::Conversation conversation_of(std::span<const Message> messages) {
+  std::vector<std::pair<std::string, std::string>> pairs;
+  for (const Message& message : messages) {
+    if (!io::is_valid_utf8(message.content) || !io::is_valid_utf8(message.role))
+      throw Error("a message is not valid UTF-8");
+    pairs.emplace_back(message.role, message.content);
+  }
+  return text::conversation_of(pairs);
 }
+
+}  // namespace
+
+Example ChatEncoder::example(std::span<const Message> messages) const {
+  return impl_->example(conversation_of(messages));
+}
+Example ChatEncoder::example_of_json(std::string_view conversation) const {
+  return impl_->example(text::parse_conversation(conversation));
+}
+Ids ChatEncoder::ids_of_json(std::string_view conversation, bool add_generation_prompt) const {
+  return impl_->ids(text::parse_conversation(conversation), add_generation_prompt);
+}
+Ids ChatEncoder::prompt(std::span<const Message> messages) const { return impl_->ids(conversation_of(messages), true); }
 int32_t ChatEncoder::end_token() const { return impl_->end_token; }
 const std::string& ChatEncoder::end_text() const { return impl_->end_text; }
-const ChatTemplate& ChatEncoder::chat_template() const { return impl_->chat; }
+bool ChatEncoder::is_jinja() const { return impl_->plain() == nullptr; }
+const ChatTemplate& ChatEncoder::chat_template() const {
+  if (is_jinja()) throw Error("ChatEncoder: its template is Jinja, not a ChatTemplate");
+  return *impl_->plain();
+}
 
 }  // namespace rondo::data

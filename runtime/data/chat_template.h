@@ -21,7 +21,8 @@
 // first special token there, or all of it if there is none. Spaces right before {content} count as the words', as
 // tokenizers join a space to the word behind it: a prompt then ends before them.
 //
-// Not expressible, as there is no logic: templates that merge messages (Llama 2's <<SYS>> inside the first [INST]).
+// Not expressible, as there is no logic: templates that merge messages (Llama 2's <<SYS>> inside the first [INST]). For
+// these, and for a model's own template, there is Jinja: ChatEncoder::of_jinja().
 //
 // Thread safety: immutable.
 #pragma once
@@ -36,8 +37,13 @@
 
 #include "rondo/runtime/data/example_set.h"
 #include "rondo/runtime/io/tokenizer.h"
+#include "rondo/runtime/text/tokenizer.h"
 
 #pragma GCC visibility push(default)
+namespace rondo::text {
+struct Conversation;
+}
+
 namespace rondo::data {
 
 struct Message {
@@ -87,22 +93,41 @@ class ChatTemplate {
 class ChatEncoder {
  public:
   ChatEncoder(ChatTemplate chat, const io::Tokenizer& tokenizer);
+  // By a Jinja template (text/chat.h): the name of one of the folder's, a whole template, or empty for the folder's
+  // own. Text of special tokens in a message stays ordinary text here too (ChatOptions::split_special_tokens).
+  //
+  // Loss is on {% generation %} blocks. A template without them carries loss on the words of messages of the role
+  // "assistant" and on the end marker behind them, but only where that is exact: the conversation begins with the
+  // prompt that asks for the message, in text and in ids, and with the conversation up to the message. Where a template
+  // writes earlier messages otherwise once others follow (it drops their reasoning, say), example() throws an Error
+  // that says what to do. Throws Error without such a template, and TemplateError.
+  static ChatEncoder of_jinja(const text::PreTrainedTokenizer& tokenizer, std::string_view chat_template = "");
   ~ChatEncoder();
   ChatEncoder(ChatEncoder&&) noexcept;
 
   // A training example. Throws Error as render(), for a trained message without words, and for text that the tokenizer
   // refuses. An example without a trained message has no target.
   Example example(std::span<const Message> messages) const;
+  // The same of a conversation in JSON: see text/chat.h. Other templates than Jinja take role and content only.
+  Example example_of_json(std::string_view conversation) const;
+  // The ids alone, of the conversation as it is, or up to where the model's words begin.
+  std::vector<int32_t> ids_of_json(std::string_view conversation, bool add_generation_prompt) const;
   // Up to where the model's words begin.
   std::vector<int32_t> prompt(std::span<const Message> messages) const;
   // The token that ends the model's words, for generate()'s stop tokens; -1 if the template has no such token.
   int32_t end_token() const;
   // The text that ends them, where there is no such token; empty if neither is there.
   const std::string& end_text() const;
+  // Throws Error if it is a Jinja template.
   const ChatTemplate& chat_template() const;
+  bool is_jinja() const;
 
  private:
+  friend Example example_of(const ChatEncoder& encoder, const text::Conversation& conversation);
   struct Impl;
+  struct Plain;
+  struct Jinja;
+  explicit ChatEncoder(std::unique_ptr<const Impl> impl);
   std::unique_ptr<const Impl> impl_;
 };
 

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "rondo/runtime/data/chat_encoder_impl.h"
 #include "rondo/runtime/data/read_lines.h"
 
 namespace rondo::data {
@@ -48,10 +49,15 @@ ExampleSet read_prompts(const std::string& path, const io::Tokenizer& tokenizer,
   return out;
 }
 
-ExampleSet read_chats(const std::string& path, const io::Tokenizer& tokenizer, const ChatTemplate& chat,
-                      const ReadOptions& options) {
-  check_options(options, false);
-  const ChatEncoder encoder(chat, tokenizer);
+namespace {
+
+void require_targets(const Example& example, const std::string& path, int64_t line) {
+  if (std::find(example.targets.begin(), example.targets.end(), true) == example.targets.end())
+    throw DataError(path, line, "the conversation has no message whose words carry loss");
+}
+
+ExampleSet read_plain_chats(const std::string& path, const ChatEncoder& encoder, const io::Tokenizer& tokenizer,
+                            const ReadOptions& options) {
   const TextEncoder speller(tokenizer, false);
   ExampleSet out;
   add_lines(
@@ -82,12 +88,52 @@ ExampleSet read_chats(const std::string& path, const io::Tokenizer& tokenizer, c
         });
         if (!messages) throw DataError(path, line, missing(options.messages_field));
         Example example = encoder.example(*messages);
-        if (std::find(example.targets.begin(), example.targets.end(), true) == example.targets.end())
-          throw DataError(path, line, "the conversation has no message whose words carry loss");
+        require_targets(example, path, line);
         return example;
       },
       out);
   return out;
+}
+
+ExampleSet read_jinja_chats(const std::string& path, const ChatEncoder& encoder, const io::Tokenizer& tokenizer,
+                            const ReadOptions& options) {
+  const text::ConversationFields fields{options.messages_field, options.role_field, options.content_field};
+  const TextEncoder speller(tokenizer, false);
+  static const std::string kLabel = "JSON";
+  ExampleSet out;
+  add_lines(
+      path, options, speller,
+      [&](std::string_view text, int64_t line) {
+        text::Conversation conversation;
+        try {
+          io::JsonReader json(kLabel, text);
+          if (json.peek() != '{') json.fail("expected a JSON object");
+          conversation = text::read_conversation(json, fields);
+          json.finish();
+        } catch (const FileError& error) {
+          throw DataError(path, line, std::string_view(error.what()).substr(kLabel.size() + 2));
+        }
+        Example example = example_of(encoder, conversation);
+        require_targets(example, path, line);
+        return example;
+      },
+      out);
+  return out;
+}
+
+}  // namespace
+
+ExampleSet read_chats(const std::string& path, const io::Tokenizer& tokenizer, const ChatTemplate& chat,
+                      const ReadOptions& options) {
+  check_options(options, false);
+  return read_plain_chats(path, ChatEncoder(chat, tokenizer), tokenizer, options);
+}
+
+ExampleSet read_chats(const std::string& path, const ChatEncoder& encoder, const text::PreTrainedTokenizer& tokenizer,
+                      const ReadOptions& options) {
+  check_options(options, false);
+  return encoder.is_jinja() ? read_jinja_chats(path, encoder, tokenizer, options)
+                            : read_plain_chats(path, encoder, tokenizer, options);
 }
 
 }  // namespace rondo::data

@@ -75,6 +75,10 @@ ExampleSet read_prompts(const std::string& path, const io::Tokenizer& tokenizer,
 // message of a trained role is a DataError.
 ExampleSet read_chats(const std::string& path, const io::Tokenizer& tokenizer, const ChatTemplate& chat,
                       const ReadOptions& options = {});
+// The same by any encoder of chats. With a Jinja template a line may also have "tools", "documents" and
+// "chat_template_kwargs", and messages may have any fields: see text/chat.h.
+ExampleSet read_chats(const std::string& path, const ChatEncoder& encoder, const text::PreTrainedTokenizer& tokenizer,
+                      const ReadOptions& options = {});
 // With the tokenizer's own template ([CLS] text [SEP]). A field "text_pair" makes it a pair. In JSON, a label is a
 // string or an integer. An integer that is no class's name is a class's number if label_names are given.
 ExampleSet read_labelled(const std::string& path, const text::PreTrainedTokenizer& tokenizer,

@@ -26,7 +26,11 @@ struct Config {
   std::optional<int64_t> model_max_length{};
   SpecialNames names{};
   std::vector<AddedToken> added{};
+  std::vector<std::pair<std::string, std::string>> chat_templates{};  // by name
 };
+
+constexpr uint64_t kLargestTemplate = uint64_t{1} << 20;
+constexpr char kChatTemplates[] = "additional_chat_templates";
 
 bool is_file(const std::string& path) {
   std::error_code ignored;
@@ -65,6 +69,42 @@ std::string* name_of(SpecialNames& names, std::string_view key) {
 
 bool read_flag(io::JsonReader& json, bool unset) { return read_null(json) ? unset : json.boolean(); }
 
+// A template, or several with names.
+void read_chat_templates(io::JsonReader& json, Config& out) {
+  out.chat_templates.clear();
+  if (read_null(json)) return;
+  if (json.peek() == '"') {
+    out.chat_templates.emplace_back("default", json.string());
+    return;
+  }
+  json.array([&] {
+    auto& [name, text] = out.chat_templates.emplace_back();
+    json.object([&](std::string& key) {
+      if (key == "name") name = json.string();
+      else if (key == "template") text = json.string();
+      else json.skip();
+    });
+    if (name.empty()) json.fail("chat_template: a template has no name");
+  });
+}
+
+// Files come before the field of tokenizer_config.json, all of whose templates they replace.
+FolderTemplates folder_templates(const std::string& folder, const Config& config) {
+  FolderTemplates out;
+  const auto read = [&](const std::string& name, const std::string& path) {
+    out.insert_or_assign(name, parse_folder_template(io::read_text(path, kLargestTemplate), path));
+  };
+  if (const std::string path = folder + "/chat_template.jinja"; is_file(path)) read("default", path);
+  std::error_code error;
+  for (std::filesystem::directory_iterator file(folder + "/" + kChatTemplates, error), end; !error && file != end;
+       file.increment(error))
+    if (file->path().extension() == ".jinja") read(file->path().stem().string(), file->path().string());
+  if (!out.empty()) return out;
+  for (const auto& [name, text] : config.chat_templates)
+    out.insert_or_assign(name, parse_folder_template(text, absl::StrCat(config.path, ", chat_template")));
+  return out;
+}
+
 void read_config(const std::string& path, Config& out) {
   const std::string text = io::read_text(path, kLargestFile);
   io::JsonReader json(path, text);
@@ -93,6 +133,8 @@ void read_config(const std::string& path, Config& out) {
       const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), length);
       if (!is_null && error == std::errc() && end == digits.data() + digits.size() && length < INT32_MAX)
         out.model_max_length = length;
+    } else if (key == "chat_template") {
+      read_chat_templates(json, out);
     } else if (key == "added_tokens_decoder") {
       json.object([&](std::string& id) {
         AddedToken& token = out.added.emplace_back();
@@ -250,6 +292,13 @@ void AutoTokenizer::copy_files(const std::string& from, const std::string& to) {
         "added_tokens.json", "chat_template.jinja", "generation_config.json"})
     if (const std::string path = from + "/" + name; is_file(path))
       io::write_file_atomic(to + "/" + name, io::read_text(path, kLargestFile));
+  for (std::filesystem::directory_iterator file(from + "/" + kChatTemplates, error), end; !error && file != end;
+       file.increment(error)) {
+    if (file->path().extension() != ".jinja") continue;
+    io::make_folders(to + "/" + kChatTemplates);
+    io::write_file_atomic(absl::StrCat(to, "/", kChatTemplates, "/", file->path().filename().string()),
+                          io::read_text(file->path().string(), kLargestTemplate));
+  }
 }
 
 PreTrainedTokenizer AutoTokenizer::from_pretrained(const std::string& folder) {
@@ -271,6 +320,7 @@ PreTrainedTokenizer AutoTokenizer::from_pretrained(const std::string& folder) {
   } else {
     throw FileError(folder, "has no tokenizer: no tokenizer.json, no vocab.json with merges.txt, no vocab.txt");
   }
+  impl->chat_templates = folder_templates(folder, config);
   return PreTrainedTokenizer(std::move(impl));
 }
 

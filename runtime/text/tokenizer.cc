@@ -367,5 +367,6 @@ int32_t PreTrainedTokenizer::eos_token_id() const { return impl().id(impl().name
 int32_t PreTrainedTokenizer::unk_token_id() const { return impl().id(impl().names.unk); }
 int32_t PreTrainedTokenizer::pad_token_id() const { return impl().id(impl().names.pad); }
 std::optional<int64_t> PreTrainedTokenizer::model_max_length() const { return impl().model_max_length; }
+bool PreTrainedTokenizer::has_chat_template() const { return !impl().chat_templates.empty(); }
 
 }  // namespace rondo::text

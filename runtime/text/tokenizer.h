@@ -144,9 +144,12 @@ class PreTrainedTokenizer : public io::Tokenizer {
   int32_t pad_token_id() const;
   // Unset if the file has none, or one beyond any length that is meant.
   std::optional<int64_t> model_max_length() const;
+  // Its folder has a chat template: see chat.h.
+  bool has_chat_template() const;
 
  private:
   friend class AutoTokenizer;
+  friend class ChatRenderer;
   explicit PreTrainedTokenizer(std::unique_ptr<Impl> impl);
   // Throws Error if the tokenizer was moved to another object.
   const Impl& impl() const;
@@ -162,7 +165,7 @@ class AutoTokenizer {
   static PreTrainedTokenizer from_pretrained(const std::string& folder);
   // True if the folder has one of these.
   static bool is_in(const std::string& folder);
-  // Copies what from_pretrained() reads, chat_template.jinja and generation_config.json into another folder, each file
+  // Copies what from_pretrained() reads, and generation_config.json, into another folder, each file
   // whole or not at all: for a model that is saved beside its tokenizer. Throws FileError, also if there is no
   // tokenizer.
   static void copy_files(const std::string& from, const std::string& to);

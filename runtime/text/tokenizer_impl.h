@@ -10,6 +10,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/functional/function_ref.h"
 #include "rondo/runtime/text/added_tokens.h"
+#include "rondo/runtime/text/chat_renderer.h"
 #include "rondo/runtime/text/decoder.h"
 #include "rondo/runtime/text/model.h"
 #include "rondo/runtime/text/normalizer.h"
@@ -39,6 +40,7 @@ struct PreTrainedTokenizer::Impl {
   std::optional<Padding> padding;
   SpecialNames names;
   std::optional<int64_t> model_max_length;
+  FolderTemplates chat_templates;
 
   // Takes the id that the vocabulary has for the token, or the next free one; false if `token.id` is another.
   // Call finish() behind the last one.
@@ -46,6 +48,7 @@ struct PreTrainedTokenizer::Impl {
   void finish();
 
   const AddedToken* added_token(int64_t id) const;
+  const std::deque<AddedToken>& added_tokens() const { return added_; }
   // Null if the id names no token.
   const std::string* spelling(int64_t id) const;
   int32_t id(std::string_view token) const;

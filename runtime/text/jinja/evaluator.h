@@ -1,0 +1,136 @@
+// Runs a parsed template. One Evaluator renders once.
+//
+// Names are looked up as Jinja's compiled templates do: in the scope at hand, the scopes around it, the variables that
+// render() was given, and the globals of the language. Loops, blocks and macros have scopes of their own; an if has
+// none.
+#pragma once
+
+#include <deque>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "rondo/runtime/text/jinja/syntax.h"
+#include "rondo/runtime/text/jinja/template.h"
+#include "rondo/runtime/text/jinja/value.h"
+
+namespace rondo::text::jinja {
+
+// Values for a call.
+struct Given {
+  Values positional{};
+  std::vector<std::pair<std::string, Value>> named{};
+};
+
+// The state of a running loop, as `loop` shows it.
+struct LoopState {
+  Value iterable;
+  Value iterator;  // kIterator
+  int64_t index0 = -1;
+  std::optional<int64_t> length;
+  std::optional<Value> current, before, after;
+  bool ended = false;
+  std::optional<Value> last_changed;
+
+  // Moves on; false: no more.
+  bool next();
+  const std::optional<Value>& peek();
+  int64_t count();
+};
+
+class Evaluator {
+ public:
+  Evaluator(const std::vector<std::pair<std::string, Value>>& variables, const RenderOptions& options);
+  // Throws TemplateError.
+  Rendered run(const Body& body);
+
+ private:
+  struct Scope {
+    Scope* outer = nullptr;
+    std::vector<std::pair<std::string_view, Value>> names{};
+  };
+  enum class Flow { kOn, kBreak, kContinue };
+
+  // ---- Statements (evaluator.cc)
+  Flow run_body(const Body& body, Scope& scope);
+  Flow run_statement(const Statement& statement, Scope& scope);
+  Flow run_for(const Statement& statement, Scope& scope);
+  void run_generation(const Statement& statement, Scope& scope);
+  // What a body with a scope of its own renders.
+  std::string captured(const Body& body, Scope& scope, Flow& flow);
+  void write(std::string_view text);
+  void assign(const Target& target, Value value, Scope& scope);
+  // REQUIRES: `name` is part of the template, which outlives the scope.
+  void store(const std::string& name, Value value, Scope& scope);
+  Value call_macro(const Macro& macro, Given given);
+
+  // ---- Expressions (expressions.cc)
+  Value evaluate(const Expression& expression, Scope& scope);
+  Value lookup(const std::string& name, const Scope& scope) const;
+  Value evaluate_compare(const Expression& expression, Scope& scope);
+  Value evaluate_slice(const Expression& expression, Scope& scope);
+  Value evaluate_call(const Expression& expression, Scope& scope);
+  Value evaluate_concat(const Expression& expression, Scope& scope);
+  Given evaluate_arguments(const Arguments& arguments, Scope& scope);
+  Value arithmetic(Expression::Operator op, const Value& a, const Value& b);
+  Value repeated(const Value& value, int64_t times);
+  Value percent_format(const Value& format, const Value& values);
+  bool contains(const Value& container, const Value& value);
+  Value call(const Value& callee, Given given);
+
+  // ---- Access (access.cc). As the sandbox: attribute() prefers methods, item() prefers what a container holds.
+  Value attribute(const Value& value, const std::string& name);
+  Value item(const Value& value, const Value& key);
+  std::optional<Value> python_attribute(const Value& value, const std::string& name);
+  std::optional<Value> subscript(const Value& value, const Value& key);
+  // "a.b.0": what the filters map, sort, join ... look up.
+  Value path(const Value& value, const Value& names);
+
+  // ---- Iteration (access.cc)
+  // Draws items; throws Error for what Python cannot iterate over.
+  Value iterate(const Value& value);
+  Values to_items(const Value& value);
+  int64_t length(const Value& value);
+
+  // ---- What the language offers (filters.cc, sequence_filters.cc, tests.cc, methods.cc, functions.cc)
+  Value filter(const std::string& name, const Value& value, Given given);
+  std::optional<Value> text_filter(const std::string& name, const Value& value, Given& given);
+  std::optional<Value> number_filter(const std::string& name, const Value& value, Given& given);
+  std::optional<Value> sequence_filter(const std::string& name, const Value& value, Given& given);
+  Value select(const std::string& name, const Value& value, Given& given);
+  Value map(const Value& value, Given& given);
+  Value sorted(Values items, const std::function<Value(const Value&)>& key, bool reverse);
+  Value unique(const Value& value, const Value& attribute_name, bool case_sensitive);
+  bool test(const std::string& name, const Value& value, const Given& given);
+  Value call_method(const Value::Method& method, Given given);
+  Value call_text_method(const std::string& text, const std::string& name, Given given);
+  Value call_function(const std::string& name, Given given);
+
+  std::string str(const Value& value) const;
+  Value made_text(std::string text) const;
+  // Throws if `bytes` are too many for one value.
+  void check_size(uint64_t bytes) const;
+
+  class Depth;
+
+  const std::vector<std::pair<std::string, Value>>& variables_;
+  const RenderOptions& options_;
+  Scope root_;
+  Rendered rendered_;
+  std::string* out_ = &rendered_.text;
+  bool in_generation_ = false;
+  int depth_ = 0;
+  int line_ = 1;                                   // of what is evaluated
+  std::deque<Value::NamespaceFields> namespaces_;  // values point to them
+};
+
+// The arguments of a call in the order of `names`; unset: not given. Throws Error as Python does for too many, unknown
+// and missing ones; the first `required` are needed.
+std::vector<std::optional<Value>> bind(Given given, std::initializer_list<const char*> names, size_t required = 0);
+// REQUIRES of the callers: what Python would refuse is an Error.
+int64_t to_integer(const Value& value);
+bool is_global_function(std::string_view name);
+
+}  // namespace rondo::text::jinja

@@ -1,0 +1,20 @@
+// Tokens to a tree. See syntax.h.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include "rondo/runtime/text/jinja/syntax.h"
+
+namespace rondo::text::jinja {
+
+struct Parsed {
+  Body body;
+  bool has_generation = false;
+  std::string literals;  // divided by NULs
+};
+
+// Throws TemplateError, which names the line.
+Parsed parse_template(std::string_view source);
+
+}  // namespace rondo::text::jinja

@@ -1,0 +1,28 @@
+// What is wrong with a chat template, or what it has against a conversation.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include "rondo/runtime/error.h"
+
+#pragma GCC visibility push(default)
+namespace rondo::text {
+
+// "models/x/chat_template.jinja, line 12: the filter "urlize" is not supported".
+class TemplateError : public Error {
+ public:
+  TemplateError(const std::string& name, int line, const std::string& reason)
+      : Error(name + ", line " + std::to_string(line) + ": " + reason), line_(line), reason_(reason) {}
+  TemplateError(int line, const std::string& reason) : TemplateError("template", line, reason) {}
+  int line() const { return line_; }
+  // Without the name and the line.
+  const std::string& reason() const { return reason_; }
+
+ private:
+  int line_;
+  std::string reason_;
+};
+
+}  // namespace rondo::text
+#pragma GCC visibility pop
