@@ -46,10 +46,11 @@ struct OneOp : nn::Module<OneOp> {
     std::vector<TensorArg> args;
     for (const Tensor& operand : operands) args.emplace_back(operand);
     call(op, args, sample.attrs, outputs);
-    if (setting == Setting::kFused)
-      for (Tensor& out : outputs)
-        if (is_floating(out.dtype())) out = out * out + 0.5;
-        else if (out.dtype() == kBool) out = ops::where(out, 1.5, 0.5);
+    for (Tensor& out : outputs) {
+      if (setting != Setting::kFused) break;
+      if (is_floating(out.dtype())) out = out * out + 0.5;
+      else if (out.dtype() == kBool) out = ops::where(out, 1.5, 0.5);
+    }
     return outputs;
   }
 };

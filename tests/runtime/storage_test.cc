@@ -129,13 +129,14 @@ TEST(Storage, TensorsLieInside) {
   EXPECT_EQ(Tensor::from_storage(storage, 1, {2, 4}, {1, 1}, kF32).numel(), 8);  // overlapping
   EXPECT_EQ(Tensor::from_storage(storage, 5, {100}, {0}, kF32).numel(), 100);
   EXPECT_EQ(Tensor::from_storage(storage, 6, {0, 7}, {7, 1}, kF32).numel(), 0);
-  EXPECT_EQ(test::error_of([] { Tensor::from_storage({}, 0, {2}, {1}, kF32); }),
-            "Tensor::from_storage: the storage is empty");
-  EXPECT_EQ(test::error_of([&] {
-              Tensor::from_storage(storage, 1, {2, 3}, {3, 1}, kF32);
-            }),
-            "Tensor::from_storage: an element lies outside of the storage: sizes [2, 3], strides [3, 1], offset 1, 24 "
-            "bytes of f32");
+  EXPECT_TRUE(test::error_of([] {
+                Tensor::from_storage({}, 0, {2}, {1}, kF32);
+              }).starts_with("Tensor::from_storage: the storage is empty"));
+  EXPECT_TRUE(test::error_of([&] {
+                Tensor::from_storage(storage, 1, {2, 3}, {3, 1}, kF32);
+              })
+                  .starts_with("Tensor::from_storage: an element lies outside of the storage: sizes [2, 3], strides "
+                               "[3, 1], offset 1, 24 bytes of f32"));
   EXPECT_THROW(Tensor::from_storage(storage, 0, {2, 3}, {3, 1}, kF64), Error);
   EXPECT_THROW(Tensor::from_storage(storage, -1, {1}, {1}, kF32), Error);
   EXPECT_THROW(Tensor::from_storage(storage, 2, {2}, {-1}, kF32), Error);
