@@ -100,11 +100,7 @@ Tensor coins(const Dims& sizes) {
   for (size_t i = 0; i < values.size(); ++i) out[i] = values[i] < 0.5;
   return t.to(default_device());
 }
-Attrs ints(const Dims& values) {
-  Attrs attrs;
-  attrs.ints.assign(values.begin(), values.end());
-  return attrs;
-}
+Attrs ints(std::initializer_list<int64_t> values) { return {.ints = values}; }
 
 using Samples = std::vector<OpSample>;
 using Make = Tensor (*)(const Dims&);

@@ -279,6 +279,25 @@ TEST(CudaKernels, GradientsOfRowsAddUpInOrder) {
   }
 }
 
+// 64 parts of one layout in a launch, where no two of them meet; and no cleared memory where they cover everything.
+TEST(CudaKernels, ManyPartsTakeFewLaunches) {
+  FakeCuda cuda;
+  const std::vector<Tensor> parts(200, Tensor::ones({2, 3}));
+  Attrs joined{.ints = {1}}, placed{.ints = {2, 200, 3}}, over_each_other{.ints = {2, 202, 3}};
+  for (int64_t i = 0; i < 200; ++i) {
+    placed.ints.append({1, i, 1});
+    over_each_other.ints.append({1, i / 2, 1});
+  }
+  const auto launches = [&](const OpDef& op, const Attrs& attrs) {
+    const int64_t before = cuda->counts().launches;
+    run(op, attrs, 1, parts, cuda.device());
+    return cuda->counts().launches - before;
+  };
+  EXPECT_EQ(launches(ops::kCat, joined), 4);
+  EXPECT_EQ(launches(ops::kSliceGrad, placed), 1 + 4);  // the first is copied
+  EXPECT_EQ(launches(ops::kSliceGrad, over_each_other), 200);
+}
+
 // The message is the CPU's, from the next call that waits; and the device goes on.
 TEST(CudaKernels, BadIndicesAreReported) {
   const Tensor table = Tensor::arange(12, kF32).reshape({4, 3}), logits = table, one = Tensor::ones({}),
