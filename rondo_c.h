@@ -28,6 +28,9 @@
  * different handles run at the same time and give the results that they give alone. Note [Threads] in
  * runtime/parallel.h says which threads Rondo starts.
  *
+ * Loading. A program may dlopen() the shared library. dlclose() leaves it loaded, as its threads and compiled code live
+ * as long as the process; another dlopen() finds it as it was.
+ *
  * Text is UTF-8 and ends with a NUL byte. Token ids are int32_t. Folders are in Hugging Face's layout.
  */
 #ifndef RONDO_C_H_

@@ -1,4 +1,4 @@
-// A ProcessGroup over Gloo's TCP transport. Without Gloo, connect_gloo() throws DistError, which says how to get it.
+// A ProcessGroup with Gloo's collectives. Without Gloo, connect_gloo() throws DistError, which says how to get it.
 #pragma once
 
 #include <memory>

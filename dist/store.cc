@@ -23,15 +23,16 @@ struct Store::Reply {
 
 Store::Store(const std::string& host, int port, Milliseconds timeout, std::string_view token)
     : peer_(absl::StrCat("the store at ", host, ":", port)), socket_(connect_to(host, port, after(timeout))) {
-  const std::string hello = std::string(kGreeting) +
-                            MessageWriter(static_cast<uint8_t>(StoreOp::kHello)).text(token).finish();
   try {
-    send_all(socket_, hello, after(timeout), peer_);
+    send_all(socket_, kGreeting, after(timeout), peer_);
   } catch (const ConnectionError&) {  // a server that takes no more connections has said so, and closed this one
   }
+  const std::string challenge(receive(timeout).fields().text()), random = random_bytes(kHashBytes);
+  if (challenge.size() != kHashBytes) throw ConnectionError(absl::StrCat(peer_, " is not a store"));
+  const Reply reply = call(hello_message(token, challenge, random), timeout);
   // Whatever else may listen there does not answer like this.
-  const Reply reply = receive(timeout);
-  if (!reply.bytes.empty()) throw ConnectionError(absl::StrCat(peer_, " is not a store"));
+  if (!same_bytes(reply.fields().text(), store_proof(token, "server", challenge, random)))
+    throw ConnectionError(absl::StrCat(peer_, " is not that of this job: it does not know the token"));
 }
 
 void Store::send(const std::string& request) {

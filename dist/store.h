@@ -7,8 +7,9 @@
 //   store.get("rank/1", 10s);                                  // waits for it; TimeoutError names what did not come
 //   store.barrier("start", rank, world_size, 10s);             // TimeoutError names the ranks that did not come
 //
-// A job's token keeps other jobs out: a client that does not send the server's token is refused. It is no protection
-// against someone who reads the network, so listen on loopback or a trusted network. A connection that does not speak
+// A job's token keeps other jobs and users out: a client and a server that cannot prove to each other that they know it
+// part at once, and neither sends it. It is no protection against someone who reads the network, so listen on loopback
+// or a trusted network. A connection that does not speak
 // the protocol, or asks for too much (StoreLimits, store_protocol.h), is closed and disturbs no other connection.
 #pragma once
 

@@ -1,6 +1,7 @@
 // What goes over the store's connections. Little-endian, as every machine this runs on.
 //
 //   client: kGreeting once, then requests:  u32 bytes that follow, u8 StoreOp, fields.   The first request is kHello.
+//   server: a reply to the greeting: kOk, text: a challenge, random bytes for this connection
 //   server: one reply per request, in order:  u32 bytes that follow, u8 StoreStatus, fields   (kPost, kLastMessage:
 //   none) fields: u32, i64, or text as u32 length + bytes
 #pragma once
@@ -10,12 +11,14 @@
 #include <string>
 #include <string_view>
 
+#include "rondo/dist/keyed_hash.h"
+
 namespace rondo::dist {
 
 inline constexpr std::string_view kGreeting = "RONDOST3";
 
 enum class StoreOp : uint8_t {
-  kHello,        // the job's token
+  kHello,        // random bytes, proof that the client knows the job's token -> proof that the server does
   kSet,          // key, value
   kPost,         // as kSet, without a reply
   kGet,          // i64 milliseconds, key -> value
@@ -60,6 +63,19 @@ class MessageWriter {
  private:
   std::string bytes_;
 };
+
+// Neither side sends the token: what listens at the store's address may be a stranger who was there first. `word`:
+// "client" or "server", so that neither proof can be sent back as the other.
+inline std::string store_proof(std::string_view token, std::string_view word, std::string_view challenge,
+                               std::string_view random) {
+  return keyed_hash(token, MessageWriter(0).text("store").text(word).text(challenge).text(random).finish());
+}
+inline std::string hello_message(std::string_view token, std::string_view challenge, std::string_view random) {
+  return MessageWriter(static_cast<uint8_t>(StoreOp::kHello))
+      .text(random)
+      .text(store_proof(token, "client", challenge, random))
+      .finish();
+}
 
 // Reads what may be anything: past the end every field is empty and ok() is false.
 class MessageReader {

@@ -28,7 +28,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 constexpr Milliseconds kNever{int64_t{1000} * 3600 * 24 * 365};
-// How long the door stays shut when there is no descriptor, or too many connections that have not said the token.
+// How long the door stays shut when there is no descriptor, or too many connections that have not proved that they know
+// the token.
 constexpr Milliseconds kDoorPause{100};
 constexpr size_t kMaxStrangers = 1024;
 // What a connection may hold without being counted: small requests, one after the other.
@@ -38,7 +39,8 @@ constexpr uint64_t kWake = 0, kDoor = 1, kFirstClient = 2;
 struct Connection {
   StoreTable::Client id = 0;
   Fd socket;
-  bool greeted = false, known = false;  // sent the greeting; sent the token
+  bool greeted = false, known = false;  // sent the greeting; knows the token
+  std::string challenge;
   bool ended = false;
   bool wants_value = false;  // of the one key of its wait
   bool deferred = false;     // has a request or an answer for which there is no room now
@@ -340,6 +342,9 @@ class StoreServer::Loop {
       if (!c.in.starts_with(kGreeting)) return end(c);
       c.greeted = true;
       at = kGreeting.size();
+      // Nobody can foresee it, and no other connection gets it.
+      c.challenge = keyed_hash(secret_, absl::StrCat(c.id));
+      reply(c, MessageWriter(static_cast<uint8_t>(StoreStatus::kOk)).text(c.challenge).finish());
     }
     while (c.greeted && !c.ended && !c.deferred && !table_.is_waiting(c.id) && c.unsent() < kMaxMessage &&
            c.in.size() - at >= 4) {
@@ -360,16 +365,18 @@ class StoreServer::Loop {
 
   void say_hello(Connection& c, std::string_view message) {
     MessageReader fields(message.substr(1));
-    const std::string_view token = fields.text();
+    const std::string_view random = fields.text(), proof = fields.text();
     if (static_cast<StoreOp>(message[0]) != StoreOp::kHello || !fields.done()) return end(c);
-    if (!same_bytes(token, token_)) {
+    if (!same_bytes(proof, store_proof(token_, "client", c.challenge, random))) {
       reply(c, refusal("this is the store of another job: the token (RONDO_STORE_TOKEN) is not its own"));
       return end(c);
     }
     c.known = true;
     c.in_by.reset();
     strangers_.erase(c.id);
-    reply(c, ok_reply());
+    reply(c, MessageWriter(static_cast<uint8_t>(StoreStatus::kOk))
+                 .text(store_proof(token_, "server", c.challenge, random))
+                 .finish());
   }
 
   void handle(Connection& c, std::string_view message) {
@@ -476,14 +483,14 @@ class StoreServer::Loop {
     reply(c, message.finish());
   }
 
-  const std::string token_;
+  const std::string token_, secret_ = random_bytes(kHashBytes);
   const StoreLimits limits_;
   Fd listener_, wake_, epoll_;
   const int port_;
   StoreTable table_;
   std::unordered_map<uint64_t, std::unique_ptr<Connection>> connections_;
   std::set<std::pair<Deadline, uint64_t>> deadlines_;
-  std::set<uint64_t> strangers_;  // connections that have not said the token; the oldest first
+  std::set<uint64_t> strangers_;  // connections that have not proved that they know the token; the oldest first
   std::set<uint64_t> deferred_;
   std::vector<uint64_t> ended_;
   std::optional<Deadline> door_opens_;

@@ -15,6 +15,7 @@
 #include "rondo/dist/store_protocol.h"
 #include "rondo/tests/compile/temp_folder.h"
 #include "rondo/tests/dist/launched.h"
+#include "rondo/tests/dist/raw_client.h"
 
 namespace rondo::dist {
 namespace {
@@ -36,7 +37,7 @@ class StoreAttack : public testing::Test {
   Store client() { return Store("127.0.0.1", port_, kPatient, token_); }
   Fd member() {
     Fd socket = connect_to("127.0.0.1", port_, after(kPatient));
-    push(socket, std::string(kGreeting) + MessageWriter(static_cast<uint8_t>(StoreOp::kHello)).text(token_).finish());
+    test::greet(socket, token_);
     return socket;
   }
   // Sends what the server takes within a moment.

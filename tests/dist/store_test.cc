@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "rondo/dist/store_protocol.h"
 #include "rondo/dist/store_table.h"
+#include "rondo/tests/dist/raw_client.h"
 #include "rondo/tests/errors.h"
 
 namespace rondo::dist {
@@ -24,18 +25,19 @@ std::string request(StoreOp op, std::string_view key, std::string_view value) {
   return MessageWriter(static_cast<uint8_t>(op)).text(key).text(value).finish();
 }
 std::string set_request(std::string_view key, std::string_view value) { return request(StoreOp::kSet, key, value); }
-// What a client says first.
-std::string hello(std::string_view token = "") {
-  return std::string(kGreeting) + MessageWriter(static_cast<uint8_t>(StoreOp::kHello)).text(token).finish();
-}
 
 class StoreTest : public testing::Test {
  protected:
   Store client() { return Store("127.0.0.1", server_.port(), kPatient); }
   Fd raw() { return connect_to("127.0.0.1", server_.port(), after(kPatient)); }
+  Fd greeted() {
+    Fd socket = raw();
+    test::greet(socket);
+    return socket;
+  }
   // Sends bytes as they are; true if the server then closes the connection.
-  bool is_shown_the_door(std::string_view bytes) {
-    const Fd socket = raw();
+  bool is_shown_the_door(std::string_view bytes) { return is_shown_the_door(raw(), bytes); }
+  static bool is_shown_the_door(const Fd& socket, std::string_view bytes) {
     send_all(socket, bytes, after(kPatient), "the server");
     return is_closed(socket);
   }
@@ -147,21 +149,20 @@ TEST_F(StoreTest, GarbageIsShownTheDoorAndDisturbsNobody) {
   EXPECT_TRUE(is_shown_the_door("GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"));
   EXPECT_TRUE(is_shown_the_door(std::string(kGreeting) + std::string("\xFF\xFF\0\0", 4)));  // too long for a token
   EXPECT_TRUE(is_shown_the_door(std::string(kGreeting) + set_request("x", "no token yet")));
-  const std::string greeting = hello();
-  EXPECT_TRUE(is_shown_the_door(greeting + std::string("\xFF\xFF\xFF\xFF", 4)));  // 4 GiB to come
-  EXPECT_TRUE(is_shown_the_door(greeting + std::string("\0\0\0\0", 4)));          // nothing
-  EXPECT_TRUE(is_shown_the_door(greeting + std::string("\x01\0\0\0\x63", 5)));    // no such request
+  EXPECT_TRUE(is_shown_the_door(greeted(), std::string("\xFF\xFF\xFF\xFF", 4)));  // 4 GiB to come
+  EXPECT_TRUE(is_shown_the_door(greeted(), std::string("\0\0\0\0", 4)));          // nothing
+  EXPECT_TRUE(is_shown_the_door(greeted(), std::string("\x01\0\0\0\x63", 5)));    // no such request
   EXPECT_TRUE(
-      is_shown_the_door(greeting + std::string("\x05\0\0\0\x06\xFF\0\0\0", 9)));  // a key longer than its message
-  EXPECT_TRUE(is_shown_the_door(greeting + MessageWriter(static_cast<uint8_t>(StoreOp::kWait))
+      is_shown_the_door(greeted(), std::string("\x05\0\0\0\x06\xFF\0\0\0", 9)));  // a key longer than its message
+  EXPECT_TRUE(is_shown_the_door(greeted(), MessageWriter(static_cast<uint8_t>(StoreOp::kWait))
                                                .put(int64_t{0})
                                                .put(uint32_t{0xFFFFFFFF})
                                                .finish()));  // a count that cannot be
   std::mt19937 random(7);
   for (int i = 0; i < 50; ++i) {
-    std::string noise = i % 2 == 0 ? greeting : "";
+    std::string noise;
     for (size_t n = random() % 300; n > 0; --n) noise.push_back(static_cast<char>(random() % (i % 3 == 0 ? 8 : 256)));
-    const Fd socket = raw();
+    const Fd socket = i % 2 == 0 ? greeted() : raw();
     // The server may have closed it already.
     error_of<DistError>([&] { send_all(socket, noise, after(kPatient), "the server"); });
   }
@@ -170,20 +171,19 @@ TEST_F(StoreTest, GarbageIsShownTheDoorAndDisturbsNobody) {
 
 TEST_F(StoreTest, SilentAndSlowPeersAreNoTrouble) {
   Store store = client();
-  const Fd silent = raw(), half = raw();
-  send_all(half, hello() + std::string("\x40\0", 2), after(kPatient), "the server");
+  const Fd silent = raw(), half = greeted();
+  send_all(half, std::string("\x40\0", 2), after(kPatient), "the server");
   // A message in pieces is one message.
-  const Fd slow = raw();
-  const std::string request = hello() + set_request("slow", "came");
+  const Fd slow = greeted();
+  const std::string request = set_request("slow", "came");
   for (const char byte : request) send_all(slow, std::string_view(&byte, 1), after(kPatient), "the server");
   EXPECT_EQ(store.get("slow", kPatient), "came");
 }
 
 TEST_F(StoreTest, RequestsBehindAWaitComeInOrder) {
   Store store = client();
-  const Fd eager = raw();
-  std::string requests = hello();
-  requests += MessageWriter(static_cast<uint8_t>(StoreOp::kGet)).put(int64_t{30'000}).text("late").finish();
+  const Fd eager = greeted();
+  std::string requests = MessageWriter(static_cast<uint8_t>(StoreOp::kGet)).put(int64_t{30'000}).text("late").finish();
   requests += MessageWriter(static_cast<uint8_t>(StoreOp::kSet)).text("after").text("1").finish();
   send_all(eager, requests, after(kPatient), "the server");
   std::this_thread::sleep_for(kShort);
@@ -254,14 +254,40 @@ TEST(StoreToken, OnlyTheJobsOwnClientsAreTaken) {
   EXPECT_NE(error_of<ConnectionError>([&] { Store("127.0.0.1", open.port(), kPatient, "secret"); }), "");
 }
 
+// Somebody was there first: it gets a proof for its own challenge, and cannot answer with one.
+TEST(StoreToken, AStrangerAtItsAddressLearnsNothing) {
+  const Fd listener = listen_on("127.0.0.1", 0);
+  std::string heard;
+  std::thread stranger([&] {
+    Fd socket;
+    while (!socket) socket = Fd(::accept4(listener.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+    char bytes[256];
+    receive_exactly(socket, bytes, kGreeting.size(), after(kPatient), "a client");
+    const auto say = [&](std::string_view text) {
+      send_all(socket, MessageWriter(static_cast<uint8_t>(StoreStatus::kOk)).text(text).finish(), after(kPatient), "");
+    };
+    say(std::string(kHashBytes, 'c'));
+    heard.resize(4 + 1 + 2 * (4 + kHashBytes));
+    receive_exactly(socket, heard.data(), heard.size(), after(kPatient), "a client");
+    say(heard.substr(heard.size() - kHashBytes));  // its own proof, sent back
+  });
+  const std::string error = error_of<ConnectionError>(
+      [&] { Store("127.0.0.1", port_of(listener), kPatient, "secret"); });
+  stranger.join();
+  EXPECT_NE(error.find("is not that of this job: it does not know the token"), std::string::npos) << error;
+  EXPECT_EQ(heard.find("secret"), std::string::npos);
+}
+
 TEST(StoreLimitsTest, HalfAMessageAndATokenThatDoesNotComeTimeOut) {
   const StoreServer server("127.0.0.1", 0, "", {.greeting_time = kShort, .stall_time = kShort});
   Store waiter("127.0.0.1", server.port(), kPatient);
   const auto raw = [&] { return connect_to("127.0.0.1", server.port(), after(kPatient)); };
   const Fd silent = raw(), half_greeting = raw(), half = raw(), half_body = raw();
+  test::greet(half);
+  test::greet(half_body);
   send_all(half_greeting, kGreeting.substr(0, 3), after(kPatient), "the server");
-  send_all(half, hello() + std::string("\x40\0", 2), after(kPatient), "the server");
-  send_all(half_body, hello() + set_request("x", "12345").substr(0, 15), after(kPatient), "the server");
+  send_all(half, std::string("\x40\0", 2), after(kPatient), "the server");
+  send_all(half_body, set_request("x", "12345").substr(0, 15), after(kPatient), "the server");
   for (const Fd* socket : {&silent, &half_greeting, &half, &half_body}) {
     char byte;
     EXPECT_NE(error_of<ConnectionError>([&] {

@@ -145,4 +145,12 @@ call(rondo.rondo_model_destroy(model))
 in_use = c.c_int64(-1)
 call(rondo.rondo_memory(c.byref(in_use), None))
 assert in_use.value == 0, in_use.value
+
+# dlclose() leaves the library where it is: its threads go on, and a second load finds it at work.
+import _ctypes
+handle = rondo._handle
+for _ in range(3): _ctypes.dlclose(handle)
+assert "librondo.so" in open("/proc/self/maps").read()
+rondo = c.CDLL(library)
+call(rondo.rondo_memory(c.byref(in_use), None))
 print("ctypes: all calls behave")
