@@ -92,7 +92,8 @@ TEST(CudaProductOtherwise, EveryFormOfNoIsAnotherWay) {
                        dtype == kBF16 && (kind & 8) == 0 && (kind & 2) != 0};
           if (c.in_place && !c.adds) continue;
           if (c.wide && c.bias) continue;  // a bias of the result's dtype is the caller's matter (matmul.cc)
-          expect_right(c, cuda.device(), absl::StrCat(static_cast<int>(answer), " ", name_of(dtype), " ", kind));
+          expect_right(c, cuda.device(),
+                       absl::StrCat(static_cast<int>(answer), " ", std::string(name_of(dtype)), " ", kind));
         }
       const cuda::ProductReport now = cuda::product_report();
       apart += now.apart - before.apart, copied += now.copied - before.copied;
