@@ -177,6 +177,7 @@ Training::Training(const OptionParser& parser, std::shared_ptr<dist::ProcessGrou
               .bias = o_.bias},
              seed_),
       optimizer_(make_optimizer(model_, o_)) {
+  if (o_.dtype == "float64") model_.to(kF64);
   model_.to(o_.device);  // before the optimizer makes its states, which are where the parameters are
   if (resumed) restore(*resumed);
   compile_model();

@@ -56,7 +56,8 @@ OptionParser::OptionParser(int argc, char** argv)
 
   flags_.add("device", &o.device, "cpu, cuda or cuda:1: where it trains; a resumed run does not remember it");
   flags_.add("compile", &o.compile, "auto: regions where LLVM is there", {"auto", "none", "regions"});
-  flags_.add("dtype", &o.dtype, "bfloat16: autocast", {"float32", "bfloat16"});
+  flags_.add("dtype", &o.dtype, "bfloat16: autocast; float64: of all, to compare with",
+             {"float32", "bfloat16", "float64"});
   flags_.add("threads", &o.threads, "0: all cores, or what rondorun gives");
   flags_.add("check_ranks", &o.check_ranks, "under rondorun: compare the parameters of all ranks after every step");
   flags_.add("memory_report", &o.memory_report, "where the memory went, at the end");

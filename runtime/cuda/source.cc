@@ -225,7 +225,7 @@ Kernel kernel_of(int device, const Source& source, const char* name, std::initia
                  unsigned dynamic_shared) {
   // A device that was closed and opened again has another serial number; its modules were unloaded.
   DeviceState& state = device_state(device);
-  std::string key = absl::StrCat(state.serial(), " ", source.name, " ", name);
+  std::string key = absl::StrCat(state.serial(), " ", source.name, " ", name, " ", source.only_for);
   for (const Define& define : defines) absl::StrAppend(&key, " ", define.name, "=", define.value);
   Cache& all = cache();
   {

@@ -273,7 +273,7 @@ TEST(CudaErrorsDeathTest, CodeIsUnloadedWhileCallbacksWait) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   EXPECT_EXIT(
       {
-        alarm(60);  // a process that waits for itself ends here
+        alarm(20);  // a process that waits for itself ends here
         FakeCuda cuda({.early = 0});
         cuda->register_kernel("axpy", test::axpy());
         auto module = cuda::Module::load(0, cuda->image({"axpy"}));

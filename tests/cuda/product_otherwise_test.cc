@@ -92,15 +92,19 @@ TEST(CudaProductOtherwise, EveryFormOfNoIsAnotherWay) {
                        dtype == kBF16 && (kind & 8) == 0 && (kind & 2) != 0};
           if (c.in_place && !c.adds) continue;
           if (c.wide && c.bias) continue;  // a bias of the result's dtype is the caller's matter (matmul.cc)
-          expect_right(c, cuda.device(), absl::StrCat(static_cast<int>(answer), " ", name_of(dtype), " ", kind));
+          expect_right(c, cuda.device(),
+                       absl::StrCat(static_cast<int>(answer), " ", std::string(name_of(dtype)), " ", kind));
         }
       const cuda::ProductReport now = cuda::product_report();
       apart += now.apart - before.apart, copied += now.copied - before.copied;
       by_kernel += now.by_kernel - before.by_kernel;
       EXPECT_GT(now.runs, before.runs);
       if (refuses == &everything) {
-        EXPECT_EQ(now.apart + now.copied, before.apart + before.copied);
         EXPECT_EQ(cuda->counts().products, 0);
+        // Where only the run is refused, each part of another way is tried, too.
+        if (answer != LtAnswer::kRefusedByMatmul) {
+          EXPECT_EQ(now.apart + now.copied, before.apart + before.copied);
+        }
       } else {
         EXPECT_EQ(now.by_kernel, before.by_kernel);
       }
@@ -123,9 +127,9 @@ TEST(CudaProductOtherwise, LayoutsBatchesAndGradients) {
                                  {Dims{4, 1}, Dims{1, 9}}}) {
         const Tensor a = random(x, dtype), b = random(y, dtype);
         const auto run = [&](Device device) {
-          Tensor left = a.to(device), right = b.transpose(-1, -2).contiguous().to(device).transpose(-1, -2);
-          left.requires_grad_(), right.requires_grad_();
-          const Tensor out = left.matmul(right);
+          const Tensor left = a.to(device).detach().clone().requires_grad_(),
+                       right = b.transpose(-1, -2).contiguous().to(device).detach().clone().requires_grad_();
+          const Tensor out = left.matmul(right.transpose(-1, -2));
           ops::sum(out * out).backward();
           return std::vector<Tensor>{out.detach(), left.grad(), right.grad()};
         };
@@ -154,7 +158,8 @@ TEST(CudaProductOtherwise, IsToldToTheLog) {
   for (int i = 0; i < 3; ++i) x.matmul(x.t());
   compile::log::set_log_sink(std::move(before));
   compile::log::configure("");
-  EXPECT_NE(told.find("matmul (product_otherwise_test.cc:"), std::string::npos) << told;
+  EXPECT_NE(told.find("matmul ("), std::string::npos) << told;
+  EXPECT_NE(told.find("product_otherwise_test.cc:"), std::string::npos) << told;
   const std::string words =
       "cuBLASLt has no algorithm for a product of [6, 8] x [8, 6] in f32 on cuda:0, so it runs by a kernel of Rondo's "
       "own";

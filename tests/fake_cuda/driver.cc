@@ -710,8 +710,8 @@ FAKE_EXPORT Result cuModuleUnload(ModulePtr module) {
   FAKE_CALL(kContext);
   if (!fake().handles.contains(module) || !module->alive)
     return fake().misuse(Result::kInvalidHandle, "no module has this handle, or it was unloaded");
-  // The manual does not say whether the call waits for the device. The driver's does where kernels of the module may
-  // still run, and then for the callbacks among them: a caller must hold nothing that a callback takes.
+  // cuda.h does not say whether the call waits for the device. A caller must be right if it does, so here it does: with
+  // the kernels it waits for the callbacks among them, and must hold nothing that a callback takes.
   for (const auto& stream : fake().streams)
     if (stream->context == module->context) {
       fake().run_until([&] { return fake().idle(*stream); });

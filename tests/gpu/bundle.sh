@@ -4,7 +4,7 @@
 #
 #   tests/gpu/bundle.sh [FILE.tar.xz]       # default: build/gpu/rondo-gpu.tar.xz
 #
-# There: tar xf rondo-gpu.tar.xz && rondo-gpu/run.sh. CUDA's libraries are found at run time (runtime/cuda/driver.h);
+# There: README.md says how it is unpacked, with or without xz; then rondo-gpu/run.sh. CUDA's libraries are found at run time (runtime/cuda/driver.h);
 # kernels are compiled there, by NVRTC. Compiled code for the CPU (LLVM) and jobs of several processes (Gloo) are left out.
 set -euo pipefail
 cd "$(dirname "$0")/../.."

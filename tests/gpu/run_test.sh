@@ -52,6 +52,7 @@ cat >"$folder/tools/python3" <<STUB
 case \$1 in
   -c) case \$2 in *torch*) echo 2.9.0 ;; *) exec $real_python "\$@" ;; esac ;;
   *gpt_step.py)
+    if [ -e $folder/no-compiler ] && [[ "\$*" = *--compile=whole* ]]; then echo 'Failed to find C compiler' >&2; exit 1; fi
     while read -r n; do
       echo '{"peer": "pytorch", "mode": "none", "step_ms_median": 50.0, "step_ms_all": [50.0], "tokens_per_s": 81920.0, "compile_ms": 0.0, "peak_rss_mib": 1.0, "loss": 4.0, "host_ms": 1.0, "peak_device_mib": 1.0}'
     done ;;
@@ -88,7 +89,11 @@ CUDA_VISIBLE_DEVICES=MIG-2 runs 1 --bin "$bin" --out short --fake 1 --short --bu
 report=$folder/short/report.md
 has "$report" 'It holds no figure of a GPU'
 for section in machine conformance suite; do has "$report" "| $section | passed |"; done
-if [ -x "$bin/train_gpt" ]; then has "$report" '| train | passed |' && has "$report" 'a second run: the same losses'; fi
+if [ -x "$bin/train_gpt" ]; then
+  has "$report" '| train | passed |'
+  has "$report" 'a second run: the same losses'
+  has "$report" ' of f64 over '
+fi
 if [ -x "$bin/bench_device" ]; then has "$report" '| figures | passed |' && has "$report" '## Figures' && has "$report" 'rondo_adam'; fi
 has "$report" 'MIG 1g.10gb'
 has "$report" 'CUDA_VISIBLE_DEVICES=MIG-2'
@@ -101,12 +106,25 @@ has "$report" '- racecheck: exit code 99'
 if [ -n "$real_python" ] && [ -x "$bin/bench_gpt" ]; then
   has "$report" '| steps | passed |'
   has "$report" 'speed of rondo'
+  has "$report" 'pytorch whole'
 fi
+# What says most comes first.
+[ "$(sed -nE 's/^\| ([a-z]+) \| (passed|failed|incomplete|skipped) .*/\1/p' "$report" | paste -sd,)" = \
+  machine,conformance,steps,figures,train,suite,sanitizer ] || fail 'the order of sections'
 hasnt "$report" '[0-9] (tokens/s|ms a step|GB/s|ms )'
 hasnt "$folder/short/report.json" 'tokens_per_s|gb_per_s'
 has "$folder/short/report.json" '"fake": true'
 [ "$(wc -l <"$report")" -le 200 ] || fail 'a report of more than 200 lines'
 json "$folder/short/report.json"
+
+# ---- torch.compile finds no compiler: PyTorch's eager mode is measured.
+if [ -n "$real_python" ] && [ -x "$bin/bench_gpt" ]; then
+  touch "$folder/no-compiler"
+  runs 0 --bin "$bin" --out "$folder/eager" --fake 1 --short --budget 100 --only steps
+  has "$folder/eager/report.md" 'bf16: left out: pytorch whole '
+  has "$folder/eager/report.md" 'over pytorch eager'
+  rm "$folder/no-compiler"
+fi
 
 # ---- NVRTC and cuBLASLt of CUDA 12, in the wheels of a Python; a driver of CUDA 12.
 mkdir -p "$folder/driver" "$folder/site/nvidia/cuda_nvrtc/lib" "$folder/site/nvidia/cublas/lib"
@@ -181,6 +199,36 @@ has "$report" 'B 2, T 1024'
 hasnt "$report" 'Old.Test'
 [ "$(wc -l <"$report")" -le 200 ] || fail 'a report of more than 200 lines'
 json "$folder/stub/report.json"
+
+# ---- The report is there while the script runs, and stays when something ends it. Its clock began before it looked for the device.
+sed -i 's/^if \[\[ "$\*" = \*Device/sleep 2\n&/' "$folder/bin/test_gpu"
+RONDO_GPU_TEST_LIMIT=60 "$run" --bin "$folder/bin" --out "$folder/ended" --only machine,conformance --budget 90 >"$folder/log" 2>&1 &
+script=$!
+for ((i = 0; i < 300; ++i)); do
+  grep -qF '| machine | passed |' "$folder/ended/report.md" 2>/dev/null && break
+  sleep 0.1
+done
+has "$folder/ended/report.md" '| machine | passed |'
+has "$folder/ended/report.md" '| conformance | not yet |'
+json "$folder/ended/report.json"
+kill -TERM $script && wait $script && fail 'it was ended, and says that all passed'
+has "$folder/ended/report.md" '| machine | passed |'
+seconds=$(sed -nE 's/.*, ([0-9]+) of 90 seconds.*/\1/p' "$folder/ended/report.md")
+[ "$seconds" -ge 2 ] || fail "a clock that leaves out the search for the device: $seconds"
+sed -i '/^sleep 2$/d' "$folder/bin/test_gpu"
+
+# ---- A bundle unpacks where xz is absent: README.md's command.
+if [ -n "$real_python" ]; then
+  mkdir -p "$folder/there/bin" "$folder/rondo-gpu/bin"
+  printf '#!/bin/sh\necho runs\n' >"$folder/rondo-gpu/run.sh" && chmod 755 "$folder/rondo-gpu/run.sh"
+  (cd "$folder" && "$real_python" -c 'import tarfile; tarfile.open("there/rondo-gpu.tar.xz", "w:xz").add("rondo-gpu")')
+  for tool in tar gzip; do ln -s "$(command -v $tool)" "$folder/there/bin/"; done
+  ln -s "$("$real_python" -c 'import sys; print(sys.executable)')" "$folder/there/bin/python3" # not a script that finds it
+  command=$(sed -nE 's/^    (tar xf .*[^ ])   # there.*/\1/p' "$(dirname "$run")/README.md")
+  [ -n "$command" ] || fail 'README.md does not say how a bundle is unpacked'
+  (cd "$folder/there" && PATH=$folder/there/bin && eval "$command") >"$folder/log" 2>&1 || fail "$command"
+  [ "$("$folder/there/rondo-gpu/run.sh")" = runs ] || fail 'the bundle was not unpacked'
+fi
 
 # ---- Tests that the time does not reach are counted by suite.
 sed -i 's/all=.*/all="A B Hangs C D"/' "$folder/bin/test_gpu"

@@ -73,6 +73,7 @@ class Contender:
 
     def __init__(self, name, command, env, timeout):
         self.name, self.command, self.timeout = name, command, timeout
+        self.optional = False  # the others are measured without it if it cannot begin
         self.turns = []
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env)
 
@@ -155,6 +156,7 @@ def start_all(a):
         for spec in a.pytorch_compile:
             what, _, mode = spec.partition(":")
             add(f"pytorch {spec}", [*peer, f"--compile={what}", f"--compile_mode={mode or 'default'}"])
+            contenders[-1].optional = True
     if not contenders:
         raise SystemExit("nothing to run: give --rondo-bin or leave out --no-pytorch")
     return contenders
@@ -218,8 +220,16 @@ def print_table(result):
 def run(a):
     contenders = start_all(a)
     try:
-        for c in contenders:  # builds the model, compiles, warms up: one after the other
-            c.first = c.turn(0)
+        for c in list(contenders):  # builds the model, compiles, warms up: one after the other
+            try:
+                c.first = c.turn(0)
+            except SystemExit as failed:
+                # torch.compile may find no compiler, or not know the GPU: the others are measured without it.
+                if not c.optional:
+                    raise
+                print(f"left out: {str(failed).partition(': ')[0]}", flush=True)  # without its command
+                contenders.remove(c)
+                c.close()
         for i in range(a.rounds):
             k = i % len(contenders)
             for c in contenders[k:] + contenders[:k]:
