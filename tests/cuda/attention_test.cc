@@ -148,6 +148,10 @@ TEST(CudaAttention, KeysThatAreNotReadMayHoldAnything) {
       o.mask = Tensor::from(std::vector<int64_t>{-4, 66}, {2, 1, 1, 1}) + Tensor::arange(queries).view({queries, 1});
       expect_same(o, (Tensor::from(std::vector<int64_t>{0, 66}, {2, 1, 1}) > slots).view({2, 1, keys, 1}),
                   what + " first keys");
+      // One number for all queries of a batch: its row has no stride.
+      o.mask = Tensor::from(std::vector<int64_t>{66, 3}, {2, 1, 1, 1});
+      expect_same(o, (Tensor::from(std::vector<int64_t>{66, 3}, {2, 1, 1}) > slots).view({2, 1, keys, 1}),
+                  what + " first keys of batches");
       // One head of a group reads the key 40, the other does not.
       o.mask = Tensor::from(std::vector<int64_t>{40, 50, 60, 69}, {4, 1, 1}).expand({2, 4, queries, 1}).contiguous();
       expect_same(o, (Tensor::from(std::vector<int64_t>{40, 60}, {1, 2, 1}) > slots).view({1, 2, keys, 1}),
