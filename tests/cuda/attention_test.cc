@@ -225,6 +225,26 @@ TEST(CudaAttention, Dropout) {
   }
 }
 
+// A word that equals the threshold keeps its weight, as on the CPU. The probability is found by halving.
+TEST(CudaAttention, DropoutKeepsWhatIsAtTheThreshold) {
+  FakeCuda cuda;
+  manual_seed(11);
+  for (const int64_t head_dim : {4, 130}) {  // fused, and in chunks
+    const Operands o({1, 1, 1, 1, 1, head_dim}, kF32);
+    const auto is_kept = [&](Device device, uint64_t k) {
+      Generator generator(77);
+      const double p = std::ldexp(static_cast<double>(k), -32);
+      const Tensor out = ops::scaled_dot_product_attention(o.q.to(device), o.k.to(device), o.v.to(device), {},
+                                                           {.dropout = p, .generator = &generator});
+      return out.to(kCPU).to_vector<float>()[0] != 0.0f;
+    };
+    uint64_t kept = 0, dropped = uint64_t{1} << 32;
+    while (dropped - kept > 1) (is_kept(kCPU, (kept + dropped) / 2) ? kept : dropped) = (kept + dropped) / 2;
+    EXPECT_TRUE(is_kept(cuda.device(), kept)) << head_dim;
+    EXPECT_FALSE(is_kept(cuda.device(), dropped)) << head_dim;
+  }
+}
+
 // Few calls: also with kernels that a sanitizer watches.
 TEST(CudaAttention, DropoutBothWays) {
   FakeCuda cuda({.seed = 4});
