@@ -28,7 +28,7 @@ class Mutant:
         self.name, self.rule, self.which, self.source, self.where = name, rule, which, source, where
         self.before, self.after = [], []
         self.tests = []
-        self.line = 0
+        self.line, self.in_text = 0, False  # where it stands; inside of a literal
 
 
 def read_list(path):
@@ -132,7 +132,8 @@ def rewrite(source, text, mutants, stale=None):
         m.line = text.count("\n", 0, begin) + 1
         after = "\n".join(m.after)
         outer = next(((a, b) for a, b in groups if a < begin and end < b), None)
-        if outer is not None:  # inside of a literal: the whole literal, twice
+        m.in_text = outer is not None
+        if outer is not None:  # the whole literal, twice
             after = text[outer[0]:begin] + after + text[end:outer[1]]
             begin, end = outer
         elif any(a < begin < b or a < end < b for a, b in groups):
