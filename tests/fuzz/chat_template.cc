@@ -4,7 +4,8 @@
 //   fuzz_chat_template --serve                    for scripts: a line {"folder", "conversation",
 //   "add_generation_prompt",
 //                                                 "mask"} in, a line {"text", "ids", "mask"} or {"error"} out. "mask":
-//                                                 "blocks" as transformers, "exact" as ChatEncoder makes examples
+//                                                 "blocks" as transformers, "exact" as ChatEncoder makes examples;
+//                                                 or {"folder", "text"} in, {"ids"} out
 #include <algorithm>
 #include <cstdio>
 #include <filesystem>
@@ -179,6 +180,12 @@ int serve() {
       const std::string folder = request.dict().find("folder")->text();
       if (!tokenizers.contains(folder)) tokenizers.emplace(folder, text::AutoTokenizer::from_pretrained(folder));
       const text::PreTrainedTokenizer& tokenizer = tokenizers.at(folder);
+      if (const Value* plain = request.dict().find("text")) {
+        out = "{\"text\": null";
+        append_numbers(out, "ids", tokenizer.encode(plain->text()));
+        std::cout << out << "}" << std::endl;
+        continue;
+      }
       std::string conversation;
       append_json(conversation, *request.dict().find("conversation"), {}, 1 << 26);
       if (request.dict().find("mask")->text() == "exact") {
