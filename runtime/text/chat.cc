@@ -279,6 +279,7 @@ ChatRenderer::Text ChatRenderer::render(const Conversation& conversation, size_t
       {"pad_token", &names.pad}, {"cls_token", &names.cls}, {"mask_token", &names.mask}};
   for (const auto& [name, text] : tokens)
     if (!text->empty()) add(name, Value::string(*text));
+  for (const auto& [name, text] : impl.further_names) add(name.c_str(), Value::string(text));
   add("messages", Value::list(std::move(messages)));
   add("tools", std::move(tools));
   add("documents", std::move(documents));

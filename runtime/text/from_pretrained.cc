@@ -8,6 +8,7 @@
 #include "rondo/runtime/error.h"
 #include "rondo/runtime/io/atomic_file.h"
 #include "rondo/runtime/io/open_file.h"
+#include "rondo/runtime/text/folder_config.h"
 #include "rondo/runtime/text/json_fields.h"
 #include "rondo/runtime/text/tokenizer_impl.h"
 
@@ -15,19 +16,7 @@ namespace rondo::text {
 namespace {
 
 using Impl = PreTrainedTokenizer::Impl;
-
-// What tokenizer_config.json says that matters here. The other fields are for other programs.
-struct Config {
-  std::string path;
-  std::string tokenizer_class{};
-  bool do_lower_case = true, tokenize_chinese_chars = true, add_prefix_space = false;
-  std::optional<bool> strip_accents{};
-  bool add_bos = false, add_eos = false;
-  std::optional<int64_t> model_max_length{};
-  SpecialNames names{};
-  std::vector<AddedToken> added{};
-  std::vector<std::pair<std::string, std::string>> chat_templates{};  // by name
-};
+using Config = FolderConfig;
 
 constexpr uint64_t kLargestTemplate = uint64_t{1} << 20;
 constexpr char kChatTemplates[] = "additional_chat_templates";
@@ -39,7 +28,7 @@ bool is_file(const std::string& path) {
 
 // A special token: its text, or an object that describes it.
 AddedToken read_special(io::JsonReader& json) {
-  AddedToken token{.special = true};
+  AddedToken token{.id = -1, .special = true};
   if (json.peek() == '"') {
     token.content = json.string();
     return token;
@@ -68,6 +57,19 @@ std::string* name_of(SpecialNames& names, std::string_view key) {
 }
 
 bool read_flag(io::JsonReader& json, bool unset) { return read_null(json) ? unset : json.boolean(); }
+
+// Special tokens without a role: a list, or an object that names each.
+void read_further_tokens(io::JsonReader& json, Config& out) {
+  const auto add = [&](const std::string& name) {
+    AddedToken token = read_special(json);
+    token.special = true;
+    if (!name.empty()) out.further_names.emplace_back(name, token.content);
+    out.further.push_back(std::move(token));
+  };
+  if (read_null(json)) return;
+  if (json.peek() == '{') json.object([&](std::string& name) { add(name); });
+  else json.array([&] { add(""); });
+}
 
 // A template, or several with names.
 void read_chat_templates(io::JsonReader& json, Config& out) {
@@ -110,7 +112,11 @@ void read_config(const std::string& path, Config& out) {
   io::JsonReader json(path, text);
   json.object([&](std::string& key) {
     if (std::string* name = name_of(out.names, key)) {
-      if (!read_null(json)) *name = read_special(json).content;
+      if (read_null(json)) return;
+      AddedToken token = read_special(json);
+      token.special = true;
+      *name = token.content;
+      out.special.push_back(std::move(token));
     } else if (key == "tokenizer_class") {
       out.tokenizer_class = read_optional_string(json).value_or("");
     } else if (key == "do_lower_case") {
@@ -120,7 +126,13 @@ void read_config(const std::string& path, Config& out) {
     } else if (key == "strip_accents") {
       if (!read_null(json)) out.strip_accents = json.boolean();
     } else if (key == "add_prefix_space") {
-      out.add_prefix_space = read_flag(json, false);
+      if (!read_null(json)) out.add_prefix_space = json.boolean();
+    } else if (key == "legacy") {
+      if (!read_null(json)) out.legacy = json.boolean();
+    } else if (key == "split_special_tokens") {
+      out.split_special_tokens = read_flag(json, false);
+    } else if (key == "additional_special_tokens" || key == "extra_special_tokens") {
+      read_further_tokens(json, out);
     } else if (key == "add_bos_token") {
       out.add_bos = read_flag(json, false);
     } else if (key == "add_eos_token") {
@@ -176,9 +188,6 @@ int32_t need_token(const Impl& impl, const std::string& name, const std::string&
   return id;
 }
 
-constexpr char kQwen2Pattern[] =
-    R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
-
 // vocab.json and merges.txt: byte-level BPE of the class that `config` names.
 std::unique_ptr<Impl> read_byte_level(const std::string& vocab_path, const std::string& merges_path, Config config) {
   std::string kind = config.tokenizer_class;
@@ -205,7 +214,7 @@ std::unique_ptr<Impl> read_byte_level(const std::string& vocab_path, const std::
     out->normalizers.push_back(nfc_normalizer());
     out->pre_tokenizers.steps.push_back(split_pre_tokenizer(kQwen2Pattern));
   }
-  out->pre_tokenizers.steps.push_back(byte_level_pre_tokenizer(config.add_prefix_space, !qwen));
+  out->pre_tokenizers.steps.push_back(byte_level_pre_tokenizer(config.add_prefix_space.value_or(false), !qwen));
   out->pre_tokenizers.byte_level = true;
   out->decoders.present = true;
   out->decoders.steps.push_back(byte_level_decoder());
@@ -228,7 +237,7 @@ std::unique_ptr<Impl> read_byte_level(const std::string& vocab_path, const std::
                       need_token(*out, config.names.sep, vocab_path));
     make_roberta_template(out->post_processor);
     out->post_processor.trim_offsets = true;
-    out->post_processor.add_prefix_space = config.add_prefix_space;
+    out->post_processor.add_prefix_space = config.add_prefix_space.value_or(false);
   }
   return out;
 }
@@ -310,9 +319,7 @@ PreTrainedTokenizer AutoTokenizer::from_pretrained(const std::string& folder) {
   const std::string vocab = in_folder("vocab.json"), merges = in_folder("merges.txt"), lines = in_folder("vocab.txt");
   std::unique_ptr<Impl> impl;
   if (const std::string whole = in_folder("tokenizer.json"); is_file(whole)) {
-    impl = read_tokenizer_json(io::read_text(whole, kLargestFile), whole);
-    impl->names = config.names;
-    impl->model_max_length = config.model_max_length;
+    impl = read_whole_file(whole, folder, config);
   } else if (is_file(vocab) && is_file(merges)) {
     impl = read_byte_level(vocab, merges, config);
   } else if (is_file(lines)) {

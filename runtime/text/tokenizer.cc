@@ -28,6 +28,7 @@ bool Impl::add_token(AddedToken token) {
     if (next > INT32_MAX) return false;
     id = static_cast<int32_t>(next);
   }
+  if (token.id < 0) token.id = id;
   if (id != token.id || added_by_id_.contains(id) || added_by_content_.contains(token.content)) return false;
   const AddedToken& kept = added_.emplace_back(std::move(token));
   added_by_id_.emplace(id, &kept);

@@ -39,15 +39,18 @@ struct PreTrainedTokenizer::Impl {
   std::optional<Truncation> truncation;
   std::optional<Padding> padding;
   SpecialNames names;
+  std::vector<std::pair<std::string, std::string>> further_names;  // "image_token" and its text
   std::optional<int64_t> model_max_length;
   FolderTemplates chat_templates;
 
-  // Takes the id that the vocabulary has for the token, or the next free one; false if `token.id` is another.
+  // Takes the id that the vocabulary has for the token, or the next free one; false if `token.id` is another, unless it
+  // is negative.
   // Call finish() behind the last one.
   bool add_token(AddedToken token);
   void finish();
 
   const AddedToken* added_token(int64_t id) const;
+  bool is_added(std::string_view content) const { return added_by_content_.contains(content); }
   const std::deque<AddedToken>& added_tokens() const { return added_; }
   // Null if the id names no token.
   const std::string* spelling(int64_t id) const;
@@ -93,7 +96,16 @@ struct PreTrainedTokenizer::Impl {
 // Bytes of a tokenizer file. Files are copied, not mapped: one that is truncated meanwhile is an error and not a
 // signal.
 inline constexpr uint64_t kLargestFile = uint64_t{1} << 30;
+// What the other files of a folder say about tokenizer.json (tokenizer_class.cc).
+struct Amendments {
+  // JSON instead of the file's own part; empty: the file's.
+  std::string normalizer{}, pre_tokenizer{}, decoder{};
+  // Tokens by their text. Those that the file lacks are added behind its own, with ids of their own. Of one that the file
+  // has, the flags count if its id is not negative.
+  std::vector<AddedToken> tokens{};
+};
 // tokenizer.json.
-std::unique_ptr<PreTrainedTokenizer::Impl> read_tokenizer_json(std::string_view text, const std::string& path);
+std::unique_ptr<PreTrainedTokenizer::Impl> read_tokenizer_json(std::string_view text, const std::string& path,
+                                                               const Amendments& amendments = {});
 
 }  // namespace rondo::text

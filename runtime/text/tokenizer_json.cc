@@ -31,7 +31,8 @@ std::vector<AddedToken> read_added_tokens(io::JsonReader& json) {
 
 }  // namespace
 
-std::unique_ptr<PreTrainedTokenizer::Impl> read_tokenizer_json(std::string_view text, const std::string& path) {
+std::unique_ptr<PreTrainedTokenizer::Impl> read_tokenizer_json(std::string_view text, const std::string& path,
+                                                               const Amendments& amendments) {
   // Where the parts stand: they are read in another order than they are written in.
   struct Part {
     const char* name;
@@ -56,6 +57,12 @@ std::unique_ptr<PreTrainedTokenizer::Impl> read_tokenizer_json(std::string_view 
   json.finish();
   if (!model.at) throw FileError(path, "not a tokenizer: it has no model");
 
+  const auto amend = [&](Part& part, const std::string& with) {
+    if (!with.empty()) part.at.emplace(path, with);
+  };
+  amend(normalizer, amendments.normalizer);
+  amend(pre, amendments.pre_tokenizer);
+  amend(decoder, amendments.decoder);
   auto out = std::make_unique<PreTrainedTokenizer::Impl>();
   if (normalizer.at) out->normalizers = read_normalizers(*normalizer.at);
   if (pre.at) out->pre_tokenizers = read_pre_tokenizers(*pre.at);
@@ -64,10 +71,17 @@ std::unique_ptr<PreTrainedTokenizer::Impl> read_tokenizer_json(std::string_view 
     for (AddedToken& token : read_added_tokens(*added.at)) {
       const std::string name = io::shown(token.content);
       const int32_t id = token.id;
+      for (const AddedToken& other : amendments.tokens)
+        if (other.id >= 0 && other.content == token.content) token = other, token.id = id;
       if (!out->add_token(std::move(token)))
         throw FileError(path, absl::StrCat("added token ", name, ": its id ", id,
                                            " is neither the vocabulary's nor the next free one"));
     }
+  for (AddedToken token : amendments.tokens) {
+    if (token.content.empty() || out->is_added(token.content)) continue;
+    token.id = -1;
+    if (!out->add_token(std::move(token))) throw FileError(path, "it has no room for another added token");
+  }
   out->finish();
   if (post.at) out->post_processor = read_post_processor(*post.at, out->size());
   if (decoder.at) out->decoders = read_decoders(*decoder.at);

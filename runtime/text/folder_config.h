@@ -1,0 +1,38 @@
+// What the files beside a vocabulary say, and how they change tokenizer.json.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "rondo/runtime/text/tokenizer_impl.h"
+
+namespace rondo::text {
+
+// What tokenizer_config.json says that matters here. The other fields are for other programs.
+struct FolderConfig {
+  std::string path;
+  std::string tokenizer_class{};
+  bool do_lower_case = true, tokenize_chinese_chars = true;
+  std::optional<bool> strip_accents{}, add_prefix_space{}, legacy{};
+  bool add_bos = false, add_eos = false, split_special_tokens = false;
+  std::optional<int64_t> model_max_length{};
+  SpecialNames names{};
+  std::vector<AddedToken> added{};    // added_tokens_decoder
+  std::vector<AddedToken> special{};  // those that `names` names
+  std::vector<AddedToken> further{};  // additional_special_tokens, extra_special_tokens
+  std::vector<std::pair<std::string, std::string>> further_names{};
+  std::vector<std::pair<std::string, std::string>> chat_templates{};  // by name
+};
+
+// How Qwen2Tokenizer cuts text into words.
+inline constexpr char kQwen2Pattern[] =
+    R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
+
+// tokenizer.json at `path`, in `folder`, as the class that the config names makes it in transformers 5.
+std::unique_ptr<PreTrainedTokenizer::Impl> read_whole_file(const std::string& path, const std::string& folder,
+                                                           const FolderConfig& config);
+
+}  // namespace rondo::text
