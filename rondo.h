@@ -41,6 +41,7 @@
 #include "rondo/modules/pretrained/auto_model.h"
 #include "rondo/modules/pretrained/config_error.h"
 #include "rondo/modules/rms_norm.h"
+#include "rondo/modules/rope_scaling.h"
 #include "rondo/modules/state_dict.h"
 #include "rondo/modules/vit.h"
 #include "rondo/optim/adafactor.h"

@@ -120,6 +120,11 @@ double ConfigFields::positive(std::string_view name, double otherwise) {
   return value && *value > 0 ? *value : otherwise;
 }
 
+double ConfigFields::required_positive(std::string_view name) {
+  if (!has(name)) problems_->missing.push_back(prefix_ + std::string(name));
+  return positive(name, 1);
+}
+
 double ConfigFields::probability(std::string_view name, double otherwise) {
   constexpr std::string_view kWanted = "a number from 0 to 1";
   const std::optional<double> value = number(name, kWanted);

@@ -54,6 +54,8 @@ class ConfigFields {
   std::optional<int64_t> count(std::string_view name, int64_t most = kMostWidth);
   // A finite number above 0.
   double positive(std::string_view name, double otherwise);
+  // The same; without it the field is noted as missing.
+  double required_positive(std::string_view name);
   // A number from 0 to 1.
   double probability(std::string_view name, double otherwise);
   bool flag(std::string_view name, bool otherwise);
