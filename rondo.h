@@ -28,6 +28,7 @@
 #include "rondo/modules/bert.h"
 #include "rondo/modules/bert_tasks.h"
 #include "rondo/modules/causal_lm.h"
+#include "rondo/modules/classification_loss.h"
 #include "rondo/modules/eager_scope.h"
 #include "rondo/modules/generation.h"
 #include "rondo/modules/gpt2.h"

@@ -125,6 +125,7 @@ PretrainedModel::PretrainedModel(Kind kind, const std::string& folder, const Pre
                                                     : label_fields(options.label_names);
     for (const ConfigField& field : fields) set_field(config_, field.name, field.json);
   }
+  if (options.problem_type) set_field(config_, "problem_type", json_text(name_of(*options.problem_type)));
   label_names_ = read_label_names(config_, path);
 }
 

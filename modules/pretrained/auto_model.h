@@ -30,6 +30,7 @@
 #include <string_view>
 #include <vector>
 
+#include "rondo/modules/classification_loss.h"
 #include "rondo/modules/module.h"
 #include "rondo/modules/pretrained/config_error.h"
 #include "rondo/runtime/dtype.h"
@@ -59,6 +60,9 @@ struct PretrainedOptions {
   std::optional<int64_t> num_labels = std::nullopt;
   // Their names, by number, for config.json (id2label). They set num_labels, too.
   std::vector<std::string> label_names = {};
+  // Which loss a classifier has; nullopt: what config.json says, or if it says nothing, what the targets are
+  // (classification_loss.h). config.json of a saved model gets it.
+  std::optional<ProblemType> problem_type = std::nullopt;
   // Tensors whose names begin with one of these start fresh, N(0, 0.02), if the file has them not, or in another shape:
   // {"classifier."} for a new head.
   std::vector<std::string> fresh = {};
@@ -141,7 +145,7 @@ class AutoModelForCausalLM : public PretrainedModel {
   using PretrainedModel::PretrainedModel;
 };
 
-// BERT and RoBERTa. Shapes as in bert_tasks.h.
+// BERT and RoBERTa. Shapes as in bert_tasks.h; targets as in classification_loss.h.
 class AutoModelForSequenceClassification : public PretrainedModel {
  public:
   static AutoModelForSequenceClassification from_pretrained(const std::string& folder,
@@ -172,6 +176,7 @@ class AutoModelForImageClassification : public PretrainedModel {
   static AutoModelForImageClassification from_pretrained(const std::string& folder,
                                                          const PretrainedOptions& options = {});
   Tensor operator()(TensorArg images);  // (B, channels, image_size, image_size) -> (B, n_class)
+  // Targets as in classification_loss.h.
   Tensor loss(const Tensor& images, const Tensor& targets,
               std::source_location where = std::source_location::current());
 

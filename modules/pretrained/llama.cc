@@ -44,12 +44,18 @@ RopeScaling read_scaling(ConfigFields& rope, ConfigFields& outer, LlamaConfig& c
       return scaling;
     }
   } else {
-    scaling.factor = rope.required_positive("factor");
-  }
-  if (scaling.kind == Kind::kLlama3 || scaling.kind == Kind::kYarn) {
-    // What stands outside wins.
-    scaling.original_positions = rope.size("original_max_position_embeddings", c.block_size);
-    scaling.original_positions = outer.size("original_max_position_embeddings", scaling.original_positions);
+    if (scaling.kind == Kind::kLlama3 || scaling.kind == Kind::kYarn) {
+      // What stands outside wins.
+      scaling.original_positions = rope.size("original_max_position_embeddings", c.block_size);
+      scaling.original_positions = outer.size("original_max_position_embeddings", scaling.original_positions);
+    }
+    // null is yarn's alone: the ratio of the two lengths.
+    if (scaling.kind == Kind::kYarn && rope.is_null("factor")) {
+      rope.harmless({"factor"});
+      scaling.factor = static_cast<double>(c.block_size) / static_cast<double>(scaling.original_positions);
+    } else {
+      scaling.factor = rope.required_positive("factor");
+    }
   }
   if (scaling.kind == Kind::kLlama3) {
     scaling.low_freq_factor = rope.required_positive("low_freq_factor");
@@ -94,6 +100,8 @@ void read_window(ConfigFields& config, LlamaConfig& c, bool is_qwen) {
     config.invalid("layer_types", absl::StrCat("one entry for each of the ", c.n_layer, " layers"));
   if (listed && !on && std::find(layers.begin(), layers.end(), true) != layers.end())
     config.invalid("sliding_window", "a size, because layer_types names sliding_attention");
+  if (!is_qwen && on && std::find(layers.begin(), layers.end(), false) != layers.end())
+    config.unsupported("layer_types");  // Mistral's own code ignores them: every layer has the window
   if (!listed)
     for (int64_t i = 0; i < c.n_layer; ++i) layers.push_back(i >= first);
   const bool all = std::find(layers.begin(), layers.end(), false) == layers.end();
@@ -203,8 +211,7 @@ std::unique_ptr<ModuleBase> make_llama(ConfigFields& config, Task task, const Pr
   c.tie_word_embeddings = config.flag("tie_word_embeddings", false);
   if (family == "qwen2") config.must_be("head_dim", {absl::StrCat(c.n_embd / c.n_head)});
   else c.head_dim = config.size("head_dim", family == "qwen3" ? 128 : std::max<int64_t>(1, c.n_embd / c.n_head));
-  c.padding_idx = config.count("pad_token_id");
-  if (c.padding_idx && *c.padding_idx >= c.vocab_size) config.invalid("pad_token_id", "a token of the vocabulary");
+  c.padding_idx = config.row("pad_token_id", c.vocab_size);
   if (c.n_head % c.n_kv_head != 0) config.invalid("num_key_value_heads", "a divisor of num_attention_heads");
   if (c.rotary_dim() % 2 != 0) config.invalid("head_dim", "an even size, for rotary positions");
   if (family != "qwen3" && !config.has("head_dim") && c.n_embd % c.n_head != 0)
