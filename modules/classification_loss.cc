@@ -34,7 +34,8 @@ Tensor classification_loss(TensorArg logits, const Tensor& targets, std::optiona
   const ProblemType kind = problem_of(problem, n, targets.dtype());
   if (kind == ProblemType::kSingleLabel) {
     if (n == 1) fail("one class has no cross-entropy; use ProblemType::kRegression or two classes");
-    if (targets.dtype() != kI64 && targets.dtype() != kI32) fail("targets of single_label_classification must be i64 (B)");
+    if (targets.dtype() != kI64 && targets.dtype() != kI32)
+      fail("targets of single_label_classification must be i64 (B)");
     if (targets.numel() != B) fail("targets of single_label_classification must be i64 (B)");
     return ops::cross_entropy({x, logits.where}, {targets.to(kI64).reshape({B}), logits.where});
   }

@@ -183,8 +183,8 @@ ops::RotaryTables Llama::Body::tables(KVCache::Pass& pass, const Tensor& x) {
   const std::vector<int64_t> ends = pass.lengths_after();
   std::vector<Tensor> cos, sin;
   for (size_t row = 0; row < ends.size(); ++row) {
-    const ops::RotaryTables one = rotary_tables(config, x.size(1), starts[row],
-                                                {compute_dtype(x.dtype()), x.device()}, ends[row]);
+    const ops::RotaryTables one = rotary_tables(config, x.size(1), starts[row], {compute_dtype(x.dtype()), x.device()},
+                                                ends[row]);
     cos.push_back(one.cos);
     sin.push_back(one.sin);
   }

@@ -135,8 +135,8 @@ struct Llama : Module<Llama>, CausalLM {
   Body model = child("model", config);
   Linear lm_head = child("lm_head", config.n_embd, config.vocab_size, LinearOptions{.bias = false});
 
-  // idx i64 (B, T), T <= config.max_length() -> logits (B, T, V). positions i64 (B, T), below T: several sequences in a row,
-  // each with positions from 0, do not see each other (first_keys() in attention.h); undefined: each row is one.
+  // idx i64 (B, T), T <= config.max_length() -> logits (B, T, V). positions i64 (B, T), below T: several sequences in a
+  // row, each with positions from 0, do not see each other (first_keys() in attention.h); undefined: each row is one.
   Tensor forward(const Tensor& idx, const Tensor& positions = {});
   // Mean cross-entropy in nats of targets i64 (B, T), where -100 is ignored.
   Tensor loss(const Tensor& idx, const Tensor& targets, std::source_location where = std::source_location::current());

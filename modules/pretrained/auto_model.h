@@ -14,6 +14,10 @@
 // not supported, StateDictError the tensors that are missing, unexpected or of another shape. Both come before the
 // weights are read. FileError: a file is missing, truncated or malformed. Nothing in a folder is run or trusted.
 //
+// A folder that also holds PEFT's adapter_config.json gives the model with that adapter, named "default", as in
+// transformers: the base is frozen, and so is the adapter unless PretrainedOptions::train_adapter. merge_and_unload()
+// (lora.h) makes one model of both, which save_pretrained() takes.
+//
 // Memory: the module is built without any, then each tensor is read into its place. A tensor that is transposed or
 // converted passes through a buffer of 4 MB. A file that is truncated meanwhile is a FileError; with
 // PretrainedOptions::map, which shares pages instead of reading them, it is SIGBUS.
@@ -63,6 +67,8 @@ struct PretrainedOptions {
   // Which loss a classifier has; nullopt: what config.json says, or if it says nothing, what the targets are
   // (classification_loss.h). config.json of a saved model gets it.
   std::optional<ProblemType> problem_type = std::nullopt;
+  // The folder's own adapter is to be trained on.
+  bool train_adapter = false;
   // Tensors whose names begin with one of these start fresh, N(0, 0.02), if the file has them not, or in another shape:
   // {"classifier."} for a new head.
   std::vector<std::string> fresh = {};

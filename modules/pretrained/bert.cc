@@ -36,8 +36,8 @@ std::unique_ptr<ModuleBase> make_bert(ConfigFields& config, Task task, const Pre
   c.n_class = read_labels(config, options);
   c.problem_type = read_problem_type(config, c.n_class, options);
   // Heads of tasks that are not here.
-  config.harmless({"tie_word_embeddings", "pooler_fc_size", "pooler_num_attention_heads",
-                   "pooler_num_fc_layers", "pooler_size_per_head", "pooler_type", "directionality"});
+  config.harmless({"tie_word_embeddings", "pooler_fc_size", "pooler_num_attention_heads", "pooler_num_fc_layers",
+                   "pooler_size_per_head", "pooler_type", "directionality"});
   check_config(config, options);
   const SkipInit skip(SkipInit::Memory::kNone);
   switch (task) {

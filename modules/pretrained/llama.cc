@@ -133,7 +133,8 @@ std::string why_unpublished(const LlamaConfig& c, const std::string& family) {
 std::vector<ConfigField> rope_fields(const RopeScaling& s) {
   using Kind = RopeScaling::Kind;
   const auto scaling = [&](const char* kind, const std::string& more) -> std::vector<ConfigField> {
-    return {{"rope_scaling", absl::StrCat("{\"rope_type\": \"", kind, "\", \"factor\": ", json_text(s.factor), more, "}")}};
+    return {
+        {"rope_scaling", absl::StrCat("{\"rope_type\": \"", kind, "\", \"factor\": ", json_text(s.factor), more, "}")}};
   };
   const std::string original = absl::StrCat(", \"original_max_position_embeddings\": ", s.original_positions);
   switch (s.kind) {
@@ -141,9 +142,8 @@ std::vector<ConfigField> rope_fields(const RopeScaling& s) {
     case Kind::kLinear: return scaling("linear", "");
     case Kind::kDynamic: return scaling("dynamic", "");
     case Kind::kLlama3:
-      return scaling("llama3",
-                     absl::StrCat(", \"low_freq_factor\": ", json_text(s.low_freq_factor),
-                                  ", \"high_freq_factor\": ", json_text(s.high_freq_factor), original));
+      return scaling("llama3", absl::StrCat(", \"low_freq_factor\": ", json_text(s.low_freq_factor),
+                                            ", \"high_freq_factor\": ", json_text(s.high_freq_factor), original));
     case Kind::kYarn:
       return scaling(
           "yarn", absl::StrCat(", \"beta_fast\": ", json_text(s.beta_fast), ", \"beta_slow\": ", json_text(s.beta_slow),
@@ -237,7 +237,13 @@ bool describe_llama(ModuleBase& module, Published& out) {
   auto* model = dynamic_cast<Llama*>(&module);
   auto* body = dynamic_cast<Llama::Body*>(&module);
   if (model == nullptr && body == nullptr) return false;
-  const LlamaConfig& c = model != nullptr ? model->config : body->config;
+  LlamaConfig c = model != nullptr ? model->config : body->config;
+  // merge_and_unload() leaves a head of its own where an adapter has trained one of the two.
+  if (model != nullptr && c.tie_word_embeddings &&
+      model->lm_head.weight.impl() != model->model.embed_tokens.weight.impl()) {
+    c.tie_word_embeddings = false;
+    out.corrections = {{"tie_word_embeddings", "false"}};
+  }
   if (out.model_type.empty()) out.model_type = family_of(c);
   out.why_unpublished = why_unpublished(c, out.model_type);
   out.architecture = class_prefix(out.model_type) + (model != nullptr ? "ForCausalLM" : "Model");

@@ -35,6 +35,8 @@ struct Published {
   std::map<std::string, std::string> aliases;
   // Ends of the names of tensors that files may hold and that the model computes itself.
   std::vector<std::string> computed;
+  // Fields that an original config.json must change, because the tree has changed: a head that is tied no more.
+  std::vector<ConfigField> corrections;
   std::vector<ConfigField> config;  // of a config.json, without model_type, architectures and dtype
   std::string why_unpublished;      // what `config` cannot say about the model; "" if it says everything
 };

@@ -128,7 +128,8 @@ class Loader {
     return nullptr;
   }
   static std::string in_first_files(const std::string& name) {
-    for (const auto& [now, then] : {std::pair("LayerNorm.weight", "LayerNorm.gamma"), {"LayerNorm.bias", "LayerNorm.beta"}})
+    for (const auto& [now, then] :
+         {std::pair("LayerNorm.weight", "LayerNorm.gamma"), {"LayerNorm.bias", "LayerNorm.beta"}})
       if (name.ends_with(now)) return name.substr(0, name.size() - std::string_view(now).size()) + then;
     return name;
   }

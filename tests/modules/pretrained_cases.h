@@ -15,10 +15,25 @@
 namespace rondo::nn {
 
 inline const std::vector<std::string>& pretrained_cases() {
-  static const std::vector<std::string> cases = {
-      "gpt2",    "gpt2_gelu",     "llama2",     "llama3", "llama_bias",       "qwen2",         "qwen3",
-      "mistral", "bert_sequence", "bert_token", "minilm", "roberta_sequence", "roberta_token", "vit",
-      "llama_dynamic", "qwen2_yarn", "bert_regression_sequence", "roberta_multilabel_sequence", "vit_regression"};
+  static const std::vector<std::string> cases = {"gpt2",
+                                                 "gpt2_gelu",
+                                                 "llama2",
+                                                 "llama3",
+                                                 "llama_bias",
+                                                 "qwen2",
+                                                 "qwen3",
+                                                 "mistral",
+                                                 "bert_sequence",
+                                                 "bert_token",
+                                                 "minilm",
+                                                 "roberta_sequence",
+                                                 "roberta_token",
+                                                 "vit",
+                                                 "llama_dynamic",
+                                                 "qwen2_yarn",
+                                                 "bert_regression_sequence",
+                                                 "roberta_multilabel_sequence",
+                                                 "vit_regression"};
   return cases;
 }
 inline std::string recorded_folder(const std::string& name) {
