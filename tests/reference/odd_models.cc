@@ -23,8 +23,8 @@
 #include "rondo/optim/adam.h"
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/io/safetensors.h"
-#include "rondo/runtime/random.h"
 #include "rondo/runtime/ops/ops.h"
+#include "rondo/runtime/random.h"
 
 namespace rondo {
 namespace {
@@ -65,7 +65,8 @@ Model load(const std::string& folder, const std::string& task, const io::TensorM
 }
 
 std::vector<double> ten_losses(const Model& m) {
-  optim::AdamW optimizer((*m.model)->parameters(), {.lr = 1e-3, .betas = {0.9, 0.95}, .eps = 1e-8, .weight_decay = 0.1});
+  optim::AdamW optimizer((*m.model)->parameters(),
+                         {.lr = 1e-3, .betas = {0.9, 0.95}, .eps = 1e-8, .weight_decay = 0.1});
   std::vector<double> losses;
   for (int step = 0; step < 10; ++step) {
     const Tensor loss = m.loss();
@@ -110,20 +111,22 @@ class Case {
 
   void run() {
     stage("logits", [&] { values_["logits"] = logits(fresh()); });
-    if (task_ != "base") stage("losses", [&] {
-      const std::vector<double> losses = ten_losses(fresh());
-      values_["losses"] = Tensor::from(losses, {10});
-    });
+    if (task_ != "base")
+      stage("losses", [&] {
+        const std::vector<double> losses = ten_losses(fresh());
+        values_["losses"] = Tensor::from(losses, {10});
+      });
     stage("saved", [&] { fresh().model->save_pretrained(out_ + "/saved"); });
     if (task_ == "causal") stage("generated", [&] { generate(); });
-    if (fs::exists(folder_ + "/peft")) stage("peft", [&] {
-      const Model m = fresh();
-      nn::load_adapter(**m.model, folder_ + "/peft");
-      (*m.model)->eval();
-      values_["peft"] = logits(m);
-      nn::save_adapter(**m.model, out_ + "/peft");
-      if (m.loss) values_["peft_losses"] = Tensor::from(ten_losses(m), {10});
-    });
+    if (fs::exists(folder_ + "/peft"))
+      stage("peft", [&] {
+        const Model m = fresh();
+        nn::load_adapter(**m.model, folder_ + "/peft");
+        (*m.model)->eval();
+        values_["peft"] = logits(m);
+        nn::save_adapter(**m.model, out_ + "/peft");
+        if (m.loss) values_["peft_losses"] = Tensor::from(ten_losses(m), {10});
+      });
     if (fs::exists(folder_ + "/lora")) {
       stage("lora", [&] { own_adapter(out_ + "/adapter", "lora", /*merge=*/false); });
       stage("merged", [&] { own_adapter(out_ + "/merged", "merged", /*merge=*/true); });

@@ -418,6 +418,37 @@ TEST(ReadLabelled, ColumnsAndJson) {
   EXPECT_EQ(evaluation.label_names(), columns.label_names());
 }
 
+TEST(ReadLabelled, NumbersAndSeveralClasses) {
+  TempFolder folder;
+  const auto tokenizer = recorded("bert_uncased");
+  const auto row = [](const ExampleSet& set, int64_t index) {
+    std::vector<float> y(static_cast<size_t>(set.label_width()));
+    set.copy_label(index, y.data());
+    return y;
+  };
+  const ReadOptions numbers = {.label_kind = LabelKind::kNumbers}, classes = {.label_kind = LabelKind::kClasses};
+  const ExampleSet columns = read_labelled(write(folder, "n.tsv", "1.5,-2\tthe word\n0,1e3\tword\n"), tokenizer,
+                                           numbers);
+  EXPECT_EQ(row(columns, 0), (std::vector<float>{1.5f, -2}));
+  EXPECT_EQ(columns.example(1).numbers, (std::vector<float>{0, 1000}));
+  const ExampleSet json = read_labelled(write(folder, "n.jsonl", "{\"text\": \"word\", \"label\": 0.25}\n"), tokenizer,
+                                        numbers);
+  EXPECT_EQ(row(json, 0), (std::vector<float>{0.25f}));
+  const ExampleSet several = read_labelled(write(folder, "c.tsv", "b,a\tthe word\n\tword\nc\tword\n"), tokenizer,
+                                           classes);
+  EXPECT_EQ(several.label_names(), (std::vector<std::string>{"a", "b", "c"}));
+  EXPECT_EQ(row(several, 0), (std::vector<float>{1, 1, 0}));
+  EXPECT_EQ(row(several, 1), (std::vector<float>{0, 0, 0}));
+  const ExampleSet lists = read_labelled(
+      write(folder, "c.jsonl", "{\"text\": \"word\", \"label\": [\"c\"]}\n{\"text\": \"word\", \"label\": \"a\"}\n"),
+      tokenizer, {.label_kind = LabelKind::kClasses, .label_names = several.label_names()});
+  EXPECT_EQ(row(lists, 0), (std::vector<float>{0, 0, 1}));
+  EXPECT_NE(lists.fingerprint(), several.fingerprint());
+  for (const char* bad :
+       {"1,2\tword\n3\tword\n", "x\tword\n", "nan\tword\n", "1,,2\tword\n", "\tword\n", "1e99\tword\n"})
+    EXPECT_THROW(read_labelled(write(folder, "bad.tsv", bad), tokenizer, numbers), DataError) << bad;
+}
+
 TEST(ReadLabelled, LongTextsKeepTheirLastSpecialToken) {
   TempFolder folder;
   const auto tokenizer = recorded("bert_uncased");
