@@ -251,14 +251,14 @@ LoraReport load_adapter(ModuleBase& model, const std::string& folder, const Load
     check_new_adapter("load_adapter", model, given);
     std::vector<std::string> missing;
     const LoraMatch match = match_file(model, given, file, names, missing);
-    if (match.targets.empty() && missing.empty())
-      throw FileError(config_path, absl::StrCat("target_modules match no module of ", model.type_name()));
     const SkipInit skip;
     made = make_adapter(match, given, options.trainable);
     targets = names.tensors(tensors_of(made));
     for (std::string& name : missing) targets.push_back({std::move(name), Tensor::empty({0})});
   }
   load_tensors(targets, file, /*strict=*/true, what);
+  if (!exists && made.targets.empty())
+    throw FileError(config_path, absl::StrCat("target_modules match no module of ", model.type_name()));
   if (!exists) return install_adapter(model, std::move(made));
   activate(parts, options.adapter);
   LoraReport loaded;

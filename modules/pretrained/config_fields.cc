@@ -150,6 +150,13 @@ double ConfigFields::positive(std::string_view name, double otherwise) {
   return value && *value > 0 ? *value : otherwise;
 }
 
+double ConfigFields::not_negative(std::string_view name, double otherwise) {
+  constexpr std::string_view kWanted = "a number, 0 or above";
+  const std::optional<double> value = number(name, kWanted);
+  if (value && *value < 0) invalid(name, kWanted);
+  return value && *value >= 0 ? *value : otherwise;
+}
+
 double ConfigFields::required_positive(std::string_view name) {
   if (!has(name)) problems_->missing.push_back(prefix_ + std::string(name));
   return positive(name, 1);

@@ -61,7 +61,9 @@ class ConfigFields {
   int64_t side(std::string_view name, int64_t otherwise);
   // A finite number above 0.
   double positive(std::string_view name, double otherwise);
-  // The same; without it the field is noted as missing.
+  // A finite number, 0 or above.
+  double not_negative(std::string_view name, double otherwise);
+  // As positive(); without it the field is noted as missing.
   double required_positive(std::string_view name);
   // A number from 0 to 1.
   double probability(std::string_view name, double otherwise);

@@ -17,7 +17,7 @@ void read_yarn(ConfigFields& rope, RopeScaling& scaling) {
   scaling.beta_fast = rope.positive("beta_fast", 32);
   scaling.beta_slow = rope.positive("beta_slow", 1);
   scaling.truncate = rope.flag("truncate", true);
-  const double mscale = rope.positive("mscale", 0), all = rope.positive("mscale_all_dim", 0);
+  const double mscale = rope.not_negative("mscale", 0), all = rope.not_negative("mscale_all_dim", 0);
   const auto grown = [&](double by) { return scaling.factor > 1 ? 0.1 * by * std::log(scaling.factor) + 1 : 1; };
   if (rope.has("attention_factor")) scaling.attention_factor = rope.positive("attention_factor", 1);
   else if (mscale > 0 && all > 0) scaling.attention_factor = grown(mscale) / grown(all);
@@ -64,6 +64,10 @@ RopeScaling read_scaling(ConfigFields& rope, ConfigFields& outer, LlamaConfig& c
       rope.invalid("high_freq_factor", "a number above low_freq_factor");
   }
   if (scaling.kind == Kind::kYarn) read_yarn(rope, scaling);
+  // The reference ignores those of other kinds.
+  rope.harmless({"attention_factor", "beta_fast", "beta_slow", "factor", "high_freq_factor", "low_freq_factor", "mscale",
+                 "mscale_all_dim", "original_max_position_embeddings", "truncate"});
+  outer.harmless({"original_max_position_embeddings"});
   if (scaling.kind == Kind::kYarn && c.rope_base == 1) outer.invalid("rope_theta", "another number than 1, for yarn");
   if (scaling.kind == Kind::kDynamic && c.rotary_dim() <= 2)
     outer.invalid("head_dim", "a size above 2, for dynamic rope_scaling");

@@ -119,7 +119,8 @@ class PreTrainedTokenizer : public io::Tokenizer {
   std::vector<Encoding> encode_batch(std::span<const std::string_view> texts, const EncodeOptions& options = {}) const;
   std::vector<Encoding> encode_batch(std::span<const TextPair> pairs, const EncodeOptions& options = {}) const;
 
-  // Ids that name no token are left out, as a model whose vocabulary is padded makes them. Throws Error on a negative id.
+  // Ids that name no token are left out, as a model whose vocabulary is padded makes them. Throws Error on a negative
+  // id.
   std::string decode(std::span<const int32_t> ids) const override;
   std::string decode(std::span<const int32_t> ids, const DecodeOptions& options) const;
   // Of generated tokens (modules/generation.h).

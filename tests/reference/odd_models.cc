@@ -37,26 +37,26 @@ struct Model {
 };
 
 Model load(const std::string& folder, const std::string& task, const io::TensorMap& inputs) {
-  const nn::PretrainedOptions options = {.train_adapter = true, .ignore = {"lm_head.", "cls.", "score."}};
+  const nn::PretrainedOptions train = {.train_adapter = true};
   const auto in = [inputs](const char* name) {
     const auto at = inputs.find(name);
     return at == inputs.end() ? Tensor() : at->second;
   };
   if (task == "causal") {
-    const auto m = std::make_shared<nn::AutoModelForCausalLM>(nn::AutoModelForCausalLM::from_pretrained(folder));
+    const auto m = std::make_shared<nn::AutoModelForCausalLM>(nn::AutoModelForCausalLM::from_pretrained(folder, train));
     return {m, [=] { return (*m)(in("ids")); }, [=] { return m->loss(in("ids"), in("targets")); }};
   }
   if (task == "base") {
-    const auto m = std::make_shared<nn::AutoModel>(nn::AutoModel::from_pretrained(folder, options));
-    return {m, [=] { return in("mask").defined() ? (*m)(in("ids"), in("mask")) : (*m)(in("ids")); }, nullptr};
+    const auto m = std::make_shared<nn::AutoModel>(nn::AutoModel::from_pretrained(folder, train));
+    return {m, [=] { return (*m)(in("ids"), in("mask"), in("segments")); }, nullptr};
   }
   if (task == "image") {
     const auto m = std::make_shared<nn::AutoModelForImageClassification>(
-        nn::AutoModelForImageClassification::from_pretrained(folder));
+        nn::AutoModelForImageClassification::from_pretrained(folder, train));
     return {m, [=] { return (*m)(in("images")); }, [=] { return m->loss(in("images"), in("targets")); }};
   }
   const auto classifier = [&]<class M>() -> Model {
-    const auto m = std::make_shared<M>(M::from_pretrained(folder));
+    const auto m = std::make_shared<M>(M::from_pretrained(folder, train));
     return {m, [=] { return (*m)(in("ids"), in("mask"), in("segments")); },
             [=] { return m->loss(in("ids"), in("mask"), in("segments"), in("targets")); }};
   };
