@@ -5,6 +5,9 @@
 //   classify --model_name_or_path=sorter --do_predict --test_file=texts.txt        # label, probability, text
 //   classify --help                                                               # Hugging Face's names
 //
+// --problem_type=regression learns numbers instead, and multi_label_classification any number of classes for each text;
+// labels then have commas between them. A model that was trained so says it in its config.json.
+//
 // Training files have a line "label<TAB>text" for each text, or if they end in .jsonl {"text": "...", "label": ...}.
 // --test_file has a text on each line. --output_dir gets checkpoints, metrics.jsonl, and at the end what transformers
 // loads: the model, the names of the classes in its config.json, and the tokenizer.
@@ -21,6 +24,8 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "rondo/compile/compile.h"
 #include "rondo/examples/flags.h"
@@ -45,7 +50,7 @@ namespace {
 
 struct ClassifyOptions {
   std::string model_name_or_path, train_file, validation_file, test_file, output_dir = "classifier";
-  std::string resume_from_checkpoint;
+  std::string problem_type, resume_from_checkpoint;
   bool do_predict = false, bf16 = false, compile = true, load_best_model_at_end = false, overwrite_output_dir = false;
   int64_t max_seq_length = 128, per_device_train_batch_size = 16, per_device_eval_batch_size = 32;
   int64_t logging_steps = 50, save_steps = 0, save_total_limit = 2, seed = 42;
@@ -58,6 +63,8 @@ Flags flags_of(ClassifyOptions& o) {
   flags.add("model_name_or_path", &o.model_name_or_path, "folder with config.json, model.safetensors, tokenizer");
   flags.add("train_file", &o.train_file, "label<TAB>text lines, or .jsonl with text and label");
   flags.add("validation_file", &o.validation_file, "the same; accuracy after each epoch");
+  flags.add("problem_type", &o.problem_type,
+            "regression, single_label_classification, multi_label_classification; default: what the model says");
   flags.add("do_predict", &o.do_predict, "print label, probability and text for each line of --test_file");
   flags.add("test_file", &o.test_file, "a text on each line");
   flags.add("output_dir", &o.output_dir, "checkpoints, metrics.jsonl, and at the end the model");
@@ -92,16 +99,23 @@ optim::Optimizer::Schedule linear_schedule(double lr, int64_t warmup, int64_t st
   };
 }
 
-// "bert"; empty if config.json does not say, which is from_pretrained()'s error.
-std::string model_type_of(const std::string& folder) {
+// A string of config.json, such as its model_type; empty if it has none: that is from_pretrained()'s business.
+std::string config_word(const std::string& folder, std::string_view field) {
   const std::string path = folder + "/config.json", text = io::read_text(path, 16 << 20);
-  std::string type;
+  std::string word;
   io::JsonReader json(path, text);
   json.object([&](std::string& key) {
-    if (key == "model_type" && json.peek() == '"') type = json.string();
+    if (key == field && json.peek() == '"') word = json.string();
     else json.skip();
   });
-  return type;
+  return word;
+}
+
+std::optional<nn::ProblemType> problem_named(const std::string& name) {
+  for (const auto problem : {nn::ProblemType::kRegression, nn::ProblemType::kSingleLabel, nn::ProblemType::kMultiLabel})
+    if (name == nn::name_of(problem)) return problem;
+  if (!name.empty()) throw Error("--problem_type is " + name + "; --help lists the three that there are");
+  return std::nullopt;
 }
 
 class Classifier : optim::Callback {
@@ -111,10 +125,15 @@ class Classifier : optim::Callback {
 
   // False: cancelled.
   bool train() {
+    problem_ = problem_named(!o_.problem_type.empty() ? o_.problem_type
+                                                      : config_word(o_.model_name_or_path, "problem_type"))
+                   .value_or(nn::ProblemType::kSingleLabel);
     const auto train = read(o_.train_file, {});
-    load(train->label_names());
-    std::printf("%lld texts of %zu classes, the longest has %lld tokens\n", as_long(train->size()),
-                train->label_names().size(), as_long(train->report().longest));
+    const bool numbers = problem_ == nn::ProblemType::kRegression;
+    load(train->label_names(), numbers ? std::optional(train->label_width()) : std::nullopt);
+    std::printf("%lld texts of %lld %s, the longest has %lld tokens\n", as_long(train->size()),
+                as_long(numbers ? train->label_width() : static_cast<int64_t>(train->label_names().size())),
+                numbers ? "numbers" : "classes", as_long(train->report().longest));
     data::ExampleBatches batches(train,
                                  {.batch_size = o_.per_device_train_batch_size, .seed = seed(), .pad_id = pad_id_});
     if (!o_.validation_file.empty())
@@ -152,7 +171,7 @@ class Classifier : optim::Callback {
       std::printf("stopped after step %lld; --resume_from_checkpoint=true goes on\n", as_long(result.last.step));
       return false;
     }
-    if (o_.load_best_model_at_end && validation_) std::printf("accuracy of the best epoch %.4f\n", accuracy());
+    if (o_.load_best_model_at_end && validation_) std::printf("%s of the best epoch %.4f\n", measure(), measured());
     model_->save_pretrained(o_.output_dir);
     text::AutoTokenizer::copy_files(o_.model_name_or_path, o_.output_dir);
     std::printf("The model is in %s\n", o_.output_dir.c_str());
@@ -161,7 +180,6 @@ class Classifier : optim::Callback {
 
   void predict() {
     if (!model_) load({});
-    const std::vector<std::string>& names = model_->label_names();
     const auto file = io::MappedFile::open(o_.test_file);
     std::vector<std::string_view> lines;
     for (const absl::string_view line :
@@ -171,16 +189,15 @@ class Classifier : optim::Callback {
     const NoGrad off;
     for (size_t at = 0; at < lines.size(); at += batch_rows()) {
       const auto batch = std::span(lines).subspan(at, std::min(batch_rows(), lines.size() - at));
-      const Tensor probabilities = ops::softmax(logits_of(batch), -1);
-      const std::vector<float> p = probabilities.to_vector<float>();
-      const size_t classes = p.size() / batch.size();
-      for (size_t row = 0; row < batch.size(); ++row) {
-        const auto first = p.begin() + static_cast<int64_t>(row * classes);
-        const auto best = std::max_element(first, first + static_cast<int64_t>(classes));
-        const auto label = static_cast<size_t>(best - first);
-        std::printf("%s\t%.4f\t%.*s\n", label < names.size() ? names[label].c_str() : std::to_string(label).c_str(),
-                    *best, static_cast<int>(batch[row].size()), batch[row].data());
-      }
+      const Tensor logits = logits_of(batch);
+      const Tensor shown = problem_ == nn::ProblemType::kRegression   ? logits
+                           : problem_ == nn::ProblemType::kMultiLabel ? ops::sigmoid(logits)
+                                                                      : ops::softmax(logits, -1);
+      const std::vector<float> p = shown.to_vector<float>();
+      const size_t n = p.size() / batch.size();
+      for (size_t row = 0; row < batch.size(); ++row)
+        std::printf("%s\t%.*s\n", prediction(std::span(p).subspan(row * n, n)).c_str(),
+                    static_cast<int>(batch[row].size()), batch[row].data());
     }
   }
 
@@ -190,22 +207,53 @@ class Classifier : optim::Callback {
   size_t batch_rows() const { return static_cast<size_t>(o_.per_device_eval_batch_size); }
   std::optional<DType> lower() const { return o_.bf16 ? std::optional(kBF16) : std::nullopt; }
 
-  std::shared_ptr<const data::ExampleSet> read(const std::string& path, const std::vector<std::string>& names) const {
-    return std::make_shared<const data::ExampleSet>(
-        data::read_labelled(path, tokenizer_, {.max_length = o_.max_seq_length, .label_names = names}));
+  std::string name_of_class(size_t number) const {
+    const std::vector<std::string>& names = model_->label_names();
+    return number < names.size() ? names[number] : std::to_string(number);
+  }
+  // A text's columns: the most likely class and its probability; the classes of at least 1/2 and the probabilities of
+  // all; or the numbers.
+  std::string prediction(std::span<const float> values) const {
+    std::vector<std::string> chosen, all;
+    for (size_t i = 0; i < values.size(); ++i) {
+      all.push_back(absl::StrFormat("%.4f", values[i]));
+      if (problem_ == nn::ProblemType::kMultiLabel && values[i] >= 0.5f) chosen.push_back(name_of_class(i));
+    }
+    if (problem_ == nn::ProblemType::kRegression) return absl::StrJoin(all, ",");
+    if (problem_ == nn::ProblemType::kMultiLabel)
+      return absl::StrCat(absl::StrJoin(chosen, ","), "\t", absl::StrJoin(all, ","));
+    const auto best = static_cast<size_t>(std::max_element(values.begin(), values.end()) - values.begin());
+    return absl::StrCat(name_of_class(best), "\t", all[best]);
   }
 
-  // With a new head if the file has none for these classes; no names: the file's head.
-  void load(const std::vector<std::string>& label_names) {
+  std::shared_ptr<const data::ExampleSet> read(const std::string& path, const std::vector<std::string>& names) const {
+    return std::make_shared<const data::ExampleSet>(data::read_labelled(
+        path, tokenizer_, {.max_length = o_.max_seq_length, .label_kind = kind_of_labels(), .label_names = names}));
+  }
+
+  data::LabelKind kind_of_labels() const {
+    return problem_ == nn::ProblemType::kRegression   ? data::LabelKind::kNumbers
+           : problem_ == nn::ProblemType::kMultiLabel ? data::LabelKind::kClasses
+                                                      : data::LabelKind::kClass;
+  }
+
+  // With a new head if the file has none for these classes or numbers; neither: the file's head.
+  void load(const std::vector<std::string>& label_names, std::optional<int64_t> numbers = std::nullopt) {
+    const bool trains = !label_names.empty() || numbers;
     // Heads of the model's first training; RoBERTa's classifier has no use for its pooler.
-    nn::PretrainedOptions options{.label_names = label_names, .seed = seed(), .ignore = {"cls.", "lm_head."}};
-    if (model_type_of(o_.model_name_or_path) == "roberta")
+    nn::PretrainedOptions options{.num_labels = numbers,
+                                  .label_names = label_names,
+                                  .problem_type = trains ? std::optional(problem_) : std::nullopt,
+                                  .seed = seed(),
+                                  .ignore = {"cls.", "lm_head."}};
+    if (config_word(o_.model_name_or_path, "model_type") == "roberta")
       options.ignore.insert(options.ignore.end(), {"pooler.", "roberta.pooler."});
-    if (!label_names.empty()) options.fresh = {"classifier.", "bert.pooler."};
+    if (trains) options.fresh = {"classifier.", "bert.pooler."};
     model_.emplace(nn::AutoModelForSequenceClassification::from_pretrained(o_.model_name_or_path, options));
     const nn::BertConfig& config = model_->as<nn::RobertaForSequenceClassification>() != nullptr
                                        ? model_->as<nn::RobertaForSequenceClassification>()->config
                                        : model_->as<nn::BertForSequenceClassification>()->config;
+    problem_ = nn::problem_of(config.problem_type, config.n_class, kI64);
     if (tokenizer_.vocab_size() > config.vocab_size)
       throw Error(absl::StrCat("the tokenizer in ", o_.model_name_or_path, " is not this model's: it has ",
                                tokenizer_.vocab_size(), " tokens, and the model ", config.vocab_size));
@@ -229,20 +277,28 @@ class Classifier : optim::Callback {
     return groups;
   }
 
-  // The share of validation texts that are sorted right.
-  double accuracy() {
+  const char* measure() const { return problem_ == nn::ProblemType::kRegression ? "mean squared error" : "accuracy"; }
+  // Of the validation texts: the share that is sorted right, the share of their labels that are, or the mean squared
+  // error.
+  double measured() {
     const NoGrad off;
     const amp::Autocast autocast(lower());
     (*model_)->eval();
-    int64_t right = 0;
+    double sum = 0, of = 0;
     validation_->seek({});
     while (auto batch = validation_->next()) {
       for (Tensor& tensor : *batch) tensor = tensor.to(o_.device);
-      const Tensor best = ops::argmax((*model_)((*batch)[0], (*batch)[1], (*batch)[2]), -1);
-      right += ops::sum(ops::equal(best, (*batch)[3]).to(kI64)).to_vector<int64_t>()[0];
+      const Tensor logits = (*model_)((*batch)[0], (*batch)[1], (*batch)[2]), &labels = (*batch)[3];
+      Tensor each;
+      if (problem_ == nn::ProblemType::kRegression) each = ops::square(logits.to(kF32) - labels);
+      else if (problem_ == nn::ProblemType::kMultiLabel)
+        each = ops::equal(ops::greater(logits, 0.0).to(kF32), labels).to(kF32);
+      else each = ops::equal(ops::argmax(logits, -1), labels).to(kF32);
+      sum += ops::sum(each).item();
+      of += static_cast<double>(each.numel());
     }
     (*model_)->train();
-    return static_cast<double>(right) / static_cast<double>(validation_->examples().size());
+    return sum / of;
   }
 
   Tensor logits_of(std::span<const std::string_view> texts) {
@@ -265,7 +321,7 @@ class Classifier : optim::Callback {
                 now.epoch, now.loss, now.lr);
   }
   void on_evaluate(const optim::Progress& now) override {
-    std::printf("epoch %.2f  validation loss %.4f  accuracy %.4f\n", now.epoch, *now.eval_loss, accuracy());
+    std::printf("epoch %.2f  validation loss %.4f  %s %.4f\n", now.epoch, *now.eval_loss, measure(), measured());
     std::fflush(stdout);
   }
 
@@ -274,6 +330,7 @@ class Classifier : optim::Callback {
   std::optional<nn::AutoModelForSequenceClassification> model_;
   std::optional<data::ExampleBatches> validation_;
   int32_t pad_id_ = 0;
+  nn::ProblemType problem_ = nn::ProblemType::kSingleLabel;
 };
 
 }  // namespace

@@ -114,7 +114,7 @@ Tensor Bert::forward(const Tensor& idx, const Tensor& mask, const Tensor& segmen
 
 Tensor Bert::loss(const Tensor& idx, const Tensor& mask, const Tensor& segments, const Tensor& targets,
                   std::source_location where) {
-  return ops::cross_entropy({(*this)({idx, where}, mask, segments), where}, targets);
+  return classification_loss({(*this)({idx, where}, mask, segments), where}, targets, config.problem_type);
 }
 
 }  // namespace rondo::nn

@@ -7,6 +7,7 @@
 // The published models with their own names, RoBERTa among them, are in bert_tasks.h.
 #pragma once
 
+#include "rondo/modules/classification_loss.h"
 #include "rondo/modules/layers.h"
 
 #pragma GCC visibility push(default)
@@ -22,7 +23,8 @@ struct BertConfig {
   int64_t n_embd = 768;
   int64_t n_hidden = 3072;
   int64_t n_class = 2;
-  double dropout = 0;  // of the embeddings and of what each half of a layer adds
+  std::optional<ProblemType> problem_type = std::nullopt;  // of a classifier of sequences: which loss it has
+  double dropout = 0;                                      // of the embeddings and of what each half of a layer adds
   double norm_eps = 1e-12;
   std::optional<int64_t> padding_idx = 0;  // the word embedding of this token gets no gradient, as in published models
   double attention_dropout = 0;            // of the attention weights
@@ -115,7 +117,7 @@ struct Bert : Module<Bert> {
   Tensor forward(const Tensor& idx, const Tensor& mask = {}, const Tensor& segments = {});
   // Every position's features: (B, T, C).
   Tensor features(const Tensor& idx, const Tensor& mask = {}, const Tensor& segments = {});
-  // Mean cross-entropy in nats of targets i64 (B).
+  // The mean loss of the targets: classification_loss.h, by config.problem_type.
   Tensor loss(const Tensor& idx, const Tensor& mask, const Tensor& segments, const Tensor& targets,
               std::source_location where = std::source_location::current());
 };

@@ -53,7 +53,7 @@ Tensor BertForSequenceClassification::forward(const Tensor& idx, const Tensor& m
 }
 Tensor BertForSequenceClassification::loss(const Tensor& idx, const Tensor& mask, const Tensor& segments,
                                            const Tensor& targets, std::source_location where) {
-  return ops::cross_entropy({(*this)({idx, where}, mask, segments), where}, targets);
+  return classification_loss({(*this)({idx, where}, mask, segments), where}, targets, config.problem_type);
 }
 
 RobertaClassificationHead::RobertaClassificationHead(const BertConfig& config, double dropout)
@@ -74,7 +74,7 @@ Tensor RobertaForSequenceClassification::forward(const Tensor& idx, const Tensor
 }
 Tensor RobertaForSequenceClassification::loss(const Tensor& idx, const Tensor& mask, const Tensor& segments,
                                               const Tensor& targets, std::source_location where) {
-  return ops::cross_entropy({(*this)({idx, where}, mask, segments), where}, targets);
+  return classification_loss({(*this)({idx, where}, mask, segments), where}, targets, config.problem_type);
 }
 
 BertForTokenClassification::BertForTokenClassification(BertConfig config, BertTaskOptions options, const SkipInit&)

@@ -45,7 +45,7 @@ struct BertForSequenceClassification : Module<BertForSequenceClassification> {
   Dropout dropout = child("dropout", options.classifier_dropout.value_or(config.dropout));
   Linear classifier = child("classifier", config.n_embd, config.n_class);
   Tensor forward(const Tensor& idx, const Tensor& mask = {}, const Tensor& segments = {});
-  // Mean cross-entropy in nats of targets i64 (B).
+  // The mean loss of the targets: classification_loss.h, by config.problem_type.
   Tensor loss(const Tensor& idx, const Tensor& mask, const Tensor& segments, const Tensor& targets,
               std::source_location where = std::source_location::current());
 };

@@ -127,6 +127,12 @@ Tensor KVCache::Pass::positions() const {
   return Tensor::from(at, {cache_.options_.batch, T_}, cache_.options_.device);
 }
 
+std::vector<int64_t> KVCache::Pass::lengths_after() const {
+  std::vector<int64_t> ends;
+  for (size_t row = 0; row < starts_.size(); ++row) ends.push_back(key_end(row));
+  return ends;
+}
+
 void KVCache::Pass::finish() {
   for (size_t row = 0; row < starts_.size(); ++row) cache_.lengths_[row] = starts_[row] + counts_[row];
 }

@@ -111,6 +111,9 @@ class KVCache::Pass {
   Pass& operator=(const Pass&) = delete;
 
   int64_t max_length() const { return cache_.options_.max_length; }
+  // Tokens of each row before this pass, and with its real new tokens.
+  std::span<const int64_t> lengths_before() const { return starts_; }
+  std::vector<int64_t> lengths_after() const;
   // i64 (B, T): where each new token stands in its row. Padding stays below max_length.
   Tensor positions() const;
   // Stores k and v of one layer (B, H_kv, T, D) and returns what q (B, H, T, D) attends to, as

@@ -1,9 +1,7 @@
 #include "rondo/modules/llama.h"
 
 #include <algorithm>
-#include <cmath>
 #include <limits>
-#include <numbers>
 
 #include "absl/strings/str_cat.h"
 #include "rondo/modules/init.h"
@@ -83,31 +81,10 @@ Tensor GroupedQueryAttention::forward(const Tensor& x, const ops::RotaryTables& 
   return o_proj(attend().transpose(1, 2).reshape({B, T, n_head * D}));
 }
 
-ops::RotaryTables rotary_tables(const LlamaConfig& config, int64_t T, int64_t start, TensorOptions options) {
-  const int64_t D = config.rotary_dim();
-  const RopeScaling& scaling = config.rope_scaling;
-  if (scaling.kind == RopeScaling::Kind::kNone) return ops::rotary_tables(T, D, config.rope_base, start, options);
-  if (D <= 0 || D % 2 != 0)
-    throw Error(absl::StrCat("rotary_tables: the head dimension must be even and positive, got ", D));
-  const NoGrad off;
-  const RecorderScope run(nullptr);
-  std::vector<double> rates;  // radians for each position
-  for (int64_t i = 0; i < D / 2; ++i) {
-    const double rate = std::pow(config.rope_base, -2.0 * static_cast<double>(i) / static_cast<double>(D));
-    if (scaling.kind == RopeScaling::Kind::kLinear) {
-      rates.push_back(rate / scaling.factor);
-      continue;
-    }
-    // How many waves the first training's length holds: 0 on the ramp's slow side, 1 on its fast one.
-    const double waves = static_cast<double>(scaling.original_positions) * rate / (2 * std::numbers::pi);
-    const double ramp = (waves - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor);
-    const double kept = std::clamp(ramp, 0.0, 1.0);
-    rates.push_back((1 - kept) * rate / scaling.factor + kept * rate);
-  }
-  const Tensor position = Tensor::arange(T, {kF64, options.device}) + static_cast<double>(start);
-  const Tensor angle = position.unsqueeze(1) * Tensor::from(rates, {1, D / 2}, options.device);
-  const DType dtype = compute_dtype(options.dtype);
-  return {ops::cos(angle).to(dtype), ops::sin(angle).to(dtype)};
+ops::RotaryTables rotary_tables(const LlamaConfig& config, int64_t T, int64_t start, TensorOptions options,
+                                int64_t length) {
+  return rotary_tables(config.rope_scaling, config.rope_base, config.block_size, T, config.rotary_dim(), start, options,
+                       length);
 }
 
 LlamaBlock::LlamaBlock(const LlamaConfig& config, int64_t layer)
@@ -155,7 +132,14 @@ Tensor Llama::Body::forward(const Tensor& idx, const Tensor& positions) {
   };
   if (idx.rank() != 2 || !is_index(idx.dtype())) fail("idx must be i64 or i32 (B, T)");
   const int64_t T = idx.size(1);
-  if (T > config.block_size) fail(absl::StrCat("T must be at most block_size = ", config.block_size));
+  if (T > config.max_length())
+    fail(config.max_length() == config.block_size
+             ? absl::StrCat("T must be at most block_size = ", config.block_size)
+             : absl::StrCat("T must be at most ", config.max_length(), " = what rope_scaling makes of block_size ",
+                            config.block_size));
+  if (positions.defined() && config.rates_depend_on_length() && T > config.block_size)
+    fail(absl::StrCat("packed rows of a model with dynamic rope_scaling must have at most block_size = ",
+                      config.block_size, " tokens: their sequences would turn at the rates of the whole row"));
   Tensor x = embed_tokens(idx);  // (B, T, C)
   ops::RotaryTables rotary = tables(T, x);
   if (positions.defined()) {
@@ -175,9 +159,7 @@ Tensor Llama::Body::forward(const Tensor& idx, const Tensor& positions) {
 
 Tensor Llama::Body::forward(const Tensor& idx, KVCache::Pass& pass) {
   Tensor x = embed_tokens(idx);  // (B, T, C)
-  const ops::RotaryTables& all = tables(pass.max_length(), x);
-  const Tensor at = pass.positions().view({-1});
-  const ops::RotaryTables rotary = {ops::index_select(all.cos, 0, at), ops::index_select(all.sin, 0, at)};
+  const ops::RotaryTables rotary = tables(pass, x);
   for (int64_t i = 0; i < layers.size(); ++i) x = layers[i](x, rotary, pass.layer(i));
   return norm(x);
 }
@@ -188,6 +170,25 @@ const ops::RotaryTables& Llama::Body::tables(int64_t T, const Tensor& x) {
       !(tables_.cos.device() == x.device()))
     tables_ = rotary_tables(config, T, 0, {dtype, x.device()});
   return tables_;
+}
+
+ops::RotaryTables Llama::Body::tables(KVCache::Pass& pass, const Tensor& x) {
+  if (!config.rates_depend_on_length()) {
+    const ops::RotaryTables& all = tables(pass.max_length(), x);
+    const Tensor at = pass.positions().view({-1});
+    return {ops::index_select(all.cos, 0, at), ops::index_select(all.sin, 0, at)};
+  }
+  // Each row turns at the rates of its own length, as if it were alone.
+  const std::vector<int64_t> starts(pass.lengths_before().begin(), pass.lengths_before().end());
+  const std::vector<int64_t> ends = pass.lengths_after();
+  std::vector<Tensor> cos, sin;
+  for (size_t row = 0; row < ends.size(); ++row) {
+    const ops::RotaryTables one = rotary_tables(config, x.size(1), starts[row], {compute_dtype(x.dtype()), x.device()},
+                                                ends[row]);
+    cos.push_back(one.cos);
+    sin.push_back(one.sin);
+  }
+  return {ops::cat(cos, 0), ops::cat(sin, 0)};
 }
 
 Llama::Llama(LlamaConfig config, uint64_t seed, const SkipInit&) : config(config) {
@@ -211,7 +212,7 @@ Tensor Llama::features(const Tensor& idx, KVCache& cache, std::span<const int64_
 KVCacheOptions Llama::cache_options() const {
   return {.layers = config.n_layer,
           .kv_heads = config.n_kv_head,
-          .max_length = config.block_size,
+          .max_length = config.max_length(),
           .head_dim = config.rotary_dim(),
           .dtype = cached_dtype(lm_head.weight.dtype()),
           .device = lm_head.weight.device()};

@@ -13,6 +13,7 @@
 #include "rondo/modules/layers.h"
 #include "rondo/modules/next_token_loss.h"
 #include "rondo/modules/rms_norm.h"
+#include "rondo/modules/rope_scaling.h"
 
 #pragma GCC visibility push(default)
 namespace rondo::nn {
@@ -54,22 +55,6 @@ struct GroupedQueryAttention : Module<GroupedQueryAttention> {
                  const Tensor& first_key = {});
 };
 
-// How rotary positions stretch beyond the lengths of the first training.
-struct RopeScaling {
-  enum class Kind {
-    kNone,
-    kLinear,  // every frequency / factor (Chen et al., 2023)
-    kLlama3,  // low frequencies / factor, high ones as they are, a ramp between (Llama 3.1's model code)
-  };
-  Kind kind = Kind::kNone;
-  double factor = 1;
-  // kLlama3: wave lengths above original_positions / low_freq_factor are divided by factor, those below
-  // original_positions / high_freq_factor are not.
-  double low_freq_factor = 1;
-  double high_freq_factor = 4;
-  int64_t original_positions = 8192;
-};
-
 // The defaults are Llama 2 7B.
 struct LlamaConfig {
   int64_t vocab_size = 32000;
@@ -96,14 +81,20 @@ struct LlamaConfig {
   std::optional<int64_t> padding_idx = std::nullopt;  // embed_tokens gives this token's row no gradient
 
   int64_t rotary_dim() const { return head_dim > 0 ? head_dim : n_embd / n_head; }
+  // The longest sequence, in tokens: block_size, or more if rope_scaling stretches the positions.
+  int64_t max_length() const { return rope_scaling.max_length(block_size); }
+  // The rates of rotary positions depend on the length of the sequence.
+  bool rates_depend_on_length() const { return rope_scaling.kind == RopeScaling::Kind::kDynamic; }
   // The sliding window of one layer, in tokens. 0: the layer sees everything.
   int64_t window(int64_t layer) const {
     return window_layers.empty() || window_layers.at(static_cast<size_t>(layer)) ? sliding_window : 0;
   }
 };
 
-// Tables for positions start .. start + T - 1 (T, D/2), with the config's base and scaling.
-ops::RotaryTables rotary_tables(const LlamaConfig& config, int64_t T, int64_t start = 0, TensorOptions options = {});
+// Tables for positions start .. start + T - 1 (T, D/2), with the config's base and scaling. `length`: of the whole
+// sequence; 0: start + T.
+ops::RotaryTables rotary_tables(const LlamaConfig& config, int64_t T, int64_t start = 0, TensorOptions options = {},
+                                int64_t length = 0);
 
 struct LlamaBlock : Module<LlamaBlock> {
   LlamaBlock(int64_t n_embd, int64_t n_head, int64_t n_kv_head, int64_t hidden, double norm_eps = 1e-5);
@@ -135,6 +126,8 @@ struct Llama : Module<Llama>, CausalLM {
    private:
     // The angles of positions 0 to T - 1, in the dtype in which x is computed.
     const ops::RotaryTables& tables(int64_t T, const Tensor& x);
+    // Those of the new tokens of a pass: (B T, D/2).
+    ops::RotaryTables tables(KVCache::Pass& pass, const Tensor& x);
     ops::RotaryTables tables_;  // of the last length and dtype
   };
 
@@ -142,8 +135,8 @@ struct Llama : Module<Llama>, CausalLM {
   Body model = child("model", config);
   Linear lm_head = child("lm_head", config.n_embd, config.vocab_size, LinearOptions{.bias = false});
 
-  // idx i64 (B, T), T <= block_size -> logits (B, T, V). positions i64 (B, T), below T: several sequences in a row,
-  // each with positions from 0, do not see each other (first_keys() in attention.h); undefined: each row is one.
+  // idx i64 (B, T), T <= config.max_length() -> logits (B, T, V). positions i64 (B, T), below T: several sequences in a
+  // row, each with positions from 0, do not see each other (first_keys() in attention.h); undefined: each row is one.
   Tensor forward(const Tensor& idx, const Tensor& positions = {});
   // Mean cross-entropy in nats of targets i64 (B, T), where -100 is ignored.
   Tensor loss(const Tensor& idx, const Tensor& targets, std::source_location where = std::source_location::current());

@@ -11,6 +11,7 @@
 #include "rondo/modules/llama.h"
 #include "rondo/modules/lora_layer.h"
 #include "rondo/modules/lora_targets.h"
+#include "rondo/modules/vit.h"
 #include "rondo/runtime/amp.h"
 #include "rondo/runtime/autograd.h"
 
@@ -29,10 +30,10 @@ double AdapterInfo::scaling() const {
 
 // ---- The parts
 
-LoraLinear::LoraLinear(const Linear& base, AdapterInfoPtr info_)
+LoraLinear::LoraLinear(const Linear& base, AdapterInfoPtr info_, int64_t rows)
     : LoraDelta(std::move(info_)),
       lora_A(child("lora_A", base.weight.size(1), info->options.rank, LinearOptions{.bias = false})),
-      lora_B(child("lora_B", info->options.rank, base.weight.size(0), LinearOptions{.bias = false})),
+      lora_B(child("lora_B", info->options.rank, rows > 0 ? rows : base.weight.size(0), LinearOptions{.bias = false})),
       lora_dropout(child("lora_dropout", info->options.dropout)) {
   const NoGrad off;
   lora_B.weight.zero_();
@@ -46,6 +47,46 @@ Tensor LoraLinear::forward(const Tensor& x) {
 Tensor LoraLinear::weight_delta() { return ops::matmul(lora_B.weight, lora_A.weight) * info->scaling(); }
 std::vector<NamedTensor> LoraLinear::in_file() {
   return {{"lora_A.weight", lora_A.weight}, {"lora_B.weight", lora_B.weight}};
+}
+
+LoraLinearParts::LoraLinearParts(const Linear& base, std::vector<PublishedPart> parts_, AdapterInfoPtr info_)
+    : LoraDelta(std::move(info_)), n_out(base.weight.size(0)), parts(std::move(parts_)) {
+  for (const PublishedPart& part : parts)
+    matrices.push_back(child(part.leaf(), base, info, part.rows).make<LoraLinear>());
+}
+Tensor LoraLinearParts::joined(const std::vector<Tensor>& of_parts, int64_t dim) const {
+  std::vector<Tensor> all;
+  Dims sizes = of_parts[0].sizes();
+  int64_t row = 0;
+  const auto fill_to = [&](int64_t next) {
+    if (next == row) return;
+    sizes[static_cast<size_t>(dim)] = next - row;
+    all.push_back(Tensor::zeros(sizes, {of_parts[0].dtype(), of_parts[0].device()}));
+  };
+  for (size_t i = 0; i < parts.size(); ++i) {
+    fill_to(parts[i].row);
+    all.push_back(of_parts[i]);
+    row = parts[i].row + parts[i].rows;
+  }
+  fill_to(n_out);
+  return ops::cat(all, dim);
+}
+Tensor LoraLinearParts::forward(const Tensor& x) {
+  std::vector<Tensor> of_parts;
+  for (const auto& part : matrices) of_parts.push_back((*part)(x));
+  return joined(of_parts, x.rank() - 1);
+}
+Tensor LoraLinearParts::weight_delta() {
+  std::vector<Tensor> of_parts;
+  for (const auto& part : matrices) of_parts.push_back(part->weight_delta());
+  return joined(of_parts, 0);
+}
+std::vector<NamedTensor> LoraLinearParts::in_file() {
+  std::vector<NamedTensor> tensors;
+  for (size_t i = 0; i < parts.size(); ++i)
+    for (const NamedTensor& t : matrices[i]->in_file())
+      tensors.push_back({absl::StrCat(parts[i].leaf(), ".", t.name), t.tensor});
+  return tensors;
 }
 
 LoraEmbedding::LoraEmbedding(const Embedding& base, AdapterInfoPtr info_)
@@ -187,10 +228,48 @@ AdapterParts adapter_parts(ModuleBase& model) {
   return parts;
 }
 
-std::string PublishedLayout::path_of(const std::string& path) const {
-  for (const std::string& first : without)
-    if (path == first || path.starts_with(first + ".")) return path;
-  return prefix + path;
+namespace {
+
+// ViT's modules as Transformers 5 names them. Query, key and value are modules of their own there.
+std::vector<PublishedPart> vit_parts(const ModuleBase& model, const std::string& path) {
+  constexpr std::pair<std::string_view, std::string_view> kOutside[] = {
+      {"patch_embed.proj", "vit.embeddings.patch_embeddings.projection"},
+      {"patch_embed", "vit.embeddings.patch_embeddings"},
+      {"pos_drop", "vit.embeddings.dropout"},
+      {"blocks", "vit.layers"},
+      {"norm", "vit.layernorm"},
+      {"head", "classifier"}};
+  for (const auto& [ours, theirs] : kOutside)
+    if (path == ours) return {{std::string(theirs)}};
+  constexpr std::string_view kBlocks = "blocks.";
+  if (!path.starts_with(kBlocks)) return {{path}};
+  const size_t dot = path.find('.', kBlocks.size());
+  const std::string block = "vit.layers." + path.substr(kBlocks.size(), dot - kBlocks.size());
+  if (dot == path.npos) return {{block}};
+  const std::string inner = path.substr(dot + 1);
+  if (inner == "attn.qkv") {
+    const int64_t C = dynamic_cast<const ViT&>(model).config.n_embd;
+    return {{block + ".attention.q_proj", 0, C},
+            {block + ".attention.k_proj", C, C},
+            {block + ".attention.v_proj", 2 * C, C}};
+  }
+  constexpr std::pair<std::string_view, std::string_view> kInside[] = {{"attn", "attention"},
+                                                                       {"attn.proj", "attention.o_proj"},
+                                                                       {"norm1", "layernorm_before"},
+                                                                       {"norm2", "layernorm_after"}};
+  for (const auto& [ours, theirs] : kInside)
+    if (inner == ours) return {{absl::StrCat(block, ".", std::string(theirs))}};
+  return {{absl::StrCat(block, ".", inner)}};
+}
+
+}  // namespace
+
+std::vector<PublishedPart> published_parts(const PublishedLayout& layout, const ModuleBase& model,
+                                           const std::string& path) {
+  if (layout.parts != nullptr) return layout.parts(model, path);
+  for (const std::string& first : layout.without)
+    if (path == first || path.starts_with(first + ".")) return {{path}};
+  return {{layout.prefix + path}};
 }
 
 PublishedLayout published_layout(const ModuleBase& model) {
@@ -198,6 +277,7 @@ PublishedLayout published_layout(const ModuleBase& model) {
     return {"transformer.", {}, /*linear_is_conv1d=*/true, "CAUSAL_LM", "wte"};
   if (dynamic_cast<const Bert*>(&model) != nullptr) return {.prefix = "bert.", .without = {"classifier"}};
   if (dynamic_cast<const Llama*>(&model) != nullptr) return {.prefix = "", .without = {}, .task_type = "CAUSAL_LM"};
+  if (dynamic_cast<const ViT*>(&model) != nullptr) return {.prefix = "vit.", .without = {}, .parts = &vit_parts};
   return {};
 }
 
@@ -253,11 +333,13 @@ NewAdapter make_adapter(const LoraMatch& match, const LoraOptions& options, bool
   NewAdapter made;
   auto info = std::make_shared<AdapterInfo>(AdapterInfo{options, trainable});
   made.info = info;
-  for (const NamedModule& target : match.targets) {
+  for (const LoraTarget& target : match.targets) {
     made.report.targets.push_back(target.name);
     std::unique_ptr<ModuleBase> adapter;
-    if (auto* linear = dynamic_cast<Linear*>(&target.module); linear != nullptr)
-      adapter = std::make_unique<LoraLinear>(*linear, info);
+    auto* linear = dynamic_cast<Linear*>(&target.module);
+    if (linear != nullptr && !target.parts.empty())
+      adapter = std::make_unique<LoraLinearParts>(*linear, target.parts, info);
+    else if (linear != nullptr) adapter = std::make_unique<LoraLinear>(*linear, info);
     else adapter = std::make_unique<LoraEmbedding>(dynamic_cast<Embedding&>(target.module), info);
     made.targets.push_back({&target.module, std::move(adapter)});
   }
@@ -342,7 +424,7 @@ LoraReport add_lora(ModuleBase& model, const LoraOptions& options) {
   const LoraMatch match = match_lora_targets("add_lora", model, options);
   if (options.mergeable) {
     std::vector<ModuleBase*> targets;
-    for (const NamedModule& target : match.targets) targets.push_back(&target.module);
+    for (const LoraTarget& target : match.targets) targets.push_back(&target.module);
     require_mergeable("add_lora", unmergeable(model, targets), "leave this target out, or do without `mergeable`");
   }
   return install_adapter(model, make_adapter(match, options, /*trainable=*/true));

@@ -37,13 +37,16 @@ struct LoraOptions {
   double alpha = 8;
   double dropout = 0;  // probability, for the input of A; in [0, 1)
   // The Linear and Embedding modules that get an adapter: those whose dotted path is a name of the list or ends in "."
-  // and the name. {"all-linear"}: every Linear except output layers (lm_head, score, classifier, head).
+  // and the name. Transformers' paths fit too, and may name a part of a module: {"q_proj", "v_proj"} of a ViT are rows
+  // of its qkv. {"all-linear"}: every Linear except output layers (lm_head, score, classifier, head).
   std::vector<std::string> targets = {};
   // Instead of `targets`: a regular expression that the whole path must match, such as R"(h\.[0-5]\.attn\.c_attn)".
   std::string target_pattern = {};
   bool rslora = false;
-  // Modules that are trained whole and saved with the adapter, such as a new classifier. By name, as in `targets`. Each
-  // adapter has its own copy; the base's values stay.
+  // Modules that are trained whole and saved with the adapter, such as a new classifier: those whose path ends in one
+  // of these names, also in the middle of a word, as in PEFT ("norm" is every input_layernorm, too). Each adapter has
+  // its own copy; the base's values stay. GPT-2's wte cannot be one: its output layer reads the same weight, which in
+  // PEFT stays the base's.
   std::vector<std::string> modules_to_save = {};
   // Not empty, not digits only, without a dot.
   std::string adapter = "default";
@@ -133,7 +136,8 @@ void merge_and_unload(ModuleBase& model);
 // "base_model.model.transformer.h.0.attn.c_attn.lora_A.weight". "": the active one. Floats keep their dtype. The
 // tensors share memory with the model where the layout allows. For GPT2 and Bert the paths get the prefixes
 // ("transformer.", "bert.") that Transformers' classes with a head give them, and GPT2's saved weights are (in, out),
-// as Conv1D's.
+// as Conv1D's. ViT's modules have the names of Transformers 5 ("vit.layers.0.attention.q_proj"): an adapter of a whole
+// qkv is saved as three that share their A.
 StateDict adapter_state_dict(ModuleBase& model, const std::string& adapter = "");
 
 struct SaveAdapterOptions {

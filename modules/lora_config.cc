@@ -1,5 +1,7 @@
 #include "rondo/modules/lora_config.h"
 
+#include <algorithm>
+#include <cctype>
 #include <charconv>
 #include <cmath>
 #include <set>
@@ -30,13 +32,12 @@ const std::set<std::string>& harmless() {
                                               "eva_config",
                                               "corda_config",
                                               "lora_ga_config",
-                                              "ephemeral_gpu_offload",
-                                              "arrow_config",
-                                              "ensure_weight_tying"};
+                                              "ephemeral_gpu_offload"};
   return names;
 }
 
-// Whether the next value is null, false, 0, or empty: a field that asks for nothing.
+// Whether the next value is null, false or empty: a field that asks for nothing. A number asks: layers_to_transform 0
+// is the first layer.
 bool asks_for_nothing(io::JsonReader& json) {
   bool any = false;
   switch (json.peek()) {
@@ -46,8 +47,28 @@ bool asks_for_nothing(io::JsonReader& json) {
     case 't':
     case 'f': return !json.boolean();
     case 'n': json.skip(); return true;
-    default: return json.number() == "0";
+    default: json.skip(); return false;
   }
+}
+
+std::vector<std::string> strings(io::JsonReader& json) {
+  std::vector<std::string> list;
+  if (json.peek() == 'n') json.skip();
+  else json.array([&] { list.push_back(json.string()); });
+  return list;
+}
+
+// Names of modules: letters, digits, "_" and "-" between dots.
+std::vector<std::string> module_names(io::JsonReader& json) {
+  std::vector<std::string> list = strings(json);
+  for (const std::string& name : list) {
+    const bool plain = std::all_of(name.begin(), name.end(), [](unsigned char c) {
+      return std::isalnum(c) != 0 || c == '_' || c == '-' || c == '.';
+    });
+    if (!plain || name.empty() || name.find("..") != name.npos || name.front() == '.' || name.back() == '.')
+      json.fail(absl::StrCat(io::shown(name), " is no name of a module,"));
+  }
+  return list;
 }
 
 double real(io::JsonReader& json) {
@@ -57,13 +78,6 @@ double real(io::JsonReader& json) {
   if (error != std::errc() || end != text.data() + text.size() || !std::isfinite(value))
     json.fail("number out of range");
   return value;
-}
-
-std::vector<std::string> strings(io::JsonReader& json) {
-  std::vector<std::string> list;
-  if (json.peek() == 'n') json.skip();
-  else json.array([&] { list.push_back(json.string()); });
-  return list;
 }
 
 bool flag(io::JsonReader& json) {
@@ -121,14 +135,14 @@ LoraOptions read_adapter_config(const std::string& path) {
     } else if (key == "target_modules") {
       has_targets = json.peek() != 'n';
       if (json.peek() != '"') {
-        options.targets = strings(json);
+        options.targets = module_names(json);
       } else if (const std::string text = json.string(); text == "all-linear") {
         options.targets = {text};
       } else {
         options.target_pattern = text;
       }
     } else if (key == "modules_to_save") {
-      options.modules_to_save = strings(json);
+      options.modules_to_save = module_names(json);
     } else if (key == "bias") {
       if (const std::string bias = json.string(); bias != "none") unsupported.push_back(absl::StrCat("bias = ", bias));
     } else if (key == "init_lora_weights") {
@@ -152,8 +166,8 @@ LoraOptions read_adapter_config(const std::string& path) {
   return options;
 }
 
-std::string adapter_config_text(const LoraOptions& options, const std::vector<std::string>& targets,
-                                const PublishedLayout& layout, const std::string& base_model_name_or_path) {
+std::string adapter_config_text(const LoraOptions& options, const PublishedLayout& layout,
+                                const std::string& base_model_name_or_path) {
   const auto text_or_null = [](const std::string& text) { return text.empty() ? "null" : json_string(text); };
   const auto word = [](bool value) { return value ? "true" : "false"; };
   return absl::StrCat("{\n",                                                                            //
@@ -169,7 +183,7 @@ std::string adapter_config_text(const LoraOptions& options, const std::vector<st
                       "  \"peft_type\": \"LORA\",\n",                                                   //
                       "  \"r\": ", options.rank, ",\n",                                                 //
                       "  \"rank_pattern\": {},\n",                                                      //
-                      "  \"target_modules\": ", json_list(targets), ",\n",                              //
+                      "  \"target_modules\": ", json_list(options.targets), ",\n",                      //
                       "  \"task_type\": ", layout.task_type == nullptr ? "null" : json_string(layout.task_type),
                       ",\n",                                             //
                       "  \"use_dora\": false,\n",                        //

@@ -11,8 +11,8 @@ namespace rondo::nn {
 // the file is no LoRA config, or if a field asks for what Rondo does not do: it names all of these.
 LoraOptions read_adapter_config(const std::string& path);
 
-// `targets`: paths, as Transformers names them.
-std::string adapter_config_text(const LoraOptions& options, const std::vector<std::string>& targets,
-                                const PublishedLayout& layout, const std::string& base_model_name_or_path);
+// Targets and modules to save: paths or their ends, as Transformers names them.
+std::string adapter_config_text(const LoraOptions& options, const PublishedLayout& layout,
+                                const std::string& base_model_name_or_path);
 
 }  // namespace rondo::nn

@@ -1,6 +1,7 @@
 // Adapters in PEFT's files.
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <filesystem>
@@ -49,39 +50,59 @@ AdapterTensors tensors_of(const NewAdapter& adapter) {
 class FileNames {
  public:
   FileNames(const ModuleBase& model, PublishedLayout layout, bool published)
-      : layout_(std::move(layout)), published_(published), above_(model.path()) {}
-  std::string of(const ModuleBase& module) const {
+      : model_(model), layout_(std::move(layout)), published_(published), above_(model.path()) {}
+  bool published() const { return published_; }
+  // One part, or several where Transformers has several modules.
+  std::vector<PublishedPart> parts_of(const ModuleBase& module) const {
     const std::string path = above_.empty() ? module.path() : module.path().substr(above_.size() + 1);
-    return kFirst + (published_ ? layout_.path_of(path) : path);
+    if (!published_) return {{path}};
+    return published_parts(layout_, model_, path);
+  }
+  // Those that one adapter has matrices for.
+  std::vector<PublishedPart> parts_in(const ModuleBase& module, const LoraDelta& delta) const {
+    const auto* apart = dynamic_cast<const LoraLinearParts*>(&delta);
+    return apart != nullptr ? apart->parts : parts_of(module);
   }
   // Views in the file's layout.
   std::vector<NamedTensor> tensors(const AdapterTensors& adapter) const {
     const NoGrad off;
     std::vector<NamedTensor> list;
-    for (const auto& [module, delta] : adapter.targets)
-      for (const NamedTensor& t : delta->in_file()) list.push_back({absl::StrCat(of(*module), ".", t.name), t.tensor});
+    for (const auto& [module, delta] : adapter.targets) add_target(*module, *delta, list);
     for (const auto& [module, set] : adapter.saved)
       for (const auto& slot : set->own_slots()) {
         if (!slot.tensor->defined()) continue;
         const bool turned = layout_.linear_is_conv1d && slot.name == "weight" &&
                             dynamic_cast<Linear*>(module) != nullptr;
-        list.push_back({absl::StrCat(of(*module), ".", slot.name), turned ? slot.tensor->t() : *slot.tensor});
+        for (const PublishedPart& part : parts_of(*module))
+          list.push_back({absl::StrCat(kFirst, part.path, ".", slot.name),
+                          turned ? slot.tensor->t() : rows_of(*slot.tensor, part)});
       }
     return list;
   }
 
  private:
+  static Tensor rows_of(const Tensor& tensor, const PublishedPart& part) {
+    return part.rows > 0 ? tensor.slice(0, {part.row, part.row + part.rows}) : tensor;
+  }
+  void add_target(const ModuleBase& module, LoraDelta& delta, std::vector<NamedTensor>& list) const {
+    if (auto* apart = dynamic_cast<LoraLinearParts*>(&delta); apart != nullptr) {
+      for (size_t i = 0; i < apart->parts.size(); ++i)
+        for (const NamedTensor& t : apart->matrices[i]->in_file())
+          list.push_back({absl::StrCat(kFirst, apart->parts[i].path, ".", t.name), t.tensor});
+      return;
+    }
+    // Parts of one adapter of the whole module share A.
+    for (const PublishedPart& part : parts_of(module))
+      for (const NamedTensor& t : delta.in_file())
+        list.push_back({absl::StrCat(kFirst, part.path, ".", t.name),
+                        t.name == "lora_B.weight" ? rows_of(t.tensor, part) : t.tensor});
+  }
+
+  const ModuleBase& model_;
   const PublishedLayout layout_;
   const bool published_;
   const std::string above_;
 };
-
-// What the file has for this target: the name of its first matrix, or "".
-std::string first_matrix(const StateDict& file, const FileNames& names, ModuleBase& module) {
-  const bool linear = dynamic_cast<Linear*>(&module) != nullptr;
-  const std::string name = names.of(module) + (linear ? ".lora_A.weight" : ".lora_embedding_A");
-  return file.contains(name) ? name : "";
-}
 
 bool holds(const StateDict& file, const std::string& prefix) {
   const auto at = file.lower_bound(prefix);
@@ -92,13 +113,31 @@ bool holds(const StateDict& file, const std::string& prefix) {
 LoraMatch match_file(ModuleBase& model, const LoraOptions& options, const StateDict& file, const FileNames& names,
                      std::vector<std::string>& missing) {
   LoraMatch wanted = match_lora_targets_leniently("load_adapter", model, options), match;
-  for (const NamedModule& target : wanted.targets) {
-    if (!first_matrix(file, names, target.module).empty()) match.targets.push_back(target);
-    else missing.push_back(names.of(target.module) + ".lora_A.weight");
+  const auto matrix = [&](const ModuleBase& module, const PublishedPart& part) {
+    const bool linear = dynamic_cast<const Linear*>(&module) != nullptr;
+    return absl::StrCat(kFirst, part.path, linear ? ".lora_A.weight" : ".lora_embedding_A");
+  };
+  for (const LoraTarget& target : wanted.targets) {
+    const std::vector<PublishedPart> parts = names.parts_of(target.module);
+    LoraTarget chosen{target.name, target.module};
+    for (const PublishedPart& part : parts) {
+      const bool asked = target.parts.empty() || std::any_of(target.parts.begin(), target.parts.end(),
+                                                             [&](const PublishedPart& p) { return p.row == part.row; });
+      if (file.contains(matrix(target.module, part))) chosen.parts.push_back(part);
+      else if (asked) missing.push_back(matrix(target.module, part));
+    }
+    if (chosen.parts.empty()) continue;
+    if (parts.size() == 1) chosen.parts.clear();  // the whole module
+    match.targets.push_back(chosen);
   }
   for (const NamedModule& saved : wanted.saved) {
-    if (holds(file, names.of(saved.module) + ".")) match.saved.push_back(saved);
-    else missing.push_back(names.of(saved.module));
+    bool any = false;
+    for (const PublishedPart& part : names.parts_of(saved.module)) {
+      const bool there = holds(file, absl::StrCat(kFirst, part.path, "."));
+      any = any || there;
+      if (!there && !saved.module.parameters().empty()) missing.push_back(kFirst + part.path);
+    }
+    if (any) match.saved.push_back(saved);
   }
   return match;
 }
@@ -108,7 +147,7 @@ void take_out_base_layers(ModuleBase& model, const FileNames& names, StateDict& 
   for (const NamedModule& m : base_modules(model)) {
     if (m.name.empty()) continue;
     for (const auto& slot : m.module.own_slots()) {
-      const auto found = file.find(absl::StrCat(names.of(m.module), ".base_layer.", slot.name));
+      const auto found = file.find(absl::StrCat(kFirst, names.parts_of(m.module)[0].path, ".base_layer.", slot.name));
       if (found == file.end()) continue;
       const Tensor& given = found->second;
       bool same = slot.tensor->defined() && given.sizes() == slot.tensor->sizes();
@@ -148,11 +187,18 @@ void save_adapter(ModuleBase& model, const std::string& folder, const SaveAdapte
   const AdapterInfoPtr info = require_adapter("save_adapter", model, name);
   const PublishedLayout layout = published_layout(model);
   // A list of names that PEFT resolves as we do stays a list; anything else is spelled out.
-  std::vector<std::string> targets = info->options.targets;
-  if (!info->options.target_pattern.empty() || targets == std::vector<std::string>{"all-linear"}) {
-    targets.clear();
+  LoraOptions written = info->options;
+  const FileNames names(model, layout, true);
+  const bool other_names = layout.parts != nullptr;
+  if (!written.target_pattern.empty() || written.targets == std::vector<std::string>{"all-linear"} || other_names) {
+    written.targets.clear();
     for (const auto& [module, delta] : tensors_of(model, name).targets)
-      targets.push_back(FileNames(model, layout, true).of(*module).substr(std::string_view(kFirst).size()));
+      for (const PublishedPart& part : names.parts_in(*module, *delta)) written.targets.push_back(part.path);
+  }
+  if (other_names) {
+    written.modules_to_save.clear();
+    for (const auto& [module, set] : tensors_of(model, name).saved)
+      for (const PublishedPart& part : names.parts_of(*module)) written.modules_to_save.push_back(part.path);
   }
   io::make_folders(folder);
   io::sweep_temporaries(folder);
@@ -160,7 +206,7 @@ void save_adapter(ModuleBase& model, const std::string& folder, const SaveAdapte
   const std::string temporary = absl::StrCat(folder, "/", std::string(io::AtomicFile::kTempPrefix), kWeights);
   // Both files are on the disk before either is visible, and a config never stands beside weights that are not its own.
   io::AtomicFile config(config_path);
-  config.write(adapter_config_text(info->options, targets, layout, options.base_model_name_or_path));
+  config.write(adapter_config_text(written, layout, options.base_model_name_or_path));
   config.prepare();
   io::save_safetensors(temporary, adapter_state_dict(model, name), {{"format", "pt"}});
   if (::unlink(config_path.c_str()) != 0 && errno != ENOENT) {
@@ -212,6 +258,8 @@ LoraReport load_adapter(ModuleBase& model, const std::string& folder, const Load
     for (std::string& name : missing) targets.push_back({std::move(name), Tensor::empty({0})});
   }
   load_tensors(targets, file, /*strict=*/true, what);
+  if (!exists && made.targets.empty())
+    throw FileError(config_path, absl::StrCat("target_modules match no module of ", model.type_name()));
   if (!exists) return install_adapter(model, std::move(made));
   activate(parts, options.adapter);
   LoraReport loaded;

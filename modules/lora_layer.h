@@ -2,7 +2,7 @@
 //
 //   h.0.attn.c_attn                     Linear, a target
 //     lora                              LoraLayer: wraps the target's calls, knows which adapter is active
-//       default                         LoraLinear or LoraEmbedding: one adapter's matrices
+//       default                         LoraLinear, LoraLinearParts or LoraEmbedding: one adapter's matrices
 //   classifier                          Linear, a module to save
 //     modules_to_save                   SavedCopies: gives the classifier the tensors of the active adapter
 //       default                         TensorSet: one adapter's copies
@@ -46,7 +46,8 @@ struct LoraDelta : AdapterPart {
 
 // delta(x) = B(A(dropout(x)) * scaling).
 struct LoraLinear final : Module<LoraLinear>, LoraDelta {
-  LoraLinear(const Linear& base, AdapterInfoPtr info);
+  // `rows`: outputs of a part of the base; 0: all.
+  LoraLinear(const Linear& base, AdapterInfoPtr info, int64_t rows = 0);
   Linear lora_A;
   Linear lora_B;
   Dropout lora_dropout;
@@ -55,6 +56,31 @@ struct LoraLinear final : Module<LoraLinear>, LoraDelta {
   Tensor weight_delta() override;
   std::vector<NamedTensor> in_file() override;
   ModuleBase& as_module() override { return *this; }
+};
+
+// A module's rows of outputs that Transformers has as a module of its own, such as the queries of ViT's qkv. Or a whole
+// module: rows is 0.
+struct PublishedPart {
+  std::string path;  // as Transformers names it
+  int64_t row = 0, rows = 0;
+  std::string leaf() const { return path.substr(path.rfind('.') + 1); }
+};
+
+// A LoraLinear for each of some parts of a target. The other rows get nothing.
+struct LoraLinearParts final : Module<LoraLinearParts>, LoraDelta {
+  LoraLinearParts(const Linear& base, std::vector<PublishedPart> parts, AdapterInfoPtr info);
+  const int64_t n_out;
+  const std::vector<PublishedPart> parts;             // by row
+  std::vector<std::unique_ptr<LoraLinear>> matrices;  // of each part, named as its leaf
+  Tensor forward(const Tensor& x);                    // (..., in) -> (..., out)
+  Tensor delta(const Tensor& x) override { return (*this)(x); }
+  Tensor weight_delta() override;
+  std::vector<NamedTensor> in_file() override;  // "q_proj.lora_A.weight"
+  ModuleBase& as_module() override { return *this; }
+
+ private:
+  // One tensor for each part, joined along `dim` with zeros between them.
+  Tensor joined(const std::vector<Tensor>& of_parts, int64_t dim) const;
 };
 
 // delta(index) = B(A[index] * scaling); the base's padding row gets none.
@@ -116,15 +142,19 @@ struct PublishedLayout {
   bool linear_is_conv1d = false;         // weights are (in, out)
   const char* task_type = nullptr;       // PEFT's
   std::string embedding_is_output = {};  // the path of an embedding whose weight the output layer reads, too
-  std::string path_of(const std::string& path) const;
+  // A family whose modules have other names there, and may be cut into parts. Null: names differ by the prefix only.
+  std::vector<PublishedPart> (*parts)(const ModuleBase& model, const std::string& path) = nullptr;
 };
+// What Transformers has for the module at `path`: one part, or several by row.
+std::vector<PublishedPart> published_parts(const PublishedLayout& layout, const ModuleBase& model,
+                                           const std::string& path);
 PublishedLayout published_layout(const ModuleBase& model);
 
 // An adapter that is not in the tree yet.
 struct NewAdapter {
   struct Target {
     ModuleBase* module;
-    std::unique_ptr<ModuleBase> adapter;  // a LoraLinear or LoraEmbedding
+    std::unique_ptr<ModuleBase> adapter;  // a LoraLinear, LoraLinearParts or LoraEmbedding
   };
   struct Saved {
     ModuleBase* module;

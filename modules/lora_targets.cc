@@ -6,6 +6,7 @@
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <pcre2.h>
 
+#include "absl/functional/function_ref.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "rondo/modules/lora_layer.h"
@@ -101,32 +102,78 @@ class Matcher {
 
   LoraMatch run() {
     LoraMatch match;
+    for (const NamedModule& m : modules_) published_.push_back(published_parts(layout_, model_, m.name));
     for (const std::string& name : options_.modules_to_save) add_saved(name, match);
     if (!lenient_ && options_.targets.empty() == options_.target_pattern.empty())
       fail("give either targets or a target_pattern; there are " + names_in(modules_, true));
-    std::vector<bool> chosen(modules_.size(), false);
-    if (!options_.target_pattern.empty()) choose_by_pattern(chosen);
-    else if (options_.targets == std::vector<std::string>{kAllLinear}) choose_all_linear(match, chosen);
+    chosen_.assign(modules_.size(), Choice());
+    if (!options_.target_pattern.empty()) choose_by_pattern();
+    else if (options_.targets == std::vector<std::string>{kAllLinear}) choose_all_linear(match);
     else
-      for (const std::string& name : options_.targets) choose_by_name(name, chosen);
+      for (const std::string& name : options_.targets) choose_by_name(name);
     for (size_t i = 0; i < modules_.size(); ++i) {
-      if (!chosen[i]) continue;
+      if (!chosen_[i].any()) continue;
       if (lenient_ && !can_be_target(modules_[i].module)) continue;
       if (!can_be_target(modules_[i].module))
         fail(absl::StrCat("the target ", modules_[i].name, " is a ", modules_[i].module.type_name(),
                           "; only Linear and Embedding modules can get an adapter"));
-      for (const NamedModule& saved : match.saved)
-        if (is_inside(modules_[i].module, saved.module))
-          fail(absl::StrCat(modules_[i].name, " is a target and is trained whole, too, as part of modules_to_save"));
-      match.targets.push_back(modules_[i]);
+      const auto within = std::find_if(match.saved.begin(), match.saved.end(), [&](const NamedModule& saved) {
+        return is_inside(modules_[i].module, saved.module);
+      });
+      if (within != match.saved.end()) {
+        if (lenient_ && saved_by_whole_name(i)) continue;
+        fail(absl::StrCat(modules_[i].name, " is a target and is trained whole, too, as part of modules_to_save"));
+      }
+      match.targets.push_back(
+          {modules_[i].name, modules_[i].module, chosen_[i].whole ? std::vector<PublishedPart>() : chosen_[i].parts});
     }
     return match;
   }
 
  private:
   [[noreturn]] void fail(const std::string& why) const { throw Error(absl::StrCat(function_, ": ", why)); }
-  bool named(const NamedModule& m, const std::string& name) const {
-    return !m.name.empty() && (ends_in(m.name, name) || ends_in(layout_.path_of(m.name), name));
+  // What of a module is a target: all of it, or parts.
+  struct Choice {
+    bool whole = false;
+    std::vector<PublishedPart> parts = {};
+    bool any() const { return whole || !parts.empty(); }
+  };
+  // Chooses what has a name of which `fits` is true: the tree's name, or Transformers'. Returns whether there is any.
+  bool choose(size_t i, absl::FunctionRef<bool(const std::string&)> fits) {
+    if (modules_[i].name.empty()) return false;
+    Choice& choice = chosen_[i];
+    bool any = fits(modules_[i].name);
+    choice.whole = choice.whole || any;
+    for (const PublishedPart& part : published_[i]) {
+      if (!fits(part.path)) continue;
+      any = true;
+      if (part.rows == 0) choice.whole = true;
+      else if (std::none_of(choice.parts.begin(), choice.parts.end(), [&](const auto& p) { return p.row == part.row; }))
+        choice.parts.push_back(part);
+    }
+    std::sort(choice.parts.begin(), choice.parts.end(), [](const auto& a, const auto& b) { return a.row < b.row; });
+    return any;
+  }
+  // PEFT takes modules_to_save by the end of the path, also in the middle of a name: "norm" is input_layernorm, too.
+  bool saved_by(size_t i, const std::string& name) const {
+    const auto fits = [&](const std::string& path) { return !name.empty() && path.ends_with(name); };
+    if (modules_[i].name.empty()) return false;
+    const std::vector<PublishedPart>& parts = published_[i];
+    const auto fitting = std::count_if(parts.begin(), parts.end(), [&](const auto& part) { return fits(part.path); });
+    if (fitting > 0 && fitting < static_cast<int64_t>(parts.size()))
+      fail(absl::StrCat("modules_to_save names '", name, "', which is a part of ", modules_[i].name,
+                        " here; a module is saved whole or not at all"));
+    return fitting > 0 || fits(modules_[i].name);
+  }
+  // PEFT leaves a target out if modules_to_save has it, or what it is in, by a name between dots.
+  bool saved_by_whole_name(size_t i) const {
+    const auto holds = [](const std::string& path, const std::string& name) {
+      return ("." + path + ".").find("." + name + ".") != std::string::npos;
+    };
+    return std::any_of(options_.modules_to_save.begin(), options_.modules_to_save.end(), [&](const std::string& name) {
+      return std::any_of(published_[i].begin(), published_[i].end(),
+                         [&](const PublishedPart& part) { return holds(part.path, name); });
+    });
   }
   static bool is_inside(const ModuleBase& module, const ModuleBase& outer) {
     for (const ModuleBase* m = &module; m != nullptr; m = m->parent())
@@ -136,9 +183,13 @@ class Matcher {
 
   void add_saved(const std::string& name, LoraMatch& match) const {
     bool any = false;
-    for (const NamedModule& m : modules_) {
-      if (!named(m, name)) continue;
+    for (size_t i = 0; i < modules_.size(); ++i) {
+      const NamedModule& m = modules_[i];
+      if (!saved_by(i, name)) continue;
       any = true;
+      if (!layout_.embedding_is_output.empty() && m.name == layout_.embedding_is_output)
+        fail(absl::StrCat("modules_to_save names ", m.name, ", whose weight the output layer of ", model_.type_name(),
+                          " reads, too; in PEFT only the embedding would change"));
       const bool covered = std::any_of(match.saved.begin(), match.saved.end(),
                                        [&](const NamedModule& outer) { return is_inside(m.module, outer.module); });
       if (!covered) match.saved.push_back(m);
@@ -147,29 +198,24 @@ class Matcher {
       fail(absl::StrCat("no module of ", model_.type_name(), " is named '", name, "' (modules_to_save); there are ",
                         names_in(modules_, false)));
   }
-  void choose_by_name(const std::string& name, std::vector<bool>& chosen) const {
+  void choose_by_name(const std::string& name) {
     bool any = false;
-    for (size_t i = 0; i < modules_.size(); ++i) {
-      if (!named(modules_[i], name)) continue;
-      any = chosen[i] = true;
-    }
+    for (size_t i = 0; i < modules_.size(); ++i)
+      any = choose(i, [&](const std::string& path) { return ends_in(path, name); }) || any;
     if (!any && !lenient_)
       fail(absl::StrCat("no module of ", model_.type_name(), " is named '", name,
                         "'; those that can get an adapter are ", names_in(modules_, true)));
   }
-  void choose_by_pattern(std::vector<bool>& chosen) const {
+  void choose_by_pattern() {
     const Pattern pattern(function_, options_.target_pattern);
     bool any = false;
-    for (size_t i = 0; i < modules_.size(); ++i) {
-      const std::string& path = modules_[i].name;
-      if (path.empty() || (!pattern.matches(path) && !pattern.matches(layout_.path_of(path)))) continue;
-      any = chosen[i] = true;
-    }
+    for (size_t i = 0; i < modules_.size(); ++i)
+      any = choose(i, [&](const std::string& path) { return pattern.matches(path); }) || any;
     if (!any && !lenient_)
       fail(absl::StrCat("target_pattern '", options_.target_pattern, "' matches the path of no module of ",
                         model_.type_name(), "; those that can get an adapter are named ", names_in(modules_, true)));
   }
-  void choose_all_linear(const LoraMatch& match, std::vector<bool>& chosen) const {
+  void choose_all_linear(const LoraMatch& match) {
     bool any = false;
     for (size_t i = 0; i < modules_.size(); ++i) {
       ModuleBase& module = modules_[i].module;
@@ -178,7 +224,7 @@ class Matcher {
       if (std::any_of(match.saved.begin(), match.saved.end(),
                       [&](const NamedModule& saved) { return is_inside(module, saved.module); }))
         continue;
-      any = chosen[i] = true;
+      any = chosen_[i].whole = true;
     }
     if (!any && !lenient_) fail(absl::StrCat(model_.type_name(), " has no Linear but output layers"));
   }
@@ -189,6 +235,8 @@ class Matcher {
   const bool lenient_;
   const PublishedLayout layout_;
   const std::vector<NamedModule> modules_;
+  std::vector<std::vector<PublishedPart>> published_;  // of each module
+  std::vector<Choice> chosen_;
 };
 
 }  // namespace

@@ -4,13 +4,19 @@
 #include <string>
 #include <vector>
 
-#include "rondo/modules/lora.h"
+#include "rondo/modules/lora_layer.h"
 
 namespace rondo::nn {
 
+struct LoraTarget {
+  std::string name;
+  ModuleBase& module;
+  std::vector<PublishedPart> parts = {};  // only these rows; empty: the whole module
+};
+
 struct LoraMatch {
-  std::vector<NamedModule> targets;  // Linear and Embedding modules, in the order of the tree
-  std::vector<NamedModule> saved;    // the outermost modules that modules_to_save names
+  std::vector<LoraTarget> targets;  // Linear and Embedding modules, in the order of the tree
+  std::vector<NamedModule> saved;   // the outermost modules that modules_to_save names
 };
 
 // Throws Error as add_lora() does. A path matches as it is, or as Transformers names it (PublishedLayout).

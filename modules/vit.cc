@@ -94,7 +94,7 @@ Tensor ViT::features(const Tensor& images) {
 Tensor ViT::forward(const Tensor& images) { return head(features(images).select(1, 0)); }
 
 Tensor ViT::loss(const Tensor& images, const Tensor& targets, std::source_location where) {
-  return ops::cross_entropy({(*this)({images, where}), where}, targets);
+  return classification_loss({(*this)({images, where}), where}, targets, config.problem_type);
 }
 
 namespace {

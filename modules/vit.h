@@ -6,6 +6,7 @@
 // Parameter names are those of timm's checkpoints. vit_from_hugging_face() translates those of Hugging Face.
 #pragma once
 
+#include "rondo/modules/classification_loss.h"
 #include "rondo/modules/layers.h"
 
 #pragma GCC visibility push(default)
@@ -20,7 +21,8 @@ struct ViTConfig {
   int64_t n_head = 12;
   int64_t n_embd = 768;
   int64_t n_class = 1000;
-  double dropout = 0;  // of the embeddings and of what each half of a block adds
+  std::optional<ProblemType> problem_type = std::nullopt;  // which loss it has
+  double dropout = 0;                                      // of the embeddings and of what each half of a block adds
   double norm_eps = 1e-6;
   double attention_dropout = 0;  // of the attention weights
   int64_t n_hidden = 0;          // units of each MLP; 0: 4 n_embd
@@ -88,7 +90,7 @@ struct ViT : Module<ViT> {
   Tensor forward(const Tensor& images);
   // Every token's features, the class token first: (B, patches + 1, C).
   Tensor features(const Tensor& images);
-  // Mean cross-entropy in nats of targets i64 (B).
+  // The mean loss of the targets: classification_loss.h, by config.problem_type.
   Tensor loss(const Tensor& images, const Tensor& targets,
               std::source_location where = std::source_location::current());
 };

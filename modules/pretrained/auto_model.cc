@@ -8,6 +8,7 @@
 #include "rondo/modules/bert_tasks.h"
 #include "rondo/modules/gpt2.h"
 #include "rondo/modules/llama.h"
+#include "rondo/modules/lora.h"
 #include "rondo/modules/pretrained/published.h"
 #include "rondo/modules/pretrained/weight_files.h"
 #include "rondo/modules/vit.h"
@@ -20,6 +21,7 @@ namespace fs = std::filesystem;
 namespace {
 
 constexpr const char* kConfig = "config.json";
+constexpr const char* kAdapter = "adapter_config.json";
 
 constexpr struct {
   const char* model_type;
@@ -102,6 +104,10 @@ PretrainedModel::PretrainedModel(Kind kind, const std::string& folder, const Pre
     throw Error(
         absl::StrCat(name, "::from_pretrained: dtype must be floating, got ", std::string(name_of(*options.dtype))));
   const std::string path = (fs::path(folder) / kConfig).string();
+  std::error_code unreadable;
+  const bool has_adapter = fs::exists(fs::path(folder) / kAdapter, unreadable);
+  if (has_adapter && !fs::exists(path, unreadable))
+    throw FileError(folder, "holds an adapter and no model: load its base, then call load_adapter()");
   ConfigFields config(path, io::read_text(path, ConfigFields::kMostBytes));
   config_ = config.fields();
   model_type_ = config.word("model_type", "");
@@ -121,6 +127,7 @@ PretrainedModel::PretrainedModel(Kind kind, const std::string& folder, const Pre
   published_ = std::make_unique<const Published>(describe(*module_, model_type_));
   const WeightFiles files(folder, options.map ? io::Reading::kMap : io::Reading::kCopy);
   load_weights(*module_, *published_, files, options);
+  if (has_adapter) load_adapter(*module_, folder, {.trainable = options.train_adapter});
   module_->eval();
   if (options.num_labels || !options.label_names.empty()) {
     std::erase_if(config_, [](const ConfigField& field) { return field.name == "num_labels"; });
@@ -128,6 +135,7 @@ PretrainedModel::PretrainedModel(Kind kind, const std::string& folder, const Pre
                                                     : label_fields(options.label_names);
     for (const ConfigField& field : fields) set_field(config_, field.name, field.json);
   }
+  if (options.problem_type) set_field(config_, "problem_type", json_text(name_of(*options.problem_type)));
   label_names_ = read_label_names(config_, path);
 }
 
@@ -142,7 +150,10 @@ ModuleBase& PretrainedModel::operator*() const {
 
 void PretrainedModel::save_pretrained(const std::string& folder, const SaveOptions& options) const {
   ModuleBase& module = **this;  // throws if it was moved from, before published_ is read
-  save(module, *published_, config_, folder, options);
+  const Published now = describe(module, model_type_);
+  std::vector<ConfigField> config = config_;
+  for (const ConfigField& field : now.corrections) set_field(config, field.name, field.json);
+  save(module, now, std::move(config), folder, options);
 }
 
 std::string PretrainedModel::published_name(std::string_view name) const {

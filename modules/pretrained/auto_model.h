@@ -14,6 +14,10 @@
 // not supported, StateDictError the tensors that are missing, unexpected or of another shape. Both come before the
 // weights are read. FileError: a file is missing, truncated or malformed. Nothing in a folder is run or trusted.
 //
+// A folder that also holds PEFT's adapter_config.json gives the model with that adapter, named "default", as in
+// transformers: the base is frozen, and so is the adapter unless PretrainedOptions::train_adapter. merge_and_unload()
+// (lora.h) makes one model of both, which save_pretrained() takes.
+//
 // Memory: the module is built without any, then each tensor is read into its place. A tensor that is transposed or
 // converted passes through a buffer of 4 MB. A file that is truncated meanwhile is a FileError; with
 // PretrainedOptions::map, which shares pages instead of reading them, it is SIGBUS.
@@ -30,6 +34,7 @@
 #include <string_view>
 #include <vector>
 
+#include "rondo/modules/classification_loss.h"
 #include "rondo/modules/module.h"
 #include "rondo/modules/pretrained/config_error.h"
 #include "rondo/runtime/dtype.h"
@@ -59,6 +64,11 @@ struct PretrainedOptions {
   std::optional<int64_t> num_labels = std::nullopt;
   // Their names, by number, for config.json (id2label). They set num_labels, too.
   std::vector<std::string> label_names = {};
+  // Which loss a classifier has; nullopt: what config.json says, or if it says nothing, what the targets are
+  // (classification_loss.h). config.json of a saved model gets it.
+  std::optional<ProblemType> problem_type = std::nullopt;
+  // The folder's own adapter is to be trained on.
+  bool train_adapter = false;
   // Tensors whose names begin with one of these start fresh, N(0, 0.02), if the file has them not, or in another shape:
   // {"classifier."} for a new head.
   std::vector<std::string> fresh = {};
@@ -141,7 +151,7 @@ class AutoModelForCausalLM : public PretrainedModel {
   using PretrainedModel::PretrainedModel;
 };
 
-// BERT and RoBERTa. Shapes as in bert_tasks.h.
+// BERT and RoBERTa. Shapes as in bert_tasks.h; targets as in classification_loss.h.
 class AutoModelForSequenceClassification : public PretrainedModel {
  public:
   static AutoModelForSequenceClassification from_pretrained(const std::string& folder,
@@ -172,6 +182,7 @@ class AutoModelForImageClassification : public PretrainedModel {
   static AutoModelForImageClassification from_pretrained(const std::string& folder,
                                                          const PretrainedOptions& options = {});
   Tensor operator()(TensorArg images);  // (B, channels, image_size, image_size) -> (B, n_class)
+  // Targets as in classification_loss.h.
   Tensor loss(const Tensor& images, const Tensor& targets,
               std::source_location where = std::source_location::current());
 

@@ -25,17 +25,19 @@ std::unique_ptr<ModuleBase> make_bert(ConfigFields& config, Task task, const Pre
   task_options.classifier_dropout = read_dropout(config, "classifier_dropout", c.dropout, options);
   c.norm_eps = config.positive("layer_norm_eps", 1e-12);
   c.gelu = read_gelu(config, "hidden_act", "gelu");
-  c.padding_idx = config.count("pad_token_id").value_or(c.roberta ? 1 : 0);
-  if (*c.padding_idx >= c.vocab_size) config.invalid("pad_token_id", "a token of the vocabulary");
+  c.padding_idx = config.row("pad_token_id", c.vocab_size);
+  // null is no padding row. RoBERTa's positions count from it.
+  if (!c.padding_idx && (c.roberta || !config.is_null("pad_token_id"))) c.padding_idx = c.roberta ? 1 : 0;
+  if (c.roberta && (config.is_null("pad_token_id") || config.negative("pad_token_id")))
+    config.unsupported("pad_token_id");
   if (c.roberta && c.max_length() < 1) config.invalid("max_position_embeddings", "more than pad_token_id + 1");
   if (c.n_embd % c.n_head != 0) config.invalid("num_attention_heads", "a divisor of hidden_size");
   config.must_be("position_embedding_type", {"\"absolute\""});
-  // It says which loss: only cross-entropy is here.
-  if (task != Task::kBase) config.must_be("problem_type", {"\"single_label_classification\""});
   c.n_class = read_labels(config, options);
+  c.problem_type = read_problem_type(config, c.n_class, options);
   // Heads of tasks that are not here.
-  config.harmless({"problem_type", "tie_word_embeddings", "pooler_fc_size", "pooler_num_attention_heads",
-                   "pooler_num_fc_layers", "pooler_size_per_head", "pooler_type", "directionality"});
+  config.harmless({"tie_word_embeddings", "pooler_fc_size", "pooler_num_attention_heads", "pooler_num_fc_layers",
+                   "pooler_size_per_head", "pooler_type", "directionality"});
   check_config(config, options);
   const SkipInit skip(SkipInit::Memory::kNone);
   switch (task) {
@@ -99,6 +101,7 @@ bool describe_bert(ModuleBase& module, Published& out) {
   if (classifier_dropout) out.config.push_back({"classifier_dropout", json_text(*classifier_dropout)});
   if (task != "Model")
     for (ConfigField& field : label_fields(c.n_class)) out.config.push_back(std::move(field));
+  if (task != "Model" && c.problem_type) out.config.push_back({"problem_type", json_text(name_of(*c.problem_type))});
   return true;
 }
 

@@ -77,6 +77,11 @@ bool ConfigFields::is_null(std::string_view name) const {
                      [&](const ConfigField& field) { return field.name == name && field.json == "null"; });
 }
 
+bool ConfigFields::negative(std::string_view name) const {
+  return std::any_of(fields_.begin(), fields_.end(),
+                     [&](const ConfigField& field) { return field.name == name && field.json.starts_with('-'); });
+}
+
 void ConfigFields::invalid(std::string_view name, std::string_view wanted) {
   const std::string* json = take(name);
   problems_->invalid.push_back(absl::StrCat(prefix_, std::string(name), ": ",
@@ -103,6 +108,31 @@ int64_t ConfigFields::size(std::string_view name, std::optional<int64_t> otherwi
 
 std::optional<int64_t> ConfigFields::count(std::string_view name, int64_t most) { return integer(name, 0, most); }
 
+std::optional<int64_t> ConfigFields::row(std::string_view name, int64_t rows) {
+  const std::optional<int64_t> value = integer(name, -rows, rows - 1);
+  return value && *value < 0 ? *value + rows : value;
+}
+
+int64_t ConfigFields::side(std::string_view name, int64_t otherwise) {
+  const std::string* json = take(name);
+  if (json == nullptr || !json->starts_with('[')) return size(name, otherwise);
+  std::vector<int64_t> sides;
+  io::JsonReader reader(path_, *json);
+  reader.array([&] {
+    int64_t value = 0;
+    const char first = reader.peek();
+    if (first < '0' || first > '9') return reader.skip();
+    const std::string_view text = reader.number();
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+    if (error == std::errc() && end == text.data() + text.size() && value > 0 && value <= kMostWidth)
+      sides.push_back(value);
+  });
+  if (sides.size() == 2 && sides[0] == sides[1]) return sides[0];
+  if (sides.size() == 2) unsupported(name);
+  else invalid(name, "a size, or a list of height and width");
+  return otherwise;
+}
+
 std::optional<double> ConfigFields::number(std::string_view name, std::string_view wanted) {
   const std::string* json = take(name);
   if (json == nullptr) return std::nullopt;
@@ -118,6 +148,18 @@ double ConfigFields::positive(std::string_view name, double otherwise) {
   const std::optional<double> value = number(name, kWanted);
   if (value && !(*value > 0)) invalid(name, kWanted);
   return value && *value > 0 ? *value : otherwise;
+}
+
+double ConfigFields::not_negative(std::string_view name, double otherwise) {
+  constexpr std::string_view kWanted = "a number, 0 or above";
+  const std::optional<double> value = number(name, kWanted);
+  if (value && *value < 0) invalid(name, kWanted);
+  return value && *value >= 0 ? *value : otherwise;
+}
+
+double ConfigFields::required_positive(std::string_view name) {
+  if (!has(name)) problems_->missing.push_back(prefix_ + std::string(name));
+  return positive(name, 1);
 }
 
 double ConfigFields::probability(std::string_view name, double otherwise) {

@@ -47,13 +47,24 @@ class ConfigFields {
   // Present and not null.
   bool has(std::string_view name) const;
   bool is_null(std::string_view name) const;
+  // Present, and a number below 0.
+  bool negative(std::string_view name) const;
 
   // An integer from 1 to `most`. Without a default a missing field is noted.
   int64_t size(std::string_view name, std::optional<int64_t> otherwise = std::nullopt, int64_t most = kMostWidth);
   // An integer from 0 to `most`; absent or null: nullopt.
   std::optional<int64_t> count(std::string_view name, int64_t most = kMostWidth);
+  // A row of a table of `rows`, such as a token of the vocabulary. A negative number counts from the table's end, as
+  // for torch.nn.Embedding's padding_idx. Absent or null: nullopt.
+  std::optional<int64_t> row(std::string_view name, int64_t rows);
+  // The side of a square: an integer above 0, or a list of two equal ones.
+  int64_t side(std::string_view name, int64_t otherwise);
   // A finite number above 0.
   double positive(std::string_view name, double otherwise);
+  // A finite number, 0 or above.
+  double not_negative(std::string_view name, double otherwise);
+  // As positive(); without it the field is noted as missing.
+  double required_positive(std::string_view name);
   // A number from 0 to 1.
   double probability(std::string_view name, double otherwise);
   bool flag(std::string_view name, bool otherwise);

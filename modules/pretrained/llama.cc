@@ -3,6 +3,8 @@
 #include "rondo/modules/llama.h"
 
 #include <algorithm>
+#include <cmath>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "rondo/modules/pretrained/published.h"
@@ -10,38 +12,77 @@
 namespace rondo::nn {
 namespace {
 
-// rope_scaling of older files, or rope_parameters of transformers 5, which holds rope_theta too.
-RopeScaling read_scaling(ConfigFields& rope, double& theta) {
-  theta = rope.positive("rope_theta", theta);
+// yarn: https://huggingface.co/docs/transformers/main/en/internal/rope_utils has the fields and their defaults.
+void read_yarn(ConfigFields& rope, RopeScaling& scaling) {
+  scaling.beta_fast = rope.positive("beta_fast", 32);
+  scaling.beta_slow = rope.positive("beta_slow", 1);
+  scaling.truncate = rope.flag("truncate", true);
+  const double mscale = rope.not_negative("mscale", 0), all = rope.not_negative("mscale_all_dim", 0);
+  const auto grown = [&](double by) { return scaling.factor > 1 ? 0.1 * by * std::log(scaling.factor) + 1 : 1; };
+  if (rope.has("attention_factor")) scaling.attention_factor = rope.positive("attention_factor", 1);
+  else if (mscale > 0 && all > 0) scaling.attention_factor = grown(mscale) / grown(all);
+}
+
+// rope_scaling of older files, or rope_parameters of transformers 5, which holds rope_theta too. `outer`: where files
+// may have original_max_position_embeddings, too.
+RopeScaling read_scaling(ConfigFields& rope, ConfigFields& outer, LlamaConfig& c) {
+  using Kind = RopeScaling::Kind;
+  c.rope_base = rope.positive("rope_theta", c.rope_base);
   rope.must_be("partial_rotary_factor", {"1", "1.0"});
   // Older files say "type"; some say both.
   const char* field = rope.has("rope_type") ? "rope_type" : "type";
   const std::string kind = rope.word(field, "default");
   rope.harmless({"type", "rope_type"});
+  constexpr std::pair<const char*, Kind> kKinds[] = {
+      {"linear", Kind::kLinear}, {"llama3", Kind::kLlama3}, {"yarn", Kind::kYarn}, {"dynamic", Kind::kDynamic}};
   RopeScaling scaling;
-  if (kind == "linear" || kind == "llama3") {
-    scaling.kind = kind == "linear" ? RopeScaling::Kind::kLinear : RopeScaling::Kind::kLlama3;
-    if (!rope.has("factor")) rope.invalid("factor", "a number above 0");
-    scaling.factor = rope.positive("factor", 1);
-  } else if (kind != "default") {
-    rope.unsupported(field);
-    return scaling;
+  for (const auto& [name, value] : kKinds)
+    if (kind == name) scaling.kind = value;
+  if (scaling.kind == Kind::kNone) {
+    if (kind != "default") {
+      rope.unsupported(field);
+      return scaling;
+    }
+  } else {
+    if (scaling.kind == Kind::kLlama3 || scaling.kind == Kind::kYarn) {
+      // What stands outside wins.
+      scaling.original_positions = rope.size("original_max_position_embeddings", c.block_size);
+      scaling.original_positions = outer.size("original_max_position_embeddings", scaling.original_positions);
+    }
+    // null is yarn's alone: the ratio of the two lengths.
+    if (scaling.kind == Kind::kYarn && rope.is_null("factor")) {
+      rope.harmless({"factor"});
+      scaling.factor = static_cast<double>(c.block_size) / static_cast<double>(scaling.original_positions);
+    } else {
+      scaling.factor = rope.required_positive("factor");
+    }
   }
-  if (kind == "llama3") {
-    scaling.low_freq_factor = rope.positive("low_freq_factor", 1);
-    scaling.high_freq_factor = rope.positive("high_freq_factor", 4);
-    scaling.original_positions = rope.size("original_max_position_embeddings", 8192);
+  if (scaling.kind == Kind::kLlama3) {
+    scaling.low_freq_factor = rope.required_positive("low_freq_factor");
+    scaling.high_freq_factor = rope.required_positive("high_freq_factor");
     if (!(scaling.high_freq_factor > scaling.low_freq_factor))
       rope.invalid("high_freq_factor", "a number above low_freq_factor");
   }
+  if (scaling.kind == Kind::kYarn) read_yarn(rope, scaling);
+  // The reference ignores those of other kinds.
+  rope.harmless({"attention_factor", "beta_fast", "beta_slow", "factor", "high_freq_factor", "low_freq_factor", "mscale",
+                 "mscale_all_dim", "original_max_position_embeddings", "truncate"});
+  outer.harmless({"original_max_position_embeddings"});
+  if (scaling.kind == Kind::kYarn && c.rope_base == 1) outer.invalid("rope_theta", "another number than 1, for yarn");
+  if (scaling.kind == Kind::kDynamic && c.rotary_dim() <= 2)
+    outer.invalid("head_dim", "a size above 2, for dynamic rope_scaling");
   rope.note_unknown();
   return scaling;
 }
 
+// rope_parameters, or rope_scaling: where a file has both, rope_scaling alone counts.
 void read_rope(ConfigFields& config, LlamaConfig& c) {
   c.rope_base = config.positive("rope_theta", 10000.0);
-  for (const char* name : {"rope_scaling", "rope_parameters"})
-    if (const auto rope = config.object(name)) c.rope_scaling = read_scaling(*rope, c.rope_base);
+  const auto older = config.object("rope_scaling");
+  const bool has_older = older != nullptr && !older->fields().empty();
+  const auto newer = config.object("rope_parameters");
+  ConfigFields* rope = has_older ? older.get() : newer.get();
+  if (rope != nullptr) c.rope_scaling = read_scaling(*rope, config, c);
   config.must_be("partial_rotary_factor", {"1", "1.0"});
 }
 
@@ -63,6 +104,8 @@ void read_window(ConfigFields& config, LlamaConfig& c, bool is_qwen) {
     config.invalid("layer_types", absl::StrCat("one entry for each of the ", c.n_layer, " layers"));
   if (listed && !on && std::find(layers.begin(), layers.end(), true) != layers.end())
     config.invalid("sliding_window", "a size, because layer_types names sliding_attention");
+  if (!is_qwen && on && std::find(layers.begin(), layers.end(), false) != layers.end())
+    config.unsupported("layer_types");  // Mistral's own code ignores them: every layer has the window
   if (!listed)
     for (int64_t i = 0; i < c.n_layer; ++i) layers.push_back(i >= first);
   const bool all = std::find(layers.begin(), layers.end(), false) == layers.end();
@@ -88,6 +131,31 @@ std::string why_unpublished(const LlamaConfig& c, const std::string& family) {
   if (family == "mistral" && !c.window_layers.empty()) return also("window_layers");
   if (family == "qwen2" && c.head_dim > 0 && c.head_dim != c.n_embd / c.n_head) return also("head_dim");
   return "";
+}
+
+// rope_scaling; empty without one.
+std::vector<ConfigField> rope_fields(const RopeScaling& s) {
+  using Kind = RopeScaling::Kind;
+  const auto scaling = [&](const char* kind, const std::string& more) -> std::vector<ConfigField> {
+    return {
+        {"rope_scaling", absl::StrCat("{\"rope_type\": \"", kind, "\", \"factor\": ", json_text(s.factor), more, "}")}};
+  };
+  const std::string original = absl::StrCat(", \"original_max_position_embeddings\": ", s.original_positions);
+  switch (s.kind) {
+    case Kind::kNone: return {};
+    case Kind::kLinear: return scaling("linear", "");
+    case Kind::kDynamic: return scaling("dynamic", "");
+    case Kind::kLlama3:
+      return scaling("llama3", absl::StrCat(", \"low_freq_factor\": ", json_text(s.low_freq_factor),
+                                            ", \"high_freq_factor\": ", json_text(s.high_freq_factor), original));
+    case Kind::kYarn:
+      return scaling(
+          "yarn", absl::StrCat(", \"beta_fast\": ", json_text(s.beta_fast), ", \"beta_slow\": ", json_text(s.beta_slow),
+                               ", \"truncate\": ", json_text(s.truncate),
+                               s.attention_factor ? ", \"attention_factor\": " + json_text(*s.attention_factor) : "",
+                               original));
+  }
+  return {};
 }
 
 std::vector<ConfigField> config_of(const LlamaConfig& c, const std::string& family) {
@@ -117,15 +185,7 @@ std::vector<ConfigField> config_of(const LlamaConfig& c, const std::string& fami
     }
     fields.push_back({"layer_types", types + "]"});
   }
-  const RopeScaling& s = c.rope_scaling;
-  if (s.kind == RopeScaling::Kind::kLinear)
-    fields.push_back({"rope_scaling", absl::StrCat(R"({"rope_type": "linear", "factor": )", json_text(s.factor), "}")});
-  if (s.kind == RopeScaling::Kind::kLlama3)
-    fields.push_back(
-        {"rope_scaling",
-         absl::StrCat(R"({"rope_type": "llama3", "factor": )", json_text(s.factor), R"(, "low_freq_factor": )",
-                      json_text(s.low_freq_factor), R"(, "high_freq_factor": )", json_text(s.high_freq_factor),
-                      R"(, "original_max_position_embeddings": )", s.original_positions, "}")});
+  for (ConfigField& field : rope_fields(c.rope_scaling)) fields.push_back(std::move(field));
   return fields;
 }
 
@@ -155,8 +215,7 @@ std::unique_ptr<ModuleBase> make_llama(ConfigFields& config, Task task, const Pr
   c.tie_word_embeddings = config.flag("tie_word_embeddings", false);
   if (family == "qwen2") config.must_be("head_dim", {absl::StrCat(c.n_embd / c.n_head)});
   else c.head_dim = config.size("head_dim", family == "qwen3" ? 128 : std::max<int64_t>(1, c.n_embd / c.n_head));
-  c.padding_idx = config.count("pad_token_id");
-  if (c.padding_idx && *c.padding_idx >= c.vocab_size) config.invalid("pad_token_id", "a token of the vocabulary");
+  c.padding_idx = config.row("pad_token_id", c.vocab_size);
   if (c.n_head % c.n_kv_head != 0) config.invalid("num_key_value_heads", "a divisor of num_attention_heads");
   if (c.rotary_dim() % 2 != 0) config.invalid("head_dim", "an even size, for rotary positions");
   if (family != "qwen3" && !config.has("head_dim") && c.n_embd % c.n_head != 0)
@@ -182,7 +241,13 @@ bool describe_llama(ModuleBase& module, Published& out) {
   auto* model = dynamic_cast<Llama*>(&module);
   auto* body = dynamic_cast<Llama::Body*>(&module);
   if (model == nullptr && body == nullptr) return false;
-  const LlamaConfig& c = model != nullptr ? model->config : body->config;
+  LlamaConfig c = model != nullptr ? model->config : body->config;
+  // merge_and_unload() leaves a head of its own where an adapter has trained one of the two.
+  if (model != nullptr && c.tie_word_embeddings &&
+      model->lm_head.weight.impl() != model->model.embed_tokens.weight.impl()) {
+    c.tie_word_embeddings = false;
+    out.corrections = {{"tie_word_embeddings", "false"}};
+  }
   if (out.model_type.empty()) out.model_type = family_of(c);
   out.why_unpublished = why_unpublished(c, out.model_type);
   out.architecture = class_prefix(out.model_type) + (model != nullptr ? "ForCausalLM" : "Model");

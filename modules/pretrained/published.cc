@@ -98,7 +98,8 @@ void check_config(ConfigFields& config, const PretrainedOptions& options) {
 int64_t read_labels(ConfigFields& config, const PretrainedOptions& options) {
   const std::optional<int64_t> named = config.entries("id2label");
   config.harmless({"label2id"});
-  const int64_t n = config.size("num_labels", named && *named > 0 ? *named : 2, kMostLabels);
+  const int64_t said = config.size("num_labels", 2, kMostLabels);
+  const int64_t n = named && *named > 0 ? *named : said;
   const auto given = static_cast<int64_t>(options.label_names.size());
   if (given > 0 && options.num_labels.value_or(given) != given)
     throw Error(absl::StrCat("PretrainedOptions: num_labels is ", *options.num_labels, ", but there are ", given,
@@ -110,6 +111,17 @@ int64_t read_labels(ConfigFields& config, const PretrainedOptions& options) {
     throw Error(
         absl::StrCat("PretrainedOptions::num_labels must be from 1 to ", kMostLabels, ", got ", *options.num_labels));
   return *options.num_labels;
+}
+
+std::optional<ProblemType> read_problem_type(ConfigFields& config, int64_t n_class, const PretrainedOptions& options) {
+  std::optional<ProblemType> problem = options.problem_type;
+  const std::string word = config.word("problem_type", "");
+  for (const ProblemType type : {ProblemType::kRegression, ProblemType::kSingleLabel, ProblemType::kMultiLabel})
+    if (!problem && word == name_of(type)) problem = type;
+  if (!problem && config.has("problem_type")) config.unsupported("problem_type");
+  if (problem == ProblemType::kSingleLabel && n_class == 1)
+    config.invalid("problem_type", "\"regression\", or at least two labels");
+  return problem;
 }
 
 std::vector<ConfigField> label_fields(const std::vector<std::string>& names) {

@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "rondo/modules/classification_loss.h"
 #include "rondo/modules/module.h"
 #include "rondo/modules/pretrained/auto_model.h"
 #include "rondo/modules/pretrained/config_fields.h"
@@ -34,6 +35,8 @@ struct Published {
   std::map<std::string, std::string> aliases;
   // Ends of the names of tensors that files may hold and that the model computes itself.
   std::vector<std::string> computed;
+  // Fields that an original config.json must change, because the tree has changed: a head that is tied no more.
+  std::vector<ConfigField> corrections;
   std::vector<ConfigField> config;  // of a config.json, without model_type, architectures and dtype
   std::string why_unpublished;      // what `config` cannot say about the model; "" if it says everything
 };
@@ -61,8 +64,10 @@ std::unique_ptr<ModuleBase> make_vit(ConfigFields& config, Task task, const Pret
 
 // The fields that every config.json may have, and the check of all: call it after the family's own.
 void check_config(ConfigFields& config, const PretrainedOptions& options);
-// The number of classes: the caller's, or that of the file's labels, or 2.
+// The number of classes: the caller's, or that of the file's id2label, or of its num_labels, or 2.
 int64_t read_labels(ConfigFields& config, const PretrainedOptions& options);
+// The caller's problem_type, or the file's; nullopt: targets decide (classification_loss.h).
+std::optional<ProblemType> read_problem_type(ConfigFields& config, int64_t n_class, const PretrainedOptions& options);
 // id2label and label2id. By number: as transformers writes them where nobody has named the classes.
 std::vector<ConfigField> label_fields(const std::vector<std::string>& names);
 std::vector<ConfigField> label_fields(int64_t n);

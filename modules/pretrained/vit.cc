@@ -11,8 +11,8 @@ namespace rondo::nn {
 std::unique_ptr<ModuleBase> make_vit(ConfigFields& config, Task task, const PretrainedOptions& options) {
   if (task != Task::kImageClassification) return nullptr;
   ViTConfig c;
-  c.image_size = config.size("image_size", 224);
-  c.patch_size = config.size("patch_size", 16);
+  c.image_size = config.side("image_size", 224);
+  c.patch_size = config.side("patch_size", 16);
   c.n_channel = config.size("num_channels", 3);
   c.n_layer = config.size("num_hidden_layers", {}, kMostLayers);
   c.n_head = config.size("num_attention_heads");
@@ -26,7 +26,7 @@ std::unique_ptr<ModuleBase> make_vit(ConfigFields& config, Task task, const Pret
   c.n_class = read_labels(config, options);
   if (c.n_embd % c.n_head != 0) config.invalid("num_attention_heads", "a divisor of hidden_size");
   if (c.image_size % c.patch_size != 0) config.invalid("patch_size", "a divisor of image_size");
-  config.must_be("problem_type", {"\"single_label_classification\""});
+  c.problem_type = read_problem_type(config, c.n_class, options);
   // These fields belong to the pooler and to masked image modelling. Both are other models.
   config.harmless({"encoder_stride", "pooler_act", "pooler_output_size", "tie_word_embeddings"});
   check_config(config, options);
@@ -92,6 +92,7 @@ bool describe_vit(ModuleBase& module, Published& out) {
                 {"patch_size", json_text(c.patch_size)},
                 {"qkv_bias", json_text(c.qkv_bias)}};
   for (ConfigField& field : label_fields(c.n_class)) out.config.push_back(std::move(field));
+  if (c.problem_type) out.config.push_back({"problem_type", json_text(name_of(*c.problem_type))});
   return true;
 }
 

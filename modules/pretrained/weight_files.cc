@@ -116,14 +116,22 @@ class Loader {
     return sizes;
   }
 
-  // Files of the bare model lack the prefix, those of a model with a head have it.
+  // Files of the bare model lack the prefix, those of a model with a head have it. BERT's first files call a
+  // LayerNorm's weight and bias gamma and beta.
   const std::pair<const std::string, WeightFiles::Place>* find(const std::string& name) const {
     const std::string& prefix = published_.prefix;
-    for (const std::string& candidate : {name, name.starts_with(prefix) ? name.substr(prefix.size()) : prefix + name}) {
-      const auto at = files_.places().find(candidate);
-      if (at != files_.places().end()) return &*at;
-    }
+    for (const std::string& candidate : {name, name.starts_with(prefix) ? name.substr(prefix.size()) : prefix + name})
+      for (const std::string& spelled : {candidate, in_first_files(candidate)}) {
+        const auto at = files_.places().find(spelled);
+        if (at != files_.places().end()) return &*at;
+      }
     return nullptr;
+  }
+  static std::string in_first_files(const std::string& name) {
+    for (const auto& [now, then] :
+         {std::pair("LayerNorm.weight", "LayerNorm.gamma"), {"LayerNorm.bias", "LayerNorm.beta"}})
+      if (name.ends_with(now)) return name.substr(0, name.size() - std::string_view(now).size()) + then;
+    return name;
   }
 
   std::string what() const { return absl::StrCat(published_.architecture, ".from_pretrained"); }

@@ -226,13 +226,16 @@ Batch ExampleBatches::load(const PlannedBatch& batch, const Plan& plan) const {
   const auto at = [](int64_t i) { return static_cast<size_t>(i); };
   if (labelled) {
     Tensor mask = Tensor::zeros({B, T}, {kBool, kCPU}), segments = Tensor::zeros({B, T}, {kI64, kCPU});
-    Tensor labels = Tensor::empty({B}, {kI64, kCPU});
+    const bool one_class = examples_->label_kind() == LabelKind::kClass;
+    const int64_t width = examples_->label_width();
+    Tensor labels = one_class ? Tensor::empty({B}, {kI64, kCPU}) : Tensor::empty({B, width}, {kF32, kCPU});
     for (int64_t row = 0; row < B; ++row) {
       const int64_t index = plan.order[at(plan.row_begins[at(batch.rows_begin + row)])];
       examples_->copy_columns(index, x.mutable_data<int64_t>() + row * T);
       std::fill_n(mask.mutable_data<bool>() + row * T, examples_->columns(index), true);
       if (examples_->has_pairs()) examples_->copy_segments(index, segments.mutable_data<int64_t>() + row * T);
-      labels.mutable_data<int64_t>()[row] = examples_->label(index);
+      if (one_class) labels.mutable_data<int64_t>()[row] = examples_->label(index);
+      else examples_->copy_label(index, labels.mutable_data<float>() + row * width);
     }
     return {x, mask, segments, labels};
   }

@@ -8,8 +8,9 @@
 //   language model   {x, y}: i64 (B, T) each; y is what follows x where it carries loss, else kIgnoreIndex
 //   packed           {x, y, positions}: several examples stand in a row, and positions i64 (B, T) begin at 0 with each.
 //                    model.loss(x, y, positions) computes what the examples would alone
-//   labelled         {ids, mask, segments, labels}: i64, bool (true: a real token), i64, each (B, T), and i64 (B):
-//                    the operands of BertForSequenceClassification::loss, in its order
+//   labelled         {ids, mask, segments, labels}: i64, bool (true: a real token), i64, each (B, T), and i64 (B),
+//                    or f32 (B, label_width()) for numbers or several classes: the operands of
+//                    BertForSequenceClassification::loss, in its order
 //
 // Few sizes: T is one of sizes(), so that compiled regions see few shapes. They are chosen so that all examples
 // together have the least padding. All batches of a size have the same number of rows, but for the last batch of an

@@ -1,6 +1,7 @@
 #include "rondo/runtime/data/example_set.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "absl/strings/str_cat.h"
 #include "rondo/runtime/data/token_data.h"
@@ -43,7 +44,10 @@ void ExampleSet::push(int32_t id, bool target, bool second) {
 
 void ExampleSet::add(const Example& example) {
   const size_t n = example.ids.size();
-  const bool labelled = example.label >= 0;
+  const LabelKind kind = example.classes            ? LabelKind::kClasses
+                         : !example.numbers.empty() ? LabelKind::kNumbers
+                                                    : LabelKind::kClass;
+  const bool labelled = example.label >= 0 || kind != LabelKind::kClass;
   if (n == 0) throw Error("ExampleSet::add: the example has no tokens");
   if (example.targets.size() != (labelled ? 0 : n))
     throw Error(absl::StrCat("ExampleSet::add: ", n, " tokens need ", labelled ? 0 : n, " target flags, got ",
@@ -53,6 +57,14 @@ void ExampleSet::add(const Example& example) {
   if (example.label > INT32_MAX) throw Error(absl::StrCat("ExampleSet::add: label ", example.label, " is too large"));
   if (size() > 0 && labelled != labelled_)
     throw Error("ExampleSet::add: examples with and without a label cannot stand in one set");
+  if (size() > 0 && kind != kind_) throw Error("ExampleSet::add: labels of several kinds cannot stand in one set");
+  const auto width = static_cast<int64_t>(example.numbers.size());
+  if (size() > 0 && width != width_)
+    throw Error(absl::StrCat("ExampleSet::add: an example has ", width, " numbers, and others have ", width_));
+  if (!std::all_of(example.numbers.begin(), example.numbers.end(), [](float x) { return std::isfinite(x); }))
+    throw Error("ExampleSet::add: a number is not finite");
+  for (const int64_t c : example.classes.value_or(std::vector<int64_t>()))
+    if (c < 0 || c > INT32_MAX) throw Error(absl::StrCat("ExampleSet::add: there is no class ", c));
   if (const auto least = *std::min_element(example.ids.begin(), example.ids.end()); least < 0)
     throw Error(absl::StrCat("ExampleSet::add: negative id ", least));
   const auto targets = labelled ? 0 : std::count(example.targets.begin() + 1, example.targets.end(), true);
@@ -65,11 +77,32 @@ void ExampleSet::add(const Example& example) {
     push(example.ids[i], !labelled && i > 0 && example.targets[i], second);
   }
   begins_.push_back(begins_.back() + static_cast<int64_t>(n));
-  if (labelled) labels_.push_back(static_cast<int32_t>(example.label));
+  kind_ = kind;
+  width_ = width;
+  numbers_.insert(numbers_.end(), example.numbers.begin(), example.numbers.end());
+  if (example.classes) {
+    for (const int64_t c : *example.classes) labels_.push_back(static_cast<int32_t>(c));
+    label_begins_.push_back(static_cast<int64_t>(labels_.size()));
+  } else if (example.label >= 0) {
+    labels_.push_back(static_cast<int32_t>(example.label));
+  }
   ++report_.examples;
   report_.tokens += static_cast<int64_t>(n);
   report_.targets += targets;
   report_.longest = std::max(report_.longest, columns(size() - 1));
+}
+
+int64_t ExampleSet::label_width() const {
+  return kind_ == LabelKind::kNumbers ? width_ : static_cast<int64_t>(label_names_.size());
+}
+
+void ExampleSet::copy_label(int64_t index, float* y) const {
+  if (kind_ == LabelKind::kNumbers) {
+    std::copy_n(numbers_.begin() + index * width_, width_, y);
+    return;
+  }
+  std::fill_n(y, label_width(), 0.0f);
+  for (int64_t i = label_begins_[at(index)]; i < label_begins_[at(index) + 1]; ++i) y[labels_[at(i)]] = 1;
 }
 
 void ExampleSet::map_labels(std::span<const int64_t> order) {
@@ -77,7 +110,11 @@ void ExampleSet::map_labels(std::span<const int64_t> order) {
 }
 
 Example ExampleSet::example(int64_t index) const {
-  Example out{.label = labelled_ ? label(index) : -1};
+  Example out{.label = labelled_ && kind_ == LabelKind::kClass ? label(index) : -1};
+  if (kind_ == LabelKind::kClasses)
+    out.classes.emplace(labels_.begin() + label_begins_[at(index)], labels_.begin() + label_begins_[at(index) + 1]);
+  if (kind_ == LabelKind::kNumbers)
+    out.numbers.assign(numbers_.begin() + index * width_, numbers_.begin() + (index + 1) * width_);
   for_tokens(begins_[at(index)], begins_[at(index) + 1], [&](int64_t, int64_t id, bool target, bool second) {
     out.ids.push_back(static_cast<int32_t>(id));
     if (!labelled_) out.targets.push_back(target);
@@ -106,12 +143,18 @@ uint64_t ExampleSet::fingerprint() const {
   io::Checksum sum;
   std::vector<uint64_t> row;
   for (int64_t index = 0; index < size(); ++index) {
-    row = {static_cast<uint64_t>(labelled_ ? label(index) : -1), static_cast<uint64_t>(length(index))};
+    const bool one_class = labelled_ && kind_ == LabelKind::kClass;
+    row = {static_cast<uint64_t>(one_class ? label(index) : -1), static_cast<uint64_t>(length(index))};
     for_tokens(begins_[at(index)], begins_[at(index) + 1], [&](int64_t, int64_t id, bool target, bool second) {
       row.push_back(static_cast<uint64_t>(id) << 2 | static_cast<uint64_t>(target) << 1 |
                     static_cast<uint64_t>(second));
     });
     sum.update(row.data(), row.size() * sizeof(uint64_t));
+  }
+  if (kind_ != LabelKind::kClass) {
+    sum.update(labels_.data(), labels_.size() * sizeof(int32_t));
+    sum.update(label_begins_.data(), label_begins_.size() * sizeof(int64_t));
+    sum.update(numbers_.data(), numbers_.size() * sizeof(float));
   }
   for (const std::string& name : label_names_) sum.update(name + "\n");
   return sum.digest();

@@ -13,6 +13,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -32,11 +33,20 @@ class DataError : public FileError {
   int64_t line_;
 };
 
+// What the label of an example is.
+enum class LabelKind {
+  kClass,    // one class
+  kClasses,  // any number of classes
+  kNumbers,  // numbers, for a regression
+};
+
 struct Example {
   std::vector<int32_t> ids = {};
   std::vector<bool> targets = {};  // one per token; empty for a labelled example
   std::vector<bool> second = {};   // one per token: it belongs to the second text of a pair; empty: none does
-  int64_t label = -1;              // from 0 for a labelled example
+  int64_t label = -1;              // from 0 for an example of one class
+  std::optional<std::vector<int64_t>> classes = std::nullopt;  // from 0 each; an example of any number of classes
+  std::vector<float> numbers = {};                             // finite; an example of a regression
 };
 
 // What happened while examples were read.
@@ -55,6 +65,10 @@ class ExampleSet {
   // Labelled examples and others never stand in one set.
   bool labelled() const { return labelled_; }
   const ExampleReport& report() const { return report_; }
+  // Of a labelled set.
+  LabelKind label_kind() const { return kind_; }
+  // How many numbers a label of kClasses or kNumbers is: one for each class, or as many as each example has.
+  int64_t label_width() const;
   // Names of the labels, by number; empty unless the set is labelled.
   const std::vector<std::string>& label_names() const { return label_names_; }
   // A hash of all ids, flags and labels in their order: whether a resumed run reads the same data.
@@ -63,7 +77,9 @@ class ExampleSet {
   // Of one example. REQUIRES: 0 <= index < size().
   int64_t length(int64_t index) const { return begins_[at(index) + 1] - begins_[at(index)]; }
   int64_t columns(int64_t index) const { return length(index) - (labelled_ ? 0 : 1); }
-  int64_t label(int64_t index) const { return labels_[at(index)]; }
+  int64_t label(int64_t index) const { return labels_[at(index)]; }  // REQUIRES: kClass
+  // y: label_width() numbers. kClasses: 1 for the classes of the example, 0 for the others.
+  void copy_label(int64_t index, float* y) const;
   Example example(int64_t index) const;
   // x[c] = the id of column c, for all columns.
   void copy_columns(int64_t index, int64_t* x) const;
@@ -75,7 +91,7 @@ class ExampleSet {
   bool has_pairs() const { return has_pairs_; }
 
   // Adds one example. Throws Error if it is empty, if flags do not match ids, if an id is negative, if it has no
-  // target, or if labelled and other examples are mixed.
+  // target, if examples of several kinds are mixed, or if they have several counts of numbers.
   void add(const Example& example);
   void set_label_names(std::vector<std::string> names) { label_names_ = std::move(names); }
   // Renumbers: label i becomes order[i].
@@ -98,7 +114,11 @@ class ExampleSet {
 
   std::vector<Block> blocks_;
   std::vector<int64_t> begins_ = {0};
-  std::vector<int32_t> labels_;
+  std::vector<int32_t> labels_;              // kClass: of each example; kClasses: of all examples
+  std::vector<int64_t> label_begins_ = {0};  // kClasses
+  std::vector<float> numbers_;               // kNumbers: `width_` of each example
+  int64_t width_ = 0;
+  LabelKind kind_ = LabelKind::kClass;
   std::vector<std::string> label_names_;
   ExampleReport report_;
   bool labelled_ = false, has_pairs_ = false;

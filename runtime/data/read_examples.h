@@ -58,6 +58,9 @@ struct ReadOptions {
   std::string separator = {};
   // read_prompts: the prompt carries loss, too.
   bool train_on_prompt = false;
+  // read_labelled: what a label is. kClasses: names with commas between them, or a JSON list; none is fine. kNumbers:
+  // numbers with commas between them, or a JSON number or list; each line has as many.
+  LabelKind label_kind = LabelKind::kClass;
   // read_labelled: the names of the classes, by number. Empty: those that the file has, in order (by number, if all are
   // integers). Give an evaluation set the training set's label_names().
   std::vector<std::string> label_names = {};
@@ -80,7 +83,8 @@ ExampleSet read_chats(const std::string& path, const io::Tokenizer& tokenizer, c
 ExampleSet read_chats(const std::string& path, const ChatEncoder& encoder, const text::PreTrainedTokenizer& tokenizer,
                       const ReadOptions& options = {});
 // With the tokenizer's own template ([CLS] text [SEP]). A field "text_pair" makes it a pair. In JSON, a label is a
-// string or an integer. An integer that is no class's name is a class's number if label_names are given.
+// string or an integer. An integer that is no class's name is a class's number if label_names are given. Other kinds of
+// labels: ReadOptions::label_kind.
 ExampleSet read_labelled(const std::string& path, const text::PreTrainedTokenizer& tokenizer,
                          const ReadOptions& options = {});
 

@@ -1,6 +1,8 @@
 // read_labelled: texts with a class.
 #include <algorithm>
+#include <atomic>
 #include <charconv>
+#include <cmath>
 #include <map>
 #include <mutex>
 #include <numeric>
@@ -67,8 +69,39 @@ class Labels {
 };
 
 struct LabelledText {
-  std::optional<std::string> label{}, text{}, pair{};
+  std::optional<std::vector<std::string>> labels{};  // one, unless label_kind allows others
+  std::optional<std::string> text{}, pair{};
 };
+
+// A string or an integer names a class; a number is one of a regression's.
+std::string read_json_label(io::JsonReader& json, const std::string& key, LabelKind kind) {
+  const bool numbers = kind == LabelKind::kNumbers;
+  if (!numbers && json.peek() == '"') return json.string();
+  const char first = json.peek();
+  if (first != '-' && (first < '0' || first > '9'))
+    json.fail(absl::StrCat("field ", io::shown(key), " must be a ", numbers ? "number" : "string or an integer"));
+  std::string text(json.number());
+  if (!numbers && !integer_of(text)) json.fail(absl::StrCat("field ", io::shown(key), " must be an integer"));
+  return text;
+}
+
+std::vector<std::string> split_labels(std::string_view text) {
+  std::vector<std::string> parts;
+  for (size_t at = 0; !text.empty() && at <= text.size();) {
+    const size_t comma = std::min(text.find(',', at), text.size());
+    parts.emplace_back(text.substr(at, comma - at));
+    at = comma + 1;
+  }
+  return parts;
+}
+
+float number_of(const std::string& path, int64_t line, const std::string& text) {
+  float value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size() || !std::isfinite(value))
+    throw DataError(path, line, absl::StrCat("the label ", io::shown(text), " is no finite number"));
+  return value;
+}
 
 LabelledText read_json(const std::string& path, int64_t line, std::string_view json_text, const ReadOptions& options) {
   LabelledText out;
@@ -78,29 +111,27 @@ LabelledText read_json(const std::string& path, int64_t line, std::string_view j
     } else if (key == options.pair_field) {
       out.pair = read_string_field(json, key);
     } else if (key == options.label_field) {
-      if (json.peek() == '"') {
-        out.label = json.string();
-      } else {
-        const char first = json.peek();
-        if (first != '-' && (first < '0' || first > '9'))
-          json.fail(absl::StrCat("field ", io::shown(key), " must be a string or an integer"));
-        out.label = std::string(json.number());
-        if (!integer_of(*out.label)) json.fail(absl::StrCat("field ", io::shown(key), " must be an integer"));
-      }
+      out.labels.emplace();
+      const auto next = [&] { out.labels->push_back(read_json_label(json, key, options.label_kind)); };
+      if (options.label_kind != LabelKind::kClass && json.peek() == '[') json.array(next);
+      else next();
     } else {
       return false;
     }
     return true;
   });
-  for (const auto& [value, name] : {std::pair(&out.text, &options.text_field), {&out.label, &options.label_field}})
-    if (!*value) throw DataError(path, line, absl::StrCat("field ", io::shown(*name), " is missing"));
+  for (const auto& [there, name] :
+       {std::pair(out.text.has_value(), &options.text_field), {out.labels.has_value(), &options.label_field}})
+    if (!there) throw DataError(path, line, absl::StrCat("field ", io::shown(*name), " is missing"));
   return out;
 }
 
-LabelledText read_columns(const std::string& path, int64_t line, std::string_view text) {
+LabelledText read_columns(const std::string& path, int64_t line, std::string_view text, LabelKind kind) {
   const size_t tab = text.find('\t');
   if (tab == std::string_view::npos) throw DataError(path, line, "expected a label, a tab and a text");
-  return {.label = std::string(text.substr(0, tab)), .text = std::string(text.substr(tab + 1))};
+  const std::string_view label = text.substr(0, tab);
+  return {.labels = kind == LabelKind::kClass ? std::vector{std::string(label)} : split_labels(label),
+          .text = std::string(text.substr(tab + 1))};
 }
 
 }  // namespace
@@ -111,16 +142,26 @@ ExampleSet read_labelled(const std::string& path, const text::PreTrainedTokenize
   const TextEncoder speller(tokenizer, options.allow_special_tokens);
   const TooLong how = options.too_long.value_or(TooLong::kTruncate);
   const bool json = is_json_lines(path);
+  const LabelKind kind = options.label_kind;
   Labels labels(options.label_names);
   std::mutex mutex;
+  std::atomic<int64_t> numbers = 0;  // of each label
+  const auto check_count = [&](int64_t line, int64_t count) {
+    int64_t others = 0;
+    if (count == 0) throw DataError(path, line, "the label is empty");
+    if (!numbers.compare_exchange_strong(others, count) && others != count)
+      throw DataError(path, line, absl::StrCat("the label has ", count, " numbers, and others have ", others));
+  };
   int64_t truncated = 0;
   ExampleSet out;
   add_lines(
       path, options, speller,
       [&](std::string_view line_text, int64_t line) {
         const LabelledText read = json ? read_json(path, line, line_text, options)
-                                       : read_columns(path, line, line_text);
-        if (read.label->empty()) throw DataError(path, line, "the label is empty");
+                                       : read_columns(path, line, line_text, kind);
+        for (const std::string& label : *read.labels)
+          if (label.empty()) throw DataError(path, line, "the label is empty");
+        if (kind == LabelKind::kNumbers) check_count(line, static_cast<int64_t>(read.labels->size()));
         if (read.text->empty()) throw DataError(path, line, "the text is empty");
         text::EncodeOptions encoding = plain_encoding(true, !options.allow_special_tokens);
         const auto encode = [&] {
@@ -138,14 +179,20 @@ ExampleSet read_labelled(const std::string& path, const text::PreTrainedTokenize
           const std::lock_guard lock(mutex);
           ++truncated;
         }
-        Example example{.ids = std::move(encoded.ids), .label = labels.number(*read.label)};
+        Example example{.ids = std::move(encoded.ids)};
+        if (kind == LabelKind::kClass) example.label = labels.number(read.labels->front());
+        if (kind == LabelKind::kClasses) example.classes.emplace();
+        for (const std::string& label : *read.labels) {
+          if (kind == LabelKind::kClasses) example.classes->push_back(labels.number(label));
+          if (kind == LabelKind::kNumbers) example.numbers.push_back(number_of(path, line, label));
+        }
         if (read.pair)
           for (const int32_t type : encoded.type_ids) example.second.push_back(type == 1);
         return example;
       },
       out);
   for (; truncated > 0; --truncated) out.count_truncated();
-  labels.settle(out);
+  if (kind != LabelKind::kNumbers) labels.settle(out);
   return out;
 }
 

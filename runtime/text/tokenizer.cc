@@ -1,6 +1,7 @@
 #include "rondo/runtime/text/tokenizer.h"
 
 #include <algorithm>
+#include <limits>
 #include <new>
 #include <stdexcept>
 
@@ -318,9 +319,9 @@ std::string PreTrainedTokenizer::decode(std::span<const int32_t> ids, const Deco
     std::vector<std::string> tokens;
     tokens.reserve(ids.size());
     for (const int32_t id : ids) {
+      if (id < 0) throw Error(absl::StrCat("decode: ids are not negative, got ", id));
       const std::string* token = impl().spelling(id);
-      if (token == nullptr)
-        throw Error(absl::StrCat("decode: id ", id, " names no token of the vocabulary of ", vocab_size()));
+      if (token == nullptr) continue;
       const AddedToken* added = impl().added_token(id);
       if (added == nullptr) tokens.push_back(*token);
       else if (!added->special || !options.skip_special_tokens) tokens.push_back(added->decoded);
@@ -334,9 +335,8 @@ std::string PreTrainedTokenizer::decode(std::span<const int64_t> ids, const Deco
   std::vector<int32_t> narrow;
   narrow.reserve(ids.size());
   for (const int64_t id : ids) {
-    if (id < 0 || id >= vocab_size())
-      throw Error(absl::StrCat("decode: id ", id, " names no token of the vocabulary of ", vocab_size()));
-    narrow.push_back(static_cast<int32_t>(id));
+    if (id > std::numeric_limits<int32_t>::max()) continue;
+    narrow.push_back(static_cast<int32_t>(std::max<int64_t>(id, -1)));
   }
   return decode(narrow, options);
 }

@@ -6,10 +6,9 @@
 //   text::Encoding full = tokenizer("A question?", "Its answer.", {.truncation = {{.max_length = 128}}});
 //
 // Ids, offsets, masks and texts equal those of Hugging Face's `tokenizers` (README.md names the version). What a file
-// asks for and this cannot do is a FileError that names it. Four differences are on purpose:
+// asks for and this cannot do is a FileError that names it. Three differences are on purpose:
 // - text that is not UTF-8 is an Error: the reference cannot be given any;
 // - a character that the vocabulary cannot express, without an unknown token, is an Error: the reference drops it;
-// - decode() refuses ids that name no token;
 // - decode() skips every special token: the reference misses those whose text its normaliser changes.
 //
 // Special tokens' text ("<|endoftext|>") inside an input becomes the special token, as in the reference. Set
@@ -120,6 +119,8 @@ class PreTrainedTokenizer : public io::Tokenizer {
   std::vector<Encoding> encode_batch(std::span<const std::string_view> texts, const EncodeOptions& options = {}) const;
   std::vector<Encoding> encode_batch(std::span<const TextPair> pairs, const EncodeOptions& options = {}) const;
 
+  // Ids that name no token are left out, as a model whose vocabulary is padded makes them. Throws Error on a negative
+  // id.
   std::string decode(std::span<const int32_t> ids) const override;
   std::string decode(std::span<const int32_t> ids, const DecodeOptions& options) const;
   // Of generated tokens (modules/generation.h).

@@ -107,6 +107,46 @@ TEST_F(Classify, Roberta) {
   EXPECT_EQ(run(predict("out") + " --per_device_eval_batch_size=1", false).out, together.out);
 }
 
+// Numbers instead of classes, and several classes for each text: the saved config.json says so, and predicting obeys
+// it.
+TEST_F(Classify, RegressionAndSeveralLabels) {
+  std::ofstream numbers(folder_ / "numbers.tsv"), several(folder_ / "several.jsonl");
+  const char* const texts[] = {"a runner ran", "the national gradient", "unbelievable angstrom"};
+  const char* const labels[] = {R"(["run", "slow"])", "[]", R"(["slow"])"};
+  for (int i = 0; i < 240; ++i) {
+    numbers << (i % 3) - 1 << ".5\t" << texts[i % 3] << "\n";
+    several << R"({"text": ")" << texts[i % 3] << R"(", "label": )" << labels[i % 3] << "}\n";
+  }
+  numbers.close();
+  several.close();
+  const auto train = [&](const std::string& type, const std::string& file) {
+    return run(absl::StrCat("--model_name_or_path=", folder_ / "model", " --problem_type=", type,
+                            " --train_file=", folder_ / file, " --validation_file=", folder_ / file,
+                            " --output_dir=", folder_ / type, " --num_train_epochs=6 --learning_rate=2e-3"),
+               false);
+  };
+  const auto predict = [&](const std::string& type) {
+    return run(
+        absl::StrCat("--model_name_or_path=", folder_ / type, " --do_predict --test_file=", folder_ / "texts.txt"),
+        false);
+  };
+  const Finished regression = train("regression", "numbers.tsv");
+  ASSERT_EQ(regression.status, 0) << regression.out;
+  EXPECT_EQ(regression.count("240 texts of 1 numbers"), 1) << regression.out;
+  EXPECT_LT(std::stod(regression.out.substr(regression.out.rfind("error ") + 6)), 0.1) << regression.out;
+  const Finished scores = predict("regression");
+  ASSERT_EQ(scores.status, 0) << scores.out;
+  EXPECT_LT(std::stod(scores.out), 0) << scores.out;  // -1.5 was learnt
+  const Finished labelled = train("multi_label_classification", "several.jsonl");
+  ASSERT_EQ(labelled.status, 0) << labelled.out;
+  EXPECT_GT(labelled.accuracy(), 0.95) << labelled.out;
+  const Finished sorted = predict("multi_label_classification");
+  EXPECT_EQ(sorted.out.rfind("run,slow\t", 0), 0u) << sorted.out;
+  EXPECT_EQ(sorted.count("\nslow\t0."), 1) << sorted.out;
+  EXPECT_EQ(train("ranking", "numbers.tsv").count("--problem_type is ranking"), 1);
+  EXPECT_NE(train("regression", "train.tsv").status, 0);
+}
+
 TEST_F(Classify, TheSameSeedGivesTheSameRun) {
   const std::string options = "--num_train_epochs=0.5 --overwrite_output_dir";
   const Finished a = run(options), b = run(options), other = run(options + " --seed=7");

@@ -16,6 +16,7 @@
 #include "rondo/modules/gpt2.h"
 #include "rondo/modules/llama.h"
 #include "rondo/modules/pretrained/auto_model.h"
+#include "rondo/modules/vit.h"
 #include "rondo/optim/adam.h"
 #include "rondo/optim/sgd.h"
 #include "rondo/runtime/amp.h"
@@ -79,6 +80,22 @@ constexpr Case kCases[] = {
      [](ModuleBase& model, const io::TensorMap& in) { return dynamic_cast<GPT2&>(model)(in.at("ids")); }},
     {"llama", [] { return std::unique_ptr<ModuleBase>(std::make_unique<Llama>(kTinyLlama)); },
      [](ModuleBase& model, const io::TensorMap& in) { return dynamic_cast<Llama&>(model)(in.at("ids")); }},
+    {"llama_norm", [] { return std::unique_ptr<ModuleBase>(std::make_unique<Llama>(kTinyLlama)); },
+     [](ModuleBase& model, const io::TensorMap& in) { return dynamic_cast<Llama&>(model)(in.at("ids")); }},
+    {"vit",
+     [] {
+       return std::unique_ptr<ModuleBase>(std::make_unique<ViT>(ViTConfig{.image_size = 16,
+                                                                          .patch_size = 8,
+                                                                          .n_layer = 2,
+                                                                          .n_head = 4,
+                                                                          .n_embd = 16,
+                                                                          .n_class = 3,
+                                                                          .norm_eps = 1e-12,
+                                                                          .n_hidden = 24}));
+     },
+     [](ModuleBase& model, const io::TensorMap& in) {
+       return dynamic_cast<ViT&>(model)(in.at("images").to(model.parameters()[0].dtype()));
+     }},
     {"bert",
      [] {
        return std::unique_ptr<ModuleBase>(std::make_unique<Bert>(BertConfig{
@@ -105,6 +122,7 @@ struct Recorded {
       base[name] = conv1d ? tensor.t() : tensor;
     }
     model->to(dtype);
+    if (dynamic_cast<ViT*>(model.get()) != nullptr) base = vit_from_hugging_face(base);
     model->load_state_dict(base);
     model->eval();
   }
@@ -190,13 +208,16 @@ TEST(LoraFiles, PeftReadsThem) {
   for (const Case& c : kCases) {
     Recorded recorded(c, kF64);
     manual_seed(5);
-    const bool bert = std::string_view(c.name) == "bert", llama = std::string_view(c.name) == "llama";
+    const bool bert = std::string_view(c.name) == "bert", llama = std::string_view(c.name).starts_with("llama");
+    const bool vit = std::string_view(c.name) == "vit";
     LoraOptions options = {.rank = 5, .alpha = 7.5};
     if (std::string_view(c.name) == "gpt2") options.targets = {"all-linear"};
     else if (llama) options.target_pattern = R"(model\.layers\.1\..*_proj|model\.embed_tokens)";
+    else if (vit) options.targets = {"qkv", "fc1", "attn.proj"};
     else if (bert) options.targets = {"word_embeddings", "attention.output.dense"};
     else options.targets = {"wte", "attn.c_proj"};
     options.rslora = llama;
+    if (vit) options.modules_to_save = {"head", "norm1"};
     if (bert) options.modules_to_save = {"classifier", "pooler"};
     if (std::string_view(c.name) == "gpt2_embedding") options.modules_to_save = {"mlp.c_fc", "ln_f"};
     add_lora(*recorded.model, options);
@@ -695,6 +716,17 @@ TEST(LoraFiles, DamagedFilesAreRefused) {
   EXPECT_NE(with("\"init_lora_weights\": true", "\"init_lora_weights\": \"pissa\"").find("init_lora_weights = pissa"),
             std::string::npos);
   EXPECT_NE(with("\"lora_alpha\": 8", "\"lora_alpha\": 1e999").find("number out of range"), std::string::npos);
+  // 0 is a layer; a tie is another computation; and a name that no module can have is no name.
+  const std::string saves = "\"modules_to_save\": null";
+  for (const char* field :
+       {"\"layers_to_transform\": 0", "\"ensure_weight_tying\": true", "\"arrow_config\": {\"k\": 1}"})
+    EXPECT_NE(with("\"use_dora\": false", std::string("\"a\": null, ") + field).find("asks for what Rondo does not do"),
+              std::string::npos)
+        << field;
+  for (const char* name : {"../../x", "", ".", "a..b", "ln_f\\n", "/etc", "*"})
+    EXPECT_NE(with(saves, std::string("\"modules_to_save\": [\"") + name + "\"]").find("is no name of a module"),
+              std::string::npos)
+        << name;
 }
 
 // Nothing half-written: where the second file cannot be written, what was there stays.

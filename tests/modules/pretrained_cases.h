@@ -15,9 +15,25 @@
 namespace rondo::nn {
 
 inline const std::vector<std::string>& pretrained_cases() {
-  static const std::vector<std::string> cases = {
-      "gpt2",    "gpt2_gelu",     "llama2",     "llama3", "llama_bias",       "qwen2",         "qwen3",
-      "mistral", "bert_sequence", "bert_token", "minilm", "roberta_sequence", "roberta_token", "vit"};
+  static const std::vector<std::string> cases = {"gpt2",
+                                                 "gpt2_gelu",
+                                                 "llama2",
+                                                 "llama3",
+                                                 "llama_bias",
+                                                 "qwen2",
+                                                 "qwen3",
+                                                 "mistral",
+                                                 "bert_sequence",
+                                                 "bert_token",
+                                                 "minilm",
+                                                 "roberta_sequence",
+                                                 "roberta_token",
+                                                 "vit",
+                                                 "llama_dynamic",
+                                                 "qwen2_yarn",
+                                                 "bert_regression_sequence",
+                                                 "roberta_multilabel_sequence",
+                                                 "vit_regression"};
   return cases;
 }
 inline std::string recorded_folder(const std::string& name) {
@@ -40,7 +56,7 @@ inline PretrainedCase load_case(const std::string& name, const std::string& fold
     const auto at = inputs.find(std::string("input.") + key);
     return at == inputs.end() ? Tensor() : at->second;
   };
-  if (name == "vit") {
+  if (name.starts_with("vit")) {
     const auto m = std::make_shared<AutoModelForImageClassification>(
         AutoModelForImageClassification::from_pretrained(folder, options));
     const auto images = [m, in] { return in("images").to((*m)->parameters()[0].dtype()); };

@@ -84,14 +84,16 @@ TEST(PretrainedConfig, ListsEveryFieldThatChangesTheMathematics) {
   } cases[] = {
       {"llama2", "hidden_act", "\"gelu\"", "hidden_act: \"gelu\""},
       {"llama2", "attention_dropout", "0.5", "attention_dropout: 0.5"},
-      {"llama2", "rope_type", "\"yarn\"", "rope_parameters.rope_type: \"yarn\""},
+      {"llama2", "rope_type", "\"longrope\"", "rope_parameters.rope_type: \"longrope\""},
       {"llama2", "partial_rotary_factor", "0.5", "partial_rotary_factor: 0.5"},
       {"qwen3", "quantization_config", "{\"bits\": 4}", "quantization_config: {\"bits\": 4}"},
       {"mistral", "attention_bias", "true", "attention_bias: true"},
       {"bert_sequence", "position_embedding_type", "\"relative_key\"", "position_embedding_type: \"relative_key\""},
       {"bert_token", "is_decoder", "true", "is_decoder: true"},
       {"bert_token", "pruned_heads", "{\"0\": [1]}", "pruned_heads: {\"0\": [1]}"},
-      {"roberta_sequence", "problem_type", "\"regression\"", "problem_type: \"regression\""},
+      {"roberta_sequence", "problem_type", "\"ranking\"", "problem_type: \"ranking\""},
+      {"roberta_sequence", "pad_token_id", "-2", "pad_token_id: -2"},
+      {"roberta_sequence", "pad_token_id", "null", "pad_token_id: null"},
       {"vit", "hidden_act", "\"quick_gelu\"", "hidden_act: \"quick_gelu\""},
       {"gpt2", "model_type", "\"gemma\"",
        "model_type: \"gemma\" (there are gpt2, llama, qwen2, qwen3, mistral, bert, roberta, vit)"},
@@ -114,6 +116,63 @@ TEST(PretrainedConfig, UnknownFieldsAreListedUnlessAllowed) {
   folder.set("rope_type", "\"default\", \"beta_fast\": 32");
   EXPECT_EQ(folder.problems().unknown, (Names{"rope_parameters.beta_fast: 32", "attention_multiplier: 0.5"}));
   EXPECT_NO_THROW(folder.load({.allow_unknown_fields = true}));
+}
+
+// Fields that change the mathematics by a rule of the reference that is easily missed.
+TEST(PretrainedConfig, TheReferencesRules) {
+  const auto llama = [](const std::string& rope) {
+    Copy folder("llama2");
+    const std::string text = folder.config();
+    const size_t at = text.find("\"rope_parameters\""), end = text.find('}', at) + 1;
+    write_bytes(folder / "config.json", text.substr(0, at) + rope + text.substr(end));
+    return folder.problems().missing.empty() ? AutoModelForCausalLM::from_pretrained(folder.path()).as<Llama>()->config
+                                             : throw Error(folder.problems().missing[0]);
+  };
+  using Kind = RopeScaling::Kind;
+  const std::string llama3 = R"("factor": 8, "low_freq_factor": 1, "high_freq_factor": 4)";
+  // Where a file has both, rope_scaling alone counts, and an empty one is none.
+  LlamaConfig c = llama(R"("rope_scaling": {"type": "linear", "factor": 2},
+      "rope_parameters": {"rope_type": "yarn", "factor": 4, "rope_theta": 77})");
+  EXPECT_TRUE(c.rope_scaling.kind == Kind::kLinear && c.rope_scaling.factor == 2 && c.rope_base == 10000);
+  c = llama(R"("rope_scaling": {}, "rope_theta": 5, "rope_parameters": {"rope_theta": 77})");
+  EXPECT_TRUE(c.rope_scaling.kind == Kind::kNone && c.rope_base == 77);
+  // The first training's length: the file's, outside before inside, else max_position_embeddings.
+  c = llama(R"("rope_scaling": {"rope_type": "llama3", )" + llama3 + "}");
+  EXPECT_EQ(c.rope_scaling.original_positions, 32);
+  c = llama(R"("original_max_position_embeddings": 4, "rope_scaling": {"original_max_position_embeddings": 8,
+      "rope_type": "llama3", )" +
+            llama3 + "}");
+  EXPECT_EQ(c.rope_scaling.original_positions, 4);
+  EXPECT_EQ(error_of([&] { llama(R"("rope_scaling": {"rope_type": "llama3", "factor": 8})"); }),
+            "rope_scaling.low_freq_factor");
+  EXPECT_EQ(error_of([&] { llama(R"("rope_scaling": {"rope_type": "yarn"})"); }), "rope_scaling.factor");
+  c = llama(R"("rope_scaling": {"rope_type": "yarn", "factor": null, "original_max_position_embeddings": 8,
+      "mscale": 0.5, "mscale_all_dim": 0.25})");
+  EXPECT_EQ(c.rope_scaling.factor, 4);
+  EXPECT_NEAR(*c.rope_scaling.attention_factor, (0.05 * std::log(4) + 1) / (0.025 * std::log(4) + 1), 1e-12);
+  EXPECT_EQ(c.max_length(), 32);
+  // A row of padding counts from the end if negative; null is none.
+  Copy bert("bert_sequence");
+  const auto padding = [&] {
+    return AutoModelForSequenceClassification::from_pretrained(bert.path())
+        .as<BertForSequenceClassification>()
+        ->config.padding_idx;
+  };
+  EXPECT_EQ(padding(), 0);
+  bert.set("pad_token_id", "-1");
+  EXPECT_EQ(padding(), 60);
+  bert.set("pad_token_id", "null");
+  EXPECT_EQ(padding(), std::nullopt);
+  // Names of classes count, not num_labels.
+  bert.set("num_labels", "7");
+  EXPECT_NO_THROW(bert.load());
+  Copy vit("vit");
+  vit.set("image_size", "[16, 8]");
+  EXPECT_EQ(vit.problems().unsupported, Names{"image_size: [16, 8]"});
+  // Mistral's code ignores layer_types.
+  Copy mistral("mistral");
+  mistral.set("layer_types", "[\"full_attention\", \"sliding_attention\"]");
+  EXPECT_EQ(mistral.problems().unsupported.size(), 1u);
 }
 
 TEST(PretrainedConfig, MissingAndInvalidFields) {
@@ -141,7 +200,7 @@ TEST(PretrainedConfig, MissingAndInvalidFields) {
       {"llama2", "head_dim", "3"},
       {"llama2", "tie_word_embeddings", "1"},
       {"llama2", "pad_token_id", "61"},
-      {"llama2", "pad_token_id", "-1"},
+      {"llama2", "pad_token_id", "-62"},
       {"llama2", "rope_theta", "-5"},
       {"llama3", "factor", "0"},
       {"llama3", "high_freq_factor", "0.5"},
@@ -153,7 +212,9 @@ TEST(PretrainedConfig, MissingAndInvalidFields) {
       {"bert_sequence", "pad_token_id", "61"},
       {"roberta_token", "max_position_embeddings", "3"},
       {"vit", "patch_size", "5"},
-      {"vit", "image_size", "[16, 16]"},
+      {"vit", "image_size", "[16]"},
+      {"vit", "image_size", "[16, -16]"},
+      {"bert_regression_sequence", "problem_type", "\"single_label_classification\""},
   };
   for (const auto& c : cases) {
     Copy folder(c.name);

@@ -9,6 +9,7 @@
 #include "rondo/compile/compile.h"
 #include "rondo/compile/jit/executable.h"
 #include "rondo/modules/causal_lm.h"
+#include "rondo/modules/generation.h"
 #include "rondo/modules/gpt2.h"
 #include "rondo/modules/llama.h"
 #include "rondo/modules/vit.h"
@@ -154,6 +155,37 @@ TEST_P(Pretrained, LowerPrecision) {
 
 INSTANTIATE_TEST_SUITE_P(Cases, Pretrained,
                          testing::Combine(testing::ValuesIn(pretrained_cases()), testing::Values(kF64, kF32)),
+                         [](const testing::TestParamInfo<Parameters>& info) {
+                           return std::get<0>(info.param) + "_" + std::string(name_of(std::get<1>(info.param)));
+                         });
+
+class Stretched : public Pretrained {};
+
+// Rotary positions that stretch: below the first training's length, and a greedy continuation from there to above it,
+// with cached keys. A row's tokens do not depend on the rows beside it.
+TEST_P(Stretched, BelowAndAboveTheFirstLength) {
+  PretrainedCase c = load({.dtype = dtype});
+  auto* llama = c.model->as<Llama>();
+  const Tensor ids = expected.at("input.ids");
+  const int64_t shorter = expected.at("output_short").size(1);
+  const Tensor short_ids = ids.slice(1, {0, shorter});
+  expect_close(no_grad([&] { return (*llama)(short_ids); }), expected.at("output_short" + end), tolerance, "below");
+  const std::vector<int64_t> all = expected.at("generated").to_vector<int64_t>();
+  const std::vector<int64_t> prompt(all.begin(), all.begin() + shorter), want(all.begin() + shorter, all.end());
+  const std::vector<std::vector<int64_t>> prompts = {prompt, {prompt[0]}, ids[1].to_vector<int64_t>()};
+  const GenerationOptions greedy = {.max_new_tokens = static_cast<int64_t>(want.size()), .temperature = 0};
+  EXPECT_EQ(generate(*llama, prompt, greedy).tokens, want);
+  EXPECT_EQ(generate(*llama, prompts, greedy)[0].tokens, want);
+  // The longest sequence that the scaling gives, and one more.
+  const int64_t most = llama->config.max_length();
+  EXPECT_GT(most, llama->config.block_size);
+  EXPECT_EQ(llama->cache_options().max_length, most);
+  no_grad([&] { return (*llama)(Tensor::zeros({1, most}, kI64)); });
+  EXPECT_NE(error_of([&] { (*llama)(Tensor::zeros({1, most + 1}, kI64)); }).find("rope_scaling"), std::string::npos);
+}
+
+INSTANTIATE_TEST_SUITE_P(Cases, Stretched,
+                         testing::Combine(testing::Values("llama_dynamic", "qwen2_yarn"), testing::Values(kF64, kF32)),
                          [](const testing::TestParamInfo<Parameters>& info) {
                            return std::get<0>(info.param) + "_" + std::string(name_of(std::get<1>(info.param)));
                          });

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Records what PEFT and transformers compute for LoRA on tiny models.
 
-    record_lora.py [folder]     writes lora_<model>/ (default: beside this file): the base, PEFT's own adapter folder, and
+    record_lora.py [folder [case...]]
+                                writes lora_<model>/ (default: beside this file): the base, PEFT's own adapter folder, and
                                 what a fine-tuning run gives. The same torch, transformers and peft give the same bytes.
     record_lora.py --check FOLDER
                                 loads the adapter that Rondo saved to FOLDER/<model>/ on the recorded base and compares
@@ -25,7 +26,7 @@ import torch  # noqa: E402
 from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict  # noqa: E402
 from safetensors.torch import load_file, save_file  # noqa: E402
 from transformers import (BertConfig, BertForSequenceClassification, GPT2Config, GPT2LMHeadModel,  # noqa: E402
-                          LlamaConfig, LlamaForCausalLM)
+                          LlamaConfig, LlamaForCausalLM, ViTConfig, ViTForImageClassification)
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 
@@ -71,12 +72,21 @@ def bert(attention="eager"):
     return BertForSequenceClassification(config)
 
 
+def vit(attention="eager"):
+    config = ViTConfig(hidden_size=16, num_hidden_layers=2, num_attention_heads=4, intermediate_size=24, image_size=16,
+                       patch_size=8, num_labels=3, attn_implementation=attention)
+    return ViTForImageClassification(config)
+
+
 # name: (model, vocabulary, sequence length, LoraConfig's arguments)
 CASES = {
     "gpt2": (gpt2, 65, 16, dict(r=4, lora_alpha=8, target_modules=["c_attn", "c_proj"], task_type="CAUSAL_LM")),
     "gpt2_embedding": (gpt2, 65, 16, dict(r=3, lora_alpha=6, target_modules=["wte", "wpe", "mlp.c_fc"])),
     "llama": (llama, 50, 12, dict(r=4, lora_alpha=4, target_modules=r".*\.self_attn\.(q|v)_proj", use_rslora=True,
                                   task_type="CAUSAL_LM")),
+    "llama_norm": (llama, 50, 12, dict(r=2, lora_alpha=3, target_modules=["v_proj"], modules_to_save=["norm"])),
+    "vit": (vit, 0, 0, dict(r=2, lora_alpha=3, target_modules=["q_proj", "v_proj", "o_proj", "fc2"],
+                            modules_to_save=["classifier", "layernorm"])),
     "bert": (bert, 50, 12, dict(r=2, lora_alpha=8, target_modules=["query", "value"],
                                 modules_to_save=["classifier"])),
 }
@@ -92,6 +102,9 @@ def randomise(model, generator):
 
 
 def run(model, name, inputs):
+    if name == "vit":
+        logits = model(pixel_values=inputs["images"].to(model.dtype)).logits
+        return logits, torch.nn.functional.cross_entropy(logits, inputs["targets"])
     if name == "bert":
         out = model(input_ids=inputs["ids"], attention_mask=inputs["mask"].long(), token_type_ids=inputs["ids"] * 0)
         return out.logits, torch.nn.functional.cross_entropy(out.logits, inputs["targets"])
@@ -119,21 +132,37 @@ def make_base(name, dtype=torch.float64):
     return model.to(dtype).eval()
 
 
+def in_files(name):
+    """The name of ViT's parameters in published files: transformers 5 has others in memory, and PEFT's adapters have those."""
+    for now, then in (("vit.layers.", "vit.encoder.layer."), (".attention.o_proj.", ".attention.output.dense."),
+                      (".attention.q_proj.", ".attention.attention.query."),
+                      (".attention.k_proj.", ".attention.attention.key."),
+                      (".attention.v_proj.", ".attention.attention.value."), (".mlp.fc1.", ".intermediate.dense."),
+                      (".mlp.fc2.", ".output.dense.")):
+        if name.startswith("vit."):
+            name = name.replace(now, then)
+    return name
+
+
 def record(folder, name):
     _, vocabulary, length, arguments = CASES[name]
     generator = torch.Generator().manual_seed(13)
-    inputs = {"ids": torch.randint(vocabulary, (2, length), generator=generator)}
+    if name == "vit":
+        inputs = {"images": torch.randn(2, 3, 16, 16, generator=generator, dtype=torch.float64),
+                  "targets": torch.randint(3, (2,), generator=generator)}
+    else:
+        inputs = {"ids": torch.randint(vocabulary, (2, length), generator=generator)}
     if name == "bert":
         inputs["targets"] = torch.randint(3, (2,), generator=generator)
         inputs["mask"] = torch.arange(length)[None] < torch.tensor([[length], [7]])
-    else:
+    elif name != "vit":
         inputs["targets"] = torch.randint(vocabulary, (2, length), generator=generator)
     out = {k: v for k, v in inputs.items()}
     base = make_base(name)
     seen = set()
     for key, p in base.named_parameters():
         if p.data_ptr() not in seen:
-            out["base." + key] = p.detach().float()
+            out["base." + in_files(key)] = p.detach().float()
         seen.add(p.data_ptr())
     model = get_peft_model(base, LoraConfig(**arguments), autocast_adapter_dtype=False).to(torch.float64)
     with torch.no_grad():  # PEFT starts half of the matrices at zero
@@ -197,7 +226,7 @@ def main():
     if len(sys.argv) > 2 and sys.argv[1] == "--check":
         sys.exit(check(sys.argv[2]))
     folder = sys.argv[1] if len(sys.argv) > 1 else HERE
-    for name in CASES:
+    for name in sys.argv[2:] or CASES:
         record(folder, name)
 
 

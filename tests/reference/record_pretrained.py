@@ -14,6 +14,7 @@ Weights are random and large enough that every part matters. The same versions g
 transformers computes some steps in float32 whatever the model's dtype: RMSNorm and the tables of rotary positions.
 For the float64 values they are replaced by the same formulas in float64.
 """
+import math
 import os
 import shutil
 import sys
@@ -37,6 +38,11 @@ SMALL = dict(vocab_size=VOCAB, hidden_size=16, intermediate_size=24, num_hidden_
              max_position_embeddings=32)
 LLAMA3 = {"rope_type": "llama3", "rope_theta": 50000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
           "original_max_position_embeddings": 16}
+# T is above what the first training had.
+YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 8,
+        "beta_fast": 2.0, "beta_slow": 0.5}
+DYNAMIC = {"type": "dynamic", "factor": 3.0}
+FEW = {**SMALL, "max_position_embeddings": 8}
 NO_TOKENS = dict(bos_token_id=None, eos_token_id=None)
 
 
@@ -68,7 +74,20 @@ CASES = {
     "roberta_token": (tr.RobertaForTokenClassification, bert(tr.RobertaConfig, num_labels=4, pad_token_id=2)),
     "vit": (tr.ViTForImageClassification, tr.ViTConfig(hidden_size=16, num_hidden_layers=2, num_attention_heads=4,
                                                        intermediate_size=24, image_size=16, patch_size=4, num_labels=7)),
+    "llama_dynamic": (tr.LlamaForCausalLM, tr.LlamaConfig(**FEW, **NO_TOKENS, rope_scaling=DYNAMIC, head_dim=6)),
+    "qwen2_yarn": (tr.Qwen2ForCausalLM, tr.Qwen2Config(**{**FEW, "num_attention_heads": 2}, num_key_value_heads=2,
+                                                       rope_parameters=YARN)),
+    "bert_regression_sequence": (tr.BertForSequenceClassification, bert(num_labels=1, pad_token_id=-1)),
+    "roberta_multilabel_sequence": (tr.RobertaForSequenceClassification, bert(tr.RobertaConfig, num_labels=3,
+                                                                              type_vocab_size=1)),
+    "vit_regression": (tr.ViTForImageClassification, tr.ViTConfig(
+        hidden_size=16, num_hidden_layers=1, num_attention_heads=4, intermediate_size=24, image_size=[16, 16],
+        patch_size=[4, 4], num_labels=2, problem_type="regression")),
 }
+
+
+# Their outputs below the first training's length are recorded too, and the tokens of a greedy continuation across it.
+BELOW_AND_ABOVE, SHORT = ("llama_dynamic", "qwen2_yarn"), 6
 
 
 def randomise(model, seed):
@@ -82,22 +101,31 @@ def randomise(model, seed):
                 p.copy_(0.25 * noise)
 
 
+def classes_of(name, config, generator):
+    """Targets of a classifier: what kind they are decides on the loss, unless config.json does."""
+    if "regression" in name:
+        return torch.randn(B, config.num_labels, generator=generator, dtype=torch.float64).squeeze(-1)
+    if "multilabel" in name:
+        return torch.randint(2, (B, config.num_labels), generator=generator).double()
+    return torch.randint(config.num_labels, (B,), generator=generator)
+
+
 def inputs_of(name, model, seed):
     generator = torch.Generator().manual_seed(seed)
     config = model.config
-    if name == "vit":
+    if name.startswith("vit"):
         return {"images": torch.randn(B, 3, 16, 16, generator=generator, dtype=torch.float64),
-                "targets": torch.randint(config.num_labels, (B,), generator=generator)}
+                "targets": classes_of(name, config, generator)}
     ids = torch.randint(5, VOCAB, (B, T), generator=generator)
     if name.startswith(("bert", "minilm", "roberta")):
         lengths = torch.tensor([T, T - 4])
         mask = torch.arange(T)[None, :] < lengths[:, None]
-        ids = torch.where(mask, ids, torch.tensor(config.pad_token_id))
+        ids = torch.where(mask, ids, torch.tensor(config.pad_token_id % VOCAB))
         inputs = {"ids": ids, "mask": mask}
         if config.type_vocab_size > 1:
             inputs["segments"] = (torch.arange(T) >= T // 2).long().expand(B, T).contiguous()
         if "sequence" in name:
-            inputs["targets"] = torch.randint(config.num_labels, (B,), generator=generator)
+            inputs["targets"] = classes_of(name, config, generator)
         if "token" in name:
             targets = torch.randint(config.num_labels, (B, T), generator=generator)
             inputs["targets"] = torch.where(mask, targets, torch.tensor(-100))
@@ -111,7 +139,7 @@ def inputs_of(name, model, seed):
 
 def output_of(name, model, inputs):
     """Logits; of minilm the mean of the features of real tokens, normalised."""
-    if name == "vit":
+    if name.startswith("vit"):
         return model(pixel_values=inputs["images"].to(model.dtype)).logits
     if "mask" not in inputs:
         return model(input_ids=inputs["ids"]).logits
@@ -156,9 +184,23 @@ def in_float64(model):
                     middle = (1 - smooth) * rate / rope["factor"] + smooth * rate
                     rate = torch.where(length > old / low, rate / rope["factor"],
                                        torch.where(length < old / high, rate, middle))
+                scale = 1.0
+                if rope["rope_type"] == "dynamic":
+                    n = config.max_position_embeddings
+                    grown = max(1.0, rope["factor"] * (position_ids.max().item() + 1) / n - (rope["factor"] - 1))
+                    theta = rope["rope_theta"] * grown ** (D / (D - 2))
+                    rate = theta ** (-torch.arange(0, D, 2, dtype=torch.float64) / D)
+                if rope["rope_type"] == "yarn":
+                    def pair(turns):
+                        old = rope["original_max_position_embeddings"]
+                        return D * math.log(old / (turns * 2 * math.pi)) / (2 * math.log(rope["rope_theta"]))
+                    low, high = max(math.floor(pair(rope["beta_fast"])), 0), min(math.ceil(pair(rope["beta_slow"])), D - 1)
+                    ramp = ((torch.arange(D // 2, dtype=torch.float64) - low) / (high - low)).clamp(0, 1)
+                    rate = ramp * rate / rope["factor"] + (1 - ramp) * rate
+                    scale = 0.1 * math.log(rope["factor"]) + 1
                 angle = position_ids[..., None].double() * rate
                 angle = torch.cat((angle, angle), -1)
-                return angle.cos(), angle.sin()
+                return angle.cos() * scale, angle.sin() * scale
             module.forward = types.MethodType(tables, module)
     return model
 
@@ -168,11 +210,21 @@ def load(kind, folder, dtype):
     return in_float64(model) if dtype == torch.float64 else model
 
 
+def own_loss(name, model, inputs):
+    """The loss that transformers chooses by problem_type, or by the number of labels and their dtype."""
+    labels = inputs["targets"].to(model.dtype)
+    if name.startswith("vit"):
+        return model(pixel_values=inputs["images"].to(model.dtype), labels=labels).loss
+    return model(input_ids=inputs["ids"], attention_mask=inputs["mask"].long(), token_type_ids=inputs.get("segments"),
+                 labels=labels).loss
+
+
 def train(name, model, inputs):
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
     losses = []
     for _ in range(10):
-        loss = loss_of(name, output_of(name, model, inputs), inputs)
+        own = "regression" in name or "multilabel" in name
+        loss = own_loss(name, model, inputs) if own else loss_of(name, output_of(name, model, inputs), inputs)
         losses.append(loss.item())
         optimizer.zero_grad()
         loss.backward()
@@ -197,7 +249,13 @@ def record(root):
         for dtype, end in ((torch.float64, ""), (torch.float32, "_f32")):
             with torch.no_grad():
                 expected["output" + end] = output_of(name, load(kind, folder, dtype), inputs)
+                if name in BELOW_AND_ABOVE:
+                    short = {"ids": inputs["ids"][:, :SHORT]}
+                    expected["output_short" + end] = output_of(name, load(kind, folder, dtype), short)
             expected["losses" + end] = train(name, load(kind, folder, dtype), inputs)
+        if name in BELOW_AND_ABOVE:
+            expected["generated"] = load(kind, folder, torch.float32).generate(
+                inputs["ids"][:1, :SHORT], do_sample=False, max_new_tokens=14, pad_token_id=0, eos_token_id=None)
         save(os.path.join(folder, "expected.safetensors"), expected)
         print(name, expected["losses"][0].item(), expected["losses"][-1].item())
 

@@ -1,0 +1,36 @@
+// The loss of a model that gives each example n_class numbers: what transformers calls its problem_type.
+//
+//   config.problem_type = nn::ProblemType::kRegression;      // or "problem_type" in config.json
+//   model.loss(idx, mask, segments, scores).backward();      // scores f32 (B, n_class)
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string_view>
+
+#include "rondo/runtime/tensor.h"
+
+#pragma GCC visibility push(default)
+namespace rondo::nn {
+
+enum class ProblemType {
+  kRegression,   // mean squared error
+  kSingleLabel,  // cross-entropy in nats: one class for each example
+  kMultiLabel,   // binary cross-entropy in nats of each class: any number of classes for each example
+};
+// As config.json has it: "regression", "single_label_classification", "multi_label_classification".
+std::string_view name_of(ProblemType problem);
+
+// Without a problem, the number of classes and the targets decide, as in transformers: one class is a regression;
+// targets i64 or i32 are kSingleLabel, all others kMultiLabel.
+ProblemType problem_of(std::optional<ProblemType> problem, int64_t n_class, DType targets);
+
+// The mean loss of logits (B, n_class): a scalar.
+//   kRegression   targets (B, n_class), and for one class (B) as well; any number type
+//   kSingleLabel  targets i64 (B); -100 is ignored
+//   kMultiLabel   targets (B, n_class), floats in [0, 1] or bool
+// Throws Error for other targets, and for kSingleLabel with one class, whose loss would always be 0.
+Tensor classification_loss(TensorArg logits, const Tensor& targets, std::optional<ProblemType> problem);
+
+}  // namespace rondo::nn
+#pragma GCC visibility pop

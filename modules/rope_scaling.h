@@ -1,0 +1,60 @@
+// How rotary positions stretch beyond the lengths of a model's first training: the kinds that config.json names.
+//
+//   const nn::RopeScaling yarn = {.kind = nn::RopeScaling::Kind::kYarn, .factor = 4, .original_positions = 32768};
+//   nn::Llama model({.block_size = 131072, .rope_scaling = yarn});
+//
+// Every kind keeps the pairs of rotary positions and changes their rates, the radians that a pair turns for each
+// position. Without scaling, the rate of pair i of D / 2 is base^(-2 i / D).
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "rondo/runtime/ops/ops.h"
+
+#pragma GCC visibility push(default)
+namespace rondo::nn {
+
+struct RopeScaling {
+  enum class Kind {
+    kNone,
+    // Every rate / factor (Chen et al., "Extending context window of large language models via positional
+    // interpolation", 2023).
+    kLinear,
+    // Low rates / factor, high ones as they are, a ramp between (Llama 3.1's model code).
+    kLlama3,
+    // The same with a ramp over the pairs' numbers, and queries and keys times an attention factor (Peng et al., "YaRN:
+    // efficient context window extension of large language models", 2023).
+    kYarn,
+    // A larger base for sequences longer than the model's positions ("dynamic NTK", same paper, appendix B). The rates
+    // depend on the length of the call's sequence, and with a KVCache on the length of each row so far. Cached keys
+    // keep the rates of their own call, as in transformers.
+    kDynamic,
+  };
+  Kind kind = Kind::kNone;
+  double factor = 1;
+  // kLlama3: wave lengths above original_positions / low_freq_factor are divided by factor, those below
+  // original_positions / high_freq_factor are not.
+  double low_freq_factor = 1;
+  double high_freq_factor = 4;
+  int64_t original_positions = 8192;  // kLlama3, kYarn: positions of the first training
+  // kYarn: pairs that turn more than beta_fast times in original_positions keep their rate, those that turn less than
+  // beta_slow times have it divided by factor. The ramp's ends are whole pairs if `truncate`.
+  double beta_fast = 32;
+  double beta_slow = 1;
+  bool truncate = true;
+  std::optional<double> attention_factor = std::nullopt;  // kYarn: nullopt: 0.1 ln(factor) + 1, or 1 for factor <= 1
+
+  // The longest sequence of a model with `positions` (max_position_embeddings): kLinear and kDynamic reach
+  // positions * factor, kYarn original_positions * factor if that is more.
+  int64_t max_length(int64_t positions) const;
+};
+
+// Tables (T, D/2) for positions start .. start + T - 1 of a model with `positions` positions. `length`: of the whole
+// sequence, for kDynamic; 0: start + T. Throws Error if D is odd or not positive, or not above 2 for kDynamic.
+ops::RotaryTables rotary_tables(const RopeScaling& scaling, double base, int64_t positions, int64_t T, int64_t D,
+                                int64_t start = 0, TensorOptions options = {}, int64_t length = 0);
+
+}  // namespace rondo::nn
+#pragma GCC visibility pop
