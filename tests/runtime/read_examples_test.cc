@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <array>
-#include <chrono>
 #include <thread>
 
 #include "absl/strings/str_cat.h"
