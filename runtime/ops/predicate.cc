@@ -55,13 +55,14 @@ void infer_bool(InferContext& c) {
   reduction_infer(c);
   c.output(0, kBool, Dims(c.outputs()[0].sizes));
 }
-// 1 for what is not 0 and 0 for what is: the largest tells any, the smallest all.
-LoopValue truth_of(LoopBuilder& b) {
+// The sum over 1 for each true element, or for each false one. However many are counted, only none sums to 0.
+LoopValue count_of(bool truth, LoopBuilder& b) {
   LoopValue x = b.input(0);
   if (x.type != kBool) x = scalar::ne(x, scalar::constant(x, 0.0));
-  return b.emit(LoopOp::kCast, kF32, x);
+  if (!truth) x = b.emit(LoopOp::kNot, kBool, x);
+  return b.reduce(LoopOp::kReduceSum, b.emit(LoopOp::kCast, kF32, x));
 }
-// In parts: a count of 0 is exact in f32 however many are counted, and only that matters.
+// The same in parts.
 Tensor count(const Tensor& truth, const Attrs& attrs) { return call(kSum, {truth.to(kF32)}, attrs); }
 
 }  // namespace
@@ -74,7 +75,7 @@ constexpr OpDef kAnyTrue = {
     .on = {{&cpu::any_kernel}, {&cuda::any_kernel}},
     .decompose = [](std::span<const Tensor> in, const Attrs& attrs,
                     std::span<Tensor> out) { out[0] = not_equal(count(not_equal(in[0], 0), attrs), 0.0); },
-    .lower = [](LoopBuilder& b) { b.output(0, b.reduce(LoopOp::kReduceMax, truth_of(b))); },
+    .lower = [](LoopBuilder& b) { b.output(0, count_of(true, b)); },
 };
 constexpr OpDef kAllTrue = {
     .name = "all",
@@ -83,7 +84,11 @@ constexpr OpDef kAllTrue = {
     .on = {{&cpu::all_kernel}, {&cuda::all_kernel}},
     .decompose = [](std::span<const Tensor> in, const Attrs& attrs,
                     std::span<Tensor> out) { out[0] = equal(count(equal(in[0], 0), attrs), 0.0); },
-    .lower = [](LoopBuilder& b) { b.output(0, -b.reduce(LoopOp::kReduceMax, -truth_of(b))); },
+    .lower =
+        [](LoopBuilder& b) {
+          const LoopValue zeros = count_of(false, b);
+          b.output(0, scalar::eq(zeros, scalar::constant(zeros, 0.0)));
+        },
 };
 
 Tensor isfinite(TensorArg x) { return call(kIsFinite, {x}); }

@@ -85,7 +85,9 @@ TEST_F(Checks, OfWhatNothingReadsThrowAsInEager) {
       EXPECT_EQ(report.failed_compilations, 0) << report.last_failed_compilation;
       EXPECT_EQ(report.eager_runs, 0);
       EXPECT_EQ(report.entries, 1);
-      EXPECT_EQ(report.failed_runs, 2);
+      if (default_device() == kCPU) {
+        EXPECT_EQ(report.failed_runs, 2);
+      }
     }
   }
 }

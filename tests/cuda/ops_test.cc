@@ -72,7 +72,7 @@ TEST(CudaOps, StatisticsOfRowsWithoutElements) {
   allocator::set_poison_on_free(false);
 }
 
-// A new op has to have a way for floats, and for integers if it takes them.
+// A new op has to have a way for floats, and for integers and bools if it takes them.
 TEST(CudaOps, EachHasAWay) {
   test::FakeCuda cuda;
   for (const OpDef* op : all_ops()) {
@@ -97,6 +97,13 @@ TEST(CudaOps, EachHasAWay) {
     if (spec.takes_integers && op->kind != OpKind::kView) {
       integers = way_of(*op, work_of(*op, samples.front(), kI32, cuda));
       EXPECT_NE(integers, "");
+    }
+    // A reduction over other dimensions is another kernel.
+    for (const test::OpSample& sample : samples) {
+      const bool is_wanted = op->kind == OpKind::kReduction ? sample.inputs[0].rank() == 3
+                                                            : &sample == &samples.front();
+      if (!spec.takes_bool || op->kind == OpKind::kView || !is_wanted) continue;
+      EXPECT_NE(way_of(*op, work_of(*op, sample, kBool, cuda)), "") << sample.label;
     }
     std::printf("%-26s %s%s%s\n", op->name, way.c_str(), integers.empty() || integers == way ? "" : "; integers ",
                 integers == way ? "" : integers.c_str());
