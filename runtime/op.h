@@ -40,6 +40,18 @@ class IntList {
  public:
   IntList() = default;
   IntList(std::initializer_list<int64_t> values) { append(values); }
+  // Most calls have no integers, or few: only those that are there are copied.
+  IntList(const IntList& other) : size_(other.size_), many_(other.many_) { copy_few(other); }
+  IntList(IntList&& other) noexcept : size_(other.size_), many_(std::move(other.many_)) {
+    copy_few(other);
+    other.size_ = 0;
+  }
+  IntList& operator=(IntList other) noexcept {
+    size_ = other.size_;
+    many_ = std::move(other.many_);
+    copy_few(other);
+    return *this;
+  }
   template <class It> void assign(It begin, It end) {
     size_ = 0;
     many_.clear();
@@ -68,7 +80,10 @@ class IntList {
  private:
   static constexpr size_t kFew = kMaxRank + 4;
   void push_back_many(int64_t value);
-  int64_t few_[kFew] = {};
+  void copy_few(const IntList& other) {
+    if (size_ <= kFew) std::copy(other.few_, other.few_ + size_, few_);
+  }
+  int64_t few_[kFew];  // the first size_ of them
   size_t size_ = 0;
   std::vector<int64_t> many_;  // all of them, if they are more than kFew
 };
