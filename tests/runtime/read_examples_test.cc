@@ -423,14 +423,14 @@ TEST(ReadLabelled, AsManyLabelsAsLines) {
   TempFolder folder;
   const auto tokenizer = recorded("bert_uncased");
   std::string lines;
-  constexpr int kLabels = 50'000;
+  constexpr int kLabels = 200'000;
   for (int i = 0; i < kLabels; ++i) lines += "label " + std::to_string(kLabels - i) + "\ta\n";
   const std::string path = write(folder, "a.tsv", lines);
   const auto began = std::chrono::steady_clock::now();
   const ExampleSet set = read_labelled(path, tokenizer);
-  EXPECT_LT(std::chrono::steady_clock::now() - began, std::chrono::seconds(20));  // it was minutes
+  EXPECT_LT(std::chrono::steady_clock::now() - began, std::chrono::seconds(60));  // it was minutes
   ASSERT_EQ(set.label_names().size(), static_cast<size_t>(kLabels));
-  for (int i = 0; i < kLabels; i += 997)
+  for (int i = 0; i < kLabels; i += 9973)
     EXPECT_EQ(set.label_names()[static_cast<size_t>(set.label(i))], "label " + std::to_string(kLabels - i));
 }
 
