@@ -1,16 +1,18 @@
 #!/usr/bin/env bash
 # What is too long for every run, one part after the other:  tests/nightly.sh [part ...]     (without a part: all)
 #   repeats   tests of every run once more: other seeds of the fake device's order of work
+#   strangers 200 jobs beside strangers, 200 races on the plug-in
 #   fuzz      20,000 random programs compiled against eager, damaged tokenizers, broken model folders
 # Prints a line for each part. Ends with 1 if one failed.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 . ./cmake/install_packages.sh test
 parts=("$@")
-[ $# -gt 0 ] || parts=(repeats fuzz)
+[ $# -gt 0 ] || parts=(repeats strangers fuzz)
 bin=build/release/bin
 
 repeats() { ctest --preset release -C nightly -L '^nightly$' --no-tests=error -j"$(nproc)"; }
+strangers() { tests/dist/strangers.sh $bin/test_dist && tests/compile/plugin_races.sh $bin/test_compile; }
 fuzz() { tests/fuzz/run.sh 20000 && $bin/fuzz_tokenizer --count 20000 && $bin/fuzz_config 600; }
 
 for part in "${parts[@]}"; do
