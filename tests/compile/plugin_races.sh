@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# 200 processes load the plug-in while its file is swapped: none runs foreign code. A minute; tests run nine of them.
+# 200 processes load the plug-in while its file is swapped: none runs foreign code. A minute; tests run six of them.
 #   plugin_races.sh [TEST_COMPILE [RACES]]
 set -euo pipefail
 test_compile=${1:-$(dirname "$0")/../../build/release/bin/test_compile}
