@@ -268,9 +268,10 @@ const Product::Choice& Product::choose_otherwise(DeviceState& state, uint32_t ke
   else if ((copied != call_ || key_of_operands(key) != key_of_operands(aligned)) &&
            (choice.part = by_library(state, copied, aligned)) != nullptr)
     choice.way = ProductWay::kCopied;
+  const std::string cause = memory::Cause::describe();
   const std::string text = absl::StrCat(
-      memory::Cause::describe(), ": cuBLASLt ", why, " for ", describe(), " on cuda:", device_, ", so it runs ",
-      choice.way == ProductWay::kApart    ? "without its epilogue, which a kernel of its own adds"
+      cause, cause.empty() ? "" : ": ", "cuBLASLt ", why, " for ", describe(), " on cuda:", device_, ", so it runs ",
+      choice.way == ProductWay::kApart    ? "as plain sums that a kernel of Rondo's own finishes"
       : choice.way == ProductWay::kCopied ? "on dense copies of its operands"
                                           : "by a kernel of Rondo's own, which is several times slower");
   {

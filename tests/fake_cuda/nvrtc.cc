@@ -26,13 +26,16 @@ namespace {
 constexpr int kArchitectures[] = {80, 86, 89, 90, 100, 103, 120};
 
 // nvcc's manual, "GPU Feature List": sm_90 and later have a form with the instructions of that one alone, sm_100 and
-// later one with those of its family.
-bool is_known(const std::string& name) {
+// later one with those of its family. The real library answers an unknown number otherwise than a form that it has not.
+enum class Known { kNo, kNumberOnly, kYes };
+Known is_known(const std::string& name) {
+  Known known = Known::kNo;
   for (const int one : kArchitectures) {
     const std::string plain = "sm_" + std::to_string(one);
-    if (name == plain || (one >= 90 && name == plain + "a") || (one >= 100 && name == plain + "f")) return true;
+    if (name == plain || (one >= 90 && name == plain + "a") || (one >= 100 && name == plain + "f")) return Known::kYes;
+    if (name == plain + "a" || name == plain + "f") known = Known::kNumberOnly;
   }
-  return false;
+  return known;
 }
 
 // The real one opens its builtins by this name when it first compiles, wherever the loader finds it.
@@ -102,9 +105,13 @@ FAKE_EXPORT NvrtcResult nvrtcCompileProgram(ProgramPtr program, int n, const cha
       flags += " " + option;
     else return refuse(program, NvrtcResult::kInvalidOption, "nvrtc: error: invalid option: " + option);
   }
-  if (!is_known(architecture))
+  const Known known = is_known(architecture);
+  if (known == Known::kNo)
     return refuse(program, NvrtcResult::kInvalidOption,
-                  "nvrtc: error: invalid value for --gpu-architecture: " + architecture);
+                  "nvrtc: error: invalid value for --gpu-architecture (-arch): " + architecture);
+  if (known == Known::kNumberOnly)
+    return refuse(program, NvrtcResult::kCompilation,
+                  "Command-line error: invalid or no value specified with --nv_arch flag: " + architecture);
   std::istringstream lines(program->source);
   int number = 0;
   for (std::string line; std::getline(lines, line);) {

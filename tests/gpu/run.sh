@@ -350,7 +350,7 @@ section_train() {
   done
 }
 # The CPU in the same dtype says how far rounding leads from f64 in so many steps: other orders of sums lead as far, give or take. What
-# is 8 times as far off is more than rounding. Losses are printed with 6 digits.
+# is 8 times as far off, and more than some last bits of f32, is no rounding.
 near_f64() { # near_f64 NAME COMPILE DTYPE
   local far cpu
   far=$(distance "$1") cpu=$(distance "cpu.none.$3")
