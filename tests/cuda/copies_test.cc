@@ -180,7 +180,7 @@ TEST(CudaCopies, PageLockedMemory) {
     const cuda::ContextScope scope(state);  // an asynchronous copy takes page-locked memory only
     const auto to = reinterpret_cast<cuda::DevicePtr>(there.data());
     EXPECT_EQ(state.driver().copy_to_device(to, memory, 400, state.compute()), cuda::Result::kSuccess);
-    synchronize(cuda.device());
+    EXPECT_EQ(state.driver().stream_synchronize(state.compute()), cuda::Result::kSuccess);
   }
   EXPECT_EQ(cuda->counts().pinned, 1);
   EXPECT_EQ(cuda::device_state_if_usable(0), nullptr) << "a process of one device uses no other";
