@@ -67,9 +67,14 @@ def main():
         lines = "".join(json.dumps(one) + "\n" for one in requests)
         run = subprocess.run([sys.argv[1], "--serve"], input=lines, capture_output=True, text=True, check=True)
         answers = [json.loads(line) for line in run.stdout.splitlines()]
-    counts, named = {"equal": 0, "error here": 0, "DIFFERENT": 0}, set()
+    counts, named = {"equal": 0, "error here": 0, "error there only": 0, "DIFFERENT": 0}, set()
     for (what, text, want), have in zip(wanted, answers, strict=True):
-        kind = "error here" if "error" in have else "equal" if have["ids"] == want else "DIFFERENT"
+        if "error" in have:
+            kind = "error here"
+        elif isinstance(want, str):
+            kind = "error there only"
+        else:
+            kind = "equal" if have["ids"] == want else "DIFFERENT"
         counts[kind] += 1
         if kind == "DIFFERENT":
             print(f"{what}: {text!r}\n  wanted {want}\n  got    {have['ids']}")
