@@ -195,8 +195,9 @@ RONDO_API rondo_status rondo_generate_tokens(rondo_model* model, const int32_t* 
 
 /* ---- The tokenizer ---- */
 
-/* `count` gets the number of ids, and `ids` the first `capacity` of them. With capacity 0, `ids` may be null. The ids of
- * a text are all of its ids, here and in the calls above: truncation and padding of tokenizer.json are not applied. */
+/* `count` gets the number of ids, and `ids` the first `capacity` of them. With capacity 0, `ids` may be null. The ids
+ * of a text are all of its ids, here and in the calls above: truncation and padding of tokenizer.json are not applied.
+ */
 RONDO_API rondo_status rondo_encode(rondo_model* model, const char* text, int32_t* ids, int64_t capacity,
                                     int64_t* count);
 /* `text`: give it to rondo_free(). Special tokens are left out. */
@@ -215,11 +216,12 @@ typedef struct rondo_chat_options {
 /* The ids of a conversation, by the model's chat template. `conversation` is JSON: an array of messages such as
  * [{"role": "user", "content": "Hello!"}], or an object with "messages", and with "tools", "documents" and
  * "chat_template_kwargs" if there are any. The text of a special token in a message stays ordinary text. `ids` and
- * `count` as in rondo_encode(). `labels`, as rondo_train_tokens() takes them, gets the ids of what the assistant says and
- * -100 elsewhere; null: nobody wants them. Not with add_generation_prompt. A template that cannot say exactly which ids
- * are the assistant's is RONDO_BAD_ARGUMENT with labels, and the sentence says what to do. */
-RONDO_API rondo_status rondo_encode_chat(rondo_model* model, const char* conversation, const rondo_chat_options* options,
-                                         int32_t* ids, int32_t* labels, int64_t capacity, int64_t* count);
+ * `count` as in rondo_encode(). `labels`, as rondo_train_tokens() takes them, gets the ids of what the assistant says
+ * and -100 elsewhere; null: nobody wants them. Not with add_generation_prompt. A template that cannot say exactly which
+ * ids are the assistant's is RONDO_BAD_ARGUMENT with labels, and the sentence says what to do. */
+RONDO_API rondo_status rondo_encode_chat(rondo_model* model, const char* conversation,
+                                         const rondo_chat_options* options, int32_t* ids, int32_t* labels,
+                                         int64_t capacity, int64_t* count);
 
 /* ---- Settings of the process, for all models ---- */
 

@@ -100,8 +100,8 @@ inline constexpr uint64_t kLargestFile = uint64_t{1} << 30;
 struct Amendments {
   // JSON instead of the file's own part; empty: the file's.
   std::string normalizer{}, pre_tokenizer{}, decoder{};
-  // Tokens by their text. Those that the file lacks are added behind its own, with ids of their own. Of one that the file
-  // has, the flags count if its id is not negative.
+  // Tokens by their text. Those that the file lacks are added behind its own, with ids of their own. Of one that the
+  // file has, the flags count if its id is not negative.
   std::vector<AddedToken> tokens{};
 };
 // tokenizer.json.

@@ -124,7 +124,7 @@ TEST_F(RegionSlices, HooksAndRetainedGradientsOfParts) {
 }
 
 TEST_F(RegionSlices, WritesInPlaceOnParts) {
-  const auto body = [](Block& b, const Tensor& x) {
+  const auto body = [](Block&, const Tensor& x) {
     Tensor h = x * 2.0;
     const Tensors before = {h.select(1, 0) * 0.5};
     for (int64_t t = 0; t < 6; t += 2) h.select(1, t).mul_(0.25 * static_cast<double>(t + 1));

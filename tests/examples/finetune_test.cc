@@ -254,6 +254,31 @@ TEST_F(Finetune, LinesOfPromptsAndChats) {
     ASSERT_EQ(done.status, 0) << done.out;
     EXPECT_LT(done.validation_loss(-1), done.validation_loss(0) - 0.1) << done.out;
   }
+  // The template of the model's folder counts; chatml is a choice, or what is left without one, and then it is said.
+  const std::string chats = "--train_file=" + folder_ / "chats.jsonl" +
+                            " --block_size=64 --max_steps=1 --max_new_tokens=0";
+  const Finished without = run(chats + " --output_dir=" + folder_ / "without");
+  EXPECT_NE(without.out.find("has no chat template: chats are written as chatml"), std::string::npos) << without.out;
+  const Finished asked = run(chats + " --chat_template=chatml --output_dir=" + folder_ / "asked");
+  EXPECT_EQ(asked.out.find("chat template"), std::string::npos) << asked.out;
+  EXPECT_EQ(asked.validation_loss(0), without.validation_loss(0));
+  const std::string own =
+      "{% for m in messages %}{{ m.role ~ ':' ~ m.content ~ '\\n' }}{% endfor %}"
+      "{% if add_generation_prompt %}assistant:{% endif %}";
+  std::ofstream(folder_ / "model/chat_template.jinja") << own;
+  const Finished with = run(chats + " --output_dir=" + folder_ / "with");
+  ASSERT_EQ(with.status, 0) << with.out;
+  EXPECT_EQ(with.out.find("chat template"), std::string::npos) << with.out;
+  EXPECT_NE(with.validation_loss(0), without.validation_loss(0));
+  std::filesystem::rename(folder_ / "model/chat_template.jinja", folder_ / "own.jinja");
+  const Finished given = run(chats + " --chat_template=" + folder_ / "own.jinja" +
+                             " --output_dir=" + folder_ / "given");
+  EXPECT_EQ(given.validation_loss(0), with.validation_loss(0));
+  std::ofstream(folder_ / "own.jinja") << "\n{% include 'x' %}";
+  const Finished lacking = run(chats + " --chat_template=" + folder_ / "own.jinja" +
+                               " --output_dir=" + folder_ / "lacking");
+  EXPECT_EQ(lacking.status, 1);
+  EXPECT_NE(lacking.out.find("line 2: the statement \"include\" is not supported"), std::string::npos) << lacking.out;
   // Packed: the same examples, each alone in its row's positions, so the first validation is the same.
   const std::string prompts = "--train_file=" + folder_ / "prompts.jsonl" + " --block_size=64 --max_new_tokens=0";
   const Finished apart = run(prompts + " --max_steps=1 --output_dir=" + folder_ / "apart");

@@ -258,8 +258,9 @@ TEST(PretrainedConfig, FamilyWithoutTheTask) {
       error.find("AutoModelForSequenceClassification::from_pretrained: there is no such model of the family gpt2"),
       std::string::npos)
       << error;
-  EXPECT_THROW(AutoModelForCausalLM::from_pretrained(recorded_folder("vit")), Error);
-  EXPECT_THROW(AutoModel::from_pretrained(recorded_folder("vit")), Error);
+  EXPECT_THROW(AutoModelForCausalLM::from_pretrained(recorded_folder("vit")), ConfigError);
+  EXPECT_THROW(AutoModelForCausalLM::from_pretrained(recorded_folder("bert_sequence")), ConfigError);
+  EXPECT_THROW(AutoModel::from_pretrained(recorded_folder("vit")), ConfigError);
   EXPECT_THROW(AutoModelForImageClassification::from_pretrained(recorded_folder("llama2")), Error);
 }
 

@@ -3,8 +3,7 @@
 
     chat_templates.py record                        writes chat_templates/*.jsonl and the tokenizers, which CTest reads
     chat_templates.py compare PROGRAM [--count N] [--seed N]
-                                                    N random conversations (default 2000) for the templates together,
-                                                    through fuzz_chat_template --serve
+        N random conversations (default 2000) for the templates together, through fuzz_chat_template --serve
 
 The templates (chat_templates/NAME.jinja) are in the manner of published families. A line of NAME.jsonl is {"conversation",
 "add_generation_prompt", "text", "ids", "mask"}, or {"conversation", "add_generation_prompt", "error"} where the template

@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 """tokenizer.json beside a tokenizer_config.json that disagrees with it, against AutoTokenizer of transformers 5.23.0.
 
-    tokenizer_configs.py PROGRAM      (fuzz_chat_template; not in CI)
+    tokenizer_configs.py compare PROGRAM      (fuzz_chat_template; not in CI)
+    tokenizer_configs.py record               writes tokenizers/configs.jsonl, which CTest reads
 
 For each tokenizer of record_tokenizers.py, each class and each field: ids of some texts. Equal, or an error that names a
-field, here.
+field, here. A line of configs.jsonl is {"base", "config", "ids": a list for each of "texts"}, which the first line has.
 """
 import json
 import logging
@@ -46,30 +47,59 @@ FIELDS = [
 ]
 
 
-def main():
+def reference(folder):
+    """Ids of the texts, or a string: why transformers refuses the folder."""
+    try:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(str(folder))
+        return [list(tokenizer(text)["input_ids"]) for text in TEXTS]
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"[:120]
+
+
+def make_folder(scratch, name, base, config):
+    folder = pathlib.Path(scratch) / name
+    folder.mkdir()
+    shutil.copy(FOLDER / f"{base}.json", folder / "tokenizer.json")
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return folder
+
+
+def record():
+    lines = [{"texts": TEXTS}]
+    with tempfile.TemporaryDirectory() as scratch:
+        for base, classes in CLASSES.items():
+            for i, fields in enumerate(FIELDS):
+                config = {"tokenizer_class": classes[0], **fields}
+                ids = reference(make_folder(scratch, f"{base}-{i}", base, config))
+                if not isinstance(ids, str):
+                    lines.append({"base": base, "config": config, "ids": ids})
+    text = "".join(json.dumps(line, ensure_ascii=False, separators=(",", ":")) + "\n" for line in lines)
+    (FOLDER / "configs.jsonl").write_text(text)
+
+
+def compare(program):
     requests, wanted = [], []
     with tempfile.TemporaryDirectory() as scratch:
         for base, classes in CLASSES.items():
             for name in classes:
                 for i, fields in enumerate(FIELDS):
-                    folder = pathlib.Path(scratch) / f"{base}-{name}-{i}"
-                    folder.mkdir()
-                    shutil.copy(FOLDER / f"{base}.json", folder / "tokenizer.json")
-                    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": name, **fields}))
-                    try:
-                        tokenizer = transformers.AutoTokenizer.from_pretrained(str(folder))
-                        ids = [list(tokenizer(text)["input_ids"]) for text in TEXTS]
-                    except Exception as error:
-                        ids = [f"{type(error).__name__}: {error}"[:120]] * len(TEXTS)
+                    folder = make_folder(scratch, f"{base}-{name}-{i}", base, {"tokenizer_class": name, **fields})
+                    ids = reference(folder)
+                    ids = [ids] * len(TEXTS) if isinstance(ids, str) else ids
                     for text, one in zip(TEXTS, ids):
                         requests.append({"folder": str(folder), "text": text})
                         wanted.append((f"{base} {name} {json.dumps(fields)}", text, one))
         lines = "".join(json.dumps(one) + "\n" for one in requests)
-        run = subprocess.run([sys.argv[1], "--serve"], input=lines, capture_output=True, text=True, check=True)
+        run = subprocess.run([program, "--serve"], input=lines, capture_output=True, text=True, check=True)
         answers = [json.loads(line) for line in run.stdout.splitlines()]
-    counts, named = {"equal": 0, "error here": 0, "DIFFERENT": 0}, set()
+    counts, named = {"equal": 0, "error here": 0, "error there only": 0, "DIFFERENT": 0}, set()
     for (what, text, want), have in zip(wanted, answers, strict=True):
-        kind = "error here" if "error" in have else "equal" if have["ids"] == want else "DIFFERENT"
+        if "error" in have:
+            kind = "error here"
+        elif isinstance(want, str):
+            kind = "error there only"
+        else:
+            kind = "equal" if have["ids"] == want else "DIFFERENT"
         counts[kind] += 1
         if kind == "DIFFERENT":
             print(f"{what}: {text!r}\n  wanted {want}\n  got    {have['ids']}")
@@ -81,4 +111,9 @@ def main():
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    if sys.argv[1:] == ["record"]:
+        record()
+    elif len(sys.argv) == 3 and sys.argv[1] == "compare":
+        sys.exit(compare(sys.argv[2]))
+    else:
+        sys.exit(__doc__)

@@ -512,7 +512,7 @@ TEST(AutoTokenizer, WholeFileAndConfig) {
   EXPECT_EQ(tokenizer.bos_token_id(), tokenizer.token_to_id("<s>"));
   EXPECT_EQ(tokenizer.eos_token_id(), tokenizer.token_to_id("<|eot|>"));
   EXPECT_EQ(tokenizer.unk_token_id(), -1);
-  // The chat template is not read, but a copy of the tokenizer keeps it.
+  // A copy of the tokenizer keeps the chat template.
   write_bytes(folder / "chat_template.jinja", "{{ messages }}");
   const TempFolder copy;
   AutoTokenizer::copy_files(folder.path(), copy.path());
