@@ -6,6 +6,6 @@ cd "$(dirname "$0")/.."
 preset=${1:-release}
 label=${2:-}
 . ./cmake/install_packages.sh test
-cmake --preset "$preset"
+cmake --preset "$preset" ${CI:+-DRONDO_WERROR=ON}  # in CI a warning is an error
 cmake --build --preset "$preset" ${label:+--target "${label}_tests"}
 ctest --preset "$preset" ${label:+-L "^$label\$"} --no-tests=error -j"$(nproc)"

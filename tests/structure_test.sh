@@ -94,6 +94,8 @@ for folder in $order examples tests; do
   if [ ! -f $folder/README.md ]; then report "no README" "$folder/README.md"
   elif [ "$(wc -l < $folder/README.md)" -gt 30 ]; then report "a README of more than 30 lines" "$folder/README.md"; fi
 done
+report "a script that names its interpreter is executable" \
+  "$(find . \( -name build -o -name .git \) -prune -o -type f \( -name '*.py' -o -name '*.sh' \) ! -perm -u+x -exec grep -lm1 '^#!' {} +)"
 report "no static constructors that register ops" "$(sources runtime | xargs -r grep -nE 'REGISTER_|static .*[Rr]egistrar')"
 report "the library may not print" \
   "$(sources $order | xargs -r grep -nE 'std::(cout|cerr)|[^n]printf\(' | grep -v snprintf)"

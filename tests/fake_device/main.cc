@@ -11,6 +11,7 @@
 #include "rondo/runtime/error.h"
 #include "rondo/tests/fake_device/fake_device.h"
 #include "rondo/tests/fake_device/test_device.h"
+#include "rondo/tests/filters.h"
 
 namespace rondo::test {
 namespace {
@@ -40,6 +41,7 @@ Device test_device() { return chosen; }
 
 int main(int argc, char** argv) {
   testing::InitGoogleTest(&argc, argv);
+  if (!rondo::test::every_filter_matches()) return 2;
   if (const char* real = std::getenv("RONDO_TEST_CUDA"); real != nullptr && std::strcmp(real, "real") == 0)
     testing::UnitTest::GetInstance()->listeners().Append(new rondo::test::EndsWithTheDevice);  // Google Test deletes it
   const char* name = std::getenv("RONDO_TEST_DEVICE");

@@ -133,5 +133,9 @@ int run(double seconds, uint64_t seed) {
 }  // namespace rondo::nn
 
 int main(int argc, char** argv) {
+  if (argc > 1 && argv[1][0] == '-') {
+    std::fprintf(stderr, "usage: fuzz_config [SECONDS [SEED]]\n");
+    return 2;
+  }
   return rondo::nn::run(argc > 1 ? std::atof(argv[1]) : 60, argc > 2 ? std::strtoull(argv[2], nullptr, 10) : 1);
 }

@@ -193,7 +193,11 @@ int main(int argc, char** argv) {
   for (int i = 1; i < argc; ++i) {
     if (std::strcmp(argv[i], "--from") == 0 && i + 1 < argc) from = std::strtoull(argv[++i], nullptr, 10);
     else if (std::strcmp(argv[i], "--count") == 0 && i + 1 < argc) count = std::strtoull(argv[++i], nullptr, 10);
-    else folder = argv[i];
+    else if (argv[i][0] != '-') folder = argv[i];
+    else {
+      std::fprintf(stderr, "usage: fuzz_tokenizer [--from N] [--count N] [FOLDER of *.json]\n");
+      return 2;
+    }
   }
   std::vector<std::filesystem::path> paths;
   for (const auto& entry : std::filesystem::directory_iterator(folder))

@@ -21,7 +21,7 @@ cp -r "$here" "$work/project"
 sanitize=$(cached RONDO_SANITIZE)
 # What a build of Rondo itself needs to meet the other's objects in ccache: the same flags and include folder.
 again=(-DRONDO_CPU="$(cached RONDO_CPU)" -DRONDO_INCLUDE_FOLDER="$build/include" -DRONDO_SANITIZE="$sanitize"
-       -DCMAKE_BUILD_TYPE="$(cached CMAKE_BUILD_TYPE)"
+       -DCMAKE_BUILD_TYPE="$(cached CMAKE_BUILD_TYPE)" -DRONDO_WERROR="$(cached RONDO_WERROR)"
        -DCMAKE_CXX_COMPILER_LAUNCHER="$(command -v ccache || true)")
 prefix=$build/tests/prefix
 plugin=$prefix/lib/rondo
@@ -30,7 +30,7 @@ case $how in
     configure -S "$work/project" -B "$work/out" -DCMAKE_BUILD_TYPE=Release -DCMAKE_PREFIX_PATH="$prefix" -DRONDO_KIND="$kind"
     ;;
   subproject)
-    configure -S "$work/project" -B "$work/out" "${again[@]}" -DRONDO_SOURCE="$here/../.." -DRONDO_WERROR=ON \
+    configure -S "$work/project" -B "$work/out" "${again[@]}" -DRONDO_SOURCE="$here/../.." \
       -DBUILD_SHARED_LIBS=$([ $kind = shared ] && echo ON || echo OFF)
     plugin=$work/out/rondo/lib/rondo
     ;;

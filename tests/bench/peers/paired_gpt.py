@@ -27,9 +27,14 @@ TICK_MS = 1000.0 / os.sysconf("SC_CLK_TCK")
 
 
 def default_python():
-    venv = os.environ.get("RONDO_PEERS_VENV", os.path.expanduser("~/.cache/rondo-peers"))
-    python = os.path.join(venv, "bin", "python")
-    return python if os.path.exists(python) else sys.executable
+    """RONDO_PEERS_VENV's interpreter, or that of setup.sh's folder, or this one."""
+    named = os.environ.get("RONDO_PEERS_VENV")
+    python = os.path.abspath(os.path.join(named or os.path.expanduser("~/.cache/rondo-peers"), "bin", "python"))
+    if os.path.exists(python):
+        return python
+    if named:
+        sys.exit(f"RONDO_PEERS_VENV={named}: no {python}; run tests/bench/peers/setup.sh")
+    return sys.executable
 
 
 def parse_args(argv=None):

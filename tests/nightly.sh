@@ -1,0 +1,24 @@
+#!/usr/bin/env bash
+# What is too long for every run, one part after the other:  tests/nightly.sh [part ...]     (without a part: all)
+#   repeats   tests of every run once more: other seeds of the fake device's order of work
+#   fuzz      20,000 random programs compiled against eager, damaged tokenizers, broken model folders
+# Prints a line for each part. Ends with 1 if one failed.
+set -uo pipefail
+cd "$(dirname "$0")/.."
+. ./cmake/install_packages.sh test
+parts=("$@")
+[ $# -gt 0 ] || parts=(repeats fuzz)
+bin=build/release/bin
+
+repeats() { ctest --preset release -C nightly -L '^nightly$' --no-tests=error -j"$(nproc)"; }
+fuzz() { tests/fuzz/run.sh 20000 && $bin/fuzz_tokenizer --count 20000 && $bin/fuzz_config 600; }
+
+for part in "${parts[@]}"; do
+  [ "$(type -t "$part")" = function ] || { echo "nightly.sh: no part '$part'; see the top of this file" >&2; exit 2; }
+done
+cmake --preset release && cmake --build --preset release || exit 1
+failed=0
+for part in "${parts[@]}"; do
+  if "$part"; then echo "nightly: $part: passed"; else echo "nightly: $part: FAILED"; failed=1; fi
+done
+exit $failed
