@@ -113,8 +113,8 @@ TEST(PretrainedConfig, ListsEveryFieldThatChangesTheMathematics) {
 TEST(PretrainedConfig, UnknownFieldsAreListedUnlessAllowed) {
   Copy folder("llama2");
   folder.set("attention_multiplier", "0.5");
-  folder.set("rope_type", "\"default\", \"beta_fast\": 32");
-  EXPECT_EQ(folder.problems().unknown, (Names{"rope_parameters.beta_fast: 32", "attention_multiplier: 0.5"}));
+  folder.set("rope_type", "\"default\", \"beta_fast\": 32, \"beta_last\": 3");
+  EXPECT_EQ(folder.problems().unknown, (Names{"rope_parameters.beta_last: 3", "attention_multiplier: 0.5"}));
   EXPECT_NO_THROW(folder.load({.allow_unknown_fields = true}));
 }
 

@@ -71,7 +71,7 @@ class Case:
         self.maybe(0.2, reorder_and_upcast_attn=True)
         self.maybe(0.2, pad_token_id=r.choice([-1, 3, None]))
         self.targets = ["c_attn", "c_proj", "c_fc", "wte", "wpe", "attn.c_proj", "h.0.attn.c_attn"]
-        self.saves = ["ln_f", "ln_1", "c_fc", "wte", "wpe", "lm_head", "mlp.c_proj", "f", "attn"]
+        self.saves = ["ln_f", "ln_1", "c_fc", "wte", "wpe", "mlp.c_proj", "f", "attn"] + ["lm_head"] * (self.task != "base")
         self.pattern = r".*h\.1\.(attn|mlp)\.c_proj"
 
     def rope(self):

@@ -72,7 +72,7 @@ def bert(attention="eager"):
     return BertForSequenceClassification(config)
 
 
-def vit(attention="eager"):
+def vit(attention="sdpa"):  # "eager" has its softmax in float32
     config = ViTConfig(hidden_size=16, num_hidden_layers=2, num_attention_heads=4, intermediate_size=24, image_size=16,
                        patch_size=8, num_labels=3, attn_implementation=attention)
     return ViTForImageClassification(config)
