@@ -148,6 +148,10 @@ TEST(CudaAttention, KeysThatAreNotReadMayHoldAnything) {
       o.mask = Tensor::from(std::vector<int64_t>{-4, 66}, {2, 1, 1, 1}) + Tensor::arange(queries).view({queries, 1});
       expect_same(o, (Tensor::from(std::vector<int64_t>{0, 66}, {2, 1, 1}) > slots).view({2, 1, keys, 1}),
                   what + " first keys");
+      // One number for all queries of a batch: its row has no stride.
+      o.mask = Tensor::from(std::vector<int64_t>{66, 3}, {2, 1, 1, 1});
+      expect_same(o, (Tensor::from(std::vector<int64_t>{66, 3}, {2, 1, 1}) > slots).view({2, 1, keys, 1}),
+                  what + " first keys of batches");
       // One head of a group reads the key 40, the other does not.
       o.mask = Tensor::from(std::vector<int64_t>{40, 50, 60, 69}, {4, 1, 1}).expand({2, 4, queries, 1}).contiguous();
       expect_same(o, (Tensor::from(std::vector<int64_t>{40, 60}, {1, 2, 1}) > slots).view({1, 2, keys, 1}),
@@ -218,6 +222,26 @@ TEST(CudaAttention, Dropout) {
           }
         }
     }
+  }
+}
+
+// A word that equals the threshold keeps its weight, as on the CPU. The probability is found by halving.
+TEST(CudaAttention, DropoutKeepsWhatIsAtTheThreshold) {
+  FakeCuda cuda;
+  manual_seed(11);
+  for (const int64_t head_dim : {4, 130}) {  // fused, and in chunks
+    const Operands o({1, 1, 1, 1, 1, head_dim}, kF32);
+    const auto is_kept = [&](Device device, uint64_t k) {
+      Generator generator(77);
+      const double p = std::ldexp(static_cast<double>(k), -32);
+      const Tensor out = ops::scaled_dot_product_attention(o.q.to(device), o.k.to(device), o.v.to(device), {},
+                                                           {.dropout = p, .generator = &generator});
+      return out.to(kCPU).to_vector<float>()[0] != 0.0f;
+    };
+    uint64_t kept = 0, dropped = uint64_t{1} << 32;
+    while (dropped - kept > 1) (is_kept(kCPU, (kept + dropped) / 2) ? kept : dropped) = (kept + dropped) / 2;
+    EXPECT_TRUE(is_kept(cuda.device(), kept)) << head_dim;
+    EXPECT_FALSE(is_kept(cuda.device(), dropped)) << head_dim;
   }
 }
 

@@ -2,6 +2,7 @@
 // fiber, in three orders of threads and blocks. Samples: tests/op_samples.cc.
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <functional>
 #include <thread>
 
@@ -159,7 +160,41 @@ TEST(CudaKernels, FactoriesGiveTheCpusValues) {
   }
 }
 
-// Enough elements for several blocks, chunks and merges.
+// Results, and partial sums, that fill their block: an element too many lies behind it, which the fake refuses. A block
+// of the driver for each, and threads to spare.
+TEST(CudaKernels, NothingIsWrittenBehindABlock) {
+  const Setting no_cache("RONDO_CUDA_CACHE", "0");
+  FakeCuda cuda;
+  for (DType dtype : {kF64, kF32, kBF16, kI64, kI32}) {
+    const TensorOptions options{dtype, cuda.device()};
+    const int64_t n = 768 / static_cast<int64_t>(size_of(dtype));
+    std::vector<Tensor> made = {Tensor::full({n}, 1, options), Tensor::arange(0, n, 1, options)};
+    if (is_floating(dtype)) made.insert(made.end(), {Tensor::rand({n}, options), Tensor::randn({n}, options)});
+    else made.push_back(Tensor::randint(0, 9, {n}, options));
+    EXPECT_NO_THROW(synchronize(cuda.device())) << name_of(dtype);
+  }
+  for (const int64_t rows : {70, 300, 700, 1500, 3100}) {
+    const Tensor inputs[] = {Tensor::ones({rows, 64}, cuda.device())};
+    EXPECT_EQ(run(ops::kMax, {.ints = {1, 0}}, 1, inputs, cuda.device())[0].to_vector<float>()[63], 1.0f);
+  }
+}
+
+// A word that equals the threshold keeps its element, as on the CPU. The probability is found by halving.
+TEST(CudaKernels, DropoutKeepsWhatIsAtTheThreshold) {
+  FakeCuda cuda;
+  const Tensor x = Tensor::ones({4}), there = x.to(cuda.device());
+  const auto first = [&](const Tensor& from, uint64_t k) {
+    Generator generator(77);
+    return ops::dropout(from, std::ldexp(static_cast<double>(k), -32), &generator).to(kCPU).to_vector<float>()[0];
+  };
+  uint64_t kept = 0, dropped = uint64_t{1} << 32;
+  while (dropped - kept > 1) (first(x, (kept + dropped) / 2) != 0 ? kept : dropped) = (kept + dropped) / 2;
+  EXPECT_EQ(first(there, kept), first(x, kept));
+  EXPECT_NE(first(there, kept), 0.0f);
+  EXPECT_EQ(first(there, dropped), 0.0f);
+}
+
+// Enough elements for several blocks and chunks; merges: below.
 TEST(CudaKernels, SortsLongLines) {
   std::vector<float> list;
   for (int i = 0; i < 3001; ++i) list.push_back(i % 97 == 0 ? NAN : static_cast<float>((i * 7919) % 501) - 250.0f);
@@ -180,6 +215,48 @@ TEST(CudaKernels, SortsLongLines) {
         both(ops::kArgmax, {.ints = {dim, flag}});
       }
     }
+  }
+}
+
+// A run has at most 8192 elements, and 256 where there are many: longer lines are merged from several, the last of them
+// not whole.
+TEST(CudaKernels, MergesSortedRuns) {
+  for (const Dims& sizes : {Dims{9001}, Dims{17, 4001}}) {
+    std::vector<float> list;
+    for (int64_t i = 0; i < sizes.numel(); ++i) list.push_back(static_cast<float>(i * 7919 % 5003) - 2500.0f);
+    const Tensor inputs[] = {Tensor::from(list, sizes)};
+    const Attrs attrs{.ints = {sizes.rank() - 1, sizes.rank() - 1}};
+    FakeCuda cuda({.seed = 3});
+    EXPECT_TRUE(same(ops::kArgsort, run(ops::kArgsort, attrs, 1, inputs, cuda.device())[0],
+                     run(ops::kArgsort, attrs, 1, inputs, kCPU)[0]))
+        << to_string(sizes);
+  }
+}
+
+// More indices than a block looks through: they are sorted. An index out of range is reported, and adds to no row.
+TEST(CudaKernels, ManyGradientsAddUpInOrder) {
+  constexpr int64_t kN = 8300, kRows = 9, kCols = 2;
+  std::vector<int64_t> rows;
+  for (int64_t i = 0; i < kN; ++i) rows.push_back(i * i % 7);
+  manual_seed(6);
+  const Tensor grad = Tensor::randn({kN, kCols}) * 100.0;
+  FakeCuda cuda({.seed = 3});
+  const Tensor good[] = {grad, Tensor::from(rows, {kN})};
+  EXPECT_TRUE(same(ops::kEmbeddingGrad, run(ops::kEmbeddingGrad, {.ints = {kRows}}, 1, good, cuda.device())[0],
+                   run(ops::kEmbeddingGrad, {.ints = {kRows}}, 1, good, kCPU)[0]));
+  for (const int64_t bad : {kRows, int64_t{-1}}) {
+    rows[5000] = bad;
+    const test::Guarded table(kRows * kCols * sizeof(float), cuda.device());
+    Tensor out = Tensor::from_storage(table.storage(), 0, {kRows, kCols}, {kCols, 1}, kF32);
+    const Tensor g = grad.to(cuda.device()), index = Tensor::from(rows, {kN}).to(cuda.device());
+    const std::string message = error_of([&] {
+      const Tensor* inputs[] = {&g, &index};
+      test::cuda_entry(ops::kEmbeddingGrad)
+          .kernel({ops::kEmbeddingGrad, inputs, {&out, 1}, {.ints = {kRows}}, std::source_location::current()});
+      synchronize(cuda.device());
+    });
+    EXPECT_NE(message.find("is out of range for size 9"), std::string::npos) << message;
+    EXPECT_TRUE(table.is_intact()) << bad;
   }
 }
 
@@ -205,8 +282,8 @@ TEST(CudaKernels, GradientsOfRowsAddUpInOrder) {
 // The message is the CPU's, from the next call that waits; and the device goes on.
 TEST(CudaKernels, BadIndicesAreReported) {
   const Tensor table = Tensor::arange(12, kF32).reshape({4, 3}), logits = table, one = Tensor::ones({}),
-               wrong = Tensor::from<int64_t>({1, 0, 9, -3}, {4}), lse = Tensor::zeros({4}),
-               columns = Tensor::from<int64_t>({0, 2, 5, 1, 3, 7}, {2, 3});
+               wrong = Tensor::from<int64_t>({1, 0, 4, -3}, {4}), lse = Tensor::zeros({4}),  // 4: the first beyond
+      columns = Tensor::from<int64_t>({0, 2, 3, 1, 4, 7}, {2, 3});
   struct Case {
     const OpDef& op;
     std::vector<Tensor> inputs;

@@ -28,7 +28,23 @@ inline Tensor moved(const Tensor& t, Device device, int64_t shift) {
   return Tensor::from_storage(storage, t.storage_offset() + shift, t.sizes(), t.strides(), t.dtype());
 }
 
-// The kernel of a device, called as dispatch calls it. The results, on the host.
+// Memory with a pattern behind what is asked for, which nobody may change.
+class Guarded {
+ public:
+  static constexpr size_t kGuard = 256;
+  Guarded(size_t bytes, Device device) : bytes_(bytes), storage_(Storage::allocate(bytes + kGuard, device)) {
+    const std::string pattern(bytes + kGuard, '\x5A');
+    copy_bytes(device, storage_.data(), kCPU, pattern.data(), pattern.size());
+  }
+  const Storage& storage() const { return storage_; }
+  bool is_intact() const { return bytes_of(storage_).substr(bytes_, kGuard) == std::string(kGuard, '\x5A'); }
+
+ private:
+  size_t bytes_;
+  Storage storage_;
+};
+
+// The kernel of a device, called as dispatch calls it. The results, on the host. What it writes behind them fails.
 inline std::vector<Tensor> run(const OpDef& op, const Attrs& attrs, int n_outputs, std::span<const Tensor> inputs,
                                Device device, int64_t shift = 0) {
   const NoGrad off;
@@ -39,20 +55,21 @@ inline std::vector<Tensor> run(const OpDef& op, const Attrs& attrs, int n_output
   const DeviceScope here(device);
   InferContext infer(op, pointers, attrs, {});
   op.infer(infer);
+  std::vector<Guarded> guards;
   for (size_t i = 0; i < outputs.size(); ++i) {
     const TensorMeta& meta = infer.outputs()[i];
     if (i == 0 && op.overwrites >= 0) {
       outputs[i] = operands[static_cast<size_t>(op.overwrites)];
       continue;
     }
-    const Storage storage = Storage::allocate(static_cast<size_t>(meta.sizes.numel() + shift) * size_of(meta.dtype),
-                                              device);
-    outputs[i] = Tensor::from_storage(storage, shift, meta.sizes, meta.strides, meta.dtype);
+    guards.emplace_back(static_cast<size_t>(meta.sizes.numel() + shift) * size_of(meta.dtype), device);
+    outputs[i] = Tensor::from_storage(guards.back().storage(), shift, meta.sizes, meta.strides, meta.dtype);
   }
   const Backend backend = device == kCPU ? Backend::kCPU : Backend::kCUDA;
   op.on[static_cast<size_t>(backend)].kernel({op, pointers, outputs, attrs, std::source_location::current()});
   std::vector<Tensor> results;
   for (const Tensor& output : outputs) results.push_back(moved(output, kCPU, 0));
+  for (const Guarded& guard : guards) EXPECT_TRUE(guard.is_intact()) << op.name << " writes behind its result";
   return results;
 }
 

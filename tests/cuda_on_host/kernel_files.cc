@@ -61,7 +61,8 @@ KernelFiles::KernelFiles(const std::vector<Source>& sources) {
   size_t finished = 0;
   for (size_t first = 0; first < sources.size(); first += kKernelsPerFile) {
     const size_t last = std::min(sources.size(), first + kKernelsPerFile);
-    std::string text = absl::StrCat(std::string(compile::cuda::device_math()), compile::cuda::kSumsLayout, "\n");
+    std::string text(compile::cuda::device_math());
+    text.append(compile::cuda::kSumsLayout) += "\n";
     for (size_t i = first; i < last; ++i)
       absl::StrAppend(&text, sources[i].text, "CUDA_ON_HOST_KERNEL(", sources[i].name, ")\n");
     const std::string file = folder_ / absl::StrCat(libraries.size());

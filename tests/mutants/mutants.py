@@ -28,7 +28,7 @@ class Mutant:
         self.name, self.rule, self.which, self.source, self.where = name, rule, which, source, where
         self.before, self.after = [], []
         self.tests = []
-        self.line = 0
+        self.line, self.in_text = 0, False  # where it stands; inside of a literal
 
 
 def read_list(path):
@@ -117,16 +117,23 @@ class Site:
         self.begin, self.end, self.variants, self.inner = begin, end, [], []
 
 
-def rewrite(source, text, mutants):
-    """The text of a source file with its mutants behind the switch."""
+def rewrite(source, text, mutants, stale=None):
+    """The text of a source file with its mutants behind the switch. Those whose text is not there go to `stale`."""
     _, groups = spans(text)
     sites = {}
     for m in mutants:
-        begin, end = find(text, m)
+        try:
+            begin, end = find(text, m)
+        except ListError as error:
+            if stale is None:
+                raise
+            stale.append((m, error))
+            continue
         m.line = text.count("\n", 0, begin) + 1
         after = "\n".join(m.after)
         outer = next(((a, b) for a, b in groups if a < begin and end < b), None)
-        if outer is not None:  # inside of a literal: the whole literal, twice
+        m.in_text = outer is not None
+        if outer is not None:  # the whole literal, twice
             after = text[outer[0]:begin] + after + text[end:outer[1]]
             begin, end = outer
         elif any(a < begin < b or a < end < b for a, b in groups):
@@ -190,7 +197,8 @@ def write_if_new(path, data):
 
 
 def make(folder, mutants):
-    """A copy of the tree. Files that stay as they are keep their times, so that a build goes on where it was."""
+    """A copy of the tree. Files that stay as they are keep their times, so that a build goes on where it was. Returns the
+    mutants whose text is not in the sources any more."""
     folder = pathlib.Path(folder)
     listed = subprocess.run(["git", "-C", str(ROOT), "ls-files", "--cached", "--others", "--exclude-standard", "-z"],
                             check=True, capture_output=True, text=True).stdout.split("\0")
@@ -201,11 +209,11 @@ def make(folder, mutants):
     for source in by_source:
         if source not in files:
             raise ListError(f"{by_source[source][0].where}: no file {source}")
-    changed = 0
+    changed, stale = 0, []
     for f in files:
         data = (ROOT / f).read_bytes()
         if f in by_source:
-            data = rewrite(f, data.decode(), by_source[f]).encode()
+            data = rewrite(f, data.decode(), by_source[f], stale).encode()
         if write_if_new(folder / f, data):
             changed += 1
             os.chmod(folder / f, (ROOT / f).stat().st_mode & 0o777)
@@ -213,7 +221,10 @@ def make(folder, mutants):
         relative = old.relative_to(folder)
         if old.is_file() and relative.parts[0] != "build" and str(relative) not in files:
             old.unlink()
-    print(f"{len(mutants)} mutants of {len(by_source)} files, {changed} files written to {folder}")
+    for _, error in stale:
+        print(f"stale: {error}")
+    print(f"{len(mutants) - len(stale)} mutants of {len(by_source)} files, {changed} files written to {folder}")
+    return [m for m, _ in stale]
 
 
 # ---- Proposals
