@@ -2,9 +2,11 @@
 // changes the results as in eager execution.
 #include <gtest/gtest.h>
 
+#include "rondo/compile/exec/floats.h"
 #include "rondo/compile/explain.h"
 #include "rondo/compile/region.h"
 #include "rondo/tests/compile/block_fixture.h"
+#include "rondo/tests/compile/graph_fixture.h"
 #include "rondo/tests/compiled_runs.h"
 #include "rondo/tests/errors.h"
 
@@ -24,6 +26,19 @@ Tensors annealed(Block& b, const Tensor& x) {
   const double factor = factor_at(b.state.step);
   const Tensor h = ops::gelu(ops::matmul(b.norm(x) * factor, b.weight)) + factor;
   return {ops::softmax(h * (1 + factor)) * x, ops::sum(ops::leaky_relu(h, factor), {0})};
+}
+
+// An entry serves a recording whose graphs differ from its own in floats, and in nothing else.
+TEST(SameButFloats, ComparesAllElse) {
+  const Tensor x = Tensor::ones({4, 4});
+  const auto graph_of = [&](auto body) { return compile::record([&] { return std::vector<Tensor>{body(x)}; }); };
+  const compile::Graph graph = graph_of([](const Tensor& t) { return ops::sum(t * 2.0, {0}); });
+  EXPECT_TRUE(same_but_floats(graph, graph_of([](const Tensor& t) { return ops::sum(t * 3.0, {0}); })));
+  EXPECT_FALSE(same_but_floats(graph, graph_of([](const Tensor& t) { return ops::sum(t * 2.0, {1}); })));
+  EXPECT_FALSE(same_but_floats(graph, graph_of([](const Tensor& t) { return ops::max(t * 2.0, {0}); })));
+  compile::Graph other = graph;
+  other.outputs[0] = graph.nodes[0].outputs[0];
+  EXPECT_FALSE(same_but_floats(graph, other));
 }
 
 TEST_F(FloatArguments, AnAnnealedFactorPlansNothing) {

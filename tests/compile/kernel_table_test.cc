@@ -28,6 +28,32 @@ TEST(KernelTable, ForgetsAllThatNobodyHolds) {
   EXPECT_EQ(find_or_compile(kernels, Sizes::kVarying).added, 3);
 }
 
+// Of the number of rows code knows whether an axis wraps around, which no extent says.
+TEST(KernelTable, AnAxisThatWrapsIsOtherCode) {
+  if (!jit_available()) GTEST_SKIP() << "built without LLVM";
+  forget_unused_kernels();
+  const auto rows_of = [](int64_t rows) {
+    KernelBuilder b("rows", rows, 8);
+    const int32_t x = b.operand(kF32, {{1, 4, 8}}, 1), y = b.operand(kF32, {{1, 8, 8}}, 1, true);
+    b.store(y, b.emit(LoopOp::kNeg, kF32, b.load(x, kF32)));
+    return b.kernel;
+  };
+  const LoopKernel plain = rows_of(4), wraps = rows_of(8);
+  const CompiledKernels held = find_or_compile({&plain, 1}, Sizes::kConstant);
+  EXPECT_EQ(find_or_compile({&wraps, 1}, Sizes::kConstant).added, 1);
+}
+
+// One row, split between threads by columns or not.
+TEST(KernelTable, ASplitRowIsOtherCode) {
+  if (!jit_available()) GTEST_SKIP() << "built without LLVM";
+  forget_unused_kernels();
+  const LoopKernel split = scale(11);
+  LoopKernel whole = split;
+  whole.split_columns = false;
+  const CompiledKernels held = find_or_compile({&split, 1}, Sizes::kAny);
+  EXPECT_EQ(find_or_compile({&whole, 1}, Sizes::kAny).added, 1);
+}
+
 // By the log's sink, which hears of every kernel that is not there yet, in the thread that is about to compile it.
 class WhileCompiling {
  public:

@@ -1,5 +1,6 @@
 // The kernels of random programs on the CUDA target, in three orders of threads.
 #include "rondo/compile/jit/executable.h"
+#include "rondo/tests/compiled_runs.h"
 #include "rondo/tests/cuda_on_host/emitted.h"
 #include "rondo/tests/cuda_on_host/fuzz_kernels.h"
 
@@ -7,6 +8,7 @@ namespace rondo::compile::cuda {
 namespace {
 
 TEST(CudaFuzz, KernelsOfPrograms) {
+  const test::MeansToRun eagerly(test::Eagerly::kBackward, "some of the programs ask for it");
   if (!jit_available()) GTEST_SKIP() << "built without LLVM: programs are not compiled";
   const FuzzKernels made = fuzz_kernels(0, 150);
   EXPECT_EQ(made.programs, 150);

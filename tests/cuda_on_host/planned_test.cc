@@ -12,6 +12,7 @@
 #include "rondo/compile/report/dump.h"
 #include "rondo/runtime/autograd.h"
 #include "rondo/tests/bits.h"
+#include "rondo/tests/compiled_runs.h"
 #include "rondo/tests/cuda_on_host/emitted.h"
 #include "rondo/tests/cuda_on_host/fuzz_kernels.h"
 
@@ -107,6 +108,7 @@ bool has_reductions(const Plan& plan) {
 }
 
 TEST(CudaPlans, ProgramsRunOnFibers) {
+  const test::MeansToRun eagerly(test::Eagerly::kBackward, "some of the programs ask for it");
   if (!jit_available()) GTEST_SKIP() << "built without LLVM: programs are not compiled";
   const std::vector<std::string> graphs = fuzz_graphs(40000, 150);
   const DumpsOff quiet;
