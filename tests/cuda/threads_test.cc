@@ -136,9 +136,9 @@ TEST(CudaThreads, CallbacksOfManyThreads) {
       const Tensor x = Tensor::full({16}, i, {kF32, cuda.device()});
       enqueue(cuda.device(), [&ran, &plain, held, x] { ++plain, ++ran; });
       if (i % 8 == t) enqueue(cuda.device(), [] { throw Error("on purpose"); });
-      if (i % 5 == 4) errors += error_of([&] { synchronize(cuda.device()); }) == "on purpose";
+      if (i % 5 == 4) errors += error_of([&] { synchronize(cuda.device()); }).starts_with("on purpose");
     }
-    errors += error_of([&] { synchronize(cuda.device()); }) == "on purpose";
+    errors += error_of([&] { synchronize(cuda.device()); }).starts_with("on purpose");
     EXPECT_EQ(plain, 25);
   });
   EXPECT_EQ(ran, 100);
