@@ -1,6 +1,7 @@
 // RONDO_CHECK=units: a wrong rule of lowering is planted, and the op that it belongs to is named.
 #include "rondo/compile/report/check_units.h"
 
+#include <cmath>
 #include <fstream>
 #include <sstream>
 
@@ -38,6 +39,15 @@ void confuse_pairs(LoopKernel& kernel) {
     magnitudes = magnitudes || instr.op == LoopOp::kAbs;
   }
   if (roots && magnitudes) enlarge_roots(kernel);
+}
+
+void make_nan(LoopKernel& kernel) {
+  for (compile::Instr& instr : kernel.instrs)
+    if (instr.op == LoopOp::kConst) instr.value = NAN;
+}
+void negate_magnitudes(LoopKernel& kernel) {
+  for (compile::Instr& instr : kernel.instrs)
+    if (instr.op == LoopOp::kAbs) instr.op = LoopOp::kNeg;
 }
 
 class CheckUnits : public test::BlockTest {
@@ -103,6 +113,36 @@ TEST_F(CheckUnits, NamesTwoOpsThatAreWrongTogether) {
   EXPECT_NE(message.find("sqrt ("), std::string::npos) << message;
   EXPECT_NE(message.find("abs ("), std::string::npos) << message;
   EXPECT_EQ(message.find("exp ("), std::string::npos) << message;
+}
+
+TEST_F(CheckUnits, ANaNIsADifference) {
+  compile::miscompile_for_tests = &make_nan;
+  for (bool exact : {true, false}) {
+    const std::string message = error([](const Tensor& x) { return ops::tanh(x); }, exact);
+    EXPECT_NE(message.find("compiled nan"), std::string::npos) << message;
+  }
+}
+
+TEST_F(CheckUnits, InExactModeZerosHaveSigns) {
+  compile::miscompile_for_tests = &negate_magnitudes;
+  const auto zero = [](const Tensor& x) { return ops::abs((x - x).detach()); };
+  const NoGrad off;
+  const auto said = [&](bool exact) {
+    return test::error_of<InternalError>([&] { compile::compile(zero, {.exact = exact})(Tensor::ones({4, 6})); });
+  };
+  EXPECT_NE(said(true).find("eager 0.0, compiled -0.0"), std::string::npos) << said(true);
+  EXPECT_EQ(said(false), "");
+}
+
+// A result that is also read in its own kernel is compared, though what is made of it there hides that it is wrong.
+TEST_F(CheckUnits, WhatIsReadInsideAndOutsideIsCompared) {
+  compile::miscompile_for_tests = &enlarge_roots;
+  Tensor escaped;
+  const std::string message = error([&](const Tensor& x) {
+    escaped = ops::sqrt(x);
+    return escaped * 0.0 + x;
+  });
+  EXPECT_NE(message.find("The smallest part: sqrt ("), std::string::npos) << message;
 }
 
 // In a backward, too, and in default mode.
