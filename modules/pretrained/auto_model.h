@@ -99,8 +99,8 @@ class PretrainedModel {
   // published format has no place for (an adapter).
   //
   // Each file appears whole or not at all, config.json last. Over an older model in shards the save as a whole is not
-  // atomic: the old config.json goes first, so that a folder is never taken for complete when it is not. An adapter that
-  // lies in the folder stays there, and from_pretrained() would apply it.
+  // atomic: the old config.json goes first, so that a folder is never taken for complete when it is not. An adapter
+  // that lies in the folder stays there, and from_pretrained() would apply it.
   void save_pretrained(const std::string& folder, const SaveOptions& options = {}) const;
   // The name in published files of a module's tensor: "h.0.ln_1.weight" -> "transformer.h.0.ln_1.weight".
   std::string published_name(std::string_view name) const;

@@ -65,8 +65,8 @@ RopeScaling read_scaling(ConfigFields& rope, ConfigFields& outer, LlamaConfig& c
   }
   if (scaling.kind == Kind::kYarn) read_yarn(rope, scaling);
   // The reference ignores those of other kinds.
-  rope.harmless({"attention_factor", "beta_fast", "beta_slow", "factor", "high_freq_factor", "low_freq_factor", "mscale",
-                 "mscale_all_dim", "original_max_position_embeddings", "truncate"});
+  rope.harmless({"attention_factor", "beta_fast", "beta_slow", "factor", "high_freq_factor", "low_freq_factor",
+                 "mscale", "mscale_all_dim", "original_max_position_embeddings", "truncate"});
   outer.harmless({"original_max_position_embeddings"});
   if (scaling.kind == Kind::kYarn && c.rope_base == 1) outer.invalid("rope_theta", "another number than 1, for yarn");
   if (scaling.kind == Kind::kDynamic && c.rotary_dim() <= 2)
