@@ -235,7 +235,10 @@ TEST_F(Reproducers, DumpsSayWhatEachStageMade) {
   EXPECT_NE(all.find("---- input\ninput %0: f32[4, 8]\n%1: f32[4, 8] = relu(%0)"), all.npos) << all;
   EXPECT_NE(all.find("---- decompose (unchanged)\n---- cse\n"), all.npos) << all;
   EXPECT_NE(all.find("= mul(%1, %1)"), all.npos) << all;
-  EXPECT_NE(all.find("---- dce (unchanged)\n---- join (unchanged)\n---- assemble (unchanged)\n---- fuse\nkernel of 4 x 8\n"), all.npos) << all;
+  EXPECT_NE(
+      all.find("---- dce (unchanged)\n---- join (unchanged)\n---- assemble (unchanged)\n---- fuse\nkernel of 4 x 8\n"),
+      all.npos)
+      << all;
   EXPECT_NE(all.find("---- lower\nkernel relu_mul rows=1 cols=32 split_columns\n"), all.npos) << all;
   setenv("RONDO_DUMP", "dce", 1);
   EXPECT_EQ(run_tool(path).second, "---- dce (unchanged)\nstage compile works\n");
