@@ -74,10 +74,13 @@ TEST(CudaCopies, StagingIsUsedAgain) {
 TEST(CudaCopies, StagingIsBounded) {
   FakeCuda cuda({.bytes = size_t{256} << 20, .early = 0});
   std::vector<Tensor> there;
-  for (int i = 0; i < 40; ++i) there.push_back(Tensor::full({1 << 20}, i).to(cuda.device()));
+  for (int i = 0; i < 40; ++i) there.push_back(Tensor::empty({1 << 20}, cuda.device()));  // allocating may wait
+  for (size_t i = 0; i < there.size(); ++i) copy(there[i], Tensor::full({1 << 20}, static_cast<double>(i), kF32));
   EXPECT_EQ(cuda->counts().pinned, 16) << "all that Staging may reserve, and no more";
   for (int i = 0; i < 40; ++i)
-    EXPECT_TRUE(same_bits(there[static_cast<size_t>(i)].to(kCPU), Tensor::full({1 << 20}, i))) << i;
+    EXPECT_TRUE(
+        same_bits(there[static_cast<size_t>(i)].to(kCPU), Tensor::full({1 << 20}, static_cast<double>(i), kF32)))
+        << i;
 }
 
 TEST(CudaCopies, WithinADevice) {

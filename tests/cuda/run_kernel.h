@@ -28,16 +28,16 @@ inline Tensor moved(const Tensor& t, Device device, int64_t shift) {
   return Tensor::from_storage(storage, t.storage_offset() + shift, t.sizes(), t.strides(), t.dtype());
 }
 
-// Memory with a pattern behind what is asked for, which nobody may change.
+// Memory with a pattern behind what is asked for, which nobody may change: tiny numbers, which any sum changes.
 class Guarded {
  public:
   static constexpr size_t kGuard = 256;
   Guarded(size_t bytes, Device device) : bytes_(bytes), storage_(Storage::allocate(bytes + kGuard, device)) {
-    const std::string pattern(bytes + kGuard, '\x5A');
+    const std::string pattern(bytes + kGuard, '\x01');
     copy_bytes(device, storage_.data(), kCPU, pattern.data(), pattern.size());
   }
   const Storage& storage() const { return storage_; }
-  bool is_intact() const { return bytes_of(storage_).substr(bytes_, kGuard) == std::string(kGuard, '\x5A'); }
+  bool is_intact() const { return bytes_of(storage_).substr(bytes_, kGuard) == std::string(kGuard, '\x01'); }
 
  private:
   size_t bytes_;
