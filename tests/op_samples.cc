@@ -752,7 +752,7 @@ constexpr OpSpec kSpecs[] = {
     {.name = "permute", .make = &permute_samples, .takes_integers = true, .takes_bool = true},
     {.name = "expand", .make = &expand_samples, .takes_integers = true, .takes_bool = true},
     {.name = "slice", .make = &slice_samples, .takes_integers = true, .takes_bool = true},
-    {.name = "slice_grad", .make = &slice_grad_samples, .takes_integers = true, .takes_bool = true},
+    {.name = "slice_grad", .make = &slice_grad_samples},
     {.name = "select", .make = &select_samples, .takes_integers = true, .takes_bool = true},
     {.name = "split",
      .make = &split_samples,

@@ -82,7 +82,7 @@ struct Outcome {
 // Shortens the example as the options say.
 void fit(Outcome& out, const ReadOptions& options, const std::string& path, int64_t line) {
   Example& example = out.example;
-  if (example.label >= 0) {  // read_labelled has shortened it: the tokenizer's truncation keeps the last special token
+  if (example.targets.empty()) {  // read_labelled has shortened it: truncation keeps the last special token
     out.dropped = example.ids.empty();
     return;
   }

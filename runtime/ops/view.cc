@@ -118,6 +118,7 @@ namespace {
 constexpr int kPlaceInts = 3;
 
 void slice_grad_infer(InferContext& c) {
+  c.require_floating(0);
   const auto& ints = c.attrs().ints;
   const auto n = static_cast<size_t>(c.n_inputs());
   const size_t rank = ints.size() - std::min(ints.size(), n * kPlaceInts);

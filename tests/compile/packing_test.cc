@@ -12,6 +12,7 @@
 #include "rondo/runtime/memory.h"
 #include "rondo/runtime/random.h"
 #include "rondo/tests/bits.h"
+#include "rondo/tests/fake_device/test_device.h"
 
 namespace rondo {
 namespace {
@@ -20,7 +21,7 @@ using test::same_bits;
 
 // Rows of sequences of random lengths.
 Tensor some_positions(int64_t B, int64_t T) {
-  Tensor positions = Tensor::empty({B, T}, {kI64});
+  Tensor positions = Tensor::empty({B, T}, {kI64, kCPU});
   for (int64_t row = 0; row < B; ++row) {
     const std::vector<int64_t> lengths = Tensor::randint(1, T, {T}).to_vector<int64_t>();
     int64_t left = 0, position = 0;
@@ -30,7 +31,7 @@ Tensor some_positions(int64_t B, int64_t T) {
       positions.mutable_data<int64_t>()[row * T + i] = position;
     }
   }
-  return positions;
+  return positions.to(test::test_device());
 }
 
 template <class Model> struct Maker;

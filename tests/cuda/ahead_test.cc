@@ -27,6 +27,7 @@
 #include "rondo/runtime/random.h"
 #include "rondo/tests/bits.h"
 #include "rondo/tests/compile/temp_folder.h"
+#include "rondo/tests/compiled_runs.h"
 #include "rondo/tests/errors.h"
 #include "rondo/tests/fake_cuda/fake_cuda.h"
 #include "rondo/tests/paths.h"
@@ -243,6 +244,7 @@ TEST(CompileFor, PtxServesNewerDevices) {
 }
 
 TEST(CompileFor, Errors) {
+  const test::MeansToRun nothing(test::Eagerly::kNothing, "each call is refused");
   const NoDevice compiles;
   Gate model(8);
   const std::vector<Tensor> inputs = {Tensor::randn({2, 8})};

@@ -167,6 +167,7 @@ TEST(CudaCopies, CallbacksLetGo) {
   for (int i = 0; i < 1000 && held.use_count() > 1; ++i) {
     std::this_thread::sleep_for(std::chrono::milliseconds(1));  // a real driver calls it from a thread of its own
     table.enqueue(0, Stream::kCompute, [] {});
+    synchronize(cuda.device());
   }
   EXPECT_EQ(held.use_count(), 1);
 }
@@ -178,8 +179,8 @@ TEST(CudaCopies, PageLockedMemory) {
   memory[99] = 1;
   EXPECT_EQ(memory[99], 1.0f);
   {
-    const Storage there = Storage::allocate(400, cuda.device());
-    cuda::DeviceState& state = cuda::device_state(0);
+    const Storage there = Storage::allocate(400, cuda.device(1));
+    cuda::DeviceState& state = cuda::device_state(1);
     const cuda::ContextScope scope(state);  // an asynchronous copy takes page-locked memory only
     const auto to = reinterpret_cast<cuda::DevicePtr>(there.data());
     EXPECT_EQ(state.driver().copy_to_device(to, memory, 400, state.compute()), cuda::Result::kSuccess);

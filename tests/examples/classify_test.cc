@@ -125,9 +125,10 @@ TEST_F(Classify, RegressionAndSeveralLabels) {
                             " --output_dir=", folder_ / type, " --num_train_epochs=6 --learning_rate=2e-3"),
                false);
   };
+  std::ofstream(folder_ / "seen.txt") << texts[0] << "\n" << texts[1] << "\n" << texts[2] << "\n";
   const auto predict = [&](const std::string& type) {
     return run(
-        absl::StrCat("--model_name_or_path=", folder_ / type, " --do_predict --test_file=", folder_ / "texts.txt"),
+        absl::StrCat("--model_name_or_path=", folder_ / type, " --do_predict --test_file=", folder_ / "seen.txt"),
         false);
   };
   const Finished regression = train("regression", "numbers.tsv");

@@ -194,13 +194,6 @@ const StepKind kKinds[] = {
        const Tensors pieces = ops::split(s.in[0], s.n(1), s.n(0));
        return Tensors{pieces.front(), pieces.back()};
      }},
-    {"unbind_and_stack", 3, &pick_with_dim,
-     [](Scene& s) {
-       const Tensors parts = ops::unbind(s.in[0], s.n(0));
-       if (parts.empty()) return Tensors{s.in[0]};
-       Tensors backwards(parts.rbegin(), parts.rend());
-       return Tensors{ops::stack(backwards, s.n(0)), parts.back()};
-     }},
     {"shifted_slices", 3, &pick_with_dim,
      [](Scene& s) {
        const int64_t size = s.in[0].size(s.n(0)), part = size - size / 2;

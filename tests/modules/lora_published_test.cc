@@ -13,6 +13,7 @@
 #include "rondo/runtime/random.h"
 #include "rondo/tests/bits.h"
 #include "rondo/tests/errors.h"
+#include "rondo/tests/fake_device/test_device.h"
 #include "rondo/tests/modules/pretrained_cases.h"
 #include "rondo/tests/runtime/temp_folder.h"
 
@@ -41,7 +42,7 @@ constexpr ViTConfig kTinyViT = {
 
 Tensor images() {
   Generator generator(4);
-  return Tensor::randn({2, 3, 16, 16}, kCPU, &generator);
+  return Tensor::randn({2, 3, 16, 16}, kCPU, &generator).to(test::test_device());
 }
 
 TEST(LoraViT, PartsOfOneWeight) {

@@ -50,7 +50,7 @@ TEST(Gpt2Files, TinyVocabulary) {
   EXPECT_EQ(bpe.encode("ab<|endoftext|><|endoftext|>b"), (Ids{256, 259, 259, 'b'}));
   EXPECT_EQ(bpe.decode(Ids{257, 259, 258}, {.skip_special_tokens = false}), "abc<|endoftext|> a");
   EXPECT_THROW(bpe.encode("\xff"), Error);
-  EXPECT_THROW(bpe.decode(Ids{260}), Error);
+  EXPECT_EQ(bpe.decode(Ids{256, 260, 'b'}), "abb");  // a model's vocabulary may be padded beyond the tokenizer's
   EXPECT_THROW(bpe.decode(Ids{-1}), Error);
 }
 
