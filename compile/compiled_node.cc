@@ -311,7 +311,7 @@ class CompiledNode final : public RegionNode {
     return kept.is_input ? saved.inputs[static_cast<size_t>(kept.index)] : saved.values[i];
   }
 
-  // Why this backward runs op by op whatever arrives; null: it does not.
+  // The reason to replay this backward op by op, which does not depend on what arrives; null: run it compiled.
   const char* why_replayed() const {
     if (grad_enabled()) return "gradients with a history";
     if (watches_inside()) return "a hook inside the region";

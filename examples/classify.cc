@@ -278,7 +278,7 @@ class Classifier : optim::Callback {
   }
 
   const char* measure() const { return problem_ == nn::ProblemType::kRegression ? "mean squared error" : "accuracy"; }
-  // Of the validation texts: the share that is sorted right, the share of their labels that are, or the mean squared
+  // Over the validation texts: the share sorted right, the share of their labels that are right, or the mean squared
   // error.
   double measured() {
     const NoGrad off;

@@ -304,7 +304,7 @@ void Session::check_ids(std::span<const int32_t> ids) const {
 }
 
 std::vector<int32_t> Session::encode(const std::string& text) const {
-  // All of the text, whatever tokenizer.json says about lengths.
+  // Encodes the whole text: truncation and padding of tokenizer.json are ignored.
   std::vector<int32_t> ids = tokenizer().encode(text, data::plain_encoding(true, false));
   check_ids(ids);
   return ids;

@@ -36,7 +36,7 @@ class DeviceState;
 // How a product runs: Note [Products without an algorithm].
 enum class ProductWay : uint8_t { kLibrary, kApart, kCopied, kKernel };
 
-// Of this process: products that the library has no algorithm for, by the way that they take instead.
+// Counts, in this process, products that the library has no algorithm for, by the way that they take instead.
 struct ProductReport {
   int64_t apart = 0, copied = 0, by_kernel = 0;
   int64_t runs = 0;               // of all of them together

@@ -16,7 +16,7 @@ namespace {
 constexpr uint64_t kShuffleKey = 0x73687566666C6500u;
 constexpr uint64_t kItemKey = 0x6974656D00000000u;
 
-// Of one item in one epoch.
+// The seed of one item in one epoch.
 uint64_t item_seed(uint64_t seed, int64_t epoch, int64_t index) {
   const std::array<uint32_t, 4> words = philox(seed ^ kItemKey, static_cast<uint64_t>(index),
                                                static_cast<uint64_t>(epoch));

@@ -65,7 +65,7 @@ class ExampleSet {
   // Labelled examples and others never stand in one set.
   bool labelled() const { return labelled_; }
   const ExampleReport& report() const { return report_; }
-  // Of a labelled set.
+  // Labelled sets only.
   LabelKind label_kind() const { return kind_; }
   // How many numbers a label of kClasses or kNumbers is: one for each class, or as many as each example has.
   int64_t label_width() const;

@@ -33,7 +33,7 @@ class TrustedFile {
 
   // All of it. kInvalidArgument: too large for kernels.
   absl::StatusOr<std::string> read() const;
-  // Names the open file, whatever its own path means by now. It holds while this object lives.
+  // A path of the open file itself, also after its own path was changed. It is valid while this object lives.
   std::string loadable_path() const;
 
  private:

@@ -46,7 +46,7 @@ class ChatRenderer {
   struct Text {
     std::string text;
     std::vector<std::pair<size_t, size_t>> generation;  // bytes
-    // Parts of the text that are ordinary text whatever they spell, and places where the text is cut. In order.
+    // In order: parts that are never special tokens, even if they spell one, and places where the text is cut.
     std::vector<std::pair<size_t, size_t>> ordinary;
   };
   // The first `count` messages.
