@@ -43,7 +43,13 @@ class RegionTrace final : public Trace {
                                               [](const Tensor& t) { return t.impl()->requires_grad; });
       if (differentiable)
         for (const Tensor* input : inputs)
-          if (is_stale_view(*input)) look_again(*input);
+          if (is_stale_view(*input)) {
+            // What has read the base since the write adds its gradient to the base's after this view does: it is a
+            // piece of its own, so that exact mode sums in eager's order.
+            if (overwrote_ && region_.options().exact && reads(input->storage()))
+              graph_break("a view is read again whose base was written to", where);
+            look_again(*input);
+          }
       // A recording is on one device.
       const Device device = outputs[0].impl()->device;
       if (!graph.nodes.empty() && !(device == piece_device_)) graph_break("an op runs on another device", where);
@@ -54,6 +60,7 @@ class RegionTrace final : public Trace {
     const TensorImpl& target = *inputs[0]->impl();
     const Tensor base = target.recorder == this ? handle(graph.value(target.recorded_value).root) : Tensor();
     graph_break(std::string(op.name) + " in place", where);
+    overwrote_ = true;
     RecorderScope eager(nullptr);
     std::vector<TensorArg> args;
     for (const Tensor* input : inputs) args.emplace_back(*input, where);
@@ -131,8 +138,9 @@ class RegionTrace final : public Trace {
   int piece_ = 0;
   Device piece_device_;  // of the ops that are recorded now
   bool running_ = false;
-  bool wrote_ = false;   // by a pointer: a replay would leave that out
-  bool broken_ = false;  // also by what happened before the first op, which makes no piece
+  bool wrote_ = false;      // by a pointer: a replay would leave that out
+  bool overwrote_ = false;  // by an op of this call, so that views may be read again
+  bool broken_ = false;     // also by what happened before the first op, which makes no piece
 };
 
 class RegionHook final : public nn::CallHook {

@@ -39,6 +39,7 @@ struct LaunchExplanation {
   std::string name;  // "kernel 2", or the op of a library call
   bool generated = false;
   bool widens = false;               // a product of f16 that the CPU's library computes in f32
+  int algorithm = 0;                 // of a library call that was tuned (Mode::kMaxAutotune); 0: the library's first
   std::vector<int> nodes;            // indices into ProgramExplanation::nodes
   std::vector<std::string> sources;  // where they come from; each once
   std::string code;                  // loop IR; empty for library calls
@@ -87,6 +88,9 @@ struct RegionExplanation {
 
 struct Explanation {
   std::vector<RegionExplanation> regions;
+  // Products that run in a slower way, because their device's library has no algorithm for them: how many of this
+  // process, in regions or not, then the latest. Empty if there are none.
+  std::vector<std::string> products;
 };
 
 Explanation explain(const Regions& regions);

@@ -15,6 +15,7 @@
 #include <cmath>
 #include <cstdio>
 #include <exception>
+#include <map>
 #include <memory>
 #include <optional>
 #include <span>
@@ -22,7 +23,9 @@
 #include <string_view>
 #include <vector>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
@@ -111,6 +114,30 @@ std::string config_word(const std::string& folder, std::string_view field) {
   return word;
 }
 
+// The names of the model's labels by number: id2label of config.json, or LABEL_0 and so on for its num_labels. Empty if
+// it says neither.
+std::vector<std::string> config_labels(const std::string& folder) {
+  const std::string path = folder + "/config.json", text = io::read_text(path, 16 << 20);
+  std::map<int64_t, std::string> named;
+  uint64_t said = 0;
+  io::JsonReader json(path, text);
+  json.object([&](std::string& key) {
+    if (key == "id2label" && json.peek() == '{') {
+      json.object([&](std::string& number) {
+        int64_t i = 0;
+        if (json.peek() == '"' && absl::SimpleAtoi(number, &i)) named[i] = json.string();
+        else json.skip();
+      });
+    } else if (key == "num_labels" && json.peek() >= '0' && json.peek() <= '9') said = json.unsigned_integer();
+    else json.skip();
+  });
+  std::vector<std::string> names;
+  for (auto& [number, name] : named) names.push_back(std::move(name));
+  if (names.empty() && said <= 1 << 20)
+    for (uint64_t i = 0; i < said; ++i) names.push_back(absl::StrCat("LABEL_", i));
+  return names;
+}
+
 std::optional<nn::ProblemType> problem_named(const std::string& name) {
   for (const auto problem : {nn::ProblemType::kRegression, nn::ProblemType::kSingleLabel, nn::ProblemType::kMultiLabel})
     if (name == nn::name_of(problem)) return problem;
@@ -125,10 +152,9 @@ class Classifier : optim::Callback {
 
   // False: cancelled.
   bool train() {
-    problem_ = problem_named(!o_.problem_type.empty() ? o_.problem_type
-                                                      : config_word(o_.model_name_or_path, "problem_type"))
-                   .value_or(nn::ProblemType::kSingleLabel);
-    const auto train = read(o_.train_file, {});
+    problem_ = problem();
+    const auto train = read_training();
+    say_cut(*train, o_.train_file);
     const bool numbers = problem_ == nn::ProblemType::kRegression;
     load(train->label_names(), numbers ? std::optional(train->label_width()) : std::nullopt);
     std::printf("%lld texts of %lld %s, the longest has %lld tokens\n", as_long(train->size()),
@@ -136,10 +162,13 @@ class Classifier : optim::Callback {
                 numbers ? "numbers" : "classes", as_long(train->report().longest));
     data::ExampleBatches batches(train,
                                  {.batch_size = o_.per_device_train_batch_size, .seed = seed(), .pad_id = pad_id_});
-    if (!o_.validation_file.empty())
-      validation_.emplace(read(o_.validation_file, train->label_names()),
+    if (!o_.validation_file.empty()) {
+      const auto validation = read(o_.validation_file, train->label_names());
+      say_cut(*validation, o_.validation_file);
+      validation_.emplace(validation,
                           data::ExampleBatchesOptions{
                               .batch_size = o_.per_device_eval_batch_size, .shuffle = false, .pad_id = pad_id_});
+    }
     optim::AdamW optimizer(parameter_groups());
     const auto loss = [this](const data::Batch& b) { return model_->loss(b[0], b[1], b[2], b[3]); };
     const auto steps = static_cast<int64_t>(std::ceil(o_.num_train_epochs * static_cast<double>(batches.size())));
@@ -226,9 +255,34 @@ class Classifier : optim::Callback {
     return absl::StrCat(name_of_class(best), "\t", all[best]);
   }
 
+  // What the user says, else the folder, else a class for each text. A model of one label learns numbers, as in
+  // transformers.
+  nn::ProblemType problem() const {
+    const auto said = problem_named(!o_.problem_type.empty() ? o_.problem_type
+                                                             : config_word(o_.model_name_or_path, "problem_type"));
+    if (said || config_labels(o_.model_name_or_path).size() != 1) return said.value_or(nn::ProblemType::kSingleLabel);
+    std::printf(
+        "config.json has one label and no problem_type: this is a regression. For classes give "
+        "--problem_type=single_label_classification\n");
+    return nn::ProblemType::kRegression;
+  }
+
   std::shared_ptr<const data::ExampleSet> read(const std::string& path, const std::vector<std::string>& names) const {
     return std::make_shared<const data::ExampleSet>(data::read_labelled(
         path, tokenizer_, {.max_length = o_.max_seq_length, .label_kind = kind_of_labels(), .label_names = names}));
+  }
+  // A folder that names all classes of the file keeps their numbers: its head goes by them.
+  std::shared_ptr<const data::ExampleSet> read_training() const {
+    auto set = read(o_.train_file, {});
+    if (problem_ == nn::ProblemType::kRegression) return set;
+    const std::vector<std::string> names = config_labels(o_.model_name_or_path), &given = set->label_names();
+    const auto is_named = [&](const std::string& name) { return absl::c_linear_search(names, name); };
+    return given != names && absl::c_all_of(given, is_named) ? read(o_.train_file, names) : set;
+  }
+  void say_cut(const data::ExampleSet& set, const std::string& path) const {
+    if (set.report().truncated > 0)
+      std::printf("%s: %lld of %lld texts were cut to --max_seq_length=%lld\n", path.c_str(),
+                  as_long(set.report().truncated), as_long(set.size()), as_long(o_.max_seq_length));
   }
 
   data::LabelKind kind_of_labels() const {

@@ -3,12 +3,14 @@
 //   finetune --model_name_or_path=models/gpt2 --train_file=book.txt --output_dir=tuned       # LoRA, for PEFT too
 //   finetune --model_name_or_path=models/qwen --train_file=chats.jsonl --output_dir=tuned   # its chat template
 //   finetune ... --resume_from_checkpoint=true               # after Ctrl-C or a kill: the same losses, bit for bit
+//   finetune ... --merge                                     # a whole model too, in tuned/merged
 //   finetune ... --device=cuda                               # on the first GPU; cuda:1 is the second
 //   finetune --help                                          # Hugging Face's names
 //
 // The folder of the model is as Hugging Face publishes it: config.json, model.safetensors, tokenizer.json. A line of a
 // .jsonl file has "text", "prompt" and "completion", or "messages". Into --output_dir go checkpoints, metrics.jsonl,
 // runs/ (TensorBoard), and at the end an adapter (nn::load_adapter and PEFT read it), or with --full the model.
+// --merge writes the model with the adapter merged into it as well, for programs that know no adapters.
 #include <csignal>
 #include <cstdio>
 #include <exception>
@@ -69,14 +71,15 @@ class Finetuning {
         tokenizer_(text::AutoTokenizer::from_pretrained(o.model_name_or_path)),
         model_(nn::AutoModelForCausalLM::from_pretrained(o.model_name_or_path)),
         data_(o, tokenizer_, vocab_size()) {
-    if (!data_.notice.empty()) Console::say(data_.notice);
+    for (const std::string& notice : data_.notices) Console::say(notice);
     manual_seed(static_cast<uint64_t>(o.seed));
     model_->to(o.device);
     if (!o.full) {
       const nn::LoraReport report = nn::add_lora(*model_, {.rank = o.lora_r,
                                                            .alpha = o.lora_alpha,
                                                            .dropout = o.lora_dropout,
-                                                           .targets = absl::StrSplit(o.lora_target_modules, ',')});
+                                                           .targets = absl::StrSplit(o.lora_target_modules, ','),
+                                                           .mergeable = o.merge});
       std::printf("%zu modules adapted: %lld of %lld parameters are trained\n", report.targets.size(),
                   static_cast<long long>(report.trainable), static_cast<long long>(report.total));
     }
@@ -125,6 +128,7 @@ class Finetuning {
       text::AutoTokenizer::copy_files(o_.model_name_or_path, o_.output_dir);
     } else nn::save_adapter(*model_, o_.output_dir, {.base_model_name_or_path = o_.model_name_or_path});
     std::printf("%s is in %s\n", o_.full ? "The model" : "The adapter", o_.output_dir.c_str());
+    if (o_.merge) save_merged(o_.output_dir + "/merged");
     return true;
   }
 
@@ -140,6 +144,14 @@ class Finetuning {
   // {x, y}, and with --packing the positions that keep examples of a row apart.
   Tensor loss_of(const data::Batch& batch) {
     return batch.size() > 2 ? model_.loss(batch[0], batch[1], batch[2]) : model_.loss(batch[0], batch[1]);
+  }
+
+  // In a folder of its own: a model beside an adapter is loaded with the adapter, which would then count twice.
+  void save_merged(const std::string& folder) {
+    nn::merge_and_unload(*model_);
+    model_.save_pretrained(folder);
+    text::AutoTokenizer::copy_files(o_.model_name_or_path, folder);
+    std::printf("The model with the adapter merged into it is in %s\n", folder.c_str());
   }
 
   void show(const char* when) {

@@ -34,12 +34,12 @@ std::set<std::string> fields_of(const std::string& path) {
 bool is_chat(const std::string& path) { return path.ends_with(".jsonl") && fields_of(path).contains("messages"); }
 
 data::ChatEncoder chat_encoder_of(const FinetuneOptions& o, const text::PreTrainedTokenizer& tokenizer,
-                                  std::string& notice) {
+                                  std::vector<std::string>& notices) {
   const std::string& name = o.chat_template;
   if (name.empty()) {
     if (tokenizer.has_chat_template()) return data::ChatEncoder::of_jinja(tokenizer);
-    notice = absl::StrCat(o.model_name_or_path,
-                          " has no chat template: chats are written as chatml. --chat_template names another");
+    notices.push_back(absl::StrCat(
+        o.model_name_or_path, " has no chat template: chats are written as chatml. --chat_template names another"));
     return data::ChatEncoder(data::ChatTemplate::named("chatml"), tokenizer);
   }
   constexpr uint64_t kLargest = 1 << 20;
@@ -69,6 +69,17 @@ std::shared_ptr<const data::ExampleSet> shared(data::ExampleSet set) {
   return std::make_shared<const data::ExampleSet>(std::move(set));
 }
 
+// How much was read, and what of it did not fit.
+std::string summary_of(const data::ExampleReport& report, const FinetuneOptions& o, const std::string& path) {
+  std::string line = absl::StrCat(path, ": ", report.examples, " examples; ", report.targets, " of ", report.tokens,
+                                  " tokens carry loss");
+  if (report.truncated > 0) absl::StrAppend(&line, "; ", report.truncated, " were cut to --block_size=", o.block_size);
+  if (report.dropped > 0)
+    absl::StrAppend(&line, "; ", report.dropped, " were left out, as no token of their first ", o.block_size,
+                    " carries loss");
+  return line;
+}
+
 // Where the first validation example begins to carry loss; of a text whose every token does, its first words.
 std::vector<int32_t> beginning_of(const data::Example& example) {
   const auto first = static_cast<size_t>(std::find(example.targets.begin(), example.targets.end(), true) -
@@ -80,11 +91,13 @@ std::vector<int32_t> beginning_of(const data::Example& example) {
 }  // namespace
 
 FinetuneData::FinetuneData(const FinetuneOptions& o, const text::PreTrainedTokenizer& tokenizer, int64_t vocab_size) {
-  if (is_chat(o.train_file) || is_chat(o.validation_file)) chat.emplace(chat_encoder_of(o, tokenizer, notice));
+  if (is_chat(o.train_file) || is_chat(o.validation_file)) chat.emplace(chat_encoder_of(o, tokenizer, notices));
   data::ExampleSet all = read(o.train_file, o, tokenizer, chat, vocab_size);
+  notices.push_back(summary_of(all.report(), o, o.train_file));
   if (!o.validation_file.empty()) {
     train = shared(std::move(all));
     validation = shared(read(o.validation_file, o, tokenizer, chat, vocab_size));
+    notices.push_back(summary_of(validation->report(), o, o.validation_file));
   } else {
     const int64_t kept = all.size() - all.size() * o.validation_split_percentage / 100;
     if (kept == 0 || kept == all.size())

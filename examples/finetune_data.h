@@ -21,7 +21,7 @@ struct FinetuneData {
 
   std::shared_ptr<const data::ExampleSet> train, validation;
   std::optional<data::ChatEncoder> chat;  // of files of chats; keeps a reference to the tokenizer
-  std::string notice;                     // what the user should know about the chat template; empty: nothing
+  std::vector<std::string> notices;       // what the user should know: how much was read and cut, the chat template
   std::vector<int32_t> prompt;            // what the samples begin with
   std::vector<int64_t> stop_tokens;       // what ends them
 };

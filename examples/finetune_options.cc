@@ -76,6 +76,7 @@ Flags flags_of(FinetuneOptions& o) {
   flags.add("lora_alpha", &o.lora_alpha, "its scaling is lora_alpha / lora_r");
   flags.add("lora_dropout", &o.lora_dropout, "probability, for what goes into the adapter");
   flags.add("lora_target_modules", &o.lora_target_modules, "names with commas between, or all-linear");
+  flags.add("merge", &o.merge, "write the whole model too, with the adapter merged into it: output_dir/merged");
 
   flags.add("prompt", &o.prompt, "what the samples begin with; empty: how the first validation example begins");
   flags.add("max_new_tokens", &o.max_new_tokens, "length of the samples; 0: none");
@@ -85,6 +86,7 @@ Flags flags_of(FinetuneOptions& o) {
 void check(const FinetuneOptions& o) {
   if (o.model_name_or_path.empty() || o.train_file.empty())
     throw Error("--model_name_or_path and --train_file are needed; --help says what they are");
+  if (o.full && o.merge) throw Error("--merge joins an adapter to its base, and with --full there is no adapter");
   if (o.bf16 && o.fp16) throw Error("--bf16 and --fp16 exclude each other");
   if (o.validation_split_percentage < 1 || o.validation_split_percentage > 99)
     throw Error(absl::StrCat("--validation_split_percentage=", o.validation_split_percentage, " is outside [1, 99]"));

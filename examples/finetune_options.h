@@ -34,7 +34,7 @@ struct FinetuneOptions {
   Device device;
   bool bf16 = false, fp16 = false, compile = true;
 
-  bool full = false;
+  bool full = false, merge = false;
   int64_t lora_r = 8;
   double lora_alpha = 16, lora_dropout = 0;
   std::string lora_target_modules = "all-linear";

@@ -29,7 +29,8 @@ ProblemType problem_of(std::optional<ProblemType> problem, int64_t n_class, DTyp
 //   kRegression   targets (B, n_class), and for one class (B) as well; any number type
 //   kSingleLabel  targets i64 (B); -100 is ignored
 //   kMultiLabel   targets (B, n_class), floats in [0, 1] or bool
-// Throws Error for other targets, and for kSingleLabel with one class, whose loss would always be 0.
+// Throws Error for targets of another dtype or shape, and for kSingleLabel with one class, whose loss would always be
+// 0. The values of kMultiLabel are not looked at.
 Tensor classification_loss(TensorArg logits, const Tensor& targets, std::optional<ProblemType> problem);
 
 }  // namespace rondo::nn

@@ -67,9 +67,9 @@ struct LoraReport {
 // Gives the model one more adapter and makes it the active one. Freezes all other parameters and drops their gradients;
 // an optimizer that was made before keeps its list of parameters (Optimizer::add_param_group). A is drawn from
 // default_generator(), in the order of the tree. Throws Error if a name of `targets` or `modules_to_save` matches
-// nothing (the message lists what there is), if a target is neither a Linear nor an Embedding, if an option is out of
-// range, if there is an adapter of this name, if an adapter is merged, or if `mergeable` is asked for and a target is
-// not.
+// nothing (the message lists what there is), if one module of modules_to_save is a part of another, if a target is
+// neither a Linear nor an Embedding, if an option is out of range, if there is an adapter of this name, if an adapter
+// is merged, or if `mergeable` is asked for and a target is not.
 LoraReport add_lora(ModuleBase& model, const LoraOptions& options);
 
 // The names of the model's adapters, sorted.

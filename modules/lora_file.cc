@@ -219,6 +219,7 @@ void save_adapter(ModuleBase& model, const std::string& folder, const SaveAdapte
 }
 
 LoraReport load_adapter(ModuleBase& model, const std::string& folder, const LoadAdapterOptions& options) {
+  if (folder.empty()) throw Error("load_adapter: the folder's name is empty");
   const std::string config_path = folder + "/" + kConfig, weights_path = folder + "/" + kWeights;
   const LoraOptions given = named_as(read_adapter_config(config_path), options.adapter);
   std::error_code error;

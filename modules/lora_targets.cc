@@ -182,6 +182,7 @@ class Matcher {
   }
 
   void add_saved(const std::string& name, LoraMatch& match) const {
+    const size_t before = match.saved.size();  // those of other names
     bool any = false;
     for (size_t i = 0; i < modules_.size(); ++i) {
       const NamedModule& m = modules_[i];
@@ -190,9 +191,18 @@ class Matcher {
       if (!layout_.embedding_is_output.empty() && m.name == layout_.embedding_is_output)
         fail(absl::StrCat("modules_to_save names ", m.name, ", whose weight the output layer of ", model_.type_name(),
                           " reads, too; in PEFT only the embedding would change"));
-      const bool covered = std::any_of(match.saved.begin(), match.saved.end(),
-                                       [&](const NamedModule& outer) { return is_inside(m.module, outer.module); });
-      if (!covered) match.saved.push_back(m);
+      bool known = false;
+      for (size_t k = 0; k < match.saved.size(); ++k) {
+        const NamedModule& other = match.saved[k];
+        const bool inside = is_inside(m.module, other.module);
+        const bool same = &m.module == &other.module, of_another_name = k < before;
+        known = known || same || (inside && !of_another_name);
+        // PEFT can neither write such an adapter nor read it.
+        if (of_another_name && !same && (inside || is_inside(other.module, m.module)))
+          fail(absl::StrCat("modules_to_save names both ", other.name, " and ", m.name,
+                            ", one of which is a part of the other; name the larger one"));
+      }
+      if (!known) match.saved.push_back(m);
     }
     if (!any && !lenient_)
       fail(absl::StrCat("no module of ", model_.type_name(), " is named '", name, "' (modules_to_save); there are ",

@@ -79,6 +79,12 @@ ops::RotaryTables rotary_tables(const RopeScaling& scaling, double base, int64_t
     throw Error(absl::StrCat("rotary_tables: the head dimension must be even and positive, got ", D));
   if (scaling.kind == Kind::kDynamic && D <= 2)
     throw Error(absl::StrCat("rotary_tables: dynamic scaling needs a head dimension above 2, got ", D));
+  if (!std::isfinite(scaling.factor) || scaling.factor <= 0)
+    throw Error(absl::StrCat("rotary_tables: the factor must be a positive number, got ", scaling.factor));
+  if ((scaling.kind == Kind::kYarn || scaling.kind == Kind::kLlama3) && scaling.original_positions <= 0)
+    throw Error(absl::StrCat("rotary_tables: original_positions must be positive, got ", scaling.original_positions));
+  if (scaling.kind == Kind::kDynamic && positions <= 0)
+    throw Error(absl::StrCat("rotary_tables: dynamic scaling needs a positive number of positions, got ", positions));
   const NoGrad off;
   const RecorderScope run(nullptr);
   const std::vector<double> rates = rates_of(scaling, base, positions, D, length > 0 ? length : start + T);

@@ -29,7 +29,10 @@ struct RopeScaling {
     kYarn,
     // A larger base for sequences longer than the model's positions ("dynamic NTK", same paper, appendix B). The rates
     // depend on the length of the call's sequence, and with a KVCache on the length of each row so far. Cached keys
-    // keep the rates of their own call, as in transformers.
+    // keep the rates of their own call, as in transformers. One difference: there, the length is that of the longest
+    // row of the batch, and once a call was longer than the model's positions, later ones that are no longer than it
+    // keep its rates, until a call is shorter than the model's positions. Here no other row and no earlier call
+    // matters.
     kDynamic,
   };
   Kind kind = Kind::kNone;

@@ -1,5 +1,6 @@
 // The only path of a call: infer -> (recording? append : run the backend's kernel) -> (gradient needed? tape).
 #include "absl/cleanup/cleanup.h"
+#include "absl/container/fixed_array.h"
 #include "absl/strings/str_cat.h"
 #include "rondo/runtime/anomaly_check.h"
 #include "rondo/runtime/autograd.h"
@@ -49,8 +50,8 @@ Recorder* interrupted(const char* what, std::source_location where) {
 RecordingPause::RecordingPause(const char* what, std::source_location where) : eager_(interrupted(what, where)) {}
 
 void IntList::push_back_many(int64_t value) {
-  if (size_ == kFew) many_.assign(few_, few_ + kFew);
-  many_.push_back(value);
+  if (many_ == nullptr) many_ = std::make_unique<std::vector<int64_t>>(few_, few_ + kFew);
+  many_->push_back(value);
   ++size_;
 }
 
@@ -384,7 +385,7 @@ class Dispatcher {
   Attrs& attrs_;
   int n_;
   std::source_location where_;
-  absl::InlinedVector<const Tensor*, kUsualInputs> inputs_;
+  absl::FixedArray<const Tensor*, kUsualInputs> inputs_;
   Operands cast_;  // those that autocast converted
 };
 

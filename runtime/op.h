@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "absl/container/inlined_vector.h"
@@ -35,16 +36,18 @@ enum class OpKind : uint8_t {
   kOpaque,       // anything else: runs as one call
 };
 
-// Integers of a call: a few, stored inline; those of an op with many operands are on the heap.
+// Integers of a call: a few, stored inline; those of an op with many operands are on the heap. Most calls have none, so
+// to make, move and drop an empty list costs next to nothing.
 class IntList {
  public:
   IntList() = default;
   IntList(std::initializer_list<int64_t> values) { append(values); }
-  // Most calls have no integers, or few: only those that are there are copied.
-  IntList(const IntList& other) : size_(other.size_), many_(other.many_) { copy_few(other); }
-  IntList(IntList&& other) noexcept : size_(other.size_), many_(std::move(other.many_)) {
+  IntList(const IntList& other) : size_(other.size_) {
+    if (other.many_ != nullptr) many_ = std::make_unique<std::vector<int64_t>>(*other.many_);
     copy_few(other);
-    other.size_ = 0;
+  }
+  IntList(IntList&& other) noexcept : size_(std::exchange(other.size_, 0)), many_(std::move(other.many_)) {
+    copy_few(other);
   }
   IntList& operator=(IntList other) noexcept {
     size_ = other.size_;
@@ -54,7 +57,7 @@ class IntList {
   }
   template <class It> void assign(It begin, It end) {
     size_ = 0;
-    many_.clear();
+    many_ = nullptr;
     for (; begin != end; ++begin) push_back(*begin);
   }
   void push_back(int64_t value) {
@@ -67,8 +70,8 @@ class IntList {
   void append(std::initializer_list<int64_t> values) { append(std::span(values.begin(), values.size())); }
   size_t size() const { return size_; }
   bool empty() const { return size_ == 0; }
-  const int64_t* data() const { return size_ <= kFew ? few_ : many_.data(); }
-  int64_t* data() { return size_ <= kFew ? few_ : many_.data(); }
+  const int64_t* data() const { return many_ == nullptr ? few_ : many_->data(); }
+  int64_t* data() { return many_ == nullptr ? few_ : many_->data(); }
   const int64_t* begin() const { return data(); }
   const int64_t* end() const { return data() + size_; }
   int64_t operator[](size_t i) const { return data()[i]; }
@@ -80,12 +83,14 @@ class IntList {
  private:
   static constexpr size_t kFew = kMaxRank + 4;
   void push_back_many(int64_t value);
+  // After size_ and many_ are set. A loop, as a call of memmove takes longer than the few numbers.
   void copy_few(const IntList& other) {
-    if (size_ <= kFew) std::copy(other.few_, other.few_ + size_, few_);
+    if (many_ == nullptr)
+      for (size_t i = 0; i < size_; ++i) few_[i] = other.few_[i];
   }
-  int64_t few_[kFew];  // the first size_ of them
   size_t size_ = 0;
-  std::vector<int64_t> many_;  // all of them, if they are more than kFew
+  std::unique_ptr<std::vector<int64_t>> many_;  // all of them, if they are more than kFew; else null
+  int64_t few_[kFew];                           // otherwise the first size_ of them
 };
 
 // Operands that are no tensors. In a compiled region floats are run-time scalars; ints are part of the key.

@@ -269,6 +269,18 @@ Samples split_samples(bool large) {
           {"many", {real({2, 19, 2})}, ints({1, 2}), 10}, {"each index", {real({2, 11})}, ints({1, 0}), 11},
           {"empty rows", {real({0, 4})}, ints({1, 2}), 2}};
 }
+Samples triangle_samples(bool large) {
+  if (large) return {{"large", {real({3, 300, 257})}, ints({-2})}};
+  return {{"square", {real({4, 4})}, ints({0})},
+          {"wide", {real({3, 7})}, ints({2})},
+          {"tall", {real({2, 7, 3})}, ints({-3})},
+          {"all or nothing", {real({3, 4})}, ints({std::numeric_limits<int64_t>::max()})},
+          {"nothing or all", {real({3, 4})}, ints({std::numeric_limits<int64_t>::min()})},
+          {"many", {real({2, 1, 3, 1, 4})}, ints({1})},
+          {"one", {real({1, 1})}, ints({-1})},
+          {"no rows", {real({2, 0, 3})}, ints({0})},
+          {"no columns", {real({2, 3, 0})}, ints({1})}};
+}
 Samples cat_samples(bool large) {
   if (large) return {{"large", {real({100, 401}), real({157, 401})}, ints({0})}};
   return {{"rows", {real({2, 3}), real({4, 3})}, ints({0})},
@@ -760,6 +772,8 @@ constexpr OpSpec kSpecs[] = {
      .takes_bool = true,
      .differentiable_outputs = ~0u},
     {.name = "cat", .make = &cat_samples, .takes_integers = true, .takes_bool = true},
+    {.name = "tril", .make = &triangle_samples, .takes_integers = true, .takes_bool = true, .decomposes_exactly = true},
+    {.name = "triu", .make = &triangle_samples, .takes_integers = true, .takes_bool = true, .decomposes_exactly = true},
     {.name = "sum", .make = &reduction<plain, true>, .tolerance = 32, .takes_integers = true, .takes_bool = true},
     {.name = "max", .make = &reduction<plain, false>, .takes_integers = true, .takes_bool = true},
     {.name = "min", .make = &reduction<plain, false>, .takes_integers = true, .takes_bool = true},

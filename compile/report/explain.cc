@@ -10,6 +10,7 @@
 #include "rondo/compile/log.h"
 #include "rondo/compile/region.h"
 #include "rondo/compile/transform/choose_kept.h"
+#include "rondo/runtime/cuda/product.h"
 
 namespace rondo::compile {
 namespace {
@@ -71,6 +72,7 @@ void explain_launch(const Plan& plan, const Traffic& traffic, const Launch& laun
                        : graph.nodes[static_cast<size_t>(launch.op())].op->name;
   if (!e.generated) {
     const GraphNode& node = graph.nodes[static_cast<size_t>(launch.op())];
+    e.algorithm = launch.variant;
     e.widens = node.op->kind == OpKind::kContraction && graph.value(node.inputs[0]).dtype == kF16;
   }
   if (e.generated) e.code = to_string(plan.kernels[static_cast<size_t>(launch.kernel)].kernel);
@@ -165,6 +167,19 @@ void add_memory(const Plan& plan, const ProgramExplanation& names, size_t first_
   }
 }
 
+std::vector<std::string> products_without_algorithm() {
+  const cuda::ProductReport report = cuda::product_report();
+  if (report.last.empty()) return {};
+  constexpr size_t kMost = 8;
+  std::vector<std::string> texts = {absl::StrCat("products without an algorithm of cuBLASLt: ", report.apart,
+                                                 " as plain sums that a kernel finishes, ", report.copied,
+                                                 " on copies of their operands, ", report.by_kernel,
+                                                 " by a kernel of Rondo's own; ", report.runs, " runs")};
+  texts.insert(texts.end(), report.last.end() - static_cast<std::ptrdiff_t>(std::min(kMost, report.last.size())),
+               report.last.end());
+  return texts;
+}
+
 }  // namespace
 
 EntryExplanation explain(const Entry& entry) {
@@ -210,6 +225,7 @@ Explanation explain(const Regions& regions) {
     if (!e.entries.empty())
       for (std::string& hint : perf_hints(e.entries.back())) e.hints.push_back(std::move(hint));
   }
+  explanation.products = products_without_algorithm();
   return explanation;
 }
 

@@ -109,7 +109,9 @@ void append_launches(std::string& out, const ProgramExplanation& program, const 
   for (size_t i = 0; i < program.launches.size(); ++i) {
     const LaunchExplanation& launch = program.launches[i];
     absl::StrAppend(&out, "<tr id=\"", id, "-l", i, "\"><td>", launch.generated ? "" : "<i>", escape(launch.name),
-                    launch.generated ? "" : "</i>", "</td><td><ul class=\"s\">");
+                    launch.generated ? "" : "</i>",
+                    launch.algorithm > 0 ? absl::StrCat(", tuned to algorithm ", launch.algorithm) : std::string(),
+                    "</td><td><ul class=\"s\">");
     for (const std::string& source : launch.sources) absl::StrAppend(&out, "<li>", escape(source), "</li>");
     out += "</ul>";
     if (launch.generated)
@@ -155,6 +157,9 @@ std::string to_html(const Explanation& explanation) {
       "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n"
       "<meta name=\"viewport\" content=\"width=device-width\">\n<title>Compiled regions</title>\n<style>",
       kStyle, "</style>\n</head>\n<body>\n<h1>Compiled regions</h1>\n");
+  if (!explanation.products.empty()) out += "<ul>\n";
+  for (const std::string& text : explanation.products) absl::StrAppend(&out, "<li>", escape(text), "</li>\n");
+  if (!explanation.products.empty()) out += "</ul>\n";
   for (size_t r = 0; r < explanation.regions.size(); ++r) {
     const RegionExplanation& region = explanation.regions[r];
     const RegionReport& report = region.report;

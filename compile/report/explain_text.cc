@@ -23,6 +23,7 @@ void append_program(std::string& out, const ProgramExplanation& program) {
     absl::StrAppendFormat(&out, "      %s: reads %s, writes %s", launch.name, format_bytes(launch.bytes_read),
                           format_bytes(launch.bytes_written));
     if (launch.bytes_saved > 0) absl::StrAppend(&out, ", saves ", format_bytes(launch.bytes_saved));
+    if (launch.algorithm > 0) absl::StrAppend(&out, ", tuned to algorithm ", launch.algorithm);
     out += "\n";
     for (const std::string& source : launch.sources) absl::StrAppend(&out, "        from ", source, "\n");
     append_indented(out, launch.code, "        | ");
@@ -50,6 +51,8 @@ void append_memory(std::string& out, const EntryExplanation& entry) {
 
 std::string to_text(const Explanation& explanation) {
   std::string out;
+  for (size_t i = 0; i < explanation.products.size(); ++i)
+    absl::StrAppend(&out, i > 0 ? "  " : "", explanation.products[i], "\n");
   for (const RegionExplanation& region : explanation.regions) {
     const RegionReport& r = region.report;
     absl::StrAppendFormat(

@@ -4,8 +4,10 @@
 #define EIGEN_DONT_PARALLELIZE
 #include <Eigen/Core>
 #include <algorithm>
+#include <array>
 #include <vector>
 
+#include "rondo/runtime/cpu/loops.h"
 #include "rondo/runtime/cpu/product.h"
 #include "rondo/runtime/ops/kernels.h"
 #include "rondo/runtime/parallel.h"
@@ -38,35 +40,61 @@ void matmul_f64(const MatmulCall& call, const double* a, const double* b, const 
   });
 }
 
-// oneDNN 2.6 has no f16 product: convert, multiply in f32, round once.
-void matmul_f16(const MatmulCall& call, const Float16* a, const Float16* b, const Float16* bias, Float16* c) {
-  auto widen = [](const Float16* data, int64_t batch, int64_t rows, int64_t cols, const int64_t(&s)[3]) {
+// Where oneDNN has no product of 16-bit floats: converts, multiplies in f32, applies the epilogues to the sums, and
+// rounds once.
+template <class T> void matmul_in_f32(const MatmulCall& call, const MatmulOperands& o) {
+  // A dense copy in f32.
+  const auto widen = [](const auto* data, int64_t batch, int64_t rows, int64_t cols, const int64_t(&s)[3]) {
     std::vector<float> dense(static_cast<size_t>(batch * rows * cols));
-    for (int64_t i = 0; i < batch; ++i)
-      for (int64_t r = 0; r < rows; ++r)
+    parallel_for(batch * rows, std::max<int64_t>(1, kElementwiseGrain / cols), [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i)
         for (int64_t k = 0; k < cols; ++k)
-          dense[(i * rows + r) * cols + k] = static_cast<float>(data[i * s[0] + r * s[1] + k * s[2]]);
+          dense[static_cast<size_t>(i * cols + k)] = static_cast<float>(
+              data[i / rows * s[0] + i % rows * s[1] + k * s[2]]);
+    });
     return dense;
   };
+  const auto widen_result = [&](const void* data) {
+    return call.wide ? widen(static_cast<const float*>(data), call.batch, call.m, call.n, call.c_strides)
+                     : widen(static_cast<const T*>(data), call.batch, call.m, call.n, call.c_strides);
+  };
   const int64_t a_batch = call.a_strides[0] == 0 ? 1 : call.batch, b_batch = call.b_strides[0] == 0 ? 1 : call.batch;
-  const std::vector<float> left = widen(a, a_batch, call.m, call.k, call.a_strides);
-  const std::vector<float> right = widen(b, b_batch, call.k, call.n, call.b_strides);
-  std::vector<float> result(static_cast<size_t>(call.batch * call.m * call.n));
+  const std::vector<float> left = widen(static_cast<const T*>(o.a), a_batch, call.m, call.k, call.a_strides),
+                           right = widen(static_cast<const T*>(o.b), b_batch, call.k, call.n, call.b_strides);
   std::vector<float> row(static_cast<size_t>(call.bias ? call.n : 0));
-  for (size_t i = 0; i < row.size(); ++i) row[i] = static_cast<float>(bias[i]);
+  for (size_t i = 0; i < row.size(); ++i) row[i] = static_cast<float>(static_cast<const T*>(o.bias)[i]);
+  const bool adds_to_c = std::count(call.in_place.begin(), call.in_place.end(), true) > 0;
+  std::vector<float> result = adds_to_c ? widen_result(o.c)
+                                        : std::vector<float>(static_cast<size_t>(call.batch * call.m * call.n));
   MatmulCall wide = call;
   wide.dtype = kF32;
+  wide.wide = false;
   const auto dense = [](int64_t(&s)[3], int64_t batch_stride, int64_t cols) {
     s[0] = batch_stride, s[1] = cols, s[2] = 1;
   };
   dense(wide.a_strides, a_batch == 1 ? 0 : call.m * call.k, call.k);
   dense(wide.b_strides, b_batch == 1 ? 0 : call.k * call.n, call.n);
   dense(wide.c_strides, call.m * call.n, call.n);
-  matmul(wide, {.a = left.data(), .b = right.data(), .bias = row.data(), .c = result.data()});
-  for (int64_t i = 0; i < call.batch; ++i)
-    for (int64_t r = 0; r < call.m; ++r)
-      for (int64_t k = 0; k < call.n; ++k)
-        c[i * call.c_strides[0] + r * call.c_strides[1] + k] = Float16(result[(i * call.m + r) * call.n + k]);
+  MatmulOperands operands{.a = left.data(), .b = right.data(), .bias = row.data(), .c = result.data()};
+  std::array<std::vector<float>, kMaxEpilogues> added;
+  for (size_t i = 0; i < added.size(); ++i) {
+    if (call.epilogues[i] != Epilogue::kAdd || call.in_place[i]) continue;
+    added[i] = widen_result(o.added[i]);
+    operands.added[i] = added[i].data();
+  }
+  matmul(wide, operands);
+  const auto store = [&](auto* c) {
+    using C = std::remove_pointer_t<decltype(c)>;
+    parallel_for(call.batch * call.m, std::max<int64_t>(1, kElementwiseGrain / call.n),
+                 [&](int64_t begin, int64_t end) {
+                   for (int64_t i = begin; i < end; ++i)
+                     for (int64_t k = 0; k < call.n; ++k)
+                       c[i / call.m * call.c_strides[0] + i % call.m * call.c_strides[1] + k] = static_cast<C>(
+                           result[static_cast<size_t>(i * call.n + k)]);
+                 });
+  };
+  if (call.wide) store(static_cast<float*>(o.c));
+  else store(static_cast<T*>(o.c));
 }
 
 }  // namespace
@@ -81,10 +109,8 @@ void matmul(const MatmulCall& call, const MatmulOperands& o) {
     case kF64:
       return matmul_f64(call, static_cast<const double*>(o.a), static_cast<const double*>(o.b),
                         static_cast<const double*>(o.bias), static_cast<double*>(o.c));
-    case kF16:
-      return matmul_f16(call, static_cast<const Float16*>(o.a), static_cast<const Float16*>(o.b),
-                        static_cast<const Float16*>(o.bias), static_cast<Float16*>(o.c));
-    default: return Product::get(call)->run(o);
+    case kF16: return matmul_in_f32<Float16>(call, o);
+    default: return Product::runs(call) ? Product::get(call)->run(o) : matmul_in_f32<BFloat16>(call, o);
   }
 }
 
@@ -96,7 +122,7 @@ std::unique_ptr<const PreparedKernel> prepare_product(const KernelContext& conte
   if (const DType dtype = context.in(0).dtype(); dtype != kF32 && dtype != kBF16) return nullptr;
   if (!is_preparable(context)) return nullptr;
   MatmulPlan plan = make_plan(context);
-  if (!plan.readable()) return nullptr;
+  if (!plan.readable() || !Product::runs(plan.call)) return nullptr;
   std::shared_ptr<const Product> product = Product::get(plan.call, variant);
   if (product == nullptr) return nullptr;
   return std::make_unique<PreparedProducts<Product>>(std::move(plan), std::move(product), context.inputs.size());

@@ -9,7 +9,8 @@ namespace rondo::cpu {
 using rondo::MatmulCall;
 using rondo::MatmulOperands;
 
-// f64 runs through Eigen (oneDNN has no f64), f16 through f32 copies, the rest through oneDNN.
+// f64 runs through Eigen (oneDNN has no f64), f16 through f32 copies, and so does bf16 on a processor without AVX-512;
+// the rest through oneDNN.
 void matmul(const MatmulCall& call, const MatmulOperands& operands);
 
 }  // namespace rondo::cpu

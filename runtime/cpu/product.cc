@@ -295,6 +295,15 @@ ProductCache& product_cache() {
 
 }  // namespace
 
+bool Product::runs(const MatmulCall& call) {
+  static const bool has_bf16 = [] {
+    const memory::desc one({1, 1}, memory::data_type::bf16, memory::dims{1, 1});
+    constexpr bool kAllowEmpty = true;
+    return dnnl::matmul::primitive_desc(dnnl::matmul::desc(one, one, one), engine(), kAllowEmpty).get(true) != nullptr;
+  }();
+  return call.dtype != kBF16 || has_bf16 || is_thin_product(call);
+}
+
 std::shared_ptr<const Product> Product::get(const MatmulCall& call, int variant) {
   if (variant < 0 || variant > 3) return nullptr;
   if (is_thin_product(call)) return variant == 0 ? std::shared_ptr<const Product>(new Product(call)) : nullptr;

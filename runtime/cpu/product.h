@@ -19,10 +19,12 @@ namespace rondo::cpu {
 
 class Product {
  public:
-  // f32 and bf16. Making one for a new shape takes 160 us or more, so the most recent 1024 are kept, over all threads.
-  // Variants are the same product in other slices, for a tuner to choose from: 1 cuts rows, 2 cuts columns, 3 cuts
-  // nothing and runs on one thread. Null: no such variant, or the slices are those of variant 0. A thin product has no
-  // variants.
+  // False: bf16 on a processor for which oneDNN has no such product (2.6 has one with AVX-512 only), unless it is thin.
+  static bool runs(const MatmulCall& call);
+  // REQUIRES: runs(call). f32 and bf16. Making one for a new shape takes 160 us or more, so the most recent 1024 are
+  // kept, over all threads. Variants are the same product in other slices, for a tuner to choose from: 1 cuts rows, 2
+  // cuts columns, 3 cuts nothing and runs on one thread. Null: no such variant, or the slices are those of variant 0. A
+  // thin product has no variants.
   static std::shared_ptr<const Product> get(const MatmulCall& call, int variant = 0);
   // Forgets the products that are kept. Those in use live on.
   static void trim();

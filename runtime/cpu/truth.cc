@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstring>
 #include <numeric>
+#include <type_traits>
 
 #include "rondo/runtime/cpu/loops.h"
 #include "rondo/runtime/iteration_space.h"
@@ -31,23 +32,75 @@ template <bool kAny, class Word> constexpr bool is_hit(Word element, Word bits) 
 
 constexpr int64_t kBlock = 1 << 12;  // elements between two looks at what was found
 
+// The value at `from`, wherever that lies.
+template <class T, class From> T word(const From* from) {
+  T value;
+  std::memcpy(&value, from, sizeof(T));
+  return value;
+}
+
+// Two elements as one, of which the first is the lower half (little endian).
+template <class Word>
+using Pair = std::conditional_t<sizeof(Word) == 1, uint16_t, std::conditional_t<sizeof(Word) == 2, uint32_t, uint64_t>>;
+
+// ORs answers of elements 0, step, ... into `sink(i, hit)`, as fast as memory for steps of 1 and 2.
+template <bool kAny, class Word, class Sink>
+void for_each_hit(const Word* x, int64_t n, int64_t step, Word bits, const Sink& sink) {
+  if (step == 1) {
+    for (int64_t i = 0; i < n; ++i) sink(i, is_hit<kAny>(x[i], bits));
+  } else if (step == 2 && sizeof(Word) < 8) {
+    // A pair is read as one, and its second half does not count. The last element may have no neighbour.
+    const Pair<Word> first_half = bits;
+    for (int64_t i = 0; i + 1 < n; ++i) sink(i, is_hit<kAny>(word<Pair<Word>>(x + 2 * i), first_half));
+    if (n > 0) sink(n - 1, is_hit<kAny>(x[2 * (n - 1)], bits));
+  } else {
+    for (int64_t i = 0; i < n; ++i) sink(i, is_hit<kAny>(x[i * step], bits));
+  }
+}
+
 template <bool kAny, class Word> bool any_hit(const Word* x, int64_t n, int64_t step, Word bits) {
   for (int64_t begin = 0; begin < n; begin += kBlock) {
-    const int64_t end = std::min(n, begin + kBlock);
+    const int64_t block = std::min(n - begin, kBlock);
     Word found = 0;
-    if (step == 1 && kAny) {
-      for (int64_t i = begin; i < end; ++i) found |= x[i];
-      found &= bits;
-    } else if (step == 1) {
-      for (int64_t i = begin; i < end; ++i) found |= static_cast<Word>(is_hit<kAny>(x[i], bits));
-    } else if (step == 2) {  // a constant, for the compiler to vectorise
-      for (int64_t i = begin; i < end; ++i) found |= static_cast<Word>(is_hit<kAny>(x[i * 2], bits));
-    } else {
-      for (int64_t i = begin; i < end; ++i) found |= static_cast<Word>(is_hit<kAny>(x[i * step], bits));
-    }
+    for_each_hit<kAny>(x + begin * step, block, step, bits,
+                       [&](int64_t, bool hit) { found |= static_cast<Word>(hit); });
     if (found != 0) return true;
   }
   return false;
+}
+
+// Whether one of `n` bytes, from 2 to 64, is not 0 (kZero: is 0).
+template <bool kZero, class T> T sought(T bytes) {
+  if constexpr (!kZero) return bytes;
+  constexpr T kOnes = static_cast<T>(0x0101010101010101), kTops = static_cast<T>(0x8080808080808080);
+  return static_cast<T>((bytes - kOnes) & ~bytes & kTops);  // not 0 if and only if a byte is
+}
+
+// out[r] = `value` if row r of a dense matrix of `cols` bytes, from 2 to 64, has one that is not 0 (kZero: that is 0),
+// else !value.
+template <bool kZero> void search_rows(const uint8_t* x, int64_t rows, int64_t cols, bool value, bool* out) {
+  const auto each = [&](auto hits_of_row) {
+    for (int64_t r = 0; r < rows; ++r) out[r] = (hits_of_row(x + r * cols) != 0) == value;
+  };
+  // Two words that overlap cover a row that is no whole number of words.
+  const auto at = []<class T>(T, const uint8_t* row) { return sought<kZero>(word<T>(row)); };
+  const int64_t last2 = cols - 2, last4 = cols - 4, last8 = cols - 8;
+  if (cols == 2) each([&](const uint8_t* row) { return at(uint16_t{}, row); });
+  else if (cols == 3) each([&](const uint8_t* row) { return at(uint16_t{}, row) | at(uint16_t{}, row + last2); });
+  else if (cols == 4) each([&](const uint8_t* row) { return at(uint32_t{}, row); });
+  else if (cols < 8) each([&](const uint8_t* row) { return at(uint32_t{}, row) | at(uint32_t{}, row + last4); });
+  else if (cols == 8) each([&](const uint8_t* row) { return at(uint64_t{}, row); });
+  else if (cols <= 16) each([&](const uint8_t* row) { return at(uint64_t{}, row) | at(uint64_t{}, row + last8); });
+  else if (cols <= 24)
+    each([&](const uint8_t* row) {
+      return at(uint64_t{}, row) | at(uint64_t{}, row + 8) | at(uint64_t{}, row + last8);
+    });
+  else
+    each([&](const uint8_t* row) {
+      uint64_t any = at(uint64_t{}, row + last8);
+      for (int64_t c = 0; c + 8 < cols; c += 8) any |= at(uint64_t{}, row + c);
+      return any;
+    });
 }
 
 // A position among `sizes`, and where it lies in the input and in the output.
@@ -81,17 +134,20 @@ class Odometer {
 
 template <bool kAny, class Word> class Search {
  public:
-  Search(const Word* x, bool* out, Word bits, const IterationSpace<2>& space)
-      : x_(x), out_(out), bits_(bits), space_(space) {}
+  // `space`: strides of x and of the results, of which there are `results`.
+  Search(const Word* x, bool* out, int64_t results, Word bits, const IterationSpace<2>& space)
+      : x_(x), out_(out), results_(results), bits_(bits), space_(space) {}
 
-  // `out` holds what it would be without a hit.
   void run() const {
     const int inner = space_.sizes.rank() - 1;
-    if (space_.strides[1][inner] != 0) return columns();
-    if (inner == 1 && space_.strides[1][0] != 0 && space_.sizes[1] <= 64 && space_.strides[0][1] == 1 &&
-        space_.strides[0][0] == space_.sizes[1])
+    if (inner == 1 && space_.strides[1][0] == 1 && space_.strides[1][1] == 0 && space_.sizes[1] <= 64 &&
+        space_.strides[0][1] == 1 && space_.strides[0][0] == space_.sizes[1])
       return thin_rows();
-    lines();
+    // What a result is without a hit.
+    parallel_for(results_, kElementwiseGrain,
+                 [&](int64_t begin, int64_t end) { std::fill(out_ + begin, out_ + end, !kAny); });
+    if (space_.strides[1][inner] != 0) columns();
+    else lines();
   }
 
  private:
@@ -118,36 +174,22 @@ template <bool kAny, class Word> class Search {
                  });
   }
 
-  // Short rows side by side, each with its own result: first every element's answer, then those of each row at once.
+  // Short rows side by side, each with its own result. Elements of more than a byte are answered first, then rows.
   void thin_rows() const {
-    const int64_t cols = space_.sizes[1], out_step = space_.strides[1][0], at_once = kBlock / cols;
+    const int64_t cols = space_.sizes[1], at_once = kBlock / cols;
     parallel_for(space_.sizes[0], std::max<int64_t>(1, kElementwiseGrain / cols), [&](int64_t begin, int64_t end) {
-      uint8_t hits[kBlock];
-      for (int64_t first = begin; first < end; first += at_once) {
-        const int64_t rows = std::min(at_once, end - first);
-        const Word *x = x_ + first * cols, bits = bits_;
-        for (int64_t i = 0; i < rows * cols; ++i) hits[i] = static_cast<uint8_t>(is_hit<kAny>(x[i], bits));
-        bool* to = out_ + first * out_step;
-        const auto by = [&](auto hits_of_row) {
-          for (int64_t r = 0; r < rows; ++r) to[r * out_step] = (hits_of_row(hits + r * cols) != 0) == kAny;
-        };
-        // Two words that overlap cover a row that is no whole number of words.
-        if (cols < 4) by([&](const uint8_t* row) { return word<uint16_t>(row) | word<uint16_t>(row + cols - 2); });
-        else if (cols == 4) by([&](const uint8_t* row) { return word<uint32_t>(row); });
-        else if (cols < 8) by([&](const uint8_t* row) { return word<uint32_t>(row) | word<uint32_t>(row + cols - 4); });
-        else
-          by([&](const uint8_t* row) {
-            uint64_t any = word<uint64_t>(row + cols - 8);
-            for (int64_t c = 0; c + 8 < cols; c += 8) any |= word<uint64_t>(row + c);
-            return any;
-          });
+      if constexpr (sizeof(Word) == 1) {
+        search_rows<!kAny>(x_ + begin * cols, end - begin, cols, kAny, out_ + begin);
+      } else {
+        uint8_t hits[kBlock];
+        for (int64_t first = begin; first < end; first += at_once) {
+          const int64_t rows = std::min(at_once, end - first);
+          for_each_hit<kAny>(x_ + first * cols, rows * cols, 1, bits_,
+                             [&](int64_t i, bool hit) { hits[i] = static_cast<uint8_t>(hit); });
+          search_rows<false>(hits, rows, cols, kAny, out_ + first);
+        }
       }
     });
-  }
-  template <class T> static T word(const uint8_t* from) {
-    T value;
-    std::memcpy(&value, from, sizeof(T));
-    return value;
   }
 
   // The last dimension is kept. Rows of it, which the last reduced dimension counts, are searched side by side.
@@ -207,15 +249,12 @@ template <bool kAny, class Word> class Search {
     }
   }
   void mark(const Word* __restrict x, int64_t n, int64_t step, uint8_t* __restrict hits) const {
-    const Word bits = bits_;
-    if (step == 1)
-      for (int64_t c = 0; c < n; ++c) hits[c] |= static_cast<uint8_t>(is_hit<kAny>(x[c], bits));
-    else
-      for (int64_t c = 0; c < n; ++c) hits[c] |= static_cast<uint8_t>(is_hit<kAny>(x[c * step], bits));
+    for_each_hit<kAny>(x, n, step, bits_, [&](int64_t c, bool hit) { hits[c] |= static_cast<uint8_t>(hit); });
   }
 
   const Word* x_;
   bool* out_;
+  int64_t results_;
   Word bits_;
   const IterationSpace<2>& space_;
 };
@@ -247,12 +286,15 @@ IterationSpace<2> space_of(const Tensor& x, int64_t mask) {
 template <bool kAny> void search(const KernelContext& context) {
   const Tensor& x = context.in(0);
   bool* out = reinterpret_cast<bool*>(context.out().impl()->data());
-  std::fill_n(out, context.out().numel(), !kAny);
-  if (x.numel() == 0) return;
+  const int64_t results = context.out().numel();
+  if (x.numel() == 0) {
+    std::fill_n(out, results, !kAny);
+    return;
+  }
   const IterationSpace<2> space = space_of(x, context.attrs.ints[0]);
   const auto with = [&]<class Word>(Word) {
-    Search<kAny, Word>(reinterpret_cast<const Word*>(x.impl()->data()), out, static_cast<Word>(truth_bits(x.dtype())),
-                       space)
+    Search<kAny, Word>(reinterpret_cast<const Word*>(x.impl()->data()), out, results,
+                       static_cast<Word>(truth_bits(x.dtype())), space)
         .run();
   };
   switch (size_of(x.dtype())) {

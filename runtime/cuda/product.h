@@ -14,8 +14,9 @@
 //   cublasLtMatmulAlgoGetHeuristic): for an epilogue of some type, for operands at odd addresses or strides. And
 //   cublasLtMatmul may refuse one that it gave. Then the first way that there is: without the epilogues, which a kernel
 //   adds to sums that are not rounded yet; on dense copies of the operands; by a kernel of our own, which takes
-//   everything. The way holds for the product as an algorithm does. Each is counted (product_report) and told to the
-//   compiler's log (perf_hints), with the op and its line: it is slower than what was asked for.
+//   everything. The way holds for the product as an algorithm does. Each is counted (product_report), told to the
+//   compiler's log (perf_hints) and part of compile::explain(), with the op and its line: it is slower than what was
+//   asked for.
 #pragma once
 
 #include <cstddef>

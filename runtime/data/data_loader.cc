@@ -136,7 +136,9 @@ std::optional<Batch> DataLoader::next() {
 }
 
 void DataLoader::seek(Position position) {
-  if (position.epoch < 0 || position.batch < 0 || position.batch > batches_)
+  // Batches are numbered over all epochs, in 64 bits.
+  const int64_t last_epoch = INT64_MAX / std::max<int64_t>(batches_, 1) - 1;
+  if (position.epoch < 0 || position.epoch > last_epoch || position.batch < 0 || position.batch > batches_)
     throw Error(absl::StrCat("DataLoader::seek: epoch ", position.epoch, ", batch ", position.batch, " of ", batches_));
   position_ = position;
 }

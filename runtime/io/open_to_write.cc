@@ -20,9 +20,11 @@ int open_to_write(const std::string& path, int flags, Links links, int mode) {
     throw FileError(path, "cannot write: " + std::generic_category().message(errno));
   }
   struct stat info;
-  if (::fstat(fd, &info) == 0 && S_ISREG(info.st_mode)) return fd;
+  const bool regular = ::fstat(fd, &info) == 0 && S_ISREG(info.st_mode);
+  if (regular && (links == Links::kFollow || info.st_nlink <= 1)) return fd;
   ::close(fd);
-  throw FileError(path, "cannot write: is not a regular file");
+  throw FileError(
+      path, regular ? "cannot write: has another name, a hard link; remove it" : "cannot write: is not a regular file");
 }
 
 }  // namespace rondo::io

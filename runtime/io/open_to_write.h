@@ -7,7 +7,7 @@ namespace rondo::io {
 
 enum class Links {
   kFollow,
-  kRefuse,  // for names that others may guess, in folders that they may write to
+  kRefuse,  // also hard links; for names that others may guess, in folders that they may write to
 };
 
 // `flags` of open(2), with O_WRONLY or O_RDWR; the file is created with `mode` if it is not there, and not truncated.

@@ -65,6 +65,10 @@ void embedding_grad_onto_kernel(
 void cat_kernel(const KernelContext& context);         // ints {dim}
 void slice_grad_kernel(const KernelContext& context);  // ints {sizes..., {dim, begin, step} of each operand}
 
+// triangle.cc: elements of each matrix on one side of a diagonal, and zeros; ints {diagonal}
+void tril_kernel(const KernelContext& context);
+void triu_kernel(const KernelContext& context);
+
 // indexing.cc: elements picked and placed by an index tensor along ints[0] = dim
 void gather_kernel(const KernelContext& context);       // x, index -> values
 void scatter_kernel(const KernelContext& context);      // x, index, values (or a scalar) -> x with them in place

@@ -23,6 +23,8 @@ extern const OpDef kRelu, kReluGrad, kGeluTanh, kGeluTanhGrad, kGeluErf, kGeluEr
     kSoftplusGrad, kLeakyRelu, kLeakyReluGrad, kClamp, kClampGrad;
 // view.cc
 extern const OpDef kView, kPermute, kExpand, kSlice, kSliceGrad, kSelect, kSplit, kCat;
+// triangle.cc
+extern const OpDef kTril, kTriu;
 // reduction.cc
 extern const OpDef kSum, kMax, kMin;
 // predicate.cc

@@ -487,23 +487,4 @@ Tensor stack(std::initializer_list<Tensor> parts, int64_t dim, std::source_locat
   return stack(std::span(parts.begin(), parts.size()), dim, where);
 }
 
-namespace {
-
-// Column minus row of each element of a matrix, against `diagonal`.
-Tensor triangle(const char* op, TensorArg x, int64_t diagonal, bool lower) {
-  require_defined(op, x);
-  if (x.tensor.rank() < 2) throw_op_error(op, "needs a matrix, got " + to_string(x.tensor.sizes()), x.where);
-  // Beyond the matrix all diagonals are alike, and a sum with a very large one would not fit into an int64_t.
-  const int64_t limited = std::clamp(diagonal, -x.tensor.size(-2), x.tensor.size(-1));
-  const TensorOptions numbers{kI64, x.tensor.device()};
-  const Tensor rows = unsqueeze(Tensor::arange(x.tensor.size(-2), numbers), 1) + limited;
-  const Tensor cols = unsqueeze(Tensor::arange(x.tensor.size(-1), numbers), 0);
-  return where(lower ? less_equal(cols, rows) : less_equal(rows, cols), x, false);  // false widens no dtype
-}
-
-}  // namespace
-
-Tensor tril(TensorArg x, int64_t diagonal) { return triangle("tril", x, diagonal, true); }
-Tensor triu(TensorArg x, int64_t diagonal) { return triangle("triu", x, diagonal, false); }
-
 }  // namespace rondo::ops

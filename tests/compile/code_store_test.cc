@@ -70,7 +70,13 @@ TEST_F(CodeStoreTest, AMissNamesTheNearestKernel) {
   EXPECT_EQ(report.missed[0].component, "kernel");
   EXPECT_EQ(report.missed[0].why, "there is no other kernel to compare with");
 
-  // In another process, that sees the first kernel on disk only.
+  // One that is not as near.
+  KernelBuilder b("row sums", 6, 20, 2);
+  const LoopValue sum = b.reduce(LoopOp::kReduceSum, b.load(b.dense(kBF16), kF32));
+  b.stage(1).in_row().store(b.per_row(kF32, true), sum);
+  get(store, b.kernel);
+
+  // In another process, that sees the first kernels on disk only.
   CodeStore other(disk());
   get(other, scale(2, 64));
   report = other.report();

@@ -236,6 +236,16 @@ TEST(Verify, NamesTheBrokenRule) {
             std::string::npos);
   EXPECT_NE(broken([](LoopKernel& k) { k.instrs[k.stages[1].column[1]].type = kF64; }).find("types"),
             std::string::npos);
+  EXPECT_NE(broken([](LoopKernel& k) {
+              k.instrs.push_back({.op = LoopOp::kReduceSum, .type = kF32, .a = k.stages[1].reductions[0]});
+              k.stages[1].reductions.push_back(static_cast<int32_t>(k.instrs.size()) - 1);
+            }).find("in its own stage"),
+            std::string::npos);
+  for (const int64_t cols : {2, 1}) {
+    LoopKernel kernel = softmax(kF32, 4, cols);
+    kernel.operands[1].col_stride = 0;
+    EXPECT_EQ(verify(kernel).find("every column stores to one element") != std::string::npos, cols == 2) << cols;
+  }
 }
 
 }  // namespace

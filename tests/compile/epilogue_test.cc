@@ -76,6 +76,26 @@ TEST_F(Epilogues, SumsOfProductsChainInPlace) {
   EXPECT_EQ(report.library_calls, 3);
 }
 
+TEST_F(Epilogues, EachSumHasItsOwnOperand) {
+  const Tensor w = Tensor::randn({16, 16}), first = Tensor::randn({40, 16}), second = Tensor::randn({40, 16});
+  const auto [eager, compiled] = both([&](const Tensor& x) { return (ops::matmul(x, w) + first) + second; },
+                                      Tensor::randn({40, 16}),
+                                      {.exact = true, .epilogues = compile::Epilogues::kAlways});
+  EXPECT_TRUE(same_bits(eager, compiled));
+}
+
+TEST_F(Epilogues, WhatTheCallerGetsIsStored) {
+  NoGrad off;
+  const Tensor w = Tensor::randn({16, 16}), skip = Tensor::randn({40, 16}), x = Tensor::randn({40, 16});
+  const auto body = [&](const Tensor& t) {
+    const Tensor y = ops::matmul(t, w);
+    return Tensors{y, y + skip};
+  };
+  auto compiled = compile::compile(body, {.exact = true, .epilogues = compile::Epilogues::kAlways});
+  const Tensors want = body(x), got = compiled(x);
+  for (size_t i = 0; i < want.size(); ++i) EXPECT_TRUE(same_bits(want[i], got[i])) << i;
+}
+
 TEST_F(Epilogues, WhatIsReadTwiceIsStored) {
   const Tensor w = Tensor::randn({8, 8});
   const Tensor x = Tensor::randn({4, 8});
@@ -284,6 +304,33 @@ TEST_F(Accumulation, WithSecondDerivativesGoesThroughTheTape) {
 }
 
 // The user's own sharing: one memory for two gradients, or a gradient that is also what the loss is weighed by.
+// The product that adds to .grad in place reads a gradient that is this .grad.
+TEST_F(Accumulation, OfAGradientThatIsItsOwnSeed) {
+  const Tensor x = Tensor::randn({6, 6}), old = Tensor::randn({6, 6});
+  Tensors grads;
+  for (const bool compiled : {false, true}) {
+    Tensor w = Tensor::ones({6, 6}).requires_grad_();
+    w.set_grad(old.clone());
+    const auto product = [&](const Tensor& t) { return ops::matmul(t, w); };
+    auto region = compile::compile(product, {.exact = true, .epilogues = compile::Epilogues::kAlways});
+    (compiled ? region(x) : product(x)).backward(w.grad());
+    grads.push_back(w.grad());
+  }
+  EXPECT_TRUE(same_bits(grads[0], grads[1]));
+}
+
+// The sum of what arrives and of the region's own parts is not written over what arrives: it may be the caller's.
+TEST_F(Accumulation, LeavesTheCallersGradientAsItIs) {
+  const auto body = [](Block& b, const Tensor& x) { return Tensors{x * x + ops::tanh(x) * b.bias}; };
+  expect_as_eager(body, [](Block& b) {
+    const Tensor leaf = test::input(), x = leaf * 1.5, seed = Tensor::randn({6, 4}), before = seed.clone();
+    const Tensor roots[] = {ops::sum(b(x)[0]), x.view({6, 4})}, inputs[] = {leaf}, seeds[] = {Tensor::ones({}), seed};
+    const Tensors grads = autograd::grad(roots, inputs, seeds);
+    EXPECT_TRUE(same_bits(seed, before));
+    return grads;
+  });
+}
+
 TEST_F(Accumulation, InSharedMemoryIsAsInEagerExecution) {
   const auto body = [](Block& b, const Tensor& x) {
     return Tensors{(x * b.bias) * b.norm.weight + ops::matmul(x, b.weight)};

@@ -71,6 +71,18 @@ TEST_F(Explain, AFusedChain) {
   EXPECT_EQ(entry.memory[0].kept + entry.memory[0].transients, 0);
 }
 
+// What only a view reads stays in its kernel, and a broadcast operand is read once.
+TEST_F(Explain, ViewsAndBroadcastOperands) {
+  struct Viewed : nn::Module<Viewed> {
+    Tensor forward(const Tensor& x) { return ops::exp((x + 1.0).view({1, 8, 16})); }
+  } model;
+  const Explanation e = explain(model, Tensor::ones({16}).expand({8, 16}));
+  const ProgramExplanation& program = e.regions.at(0).entries.at(0).programs.at(0);
+  ASSERT_EQ(program.launches.size(), 1u);
+  EXPECT_EQ(program.launches[0].bytes_read, 16 * 4);
+  EXPECT_EQ(program.launches[0].bytes_written, 8 * 16 * 4);
+}
+
 struct Norm : nn::Module<Norm> {
   nn::LayerNorm norm = child("norm", 16);
   Tensor forward(const Tensor& x) { return norm(x); }
@@ -148,7 +160,11 @@ TEST_F(Explain, TheModelIsLeftAsItWas) {
 }
 
 TEST_F(Explain, TextHasEveryPart) {
-  const Explanation e = explain_gpt2();
+  Explanation e = explain_gpt2();
+  for (LaunchExplanation& launch : e.regions[0].entries[0].programs[0].launches) {
+    EXPECT_EQ(launch.algorithm, 0) << "nothing was tuned";
+    if (!launch.generated) launch.algorithm = 3;
+  }
   const std::string text = to_text(e);
   EXPECT_TRUE(contains(text, "region " + e.regions[0].report.name + ": 2 layers, 2 calls, 1 recordings")) << text;
   for (const ProgramExplanation& program : e.regions[0].entries[0].programs) {
@@ -159,6 +175,7 @@ TEST_F(Explain, TextHasEveryPart) {
     for (const NodeExplanation& node : program.nodes) EXPECT_TRUE(contains(text, node.text));
   }
   EXPECT_TRUE(contains(text, "memory: at most "));
+  EXPECT_TRUE(contains(text, ", tuned to algorithm 3\n"));
 }
 
 // Elements open and close in order, and nothing is fetched from anywhere.

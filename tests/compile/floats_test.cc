@@ -196,6 +196,36 @@ TEST_F(FloatArguments, InReplays) {
   EXPECT_EQ(both.report()[0].replays, 1);
 }
 
+// A library call has its floats from the run, too.
+TEST_F(FloatArguments, InALibraryCall) {
+  const auto body = [](Block& b, const Tensor& x) {
+    const Tensor q = x.view({1, 2, 2, 6});
+    return Tensors{ops::scaled_dot_product_attention(q, q, q, {}, {.scale = factor_at(b.state.step)})};
+  };
+  expect_as_eager(body, [](Block& b) {
+    Tensors all;
+    for (int i = 0; i < 4; ++i) {
+      b.state.step = i;
+      append(all, train_step(b, input()));
+    }
+    return all;
+  });
+  EXPECT_EQ(report.entries, 1);
+}
+
+// Of the floats that an entry was bound to, those of the calls that lie longest back are forgotten first.
+TEST_F(FloatArguments, ThatWereUsedLongestAgoAreForgottenFirst) {
+  Gate gate;
+  const compile::Regions regions = compile::compile_module(gate, {.max_entries = 2});
+  const auto changes_after = [&](double factor) {
+    gate.factor = factor;
+    gate(Tensor::randn({3, 8}).requires_grad_());
+    return regions.report()[0].float_changes;
+  };
+  const std::pair<double, int> calls[] = {{0.25, 0}, {0.5, 1}, {0.25, 1}, {0.75, 2}, {0.25, 2}, {0.5, 3}};
+  for (const auto& [factor, expected] : calls) EXPECT_EQ(changes_after(factor), expected) << factor;
+}
+
 // More values of a factor than recordings are kept, with other recordings between: entries stay.
 TEST_F(FloatArguments, DoNotDriveEntriesAway) {
   Gate gate;

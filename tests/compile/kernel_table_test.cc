@@ -43,6 +43,21 @@ TEST(KernelTable, AnAxisThatWrapsIsOtherCode) {
   EXPECT_EQ(find_or_compile({&wraps, 1}, Sizes::kConstant).added, 1);
 }
 
+// A register of f32 may come from memory of another type.
+TEST(KernelTable, AnotherDtypeInMemoryIsOtherCode) {
+  if (!jit_available()) GTEST_SKIP() << "built without LLVM";
+  forget_unused_kernels();
+  const auto widened = [](DType from) {
+    KernelBuilder b("widened", 4, 24);
+    const int32_t x = b.dense(from), y = b.dense(kF32, true);
+    b.store(y, b.load(x, kF32));
+    return b.kernel;
+  };
+  const LoopKernel of_f32 = widened(kF32), of_bf16 = widened(kBF16);
+  const CompiledKernels held = find_or_compile({&of_f32, 1}, Sizes::kAny);
+  EXPECT_EQ(find_or_compile({&of_bf16, 1}, Sizes::kAny).added, 1);
+}
+
 // One row, split between threads by columns or not.
 TEST(KernelTable, ASplitRowIsOtherCode) {
   if (!jit_available()) GTEST_SKIP() << "built without LLVM";

@@ -90,6 +90,18 @@ TEST(LoopText, RangesOfVaryingExtents) {
   EXPECT_THROW(parse_loop_kernel("kernel k rows=4 cols=20?[20]\n"), Error);
 }
 
+// Code knows of its rows whether an axis begins again, which no extent says.
+TEST(LoopText, AnAxisThatWrapsIsPartOfTheKey) {
+  const auto text_of = [](int64_t rows) {
+    KernelBuilder b("rows", rows, 8);
+    const int32_t x = b.operand(kF32, {{1, 4, 8}}, 1), y = b.operand(kF32, {{1, 8, 8}}, 1, true);
+    b.store(y, b.load(x, kF32));
+    return code_text(b.kernel);
+  };
+  EXPECT_NE(text_of(4), text_of(8));
+  EXPECT_EQ(text_of(3), text_of(4));
+}
+
 TEST(LoopText, NumbersKeepEveryBit) {
   using Limits = std::numeric_limits<double>;
   const double values[] = {0.0,

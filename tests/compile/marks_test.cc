@@ -14,6 +14,7 @@
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/random.h"
 #include "rondo/tests/bits.h"
+#include "rondo/tests/compile/graph_fixture.h"
 #include "rondo/tests/compiled_runs.h"
 
 namespace rondo {
@@ -157,6 +158,14 @@ TEST_F(Marks, BucketsOfColumnsHaveCodeOfTheirOwn) {
   }
 }
 
+// The first size that is met says nothing of the largest one.
+TEST_F(Marks, CodeServesTheWholeBucket) {
+  Wide eager, compiled;
+  auto regions = compile::compile_module(compiled, {.exact = true});
+  for (int64_t n : {33, 80, 64}) expect_wide_as_eager(eager, compiled, n, {.min = 33, .max = 80});
+  EXPECT_EQ(regions.report()[0].compilations, 1);
+}
+
 TEST_F(Marks, MultiplesOfColumnsNeedNoTail) {
   Wide eager, compiled;
   auto regions = compile::compile_module(compiled, {.exact = true});
@@ -253,6 +262,16 @@ TEST_F(Marks, BucketsDivideTheRange) {
     }
     EXPECT_EQ(next, range.max + 1);
   }
+  // Buckets end where steps of kernels end.
+  EXPECT_EQ(compile::bucket_of({.min = 5, .max = 256, .buckets = 8}, 70), std::pair(int64_t{65}, int64_t{96}));
+}
+
+// Dimensions of one size are one variable: it keeps to the ranges of all of them.
+TEST_F(Marks, DimensionsOfOneSizeKeepToAllRanges) {
+  const compile::Graph graph = compile::record([] { return std::vector<Tensor>{Tensor::zeros({24, 24}) * 2.0}; });
+  const std::vector<compile::MarkedDim> dims{{0, 0, {.min = 3, .max = 80, .multiple_of = 4}},
+                                             {0, 1, {.min = 10, .max = 100, .multiple_of = 6}}};
+  EXPECT_EQ(compile::OtherRecordings(graph, dims).ranges(), (std::vector<int64_t>{0, 0, 12, 72, 12, 0, 1, 12, 72, 12}));
 }
 
 std::vector<int> marked(const Tensor& t) {
@@ -302,6 +321,23 @@ TEST_F(Marks, PassThroughRegions) {
       EXPECT_EQ(marked(chain(x)), std::vector<int>{3}) << length;
     }
   }
+}
+
+// A result's dimension follows the one that has its size now and at another size.
+TEST_F(Marks, AResultTakesTheMarkOfItsOwnDimension) {
+  struct Twice : nn::Module<Twice> {
+    Tensor forward(const Tensor& x) {
+      const Tensor turned = ops::gelu(x).t().contiguous();
+      return ops::cat({turned, turned}, 0);  // of 6 columns 12 rows, which are not the 12 rows of x
+    }
+  } twice;
+  compile::compile_module(twice);
+  const Tensor x = Tensor::randn({12, 6});
+  mark_dynamic(x, 0, {.max = 44});
+  mark_dynamic(x, 1, {.max = 99});
+  const Tensor y = twice(x);
+  ASSERT_EQ(marked(y), std::vector<int>{1});
+  EXPECT_EQ(y.impl()->marks->marks[0].range.max, 44);
 }
 
 // Two marked dimensions, and a mask that has one of them without a mark.

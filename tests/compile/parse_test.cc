@@ -130,6 +130,13 @@ TEST(ParseGraph, ErrorsNameTheLine) {
             "line 2: too many attributes");
   EXPECT_EQ(complaint("input %0: f32[2]\n%1: f32[2] = relu(%0, x)\nreturn %1\n"), "line 2: expected a number");
   EXPECT_EQ(complaint("input %0: f32[2]\nreturn %0\nreturn %0\n"), "line 3: nothing more was expected");
+  EXPECT_EQ(complaint("input %0: f32[2]\n%0: f32[2] = relu(%0)\nreturn %0\n"), "line 2: %0 is defined twice");
+  EXPECT_EQ(complaint("inputs %0: f32[2]\nreturn %0\n"), "line 1: expected \"%\", found \"inputs %0: f32[2]\"");
+  // 2^48 is the first number that no size, stride or offset may have.
+  EXPECT_EQ(complaint("input %0: f32[2] strides[281474976710655]\nreturn %0\n"), "none");
+  for (const std::string number : {"281474976710656", "-281474976710656"})
+    EXPECT_EQ(complaint("input %0: f32[2] strides[" + number + "]\nreturn %0\n"),
+              "line 1: " + number + " is out of range");
 }
 
 // A damaged file is an error, or another graph; nothing worse.

@@ -5,6 +5,7 @@
 
 #include "rondo/compile/log.h"
 #include "rondo/compile/region.h"
+#include "rondo/compile/report/planted.h"
 #include "rondo/runtime/memory.h"
 #include "rondo/tests/compile/block_fixture.h"
 #include "rondo/tests/compiled_runs.h"
@@ -102,6 +103,33 @@ TEST_F(Recompile, BackwardsOfOtherGradientsAreBounded) {
   for (unsigned mask = 15; mask > 0; --mask) go(block, mask, input());
   EXPECT_EQ(regions.report()[0].other_backwards, 14);
   EXPECT_LE(regions.regions()[0]->entries()[0]->backwards().size(), 4u);
+}
+
+TEST_F(Recompile, TheBackwardThatWasUsedLongestAgoGoesFirst) {
+  Block block(many_outputs);
+  const compile::Regions regions = compile::compile_module(block, {.max_entries = 2, .recompile_limit = 1000});
+  const auto compiled_after = [&](unsigned mask) {
+    block.zero_grad();
+    go(block, mask, input());
+    return regions.report()[0].other_backwards;
+  };
+  const std::pair<unsigned, int> calls[] = {{1, 1}, {2, 2}, {1, 2}, {4, 3}, {1, 3}, {2, 4}};  // 4 drives 2 away
+  for (const auto& [mask, expected] : calls) EXPECT_EQ(compiled_after(mask), expected) << mask;
+}
+
+TEST_F(Recompile, ABackwardThatFailedIsNotTriedAgain) {
+  const MeansToRun eagerly(Eagerly::kFailing, "a failure is planted");
+  Block block(many_outputs);
+  const compile::Regions regions = compile::compile_module(block);
+  go(block, 15, input());
+  compile::plant_failure("differentiate");
+  for (int i = 0; i < 3; ++i) {
+    block.zero_grad();
+    go(block, 5, input());
+  }
+  compile::plant_failure("");
+  EXPECT_EQ(regions.report()[0].failed_compilations, 1);
+  EXPECT_EQ(regions.report()[0].eager_runs, 3);
 }
 
 // One region, two threads, each with inputs of its own: the same recordings and backwards are wanted at the same time.

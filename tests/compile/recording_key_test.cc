@@ -66,6 +66,18 @@ TEST_F(RecordingKeys, AReplayOfALeafIsNotOneOfAResult) {
   }
 }
 
+// Nor is an input without a gradient: it is a leaf as autograd counts, and the caller may write to it all the same.
+TEST_F(RecordingKeys, AnInputWithoutAGradientMayBeOverwritten) {
+  const auto body = [](Block& b, const Tensor& x) { return Tensors{ops::tanh(ops::exp(x)) * b.bias}; };
+  expect_as_eager(body, [](Block& b) {
+    Tensor x = Tensor::randn({4, 6});
+    const Tensor y = b(x)[0];
+    x.mul_(3.0);
+    ops::sum(y).backward();
+    return Tensors{y};
+  });
+}
+
 // Fact by fact.
 TEST_F(RecordingKeys, HoldEveryFact) {
   Block block([](Block& b, const Tensor& x) {

@@ -138,6 +138,44 @@ TEST_F(RegionEdges, HooksOnWhatHasBeenReadAlready) {
   });
 }
 
+// The hook ends a piece between a view and a view of that view. To the next piece the first one is an input.
+TEST_F(RegionEdges, AHookBetweenAViewAndAViewOfIt) {
+  const auto body = [](Block& b, const Tensor& x) {
+    const Tensor part = ops::exp(x).slice(1, {2, 6});
+    Tensor h = ops::tanh(part);
+    const Tensor inner = part.slice(1, {1, 3}), y = inner * inner;
+    h.register_hook([&b](const Tensor& g) { return ++b.state.hook_calls, g * 0.5; });
+    return Tensors{h, y, inner.slice(0, {1, 3}) * 2.0};
+  };
+  expect_as_eager(body, [](Block& b) {
+    Tensors all = one_step(b);
+    EXPECT_EQ(b.state.hook_calls, 1);
+    return all;
+  });
+}
+
+// What goes into another piece keeps its gradient mode: a detached tensor is no view of its base, whatever is written.
+TEST_F(RegionEdges, AHookBehindADetachedTensor) {
+  const auto body = [](Block& b, const Tensor& x) {
+    Tensor h = x * 0.3;
+    b.state.kept = {h.detach()};
+    const Tensor y = h + 1.0;
+    h.register_hook([&b](const Tensor& g) { return ++b.state.hook_calls, g * 0.5; });
+    return Tensors{y, h};
+  };
+  expect_as_eager(body, [](Block& b) {
+    const Tensor x = input();
+    Tensors all = b(x);
+    Tensor detached = b.state.kept[0];
+    detached.mul_(0.5);
+    EXPECT_FALSE(detached.requires_grad());
+    ops::sum(all[0] * 2.0).backward();
+    all.push_back(x.grad());
+    all.push_back(detached);
+    return all;
+  });
+}
+
 TEST_F(RegionEdges, HooksOnOutputsThatOtherOutputsAreMadeOf) {
   const MeansToRun eagerly(Eagerly::kBackward, "a hook inside the region");
   const auto body = [](Block& b, const Tensor& x) {
@@ -235,6 +273,37 @@ TEST_F(RegionEdges, AnIndexOutOfRangeLeavesWhatCameBeforeIt) {
 }
 
 // Threads share the one row, and its deviation is computed by each: not in the memory that the others read it from.
+// One value that is read with other repetitions in one kernel.
+TEST_F(RegionEdges, AnOperandThatRepeatsInTwoWays) {
+  const auto body = [](Block& b, const Tensor& x) {
+    const Tensor y = x.view({2, 6, 2}) + b.bias.view({6, 1});
+    return Tensors{ops::tanh(y.view({6, 2, 2})) * b.bias.view({6, 1, 1})};
+  };
+  expect_as_eager(body, one_step);
+}
+
+// What stays in a kernel is rounded as if it were stored, and the truth of a number is not its sign.
+TEST_F(RegionEdges, WhatIsNotStoredIsRounded) {
+  const auto body = [](Block& b, const Tensor& x) {
+    const Tensor h = x.to(kBF16), scaled = (h * 1.7 + h) * 0.3;
+    return Tensors{ops::exp(scaled).to(kF32) * b.bias, ops::where(x.to(kBool), x, 1.0),
+                   ops::where((x * 0.0).to(kBool), x, 1.0)};
+  };
+  expect_as_eager(body, one_step);
+}
+
+// Inputs that begin inside of their memory, in library calls and kernels.
+TEST_F(RegionEdges, InputsWithAnOffset) {
+  const auto body = [](Block& b, const Tensor& x) {
+    return Tensors{ops::embedding(b.weight, b.state.kept[0]) + x, ops::matmul(b.state.kept[1], x.to(kF64))};
+  };
+  expect_as_eager(body, [](Block& b) {
+    b.state.kept = {Tensor::from<int64_t>({9, 9, 9, 5, 0, 3, 2}, {7}).slice(0, {3, 7}),
+                    Tensor::randn({5, 4}).to(kF64).slice(0, {2, 5})};
+    return one_step(b);
+  });
+}
+
 TEST_F(RegionEdges, NormsOfOneLongRow) {
   set_num_threads(2);
   for (int64_t n : {1 << 15, 33344, 100000}) {

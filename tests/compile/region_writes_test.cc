@@ -77,6 +77,29 @@ TEST_F(RegionWrites, ThroughAViewMadeInside) {
     row.mutable_data<float>()[2] = -3;
   });
 }
+// A view is read again after its base, and after a write through a sibling: three gradients meet at the base, and their
+// sum has eager's order.
+TEST_F(RegionWrites, ThroughASiblingOfAViewThatIsReadAgain) {
+  const std::vector<std::function<void(Tensors&)>> writes = {
+      [](Tensors& p) { p[1].mul_(3.0); },
+      [](Tensors& p) { p[0].add_(p[2]); },
+      [](Tensors& p) { p[1].mul_(3.0), p[0].add_(p[2]); },
+  };
+  for (const auto& write : writes) {
+    const auto body = [&](Block&, const Tensor& x) {
+      const Tensor h = x * 2.0;
+      Tensors p = ops::split(h, 2, 1);
+      write(p);
+      return Tensors{h * h, p[2] * 1.5, p[1] * p[2], ops::tanh(h)};
+    };
+    expect_as_eager(body, [](Block& b) {
+      Tensors all;
+      for (int i = 0; i < 20; ++i)
+        for (Tensor& t : train_step(b, input())) all.push_back(t);
+      return all;
+    });
+  }
+}
 TEST_F(RegionWrites, ThroughAnotherTensorOfTheStorage) {
   expect_break([](Block& b) {
     const Tensor& t = b.state.kept[0];

@@ -3,11 +3,14 @@
 
 #include "rondo/compile/compile.h"
 #include "rondo/compile/explain.h"
+#include "rondo/compile/region.h"
+#include "rondo/compile/transform/joint.h"
 #include "rondo/modules/gpt2.h"
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/random.h"
 #include "rondo/tests/bits.h"
+#include "rondo/tests/compile/graph_fixture.h"
 #include "rondo/tests/compile/kernel_fixture.h"
 
 namespace rondo::compile {
@@ -130,6 +133,24 @@ TEST_F(DefaultMode, RunsTheSameKernelsWithOtherCode) {
   EXPECT_TRUE(any_differs) << "default mode is exact mode";
 }
 
+// What would be compared with other roundings than in the forward, or in its neighbour's backward, is not relaxed: two
+// numbers that are computed, in the forward or saved for its backward.
+TEST(Relax, NotWhereTwoComputedNumbersAreCompared) {
+  const Tensor x = Tensor::ones({8}), limit = Tensor::ones({8});
+  const auto graph_of = [&](auto body) { return record([&] { return std::vector<Tensor>{body()}; }); };
+  EXPECT_FALSE(may_relax(graph_of([&] { return ops::less(x * limit + 1.0, ops::exp(x)); }), nullptr));
+  EXPECT_TRUE(may_relax(graph_of([&] { return ops::less(x * limit + 1.0, limit); }), nullptr));
+  const Tensor leaf = Tensor::ones({8}).requires_grad_();
+  const auto may = [&](auto body) {
+    const Graph forward = graph_of(body);
+    const BackwardGraph backward = derive_backward(forward);
+    return may_relax(forward, &backward);
+  };
+  EXPECT_TRUE(may([&] { return ops::exp(leaf) + ops::tanh(leaf); }));
+  EXPECT_FALSE(may([&] { return ops::maximum(ops::exp(leaf), ops::tanh(leaf)); }));
+  EXPECT_TRUE(may([&] { return ops::maximum(ops::exp(leaf), limit); }));
+}
+
 // The backward finds the largest element of a row among values that it computes again, from a product that has one use
 // there and two in the forward.
 TEST_F(DefaultMode, WhatIsComparedIsNotRelaxed) {
@@ -153,6 +174,13 @@ TEST_F(DefaultMode, WhatIsComparedIsNotRelaxed) {
     }
     EXPECT_TRUE(test::same_bits(grads[0], grads[1]));
   }
+}
+
+// Only the gradient of a maximum compares.
+TEST_F(DefaultMode, WhatTheBackwardComparesIsNotRelaxed) {
+  auto compiled = compile([](const Tensor& x) { return ops::maximum(ops::exp(x), ops::tanh(x)); });
+  compiled(Tensor::randn({8}).requires_grad_());
+  EXPECT_TRUE(compiled.regions().regions()[0]->entries()[0]->program_options.plan.exact);
 }
 
 // Beside 1e20 the last bit of a product is 1e13: the largest element of a row must be its maximum to the bit.

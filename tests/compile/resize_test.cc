@@ -44,7 +44,8 @@ TEST(Resize, TwoVariablesAndProductsOfThem) {
     return record([&] {
       const Tensor x = Tensor::zeros({batch, length, 6});
       const Tensor rows = x.view({batch * length, 6});
-      return std::vector<Tensor>{ops::softmax(rows.view({batch, length, 2, 3}).transpose(1, 2)), rows * 2.0};
+      return std::vector<Tensor>{ops::softmax(rows.view({batch, length, 2, 3}).transpose(1, 2)), rows * 2.0,
+                                 x.view({batch * length * 6}) * 3.0};  // also a multiple of each of them
     });
   };
   for (auto [batch, length] : {std::pair<int64_t, int64_t>{9, 20}, {20, 9}, {12, 48}}) {
@@ -55,15 +56,17 @@ TEST(Resize, TwoVariablesAndProductsOfThem) {
 }
 
 TEST(Resize, NeighboursInSlices) {
-  const auto at = [](int64_t length) {
-    return record([&] {
-      const Tensor x = Tensor::zeros({4, length});
-      return std::vector<Tensor>{x.slice(1, {1, length}) - x.slice(1, {0, length - 1})};
-    });
-  };
-  const auto there = resized(at(20), {{0, 1, 0}}, {20}, {90});
-  ASSERT_TRUE(there.has_value());
-  EXPECT_EQ(to_string(*there), to_string(at(90)));
+  for (const int64_t apart : {1, 2}) {
+    const auto at = [&](int64_t length) {
+      return record([&] {
+        const Tensor x = Tensor::zeros({4, length});
+        return std::vector<Tensor>{x.slice(1, {apart, length}) - x.slice(1, {0, length - apart})};
+      });
+    };
+    const auto there = resized(at(20), {{0, 1, 0}}, {20}, {90});
+    ASSERT_TRUE(there.has_value()) << apart;
+    EXPECT_EQ(to_string(*there), to_string(at(90))) << apart;
+  }
 }
 
 // Rows of a longer tensor keep the gap between them.
@@ -80,6 +83,30 @@ TEST(Resize, StridedInputs) {
   ASSERT_TRUE(there.has_value());
   EXPECT_EQ(to_string(*there), to_string(outside(50)));
   EXPECT_TRUE(resized(at(20), {{0, 1, 0}}, {23}, {53}).has_value());
+}
+
+// Parts of parts of what is transposed: offsets and strides follow from those of the operand.
+TEST(Resize, ViewsOfViews) {
+  const auto at = [](int64_t length) {
+    return record([&] {
+      const Tensor x = Tensor::zeros({6, length});
+      return std::vector<Tensor>{x.t().slice(1, {1, 5}).slice(1, {2, 4}) * 2.0};
+    });
+  };
+  const auto there = resized(at(20), {{0, 1, 0}}, {20}, {50});
+  ASSERT_TRUE(there.has_value());
+  EXPECT_EQ(to_string(*there), to_string(at(50)));
+}
+
+// A mask without a mark follows. It has no gradient, as a parameter has.
+TEST(Resize, AMaskFollowsWithoutAMark) {
+  const auto at = [](int64_t length) {
+    const Tensor x = Tensor::zeros({4, length}), mask = Tensor::zeros({length});
+    return record([&] { return std::vector<Tensor>{x * mask}; });
+  };
+  const auto there = resized(at(20), {{0, 1, 0}}, {20}, {50});
+  ASSERT_TRUE(there.has_value());
+  EXPECT_EQ(to_string(*there), to_string(at(50)));
 }
 
 TEST(Resize, WhatDoesNotFitTogetherIsNotGuessed) {

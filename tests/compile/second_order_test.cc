@@ -107,6 +107,17 @@ TEST_F(SecondOrder, ThirdDerivatives) {
   });
 }
 
+TEST_F(SecondOrder, TrianglesOfMatrices) {
+  const auto body = [](Block&, const Tensor& x) { return Tensors{ops::tril(x * x, 1) * x, ops::triu(x, -1)}; };
+  expect_close_to_eager(body, [](Block& b) {
+    const Tensor x = input({2, 5, 6});
+    const Tensors y = b(x);
+    const Tensor g = gradient(ops::sum(y[0] * y[1]), x);
+    ops::sum(g * g).backward();
+    return Tensors{y[0].detach(), y[1].detach(), g.detach(), x.grad()};
+  });
+}
+
 // A second backward that frees the tape frees the region's part of it, too.
 TEST_F(SecondOrder, TheSecondBackwardFreesTheTape) {
   const auto body = [](Block& b, const Tensor& x) { return Tensors{ops::tanh(x * b.bias)}; };

@@ -38,6 +38,8 @@ TEST_F(Stages, AreChosenByName) {
     EXPECT_EQ(compile::disabled_stages(), 1u << i);
   }
   disable_stages("fuse, relax");
+  EXPECT_FALSE(compile::enabled(CompilerStage::kFuse));
+  EXPECT_FALSE(compile::enabled(CompilerStage::kRelax));
 }
 
 TEST_F(Stages, UnknownNamesAreListed) {

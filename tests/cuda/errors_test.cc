@@ -296,6 +296,7 @@ TEST(CudaErrors, ToCompareDevicesOpensNone) {
   EXPECT_EQ(compile::device_of(compile::target_named("cuda sm_90")), std::nullopt);
   EXPECT_EQ(cuda->counts().contexts, 0);
   EXPECT_PART(error_of([] { cuda::capability_of(3); }), "no device cuda:3: cuda has 3 devices");
+  EXPECT_EQ(cuda::device_state(2).capability(), 86) << "an open device says the same";
 }
 
 // A lost device runs nothing any more. What its last callbacks hold goes when it is closed.

@@ -182,6 +182,18 @@ TEST(CudaRegions, ForwardAndBackward) {
   }
 }
 
+// Sums over the rows of kernels of other widths are added up by one launch, as wide as the widest.
+TEST(CudaRegions, SumsOfOtherWidths) {
+  FakeCuda cuda;
+  const auto sums = [](const Tensor& x) {
+    return Tensors{ops::sum(x * 2.0, {0}), ops::sum(x.slice(1, {0, 20}).contiguous() * 3.0, {0})};
+  };
+  const Tensor x = Tensor::randint(-9, 9, {37, 100}).to(kF32);  // whole numbers: any order
+  auto compiled = compile::compile(sums);
+  const Tensors expected = sums(x), actual = compiled(x.to(cuda.device()));
+  for (size_t i = 0; i < expected.size(); ++i) EXPECT_TRUE(same_bits(actual[i].to(kCPU), expected[i])) << i;
+}
+
 TEST(CudaRegions, DynamicSizes) {
   FakeCuda cuda({.seed = 4});
   manual_seed(7);

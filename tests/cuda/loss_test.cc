@@ -73,10 +73,10 @@ void expect_same(const Operands& o, const LinearCrossEntropyOptions& options, De
   expect_close(cuda.bias, cpu.bias, tolerance, what + " dbias");
 }
 
-TEST(CudaHead, EqualsTheCpus) {
+void expect_the_cpus(std::initializer_list<DType> dtypes) {
   FakeCuda cuda({.seed = 2});
   manual_seed(4);
-  for (const DType dtype : {kF32, kF64, kBF16, kF16})
+  for (const DType dtype : dtypes)
     for (const Reduction reduction : {Reduction::kMean, Reduction::kSum, Reduction::kNone})
       for (const auto& [chunk, smoothing, bias] :
            {std::tuple(int64_t{0}, 0.0, false), {int64_t{3}, 0.1, true}, {int64_t{1}, 0.0, true}}) {
@@ -94,34 +94,37 @@ TEST(CudaHead, EqualsTheCpus) {
       }
 }
 
-TEST(CudaHead, UnderAutocast) {
+TEST(CudaHead, EqualsTheCpus) { expect_the_cpus({kF32, kF64, kF16}); }
+TEST(CudaHead, EqualsTheCpusInBF16) { expect_the_cpus({kBF16}); }
+
+void expect_same_under_autocast(DType lower) {
   FakeCuda cuda;
   manual_seed(5);
-  for (const DType lower : {kBF16, kF16})
-    for (const int64_t chunk : {0, 4}) {
-      // 19 columns: unlike 21, their next multiple of 4 or 2 is none of 8, which aligned rows of 16-bit logits need.
-      const Operands o(9, 8, 19, kF32, chunk == 0);
-      expect_same(o, {.chunk_rows = chunk}, cuda.device(), absl::StrCat(std::string(name_of(lower)), " ", chunk),
-                  lower);
-    }
+  for (const int64_t chunk : {0, 4}) {
+    // 19 columns: unlike 21, their next multiple of 4 or 2 is none of 8, which aligned rows of 16-bit logits need.
+    const Operands o(9, 8, 19, kF32, chunk == 0);
+    expect_same(o, {.chunk_rows = chunk}, cuda.device(), absl::StrCat(std::string(name_of(lower)), " ", chunk), lower);
+  }
 }
+TEST(CudaHead, UnderAutocast) { expect_same_under_autocast(kF16); }
+TEST(CudaHead, UnderAutocastInBF16) { expect_same_under_autocast(kBF16); }
 
+void expect_same_in_long_rows(DType dtype, std::initializer_list<int64_t> widths) {
+  FakeCuda cuda({.seed = 1});
+  manual_seed(6);
+  for (const int64_t cols : widths)
+    expect_same(Operands(2, 3, cols, dtype), {.label_smoothing = 0.2}, cuda.device(),
+                absl::StrCat(std::string(name_of(dtype)), " ", cols));
+}
 // More columns than a block's threads take at once; GPT-2's; more than they keep; and such as fill the 48 KiB that a
 // launch may have without asking, beside the kernel's static memory (40,000 in bf16, 28,000 in f32).
 TEST(CudaHead, LongRows) {
-  FakeCuda cuda({.seed = 1});
-  manual_seed(6);
-  for (const auto& [dtype, cols] : {std::pair(kF32, int64_t{2500}),
-                                    {kBF16, 9001},
-                                    {kBF16, 40000},
-                                    {kF32, 28000},
-                                    {kBF16, 50257},
-                                    {kF32, 50257},
-                                    {kF16, 40001},
-                                    {kF64, 17003}}) {
-    const Operands o(2, 3, cols, dtype);
-    expect_same(o, {.label_smoothing = 0.2}, cuda.device(), absl::StrCat(std::string(name_of(dtype)), " ", cols));
-  }
+  expect_same_in_long_rows(kF32, {2500, 28000, 50257});
+  expect_same_in_long_rows(kF64, {17003});
+}
+TEST(CudaHead, LongRowsOf16Bits) {
+  expect_same_in_long_rows(kF16, {40001});
+  expect_same_in_long_rows(kBF16, {9001, 40000, 50257});
 }
 
 TEST(CudaHead, NothingToDo) {

@@ -5,7 +5,10 @@
 #include <cmath>
 
 #include "absl/strings/str_cat.h"
+#include "rondo/compile/explain.h"
+#include "rondo/compile/jit/executable.h"
 #include "rondo/compile/log.h"
+#include "rondo/modules/layers.h"
 #include "rondo/runtime/cuda/nvrtc.h"
 #include "rondo/runtime/cuda/product.h"
 #include "rondo/runtime/cuda/product_kernel.h"
@@ -168,6 +171,21 @@ TEST(CudaProductOtherwise, IsToldToTheLog) {
   EXPECT_EQ(cuda::product_report().by_kernel, report.by_kernel + 1);
   EXPECT_EQ(cuda::product_report().runs, report.runs + 3);
   EXPECT_NE(cuda::product_report().last.back().find(words), std::string::npos);
+}
+
+// So does explain(), as text and as a page.
+TEST(CudaProductOtherwise, IsPartOfAnExplanation) {
+  if (!compile::jit_available()) GTEST_SKIP() << "built without LLVM";
+  FakeCuda cuda;
+  cuda->set_lt_oracle(refusing(&everything, LtAnswer::kNone));
+  nn::Linear layer(11, 7);
+  layer.to(cuda.device());
+  const compile::Explanation e = compile::explain(layer, Tensor::ones({5, 11}).to(cuda.device()));
+  for (const std::string& report : {compile::to_text(e), compile::to_html(e)})
+    for (const char* part :
+         {"products without an algorithm of cuBLASLt: ", " by a kernel of Rondo's own; ",
+          "product_otherwise_test.cc:", "has no algorithm for a product of [5, 11] x [11, 7] in f32"})
+      EXPECT_NE(report.find(part), std::string::npos) << part << "\n" << report;
 }
 
 // The same bits in every order of threads and streams.

@@ -53,6 +53,18 @@ TEST(CudaEmit, RoundsLikeTheRuntime) {
   batch.check();
 }
 
+// An f64 register holds integers that an f32 one does not.
+TEST(CudaEmit, LargeIntegers) {
+  const std::vector<int64_t> values = {(int64_t{1} << 24) + 1, -(int64_t{1} << 40) - 1, (int64_t{1} << 53) - 1, 7};
+  KernelBuilder b("integers", 1, std::ssize(values));
+  const int32_t x = b.dense(kI64);
+  for (const DType type : {kF64, kF32}) b.store(b.dense(type, true), b.load(x, type));
+  Batch batch;
+  const auto* bytes = reinterpret_cast<const std::byte*>(values.data());
+  batch.add(b.kernel, {}, Batch::Sizes::kConstant, {{x, Buffer(bytes, bytes + values.size() * sizeof(int64_t))}});
+  batch.check();
+}
+
 // Broadcast, transposed and repeated operands.
 TEST(CudaEmit, Layouts) {
   Batch batch;
@@ -143,11 +155,32 @@ TEST(CudaSchedule, OrdersFollowFromTheShape) {
     EXPECT_EQ(row_order(alone).distances, row_order(fused).distances);
     EXPECT_EQ(fused.chunk_rows, simple.chunk_rows);
   }
+  // Neighbours of a thread first, then lanes of a warp, then warps: each distance once.
+  using Distances = std::vector<int32_t>;
+  EXPECT_EQ(row_order(schedule(softmax(kF32, 600, 1))).distances, Distances{});
+  EXPECT_EQ(row_order(schedule(softmax(kF32, 600, 5))).distances, (Distances{2, 1, 4}));
+  EXPECT_EQ(row_order(schedule(softmax(kF32, 600, 128))).distances, (Distances{2, 1, 64, 32, 16, 8, 4}));
+  EXPECT_EQ(row_order(schedule(softmax(kF32, 600, 257))).distances, (Distances{2, 1, 64, 32, 16, 8, 4, 128}));
+  EXPECT_EQ(row_order(schedule(softmax(kF32, 600, 1025))).distances,
+            (Distances{2, 1, 64, 32, 16, 8, 4, 512, 256, 128}));
   for (int64_t rows : {1, 512 * 8, 512 * 8 + 1, 1 << 20}) {
     const Schedule s = schedule(bias_backward(kF32, rows, 12));
     EXPECT_LE(chunks(bias_backward(kF32, rows, 12), s), 512);
     EXPECT_GE(s.chunk_rows * chunks(bias_backward(kF32, rows, 12), s), rows);
   }
+}
+
+// How many rows a chunk has is an argument of the code; that there are chunks is not.
+TEST(CudaSchedule, CodeServesChunksOfAnySize) {
+  const Schedule s = schedule(bias_backward(kF32, 5000, 12));
+  Schedule larger = s, none = s, wide = s;
+  larger.chunk_rows *= 2;
+  none.chunk_rows = 0;
+  wide.wide = true;
+  EXPECT_TRUE(same_code(s, larger));
+  EXPECT_FALSE(same_code(s, none));
+  EXPECT_FALSE(same_code(none, s));
+  EXPECT_FALSE(same_code(s, wide));
 }
 
 // What is chosen, for kernels of every shape. Most of it decides only how long a kernel takes, so no other test sees it
@@ -162,6 +195,19 @@ std::string choice(const LoopKernel& kernel) {
   if (s.chunk_rows > 0) absl::StrAppend(&text, ", chunks of ", s.chunk_rows);
   if (s.steps > 0) absl::StrAppend(&text, ", steps ", s.steps);
   return absl::StrCat(text, s.keeps_row ? ", keeps rows" : "", s.keeps_sums ? ", keeps sums" : "");
+}
+// y = 2 x, where x has gaps between its columns: no transposition.
+LoopKernel with_gaps(int64_t rows, int64_t cols) {
+  KernelBuilder b("with gaps", rows, cols);
+  const int32_t x = b.operand(kF32, {{1, rows, 2 * cols}}, 2);
+  b.store(b.dense(kF32, true), b.emit(LoopOp::kMul, kF32, b.load(x, kF32), b.constant(2, kF32)));
+  return b.kernel;
+}
+// Code that serves any number of columns (or, with `which` 1, of rows in a chunk).
+LoopKernel with_varying(LoopKernel kernel, size_t which) {
+  kernel.varying.assign(extents(kernel).size(), false);
+  kernel.varying[which] = true;
+  return kernel;
 }
 TEST(CudaSchedule, Choices) {
   const std::pair<LoopKernel, const char*> kernels[] = {
@@ -193,6 +239,14 @@ TEST(CudaSchedule, Choices) {
       {transposed(kF32, 100, 7), "elements: 1 x 1 blocks of 256, elements 4"},
       {transposed(kF32, 8, 8), "tiles: 1 x 1 blocks of 256, elements 1"},
       {transposed(kF64, 100, 33), "tiles: 8 x 1 blocks of 256, elements 1"},
+      {with_gaps(40, 40), "elements: 2 x 1 blocks of 256, elements 4"},
+      // A row and sums that do not both fit into registers: the sums stay.
+      {norm_backward(kF64, 100, 6144),
+       "rows: 13 x 1 blocks of 512, 512 a row, elements 4, chunks of 8, steps 3, keeps sums"},
+      // How many steps a row takes must be known.
+      {with_varying(softmax(kF32, 100, 128), 0), "rows: 13 x 1 blocks of 256, 32 a row, elements 4"},
+      {with_varying(softmax(kF32, 100, 128), 1),
+       "rows: 13 x 1 blocks of 256, 32 a row, elements 4, steps 1, keeps rows"},
   };
   for (const auto& [kernel, expected] : kernels)
     EXPECT_EQ(choice(kernel), expected) << kernel.name << " " << kernel.rows << " x " << kernel.cols;
@@ -204,6 +258,9 @@ TEST(CudaSchedule, LargeTensors) {
   EXPECT_TRUE(schedule(softmax(kF32, 1 << 21, 1100)).wide);
   EXPECT_TRUE(schedule(scale(2.0, int64_t{1} << 31)).wide);
   EXPECT_FALSE(schedule(scale(2.0, (int64_t{1} << 31) - 4096)).wide);
+  // The last index that has 32 bits: a block counts two steps of 256 threads with 4 elements past the end.
+  EXPECT_FALSE(schedule(scale(2.0, (int64_t{1} << 31) - 1 - 2048)).wide);
+  EXPECT_TRUE(schedule(scale(2.0, (int64_t{1} << 31) - 2048)).wide);
   const LoopKernel huge = softmax(kF32, int64_t{1} << 32, 3000);
   EXPECT_THROW(grid(huge, schedule(huge)), Error);
   // Their code, on small ones.
@@ -268,7 +325,10 @@ TEST(CudaEmit, ScalarsOfTheDevice) {
 // An output in an input's memory: of elements, and of what all threads of a row read before one of them writes.
 TEST(CudaEmit, InPlace) {
   Batch batch;
-  for (int64_t cols : {5, 100, 2000}) batch.add_both(in_place(6, cols), {.in_place = {{2, 0}, {3, 1}}});
+  for (int64_t cols : {5, 100, 2000}) {
+    batch.add_both(in_place(6, cols), {.in_place = {{2, 0}, {3, 1}}});
+    batch.add_both(in_place_at_once(6, cols), {.in_place = {{2, 0}, {3, 1}}});
+  }
   batch.check();
 }
 

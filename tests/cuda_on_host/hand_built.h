@@ -58,6 +58,16 @@ inline LoopKernel in_place(int64_t rows, int64_t cols) {
   return b.kernel;
 }
 
+// y = s x and t = s + 1 in one stage: no reduction has the threads of a row wait before one of them writes t over s.
+inline LoopKernel in_place_at_once(int64_t rows, int64_t cols) {
+  KernelBuilder b("in_place_at_once", rows, cols);
+  const int32_t x = b.dense(kF32), s = b.per_row(kF32), y = b.dense(kF32, true), t = b.per_row(kF32, true);
+  const LoopValue scale = b.in_row().load(s, kF32);
+  b.store(t, b.emit(LoopOp::kAdd, kF32, scale, b.constant(1, kF32)));
+  b.in_column().store(y, b.emit(LoopOp::kMul, kF32, b.load(x, kF32), scale));
+  return b.kernel;
+}
+
 // y = x + z, where x is [cols, rows] in memory, and so is a second output.
 inline LoopKernel transposed(DType type, int64_t rows, int64_t cols) {
   KernelBuilder b("transposed", rows, cols);

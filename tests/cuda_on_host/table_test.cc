@@ -154,6 +154,14 @@ TEST(CudaTable, GridsThatNoDeviceHas) {
   for (RondoTableRow& row : rows) row.numel = 1 << 20;
   EXPECT_EQ(table_grid(momentum(), s, rows).x, 3 * (1 << 20) / (s.threads * s.elements));
   EXPECT_EQ(rows[2].first_block, 2 * (1 << 20) / (s.threads * s.elements));
+  // Eight rows a block: a shorter row at the end is one more, and none where the item ends with a whole one.
+  std::vector<RondoTableRow> by_row(3);
+  const Item items[] = {{8, 128, 8 * 128}, {8, 128, 8 * 128 + 1}, {7, 128, 7 * 128 + 1}};
+  for (size_t i = 0; i < by_row.size(); ++i)
+    by_row[i] = {0, items[i].rows, items[i].width, items[i].numel, nullptr, nullptr};
+  EXPECT_EQ(table_grid(by_rows(128), schedule(by_rows(128)), by_row).x, 4);
+  EXPECT_EQ(by_row[1].first_block, 1);
+  EXPECT_EQ(by_row[2].first_block, 3);
 }
 
 }  // namespace

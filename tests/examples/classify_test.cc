@@ -8,7 +8,9 @@
 #include <sstream>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
 #include "rondo/modules/bert_tasks.h"
+#include "rondo/modules/init.h"
 #include "rondo/modules/pretrained/auto_model.h"
 #include "rondo/tests/compile/temp_folder.h"
 #include "rondo/tests/fake_cuda/fake_cuda.h"
@@ -148,6 +150,59 @@ TEST_F(Classify, RegressionAndSeveralLabels) {
   EXPECT_NE(train("regression", "train.tsv").status, 0);
 }
 
+// A folder of one label that does not say its problem: numbers, as in transformers.
+TEST_F(Classify, OneLabelIsARegression) {
+  nn::BertForSequenceClassification model({.vocab_size = 600,
+                                           .block_size = 32,
+                                           .n_layer = 1,
+                                           .n_head = 2,
+                                           .n_embd = 32,
+                                           .n_hidden = 64,
+                                           .n_class = 1,
+                                           .dropout = 0});
+  nn::init_normal(model, 1);
+  nn::save_pretrained(model, folder_ / "model");
+  std::ofstream numbers(folder_ / "train.tsv");
+  for (int i = 0; i < 8; ++i) numbers << "2.0\ta runner ran\n";
+  numbers.close();
+  std::ofstream(folder_ / "texts.txt") << "a runner ran\n";
+  const Finished before = run(predict("model"), /*trains=*/false);
+  const double error = 2.0 - std::stod(before.out);
+  const std::string files = absl::StrCat("--model_name_or_path=", folder_ / "model",
+                                         " --train_file=", folder_ / "train.tsv", " --output_dir=", folder_ / "out",
+                                         " ");
+  const Finished done = run(files + "--logging_steps=1 --num_train_epochs=1", /*trains=*/false);
+  ASSERT_EQ(done.status, 0) << done.out;
+  EXPECT_EQ(done.count("this is a regression"), 1) << done.out;
+  EXPECT_NEAR(std::stod(done.out.substr(done.out.find("loss ") + 5)), error * error, 1e-3) << done.out;
+}
+
+// A classifier that is trained on keeps the numbers of its classes, in whatever order the file has their names.
+TEST_F(Classify, ClassesKeepTheirNumbers) {
+  ASSERT_EQ(run("--learning_rate=3e-3 --num_train_epochs=4 --warmup_ratio=0.1").status, 0);
+  // The same classes by other names, which sort otherwise.
+  std::stringstream config;
+  config << std::ifstream(folder_ / "out/config.json").rdbuf();
+  const std::string renamed = absl::StrReplaceAll(config.str(), {{"\"sport\"", "\"zebra\""}});
+  ASSERT_NE(renamed, config.str());
+  std::ofstream(folder_ / "out/config.json") << renamed;
+  for (const bool all : {true, false}) {  // a file that lacks a class keeps the head, too
+    std::ofstream train(folder_ / "more.tsv");
+    for (int i = 0; i < 30; ++i) train << "zebra\ta runner ran\nstate\tthe national gradient\n";
+    if (all) train << "unit\tunbelievable angstrom\n";
+    train.close();
+    const Finished more = run(
+        absl::StrCat("--model_name_or_path=", folder_ / "out", " --train_file=", folder_ / "more.tsv",
+                     " --validation_file=", folder_ / "more.tsv", " --output_dir=", folder_ / "more",
+                     " --overwrite_output_dir", " --learning_rate=0 --num_train_epochs=1"),
+        /*trains=*/false);
+    ASSERT_EQ(more.status, 0) << more.out;
+    EXPECT_EQ(more.accuracy(), 1) << more.out;
+    EXPECT_EQ(nn::AutoModelForSequenceClassification::from_pretrained(folder_ / "more").label_names(),
+              (std::vector<std::string>{"zebra", "state", "unit"}));
+  }
+}
+
 TEST_F(Classify, TheSameSeedGivesTheSameRun) {
   const std::string options = "--num_train_epochs=0.5 --overwrite_output_dir";
   const Finished a = run(options), b = run(options), other = run(options + " --seed=7");
@@ -232,6 +287,9 @@ TEST_F(Classify, WhatCannotWorkIsSaid) {
   says(run("", /*trains=*/false), "--model_name_or_path");
   says(run("--do_predict"), "--test_file");
   says(run("--max_seq_length=64"), "32 positions");
+  EXPECT_EQ(run("--max_seq_length=5 --num_train_epochs=0.1 --output_dir=" + folder_ / "cut")
+                .count("112 of 240 texts were cut to --max_seq_length=5"),
+            1);
   says(run("--model_name_or_path=/nowhere"), "/nowhere");
   says(run(predict("model"), /*trains=*/false), "classifier.weight");  // no head yet
   std::ofstream(folder_ / "val.jsonl") << "{\"text\": \"a runner\", \"label\": \"money\"}\n";

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
 #include "rondo/modules/gpt2.h"
 #include "rondo/modules/lora.h"
@@ -294,6 +295,40 @@ TEST_F(Finetune, LinesOfPromptsAndChats) {
   EXPECT_FALSE(std::filesystem::exists(folder_ / "out"));
 }
 
+// What --block_size costs is said: how many examples were cut, and how many lost all that they teach.
+TEST_F(Finetune, WhatIsCutIsSaid) {
+  {
+    std::ofstream prompts(folder_ / "prompts.jsonl");
+    const std::string words = absl::StrReplaceAll("xxxxxxxxxx", {{"x", " the water of the people"}});  // 50 tokens
+    for (int i = 0; i < 25; ++i)
+      prompts << "{\"prompt\": \"the water" << (i < 2 ? words : "") << "\", \"completion\": \" of the people"
+              << (i >= 22 ? words : "") << "\"}\n";
+  }
+  const std::string options = "--train_file=" + folder_ / "prompts.jsonl" + " --max_steps=1 --max_new_tokens=0";
+  const Finished cut = run(options);
+  ASSERT_EQ(cut.status, 0) << cut.out;
+  EXPECT_NE(cut.out.find("prompts.jsonl: 23 examples; "), std::string::npos) << cut.out;
+  EXPECT_NE(cut.out.find("; 3 were cut to --block_size=32; 2 were left out"), std::string::npos) << cut.out;
+  const Finished whole = run(options + " --block_size=64 --output_dir=" + folder_ / "whole");
+  EXPECT_NE(whole.out.find("prompts.jsonl: 25 examples; "), std::string::npos) << whole.out;
+  EXPECT_EQ(whole.out.find("were cut"), std::string::npos) << whole.out;
+}
+
+TEST_F(Finetune, TheMergedModelIsBaseAndAdapter) {
+  const Finished done = run("--max_steps=20 --max_new_tokens=0 --merge");
+  ASSERT_EQ(done.status, 0) << done.out;
+  EXPECT_NE(done.out.find("/out/merged"), std::string::npos) << done.out;
+  nn::AutoModelForCausalLM model = nn::AutoModelForCausalLM::from_pretrained(folder_ / "model"),
+                           merged = nn::AutoModelForCausalLM::from_pretrained(folder_ / "out/merged");
+  EXPECT_TRUE(nn::adapter_names(*merged).empty());
+  const Tensor ids = Tensor::from<int64_t>({1, 2, 3, 4}, {1, 4}), base = model(ids);
+  nn::load_adapter(*model, folder_ / "out");
+  const Tensor adapted = model(ids);
+  EXPECT_GT(ops::max(ops::abs(adapted - base)).item(), 1e-3);
+  EXPECT_LT(ops::max(ops::abs(adapted - merged(ids))).item(), 1e-5);
+  EXPECT_TRUE(std::filesystem::exists(folder_ / "out/merged/tokenizer.json"));
+}
+
 TEST_F(Finetune, WhatCannotWorkIsSaid) {
   const auto says = [](const Finished& done, const std::string& part) {
     EXPECT_EQ(done.status, 1);
@@ -304,6 +339,7 @@ TEST_F(Finetune, WhatCannotWorkIsSaid) {
   says(run("--block_size=65"), "--block_size=65 is longer than what this model reads: 64 tokens");
   says(run("--model_name_or_path=/nowhere"), "/nowhere");
   says(run("--bf16 --fp16"), "exclude each other");
+  says(run("--full --merge"), "--merge");
   says(run("--resume_from_checkpoint=/nowhere"), "there is no checkpoint in /nowhere");
   EXPECT_FALSE(std::filesystem::exists(folder_ / "out"));
 

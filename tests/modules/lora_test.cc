@@ -307,6 +307,7 @@ TEST(Lora, SaysWhatIsWrongAndChangesNothing) {
     return text;
   };
   EXPECT_NE(error({}).find("give either targets or a target_pattern"), std::string::npos);
+  EXPECT_NE(error_of([&] { load_adapter(model, ""); }).find("the folder's name is empty"), std::string::npos);
   EXPECT_NE(error({.targets = {"attn"}}).find("the target h.0.attn is a MultiheadAttention; only"), std::string::npos);
   EXPECT_NE(error({.rank = 0, .targets = {"c_attn"}}).find("rank must be positive, got 0"), std::string::npos);
   EXPECT_NE(error({.dropout = 1, .targets = {"c_attn"}}).find("dropout must be in [0, 1)"), std::string::npos);
@@ -314,6 +315,12 @@ TEST(Lora, SaysWhatIsWrongAndChangesNothing) {
   EXPECT_NE(error({.targets = {"c_attn"}, .adapter = "12"}).find("only digits"), std::string::npos);
   EXPECT_NE(error({.targets = {"c_attn"}, .modules_to_save = {"score"}}).find("no module of GPT2 is named 'score'"),
             std::string::npos);
+  for (const std::vector<std::string>& nested : {std::vector<std::string>{"mlp", "c_fc"}, {"c_fc", "mlp"}})
+    EXPECT_NE(error({.targets = {"c_attn"}, .modules_to_save = nested}).find("one of which is a part of the other"),
+              std::string::npos);
+  GPT2 named_twice(kTiny, 1);
+  EXPECT_EQ(add_lora(named_twice, {.targets = {"c_attn"}, .modules_to_save = {"c_fc", "mlp.c_fc"}}).saved.size(),
+            static_cast<size_t>(kTiny.n_layer));
   EXPECT_NE(error({.targets = {"c_attn"}, .modules_to_save = {"attn"}}).find("is trained whole, too"),
             std::string::npos);
   EXPECT_NE(error({.target_pattern = "(("}).find("is no regular expression"), std::string::npos);

@@ -190,6 +190,24 @@ INSTANTIATE_TEST_SUITE_P(Cases, Stretched,
                            return std::get<0>(info.param) + "_" + std::string(name_of(std::get<1>(info.param)));
                          });
 
+// Tables are finite, or there is an error that names the number.
+TEST(RopeScaling, NumbersThatGiveNoTable) {
+  const auto error = [](const RopeScaling& scaling, int64_t positions = 32) {
+    return error_of([&] { rotary_tables(scaling, 100.0, positions, 4, 8); });
+  };
+  using Kind = RopeScaling::Kind;
+  for (const Kind kind : {Kind::kLinear, Kind::kDynamic, Kind::kLlama3, Kind::kYarn}) {
+    EXPECT_EQ(error({.kind = kind, .factor = 2}), "");
+    for (const double factor : {0.0, -1.0, std::nan(""), static_cast<double>(INFINITY)})
+      EXPECT_NE(error({.kind = kind, .factor = factor}).find("the factor must be a positive number"),
+                std::string::npos);
+  }
+  for (const Kind kind : {Kind::kLlama3, Kind::kYarn})
+    EXPECT_NE(error({.kind = kind, .factor = 2, .original_positions = -8}).find("original_positions must be positive"),
+              std::string::npos);
+  EXPECT_NE(error({.kind = Kind::kDynamic, .factor = 2}, 0).find("number of positions"), std::string::npos);
+}
+
 // transformers reads what is saved and computes the same. Needs its virtual environment:
 //   RONDO_PEERS_VENV=/path/to/venv test_modules --gtest_filter='PretrainedPeer*'
 TEST(PretrainedPeer, TransformersReadsWhatIsSaved) {

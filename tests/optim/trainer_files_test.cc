@@ -42,6 +42,10 @@ TEST(RunLockFiles, ALinkIsNotFollowed) {
   fs::create_symlink(folder / "nothing yet", folder / "run/.lock");
   EXPECT_NE(error_of<FileError>([&] { RunLock(folder / "run"); }), "");
   EXPECT_FALSE(fs::exists(folder / "nothing yet"));
+  fs::remove(folder / "run/.lock");
+  fs::create_hard_link(folder / "precious", folder / "run/.lock");
+  EXPECT_NE(error_of<FileError>([&] { RunLock(folder / "run"); }).find("a hard link"), std::string::npos);
+  EXPECT_EQ(text_of(folder / "precious"), "do not touch");
 }
 
 TEST(RunLockFiles, NothingIsTruncatedBeforeTheLock) {

@@ -9,13 +9,11 @@ bytes. The reference's normal forms, its StripAccents and its BERT steps come wi
 script asks it about every code point that is assigned in Unicode 14.
 """
 import pathlib
-import sys
 import unicodedata
 
 from tokenizers import normalizers, pre_tokenizers
 
-if unicodedata.unidata_version != "14.0.0":
-    sys.exit(f"this Python's unicodedata is {unicodedata.unidata_version}; Python 3.11 has 14.0.0")
+from unicode_tables import mapping_runs, ranges, section
 
 FOLDER = pathlib.Path(__file__).resolve().parents[2] / "runtime" / "text"
 NOTE = "// Unicode 14.0.0, and where the reference differs; by tests/reference/record_unicode.py. Do not edit.\n"
@@ -43,14 +41,7 @@ NOT_COMBINING = {
 
 def differing(reference, ours):
     """Ranges of assigned points about which the reference and Unicode 14 disagree."""
-    out = []
-    for point in ASSIGNED:
-        if reference(chr(point)) != ours(unicodedata.category(chr(point))):
-            if out and out[-1][1] == point - 1:
-                out[-1][1] = point
-            else:
-                out.append([point, point])
-    return [f"{{{first:#x},{last:#x}}}" for first, last in out]
+    return ranges(ASSIGNED, lambda c: reference(c) != ours(unicodedata.category(c)))
 
 
 def removes(normalizer, before="a", after="b"):
@@ -65,21 +56,6 @@ def bert(**steps):
 _bert_words = pre_tokenizers.BertPreTokenizer()
 
 
-def lines(items, width=118):
-    """Items, each followed by a comma, on lines of at most `width` characters."""
-    out, line = [], ""
-    for item in items:
-        if len(line) + len(item) + 1 > width:
-            out.append(line)
-            line = ""
-        line += item + ","
-    return "\n".join(out + [line]) + "\n"
-
-
-def section(name, items):
-    return f"#ifdef {name}\n{lines(items)}#endif\n"
-
-
 def runs(value):
     last = None
     for point in POINTS:
@@ -87,27 +63,6 @@ def runs(value):
         if now != last:
             yield f"{{{point:#x},{now}}}"
             last = now
-
-
-def lower_runs():
-    """(first, last, stride, delta) of equal delta, with stride 1 or 2, greedily."""
-    pairs = []
-    for point in range(0x80, 0x110000):
-        lower = chr(point).lower()
-        if point != 0x130 and lower != chr(point):
-            assert len(lower) == 1, hex(point)
-            pairs.append((point, ord(lower) - point))
-    out = []
-    for point, delta in pairs:
-        if out:
-            first, last, stride, run_delta = out[-1]
-            step = point - last
-            if delta == run_delta and step in (1, 2) and (first == last or step == stride):
-                out[-1] = (first, point, step, delta)
-                continue
-        out.append((point, point, 1, delta))
-    for first, last, stride, delta in out:
-        yield f"{{{first:#x},{last:#x},{stride},{delta}}}"
 
 
 def composites():
@@ -133,7 +88,8 @@ def decompositions(form, unless):
     NOTE
     + section("RONDO_CATEGORIES", runs(lambda p: CATEGORIES.index(unicodedata.category(chr(p)))))
     + section("RONDO_COMBINING_CLASSES", runs(lambda p: 0 if p in NOT_COMBINING else unicodedata.combining(chr(p))))
-    + section("RONDO_LOWER", lower_runs())
+    # Beyond ASCII, which the code knows, as it knows U+0130, which becomes two characters.
+    + section("RONDO_LOWER", mapping_runs(POINTS[0x80:], str.lower))
     + section("RONDO_COMPOSITES", composites())
     + section("RONDO_STRIPPED_DIFFERS", differing(removes(normalizers.StripAccents()), lambda c: c[0] == "M"))
     # White space becomes a space; U+0000 and U+FFFD go whatever their category.

@@ -114,6 +114,9 @@ TEST_F(HigherAutograd, SecondDerivatives) {
   check_second_derivatives("where",
                            [](auto in) { return ops::where(ops::less(in[0], in[1]), in[0] * in[1], in[1] * in[1]); },
                            {random({6}), random({6})});
+  check_second_derivatives("tril, triu",
+                           [](auto in) { return ops::tril(in[0] * in[1], 1) * ops::triu(in[0], -1) * in[1]; },
+                           {random({2, 3, 4}), random({3, 4})});
   check_second_derivatives("plain attention",
                            [](auto in) { return ops::plain_attention(in[0], in[1], in[2], {}, {.causal = true}); },
                            {random({1, 2, 3, 4}), random({1, 2, 3, 4}), random({1, 2, 3, 4})});

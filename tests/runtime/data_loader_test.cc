@@ -273,6 +273,8 @@ TEST(DataLoader, ItemsDrawTheSameNumbersForAnyWorkersAndAfterResume) {
     resumed.seek({1, 2});
     EXPECT_EQ(draws_of(resumed, 2), std::vector(expected.begin() + 6, expected.end())) << workers;
   }
+  // A place that no 64-bit number of batches reaches.
+  EXPECT_THROW(DataLoader(crops, options(1, 7)).seek({INT64_MAX / 4, 0}), Error);
   // Another epoch, item or seed draws other numbers.
   std::set<float> numbers;
   for (const auto& batch : expected) numbers.insert(batch.begin(), batch.end() - (batch.size() == 9 ? 3 : 2));

@@ -120,6 +120,10 @@ TEST(Jinja, ErrorsNameTheLine) {
   EXPECT_NE(error_of("{{ [].append(1) }}").find("unsafe"), std::string::npos);
   EXPECT_NE(error_of("{{ ''.__class__.__mro__ }}").find("unsafe"), std::string::npos);
   EXPECT_NE(error_of("{{ 'a\xff' }}").find("UTF-8"), std::string::npos);
+  EXPECT_NE(error_of("{% set d = {'a': 1} %}\n{{ d[1:] }}").find("line 2: 'dict' object cannot be sliced"),
+            std::string::npos);
+  EXPECT_NE(error_of("{% set n = 3 %}{{ n[1:] }}").find("'int' object cannot be sliced"), std::string::npos);
+  EXPECT_NE(error_of("{% set t = 'abc' %}{{ t['x':] }}").find("slice bounds must be integers"), std::string::npos);
 }
 
 // A template is a stranger's program: time, memory and recursion have bounds.

@@ -274,6 +274,18 @@ bool Evaluator::contains(const Value& container, const Value& value) {
   return false;
 }
 
+namespace {
+// What jinja2 computes when it reads the template. Calls, filters and tests of constants are among it, too, where they
+// are pure; here they count as computed later.
+bool is_constant(const Expression& e) {
+  if (e.type == Expression::kName || e.type == Expression::kCall || e.type == Expression::kFilter ||
+      e.type == Expression::kTest)
+    return false;
+  return std::all_of(e.parts.begin(), e.parts.end(),
+                     [](const ExpressionPtr& part) { return part == nullptr || is_constant(*part); });
+}
+}  // namespace
+
 Value Evaluator::evaluate_slice(const Expression& expression, Scope& scope) {
   const Value value = evaluate(*expression.parts[0], scope);
   std::optional<int64_t> bounds[3];
@@ -289,9 +301,13 @@ Value Evaluator::evaluate_slice(const Expression& expression, Scope& scope) {
   if (value.is_undefined()) throw Error(value.reason());
   const bool sequence = value.is_string() || value.is(Kind::kList) || value.is(Kind::kTuple);
   if (value.is(Kind::kRange)) throw Error("a slice of a range is not supported; put |list behind it");
-  // As jinja2: what Python refuses is undefined.
-  if (!sequence || !numbers)
-    return Value::undefined(absl::StrCat("'", value.type_name(), "' object has no such slice"));
+  if (!sequence || !numbers) {
+    const std::string error = sequence ? "slice bounds must be integers or none"
+                                       : absl::StrCat("'", value.type_name(), "' object cannot be sliced");
+    // As jinja2: a slice is Python's own and raises, but one of constants is undefined like an index that does not fit.
+    if (!is_constant(expression)) throw Error(error);
+    return Value::undefined(error);
+  }
   const int64_t size = length(value), step = bounds[2].value_or(1);
   if (step == 0) throw Error("slice step cannot be zero");
   const auto clamp = [&](std::optional<int64_t> bound, int64_t unset) {
