@@ -2,8 +2,9 @@
 include(CheckCXXCompilerFlag)
 
 set(RONDO_WARNINGS -Wall -Wextra -Wpedantic -Wno-psabi
-    # False alarms of GCC 12: in its vector intrinsics and small-buffer containers, and in "literal" + std::string.
-    $<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized> $<$<CXX_COMPILER_ID:GNU>:-Wno-restrict>)
+    # False alarms of GCC 12: in its vector intrinsics and small-buffer containers, and in std::string's assignments.
+    $<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized> $<$<CXX_COMPILER_ID:GNU>:-Wno-restrict>
+    $<$<CXX_COMPILER_ID:GNU>:-Wno-stringop-overflow>)
 if(RONDO_WERROR)
   list(APPEND RONDO_WARNINGS -Werror)
 endif()
@@ -39,6 +40,20 @@ function(rondo_configure target)
   endif()
 endfunction()
 
+function(rondo_hide target)
+  set_target_properties(${target} PROPERTIES CXX_VISIBILITY_PRESET hidden VISIBILITY_INLINES_HIDDEN ON)
+endfunction()
+
+include(${CMAKE_CURRENT_LIST_DIR}/precompiled.cmake)
+if(RONDO_PRECOMPILED_HEADERS)
+  foreach(name library kernels)
+    rondo_precompile(${name} library.h)
+    rondo_hide(rondo_precompiled_${name})
+    target_link_libraries(rondo_precompiled_${name} PRIVATE absl::strings)
+  endforeach()
+  target_compile_options(rondo_precompiled_kernels PRIVATE ${RONDO_KERNEL_FLAGS})
+endif()
+
 # Marks sources as kernel code.
 function(rondo_kernel_sources)
   set_source_files_properties(${ARGN} PROPERTIES COMPILE_OPTIONS "${RONDO_KERNEL_FLAGS}")
@@ -52,10 +67,12 @@ function(rondo_library name)
   cmake_parse_arguments(ARG "" "" "SOURCES;KERNELS;HEADERS;LINK;PRIVATE_LINK" ${ARGN})
   set(parts rondo_${name})
   add_library(rondo_${name} STATIC ${ARG_SOURCES})
+  rondo_use_precompiled(rondo_${name} library)
   if(ARG_KERNELS)
     add_library(rondo_${name}_kernels OBJECT ${ARG_KERNELS})
     list(APPEND parts rondo_${name}_kernels)
     target_compile_options(rondo_${name}_kernels PRIVATE ${RONDO_KERNEL_FLAGS})
+    rondo_use_precompiled(rondo_${name}_kernels kernels)
     if(RONDO_ISOLATES_KERNELS)
       set_source_files_properties(${ARG_KERNELS} PROPERTIES OBJECT_DEPENDS ${PROJECT_SOURCE_DIR}/cmake/isolate_kernel.sh)
       set_target_properties(rondo_${name}_kernels PROPERTIES CXX_COMPILER_LAUNCHER
@@ -65,7 +82,7 @@ function(rondo_library name)
   endif()
   foreach(part IN LISTS parts)
     rondo_configure(${part})
-    set_target_properties(${part} PROPERTIES CXX_VISIBILITY_PRESET hidden VISIBILITY_INLINES_HIDDEN ON)
+    rondo_hide(${part})
     target_link_libraries(${part} PUBLIC ${ARG_LINK} PRIVATE ${ARG_PRIVATE_LINK})
     set_property(GLOBAL APPEND PROPERTY RONDO_OBJECTS $<TARGET_OBJECTS:${part}>)
   endforeach()
