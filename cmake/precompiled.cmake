@@ -19,7 +19,8 @@ function(rondo_precompile name header)
   add_library(${target} OBJECT EXCLUDE_FROM_ALL ${copy})
   rondo_configure(${target})
   add_custom_command(OUTPUT ${copy}.gch DEPENDS $<TARGET_OBJECTS:${target}> VERBATIM
-                     COMMAND ${CMAKE_COMMAND} -E create_symlink $<TARGET_OBJECTS:${target}> ${copy}.gch)
+                     COMMAND ${CMAKE_COMMAND} -E create_symlink $<TARGET_OBJECTS:${target}> ${copy}.gch
+                     COMMAND ${CMAKE_COMMAND} -E sha256sum ${copy}.gch > ${copy}.gch.sum)
   add_custom_target(${target}_link DEPENDS ${copy}.gch)
 endfunction()
 

@@ -3,18 +3,20 @@
 #   repeats   tests of every run once more: other seeds of the fake device's order of work
 #   fuzz      20,000 random programs compiled against eager, damaged tokenizers and chat templates, broken model folders
 #   attacks   200 jobs beside strangers on their ports, 200 races for the plug-in
+#   includes  a build without precompiled headers: does each file include what it uses?
 #   mutants   do tests fail for small planted bugs? (tests/mutants/README.md)
 # Prints a line for each part. Ends with 1 if one failed.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 . ./cmake/install_packages.sh test
 parts=("$@")
-[ $# -gt 0 ] || parts=(repeats fuzz attacks mutants)
+[ $# -gt 0 ] || parts=(repeats fuzz attacks includes mutants)
 bin=build/release/bin
 
 repeats() { ctest --preset release -C nightly -L '^nightly$' --no-tests=error -j"$(nproc)"; }
 fuzz() { tests/fuzz/run.sh 20000 && $bin/fuzz_tokenizer --count 20000 && $bin/fuzz_chat_template --count 20000 && $bin/fuzz_config 600; }
 attacks() { tests/dist/strangers.sh && tests/compile/plugin_races.sh; }
+includes() { cmake --preset release -B build/includes -DRONDO_PRECOMPILED_HEADERS=OFF && cmake --build build/includes; }
 mutants() { tests/mutants/run.sh; }
 
 for part in "${parts[@]}"; do

@@ -1,5 +1,5 @@
-// Headers that are not ours and that a tenth of the library's files or more include, compiled once (cmake/precompiled.cmake).
-// Each file still includes what it uses: RONDO_PRECOMPILED_HEADERS=OFF builds without this one.
+// Headers of others that many files of the library include, compiled once (cmake/precompiled.cmake). No macro of a file
+// may change them. Each file still includes what it uses: RONDO_PRECOMPILED_HEADERS=OFF builds without this one.
 #include <algorithm>
 #include <array>
 #include <atomic>

@@ -1,7 +1,7 @@
 // What most test files include, compiled once (cmake/precompiled.cmake).
-#include "library.h"
 #include <gtest/gtest.h>
 #include <fstream>
 #include <iostream>
 #include <random>
 #include <sstream>
+#include "library.h"

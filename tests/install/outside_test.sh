@@ -21,7 +21,7 @@ cp -r "$here" "$work/project"
 sanitize=$(cached RONDO_SANITIZE)
 # What a build of Rondo itself needs to meet the other's objects in ccache: the same flags, include folder and precompiled
 # headers.
-export CCACHE_SLOPPINESS=pch_defines,time_macros
+export CCACHE_SLOPPINESS=pch_defines,time_macros CCACHE_PCH_EXTSUM=1
 again=(-DRONDO_CPU="$(cached RONDO_CPU)" -DRONDO_INCLUDE_FOLDER="$build/include" -DRONDO_SANITIZE="$sanitize"
        -DCMAKE_BUILD_TYPE="$(cached CMAKE_BUILD_TYPE)" -DRONDO_WERROR="$(cached RONDO_WERROR)"
        -DRONDO_PRECOMPILED_HEADERS="$(cached RONDO_PRECOMPILED_HEADERS)" -DRONDO_PRECOMPILED_FOLDER="$build/precompiled"
