@@ -1,11 +1,18 @@
 // any and all, of any dtype and layout. They read each element at most once, copy nothing, and stop where the answer is
 // known: an order does not matter, so elements are taken as they lie in memory.
+//
+// Note [Words of hits]: 64 neighbours in memory are answered at once, as the bits of a word. A line ORs its words, the
+// columns of a matrix OR their rows' words, and a word that holds several short rows is shifted by each of them.
+// Elements that lie between those of a view are read too, as their cache lines are, and their bits are masked.
 #include <algorithm>
 #include <array>
 #include <atomic>
 #include <cstring>
 #include <numeric>
-#include <type_traits>
+
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
 
 #include "rondo/runtime/cpu/loops.h"
 #include "rondo/runtime/iteration_space.h"
@@ -25,82 +32,40 @@ uint64_t truth_bits(DType dtype) {
   }
 }
 
-// An element is a hit if it decides the result: a true one for any, a false one for all.
-template <bool kAny, class Word> constexpr bool is_hit(Word element, Word bits) {
-  return ((element & bits) != 0) == kAny;
-}
+constexpr int64_t kWord = 64;  // elements of a word of hits
 
-constexpr int64_t kBlock = 1 << 12;  // elements between two looks at what was found
+constexpr uint64_t lowest_bits(int64_t n) { return n >= kWord ? ~uint64_t{0} : (uint64_t{1} << n) - 1; }
 
-// The value at `from`, wherever that lies.
-template <class T, class From> T word(const From* from) {
-  T value;
-  std::memcpy(&value, from, sizeof(T));
-  return value;
-}
-
-// Two elements as one, of which the first is the lower half (little endian).
-template <class Word>
-using Pair = std::conditional_t<sizeof(Word) == 1, uint16_t, std::conditional_t<sizeof(Word) == 2, uint32_t, uint64_t>>;
-
-// ORs answers of elements 0, step, ... into `sink(i, hit)`, as fast as memory for steps of 1 and 2.
-template <bool kAny, class Word, class Sink>
-void for_each_hit(const Word* x, int64_t n, int64_t step, Word bits, const Sink& sink) {
-  if (step == 1) {
-    for (int64_t i = 0; i < n; ++i) sink(i, is_hit<kAny>(x[i], bits));
-  } else if (step == 2 && sizeof(Word) < 8) {
-    // A pair is read as one, and its second half does not count. The last element may have no neighbour.
-    const Pair<Word> first_half = bits;
-    for (int64_t i = 0; i + 1 < n; ++i) sink(i, is_hit<kAny>(word<Pair<Word>>(x + 2 * i), first_half));
-    if (n > 0) sink(n - 1, is_hit<kAny>(x[2 * (n - 1)], bits));
-  } else {
-    for (int64_t i = 0; i < n; ++i) sink(i, is_hit<kAny>(x[i * step], bits));
-  }
-}
-
-template <bool kAny, class Word> bool any_hit(const Word* x, int64_t n, int64_t step, Word bits) {
-  for (int64_t begin = 0; begin < n; begin += kBlock) {
-    const int64_t block = std::min(n - begin, kBlock);
-    Word found = 0;
-    for_each_hit<kAny>(x + begin * step, block, step, bits,
-                       [&](int64_t, bool hit) { found |= static_cast<Word>(hit); });
-    if (found != 0) return true;
-  }
-  return false;
-}
-
-// Whether one of `n` bytes, from 2 to 64, is not 0 (kZero: is 0).
-template <bool kZero, class T> T sought(T bytes) {
-  if constexpr (!kZero) return bytes;
-  constexpr T kOnes = static_cast<T>(0x0101010101010101), kTops = static_cast<T>(0x8080808080808080);
-  return static_cast<T>((bytes - kOnes) & ~bytes & kTops);  // not 0 if and only if a byte is
-}
-
-// out[r] = `value` if row r of a dense matrix of `cols` bytes, from 2 to 64, has one that is not 0 (kZero: that is 0),
-// else !value.
-template <bool kZero> void search_rows(const uint8_t* x, int64_t rows, int64_t cols, bool value, bool* out) {
-  const auto each = [&](auto hits_of_row) {
-    for (int64_t r = 0; r < rows; ++r) out[r] = (hits_of_row(x + r * cols) != 0) == value;
+// Bit i of the result: byte i of 64 is not 0.
+inline uint64_t non_zero(const uint8_t* bytes) {
+#if defined(__AVX512BW__)
+  const __m512i all = _mm512_loadu_si512(bytes);
+  return _mm512_test_epi8_mask(all, all);
+#elif defined(__AVX2__)
+  const auto zeros = [&](int at) {
+    const __m256i half = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(bytes + at));
+    return static_cast<uint32_t>(_mm256_movemask_epi8(_mm256_cmpeq_epi8(half, __m256i{})));
   };
-  // Two words that overlap cover a row that is no whole number of words.
-  const auto at = []<class T>(T, const uint8_t* row) { return sought<kZero>(word<T>(row)); };
-  const int64_t last2 = cols - 2, last4 = cols - 4, last8 = cols - 8;
-  if (cols == 2) each([&](const uint8_t* row) { return at(uint16_t{}, row); });
-  else if (cols == 3) each([&](const uint8_t* row) { return at(uint16_t{}, row) | at(uint16_t{}, row + last2); });
-  else if (cols == 4) each([&](const uint8_t* row) { return at(uint32_t{}, row); });
-  else if (cols < 8) each([&](const uint8_t* row) { return at(uint32_t{}, row) | at(uint32_t{}, row + last4); });
-  else if (cols == 8) each([&](const uint8_t* row) { return at(uint64_t{}, row); });
-  else if (cols <= 16) each([&](const uint8_t* row) { return at(uint64_t{}, row) | at(uint64_t{}, row + last8); });
-  else if (cols <= 24)
-    each([&](const uint8_t* row) {
-      return at(uint64_t{}, row) | at(uint64_t{}, row + 8) | at(uint64_t{}, row + last8);
-    });
-  else
-    each([&](const uint8_t* row) {
-      uint64_t any = at(uint64_t{}, row + last8);
-      for (int64_t c = 0; c + 8 < cols; c += 8) any |= at(uint64_t{}, row + c);
-      return any;
-    });
+  return ~(zeros(0) | uint64_t{zeros(32)} << 32);
+#else
+  constexpr uint64_t kLow7 = 0x7F7F7F7F7F7F7F7F, kOnes = 0x0101010101010101, kGather = 0x0102040810204080;
+  uint64_t word = 0;
+  for (int i = 0; i < 8; ++i) {
+    uint64_t eight;
+    std::memcpy(&eight, bytes + 8 * i, 8);
+    const uint64_t ones = (((eight & kLow7) + kLow7) | eight) >> 7 & kOnes;
+    word |= (ones * kGather) >> 56 << 8 * i;  // the lowest byte is the first one: little endian
+  }
+  return word;
+#endif
+}
+
+// Bit i of the result: x[i], one of 64, has one of `bits`.
+template <class Word> uint64_t truths(const Word* x, Word bits) {
+  if constexpr (sizeof(Word) == 1) return non_zero(x);
+  uint8_t bytes[kWord];
+  for (int i = 0; i < kWord; ++i) bytes[i] = (x[i] & bits) != 0;
+  return non_zero(bytes);
 }
 
 // A position among `sizes`, and where it lies in the input and in the output.
@@ -136,127 +101,190 @@ template <bool kAny, class Word> class Search {
  public:
   // `space`: strides of x and of the results, of which there are `results`.
   Search(const Word* x, bool* out, int64_t results, Word bits, const IterationSpace<2>& space)
-      : x_(x), out_(out), results_(results), bits_(bits), space_(space) {}
+      : x_(x), end_(x + 1), out_(out), results_(results), bits_(bits), space_(space) {
+    for (int d = 0; d < space.sizes.rank(); ++d) end_ += (space.sizes[d] - 1) * space.strides[0][d];
+    step_ = space.strides[0].back();
+    dense_ = step_ * static_cast<int64_t>(sizeof(Word)) <= kLine;
+    per_word_ = dense_ ? kWord / std::max<int64_t>(1, step_) : kWord;
+    for (int64_t i = 0; i < per_word_; ++i) mask_ |= uint64_t{1} << position(i);
+  }
 
   void run() const {
     const int inner = space_.sizes.rank() - 1;
-    if (inner == 1 && space_.strides[1][0] == 1 && space_.strides[1][1] == 0 && space_.sizes[1] <= 64 &&
-        space_.strides[0][1] == 1 && space_.strides[0][0] == space_.sizes[1])
-      return thin_rows();
+    const Dims &sizes = space_.sizes, &of_x = space_.strides[0], &of_out = space_.strides[1];
+    if (inner == 1 && of_out[0] != 0 && of_out[1] == 0 && sizes[1] <= kPiece) return rows();
     // What a result is without a hit.
     parallel_for(results_, kElementwiseGrain,
                  [&](int64_t begin, int64_t end) { std::fill(out_ + begin, out_ + end, !kAny); });
-    if (space_.strides[1][inner] != 0) columns();
+    // Short lines with one result are columns that share it.
+    const bool short_lines = inner > 0 && of_out[inner - 1] == 0 && together(sizes[inner - 1], of_x[inner - 1]) > 1;
+    if (of_out[inner] != 0 || short_lines) columns();
     else lines();
   }
 
  private:
+  static constexpr int64_t kLine = 64;        // bytes of a cache line
+  static constexpr int64_t kPiece = 1 << 16;  // elements of a line, for one thread
+  static constexpr int64_t kBlock = 1 << 12;  // elements between two looks at what was found
+
   // Several threads may write the same value.
   void note(int64_t at) const { std::atomic_ref<bool>(out_[at]).store(kAny, std::memory_order_relaxed); }
   bool known(int64_t at) const { return std::atomic_ref<bool>(out_[at]).load(std::memory_order_relaxed) == kAny; }
 
+  // ---- Words: see Note [Words of hits]. An element is a hit if it decides the result: a true one for any, a false one
+  // for all.
+
+  // Those of x[0 .. 63]; bits of what lies after the tensor mean nothing.
+  uint64_t hits(const Word* x) const {
+    if (end_ - x >= kWord) return kAny ? truths(x, bits_) : ~truths(x, bits_);
+    Word copy[kWord] = {};
+    std::memcpy(copy, x, static_cast<size_t>(end_ - x) * sizeof(Word));
+    return kAny ? truths(copy, bits_) : ~truths(copy, bits_);
+  }
+  // Those of n <= 64 elements of the innermost dimension, where they are too far apart for hits().
+  uint64_t gathered_hits(const Word* x, int64_t n) const {
+    uint64_t word = 0;
+    for (int64_t i = 0; i < n; ++i) word |= uint64_t{((x[i * step_] & bits_) != 0) == kAny} << i;
+    return word;
+  }
+  // The bit of element i of the innermost dimension.
+  int64_t position(int64_t i) const { return dense_ ? i * step_ : i; }
+
+  // Whether one of n elements of the innermost dimension is a hit.
+  bool any_hit(const Word* x, int64_t n) const {
+    for (int64_t begin = 0; begin < n; begin += kBlock) {
+      const int64_t end = std::min(n, begin + kBlock);
+      uint64_t found = 0;
+      int64_t i = begin;
+      if (dense_) {
+        for (; i + per_word_ <= end; i += per_word_) found |= hits(x + i * step_);
+        found &= mask_;
+        if (i < end) found |= hits(x + i * step_) & mask_ & lowest_bits(position(end - i - 1) + 1);
+      } else {
+        for (; i < end; i += kWord) found |= gathered_hits(x + i * step_, std::min(kWord, end - i));
+      }
+      if (found != 0) return true;
+    }
+    return false;
+  }
+
+  // ---- Layouts
+
   // The last dimension is reduced: its lines, in pieces.
   void lines() const {
-    constexpr int64_t kPiece = 1 << 16;
     const int inner = space_.sizes.rank() - 1;
-    const int64_t n = space_.sizes[inner], step = space_.strides[0][inner], pieces = (n + kPiece - 1) / kPiece;
+    const int64_t n = space_.sizes[inner], pieces = (n + kPiece - 1) / kPiece;
     const int64_t all_lines = space_.sizes.numel() / n;
     parallel_for(all_lines * pieces, std::max<int64_t>(1, kElementwiseGrain / std::min(n, kPiece)),
                  [&](int64_t begin, int64_t end) {
                    Odometer line(space_, inner, begin / pieces);
                    for (int64_t k = begin, piece = begin % pieces; k < end; ++k) {
                      const int64_t first = piece * kPiece;
-                     if (!known(line.out) &&
-                         any_hit<kAny>(x_ + line.in + first * step, std::min(kPiece, n - first), step, bits_))
+                     if (!known(line.out) && any_hit(x_ + line.in + first * step_, std::min(kPiece, n - first)))
                        note(line.out);
                      if (++piece == pieces) piece = 0, line.next();
                    }
                  });
   }
 
-  // Short rows side by side, each with its own result. Elements of more than a byte are answered first, then rows.
-  void thin_rows() const {
-    const int64_t cols = space_.sizes[1], at_once = kBlock / cols;
-    parallel_for(space_.sizes[0], std::max<int64_t>(1, kElementwiseGrain / cols), [&](int64_t begin, int64_t end) {
-      if constexpr (sizeof(Word) == 1) {
-        search_rows<!kAny>(x_ + begin * cols, end - begin, cols, kAny, out_ + begin);
-      } else {
-        uint8_t hits[kBlock];
-        for (int64_t first = begin; first < end; first += at_once) {
-          const int64_t rows = std::min(at_once, end - first);
-          for_each_hit<kAny>(x_ + first * cols, rows * cols, 1, bits_,
-                             [&](int64_t i, bool hit) { hits[i] = static_cast<uint8_t>(hit); });
-          search_rows<false>(hits, rows, cols, kAny, out_ + first);
-        }
-      }
+  // Rows, each with its own result.
+  void rows() const {
+    const int64_t n = space_.sizes[1], pitch = space_.strides[0][0];
+    parallel_for(space_.sizes[0], std::max<int64_t>(1, kElementwiseGrain / n), [&](int64_t begin, int64_t end) {
+      if (dense_ && (n - 1) * step_ < kWord) return short_rows(begin, end);
+      for (int64_t r = begin; r < end; ++r) out_[r] = any_hit(x_ + r * pitch, n) == kAny;
     });
+  }
+  // A word holds one row or more. They are answered 8 at a time.
+  void short_rows(int64_t begin, int64_t end) const {
+    typedef uint64_t Lanes __attribute__((vector_size(64)));
+    typedef int8_t Bytes __attribute__((vector_size(8)));
+    const int64_t pitch = space_.strides[0][0], span = position(space_.sizes[1] - 1) + 1;
+    const int64_t rows_of_word = (kWord - span) / pitch + 1, written = (rows_of_word + 7) / 8 * 8;
+    const uint64_t row = mask_ & lowest_bits(span);
+    Lanes shifts;
+    for (int64_t r = 0; r < 8; ++r) shifts[r] = static_cast<uint64_t>(r * pitch) % kWord;
+    int64_t first = begin;
+    for (; first + written <= end; first += rows_of_word) {
+      const uint64_t word = hits(x_ + first * pitch);
+      for (int64_t r = 0; r < rows_of_word; r += 8) {
+        const Lanes eight = (Lanes{} + (word >> r * pitch)) >> shifts & row;
+        const Bytes values = __builtin_convertvector((kAny ? eight != 0 : eight == 0) & 1, Bytes);
+        std::memcpy(out_ + first + r, &values, 8);  // those of rows beyond the word are written again
+      }
+    }
+    for (; first < end; ++first) out_[first] = ((hits(x_ + first * pitch) & row) != 0) == kAny;
+  }
+
+  // How many of `rows`, `pitch` apart, are taken together as one long row: those of which all cache lines are needed.
+  int64_t together(int64_t rows, int64_t pitch) const {
+    constexpr int64_t kLong = 1 << 10;
+    const int64_t gap = pitch - ((space_.sizes.back() - 1) * step_ + 1);
+    const bool all_needed = dense_ && gap >= 0 && gap * static_cast<int64_t>(sizeof(Word)) <= kLine;
+    return all_needed ? std::clamp<int64_t>(kLong / pitch, 1, rows) : 1;
   }
 
   // The last dimension is kept. Rows of it, which the last reduced dimension counts, are searched side by side.
   void columns() const {
-    constexpr int64_t kColumns = 1 << 12, kElements = 1 << 18;  // of a block's rows, and of a block
+    constexpr int64_t kWords = 64, kElements = 1 << 18;  // of a block's rows, and of a block
     const int inner = space_.sizes.rank() - 1;
-    const int64_t cols = space_.sizes[inner], step = space_.strides[0][inner], out_step = space_.strides[1][inner];
+    const int64_t cols = space_.sizes[inner], out_step = space_.strides[1][inner];
     // The dimension that counts the rows goes last among the others.
     IterationSpace<2> outer = space_;
     int reduced = inner - 1;
     while (reduced >= 0 && outer.strides[1][reduced] != 0) --reduced;
-    int64_t rows = 1, row_step = 0;
+    int64_t rows = 1, pitch = 0;
     if (reduced >= 0) {
       rows = outer.sizes[reduced];
-      row_step = outer.strides[0][reduced];
+      pitch = outer.strides[0][reduced];
       outer.sizes[reduced] = 1;
     }
-    // Rows of few columns that lie side by side are taken together, as one long row.
-    const int64_t together = step == 1 && row_step == cols ? std::clamp<int64_t>(512 / cols, 1, rows) : 1;
-    const int64_t groups = rows / together, wide = cols * together;
-    const int64_t width = std::min(wide, kColumns), strips = (wide + width - 1) / width;
-    const int64_t height = std::max<int64_t>(1, kElements / width), blocks = (groups + height - 1) / height;
+    const int64_t joined = pitch > 0 ? together(rows, pitch) : 1, groups = (rows + joined - 1) / joined;
+    const int64_t width = std::min(cols, kWords * per_word_);
+    const int64_t strips = (cols + width - 1) / width;
+    const int64_t height = std::max<int64_t>(1, kElements / (width * joined)), blocks = (groups + height - 1) / height;
     int64_t others = 1;
     for (int d = 0; d < inner; ++d) others *= outer.sizes[d];
-    const int64_t grain = std::max<int64_t>(1, kElementwiseGrain / (width * std::min(groups, height)));
+    const int64_t grain = std::max<int64_t>(1, kElementwiseGrain / (width * joined * std::min(groups, height)));
     parallel_for(others * blocks * strips, grain, [&](int64_t begin, int64_t end) {
       Odometer at(outer, inner, begin / (blocks * strips));
       for (int64_t k = begin; k < end; ++k) {
+        if (k != begin && k % (blocks * strips) == 0) at.next();
         const int64_t strip = k % strips, block = k / strips % blocks;
-        const int64_t first = strip * width, n = std::min(width, wide - first);
-        const int64_t from = block * height, to = std::min(groups, from + height);
-        const Word* x = x_ + at.in + first * step;
-        uint8_t hits[kColumns] = {};
-        const int64_t pitch = row_step * together;
-        int64_t r = from;
-        for (; step == 1 && r + 4 <= to; r += 4) mark_four(x + r * pitch, pitch, n, hits);
-        for (; r < to; ++r) mark(x + r * pitch, n, step, hits);
-        // What the groups leave over.
-        if (to == groups && strip == 0)
-          for (r = groups * together; r < rows; ++r) mark(x_ + at.in + r * row_step, cols, step, hits);
-        for (int64_t c = 0; c < n; ++c)
-          if (hits[c]) note(at.out + (first + c) % cols * out_step);
-        if ((k + 1) % (blocks * strips) == 0) at.next();
+        const int64_t first = strip * width, n = std::min(width, cols - first), out = at.out + first * out_step;
+        int64_t open = 0;
+        while (open < n && known(out + open * out_step)) ++open;
+        if (open == n) continue;
+        const int64_t positions = (joined - 1) * pitch + position(n - 1) + 1, words = (positions + kWord - 1) / kWord;
+        uint64_t found[kWords] = {};
+        for (int64_t g = block * height; g < std::min(groups, (block + 1) * height); ++g) {
+          const Word* x = x_ + at.in + first * step_ + std::min(g * joined, rows - joined) * pitch;
+          if (dense_)
+            for (int64_t w = 0; w < words; ++w) found[w] |= hits(x + w * kWord);
+          else
+            for (int64_t c = 0; c < n; c += kWord)
+              found[c / kWord] |= gathered_hits(x + c * step_, std::min(kWord, n - c));
+        }
+        if (std::all_of(found, found + words, [](uint64_t word) { return word == 0; })) continue;
+        for (int64_t r = 0; r < joined; ++r)
+          for (int64_t c = 0; c < n; ++c) {
+            const int64_t at_bit = r * pitch + position(c);
+            if (found[at_bit / kWord] >> at_bit % kWord & 1) note(out + c * out_step);
+          }
       }
     });
   }
-  // Four rows, `pitch` apart.
-  void mark_four(const Word* x, int64_t pitch, int64_t n, uint8_t* __restrict hits) const {
-    const Word *a = x, *b = a + pitch, *c = b + pitch, *d = c + pitch, bits = bits_;
-    for (int64_t i = 0; i < n; ++i) {
-      if constexpr (kAny) {
-        hits[i] |= static_cast<uint8_t>(is_hit<kAny>(static_cast<Word>(a[i] | b[i] | c[i] | d[i]), bits));
-      } else {
-        const bool first = is_hit<kAny>(a[i], bits) | is_hit<kAny>(b[i], bits);
-        hits[i] |= static_cast<uint8_t>(first | is_hit<kAny>(c[i], bits) | is_hit<kAny>(d[i], bits));
-      }
-    }
-  }
-  void mark(const Word* __restrict x, int64_t n, int64_t step, uint8_t* __restrict hits) const {
-    for_each_hit<kAny>(x, n, step, bits_, [&](int64_t c, bool hit) { hits[c] |= static_cast<uint8_t>(hit); });
-  }
 
-  const Word* x_;
+  const Word *x_, *end_;  // end_: what comes after the last element
   bool* out_;
   int64_t results_;
   Word bits_;
   const IterationSpace<2>& space_;
+  // Of the innermost dimension:
+  int64_t step_;
+  bool dense_;         // every cache line from its first to its last element is needed
+  int64_t per_word_;   // elements of a word
+  uint64_t mask_ = 0;  // their bits
 };
 
 // The input's dimensions as they lie in memory, with strides of the input and of the output: 0 where it is reduced.
