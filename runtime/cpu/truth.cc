@@ -103,10 +103,17 @@ template <bool kAny, class Word> class Search {
   Search(const Word* x, bool* out, int64_t results, Word bits, const IterationSpace<2>& space)
       : x_(x), end_(x + 1), out_(out), results_(results), bits_(bits), space_(space) {
     for (int d = 0; d < space.sizes.rank(); ++d) end_ += (space.sizes[d] - 1) * space.strides[0][d];
-    step_ = space.strides[0].back();
-    dense_ = step_ * static_cast<int64_t>(sizeof(Word)) <= kLine;
-    per_word_ = dense_ ? kWord / std::max<int64_t>(1, step_) : kWord;
-    for (int64_t i = 0; i < per_word_; ++i) mask_ |= uint64_t{1} << position(i);
+    const int inner = space.sizes.rank() - 1;
+    step_ = space.strides[0][inner];
+    // Words are taken where few cache lines are read that the tensor does not need.
+    const int64_t span = (space.sizes[inner] - 1) * step_ + 1;
+    const int64_t gap = inner > 0 ? space.strides[0][inner - 1] - span : 0, waste = std::min(kWord - span, gap);
+    dense_ = step_ <= kLine && waste <= std::max(kLine, span);
+    per_word_ = dense_ && step_ > 0 ? (kWord - 1) / step_ + 1 : kWord;
+    for (int64_t i = 0; i < per_word_; ++i) {
+      mask_ |= uint64_t{1} << position(i);
+      last_mask_ |= uint64_t{1} << (kWord - 1 - position(i));
+    }
   }
 
   void run() const {
@@ -123,9 +130,11 @@ template <bool kAny, class Word> class Search {
   }
 
  private:
-  static constexpr int64_t kLine = 64;        // bytes of a cache line
-  static constexpr int64_t kPiece = 1 << 16;  // elements of a line, for one thread
-  static constexpr int64_t kBlock = 1 << 12;  // elements between two looks at what was found
+  static constexpr int64_t kLine = 64 / sizeof(Word);  // elements of a cache line
+  static constexpr int64_t kPiece = 1 << 16;           // elements of a line, for one thread
+  static constexpr int64_t kBlock = 1 << 12;           // elements between two looks at what was found
+
+  typedef uint64_t Lanes __attribute__((vector_size(64)));
 
   // Several threads may write the same value.
   void note(int64_t at) const { std::atomic_ref<bool>(out_[at]).store(kAny, std::memory_order_relaxed); }
@@ -136,13 +145,16 @@ template <bool kAny, class Word> class Search {
 
   // Those of x[0 .. 63]; bits of what lies after the tensor mean nothing.
   uint64_t hits(const Word* x) const {
-    if (end_ - x >= kWord) return kAny ? truths(x, bits_) : ~truths(x, bits_);
+    if (end_ - x < kWord) return hits_of_end(x);
+    return kAny ? truths(x, bits_) : ~truths(x, bits_);
+  }
+  [[gnu::noinline]] uint64_t hits_of_end(const Word* x) const {
     Word copy[kWord] = {};
     std::memcpy(copy, x, static_cast<size_t>(end_ - x) * sizeof(Word));
     return kAny ? truths(copy, bits_) : ~truths(copy, bits_);
   }
   // Those of n <= 64 elements of the innermost dimension, where they are too far apart for hits().
-  uint64_t gathered_hits(const Word* x, int64_t n) const {
+  [[gnu::noinline]] uint64_t gathered_hits(const Word* x, int64_t n) const {
     uint64_t word = 0;
     for (int64_t i = 0; i < n; ++i) word |= uint64_t{((x[i * step_] & bits_) != 0) == kAny} << i;
     return word;
@@ -152,20 +164,20 @@ template <bool kAny, class Word> class Search {
 
   // Whether one of n elements of the innermost dimension is a hit.
   bool any_hit(const Word* x, int64_t n) const {
-    for (int64_t begin = 0; begin < n; begin += kBlock) {
-      const int64_t end = std::min(n, begin + kBlock);
-      uint64_t found = 0;
-      int64_t i = begin;
-      if (dense_) {
-        for (; i + per_word_ <= end; i += per_word_) found |= hits(x + i * step_);
-        found &= mask_;
-        if (i < end) found |= hits(x + i * step_) & mask_ & lowest_bits(position(end - i - 1) + 1);
-      } else {
-        for (; i < end; i += kWord) found |= gathered_hits(x + i * step_, std::min(kWord, end - i));
-      }
-      if (found != 0) return true;
+    for (; n > kBlock; n -= kBlock, x += kBlock * step_)
+      if (any_hit_of_block(x, kBlock)) return true;
+    return any_hit_of_block(x, n);
+  }
+  bool any_hit_of_block(const Word* x, int64_t n) const {
+    uint64_t found = 0;
+    if (!dense_) {
+      for (int64_t i = 0; i < n; i += kWord) found |= gathered_hits(x + i * step_, std::min(kWord, n - i));
+      return found != 0;
     }
-    return false;
+    const int64_t span = (n - 1) * step_ + 1, advance = per_word_ * step_;
+    if (span < kWord) return (hits(x) & mask_ & lowest_bits(span)) != 0;
+    for (int64_t at = 0; at + kWord < span; at += advance) found |= hits(x + at);
+    return ((found & mask_) | (hits(x + span - kWord) & last_mask_)) != 0;
   }
 
   // ---- Layouts
@@ -195,32 +207,65 @@ template <bool kAny, class Word> class Search {
       for (int64_t r = begin; r < end; ++r) out_[r] = any_hit(x_ + r * pitch, n) == kAny;
     });
   }
-  // A word holds one row or more. They are answered 8 at a time.
+  // A word holds one row or more.
   void short_rows(int64_t begin, int64_t end) const {
-    typedef uint64_t Lanes __attribute__((vector_size(64)));
     typedef int8_t Bytes __attribute__((vector_size(8)));
     const int64_t pitch = space_.strides[0][0], span = position(space_.sizes[1] - 1) + 1;
-    const int64_t rows_of_word = (kWord - span) / pitch + 1, written = (rows_of_word + 7) / 8 * 8;
     const uint64_t row = mask_ & lowest_bits(span);
-    Lanes shifts;
-    for (int64_t r = 0; r < 8; ++r) shifts[r] = static_cast<uint64_t>(r * pitch) % kWord;
+    if (pitch <= 8) return tiny_rows(begin, end, pitch, span, row);
+    const int64_t rows_of_word = (kWord - span) / pitch + 1;  // at most 7
     int64_t first = begin;
-    for (; first + written <= end; first += rows_of_word) {
-      const uint64_t word = hits(x_ + first * pitch);
-      for (int64_t r = 0; r < rows_of_word; r += 8) {
-        const Lanes eight = (Lanes{} + (word >> r * pitch)) >> shifts & row;
+    if (rows_of_word > 1) {
+      Lanes shifts;
+      for (int64_t r = 0; r < 8; ++r) shifts[r] = static_cast<uint64_t>(r * pitch) % kWord;
+      for (; first + 8 <= end; first += rows_of_word) {
+        const Lanes eight = (Lanes{} + hits(x_ + first * pitch)) >> shifts & row;
         const Bytes values = __builtin_convertvector((kAny ? eight != 0 : eight == 0) & 1, Bytes);
-        std::memcpy(out_ + first + r, &values, 8);  // those of rows beyond the word are written again
+        std::memcpy(out_ + first, &values, 8);  // what is written too much is written again
       }
     }
     for (; first < end; ++first) out_[first] = ((hits(x_ + first * pitch) & row) != 0) == kAny;
+  }
+  // 8 rows are so many bytes of hits as one has elements. Their bits are moved to a byte each.
+  void tiny_rows(int64_t begin, int64_t end, int64_t pitch, int64_t span, uint64_t row) const {
+    constexpr int64_t kRows = kBlock / 8;
+    constexpr uint64_t kLow7 = 0x7F7F7F7F7F7F7F7F, kOnes = 0x0101010101010101;
+    const uint64_t first4 = lowest_bits(4 * pitch), first2 = lowest_bits(2 * pitch) * 0x0000000100000001,
+                   first1 = lowest_bits(pitch) * 0x0001000100010001, all8 = row * kOnes;
+    const auto answers = [=](auto word) {  // a word, or a vector of them
+      word = (word & first4) | ((word & ~first4) << (32 - 4 * pitch));
+      word = (word & first2) | ((word & ~first2) << (16 - 2 * pitch));
+      word = ((word & first1) | ((word & ~first1) << (8 - pitch))) & all8;
+      word = (((word & kLow7) + kLow7) | word) >> 7 & kOnes;
+      return kAny ? word : word ^ kOnes;
+    };
+    uint64_t words[kBlock / kWord + 1] = {};
+    for (int64_t first = begin; first < end; first += kRows) {
+      const int64_t rows = std::min(kRows, end - first);
+      for (int64_t w = 0; w * kWord < (rows - 1) * pitch + span; ++w) words[w] = hits(x_ + first * pitch + w * kWord);
+      const auto eight = [&](int64_t r) {  // what holds rows r to r + 7
+        uint64_t word;
+        std::memcpy(&word, reinterpret_cast<const char*>(words) + r / 8 * pitch, 8);
+        return word;
+      };
+      int64_t r = 0;
+      for (; r + 64 <= rows; r += 64) {
+        const Lanes values = answers(Lanes{eight(r), eight(r + 8), eight(r + 16), eight(r + 24), eight(r + 32),
+                                           eight(r + 40), eight(r + 48), eight(r + 56)});
+        std::memcpy(out_ + first + r, &values, 64);
+      }
+      for (; r < rows; r += 8) {
+        const uint64_t values = answers(eight(r));
+        std::memcpy(out_ + first + r, &values, static_cast<size_t>(std::min<int64_t>(8, rows - r)));
+      }
+    }
   }
 
   // How many of `rows`, `pitch` apart, are taken together as one long row: those of which all cache lines are needed.
   int64_t together(int64_t rows, int64_t pitch) const {
     constexpr int64_t kLong = 1 << 10;
     const int64_t gap = pitch - ((space_.sizes.back() - 1) * step_ + 1);
-    const bool all_needed = dense_ && gap >= 0 && gap * static_cast<int64_t>(sizeof(Word)) <= kLine;
+    const bool all_needed = dense_ && gap >= 0 && gap <= kLine;
     return all_needed ? std::clamp<int64_t>(kLong / pitch, 1, rows) : 1;
   }
 
@@ -240,7 +285,7 @@ template <bool kAny, class Word> class Search {
       outer.sizes[reduced] = 1;
     }
     const int64_t joined = pitch > 0 ? together(rows, pitch) : 1, groups = (rows + joined - 1) / joined;
-    const int64_t width = std::min(cols, kWords * per_word_);
+    const int64_t width = std::min(cols, kWords * kWord / (dense_ ? std::max<int64_t>(1, step_) : 1));
     const int64_t strips = (cols + width - 1) / width;
     const int64_t height = std::max<int64_t>(1, kElements / (width * joined)), blocks = (groups + height - 1) / height;
     int64_t others = 1;
@@ -282,9 +327,9 @@ template <bool kAny, class Word> class Search {
   const IterationSpace<2>& space_;
   // Of the innermost dimension:
   int64_t step_;
-  bool dense_;         // every cache line from its first to its last element is needed
-  int64_t per_word_;   // elements of a word
-  uint64_t mask_ = 0;  // their bits
+  bool dense_;                         // taken as words of neighbours
+  int64_t per_word_;                   // elements of a word
+  uint64_t mask_ = 0, last_mask_ = 0;  // their bits, from the lowest bit on and from the highest one down
 };
 
 // The input's dimensions as they lie in memory, with strides of the input and of the output: 0 where it is reduced.
