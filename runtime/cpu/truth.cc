@@ -1,9 +1,10 @@
-// any and all, of any dtype and layout. They read each element at most once, copy nothing, and stop where the answer is
-// known: an order does not matter, so elements are taken as they lie in memory.
+// any and all, of any dtype and layout. They copy nothing, and stop where the answer is known: an order does not
+// matter, so elements are taken as they lie in memory.
 //
-// Note [Words of hits]: 64 neighbours in memory are answered at once, as the bits of a word. A line ORs its words, the
-// columns of a matrix OR their rows' words, and a word that holds several short rows is shifted by each of them.
-// Elements that lie between those of a view are read too, as their cache lines are, and their bits are masked.
+// Note [Words of hits]: a hit is an element that decides the result: a true one for any, a false one for all. 64
+// neighbours in memory give 64 bits, a word of hits. A line ORs its words. The columns of a matrix OR the words of its
+// rows. A word that holds several short rows is cut into them. Neighbours that do not belong to a view are read too,
+// where the cache lines that hold them are needed anyway; their bits are masked.
 #include <algorithm>
 #include <array>
 #include <atomic>
@@ -105,7 +106,7 @@ template <bool kAny, class Word> class Search {
     for (int d = 0; d < space.sizes.rank(); ++d) end_ += (space.sizes[d] - 1) * space.strides[0][d];
     const int inner = space.sizes.rank() - 1;
     step_ = space.strides[0][inner];
-    // Words are taken where few cache lines are read that the tensor does not need.
+    // Words, unless that means to read many cache lines that the tensor does not need.
     const int64_t span = (space.sizes[inner] - 1) * step_ + 1;
     const int64_t gap = inner > 0 ? space.strides[0][inner - 1] - span : 0, waste = std::min(kWord - span, gap);
     dense_ = step_ <= kLine && waste <= std::max(kLine, span);
@@ -140,10 +141,9 @@ template <bool kAny, class Word> class Search {
   void note(int64_t at) const { std::atomic_ref<bool>(out_[at]).store(kAny, std::memory_order_relaxed); }
   bool known(int64_t at) const { return std::atomic_ref<bool>(out_[at]).load(std::memory_order_relaxed) == kAny; }
 
-  // ---- Words: see Note [Words of hits]. An element is a hit if it decides the result: a true one for any, a false one
-  // for all.
+  // ---- Note [Words of hits]
 
-  // Those of x[0 .. 63]; bits of what lies after the tensor mean nothing.
+  // The hits of x[0], ..., x[63]. The bits of what lies behind the tensor mean nothing.
   uint64_t hits(const Word* x) const {
     if (end_ - x < kWord) return hits_of_end(x);
     return kAny ? truths(x, bits_) : ~truths(x, bits_);
@@ -153,7 +153,7 @@ template <bool kAny, class Word> class Search {
     std::memcpy(copy, x, static_cast<size_t>(end_ - x) * sizeof(Word));
     return kAny ? truths(copy, bits_) : ~truths(copy, bits_);
   }
-  // Those of n <= 64 elements of the innermost dimension, where they are too far apart for hits().
+  // The hits of n <= 64 elements of the innermost dimension that are too far apart for hits().
   [[gnu::noinline]] uint64_t gathered_hits(const Word* x, int64_t n) const {
     uint64_t word = 0;
     for (int64_t i = 0; i < n; ++i) word |= uint64_t{((x[i * step_] & bits_) != 0) == kAny} << i;
@@ -207,7 +207,7 @@ template <bool kAny, class Word> class Search {
       for (int64_t r = begin; r < end; ++r) out_[r] = any_hit(x_ + r * pitch, n) == kAny;
     });
   }
-  // A word holds one row or more.
+  // Rows that fit a word: it holds one or more.
   void short_rows(int64_t begin, int64_t end) const {
     typedef int8_t Bytes __attribute__((vector_size(8)));
     const int64_t pitch = space_.strides[0][0], span = position(space_.sizes[1] - 1) + 1;
@@ -221,12 +221,12 @@ template <bool kAny, class Word> class Search {
       for (; first + 8 <= end; first += rows_of_word) {
         const Lanes eight = (Lanes{} + hits(x_ + first * pitch)) >> shifts & row;
         const Bytes values = __builtin_convertvector((kAny ? eight != 0 : eight == 0) & 1, Bytes);
-        std::memcpy(out_ + first, &values, 8);  // what is written too much is written again
+        std::memcpy(out_ + first, &values, 8);  // the next words correct the rows that this one does not hold
       }
     }
     for (; first < end; ++first) out_[first] = ((hits(x_ + first * pitch) & row) != 0) == kAny;
   }
-  // 8 rows are so many bytes of hits as one has elements. Their bits are moved to a byte each.
+  // Rows at most 8 elements apart: the hits of 8 of them fill `pitch` bytes, and are spread to a byte for each row.
   void tiny_rows(int64_t begin, int64_t end, int64_t pitch, int64_t span, uint64_t row) const {
     constexpr int64_t kRows = kBlock / 8;
     constexpr uint64_t kLow7 = 0x7F7F7F7F7F7F7F7F, kOnes = 0x0101010101010101;
@@ -243,7 +243,7 @@ template <bool kAny, class Word> class Search {
     for (int64_t first = begin; first < end; first += kRows) {
       const int64_t rows = std::min(kRows, end - first);
       for (int64_t w = 0; w * kWord < (rows - 1) * pitch + span; ++w) words[w] = hits(x_ + first * pitch + w * kWord);
-      const auto eight = [&](int64_t r) {  // what holds rows r to r + 7
+      const auto eight = [&](int64_t r) {  // the hits of rows r to r + 7
         uint64_t word;
         std::memcpy(&word, reinterpret_cast<const char*>(words) + r / 8 * pitch, 8);
         return word;
@@ -261,7 +261,7 @@ template <bool kAny, class Word> class Search {
     }
   }
 
-  // How many of `rows`, `pitch` apart, are taken together as one long row: those of which all cache lines are needed.
+  // How many of `rows`, `pitch` apart, are taken together as one long row, so that words are full.
   int64_t together(int64_t rows, int64_t pitch) const {
     constexpr int64_t kLong = 1 << 10;
     const int64_t gap = pitch - ((space_.sizes.back() - 1) * step_ + 1);
