@@ -228,36 +228,34 @@ template <bool kAny, class Word> class Search {
   }
   // Rows at most 8 elements apart: the hits of 8 of them fill `pitch` bytes, and are spread to a byte for each row.
   void tiny_rows(int64_t begin, int64_t end, int64_t pitch, int64_t span, uint64_t row) const {
-    constexpr int64_t kRows = kBlock / 8;
-    constexpr uint64_t kLow7 = 0x7F7F7F7F7F7F7F7F, kOnes = 0x0101010101010101;
+    typedef uint8_t Bytes __attribute__((vector_size(64)));
+    const int64_t at_once = kBlock / pitch / 64 * 64;
     const uint64_t first4 = lowest_bits(4 * pitch), first2 = lowest_bits(2 * pitch) * 0x0000000100000001,
-                   first1 = lowest_bits(pitch) * 0x0001000100010001, all8 = row * kOnes;
-    const auto answers = [=](auto word) {  // a word, or a vector of them
-      word = (word & first4) | ((word & ~first4) << (32 - 4 * pitch));
-      word = (word & first2) | ((word & ~first2) << (16 - 2 * pitch));
-      word = ((word & first1) | ((word & ~first1) << (8 - pitch))) & all8;
-      word = (((word & kLow7) + kLow7) | word) >> 7 & kOnes;
-      return kAny ? word : word ^ kOnes;
-    };
+                   first1 = lowest_bits(pitch) * 0x0001000100010001, all8 = row * 0x0101010101010101;
     uint64_t words[kBlock / kWord + 1] = {};
-    for (int64_t first = begin; first < end; first += kRows) {
-      const int64_t rows = std::min(kRows, end - first);
+    bool last_values[kBlock];
+    for (int64_t first = begin; first < end; first += at_once) {
+      const int64_t rows = std::min(at_once, end - first);
       for (int64_t w = 0; w * kWord < (rows - 1) * pitch + span; ++w) words[w] = hits(x_ + first * pitch + w * kWord);
-      const auto eight = [&](int64_t r) {  // the hits of rows r to r + 7
+      const char* bytes = reinterpret_cast<const char*>(words);
+      const auto next = [&] {  // the hits of the next 8 rows
         uint64_t word;
-        std::memcpy(&word, reinterpret_cast<const char*>(words) + r / 8 * pitch, 8);
+        std::memcpy(&word, bytes, 8);
+        bytes += pitch;
         return word;
       };
-      int64_t r = 0;
-      for (; r + 64 <= rows; r += 64) {
-        const Lanes values = answers(Lanes{eight(r), eight(r + 8), eight(r + 16), eight(r + 24), eight(r + 32),
-                                           eight(r + 40), eight(r + 48), eight(r + 56)});
-        std::memcpy(out_ + first + r, &values, 64);
+      bool* out = rows == at_once ? out_ + first : last_values;
+      for (int64_t r = 0; r < rows; r += 64) {
+        Lanes lanes = {next(), next(), next(), next(), next(), next(), next(), next()};
+        // The second half of the rows moves to the second half of the word, and so on. `all8` removes what else moves.
+        lanes = (lanes & first4) | ((lanes << (32 - 4 * pitch)) & ~first4);
+        lanes = (lanes & first2) | ((lanes << (16 - 2 * pitch)) & ~first2);
+        lanes = ((lanes & first1) | ((lanes << (8 - pitch)) & ~first1)) & all8;
+        const Bytes found = reinterpret_cast<Bytes>(lanes);
+        const auto values = (kAny ? found != 0 : found == 0) & 1;
+        std::memcpy(out + r, &values, 64);
       }
-      for (; r < rows; r += 8) {
-        const uint64_t values = answers(eight(r));
-        std::memcpy(out_ + first + r, &values, static_cast<size_t>(std::min<int64_t>(8, rows - r)));
-      }
+      if (rows < at_once) std::memcpy(out_ + first, last_values, static_cast<size_t>(rows));
     }
   }
 

@@ -61,7 +61,9 @@ int main(int argc, char** argv) {
     cases.push_back({"any " + name, [=] { return ops::any(look(none), dims, false); }, n, written});
     cases.push_back({"all " + name, [=] { return ops::all(look(full), dims, false); }, n, written});
   };
-  const auto rows = [](int64_t cols) { return [cols](const Tensor& x) { return x.reshape({-1, cols}); }; };
+  const auto rows = [](int64_t cols) {
+    return [cols](const Tensor& x) { return x.slice(0, {0, x.numel() / cols * cols}).reshape({-1, cols}); };
+  };
   both("of everything", 1, [](const Tensor& x) { return x; }, {});
   for (const int64_t cols : {2, 3, 4, 5, 8, 20, 50, 65, 100, 1000})
     both("rows of " + std::to_string(cols), n / cols, rows(cols), {1});
