@@ -169,13 +169,18 @@ template <bool kAny, class Word> class Search {
     return any_hit_of_block(x, n);
   }
   bool any_hit_of_block(const Word* x, int64_t n) const {
-    uint64_t found = 0;
     if (!dense_) {
+      uint64_t found = 0;
       for (int64_t i = 0; i < n; i += kWord) found |= gathered_hits(x + i * step_, std::min(kWord, n - i));
       return found != 0;
     }
-    const int64_t span = (n - 1) * step_ + 1, advance = per_word_ * step_;
-    if (span < kWord) return (hits(x) & mask_ & lowest_bits(span)) != 0;
+    const int64_t span = (n - 1) * step_ + 1;
+    return span < kWord ? (hits(x) & mask_ & lowest_bits(span)) != 0 : any_hit_of_words(x, span);
+  }
+  // The same of `span` >= 64 neighbours. The last word overlaps the one before it.
+  bool any_hit_of_words(const Word* x, int64_t span) const {
+    const int64_t advance = per_word_ * step_;
+    uint64_t found = 0;
     for (int64_t at = 0; at + kWord < span; at += advance) found |= hits(x + at);
     return ((found & mask_) | (hits(x + span - kWord) & last_mask_)) != 0;
   }
@@ -203,8 +208,12 @@ template <bool kAny, class Word> class Search {
   void rows() const {
     const int64_t n = space_.sizes[1], pitch = space_.strides[0][0];
     parallel_for(space_.sizes[0], std::max<int64_t>(1, kElementwiseGrain / n), [&](int64_t begin, int64_t end) {
-      if (dense_ && (n - 1) * step_ < kWord) return short_rows(begin, end);
-      for (int64_t r = begin; r < end; ++r) out_[r] = any_hit(x_ + r * pitch, n) == kAny;
+      const int64_t span = (n - 1) * step_ + 1;
+      if (dense_ && span <= kWord) return short_rows(begin, end);
+      if (dense_ && n <= kBlock)
+        for (int64_t r = begin; r < end; ++r) out_[r] = any_hit_of_words(x_ + r * pitch, span) == kAny;
+      else
+        for (int64_t r = begin; r < end; ++r) out_[r] = any_hit(x_ + r * pitch, n) == kAny;
     });
   }
   // Rows that fit a word: it holds one or more.
