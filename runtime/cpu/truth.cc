@@ -1,11 +1,19 @@
-// any and all, of any dtype and layout. They read each element at most once, copy nothing, and stop where the answer is
-// known: an order does not matter, so elements are taken as they lie in memory.
+// any and all, of any dtype and layout. They copy nothing, and stop where the answer is known: an order does not
+// matter, so elements are taken as they lie in memory.
+//
+// Note [Words of hits]: a hit is an element that decides the result: a true one for any, a false one for all. 64
+// neighbours in memory give 64 bits, a word of hits. A line ORs its words. The columns of a matrix OR the words of its
+// rows. A word that holds several short rows is cut into them. Neighbours that do not belong to a view are read too,
+// where the cache lines that hold them are needed anyway; their bits are masked.
 #include <algorithm>
 #include <array>
 #include <atomic>
 #include <cstring>
 #include <numeric>
-#include <type_traits>
+
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
 
 #include "rondo/runtime/cpu/loops.h"
 #include "rondo/runtime/iteration_space.h"
@@ -25,82 +33,40 @@ uint64_t truth_bits(DType dtype) {
   }
 }
 
-// An element is a hit if it decides the result: a true one for any, a false one for all.
-template <bool kAny, class Word> constexpr bool is_hit(Word element, Word bits) {
-  return ((element & bits) != 0) == kAny;
-}
+constexpr int64_t kWord = 64;  // elements of a word of hits
 
-constexpr int64_t kBlock = 1 << 12;  // elements between two looks at what was found
+constexpr uint64_t lowest_bits(int64_t n) { return n >= kWord ? ~uint64_t{0} : (uint64_t{1} << n) - 1; }
 
-// The value at `from`, wherever that lies.
-template <class T, class From> T word(const From* from) {
-  T value;
-  std::memcpy(&value, from, sizeof(T));
-  return value;
-}
-
-// Two elements as one, of which the first is the lower half (little endian).
-template <class Word>
-using Pair = std::conditional_t<sizeof(Word) == 1, uint16_t, std::conditional_t<sizeof(Word) == 2, uint32_t, uint64_t>>;
-
-// ORs answers of elements 0, step, ... into `sink(i, hit)`, as fast as memory for steps of 1 and 2.
-template <bool kAny, class Word, class Sink>
-void for_each_hit(const Word* x, int64_t n, int64_t step, Word bits, const Sink& sink) {
-  if (step == 1) {
-    for (int64_t i = 0; i < n; ++i) sink(i, is_hit<kAny>(x[i], bits));
-  } else if (step == 2 && sizeof(Word) < 8) {
-    // A pair is read as one, and its second half does not count. The last element may have no neighbour.
-    const Pair<Word> first_half = bits;
-    for (int64_t i = 0; i + 1 < n; ++i) sink(i, is_hit<kAny>(word<Pair<Word>>(x + 2 * i), first_half));
-    if (n > 0) sink(n - 1, is_hit<kAny>(x[2 * (n - 1)], bits));
-  } else {
-    for (int64_t i = 0; i < n; ++i) sink(i, is_hit<kAny>(x[i * step], bits));
-  }
-}
-
-template <bool kAny, class Word> bool any_hit(const Word* x, int64_t n, int64_t step, Word bits) {
-  for (int64_t begin = 0; begin < n; begin += kBlock) {
-    const int64_t block = std::min(n - begin, kBlock);
-    Word found = 0;
-    for_each_hit<kAny>(x + begin * step, block, step, bits,
-                       [&](int64_t, bool hit) { found |= static_cast<Word>(hit); });
-    if (found != 0) return true;
-  }
-  return false;
-}
-
-// Whether one of `n` bytes, from 2 to 64, is not 0 (kZero: is 0).
-template <bool kZero, class T> T sought(T bytes) {
-  if constexpr (!kZero) return bytes;
-  constexpr T kOnes = static_cast<T>(0x0101010101010101), kTops = static_cast<T>(0x8080808080808080);
-  return static_cast<T>((bytes - kOnes) & ~bytes & kTops);  // not 0 if and only if a byte is
-}
-
-// out[r] = `value` if row r of a dense matrix of `cols` bytes, from 2 to 64, has one that is not 0 (kZero: that is 0),
-// else !value.
-template <bool kZero> void search_rows(const uint8_t* x, int64_t rows, int64_t cols, bool value, bool* out) {
-  const auto each = [&](auto hits_of_row) {
-    for (int64_t r = 0; r < rows; ++r) out[r] = (hits_of_row(x + r * cols) != 0) == value;
+// Bit i of the result: byte i of 64 is not 0.
+inline uint64_t non_zero(const uint8_t* bytes) {
+#if defined(__AVX512BW__)
+  const __m512i all = _mm512_loadu_si512(bytes);
+  return _mm512_test_epi8_mask(all, all);
+#elif defined(__AVX2__)
+  const auto zeros = [&](int at) {
+    const __m256i half = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(bytes + at));
+    return static_cast<uint32_t>(_mm256_movemask_epi8(_mm256_cmpeq_epi8(half, __m256i{})));
   };
-  // Two words that overlap cover a row that is no whole number of words.
-  const auto at = []<class T>(T, const uint8_t* row) { return sought<kZero>(word<T>(row)); };
-  const int64_t last2 = cols - 2, last4 = cols - 4, last8 = cols - 8;
-  if (cols == 2) each([&](const uint8_t* row) { return at(uint16_t{}, row); });
-  else if (cols == 3) each([&](const uint8_t* row) { return at(uint16_t{}, row) | at(uint16_t{}, row + last2); });
-  else if (cols == 4) each([&](const uint8_t* row) { return at(uint32_t{}, row); });
-  else if (cols < 8) each([&](const uint8_t* row) { return at(uint32_t{}, row) | at(uint32_t{}, row + last4); });
-  else if (cols == 8) each([&](const uint8_t* row) { return at(uint64_t{}, row); });
-  else if (cols <= 16) each([&](const uint8_t* row) { return at(uint64_t{}, row) | at(uint64_t{}, row + last8); });
-  else if (cols <= 24)
-    each([&](const uint8_t* row) {
-      return at(uint64_t{}, row) | at(uint64_t{}, row + 8) | at(uint64_t{}, row + last8);
-    });
-  else
-    each([&](const uint8_t* row) {
-      uint64_t any = at(uint64_t{}, row + last8);
-      for (int64_t c = 0; c + 8 < cols; c += 8) any |= at(uint64_t{}, row + c);
-      return any;
-    });
+  return ~(zeros(0) | uint64_t{zeros(32)} << 32);
+#else
+  constexpr uint64_t kLow7 = 0x7F7F7F7F7F7F7F7F, kOnes = 0x0101010101010101, kGather = 0x0102040810204080;
+  uint64_t word = 0;
+  for (int i = 0; i < 8; ++i) {
+    uint64_t eight;
+    std::memcpy(&eight, bytes + 8 * i, 8);
+    const uint64_t ones = (((eight & kLow7) + kLow7) | eight) >> 7 & kOnes;
+    word |= (ones * kGather) >> 56 << 8 * i;  // the lowest byte is the first one: little endian
+  }
+  return word;
+#endif
+}
+
+// Bit i of the result: x[i], one of 64, has one of `bits`.
+template <class Word> uint64_t truths(const Word* x, Word bits) {
+  if constexpr (sizeof(Word) == 1) return non_zero(x);
+  uint8_t bytes[kWord];
+  for (int i = 0; i < kWord; ++i) bytes[i] = (x[i] & bits) != 0;
+  return non_zero(bytes);
 }
 
 // A position among `sizes`, and where it lies in the input and in the output.
@@ -136,127 +102,241 @@ template <bool kAny, class Word> class Search {
  public:
   // `space`: strides of x and of the results, of which there are `results`.
   Search(const Word* x, bool* out, int64_t results, Word bits, const IterationSpace<2>& space)
-      : x_(x), out_(out), results_(results), bits_(bits), space_(space) {}
+      : x_(x), end_(x + 1), out_(out), results_(results), bits_(bits), space_(space) {
+    for (int d = 0; d < space.sizes.rank(); ++d) end_ += (space.sizes[d] - 1) * space.strides[0][d];
+    const int inner = space.sizes.rank() - 1;
+    step_ = space.strides[0][inner];
+    // Words, unless that means to read many cache lines that the tensor does not need.
+    const int64_t span = (space.sizes[inner] - 1) * step_ + 1;
+    const int64_t gap = inner > 0 ? space.strides[0][inner - 1] - span : 0, waste = std::min(kWord - span, gap);
+    dense_ = step_ <= kLine && waste <= std::max(kLine, span);
+    per_word_ = dense_ && step_ > 0 ? (kWord - 1) / step_ + 1 : kWord;
+    for (int64_t i = 0; i < per_word_; ++i) {
+      mask_ |= uint64_t{1} << position(i);
+      last_mask_ |= uint64_t{1} << (kWord - 1 - position(i));
+    }
+  }
 
   void run() const {
     const int inner = space_.sizes.rank() - 1;
-    if (inner == 1 && space_.strides[1][0] == 1 && space_.strides[1][1] == 0 && space_.sizes[1] <= 64 &&
-        space_.strides[0][1] == 1 && space_.strides[0][0] == space_.sizes[1])
-      return thin_rows();
+    const Dims &sizes = space_.sizes, &of_x = space_.strides[0], &of_out = space_.strides[1];
+    if (inner == 1 && of_out[0] != 0 && of_out[1] == 0 && sizes[1] <= kPiece) return rows();
     // What a result is without a hit.
     parallel_for(results_, kElementwiseGrain,
                  [&](int64_t begin, int64_t end) { std::fill(out_ + begin, out_ + end, !kAny); });
-    if (space_.strides[1][inner] != 0) columns();
+    // Short lines with one result are columns that share it.
+    const bool short_lines = inner > 0 && of_out[inner - 1] == 0 && together(sizes[inner - 1], of_x[inner - 1]) > 1;
+    if (of_out[inner] != 0 || short_lines) columns();
     else lines();
   }
 
  private:
+  static constexpr int64_t kLine = 64 / sizeof(Word);  // elements of a cache line
+  static constexpr int64_t kPiece = 1 << 16;           // elements of a line, for one thread
+  static constexpr int64_t kBlock = 1 << 12;           // elements between two looks at what was found
+
+  typedef uint64_t Lanes __attribute__((vector_size(64)));
+
   // Several threads may write the same value.
   void note(int64_t at) const { std::atomic_ref<bool>(out_[at]).store(kAny, std::memory_order_relaxed); }
   bool known(int64_t at) const { return std::atomic_ref<bool>(out_[at]).load(std::memory_order_relaxed) == kAny; }
 
+  // ---- Note [Words of hits]
+
+  // The hits of x[0], ..., x[63]. The bits of what lies behind the tensor mean nothing.
+  uint64_t hits(const Word* x) const {
+    if (end_ - x < kWord) return hits_of_end(x);
+    return kAny ? truths(x, bits_) : ~truths(x, bits_);
+  }
+  [[gnu::noinline]] uint64_t hits_of_end(const Word* x) const {
+    Word copy[kWord] = {};
+    std::memcpy(copy, x, static_cast<size_t>(end_ - x) * sizeof(Word));
+    return kAny ? truths(copy, bits_) : ~truths(copy, bits_);
+  }
+  // The hits of n <= 64 elements of the innermost dimension that are too far apart for hits().
+  [[gnu::noinline]] uint64_t gathered_hits(const Word* x, int64_t n) const {
+    uint64_t word = 0;
+    for (int64_t i = 0; i < n; ++i) word |= uint64_t{((x[i * step_] & bits_) != 0) == kAny} << i;
+    return word;
+  }
+  // The bit of element i of the innermost dimension.
+  int64_t position(int64_t i) const { return dense_ ? i * step_ : i; }
+
+  // Whether one of n elements of the innermost dimension is a hit.
+  bool any_hit(const Word* x, int64_t n) const {
+    for (; n > kBlock; n -= kBlock, x += kBlock * step_)
+      if (any_hit_of_block(x, kBlock)) return true;
+    return any_hit_of_block(x, n);
+  }
+  bool any_hit_of_block(const Word* x, int64_t n) const {
+    if (!dense_) {
+      uint64_t found = 0;
+      for (int64_t i = 0; i < n; i += kWord) found |= gathered_hits(x + i * step_, std::min(kWord, n - i));
+      return found != 0;
+    }
+    const int64_t span = (n - 1) * step_ + 1;
+    return span < kWord ? (hits(x) & mask_ & lowest_bits(span)) != 0 : any_hit_of_words(x, span);
+  }
+  // The same of `span` >= 64 neighbours. The last word overlaps the one before it.
+  bool any_hit_of_words(const Word* x, int64_t span) const {
+    const int64_t advance = per_word_ * step_;
+    uint64_t found = 0;
+    for (int64_t at = 0; at + kWord < span; at += advance) found |= hits(x + at);
+    return ((found & mask_) | (hits(x + span - kWord) & last_mask_)) != 0;
+  }
+
+  // ---- Layouts
+
   // The last dimension is reduced: its lines, in pieces.
   void lines() const {
-    constexpr int64_t kPiece = 1 << 16;
     const int inner = space_.sizes.rank() - 1;
-    const int64_t n = space_.sizes[inner], step = space_.strides[0][inner], pieces = (n + kPiece - 1) / kPiece;
+    const int64_t n = space_.sizes[inner], pieces = (n + kPiece - 1) / kPiece;
     const int64_t all_lines = space_.sizes.numel() / n;
     parallel_for(all_lines * pieces, std::max<int64_t>(1, kElementwiseGrain / std::min(n, kPiece)),
                  [&](int64_t begin, int64_t end) {
                    Odometer line(space_, inner, begin / pieces);
                    for (int64_t k = begin, piece = begin % pieces; k < end; ++k) {
                      const int64_t first = piece * kPiece;
-                     if (!known(line.out) &&
-                         any_hit<kAny>(x_ + line.in + first * step, std::min(kPiece, n - first), step, bits_))
+                     if (!known(line.out) && any_hit(x_ + line.in + first * step_, std::min(kPiece, n - first)))
                        note(line.out);
                      if (++piece == pieces) piece = 0, line.next();
                    }
                  });
   }
 
-  // Short rows side by side, each with its own result. Elements of more than a byte are answered first, then rows.
-  void thin_rows() const {
-    const int64_t cols = space_.sizes[1], at_once = kBlock / cols;
-    parallel_for(space_.sizes[0], std::max<int64_t>(1, kElementwiseGrain / cols), [&](int64_t begin, int64_t end) {
-      if constexpr (sizeof(Word) == 1) {
-        search_rows<!kAny>(x_ + begin * cols, end - begin, cols, kAny, out_ + begin);
-      } else {
-        uint8_t hits[kBlock];
-        for (int64_t first = begin; first < end; first += at_once) {
-          const int64_t rows = std::min(at_once, end - first);
-          for_each_hit<kAny>(x_ + first * cols, rows * cols, 1, bits_,
-                             [&](int64_t i, bool hit) { hits[i] = static_cast<uint8_t>(hit); });
-          search_rows<false>(hits, rows, cols, kAny, out_ + first);
-        }
-      }
+  // Rows, each with its own result.
+  void rows() const {
+    const int64_t n = space_.sizes[1], pitch = space_.strides[0][0];
+    parallel_for(space_.sizes[0], std::max<int64_t>(1, kElementwiseGrain / n), [&](int64_t begin, int64_t end) {
+      const int64_t span = (n - 1) * step_ + 1;
+      if (dense_ && span <= kWord) return short_rows(begin, end);
+      if (dense_ && n <= kBlock)
+        for (int64_t r = begin; r < end; ++r) out_[r] = any_hit_of_words(x_ + r * pitch, span) == kAny;
+      else
+        for (int64_t r = begin; r < end; ++r) out_[r] = any_hit(x_ + r * pitch, n) == kAny;
     });
+  }
+  // Rows that fit a word: it holds one or more.
+  void short_rows(int64_t begin, int64_t end) const {
+    typedef int8_t Bytes __attribute__((vector_size(8)));
+    const int64_t pitch = space_.strides[0][0], span = position(space_.sizes[1] - 1) + 1;
+    const uint64_t row = mask_ & lowest_bits(span);
+    if (pitch <= 8) return tiny_rows(begin, end, pitch, span, row);
+    const int64_t rows_of_word = (kWord - span) / pitch + 1;  // at most 7
+    int64_t first = begin;
+    if (rows_of_word > 1) {
+      Lanes shifts;
+      for (int64_t r = 0; r < 8; ++r) shifts[r] = static_cast<uint64_t>(r * pitch) % kWord;
+      for (; first + 8 <= end; first += rows_of_word) {
+        const Lanes eight = (Lanes{} + hits(x_ + first * pitch)) >> shifts & row;
+        const Bytes values = __builtin_convertvector((kAny ? eight != 0 : eight == 0) & 1, Bytes);
+        std::memcpy(out_ + first, &values, 8);  // the next words correct the rows that this one does not hold
+      }
+    }
+    for (; first < end; ++first) out_[first] = ((hits(x_ + first * pitch) & row) != 0) == kAny;
+  }
+  // Rows at most 8 elements apart: the hits of 8 of them fill `pitch` bytes, and are spread to a byte for each row.
+  void tiny_rows(int64_t begin, int64_t end, int64_t pitch, int64_t span, uint64_t row) const {
+    typedef uint8_t Bytes __attribute__((vector_size(64)));
+    const int64_t at_once = kBlock / pitch / 64 * 64;
+    const uint64_t first4 = lowest_bits(4 * pitch), first2 = lowest_bits(2 * pitch) * 0x0000000100000001,
+                   first1 = lowest_bits(pitch) * 0x0001000100010001, all8 = row * 0x0101010101010101;
+    uint64_t words[kBlock / kWord + 1] = {};
+    bool last_values[kBlock];
+    for (int64_t first = begin; first < end; first += at_once) {
+      const int64_t rows = std::min(at_once, end - first);
+      for (int64_t w = 0; w * kWord < (rows - 1) * pitch + span; ++w) words[w] = hits(x_ + first * pitch + w * kWord);
+      const char* bytes = reinterpret_cast<const char*>(words);
+      const auto next = [&] {  // the hits of the next 8 rows
+        uint64_t word;
+        std::memcpy(&word, bytes, 8);
+        bytes += pitch;
+        return word;
+      };
+      bool* out = rows == at_once ? out_ + first : last_values;
+      for (int64_t r = 0; r < rows; r += 64) {
+        Lanes lanes = {next(), next(), next(), next(), next(), next(), next(), next()};
+        // The second half of the rows moves to the second half of the word, and so on. `all8` removes what else moves.
+        lanes = (lanes & first4) | ((lanes << (32 - 4 * pitch)) & ~first4);
+        lanes = (lanes & first2) | ((lanes << (16 - 2 * pitch)) & ~first2);
+        lanes = ((lanes & first1) | ((lanes << (8 - pitch)) & ~first1)) & all8;
+        const Bytes found = reinterpret_cast<Bytes>(lanes);
+        const auto values = (kAny ? found != 0 : found == 0) & 1;
+        std::memcpy(out + r, &values, 64);
+      }
+      if (rows < at_once) std::memcpy(out_ + first, last_values, static_cast<size_t>(rows));
+    }
+  }
+
+  // How many of `rows`, `pitch` apart, are taken together as one long row, so that words are full.
+  int64_t together(int64_t rows, int64_t pitch) const {
+    constexpr int64_t kLong = 1 << 10;
+    const int64_t gap = pitch - ((space_.sizes.back() - 1) * step_ + 1);
+    const bool all_needed = dense_ && gap >= 0 && gap <= kLine;
+    return all_needed ? std::clamp<int64_t>(kLong / pitch, 1, rows) : 1;
   }
 
   // The last dimension is kept. Rows of it, which the last reduced dimension counts, are searched side by side.
   void columns() const {
-    constexpr int64_t kColumns = 1 << 12, kElements = 1 << 18;  // of a block's rows, and of a block
+    constexpr int64_t kWords = 64, kElements = 1 << 18;  // of a block's rows, and of a block
     const int inner = space_.sizes.rank() - 1;
-    const int64_t cols = space_.sizes[inner], step = space_.strides[0][inner], out_step = space_.strides[1][inner];
+    const int64_t cols = space_.sizes[inner], out_step = space_.strides[1][inner];
     // The dimension that counts the rows goes last among the others.
     IterationSpace<2> outer = space_;
     int reduced = inner - 1;
     while (reduced >= 0 && outer.strides[1][reduced] != 0) --reduced;
-    int64_t rows = 1, row_step = 0;
+    int64_t rows = 1, pitch = 0;
     if (reduced >= 0) {
       rows = outer.sizes[reduced];
-      row_step = outer.strides[0][reduced];
+      pitch = outer.strides[0][reduced];
       outer.sizes[reduced] = 1;
     }
-    // Rows of few columns that lie side by side are taken together, as one long row.
-    const int64_t together = step == 1 && row_step == cols ? std::clamp<int64_t>(512 / cols, 1, rows) : 1;
-    const int64_t groups = rows / together, wide = cols * together;
-    const int64_t width = std::min(wide, kColumns), strips = (wide + width - 1) / width;
-    const int64_t height = std::max<int64_t>(1, kElements / width), blocks = (groups + height - 1) / height;
+    const int64_t joined = pitch > 0 ? together(rows, pitch) : 1, groups = (rows + joined - 1) / joined;
+    const int64_t width = std::min(cols, kWords * kWord / (dense_ ? std::max<int64_t>(1, step_) : 1));
+    const int64_t strips = (cols + width - 1) / width;
+    const int64_t height = std::max<int64_t>(1, kElements / (width * joined)), blocks = (groups + height - 1) / height;
     int64_t others = 1;
     for (int d = 0; d < inner; ++d) others *= outer.sizes[d];
-    const int64_t grain = std::max<int64_t>(1, kElementwiseGrain / (width * std::min(groups, height)));
+    const int64_t grain = std::max<int64_t>(1, kElementwiseGrain / (width * joined * std::min(groups, height)));
     parallel_for(others * blocks * strips, grain, [&](int64_t begin, int64_t end) {
       Odometer at(outer, inner, begin / (blocks * strips));
       for (int64_t k = begin; k < end; ++k) {
+        if (k != begin && k % (blocks * strips) == 0) at.next();
         const int64_t strip = k % strips, block = k / strips % blocks;
-        const int64_t first = strip * width, n = std::min(width, wide - first);
-        const int64_t from = block * height, to = std::min(groups, from + height);
-        const Word* x = x_ + at.in + first * step;
-        uint8_t hits[kColumns] = {};
-        const int64_t pitch = row_step * together;
-        int64_t r = from;
-        for (; step == 1 && r + 4 <= to; r += 4) mark_four(x + r * pitch, pitch, n, hits);
-        for (; r < to; ++r) mark(x + r * pitch, n, step, hits);
-        // What the groups leave over.
-        if (to == groups && strip == 0)
-          for (r = groups * together; r < rows; ++r) mark(x_ + at.in + r * row_step, cols, step, hits);
-        for (int64_t c = 0; c < n; ++c)
-          if (hits[c]) note(at.out + (first + c) % cols * out_step);
-        if ((k + 1) % (blocks * strips) == 0) at.next();
+        const int64_t first = strip * width, n = std::min(width, cols - first), out = at.out + first * out_step;
+        int64_t open = 0;
+        while (open < n && known(out + open * out_step)) ++open;
+        if (open == n) continue;
+        const int64_t positions = (joined - 1) * pitch + position(n - 1) + 1, words = (positions + kWord - 1) / kWord;
+        uint64_t found[kWords] = {};
+        for (int64_t g = block * height; g < std::min(groups, (block + 1) * height); ++g) {
+          const Word* x = x_ + at.in + first * step_ + std::min(g * joined, rows - joined) * pitch;
+          if (dense_)
+            for (int64_t w = 0; w < words; ++w) found[w] |= hits(x + w * kWord);
+          else
+            for (int64_t c = 0; c < n; c += kWord)
+              found[c / kWord] |= gathered_hits(x + c * step_, std::min(kWord, n - c));
+        }
+        if (std::all_of(found, found + words, [](uint64_t word) { return word == 0; })) continue;
+        for (int64_t r = 0; r < joined; ++r)
+          for (int64_t c = 0; c < n; ++c) {
+            const int64_t at_bit = r * pitch + position(c);
+            if (found[at_bit / kWord] >> at_bit % kWord & 1) note(out + c * out_step);
+          }
       }
     });
   }
-  // Four rows, `pitch` apart.
-  void mark_four(const Word* x, int64_t pitch, int64_t n, uint8_t* __restrict hits) const {
-    const Word *a = x, *b = a + pitch, *c = b + pitch, *d = c + pitch, bits = bits_;
-    for (int64_t i = 0; i < n; ++i) {
-      if constexpr (kAny) {
-        hits[i] |= static_cast<uint8_t>(is_hit<kAny>(static_cast<Word>(a[i] | b[i] | c[i] | d[i]), bits));
-      } else {
-        const bool first = is_hit<kAny>(a[i], bits) | is_hit<kAny>(b[i], bits);
-        hits[i] |= static_cast<uint8_t>(first | is_hit<kAny>(c[i], bits) | is_hit<kAny>(d[i], bits));
-      }
-    }
-  }
-  void mark(const Word* __restrict x, int64_t n, int64_t step, uint8_t* __restrict hits) const {
-    for_each_hit<kAny>(x, n, step, bits_, [&](int64_t c, bool hit) { hits[c] |= static_cast<uint8_t>(hit); });
-  }
 
-  const Word* x_;
+  const Word *x_, *end_;  // end_: what comes after the last element
   bool* out_;
   int64_t results_;
   Word bits_;
   const IterationSpace<2>& space_;
+  // Of the innermost dimension:
+  int64_t step_;
+  bool dense_;                         // taken as words of neighbours
+  int64_t per_word_;                   // elements of a word
+  uint64_t mask_ = 0, last_mask_ = 0;  // their bits, from the lowest bit on and from the highest one down
 };
 
 // The input's dimensions as they lie in memory, with strides of the input and of the output: 0 where it is reduced.
