@@ -51,7 +51,7 @@ TEST(Strangers, AJobFinishesWithTheSameLosses) {
     EXPECT_EQ(lines_of(folder / "attacked"), losses);
     if (testing::Test::HasFailure() && ++failed == 3) break;
   }
-  EXPECT_GT(connections, 20 * jobs());  // the strangers were there
+  EXPECT_GT(connections, 5 * jobs());  // the strangers were there
   EXPECT_EQ(received, 0u);
   RecordProperty("connections", connections);
 }
