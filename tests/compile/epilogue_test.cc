@@ -196,6 +196,12 @@ TEST_F(Epilogues, WhatOnlyTheCallerReadsIsWidenedByTheProduct) {
   const auto [eager_more, more] = both([&](const Tensor& x) { return ops::linear(x, w, Tensor()).to(kF32) * 2.0; }, x,
                                        {});
   EXPECT_TRUE(same_bits(eager_more, more));
+  const auto viewed = both(
+      [&](const Tensor& x) {
+        return ops::linear(x, w, Tensor()).to(kF32).view({24, 128}) * 2.0;
+      },
+      x, {});
+  EXPECT_TRUE(same_bits(viewed.eager, viewed.compiled)) << "also through a view";
   // Pieces of a batch, at their places in f32; and sums onto what was widened.
   const Tensor a = Tensor::randn({3, 5, 16, 8}).to(kBF16), b = Tensor::randn({5, 8, 16}).to(kBF16);
   const Tensor skip = Tensor::randn({3, 5, 16, 16});
@@ -329,6 +335,20 @@ TEST_F(Accumulation, LeavesTheCallersGradientAsItIs) {
     EXPECT_TRUE(same_bits(seed, before));
     return grads;
   });
+}
+
+// The sum is a write: a backward that needs the gradient as it was says so.
+TEST_F(Accumulation, IsSeenByWhatHasSavedTheGradient) {
+  for (const bool compiled : {false, true}) {
+    const Tensor x = Tensor::randn({6, 6});
+    Tensor w = Tensor::randn({6, 6}).requires_grad_(), v = Tensor::randn({6, 6}).requires_grad_();
+    w.set_grad(Tensor::randn({6, 6}));
+    const auto product = [&](const Tensor& t) { return ops::matmul(t, w); };
+    auto region = compile::compile(product, {.exact = true});
+    const Tensor reader = ops::sum(w.grad() * v);  // its gradient reads w.grad()
+    ops::sum(compiled ? region(x) : product(x)).backward();
+    EXPECT_THROW(reader.backward(), Error) << compiled;
+  }
 }
 
 TEST_F(Accumulation, InSharedMemoryIsAsInEagerExecution) {
