@@ -75,6 +75,9 @@ TEST(CudaCopies, StagingIsBounded) {
   FakeCuda cuda({.bytes = size_t{256} << 20, .early = 0});
   std::vector<Tensor> there;
   for (int i = 0; i < 40; ++i) there.push_back(Tensor::empty({1 << 20}, cuda.device()));  // allocating may wait
+  // Work before them: asking whether a copy has passed may run a piece of the queue, and that is not the copy then.
+  const Storage other = Storage::allocate(4, cuda.device());
+  for (int i = 0; i < 200; ++i) backend_of(cuda.device()).fill(0, other.data(), 0, 4);
   for (size_t i = 0; i < there.size(); ++i) copy(there[i], Tensor::full({1 << 20}, static_cast<double>(i), kF32));
   EXPECT_EQ(cuda->counts().pinned, 16) << "all that Staging may reserve, and no more";
   for (int i = 0; i < 40; ++i)
