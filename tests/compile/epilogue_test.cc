@@ -196,6 +196,12 @@ TEST_F(Epilogues, WhatOnlyTheCallerReadsIsWidenedByTheProduct) {
   const auto [eager_more, more] = both([&](const Tensor& x) { return ops::linear(x, w, Tensor()).to(kF32) * 2.0; }, x,
                                        {});
   EXPECT_TRUE(same_bits(eager_more, more));
+  const auto viewed = both(
+      [&](const Tensor& x) {
+        return ops::linear(x, w, Tensor()).to(kF32).view({24, 128}) * 2.0;
+      },
+      x, {});
+  EXPECT_TRUE(same_bits(viewed.eager, viewed.compiled)) << "also through a view";
   // Pieces of a batch, at their places in f32; and sums onto what was widened.
   const Tensor a = Tensor::randn({3, 5, 16, 8}).to(kBF16), b = Tensor::randn({5, 8, 16}).to(kBF16);
   const Tensor skip = Tensor::randn({3, 5, 16, 16});
@@ -306,29 +312,55 @@ TEST_F(Accumulation, WithSecondDerivativesGoesThroughTheTape) {
 // The user's own sharing: one memory for two gradients, or a gradient that is also what the loss is weighed by.
 // The product that adds to .grad in place reads a gradient that is this .grad.
 TEST_F(Accumulation, OfAGradientThatIsItsOwnSeed) {
-  const Tensor x = Tensor::randn({6, 6}), old = Tensor::randn({6, 6});
-  Tensors grads;
-  for (const bool compiled : {false, true}) {
-    Tensor w = Tensor::ones({6, 6}).requires_grad_();
-    w.set_grad(old.clone());
-    const auto product = [&](const Tensor& t) { return ops::matmul(t, w); };
-    auto region = compile::compile(product, {.exact = true, .epilogues = compile::Epilogues::kAlways});
-    (compiled ? region(x) : product(x)).backward(w.grad());
-    grads.push_back(w.grad());
+  using Function = std::function<Tensor(const Tensor&, const Tensor&)>;
+  const Function product = [](const Tensor& t, const Tensor& w) { return ops::matmul(t, w); };
+  // Reads the seed in another order than that in which it writes the sum.
+  const Function turned = [](const Tensor& t, const Tensor& w) { return t * w.t(); };
+  for (const Function& function : {product, turned}) {
+    const Tensor x = Tensor::randn({6, 6}), old = Tensor::randn({6, 6});
+    Tensors grads;
+    for (const bool compiled : {false, true}) {
+      Tensor w = Tensor::ones({6, 6}).requires_grad_();
+      w.set_grad(old.clone());
+      const auto of_w = [&](const Tensor& t) { return function(t, w); };
+      auto region = compile::compile(of_w, {.exact = true, .epilogues = compile::Epilogues::kAlways});
+      (compiled ? region(x) : of_w(x)).backward(w.grad());
+      grads.push_back(w.grad());
+    }
+    EXPECT_TRUE(same_bits(grads[0], grads[1]));
   }
-  EXPECT_TRUE(same_bits(grads[0], grads[1]));
 }
 
 // The sum of what arrives and of the region's own parts is not written over what arrives: it may be the caller's.
 TEST_F(Accumulation, LeavesTheCallersGradientAsItIs) {
-  const auto body = [](Block& b, const Tensor& x) { return Tensors{x * x + ops::tanh(x) * b.bias}; };
-  expect_as_eager(body, [](Block& b) {
-    const Tensor leaf = test::input(), x = leaf * 1.5, seed = Tensor::randn({6, 4}), before = seed.clone();
-    const Tensor roots[] = {ops::sum(b(x)[0]), x.view({6, 4})}, inputs[] = {leaf}, seeds[] = {Tensor::ones({}), seed};
-    const Tensors grads = autograd::grad(roots, inputs, seeds);
-    EXPECT_TRUE(same_bits(seed, before));
-    return grads;
-  });
+  const Block::Body several = [](Block& b, const Tensor& x) { return Tensors{x * x + ops::tanh(x) * b.bias}; };
+  // Reads nothing in the order of the sum but what arrives: only that could give its memory.
+  const Block::Body turned = [](Block& b, const Tensor& x) {
+    return Tensors{x.t() * b.state.kept[0] + x.t() * b.state.kept[1]};
+  };
+  for (const Block::Body& body : {several, turned})
+    expect_as_eager(body, [](Block& b) {
+      b.state.kept = {Tensor::randn({6, 4}), Tensor::randn({6, 4})};
+      const Tensor leaf = test::input(), x = leaf * 1.5, seed = Tensor::randn({6, 4}), before = seed.clone();
+      const Tensor roots[] = {ops::sum(b(x)[0]), x.view({6, 4})}, inputs[] = {leaf}, seeds[] = {Tensor::ones({}), seed};
+      const Tensors grads = autograd::grad(roots, inputs, seeds);
+      EXPECT_TRUE(same_bits(seed, before));
+      return grads;
+    });
+}
+
+// The sum is a write: a backward that needs the gradient as it was says so.
+TEST_F(Accumulation, IsSeenByWhatHasSavedTheGradient) {
+  for (const bool compiled : {false, true}) {
+    const Tensor x = Tensor::randn({6, 6});
+    Tensor w = Tensor::randn({6, 6}).requires_grad_(), v = Tensor::randn({6, 6}).requires_grad_();
+    w.set_grad(Tensor::randn({6, 6}));
+    const auto product = [&](const Tensor& t) { return t * w.t(); };
+    auto region = compile::compile(product, {.exact = true});
+    const Tensor reader = ops::sum(w.grad() * v);  // its gradient reads w.grad()
+    ops::sum(compiled ? region(x) : product(x)).backward();
+    EXPECT_THROW(reader.backward(), Error) << compiled;
+  }
 }
 
 TEST_F(Accumulation, InSharedMemoryIsAsInEagerExecution) {

@@ -106,20 +106,58 @@ TEST_P(PartitionBytes, TheSumOfTwoProductsIsOneValue) {
       1, 1, 0);
 }
 
+// A parameter takes no memory of its own, so what is cheap to compute of it is computed again.
+TEST_F(Partition, WhatIsComputedOfAParameterIsNotKept) {
+  const Body::Function function = [](const Tensor& x, const Tensor& w) { return ops::matmul(x, ops::exp(w * 0.1)); };
+  const Outcome eager = run(function, std::nullopt), automatic = run(function, Recompute::kAuto);
+  EXPECT_TRUE(test::same_bits(eager.grad_w, automatic.grad_w));
+  EXPECT_EQ(automatic.kept_bytes, 0);
+  EXPECT_EQ(run(function, Recompute::kNone).kept_bytes, 32 * 32 * 4);
+}
+
+// Two results that are computed of a small view take less than the whole memory that the view would keep.
+TEST_F(Partition, AViewKeepsAllThatItLooksInto) {
+  const Body::Function function = [](const Tensor& x, const Tensor& w) {
+    const Tensor part = ops::matmul(x, w).slice(1, {0, 8});
+    return ops::exp(part) * ops::sigmoid(part);
+  };
+  const Outcome eager = run(function, std::nullopt), automatic = run(function, Recompute::kAuto);
+  EXPECT_TRUE(test::same_bits(eager.grad_w, automatic.grad_w));
+  EXPECT_EQ(automatic.kept_bytes, 2 * 64 * 8 * 4);
+}
+
+// A view is kept, and views of it are made again: each begins where it began.
+TEST_F(Partition, ViewsOfAKeptView) {
+  const Body::Function function = [](const Tensor& x, const Tensor& w) {
+    const Tensor middle = ops::matmul(x, w).slice(1, {8, 24});
+    const Tensor a = middle.slice(1, {0, 8}), b = middle.slice(1, {8, 16});
+    return ops::exp(a) * ops::sigmoid(a) * ops::tanh(a) + ops::exp(b) * ops::sigmoid(b) * ops::tanh(b);
+  };
+  const Outcome eager = run(function, std::nullopt), automatic = run(function, Recompute::kAuto);
+  EXPECT_TRUE(test::same_bits(eager.grad_x, automatic.grad_x));
+  EXPECT_TRUE(test::same_bits(eager.grad_w, automatic.grad_w));
+  EXPECT_EQ(automatic.kept_bytes, 64 * 32 * 4);
+}
+
 // Of inputs and outputs, nothing is kept that eager execution does not keep: writing to them is allowed.
 TEST_F(Partition, WritesThatEagerExecutionAllows) {
-  for (bool compiled : {false, true}) {
-    manual_seed(11);
-    // The gradient of exp reads its result, which is not x.
-    Body body([](const Tensor& x, const Tensor& w) { return ops::matmul(ops::exp(x), w); });
-    if (compiled) compile::compile_module(body, {.exact = true});
-    const Tensor leaf = Tensor::randn({64, 32}).requires_grad_();
-    Tensor x = leaf * 1.0;
-    Tensor y = body(x);
-    no_grad([&] { x.detach().fill_(7); });
-    y.add_(1.0);
-    EXPECT_NO_THROW(ops::sum(y).backward()) << compiled;
-  }
+  const Body::Function functions[] = {
+      // The gradient of exp reads its result, which is not x.
+      [](const Tensor& x, const Tensor& w) { return ops::matmul(ops::exp(x), w); },
+      // Keeping x would take less memory than keeping both results.
+      [](const Tensor& x, const Tensor& w) { return ops::matmul(ops::exp(x) * ops::sigmoid(x), w); }};
+  for (const Body::Function& function : functions)
+    for (bool compiled : {false, true}) {
+      manual_seed(11);
+      Body body(function);
+      if (compiled) compile::compile_module(body, {.exact = true});
+      const Tensor leaf = Tensor::randn({64, 32}).requires_grad_();
+      Tensor x = leaf * 1.0;
+      Tensor y = body(x);
+      no_grad([&] { x.detach().fill_(7); });
+      y.add_(1.0);
+      EXPECT_NO_THROW(ops::sum(y).backward()) << compiled;
+    }
 }
 
 TEST_F(Partition, GptKeepsLessAndComputesTheSame) {
@@ -196,6 +234,9 @@ TEST_F(Partition, ABudgetIsKeptAndTheLargerItIsTheLessIsComputedAgain) {
       steps.insert(flops = step.report.recomputed_flops);
       kept = step.report.kept_bytes;
       calls = step.library_calls_again;
+      if (sixteenth == 8) {
+        EXPECT_EQ(run(Recompute::kBudget, kept).report.kept_bytes, kept) << "what fits exactly fits";
+      }
       EXPECT_TRUE(flops == 0 || sixteenth < 16) << "what kAuto keeps fits";
     }
     EXPECT_EQ(kept, 0);

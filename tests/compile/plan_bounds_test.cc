@@ -321,6 +321,44 @@ TEST(PlanBounds, WhatIsTouchedOutsideOfASlotIsRefused) {
       "which it is a view of");
 }
 
+TEST(PlanBounds, PlacesOutsideOfThePlanAreRefused) {
+  using Placement = Plan::Placement;
+  const Plan plan = donating_plan();
+  const std::pair<Placement::Kind, int64_t> ends[] = {{Placement::kInput, std::ssize(plan.graph.inputs)},
+                                                      {Placement::kOutput, std::ssize(plan.fresh)},
+                                                      {Placement::kArena, plan.arena_bytes},
+                                                      {Placement::kShared, std::ssize(plan.graph.values)}};
+  for (const auto& [kind, end] : ends) {
+    Plan bad = plan;
+    bad.placements[0] = {kind, end};
+    const std::optional<OutOfBounds> found = find_out_of_bounds(bad);
+    ASSERT_TRUE(found.has_value()) << static_cast<int>(kind);
+    EXPECT_EQ(found->what, "the place of %0 is outside of the plan");
+  }
+}
+
+TEST(PlanBounds, AResultTakesNoSmallerInput) {
+  Plan plan = donating_plan();
+  EXPECT_FALSE(find_out_of_bounds(plan).has_value());
+  plan.fresh[0].donor = 0;
+  plan.fresh[0].bytes = 1 << 20;
+  const std::optional<OutOfBounds> found = find_out_of_bounds(plan);
+  ASSERT_TRUE(found.has_value());
+  EXPECT_NE(found->what.find("cannot take the memory of input 0"), std::string::npos) << found->what;
+}
+
+// An operand that repeats reaches as far as it goes once.
+TEST(PlanBounds, AnOperandThatRepeatsStaysWithinItsSlot) {
+  const Tensor x = Tensor::randn({8, 5, 24}), b = Tensor::randn({5, 24});
+  const Plan plan = plan_of(record([&] { return std::vector<Tensor>{ops::softmax(x + b)}; }));
+  bool repeats = false;
+  for (const LoweredUnit& unit : plan.kernels)
+    for (const Operand& operand : unit.kernel.operands)
+      for (const OperandAxis& axis : operand.axes) repeats = repeats || wraps(unit.kernel, axis);
+  EXPECT_TRUE(repeats) << to_string(plan);
+  EXPECT_FALSE(find_out_of_bounds(plan).has_value());
+}
+
 TEST(PlanBounds, DamagedPlansAreRefusedOrStayWithinTheirMemory) {
   int refused = 0, accepted = 0;
   for (const std::string& text : plans()) {

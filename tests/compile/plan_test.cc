@@ -269,6 +269,38 @@ TEST(PlanTable, ReadsBackAndRunsOnDeviceValues) {
   synchronize(default_device());
 }
 
+// y = x * v + v, with one v for each column of an item.
+TEST(PlanTable, ALastShorterRowReadsTheSameColumns) {
+  if (!jit_available()) GTEST_SKIP() << "built without LLVM";
+  constexpr int64_t kWidth = 48;
+  LoopKernel kernel;
+  kernel.name = "columns";
+  kernel.rows = 2;
+  kernel.cols = kWidth;
+  kernel.per_item = true;
+  kernel.operands.resize(3);
+  kernel.operands[0].axes = kernel.operands[2].axes = {{1, kernel.rows, kernel.cols}};
+  kernel.operands[2].is_output = true;
+  kernel.instrs = {{.op = LoopOp::kLoad, .index = 0},
+                   {.op = LoopOp::kLoad, .index = 1},
+                   {.op = LoopOp::kFma, .a = 0, .b = 1, .c = 1},
+                   {.op = LoopOp::kStore, .a = 2, .index = 2}};
+  kernel.stages = {{.row = {}, .column = {0, 1, 2, 3}, .reductions = {}}};
+  const auto pass = std::make_shared<TableLaunch>(make_table_plan(kernel, target_of(default_device())));
+  pass->compile(default_device());
+  const int64_t n = 3 * kWidth + 20;
+  const Tensor x = Tensor::randn({n}), v = Tensor::randn({kWidth + 3});
+  Tensor y = Tensor::zeros({n});
+  Table table;
+  const std::span<void*> operands = table.add({3, kWidth, n, nullptr}, 3);
+  operands[0] = const_cast<std::byte*>(x.address());
+  operands[1] = const_cast<std::byte*>(v.address());
+  operands[2] = y.mutable_address();
+  pass->run(table, {});
+  const std::vector<float> in = x.to_vector<float>(), by = v.to_vector<float>(), out = y.to_vector<float>();
+  for (size_t i = 0; i < out.size(); ++i) ASSERT_EQ(out[i], std::fma(in[i], by[i % kWidth], by[i % kWidth])) << i;
+}
+
 TEST(Floats, AreArgumentsOfARun) {
   if (!jit_available()) GTEST_SKIP() << "built without LLVM";
   const Sample sample;

@@ -293,6 +293,17 @@ TEST_F(RegionEdges, WhatIsNotStoredIsRounded) {
 }
 
 // Inputs that begin inside of their memory, in library calls and kernels.
+// As many rows as columns: the sums of the rows are read by column.
+TEST_F(RegionEdges, SumsOfRowsThatAreReadByColumn) {
+  NoGrad off;
+  const auto function = [](const Tensor& x) { return ops::exp(x) * ops::sum(x, {1}); };
+  auto compiled = compile::compile(function, {.exact = true});
+  for (int64_t n : {5, 24}) {
+    const Tensor x = Tensor::randn({n, n});
+    EXPECT_TRUE(same_bits(compiled(x), function(x))) << n;
+  }
+}
+
 TEST_F(RegionEdges, InputsWithAnOffset) {
   const auto body = [](Block& b, const Tensor& x) {
     return Tensors{ops::embedding(b.weight, b.state.kept[0]) + x, ops::matmul(b.state.kept[1], x.to(kF64))};

@@ -14,6 +14,7 @@
 #include "rondo/compile/exec/program.h"
 #include "rondo/compile/ir/parse.h"
 #include "rondo/compile/jit/executable.h"
+#include "rondo/compile/report/dump.h"
 #include "rondo/compile/transform/joint.h"
 #include "rondo/modules/gpt2.h"
 #include "rondo/runtime/ops/ops.h"
@@ -246,6 +247,22 @@ TEST_F(Reproducers, DumpsSayWhatEachStageMade) {
   setenv("RONDO_DUMP", "dce,inline", 1);
   EXPECT_NE(run_tool(path).second.find("RONDO_DUMP: no stage \"inline\". Stages: all, input, decompose, cse"),
             std::string::npos);
+  unsetenv("RONDO_DUMP");
+}
+
+TEST(DumpsDeathTest, StayOffUntilTheOuterScopeEnds) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");  // in a program of its own, which reads RONDO_DUMP
+  setenv("RONDO_DUMP", "dce", 1);
+  const auto look = [] {
+    bool inside = true;
+    {
+      const DumpsOff outer;
+      { const DumpsOff inner; }
+      inside = wants_dump("dce");
+    }
+    exit(wants_dump("dce") && !inside ? 0 : 1);
+  };
+  EXPECT_EXIT(look(), testing::ExitedWithCode(0), "");
   unsetenv("RONDO_DUMP");
 }
 

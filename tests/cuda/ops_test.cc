@@ -7,6 +7,7 @@
 
 #include "rondo/compile/exec/eager_ops.h"
 #include "rondo/runtime/op.h"
+#include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/ops/table.h"
 #include "rondo/runtime/storage.h"
 #include "rondo/tests/bits.h"
@@ -70,6 +71,18 @@ TEST(CudaOps, StatisticsOfRowsWithoutElements) {
       }
     }
   allocator::set_poison_on_free(false);
+}
+
+// The floats of an op that runs as its parts are part of its plan.
+TEST(CudaOps, FloatsOfOpsThatRunAsParts) {
+  test::FakeCuda cuda;
+  const Tensor x = Tensor::randn({6, 16}), w = Tensor::randn({16});
+  const Tensor x_there = x.to(cuda.device()), w_there = w.to(cuda.device());
+  for (const double eps : {1e-5, 0.5, 1e-5}) {
+    const auto got = ops::layer_norm(x_there, w_there, w_there, eps).to_vector<float>();
+    const auto want = ops::layer_norm(x, w, w, eps).to_vector<float>();
+    for (size_t i = 0; i < got.size(); ++i) ASSERT_NEAR(got[i], want[i], 1e-5) << eps;
+  }
 }
 
 // A new op has to have a way for floats, and for integers and bools if it takes them.
