@@ -2,22 +2,22 @@
 #include "rondo/compile/compile.h"
 
 #include <algorithm>
-#include <atomic>
 #include <map>
 #include <mutex>
 #include <typeindex>
 
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_format.h"
-#include "rondo/compile/capture/marks.h"
-#include "rondo/compile/capture/replay.h"
+#include "rondo/compile/exec/check_units.h"
+#include "rondo/compile/explain.h"
 #include "rondo/compile/jit/executable.h"
 #include "rondo/compile/log.h"
-#include "rondo/compile/region.h"
-#include "rondo/compile/report/check_units.h"
-#include "rondo/compile/report/outcomes.h"
-#include "rondo/compile/report/planted.h"
-#include "rondo/compile/report/stages.h"
+#include "rondo/compile/region/marks.h"
+#include "rondo/compile/region/region.h"
+#include "rondo/compile/region/replay.h"
+#include "rondo/compile/stages/outcomes.h"
+#include "rondo/compile/stages/planted.h"
+#include "rondo/compile/stages/stages.h"
 #include "rondo/modules/eager_scope.h"
 #include "rondo/runtime/anomaly.h"
 #include "rondo/runtime/autograd.h"
@@ -26,8 +26,6 @@
 
 namespace rondo::compile {
 namespace {
-
-std::atomic<Stance> current_stance{Stance::kDefault};
 
 // The recording of one call of a region's module.
 class RegionTrace final : public Trace {
@@ -249,16 +247,13 @@ void prepare(const CompileOptions& options) {
 }
 }  // namespace
 
-void set_stance(Stance stance) { current_stance.store(stance); }
-Stance stance() { return current_stance.load(); }
-
 Regions compile_regions(nn::ModuleBase& model, CompileOptions options) {
   prepare(options);
   std::vector<std::shared_ptr<Region>> regions;
   std::map<std::pair<nn::ModuleBase*, std::type_index>, std::shared_ptr<Region>> by_class;  // of each list
   for (nn::ModuleBase* block : repeated_blocks(model)) {
     std::shared_ptr<Region>& region = by_class[{block->parent(), typeid(*block)}];
-    if (!region) regions.push_back(region = std::make_shared<Region>(block->type_name(), options));
+    if (!region) regions.push_back(region = std::make_shared<Region>(block->type_name(), options, &log_entry));
     region->add_layer();
     block->call_hook = std::make_shared<RegionHook>(region);
   }
@@ -272,7 +267,7 @@ Regions compile_regions(nn::ModuleBase& model, CompileOptions options) {
 
 Regions compile_module(nn::ModuleBase& module, CompileOptions options) {
   prepare(options);
-  auto region = std::make_shared<Region>(module.type_name(), options);
+  auto region = std::make_shared<Region>(module.type_name(), options, &log_entry);
   region->add_layer();
   module.call_hook = std::make_shared<RegionHook>(region);
   return Regions({region});

@@ -22,7 +22,6 @@
 namespace rondo::compile {
 
 struct Entry;
-struct Graph;
 
 // One node of a program's graph, after all passes.
 struct NodeExplanation {
@@ -96,14 +95,6 @@ struct Explanation {
 Explanation explain(const Regions& regions);
 EntryExplanation explain(const Entry& entry);
 std::vector<std::string> perf_hints(const EntryExplanation& entry);
-// Finds wrong numbers: while it is on, whatever runs compiled runs op by op as well. Where the results differ, the run
-// throws InternalError, which names the smallest part that is wrong on its own, with its line, and a file that shows
-// it. In exact mode no bit may differ; in default mode, an element by 1e-5 of the largest (bf16, f16: 0.02).
-// RONDO_CHECK=units turns it on, too.
-void set_check_units(bool on);
-
-// RegionReport::recomputed_flops of a backward.
-int64_t recomputed_flops(const Graph& backward);
 
 std::string to_text(const Explanation& explanation);
 // A whole HTML page that loads nothing: regions, graphs, kernels with their code and lines, memory over time.

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "rondo/compile/report/planted.h"
+#include "rondo/compile/stages/planted.h"
 #include "rondo/compile/transform/choose_kept.h"
 #include "rondo/compile/transform/passes.h"
 
