@@ -9,7 +9,6 @@
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_format.h"
 #include "rondo/compile/exec/check_units.h"
-#include "rondo/compile/explain.h"
 #include "rondo/compile/jit/executable.h"
 #include "rondo/compile/log.h"
 #include "rondo/compile/region/marks.h"
@@ -253,7 +252,7 @@ Regions compile_regions(nn::ModuleBase& model, CompileOptions options) {
   std::map<std::pair<nn::ModuleBase*, std::type_index>, std::shared_ptr<Region>> by_class;  // of each list
   for (nn::ModuleBase* block : repeated_blocks(model)) {
     std::shared_ptr<Region>& region = by_class[{block->parent(), typeid(*block)}];
-    if (!region) regions.push_back(region = std::make_shared<Region>(block->type_name(), options, &log_entry));
+    if (!region) regions.push_back(region = std::make_shared<Region>(block->type_name(), options));
     region->add_layer();
     block->call_hook = std::make_shared<RegionHook>(region);
   }
@@ -267,7 +266,7 @@ Regions compile_regions(nn::ModuleBase& model, CompileOptions options) {
 
 Regions compile_module(nn::ModuleBase& module, CompileOptions options) {
   prepare(options);
-  auto region = std::make_shared<Region>(module.type_name(), options, &log_entry);
+  auto region = std::make_shared<Region>(module.type_name(), options);
   region->add_layer();
   module.call_hook = std::make_shared<RegionHook>(region);
   return Regions({region});

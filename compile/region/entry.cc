@@ -398,4 +398,16 @@ void Ledger::add_backward(const ProgramStats& stats, const std::string& why) {
   if (log::enabled(log::Topic::kRecompiles)) log::write(log::Topic::kRecompiles, absl::StrCat(name, ": ", why));
 }
 
+void hand_on_marks(const Entry& entry, std::span<const Tensor> inputs, std::span<const Tensor> results) {
+  const std::vector<MarkedDim> dims = marked_dims(inputs);
+  for (const OtherRecordings::Follower& f : entry.followers(dims)) {
+    TensorImpl& impl = *results[static_cast<size_t>(f.output)].impl();
+    auto marks = std::make_unique<DynamicDims>();
+    if (impl.marks != nullptr) *marks = *impl.marks;
+    std::erase_if(marks->marks, [&](const DynamicDims::Mark& mark) { return mark.dim == f.dim; });
+    marks->marks.push_back({f.dim, dims[static_cast<size_t>(f.marked)].range});
+    impl.marks = std::move(marks);
+  }
+}
+
 }  // namespace rondo::compile

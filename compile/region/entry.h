@@ -105,6 +105,9 @@ struct Entry {
   mutable std::map<std::vector<std::pair<int32_t, int>>, std::vector<OtherRecordings::Follower>> followers_;
 };
 
+// Marks those dimensions of `results` (the entry's first outputs) that are marked dimensions of `inputs`.
+void hand_on_marks(const Entry& entry, std::span<const Tensor> inputs, std::span<const Tensor> results);
+
 // `ranges_met`: whether code for the ranges of these marked dimensions is there already.
 std::shared_ptr<Entry> compile_entry(const Graph& recorded, const CompileOptions& options, Sizes sizes,
                                      const Partition* like, std::span<const MarkedDim> marked,

@@ -6,7 +6,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "rondo/compile/log.h"
-#include "rondo/compile/region/entry.h"
 
 namespace rondo::compile {
 namespace {
@@ -245,18 +244,6 @@ std::vector<OtherRecordings::Follower> OtherRecordings::followers() const {
     }
   }
   return result;
-}
-
-void hand_on_marks(const Entry& entry, std::span<const Tensor> inputs, std::span<const Tensor> results) {
-  const std::vector<MarkedDim> dims = marked_dims(inputs);
-  for (const OtherRecordings::Follower& f : entry.followers(dims)) {
-    TensorImpl& impl = *results[static_cast<size_t>(f.output)].impl();
-    auto marks = std::make_unique<DynamicDims>();
-    if (impl.marks != nullptr) *marks = *impl.marks;
-    std::erase_if(marks->marks, [&](const DynamicDims::Mark& mark) { return mark.dim == f.dim; });
-    marks->marks.push_back({f.dim, dims[static_cast<size_t>(f.marked)].range});
-    impl.marks = std::move(marks);
-  }
 }
 
 }  // namespace rondo::compile

@@ -16,8 +16,6 @@
 
 namespace rondo::compile {
 
-struct Entry;
-
 // A marked dimension of an input of a recording.
 struct MarkedDim {
   int32_t input;
@@ -76,8 +74,5 @@ class OtherRecordings {
   mutable bool prepared_ = false;
   mutable std::optional<Graph> next_, smallest_, largest_;
 };
-
-// Marks those dimensions of `results` (an entry's first outputs) that are marked dimensions of `inputs`.
-void hand_on_marks(const Entry& entry, std::span<const Tensor> inputs, std::span<const Tensor> results);
 
 }  // namespace rondo::compile

@@ -7,6 +7,7 @@
 #include "rondo/compile/exec/run_eagerly.h"
 #include "rondo/compile/log.h"
 #include "rondo/compile/region/compiled_node.h"
+#include "rondo/compile/region/explain_entry.h"
 #include "rondo/compile/stages/outcomes.h"
 #include "rondo/compile/stages/planted.h"
 #include "rondo/compile/transform/choose_kept.h"
@@ -98,8 +99,7 @@ std::vector<nn::ModuleBase*> repeated_blocks(nn::ModuleBase& model) {
   return blocks;
 }
 
-Region::Region(std::string name, CompileOptions options, LogEntry log_entry)
-    : options_(options), log_entry_(log_entry) {
+Region::Region(std::string name, CompileOptions options) : options_(options) {
   report_.name = std::move(name);
   count(Outcome::kRegion);
 }
@@ -112,7 +112,7 @@ std::shared_ptr<const Binding> Region::binding_for(const Trace& trace, const nn:
   const std::shared_ptr<const Binding> binding = make_binding(trace, call, piece, key, news);
   // A user's sink may ask for reports: no lock is held.
   if (!news.warning.empty()) log::warn_once(news.warning);
-  if (news.compiled) log_entry_(news.region, *binding->entry(), news.why);
+  if (news.compiled) log_entry(news.region, *binding->entry(), news.why);
   return binding;
 }
 

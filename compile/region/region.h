@@ -5,7 +5,6 @@
 #include <mutex>
 #include <set>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
@@ -26,9 +25,7 @@ std::vector<nn::ModuleBase*> repeated_blocks(nn::ModuleBase& model);
 // Thread safe.
 class [[gnu::visibility("hidden")]] Region {
  public:
-  // Tells the user of a new entry. `why`: the first difference to earlier entries; empty for the first entry.
-  using LogEntry = void (*)(std::string_view region, const Entry& entry, std::string_view why);
-  Region(std::string name, CompileOptions options, LogEntry log_entry);
+  Region(std::string name, CompileOptions options);
   void add_layer() { ++report_.layers; }
   // Runs one recorded piece of `call` (there is one more after each graph break) and gives the live handles of
   // `trace` their storage and history.
@@ -97,7 +94,6 @@ class [[gnu::visibility("hidden")]] Region {
   void forget_oldest_entry();
 
   CompileOptions options_;
-  const LogEntry log_entry_;
   std::mutex compile_mutex_;  // held while one recording is compiled; others run meanwhile. Taken before mutex_
   const std::shared_ptr<Ledger> ledger_ = std::make_shared<Ledger>();
   std::mutex& mutex_ = ledger_->mutex;                       // guards what follows; nothing is logged while it is held
