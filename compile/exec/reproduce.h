@@ -22,6 +22,7 @@ struct Reproducer {
   std::vector<bool> needed;          // "lower"
   std::optional<LoopKernel> kernel;  // "emit"
 };
+
 // Reads the text of a reproducer, also a bare graph (stage "compile": everything) or loop kernel ("emit"). Throws Error
 // "line 3: what". `own`: ops of the program's own; rondo_replay has those of tests/replay/own_ops.cc.
 Reproducer parse_reproducer(std::string_view text, std::span<const OpDef* const> own = {});

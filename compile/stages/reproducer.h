@@ -18,8 +18,8 @@ namespace rondo::compile {
 // A stage and what it works on.
 struct StageInput {
   std::string_view stage;  // "verify", a pass, "fuse", "lower", "emit" or "numbers"
-  absl::FunctionRef<std::string()>
-      text;  // what it works on, as exec/reproduce.h reads it; made when the stage has failed
+  // What it works on, in the form that exec/reproduce.h reads. Called only when the stage has failed.
+  absl::FunctionRef<std::string()> text;
 };
 
 // Writes the file and gives " (to reproduce: ...)" for the error. Never throws: if no file can be written, says so.

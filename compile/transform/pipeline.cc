@@ -15,11 +15,13 @@ struct Pass {
   std::optional<Graph> (*run)(const Graph&);
 };
 constexpr Pass kPipeline[] = {
-    {CompilerStage::kDecompose, &decompose},        {CompilerStage::kCse, &eliminate_common_subexpressions},
-    {CompilerStage::kDce, &eliminate_dead_code},    {CompilerStage::kJoin, &join_chains},
-    {CompilerStage::kAssemble, &assemble_in_place},
+    {CompilerStage::kDecompose, &decompose},                  // ops without a lowering -> their parts
+    {CompilerStage::kCse, &eliminate_common_subexpressions},  // equal calls -> one
+    {CompilerStage::kDce, &eliminate_dead_code},              // what no output needs -> nothing
+    {CompilerStage::kJoin, &join_chains},                     // calls that continue each other -> one
+    {CompilerStage::kAssemble, &assemble_in_place},           // copies side by side -> written in place
 };
-// pass_names() lists the same.
+// pass_names() lists the same passes.
 static_assert(std::size(kPipeline) == kPasses);
 static_assert([] {
   for (size_t i = 0; i < std::size(kPipeline); ++i)
