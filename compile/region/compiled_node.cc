@@ -332,7 +332,7 @@ class CompiledNode final : public RegionNode {
         : node_(node),
           saved_(saved),
           create_graph_(create_graph),
-          values(graph().values.size()),
+          values_(graph().values.size()),
           stale_(graph().values.size(), false) {
       const std::vector<bool> needed = node.leads_to_gradients();
       for (size_t i = 0; i < graph().inputs.size(); ++i)
@@ -345,9 +345,9 @@ class CompiledNode final : public RegionNode {
         for (int d = 0; d < value(id).rank(); ++d) same.push_back(d);
         value(id) = ops::permute(value(id), same);
       }
-      compile::run_eagerly(graph(), values, &needed, [this](const GraphNode& made) { after(made); });
+      compile::run_eagerly(graph(), values_, &needed, [this](const GraphNode& made) { after(made); });
     }
-    Tensor& value(ValueId id) { return values[static_cast<size_t>(id)]; }
+    Tensor& value(ValueId id) { return values_[static_cast<size_t>(id)]; }
 
     // From now on, a gradient rule that reads what was overwritten says so.
     void mark_overwritten() {
@@ -360,8 +360,8 @@ class CompiledNode final : public RegionNode {
     // And one that reads what is computed from it, which eager execution might still have.
     bool has_stale() const { return any_stale_; }
     void mark_stale() {
-      for (size_t id = 0; id < values.size(); ++id)
-        if (stale_[id] && values[id].defined()) values[id].storage().bump_version();
+      for (size_t id = 0; id < values_.size(); ++id)
+        if (stale_[id] && values_[id].defined()) values_[id].storage().bump_version();
     }
 
     // After the replay went backward: see Passage.
@@ -451,11 +451,7 @@ class CompiledNode final : public RegionNode {
     const CompiledNode& node_;
     const Saved& saved_;
     const bool create_graph_;
-
-   public:
-    std::vector<Tensor> values;
-
-   private:
+    std::vector<Tensor> values_;
     std::vector<bool> stale_;  // by value: computed from an input that was overwritten
     bool any_stale_ = false;
     std::vector<Led> passages_;

@@ -120,26 +120,25 @@ SizeMarks backward_marks(const Entry& entry, const Arriving& arriving) {
 
 }  // namespace
 
-std::shared_ptr<Entry> compile_entry(const Graph& recorded, const CompileOptions& options, Sizes sizes,
-                                     const Partition* like, std::span<const MarkedDim> marked,
-                                     absl::FunctionRef<bool(const OtherRecordings&)> ranges_met, Device device) {
+std::shared_ptr<Entry> compile_entry(const Graph& recorded, const EntryRequest& request) {
   const auto start = std::chrono::steady_clock::now();
   auto entry = std::make_shared<Entry>();
   const auto finished = [&] {
     entry->compile_ms = std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
     return entry;
   };
+  const CompileOptions& options = request.options;
   ProgramOptions program{.plan = {.exact = options.exact, .mode = options.mode, .epilogues = options.epilogues},
-                         .sizes = sizes,
-                         .device = device};
-  entry->device = device;
+                         .sizes = request.sizes,
+                         .device = request.device};
+  entry->device = request.device;
   bool& exact = program.plan.exact;
   entry->forward_graph = recorded;
   entry->n_outputs = static_cast<int>(recorded.outputs.size());
   entry->options = options;
-  if (!marked.empty()) entry->others = std::make_shared<OtherRecordings>(entry->forward_graph, marked);
+  if (!request.marked.empty()) entry->others = std::make_shared<OtherRecordings>(entry->forward_graph, request.marked);
   if (entry->others != nullptr && !entry->others->any()) entry->others = nullptr;
-  const bool met = entry->others != nullptr && ranges_met(*entry->others);
+  const bool met = entry->others != nullptr && request.ranges_met(*entry->others);
   const auto compile_forward = [&](const Graph& graph) {
     if (entry->others == nullptr) return Program::compile(graph, program);
     SizeMarks marks = forward_marks(*entry);
@@ -157,15 +156,15 @@ std::shared_ptr<Entry> compile_entry(const Graph& recorded, const CompileOptions
     return finished();
   }
   const Arriving usual{usual_gradients(recorded), {}};
-  BackwardGraph derived = derive_backward(recorded, usual, device);
+  BackwardGraph derived = derive_backward(recorded, usual, request.device);
   exact = exact || !may_relax(recorded, &derived);
   if (!exact && any_hidden(recorded)) {  // other backwards may come
-    const BackwardGraph all = derive_backward(recorded, {}, device);
+    const BackwardGraph all = derive_backward(recorded, {}, request.device);
     exact = !may_relax(recorded, &all);
   }
   entry->program_options = program;
   entry->saved = values_read(derived);
-  entry->partition.emplace(recorded, entry->saved, options, like);
+  entry->partition.emplace(recorded, entry->saved, options, request.like);
   if (entry->others == nullptr) {
     entry->backward = compile_backward(std::move(derived), *entry->partition, program);
   } else {

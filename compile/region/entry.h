@@ -108,10 +108,17 @@ struct Entry {
 // Marks those dimensions of `results` (the entry's first outputs) that are marked dimensions of `inputs`.
 void hand_on_marks(const Entry& entry, std::span<const Tensor> inputs, std::span<const Tensor> results);
 
-// `ranges_met`: whether code for the ranges of these marked dimensions is there already.
-std::shared_ptr<Entry> compile_entry(const Graph& recorded, const CompileOptions& options, Sizes sizes,
-                                     const Partition* like, std::span<const MarkedDim> marked,
-                                     absl::FunctionRef<bool(const OtherRecordings&)> ranges_met, Device device);
+// How a recording is compiled.
+struct EntryRequest {
+  const CompileOptions& options;
+  Sizes sizes;
+  Device device;
+  const Partition* like = nullptr;  // of an earlier entry: its choice is taken over
+  std::span<const MarkedDim> marked = {};
+  // Whether code for the ranges of these marked dimensions is there already.
+  absl::FunctionRef<bool(const OtherRecordings&)> ranges_met;
+};
+std::shared_ptr<Entry> compile_entry(const Graph& recorded, const EntryRequest& request);
 
 // An entry with the floats of one recording: what a call runs. Floats are arguments of a run, so a factor that changes
 // from call to call plans and compiles nothing. But gradient rules may compute floats from floats, and passes may

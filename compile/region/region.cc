@@ -205,13 +205,16 @@ std::shared_ptr<Entry> Region::compile_recording(const Trace& trace, const nn::M
   std::vector<MarkedDim> marked = marked_dims(trace.external());
   add_marked_arguments(marked, trace.external(), call, options_.dynamic);
   const Partition* like = latest_ != nullptr && latest_->partition ? &*latest_->partition : nullptr;
-  const std::shared_ptr<Entry> entry = compile_entry(
-      trace.graph, options_, sizes, like, marked,
-      [&](const OtherRecordings& others) {
-        for (int64_t bound : others.ranges()) ranges.push_back(bound);
-        return ranges_met_.contains(ranges);
-      },
-      device_of(trace));
+  const auto ranges_met = [&](const OtherRecordings& others) {
+    for (int64_t bound : others.ranges()) ranges.push_back(bound);
+    return ranges_met_.contains(ranges);
+  };
+  const std::shared_ptr<Entry> entry = compile_entry(trace.graph, {.options = options_,
+                                                                   .sizes = sizes,
+                                                                   .device = device_of(trace),
+                                                                   .like = like,
+                                                                   .marked = marked,
+                                                                   .ranges_met = ranges_met});
   entry->ledger = ledger_;
   return entry;
 }
