@@ -14,9 +14,9 @@
 
 #include "rondo/compile/compile.h"
 #include "rondo/compile/compile_for.h"
-#include "rondo/compile/exec/table.h"
 #include "rondo/compile/explain.h"
 #include "rondo/compile/log.h"
+#include "rondo/compile/target/table.h"
 #include "rondo/dist/bucket.h"
 #include "rondo/dist/ddp.h"
 #include "rondo/dist/environment.h"

@@ -2,22 +2,21 @@
 #include "rondo/compile/compile.h"
 
 #include <algorithm>
-#include <atomic>
 #include <map>
 #include <mutex>
 #include <typeindex>
 
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_format.h"
-#include "rondo/compile/capture/marks.h"
-#include "rondo/compile/capture/replay.h"
+#include "rondo/compile/exec/check_units.h"
 #include "rondo/compile/jit/executable.h"
 #include "rondo/compile/log.h"
-#include "rondo/compile/region.h"
-#include "rondo/compile/report/check_units.h"
-#include "rondo/compile/report/outcomes.h"
-#include "rondo/compile/report/planted.h"
-#include "rondo/compile/report/stages.h"
+#include "rondo/compile/region/marks.h"
+#include "rondo/compile/region/region.h"
+#include "rondo/compile/region/replay.h"
+#include "rondo/compile/stages/outcomes.h"
+#include "rondo/compile/stages/planted.h"
+#include "rondo/compile/stages/stages.h"
 #include "rondo/modules/eager_scope.h"
 #include "rondo/runtime/anomaly.h"
 #include "rondo/runtime/autograd.h"
@@ -26,8 +25,6 @@
 
 namespace rondo::compile {
 namespace {
-
-std::atomic<Stance> current_stance{Stance::kDefault};
 
 // The recording of one call of a region's module.
 class RegionTrace final : public Trace {
@@ -248,9 +245,6 @@ void prepare(const CompileOptions& options) {
   check_options(options.dynamic);
 }
 }  // namespace
-
-void set_stance(Stance stance) { current_stance.store(stance); }
-Stance stance() { return current_stance.load(); }
 
 Regions compile_regions(nn::ModuleBase& model, CompileOptions options) {
   prepare(options);

@@ -4,10 +4,10 @@
 #include <unordered_set>
 
 #include "absl/strings/str_cat.h"
-#include "rondo/compile/exec/target.h"
 #include "rondo/compile/jit/artifacts.h"
 #include "rondo/compile/jit/kernel_table.h"
-#include "rondo/compile/region.h"
+#include "rondo/compile/jit/targets.h"
+#include "rondo/compile/region/region.h"
 #include "rondo/runtime/backend.h"
 #include "rondo/runtime/io/atomic_file.h"
 #include "rondo/runtime/random.h"

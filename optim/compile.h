@@ -7,7 +7,7 @@
 //   optim::compile(optimizer);
 //   optimizer.step({.max_norm = 1.0});     // compiles in the first step; the same bits as the eager step
 //
-// Kernels use the same caches and artifact files as those of regions (compile/compile.h).
+// Kernels use the same caches and artifact files as those of regions (compile/cache.h).
 #pragma once
 
 #include "rondo/optim/optimizer.h"

@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "rondo/compile/exec/table_launch.h"
-#include "rondo/compile/exec/target.h"
+#include "rondo/compile/jit/targets.h"
 #include "rondo/optim/block8.h"
 #include "rondo/optim/foreach_kernel.h"
 #include "rondo/optim/host_code.h"

@@ -22,7 +22,7 @@
 #include <vector>
 
 #include "absl/functional/any_invocable.h"
-#include "rondo/compile/exec/table.h"
+#include "rondo/compile/target/table.h"
 #include "rondo/optim/foreach.h"
 #include "rondo/runtime/device.h"
 #include "rondo/runtime/storage.h"

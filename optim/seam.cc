@@ -2,7 +2,7 @@
 
 #include <unordered_map>
 
-#include "rondo/compile/region.h"
+#include "rondo/compile/region/region.h"
 #include "rondo/runtime/autograd.h"
 
 namespace rondo::optim {

@@ -13,7 +13,7 @@
 #include "rondo/compile/compile.h"
 #include "rondo/compile/jit/executable.h"
 #include "rondo/compile/log.h"
-#include "rondo/compile/report/outcomes.h"
+#include "rondo/compile/stages/outcomes.h"
 #include "rondo/optim/compile.h"
 #include "rondo/optim/host_code.h"
 #include "rondo/optim/norm.h"

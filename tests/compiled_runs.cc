@@ -9,7 +9,7 @@
 #include <span>
 #include <utility>
 
-#include "rondo/compile/report/planted.h"
+#include "rondo/compile/stages/planted.h"
 #include "rondo/runtime/error.h"
 
 namespace rondo::test {

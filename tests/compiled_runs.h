@@ -12,7 +12,7 @@
 
 #include <string>
 
-#include "rondo/compile/report/outcomes.h"
+#include "rondo/compile/stages/outcomes.h"
 
 namespace rondo::test {
 

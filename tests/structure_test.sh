@@ -30,6 +30,27 @@ for header in Eigen oneapi nlohmann pcre2 gloo; do
     "$(sources $order | grep '\.h$' | xargs -r grep -nE "#include [<\"]$header")"
 done
 
+# ---- compile/ has rooms: a folder, or files at its root (a,b: together). A room sees itself and the rooms to its left.
+# There are no exceptions: split what two rooms need from what needs one of them.
+rooms="options,region_report,cache,log stages ir capture transform codegen target jit plan exec region compile,compile_for,explain,explain_text,explain_html"
+report "compile/ has rooms in one order: a file may include those of its own room and of the rooms before it ($rooms)" \
+  "$(sources compile | xargs -r grep -nE '#include "rondo/compile/' | awk -v rooms="$rooms" '
+       function room(path) { sub(/^compile\//, "", path); sub(/[\/.].*/, "", path); return path }
+       BEGIN {
+         n = split(rooms, list, " ")
+         for (i = 1; i <= n; ++i) { m = split(list[i], names, ","); for (j = 1; j <= m; ++j) rank[names[j]] = i }
+       }
+       {
+         split($0, part, ":")
+         header = $0; sub(/.*"rondo\//, "", header); sub(/".*/, "", header)
+         from = room(part[1]); to = room(header)
+         if (!(from in rank)) print part[1] ": the order does not name its room"
+         else if (!(to in rank)) print part[1] ":" part[2] ": the order does not name the room of " header
+         else if (rank[to] > rank[from]) print part[1] ":" part[2] ": " header
+       }')"
+report "headers include each other in a circle" \
+  "$(sources $order | grep '\.h$' | xargs -r grep -E '#include "rondo/' | sed -E 's|^([^:]*):#include "rondo/([^"]*)".*|\1 \2|' | tsort 2>&1 >/dev/null)"
+
 # ---- Devices: what depends on one stands in its backend.
 report "only the tables of devices may name a backend; use the device of an operand (or kCPU for host memory)" \
   "$(sources $order examples | grep -vE '^(runtime|compile/jit)/(cpu|cuda)/' | xargs -r grep -nE 'Backend::k(CPU|CUDA|Fake)' | grep -vE '^runtime/(device\.h|backend\.cc):')"
@@ -81,7 +102,7 @@ ops=$(sed -nE 's/^ *\.name = "([a-z0-9_]+)".*/\1/p; s/^ *"([a-z0-9_]+)", \{.*/\1
 constants=$(sed -nE '/^extern const OpDef/,/;/p' runtime/ops/table.h | grep -oE '\bk[A-Z][A-Za-z0-9]*' | sort -u | paste -sd'|')
 modules=$(grep -hoE '\b(struct|class) [A-Z][A-Za-z0-9]* : (public )?(nn::)?Module(<|Base)' modules/*.h | awk '{print $2}' | sort -u | paste -sd'|')
 [ -n "$ops" ] && [ -n "$constants" ] && [ -n "$modules" ] || report "structure_test.sh" "cannot find the names of ops or modules"
-generic=$(ls compile/transform/*.cc compile/transform/*.h compile/region.*)
+generic=$(ls compile/transform/*.cc compile/transform/*.h compile/region/region.*)
 report "a pass or region names an op" \
   "$(grep -nP "\"($ops)\"|(?<!OpKind::)\b($constants)\b|find_op|op(_id)?\(\*?.*\) *==|->name *==|\.name *==|strcmp" $generic)"
 report "a pass or region names a module" "$(grep -nE "\b(nn::)?($modules)\b" $generic)"
@@ -105,7 +126,7 @@ report "the library may not print" \
 report "a library folder may not print, end its process, or change signals and settings of its process" \
   "$(sources runtime modules compile optim |
      xargs -r grep -nE '\b(exit|_exit|_Exit|quick_exit|abort|terminate|set_terminate|atexit|raise|kill|signal|sigaction|sigprocmask|pthread_sigmask|setlocale|chdir|umask|setenv|putenv|fesetround|setrlimit|omp_set_num_threads)\(|\b(puts|fputs|putchar|fputc|fwrite|perror)\(|\bstd(out|err)\b|std::clog|<(csignal|signal\.h|iostream)>' |
-     grep -vE '^[^:]*:[0-9]+: *//' | grep -vE '^compile/report/log\.cc:.*stderr|^runtime/cpu/product\.cc:.*omp_set_num_threads|b_\.Create')"
+     grep -vE '^[^:]*:[0-9]+: *//' | grep -vE '^compile/log\.cc:.*stderr|^runtime/cpu/product\.cc:.*omp_set_num_threads|b_\.Create')"
 # Exceptions of our own types only: these throw others.
 report "use std::error_code, std::from_chars or absl::SimpleAto*: this throws an exception that is not ours" \
   "$(sources runtime modules compile optim |

@@ -1,4 +1,4 @@
-// Trace: a Recorder that appends ops to a Graph. Used for what users run (region.cc) and for what the compiler derives
+// Trace: a Recorder that appends ops to a Graph. Used for what users run (compile.cc) and for what the compiler derives
 // by running op rules on symbolic tensors: gradients (transform/joint.cc) and decompositions (transform/decompose.cc).
 #pragma once
 

@@ -90,7 +90,7 @@ struct LoopKernel {
   // False: a call covers rows [begin, end); with kColumnSum, exactly one chunk of chunk_rows (the last may be shorter).
   bool split_columns = false;
   int64_t chunk_rows = 0;
-  // One launch runs it on every item of a table (exec/table.h): operands, scalars, and the width of rows (else the
+  // One launch runs it on every item of a table (target/table.h): operands, scalars, and the width of rows (else the
   // number of columns) are those of the item; its own sizes stand for those of any.
   bool per_item = false;
   std::vector<Operand> operands;

@@ -304,4 +304,14 @@ LoweredUnit lower(const Graph& graph, const Unit& unit, const std::vector<bool>&
 
 void (*miscompile_for_tests)(LoopKernel& kernel) = nullptr;
 
+std::string lower_input(const Graph& graph, const Unit& unit, const std::vector<bool>& needed) {
+  std::string text = to_string(graph);
+  absl::StrAppend(&text, "unit ", unit.fused ? "fused " : "", "rows=", unit.rows, " cols=", unit.cols, " nodes");
+  for (int32_t node : unit.nodes) absl::StrAppend(&text, " ", node);
+  text += "\nneeded";
+  for (size_t id = 0; id < needed.size(); ++id)
+    if (needed[id]) absl::StrAppend(&text, " ", id);
+  return text + "\n";
+}
+
 }  // namespace rondo::compile

@@ -2,11 +2,12 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "rondo/compile/codegen/loop_ir.h"
+#include "rondo/compile/codegen/scalar.h"
 #include "rondo/compile/ir/graph.h"
-#include "rondo/compile/plan/scalar.h"
 #include "rondo/compile/transform/passes.h"
 
 namespace rondo::compile {
@@ -30,6 +31,9 @@ struct LoweredUnit {
 // `needed(id)`: the value is read outside the unit, so it is stored. The kernel is not scheduled: Target::schedule()
 // decides how its iteration space is split.
 LoweredUnit lower(const Graph& graph, const Unit& unit, const std::vector<bool>& needed);
+
+// What lower() is given, as text for a reproducer (stages/reproducer.h).
+std::string lower_input(const Graph& graph, const Unit& unit, const std::vector<bool>& needed);
 
 // Tests only: a wrong rule of lowering. Changes each kernel that lower() makes, if not null.
 extern void (*miscompile_for_tests)(LoopKernel& kernel);

@@ -5,7 +5,7 @@
 #include <mutex>
 
 #include "absl/container/node_hash_map.h"
-#include "rondo/compile/entry.h"
+#include "rondo/compile/capture/recording_key.h"
 #include "rondo/compile/exec/program.h"
 #include "rondo/compile/log.h"
 #include "rondo/runtime/autograd.h"

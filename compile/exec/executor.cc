@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "rondo/compile/exec/library_call.h"
-#include "rondo/compile/report/planted.h"
+#include "rondo/compile/stages/planted.h"
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/backend.h"
 #include "rondo/runtime/error.h"

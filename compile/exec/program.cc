@@ -2,11 +2,12 @@
 
 #include <chrono>
 
+#include "rondo/compile/codegen/loop_text.h"
+#include "rondo/compile/exec/check_units.h"
 #include "rondo/compile/exec/executor.h"
 #include "rondo/compile/exec/tune.h"
-#include "rondo/compile/report/check_units.h"
-#include "rondo/compile/report/dump.h"
-#include "rondo/compile/report/reproducer.h"
+#include "rondo/compile/stages/dump.h"
+#include "rondo/compile/stages/reproducer.h"
 #include "rondo/runtime/backend.h"
 
 namespace rondo::compile {
@@ -20,7 +21,9 @@ CompiledKernels emit(const std::vector<LoopKernel>& kernels, Sizes sizes, std::s
   } catch (const InternalError&) {
     for (LoopKernel kernel : kernels) {
       kernel.name = "kernel";
-      run_reproducible({.stage = "emit", .kernel = &kernel}, [&] { compile_kernels({&kernel, 1}, {}, target); });
+      run_reproducible({.stage = "emit", .text = [&] { return to_string(kernel); }}, [&] {
+        compile_kernels({&kernel, 1}, {}, target);
+      });
     }
     throw;
   }

@@ -6,8 +6,8 @@
 
 #include "absl/functional/any_invocable.h"
 #include "rondo/compile/exec/code.h"
-#include "rondo/compile/exec/table.h"
 #include "rondo/compile/plan/plan.h"
+#include "rondo/compile/target/table.h"
 
 namespace rondo::compile {
 

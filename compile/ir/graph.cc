@@ -1,7 +1,6 @@
 #include "rondo/compile/ir/graph.h"
 
 #include "absl/strings/str_cat.h"
-#include "rondo/compile/ir/inferred.h"
 #include "rondo/compile/ir/scanner.h"
 
 namespace rondo::compile {

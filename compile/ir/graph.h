@@ -90,4 +90,8 @@ std::vector<TensorMeta> infer_results(const Graph& graph, const GraphNode& node,
 // valid.
 void verify(const Graph& graph);
 
+// How the dtypes or sizes that the graph has for a node's results differ from those that the op infers, or "". Strides
+// are not compared: a pass may have changed them. Throws what `infer` throws.
+std::string difference_from_inferred(const Graph& graph, const GraphNode& node);
+
 }  // namespace rondo::compile

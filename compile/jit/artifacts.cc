@@ -5,13 +5,14 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "rondo/compile/cache.h"
 #include "rondo/compile/jit/code_store.h"
 #include "rondo/runtime/backend.h"
 #include "rondo/runtime/error.h"
 #include "rondo/runtime/io/atomic_file.h"
 #include "rondo/runtime/io/trusted_file.h"
 
-// The file functions and the report of compile.h: what this process has for all targets.
+// The file functions and the report of cache.h: what this process has for all targets.
 namespace rondo::compile {
 namespace {
 

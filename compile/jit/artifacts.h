@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "rondo/compile/exec/target.h"
+#include "rondo/compile/target/target.h"
 
 namespace rondo::compile {
 

@@ -7,8 +7,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "rondo/compile/log.h"
-#include "rondo/compile/report/planted.h"
-#include "rondo/compile/report/stages.h"
+#include "rondo/compile/stages/planted.h"
+#include "rondo/compile/stages/stages.h"
 #include "rondo/runtime/error.h"
 
 namespace rondo::compile {

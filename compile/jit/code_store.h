@@ -9,9 +9,9 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "rondo/compile/compile.h"
-#include "rondo/compile/exec/target.h"
-#include "rondo/compile/jit/machine_code.h"
+#include "rondo/compile/cache.h"
+#include "rondo/compile/jit/targets.h"
+#include "rondo/compile/target/machine_code.h"
 #include "rondo/runtime/io/disk_cache.h"
 #include "rondo/runtime/io/kernel_file.h"
 

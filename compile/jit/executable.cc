@@ -10,7 +10,7 @@
 #include "rondo/compile/jit/code_store.h"
 #include "rondo/compile/jit/symbols.h"
 #include "rondo/compile/log.h"
-#include "rondo/compile/report/planted.h"
+#include "rondo/compile/stages/planted.h"
 #include "rondo/runtime/error.h"
 #include "rondo/runtime/parallel.h"
 

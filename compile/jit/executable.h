@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "rondo/compile/codegen/loop_ir.h"
-#include "rondo/compile/exec/target.h"
-#include "rondo/compile/jit/machine_code.h"
+#include "rondo/compile/jit/targets.h"
+#include "rondo/compile/target/machine_code.h"
 #include "rondo/runtime/error.h"
 
 namespace rondo::compile {

@@ -4,7 +4,6 @@
 
 #include "absl/numeric/int128.h"
 #include "absl/strings/str_cat.h"
-#include "rondo/compile/ir/inferred.h"
 #include "rondo/compile/plan/make_plan.h"
 
 namespace rondo::compile {

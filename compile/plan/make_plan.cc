@@ -5,10 +5,10 @@
 #include "rondo/compile/codegen/flatten.h"
 #include "rondo/compile/codegen/loop_text.h"
 #include "rondo/compile/codegen/relax.h"
-#include "rondo/compile/report/dump.h"
-#include "rondo/compile/report/planted.h"
-#include "rondo/compile/report/reproducer.h"
-#include "rondo/compile/report/stages.h"
+#include "rondo/compile/stages/dump.h"
+#include "rondo/compile/stages/planted.h"
+#include "rondo/compile/stages/reproducer.h"
+#include "rondo/compile/stages/stages.h"
 #include "rondo/compile/transform/passes.h"
 
 namespace rondo::compile {
@@ -123,7 +123,7 @@ Plan plan_launches(Graph source, const Target& target, const PlanOptions& option
     if (std::optional<Graph> widened = widen_reductions(plan.graph)) plan.graph = *std::move(widened);
   const Graph& graph = plan.graph;
   const EpilogueChains epilogues = choose_epilogues(graph, target, options);
-  const std::vector<Unit> units = reproducible({.stage = "fuse", .graph = &graph},
+  const std::vector<Unit> units = reproducible({.stage = "fuse", .text = [&] { return to_string(graph); }},
                                                [&] { return fuse(graph, epilogues, target.capabilities); });
   if (wants_dump("fuse")) dump("fuse", to_string(graph, units));
   const std::vector<bool> needed = values_needed(graph, units);
@@ -133,7 +133,7 @@ Plan plan_launches(Graph source, const Target& target, const PlanOptions& option
         plan.launches.push_back(library_call(graph, unit.nodes, target.capabilities.epilogues_pay));
       continue;
     }
-    LoweredUnit lowered = reproducible({.stage = "lower", .graph = &graph, .unit = &unit, .needed = &needed},
+    LoweredUnit lowered = reproducible({.stage = "lower", .text = [&] { return lower_input(graph, unit, needed); }},
                                        [&] { return lower(graph, unit, needed); });
     if (target.capabilities.copies && only_copies(lowered)) {
       Launch& copy = plan.launches.emplace_back(Launch{.kind = Launch::Kind::kCopy, .nodes = unit.nodes});

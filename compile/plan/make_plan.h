@@ -4,10 +4,10 @@
 #include <functional>
 #include <vector>
 
-#include "rondo/compile/compile.h"
-#include "rondo/compile/exec/target.h"
+#include "rondo/compile/options.h"
 #include "rondo/compile/plan/memory.h"
 #include "rondo/compile/plan/plan.h"
+#include "rondo/compile/target/target.h"
 
 namespace rondo::compile {
 

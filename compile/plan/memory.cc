@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "rondo/compile/report/stages.h"
+#include "rondo/compile/stages/stages.h"
 
 namespace rondo::compile {
 namespace {

@@ -5,7 +5,7 @@
 #include <limits>
 
 #include "rondo/compile/capture/trace.h"
-#include "rondo/compile/report/stages.h"
+#include "rondo/compile/stages/stages.h"
 #include "rondo/runtime/autograd.h"
 
 namespace rondo::compile {
@@ -274,6 +274,13 @@ std::vector<bool> choose_kept(const Graph& forward, std::span<const ValueId> nee
   const Chooser chooser(forward, needed, true);
   return recompute == Recompute::kBudget ? chooser.within(budget)
                                          : chooser.cut_allowing(chooser.everything_again()).keep;
+}
+
+int64_t recomputed_flops(const Graph& backward) {
+  int64_t flops = 0;
+  for (const GraphNode& node : backward.nodes)
+    if (node.origin.again) flops += flops_of(backward, node);
+  return flops;
 }
 
 }  // namespace rondo::compile

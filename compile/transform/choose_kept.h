@@ -11,8 +11,8 @@
 #include <span>
 #include <vector>
 
-#include "rondo/compile/compile.h"
 #include "rondo/compile/ir/graph.h"
+#include "rondo/compile/options.h"
 
 namespace rondo::compile {
 
@@ -26,5 +26,7 @@ int64_t bytes_kept(const Graph& forward, const std::vector<bool>& keep);
 
 // Floating-point operations of the products among `node`, also of those that a library call does inside.
 int64_t flops_of(const Graph& graph, const GraphNode& node);
+// Those of a backward that it computes again: RegionReport::recomputed_flops.
+int64_t recomputed_flops(const Graph& backward);
 
 }  // namespace rondo::compile

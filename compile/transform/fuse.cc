@@ -13,7 +13,7 @@
 #include <tuple>
 
 #include "absl/strings/str_cat.h"
-#include "rondo/compile/report/stages.h"
+#include "rondo/compile/stages/stages.h"
 #include "rondo/compile/transform/passes.h"
 
 namespace rondo::compile {

@@ -1,7 +1,7 @@
 #include "rondo/compile/transform/joint.h"
 
 #include "rondo/compile/capture/trace.h"
-#include "rondo/compile/report/planted.h"
+#include "rondo/compile/stages/planted.h"
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/ops/ops.h"
 

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "rondo/compile/report/planted.h"
+#include "rondo/compile/stages/planted.h"
 #include "rondo/compile/transform/choose_kept.h"
 #include "rondo/compile/transform/passes.h"
 
@@ -73,62 +73,123 @@ bool Partition::may_donate(const BackwardInput& input) const {
   return !kept.is_input || !forward_.value(forward_.inputs[static_cast<size_t>(kept.index)]).leaf;
 }
 
-void Partition::apply(BackwardGraph& backward) const {
-  const Graph& old = backward.graph;
-  Graph graph;
-  std::vector<BackwardInput> inputs;
-  std::vector<ValueId> of_old(old.values.size(), kNoValue), of_forward(forward_.values.size(), kNoValue);
-  const auto add_input = [&](const Value& like, BackwardInput source) {
-    const auto id = static_cast<ValueId>(graph.values.size());
-    Value& value = graph.values.emplace_back(like);
+namespace {
+
+// Partition::apply(): makes the graph of a backward that computes again what is not kept.
+class Recomputation {
+ public:
+  // By value of `forward`: where it is kept, or -1.
+  Recomputation(const Graph& forward, const std::vector<int32_t>& kept_index, const BackwardGraph& backward)
+      : forward_(forward),
+        kept_index_(kept_index),
+        old_(backward.graph),
+        wanted_(forward.values.size(), false),
+        saved_as_(old_.values.size(), kNoValue),
+        of_old_(old_.values.size(), kNoValue),
+        of_forward_(forward.values.size(), kNoValue) {}
+
+  // `forward_id`: by value of the recording.
+  void add_inputs(const std::vector<BackwardInput>& sources, const std::vector<ValueId>& forward_id) {
+    for (size_t i = 0; i < old_.inputs.size(); ++i) {
+      const ValueId input = old_.inputs[i];
+      const BackwardInput& source = sources[i];
+      if (source.kind == BackwardInput::kSaved && source.index >= 0) {
+        const ValueId id = forward_id[static_cast<size_t>(source.index)];
+        if (id != kNoValue) {
+          saved_as_[static_cast<size_t>(input)] = id;
+          wanted_[static_cast<size_t>(id)] = true;
+          continue;
+        }
+      }
+      // A saved value that nothing reads keeps its place, unbound.
+      BackwardInput same = source;
+      if (same.kind == BackwardInput::kSaved) same.index = -1;
+      of_old_[static_cast<size_t>(input)] = add_input(old_.value(input), std::move(same));
+    }
+    for (size_t n = forward_.nodes.size(); n-- > 0;)
+      if (runs_again(forward_.nodes[n]))
+        for (ValueId id : forward_.nodes[n].inputs)
+          if (id != kNoValue) wanted_[static_cast<size_t>(id)] = true;
+    for (size_t v = 0; v < wanted_.size(); ++v)
+      if (wanted_[v] && kept_index_[v] >= 0)
+        of_forward_[v] = add_input(forward_.values[v], {BackwardInput::kSaved, kept_index_[v], {}});
+  }
+
+  // REQUIRES: add_inputs() has run.
+  void add_nodes() {
+    const std::vector<std::vector<size_t>> due = schedule();
+    for (size_t n = 0; n <= old_.nodes.size(); ++n) {
+      for (auto again = due[n].rbegin(); again != due[n].rend(); ++again) {
+        append(forward_.nodes[*again], forward_, of_forward_);
+        graph_.nodes.back().origin.again = true;
+      }
+      if (n == old_.nodes.size()) break;
+      bind(old_.nodes[n].inputs);
+      append(old_.nodes[n], old_, of_old_);
+    }
+    bind(old_.inputs);
+    for (ValueId id : old_.outputs) graph_.outputs.push_back(of_old_[static_cast<size_t>(id)]);
+  }
+
+  Graph take_graph() { return std::move(graph_); }
+  std::vector<BackwardInput> take_inputs() { return std::move(inputs_); }
+
+ private:
+  ValueId add_input(const Value& like, BackwardInput source) {
+    const auto id = static_cast<ValueId>(graph_.values.size());
+    Value& value = graph_.values.emplace_back(like);
     value.producer = -1;
     value.root = id;
     value.offset = 0;
     value.requires_grad = false;
-    graph.inputs.push_back(id);
-    inputs.push_back(std::move(source));
+    graph_.inputs.push_back(id);
+    inputs_.push_back(std::move(source));
     return id;
-  };
-  // What must be computed again, and what it is computed from.
-  std::vector<bool> wanted(forward_.values.size(), false);
-  for (size_t i = 0; i < old.inputs.size(); ++i) {
-    const BackwardInput& source = backward.inputs[i];
-    if (source.kind == BackwardInput::kSaved && source.index >= 0) {
-      const ValueId id = forward_id_[static_cast<size_t>(source.index)];
-      if (id != kNoValue) {
-        wanted[static_cast<size_t>(id)] = true;
-        continue;
-      }
-    }
-    // A saved value that nothing reads keeps its place, unbound.
-    BackwardInput same = source;
-    if (same.kind == BackwardInput::kSaved) same.index = -1;
-    of_old[static_cast<size_t>(old.inputs[i])] = add_input(old.value(old.inputs[i]), std::move(same));
   }
-  for (size_t n = forward_.nodes.size(); n-- > 0;) {
-    bool any = false;
-    for (ValueId id : forward_.nodes[n].outputs)
-      any = any || (wanted[static_cast<size_t>(id)] && kept_index_[static_cast<size_t>(id)] < 0);
-    if (!any) continue;
-    for (ValueId id : forward_.nodes[n].inputs)
-      if (id != kNoValue) wanted[static_cast<size_t>(id)] = true;
-  }
-  for (size_t v = 0; v < wanted.size(); ++v)
-    if (wanted[v] && kept_index_[v] >= 0)
-      of_forward[v] = add_input(forward_.values[v], {BackwardInput::kSaved, kept_index_[v], {}});
 
-  const auto append = [&](const GraphNode& from, const Graph& source, std::vector<ValueId>& map) {
+  // True if the node of the forward makes something that is wanted and not kept.
+  bool runs_again(const GraphNode& node) const {
+    return std::any_of(node.outputs.begin(), node.outputs.end(), [this](ValueId id) { return is_made_again(id); });
+  }
+  bool is_made_again(ValueId id) const {
+    return wanted_[static_cast<size_t>(id)] && kept_index_[static_cast<size_t>(id)] < 0;
+  }
+
+  // By node of the backward: the nodes of the forward that run again right before it, the last one first. Until then
+  // their results take no memory.
+  std::vector<std::vector<size_t>> schedule() const {
+    std::vector<size_t> first_reader(forward_.values.size(), old_.nodes.size());
+    for (size_t n = old_.nodes.size(); n-- > 0;)
+      for (ValueId id : old_.nodes[n].inputs)
+        if (const ValueId saved = id == kNoValue ? kNoValue : saved_as_[static_cast<size_t>(id)]; saved != kNoValue)
+          first_reader[static_cast<size_t>(saved)] = n;
+    std::vector<std::vector<size_t>> due(old_.nodes.size() + 1);
+    for (size_t n = forward_.nodes.size(); n-- > 0;) {
+      if (!runs_again(forward_.nodes[n])) continue;
+      size_t first = old_.nodes.size();
+      for (ValueId id : forward_.nodes[n].outputs)
+        if (is_made_again(id)) first = std::min(first, first_reader[static_cast<size_t>(id)]);
+      due[first].push_back(n);
+      for (ValueId id : forward_.nodes[n].inputs)
+        if (id != kNoValue)
+          first_reader[static_cast<size_t>(id)] = std::min(first_reader[static_cast<size_t>(id)], first);
+    }
+    return due;
+  }
+
+  // `map`: from values of `source` to those of the new graph.
+  void append(const GraphNode& from, const Graph& source, std::vector<ValueId>& map) {
     GraphNode node = from;
     for (ValueId& id : node.inputs)
       if (id != kNoValue) id = map[static_cast<size_t>(id)];
     for (ValueId& id : node.outputs) {
-      const auto made = static_cast<ValueId>(graph.values.size());
+      const auto made = static_cast<ValueId>(graph_.values.size());
       Value value = source.value(id);
-      value.producer = static_cast<int32_t>(graph.nodes.size());
+      value.producer = static_cast<int32_t>(graph_.nodes.size());
       value.requires_grad = false;
       if (node.op->kind == OpKind::kView) {
         // Relative to its source, which may itself be a view now, or have been one before.
-        const Value& now = graph.value(node.inputs[0]);
+        const Value& now = graph_.value(node.inputs[0]);
         value.offset = now.offset + source.value(id).offset - source.value(from.inputs[0]).offset;
         value.root = now.root;
       } else {
@@ -136,54 +197,37 @@ void Partition::apply(BackwardGraph& backward) const {
       }
       // What was kept stays as it is; its twin that is computed beside another result goes unread.
       if (map[static_cast<size_t>(id)] == kNoValue) map[static_cast<size_t>(id)] = made;
-      graph.values.push_back(value);
+      graph_.values.push_back(value);
       id = made;
     }
-    graph.nodes.push_back(std::move(node));
-  };
-  // What is computed again is so right before the first node that reads it: until then it takes no memory.
-  std::vector<size_t> first_reader(forward_.values.size(), old.nodes.size());
-  std::vector<ValueId> saved_as(old.values.size(), kNoValue);  // by value of `old`
-  for (size_t i = 0; i < old.inputs.size(); ++i)
-    if (of_old[static_cast<size_t>(old.inputs[i])] == kNoValue)
-      saved_as[static_cast<size_t>(old.inputs[i])] = forward_id_[static_cast<size_t>(backward.inputs[i].index)];
-  for (size_t n = old.nodes.size(); n-- > 0;)
-    for (ValueId id : old.nodes[n].inputs)
-      if (const ValueId saved = id == kNoValue ? kNoValue : saved_as[static_cast<size_t>(id)]; saved != kNoValue)
-        first_reader[static_cast<size_t>(saved)] = n;
-  std::vector<std::vector<size_t>> due(old.nodes.size() + 1);  // by node of `old`: what comes before it, last first
-  for (size_t n = forward_.nodes.size(); n-- > 0;) {
-    bool any = false;
-    size_t first = old.nodes.size();
-    for (ValueId id : forward_.nodes[n].outputs) {
-      if (!wanted[static_cast<size_t>(id)] || kept_index_[static_cast<size_t>(id)] >= 0) continue;
-      any = true;
-      first = std::min(first, first_reader[static_cast<size_t>(id)]);
-    }
-    if (!any) continue;
-    due[first].push_back(n);
-    for (ValueId id : forward_.nodes[n].inputs)
-      if (id != kNoValue)
-        first_reader[static_cast<size_t>(id)] = std::min(first_reader[static_cast<size_t>(id)], first);
+    graph_.nodes.push_back(std::move(node));
   }
-  const auto bind = [&](const auto& inputs) {
-    for (ValueId id : inputs)
-      if (id != kNoValue && of_old[static_cast<size_t>(id)] == kNoValue)
-        of_old[static_cast<size_t>(id)] = of_forward[static_cast<size_t>(saved_as[static_cast<size_t>(id)])];
-  };
-  for (size_t n = 0; n <= old.nodes.size(); ++n) {
-    for (auto again = due[n].rbegin(); again != due[n].rend(); ++again) {
-      append(forward_.nodes[*again], forward_, of_forward);
-      graph.nodes.back().origin.again = true;
-    }
-    if (n == old.nodes.size()) break;
-    bind(old.nodes[n].inputs);
-    append(old.nodes[n], old, of_old);
+
+  // What the backward calls a saved value is now the kept one, or the one that was computed again.
+  template <class Ids> void bind(const Ids& ids) {
+    for (ValueId id : ids)
+      if (id != kNoValue && of_old_[static_cast<size_t>(id)] == kNoValue)
+        of_old_[static_cast<size_t>(id)] = of_forward_[static_cast<size_t>(saved_as_[static_cast<size_t>(id)])];
   }
-  bind(old.inputs);
-  for (ValueId id : old.outputs) graph.outputs.push_back(of_old[static_cast<size_t>(id)]);
-  backward.graph = std::move(graph);
-  backward.inputs = std::move(inputs);
+
+  const Graph& forward_;
+  const std::vector<int32_t>& kept_index_;
+  const Graph& old_;                          // the backward
+  std::vector<bool> wanted_;                  // by value of the forward: the backward reads it, or what runs again
+  std::vector<ValueId> saved_as_;             // by value of the backward: the saved value of the forward
+  std::vector<ValueId> of_old_, of_forward_;  // values of the new graph
+  Graph graph_;
+  std::vector<BackwardInput> inputs_;
+};
+
+}  // namespace
+
+void Partition::apply(BackwardGraph& backward) const {
+  Recomputation made(forward_, kept_index_, backward);
+  made.add_inputs(backward.inputs, forward_id_);
+  made.add_nodes();
+  backward.graph = made.take_graph();
+  backward.inputs = made.take_inputs();
 }
 
 }  // namespace rondo::compile

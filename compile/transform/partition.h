@@ -17,7 +17,7 @@
 #include <span>
 #include <vector>
 
-#include "rondo/compile/compile.h"
+#include "rondo/compile/options.h"
 #include "rondo/compile/transform/joint.h"
 
 namespace rondo::compile {

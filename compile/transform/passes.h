@@ -7,8 +7,8 @@
 #include <string_view>
 #include <vector>
 
-#include "rondo/compile/exec/capabilities.h"
 #include "rondo/compile/ir/graph.h"
+#include "rondo/compile/transform/capabilities.h"
 
 namespace rondo::compile {
 
@@ -59,10 +59,8 @@ ValueId same_elements(const Graph& graph, ValueId id);
 
 // The standard pipeline before fusion.
 Graph simplify(Graph graph);
-// Its passes, in order.
-std::vector<const char*> pass_names();
-// One of them, on a graph that is verified before and after; "verify" does only that. Throws Error if there is no such
-// pass.
+// One of its passes (pass_names()), on a graph that is verified before and after; "verify" does only that. Throws Error
+// if there is no such pass.
 Graph run_pass(std::string_view name, const Graph& graph);
 
 }  // namespace rondo::compile

@@ -1,26 +1,33 @@
 // The pipeline, as a flat named list: this file is the table of contents.
+#include <iterator>
 #include <string_view>
 
-#include "rondo/compile/report/dump.h"
-#include "rondo/compile/report/reproducer.h"
-#include "rondo/compile/report/stages.h"
+#include "rondo/compile/stages/dump.h"
+#include "rondo/compile/stages/reproducer.h"
+#include "rondo/compile/stages/stages.h"
 #include "rondo/compile/transform/passes.h"
 
 namespace rondo::compile {
 namespace {
 
 struct Pass {
-  const char* name;
-  std::optional<Graph> (*run)(const Graph&);
   CompilerStage stage;
+  std::optional<Graph> (*run)(const Graph&);
 };
 constexpr Pass kPipeline[] = {
-    {"decompose", &decompose, CompilerStage::kDecompose},
-    {"cse", &eliminate_common_subexpressions, CompilerStage::kCse},
-    {"dce", &eliminate_dead_code, CompilerStage::kDce},
-    {"join", &join_chains, CompilerStage::kJoin},
-    {"assemble", &assemble_in_place, CompilerStage::kAssemble},
+    {CompilerStage::kDecompose, &decompose},                  // ops without a lowering -> their parts
+    {CompilerStage::kCse, &eliminate_common_subexpressions},  // equal calls -> one
+    {CompilerStage::kDce, &eliminate_dead_code},              // what no output needs -> nothing
+    {CompilerStage::kJoin, &join_chains},                     // calls that continue each other -> one
+    {CompilerStage::kAssemble, &assemble_in_place},           // copies side by side -> written in place
 };
+// pass_names() lists the same passes.
+static_assert(std::size(kPipeline) == kPasses);
+static_assert([] {
+  for (size_t i = 0; i < std::size(kPipeline); ++i)
+    if (static_cast<size_t>(kPipeline[i].stage) != i) return false;
+  return true;
+}());
 
 std::optional<Graph> run_checked(const Pass& pass, const Graph& graph) {
   std::optional<Graph> result = pass.run(graph);
@@ -32,17 +39,11 @@ std::optional<Graph> run_checked(const Pass& pass, const Graph& graph) {
 
 }  // namespace
 
-std::vector<const char*> pass_names() {
-  std::vector<const char*> names;
-  for (const Pass& pass : kPipeline) names.push_back(pass.name);
-  return names;
-}
-
 Graph run_pass(std::string_view name, const Graph& graph) {
   verify(graph);
   if (name == "verify") return graph;
   for (const Pass& pass : kPipeline) {
-    if (name != pass.name) continue;
+    if (name != name_of(pass.stage)) continue;
     Graph result = pass.run(graph).value_or(graph);
     verify(result);
     return result;
@@ -51,20 +52,20 @@ Graph run_pass(std::string_view name, const Graph& graph) {
 }
 
 Graph simplify(Graph graph) {
-  run_reproducible({.stage = "verify", .graph = &graph}, [&] { verify(graph); });
+  const auto text = [&] { return to_string(graph); };
+  run_reproducible({.stage = "verify", .text = text}, [&] { verify(graph); });
   if (wants_dump("input")) dump("input", to_string(graph, Locations::kAsComments));
   for (const Pass& pass : kPipeline) {
+    const std::string name(name_of(pass.stage));
     if (!enabled(pass.stage)) {
-      if (wants_dump(pass.name)) dump(std::string(pass.name) + " (disabled)", "");
+      if (wants_dump(name)) dump(name + " (disabled)", "");
       continue;
     }
-    std::optional<Graph> result = reproducible({.stage = pass.name, .graph = &graph},
-                                               [&] { return run_checked(pass, graph); });
-    if (wants_dump(pass.name)) {
-      const std::string text = to_string(result ? *result : graph, Locations::kAsComments);
-      if (!result || text == to_string(graph, Locations::kAsComments))
-        dump(std::string(pass.name) + " (unchanged)", "");
-      else dump(pass.name, text);
+    std::optional<Graph> result = reproducible({.stage = name, .text = text}, [&] { return run_checked(pass, graph); });
+    if (wants_dump(name)) {
+      const std::string after = to_string(result ? *result : graph, Locations::kAsComments);
+      if (!result || after == to_string(graph, Locations::kAsComments)) dump(name + " (unchanged)", "");
+      else dump(name, after);
     }
     if (result) graph = std::move(*result);
   }

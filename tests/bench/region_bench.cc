@@ -17,7 +17,7 @@
 #include <string>
 
 #include "rondo/compile/compile.h"
-#include "rondo/compile/region.h"
+#include "rondo/compile/region/region.h"
 #include "rondo/modules/attention.h"
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/parallel.h"

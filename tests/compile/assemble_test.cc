@@ -1,8 +1,8 @@
 // Values that are laid side by side: when their producer writes them in place, and that all views of them follow.
 #include <gtest/gtest.h>
 
+#include "rondo/compile/exec/check_units.h"
 #include "rondo/compile/jit/executable.h"
-#include "rondo/compile/report/check_units.h"
 #include "rondo/compile/transform/passes.h"
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/op.h"

@@ -1,5 +1,5 @@
 // RONDO_CHECK=units: a wrong rule of lowering is planted, and the op that it belongs to is named.
-#include "rondo/compile/report/check_units.h"
+#include "rondo/compile/exec/check_units.h"
 
 #include <cmath>
 #include <fstream>
@@ -8,8 +8,8 @@
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "rondo/compile/codegen/lower.h"
+#include "rondo/compile/exec/reproduce.h"
 #include "rondo/compile/explain.h"
-#include "rondo/compile/report/reproducer.h"
 #include "rondo/tests/compile/block_fixture.h"
 #include "rondo/tests/compile/temp_folder.h"
 #include "rondo/tests/compiled_runs.h"

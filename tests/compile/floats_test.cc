@@ -4,7 +4,7 @@
 
 #include "rondo/compile/exec/floats.h"
 #include "rondo/compile/explain.h"
-#include "rondo/compile/region.h"
+#include "rondo/compile/region/region.h"
 #include "rondo/tests/compile/block_fixture.h"
 #include "rondo/tests/compile/graph_fixture.h"
 #include "rondo/tests/compiled_runs.h"

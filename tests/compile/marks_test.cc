@@ -4,11 +4,11 @@
 #include <set>
 #include <thread>
 
-#include "rondo/compile/capture/marks.h"
 #include "rondo/compile/compile.h"
 #include "rondo/compile/jit/executable.h"
 #include "rondo/compile/jit/kernel_table.h"
-#include "rondo/compile/region.h"
+#include "rondo/compile/region/marks.h"
+#include "rondo/compile/region/region.h"
 #include "rondo/modules/gpt2.h"
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/ops/ops.h"

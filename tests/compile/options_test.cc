@@ -5,7 +5,7 @@
 #include "rondo/compile/compile.h"
 #include "rondo/compile/jit/executable.h"
 #include "rondo/compile/jit/kernel_table.h"
-#include "rondo/compile/region.h"
+#include "rondo/compile/region/region.h"
 #include "rondo/modules/layers.h"
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/ops/ops.h"

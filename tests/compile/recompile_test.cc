@@ -4,8 +4,8 @@
 #include <thread>
 
 #include "rondo/compile/log.h"
-#include "rondo/compile/region.h"
-#include "rondo/compile/report/planted.h"
+#include "rondo/compile/region/region.h"
+#include "rondo/compile/stages/planted.h"
 #include "rondo/runtime/memory.h"
 #include "rondo/tests/compile/block_fixture.h"
 #include "rondo/tests/compiled_runs.h"

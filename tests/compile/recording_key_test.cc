@@ -1,7 +1,7 @@
 // Every fact that shapes a plan is in the key of a recording, or is asked for when the plan runs.
 #include <gtest/gtest.h>
 
-#include "rondo/compile/region.h"
+#include "rondo/compile/region/region.h"
 #include "rondo/runtime/parallel.h"
 #include "rondo/tests/compile/block_fixture.h"
 #include "rondo/tests/errors.h"

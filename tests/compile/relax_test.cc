@@ -3,7 +3,7 @@
 
 #include "rondo/compile/compile.h"
 #include "rondo/compile/explain.h"
-#include "rondo/compile/region.h"
+#include "rondo/compile/region/region.h"
 #include "rondo/compile/transform/joint.h"
 #include "rondo/modules/gpt2.h"
 #include "rondo/runtime/autograd.h"

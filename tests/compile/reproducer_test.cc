@@ -1,5 +1,5 @@
 // A stage that fails leaves a file; the file fails again, in this process and in the tool.
-#include "rondo/compile/report/reproducer.h"
+#include "rondo/compile/stages/reproducer.h"
 
 #include <gtest/gtest.h>
 #include <sys/wait.h>
@@ -11,10 +11,13 @@
 
 #include "rondo/compile/capture/trace.h"
 #include "rondo/compile/codegen/loop_text.h"
+#include "rondo/compile/codegen/lower.h"
 #include "rondo/compile/exec/program.h"
+#include "rondo/compile/exec/reproduce.h"
 #include "rondo/compile/ir/parse.h"
 #include "rondo/compile/jit/executable.h"
-#include "rondo/compile/report/dump.h"
+#include "rondo/compile/stages/dump.h"
+#include "rondo/compile/stages/stages.h"
 #include "rondo/compile/transform/joint.h"
 #include "rondo/modules/gpt2.h"
 #include "rondo/runtime/ops/ops.h"
@@ -114,8 +117,10 @@ TEST_F(Reproducers, AnOpOfTheProgramsOwn) {
 TEST_F(Reproducers, EachPassCanBeReplayed) {
   const Graph graph = parse_graph(kGoodGraph);
   for (const char* pass : pass_names()) {
-    const std::string error = thrown<InternalError>(
-        [&] { reproducible({.stage = pass, .graph = &graph}, []() -> Graph { throw InternalError("two\nlines"); }); });
+    const std::string error = thrown<InternalError>([&] {
+      reproducible({.stage = pass, .text = [&] { return to_string(graph); }},
+                   []() -> Graph { throw InternalError("two\nlines"); });
+    });
     EXPECT_TRUE(error.starts_with("two\nlines (to reproduce: ")) << error;
     const Reproducer r = parse_reproducer(contents(path_in(error)));
     EXPECT_EQ(r.stage, pass);
@@ -130,10 +135,11 @@ TEST_F(Reproducers, FusionAndLoweringCanBeReplayed) {
   ASSERT_EQ(units.size(), 1u);
   const std::vector<bool> needed{false, false, true};
   auto fail = []() -> int { throw Error("no"); };
-  std::string error = thrown<Error>([&] { reproducible({.stage = "fuse", .graph = &graph}, fail); });
+  std::string error = thrown<Error>(
+      [&] { reproducible({.stage = "fuse", .text = [&] { return to_string(graph); }}, fail); });
   EXPECT_EQ(replay(parse_reproducer(contents(path_in(error)))), to_string(graph, units));
   error = thrown<Error>(
-      [&] { reproducible({.stage = "lower", .graph = &graph, .unit = &units[0], .needed = &needed}, fail); });
+      [&] { reproducible({.stage = "lower", .text = [&] { return lower_input(graph, units[0], needed); }}, fail); });
   const Reproducer r = parse_reproducer(contents(path_in(error)));
   EXPECT_EQ(r.unit->nodes, units[0].nodes);
   EXPECT_EQ(r.unit->rows, units[0].rows);
@@ -168,7 +174,9 @@ TEST_F(Reproducers, ABadKernelIsSaved) {
   LoopKernel kernel = parse_loop_kernel(kKernel);
   kernel.instrs[2].index = 0;  // stores to an input
   const std::string error = thrown<InternalError>([&] {
-    run_reproducible({.stage = "emit", .kernel = &kernel}, [&] { compile_kernels({&kernel, 1}); });
+    run_reproducible({.stage = "emit", .text = [&] { return to_string(kernel); }}, [&] {
+      compile_kernels({&kernel, 1});
+    });
   });
   EXPECT_NE(error.find("stores to an input"), error.npos) << error;
   const Reproducer r = parse_reproducer(contents(path_in(error)));

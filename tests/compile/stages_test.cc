@@ -1,5 +1,5 @@
 // RONDO_DISABLE: any stage of the compiler can be left out, and results keep their bits.
-#include "rondo/compile/report/stages.h"
+#include "rondo/compile/stages/stages.h"
 
 #include "absl/strings/str_cat.h"
 #include "rondo/compile/jit/code_store.h"

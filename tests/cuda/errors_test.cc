@@ -6,7 +6,7 @@
 #include <memory>
 
 #include "absl/strings/str_cat.h"
-#include "rondo/compile/exec/target.h"
+#include "rondo/compile/jit/targets.h"
 #include "rondo/runtime/backend.h"
 #include "rondo/runtime/cuda/backend.h"
 #include "rondo/runtime/cuda/context.h"

@@ -8,11 +8,11 @@
 #include <dlfcn.h>
 
 #include "rondo/compile/codegen/loop_text.h"
-#include "rondo/compile/exec/target.h"
 #include "rondo/compile/jit/cuda/kernel_code.h"
 #include "rondo/compile/jit/cuda/target.h"
 #include "rondo/compile/jit/executable.h"
 #include "rondo/compile/jit/kernel_table.h"
+#include "rondo/compile/jit/targets.h"
 #include "rondo/runtime/cuda/backend.h"
 #include "rondo/runtime/cuda/driver.h"
 #include "rondo/runtime/error.h"

@@ -5,10 +5,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "rondo/compile/codegen/loop_text.h"
-#include "rondo/compile/exec/target.h"
 #include "rondo/compile/ir/scanner.h"
 #include "rondo/compile/jit/code_store.h"
 #include "rondo/compile/jit/cuda/object.h"
+#include "rondo/compile/jit/targets.h"
 #include "rondo/runtime/cuda/absent.h"
 #include "rondo/runtime/error.h"
 #include "rondo/tests/cuda/run_kernel.h"

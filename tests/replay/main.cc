@@ -1,4 +1,4 @@
-// rondo_replay: runs what a reproducer holds (compile/report/reproducer.h), or a graph or loop kernel as text.
+// rondo_replay: runs what a reproducer holds (compile/exec/reproduce.h), or a graph or loop kernel as text.
 //
 //   rondo_replay /tmp/rondo-fuse-0123456789abcdef.txt
 //
@@ -11,7 +11,7 @@
 #include <random>
 #include <sstream>
 
-#include "rondo/compile/report/reproducer.h"
+#include "rondo/compile/exec/reproduce.h"
 #include "rondo/runtime/error.h"
 #include "rondo/tests/compile/kernel_fixture.h"
 #include "rondo/tests/replay/own_ops.h"

@@ -1,7 +1,7 @@
 // How the CPU's code is launched: on the CPU, and on devices whose kernels are host code that runs late.
 #pragma once
 
-#include "rondo/compile/exec/launch.h"
+#include "rondo/compile/target/launch.h"
 
 namespace rondo::compile::cpu {
 

@@ -10,7 +10,7 @@
 #include <string_view>
 
 #include "absl/status/statusor.h"
-#include "rondo/compile/jit/machine_code.h"
+#include "rondo/compile/target/machine_code.h"
 
 namespace rondo::compile {
 

@@ -1,7 +1,7 @@
 // The rows of a table in a device's memory, for host code that runs late on devices that do not read host memory.
 #pragma once
 
-#include "rondo/compile/exec/table.h"
+#include "rondo/compile/target/table.h"
 #include "rondo/runtime/storage.h"
 
 namespace rondo::compile::cpu {

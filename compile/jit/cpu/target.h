@@ -1,7 +1,7 @@
 // The CPU as a target.
 #pragma once
 
-#include "rondo/compile/exec/target.h"
+#include "rondo/compile/target/target.h"
 
 namespace rondo::compile::cpu {
 

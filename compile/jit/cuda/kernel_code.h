@@ -12,9 +12,9 @@
 
 #include "absl/container/inlined_vector.h"
 #include "rondo/compile/codegen/cuda/emit.h"
-#include "rondo/compile/exec/target.h"
 #include "rondo/compile/jit/cuda/object.h"
-#include "rondo/compile/jit/machine_code.h"
+#include "rondo/compile/target/machine_code.h"
+#include "rondo/compile/target/target.h"
 #include "rondo/runtime/cuda/module.h"
 
 namespace rondo::compile::cuda {

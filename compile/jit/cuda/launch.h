@@ -1,7 +1,7 @@
 // How CUDA code is launched: kernels on the compute stream, by cuLaunchKernel. Launches copy their arguments.
 #pragma once
 
-#include "rondo/compile/exec/launch.h"
+#include "rondo/compile/target/launch.h"
 
 namespace rondo::compile::cuda {
 

@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "rondo/compile/compile.h"
+#include "rondo/compile/cache.h"
 #include "rondo/compile/jit/build_hash.h"
 #include "rondo/compile/jit/cuda/kernel_code.h"
 #include "rondo/compile/jit/cuda/launch.h"

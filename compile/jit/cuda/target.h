@@ -2,7 +2,7 @@
 // without a device, by NVRTC.
 #pragma once
 
-#include "rondo/compile/exec/target.h"
+#include "rondo/compile/target/target.h"
 
 namespace rondo::compile::cuda {
 

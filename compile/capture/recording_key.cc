@@ -1,0 +1,58 @@
+#include "rondo/compile/capture/recording_key.h"
+
+#include <bit>
+
+#include "rondo/compile/stages/stages.h"
+
+namespace rondo::compile {
+
+// Note [What shapes a plan]. Each fact that a plan depends on is in the key, or is asked for when the plan runs:
+//   in the key, of inputs       dtype, sizes, strides, requires_grad, leaf (a parameter may be read again by the
+//                               backward; anything else may be overwritten before it), and which of them are one tensor
+//   in the key, of calls        op, operands, integers, gradients of results (which covers no_grad), order
+//   in the key, of outputs      which values are held, in what order; which of them only views need (hidden)
+//   in the key, of all          the device
+//   arguments of a run          floats, where the graphs that they lead to differ in nothing else (Binding)
+//   part of the recording       autocast (casts are recorded), train/eval, hooks and writes (they end a recording),
+//                               random states (each is a recorded tensor)
+//   in the key of a backward    which gradients arrive, which sums it adds to, which of these it may overwrite
+//   (Arriving)
+//   asked when it runs          who else holds memory (donation, in-place sums), memory that inputs share, versions of
+//                               saved tensors, hooks and retained gradients, retain_graph, a parameter's 16-bit copy
+//   one for each region         CompileOptions; the key does not repeat them
+//   of no influence on results  thread count (fixed chunks), addresses and storage offsets, memory purposes, lines of
+//                               the program, marks and what was compiled before: these choose between codes of equal
+//                               results
+RecordingKey pack(const Graph& graph, PackFloats floats) {
+  RecordingKey key;
+  key.reserve(graph.nodes.size() * 8 + graph.inputs.size() * 8);
+  auto add_dims = [&](const Dims& dims) {
+    key.push_back(static_cast<uint64_t>(dims.rank()));
+    key.insert(key.end(), dims.begin(), dims.end());
+  };
+  key.push_back(disabled_stages());
+  key.push_back(graph.inputs.size());
+  for (ValueId id : graph.inputs) {
+    const Value& v = graph.value(id);
+    key.push_back(static_cast<uint64_t>(id));
+    key.push_back(static_cast<uint64_t>(v.dtype) << 2 | v.leaf << 1 | v.requires_grad);
+    add_dims(v.sizes);
+    add_dims(v.strides);
+  }
+  key.push_back(graph.nodes.size());
+  for (const GraphNode& node : graph.nodes) {
+    key.push_back(reinterpret_cast<uint64_t>(node.op));
+    key.push_back(node.inputs.size() << 32 | node.outputs.size());
+    key.push_back(node.attrs.ints.size() << 32 | node.attrs.floats.size());
+    for (ValueId id : node.inputs) key.push_back(static_cast<uint64_t>(id));
+    for (int64_t i : node.attrs.ints) key.push_back(static_cast<uint64_t>(i));
+    if (floats == PackFloats::kYes)
+      for (double f : node.attrs.floats) key.push_back(std::bit_cast<uint64_t>(f));
+    // Shapes and dtypes of results follow from the rest; whether they carry gradients does not (no_grad).
+    for (ValueId id : node.outputs) key.push_back(graph.value(id).requires_grad);
+  }
+  for (ValueId id : graph.outputs) key.push_back(static_cast<uint64_t>(id) << 1 | graph.value(id).hidden);
+  return key;
+}
+
+}  // namespace rondo::compile

@@ -1,0 +1,18 @@
+// The key of a recording: what must be equal for two recordings to run the same compiled code.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "rondo/compile/ir/graph.h"
+
+namespace rondo::compile {
+
+// The whole recording, packed: inputs' metadata, calls, attributes, gradient flags and live outputs. Two recordings do
+// the same if and only if these are equal. Without floats: they can run the same plans, unless rules or passes made
+// something else of other floats (Binding::make).
+using RecordingKey = std::vector<uint64_t>;
+enum class PackFloats : uint8_t { kYes, kNo };
+RecordingKey pack(const Graph& graph, PackFloats floats = PackFloats::kYes);
+
+}  // namespace rondo::compile

@@ -1,0 +1,270 @@
+#include "rondo/compile/exec/check_units.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstdlib>
+#include <map>
+
+#include "absl/cleanup/cleanup.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "rondo/compile/exec/run_eagerly.h"
+#include "rondo/compile/ir/scanner.h"
+#include "rondo/compile/options.h"
+#include "rondo/compile/stages/dump.h"
+#include "rondo/compile/stages/reproducer.h"
+#include "rondo/runtime/autograd.h"
+#include "rondo/runtime/error.h"
+
+namespace rondo::compile {
+namespace {
+
+std::atomic<bool>& chosen() {
+  static std::atomic<bool> on = parse_checks(std::getenv("RONDO_CHECK"));
+  return on;
+}
+thread_local bool checking = false;  // programs of the check are not checked
+
+// True if the op only looks at its operand's memory.
+bool is_view(const GraphNode& node) { return node.op->kind == OpKind::kView; }
+
+bool same(double a, double b) { return (a == b && std::signbit(a) == std::signbit(b)) || (a != a && b != b); }
+
+}  // namespace
+
+bool parse_checks(const char* list) {
+  const std::string name = list == nullptr ? "" : list;
+  if (name.empty() || name == "units") return !name.empty();
+  throw Error(absl::StrCat("RONDO_CHECK: no check \"", name, "\". Checks: units"));
+}
+bool checks_units() { return chosen().load(std::memory_order_relaxed) && !checking; }
+void set_check_units(bool on) { chosen().store(on, std::memory_order_relaxed); }
+
+UnitCheck::UnitCheck(Graph source, std::vector<std::vector<int32_t>> units, std::span<const Tensor> inputs,
+                     const ProgramOptions& options)
+    : graph_(std::move(source)),
+      units_(std::move(units)),
+      options_{.plan = {.exact = options.plan.exact, .epilogues = options.plan.epilogues}, .device = options.device},
+      values_(graph_.values.size()) {
+  NoGrad off;
+  for (size_t i = 0; i < inputs.size(); ++i)
+    if (inputs[i].defined()) values_[static_cast<size_t>(graph_.inputs[i])] = inputs[i].detach();
+  Graph plain = graph_;
+  for (Value& value : plain.values) value.requires_grad = false;
+  // What follows from an input that the caller left out is read by nobody.
+  std::vector<bool> there(graph_.values.size());
+  for (size_t v = 0; v < there.size(); ++v) there[v] = values_[v].defined();
+  std::erase_if(plain.nodes, [&](const GraphNode& node) {
+    for (ValueId id : node.inputs)
+      if (id != kNoValue && !there[static_cast<size_t>(id)]) return true;
+    for (ValueId id : node.outputs) there[static_cast<size_t>(id)] = true;
+    return false;
+  });
+  run_eagerly(plain, values_);
+}
+
+std::string UnitCheck::difference(ValueId id, const Tensor& actual) const {
+  const Tensor& expected = values_[static_cast<size_t>(id)];
+  const std::vector<double> e = expected.to_vector<double>(), a = actual.to_vector<double>();
+  double bound = 0;
+  const bool rounds = !options_.plan.exact && is_floating(expected.dtype());
+  if (rounds) {
+    for (double value : e)
+      if (std::isfinite(value)) bound = std::max(bound, std::abs(value));
+    bound *= is_low_precision(expected.dtype()) ? kRelaxedLowPrecision : kRelaxed;
+  }
+  for (size_t i = 0; i < e.size(); ++i)
+    if (!same(e[i], a[i]) && !(rounds && std::abs(e[i] - a[i]) <= bound))
+      return absl::StrCat("element ", i, " of ", rondo::to_string(expected.sizes()), ": eager ", exact_text(e[i]),
+                          ", compiled ", exact_text(a[i]));
+  return "";
+}
+
+UnitCheck::Part UnitCheck::part(const std::vector<int32_t>& nodes) const {
+  std::vector<bool> inside(graph_.nodes.size(), false);
+  for (int32_t n : nodes) inside[static_cast<size_t>(n)] = true;
+  // Views between nodes of the part belong to no launch.
+  for (int32_t n : nodes) {
+    for (ValueId id : graph_.nodes[static_cast<size_t>(n)].inputs) {
+      if (id == kNoValue) continue;
+      const int32_t source = graph_.value(graph_.written(id)).producer;
+      if (source < 0 || !inside[static_cast<size_t>(source)]) continue;
+      for (int32_t p = graph_.value(id).producer;
+           p != source && p >= 0 && is_view(graph_.nodes[static_cast<size_t>(p)]);
+           p = graph_.value(graph_.nodes[static_cast<size_t>(p)].inputs[0]).producer)
+        inside[static_cast<size_t>(p)] = true;
+    }
+  }
+  Part made;
+  std::map<ValueId, ValueId> known;  // value of the whole graph -> of the part
+  const auto add = [&](ValueId id, const Dims& sizes, const Dims& strides) {
+    const auto as = static_cast<ValueId>(made.graph.values.size());
+    Value v;
+    v.dtype = graph_.value(id).dtype;
+    v.sizes = sizes;
+    v.strides = strides;
+    v.root = as;
+    made.graph.values.push_back(v);
+    return known[id] = as;
+  };
+  for (size_t n = 0; n < inside.size(); ++n) {
+    if (!inside[n]) continue;
+    GraphNode node = graph_.nodes[n];
+    for (ValueId& id : node.inputs) {
+      if (id == kNoValue) continue;
+      if (const auto found = known.find(id); found != known.end()) {
+        id = found->second;
+        continue;
+      }
+      const Tensor& value = values_[static_cast<size_t>(id)];
+      if (!value.defined()) return {};
+      made.inputs.push_back(id);
+      made.graph.inputs.push_back(add(id, value.sizes(), value.strides()));
+      id = made.graph.inputs.back();
+    }
+    const std::vector<TensorMeta> results = infer_results(made.graph, node, Operands::kAsTheyAre);
+    const auto position = static_cast<int32_t>(made.graph.nodes.size());
+    for (size_t i = 0; i < node.outputs.size(); ++i) {
+      const ValueId id = node.outputs[i];
+      node.outputs[i] = add(id, results[i].sizes, results[i].strides);
+      Value& value = made.graph.value(node.outputs[i]);
+      value.producer = position;
+      if (!is_view(node)) continue;
+      const Value& base = made.graph.value(node.inputs[0]);
+      value.root = base.root;
+      value.offset = results[i].offset;
+    }
+    made.graph.nodes.push_back(std::move(node));
+  }
+  // What others read of it, and what only it has.
+  std::vector<bool> read_inside(graph_.values.size(), false), read_outside(graph_.values.size(), false);
+  for (size_t n = 0; n < inside.size(); ++n)
+    for (ValueId id : graph_.nodes[n].inputs)
+      if (id != kNoValue) (inside[n] ? read_inside : read_outside)[static_cast<size_t>(id)] = true;
+  for (ValueId id : graph_.outputs) read_outside[static_cast<size_t>(id)] = true;
+  for (size_t n = 0; n < inside.size(); ++n) {
+    if (!inside[n] || is_view(graph_.nodes[n])) continue;
+    for (ValueId id : graph_.nodes[n].outputs) {
+      if (read_inside[static_cast<size_t>(id)] && !read_outside[static_cast<size_t>(id)]) continue;
+      made.outputs.push_back(id);
+      made.graph.outputs.push_back(known[id]);
+    }
+  }
+  return made;
+}
+
+std::string UnitCheck::wrong_in(const std::vector<int32_t>& nodes) const {
+  const Part alone = part(nodes);
+  if (alone.outputs.empty()) return "";
+  std::vector<Tensor> operands;
+  for (ValueId id : alone.inputs) operands.push_back(values_[static_cast<size_t>(id)]);
+  const std::shared_ptr<const Program> program = Program::compile(alone.graph, options_);
+  const std::vector<Tensor> results = program->run(operands, program->floats());
+  for (size_t i = 0; i < results.size(); ++i)
+    if (const std::string what = difference(alone.outputs[i], results[i]); !what.empty()) return what;
+  return "";
+}
+
+std::vector<int32_t> UnitCheck::smallest(std::vector<int32_t> nodes) const {
+  const auto is_wrong = [&](const std::vector<int32_t>& some) {
+    try {
+      return !wrong_in(some).empty();
+    } catch (const std::exception&) {
+      return false;  // cut out in the wrong place
+    }
+  };
+  // Most often it is one op.
+  for (int32_t n : nodes)
+    if (nodes.size() > 1 && is_wrong({n})) return {n};
+  for (size_t i = 0; i < nodes.size() && nodes.size() > 2;) {
+    std::vector<int32_t> fewer = nodes;
+    fewer.erase(fewer.begin() + static_cast<std::ptrdiff_t>(i));
+    if (is_wrong(fewer)) nodes = std::move(fewer), i = 0;
+    else ++i;
+  }
+  return nodes;
+}
+
+std::string UnitCheck::names_of(const std::vector<int32_t>& nodes) const {
+  std::vector<std::string> names;
+  for (int32_t n : nodes) {
+    const GraphNode& node = graph_.nodes[static_cast<size_t>(n)];
+    const std::string origin = to_string(node.origin);
+    names.push_back(node.origin.op == node.op && !node.origin.gradient ? origin
+                                                                       : absl::StrCat(node.op->name, " of ", origin));
+  }
+  names.erase(std::unique(names.begin(), names.end()), names.end());
+  return absl::StrJoin(names, ", ");
+}
+
+std::string UnitCheck::first_difference(std::span<const Tensor> outputs) const {
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    const ValueId id = graph_.outputs[i];
+    if (!values_[static_cast<size_t>(id)].defined()) continue;
+    if (std::string what = difference(id, outputs[i]); !what.empty()) return what;
+  }
+  return "";
+}
+
+void UnitCheck::check(std::span<const Tensor> outputs) const {
+  checking = true;
+  const auto done = absl::MakeCleanup([] { checking = false; });
+  const DumpsOff quiet;
+  NoGrad off;
+  const std::string first = first_difference(outputs);
+  if (first.empty()) return;
+  for (const std::vector<int32_t>& unit : units_) {
+    std::string what = wrong_in(unit);
+    if (what.empty()) continue;
+    const std::vector<int32_t> part_of_it = smallest(unit);
+    what = wrong_in(part_of_it);
+    std::string message = absl::StrCat("compiled code computes other numbers than eager execution. The smallest part: ",
+                                       names_of(part_of_it), "; ", what);
+    if (part_of_it.size() < unit.size())
+      absl::StrAppend(&message, "; it runs in one kernel with ", unit.size() - part_of_it.size(), " other ops");
+    const Graph alone = part(part_of_it).graph;
+    if (check_graph(alone).empty()) message += "; the file's made-up operands do not show it";
+    throw InternalError(message +
+                        save_reproducer({.stage = "numbers", .text = [&] { return to_string(alone); }}, message));
+  }
+  throw InternalError(
+      absl::StrCat("compiled code computes other numbers than eager execution, but each of its ", units_.size(),
+                   " kernels and library calls is right on its own: memory is shared wrongly "
+                   "(RONDO_DISABLE=reuse,assemble). ",
+                   first, save_reproducer({.stage = "numbers", .text = [&] { return to_string(graph_); }}, first)));
+}
+
+std::vector<Tensor> made_up_inputs(const Graph& graph) {
+  NoGrad off;
+  std::vector<Tensor> inputs;
+  uint32_t state = 1;
+  for (ValueId id : graph.inputs) {
+    const Value& value = graph.value(id);
+    int64_t last = 0;
+    for (int d = 0; d < value.sizes.rank(); ++d) last += (value.sizes[d] - 1) * value.strides[d];
+    std::vector<float> numbers(static_cast<size_t>(value.sizes.numel() == 0 ? 0 : last + 1));
+    for (float& number : numbers) {
+      state = state * 1664525u + 1013904223u;
+      // Integers are indices more often than not: 0 and 1 exist nearly everywhere.
+      number = is_floating(value.dtype) ? static_cast<float>(state >> 8) * 0x1p-22f - 2.0f
+                                        : static_cast<float>(state >> 31);
+    }
+    const Tensor dense = Tensor::from(numbers, {static_cast<int64_t>(numbers.size())}).to(value.dtype);
+    inputs.push_back(Tensor::over(dense.storage(), 0, value.sizes, value.strides, value.dtype));
+  }
+  return inputs;
+}
+
+std::string check_graph(const Graph& source) {
+  const bool outer = std::exchange(checking, true);
+  const auto done = absl::MakeCleanup([outer] { checking = outer; });
+  NoGrad off;
+  const std::shared_ptr<const Program> program = Program::compile(source, {.plan = {.exact = true}});
+  const Graph& graph = program->graph();
+  const std::vector<Tensor> inputs = made_up_inputs(graph);
+  const UnitCheck eager(graph, {}, inputs, {.plan = {.exact = true}});
+  return eager.first_difference(program->run(inputs, program->floats()));
+}
+
+}  // namespace rondo::compile

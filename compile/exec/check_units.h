@@ -1,0 +1,62 @@
+// Wrong numbers: which part of a compiled graph computes something else than eager execution does? Every run of a
+// program is followed by the same graph op by op; where results differ, the smallest part that differs on its own is
+// named, with the user's line, in an InternalError and in a file for rondo_replay. On with RONDO_CHECK=units, or with
+// compile::set_check_units() (options.h). Slow: everything runs twice.
+//
+// In exact mode any other bit differs (NaNs are equal). In default mode, more than kRelaxed of the largest element
+// does.
+#pragma once
+
+#include <span>
+#include <string>
+#include <vector>
+
+#include "rondo/compile/exec/program.h"
+
+namespace rondo::compile {
+
+// RONDO_CHECK is read the first time.
+bool checks_units();
+// What a value of RONDO_CHECK says; null: it is not set. Throws Error if that is anything but "units".
+bool parse_checks(const char* list);
+
+inline constexpr double kRelaxed = 1e-5;              // f64 and f32
+inline constexpr double kRelaxedLowPrecision = 0.02;  // bf16 and f16
+
+class UnitCheck {
+ public:
+  // Runs the graph eagerly. `graph`: simplified. `units`: the nodes of each launch, in order.
+  UnitCheck(Graph graph, std::vector<std::vector<int32_t>> units, std::span<const Tensor> inputs,
+            const ProgramOptions& options);
+
+  // Throws InternalError if they differ from eager execution's. `outputs`: what the compiled graph returned.
+  void check(std::span<const Tensor> outputs) const;
+  // "element 3 of [4, 6]: eager 0.5, compiled 0.25"; "" if they are equal.
+  std::string first_difference(std::span<const Tensor> outputs) const;
+
+ private:
+  // Some nodes of the graph as a graph of its own.
+  struct Part {
+    Graph graph;
+    std::vector<ValueId> inputs, outputs;  // of the whole graph
+  };
+  Part part(const std::vector<int32_t>& nodes) const;
+  // What the part computes wrongly when it is compiled alone and reads eager values; "" if nothing.
+  std::string wrong_in(const std::vector<int32_t>& nodes) const;
+  // Fewer nodes that are wrong, too.
+  std::vector<int32_t> smallest(std::vector<int32_t> nodes) const;
+  std::string names_of(const std::vector<int32_t>& nodes) const;
+  std::string difference(ValueId id, const Tensor& actual) const;
+
+  const Graph graph_;
+  const std::vector<std::vector<int32_t>> units_;
+  const ProgramOptions options_;
+  std::vector<Tensor> values_;  // eager, by value
+};
+
+// Operands for a graph's inputs, made up from a seed.
+std::vector<Tensor> made_up_inputs(const Graph& graph);
+// The same for a graph with made-up operands: "" if compiled results equal eager ones.
+std::string check_graph(const Graph& graph);
+
+}  // namespace rondo::compile

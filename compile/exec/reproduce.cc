@@ -1,0 +1,93 @@
+#include "rondo/compile/exec/reproduce.h"
+
+#include "absl/strings/str_cat.h"
+#include "rondo/compile/codegen/loop_text.h"
+#include "rondo/compile/codegen/lower.h"
+#include "rondo/compile/exec/check_units.h"
+#include "rondo/compile/exec/program.h"
+#include "rondo/compile/ir/parse.h"
+#include "rondo/compile/jit/executable.h"
+
+namespace rondo::compile {
+namespace {
+
+std::vector<int32_t> parse_list(Scanner& in, size_t below) {
+  std::vector<int32_t> list;
+  while (!in.at_end_of_line()) {
+    const int64_t i = in.integer();
+    if (i < 0 || static_cast<size_t>(i) >= below) in.fail(absl::StrCat(i, " is out of range"));
+    list.push_back(static_cast<int32_t>(i));
+  }
+  in.end_line();
+  return list;
+}
+
+}  // namespace
+
+Reproducer parse_reproducer(std::string_view text, std::span<const OpDef* const> own) {
+  Scanner in(text);
+  Reproducer r;
+  if (in.at_end()) in.fail("nothing to replay");
+  if (in.accept("stage")) {
+    r.stage = std::string(in.word());
+    in.end_line();
+  } else {
+    r.stage = in.next_is("kernel") ? "emit" : "compile";
+  }
+  if (in.next_is("kernel")) {
+    r.kernel = parse_loop_kernel(in);
+  } else {
+    r.graph = parse_graph(in, own);
+    if (in.accept("unit")) {
+      Unit& unit = r.unit.emplace();
+      unit.fused = in.accept("fused");
+      in.expect("rows=");
+      unit.rows = in.integer();
+      in.expect("cols=");
+      unit.cols = in.integer();
+      in.expect("nodes");
+      unit.nodes = parse_list(in, r.graph->nodes.size());
+    }
+    r.needed.resize(r.graph->values.size());
+    if (in.accept("needed"))
+      for (int32_t id : parse_list(in, r.needed.size())) r.needed[static_cast<size_t>(id)] = true;
+  }
+  if (!in.at_end()) in.fail("nothing more was expected");
+  return r;
+}
+
+std::string replay(const Reproducer& r) {
+  auto graph = [&]() -> const Graph& {
+    if (!r.graph) throw Error(absl::StrCat("the stage \"", r.stage, "\" needs a graph"));
+    return *r.graph;
+  };
+  if (r.stage == "emit") {
+    if (!r.kernel) throw Error("the stage \"emit\" needs a loop kernel");
+    compile_kernels({&*r.kernel, 1});
+    return to_string(*r.kernel);
+  }
+  if (r.stage == "lower") {
+    verify(graph());
+    if (!r.unit) throw Error("the stage \"lower\" needs a unit");
+    return to_string(lower(graph(), *r.unit, r.needed).kernel);
+  }
+  if (r.stage == "fuse") {
+    verify(graph());
+    return to_string(graph(), fuse(graph()));
+  }
+  if (r.stage == "numbers") {
+    verify(graph());
+    if (const std::string what = check_graph(graph()); !what.empty())
+      throw InternalError("compiled code computes other numbers than eager execution: " + what);
+    return to_string(graph());
+  }
+  if (r.stage == "compile") {
+    std::string text;
+    const std::shared_ptr<const Program> program = Program::compile(graph());
+    for (const LoweredUnit& kernel : program->plan().kernels) text += to_string(kernel.kernel);
+    return text;
+  }
+  return to_string(run_pass(r.stage, graph()));
+}
+
+}  // namespace rondo::compile

@@ -1,0 +1,33 @@
+// Runs a stage of the compiler again on what a reproducer holds (stages/reproducer.h). For the tool rondo_replay
+// (tests/replay/).
+#pragma once
+
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "rondo/compile/codegen/loop_ir.h"
+#include "rondo/compile/ir/graph.h"
+#include "rondo/compile/transform/passes.h"
+
+namespace rondo::compile {
+
+// A stage and what it is given.
+struct Reproducer {
+  std::string stage;                 // StageInput::stage, or "compile"
+  std::optional<Graph> graph;        // all but "emit"
+  std::optional<Unit> unit;          // "lower"
+  std::vector<bool> needed;          // "lower"
+  std::optional<LoopKernel> kernel;  // "emit"
+};
+
+// Reads the text of a reproducer, also a bare graph (stage "compile": everything) or loop kernel ("emit"). Throws Error
+// "line 3: what". `own`: ops of the program's own; rondo_replay has those of tests/replay/own_ops.cc.
+Reproducer parse_reproducer(std::string_view text, std::span<const OpDef* const> own = {});
+
+// Runs the stage and gives what it makes as text. Throws what the stage throws; Error if there is no such stage.
+std::string replay(const Reproducer& reproducer);
+
+}  // namespace rondo::compile

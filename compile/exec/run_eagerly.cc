@@ -1,0 +1,35 @@
+#include "rondo/compile/exec/run_eagerly.h"
+
+#include <algorithm>
+#include <optional>
+
+#include "rondo/runtime/amp.h"
+#include "rondo/runtime/autograd.h"
+#include "rondo/runtime/recorder.h"
+
+namespace rondo::compile {
+
+void run_eagerly(const Graph& graph, std::vector<Tensor>& values, const std::vector<bool>* wanted,
+                 const std::function<void(const GraphNode&)>& made) {
+  RecorderScope eager(nullptr);
+  amp::Autocast as_recorded(std::nullopt);  // casts are in the recording already
+  static const Tensor kUndefined;
+  for (const GraphNode& node : graph.nodes) {
+    const auto is_wanted = [&](ValueId id) { return (*wanted)[static_cast<size_t>(id)]; };
+    if (wanted != nullptr && std::none_of(node.outputs.begin(), node.outputs.end(), is_wanted)) continue;
+    std::vector<TensorArg> args;
+    std::vector<Tensor> outputs(node.outputs.size());
+    // The modules that called the op have returned, so an error names the line that was found when it was recorded.
+    const std::source_location where = node.origin.user.line() == 0 ? node.where : node.origin.user;
+    for (ValueId id : node.inputs)
+      args.emplace_back(id == kNoValue ? kUndefined : values[static_cast<size_t>(id)], where);
+    bool differentiable = false;  // what ran under no_grad stays constant
+    for (ValueId id : node.outputs) differentiable = differentiable || graph.value(id).requires_grad;
+    GradMode mode(differentiable);
+    call(*node.op, args, node.attrs, outputs);
+    for (size_t i = 0; i < outputs.size(); ++i) values[static_cast<size_t>(node.outputs[i])] = outputs[i];
+    if (made) made(node);
+  }
+}
+
+}  // namespace rondo::compile

@@ -1,0 +1,60 @@
+#include "rondo/compile/explain.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "rondo/compile/region/region.h"
+#include "rondo/runtime/cuda/product.h"
+
+namespace rondo::compile {
+namespace {
+
+std::vector<std::string> products_without_algorithm() {
+  const cuda::ProductReport report = cuda::product_report();
+  if (report.last.empty()) return {};
+  constexpr size_t kMost = 8;
+  std::vector<std::string> texts = {absl::StrCat("products without an algorithm of cuBLASLt: ", report.apart,
+                                                 " as plain sums that a kernel finishes, ", report.copied,
+                                                 " on copies of their operands, ", report.by_kernel,
+                                                 " by a kernel of Rondo's own; ", report.runs, " runs")};
+  texts.insert(texts.end(), report.last.end() - static_cast<std::ptrdiff_t>(std::min(kMost, report.last.size())),
+               report.last.end());
+  return texts;
+}
+
+Regions compile_temporarily(nn::ModuleBase& model, const CompileOptions& options) {
+  disable(model);
+  return repeated_blocks(model).empty() ? compile_module(model, options) : compile_regions(model, options);
+}
+
+}  // namespace
+
+Explanation explain(const Regions& regions) {
+  Explanation explanation;
+  for (const std::shared_ptr<Region>& region : regions.regions()) {
+    RegionExplanation& e = explanation.regions.emplace_back();
+    e.report = region->report();
+    for (const std::shared_ptr<const Entry>& entry : region->entries()) e.entries.push_back(explain(*entry));
+    if (e.report.graph_breaks > 0)
+      e.hints.push_back(
+          absl::StrCat(e.report.graph_breaks,
+                       " graph breaks cut the region into pieces that cannot fuse; the last: ", e.report.last_break));
+    if (!e.entries.empty())
+      for (std::string& hint : perf_hints(e.entries.back())) e.hints.push_back(std::move(hint));
+  }
+  explanation.products = products_without_algorithm();
+  return explanation;
+}
+
+TemporaryRegions::Hooks::Hooks(nn::ModuleBase& model) {
+  model.apply([&](nn::ModuleBase& module) { hooks_.emplace_back(&module, module.call_hook); });
+}
+
+TemporaryRegions::Hooks::~Hooks() {
+  for (auto& [module, hook] : hooks_) module->call_hook = std::move(hook);
+}
+
+TemporaryRegions::TemporaryRegions(nn::ModuleBase& model, CompileOptions options)
+    : hooks_(model), regions_(compile_temporarily(model, options)) {}
+
+}  // namespace rondo::compile

@@ -1,0 +1,263 @@
+#include "rondo/compile/region/explain_entry.h"
+
+#include <algorithm>
+#include <map>
+#include <set>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "rondo/compile/codegen/loop_text.h"
+#include "rondo/compile/log.h"
+#include "rondo/compile/region/entry.h"
+#include "rondo/compile/transform/choose_kept.h"
+
+namespace rondo::compile {
+namespace {
+
+// Distinct elements: broadcast dimensions count once.
+int64_t bytes_of(const Value& v) {
+  int64_t elements = 1;
+  for (int d = 0; d < v.sizes.rank(); ++d)
+    if (v.strides[d] != 0 || v.sizes[d] == 0) elements *= v.sizes[d];
+  return elements * static_cast<int64_t>(size_of(v.dtype));
+}
+
+int64_t total_bytes(const Graph& graph, const std::set<ValueId>& values) {
+  int64_t bytes = 0;
+  for (ValueId id : values) bytes += bytes_of(graph.value(id));
+  return bytes;
+}
+
+// What a set of nodes reads from outside, and writes that others read.
+class Traffic {
+ public:
+  explicit Traffic(const Graph& graph)
+      : graph_(graph), outputs_(graph.values.size(), false), readers_(graph.values.size()) {
+    for (ValueId id : graph.outputs) outputs_[static_cast<size_t>(graph.written(id))] = true;
+    for (size_t n = 0; n < graph.nodes.size(); ++n)
+      if (graph.nodes[n].op->kind != OpKind::kView)
+        for (ValueId id : graph.nodes[n].inputs)
+          if (id != kNoValue) readers_[static_cast<size_t>(graph.written(id))].push_back(static_cast<int32_t>(n));
+  }
+
+  void of(const std::vector<int32_t>& nodes, int64_t& read, int64_t& written) const {
+    const std::set<int32_t> inside(nodes.begin(), nodes.end());
+    std::set<ValueId> reads, writes;
+    for (int32_t n : nodes) {
+      const GraphNode& node = graph_.nodes[static_cast<size_t>(n)];
+      for (ValueId id : node.inputs)
+        if (id != kNoValue && !inside.contains(graph_.value(graph_.written(id)).producer))
+          reads.insert(same_elements(graph_, id));
+      for (ValueId id : node.outputs) {
+        bool leaves = outputs_[static_cast<size_t>(id)];
+        for (int32_t reader : readers_[static_cast<size_t>(id)]) leaves = leaves || !inside.contains(reader);
+        if (leaves) writes.insert(id);
+      }
+    }
+    read = total_bytes(graph_, reads);
+    written = total_bytes(graph_, writes);
+  }
+
+ private:
+  const Graph& graph_;
+  std::vector<bool> outputs_;
+  std::vector<std::vector<int32_t>> readers_;  // of each written value
+};
+
+void explain_launch(const Plan& plan, const Traffic& traffic, const Launch& launch, LaunchExplanation& e) {
+  const Graph& graph = plan.graph;
+  e.generated = launch.kind == Launch::Kind::kKernel;
+  e.name = e.generated ? absl::StrCat("kernel ", launch.kernel)
+                       : graph.nodes[static_cast<size_t>(launch.op())].op->name;
+  if (!e.generated) {
+    const GraphNode& node = graph.nodes[static_cast<size_t>(launch.op())];
+    e.algorithm = launch.variant;
+    e.widens = node.op->kind == OpKind::kContraction && graph.value(node.inputs[0]).dtype == kF16;
+  }
+  if (e.generated) e.code = to_string(plan.kernels[static_cast<size_t>(launch.kernel)].kernel);
+  std::map<int32_t, std::vector<int32_t>> calls;  // parts of one eager op
+  for (int32_t n : launch.nodes) {
+    const Origin& origin = graph.nodes[static_cast<size_t>(n)].origin;
+    e.nodes.push_back(n);
+    const std::string source = to_string(origin);
+    if (std::find(e.sources.begin(), e.sources.end(), source) == e.sources.end()) e.sources.push_back(source);
+    if (!origin.again) calls[origin.call].push_back(n);  // eager execution computes nothing again
+  }
+  traffic.of(launch.nodes, e.bytes_read, e.bytes_written);
+  int64_t apart = 0;
+  for (const auto& [call, nodes] : calls) {
+    int64_t read = 0, written = 0;
+    traffic.of(nodes, read, written);
+    apart += read + written;
+  }
+  e.bytes_saved = std::max<int64_t>(apart - e.bytes_read - e.bytes_written, 0);
+}
+
+// "%0: f32[8, 64]"
+std::string typed(const Graph& graph, ValueId id) {
+  const Value& v = graph.value(id);
+  return absl::StrCat("%", id, ": ", std::string(rondo::name_of(v.dtype)), rondo::to_string(v.sizes));
+}
+
+ProgramExplanation explain_program(const Program& program, std::string name) {
+  const Graph& graph = program.graph();
+  ProgramExplanation e;
+  e.name = std::move(name);
+  for (ValueId id : graph.inputs) e.inputs.push_back(typed(graph, id));
+  for (ValueId id : graph.outputs) e.outputs.push_back(typed(graph, id));
+  for (const GraphNode& node : graph.nodes) {
+    const Origin& origin = node.origin;
+    e.nodes.push_back({node.op->name, to_string(graph, node), to_string(origin), origin.user.file_name(),
+                       static_cast<int>(origin.user.line()), -1});
+  }
+  const Traffic traffic(graph);
+  for (const Launch& launch : program.plan().launches) {
+    if (launch.kind == Launch::Kind::kCombine) continue;  // the end of its kernel
+    for (int32_t n : launch.nodes) e.nodes[static_cast<size_t>(n)].launch = static_cast<int>(e.launches.size());
+    explain_launch(program.plan(), traffic, launch, e.launches.emplace_back());
+  }
+  e.kernels = program.stats().kernels;
+  e.compiled = program.stats().compiled;
+  e.library_calls = program.stats().library_calls;
+  e.arena_bytes = program.stats().arena_bytes;
+  e.compile_ms = program.stats().compile_ms;
+  return e;
+}
+
+// Adds a point for each launch. Outputs from `first_kept` on are kept for the backward.
+void add_memory(const Plan& plan, const ProgramExplanation& names, size_t first_kept,
+                std::vector<MemoryPoint>& memory) {
+  const Graph& graph = plan.graph;
+  const auto n = static_cast<int>(plan.launches.size());
+  // A value is in use from the first launch that touches it to the last.
+  std::vector<int> first(graph.values.size(), n), last(graph.values.size(), -1);
+  for (int i = 0; i < n; ++i) {
+    for (ValueId id : touched(plan, plan.launches[static_cast<size_t>(i)])) {
+      if (id == kNoValue) continue;
+      const auto root = static_cast<size_t>(graph.value(id).root);
+      first[root] = std::min(first[root], i);
+      last[root] = std::max(last[root], i);
+    }
+  }
+  std::set<ValueId> inputs, outputs, kept;
+  for (ValueId id : graph.inputs)
+    if (last[static_cast<size_t>(id)] >= 0) inputs.insert(id);
+  for (size_t i = 0; i < graph.outputs.size(); ++i) {
+    const ValueId root = graph.value(graph.outputs[i]).root;
+    if (plan.placements[static_cast<size_t>(root)].kind != Plan::Placement::kOutput) continue;
+    if (i < first_kept) outputs.insert(root);
+    else if (!outputs.contains(root)) kept.insert(root);
+  }
+  MemoryPoint point;
+  point.inputs = total_bytes(graph, inputs);
+  point.outputs = total_bytes(graph, outputs);
+  point.kept = total_bytes(graph, kept);
+  size_t named = 0;
+  for (int i = 0; i < n; ++i) {
+    const Launch& launch = plan.launches[static_cast<size_t>(i)];
+    if (launch.kind == Launch::Kind::kCombine) continue;
+    point.launch = absl::StrCat(names.name, ": ", names.launches[named++].name);
+    const bool is_kernel = launch.kind == Launch::Kind::kKernel;
+    point.transients = is_kernel ? partial_bytes(plan.kernels[static_cast<size_t>(launch.kernel)], 1) : 0;
+    for (size_t v = 0; v < graph.values.size(); ++v)
+      if (plan.placements[v].kind == Plan::Placement::kArena && first[v] <= i && i <= last[v])
+        point.transients += bytes_of(graph.values[v]);
+    memory.push_back(point);
+  }
+}
+
+}  // namespace
+
+EntryExplanation explain(const Entry& entry) {
+  EntryExplanation e;
+  e.programs.push_back(explain_program(*entry.forward, "forward"));
+  const auto results = static_cast<size_t>(entry.n_outputs);
+  add_memory(entry.forward->plan(), e.programs[0], results, e.memory);
+  e.kept_bytes = e.memory.empty() ? 0 : e.memory[0].kept;
+  const Program* whole = entry.backward.program.get();
+  for (const std::shared_ptr<const Program>& program : entry.backwards()) {
+    e.programs.push_back(
+        explain_program(*program, program.get() == whole ? "backward" : "backward of other gradients"));
+    if (program.get() != whole) continue;
+    e.recomputed_flops = recomputed_flops(program->graph());
+    const size_t at = e.memory.size();
+    add_memory(program->plan(), e.programs.back(), program->graph().outputs.size(), e.memory);
+    // What the forward kept is among the inputs of the backward.
+    for (size_t i = at; i < e.memory.size(); ++i) {
+      e.memory[i].kept = std::min(e.kept_bytes, e.memory[i].inputs);
+      e.memory[i].inputs -= e.memory[i].kept;
+    }
+  }
+  return e;
+}
+
+std::vector<std::string> perf_hints(const EntryExplanation& entry) {
+  std::vector<std::string> hints;
+  int64_t widened = 0;
+  for (const ProgramExplanation& program : entry.programs)
+    widened += std::count_if(program.launches.begin(), program.launches.end(),
+                             [](const auto& launch) { return launch.widens; });
+  if (widened > 0)
+    hints.push_back(absl::StrCat(
+        widened, " products of f16 run in f32, since this CPU's library has none: bf16 (amp::Autocast) is faster"));
+  for (const ProgramExplanation& program : entry.programs) {
+    for (const LaunchExplanation& launch : program.launches) {
+      const auto first = static_cast<size_t>(launch.nodes[0]);
+      const OpDef* op = find_op(program.nodes[first].op);
+      if (launch.generated || op == nullptr || op->lower == nullptr) continue;
+      hints.push_back(
+          absl::StrCat(program.name, ": ", program.nodes[first].op,
+                       " is not fused, because of its dtypes (kernels "
+                       "hold floats and booleans) or of the dimensions it reduces (the last, or all others): ",
+                       launch.sources[0]));
+    }
+  }
+  if (entry.recomputed_flops > 0)
+    hints.push_back(absl::StrCat("the backward computes products of ", entry.recomputed_flops,
+                                 " operations again, to keep no more than ", format_bytes(entry.kept_bytes),
+                                 " (CompileOptions::recompute)"));
+  return hints;
+}
+
+std::string format_bytes(int64_t bytes) {
+  const auto value = static_cast<double>(bytes);
+  if (bytes < 1000) return absl::StrCat(bytes, " B");
+  if (bytes < 1000 * 1000) return absl::StrFormat("%.1f KB", value / 1e3);
+  if (bytes < 1000 * 1000 * 1000) return absl::StrFormat("%.1f MB", value / 1e6);
+  return absl::StrFormat("%.2f GB", value / 1e9);
+}
+
+void log_entry(std::string_view region, const Entry& entry, std::string_view why) {
+  using log::Topic;
+  const std::string name(region);
+  if (!why.empty() && log::enabled(Topic::kRecompiles)) {
+    int compiled = entry.forward->stats().compiled;
+    if (entry.backward.program != nullptr) compiled += entry.backward.program->stats().compiled;
+    log::write(Topic::kRecompiles, absl::StrCat(name, ": ", std::string(why),
+                                                compiled > 0 ? absl::StrCat("; ", compiled, " kernels compiled")
+                                                             : "; planned anew, no kernel compiled"));
+  }
+  const bool hints = log::enabled(Topic::kPerfHints), fusion = log::enabled(Topic::kFusion),
+             code = log::enabled(Topic::kOutputCode);
+  if (!hints && !fusion && !code) return;
+  const EntryExplanation e = explain(entry);
+  if (hints)
+    for (const std::string& hint : perf_hints(e)) log::write(Topic::kPerfHints, absl::StrCat(name, ": ", hint));
+  for (const ProgramExplanation& program : e.programs) {
+    for (const LaunchExplanation& launch : program.launches) {
+      if (!launch.generated) continue;
+      std::string text = absl::StrCat(name, " ", program.name, ", ", launch.name);
+      if (code) log::write(Topic::kOutputCode, absl::StrCat(text, "\n", launch.code));
+      if (!fusion) continue;
+      absl::StrAppend(&text, ": ", launch.nodes.size(), " ops, saves ", format_bytes(launch.bytes_saved), " of ",
+                      format_bytes(launch.bytes_saved + launch.bytes_read + launch.bytes_written));
+      if (log::enabled(Topic::kFusion, log::Detail::kVerbose))
+        for (int n : launch.nodes)
+          absl::StrAppend(&text, "\n  ", program.nodes[static_cast<size_t>(n)].text, "  # ",
+                          program.nodes[static_cast<size_t>(n)].origin);
+      log::write(Topic::kFusion, text);
+    }
+  }
+}
+
+}  // namespace rondo::compile

@@ -1,0 +1,78 @@
+// Marked dimensions: turns what users say (mark_dynamic, CompileOptions::dynamic) into what the compiler knows of a
+// recording. Marks are not in a recording's key. They only choose which code is generated for a new recording, and all
+// code that fits a recording gives the same results.
+#pragma once
+
+#include <mutex>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "absl/functional/function_ref.h"
+#include "rondo/compile/capture/resize.h"
+#include "rondo/compile/exec/program.h"
+#include "rondo/compile/options.h"
+#include "rondo/modules/module.h"
+
+namespace rondo::compile {
+
+// A marked dimension of an input of a recording.
+struct MarkedDim {
+  int32_t input;
+  int dim;
+  DynamicRange range;
+};
+
+// Throws Error if CompileOptions::dynamic does not allow an argument of the call. `region` names the region in the
+// text.
+void check_arguments(const std::string& region, const nn::ModuleCall& call, std::span<const DynamicArgument> dynamic);
+// Throws Error if the options themselves make no sense.
+void check_options(std::span<const DynamicArgument> dynamic);
+
+bool is_marked(std::span<const Tensor> tensors);
+// The marks of these tensors.
+std::vector<MarkedDim> marked_dims(std::span<const Tensor> inputs);
+// Adds the marks that `dynamic` gives to the arguments of a call, where an argument is among `inputs`.
+void add_marked_arguments(std::vector<MarkedDim>& dims, std::span<const Tensor> inputs, const nn::ModuleCall& call,
+                          std::span<const DynamicArgument> dynamic);
+
+// A size that varies, with the range that code is generated for: the bucket that holds the present size.
+struct SizeVariable {
+  int64_t size;
+  int64_t min, max;
+  int64_t multiple_of;
+};
+// The smallest and the largest size of the bucket.
+std::pair<int64_t, int64_t> bucket_of(const DynamicRange& range, int64_t size);
+
+// A recording at other sizes of its marked dimensions. Computed when it is first asked for. Thread safe.
+class OtherRecordings {
+ public:
+  // `recorded` must outlive this. Dimensions of equal size are one variable.
+  OtherRecordings(const Graph& recorded, std::span<const MarkedDim> dims);
+  // False: nothing varies. (A bucket with a single size is a constant, and so are the sizes 0 and 1.)
+  bool any() const { return !variables_.empty(); }
+  // The ranges that code is generated for, as a key.
+  std::vector<int64_t> ranges() const;
+  // Applies `derive` to the recordings at other sizes. Where it throws, the result is nothing.
+  OtherSizes map(absl::FunctionRef<Graph(const Graph&)> derive) const;
+  // Dimensions of the recording's results that are marked dimensions of its inputs.
+  struct Follower {
+    int32_t output;
+    int dim;
+    int32_t marked;  // index into the dims
+  };
+  std::vector<Follower> followers() const;
+
+ private:
+  void prepare() const;
+  const Graph& recorded_;
+  std::vector<SizeVariable> variables_;
+  std::vector<VariableDim> dims_;
+  std::vector<int32_t> marked_;  // of each of dims_, its index in the list given
+  mutable std::mutex mutex_;     // guards what follows until it is prepared
+  mutable bool prepared_ = false;
+  mutable std::optional<Graph> next_, smallest_, largest_;
+};
+
+}  // namespace rondo::compile

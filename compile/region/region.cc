@@ -1,0 +1,405 @@
+#include "rondo/compile/region/region.h"
+
+#include <algorithm>
+#include <map>
+
+#include "absl/strings/str_cat.h"
+#include "rondo/compile/exec/run_eagerly.h"
+#include "rondo/compile/log.h"
+#include "rondo/compile/region/compiled_node.h"
+#include "rondo/compile/region/explain_entry.h"
+#include "rondo/compile/stages/outcomes.h"
+#include "rondo/compile/stages/planted.h"
+#include "rondo/compile/transform/choose_kept.h"
+#include "rondo/compile/transform/difference.h"
+#include "rondo/runtime/autograd.h"
+#include "rondo/runtime/memory.h"
+#include "rondo/runtime/recorder.h"
+
+namespace rondo::compile {
+namespace {
+
+// The base that a view would have in eager execution: where its chain of views starts, behind the last detach().
+ValueId base_of(const Trace& trace, const Graph& graph, ValueId id) {
+  ValueId base = kNoValue;
+  while (graph.value(id).root != id && graph.value(id).producer >= 0 &&
+         (graph.value(id).grad_mode || autograd::is_no_grad_view(trace.handle(id))))
+    id = base = graph.nodes[static_cast<size_t>(graph.value(id).producer)].inputs[0];
+  return base;
+}
+
+// What is still wanted at the end of a recording. A view that is held keeps its base, so that a write through one view
+// reaches the base's history, and from there all its views.
+void choose_outputs(const Trace& trace, Graph& graph) {
+  std::vector<bool> held(graph.values.size(), false), based(graph.values.size(), false);
+  for (const GraphNode& node : graph.nodes)
+    for (ValueId id : node.outputs) {
+      held[static_cast<size_t>(id)] = trace.is_alive(id);
+      if (!held[static_cast<size_t>(id)]) continue;
+      if (const ValueId base = base_of(trace, graph, id); base != kNoValue) based[static_cast<size_t>(base)] = true;
+    }
+  graph.outputs.clear();
+  for (const GraphNode& node : graph.nodes)
+    for (ValueId id : node.outputs) {
+      if (!held[static_cast<size_t>(id)] && !based[static_cast<size_t>(id)]) continue;
+      graph.value(id).hidden = !held[static_cast<size_t>(id)];
+      graph.outputs.push_back(id);
+    }
+}
+
+// False: to run it would change nothing. Note [Checks are effects].
+bool has_effects(const Graph& graph) {
+  return !graph.outputs.empty() ||
+         std::any_of(graph.nodes.begin(), graph.nodes.end(), [](const GraphNode& node) { return node.op->checks; });
+}
+
+// Everything in a recording is on one device.
+Device device_of(const Trace& trace) { return trace.handle(trace.graph.nodes[0].outputs[0]).device(); }
+uint64_t device_word(Device device) {
+  return static_cast<uint64_t>(device.backend) << 8 | static_cast<uint8_t>(device.index);
+}
+
+// Stands where a recording would, in values that a failed run did not come to: whoever reads one hears why. Such errors
+// are rare and their texts few, so they are kept for good; beyond a bound, one text serves all.
+class Missing final : public Recorder {
+ public:
+  explicit Missing(std::string reason) : reason_(std::move(reason)) {}
+  void record(const OpDef&, std::span<const Tensor* const>, const Attrs&, std::span<Tensor>, bool,
+              std::source_location where) override {
+    throw_internal("a value that was never computed records", where);
+  }
+  void flush(const TensorImpl&, std::source_location where) override { throw_op_error("data", reason_, where); }
+
+ private:
+  const std::string reason_;
+};
+Recorder* recorder_of_missing(const std::string& reason) {
+  constexpr size_t kMostTexts = 256;
+  static std::mutex mutex;
+  static auto* const known = new std::map<std::string, std::unique_ptr<Missing>>;
+  std::lock_guard lock(mutex);
+  const std::string text = known->size() < kMostTexts || known->contains(reason)
+                               ? reason
+                               : "the compiled region that was to make the value failed";
+  std::unique_ptr<Missing>& missing = (*known)[text];
+  if (missing == nullptr) missing = std::make_unique<Missing>("the tensor has no value: " + text);
+  return missing.get();
+}
+
+}  // namespace
+
+std::vector<nn::ModuleBase*> repeated_blocks(nn::ModuleBase& model) {
+  const auto is_list_item = [](const std::string& name) {
+    return !name.empty() && name.find_first_not_of("0123456789") == std::string::npos;
+  };
+  std::vector<nn::ModuleBase*> blocks;
+  for (const nn::NamedModule& named : model.named_modules())
+    for (nn::ModuleBase* child : named.module.children())
+      if (is_list_item(child->name())) blocks.push_back(child);
+  return blocks;
+}
+
+Region::Region(std::string name, CompileOptions options) : options_(options) {
+  report_.name = std::move(name);
+  count(Outcome::kRegion);
+}
+
+std::shared_ptr<const Binding> Region::binding_for(const Trace& trace, const nn::ModuleCall& call, int piece) {
+  RecordingKey key = pack(trace.graph);
+  key.push_back(device_word(device_of(trace)));
+  if (std::shared_ptr<const Binding> binding = find(key)) return binding;
+  News news;
+  const std::shared_ptr<const Binding> binding = make_binding(trace, call, piece, key, news);
+  // A user's sink may ask for reports: no lock is held.
+  if (!news.warning.empty()) log::warn_once(news.warning);
+  if (news.compiled) log_entry(news.region, *binding->entry(), news.why);
+  return binding;
+}
+
+std::shared_ptr<const Binding> Region::find(const RecordingKey& key) {
+  std::lock_guard lock(mutex_);
+  const auto found = bindings_.find(key);
+  if (found == bindings_.end()) return nullptr;
+  found->second.last_use = ++uses_;
+  found->second.binding->entry()->last_use = uses_;
+  return found->second.binding;
+}
+
+std::shared_ptr<const Binding> Region::bind_floats(const Graph& recorded, const RecordingKey& structure) {
+  std::vector<Slot> slots;
+  {
+    std::lock_guard lock(mutex_);
+    if (const auto found = entries_.find(structure); found != entries_.end()) slots = found->second;
+  }
+  for (const Slot& slot : slots)
+    if (std::shared_ptr<const Binding> binding = Binding::make(slot.entry, recorded)) return binding;
+  return nullptr;
+}
+
+std::shared_ptr<const Binding> Region::make_binding(const Trace& trace, const nn::ModuleCall& call, int piece,
+                                                    const RecordingKey& key, News& news) {
+  // Entries are added and dropped only while this is held, so that `earlier` stays valid.
+  std::lock_guard one_at_a_time(compile_mutex_);
+  if (std::shared_ptr<const Binding> binding = find(key)) return binding;  // another thread's, meanwhile
+  Keys keys{key, pack(trace.graph, PackFloats::kNo)};
+  keys.structure.push_back(device_word(device_of(trace)));
+  if (std::shared_ptr<const Binding> binding = bind_floats(trace.graph, keys.structure)) {
+    std::lock_guard lock(mutex_);
+    ++report_.float_changes;
+    add_binding(key, binding);
+    return binding;
+  }
+  if (failed_.contains(keys.structure)) {
+    ledger_->add_eager_run();
+    return nullptr;
+  }
+  const Standing standing = standing_of(piece, news);
+  // What runs eagerly may do so on every call: the first explains itself, the others take no time for it.
+  if (standing.eager && standing.explained) return nullptr;
+  news.why = nearest_difference(standing.earlier, trace.graph, name_inputs(call.module, trace.external()));
+  if (!news.warning.empty()) news.warning += news.why;
+  if (!news.why.empty()) {
+    std::lock_guard lock(mutex_);
+    report_.last_recompile = news.why;
+  }
+  if (standing.eager) return nullptr;
+  std::vector<int64_t> ranges{piece};
+  std::shared_ptr<Entry> entry;
+  try {
+    entry = ledger_->guarded(news.why, !standing.earlier.empty(),
+                             [&] { return compile_recording(trace, call, standing.is_first, ranges); });
+  } catch (const std::exception& e) {
+    if (!ledger_->add_failed_compilation(e)) throw;
+    if (failed_.size() >= static_cast<size_t>(std::max(options_.max_entries, 1))) failed_.clear();
+    failed_.insert(keys.structure);
+    return nullptr;
+  }
+  news.compiled = true;
+  auto binding = std::make_shared<const Binding>(entry);
+  add(keys, {entry, piece}, binding, std::move(ranges));
+  return binding;
+}
+
+Region::Standing Region::standing_of(int piece, News& news) {
+  std::lock_guard lock(mutex_);
+  Standing standing;
+  for (const auto& [structure, slots] : entries_)
+    for (const Slot& slot : slots)
+      if (slot.piece == piece) standing.earlier.push_back(&slot.entry->forward_graph);
+  standing.is_first = report_.entries == 0;
+  const bool limit_reached = report_.compilations >= options_.recompile_limit;
+  standing.eager = !standing.earlier.empty() && (limit_reached || stance() == Stance::kEagerOnRecompile);
+  if (standing.eager) standing.explained = report_.eager_runs++ > 0;
+  news.region = report_.name;
+  if (standing.eager && limit_reached && !standing.explained) news.warning = ledger_->limit_warning();
+  return standing;
+}
+
+std::shared_ptr<Entry> Region::compile_recording(const Trace& trace, const nn::ModuleCall& call, bool is_first,
+                                                 std::vector<int64_t>& ranges) {
+  enter_stage("compile");
+  const Sizes sizes = options_.shapes == Shapes::kDynamic  ? Sizes::kAny
+                      : options_.shapes == Shapes::kStatic ? Sizes::kOwn
+                      : is_first                           ? Sizes::kConstant
+                                                           : Sizes::kVarying;
+  std::vector<MarkedDim> marked = marked_dims(trace.external());
+  add_marked_arguments(marked, trace.external(), call, options_.dynamic);
+  const Partition* like = latest_ != nullptr && latest_->partition ? &*latest_->partition : nullptr;
+  const auto ranges_met = [&](const OtherRecordings& others) {
+    for (int64_t bound : others.ranges()) ranges.push_back(bound);
+    return ranges_met_.contains(ranges);
+  };
+  const std::shared_ptr<Entry> entry = compile_entry(trace.graph, {.options = options_,
+                                                                   .sizes = sizes,
+                                                                   .device = device_of(trace),
+                                                                   .like = like,
+                                                                   .marked = marked,
+                                                                   .ranges_met = ranges_met});
+  entry->ledger = ledger_;
+  return entry;
+}
+
+void Region::add(const Keys& keys, Slot slot, std::shared_ptr<const Binding> binding, std::vector<int64_t> ranges) {
+  const Entry& entry = *slot.entry;
+  int kernels = 0, library_calls = 0, compiled = 0;
+  for (const Program* program : {entry.forward.get(), entry.backward.program.get()}) {
+    if (program == nullptr) continue;
+    compiled += program->stats().compiled;
+    kernels += program->stats().kernels;
+    library_calls += program->stats().library_calls;
+  }
+  std::lock_guard lock(mutex_);
+  latest_ = slot.entry;
+  if (entry.others != nullptr) ranges_met_.insert(std::move(ranges));
+  if (n_entries_ >= std::max(options_.max_entries, 1)) forget_oldest_entry();
+  ++n_entries_;
+  ++report_.entries;
+  report_.kernels = kernels;
+  report_.library_calls = library_calls;
+  report_.compile_ms += entry.compile_ms;
+  report_.compilations += compiled > 0;
+  report_.kept_bytes = entry.partition ? entry.partition->kept_bytes() : 0;
+  report_.recomputed_flops = entry.backward.program ? recomputed_flops(entry.backward.program->graph()) : 0;
+  entries_[keys.structure].push_back(std::move(slot));
+  add_binding(keys.full, std::move(binding));
+}
+
+void Region::add_binding(const RecordingKey& key, std::shared_ptr<const Binding> binding) {
+  if (bindings_.size() >= static_cast<size_t>(std::max(options_.max_entries, 1)))
+    bindings_.erase(std::min_element(bindings_.begin(), bindings_.end(), [](const auto& a, const auto& b) {
+      return a.second.last_use < b.second.last_use;
+    }));
+  binding->entry()->last_use = ++uses_;
+  bindings_[key] = {std::move(binding), uses_};
+}
+
+void Region::forget_oldest_entry() {
+  std::vector<Slot>* of = nullptr;
+  const Entry* oldest = nullptr;
+  for (auto& [structure, slots] : entries_)
+    for (const Slot& slot : slots)
+      if (oldest == nullptr || slot.entry->last_use < oldest->last_use) of = &slots, oldest = slot.entry.get();
+  absl::erase_if(bindings_, [&](const auto& binding) { return binding.second.binding->entry().get() == oldest; });
+  std::erase_if(*of, [&](const Slot& slot) { return slot.entry.get() == oldest; });
+  absl::erase_if(entries_, [](const auto& slots) { return slots.second.empty(); });
+  --n_entries_;
+}
+
+std::shared_ptr<const Binding> Region::run(Trace& trace, const nn::ModuleCall& call, int piece) {
+  choose_outputs(trace, trace.graph);
+  if (!has_effects(trace.graph)) return nullptr;
+  const memory::Cause cause("region ", report_.name, std::source_location::current());
+  const std::shared_ptr<const Binding> binding = binding_for(trace, call, piece);
+  if (binding == nullptr) {
+    count(Outcome::kEager, "a recording");
+    run_eagerly(trace);
+    return nullptr;
+  }
+  const Entry& entry = *binding->entry();
+  std::vector<Tensor> results, finished;
+  try {
+    count(Outcome::kCompiled);
+    results = entry.forward->run(trace.external(), binding->forward(), &finished);
+  } catch (const std::exception& e) {
+    hand_over_finished(trace, binding, finished, e.what());
+    throw;
+  }
+  std::shared_ptr<RegionNode> node;
+  if (entry.backward.program != nullptr) node = make_compiled_node(binding, trace.external(), results);
+  hand_over(trace, results, node);
+  if (is_marked(trace.external())) {
+    std::vector<Tensor> handles;
+    for (ValueId id : trace.graph.outputs) handles.push_back(trace.handle(id));
+    hand_on_marks(entry, trace.external(), handles);
+  }
+  return binding;
+}
+
+void Region::hand_over_finished(Trace& trace, const std::shared_ptr<const Binding>& binding,
+                                std::span<const Tensor> finished, const std::string& reason) {
+  std::string region;
+  {
+    std::lock_guard lock(mutex_);
+    report_.last_failure = reason;
+    ++report_.failed_runs;
+    region = report_.name;
+  }
+  // The caller may catch the error and go on with what was complete.
+  if (!finished.empty()) hand_over(trace, finished, make_node_of_failed_run(binding, trace.external()));
+  Recorder* missing = recorder_of_missing(absl::StrCat("region ", region, " failed before it was computed: ", reason));
+  for (size_t i = 0; i < trace.graph.outputs.size(); ++i)
+    if (finished.empty() || !finished[i].defined()) trace.handle(trace.graph.outputs[i]).impl()->recorder = missing;
+}
+
+void Region::hand_over(Trace& trace, std::span<const Tensor> results, const std::shared_ptr<RegionNode>& node) {
+  const Graph& graph = trace.graph;
+  for (size_t i = 0; i < graph.outputs.size(); ++i) {
+    const ValueId id = graph.outputs[i];
+    Tensor handle = trace.handle(id);
+    const Tensor& result = results[i];
+    if (!result.defined()) continue;  // an op before it threw
+    TensorImpl& impl = *handle.impl();
+    impl.storage = result.storage();
+    impl.offset = result.storage_offset();
+    impl.recorder = nullptr;
+    if (graph.value(id).requires_grad) {
+      if (node != nullptr) {
+        autograd::set_history(handle, node->history(static_cast<int>(i)), static_cast<int>(i));
+      } else {
+        const Edge edge = autograd::gradient_edge(result);
+        autograd::set_history(handle, edge.node, edge.output);
+      }
+    }
+    if (const ValueId base = base_of(trace, graph, id); base != kNoValue)
+      autograd::mark_view(handle, trace.handle(base), autograd::is_no_grad_view(handle));
+  }
+}
+
+void Region::run_eagerly(Trace& trace) {
+  const Graph& graph = trace.graph;
+  std::vector<Tensor> values(graph.values.size()), results;
+  for (size_t i = 0; i < graph.inputs.size(); ++i) values[static_cast<size_t>(graph.inputs[i])] = trace.external()[i];
+  const auto hand_over_all = [&] {
+    for (ValueId id : graph.outputs) results.push_back(values[static_cast<size_t>(id)]);
+    hand_over(trace, results, nullptr);
+  };
+  try {
+    compile::run_eagerly(graph, values);
+  } catch (...) {
+    hand_over_all();
+    throw;
+  }
+  hand_over_all();
+}
+
+void Region::begin_call(const nn::ModuleCall& call) {
+  if (!options_.dynamic.empty()) check_arguments(report_.name, call, options_.dynamic);
+  std::lock_guard lock(mutex_);
+  ++report_.calls;
+}
+void Region::count_replay() {
+  std::lock_guard lock(mutex_);
+  ++report_.replays;
+}
+void Region::refuse_replay(const std::string& why) {
+  std::string known;
+  {
+    std::lock_guard lock(mutex_);
+    known = std::exchange(report_.why_not_replayed, why);
+  }
+  if (known != why) log::write(log::Topic::kPerfHints, report_.name + " is recorded on every call: " + why);
+}
+void Region::verify_replay(Trace& trace, const Binding& expected) const {
+  choose_outputs(trace, trace.graph);
+  Graph recorded = trace.graph;
+  // A parameter that is a view of another one is no leaf any more once that one is written. A plan made for a leaf is
+  // right for both: it keeps more, and computes the same.
+  for (size_t i = 0; i < std::min(recorded.inputs.size(), expected.graph().inputs.size()); ++i)
+    recorded.value(recorded.inputs[i]).leaf = expected.graph().value(expected.graph().inputs[i]).leaf;
+  if (pack(recorded) == pack(expected.graph())) return;
+  const Graph* const before[] = {&expected.graph()};
+  throw Error(absl::StrCat("Capture::kVerify: a replay of ", report_.name,
+                           " would not be what its forward does now: ", nearest_difference(before, recorded, {})));
+}
+void Region::break_graph(const std::string& reason) {
+  if (options_.fullgraph)
+    throw Error(absl::StrCat("graph break in ", report_.name, " (CompileOptions::fullgraph forbids them): ", reason));
+  log::write(log::Topic::kGraphBreaks, report_.name + ": " + reason);
+  std::lock_guard lock(mutex_);
+  ++report_.graph_breaks;
+  report_.last_break = reason;
+}
+std::vector<std::shared_ptr<const Entry>> Region::entries() const {
+  std::lock_guard lock(mutex_);
+  std::vector<std::shared_ptr<const Entry>> entries;
+  for (const auto& [structure, slots] : entries_)
+    for (const Slot& slot : slots) entries.push_back(slot.entry);
+  std::sort(entries.begin(), entries.end(), [](const auto& a, const auto& b) { return a->last_use < b->last_use; });
+  return entries;
+}
+RegionReport Region::report() const {
+  std::lock_guard lock(mutex_);
+  return report_;
+}
+
+}  // namespace rondo::compile

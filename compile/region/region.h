@@ -1,0 +1,110 @@
+// A region: the executables of one repeated block, keyed by what the block records. See compile.h.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "rondo/compile/capture/trace.h"
+#include "rondo/compile/options.h"
+#include "rondo/compile/region/entry.h"
+#include "rondo/compile/region_report.h"
+#include "rondo/modules/module.h"
+#include "rondo/runtime/autograd.h"
+
+namespace rondo::compile {
+
+class RegionNode;
+
+// The items of every list of modules, in the order of the tree.
+std::vector<nn::ModuleBase*> repeated_blocks(nn::ModuleBase& model);
+
+// Thread safe.
+class [[gnu::visibility("hidden")]] Region {
+ public:
+  Region(std::string name, CompileOptions options);
+  void add_layer() { ++report_.layers; }
+  // Runs one recorded piece of `call` (there is one more after each graph break) and gives the live handles of
+  // `trace` their storage and history.
+  // Returns what ran; null if nothing did, or eagerly. If a launch throws, so does this: values that were complete by
+  // then get their memory, and reading another one throws Error with the reason. Nothing runs twice.
+  std::shared_ptr<const Binding> run(Trace & trace, const nn::ModuleCall& call, int piece);
+  const CompileOptions& options() const { return options_; }
+  // Counts it. Throws Error if its arguments are not what CompileOptions::dynamic allows.
+  void begin_call(const nn::ModuleCall& call);
+  void count_replay();
+  // A recording that must not be replayed, and why.
+  void refuse_replay(const std::string& why);
+  // Throws Error unless the recording is the one that would have been replayed.
+  void verify_replay(Trace & trace, const Binding& expected) const;
+  // Counts a graph break. Throws Error if there must be none.
+  void break_graph(const std::string& reason);
+  RegionReport report() const;
+  // The latest used last.
+  std::vector<std::shared_ptr<const Entry>> entries() const;
+
+ private:
+  // Null: run the recording eagerly.
+  std::shared_ptr<const Binding> binding_for(const Trace& trace, const nn::ModuleCall& call, int piece);
+  std::shared_ptr<const Binding> find(const RecordingKey& key);
+  struct News {  // for the log
+    std::string region, why, warning;
+    bool compiled = false;
+  };
+  struct Slot {
+    std::shared_ptr<const Entry> entry;
+    int piece = 0;
+  };
+  struct BindingSlot {
+    std::shared_ptr<const Binding> binding;
+    int64_t last_use = 0;
+  };
+  // Of one recording: with its floats, and without. Both name the device.
+  struct Keys {
+    RecordingKey full, structure;
+  };
+  // What is there before a recording is compiled.
+  struct Standing {
+    std::vector<const Graph*> earlier;  // recordings of the same piece
+    bool is_first = false;              // the region has compiled nothing yet
+    bool eager = false;                 // the stance or the limit forbids another compilation
+    bool explained = false;             // and the user knows
+  };
+  Standing standing_of(int piece, News& news);
+  // `ranges` gets those of its marked dimensions.
+  std::shared_ptr<Entry> compile_recording(const Trace& trace, const nn::ModuleCall& call, bool is_first,
+                                           std::vector<int64_t>& ranges);
+  void add(const Keys& keys, Slot slot, std::shared_ptr<const Binding> binding, std::vector<int64_t> ranges);
+  // REQUIRES: mutex_ is held.
+  void add_binding(const RecordingKey& key, std::shared_ptr<const Binding> binding);
+  // An entry whose recording differs from this one in floats only, with this one's floats; null: there is none.
+  std::shared_ptr<const Binding> bind_floats(const Graph& recorded, const RecordingKey& structure);
+  // As binding_for, for a recording that has no binding yet.
+  std::shared_ptr<const Binding> make_binding(const Trace& trace, const nn::ModuleCall& call, int piece,
+                                              const RecordingKey& key, News& news);
+  // Gives the live handles of `trace`, in the order of graph.outputs, their memory and history.
+  static void hand_over(Trace & trace, std::span<const Tensor> results, const std::shared_ptr<RegionNode>& node);
+  static void run_eagerly(Trace & trace);
+  // A run threw `reason`, after `finished` (by output) were complete.
+  void hand_over_finished(Trace & trace, const std::shared_ptr<const Binding>& binding,
+                          std::span<const Tensor> finished, const std::string& reason);
+  void forget_oldest_entry();
+
+  CompileOptions options_;
+  std::mutex compile_mutex_;  // held while one recording is compiled; others run meanwhile. Taken before mutex_
+  const std::shared_ptr<Ledger> ledger_ = std::make_shared<Ledger>();
+  std::mutex& mutex_ = ledger_->mutex;                       // guards what follows; nothing is logged while it is held
+  absl::flat_hash_map<RecordingKey, BindingSlot> bindings_;  // by full key
+  absl::flat_hash_map<RecordingKey, std::vector<Slot>> entries_;  // by structure
+  int n_entries_ = 0;
+  std::set<RecordingKey> failed_;              // structures that a stage could not compile; guarded by compile_mutex_
+  std::set<std::vector<int64_t>> ranges_met_;  // of marked dimensions, by piece
+  int64_t uses_ = 0;
+  std::shared_ptr<const Entry> latest_;  // that was compiled
+  RegionReport& report_ = ledger_->report;
+};
+
+}  // namespace rondo::compile

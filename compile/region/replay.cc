@@ -1,0 +1,107 @@
+#include "rondo/compile/region/replay.h"
+
+#include <algorithm>
+
+#include "rondo/compile/region/compiled_node.h"
+#include "rondo/compile/stages/outcomes.h"
+#include "rondo/runtime/amp.h"
+#include "rondo/runtime/autograd.h"
+
+namespace rondo::compile {
+
+std::shared_ptr<const Replay> Replay::make(const nn::ModuleCall& call, const Trace& trace,
+                                           std::shared_ptr<const Binding> binding, std::string& why_not) {
+  const Graph& graph = trace.graph;
+  const auto refuse = [&](const char* reason) {
+    why_not = reason;
+    return nullptr;
+  };
+  if (call.result == nullptr) return refuse("forward does not take tensors and return one");
+  if (graph.outputs.size() != 1 || !call.result->defined() ||
+      trace.handle(graph.outputs[0]).impl() != call.result->impl())
+    return refuse("forward returns no value of its own, or others outlive it");
+  if (graph.value(graph.outputs[0]).root != graph.outputs[0]) return refuse("forward returns a view");
+
+  auto replay = std::make_shared<Replay>();
+  replay->binding_ = std::move(binding);
+  replay->slots_ = call.module.tensor_slots();
+  for (const Tensor* slot : replay->slots_) {
+    replay->in_slots_.push_back(slot->impl());
+    replay->slot_kinds_.push_back(slot->defined() ? Kind::of(*slot) : Kind{});
+  }
+  std::vector<const TensorImpl*> arguments;
+  for (const Tensor* input : call.inputs) {
+    if (!input->defined()) return refuse("an argument is undefined");
+    if (std::count(arguments.begin(), arguments.end(), input->impl()) > 0 ||
+        std::count(replay->in_slots_.begin(), replay->in_slots_.end(), input->impl()) > 0)
+      return refuse("an argument is passed twice, or is a parameter");
+    arguments.push_back(input->impl());
+    replay->arguments_.push_back(Kind::of(*input));
+  }
+  for (const Tensor& input : trace.external()) {
+    const auto at = [&](const std::vector<const TensorImpl*>& list) {
+      return static_cast<int32_t>(std::find(list.begin(), list.end(), input.impl()) - list.begin());
+    };
+    if (const int32_t i = at(arguments); i < std::ssize(arguments)) replay->sources_.push_back({true, i});
+    else if (const int32_t k = at(replay->in_slots_); k < std::ssize(replay->in_slots_))
+      replay->sources_.push_back({false, k});
+    else
+      return refuse(
+          "forward reads a tensor that is no argument, parameter or buffer: dropout's random state, or a mask it "
+          "makes");
+  }
+  call.module.apply([&](nn::ModuleBase& module) {
+    replay->modules_.push_back({&module, module.is_training(), module.children().size()});
+  });
+  replay->tree_version_ = call.module.tree_version();
+  replay->grad_mode_ = grad_enabled();
+  replay->autocast_ = amp::autocast_dtype();
+  replay->default_device_ = default_device();
+  return replay;
+}
+
+bool Replay::matches(const nn::ModuleCall& call) const {
+  // First: after a change of the tree, what this points to may be gone.
+  if (call.module.tree_version() != tree_version_) return false;
+  if (call.result == nullptr || call.inputs.size() != arguments_.size() || grad_enabled() != grad_mode_ ||
+      amp::autocast_dtype() != autocast_ || !(default_device() == default_device_))
+    return false;
+  for (size_t i = 0; i < arguments_.size(); ++i) {
+    const Tensor& input = *call.inputs[i];
+    if (!input.defined() || !input.impl()->storage || !(Kind::of(input) == arguments_[i])) return false;
+    for (size_t k = 0; k < i; ++k)
+      if (call.inputs[k]->impl() == input.impl()) return false;
+    if (std::count(in_slots_.begin(), in_slots_.end(), input.impl()) > 0) return false;
+  }
+  for (size_t i = 0; i < slots_.size(); ++i) {
+    if (slots_[i]->impl() != in_slots_[i]) return false;
+    if (in_slots_[i] == nullptr) continue;
+    // The kind of one tensor changes by to(dtype), to(device) or requires_grad_() only.
+    const Kind& kind = slot_kinds_[i];
+    if (slots_[i]->dtype() != kind.dtype || !(slots_[i]->device() == kind.device) ||
+        slots_[i]->requires_grad() != kind.requires_grad || !(slots_[i]->sizes() == kind.sizes) ||
+        !(slots_[i]->strides() == kind.strides))
+      return false;
+  }
+  return std::all_of(modules_.begin(), modules_.end(), [](const ModuleState& s) {
+    return s.module->is_training() == s.training && s.module->children().size() == s.children;
+  });
+}
+
+void Replay::run(const nn::ModuleCall& call) const {
+  std::vector<Tensor> inputs;
+  inputs.reserve(sources_.size());
+  for (const Source& source : sources_)
+    inputs.push_back(source.is_argument ? *call.inputs[static_cast<size_t>(source.index)]
+                                        : *slots_[static_cast<size_t>(source.index)]);
+  const Entry& entry = *binding_->entry();
+  count(Outcome::kCompiled);
+  std::vector<Tensor> results = entry.forward->run(inputs, binding_->forward());
+  Tensor result = results[0];
+  if (entry.forward_graph.value(entry.forward_graph.outputs[0]).requires_grad)
+    autograd::set_history(result, make_compiled_node(binding_, inputs, results)->history(0), 0);
+  if (is_marked(inputs)) hand_on_marks(entry, inputs, {&result, 1});
+  *call.result = std::move(result);
+}
+
+}  // namespace rondo::compile

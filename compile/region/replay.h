@@ -1,0 +1,68 @@
+// Replay: a recording of one module instance, run again without running the module's C++ (Capture::kReplay).
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "rondo/compile/capture/trace.h"
+#include "rondo/compile/region/entry.h"
+#include "rondo/modules/module.h"
+
+namespace rondo::compile {
+
+// Immutable once made.
+class Replay {
+ public:
+  // From a call that has just been recorded as one piece and run as `binding`. Null, with the reason in `why_not`, if
+  // the recording does not determine the call: it reads other tensors than arguments, parameters and buffers (random
+  // states, masks that forward makes), returns anything but one tensor of its own, or lets a value escape.
+  static std::shared_ptr<const Replay> make(const nn::ModuleCall& call, const Trace& trace,
+                                            std::shared_ptr<const Binding> binding, std::string& why_not);
+
+  // True if the arguments, the parameters and the modes are of the kind that was recorded: dtypes, devices, shapes,
+  // strides, requires_grad, leaf or result, train/eval, grad mode, autocast, default device. What else forward depends
+  // on is the user's promise.
+  bool matches(const nn::ModuleCall& call) const;
+  // REQUIRES: matches(call). Sets *call.result.
+  void run(const nn::ModuleCall& call) const;
+  const Binding& binding() const { return *binding_; }
+
+ private:
+  struct Kind {
+    DType dtype;
+    Device device;
+    bool requires_grad;
+    bool leaf;
+    Dims sizes, strides;
+    static Kind of(const Tensor& t) {
+      return {t.dtype(), t.device(), t.requires_grad(), t.is_leaf(), t.sizes(), t.strides()};
+    }
+    friend bool operator==(const Kind&, const Kind&) = default;
+  };
+  struct Source {
+    bool is_argument;
+    int32_t index;  // of the arguments, or of slots_
+  };
+
+  std::shared_ptr<const Binding> binding_;
+  std::vector<Source> sources_;  // of the recording's inputs
+  std::vector<Kind> arguments_;
+  std::vector<const Tensor*> slots_;  // parameters and buffers of the module and all below it
+  std::vector<const TensorImpl*>
+      in_slots_;  // what they held, null where undefined; another tensor there is another recording
+  std::vector<Kind> slot_kinds_;
+  struct ModuleState {
+    const nn::ModuleBase* module;
+    bool training;
+    size_t children;  // a list of layers may grow
+  };
+  std::vector<ModuleState> modules_;
+  uint64_t tree_version_ = 0;  // of the module: children that came or went leave nothing here to compare
+  bool grad_mode_ = true;
+  std::optional<DType> autocast_;
+  Device default_device_;  // of factories that forward calls
+};
+
+}  // namespace rondo::compile

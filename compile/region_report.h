@@ -1,0 +1,46 @@
+// What users read of a region (compile.h, Regions::report). Plain data.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#pragma GCC visibility push(default)
+namespace rondo::compile {
+
+// What one region has done so far.
+struct RegionReport {
+  std::string name;         // class of the block
+  int layers = 0;           // modules that share it
+  int entries = 0;          // different recordings met: shapes, control flow, integers (floats do not count)
+  int compilations = 0;     // times that code had to be generated: for a recording, or for a backward (other_backwards)
+  int kernels = 0;          // generated kernels of the latest entry, forward and backward
+  int library_calls = 0;    // matrix products and the like, of the latest entry
+  int other_backwards = 0;  // compiled for other gradients than those of all outputs; each may count as a compilation
+  int eager_runs = 0;       // recordings and backwards that ran eagerly: a stance, the recompile limit, a failed stage
+  double compile_ms = 0;    // all entries together; the first kernel that a process compiles loads LLVM, too
+  int64_t kept_bytes = 0;   // by one call for its backward, besides inputs and outputs; of the latest entry
+  // The work of the products that one backward of the latest entry computes again. A library call counts where its
+  // products are known.
+  int64_t recomputed_flops = 0;
+  int64_t calls = 0;
+  int64_t replays = 0;           // of the calls, those that ran no C++ of the module
+  std::string why_not_replayed;  // with Capture::kReplay: why some call was recorded all the same
+  // Calls that threw an error of their data, such as an index out of range. Values that were complete can be read;
+  // another one throws Error with the reason. Errors that a device throws later, when the call is over, do not count.
+  int64_t failed_runs = 0;
+  std::string last_failure;
+  // Recordings and backwards that run eagerly because a stage of the compiler failed, which is a bug of Rondo, or
+  // because there is no compiler for their device.
+  int failed_compilations = 0;
+  std::string last_failed_compilation;
+  // Recordings that differed from an entry in floats only: the entry ran with other floats, nothing was planned.
+  int64_t float_changes = 0;
+  int64_t graph_breaks = 0;
+  std::string last_break;  // the user's file:line and why
+  // Why the latest recording after the first was new: its first difference to the nearest one, as in
+  // "dim 1 of input #0 (read by linear (train.cc:41)): 64 -> 96". Of those that run eagerly, the first only.
+  std::string last_recompile;
+};
+
+}  // namespace rondo::compile
+#pragma GCC visibility pop

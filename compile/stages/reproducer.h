@@ -1,0 +1,36 @@
+// When a stage of the compiler fails, what it was given is left in a file that the tool rondo_replay (tests/replay/)
+// runs again, without the user's program. The error names the file.
+//
+//   const std::vector<Unit> units = reproducible({.stage = "fuse", .text = text}, [&] { return fuse(graph); });
+//
+// Files hold shapes, ops and attributes; no data of tensors, no paths. RONDO_REPRODUCERS names the folder (default: the
+// system's for temporary files); "off" writes none. Equal failures write the same file.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "absl/functional/function_ref.h"
+
+namespace rondo::compile {
+
+// A stage and what it works on.
+struct StageInput {
+  std::string_view stage;  // "verify", a pass, "fuse", "lower", "emit" or "numbers"
+  // What it works on, in the form that exec/reproduce.h reads. Called only when the stage has failed.
+  absl::FunctionRef<std::string()> text;
+};
+
+// Writes the file and gives " (to reproduce: ...)" for the error. Never throws: if no file can be written, says so.
+std::string save_reproducer(const StageInput& input, std::string_view error);
+
+// Runs `body`. If it throws Error or InternalError, so does this, with a reproducer's path in the text.
+void run_reproducible(const StageInput& input, absl::FunctionRef<void()> body);
+template <class Body> auto reproducible(const StageInput& input, Body body) {
+  std::optional<decltype(body())> result;
+  run_reproducible(input, [&] { result.emplace(body()); });
+  return *std::move(result);
+}
+
+}  // namespace rondo::compile

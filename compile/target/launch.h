@@ -1,0 +1,67 @@
+// Launches: what a target's launch functions take, and these functions. All addresses are the device's.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+
+#include "absl/functional/any_invocable.h"
+#include "rondo/compile/codegen/loop_ir.h"
+#include "rondo/compile/target/machine_code.h"
+#include "rondo/compile/target/table.h"
+#include "rondo/runtime/device.h"
+#include "rondo/runtime/op.h"
+
+namespace rondo::compile {
+
+// One run of a kernel.
+struct KernelCall {
+  KernelHandle code;
+  const LoopKernel* kernel;  // scheduled
+  const int64_t* extents;    // of `kernel`
+  void* const* operands;     // as many as `kernel` has
+  const double* scalars;
+  int64_t grain;  // elements that pay for waking a thread
+};
+
+// Adds up the partial sums that a kernel has left: Note [Column order].
+struct CombineCall {
+  struct Sum {
+    std::byte* partial;  // [chunks, cols] of `compute`; the launch may overwrite it
+    std::byte* out;      // [cols] of `result`
+    DType compute, result;
+  };
+  KernelHandle code;         // of the kernel
+  const LoopKernel* kernel;  // scheduled
+  std::span<const Sum> sums;
+};
+
+// One run of a kernel on every item of a table. The kernel's own sizes stand for those of any item. The rows lie in
+// host memory and are free again on return; the addresses in them are the device's.
+struct TableCall {
+  KernelHandle code;
+  const LoopKernel* kernel;
+  std::span<const int64_t> extents;  // of `kernel`
+  TableRows rows;
+  Condition when;
+};
+
+// How a target's code and its library calls run. Each function enqueues on the compute stream of the device, and copies
+// what a call points to on the host. It need not copy what `owner` keeps alive: code, kernels, extents and scalars.
+// `owner` is null where the device runs everything at once, where the caller waits, and for kernels without
+// keeps_owner.
+struct LaunchFunctions {
+  using Owner = std::shared_ptr<const void>;
+  bool keeps_owner = true;  // false: `kernel` and `combine` copy all that they need, and code is unloaded in its turn
+  void (*kernel)(Device device, const KernelCall& call, const Owner& owner);
+  void (*combine)(Device device, std::span<const CombineCall> calls, const Owner& owner);  // of one kernel or several
+  void (*table)(Device device, const TableCall& call, const Owner& owner);
+  // Does what may fail of a table launch, memory and loading of code, and returns the rest, which only enqueues. The
+  // call's rows are free again on return. Null: nothing of `table` may fail.
+  absl::AnyInvocable<void()> (*ready_table)(Device device, const TableCall& call, const Owner& owner) = nullptr;
+  void (*library_call)(Device device, const std::shared_ptr<const PreparedKernel>& call,
+                       std::span<std::byte* const> addresses);
+};
+
+}  // namespace rondo::compile

@@ -1,0 +1,31 @@
+// The code of one kernel, loaded.
+#pragma once
+
+#include <cstddef>
+
+#include "rondo/compile/codegen/loop_ir.h"
+
+namespace rondo::compile {
+
+// Loaded code as its target's launch functions take it (target/launch.h). Only they know what it is: for the CPU a
+// KernelEntry, for a device with a driver of its own whatever names a function there.
+using KernelHandle = const void*;
+
+// Code in memory, which can be launched as long as it lives. Immutable.
+class MachineCode {
+ public:
+  explicit MachineCode(KernelHandle handle) : handle_(handle) {}
+  virtual ~MachineCode() = default;
+  MachineCode(const MachineCode&) = delete;
+  MachineCode& operator=(const MachineCode&) = delete;
+  KernelHandle handle() const { return handle_; }
+  // REQUIRES: host code.
+  KernelEntry entry() const { return reinterpret_cast<KernelEntry>(const_cast<void*>(handle_)); }
+  // Host code: bytes from the entry to the end of the code; 0: unknown, or no host code.
+  virtual size_t bytes() const { return 0; }
+
+ private:
+  KernelHandle handle_;
+};
+
+}  // namespace rondo::compile
