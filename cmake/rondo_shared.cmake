@@ -21,11 +21,11 @@ if(BUILD_SHARED_LIBS OR RONDO_BUILD_TESTS)
   endif()
 endif()
 
-# What programs link: rondo::rondo is everything, rondo::runtime and so on are folders with those before them.
+# What programs link: rondo::rondo is everything; rondo::runtime and so on are folders with those that they need.
 add_library(rondo INTERFACE)
 add_library(rondo::rondo ALIAS rondo)
 target_link_libraries(rondo INTERFACE $<IF:$<BOOL:${BUILD_SHARED_LIBS}>,rondo_shared,rondo_dist>)
-foreach(folder IN ITEMS runtime modules compile optim dist)
+foreach(folder IN ITEMS runtime text data modules compile optim dist)
   if(BUILD_SHARED_LIBS)
     add_library(rondo::${folder} ALIAS rondo)
   else()

@@ -61,7 +61,7 @@ endfunction()
 
 # rondo_library(runtime SOURCES a.cc KERNELS k.cc HEADERS tensor.h LINK absl::strings PRIVATE_LINK DNNL::dnnl)
 # An archive of position-independent objects. What the public HEADERS declare is exported where the objects become part
-# of a shared library; all else is hidden. KERNELS are compiled for RONDO_CPU, and share no inline function with others
+# of a shared library; all else is hidden. Files are named from the folder of the CMakeLists.txt. KERNELS are compiled for RONDO_CPU, and share no inline function with others
 # (isolate_kernel.sh).
 function(rondo_library name)
   cmake_parse_arguments(ARG "" "" "SOURCES;KERNELS;HEADERS;LINK;PRIVATE_LINK" ${ARGN})
@@ -91,7 +91,8 @@ function(rondo_library name)
   endforeach()
   set_target_properties(rondo_${name} PROPERTIES EXPORT_NAME ${name})
   set_property(GLOBAL APPEND PROPERTY RONDO_TARGETS rondo_${name})
+  file(RELATIVE_PATH folder ${PROJECT_SOURCE_DIR} ${CMAKE_CURRENT_SOURCE_DIR})
   foreach(header IN LISTS ARG_HEADERS)
-    set_property(GLOBAL APPEND PROPERTY RONDO_HEADERS ${name}/${header})
+    set_property(GLOBAL APPEND PROPERTY RONDO_HEADERS ${folder}/${header})
   endforeach()
 endfunction()

@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "rondo/modules/sampler.h"
+#include "rondo/modules/stop_strings.h"
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/random.h"
 
@@ -31,7 +32,7 @@ class EvalScope {
 // One prompt and what follows it.
 struct Row {
   std::vector<int64_t> tokens;  // prompt and new ones
-  size_t prompt = 0;            // of those, the first
+  StopStrings stops;
   bool active = true;
   Generation result = {};
   void end(FinishReason reason) {
@@ -77,7 +78,7 @@ std::vector<Generation> generate(CausalLM& model, std::span<const std::vector<in
   std::vector<Row> rows;
   int64_t longest = 0;
   for (const std::vector<int64_t>& prompt : prompts) {
-    rows.push_back({.tokens = prompt, .prompt = prompt.size()});
+    rows.push_back({.tokens = prompt, .stops = StopStrings(options.decode, options.stop_strings)});
     longest = std::max(longest, static_cast<int64_t>(prompt.size()));
   }
   const auto B = static_cast<int64_t>(rows.size());
@@ -117,11 +118,8 @@ std::vector<Generation> generate(CausalLM& model, std::span<const std::vector<in
     if (std::find(options.stop_tokens.begin(), options.stop_tokens.end(), token) != options.stop_tokens.end())
       row.end(FinishReason::kStopToken);
     if (!options.stop_strings.empty() && row.active) {
-      row.result.text = options.decode(row.result.tokens);
-      size_t cut = std::string::npos;
-      for (const std::string& stop : options.stop_strings) cut = std::min(cut, row.result.text.find(stop));
-      if (cut != std::string::npos) {
-        row.result.text.resize(cut);
+      if (std::optional<std::string> text = row.stops.text_before_stop(row.result.tokens)) {
+        row.result.text = std::move(*text);
         row.end(FinishReason::kStopString);
       }
     }

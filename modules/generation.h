@@ -52,7 +52,8 @@ struct GenerationOptions {
   std::vector<int64_t> stop_tokens = {};
   // A row ends when its new text contains one of these, also across the border of tokens. Needs `decode`.
   std::vector<std::string> stop_strings = {};
-  // The text of new tokens: tokenizers are the caller's. Called with all new tokens of a row.
+  // The text of new tokens: tokenizers are the caller's. Called with all new tokens of a row, and for stop_strings with
+  // the last ones, too (modules/stop_strings.h).
   std::function<std::string(std::span<const int64_t> tokens)> decode = nullptr;
   // Called with each new token, as soon as it is chosen. Returns false to end all rows.
   std::function<bool(int64_t row, int64_t token)> on_token = nullptr;

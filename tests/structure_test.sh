@@ -22,6 +22,18 @@ for folder in $order; do
   report "$folder/ includes a file of the project by another name than \"rondo/...\"" \
     "$(sources $folder | xargs -r grep -nE '#include "' | grep -vE '#include "(rondo|absl|oneapi|llvm|nlohmann|gloo)/')"
 done
+# Inside of runtime/, three libraries: the core <- text/ <- data/. The interface of tokenizers is text's.
+in_text='runtime/text/|runtime/io/tokenizer\.(cc|h)' in_data='runtime/data/'
+report "the core of runtime/ builds without text/, data/ and io/tokenizer.h: it may not include them" \
+  "$(sources runtime | grep -vE "^($in_text|$in_data)" | xargs -r grep -nE "#include \"rondo/($in_text|$in_data)")"
+report "only optim/ and what is to its right may include runtime/data/" \
+  "$(sources runtime/text runtime/io modules compile | xargs -r grep -nE "#include \"rondo/$in_data")"
+files=$(sources runtime | grep -E "^($in_text)") reached=""
+while [ "$files" != "$reached" ]; do
+  reached=$files
+  files=$(echo "$reached" "$(grep -hoE '^#include "rondo/[^"]+"' $reached | sed 's|.*"rondo/||; s|"||')" | tr ' ' '\n' | sort -u)
+done
+report "runtime/text/ and what it includes hold no tensor" "$(grep -xE 'runtime/(tensor|shape|op|autograd|backend|scalar)\.h' <<< "$reached")"
 report "examples/ may not include tests/" "$(sources examples | xargs -r grep -nE '#include "rondo/tests/')"
 report "only codegen/cpu/emit_llvm* and jit/cpu/toolchain_llvm.cc may include LLVM" \
   "$(sources $order examples | grep -vE 'compile/(codegen/cpu/emit_llvm(_values)?|jit/cpu/toolchain_llvm)\.(cc|h)' | xargs -r grep -nE '#include [<"]llvm')"

@@ -1,0 +1,51 @@
+// Finds the first stop string in the text of tokens that come one by one, without decoding all of them each time.
+//
+//   StopStrings stops(decode, {"\nUser:"});
+//   tokens.push_back(next);
+//   if (std::optional<std::string> text = stops.text_before_stop(tokens)) ...  // the text up to the stop string
+//
+// The answer is that of decode(all tokens). Only a stretch at the end is decoded for each token. The stretch loses its
+// first half when what is left has more text than the longest stop string and kMayChange bytes.
+//
+// Invariant: the text of the stretch is the end of the whole text. This is compared when the stretch is shortened, not
+// assumed: decoders treat the first token of a text in their own ways. Where no shorter stretch fits, the stretch
+// grows. Three kinds of text may therefore cost as much as the whole one: characters that stay incomplete, tokens
+// without any text, and stop strings with U+FFFD.
+//
+// Thread safety: one thread at a time. `decode` must live as long.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace rondo::nn {
+
+class StopStrings {
+ public:
+  using Decode = std::function<std::string(std::span<const int64_t>)>;
+  // How far before its end a decoder may still change a text that does not end in U+FFFD: " ' t" becomes "'t".
+  static constexpr size_t kMayChange = 64;
+
+  // REQUIRES: no stop string is empty.
+  StopStrings(const Decode& decode, std::vector<std::string> stops);
+  // `tokens`: those of the last call and one more. If their text has a stop string: the text before the first one.
+  std::optional<std::string> text_before_stop(std::span<const int64_t> tokens);
+
+ private:
+  size_t find_stop(std::string_view text) const;
+  void shorten(std::span<const int64_t> tokens, std::string_view stretch);
+
+  const Decode& decode_;
+  std::vector<std::string> stops_;
+  bool may_shorten_ = true;
+  size_t begin_ = 0;       // of the stretch, in tokens
+  size_t kept_ = 0;        // bytes of text that a stretch has at least, if it is not the whole
+  size_t shorten_at_ = 0;  // bytes
+};
+
+}  // namespace rondo::nn
