@@ -37,8 +37,6 @@
 #pragma GCC visibility push(default)
 namespace rondo::compile {
 
-class [[gnu::visibility("hidden")]] Region;
-
 class Regions {
  public:
   explicit Regions(std::vector<std::shared_ptr<Region>> regions) : regions_(std::move(regions)) {}

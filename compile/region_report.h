@@ -7,6 +7,9 @@
 #pragma GCC visibility push(default)
 namespace rondo::compile {
 
+// Declared here, since the attribute must come before the definition (region/region.h), whatever is included first.
+class [[gnu::visibility("hidden")]] Region;
+
 // What one region has done so far.
 struct RegionReport {
   std::string name;         // class of the block
