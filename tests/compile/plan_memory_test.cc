@@ -7,8 +7,8 @@
 #include <set>
 
 #include "absl/strings/str_cat.h"
+#include "rondo/compile/jit/targets.h"
 #include "rondo/compile/plan/make_plan.h"
-#include "rondo/compile/target/target.h"
 #include "rondo/runtime/backend.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/tests/compile/graph_fixture.h"
