@@ -12,10 +12,14 @@
 // push(default)`.
 #pragma once
 
+#include "rondo/compile/cache.h"
 #include "rondo/compile/compile.h"
 #include "rondo/compile/compile_for.h"
 #include "rondo/compile/explain.h"
 #include "rondo/compile/log.h"
+#include "rondo/compile/options.h"
+#include "rondo/compile/region/explain_entry.h"
+#include "rondo/compile/region_report.h"
 #include "rondo/compile/target/table.h"
 #include "rondo/dist/bucket.h"
 #include "rondo/dist/ddp.h"
