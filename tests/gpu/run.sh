@@ -633,10 +633,11 @@ write_json() {
   mv "$out/report.part" "$out/report.json"
 
 }
+# In a process of its own, so that signals find the script waiting: bash 5.2 cannot read a trap's text while it expands a
+# $(command), and would go on.
 write_report() {
-  find_claims
-  write_markdown "$@"
-  write_json
+  { find_claims; write_markdown "$@"; write_json; } &
+  wait $!
 }
 
 # ---- Run
