@@ -266,4 +266,7 @@ Tensor along(const OpDef& op, TensorArg x, int64_t dim) {
 Tensor softmax(TensorArg x, int64_t dim) { return along(kSoftmax, x, dim); }
 Tensor log_softmax(TensorArg x, int64_t dim) { return along(kLogSoftmax, x, dim); }
 
+constexpr OpList kNormOps = {&kLayerNorm, &kLayerNormGrad, &kRMSNorm,    &kRMSNormGrad,
+                             &kSoftmax,   &kSoftmaxGrad,   &kLogSoftmax, &kLogSoftmaxGrad};
+
 }  // namespace rondo::ops
