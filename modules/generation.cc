@@ -62,32 +62,6 @@ void check(std::span<const std::vector<int64_t>> prompts, const GenerationOption
   }
 }
 
-void end_rows(std::vector<Row>& rows, FinishReason reason) {
-  for (Row& row : rows)
-    if (row.active) row.end(reason);
-}
-
-// Ends the rows that the cache has no room for, unless the window slides. True if a row that goes on has none.
-bool end_full_rows(std::vector<Row>& rows, const KVCache& cache, int64_t most, bool slide) {
-  bool full = false;
-  for (size_t b = 0; b < rows.size(); ++b) {
-    if (!rows[b].active || cache.lengths()[b] != most) continue;
-    if (slide) full = true;
-    else rows[b].end(FinishReason::kModelFull);
-  }
-  return full;
-}
-
-std::vector<Generation> results_of(std::vector<Row> rows, const GenerationOptions& options) {
-  std::vector<Generation> results;
-  for (Row& row : rows) {
-    if (options.decode != nullptr && row.result.reason != FinishReason::kStopString)
-      row.result.text = options.decode(row.result.tokens);
-    results.push_back(std::move(row.result));
-  }
-  return results;
-}
-
 }  // namespace
 
 std::vector<Generation> generate(CausalLM& model, std::span<const std::vector<int64_t>> prompts,
@@ -161,13 +135,27 @@ std::vector<Generation> generate(CausalLM& model, std::span<const std::vector<in
     for (size_t b = 0; b < rows.size() && go_on; ++b)
       if (rows[b].active) go_on = extend(b, std::span(logits).subspan(b * V, V), offset);
     const bool last = ++made == options.max_new_tokens;
-    if (!go_on) end_rows(rows, FinishReason::kCancelled);
-    else if (last) end_rows(rows, FinishReason::kMaxTokens);
-    const bool full = end_full_rows(rows, cache, cache_options.max_length, options.slide);
-    if (std::none_of(rows.begin(), rows.end(), [](const Row& row) { return row.active; })) break;
+    bool full = false, any = false;
+    for (size_t b = 0; b < rows.size(); ++b) {
+      Row& row = rows[b];
+      if (!row.active) continue;
+      if (!go_on) row.end(FinishReason::kCancelled);
+      else if (last) row.end(FinishReason::kMaxTokens);
+      else if (cache.lengths()[b] == cache_options.max_length && !options.slide) row.end(FinishReason::kModelFull);
+      full = full || (row.active && cache.lengths()[b] == cache_options.max_length);
+      any = any || row.active;
+    }
+    if (!any) break;
     if (full) cache.reset();  // pending() then gives the last tokens of each row
   }
-  return results_of(std::move(rows), options);
+
+  std::vector<Generation> results;
+  for (Row& row : rows) {
+    if (options.decode != nullptr && row.result.reason != FinishReason::kStopString)
+      row.result.text = options.decode(row.result.tokens);
+    results.push_back(std::move(row.result));
+  }
+  return results;
 }
 
 Generation generate(CausalLM& model, const std::vector<int64_t>& prompt, const GenerationOptions& options) {

@@ -294,7 +294,6 @@ std::string replace_text(const std::string& text, const std::string& from, const
   return replaced(text, from, to, most, limit);
 }
 
-// Longer than a screen because it is a list: one short branch for each method, next to the names of its arguments.
 Value Evaluator::call_text_method(const std::string& text, const std::string& name, Given given_arguments) {
   Budget::spend_bytes(text.size());
   const auto none = [&] { bind(std::move(given_arguments), {}); };

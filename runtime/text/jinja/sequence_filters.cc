@@ -12,7 +12,7 @@ namespace {
 bool given(const std::optional<Value>& value) { return value && !value->is_none(); }
 bool flag(const std::optional<Value>& value, bool unset) { return value ? is_true(*value) : unset; }
 
-// The form of a value that sort, unique, min ... compare.
+// What sort, unique, min ... compare.
 Value folded(const Value& value, bool case_sensitive) {
   return !case_sensitive && value.is_string() ? Value::string(to_lower_text(value.text())) : value;
 }
@@ -146,7 +146,6 @@ Value Evaluator::select(const std::string& name, const Value& value, Given& argu
       held);
 }
 
-// Longer than a screen because it is a list: one short branch for each filter, next to the names of its arguments.
 std::optional<Value> Evaluator::sequence_filter(const std::string& name, const Value& value, Given& arguments) {
   const auto none = [&] { bind(std::move(arguments), {}); };
   if (name == "length" || name == "count") return none(), Value::integer(length(value));
