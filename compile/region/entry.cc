@@ -64,8 +64,7 @@ bool same_input(const BackwardInput& a, const BackwardInput& b) {
 std::shared_ptr<const Floats> floats_of(BackwardGraph derived, const Partition& partition,
                                         const CompiledBackward& compiled) {
   partition.apply(derived);
-  if (derived.contributions != compiled.contributions || derived.adds_onto != compiled.adds_onto ||
-      derived.grad_inputs != compiled.grad_inputs ||
+  if (derived.contributions != compiled.contributions || derived.grad_inputs != compiled.grad_inputs ||
       !std::equal(derived.inputs.begin(), derived.inputs.end(), compiled.inputs.begin(), compiled.inputs.end(),
                   same_input))
     return nullptr;
@@ -94,7 +93,6 @@ CompiledBackward compile_backward(BackwardGraph derived, const Partition& partit
     invariant(!read[i] || backward.inputs[i].kind != BackwardInput::kSaved || backward.inputs[i].index >= 0,
               "a backward reads what the forward did not keep");
   backward.contributions = std::move(derived.contributions);
-  backward.adds_onto = std::move(derived.adds_onto);
   backward.grad_inputs = std::move(derived.grad_inputs);
   return backward;
 }

@@ -25,9 +25,8 @@ namespace rondo::compile {
 struct CompiledBackward {
   std::shared_ptr<const Program> program;
   std::vector<BackwardInput> inputs;  // kSaved: `index` is a position in partition.kept(), -1 where it is not read
-  std::vector<int> contributions;     // to the gradient of each forward input
-  std::vector<bool> adds_onto;        // BackwardGraph::adds_onto
-  std::vector<int> grad_inputs;       // the program's results are the gradients of these forward inputs
+  std::vector<Contribution> contributions;  // by forward input
+  std::vector<int> grad_inputs;             // the program's results are the gradients of these forward inputs
 };
 
 // The report of a region. Its entries have it too: they compile backwards, even when the region is gone. Thread safe.

@@ -7,6 +7,7 @@
 #include "rondo/compile/exec/run_eagerly.h"
 #include "rondo/compile/log.h"
 #include "rondo/compile/region/compiled_node.h"
+#include "rondo/compile/region/failed_run.h"
 #include "rondo/compile/region/explain_entry.h"
 #include "rondo/compile/stages/outcomes.h"
 #include "rondo/compile/stages/planted.h"
