@@ -4,9 +4,12 @@ include(CMakePackageConfigHelpers)
 set(RONDO_CONFIG_DIR ${CMAKE_INSTALL_LIBDIR}/cmake/rondo)
 
 get_property(RONDO_HEADERS GLOBAL PROPERTY RONDO_HEADERS)
-foreach(header IN LISTS RONDO_HEADERS ITEMS rondo.h rondo_c.h)
+foreach(header IN LISTS RONDO_HEADERS)
   get_filename_component(folder ${header} DIRECTORY)
   install(FILES ${PROJECT_SOURCE_DIR}/${header} DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/rondo/${folder})
+endforeach()
+foreach(header IN LISTS RONDO_UMBRELLA_HEADERS)
+  install(FILES ${PROJECT_SOURCE_DIR}/${header} DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/rondo)
 endforeach()
 
 set(RONDO_PACKAGE_KINDS "")

@@ -62,100 +62,128 @@ void check(std::span<const std::vector<int64_t>> prompts, const GenerationOption
   }
 }
 
+// The rows of one call, decoded together.
+class Decoding {
+ public:
+  Decoding(CausalLM& model, Sampler sampler, std::span<const std::vector<int64_t>> prompts,
+           const GenerationOptions& options)
+      : model_(model),
+        options_(options),
+        sampler_(std::move(sampler)),
+        random_(sampler_.greedy()              ? nullptr
+                : options.generator != nullptr ? options.generator
+                                               : &default_generator()),
+        cache_(cache_options(model, prompts, options)),
+        counts_(prompts.size()) {
+    for (const std::vector<int64_t>& prompt : prompts)
+      rows_.push_back({.tokens = prompt, .stops = StopStrings(options.decode, options.stop_strings)});
+  }
+
+  std::vector<Generation> run() {
+    for (int64_t made = 1; step(made == options_.max_new_tokens); ++made) {
+    }
+    std::vector<Generation> results;
+    for (Row& row : rows_) {
+      if (options_.decode != nullptr && row.result.reason != FinishReason::kStopString)
+        row.result.text = options_.decode(row.result.tokens);
+      results.push_back(std::move(row.result));
+    }
+    return results;
+  }
+
+ private:
+  static KVCacheOptions cache_options(CausalLM& model, std::span<const std::vector<int64_t>> prompts,
+                                      const GenerationOptions& options) {
+    KVCacheOptions cache = model.cache_options();
+    int64_t longest = 0;
+    for (const std::vector<int64_t>& prompt : prompts) longest = std::max(longest, std::ssize(prompt));
+    // The last new token is never fed to the model.
+    cache.max_length = std::min(cache.max_length - longest, options.max_new_tokens - 1) + longest;
+    cache.batch = std::ssize(prompts);
+    cache.dtype = options.cache_dtype.value_or(cache.dtype);
+    return cache;
+  }
+  int64_t max_length() const { return cache_.options().max_length; }
+
+  // One token more for each active row. False: no row is active any more.
+  bool step(bool is_last) {
+    const Tensor idx = pending();
+    std::vector<float> logits = model_.next_logits(idx, cache_, counts_).to_vector<float>();
+    const size_t V = logits.size() / rows_.size();
+    const uint64_t offset = random_ == nullptr ? 0 : random_->next_offset();
+    bool go_on = true;
+    for (size_t b = 0; b < rows_.size() && go_on; ++b)
+      if (rows_[b].active) go_on = extend(b, std::span(logits).subspan(b * V, V), offset);
+    bool full = false, any = false;
+    for (size_t b = 0; b < rows_.size(); ++b) {
+      Row& row = rows_[b];
+      if (!row.active) continue;
+      if (!go_on) row.end(FinishReason::kCancelled);
+      else if (is_last) row.end(FinishReason::kMaxTokens);
+      else if (cache_.lengths()[b] == max_length() && !options_.slide) row.end(FinishReason::kModelFull);
+      full = full || (row.active && cache_.lengths()[b] == max_length());
+      any = any || row.active;
+    }
+    if (any && full) cache_.reset();  // pending() then gives the last tokens of each row
+    return any;
+  }
+
+  // The tokens of each active row that the cache does not hold, the latest max_length() of them, padded to one length.
+  Tensor pending() {
+    int64_t T = 1;
+    for (size_t b = 0; b < rows_.size(); ++b) {
+      const auto size = std::ssize(rows_[b].tokens), held = cache_.lengths()[b];
+      counts_[b] = !rows_[b].active ? 0 : held == 0 ? std::min(size, max_length()) : 1;
+      T = std::max(T, counts_[b]);
+    }
+    const auto B = std::ssize(rows_);
+    std::vector<int64_t> idx(static_cast<size_t>(B * T), 0);
+    for (size_t b = 0; b < rows_.size(); ++b)
+      std::copy(rows_[b].tokens.end() - counts_[b], rows_[b].tokens.end(), idx.begin() + static_cast<int64_t>(b) * T);
+    return Tensor::from(idx, {B, T}, cache_.options().device);
+  }
+
+  // Chooses and handles the next token of a row. False: the caller wants no more.
+  bool extend(size_t b, std::span<float> logits, uint64_t offset) {
+    Row& row = rows_[b];
+    const double uniform = random_ == nullptr ? 0.5 : uniform_from_bits(philox(random_->seed(), b, offset)[0]);
+    const int64_t token = sampler_.draw(logits, row.tokens, uniform);
+    row.tokens.push_back(token);
+    row.result.tokens.push_back(token);
+    const bool go_on = options_.on_token == nullptr || options_.on_token(static_cast<int64_t>(b), token);
+    if (std::find(options_.stop_tokens.begin(), options_.stop_tokens.end(), token) != options_.stop_tokens.end())
+      row.end(FinishReason::kStopToken);
+    if (options_.stop_strings.empty() || !row.active) return go_on;
+    if (std::optional<std::string> text = row.stops.text_before_stop(row.result.tokens)) {
+      row.result.text = std::move(*text);
+      row.end(FinishReason::kStopString);
+    }
+    return go_on;
+  }
+
+  CausalLM& model_;
+  const GenerationOptions& options_;
+  Sampler sampler_;
+  Generator* const random_;  // null: greedy, which draws nothing
+  KVCache cache_;
+  std::vector<Row> rows_;
+  std::vector<int64_t> counts_;  // by row: how many tokens are fed next
+};
+
 }  // namespace
 
 std::vector<Generation> generate(CausalLM& model, std::span<const std::vector<int64_t>> prompts,
                                  const GenerationOptions& options) {
-  KVCacheOptions cache_options = model.cache_options();
-  check(prompts, options, cache_options.max_length);
+  check(prompts, options, model.cache_options().max_length);
   Sampler sampler({.repetition_penalty = options.repetition_penalty,
                    .temperature = options.temperature,
                    .top_k = options.top_k,
                    .top_p = options.top_p,
                    .min_p = options.min_p});
   if (prompts.empty() || options.max_new_tokens == 0) return std::vector<Generation>(prompts.size());
-
-  std::vector<Row> rows;
-  int64_t longest = 0;
-  for (const std::vector<int64_t>& prompt : prompts) {
-    rows.push_back({.tokens = prompt, .stops = StopStrings(options.decode, options.stop_strings)});
-    longest = std::max(longest, static_cast<int64_t>(prompt.size()));
-  }
-  const auto B = static_cast<int64_t>(rows.size());
   const NoGrad off;
   const EvalScope eval(model.module());
-  // The last new token is never fed to the model.
-  cache_options.max_length = std::min(cache_options.max_length - longest, options.max_new_tokens - 1) + longest;
-  cache_options.batch = B;
-  cache_options.dtype = options.cache_dtype.value_or(cache_options.dtype);
-  KVCache cache(cache_options);
-  Generator* const source = sampler.greedy()               ? nullptr
-                            : options.generator != nullptr ? options.generator
-                                                           : &default_generator();
-
-  // The last `most` tokens of each active row that the cache does not hold, padded to one length.
-  std::vector<int64_t> counts(rows.size());
-  const auto pending = [&] {
-    int64_t T = 1;
-    for (size_t b = 0; b < rows.size(); ++b) {
-      const auto size = static_cast<int64_t>(rows[b].tokens.size()), held = cache.lengths()[b];
-      counts[b] = !rows[b].active ? 0 : held == 0 ? std::min(size, cache_options.max_length) : 1;
-      T = std::max(T, counts[b]);
-    }
-    std::vector<int64_t> idx(static_cast<size_t>(B * T), 0);
-    for (size_t b = 0; b < rows.size(); ++b)
-      std::copy(rows[b].tokens.end() - counts[b], rows[b].tokens.end(), idx.begin() + static_cast<int64_t>(b) * T);
-    return Tensor::from(idx, {B, T}, cache_options.device);
-  };
-  // Chooses and handles the next token of a row. False: the caller wants no more.
-  const auto extend = [&](size_t b, std::span<float> logits, uint64_t offset) {
-    Row& row = rows[b];
-    const double uniform = source == nullptr ? 0.5 : uniform_from_bits(philox(source->seed(), b, offset)[0]);
-    const int64_t token = sampler.draw(logits, row.tokens, uniform);
-    row.tokens.push_back(token);
-    row.result.tokens.push_back(token);
-    const bool go_on = options.on_token == nullptr || options.on_token(static_cast<int64_t>(b), token);
-    if (std::find(options.stop_tokens.begin(), options.stop_tokens.end(), token) != options.stop_tokens.end())
-      row.end(FinishReason::kStopToken);
-    if (!options.stop_strings.empty() && row.active) {
-      if (std::optional<std::string> text = row.stops.text_before_stop(row.result.tokens)) {
-        row.result.text = std::move(*text);
-        row.end(FinishReason::kStopString);
-      }
-    }
-    return go_on;
-  };
-
-  for (int64_t made = 0;;) {
-    const Tensor idx = pending();
-    std::vector<float> logits = model.next_logits(idx, cache, counts).to_vector<float>();
-    const size_t V = logits.size() / rows.size();
-    const uint64_t offset = source == nullptr ? 0 : source->next_offset();
-    bool go_on = true;
-    for (size_t b = 0; b < rows.size() && go_on; ++b)
-      if (rows[b].active) go_on = extend(b, std::span(logits).subspan(b * V, V), offset);
-    const bool last = ++made == options.max_new_tokens;
-    bool full = false, any = false;
-    for (size_t b = 0; b < rows.size(); ++b) {
-      Row& row = rows[b];
-      if (!row.active) continue;
-      if (!go_on) row.end(FinishReason::kCancelled);
-      else if (last) row.end(FinishReason::kMaxTokens);
-      else if (cache.lengths()[b] == cache_options.max_length && !options.slide) row.end(FinishReason::kModelFull);
-      full = full || (row.active && cache.lengths()[b] == cache_options.max_length);
-      any = any || row.active;
-    }
-    if (!any) break;
-    if (full) cache.reset();  // pending() then gives the last tokens of each row
-  }
-
-  std::vector<Generation> results;
-  for (Row& row : rows) {
-    if (options.decode != nullptr && row.result.reason != FinishReason::kStopString)
-      row.result.text = options.decode(row.result.tokens);
-    results.push_back(std::move(row.result));
-  }
-  return results;
+  return Decoding(model, std::move(sampler), prompts, options).run();
 }
 
 Generation generate(CausalLM& model, const std::vector<int64_t>& prompt, const GenerationOptions& options) {

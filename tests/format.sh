@@ -8,6 +8,6 @@ if [ -z "$tool" ] || ! "$tool" --version | grep -q 'version 14\.'; then
   echo "skipped: no clang-format 14 (Debian's package clang-format-14)"
   exit 77
 fi
-files() { echo rondo.h rondo_c.h; find cmake runtime modules compile optim dist examples tests -name build -prune -o \( -name '*.cc' -o -name '*.h' \) -print; }
+files() { find cmake runtime modules compile optim dist examples tests -name build -prune -o \( -name '*.cc' -o -name '*.h' \) -print; }
 if [ "${1:-}" = --fix ]; then files | xargs "$tool" -i; exit; fi
 files | xargs "$tool" --dry-run --Werror

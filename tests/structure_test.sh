@@ -17,7 +17,7 @@ allowed=""
 for folder in $order; do
   allowed="$allowed${allowed:+|}$folder"
   report "$folder/ may include rondo/{$allowed}/ only" \
-    "$(sources $folder | xargs -r grep -nE '#include "rondo/' | grep -vE "#include \"rondo/($allowed)/" |
+    "$(sources $folder | xargs -r grep -nE '^#include "rondo/' | grep -vE "#include \"rondo/($allowed)/" |
        grep -vE '^optim/c_api/[a-z_.]+:[0-9]+:#include "rondo/rondo_c.h"$')"
   report "$folder/ includes a file of the project by another name than \"rondo/...\"" \
     "$(sources $folder | xargs -r grep -nE '#include "' | grep -vE '#include "(rondo|absl|oneapi|llvm|nlohmann|gloo)/')"
@@ -61,7 +61,7 @@ report "compile/ has rooms in one order: a file may include those of its own roo
          else if (rank[to] > rank[from]) print part[1] ":" part[2] ": " header
        }')"
 report "headers include each other in a circle" \
-  "$(sources $order | grep '\.h$' | xargs -r grep -E '#include "rondo/' | sed -E 's|^([^:]*):#include "rondo/([^"]*)".*|\1 \2|' | tsort 2>&1 >/dev/null)"
+  "$(sources $order | grep '\.h$' | xargs -r grep -E '^#include "rondo/' | sed -E 's|^([^:]*):#include "rondo/([^"]*)".*|\1 \2|' | tsort 2>&1 >/dev/null)"
 
 # ---- Devices: what depends on one stands in its backend.
 report "only the tables of devices may name a backend; use the device of an operand (or kCPU for host memory)" \
@@ -145,7 +145,7 @@ report "the library may not print" \
 report "a library folder may not print, end its process, or change signals and settings of its process" \
   "$(sources runtime modules compile optim |
      xargs -r grep -nE '\b(exit|_exit|_Exit|quick_exit|abort|terminate|set_terminate|atexit|raise|kill|signal|sigaction|sigprocmask|pthread_sigmask|setlocale|chdir|umask|setenv|putenv|fesetround|setrlimit|omp_set_num_threads)\(|\b(puts|fputs|putchar|fputc|fwrite|perror)\(|\bstd(out|err)\b|std::clog|<(csignal|signal\.h|iostream)>' |
-     grep -vE '^[^:]*:[0-9]+: *//' | grep -vE '^compile/log\.cc:.*stderr|^runtime/cpu/product\.cc:.*omp_set_num_threads|b_\.Create')"
+     grep -vE '^[^:]*:[0-9]+: *(//|/?\*)' | grep -vE '^compile/log\.cc:.*stderr|^runtime/cpu/product\.cc:.*omp_set_num_threads|b_\.Create')"
 # Exceptions of our own types only: these throw others.
 report "use std::error_code, std::from_chars or absl::SimpleAto*: this throws an exception that is not ours" \
   "$(sources runtime modules compile optim |

@@ -1,92 +1,16 @@
 #include "rondo/compile/jit/kernel_table.h"
-#include "rondo/runtime/memory.h"
 
 #include <algorithm>
-#include <bit>
 #include <condition_variable>
 #include <map>
 #include <mutex>
-#include <numeric>
 #include <set>
-#include <tuple>
+
+#include "rondo/compile/jit/kernel_variants.h"
+#include "rondo/runtime/memory.h"
 
 namespace rondo::compile {
 namespace {
-
-// What kernels of different sizes have in common: everything but the extents that may vary.
-using Structure = std::vector<uint64_t>;
-
-Structure structure_of(const LoopKernel& kernel, const Target& target) {
-  Structure s{reinterpret_cast<uint64_t>(&target)};
-  const auto add = [&](auto value) { s.push_back(static_cast<uint64_t>(value)); };
-  add(kernel.per_item << 1 | kernel.split_columns);
-  add(kernel.rows == 1);
-  for (int64_t extent : extents(kernel)) add(may_vary(extent) ? 2 : extent);
-  for (const Operand& operand : kernel.operands) {
-    add(operand.dtype);
-    add(operand.is_output << 1 | operand.is_partial);
-    add(operand.axes.size());
-    for (const OperandAxis& axis : operand.axes) add(wraps(kernel, axis));
-  }
-  for (const Instr& i : kernel.instrs) {
-    add(static_cast<uint64_t>(i.op) << 8 | static_cast<uint64_t>(i.type));
-    for (int32_t field : {i.a, i.b, i.c, i.index}) add(static_cast<uint32_t>(field));
-    add(std::bit_cast<uint64_t>(i.value));
-  }
-  for (const Stage& stage : kernel.stages) {
-    for (const std::vector<int32_t>* list : {&stage.row, &stage.column, &stage.reductions}) {
-      add(list->size());
-      for (int32_t id : *list) add(id);
-    }
-  }
-  return s;
-}
-
-// Reading these at run time costs nothing: the end of a loop, or a divisor once a call.
-std::vector<bool> always_varying(const LoopKernel& kernel, size_t n) {
-  std::vector<bool> varying(n, false);
-  varying[0] = kernel.split_columns;  // cols
-  varying[1] = true;                  // chunk_rows
-  return varying;
-}
-
-// The range of an extent that is always `extent`.
-ExtentRange exactly(int64_t extent) { return {extent, extent, extent}; }
-
-// A kernel's code, from the moment that a thread has decided to make it.
-struct Slot {
-  enum class State : uint8_t { kPending, kReady, kFailed } state = State::kPending;
-  CompiledKernel kernel;  // of kReady
-};
-
-struct Variant {
-  std::vector<int64_t> sizes;  // as compiled; those that vary stand for any
-  std::vector<bool> varying;
-  std::vector<ExtentRange> ranges;  // of those that vary
-  std::shared_ptr<Slot> slot;
-
-  bool same_code(const Variant& other) const {
-    for (size_t i = 0; i < sizes.size(); ++i)
-      if (varying[i] != other.varying[i] || (varying[i] ? !(ranges[i] == other.ranges[i]) : sizes[i] != other.sizes[i]))
-        return false;
-    return true;
-  }
-  // How many extents stand in the way of serving `use`.
-  int64_t differences(const KernelUse& use) const {
-    int64_t count = 0;
-    for (size_t i = 0; i < sizes.size(); ++i)
-      count += varying[i] ? !use[i].implies(ranges[i]) : !(use[i] == exactly(sizes[i]));
-    return count;
-  }
-  // How much it leaves open that code with this hint would know. (Of what is not known to vary, nothing: as without
-  // hints.)
-  int64_t leaves_open(const KernelHint* hint) const {
-    int64_t count = 0;
-    for (size_t i = 0; hint != nullptr && i < sizes.size(); ++i)
-      count += varying[i] && hint->varying[i] && !ranges[i].implies(hint->ranges[i]);
-    return count;
-  }
-};
 
 class KernelTable {
  public:
@@ -94,9 +18,9 @@ class KernelTable {
                                   std::span<const KernelUse> uses, const Target& target) {
     CompiledKernels result;
     for (bool all_there = false; !all_there;) {
-      std::vector<std::shared_ptr<Slot>> slots(kernels.size());  // of each kernel
+      std::vector<std::shared_ptr<KernelSlot>> slots(kernels.size());  // of each kernel
       std::vector<LoopKernel> missing;
-      std::vector<std::shared_ptr<Slot>> made;  // of each missing one
+      std::vector<std::shared_ptr<KernelSlot>> made;  // of each missing one
       claim(kernels, sizes, hints, uses, target, slots, missing, made);
       // Without the lock: meanwhile other threads find what is there, make what they miss themselves, and wait for
       // these.
@@ -105,10 +29,10 @@ class KernelTable {
       std::unique_lock lock(mutex_);
       result.kernels.clear();
       all_there = true;
-      for (const std::shared_ptr<Slot>& slot : slots) {
-        ready_.wait(lock, [&] { return slot->state != Slot::State::kPending; });
+      for (const std::shared_ptr<KernelSlot>& slot : slots) {
+        ready_.wait(lock, [&] { return slot->state != KernelSlot::State::kPending; });
         // Where another thread's compilation has failed, this one tries, and gets an error of its own.
-        all_there = all_there && slot->state == Slot::State::kReady;
+        all_there = all_there && slot->state == KernelSlot::State::kReady;
         result.kernels.push_back(slot->kernel);
       }
     }
@@ -119,9 +43,9 @@ class KernelTable {
     CompiledKernels result;
     std::lock_guard lock(mutex_);
     for (const LoopKernel& kernel : kernels) {
-      const Wanted wanted{structure_of(kernel, target), extents(kernel), exact_use(kernel), nullptr};
-      const Variant* best = nearest(wanted);
-      if (best == nullptr || best->differences(wanted.use) > 0 || best->slot->state != Slot::State::kReady)
+      const WantedKernel wanted{structure_of(kernel, target), extents(kernel), exact_use(kernel), nullptr};
+      const KernelVariant* best = nearest(variants_of(wanted.structure), wanted);
+      if (best == nullptr || best->differences(wanted.use) > 0 || best->slot->state != KernelSlot::State::kReady)
         return std::nullopt;
       result.kernels.push_back(best->slot->kernel);
     }
@@ -135,22 +59,11 @@ class KernelTable {
 
  private:
   static constexpr size_t kCapacity = 4096;
-  struct Wanted {
-    Structure structure;
-    std::vector<int64_t> sizes;
-    KernelUse use;
-    const KernelHint* hint;
-    bool same_code(const Wanted& other) const {
-      return structure == other.structure && sizes == other.sizes && use == other.use &&
-             (hint == other.hint || (hint->varying == other.hint->varying && hint->ranges == other.hint->ranges));
-    }
-  };
-
   // Finds the slot of each kernel; kernels that have none get one, for the caller to fill.
   void claim(std::span<const LoopKernel> kernels, Sizes sizes, std::span<const KernelHint> hints,
-             std::span<const KernelUse> uses, const Target& target, std::vector<std::shared_ptr<Slot>>& slots,
-             std::vector<LoopKernel>& missing, std::vector<std::shared_ptr<Slot>>& made) {
-    std::vector<Wanted> wanted;
+             std::span<const KernelUse> uses, const Target& target, std::vector<std::shared_ptr<KernelSlot>>& slots,
+             std::vector<LoopKernel>& missing, std::vector<std::shared_ptr<KernelSlot>>& made) {
+    std::vector<WantedKernel> wanted;
     for (size_t i = 0; i < kernels.size(); ++i)
       wanted.push_back({structure_of(kernels[i], target), extents(kernels[i]),
                         uses.empty() ? exact_use(kernels[i]) : uses[i], hints.empty() ? nullptr : &hints[i]});
@@ -158,9 +71,8 @@ class KernelTable {
     std::lock_guard lock(mutex_);
     if (size_ > kCapacity) forget_unused();
     for (size_t i = 0; i < kernels.size(); ++i) {
-      const Variant* best = nearest(wanted[i]);
-      if (best != nullptr && best->differences(wanted[i].use) == 0 && best->leaves_open(wanted[i].hint) == 0 &&
-          (sizes != Sizes::kOwn || best->varying == specialize(kernels[i], wanted[i], nullptr, sizes).varying)) {
+      const KernelVariant* best = nearest(variants_of(wanted[i].structure), wanted[i]);
+      if (best != nullptr && serves(*best, kernels[i], wanted[i], sizes)) {
         slots[i] = best->slot;
         continue;
       }
@@ -171,90 +83,59 @@ class KernelTable {
       if (position[i] == missing.size()) {
         missing.push_back(specialize(kernels[i], wanted[i], best, sizes));
         if (missing.back().name.empty()) missing.back().name = "kernel" + std::to_string(position[i]);
-        made.push_back(std::make_shared<Slot>());
+        made.push_back(std::make_shared<KernelSlot>());
       }
       slots[i] = made[position[i]];
     }
     for (size_t i = 0; i < kernels.size(); ++i) {
       if (position[i] == SIZE_MAX) continue;
-      std::vector<Variant>& variants = variants_[wanted[i].structure];
+      std::vector<KernelVariant>& variants = variants_[wanted[i].structure];
       const LoopKernel& kernel = missing[position[i]];
-      Variant variant{std::move(wanted[i].sizes), kernel.varying, kernel.ranges, slots[i]};
-      if (std::any_of(variants.begin(), variants.end(), [&](const Variant& v) { return v.same_code(variant); }))
+      KernelVariant variant{std::move(wanted[i].sizes), kernel.varying, kernel.ranges, slots[i]};
+      if (std::any_of(variants.begin(), variants.end(), [&](const KernelVariant& v) { return v.same_code(variant); }))
         continue;
       variants.push_back(std::move(variant));
       ++size_;
     }
   }
 
+  std::span<const KernelVariant> variants_of(const Structure& structure) const {
+    const auto found = variants_.find(structure);
+    return found == variants_.end() ? std::span<const KernelVariant>() : found->second;
+  }
+
   // Returns how many had to be compiled.
-  int make(const std::vector<LoopKernel>& missing, const std::vector<std::shared_ptr<Slot>>& made,
+  int make(const std::vector<LoopKernel>& missing, const std::vector<std::shared_ptr<KernelSlot>>& made,
            const Target& target) {
     std::shared_ptr<Executable> code;
     try {
       code = compile_kernels(missing, {}, target);
     } catch (...) {
       std::lock_guard lock(mutex_);
-      for (const std::shared_ptr<Slot>& slot : made) slot->state = Slot::State::kFailed;
-      forget([](const Variant& v) { return v.slot->state == Slot::State::kFailed; });
+      for (const std::shared_ptr<KernelSlot>& slot : made) slot->state = KernelSlot::State::kFailed;
+      forget([](const KernelVariant& v) { return v.slot->state == KernelSlot::State::kFailed; });
       ready_.notify_all();
       throw;
     }
     std::lock_guard lock(mutex_);
     for (size_t i = 0; i < made.size(); ++i)
-      *made[i] = {Slot::State::kReady, {code->handle(static_cast<int>(i)), code}};
+      *made[i] = {KernelSlot::State::kReady, {code->handle(static_cast<int>(i)), code}};
     ready_.notify_all();
     return code->compiled();
-  }
-
-  // The one that takes the most for granted of those that serve; else, of those that serve best.
-  const Variant* nearest(const Wanted& wanted) const {
-    const auto found = variants_.find(wanted.structure);
-    if (found == variants_.end()) return nullptr;
-    const auto rank = [&](const Variant& v) {
-      const auto open = std::count(v.varying.begin(), v.varying.end(), true);
-      const auto known = std::count_if(v.ranges.begin(), v.ranges.end(),
-                                       [](const ExtentRange& r) { return !(r == ExtentRange{}); });
-      return std::tuple(v.differences(wanted.use), v.leaves_open(wanted.hint), open, -known);
-    };
-    return &*std::min_element(found->second.begin(), found->second.end(),
-                              [&](const Variant& a, const Variant& b) { return rank(a) < rank(b); });
-  }
-
-  // What is compiled for `kernel`. `best`: the nearest that is there, or null.
-  static LoopKernel specialize(const LoopKernel& kernel, const Wanted& wanted, const Variant* best, Sizes sizes) {
-    const size_t n = wanted.sizes.size();
-    LoopKernel made = kernel;
-    made.varying = always_varying(kernel, n);
-    made.ranges.resize(n);
-    if (sizes == Sizes::kAny) made.varying.assign(n, true);
-    for (size_t k = 0; k < n; ++k) {
-      if (wanted.hint != nullptr && wanted.hint->varying[k]) made.varying[k] = true;
-      if (best != nullptr && sizes == Sizes::kVarying && (best->varying[k] || best->sizes[k] != wanted.sizes[k]))
-        made.varying[k] = true;
-      // Strides that need 64 bits hardly exist: taken for granted until one is met.
-      if (made.varying[k] && k > 0) made.ranges[k] = useful_range(kernel, k, {.min = 0, .max = wanted.sizes[k]});
-      if (wanted.hint != nullptr && wanted.hint->varying[k]) made.ranges[k] = wanted.hint->ranges[k];
-      if (wanted.use[k] == exactly(wanted.sizes[k])) continue;
-      // The code may assume only what holds for every extent that the caller declared.
-      made.varying[k] = true;
-      made.ranges[k] = useful_range(kernel, k, wanted.use[k]);
-    }
-    return made;
   }
 
   void forget_unused() {
     // An executable is shared by the kernels that were compiled together.
     std::map<const Executable*, long> held;
     for (const auto& [structure, variants] : variants_)
-      for (const Variant& v : variants) ++held[v.slot->kernel.code.get()];
+      for (const KernelVariant& v : variants) ++held[v.slot->kernel.code.get()];
     std::set<const Executable*> unused;  // all of them before any is dropped, which changes the counts
     for (const auto& [structure, variants] : variants_)
-      for (const Variant& v : variants) {
+      for (const KernelVariant& v : variants) {
         const std::shared_ptr<Executable>& code = v.slot->kernel.code;
         if (code != nullptr && code.use_count() == held[code.get()]) unused.insert(code.get());
       }
-    forget([&](const Variant& v) { return unused.contains(v.slot->kernel.code.get()); });
+    forget([&](const KernelVariant& v) { return unused.contains(v.slot->kernel.code.get()); });
   }
 
   template <class Which> void forget(Which which) {
@@ -268,7 +149,7 @@ class KernelTable {
 
   std::mutex mutex_;  // of all below, and of what the slots hold
   std::condition_variable ready_;
-  std::map<Structure, std::vector<Variant>> variants_;
+  std::map<Structure, std::vector<KernelVariant>> variants_;
   size_t size_ = 0;
 };
 
@@ -283,33 +164,6 @@ KernelTable& table() {
 
 }  // namespace
 
-KernelHint compare_sizes(const LoopKernel& here, const LoopKernel* next, const LoopKernel* smallest,
-                         const LoopKernel* largest) {
-  const std::vector<int64_t> now = extents(here);
-  const Target& any = target_of(kCPU);
-  const Structure structure = structure_of(here, any);
-  const auto extents_of = [&](const LoopKernel* kernel) {
-    return kernel != nullptr && structure_of(*kernel, any) == structure ? extents(*kernel) : std::vector<int64_t>();
-  };
-  const std::vector<int64_t> then = extents_of(next), low = extents_of(smallest), high = extents_of(largest);
-  KernelHint hint{std::vector<bool>(now.size(), true), std::vector<ExtentRange>(now.size())};
-  if (then.empty()) return hint;  // another kernel altogether: all may vary
-  for (size_t i = 0; i < now.size(); ++i) {
-    hint.varying[i] = then[i] != now[i];
-    if (!hint.varying[i] || !may_vary(now[i])) continue;
-    ExtentRange known{.multiple_of = std::max<int64_t>(std::gcd(now[i], then[i]), 1)};
-    if (!low.empty()) known.min = std::min(low[i], now[i]);
-    if (!high.empty()) known.max = std::max(high[i], now[i]);
-    else if (i > 0) known.max = std::max(then[i], now[i]);  // small strides, as in specialize()
-    hint.ranges[i] = useful_range(here, i, known);
-  }
-  return hint;
-}
-KernelUse exact_use(const LoopKernel& kernel) {
-  KernelUse use;
-  for (int64_t extent : extents(kernel)) use.push_back(exactly(extent));
-  return use;
-}
 CompiledKernels find_or_compile(std::span<const LoopKernel> kernels, Sizes sizes, std::span<const KernelHint> hints,
                                 std::span<const KernelUse> uses, const Target& target) {
   return table().find_or_compile(kernels, sizes, hints, uses, target);

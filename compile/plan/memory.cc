@@ -90,7 +90,10 @@ class MemoryPlanner {
         last_[root] = std::max(last_[root], i);
       }
     }
-    if (enabled(CompilerStage::kReuse)) share_in_place();
+    if (enabled(CompilerStage::kReuse)) {
+      share_in_place();
+      drop_unused_fresh();
+    }
     ArenaPlanner arena;
     for (size_t v = 0; v < graph_.values.size(); ++v) {
       if (graph_.values[v].root != static_cast<ValueId>(v) || last_[v] < 0 ||
@@ -195,7 +198,14 @@ class MemoryPlanner {
   // writes the same cache lines.
   void share_in_place() {
     for (int i = 0; i < n_launches(); ++i) {
-      for (const auto& [in, out] : overwritable(launch(i))) {
+      std::vector<std::pair<ValueId, ValueId>> pairs = overwritable(launch(i));
+      // Where a kernel reads both what is added and what it is added to, the caller's memory comes first: the sum
+      // would otherwise go to memory of its own, and be copied.
+      std::stable_partition(pairs.begin(), pairs.end(), [&](const auto& pair) {
+        return is_update(static_cast<size_t>(graph_.value(pair.first).root),
+                         static_cast<size_t>(graph_.value(pair.second).root));
+      });
+      for (const auto& [in, out] : pairs) {
         const auto source = static_cast<size_t>(graph_.value(in).root),
                    result = static_cast<size_t>(graph_.value(out).root);
         if (first_[result] != i || last_[source] != i || plan_.placements[result].kind == Placement::kInput) continue;
@@ -248,6 +258,22 @@ class MemoryPlanner {
     plan_.placements[result] = plan_.placements[source];
     first_[result] = -1;
     returned_[source] = true;
+  }
+
+  // A result that is written over an input has no use for the buffer it was given at first.
+  void drop_unused_fresh() {
+    std::vector<int64_t> place(plan_.fresh.size(), -1);
+    for (const Placement& p : plan_.placements)
+      if (p.kind == Placement::kOutput) place[static_cast<size_t>(p.index)] = 0;
+    int64_t kept = 0;
+    for (size_t i = 0; i < place.size(); ++i) {
+      if (place[i] < 0) continue;
+      plan_.fresh[static_cast<size_t>(kept)] = plan_.fresh[i];
+      place[i] = kept++;
+    }
+    plan_.fresh.resize(static_cast<size_t>(kept));
+    for (Placement& p : plan_.placements)
+      if (p.kind == Placement::kOutput) p.index = place[static_cast<size_t>(p.index)];
   }
 
   Address address_of(ValueId id) const {

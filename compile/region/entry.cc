@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "rondo/compile/codegen/relax.h"
 #include "rondo/compile/log.h"
+#include "rondo/compile/region/recompile_policy.h"
 #include "rondo/compile/stages/dump.h"
 #include "rondo/compile/stages/outcomes.h"
 #include "rondo/compile/stages/stages.h"
@@ -64,8 +65,7 @@ bool same_input(const BackwardInput& a, const BackwardInput& b) {
 std::shared_ptr<const Floats> floats_of(BackwardGraph derived, const Partition& partition,
                                         const CompiledBackward& compiled) {
   partition.apply(derived);
-  if (derived.contributions != compiled.contributions || derived.adds_onto != compiled.adds_onto ||
-      derived.grad_inputs != compiled.grad_inputs ||
+  if (derived.contributions != compiled.contributions || derived.grad_inputs != compiled.grad_inputs ||
       !std::equal(derived.inputs.begin(), derived.inputs.end(), compiled.inputs.begin(), compiled.inputs.end(),
                   same_input))
     return nullptr;
@@ -94,7 +94,6 @@ CompiledBackward compile_backward(BackwardGraph derived, const Partition& partit
     invariant(!read[i] || backward.inputs[i].kind != BackwardInput::kSaved || backward.inputs[i].index >= 0,
               "a backward reads what the forward did not keep");
   backward.contributions = std::move(derived.contributions);
-  backward.adds_onto = std::move(derived.adds_onto);
   backward.grad_inputs = std::move(derived.grad_inputs);
   return backward;
 }
@@ -241,7 +240,9 @@ std::shared_ptr<const CompiledBackward> Entry::backward_for(const Arriving& arri
 std::shared_ptr<const CompiledBackward> Entry::compile_backward_of(const Graph& recorded, const Partition& kept,
                                                                    const Arriving& arriving) const {
   const std::string why = "backward: " + to_string(arriving);
-  if (ledger != nullptr && ledger->must_run_eagerly(options, why)) return nullptr;
+  std::optional<RecompilePolicy> policy;
+  if (ledger != nullptr) policy.emplace(options, *ledger);
+  if (policy && policy->must_run_eagerly(why)) return nullptr;
   ProgramOptions program = program_options;
   std::optional<SizeMarks> marks;
   if (others != nullptr) program.marks = &marks.emplace(backward_marks(*this, arriving));
@@ -249,9 +250,9 @@ std::shared_ptr<const CompiledBackward> Entry::compile_backward_of(const Graph& 
     return std::make_shared<const CompiledBackward>(
         compile_backward(derive_backward(recorded, arriving, device), kept, program, arriving.owned));
   };
-  if (ledger == nullptr) return compile();
+  if (!policy) return compile();
   try {
-    return ledger->guarded(why, true, compile);
+    return policy->guarded(why, true, compile);
   } catch (const std::exception& e) {
     if (!ledger->add_failed_compilation(e)) throw;
     std::lock_guard lock(mutex_);
@@ -334,67 +335,6 @@ Binding::Backward Binding::backward_for(const Arriving& arriving) const {
   constexpr size_t kMostKept = 32;
   if (others_.size() >= kMostKept) others_.erase(others_.begin());
   return others_.try_emplace(arriving, made).first->second;
-}
-
-bool Ledger::must_run_eagerly(const CompileOptions& options, const std::string& why) {
-  std::string warning;
-  {
-    std::lock_guard lock(mutex);
-    const bool limit_reached = report.compilations >= options.recompile_limit;
-    if (!limit_reached && stance() != Stance::kEagerOnRecompile) return false;
-    // What runs eagerly may do so on every call: the first explains itself.
-    if (report.eager_runs++ > 0) return true;
-    report.last_recompile = why;
-    if (limit_reached) warning = limit_warning();
-  }
-  if (!warning.empty()) log::warn_once(warning + why);
-  return true;
-}
-
-bool Ledger::add_failed_compilation(const std::exception& reason) {
-  const bool is_bug = dynamic_cast<const InternalError*>(&reason) != nullptr;
-  if (!is_bug && dynamic_cast<const NoCodeGenerator*>(&reason) == nullptr) return false;
-  std::string name;
-  {
-    std::lock_guard lock(mutex);
-    ++report.failed_compilations;
-    ++report.eager_runs;
-    report.last_failed_compilation = reason.what();
-    name = report.name;
-  }
-  count(Outcome::kFailed, reason.what());
-  log::warn_once(absl::StrCat("region ", name, " runs eagerly in part: ",
-                              is_bug ? "a stage of the compiler failed. Please report this: " : "", reason.what()));
-  return true;
-}
-
-void Ledger::add_eager_run() {
-  std::lock_guard lock(mutex);
-  ++report.eager_runs;
-}
-
-void Ledger::throw_recompile(const std::string& why) {
-  std::lock_guard lock(mutex);
-  throw Error(absl::StrCat("region ", report.name,
-                           " would have to be compiled anew (Stance::kFailOnRecompile forbids it): ", why));
-}
-
-std::string Ledger::limit_warning() const {
-  return absl::StrCat("region ", report.name, ": ", report.compilations,
-                      " compilations, no more (CompileOptions::recompile_limit); what is new runs eagerly: ");
-}
-
-void Ledger::add_backward(const ProgramStats& stats, const std::string& why) {
-  std::string name;
-  {
-    std::lock_guard lock(mutex);
-    ++report.other_backwards;
-    report.compilations += stats.compiled > 0;
-    report.compile_ms += stats.compile_ms;
-    report.last_recompile = why;
-    name = report.name;
-  }
-  if (log::enabled(log::Topic::kRecompiles)) log::write(log::Topic::kRecompiles, absl::StrCat(name, ": ", why));
 }
 
 void hand_on_marks(const Entry& entry, std::span<const Tensor> inputs, std::span<const Tensor> results) {

@@ -14,8 +14,8 @@
 #include "rondo/compile/exec/program.h"
 #include "rondo/compile/jit/executable.h"
 #include "rondo/compile/options.h"
+#include "rondo/compile/region/ledger.h"
 #include "rondo/compile/region/marks.h"
-#include "rondo/compile/region_report.h"
 #include "rondo/compile/transform/joint.h"
 #include "rondo/compile/transform/partition.h"
 
@@ -25,39 +25,8 @@ namespace rondo::compile {
 struct CompiledBackward {
   std::shared_ptr<const Program> program;
   std::vector<BackwardInput> inputs;  // kSaved: `index` is a position in partition.kept(), -1 where it is not read
-  std::vector<int> contributions;     // to the gradient of each forward input
-  std::vector<bool> adds_onto;        // BackwardGraph::adds_onto
-  std::vector<int> grad_inputs;       // the program's results are the gradients of these forward inputs
-};
-
-// The report of a region. Its entries have it too: they compile backwards, even when the region is gone. Thread safe.
-struct Ledger {
-  std::mutex mutex;  // guards `report`; nothing is logged while it is held
-  RegionReport report;
-
-  // True if something new may not be compiled, because of the stance or the limit; counts that it runs eagerly.
-  bool must_run_eagerly(const CompileOptions& options, const std::string& why);
-  void add_backward(const ProgramStats& stats, const std::string& why);
-  void add_eager_run();
-  // A stage of the compiler failed (InternalError), or there is none for the device (NoCodeGenerator), so something
-  // runs eagerly: counts it, and warns once with the reason. False, and nothing was done: it is another error.
-  bool add_failed_compilation(const std::exception& reason);
-  // REQUIRES: mutex is held.
-  std::string limit_warning() const;
-  // Returns compile(). With Stance::kFailOnRecompile and `is_recompile` no code is generated: throws Error if some is
-  // needed.
-  template <class Compile> auto guarded(const std::string& why, bool is_recompile, Compile compile) {
-    if (!is_recompile || stance() != Stance::kFailOnRecompile) return compile();
-    const ForbidCodeGeneration forbid;
-    try {
-      return compile();
-    } catch (const CodeForbidden&) {
-      throw_recompile(why);
-    }
-  }
-
- private:
-  [[noreturn]] void throw_recompile(const std::string& why);
+  std::vector<Contribution> contributions;  // by forward input
+  std::vector<int> grad_inputs;             // the program's results are the gradients of these forward inputs
 };
 
 // One compiled recording. Thread safe.

@@ -8,6 +8,7 @@
 #include "rondo/compile/log.h"
 #include "rondo/compile/region/compiled_node.h"
 #include "rondo/compile/region/explain_entry.h"
+#include "rondo/compile/region/failed_run.h"
 #include "rondo/compile/stages/outcomes.h"
 #include "rondo/compile/stages/planted.h"
 #include "rondo/compile/transform/choose_kept.h"
@@ -99,8 +100,8 @@ std::vector<nn::ModuleBase*> repeated_blocks(nn::ModuleBase& model) {
   return blocks;
 }
 
-Region::Region(std::string name, CompileOptions options) : options_(options) {
-  report_.name = std::move(name);
+Region::Region(std::string name, CompileOptions options)
+    : options_(std::move(options)), ledger_(std::make_shared<Ledger>(std::move(name))), policy_(options_, *ledger_) {
   count(Outcome::kRegion);
 }
 
@@ -112,7 +113,7 @@ std::shared_ptr<const Binding> Region::binding_for(const Trace& trace, const nn:
   const std::shared_ptr<const Binding> binding = make_binding(trace, call, piece, key, news);
   // A user's sink may ask for reports: no lock is held.
   if (!news.warning.empty()) log::warn_once(news.warning);
-  if (news.compiled) log_entry(news.region, *binding->entry(), news.why);
+  if (news.compiled) log_entry(ledger_->name(), *binding->entry(), news.why);
   return binding;
 }
 
@@ -144,8 +145,8 @@ std::shared_ptr<const Binding> Region::make_binding(const Trace& trace, const nn
   Keys keys{key, pack(trace.graph, PackFloats::kNo)};
   keys.structure.push_back(device_word(device_of(trace)));
   if (std::shared_ptr<const Binding> binding = bind_floats(trace.graph, keys.structure)) {
+    ledger_->update([](RegionReport& report) { ++report.float_changes; });
     std::lock_guard lock(mutex_);
-    ++report_.float_changes;
     add_binding(key, binding);
     return binding;
   }
@@ -153,21 +154,18 @@ std::shared_ptr<const Binding> Region::make_binding(const Trace& trace, const nn
     ledger_->add_eager_run();
     return nullptr;
   }
-  const Standing standing = standing_of(piece, news);
-  // What runs eagerly may do so on every call: the first explains itself, the others take no time for it.
-  if (standing.eager && standing.explained) return nullptr;
+  const Standing standing = standing_of(piece);
+  const RecompilePolicy::Verdict verdict = standing.earlier.empty() ? RecompilePolicy::Verdict() : policy_.ask();
+  if (verdict.eagerly && verdict.explained) return nullptr;  // to explain it again takes time
   news.why = nearest_difference(standing.earlier, trace.graph, name_inputs(call.module, trace.external()));
-  if (!news.warning.empty()) news.warning += news.why;
-  if (!news.why.empty()) {
-    std::lock_guard lock(mutex_);
-    report_.last_recompile = news.why;
-  }
-  if (standing.eager) return nullptr;
+  if (!verdict.warning.empty()) news.warning = verdict.warning + news.why;
+  if (!news.why.empty()) ledger_->update([&](RegionReport& report) { report.last_recompile = news.why; });
+  if (verdict.eagerly) return nullptr;
   std::vector<int64_t> ranges{piece};
   std::shared_ptr<Entry> entry;
   try {
-    entry = ledger_->guarded(news.why, !standing.earlier.empty(),
-                             [&] { return compile_recording(trace, call, standing.is_first, ranges); });
+    entry = policy_.guarded(news.why, !standing.earlier.empty(),
+                            [&] { return compile_recording(trace, call, standing.is_first, ranges); });
   } catch (const std::exception& e) {
     if (!ledger_->add_failed_compilation(e)) throw;
     if (failed_.size() >= static_cast<size_t>(std::max(options_.max_entries, 1))) failed_.clear();
@@ -180,18 +178,13 @@ std::shared_ptr<const Binding> Region::make_binding(const Trace& trace, const nn
   return binding;
 }
 
-Region::Standing Region::standing_of(int piece, News& news) {
+Region::Standing Region::standing_of(int piece) {
   std::lock_guard lock(mutex_);
   Standing standing;
   for (const auto& [structure, slots] : entries_)
     for (const Slot& slot : slots)
       if (slot.piece == piece) standing.earlier.push_back(&slot.entry->forward_graph);
-  standing.is_first = report_.entries == 0;
-  const bool limit_reached = report_.compilations >= options_.recompile_limit;
-  standing.eager = !standing.earlier.empty() && (limit_reached || stance() == Stance::kEagerOnRecompile);
-  if (standing.eager) standing.explained = report_.eager_runs++ > 0;
-  news.region = report_.name;
-  if (standing.eager && limit_reached && !standing.explained) news.warning = ledger_->limit_warning();
+  standing.is_first = latest_ == nullptr;
   return standing;
 }
 
@@ -228,18 +221,20 @@ void Region::add(const Keys& keys, Slot slot, std::shared_ptr<const Binding> bin
     kernels += program->stats().kernels;
     library_calls += program->stats().library_calls;
   }
+  ledger_->update([&](RegionReport& report) {
+    ++report.entries;
+    report.kernels = kernels;
+    report.library_calls = library_calls;
+    report.compile_ms += entry.compile_ms;
+    report.compilations += compiled > 0;
+    report.kept_bytes = entry.partition ? entry.partition->kept_bytes() : 0;
+    report.recomputed_flops = entry.backward.program ? recomputed_flops(entry.backward.program->graph()) : 0;
+  });
   std::lock_guard lock(mutex_);
   latest_ = slot.entry;
   if (entry.others != nullptr) ranges_met_.insert(std::move(ranges));
   if (n_entries_ >= std::max(options_.max_entries, 1)) forget_oldest_entry();
   ++n_entries_;
-  ++report_.entries;
-  report_.kernels = kernels;
-  report_.library_calls = library_calls;
-  report_.compile_ms += entry.compile_ms;
-  report_.compilations += compiled > 0;
-  report_.kept_bytes = entry.partition ? entry.partition->kept_bytes() : 0;
-  report_.recomputed_flops = entry.backward.program ? recomputed_flops(entry.backward.program->graph()) : 0;
   entries_[keys.structure].push_back(std::move(slot));
   add_binding(keys.full, std::move(binding));
 }
@@ -268,7 +263,7 @@ void Region::forget_oldest_entry() {
 std::shared_ptr<const Binding> Region::run(Trace& trace, const nn::ModuleCall& call, int piece) {
   choose_outputs(trace, trace.graph);
   if (!has_effects(trace.graph)) return nullptr;
-  const memory::Cause cause("region ", report_.name, std::source_location::current());
+  const memory::Cause cause("region ", ledger_->name(), std::source_location::current());
   const std::shared_ptr<const Binding> binding = binding_for(trace, call, piece);
   if (binding == nullptr) {
     count(Outcome::kEager, "a recording");
@@ -297,16 +292,14 @@ std::shared_ptr<const Binding> Region::run(Trace& trace, const nn::ModuleCall& c
 
 void Region::hand_over_finished(Trace& trace, const std::shared_ptr<const Binding>& binding,
                                 std::span<const Tensor> finished, const std::string& reason) {
-  std::string region;
-  {
-    std::lock_guard lock(mutex_);
-    report_.last_failure = reason;
-    ++report_.failed_runs;
-    region = report_.name;
-  }
+  ledger_->update([&](RegionReport& report) {
+    report.last_failure = reason;
+    ++report.failed_runs;
+  });
   // The caller may catch the error and go on with what was complete.
   if (!finished.empty()) hand_over(trace, finished, make_node_of_failed_run(binding, trace.external()));
-  Recorder* missing = recorder_of_missing(absl::StrCat("region ", region, " failed before it was computed: ", reason));
+  Recorder* missing = recorder_of_missing(
+      absl::StrCat("region ", ledger_->name(), " failed before it was computed: ", reason));
   for (size_t i = 0; i < trace.graph.outputs.size(); ++i)
     if (finished.empty() || !finished[i].defined()) trace.handle(trace.graph.outputs[i]).impl()->recorder = missing;
 }
@@ -353,21 +346,16 @@ void Region::run_eagerly(Trace& trace) {
 }
 
 void Region::begin_call(const nn::ModuleCall& call) {
-  if (!options_.dynamic.empty()) check_arguments(report_.name, call, options_.dynamic);
-  std::lock_guard lock(mutex_);
-  ++report_.calls;
+  if (!options_.dynamic.empty()) check_arguments(ledger_->name(), call, options_.dynamic);
+  ledger_->update([](RegionReport& report) { ++report.calls; });
 }
 void Region::count_replay() {
-  std::lock_guard lock(mutex_);
-  ++report_.replays;
+  ledger_->update([](RegionReport& report) { ++report.replays; });
 }
 void Region::refuse_replay(const std::string& why) {
-  std::string known;
-  {
-    std::lock_guard lock(mutex_);
-    known = std::exchange(report_.why_not_replayed, why);
-  }
-  if (known != why) log::write(log::Topic::kPerfHints, report_.name + " is recorded on every call: " + why);
+  const std::string known = ledger_->update(
+      [&](RegionReport& report) { return std::exchange(report.why_not_replayed, why); });
+  if (known != why) log::write(log::Topic::kPerfHints, ledger_->name() + " is recorded on every call: " + why);
 }
 void Region::verify_replay(Trace& trace, const Binding& expected) const {
   choose_outputs(trace, trace.graph);
@@ -378,16 +366,18 @@ void Region::verify_replay(Trace& trace, const Binding& expected) const {
     recorded.value(recorded.inputs[i]).leaf = expected.graph().value(expected.graph().inputs[i]).leaf;
   if (pack(recorded) == pack(expected.graph())) return;
   const Graph* const before[] = {&expected.graph()};
-  throw Error(absl::StrCat("Capture::kVerify: a replay of ", report_.name,
+  throw Error(absl::StrCat("Capture::kVerify: a replay of ", ledger_->name(),
                            " would not be what its forward does now: ", nearest_difference(before, recorded, {})));
 }
 void Region::break_graph(const std::string& reason) {
   if (options_.fullgraph)
-    throw Error(absl::StrCat("graph break in ", report_.name, " (CompileOptions::fullgraph forbids them): ", reason));
-  log::write(log::Topic::kGraphBreaks, report_.name + ": " + reason);
-  std::lock_guard lock(mutex_);
-  ++report_.graph_breaks;
-  report_.last_break = reason;
+    throw Error(
+        absl::StrCat("graph break in ", ledger_->name(), " (CompileOptions::fullgraph forbids them): ", reason));
+  log::write(log::Topic::kGraphBreaks, ledger_->name() + ": " + reason);
+  ledger_->update([&](RegionReport& report) {
+    ++report.graph_breaks;
+    report.last_break = reason;
+  });
 }
 std::vector<std::shared_ptr<const Entry>> Region::entries() const {
   std::lock_guard lock(mutex_);
@@ -396,10 +386,6 @@ std::vector<std::shared_ptr<const Entry>> Region::entries() const {
     for (const Slot& slot : slots) entries.push_back(slot.entry);
   std::sort(entries.begin(), entries.end(), [](const auto& a, const auto& b) { return a->last_use < b->last_use; });
   return entries;
-}
-RegionReport Region::report() const {
-  std::lock_guard lock(mutex_);
-  return report_;
 }
 
 }  // namespace rondo::compile

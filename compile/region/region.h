@@ -11,6 +11,7 @@
 #include "rondo/compile/capture/trace.h"
 #include "rondo/compile/options.h"
 #include "rondo/compile/region/entry.h"
+#include "rondo/compile/region/recompile_policy.h"
 #include "rondo/compile/region_report.h"
 #include "rondo/modules/module.h"
 #include "rondo/runtime/autograd.h"
@@ -26,7 +27,9 @@ std::vector<nn::ModuleBase*> repeated_blocks(nn::ModuleBase& model);
 class [[gnu::visibility("hidden")]] Region {
  public:
   Region(std::string name, CompileOptions options);
-  void add_layer() { ++report_.layers; }
+  void add_layer() {
+    ledger_->update([](RegionReport& report) { ++report.layers; });
+  }
   // Runs one recorded piece of `call` (there is one more after each graph break) and gives the live handles of
   // `trace` their storage and history.
   // Returns what ran; null if nothing did, or eagerly. If a launch throws, so does this: values that were complete by
@@ -42,7 +45,7 @@ class [[gnu::visibility("hidden")]] Region {
   void verify_replay(Trace & trace, const Binding& expected) const;
   // Counts a graph break. Throws Error if there must be none.
   void break_graph(const std::string& reason);
-  RegionReport report() const;
+  RegionReport report() const { return ledger_->report(); }
   // The latest used last.
   std::vector<std::shared_ptr<const Entry>> entries() const;
 
@@ -51,7 +54,7 @@ class [[gnu::visibility("hidden")]] Region {
   std::shared_ptr<const Binding> binding_for(const Trace& trace, const nn::ModuleCall& call, int piece);
   std::shared_ptr<const Binding> find(const RecordingKey& key);
   struct News {  // for the log
-    std::string region, why, warning;
+    std::string why, warning;
     bool compiled = false;
   };
   struct Slot {
@@ -70,10 +73,8 @@ class [[gnu::visibility("hidden")]] Region {
   struct Standing {
     std::vector<const Graph*> earlier;  // recordings of the same piece
     bool is_first = false;              // the region has compiled nothing yet
-    bool eager = false;                 // the stance or the limit forbids another compilation
-    bool explained = false;             // and the user knows
   };
-  Standing standing_of(int piece, News& news);
+  Standing standing_of(int piece);
   // `ranges` gets those of its marked dimensions.
   std::shared_ptr<Entry> compile_recording(const Trace& trace, const nn::ModuleCall& call, bool is_first,
                                            std::vector<int64_t>& ranges);
@@ -95,8 +96,9 @@ class [[gnu::visibility("hidden")]] Region {
 
   CompileOptions options_;
   std::mutex compile_mutex_;  // held while one recording is compiled; others run meanwhile. Taken before mutex_
-  const std::shared_ptr<Ledger> ledger_ = std::make_shared<Ledger>();
-  std::mutex& mutex_ = ledger_->mutex;                       // guards what follows; nothing is logged while it is held
+  const std::shared_ptr<Ledger> ledger_;
+  const RecompilePolicy policy_;
+  mutable std::mutex mutex_;                                 // guards what follows; nothing is logged while it is held
   absl::flat_hash_map<RecordingKey, BindingSlot> bindings_;  // by full key
   absl::flat_hash_map<RecordingKey, std::vector<Slot>> entries_;  // by structure
   int n_entries_ = 0;
@@ -104,7 +106,6 @@ class [[gnu::visibility("hidden")]] Region {
   std::set<std::vector<int64_t>> ranges_met_;  // of marked dimensions, by piece
   int64_t uses_ = 0;
   std::shared_ptr<const Entry> latest_;  // that was compiled
-  RegionReport& report_ = ledger_->report;
 };
 
 }  // namespace rondo::compile

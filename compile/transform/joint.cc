@@ -15,8 +15,7 @@ class Deriver {
         arriving_(arriving),
         grads_(forward.values.size()),
         symbols_(forward.values.size()),
-        contributions_(forward.values.size()),
-        adds_onto_(forward.values.size()) {
+        contributions_(forward.values.size()) {
     trace_.device = device;
   }
 
@@ -41,7 +40,6 @@ class Deriver {
     for (size_t i = 0; i < forward_.inputs.size(); ++i) {
       const Tensor& grad = grads_[static_cast<size_t>(forward_.inputs[i])];
       result_.contributions.push_back(contributions_[static_cast<size_t>(forward_.inputs[i])]);
-      result_.adds_onto.push_back(adds_onto_[static_cast<size_t>(forward_.inputs[i])]);
       if (!forward_.value(forward_.inputs[i]).requires_grad || !grad.defined()) continue;
       result_.grad_inputs.push_back(static_cast<int>(i));
       trace_.graph.outputs.push_back(trace_.value_of(grad));
@@ -74,7 +72,7 @@ class Deriver {
 
   // `is_total`: what has arrived before is in it.
   void accumulate(ValueId id, const Tensor& grad, bool is_total = false) {
-    ++contributions_[static_cast<size_t>(id)];
+    ++contributions_[static_cast<size_t>(id)].parts;
     Tensor& total = grads_[static_cast<size_t>(id)];
     total = total.defined() && !is_total ? ops::add(total, grad) : grad;
   }
@@ -120,7 +118,7 @@ class Deriver {
       throw Error(std::string("backward of ") + op.name + ": it has no gradient" + describe_location(node.where));
     if (op.grad_adds && metas[0].needs_grad) {
       grads_in[0] = grads_[static_cast<size_t>(node.inputs[0])];
-      adds_onto_[static_cast<size_t>(node.inputs[0])] = true;
+      contributions_[static_cast<size_t>(node.inputs[0])].adds_onto = true;
     }
     const bool onto = grads_in[0].defined();
     op.grad(GradContext(node.attrs, inputs, outputs, {grads_out.data(), node.outputs.size()}, metas,
@@ -137,8 +135,7 @@ class Deriver {
   absl::flat_hash_map<ValueId, BackwardInput> bindings_;
   std::vector<Tensor> grads_;    // of each forward value, in the trace
   std::vector<Tensor> symbols_;  // of each forward value that a rule reads
-  std::vector<int> contributions_;
-  std::vector<bool> adds_onto_;
+  std::vector<Contribution> contributions_;
 };
 
 }  // namespace

@@ -15,13 +15,18 @@ struct BackwardInput {
   Tensor constant;  // kConstant: a tensor that a gradient rule made (zeros for an unused piece of a split)
 };
 
+// What a backward does to the gradient of one forward input.
+struct Contribution {
+  int32_t parts = 0;       // that it adds up
+  bool adds_onto = false;  // an op adds to the gradient so far (OpDef::grad_adds)
+  friend bool operator==(const Contribution&, const Contribution&) = default;
+};
+
 struct BackwardGraph {
   Graph graph;
-  std::vector<BackwardInput> inputs;  // parallel to graph.inputs
-  std::vector<int> contributions;     // to the gradient of each forward input
-  std::vector<bool> adds_onto;        // of each forward input: an op adds to the gradient so far (OpDef::grad_adds)
-  std::vector<int>
-      grad_inputs;  // graph.outputs are the gradients of these forward inputs (indices into forward.inputs)
+  std::vector<BackwardInput> inputs;        // parallel to graph.inputs
+  std::vector<Contribution> contributions;  // by forward input
+  std::vector<int> grad_inputs;             // graph.outputs are the gradients of these forward inputs, by position
 };
 
 // What arrives: gradients of these outputs (empty: of all that require one), and sums to add to for these inputs; the

@@ -247,6 +247,30 @@ TEST_F(Accumulation, HappensInTheMemoryOfTheGradient) {
              });
 }
 
+// A product that is no epilogue is a launch of its own, and the kernel that adds it reads two matrices of one size.
+TEST_F(Accumulation, NeedsNoMemoryForTheSum) {
+  const Tensor x = Tensor::randn({256, 256});
+  Tensor w = Tensor::randn({256, 256}).requires_grad_();
+  const auto product = [&](const Tensor& t) { return ops::matmul(t, w); };
+  for (const compile::Epilogues epilogues : {compile::Epilogues::kNever, compile::Epilogues::kAlways}) {
+    auto region = compile::compile(product, {.epilogues = epilogues});
+    int64_t taken = 0;
+    const void* memory = nullptr;
+    w.set_grad({});
+    for (int step = 0; step < 3; ++step) {
+      const Tensor y = region(x), seed = Tensor::ones({256, 256});
+      const int64_t before = allocator::stats().bytes_in_use;
+      allocator::reset_peak();
+      y.backward(seed);
+      taken = allocator::stats().peak_bytes - before;
+      if (step == 0) memory = w.grad().raw_data();
+    }
+    EXPECT_EQ(w.grad().raw_data(), memory);
+    const int64_t matrix = 256 * 256 * 4, products = epilogues == compile::Epilogues::kNever ? 1 : 0;
+    EXPECT_LT(taken, products * matrix + matrix / 2);
+  }
+}
+
 TEST_F(Accumulation, OfAWeightUsedTwiceSumsItsPartsFirst) {
   four_steps([](Block& b, const Tensor& x) {
     return Tensors{ops::linear(ops::tanh(ops::linear(b.norm(x), b.weight, b.bias)), b.weight, b.bias)};
@@ -329,6 +353,27 @@ TEST_F(Accumulation, OfAGradientThatIsItsOwnSeed) {
     }
     EXPECT_TRUE(same_bits(grads[0], grads[1]));
   }
+}
+
+// The first product reads this .grad in its backward, after the second has added to it. Eager execution refuses that;
+// a region has read what it needs before it writes.
+TEST_F(Accumulation, OfAGradientThatAnEarlierProductReads) {
+  const Tensor old = Tensor::randn({6, 6}), weight = Tensor::randn({6, 6});
+  Tensor x = Tensor::randn({6, 6}).requires_grad_();
+  Tensors sums, grads;
+  for (const bool compiled : {false, true}) {
+    Tensor w = weight.clone().requires_grad_();
+    w.set_grad(old.clone());
+    x.set_grad({});
+    const Tensor factor = compiled ? w.grad() : old;
+    const auto products = [&](const Tensor& t) { return ops::matmul(ops::matmul(t, factor), w); };
+    auto region = compile::compile(products, {.epilogues = compile::Epilogues::kAlways});
+    ops::sum(compiled ? region(x) : products(x)).backward();
+    sums.push_back(w.grad());
+    grads.push_back(x.grad());
+  }
+  EXPECT_LT(difference(sums[0], sums[1]), 1e-4);
+  EXPECT_LT(difference(grads[0], grads[1]), 1e-4);
 }
 
 // The sum of what arrives and of the region's own parts is not written over what arrives: it may be the caller's.

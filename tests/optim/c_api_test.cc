@@ -17,7 +17,7 @@
 #include "rondo/modules/lora.h"
 #include "rondo/modules/pretrained/auto_model.h"
 #include "rondo/optim/adam.h"
-#include "rondo/optim/c_api/text_stream.h"
+
 #include "rondo/rondo_c.h"
 #include "rondo/runtime/memory.h"
 #include "rondo/runtime/parallel.h"
@@ -219,24 +219,6 @@ TEST_F(CApi, PiecesAreTheText) {
   EXPECT_EQ(std::vector<int32_t>(made, made + count), stream.tokens);
   EXPECT_EQ(count, 3);
   rondo_model_destroy(model);
-}
-
-TEST(TextStream, HoldsBackWhatIsNotCertain) {
-  // Token i is piece i; a lone byte of a character decodes to U+FFFD, as byte-level tokenizers do.
-  const std::vector<std::string> pieces = {"a S", "T", "ART ", "STO", "x ", "\xE2", "\x82\xAC", " ST", "OP more"};
-  const auto decode = [&](std::span<const int64_t> tokens) {
-    std::string text;
-    for (const int64_t token : tokens) text += pieces[static_cast<size_t>(token)];
-    if (text.ends_with("\xE2")) text.replace(text.size() - 1, 1, "\xEF\xBF\xBD");
-    return text;
-  };
-  std::vector<std::string> sent;
-  optim::c_api::TextStream stream(decode, {"STOP"}, [&](const std::string& piece) {
-    sent.push_back(piece);
-    return true;
-  });
-  for (int64_t token = 0; token < 9; ++token) stream.add(token);
-  EXPECT_EQ(sent, (std::vector<std::string>{"a ", "START ", "STOx ", "\xE2\x82\xAC", " "}));
 }
 
 TEST_F(CApi, CallsWithOneModelTakeTurns) {

@@ -6,6 +6,7 @@
 
 #include "rondo/modules/gpt2.h"
 #include "rondo/modules/pretrained/auto_model.h"
+#include "rondo/optim/c_api/text_stream.h"
 #include "rondo/rondo_c.h"
 #include "rondo/runtime/text/tokenizer.h"
 #include "rondo/tests/compile/temp_folder.h"
@@ -167,6 +168,24 @@ TEST_F(CApiText, Chats) {
   EXPECT_EQ(rondo_encode_chat(model, "{", nullptr, ids.data(), nullptr, 64, &count), RONDO_BAD_ARGUMENT);
   EXPECT_EQ(rondo_encode_chat(model, nullptr, nullptr, ids.data(), nullptr, 64, &count), RONDO_BAD_ARGUMENT);
   rondo_model_destroy(model);
+}
+
+TEST(TextStream, HoldsBackWhatIsNotCertain) {
+  // Token i is piece i; a lone byte of a character decodes to U+FFFD, as byte-level tokenizers do.
+  const std::vector<std::string> pieces = {"a S", "T", "ART ", "STO", "x ", "\xE2", "\x82\xAC", " ST", "OP more"};
+  const auto decode = [&](std::span<const int64_t> tokens) {
+    std::string text;
+    for (const int64_t token : tokens) text += pieces[static_cast<size_t>(token)];
+    if (text.ends_with("\xE2")) text.replace(text.size() - 1, 1, "\xEF\xBF\xBD");
+    return text;
+  };
+  std::vector<std::string> sent;
+  optim::c_api::TextStream stream(decode, {"STOP"}, [&](const std::string& piece) {
+    sent.push_back(piece);
+    return true;
+  });
+  for (int64_t token = 0; token < 9; ++token) stream.add(token);
+  EXPECT_EQ(sent, (std::vector<std::string>{"a ", "START ", "STOx ", "\xE2\x82\xAC", " "}));
 }
 
 }  // namespace

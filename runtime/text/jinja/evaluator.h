@@ -94,11 +94,14 @@ class Evaluator {
   Values to_items(const Value& value);
   int64_t length(const Value& value);
 
-  // ---- What the language offers (filters.cc, sequence_filters.cc, tests.cc, methods.cc, functions.cc)
+  // ---- What the language offers (filters.cc, sequence_filters.cc, functions.cc, text_methods.cc)
   Value filter(const std::string& name, const Value& value, Given given);
   std::optional<Value> text_filter(const std::string& name, const Value& value, Given& given);
   std::optional<Value> number_filter(const std::string& name, const Value& value, Given& given);
+  // The next three: nothing if it is another filter's name.
   std::optional<Value> sequence_filter(const std::string& name, const Value& value, Given& given);
+  std::optional<Value> ordering_filter(const std::string& name, const Value& value, Given& given);
+  std::optional<Value> position_filter(const std::string& name, const Value& value, Given& given);
   Value select(const std::string& name, const Value& value, Given& given);
   Value map(const Value& value, Given& given);
   Value sorted(Values items, const std::function<Value(const Value&)>& key, bool reverse);
@@ -106,6 +109,9 @@ class Evaluator {
   bool test(const std::string& name, const Value& value, const Given& given);
   Value call_method(const Value::Method& method, Given given);
   Value call_text_method(const std::string& text, const std::string& name, Given given);
+  // Nothing if it is another method's name.
+  std::optional<Value> search_text(const std::string& text, const std::string& name, Given& given);
+  std::optional<Value> pad_text(const std::string& text, const std::string& name, Given& given);
   Value call_function(const std::string& name, Given given);
 
   std::string str(const Value& value) const;
@@ -128,7 +134,12 @@ class Evaluator {
 
 // The arguments of a call in the order of `names`; unset: not given. Throws Error as Python does for too many, unknown
 // and missing ones; the first `required` are needed.
-std::vector<std::optional<Value>> bind(Given given, std::initializer_list<const char*> names, size_t required = 0);
+using Bound = std::vector<std::optional<Value>>;
+Bound bind(Given given, std::initializer_list<const char*> names, size_t required = 0);
+// An optional argument that is there, and not None.
+inline bool given(const std::optional<Value>& value) { return value && !value->is_none(); }
+// The text of a value. Throws Error, with `what` in its message, if it is none.
+const std::string& need_text(const Value& value, const char* what);
 // REQUIRES of the callers: what Python would refuse is an Error.
 int64_t to_integer(const Value& value);
 bool is_global_function(std::string_view name);

@@ -17,7 +17,6 @@ std::string replace_text(const std::string& text, const std::string& from, const
 
 namespace {
 
-bool given(const std::optional<Value>& value) { return value && !value->is_none(); }
 bool flag(const std::optional<Value>& value, bool unset) { return value ? is_true(*value) : unset; }
 
 // The digits of a number as Python reads them from text: no spaces around them, single underscores between digits only.

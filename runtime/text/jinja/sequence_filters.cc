@@ -9,7 +9,6 @@
 namespace rondo::text::jinja {
 namespace {
 
-bool given(const std::optional<Value>& value) { return value && !value->is_none(); }
 bool flag(const std::optional<Value>& value, bool unset) { return value ? is_true(*value) : unset; }
 
 // What sort, unique, min ... compare.
@@ -146,68 +145,8 @@ Value Evaluator::select(const std::string& name, const Value& value, Given& argu
       held);
 }
 
-std::optional<Value> Evaluator::sequence_filter(const std::string& name, const Value& value, Given& arguments) {
-  const auto none = [&] { bind(std::move(arguments), {}); };
-  if (name == "length" || name == "count") return none(), Value::integer(length(value));
-  if (name == "list") return none(), Value::list(to_items(value));
-  if (name == "map") return map(value, arguments);
-  if (name == "select" || name == "reject" || name == "selectattr" || name == "rejectattr")
-    return select(name, value, arguments);
-  if (name == "default" || name == "d") {
-    auto at = bind(std::move(arguments), {"default_value", "boolean"});
-    if (value.is_undefined() || (flag(at[1], false) && !is_true(value))) return at[0].value_or(Value::string(""));
-    return value;
-  }
-  if (name == "first") {
-    none();
-    Value out;
-    return iterate(value).iterator().next(out) ? out : Value::undefined("No first item, sequence was empty.");
-  }
-  if (name == "last" || name == "reverse") {
-    none();
-    if (value.is(Kind::kIterator)) {
-      if (name == "last") throw Error(absl::StrCat("'", value.type_name(), "' object is not reversible"));
-      Values items = to_items(value);
-      std::reverse(items.begin(), items.end());
-      return Value::list(std::move(items));
-    }
-    if (name == "reverse" && value.is_string()) {
-      std::string out;
-      std::vector<std::string_view> points = split_points(value.text());
-      for (auto point = points.rbegin(); point != points.rend(); ++point) out += *point;
-      return made_text(std::move(out));
-    }
-    Values items = to_items(value);
-    if (name == "last") return items.empty() ? Value::undefined("No last item, sequence was empty.") : items.back();
-    std::reverse(items.begin(), items.end());
-    return Value::iterator(
-        [items, at = size_t{0}](Value& out) mutable {
-          if (at >= items.size()) return false;
-          out = items[at++];
-          return true;
-        },
-        {value}, "list_reverseiterator");
-  }
-  if (name == "join") {
-    const auto at = bind(std::move(arguments), {"d", "attribute"});
-    const std::string separator = at[0] ? str(*at[0]) : "";
-    std::string out;
-    bool first = true;
-    const Value source = iterate(value);
-    for (Value drawn; source.iterator().next(drawn);) {
-      if (!std::exchange(first, false)) out += separator;
-      out += str(given(at[1]) ? path(drawn, *at[1]) : drawn);
-      check_size(out.size());
-    }
-    return made_text(std::move(out));
-  }
-  if (name == "items") {
-    none();
-    if (value.is_undefined()) return Value::iterator([](Value&) { return false; }, {});
-    if (!value.is(Kind::kDict)) throw Error("Can only get item pairs from a mapping.");
-    Values items = call_method({.self = value, .name = "items"}, {}).items();
-    return deferred([items] { return items; }, {value});
-  }
+// Filters that compare items.
+std::optional<Value> Evaluator::ordering_filter(const std::string& name, const Value& value, Given& arguments) {
   if (name == "dictsort") {
     const auto at = bind(std::move(arguments), {"case_sensitive", "by", "reverse"});
     if (value.is_undefined()) throw Error(value.reason());
@@ -255,13 +194,41 @@ std::optional<Value> Evaluator::sequence_filter(const std::string& name, const V
     }
     return best ? *best : Value::undefined("No aggregated item, sequence was empty.");
   }
-  if (name == "sum") {
-    const auto at = bind(std::move(arguments), {"attribute", "start"});
-    Value total = at[1].value_or(Value::integer(0));
-    if (total.is_string()) throw Error("sum() can't sum strings [use ''.join(seq) instead]");
-    for (const Value& item : to_items(value))
-      total = arithmetic(Expression::kAdd, total, given(at[0]) ? path(item, *at[0]) : item);
-    return total;
+  return std::nullopt;
+}
+
+// Filters that choose or divide items by position.
+std::optional<Value> Evaluator::position_filter(const std::string& name, const Value& value, Given& arguments) {
+  const auto none = [&] { bind(std::move(arguments), {}); };
+  if (name == "first") {
+    none();
+    Value out;
+    return iterate(value).iterator().next(out) ? out : Value::undefined("No first item, sequence was empty.");
+  }
+  if (name == "last" || name == "reverse") {
+    none();
+    if (value.is(Kind::kIterator)) {
+      if (name == "last") throw Error(absl::StrCat("'", value.type_name(), "' object is not reversible"));
+      Values items = to_items(value);
+      std::reverse(items.begin(), items.end());
+      return Value::list(std::move(items));
+    }
+    if (name == "reverse" && value.is_string()) {
+      std::string out;
+      std::vector<std::string_view> points = split_points(value.text());
+      for (auto point = points.rbegin(); point != points.rend(); ++point) out += *point;
+      return made_text(std::move(out));
+    }
+    Values items = to_items(value);
+    if (name == "last") return items.empty() ? Value::undefined("No last item, sequence was empty.") : items.back();
+    std::reverse(items.begin(), items.end());
+    return Value::iterator(
+        [items, at = size_t{0}](Value& out) mutable {
+          if (at >= items.size()) return false;
+          out = items[at++];
+          return true;
+        },
+        {value}, "list_reverseiterator");
   }
   if (name == "batch" || name == "slice") {
     const auto at = bind(std::move(arguments), {"linecount", "fill_with"}, 1);
@@ -289,6 +256,49 @@ std::optional<Value> Evaluator::sequence_filter(const std::string& name, const V
         },
         {value, fill});
   }
+  return std::nullopt;
+}
+
+std::optional<Value> Evaluator::sequence_filter(const std::string& name, const Value& value, Given& arguments) {
+  const auto none = [&] { bind(std::move(arguments), {}); };
+  if (name == "length" || name == "count") return none(), Value::integer(length(value));
+  if (name == "list") return none(), Value::list(to_items(value));
+  if (name == "map") return map(value, arguments);
+  if (name == "select" || name == "reject" || name == "selectattr" || name == "rejectattr")
+    return select(name, value, arguments);
+  if (name == "default" || name == "d") {
+    auto at = bind(std::move(arguments), {"default_value", "boolean"});
+    if (value.is_undefined() || (flag(at[1], false) && !is_true(value))) return at[0].value_or(Value::string(""));
+    return value;
+  }
+  if (name == "join") {
+    const auto at = bind(std::move(arguments), {"d", "attribute"});
+    const std::string separator = at[0] ? str(*at[0]) : "";
+    std::string out;
+    bool first = true;
+    const Value source = iterate(value);
+    for (Value drawn; source.iterator().next(drawn);) {
+      if (!std::exchange(first, false)) out += separator;
+      out += str(given(at[1]) ? path(drawn, *at[1]) : drawn);
+      check_size(out.size());
+    }
+    return made_text(std::move(out));
+  }
+  if (name == "items") {
+    none();
+    if (value.is_undefined()) return Value::iterator([](Value&) { return false; }, {});
+    if (!value.is(Kind::kDict)) throw Error("Can only get item pairs from a mapping.");
+    Values items = call_method({.self = value, .name = "items"}, {}).items();
+    return deferred([items] { return items; }, {value});
+  }
+  if (name == "sum") {
+    const auto at = bind(std::move(arguments), {"attribute", "start"});
+    Value total = at[1].value_or(Value::integer(0));
+    if (total.is_string()) throw Error("sum() can't sum strings [use ''.join(seq) instead]");
+    for (const Value& item : to_items(value))
+      total = arithmetic(Expression::kAdd, total, given(at[0]) ? path(item, *at[0]) : item);
+    return total;
+  }
   if (name == "attr") {
     const auto at = bind(std::move(arguments), {"name"}, 1);
     const std::string key = str(*at[0]);
@@ -296,7 +306,8 @@ std::optional<Value> Evaluator::sequence_filter(const std::string& name, const V
     if (auto found = python_attribute(value, key)) return *std::move(found);
     return Value::undefined(absl::StrCat("'", value.type_name(), "' object has no attribute '", key, "'"));
   }
-  return std::nullopt;
+  if (auto out = ordering_filter(name, value, arguments)) return out;
+  return position_filter(name, value, arguments);
 }
 
 // ---- Tests

@@ -1,0 +1,58 @@
+// The variants of one kernel: the same code but for sizes that are compiled in or read when it runs, and for what the
+// code takes for granted of those that are read. Which of them serves, and what to compile where none does. No locks:
+// kernel_table.cc has those.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "rondo/compile/jit/kernel_table.h"
+
+namespace rondo::compile {
+
+// What kernels of different sizes have in common: everything but the extents that may vary.
+using Structure = std::vector<uint64_t>;
+Structure structure_of(const LoopKernel& kernel, const Target& target);
+
+// What a caller asks for.
+struct WantedKernel {
+  Structure structure;
+  std::vector<int64_t> sizes;
+  KernelUse use;
+  const KernelHint* hint = nullptr;
+  bool same_code(const WantedKernel& other) const;
+};
+
+// A kernel's code, from the moment that a thread has decided to make it.
+struct KernelSlot {
+  enum class State : uint8_t { kPending, kReady, kFailed } state = State::kPending;
+  CompiledKernel kernel;  // if it is kReady
+};
+
+struct KernelVariant {
+  std::vector<int64_t> sizes;  // as compiled; those that vary stand for any
+  std::vector<bool> varying;
+  std::vector<ExtentRange> ranges;  // of those that vary
+  std::shared_ptr<KernelSlot> slot;
+
+  bool same_code(const KernelVariant& other) const;
+  // How many extents stand in the way of serving `use`.
+  int64_t differences(const KernelUse& use) const;
+  // How much it leaves open that code with this hint would know. (Of what is not known to vary, nothing: as without
+  // hints.)
+  int64_t leaves_open(const KernelHint* hint) const;
+};
+
+// Of the variants that serve, the one whose code takes the most for granted, which makes it the fastest. If none
+// serves, the one with the fewest extents in the way. Null: there are no variants.
+const KernelVariant* nearest(std::span<const KernelVariant> variants, const WantedKernel& wanted);
+
+// True if `best` is what `kernel` is to be run with.
+bool serves(const KernelVariant& best, const LoopKernel& kernel, const WantedKernel& wanted, Sizes sizes);
+
+// What is compiled for `kernel`. `best`: the nearest that is there, or null.
+LoopKernel specialize(const LoopKernel& kernel, const WantedKernel& wanted, const KernelVariant* best, Sizes sizes);
+
+}  // namespace rondo::compile

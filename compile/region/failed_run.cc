@@ -1,0 +1,78 @@
+#include "rondo/compile/region/failed_run.h"
+
+#include <algorithm>
+
+#include "rondo/compile/exec/run_eagerly.h"
+#include "rondo/compile/stages/outcomes.h"
+#include "rondo/runtime/autograd_extras.h"
+#include "rondo/runtime/ops/ops.h"
+#include "rondo/runtime/recorder.h"
+
+namespace rondo::compile {
+namespace {
+
+class FailedRun final : public RegionNode, public std::enable_shared_from_this<FailedRun> {
+ public:
+  FailedRun(std::shared_ptr<const Binding> binding, std::span<const Tensor> inputs) : binding_(std::move(binding)) {
+    const Graph& graph = binding_->graph();
+    n_outputs = static_cast<int>(graph.outputs.size());
+    edges.resize(inputs.size());
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      saved_.emplace_back(inputs[i], false);
+      if (graph.value(graph.inputs[i]).requires_grad) edges[i] = autograd::gradient_edge(inputs[i]);
+    }
+  }
+  std::shared_ptr<Node> history(int) override { return shared_from_this(); }
+
+  void backward(std::span<Tensor> grads_out, std::span<Tensor> grads_in) override {
+    autograd::apply_extras(*this, grads_out);
+    if (grads_in.empty()) return;
+    count(Outcome::kReplayed, "a run that failed");
+    const Graph& graph = binding_->graph();
+    RecorderScope eager(nullptr);
+    const bool create_graph = grad_enabled();
+    GradMode on(true);
+    std::vector<bool> wanted(graph.values.size(), false);  // by value
+    for (size_t i = 0; i < grads_out.size(); ++i)
+      if (grads_out[i].defined()) wanted[static_cast<size_t>(graph.outputs[i])] = true;
+    const auto is_wanted = [&](ValueId id) { return wanted[static_cast<size_t>(id)]; };
+    for (size_t n = graph.nodes.size(); n-- > 0;) {
+      const GraphNode& node = graph.nodes[n];
+      if (std::none_of(node.outputs.begin(), node.outputs.end(), is_wanted)) continue;
+      for (ValueId id : node.inputs)
+        if (id != kNoValue) wanted[static_cast<size_t>(id)] = true;
+    }
+    std::vector<Tensor> values(graph.values.size()), targets, roots, seeds;
+    std::vector<size_t> positions;  // of the targets, among the inputs
+    for (size_t i = 0; i < graph.inputs.size(); ++i) {
+      if (!is_wanted(graph.inputs[i])) continue;
+      Tensor& value = values[static_cast<size_t>(graph.inputs[i])] = saved_[i].get(name(), {});
+      if (edges[i].node == nullptr) continue;
+      // Gradients stop at views of the inputs: one input may be computed from another.
+      Dims same;
+      for (int d = 0; d < value.rank(); ++d) same.push_back(d);
+      targets.push_back(value = ops::permute(value, same));
+      positions.push_back(i);
+    }
+    compile::run_eagerly(graph, values, &wanted);
+    for (size_t i = 0; i < grads_out.size(); ++i) {
+      if (!grads_out[i].defined()) continue;
+      roots.push_back(values[static_cast<size_t>(graph.outputs[i])]);
+      seeds.push_back(grads_out[i]);
+    }
+    const std::vector<Tensor> grads = autograd::grad(roots, targets, seeds, true, create_graph, true);
+    for (size_t i = 0; i < grads.size(); ++i) grads_in[positions[i]] = grads[i];
+  }
+
+ private:
+  std::shared_ptr<const Binding> binding_;
+  std::vector<SavedTensor> saved_;
+};
+}  // namespace
+
+std::shared_ptr<RegionNode> make_node_of_failed_run(std::shared_ptr<const Binding> binding,
+                                                    std::span<const Tensor> inputs) {
+  return std::make_shared<FailedRun>(std::move(binding), inputs);
+}
+
+}  // namespace rondo::compile

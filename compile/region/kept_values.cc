@@ -1,0 +1,106 @@
+#include "rondo/compile/region/kept_values.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "rondo/runtime/autograd_extras.h"
+#include "rondo/runtime/gradient_memory.h"
+
+namespace rondo::compile {
+namespace {
+
+[[noreturn]] void throw_freed(const GraphNode& node) {
+  throw Error(absl::StrCat("backward of ", node.op->name,
+                           ": its saved tensors were freed by an earlier backward; pass retain_graph = true to that "
+                           "one",
+                           describe_location(node.where)));
+}
+
+}  // namespace
+
+KeptValues::KeptValues(const Entry& entry, std::span<const Tensor> inputs, std::span<const Tensor> results)
+    : entry_(entry) {
+  auto saved = std::make_shared<Tensors>();
+  saved->inputs.reserve(inputs.size());
+  for (const Tensor& input : inputs) saved->inputs.emplace_back(input, false);
+  for (const Partition::Kept& kept : entry_.partition->kept())
+    if (!kept.is_input) saved->values.emplace_back(results[static_cast<size_t>(kept.index)], false);
+    else saved->values.emplace_back();
+  saved_ = std::move(saved);
+  const Graph& graph = entry_.forward_graph;
+  for (ValueId id : graph.outputs) differentiable_.push_back(graph.value(id).requires_grad);
+  if (std::count(differentiable_.begin(), differentiable_.end(), true) > 1) ports_.resize(graph.outputs.size());
+}
+
+std::shared_ptr<void> KeptValues::port(int output, std::shared_ptr<Node> node) {
+  if (ports_.empty()) return nullptr;
+  std::lock_guard lock(mutex_);
+  std::weak_ptr<Port>& port = ports_[static_cast<size_t>(output)];
+  std::shared_ptr<Port> owner = port.lock();
+  if (owner == nullptr) port = owner = std::make_shared<Port>(Port{std::move(node)});
+  return owner;
+}
+
+KeptValues::Pass KeptValues::begin(const std::vector<bool>& outputs) {
+  std::lock_guard lock(mutex_);
+  const autograd::Asked* asked = autograd::Asked::now();
+  Pass pass;
+  pass.saved = saved_;
+  const bool any_freed = all_freed_ || !freed_.empty();
+  bool all = asked == nullptr;
+  for (size_t i = 0; i < outputs.size(); ++i) all = all && (outputs[i] || !is_in_use(i));
+  if (!all || any_freed)
+    pass.ops = asked == nullptr ? ops_passed(entry_.forward_graph, outputs)
+                                : ops_passed(entry_.forward_graph, outputs, &asked->edges, asked->outputs);
+  if (any_freed) {
+    const OpSet saving = ops_that_save(entry_.forward_graph);
+    for (size_t n = pass.ops->size(); n-- > 0;) {
+      if (!(*pass.ops)[n] || !saving[n] || !(all_freed_ || freed_[n])) continue;
+      if (autograd::LastRead::now())
+        for (size_t before = n + 1; before < freed_.size(); ++before)
+          freed_[before] = freed_[before] || (*pass.ops)[before];
+      throw_freed(entry_.forward_graph.nodes[n]);
+    }
+  }
+  pass.is_last = !pass.ops || !leaves_any(freed_and(*pass.ops));
+  return pass;
+}
+
+void KeptValues::free(const Pass& pass) {
+  std::lock_guard lock(mutex_);
+  if (pass.ops) freed_ = freed_and(*pass.ops);
+  if (all_freed_ || (pass.ops && leaves_any(freed_))) return;
+  auto nothing = std::make_shared<Tensors>();
+  nothing->inputs.resize(saved_->inputs.size());
+  nothing->values.resize(saved_->values.size());
+  saved_ = std::move(nothing);
+  all_freed_ = true;
+}
+
+void KeptValues::release(Pass& pass) {
+  free(pass);
+  pass.released = true;
+  pass.saved = nullptr;
+}
+
+// A gradient may still come from this output.
+bool KeptValues::is_in_use(size_t output) const {
+  return differentiable_[output] && (ports_.empty() || !ports_[output].expired());
+}
+
+OpSet KeptValues::freed_and(OpSet ops) const {
+  for (size_t n = 0; n < freed_.size(); ++n) ops[n] = ops[n] || freed_[n];
+  return ops;
+}
+
+// An output that is in use leads to an op that saves something and is not in `freed`.
+bool KeptValues::leaves_any(const OpSet& freed) const {
+  std::vector<bool> in_use;
+  for (size_t i = 0; i < differentiable_.size(); ++i) in_use.push_back(is_in_use(i));
+  const OpSet useful = ops_passed(entry_.forward_graph, in_use), saving = ops_that_save(entry_.forward_graph);
+  for (size_t n = 0; n < useful.size(); ++n)
+    if (useful[n] && saving[n] && !freed[n]) return true;
+  return false;
+}
+
+}  // namespace rondo::compile

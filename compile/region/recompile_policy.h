@@ -1,0 +1,46 @@
+// May a region that has compiled something compile something else? The stance (compile.h) and
+// CompileOptions::recompile_limit say so.
+#pragma once
+
+#include <string>
+
+#include "rondo/compile/jit/executable.h"
+#include "rondo/compile/options.h"
+#include "rondo/compile/region/ledger.h"
+
+namespace rondo::compile {
+
+// Thread safe, as the ledger is.
+class RecompilePolicy {
+ public:
+  RecompilePolicy(const CompileOptions& options, Ledger& ledger) : options_(options), ledger_(ledger) {}
+
+  struct Verdict {
+    bool eagerly = false;    // the new recording or backward runs eagerly, and was counted
+    bool explained = false;  // the user knows: what runs eagerly may do so on every call, and the first explains itself
+    std::string warning;     // the beginning of what to tell the user; the reason follows
+  };
+  Verdict ask() const;
+  // The same, explained by `why`.
+  bool must_run_eagerly(const std::string& why) const;
+
+  // Returns compile(). With Stance::kFailOnRecompile and `is_recompile` no code is generated: throws Error if some is
+  // needed.
+  template <class Compile> auto guarded(const std::string& why, bool is_recompile, Compile compile) const {
+    if (!is_recompile || stance() != Stance::kFailOnRecompile) return compile();
+    const ForbidCodeGeneration forbid;
+    try {
+      return compile();
+    } catch (const CodeForbidden&) {
+      throw_recompile(why);
+    }
+  }
+
+ private:
+  [[noreturn]] void throw_recompile(const std::string& why) const;
+
+  const CompileOptions& options_;
+  Ledger& ledger_;
+};
+
+}  // namespace rondo::compile

@@ -1,0 +1,17 @@
+// What stands on the tape for a run of a region.
+#pragma once
+
+#include <memory>
+
+#include "rondo/runtime/autograd.h"
+
+namespace rondo::compile {
+
+class RegionNode : public Node {
+ public:
+  const char* name() const override { return "compiled region"; }
+  // What output `output` has as its history.
+  virtual std::shared_ptr<Node> history(int output) = 0;
+};
+
+}  // namespace rondo::compile
