@@ -35,7 +35,7 @@ constexpr CategoryName kCategoryNames[] = {
     {"Letter", kLetter}, {"Number", kNumber}, {"Punctuation", kPunctuation},
 };
 
-// What stands between two quantifiers.
+// One part of a pattern, between two quantifiers.
 struct Node {
   enum Kind { kSet, kSequence, kAlternatives, kLook, kRepeat } kind = kSequence;
   uint32_t set = 0;              // kSet

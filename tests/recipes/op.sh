@@ -12,14 +12,12 @@ trap 'rm -rf "$work"' EXIT
 fail() { echo "recipe of an op: $*"; exit 1; }
 
 # ---- The copy. Folders that the recipe must not touch are links.
+include=$(sed -n 's/^RONDO_INCLUDE_FOLDER:[A-Z]*=//p' "$build/CMakeCache.txt")
 tree=$work/include/rondo
 mkdir -p "$tree"
-for entry in "$source"/*; do
-  case $entry in
-    */runtime | */tests) cp -r "$entry" "$tree" ;;
-    */build | */build-*) ;;
-    *) ln -s "$entry" "$tree" ;;
-  esac
+cp -r "$source/runtime" "$source/tests" "$tree"
+for entry in "$include"/rondo/*; do
+  [ -e "$tree/${entry##*/}" ] || ln -s "$(readlink -f "$entry")" "$tree"
 done
 
 # ---- The recipe. insert FILE TEXT: puts standard input in front of the line that begins with TEXT.
@@ -66,7 +64,7 @@ commands=$(ninja -C "$build" -t commands bin/test_runtime bin/test_compile) || f
 compile() {
   local command
   command=$(grep -F -- " -c $source/$1" <<<"$commands") || fail "BUILD does not compile $1"
-  sed -E "s| -I[^ ]*/include | -I$work/include |; s| -MD -MT [^ ]+ -MF [^ ]+||; s| -o [^ ]+| -o $work/objects/$(basename "$1" .cc).o|
+  sed -E "s| -I$include | -I$work/include |; s| -MD -MT [^ ]+ -MF [^ ]+||; s| -o [^ ]+| -o $work/objects/$(basename "$1" .cc).o|
           s| -c $source/| -c $tree/|" <<<"$command" >"$work/compile_$(basename "$1")"
   (cd "$build" && sh -e "$work/compile_$(basename "$1")") || fail "$1 does not compile"
 }

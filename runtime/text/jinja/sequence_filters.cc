@@ -11,7 +11,7 @@ namespace {
 
 bool flag(const std::optional<Value>& value, bool unset) { return value ? is_true(*value) : unset; }
 
-// What sort, unique, min ... compare.
+// The form of a value that sort, unique, min ... compare.
 Value folded(const Value& value, bool case_sensitive) {
   return !case_sensitive && value.is_string() ? Value::string(to_lower_text(value.text())) : value;
 }
