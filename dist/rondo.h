@@ -64,7 +64,6 @@
 #include "rondo/optim/lion.h"
 #include "rondo/optim/muon.h"
 #include "rondo/optim/optimizer.h"
-#include "rondo/optim/param_slot.h"
 #include "rondo/optim/rmsprop.h"
 #include "rondo/optim/schedule.h"
 #include "rondo/optim/seam.h"

@@ -10,6 +10,7 @@
 
 #include <array>
 #include <cstddef>
+#include <cstdint>
 #include <optional>
 #include <span>
 #include <utility>
@@ -18,6 +19,7 @@
 #include "rondo/optim/foreach.h"
 #include "rondo/runtime/ops/scalar_math.h"
 #include "rondo/runtime/shape.h"
+#include "rondo/runtime/tensor.h"
 
 #pragma GCC visibility push(default)
 namespace rondo::optim {
@@ -36,6 +38,28 @@ struct StateSpec {
 
 // The shape of a state of a parameter of this shape.
 Dims sizes_of(const StateSpec& spec, const Dims& param);
+
+// How state is kept. All arithmetic is in f32; formats below that need parameters of at most 32 bits.
+enum class StateFormat : uint8_t {
+  kFull,  // the compute dtype
+  kBF16,  // half the memory. Changes below 2^-9 of a value are lost: choose beta2 accordingly
+  k8Bit,  // a quarter: one byte and 1/64 for scales (block8.h). Parameters below 4,096 elements keep kFull
+};
+
+struct StateInit {
+  StateFormat format = StateFormat::kFull;
+  double value = 0;  // every element's
+};
+
+// One array of a parameter's state, by its StateSpec. The addresses (on the device) stand beside the tensors, because a
+// step needs those of thousands of parameters.
+struct StateArray {
+  Tensor values;  // undefined between steps if the spec says transient
+  Tensor scales;  // of 8-bit values, otherwise undefined
+  std::byte* values_data = nullptr;
+  std::byte* scales_data = nullptr;
+  void locate();  // sets the addresses
+};
 
 // A program on the scalars of a parameter (scalar_program.h), given by its body and by which scalars of the formula it
 // reads and writes. Its numbers come from the optimizer: at most kMaxNumbers.

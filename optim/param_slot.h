@@ -12,30 +12,7 @@
 #include "rondo/optim/formula.h"
 #include "rondo/runtime/tensor.h"
 
-#pragma GCC visibility push(default)
 namespace rondo::optim {
-
-// How state is kept. All arithmetic is in f32; formats below that need parameters of at most 32 bits.
-enum class StateFormat : uint8_t {
-  kFull,  // the compute dtype
-  kBF16,  // half the memory. Changes below 2^-9 of a value are lost: choose beta2 accordingly
-  k8Bit,  // a quarter: one byte and 1/64 for scales (block8.h). Parameters below 4,096 elements keep kFull
-};
-
-struct StateInit {
-  StateFormat format = StateFormat::kFull;
-  double value = 0;  // every element's
-};
-
-// One array of a parameter's state, by its StateSpec. The addresses (on the device) stand beside the tensors, because a
-// step needs those of thousands of parameters.
-struct StateArray {
-  Tensor values;  // undefined between steps if the spec says transient
-  Tensor scales;  // of 8-bit values, otherwise undefined
-  std::byte* values_data = nullptr;
-  std::byte* scales_data = nullptr;
-  void locate();  // sets the addresses
-};
 
 // The updates of a parameter so far: an f64 scalar on its device. The host does not know its value, because a step may
 // be skipped there. Parameters that are always updated together share one, so a step counts and computes scalars once
@@ -90,7 +67,7 @@ struct ParamSlot {
   Tensor copy;                 // 16 bits; undefined: not kept
   Contents copy_of;            // the parameter's contents when `copy` was written
 
-  int signature = -1;    // position in Optimizer::signatures_
+  int signature = -1;    // position in OptimizerState::signatures
   int64_t matrices = 1;  // plans with matrices: their number, and the columns of one
   int64_t columns = 0;
 
@@ -103,4 +80,3 @@ struct ParamSlot {
 };
 
 }  // namespace rondo::optim
-#pragma GCC visibility pop
