@@ -219,7 +219,7 @@ Tensor on_host(int64_t value) { return Tensor::full({}, value, {kI64, kCPU}); }
 // Adds the tensors of a slot's state under their names in a state dict.
 void list_state(size_t i, const UpdatePlan& plan, const ParamState& state, std::vector<nn::NamedTensor>& out) {
   const std::string prefix = prefix_of(i);
-  out.push_back({prefix + "step", state.count->value().to(kI64)});
+  out.push_back({prefix + "step", state.steps->value().to(kI64)});
   for (size_t k = 0; k < plan.states.size(); ++k) {
     const StateSpec& spec = plan.states[k];
     const StateArray& array = state.arrays[k];
@@ -291,7 +291,7 @@ void Optimizer::load_state_dict(const nn::StateDict& state) {
     const bool has_any = first != state.end() && first->first.starts_with(prefix_of(i));
     if (state.contains(prefix_of(i) + "step") || (has_any && !has_average)) {
       const std::shared_ptr<StepCount> count = count_of(prefix_of(i) + "step");
-      if (slot.state.exists()) slot.state.count = count;
+      if (slot.state.exists()) slot.state.steps = CountShare(count);
       else slot.state = slot.new_state(count);
       list_state(i, *slot.plan, slot.state, targets);
     } else {

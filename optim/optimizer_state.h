@@ -21,7 +21,7 @@ struct Signature {
   DType dtype = kF32;
   std::optional<DType> copy;
   std::vector<std::shared_ptr<Foreach>> sweeps;
-  std::vector<size_t> updates;  // positions in the list of this step's updates
+  std::vector<size_t> updates;  // positions in the list of this step's updates; none between steps
 };
 
 struct OptimizerState {

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <utility>
 
 #include "rondo/optim/formula.h"
 #include "rondo/runtime/tensor.h"
@@ -16,7 +17,7 @@ namespace rondo::optim {
 
 // The updates of a parameter so far: an f64 scalar on its device. The host does not know its value, because a step may
 // be skipped there. Parameters that are always updated together share one, so a step counts and computes scalars once
-// for all of them.
+// for all of them. A step that updates only some of its sharers gives these a count of their own.
 //
 // It has two places. A step writes the count to the second one, and they change roles when its passes are enqueued: a
 // step that fails before has counted nothing.
@@ -29,17 +30,45 @@ struct StepCount {
   const double* now() const { return data_ + current_; }  // both on the device
   double* next() const { return data_ + (1 - current_); }
   void advance() { current_ = 1 - current_; }
+  // The parameters whose updates it counts: the CountShares that exist.
+  size_t sharers() const { return sharers_; }
 
  private:
+  friend class CountShare;
   Tensor places_;
   double* data_;
   int current_ = 0;
+  size_t sharers_ = 0;
+};
+
+// One parameter's share of a step count. Copies are shares, too.
+class CountShare {
+ public:
+  CountShare() = default;  // of no count
+  explicit CountShare(std::shared_ptr<StepCount> count) : count_(std::move(count)) {
+    if (count_ != nullptr) ++count_->sharers_;
+  }
+  CountShare(const CountShare& other) : CountShare(other.count_) {}
+  CountShare(CountShare&& other) noexcept : count_(std::move(other.count_)) {}
+  CountShare& operator=(CountShare other) noexcept {
+    std::swap(count_, other.count_);
+    return *this;
+  }
+  ~CountShare() {
+    if (count_ != nullptr) --count_->sharers_;
+  }
+
+  const std::shared_ptr<StepCount>& count() const { return count_; }
+  StepCount* operator->() const { return count_.get(); }
+
+ private:
+  std::shared_ptr<StepCount> count_;
 };
 
 struct ParamState {
-  std::shared_ptr<StepCount> count;           // null: the parameter had no gradient yet
+  CountShare steps;                           // of no count: the parameter had no gradient yet
   std::array<StateArray, kMaxStates> arrays;  // by UpdatePlan::states
-  bool exists() const { return count != nullptr; }
+  bool exists() const { return steps.count() != nullptr; }
 };
 
 // Identifies the contents of a tensor: changes with every write.

@@ -41,7 +41,7 @@ void check_states(const Optimizer& optimizer, ParamSlot& slot, size_t i) {
     throw Error(absl::StrCat(optimizer.name(), ": ", slot_name(i), " is on ", here, ", its gradient on ",
                              to_string(grad), "; move one with .to(Device)"));
   throw Error(absl::StrCat(optimizer.name(), ": ", slot_name(i), " is now on ", here, ", its state on ",
-                           to_string(slot.state.count->device),
+                           to_string(slot.state.steps->device),
                            "; move the model before its first step, or load the state into a new optimizer"));
 }
 
@@ -120,7 +120,7 @@ bool Step::collect(size_t i) {
                              to_string(param.sizes()), ", its gradient ", std::string(name_of(grad.dtype())),
                              to_string(grad.sizes())));
   const Device device = state_.slots[0].param.impl()->device;
-  const StepCount* count = slot.state.count.get();
+  const StepCount* count = slot.state.steps.count().get();
   if (!(param.impl()->device == device && grad.impl()->device == device) ||
       (count != nullptr && !(count->device == device))) [[unlikely]]
     throw_two_devices(optimizer_, slot, i);

@@ -49,10 +49,12 @@ Step::Launches::Launches(Step& step)
 
 Step::Launches::~Launches() {
   state_.queue.start(device_);
-  for (const Signature& signature : state_.signatures)
+  for (Signature& signature : state_.signatures) {
     for (size_t k = 0; k < signature.plan->states.size(); ++k)
       if (signature.plan->states[k].transient)
         for (size_t i : signature.updates) updates_[i].slot->state.arrays[k] = {};
+    signature.updates.clear();
+  }
 }
 
 void Step::Launches::prepare(bool zero_grad) {
@@ -93,7 +95,6 @@ void Step::Launches::sort_by_signature(bool zero_grad) {
     for (ParamSlot& slot : state_.slots) slot.signature = -1;
     state_.zero_grad = zero_grad;
   }
-  for (Signature& signature : signatures) signature.updates.clear();
   for (size_t i = 0; i < updates_.size(); ++i) {
     ParamSlot& slot = *updates_[i].slot;
     const Tensor& written = updates_[i].copy;

@@ -30,8 +30,8 @@ class Step::Launches {
  private:
   // Parameters that had the same count before the step.
   struct Cohort {
-    std::shared_ptr<StepCount> before, after;
-    long size = 0;
+    std::shared_ptr<StepCount> before, after;  // one count if all of its sharers are updated
+    size_t size = 0;                           // the parameters that this step updates
   };
   // Parameters with the same scalars: those of one group and one cohort, or one parameter that has its own.
   struct Row {

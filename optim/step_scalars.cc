@@ -28,7 +28,7 @@ void Step::Launches::prepare_scalars() {
 void Step::Launches::sort_into_rows() {
   for (StepUpdate& u : updates_) {
     const ParamSlot& slot = *u.slot;
-    const std::shared_ptr<StepCount>& count = slot.state.count;
+    const std::shared_ptr<StepCount>& count = slot.state.steps.count();
     if (count->cohort >= cohorts_.size() || cohorts_[count->cohort].before != count) {
       count->cohort = cohorts_.size();
       cohorts_.push_back({count, nullptr});
@@ -40,8 +40,8 @@ void Step::Launches::sort_into_rows() {
     u.row = rows_.size() - 1;
   }
   for (Cohort& cohort : cohorts_) {
-    const bool whole = cohort.before.use_count() == cohort.size + 1;  // all slots of the count, and `before`
-    cohort.after = whole ? cohort.before : std::make_shared<StepCount>(0, device_);
+    const bool all_updated = cohort.size == cohort.before->sharers();
+    cohort.after = all_updated ? cohort.before : std::make_shared<StepCount>(0, device_);
   }
 }
 
@@ -97,7 +97,11 @@ void Step::Launches::queue_rules(const absl::InlinedVector<ScalarRule, 2>& rules
 
 void Step::Launches::advance_counts() {
   for (const Cohort& cohort : cohorts_) cohort.after->advance();
-  for (const StepUpdate& u : updates_) u.slot->state.count = cohorts_[u.slot->state.count->cohort].after;
+  for (const StepUpdate& u : updates_) {
+    CountShare& steps = u.slot->state.steps;
+    const std::shared_ptr<StepCount>& after = cohorts_[steps->cohort].after;
+    if (after != steps.count()) steps = CountShare(after);
+  }
 }
 
 }  // namespace rondo::optim
