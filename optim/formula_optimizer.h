@@ -5,12 +5,14 @@
 //    public:
 //     using FormulaOptimizer::FormulaOptimizer;
 //     static constexpr const char* kName = "Lion";
-//     static void check(const LionOptions& o);                          // throws Error if an option is out of range
-//     static void visit(LionOptions& o, OptionVisitor visit);           // the numeric options by name; "lr" among them
-//     static ScalarRule rule(const LionOptions& o);                     // the formula's scalars
-//     static const UpdatePlan& plan(const LionOptions& o);              // the formula and its states
-//     static const UpdatePlan& kernel_plan(const LionOptions& options); // plan() as kernel code: optimizers.h
+//     static void check(const LionOptions& o);                 // throws Error if an option is out of range
+//     static void visit(LionOptions& o, OptionVisitor visit);  // the numeric options by name; "lr" among them
+//     static ScalarRule rule(const LionOptions& o);            // the formula's scalars
+//     static const UpdatePlan& plan(const LionOptions& o);     // the formula and its states
+//     static FormulaCode<LionOptions> code();                  // both, as kernel code: optimizers.h
 //   };
+//
+// May have `static double initial_state(const LionOptions& o)`: the value of every element of new states, otherwise 0.
 //
 // Constructors throw Error for what check() refuses, and for parameters that cannot be updated (optimizer.h).
 #pragma once
@@ -23,6 +25,12 @@
 
 #pragma GCC visibility push(default)
 namespace rondo::optim {
+
+// The functions of an optimizer that must be kernel code.
+template <class Options> struct FormulaCode {
+  const UpdatePlan& (*plan)(const Options& options);
+  ScalarRule (*rule)(const Options& options);
+};
 
 template <class Self, class Options> class FormulaOptimizer : public Optimizer {
  public:
@@ -41,12 +49,14 @@ template <class Self, class Options> class FormulaOptimizer : public Optimizer {
   void visit_options(int group, OptionVisitor visit) override {
     Self::visit(groups_[static_cast<size_t>(group)], visit);
   }
-  ScalarRule scalars(int group) const override { return Self::rule(groups_[static_cast<size_t>(group)]); }
+  ScalarRule scalars(int group) const override { return Self::code().rule(groups_[static_cast<size_t>(group)]); }
 
  private:
   void add(const ParamGroup<Options>& group) {
     Self::check(group.options);
-    add_group(group.params, Self::kernel_plan(group.options), {.format = group.options.state});
+    StateInit init{.format = group.options.state};
+    if constexpr (requires { Self::initial_state(group.options); }) init.value = Self::initial_state(group.options);
+    add_group(group.params, Self::code().plan(group.options), init);
     groups_.push_back(group.options);
   }
   std::vector<Options> groups_;

@@ -58,7 +58,7 @@ class Lion : public FormulaOptimizer<Lion, LionOptions> {
     static const UpdatePlan plan = plan_of<LionFormula>("lion", {{"exp_avg"}});
     return plan;
   }
-  static const UpdatePlan& kernel_plan(const LionOptions& options);
+  static FormulaCode<LionOptions> code();
 };
 
 }  // namespace rondo::optim

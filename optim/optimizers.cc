@@ -4,9 +4,9 @@
 namespace rondo::optim {
 
 // Not inline: the symbols of a kernel's inline functions are its own (cmake/isolate_kernel.sh).
-#define RONDO_KERNEL_PLAN(Class) \
-  const UpdatePlan& Class::kernel_plan(const Class##Options& options) { return plan(options); }
-RONDO_FORMULA_OPTIMIZERS(RONDO_KERNEL_PLAN)
-#undef RONDO_KERNEL_PLAN
+#define RONDO_FORMULA_CODE(Class) \
+  FormulaCode<Class##Options> Class::code() { return {&Class::plan, &Class::rule}; }
+RONDO_FORMULA_OPTIMIZERS(RONDO_FORMULA_CODE)
+#undef RONDO_FORMULA_CODE
 
 }  // namespace rondo::optim

@@ -16,5 +16,7 @@
 
 // Formulas are kernel code: optimizers.cc compiles those of these classes, for X(Class).
 #define RONDO_FORMULA_OPTIMIZERS(X) \
+  X(Adagrad)                        \
   X(Lion)                           \
-  X(RMSprop)
+  X(RMSprop)                        \
+  X(SGD)

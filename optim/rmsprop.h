@@ -77,7 +77,7 @@ class RMSprop : public FormulaOptimizer<RMSprop, RMSpropOptions> {
     };
     return plans[2 * o.centered + (o.momentum > 0)];
   }
-  static const UpdatePlan& kernel_plan(const RMSpropOptions& options);
+  static FormulaCode<RMSpropOptions> code();
 };
 
 }  // namespace rondo::optim

@@ -1,5 +1,5 @@
-// Signum (Bernstein et al., "signSGD: Compressed Optimisation for Non-Convex Problems", 2018, Algorithm 2): SGD with the
-// sign of the momentum.
+// Signum (Bernstein et al., "signSGD: Compressed Optimisation for Non-Convex Problems", 2018, Algorithm 2): SGD with
+// the sign of the momentum.
 //
 //   optim::Signum optimizer(model.parameters(), {.lr = 1e-4});
 #pragma once
@@ -51,7 +51,7 @@ class Signum : public FormulaOptimizer<Signum, SignumOptions> {
     static const UpdatePlan plan = plan_of<SignumFormula>("signum", {{"momentum_buffer"}});
     return plan;
   }
-  static const UpdatePlan& kernel_plan(const SignumOptions& options);
+  static FormulaCode<SignumOptions> code();
 };
 
 }  // namespace rondo::optim
