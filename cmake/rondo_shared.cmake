@@ -21,7 +21,7 @@ if(BUILD_SHARED_LIBS OR RONDO_BUILD_TESTS)
   endif()
 endif()
 
-# What programs link: rondo::rondo is everything; rondo::runtime and so on are folders with those that they need.
+# Targets that programs link: rondo::rondo is everything; rondo::runtime and so on are folders with those that they need.
 add_library(rondo INTERFACE)
 add_library(rondo::rondo ALIAS rondo)
 target_link_libraries(rondo INTERFACE $<IF:$<BOOL:${BUILD_SHARED_LIBS}>,rondo_shared,rondo_dist>)

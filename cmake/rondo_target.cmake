@@ -1,4 +1,4 @@
-# What every Rondo target has in common.
+# Settings that every Rondo target has.
 include(CheckCXXCompilerFlag)
 
 set(RONDO_WARNINGS -Wall -Wextra -Wpedantic -Wno-psabi

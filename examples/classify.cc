@@ -255,7 +255,7 @@ class Classifier : optim::Callback {
     return absl::StrCat(name_of_class(best), "\t", all[best]);
   }
 
-  // What the user says, else the folder, else a class for each text. A model of one label learns numbers, as in
+  // The user's choice, else the folder's, else a class for each text. A model of one label learns numbers, as in
   // transformers.
   nn::ProblemType problem() const {
     const auto said = problem_named(!o_.problem_type.empty() ? o_.problem_type

@@ -1,4 +1,4 @@
-// What finetune reads: plain text, prompts with completions, or chats, told apart by the file.
+// The input of finetune: plain text, prompts with completions, or chats, told apart by the file.
 #pragma once
 
 #include <cstdint>

@@ -46,7 +46,7 @@ struct FinetuneOptions {
 Flags flags_of(FinetuneOptions& options);
 // Throws Error, which names the flags, if they do not go together.
 void check(const FinetuneOptions& options);
-// What they mean for a trainer whose training data has so many batches an epoch.
+// The same as options of a trainer whose training data has so many batches an epoch.
 optim::TrainerOptions trainer_options(const FinetuneOptions& options, int64_t batches_per_epoch);
 
 }  // namespace rondo::examples

@@ -15,9 +15,9 @@ namespace {
 
 constexpr const char* kPrefix = "option.";
 
-// What a checkpoint fixes: its tensors, or the meaning of its token ids, depend on it.
+// Fixed by a checkpoint: its tensors, or the meaning of its token ids, depend on these.
 const std::set<std::string> kFixed = {"n_layer", "n_head", "n_embd", "block_size", "bias", "tokenizer"};
-// What belongs to a process, not to the run.
+// These belong to a process, not to the run.
 const std::set<std::string> kPerProcess = {"init_from",    "out_dir",       "check_ranks",
                                            "dist_timeout", "memory_report", "device"};
 

@@ -27,8 +27,8 @@ class CausalLM {
   // The cache of one row that holds the longest sequence of this model, in the dtype of its weights. Under autocast the
   // dtype is autocast's.
   virtual KVCacheOptions cache_options() const = 0;
-  // What the output layer reads, for T new tokens of each row: idx i64 (B, T) -> (B, T, C). The first counts[b] tokens
-  // of row b are real, the others are padding; no counts: all are real. Appends the real ones to the cache.
+  // The output layer's input for T new tokens of each row: idx i64 (B, T) -> (B, T, C). The first counts[b] tokens of
+  // row b are real, the others are padding; no counts: all are real. Appends the real ones to the cache.
   virtual Tensor features(const Tensor& idx, KVCache& cache, std::span<const int64_t> counts) = 0;
   // The output layer: (..., C) -> (..., V).
   virtual Tensor head(const Tensor& features) = 0;

@@ -142,7 +142,7 @@ class KVCache::Pass {
   const EagerScope eager_;
 };
 
-// What an attention module takes: its layer's part of a pass. A default-made one means no cache.
+// The argument of an attention module: its layer's part of a pass. A default-made one means no cache.
 class KVCache::Pass::Layer {
  public:
   Layer() = default;

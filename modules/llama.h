@@ -76,7 +76,7 @@ struct LlamaConfig {
   bool qk_norm = false;
   // A query sees this many positions, its own included; 0: all before it.
   int64_t sliding_window = 0;
-  // Which layers have the window: one flag for each. Empty: all of them.
+  // True for the layers that have the window: one flag for each. Empty: all of them.
   std::vector<bool> window_layers = {};
   std::optional<int64_t> padding_idx = std::nullopt;  // embed_tokens gives this token's row no gradient
 

@@ -76,7 +76,7 @@ LoraReport add_lora(ModuleBase& model, const LoraOptions& options);
 std::vector<std::string> adapter_names(ModuleBase& model);
 // "" if none is active.
 std::string active_adapter(ModuleBase& model);
-// What the adapter was made with. Throws Error if there is none of this name.
+// The options that the adapter was made with. Throws Error if there is none of this name.
 LoraOptions adapter_options(ModuleBase& model, const std::string& adapter);
 // From now on this adapter is used and trained, and no other. Throws Error if there is none of this name, or if an
 // adapter is merged.

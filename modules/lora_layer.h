@@ -18,7 +18,7 @@
 
 namespace rondo::nn {
 
-// What all parts of one adapter share.
+// Shared by all parts of one adapter.
 struct AdapterInfo {
   LoraOptions options;
   bool trainable = true;
@@ -35,7 +35,7 @@ struct AdapterPart {
 struct LoraDelta : AdapterPart {
   explicit LoraDelta(AdapterInfoPtr info) : info(std::move(info)) {}
   const AdapterInfoPtr info;
-  // What a call of the target with x adds to its result.
+  // The summand that a call of the target with x adds to its result.
   virtual Tensor delta(const Tensor& x) = 0;
   // The same as an update of the target's weight, in its shape.
   virtual Tensor weight_delta() = 0;
@@ -145,7 +145,7 @@ struct PublishedLayout {
   // A family whose modules have other names there, and may be cut into parts. Null: names differ by the prefix only.
   std::vector<PublishedPart> (*parts)(const ModuleBase& model, const std::string& path) = nullptr;
 };
-// What Transformers has for the module at `path`: one part, or several by row.
+// Transformers' parts for the module at `path`: one, or several by row.
 std::vector<PublishedPart> published_parts(const PublishedLayout& layout, const ModuleBase& model,
                                            const std::string& path);
 PublishedLayout published_layout(const ModuleBase& model);

@@ -132,7 +132,7 @@ class Matcher {
 
  private:
   [[noreturn]] void fail(const std::string& why) const { throw Error(absl::StrCat(function_, ": ", why)); }
-  // What of a module is a target: all of it, or parts.
+  // The part of a module that is a target: all of it, or some rows.
   struct Choice {
     bool whole = false;
     std::vector<PublishedPart> parts = {};

@@ -1,4 +1,4 @@
-// Which modules an adapter goes to. Not installed: lora.h.
+// The modules that an adapter goes to. Not installed: lora.h.
 #pragma once
 
 #include <string>

@@ -33,7 +33,7 @@ void replace_contents(Tensor& tensor, const Tensor& value) {
     autograd::end_graphs_of_leaf(
         tensor, absl::StrCat("backward: a parameter has become ", kind_of(value), " and was ", kind_of(tensor),
                              " when this graph was made; call .to() before the forward, or after the backward"));
-  // What backward saved must be seen to be stale: the new storage's version goes past the old one's.
+  // Tensors saved for backward must be seen to be stale: the new storage's version goes past the old one's.
   const uint32_t passed = tensor.version() + 1;
   while (value.storage().version() < passed) value.storage().bump_version();
   impl.dtype = value.dtype();

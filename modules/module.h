@@ -202,7 +202,7 @@ class ModuleBase {
   }
 
   using TensorCall = Tensor (*)(ModuleBase&, std::span<const Tensor* const> inputs, std::source_location where);
-  // What calls of this module go to: nothing, or the module that has replaced it.
+  // Calls of this module go to the module that has replaced it, if there is one.
   struct StandIn {
     ModuleBase* module = nullptr;
     TensorCall call = nullptr;
@@ -293,7 +293,7 @@ Tensor ModuleBase::call_with_tensors(ModuleBase& module, std::span<const Tensor*
   }
 }
 
-// What child() returns: converts to the module that is being declared, built in place.
+// The result of child(): converts to the module that is being declared, built in place.
 template <class... Args> class [[nodiscard]] Child {
  public:
   Child(ModuleBase* parent, std::string name, Args&&... args)

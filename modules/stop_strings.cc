@@ -7,7 +7,7 @@
 namespace rondo::nn {
 namespace {
 
-// What decoders write for bytes that are no character, or not yet one.
+// Decoders write this for bytes that are no character, or not yet one.
 constexpr std::string_view kReplacement = "\xEF\xBF\xBD";
 
 }  // namespace

@@ -62,7 +62,7 @@ struct Hook {
   std::function<Tensor(const Tensor&)> fn;
 };
 
-// What consumes a leaf's final gradient: an averager (overwrites it) or an optimizer (frees it).
+// The consumer of a leaf's final gradient: an averager (overwrites it) or an optimizer (frees it).
 enum class GradientClaim : uint8_t { kChanges, kUsesUp };
 
 // A leaf's .grad. Tape and tensor share it, so that backward can fill it after the tensor handle is gone.

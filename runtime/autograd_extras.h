@@ -1,4 +1,4 @@
-// What backward() does beside running nodes: hooks and retained gradients of a node's outputs. backward() runs them
+// The work of backward() beside running nodes: hooks and retained gradients of a node's outputs. backward() runs them
 // before the node; a node that stands for several ops (Node::adds_to_totals) runs them itself, since the gradient of
 // one output may flow through another. Such a node also learns which gradients grad() asks for.
 #pragma once

@@ -1,4 +1,4 @@
-// What a device provides: a table of functions for each backend. To port Rondo to another kind of device, fill in one
+// The interface to devices: a table of functions for each backend. To port Rondo to another kind of device, fill in one
 // table, and the kernels that cannot be generated.
 //
 // Note [Streams]. A device has one compute stream. All threads and backward use it, so work runs in the order in which

@@ -127,7 +127,7 @@ class Backward {
       total = total + grad;
     }
   }
-  // What has arrived at `edge` so far, moved out.
+  // The gradient that has arrived at `edge` so far, moved out.
   Tensor take(const Edge& edge) {
     Task& task = tasks_[edge.node.get()];
     task.grads.resize(static_cast<size_t>(edge.node->n_outputs));

@@ -1,6 +1,6 @@
-// What the processor can do, and what the kernels of this build need. Kernels are compiled for one kind of processor
-// (RONDO_CPU in CMake, by default that of the build machine). On another one they would end the process with SIGILL, so
-// the first tensor checks. Thread safe.
+// The processor's instructions, and those that this build's kernels need. Kernels are compiled for one kind of
+// processor (RONDO_CPU in CMake, by default that of the build machine). On another one they would end the process with
+// SIGILL, so the first tensor checks. Thread safe.
 #pragma once
 
 #include <cstdint>

@@ -84,7 +84,7 @@ constexpr std::string_view name_of(DType t) {
   return kNames[static_cast<int>(t)];
 }
 constexpr bool is_floating(DType t) { return t <= DType::kF16; }
-// What every argument that takes indices takes.
+// Every argument that takes indices takes these dtypes.
 constexpr bool is_index(DType t) { return t == DType::kI64 || t == DType::kI32; }
 constexpr bool is_low_precision(DType t) { return t == DType::kBF16 || t == DType::kF16; }
 

@@ -1,7 +1,7 @@
-// What a user knows of a dimension whose size changes from call to call: metadata of a tensor, for compilers. No op
-// reads it. Set by compile::mark_dynamic. It follows views (wherever a view's dimension has the size and stride of a
-// marked one) and detach(), and regions hand it on to the results that have the dimension; results of other ops carry
-// none.
+// The range that a user states for a dimension whose size changes between calls: metadata of a tensor, for compilers.
+// No op reads it. Set by compile::mark_dynamic. It follows views (wherever a view's dimension has the size and stride
+// of a marked one) and detach(), and regions hand it on to the results that have the dimension; results of other ops
+// carry none.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// Who may write over a gradient. Gradients are as large as parameters, so the tape adds to them in place, and keeps
+// Rules for writing over a gradient. Gradients are as large as parameters, so the tape adds to them in place, and keeps
 // them as .grad without a copy, wherever nobody can see the difference. Every such decision is made here.
 //
 // Note [Gradient memory]. Memory may be written over if one handle is the only way to it: no other handle, no view, no

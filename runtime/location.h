@@ -15,7 +15,7 @@ std::source_location user_location(std::source_location where);
 // A call's place, by value: what runs later, perhaps on another thread, can still name it.
 class CallSite {
  public:
-  // Of a call that this thread makes now, at `where`.
+  // The call that this thread makes now, at `where`.
   explicit CallSite(std::source_location where);
   // " (train.cc:41, in h.3.mlp)"
   std::string text() const;

@@ -1,6 +1,6 @@
-// What OpDef::lower may say: one op's scalar program, written against LoopBuilder. compile/codegen implements it; the
-// same templates of ops/scalar_math.h run on float and double (eager kernels) and on LoopValue (generated kernels), so
-// the two agree bit for bit.
+// The language of OpDef::lower: one op's scalar program, written against LoopBuilder. compile/codegen implements it;
+// the same templates of ops/scalar_math.h run on float and double (eager kernels) and on LoopValue (generated kernels),
+// so the two agree bit for bit.
 #pragma once
 
 #include <cstdint>

@@ -45,12 +45,12 @@ struct Report {
   int64_t workspace = 0;    // the rest: arenas, scratchpads, values under way
   // The most that activations took at any time: not always at the peak, as gradients come when activations go.
   int64_t most_activations = 0;
-  // What the allocator holds beyond that: freed blocks kept for reuse, and what blocks are rounded up by.
+  // Held by the allocator beyond that: freed blocks kept for reuse, and the padding of blocks.
   int64_t cached = 0;
   // Resident, but not the allocator's: code, stacks, the libraries' own memory. Measured from the process; 0 where the
   // system does not tell.
   int64_t outside = 0;
-  // What asked for the block that made the peak: "matmul, in backward of linear (train.cc:41)".
+  // The call that asked for the block that made the peak: "matmul, in backward of linear (train.cc:41)".
   std::string cause;
   // The process's highest resident memory, ever, as the system counts it: what total() should come close to, unless
   // more was in use before the recording began.
@@ -115,7 +115,7 @@ void note_free(const void* data);
 }  // namespace detail
 inline bool recording() { return detail::recording.load(std::memory_order_relaxed); }
 
-// What this thread does in this scope: for Report::cause, and for the message of a device that is out of memory.
+// Names the work of this thread in this scope, for Report::cause and for the message of a device without memory.
 // Nothing unless there is a recording or such a device is in use. `prefix` and `name` must live as long.
 class Cause {
  public:

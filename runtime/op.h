@@ -1,5 +1,6 @@
-// OpDef: everything one op is, in one entry. A new op is an OpDef in its family file, a line in ops/table.cc and a
-// public function in ops/ops.h. The sweep test, autograd, recording and fusion read the entry.
+// OpDef: everything one op is, in one entry. A new op is an OpDef in its family file, a public
+// function in ops/ops.h and samples for the tests (README.md). The sweep test, autograd, recording and fusion read the
+// entry.
 //
 //   constexpr OpDef kCumsum = {.name = "cumsum", .kind = OpKind::kOpaque, .infer = ..., .on = {{&cpu::cumsum_kernel}},
 //                              .grad = ...};
@@ -27,7 +28,7 @@ namespace ops {
 struct ElementwiseBody;
 }
 
-// What a fusion pass may assume.
+// A fusion pass may assume this much of an op.
 enum class OpKind : uint8_t {
   kElementwise,  // output element i reads only element i of each input (after broadcasting)
   kReduction,    // reduces dimensions, in the order of ops/reduction_order.h
@@ -100,8 +101,8 @@ struct Attrs {
   friend bool operator==(const Attrs&, const Attrs&) = default;
 };
 
-// What is saved for backward, as bit masks over inputs and outputs: exactly what the gradient reads. An op that saves
-// something has fewer than 32 of them.
+// The tensors saved for backward, as bit masks over inputs and outputs: exactly those that the gradient reads. An op
+// that saves something has fewer than 32 of them.
 struct SavedSpec {
   uint32_t inputs = 0;
   uint32_t outputs = 0;
@@ -125,7 +126,7 @@ struct TensorMeta {
   int64_t offset = 0;  // views only: in elements, from the start of the storage
 };
 
-// What a gradient rule knows about an input that was not saved.
+// The facts that a gradient rule has about an input, even if the input was not saved.
 struct InputMeta {
   DType dtype = kF32;
   Dims sizes;
@@ -271,11 +272,21 @@ using DecomposeFn = void (*)(std::span<const Tensor> inputs, const Attrs&, std::
 using GradFn = void (*)(const GradContext&);
 using LowerFn = void (*)(LoopBuilder&);
 
-// What one backend has for an op.
+// The functions that one backend has for an op.
 struct BackendEntry {
   KernelFn kernel = nullptr;  // null: the op runs in the parts of `decompose`
   PrepareFn prepare = nullptr;
   AbsorbsFn absorbs = nullptr;
+};
+
+// Properties of single ops (sum, cat, cast, attention_grad) that a compiler uses. They stand here so that no pass has
+// to know an op by its name.
+struct Traits {
+  bool additive = false;  // reductions: results over parts of the input add up to the result over all of it
+  // Output 0 is the inputs side by side along dimension ints[0], so the ops that make them may write them there.
+  bool assembles = false;
+  bool converts = false;         // output 0 is input 0 in another dtype
+  bool strided_outputs = false;  // the kernel honours any strides of its outputs whose last dimension is dense
 };
 
 struct OpDef {
@@ -290,17 +301,13 @@ struct OpDef {
   DecomposeFn decompose = nullptr;
   GradFn grad = nullptr;    // null: differentiated through `decompose`; if that is null, too, backward throws
   LowerFn lower = nullptr;  // null: runs as a library call
-  bool additive = false;    // reductions: results over parts of the input add up to the result over all of it
+  Traits traits = {};
   // At least 0: the op takes any number of operands, and the last ints are so many for each. A call whose operand 0 is
   // the result of another call equals, bit for bit, one call of the other's operands and then its own (a compiler makes
   // one of them), if the ints before those of the operands are equal.
   int32_t chains = -1;
   // For memory planning.
-  // Output 0 is the inputs side by side along dimension ints[0], so the ops that make them may write them there.
-  bool assembles = false;
-  bool converts = false;         // output 0 is input 0 in another dtype
-  bool strided_outputs = false;  // the kernel honours any strides of its outputs whose last dimension is dense
-  int32_t overwrites = -1;       // the input that output 0 is written into, for ops that exist only in place
+  int32_t overwrites = -1;  // the input that output 0 is written into, for ops that exist only in place
   // The input whose memory output 0 may take if both are dense and of one dtype: the kernel reads all that it needs of
   // an element before it overwrites it.
   int32_t reuses = -1;
@@ -315,17 +322,16 @@ struct OpDef {
   bool checks = false;
 };
 
-// What `device` runs an op with: the one place that chooses among the entries of OpDef::on. All zeros if this process
-// has no such backend.
+// The functions that `device` runs an op with: the one place that chooses among the entries of OpDef::on. All zeros if
+// this process has no such backend.
 const BackendEntry& entry_of(const OpDef& op, Device device);
 
 // Runs one call on the device of its outputs, whose memory the caller has allocated: no tape, no recording. If the
 // device has no kernel, the parts of `decompose` run, and their results are copied; without those, too, throws Error.
 void run_kernel(const KernelContext& context);
 
-// All ops, in a fixed order. The index is the op's id in recordings.
+// All ops, in a fixed order.
 std::span<const OpDef* const> all_ops();
-int op_id(const OpDef& op);
 const OpDef* find_op(std::string_view name);  // null if there is none
 
 // Throws Error "op: operand is an undefined tensor" unless it is defined. For public functions that read shapes before

@@ -11,7 +11,7 @@
 // They block no signals and install no handlers, so a host that wants its signals on one thread blocks them before it
 // starts others.
 //
-// What may run at the same time: anything that shares no tensor, module, optimizer, loader or generator. Two models in
+// Calls may run at the same time if they share no tensor, module, optimizer, loader or generator. Two models in
 // two threads, each with its optimizer, give the same bits as one after the other. Beyond that:
 //
 // | object                                                   | several threads at once                              |

@@ -11,7 +11,7 @@ namespace {
 std::atomic<uint64_t> next_id{1};
 thread_local GeneratorScope* innermost = nullptr;
 
-// What threads draw from that never called manual_seed themselves.
+// Threads that never called manual_seed themselves draw from this seed.
 struct ProcessSeed {
   std::mutex mutex;  // guards `seed`
   uint64_t seed = 0;

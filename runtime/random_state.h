@@ -1,4 +1,4 @@
-// What a random op reads of its stream.
+// The part of a random stream that an op reads.
 //
 // Note [Random state]. A random op takes a tensor on its device, i64 [2] = {seed, base}, and an attribute, the
 // increment:
@@ -23,8 +23,8 @@ struct RandomState {
   int64_t increment = 0;
 };
 
-// What a dropout of probability p in [0, 1] does with an element whose random word is w: it keeps it if w is at least
-// `threshold` (on integers: w, as a number in [0, 1), is at least p), and multiplies what it keeps by `factor`.
+// A dropout of probability p in [0, 1] keeps an element if its random word w is at least `threshold` (on integers: w,
+// as a number in [0, 1), is at least p), and multiplies kept elements by `factor`.
 struct DropoutRule {
   explicit DropoutRule(double p)
       : threshold(static_cast<uint32_t>(std::min(p * 0x1p32, 4294967295.0))), factor(p == 1 ? 0 : 1 / (1 - p)) {}

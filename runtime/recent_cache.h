@@ -1,4 +1,4 @@
-// What is slow to make, by key: the values that were used last, up to `capacity` of them, for all threads.
+// Values that are slow to make, by key: those that were used last, up to `capacity` of them, for all threads.
 //
 //   RecentCache<MatmulCall, Product> cache(1024);
 //   const std::shared_ptr<const Product> product = cache.get(call, [&] { return make_product(call); });

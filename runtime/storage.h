@@ -22,7 +22,7 @@ struct LoweredCopy;
 // Blocks are aligned so that a full vector register or cache line never straddles their start.
 inline constexpr size_t kAlignment = 64;
 
-// What a block of memory is for (memory.h).
+// The use of a block of memory (memory.h).
 enum class Purpose : uint8_t { kWorkspace, kParameters, kGradients, kStates, kActivations };
 inline constexpr int kPurposes = 5;
 

@@ -298,7 +298,7 @@ class Tensor {
   int64_t storage_offset(std::source_location where = std::source_location::current()) const;
 
  private:
-  // What this handle points to; throws Error "op: the tensor is undefined" if there is nothing.
+  // The tensor behind this handle; throws Error "op: the tensor is undefined" if there is nothing.
   TensorImpl* checked(const char* op, std::source_location where) const {
     if (impl_ == nullptr) [[unlikely]]
       throw_undefined(op, where);
@@ -336,7 +336,7 @@ struct TensorArg {
   static const Tensor& undefined();
 };
 
-// What a Tensor points to. Only the runtime uses the fields; ops and modules go through Tensor.
+// The object behind a Tensor. Only the runtime uses the fields; ops and modules go through Tensor.
 struct TensorImpl {
   std::atomic<int32_t> refs{1};
   DType dtype = kF32;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <limits>
 #include <random>
 
@@ -844,6 +845,11 @@ const OpSpec* find_spec(std::string_view op) {
   for (const OpSpec& spec : kSpecs)
     if (op == spec.name) return &spec;
   return nullptr;
+}
+
+bool is_swept(const OpDef& op) {
+  const char* only = std::getenv("RONDO_TEST_OP");
+  return only == nullptr || std::string_view(op.name) == only;
 }
 
 }  // namespace rondo::test

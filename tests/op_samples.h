@@ -1,5 +1,4 @@
-// Samples of every op, for the sweeps: a new op in runtime/ops/table.cc gets its line in op_samples.cc, and a test
-// fails until it has one.
+// Samples of every op, for the sweeps: a new op gets its line in op_samples.cc, and a test fails until it has one.
 #pragma once
 
 #include <cstdint>
@@ -47,6 +46,8 @@ struct OpSpec {
 
 std::span<const OpSpec> op_specs();
 const OpSpec* find_spec(std::string_view op);  // null if there is none
+// False for ops that this run of a sweep leaves out: with RONDO_TEST_OP=name, all but one.
+bool is_swept(const OpDef& op);
 // The same values on every call.
 std::vector<OpSample> samples_of(const OpSpec& spec, bool large = false);
 

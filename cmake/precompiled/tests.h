@@ -1,4 +1,4 @@
-// What most test files include, compiled once (cmake/precompiled.cmake).
+// Headers that most test files include, compiled once (cmake/precompiled.cmake).
 #include <gtest/gtest.h>
 #include <fstream>
 #include <iostream>

@@ -12,7 +12,7 @@ namespace {
 
 // Candidates take turns, so that a disturbance meets all alike; the best time of each counts.
 constexpr int kRounds = 5;
-// Of the first's time: less is noise.
+// A candidate replaces the first one if it takes less than this share of its time. A smaller gain may be noise.
 constexpr double kClearlyFaster = 0.97;
 constexpr double kLongEnough = 200e-6;  // seconds, for one measurement
 

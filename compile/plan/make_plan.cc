@@ -16,7 +16,7 @@ namespace {
 
 // True if the parts that the node would assemble were written in their places already.
 bool is_in_place(const Graph& graph, const GraphNode& node) {
-  if (!node.op->assembles) return false;
+  if (!node.op->traits.assembles) return false;
   for (ValueId id : node.inputs)
     if (graph.value(id).root != node.outputs[0]) return false;
   return true;

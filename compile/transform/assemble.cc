@@ -32,7 +32,8 @@ std::optional<Value> moved(const Value& view, const Interleave& lay, ValueId who
 }  // namespace
 
 std::optional<Graph> assemble_in_place(const Graph& graph) {
-  if (std::none_of(graph.nodes.begin(), graph.nodes.end(), [](const GraphNode& node) { return node.op->assembles; }))
+  if (std::none_of(graph.nodes.begin(), graph.nodes.end(),
+                   [](const GraphNode& node) { return node.op->traits.assembles; }))
     return std::nullopt;
   Graph result = graph;
   std::vector<std::vector<ValueId>> views(graph.values.size());  // by root
@@ -41,7 +42,7 @@ std::optional<Graph> assemble_in_place(const Graph& graph) {
   std::vector<bool> returned(graph.values.size(), false), placed(graph.values.size(), false);
   for (ValueId output : graph.outputs) returned[static_cast<size_t>(graph.written(output))] = true;
   for (const GraphNode& node : graph.nodes) {
-    if (!node.op->assembles) continue;
+    if (!node.op->traits.assembles) continue;
     const ValueId whole = node.outputs[0];
     const Value& out = result.value(whole);
     const int dim = static_cast<int>(node.attrs.ints[0]);
@@ -55,7 +56,7 @@ std::optional<Graph> assemble_in_place(const Graph& graph) {
       const ValueId part = graph.written(id);
       const Value& source = result.value(part);
       const bool writable = source.producer >= 0 && source.root == part &&
-                            graph.nodes[static_cast<size_t>(source.producer)].op->strided_outputs;
+                            graph.nodes[static_cast<size_t>(source.producer)].op->traits.strided_outputs;
       const bool whole_part = seen.offset == 0 && is_contiguous(seen.sizes, seen.strides) &&
                               seen.sizes.numel() == source.sizes.numel();
       // A value has one place.

@@ -28,7 +28,7 @@ ValueId same_elements(const Graph& graph, ValueId id) {
 }
 
 bool is_parameter_copy(const Graph& graph, const GraphNode& node) {
-  if (!node.op->converts) return false;
+  if (!node.op->traits.converts) return false;
   const Value &from = graph.value(node.inputs[0]), &to = graph.value(node.outputs[0]);
   // What the caller gets is his to write to.
   for (ValueId id : graph.outputs)
@@ -68,7 +68,7 @@ Space space_of(const Graph& graph, const GraphNode& node) {
     const int64_t mask = node.attrs.ints[0], all = (int64_t{1} << sizes.rank()) - 1,
                   last = int64_t{1} << (sizes.rank() - 1);
     const Value& input = graph.value(node.inputs[0]);
-    if (op.additive && mask == all - last && sizes.rank() > 1 && is_contiguous(input.sizes, input.strides))
+    if (op.traits.additive && mask == all - last && sizes.rank() > 1 && is_contiguous(input.sizes, input.strides))
       space.column_sum = true;
     else if (mask != last || space.rows == 1) return space;
   }

@@ -5,13 +5,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "rondo/modules/bert_tasks.h"
-#include "rondo/modules/gpt2.h"
-#include "rondo/modules/llama.h"
+#include "rondo/modules/causal_lm.h"
 #include "rondo/modules/lora.h"
 #include "rondo/modules/pretrained/published.h"
 #include "rondo/modules/pretrained/weight_files.h"
-#include "rondo/modules/vit.h"
 #include "rondo/runtime/io/atomic_file.h"
 #include "rondo/runtime/io/json.h"
 #include "rondo/runtime/io/open_file.h"
@@ -23,16 +20,19 @@ namespace {
 constexpr const char* kConfig = "config.json";
 constexpr const char* kAdapter = "adapter_config.json";
 
-constexpr struct {
-  const char* model_type;
-  MakeModel make;
-} kFamilies[] = {{"gpt2", &make_gpt2},     {"llama", &make_llama}, {"qwen2", &make_llama},  {"qwen3", &make_llama},
-                 {"mistral", &make_llama}, {"bert", &make_bert},   {"roberta", &make_bert}, {"vit", &make_vit}};
-
-std::string families() {
+std::string model_types() {
   std::vector<std::string> names;
-  for (const auto& family : kFamilies) names.push_back(family.model_type);
+  for (const Family* family : families())
+    names.insert(names.end(), family->model_types.begin(), family->model_types.end());
   return absl::StrJoin(names, ", ");
+}
+
+// Null if there is none.
+const Family* find_family(const std::string& model_type) {
+  for (const Family* family : families())
+    for (const char* name : family->model_types)
+      if (model_type == name) return family;
+  return nullptr;
 }
 
 // transformers' name of a floating dtype.
@@ -111,14 +111,13 @@ PretrainedModel::PretrainedModel(Kind kind, const std::string& folder, const Pre
   ConfigFields config(path, io::read_text(path, ConfigFields::kMostBytes));
   config_ = config.fields();
   model_type_ = config.word("model_type", "");
-  const auto family = std::find_if(std::begin(kFamilies), std::end(kFamilies),
-                                   [&](const auto& f) { return model_type_ == f.model_type; });
+  family_ = find_family(model_type_);
   ConfigProblems problems;
   if (!config.has("model_type")) problems.missing = {"model_type"};
-  else if (family == std::end(kFamilies))
-    problems.unsupported = {absl::StrCat("model_type: ", io::shown(model_type_), " (there are ", families(), ")")};
+  else if (family_ == nullptr)
+    problems.unsupported = {absl::StrCat("model_type: ", io::shown(model_type_), " (there are ", model_types(), ")")};
   if (!problems.empty()) throw ConfigError(path, problems);
-  module_ = family->make(config, static_cast<Task>(kind), options);
+  module_ = family_->make(config, static_cast<Task>(kind), options);
   if (module_ == nullptr) {
     problems.unsupported = {absl::StrCat("model_type: ", io::shown(model_type_), ": ", name,
                                          "::from_pretrained: there is no such model of the family ", model_type_)};
@@ -169,13 +168,10 @@ AutoModel AutoModel::from_pretrained(const std::string& folder, const Pretrained
   return AutoModel(Kind::kBase, folder, options);
 }
 Tensor AutoModel::operator()(TensorArg idx, const Tensor& mask, const Tensor& segments) {
-  if (auto* bert = as<BertModel>()) return (*bert)(idx, mask, segments);
-  if (mask.defined() || segments.defined())
+  ModuleBase& model = **this;
+  if (!family_->takes_mask && (mask.defined() || segments.defined()))
     throw Error(absl::StrCat("AutoModel: ", model_type(), " takes neither a mask nor segments"));
-  if (auto* body = as<Llama::Body>()) return (*body)(idx);
-  auto* gpt2 = as<GPT2>();
-  const ModuleFrame frame(&gpt2->path(), idx.where);
-  return gpt2->features(idx.tensor);
+  return family_->features(model, idx, mask, segments);
 }
 
 AutoModelForCausalLM AutoModelForCausalLM::from_pretrained(const std::string& folder,
@@ -183,23 +179,17 @@ AutoModelForCausalLM AutoModelForCausalLM::from_pretrained(const std::string& fo
   return AutoModelForCausalLM(Kind::kCausalLM, folder, options);
 }
 Tensor AutoModelForCausalLM::operator()(TensorArg idx, const Tensor& positions) {
-  const auto run = [&](auto& model) { return positions.defined() ? model(idx, positions) : model(idx); };
-  if (auto* llama = as<Llama>()) return run(*llama);
-  return run(*as<GPT2>());
+  return family_->language.logits(**this, idx, positions);
 }
 CausalLM& AutoModelForCausalLM::causal_lm() const { return *as<CausalLM>(); }
-int64_t AutoModelForCausalLM::vocab_size() const {
-  if (const auto* llama = as<Llama>()) return llama->config.vocab_size;
-  return as<GPT2>()->config.vocab_size;
-}
+int64_t AutoModelForCausalLM::vocab_size() const { return family_->language.vocab_size(**this); }
 int64_t AutoModelForCausalLM::max_length() const { return causal_lm().cache_options().max_length; }
 Tensor AutoModelForCausalLM::loss(const Tensor& idx, const Tensor& targets, std::source_location where) {
   return loss(idx, targets, Tensor(), where);
 }
 Tensor AutoModelForCausalLM::loss(const Tensor& idx, const Tensor& targets, const Tensor& positions,
                                   std::source_location where) {
-  if (auto* llama = as<Llama>()) return llama->loss(idx, targets, positions, where);
-  return as<GPT2>()->loss(idx, targets, positions, where);
+  return family_->language.loss(**this, idx, targets, positions, where);
 }
 
 AutoModelForSequenceClassification AutoModelForSequenceClassification::from_pretrained(
@@ -207,13 +197,11 @@ AutoModelForSequenceClassification AutoModelForSequenceClassification::from_pret
   return AutoModelForSequenceClassification(Kind::kSequenceClassification, folder, options);
 }
 Tensor AutoModelForSequenceClassification::operator()(TensorArg idx, const Tensor& mask, const Tensor& segments) {
-  if (auto* roberta = as<RobertaForSequenceClassification>()) return (*roberta)(idx, mask, segments);
-  return (*as<BertForSequenceClassification>())(idx, mask, segments);
+  return family_->sequence.logits(**this, idx, mask, segments);
 }
 Tensor AutoModelForSequenceClassification::loss(const Tensor& idx, const Tensor& mask, const Tensor& segments,
                                                 const Tensor& targets, std::source_location where) {
-  if (auto* roberta = as<RobertaForSequenceClassification>()) return roberta->loss(idx, mask, segments, targets, where);
-  return as<BertForSequenceClassification>()->loss(idx, mask, segments, targets, where);
+  return family_->sequence.loss(**this, idx, mask, segments, targets, where);
 }
 
 AutoModelForTokenClassification AutoModelForTokenClassification::from_pretrained(const std::string& folder,
@@ -221,20 +209,20 @@ AutoModelForTokenClassification AutoModelForTokenClassification::from_pretrained
   return AutoModelForTokenClassification(Kind::kTokenClassification, folder, options);
 }
 Tensor AutoModelForTokenClassification::operator()(TensorArg idx, const Tensor& mask, const Tensor& segments) {
-  return (*as<BertForTokenClassification>())(idx, mask, segments);
+  return family_->token.logits(**this, idx, mask, segments);
 }
 Tensor AutoModelForTokenClassification::loss(const Tensor& idx, const Tensor& mask, const Tensor& segments,
                                              const Tensor& targets, std::source_location where) {
-  return as<BertForTokenClassification>()->loss(idx, mask, segments, targets, where);
+  return family_->token.loss(**this, idx, mask, segments, targets, where);
 }
 
 AutoModelForImageClassification AutoModelForImageClassification::from_pretrained(const std::string& folder,
                                                                                  const PretrainedOptions& options) {
   return AutoModelForImageClassification(Kind::kImageClassification, folder, options);
 }
-Tensor AutoModelForImageClassification::operator()(TensorArg images) { return (*as<ViT>())(images); }
+Tensor AutoModelForImageClassification::operator()(TensorArg images) { return family_->image.logits(**this, images); }
 Tensor AutoModelForImageClassification::loss(const Tensor& images, const Tensor& targets, std::source_location where) {
-  return as<ViT>()->loss(images, targets, where);
+  return family_->image.loss(**this, images, targets, where);
 }
 
 }  // namespace rondo::nn

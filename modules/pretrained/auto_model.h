@@ -44,6 +44,7 @@ namespace rondo::nn {
 
 struct GPT2;
 struct Llama;
+struct Family;
 struct Published;
 class CausalLM;
 struct ConfigField;
@@ -64,7 +65,7 @@ struct PretrainedOptions {
   std::optional<int64_t> num_labels = std::nullopt;
   // Their names, by number, for config.json (id2label). They set num_labels, too.
   std::vector<std::string> label_names = {};
-  // Which loss a classifier has; nullopt: what config.json says, or if it says nothing, what the targets are
+  // The loss of a classifier; nullopt: what config.json says, or if it says nothing, what the targets are
   // (classification_loss.h). config.json of a saved model gets it.
   std::optional<ProblemType> problem_type = std::nullopt;
   // The folder's own adapter is to be trained on.
@@ -112,6 +113,7 @@ class PretrainedModel {
  protected:
   enum class Kind { kBase, kCausalLM, kSequenceClassification, kTokenClassification, kImageClassification };
   PretrainedModel(Kind kind, const std::string& folder, const PretrainedOptions& options);
+  const Family* family_ = nullptr;
 
  private:
   std::unique_ptr<ModuleBase> module_;

@@ -7,7 +7,7 @@
 
 namespace rondo::nn {
 
-std::unique_ptr<ModuleBase> make_bert(ConfigFields& config, Task task, const PretrainedOptions& options) {
+static std::unique_ptr<ModuleBase> make_bert(ConfigFields& config, Task task, const PretrainedOptions& options) {
   if (task != Task::kBase && task != Task::kSequenceClassification && task != Task::kTokenClassification)
     return nullptr;
   BertConfig c;
@@ -49,7 +49,7 @@ std::unique_ptr<ModuleBase> make_bert(ConfigFields& config, Task task, const Pre
   }
 }
 
-bool describe_bert(ModuleBase& module, Published& out) {
+static bool describe_bert(ModuleBase& module, Published& out) {
   // Names come from a model of the same sizes: this one may hold an adapter's tensors, too.
   const SkipInit skip(SkipInit::Memory::kNone);
   BertConfig c;
@@ -104,5 +104,32 @@ bool describe_bert(ModuleBase& module, Published& out) {
   if (task != "Model" && c.problem_type) out.config.push_back({"problem_type", json_text(name_of(*c.problem_type))});
   return true;
 }
+
+// Two classes have this task.
+constexpr TextCalls kBertSequence = text_calls<BertForSequenceClassification>();
+constexpr TextCalls kRobertaSequence = text_calls<RobertaForSequenceClassification>();
+static const TextCalls& sequence_calls(const ModuleBase& model) {
+  return dynamic_cast<const RobertaForSequenceClassification*>(&model) != nullptr ? kRobertaSequence : kBertSequence;
+}
+
+extern constexpr Family kBertFamily = {
+    .model_types = {"bert", "roberta"},
+    .classes = {"BertModel", "BertForSequenceClassification", "RobertaForSequenceClassification",
+                "BertForTokenClassification"},
+    .make = &make_bert,
+    .describe = &describe_bert,
+    .features = [](ModuleBase& model, TensorArg idx, const Tensor& mask,
+                   const Tensor& segments) { return dynamic_cast<BertModel&>(model)(idx, mask, segments); },
+    .takes_mask = true,
+    .sequence = {
+        .logits = [](ModuleBase& model, TensorArg idx, const Tensor& mask,
+                     const Tensor& segments) { return sequence_calls(model).logits(model, idx, mask, segments); },
+        .loss =
+            [](ModuleBase& model, const Tensor& idx, const Tensor& mask, const Tensor& segments, const Tensor& targets,
+               std::source_location where) {
+              return sequence_calls(model).loss(model, idx, mask, segments, targets, where);
+            }},
+    .token = text_calls<BertForTokenClassification>(),
+};
 
 }  // namespace rondo::nn

@@ -1,4 +1,4 @@
-// What is wrong with a config.json.
+// The problems of a config.json.
 #pragma once
 
 #include <string>

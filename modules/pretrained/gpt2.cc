@@ -6,7 +6,7 @@
 
 namespace rondo::nn {
 
-std::unique_ptr<ModuleBase> make_gpt2(ConfigFields& config, Task task, const PretrainedOptions& options) {
+static std::unique_ptr<ModuleBase> make_gpt2(ConfigFields& config, Task task, const PretrainedOptions& options) {
   if (task != Task::kBase && task != Task::kCausalLM) return nullptr;
   GPT2Config c;
   c.vocab_size = config.size("vocab_size");
@@ -32,7 +32,7 @@ std::unique_ptr<ModuleBase> make_gpt2(ConfigFields& config, Task task, const Pre
   return std::make_unique<GPT2>(c);
 }
 
-bool describe_gpt2(ModuleBase& module, Published& out) {
+static bool describe_gpt2(ModuleBase& module, Published& out) {
   auto* model = dynamic_cast<GPT2*>(&module);
   if (model == nullptr) return false;
   const GPT2Config& c = model->config;
@@ -63,5 +63,19 @@ bool describe_gpt2(ModuleBase& module, Published& out) {
                 {"vocab_size", json_text(c.vocab_size)}};
   return true;
 }
+
+extern constexpr Family kGPT2Family = {
+    .model_types = {"gpt2"},
+    .classes = {"GPT2"},
+    .make = &make_gpt2,
+    .describe = &describe_gpt2,
+    .features =
+        [](ModuleBase& model, TensorArg idx, const Tensor&, const Tensor&) {
+          GPT2& gpt2 = dynamic_cast<GPT2&>(model);
+          const ModuleFrame frame(&gpt2.path(), idx.where);
+          return gpt2.features(idx.tensor);
+        },
+    .language = language_calls<GPT2>(),
+};
 
 }  // namespace rondo::nn

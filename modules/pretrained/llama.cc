@@ -45,7 +45,7 @@ RopeScaling read_scaling(ConfigFields& rope, ConfigFields& outer, LlamaConfig& c
     }
   } else {
     if (scaling.kind == Kind::kLlama3 || scaling.kind == Kind::kYarn) {
-      // What stands outside wins.
+      // The outer field wins.
       scaling.original_positions = rope.size("original_max_position_embeddings", c.block_size);
       scaling.original_positions = outer.size("original_max_position_embeddings", scaling.original_positions);
     }
@@ -86,7 +86,7 @@ void read_rope(ConfigFields& config, LlamaConfig& c) {
   config.must_be("partial_rotary_factor", {"1", "1.0"});
 }
 
-// Which layers have the sliding window.
+// Reads which layers have the sliding window.
 void read_window(ConfigFields& config, LlamaConfig& c, bool is_qwen) {
   const int64_t window = config.size("sliding_window", 4096);
   const bool in_use = is_qwen ? config.flag("use_sliding_window", false) : true;
@@ -197,7 +197,7 @@ std::string class_prefix(const std::string& family) {
 
 }  // namespace
 
-std::unique_ptr<ModuleBase> make_llama(ConfigFields& config, Task task, const PretrainedOptions& options) {
+static std::unique_ptr<ModuleBase> make_llama(ConfigFields& config, Task task, const PretrainedOptions& options) {
   if (task != Task::kBase && task != Task::kCausalLM) return nullptr;
   const std::string family = config.word("model_type", "llama");
   const bool is_qwen = family == "qwen2" || family == "qwen3";
@@ -237,7 +237,7 @@ std::unique_ptr<ModuleBase> make_llama(ConfigFields& config, Task task, const Pr
   return std::make_unique<Llama>(c);
 }
 
-bool describe_llama(ModuleBase& module, Published& out) {
+static bool describe_llama(ModuleBase& module, Published& out) {
   auto* model = dynamic_cast<Llama*>(&module);
   auto* body = dynamic_cast<Llama::Body*>(&module);
   if (model == nullptr && body == nullptr) return false;
@@ -266,5 +266,15 @@ bool describe_llama(ModuleBase& module, Published& out) {
   out.config = config_of(c, out.model_type);
   return true;
 }
+
+extern constexpr Family kLlamaFamily = {
+    .model_types = {"llama", "qwen2", "qwen3", "mistral"},
+    .classes = {"Llama", "Llama::Body"},
+    .make = &make_llama,
+    .describe = &describe_llama,
+    .features = [](ModuleBase& model, TensorArg idx, const Tensor&,
+                   const Tensor&) { return dynamic_cast<Llama::Body&>(model)(idx); },
+    .language = language_calls<Llama>(),
+};
 
 }  // namespace rondo::nn

@@ -2,25 +2,31 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "rondo/runtime/io/json.h"
 #include "rondo/runtime/io/utf8.h"
 
 namespace rondo::nn {
 
+extern const Family kGPT2Family, kLlamaFamily, kBertFamily, kViTFamily;
+static constexpr const Family* kFamilies[] = {&kGPT2Family, &kLlamaFamily, &kBertFamily, &kViTFamily};
+
+std::span<const Family* const> families() { return kFamilies; }
+
 Published describe(ModuleBase& module, const std::string& model_type) {
   Published out;
   out.model_type = model_type;
-  if (describe_gpt2(module, out) || describe_llama(module, out) || describe_bert(module, out) ||
-      describe_vit(module, out))
-    return out;
+  std::vector<const char*> classes;
+  for (const Family* family : kFamilies) {
+    if (family->describe(module, out)) return out;
+    classes.insert(classes.end(), family->classes.begin(), family->classes.end());
+  }
   throw Error(absl::StrCat("save_pretrained: ", module.type_name(),
-                           " is none of the published models: GPT2, Llama, Llama::Body, BertModel, "
-                           "BertForSequenceClassification, RobertaForSequenceClassification, "
-                           "BertForTokenClassification, ViT"));
+                           " is none of the published models: ", absl::StrJoin(classes, ", ")));
 }
 
 void check_config(ConfigFields& config, const PretrainedOptions& options) {
-  // What changes the mathematics, at the values that change nothing.
+  // Fields that change the mathematics, at the values that change nothing.
   config.must_be("is_encoder_decoder", {"false"});
   config.must_be("is_decoder", {"false"});
   config.must_be("add_cross_attention", {"false"});
@@ -30,7 +36,7 @@ void check_config(ConfigFields& config, const PretrainedOptions& options) {
   config.must_be("quantization_config", {"null"});
   config.must_be("compression_config", {"null"});
   config.must_be("auto_map", {"null", "{}"});  // code of the model's own
-  // What says nothing about the mathematics: tokens, generation, output formats, how it was made.
+  // Fields that say nothing about the mathematics: tokens, generation, output formats, how it was made.
   config.harmless({"_attn_implementation",
                    "_attn_implementation_autoset",
                    "_commit_hash",

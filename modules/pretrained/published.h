@@ -1,9 +1,11 @@
 // How a model looks in a published folder: which tensors its file holds, under which names, and what its config.json
-// says. Each family has one file (gpt2.cc, llama.cc, bert.cc, vit.cc) with both directions.
+// says. Each family has one file (gpt2.cc, llama.cc, bert.cc, vit.cc) with both directions and all calls.
 #pragma once
 
+#include <initializer_list>
 #include <map>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -28,7 +30,7 @@ struct PublishedTensor {
 struct Published {
   std::string model_type;    // "gpt2"; set before describe(): the family that the config.json names
   std::string architecture;  // the class in transformers: "GPT2LMHeadModel"
-  // What the names of the model below the head begin with: "transformer.". Files of the bare model lack it.
+  // The names of the model below the head begin with this: "transformer.". Files of the bare model lack it.
   std::string prefix;
   std::vector<PublishedTensor> tensors;
   // Tied tensors that a file may hold a second time: their name, and that of the tensor they equal.
@@ -44,21 +46,45 @@ struct Published {
 // `model_type` chooses among families that share a class; "": the first that fits. Throws Error if the module is none
 // of the published models.
 Published describe(ModuleBase& module, const std::string& model_type = "");
-// Each fills `out` and returns true if the module is one of its family.
-bool describe_gpt2(ModuleBase& module, Published& out);
-bool describe_llama(ModuleBase& module, Published& out);
-bool describe_bert(ModuleBase& module, Published& out);
-bool describe_vit(ModuleBase& module, Published& out);
 
 enum class Task { kBase, kCausalLM, kSequenceClassification, kTokenClassification, kImageClassification };
 
-// Each reads a config.json, checks it, and makes the model of a task without memory for its parameters. Null: the
-// family has no model for this task.
-using MakeModel = std::unique_ptr<ModuleBase> (*)(ConfigFields& config, Task task, const PretrainedOptions& options);
-std::unique_ptr<ModuleBase> make_gpt2(ConfigFields& config, Task task, const PretrainedOptions& options);
-std::unique_ptr<ModuleBase> make_llama(ConfigFields& config, Task task, const PretrainedOptions& options);
-std::unique_ptr<ModuleBase> make_bert(ConfigFields& config, Task task, const PretrainedOptions& options);
-std::unique_ptr<ModuleBase> make_vit(ConfigFields& config, Task task, const PretrainedOptions& options);
+// The calls of AutoModelForCausalLM.
+struct LanguageCalls {
+  Tensor (*logits)(ModuleBase& model, TensorArg idx, const Tensor& positions) = nullptr;
+  Tensor (*loss)(ModuleBase& model, const Tensor& idx, const Tensor& targets, const Tensor& positions,
+                 std::source_location where) = nullptr;
+  int64_t (*vocab_size)(const ModuleBase& model) = nullptr;
+};
+// The calls of the classifiers of texts.
+struct TextCalls {
+  Tensor (*logits)(ModuleBase& model, TensorArg idx, const Tensor& mask, const Tensor& segments) = nullptr;
+  Tensor (*loss)(ModuleBase& model, const Tensor& idx, const Tensor& mask, const Tensor& segments,
+                 const Tensor& targets, std::source_location where) = nullptr;
+};
+struct ImageCalls {
+  Tensor (*logits)(ModuleBase& model, TensorArg images) = nullptr;
+  Tensor (*loss)(ModuleBase& model, const Tensor& images, const Tensor& targets, std::source_location where) = nullptr;
+};
+
+// A family of published models: everything that is particular to it. A family is a constant at the end of its file, and
+// an entry in kFamilies (published.cc).
+struct Family {
+  std::initializer_list<const char*> model_types;  // in config.json
+  std::initializer_list<const char*> classes;      // in modules/, for a message
+  // Reads a config.json, checks it, and makes the model of a task without memory for its parameters. Null: the family
+  // has no model for this task.
+  std::unique_ptr<ModuleBase> (*make)(ConfigFields& config, Task task, const PretrainedOptions& options);
+  // Fills `out` and returns true if the module is one of the family.
+  bool (*describe)(ModuleBase& module, Published& out);
+  // The calls on a model that `make` made; empty for a task that the family has not.
+  Tensor (*features)(ModuleBase& model, TensorArg idx, const Tensor& mask, const Tensor& segments) = nullptr;
+  bool takes_mask = false;  // `features` takes a mask and segments; otherwise they are undefined
+  LanguageCalls language = {};
+  TextCalls sequence = {}, token = {};
+  ImageCalls image = {};
+};
+std::span<const Family* const> families();
 
 // ---- For the families' files
 
@@ -77,6 +103,26 @@ ops::GeluKind read_gelu(ConfigFields& config, std::string_view name, std::string
 std::string gelu_name(ops::GeluKind kind);
 // The caller's probability, or the file's.
 double read_dropout(ConfigFields& config, std::string_view name, double otherwise, const PretrainedOptions& options);
+// The calls of a task whose models are of class M.
+template <class M> constexpr LanguageCalls language_calls() {
+  return {
+      .logits =
+          [](ModuleBase& model, TensorArg idx, const Tensor& positions) {
+            M& m = dynamic_cast<M&>(model);
+            return positions.defined() ? m(idx, positions) : m(idx);
+          },
+      .loss = [](ModuleBase& model, const Tensor& idx, const Tensor& targets, const Tensor& positions,
+                 std::source_location where) { return dynamic_cast<M&>(model).loss(idx, targets, positions, where); },
+      .vocab_size = [](const ModuleBase& model) { return dynamic_cast<const M&>(model).config.vocab_size; }};
+}
+template <class M> constexpr TextCalls text_calls() {
+  return {
+      .logits = [](ModuleBase& model, TensorArg idx, const Tensor& mask,
+                   const Tensor& segments) { return dynamic_cast<M&>(model)(idx, mask, segments); },
+      .loss =
+          [](ModuleBase& model, const Tensor& idx, const Tensor& mask, const Tensor& segments, const Tensor& targets,
+             std::source_location where) { return dynamic_cast<M&>(model).loss(idx, mask, segments, targets, where); }};
+}
 // All tensors of a state dict under `prefix` + their names.
 std::vector<PublishedTensor> same_names(ModuleBase& module, const std::string& prefix = "");
 

@@ -8,7 +8,7 @@
 
 namespace rondo::nn {
 
-std::unique_ptr<ModuleBase> make_vit(ConfigFields& config, Task task, const PretrainedOptions& options) {
+static std::unique_ptr<ModuleBase> make_vit(ConfigFields& config, Task task, const PretrainedOptions& options) {
   if (task != Task::kImageClassification) return nullptr;
   ViTConfig c;
   c.image_size = config.side("image_size", 224);
@@ -54,7 +54,7 @@ constexpr std::pair<const char*, const char*> kBlockParts[] = {{"norm1", "layern
 
 }  // namespace
 
-bool describe_vit(ModuleBase& module, Published& out) {
+static bool describe_vit(ModuleBase& module, Published& out) {
   auto* model = dynamic_cast<ViT*>(&module);
   if (model == nullptr) return false;
   const ViTConfig& c = model->config;
@@ -95,5 +95,16 @@ bool describe_vit(ModuleBase& module, Published& out) {
   if (c.problem_type) out.config.push_back({"problem_type", json_text(name_of(*c.problem_type))});
   return true;
 }
+
+extern constexpr Family kViTFamily = {
+    .model_types = {"vit"},
+    .classes = {"ViT"},
+    .make = &make_vit,
+    .describe = &describe_vit,
+    .image = {
+        .logits = [](ModuleBase& model, TensorArg images) { return dynamic_cast<ViT&>(model)(images); },
+        .loss = [](ModuleBase& model, const Tensor& images, const Tensor& targets,
+                   std::source_location where) { return dynamic_cast<ViT&>(model).loss(images, targets, where); }},
+};
 
 }  // namespace rondo::nn

@@ -22,7 +22,7 @@ namespace {
 
 constexpr const char* kWeights = "model.safetensors";
 constexpr const char* kIndex = "model.safetensors.index.json";
-// What passes through memory at a time on the way to another dtype or layout.
+// Bytes that pass through memory at a time on the way to another dtype or layout.
 constexpr int64_t kBuffer = 4 << 20;
 
 bool is_there(const fs::path& path) {

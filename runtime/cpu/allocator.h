@@ -1,4 +1,4 @@
-// What storage.cc and the CPU's backend need of the allocator beside its public part in storage.h.
+// The part of the allocator for storage.cc and the CPU's backend. The public part is in storage.h.
 #pragma once
 
 #include "rondo/runtime/storage.h"

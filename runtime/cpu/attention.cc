@@ -8,10 +8,10 @@
 #include "rondo/runtime/cpu/attention_decode.h"
 #include "rondo/runtime/cpu/gemm_tile.h"
 #include "rondo/runtime/cpu/philox.h"
+#include "rondo/runtime/cpu/scratch.h"
 #include "rondo/runtime/cpu/simd.h"
 #include "rondo/runtime/ops/reduction_order.h"
 #include "rondo/runtime/parallel.h"
-#include "rondo/runtime/per_thread.h"
 #include "rondo/runtime/random_state.h"
 #include "rondo/runtime/storage.h"
 
@@ -33,32 +33,6 @@ constexpr double kLog2E = 1.4426950408889634074, kLn2 = 0.69314718055994530942;
 template <class A> constexpr A kInfinity = std::numeric_limits<A>::infinity();
 
 constexpr int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
-
-// One thread's temporaries: buffers cut from one block that grows and is then reused by every call.
-template <class A> class Scratch {
- public:
-  explicit Scratch(int64_t count) {
-    const size_t lines = count * sizeof(A) / sizeof(Line) + kMaxBuffers;
-    std::vector<Line>* const kept = PerThread<std::vector<Line>>::get();
-    std::vector<Line>& block = kept != nullptr ? *kept : own_;
-    if (block.size() < lines) block = std::vector<Line>(lines);
-    next_ = block.data();
-  }
-  // `count` elements, aligned to a cache line, of unspecified value.
-  A* take(int64_t count) {
-    A* buffer = reinterpret_cast<A*>(next_);
-    next_ += (count * sizeof(A) + sizeof(Line) - 1) / sizeof(Line);
-    return buffer;
-  }
-
- private:
-  struct alignas(64) Line {
-    unsigned char bytes[64];
-  };
-  static constexpr int kMaxBuffers = 24;
-  std::vector<Line> own_;  // while the thread ends
-  Line* next_;
-};
 
 // Tasks per piece of a parallel_for, so that waking a thread pays: 2^20 FLOPs are about 5 us.
 int64_t grain_of(double flops_per_task) { return static_cast<int64_t>(0x1p20 / std::max(1.0, flops_per_task)) + 1; }
@@ -145,8 +119,8 @@ template <class A> void apply_causal(const Panel<A>& panel) {
 
 // ---- Dropout
 
-// What dropout multiplies the weights of a vector of queries by. Each query has a counter for four keys, so the words
-// of a vector of counters are for four rows of S^T.
+// The factors by which dropout multiplies the weights of a vector of queries. Each query has a counter for four keys,
+// so the words of a vector of counters are for four rows of S^T.
 template <class A> class WeightFactors {
  public:
   WeightFactors(const AttentionShape& shape, int64_t batch, int64_t head, int64_t query)

@@ -14,7 +14,7 @@ namespace rondo::cpu {
 void require_indices(const KernelContext& context, const Tensor& indices, int64_t size,
                      std::optional<int64_t> allowed = std::nullopt);
 
-// What the threads of one kernel find while they work: the bad index that comes first.
+// The first bad index that the threads of one kernel find.
 //
 //   BadIndex bad(size);
 //   parallel_for(... if (bad.is(k, at)) continue; ...);

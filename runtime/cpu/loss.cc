@@ -37,7 +37,7 @@ int64_t count_targets(const Tensor& target, int64_t ignore_index) {
 
 int64_t row_grain(int64_t cols) { return std::max<int64_t>(1, 4096 / std::max<int64_t>(cols, 1)); }
 
-// What is done with one row of logits, in the compute dtype.
+// The work on one row of logits, in the compute dtype.
 template <class C> struct RowLoss {
   int64_t cols, ignore_index;
   C smoothing, inverse, share;

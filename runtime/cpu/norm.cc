@@ -51,52 +51,6 @@ void layer_norm_kernel(const KernelContext& context) {
   });
 }
 
-void layer_norm_grad_kernel(const KernelContext& context) {
-  for_floating(context, [&](auto tag) {
-    using T = typename decltype(tag)::type;
-    using C = ComputeType<T>;
-    const Tensor grad = context.in(0).contiguous(), x = context.in(1).contiguous(), weight = context.in(2).contiguous();
-    const int64_t cols = x.sizes().back(), rows = cols ? x.numel() / cols : 0;
-    const C inverse = static_cast<C>(1.0 / static_cast<double>(cols));
-    const T *g = pointer<T>(grad), *in = pointer<T>(x), *w = pointer<T>(weight);
-    const C *means = pointer<C>(context.in(3)), *rstds = pointer<C>(context.in(4));
-    T *dx = pointer<T>(context.out(0)), *dw = pointer<T>(context.out(1)), *db = pointer<T>(context.out(2));
-    // Note [Column order] for the two parameter gradients.
-    const int64_t chunk = column_chunk_rows(rows), chunks = (rows + chunk - 1) / chunk;
-    std::vector<C> partial(static_cast<size_t>(std::max<int64_t>(chunks, 1) * cols * 2), C(0));
-    parallel_for(chunks, 1, [&](int64_t begin, int64_t end) {
-      for (int64_t k = begin; k < end; ++k) {
-        C *sum_w = partial.data() + k * cols * 2, *sum_b = sum_w + cols;
-        for (int64_t r = k * chunk; r < std::min(rows, (k + 1) * chunk); ++r) {
-          const T *gr = g + r * cols, *xr = in + r * cols;
-          T* out = dx + r * cols;
-          const C mean = means[r], rstd = rstds[r];
-          const C mean_g = sum_row<C>(cols, [=](int64_t i) { return static_cast<C>(gr[i]) * static_cast<C>(w[i]); }) *
-                           inverse;
-          const C mean_gx = sum_row<C>(cols,
-                                       [=](int64_t i) {
-                                         return static_cast<C>(gr[i]) * static_cast<C>(w[i]) *
-                                                ((static_cast<C>(xr[i]) - mean) * rstd);
-                                       }) *
-                            inverse;
-          for (int64_t i = 0; i < cols; ++i) {
-            const C gi = static_cast<C>(gr[i]), hat = (static_cast<C>(xr[i]) - mean) * rstd;
-            out[i] = static_cast<T>((gi * static_cast<C>(w[i]) - mean_g - hat * mean_gx) * rstd);
-            sum_w[i] = sum_w[i] + gi * hat;
-            sum_b[i] = sum_b[i] + gi;
-          }
-        }
-      }
-    });
-    for (int64_t k = 1; k < chunks; ++k)
-      for (int64_t i = 0; i < cols * 2; ++i) partial[i] = partial[i] + partial[k * cols * 2 + i];
-    for (int64_t i = 0; i < cols; ++i) {
-      dw[i] = static_cast<T>(partial[i]);
-      db[i] = static_cast<T>(partial[cols + i]);
-    }
-  });
-}
-
 void rms_norm_kernel(const KernelContext& context) {
   for_floating(context, [&](auto tag) {
     using T = typename decltype(tag)::type;
@@ -127,46 +81,68 @@ void rms_norm_kernel(const KernelContext& context) {
   });
 }
 
-void rms_norm_grad_kernel(const KernelContext& context) {
+namespace {
+
+// The gradients of layer_norm (centred: operands grad, x, weight, mean, rstd) and of rms_norm (no mean, and no bias).
+template <bool kCentred> void norm_grad(const KernelContext& context) {
   for_floating(context, [&](auto tag) {
     using T = typename decltype(tag)::type;
     using C = ComputeType<T>;
+    constexpr int kRstd = kCentred ? 4 : 3;
+    constexpr int64_t kSums = kCentred ? 2 : 1;  // of dweight, and of dbias
     const Tensor grad = context.in(0).contiguous(), x = context.in(1).contiguous(), weight = context.in(2).contiguous();
-    const Tensor statistics = context.in(3).contiguous();
+    const Tensor mean_of_rows = context.in(3).contiguous(), rstd_of_rows = context.in(kRstd).contiguous();
     const int64_t cols = x.sizes().back(), rows = cols ? x.numel() / cols : 0;
     const C inverse = static_cast<C>(1.0 / static_cast<double>(cols));
     const T *g = pointer<T>(grad), *in = pointer<T>(x), *w = pointer<T>(weight);
-    const C* rstds = pointer<C>(statistics);
+    const C *means = pointer<C>(mean_of_rows), *rstds = pointer<C>(rstd_of_rows);
     T *dx = pointer<T>(context.out(0)), *dw = pointer<T>(context.out(1));
-    // Note [Column order] for the gradient of the weight.
+    // Note [Column order] for the gradients of the parameters.
     const int64_t chunk = column_chunk_rows(rows), chunks = (rows + chunk - 1) / chunk;
-    std::vector<C> partial(static_cast<size_t>(std::max<int64_t>(chunks, 1) * cols), C(0));
+    std::vector<C> partial(static_cast<size_t>(std::max<int64_t>(chunks, 1) * cols * kSums), C(0));
     parallel_for(chunks, 1, [&](int64_t begin, int64_t end) {
       for (int64_t k = begin; k < end; ++k) {
-        C* sum_w = partial.data() + k * cols;
+        C *sum_w = partial.data() + k * cols * kSums, *sum_b = sum_w + cols;
         for (int64_t r = k * chunk; r < std::min(rows, (k + 1) * chunk); ++r) {
           const T *gr = g + r * cols, *xr = in + r * cols;
           T* out = dx + r * cols;
-          const C rstd = rstds[r];
-          const C mean_gx = sum_row<C>(cols,
-                                       [=](int64_t i) {
-                                         return static_cast<C>(gr[i]) * static_cast<C>(w[i]) *
-                                                (static_cast<C>(xr[i]) * rstd);
-                                       }) *
+          const C mean = kCentred ? means[r] : C(0), rstd = rstds[r];
+          const auto hat_of = [=](int64_t i) {
+            if constexpr (kCentred) return (static_cast<C>(xr[i]) - mean) * rstd;
+            else return static_cast<C>(xr[i]) * rstd;
+          };
+          C mean_g = C(0);
+          if constexpr (kCentred)
+            mean_g = sum_row<C>(cols, [=](int64_t i) { return static_cast<C>(gr[i]) * static_cast<C>(w[i]); }) *
+                     inverse;
+          const C mean_gx = sum_row<C>(
+                                cols,
+                                [=](int64_t i) { return static_cast<C>(gr[i]) * static_cast<C>(w[i]) * hat_of(i); }) *
                             inverse;
           for (int64_t i = 0; i < cols; ++i) {
-            const C gi = static_cast<C>(gr[i]), hat = static_cast<C>(xr[i]) * rstd;
-            out[i] = static_cast<T>((gi * static_cast<C>(w[i]) - hat * mean_gx) * rstd);
+            const C gi = static_cast<C>(gr[i]), hat = hat_of(i), gw = gi * static_cast<C>(w[i]);
+            if constexpr (kCentred) out[i] = static_cast<T>((gw - mean_g - hat * mean_gx) * rstd);
+            else out[i] = static_cast<T>((gw - hat * mean_gx) * rstd);
             sum_w[i] = sum_w[i] + gi * hat;
+            if constexpr (kCentred) sum_b[i] = sum_b[i] + gi;
           }
         }
       }
     });
     for (int64_t k = 1; k < chunks; ++k)
-      for (int64_t i = 0; i < cols; ++i) partial[i] = partial[i] + partial[k * cols + i];
+      for (int64_t i = 0; i < cols * kSums; ++i) partial[i] = partial[i] + partial[k * cols * kSums + i];
     for (int64_t i = 0; i < cols; ++i) dw[i] = static_cast<T>(partial[i]);
+    if constexpr (kCentred) {
+      T* db = pointer<T>(context.out(2));
+      for (int64_t i = 0; i < cols; ++i) db[i] = static_cast<T>(partial[cols + i]);
+    }
   });
 }
+
+}  // namespace
+
+void layer_norm_grad_kernel(const KernelContext& context) { norm_grad<true>(context); }
+void rms_norm_grad_kernel(const KernelContext& context) { norm_grad<false>(context); }
 
 void softmax_kernel(const KernelContext& context) {
   for_floating(context, [&](auto tag) {

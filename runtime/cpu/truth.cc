@@ -121,7 +121,7 @@ template <bool kAny, class Word> class Search {
     const int inner = space_.sizes.rank() - 1;
     const Dims &sizes = space_.sizes, &of_x = space_.strides[0], &of_out = space_.strides[1];
     if (inner == 1 && of_out[0] != 0 && of_out[1] == 0 && sizes[1] <= kPiece) return rows();
-    // What a result is without a hit.
+    // The value of a result without a hit.
     parallel_for(results_, kElementwiseGrain,
                  [&](int64_t begin, int64_t end) { std::fill(out_ + begin, out_ + end, !kAny); });
     // Short lines with one result are columns that share it.
@@ -332,7 +332,7 @@ template <bool kAny, class Word> class Search {
   int64_t results_;
   Word bits_;
   const IterationSpace<2>& space_;
-  // Of the innermost dimension:
+  // About the innermost dimension:
   int64_t step_;
   bool dense_;                         // taken as words of neighbours
   int64_t per_word_;                   // elements of a word

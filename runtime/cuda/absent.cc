@@ -20,7 +20,7 @@
 namespace rondo::cuda {
 namespace {
 
-// What a ModulePtr and a FunctionPtr point to.
+// A ModulePtr and a FunctionPtr point to these.
 struct NamedFunction;
 struct LoadedImage {
   std::string image;
@@ -35,7 +35,7 @@ constexpr size_t kPage = 4096;
 constexpr size_t kMemory = size_t{1} << 40;  // enough for whatever is compiled
 constexpr size_t kHostAlignment = 256;
 
-// What there is of the device, which is little.
+// The little state that an absent device has.
 struct Absent {
   std::mutex mutex;
   int capability = 0;

@@ -87,7 +87,7 @@ void* Allocator::allocate(size_t bytes) {
     }
     device_.drop_finished();
     lock.lock();
-    // What is freed but kept may be enough, once it is the driver's again.
+    // Blocks that are freed but kept may be enough, once the driver has them again.
     release_free_segments(0);
     if (!caching_) data = take_uncached(size);
     else if ((data = take(size)) == nullptr && add_segment(size)) data = take(size);
@@ -118,7 +118,7 @@ void Allocator::deallocate(void* data, size_t bytes) noexcept {
     }
     return;
   }
-  // What waits cannot be given back to the driver as it is.
+  // A block that waits cannot be given back to the driver as it is.
   if (block->segment->small && cache_limit_ == std::numeric_limits<int64_t>::max()) [[likely]] {
     Waiting& waiting = waiting_[class_of(block->bytes)];
     if (waiting.n < Waiting::kMost) [[likely]] {

@@ -36,7 +36,7 @@ class Allocator {
   Allocator(const Allocator&) = delete;
   Allocator& operator=(const Allocator&) = delete;
 
-  // What a block of so many bytes takes: steps of an eighth of a power of two, at least kStep.
+  // The memory that a block of so many bytes takes: steps of an eighth of a power of two, at least kStep.
   static size_t block_bytes(size_t bytes);
   void* allocate(size_t bytes);  // throws OutOfMemoryError
   void deallocate(void* data, size_t bytes) noexcept;

@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "rondo/runtime/backend.h"
+#include "rondo/runtime/cuda/block_reduce.h"
 #include "rondo/runtime/cuda/fused_attention.h"
 #include "rondo/runtime/cuda/philox.h"
 #include "rondo/runtime/cuda/product.h"
@@ -17,8 +18,8 @@
 namespace rondo::cuda {
 namespace {
 
-// What the kernels take by value. Which keys a query may attend to (kind: 0 none, 1 bool, 2 the first key, 3 added;
-// then strides); the heads of an operand; the heads of a result that lies in a larger array.
+// Arguments that the kernels take by value: the keys that a query may attend to (kind: 0 none, 1 bool, 2 the first key,
+// 3 added; then strides); the heads of an operand; the heads of a result that lies in a larger array.
 // clang-format off
 RONDO_TEXT_AND_CODE(kArgumentsText,
 struct MaskArgument {
@@ -41,16 +42,6 @@ struct PlaceArgument {
 constexpr const char* kText = R"cuda(
 using C = typename RondoCompute<T>::Type;
 
-template <class Op, class E> RONDO_DEVICE E block_reduce(E value, E (&parts)[8]) {
-  value = warp_reduce<Op, 32>(value);
-  __syncthreads();  // the last reduction has been read
-  if (threadIdx.x % 32 == 0) put(parts[threadIdx.x / 32], value);
-  __syncthreads();
-  E all = get(parts[0]);
-#pragma unroll
-  for (int w = 1; w < 8; ++w) all = Op::combine(all, get(parts[w]));
-  return all;
-}
 struct Least {
   static RONDO_DEVICE long long combine(long long a, long long b) { return b < a ? b : a; }
 };
@@ -154,7 +145,7 @@ extern "C" __global__ void rondo_attention_store(const C* from, T* to, Place pla
   for (long long i = first_index(); i < n; i += index_step())
     write(to + offset_of(place, i), convert<T>(read(from + i)));
 }
-// Which keys of a head of keys may be read: Note [Keys that are not read].
+// The keys of a head that may be read: Note [Keys that are not read].
 struct KeysRead {
   const Mask& mask;
   long long batch, first_head, end_head, begin;  // heads of queries
@@ -515,7 +506,7 @@ const Source& attention_source() {
   static const auto* const text = new std::string(
       absl::StrCat(scalar_function("rondo_exp", [](LoopValue x) { return scalar::exp(x); }),
                    scalar_function("rondo_log", [](LoopValue x) { return scalar::log(x); }), kPhilox, kDropoutText,
-                   kDroppedWeights, kArgumentsText, kText));
+                   kDroppedWeights, kBlockReduce, kArgumentsText, kText));
   static const Source source{"attention", *text};
   return source;
 }

@@ -26,7 +26,7 @@ namespace rondo::cuda {
 
 struct Source;
 
-// Of a [B, H, T, D] array whose last dimension is dense, in elements.
+// The strides of a [B, H, T, D] array whose last dimension is dense, in elements.
 struct HeadsStrides {
   int64_t batch = 0, head = 0, row = 0;
 };
@@ -52,7 +52,7 @@ struct AttentionCall {
   int64_t increment = 0;
 };
 
-// Of how many queries the scores take 64 MiB, but at least 16 queries.
+// As many queries as have 64 MiB of scores, but at least 16.
 int64_t chunk_of(const AttentionCall& call);
 
 // Addresses of the device.
@@ -60,8 +60,8 @@ struct AttentionOperands {
   const void *q = nullptr, *k = nullptr, *v = nullptr, *mask = nullptr;
   const void* state = nullptr;  // of dropout: i64 [2]
 };
-// What the kernels of both ways take of dropout, by value. counters: of a query, one for each four keys. factor: of
-// what is kept.
+// The dropout of a call, which the kernels of both ways take by value. counters: one for each four keys of a query.
+// factor: multiplies the weights that are kept.
 // clang-format off
 RONDO_TEXT_AND_CODE(kDropoutText,
 struct DropoutArgument {

@@ -7,7 +7,7 @@
 
 namespace rondo::cuda {
 
-// What a kernel hands to rondo_report().
+// The argument of rondo_report() in a kernel.
 struct IndexCheck {
   DevicePtr status;
   uint32_t call;

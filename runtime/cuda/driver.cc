@@ -30,7 +30,7 @@ std::vector<std::string> matches(const std::string& pattern) {
   return paths;
 }
 
-// What to hand to dlopen, in this order: Note [Finding CUDA]. `name` without its version: "libnvrtc.so". `versions`:
+// The names to hand to dlopen, in this order: Note [Finding CUDA]. `name` has no version: "libnvrtc.so". `versions`:
 // the newest first.
 std::vector<std::string> candidates(const char* name, std::initializer_list<const char*> versions) {
   std::vector<std::string> paths;

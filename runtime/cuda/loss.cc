@@ -7,6 +7,7 @@
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/backend.h"
 #include "rondo/runtime/cuda/bad_index.h"
+#include "rondo/runtime/cuda/block_reduce.h"
 #include "rondo/runtime/cuda/context.h"
 #include "rondo/runtime/cuda/layout.h"
 #include "rondo/runtime/cuda/product.h"
@@ -21,19 +22,8 @@
 namespace rondo::cuda {
 namespace {
 
-// Sums of a block are those of its threads' strided elements, combined in a tree: the same in every run.
-constexpr const char* kReduce = R"cuda(
+constexpr const char* kCompute = R"cuda(
 using C = typename RondoCompute<T>::Type;
-template <class Op, int kWarps, class V> RONDO_DEVICE V block_reduce(V value, V (&parts)[kWarps]) {
-  value = warp_reduce<Op, 32>(value);
-  __syncthreads();  // the last reduction has been read
-  if (threadIdx.x % 32 == 0) put(parts[threadIdx.x / 32], value);
-  __syncthreads();
-  V all = get(parts[0]);
-#pragma unroll
-  for (int w = 1; w < kWarps; ++w) all = Op::combine(all, get(parts[w]));
-  return all;
-}
 RONDO_DEVICE C low_of(C) { return static_cast<C>(__longlong_as_double(0xFFF0000000000000ull)); }
 )cuda";
 
@@ -48,15 +38,15 @@ extern "C" __global__ void rondo_cross_entropy(const T* logits, const long long*
     const T* const row = logits + r * cols;
     C top = low_of(C());
     for (long long i = threadIdx.x; i < cols; i += blockDim.x) top = Max::combine(top, widen(read(row + i)));
-    top = block_reduce<Max, 8>(top, parts);
+    top = block_reduce<Max>(top, parts);
     C sum = 0, plain = 0;
     for (long long i = threadIdx.x; i < cols; i += blockDim.x) {
       const C x = widen(read(row + i));
       sum = sum + rondo_exp(x - top);
       plain = plain + x;
     }
-    sum = block_reduce<Sum, 8>(sum, parts);
-    if (smoothing != 0) plain = block_reduce<Sum, 8>(plain, parts);
+    sum = block_reduce<Sum>(sum, parts);
+    if (smoothing != 0) plain = block_reduce<Sum>(plain, parts);
     if (threadIdx.x != 0) continue;
     const C result = top + rondo_log(sum);
     write(lse + r, result);
@@ -83,20 +73,20 @@ extern "C" __global__ void rondo_sum_losses(const C* losses, const long long* ta
     sum = sum + read(losses + r);
     count += read(target + r) != ignored ? 1 : 0;
   }
-  sum = block_reduce<Sum, 8>(sum, parts);
-  count = block_reduce<Sum, 8>(count, counts);
+  sum = block_reduce<Sum>(sum, parts);
+  count = block_reduce<Sum>(count, counts);
   if (threadIdx.x == 0) write(out, convert<T>(mean != 0 ? sum / static_cast<C>(count) : sum));
 }
 extern "C" __global__ void rondo_store_losses(const C* losses, T* out, long long rows) {
   for (long long r = first_index(); r < rows; r += index_step()) write(out + r, convert<T>(read(losses + r)));
 }
-// One block: by what the gradients of rows are multiplied.
+// One block. Writes the factor for the gradients of all rows: 1, or one over the number of rows that count.
 extern "C" __global__ void rondo_mean_scale(const long long* target, C* scale, long long rows, long long ignored,
                                             long long mean) {
   __shared__ long long counts[8];
   long long count = 0;
   for (long long r = threadIdx.x; r < rows; r += blockDim.x) count += read(target + r) != ignored ? 1 : 0;
-  count = block_reduce<Sum, 8>(count, counts);
+  count = block_reduce<Sum>(count, counts);
   if (threadIdx.x == 0) write(scale, mean != 0 ? static_cast<C>(1) / static_cast<C>(count) : static_cast<C>(1));
 }
 // `out` may be `logits`: each thread reads an element before it overwrites it. grad_step: 1 if each row has its own.
@@ -125,7 +115,8 @@ extern "C" __global__ void rondo_cross_entropy_grad(const T* grad, const T* logi
 
 std::string text_with(const char* kernels) {
   return absl::StrCat(scalar_function("rondo_exp", [](LoopValue x) { return scalar::exp(x); }),
-                      scalar_function("rondo_log", [](LoopValue x) { return scalar::log(x); }), kReduce, kernels);
+                      scalar_function("rondo_log", [](LoopValue x) { return scalar::log(x); }), kCompute, kBlockReduce,
+                      kernels);
 }
 const Source& source() {
   static const auto* const text = new std::string(text_with(kCrossEntropy));
@@ -163,7 +154,7 @@ struct Larger {
 // From what exponentials are counted below a maximum: -inf - -inf is NaN.
 RONDO_DEVICE C base_of(C most) { return most == low_of(C()) ? static_cast<C>(0) : most; }
 
-// What a thread has of a row: whole vectors, THREADS apart, the first KEPT of them in registers and the next SHARED in
+// A thread's part of a row: whole vectors, THREADS apart, the first KEPT of them in registers and the next SHARED in
 // shared memory; what lies behind is read again by each walk. And one of the elements behind the last whole vector.
 // REQUIRES: each thread has KEPT + SHARED - 1 vectors.
 struct Line {
@@ -238,9 +229,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
       }
       top = most;
     });
-    const C highest = block_reduce<Larger, kWarps>(top, parts), base = base_of(highest);
-    sum = block_reduce<Sum, kWarps>(sum * rondo_exp(top - base), parts);
-    if (SMOOTHS) plain = block_reduce<Sum, kWarps>(plain, parts);
+    const C highest = block_reduce<Larger>(top, parts), base = base_of(highest);
+    sum = block_reduce<Sum>(sum * rondo_exp(top - base), parts);
+    if (SMOOTHS) plain = block_reduce<Sum>(plain, parts);
     const C total = highest + rondo_log(sum);
     if (losses != nullptr && threadIdx.x == 0) {
       C loss = 0;
@@ -261,7 +252,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
         write(place, grads);
       });
       if (line.has_last()) write(line.last_place(), convert<T>(grad_of(line.last)));
-      // Who wrote the target's gradient corrects it.
+      // The thread that wrote the target's gradient corrects it.
       const unsigned column = none ? 0 : static_cast<unsigned>(k), vector = column / kVector;
       const unsigned writer = vector < line.whole ? vector % THREADS : column % kVector;
       if (!none && threadIdx.x == writer) {

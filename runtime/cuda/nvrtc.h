@@ -20,7 +20,7 @@
 
 namespace rondo::cuda {
 
-// What machine code is made for. A number is an architecture without a suffix.
+// The target of machine code. A number is an architecture without a suffix.
 struct Architecture {
   int capability;      // 90 is 9.0
   char suffix = '\0';  // 'a': with the instructions that devices of this capability alone have; 'f': with those of its
@@ -47,7 +47,7 @@ struct Image {
   std::string cubin;
   std::string ptx;  // of the newest architecture only, with a zero at its end; else ""
 
-  // What a device of this capability loads.
+  // The image that a device of this capability loads.
   const std::string& for_device(int capability, Architecture architecture) const {
     return takes_cubin(capability, architecture) || ptx.empty() ? cubin : ptx;
   }

@@ -30,7 +30,7 @@ LtType library_type(DType dtype) {
   }
 }
 
-// What the manual advises for cublasSetWorkspace, for Hopper and later and for what came before.
+// The manual's advice for cublasSetWorkspace: one size from Hopper on, another for older devices.
 uint64_t most_workspace(DeviceState& state) {
   int major = 0;
   state.check(state.driver().device_attribute(&major, DeviceAttribute::kCapabilityMajor, state.ordinal()),

@@ -62,7 +62,7 @@ class Product {
   void run(const MatmulOperands& operands, double alpha = 1) const;
 
  private:
-  // What the heuristic chose for addresses of some alignments; or the way instead, and the library's part in it.
+  // The heuristic's choice for addresses of some alignments; or another way, and the library's part in it.
   struct Choice {
     uint32_t key;
     LtAlgo algo = {};

@@ -8,7 +8,7 @@
 namespace rondo::cuda {
 namespace {
 
-// What the kernels take by value: sizes, and strides in elements.
+// Arguments that the kernels take by value: sizes, and strides in elements.
 // clang-format off
 RONDO_TEXT_AND_CODE(kArgumentText,
 struct ProductArgument {

@@ -39,7 +39,7 @@ extern "C" __global__ void rondo_keys(const IN* in, unsigned long long* keys, Ro
 )cuda"};
 
 constexpr Source kSort = {"sort", R"cuda(
-// What is sorted: words, or indices of rows. Indices out of range come last.
+// The keys that are sorted: words, or indices of rows. Indices out of range come last.
 struct Words {
   const unsigned long long* words;
   RONDO_DEVICE unsigned long long at(long long i) const { return read(words + i); }

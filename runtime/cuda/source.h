@@ -52,7 +52,7 @@ const char* word_name(DType dtype);
 
 // `maker` of key_of_code() for kernels by hand. Their text is all that their code follows from, so no build is named.
 inline constexpr const char* kMaker = "by hand";
-// What this process has of it for an architecture. Records: the text, and the code.
+// The kernels of it that this process has for an architecture. Records: the text, and the code.
 io::KernelFile kernels_by_hand(int architecture);
 // Takes code from an artifact; kernel_of() uses it. kInvalidArgument: damaged. kFailedPrecondition: made by another
 // NVRTC or with other flags. Nothing was taken then.

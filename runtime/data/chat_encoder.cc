@@ -17,7 +17,7 @@ struct Literal {
 };
 using Literals = std::vector<Literal>;
 
-// What stands around the words of a role. `spoken_*` carries loss if the role is trained.
+// The text around the words of a role. `spoken_*` carries loss if the role is trained.
 struct Frame {
   Literals before, spoken_before, spoken_after, after;
 };
@@ -111,7 +111,7 @@ struct ChatEncoder::Plain : ChatEncoder::Impl {
     void flush() {
       if (text_.empty()) return;
       const TextEncoder& encoder = impl_.encoder;
-      // Of the run of text that this belongs to: whether it opens the conversation.
+      // True if the run of text that this belongs to opens the conversation.
       if (before_.empty()) options_.at_start = out_.ids.empty();
       Ids ids = encoder.continuation(before_, before_ids_, text_, options_);
       impl_.check_text(ids);

@@ -1,4 +1,4 @@
-// What ChatEncoder does, by the kind of its template: ChatTemplate (chat_encoder.cc) or Jinja (jinja_chat.cc).
+// The work of ChatEncoder, by the kind of its template: ChatTemplate (chat_encoder.cc) or Jinja (jinja_chat.cc).
 #pragma once
 
 #include <string>

@@ -66,7 +66,7 @@ class ExampleBatches : public BatchSource {
   const ExampleSet& examples() const { return *examples_; }
   // Ascending.
   const std::vector<int64_t>& sizes() const { return sizes_; }
-  // Of the epoch that next() is in: the part of all columns of all batches that is padding, from 0 to 1.
+  // The share of padding in all columns of the epoch that next() is in, from 0 to 1.
   double padding_share() const;
   // The examples of the batch that next() returned last, row after row.
   std::span<const int64_t> batch_examples() const;

@@ -33,7 +33,7 @@ class DataError : public FileError {
   int64_t line_;
 };
 
-// What the label of an example is.
+// The meaning of a label.
 enum class LabelKind {
   kClass,    // one class
   kClasses,  // any number of classes
@@ -49,7 +49,7 @@ struct Example {
   std::vector<float> numbers = {};                             // finite; an example of a regression
 };
 
-// What happened while examples were read.
+// Counts from reading examples.
 struct ExampleReport {
   int64_t examples = 0;   // kept
   int64_t tokens = 0;     // of these
@@ -74,7 +74,7 @@ class ExampleSet {
   // A hash of all ids, flags and labels in their order: whether a resumed run reads the same data.
   uint64_t fingerprint() const;
 
-  // Of one example. REQUIRES: 0 <= index < size().
+  // The length of one example. REQUIRES: 0 <= index < size().
   int64_t length(int64_t index) const { return begins_[at(index) + 1] - begins_[at(index)]; }
   int64_t columns(int64_t index) const { return length(index) - (labelled_ ? 0 : 1); }
   int64_t label(int64_t index) const { return labels_[at(index)]; }  // REQUIRES: kClass

@@ -45,7 +45,7 @@ struct ReadOptions {
   int64_t max_length = 0;
   // nullopt: kSplit for read_text, kTruncate for the others.
   std::optional<TooLong> too_long = std::nullopt;
-  // Of the model: an id outside it is an error. 0: not checked.
+  // The model's: an id outside it is an error. 0: not checked.
   int64_t vocab_size = 0;
   bool allow_special_tokens = false;
   // The first token of each text or prompt: nullopt: what the tokenizer puts there (Llama's <s>); -1: none.

@@ -1,4 +1,4 @@
-// What the readers of read_examples.h share: lines that are made into examples on all threads.
+// Shared by the readers of read_examples.h: lines that are made into examples on all threads.
 #pragma once
 
 #include <string>
@@ -30,7 +30,7 @@ void add_lines(const std::string& path, const ReadOptions& options, const TextEn
 
 // Throws FileError if no example is left.
 void require_examples(const ExampleSet& set, const std::string& path);
-// What a text or prompt begins with.
+// The ids that a text or prompt begins with.
 Ids opening_of(const ReadOptions& options, const TextEncoder& encoder);
 bool is_json_lines(std::string_view path);
 void check_options(const ReadOptions& options, bool may_split);

@@ -41,7 +41,7 @@ class TextEncoder {
   Ids continuation(std::string_view before, const Ids& before_ids, std::string_view text,
                    const PieceOptions& options = {}) const;
 
-  // What the tokenizer's template puts before a text: {bos} for Llama, nothing for GPT-2.
+  // The ids that the tokenizer's template puts before a text: {bos} for Llama, nothing for GPT-2.
   const Ids& opening() const { return opening_; }
   // -1 if the tokenizer names none.
   int32_t end_of_text() const { return pretrained_ != nullptr ? pretrained_->eos_token_id() : -1; }

@@ -109,7 +109,7 @@ std::optional<std::string> DiskCache::find(const std::string& kernel) {
   }
   // Another kernel with the same hash: not found, and to be replaced.
   if (file->host != host_text_ || file->kernels[0].kernel != kernel) return std::nullopt;
-  // What is used stays longest; a day's precision spares most of the writes.
+  // Used entries stay longest; a day's precision spares most of the writes.
   std::error_code ignored;
   const auto now = fs::file_time_type::clock::now();
   if (const auto written = fs::last_write_time(path, ignored); !ignored && now - written > 24h)

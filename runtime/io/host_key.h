@@ -1,4 +1,4 @@
-// What compiled code depends on besides its kernel: the sources of the compiler, its version, the architecture, the
+// The key of compiled code, besides its kernel: the sources of the compiler, its version, the architecture, the
 // launch ABI. Each maker of code has its own. Nothing that differs from run to run: no pointers, paths or
 // object identity.
 #pragma once

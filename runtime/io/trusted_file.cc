@@ -24,8 +24,8 @@ absl::Status cannot_open(const std::string& path) {
   return absl::PermissionDeniedError(absl::StrCat(path, ": ", errno_text()));
 }
 
-// Who may change what the open file or folder is. A folder whose files only their owners may rename counts as safe if
-// `sticky`.
+// Says who may change the open file or folder, if that is not safe. A folder whose files only their owners may rename
+// counts as safe if `sticky`.
 std::string distrust(int fd, bool sticky) {
   struct stat info;
   if (::fstat(fd, &info) != 0) return absl::StrCat("cannot examine it: ", errno_text());
@@ -87,7 +87,7 @@ class Walk {
         at_ = here;
       } else {
         if (!S_ISREG(info.st_mode) || !rest_.empty()) return absl::InvalidArgumentError(here + ": no regular file");
-        // What lies beside the file must be as safe as what lies above it.
+        // The folder of the file must be as safe as the folders above it.
         if (absl::Status status = check_folder(folder_, at_, false); !status.ok()) return status;
         if (const std::string reason = distrust(next, false); !reason.empty())
           return absl::PermissionDeniedError(reason);

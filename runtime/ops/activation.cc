@@ -146,4 +146,8 @@ Tensor clamp(TensorArg x, Scalar low, Scalar high) {
   return result;
 }
 
+constexpr OpList kActivationOps = {&kRelu,          &kReluGrad, &kGeluTanh,  &kGeluTanhGrad, &kGeluErf,
+                                   &kGeluErfGrad,   &kSilu,     &kSiluGrad,  &kSoftplus,     &kLeakyRelu,
+                                   &kLeakyReluGrad, &kClamp,    &kClampGrad, &kSoftplusGrad};
+
 }  // namespace rondo::ops

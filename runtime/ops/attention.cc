@@ -72,7 +72,7 @@ Tensor plain_scores(const Tensor& q, const Tensor& k, const Tensor& mask, bool c
   return scores;
 }
 
-// What dropout multiplies the weights (B, H, Tq, Tk) of q and k by. Note [Dropped weights].
+// The factors by which dropout multiplies the weights (B, H, Tq, Tk) of q and k. Note [Dropped weights].
 Tensor weight_factors(const Tensor& q, const Tensor& k, const Tensor& state, int64_t increment, double p) {
   const int64_t keys = k.sizes()[2];
   const Tensor ones = Tensor::ones({q.sizes()[0], q.sizes()[1], q.sizes()[2], (keys + 3) / 4 * 4},
@@ -94,7 +94,7 @@ Tensor sum_heads(const Tensor& t, int64_t heads) {
   return sum(reshape(t, {s[0], heads, s[1] / heads, s[2], s[3]}), {2});
 }
 
-// What attention_grad and its own gradient compute with: everything in the compute dtype, every weight stored.
+// Attention as attention_grad and its own gradient compute it: all in the compute dtype, every weight stored.
 struct PlainAttention {
   Tensor q, k, v, mask, logsumexp, state;
   Attrs attrs;
@@ -147,7 +147,7 @@ constexpr OpDef kAttentionGrad = {
         },
     .on = {{&cpu::attention_grad_kernel}, {&cuda::attention_grad_kernel}},
     .decompose = &decompose_attention_grad,
-    .strided_outputs = true,
+    .traits = {.strided_outputs = true},
     .fuse_parts = false,
 };
 
@@ -252,5 +252,7 @@ Tensor plain_attention(TensorArg q, TensorArg k, TensorArg v, const Tensor& give
   }
   return matmul(weights, repeat_heads(v.tensor, q.tensor.sizes()[1]));
 }
+
+constexpr OpList kAttentionOps = {&kAttention, &kAttentionGrad};
 
 }  // namespace rondo::ops

@@ -16,7 +16,7 @@ constexpr OpDef kCast = {
     .on = {{&cpu::cast_kernel}, {&cuda::cast_kernel}},
     .grad = [](const GradContext& g) { g.set(0, cast(g.grad_out(), g.input_dtype(0))); },
     .lower = [](LoopBuilder& b) { b.output(0, b.input(0)); },
-    .converts = true,
+    .traits = {.converts = true},
     .epilogue = Epilogue::kWiden,
 };
 
@@ -65,5 +65,7 @@ void fill_(TensorArg target, Scalar value) {
   require_in_range("fill", value, target.tensor.dtype(), target.where);
   call_in_place(kFill, {target}, fill_attrs(value));
 }
+
+constexpr OpList kCastOps = {&kCast, &kCopy, &kFill};
 
 }  // namespace rondo::ops

@@ -115,4 +115,6 @@ Tensor masked_fill(TensorArg x, TensorArg mask, Scalar value) {
   return where(mask, {Tensor::full({}, value, {x.tensor.dtype(), x.tensor.device()}), x.where}, x);
 }
 
+constexpr OpList kComparisonOps = {&kEqual, &kNotEqual, &kLess, &kLessEqual, &kWhere};
+
 }  // namespace rondo::ops

@@ -45,4 +45,6 @@ Tensor dropout(TensorArg x, double p, Generator* generator) {
   return call(kDropout, {x, {random.state, x.where}}, {.ints = {random.increment}, .floats = {p}});
 }
 
+constexpr OpList kDropoutOps = {&kDropout};
+
 }  // namespace rondo::ops

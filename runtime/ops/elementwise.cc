@@ -1,4 +1,4 @@
-// Elementwise arithmetic. To add an op: an OpDef here, its line in table.cc, its function in ops.h.
+// Elementwise arithmetic. To add an op: runtime/README.md.
 #include <cmath>
 
 #include "rondo/runtime/ops/elementwise_def.h"
@@ -135,5 +135,8 @@ void div_(TensorArg a, Scalar s) {
   if (!has_inverse(s.real())) return div_(a, {divisor(a, s), a.where});
   call_promoted_(kMulScalar, a, 1.0 / s.real(), Promotion::kQuotient);
 }
+
+constexpr OpList kElementwiseOps = {&kAdd,        &kSub,        &kMul, &kDiv,     &kAddScalar,     &kMulScalar,
+                                    &kRsubScalar, &kRdivScalar, &kNeg, &kDivGrad, &kRdivScalarGrad};
 
 }  // namespace rondo::ops

@@ -103,4 +103,6 @@ Tensor embedding(TensorArg weight, TensorArg indices) {
   return call(kEmbedding, {weight, {at, indices.where, indices.tensor.dtype()}});
 }
 
+constexpr OpList kEmbeddingOps = {&kEmbedding, &kEmbeddingGrad, &kEmbeddingGradOnto, &kIndexSelect};
+
 }  // namespace rondo::ops

@@ -276,4 +276,6 @@ ValuesAndIndices topk(TensorArg x, int64_t k, int64_t dim, bool largest) {
   return {gather(x, d, indices), indices};
 }
 
+constexpr OpList kIndexingOps = {&kGather, &kScatter, &kScatterSum, &kCumsum, &kArgmax, &kArgsort, &kTopk};
+
 }  // namespace rondo::ops

@@ -148,8 +148,8 @@ void decompose_linear_cross_entropy(std::span<const Tensor> in, const Attrs& att
   decompose_linear_cross_entropy_grad(all, attrs, out.subspan(1));
 }
 
-// What gradients of the saved gradients add to `grads`. With P the logits' gradient of the loss, dx = P W, dweight =
-// P^T x and dbias = P^T 1; so Q arrives at P, and P's own derivative is weight (diag(p) - p p^T) in each row.
+// Adds to `grads` the part from gradients of the saved gradients. With P the logits' gradient of the loss, dx = P W,
+// dweight = P^T x and dbias = P^T 1; so Q arrives at P, and P's own derivative is weight (diag(p) - p p^T) in each row.
 void add_second_order(const GradContext& g, Tensor (&grads)[kOperands]) {
   const Tensor in[] = {g.input(0), g.input(1), g.input(2), g.input(3)};
   const WholeHead head(in, g.attrs());
@@ -318,5 +318,8 @@ Tensor cross_entropy(TensorArg logits, TensorArg target, CrossEntropyOptions opt
        outputs);
   return outputs[0];
 }
+
+constexpr OpList kLossOps = {&kCrossEntropy, &kCrossEntropyGrad, &kLinearCrossEntropy, &kLinearCrossEntropyGrad,
+                             &kScale};
 
 }  // namespace rondo::ops

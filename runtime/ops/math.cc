@@ -1,4 +1,4 @@
-// Elementary functions. To add one: an OpDef here, its line in table.cc, its function in ops.h.
+// Elementary functions. To add one: runtime/README.md.
 #include "rondo/runtime/ops/elementwise_def.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/ops/table.h"
@@ -179,5 +179,9 @@ Tensor pow(TensorArg x, Scalar exponent) {
   }
   return result;
 }
+
+constexpr OpList kMathOps = {&kExp,     &kLog,       &kSqrt,          &kRsqrt,    &kTanh,     &kErf, &kSigmoid,
+                             &kMaximum, &kMinimum,   &kAbs,           &kSign,     &kSin,      &kCos, &kLog1p,
+                             &kExpm1,   &kPowScalar, &kPowScalarGrad, &kTanhGrad, &kRsqrtGrad};
 
 }  // namespace rondo::ops

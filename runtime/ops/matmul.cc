@@ -93,4 +93,6 @@ constexpr OpDef kLinear = {
 Tensor matmul(TensorArg a, TensorArg b) { return call(kMatmul, {a, b}); }
 Tensor linear(TensorArg x, TensorArg weight, TensorArg bias) { return call(kLinear, {x, weight, bias}); }
 
+constexpr OpList kMatmulOps = {&kMatmul, &kLinear};
+
 }  // namespace rondo::ops

@@ -25,12 +25,58 @@ Tensor widened(const Tensor& t) { return t.to(compute_dtype(t.dtype())); }
 Tensor sum_leading(const Tensor& t) {
   return t.rank() > 1 ? sum(t, leading_dims(t.rank())) : sum(unsqueeze(t, 0), {0});
 }
-// What a gradient of the hidden statistics adds to dx: only a second derivative brings one.
+// Adds to dx the part from a gradient of the hidden statistics. Only a second derivative brings one.
 Tensor plus(const Tensor& a, const Tensor& b) { return a.defined() ? a + b.to(a.dtype()) : b; }
 
 void same_as_input(InferContext& c) {
   require_rows(c);
   c.output(0, c.dtype(0), c.sizes(0));
+}
+
+}  // namespace
+
+namespace {
+
+// The gradients of layer_norm (centred) and of rms_norm, which has no mean and no bias.
+template <bool kCentred> void norm_grad(const GradContext& g) {
+  constexpr int kRstd = kCentred ? 2 : 1;
+  Tensor grads[3];
+  if (g.grad_out(0).defined()) {
+    if constexpr (kCentred)
+      call(kLayerNormGrad, {g.grad_out(0), g.input(0), g.input(1), g.output(1), g.output(2)}, {}, grads);
+    else call(kRMSNormGrad, {g.grad_out(0), g.input(0), g.input(1), g.output(1)}, {}, std::span(grads).first(2));
+  }
+  const double inverse = 1.0 / static_cast<double>(g.input_sizes(0).back());
+  if (kCentred && g.grad_out(1).defined() && g.needs(0))
+    grads[0] = plus(grads[0], expand(g.grad_out(1) * inverse, g.input_sizes(0)).to(g.input_dtype(0)));
+  if (g.grad_out(kRstd).defined() && g.needs(0)) {
+    const Tensor& rstd = g.output(kRstd);
+    const Tensor slope = g.grad_out(kRstd) * (rstd * rstd * rstd) * -inverse;
+    Tensor x = widened(g.input(0));
+    if (kCentred) x = x - g.output(1);
+    grads[0] = plus(grads[0], (x * slope).to(g.input_dtype(0)));
+  }
+  for (int i = 0; i < 3; ++i)
+    if (g.needs(i) && grads[i].defined()) g.set(i, grads[i]);
+}
+template <bool kCentred> void norm_grad_infer(InferContext& c) {
+  c.require_floating(1);
+  c.output(0, c.dtype(1), c.sizes(1));
+  c.output(1, c.dtype(2), c.sizes(2));
+  if (kCentred) c.output(2, c.dtype(2), c.sizes(2));
+}
+template <bool kCentred> void decompose_norm_grad(std::span<const Tensor> in, const Attrs&, std::span<Tensor> out) {
+  const Tensor g = widened(in[0]), x = widened(in[1]), w = widened(in[2]);
+  const Tensor& rstd = in[kCentred ? 4 : 3];
+  const double inverse = 1.0 / static_cast<double>(x.sizes().back());
+  const Tensor hat = (kCentred ? x - in[3] : x) * rstd, gw = g * w;
+  Tensor mean_g;
+  if (kCentred) mean_g = sum(gw, {-1}, true) * inverse;
+  const Tensor mean_gx = sum(gw * hat, {-1}, true) * inverse;
+  const Tensor centred = kCentred ? gw - mean_g - hat * mean_gx : gw - hat * mean_gx;
+  out[0] = (centred * rstd).to(in[1].dtype());
+  out[1] = sum_leading(g * hat).to(in[2].dtype());
+  if (kCentred) out[2] = sum_leading(g).to(in[2].dtype());
 }
 
 }  // namespace
@@ -67,22 +113,7 @@ constexpr OpDef kLayerNorm = {
           out[1] = mean;
           out[2] = rstd;
         },
-    .grad =
-        [](const GradContext& g) {
-          Tensor grads[3];
-          if (g.grad_out(0).defined())
-            call(kLayerNormGrad, {g.grad_out(0), g.input(0), g.input(1), g.output(1), g.output(2)}, {}, grads);
-          const double inverse = 1.0 / static_cast<double>(g.input_sizes(0).back());
-          if (g.grad_out(1).defined() && g.needs(0))
-            grads[0] = plus(grads[0], expand(g.grad_out(1) * inverse, g.input_sizes(0)).to(g.input_dtype(0)));
-          if (g.grad_out(2).defined() && g.needs(0)) {
-            const Tensor& rstd = g.output(2);
-            const Tensor slope = g.grad_out(2) * (rstd * rstd * rstd) * -inverse;
-            grads[0] = plus(grads[0], ((widened(g.input(0)) - g.output(1)) * slope).to(g.input_dtype(0)));
-          }
-          for (int i = 0; i < 3; ++i)
-            if (g.needs(i) && grads[i].defined()) g.set(i, grads[i]);
-        },
+    .grad = &norm_grad<true>,
 };
 
 // Inputs grad, x, weight, mean, rstd; outputs dx, dweight, dbias.
@@ -90,25 +121,9 @@ constexpr OpDef kLayerNormGrad = {
     .name = "layer_norm_grad",
     .kind = OpKind::kOpaque,
     .n_outputs = 3,
-    .infer =
-        [](InferContext& c) {
-          c.require_floating(1);
-          c.output(0, c.dtype(1), c.sizes(1));
-          c.output(1, c.dtype(2), c.sizes(2));
-          c.output(2, c.dtype(2), c.sizes(2));
-        },
+    .infer = &norm_grad_infer<true>,
     .on = {{&cpu::layer_norm_grad_kernel}},
-    .decompose =
-        [](std::span<const Tensor> in, const Attrs&, std::span<Tensor> out) {
-          const Tensor g = widened(in[0]), x = widened(in[1]), w = widened(in[2]);
-          const Tensor &mean = in[3], &rstd = in[4];
-          const double inverse = 1.0 / static_cast<double>(x.sizes().back());
-          const Tensor hat = (x - mean) * rstd, gw = g * w;
-          const Tensor mean_g = sum(gw, {-1}, true) * inverse, mean_gx = sum(gw * hat, {-1}, true) * inverse;
-          out[0] = ((gw - mean_g - hat * mean_gx) * rstd).to(in[1].dtype());
-          out[1] = sum_leading(g * hat).to(in[2].dtype());
-          out[2] = sum_leading(g).to(in[2].dtype());
-        },
+    .decompose = &decompose_norm_grad<true>,
 };
 
 // floats: {eps}. Outputs y, and rstd (..., 1).
@@ -135,20 +150,7 @@ constexpr OpDef kRMSNorm = {
           out[0] = (x * rstd * widened(in[1])).to(in[0].dtype());
           out[1] = rstd;
         },
-    .grad =
-        [](const GradContext& g) {
-          Tensor grads[2];
-          if (g.grad_out(0).defined())
-            call(kRMSNormGrad, {g.grad_out(0), g.input(0), g.input(1), g.output(1)}, {}, grads);
-          if (g.grad_out(1).defined() && g.needs(0)) {
-            const Tensor& rstd = g.output(1);
-            const Tensor slope = g.grad_out(1) * (rstd * rstd * rstd) *
-                                 (-1.0 / static_cast<double>(g.input_sizes(0).back()));
-            grads[0] = plus(grads[0], (widened(g.input(0)) * slope).to(g.input_dtype(0)));
-          }
-          for (int i = 0; i < 2; ++i)
-            if (g.needs(i)) g.set(i, grads[i]);
-        },
+    .grad = &norm_grad<false>,
 };
 
 // Inputs grad, x, weight, rstd; outputs dx, dweight.
@@ -156,23 +158,9 @@ constexpr OpDef kRMSNormGrad = {
     .name = "rms_norm_grad",
     .kind = OpKind::kOpaque,
     .n_outputs = 2,
-    .infer =
-        [](InferContext& c) {
-          c.require_floating(1);
-          c.output(0, c.dtype(1), c.sizes(1));
-          c.output(1, c.dtype(2), c.sizes(2));
-        },
+    .infer = &norm_grad_infer<false>,
     .on = {{&cpu::rms_norm_grad_kernel}},
-    .decompose =
-        [](std::span<const Tensor> in, const Attrs&, std::span<Tensor> out) {
-          const Tensor g = widened(in[0]), x = widened(in[1]), w = widened(in[2]);
-          const Tensor& rstd = in[3];
-          const double inverse = 1.0 / static_cast<double>(x.sizes().back());
-          const Tensor hat = x * rstd, gw = g * w;
-          const Tensor mean_gx = sum(gw * hat, {-1}, true) * inverse;
-          out[0] = ((gw - hat * mean_gx) * rstd).to(in[1].dtype());
-          out[1] = sum_leading(g * hat).to(in[2].dtype());
-        },
+    .decompose = &decompose_norm_grad<false>,
 };
 
 // The largest element of each row. Of rows without elements: 0, which nothing reads.
@@ -265,5 +253,8 @@ Tensor along(const OpDef& op, TensorArg x, int64_t dim) {
 
 Tensor softmax(TensorArg x, int64_t dim) { return along(kSoftmax, x, dim); }
 Tensor log_softmax(TensorArg x, int64_t dim) { return along(kLogSoftmax, x, dim); }
+
+constexpr OpList kNormOps = {&kLayerNorm, &kLayerNormGrad, &kRMSNorm,    &kRMSNormGrad,
+                             &kSoftmax,   &kSoftmaxGrad,   &kLogSoftmax, &kLogSoftmaxGrad};
 
 }  // namespace rondo::ops

@@ -41,7 +41,7 @@ constexpr OpDef kHuberLoss = elementwise<kFloatingOnly, 2, 1, Huber{}>(
     },
     nullptr, AmpPolicy::kFloat32);
 
-// Of a logit x and a target y: (1 - y) x + softplus(-x), which overflows nowhere.
+// The loss for a logit x and a target y: (1 - y) x + softplus(-x), which overflows nowhere.
 struct BCEWithLogits {
   template <class T> T operator()(T x, T y) const { return (scalar::constant(x, 1.0) - y) * x + scalar::softplus(-x); }
 };
@@ -112,5 +112,7 @@ Tensor bce_with_logits(TensorArg x, TensorArg target, BCEWithLogitsOptions optio
                    x.where);
   return reduced(losses, options.reduction, x.where);
 }
+
+constexpr OpList kPointwiseLossOps = {&kMSELoss, &kL1Loss, &kHuberLoss, &kBCEWithLogits};
 
 }  // namespace rondo::ops

@@ -101,4 +101,6 @@ Tensor all(TensorArg x, const ReduceDims& dims, bool keepdim) {
   return call(kAllTrue, {x}, reduction_attrs("all", x, dims, keepdim));
 }
 
+constexpr OpList kPredicateOps = {&kIsFinite, &kIsInf, &kIsNan, &kAnyTrue, &kAllTrue};
+
 }  // namespace rondo::ops

@@ -58,7 +58,7 @@ void write_back(const OpDef& op, const Tensor& result, TensorArg target) {
 }  // namespace
 
 DType result_dtype(std::span<const Tensor* const> tensors) {
-  // Of each category, the widest dtype of tensors with dimensions, and of those without.
+  // The widest dtype in each category: of tensors with dimensions, and of those without.
   std::array<std::optional<DType>, 3> with_dims, without;
   int highest = kBools;
   for (const Tensor* tensor : tensors) {

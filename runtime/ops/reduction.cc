@@ -90,7 +90,7 @@ constexpr OpDef kSum = {
           g.set(0, expand(kept.to(g.input_dtype(0)), g.input_sizes(0)));
         },
     .lower = [](LoopBuilder& b) { b.output(0, b.reduce(LoopOp::kReduceSum, b.input(0))); },
-    .additive = true,
+    .traits = {.additive = true},
 };
 
 namespace {
@@ -181,5 +181,7 @@ Tensor sum_to(TensorArg x, const Dims& sizes) {
   const Tensor reduced = mask == 0 ? x.tensor : call(kSum, {x}, {.ints = {mask, 0}});
   return reshape({reduced, x.where}, sizes);
 }
+
+constexpr OpList kReductionOps = {&kSum, &kMax, &kMin};
 
 }  // namespace rondo::ops

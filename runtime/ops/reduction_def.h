@@ -1,4 +1,4 @@
-// What ops over sets of dimensions share. Their attributes begin with ints = {mask of the reduced dimensions, keepdim}.
+// Shared by ops over sets of dimensions. Their attributes begin with ints = {mask of the reduced dimensions, keepdim}.
 #pragma once
 
 #include "rondo/runtime/op.h"

@@ -71,4 +71,6 @@ Tensor rotary_embedding(TensorArg x, int64_t start, double base) {
       x, rotary_tables(x.tensor.size(-2), x.tensor.size(-1), base, start, {x.tensor.dtype(), x.tensor.device()}));
 }
 
+constexpr OpList kRotaryOps = {&kRotary};
+
 }  // namespace rondo::ops

@@ -73,4 +73,6 @@ Tensor std(TensorArg x, const ReduceDims& dims, double correction, bool keepdim)
   return call(kStd, {x}, attrs);
 }
 
+constexpr OpList kStatisticsOps = {&kVar, &kStd};
+
 }  // namespace rondo::ops

@@ -1,133 +1,32 @@
-// The explicit list of ops. An op's position is its id in recordings, so new ones go at the end of their family.
+// All ops. No key and no file holds an op's position, so a new op may stand anywhere in its family's list.
 #include "rondo/runtime/ops/table.h"
 
-#include <cstring>
+#include <vector>
 
 namespace rondo {
 namespace {
 
 using namespace ops;
 
-constexpr const OpDef* kTable[] = {&kAdd,
-                                   &kSub,
-                                   &kMul,
-                                   &kDiv,
-                                   &kAddScalar,
-                                   &kMulScalar,
-                                   &kRsubScalar,
-                                   &kRdivScalar,
-                                   &kNeg,
-                                   &kExp,
-                                   &kLog,
-                                   &kSqrt,
-                                   &kRsqrt,
-                                   &kDivGrad,
-                                   &kRdivScalarGrad,
-                                   &kEqual,
-                                   &kNotEqual,
-                                   &kLess,
-                                   &kLessEqual,
-                                   &kWhere,
-                                   &kTanh,
-                                   &kErf,
-                                   &kSigmoid,
-                                   &kRelu,
-                                   &kReluGrad,
-                                   &kGeluTanh,
-                                   &kGeluTanhGrad,
-                                   &kGeluErf,
-                                   &kGeluErfGrad,
-                                   &kCast,
-                                   &kCopy,
-                                   &kFill,
-                                   &kMaximum,
-                                   &kMinimum,
-                                   &kAbs,
-                                   &kSign,
-                                   &kSin,
-                                   &kCos,
-                                   &kLog1p,
-                                   &kExpm1,
-                                   &kPowScalar,
-                                   &kPowScalarGrad,
-                                   &kSilu,
-                                   &kSiluGrad,
-                                   &kSoftplus,
-                                   &kLeakyRelu,
-                                   &kLeakyReluGrad,
-                                   &kClamp,
-                                   &kClampGrad,
-                                   &kTanhGrad,
-                                   &kRsqrtGrad,
-                                   &kSoftplusGrad,
-                                   &kIsFinite,
-                                   &kIsInf,
-                                   &kIsNan,
-                                   &kView,
-                                   &kPermute,
-                                   &kExpand,
-                                   &kSlice,
-                                   &kSliceGrad,
-                                   &kSelect,
-                                   &kSplit,
-                                   &kCat,
-                                   &kTril,
-                                   &kTriu,
-                                   &kSum,
-                                   &kMax,
-                                   &kMin,
-                                   &kAnyTrue,
-                                   &kAllTrue,
-                                   &kVar,
-                                   &kStd,
-                                   &kMatmul,
-                                   &kLinear,
-                                   &kLayerNorm,
-                                   &kLayerNormGrad,
-                                   &kRMSNorm,
-                                   &kRMSNormGrad,
-                                   &kSoftmax,
-                                   &kSoftmaxGrad,
-                                   &kLogSoftmax,
-                                   &kLogSoftmaxGrad,
-                                   &kAttention,
-                                   &kAttentionGrad,
-                                   &kEmbedding,
-                                   &kEmbeddingGrad,
-                                   &kEmbeddingGradOnto,
-                                   &kIndexSelect,
-                                   &kCrossEntropy,
-                                   &kCrossEntropyGrad,
-                                   &kLinearCrossEntropy,
-                                   &kLinearCrossEntropyGrad,
-                                   &kScale,
-                                   &kMSELoss,
-                                   &kL1Loss,
-                                   &kHuberLoss,
-                                   &kBCEWithLogits,
-                                   &kGather,
-                                   &kScatter,
-                                   &kScatterSum,
-                                   &kCumsum,
-                                   &kArgmax,
-                                   &kArgsort,
-                                   &kTopk,
-                                   &kRotary,
-                                   &kDropout};
+constexpr const OpList* kFamilies[] = {
+    &kElementwiseOps, &kComparisonOps,    &kCastOps,       &kMathOps,   &kActivationOps, &kViewOps,      &kTriangleOps,
+    &kReductionOps,   &kPredicateOps,     &kStatisticsOps, &kMatmulOps, &kNormOps,       &kAttentionOps, &kEmbeddingOps,
+    &kLossOps,        &kPointwiseLossOps, &kIndexingOps,   &kRotaryOps, &kDropoutOps};
 
 }  // namespace
 
-std::span<const OpDef* const> all_ops() { return kTable; }
-
-int op_id(const OpDef& op) {
-  // Tens of entries; recordings cache nothing and still spend under 10 ns here.
-  for (size_t i = 0; i < std::size(kTable); ++i)
-    if (kTable[i] == &op) return static_cast<int>(i);
-  throw_internal("an op is missing from ops/table.cc");
+std::span<const OpDef* const> all_ops() {
+  // Never destroyed: programs may call ops while they exit.
+  static const std::vector<const OpDef*>& all = *[] {
+    auto* list = new std::vector<const OpDef*>;
+    for (const OpList* family : kFamilies) list->insert(list->end(), family->begin(), family->end());
+    return list;
+  }();
+  return all;
 }
 
 const OpDef* find_op(std::string_view name) {
-  for (const OpDef* op : kTable)
+  for (const OpDef* op : all_ops())
     if (name == op->name) return op;
   return nullptr;
 }

@@ -1,5 +1,7 @@
-// What op definitions share: their declarations, for the table and for ops that build on another family's, and masks.
+// Shared by op definitions: the families' lists, the ops that more than one file names, and masks.
 #pragma once
+
+#include <initializer_list>
 
 #include "rondo/runtime/op.h"
 
@@ -8,43 +10,37 @@ namespace rondo::ops {
 // Masks of SavedSpec.
 inline constexpr uint32_t kFirst = 1, kSecond = 2, kThird = 4;
 
+// The ops of each family, listed at the end of its file. A constant, so the library needs no static constructor.
+using OpList = std::initializer_list<const OpDef*>;
+extern const OpList kElementwiseOps, kComparisonOps, kCastOps, kMathOps, kActivationOps, kViewOps, kTriangleOps,
+    kReductionOps, kPredicateOps, kStatisticsOps, kMatmulOps, kNormOps, kAttentionOps, kEmbeddingOps, kLossOps,
+    kPointwiseLossOps, kIndexingOps, kRotaryOps, kDropoutOps;
+
+// Ops that another file uses, or their own before it defines them. An op that only its own file uses is not declared.
 // elementwise.cc
-extern const OpDef kAdd, kSub, kMul, kDiv, kDivGrad, kAddScalar, kMulScalar, kRsubScalar, kRdivScalar, kRdivScalarGrad,
-    kNeg;
-// comparison.cc
-extern const OpDef kEqual, kNotEqual, kLess, kLessEqual, kWhere;
+extern const OpDef kAdd, kSub, kMul, kAddScalar;
 // cast.cc
 extern const OpDef kCast, kCopy, kFill;
-// math.cc
-extern const OpDef kMaximum, kMinimum, kAbs, kSign, kExp, kLog, kSqrt, kRsqrt, kRsqrtGrad, kTanh, kTanhGrad, kErf,
-    kSigmoid, kSin, kCos, kLog1p, kExpm1, kPowScalar, kPowScalarGrad;
 // activation.cc
-extern const OpDef kRelu, kReluGrad, kGeluTanh, kGeluTanhGrad, kGeluErf, kGeluErfGrad, kSilu, kSiluGrad, kSoftplus,
-    kSoftplusGrad, kLeakyRelu, kLeakyReluGrad, kClamp, kClampGrad;
+extern const OpDef kGeluTanh;
 // view.cc
-extern const OpDef kView, kPermute, kExpand, kSlice, kSliceGrad, kSelect, kSplit, kCat;
-// triangle.cc
-extern const OpDef kTril, kTriu;
+extern const OpDef kSliceGrad, kCat;
 // reduction.cc
-extern const OpDef kSum, kMax, kMin;
+extern const OpDef kSum, kMax;
 // predicate.cc
-extern const OpDef kIsFinite, kIsInf, kIsNan, kAnyTrue, kAllTrue;
-// statistics.cc
-extern const OpDef kVar, kStd;
+extern const OpDef kAnyTrue, kAllTrue;
 // matmul.cc
 extern const OpDef kMatmul, kLinear;
 // norm.cc
-extern const OpDef kLayerNorm, kLayerNormGrad, kRMSNorm, kRMSNormGrad, kSoftmax, kSoftmaxGrad, kLogSoftmax,
-    kLogSoftmaxGrad;
+extern const OpDef kLayerNorm, kLayerNormGrad, kRMSNorm, kRMSNormGrad;
 // attention.cc
 extern const OpDef kAttention, kAttentionGrad;
-// embedding.cc, loss.cc
-extern const OpDef kEmbedding, kEmbeddingGrad, kEmbeddingGradOnto, kIndexSelect, kCrossEntropy, kCrossEntropyGrad,
-    kLinearCrossEntropy, kLinearCrossEntropyGrad, kScale;
-// pointwise_loss.cc
-extern const OpDef kMSELoss, kL1Loss, kHuberLoss, kBCEWithLogits;
+// embedding.cc
+extern const OpDef kEmbedding, kEmbeddingGrad, kEmbeddingGradOnto, kIndexSelect;
+// loss.cc
+extern const OpDef kCrossEntropy, kCrossEntropyGrad, kLinearCrossEntropy, kLinearCrossEntropyGrad, kScale;
 // indexing.cc
-extern const OpDef kGather, kScatter, kScatterSum, kCumsum, kArgmax, kArgsort, kTopk;
+extern const OpDef kGather, kScatter, kScatterSum, kArgmax, kArgsort, kTopk;
 // rotary.cc
 extern const OpDef kRotary;
 // dropout.cc

@@ -49,4 +49,6 @@ constexpr OpDef kTriu = {
 Tensor tril(TensorArg x, int64_t diagonal) { return call(kTril, {x}, {.ints = {diagonal}}); }
 Tensor triu(TensorArg x, int64_t diagonal) { return call(kTriu, {x}, {.ints = {diagonal}}); }
 
+constexpr OpList kTriangleOps = {&kTril, &kTriu};
+
 }  // namespace rondo::ops

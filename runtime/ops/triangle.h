@@ -1,4 +1,4 @@
-// What the kernels of tril and triu share: which columns of a row stay.
+// Shared by the kernels of tril and triu: the columns of a row that stay.
 #pragma once
 
 #include <algorithm>
@@ -12,7 +12,7 @@ struct Triangle {
   int64_t rows, cols;
   int64_t diagonal;  // column minus row of the last column that stays (lower) or the first (upper): -rows to cols
   bool lower;
-  // Of row r: columns [first, end) stay.
+  // Columns [first, end) of row r stay.
   int64_t first(int64_t r) const { return lower ? 0 : std::clamp<int64_t>(r + diagonal, 0, cols); }
   int64_t end(int64_t r) const { return lower ? std::clamp<int64_t>(r + diagonal + 1, 0, cols) : cols; }
 };

@@ -313,8 +313,8 @@ constexpr OpDef kCat = {
             begin += n;
           }
         },
+    .traits = {.assembles = true},
     .chains = 0,
-    .assembles = true,
 };
 
 Tensor view(TensorArg x, const Dims& sizes) {
@@ -486,5 +486,7 @@ Tensor stack(std::span<const Tensor> parts, int64_t dim, std::source_location wh
 Tensor stack(std::initializer_list<Tensor> parts, int64_t dim, std::source_location where) {
   return stack(std::span(parts.begin(), parts.size()), dim, where);
 }
+
+constexpr OpList kViewOps = {&kView, &kPermute, &kExpand, &kSlice, &kSliceGrad, &kSelect, &kSplit, &kCat};
 
 }  // namespace rondo::ops

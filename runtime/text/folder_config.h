@@ -1,4 +1,4 @@
-// What the files beside a vocabulary say, and how they change tokenizer.json.
+// The settings in the files beside a vocabulary, and how they change tokenizer.json.
 #pragma once
 
 #include <memory>
@@ -11,7 +11,7 @@
 
 namespace rondo::text {
 
-// What tokenizer_config.json says that matters here. The other fields are for other programs.
+// The fields of tokenizer_config.json that matter here. The others are for other programs.
 struct FolderConfig {
   std::string path;
   std::string tokenizer_class{};

@@ -1,4 +1,4 @@
-// What the readers of tokenizer files share.
+// Shared by the readers of tokenizer files.
 #pragma once
 
 #include <algorithm>

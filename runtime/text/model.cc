@@ -52,7 +52,7 @@ Vocabulary Vocabulary::read_lines(std::string_view text, const std::string& path
     out.present_.push_back(true);
   }
   out.index();
-  // Of equal lines the last one counts, and the others are holes.
+  // If lines are equal, the last one counts, and the others are holes.
   for (size_t id = 0; id < out.tokens_.size(); ++id) out.ids_[out.tokens_[id]] = static_cast<int32_t>(id);
   for (size_t id = 0; id < out.tokens_.size(); ++id)
     out.present_[id] = out.ids_[out.tokens_[id]] == static_cast<int32_t>(id);

@@ -75,7 +75,7 @@ class WordCache {
   std::vector<Slot> slots_;
 };
 
-// What one thread needs to encode; kept between calls.
+// Working memory of one thread that encodes; kept between calls.
 struct Scratch {
   WordCache cache;
   std::vector<Token> symbols;

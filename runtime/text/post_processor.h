@@ -1,4 +1,4 @@
-// What happens to encodings behind the model: offsets are trimmed, templates put special tokens around texts,
+// The steps after the model: offsets are trimmed, templates put special tokens around texts,
 // truncation, padding.
 //
 // Thread safety: immutable.

@@ -11,7 +11,7 @@ namespace {
 
 using Word = absl::FunctionRef<void(const Piece&)>;
 
-// What becomes of the matches of a pattern.
+// How the matches of a pattern split a text.
 enum class Behavior { kRemoved, kIsolated, kMergedWithPrevious, kMergedWithNext, kContiguous };
 
 // Takes matches and the stretches between them, in order, and hands out words.

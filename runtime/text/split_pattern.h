@@ -81,7 +81,7 @@ class SplitPattern {
 // names its owner.
 SplitPattern read_pattern(io::JsonReader& json, const std::string& where);
 
-// What a file's {"type": "Replace", "pattern": .., "content": ".."} says.
+// A file's {"type": "Replace", "pattern": .., "content": ".."}.
 struct Replacement {
   SplitPattern pattern;
   std::string content;

@@ -1,4 +1,4 @@
-// What is wrong with a chat template, or what it has against a conversation.
+// An error in a chat template, or an error that the template raises for a conversation.
 #pragma once
 
 #include <string>

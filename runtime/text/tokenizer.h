@@ -31,7 +31,7 @@
 #pragma GCC visibility push(default)
 namespace rondo::text {
 
-// What a text becomes. All vectors have one element per token.
+// An encoded text. All vectors have one element per token.
 struct Encoding {
   // [begin, end) of the token in its text; 0, 0 for tokens that come from no text.
   struct Offset {
@@ -123,7 +123,7 @@ class PreTrainedTokenizer : public io::Tokenizer {
   // id.
   std::string decode(std::span<const int32_t> ids) const override;
   std::string decode(std::span<const int32_t> ids, const DecodeOptions& options) const;
-  // Of generated tokens (modules/generation.h).
+  // For generated tokens (modules/generation.h).
   std::string decode(std::span<const int64_t> ids, const DecodeOptions& options = {}) const;
 
   // One more than the largest id, added tokens included.
@@ -135,7 +135,7 @@ class PreTrainedTokenizer : public io::Tokenizer {
   bool is_special(int32_t id) const;
   // It is found in the text before the text is cut into words; special tokens are.
   bool is_added(int32_t id) const;
-  // What the template puts before a single text: {bos} for Llama, nothing for GPT-2.
+  // The ids that the template puts before a single text: {bos} for Llama, nothing for GPT-2.
   std::vector<int32_t> opening_ids() const;
 
   // From tokenizer_config.json or special_tokens_map.json beside the vocabulary; -1 if they name none.

@@ -46,7 +46,7 @@ std::string model_type(const std::string& folder) {
   return type;
 }
 
-// Which class AutoTokenizer takes. Some families' folders name a class that is known to be wrong.
+// The class that AutoTokenizer takes. Some families' folders name a class that is known to be wrong.
 Kind choose_kind(const std::string& folder, const std::string& json, const FolderConfig& config) {
   const Kind named = kind_named(config.tokenizer_class);
   if (named == Kind::kWholeFile) return named;
@@ -130,7 +130,7 @@ void set_usual_names(Kind kind, SpecialNames& names) {
   }
 }
 
-// Of the model, and the texts of added_tokens.
+// Facts about the model in the file, and the texts of added_tokens.
 struct FileFacts {
   std::string unk;
   bool byte_fallback = false, fuse_unk = false;

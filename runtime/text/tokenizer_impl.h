@@ -96,7 +96,7 @@ struct PreTrainedTokenizer::Impl {
 // Bytes of a tokenizer file. Files are copied, not mapped: one that is truncated meanwhile is an error and not a
 // signal.
 inline constexpr uint64_t kLargestFile = uint64_t{1} << 30;
-// What the other files of a folder say about tokenizer.json (tokenizer_class.cc).
+// Changes that the other files of a folder make to tokenizer.json (tokenizer_class.cc).
 struct Amendments {
   // JSON instead of the file's own part; empty: the file's.
   std::string normalizer{}, pre_tokenizer{}, decoder{};

@@ -63,7 +63,7 @@ Category category(uint32_t point);
 inline bool is(uint32_t point, uint32_t categories) { return (bit(category(point)) & categories) != 0; }
 // Unicode's White_Space.
 bool is_white_space(uint32_t point);
-// What \w means: alphabetic, marks, decimal digits, connectors. Of the reference's two engines, the one that follows
+// The meaning of \w: alphabetic, marks, decimal digits, connectors. The reference has two engines. The one that follows
 // UTS 18 adds U+200C and U+200D; patterns are matched by the other.
 enum class WordRule { kUts18, kOniguruma };
 bool is_word(uint32_t point, WordRule rule = WordRule::kUts18);
@@ -72,7 +72,7 @@ struct Lower {
   uint32_t first = 0, second = 0;
 };
 Lower to_lower(uint32_t point);
-// What the StripAccents normaliser removes: marks. See Note [Older tables], here and below.
+// True for the marks that the StripAccents normaliser removes. See Note [Older tables], here and below.
 bool is_stripped(uint32_t point);
 
 // ---- BERT's steps

@@ -37,7 +37,7 @@ std::vector<bool> in_place(const Graph& graph) {
   EXPECT_EQ(check_graph(graph), "") << to_string(graph);
   std::vector<bool> cats;
   for (const GraphNode& node : made.nodes)
-    if (node.op->assembles)
+    if (node.op->traits.assembles)
       cats.push_back(std::all_of(node.inputs.begin(), node.inputs.end(),
                                  [&](ValueId id) { return made.value(id).root == node.outputs[0]; }));
   return cats;

@@ -58,7 +58,7 @@ class Evaluator {
   Flow run_statement(const Statement& statement, Scope& scope);
   Flow run_for(const Statement& statement, Scope& scope);
   void run_generation(const Statement& statement, Scope& scope);
-  // What a body with a scope of its own renders.
+  // The text that a body renders in a scope of its own.
   std::string captured(const Body& body, Scope& scope, Flow& flow);
   void write(std::string_view text);
   void assign(const Target& target, Value value, Scope& scope);

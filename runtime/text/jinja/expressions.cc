@@ -275,8 +275,8 @@ bool Evaluator::contains(const Value& container, const Value& value) {
 }
 
 namespace {
-// What jinja2 computes when it reads the template. Calls, filters and tests of constants are among it, too, where they
-// are pure; here they count as computed later.
+// True if jinja2 computes the expression when it reads the template. It also does so for pure calls, filters and tests
+// of constants; here they count as computed later.
 bool is_constant(const Expression& e) {
   if (e.type == Expression::kName || e.type == Expression::kCall || e.type == Expression::kFilter ||
       e.type == Expression::kTest)

@@ -1,4 +1,4 @@
-// What Python's str does, on UTF-8: positions count code points, case and classes are those of Unicode 14.
+// Python's str methods on UTF-8: positions count code points, case and classes are those of Unicode 14.
 // REQUIRES everywhere: valid UTF-8. Thread safety: functions of their arguments.
 #pragma once
 

@@ -33,7 +33,7 @@ struct Limits {
 struct RenderOptions {
   // Collects what {% generation %} blocks render.
   bool track_generation = false;
-  // What strftime_now() formats; unset: now, in local time.
+  // The time that strftime_now() formats; unset: now, in local time.
   std::optional<std::tm> now = std::nullopt;
   Limits limits = {};
 };

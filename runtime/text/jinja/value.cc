@@ -17,7 +17,7 @@ uint8_t nested(int depth) {
   return static_cast<uint8_t>(depth + 1);
 }
 
-// What a template may keep inside of other values: the state of a loop is only its own.
+// Throws for a value that a template may not keep inside of others: the state of a loop is only its own.
 void check_storable(const Value& value) {
   if (value.is(Kind::kLoop)) throw Error("the loop object inside another value is not supported");
 }

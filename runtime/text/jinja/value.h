@@ -122,7 +122,7 @@ class Value {
 
   // Python's name of the type, for messages.
   std::string type_name() const;
-  // What using an undefined value says.
+  // The message for a use of an undefined value.
   std::string reason() const;
 
  private:
@@ -152,7 +152,7 @@ struct Value::Method {
   std::string name;
 };
 
-// What a rendering may still spend: every evaluation, item and 32 bytes of text is a step. Values shared by other
+// The steps that a rendering has left: every evaluation, item and 32 bytes of text is a step. Values shared by other
 // values can make small objects whose comparison never ends, so the functions below count too.
 class Budget {
  public:

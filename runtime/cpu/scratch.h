@@ -1,0 +1,38 @@
+// Temporaries of a kernel.   Scratch<float> scratch(n + m);  float *a = scratch.take(n), *b = scratch.take(m);
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "rondo/runtime/per_thread.h"
+
+namespace rondo::cpu {
+
+// One thread's temporaries: buffers cut from one block that grows and is then reused by every call.
+template <class A> class Scratch {
+ public:
+  explicit Scratch(int64_t count) {
+    const size_t lines = count * sizeof(A) / sizeof(Line) + kMaxBuffers;
+    std::vector<Line>* const kept = PerThread<std::vector<Line>>::get();
+    std::vector<Line>& block = kept != nullptr ? *kept : own_;
+    if (block.size() < lines) block = std::vector<Line>(lines);
+    next_ = block.data();
+  }
+  // `count` elements, aligned to a cache line, of unspecified value.
+  A* take(int64_t count) {
+    A* buffer = reinterpret_cast<A*>(next_);
+    next_ += (count * sizeof(A) + sizeof(Line) - 1) / sizeof(Line);
+    return buffer;
+  }
+
+ private:
+  struct alignas(64) Line {
+    unsigned char bytes[64];
+  };
+  static constexpr int kMaxBuffers = 24;
+  std::vector<Line> own_;  // while the thread ends
+  Line* next_;
+};
+
+}  // namespace rondo::cpu

@@ -1,0 +1,105 @@
+#!/usr/bin/env bash
+# Follows "To add an elementwise op" in runtime/README.md: adds the op softsign to a copy of the sources, in the three files
+# that the recipe names, and runs the sweeps on it, eager and compiled.   op.sh BUILD
+# Two planted mistakes must then fail: no samples, and a wrong gradient.
+# The copy compiles two files. It links everything else from BUILD, because a declaration in ops.h changes no other object.
+set -euo pipefail
+build=$(cd "$1" && pwd)
+source=$(cd "$(dirname "$0")/../.." && pwd)
+command -v ninja >/dev/null && [ -f "$build/build.ninja" ] || { echo "skipped: $build was not made for Ninja"; exit 77; }
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+fail() { echo "recipe of an op: $*"; exit 1; }
+
+# ---- The copy. Folders that the recipe must not touch are links.
+tree=$work/include/rondo
+mkdir -p "$tree"
+for entry in "$source"/*; do
+  case $entry in
+    */runtime | */tests) cp -r "$entry" "$tree" ;;
+    */build | */build-*) ;;
+    *) ln -s "$entry" "$tree" ;;
+  esac
+done
+
+# ---- The recipe. insert FILE TEXT: puts standard input in front of the line that begins with TEXT.
+insert() {
+  cat >"$work/text"
+  awk -v text="$2" -v added="$work/text" 'index($0, text) == 1 && !done { while ((getline line <added) > 0) print line; done = 1 }
+    { print } END { exit !done }' "$tree/$1" >"$work/new" || fail "no line of $1 begins with '$2'"
+  cp "$work/new" "$tree/$1"
+}
+
+# 1. The family: the op, its function, and its name in the list at the end.
+insert runtime/ops/math.cc 'constexpr OpList kMathOps' <<'TEXT'
+constexpr OpDef kSoftsign = elementwise<kFloatingOnly, 1, 0, [](auto x) {
+  return x / (scalar::abs(x) + scalar::constant(x, 1.0));
+}>("softsign", {.inputs = kFirst}, [](const GradContext& g) {
+  const Tensor width = abs(g.input(0)) + 1.0;
+  g.set(0, g.grad_out() / (width * width));
+});
+Tensor softsign(TensorArg x) { return call_floating(kSoftsign, x); }
+
+TEXT
+sed -i 's/^constexpr OpList kMathOps = {/&\&kSoftsign, /' "$tree/runtime/ops/math.cc"
+
+# 2. The declaration.
+insert runtime/ops/ops.h 'Tensor expm1(' <<'TEXT'
+Tensor softsign(TensorArg x);  // x / (1 + |x|)
+TEXT
+
+# 3. The samples.
+insert tests/op_samples.cc '    {.name = "expm1",' <<'TEXT'
+    {.name = "softsign", .make = &unary<plain>},
+TEXT
+
+files="runtime/ops/math.cc runtime/ops/ops.h tests/op_samples.cc"
+changed=$(for folder in runtime tests; do diff -rq "$source/$folder" "$tree/$folder" || true; done | sed -E "s|^Files $source/([^ ]*) .*|\1|")
+[ "$changed" = "$(tr ' ' '\n' <<<"$files")" ] || fail "it takes three files, not: $changed"
+for named in 'family file' ops/ops.h tests/op_samples.cc; do
+  grep -A 4 'To add an elementwise op' "$source/runtime/README.md" | grep -qF "$named" || fail "runtime/README.md does not name the $named"
+done
+
+# ---- The build. compile FILE: as BUILD compiles it, but with the copy's headers.
+mkdir -p "$work/objects"
+commands=$(ninja -C "$build" -t commands bin/test_runtime bin/test_compile) || fail "BUILD has no test programs"
+compile() {
+  local command
+  command=$(grep -F -- " -c $source/$1" <<<"$commands") || fail "BUILD does not compile $1"
+  sed -E "s| -I[^ ]*/include | -I$work/include |; s| -MD -MT [^ ]+ -MF [^ ]+||; s| -o [^ ]+| -o $work/objects/$(basename "$1" .cc).o|
+          s| -c $source/| -c $tree/|" <<<"$command" >"$work/compile_$(basename "$1")"
+  (cd "$build" && sh -e "$work/compile_$(basename "$1")") || fail "$1 does not compile"
+}
+# link PROGRAM OBJECT...: PROGRAM with these objects in front of the archives. The linker then leaves the archives' own out.
+link() {
+  local program=$1 objects="" command object
+  shift
+  for object; do objects+=" $work/objects/$object.o"; done
+  command=$(ninja -C "$build" -t commands -s "bin/$program" | tail -n 1 | sed 's/ && /\n/g' | grep -- " -o bin/$program ")
+  (cd "$build" && eval "${command/ -o bin\/$program / -o $work/$program $objects }") || fail "$program does not link"
+}
+# sweep PROGRAM FILTER: the sweep of the new op alone.
+sweep() { RONDO_CACHE_DIR=$work/cache RONDO_TEST_OP=softsign "$work/$1" --gtest_brief=1 --gtest_filter="$2" >"$work/log" 2>&1; }
+
+compile runtime/ops/math.cc &
+compile tests/op_samples.cc &
+wait -n && wait -n || exit 1
+
+# Without samples, the sweep names the op.
+link test_runtime math
+! sweep test_runtime OpSweep.EveryOpHasSamplesAndEverySampleAnOp && grep -q "op 'softsign' has no line" "$work/log" ||
+  fail "an op without samples passes: $(cat "$work/log")"
+link test_runtime math op_samples
+link test_compile math op_samples
+for run in 'test_runtime OpSweep.*' 'test_compile CompiledOpSweep.*'; do
+  case $run in *Compiled*) grep -q '^LLVM_DIR:PATH=/' "$build/CMakeCache.txt" || continue ;; esac  # built without a compiler
+  sweep $run || { cat "$work/log"; fail "the sweep fails: $run"; }
+  grep -qE '^\[  PASSED  \] ([5-9]|[1-9][0-9]+) tests' "$work/log" || { cat "$work/log"; fail "it ran too little: $run"; }
+done
+
+# A wrong gradient.
+sed -i 's|g.grad_out() / (width \* width)|g.grad_out() / width|' "$tree/runtime/ops/math.cc"
+compile runtime/ops/math.cc
+link test_runtime math op_samples
+! sweep test_runtime 'OpSweep.*' && grep -q softsign "$work/log" || fail "a wrong gradient passes: $(cat "$work/log")"
+echo "recipe of an op: three files, and the sweeps see it"
