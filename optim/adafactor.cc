@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "rondo/optim/host_code.h"
+#include "rondo/optim/launch_queue.h"
 #include "rondo/optim/scalar_program.h"
 #include "rondo/runtime/backend.h"
 #include "rondo/runtime/ops/ops.h"

@@ -5,9 +5,8 @@
 #pragma once
 
 #include <array>
-#include <vector>
 
-#include "rondo/optim/optimizer.h"
+#include "rondo/optim/formula_optimizer.h"
 #include "rondo/runtime/ops/scalar_math.h"
 
 #pragma GCC visibility push(default)
@@ -35,23 +34,44 @@ struct AdagradFormula {
   }
 };
 
-class Adagrad : public Optimizer {
- public:
-  explicit Adagrad(std::vector<Tensor> params, AdagradOptions options = {});
-  explicit Adagrad(std::vector<ParamGroup<AdagradOptions>> groups);
-  // One more group; see Optimizer::n_groups(). Throws what the constructor throws; then the optimizer is as before.
-  void add_param_group(const ParamGroup<AdagradOptions>& group) {
-    add_later([&] { add(group.params, group.options); });
+// Numbers: lr, lr_decay.
+struct AdagradRate {
+  static constexpr size_t kNumbers = 2, kOut = 1;
+  template <class T> static std::array<T, kOut> run(T step, const std::array<T, kNumbers>& numbers) {
+    const auto& [lr, lr_decay] = numbers;
+    const T one = scalar::constant(step, 1.0);
+    return {lr / (one + (step - one) * lr_decay)};
   }
+};
 
- protected:
-  const char* name() const override { return "Adagrad"; }
-  void visit_options(int group, OptionVisitor visit) override;
-  ScalarRule scalars(int group) const override;
+class Adagrad : public FormulaOptimizer<Adagrad, AdagradOptions> {
+ public:
+  using FormulaOptimizer::FormulaOptimizer;
+  static constexpr const char* kName = "Adagrad";
 
- private:
-  void add(std::span<const Tensor> params, const AdagradOptions& options);
-  std::vector<AdagradOptions> groups_;
+  static void check(const AdagradOptions& o) {
+    if (!(o.lr >= 0 && o.lr_decay >= 0 && o.weight_decay >= 0 && o.initial_accumulator_value >= 0 && o.eps >= 0))
+      throw Error("Adagrad: options must not be negative");
+  }
+  static void visit(AdagradOptions& o, OptionVisitor visit) {
+    visit("lr", o.lr);
+    visit("lr_decay", o.lr_decay);
+    visit("weight_decay", o.weight_decay);
+    visit("eps", o.eps);
+  }
+  static ScalarRule rule(const AdagradOptions& o) {
+    static const RowProgram program = step_program<AdagradRate>("adagrad_rate", {3});
+    static_assert(AdagradFormula::kScalars == 4);
+    return {.values = {o.maximize ? -1.0 : 1.0, o.weight_decay, o.eps, /*lr=*/0},
+            .program = &program,
+            .numbers = {o.lr, o.lr_decay}};
+  }
+  static const UpdatePlan& plan(const AdagradOptions& /*o*/) {
+    static const UpdatePlan plan = plan_of<AdagradFormula>("adagrad", {{.name = "sum", .nonnegative = true}});
+    return plan;
+  }
+  static double initial_state(const AdagradOptions& o) { return o.initial_accumulator_value; }
+  static FormulaCode<AdagradOptions> code();
 };
 
 }  // namespace rondo::optim

@@ -10,6 +10,7 @@
 
 #include <array>
 #include <cstddef>
+#include <cstdint>
 #include <optional>
 #include <span>
 #include <utility>
@@ -18,6 +19,7 @@
 #include "rondo/optim/foreach.h"
 #include "rondo/runtime/ops/scalar_math.h"
 #include "rondo/runtime/shape.h"
+#include "rondo/runtime/tensor.h"
 
 #pragma GCC visibility push(default)
 namespace rondo::optim {
@@ -36,6 +38,28 @@ struct StateSpec {
 
 // The shape of a state of a parameter of this shape.
 Dims sizes_of(const StateSpec& spec, const Dims& param);
+
+// How state is kept. All arithmetic is in f32; formats below that need parameters of at most 32 bits.
+enum class StateFormat : uint8_t {
+  kFull,  // the compute dtype
+  kBF16,  // half the memory. Changes below 2^-9 of a value are lost: choose beta2 accordingly
+  k8Bit,  // a quarter: one byte and 1/64 for scales (block8.h). Parameters below 4,096 elements keep kFull
+};
+
+struct StateInit {
+  StateFormat format = StateFormat::kFull;
+  double value = 0;  // every element's
+};
+
+// One array of a parameter's state, by its StateSpec. The addresses (on the device) stand beside the tensors, because a
+// step needs those of thousands of parameters.
+struct StateArray {
+  Tensor values;  // undefined between steps if the spec says transient
+  Tensor scales;  // of 8-bit values, otherwise undefined
+  std::byte* values_data = nullptr;
+  std::byte* scales_data = nullptr;
+  void locate();  // sets the addresses
+};
 
 // A program on the scalars of a parameter (scalar_program.h), given by its body and by which scalars of the formula it
 // reads and writes. Its numbers come from the optimizer: at most kMaxNumbers.
@@ -147,6 +171,57 @@ template <class Formula> Body body_of(const char* name) {
 // The plan of an optimizer with one sweep.
 template <class Formula> UpdatePlan plan_of(const char* name, std::vector<StateSpec> states) {
   return {std::move(states), {{body_of<Formula>(name)}}};
+}
+
+// A scalar program (scalar_program.h) from a type with kIn, kNumbers, kOut and run().
+template <class Program> struct ProgramBody {
+  static constexpr size_t kIn = Program::kIn, kNumbers = Program::kNumbers, kOut = Program::kOut;
+  static_assert(kIn + kOut <= kMaxValues && kNumbers <= kMaxScalars);
+
+  template <class T> static void call(T* values, const T* all_numbers) {
+    std::array<T, kIn> in;
+    for (size_t k = 0; k < kIn; ++k) in[k] = values[k];
+    std::array<T, kNumbers> numbers;
+    for (size_t k = 0; k < kNumbers; ++k) numbers[k] = all_numbers[k];
+    const std::array<T, kOut> out = Program::run(in, numbers);
+    for (size_t k = 0; k < kOut; ++k) values[kIn + k] = out[k];
+  }
+  static void run(const void* /*context*/, double* const* values, const double* numbers, int64_t n) {
+    for (int64_t i = 0; i < n; ++i) {
+      std::array<double, kIn + kOut> v{};
+      for (size_t k = 0; k < kIn; ++k) v[k] = values[k][i];
+      call(v.data(), numbers);
+      for (size_t k = kIn; k < kIn + kOut; ++k) values[k][i] = v[k];
+    }
+  }
+  static void build(const void* /*context*/, LoopValue* values, const LoopValue* numbers) { call(values, numbers); }
+};
+
+template <class Program> Body program_body(const char* name) {
+  using B = ProgramBody<Program>;
+  return {.name = name,
+          .n_values = static_cast<int>(B::kIn + B::kOut),
+          .n_scalars = static_cast<int>(B::kNumbers),
+          .f64 = &B::run,
+          .build = &B::build,
+          .keeps = (1u << B::kIn) - 1};
+}
+
+// The program of a ScalarRule, from a type with kNumbers, kOut and
+//   template <class T> static std::array<T, kOut> run(T step, const std::array<T, kNumbers>& numbers);
+template <class Rule> struct StepProgram {
+  static constexpr size_t kIn = 2, kNumbers = Rule::kNumbers, kOut = 1 + Rule::kOut;
+  template <class T>
+  static std::array<T, kOut> run(const std::array<T, kIn>& in, const std::array<T, kNumbers>& numbers) {
+    const std::array<T, Rule::kOut> results = Rule::run(in[1], numbers);
+    std::array<T, kOut> out;
+    out[0] = in[0];
+    for (size_t k = 0; k < Rule::kOut; ++k) out[1 + k] = results[k];
+    return out;
+  }
+};
+template <class Rule> RowProgram step_program(const char* name, std::vector<int> writes) {
+  return {program_body<StepProgram<Rule>>(name), {}, std::move(writes)};
 }
 
 }  // namespace rondo::optim

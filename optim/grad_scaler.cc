@@ -4,8 +4,8 @@
 #include <limits>
 
 #include "absl/strings/str_cat.h"
-#include "rondo/optim/launch_queue.h"
 #include "rondo/optim/scalar_program.h"
+#include "rondo/optim/step.h"
 #include "rondo/runtime/memory.h"
 #include "rondo/runtime/ops/ops.h"
 
@@ -102,14 +102,15 @@ optim::StepReport GradScaler::step(optim::Optimizer& optimizer, optim::StepOptio
     options.device_scale = values_.scale;
     options.check_finite = true;
   }
-  const optim::StepReport report = optimizer.step(options, [&](optim::LaunchQueue& queue,
-                                                               const optim::Decision* decision) {
-    if (!options_.enabled) return;
-    const double* overflowed = reinterpret_cast<const double*>(values_.overflowed.address());
-    const auto pass = optim::scalar_pass(values_.scale.device(), optim::program_body<NoteOverflow>("note_overflow"));
-    optim::add_call(queue.table(), *pass, {overflowed, &decision->skipped, overflowed}, nullptr);
-    queue.add(pass);
-  });
+  const optim::StepReport report = optim::Step::run(
+      optimizer, options, [&](optim::LaunchQueue& queue, const optim::Decision* decision) {
+        if (!options_.enabled) return;
+        const double* overflowed = reinterpret_cast<const double*>(values_.overflowed.address());
+        const auto pass = optim::scalar_pass(values_.scale.device(),
+                                             optim::program_body<NoteOverflow>("note_overflow"));
+        optim::add_call(queue.table(), *pass, {overflowed, &decision->skipped, overflowed}, nullptr);
+        queue.add(pass);
+      });
   if (options_.enabled) static_cast<void>(written(values_.overflowed));
   stepped_ = true;
   return report;

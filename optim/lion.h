@@ -4,9 +4,9 @@
 #pragma once
 
 #include <array>
-#include <vector>
 
-#include "rondo/optim/optimizer.h"
+#include "absl/strings/str_cat.h"
+#include "rondo/optim/formula_optimizer.h"
 #include "rondo/runtime/ops/scalar_math.h"
 
 #pragma GCC visibility push(default)
@@ -34,23 +34,31 @@ struct LionFormula {
   }
 };
 
-class Lion : public Optimizer {
+class Lion : public FormulaOptimizer<Lion, LionOptions> {
  public:
-  explicit Lion(std::vector<Tensor> params, LionOptions options = {});
-  explicit Lion(std::vector<ParamGroup<LionOptions>> groups);
-  // One more group; see Optimizer::n_groups(). Throws what the constructor throws; then the optimizer is as before.
-  void add_param_group(const ParamGroup<LionOptions>& group) {
-    add_later([&] { add(group.params, group.options); });
+  using FormulaOptimizer::FormulaOptimizer;
+  static constexpr const char* kName = "Lion";
+
+  static void check(const LionOptions& o) {
+    for (double beta : o.betas)
+      if (!(beta >= 0 && beta < 1)) throw Error(absl::StrCat("Lion: betas must be in [0, 1), got ", beta));
+    if (!(o.lr >= 0 && o.weight_decay >= 0)) throw Error("Lion: lr and weight_decay must not be negative");
   }
-
- protected:
-  const char* name() const override { return "Lion"; }
-  void visit_options(int group, OptionVisitor visit) override;
-  ScalarRule scalars(int group) const override;
-
- private:
-  void add(std::span<const Tensor> params, const LionOptions& options);
-  std::vector<LionOptions> groups_;
+  static void visit(LionOptions& o, OptionVisitor visit) {
+    visit("lr", o.lr);
+    visit("beta1", o.betas[0]);
+    visit("beta2", o.betas[1]);
+    visit("weight_decay", o.weight_decay);
+  }
+  static ScalarRule rule(const LionOptions& o) {
+    static_assert(LionFormula::kScalars == 5);
+    return {.values = {o.maximize ? -1.0 : 1.0, 1 - o.lr * o.weight_decay, 1 - o.betas[0], 1 - o.betas[1], o.lr}};
+  }
+  static const UpdatePlan& plan(const LionOptions& /*o*/) {
+    static const UpdatePlan plan = plan_of<LionFormula>("lion", {{"exp_avg"}});
+    return plan;
+  }
+  static FormulaCode<LionOptions> code();
 };
 
 }  // namespace rondo::optim

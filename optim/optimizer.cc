@@ -7,10 +7,44 @@
 
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
+#include "rondo/optim/optimizer_state.h"
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/ops/ops.h"
 
 namespace rondo::optim {
+namespace {
+
+// The updates of one step share its options: nothing may change them between two seams.
+void check_between_steps(const Optimizer& optimizer, const OptimizerState& state, const char* what) {
+  if (state.mid_step)
+    throw Error(absl::StrCat(optimizer.name(), "::", what,
+                             ": a step is under way, some blocks are updated and others are not; end it with "
+                             "UpdateAtSeams::finish(), or with abandon() after an exception"));
+}
+
+// Averages and copies follow parameters that somebody else has written.
+void refresh(std::vector<ParamSlot>& slots) {
+  const NoGrad off;
+  for (ParamSlot& slot : slots) {
+    slot.refresh_average();
+    slot.refresh_copy();
+  }
+}
+
+}  // namespace
+
+std::string slot_name(size_t slot) { return absl::StrCat("parameter ", slot); }
+
+Optimizer::Optimizer() : state_(std::make_unique<OptimizerState>()) {}
+Optimizer::~Optimizer() = default;
+
+Device Optimizer::device() const { return state_->device(); }
+int Optimizer::n_groups() const { return static_cast<int>(state_->group_sizes.size()); }
+bool Optimizer::compiled() const { return state_->passes.report().compiled; }
+KernelReport Optimizer::kernels() const { return state_->passes.report(); }
+int64_t Optimizer::skipped_steps() const {
+  return state_->skipped == nullptr ? 0 : static_cast<int64_t>(state_->skipped->value().item());
+}
 
 void Optimizer::add_group(std::span<const Tensor> params, const UpdatePlan& plan, StateInit init) {
   add_group(
@@ -18,41 +52,41 @@ void Optimizer::add_group(std::span<const Tensor> params, const UpdatePlan& plan
 }
 
 void Optimizer::add_later(absl::FunctionRef<void()> add) {
-  check_between_steps("add_param_group");
-  if (at_seams_)
+  check_between_steps(*this, *state_, "add_param_group");
+  if (state_->at_seams)
     throw Error(absl::StrCat(name(),
                              "::add_param_group: an UpdateAtSeams makes the steps and would not know the group; "
                              "make it after adding groups"));
-  const size_t first = slots_.size();
+  const size_t first = state_->slots.size();
   add();
-  signatures_.clear();
-  if (first == 0 || !slots_[0].copy.defined()) return;
+  state_->signatures.clear();
+  if (first == 0 || !state_->slots[0].copy.defined()) return;
   const NoGrad off;
-  for (size_t i = first; i < slots_.size(); ++i) {
-    slots_[i].copy = ops::cast(slots_[i].param.detach(), slots_[0].copy.dtype());
-    slots_[i].copy_of = Contents::of(slots_[i].param);
+  for (size_t i = first; i < state_->slots.size(); ++i) {
+    state_->slots[i].copy = ops::cast(state_->slots[i].param.detach(), state_->slots[0].copy.dtype());
+    state_->slots[i].copy_of = Contents::of(state_->slots[i].param);
   }
 }
 
 void Optimizer::add_group(std::span<const Tensor> params, PlanOf plan_of, StateInit init) {
   const int group = n_groups();
-  const size_t before = slots_.size();
-  absl::Cleanup forget = [&] { slots_.resize(before); };
+  const size_t before = state_->slots.size();
+  absl::Cleanup forget = [&] { state_->slots.resize(before); };
   for (const Tensor& param : params) {
     const auto fail = [&](std::string_view why) {
-      throw Error(absl::StrCat(name(), ": ", slot_name(slots_.size()), " ", std::string(why)));
+      throw Error(absl::StrCat(name(), ": ", slot_name(state_->slots.size()), " ", std::string(why)));
     };
     if (!param.defined()) fail("is undefined");
     if (!is_floating(param.dtype()))
       fail(absl::StrCat("is ", std::string(name_of(param.dtype())), ", not floating point"));
     if (!param.is_leaf()) fail("is the result of an op, not a leaf");
-    if (const Device all = slots_.empty() ? param.device() : device(); !(param.device() == all))
+    if (const Device all = state_->slots.empty() ? param.device() : device(); !(param.device() == all))
       fail(absl::StrCat("is on ", to_string(param.device()), " and ", slot_name(0), " on ", to_string(all),
                         "; make one optimizer for each device"));
     if (!param.is_contiguous()) fail("is not contiguous; make it so with .contiguous() before it becomes a parameter");
     if (param.dtype() == kF64 && init.format != StateFormat::kFull)
       fail("is f64: its state is f64 too and has no shorter format");
-    ParamSlot& slot = slots_.emplace_back();
+    ParamSlot& slot = state_->slots.emplace_back();
     slot.param = param;
     slot.group = group;
     slot.plan = &plan_of(param);
@@ -63,44 +97,52 @@ void Optimizer::add_group(std::span<const Tensor> params, PlanOf plan_of, StateI
     }
   }
   std::vector<const TensorImpl*> all;
-  for (const ParamSlot& slot : slots_) all.push_back(slot.param.impl());
+  for (const ParamSlot& slot : state_->slots) all.push_back(slot.param.impl());
   std::sort(all.begin(), all.end());
   if (std::adjacent_find(all.begin(), all.end()) != all.end())
     throw Error(absl::StrCat(name(), ": a parameter is given twice; parameters() lists tied ones once"));
   std::move(forget).Cancel();
-  group_sizes_.push_back(static_cast<int64_t>(params.size()));
+  state_->group_sizes.push_back(static_cast<int64_t>(params.size()));
 }
 
 void Optimizer::check_has_parameters() const {
-  if (slots_.empty())
+  if (state_->slots.empty())
     throw Error(absl::StrCat(name(),
                              ": there is no parameter to update. Modules find parameters that parameter() or "
                              "child() has registered"));
 }
 
-std::string Optimizer::slot_name(size_t i) const { return absl::StrCat("parameter ", i); }
-
 void Optimizer::zero_grad(bool set_to_none) {
-  for (ParamSlot& slot : slots_) slot.param.zero_grad(set_to_none);
+  for (ParamSlot& slot : state_->slots) slot.param.zero_grad(set_to_none);
 }
 
-double& Optimizer::option(int group, const char* wanted) const {
-  if (group < 0 || group >= n_groups())
-    throw Error(absl::StrCat(name(), ": group ", group, " of ", n_groups(), " does not exist"));
+namespace {
+
+using VisitOptions = absl::FunctionRef<void(absl::FunctionRef<void(const char* name, double& value)> visitor)>;
+
+// The option "lr" among those of a group, which `visit` shows.
+double& lr_among(const Optimizer& optimizer, int group, VisitOptions visit) {
+  if (group < 0 || group >= optimizer.n_groups())
+    throw Error(absl::StrCat(optimizer.name(), ": group ", group, " of ", optimizer.n_groups(), " does not exist"));
   double* found = nullptr;
-  const_cast<Optimizer*>(this)->visit_options(group, [&](const char* option_name, double& value) {
-    if (std::string_view(option_name) == wanted) found = &value;
+  visit([&](const char* name, double& value) {
+    if (std::string_view(name) == "lr") found = &value;
   });
   invariant(found != nullptr, "an optimizer lacks an option");
   return *found;
 }
 
-double Optimizer::lr(int group) const { return option(group, "lr"); }
+}  // namespace
+
+double Optimizer::lr(int group) const {
+  return lr_among(*this, group,
+                  [&](OptionVisitor visitor) { const_cast<Optimizer*>(this)->visit_options(group, visitor); });
+}
 void Optimizer::set_lr(int group, double lr) {
-  check_between_steps("set_lr");
+  check_between_steps(*this, *state_, "set_lr");
   if (!(lr >= 0) || !std::isfinite(lr))
     throw Error(absl::StrCat(name(), ": lr must be finite and not negative, got ", lr));
-  option(group, "lr") = lr;
+  lr_among(*this, group, [&](OptionVisitor visitor) { visit_options(group, visitor); }) = lr;
 }
 void Optimizer::set_lr(double lr) {
   for (int group = 0; group < n_groups(); ++group) set_lr(group, lr);
@@ -121,65 +163,48 @@ void Optimizer::set_lr(const std::vector<Schedule>& schedules, int64_t step) {
   for (int group = 0; group < n_groups(); ++group) set_lr(group, rates[static_cast<size_t>(group)]);
 }
 
-// The updates of one step share its options: nothing may change them between two seams.
-void Optimizer::check_between_steps(const char* what) const {
-  if (mid_step_)
-    throw Error(absl::StrCat(name(), "::", what,
-                             ": a step is under way, some blocks are updated and others are not; end it with "
-                             "UpdateAtSeams::finish(), or with abandon() after an exception"));
-}
-
 void Optimizer::track_average(AverageOptions options) {
-  check_between_steps("track_average");
+  check_between_steps(*this, *state_, "track_average");
   set_average_decay(options.decay);
-  if (averaging_) return;
+  if (state_->averaging) return;
   const NoGrad off;
-  averaging_ = true;
-  for (ParamSlot& slot : slots_)
+  state_->averaging = true;
+  for (ParamSlot& slot : state_->slots)
     if (slot.param.requires_grad() || slot.state.exists()) slot.make_average();
-  signatures_.clear();
+  state_->signatures.clear();
 }
 
 void Optimizer::set_average_decay(double decay) {
-  check_between_steps("set_average_decay");
+  check_between_steps(*this, *state_, "set_average_decay");
   if (!(decay >= 0 && decay <= 1))
     throw Error(absl::StrCat(name(), ": an average's decay must be in [0, 1], got ", decay));
-  average_decay_ = decay;
-}
-
-// Averages and copies follow parameters that somebody else has written.
-void Optimizer::refresh() const {
-  const NoGrad off;
-  for (ParamSlot& slot : const_cast<Optimizer*>(this)->slots_) {
-    slot.refresh_average();
-    slot.refresh_copy();
-  }
+  state_->average_decay = decay;
 }
 
 std::vector<Tensor> Optimizer::averages() const {
-  refresh();
+  refresh(state_->slots);
   std::vector<Tensor> list;
-  for (const ParamSlot& slot : slots_)
-    list.push_back(averaging_ && !slot.average.defined() ? slot.param.detach() : slot.average);
+  for (const ParamSlot& slot : state_->slots)
+    list.push_back(state_->averaging && !slot.average.defined() ? slot.param.detach() : slot.average);
   return list;
 }
 
 void Optimizer::keep_copies(DType dtype) {
-  check_between_steps("keep_copies");
+  check_between_steps(*this, *state_, "keep_copies");
   if (!is_low_precision(dtype))
     throw Error(absl::StrCat(name(), ": copies of the parameters are bf16 or f16, not ", std::string(name_of(dtype))));
   const NoGrad off;
-  for (ParamSlot& slot : slots_) {
+  for (ParamSlot& slot : state_->slots) {
     slot.copy = ops::cast(slot.param.detach(), dtype);
     slot.copy_of = Contents::of(slot.param);
   }
-  signatures_.clear();
+  state_->signatures.clear();
 }
 
 std::vector<Tensor> Optimizer::copies() const {
-  refresh();
+  refresh(state_->slots);
   std::vector<Tensor> list;
-  for (const ParamSlot& slot : slots_) list.push_back(slot.copy);
+  for (const ParamSlot& slot : state_->slots) list.push_back(slot.copy);
   return list;
 }
 
@@ -194,7 +219,7 @@ Tensor on_host(int64_t value) { return Tensor::full({}, value, {kI64, kCPU}); }
 // Adds the tensors of a slot's state under their names in a state dict.
 void list_state(size_t i, const UpdatePlan& plan, const ParamState& state, std::vector<nn::NamedTensor>& out) {
   const std::string prefix = prefix_of(i);
-  out.push_back({prefix + "step", state.count->value().to(kI64)});
+  out.push_back({prefix + "step", state.steps->value().to(kI64)});
   for (size_t k = 0; k < plan.states.size(); ++k) {
     const StateSpec& spec = plan.states[k];
     const StateArray& array = state.arrays[k];
@@ -207,18 +232,18 @@ void list_state(size_t i, const UpdatePlan& plan, const ParamState& state, std::
 }  // namespace
 
 nn::StateDict Optimizer::state_dict() const {
-  check_between_steps("state_dict");
-  refresh();
+  check_between_steps(*this, *state_, "state_dict");
+  refresh(state_->slots);
   std::vector<nn::NamedTensor> list;
-  for (size_t i = 0; i < slots_.size(); ++i) {
-    const ParamSlot& slot = slots_[i];
+  for (size_t i = 0; i < state_->slots.size(); ++i) {
+    const ParamSlot& slot = state_->slots[i];
     if (slot.state.exists()) list_state(i, *slot.plan, slot.state, list);
     if (slot.average.defined()) list.push_back({prefix_of(i) + "average", slot.average.detach()});
   }
   nn::StateDict state;
   for (nn::NamedTensor& entry : list) state[entry.name] = std::move(entry.tensor);
   for (int group = 0; group < n_groups(); ++group) {
-    state[absl::StrCat("group.", group, ".params")] = on_host(group_sizes_[static_cast<size_t>(group)]);
+    state[absl::StrCat("group.", group, ".params")] = on_host(state_->group_sizes[static_cast<size_t>(group)]);
     const_cast<Optimizer*>(this)->visit_options(group, [&](const char* option_name, double& value) {
       state[absl::StrCat("group.", group, ".", option_name)] = on_host(value);
     });
@@ -241,12 +266,12 @@ void check_numbers(const nn::StateDict& state, nn::StateDictReport& report) {
 }  // namespace
 
 void Optimizer::load_state_dict(const nn::StateDict& state) {
-  check_between_steps("load_state_dict");
+  check_between_steps(*this, *state_, "load_state_dict");
   const NoGrad off;
   // Tensors that exist are written in place, step counts excepted. load_tensors checks everything before it writes
   // anything.
   std::vector<nn::NamedTensor> targets;
-  std::vector<ParamSlot> loaded = slots_;
+  std::vector<ParamSlot> loaded = state_->slots;
   // Parameters at the same step share a count.
   std::map<int64_t, std::shared_ptr<StepCount>> counts;
   const auto count_of = [&](const std::string& key) {
@@ -258,7 +283,7 @@ void Optimizer::load_state_dict(const nn::StateDict& state) {
     if (count == nullptr) count = std::make_shared<StepCount>(steps, device());
     return count;
   };
-  for (size_t i = 0; i < slots_.size(); ++i) {
+  for (size_t i = 0; i < state_->slots.size(); ++i) {
     ParamSlot& slot = loaded[i];
     slot.fits = std::nullopt;
     const auto first = state.lower_bound(prefix_of(i));
@@ -266,14 +291,14 @@ void Optimizer::load_state_dict(const nn::StateDict& state) {
     const bool has_any = first != state.end() && first->first.starts_with(prefix_of(i));
     if (state.contains(prefix_of(i) + "step") || (has_any && !has_average)) {
       const std::shared_ptr<StepCount> count = count_of(prefix_of(i) + "step");
-      if (slot.state.exists()) slot.state.count = count;
+      if (slot.state.exists()) slot.state.steps = CountShare(count);
       else slot.state = slot.new_state(count);
       list_state(i, *slot.plan, slot.state, targets);
     } else {
       slot.state = {};
     }
     // A parameter that was frozen when the state was saved has no average there.
-    if (averaging_ && (has_average || slot.state.exists())) {
+    if (state_->averaging && (has_average || slot.state.exists())) {
       if (!slot.average.defined()) slot.make_average();
       targets.push_back({prefix_of(i) + "average", slot.average});
       slot.average_moved = true;  // loading the model later does not change it
@@ -286,7 +311,7 @@ void Optimizer::load_state_dict(const nn::StateDict& state) {
   nn::StateDictReport report;
   for (int group = 0; group < n_groups(); ++group) {
     const std::string prefix = absl::StrCat("group.", group, ".");
-    const int64_t n_params = group_sizes_[static_cast<size_t>(group)];
+    const int64_t n_params = state_->group_sizes[static_cast<size_t>(group)];
     const auto given = state.find(prefix + "params");
     if (given != state.end()) options[prefix + "params"] = on_host(n_params);  // older files have none
     if (given != state.end() && given->second.defined() && given->second.numel() == 1 &&
@@ -305,9 +330,9 @@ void Optimizer::load_state_dict(const nn::StateDict& state) {
     visit_options(group, [&](const char* option_name, double& value) {
       value = options.at(absl::StrCat("group.", group, ".", option_name)).item();
     });
-  slots_ = std::move(loaded);
-  signatures_.clear();
-  refresh();
+  state_->slots = std::move(loaded);
+  state_->signatures.clear();
+  refresh(state_->slots);
 }
 
 }  // namespace rondo::optim

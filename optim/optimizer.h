@@ -36,26 +36,25 @@
 #include <functional>
 #include <limits>
 #include <memory>
-#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "absl/functional/function_ref.h"
 #include "rondo/modules/state_dict.h"
-#include "rondo/optim/foreach.h"
 #include "rondo/optim/formula.h"
-#include "rondo/optim/launch_queue.h"
-#include "rondo/optim/param_slot.h"
 #include "rondo/optim/step_report.h"
 #include "rondo/runtime/tensor.h"
 
-#pragma GCC visibility push(default)
-namespace rondo::amp {
-class GradScaler;
-}  // namespace rondo::amp
-
 namespace rondo::optim {
+class Step;
+struct OptimizerState;
+}  // namespace rondo::optim
+
+#pragma GCC visibility push(default)
+namespace rondo::optim {
+
+class LaunchQueue;
 
 template <class Options> struct ParamGroup {
   std::vector<Tensor> params;
@@ -95,7 +94,7 @@ struct KernelReport {
 
 class Optimizer {
  public:
-  virtual ~Optimizer() = default;
+  virtual ~Optimizer();
   Optimizer(const Optimizer&) = delete;
   Optimizer& operator=(const Optimizer&) = delete;
 
@@ -109,11 +108,13 @@ class Optimizer {
   StepReport step(const StepOptions& options = {});
   void zero_grad(bool set_to_none = true);
   // Since construction. Waits for the device.
-  int64_t skipped_steps() const { return skipped_ == nullptr ? 0 : static_cast<int64_t>(skipped_->value().item()); }
+  int64_t skipped_steps() const;
 
+  // The class's, for messages.
+  virtual const char* name() const = 0;
   // Where the parameters are.
-  Device device() const { return slots_[0].param.device(); }
-  int n_groups() const { return static_cast<int>(group_sizes_.size()); }
+  Device device() const;
+  int n_groups() const;
   double lr(int group = 0) const;
   void set_lr(double lr);  // of every group
   void set_lr(int group, double lr);
@@ -150,7 +151,7 @@ class Optimizer {
   KernelReport kernels() const;
 
  protected:
-  Optimizer() = default;
+  Optimizer();
   // For constructors: the next group. `plan` is asked for each parameter; plans live as long as the optimizer.
   using PlanOf = absl::FunctionRef<const UpdatePlan&(const Tensor& param)>;
   void add_group(std::span<const Tensor> params, PlanOf plan, StateInit init);
@@ -160,6 +161,7 @@ class Optimizer {
     for (const ParamGroup<Options>& group : groups) add(group);
     check_has_parameters();
   }
+  void check_has_parameters() const;  // add_groups() ends with it
 
   // For add_param_group() between two steps: calls add(), which calls add_group() once.
   void add_later(absl::FunctionRef<void()> add);
@@ -167,7 +169,6 @@ class Optimizer {
   // Numeric options of a group by name; "lr" is among them.
   using OptionVisitor = absl::FunctionRef<void(const char* name, double& value)>;
   virtual void visit_options(int group, OptionVisitor visit) = 0;
-  virtual const char* name() const = 0;
   // The scalars of a group's formulas, with the options as they are now.
   virtual ScalarRule scalars(int group) const = 0;
   // For plans with own_scalars: changes the scalars of a parameter, and sets the numbers of its sweeps' programs.
@@ -192,101 +193,11 @@ class Optimizer {
   // Enqueues work, and reads nothing on the host: Note [Steps]. Work that changes a state goes into the queue; the rest
   // runs at once. So the sweeps before must change nothing but transient states (launch_queue.h).
   virtual void prepare(int /*sweep*/, PreparedParam& /*param*/) {}
-  bool compiled() const { return report_.compiled; }
+  bool compiled() const;  // optim::compile was called
 
  private:
-  friend KernelReport compile(Optimizer& optimizer);
-  friend class UpdateAtSeams;
-  friend class amp::GradScaler;
-
-  // Adds launches that are to be made with the step or not at all.
-  using JoinedWork = absl::FunctionRef<void(LaunchQueue& queue, const Decision* decision)>;
-  StepReport step(const StepOptions& options, JoinedWork joined);
-
-  // Parameters that are updated by the same code: one Foreach for each sweep of the plan.
-  struct Signature {
-    const UpdatePlan* plan = nullptr;
-    DType dtype = kF32;
-    std::optional<DType> copy;
-    std::vector<std::shared_ptr<Foreach>> sweeps;
-    std::vector<size_t> updates;  // positions in the list of this step's updates
-  };
-  // One parameter that is updated in this step.
-  struct Update {
-    ParamSlot* slot;
-    void* param = nullptr;
-    const void* grad = nullptr;
-    Tensor dense_grad;              // a contiguous copy, if the parameter's gradient is not contiguous
-    Tensor copy;                    // the 16-bit copy to write, if any: the slot's, or the one that autocast uses
-    size_t row = 0;                 // of Running::values
-    size_t sums = 0, sum_rows = 0;  // first element in Running::sums, and the number of rows for each sum
-    int64_t numel() const { return slot->param.numel(); }
-  };
-  // What the launches of one step share. Memory of the device, freed in stream order.
-  struct Running {
-    Device device;
-    const Tensor& decision;
-    struct Cohort {
-      std::shared_ptr<StepCount> before, after;
-      long size = 0;
-    };
-    std::vector<Cohort> cohorts;  // of the parameters, by count
-    Storage values;               // kRowValues for each row, then a 1
-    Storage sums;                 // of the sweep before, by rows
-    double* row(size_t i) const { return reinterpret_cast<double*>(values.data()) + i * kRowValues; }
-    const Decision* decided() const { return reinterpret_cast<const Decision*>(decision.address()); }
-  };
-
-  // ---- The parts of step(), in order (step.cc)
-  void check_options(const StepOptions& options) const;
-  void collect(size_t slot, std::vector<Update>& updates);
-  void check_states(size_t slot);
-  [[noreturn]] void throw_two_devices(size_t slot) const;
-  void check_any_gradient(const std::vector<Update>& updates) const;
-  [[noreturn]] void throw_no_gradients() const;
-  Tensor decide(const std::vector<Update>& updates, const StepOptions& options);
-  void update(std::vector<Update>& updates, const Tensor& decision, bool zero_grad, JoinedWork joined);
-  void prepare_launches(std::vector<Update>& updates, Running& running, bool zero_grad);
-  void make_states(const std::vector<Update>& updates, Device device);
-  void sort_by_signature(std::vector<Update>& updates, bool zero_grad);
-  void count_and_fill_scalars(std::vector<Update>& updates, Running& running);
-  void take_counts(const std::vector<Update>& updates, Running& running);
-  void queue_sweeps(Signature& signature, std::vector<Update>& updates, Running& running);
-  void queue_program(const Signature& signature, size_t sweep, const std::vector<Update>& updates, Running& running);
-  void prepare_update(size_t sweep, Update& update, const Running& running);
-  void make_room_for_sums(const Signature& signature, size_t sweep, std::vector<Update>& updates, Running& running);
-  void fill_table(ForeachTable& table, const Signature& signature, size_t sweep, const std::vector<Update>& updates,
-                  const Running& running);
-  void open_for_writing(Update& update);
-  void drop_transients(const std::vector<Update>& updates);
-
-  // ---- Code for a list of arrays
-  std::vector<ArraySpec> arrays(const ParamSlot& slot, size_t sweep, bool zero_grad, std::optional<DType> copy) const;
-  std::shared_ptr<Foreach> pass_for(const Body& body, std::vector<ArraySpec> arrays);
-  void compile_pass(Foreach& pass);
-
-  std::string slot_name(size_t i) const;
-  double& option(int group, const char* name) const;
-  void check_has_parameters() const;
-  void check_between_steps(const char* what) const;
-  void refresh() const;
-
-  std::vector<ParamSlot> slots_;
-  std::vector<int64_t> group_sizes_;
-  bool averaging_ = false;
-  double average_decay_ = 0;
-  std::unique_ptr<StepCount> skipped_;  // null: no step has measured its gradients
-  bool measured_ = false;               // by the step under way
-
-  std::vector<std::shared_ptr<Foreach>> passes_;
-  std::vector<Signature> signatures_;
-  bool zero_grad_ = false;  // what signatures_ were made for
-  KernelReport report_;
-  bool stepped_ = false;
-  bool postponed_ = false;  // a stance kept a pass from being compiled
-  bool at_seams_ = false;   // an UpdateAtSeams makes the steps
-  bool mid_step_ = false;   // it has updated some parameters of this step
-  LaunchQueue queue_;       // of the step under way
+  friend class Step;                       // one step (step.h)
+  std::unique_ptr<OptimizerState> state_;  // what is kept between steps (optimizer_state.h)
 };
 
 }  // namespace rondo::optim

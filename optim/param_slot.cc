@@ -60,7 +60,7 @@ ParamState ParamSlot::new_state(std::shared_ptr<StepCount> count) const {
     for (const Tensor* kept : {&array.values, &array.scales})
       if (kept->defined()) kept->storage().set_purpose(Purpose::kStates);
   }
-  made.count = std::move(count);
+  made.steps = CountShare(std::move(count));
   return made;
 }
 

@@ -8,38 +8,16 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <utility>
 
 #include "rondo/optim/formula.h"
 #include "rondo/runtime/tensor.h"
 
-#pragma GCC visibility push(default)
 namespace rondo::optim {
-
-// How state is kept. All arithmetic is in f32; formats below that need parameters of at most 32 bits.
-enum class StateFormat : uint8_t {
-  kFull,  // the compute dtype
-  kBF16,  // half the memory. Changes below 2^-9 of a value are lost: choose beta2 accordingly
-  k8Bit,  // a quarter: one byte and 1/64 for scales (block8.h). Parameters below 4,096 elements keep kFull
-};
-
-struct StateInit {
-  StateFormat format = StateFormat::kFull;
-  double value = 0;  // every element's
-};
-
-// One array of a parameter's state, by its StateSpec. The addresses (on the device) stand beside the tensors, because a
-// step needs those of thousands of parameters.
-struct StateArray {
-  Tensor values;  // undefined between steps if the spec says transient
-  Tensor scales;  // of 8-bit values, otherwise undefined
-  std::byte* values_data = nullptr;
-  std::byte* scales_data = nullptr;
-  void locate();  // sets the addresses
-};
 
 // The updates of a parameter so far: an f64 scalar on its device. The host does not know its value, because a step may
 // be skipped there. Parameters that are always updated together share one, so a step counts and computes scalars once
-// for all of them.
+// for all of them. A step that updates only some of its sharers gives these a count of their own.
 //
 // It has two places. A step writes the count to the second one, and they change roles when its passes are enqueued: a
 // step that fails before has counted nothing.
@@ -52,17 +30,45 @@ struct StepCount {
   const double* now() const { return data_ + current_; }  // both on the device
   double* next() const { return data_ + (1 - current_); }
   void advance() { current_ = 1 - current_; }
+  // The parameters whose updates it counts: the CountShares that exist.
+  size_t sharers() const { return sharers_; }
 
  private:
+  friend class CountShare;
   Tensor places_;
   double* data_;
   int current_ = 0;
+  size_t sharers_ = 0;
+};
+
+// One parameter's share of a step count. Copies are shares, too.
+class CountShare {
+ public:
+  CountShare() = default;  // of no count
+  explicit CountShare(std::shared_ptr<StepCount> count) : count_(std::move(count)) {
+    if (count_ != nullptr) ++count_->sharers_;
+  }
+  CountShare(const CountShare& other) : CountShare(other.count_) {}
+  CountShare(CountShare&& other) noexcept : count_(std::move(other.count_)) {}
+  CountShare& operator=(CountShare other) noexcept {
+    std::swap(count_, other.count_);
+    return *this;
+  }
+  ~CountShare() {
+    if (count_ != nullptr) --count_->sharers_;
+  }
+
+  const std::shared_ptr<StepCount>& count() const { return count_; }
+  StepCount* operator->() const { return count_.get(); }
+
+ private:
+  std::shared_ptr<StepCount> count_;
 };
 
 struct ParamState {
-  std::shared_ptr<StepCount> count;           // null: the parameter had no gradient yet
+  CountShare steps;                           // of no count: the parameter had no gradient yet
   std::array<StateArray, kMaxStates> arrays;  // by UpdatePlan::states
-  bool exists() const { return count != nullptr; }
+  bool exists() const { return steps.count() != nullptr; }
 };
 
 // Identifies the contents of a tensor: changes with every write.
@@ -90,7 +96,7 @@ struct ParamSlot {
   Tensor copy;                 // 16 bits; undefined: not kept
   Contents copy_of;            // the parameter's contents when `copy` was written
 
-  int signature = -1;    // position in Optimizer::signatures_
+  int signature = -1;    // position in OptimizerState::signatures
   int64_t matrices = 1;  // plans with matrices: their number, and the columns of one
   int64_t columns = 0;
 
@@ -103,4 +109,3 @@ struct ParamSlot {
 };
 
 }  // namespace rondo::optim
-#pragma GCC visibility pop

@@ -6,9 +6,8 @@
 #pragma once
 
 #include <array>
-#include <vector>
 
-#include "rondo/optim/optimizer.h"
+#include "rondo/optim/formula_optimizer.h"
 #include "rondo/runtime/ops/scalar_math.h"
 
 #pragma GCC visibility push(default)
@@ -47,23 +46,38 @@ template <bool kCentered, bool kMomentum> struct RMSpropFormula {
   }
 };
 
-class RMSprop : public Optimizer {
+class RMSprop : public FormulaOptimizer<RMSprop, RMSpropOptions> {
  public:
-  explicit RMSprop(std::vector<Tensor> params, RMSpropOptions options = {});
-  explicit RMSprop(std::vector<ParamGroup<RMSpropOptions>> groups);
-  // One more group; see Optimizer::n_groups(). Throws what the constructor throws; then the optimizer is as before.
-  void add_param_group(const ParamGroup<RMSpropOptions>& group) {
-    add_later([&] { add(group.params, group.options); });
+  using FormulaOptimizer::FormulaOptimizer;
+  static constexpr const char* kName = "RMSprop";
+
+  static void check(const RMSpropOptions& o) {
+    if (!(o.lr >= 0 && o.eps >= 0 && o.weight_decay >= 0 && o.momentum >= 0 && o.alpha >= 0))
+      throw Error("RMSprop: lr, alpha, eps, weight_decay and momentum must not be negative");
   }
-
- protected:
-  const char* name() const override { return "RMSprop"; }
-  void visit_options(int group, OptionVisitor visit) override;
-  ScalarRule scalars(int group) const override;
-
- private:
-  void add(std::span<const Tensor> params, const RMSpropOptions& options);
-  std::vector<RMSpropOptions> groups_;
+  static void visit(RMSpropOptions& o, OptionVisitor visit) {
+    visit("lr", o.lr);
+    visit("alpha", o.alpha);
+    visit("eps", o.eps);
+    visit("weight_decay", o.weight_decay);
+    visit("momentum", o.momentum);
+  }
+  static ScalarRule rule(const RMSpropOptions& o) {
+    static_assert(RMSpropFormula<false, false>::kScalars == 7);
+    return {.values = {o.maximize ? -1.0 : 1.0, o.weight_decay, o.alpha, 1 - o.alpha, o.eps, o.momentum, o.lr}};
+  }
+  static const UpdatePlan& plan(const RMSpropOptions& o) {
+    const StateSpec square = {.name = "square_avg", .nonnegative = true}, mean = {"grad_avg"},
+                    buffer = {"momentum_buffer"};
+    static const UpdatePlan plans[] = {
+        plan_of<RMSpropFormula<false, false>>("rmsprop", {square}),
+        plan_of<RMSpropFormula<false, true>>("rmsprop_momentum", {square, buffer}),
+        plan_of<RMSpropFormula<true, false>>("rmsprop_centered", {square, mean}),
+        plan_of<RMSpropFormula<true, true>>("rmsprop_centered_momentum", {square, mean, buffer}),
+    };
+    return plans[2 * o.centered + (o.momentum > 0)];
+  }
+  static FormulaCode<RMSpropOptions> code();
 };
 
 }  // namespace rondo::optim

@@ -29,60 +29,9 @@
 #include "rondo/optim/foreach.h"
 #include "rondo/optim/formula.h"
 #include "rondo/runtime/backend.h"
-#include "rondo/runtime/ops/scalar_math.h"
 #include "rondo/runtime/storage.h"
 
 namespace rondo::optim {
-
-template <class Program> struct ProgramBody {
-  static constexpr size_t kIn = Program::kIn, kNumbers = Program::kNumbers, kOut = Program::kOut;
-  static_assert(kIn + kOut <= kMaxValues && kNumbers <= kMaxScalars);
-
-  template <class T> static void call(T* values, const T* all_numbers) {
-    std::array<T, kIn> in;
-    for (size_t k = 0; k < kIn; ++k) in[k] = values[k];
-    std::array<T, kNumbers> numbers;
-    for (size_t k = 0; k < kNumbers; ++k) numbers[k] = all_numbers[k];
-    const std::array<T, kOut> out = Program::run(in, numbers);
-    for (size_t k = 0; k < kOut; ++k) values[kIn + k] = out[k];
-  }
-  static void run(const void* /*context*/, double* const* values, const double* numbers, int64_t n) {
-    for (int64_t i = 0; i < n; ++i) {
-      std::array<double, kIn + kOut> v{};
-      for (size_t k = 0; k < kIn; ++k) v[k] = values[k][i];
-      call(v.data(), numbers);
-      for (size_t k = kIn; k < kIn + kOut; ++k) values[k][i] = v[k];
-    }
-  }
-  static void build(const void* /*context*/, LoopValue* values, const LoopValue* numbers) { call(values, numbers); }
-};
-
-template <class Program> Body program_body(const char* name) {
-  using B = ProgramBody<Program>;
-  return {.name = name,
-          .n_values = static_cast<int>(B::kIn + B::kOut),
-          .n_scalars = static_cast<int>(B::kNumbers),
-          .f64 = &B::run,
-          .build = &B::build,
-          .keeps = (1u << B::kIn) - 1};
-}
-
-// A program of a ScalarRule (formula.h). A type with kNumbers, kOut and
-//   template <class T> static std::array<T, kOut> run(T step, const std::array<T, kNumbers>& numbers);
-template <class Rule> struct StepProgram {
-  static constexpr size_t kIn = 2, kNumbers = Rule::kNumbers, kOut = 1 + Rule::kOut;
-  template <class T>
-  static std::array<T, kOut> run(const std::array<T, kIn>& in, const std::array<T, kNumbers>& numbers) {
-    const std::array<T, Rule::kOut> results = Rule::run(in[1], numbers);
-    std::array<T, kOut> out;
-    out[0] = in[0];
-    for (size_t k = 0; k < Rule::kOut; ++k) out[1 + k] = results[k];
-    return out;
-  }
-};
-template <class Rule> RowProgram step_program(const char* name, std::vector<int> writes) {
-  return {program_body<StepProgram<Rule>>(name), {}, std::move(writes)};
-}
 
 // The pass that runs a program: one for each program and device.
 inline std::shared_ptr<Foreach> scalar_pass(Device device, const Body& program) {

@@ -5,9 +5,8 @@
 #pragma once
 
 #include <array>
-#include <vector>
 
-#include "rondo/optim/optimizer.h"
+#include "rondo/optim/formula_optimizer.h"
 #include "rondo/runtime/ops/scalar_math.h"
 
 #pragma GCC visibility push(default)
@@ -39,23 +38,46 @@ template <bool kMomentum> struct SGDFormula {
   }
 };
 
-class SGD : public Optimizer {
- public:
-  explicit SGD(std::vector<Tensor> params, SGDOptions options = {});
-  explicit SGD(std::vector<ParamGroup<SGDOptions>> groups);
-  // One more group; see Optimizer::n_groups(). Throws what the constructor throws; then the optimizer is as before.
-  void add_param_group(const ParamGroup<SGDOptions>& group) {
-    add_later([&] { add(group.params, group.options); });
+// The first step takes the whole gradient. Number: 1 - dampening.
+struct SGDGradWeight {
+  static constexpr size_t kNumbers = 1, kOut = 1;
+  template <class T> static std::array<T, kOut> run(T step, const std::array<T, kNumbers>& numbers) {
+    const T one = scalar::constant(step, 1.0);
+    return {scalar::select(scalar::eq(step, one), one, numbers[0])};
   }
+};
 
- protected:
-  const char* name() const override { return "SGD"; }
-  void visit_options(int group, OptionVisitor visit) override;
-  ScalarRule scalars(int group) const override;
+class SGD : public FormulaOptimizer<SGD, SGDOptions> {
+ public:
+  using FormulaOptimizer::FormulaOptimizer;
+  static constexpr const char* kName = "SGD";
 
- private:
-  void add(std::span<const Tensor> params, const SGDOptions& options);
-  std::vector<SGDOptions> groups_;
+  static void check(const SGDOptions& o) {
+    if (!(o.lr >= 0 && o.momentum >= 0 && o.weight_decay >= 0))
+      throw Error("SGD: lr, momentum and weight_decay must not be negative");
+    if (o.nesterov && (o.momentum == 0 || o.dampening != 0))
+      throw Error("SGD: nesterov needs momentum and no dampening");
+  }
+  static void visit(SGDOptions& o, OptionVisitor visit) {
+    visit("lr", o.lr);
+    visit("momentum", o.momentum);
+    visit("dampening", o.dampening);
+    visit("weight_decay", o.weight_decay);
+  }
+  static ScalarRule rule(const SGDOptions& o) {
+    static const RowProgram program = step_program<SGDGradWeight>("sgd_grad_weight", {4});
+    static_assert(SGDFormula<false>::kScalars == 7);
+    return {.values = {o.maximize ? -1.0 : 1.0, o.weight_decay, o.lr, o.momentum, /*grad_weight=*/1,
+                       o.nesterov ? o.momentum : 1.0, o.nesterov ? 1.0 : 0.0},
+            .program = o.dampening != 0 ? &program : nullptr,
+            .numbers = {1.0 - o.dampening}};
+  }
+  static const UpdatePlan& plan(const SGDOptions& o) {
+    static const UpdatePlan plain = plan_of<SGDFormula<false>>("sgd", {});
+    static const UpdatePlan with_momentum = plan_of<SGDFormula<true>>("sgd_momentum", {{"momentum_buffer"}});
+    return o.momentum != 0 ? with_momentum : plain;
+  }
+  static FormulaCode<SGDOptions> code();
 };
 
 }  // namespace rondo::optim

@@ -2,9 +2,14 @@
 
 #include <algorithm>
 #include <cmath>
+#include <unordered_map>
+#include <utility>
+#include <vector>
 
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
+#include "rondo/optim/seam.h"
+#include "rondo/optim/step.h"
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/recorder.h"
 
@@ -28,19 +33,49 @@ void check(const StepOptions& step) {
 
 }  // namespace
 
-UpdateAtSeams::UpdateAtSeams(Optimizer& optimizer, UpdateAtSeamsOptions options, GradientSource* source)
-    : optimizer_(optimizer), options_(options), source_(source), updated_(optimizer.slots_.size()) {
+struct UpdateAtSeams::State {
+  State(Optimizer& optimizer, UpdateAtSeamsOptions options, GradientSource* source);
+  ~State();
+
+  void claim(std::span<const Tensor> parameters);
+  void start_over_seams();
+  std::vector<size_t> slots_of(std::span<const Tensor> parameters) const;
+  void update(std::span<const size_t> slots);
+  UpdateReport end_step();
+
+  Optimizer& optimizer;
+  OptimizerState& kept;  // by the optimizer
+  const UpdateAtSeamsOptions options;
+  GradientSource* const source;
+  std::unordered_map<const TensorImpl*, size_t> slot_of;
+  std::vector<Tensor> claimed;
+  std::vector<std::pair<Tensor, int64_t>> hooks;
+  std::unique_ptr<Seams> seams;  // without a source
+  int64_t listener = 0;          // of the source
+  std::vector<bool> updated;     // by slot of the optimizer, in this step
+  UpdateReport report;
+  bool listening = true;
+  bool held = false;  // under no_update()
+};
+
+UpdateAtSeams::State::State(Optimizer& optimizer, UpdateAtSeamsOptions options, GradientSource* source)
+    : optimizer(optimizer),
+      kept(Step::state_of(optimizer)),
+      options(options),
+      source(source),
+      updated(kept.slots.size()) {
   check(options.step);
-  optimizer.check_options(options.step);
-  if (optimizer.at_seams_) throw Error(absl::StrCat(kWho, ": this ", optimizer.name(), " has one already"));
-  for (size_t i = 0; i < optimizer.slots_.size(); ++i) slot_of_[optimizer.slots_[i].param.impl()] = i;
+  Step::check_options(optimizer, options.step);
+  if (kept.at_seams) throw Error(absl::StrCat(kWho, ": this ", optimizer.name(), " has one already"));
+  for (size_t i = 0; i < kept.slots.size(); ++i) slot_of[kept.slots[i].param.impl()] = i;
 }
 
 UpdateAtSeams::UpdateAtSeams(nn::ModuleBase& model, Optimizer& optimizer, UpdateAtSeamsOptions options)
-    : UpdateAtSeams(optimizer, options, nullptr) {
+    : state_(std::make_unique<State>(optimizer, options, nullptr)) {
+  State* const state = state_.get();
   std::vector<Tensor> parameters;
   for (const Tensor& p : model.parameters())
-    if (p.requires_grad() && slot_of_.contains(p.impl())) parameters.push_back(p);
+    if (p.requires_grad() && state->slot_of.contains(p.impl())) parameters.push_back(p);
   if (parameters.empty())
     throw Error(
         absl::StrCat(kWho, ": this ", optimizer.name(), " has no parameter of the model that requires a gradient"));
@@ -49,138 +84,136 @@ UpdateAtSeams::UpdateAtSeams(nn::ModuleBase& model, Optimizer& optimizer, Update
       throw Error(absl::StrCat(
           kWho, ": ", other,
           " averages these gradients after their seams; make it from that: UpdateAtSeams(ddp, optimizer)"));
-  claim(parameters);
+  state->claim(parameters);
   // Before those of the seams: when a gradient is final for the first time, its parameter is not yet updated.
   for (const Tensor& p : parameters)
-    hooks_.emplace_back(
-        p, autograd::on_accumulated(p, [this, slot = slot_of_.at(p.impl())] {
-          if (updated_[slot])
+    state->hooks.emplace_back(
+        p, autograd::on_accumulated(p, [state, slot = state->slot_of.at(p.impl())] {
+          if (state->updated[slot])
             throw Error(absl::StrCat(
-                kWho, ": the gradient of ", optimizer_.slot_name(slot), " of ", optimizer_.name(),
+                kWho, ": the gradient of ", slot_name(slot), " of ", state->optimizer.name(),
                 " changed after its update; call finish() once per step (after an exception: abandon()), put all "
                 "but the last backward of a step under no_update(), and checkpoint no two uses of one parameter"));
         }));
-  seams_ = std::make_unique<Seams>(model, [this](const Seam& seam) {
-    if (!listening_ || held_) return;
-    std::vector<size_t> slots;
-    for (const Tensor& p : seam.parameters)
-      if (const auto slot = slot_of_.find(p.impl()); slot != slot_of_.end()) slots.push_back(slot->second);
-    update(slots);
+  state->seams = std::make_unique<Seams>(model, [state](const Seam& seam) {
+    if (state->listening && !state->held) state->update(state->slots_of(seam.parameters));
   });
 }
 
 UpdateAtSeams::UpdateAtSeams(GradientSource& source, Optimizer& optimizer, UpdateAtSeamsOptions options)
-    : UpdateAtSeams(optimizer, options, &source) {
+    : state_(std::make_unique<State>(optimizer, options, &source)) {
+  State* const state = state_.get();
   std::vector<Tensor> parameters;
-  for (const ParamSlot& slot : optimizer.slots_)
+  for (const ParamSlot& slot : state->kept.slots)
     if (slot.param.requires_grad()) parameters.push_back(slot.param);
-  claim(parameters);
-  listener_ = source.on_final([this](std::span<const Tensor> final_ones) {
-    std::vector<size_t> slots;
-    for (const Tensor& p : final_ones)
-      if (const auto slot = slot_of_.find(p.impl()); slot != slot_of_.end()) slots.push_back(slot->second);
-    update(slots);
-  });
+  state->claim(parameters);
+  state->listener = source.on_final(
+      [state](std::span<const Tensor> final_ones) { state->update(state->slots_of(final_ones)); });
 }
 
-UpdateAtSeams::~UpdateAtSeams() {
-  seams_.reset();
-  if (source_ != nullptr) source_->remove_on_final(listener_);
-  for (const auto& [parameter, id] : hooks_) autograd::remove_on_accumulated(parameter, id);
-  let_go();
-  optimizer_.at_seams_ = optimizer_.mid_step_ = false;
+UpdateAtSeams::~UpdateAtSeams() = default;
+
+// Lets go of the parameters, also if a constructor of UpdateAtSeams fails after claim().
+UpdateAtSeams::State::~State() {
+  seams.reset();
+  if (source != nullptr) source->remove_on_final(listener);
+  for (const auto& [parameter, id] : hooks) autograd::remove_on_accumulated(parameter, id);
+  for (const Tensor& p : claimed) autograd::unclaim_gradient(p, GradientClaim::kUsesUp);
+  kept.at_seams = kept.mid_step = false;
 }
 
-// The destructor lets go also where a constructor fails after this.
-void UpdateAtSeams::claim(std::span<const Tensor> parameters) {
+void UpdateAtSeams::State::claim(std::span<const Tensor> parameters) {
   for (const Tensor& p : parameters) {
     autograd::claim_gradient(p, GradientClaim::kUsesUp, kWho);
-    claimed_.push_back(p);
+    claimed.push_back(p);
   }
-  optimizer_.at_seams_ = true;
+  kept.at_seams = true;
 }
 
-void UpdateAtSeams::let_go() {
-  for (const Tensor& p : claimed_) autograd::unclaim_gradient(p, GradientClaim::kUsesUp);
-  claimed_.clear();
+std::vector<size_t> UpdateAtSeams::State::slots_of(std::span<const Tensor> parameters) const {
+  std::vector<size_t> slots;
+  for (const Tensor& p : parameters)
+    if (const auto slot = slot_of.find(p.impl()); slot != slot_of.end()) slots.push_back(slot->second);
+  return slots;
 }
 
-void UpdateAtSeams::update(std::span<const size_t> slots) {
+void UpdateAtSeams::State::update(std::span<const size_t> slots) {
   const NoGrad off;
-  std::vector<Optimizer::Update> updates;
+  Step step(optimizer);
   std::vector<size_t> chosen;
-  for (size_t slot : slots) {
-    const size_t before = updates.size();
-    if (!updated_[slot]) optimizer_.collect(slot, updates);
-    if (updates.size() > before) chosen.push_back(slot);
-  }
-  if (updates.empty()) return;
-  optimizer_.update(updates, optimizer_.decide(updates, {}), options_.step.zero_grad,
-                    [](LaunchQueue&, const Decision*) {});
-  optimizer_.mid_step_ = true;
+  for (size_t slot : slots)
+    if (!updated[slot] && step.collect(slot)) chosen.push_back(slot);
+  if (chosen.empty()) return;
+  step.decide({});
+  step.update(options.step.zero_grad);
+  kept.mid_step = true;
   for (size_t slot : chosen) {
-    updated_[slot] = true;
-    if (options_.drop_grads && !options_.step.zero_grad) optimizer_.slots_[slot].param.set_grad(Tensor());
+    updated[slot] = true;
+    if (options.drop_grads && !options.step.zero_grad) kept.slots[slot].param.set_grad(Tensor());
   }
-  report_.at_seams += static_cast<int64_t>(chosen.size());
+  report.at_seams += static_cast<int64_t>(chosen.size());
 }
 
-// Seams that were not reached come now, in vain.
-void UpdateAtSeams::start_over_seams() {
-  if (!seams_) return;
-  listening_ = false;
-  const absl::Cleanup again = [this] { listening_ = true; };
-  seams_->finish();
+// Calls back for the seams that were not reached; nobody listens meanwhile.
+void UpdateAtSeams::State::start_over_seams() {
+  if (!seams) return;
+  listening = false;
+  const absl::Cleanup again = [this] { listening = true; };
+  seams->finish();
 }
 
-UpdateReport UpdateAtSeams::end_step() {
+UpdateReport UpdateAtSeams::State::end_step() {
   start_over_seams();
-  report_.without_gradient = std::count(updated_.begin(), updated_.end(), false);
-  updated_.assign(updated_.size(), false);
-  optimizer_.stepped_ = optimizer_.stepped_ || optimizer_.mid_step_;
-  optimizer_.mid_step_ = false;
-  return std::exchange(report_, {});
+  report.without_gradient = std::count(updated.begin(), updated.end(), false);
+  updated.assign(updated.size(), false);
+  if (kept.mid_step) kept.passes.note_step();
+  kept.mid_step = false;
+  return std::exchange(report, {});
 }
 
 UpdateReport UpdateAtSeams::finish() {
-  if (held_) throw Error(absl::StrCat(kWho, "::finish: under no_update(); end its scope before the last backward"));
-  if (source_ != nullptr) source_->check_finished();
+  State& state = *state_;
+  if (state.held)
+    throw Error(absl::StrCat(kWho, "::finish: under no_update(); end its scope before the last backward"));
+  if (state.source != nullptr) state.source->check_finished();
   const RecordingPause pause("UpdateAtSeams::finish() is called", std::source_location::current());
-  std::vector<size_t> all(updated_.size());
+  std::vector<size_t> all(state.updated.size());
   for (size_t i = 0; i < all.size(); ++i) all[i] = i;
-  const int64_t before = report_.at_seams;
-  update(all);
-  report_.at_end = std::exchange(report_.at_seams, before) - before;
-  const UpdateReport report = end_step();
-  if (report.at_seams + report.at_end == 0 && !options_.step.allow_no_gradients) optimizer_.throw_no_gradients();
+  const int64_t before = state.report.at_seams;
+  state.update(all);
+  state.report.at_end = std::exchange(state.report.at_seams, before) - before;
+  const UpdateReport report = state.end_step();
+  if (report.at_seams + report.at_end == 0 && !state.options.step.allow_no_gradients)
+    Step::throw_no_gradients(state.optimizer);
   return report;
 }
 
 UpdateReport UpdateAtSeams::abandon() {
-  if (source_ != nullptr) source_->check_finished();
-  for (size_t i = 0; i < updated_.size(); ++i)
-    if (!updated_[i]) optimizer_.slots_[i].param.set_grad(Tensor());
-  return end_step();
+  State& state = *state_;
+  if (state.source != nullptr) state.source->check_finished();
+  for (size_t i = 0; i < state.updated.size(); ++i)
+    if (!state.updated[i]) state.kept.slots[i].param.set_grad(Tensor());
+  return state.end_step();
 }
 
 bool UpdateAtSeams::is_updated(const Tensor& parameter) const {
-  const auto slot = slot_of_.find(parameter.impl());
-  return slot != slot_of_.end() && updated_[slot->second];
+  const auto slot = state_->slot_of.find(parameter.impl());
+  return slot != state_->slot_of.end() && state_->updated[slot->second];
 }
 
-UpdateAtSeams::NoUpdate::NoUpdate(UpdateAtSeams& updates) : updates_(updates) {
-  if (updates.source_ != nullptr)
+UpdateAtSeams::NoUpdate::NoUpdate(UpdateAtSeams& updates) : state_(*updates.state_) {
+  if (state_.source != nullptr)
     throw Error(absl::StrCat(
         kWho, "::no_update: the gradients come from elsewhere, which decides what is final: use its no_sync()"));
-  if (updates.held_) throw Error(absl::StrCat(kWho, "::no_update: there is one already"));
-  if (updates.optimizer_.mid_step_)
+  if (state_.held) throw Error(absl::StrCat(kWho, "::no_update: there is one already"));
+  if (state_.kept.mid_step)
     throw Error(absl::StrCat(kWho, "::no_update: some blocks are updated already; call finish() before the next step"));
-  updates.held_ = true;
+  state_.held = true;
 }
 
 UpdateAtSeams::NoUpdate::~NoUpdate() {
-  updates_.start_over_seams();
-  updates_.held_ = false;
+  state_.start_over_seams();
+  state_.held = false;
 }
 
 }  // namespace rondo::optim

@@ -33,13 +33,9 @@
 #include <functional>
 #include <memory>
 #include <span>
-#include <unordered_map>
-#include <utility>
-#include <vector>
 
 #include "rondo/modules/module.h"
 #include "rondo/optim/optimizer.h"
-#include "rondo/optim/seam.h"
 
 #pragma GCC visibility push(default)
 namespace rondo::optim {
@@ -73,6 +69,8 @@ struct UpdateReport {
 };
 
 class UpdateAtSeams {
+  struct State;
+
  public:
   // Throws Error if an option needs all gradients, the optimizer has an UpdateAtSeams already or no parameter of the
   // model, or somebody else works on the gradients: DistributedDataParallel, or another optimizer's UpdateAtSeams.
@@ -100,30 +98,12 @@ class UpdateAtSeams {
     NoUpdate& operator=(const NoUpdate&) = delete;
 
    private:
-    UpdateAtSeams& updates_;
+    State& state_;
   };
   NoUpdate no_update() { return NoUpdate(*this); }
 
  private:
-  UpdateAtSeams(Optimizer& optimizer, UpdateAtSeamsOptions options, GradientSource* source);
-  void claim(std::span<const Tensor> parameters);
-  void let_go();
-  void start_over_seams();
-  void update(std::span<const size_t> slots);
-  UpdateReport end_step();
-
-  Optimizer& optimizer_;
-  const UpdateAtSeamsOptions options_;
-  GradientSource* const source_;
-  std::unordered_map<const TensorImpl*, size_t> slot_of_;
-  std::vector<Tensor> claimed_;
-  std::vector<std::pair<Tensor, int64_t>> hooks_;
-  std::unique_ptr<Seams> seams_;  // without a source
-  int64_t listener_ = 0;          // of the source
-  std::vector<bool> updated_;     // by slot of the optimizer, in this step
-  UpdateReport report_;
-  bool listening_ = true;
-  bool held_ = false;  // under no_update()
+  std::unique_ptr<State> state_;
 };
 
 }  // namespace rondo::optim

@@ -1,6 +1,7 @@
 // Samples of every op, for the sweeps: a new op gets its line in op_samples.cc, and a test fails until it has one.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <span>
 #include <string>
@@ -42,6 +43,12 @@ struct OpSpec {
   uint32_t differentiable_outputs = 1;
   uint32_t constant_inputs = 0;
   bool decomposes_exactly = false;  // the decomposition promises the kernel's bits
+
+  // Beyond the last bit: as it says.
+  bool is_differentiable(size_t output) const {
+    return (differentiable_outputs >> std::min<size_t>(output, 31) & 1u) != 0;
+  }
+  bool is_constant(size_t input) const { return (constant_inputs >> std::min<size_t>(input, 31) & 1u) != 0; }
 };
 
 std::span<const OpSpec> op_specs();

@@ -81,7 +81,10 @@ class Interpreter {
       std::vector<Lanes> lanes(stage.reductions.size());
       for (size_t n = 0; n < lanes.size(); ++n)
         lanes[n].assign(static_cast<size_t>(order_.lanes), identity(k_.instrs[stage.reductions[n]]));
+      std::vector<Lanes> totals = lanes;
+      const std::vector<Lanes> identities = lanes;
       for (int64_t column = first; column < last; ++column) {
+        if ((column - first) % order_.block == 0) end_block(stage, totals, std::exchange(lanes, identities));
         for (int32_t id : stage.column) execute(id, row, column);
         for (size_t n = 0; n < lanes.size(); ++n) {
           const Instr& i = k_.instrs[stage.reductions[n]];
@@ -89,11 +92,18 @@ class Interpreter {
           lane = combine(i, lane, registers_[i.a]);
         }
       }
-      for (size_t n = 0; n < lanes.size(); ++n) {
+      end_block(stage, totals, lanes);
+      for (size_t n = 0; n < totals.size(); ++n) {
         const int32_t id = stage.reductions[n];
-        registers_[id] = tree(k_.instrs[id], std::move(lanes[n]));
+        registers_[id] = tree(k_.instrs[id], std::move(totals[n]));
       }
     }
+  }
+
+  void end_block(const Stage& stage, std::vector<Lanes>& totals, const std::vector<Lanes>& lanes) const {
+    for (size_t n = 0; n < totals.size(); ++n)
+      for (size_t lane = 0; lane < totals[n].size(); ++lane)
+        totals[n][lane] = combine(k_.instrs[stage.reductions[n]], totals[n][lane], lanes[n][lane]);
   }
 
   static Register identity(const Instr& i) {

@@ -10,10 +10,12 @@
 namespace rondo::compile {
 
 // The order of a reduction over the columns of a row. Lane c % lanes combines the columns c, in increasing c, onto the
-// identity. Then, for each distance k in turn, each lane i takes lane i + k; lane 0 has the result. The default is that
-// of ops/reduction_order.h; other targets have others.
+// identity; after each `block` columns the lanes are combined onto totals, and begin anew. Then, for each distance k in
+// turn, each total i takes total i + k; total 0 is the result. The default is that of ops/reduction_order.h; other
+// targets have others.
 struct RowOrder {
   int32_t lanes = kLanes;
+  int64_t block = kRowBlock;  // a multiple of `lanes`
   std::vector<int32_t> distances = {8, 4, 2, 1};
 };
 

@@ -9,13 +9,19 @@ namespace rondo::cpu {
 // combine over value(0), ..., value(n - 1). `value` must be inlinable and free of side effects.
 template <class C, class Value, class Combine>
 inline C reduce_row(int64_t n, C identity, Value value, Combine combine) {
-  C lanes[kLanes];
-  for (int l = 0; l < kLanes; ++l) lanes[l] = identity;
+  C totals[kLanes];
+  for (int l = 0; l < kLanes; ++l) totals[l] = identity;
   int64_t i = 0;
-  for (; i + kLanes <= n; i += kLanes)
-    for (int l = 0; l < kLanes; ++l) lanes[l] = combine(lanes[l], value(i + l));
-  for (int l = 0; i < n; ++i, ++l) lanes[l] = combine(lanes[l], value(i));
-  return combine_lanes(lanes, combine);
+  do {
+    const int64_t end = std::min(n, i + kRowBlock);
+    C lanes[kLanes];
+    for (int l = 0; l < kLanes; ++l) lanes[l] = identity;
+    for (; i + kLanes <= end; i += kLanes)
+      for (int l = 0; l < kLanes; ++l) lanes[l] = combine(lanes[l], value(i + l));
+    for (int l = 0; i < end; ++i, ++l) lanes[l] = combine(lanes[l], value(i));
+    for (int l = 0; l < kLanes; ++l) totals[l] = combine(totals[l], lanes[l]);
+  } while (i < n);
+  return combine_lanes(totals, combine);
 }
 
 template <class C, class Value> inline C sum_row(int64_t n, Value value) {

@@ -20,9 +20,14 @@ extern "C" __global__ void rondo_reduce_rows(const IN* in, OUT* out, long long r
     const long long row = first + threadIdx.x / 16, begin = row * cols;
     const long long end = begin + cols < n ? begin + cols : n;
     ACC total = IDENTITY;
-    for (long long i = begin + lane; i < end; i += 16) {
-      const ACC value = static_cast<ACC>(ELEMENT(widen(read(in + i))));
-      total = COMBINE(total, value);
+    for (long long block = begin; block < end; block += ROW_BLOCK) {
+      const long long last = block + ROW_BLOCK < end ? block + ROW_BLOCK : end;
+      ACC part = IDENTITY;
+      for (long long i = block + lane; i < last; i += 16) {
+        const ACC value = static_cast<ACC>(ELEMENT(widen(read(in + i))));
+        part = COMBINE(part, value);
+      }
+      total = COMBINE(total, part);
     }
 #pragma unroll
     for (int width = 8; width > 0; width /= 2) {
@@ -100,6 +105,7 @@ class Reduction {
                      {{"IN", type_name(in)},
                       {"ACC", type_name(accumulator_)},
                       {"OUT", type_name(out)},
+                      {"ROW_BLOCK", std::to_string(kRowBlock)},
                       {"ELEMENT(x)", asks_truth() ? "((x) != 0)" : "(x)"},
                       {"IDENTITY", identity()},
                       {"COMBINE(a, b)", combination()}});

@@ -64,7 +64,7 @@ Results run(OneOp& module, const OpSpec& spec, const std::vector<Tensor>& inputs
   std::vector<Tensor> leaves;
   for (size_t i = 0; i < inputs.size(); ++i) {
     Tensor& input = module.inputs[i];
-    if (!input.defined() || !is_floating(input.dtype()) || (spec.constant_inputs >> i & 1u)) continue;
+    if (!input.defined() || !is_floating(input.dtype()) || spec.is_constant(i)) continue;
     input = input.detach();
     if (module.op.grad != nullptr) leaves.push_back(input.requires_grad_());
   }
@@ -73,7 +73,7 @@ Results run(OneOp& module, const OpSpec& spec, const std::vector<Tensor>& inputs
   std::vector<Tensor> roots, seeds;
   for (size_t i = 0; i < results.outputs.size(); ++i) {
     const Tensor& out = results.outputs[i];
-    if ((spec.differentiable_outputs >> i & 1u) == 0 || !out.requires_grad()) continue;
+    if (!spec.is_differentiable(i) || !out.requires_grad()) continue;
     roots.push_back(out);
     seeds.push_back(test::uniform(out.sizes(), -1, 1, i).to(out.dtype()));
   }

@@ -19,7 +19,6 @@
 #include "rondo/optim/grad_scaler.h"
 #include "rondo/optim/host_code.h"
 #include "rondo/optim/lamb.h"
-#include "rondo/optim/lion.h"
 #include "rondo/optim/muon.h"
 #include "rondo/optim/rmsprop.h"
 #include "rondo/optim/sgd.h"
@@ -27,26 +26,30 @@
 #include "rondo/runtime/random.h"
 #include "rondo/tests/bits.h"
 #include "rondo/tests/errors.h"
-#include "rondo/tests/optim/make_optimizer.h"
+#include "rondo/tests/optim/optimizer_cases.h"
 
 namespace rondo::optim {
 namespace {
 
 const std::map<std::string, Make>& cases() {
-  static const std::map<std::string, Make> all = {
-      {"sgd", make<SGD>(SGDOptions{.lr = 0.1, .weight_decay = 0.1})},
-      {"sgd_nesterov", make<SGD>(SGDOptions{.lr = 0.1, .momentum = 0.9, .weight_decay = 0.1, .nesterov = true})},
-      {"adam", make<Adam>(AdamOptions{.lr = 0.01, .weight_decay = 0.1})},
-      {"adam_amsgrad", make<Adam>(AdamOptions{.lr = 0.01, .amsgrad = true, .maximize = true})},
-      {"adamw", make<AdamW>(AdamWOptions{.lr = 0.01, .betas = {0.9, 0.95}, .weight_decay = 0.1})},
-      {"rmsprop", make<RMSprop>(RMSpropOptions{.weight_decay = 0.1})},
-      {"rmsprop_both", make<RMSprop>(RMSpropOptions{.momentum = 0.9, .centered = true})},
-      {"adagrad", make<Adagrad>(AdagradOptions{.lr_decay = 0.1, .initial_accumulator_value = 0.1})},
-      {"adafactor", make<Adafactor>(AdafactorOptions{.lr = 0.1, .weight_decay = 0.1})},
-      {"lion", make<Lion>(LionOptions{.lr = 0.01, .weight_decay = 0.1})},
-      {"lamb", make<LAMB>(LAMBOptions{.lr = 0.01, .weight_decay = 0.1})},
-      {"muon", make<Muon>(MuonOptions{.lr = 0.02})},
-  };
+  static const std::map<std::string, Make> all = [] {
+    std::map<std::string, Make> list = {
+        {"sgd", make<SGD>(SGDOptions{.lr = 0.1, .weight_decay = 0.1})},
+        {"sgd_nesterov", make<SGD>(SGDOptions{.lr = 0.1, .momentum = 0.9, .weight_decay = 0.1, .nesterov = true})},
+        {"adam", make<Adam>(AdamOptions{.lr = 0.01, .weight_decay = 0.1})},
+        {"adam_amsgrad", make<Adam>(AdamOptions{.lr = 0.01, .amsgrad = true, .maximize = true})},
+        {"adamw", make<AdamW>(AdamWOptions{.lr = 0.01, .betas = {0.9, 0.95}, .weight_decay = 0.1})},
+        {"rmsprop", make<RMSprop>(RMSpropOptions{.weight_decay = 0.1})},
+        {"rmsprop_both", make<RMSprop>(RMSpropOptions{.momentum = 0.9, .centered = true})},
+        {"adagrad", make<Adagrad>(AdagradOptions{.lr_decay = 0.1, .initial_accumulator_value = 0.1})},
+        {"adafactor", make<Adafactor>(AdafactorOptions{.lr = 0.1, .weight_decay = 0.1})},
+        {"lamb", make<LAMB>(LAMBOptions{.lr = 0.01, .weight_decay = 0.1})},
+        {"muon", make<Muon>(MuonOptions{.lr = 0.02})},
+    };
+    for (const OptimizerCase& c : optimizer_cases())
+      if (c.paper != nullptr) list.emplace(c.name, c.make);
+    return list;
+  }();
   return all;
 }
 

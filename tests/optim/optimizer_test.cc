@@ -1,4 +1,5 @@
-// Optimizers, clipping and schedules against values recorded from PyTorch (tests/reference/README.md).
+// What all optimizers have in common; Muon, LAMB, clipping and schedules against values recorded from PyTorch
+// (tests/reference/README.md). The others: optimizer_cases_test.cc.
 #include "rondo/optim/optimizer.h"
 
 #include <gtest/gtest.h>
@@ -10,147 +11,23 @@
 
 #include "rondo/modules/layers.h"
 #include "rondo/optim/adafactor.h"
-#include "rondo/optim/adagrad.h"
 #include "rondo/optim/adam.h"
 #include "rondo/optim/clip.h"
 #include "rondo/optim/compile.h"
 #include "rondo/optim/lamb.h"
-#include "rondo/optim/lion.h"
 #include "rondo/optim/muon.h"
-#include "rondo/optim/rmsprop.h"
 #include "rondo/optim/schedule.h"
 #include "rondo/optim/sgd.h"
 #include "rondo/runtime/autograd.h"
-#include "rondo/runtime/io/safetensors.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/parallel.h"
 #include "rondo/runtime/random.h"
 #include "rondo/tests/bits.h"
 #include "rondo/tests/errors.h"
-#include "rondo/tests/fake_device/test_device.h"
-#include "rondo/tests/paths.h"
+#include "rondo/tests/optim/recorded_run.h"
 
 namespace rondo::optim {
 namespace {
-
-const io::TensorMap& reference() {
-  static const io::TensorMap file = [] {
-    io::TensorMap tensors = io::load_safetensors(std::string(tests::kReferenceDir) + "/optim.safetensors").tensors;
-    for (auto& [name, tensor] : tensors) tensor = tensor.to(test::test_device());
-    return tensors;
-  }();
-  return file;
-}
-
-// `tolerance` is relative, and absolute below 1.
-void expect_close(const Tensor& got, const Tensor& want, double tolerance, const std::string& what) {
-  const std::vector<double> a = got.to_vector<double>(), b = want.to_vector<double>();
-  ASSERT_EQ(a.size(), b.size());
-  for (size_t i = 0; i < a.size(); ++i)
-    EXPECT_NEAR(a[i], b[i], tolerance * std::max(1.0, std::abs(b[i]))) << what << " at " << i;
-}
-
-using Make = std::function<std::unique_ptr<Optimizer>(std::vector<Tensor>)>;
-template <class O, class Options> Make make(Options options) {
-  return [options](std::vector<Tensor> params) { return std::make_unique<O>(std::move(params), options); };
-}
-
-const std::map<std::string, Make>& cases() {
-  static const std::map<std::string, Make> all = {
-      {"sgd", make<SGD>(SGDOptions{.lr = 0.1})},
-      {"sgd_momentum", make<SGD>(SGDOptions{.lr = 0.1, .momentum = 0.9})},
-      {"sgd_dampening", make<SGD>(SGDOptions{.lr = 0.1, .momentum = 0.9, .dampening = 0.5})},
-      {"sgd_nesterov", make<SGD>(SGDOptions{.lr = 0.1, .momentum = 0.9, .nesterov = true})},
-      {"sgd_decay", make<SGD>(SGDOptions{.lr = 0.1, .momentum = 0.9, .weight_decay = 0.1})},
-      {"sgd_maximize", make<SGD>(SGDOptions{.lr = 0.1, .maximize = true})},
-      {"sgd_all",
-       make<SGD>(SGDOptions{.lr = 0.01, .momentum = 0.9, .weight_decay = 0.1, .nesterov = true, .maximize = true})},
-      {"adam", make<Adam>(AdamOptions{.lr = 0.01})},
-      {"adam_decay", make<Adam>(AdamOptions{.lr = 0.01, .weight_decay = 0.1})},
-      {"adam_amsgrad", make<Adam>(AdamOptions{.lr = 0.01, .amsgrad = true})},
-      {"adam_maximize", make<Adam>(AdamOptions{.lr = 0.01, .maximize = true})},
-      {"adam_all", make<Adam>(AdamOptions{
-                       .lr = 0.01, .betas = {0.9, 0.95}, .weight_decay = 0.1, .amsgrad = true, .maximize = true})},
-      {"adamw", make<AdamW>(AdamWOptions{.lr = 0.01, .betas = {0.9, 0.95}, .weight_decay = 0.1})},
-      {"adamw_amsgrad",
-       make<AdamW>(AdamWOptions{.lr = 0.01, .betas = {0.9, 0.95}, .weight_decay = 0.1, .amsgrad = true})},
-      {"adamw_maximize",
-       make<AdamW>(AdamWOptions{.lr = 0.01, .betas = {0.9, 0.95}, .weight_decay = 0.1, .maximize = true})},
-      {"adamw_all", make<AdamW>(AdamWOptions{
-                        .lr = 0.01, .betas = {0.9, 0.95}, .weight_decay = 0.1, .amsgrad = true, .maximize = true})},
-      {"rmsprop", make<RMSprop>(RMSpropOptions{.lr = 0.01})},
-      {"rmsprop_centered", make<RMSprop>(RMSpropOptions{.lr = 0.01, .weight_decay = 0.1, .centered = true})},
-      {"rmsprop_momentum", make<RMSprop>(RMSpropOptions{.lr = 0.01, .alpha = 0.9, .momentum = 0.9, .maximize = true})},
-      {"rmsprop_both", make<RMSprop>(RMSpropOptions{.lr = 0.01, .momentum = 0.9, .centered = true})},
-      {"rmsprop_all", make<RMSprop>(RMSpropOptions{
-                          .lr = 0.01, .weight_decay = 0.1, .momentum = 0.9, .centered = true, .maximize = true})},
-      {"adagrad_maximize", make<Adagrad>(AdagradOptions{.lr = 0.1, .maximize = true})},
-      {"adagrad", make<Adagrad>(AdagradOptions{.lr = 0.1})},
-      {"adagrad_decay", make<Adagrad>(AdagradOptions{
-                            .lr = 0.1, .lr_decay = 0.1, .weight_decay = 0.1, .initial_accumulator_value = 0.5})},
-      {"adafactor", make<Adafactor>(AdafactorOptions{.lr = 0.1, .eps1 = 0x1p-23})},
-      {"adafactor_decay", make<Adafactor>(AdafactorOptions{
-                              .lr = 0.1, .eps1 = 1e-4, .eps2 = 1e-2, .d = 1.5, .weight_decay = 0.1, .maximize = true})},
-  };
-  return all;
-}
-
-// Copies of the recorded parameters {w, b}.
-std::vector<Tensor> start(DType dtype = kF64) {
-  std::vector<Tensor> params;
-  for (const char* name : {"w", "b"})
-    params.push_back(reference().at("param." + std::string(name)).to(dtype).clone().requires_grad_());
-  return params;
-}
-void set_grads(std::vector<Tensor>& params, int64_t step) {
-  const char* names[] = {"w", "b"};
-  for (size_t i = 0; i < 2; ++i)
-    params[i].set_grad(reference().at("grads." + std::string(names[i]))[step].to(params[i].dtype()).clone());
-}
-void train(Optimizer& optimizer, std::vector<Tensor>& params, int first, int last) {
-  for (int step = first; step < last; ++step) {
-    set_grads(params, step);
-    optimizer.step();
-  }
-}
-
-class Recorded : public testing::TestWithParam<std::string> {};
-
-TEST_P(Recorded, TenSteps) {
-  for (DType dtype : {kF64, kF32}) {
-    std::vector<Tensor> params = start(dtype);
-    const auto optimizer = cases().at(GetParam())(params);
-    train(*optimizer, params, 0, 10);
-    const double tolerance = dtype == kF64 ? 1e-13 : 1e-6;
-    expect_close(params[0], reference().at(GetParam() + ".w"), tolerance, "w");
-    expect_close(params[1], reference().at(GetParam() + ".b"), tolerance, "b");
-  }
-}
-
-TEST_P(Recorded, StateDictContinuesBitExactly) {
-  std::vector<Tensor> params = start(kF32);
-  const auto whole = cases().at(GetParam())(params);
-  train(*whole, params, 0, 5);
-  whole->set_lr(0.05);
-  nn::StateDict saved;
-  for (const auto& [name, tensor] : whole->state_dict()) saved[name] = tensor.clone();
-  std::vector<Tensor> copies;
-  for (const Tensor& p : params) copies.push_back(p.detach().clone().requires_grad_());
-  train(*whole, params, 5, 10);
-
-  const auto resumed = cases().at(GetParam())(copies);
-  resumed->load_state_dict(saved);
-  EXPECT_EQ(resumed->lr(), 0.05);
-  train(*resumed, copies, 5, 10);
-  for (size_t i = 0; i < params.size(); ++i) EXPECT_EQ(params[i].to_vector<float>(), copies[i].to_vector<float>());
-}
-
-std::vector<std::string> case_names() {
-  std::vector<std::string> names;
-  for (const auto& [name, make] : cases()) names.push_back(name);
-  return names;
-}
-INSTANTIATE_TEST_SUITE_P(Optimizers, Recorded, testing::ValuesIn(case_names()), [](const auto& i) { return i.param; });
 
 // The recorded run of Muon (tests/reference/record.py).
 std::vector<Tensor> run_muon(DType dtype, MuonOptions options, bool compiled) {
@@ -188,23 +65,7 @@ TEST(Muon, RefusesWhatIsNoMatrix) {
             std::string::npos);
 }
 
-// PyTorch has neither of these: against the papers' algorithms, written out.
-TEST(Lion, IsThePapersAlgorithm) {
-  std::vector<Tensor> params = start();
-  std::vector<double> p = params[0].to_vector<double>(), m(p.size(), 0.0);
-  Lion optimizer(params, {.lr = 0.01, .betas = {0.9, 0.95}, .weight_decay = 0.1});
-  train(optimizer, params, 0, 10);
-  for (int step = 0; step < 10; ++step) {
-    const std::vector<double> g = reference().at("grads.w")[step].to_vector<double>();
-    for (size_t i = 0; i < p.size(); ++i) {
-      const double c = 0.9 * m[i] + 0.1 * g[i];
-      p[i] -= 0.01 * ((c > 0) - (c < 0) + 0.1 * p[i]);
-      m[i] = 0.95 * m[i] + 0.05 * g[i];
-    }
-  }
-  expect_close(params[0], Tensor::from(p, {3, 4}), 1e-13, "w");
-}
-
+// PyTorch has none: against the algorithm of the paper, written out.
 TEST(LAMB, IsThePapersAlgorithm) {
   std::vector<Tensor> params = start();
   std::vector<double> p = params[0].to_vector<double>(), m(p.size(), 0.0), v(p.size(), 0.0), r(p.size());
@@ -399,6 +260,19 @@ TEST(Optimizer, FrozenParametersHaveNoState) {
       EXPECT_EQ(whole->kernels().late, 0);
     }
   }
+}
+
+// A plan with a state that exists during a step only: a step without updates has none to drop.
+TEST(Optimizer, AStepWithoutGradientsAfterOneWithTransientStates) {
+  std::vector<Tensor> params = {start(kF32)[0]};
+  Adafactor optimizer(params);
+  params[0].set_grad(Tensor::ones({3, 4}));
+  optimizer.step();
+  const std::vector<float> before = params[0].to_vector<float>();
+  optimizer.zero_grad();
+  optimizer.step({.allow_no_gradients = true});
+  EXPECT_EQ(params[0].to_vector<float>(), before);
+  EXPECT_EQ(optimizer.state_dict().at("state.0.step").item(), 1);
 }
 
 TEST(Optimizer, AStateOfAnotherNumberOfParametersIsRefused) {

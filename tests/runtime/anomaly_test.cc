@@ -191,8 +191,7 @@ TEST(Anomaly, NoFalseAlarms) {
         return outputs;
       };
       for (size_t i = 0; i < inputs.size(); ++i)
-        if (inputs[i].defined() && is_floating(inputs[i].dtype()) && op.overwrites < 0 &&
-            (spec.constant_inputs >> i & 1u) == 0)
+        if (inputs[i].defined() && is_floating(inputs[i].dtype()) && op.overwrites < 0 && !spec.is_constant(i))
           inputs[i].requires_grad_();
       bool finite = true;
       for (const Tensor& output : run()) {

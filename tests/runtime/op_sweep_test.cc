@@ -266,7 +266,7 @@ TEST(OpSweep, GradientsFollowFiniteDifferences) {
     auto loss_of = [&](std::span<const Tensor> outputs) {
       Tensor loss;
       for (size_t i = 0; i < outputs.size(); ++i) {
-        if ((spec.differentiable_outputs >> i & 1u) == 0 || !is_floating(outputs[i].dtype())) continue;
+        if (!spec.is_differentiable(i) || !is_floating(outputs[i].dtype())) continue;
         if (weights.size() <= i) weights.resize(i + 1);
         if (!weights[i].defined()) weights[i] = test::uniform(outputs[i].sizes(), -1, 1, 100 + i);
         const Tensor part = ops::sum(outputs[i].to(kF64) * weights[i]);
@@ -278,7 +278,7 @@ TEST(OpSweep, GradientsFollowFiniteDifferences) {
     std::vector<size_t> varied;
     for (size_t i = 0; i < inputs.size(); ++i) {
       if (!inputs[i].defined() || !is_floating(inputs[i].dtype()) || sample.role(i) == Role::kFixed ||
-          (spec.constant_inputs >> i & 1u))
+          spec.is_constant(i))
         continue;
       leaves[i] = dense_copy(inputs[i]);
       leaves[i].requires_grad_();
@@ -325,14 +325,14 @@ TEST(OpSweep, GradientsOfStridedInputs) {
       const std::vector<Tensor> dense = sample.inputs_as(dtype);
       auto grads_of = [&](std::vector<Tensor> inputs, bool odd_grad) {
         for (size_t i = 0; i < inputs.size(); ++i)
-          if (inputs[i].defined() && is_floating(inputs[i].dtype()) && !(spec.constant_inputs >> i & 1u)) {
+          if (inputs[i].defined() && is_floating(inputs[i].dtype()) && !spec.is_constant(i)) {
             inputs[i] = inputs[i].detach();
             inputs[i].requires_grad_();
           }
         const std::vector<Tensor> outputs = apply_op(op, inputs, sample.attrs, sample.n_outputs);
         std::vector<Tensor> roots, seeds, leaves;
         for (size_t i = 0; i < outputs.size(); ++i) {
-          if (!(spec.differentiable_outputs >> i & 1u) || !outputs[i].requires_grad()) continue;
+          if (!spec.is_differentiable(i) || !outputs[i].requires_grad()) continue;
           const Tensor seed = dense_copy(test::uniform(outputs[i].sizes(), -1, 1, i).to(outputs[i].dtype()));
           roots.push_back(outputs[i]);
           seeds.push_back(odd_grad ? layouts_of(seed).back().name.starts_with("expanded")
@@ -379,15 +379,14 @@ TEST(OpSweep, OneThreadEqualsSeveral) {
           set_num_threads(threads);
           std::vector<Tensor> leaves = inputs;
           for (size_t i = 0; i < leaves.size(); ++i)
-            if (leaves[i].defined() && is_floating(leaves[i].dtype()) && op.grad != nullptr &&
-                !(spec.constant_inputs >> i & 1u)) {
+            if (leaves[i].defined() && is_floating(leaves[i].dtype()) && op.grad != nullptr && !spec.is_constant(i)) {
               leaves[i] = leaves[i].detach();
               leaves[i].requires_grad_();
             }
           std::vector<Tensor> results = apply_op(op, leaves, sample.attrs, sample.n_outputs);
           std::vector<Tensor> roots, seeds;
           for (size_t i = 0; i < results.size(); ++i)
-            if ((spec.differentiable_outputs >> i & 1u) && results[i].requires_grad()) {
+            if (spec.is_differentiable(i) && results[i].requires_grad()) {
               roots.push_back(results[i]);
               seeds.push_back(test::uniform(results[i].sizes(), -1, 1, i).to(results[i].dtype()));
             }

@@ -224,7 +224,7 @@ Grid combine_grid(int64_t cols, int32_t n_sums) {
 int64_t chunks(const LoopKernel& kernel, const Schedule& s) { return divide_up(kernel.rows, s.chunk_rows); }
 
 RowOrder row_order(const Schedule& s) {
-  RowOrder order{.lanes = s.threads_per_row * s.elements, .distances = {}};
+  RowOrder order{.lanes = s.threads_per_row * s.elements, .block = INT64_MAX, .distances = {}};
   for (int32_t k = s.elements / 2; k > 0; k /= 2) order.distances.push_back(k);
   for (int32_t k = std::min(s.threads_per_row, kWarp) / 2; k > 0; k /= 2) order.distances.push_back(k * s.elements);
   for (int32_t k = s.threads_per_row / 2; k >= kWarp; k /= 2) order.distances.push_back(k * s.elements);

@@ -1,0 +1,48 @@
+// What an optimizer keeps between steps. Optimizer changes it when the user asks, Step (step.h) when a step is made,
+// and UpdateAtSeams marks the steps that it makes.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "rondo/optim/formula.h"
+#include "rondo/optim/launch_queue.h"
+#include "rondo/optim/param_slot.h"
+#include "rondo/optim/step_passes.h"
+
+namespace rondo::optim {
+
+// Parameters that are updated by the same code: one Foreach for each sweep of the plan.
+struct Signature {
+  const UpdatePlan* plan = nullptr;
+  DType dtype = kF32;
+  std::optional<DType> copy;
+  std::vector<std::shared_ptr<Foreach>> sweeps;
+  std::vector<size_t> updates;  // positions in the list of this step's updates; none between steps
+};
+
+struct OptimizerState {
+  std::vector<ParamSlot> slots;
+  std::vector<int64_t> group_sizes;
+  bool averaging = false;
+  double average_decay = 0;
+  std::unique_ptr<StepCount> skipped;  // null: no step has measured its gradients
+
+  StepPasses passes;
+  std::vector<Signature> signatures;
+  bool zero_grad = false;  // what `signatures` were made for
+  LaunchQueue queue;       // empty between steps. It lives on because its tables keep their memory
+
+  bool at_seams = false;  // an UpdateAtSeams makes the steps
+  bool mid_step = false;  // it has updated some parameters of this step
+
+  Device device() const { return slots[0].param.device(); }
+};
+
+// "parameter 3", for messages.
+std::string slot_name(size_t slot);
+
+}  // namespace rondo::optim

@@ -1,0 +1,12 @@
+// The formulas of the optimizers that are one file, compiled as kernel code.
+#include "rondo/optim/optimizers.h"
+
+namespace rondo::optim {
+
+// Not inline: the symbols of a kernel's inline functions are its own (cmake/isolate_kernel.sh).
+#define RONDO_FORMULA_CODE(Class) \
+  FormulaCode<Class##Options> Class::code() { return {&Class::plan, &Class::rule}; }
+RONDO_FORMULA_OPTIMIZERS(RONDO_FORMULA_CODE)
+#undef RONDO_FORMULA_CODE
+
+}  // namespace rondo::optim

@@ -1,0 +1,67 @@
+// Step: one step of an optimizer, or of some of its parameters (Note [Steps], optimizer.h). Optimizer::step() makes
+// it for all parameters after backward, UpdateAtSeams for a few at a time.
+//
+//   Step step(optimizer);
+//   for (size_t slot : slots) step.collect(slot);   // the parameters that have a gradient
+//   step.decide(options);                           // the Decision, on the device
+//   step.update(options.zero_grad);                 // all launches, or an exception and none
+//
+// Thread safety: one thread at a time.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "absl/functional/function_ref.h"
+#include "rondo/optim/optimizer.h"
+#include "rondo/optim/optimizer_state.h"
+
+namespace rondo::optim {
+
+// One parameter that is updated in this step.
+struct StepUpdate {
+  ParamSlot* slot;
+  void* param = nullptr;
+  const void* grad = nullptr;
+  Tensor dense_grad;              // a contiguous copy, if the parameter's gradient is not contiguous
+  Tensor copy;                    // the 16-bit copy to write, if any: the slot's, or the one that autocast uses
+  size_t row = 0;                 // of Launches::values_
+  size_t sums = 0, sum_rows = 0;  // first element in Launches::sums_, and the number of rows for each sum
+  int64_t numel() const { return slot->param.numel(); }
+};
+
+class Step {
+ public:
+  // Adds launches that are to be made with the step or not at all.
+  using JoinedWork = absl::FunctionRef<void(LaunchQueue& queue, const Decision* decision)>;
+  static void no_joined_work(LaunchQueue& /*queue*/, const Decision* /*decision*/) {}
+
+  static OptimizerState& state_of(const Optimizer& optimizer);
+  static void check_options(const Optimizer& optimizer, const StepOptions& options);
+  [[noreturn]] static void throw_no_gradients(const Optimizer& optimizer);
+  // Optimizer::step(), with work that joins it.
+  static StepReport run(Optimizer& optimizer, const StepOptions& options, JoinedWork joined = no_joined_work);
+
+  explicit Step(Optimizer& optimizer);
+  // Adds the update of a parameter that has a gradient; false: it has none. Throws Error if the gradient does not fit
+  // the parameter, or the state no longer fits it.
+  bool collect(size_t slot);
+  // Measures the gradients if the options need it, and enqueues what makes the Decision of it.
+  void decide(const StepOptions& options);
+  // Updates what was collected. Each parameter has its own items in the passes, so all at once and some at a time give
+  // the same bits. REQUIRES: decide().
+  void update(bool zero_grad, JoinedWork joined = no_joined_work);
+
+ private:
+  class Launches;  // step_launches.h
+  void check_any_gradient() const;
+
+  Optimizer& optimizer_;
+  OptimizerState& state_;
+  std::vector<StepUpdate> updates_;
+  Tensor decision_;        // a Decision on the device
+  bool measured_ = false;  // the norm of the gradients
+};
+
+}  // namespace rondo::optim
