@@ -118,7 +118,7 @@ class Foreach {
   const std::shared_ptr<Foreach>& if_skipped() const { return if_skipped_; }
 
  private:
-  template <class C> void run_piece(const ForeachItem& item, void* const* operands, int64_t begin, int64_t end) const;
+  struct Eager;  // the host's own kernel
 
   Body body_;
   std::vector<ArraySpec> arrays_;
