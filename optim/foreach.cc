@@ -67,8 +67,8 @@ std::byte* at(void* data, DType dtype, int64_t index) {
 template <class C> void keep_values(const void*, C* const*, const C*, int64_t) {}
 void build_nothing(const void*, LoopValue*, const LoopValue*) {}
 
-// What is left of a pass over `arrays` if the step is skipped: the same operands, of which copies are written and some
-// are zeroed.
+// The pass that replaces one over `arrays` in a skipped step: the same operands; it only writes copies and zeroes
+// arrays.
 std::shared_ptr<Foreach> make_if_skipped(std::vector<ArraySpec> arrays) {
   bool any = false;
   Body body{.name = "if_skipped",

@@ -63,7 +63,7 @@ int64_t steps_of_epoch(const TrainerOptions& options, int64_t batches) {
   return batches / of_a_step + (batches % of_a_step != 0);
 }
 
-// What forward passes write, as a running mean: a copy, to undo a step that does not end.
+// A copy of the buffers that forward passes write (a running mean), to undo a step that does not end.
 class BuffersOf {
  public:
   explicit BuffersOf(nn::ModuleBase& model) {
@@ -182,7 +182,7 @@ void Trainer::Run::check_options() const {
 
 static_assert(std::atomic<bool>::is_always_lock_free, "cancel() must be safe in a signal handler");
 
-// What train() borrows from its thread, its model and its folder.
+// train() changes its thread, its model and its folder; a Session puts them back.
 class Trainer::Run::Session {
  public:
   explicit Session(Run& run) : run_(run), modes_(run.model_) {

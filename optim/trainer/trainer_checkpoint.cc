@@ -1,4 +1,4 @@
-// What a checkpoint of a Trainer holds, and what must be equal before one is taken up.
+// Checkpoints of a Trainer: their contents, and the checks before a run resumes from one.
 #include <algorithm>
 #include <filesystem>
 #include <system_error>
@@ -32,7 +32,7 @@ void add(io::Checksum& sum, const Tensor& tensor) {
 
 std::string text_of(const io::Checksum& sum) { return absl::StrCat(absl::Hex(sum.digest(), absl::kZeroPad16)); }
 
-// What the shapes of an adapter do not say.
+// The properties of an adapter that the shapes of its tensors do not show.
 std::string adapter_identity(nn::ModuleBase& model) {
   const std::string name = nn::active_adapter(model);
   if (name.empty()) return "none";

@@ -1,4 +1,5 @@
-// Trainer::Run: what a Trainer does and knows. trainer.cc has the loop, trainer_checkpoint.cc the checkpoints.
+// Trainer::Run: the functions and the state behind a Trainer. trainer.cc has the loop, trainer_checkpoint.cc the
+// checkpoints.
 //
 // Thread safety: as Trainer's.
 #pragma once
@@ -39,7 +40,7 @@ class Trainer::Run {
     std::vector<int64_t> targets;  // of each
     int64_t rows = 0, all_targets = 0;
   };
-  // What early stopping knows.
+  // The state of early stopping.
   struct Best {
     std::optional<double> loss = std::nullopt;
     int64_t step = 0;
@@ -88,7 +89,7 @@ class Trainer::Run {
   bool only_trainable() const;
   // Parameters that require a gradient, and persistent buffers.
   std::vector<nn::NamedTensor> trained_tensors() const;
-  // What the `model` part of a checkpoint holds: these, or all.
+  // The `model` part of a checkpoint: trained_tensors(), or all tensors.
   std::vector<nn::NamedTensor> saved_tensors() const;
   const std::string& base_checksum();
   const std::string& data_checksum();
