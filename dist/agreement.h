@@ -1,4 +1,4 @@
-// What a rank is about to do, in 64 bytes that the ranks exchange before a tensor moves. Sizes that differ would end
+// A rank's next collective, in 64 bytes that the ranks exchange before a tensor moves. Sizes that differ would end
 // the process from inside Gloo; equal sizes with another meaning would give wrong numbers.
 //
 // No sockets and no threads here.

@@ -1,4 +1,5 @@
-// Which process of a job this one is. The variables have torchrun's names; `rondorun` sets them.
+// Environment: the rank of this process and the size of its job. The variables have torchrun's names; `rondorun` sets
+// them.
 #pragma once
 
 #include <string>

@@ -31,7 +31,7 @@ struct FailureRecord {
 // one.
 std::string job_prefix(const Environment& environment);
 std::string failure_key(const Environment& environment, int rank);
-// Of this process's rank.
+// Writes the record of this process's rank.
 void write_failure(Store& store, const Environment& environment, const FailureRecord& record) noexcept;
 
 // Runs `body` and returns what it returns. If it throws, writes the error's text into the job's store, for the launcher

@@ -24,7 +24,7 @@ namespace {
 
 // How long processes that got SIGKILL may take to end.
 constexpr Milliseconds kDying{10'000};
-// Of one order: a command line and the variables of a rank.
+// The longest order: a command line and the variables of a rank.
 constexpr size_t kLongestOrder = 1 << 20;
 
 enum class Order : uint8_t { kStart, kSignal, kEndAll };

@@ -1,4 +1,4 @@
-// What the processes of a job prove their token with: SHA-256 (FIPS 180-4) and HMAC (RFC 2104) over it.
+// SHA-256 (FIPS 180-4) and HMAC (RFC 2104): with them the processes of a job prove that they know its token.
 //
 //   const std::string challenge = random_bytes(32);                 // one side makes it, and never uses it again
 //   const std::string proof = keyed_hash(token, challenge);         // the other side answers

@@ -34,7 +34,7 @@ constexpr Milliseconds kSettle{300};
 constexpr Milliseconds kDrain{500};
 // How long the rank to blame may take to end, after another rank has reported it.
 constexpr Milliseconds kEnding{1'000};
-// Of the launcher's connection to its own store.
+// The timeout of the launcher's connection to its own store.
 constexpr Milliseconds kOwnStore{10'000};
 constexpr size_t kLongestLine = 1 << 16;
 

@@ -1,5 +1,5 @@
-// What `rondorun` does: starts the processes of a job on this machine, passes on what they print, and ends them
-// together.
+// The launcher behind `rondorun`: it starts the processes of a job on this machine, passes on what they print, and ends
+// them together.
 //
 // A rank that fails ends the job: it exits with another code than 0, or a signal kills it. The other ranks get SIGTERM
 // and, after the grace period, SIGKILL. SIGINT, SIGTERM and SIGHUP are passed on to the ranks, with the same end. A

@@ -31,7 +31,7 @@ constexpr int kAtOnce = 64;
 // How long a rank waits before it connects again to one that proved nothing, or accepts again without descriptors.
 constexpr Milliseconds kPause{50};
 
-// What the rank that connects sends first.
+// The first bytes from the rank that connects.
 struct Hello {
   char magic[kMagic.size()] = {};
   int32_t from = 0, to = 0;
@@ -180,7 +180,7 @@ class Mesh {
         if (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS) accept_again_ = after(kPause);
         return;
       }
-      // What a rank sends is there by now, as a rule: so a crowd of silent strangers does not push a rank out.
+      // A rank's bytes are usually there by now, so a crowd of silent strangers does not push a rank out.
       Stranger stranger{std::move(socket), "", after(options_.proof_time)};
       if (!examine(stranger)) continue;
       if (strangers_.size() >= kMaxStrangers) strangers_.pop_front();

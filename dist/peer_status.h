@@ -1,4 +1,4 @@
-// What each rank of a group tells the others through the store: how far it is, that it has failed, that it has left.
+// The status that each rank of a group tells the others through the store: how far it is, whether it failed or left.
 // When a collective fails, this says which rank is to blame.
 //
 // Thread safety: as Store.

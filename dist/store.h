@@ -25,7 +25,7 @@
 
 namespace rondo::dist {
 
-// What a server takes, so that it stays under 256 MiB whatever its clients do.
+// The limits of a server: it stays under 256 MiB whatever its clients do.
 struct StoreLimits {
   size_t max_connections = 4096;
   size_t max_stored = 128 << 20;  // bytes: keys, values, last messages and waiting keys, with what keeping them costs

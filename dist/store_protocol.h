@@ -1,4 +1,4 @@
-// What goes over the store's connections. Little-endian, as every machine this runs on.
+// The bytes on the store's connections. Little-endian, as every machine this runs on.
 //
 //   client: kGreeting once, then requests:  u32 bytes that follow, u8 StoreOp, fields.   The first request is kHello.
 //   server: a reply to the greeting: kOk, text: a challenge, random bytes for this connection

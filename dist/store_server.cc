@@ -32,7 +32,7 @@ constexpr Milliseconds kNever{int64_t{1000} * 3600 * 24 * 365};
 // the token.
 constexpr Milliseconds kDoorPause{100};
 constexpr size_t kMaxStrangers = 1024;
-// What a connection may hold without being counted: small requests, one after the other.
+// Bytes that a connection may hold without being counted: small requests, one after the other.
 constexpr size_t kFreeBuffer = 4096;
 constexpr uint64_t kWake = 0, kDoor = 1, kFirstClient = 2;
 

@@ -7,7 +7,7 @@
 namespace rondo::dist {
 namespace {
 
-// Of one entry of a map, or of one key that is waited for: nodes, string headers, what malloc adds.
+// Bytes for an entry of a map, or for a key that is waited for: nodes, string headers, the allocator's own.
 constexpr size_t kEntry = 192;
 
 constexpr const char* kFull = "the store is full";

@@ -1,4 +1,4 @@
-// What the store's server keeps: keys with values, and which clients wait for which keys. No sockets: tests use it
+// The contents of the store's server: keys with values, and which clients wait for which keys. No sockets: tests use it
 // alone.
 //
 // A change of one key costs the clients that wait for that key, not all that wait. Everything is counted in bytes() and

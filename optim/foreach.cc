@@ -67,8 +67,8 @@ std::byte* at(void* data, DType dtype, int64_t index) {
 template <class C> void keep_values(const void*, C* const*, const C*, int64_t) {}
 void build_nothing(const void*, LoopValue*, const LoopValue*) {}
 
-// What is left of a pass over `arrays` if the step is skipped: the same operands, of which copies are written and some
-// are zeroed.
+// The pass that replaces one over `arrays` in a skipped step: the same operands; it only writes copies and zeroes
+// arrays.
 std::shared_ptr<Foreach> make_if_skipped(std::vector<ArraySpec> arrays) {
   bool any = false;
   Body body{.name = "if_skipped",
@@ -142,75 +142,78 @@ void Foreach::run_compiled(const ForeachTable& table, const compile::Condition& 
 absl::AnyInvocable<void()> Foreach::ready(const ForeachTable& table, const compile::Condition& when) const {
   return launch_->ready(table, when);
 }
+struct Foreach::Eager {
+  template <class C>
+  static void run_piece(const Foreach& pass, const ForeachItem& item, void* const* operands, int64_t begin,
+                        int64_t end) {
+    alignas(64) C buffers[kMaxValues][kStrip];
+    C scalars[kMaxScalars];
+    for (int k = 0; k < pass.body_.n_scalars; ++k) scalars[k] = static_cast<C>(item.scalars[k]);
+    const int64_t width = item.width, strip = pass.row_width_ == kBlock8 ? kBlock8 : kStrip;
+    const int n_values = pass.body_.n_values, n_all = n_values + pass.body_.n_sums;
+    C* values[kMaxValues];
+    for (int64_t row = begin / width; row * width < end; ++row) {
+      const int64_t first = std::max(begin - row * width, int64_t{0}), last = std::min(end - row * width, width);
+      double lanes[kMaxValues][kLanes];
+      std::fill(&lanes[n_values][0], &lanes[n_all][0], 0.0);
+      for (int64_t c = first; c < last; c += strip) {
+        const int64_t n = std::min(strip, last - c), element = row * width + c;
+        for (int k = 0; k < n_all; ++k) {
+          const ArraySpec& a = pass.arrays_[static_cast<size_t>(k)];
+          values[k] = buffers[k];
+          if (a.role == Role::kSum) continue;
+          const bool direct = a.format == Format::kPlain && a.dtype == pass.compute_ && a.layout != Layout::kPerRow &&
+                              ((pass.written_ | pass.body_.keeps) >> k & 1) != 0;
+          const int64_t index = a.layout == Layout::kPerColumn ? c : element;
+          if (direct) {
+            values[k] = static_cast<C*>(operands[k]) + index;
+          } else if (a.layout == Layout::kPerRow) {
+            C value;
+            load_strip(a, operands[k], row, 1, 0, &value);
+            std::fill_n(buffers[k], n, value);
+          } else {
+            const int scale = pass.scale_operand_[static_cast<size_t>(k)];
+            load_strip(a, operands[k], index, n, scale < 0 ? 0 : static_cast<const float*>(operands[scale])[row],
+                       buffers[k]);
+          }
+        }
+        if constexpr (sizeof(C) == 8) pass.body_.f64(pass.body_.context, values, scalars, n);
+        else pass.body_.f32(pass.body_.context, values, scalars, n);
+        for (size_t k = 0; k < pass.arrays_.size(); ++k) {
+          const ArraySpec& a = pass.arrays_[k];
+          if (a.role == Role::kSum) {
+            for (int64_t i = 0; i < n; ++i) lanes[k][i % kLanes] += static_cast<double>(values[k][i]);
+          } else if (a.role == Role::kAverage) {
+            C* __restrict average = static_cast<C*>(operands[k]) + element;
+            const C* __restrict value = values[0];
+            for (int64_t i = 0; i < n; ++i) average[i] = scalar::fma(scalars[1], value[i] - average[i], average[i]);
+          } else if (a.role == Role::kCopy) {
+            store_strip(a.dtype, operands[k], element, n, values[0]);
+          } else if (a.zero) {
+            std::memset(at(operands[k], a.dtype, element), 0, static_cast<size_t>(n) * size_of(a.dtype));
+          } else if (((pass.written_ >> k) & 1) == 0) {
+            continue;
+          } else if (a.format != Format::kPlain) {
+            if constexpr (sizeof(C) == sizeof(float))
+              store_codes(a.format, static_cast<uint8_t*>(operands[k]) + element,
+                          static_cast<float*>(operands[pass.scale_operand_[k]])[row], n, values[k]);
+          } else if (values[k] == buffers[k]) {
+            store_strip(a.dtype, operands[k], element, n, values[k]);
+          }
+        }
+      }
+      for (int k = n_values; k < n_all; ++k)
+        static_cast<double*>(operands[k])[row] = combine_lanes(lanes[k], [](double a, double b) { return a + b; });
+    }
+  }
+};
+
 void Foreach::run_eager(const ForeachTable& table) const {
   compile::for_each_piece(table.rows(), by_rows_, [&](size_t i, int64_t begin, int64_t end) {
     void* const* operands = table.operands.data() + i * static_cast<size_t>(n_operands_);
-    if (compute_ == kF64) run_piece<double>(table.items[i], operands, begin, end);
-    else run_piece<float>(table.items[i], operands, begin, end);
+    if (compute_ == kF64) Eager::run_piece<double>(*this, table.items[i], operands, begin, end);
+    else Eager::run_piece<float>(*this, table.items[i], operands, begin, end);
   });
-}
-
-template <class C>
-void Foreach::run_piece(const ForeachItem& item, void* const* operands, int64_t begin, int64_t end) const {
-  alignas(64) C buffers[kMaxValues][kStrip];
-  C scalars[kMaxScalars];
-  for (int k = 0; k < body_.n_scalars; ++k) scalars[k] = static_cast<C>(item.scalars[k]);
-  const int64_t width = item.width, strip = row_width_ == kBlock8 ? kBlock8 : kStrip;
-  const int n_values = body_.n_values, n_all = n_values + body_.n_sums;
-  C* values[kMaxValues];
-  for (int64_t row = begin / width; row * width < end; ++row) {
-    const int64_t first = std::max(begin - row * width, int64_t{0}), last = std::min(end - row * width, width);
-    double lanes[kMaxValues][kLanes];
-    std::fill(&lanes[n_values][0], &lanes[n_all][0], 0.0);
-    for (int64_t c = first; c < last; c += strip) {
-      const int64_t n = std::min(strip, last - c), element = row * width + c;
-      for (int k = 0; k < n_all; ++k) {
-        const ArraySpec& a = arrays_[static_cast<size_t>(k)];
-        values[k] = buffers[k];
-        if (a.role == Role::kSum) continue;
-        const bool direct = a.format == Format::kPlain && a.dtype == compute_ && a.layout != Layout::kPerRow &&
-                            ((written_ | body_.keeps) >> k & 1) != 0;
-        const int64_t index = a.layout == Layout::kPerColumn ? c : element;
-        if (direct) {
-          values[k] = static_cast<C*>(operands[k]) + index;
-        } else if (a.layout == Layout::kPerRow) {
-          C value;
-          load_strip(a, operands[k], row, 1, 0, &value);
-          std::fill_n(buffers[k], n, value);
-        } else {
-          const int scale = scale_operand_[static_cast<size_t>(k)];
-          load_strip(a, operands[k], index, n, scale < 0 ? 0 : static_cast<const float*>(operands[scale])[row],
-                     buffers[k]);
-        }
-      }
-      if constexpr (sizeof(C) == 8) body_.f64(body_.context, values, scalars, n);
-      else body_.f32(body_.context, values, scalars, n);
-      for (size_t k = 0; k < arrays_.size(); ++k) {
-        const ArraySpec& a = arrays_[k];
-        if (a.role == Role::kSum) {
-          for (int64_t i = 0; i < n; ++i) lanes[k][i % kLanes] += static_cast<double>(values[k][i]);
-        } else if (a.role == Role::kAverage) {
-          C* __restrict average = static_cast<C*>(operands[k]) + element;
-          const C* __restrict value = values[0];
-          for (int64_t i = 0; i < n; ++i) average[i] = scalar::fma(scalars[1], value[i] - average[i], average[i]);
-        } else if (a.role == Role::kCopy) {
-          store_strip(a.dtype, operands[k], element, n, values[0]);
-        } else if (a.zero) {
-          std::memset(at(operands[k], a.dtype, element), 0, static_cast<size_t>(n) * size_of(a.dtype));
-        } else if (((written_ >> k) & 1) == 0) {
-          continue;
-        } else if (a.format != Format::kPlain) {
-          if constexpr (sizeof(C) == sizeof(float))
-            store_codes(a.format, static_cast<uint8_t*>(operands[k]) + element,
-                        static_cast<float*>(operands[scale_operand_[k]])[row], n, values[k]);
-        } else if (values[k] == buffers[k]) {
-          store_strip(a.dtype, operands[k], element, n, values[k]);
-        }
-      }
-    }
-    for (int k = n_values; k < n_all; ++k)
-      static_cast<double*>(operands[k])[row] = combine_lanes(lanes[k], [](double a, double b) { return a + b; });
-  }
 }
 
 void launch(Device device, const std::shared_ptr<const Foreach>& pass, const ForeachTable& table,

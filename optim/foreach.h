@@ -109,16 +109,16 @@ class Foreach {
 
   // Enqueues the generated code.
   void run_compiled(const ForeachTable& table, const compile::Condition& when) const;
-  // What may fail of that; see compile::TableLaunch::ready.
+  // Does the part of run_compiled() that may fail, and returns the rest; see compile::TableLaunch::ready.
   absl::AnyInvocable<void()> ready(const ForeachTable& table, const compile::Condition& when) const;
   // The host's own kernel, in stream order: see launch().
   void run_eager(const ForeachTable& table) const;
-  // What is left of the pass if the step is skipped: copies are written, and arrays are zeroed that would be. It takes
-  // the table of this pass. Null: nothing.
+  // The pass that replaces this one in a skipped step: it only writes copies and zeroes arrays. It takes the table of
+  // this pass. Null: there is nothing to do.
   const std::shared_ptr<Foreach>& if_skipped() const { return if_skipped_; }
 
  private:
-  template <class C> void run_piece(const ForeachItem& item, void* const* operands, int64_t begin, int64_t end) const;
+  struct Eager;  // the host's own kernel
 
   Body body_;
   std::vector<ArraySpec> arrays_;

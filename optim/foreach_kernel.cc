@@ -108,7 +108,7 @@ class KernelBuilder final : public LoopBuilder {
     return {this, next, instr.type};
   }
 
-  // Which values the formula changes: those that are another value afterwards.
+  // Finds the values that the formula changes: they are another value afterwards.
   void trace_written() {
     std::vector<LoopValue> values;
     for (int k = 0; k < body_.n_values + body_.n_sums; ++k)

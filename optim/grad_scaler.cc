@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <limits>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "rondo/optim/scalar_program.h"
@@ -46,26 +47,44 @@ struct UpdateScale {
 
 }  // namespace
 
-GradScaler::Values GradScaler::Values::of(double scale, int64_t good_steps, int64_t skipped, Device device) {
-  const auto value = [device](auto number) { return Tensor::full({}, static_cast<double>(number), {kF64, device}); };
-  return {value(scale), value(good_steps), value(skipped), value(0)};
-}
-GradScaler::Values GradScaler::Values::cloned() const {
-  return {scale.clone(), good_steps.clone(), skipped.clone(), overflowed.clone()};
-}
+// f64 scalars on one device.
+struct GradScaler::State {
+  Tensor scale, good_steps, skipped;  // good_steps: since the scale changed
+  Tensor overflowed;                  // 1 if a step of this iteration was skipped
+  bool placed = false;                // a loss or a step has decided on the device
+  bool stepped = false;               // in this iteration
+
+  static State of(double scale, int64_t good_steps, int64_t skipped, Device device) {
+    const auto value = [device](auto number) { return Tensor::full({}, static_cast<double>(number), {kF64, device}); };
+    return {value(scale), value(good_steps), value(skipped), value(0)};
+  }
+  State cloned() const {
+    return {scale.clone(), good_steps.clone(), skipped.clone(), overflowed.clone(), placed, stepped};
+  }
+  void go_to(Device device) {
+    const Device here = scale.device();
+    if (placed && !(device == here))
+      throw Error(absl::StrCat("GradScaler: its scale is on ", rondo::to_string(here),
+                               " and the loss or the parameters on ", rondo::to_string(device),
+                               "; make a GradScaler for each device"));
+    *this = {scale.to(device), good_steps.to(device), skipped.to(device), overflowed.to(device), true, stepped};
+  }
+};
 
 GradScaler::GradScaler(const GradScaler& other)
-    : options_(other.options_), values_(other.values_.cloned()), placed_(other.placed_), stepped_(other.stepped_) {}
+    : options_(other.options_), state_(std::make_unique<State>(other.state_->cloned())) {}
 GradScaler& GradScaler::operator=(const GradScaler& other) {
   options_ = other.options_;
-  values_ = other.values_.cloned();
-  placed_ = other.placed_;
-  stepped_ = other.stepped_;
+  *state_ = other.state_->cloned();
   return *this;
 }
+GradScaler::~GradScaler() = default;
+
+double GradScaler::get_scale() const { return options_.enabled ? state_->scale.item() : 1; }
+int64_t GradScaler::skipped() const { return static_cast<int64_t>(state_->skipped.item()); }
 
 GradScaler::GradScaler(GradScalerOptions options)
-    : options_(options), values_(Values::of(options.init_scale, 0, 0, default_device())) {
+    : options_(options), state_(std::make_unique<State>(State::of(options.init_scale, 0, 0, default_device()))) {
   if (!(options.init_scale > 0 && std::isfinite(options.init_scale)))
     throw Error(absl::StrCat("GradScaler: init_scale must be positive and finite, got ", options.init_scale));
   if (!(options.growth_factor > 1) || !(options.backoff_factor > 0 && options.backoff_factor < 1))
@@ -75,69 +94,58 @@ GradScaler::GradScaler(GradScalerOptions options)
     throw Error(absl::StrCat("GradScaler: growth_interval must be at least 1, got ", options.growth_interval));
 }
 
-void GradScaler::go_to(Device device) {
-  const Device here = values_.scale.device();
-  if (placed_ && !(device == here))
-    throw Error(absl::StrCat("GradScaler: its scale is on ", rondo::to_string(here),
-                             " and the loss or the parameters on ", rondo::to_string(device),
-                             "; make a GradScaler for each device"));
-  values_ = {values_.scale.to(device), values_.good_steps.to(device), values_.skipped.to(device),
-             values_.overflowed.to(device)};
-  placed_ = true;
-}
-
 Tensor GradScaler::scale(TensorArg loss) {
   if (!options_.enabled || !loss.tensor.defined()) return loss.tensor;
-  go_to(loss.tensor.device(loss.where));
+  state_->go_to(loss.tensor.device(loss.where));
   // As a scalar operand: in f32 for 16-bit losses, whose range the scale may leave.
   const DType dtype = loss.tensor.dtype(), compute = compute_dtype(dtype);
   // A copy, because update() writes the scale and the tape reads this one.
-  const Tensor factor = compute == kF64 ? values_.scale.clone() : values_.scale.to(compute);
+  const Tensor factor = compute == kF64 ? state_->scale.clone() : state_->scale.to(compute);
   return (loss.tensor.to(compute, loss.where) * TensorArg(factor, loss.where)).to(dtype, loss.where);
 }
 
 optim::StepReport GradScaler::step(optim::Optimizer& optimizer, optim::StepOptions options) {
   if (options_.enabled) {
-    go_to(optimizer.device());
-    options.device_scale = values_.scale;
+    state_->go_to(optimizer.device());
+    options.device_scale = state_->scale;
     options.check_finite = true;
   }
   const optim::StepReport report = optim::Step::run(
       optimizer, options, [&](optim::LaunchQueue& queue, const optim::Decision* decision) {
         if (!options_.enabled) return;
-        const double* overflowed = reinterpret_cast<const double*>(values_.overflowed.address());
-        const auto pass = optim::scalar_pass(values_.scale.device(),
+        const double* overflowed = reinterpret_cast<const double*>(state_->overflowed.address());
+        const auto pass = optim::scalar_pass(state_->scale.device(),
                                              optim::program_body<NoteOverflow>("note_overflow"));
         optim::add_call(queue.table(), *pass, {overflowed, &decision->skipped, overflowed}, nullptr);
         queue.add(pass);
       });
-  if (options_.enabled) static_cast<void>(written(values_.overflowed));
-  stepped_ = true;
+  if (options_.enabled) static_cast<void>(written(state_->overflowed));
+  state_->stepped = true;
   return report;
 }
 
 void GradScaler::update() {
-  if (!stepped_)
+  if (!state_->stepped)
     throw Error("GradScaler::update: no step() since the last update(); nothing is known of the gradients");
   if (!options_.enabled) {
-    stepped_ = false;
+    state_->stepped = false;
     return;
   }
   const memory::Cause cause("", "GradScaler::update", {});
-  const Device device = values_.scale.device();
-  const double *scale = written(values_.scale), *good_steps = written(values_.good_steps),
-               *skipped = written(values_.skipped), *overflowed = written(values_.overflowed);
+  const Device device = state_->scale.device();
+  const double *scale = written(state_->scale), *good_steps = written(state_->good_steps),
+               *skipped = written(state_->skipped), *overflowed = written(state_->overflowed);
   const Storage numbers = optim::numbers_on(
       device, {options_.growth_factor, options_.backoff_factor, static_cast<double>(options_.growth_interval),
                std::numeric_limits<float>::min(), std::numeric_limits<float>::max()});
   optim::call_program(device, optim::program_body<UpdateScale>("update_scale"),
                       {scale, good_steps, skipped, overflowed, scale, good_steps, skipped, overflowed},
                       optim::f64_of(numbers));
-  stepped_ = false;
+  state_->stepped = false;
 }
 
 nn::StateDict GradScaler::state_dict() const {
-  const Values copies = values_.cloned();
+  const State copies = state_->cloned();
   return {
       {"scale", copies.scale}, {"growth_tracker", copies.good_steps.to(kI64)}, {"skipped", copies.skipped.to(kI64)}};
 }
@@ -160,7 +168,10 @@ void GradScaler::load_state_dict(const nn::StateDict& state) {
   const double scale = number("scale", kF64, std::numeric_limits<double>::min());
   const double good = number("growth_tracker", kI64, 0), skipped = number("skipped", kI64, 0);
   if (!report.missing.empty() || !report.mismatched.empty()) throw nn::StateDictError("GradScaler", report);
-  values_ = Values::of(scale, static_cast<int64_t>(good), static_cast<int64_t>(skipped), values_.scale.device());
+  State loaded = State::of(scale, static_cast<int64_t>(good), static_cast<int64_t>(skipped), state_->scale.device());
+  loaded.placed = state_->placed;
+  loaded.stepped = state_->stepped;
+  *state_ = std::move(loaded);
 }
 
 }  // namespace rondo::amp

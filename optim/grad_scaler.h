@@ -12,6 +12,9 @@
 // nothing back; get_scale(), skipped() and state_dict()'s readers wait for the device.
 #pragma once
 
+#include <cstdint>
+#include <memory>
+
 #include "rondo/optim/optimizer.h"
 
 #pragma GCC visibility push(default)
@@ -33,6 +36,7 @@ class GradScaler {
   // A copy goes on by itself.
   GradScaler(const GradScaler& other);
   GradScaler& operator=(const GradScaler& other);
+  ~GradScaler();
 
   // loss * get_scale(), in the loss's dtype.
   // The first loss or step() decides on which device the values lie. Throws Error if a later loss, or the parameters of
@@ -44,10 +48,8 @@ class GradScaler {
   // After the steps of one iteration. Throws Error if there was none.
   void update();
 
-  double get_scale() const { return options_.enabled ? values_.scale.item() : 1; }
-  int64_t skipped() const {
-    return static_cast<int64_t>(values_.skipped.item());
-  }  // iterations in which a step was skipped
+  double get_scale() const;
+  int64_t skipped() const;  // iterations in which a step was skipped
 
   // Copies: "scale" f64, "growth_tracker" and "skipped" i64.
   nn::StateDict state_dict() const;
@@ -56,19 +58,9 @@ class GradScaler {
   void load_state_dict(const nn::StateDict& state);
 
  private:
-  // f64 scalars on one device.
-  struct Values {
-    Tensor scale, good_steps, skipped;  // good_steps: since the scale changed
-    Tensor overflowed;                  // 1 if a step of this iteration was skipped
-    static Values of(double scale, int64_t good_steps, int64_t skipped, Device device);
-    Values cloned() const;
-  };
-  void go_to(Device device);
-
+  struct State;
   GradScalerOptions options_;
-  Values values_;
-  bool placed_ = false;   // a loss or a step has decided on the device
-  bool stepped_ = false;  // in this iteration
+  std::unique_ptr<State> state_;
 };
 
 }  // namespace rondo::amp

@@ -9,7 +9,7 @@
 // Parameter groups: optim::AdamW({{.params = matrices, .options = {.weight_decay = 0.1}},
 //                                 {.params = vectors, .options = {.weight_decay = 0.0}}}).
 // One more, later: optimizer.add_param_group({.params = head.parameters(), .options = {.lr = 1e-3}}).
-// What else a training step does to parameters and gradients joins the same pass over memory:
+// Averages, clipping and zeroing join the same pass over memory:
 //
 //   optim::compile(optimizer);                    // generated code from now on (compile.h)
 //   optimizer.track_average({.decay = 0.999});    // EMA of the parameters
@@ -83,7 +83,7 @@ struct AverageOptions {
   double decay = 0.999;
 };
 
-// What is generated for one optimizer.
+// The kernels that were generated for one optimizer.
 struct KernelReport {
   bool compiled = false;  // optim::compile was called
   int kernels = 0;        // signatures in use: one for each combination of dtypes and formula

@@ -1,5 +1,5 @@
-// What an optimizer keeps between steps. Optimizer changes it when the user asks, Step (step.h) when a step is made,
-// and UpdateAtSeams marks the steps that it makes.
+// OptimizerState: everything that an optimizer keeps between steps. Optimizer changes it when the user asks, Step
+// (step.h) when a step is made, and UpdateAtSeams marks the steps that it makes.
 #pragma once
 
 #include <cstddef>

@@ -1,4 +1,4 @@
-// What an optimizer keeps for one parameter: its state, average and 16-bit copy.
+// ParamSlot: one parameter of an optimizer, with its state, average and 16-bit copy.
 //
 // Invariant: once made, state and average are written in place, never replaced, until load_state_dict().
 #pragma once

@@ -97,16 +97,14 @@ struct OneCycle {
     const double at = static_cast<double>(step), total = static_cast<double>(total_steps);
     const double initial = max_lr / div_factor, lowest = initial / final_div_factor;
     const double peak = pct_start * total - 1;
+    const auto between = [this](double a, double b, double share) {
+      return anneal == kCosine ? cosine_between(a, b, share) : a + (b - a) * share;
+    };
     if (at <= peak) return between(initial, max_lr, peak == 0 ? 1 : at / peak);
     if (!three_phase) return between(max_lr, lowest, (at - peak) / (total - 1 - peak));
     const double down = 2 * pct_start * total - 2;
     if (at <= down) return between(max_lr, initial, down == peak ? 1 : (at - peak) / (down - peak));
     return between(initial, lowest, (at - down) / (total - 1 - down));
-  }
-
- private:
-  double between(double a, double b, double share) const {
-    return anneal == kCosine ? cosine_between(a, b, share) : a + (b - a) * share;
   }
 };
 

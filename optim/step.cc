@@ -159,7 +159,7 @@ void Step::decide(const StepOptions& options) {
   constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
   const Storage kept = numbers_on(device, {options.grad_scale, options.max_norm, /*no device_scale:*/ 1, kNaN});
   const double* numbers = f64_of(kept);
-  // What stays if a kernel has found its data wrong: nothing below runs then.
+  // If a kernel has found its data wrong, nothing below runs: the Decision stays all zeros.
   backend_of(device).fill(device.index, d, 0, sizeof(Decision));
   if (!measured_) {
     call_program(device, decide_unmeasured(), {&d->norm, &d->factor, &d->updates, &d->skipped}, numbers + 3);

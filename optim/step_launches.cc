@@ -119,7 +119,7 @@ void Step::Launches::queue_sweeps(Signature& signature) {
   const UpdatePlan& plan = *signature.plan;
   make_transients(signature);
   const bool eager = compile::stance() == compile::Stance::kForceEager;
-  // What comes before a prepare() runs at once, because prepare() reads it.
+  // Sweeps before a prepare() run at once, because prepare() reads their results.
   size_t first_kept = plan.sweeps.size();
   while (first_kept > 0 && !(first_kept < plan.sweeps.size() && plan.sweeps[first_kept].prepare)) --first_kept;
   for (size_t sweep = 0; sweep < plan.sweeps.size(); ++sweep) {

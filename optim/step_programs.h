@@ -1,14 +1,14 @@
-// The scalar programs of a step (scalar_program.h): what it decides and counts.
+// The scalar programs of a step (scalar_program.h): they decide and count.
 #pragma once
 
 #include "rondo/optim/formula.h"
 
 namespace rondo::optim {
 
-// Of a step that measures its gradients. In: the sum of their squares, device_scale, and the number of skipped steps.
-// Numbers: grad_scale, max_norm. Out: the Decision, and the number of skipped steps.
+// The Decision of a step that measures its gradients. In: the sum of their squares, device_scale, and the number of
+// skipped steps. Numbers: grad_scale, max_norm. Out: the Decision, and the number of skipped steps.
 Body decide_measured();
-// Of a step that does not. Number: NaN. Out: the Decision.
+// The Decision of a step that does not. Number: NaN. Out: the Decision.
 Body decide_unmeasured();
 
 // In: the step before, Decision::updates. Out: the step.

@@ -1,5 +1,5 @@
-// What a step finds out about its gradients. It does so on the parameters' device, in stream order, and later launches
-// read it there. The host reads it only if it asks.
+// StepReport: the norm of a step's gradients, and whether the step was skipped. A step finds this out on the
+// parameters' device, in stream order, and later launches read it there. The host reads it only if it asks.
 //
 //   const StepReport report = optimizer.step({.max_norm = 1.0});
 //   if (report.skipped()) ...                   // waits for the device; on the CPU everything is known

@@ -54,14 +54,14 @@ class GradientSource {
 };
 
 struct UpdateAtSeamsOptions {
-  // Of every update. Only zero_grad may differ from its default.
+  // The options of every update. Only zero_grad may differ from its default.
   StepOptions step = {};
   // Gradients are dropped right after their parameters' update, unless step.zero_grad keeps them as zeros. false: they
   // stay until zero_grad().
   bool drop_grads = true;
 };
 
-// Of one step; counts parameters of the optimizer.
+// One step, in parameters of the optimizer.
 struct UpdateReport {
   int64_t at_seams = 0;          // updated during backward (or while a source ended the step)
   int64_t at_end = 0;            // updated by finish(), because their seam was not reached

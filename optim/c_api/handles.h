@@ -1,4 +1,4 @@
-// What stands behind the handles of the C API.
+// The objects behind the handles of the C API.
 //
 // A rondo_model* is a number that was never used before in this process, not an address. So a handle that was destroyed
 // or never made is found out: an Error, not a crash.

@@ -5,7 +5,7 @@
 namespace rondo::optim::c_api {
 namespace {
 
-// What decoders write for bytes that are no character, or not yet one: U+FFFD.
+// Decoders write U+FFFD for bytes that are no character, or not yet one.
 constexpr std::string_view kReplacement = "\xEF\xBF\xBD";
 
 // Where the longest end of `text` begins that is a start of `stop`, but not all of it.

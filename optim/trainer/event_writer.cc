@@ -45,6 +45,23 @@ void remove_files(const std::string& folder, std::string_view prefix) {
 
 uint32_t masked_crc(std::string_view bytes) { return std::rotr(crc32c(bytes), 15) + 0xa282ead8u; }
 
+void append_event(AppendFile& file, int64_t step, std::string_view payload) {
+  const std::chrono::duration<double> wall_time = std::chrono::system_clock::now().time_since_epoch();
+  std::string event;
+  append_varint(event, 1 << 3 | 1);
+  append_little_endian(event, std::bit_cast<uint64_t>(wall_time.count()));
+  append_varint(event, 2 << 3 | 0);
+  append_varint(event, static_cast<uint64_t>(step));
+  event += payload;
+
+  std::string record;
+  append_little_endian(record, static_cast<uint64_t>(event.size()));
+  append_little_endian(record, masked_crc(record));
+  record += event;
+  append_little_endian(record, masked_crc(event));
+  file.append(record);
+}
+
 }  // namespace
 
 uint32_t crc32c(std::string_view bytes) {
@@ -73,11 +90,11 @@ EventWriter::EventWriter(const std::string& folder, int64_t first_step) {
   file_ = std::make_unique<AppendFile>(path, AppendFile::kReplace);
   std::string payload;
   append_bytes_field(payload, 3, "brain.Event:2");  // file_version
-  append_event(0, payload);
+  append_event(*file_, 0, payload);
   if (first_step > 0) {
     payload.clear();
     append_bytes_field(payload, 7, std::string_view("\x08\x01", 2));  // session_log { status: START }
-    append_event(first_step + 1, payload);
+    append_event(*file_, first_step + 1, payload);
   }
 }
 
@@ -94,24 +111,7 @@ void EventWriter::write(int64_t step, std::span<const Scalar> scalars) {
   }
   std::string payload;
   append_bytes_field(payload, 5, summary);
-  append_event(step, payload);
-}
-
-void EventWriter::append_event(int64_t step, std::string_view payload) {
-  const std::chrono::duration<double> wall_time = std::chrono::system_clock::now().time_since_epoch();
-  std::string event;
-  append_varint(event, 1 << 3 | 1);
-  append_little_endian(event, std::bit_cast<uint64_t>(wall_time.count()));
-  append_varint(event, 2 << 3 | 0);
-  append_varint(event, static_cast<uint64_t>(step));
-  event += payload;
-
-  std::string record;
-  append_little_endian(record, static_cast<uint64_t>(event.size()));
-  append_little_endian(record, masked_crc(record));
-  record += event;
-  append_little_endian(record, masked_crc(event));
-  file_->append(record);
+  append_event(*file_, step, payload);
 }
 
 void TensorBoardLog::on_begin(const Progress& now) { events_.emplace(folder_, now.step); }

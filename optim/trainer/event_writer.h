@@ -47,7 +47,6 @@ class EventWriter {
   }
 
  private:
-  void append_event(int64_t step, std::string_view payload);
   std::unique_ptr<AppendFile> file_;
 };
 

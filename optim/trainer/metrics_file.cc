@@ -105,12 +105,12 @@ void MetricsFile::write(const MetricsRecord& record) {
 
 void MetricsFile::sync() { file_->sync(); }
 
-void MetricsLog::on_begin(const Progress& now) { file_.emplace(path_, now.step); }
+namespace {
 
-void MetricsLog::write(const Progress& now, bool evaluated) {
+void write_line(MetricsFile& file, const Progress& now, bool evaluated) {
   // A run that was cancelled before this evaluation and killed after it makes it again, with the same result.
-  if (!file_->records().empty()) {
-    const MetricsRecord& last = file_->records().back();
+  if (!file.records().empty()) {
+    const MetricsRecord& last = file.records().back();
     if (last.step == now.step && last.eval_loss.has_value() == evaluated) return;
   }
   MetricsRecord record{.step = now.step, .loss = now.loss, .lr = now.lr};
@@ -118,7 +118,13 @@ void MetricsLog::write(const Progress& now, bool evaluated) {
   if (!std::isnan(now.grad_norm)) record.grad_norm = now.grad_norm;
   record.targets_per_s = std::isnan(now.targets_per_second) ? 0 : now.targets_per_second;
   record.step_ms = std::isnan(now.step_ms) ? 0 : now.step_ms;
-  file_->write(record);
+  file.write(record);
 }
+
+}  // namespace
+
+void MetricsLog::on_begin(const Progress& now) { file_.emplace(path_, now.step); }
+void MetricsLog::on_log(const Progress& now) { write_line(*file_, now, false); }
+void MetricsLog::on_evaluate(const Progress& now) { write_line(*file_, now, true); }
 
 }  // namespace rondo::optim

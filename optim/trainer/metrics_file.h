@@ -67,11 +67,10 @@ class MetricsLog : public Callback {
  public:
   explicit MetricsLog(std::string path) : path_(std::move(path)) {}
   void on_begin(const Progress& now) override;
-  void on_log(const Progress& now) override { write(now, false); }
-  void on_evaluate(const Progress& now) override { write(now, true); }
+  void on_log(const Progress& now) override;
+  void on_evaluate(const Progress& now) override;
 
  private:
-  void write(const Progress& now, bool evaluated);
   const std::string path_;
   std::optional<MetricsFile> file_;
 };

@@ -1,4 +1,4 @@
-#include "rondo/optim/trainer/trainer.h"
+#include "rondo/optim/trainer/trainer_run.h"
 
 #include <algorithm>
 #include <chrono>
@@ -63,7 +63,7 @@ int64_t steps_of_epoch(const TrainerOptions& options, int64_t batches) {
   return batches / of_a_step + (batches % of_a_step != 0);
 }
 
-// What forward passes write, as a running mean: a copy, to undo a step that does not end.
+// A copy of the buffers that forward passes write (a running mean), to undo a step that does not end.
 class BuffersOf {
  public:
   explicit BuffersOf(nn::ModuleBase& model) {
@@ -118,14 +118,25 @@ int64_t planned_steps(const TrainerOptions& options, int64_t batches_per_epoch) 
 
 Trainer::Trainer(nn::ModuleBase& model, Optimizer& optimizer, LossFn loss, data::BatchSource& train_data,
                  TrainerOptions options)
-    : Trainer(model, optimizer, std::move(loss), train_data, nullptr, std::move(options)) {}
-
+    : run_(std::make_unique<Run>(model, optimizer, std::move(loss), train_data, nullptr, std::move(options))) {}
 Trainer::Trainer(nn::ModuleBase& model, Optimizer& optimizer, LossFn loss, data::BatchSource& train_data,
                  data::BatchSource& eval_data, TrainerOptions options)
-    : Trainer(model, optimizer, std::move(loss), train_data, &eval_data, std::move(options)) {}
+    : run_(std::make_unique<Run>(model, optimizer, std::move(loss), train_data, &eval_data, std::move(options))) {}
+Trainer::~Trainer() = default;
 
-Trainer::Trainer(nn::ModuleBase& model, Optimizer& optimizer, LossFn loss, data::BatchSource& train_data,
-                 data::BatchSource* eval_data, TrainerOptions options)
+void Trainer::add_callback(Callback& callback) { run_->add_callback(callback); }
+TrainResult Trainer::train() { return run_->train(); }
+void Trainer::cancel() noexcept { run_->cancel(); }
+Progress Trainer::progress() const { return run_->progress(); }
+double Trainer::evaluate() { return run_->evaluate(); }
+std::optional<Trainer::Resumed> Trainer::resume_from_checkpoint(const std::string& folder) {
+  return run_->resume_from_checkpoint(folder);
+}
+void Trainer::resume_from_file(const std::string& path) { run_->resume_from_file(path); }
+std::string Trainer::save_checkpoint() { return run_->save_checkpoint(); }
+
+Trainer::Run::Run(nn::ModuleBase& model, Optimizer& optimizer, LossFn loss, data::BatchSource& train_data,
+                  data::BatchSource* eval_data, TrainerOptions options)
     : model_(model),
       optimizer_(optimizer),
       loss_(std::move(loss)),
@@ -139,7 +150,7 @@ Trainer::Trainer(nn::ModuleBase& model, Optimizer& optimizer, LossFn loss, data:
   progress_.max_steps = max_steps_;
 }
 
-void Trainer::check_options() const {
+void Trainer::Run::check_options() const {
   const TrainerOptions& o = options_;
   const auto require = [](bool holds, auto... what) {
     if (!holds) throw Error(absl::StrCat("Trainer: ", what...));
@@ -171,29 +182,29 @@ void Trainer::check_options() const {
 
 static_assert(std::atomic<bool>::is_always_lock_free, "cancel() must be safe in a signal handler");
 
-// What train() borrows from its thread, its model and its folder.
-class Trainer::Session {
+// train() changes its thread, its model and its folder; a Session puts them back.
+class Trainer::Run::Session {
  public:
-  explicit Session(Trainer& trainer) : trainer_(trainer), modes_(trainer.model_) {
-    if (!trainer.options_.output_dir.empty()) lock_.emplace(trainer.options_.output_dir);
-    trainer.claim_output_dir();
-    if (!trainer.options_.output_dir.empty()) trainer.data_checksum();  // now, not in the middle of the run
-    trainer.model_.train();
-    trainer.optimizer_.zero_grad();  // what the caller may have left
-    trainer.training_ = true;
+  explicit Session(Run& run) : run_(run), modes_(run.model_) {
+    if (!run.options_.output_dir.empty()) lock_.emplace(run.options_.output_dir);
+    run.claim_output_dir();
+    if (!run.options_.output_dir.empty()) run.data_checksum();  // now, not in the middle of the run
+    run.model_.train();
+    run.optimizer_.zero_grad();  // what the caller may have left
+    run.training_ = true;
   }
-  ~Session() { trainer_.training_ = trainer_.in_step_ = trainer_.cancelled_ = false; }
+  ~Session() { run_.training_ = run_.in_step_ = run_.cancelled_ = false; }
   Session(const Session&) = delete;
   Session& operator=(const Session&) = delete;
 
  private:
-  Trainer& trainer_;
+  Run& run_;
   const ModesOf modes_;
   const RandomStateOfThread random_;
   std::optional<RunLock> lock_;
 };
 
-TrainResult Trainer::train() {
+TrainResult Trainer::Run::train() {
   if (training_) throw Error("Trainer::train: it is running already");
   const Session session(*this);
   tell([this](Callback& c) { c.on_begin(progress_); });
@@ -224,7 +235,7 @@ TrainResult Trainer::train() {
 }
 
 // One optimizer step on the mean loss over all targets of its micro-batches. False: cancelled, and nothing has changed.
-bool Trainer::train_step() {
+bool Trainer::Run::train_step() {
   const data::BatchSource::Position begin = train_data_.position();
   BuffersOf buffers(model_);
   const auto undo = [&] {
@@ -284,7 +295,7 @@ bool Trainer::train_step() {
 
 // The batches of the next step. They are read ahead because each one's share depends on all of them. An epoch's last
 // step has what is left. False: cancelled.
-bool Trainer::fetch(Micro& step) {
+bool Trainer::Run::fetch(Micro& step) {
   bool ended = false;
   while (std::ssize(step.batches) < options_.gradient_accumulation_steps) {
     if (cancelled_) return false;
@@ -304,7 +315,7 @@ bool Trainer::fetch(Micro& step) {
   return true;
 }
 
-Tensor Trainer::loss_of(const data::Batch& batch) const {
+Tensor Trainer::Run::loss_of(const data::Batch& batch) const {
   const amp::Autocast lower(options_.autocast);
   data::Batch here;
   for (const Tensor& tensor : batch) here.push_back(tensor.to(optimizer_.device()));
@@ -317,7 +328,8 @@ Tensor Trainer::loss_of(const data::Batch& batch) const {
 }
 
 // `report`: undefined if no target counted, so that there was no step to make.
-void Trainer::finish_step(const Micro& step, double loss, const std::optional<StepReport>& report, double seconds) {
+void Trainer::Run::finish_step(const Micro& step, double loss, const std::optional<StepReport>& report,
+                               double seconds) {
   const bool skipped = !report || report->skipped();
   const double grad_norm = report ? report->grad_norm() : std::nan("");
   ++state_.step;
@@ -337,7 +349,7 @@ void Trainer::finish_step(const Micro& step, double loss, const std::optional<St
 }
 
 // Copies into progress_ what it has of state_. REQUIRES: progress_mutex_ is held.
-void Trainer::show_state() {
+void Trainer::Run::show_state() {
   const data::BatchSource::Position at = train_data_.position();
   progress_.step = state_.step;
   progress_.loss = state_.loss;
@@ -351,40 +363,40 @@ void Trainer::show_state() {
   progress_.skipped_steps = state_.skipped_steps;
 }
 
-void Trainer::add_callback(Callback& callback) {
+void Trainer::Run::add_callback(Callback& callback) {
   if (training_) throw Error("Trainer::add_callback: add callbacks before train()");
   callbacks_.push_back(&callback);
 }
 
-Progress Trainer::progress() const {
+Progress Trainer::Run::progress() const {
   const std::lock_guard lock(progress_mutex_);
   return progress_;
 }
 
 // ---- Between steps
 
-bool Trainer::due(int64_t every) const {
+bool Trainer::Run::due(int64_t every) const {
   return state_.step > 0 && state_.step % (every > 0 ? every : steps_per_epoch_) == 0;
 }
 
-bool Trainer::evaluation_due() const {
+bool Trainer::Run::evaluation_due() const {
   if (eval_data_ == nullptr || state_.evaluated_step == state_.step) return false;
   if (state_.step == 0) return options_.eval_on_start;
   return due(options_.eval_steps) || state_.step >= max_steps_;
 }
 
-bool Trainer::save_due() const {
+bool Trainer::Run::save_due() const {
   return !options_.output_dir.empty() && saved_step_ != state_.step && due(options_.save_steps);
 }
 
-bool Trainer::stopped_early() const {
+bool Trainer::Run::stopped_early() const {
   return options_.early_stopping_patience > 0 && state_.best.evaluations_since >= options_.early_stopping_patience;
 }
 
-double Trainer::evaluate() { return *evaluation_loss(/*until_cancelled=*/false); }
+double Trainer::Run::evaluate() { return *evaluation_loss(/*until_cancelled=*/false); }
 
 // nullopt: cancelled.
-std::optional<double> Trainer::evaluation_loss(bool until_cancelled) {
+std::optional<double> Trainer::Run::evaluation_loss(bool until_cancelled) {
   if (eval_data_ == nullptr) throw Error("Trainer::evaluate: there is no evaluation data");
   const NoGrad off;
   const ModesOf modes(model_);
@@ -406,7 +418,7 @@ std::optional<double> Trainer::evaluation_loss(bool until_cancelled) {
   return sum / all_targets;
 }
 
-void Trainer::run_evaluation() {
+void Trainer::Run::run_evaluation() {
   const std::optional<double> loss = evaluation_loss(/*until_cancelled=*/true);
   if (!loss) return;
   state_.eval_loss = loss;
@@ -430,7 +442,7 @@ void Trainer::run_evaluation() {
   tell([this](Callback& c) { c.on_evaluate(progress_); });
 }
 
-void Trainer::run_save() {
+void Trainer::Run::run_save() {
   std::string path;
   try {
     path = write_checkpoint();
@@ -443,7 +455,7 @@ void Trainer::run_save() {
   if (!path.empty()) tell([&](Callback& c) { c.on_save(progress_, path); });
 }
 
-std::string Trainer::save_checkpoint() {
+std::string Trainer::Run::save_checkpoint() {
   claim_output_dir();
   const std::string path = write_checkpoint();
   saved_step_ = state_.step;
@@ -451,7 +463,7 @@ std::string Trainer::save_checkpoint() {
   return path;
 }
 
-void Trainer::restore_best() {
+void Trainer::Run::restore_best() {
   if (state_.best.state.empty() || state_.best.step == state_.step) return;
   nn::load_tensors(trained_tensors(), state_.best.state, /*strict=*/true, "Trainer");
 }

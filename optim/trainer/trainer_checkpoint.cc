@@ -1,4 +1,4 @@
-// What a checkpoint of a Trainer holds, and what must be equal before one is taken up.
+// Checkpoints of a Trainer: their contents, and the checks before a run resumes from one.
 #include <algorithm>
 #include <filesystem>
 #include <system_error>
@@ -8,7 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "rondo/modules/lora.h"
 #include "rondo/modules/lora_layer.h"
-#include "rondo/optim/trainer/trainer.h"
+#include "rondo/optim/trainer/trainer_run.h"
 #include "rondo/runtime/io/atomic_file.h"
 #include "rondo/runtime/io/checksum.h"
 
@@ -32,7 +32,7 @@ void add(io::Checksum& sum, const Tensor& tensor) {
 
 std::string text_of(const io::Checksum& sum) { return absl::StrCat(absl::Hex(sum.digest(), absl::kZeroPad16)); }
 
-// What the shapes of an adapter do not say.
+// The properties of an adapter that the shapes of its tensors do not show.
 std::string adapter_identity(nn::ModuleBase& model) {
   const std::string name = nn::active_adapter(model);
   if (name.empty()) return "none";
@@ -61,11 +61,11 @@ void check_fits(const std::vector<nn::NamedTensor>& targets, const nn::StateDict
 
 }  // namespace
 
-bool Trainer::only_trainable() const {
+bool Trainer::Run::only_trainable() const {
   return options_.save_only_trainable.value_or(!nn::active_adapter(model_).empty());
 }
 
-std::vector<nn::NamedTensor> Trainer::trained_tensors() const {
+std::vector<nn::NamedTensor> Trainer::Run::trained_tensors() const {
   nn::StateDict state = model_.state_dict();
   for (const nn::NamedTensor& p : model_.named_parameters())
     if (!p.tensor.requires_grad()) state.erase(p.name);
@@ -74,7 +74,7 @@ std::vector<nn::NamedTensor> Trainer::trained_tensors() const {
   return tensors;
 }
 
-std::vector<nn::NamedTensor> Trainer::saved_tensors() const {
+std::vector<nn::NamedTensor> Trainer::Run::saved_tensors() const {
   if (only_trainable()) return trained_tensors();
   std::vector<nn::NamedTensor> tensors;
   for (auto& [name, tensor] : model_.state_dict()) tensors.push_back({name, tensor});
@@ -82,7 +82,7 @@ std::vector<nn::NamedTensor> Trainer::saved_tensors() const {
 }
 
 // A checksum of the frozen parameters, without those of other adapters. Computed once, as they do not change.
-const std::string& Trainer::base_checksum() {
+const std::string& Trainer::Run::base_checksum() {
   if (!base_checksum_.empty()) return base_checksum_;
   io::Checksum sum;
   std::unordered_set<const TensorImpl*> seen;  // tied parameters
@@ -99,7 +99,7 @@ const std::string& Trainer::base_checksum() {
 
 // The fingerprint of the data. Where the source has none: a checksum of a few batches spread over the first epoch, the
 // first and the last among them. Other data, batch sizes, tokenizers, shuffles or masks make other ones.
-const std::string& Trainer::data_checksum() {
+const std::string& Trainer::Run::data_checksum() {
   if (!data_checksum_.empty()) return data_checksum_;
   if (const uint64_t known = train_data_.fingerprint(); known != 0)
     return data_checksum_ = absl::StrCat(absl::Hex(known, absl::kZeroPad16));
@@ -122,7 +122,7 @@ const std::string& Trainer::data_checksum() {
 }
 
 // A run must not be resumed later from the checkpoint of another one.
-void Trainer::claim_output_dir() {
+void Trainer::Run::claim_output_dir() {
   const std::string& folder = options_.output_dir;
   if (folder.empty() || owns_output_dir_) return;
   std::vector<std::string> others = io::list_checkpoints(folder);  // newest first
@@ -145,7 +145,7 @@ void Trainer::claim_output_dir() {
   owns_output_dir_ = true;
 }
 
-std::string Trainer::write_checkpoint() {
+std::string Trainer::Run::write_checkpoint() {
   if (options_.output_dir.empty()) throw Error("Trainer::save_checkpoint: output_dir is empty");
   if (in_step_) throw Error("Trainer::save_checkpoint: a step is under way; save in on_step(), not in on_micro_step()");
   const data::BatchSource::Position at = train_data_.position();
@@ -176,7 +176,7 @@ std::string Trainer::write_checkpoint() {
   return io::save_checkpoint(options_.output_dir, now, {.keep = options_.save_total_limit});
 }
 
-std::optional<Trainer::Resumed> Trainer::resume_from_checkpoint(const std::string& folder) {
+std::optional<Trainer::Resumed> Trainer::Run::resume_from_checkpoint(const std::string& folder) {
   const std::string& from = folder.empty() ? options_.output_dir : folder;
   if (from.empty()) throw Error("Trainer::resume_from_checkpoint: name a folder, or set output_dir");
   io::LatestCheckpoint latest = io::load_latest_checkpoint(from);
@@ -190,10 +190,10 @@ std::optional<Trainer::Resumed> Trainer::resume_from_checkpoint(const std::strin
   return Resumed{latest.checkpoint->step, latest.path, std::move(latest.skipped)};
 }
 
-void Trainer::resume_from_file(const std::string& path) { resume(io::load_checkpoint(path), path); }
+void Trainer::Run::resume_from_file(const std::string& path) { resume(io::load_checkpoint(path), path); }
 
 // Checks everything before it changes anything.
-void Trainer::resume(const io::Checkpoint& checkpoint, const std::string& path) {
+void Trainer::Run::resume(const io::Checkpoint& checkpoint, const std::string& path) {
   if (training_) throw Error("Trainer: resume before train(), not during it");
   const auto refuse = [&](auto... what) {
     throw ResumeError(absl::StrCat("cannot resume from ", path, ": ", what...));

@@ -326,7 +326,7 @@ TEST_P(DeviceStep, UpdatesAtSeamsHaveTheBitsOfStepsAfterBackward) {
   }
 }
 
-// What work needs lives until it has run, not as long as its owners.
+// Memory that work needs lives until the work has run, even if its owners are gone.
 TEST_P(DeviceStep, WorkOutlivesItsOptimizer) {
   const DeviceScope scope(device_);
   for (const bool compiled : {false, true}) {

@@ -133,7 +133,7 @@ class Guest : public testing::Test {
     return std::optional<test::MeansToRun>(std::in_place, test::Eagerly::kAll,
                                            "generation with a cache runs regions op by op");
   }
-  // What the process holds after `warm` lives and after `more` further ones.
+  // The resources of the process after `warm` lives and after `more` further ones.
   template <class F> std::pair<Held, Held> lives(int warm, int more, F one) {
     for (int i = 0; i < warm; ++i) one(i);
     const Held before = held();

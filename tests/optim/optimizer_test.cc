@@ -1,5 +1,5 @@
-// What all optimizers have in common; Muon, LAMB, clipping and schedules against values recorded from PyTorch
-// (tests/reference/README.md). The others: optimizer_cases_test.cc.
+// Rules for all optimizers. Muon, clipping and schedules against values recorded from PyTorch
+// (tests/reference/README.md), LAMB against its paper. The other optimizers: optimizer_cases_test.cc.
 #include "rondo/optim/optimizer.h"
 
 #include <gtest/gtest.h>

@@ -126,7 +126,7 @@ struct Notes : Callback {
   }
 };
 
-// What a run computes with. Each is in the resume test.
+// The options of a run. The resume test runs each variant.
 struct Variant {
   const char* name = "plain";
   double dropout = 0;

@@ -1,4 +1,4 @@
-// What a run writes beside checkpoints: metrics.jsonl and TensorBoard events.
+// The logs of a run: metrics.jsonl and TensorBoard events.
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 

@@ -171,7 +171,7 @@ TEST(TrainerKill, LosesAtMostTheStepsSinceTheLastCheckpoint) {
       EXPECT_EQ(known->second, report.loss) << "step " << report.step << " came out otherwise after a kill";
     }
     close(reports[0]);
-    // What a child reported is there. It may have died between the rename and its report.
+    // The checkpoint that a child reported exists. The child may have died between the rename and its report.
     const auto found = io::load_latest_checkpoint(folder.path()).checkpoint;
     const int64_t on_disk = found ? found->step : 0;
     EXPECT_GE(on_disk, newest);
@@ -384,7 +384,7 @@ TEST(TrainerAdapters, ACheckpointHoldsOnlyWhatIsTrained) {
   EXPECT_GT(io::load_checkpoint(folder / "whole/ckpt-00000001.safetensors").model.size(), 20u);
 }
 
-// What refuses a checkpoint changes nothing.
+// A refused checkpoint changes nothing.
 template <class E> std::string refused(SmallRun& run, const std::string& folder) {
   nn::StateDict before = run.model.state_dict(), optimizer = run.optimizer->state_dict();
   for (nn::StateDict* state : {&before, &optimizer})

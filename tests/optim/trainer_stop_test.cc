@@ -104,7 +104,7 @@ struct Centred : nn::Module<Centred> {
   }
 };
 
-// What a forward writes is a part of the step: a step that does not end leaves nothing of it.
+// Buffers that a forward pass writes are part of the step: a step that does not end leaves them as they were.
 TEST(TrainerCancel, ADroppedStepLeavesNoBuffersBehind) {
   const auto train = [](bool interrupted, Tensor& mean) {
     manual_seed(1);

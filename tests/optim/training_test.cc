@@ -319,7 +319,7 @@ TEST(Training, ATapeSeesThatAStepWroteWhatItReads) {
   }
 }
 
-// What follows the parameters follows them where somebody else writes them, too.
+// Copies and averages follow the parameters, also when something else than the optimizer writes these.
 TEST(Training, LoadedParametersReachCopiesAndAverages) {
   for (bool compiled : {false, true}) {
     nn::Linear model(4, 3), other(4, 3);
@@ -381,7 +381,7 @@ TEST(Training, LoadedParametersReachCopiesAndAverages) {
   }
 }
 
-// Of an embedding only the rows in use have a gradient; it is dense, with zeros elsewhere.
+// An embedding's gradient is dense: zeros outside of the rows in use.
 TEST(Training, RowsOfAnEmbedding) {
   for (bool compiled : {false, true}) {
     nn::Embedding embedding(6, 4), twin(6, 4);
@@ -501,7 +501,7 @@ TEST(Training, AStepWritesTheCopiesThatAutocastUses) {
         EXPECT_EQ(amp::lowered(net.parameters()[i], kBF16).address(), memory[i]);
       EXPECT_EQ(optimizer.kernels().late, 0);
     }
-    // What nobody uses any more is not kept up; nor does it come back with old values.
+    // A copy that is no longer used is not updated, and does not come back with old values.
     optimizer.zero_grad();
     ops::mean(ops::square(net(Tensor::randn({6, 12})))).backward();
     optimizer.step();

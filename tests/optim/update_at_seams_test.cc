@@ -199,7 +199,7 @@ TEST_P(AtSeams, UnderAutocastAndInOneRegion) {
     expect_same(train(cases().at("adamw"), how, false), train(cases().at("adamw"), how, true));
 }
 
-// What backward computes once more, it computes from the parameters of the forward pass.
+// Recomputation in backward reads the parameters of the forward pass.
 TEST(AtSeamsRules, RecomputationReadsTheOldParameters) {
   if (!compile::jit_available()) GTEST_SKIP() << "built without LLVM";
   for (const compile::Recompute recompute : {compile::Recompute::kFull, compile::Recompute::kNone}) {
@@ -249,7 +249,7 @@ TEST_P(AtSeams, CheckpointsRunAgainWithTheOldParameters) {
   expect_same(runs[0], runs[1]);
 }
 
-// Of the blocks' gradients, those of one block exist at a time.
+// The gradients of one block exist at a time.
 TEST_P(AtSeams, GradientsOfOneBlockAtATime) {
   nn::GPT2 model(kConfig, 1);
   compile_if_wanted(model);
