@@ -17,6 +17,7 @@
 // Constructors throw Error for what check() refuses, and for parameters that cannot be updated (optimizer.h).
 #pragma once
 
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -25,6 +26,9 @@
 
 #pragma GCC visibility push(default)
 namespace rondo::optim {
+
+// Throws Error, which names the optimizer, unless all are in [0, 1).
+void check_betas(const char* optimizer, std::span<const double> betas);
 
 // The functions of an optimizer that must be kernel code.
 template <class Options> struct FormulaCode {

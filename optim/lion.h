@@ -5,7 +5,6 @@
 
 #include <array>
 
-#include "absl/strings/str_cat.h"
 #include "rondo/optim/formula_optimizer.h"
 #include "rondo/runtime/ops/scalar_math.h"
 
@@ -40,8 +39,7 @@ class Lion : public FormulaOptimizer<Lion, LionOptions> {
   static constexpr const char* kName = "Lion";
 
   static void check(const LionOptions& o) {
-    for (double beta : o.betas)
-      if (!(beta >= 0 && beta < 1)) throw Error(absl::StrCat("Lion: betas must be in [0, 1), got ", beta));
+    check_betas(kName, o.betas);
     if (!(o.lr >= 0 && o.weight_decay >= 0)) throw Error("Lion: lr and weight_decay must not be negative");
   }
   static void visit(LionOptions& o, OptionVisitor visit) {

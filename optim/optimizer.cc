@@ -7,6 +7,7 @@
 
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
+#include "rondo/optim/formula_optimizer.h"
 #include "rondo/optim/optimizer_state.h"
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/ops/ops.h"
@@ -32,6 +33,11 @@ void refresh(std::vector<ParamSlot>& slots) {
 }
 
 }  // namespace
+
+void check_betas(const char* optimizer, std::span<const double> betas) {
+  for (double beta : betas)
+    if (!(beta >= 0 && beta < 1)) throw Error(absl::StrCat(optimizer, ": betas must be in [0, 1), got ", beta));
+}
 
 std::string slot_name(size_t slot) { return absl::StrCat("parameter ", slot); }
 
