@@ -44,6 +44,8 @@ class KernelEmitter : ValueEmitter {
   void zero_partials();
   void emit_row(Value* row);
   void emit_stage(const Stage& stage);
+  // The instructions of a stage whose results are one value for the whole row.
+  void emit_row_values(const Stage& stage);
   void emit_steps(const Stage& stage, Value* column, Value* mask, int copies);
   int copies_of(const Stage& stage) const;
   template <class Body>
@@ -253,7 +255,7 @@ void KernelEmitter::emit_row(Value* row) {
   for (const Stage& stage : kernel_.stages) emit_stage(stage);
 }
 
-void KernelEmitter::emit_stage(const Stage& stage) {
+void KernelEmitter::emit_row_values(const Stage& stage) {
   for (const std::vector<int32_t>* list : {&stage.row, &stage.column}) {
     for (int32_t id : *list) {
       if (levels_[id] != Level::kRow) continue;
@@ -269,6 +271,10 @@ void KernelEmitter::emit_stage(const Stage& stage) {
       }
     }
   }
+}
+
+void KernelEmitter::emit_stage(const Stage& stage) {
+  emit_row_values(stage);
   make_splats(stage, Level::kRow);
 
   bool has_column_work = !stage.reductions.empty();
