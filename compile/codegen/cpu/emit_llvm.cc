@@ -54,7 +54,9 @@ class KernelEmitter : ValueEmitter {
   template <class Body>
   void sweep(int copies, llvm::MutableArrayRef<Value*> carried, llvm::function_ref<void(Value*)> end_block, Body body);
   // True if a row may be longer than one block of Note [Row order].
-  bool has_blocks() const;
+  bool has_blocks() const {  // split columns are those of a row that has no reductions
+    return !kernel_.split_columns && (llvm::isa<llvm::ConstantInt>(cols_) ? kernel_.cols : known(0).max) > kRowBlock;
+  }
   void make_splats(const Stage& stage, Level level);
 
   // ---- Memory
@@ -298,40 +300,39 @@ void KernelEmitter::emit_stage(const Stage& stage) {
     Value** lane = lanes.begin();
     Value** total = lanes.begin() + n_lanes;
     for (int32_t id : stage.reductions) {
-      if (instr(id).op == LoopOp::kReduceSum) {
-        Value *sum = b_.CreateFAdd(*total, *lane), *zero = real((*lane)->getType(), 0.0);
-        *total = ends ? b_.CreateSelect(ends, sum, *total) : sum;
-        *lane = ends ? b_.CreateSelect(ends, zero, *lane) : zero;
-        ++total;
-      }
+      Value* const here = *lane;
       lane += instr(id).op == LoopOp::kReduceSum ? 1 : 2;
+      if (instr(id).op != LoopOp::kReduceSum) continue;
+      Value *sum = b_.CreateFAdd(*total, here), *zero = real(here->getType(), 0.0);
+      *total = ends ? b_.CreateSelect(ends, sum, *total) : sum;
+      lane[-1] = ends ? b_.CreateSelect(ends, zero, here) : zero;
+      ++total;
     }
   };
   const bool in_blocks = lanes.size() > n_lanes;
-  llvm::function_ref<void(Value*)> between;
-  if (in_blocks) between = end_block;
-  sweep(copies_of(stage), lanes, between, [&](Value* column, Value* mask, int copies) {
-    emit_steps(stage, column, mask, copies);
-    for (int copy = 0; copy < copies; ++copy) {
-      Value** lane = lanes.begin();
-      auto update = [&](Value* next) {
-        *lane = mask ? b_.CreateSelect(mask, next, *lane) : next;
-        ++lane;
-      };
-      for (int32_t id : stage.reductions) {
-        Value* v = vector(instr(id).a, copy);
-        if (instr(id).op == LoopOp::kReduceSum) {
-          update(b_.CreateFAdd(*lane, v));
-        } else {
-          // Note [NaN flags]. The running maximum is `new < old ? old : new`, one instruction, which forgets a NaN at
-          // the next step; that one was seen is kept aside in a flag. Equal to maximum() step by step, with half the
-          // latency.
-          update(b_.CreateSelect(b_.CreateFCmpOLT(v, *lane), *lane, v));
-          update(b_.CreateOr(*lane, b_.CreateFCmpUNO(v, v)));
-        }
-      }
-    }
-  });
+  sweep(copies_of(stage), lanes, in_blocks ? end_block : llvm::function_ref<void(Value*)>(),
+        [&](Value* column, Value* mask, int copies) {
+          emit_steps(stage, column, mask, copies);
+          for (int copy = 0; copy < copies; ++copy) {
+            Value** lane = lanes.begin();
+            auto update = [&](Value* next) {
+              *lane = mask ? b_.CreateSelect(mask, next, *lane) : next;
+              ++lane;
+            };
+            for (int32_t id : stage.reductions) {
+              Value* v = vector(instr(id).a, copy);
+              if (instr(id).op == LoopOp::kReduceSum) {
+                update(b_.CreateFAdd(*lane, v));
+              } else {
+                // Note [NaN flags]. The running maximum is `new < old ? old : new`, one instruction, which forgets a
+                // NaN at the next step; that one was seen is kept aside in a flag. Equal to maximum() step by step,
+                // with half the latency.
+                update(b_.CreateSelect(b_.CreateFCmpOLT(v, *lane), *lane, v));
+                update(b_.CreateOr(*lane, b_.CreateFCmpUNO(v, v)));
+              }
+            }
+          }
+        });
   if (in_blocks) end_block(nullptr);
   Value** lane = lanes.begin();
   Value** total = lanes.begin() + n_lanes;
@@ -363,11 +364,6 @@ void KernelEmitter::make_splats(const Stage& stage, Level level) {
 // chains running. Measured on Zen 5: 15% faster for one exp, 25-40% for longer chains, nothing below some 20
 // instructions; 20-50% more time to compile. Three and four steps gain more on the longest chains and double the time
 // to compile.
-bool KernelEmitter::has_blocks() const {
-  if (kernel_.split_columns) return false;  // which has no reductions over a row
-  return llvm::isa<llvm::ConstantInt>(cols_) ? kernel_.cols > kRowBlock : known(0).max > kRowBlock;
-}
-
 int KernelEmitter::copies_of(const Stage& stage) const {
   int work = 0;  // in registers
   for (int32_t id : stage.column)
@@ -466,7 +462,6 @@ void KernelEmitter::sweep(int copies, llvm::MutableArrayRef<Value*> carried, llv
       loop(block, end, group, carried, [&](Value* c) { body(c, nullptr, copies); });
     });
   };
-  // What is left after the groups may be a block of its own.
   const auto rest_begins = [&](Value* grouped) {
     if (end_block) end_block(b_.CreateICmpEQ(b_.CreateURem(grouped, b_.getInt64(kRowBlock)), b_.getInt64(0)));
   };
