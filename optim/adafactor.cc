@@ -7,6 +7,7 @@
 #include "rondo/optim/launch_queue.h"
 #include "rondo/optim/scalar_program.h"
 #include "rondo/runtime/backend.h"
+#include "rondo/runtime/cpu/row_reduce.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/ops/reduction_order.h"
 #include "rondo/runtime/parallel.h"
@@ -35,21 +36,17 @@ void sums_of_squares(const T* g, double factor, int64_t n_cols, std::span<double
       squares[static_cast<size_t>(c)] = value * value;
       cols[c] += squares[static_cast<size_t>(c)];
     }
-    double lanes[kLanes] = {};
-    for (int64_t c = 0; c < n_cols; ++c) lanes[c % kLanes] += squares[static_cast<size_t>(c)];
-    row = combine_lanes(lanes, [](double a, double b) { return a + b; });
+    row = cpu::sum_row<double>(n_cols, [&](int64_t c) { return squares[static_cast<size_t>(c)]; });
     g += n_cols;
   }
 }
 
 // var += weight (sum / n - var). The mean of var.
 template <class C> double move_towards(C* var, std::span<const double> sums, double n, double weight) {
-  double lanes[kLanes] = {};
-  for (size_t i = 0; i < sums.size(); ++i) {
+  for (size_t i = 0; i < sums.size(); ++i)
     var[i] = static_cast<C>(static_cast<double>(var[i]) + weight * (sums[i] / n - static_cast<double>(var[i])));
-    lanes[i % kLanes] += static_cast<double>(var[i]);
-  }
-  return combine_lanes(lanes, [](double a, double b) { return a + b; }) / static_cast<double>(sums.size());
+  return cpu::sum_row<double>(std::ssize(sums), [&](int64_t i) { return static_cast<double>(var[i]); }) /
+         static_cast<double>(sums.size());
 }
 
 // Moves row_var and col_var to this step's squares, and fills the third state: row_var / max(mean(row_var), eps1).

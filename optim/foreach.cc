@@ -21,7 +21,7 @@ namespace {
 
 // Elements that are worked on at a time in eager runs: buffers of them stay in the first-level cache.
 constexpr int64_t kStrip = 1024;
-static_assert(kStrip % kLanes == 0 && kStrip % kBlock8 == 0 && kRow % kLanes == 0);
+static_assert(kStrip % kLanes == 0 && kStrip % kBlock8 == 0 && kRow % kLanes == 0 && kRowBlock % kStrip == 0);
 
 template <class C>
 void load_strip(const ArraySpec& spec, const void* data, int64_t at, int64_t n, float scale, C* __restrict out) {
@@ -154,10 +154,17 @@ struct Foreach::Eager {
     C* values[kMaxValues];
     for (int64_t row = begin / width; row * width < end; ++row) {
       const int64_t first = std::max(begin - row * width, int64_t{0}), last = std::min(end - row * width, width);
-      double lanes[kMaxValues][kLanes];
+      // Note [Row order] of ops/reduction_order.h.
+      double lanes[kMaxValues][kLanes], totals[kMaxValues][kLanes];
       std::fill(&lanes[n_values][0], &lanes[n_all][0], 0.0);
+      std::fill(&totals[n_values][0], &totals[n_all][0], 0.0);
+      const auto end_block = [&] {
+        for (int k = n_values; k < n_all; ++k)
+          for (int lane = 0; lane < kLanes; ++lane) totals[k][lane] += std::exchange(lanes[k][lane], 0.0);
+      };
       for (int64_t c = first; c < last; c += strip) {
         const int64_t n = std::min(strip, last - c), element = row * width + c;
+        if ((c - first) % kRowBlock == 0) end_block();
         for (int k = 0; k < n_all; ++k) {
           const ArraySpec& a = pass.arrays_[static_cast<size_t>(k)];
           values[k] = buffers[k];
@@ -202,8 +209,9 @@ struct Foreach::Eager {
           }
         }
       }
+      end_block();
       for (int k = n_values; k < n_all; ++k)
-        static_cast<double*>(operands[k])[row] = combine_lanes(lanes[k], [](double a, double b) { return a + b; });
+        static_cast<double*>(operands[k])[row] = combine_lanes(totals[k], [](double a, double b) { return a + b; });
     }
   }
 };

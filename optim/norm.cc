@@ -25,7 +25,8 @@ constexpr int64_t kGrain = 1 << 15;  // elements that are worth a thread
 constexpr int kWidth = 8, kVectors = kLanes / kWidth;
 using Lanes = double __attribute__((vector_size(kWidth * sizeof(double))));
 
-template <bool kSquare, class T> double sum_row(const T* values, int64_t n) {
+// One block of Note [Row order].
+template <bool kSquare, class T> void add_block(const T* values, int64_t n, double (&totals)[kLanes]) {
   Lanes sums[kVectors] = {};
   int64_t i = 0;
   for (; i + kLanes <= n; i += kLanes)
@@ -47,7 +48,13 @@ template <bool kSquare, class T> double sum_row(const T* values, int64_t n) {
     const double x = static_cast<double>(values[i]);
     lanes[k] += kSquare ? x * x : x;
   }
-  return combine_lanes(lanes, [](double a, double b) { return a + b; });
+  for (int k = 0; k < kLanes; ++k) totals[k] += lanes[k];
+}
+template <bool kSquare, class T> double sum_row(const T* values, int64_t n) {
+  double totals[kLanes] = {};
+  for (int64_t first = 0; first < n; first += kRowBlock)
+    add_block<kSquare>(values + first, std::min(kRowBlock, n - first), totals);
+  return combine_lanes(totals, [](double a, double b) { return a + b; });
 }
 
 struct Row {
