@@ -1,4 +1,4 @@
-// What users call: hooks on modules, and the recording of their calls.
+// The calls of users: hooks on modules, and the recording of their calls.
 #include "rondo/compile/compile.h"
 
 #include <algorithm>

@@ -15,7 +15,7 @@
 namespace rondo::compile {
 namespace {
 
-// What a step changes of a model, to be put back.
+// The parts of a model that a step changes, to be put back.
 class Unchanged {
  public:
   explicit Unchanged(nn::ModuleBase& model) : model_(model) {

@@ -1,4 +1,4 @@
-// What users choose: of a compiled module (CompileOptions), of a tensor (mark_dynamic), of the whole process
+// The choices of users: for a compiled module (CompileOptions), of a tensor (mark_dynamic), of the whole process
 // (set_stance, set_check_units). Every room of compile/ may read it. Plain data; stance() is thread safe.
 #pragma once
 
@@ -12,7 +12,7 @@
 #pragma GCC visibility push(default)
 namespace rondo::compile {
 
-// What a call of a compiled module does.
+// The work of a call of a compiled module.
 enum class Capture : uint8_t {
   kRecord,  // runs the module's C++, which records; the recording decides what runs. Always right
   kReplay,  // reuses a recording of the same module without running its C++. Guards check the arguments' dtypes,
@@ -51,7 +51,7 @@ struct DynamicArgument {
   DynamicRange range = {};
 };
 
-// What a backward recomputes instead of reading what the forward saved.
+// The values that a backward recomputes instead of reading what the forward saved.
 enum class Recompute : uint8_t {
   kAuto,    // elementwise values, where that saves memory; the kernels that read them compute them
   kNone,    // nothing
@@ -60,7 +60,7 @@ enum class Recompute : uint8_t {
             // calls too, first those with the least work for each byte, until the rest fits
 };
 
-// What compilation spends its time on.
+// The effort of compilation.
 enum class Mode : uint8_t {
   kDefault,
   kReduceOverhead,  // a program keeps its working memory from run to run: no allocation but of results (small models)
@@ -104,7 +104,7 @@ struct CompileOptions {
   int recompile_limit = 32;
 };
 
-// What all regions of the process do with a new recording, or with a backward of other gradients than before.
+// The treatment, in all regions of the process, of a new recording, or of a backward of other gradients than before.
 enum class Stance : uint8_t {
   kDefault,           // compile it
   kFailOnRecompile,   // a region's first recording compiles; later, throw Error with the difference if code is needed

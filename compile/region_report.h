@@ -1,4 +1,4 @@
-// What users read of a region (compile.h, Regions::report). Plain data.
+// The facts of a region that users read (compile.h, Regions::report). Plain data.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@ namespace rondo::compile {
 // Declared here, since the attribute must come before the definition (region/region.h), whatever is included first.
 class [[gnu::visibility("hidden")]] Region;
 
-// What one region has done so far.
+// One region's work so far.
 struct RegionReport {
   std::string name;         // class of the block
   int layers = 0;           // modules that share it

@@ -1,4 +1,4 @@
-// What a recording would be at other sizes of some dimensions of its inputs. C++ hands plain integers to reshape and
+// A recording as it would be at other sizes of some dimensions of its inputs. C++ hands plain integers to reshape and
 // slice, so nobody can know which of them follow a size; but at a size one smaller most wrong guesses do not fit
 // together. A recording at other sizes is therefore never run: what it says of kernels is checked wherever code is used
 // (jit/kernel_table.h).

@@ -33,7 +33,7 @@ class Trace : public Recorder {
   // Real tensors met, in order; parallel to graph.inputs unless placeholders were made.
   const std::vector<Tensor>& external() const { return external_; }
 
-  // What is recorded from now on comes from: null, the calls themselves; else this call. A call without a number gets
+  // The origin of all that is recorded from now on: this call; null: each call is its own. A call without a number gets
   // one, from `first_call` on.
   const Origin* origin = nullptr;
   int32_t first_call = 0;
@@ -47,7 +47,7 @@ class Trace : public Recorder {
   bool reads(const Storage& storage) const;
   // The tensor, which may be an input already, has got another history.
   void history_changed(const Tensor& input);
-  // What is recorded behind node `last`, taken out so that the rest can run first; and recorded again after that.
+  // The ops recorded behind node `last`, taken out so that the rest can run first; and recorded again after that.
   struct Tail {
     std::vector<GraphNode> nodes;
     std::vector<Value> values;    // as they were; ids in `nodes` are theirs

@@ -67,8 +67,8 @@ struct Stage {
   std::vector<int32_t> reductions;  // kReduceSum, kReduceMax: `a` is a column instruction of this stage (or a row one)
 };
 
-// What code may take for granted of an extent that it reads at run time. The kernel table checks it before the code is
-// used.
+// The range that code may take for granted of an extent that it reads at run time. The kernel table checks it before
+// the code is used.
 struct ExtentRange {
   int64_t min = 0;
   int64_t max = INT64_MAX;
@@ -112,7 +112,7 @@ inline std::vector<int64_t> extents(const LoopKernel& kernel) {
   }
   return list;
 }
-// What a kernel that runs on the items of a table takes of an operand for each row of an item.
+// The part of an operand that belongs to one row of an item, in kernels that run on the items of a table.
 enum class RowPart : uint8_t { kNone, kElement, kWhole };
 inline RowPart row_part(const Operand& operand) {
   return operand.axes.empty() ? RowPart::kNone : operand.col_stride == 0 ? RowPart::kElement : RowPart::kWhole;

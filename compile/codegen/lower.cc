@@ -60,7 +60,7 @@ class UnitLowering final : public LoopBuilder {
     return std::move(result_);
   }
 
-  // Of its first ops: layer_norm_mul_gelu_and_3_more. For dumps, debuggers and profilers.
+  // A name of its first ops: layer_norm_mul_gelu_and_3_more. For dumps, debuggers and profilers.
   std::string name() const {
     std::string text;
     constexpr size_t kNamed = 4;

@@ -32,7 +32,7 @@ struct LoweredUnit {
 // decides how its iteration space is split.
 LoweredUnit lower(const Graph& graph, const Unit& unit, const std::vector<bool>& needed);
 
-// What lower() is given, as text for a reproducer (stages/reproducer.h).
+// The input of lower(), as text for a reproducer (stages/reproducer.h).
 std::string lower_input(const Graph& graph, const Unit& unit, const std::vector<bool>& needed);
 
 // Tests only: a wrong rule of lowering. Changes each kernel that lower() makes, if not null.

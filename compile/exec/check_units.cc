@@ -137,7 +137,7 @@ UnitCheck::Part UnitCheck::part(const std::vector<int32_t>& nodes) const {
     }
     made.graph.nodes.push_back(std::move(node));
   }
-  // What others read of it, and what only it has.
+  // The values that others read of it, and those that only it has.
   std::vector<bool> read_inside(graph_.values.size(), false), read_outside(graph_.values.size(), false);
   for (size_t n = 0; n < inside.size(); ++n)
     for (ValueId id : graph_.nodes[n].inputs)

@@ -17,7 +17,7 @@ namespace rondo::compile {
 
 // RONDO_CHECK is read the first time.
 bool checks_units();
-// What a value of RONDO_CHECK says; null: it is not set. Throws Error if that is anything but "units".
+// The choice that a value of RONDO_CHECK makes; null: it is not set. Throws Error if that is anything but "units".
 bool parse_checks(const char* list);
 
 inline constexpr double kRelaxed = 1e-5;              // f64 and f32
@@ -41,7 +41,7 @@ class UnitCheck {
     std::vector<ValueId> inputs, outputs;  // of the whole graph
   };
   Part part(const std::vector<int32_t>& nodes) const;
-  // What the part computes wrongly when it is compiled alone and reads eager values; "" if nothing.
+  // The first wrong value of the part when it is compiled alone and reads eager values; "" if nothing.
   std::string wrong_in(const std::vector<int32_t>& nodes) const;
   // Fewer nodes that are wrong, too.
   std::vector<int32_t> smallest(std::vector<int32_t> nodes) const;

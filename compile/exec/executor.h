@@ -36,7 +36,7 @@ struct Frame {
   }
 };
 
-// What a table launch runs on, in order of the plan's table launches.
+// The tables that table launches run on, in order of the plan's table launches.
 struct TableArgument {
   const Table* table;  // of addresses of the code's device; free again when the launch is enqueued
   Condition when;

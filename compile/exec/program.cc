@@ -29,7 +29,7 @@ CompiledKernels emit(const std::vector<LoopKernel>& kernels, Sizes sizes, std::s
   }
 }
 
-// What is known of the kernels of one plan from those of the same graph at other sizes.
+// Hints for the kernels of one plan, from those of the same graph at other sizes.
 std::vector<KernelHint> compare(const std::vector<LoopKernel>& kernels, OtherSizes other, const Target& target,
                                 const PlanOptions& options) {
   const auto at = [&](std::optional<Graph>& graph) {

@@ -72,9 +72,9 @@ class Program : public std::enable_shared_from_this<Program> {
         how_(std::move(how)) {}
 
  private:
-  // What eager execution gives for these inputs; null unless numbers are checked (exec/check_units.h).
+  // The results of eager execution for these inputs; null unless numbers are checked (exec/check_units.h).
   std::unique_ptr<const UnitCheck> check(std::span<const Tensor> inputs, const Floats& floats) const;
-  // What launches that run late need.
+  // Kept for launches that run late.
   std::shared_ptr<const void> keep(const std::shared_ptr<const Floats>& floats) const;
 
   const Plan plan_;

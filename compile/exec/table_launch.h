@@ -30,8 +30,8 @@ class TableLaunch : public std::enable_shared_from_this<TableLaunch> {
   // Enqueues a pass over the items. REQUIRES: compiled(); the table's addresses are those of the device that was
   // compiled for. The table itself is free again on return.
   void run(const Table& table, const Condition& when = {}) const;
-  // What may fail of a run: memory for the table, loading of code. The result is the rest, which only enqueues; null:
-  // nothing may fail, so call run(). The table is free again on return.
+  // The part of a run that may fail: memory for the table, loading of code. The result is the rest, which only
+  // enqueues; null: nothing may fail, so call run(). The table is free again on return.
   absl::AnyInvocable<void()> ready(const Table& table, const Condition& when = {}) const;
 
  private:

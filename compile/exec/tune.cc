@@ -39,7 +39,7 @@ int64_t bound_of_indices(const Graph& graph, ValueId id) {
   return bound == kNone ? 1 : std::max<int64_t>(bound, 1);
 }
 
-// What times depend on.
+// Times depend on these.
 void describe(const Graph& graph, const ValueIds& ids, std::string& text) {
   for (ValueId id : ids) {
     if (id == kNoValue) continue;

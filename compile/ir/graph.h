@@ -34,7 +34,7 @@ struct Value {
 // The operands of one node: almost always few, so a recording allocates nothing for them.
 using ValueIds = absl::InlinedVector<ValueId, 4>;
 
-// Which call of the user's program a node comes from. For explanations: no pass may decide by it.
+// The call of the user's program that a node comes from. For explanations: no pass may decide by it.
 struct Origin {
   const OpDef* op = nullptr;   // what was called; null: unknown
   bool gradient = false;       // part of its gradient
@@ -81,8 +81,8 @@ std::string to_string(const Graph& graph, Locations locations = Locations::kOmit
 // One node's line, without its end.
 std::string to_string(const Graph& graph, const GraphNode& node);
 
-// What the node's op infers of its results, from its operands' sizes, with their strides or as if all were dense.
-// Throws what `infer` throws.
+// The results' metadata as the node's op infers it, from its operands' sizes, with their strides or as if all were
+// dense. Throws what `infer` throws.
 enum class Operands { kAsTheyAre, kDense };
 std::vector<TensorMeta> infer_results(const Graph& graph, const GraphNode& node, Operands operands);
 

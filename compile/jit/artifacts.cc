@@ -22,7 +22,7 @@ std::string component(const HostKey& key, const char* name) {
   return "";
 }
 
-// What a user can do about code for a target that no device here runs.
+// Advice to the user about code for a target that no device here runs.
 std::string missing_device(const Target& target) {
   std::string why_none;
   std::vector<std::string> here;

@@ -9,7 +9,7 @@
 
 namespace rondo::compile {
 
-// What this process has of code for these targets, generated and by hand.
+// All code of this process for these targets, generated and by hand.
 std::vector<io::KernelFile> artifact_sections(std::span<const Target* const> of);
 // `packed`: io::pack_artifact(). Throws FileError.
 void write_artifact(const std::string& path, const std::string& packed);

@@ -20,7 +20,7 @@ enum class Sizes : uint8_t {
   kAny,       // one that serves all sizes
 };
 
-// What is known of a kernel's extents besides their values: which ones follow from sizes that will change, and how far
+// Knowledge of a kernel's extents besides their values: which ones follow from sizes that will change, and how far
 // they may go. By position in extents().
 struct KernelHint {
   std::vector<bool> varying;

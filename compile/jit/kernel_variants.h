@@ -12,11 +12,11 @@
 
 namespace rondo::compile {
 
-// What kernels of different sizes have in common: everything but the extents that may vary.
+// The common part of kernels of different sizes: everything but the extents that may vary.
 using Structure = std::vector<uint64_t>;
 Structure structure_of(const LoopKernel& kernel, const Target& target);
 
-// What a caller asks for.
+// A request of a caller.
 struct WantedKernel {
   Structure structure;
   std::vector<int64_t> sizes;
@@ -45,14 +45,14 @@ struct KernelVariant {
   int64_t leaves_open(const KernelHint* hint) const;
 };
 
-// Of the variants that serve, the one whose code takes the most for granted, which makes it the fastest. If none
+// The variant to run: of those that serve, the one whose code takes the most for granted, as it is the fastest. If none
 // serves, the one with the fewest extents in the way. Null: there are no variants.
 const KernelVariant* nearest(std::span<const KernelVariant> variants, const WantedKernel& wanted);
 
 // True if `best` is what `kernel` is to be run with.
 bool serves(const KernelVariant& best, const LoopKernel& kernel, const WantedKernel& wanted, Sizes sizes);
 
-// What is compiled for `kernel`. `best`: the nearest that is there, or null.
+// The kernel to compile for `kernel`. `best`: the nearest that is there, or null.
 LoopKernel specialize(const LoopKernel& kernel, const WantedKernel& wanted, const KernelVariant* best, Sizes sizes);
 
 }  // namespace rondo::compile

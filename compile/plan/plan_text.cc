@@ -306,7 +306,7 @@ class PlanParser {
     in_.end_line();
   }
 
-  // What could not be known while it was read.
+  // This could not be known while it was read.
   void check() {
     if (plan_.outputs.size() != plan_.graph.outputs.size())
       in_.fail("as many results as outputs were expected", results_line_);

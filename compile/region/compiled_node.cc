@@ -157,7 +157,7 @@ class CompiledNode final : public RegionNode, public std::enable_shared_from_thi
     }
   }
 
-  // What the backward's program reads.
+  // The operands of the backward's program.
   std::vector<Tensor> inputs_of(const CompiledBackward& backward, std::span<const Tensor> grads_out,
                                 std::span<const Tensor> grads_in, const std::vector<Tensor>& leaves,
                                 const Arriving& arriving, const KeptValues::Tensors& saved) const {

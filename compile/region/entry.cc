@@ -37,7 +37,7 @@ std::vector<ValueId> values_read(const BackwardGraph& derived) {
   return values;
 }
 
-// Of all outputs that require a gradient; hidden ones get none in the ordinary course.
+// The gradients of all outputs that require one; hidden ones get none in the ordinary course.
 std::vector<bool> usual_gradients(const Graph& recorded) {
   std::vector<bool> arriving;
   for (ValueId id : recorded.outputs)
@@ -98,7 +98,7 @@ CompiledBackward compile_backward(BackwardGraph derived, const Partition& partit
   return backward;
 }
 
-// What the programs of an entry are told of marked dimensions.
+// The marked dimensions, as the programs of an entry are told of them.
 SizeMarks forward_marks(const Entry& entry) {
   return {.graph_at = [&entry] {
     return entry.others->map([&](const Graph& recorded) {

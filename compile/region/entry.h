@@ -102,7 +102,7 @@ class Binding {
   static std::shared_ptr<const Binding> make(std::shared_ptr<const Entry> entry, const Graph& recorded);
 
   const std::shared_ptr<const Entry>& entry() const { return entry_; }
-  // Of the entry's forward.
+  // The floats of the entry's forward.
   const std::shared_ptr<const Floats>& forward() const { return forward_; }
   // The recording, with these floats.
   const Graph& graph() const;

@@ -28,7 +28,7 @@ int64_t total_bytes(const Graph& graph, const std::set<ValueId>& values) {
   return bytes;
 }
 
-// What a set of nodes reads from outside, and writes that others read.
+// The values that a set of nodes reads from outside, and those it writes that others read.
 class Traffic {
  public:
   explicit Traffic(const Graph& graph)

@@ -1,4 +1,4 @@
-// What the compiler made of one recording. Part of explain.h, which users include; a region logs it. Plain data.
+// The compiler's work on one recording. Part of explain.h, which users include; a region logs it. Plain data.
 #pragma once
 
 #include <cstdint>

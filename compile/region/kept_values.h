@@ -1,4 +1,4 @@
-// What one run of an entry keeps for its backward, and when that is freed.
+// The values that one run of an entry keeps for its backward, and when they are freed.
 #pragma once
 
 #include <memory>
@@ -37,8 +37,8 @@ class KeptValues {
   // `entry` outlives this.
   KeptValues(const Entry& entry, std::span<const Tensor> inputs, std::span<const Tensor> results);
 
-  // What the history of an output owns, so that it is known to be in use; it owns `node`. Null: all outputs share one
-  // history, the node itself.
+  // The port that the history of an output owns, so that the output is known to be in use; it owns `node`. Null: all
+  // outputs share one history, the node itself.
   std::shared_ptr<void> port(int output, std::shared_ptr<Node> node);
   // True if a backward may come from some outputs and not from others.
   bool has_ports() const { return !ports_.empty(); }

@@ -65,11 +65,11 @@ class [[gnu::visibility("hidden")]] Region {
     std::shared_ptr<const Binding> binding;
     int64_t last_use = 0;
   };
-  // Of one recording: with its floats, and without. Both name the device.
+  // The keys of one recording: with its floats, and without. Both name the device.
   struct Keys {
     RecordingKey full, structure;
   };
-  // What is there before a recording is compiled.
+  // The state before a recording is compiled.
   struct Standing {
     std::vector<const Graph*> earlier;  // recordings of the same piece
     bool is_first = false;              // the region has compiled nothing yet

@@ -1,4 +1,4 @@
-// What stands on the tape for a run of a region.
+// The node that stands on the tape for a run of a region.
 #pragma once
 
 #include <memory>
@@ -10,7 +10,7 @@ namespace rondo::compile {
 class RegionNode : public Node {
  public:
   const char* name() const override { return "compiled region"; }
-  // What output `output` has as its history.
+  // The history of output `output`.
   virtual std::shared_ptr<Node> history(int output) = 0;
 };
 

@@ -18,7 +18,7 @@ namespace rondo::compile {
 // A stage and what it works on.
 struct StageInput {
   std::string_view stage;  // "verify", a pass, "fuse", "lower", "emit" or "numbers"
-  // What it works on, in the form that exec/reproduce.h reads. Called only when the stage has failed.
+  // Its input, in the form that exec/reproduce.h reads. Called only when the stage has failed.
   absl::FunctionRef<std::string()> text;
 };
 

@@ -47,10 +47,10 @@ struct Target {
   std::string (*name)();
   // The whole key: besides the name, all that code depends on and that is no part of a kernel.
   const io::HostKey& (*key)();
-  // What times on a device depend on and code does not: its model, and the versions of its driver and libraries. One
+  // Times on a device depend on this, and code does not: its model, and the versions of its driver and libraries. One
   // line. Null: the key says it.
   std::string (*machine)(Device device) = nullptr;
-  // What an op's library call can do on its own result (BackendEntry::absorbs); null: nothing.
+  // The ops that a library call can do on its own result (BackendEntry::absorbs); null: nothing.
   AbsorbsFn (*absorbs)(const OpDef& op);
   // How the iteration space of a lowered kernel is split: LoopKernel::split_columns and chunk_rows. It fixes the order
   // of every reduction, so it must follow from the kernel and its shape only.

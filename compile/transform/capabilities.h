@@ -1,4 +1,4 @@
-// What the stages that all targets share must know of an architecture. Plain data.
+// The facts of an architecture that stages shared by all targets must know. Plain data.
 #pragma once
 
 #include <cstdint>

@@ -105,8 +105,8 @@ bool is_cheap(const OpDef& op) {
 
 int64_t bytes_of(const Value& value) { return value.sizes.numel() * static_cast<int64_t>(size_of(value.dtype)); }
 
-// What computing a node takes, in bytes moved: what it reads and writes, and its products at so many operations a byte,
-// about what processors do (480 GFLOP/s of products beside 25 GB/s from memory, measured on two cores of Zen 5).
+// The cost of computing a node, in bytes moved: what it reads and writes, and its products at so many operations a
+// byte, about what processors do (480 GFLOP/s of products beside 25 GB/s from memory, measured on two cores of Zen 5).
 int64_t work_of(const Graph& graph, const GraphNode& node) {
   constexpr int64_t kFlopsPerByte = 20;
   int64_t work = 1 + flops_of(graph, node) / kFlopsPerByte;

@@ -1,4 +1,4 @@
-// What a forward keeps for its backward: a minimum cut between the inputs and what the backward reads.
+// The choice of what a forward keeps for its backward: a minimum cut between the inputs and what the backward reads.
 //
 // Every value that the backward needs is kept, which costs its bytes, or computed again, which has a price: none for
 // elementwise ops and views, which join the kernels that read them; for the others, their work times the price of work.

@@ -18,8 +18,8 @@ struct Difference {
   int64_t count = 0;
 };
 
-// What changed from `before` to `now`. `input_names` names the inputs of `now`, in order; an empty name, or none, is
-// shown by its position and first use.
+// The difference between `before` and `now`, in words. `input_names` names the inputs of `now`, in order; an empty
+// name, or none, is shown by its position and first use.
 Difference difference(const Graph& before, const Graph& now, std::span<const std::string> input_names = {});
 
 // difference() to the nearest of the recordings: the fewest differences, the latest of equals. "" if `before` is empty.

@@ -76,7 +76,7 @@ Space space_of(const Graph& graph, const GraphNode& node) {
   return space;
 }
 
-// Which units need which, directly or not; kept up to date while units merge.
+// The needs of units for each other, directly or not; kept up to date while units merge.
 class Reachability {
  public:
   explicit Reachability(size_t n) : n_(n), words_((n + 63) / 64), after_(n * words_), before_(n * words_) {}
@@ -323,9 +323,9 @@ class Fuser {
     return true;
   }
 
-  // What a merged kernel reads once instead of twice, or never writes: bytes per element of the space, and per row or
-  // column of it by far less. No sizes: a block is fused in the same way at every length, so that its code can be
-  // shared.
+  // The gain of a merged kernel, which reads once instead of twice, or never writes: bytes per element of the space,
+  // and per row or column of it by far less. No sizes: a block is fused in the same way at every length, so that its
+  // code can be shared.
   int64_t bytes_shared(const Candidate& a, const Candidate& b) const {
     int64_t bytes = 0;
     const int64_t elements = a.unit.rows * std::max(a.unit.cols, b.unit.cols);
@@ -421,7 +421,7 @@ class Fuser {
   std::vector<Extent> extents_;  // of each value
   std::vector<int> unit_of_;     // of each node; -1 for views and copies of parameters
   std::vector<Candidate> units_;
-  // Who touches a value, in the window: a list for each value, of which some units may be gone.
+  // The units that touch a value, in the window: a list for each value, of which some units may be gone.
   static constexpr int32_t kNone = -1;
   struct Touch {
     size_t unit;

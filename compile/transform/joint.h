@@ -6,7 +6,7 @@
 
 namespace rondo::compile {
 
-// What a backward graph's input is bound to.
+// The source of a backward graph's input.
 struct BackwardInput {
   enum Kind { kGradient, kTotal, kSaved, kConstant } kind;
   // kGradient: index into forward.outputs; kTotal: the sum so far of a forward input's gradient, index into
@@ -15,7 +15,7 @@ struct BackwardInput {
   Tensor constant;  // kConstant: a tensor that a gradient rule made (zeros for an unused piece of a split)
 };
 
-// What a backward does to the gradient of one forward input.
+// A backward's share in the gradient of one forward input.
 struct Contribution {
   int32_t parts = 0;       // that it adds up
   bool adds_onto = false;  // an op adds to the gradient so far (OpDef::grad_adds)
@@ -29,8 +29,8 @@ struct BackwardGraph {
   std::vector<int> grad_inputs;             // graph.outputs are the gradients of these forward inputs, by position
 };
 
-// What arrives: gradients of these outputs (empty: of all that require one), and sums to add to for these inputs; the
-// new sum may be written over those that are `owned`.
+// The gradients that arrive: those of these outputs (empty: of all that require one), and sums to add to for these
+// inputs; the new sum may be written over those that are `owned`.
 struct Arriving {
   std::vector<bool> gradients, totals = {}, owned = {};
   friend auto operator<=>(const Arriving&, const Arriving&) = default;

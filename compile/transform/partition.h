@@ -30,8 +30,8 @@ class Partition {
   Partition(const Graph& recorded, std::span<const ValueId> needed, const CompileOptions& options,
             const Partition* like);
 
-  // What to run: `recorded` in simpler ops. Its outputs are those of `recorded`, then what is kept and is not there
-  // yet.
+  // The graph to run: `recorded` in simpler ops. Its outputs are those of `recorded`, then what is kept and is not
+  // there yet.
   const Graph& forward() const { return forward_; }
 
   struct Kept {

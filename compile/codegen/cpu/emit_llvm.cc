@@ -67,7 +67,7 @@ class KernelEmitter : ValueEmitter {
   Value* load_vector(int32_t index, Value* base, Value* column, Value* mask);
   bool is_rounded_to(int32_t id, DType type) const;
 
-  // What may be taken for granted of the extent at `position`.
+  // The range that may be taken for granted of the extent at `position`.
   ExtentRange known(size_t position) const {
     if (position < kernel_.ranges.size()) return kernel_.ranges[position];
     return {};

@@ -1,4 +1,4 @@
-// What the loop IR's instructions do to one vector or scalar, in LLVM IR; emit_llvm.cc makes the loops around it.
+// The loop IR's instructions on one vector or scalar, in LLVM IR; emit_llvm.cc makes the loops around it.
 #pragma once
 
 #include <llvm/IR/IRBuilder.h>

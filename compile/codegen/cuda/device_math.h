@@ -1,4 +1,4 @@
-// What emitted kernels call: runtime/cuda/device_math.h, under this folder's name.
+// The functions that emitted kernels call: runtime/cuda/device_math.h, under this folder's name.
 #pragma once
 
 #include "rondo/runtime/cuda/device_math.h"

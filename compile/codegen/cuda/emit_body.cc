@@ -1,4 +1,4 @@
-// What a thread computes: rows, steps of columns, and the reductions of a row.
+// The work of a thread: rows, steps of columns, and the reductions of a row.
 #include <limits>
 
 #include "absl/strings/str_join.h"

@@ -9,7 +9,7 @@
 
 namespace rondo::compile::cuda {
 
-// What stands for the parameters of a launch: block, cols, n_rows, operands, extents.
+// The names that stand for the parameters of a launch: block, cols, n_rows, operands, extents.
 void KernelEmitter::emit_item() {
   line("if (when != nullptr ? read(when) != equals : read(failed) != 0u) return;");
   line("// The last item that begins at this block or before.");

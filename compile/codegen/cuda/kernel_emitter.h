@@ -63,8 +63,9 @@ class KernelEmitter {
   void emit_row_pointers();
   // Emits `exist`: how many of the columns from c on this thread has; 0 where `unless` holds.
   void emit_exist(const std::string& unless);
-  // What is computed once for a row, by each of its threads. `live`: the condition under which the row exists; `owns`:
-  // under which a thread stores for the row. Loads of a column list that do not move with the column belong here, too.
+  // The values computed once for a row, by each of its threads. `live`: the condition under which the row exists;
+  // `owns`: under which a thread stores for the row. Loads of a column list that do not move with the column belong
+  // here, too.
   void emit_row_code(const Stage& stage, const std::string& live, const std::string& owns);
   void emit_row_barrier();
   // The body of one step: the columns c .. c + exist - 1.

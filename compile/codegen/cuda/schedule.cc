@@ -105,7 +105,7 @@ int32_t elements_of_thread(const LoopKernel& kernel) {
   return static_cast<int32_t>(16 / widest);
 }
 
-// What stays in registers, of a kernel whose rows take `steps` steps.
+// The values that stay in registers, of a kernel whose rows take `steps` steps.
 void keep(const LoopKernel& kernel, int64_t steps, Schedule& s) {
   int64_t instrs = 0;
   for (const Stage& stage : kernel.stages) instrs += std::ssize(stage.column);

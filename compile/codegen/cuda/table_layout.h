@@ -1,5 +1,5 @@
-// What generated kernels take that is more than numbers and pointers. The same text is compiled by the host and in
-// front of kernels. The table of a table launch (compile/target/table.h) lies in the memory of a device: a block
+// The arguments of generated kernels that are more than numbers and pointers. The same text is compiled by the host and
+// in front of kernels. The table of a table launch (compile/target/table.h) lies in the memory of a device: a block
 // belongs to one item, so its threads read the item's row together.
 #pragma once
 

@@ -45,7 +45,7 @@ std::string describe_cpu() {
     absl::StrAppend(&raw, " ", absl::Hex(leaf.leaf), ".", leaf.subleaf);
     for (int r = 0; r < 4; ++r) absl::StrAppend(&raw, "-", absl::Hex(regs[r] & leaf.mask[r]));
   }
-  // Which registers the system saves: features of others do not count.
+  // The registers that the system saves: features of others do not count.
   uint32_t low = 0, high = 0, regs[4] = {};
   __get_cpuid_count(1, 0, &regs[0], &regs[1], &regs[2], &regs[3]);
   if ((regs[2] >> 27 & 1u) != 0) __asm__("xgetbv" : "=a"(low), "=d"(high) : "c"(0));

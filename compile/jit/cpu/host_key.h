@@ -10,7 +10,7 @@ namespace rondo::compile {
 
 using io::HostKey;
 
-// Of this build on this machine; constant.
+// The key of this build on this machine; constant.
 const HostKey& host_key();
 
 // The processor and all its features that code could use, as words. "" where this is not known (not x86-64): then

@@ -44,7 +44,7 @@ struct Patch {
   bool relative;  // 4 bytes; else 8 and absolute
 };
 
-// What place_object needs to know of an object: checked, but for the values of relative patches.
+// The facts of an object that place_object needs: checked, but for the values of relative patches.
 struct Image {
   uint64_t size = 0;
   uint64_t entry = 0;

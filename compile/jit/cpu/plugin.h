@@ -1,4 +1,4 @@
-// What the LLVM plug-in (toolchain_llvm.cc) offers to toolchain.cc: a table of functions behind one exported symbol.
+// The LLVM plug-in's (toolchain_llvm.cc) offer to toolchain.cc: a table of functions behind one exported symbol.
 // Nothing polymorphic and no exceptions cross the border, because the plug-in is built without RTTI, as LLVM is.
 // Thread safe.
 #pragma once

@@ -59,7 +59,7 @@ class KernelCode final : public MachineCode {
   mutable std::vector<std::shared_ptr<const MachineCode>> others_;  // for other schedules
 };
 
-// What NVRTC gets.
+// The source that NVRTC gets.
 std::string source_of(const LoopKernel& kernel, const Schedule& schedule);
 // The source, compiled for an architecture. Throws NoCodeGenerator if there is no NVRTC, InternalError with its log if
 // it refuses the source.

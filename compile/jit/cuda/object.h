@@ -1,4 +1,4 @@
-// What the compiler of a CUDA target gives for one kernel: machine code, and the facts that its launches need. As bytes
+// The result of a CUDA target's compiler for one kernel: machine code, and the facts that its launches need. As bytes
 // it lies in caches and artifacts:
 //
 //   "RONDOCU1", XXH64 of all that follows, a line of words (object.cc), the cubin, the PTX
