@@ -4,13 +4,41 @@
 #pragma once
 
 #include <memory>
-#include <optional>
 #include <span>
 #include <vector>
 
-#include "rondo/compile/jit/kernel_table.h"
+#include "rondo/compile/codegen/loop_ir.h"
+#include "rondo/compile/jit/executable.h"
 
 namespace rondo::compile {
+
+enum class Sizes : uint8_t {
+  kOwn,       // code for exactly these sizes, though code that serves them and others may be there
+  kConstant,  // code for exactly these sizes (of rows there may be any number)
+  kVarying,   // where a like kernel of other sizes exists, one that serves both
+  kAny,       // one that serves all sizes
+};
+
+// Knowledge of a kernel's extents besides their values: which ones follow from sizes that will change, and how far
+// they may go. By position in extents().
+struct KernelHint {
+  std::vector<bool> varying;
+  std::vector<ExtentRange> ranges;  // useful_range() of each
+};
+// `here`, and the same kernel at the next sizes that may be met, at the smallest and at the largest (null: not known).
+KernelHint compare_sizes(const LoopKernel& here, const LoopKernel* next, const LoopKernel* smallest,
+                         const LoopKernel* largest);
+
+// The extents that the caller will pass when it runs a kernel's code, by position in extents(). A caller whose extents
+// differ from those of the kernel that it asks for must say so: code may assume a range of each extent.
+using KernelUse = std::vector<ExtentRange>;
+// Exactly the kernel's own extents, which is what callers that say nothing promise.
+KernelUse exact_use(const LoopKernel& kernel);
+
+struct CompiledKernel {
+  KernelHandle handle = nullptr;
+  std::shared_ptr<Executable> code;  // keeps the handle valid
+};
 
 // The common part of kernels of different sizes: everything but the extents that may vary.
 using Structure = std::vector<uint64_t>;
