@@ -9,6 +9,9 @@ if(RONDO_WERROR)
   list(APPEND RONDO_WARNINGS -Werror)
 endif()
 
+# Host code gains nothing from -O3, which kernels have.
+set(RONDO_HOST_FLAGS $<$<CONFIG:Release>:-O2>)
+
 # Kernel code: full vector width of the host; contraction off, so that FMA is where the source writes it and the JIT can
 # match every bit.
 check_cxx_compiler_flag(-march=${RONDO_CPU} RONDO_HAS_MARCH_${RONDO_CPU})
@@ -21,7 +24,7 @@ check_cxx_compiler_flag(-mprefer-vector-width=512 RONDO_HAS_PREFER_VECTOR_WIDTH)
 if(RONDO_HAS_PREFER_VECTOR_WIDTH)
   list(APPEND RONDO_KERNEL_FLAGS -mprefer-vector-width=512)
 endif()
-list(APPEND RONDO_KERNEL_FLAGS -ffp-contract=off -fno-math-errno -fno-trapping-math
+list(APPEND RONDO_KERNEL_FLAGS $<$<CONFIG:Release>:-O3> -ffp-contract=off -fno-math-errno -fno-trapping-math
      $<$<CXX_COMPILER_ID:GNU>:-fno-thread-jumps>)  # keeps chains of selects branch-free, so they vectorise
 
 if(CMAKE_NM AND CMAKE_OBJCOPY AND NOT RONDO_SANITIZE)
@@ -31,7 +34,7 @@ endif()
 function(rondo_configure target)
   set_target_properties(${target} PROPERTIES CXX_EXTENSIONS OFF POSITION_INDEPENDENT_CODE ON)
   target_compile_features(${target} PUBLIC cxx_std_20)
-  target_compile_options(${target} PRIVATE ${RONDO_WARNINGS})
+  target_compile_options(${target} PRIVATE ${RONDO_WARNINGS} ${RONDO_HOST_FLAGS})
   target_include_directories(${target} PUBLIC $<BUILD_INTERFACE:${RONDO_INCLUDE_FOLDER}>)
   if(RONDO_SANITIZE)
     target_compile_options(${target} PUBLIC -fsanitize=${RONDO_SANITIZE}
@@ -45,6 +48,7 @@ function(rondo_hide target)
 endfunction()
 
 include(${CMAKE_CURRENT_LIST_DIR}/precompiled.cmake)
+include(${CMAKE_CURRENT_LIST_DIR}/unity.cmake)
 if(RONDO_PRECOMPILED_HEADERS)
   foreach(name library kernels)
     rondo_precompile(${name} library.h)
@@ -66,18 +70,19 @@ endfunction()
 function(rondo_library name)
   cmake_parse_arguments(ARG "" "" "SOURCES;KERNELS;HEADERS;LINK;PRIVATE_LINK" ${ARGN})
   set(parts rondo_${name})
-  add_library(rondo_${name} STATIC ${ARG_SOURCES})
+  rondo_unite(sources ${name} ${ARG_SOURCES})
+  rondo_unite(kernels ${name} ${ARG_KERNELS})
+  add_library(rondo_${name} STATIC ${sources})
   rondo_use_precompiled(rondo_${name} library)
   if(RONDO_PRECOMPILED_HEADERS)  # more of GCC 12's false alarms about std::string, which it else knows to be a system header
     target_compile_options(rondo_${name} PRIVATE -Wno-array-bounds -Wno-stringop-overread)
   endif()
   if(ARG_KERNELS)
-    add_library(rondo_${name}_kernels OBJECT ${ARG_KERNELS})
+    add_library(rondo_${name}_kernels OBJECT ${kernels})
     list(APPEND parts rondo_${name}_kernels)
-    target_compile_options(rondo_${name}_kernels PRIVATE ${RONDO_KERNEL_FLAGS})
     rondo_use_precompiled(rondo_${name}_kernels kernels)
     if(RONDO_ISOLATES_KERNELS)
-      set_source_files_properties(${ARG_KERNELS} PROPERTIES OBJECT_DEPENDS ${PROJECT_SOURCE_DIR}/cmake/isolate_kernel.sh)
+      set_source_files_properties(${kernels} PROPERTIES OBJECT_DEPENDS ${PROJECT_SOURCE_DIR}/cmake/isolate_kernel.sh)
       set_target_properties(rondo_${name}_kernels PROPERTIES CXX_COMPILER_LAUNCHER
         "${PROJECT_SOURCE_DIR}/cmake/isolate_kernel.sh;${CMAKE_NM};${CMAKE_OBJCOPY};${CMAKE_CXX_COMPILER_LAUNCHER}")
     endif()
@@ -85,10 +90,16 @@ function(rondo_library name)
   endif()
   foreach(part IN LISTS parts)
     rondo_configure(${part})
+    if(RONDO_UNITY_BUILD AND CMAKE_CXX_COMPILER_ID STREQUAL GNU)  # it means unnamed namespaces of headers, which these are not
+      target_compile_options(${part} PRIVATE -Wno-subobject-linkage)
+    endif()
     rondo_hide(${part})
     target_link_libraries(${part} PUBLIC ${ARG_LINK} PRIVATE ${ARG_PRIVATE_LINK})
     set_property(GLOBAL APPEND PROPERTY RONDO_OBJECTS $<TARGET_OBJECTS:${part}>)
   endforeach()
+  if(ARG_KERNELS)  # after the flags of host code
+    target_compile_options(rondo_${name}_kernels PRIVATE ${RONDO_KERNEL_FLAGS})
+  endif()
   set_target_properties(rondo_${name} PROPERTIES EXPORT_NAME ${name})
   set_property(GLOBAL APPEND PROPERTY RONDO_TARGETS rondo_${name})
   file(RELATIVE_PATH folder ${PROJECT_SOURCE_DIR} ${CMAKE_CURRENT_SOURCE_DIR})

@@ -103,9 +103,9 @@ struct Rank {
   bool failed() const { return status && (!WIFEXITED(*status) || WEXITSTATUS(*status) != 0); }
 };
 
-class Job {
+class LaunchedJob {
  public:
-  Job(const LaunchOptions& options, const LaunchOutput& output)
+  LaunchedJob(const LaunchOptions& options, const LaunchOutput& output)
       : options_(options),
         master_port_(choose_master_port(options)),
         guard_(signals_.before()),
@@ -471,6 +471,6 @@ exits with the code of the rank that failed first, or 128 + n for signal n.
 )";
 }
 
-int launch(const LaunchOptions& options, const LaunchOutput& output) { return Job(options, output).run(); }
+int launch(const LaunchOptions& options, const LaunchOutput& output) { return LaunchedJob(options, output).run(); }
 
 }  // namespace rondo::dist

@@ -14,7 +14,7 @@ namespace rondo::dist {
 namespace {
 
 // For the store to learn what a socket told already.
-constexpr Milliseconds kLook{2'000}, kPause{20};
+constexpr Milliseconds kLook{2'000}, kLookPause{20};
 constexpr size_t kLongestCall = 200;
 
 // A peer's text goes into messages: nothing in it may steer a terminal.
@@ -86,7 +86,7 @@ PeerStatus::Diagnosis PeerStatus::diagnose(uint64_t number, std::string_view wha
   try {
     if (late) store_.set(key("late", environment_.rank), absl::StrCat(number));
     for (const Deadline until = after(kLook); std::chrono::steady_clock::now() < until;
-         std::this_thread::sleep_for(kPause)) {
+         std::this_thread::sleep_for(kLookPause)) {
       std::vector<std::pair<int, Peer>> peers;
       silent.clear();
       for (int r = 0; r < environment_.world_size; ++r) {

@@ -15,7 +15,7 @@ namespace rondo::dist {
 namespace {
 
 // How long the store may take to see that a process has ended.
-constexpr Milliseconds kLeaving{2'000};
+constexpr Milliseconds kFarewell{2'000};
 
 class Meeting {
  public:
@@ -44,7 +44,7 @@ class Meeting {
   void claim_rank() {
     const std::string mine = this_process();
     // A process that was killed a moment ago, and started again, may find itself here.
-    for (const Deadline until = after(std::min(timeout_, kLeaving));;) {
+    for (const Deadline until = after(std::min(timeout_, kFarewell));;) {
       const std::string owner = store_.claim(absl::StrCat(job_, "process_of/", environment_.rank), mine);
       if (owner == mine) return;
       if (std::chrono::steady_clock::now() >= until)

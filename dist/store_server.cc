@@ -31,7 +31,7 @@ constexpr Milliseconds kNever{int64_t{1000} * 3600 * 24 * 365};
 // How long the door stays shut when there is no descriptor, or too many connections that have not proved that they know
 // the token.
 constexpr Milliseconds kDoorPause{100};
-constexpr size_t kMaxStrangers = 1024;
+constexpr size_t kMaxUnprovedClients = 1024;
 // Bytes that a connection may hold without being counted: small requests, one after the other.
 constexpr size_t kFreeBuffer = 4096;
 constexpr uint64_t kWake = 0, kDoor = 1, kFirstClient = 2;
@@ -117,7 +117,7 @@ class StoreServer::Loop {
   // ---- Connections
   void accept_all() {
     for (;;) {
-      if (strangers_.size() >= kMaxStrangers) {
+      if (strangers_.size() >= kMaxUnprovedClients) {
         Connection& oldest = *connections_.at(*strangers_.begin());
         if (Clock::now() < oldest.came + Milliseconds(1000)) return shut_door();
         end(oldest);

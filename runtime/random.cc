@@ -9,7 +9,7 @@ namespace rondo {
 
 namespace {
 std::atomic<uint64_t> next_id{1};
-thread_local GeneratorScope* innermost = nullptr;
+thread_local GeneratorScope* innermost_generator_scope = nullptr;
 
 // Threads that never called manual_seed themselves draw from this seed.
 struct ProcessSeed {
@@ -51,24 +51,24 @@ Generator& Generator::operator=(const Generator& other) {
   return *this;
 }
 Generator::~Generator() {
-  if (innermost != nullptr) GeneratorScope::note_end(*this);
+  if (innermost_generator_scope != nullptr) GeneratorScope::note_end(*this);
 }
 
 uint64_t Generator::seed() const {
-  if (innermost != nullptr) GeneratorScope::note_use(*this);
+  if (innermost_generator_scope != nullptr) GeneratorScope::note_use(*this);
   return seed_;
 }
 uint64_t Generator::offset() const {
-  if (innermost != nullptr) GeneratorScope::note_use(*this);
+  if (innermost_generator_scope != nullptr) GeneratorScope::note_use(*this);
   return offset_;
 }
 void Generator::set_state(uint64_t seed, uint64_t offset) {
-  if (innermost != nullptr) GeneratorScope::note_use(*this);
+  if (innermost_generator_scope != nullptr) GeneratorScope::note_use(*this);
   seed_ = seed;
   offset_ = offset;
 }
 uint64_t Generator::next_offset() {
-  if (innermost != nullptr) GeneratorScope::note_use(*this);
+  if (innermost_generator_scope != nullptr) GeneratorScope::note_use(*this);
   return offset_++;
 }
 
@@ -95,7 +95,7 @@ void manual_seed(uint64_t seed) {
 }
 
 GeneratorScope::GeneratorScope(Mode mode, std::vector<GeneratorState>& states)
-    : mode_(mode), states_(states), outer_(std::exchange(innermost, this)) {}
+    : mode_(mode), states_(states), outer_(std::exchange(innermost_generator_scope, this)) {}
 
 // A generator that never changes may be a const object.
 void GeneratorScope::set(Generator& generator, uint64_t seed, uint64_t offset) {
@@ -105,7 +105,7 @@ void GeneratorScope::set(Generator& generator, uint64_t seed, uint64_t offset) {
 }
 
 GeneratorScope::~GeneratorScope() {
-  innermost = outer_;
+  innermost_generator_scope = outer_;
   if (mode_ == kNote) return;
   for (const Used& used : used_) {
     if (used.generator == nullptr) continue;
@@ -120,7 +120,7 @@ void GeneratorScope::note_use(const Generator& generator) {
     self(self, scope->outer_, used);
     scope->first_use(used);
   };
-  visit(visit, innermost, const_cast<Generator&>(generator));
+  visit(visit, innermost_generator_scope, const_cast<Generator&>(generator));
 }
 
 void GeneratorScope::first_use(Generator& generator) {
@@ -136,7 +136,7 @@ void GeneratorScope::first_use(Generator& generator) {
 }
 
 void GeneratorScope::note_end(const Generator& generator) {
-  for (GeneratorScope* scope = innermost; scope != nullptr; scope = scope->outer_)
+  for (GeneratorScope* scope = innermost_generator_scope; scope != nullptr; scope = scope->outer_)
     for (Used& used : scope->used_)
       if (used.id == generator.id_) used.generator = nullptr;
 }

@@ -4,24 +4,24 @@
 
 namespace rondo {
 namespace {
-thread_local SharedRandomState* innermost = nullptr;
+thread_local SharedRandomState* innermost_shared = nullptr;
 }
 
-SharedRandomState::SharedRandomState() : outer_(std::exchange(innermost, this)) {}
-SharedRandomState::~SharedRandomState() { innermost = outer_; }
+SharedRandomState::SharedRandomState() : outer_(std::exchange(innermost_shared, this)) {}
+SharedRandomState::~SharedRandomState() { innermost_shared = outer_; }
 
 RandomState next_random_state(Generator& source, Device device) {
   const uint64_t seed = source.seed(), offset = source.next_offset();
   const auto state = [&] {
     return Tensor::from<int64_t>({static_cast<int64_t>(seed), static_cast<int64_t>(offset)}, {2}, device);
   };
-  if (innermost == nullptr) return {state(), 0};
+  if (innermost_shared == nullptr) return {state(), 0};
   // Unsigned: a stream that was set back has negative increments.
-  for (const SharedRandomState::Stream& stream : innermost->streams_)
+  for (const SharedRandomState::Stream& stream : innermost_shared->streams_)
     if (stream.source == &source && stream.seed == seed && stream.state.device() == device)
       return {stream.state, static_cast<int64_t>(offset - stream.base)};
-  innermost->streams_.push_back({&source, seed, offset, state()});
-  return {innermost->streams_.back().state, 0};
+  innermost_shared->streams_.push_back({&source, seed, offset, state()});
+  return {innermost_shared->streams_.back().state, 0};
 }
 
 }  // namespace rondo

@@ -16,7 +16,7 @@ bin=build/release/bin
 repeats() { ctest --preset release -C nightly -L '^nightly$' --no-tests=error -j"$(nproc)"; }
 fuzz() { tests/fuzz/run.sh 20000 && $bin/fuzz_tokenizer --count 20000 && $bin/fuzz_chat_template --count 20000 && $bin/fuzz_config 600; }
 attacks() { tests/dist/strangers.sh && tests/compile/plugin_races.sh; }
-includes() { cmake --preset release -B build/includes -DRONDO_PRECOMPILED_HEADERS=OFF && cmake --build build/includes; }
+includes() { cmake --preset release -B build/includes -DRONDO_PRECOMPILED_HEADERS=OFF -DRONDO_UNITY_BUILD=OFF && cmake --build build/includes; }
 mutants() { tests/mutants/run.sh; }
 
 for part in "${parts[@]}"; do

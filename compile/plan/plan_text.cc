@@ -34,10 +34,10 @@ namespace {
 
 constexpr const char* kPlacementNames[] = {"none", "input", "copy", "output", "arena", "shared"};
 
-std::string name(ValueId id) { return id == kNoValue ? " none" : absl::StrCat(" %", id); }
+std::string spaced_name(ValueId id) { return id == kNoValue ? " none" : absl::StrCat(" %", id); }
 
 template <class List> void append_values(std::string& text, const List& list) {
-  for (ValueId id : list) text += name(id);
+  for (ValueId id : list) text += spaced_name(id);
 }
 void append_nodes(std::string& text, const std::vector<int32_t>& nodes) {
   text += " nodes";
@@ -69,7 +69,7 @@ std::string to_string(const LoweredUnit& unit) {
   }
   text += "\n";
   for (const ColumnResult& r : unit.column_results)
-    absl::StrAppend(&text, "sum @", r.operand, name(r.value), " ", std::string(name_of(r.compute)), "\n");
+    absl::StrAppend(&text, "sum @", r.operand, spaced_name(r.value), " ", std::string(name_of(r.compute)), "\n");
   return text;
 }
 

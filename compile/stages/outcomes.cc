@@ -7,9 +7,9 @@
 namespace rondo::compile {
 namespace {
 
-constexpr std::string_view kNames[] = {"region made", "ran compiled", "failed to compile",
+constexpr std::string_view kOutcomeNames[] = {"region made", "ran compiled", "failed to compile",
                                        "ran eagerly", "bypassed",     "replayed op by op"};
-static_assert(std::size(kNames) == kOutcomes);
+static_assert(std::size(kOutcomeNames) == kOutcomes);
 
 struct Outcomes {
   std::array<std::atomic<int64_t>, kOutcomes> counts{};
@@ -24,7 +24,7 @@ Outcomes& outcomes() {
 
 }  // namespace
 
-std::string_view name_of(Outcome outcome) { return kNames[static_cast<size_t>(outcome)]; }
+std::string_view name_of(Outcome outcome) { return kOutcomeNames[static_cast<size_t>(outcome)]; }
 
 void count(Outcome outcome) { outcomes().counts[static_cast<size_t>(outcome)].fetch_add(1, std::memory_order_relaxed); }
 

@@ -29,11 +29,6 @@ namespace {
 constexpr int64_t kQueryTile = 64;
 constexpr int64_t kKeyTile = 64;
 
-constexpr double kLog2E = 1.4426950408889634074, kLn2 = 0.69314718055994530942;
-template <class A> constexpr A kInfinity = std::numeric_limits<A>::infinity();
-
-constexpr int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
-
 // Tasks per piece of a parallel_for, so that waking a thread pays: 2^20 FLOPs are about 5 us.
 int64_t grain_of(double flops_per_task) { return static_cast<int64_t>(0x1p20 / std::max(1.0, flops_per_task)) + 1; }
 

@@ -16,11 +16,6 @@ namespace {
 constexpr int64_t kChunk = 256;  // keys of one task
 constexpr int64_t kTile = 32;    // keys whose rows stay in the first cache from one query head to the next
 
-constexpr double kLog2E = 1.4426950408889634074, kLn2 = 0.69314718055994530942;
-template <class A> constexpr A kInfinity = std::numeric_limits<A>::infinity();
-
-constexpr int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
-
 template <class A> A sum_lanes(const A* values) {
   A lanes[kLanes];
   std::copy_n(values, kLanes, lanes);

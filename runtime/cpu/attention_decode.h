@@ -2,9 +2,15 @@
 // comes here for shape.queries == 1 without dropout, so that the choice is made in one place.
 #pragma once
 
+#include <limits>
+
 #include "rondo/runtime/cpu/attention.h"
 
 namespace rondo::cpu {
+
+// Note [Base 2] in attention.cc.
+inline constexpr double kLog2E = 1.4426950408889634074, kLn2 = 0.69314718055994530942;
+template <class A> inline constexpr A kInfinity = std::numeric_limits<A>::infinity();
 
 // As attention_forward with shape.queries == 1. Reads each key and value once for all query heads that share it. Keys
 // before the first and after the last one that the mask (`allowed`) lets some head of the group read are not touched at

@@ -13,8 +13,6 @@
 namespace rondo::cpu {
 namespace {
 
-template <class T> const T* pointer(const Tensor& t) { return reinterpret_cast<const T*>(t.impl()->data()); }
-template <class T> T* pointer(Tensor& t) { return reinterpret_cast<T*>(t.impl()->data()); }
 
 }  // namespace
 

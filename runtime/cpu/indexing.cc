@@ -11,8 +11,6 @@
 namespace rondo::cpu {
 namespace {
 
-template <class T> T* pointer(const Tensor& t) { return reinterpret_cast<T*>(t.impl()->data()); }
-
 // Strides of an index tensor's operand: `t` may be larger than the index in every dimension.
 Dims strides_within(const Tensor& t, const Dims& sizes) {
   return t.rank() == 0 ? Dims::filled(sizes.rank(), 0) : t.strides();

@@ -13,6 +13,9 @@ namespace rondo::cpu {
 // Elements below which threads cost more than they give.
 inline constexpr int64_t kElementwiseGrain = 1 << 15;
 
+// Where a tensor's elements begin. T is its dtype's type.
+template <class T> T* pointer(const Tensor& t) { return reinterpret_cast<T*>(t.impl()->data()); }
+
 // Cuts output 0 and the first N inputs of `context` into runs, on several threads where that pays. N is 0 to 3.
 // `scalars` goes to each run.
 template <int N>

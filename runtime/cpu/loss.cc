@@ -17,8 +17,6 @@ namespace {
 
 using ops::LinearLossAttrs;
 
-template <class T> const T* pointer(const Tensor& t) { return reinterpret_cast<const T*>(t.impl()->data()); }
-template <class T> T* pointer(Tensor& t) { return reinterpret_cast<T*>(t.impl()->data()); }
 
 // Attributes of cross_entropy: ints {ignore_index, reduction}, floats {label_smoothing}.
 struct LossOptions {
@@ -35,7 +33,7 @@ int64_t count_targets(const Tensor& target, int64_t ignore_index) {
   return n;
 }
 
-int64_t row_grain(int64_t cols) { return std::max<int64_t>(1, 4096 / std::max<int64_t>(cols, 1)); }
+int64_t loss_grain(int64_t cols) { return std::max<int64_t>(1, 4096 / std::max<int64_t>(cols, 1)); }
 
 // The work on one row of logits, in the compute dtype.
 template <class C> struct RowLoss {
@@ -115,7 +113,7 @@ void cross_entropy_kernel(const KernelContext& context) {
     C* lse = pointer<C>(context.out(1));
     std::vector<C> losses(static_cast<size_t>(rows));
     const RowLoss<C> of_row(options, cols);
-    parallel_for(rows, row_grain(cols), [&](int64_t begin, int64_t end) {
+    parallel_for(rows, loss_grain(cols), [&](int64_t begin, int64_t end) {
       for (int64_t r = begin; r < end; ++r) {
         lse[r] = of_row.logsumexp(x + r * cols);
         losses[r] = of_row.loss(x + r * cols, index[r], lse[r]);
@@ -142,7 +140,7 @@ void cross_entropy_grad_kernel(const KernelContext& context) {
     T* dx = pointer<T>(context.out());
     const RowLoss<C> of_row(options, cols);
     const C scale = mean_scale<C>(options, target);
-    parallel_for(rows, row_grain(cols), [&](int64_t begin, int64_t end) {
+    parallel_for(rows, loss_grain(cols), [&](int64_t begin, int64_t end) {
       for (int64_t r = begin; r < end; ++r)
         of_row.gradient(x + r * cols, dx + r * cols, index[r], lse[r],
                         static_cast<C>(g[options.reduction == 2 ? r : 0]) * scale);
@@ -206,7 +204,7 @@ class Head {
       Tensor logits = buffer.slice(0, {0, n});
       product(&linear_kernel, {&x, &weight_, &bias_}, logits);
       T* data = pointer<T>(logits);
-      parallel_for(n, row_grain(cols_), [&](int64_t begin, int64_t end) {
+      parallel_for(n, loss_grain(cols_), [&](int64_t begin, int64_t end) {
         for (int64_t r = begin; r < end; ++r) {
           T* row = data + r * cols_;
           const int64_t target = index[at + r];

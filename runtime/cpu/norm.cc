@@ -13,8 +13,6 @@ template <class Fn> void for_floating(const KernelContext& context, Fn fn) {
   RecorderScope run(nullptr);
   visit_floating(context.out().dtype(), fn);
 }
-template <class T> const T* pointer(const Tensor& t) { return reinterpret_cast<const T*>(t.impl()->data()); }
-template <class T> T* pointer(Tensor& t) { return reinterpret_cast<T*>(t.impl()->data()); }
 int64_t row_grain(int64_t cols) { return std::max<int64_t>(1, kElementwiseGrain / 4 / std::max<int64_t>(cols, 1)); }
 
 }  // namespace

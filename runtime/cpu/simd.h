@@ -44,6 +44,9 @@ template <class A> using BitVector = typename VectorOf<A>::BitsType;
 template <class A> using IntegerVector = typename VectorOf<A>::IntegerType;
 template <class A> inline constexpr int kWidth = VectorOf<A>::kWidth;
 
+// The least multiple that is not below n.
+constexpr int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
+
 template <class To, class From> inline To vector_cast(From v) {
   static_assert(sizeof(To) == sizeof(From));
   To to;

@@ -8,8 +8,6 @@
 namespace rondo::cpu {
 namespace {
 
-template <class T> T* pointer(const Tensor& t) { return reinterpret_cast<T*>(t.impl()->data()); }
-
 // a < b with NaN above all numbers.
 template <class C> bool below(C a, C b) {
   if constexpr (std::is_floating_point_v<C>) return a < b || (b != b && a == a);

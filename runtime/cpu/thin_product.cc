@@ -17,14 +17,12 @@
 namespace rondo::cpu {
 namespace {
 
-constexpr int kChains = 2;
-constexpr int64_t kStep = kChains * kLanes;
+constexpr int kDotChains = 2;
+constexpr int64_t kStep = kDotChains * kLanes;
 constexpr int kParts = kLanes / kWidth<float>;  // vectors that hold the lanes of one chain
 
-constexpr int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
-
 // Part `part` of the lanes of both chains, from one step of elements.
-template <class T> struct Chains { Vector<float> of[kChains]; };
+template <class T> struct Chains { Vector<float> of[kDotChains]; };
 [[gnu::always_inline]] inline Chains<float> load_step(const float* p, int part) {
   return {{load(p + part * kWidth<float>), load(p + kLanes + part * kWidth<float>)}};
 }
@@ -42,7 +40,7 @@ template <class T> constexpr int64_t packed_at(int64_t i) {
 template <class T, int M, int N>
 [[gnu::always_inline]] inline void inner_products(int64_t k, const float* a, int64_t a_stride, const T* b,
                                                   int64_t b_stride, const T* next, float (&sums)[M][N]) {
-  Vector<float> total[M][N][kChains][kParts] = {};
+  Vector<float> total[M][N][kDotChains][kParts] = {};
   const auto add = [&](int64_t i, const T* from, int64_t stride) __attribute__((always_inline)) {
 #pragma GCC unroll 4
     for (int part = 0; part < kParts; ++part) {

@@ -31,7 +31,7 @@ struct NamedFunction {
   std::string name;
 };
 
-constexpr size_t kPage = 4096;
+constexpr size_t kHostPage = 4096;
 constexpr size_t kMemory = size_t{1} << 40;  // enough for whatever is compiled
 constexpr size_t kHostAlignment = 256;
 
@@ -185,7 +185,7 @@ constexpr Driver kDriver = {
     // Large fills would give memory to what nobody reads.
     .fill_bytes =
         [](DevicePtr to, unsigned char byte, size_t bytes, StreamPtr) {
-          if (bytes <= kPage) std::memset(pointer(to), byte, bytes);
+          if (bytes <= kHostPage) std::memset(pointer(to), byte, bytes);
           return Result::kSuccess;
         },
     .stream_create = [](StreamPtr* stream, unsigned, int) { return *stream = handle<StreamPtr>(), Result::kSuccess; },

@@ -21,7 +21,7 @@ namespace {
 // Arguments that the kernels take by value: the keys that a query may attend to (kind: 0 none, 1 bool, 2 the first key,
 // 3 added; then strides); the heads of an operand; the heads of a result that lies in a larger array.
 // clang-format off
-RONDO_TEXT_AND_CODE(kArgumentsText,
+RONDO_TEXT_AND_CODE(kAttentionArguments,
 struct MaskArgument {
   const void* data;
   long long kind, batch, head, row, column;
@@ -39,7 +39,7 @@ struct PlaceArgument {
 
 // A block for each row of scores. Scores are dense [B, H, rows, cols]; what the kernels write may be what they read:
 // each thread reads an element before it overwrites it.
-constexpr const char* kText = R"cuda(
+constexpr const char* kAttentionText = R"cuda(
 using C = typename RondoCompute<T>::Type;
 
 struct Least {
@@ -506,7 +506,7 @@ const Source& attention_source() {
   static const auto* const text = new std::string(
       absl::StrCat(scalar_function("rondo_exp", [](LoopValue x) { return scalar::exp(x); }),
                    scalar_function("rondo_log", [](LoopValue x) { return scalar::log(x); }), kPhilox, kDropoutText,
-                   kDroppedWeights, kBlockReduce, kArgumentsText, kText));
+                   kDroppedWeights, kBlockReduce, kAttentionArguments, kAttentionText));
   static const Source source{"attention", *text};
   return source;
 }

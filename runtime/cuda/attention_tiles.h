@@ -50,7 +50,7 @@ RONDO_MMA(rondo_bf16, "bf16")
 RONDO_MMA(rondo_f16, "f16")
 )cuda";
 
-// Needs CallArgument and HeadsArgument in front of it.
+// Needs CallArgument and TileHeadsArgument in front of it.
 inline constexpr const char* kAttentionTiles = R"cuda(
 using C = typename RondoCompute<T>::Type;
 constexpr int kVector = 16 / sizeof(T);       // elements of an access of 16 bytes
@@ -62,7 +62,7 @@ using Vector = Pack<T, kVector>;
 
 RONDO_DEVICE C lowest() { return static_cast<C>(__longlong_as_double(0xFFF0000000000000ull)); }
 
-using Heads = HeadsArgument;
+using Heads = TileHeadsArgument;
 using Call = CallArgument;
 
 RONDO_DEVICE long long least(long long a, long long b) { return b < a ? b : a; }

@@ -35,7 +35,7 @@ extern "C" __global__ void rondo_dropout(T* out, const T* x, const unsigned long
 }
 )cuda";
 
-const Source& source() {
+const Source& dropout_source() {
   static const auto* const text = new std::string(absl::StrCat(kPhilox, kDropout));
   static const Source source{"dropout", *text};
   return source;
@@ -50,7 +50,7 @@ void dropout_kernel(const KernelContext& context) {
   const double p = context.attrs.floats[0];
   const DropoutRule rule(p);
   const int device = out.device().index;
-  launch_threads(device, kernel_of(device, source(), "rondo_dropout", {{"T", type_name(out.dtype())}}), (n + 3) / 4,
+  launch_threads(device, kernel_of(device, dropout_source(), "rondo_dropout", {{"T", type_name(out.dtype())}}), (n + 3) / 4,
                  address_of(out), address_of(x), address_of(state), n, context.attrs.ints[0], rule.threshold,
                  rule.factor, static_cast<uint32_t>(p == 1));
 }

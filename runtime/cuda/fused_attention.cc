@@ -12,13 +12,13 @@ namespace {
 
 // Arguments that the kernels take by value: a call, and an operand's strides.
 // clang-format off
-RONDO_TEXT_AND_CODE(kArgumentsText,
+RONDO_TEXT_AND_CODE(kTileArguments,
 struct CallArgument {
   long long batch, heads, kv_heads, queries, keys, head_dim, causal;
   double scale;
   long long mask_batch, mask_head, mask_row, mask_column;
 };
-struct HeadsArgument {
+struct TileHeadsArgument {
   long long batch, head, row;
 };
 )
@@ -299,7 +299,7 @@ CallArgument argument(const AttentionCall& c) {
   return {c.batch, c.heads,           c.kv_heads,        c.queries,         c.keys,           c.head_dim, c.causal,
           c.scale, c.mask_strides[0], c.mask_strides[1], c.mask_strides[2], c.mask_strides[3]};
 }
-HeadsArgument argument(const HeadsStrides& s) { return {s.batch, s.head, s.row}; }
+TileHeadsArgument argument(const HeadsStrides& s) { return {s.batch, s.head, s.row}; }
 
 Kernel kernel(const AttentionCall& call, const AttentionTile& tile, const Source& source, const char* name) {
   return kernel_of(call.device, source, name,
@@ -310,22 +310,22 @@ Kernel kernel(const AttentionCall& call, const AttentionTile& tile, const Source
                     {"MASK", absl::StrCat(static_cast<int>(call.mask))},
                     {"DROPOUT", call.dropout != 0 ? "1" : "0"}});
 }
-std::string text_with(const char* kernels) {
+std::string text_of_kernels(const char* kernels) {
   return absl::StrCat(scalar_function("rondo_exp", [](LoopValue x) { return scalar::exp(x); }),
                       scalar_function("rondo_log", [](LoopValue x) { return scalar::log(x); }), kWarpProduct, kPhilox,
-                      kDropoutText, kDroppedWeights, kArgumentsText, kAttentionTiles, kernels);
+                      kDropoutText, kDroppedWeights, kTileArguments, kAttentionTiles, kernels);
 }
 int64_t tiles_of(int64_t rows, const AttentionTile& tile) { return (rows + tile.rows - 1) / tile.rows; }
 
 }  // namespace
 
 const Source& fused_attention_source() {
-  static const auto* const text = new std::string(text_with(kForward));
+  static const auto* const text = new std::string(text_of_kernels(kForward));
   static const Source source{"fused_attention", *text};
   return source;
 }
 const Source& fused_attention_grad_source() {
-  static const auto* const text = new std::string(text_with(kBackward));
+  static const auto* const text = new std::string(text_of_kernels(kBackward));
   static const Source source{"fused_attention_grad", *text};
   return source;
 }

@@ -68,7 +68,7 @@ extern "C" __global__ void rondo_destinations(unsigned long long* keys, const lo
 }
 )cuda"};
 
-constexpr Source kSums = {"scatter_sum", R"cuda(
+constexpr Source kScatterSum = {"scatter_sum", R"cuda(
 template <class V> RONDO_DEVICE void add_to(V& sum, V value) { sum = sum + value; }
 RONDO_DEVICE void add_to(bool& sum, bool value) { sum = sum || value; }
 // The thread of a place's first element adds up all of them.
@@ -179,7 +179,7 @@ void scatter_sum_kernel(const KernelContext& context) {
                  layout_with(sizes, without(strides_within(out, sizes), dim), index.strides()), step_of(out, dim), size,
                  check.status, check.call);
   const Order order = sort_keys(keys, 1, n);
-  launch_threads(device, kernel_of(device, kSums, "rondo_scatter_sum", {{"T", type_name(out.dtype())}}), n,
+  launch_threads(device, kernel_of(device, kScatterSum, "rondo_scatter_sum", {{"T", type_name(out.dtype())}}), n,
                  address_of(out), address_of(values), address_of(order.keys), address_of(order.positions),
                  layout_with(sizes, strides_within(values, sizes)));
 }

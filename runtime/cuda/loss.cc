@@ -113,13 +113,13 @@ extern "C" __global__ void rondo_cross_entropy_grad(const T* grad, const T* logi
 }
 )cuda";
 
-std::string text_with(const char* kernels) {
+std::string with_log_softmax(const char* kernels) {
   return absl::StrCat(scalar_function("rondo_exp", [](LoopValue x) { return scalar::exp(x); }),
                       scalar_function("rondo_log", [](LoopValue x) { return scalar::log(x); }), kCompute, kBlockReduce,
                       kernels);
 }
-const Source& source() {
-  static const auto* const text = new std::string(text_with(kCrossEntropy));
+const Source& loss_source() {
+  static const auto* const text = new std::string(with_log_softmax(kCrossEntropy));
   static const Source source{"loss", *text};
   return source;
 }
@@ -279,7 +279,7 @@ extern "C" __global__ void rondo_head_bias(const T* grads, C* sums, long long ro
 )cuda"};
 
 const Source& head_source() {
-  static const auto* const text = new std::string(text_with(kHead));
+  static const auto* const text = new std::string(with_log_softmax(kHead));
   static const Source source{"head", *text};
   return source;
 }
@@ -316,7 +316,7 @@ class Call {
   double smoothing() const { return attrs_.floats[0]; }
   double inverse() const { return 1.0 / static_cast<double>(cols_); }
   int device() const { return device_.index; }
-  Kernel kernel(const char* name) const { return kernel_of(device_.index, source(), name, {{"T", type_name(dtype_)}}); }
+  Kernel kernel(const char* name) const { return kernel_of(device_.index, loss_source(), name, {{"T", type_name(dtype_)}}); }
   Tensor temporary(int64_t n) const { return Tensor::empty({n}, {compute_dtype(dtype_), device_}); }
 
  private:
@@ -403,7 +403,7 @@ class Head {
     if (loss != nullptr) losses = temporary({rows_}, compute);
     if (wants_grad && reduction() == kMean) {
       scale = temporary({1}, compute);
-      launch_blocks(device(), kernel(source(), "rondo_mean_scale", compute), 1, kThreads, address_of(target_),
+      launch_blocks(device(), kernel(loss_source(), "rondo_mean_scale", compute), 1, kThreads, address_of(target_),
                     address_of(scale), count(rows_), count(ignored()), 1ll);
     }
     if (wants_grad && grad.defined()) arriving = dense(grad).to(compute);
@@ -516,10 +516,10 @@ class Head {
 
   void reduce(const Tensor& losses, const Tensor& loss) const {
     if (reduction() == kNone)
-      launch_threads(device(), kernel(source(), "rondo_store_losses", loss.dtype()), rows_, address_of(losses),
+      launch_threads(device(), kernel(loss_source(), "rondo_store_losses", loss.dtype()), rows_, address_of(losses),
                      address_of(loss), count(rows_));
     else
-      launch_blocks(device(), kernel(source(), "rondo_sum_losses", loss.dtype()), 1, kThreads, address_of(losses),
+      launch_blocks(device(), kernel(loss_source(), "rondo_sum_losses", loss.dtype()), 1, kThreads, address_of(losses),
                     address_of(target_), address_of(loss), count(rows_), count(ignored()),
                     static_cast<long long>(reduction() == kMean));
   }

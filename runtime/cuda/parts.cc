@@ -22,7 +22,7 @@ extern "C" __global__ void rondo_copy_parts(WORD* out, RondoPieces pieces, Rondo
   }
 }
 )cuda"};
-constexpr Source kSums = {"parts_added", R"cuda(
+constexpr Source kAddParts = {"parts_added", R"cuda(
 extern "C" __global__ void rondo_add_parts(T* out, RondoPieces pieces, RondoLayout layout, long long to_zeros) {
   using C = typename RondoCompute<T>::Type;
   for (long long i = first_index(); i < pieces.count * layout.numel; i += index_step()) {
@@ -56,7 +56,7 @@ void put(const KernelContext& context, const ops::Parts& parts, size_t first, si
   if (how == Put::kCopy)
     return launch_threads(device, kernel_of(device, kCopies, "rondo_copy_parts", {{"WORD", word_name(out.dtype())}}), n,
                           address_of(out), pieces, layout);
-  launch_threads(device, kernel_of(device, kSums, "rondo_add_parts", {{"T", type_name(out.dtype())}}), n,
+  launch_threads(device, kernel_of(device, kAddParts, "rondo_add_parts", {{"T", type_name(out.dtype())}}), n,
                  address_of(out), pieces, layout, static_cast<long long>(how == Put::kAddToZero));
 }
 

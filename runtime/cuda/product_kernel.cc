@@ -10,7 +10,7 @@ namespace {
 
 // Arguments that the kernels take by value: sizes, and strides in elements.
 // clang-format off
-RONDO_TEXT_AND_CODE(kArgumentText,
+RONDO_TEXT_AND_CODE(kProductArgument,
 struct ProductArgument {
   long long batch, m, n, k;
   long long a_batch, a_row, a_column;
@@ -22,7 +22,7 @@ struct ProductArgument {
 // clang-format on
 
 // T: of the operands; R: of the result, its bias and its addend.
-constexpr const char* kText = R"cuda(
+constexpr const char* kProductText = R"cuda(
 using C = typename RondoCompute<T>::Type;
 constexpr int kTile = 16;
 
@@ -109,7 +109,7 @@ const void* bias_of(const MatmulCall& call, const MatmulOperands& operands) {
 
 const Source& product_source() {
   static const auto* const text = new std::string(absl::StrCat(
-      scalar_function("rondo_gelu", [](LoopValue x) { return scalar::gelu_tanh(x); }), kArgumentText, kText));
+      scalar_function("rondo_gelu", [](LoopValue x) { return scalar::gelu_tanh(x); }), kProductArgument, kProductText));
   static const Source source{"product", *text};
   return source;
 }

@@ -130,14 +130,14 @@ struct Cache {
   std::map<int, CodeHere> architectures;
   absl::flat_hash_map<std::string, Loaded> loaded;  // by device, kernel and defines
 };
-Cache& cache() {
+Cache& kernel_cache() {
   static auto* const cache = new Cache;  // never destroyed: the driver may be gone at the end of a process
   return *cache;
 }
 
 // REQUIRES: the lock is held. Code of another NVRTC than before is another one's.
 CodeHere& architecture_here(int architecture) {
-  CodeHere& here = cache().architectures[architecture];
+  CodeHere& here = kernel_cache().architectures[architecture];
   io::HostKey key = key_of_code(architecture, kMaker);
   if (here.disk != nullptr && (here.key == key.text() || !key.complete())) return here;
   if (here.disk != nullptr) here.code.clear();
@@ -161,7 +161,7 @@ Image image_of(const std::string& name, const std::string& text, int architectur
   std::shared_ptr<Code> code;
   std::shared_ptr<io::DiskCache> disk;
   {
-    const std::lock_guard lock(cache().mutex);
+    const std::lock_guard lock(kernel_cache().mutex);
     CodeHere& here = architecture_here(architecture);
     disk = here.disk;
     std::shared_ptr<Code>& found = here.code[text];
@@ -170,8 +170,8 @@ Image image_of(const std::string& name, const std::string& text, int architectur
   }
   const std::lock_guard making(code->mutex);
   const auto report = [&](auto change) {
-    const std::lock_guard lock(cache().mutex);
-    change(cache().architectures[architecture].report);
+    const std::lock_guard lock(kernel_cache().mutex);
+    change(kernel_cache().architectures[architecture].report);
   };
   if (code->ready) {
     if (std::exchange(code->from_artifact, false)) report([](SourceReport& r) { ++r.from_artifacts; });
@@ -227,7 +227,7 @@ Kernel kernel_of(int device, const Source& source, const char* name, std::initia
   DeviceState& state = device_state(device);
   std::string key = absl::StrCat(state.serial(), " ", source.name, " ", name, " ", source.only_for);
   for (const Define& define : defines) absl::StrAppend(&key, " ", define.name, "=", define.value);
-  Cache& all = cache();
+  Cache& all = kernel_cache();
   {
     const std::shared_lock lock(all.mutex);
     if (const auto found = all.loaded.find(key); found != all.loaded.end()) return found->second.kernel;
@@ -253,9 +253,9 @@ io::KernelFile kernels_by_hand(int architecture) {
   io::KernelFile file;
   std::vector<std::pair<std::string, std::shared_ptr<Code>>> all;
   {
-    const std::shared_lock lock(cache().mutex);
-    const auto found = cache().architectures.find(architecture);
-    if (found == cache().architectures.end()) return file;
+    const std::shared_lock lock(kernel_cache().mutex);
+    const auto found = kernel_cache().architectures.find(architecture);
+    if (found == kernel_cache().architectures.end()) return file;
     file.host = found->second.key;
     all.assign(found->second.code.begin(), found->second.code.end());
   }
@@ -278,7 +278,7 @@ absl::Status add_kernels_by_hand(int architecture, const io::KernelFile& file) {
     if (!image.ok()) return image.status();
     images.push_back(*std::move(image));
   }
-  const std::lock_guard lock(cache().mutex);
+  const std::lock_guard lock(kernel_cache().mutex);
   CodeHere& here = architecture_here(architecture);
   for (size_t i = 0; i < images.size(); ++i) {
     const auto [at, added] = here.code.try_emplace(file.kernels[i].kernel, std::make_shared<Code>());
@@ -290,14 +290,14 @@ absl::Status add_kernels_by_hand(int architecture, const io::KernelFile& file) {
 }
 
 SourceReport source_report(int architecture) {
-  const std::shared_lock lock(cache().mutex);
-  const auto found = cache().architectures.find(architecture);
-  return found == cache().architectures.end() ? SourceReport{} : found->second.report;
+  const std::shared_lock lock(kernel_cache().mutex);
+  const auto found = kernel_cache().architectures.find(architecture);
+  return found == kernel_cache().architectures.end() ? SourceReport{} : found->second.report;
 }
 
 void forget_kernels_by_hand() {
-  const std::lock_guard lock(cache().mutex);
-  for (auto& [architecture, here] : cache().architectures) {
+  const std::lock_guard lock(kernel_cache().mutex);
+  for (auto& [architecture, here] : kernel_cache().architectures) {
     here.code.clear();
     here.disk = nullptr;
   }

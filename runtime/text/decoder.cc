@@ -25,7 +25,7 @@ void check_length(size_t bytes, size_t longest) {
 
 constexpr std::string_view kReplacement = "\xEF\xBF\xBD";
 
-class ByteLevel : public Decoder {
+class ByteLevelDecoder : public Decoder {
  public:
   void apply(std::vector<std::string>& tokens) const override {
     std::string bytes;
@@ -35,9 +35,9 @@ class ByteLevel : public Decoder {
   }
 };
 
-class WordPiece : public Decoder {
+class WordPieceDecoder : public Decoder {
  public:
-  WordPiece(std::string prefix, bool cleanup) : prefix_(std::move(prefix)), cleanup_(cleanup) {}
+  WordPieceDecoder(std::string prefix, bool cleanup) : prefix_(std::move(prefix)), cleanup_(cleanup) {}
   void apply(std::vector<std::string>& tokens) const override {
     for (size_t i = 0; i < tokens.size(); ++i) {
       std::string& token = tokens[i];
@@ -115,9 +115,9 @@ class Fuse : public Decoder {
 };
 
 // Takes at most `start` copies of a character off the front of each token, and `stop` off its end.
-class Strip : public Decoder {
+class StripDecoder : public Decoder {
  public:
-  Strip(std::string content, int32_t start, int32_t stop) : content_(std::move(content)), start_(start), stop_(stop) {}
+  StripDecoder(std::string content, int32_t start, int32_t stop) : content_(std::move(content)), start_(start), stop_(stop) {}
   void apply(std::vector<std::string>& tokens) const override {
     for (std::string& token : tokens) {
       std::string_view rest = token;
@@ -132,9 +132,9 @@ class Strip : public Decoder {
   int32_t start_, stop_;
 };
 
-class Replace : public Decoder {
+class ReplaceDecoder : public Decoder {
  public:
-  explicit Replace(Replacement with) : with_(std::move(with)) {}
+  explicit ReplaceDecoder(Replacement with) : with_(std::move(with)) {}
   void apply(std::vector<std::string>& tokens) const override {
     for (std::string& token : tokens) {
       std::string out;
@@ -150,9 +150,9 @@ class Replace : public Decoder {
   Replacement with_;
 };
 
-class Bpe : public Decoder {
+class BpeDecoder : public Decoder {
  public:
-  explicit Bpe(std::string suffix) : suffix_(std::move(suffix)) {}
+  explicit BpeDecoder(std::string suffix) : suffix_(std::move(suffix)) {}
   void apply(std::vector<std::string>& tokens) const override {
     for (size_t i = 0; i < tokens.size(); ++i)
       tokens[i] = absl::StrReplaceAll(tokens[i], {{suffix_, i + 1 < tokens.size() ? " " : ""}});
@@ -210,9 +210,9 @@ void read_decoder(io::JsonReader& json, Decoders& out, int depth) {
     });
     if (content.empty() || static_cast<size_t>(io::decode_utf8(content, 0).length) != content.size())
       json.fail(where + ": the content is not one character");
-    add(std::make_unique<Strip>(content, start, stop));
+    add(std::make_unique<StripDecoder>(content, start, stop));
   } else if (type == "Replace") {
-    add(std::make_unique<Replace>(read_replacement(json, where)));
+    add(std::make_unique<ReplaceDecoder>(read_replacement(json, where)));
   } else if (type == "BPEDecoder") {
     std::string suffix = "</w>";
     read_fields(json, where, [&](const std::string& key) {
@@ -222,7 +222,7 @@ void read_decoder(io::JsonReader& json, Decoders& out, int depth) {
       return true;
     });
     if (suffix.empty()) json.fail(where + ": the suffix is empty");
-    add(std::make_unique<Bpe>(suffix));
+    add(std::make_unique<BpeDecoder>(suffix));
   } else {
     if (type == "ByteFallback") add(std::make_unique<ByteFallback>());
     else if (type == "Fuse") add(std::make_unique<Fuse>());
@@ -256,9 +256,9 @@ Decoders read_decoders(io::JsonReader& json) {
   return out;
 }
 
-std::unique_ptr<const Decoder> byte_level_decoder() { return std::make_unique<ByteLevel>(); }
+std::unique_ptr<const Decoder> byte_level_decoder() { return std::make_unique<ByteLevelDecoder>(); }
 std::unique_ptr<const Decoder> word_piece_decoder(std::string prefix, bool cleanup) {
-  return std::make_unique<WordPiece>(std::move(prefix), cleanup);
+  return std::make_unique<WordPieceDecoder>(std::move(prefix), cleanup);
 }
 
 std::string replace_invalid_utf8(std::string text) {

@@ -18,16 +18,16 @@ namespace {
 
 using Impl = PreTrainedTokenizer::Impl;
 
-enum class Kind { kWholeFile, kBert, kGpt2, kRoberta, kQwen2, kLlama };
+enum class ClassKind { kWholeFile, kBert, kGpt2, kRoberta, kQwen2, kLlama };
 
-Kind kind_named(std::string name) {
+ClassKind kind_named(std::string name) {
   if (name.ends_with("Fast")) name.resize(name.size() - 4);
-  if (name == "BertTokenizer" || name == "DistilBertTokenizer" || name == "ElectraTokenizer") return Kind::kBert;
-  if (name == "GPT2Tokenizer") return Kind::kGpt2;
-  if (name == "RobertaTokenizer") return Kind::kRoberta;
-  if (name == "Qwen2Tokenizer") return Kind::kQwen2;
-  if (name == "LlamaTokenizer") return Kind::kLlama;
-  return Kind::kWholeFile;
+  if (name == "BertTokenizer" || name == "DistilBertTokenizer" || name == "ElectraTokenizer") return ClassKind::kBert;
+  if (name == "GPT2Tokenizer") return ClassKind::kGpt2;
+  if (name == "RobertaTokenizer") return ClassKind::kRoberta;
+  if (name == "Qwen2Tokenizer") return ClassKind::kQwen2;
+  if (name == "LlamaTokenizer") return ClassKind::kLlama;
+  return ClassKind::kWholeFile;
 }
 
 // config.json's model_type; "" without one.
@@ -47,14 +47,14 @@ std::string model_type(const std::string& folder) {
 }
 
 // The class that AutoTokenizer takes. Some families' folders name a class that is known to be wrong.
-Kind choose_kind(const std::string& folder, const std::string& json, const FolderConfig& config) {
-  const Kind named = kind_named(config.tokenizer_class);
-  if (named == Kind::kWholeFile) return named;
+ClassKind choose_kind(const std::string& folder, const std::string& json, const FolderConfig& config) {
+  const ClassKind named = kind_named(config.tokenizer_class);
+  if (named == ClassKind::kWholeFile) return named;
   const std::string type = model_type(folder);
-  if (type == "qwen2") return Kind::kQwen2;
-  if (type == "mistral") return Kind::kWholeFile;
+  if (type == "qwen2") return ClassKind::kQwen2;
+  if (type == "mistral") return ClassKind::kWholeFile;
   // Llama 3's tokenizer.json works on bytes, and LlamaTokenizer cannot.
-  if (named == Kind::kLlama && json.find("\"ByteLevel\"") != std::string::npos) return Kind::kWholeFile;
+  if (named == ClassKind::kLlama && json.find("\"ByteLevel\"") != std::string::npos) return ClassKind::kWholeFile;
   return named;
 }
 
@@ -69,11 +69,11 @@ std::string byte_level(bool add_prefix_space, bool use_regex) {
 }
 
 // See Note [Classes that rebuild].
-void set_steps(Kind kind, const FolderConfig& config, Amendments& out) {
-  const bool prefix = config.add_prefix_space.value_or(kind == Kind::kLlama);
+void set_steps(ClassKind kind, const FolderConfig& config, Amendments& out) {
+  const bool prefix = config.add_prefix_space.value_or(kind == ClassKind::kLlama);
   switch (kind) {
-    case Kind::kWholeFile: return;
-    case Kind::kBert:
+    case ClassKind::kWholeFile: return;
+    case ClassKind::kBert:
       out.normalizer = absl::StrCat(R"({"type":"BertNormalizer","clean_text":true,"handle_chinese_chars":)",
                                     flag(config.tokenize_chinese_chars), R"(,"strip_accents":)",
                                     config.strip_accents ? flag(*config.strip_accents) : "null", R"(,"lowercase":)",
@@ -81,13 +81,13 @@ void set_steps(Kind kind, const FolderConfig& config, Amendments& out) {
       out.pre_tokenizer = R"({"type":"BertPreTokenizer"})";
       out.decoder = R"({"type":"WordPiece","prefix":"##","cleanup":true})";
       return;
-    case Kind::kGpt2:
-    case Kind::kRoberta:
+    case ClassKind::kGpt2:
+    case ClassKind::kRoberta:
       out.normalizer = "null";
       out.pre_tokenizer = byte_level(prefix, true);
       out.decoder = kByteLevelDecoder;
       return;
-    case Kind::kQwen2: {
+    case ClassKind::kQwen2: {
       std::string pattern;
       io::append_json_string(pattern, kQwen2Pattern);
       out.normalizer = R"({"type":"NFC"})";
@@ -97,7 +97,7 @@ void set_steps(Kind kind, const FolderConfig& config, Amendments& out) {
       out.decoder = kByteLevelDecoder;
       return;
     }
-    case Kind::kLlama: {
+    case ClassKind::kLlama: {
       const char* scheme = !prefix ? "never" : config.legacy.value_or(false) ? "always" : "first";
       out.normalizer = "null";
       out.pre_tokenizer = absl::StrCat(R"({"type":"Metaspace","replacement":"▁","prepend_scheme":")", scheme,
@@ -111,20 +111,20 @@ void set_steps(Kind kind, const FolderConfig& config, Amendments& out) {
 }
 
 // Names of special tokens that a class has by itself.
-void set_usual_names(Kind kind, SpecialNames& names) {
+void set_usual_names(ClassKind kind, SpecialNames& names) {
   const auto fill = [](std::string& name, const char* usual) {
     if (name.empty()) name = usual;
   };
-  if (kind == Kind::kBert) {
+  if (kind == ClassKind::kBert) {
     fill(names.unk, "[UNK]"), fill(names.sep, "[SEP]"), fill(names.pad, "[PAD]");
     fill(names.cls, "[CLS]"), fill(names.mask, "[MASK]");
-  } else if (kind == Kind::kGpt2) {
+  } else if (kind == ClassKind::kGpt2) {
     fill(names.unk, "<|endoftext|>"), fill(names.bos, "<|endoftext|>"), fill(names.eos, "<|endoftext|>");
-  } else if (kind == Kind::kQwen2) {
+  } else if (kind == ClassKind::kQwen2) {
     fill(names.unk, "<|endoftext|>"), fill(names.eos, "<|endoftext|>"), fill(names.pad, "<|endoftext|>");
-  } else if (kind == Kind::kLlama) {
+  } else if (kind == ClassKind::kLlama) {
     fill(names.unk, "<unk>"), fill(names.bos, "<s>"), fill(names.eos, "</s>");
-  } else if (kind == Kind::kRoberta) {
+  } else if (kind == ClassKind::kRoberta) {
     fill(names.bos, "<s>"), fill(names.eos, "</s>"), fill(names.sep, "</s>"), fill(names.cls, "<s>");
     fill(names.unk, "<unk>"), fill(names.pad, "<pad>"), fill(names.mask, "<mask>");
   }
@@ -168,18 +168,18 @@ std::unique_ptr<Impl> read_whole_file(const std::string& path, const std::string
   if (config.split_special_tokens)
     throw FileError(config.path,
                     "split_special_tokens: true is not supported: set EncodeOptions::split_special_tokens");
-  const Kind kind = choose_kind(folder, text, config);
+  const ClassKind kind = choose_kind(folder, text, config);
   Amendments amendments;
   set_steps(kind, config, amendments);
   SpecialNames names = config.names;
   set_usual_names(kind, names);
-  if (kind != Kind::kWholeFile) {
+  if (kind != ClassKind::kWholeFile) {
     const FileFacts facts = facts_of(text, path);
-    if (kind == Kind::kBert && !facts.unk.empty() && facts.unk != names.unk)
+    if (kind == ClassKind::kBert && !facts.unk.empty() && facts.unk != names.unk)
       throw FileError(config.path,
                       absl::StrCat("unk_token: ", io::shown(names.unk), ", but the model in tokenizer.json has ",
                                    io::shown(facts.unk), ": make the two agree"));
-    if (kind == Kind::kLlama && !(facts.byte_fallback && facts.fuse_unk))
+    if (kind == ClassKind::kLlama && !(facts.byte_fallback && facts.fuse_unk))
       throw FileError(config.path,
                       absl::StrCat("tokenizer_class: ", config.tokenizer_class,
                                    " makes a model with byte_fallback, and tokenizer.json has another one: "
@@ -210,17 +210,17 @@ std::unique_ptr<Impl> read_whole_file(const std::string& path, const std::string
     add(std::move(token));
   }
   for (const AddedToken& token : config.further) add(token);
-  if (kind == Kind::kQwen2)  // adds all of these once more, without their flags
+  if (kind == ClassKind::kQwen2)  // adds all of these once more, without their flags
     for (AddedToken& token : amendments.tokens)
       if (std::any_of(std::begin(roles), std::end(roles), [&](const auto* name) { return *name == token.content; }) ||
           std::any_of(config.further.begin(), config.further.end(),
                       [&](const AddedToken& other) { return other.content == token.content; }))
         token = {.id = 0, .content = token.content, .special = true};
   auto out = read_tokenizer_json(text, path, amendments);
-  if (kind == Kind::kBert || kind == Kind::kRoberta) {
+  if (kind == ClassKind::kBert || kind == ClassKind::kRoberta) {
     out->post_processor = {};
     set_bert_template(out->post_processor, out->id(names.cls), out->id(names.sep));
-    if (kind == Kind::kRoberta) {
+    if (kind == ClassKind::kRoberta) {
       make_roberta_template(out->post_processor);
       out->post_processor.trim_offsets = true;
       out->post_processor.add_prefix_space = config.add_prefix_space.value_or(false);

@@ -73,6 +73,18 @@ TEST_F(FlagsTest, ErrorsNameTheFlagAndTheNearestOne) {
   EXPECT_EQ(layers, 4);
 }
 
+TEST_F(FlagsTest, NoValueIsGuessed) {
+  EXPECT_EQ(error_of({"--n_layer=9223372036854775808"}), "--n_layer=9223372036854775808: must be a whole number");
+  EXPECT_EQ(error_of({"--n_layer=0x10"}), "--n_layer=0x10: must be a whole number");
+  for (const std::string text : {"nan", "inf", "1e999", "1,5", ""})
+    EXPECT_EQ(error_of({"--learning_rate=" + text}), "--learning_rate=" + text + ": must be a finite number");
+  EXPECT_EQ(error_of({"--bias=perhaps"}), "--bias=perhaps: must be true or false");
+  EXPECT_EQ(layers, 4);
+  EXPECT_EQ(rate, 1e-3);
+  flags.parse({"--n_layer=010"});
+  EXPECT_EQ(layers, 10);
+}
+
 TEST_F(FlagsTest, ValuesReadBackExactly) {
   rate = 0.1 + 0.2;
   for (const auto& [name, text] : flags.values()) flags.set(name, text);

@@ -19,11 +19,12 @@ configure() { quietly cmake -G Ninja -DCMAKE_CXX_COMPILER="$compiler" -DCMAKE_C_
 
 cp -r "$here" "$work/project"
 sanitize=$(cached RONDO_SANITIZE)
-# What a build of Rondo itself needs to meet the other's objects in ccache: the same flags, include folder and precompiled
-# headers.
+# What a build of Rondo itself needs to meet the other's objects in ccache: the same flags, include folder, units and
+# precompiled headers.
 export CCACHE_SLOPPINESS=pch_defines,time_macros CCACHE_PCH_EXTSUM=1
 again=(-DRONDO_CPU="$(cached RONDO_CPU)" -DRONDO_INCLUDE_FOLDER="$build/include" -DRONDO_SANITIZE="$sanitize"
        -DCMAKE_BUILD_TYPE="$(cached CMAKE_BUILD_TYPE)" -DRONDO_WERROR="$(cached RONDO_WERROR)"
+       -DRONDO_UNITY_BUILD="$(cached RONDO_UNITY_BUILD)" -DRONDO_UNITY_FOLDER="$build/unity"
        -DRONDO_PRECOMPILED_HEADERS="$(cached RONDO_PRECOMPILED_HEADERS)" -DRONDO_PRECOMPILED_FOLDER="$build/precompiled"
        -DCMAKE_CXX_COMPILER_LAUNCHER="$(command -v ccache || true)")
 prefix=$build/tests/prefix

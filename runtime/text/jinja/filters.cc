@@ -17,8 +17,6 @@ std::string replace_text(const std::string& text, const std::string& from, const
 
 namespace {
 
-bool flag(const std::optional<Value>& value, bool unset) { return value ? is_true(*value) : unset; }
-
 // The digits of a number as Python reads them from text: no spaces around them, single underscores between digits only.
 // Nullopt: no such text.
 std::optional<std::string> number_text(const std::string& text) {
@@ -134,7 +132,7 @@ std::string escaped(const std::string& text) {
 }
 
 JsonStyle json_style(const std::vector<std::optional<Value>>& at) {
-  JsonStyle style{.ensure_ascii = flag(at[0], false), .sort_keys = flag(at[3], false)};
+  JsonStyle style{.ensure_ascii = is_true(at[0], false), .sort_keys = is_true(at[3], false)};
   if (given(at[1])) {
     style.multiline = true;
     style.item_separator = ",";
@@ -188,7 +186,7 @@ std::optional<Value> Evaluator::text_filter(const std::string& name, const Value
       pad = at[0]->is_string()
                 ? at[0]->text()
                 : std::string(static_cast<size_t>(std::clamp<int64_t>(to_integer(*at[0]), 0, 100'000)), ' ');
-    const bool first = flag(at[1], false), blank = flag(at[2], false);
+    const bool first = is_true(at[1], false), blank = is_true(at[2], false);
     const std::string with_end = value.text() + "\n";
     std::string out = first ? pad : "";
     bool at_first = true;
@@ -217,7 +215,7 @@ std::optional<Value> Evaluator::text_filter(const std::string& name, const Value
     if (!value.is_string()) throw Error(absl::StrCat("truncate of ", value.type_name(), " is not supported"));
     if (count_points(text) <= most + leeway) return value;
     std::string head = text.substr(0, byte_of_point(text, kept));
-    if (!flag(at[1], false)) head = std::string(rsplit_text(head, " ", 1)[0]);
+    if (!is_true(at[1], false)) head = std::string(rsplit_text(head, " ", 1)[0]);
     return made_text(head + end);
   }
   if (name == "tojson") {

@@ -9,8 +9,6 @@
 namespace rondo::text::jinja {
 namespace {
 
-bool flag(const std::optional<Value>& value, bool unset) { return value ? is_true(*value) : unset; }
-
 // The form of a value that sort, unique, min ... compare.
 Value folded(const Value& value, bool case_sensitive) {
   return !case_sensitive && value.is_string() ? Value::string(to_lower_text(value.text())) : value;
@@ -153,14 +151,14 @@ std::optional<Value> Evaluator::ordering_filter(const std::string& name, const V
     if (!value.is(Kind::kDict)) throw Error(absl::StrCat("'", value.type_name(), "' object has no attribute 'items'"));
     const std::string by = at[1] ? str(*at[1]) : "key";
     if (by != "key" && by != "value") throw Error("You can only sort by either \"key\" or \"value\"");
-    const bool exact = flag(at[0], false);
+    const bool exact = is_true(at[0], false);
     return sorted(
         call_method({.self = value, .name = "items"}, {}).items(),
-        [&](const Value& pair) { return folded(pair.items()[by == "key" ? 0 : 1], exact); }, flag(at[2], false));
+        [&](const Value& pair) { return folded(pair.items()[by == "key" ? 0 : 1], exact); }, is_true(at[2], false));
   }
   if (name == "sort") {
     const auto at = bind(std::move(arguments), {"reverse", "case_sensitive", "attribute"});
-    const bool exact = flag(at[1], false);
+    const bool exact = is_true(at[1], false);
     const Value names = at[2].value_or(Value::none());
     // "a,b" sorts by a, then by b.
     Values paths{names};
@@ -176,18 +174,18 @@ std::optional<Value> Evaluator::ordering_filter(const std::string& name, const V
           for (const Value& one : paths) keys.push_back(folded(path(item, one), exact));
           return Value::list(std::move(keys));
         },
-        flag(at[0], false));
+        is_true(at[0], false));
   }
   if (name == "unique") {
     const auto at = bind(std::move(arguments), {"case_sensitive", "attribute"});
-    return unique(value, at[1].value_or(Value::none()), flag(at[0], false));
+    return unique(value, at[1].value_or(Value::none()), is_true(at[0], false));
   }
   if (name == "min" || name == "max") {
     const auto at = bind(std::move(arguments), {"case_sensitive", "attribute"});
     const Value names = at[1].value_or(Value::none());
     std::optional<Value> best, best_key;
     for (Value& item : to_items(value)) {
-      Value key = folded(path(item, names), flag(at[0], false));
+      Value key = folded(path(item, names), is_true(at[0], false));
       if (best && !(name == "min" ? is_less(key, *best_key) : is_less(*best_key, key))) continue;
       best_key = std::move(key);
       best = std::move(item);
@@ -268,7 +266,7 @@ std::optional<Value> Evaluator::sequence_filter(const std::string& name, const V
     return select(name, value, arguments);
   if (name == "default" || name == "d") {
     auto at = bind(std::move(arguments), {"default_value", "boolean"});
-    if (value.is_undefined() || (flag(at[1], false) && !is_true(value))) return at[0].value_or(Value::string(""));
+    if (value.is_undefined() || (is_true(at[1], false) && !is_true(value))) return at[0].value_or(Value::string(""));
     return value;
   }
   if (name == "join") {

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -179,6 +180,8 @@ class Budget {
 // ---- What Python does with values. All throw Error with Python's reason, without a line.
 
 bool is_true(const Value& value);
+// The same for an argument that may be left out.
+inline bool is_true(const std::optional<Value>& value, bool unset) { return value ? is_true(*value) : unset; }
 // ==, which also compares numbers of different types.
 bool equals(const Value& a, const Value& b);
 // a < b. Throws for types that have no order.
