@@ -71,7 +71,7 @@ function(rondo_library name)
   cmake_parse_arguments(ARG "" "" "SOURCES;KERNELS;HEADERS;LINK;PRIVATE_LINK" ${ARGN})
   set(parts rondo_${name})
   rondo_unite(sources ${name} ${ARG_SOURCES})
-  rondo_unite(kernels ${name} ${ARG_KERNELS})
+  rondo_unite(kernels ${name}_kernels ${ARG_KERNELS})
   add_library(rondo_${name} STATIC ${sources})
   rondo_use_precompiled(rondo_${name} library)
   if(RONDO_PRECOMPILED_HEADERS)  # more of GCC 12's false alarms about std::string, which it else knows to be a system header

@@ -110,35 +110,37 @@ struct StepSize {
 
 }  // namespace
 
-void Adafactor::add(std::span<const Tensor> params, const AdafactorOptions& o) {
-  if (!(o.lr >= 0 && o.eps1 >= 0 && o.eps2 >= 0 && o.weight_decay >= 0 && o.d >= 1 && o.beta2_decay <= 0))
-    throw Error("Adafactor: lr, eps1, eps2, weight_decay must not be negative, d not below 1, beta2_decay not above 0");
-  static const RowProgram step_size = {
-      program_body<StepSize>("adafactor_step_size"), {AdafactorScalars::kStep}, {AdafactorScalars::kStep}};
-  static const UpdatePlan vector = {
-      {{.name = "variance", .nonnegative = true}},
-      {{body_of<AdafactorVectorGather>("adafactor_vector_gather")},
-       {.body = body_of<AdafactorVectorApply>("adafactor_vector_apply"), .program = step_size}},
-      /*matrices=*/false,
-      /*own_scalars=*/true};
-  static const UpdatePlan matrix = {
-      {{.name = "row_var", .layout = Layout::kPerRow},
-       {.name = "col_var", .layout = Layout::kPerColumn},
-       {.name = "row_factor", .layout = Layout::kPerRow, .transient = true}},
-      {{body_of<AdafactorMatrixGather>("adafactor_matrix_gather"), true},
-       {.body = body_of<AdafactorMatrixApply>("adafactor_matrix_apply"), .program = step_size}},
-      /*matrices=*/true,
-      /*own_scalars=*/true};
-  add_group(params, [](const Tensor& p) -> const UpdatePlan& { return p.rank() > 1 ? matrix : vector; },
-            {.format = o.state});
-  groups_.push_back(o);
+void Adafactor::add_param_group(const ParamGroup<AdafactorOptions>& group) {
+  add_between_steps([&] {
+    const AdafactorOptions& o = group.options;
+    if (!(o.lr >= 0 && o.eps1 >= 0 && o.eps2 >= 0 && o.weight_decay >= 0 && o.d >= 1 && o.beta2_decay <= 0))
+      throw Error(
+          "Adafactor: lr, eps1, eps2, weight_decay must not be negative, d not below 1, beta2_decay not above 0");
+    static const RowProgram step_size = {
+        program_body<StepSize>("adafactor_step_size"), {AdafactorScalars::kStep}, {AdafactorScalars::kStep}};
+    static const UpdatePlan vector = {
+        {{.name = "variance", .nonnegative = true}},
+        {{body_of<AdafactorVectorGather>("adafactor_vector_gather")},
+         {.body = body_of<AdafactorVectorApply>("adafactor_vector_apply"), .program = step_size}},
+        /*matrices=*/false,
+        /*own_scalars=*/true};
+    static const UpdatePlan matrix = {
+        {{.name = "row_var", .layout = Layout::kPerRow},
+         {.name = "col_var", .layout = Layout::kPerColumn},
+         {.name = "row_factor", .layout = Layout::kPerRow, .transient = true}},
+        {{body_of<AdafactorMatrixGather>("adafactor_matrix_gather"), true},
+         {.body = body_of<AdafactorMatrixApply>("adafactor_matrix_apply"), .program = step_size}},
+        /*matrices=*/true,
+        /*own_scalars=*/true};
+    add_group(group.params, [](const Tensor& p) -> const UpdatePlan& { return p.rank() > 1 ? matrix : vector; },
+              {.format = o.state});
+    groups_.push_back(o);
+  });
 }
 
 Adafactor::Adafactor(std::vector<Tensor> params, AdafactorOptions options)
     : Adafactor({ParamGroup<AdafactorOptions>{std::move(params), options}}) {}
-Adafactor::Adafactor(std::vector<ParamGroup<AdafactorOptions>> groups) {
-  add_groups(groups, [this](const auto& group) { add(group.params, group.options); });
-}
+Adafactor::Adafactor(std::vector<ParamGroup<AdafactorOptions>> groups) { add_groups(*this, groups); }
 
 void Adafactor::visit_options(int group, OptionVisitor visit) {
   AdafactorOptions& o = groups_[static_cast<size_t>(group)];

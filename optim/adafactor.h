@@ -77,9 +77,7 @@ class Adafactor : public Optimizer {
   explicit Adafactor(std::vector<Tensor> params, AdafactorOptions options = {});
   explicit Adafactor(std::vector<ParamGroup<AdafactorOptions>> groups);
   // One more group; see Optimizer::n_groups(). Throws what the constructor throws; then the optimizer is as before.
-  void add_param_group(const ParamGroup<AdafactorOptions>& group) {
-    add_later([&] { add(group.params, group.options); });
-  }
+  void add_param_group(const ParamGroup<AdafactorOptions>& group);
 
  protected:
   const char* name() const override { return "Adafactor"; }
@@ -89,7 +87,6 @@ class Adafactor : public Optimizer {
   void own_scalars(int group, const Tensor& param, std::span<double> scalars, std::span<double> numbers) const override;
 
  private:
-  void add(std::span<const Tensor> params, const AdafactorOptions& options);
   std::vector<AdafactorOptions> groups_;
 };
 

@@ -55,21 +55,17 @@ ScalarRule AdamBase::scalars(int group) const {
 }
 
 void Adam::add_param_group(const ParamGroup<AdamOptions>& group) {
-  add_later([&] { add(group.params, {group.options, false}); });
+  add_between_steps([&] { add(group.params, {group.options, false}); });
 }
 void AdamW::add_param_group(const ParamGroup<AdamWOptions>& group) {
-  add_later([&] { add(group.params, {as_adam(group.options), true}); });
+  add_between_steps([&] { add(group.params, {as_adam(group.options), true}); });
 }
 
 Adam::Adam(std::vector<Tensor> params, AdamOptions options)
     : Adam({ParamGroup<AdamOptions>{std::move(params), options}}) {}
-Adam::Adam(std::vector<ParamGroup<AdamOptions>> groups) {
-  add_groups(groups, [this](const auto& group) { add(group.params, {group.options, false}); });
-}
+Adam::Adam(std::vector<ParamGroup<AdamOptions>> groups) { add_groups(*this, groups); }
 AdamW::AdamW(std::vector<Tensor> params, AdamWOptions options)
     : AdamW({ParamGroup<AdamWOptions>{std::move(params), options}}) {}
-AdamW::AdamW(std::vector<ParamGroup<AdamWOptions>> groups) {
-  add_groups(groups, [this](const auto& group) { add(group.params, {as_adam(group.options), true}); });
-}
+AdamW::AdamW(std::vector<ParamGroup<AdamWOptions>> groups) { add_groups(*this, groups); }
 
 }  // namespace rondo::optim

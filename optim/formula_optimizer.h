@@ -40,12 +40,16 @@ template <class Self, class Options> class FormulaOptimizer : public Optimizer {
  public:
   explicit FormulaOptimizer(std::vector<Tensor> params, Options options = {})
       : FormulaOptimizer({ParamGroup<Options>{std::move(params), options}}) {}
-  explicit FormulaOptimizer(std::vector<ParamGroup<Options>> groups) {
-    add_groups(groups, [this](const ParamGroup<Options>& group) { add(group); });
-  }
+  explicit FormulaOptimizer(std::vector<ParamGroup<Options>> groups) { Optimizer::add_groups(*this, groups); }
   // One more group; see Optimizer::n_groups(). Throws what the constructor throws; then the optimizer is as before.
   void add_param_group(const ParamGroup<Options>& group) {
-    add_later([&] { add(group); });
+    add_between_steps([&] {
+      Self::check(group.options);
+      StateInit init{.format = group.options.state};
+      if constexpr (requires { Self::initial_state(group.options); }) init.value = Self::initial_state(group.options);
+      add_group(group.params, Self::code().plan(group.options), init);
+      groups_.push_back(group.options);
+    });
   }
   const char* name() const override { return Self::kName; }
 
@@ -56,13 +60,6 @@ template <class Self, class Options> class FormulaOptimizer : public Optimizer {
   ScalarRule scalars(int group) const override { return Self::code().rule(groups_[static_cast<size_t>(group)]); }
 
  private:
-  void add(const ParamGroup<Options>& group) {
-    Self::check(group.options);
-    StateInit init{.format = group.options.state};
-    if constexpr (requires { Self::initial_state(group.options); }) init.value = Self::initial_state(group.options);
-    add_group(group.params, Self::code().plan(group.options), init);
-    groups_.push_back(group.options);
-  }
   std::vector<Options> groups_;
 };
 

@@ -21,27 +21,28 @@ struct TrustRatio {
 
 }  // namespace
 
-void LAMB::add(std::span<const Tensor> params, const LAMBOptions& o) {
-  for (double beta : o.betas)
-    if (!(beta >= 0 && beta < 1)) throw Error(absl::StrCat("LAMB: betas must be in [0, 1), got ", beta));
-  if (!(o.lr >= 0 && o.eps >= 0 && o.weight_decay >= 0))
-    throw Error("LAMB: lr, eps and weight_decay must not be negative");
-  static const UpdatePlan plan = {
-      {{"exp_avg"}, {.name = "exp_avg_sq", .nonnegative = true}},
-      {{body_of<LAMBGather>("lamb_gather")},
-       {.body = body_of<LAMBApply>("lamb_apply"),
-        .program = RowProgram{program_body<TrustRatio>("lamb_trust_ratio"), {}, {LAMBScalars::kScalars - 1}}}},
-      /*matrices=*/false,
-      /*own_scalars=*/true};
-  add_group(params, plan, {.format = o.state});
-  groups_.push_back(o);
+void LAMB::add_param_group(const ParamGroup<LAMBOptions>& group) {
+  add_between_steps([&] {
+    const LAMBOptions& o = group.options;
+    for (double beta : o.betas)
+      if (!(beta >= 0 && beta < 1)) throw Error(absl::StrCat("LAMB: betas must be in [0, 1), got ", beta));
+    if (!(o.lr >= 0 && o.eps >= 0 && o.weight_decay >= 0))
+      throw Error("LAMB: lr, eps and weight_decay must not be negative");
+    static const UpdatePlan plan = {
+        {{"exp_avg"}, {.name = "exp_avg_sq", .nonnegative = true}},
+        {{body_of<LAMBGather>("lamb_gather")},
+         {.body = body_of<LAMBApply>("lamb_apply"),
+          .program = RowProgram{program_body<TrustRatio>("lamb_trust_ratio"), {}, {LAMBScalars::kScalars - 1}}}},
+        /*matrices=*/false,
+        /*own_scalars=*/true};
+    add_group(group.params, plan, {.format = o.state});
+    groups_.push_back(o);
+  });
 }
 
 LAMB::LAMB(std::vector<Tensor> params, LAMBOptions options)
     : LAMB({ParamGroup<LAMBOptions>{std::move(params), options}}) {}
-LAMB::LAMB(std::vector<ParamGroup<LAMBOptions>> groups) {
-  add_groups(groups, [this](const auto& group) { add(group.params, group.options); });
-}
+LAMB::LAMB(std::vector<ParamGroup<LAMBOptions>> groups) { add_groups(*this, groups); }
 
 void LAMB::visit_options(int group, OptionVisitor visit) {
   LAMBOptions& o = groups_[static_cast<size_t>(group)];

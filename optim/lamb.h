@@ -57,9 +57,7 @@ class LAMB : public Optimizer {
   explicit LAMB(std::vector<Tensor> params, LAMBOptions options = {});
   explicit LAMB(std::vector<ParamGroup<LAMBOptions>> groups);
   // One more group; see Optimizer::n_groups(). Throws what the constructor throws; then the optimizer is as before.
-  void add_param_group(const ParamGroup<LAMBOptions>& group) {
-    add_later([&] { add(group.params, group.options); });
-  }
+  void add_param_group(const ParamGroup<LAMBOptions>& group);
 
  protected:
   const char* name() const override { return "LAMB"; }
@@ -67,7 +65,6 @@ class LAMB : public Optimizer {
   ScalarRule scalars(int group) const override;
 
  private:
-  void add(std::span<const Tensor> params, const LAMBOptions& options);
   std::vector<LAMBOptions> groups_;
 };
 

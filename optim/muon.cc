@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
 
 #include "rondo/compile/compile.h"
 #include "rondo/optim/norm.h"
@@ -35,36 +36,41 @@ struct InverseNorm {
 
 }  // namespace
 
+// Makes the directions of a group orthogonal, if it is compiled in a region of its own.
 struct Muon::Iterations {
-  explicit Iterations(const MuonOptions& o) : run(Function{o.ns_coefficients, o.ns_steps}, {.exact = true}) {}
+  explicit Iterations(const MuonOptions& o) : options(o) {}
+  Tensor operator()(const Tensor& matrix, bool compiled);
+
   struct Function {
     std::array<double, 3> coefficients;
     int steps;
     Tensor operator()(const Tensor& x) const { return newton_schulz(x, coefficients, steps); }
   };
-  compile::Compiled<Function> run;
+  MuonOptions options;
+  std::optional<compile::Compiled<Function>> region;
 };
 
-void Muon::add(std::span<const Tensor> params, const MuonOptions& o) {
-  if (!(o.lr >= 0 && o.weight_decay >= 0 && o.momentum >= 0 && o.ns_steps >= 0 && o.eps > 0))
-    throw Error("Muon: lr, weight_decay, momentum and ns_steps must not be negative, eps must be positive");
-  if (!is_floating(o.ns_dtype)) throw Error("Muon: ns_dtype must be a floating dtype");
-  for (const Tensor& p : params)
-    if (p.defined() && p.rank() != 2) throw Error("Muon: parameters must be matrices; give the others to AdamW");
-  static const UpdatePlan plan = {{{"momentum_buffer"}, {.name = "step", .transient = true}},
-                                  {{body_of<MuonGather>("muon_gather")}, {body_of<MuonApply>("muon_apply"), true}},
-                                  /*matrices=*/false,
-                                  /*own_scalars=*/true};
-  add_group(params, plan, {.format = o.state});
-  groups_.push_back(o);
-  iterations_.emplace_back();
+void Muon::add_param_group(const ParamGroup<MuonOptions>& group) {
+  add_between_steps([&] {
+    const MuonOptions& o = group.options;
+    if (!(o.lr >= 0 && o.weight_decay >= 0 && o.momentum >= 0 && o.ns_steps >= 0 && o.eps > 0))
+      throw Error("Muon: lr, weight_decay, momentum and ns_steps must not be negative, eps must be positive");
+    if (!is_floating(o.ns_dtype)) throw Error("Muon: ns_dtype must be a floating dtype");
+    for (const Tensor& p : group.params)
+      if (p.defined() && p.rank() != 2) throw Error("Muon: parameters must be matrices; give the others to AdamW");
+    static const UpdatePlan plan = {{{"momentum_buffer"}, {.name = "step", .transient = true}},
+                                    {{body_of<MuonGather>("muon_gather")}, {body_of<MuonApply>("muon_apply"), true}},
+                                    /*matrices=*/false,
+                                    /*own_scalars=*/true};
+    add_group(group.params, plan, {.format = o.state});
+    groups_.push_back(o);
+    iterations_.push_back(std::make_unique<Iterations>(o));
+  });
 }
 
 Muon::Muon(std::vector<Tensor> params, MuonOptions options)
     : Muon({ParamGroup<MuonOptions>{std::move(params), options}}) {}
-Muon::Muon(std::vector<ParamGroup<MuonOptions>> groups) {
-  add_groups(groups, [this](const auto& group) { add(group.params, group.options); });
-}
+Muon::Muon(std::vector<ParamGroup<MuonOptions>> groups) { add_groups(*this, groups); }
 Muon::~Muon() = default;
 
 void Muon::visit_options(int group, OptionVisitor visit) {
@@ -81,8 +87,8 @@ ScalarRule Muon::scalars(int group) const {
                      1 - o.lr * o.weight_decay, o.lr}};
 }
 
-Tensor Muon::orthogonalize(int group, const Tensor& matrix) {
-  const MuonOptions& o = groups_[static_cast<size_t>(group)];
+Tensor Muon::Iterations::operator()(const Tensor& matrix, bool compiled) {
+  const MuonOptions& o = options;
   Tensor inverse = Tensor::empty({}, {kF64, matrix.device()});  // of the norm
   auto* at = reinterpret_cast<double*>(inverse.mutable_address());
   const NormOperand all[] = {{matrix.address(), matrix.dtype(), matrix.numel()}};
@@ -93,10 +99,9 @@ Tensor Muon::orthogonalize(int group, const Tensor& matrix) {
   Tensor x = matrix * inverse.to(matrix.dtype());
   if (tall) x = x.t().contiguous();
   if (matrix.dtype() != kF64 && o.ns_dtype != kF64) x = x.to(o.ns_dtype);
-  if (compiled()) {
-    std::unique_ptr<Iterations>& region = iterations_[static_cast<size_t>(group)];
-    if (region == nullptr) region = std::make_unique<Iterations>(o);
-    x = region->run(x);
+  if (compiled) {
+    if (!region) region.emplace(Function{o.ns_coefficients, o.ns_steps}, compile::CompileOptions{.exact = true});
+    x = (*region)(x);
   } else {
     x = newton_schulz(x, o.ns_coefficients, o.ns_steps);
   }
@@ -107,7 +112,7 @@ Tensor Muon::orthogonalize(int group, const Tensor& matrix) {
 void Muon::prepare(int /*sweep*/, PreparedParam& param) {
   if (param.param.numel() == 0) return;
   Tensor& direction = param.states[1].values;
-  direction = orthogonalize(param.group, direction);
+  direction = (*iterations_[static_cast<size_t>(param.group)])(direction, compiled());
 }
 
 void Muon::own_scalars(int group, const Tensor& param, std::span<double> scalars, std::span<double> /*numbers*/) const {

@@ -61,9 +61,7 @@ class Muon : public Optimizer {
   explicit Muon(std::vector<Tensor> params, MuonOptions options = {});
   explicit Muon(std::vector<ParamGroup<MuonOptions>> groups);
   // One more group; see Optimizer::n_groups(). Throws what the constructor throws; then the optimizer is as before.
-  void add_param_group(const ParamGroup<MuonOptions>& group) {
-    add_later([&] { add(group.params, group.options); });
-  }
+  void add_param_group(const ParamGroup<MuonOptions>& group);
   ~Muon() override;
 
  protected:
@@ -74,10 +72,8 @@ class Muon : public Optimizer {
   void own_scalars(int group, const Tensor& param, std::span<double> scalars, std::span<double> numbers) const override;
 
  private:
-  void add(std::span<const Tensor> params, const MuonOptions& options);
-  Tensor orthogonalize(int group, const Tensor& matrix);
   std::vector<MuonOptions> groups_;
-  struct Iterations;  // the compiled region of each group
+  struct Iterations;  // of each group
   std::vector<std::unique_ptr<Iterations>> iterations_;
 };
 

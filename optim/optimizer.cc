@@ -57,7 +57,7 @@ void Optimizer::add_group(std::span<const Tensor> params, const UpdatePlan& plan
       params, [&](const Tensor&) -> const UpdatePlan& { return plan; }, init);
 }
 
-void Optimizer::add_later(absl::FunctionRef<void()> add) {
+void Optimizer::add_between_steps(absl::FunctionRef<void()> add) {
   check_between_steps(*this, *state_, "add_param_group");
   if (state_->at_seams)
     throw Error(absl::StrCat(name(),

@@ -152,19 +152,20 @@ class Optimizer {
 
  protected:
   Optimizer();
-  // For constructors: the next group. `plan` is asked for each parameter; plans live as long as the optimizer.
+  // The next group. `plan` is asked for each parameter; plans live as long as the optimizer.
   using PlanOf = absl::FunctionRef<const UpdatePlan&(const Tensor& param)>;
   void add_group(std::span<const Tensor> params, PlanOf plan, StateInit init);
   void add_group(std::span<const Tensor> params, const UpdatePlan& plan, StateInit init);
-  // For constructors: calls add(group) for each, which calls add_group. Throws Error if there is no parameter at all.
-  template <class Options, class Add> void add_groups(const std::vector<ParamGroup<Options>>& groups, Add add) {
-    for (const ParamGroup<Options>& group : groups) add(group);
-    check_has_parameters();
+  // For constructors: calls self.add_param_group() for each. Throws Error if there is no parameter at all.
+  template <class Self, class Options>
+  static void add_groups(Self& self, const std::vector<ParamGroup<Options>>& groups) {
+    for (const ParamGroup<Options>& group : groups) self.add_param_group(group);
+    self.check_has_parameters();
   }
   void check_has_parameters() const;  // add_groups() ends with it
 
-  // For add_param_group() between two steps: calls add(), which calls add_group() once.
-  void add_later(absl::FunctionRef<void()> add);
+  // For add_param_group(): calls add(), which calls add_group() once. Throws Error in the middle of a step.
+  void add_between_steps(absl::FunctionRef<void()> add);
 
   // Numeric options of a group by name; "lr" is among them.
   using OptionVisitor = absl::FunctionRef<void(const char* name, double& value)>;

@@ -8,7 +8,7 @@ namespace rondo::compile {
 namespace {
 
 constexpr std::string_view kOutcomeNames[] = {"region made", "ran compiled", "failed to compile",
-                                       "ran eagerly", "bypassed",     "replayed op by op"};
+                                              "ran eagerly", "bypassed",     "replayed op by op"};
 static_assert(std::size(kOutcomeNames) == kOutcomes);
 
 struct Outcomes {

@@ -11,10 +11,7 @@
 #include "rondo/runtime/recorder.h"
 
 namespace rondo::cpu {
-namespace {
-
-
-}  // namespace
+namespace {}  // namespace
 
 void embedding_kernel(const KernelContext& context) {
   RecorderScope run(nullptr);

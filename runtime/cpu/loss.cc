@@ -17,7 +17,6 @@ namespace {
 
 using ops::LinearLossAttrs;
 
-
 // Attributes of cross_entropy: ints {ignore_index, reduction}, floats {label_smoothing}.
 struct LossOptions {
   int64_t ignore_index;

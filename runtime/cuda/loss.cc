@@ -316,7 +316,9 @@ class Call {
   double smoothing() const { return attrs_.floats[0]; }
   double inverse() const { return 1.0 / static_cast<double>(cols_); }
   int device() const { return device_.index; }
-  Kernel kernel(const char* name) const { return kernel_of(device_.index, loss_source(), name, {{"T", type_name(dtype_)}}); }
+  Kernel kernel(const char* name) const {
+    return kernel_of(device_.index, loss_source(), name, {{"T", type_name(dtype_)}});
+  }
   Tensor temporary(int64_t n) const { return Tensor::empty({n}, {compute_dtype(dtype_), device_}); }
 
  private:

@@ -117,7 +117,8 @@ class Fuse : public Decoder {
 // Takes at most `start` copies of a character off the front of each token, and `stop` off its end.
 class StripDecoder : public Decoder {
  public:
-  StripDecoder(std::string content, int32_t start, int32_t stop) : content_(std::move(content)), start_(start), stop_(stop) {}
+  StripDecoder(std::string content, int32_t start, int32_t stop)
+      : content_(std::move(content)), start_(start), stop_(stop) {}
   void apply(std::vector<std::string>& tokens) const override {
     for (std::string& token : tokens) {
       std::string_view rest = token;
